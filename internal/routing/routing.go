@@ -35,7 +35,7 @@ type folded struct {
 	ignore       target.Ignore
 }
 
-// path returns the path without the differences in ignore.
+// path returns the path of q, folded by target.Fold: paths that differ only in what ignore names become equal.
 func (q *Request) path(ignore target.Ignore) string {
 	switch f := &q.fold; {
 	case ignore == 0:
@@ -85,11 +85,11 @@ func matchesTarget(r *limiter.Route, q *Request) bool {
 	return (r.Path == "" || r.MatchesPath(q.path(r.Ignore))) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
 }
 
-// Repeated returns a header or cookie that has several values in q and affects which limits apply. Such a header
-// is a condition of a route up to r whose other conditions hold, or a source of a value in r. r is the result of
-// Find; if it is nil, the conditions of all routes count. Repeated returns "" if there is no such source.
-// Applications differ in which of several values they use, so a limit could count one value while the
-// application uses another. Parameters of the query are not examined: Value uses the first.
+// Repeated returns a header or cookie that has several values in q and affects which limits apply, as the
+// configuration names it: "cookie:sid". It returns "" if there is none. Such a header is a condition of a route up to
+// r whose path, method and host match, or a source of a value in r. r is the result of Find; if it is nil, the
+// conditions of all routes count. Applications differ in which of several values they use, so a limit could count one
+// value while the application uses another. Parameters of the query are not examined: Value uses the first.
 func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	for i := range a.Routes {
 		one := &a.Routes[i]

@@ -49,8 +49,9 @@ func cookiesDiffer(lines []string, name string) bool {
 	return false
 }
 
-// claim returns the claim called name of the bearer token, if it is a string, a number or a boolean. It does not
-// verify the token's signature.
+// claim returns the claim called name of the bearer token in the first of lines, the values of the header
+// Authorization. ok is false unless the claim is a string, a number or a boolean. claim does not verify the token's
+// signature.
 func claim(lines []string, name string) (value string, ok bool) {
 	const scheme, blanks = "bearer", " \t"
 	if len(lines) == 0 || len(lines[0]) <= len(scheme) || !strings.EqualFold(lines[0][:len(scheme)], scheme) {
