@@ -57,7 +57,7 @@ type Config struct {
 type Store struct{ store *redis.Store }
 
 // Open makes a Store. It does not wait for Redis: charges fail until a server answers. An error means a
-// mistake in the Config.
+// mistake in the Config, or a password file that cannot be read.
 func Open(c Config) (*Store, error) {
 	internal := redis.Config{
 		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile, TLS: c.TLS,
@@ -76,9 +76,9 @@ func Open(c Config) (*Store, error) {
 // Submit implements backend.Store.
 func (s *Store) Submit(b *backend.Batch) { s.store.Submit(b) }
 
-// Ping waits until Redis answers, at most until ctx ends.
+// Ping waits until Redis (in a Cluster, every master) answers, at most until ctx ends.
 func (s *Store) Ping(ctx context.Context) error { return s.store.Ping(ctx) }
 
 // Close waits for refunds in flight, fails all batches that have not been sent, and closes all connections. A
-// second call returns an error.
+// second call may return an error.
 func (s *Store) Close() error { return s.store.Close() }
