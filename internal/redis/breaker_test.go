@@ -109,7 +109,7 @@ func TestAStallDeniesOnlyTheRequestsDuringIt(t *testing.T) {
 	}
 }
 
-// stalling is a Store that answers at once, except during a stall.
+// stalling decides the calls of a sender at once, except during a stall.
 type stalling struct {
 	from   time.Time
 	length time.Duration
@@ -176,7 +176,7 @@ func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
 	})
 }
 
-// With one call a second, two lost answers do not open the breaker.
+// With one call a second, four failures in a row do not open the breaker.
 func TestBreakerNeedsFiveFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, reported := &server{}, &changes{}
@@ -274,7 +274,7 @@ func TestBreakerMakesTheNextCallAProbeAfterASignOfLife(t *testing.T) {
 			ok(t, s) // several probes fail, until the pauses are long
 		}
 		for before := p.called.Load(); p.called.Load() == before; time.Sleep(ms) {
-			ok(t, s) // the pause has ended
+			ok(t, s) // until one more probe has failed, and a long pause begins
 		}
 		p.broken.Store(false)
 		if ok(t, s) {
@@ -314,7 +314,10 @@ func TestBreakerGivesProbesTime(t *testing.T) {
 		}
 		p.broken.Store(false)
 		healed := time.Now()
-		for !ok(t, s) {
+		for begin := healed; !ok(t, s); begin = time.Now() {
+			if took := time.Since(begin); took > 10*ms {
+				t.Errorf("a caller waited %v; want at most its deadline of %v", took, 10*ms)
+			}
 			if took := time.Since(healed); took > 50*ms {
 				t.Fatalf("still open %v after the first probe could have been answered; want at most %v", took, 50*ms)
 			}
@@ -393,7 +396,7 @@ func TestBreakerSurvivesPanics(t *testing.T) {
 	})
 }
 
-// A call fails if a part of it could not be decided. A denial is an answer, and so is ErrFull.
+// A call counts as a failure if decide returns an error. The error of a decision, such as ErrFull, is an answer.
 func TestBreakerDistinguishesFailuresFromAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for err, want := range map[error]string{nil: "", errDown: "open "} {

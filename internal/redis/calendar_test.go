@@ -60,8 +60,8 @@ func TestCalendarUsesTheServersClock(t *testing.T) {
 	}
 }
 
-// A day ends between two charges. It ends by the server's clock, to the microsecond, even if that day the
-// clocks change to daylight saving time. A wait for reserved units ends at the start of a day.
+// A day ends between two charges. It ends at the exact microsecond, even if that day the clocks change to daylight
+// saving time. A wait for reserved units ends at the start of a day.
 func TestCalendarEdgesInRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -92,7 +92,7 @@ type claimedGroup struct {
 	at        int           // the position of the group's first charge in outer
 	pending   *atomic.Int64 // the number of groups of outer that have not ended; all these groups share it
 	once      *backend.IdempotencyKey
-	mine      string
+	mine      string           // the claim of this call
 	charges   []backend.Charge // the charges without their idempotency key
 	decisions []backend.Decision
 	inner     backend.Batch
@@ -150,8 +150,9 @@ func (g *claimedGroup) decided(*backend.Batch) {
 	}
 }
 
-// store replaces the claim by the answer. If that fails, for example because there is no time left, store tries once
-// more in the background. If that fails, too, the claim stays: then a repeated request is not charged.
+// store replaces the claim by the answer, or deletes it if answer is nil. If that fails, for example because there is
+// no time left, store tries once more in the background. If that fails, too, the claim stays: then a repeated request
+// is not charged.
 func (g *claimedGroup) store(answer []byte) {
 	ctx, cancel := g.bound()
 	defer cancel()
@@ -186,8 +187,9 @@ func (g *claimedGroup) end(err error) {
 	}
 }
 
-// replaceLater runs replace in the background. The caller may reuse the memory of once after the call.
-func (c claims) replaceLater(once *backend.IdempotencyKey, mine string, answer []byte) {
+// replaceLater runs replace in the background. If too many calls run there already, it does nothing, and the claim
+// stays. The caller may reuse the memory of the idempotency key after the call.
+func (c claims) replaceLater(once *backend.IdempotencyKey, claim string, answer []byte) {
 	if !c.undos.Begin() {
 		return
 	}
@@ -196,7 +198,7 @@ func (c claims) replaceLater(once *backend.IdempotencyKey, mine string, answer [
 		defer c.undos.End()
 		ctx, cancel := context.WithDeadline(context.Background(), c.clock.Now().Add(c.undos.Timeout()))
 		defer cancel()
-		_ = c.replace(ctx, &own, mine, answer)
+		_ = c.replace(ctx, &own, claim, answer)
 	})
 }
 
@@ -209,9 +211,10 @@ if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
 redis.call('PSETEX', KEYS[1], ARGV[3], ARGV[2])
 return 1`)
 
-// replace replaces the claim mine of once by an answer, or deletes it if answer is empty. See replaceClaim.
-func (c claims) replace(ctx context.Context, once *backend.IdempotencyKey, mine string, answer []byte) error {
-	return replaceClaim.Run(ctx, c.client, []string{c.keys.claim(once)}, mine, answer, lifetime(once)).Err()
+// replace replaces a claim of an idempotency key by an answer, or deletes the claim if answer is empty. See
+// replaceClaim.
+func (c claims) replace(ctx context.Context, once *backend.IdempotencyKey, claim string, answer []byte) error {
+	return replaceClaim.Run(ctx, c.client, []string{c.keys.claim(once)}, claim, answer, lifetime(once)).Err()
 }
 
 // newClaim returns a unique claim.
@@ -221,13 +224,13 @@ func (c claims) newClaim(once *backend.IdempotencyKey) string {
 	return string(claimed) + string(once.Digest[:]) + string(by[:])
 }
 
-// claim writes the claim mine under the ID, if the ID has no value yet. It returns the value that the ID has
-// afterwards: mine, or what another call wrote before.
-func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, mine string) (is string, err error) {
+// claim writes own, the claim of this call, under the ID, if the ID has no value yet. It returns the value that the ID
+// has afterwards: own, or what another call wrote before.
+func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, own string) (stored string, err error) {
 	name := c.keys.claim(once)
 	var get *goredis.StringCmd
 	_, err = c.client.Pipelined(ctx, func(pipe goredis.Pipeliner) error {
-		pipe.SetNX(ctx, name, mine, lasting(once)) // go-redis may send it twice without harm
+		pipe.SetNX(ctx, name, own, lasting(once)) // go-redis may send it twice without harm
 		get = pipe.Get(ctx, name)
 		return nil
 	})
@@ -276,7 +279,7 @@ func (k keys) claim(once *backend.IdempotencyKey) string {
 	return string(k.append(nil, k.claimCharge(once)))
 }
 
-// claimCharge returns a charge whose bucket has the Redis key of the claim of once.
+// claimCharge returns a charge whose bucket has the Redis key of a claim.
 func (keys) claimCharge(once *backend.IdempotencyKey) *backend.Charge {
 	return &backend.Charge{Key: append([]byte(claimPrefix), once.ID[:]...)}
 }

@@ -35,8 +35,9 @@ func TestFaultClockSteps(t *testing.T) {
 	})
 }
 
-// serverWithClock starts a server. The returned function sets the server's clock ahead, or back if by is negative.
-func serverWithClock(t *testing.T) (*redistest.Server, func(by time.Duration)) {
+// serverWithClock starts a server. The returned function sets the server's clock ahead of the real time by offset,
+// or back if offset is negative.
+func serverWithClock(t *testing.T) (*redistest.Server, func(offset time.Duration)) {
 	t.Helper()
 	binary := tooltest.Path(t, "valkey-server-libc") // libfaketime hangs servers that use jemalloc
 	libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
@@ -44,8 +45,8 @@ func serverWithClock(t *testing.T) (*redistest.Server, func(by time.Duration)) {
 		tooltest.Missing(t, "libfaketime")
 	}
 	file := filepath.Join(t.TempDir(), "offset")
-	step := func(by time.Duration) {
-		if err := os.WriteFile(file, fmt.Appendf(nil, "%+d\n", int(by.Seconds())), 0o600); err != nil {
+	step := func(offset time.Duration) {
+		if err := os.WriteFile(file, fmt.Appendf(nil, "%+d\n", int(offset.Seconds())), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -92,14 +93,15 @@ func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) 
 	}
 	limits := [2]*algorithms.Limit{&bucket, &window}
 	var admitted [2]int64
-	// phase sends charges for a second, and continues for at most a minute until the bucket has admitted flows
-	// units. It compares all units admitted so far with a number of capacities plus the inflow.
-	phase := func(name string, offset time.Duration, capacities int64, flows int64) {
+	// phase sends charges for a second, and then until the bucket has admitted minInflow units in this phase, for at
+	// most a minute in all. It compares all units that were admitted so far with the given number of capacities, plus the
+	// inflow of the bucket.
+	phase := func(name string, offset time.Duration, capacities, minInflow int64) {
 		t.Helper()
 		step(offset)
 		before := admitted
 		for start := time.Now(); time.Since(start) < time.Second ||
-			admitted[0]-before[0] < flows && time.Since(start) < time.Minute; time.Sleep(ms) {
+			admitted[0]-before[0] < minInflow && time.Since(start) < time.Minute; time.Sleep(ms) {
 			for i, limit := range limits {
 				var d [1]backend.Decision
 				backend.Take(context.Background(), s, []backend.Charge{{Key: []byte{byte('a' + i)}, Limit: limit, Terms: algorithms.Charge{Cost: 1}, Owner: "test"}}, d[:])
@@ -124,8 +126,8 @@ func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) 
 		if most := capacities * perWindow; admitted[1] > most {
 			t.Errorf("%s: the window admitted %d since the beginning, want %d at the most", name, admitted[1], most)
 		}
-		if got := admitted[0] - before[0]; got < flows {
-			t.Errorf("%s: the bucket admitted %d, want %d at least", name, got, flows)
+		if got := admitted[0] - before[0]; got < minInflow {
+			t.Errorf("%s: the bucket admitted %d, want %d at least", name, got, minInflow)
 		}
 	}
 	phase("at first", 0, 1, rate)

@@ -71,24 +71,25 @@ type senderTo struct {
 type layout struct {
 	made time.Time
 	all  atomic.Pointer[[]*senderTo] // the senders used so far; the list is replaced as a whole, and only grows
-	// of has a byte for each slot, four in a word. The byte is 0, or 1 + the index of the slot's sender in
+	// indexes has a byte for each slot, four in a word. The byte is 0, or 1 + the index of the slot's sender in
 	// all. One pointer for each slot would need 128 KiB, which does not fit into a core's nearest caches.
-	of [slots / 4]atomic.Uint32
+	indexes [slots / 4]atomic.Uint32
 }
 
-// maxIndexed is the largest number of senders that a byte of layout.of can distinguish. The slots of further senders
+// maxIndexed is the largest number of senders that a byte of layout.indexes can distinguish. The slots of further senders
 // are looked up for each request.
 const maxIndexed = 255
 
 // sender returns the sender of a slot, or nil if none is stored.
 func (l *layout) sender(slot int) *senderTo {
-	if i := byte(l.of[slot/4].Load() >> (slot % 4 * 8)); i > 0 {
+	if i := byte(l.indexes[slot/4].Load() >> (slot % 4 * 8)); i > 0 {
 		return (*l.all.Load())[i-1]
 	}
 	return nil
 }
 
-// note stores the sender of a slot. It must not be called concurrently.
+// note stores the sender of a slot. It does nothing if the slot has a sender already, or if maxIndexed other senders
+// are stored. It must not be called concurrently.
 func (l *layout) note(slot int, sender *senderTo) {
 	var all []*senderTo
 	if p := l.all.Load(); p != nil {
@@ -104,7 +105,7 @@ func (l *layout) note(slot int, sender *senderTo) {
 		l.all.Store(&all)
 	}
 	if l.sender(slot) == nil {
-		l.of[slot/4].Or(uint32(i+1) << (slot % 4 * 8))
+		l.indexes[slot/4].Or(uint32(i+1) << (slot % 4 * 8))
 	}
 }
 
@@ -210,8 +211,8 @@ func (c *cluster) part(i int, charge *backend.Charge) int {
 
 func (c *cluster) slotOf(charge *backend.Charge) int { return c.keys.slotOf(charge, c.sum) }
 
-// findSender returns the sender to the master of slot, and stores it in the layout. charge is any charge
-// whose bucket is in slot.
+// findSender returns the sender to the master of slot, and stores it in the layout. If the master cannot be found,
+// it returns a Store that refuses all groups. charge is any charge whose bucket is in slot.
 func (c *cluster) findSender(slot int, charge *backend.Charge) *stores.Route {
 	l := c.layout.Load() // loaded first: if a reload replaces the layout meanwhile, an outdated answer must not get into the new one
 	client, err := c.masters.MasterForKey(c.open, string(c.keys.append(nil, charge)))

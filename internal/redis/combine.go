@@ -11,7 +11,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// machine decides a charge of a sharded bucket in several steps. Values are in the unit of the shards.
+// machine decides a charge of a sharded bucket in several steps. The Value of its decisions is in the unit of the
+// shards.
 type machine interface {
 	// step receives the decisions on the charges that it returned last; at the first call it receives nil. It
 	// returns the next charges, and refunds that are submitted separately. If it returns no charges, the
@@ -73,7 +74,7 @@ func (r *running) answered(*backend.Batch) {
 	}
 }
 
-// undo submits a refund for which no caller waits.
+// undo submits a refund for which no caller waits. If too many of them are in flight, it drops the refund.
 func (s *shardStore) undo(u *refund) {
 	if !s.undos.Begin() {
 		return
@@ -93,7 +94,7 @@ func peekAll(c *backend.Charge) (charges []backend.Charge) {
 }
 
 // peekedStates returns the states of all shards, taken from the decisions on the dry runs of peekAll. now is
-// the latest of their times.
+// the latest of their times. If a dry run failed, peekedStates returns only its error.
 func peekedStates(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buckets []algorithms.Bucket, now algorithms.Micros, err error) {
 	buckets = make([]algorithms.Bucket, len(answers))
 	for i := range answers {
@@ -108,8 +109,8 @@ func peekedStates(m *shardMemory, c *backend.Charge, answers []backend.Decision)
 	return buckets, now, nil
 }
 
-// planShards decides terms with the last known states of the shards. It returns the decision, and for each
-// shard the charge that is its part of terms.
+// planShards decides terms with the last known states of the shards, and stores the next states in buckets. It returns
+// the decision, and for each shard the charge that is its part of terms. The cost of a part may be 0.
 func planShards(now algorithms.Micros, buckets []algorithms.Bucket, terms algorithms.Charge) (algorithms.Decision, []algorithms.Charge) {
 	before := slices.Clone(buckets)
 	d := algorithms.TakeShards(now, buckets, terms)
@@ -123,8 +124,8 @@ func planShards(now algorithms.Micros, buckets []algorithms.Bucket, terms algori
 	return d, parts
 }
 
-// partOf returns Charge.ChargedAt for one shard's part of terms. It is 0 for a token bucket, because the plan
-// has already subtracted the inflow of all shards.
+// partOf returns Charge.ChargedAt for one shard's part of a refund with these terms. It is 0 for a token bucket,
+// because the inflow of all shards has already been subtracted from the refund.
 func partOf(l *algorithms.Limit, terms *algorithms.Charge) algorithms.Micros {
 	if l.Kind == algorithms.TokenBucket {
 		return 0
@@ -165,7 +166,8 @@ func (m *combine) step(answers []backend.Decision) (charges []backend.Charge, un
 	return peekAll(&m.charge), undo
 }
 
-// plan makes a decision from the decisions on the dry runs, and returns the charges of the shards.
+// plan makes a decision from the decisions on the dry runs, and returns the charges of the shards. If it returns none,
+// the decision is final.
 func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 	m.is = backend.Decision{}
 	if m.buckets, m.now, m.is.Err = peekedStates(m.memory, &m.charge, answers); m.is.Err != nil {
@@ -317,7 +319,7 @@ func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	return m.refundCharges(refunds...)
 }
 
-// offer returns a refund of the remaining units to the next shard.
+// offer returns a refund of the remaining units to the next shard, or nothing if no unit or no shard is left.
 func (m *refund) offer() []backend.Charge {
 	if m.rest <= 0 || len(m.order) == 0 {
 		return nil
@@ -328,7 +330,7 @@ func (m *refund) offer() []backend.Charge {
 	return m.refundCharges(shardCharge{i, algorithms.Charge{Cost: -m.rest, Scaled: true, Hash: terms.Hash, ChargedAt: partOf(m.charge.Limit, terms)}})
 }
 
-// fail ends m with an error.
+// fail ends m with an error. If an earlier part of the refund was made, that error is not an ErrNotTaken.
 func (m *refund) fail(err error) {
 	if errors.Is(err, backend.ErrNotTaken) && m.rest < m.whole {
 		err = stores.MaybeConsumed(err)
@@ -350,11 +352,11 @@ func (m *refund) refundCharges(refunds ...shardCharge) (charges []backend.Charge
 	return charges
 }
 
-// refundedUnits returns how much is refunded at time now to all shards together, if a charge of units, made
-// at time of, is undone. units and the result are in the unit of State.Value. See
-// algorithms.Charge.ChargedAt.
-func refundedUnits(shards []algorithms.Limit, units int64, of, now algorithms.Micros) int64 {
-	if shards[0].Kind != algorithms.TokenBucket || of <= 0 {
+// refundedUnits returns how much is refunded at time now to all shards together, if a charge of units at time
+// chargedAt is undone. If chargedAt is 0, the time is unknown, and all units are refunded. units and the result are in
+// the unit of State.Value. See algorithms.Charge.ChargedAt.
+func refundedUnits(shards []algorithms.Limit, units int64, chargedAt, now algorithms.Micros) int64 {
+	if shards[0].Kind != algorithms.TokenBucket || chargedAt <= 0 {
 		return units
 	}
 	p := int64(0)
@@ -362,7 +364,7 @@ func refundedUnits(shards []algorithms.Limit, units int64, of, now algorithms.Mi
 		p += scaled.Of(&shards[i]).P
 	}
 	n := scaled.Of(&shards[0])
-	return scaled.Returned(units, p, n.Ticks(int64(now))-n.Ticks(int64(of)))
+	return scaled.Returned(units, p, n.Ticks(int64(now))-n.Ticks(int64(chargedAt)))
 }
 
 // fitted returns how many of the refunded units fitted, and the error that takes precedence. Units that have

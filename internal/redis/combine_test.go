@@ -27,7 +27,7 @@ type heldShards struct {
 
 func (h *heldShards) Submit(b *backend.Batch) { h.waiting = append(h.waiting, b) }
 
-// decide decides charges. The slot of each identifies its bucket.
+// decide decides charges. The key and the slot of each identify its bucket.
 func (h *heldShards) decide(charges []backend.Charge) []backend.Decision {
 	charges, decisions := slices.Clone(charges), make([]backend.Decision, len(charges))
 	for i := range charges {
@@ -37,8 +37,8 @@ func (h *heldShards) decide(charges []backend.Charge) []backend.Decision {
 	return decisions
 }
 
-// next decides batch i. If err is not nil, the batch fails with err, either before its charges are made or
-// afterwards.
+// next decides batch i. If err is not nil, the batch fails with err: before its charges are made if err is
+// ErrNotTaken, and otherwise afterwards.
 func (h *heldShards) next(i int, err error) {
 	b := h.waiting[i]
 	h.waiting = slices.Delete(h.waiting, i, i+1)
@@ -55,7 +55,7 @@ func (h *heldShards) next(i int, err error) {
 	b.Done(b)
 }
 
-// left returns the sum of all shards of c.
+// left returns the units that are left in all shards of c together.
 func (h *heldShards) left(c backend.Charge) (n int64) {
 	for i := range c.Shards {
 		part := shardOf(&c, i)
@@ -190,7 +190,7 @@ func TestResetOfShards(t *testing.T) {
 	}
 }
 
-// A shard that has just failed is charged only if the other shard of the draw denies, or fails too.
+// A shard that has just failed is never the first of the two drawn shards. After reloadPause it can be again.
 func TestAShardThatHasFailedIsChargedLast(t *testing.T) {
 	now := time.Now()
 	m := shardMemory{clock: func() time.Time { return now }, random: rand.New(rand.NewPCG(1, 2)).IntN}
@@ -234,14 +234,14 @@ func TestADeniedChargeIsMadeAtTheOtherShardOfItsDraw(t *testing.T) {
 	}
 }
 
-// movingMasters has one master. It calls during while a caller looks that master up.
+// movingMasters has one master. It calls hook each time that a caller looks up that master.
 type movingMasters struct {
 	client *goredis.Client
-	during func()
+	hook   func()
 }
 
 func (m movingMasters) MasterForKey(context.Context, string) (*goredis.Client, error) {
-	m.during()
+	m.hook()
 	return m.client, nil
 }
 
@@ -273,7 +273,7 @@ func TestAMasterOfAnOldLayoutIsNotInTheNewOne(t *testing.T) {
 	}
 }
 
-// go-redis makes a new client when a node joins again. The old one is closed.
+// go-redis makes a new client when a node joins again. The new client gets its own sender.
 func TestANodeThatJoinsAgainHasANewSender(t *testing.T) {
 	c := &cluster{senders: map[string]*senderTo{}, sender: func(string, *node) backend.Store { return nil }}
 	one, two := goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"}), goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"})
@@ -285,7 +285,8 @@ func TestANodeThatJoinsAgainHasANewSender(t *testing.T) {
 	}
 }
 
-// The answer to a head belongs to its group alone.
+// The head of a group with an idempotency key states whether the group was decided now, repeated or refused. It
+// applies to the charges of that group alone.
 func TestEachGroupHasItsOwnHead(t *testing.T) {
 	const earlier, now = 5, 1000
 	head := func(flags byte) []byte {
@@ -303,7 +304,7 @@ func TestEachGroupHasItsOwnHead(t *testing.T) {
 		"reused":      {8, 0, false, backend.ErrReused},
 	} {
 		d := make([]backend.Decision, 3)
-		run := &scriptRun{of: []target{{heads: 2}, {decision: &d[0]}, {decision: &d[1]}, {decision: &d[2]}}}
+		run := &scriptRun{targets: []target{{heads: 2}, {decision: &d[0]}, {decision: &d[1]}, {decision: &d[2]}}}
 		run.reply = string(slices.Concat(doubles(nil, now), head(test.flags), allowed, allowed, allowed))
 		if err := run.answer(); err != nil {
 			t.Fatal(err)

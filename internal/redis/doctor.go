@@ -126,10 +126,10 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 // acceptable.
 const maxClockOffset = 5 * time.Second
 
-// checkClock compares the clock of a server with the clock of this machine. there is the server's time, as
-// returned by a call that started at before and took the time took.
-func checkClock(server string, there, before time.Time, took time.Duration) []Finding {
-	off := there.Sub(before.Add(took / 2))
+// checkClock compares the clock of a server with the clock of this machine. serverTime is the answer to a call that
+// began at start and lasted length. The result is nil if the difference is acceptable.
+func checkClock(server string, serverTime, start time.Time, length time.Duration) []Finding {
+	off := serverTime.Sub(start.Add(length / 2))
 	if off.Abs() <= maxClockOffset {
 		return nil
 	}

@@ -100,7 +100,8 @@ func TestExamineCluster(t *testing.T) {
 	}
 }
 
-// The permissions in the documentation are enough for all commands that a cluster gets.
+// The permissions in the documentation are enough for the examination, for groups with an idempotency key over several
+// slots, and for resets in a Cluster.
 func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/redis.md")

@@ -136,7 +136,7 @@ func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 
 // In a batch of several groups with claims, the decisions of the groups that have ended are known.
 func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
-	c := claims{underway: new(atomic.Int64), spawn: func(func()) {}} // with this spawn, background calls stay in flight
+	c := claims{underway: new(atomic.Int64), spawn: func(func()) {}} // this spawn runs nothing, so claims stay in flight
 	c.underway.Store(maxClaims - 1)
 	limit := sharded(t, windowSpec(30), 3, "a").Limit
 	charges := make([]backend.Charge, 2)

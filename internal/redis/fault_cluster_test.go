@@ -46,17 +46,17 @@ func (c underCluster) not(master int) func(q *loadRequest) bool {
 	return func(q *loadRequest) bool { return c.master(q) != master }
 }
 
-// promoted waits until another master has replaced master i, and all other servers report that the cluster
-// works. It returns how long that took.
-func (c underCluster) promoted(i int, since time.Time, left ...*redistest.Server) time.Duration {
+// promoted waits until the replica of master i is a master, and each server of others reports that the cluster works.
+// It returns the time from begin until then.
+func (c underCluster) promoted(i int, begin time.Time, others ...*redistest.Server) time.Duration {
 	c.t.Helper()
-	for _, s := range left {
+	for _, s := range others {
 		redistest.Eventually(c.t, "the cluster has failed over", func() bool {
 			return strings.Contains(c.cluster.Replicas[i].Do("INFO", "replication"), "role:master") &&
 				strings.Contains(s.Do("CLUSTER", "INFO"), "cluster_state:ok")
 		})
 	}
-	return time.Since(since)
+	return time.Since(begin)
 }
 
 // lose stops master 1. Soon after the cluster works again, service must be normal. It returns the share of the

@@ -55,8 +55,9 @@ func (s *Store) Report(ctx context.Context, id, report string) error {
 	return s.fleetError("PEXPIRE", s.client.PExpire(ctx, key, fleetLifetime).Err())
 }
 
-// Fleet returns the reports, about maxMembers at most, in random order. It removes reports that are older than
-// reportExpiry; if that fails, it returns the reports and the error. The Redis user needs TIME, HSCAN and HDEL.
+// Fleet returns at most maxMembers reports, in no particular order. It removes reports that it cannot read or that are
+// older than reportExpiry. If that fails, it returns the reports and the error. The Redis user needs TIME, HSCAN and
+// HDEL.
 func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
 	key := s.fleetKey()
 	now, err := s.timeAt(ctx, key)
@@ -88,7 +89,8 @@ func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
 	return all, err
 }
 
-// parseMember parses a field of the hash. If the clock stepped back, a negative age becomes 0.
+// parseMember parses a field of the hash. ok is false if Report has not written the field. If the clock stepped back,
+// a negative age becomes 0.
 func parseMember(id, value string, now time.Time) (m Member, ok bool) {
 	at, report, found := strings.Cut(value, " ")
 	ms, err := strconv.ParseInt(at, 10, 64)

@@ -24,11 +24,11 @@ func FuzzAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, reply []byte, charges uint8) {
 		limit := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Second})
 		n := 1 + int(charges)%4
-		of, decisions := make([]backend.Charge, n), make([]backend.Decision, n)
+		all, decisions := make([]backend.Charge, n), make([]backend.Decision, n)
 		tr := &scriptRun{reply: string(reply)}
-		for i := range of {
-			of[i] = backend.Charge{Key: fmt.Append(nil, i), Limit: limit}
-			tr.of = append(tr.of, target{charge: &of[i], decision: &decisions[i]})
+		for i := range all {
+			all[i] = backend.Charge{Key: fmt.Append(nil, i), Limit: limit}
+			tr.targets = append(tr.targets, target{charge: &all[i], decision: &decisions[i]})
 		}
 		failed := tr.answer()
 		for i := range decisions {

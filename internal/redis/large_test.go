@@ -114,8 +114,8 @@ func TestManyBucketsAtOnce(t *testing.T) {
 	}
 }
 
-// A group that is larger than a batch may take longer than the timeout of other calls. It uses another sender
-// to the server, with its own timeout and circuit breaker.
+// A group that is larger than a batch may take longer than the timeout of other calls. So it uses another sender to
+// the server.
 func TestLargeGroupsUseAnotherSender(t *testing.T) {
 	var usual, long int
 	count := func(n *int) *sender {

@@ -97,7 +97,7 @@ var ledgerSecretLua string
 
 var ledgerSecret = goredis.NewScript(ledgerSecretLua)
 
-// Secret returns the secret that all processes share. If there is none, it stores mine as the secret.
+// Secret returns the secret that all processes share. If there is none, it stores mine as the secret and returns it.
 func (l *Ledger) Secret(ctx context.Context, mine string) (string, error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()

@@ -23,8 +23,8 @@ func compiled(t *testing.T, s algorithms.Spec) *algorithms.Limit {
 	return &l
 }
 
-// writes returns the name and lifetime of each PSETEX that the server runs during do.
-func writes(t *testing.T, server *redistest.Server, do func()) (all [][2]string) {
+// writes calls f. It returns the name and lifetime of each PSETEX that the server runs meanwhile.
+func writes(t *testing.T, server *redistest.Server, f func()) (all [][2]string) {
 	t.Helper()
 	conn, err := net.Dial("tcp", server.Addr)
 	if err != nil {
@@ -37,7 +37,7 @@ func writes(t *testing.T, server *redistest.Server, do func()) (all [][2]string)
 	if _, err := io.WriteString(conn, "MONITOR\r\n"); err != nil || !lines.Scan() {
 		t.Fatal("the server does not report its commands", err, lines.Err())
 	}
-	do()
+	f()
 	server.Do("ECHO", "finished")
 	for lines.Scan() && !strings.Contains(lines.Text(), "finished") {
 		if m := psetex.FindStringSubmatch(lines.Text()); m != nil {

@@ -64,8 +64,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// leftGoroutines gives goroutines of go-redis time to end: they sleep up to a second before they notice that
-// their client is closed.
+// leftGoroutines returns an error if goroutines are left. First it gives those of go-redis time to end: they sleep up
+// to a second before they notice that their client is closed.
 func leftGoroutines() (left error) {
 	for range 20 {
 		if left = goleak.Find(goleak.IgnoreTopFunction("github.com/redis/go-redis/v9/internal/pool.startCachedTimeUpdater.func1")); left == nil {
@@ -86,7 +86,7 @@ func seed(t *testing.T) uint64 {
 	return n
 }
 
-// limitOf returns a fixed window of a year, so that counts stay until the end of a test.
+// limitOf returns a limit of n units in a fixed window of a year, so that counts stay until the end of a test.
 func limitOf(n int64) *algorithms.Limit {
 	start := algorithms.Micros(time.Now().Add(-time.Hour).UnixMicro())
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: n, Period: 365 * algorithms.Day, Start: &start})
@@ -270,12 +270,13 @@ func (l *load) stop() {
 	l.workers.Wait()
 }
 
-// share returns the share of the chosen requests that was answered between two times.
-func (l *load) share(from, to time.Time, of func(q *loadRequest) bool) float64 {
+// share returns the share of requests that was answered, of those that ended between two times. chosen selects the
+// requests; nil selects all. The result is 0 if none of them ended.
+func (l *load) share(begin, end time.Time, chosen func(q *loadRequest) bool) float64 {
 	ok, failed := 0, 0
-	a, b := int(from.Sub(l.began)/tickLength), int(to.Sub(l.began)/tickLength)
+	a, b := int(begin.Sub(l.began)/tickLength), int(end.Sub(l.began)/tickLength)
 	for _, q := range l.requests {
-		if of != nil && !of(q) {
+		if chosen != nil && !chosen(q) {
 			continue
 		}
 		for i := max(0, a); i < min(b, len(q.ticks)); i++ {
@@ -289,25 +290,25 @@ func (l *load) share(from, to time.Time, of func(q *loadRequest) bool) float64 {
 	return float64(ok) / float64(ok+failed)
 }
 
-// normal waits until service is normal, with nine of ten charges answered for 300 ms. It returns the time
-// from since until that began, and fails the test if that is longer than within.
-func (l *load) normal(since time.Time, within time.Duration) time.Duration {
+// normal waits until service is normal: for 300 ms, nine of ten charges are answered. It returns the time from begin
+// until these 300 ms start, and fails the test if that time is longer than most.
+func (l *load) normal(begin time.Time, most time.Duration) time.Duration {
 	l.t.Helper()
 	const steady = 300 * ms
-	for from := since; ; {
+	for from := begin; ; {
 		for time.Now().Before(from.Add(steady + tickLength)) {
 			time.Sleep(tickLength)
 		}
 		if l.share(from, from.Add(60*ms), nil) >= 0.9 && l.share(from, from.Add(steady), nil) >= 0.9 {
-			took := from.Sub(since)
+			took := from.Sub(begin)
 			l.t.Logf("normal service after %v", took.Round(10*ms))
-			if took > within {
-				l.t.Errorf("normal service after %v, want %v at the most", took, within)
+			if took > most {
+				l.t.Errorf("normal service after %v, want %v at the most", took, most)
 			}
 			return took
 		}
-		if from = from.Add(tickLength); from.Sub(since) > within+20*time.Second {
-			l.t.Fatalf("no normal service after %v; failures: %s", from.Sub(since), l.failures())
+		if from = from.Add(tickLength); from.Sub(begin) > most+20*time.Second {
+			l.t.Fatalf("no normal service after %v; failures: %s", from.Sub(begin), l.failures())
 		}
 	}
 }
@@ -317,7 +318,7 @@ func (l *load) admitted() bool {
 	return !slices.ContainsFunc(l.requests, func(q *loadRequest) bool { return q.limit == 0 && q.acked.Load() == 0 })
 }
 
-// acked returns the number of allowed units of requests without a limit.
+// acked returns the number of allowed requests without a limit.
 func (l *load) acked() (n int64) {
 	for _, q := range l.requests {
 		if q.limit == 0 {
@@ -327,7 +328,8 @@ func (l *load) acked() (n int64) {
 	return n
 }
 
-// slowFailures returns how many requests failed only after a wait, and how many requests failed in total.
+// slowFailures returns how many requests failed only after a wait of half their deadline or more, and how many requests
+// failed in total.
 func (l *load) slowFailures() (slow, all int64) {
 	for _, q := range l.requests {
 		all += q.failed.Load()

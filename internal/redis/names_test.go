@@ -87,7 +87,7 @@ func TestScriptHasFunctionsOfAlgorithmsInOrder(t *testing.T) {
 	}
 	files = slices.DeleteFunc(files, func(path string) bool { return strings.HasSuffix(path, "_test.go") })
 	sections, order := sectionsOf(source)
-	if order[0] == "peaks.go" { // these sections are needed before the function general, so they come first
+	if order[0] == "peaks.go" { // other functions than general need this section too, so it comes first
 		order = order[1:]
 	}
 	if !slices.IsSorted(order) {
@@ -144,7 +144,8 @@ var (
 	function = regexp.MustCompile(`^ {0,2}(?:local )?function (\w+)\(`)
 )
 
-// sectionsOf returns the functions that the script defines in each section with the name of a Go file.
+// sectionsOf returns the functions that the script defines in each section with the name of a Go file. order has the
+// names of these sections.
 func sectionsOf(script string) (functions map[string][]string, order []string) {
 	functions = map[string][]string{}
 	in := ""

@@ -131,7 +131,7 @@ func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 			}
 			t := f.find(slot, bySlot, c.charges)
 			t.slots = t.slots || n.redirect != nil && !bySlot && t.mayDiffer(charge, f.name)
-			end := len(f.name) // the name of a record follows
+			end := len(f.name) // the name of the record, if there is one, follows in the same buffer
 			if i == r.from || charge.Group != charges[i-1].Group {
 				group++
 				if charge.IdempotencyKey != nil {
@@ -302,12 +302,12 @@ func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner, clock out
 	}
 }
 
-// failed returns the runs for which so returns true.
-func failed(scriptRuns []*scriptRun, so func(*scriptRun) bool) []*scriptRun {
-	if !slices.ContainsFunc(scriptRuns, so) {
+// failed returns the runs for which hasFailed returns true.
+func failed(scriptRuns []*scriptRun, hasFailed func(*scriptRun) bool) []*scriptRun {
+	if !slices.ContainsFunc(scriptRuns, hasFailed) {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(scriptRuns), func(t *scriptRun) bool { return !so(t) })
+	return slices.DeleteFunc(slices.Clone(scriptRuns), func(t *scriptRun) bool { return !hasFailed(t) })
 }
 
 // once is a command that go-redis must not send again when the answer is lost, because its charges may have
@@ -341,7 +341,8 @@ func isCompileError(err error) bool {
 	return isReply(err, "ERR") && strings.Contains(err.Error(), "compiling script")
 }
 
-// unavailable wraps err as backend.ErrUnavailable.
+// unavailable wraps err as backend.ErrUnavailable. If the call certainly had no effect, the result is also a
+// backend.ErrNotTaken.
 func unavailable(err error) error {
 	switch {
 	case errors.Is(err, backend.ErrUnavailable):

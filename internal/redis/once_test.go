@@ -124,8 +124,8 @@ func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 	}
 }
 
-// chargesClaimed charges a group that cannot be charged in one step, first through one and then through
-// other, which use the same Redis.
+// chargesClaimed charges a group that cannot be charged in one step, first through the Store one and then, with the
+// same ID, through the Store other. Both use the same Redis.
 func chargesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
@@ -152,8 +152,8 @@ func chargesClaimed(t *testing.T, one, other backend.Store, group ...backend.Cha
 	}
 }
 
-// claimsAreChargedOnce charges a (limit 100) and b (limit 4) as a group with ids that cannot be charged in
-// one step. It does so through one and other, which use the same Redis.
+// claimsAreChargedOnce checks that a group with an ID is charged once if it cannot be charged in one step. The limit of
+// a is 100, and that of b is 4. The Stores one and other use the same Redis.
 func claimsAreChargedOnce(t *testing.T, one, other backend.Store, a, b backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {

@@ -50,8 +50,8 @@ type Config struct {
 	detachedTimeout time.Duration // for tests: replaces the constant detachedTimeout, unless 0
 }
 
-// LogTo passes the messages of go-redis to log. They help only in debugging. All clients of the process share
-// one logger.
+// LogTo passes the messages of go-redis to the function log. They help only in debugging. All clients of the process
+// share one logger.
 func LogTo(log func(text string)) { goredis.SetLogger(clientLog(log)) }
 
 type clientLog func(text string)

@@ -191,8 +191,8 @@ func TestTheLifetimeOfARecordIsRoundedUp(t *testing.T) {
 	}
 }
 
-// Numbers of windows become durations. After the calendar was removed they are unknown, which is 0. A blocked bucket
-// has no earlier retry time than the end of its block.
+// The times of a decision are numbers of windows. After the calendar was removed, their lengths are unknown, and the
+// times become 0. A blocked bucket has no earlier retry time than the end of its block.
 func TestTimesOfACalendarThatIsGone(t *testing.T) {
 	d := algorithms.Decision{RetryAfter: 1, ResetAfter: 1, Wait: 1, Blocked: 9}
 	fromWindows(nil, 0, &d)

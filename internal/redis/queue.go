@@ -91,7 +91,7 @@ type call struct {
 	payload payload
 }
 
-// run is a sequence of adjacent charges of one batch.
+// run is a sequence of adjacent charges of one batch: those with the positions from <= i < to.
 type run struct {
 	batch    *backend.Batch
 	from, to int
@@ -302,16 +302,16 @@ func (q *queue) suspend(p *place) {
 	p.dequeue()
 }
 
-// serve moves groups of p to c, until share charges or more are moved. It returns false if c is full. Then p
+// serve moves groups of p to c, until at least quota charges are moved. It returns false if c is full. Then p
 // is the first again at the next call.
-func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
-	for share > 0 && p.first != nil {
+func (q *queue) serve(c *call, p *place, quota int, now time.Time) bool {
+	for quota > 0 && p.first != nil {
 		e := p.first
 		b := e.batch
 		if q.tooLate(e, now) {
 			q.skip(e, e.left(), errLate)
 		}
-		for share > 0 && e.left() > 0 {
+		for quota > 0 && e.left() > 0 {
 			n, err := group(b, e.at)
 			switch {
 			case err != nil:
@@ -326,7 +326,7 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 			c.add(e, n)
 			e.at += n
 			q.waiting -= n
-			share -= n
+			quota -= n
 		}
 		if e.left() > 0 {
 			return true
@@ -345,8 +345,9 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 // deadline, and the callers would get few of its decisions.
 //
 // The estimate assumes full calls of the usual duration, one after the other. With two in flight it is up to
-// twice too long, so charges wait for about half of their time. Up to patience charges, a source that has
-// waiting batches waits: a listener then pauses the connection, which costs less than denying its requests here.
+// twice too long, so charges wait for about half of their time. As long as at most 2,048 charges wait (patience), no
+// batch of a source with waiting batches is refused: a listener then pauses the connection, which costs less than
+// denying its requests here.
 // A Detached batch always waits, because a late refund is better than none.
 func (q *queue) hopeless(b *backend.Batch, now time.Time) bool {
 	if b.Deadline.IsZero() || b.Detached {
@@ -364,7 +365,8 @@ func (q *queue) hopeless(b *backend.Batch, now time.Time) bool {
 
 // tooLate reports whether e must not be sent any more. That is so after its deadline, and when its call would probably
 // be answered after its deadline. But a batch that has waited for at most half of its time is always sent. So
-// calls go on, however long they take, and usual follows a server that has become faster.
+// calls go on, however long they take, and usual follows a server that has become faster. A Detached batch is sent
+// until its deadline.
 func (q *queue) tooLate(e *entry, now time.Time) bool {
 	if e.batch.Deadline.IsZero() {
 		return false

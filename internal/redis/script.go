@@ -44,10 +44,10 @@ func newScript(text string) script {
 // scriptRun is one run of the script: its charges as the script reads them, and its answer. scriptRuns are
 // reused.
 type scriptRun struct {
-	slot    int      // the slot of the keys, if each slot has its own run (node.find)
+	slot    int      // the slot of the keys, if each slot has its own run (payload.find)
 	slots   bool     // in a cluster: the keys may be in several slots
 	tag     uint64   // Charge.Slot of the first charge; see mayDiffer
-	of      []target // the target of each part of the answer
+	targets []target // the target of each part of the answer
 	args    []any    // evalsha, hash, number of keys, keys, time, limits, charges, keys of other slots
 	names   []byte   // the names of the keys, one after the other
 	keys    []string // each is a part of names
@@ -91,8 +91,8 @@ func (t *scriptRun) reset(most int) {
 	clear(t.limits)
 	clear(t.numbers)
 	clear(t.keys)
-	clear(t.of)
-	t.args, t.of, t.slots = append(t.args[:0], "evalsha", nil, nil), t.of[:0], false
+	clear(t.targets)
+	t.args, t.targets, t.slots = append(t.args[:0], "evalsha", nil, nil), t.targets[:0], false
 	t.names, t.keys = t.names[:0], t.keys[:0]
 	t.limits, t.limitsB, t.charges, t.records, t.last = t.limits[:0], t.limitsB[:0], t.charges[:0], t.records[:0], -1
 }
@@ -113,7 +113,7 @@ const (
 // add appends the charge c to t. The decision will be stored in d. name is the name of c's key, and group is
 // the number of c's group.
 func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, group int) {
-	t.of = append(t.of, target{charge: c, decision: d})
+	t.targets = append(t.targets, target{charge: c, decision: d})
 	if t.last >= 0 && t.group == group {
 		what := t.charges[t.last+8:][:8]
 		doubles(what[:0], math.Float64frombits(binary.LittleEndian.Uint64(what))+more)
@@ -157,7 +157,7 @@ func phaseOf(c *backend.Charge) float64 {
 // mayDiffer reports whether c may be in another slot than the charges before it. name is the name of c's key.
 // This is faster than computing the slot.
 func (t *scriptRun) mayDiffer(c *backend.Charge, name []byte) bool {
-	if len(t.of) == 0 {
+	if len(t.targets) == 0 {
 		t.tag = c.Slot
 		return false
 	}
@@ -167,7 +167,7 @@ func (t *scriptRun) mayDiffer(c *backend.Charge, name []byte) bool {
 // head appends the head of a group of n charges with an idempotency key. name is the name of the record's
 // key.
 func (t *scriptRun) head(once *backend.IdempotencyKey, n int, name []byte) {
-	t.of, t.last = append(t.of, target{heads: n}), -1
+	t.targets, t.last = append(t.targets, target{heads: n}), -1
 	r := record{t.key(name), lifetime(once)}
 	t.records = append(t.records, r)
 	t.charges = doubles(t.charges, float64(r.key), 0, float64(r.life), 0)
@@ -299,7 +299,7 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 // outsideCalendar reports whether the server's time was outside of the calendar windows that it received, and
 // returns that time. Nothing was decided then.
 func (t *scriptRun) outsideCalendar() (now algorithms.Micros, yes bool) {
-	if t.err != nil || len(t.reply) != headSize || len(t.of) == 0 {
+	if t.err != nil || len(t.reply) != headSize || len(t.targets) == 0 {
 		return 0, false
 	}
 	return moment(t.reply), true
@@ -368,12 +368,12 @@ func complete(text string, n int) bool {
 // answer stores the script's answer in the decisions of its charges. If there is none, or it is incomplete, answer
 // stores the error there, and returns it.
 func (t *scriptRun) answer() error {
-	if t.err == nil && (len(t.reply) < headSize || !complete(t.reply[headSize:], len(t.of))) {
-		t.err = fmt.Errorf("the script answered %d bytes for %d charges", len(t.reply), len(t.of))
+	if t.err == nil && (len(t.reply) < headSize || !complete(t.reply[headSize:], len(t.targets))) {
+		t.err = fmt.Errorf("the script answered %d bytes for %d charges", len(t.reply), len(t.targets))
 	}
 	if t.err != nil {
 		err := unavailable(t.err)
-		for _, to := range t.of {
+		for _, to := range t.targets {
 			if to.decision != nil {
 				*to.decision = backend.Decision{Err: err}
 			}
@@ -382,7 +382,7 @@ func (t *scriptRun) answer() error {
 	}
 	now, rest := moment(t.reply), t.reply[headSize:]
 	at, replayed, reused, heads := now, false, false, 0 // of the current group with an idempotency key; heads counts its remaining charges
-	for _, to := range t.of {
+	for _, to := range t.targets {
 		text := rest[:sizeOf(rest)]
 		rest = rest[len(text):]
 		if to.heads > 0 {
@@ -411,7 +411,7 @@ func (t *scriptRun) answer() error {
 
 // fromWindows converts the times in d, which are numbers of windows, to durations. d was decided at time at.
 // c is the calendar of the limit. It is nil if d was made, and stored as a record, when the limit still had a
-// calendar.
+// calendar. The times are unknown then, and become 0.
 func fromWindows(c *algorithms.Calendar, at algorithms.Micros, d *algorithms.Decision) {
 	for _, span := range [...]*algorithms.Micros{&d.RetryAfter, &d.ResetAfter, &d.Wait} {
 		if n := int64(*span); c != nil {

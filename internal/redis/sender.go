@@ -119,7 +119,7 @@ func (l *sender) refuses(now time.Time) error {
 	}
 }
 
-// arm sets the timer for tick if do requires it. mu must be held.
+// arm sets the timer for tick if the effects in do require it. mu must be held.
 func (l *sender) arm(do effects) {
 	switch {
 	case do.tickAfter <= 0:
@@ -142,7 +142,7 @@ func (l *sender) tick() {
 
 // callHere makes the call c, which carries only b, on the goroutine that submitted b. That goroutine waits
 // anyway, and waking another goroutine takes longer than the rest of a call. The call ends by b's deadline
-// at the latest, unless it is a probe.
+// at the latest.
 func (l *sender) callHere(c *call, b *backend.Batch, now time.Time) {
 	until := now.Add(l.timeout)
 	if !b.Deadline.IsZero() && b.Deadline.Before(until) {
@@ -224,7 +224,7 @@ func (l *sender) makeCalls(c *call, now time.Time) {
 	}
 }
 
-// concluded ends the call c after the wire has received the answer.
+// concluded ends the call c, which the wire has sent, after its answer has arrived or the wire has failed.
 func (l *sender) concluded(c *call) {
 	if len(c.ended) > few {
 		l.over()
@@ -279,8 +279,8 @@ func (l *sender) signOfLife() {
 	l.step(serverHeard, l.clock.Now())
 }
 
-// send makes the call c, which must end by until, or within probeTimeout if it is a probe. If the circuit refuses
-// the call, send answers it with an error. Afterwards c.ended has the completed batches.
+// send makes the call c, which must end by the time until, or within probeTimeout if it is a probe. If the circuit
+// refuses the call, send answers it with an error. Afterwards c.ended has the completed batches.
 func (l *sender) send(c *call, until time.Time) {
 	outcome, decide := callAnswered, l.decide
 	if c.permit == doProbe {
@@ -300,7 +300,7 @@ func (l *sender) send(c *call, until time.Time) {
 	l.complete(c, outcome)
 }
 
-// complete returns the batches of c to the queue after the call has ended.
+// complete returns the batches of c to the queue after the call has ended. Afterwards c.ended has the completed ones.
 func (l *sender) complete(c *call, outcome event) {
 	c.knows()
 	l.mu.Lock()
@@ -318,9 +318,9 @@ func (l *sender) complete(c *call, outcome event) {
 	}
 }
 
-// guard runs do, a call without charges, unless the circuit refuses it. ctx bounds the call. A failure of do
-// counts as a failure for the circuit only if do had as much time as a usual call, or if do was the probe.
-func (l *sender) guard(ctx context.Context, do func() error) error {
+// guard calls f, which makes a call without charges, unless the circuit refuses it. ctx bounds the call. If the call
+// fails, that counts as a failure for the circuit only if it had as much time as a usual call, or if it was the probe.
+func (l *sender) guard(ctx context.Context, f func() error) error {
 	now := l.clock.Now()
 	l.mu.Lock()
 	err, permit := l.refuses(now), doRefuse
@@ -334,7 +334,7 @@ func (l *sender) guard(ctx context.Context, do func() error) error {
 	end, ok := ctx.Deadline()
 	short := ok && end.Sub(now) < l.timeout-l.timeout/8
 	outcome := callAnswered
-	if err = do(); err != nil {
+	if err = f(); err != nil {
 		outcome = callFailed
 	}
 	if permit == doProbe {

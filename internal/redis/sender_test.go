@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// over returns a sender that calls next.
+// over returns a sender whose calls are decided by the Store next.
 func over(next backend.Store, timeout time.Duration) *sender {
 	return newSender(timeout, func(_ context.Context, c *call) (failed error) {
 		for _, r := range c.runs {
@@ -186,7 +186,7 @@ func TestAWaitingCallerMakesTheCallItself(t *testing.T) {
 
 func TestLateBatchesAreNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &server{latency: 30 * ms} // also if its context ends before
+		p := &server{latency: 30 * ms} // it takes that long even if the timeout of a call is shorter
 		l := newSender(10*ms, p.decide)
 		l.queue.maxCalls = 1
 		first := start(l, batchOf(1))

@@ -54,11 +54,10 @@ func (v view) named(addr string, now time.Time) view {
 	return v.switched(addr, now)
 }
 
-// of returns v after a message of a Sentinel that names master, the one that the failover replaces. If v has
-// another master, it has missed an earlier failover or already has the new master. In any case master becomes the
-// current one. When the caller applies the rest of the message, master becomes the old one, and v ignores Sentinels
-// that still name it.
-func (v view) of(master string, now time.Time) view { return v.switched(master, now) }
+// replaces returns v after a message of a Sentinel about a failover that replaces master. If v has another master, it
+// has missed an earlier failover or already has the new master. In any case master becomes the current one. When the
+// caller applies the rest of the message, master becomes the old one, and v ignores Sentinels that still name it.
+func (v view) replaces(master string, now time.Time) view { return v.switched(master, now) }
 
 // promotes returns v after a Sentinel has reported that it promotes the replica at addr. The report is ignored if that
 // server is already the master.
@@ -307,14 +306,14 @@ func (w *sentinels) listen(addr string) {
 	}
 }
 
-// query requests the address of the master from a Sentinel, whose address is from.
-func (w *sentinels) query(client *goredis.SentinelClient, from string) {
+// query requests the address of the master from the Sentinel of client. sentinel is the address of that Sentinel.
+func (w *sentinels) query(client *goredis.SentinelClient, sentinel string) {
 	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
 	defer cancel()
 	addr, err := client.GetMasterAddrByName(ctx, w.name).Result()
 	switch {
 	case err != nil:
-		w.refused(err, from)
+		w.refused(err, sentinel)
 	case len(addr) == 2:
 		w.named(net.JoinHostPort(addr[0], addr[1]))
 	}
@@ -353,7 +352,7 @@ func (w *sentinels) message(channel string, words []string) {
 		return
 	}
 	w.change(func(v view) view {
-		v = v.of(master, w.now())
+		v = v.replaces(master, w.now())
 		switch channel {
 		case "+failover-state-send-slaveof-noone":
 			return v.promotes(addr, w.now())

@@ -27,18 +27,18 @@ func TestSentinelMessagesChangeTheMaster(t *testing.T) {
 			{12 * s, "named", "a", "b"}, // by a Sentinel that does not know the new master yet
 			{12 * s, "switched", "b", "b"}, {14 * s, "named", "b", "b"},
 		},
-		"the first message is the switch": {{0, "of", "a", "a"}, {0, "switched", "b", "b"}, {1 * s, "named", "a", "b"}, {7 * s, "named", "a", "a"}},
+		"the first message is the switch": {{0, "replaces", "a", "a"}, {0, "switched", "b", "b"}, {1 * s, "named", "a", "b"}, {7 * s, "named", "a", "a"}},
 		"the first message is a promotion": {
-			{0, "of", "a", "a"}, {0, "promotes", "b", ""}, {1 * s, "switched", "b", "b"}, {2 * s, "of", "a", "a"}, {2 * s, "switched", "b", "b"}, {2 * s, "named", "a", "b"},
+			{0, "replaces", "a", "a"}, {0, "promotes", "b", ""}, {1 * s, "switched", "b", "b"}, {2 * s, "replaces", "a", "a"}, {2 * s, "switched", "b", "b"}, {2 * s, "named", "a", "b"},
 		},
 		"the end of a failover was missed": {
-			{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "of", "b", "b"}, {2 * s, "promotes", "a", ""}, {3 * s, "named", "b", ""},
+			{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "replaces", "b", "b"}, {2 * s, "promotes", "a", ""}, {3 * s, "named", "b", ""},
 		},
 		"a failover was missed, and the old master is promoted again": {
-			{0, "named", "a", "a"}, {1 * s, "of", "b", "b"}, {1 * s, "promotes", "a", ""}, {2 * s, "named", "b", ""}, {2 * s, "switched", "a", "a"}, {3 * s, "named", "b", "a"},
+			{0, "named", "a", "a"}, {1 * s, "replaces", "b", "b"}, {1 * s, "promotes", "a", ""}, {2 * s, "named", "b", ""}, {2 * s, "switched", "a", "a"}, {3 * s, "named", "b", "a"},
 		},
 		"the promoted replica was the master before its Sentinel said so": {
-			{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {1 * s, "switched", "b", "b"}, {2 * s, "of", "a", "a"}, {2 * s, "switched", "b", "b"}, {3 * s, "named", "a", "b"},
+			{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {1 * s, "switched", "b", "b"}, {2 * s, "replaces", "a", "a"}, {2 * s, "switched", "b", "b"}, {3 * s, "named", "a", "b"},
 		},
 		"the failover is aborted":            {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "aborted", "", "a"}},
 		"the promotion does not end":         {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {3 * s, "named", "a", ""}, {5 * s, "named", "a", "a"}},
@@ -56,8 +56,8 @@ func TestSentinelMessagesChangeTheMaster(t *testing.T) {
 				v = v.named(step.addr, now)
 			case "promotes":
 				v = v.promotes(step.addr, now)
-			case "of":
-				v = v.of(step.addr, now)
+			case "replaces":
+				v = v.replaces(step.addr, now)
 			case "switched":
 				v = v.switched(step.addr, now)
 			case "aborted":
@@ -119,7 +119,8 @@ func TestAPromotionEndsConnections(t *testing.T) {
 	}
 }
 
-// While a replica that was to be promoted is polled, Sentinels may promote another one instead.
+// While the Store polls the replica that a Sentinel promotes, the Sentinel may promote another replica instead. The
+// answer of the first replica then changes nothing.
 func TestAPromotionThatWasReplacedChangesNothing(t *testing.T) {
 	w := &sentinels{name: "main", now: time.Now, closing: t.Context(), closed: true} // closed: no connection is made
 	w.view = view{master: "a:1", next: "b:1", nextAt: time.Now()}

@@ -21,7 +21,7 @@ import (
 // allows the charge. If it denies, the other one is charged. If that one denies, too, all shards are read,
 // and the cost is consumed from the shards that have units (combine.go). A charge is denied only if all
 // shards together have too few units, or if other sidecars have changed the shards during three attempts.
-// Reservations, refunds and dry runs always use all shards.
+// Reservations, refunds, dry runs and limits with overdraw always use all shards.
 
 // shardStore is a Store for charges of sharded buckets. Each charge is a group of its own, without an
 // idempotency key.
@@ -71,7 +71,7 @@ type draws struct {
 	*shardStore
 
 	outer   *backend.Batch
-	pending atomic.Int32 // the number of undecided parts of the outer batch: the charges of drawn shards, and each charge that is decided separately
+	pending atomic.Int32 // the number of undecided parts of the outer batch: all charges of drawn shards together are one, and so is each charge that is decided separately
 	drawn   []drawn
 	batch   backend.Batch // has one charge for each element of drawn
 }
@@ -135,7 +135,7 @@ func (d *draws) decided(from, to int) {
 	}
 }
 
-// conclude stores the decision on charge i. is.Value is in the unit of the shards.
+// conclude stores a decision on charge i, whose Value is in the unit of the shards.
 func (d *draws) conclude(i int, is backend.Decision) {
 	is.Value = wholeValue(&d.outer.Charges[i], is.Value)
 	d.outer.Decisions[i] = is
@@ -245,7 +245,8 @@ type shardState struct {
 // maxSharded is the largest number of buckets whose shards are stored. When there would be more, all are removed.
 const maxSharded = 65_536
 
-func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(known []shardState)) {
+// access calls f with the states of a bucket's shards. mu is locked during the call.
+func (m *shardMemory) access(key []byte, shards []algorithms.Limit, f func(known []shardState)) {
 	hash := xxhash.Sum64(key)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -257,7 +258,7 @@ func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(known [
 		known = make([]shardState, len(shards))
 		m.known[hash] = known
 	}
-	use(known)
+	f(known)
 }
 
 // draw returns two different shards at random; first is the one with more units. The units that have flowed
@@ -281,7 +282,7 @@ func (m *shardMemory) draw(key []byte, shards []algorithms.Limit, hash uint64) (
 		_, d := shards[i].Take(s.state, now, algorithms.Charge{Hash: hash, DryRun: true})
 		return d.Value
 	}
-	m.of(key, shards, func(known []shardState) {
+	m.access(key, shards, func(known []shardState) {
 		if left(second, &known[second]) > left(first, &known[first]) {
 			first, second = second, first
 		}
@@ -303,10 +304,11 @@ func (m *shardMemory) order(n int) []int {
 }
 
 // observe stores the decision of shard i as its last known state. It returns the sum of the last known values of
-// all shards. A shard whose state is unknown counts as full.
+// all shards. A shard whose state is unknown counts as full, and one in debt as empty. If the decision is an error,
+// observe stores only the time of the failure, and the result is 0.
 func (m *shardMemory) observe(key []byte, shards []algorithms.Limit, i int, d *backend.Decision) (sum int64) {
 	wall := m.clock()
-	m.of(key, shards, func(known []shardState) {
+	m.access(key, shards, func(known []shardState) {
 		if d.Err != nil {
 			known[i].failed = wall
 			return

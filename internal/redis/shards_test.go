@@ -228,7 +228,7 @@ func shardsGetRefunds(t *testing.T, url string) {
 	for i, cost := range []int64{-1, -4, -6} { // refund different amounts, so that the shards are not equal
 		takeShard(s, c, i, algorithms.Charge{Cost: cost})
 	}
-	if d := takeOne(t, s, c, algorithms.Charge{Cost: -4}); !d.Allowed { // afterwards the shards hold 1, 4, 6 and 0 units
+	if d := takeOne(t, s, c, algorithms.Charge{Cost: -4}); !d.Allowed { // before this refund the shards hold 1, 4, 6 and 0 units
 		t.Errorf("got %+v; want allowed", d)
 	}
 	got := values(t, s, c)
@@ -374,7 +374,7 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 // up.
 type offered struct {
 	c, shards int
-	load      float64
+	load      float64 // the rate of the charges divided by that of the limit
 	requests  int
 }
 
@@ -384,8 +384,8 @@ func (o offered) spec() algorithms.Spec {
 	return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Capacity: &capacity, Initial: &initial}
 }
 
-// run makes charges at random moments, load times as often as the limit allows. It returns the share of
-// them that was admitted after the first sixth.
+// run makes the charges at random moments. In a second it makes o.load times as many as the limit allows. It returns
+// the share that was admitted, of those after the first sixth.
 func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 {
 	rng := rand.New(rand.NewPCG(seed, 6))
 	moments := make([]float64, o.requests)
@@ -402,9 +402,9 @@ func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 
 	return float64(admitted) / float64(o.requests-warm)
 }
 
-// choices returns the share that is admitted if the fullest of a number of random shards is charged, in
-// this process.
-func (o offered) choices(tb testing.TB, seed uint64, of int) float64 {
+// choices returns the share that is admitted if each charge is made at the fullest of n random shards. The shards are
+// in the memory of this process.
+func (o offered) choices(tb testing.TB, seed uint64, n int) float64 {
 	tb.Helper()
 	shards, err := algorithms.Split(o.spec(), o.shards)
 	if err != nil {
@@ -414,7 +414,7 @@ func (o offered) choices(tb testing.TB, seed uint64, of int) float64 {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	return o.run(seed, func(at algorithms.Micros) bool {
 		best, most := 0, int64(-1)
-		for _, i := range rng.Perm(o.shards)[:of] {
+		for _, i := range rng.Perm(o.shards)[:n] {
 			if _, d := shards[i].Take(states[i], at, algorithms.Charge{DryRun: true}); d.Value > most {
 				best, most = i, d.Value
 			}

@@ -18,8 +18,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// The fast loop of the script must decide like package algorithms. It decides plain charges of few limits.
-// The numbers of the limits change one at a time, and other charges come in between.
+// The fast loop of the script must decide like package algorithms. The test makes plain charges of few limits, with
+// other charges in between, and changes the numbers of the limits one at a time.
 func TestTheFastLoopDecidesLikePackageAlgorithms(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }
@@ -272,7 +272,7 @@ func TestAnswerOfWrongLength(t *testing.T) {
 		decisions := make([]backend.Decision, 3)
 		tr := &scriptRun{reply: reply}
 		for i := range decisions {
-			tr.of = append(tr.of, target{charge: &backend.Charge{}, decision: &decisions[i]})
+			tr.targets = append(tr.targets, target{charge: &backend.Charge{}, decision: &decisions[i]})
 		}
 		return decisions, tr.answer()
 	}

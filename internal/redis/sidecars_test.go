@@ -73,7 +73,7 @@ func TestSidecarsShareALimit(t *testing.T) {
 	}
 }
 
-// A Store may be closed during calls. They fail in time, and no goroutine or connection remains.
+// A Store may be closed during calls. They fail in time, and no goroutine remains (TestMain checks that).
 func TestCloseUnderLoad(t *testing.T) {
 	faulty(t)
 	server := redistest.Start(t)

@@ -13,7 +13,7 @@ type starter struct {
 	run        func()
 }
 
-// newStarter makes a starter; spawn runs f on another goroutine.
+// newStarter makes a starter. spawn runs its argument on another goroutine.
 func newStarter(spawn func(f func())) *starter {
 	s := &starter{spawn: spawn}
 	s.run = s.start

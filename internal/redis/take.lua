@@ -14,7 +14,8 @@
 --            flag 4   per_request
 --            flag 8   a calendar: 8 doubles follow, its number, the number of the first window, the length
 --                     of the longest possible window, and the starts of five windows
---            flag 16  a penalty: 3 doubles follow, after, for and max; they are before those of a calendar
+--            flag 16  a penalty: 3 doubles follow, before those of a calendar: how many denials start a block,
+--                     and the shortest and the longest block, in us
 --            flag 32  a usual limit, see below
 --            flag 64  the limit settles: max_debt follows, before all others
 --            flag 128 initial is less than capacity
@@ -22,11 +23,11 @@
 --            the flags; the cost; the phase of a fixed window. Two doubles 0 are the end
 --
 --            flag 1   the next charge belongs to the same group, which is charged as a whole or not at all
---            flag 2   two more doubles follow, max_wait and of: the longest wait, in us, and for a refund or
---                     a settlement the time of the charge that it corrects (ChargedAt); 0: none
+--            flag 2   two more doubles follow: the longest wait, in us (max_wait), and for a refund or a
+--                     settlement the time of the charge that it corrects (ChargedAt, here of); 0: none
 --            flag 4   reserve
---            flag 8   look, a dry run
---            flag 16  raw: the cost is in the unit of the value, 1/q (Charge.Scaled)
+--            flag 8   a dry run (look)
+--            flag 16  the cost is in the unit of the value, 1/q unit (Charge.Scaled, here raw)
 --            flag 32  settle
 --            flag 64  then: if this charge is not allowed, the next charge without this flag is made
 --
@@ -48,8 +49,8 @@
 --
 -- A stored bucket is a string, except for that of a sliding log, which is a list (see "The log"):
 --
---   byte 0   0: times are in us; 1: in ms; 2: a window of a calendar; 4: a sliding window counter
---   then     doubles:
+--   byte 0   0: a tick is 1 us; 1: a tick is 1 ms; 2: a window of a calendar; 4: a sliding window counter
+--   then     doubles; at, the time of the last charge, is in us:
 --            token bucket, leaky bucket  value, at, p, q, v                              in all 41 bytes
 --            fixed window                value, at, rate, period, capacity, phase                 49
 --            window of a calendar        value, at, rate, capacity, the number of the calendar,   57
@@ -74,19 +75,19 @@
 -- charge_tokens and charge_window contain all arithmetic of take_tokens and take_window. They use no locals
 -- from outside, because each would cost time in each call: x - x % 1 is floor(x), and x + -x % 1 is the
 -- ceiling. Both return: 1 for allowed, 2 for never or 0 for denied; the next value; the remaining units; and
--- three numbers of ticks or window starts, until a retry succeeds, until the bucket is full, and until the
--- reserved units are there.
+-- three numbers of ticks or window starts, until a retry succeeds, until the bucket is full (for a window at
+-- least 1), and until the reserved units are there.
 
--- charge_tokens computes a charge of a token bucket. value is what the bucket held the given number of ticks
--- ago; value, cost, least and given are in 1/q unit. The charge is allowed if the value after it is not below
--- least. If given is not nil, it is added to the bucket, and cost is ignored: that is a refund.
-local function charge_tokens(l, value, ticks, cost, least, given)
+-- charge_tokens computes a charge of a token bucket. ticks have passed since the bucket held value. value, cost,
+-- least and refund are in 1/q unit. The charge is allowed if the value after it is not below least. If refund is
+-- not nil, it is added to the bucket, and cost is ignored.
+local function charge_tokens(l, value, ticks, cost, least, refund)
   local p, v = l.p, l.v
   local flags, retry, wait = 1, 0, 0
   local flown = ticks * p
   if flown < v - value then value = value + flown else value = v end
-  if given then
-    value = value + given
+  if refund then
+    value = value + refund
     if value > v then value = v end
   elseif cost <= v - least and value - cost >= least then
     value = value - cost
@@ -112,18 +113,18 @@ local function charge_tokens(l, value, ticks, cost, least, given)
   return flags, value, remaining > 0 and remaining - remaining % 1 or 0, retry, reset + -reset % 1, wait
 end
 
--- charge_window computes a charge of a fixed window. value is what the bucket held the given number of window
--- starts ago; value, cost, reserve and given are in units. The charge is allowed if the value after it is not
--- below -reserve. If given is not nil, it is added to the bucket, and cost is ignored: that is a refund.
-local function charge_window(l, value, starts, cost, reserve, given)
+-- charge_window computes a charge of a fixed window. starts is the number of windows that have started since the
+-- bucket held value. value, cost, reserve and refund are in units. The charge is allowed if the value after it is
+-- not below -reserve. If refund is not nil, it is added to the bucket, and cost is ignored.
+local function charge_window(l, value, starts, cost, reserve, refund)
   local rate, capacity, clears = l.rate, l.capacity, l.clears
   local flags, retry, wait = 1, 0, 0
   if starts > 0 then
     value = value + starts * rate
     if clears or value > capacity then value = capacity end
   end
-  if given then
-    value = value + given
+  if refund then
+    value = value + refund
     if value > capacity then value = capacity end
   elseif cost <= capacity + reserve and value - cost >= -reserve then
     value = value - cost
@@ -169,11 +170,13 @@ local function with_peaks()
 
   -- peaks.go -----------------------------------------------------------------------------------------
 
-  -- Peaks are a list of moments and rooms in turn, of at most four peaks, oldest first; nil: they are unknown.
+  -- A peak is a moment and a room: what the bucket lacked at that moment to be full. Since then it has lacked at
+  -- least as much. peaks is a list of at most four peaks, oldest first, with the moment and the room of each in turn.
+  -- nil means that they are unknown.
 
-  -- peaked returns peaks, those of a bucket of l, after a charge or a refund at time t. room is what the
-  -- bucket lacked to be full before it, and left is what it lacks now. since is the time of the charge that a
-  -- refund undoes, or 0.
+  -- peaked returns peaks, those of a bucket of l, after a charge or a refund at time t. It may change the list
+  -- itself. room is what the bucket lacked to be full before the charge, and left is what it lacks now. since is
+  -- the time of the charge that a refund corrects, or 0.
   function peaked(l, peaks, t, room, left, since)
     t = t - t % l.tick
     if room == left then return peaks end
@@ -214,8 +217,8 @@ local function with_peaks()
     return peaks
   end
 
-  -- lower changes peaks as if units, consumed at time since, had never been consumed: the room of each later
-  -- peak becomes smaller by units.
+  -- lower changes peaks as if a charge of units at time since had never been made: the room of each later peak
+  -- becomes smaller by units.
   function lower(peaks, since, units)
     local n, i = #peaks, 1
     while i < n and peaks[i] <= since do i = i + 2 end
@@ -229,8 +232,8 @@ local function with_peaks()
     end
   end
 
-  -- closest returns the index of the peak, of five, that is merged with the next one: the two with the
-  -- smallest ratio of their rooms.
+  -- closest returns the index of the peak, of five, that is merged with the next one. Of all neighbours, these two
+  -- have the smallest ratio of their rooms.
   function closest(peaks)
     local at, least = 0, huge
     for i = 1, 7, 2 do
@@ -248,7 +251,7 @@ local function with_peaks()
     return to, cost - floor((value - to) / unit)
   end
 
-  -- room_since returns the smallest room that a bucket has had since the time since. at is the time of its
+  -- room_since returns the smallest room that a bucket has had since a charge at time since. at is the time of its
   -- last charge, peaks are its peaks, and room is its room now. The result is 0 if it is not known.
   function room_since(l, at, peaks, since, room)
     since = since - since % l.tick
@@ -264,14 +267,15 @@ end
 
 -- Settlements --------------------------------------------------------------------------------------
 
--- settling creates the functions for usual limits that settle. They decide as general does, and use no locals
--- from outside, because each would cost time in each call.
+-- settling creates the functions for usual limits that settle. They decide as general does. They use no locals
+-- from outside of settling, because each would cost time in each call.
 local function settling()
   local peaked, charged, room_since -- created with the first settlement that needs them
 
   -- behind returns the peaks of the new state, as bytes, for a bucket of l. b is its old state, whose peaks
-  -- follow head bytes. Before the charge the bucket lacked room units of being full. behind does to packed
-  -- peaks what peaked and push do to a list. It returns false if general must decide, because there are
+  -- follow head bytes, or false if there is none. room, in the unit of the value, is what the bucket lacked to be
+  -- full before a charge at time now, or what it lacks after a refund in the tick before now. behind does to
+  -- packed peaks what peaked and push do to a list. It returns false if general must decide, because there are
   -- denials or a clock has stepped back.
   local function behind(l, b, head, now, room)
     local pack, unpack_at, sub = struct.pack, struct.unpack, string.sub
@@ -291,8 +295,8 @@ local function settling()
       till, last = unpack_at('<dd', b, size - 15)
     end
     if size < head + 72 then return sub(b, head + 1, size) .. pack('<dd', at, room) end
-    -- There would be five. Of two neighbours, the time of the later and the room of the earlier stay; closest shows
-    -- which ones.
+    -- There would be five peaks. Two neighbours become one, with the time of the later and the room of the earlier.
+    -- These two are chosen as in closest.
     local _, u1, r1, u2, r2, u3, r3, u4, r4 = unpack_at('<ddddddddd', b, head + 1)
     local least, i = r2 / r1, 1
     if r3 / r2 <= least then least, i = r3 / r2, 2 end
@@ -376,7 +380,7 @@ local function settling()
       if tail and value == had then tail = b and string.sub(b, head + 1) or pack('<d', -1) end
     elseif b then
       local most, size = cost < 0 and (not start or since >= start) and min(-cost, l.capacity + l.max_reserved) * unit or 0, #b
-      if most > 0 and since <= at and size >= head + 24 and unpack_at('<d', b, size - 15) <= since then -- no peak since
+      if most > 0 and since <= at and size >= head + 24 and unpack_at('<d', b, size - 15) <= since then -- no peak after the charge
         value = had + min(most, full - had)
         tail = behind(l, b, head, now + 1, full - value)
         if tail and value == had then tail = string.sub(b, head + 1) end
@@ -426,7 +430,7 @@ end
 
 -- general decides charges of every kind. lives has, by key, the lifetimes in ms of the states in stored that
 -- must be written. general returns the states by key, a function that decides charges, and two functions that
--- write the results. It returns nothing if now is outside of the given windows.
+-- write the results. It returns nothing if now is outside of the windows of a calendar in ARGV[2].
 local function general(now, given, names, stored, lives, answers)
   local EXACT = 9007199254740992
   local STEP_BACK = 60000000
@@ -515,9 +519,10 @@ local function general(now, given, names, stored, lives, answers)
     return kept
   end
 
-  -- begin prepares s, the stored state or nil, for a decision of l at time t. It returns a state of l, the time
-  -- at which to decide, and whether the bucket was stored before. If the clock was set back, the returned time
-  -- or the state is adjusted, as by Limit.start.
+  -- begin prepares s, the stored state or nil, for a decision of l at time t. It returns the state, the time at
+  -- which to decide, and whether the bucket was stored before. The state is one of l, unless its conversion would
+  -- lose consumption (adopt). If the clock was set back, the returned time or the state is adjusted, as by
+  -- Limit.start.
   function begin(l, phase, s, t)
     if not s or (l.kind == LOG and log_size(s.log) == 0) then return fresh(l, t, s and s.log), t, false end
     local at = t
@@ -598,15 +603,15 @@ local function general(now, given, names, stored, lives, answers)
     return at * l.tick
   end
 
-  -- later makes every waiting time in d longer by back, the time that a clock needs to catch up after it stepped back.
-  function later(d, back)
-    if not d.allowed and not d.never then d.retry = d.retry + back end
-    if d.reset > 0 then d.reset = d.reset + back end
-    if d.wait > 0 then d.wait = d.wait + back end
+  -- later makes every waiting time in d longer by lag, the time that a clock needs to catch up after it stepped back.
+  function later(d, lag)
+    if not d.allowed and not d.never then d.retry = d.retry + lag end
+    if d.reset > 0 then d.reset = d.reset + lag end
+    if d.wait > 0 then d.wait = d.wait + lag end
   end
 
   -- span returns the time from t until the start of a later tick. ticks is the distance of that tick from the
-  -- one that contains t.
+  -- one that contains t. If ticks is at most 0, so is the later tick, and the time is 0.
   function span(l, t, ticks)
     if ticks <= 0 then return 0 end
     if l.tick == 1 then return ticks end
@@ -622,8 +627,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- calendar.go --------------------------------------------------------------------------------------
 
-  -- calendar_time returns the time from now until the n-th window start. If the script did not receive that
-  -- window, the result may be too long, but never too short.
+  -- calendar_time returns the time from now until the n-th window start; the start of the next window is the first.
+  -- If the script did not receive that window, the result may be too long, but never too short.
   function calendar_time(l, n)
     local start = calendar_start(l, l.window + n)
     if start < math.huge then return start - now end
@@ -649,8 +654,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- changed.go ---------------------------------------------------------------------------------------
 
-  -- same_scale reports whether the numbers of l and those under which s was written differ in nothing that
-  -- gives the values of s another meaning. Then s needs no conversion.
+  -- same_scale reports whether the values of s mean the same under the numbers of l as under those with which s
+  -- was written. Then s needs no conversion.
   function same_scale(l, phase, s)
     local old = s.by
     if l.kind == WINDOW then
@@ -679,9 +684,9 @@ local function general(now, given, names, stored, lives, answers)
     local k = kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
     local k1 = l.kind == GUARANTEED and kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t)
     if units(k, l) > l.v or k1 and units(k1, l) > l.v1 then return s end
-    local fine = floor((t - k.now) / l.tick)
-    c.value, c.peaks = l.v - within(k, l, l.p, fine), adopt_peaks(l, phase, s)
-    if k1 then c.prev = l.v1 - within(k1, l, l.p1, fine) end
+    local n = floor((t - k.now) / l.tick)
+    c.value, c.peaks = l.v - within(k, l, l.p, n), adopt_peaks(l, phase, s)
+    if k1 then c.prev = l.v1 - within(k1, l, l.p1, n) end
     return c
   end
 
@@ -703,7 +708,7 @@ local function general(now, given, names, stored, lives, answers)
     return k
   end
 
-  -- after returns the consumption k.used after the given number of ticks.
+  -- after returns what is left of the consumption k.used when ticks have passed.
   function after(k, ticks)
     if ticks >= ceil_div(k.used, k.p) then return 0 end
     return k.used - ticks * k.p
@@ -739,7 +744,7 @@ local function general(now, given, names, stored, lives, answers)
     }
   end
 
-  -- units returns the used units, in the unit of l, rounded up.
+  -- units returns k.used, converted to the unit of l and rounded up.
   function units(k, l) return mul_div_ceil(k.used, unit_of(l), k.unit) end
 
   -- of converts n, in the unit of l, to the unit of k, rounded down.
@@ -748,10 +753,10 @@ local function general(now, given, names, stored, lives, answers)
     return used
   end
 
-  -- within returns the consumption that remains, in the unit of l, when fine ticks of l have passed since the
-  -- start of a tick of k. p flows in with each tick of l.
-  function within(k, l, p, fine)
-    local flown = mul_div(pace(k, l, p), fine, k.tick / l.tick)
+  -- within returns the consumption that remains, in the unit of l, when n ticks of l have passed since the start of a
+  -- tick of k. p flows in with each tick of l.
+  function within(k, l, p, n)
+    local flown = mul_div(pace(k, l, p), n, k.tick / l.tick)
     return max(0, units(k, l) - flown)
   end
 
@@ -763,33 +768,34 @@ local function general(now, given, names, stored, lives, answers)
     return old
   end
 
-  -- until_units returns the time from t until at most most counts as used. most is in the unit of l.
-  function until_units(k, l, t, most)
-    if not k.tick or most >= l.v then return until_used(k, l, t, of(k, l, most)) end
+  -- until_units returns the time from t until the consumption does not exceed bound, which is in the unit of l.
+  function until_units(k, l, t, bound)
+    if not k.tick or bound >= l.v then return until_used(k, l, t, of(k, l, bound)) end
     local flow, fine = pace(k, l, l.p), k.tick / l.tick
     local last = mul_div(flow, fine - 1, fine)
-    local n = ticks_to(k, of(k, l, min(l.v, most + last)))
+    local n = ticks_to(k, of(k, l, min(l.v, bound + last)))
     local later = { used = after(k, n), unit = k.unit }
-    local more = mul_div_ceil(max(0, units(later, l) - most), fine, max(1, flow))
+    local more = mul_div_ceil(max(0, units(later, l) - bound), fine, max(1, flow))
     return max(0, n * k.tick + more * l.tick - (t - k.now))
   end
 
-  -- until_used returns the time from t until at most most is used. most is in the unit of k.used. If k has a
+  -- until_used returns the time from t until k.used does not exceed bound, which is in the unit of k.used. If k has a
   -- calendar, the result is a number of windows.
-  function until_used(k, l, t, most)
-    if l.kind ~= WINDOW then return max(0, ticks_to(k, most) * k.tick - (t - k.now)) end
-    local n = ceil_div(k.used - most, k.old.rate)
+  function until_used(k, l, t, bound)
+    if l.kind ~= WINDOW then return max(0, ticks_to(k, bound) * k.tick - (t - k.now)) end
+    local n = ceil_div(k.used - bound, k.old.rate)
     if l.clears then n = min(n, 1) end
     n = max(1, n)
     if k.edges then return k.window - l.window + n end
     return (k.phase + (k.window + n) * k.old.period) * k.old.tick - t
   end
 
-  -- ticks_to returns the number of ticks until at most most is used.
-  function ticks_to(k, most) return max(0, ceil_div(k.used - most, k.p)) end
+  -- ticks_to returns the number of ticks until k.used does not exceed bound.
+  function ticks_to(k, bound) return max(0, ceil_div(k.used - bound, k.p)) end
 
-  -- give_units subtracts a refund of n, in the unit of l, from k.used. If a undoes a charge, what has flowed in since
-  -- that charge is not refunded; if l settles, the refund is at most k.room instead.
+  -- give_units subtracts a refund of n, in the unit of l, from k.used. p flows in with each tick. If the time of the
+  -- charge that a corrects is known (a.of), what has flowed in since then is not refunded; if l settles, the refund
+  -- is at most k.room instead.
   function give_units(k, l, n, p, a)
     local given = of(k, l, n)
     if a.of > 0 and l.settles then
@@ -800,9 +806,10 @@ local function general(now, given, names, stored, lives, answers)
     k.used = max(0, k.used - given)
   end
 
-  -- take_kept decides a on s, which has other numbers than l, at time t. behind is how far the clock has stepped
-  -- back. If l does not have the calendar of s, the decision has times instead of numbers of windows.
-  function take_kept(l, phase, s, t, a, d, behind)
+  -- take_kept decides the charge a on s, which has other numbers than l, at time t. lag is how far the clock is behind
+  -- t, after it has stepped back. If l does not have the calendar of s, the decision has times instead of numbers of
+  -- windows.
+  function take_kept(l, phase, s, t, a, d, lag)
     if l.kind == GUARANTEED then return take_kept_pair(l, s, t, a, d) end
     local k
     if l.kind == WINDOW then
@@ -813,7 +820,7 @@ local function general(now, given, names, stored, lives, answers)
     end
     local peaks, had = s.by == k.old and peaks_of(l, phase, s) or nil, k.used
     k.room = room_since(k.old, s.at, peaks, a.of, had)
-    if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, behind) else decide_kept(l, k, t, a, d) end
+    if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, lag) else decide_kept(l, k, t, a, d) end
     if l.settles then peaks = peaked(k.old, peaks and { unpack(peaks) }, k.now, had, k.used, a.of) end
     d.value = full_of(l) - units(k, l)
     d.remaining = max(0, floor(d.value / unit_of(l)))
@@ -826,7 +833,8 @@ local function general(now, given, names, stored, lives, answers)
     return next
   end
 
-  -- decide_kept decides a on a token bucket or a fixed window.
+  -- decide_kept decides the charge a on a token bucket or a fixed window whose state has other numbers than l. k is
+  -- the consumption at time t.
   function decide_kept(l, k, t, a, d)
     local unit, full = unit_of(l), full_of(l)
     local cost, r = cost_in(l, unit, a), 0
@@ -871,8 +879,8 @@ local function general(now, given, names, stored, lives, answers)
     end
   end
 
-  -- decide_kept_turn decides a on a leaky bucket.
-  function decide_kept_turn(l, k, t, a, d, behind)
+  -- decide_kept_turn is decide_kept for a leaky bucket. lag is that of take_kept.
+  function decide_kept_turn(l, k, t, a, d, lag)
     local cost = cost_in(l, l.q, a)
     if cost < 0 then
       give_units(k, l, -cost, k.p, a)
@@ -883,7 +891,7 @@ local function general(now, given, names, stored, lives, answers)
       return
     end
     local wait = span(l, t, ceil_div(units(k, l), l.p))
-    local late = a.max_wait > 0 and wait + behind > a.max_wait
+    local late = a.max_wait > 0 and wait + lag > a.max_wait
     if cost == 0 and not late then
       d.allowed, d.wait = true, wait
     elseif cost == 0 and wait <= a.max_wait then
@@ -898,21 +906,21 @@ local function general(now, given, names, stored, lives, answers)
     end
   end
 
-  -- take_kept_pair decides a on a guaranteed bucket.
+  -- take_kept_pair is take_kept for a guaranteed bucket.
   function take_kept_pair(l, s, t, a, d)
     local old = s.by
     local sure, bank = kept_tokens(l, s, s.prev, old.v1, old.p1, t), kept_tokens(l, s, s.value, old.v, old.p, t)
     local larger = mul_div(l.capacity, old.q, 1)
     local most = min(max(larger, old.v + old.v1), bank.most * bank.unit)
 
-    -- has reports whether cost is available at a later time: the given number of ticks of the old numbers
-    -- after now, and then fine ticks of l.
-    local function has(cost, ticks, fine)
+    -- has reports whether cost is available after the given number of ticks of the old numbers, and then n more ticks
+    -- of l.
+    local function has(cost, ticks, n)
       local sure2 = { used = after(sure, ticks), unit = sure.unit, tick = sure.tick, p = sure.p }
       local bank2 = { used = after(bank, ticks), unit = bank.unit, tick = bank.tick, p = bank.p }
       local v1, v2 = l.v1 - units(sure2, l), l.v - units(bank2, l)
       if v1 >= 0 and v2 >= 0 then
-        return l.v1 - within(sure2, l, l.p1, fine) + l.v - within(bank2, l, l.p, fine) >= cost * l.q
+        return l.v1 - within(sure2, l, l.p1, n) + l.v - within(bank2, l, l.p, n) >= cost * l.q
       end
       return max(0, v1) + max(0, v2) >= cost * l.q and cost <= floor((most - sure2.used - bank2.used) / bank.unit)
     end
@@ -921,8 +929,8 @@ local function general(now, given, names, stored, lives, answers)
     local function enough_in(cost)
       local last = bank.tick / l.tick - 1
       local ticks = smallest(max(ticks_to(sure, 0), ticks_to(bank, 0)), function(n) return has(cost, n, last) end)
-      local fine = smallest(last, function(n) return has(cost, ticks, n) end)
-      return ticks * bank.tick + fine * l.tick - (t - bank.now)
+      local more = smallest(last, function(n) return has(cost, ticks, n) end)
+      return ticks * bank.tick + more * l.tick - (t - bank.now)
     end
 
     if a.cost < 0 then
@@ -955,15 +963,15 @@ local function general(now, given, names, stored, lives, answers)
     return { by = old, value = old.v - bank.used, prev = old.v1 - sure.used, at = bank.now, phase = 0 }
   end
 
-  -- smallest returns the smallest number from 0 to most for which yes returns true. yes(most) must be true,
-  -- and yes must not become false again for larger numbers.
-  function smallest(most, yes)
-    local from = -1
-    while from + 1 < most do
-      local mid = from + floor((most - from) / 2)
-      if yes(mid) then most = mid else from = mid end
+  -- smallest returns the smallest n, 0 <= n <= high, for which holds(n) is true. holds(high) must be true, and so must
+  -- holds of every number between n and high.
+  function smallest(high, holds)
+    local low = -1 -- holds(low) is false
+    while low + 1 < high do
+      local mid = low + floor((high - low) / 2)
+      if holds(mid) then high = mid else low = mid end
     end
-    return most
+    return high
   end
 
   -- mul_div returns a*b/c, rounded down and limited to 2^53, and the remainder. It stays in the exact range:
@@ -1005,8 +1013,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- fixed_window.go ----------------------------------------------------------------------------------
 
-  -- window_of returns the number of the window in which t lies. Of a calendar only the given windows are
-  -- known: a t before or after them lies in some earlier or later window.
+  -- window_of returns the number of the window in which t lies. Of a calendar, only the windows in ARGV[2] are
+  -- known: a time before them gets the number l.first - 1, and each later time gets the number of the last one.
   function window_of(l, phase, t)
     if not l.edges then return floor((floor(t / l.tick) - phase) / l.period) end
     local n = 0
@@ -1075,7 +1083,7 @@ local function general(now, given, names, stored, lives, answers)
       local c = a.cost * l.q
       if v1 + v2 >= c then
         d.allowed = true
-        local paid = max(0, min(v1, c)) -- a state kept in these numbers may owe v1
+        local paid = max(0, min(v1, c)) -- v1 is below 0 if take_kept_pair charged the state for a larger limit
         v1, v2 = v1 - paid, v2 - (c - paid)
       else
         d.retry = span(l, t, guaranteed_retry(l, v1, v2, c))
@@ -1094,14 +1102,14 @@ local function general(now, given, names, stored, lives, answers)
 
   -- leaky_bucket.go ----------------------------------------------------------------------------------
 
-  -- take_turn is take for a leaky bucket. back is how far the clock has stepped back; each request waits that
-  -- much longer.
-  function take_turn(l, s, t, a, d, back)
+  -- take_turn is take for a leaky bucket. lag is how far the clock is behind t, after it has stepped back; each request
+  -- waits that much longer.
+  function take_turn(l, s, t, a, d, lag)
     local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
     local wait = span(l, t, ceil_div(l.v - value, l.p))
     local next = take_tokens(l, s, t, a, d)
     if a.cost < 0 or d.never then return next end
-    if a.max_wait > 0 and wait > 0 and wait + back > a.max_wait then
+    if a.max_wait > 0 and wait > 0 and wait + lag > a.max_wait then
       local retry = wait - a.max_wait
       if not d.allowed then retry = max(retry, d.retry) end
       d.allowed, d.retry, d.wait = false, retry, 0
@@ -1139,7 +1147,7 @@ local function general(now, given, names, stored, lives, answers)
     return push({}, min(at, t - t % l.tick) + l.tick, 0)
   end
 
-  -- peaks_of returns the peaks of s that l can use.
+  -- peaks_of returns the peaks of s that l can use; nil: none.
   function peaks_of(l, phase, s)
     local old = s.by
     if not l.settles or l.tick ~= old.tick then return nil end
@@ -1149,7 +1157,7 @@ local function general(now, given, names, stored, lives, answers)
     return s.peaks
   end
 
-  -- adopt_peaks returns the peaks of s, converted to the numbers of l.
+  -- adopt_peaks returns the peaks of s, converted to the numbers of l; nil: they are unknown.
   function adopt_peaks(l, phase, s)
     local peaks = peaks_of(l, phase, s)
     if not peaks or l.kind == WINDOW then return peaks end
@@ -1201,8 +1209,9 @@ local function general(now, given, names, stored, lives, answers)
     return at
   end
 
-  -- counted returns the denials of was that still count at time t, and one more at t. If they are then as many
-  -- as start a block, it returns that block in their place, which begins at t.
+  -- counted returns the earlier denials, was (nil: none), without those that no longer count at time t, and with
+  -- one more at t. If they are then as many as start a block, it returns that block in their place, which begins
+  -- at t.
   function counted(l, was, t)
     local d = { blocks = 0, till = 0 }
     if was then
@@ -1251,11 +1260,11 @@ local function general(now, given, names, stored, lives, answers)
     return now
   end
 
-  -- seen reports whether s has a clock.
+  -- seen reports whether there is a state s with the time of a charge. An empty log has no time.
   function seen(l, s) return s and (l.kind ~= LOG or log_size(s.log) > 0) end
 
-  -- blocked decides a on s, which a penalty blocks until till: the charge is denied, and the amounts in d are
-  -- those of the bucket without it.
+  -- blocked decides a on s, which a penalty blocks until the time till: the charge is denied, and the amounts in d
+  -- are those of the bucket without the charge.
   function blocked(l, phase, s, till, a, d)
     take(l, phase, s, a, d, true)
     if d.never then return end
@@ -1319,8 +1328,8 @@ local function general(now, given, names, stored, lives, answers)
     return { by = l, value = own, prev = last, at = t - t % l.tick, phase = 0, period = s.period }
   end
 
-  -- window_counts returns the counts, limited so that products stay in the exact range: other numbers may
-  -- have allowed more. The stored counts are not limited.
+  -- window_counts returns the counts, limited so that products stay in the exact range: a larger limit may have
+  -- made counts above l.rate. The stored counts are not limited.
   function window_counts(l, cur, prev)
     if cur <= l.rate and prev <= l.rate then return cur, prev end
     local most = floor(EXACT / 3 / l.period)
@@ -1377,7 +1386,7 @@ local function general(now, given, names, stored, lives, answers)
   function expired(l, log, t)
     local size, before = log_size(log), t - l.period
     if size == 0 or log_at(log, 1) > before then return 0 end
-    local lo, hi = 1, size + 1 -- out at lo, in at hi
+    local lo, hi = 1, size + 1 -- the unit at lo has expired, and the one at hi has not
     while lo + 1 < hi do
       local mid = floor((lo + hi) / 2)
       if log_at(log, mid) > before then hi = mid else lo = mid end
@@ -1387,8 +1396,9 @@ local function general(now, given, names, stored, lives, answers)
 
   -- together.go --------------------------------------------------------------------------------------
 
-  -- take_all decides the group charges[first..last]: it charges all of them, or none. Of alternatives it
-  -- charges only those that pay. It returns whether the group was charged.
+  -- take_all decides the group charges[first..last]: it charges all of them, or none. A row of charges with instead
+  -- has an alternative, the charge behind the row. take_all makes either the charges of the row or the alternative.
+  -- It returns whether the group was charged.
   function take_all(charges, first, last)
     local all, never, at = true, false, first
     while at <= last do
@@ -1412,8 +1422,7 @@ local function general(now, given, names, stored, lives, answers)
     return all
   end
 
-  -- alternatives returns the index of the last of the alternatives that start at charges[at], or at if
-  -- charges[at] has no alternative.
+  -- alternatives returns the index of the alternative if a row with instead starts at charges[at], and otherwise at.
   function alternatives(charges, at, last)
     while at < last and charges[at].instead do at = at + 1 end
     return at
@@ -1427,8 +1436,8 @@ local function general(now, given, names, stored, lives, answers)
     return true
   end
 
-  -- peek decides the alternatives charges[first..last] as dry runs. It returns whether one of them can be
-  -- charged now, and whether none of them can ever be charged.
+  -- peek decides a row with instead and its alternative, charges[last], as dry runs. It returns whether either of them
+  -- can be charged now, and whether neither can ever be charged. A charge without instead comes alone.
   function peek(charges, first, last)
     local never = false
     for i = first, last - 1 do
@@ -1493,18 +1502,17 @@ local function general(now, given, names, stored, lives, answers)
     return max(a.cost, -most) * unit
   end
 
-  -- back returns how much of given is refunded at time t: given, less what has flowed in since the charge
-  -- that a undoes (a.of; 0 means that it is unknown, and then all is refunded). given is in 1/q unit.
-  function back(l, given, t, a)
-    if a.of <= 0 then return given end
-    return returned(given, l.p + l.p1, elapsed(l, a.of, t))
+  -- back returns how much of refund, in 1/q unit, is refunded at time t: all of it, less what has flowed in since the
+  -- time a.of of the charge that a corrects. If a.of is 0, that time is unknown, and all is refunded.
+  function back(l, refund, t, a)
+    if a.of <= 0 then return refund end
+    return returned(refund, l.p + l.p1, elapsed(l, a.of, t))
   end
 
-  -- returned returns given less what flows in during the given number of ticks, at least 0. It is 0 if ticks
-  -- is below 0.
-  function returned(given, p, ticks)
-    if ticks < 0 or ticks >= ceil_div(given, p) then return 0 end
-    return given - ticks * p
+  -- returned returns refund, less an inflow of p in each of ticks, and at least 0. It is 0 if ticks is below 0.
+  function returned(refund, p, ticks)
+    if ticks < 0 or ticks >= ceil_div(refund, p) then return 0 end
+    return refund - ticks * p
   end
 
   -- take_tokens is take for a token bucket.
@@ -1597,8 +1605,8 @@ local function general(now, given, names, stored, lives, answers)
     if head + log_size(log) > 0 then call('PEXPIRE', key, ttl) end
   end
 
-  -- log_outlive makes log live for at least ttl: it may have been written under a shorter period. Redis 6.2
-  -- does not support GT.
+  -- log_outlive makes log live for at least ttl, in ms: it may have been written under a shorter period. Redis 6.2
+  -- does not support GT; there log lives for exactly ttl.
   function log_outlive(log, ttl)
     local reply = redis.pcall('PEXPIRE', log.key, ttl, 'GT')
     if type(reply) == 'table' and reply.err then call('PEXPIRE', log.key, ttl) end
@@ -1606,8 +1614,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- The buckets --------------------------------------------------------------------------------------
 
-  -- load reads the state of key k. It compares the numbers of the state with those of l at once, so that
-  -- usually nothing must be converted.
+  -- load reads the state of key k, or returns false if there is none. It compares the numbers of the state with
+  -- those of l at once, so that usually nothing must be converted.
   function load(k, l, phase)
     local s = state[k]
     if s ~= nil then return s end
@@ -1674,7 +1682,7 @@ local function general(now, given, names, stored, lives, answers)
   -- remember keeps s, the next state of the bucket of c, for later charges of the same call and for writing.
   function remember(c, s)
     if s and s ~= state[c.key] then
-      if s.by == c.limit then s.phase = c.phase end -- else it is kept in the windows of another limit
+      if s.by == c.limit then s.phase = c.phase end -- else the state keeps the phase of an earlier limit
       state[c.key], dirty[c.key] = s, c.limit
     elseif s and s.log and not c.look then
       denied_logs[c.key] = c.limit

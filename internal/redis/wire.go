@@ -108,8 +108,8 @@ func (w *wire) send(c *call, until time.Time) bool {
 	return true
 }
 
-// deadlines makes a Read of conn end by until, or earlier; after an earlier end the reader sets the next
-// deadline (goesOn). It makes a Write end soon after until. Setting both deadlines for each call would cost
+// deadlines makes a Read of conn end at the time until, or earlier; after an earlier end the reader sets the next
+// deadline (goesOn). It makes a Write end soon after the time until. Setting both deadlines for each call would cost
 // as much as a system call. mu must be held.
 func (w *wire) deadlines(conn net.Conn, until time.Time) {
 	if w.readBy.IsZero() {
@@ -293,8 +293,8 @@ func (w *wire) dial() {
 	}()
 }
 
-// connect makes a connection that is ready for calls. It uses the pool of a separate client. If it fails,
-// conn is nil.
+// connect makes a connection that is ready for calls. It uses the pool of a separate client, which the caller must
+// close. If it fails, conn is nil.
 func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
 	o := *w.node.client.Options()
 	o.PoolSize, o.MinIdleConns, o.MaxRetries = 1, 0, -1
