@@ -19,7 +19,7 @@ func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{store: newSlowStore(0)}),
 			http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-		for range 2 { // these answers fill all the room
+		for range 2 { // the sizes of these answers add up to maxStalled
 			c.send("long " + strconv.Itoa(maxStalled/2-prefixLen))
 			c.flush()
 			synctest.Wait()

@@ -236,8 +236,8 @@ func (c *conn) read() error {
 // idle, awaitClient waits for the client without a read buffer. An error means that the connection ends.
 //
 // have is the number of bytes of an incomplete frame in the read buffer. If it is not 0, awaitClient returns at
-// once and keeps the buffer. So it does if the client sent bytes when tick set the deadline: then a read returned
-// these bytes, and the deadline ended only the next read.
+// once and keeps the buffer. It does the same if the client sent bytes at the moment when tick set the deadline:
+// then a read returned these bytes, and the deadline ended only the next read.
 func (c *conn) awaitClient(have int) error {
 	c.mu.Lock()
 	if !c.interrupted || c.halfClosed || c.closed {

@@ -132,7 +132,7 @@ func (c *conn) onPing(f frameHeader, payload []byte) error {
 		return c.idle(1)
 	}
 	c.out = appendPing(c.out, http2.FlagPingAck, data)
-	// As in grpc-go, a ping is early if it comes less than pingEvery after the ping before, and no part of an
+	// As in grpc-go, a ping is early if it comes less than pingEvery after the previous ping, and no part of an
 	// answer was sent between them.
 	since := c.now.Sub(c.pinged)
 	c.pinged = c.now
@@ -190,7 +190,7 @@ func (c *conn) drain() {
 	c.flushSoon()
 }
 
-// sendGoAway requests that the client open no more streams on c. c.mu is held.
+// sendGoAway requests that the client open no more streams on c, and that it answer drainPing. c.mu is held.
 func (c *conn) sendGoAway() {
 	c.out = appendGoAway(c.out, math.MaxInt32, http2.ErrCodeNo, "")
 	c.out = appendPing(c.out, 0, drainPing)

@@ -47,7 +47,8 @@ var accepted = map[[2]rejection]string{
 }
 
 // exchange sends the frames of a script to a server, one by one. After each frame it waits until the server
-// has reacted completely. It ends with the first frame to which the server objects.
+// has reacted completely. It ends after the first frame to which the server objects, or at the end of the
+// script, and returns what the client received.
 func exchange(t *testing.T, nc net.Conn, steps []byte) outcome {
 	o := outcome{streams: map[uint32]string{}}
 	var mu sync.Mutex // guards o

@@ -106,7 +106,7 @@ func (s *script) next() int {
 // one returns the argument that the next byte of the script selects.
 func one[T any](s *script, of ...T) T { return of[s.next()%len(of)] }
 
-// step executes the next step of s. pause is how long the client then waits, after it has sent everything.
+// step executes the next step of s. If pause is not 0, the caller must send everything, and then wait that long.
 func (c *client) step(s *script) (pause time.Duration) {
 	stream := func() uint32 { return 1 + 2*uint32(s.next())%(c.next+2) }
 	end := func() bool { return s.next()%2 == 0 }

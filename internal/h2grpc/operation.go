@@ -234,7 +234,7 @@ func (c *conn) conclude(o *operation) {
 	c.changed.Broadcast()
 }
 
-// release makes room for other operations.
+// release removes o from Server.outstanding, and so makes room for other operations.
 func (c *conn) release(o *operation) {
 	if !c.server.config.Inline {
 		c.server.outstanding.leave(o)
@@ -285,7 +285,8 @@ func (o *operation) answer() {
 	}
 }
 
-// recycle keeps o for other requests. No Store uses it any more.
+// recycle keeps o for other requests. o must be completed, or never submitted. A Store may still read
+// request.canceled.
 func (o *operation) recycle() {
 	const large = 64 << 10
 	if cap(o.messages) > large {
@@ -295,7 +296,7 @@ func (o *operation) recycle() {
 		r := &o.requests[i]
 		r.stream, r.finished, r.answered = nil, false, false
 		if r.canceled.Load() {
-			r.canceled.Store(false) // by an atomic store, because a Store may still read it
+			r.canceled.Store(false) // atomic, because a Store may still read it
 		}
 	}
 	o.messages, o.requests = o.messages[:0], o.requests[:0]

@@ -182,7 +182,8 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 	return c.part(c.kept(s), data)
 }
 
-// part handles data that does not end its stream.
+// part handles data that does not complete a request. complete also uses it for the last data of a request that
+// Config.Others serves.
 func (c *conn) part(s *stream, data []byte) error {
 	switch {
 	case s.state == stuck: // the stream is already answered

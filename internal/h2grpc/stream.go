@@ -81,7 +81,7 @@ func (c *conn) unused() (s *stream) {
 }
 
 // recycle keeps s, which has ended, for another request. It does not if a timer or a handler may still refer to
-// s, or if the answer was stalled.
+// s, if the answer was stalled, or if maxFree streams are kept already.
 func (c *conn) recycle(s *stream) {
 	if s.stop == nil && s.other == nil && s.tail == nil && len(c.free) < maxFree {
 		*s = stream{}
@@ -89,7 +89,7 @@ func (c *conn) recycle(s *stream) {
 	}
 }
 
-// kept returns s, after moving it to c.open if it is c.fresh.
+// kept returns s. If s is c.fresh, kept moves it to c.open, and returns the new address.
 func (c *conn) kept(s *stream) *stream {
 	if s == &c.fresh {
 		return c.moveToOpen()
