@@ -115,7 +115,7 @@ func TestAdjustmentsKeepConsumedUnits(t *testing.T) {
 	if n := b.allowed(t, 200, "user=bob"); n != 59 {
 		t.Errorf("60 a minute flow in: got %d in 1 us less than a minute, want 59", n)
 	}
-	b.now++ // The adjustment expires when 100 units are consumed. Then 60 a minute flow in, until at most 20 are consumed.
+	b.now++ // Now the adjustment expires, and 100 units are consumed. 60 a minute flow in until at most 20 are consumed.
 	if n := b.allowed(t, 200, "user=bob"); n != 0 {
 		t.Errorf("after the end: got %d, want 0", n)
 	}
@@ -450,7 +450,7 @@ func TestAdjustableFindsEachUseOfALimit(t *testing.T) {
 	}
 }
 
-// BenchmarkAdjustable is the time to find one adjusted limit among 100,000. The admin page does this for each
+// BenchmarkAdjustable measures the time to find one adjusted limit among 100,000. The admin page does this for each
 // of at most 10,000 adjustments.
 func BenchmarkAdjustable(b *testing.B) {
 	l, names := manyLimits(100_000)

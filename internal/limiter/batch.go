@@ -28,7 +28,7 @@ type Batch struct {
 	ended atomic.Bool
 }
 
-// span is a part of Batch.charges.
+// span is the part [from:to] of Batch.charges.
 type span struct{ from, to int }
 
 // NewBatch makes an empty Batch.

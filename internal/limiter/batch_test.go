@@ -36,7 +36,7 @@ descriptors:
   - {key: u, rate_limit: {unlimited: true}}
 `
 
-// drawCall draws a request with descriptors, or with named limits. One of the names does not exist.
+// drawCall draws a request with descriptors, or with a named limit, which may not exist.
 func drawCall(t *rapid.T) *limiter.Call {
 	c := &limiter.Call{}
 	c.Request.Domain = rapid.SampledFrom([]string{"d", "d", "d", "elsewhere"}).Draw(t, "domain")

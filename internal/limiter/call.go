@@ -107,7 +107,7 @@ const (
 	FailedDenied  // the store could not decide; on_backend_failure denies
 )
 
-// Denies reports whether o causes a denial.
+// Denies reports whether o causes a denial. Quota limits deny only together; see Verdict.Denies.
 func (o Outcome) Denies() bool { return o == Denied || o == FailedDenied }
 
 // Result is the answer of one limit to a request.
@@ -168,7 +168,8 @@ type Verdict struct {
 	// Failed means that a store could not decide. Then on_backend_failure decides, except that settlements are
 	// denied.
 	Failed bool
-	// Err makes the listener fail the call: OnFailure is error.
+	// Err makes the listener fail the call, because the store could not decide a limit with on_backend_failure: error.
+	// It is nil otherwise.
 	Err error
 	// Never means that no wait can change the denial, because a cost exceeds the most that its limit can
 	// ever allow, or because Missing is set.

@@ -22,8 +22,8 @@ const (
 )
 
 // plan turns the request into Results without answers, and into charges for a store. Limits that are charged
-// together share a Group. Each shadow limit, each quota limit, and each limit of a domain with `consume:
-// each` has a Group of its own. Only requests for named limits can cause an error.
+// together share a Group. Each shadow limit and each quota limit has a Group of its own. With `consume: each` so has
+// each limit that a descriptor matches. Only requests for named limits can cause an error.
 func (c *Call) plan(s *Snapshot, last *Call) error {
 	c.Snapshot = s
 	c.DryRun = c.DryRun || c.Inspect

@@ -53,7 +53,7 @@ func TestParseHeaderSets(t *testing.T) {
 }
 
 // The Observer gets each answer that a client gets: also one by on_backend_failure after the deadline. It gets no
-// repeated answers, and none of an operator.
+// repeated answers, and no answers to an operator.
 func TestWhatIsObserved(t *testing.T) {
 	store, o := &faulty{Store: memory.New(memory.Config{})}, &counts{}
 	l := over(t, store, o)

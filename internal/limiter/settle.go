@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// Within is the time after units became available during which a reservation by name can be settled.
+	// Within is how long a reservation by name can be settled after its units became available.
 	Within = 3600 * algorithms.Second
-	// ClockSlack is the largest difference between the clocks of sidecars and of the store. A store keeps
+	// ClockSlack is the largest tolerated difference between the clocks of sidecars and of the store. A store keeps
 	// the result of a settlement for that much longer than the reservation can be settled, so that it is
 	// never settled twice.
 	ClockSlack = 60 * algorithms.Second

@@ -16,8 +16,8 @@ import (
 // cost. An application settles in a similar way: it reserves limits by name, and settles the id with its
 // own request (Settle).
 
-// MaxReserved is the largest number of limits with settle that a request may match. A request that matches
-// more is denied, so that its id has a bounded size.
+// MaxReserved is the largest number of limits with settle that a request may match, not counting limits in shadow
+// mode. A request that matches more is denied, so that its id has a bounded size.
 const MaxReserved = 8
 
 // MaxID bounds the id of a reservation for a proxy, in bytes. Applications may use longer keys, so their
@@ -107,7 +107,7 @@ type Settlement struct {
 
 	charge int
 	cell   uint64 // the number of its estimate; 0 means that none is learned
-	key    uint64 // a hash of the bucket's key
+	key    uint64 // a hash of the bucket's key; 0 without an estimate
 	times  int64
 }
 
@@ -135,8 +135,8 @@ func (u Unsettled) String() string { return unsettledNames[u] }
 // None is the id of a settle-start that reserved nothing.
 const None = "none"
 
-// settling reports whether descriptor i belongs to a settle-done, and whether it is the one that follows
-// every request.
+// settling reports whether descriptor i belongs to a settle-done, and whether its key is that of the descriptor which
+// follows every request (SettleEntries.End).
 func (c *Call) settling(i int) (isDone, isEnd bool) {
 	names, entries := c.Verdict.Domain.Settle, c.Descriptors[i].Entries
 	if names == nil || len(entries) == 0 {
@@ -420,9 +420,9 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 
 // settlementID returns the IdempotencyID of the settlement of a part of a reservation.
 //
-// The ID of a reservation is unique, and no caller can choose it. So no hash is needed: the first half of the ID
-// is combined with the domain and the number of the part. Reservations of different domains may have the same
-// ID, because it may be a hash of a request_id.
+// The ID of a reservation is unique in its domain, and no caller can choose it. So no hash is needed: the first half
+// of the ID is combined with the domain and the number of the part. Reservations of different domains may have the
+// same ID, because it may be a hash of a request_id.
 func (c *Call) settlementID(id *[16]byte, part *ReservedPart, r *Result) (unique [16]byte) {
 	if part.Number < 0 {
 		return c.oldSettlementID(id, r)

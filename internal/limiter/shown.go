@@ -11,7 +11,7 @@ import (
 //
 // units is the capacity, so that the remaining units never exceed it. If the capacity differs from the rate,
 // the window is the time in which the capacity is filled. For example, 10 a minute with a capacity of 20 is
-// reported as 20 in 2 minutes.
+// reported as 20 in 2 minutes. A fixed window with a capacity below its rate keeps its period.
 func Shown(l *algorithms.Limit) (units, seconds int64) {
 	period := uint64(l.Period())
 	switch l.Kind {
