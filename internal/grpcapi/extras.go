@@ -17,7 +17,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Options selects the parts of answers beside the verdict. The zero Options adds nothing.
+// Options configures a Server: the parts of answers beside the verdict, and bounds. The zero Options adds nothing to
+// answers.
 type Options struct {
 	// Headers has the names of response headers that the proxy adds; nil means none.
 	Headers *Headers

@@ -90,7 +90,7 @@ func (g *gate) enter(ctx context.Context, timeout time.Duration, weight, bytes i
 	return p, g.entered(t)
 }
 
-// clientOf returns the address that identifies the connection.
+// clientOf returns the address that identifies the connection of ctx, or nil if ctx has none.
 func clientOf(ctx context.Context) net.Addr {
 	if p, ok := peer.FromContext(ctx); ok {
 		return p.Addr

@@ -43,7 +43,7 @@ const (
 
 // Observer receives events about requests that get no verdict from the limiter.
 type Observer interface {
-	// Refused is called with one of the reasons above.
+	// Refused is called with one of the reasons, such as Malformed or TooMuch.
 	Refused(reason string)
 	// TooLarge is called after Refused(TooMuch), with the bound that the request exceeds.
 	TooLarge(bound string)

@@ -19,18 +19,18 @@ var unitHeaders = [...]struct {
 	{descriptors.Tokens, headerNames{"x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"}},
 }
 
-// longestWait is the longest time, in seconds, that the openai package obeys in retry-after-ms. For a longer
-// time, old versions would call again within seconds, and the anthropic package would sleep for the whole
-// time.
+// longestWait is the longest time, in seconds, that the client library openai obeys in retry-after-ms. For a longer
+// time, old versions of it would call again within seconds, and the client library anthropic would sleep for the
+// whole time.
 const longestWait = 120
 
 // MaxHeaders is the largest number of calls of add that OpenAIHeaders makes.
 const MaxHeaders = 3*len(unitHeaders) + 2
 
 // OpenAIHeaders calls add with each header of the set openai for v. For each unit it adds the headers of the
-// most restrictive limit with that unit. For a denial it adds retry-after-ms, unless no retry can succeed or noRetryAfter is
-// true. If no retry can succeed, or none within longestWait, it also adds x-should-retry: false. The slice value
-// is valid only during the call of add.
+// most restrictive limit with that unit. For a denial it adds retry-after-ms, unless no retry can succeed or
+// noRetryAfter is true. If no retry can succeed, or none within longestWait, it also adds x-should-retry: false. The
+// slice value is valid only during the call of add.
 func OpenAIHeaders(v *limiter.Verdict, noRetryAfter bool, add func(name string, value []byte)) {
 	var room [32]byte
 	for i := range unitHeaders {
