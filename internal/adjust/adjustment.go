@@ -233,13 +233,14 @@ func (c *Change) String() string {
 // numbers reports whether c has other numbers.
 func (c *Change) numbers() bool { return c.Rate != nil || c.Capacity != nil || c.Period != 0 }
 
-// checkText checks a text that is shown to people.
-func checkText(what, text string, most int) error {
+// checkText returns an error if text is blank, has more than maxBytes bytes, or is not plain text on one line. what is
+// the name of the text in the error.
+func checkText(what, text string, maxBytes int) error {
 	switch {
 	case strings.TrimSpace(text) == "":
 		return fmt.Errorf("%s is missing: the audit names who changed a limit, and why", what)
-	case len(text) > most:
-		return fmt.Errorf("%s may have %d bytes at most, has %d", what, most, len(text))
+	case len(text) > maxBytes:
+		return fmt.Errorf("%s may have %d bytes at most, has %d", what, maxBytes, len(text))
 	case !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl):
 		return fmt.Errorf("%s must be plain text in UTF-8, on one line", what)
 	}

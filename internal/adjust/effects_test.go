@@ -381,7 +381,7 @@ func TestTheAuditIsTrimmedAtItsBound(t *testing.T) {
 	}
 }
 
-// An entry is missing if its number is, even if the signatures of the others fit.
+// A gap in the version numbers is an error, even if the signatures of the entries fit.
 func TestAMissingNumberBreaksTheChain(t *testing.T) {
 	chain, first, third := NewChain([]byte{}), &Entry{Target: "t"}, &Entry{Target: "t"}
 	if err := chain.Next(Head{}, first); err != nil {

@@ -163,7 +163,7 @@ func (s *Service) Version() uint64 { return s.keeper.Set().Head.Version }
 // Status returns the Status of the Keeper.
 func (s *Service) Status() Status { return s.keeper.Status() }
 
-// List returns the adjustments in force, sorted by domain, limit and key, and the version of their Set.
+// List returns the adjustments that have not expired, sorted by domain, limit and key, and the version of their Set.
 func (s *Service) List() (all []Shown, version uint64) {
 	set, now := s.keeper.Set(), s.keeper.Now()
 	for _, a := range inForce(set, now) {
@@ -227,8 +227,9 @@ func (s *Service) Preview(p Proposal) (Shown, error) {
 	return shown.replacing(s.keeper.Set().Find(a.ID), now), nil
 }
 
-// Set makes the adjustment p. It replaces the adjustment of the same target, if there is one. An error is a *Mistake,
-// ErrConflict, or an error of the place. After an error of the place, the change may have been made; the audit shows it.
+// Set makes the adjustment p, and returns it with the version of the change. It replaces the adjustment of the same
+// target, if there is one. An error is a *Mistake, ErrConflict, or an error of the place. After an error of the place,
+// the change may have been made; the audit shows it.
 func (s *Service) Set(ctx context.Context, p Proposal) (Shown, uint64, error) {
 	if _, err := s.Preview(p); err != nil {
 		return Shown{}, 0, err
@@ -255,7 +256,8 @@ func (s Shown) replacing(former *Adjustment, now algorithms.Micros) Shown {
 	return s
 }
 
-// Delete ends an adjustment before it expires. The errors are those of Set, and ErrNotFound.
+// Delete ends an adjustment before it expires, and returns the version of the change. The errors are those of Set, and
+// ErrNotFound.
 func (s *Service) Delete(ctx context.Context, id, author, reason string, expect *uint64) (uint64, error) {
 	for _, err := range []error{checkText("author", author, maxAuthor), checkText("reason", reason, maxReason)} {
 		if err != nil {

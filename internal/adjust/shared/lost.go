@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 )
 
-// A failover can make a server the master that lacks the newest changes. At its next poll, a Keeper that
+// A failover can promote a server that lacks the newest changes. At its next poll, a Keeper that
 // knows these changes notices that the ledger's head has gone back. If the ledger has no change since, the
 // Keeper appends the same entries again (rewrite), so that the audit stays one chain. Otherwise the Keeper
 // follows the ledger and lists the lost adjustments (Status.Lost): it cannot join the two histories without

@@ -199,7 +199,7 @@ func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
 	if got := lost(a); got != "eve soon " && got != "eve " || blocked(a) != "ann bob brief wim xen yan zoe " {
 		t.Errorf("%s are blocked, lost are %s; want ann, bob, brief, wim, xen, yan and zoe blocked, and eve lost, and soon until it expires", blocked(a), got)
 	}
-	a.Status().Lost[0] = nil // a copy
+	a.Status().Lost[0] = nil // Lost is a copy, so this must not change the list
 	redistest.Eventually(t, "the expired adjustment is no longer listed as lost", func() bool { return lost(a) == "eve " })
 }
 

@@ -45,7 +45,7 @@ type Config struct {
 // Keeper is an adjust.Keeper in Redis. Its Run must be running.
 type Keeper struct {
 	config Config
-	// machine is the clock of this machine, below draws a random number below n, and pause waits.
+	// machine is the clock of this machine, below returns a random number from 0 to n-1, and pause waits.
 	machine outside.Clock
 	below   func(n int) int
 	pause   func(d time.Duration)

@@ -163,7 +163,7 @@ func TestASidecarStartsWhileAdjustmentsChange(t *testing.T) {
 	}
 }
 
-// distant returns the address of a server whose answers arrive some milliseconds later.
+// distant returns the address of a proxy of server that delays each part of an answer by 5 ms.
 func distant(t *testing.T, server string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
