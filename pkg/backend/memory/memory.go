@@ -32,7 +32,8 @@ type Config struct {
 	// MaxKeys bounds the memory. Each bucket counts as one, and so do each entry of a sliding log and each
 	// decision stored for an idempotency key. The denials that a penalty counts need one each, and one more for
 	// their bucket. A bucket of a limit with Settles counts as three. 0 means DefaultMaxKeys. The largest value
-	// is about a billion.
+	// is about a billion. Limits that are new in a full Store get their parts nevertheless (SetOwners). So the
+	// content may exceed MaxKeys by half at most, until buckets of other limits are deleted.
 	MaxKeys int
 	// Repeatable is for replays of recorded requests. The Store then deletes the same buckets whenever it gets
 	// the same requests. Its hash seed is fixed, so an attacker could construct keys that collide.
@@ -194,7 +195,7 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 		if s.makeRoom(s.stripe(g.hashes[i]), &cs[i], g.entries[i], &b.State, now, g.entries...) {
 			continue
 		}
-		if charges(&cs[i], &b.Decision) && all || cs[i].Limit.ChargesDenied() {
+		if charges(&cs[i], &b.Decision) && (all || cs[i].Limit.ChargesDenied()) {
 			s.fail(g, cs[:i], decisions)
 			return
 		}
@@ -304,7 +305,7 @@ func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool
 	}
 	for visited := part; visited < few; visited += part/4 + 1 {
 		other := &s.stripes[s.next.Add(1)%stripeCount]
-		if other == st || !other.mu.TryLock() { // waiting for the lock could deadlock, because locks are acquired in ascending order
+		if !other.mu.TryLock() { // waiting for the lock could deadlock, because locks are acquired in ascending order
 			continue
 		}
 		swept := s.sweep(other, now, part, keep)

@@ -193,10 +193,12 @@ func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.C
 		}
 		r.keep(ref, once, now+once.Lifetime, decisions)
 	}
-	if gone := max(n, has) - n; kept && gone > 0 {
-		s.room.give(recordsOwner, gone)
-	} else if !kept && n > has {
-		s.room.give(recordsOwner, n-has)
+	held := has
+	if kept {
+		held = n
+	}
+	if unused := max(n, has) - held; unused > 0 {
+		s.room.give(recordsOwner, unused)
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
@@ -224,4 +226,126 @@ func TestARecordThatExpiresWithinAMinuteIsSwept(t *testing.T) {
 	if got := s.Stats().Keys; got != 0 {
 		t.Errorf("%d kept, want none", got)
 	}
+}
+
+// A Store without a sweeper deletes expired records when it needs their room, also those of the stripe that it is about
+// to change.
+func TestNewIDsFindTheRoomOfExpiredRecords(t *testing.T) {
+	clock, s := at(2)
+	s.SetOwners([]string{"a"})
+	l := tokens(t, 100)
+	take := func(id byte) backend.Decision {
+		d := make([]backend.Decision, 1)
+		backend.Take(t.Context(), s, []backend.Charge{{
+			Key: []byte("k"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1},
+			IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: minute},
+		}}, d)
+		return d[0]
+	}
+	for id := range byte(100) { // some of them in the stripe of the one before
+		if d := take(id); !d.Allowed {
+			t.Fatalf("id %d: got %+v; want allowed, because the record before has expired", id, d)
+		}
+		if d := take(100); !errors.Is(d.Err, backend.ErrFull) {
+			t.Fatalf("another id beside %d: got %+v; want ErrFull", id, d)
+		}
+		if full := s.Stats().Full; full != uint64(id)+1 {
+			t.Fatalf("%d refusals are counted, want %d", full, id+1)
+		}
+		clock.Set(s.clock() + 2*minute)
+	}
+}
+
+// A record whose ID a later group uses is swept after the later group's lifetime.
+func TestTheSecondRecordOfAnIDIsSwept(t *testing.T) {
+	clock, s := at(100)
+	l := tokens(t, 100)
+	take := func() {
+		backend.Take(t.Context(), s, []backend.Charge{{
+			Key: []byte("k"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1},
+			IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: 3 * minute},
+		}}, make([]backend.Decision, 1))
+	}
+	start := storetest.Start - storetest.Start%minute
+	clock.Set(start)
+	take()
+	clock.Set(start + 3*minute) // the first record has expired and is not swept yet
+	take()
+	for passed, want := range map[algorithms.Micros]int{4: 1, 5: 1} {
+		clock.Set(start + passed*minute)
+		if s.Sweep(); s.Stats().Keys != want {
+			t.Fatalf("after %d minutes: holds %d, want %d, the second record", passed, s.Stats().Keys, want)
+		}
+	}
+	clock.Set(start + 7*minute)
+	if s.Sweep(); s.Stats().Keys != 0 {
+		t.Errorf("after 7 minutes: holds %d, want none", s.Stats().Keys)
+	}
+}
+
+// A denied group leaves the expired record of its ID and the room of this record.
+func TestADeniedGroupKeepsTheRoomOfAnExpiredRecord(t *testing.T) {
+	for _, test := range []struct{ first, second int }{{1, 2}, {2, 1}, {2, 2}, {3, 1}} {
+		clock, s := at(100)
+		l := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 3, Period: algorithms.Day})
+		take := func(n int, cost int64) backend.Decision {
+			charges, d := make([]backend.Charge, n), make([]backend.Decision, n)
+			for i := range charges {
+				charges[i] = backend.Charge{
+					Key: []byte{'k', byte(i)}, Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: cost},
+					IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: algorithms.Second},
+				}
+			}
+			backend.Take(t.Context(), s, charges, d)
+			return d[0]
+		}
+		take(test.first, 3)
+		clock.Set(storetest.Start + algorithms.Second)
+		keys := s.Stats().Keys
+		if d := take(test.second, 3); d.Allowed || d.Err != nil || d.Replayed {
+			t.Fatalf("%+v: got %+v; want a denial", test, d)
+		}
+		if got := s.Stats().Keys; got != keys {
+			t.Errorf("%+v: holds %d after the denial, %d before", test, got, keys)
+		}
+		clock.Set(storetest.Start + 3*algorithms.Day)
+		if s.Sweep(); s.Stats().Keys != 0 {
+			t.Errorf("%+v: holds %d after everything has expired", test, s.Stats().Keys)
+		}
+	}
+}
+
+// The index of records must behave like a map, also if IDs have the same hash. It grows with the number of records that
+// it has at a time, not with those that it ever had.
+func TestTheIndexOfRecordsBehavesLikeAMap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := &records{}
+		hash := func(i byte) uint32 { return uint32(i%3)<<30 | uint32(i%7) }
+		have := map[byte]recordRef{}
+		for _, i := range rapid.SliceOfN(rapid.ByteRange(0, 30), 0, 400).Draw(t, "ids") {
+			id := [16]byte{i}
+			ref := r.find(hash(i), &id)
+			if ref != have[i] {
+				t.Fatalf("id %d: found %d, want %d", i, ref, have[i])
+			}
+			if ref == 0 {
+				ref = r.unused()
+				r.at(ref).id = id
+				r.enter(hash(i), ref)
+				have[i] = ref
+				continue
+			}
+			r.leave(hash(i), ref)
+			r.at(ref).next, r.free = r.free, ref
+			delete(have, i)
+		}
+		for i := range byte(31) {
+			if ref := r.find(hash(i), &[16]byte{i}); ref != have[i] {
+				t.Fatalf("id %d: found %d, want %d", i, ref, have[i])
+			}
+		}
+		if len(r.index) > 64 || r.count != len(have) || r.used > 31 {
+			t.Fatalf("%d records in %d places, %d counted, %d ever used; want at most 64 places and 31 used", len(have), len(r.index), r.count, r.used)
+		}
+	})
 }

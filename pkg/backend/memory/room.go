@@ -144,7 +144,7 @@ func (r *room) reserveFor(owner uint32, n int) bool {
 	before := r.beyond(owner)
 	r.held[owner] += n
 	more := r.beyond(owner) - before
-	if more > 0 && r.pool+more > r.poolMax {
+	if more > 0 && r.pool+more > r.poolMax || r.total+n > r.most+r.most/2 {
 		r.held[owner] -= n
 		return false
 	}

@@ -75,3 +75,59 @@ func TestEntriesAreAlignedToCacheLines(t *testing.T) {
 		}
 	}
 }
+
+// touch reads the keys of the buckets and the places of the records. It only saves time, so a fault in it changes no
+// decision.
+func TestTouchReadsKeysAndPlacesOfRecords(t *testing.T) {
+	_, s := at(1000)
+	l := tokens(t, 10)
+	var charges []backend.Charge
+	var want byte
+	for i := range byte(atOnce) {
+		charges = append(charges, backend.Charge{Key: []byte{1 + i}, Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}, Group: int(i)})
+		want += 1 + i
+	}
+	charges[0].IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: minute}
+	backend.Take(t.Context(), s, charges, make([]backend.Decision, len(charges)))
+	want++ // the first record of a stripe has the ref 1
+	var hashes [atOnce]uint64
+	if read := s.touch(charges, &hashes); read != want {
+		t.Errorf("read bytes with the sum %d; want %d, the sum of the keys and 1", read, want)
+	}
+	for i := range charges {
+		if hashes[i] != s.hash(charges[i].Key) {
+			t.Errorf("charge %d: hash %x, want %x", i, hashes[i], s.hash(charges[i].Key))
+		}
+	}
+}
+
+// A published view may be older than the index that it shares with the table. Its search finds refs of entries in
+// chunks that it does not have.
+func TestAnOldViewDoesNotReadNewChunks(t *testing.T) {
+	var table table
+	for i := range chunkSize {
+		table.insert(uint64(i)<<32, "key")
+	}
+	old := *table.seen.Load()
+	if len(old.index) != len(table.index) || len(old.chunks) != 1 {
+		t.Errorf("the published view has %d places and %d chunks, want %d and 1", len(old.index), len(old.chunks), len(table.index))
+	}
+	e := table.insert(chunkSize<<32, "new")
+	if got := old.peek(ref(e.hash, chunkSize)); got != nil {
+		t.Errorf("got %v, want nil", got)
+	}
+	now := table.seen.Load()
+	if got := now.peek(now.probe(e.hash)); got == nil || got != e.key.Load() {
+		t.Errorf("the new view: got %v, want the key of the new entry", got)
+	}
+	for i := range uint64(8) { // entries with the same first place
+		table.insert(700<<32|i<<56, fmt.Sprint(i))
+	}
+	for i := range uint64(7) {
+		now = table.seen.Load()
+		found := now.probe(slot(700<<32 | i<<56))
+		if e := table.find(700<<32|i<<56, fmt.Append(nil, i)); found == 0 || table.at(found) != e {
+			t.Errorf("entry %d of a chain: probe found %d, want that of find", i, found)
+		}
+	}
+}
