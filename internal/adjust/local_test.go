@@ -1,0 +1,195 @@
+package adjust
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Files that were damaged or forged are reported with the place of the mistake. The start then fails, or Verify does.
+func TestDamagedFilesAreReported(t *testing.T) {
+	ctx := t.Context()
+	for _, test := range []struct {
+		name, file string
+		damage     func(text string) string
+		start      string // the error of the start
+		verify     string // otherwise the error of Verify
+	}{
+		{"as they were written", auditFile, func(s string) string { return s }, "", ""},
+		{"adjustments that are not JSON", setFile, func(s string) string { return s[:len(s)/2] }, "the file does not contain adjustments; remove it", ""},
+		{"a line that is not JSON", auditFile, func(s string) string { return strings.Replace(s, "\n", "\nx\n", 1) }, ":2: this line is not an entry", ""},
+		{"a line without an entry", auditFile, func(s string) string { return strings.Replace(s, "\n", "\n{}\n", 1) }, ":2: read an entry of the audit: ", ""},
+		{"an entry of another form", auditFile, func(s string) string { return s + `{"mac": "ab", "entry": [1]}` + "\n" }, ":3: read an entry of the audit: ", ""},
+		{"an entry with another author", auditFile, func(s string) string { return strings.Replace(s, `"ann"`, `"eve"`, 1) }, "", "entry 1 was changed"},
+		{"a removed entry", auditFile, func(s string) string { return s[strings.Index(s, "\n")+1:] }, "", "entry 1 is missing"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c, dir := newClock(), t.TempDir()
+			s, _ := service(t, dir, c)
+			for _, change := range []Change{{Factor: 2000}, {Block: true}} {
+				if _, _, err := s.Set(ctx, bob(change)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			path := filepath.Join(dir, test.file)
+			text, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(test.damage(string(text))), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			k, err := NewLocal(dir, NewChain(nil), c.Now)
+			if !contains(err, test.start) {
+				t.Fatalf("start: got %v; want an error with %q", err, test.start)
+			}
+			if err != nil {
+				return
+			}
+			if n, err := k.Verify(ctx); !contains(err, test.verify) {
+				t.Errorf("verified %d, %v; want an error with %q", n, err, test.verify)
+			}
+		})
+	}
+}
+
+// contains reports whether the text of err contains want. If want is empty, err must be nil.
+func contains(err error, want string) bool {
+	return (err == nil) == (want == "") && (err == nil || strings.Contains(err.Error(), want))
+}
+
+// The longest lines of the audit, with an adjustment that replaces another one, are read at the next start.
+func TestTheLongestAdjustmentsAreReadAfterARestart(t *testing.T) {
+	c, dir := newClock(), t.TempDir()
+	s, _ := service(t, dir, c)
+	p := bob(Change{Block: true})
+	p.Target.Key = []string{strings.Repeat("<", maxKeyBytes)} // JSON has six bytes for this character
+	p.Author, p.Reason = strings.Repeat("<", maxAuthor), strings.Repeat("<", maxReason)
+	for range 2 {
+		if _, _, err := s.Set(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again, _ := service(t, dir, c)
+	if n, err := again.Verify(t.Context()); n != 2 || err != nil {
+		t.Errorf("verified %d, %v; want 2 and no error", n, err)
+	}
+}
+
+func TestTheStatusNamesThePlace(t *testing.T) {
+	dir := t.TempDir()
+	for path, want := range map[string]string{"": "this process, until it ends", dir: "folder " + dir} {
+		_, k := service(t, path, newClock())
+		if st := k.Status(); st.Place != want || st.Persistent != (path != "") || st.Err != nil || !st.Seen.Equal(newClock().now) {
+			t.Errorf("got %+v; want %q, and persistent %v", st, want, path != "")
+		}
+	}
+}
+
+// The audit identifies each operation.
+func TestEachOperationHasItsOwnID(t *testing.T) {
+	s, _ := service(t, "", newClock())
+	seen := map[string]bool{}
+	for range 5 {
+		if _, _, err := s.Set(t.Context(), bob(Change{Block: true})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	entries, err := s.Audit(t.Context(), 0, 10)
+	for _, e := range entries {
+		seen[e.Operation] = true
+		if len(e.Operation) != 32 {
+			t.Errorf("version %d: the operation is %q; want 32 hexadecimal digits", e.Version, e.Operation)
+		}
+	}
+	if err != nil || len(seen) != 5 {
+		t.Errorf("5 operations have %d IDs, %v; want 5", len(seen), err)
+	}
+}
+
+// The keeper checks a change again, by its own clock. A change that is not valid makes no entry.
+func TestAnEntryOfAnInvalidChangeIsAMistake(t *testing.T) {
+	set, now := NewSet(Head{}, nil), algorithms.Micros(1000)
+	after := valid()
+	after.Expires = now
+	o := Operation{ID: "o", Author: "ann", Reason: "launch", Target: after.ID, After: after}
+	if e, err := o.Entry(NewChain(nil), set, now); e != nil || !contains(err, "in the past") {
+		t.Errorf("got %+v, %v; want a mistake with \"in the past\"", e, err)
+	}
+	o.For = time.Hour
+	if e, err := o.Entry(NewChain(nil), set, now); err != nil || e.After.Created != now || e.After.Expires != now+3600*algorithms.Second {
+		t.Errorf("got %+v, %v; want an hour from now", e, err)
+	}
+}
+
+// An adjustment whose limit was removed from the configuration has no effect. Operators see the reason, in JSON too.
+func TestAnAdjustmentWithoutALimitIsShownAsIgnored(t *testing.T) {
+	s, k := service(t, "", newClock())
+	set, _, err := s.Set(t.Context(), bob(Change{Factor: 2000}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	removed := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute})
+	removed.Name = "another"
+	for _, test := range []struct {
+		limits         Limits
+		words, ignored string
+	}{
+		{s.limits, set.Words, ""},
+		{limits{removed}, "", `no limit is named "send_message"`},
+	} {
+		got, err := NewService(k, test.limits, nil).Find(set.ID)
+		if err != nil || got.Words != test.words || got.Ignored != test.ignored {
+			t.Errorf("got %q, ignored %q, %v; want %q, ignored %q", got.Words, got.Ignored, err, test.words, test.ignored)
+		}
+		text, err := json.Marshal(got)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var fields struct {
+			ID, Words, Ignored string
+			Left               int64 `json:"left_s"`
+		}
+		if err := json.Unmarshal(text, &fields); err != nil || fields.ID != set.ID || fields.Words != test.words || fields.Ignored != test.ignored || fields.Left != 7200 {
+			t.Errorf("%s: %v; want the words %q, ignored %q, and 7,200 s left", text, err, test.words, test.ignored)
+		}
+	}
+}
+
+func TestTheBodyOfADeletionIsReadStrictly(t *testing.T) {
+	version := uint64(7)
+	for _, test := range []struct {
+		text string
+		want Removal
+		err  string
+	}{
+		{`{"author": "ann", "reason": "over", "version": 7}`, Removal{"ann", "over", &version}, ""},
+		{`{"author": "ann", "reason": "over"}`, Removal{"ann", "over", nil}, ""},
+		{`{"author": "ann", "expect": 7}`, Removal{}, "JSON with author, reason and version"},
+		{`{"author": "ann"} {}`, Removal{}, "text after the JSON object"},
+		{``, Removal{}, "JSON with author, reason and version"},
+	} {
+		got, err := ParseRemoval([]byte(test.text))
+		if !contains(err, test.err) || err == nil && (got.Author != test.want.Author || got.Reason != test.want.Reason || (got.Version == nil) != (test.want.Version == nil) || got.Version != nil && *got.Version != version) {
+			t.Errorf("%s: got %+v, %v; want %+v and an error with %q", test.text, got, err, test.want, test.err)
+		}
+	}
+}
+
+// A key is stated as text or as bytes.
+func TestBothFormsOfAKeyAreRead(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"limit": "l", "key": ["a", "b"]}`:           "a b",
+		`{"limit": "l", "key_b64": ["YQ==", "/w=="]}`: "a \xff",
+		`{"limit": "l"}`:                              "",
+	} {
+		if p, err := ParseProposal([]byte(text)); err != nil || strings.Join(p.Target.Key, " ") != want {
+			t.Errorf("%s: got the key %q, %v; want %q", text, p.Target.Key, err, want)
+		}
+	}
+}

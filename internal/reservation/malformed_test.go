@@ -1,0 +1,94 @@
+package reservation
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+// oldBody encodes a reservation in the old form.
+func oldBody(count int64) []byte {
+	b := []byte{oldForm}
+	text := func(s string) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
+	text("0123456789abcdef")
+	for _, n := range []int64{1000, 1000, 1, 0, count} { // at, due, kind, shards, count
+		b = binary.AppendUvarint(b, uint64(n))
+	}
+	text("ai")
+	text("tokens")
+	text("")
+	b = binary.AppendUvarint(b, 1)
+	text("bob")
+	return b
+}
+
+// unsigned returns the text of an id whose signature is zero. Decode reads such ids.
+func unsigned(b []byte) string {
+	return base64.RawURLEncoding.EncodeToString(append(b[:len(b):len(b)], make([]byte, signatureLen)...))
+}
+
+// Clients choose the texts. A text that is not a complete id of one of the two forms is refused.
+func TestMalformedIDsAreRefused(t *testing.T) {
+	k := keysOf("secret")
+	id := string(k.Append(nil, named()))
+	otherForm := oldBody(5)
+	otherForm[0] = form
+	texts := map[string]string{
+		"empty": "", "a letter": "A", "only a signature": unsigned(nil), "not base64": "!", "an id and more": id + "!", "an id and more text": id + "AA!",
+		"content of the old form in the new one": unsigned(otherForm), "too long": id + strings.Repeat("A", maxText),
+	}
+	for i := range oldBody(5) {
+		texts["an old id, cut at "+string(rune('0'+i))] = unsigned(oldBody(5)[:i])
+	}
+	for name, text := range texts {
+		var r limiter.Reserved
+		if Decode(text, &r) == nil {
+			t.Errorf("%s: decoded as %+v", name, r)
+		}
+		if k.Open(text, &r) {
+			t.Errorf("%s: opened as %+v", name, r)
+		}
+	}
+	var r limiter.Reserved
+	if err := Decode(unsigned(oldBody(5)), &r); err != nil || r.Parts[0].Count != 5 || r.Parts[0].Values[0] != "bob" {
+		t.Errorf("the whole old id: got %+v, %v; want 5 units of bob", r, err)
+	}
+}
+
+// A reservation of 0 units can be settled, in both forms.
+func TestAReservationOfNoUnitsIsValid(t *testing.T) {
+	of := named()
+	for i := range of.Parts {
+		of.Parts[i].Count = 0
+	}
+	var r limiter.Reserved
+	if k := keysOf("secret"); !k.Open(string(k.Append(nil, of)), &r) || len(r.Parts) != 2 || r.Parts[0].Count != 0 {
+		t.Errorf("got %+v; want two parts of 0 units", r)
+	}
+	if err := Decode(unsigned(oldBody(0)), &r); err != nil || len(r.Parts) != 1 || r.Parts[0].Count != 0 {
+		t.Errorf("the old form: got %+v, %v; want one part of 0 units", r, err)
+	}
+}
+
+// The longest id is made and accepted. One byte more, and none is made.
+func TestTheLongestID(t *testing.T) {
+	k, r := keysOf("secret"), named()
+	sized := func(n int) string {
+		r.Parts[0].Values = []string{strings.Repeat("k", n)}
+		return string(k.Append(nil, r))
+	}
+	n := base64.RawURLEncoding.DecodedLen(maxText-len(sized(1<<10))) + 1<<10
+	if got := len(sized(n)); got != maxText {
+		t.Fatalf("the id has %d bytes; want %d", got, maxText)
+	}
+	var got limiter.Reserved
+	if !k.Open(sized(n), &got) || len(got.Parts[0].Values[0]) != n {
+		t.Error("the longest id is refused")
+	}
+	if id := sized(n + 1); id != "" {
+		t.Errorf("an id of %d bytes was made; want none", len(id))
+	}
+}
