@@ -1,6 +1,6 @@
 //go:build !race
 
-// The race detector makes a sync.Pool drop its content, so every call would allocate.
+// The race detector makes a sync.Pool drop some of its content, so calls would allocate.
 
 package stores_test
 
@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// Neither passing a batch to next nor dividing it allocates.
+// A Router allocates neither when it passes a whole batch to one Store nor when it divides the batch.
 func TestRoutingAllocatesNothing(t *testing.T) {
 	well := submitFunc(func(b *backend.Batch) { b.Done(b) })
 	routes := [2]stores.Route{{Store: well}, {Store: well}}

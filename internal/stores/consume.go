@@ -8,7 +8,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// submitOne answers a Batch of one charge from a lease of its bucket, or submits the Batch to next.
+// submitOne answers a Batch of one charge from a lease of its bucket, or submits the Batch to next. If units must be
+// returned first, or a new lease is requested with the charge, submitGroups does the work.
 func (s *LeaseStore) submitOne(b *backend.Batch) {
 	c := &b.Charges[0]
 	if !canLease(c) {
@@ -26,11 +27,11 @@ func (s *LeaseStore) submitOne(b *backend.Batch) {
 			return
 		}
 		s.arm()
-	} else if enough, next := s.consume(sh, l, c, now); enough {
+	} else if enough, request := s.consume(sh, l, c, now); enough {
 		sh.stats.Served++
 		b.Decisions[0] = l.answer(now)
 		sh.mu.Unlock()
-		next.submit()
+		request.submit()
 		b.Done(b)
 		return
 	} else if l.left() > 0 || len(sh.returns) > 0 || !l.borrowing && l.leaseSize(c.Terms.Cost, now) > 0 {
@@ -63,9 +64,10 @@ func (s *LeaseStore) recordDecision(t *leaseBatch) {
 	}
 }
 
-// consume charges c to the leases of l, and reports whether they have enough units. The caller must hold the
-// lock of the shard sh. After the caller has released that lock, it must submit next, which may be nil.
-func (s *LeaseStore) consume(sh *leaseShard, l *hotKey, c *backend.Charge, now time.Duration) (enough bool, next *ahead) {
+// consume charges c to the leases of l. It returns false, and consumes nothing, if the leases have too few units or
+// have expired. The caller must hold the lock of the shard sh. After the caller has released that lock, it must call
+// submit on request, which may be nil.
+func (s *LeaseStore) consume(sh *leaseShard, l *hotKey, c *backend.Charge, now time.Duration) (enough bool, request *ahead) {
 	if l.grants[1].left > 0 && (l.grants[0].left == 0 || now >= l.grants[0].until) {
 		sh.rotate(l, now)
 	}
@@ -78,9 +80,9 @@ func (s *LeaseStore) consume(sh *leaseShard, l *hotKey, c *backend.Charge, now t
 	second.left -= c.Terms.Cost - n
 	l.count(c.Terms.Cost, now)
 	if first.left <= l.low || now >= l.early {
-		next = s.leaseAhead(sh, l, c.Terms.Cost, now)
+		request = s.leaseAhead(sh, l, c.Terms.Cost, now)
 	}
-	return true, next
+	return true, request
 }
 
 // consumedUnits is the number of units that a charge consumed from a grant, with the state of the grant before.
@@ -89,14 +91,15 @@ type consumedUnits struct {
 	units int64
 }
 
-// rotate removes the first grant, which has expired or is used up. The second grant becomes the first.
+// rotate removes the first grant, which has expired or is used up, and stores the return of its unused units. The
+// second grant becomes the first.
 func (sh *leaseShard) rotate(l *hotKey, now time.Duration) {
 	sh.later(sh.returnCharge(&l.charge, l.grants[0].left, &l.grants[0], now))
 	l.grants[0], l.grants[1] = l.grants[1], grant{}
 	l.arm()
 }
 
-// later stores a return of units until the timer sends it. If too many returns wait, the units are lost.
+// later stores back, a return of units, until the timer sends it. If too many returns wait, the units are lost.
 func (sh *leaseShard) later(back backend.Charge) {
 	if back.Terms.Cost < 0 && len(sh.returns) < maxReturns {
 		sh.returns = append(sh.returns, back)
@@ -121,7 +124,8 @@ func (l *hotKey) arm() {
 // left returns the number of leased units that are not used yet.
 func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
 
-// answer returns the decision that next would make on a charge that was made to the lease.
+// answer returns the decision on a charge that the leases have paid. It equals the one that next would make if no
+// other process had charged the bucket since l.last.
 func (l *hotKey) answer(now time.Duration) backend.Decision {
 	return later(&l.charge, l.last, l.left(), micros(now-l.lastAt))
 }
@@ -149,8 +153,8 @@ func (s *LeaseStore) consumePart(c *backend.Charge, d *backend.Decision, now tim
 	if !canLease(c) {
 		return p
 	}
-	var next *ahead
-	defer func() { next.submit() }() // runs after the lock is released
+	var request *ahead
+	defer func() { request.submit() }() // runs after the lock is released
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -159,7 +163,7 @@ func (s *LeaseStore) consumePart(c *backend.Charge, d *backend.Decision, now tim
 		return p
 	}
 	was := l.grants
-	if p.leased, next = s.consume(sh, l, c, now); !p.leased {
+	if p.leased, request = s.consume(sh, l, c, now); !p.leased {
 		return p
 	}
 	if l.grants[0].serial != was[0].serial { // the second grant has become the first
@@ -204,19 +208,18 @@ func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decisio
 	p.leased = false
 }
 
-// borrow determines how many units to request beyond the cost of c. It appends the returns that must be sent
-// before the request to returns.
+// borrow determines how many units to request beyond the cost of c; leasing says whether it may be more than 0. The
+// third result is list with the returns appended that must be sent before the request.
 //
 // The hot key l is nil if the key is not hot. Otherwise the caller must pass the decision on the request to
-// receive. ending means that the current leases expire too early for this request. If may is false, nothing
-// is leased.
-func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, returns []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
+// receive. ending means that the current leases expire too early for this request.
+func (s *LeaseStore) borrow(c *backend.Charge, ending, leasing bool, list []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if l = sh.find(c); l == nil {
 		if l = sh.warm(c, hash, now); l == nil {
-			return nil, 0, returns
+			return nil, 0, list
 		}
 		s.arm()
 	} else {
@@ -225,13 +228,13 @@ func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, returns []backe
 	// If a lease has arrived since this request found too few units, the lease is kept: each return to a token
 	// bucket loses a fraction of a unit.
 	if l.borrowing || !ending && l.left() >= c.Terms.Cost && now < l.grants[0].until {
-		return l, 0, returns
+		return l, 0, list
 	}
-	returns = sh.returnAll(returns, l, now)
-	if may {
+	list = sh.returnAll(list, l, now)
+	if leasing {
 		units = l.leaseSize(c.Terms.Cost, now)
 	}
 	l.borrowing = units > 0
 	l.requesting += units
-	return l, units, returns
+	return l, units, list
 }

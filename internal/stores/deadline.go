@@ -22,10 +22,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Deadline ends each Batch within timeout after its Submit. It also ends the Batch margin before the Batch's
-// own Deadline, so that there is time to send the answer. If next has not decided a group by then, the group
-// gets ErrUnavailable, because it may be charged later. A Batch with no time left is not submitted to next,
-// and gets ErrNotTaken.
+// Deadline ends each Batch within timeout after its Submit. A Batch with a Deadline of its own ends earlier if
+// necessary: by the duration margin before that Deadline, so that there is time to send the answer. If next has not
+// decided a group by then, the group gets ErrUnavailable, because it may be charged later. A Batch with no time left
+// is not submitted to next, and gets ErrNotTaken.
 //
 // Deadline must be the outermost wrapper, because it may end a Batch before the Stores below do. Therefore it
 // submits a copy of the Batch to next. The copy lives until next has ended it. Late decisions are written to
@@ -98,7 +98,7 @@ func (s *deadlineStore) Submit(b *backend.Batch) {
 	t.release()
 }
 
-// load makes t.inner a copy of b.
+// load makes t.inner a copy of b, with its own keys and the deadline until.
 func (t *attempt) load(b *backend.Batch, until time.Time) {
 	t.outer, t.until = b, until
 	t.users.Store(2)
@@ -202,10 +202,10 @@ func (t *attempt) failUnknown() {
 	}
 }
 
-// isKnown reports whether all decisions with the positions from <= i < to, which belong to one group, are known.
-// The elements of Known are set one after the other, so only some of them may be set.
-func isKnown(b *backend.Batch, from, to int) bool {
-	for i := from; i < to; i++ {
+// isKnown reports whether all of b.Decisions[first:end], which belong to one group, are known. The elements of Known
+// are set one after the other, so only some of them may be set.
+func isKnown(b *backend.Batch, first, end int) bool {
+	for i := first; i < end; i++ {
 		if !b.IsKnown(i) {
 			return false
 		}
@@ -280,8 +280,8 @@ func (d *deadlines) remove(t *attempt) {
 	}
 }
 
-// tick removes and returns the attempts whose deadline has passed. If next is not zero, the caller must call
-// tick at that time.
+// tick removes and returns the attempts whose deadline is now or earlier, the earliest first. If next is not zero, the
+// caller must call tick at that time.
 func (d *deadlines) tick(now time.Time) (late []*attempt, next time.Time) {
 	for len(d.queue) > 0 && !now.Before(d.queue[0].until) {
 		late = append(late, heap.Pop(&d.queue).(*attempt))

@@ -45,6 +45,9 @@ func TestDeadlinesAgreeWithASimpleList(t *testing.T) {
 				tickAt = time.Time{}
 				late, next := d.tick(now)
 				set(next)
+				if n := len(list) - len(late); n != len(slices.DeleteFunc(slices.Clone(list), func(one *attempt) bool { return !one.until.After(now) })) {
+					t.Fatalf("tick returned %d of %d attempts, and not all whose deadline has passed", len(late), len(list))
+				}
 				for i, one := range late {
 					at := slices.Index(list, one)
 					if at < 0 || one.until.After(now) || i > 0 && one.until.Before(late[i-1].until) {

@@ -30,14 +30,14 @@ type denial struct {
 }
 
 // answerGroup writes the decisions on a group if d is the denial of the same group. It reports whether the
-// group is still denied. If not, the decisions are meaningless.
+// group is still denied. If it returns false, the decisions are meaningless.
 func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decision, now time.Time) (denied bool) {
 	if !now.Before(d.retry) || len(charges) != len(d.charges) {
 		return false
 	}
-	passed, since := algorithms.Micros(now.Sub(d.at)/time.Microsecond), algorithms.Micros(max(0, now.Sub(d.arrived))/time.Microsecond)
+	sinceSubmit, sinceArrival := algorithms.Micros(now.Sub(d.at)/time.Microsecond), algorithms.Micros(max(0, now.Sub(d.arrived))/time.Microsecond)
 	for i := range charges {
-		if !d.answer(i, &charges[i], passed, since, &decisions[i]) {
+		if !d.answer(i, &charges[i], sinceSubmit, sinceArrival, &decisions[i]) {
 			return false
 		}
 	}
@@ -47,10 +47,10 @@ func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decis
 // answer computes the decision on c from charge i of the denied group. It returns false if c is another charge, if its
 // cost is smaller, if the decision on a larger cost is unknown, or if a denied charge would now be allowed.
 //
-// next decided after the submission of the group, passed microseconds ago, and before the arrival of its decision, since
-// microseconds ago. Retry times count from the arrival, so that none is too early. All callers get the moment that
-// the first caller got.
-func (d *denial) answer(i int, c *backend.Charge, passed, since algorithms.Micros, answer *backend.Decision) bool {
+// sinceSubmit and sinceArrival are the times since the group was submitted to next, and since the decisions arrived.
+// next decided between these two moments. Retry times count from the arrival, so that none is too early. So every
+// caller receives a retry time that ends at the same moment as that of the first caller.
+func (d *denial) answer(i int, c *backend.Charge, sinceSubmit, sinceArrival algorithms.Micros, answer *backend.Decision) bool {
 	was := &d.charges[i]
 	terms := was.Terms
 	terms.Cost = max(terms.Cost, c.Terms.Cost)
@@ -60,51 +60,52 @@ func (d *denial) answer(i int, c *backend.Charge, passed, since algorithms.Micro
 	*answer = d.decisions[i]
 	switch more := terms.Cost > was.Terms.Cost; {
 	case more && (answer.Allowed || d.unchangedFor[i] == unknown):
-		return false // a bucket that allowed a cost may not allow a larger one
+		return false // a bucket that allowed a cost might deny a larger one
 	case more:
-		answer.RetryAfter = retryLater(c, answer, since)
+		answer.RetryAfter = retryLater(c, answer, sinceArrival)
 	case !answer.Allowed:
-		answer.RetryAfter -= since
-		answer.Blocked = max(0, answer.Blocked-since)
+		answer.RetryAfter -= sinceArrival
+		answer.Blocked = max(0, answer.Blocked-sinceArrival)
 	}
-	if unchangedFor := d.unchangedFor[i]; unchangedFor == unknown || passed < unchangedFor {
-		answer.ResetAfter = max(0, answer.ResetAfter-passed)
+	if unchangedFor := d.unchangedFor[i]; unchangedFor == unknown || sinceSubmit < unchangedFor {
+		answer.ResetAfter = max(0, answer.ResetAfter-sinceSubmit)
 	} else {
-		answer.Remaining, answer.ResetAfter = remainsLater(c, answer, passed)
+		answer.Remaining, answer.ResetAfter = remainsLater(c, answer, sinceSubmit)
 	}
 	return answer.Allowed || answer.RetryAfter > 0
 }
 
-// retryLater returns the retry time of c, passed microseconds after d denied a smaller cost. It requires that
-// d.Value is the whole state of the bucket. The result is 0 if the cost can never fit, or would be allowed.
-func retryLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) algorithms.Micros {
-	return peekLater(c, d, passed, c.Terms).RetryAfter
+// retryLater returns the retry time of c at the time d.At+delay. d is the earlier denial of the cost of c, or of a
+// smaller one. d.Value must be the whole state of the bucket. The result is 0 if the cost can never fit, or would be
+// allowed.
+func retryLater(c *backend.Charge, d *backend.Decision, delay algorithms.Micros) algorithms.Micros {
+	return peekLater(c, d, delay, c.Terms).RetryAfter
 }
 
-func peekLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros, terms algorithms.Charge) algorithms.Decision {
+func peekLater(c *backend.Charge, d *backend.Decision, delay algorithms.Micros, terms algorithms.Charge) algorithms.Decision {
 	terms.DryRun = true
-	_, later := c.Limit.Take(algorithms.State{By: c.Limit, Value: d.Value, At: d.At}, d.At+passed, terms)
+	_, later := c.Limit.Take(algorithms.State{By: c.Limit, Value: d.Value, At: d.At}, d.At+delay, terms)
 	return later
 }
 
-// peekAt returns the decision of a dry run at time now, for a bucket that held value at time at. c has the
-// limit of the bucket.
-func peekAt(c *backend.Charge, value int64, at, now algorithms.Micros) (d algorithms.Decision) {
-	state := algorithms.State{By: c.Limit, Value: value, At: at}
-	c.Limit.TakeAt(&state, max(now, at), &algorithms.Charge{Hash: c.Terms.Hash, DryRun: true}, &d)
+// peekAt returns the decision of a dry run at time now, with a cost of 0, for a bucket that held value at time valueAt.
+// If now is before valueAt, valueAt is used. c has the limit of the bucket.
+func peekAt(c *backend.Charge, value int64, valueAt, now algorithms.Micros) (d algorithms.Decision) {
+	state := algorithms.State{By: c.Limit, Value: value, At: valueAt}
+	c.Limit.TakeAt(&state, max(now, valueAt), &algorithms.Charge{Hash: c.Terms.Hash, DryRun: true}, &d)
 	return d
 }
 
-// remainsLater returns Remaining and ResetAfter, passed microseconds after d. It requires that d.Value is the
-// whole state of the bucket.
-func remainsLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
-	later := peekAt(c, d.Value, d.At, d.At+passed)
+// remainsLater returns Remaining and ResetAfter at the time d.At+delay. d.Value must be the whole state of the bucket.
+func remainsLater(c *backend.Charge, d *backend.Decision, delay algorithms.Micros) (int64, algorithms.Micros) {
+	later := peekAt(c, d.Value, d.At, d.At+delay)
 	return later.Remaining, later.ResetAfter
 }
 
 // unchanged returns how long Remaining of d, the decision on c, stays unchanged. It returns unknown for a limit
 // with a Rate of 0, and if d.Value may not be the whole state of the bucket. Examples are a sliding window, a bucket
-// with shards or a penalty, a state in the numbers of another limit, and a clock that stepped back.
+// with shards or a penalty, a state in the numbers of another limit, and a clock that stepped back. It returns 0 for a
+// full bucket.
 func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	kind := c.Limit.Kind
 	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 {
@@ -224,7 +225,7 @@ func groupHash(charges []backend.Charge) uint64 {
 	return h
 }
 
-// refundsAny reports whether charges refund units to a bucket, or reset one.
+// refundsAny reports whether one of charges refunds units to a bucket, or resets a bucket.
 func refundsAny(charges []backend.Charge) bool {
 	for i := range charges {
 		if charges[i].Terms.Cost < 0 || charges[i].Reset {

@@ -89,7 +89,8 @@ func TestUnchangedIsKnownForWholeStates(t *testing.T) {
 	}
 }
 
-// A group with alternatives can succeed when its plan or its payer can. The longest of these times counts.
+// Of a plan and the charge that pays instead, the shorter retry time counts. Of several such pairs, and of several plans
+// with one payer, the longest time counts.
 func TestADenialLastsUntilARetryCanSucceed(t *testing.T) {
 	limit, start := &algorithms.Limit{}, time.Unix(1_767_225_600, 0)
 	denied := func(retry algorithms.Micros) backend.Decision {

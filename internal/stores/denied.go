@@ -211,8 +211,8 @@ func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decisi
 	return d != nil, nil
 }
 
-// find answers a group from its cached denial, and returns the denial, whatever its age. It returns nil if
-// the cache cannot answer the group.
+// find answers a group from its cached denial, and returns the denial, even if it is older than MaxAge. It returns nil
+// if the cache cannot answer the group.
 func (s *DeniedStore) find(charges []backend.Charge, decisions []backend.Decision, now time.Time) *denial {
 	if charges[0].Reset || charges[0].IdempotencyKey != nil { // next may have stored an allowed decision for the idempotency key
 		return nil
@@ -240,7 +240,7 @@ func (s *DeniedStore) removeOld(old ...*denial) {
 }
 
 // update caches the denial of a group, or removes the denials of the buckets that the group has charged. The
-// group was submitted at submittedAt, in batch number number.
+// group was submitted at submittedAt, in the batch with this number.
 func (s *DeniedStore) update(charges []backend.Charge, decisions []backend.Decision, submittedAt time.Time, number uint64) {
 	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // ConsumedAny is false for a group that has both a dry run and a charge
 		s.consumed(charges)

@@ -66,8 +66,8 @@ func TestADenialIsCachedUntilARetryCanSucceed(t *testing.T) {
 	})
 }
 
-// Cached denials are answered before Submit returns. Only the other charges are sent to next, and their
-// denials are cached too.
+// Cached denials are answered before Submit returns. Only the other charges are sent to next, and their denials are
+// cached too.
 func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &recorder{next: after(ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
@@ -101,14 +101,19 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 		if got := calls.last(t); calls.count() != 3 || len(got) != 1 || string(got[0].Key) != "b" {
 			t.Errorf("next got %d batches, the last %+v; want 3 batches, and one charge of the key %q in the last", calls.count(), got, "b")
 		}
-		b, done = submit(denied)
-		select {
-		case <-done:
-		default:
-			t.Error("a cached denial was not answered before Submit returned")
-		}
-		if b.Decisions[0].Allowed || calls.count() != 3 {
-			t.Errorf("got %+v, next got %d batches; want a denial and 3 batches", b.Decisions, calls.count())
+		large := of(limit, "b", 2) // 1 unit is left
+		_, done = submit(large, denied)
+		<-done
+		for _, c := range []backend.Charge{denied, large} {
+			b, done = submit(c)
+			select {
+			case <-done:
+			default:
+				t.Errorf("%s: a cached denial was not answered before Submit returned", c.Key)
+			}
+			if b.Decisions[0].Allowed || calls.count() != 4 {
+				t.Errorf("%s: got %+v, next got %d batches; want a denial and 4 batches", c.Key, b.Decisions, calls.count())
+			}
 		}
 	})
 }
@@ -195,7 +200,7 @@ func TestARefundForgetsTheDenial(t *testing.T) {
 		expect(t, s, calls, 3, of(limit, "a", -1), true, 0)
 		expect(t, s, calls, 4, of(limit, "a", 1), true, 0)
 		expect(t, s, calls, 5, of(limit, "a", 1), false, time.Minute)
-		// The refund is in one Take with other charges, in any order.
+		// The refund is in one Take with a charge of the same bucket, whose denial is cached.
 		back, again := of(limit, "a", -1), of(limit, "a", 1)
 		back.Group, again.Group = 1, 2
 		if d := take(t.Context(), s, back, again); !d[0].Allowed || !d[1].Allowed {
@@ -424,15 +429,16 @@ func TestARememberedDenialReportsRemainingUnits(t *testing.T) {
 	})
 }
 
-// inAnotherGroup reports whether the bucket of a charge is also in another group.
+// inAnotherGroup reports whether the bucket of charges[i] is also in another group.
 func inAnotherGroup(charges []backend.Charge, i int) bool {
 	return slices.ContainsFunc(charges, func(c backend.Charge) bool {
 		return c.Group != charges[i].Group && bytes.Equal(c.Key, charges[i].Key)
 	})
 }
 
-// With random requests, a DeniedStore gives the same answers as its next. There is one exception: if the cached
-// decision does not contain the whole state of a bucket, Remaining and ResetAfter may be outdated.
+// For random requests, a DeniedStore must allow and deny the same groups as a store without a cache, with the same retry
+// times. Remaining and ResetAfter are compared only for token buckets and fixed windows without a penalty. For other
+// limits a cached decision does not contain the whole state of the bucket, so they may be outdated.
 func TestTheDenialCacheAnswersLikeItsStore(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {
@@ -541,7 +547,7 @@ func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 	})
 }
 
-// The configuration is reloaded while a denial is in flight. That denial must not be cached.
+// Clear is called while a denial is in flight, as by a reload. That denial must not be cached.
 func TestADenialFromBeforeAllWereForgottenIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -559,7 +565,7 @@ func TestADenialFromBeforeAllWereForgottenIsNotRemembered(t *testing.T) {
 		time.Sleep(20 * ms)
 		before := calls.count()
 		if take(t.Context(), s, of(limit, "a", 1)); calls.count() != before+1 {
-			t.Error("a denial from before the reload was cached")
+			t.Error("a denial from before Clear was cached")
 		}
 	})
 }

@@ -135,8 +135,8 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 	}
 }
 
-// A group in parts is denied before its batch ends. Its decisions show the buckets as they are after the undo,
-// and the undo is sent when the batch ends.
+// A group in parts is denied before its batch ends. Its decisions show the buckets as they are after the undo. After
+// the batch has ended, the units are in the bucket again.
 func TestADeniedGroupInPartsIsRefunded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		undos := stores.NewUndos(time.Second)
@@ -181,7 +181,7 @@ func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		calls := &recorder{next: store}
-		again := 0 // the number of the batch that is answered after 20 ms
+		again := 0 // the number, counted from 0, of the batch that is answered after 20 ms
 		s, hot := refusedLease(t, submitFunc(func(b *backend.Batch) {
 			if calls.count() == again {
 				time.AfterFunc(20*ms, func() { calls.Submit(b) })
@@ -232,7 +232,8 @@ func TestARefusedLeaseIsAnsweredOnce(t *testing.T) {
 	})
 }
 
-// Several servers decide groups concurrently. Each of their goroutines forwards its decisions.
+// Several servers decide groups concurrently, and each of their goroutines forwards its decisions. All groups must be
+// allowed.
 func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 	const servers = 8
 	day := fixed(t, 1_000_000, algorithms.Day)

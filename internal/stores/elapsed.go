@@ -20,9 +20,9 @@ type elapsed struct {
 	mu sync.Mutex // held to change gap and lost
 }
 
-// clockStep is the largest change of the gap between the clocks that does not count as a step. It is larger than
-// the time between the readings of the two clocks. Smaller steps add up until they count, so the measured time is
-// at most clockStep too short.
+// clockStep is the largest change of the gap between the clocks that does not count as a step. It is usually larger
+// than the time between the readings of the two clocks. Smaller steps add up until they count, so the measured time
+// is at most clockStep too short.
 const clockStep = 100 * time.Microsecond
 
 // newElapsed makes an elapsed. read must return what both clocks show; each clock counts from an arbitrary

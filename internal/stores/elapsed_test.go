@@ -60,8 +60,7 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 	}
 }
 
-// The elapsed time is never shorter than that of the monotonic clock. A step of the wall clock can only make
-// it longer.
+// The wall clock is set back repeatedly. Requests are still decided from leases, and the leases still expire.
 func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		machine := &suspendable{began: time.Now()}

@@ -12,19 +12,19 @@ type excerpt struct {
 	charges   []backend.Charge // copies
 	decisions []backend.Decision
 	known     []atomic.Bool
-	of        []int32 // the positions of the charges in the whole batch
+	positions []int32 // the positions of the charges in the whole batch
 	groups    int
 }
 
-// add appends one or more adjacent groups of the whole batch, which start at position at there.
-func (e *excerpt) add(charges []backend.Charge, at int) {
+// add appends one or more adjacent groups of the whole batch. position is the position of their first charge there.
+func (e *excerpt) add(charges []backend.Charge, position int) {
 	for i := range charges {
 		if i == 0 || charges[i].Group != charges[i-1].Group {
 			e.groups++ // groups are renumbered, because groups that were not adjacent in the whole batch may have equal numbers
 		}
 		e.charges = append(e.charges, charges[i])
 		e.charges[len(e.charges)-1].Group = e.groups
-		e.of = append(e.of, int32(at+i))
+		e.positions = append(e.positions, int32(position+i))
 	}
 }
 
@@ -33,11 +33,11 @@ func (e *excerpt) prepare() {
 	e.decisions, e.known = zeroed(e.decisions, len(e.charges)), zeroed(e.known, len(e.charges))
 }
 
-// pass copies the decisions with the positions from <= i < to, which belong to whole groups, to the whole batch,
-// and marks them there as known. It does not overwrite known decisions.
+// pass copies e.decisions[from:to], which belong to whole groups, to the whole batch, and marks them there as known.
+// It does not overwrite known decisions.
 func (e *excerpt) pass(whole *backend.Batch, from, to int) {
 	for from < to {
-		n, at := backend.GroupLen(e.charges[from:to]), int(e.of[from])
+		n, at := backend.GroupLen(e.charges[from:to]), int(e.positions[from])
 		if !whole.IsKnown(at) {
 			copy(whole.Decisions[at:at+n], e.decisions[from:from+n])
 			whole.SetKnown(at, at+n)
@@ -49,7 +49,7 @@ func (e *excerpt) pass(whole *backend.Batch, from, to int) {
 // fill copies all decisions that are not known in the whole batch. It does not mark them as known, because
 // the whole batch ends now.
 func (e *excerpt) fill(whole *backend.Batch) {
-	for i, at := range e.of {
+	for i, at := range e.positions {
 		if !whole.IsKnown(int(at)) {
 			whole.Decisions[at] = e.decisions[i]
 		}
@@ -59,7 +59,7 @@ func (e *excerpt) fill(whole *backend.Batch) {
 // reset empties e for another use.
 func (e *excerpt) reset() {
 	clear(e.charges) // so that limits of an old configuration can be garbage-collected
-	e.charges, e.of, e.groups = e.charges[:0], e.of[:0], 0
+	e.charges, e.positions, e.groups = e.charges[:0], e.positions[:0], 0
 }
 
 // zeroed returns n zero elements. It reuses s if that has room for them.

@@ -84,7 +84,7 @@ func (r *recorder) all() [][]backend.Charge {
 	return slices.Clone(r.batches)
 }
 
-// at returns the time of the n-th answer.
+// at returns the time of the answer to batch n, counted from 0.
 func (r *recorder) at(n int) algorithms.Micros {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -153,7 +153,7 @@ func take(ctx context.Context, s backend.Store, charges ...backend.Charge) []bac
 	return decisions
 }
 
-// wall returns the time of a synctest bubble in the unit of Stores.
+// wall returns the time of a synctest bubble, in microseconds since 1970.
 func wall() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }
 
 func compile(tb testing.TB, spec algorithms.Spec) *algorithms.Limit {

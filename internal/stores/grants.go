@@ -33,7 +33,7 @@ const (
 // leaseShard has a part of the hot keys. Each part has its own lock.
 type leaseShard struct {
 	mu      sync.Mutex
-	most    int
+	most    int                // the largest number of hot keys
 	hotKeys map[string]*hotKey // guarded by mu, like the following fields
 	returns []backend.Charge   // refunds of unused units that wait to be sent
 	heat    *[256]heat         // request rates of keys that are not hot, by a part of their hash; nil until the first charge that may lease
@@ -60,12 +60,12 @@ type hotKey struct {
 	borrowing  bool   // a request in flight also requests a lease
 	requesting int64  // the units that are being requested, by that request and in the background
 	ahead      *ahead // the lease requested in the background; nil if none is in flight
-	failed     int    // how often leasing ahead has failed, less the decisions of next since then
+	failed     int    // how often leasing ahead has failed since it last succeeded, less the decisions of next, at least 0
 	// The next lease is requested when the first grant has at most low units left, or at the time early.
 	low   int64
 	early time.Duration
 
-	last   backend.Decision // the newest decision of next
+	last   backend.Decision // the newest decision of next, changed as if it had allowed
 	lastAt time.Duration    // when last arrived
 	edge   time.Duration    // when the current fixed window ends; never for a token bucket
 
@@ -79,7 +79,7 @@ type hotKey struct {
 type grant struct {
 	left      int64 // units
 	until     time.Duration
-	of        algorithms.Micros // the time of the grant, by the clock of next
+	chargedAt algorithms.Micros // the time of the grant, by the clock of next
 	grantedAt time.Duration     // the time of the grant, by the clock of this process, or a little earlier
 	serial    int               // the number of the grant, from 1
 }
@@ -133,7 +133,7 @@ func (sh *leaseShard) find(c *backend.Charge) *hotKey {
 
 // leaseSize returns the number of units to lease, 0 for none. That is what this process needs in half the
 // duration of a lease, or until the end of the window, within the bounds of the lease terms and leaseShare. The
-// number is halved failed times, and rounded down to a multiple of cost.
+// number is halved for each failure that l.failed counts, and rounded down to a multiple of cost.
 func (l *hotKey) leaseSize(cost int64, now time.Duration) int64 {
 	have := l.left()
 	n := min(l.charge.Lease.Most-have-l.requesting, l.last.Remaining/leaseShare-have, l.charge.Limit.Capacity-cost)
@@ -175,11 +175,12 @@ func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *h
 	return l
 }
 
-// returnAll removes the leases of l. It appends the charges that return their unused units to returns.
-func (sh *leaseShard) returnAll(returns []backend.Charge, l *hotKey, now time.Duration) []backend.Charge {
+// returnAll removes the leases of l, and the waiting returns of earlier leases of its key. It returns list with the
+// charges appended that return the unused units of all of them.
+func (sh *leaseShard) returnAll(list []backend.Charge, l *hotKey, now time.Duration) []backend.Charge {
 	for i := range l.grants {
 		if back := sh.returnCharge(&l.charge, l.grants[i].left, &l.grants[i], now); back.Terms.Cost < 0 {
-			returns = append(returns, back)
+			list = append(list, back)
 		}
 		l.grants[i] = grant{}
 	}
@@ -188,45 +189,45 @@ func (sh *leaseShard) returnAll(returns []backend.Charge, l *hotKey, now time.Du
 		if !bytes.Equal(back.Key, l.charge.Key) {
 			return false
 		}
-		returns = append(returns, back)
+		list = append(list, back)
 		return true
 	})
-	return returns
+	return list
 }
 
-// returnCharge returns the charge that returns unused units of a grant to c's bucket. The cost of the charge
-// is 0 if there is nothing to return.
-func (sh *leaseShard) returnCharge(c *backend.Charge, units int64, of *grant, now time.Duration) backend.Charge {
+// returnCharge returns the charge that returns unused units of the grant g to c's bucket. The cost of the charge
+// is 0 if there is nothing to return. Otherwise returnCharge counts the units in the statistics.
+func (sh *leaseShard) returnCharge(c *backend.Charge, units int64, g *grant, now time.Duration) backend.Charge {
 	back := *c
 	back.Lease, back.Terms = nil, algorithms.Charge{Hash: c.Terms.Hash}
 	if units == 0 || len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
 		return back // no returns, because the inflow since the grant is not known for each shard
 	}
-	if n := unused(c.Limit, units, micros(now-of.grantedAt)); n > 0 {
+	if n := unused(c.Limit, units, micros(now-g.grantedAt)); n > 0 {
 		sh.stats.Returned += uint64(n)
-		back.Terms.Cost, back.Terms.ChargedAt = -units, of.of
+		back.Terms.Cost, back.Terms.ChargedAt = -units, g.chargedAt
 	}
 	return back
 }
 
-// leaseFor returns how long leased units of c's bucket may be used after the grant at time at. A lease of a
-// fixed window ends with the window, so that a window never admits more than its capacity. A token bucket
-// admits at most capacity + floor((T + Lease.For)*rate/period) in any span T.
-func leaseFor(c *backend.Charge, at algorithms.Micros) algorithms.Micros {
+// leaseFor returns how long leased units of c's bucket may be used after the grant, which was made at grantedAt by the
+// clock of next. A lease of a fixed window ends with the window, so that a window never admits more than its capacity.
+// A token bucket admits at most capacity + floor((T + Lease.For)*rate/period) in any span of the length T.
+func leaseFor(c *backend.Charge, grantedAt algorithms.Micros) algorithms.Micros {
 	if c.Limit.Kind != algorithms.FixedWindow {
 		return c.Lease.For
 	}
-	return min(c.Lease.For, c.Limit.WindowEnd(at, c.Terms.Hash))
+	return min(c.Lease.For, c.Limit.WindowEnd(grantedAt, c.Terms.Hash))
 }
 
-// unused returns how many unused units of a lease can be refunded. after is the time since the grant. See
-// algorithms.Charge.ChargedAt.
-func unused(l *algorithms.Limit, units int64, after algorithms.Micros) int64 {
+// unused returns how many of the unused units of a lease are refunded: for a token bucket, the units less the inflow
+// in the time sinceGrant. See algorithms.Charge.ChargedAt.
+func unused(l *algorithms.Limit, units int64, sinceGrant algorithms.Micros) int64 {
 	if l.Kind != algorithms.TokenBucket {
 		return units
 	}
 	n := scaled.Of(l)
-	return scaled.Returned(units*n.Q, n.P, n.Ticks(int64(after))) / n.Q
+	return scaled.Returned(units*n.Q, n.P, n.Ticks(int64(sinceGrant))) / n.Q
 }
 
 // receive records d, the decision of next on the charge of p, which was requested at requestedAt. units is the
@@ -267,7 +268,7 @@ func (l *hotKey) record(d *backend.Decision, requestedAt, now time.Duration) {
 }
 
 // granted adds a lease. Its units were requested at requestedAt, and d is the decision of next that
-// granted them.
+// granted them. If l was removed meanwhile, the units are lost.
 func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, requestedAt, now time.Duration) {
 	sh.stats.Granted += uint64(units)
 	if l.removed {
@@ -276,7 +277,7 @@ func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, reque
 	// The lease is used for a little less than its duration, because clocks differ in speed.
 	lasts := time.Duration(leaseFor(&l.charge, d.At)) * time.Microsecond
 	l.serials++
-	is := grant{left: units, of: d.At, grantedAt: requestedAt, until: requestedAt + lasts - lasts/1000 - time.Microsecond, serial: l.serials}
+	is := grant{left: units, chargedAt: d.At, grantedAt: requestedAt, until: requestedAt + lasts - lasts/1000 - time.Microsecond, serial: l.serials}
 	if l.grants[0].left > 0 && l.grants[1].left > 0 {
 		sh.rotate(l, now)
 	}
@@ -290,23 +291,23 @@ func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, reque
 	}
 }
 
-// over ends expired leases. It appends the charges that return their unused units, and those that wait, to
-// returns.
-func (sh *leaseShard) over(returns []backend.Charge, now time.Duration) []backend.Charge {
+// expire ends expired leases. It returns list with all waiting returns appended, including the returns of the unused
+// units of these leases.
+func (sh *leaseShard) expire(list []backend.Charge, now time.Duration) []backend.Charge {
 	for _, l := range sh.hotKeys {
 		for i := range l.grants {
-			if of := &l.grants[i]; of.left > 0 && now >= of.until {
-				sh.later(sh.returnCharge(&l.charge, of.left, of, now))
-				*of = grant{}
+			if g := &l.grants[i]; g.left > 0 && now >= g.until {
+				sh.later(sh.returnCharge(&l.charge, g.left, g, now))
+				*g = grant{}
 			}
 		}
 		if l.grants[0].left == 0 && l.grants[1].left > 0 {
 			sh.rotate(l, now)
 		}
 	}
-	returns = append(returns, sh.returns...)
+	list = append(list, sh.returns...)
 	sh.returns = nil
-	return returns
+	return list
 }
 
 // cool removes keys that are no longer hot: they had no recent requests, and no units are leased or being requested.
@@ -319,7 +320,8 @@ func (sh *leaseShard) cool(now time.Duration) {
 }
 
 // drop removes the hot key of a bucket, with its leases and its waiting returns. If a lease of the key is
-// being requested in the background and visit is not nil, drop calls visit with that lease.
+// being requested in the background and visit is not nil, drop calls visit with that lease, while the lock of the
+// key's shard is held.
 func (s *LeaseStore) drop(key []byte, visit func(*ahead)) {
 	sh, _ := s.shard(key)
 	sh.mu.Lock()

@@ -230,7 +230,7 @@ func (s *LeaseStore) ReturnUnits() (keys int) {
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.mu.Lock()
-		returns = sh.over(returns, now)
+		returns = sh.expire(returns, now)
 		sh.cool(now)
 		keys += len(sh.hotKeys)
 		sh.mu.Unlock()
@@ -283,10 +283,10 @@ func (s *LeaseStore) ClearBucket(key []byte) {
 
 // returnUnits submits the charges in returns, and waits for the decisions. A return whose outcome is unknown
 // is not repeated.
-func (s *LeaseStore) returnUnits(returns []backend.Charge) {
-	slices.SortStableFunc(returns, func(a, b backend.Charge) int { return bytes.Compare(a.Key, b.Key) }) // makes simulations reproducible: the order of a map is random
+func (s *LeaseStore) returnUnits(charges []backend.Charge) {
+	slices.SortStableFunc(charges, func(a, b backend.Charge) int { return bytes.Compare(a.Key, b.Key) }) // makes simulations reproducible: the order of a map is random
 	until := s.config.Clock.Now().Add(s.config.Timeout)
-	for part := range slices.Chunk(returns, maxReturns) {
+	for part := range slices.Chunk(charges, maxReturns) {
 		for i := range part {
 			part[i].Group = i
 		}

@@ -25,8 +25,8 @@ var leaseSeed = flag.Uint64("lease-seed", 0, "runs the simulation of leases with
 // Many sidecars lease from one store. Their clocks differ from the store's clock and from each other. Their
 // links are slow, lose requests and answers, and break. Sidecars die.
 //
-// Together they never admit more than the bound. If they admit less, the missing units are leased or lost: each unit
-// that was charged and not admitted is accounted for.
+// Together they never admit more than the bound. If they admit less, the missing units are no more than those that may
+// be leased or lost. In a window of a day, the admitted, the lost and the remaining units must add up to the limit.
 func TestSimulationOfLeases(t *testing.T) {
 	for name, run := range map[string]func(w *leaseSim, rng *rand.Rand){
 		"busy":       (*leaseSim).busy,
@@ -112,7 +112,7 @@ func runLeases(t *testing.T, seed uint64, run func(*leaseSim, *rand.Rand)) {
 	}
 }
 
-// busy simulates sidecars with requests for all kinds of limits, at varying rates, until the end.
+// busy simulates sidecars with requests for fixed windows and token buckets of several sizes, at varying rates.
 func (w *leaseSim) busy(rng *rand.Rand) {
 	s := algorithms.Second
 	w.add(rng, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 500 + rng.Int64N(3000), Period: s})
@@ -124,8 +124,8 @@ func (w *leaseSim) busy(rng *rand.Rand) {
 	w.runSidecars(simSidecars, 6*time.Second, w.request)
 }
 
-// pulses simulates sidecars with bursts of requests. Between them they send none until the leases have
-// expired, so that most leased units are returned unused, or lost. At the end they consume everything.
+// pulses simulates sidecars with bursts of requests. Between two bursts for a key there is no request until its leases have
+// expired, so that most leased units are returned unused, or lost. At the end the sidecars consume everything.
 func (w *leaseSim) pulses(rng *rand.Rand) {
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 450, Period: algorithms.Second, Capacity: new(int64(4000))})
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, Capacity: new(int64(20_000))})
@@ -247,7 +247,7 @@ func groupOf(charges []backend.Charge, decisions []backend.Decision, i int) ([]b
 	}
 }
 
-// recordLoss records that the leases of one sidecar may be lost.
+// recordLoss records that the leases of one sidecar may be lost now.
 func (w *leaseSim) recordLoss() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -291,7 +291,7 @@ func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, action func(int, *rand
 	}
 }
 
-// request sends bursts of charges, each for one key or for two together.
+// request pauses, usually for less than a millisecond, and charges one key, or two together.
 func (w *leaseSim) request(_ int, rng *rand.Rand, s backend.Store) {
 	if rng.IntN(300) == 0 {
 		time.Sleep(time.Duration(rng.Int64N(int64(400 * ms))))

@@ -15,22 +15,22 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// requesting returns a LeaseStore over a memory store with the time of a synctest bubble. calls records the
-// batches that the memory store received.
+// requesting returns a LeaseStore over below, a memory store with the time of a synctest bubble. calls records the
+// batches that below received.
 func requesting() (s *stores.LeaseStore, below backend.Store, calls *recorder) {
 	below = memory.New(memory.Config{Clock: storetest.Times(wall)})
 	calls = &recorder{next: below}
 	return stores.Lease(calls, stores.LeaseConfig{}), below, calls
 }
 
-// leased returns a charge of a bucket from which most units may be leased for 250 ms.
-func leased(limit *algorithms.Limit, key string, cost, most int64) backend.Charge {
+// leased returns a charge of a bucket whose units may be leased for 250 ms, at most maxUnits at a time.
+func leased(limit *algorithms.Limit, key string, cost, maxUnits int64) backend.Charge {
 	c := of(limit, key, cost)
-	c.Lease = &algorithms.Lease{Most: most, For: 250_000}
+	c.Lease = &algorithms.Lease{Most: maxUnits, For: 250_000}
 	return c
 }
 
-// fixed returns a fixed window that starts at multiples of period.
+// fixed returns a fixed window that starts at multiples of period since 1970.
 func fixed(tb testing.TB, rate int64, period algorithms.Micros) *algorithms.Limit {
 	tb.Helper()
 	return compile(tb, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: period, Start: new(algorithms.Micros)})
@@ -109,7 +109,7 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 					}
 					pause := every
 					for ; time.Since(began) < 6*time.Second; time.Sleep(pause) {
-						if time.Since(began) > 3*time.Second { // leased units would last longer than permitted
+						if time.Since(began) > 3*time.Second { // from now on a lease expires before its units are used up
 							pause = 4 * every
 						}
 						start := time.Now()
@@ -177,7 +177,7 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		var n atomic.Int64
 		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			time.Sleep(time.Duration(n.Add(1)%7) * time.Microsecond) // no two requests arrive at the same time
+			time.Sleep(time.Duration(n.Add(1)%7) * time.Microsecond) // consecutive requests do not arrive at the same time
 			backend.Take(ctx, store, charges, decisions)
 			if time.Sleep(late); detached(ctx) { // older answers arrive after newer ones
 				time.Sleep(2 * late)
@@ -412,7 +412,7 @@ func TestARarelyUsedKeyGetsNoLease(t *testing.T) {
 	})
 }
 
-// When few units are left, nothing is leased. The last unit is admitted.
+// The fewer units are left, the fewer are leased: at most an eighth of them, and one more. All units are admitted.
 func TestLeasesShrinkNearExhaustion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, calls := requesting()
@@ -754,7 +754,7 @@ func TestDryRunsCountLeasedUnitsAsConsumed(t *testing.T) {
 	})
 }
 
-// Reservations, refunds and dry runs are never decided from a lease.
+// Reservations, refunds, dry runs and charges with an idempotency key are not decided from a lease.
 func TestOnlyPlainChargesAreLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, calls := requesting()
@@ -779,7 +779,7 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 	})
 }
 
-// If next has fewer units than expected, only the cost is requested.
+// If next has too few units for the cost and a lease, the cost alone is requested in a second batch.
 func TestAMissingLeaseCausesNoError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, calls := requesting()
@@ -916,7 +916,7 @@ func TestALeaseSeesDecisionsAfterAClockWasSetBack(t *testing.T) {
 	})
 }
 
-// The number of keys with leases is bounded. Other keys get no leases, and next decides them.
+// The number of keys that can have leases is bounded.
 func TestKeysWithLeasesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})

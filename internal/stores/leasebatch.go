@@ -17,7 +17,7 @@ type leaseBatch struct {
 	first   *leaseBatch  // the call that this call repeats for some of its groups; nil for a first call
 	pending atomic.Int32 // the number of calls in flight: this one, and the calls that repeat some of its groups
 	inner   backend.Batch
-	began   time.Duration
+	began   time.Duration     // when newBatch was called, by LeaseStore.now
 	direct  *hotKey           // set for a Batch of one charge, which next decides as it is
 	lastAt  algorithms.Micros // with direct: the time of the decision of next that was last known
 	charges []backend.Charge
@@ -92,8 +92,8 @@ func (t *leaseBatch) add(c *backend.Charge, group int) int {
 	return len(t.charges) - 1
 }
 
-// plan decides a group from leases if it can, and otherwise adds the group to the call. at and end are
-// positions in the outer batch. plan reports whether it decided the group.
+// plan decides the group t.outer.Charges[at:end] from leases if it can, and otherwise adds the group to the call. It
+// reports whether it decided the group.
 func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 	now, charges, decisions := t.began, t.outer.Charges[at:end], t.outer.Decisions[at:end]
 	g := leaseGroup{charges: charges, decisions: decisions, at: at, parts: len(t.parts)}
@@ -275,37 +275,37 @@ func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration
 	return true
 }
 
-// decide computes d, the decision on c, from decided, the decision of next on the charge that was submitted for
-// c. all reports whether next allowed the whole group.
-func (s *LeaseStore) decide(c *backend.Charge, p *leasePart, decided, d *backend.Decision, all bool, requestedAt, now time.Duration) {
-	*d = *decided
+// decide computes d, the decision on c. answer is the decision of next on the charge that was submitted for c, whose
+// cost may include units to lease. groupAllowed means that next allowed all charges of the group.
+func (s *LeaseStore) decide(c *backend.Charge, p *leasePart, answer, d *backend.Decision, groupAllowed bool, requestedAt, now time.Duration) {
+	*d = *answer
 	switch {
 	case p.hotKey == nil:
-	case decided.Err != nil:
+	case answer.Err != nil:
 		s.receive(c, p, 0, nil, requestedAt, now)
-	case !all:
-		s.receive(c, p, 0, decided, requestedAt, now)
+	case !groupAllowed:
+		s.receive(c, p, 0, answer, requestedAt, now)
 	default:
-		*d = later(c, *decided, p.borrow, 0)
-		s.receive(c, p, p.borrow, decided, requestedAt, now)
+		*d = later(c, *answer, p.borrow, 0)
+		s.receive(c, p, p.borrow, answer, requestedAt, now)
 	}
 }
 
-// later returns d, the decision on c, as it would be if the bucket had units more, and if d were made passed
-// microseconds later.
-func later(c *backend.Charge, d backend.Decision, units int64, passed algorithms.Micros) backend.Decision {
-	if units == 0 && passed == 0 {
+// later returns d, the decision on c, changed for a bucket that has a number of extra units, and for a time that is
+// delay microseconds later.
+func later(c *backend.Charge, d backend.Decision, extra int64, delay algorithms.Micros) backend.Decision {
+	if extra == 0 && delay == 0 {
 		return d
 	}
 	if len(c.Shards) > 0 { // d.Value is the sum of the last known values of the shards
-		d.Remaining = min(c.Limit.Capacity, d.Remaining+units)
-		d.ResetAfter = max(0, d.ResetAfter-passed)
-		d.At += passed
+		d.Remaining = min(c.Limit.Capacity, d.Remaining+extra)
+		d.ResetAfter = max(0, d.ResetAfter-delay)
+		d.At += delay
 		return d
 	}
 	was := d.At
-	d.At += passed
-	there := peekAt(c, d.Value+units*c.Limit.Unit(), was, d.At)
+	d.At += delay
+	there := peekAt(c, d.Value+extra*c.Limit.Unit(), was, d.At)
 	d.Value, d.Remaining, d.ResetAfter = there.Value, there.Remaining, there.ResetAfter
 	return d
 }

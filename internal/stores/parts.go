@@ -65,9 +65,9 @@ func (s *partsStore) Submit(b *backend.Batch) {
 	}
 }
 
-// decided handles the decisions of p with the positions from <= i < to, which are known before the batch ends. Once
-// all parts of a group are decided, it passes the group's decisions on. Groups that failed, or that have parts to
-// send later, are concluded at the end.
+// decided handles p.inner.decisions[from:to], which are known before the batch ends. Once all parts of a group are
+// decided, it passes the group's decisions on. Groups that failed, or that have parts to send later, are concluded at
+// the end.
 func (t *partsBatch) decided(p *divisionPart, from, to int) {
 	for at := from; at < to; {
 		part := &t.parts[p.inner.charges[at].Group]
@@ -91,14 +91,14 @@ func (t *partsBatch) ended() {
 // part has the charges of one group that are charged in one step.
 type part struct {
 	in       *divisionPart
-	from, to int  // positions in in.inner
+	from, to int  // the charges are in.inner.charges[from:to]
 	group    int  // a position in partsBatch.groups
 	later    bool // in belongs to partsBatch.later
 }
 
 // partedGroup is the state of one group.
 type partedGroup struct {
-	from, to int // positions in the whole batch
+	from, to int // the charges are [from:to] of the whole batch
 	first    int // the position of its first part; its other parts follow
 	parts    int
 	open     atomic.Int32 // the number of parts whose decisions are not known
@@ -129,8 +129,8 @@ func (t *partsBatch) plan() {
 	}
 }
 
-// addPart adds the part that starts with charge first of the last group. at is the position of the group in
-// the whole batch.
+// addPart adds the part whose first charge is group[first]. group is the last one of t.groups, and at is its position
+// in the whole batch.
 func (t *partsBatch) addPart(group []backend.Charge, at, first int) {
 	number, later := t.numbers[first], false
 	for i := first; i < len(group); i++ {
@@ -145,14 +145,15 @@ func (t *partsBatch) addPart(group []backend.Charge, at, first int) {
 	from := len(e.charges)
 	for i := first; i < len(group); i++ {
 		if t.numbers[i] == number {
-			e.charges, e.of = append(e.charges, group[i]), append(e.of, int32(at+i))
+			e.charges, e.positions = append(e.charges, group[i]), append(e.positions, int32(at+i))
 			e.charges[len(e.charges)-1].Group = len(t.parts)
 		}
 	}
 	t.parts = append(t.parts, part{in, from, len(e.charges), len(t.groups) - 1, later})
 }
 
-// peekRefused runs before the parts that are sent later. It makes those of refused groups dry runs.
+// peekRefused runs before the parts that are sent later. If another part of a group was refused, peekRefused makes the
+// later parts of that group dry runs.
 func (t *partsBatch) peekRefused() {
 	for i := range t.parts {
 		if part := &t.parts[i]; !part.later {
@@ -218,13 +219,13 @@ func (p *part) err() (err error) {
 func (t *partsBatch) pass(p *part) {
 	decisions, e := t.outer.Decisions, &p.in.inner
 	for i := p.from; i < p.to; i++ {
-		decisions[e.of[i]] = e.decisions[i]
+		decisions[e.positions[i]] = e.decisions[i]
 	}
 	if !t.mustUndo(p) {
 		return
 	}
 	for i := range p.refundable() {
-		d := &decisions[e.of[i]]
+		d := &decisions[e.positions[i]]
 		d.Remaining = min(d.Remaining+e.charges[i].Terms.Cost, e.charges[i].Limit.Capacity)
 		d.Wait = 0
 	}
@@ -243,7 +244,7 @@ func (t *partsBatch) conclude() {
 	}
 	for i := range t.parts {
 		part := &t.parts[i]
-		if !b.IsKnown(int(part.in.inner.of[part.from])) {
+		if !b.IsKnown(int(part.in.inner.positions[part.from])) {
 			t.pass(part)
 		}
 		if t.mustUndo(part) {

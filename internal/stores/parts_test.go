@@ -21,13 +21,13 @@ type submitFunc func(b *backend.Batch)
 func (f submitFunc) Submit(b *backend.Batch) { f(b) }
 
 // slowUndo returns a Store that delays refunds, as a busy network does.
-func slowUndo(next backend.Store, by time.Duration) backend.Store {
+func slowUndo(next backend.Store, delay time.Duration) backend.Store {
 	return submitFunc(func(b *backend.Batch) {
 		if b.Charges[0].Terms.Cost >= 0 {
 			next.Submit(b)
 			return
 		}
-		time.AfterFunc(by, func() { next.Submit(b) })
+		time.AfterFunc(delay, func() { next.Submit(b) })
 	})
 }
 
@@ -115,8 +115,8 @@ func TestALimitWithOverdrawIsChargedIfAnotherPartDenies(t *testing.T) {
 	})
 }
 
-// The error of a group is ErrNotTaken only if certainly no part was charged. It is not if one part gave no
-// answer, or if a refund was made, which cannot be undone reliably.
+// The error of a group is ErrNotTaken if each part was not sent, or was charged and is undone. It is not if one part
+// gave no answer, or if a refund was made, which cannot be undone reliably.
 func TestPartsThatCannotBeDecided(t *testing.T) {
 	failing := func(err error) backend.Store { return submitFunc(func(b *backend.Batch) { b.Fail(err) }) }
 	unsent, unknown := failing(fmt.Errorf("%w: not sent", backend.ErrNotTaken)), failing(fmt.Errorf("%w: no answer", backend.ErrUnavailable))
@@ -224,8 +224,8 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	}
 }
 
-// check checks the decisions and the undos. all means that everything except the refund was allowed. undone
-// has the number of undos of each part.
+// check checks the decisions and the undos. all means that every part except the refund was allowed. failed is the
+// error that takes precedence, or nil. undone has the number of undos of each part.
 func (p scriptedParts) check(t *testing.T, outer *backend.Batch, all bool, failed error, undone [3]int) {
 	t.Helper()
 	whole := all && (p.refund == 3 || p.answers[p.refund].Allowed)
@@ -275,7 +275,7 @@ func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
 	}
 }
 
-// A request that another part denies does not wait for the units that its own part had reserved.
+// One part reserves units, and another part is denied. The decisions state no wait, because the reservation is undone.
 func TestAChargeThatIsUndoneDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		undos := stores.NewUndos(time.Minute)

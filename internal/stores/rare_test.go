@@ -24,7 +24,7 @@ func (s seen) Submit(b *backend.Batch) {
 	s.next.Submit(b)
 }
 
-// The goroutine that calls Take may be used by the Store, also below a Deadline.
+// Deadline passes Waits on, so that the Store below may use the goroutine that calls Take.
 func TestDeadlinePassesWaitsOn(t *testing.T) {
 	var waits []bool
 	next := seen{memory.New(memory.Config{}), func(b *backend.Batch) { waits = append(waits, b.Waits) }}
@@ -37,7 +37,7 @@ func TestDeadlinePassesWaitsOn(t *testing.T) {
 	}
 }
 
-// A group is known if all its decisions are. The Store may be setting them while Deadline looks.
+// A group is known if all its decisions are. The Store may be setting them while Deadline reads them.
 func TestAHalfKnownGroupIsNotKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var inner *backend.Batch
@@ -94,7 +94,7 @@ func TestDeadlineForgetsBatchesThatHaveEnded(t *testing.T) {
 	})
 }
 
-// A lease that is requested ahead charges the bucket of its key, in the same window, and is not leased itself.
+// A request for a lease ahead charges the same key with the same hash, and has no lease terms of its own.
 func TestALeaseAheadChargesTheSameBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ahead := 0

@@ -60,21 +60,21 @@ func (r *Router) Submit(b *backend.Batch) {
 	route.Store.Submit(&p.batch)
 }
 
-// divide submits b as several batches. The first same charges of b belong to route, and the group that
-// follows belongs to other.
-func (r *Router) divide(b *backend.Batch, same int, route, other *Route) {
+// divide submits b as several batches. b.Charges[:first] belong to route. The group that begins with
+// b.Charges[first] belongs to other.
+func (r *Router) divide(b *backend.Batch, first int, route, other *Route) {
 	d := r.divisions.Get().(*division)
 	d.outer = b
 	// All routes are found before any charge is copied. Each search reads memory that is rarely in a cache. In
 	// a short loop, the processor waits for several of these reads at the same time.
 	d.routes = append(d.routes[:0], other)
-	for at := same + backend.GroupLen(b.Charges[same:]); at < len(b.Charges); {
+	for at := first + backend.GroupLen(b.Charges[first:]); at < len(b.Charges); {
 		n := backend.GroupLen(b.Charges[at:])
 		d.routes = append(d.routes, r.find(b.Charges[at:at+n]))
 		at += n
 	}
-	d.part(route).inner.add(b.Charges[:same], 0)
-	at := same
+	d.part(route).inner.add(b.Charges[:first], 0)
+	at := first
 	for _, route := range d.routes {
 		group := b.Charges[at:][:backend.GroupLen(b.Charges[at:])]
 		d.part(route).inner.add(group, at)
@@ -92,7 +92,7 @@ type division struct {
 	routes  []*Route     // the routes of the groups; used only by divide
 	pending atomic.Int32 // the number of parts that have not ended
 
-	decided func(p *divisionPart, from, to int) // handles the decisions of p with the positions from <= i < to, which are known before the last part ends
+	decided func(p *divisionPart, from, to int) // handles p.inner.decisions[from:to], which are known before the last part ends
 	done    func()                              // handles the end of the last part
 }
 

@@ -143,7 +143,7 @@ func TestManyPartsInMemory(t *testing.T) {
 	}
 }
 
-// Random groups are charged in parts over three Stores, whose answers arrive in random order, late, or never.
+// Random groups are charged in parts over three Stores, whose answers arrive in random order or are lost.
 // No bucket admits more than its limit. If no answer is lost, at the end every missing unit belongs to an
 // allowed group.
 func TestPartsAgreeWithAModel(t *testing.T) {

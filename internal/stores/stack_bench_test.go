@@ -41,8 +41,8 @@ func BenchmarkWrappers(b *testing.B) {
 	}
 }
 
-// BenchmarkDivided measures the division of requests with a limit in each of two Stores. Both answer after Submit has
-// returned, as servers do.
+// BenchmarkDivided measures the division of requests with one limit in each of two Stores. Both Stores answer after
+// Submit has returned, as servers do.
 func BenchmarkDivided(b *testing.B) {
 	var held []*backend.Batch
 	first := submitFunc(func(b *backend.Batch) { held = append(held, b) })

@@ -56,8 +56,8 @@ func (u *Undos) Submit(store backend.Store, charges []backend.Charge) {
 	})
 }
 
-// Begin reports whether the caller may make a call, and counts the call if so. The caller must call End
-// afterwards.
+// Begin reports whether the caller may make a call. If so, Begin counts the call, and the caller must call End after
+// it.
 func (u *Undos) Begin() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
