@@ -113,7 +113,7 @@ func TestCalendarWindowOverDaylightSaving(t *testing.T) {
 	}
 }
 
-// WindowEnd, which limits the life of leased units, is the end of the day.
+// WindowEnd, which limits the life of leased units, returns the time until the end of the day.
 func TestCalendarEndsALease(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: FixedWindow, Rate: 10, Calendar: calendars[2]})
 	if got := l.WindowEnd(at(t, "2026-03-29T23:59:59.9+02:00"), 7); got != 100*ms {

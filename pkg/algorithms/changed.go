@@ -85,7 +85,7 @@ type kept struct {
 }
 
 // keptTokens returns the consumption of a token bucket, or of one part of a guaranteed bucket, at time now.
-// value is what the bucket holds and full is what it can hold; p flows in with each tick. All three are in
+// value is what the bucket held at s.At and full is what it can hold; p flows in with each tick. All three are in
 // the numbers of s.By. If one of the two limits counts in microseconds and the other in milliseconds, the
 // result counts in milliseconds.
 func (l *Limit) keptTokens(s *State, value, full, p int64, now Micros) kept {
@@ -183,7 +183,7 @@ func (k *kept) until(l *Limit, now Micros, bound int64) Micros {
 		return k.untilUsed(l, now, k.of(l, bound))
 	}
 	later, pace, fine := *k, k.pace(l, l.p), int64(k.tick/l.tick)
-	last, _ := mulDiv(pace, fine-1, fine) // what flows in until the end of a tick
+	last, _ := mulDiv(pace, fine-1, fine) // what flows in during a tick of k, up to the start of its last tick of l
 	n := k.ticksTo(k.of(l, min(l.v, bound+last)))
 	later.used = k.after(n)
 	more := mulDivCeil(max(0, later.units(l)-bound), fine, max(1, pace))
@@ -265,7 +265,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 	if a.Reserve {
 		r = l.MaxReserved
 	}
-	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // the largest debt that the old numbers can express
+	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // in units, the largest debt that both limits allow and the old numbers can express
 	goal := full + r*unit - cost                           // a is allowed if the consumption before it is at most goal
 	if a.Reserve && reach < r {
 		if goal = min(goal, full); cost <= reach*unit {

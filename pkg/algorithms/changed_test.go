@@ -85,7 +85,7 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 	other := !alike(s, tick, m.s, m.tick, hash)
 	if s.Kind == FixedWindow {
 		e := m.oldEdges(s, hash)
-		came := Micros(up(over(m.used[0], whole(m.s.Rate))).Int64()) // after this many windows nothing is consumed any more
+		came := Micros(up(over(m.used[0], whole(m.s.Rate))).Int64()) // after this many windows the consumption is 0
 		if t < e.step(m.ts, came) {
 			came = e.came(m.ts, t)
 		}
@@ -259,9 +259,9 @@ func (m *changing) cost(s Spec, tick Micros, a Charge) *big.Rat {
 // must be false. If reached is true at the end of a tick, it must be true at the end of all later ticks, and from
 // some moment on within a tick.
 func first(now, tick Micros, reached func(t Micros) bool) Micros {
-	search := func(lo, hi Micros, yes func(n Micros) bool) Micros { // yes is false at lo and true at hi
+	search := func(lo, hi Micros, reached func(n Micros) bool) Micros { // reached is false at lo and true at hi
 		for lo+1 < hi {
-			if mid := lo + (hi-lo)/2; yes(mid) {
+			if mid := lo + (hi-lo)/2; reached(mid) {
 				hi = mid
 			} else {
 				lo = mid

@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A failing property test prints the seed that repeats it. Files with failing inputs are switched off,
-// because they would be committed by mistake. (-rapid.nofailfile=false writes them.)
+// A failing property test prints the seed that repeats it. By default, rapid also writes the input to a file. That is
+// switched off, because such files could be committed by mistake; -rapid.nofailfile=false switches it on.
 func TestMain(m *testing.M) {
 	if err := flag.Set("rapid.nofailfile", "true"); err != nil {
 		panic(err)

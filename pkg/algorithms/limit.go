@@ -96,7 +96,7 @@ type numbers struct {
 // SpecError is one mistake in a Spec.
 type SpecError struct {
 	Field   string // the field of the configuration: "rate", "period", "capacity", …
-	Problem string // "must be at least 1, is -5"
+	Problem string // for example "must be at least 1, is -5"
 	largest int64  // if the value is too large: the largest value that would fit
 }
 

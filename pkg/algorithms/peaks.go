@@ -200,8 +200,8 @@ func (l *Limit) passed(last, now Micros) *Peaks {
 	return &p
 }
 
-// peaksOf returns the peaks of s in the numbers of s.By. It returns nil if l cannot use these peaks because
-// the two limits have different ticks or windows.
+// peaksOf returns the peaks of s in the numbers of s.By. It returns nil if they are unknown, if l does not settle, or if
+// l cannot use them because the two limits have different ticks or windows.
 func (l *Limit) peaksOf(s *State, hash uint64) *Peaks {
 	old := s.By
 	if !l.Settles || l.tick != old.tick || l.Kind == FixedWindow &&

@@ -32,7 +32,8 @@ const (
 // Denials is the state of a bucket's Penalty. Successive Denials may share the array of Times, as States
 // share State.Log.
 type Denials struct {
-	// Times has the times of the denials since the last block, oldest first.
+	// Times has the times of the denials since the last block, oldest first. Those that are too old to count may be
+	// missing.
 	Times []Micros
 	// Blocks is the number of blocks in a row, 0 for none. The last of them ends at Until.
 	Blocks int64

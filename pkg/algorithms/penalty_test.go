@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// penaltyReference adds a penalty to another reference implementation. It stores the time of every denial,
+// penaltyReference adds a penalty to another reference implementation. It stores the times of the denials that count,
 // and the last block.
 type penaltyReference struct {
 	s      Spec

@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// each passes the steps of random walks to visit, for random limits of every kind. A walk alternates at random between
-// as many limits as the argument limits says.
+// each passes the steps of random walks to visit, for random limits of every kind. Each walk has limits of one kind,
+// as many as the argument limits, and changes between them at random.
 func each(t *testing.T, limits, steps int, visit func(*rapid.T, dice, moment)) {
 	t.Helper()
 	for _, k := range kinds {
@@ -34,8 +34,8 @@ func (m moment) again(at Micros, s State, a Charge) Decision {
 }
 
 // The same charge alone is allowed after retry_after, and denied one microsecond before. That holds in
-// microseconds, in milliseconds, with a clock that stepped back, and after the numbers have changed. The two
-// exceptions return early.
+// microseconds, in milliseconds, with a clock that stepped back, and after the numbers have changed. Two
+// cases are excluded.
 func TestRetryAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.got.Allowed || m.got.Never || m.charge.DryRun {
@@ -266,7 +266,7 @@ func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
 	}
 }
 
-// together reports whether a bound holds for the span between two moments.
+// together reports whether l bounds what is admitted in the span between two moments.
 func together(s Spec, l *Limit, hash uint64, from, to Micros) bool {
 	switch l.Kind {
 	case FixedWindow:

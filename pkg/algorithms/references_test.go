@@ -44,7 +44,8 @@ type watch struct {
 	denialsStored bool // whether denials are stored, so that the bucket does not start at initial again
 }
 
-// read returns the bucket's time, and how far the machine's clock is behind it.
+// read returns the bucket's time, and how far the machine's clock is behind it. If the clock stepped back by more than
+// a minute, read sets the bucket's clock back, too.
 func (w *watch) read(now Micros) (at, behind Micros) {
 	if w.seen && now < w.ts {
 		if w.ts-now <= 60_000_000 {
@@ -62,7 +63,7 @@ func (w *watch) face() *watch { return w }
 // in milliseconds.
 func (w *watch) begun(t Micros) Micros { return t / w.tick * w.tick }
 
-// after returns the time from now to the start of the n-th tick after the tick of now.
+// after returns the time from now to the start of the n-th tick after the tick of now, or 0 if n is not positive.
 func (w *watch) after(now Micros, n *big.Int) Micros {
 	if n.Sign() <= 0 {
 		return 0

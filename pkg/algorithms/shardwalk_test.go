@@ -85,7 +85,7 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 	t.Logf("%d charges, %d %% denied", charges, 100*denied/max(1, charges))
 }
 
-// All shards are charged. retry_after, wait and the units left in each shard must be exact.
+// All shards are charged. retry_after, wait and the sum of the units left must be exact.
 func TestShardsAnswerExactly(t *testing.T) {
 	charges, denied := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -164,7 +164,7 @@ func total(all []int64) (sum int64) {
 }
 
 func clipped(n, unit int64) int64 {
-	if n < 0 || n > 1<<62/unit { // also true for math.MinInt64
+	if n < 0 || n > 1<<62/unit { // the negation of math.MinInt64 is negative, too
 		return 1 << 62
 	}
 	return n * unit
@@ -229,7 +229,7 @@ func full(has []int64, shards []Bucket) bool {
 	return true
 }
 
-// longest searches for the time until no shard is in debt.
+// longest searches for the time until no shard is in debt. It returns 0 if the charge was not an allowed reservation.
 func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Charge, d Decision) Micros {
 	if !d.Allowed || a.Cost <= 0 || !a.Reserve {
 		return 0

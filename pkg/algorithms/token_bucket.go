@@ -66,7 +66,7 @@ func (l *Limit) back(refund int64, now Micros, a *Charge) int64 {
 	return returned(refund, l.p+l.p1, l.elapsed(a.ChargedAt, now))
 }
 
-// returned returns a refund less an inflow of p in each of ticks, and at least 0.
+// returned returns a refund less the inflow of the given number of ticks, and at least 0. p flows in with each tick.
 func returned(refund, p, ticks int64) int64 {
 	if ticks < 0 { // the clock stepped back by more than a minute, so the inflow since the charge is unknown
 		return 0

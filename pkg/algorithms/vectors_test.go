@@ -41,7 +41,7 @@ type step struct {
 	reset   Micros // not checked if it is 0
 }
 
-// run plays steps against a bucket of s. before returns the bucket's state at t0; nil means a new bucket.
+// run makes the charges of steps and checks their decisions. before returns the bucket's state at t0; nil means a new bucket.
 func run(t *testing.T, s Spec, before func(*Limit) State, steps []step) {
 	t.Helper()
 	l := mustCompile(t, s)

@@ -19,7 +19,7 @@ import (
 //
 // A wrapper passes batches on to another Store. It may replace Done, and must restore it before it calls the original.
 //
-// A wrapper that counts requests must skip the other charges that a Limiter submits:
+// A wrapper that counts requests must skip the charges of a Limiter that are not requests:
 //
 //   - dry runs (Terms.DryRun), which Peek makes, and also calls with a MaxWait before they reserve;
 //   - refunds (a negative Terms.Cost), settlements (Terms.Settle) and resets (Reset);
@@ -257,8 +257,8 @@ func Paid(decisions []Decision) (start, end int) {
 	}
 }
 
-// Allowed reports whether a decided group is allowed, which means that each charge or one of its
-// alternatives is.
+// Allowed reports whether a decided group is allowed. Each charge must be allowed, except that of alternatives
+// (Charge.Then), either all charges with Then or the last charge must be.
 func Allowed(group []Charge, decisions []Decision) bool {
 	for at, n := 0, 0; at < len(group); at += n {
 		n = Alternatives(group[at:])

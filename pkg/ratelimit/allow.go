@@ -150,9 +150,9 @@ func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
 	return l.all(ctx, requests, l.maxWait)
 }
 
-// all does what AllowAll does. It denies the requests if a reservation would have to wait longer than
-// longest; 0 means no bound.
-func (l *Limiter) all(ctx context.Context, requests []Request, longest time.Duration) error {
+// all does what AllowAll does. It denies the requests if a reservation would have to wait longer than maxWait;
+// 0 means no bound.
+func (l *Limiter) all(ctx context.Context, requests []Request, maxWait time.Duration) error {
 	reserves, countsDenials := false, false
 	for i := range requests {
 		r := &requests[i]
@@ -169,9 +169,9 @@ func (l *Limiter) all(ctx context.Context, requests []Request, longest time.Dura
 	if len(requests) == 0 {
 		return nil
 	}
-	if longest > 0 && reserves { // a dry run first, so that requests whose wait is too long consume nothing
+	if maxWait > 0 && reserves { // a dry run first, so that requests whose wait is too long consume nothing
 		err := l.decide(ctx, requests, true)
-		if err == nil && denyLate(requests, longest) {
+		if err == nil && denyLate(requests, maxWait) {
 			return conclude(requests, ErrDenied)
 		}
 		if err != nil && (!countsDenials || !errors.Is(err, ErrDenied)) {
@@ -179,7 +179,7 @@ func (l *Limiter) all(ctx context.Context, requests []Request, longest time.Dura
 		}
 	}
 	err := l.decide(ctx, requests, false)
-	if err == nil && longest > 0 && denyLate(requests, longest) { // other requests consumed units since the dry run
+	if err == nil && maxWait > 0 && denyLate(requests, maxWait) { // other requests consumed units since the dry run
 		err = errors.Join(conclude(requests, ErrDenied), l.undoAll(context.WithoutCancel(ctx), requests))
 	}
 	return err
@@ -228,12 +228,12 @@ func conclude(requests []Request, worst error) error {
 	return worst
 }
 
-// denyLate turns the results of reservations that would have to wait longer than longest into denials. It
-// reports whether there is one.
-func denyLate(requests []Request, longest time.Duration) (late bool) {
+// denyLate turns the results of reservations that would have to wait longer than maxWait into denials. It
+// reports whether there is such a reservation.
+func denyLate(requests []Request, maxWait time.Duration) (late bool) {
 	for i := range requests {
-		if r := &requests[i]; r.Reserve && r.Result.Wait > longest {
-			r.Result.Allowed, r.Result.RetryAfter, late = false, r.Result.Wait-longest, true
+		if r := &requests[i]; r.Reserve && r.Result.Wait > maxWait {
+			r.Result.Allowed, r.Result.RetryAfter, late = false, r.Result.Wait-maxWait, true
 		}
 	}
 	for i := range requests {

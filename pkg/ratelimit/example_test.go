@@ -105,8 +105,8 @@ func ExampleLimiter_Settle() {
 	// Output: 27500 left <nil>
 }
 
-// A budget of tokens that parallel calls cannot exceed. Each call reserves an estimate, and settles the
-// number of tokens that it has used.
+// Parallel calls share a budget of tokens. Each call reserves an estimate, and settles the number of tokens that it has
+// used.
 func ExampleLimit_settles() {
 	ctx, none := context.Background(), int64(0)
 	budget := ratelimit.FixedWindow(10_000, 30*24*time.Hour)

@@ -114,7 +114,7 @@ func LeakyBucket(rate int64, period time.Duration, queue int64) Limit {
 	return Limit{Algorithm: algorithms.LeakyBucket, Rate: rate, Period: period, Capacity: &queue}
 }
 
-// named compiles l as the limit of a name.
+// named compiles l as the limit of domain with this name.
 func (l Limit) named(domain, name string) (*limit, error) {
 	if l.loaded != nil {
 		if in := l.loaded.Domain; in != domain || l.loaded.Name != name {

@@ -115,25 +115,25 @@ func (l *Limiter) ReserveN(ctx context.Context, n int64, name string, key ...str
 	return r.Reservation, nil
 }
 
-// reserve decides r. It denies r if the wait would exceed longest; 0 means no bound.
-func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration) error {
+// reserve decides r. It denies r if the wait would exceed maxWait; 0 means no bound.
+func (l *Limiter) reserve(ctx context.Context, r *Request, maxWait time.Duration) error {
 	one := [1]Request{*r}
-	err := l.all(ctx, one[:], longest)
+	err := l.all(ctx, one[:], maxWait)
 	*r = one[0]
 	return err
 }
 
-// neverWithin reports whether a reservation of n units would have to wait for more than the duration longest even if
-// the bucket were full. It is false for fixed windows: they are filled when the next window starts, so a request near the end of a
+// neverWithin reports whether a reservation of n units would have to wait longer than maxWait even if the bucket were
+// full. It is false for fixed windows: they are filled when the next window starts, so a request near the end of a
 // window waits for a short time only.
-func (m *limit) neverWithin(n int64, longest time.Duration) bool {
+func (m *limit) neverWithin(n int64, maxWait time.Duration) bool {
 	numbers := m.policy.Limit
 	if numbers.Kind != algorithms.TokenBucket || n <= numbers.Capacity || numbers.Rate == 0 {
 		return false
 	}
 	period := float64(numbers.Period())
 	const rounding = 1 // microseconds
-	return float64(n-numbers.Capacity)*period/float64(numbers.Rate) > float64(longest.Microseconds())+rounding
+	return float64(n-numbers.Capacity)*period/float64(numbers.Rate) > float64(maxWait.Microseconds())+rounding
 }
 
 // undo refunds the units of r, which was allowed, to the bucket that paid, less the units that have flowed in since.
@@ -354,7 +354,7 @@ func (l *Limiter) call(ctx context.Context, id *string, requests []Request, dryR
 		if r.cost, r.at, r.payer = of.Cost, of.Decision.At, nil; of.For != nil {
 			r.payer = l.named[of.Policy.Name]
 		}
-		if dryRun || !r.Reserve || err != nil || of.For != nil && of.Cost == 0 { // the payer was charged for another request of the call
+		if dryRun || !r.Reserve || err != nil || of.For != nil && of.Cost == 0 { // the last condition: the payer was charged for another request of the call
 			continue
 		}
 		var number [16]byte

@@ -58,7 +58,7 @@ func TestAWaitThatBecomesTooLongIsReturned(t *testing.T) {
 			}
 		}}
 	})
-	_, err := l.ReserveN(t.Context(), 5, "l") // 5 of 10 units are available now; after the charge of the other call they will be in 60 s
+	_, err := l.ReserveN(t.Context(), 5, "l") // the 5 units are available now; after the charge of the other call, they are in 60 s
 	denied, ok := errors.AsType[*ratelimit.DeniedError](err)
 	if !ok || denied.Result.RetryAfter != 30*time.Second {
 		t.Errorf("got %v; want a denial with a retry after 30 s", err)

@@ -240,7 +240,8 @@ func lease(p *descriptors.Policy) string {
 	return fmt.Sprintf("up to %d for %s", l.Most, descriptors.Span(l.For))
 }
 
-// places compares how the places that use a limit treat its outcome, and which of its buckets they charge.
+// places compares the places that use a limit (see byPlace): how they treat its outcome, and which of its buckets they
+// charge.
 func (c *Change) places(was, is []*descriptors.Policy) {
 	old, new := byPlace(was), byPlace(is)
 	at, compared := map[string][]string{}, 0
@@ -271,7 +272,7 @@ func (c *Change) places(was, is []*descriptors.Policy) {
 	}
 }
 
-// byPlace returns the policies of a limit by the places that use it.
+// byPlace returns the policies of a limit by the places that use it: descriptors, and requests that name the limit.
 func byPlace(policies []*descriptors.Policy) map[string]*descriptors.Policy {
 	all := map[string]*descriptors.Policy{}
 	for _, p := range policies {
@@ -284,7 +285,7 @@ func byPlace(policies []*descriptors.Policy) map[string]*descriptors.Policy {
 	return all
 }
 
-// form identifies the buckets of a place.
+// form describes for what p has a bucket each: the whole descriptor, the limit itself, or the values of some keys.
 func form(p *descriptors.Policy) string {
 	switch {
 	case p.Whole:

@@ -15,7 +15,8 @@ const (
 	maxTried = 50
 )
 
-// place is a node of a tree and a descriptor that leads to it.
+// place is a node of a tree: the patterns on the path to it, as text, and the entries of an example descriptor that
+// leads to it.
 type place struct {
 	shown   []string
 	entries []descriptors.Entry

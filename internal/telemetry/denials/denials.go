@@ -161,7 +161,7 @@ func reasonOf(r *limiter.Result) string {
 	}
 }
 
-// count counts one denial of result for the reason why.
+// count counts one denial by the limit of result. why is the reason.
 func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result, why string) {
 	var room [256]byte
 	aboutKey := why == Limit || why == Penalty || why == Blocked || why == Never
@@ -239,8 +239,8 @@ func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool
 
 func cut(text string) string { return text[:min(len(text), maxShown)] }
 
-// Top returns the n keys with the most denials, or all if there are fewer, the highest first. since is when counting began, which is at
-// most ten minutes ago.
+// Top returns the n keys with the most denials, or all if there are fewer, the highest first. since is when counting
+// began, which is at most ten minutes ago.
 func (r *Recorder) Top(n int) (since time.Time, top []Denied) {
 	now := r.now()
 	for i := range r.shards {

@@ -69,7 +69,7 @@ type Recorder struct {
 	mu       sync.Mutex
 	step     int64            // the step of the last sample, counted from began; mu guards this and the following fields
 	all      *series          // the series of all requests
-	limits   map[uint64]entry // by the hash of a Key, to store no names; only limits with counters
+	limits   map[uint64]entry // by the hash of a Key, to store no names; only limits that have counted something
 	kept     int              // the number of entries that have a series
 	dropped  int              // the number of limits that counted something in the last sample and found no room for a series
 	sequence uint32           // the number of the last sample

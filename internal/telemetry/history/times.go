@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// Each power of two is divided into four buckets, so a quantile is at most a quarter too high.
+	// The range from each power of two to the next has four buckets, so a quantile is at most a quarter too high.
 	perDoubling = 4
 	doublings   = 28 // from 1 µs up to 4 minutes
 	timeBuckets = perDoubling * doublings
@@ -77,7 +77,8 @@ func bucketOf(d time.Duration) int {
 	return min(perDoubling*(high-1)+int(us>>(high-2))&(perDoubling-1), timeBuckets-1)
 }
 
-// upperEdge returns the duration that all durations in bucket i are below, except longer ones in the last bucket.
+// upperEdge returns the end of bucket i. The durations in the bucket are shorter, but the last bucket also has all
+// longer ones.
 func upperEdge(i int) time.Duration {
 	if i < perDoubling {
 		return time.Duration(i+1) * time.Microsecond

@@ -41,7 +41,7 @@ const (
 	// maxRuntimeSeries bounds the number of series with labels from requests. Further hits count under the
 	// labels of the configuration.
 	maxRuntimeSeries = 10_000
-	// maxRuntimeKey bounds the key of a runtime series, in bytes. It contains the texts from the request.
+	// maxRuntimeKey bounds the key of a runtime series, in bytes. The key contains texts from the request.
 	maxRuntimeKey = 256
 )
 

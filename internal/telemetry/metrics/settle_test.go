@@ -35,7 +35,8 @@ func (a *away) Submit(b *backend.Batch) {
 }
 
 // settling reserves and settles units in all ways, with a limiter that reports to m. The limit "tokens" has
-// 1,000 units, an estimate of 100 and max_debt 0. The configuration has the domains of configured, too.
+// 1,000 units, an estimate of 100 and max_debt 0. The configuration also has the
+// domains of the snapshot configured.
 func settling(t *testing.T, m *Metrics, configured *limiter.Snapshot) {
 	t.Helper()
 	none := int64(0)

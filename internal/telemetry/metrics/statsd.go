@@ -61,7 +61,8 @@ func (s source) Timings() (string, []time.Duration) {
 	return "ratelimit_server." + shouldRateLimit + ".response_time", s.m.service.times.take()
 }
 
-// timings keeps a random sample of the durations. The sample has the same distribution as all durations.
+// timings keeps a random sample of the durations since the last call of take. Each of them is in the sample with the
+// same probability.
 type timings struct {
 	reported atomic.Uint64
 	kept     [1000]atomic.Int64 // 0 means that the place is empty

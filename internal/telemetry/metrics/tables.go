@@ -67,7 +67,8 @@ func (t *domainTable) place(p *descriptors.Policy) *atomic.Pointer[counted] {
 	}
 }
 
-// next returns the table of s. The caller holds m.mu.
+// next returns the table of s, and removes the counters of the limits and domains that s does not have. The caller
+// holds m.mu.
 func (m *Metrics) next(s *limiter.Snapshot) *table {
 	before := m.current.Load()
 	t := &table{domains: make(map[*limiter.Domain]*domainTable, len(s.Domains)), byName: make(map[string]*domainTable, len(s.Domains))}
@@ -131,7 +132,7 @@ func (t *table) series() map[*series]bool {
 	return used
 }
 
-// each calls visit for all existing counters.
+// each calls visit for all counters in t that exist.
 func (t *domainTable) each(visit func(*counted)) {
 	if c := t.overrides.Load(); c != nil {
 		visit(c)

@@ -148,7 +148,7 @@ type Checker interface {
 	Check(context.Context, *limiter.Call) error
 }
 
-// Decisions returns a Checker that traces the decisions of next.
+// Decisions returns a Checker that passes all calls to next, and traces the decisions.
 func (t *Tracing) Decisions(next Checker) Checker { return &decisions{t.tracer, next} }
 
 type decisions struct {

@@ -169,8 +169,8 @@ func (s *Shape) Text() string {
 	return text
 }
 
-// Top returns the n shapes with the most requests, or all if there are fewer, the highest first. since is when counting began, which is
-// at most ten minutes ago.
+// Top returns the n shapes with the most requests, or all if there are fewer, the highest first. since is when counting
+// began, which is at most ten minutes ago.
 func (r *Recorder) Top(n int) (since time.Time, top []Shape) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

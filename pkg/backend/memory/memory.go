@@ -21,7 +21,7 @@ import (
 // DefaultMaxKeys is the default of Config.MaxKeys.
 const DefaultMaxKeys = 1_000_000
 
-// stripeCount is the number of locks over which the buckets are spread. Two concurrent calls need the same
+// stripeCount is the number of locks over which the buckets are spread. Charges of two different keys need the same
 // lock with a probability of 1/128. A sweep of one stripe holds its lock only briefly.
 const stripeCount = 128
 

@@ -125,7 +125,7 @@ func (r *records) leave(hash uint32, ref recordRef) {
 		hole = (hole + 1) & mask
 	}
 	for i := (hole + 1) & mask; r.index[i] != 0; i = (i + 1) & mask {
-		if home := uint32(r.index[i]>>32) & mask; (i-home)&mask >= (i-hole)&mask { // a search for it starts at or before the hole
+		if home := uint32(r.index[i]>>32) & mask; (i-home)&mask >= (i-hole)&mask { // it may move to the hole, because a search for its record starts at or before the hole
 			atomic.StoreUint64(&r.index[hole], r.index[i])
 			hole = i
 		}
@@ -202,7 +202,8 @@ func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.C
 	}
 }
 
-// roomForRecords reserves room for n decisions. If there is none, it first deletes the expired records.
+// roomForRecords reserves room for n decisions, and reports whether there is room. If there is none, it first deletes
+// the expired records.
 func (s *Store) roomForRecords(n int, now algorithms.Micros) bool {
 	if s.room.take(recordsOwner, n) {
 		return true

@@ -1,8 +1,8 @@
 // Package redis keeps buckets in Redis: one server, a master watched by Sentinels, or a Cluster. A script on the server
 // decides and charges in one step, so that any number of processes share the same limits.
 //
-// A call is answered within Config.Timeout, or its error is backend.ErrUnavailable. The Store never repeats a call that
-// may have been charged.
+// If Redis does not answer a call within Config.Timeout, the error is backend.ErrUnavailable. The Store never repeats a
+// call that may have been charged.
 //
 // It needs Redis 6.2 or later, or Valkey, with maxmemory-policy noeviction. docs/redis.md in the repository has the
 // permissions that the user of Redis needs.

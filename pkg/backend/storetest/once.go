@@ -50,7 +50,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 		t.Errorf("a denial must not be stored: got %+v, want a new decision that allows", d[0])
 	}
 
-	// Repeated and new groups are decided in one Take.
+	// Several groups, of which one is later repeated, are decided in one Take.
 	group := append(once(3, a, b), token(1, minute, 1))
 	group[2].Group = 1
 	if d := take(store, group...); d[0].Allowed || !d[1].Allowed || !d[2].Allowed {

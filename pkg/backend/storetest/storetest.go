@@ -202,7 +202,7 @@ func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() a
 		c := all[i]
 		c.Terms.Cost, c.Lease = 0, nil
 		left := int64(-1)
-		for range 500 { // until the units consumed for denied groups have been refunded
+		for range 500 { // until unused leased units, and units consumed for denied groups, have been refunded
 			if left = take(store, c)[0].Remaining; left == n-taken[i].Load() {
 				break
 			}

@@ -242,7 +242,8 @@ func (w *reference) answer(now algorithms.Micros, charges []backend.Charge) (all
 	return all
 }
 
-// again returns the stored decisions of a group, or nil if none are stored.
+// again returns the stored decisions of a group, or nil if none are stored under its ID. If those are of a group of
+// another size, it returns ErrReused.
 func (w *reference) again(group []backend.Charge) []backend.Decision {
 	once := group[0].IdempotencyKey
 	if once == nil || w.records[once.ID] == nil {

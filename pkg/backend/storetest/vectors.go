@@ -19,7 +19,7 @@ type step struct {
 	at      algorithms.Micros // time after Start
 	cost    int64
 	reserve bool
-	of      algorithms.Micros // time after Start of the charge that this one refunds; 0 means none
+	of      algorithms.Micros // time after Start of the charge that this one refunds or settles; 0 means none
 	settle  bool
 	by      algorithms.Spec // the limit, if it is not that of the row
 
