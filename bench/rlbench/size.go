@@ -115,7 +115,7 @@ func (c *sizeCmd) write(folder string, i, rate int) error {
 	return os.Rename(name+".new", name)
 }
 
-// flat writes the limits with the numbers low to high-1, each below the same key.
+// flat writes the limits with the numbers low to high-1, each at a value of the key tenant.
 func flat(b *strings.Builder, low, high, rate int) {
 	for j := low; j < high; j++ {
 		fmt.Fprintf(b, "  - key: tenant\n    value: customer-%06d\n    rate_limit: {unit: minute, requests_per_unit: %d}\n", j, rate+j%50)

@@ -17,7 +17,8 @@ import (
 // model is examples/llm: Envoy in front of a server that imitates a language model.
 type model struct{ *stack }
 
-// newModel starts examples/llm. The model waits for delay after each word of its answer.
+// newModel starts examples/llm. The model waits for the time delay before each word of a
+// streamed answer.
 func newModel(t *testing.T, delay string) *model {
 	t.Helper()
 	tooltest.Path(t, "envoy") // skips the test if Envoy is missing

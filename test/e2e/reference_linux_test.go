@@ -151,7 +151,7 @@ func (r *reference) overGRPC(t *testing.T, request *rls.RateLimitRequest) (*rls.
 	return answer, ""
 }
 
-// overHTTP sends a request to /json, which answers 400 for errors of code Unknown.
+// overHTTP sends a request to /json, which answers 400 for errors of code Unknown and 503 for Unavailable.
 func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string) {
 	t.Helper()
 	body, err := protojson.Marshal(request)

@@ -30,7 +30,7 @@ func readTranslated(t *testing.T, name string) translated {
 	return r
 }
 
-// listener returns the listener that limits requests, and its connection manager.
+// listener returns the first listener that gets its routes from the gateway (rds), and its connection manager.
 func (r translated) listener(t *testing.T) (l, manager object) {
 	t.Helper()
 	for _, l := range r.Listeners {

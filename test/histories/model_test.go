@@ -47,7 +47,7 @@ type answer struct {
 }
 
 // record is one request of a history. It was sent at from and answered at to, in ns since the start. Without an answer,
-// to is never.
+// to has the value of the constant never.
 type record struct {
 	question
 
@@ -266,7 +266,7 @@ func explain(history []porcupine.Operation) string {
 	return ""
 }
 
-// yearly compiles a limit of that many units a year.
+// yearly compiles a limit with this number of units a year.
 func yearly(kind algorithms.Kind, units int64) *algorithms.Limit {
 	l, err := algorithms.Compile(algorithms.Spec{Kind: kind, Rate: units, Period: 365 * algorithms.Day})
 	if err != nil {
@@ -275,7 +275,7 @@ func yearly(kind algorithms.Kind, units int64) *algorithms.Limit {
 	return &l
 }
 
-// settling compiles a limit of that many units a year, of which calls reserve a part.
+// settling compiles a fixed window with this number of units a year, in which calls reserve and settle units.
 func settling(units int64) *algorithms.Limit {
 	l, err := algorithms.Compile(algorithms.Spec{
 		Kind: algorithms.FixedWindow, Rate: units, Period: 365 * algorithms.Day, Settles: true, MaxReserved: new(int64),

@@ -49,7 +49,7 @@ type bucket struct {
 	server   *server
 	slot     int // the slot in a Cluster; otherwise 0
 	sharded  bool
-	parted   bool              // some request also had a limit on the other server
+	parted   bool              // a request that charged it was parted (request.parted)
 	first    algorithms.Micros // when the servers first charged it; 0 means never
 	last     algorithms.Micros
 	local    map[*process]int64 // units that each sidecar allowed without the servers

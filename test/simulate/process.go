@@ -61,7 +61,8 @@ type process struct {
 	overAt      time.Duration // when it was received, by the clock of the process
 }
 
-// epoch is the zero of the processes' clocks. It is far in the future, so that no context of the process ends by the machine's clock.
+// epoch is the zero of the processes' clocks. It is far in the future, so that no context of the process ends by the
+// machine's clock.
 var epoch = time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (w *world) start(name string) *process {

@@ -66,7 +66,7 @@ type Advice struct {
 	LargestNeeds []ClientNeed
 
 	shape   *shape
-	clients []ClientNeed // in ascending order of Need, which is none, not 0, if no number is large enough
+	clients []ClientNeed // in ascending order of Need; here it is the constant none, not 0, if no number is large enough
 	first   algorithms.Micros
 	last    algorithms.Micros
 }

@@ -157,15 +157,15 @@ func (l *level) ignored(key string) bool {
 	return false
 }
 
-// each calls do for n if n is a mapping, or for each mapping in the list n.
-func each(n *yaml.Node, do func(*yaml.Node)) {
+// each calls f for n if n is a mapping, or for each mapping in the list n.
+func each(n *yaml.Node, f func(*yaml.Node)) {
 	items := []*yaml.Node{n}
 	if n.Kind == yaml.SequenceNode {
 		items = n.Content
 	}
 	for _, item := range items {
 		if item.Kind == yaml.MappingNode {
-			do(item)
+			f(item)
 		}
 	}
 }
