@@ -164,8 +164,9 @@ type run struct {
 func (r *run) now() time.Duration { return time.Since(r.start) }
 
 // measure calls send, which sends requests, and returns the duration and the cost of the measured part. With Requests,
-// a loop ends with its last answer. Otherwise measure stops a closed loop after Duration. An open loop ends with its last answer. If that has not arrived
-// answerTimeout after Duration, measure stops the loop. measure returns when no request is sent any more.
+// a loop ends with its last answer. Otherwise measure stops a closed loop after Duration. An open loop ends with its
+// last answer. If that has not arrived answerTimeout after Duration, measure stops the loop. measure returns when no
+// request is sent any more.
 func (r *run) measure(send func() (answered <-chan struct{}), cancel func()) (result Result, err error) {
 	var from, to sample
 	begin := func() { from, err = r.sample(); r.measuring.Store(true) }

@@ -219,7 +219,7 @@ func onCluster(b *bench) (buckets, error) {
 	const masters, slots = 3, 16384
 	var servers []*child
 	var addresses []string
-	var meet []string // the address of the first master
+	var meet []string // the command with which the other masters join the first
 	for i := range masters {
 		_, bus, err := freePort()
 		if err != nil {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestTargetsCanBeMeasured checks that rlbench can measure every row with the programs that are installed. It does not check the
-// figures, which depend on the speed of the machine.
+// TestTargetsCanBeMeasured checks that rlbench can measure every row with the programs that are installed. It does not
+// check the figures, which depend on the speed of the machine.
 func TestTargetsCanBeMeasured(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))

@@ -172,8 +172,8 @@ func startRedis(t *testing.T, args ...string) {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 }
 
-// valuesFile writes a file with the values of the YAML text override and those of the file base, and returns its path. The
-// values of override take precedence. base may be "".
+// valuesFile writes a file with the values of the YAML text override and those of the file base, and returns its path.
+// The values of override take precedence. base may be "".
 func valuesFile(t *testing.T, base, override string) string {
 	t.Helper()
 	values, err := chartutil.ReadValues([]byte(override))
@@ -256,7 +256,8 @@ func (p *runningPod) port(name any) int {
 	return 0
 }
 
-// probe sends a probe as the kubelet does. It returns an error if the probe fails or the container has none of that name.
+// probe sends a probe as the kubelet does. It returns an error if the probe fails or the container has none of that
+// name.
 func (p *runningPod) probe(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -70,8 +70,8 @@ func (o *ordered[T]) UnmarshalJSON(text []byte) error {
 // schemas are the definitions of a document, by name.
 type schemas map[string]*schema
 
-// resolve returns the schema to which s refers, or s itself if it has no reference or the target is missing. A description
-// or a default beside a reference takes precedence over that of its target.
+// resolve returns the schema to which s refers, or s itself if it has no reference or the target is missing. A
+// description or a default beside a reference takes precedence over that of its target.
 func (all schemas) resolve(s *schema) schema {
 	if s.Ref == "" {
 		return *s
@@ -190,8 +190,8 @@ func (p *page) properties(all schemas, s *schema, link func(string) string, head
 	}
 }
 
-// object returns the schema with keys that s is, that the items of s have, or that is the first such form of s (oneOf). It
-// returns nil if there is none, and for schemas to which link returns a link.
+// object returns the schema with keys that s is, that the items of s have, or that is the first such form of s (oneOf).
+// It returns nil if there is none, and for schemas to which link returns a link.
 func (all schemas) object(s *schema, link func(string) string) *schema {
 	if s.Ref != "" && link(s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]) != "" {
 		return nil

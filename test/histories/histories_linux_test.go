@@ -126,8 +126,8 @@ func TestSentinel(t *testing.T) {
 	t.Logf("%d failovers lost %d units", failovers, w.lostUnits())
 }
 
-// TestClusterWithConfirmation kills the masters of a Redis Cluster in turn. Their replicas confirm every charge. The test
-// has no groups, because a group over several slots is not charged at one moment.
+// TestClusterWithConfirmation kills the masters of a Redis Cluster in turn. Their replicas confirm every charge. The
+// test has no groups, because a group over several slots is not charged at one moment.
 func TestClusterWithConfirmation(t *testing.T) {
 	long(t)
 	c := redistest.StartCluster(t, 3)

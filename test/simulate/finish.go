@@ -44,7 +44,7 @@ func (j *judge) live() {
 }
 
 const (
-	// repeats is the number of requests that a process must all allow after it has allowed one.
+	// repeats is the number of further requests that a process must allow after the first that it allowed.
 	repeats = 3
 	// aWhile is longer than it takes a process to learn the layout of a Cluster after it was redirected: it reads the
 	// layout at most every 200 ms.

@@ -320,12 +320,13 @@ func (j *judge) result(s *sending, r *limiter.Result) {
 }
 
 // peek reports whether a server would now allow a charge of this bucket alone, with a few units to spare.
-// cost is the number of units that the whole request charges to the bucket. The epoch grows with each new window, each refund, and each
-// denial by the server. If peek returns true twice with the same epoch, the units were available all the time
-// in between.
+// cost is the number of units that the whole request charges to the bucket. The epoch grows with each new window, each
+// refund, and each denial by the server. If peek returns true twice with the same epoch, the units were available all
+// the time in between.
 //
-// If the request has no witness (remembered), a sidecar may remember its denial. It does so by its own clock, and it does not know
-// the refunds of others. So the units must have been available for a millisecond, and there must have been no refund.
+// If the request has no witness (remembered), a sidecar may remember its denial. It does so by its own clock, and it
+// does not know the refunds of others. So the units must have been available for a millisecond, and there must have been
+// no refund.
 func (j *judge) peek(r *limiter.Result, cost int64, remembered bool) (allowed bool, epoch int64) {
 	b, l := j.bucket(string(r.Key)), r.Policy.Limit
 	state, now := j.stateOf(r), b.server.now()
@@ -414,8 +415,8 @@ func (j *judge) retriesOf(all []retry, c *limiter.Call) []retry {
 }
 
 // retryTimes checks the retry times of a denial. If a bucket was not charged between the request and its answer, its
-// retry time is at most that at the time of the request, and at least that at the time of the answer. Clocks differ, so a
-// millisecond is allowed. A remembered denial counts from the moment at which it arrived. It does not know what other
+// retry time is at most that at the time of the request, and at least that at the time of the answer. Clocks differ, so
+// a millisecond is allowed. A remembered denial counts from the moment at which it arrived. It does not know what other
 // sidecars have charged or refunded since, nor charges whose answers have not arrived.
 func (j *judge) retryTimes(s *sending, c *limiter.Call) {
 	if j.stepped || j.losses > 0 || j.failovers > 0 || s.process.suspended > 0 || s.snapshot != c.Snapshot {

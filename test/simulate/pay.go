@@ -23,8 +23,7 @@ type payment struct {
 
 func (p payment) String() string { return fmt.Sprintf("%d of %q", p.units, p.key) }
 
-// pay sends a request that the plan or the credits pay. It may use an ID, and may then send the request
-// again.
+// pay sends a request that the limits allow or credits pay for. It may use an ID, and may then send the request again.
 func (w *world) pay(rng *rand.Rand, id string, p *process, within time.Duration) {
 	r := &request{id: id, domain: "plans", witness: "seen", costs: []cost{{"seen", id, 1}}}
 	w.requests++

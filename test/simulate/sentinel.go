@@ -95,8 +95,8 @@ func (w *world) publish(sentinel int, channel, payload, oldMaster string, ban ti
 	}
 }
 
-// After the announcement of a failover, a process waits for the new master, at least for promotionBan. After the failover
-// it ignores Sentinels that name the old master, at least for switchBan.
+// After the announcement of a failover, a process waits for the new master, at least for promotionBan. After the
+// failover it ignores Sentinels that name the old master, at least for switchBan.
 const (
 	promotionBan = 2900 * time.Millisecond
 	switchBan    = 4900 * time.Millisecond

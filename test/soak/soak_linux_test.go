@@ -281,11 +281,11 @@ func (w *world) rpc(s *sidecar) {
 }
 
 // post sends a request to the HTTP API, and returns its answer. code is 0 if there is none.
-func (w *world) post(at, token, body string) (code int, answer struct {
+func (w *world) post(url, token, body string) (code int, answer struct {
 	Reservation string `json:"reservation"`
 	Degraded    bool   `json:"degraded"`
 }) {
-	r, err := http.NewRequestWithContext(context.Background(), http.MethodPost, at, strings.NewReader(body))
+	r, err := http.NewRequestWithContext(context.Background(), http.MethodPost, url, strings.NewReader(body))
 	if err != nil {
 		w.t.Error(err)
 		return 0, answer
@@ -294,7 +294,7 @@ func (w *world) post(at, token, body string) (code int, answer struct {
 	r.Header.Set("Content-Type", "application/json")
 	got, err := w.http.Do(r)
 	if err != nil {
-		w.t.Errorf("%s: %v", at, err)
+		w.t.Errorf("%s: %v", url, err)
 		return 0, answer
 	}
 	defer got.Body.Close()

@@ -50,7 +50,7 @@ func limit(ctx context.Context, url string, r request, deadline time.Time) (deci
 // never is a time to retry that no deadline allows.
 const never = 100 * 365 * 24 * time.Hour
 
-// attempt sends the request once. retry is the time after which a repetition can have another answer.
+// attempt sends the request once. retry is the time after which a repetition can have another answer, or never.
 func attempt(ctx context.Context, url string, r request) (d decision, retry time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

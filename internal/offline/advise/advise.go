@@ -26,8 +26,8 @@ type Candidate struct {
 	Outcome
 }
 
-// Busiest summarizes the units that each client requested in its busiest period. P90 is the smallest number that at least
-// 90 % of the clients did not exceed (nearest rank), and so on.
+// Busiest summarizes the units that each client requested in its busiest period. P90 is the smallest number that at
+// least 90 % of the clients did not exceed (nearest rank), and so on.
 type Busiest struct {
 	P50, P90, P95, P99, Most int64
 	By                       *Client           // the client of Most; nil: there are no clients
