@@ -202,3 +202,59 @@ func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 		}
 	}
 }
+
+// What has flowed in before the change flowed in at the old rate, even if all other numbers are the same.
+func TestOnlyTheRateOfALimitChanges(t *testing.T) {
+	guaranteed := func(every Micros) Spec {
+		return Spec{Kind: TokenBucket, Rate: 1, Period: 12 * sec, Capacity: new(int64(5)), Minimum: &Rate{1, every}}
+	}
+	s := runSteps(t, mustCompile(t, guaranteed(4*sec)), State{}, []step{{cost: 6, allowed: true, left: 0}})
+	runSteps(t, mustCompile(t, guaranteed(3*sec)), s, []step{{at: 2900 * ms, cost: 1, left: 0, retry: 80 * ms}})
+
+	window := func(rate int64) Spec {
+		return Spec{Kind: FixedWindow, Rate: rate, Period: minute, Capacity: new(int64(10)), Start: new(t0)}
+	}
+	s = runSteps(t, mustCompile(t, window(1)), State{}, []step{{cost: 10, allowed: true, left: 0}})
+	runSteps(t, mustCompile(t, window(5)), s, []step{
+		{at: 2 * minute, cost: 3, left: 2, retry: minute},
+		{at: 3 * minute, cost: 7, allowed: true, left: 0},
+	})
+}
+
+// The zone of a calendar moves its windows. What the old window consumed counts until that window ends.
+func TestACalendarOfAnotherZoneIsAnotherCalendar(t *testing.T) {
+	utc := mustCompile(t, Spec{Kind: FixedWindow, Rate: 10, Calendar: calendars[0]})
+	berlin := mustCompile(t, Spec{Kind: FixedWindow, Rate: 5, Calendar: calendars[2]})
+	s, _ := utc.Take(State{}, at(t, "2026-01-10T22:30:00Z"), Charge{Cost: 10})
+	for moment, allowed := range map[string]bool{"2026-01-10T23:30:00Z": false, "2026-01-11T00:00:00Z": true} {
+		if _, d := berlin.Take(s, at(t, moment), Charge{Cost: 1}); d.Allowed != allowed {
+			t.Errorf("at %s: %+v; want allowed %t", moment, d, allowed)
+		}
+	}
+}
+
+// The consumption after a long time is 0, although the product of time and inflow exceeds 64 bits.
+func TestAnIdleBucketIsFullUnderTheOldNumbers(t *testing.T) {
+	k := kept{used: maxExact, p: maxExact}
+	for ticks, want := range map[int64]int64{0: maxExact, 1: 0, 1 << 11: 0, 1 << 52: 0} {
+		if got := k.after(ticks); got != want {
+			t.Errorf("after %d ticks: %d, want %d", ticks, got, want)
+		}
+	}
+}
+
+// A bucket holds less than the lower limit allows. It is still in the numbers of the old limit, which count in
+// milliseconds. An undo gets back what was charged, less the inflow since the charge.
+func TestAnUndoUnderALowerLimit(t *testing.T) {
+	coarse := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(1e11)), MaxReserved: new(int64(0))}
+	low := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(10))}
+	old, l := mustCompile(t, coarse), mustCompile(t, low)
+	if old.tick != ms || l.tick != us {
+		t.Fatalf("ticks of %d and %d; want 1,000 and 1", old.tick, l.tick)
+	}
+	s, _ := old.Take(State{}, t0, Charge{Cost: 100})
+	s, d := l.Take(s, t0+3*sec, Charge{Cost: -50, ChargedAt: t0})
+	if !d.Allowed || d.Value != -40*l.q {
+		t.Errorf("got %+v; want the value of -40 units: 100 less 3 that have flowed in, less 47 refunded, of 10", d)
+	}
+}

@@ -262,3 +262,67 @@ func TestTakesDeniedIsForFixedWindows(t *testing.T) {
 		}
 	}
 }
+
+func TestSettingsThatDoNotFitTogetherAreRefused(t *testing.T) {
+	n := func(v int64) *int64 { return &v }
+	for name, c := range map[string]struct {
+		edit    func(*Spec)
+		field   string
+		problem string
+	}{
+		"guaranteed as an algorithm":    {func(s *Spec) { s.Kind = Guaranteed }, "algorithm", "must not be guaranteed"},
+		"an unknown algorithm":          {func(s *Spec) { s.Kind = Guaranteed + 1 }, "algorithm", "is missing"},
+		"a calendar of a bucket":        {func(s *Spec) { s.Calendar = calendars[0] }, "time_zone", "belongs to algorithm fixed_window"},
+		"a calendar and a start":        {func(s *Spec) { s.Kind, s.Calendar, s.Start = FixedWindow, calendars[0], new(t0) }, "start", "cannot be combined with time_zone"},
+		"a debt without settlements":    {func(s *Spec) { s.MaxDebt = n(1) }, "max_debt", "belongs to limits that settle"},
+		"a settling counter":            {func(s *Spec) { s.Kind, s.Settles = SlidingWindow, true }, "settle", "does not belong to algorithm sliding_window"},
+		"a settling guaranteed minimum": {func(s *Spec) { s.Settles, s.Minimum = true, &Rate{1, sec} }, "settle", "does not belong to a token bucket with a guaranteed minimum"},
+		"a settling rollover":           {func(s *Spec) { s.Kind, s.Settles, s.Capacity = FixedWindow, true, n(11) }, "settle", "rolls over"},
+		"a settling overdraft":          {func(s *Spec) { s.Settles, s.Overdraw = true, true }, "settle", "cannot be combined with overdraw"},
+		"a settling count of denials":   {func(s *Spec) { s.Kind, s.Settles, s.TakesDenied = FixedWindow, true, true }, "settle", "count denied requests"},
+		"a settling override":           {func(s *Spec) { s.Kind, s.Settles, s.PerRequest = FixedWindow, true, true }, "settle", "count denied requests"},
+		"a settling penalty":            {func(s *Spec) { s.Settles, s.Penalty = true, &Penalty{1, sec, sec} }, "settle", "cannot be combined with penalty"},
+		"a negative debt":               {func(s *Spec) { s.Settles, s.MaxDebt = true, n(-1) }, "max_debt", "must not be negative"},
+		"a counter of huge products":    {func(s *Spec) { s.Kind, s.Rate, s.Period = SlidingWindow, 1<<50, 1<<20 }, "rate", "too large to compute exactly"},
+		"a log of more than 142 years":  {func(s *Spec) { s.Kind, s.Period = SlidingLog, MaxTime+1 }, "period", "too large to compute exactly"},
+		// Each of these three products exceeds 64 bits, and its low bits are 0.
+		"a scale beyond all bounds":        {func(s *Spec) { s.Period, s.Minimum = 1<<40-1, &Rate{1, 1 << 40} }, "guaranteed", "too large to compute exactly"},
+		"a guaranteed rate beyond bounds":  {func(s *Spec) { s.Rate, s.Capacity, s.Period, s.Minimum = 1, n(1), 1<<24, &Rate{1 << 40, 3} }, "guaranteed", "too large to compute exactly"},
+		"a rate of the bank beyond bounds": {func(s *Spec) { s.Rate, s.Capacity, s.Period, s.Minimum = 1<<40, n(10), 3, &Rate{1, 1 << 24} }, "guaranteed", "too large to compute exactly"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := Spec{Kind: TokenBucket, Rate: 10, Period: sec}
+			c.edit(&s)
+			_, err := Compile(s)
+			var errs SpecErrors
+			if !errors.As(err, &errs) || len(errs) != 1 || errs[0].Field != c.field || !strings.Contains(errs[0].Problem, c.problem) {
+				t.Errorf("got %v; want one mistake: %s … %s …", err, c.field, c.problem)
+			}
+		})
+	}
+}
+
+// These numbers are the largest ones, or the smallest ones, that are valid.
+func TestNumbersAtTheirBoundsCompile(t *testing.T) {
+	n := func(v int64) *int64 { return &v }
+	for name, s := range map[string]Spec{
+		"the largest rate":        {Kind: TokenBucket, Rate: maxExact, Period: maxExact, Capacity: n(1)},
+		"the longest log":         {Kind: SlidingLog, Rate: 1, Period: MaxTime},
+		"the longest window":      {Kind: FixedWindow, Rate: 1, Period: MaxTime, Capacity: n(0)},
+		"settled without debt":    {Kind: TokenBucket, Rate: 1, Period: sec, Settles: true, MaxDebt: n(0)},
+		"settled without surplus": {Kind: FixedWindow, Rate: 9, Period: sec, Capacity: n(9), Settles: true},
+	} {
+		if _, err := Compile(s); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A Limit whose Kind nothing knows fails closed.
+func TestAnUnknownAlgorithmDenies(t *testing.T) {
+	l := mustCompile(t, oneASecond(5))
+	l.Kind = 77
+	if s, d := l.Take(State{}, t0, Charge{Cost: 1}); d.Allowed || !d.Never || s.By != nil {
+		t.Errorf("got %+v, %+v; want a denial for good that stores nothing", s, d)
+	}
+}

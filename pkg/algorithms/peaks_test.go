@@ -192,3 +192,92 @@ func TestALowerMaxDebtKeepsTheDebt(t *testing.T) {
 		}
 	}
 }
+
+// A refund that is no undo belongs to no charge. It fills the bucket whatever happened before.
+func TestAPlainRefundIsNotBoundByPeaks(t *testing.T) {
+	for _, kind := range []Kind{TokenBucket, FixedWindow} {
+		l := mustCompile(t, Spec{Kind: kind, Rate: 10, Period: 1000 * sec, Settles: true, Start: startOf(kind)})
+		s, _ := l.Take(State{}, t0, Charge{Cost: 8})
+		s, d := l.Take(s, t0, Charge{Cost: -5})
+		if got := left(l, s, t0); !d.Allowed || got != 7 {
+			t.Errorf("%v: %d are left, want 7", kind, got)
+		}
+	}
+}
+
+func startOf(kind Kind) *Micros {
+	if kind == FixedWindow {
+		return new(t0)
+	}
+	return nil
+}
+
+// A bucket that starts empty has not been charged yet. A charge that it does not know gets nothing back.
+func TestABucketThatWasNeverChargedRefundsNothing(t *testing.T) {
+	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 1000 * sec, Capacity: new(int64(10)), Initial: new(int64(0)), Settles: true})
+	s, _ := l.Take(State{}, t0, Charge{DryRun: true})
+	s, d := l.Take(s, t0+sec, Charge{Cost: -5, ChargedAt: t0, Settle: true})
+	if got := left(l, s, t0+sec); !d.Allowed || got != 0 {
+		t.Errorf("%d are left, want 0", got)
+	}
+}
+
+// A limit that does not settle charges the bucket. The charges before it then get nothing back, and the ones after it
+// get everything back.
+func TestAChargeWithoutPeaksMakesEarlierChargesFinal(t *testing.T) {
+	for _, kind := range []Kind{TokenBucket, FixedWindow} {
+		for name, other := range map[string]Spec{
+			"the same numbers": {Rate: 10, Capacity: new(int64(10))},
+			"lower numbers":    {Rate: 10, Capacity: new(int64(3))},
+		} {
+			other.Kind, other.Period, other.Start = kind, 1000*sec, startOf(kind)
+			settles := mustCompile(t, Spec{Kind: kind, Rate: 10, Period: 1000 * sec, Capacity: new(int64(10)), Settles: true, Start: startOf(kind)})
+			s, _ := settles.Take(State{}, t0, Charge{Cost: 5})
+			s, d := mustCompile(t, other).Take(s, t0, Charge{Cost: 1, Reserve: true})
+			if !d.Allowed || s.Peaks != nil {
+				t.Errorf("%v, %s: %+v with the peaks %v; want allowed and no peaks", kind, name, d, s.Peaks.All())
+			}
+			s, _ = settles.Take(s, t0, Charge{Cost: -4, ChargedAt: t0, Settle: true})
+			if got := left(settles, s, t0); got != 4 {
+				t.Errorf("%v, %s: %d are left after the settlement of an earlier charge, want 4", kind, name, got)
+			}
+			s, _ = settles.Take(s, t0+ms, Charge{Cost: 3})
+			s, _ = settles.Take(s, t0+2*ms, Charge{Cost: 1})
+			s, _ = settles.Take(s, t0+3*ms, Charge{Cost: -1, ChargedAt: t0 + 2*ms, Settle: true})
+			if got := left(settles, s, t0+3*ms); got != 1 {
+				t.Errorf("%v, %s: %d are left after the settlement of a later charge, want 1", kind, name, got)
+			}
+		}
+	}
+}
+
+// Peaks cannot be read in another unit of time, so charges from before the change get nothing back.
+func TestPeaksEndWithTheUnitOfTime(t *testing.T) {
+	fine := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(10)), Settles: true, MaxDebt: new(int64(0))})
+	coarse := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(1e11)), Settles: true, MaxDebt: new(int64(0))})
+	if fine.tick == coarse.tick {
+		t.Fatal("the ticks are equal")
+	}
+	s, _ := fine.Take(State{}, t0, Charge{Cost: 5})
+	s, d := coarse.Take(s, t0, Charge{Cost: -5, ChargedAt: t0, Settle: true})
+	if got := left(coarse, s, t0); !d.Allowed || got != 1e11-5 {
+		t.Errorf("%d are left, want 5 less than full", got)
+	}
+}
+
+// A settlement above the estimate is charged to a bucket that is still in the numbers of a higher limit.
+func TestASettlementUnderALowerLimitIsCharged(t *testing.T) {
+	for _, kind := range []Kind{TokenBucket, FixedWindow} {
+		limit := func(rate int64) *Limit {
+			return mustCompile(t, Spec{Kind: kind, Rate: rate, Period: 1000 * sec, Settles: true, MaxDebt: new(int64(20)), Start: startOf(kind)})
+		}
+		high, low := limit(10), limit(5)
+		s, _ := high.Take(State{}, t0, Charge{Cost: 10})
+		for _, c := range []struct{ cost, left, lost int64 }{{3, -8, 0}, {20, -20, 8}} {
+			var d Decision
+			if s, d = low.Take(s, t0, Charge{Cost: c.cost, ChargedAt: t0, Settle: true}); !d.Allowed || d.Lost != c.lost || d.Value != c.left*low.Unit() {
+				t.Errorf("%v: %+v; want %d units left and %d lost", kind, d, c.left, c.lost)
+			}
+		}
+	}
+}

@@ -155,7 +155,7 @@ func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 		if left[i] < 0 && a.Reserve && a.Cost > 0 && d.Allowed {
 			d.Wait = max(d.Wait, b.Limit.waitAt(next, a.Hash)-now)
 		}
-		if d.Allowed && a.Cost != 0 && !a.DryRun && left[i] != had {
+		if d.Allowed && !a.DryRun && left[i] != had {
 			b.State = next
 		} else {
 			b.State = b.Limit.keep(b.State, begun[i], seen[i], a.DryRun)

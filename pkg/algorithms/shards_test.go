@@ -205,3 +205,44 @@ func TestTheUndoOfAShardedChargeCountsAllInflow(t *testing.T) {
 		}
 	}
 }
+
+// A limit may have more shards than units a second. The reset time is that of the shard that is full last.
+func TestShardsAreFullWhenTheLastOneIs(t *testing.T) {
+	shards := mustSplit(t, oneASecond(20), 2)
+	for _, c := range []struct {
+		at    Micros
+		cost  int64
+		reset Micros
+	}{{0, 0, 0}, {0, 3, 6 * sec}, {0, 1, 6 * sec}, {2 * sec, 0, 4 * sec}, {10 * sec, 0, 0}} {
+		if d := TakeShards(t0+c.at, shards, Charge{Cost: c.cost}); !d.Allowed || d.ResetAfter != c.reset {
+			t.Errorf("after %d s: %+v; want allowed, full after %d s", c.at/sec, d, c.reset/sec)
+		}
+	}
+}
+
+// The clock has stepped back. Shards that are still in the numbers of a higher limit keep their consumption.
+func TestShardsOfALowerLimitHandleAClockThatIsSetBack(t *testing.T) {
+	shards := mustSplit(t, oneASecond(20), 2)
+	TakeShards(t0, shards, Charge{Cost: 20})
+	low := mustSplit(t, oneASecond(4), 2)
+	for i := range shards {
+		shards[i].Limit = low[i].Limit
+	}
+	if d := TakeShards(t0-10*sec, shards, Charge{Cost: 1}); d.Allowed || d.Remaining != 0 {
+		t.Errorf("got %+v; want denied and nothing remaining", d)
+	}
+}
+
+// The clock has stepped back, but not out of the window of the charge.
+func TestTheUndoOfAShardedWindow(t *testing.T) {
+	shards := mustSplit(t, Spec{Kind: FixedWindow, Rate: 20, Period: minute, Start: new(t0)}, 2)
+	TakeShards(t0+30*sec, shards, Charge{Cost: 20})
+	for _, c := range []struct {
+		at   Micros
+		left int64
+	}{{29 * sec, 5}, {31 * sec, 10}} {
+		if d := TakeShards(t0+c.at, shards, Charge{Cost: -5, ChargedAt: t0 + 30*sec}); !d.Allowed || d.Remaining != c.left {
+			t.Errorf("after %d s: %+v; want %d remaining", c.at/sec, d, c.left)
+		}
+	}
+}

@@ -36,7 +36,7 @@ func (l *Limit) Spec() Spec {
 		s.Capacity = &capacity
 	case SlidingWindow, SlidingLog:
 	}
-	if initial < capacity && (l.CanReserve() || l.Kind == Guaranteed) {
+	if initial < capacity {
 		s.Initial = &initial
 	}
 	if l.CanReserve() && l.MaxReserved < l.reach {

@@ -34,3 +34,15 @@ func TestSpecOfLimitThatNeverAllows(t *testing.T) {
 		t.Fatalf("got %+v, %v; want %+v", again, err, l)
 	}
 }
+
+// A default is not written out. So the Spec still compiles if its capacity is raised.
+func TestSpecOfLimitHasNoDefaults(t *testing.T) {
+	for _, k := range []Kind{TokenBucket, FixedWindow} {
+		if s := mustCompile(t, Spec{Kind: k, Rate: 5, Period: sec}).Spec(); s.MaxReserved != nil || s.Initial != nil || s.Penalty != nil || s.MaxDebt != nil {
+			t.Errorf("%v: got %+v; want no max_reserved, initial, penalty and max_debt", k, s)
+		}
+		if s := mustCompile(t, Spec{Kind: k, Rate: 5, Period: sec, MaxReserved: new(int64(7)), Initial: new(int64(3))}).Spec(); s.MaxReserved == nil || *s.MaxReserved != 7 || s.Initial == nil || *s.Initial != 3 {
+			t.Errorf("%v: got %+v; want max_reserved 7 and initial 3", k, s)
+		}
+	}
+}
