@@ -101,3 +101,45 @@ func FuzzForwarded(f *testing.F) {
 		}
 	})
 }
+
+// An IPv6 prefix does not shorten IPv4 addresses. With the whole length, each IPv6 address is a client.
+func TestKeysOfClients(t *testing.T) {
+	for _, c := range []struct {
+		addr         string
+		prefix       int
+		key, network string // "" means none
+	}{
+		{"192.0.2.7", 64, "192.0.2.7", "192.0.2.7/32"},
+		{"192.0.2.7", 16, "192.0.2.7", "192.0.2.7/32"},
+		{"192.0.2.7", 128, "192.0.2.7", "192.0.2.7/32"},
+		{"2001:db8::1", 127, "2001:db8::/127", "2001:db8::/127"},
+		{"2001:db8::1", 128, "2001:db8::1", "2001:db8::1/128"},
+		{"2001:db8::1", 129, "2001:db8::1", "2001:db8::1/128"},
+		{"2001:db8::1", -1, "", ""},
+		{"", 64, "", ""},
+		{"", 0, "", ""},
+	} {
+		var addr netip.Addr
+		if c.addr != "" {
+			addr = netip.MustParseAddr(c.addr)
+		}
+		if got, ok := Key(addr, c.prefix); got != c.key || ok != (c.key != "") {
+			t.Errorf("key of %s/%d: %q %t, want %q", c.addr, c.prefix, got, ok, c.key)
+		}
+		if got, ok := Network(addr, c.prefix); got != c.network || ok != (c.network != "") {
+			t.Errorf("network of %s/%d: %q %t, want %q", c.addr, c.prefix, got, ok, c.network)
+		}
+	}
+}
+
+func TestHop(t *testing.T) {
+	for text, want := range map[string]string{
+		"192.0.2.7": "192.0.2.7", " \t192.0.2.7\t ": "192.0.2.7", "192.0.2.7:80": "192.0.2.7", " [2001:db8::1]:80 ": "2001:db8::1",
+		"[2001:db8::1]": "2001:db8::1", "::ffff:192.0.2.7": "192.0.2.7", "fe80::1%eth0": "fe80::1", "": "", "unknown": "", "192.0.2.7 x": "",
+	} {
+		got, ok := Hop(text)
+		if ok != (want != "") || ok && got.String() != want {
+			t.Errorf("%q: %s %t, want %q", text, got, ok, want)
+		}
+	}
+}

@@ -82,7 +82,7 @@ func matches(r *limiter.Route, q *Request) bool {
 
 // matchesTarget reports whether all conditions of r hold, except those on headers.
 func matchesTarget(r *limiter.Route, q *Request) bool {
-	return (r.Path == "" || r.MatchesPath(q.path(r.Ignore))) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
+	return r.MatchesPath(q.path(r.Ignore)) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
 }
 
 // Repeated returns a header or cookie that has several values in q and affects which limits apply, as the

@@ -266,6 +266,10 @@ func TestValues(t *testing.T) {
 		{"from: cookie:sid", "GET /", "Cookie: sid=a=b&c%3B", "a=b&c%3B"},
 		{"from: cookie:sid", "GET /", "Cookie: sid=\xff", "\xff"},
 		{"from: cookie:sid", "GET /", "Cookie: sid=" + long, long},
+		{"from: cookie:sid", "GET /", `Cookie: sid="a`, `"a`}, // only a pair of quotes is not part of the value
+		{"from: cookie:sid", "GET /", `Cookie: sid=a"`, `a"`},
+		{"from: cookie:sid", "GET /", `Cookie: sid="`, `"`},
+		{"from: cookie:sid", "GET /", `Cookie: sid=""`, ""},
 		{"from: cookie:sid", "GET /", "Cookie: sid", none},
 		{"from: cookie:sid", "GET /", "Cookie: SID=1; xsid=1; a=sid=1; =sid", none},
 		{"from: cookie:sid", "GET /", "Cookie: ;;; ,sid=1", none}, // , does not separate cookies
@@ -289,6 +293,9 @@ func TestValues(t *testing.T) {
 		{"from: jwt:sub", "GET /", "Authorization: Bearer e30.eyJzdWIiOiJib2IifQ", none}, // only two parts
 		{"from: jwt:sub", "GET /", "Authorization: Bearer e30.!.c2ln", none},
 		{"from: jwt:sub", "GET /", "Authorization: Bearer", none},
+		{"from: jwt:sub", "GET /", "Authorization: Bear", none},
+		{"from: jwt:sub", "GET /", "Authorization: ", none},
+		{"from: jwt:sub", "GET /", "Authorization: Digest e30.eyJzdWIiOiJib2IifQ.c2ln", none},
 		{"from: jwt:sub", "GET /", "Authorization: Bearer ", none},
 		{"from: jwt:sub", "GET /", "Authorization: Bearer\te30.eyJzdWIiOiJib2IifQ.c2ln", "bob"},
 		{"from: jwt:sub", "GET /", "Authorization: BEARER \t e30.eyJzdWIiOiJib2IifQ.c2ln", "bob"},
@@ -414,4 +421,58 @@ func FuzzCookie(f *testing.F) {
 			t.Errorf("%q: %q %t, want %q as in net/http", line, value, ok, reference.Value)
 		}
 	})
+}
+
+// Every route up to the one that applies may depend on a repeated header. If no route applies, all count.
+func TestRepeatedHeadersOfEarlierRoutes(t *testing.T) {
+	a := auth(t, `
+  routes:
+    - {match: {path: /x, "header:X-A": "1"}, descriptors: [[{key: k, value: "1"}]]}
+    - {match: {path: /x, "header:X-B": "1"}, descriptors: [[{key: k, value: "2"}]]}
+    - {match: {path: /x, "header:X-C": "1"}, descriptors: [[{key: k, value: "3"}]]}
+`)
+	for _, c := range []struct{ headers, want string }{
+		{"X-C: 1|X-A: 2|X-A: 3", "header:X-A"},
+		{"X-C: 1|X-B: 2|X-B: 3", "header:X-B"},
+		{"X-C: 1|X-C: 2", "header:X-C"},
+		{"X-B: 1|X-C: 1|X-C: 2", ""},
+		{"X-B: 2|X-B: 2", "header:X-B"},
+		{"X-C: 2|X-C: 2", "header:X-C"},
+	} {
+		q := request("GET /x", strings.Split(c.headers, "|")...)
+		if got := Repeated(a, Find(a, q), q); got != c.want {
+			t.Errorf("%s: %q, want %q", c.headers, got, c.want)
+		}
+	}
+}
+
+// A listener reuses a Request for another path.
+func TestAReusedRequestFoldsItsOwnPath(t *testing.T) {
+	a := auth(t, `
+  routes:
+    - {match: {path: /login}, path_ignores: [case], descriptors: [[{key: p, from: path}]]}
+    - {path_ignores: [case, trailing_slash], descriptors: [[{key: p, from: path}]]}
+`)
+	q := request("GET /")
+	for _, c := range []struct {
+		path  string
+		route int
+		want  string
+	}{{"/Login", 0, "/login"}, {"/LOGIN", 0, "/login"}, {"/Other/", 1, "/other"}, {"/X/", 1, "/x"}, {"/LogIn", 0, "/login"}} {
+		q.Path = c.path
+		r := Find(a, q)
+		if r != &a.Routes[c.route] {
+			t.Errorf("%s: another route than number %d", c.path, c.route)
+			continue
+		}
+		if got, _ := Value(a, r, &r.Descriptors[0][0], q); got != c.want {
+			t.Errorf("%s: got %s, want %s", c.path, got, c.want)
+		}
+	}
+}
+
+func TestAnUnknownSourceHasNoValue(t *testing.T) {
+	if got, ok := Value(&limiter.Auth{}, &limiter.Route{}, &limiter.AuthEntry{From: 255}, request("GET /")); ok || got != "" {
+		t.Errorf("got %q, %t; want none", got, ok)
+	}
 }

@@ -124,7 +124,7 @@ func New(c Config) (*Client, error) {
 func CheckHeader(name, value string) error {
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789-_."
 	switch lower := strings.ToLower(name); {
-	case name == "" || strings.Trim(lower, letters) != "" || strings.ContainsFunc(lower, func(r rune) bool { return !strings.ContainsRune(letters, r) }):
+	case name == "" || strings.Trim(lower, letters) != "":
 		return fmt.Errorf("%q cannot be the name of a gRPC header; write letters, digits, -, _ and . only", name)
 	case strings.HasPrefix(lower, "grpc-"):
 		return fmt.Errorf("header %q: names that start with grpc- are gRPC's own", name)
@@ -218,7 +218,7 @@ func (c *Client) stream(ctx context.Context, use Use) (answered bool, err error)
 	// The first request has no version, even if an earlier stream had one. A restarted server may count its
 	// versions from the beginning. It would then assume that this client has its configuration.
 	next := &discovery.DiscoveryRequest{}
-	refused, again := "", 0 // the last rejected version, and how often it was received again
+	var rejected rejections
 	for {
 		next.TypeUrl, next.Node = TypeURL, c.node
 		// If Send fails, Recv returns the cause.
@@ -229,18 +229,33 @@ func (c *Client) stream(ctx context.Context, use Use) (answered bool, err error)
 		}
 		answered = true
 		next = answer(response, next.VersionInfo, use)
-		switch {
-		case next.ErrorDetail == nil:
-			refused, again = "", 0
-		case response.GetVersionInfo() != refused:
-			refused, again = response.GetVersionInfo(), 0
-		default:
+		if earlier, again := rejected.add(response.GetVersionInfo(), next.ErrorDetail == nil); again {
 			// Some servers, such as go-control-plane's, send a rejected version again at once. Without a
 			// pause, that would keep both sides busy.
-			sleep(s.Context(), c.backoff(again))
-			again++
+			sleep(s.Context(), c.backoff(earlier))
 		}
 	}
+}
+
+// rejections has the last rejected version of a stream, and how often it was received again.
+type rejections struct {
+	version string
+	again   int
+}
+
+// add adds an answer to a version. It reports whether the version was rejected again, and how often that had
+// happened before.
+func (r *rejections) add(version string, accepted bool) (earlier int, again bool) {
+	switch {
+	case accepted:
+		*r = rejections{}
+	case version != r.version:
+		*r = rejections{version: version}
+	default:
+		r.again++
+		return r.again - 1, true
+	}
+	return 0, false
 }
 
 // answer applies a response and acknowledges it, or rejects it with a description. last is the version that

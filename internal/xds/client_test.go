@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -252,4 +254,68 @@ func TestHeadersThatCannotBeSent(t *testing.T) {
 	if err := CheckHeader("Authorization", "Bearer x y"); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestHeadersThatCanBeSent(t *testing.T) {
+	if err := CheckHeader("az-AZ_0.9", " !~"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDefaultsOfTheClient(t *testing.T) {
+	c, err := New(Config{Server: "localhost:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.config.MinBackoff != DefaultMinBackoff || c.config.MaxBackoff != DefaultMaxBackoff || c.config.MaxMessage != DefaultMaxMessage {
+		t.Errorf("got %+v; want the defaults", c.config)
+	}
+}
+
+func TestTheLongestRefusalIsSentAsItIs(t *testing.T) {
+	for n, want := range map[int]string{maxRefusal: "", maxRefusal + 1: "…"} {
+		text := strings.Repeat("x", n)
+		r := answer(&discovery.DiscoveryResponse{TypeUrl: TypeURL}, "", func([]config.Message, config.Problems) error { return errors.New(text) })
+		if got := r.ErrorDetail.GetMessage(); got != text[:maxRefusal]+want {
+			t.Errorf("%d bytes: %d bytes that end in %q; want %d and %q", n, len(got), got[len(got)-5:], maxRefusal, want)
+		}
+	}
+}
+
+// Only a version that is rejected twice in a row is received again. The count grows until another answer.
+func TestVersionsThatAreRejectedAgain(t *testing.T) {
+	var r rejections
+	for i, c := range []struct {
+		version  string
+		accepted bool
+		earlier  int
+		again    bool
+	}{
+		{"1", false, 0, false}, {"1", false, 0, true}, {"1", false, 1, true}, {"1", false, 2, true},
+		{"2", false, 0, false}, {"2", false, 0, true}, {"3", true, 0, false}, {"2", false, 0, false},
+		{"2", false, 0, true}, {"1", true, 0, false}, {"1", false, 0, false},
+	} {
+		if earlier, again := r.add(c.version, c.accepted); earlier != c.earlier || again != c.again {
+			t.Errorf("step %d: got %d, %t; want %d, %t", i, earlier, again, c.earlier, c.again)
+		}
+	}
+}
+
+// A control plane on the same machine may listen on a Unix socket.
+func TestAControlPlaneOnAUnixSocket(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "xds")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Skip(err)
+	}
+	opened := make(chan struct{}, 100)
+	server := grpc.NewServer(grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error {
+		opened <- struct{}{}
+		return nil
+	}))
+	served := make(chan error)
+	go func() { served <- server.Serve(listener) }()
+	defer func() { server.Stop(); <-served }()
+	follow(t, Config{Server: "unix:" + socket})
+	receive(t, "a stream", opened)
 }

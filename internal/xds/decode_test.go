@@ -111,6 +111,7 @@ func TestUndecodableMessages(t *testing.T) {
 		"nothing":               {nil, `xds:resources[0]: is a ""`},
 		"not UTF-8":             {&anypb.Any{TypeUrl: TypeURL, Value: []byte{2<<3 | 2, 1, 0xff}}, "invalid UTF-8"},
 		"too deep":              {resources(t, &ratelimit.RateLimitConfig{Name: "n", Descriptors: []*ratelimit.RateLimitDescriptor{deep}})[0], "xds:n: cannot be decoded"},
+		"metadata below":        {resources(t, &ratelimit.RateLimitConfig{Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{{Key: "above", Descriptors: with(broken).Descriptors}}})[0], `xds:d: cannot be decoded: descriptor "k": metadata`},
 		"metadata":              {resources(t, with(broken))[0], `xds:d: cannot be decoded: descriptor "k": metadata`},
 	} {
 		good := resources(t, &ratelimit.RateLimitConfig{Domain: "good"})[0]
@@ -139,4 +140,38 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("got %v, %v; want a snapshot only if there is no mistake", snapshot, mistakes)
 		}
 	})
+}
+
+// A limit that is unlimited needs no unit. A unit that it has is kept, so that package config reports it.
+func TestUnitsOfUnlimited(t *testing.T) {
+	for from, want := range map[ratelimit.RateLimitUnit]string{0: "", ratelimit.RateLimitUnit_HOUR: "hour", 99: "99"} {
+		if got := limit(&ratelimit.RateLimitPolicy{Unlimited: true, Unit: from}); got.Unit != want || !got.Unlimited {
+			t.Errorf("unit %d: got %+v; want unlimited with the unit %q", from, got, want)
+		}
+	}
+}
+
+// Each unknown field is listed once. A field of metadata with another type is unknown, too.
+func TestUnknownFieldsAreListedOnce(t *testing.T) {
+	varint := func(to []byte, number protowire.Number) []byte {
+		return protowire.AppendVarint(protowire.AppendTag(to, number, protowire.VarintType), 1)
+	}
+	policy := &ratelimit.RateLimitPolicy{}
+	policy.ProtoReflect().SetUnknown(varint(varint(varint(nil, 98), 98), 99))
+	if got := limit(policy); !reflect.DeepEqual(got.Unknown, []int32{98, 99}) {
+		t.Errorf("got %v, want 98 and 99", got.Unknown)
+	}
+	var d config.MessageDescriptor
+	if err := later(varint(varint(nil, fieldMetadata), fieldMetadata), &d); err != nil || d.Metadata != nil || !reflect.DeepEqual(d.Unknown, []int32{fieldMetadata}) {
+		t.Errorf("got %+v, %v; want no metadata, and its field among the unknown ones", d, err)
+	}
+}
+
+// Nothing calls fields with bytes that are not a message. If that ever happens, it stops.
+func TestFieldsOfAnInvalidMessage(t *testing.T) {
+	for _, data := range [][]byte{{0x80}, {1 << 3}, {1<<3 | 2, 5, 'a'}} {
+		for number := range fields(data) {
+			t.Errorf("%x: field %d; want none", data, number)
+		}
+	}
 }

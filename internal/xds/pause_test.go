@@ -2,13 +2,19 @@ package xds
 
 import (
 	"context"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
 // The test reads the pauses from the log. They must grow while the server is unreachable, and be short again
@@ -73,4 +79,51 @@ func (c pauseCore) Write(_ zapcore.Entry, fields []zapcore.Field) error {
 		}
 	}
 	return nil
+}
+
+// The files with the certificates are gone. Each failure is logged with its cause and the pause, and the next
+// attempt comes when the pause has ended.
+func TestFailuresAreLoggedWithTheirPause(t *testing.T) {
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	write(t, ca, certtest.New(t).PEM)
+	synctest.Test(t, func(t *testing.T) {
+		core, logged := observer.New(zapcore.WarnLevel)
+		client, err := New(Config{Server: "localhost:1", TLS: &TLS{CA: ca}, Log: zap.New(core), MinBackoff: time.Second, MaxBackoff: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(ca); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		client.Run(ctx, nil)
+		var next time.Time
+		for _, e := range logged.All() {
+			fields := e.ContextMap()
+			if text, _ := fields["error"].(string); !strings.Contains(text, "ca.pem") {
+				t.Fatalf("got the error %v; want the name of the file", fields["error"])
+			}
+			if !next.IsZero() && !e.Time.Equal(next) {
+				t.Fatalf("attempt at %s, want %s", e.Time, next)
+			}
+			next = e.Time.Add(fields["again_in"].(time.Duration))
+		}
+		if logged.Len() < 60 {
+			t.Errorf("%d attempts in an hour; want one a minute at least", logged.Len())
+		}
+	})
+}
+
+// The server ends the stream. The log has its error.
+func TestTheEndOfAStreamIsLoggedWithItsCause(t *testing.T) {
+	p := newPlane(t, "127.0.0.1:0")
+	p.Stop()
+	client, err := New(Config{Server: p.Address, Log: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answered, err := client.stream(t.Context(), nil); answered || err == nil {
+		t.Errorf("got %t, %v; want an error, and no answer", answered, err)
+	}
 }

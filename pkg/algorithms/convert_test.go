@@ -224,7 +224,7 @@ func TestOnlyTheRateOfALimitChanges(t *testing.T) {
 // The zone of a calendar moves its windows. What the old window consumed counts until that window ends.
 func TestACalendarOfAnotherZoneIsAnotherCalendar(t *testing.T) {
 	utc := mustCompile(t, Spec{Kind: FixedWindow, Rate: 10, Calendar: calendars[0]})
-	berlin := mustCompile(t, Spec{Kind: FixedWindow, Rate: 5, Calendar: calendars[2]})
+	berlin := mustCompile(t, Spec{Kind: FixedWindow, Rate: 10, Calendar: calendars[2]})
 	s, _ := utc.Take(State{}, at(t, "2026-01-10T22:30:00Z"), Charge{Cost: 10})
 	for moment, allowed := range map[string]bool{"2026-01-10T23:30:00Z": false, "2026-01-11T00:00:00Z": true} {
 		if _, d := berlin.Take(s, at(t, moment), Charge{Cost: 1}); d.Allowed != allowed {
