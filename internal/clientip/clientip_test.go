@@ -131,15 +131,3 @@ func TestKeysOfClients(t *testing.T) {
 		}
 	}
 }
-
-func TestHop(t *testing.T) {
-	for text, want := range map[string]string{
-		"192.0.2.7": "192.0.2.7", " \t192.0.2.7\t ": "192.0.2.7", "192.0.2.7:80": "192.0.2.7", " [2001:db8::1]:80 ": "2001:db8::1",
-		"[2001:db8::1]": "2001:db8::1", "::ffff:192.0.2.7": "192.0.2.7", "fe80::1%eth0": "fe80::1", "": "", "unknown": "", "192.0.2.7 x": "",
-	} {
-		got, ok := Hop(text)
-		if ok != (want != "") || ok && got.String() != want {
-			t.Errorf("%q: %s %t, want %q", text, got, ok, want)
-		}
-	}
-}

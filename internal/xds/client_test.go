@@ -17,6 +17,8 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
@@ -301,21 +303,30 @@ func TestVersionsThatAreRejectedAgain(t *testing.T) {
 	}
 }
 
-// A control plane on the same machine may listen on a Unix socket.
-func TestAControlPlaneOnAUnixSocket(t *testing.T) {
+// A control plane on the same machine may listen on a Unix socket. When it ends a stream, the client knows why.
+func TestAControlPlaneOnAUnixSocketEndsAStream(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "xds")
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Skip(err)
 	}
-	opened := make(chan struct{}, 100)
 	server := grpc.NewServer(grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error {
-		opened <- struct{}{}
-		return nil
+		return status.Error(codes.PermissionDenied, "an unknown node")
 	}))
 	served := make(chan error)
 	go func() { served <- server.Serve(listener) }()
 	defer func() { server.Stop(); <-served }()
-	follow(t, Config{Server: "unix:" + socket})
-	receive(t, "a stream", opened)
+	client, err := New(Config{Server: "unix:" + socket, Log: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answered, err := client.stream(t.Context(), nil); answered || status.Code(err) != codes.PermissionDenied {
+		t.Errorf("got %t, %v; want the error of the control plane, and no answer", answered, err)
+	}
+}
+
+func TestAServerThatIsNoTarget(t *testing.T) {
+	if _, err := New(Config{Server: "%%"}); err == nil || !strings.Contains(err.Error(), `xDS server "%%"`) {
+		t.Errorf("got %v; want an error with the server", err)
+	}
 }
