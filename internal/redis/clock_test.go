@@ -15,8 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// The clock of the server steps an hour back and forth. A step back neither refills a bucket nor stops its
-// refill. A step forward counts as time that has passed, so it refills at most one capacity.
+// A clock steps an hour back and forth: that of the server, or that of the Config. A step back neither refills a bucket
+// nor stops its refill. A step forward counts as time that has passed, so it refills at most one capacity.
 func TestFaultClockSteps(t *testing.T) {
 	t.Run("of a real server", func(t *testing.T) {
 		faulty(t)

@@ -172,7 +172,7 @@ func (c *cluster) Submit(b *backend.Batch) {
 	c.router.Submit(b)
 }
 
-// route returns the Store that decides a group.
+// route returns the route to the Store that decides a group.
 func (c *cluster) route(group []backend.Charge) *stores.Route {
 	if len(group) > maxGroup {
 		return &tooLarge

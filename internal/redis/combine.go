@@ -109,8 +109,8 @@ func peekedStates(m *shardMemory, c *backend.Charge, answers []backend.Decision)
 	return buckets, now, nil
 }
 
-// planShards decides terms with the last known states of the shards, and stores the next states in buckets. It returns
-// the decision, and for each shard the charge that is its part of terms. The cost of a part may be 0.
+// planShards decides a charge with these terms from the last known states of the shards, and stores the next states in
+// buckets. It returns the decision, and for each shard its part of the charge. The cost of a part may be 0.
 func planShards(now algorithms.Micros, buckets []algorithms.Bucket, terms algorithms.Charge) (algorithms.Decision, []algorithms.Charge) {
 	before := slices.Clone(buckets)
 	d := algorithms.TakeShards(now, buckets, terms)
@@ -189,8 +189,8 @@ func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 	return charges
 }
 
-// conclude reports whether all charges of the shards were allowed. If not, it returns refunds of the
-// charges that were allowed.
+// conclude reports whether all charges of the shards were allowed. If not, it makes the decision a denial or an error,
+// and returns refunds of the charges that were allowed.
 func (m *combine) conclude(answers []backend.Decision) (allAllowed bool, undo []*refund) {
 	allAllowed = true
 	for n := range answers {

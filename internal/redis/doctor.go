@@ -127,9 +127,9 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 const maxClockOffset = 5 * time.Second
 
 // checkClock compares the clock of a server with the clock of this machine. serverTime is the answer to a call that
-// began at start and lasted length. The result is nil if the difference is acceptable.
-func checkClock(server string, serverTime, start time.Time, length time.Duration) []Finding {
-	off := serverTime.Sub(start.Add(length / 2))
+// began at the time start; took is the duration of the call. The result is nil if the difference is acceptable.
+func checkClock(server string, serverTime, start time.Time, took time.Duration) []Finding {
+	off := serverTime.Sub(start.Add(took / 2))
 	if off.Abs() <= maxClockOffset {
 		return nil
 	}

@@ -84,12 +84,13 @@ func (c underCluster) lose(hit, repair func(s *redistest.Server)) (others float6
 	return others
 }
 
-// By default the whole cluster fails until a replica has taken over the slots.
+// By default the whole cluster fails until a replica has taken over the slots. So requests to the other masters may fail
+// too.
 func TestFaultClusterMasterKilled(t *testing.T) {
 	startCluster(t).lose((*redistest.Server).Kill, func(s *redistest.Server) { s.Restart() })
 }
 
-// If the cluster may serve a part of its slots, a failed master does not affect requests for others.
+// If the cluster may serve a part of its slots, a failed master hardly affects requests to the other masters.
 func TestFaultClusterMasterStopped(t *testing.T) {
 	c := startCluster(t, "--cluster-require-full-coverage", "no")
 	if others := c.lose((*redistest.Server).Pause, (*redistest.Server).Resume); others < 0.9 {

@@ -68,7 +68,7 @@ func TestFaultSentinelsKilled(t *testing.T) {
 		for _, one := range s.Sentinels {
 			one.Kill()
 		}
-		s.Master.Do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") // connections are lost now and then
+		s.Master.Do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") // so that the Store needs new connections
 		return func() {}
 	})
 }

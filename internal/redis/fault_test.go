@@ -33,7 +33,7 @@ type fault struct {
 	// fault started or ended.
 	clean  bool
 	lost   int64         // how often the server loses its data
-	within time.Duration // the longest time until normal service; 0 means generous
+	within time.Duration // the longest time until normal service; 0 means the constant generous
 }
 
 func (f fault) run(t *testing.T) {

@@ -17,8 +17,8 @@ const (
 	// fleetKey is the end of the key's name, after the prefix and "{}". In the name of a bucket, a digit
 	// follows there.
 	fleetKey = "fleet"
-	// maxReport is the largest size of a report in bytes. maxMembers is the largest number of reports that are
-	// read.
+	// maxReport is the largest size of a report and its ID together, in bytes. maxMembers is the largest number of
+	// reports that Fleet returns.
 	maxReport, maxMembers = 1024, 2000
 	// fleetLifetime is the lifetime of the hash after the last report.
 	fleetLifetime = time.Hour
@@ -89,8 +89,8 @@ func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
 	return all, err
 }
 
-// parseMember parses a field of the hash. ok is false if Report has not written the field. If the clock stepped back,
-// a negative age becomes 0.
+// parseMember parses a field of the hash. ok is false if the field does not have the form that Report writes, or is too
+// large. If the clock stepped back, a negative age becomes 0.
 func parseMember(id, value string, now time.Time) (m Member, ok bool) {
 	at, report, found := strings.Cut(value, " ")
 	ms, err := strconv.ParseInt(at, 10, 64)

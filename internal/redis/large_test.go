@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// sizes is a hook that records the largest number of arguments of a script call.
+// sizes is a hook that records the largest number of arguments of a command.
 type sizes struct{ most atomic.Int64 }
 
 func (s *sizes) DialHook(next goredis.DialHook) goredis.DialHook { return next }

@@ -31,7 +31,8 @@ const (
 	// slack is how much later than its deadline an answer may arrive, in addition to the delays of the
 	// machine itself. If deadlines had no effect, an answer would take as long as the fault.
 	slack = 2800 * ms
-	// late is a delay after the deadline that a few answers, and a few timers, may have.
+	// late is how long after its deadline an answer, and how long after its time a timer, may still come. A few may
+	// come later.
 	late = 100 * ms
 	// pace is the pause of each worker between two requests.
 	pace = 2 * ms
@@ -121,9 +122,9 @@ type load struct {
 	workers    sync.WaitGroup
 	slowest    atomic.Int64 // the slowest answer, in ns
 	atOnce     atomic.Int64 // the number of failures within half the deadline
-	slow       atomic.Int64 // the number of answers later than deadline + late
+	slow       atomic.Int64 // the number of answers that came more than late (100 ms) after their deadline
 	timerDelay atomic.Int64 // the largest delay of a worker's own timer, in ns, which shows how busy the machine is
-	lateTimers atomic.Int64 // the number of timers that fired later than late
+	lateTimers atomic.Int64 // the number of timers that fired more than late (100 ms) after their time
 	took       atomic.Int64 // the sum of all answer times, in ns
 	reasons    sync.Map     // the failures by reason: text -> *atomic.Int64
 }

@@ -105,7 +105,7 @@ func TestTheBudgetOfDials(t *testing.T) {
 	}
 }
 
-// Values of shards are rounded down, also below zero.
+// The conversion of a value from the unit of the shards to that of the limit rounds down, also below zero.
 func TestUnitsOfShardsAreRoundedDown(t *testing.T) {
 	for _, test := range []struct{ v, whole, shard, want int64 }{
 		{7, 1, 2, 3}, {-7, 1, 2, -4}, {-8, 1, 2, -4}, {0, 5, 3, 0}, {1 << 62, 4, 8, 1 << 61}, {-1 << 62, 4, 8, -1 << 61},

@@ -365,7 +365,7 @@ func (q *queue) hopeless(b *backend.Batch, now time.Time) bool {
 
 // tooLate reports whether e must not be sent any more. That is so after its deadline, and when its call would probably
 // be answered after its deadline. But a batch that has waited for at most half of its time is always sent. So
-// calls go on, however long they take, and usual follows a server that has become faster. A Detached batch is sent
+// calls go on, however long they take, and q.usual follows a server that has become faster. A Detached batch is sent
 // until its deadline.
 func (q *queue) tooLate(e *entry, now time.Time) bool {
 	if e.batch.Deadline.IsZero() {

@@ -294,7 +294,7 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 }
 
-// After an outage, the durations of its calls refuse no batch of the first burst, however much later it arrives.
+// The calls of an outage take long. If a burst arrives an hour later, none of its batches is refused because of that.
 func TestAnOutageThatIsOverRefusesNoBurst(t *testing.T) {
 	q := newQueue(10 * ms)
 	var last time.Duration

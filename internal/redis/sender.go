@@ -102,7 +102,7 @@ func (l *sender) begin() {
 	}
 }
 
-// hasShortDeadline reports whether the deadline of b ends too early for a whole call.
+// hasShortDeadline reports whether less than seven eighths of the timeout of a call remain until the deadline of b.
 func (l *sender) hasShortDeadline(b *backend.Batch, now time.Time) bool {
 	return !b.Deadline.IsZero() && b.Deadline.Sub(now) < l.timeout-l.timeout/8
 }

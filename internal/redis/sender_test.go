@@ -340,7 +340,7 @@ func TestAnEmptyBatchIsDone(t *testing.T) {
 	<-start(l, batchOf()).done
 }
 
-// Groups that are too large get an error. All other groups are decided in order.
+// Groups that are too large get an error. All other groups are decided.
 func TestGroupsThatAreTooLargeCostNothing(t *testing.T) {
 	for name, sizes := range map[string][]int{
 		"36,000 requests":      ones(36_000),

@@ -40,8 +40,8 @@ type view struct {
 	nextAt time.Time
 }
 
-// moving reports whether a replica is being promoted. Charges that the old master accepts during a promotion
-// are lost.
+// moving reports whether a replica is being promoted. That is assumed for at most promotionMost. Charges that the old
+// master accepts during a promotion are lost.
 func (v view) moving(now time.Time) bool { return v.next != "" && now.Sub(v.nextAt) < promotionMost }
 
 // named returns v after a Sentinel has answered that addr is the master. During a failover this answer is

@@ -138,7 +138,7 @@ func TestAPromotionThatWasReplacedChangesNothing(t *testing.T) {
 	}
 }
 
-// The Store subscribes to the four messages from which it learns of a failover, and of its end.
+// The Store subscribes to four channels: those of the messages about the start and the end of a failover.
 func TestTheMessagesOfSentinelsAreSubscribedTo(t *testing.T) {
 	faulty(t)
 	servers := redistest.StartSentinels(t)
@@ -178,7 +178,7 @@ func TestPlannedFailoverLosesLittle(t *testing.T) {
 	}
 }
 
-// masterAddr returns the Sentinels' answer while the first master is the master.
+// masterAddr returns what the Sentinels answer to GET-MASTER-ADDR-BY-NAME while the first master is the master.
 func masterAddr(s *redistest.Sentinels) string {
 	host, port, _ := net.SplitHostPort(s.Master.Addr)
 	return fmt.Sprint([]any{host, port})

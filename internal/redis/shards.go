@@ -135,7 +135,8 @@ func (d *draws) decided(from, to int) {
 	}
 }
 
-// conclude stores a decision on charge i, whose Value is in the unit of the shards.
+// conclude stores the decision on charge i. It converts the Value of the decision from the unit of the shards to that of
+// the limit.
 func (d *draws) conclude(i int, is backend.Decision) {
 	is.Value = wholeValue(&d.outer.Charges[i], is.Value)
 	d.outer.Decisions[i] = is
@@ -201,8 +202,8 @@ func wholeValue(c *backend.Charge, v int64) int64 {
 }
 
 // wholeUnits converts v, a sum over shards, from 1/shard unit to 1/whole unit, and rounds down. It computes
-// with 128 bits, because the product may need more than 64. The result is at most the capacity of the whole
-// limit.
+// with 128 bits, because the product may need more than 64. The result needs no more than 64, because it is at most
+// the capacity of the whole limit.
 func wholeUnits(v, whole, shard int64) int64 {
 	hi, lo := bits.Mul64(uint64(max(v, -v)), uint64(whole))
 	quotient, rest := bits.Div64(hi, lo, uint64(shard))

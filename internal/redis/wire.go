@@ -298,7 +298,7 @@ func (w *wire) dial() {
 func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
 	o := *w.node.client.Options()
 	o.PoolSize, o.MinIdleConns, o.MaxRetries = 1, 0, -1
-	var made atomic.Pointer[net.Conn] // go-redis may still dial after Ping has timed out
+	var made atomic.Pointer[net.Conn] // atomic, because go-redis may still dial after Ping has timed out
 	dial := o.Dialer
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		nc, err := dial(ctx, network, addr)
