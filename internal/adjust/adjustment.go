@@ -233,16 +233,16 @@ func (c *Change) String() string {
 // numbers reports whether c has other numbers.
 func (c *Change) numbers() bool { return c.Rate != nil || c.Capacity != nil || c.Period != 0 }
 
-// checkText returns an error if text is blank, has more than maxBytes bytes, or is not plain text on one line. what is
-// the name of the text in the error.
-func checkText(what, text string, maxBytes int) error {
+// checkText returns an error if text is blank, has more than maxBytes bytes, or is not plain text on one line. name
+// is the name of the text in the error.
+func checkText(name, text string, maxBytes int) error {
 	switch {
 	case strings.TrimSpace(text) == "":
-		return fmt.Errorf("%s is missing: the audit names who changed a limit, and why", what)
+		return fmt.Errorf("%s is missing: the audit names who changed a limit, and why", name)
 	case len(text) > maxBytes:
-		return fmt.Errorf("%s may have %d bytes at most, has %d", what, maxBytes, len(text))
+		return fmt.Errorf("%s may have %d bytes at most, has %d", name, maxBytes, len(text))
 	case !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl):
-		return fmt.Errorf("%s must be plain text in UTF-8, on one line", what)
+		return fmt.Errorf("%s must be plain text in UTF-8, on one line", name)
 	}
 	return nil
 }

@@ -311,18 +311,18 @@ func (c *conn) allowance() int {
 	return max(ownBuffered, maxTotalBuffered/int(max(1, c.server.count.Load())))
 }
 
-// frames handles the complete frames at the start of in, and returns their total length. c.mu is held.
-func (c *conn) frames(in []byte) (used int, err error) {
-	for !c.closed && len(in)-used >= frameHeaderLen {
-		f := readFrameHeader(in[used:])
+// frames handles the complete frames at the start of data, and returns their total length. c.mu is held.
+func (c *conn) frames(data []byte) (used int, err error) {
+	for !c.closed && len(data)-used >= frameHeaderLen {
+		f := readFrameHeader(data[used:])
 		if f.length > maxFrame {
 			return used, sizeError("frame too long")
 		}
 		end := used + frameHeaderLen + f.length
-		if end > len(in) {
+		if end > len(data) {
 			break
 		}
-		if err := c.frame(f, in[used+frameHeaderLen:end]); err != nil {
+		if err := c.frame(f, data[used+frameHeaderLen:end]); err != nil {
 			return used, err
 		}
 		used = end

@@ -250,7 +250,7 @@ func (c *conn) abandon(o *operation) {
 	c.release(o)
 }
 
-// finish computes the remaining answers from the decisions. With early, it does so only for requests that
+// finish computes the remaining answers from the decisions. If early is true, it does so only for requests that
 // are Known, and marks them as answered.
 func (o *operation) finish(early bool) {
 	for next := 0; next < len(o.requests); {

@@ -65,12 +65,12 @@ type Adjusted struct {
 	Next algorithms.Micros
 }
 
-// Adjust applies set to all Calls that start from now on, with the current configuration and later ones. now
+// Adjust applies set to all Calls that start from now on, with the current configuration and later ones. clock
 // returns the time that decides whether an adjustment has expired. The result is that of Adjusted.
-func (l *Limiter) Adjust(set *adjust.Set, now func() algorithms.Micros) Adjusted {
+func (l *Limiter) Adjust(set *adjust.Set, clock func() algorithms.Micros) Adjusted {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.set, l.now = set, now
+	l.set, l.now = set, clock
 	return l.use(l.Current())
 }
 

@@ -57,7 +57,7 @@ func (s *Snapshot) withName(domain, name string) (policies []*descriptors.Policy
 }
 
 // domain returns the domain with this name, or nil if it is not configured. It first tries the domain of
-// last, because requests that arrive together mostly have the same domain.
+// the Call last, which may be nil, because requests that arrive together mostly have the same domain.
 func (s *Snapshot) domain(name string, last *Call) *Domain {
 	if last != nil && last.Snapshot == s && last.Verdict.Domain != nil && last.Verdict.Domain.Name == name {
 		return last.Verdict.Domain

@@ -52,10 +52,10 @@ const (
 	signatureLen = 16
 )
 
-// NewKeys returns Keys that sign with secrets. Ids of the older form are accepted if a secret of old signed
-// them. If old is nil, they are not accepted.
-func NewKeys(secrets, old Secrets) *Keys {
-	k := &Keys{secrets: secrets, old: old}
+// NewKeys returns Keys that sign with secrets. Ids of the older form are accepted if one of oldSecrets signed them. If
+// oldSecrets is nil, they are not accepted.
+func NewKeys(secrets, oldSecrets Secrets) *Keys {
+	k := &Keys{secrets: secrets, old: oldSecrets}
 	_, _ = rand.Read(k.unique[:]) // rand.Read never fails
 	return k
 }

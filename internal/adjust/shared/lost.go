@@ -99,8 +99,8 @@ func (k *Keeper) hasForked(ctx context.Context, head adjust.Head) (bool, error) 
 	return found[0].MAC != known.MAC, nil
 }
 
-// notice records the lost adjustments. next is the Set of a ledger that has forked. Lost are the adjustments of k that
-// next lacks or has in another form, and those of next that k knows as deleted. The caller holds k.mu.
+// notice records the lost adjustments, if the ledger has forked. These are the adjustments of k that the ledger's Set,
+// next, lacks or has in another form, and the adjustments in next that k knows as deleted. The caller holds k.mu.
 func (k *Keeper) notice(next *adjust.Set) {
 	was, now := k.Set(), k.Now()
 	var lost []*adjust.Adjustment
