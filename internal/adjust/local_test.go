@@ -2,12 +2,14 @@ package adjust
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -26,6 +28,7 @@ func TestDamagedFilesAreReported(t *testing.T) {
 		{"a line without an entry", auditFile, func(s string) string { return strings.Replace(s, "\n", "\n{}\n", 1) }, ":2: read an entry of the audit: ", ""},
 		{"an entry of another form", auditFile, func(s string) string { return s + `{"mac": "ab", "entry": [1]}` + "\n" }, ":3: read an entry of the audit: ", ""},
 		{"an entry with another author", auditFile, func(s string) string { return strings.Replace(s, `"ann"`, `"eve"`, 1) }, "", "entry 1 was changed"},
+		{"a line of more than 1 MiB", auditFile, func(s string) string { return s + strings.Repeat(" ", 1<<20) + "\n" }, "token too long", ""},
 		{"a removed entry", auditFile, func(s string) string { return s[strings.Index(s, "\n")+1:] }, "", "entry 1 is missing"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -191,5 +194,133 @@ func TestBothFormsOfAKeyAreRead(t *testing.T) {
 		if p, err := ParseProposal([]byte(text)); err != nil || strings.Join(p.Target.Key, " ") != want {
 			t.Errorf("%s: got the key %q, %v; want %q", text, p.Target.Key, err, want)
 		}
+	}
+}
+
+// An error of the file system is reported, so that a change is not confirmed without being kept.
+func TestErrorsOfTheFileSystemAreReported(t *testing.T) {
+	for name, want := range map[string]string{setFile: "read the adjustments that were kept", auditFile: "read the audit of adjustments"} {
+		dir := t.TempDir()
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := NewLocal(dir, NewChain(nil), newClock().Now); !contains(err, want) {
+			t.Errorf("a folder in place of %s: got %v; want an error with %q", name, err, want)
+		}
+	}
+	if err := WriteSet(filepath.Join(t.TempDir(), "missing"), NewSet(Head{}, nil)); err == nil {
+		t.Error("a set was written to a folder that does not exist; want an error")
+	}
+	const full = "/dev/full" // Linux: each write fails as on a full disk
+	if _, err := os.Stat(full); err != nil {
+		t.Skip(err)
+	}
+	if err := appendFile(full, []byte("x")); err == nil {
+		t.Error("a line was appended on a full disk; want an error")
+	}
+}
+
+// Sidecars of several versions share adjustments and their audit, so these values must never change.
+func TestIDsAndSignaturesStay(t *testing.T) {
+	e := &Entry{At: 3, Operation: "o", Author: "ann", Reason: "launch", Target: "t"}
+	if err := NewChain(nil).Next(Head{4, "mac"}, e); err != nil {
+		t.Fatal(err)
+	}
+	one, all := Target{Domain: "edge", Limit: "l", Key: []string{"bob"}}, Target{Domain: "edge", Limit: "l", AllKeys: true}
+	for _, test := range [][2]string{
+		{one.ID(), "d806f031adf53f8dd0afcbcf"},
+		{all.ID(), "4a534f8ae84cdbdd1f4f6e86"},
+		{e.MAC, "f4ec69a8416765ea2c046cfcc1b8d62d03e3f9242a5b64f8c93748276d486424"},
+	} {
+		if test[0] != test[1] {
+			t.Errorf("got %s, want %s", test[0], test[1])
+		}
+	}
+}
+
+// Only the holder of the secret can sign an entry.
+func TestEachSecretSignsDifferently(t *testing.T) {
+	seen := map[string]bool{}
+	for _, secret := range []string{"", "a", "b"} {
+		e := &Entry{Target: "t"}
+		if err := NewChain([]byte(secret)).Next(Head{}, e); err != nil {
+			t.Fatal(err)
+		}
+		seen[e.MAC] = true
+	}
+	if len(seen) != 3 {
+		t.Errorf("3 secrets make %d signatures; want 3", len(seen))
+	}
+}
+
+// An adjustment from Redis or a file that this version cannot understand is an error, not another adjustment.
+func TestAnAdjustmentThatIsNotUnderstoodIsAnError(t *testing.T) {
+	for field, want := range map[string]string{
+		`"rate": 5`:                   "",
+		`"rate": "five"`:              "cannot unmarshal",
+		`"period": "soon"`:            "period: ",
+		`"factor": 0`:                 "factor ",
+		`"algorithm": "unknown"`:      `unknown algorithm "unknown"`,
+		`"factor": 18446744073709552`: "factor ", // times 1,000 it is 384 more than 2^64
+	} {
+		var a Adjustment
+		if err := json.Unmarshal([]byte(`{"domain": "edge", "limit": "l", `+field+`}`), &a); !contains(err, want) {
+			t.Errorf("%s: got %+v, %v; want an error with %q", field, a, err, want)
+		}
+	}
+}
+
+// An adjustment may have an end instead of a duration, and may expect the present version.
+func TestAnAdjustmentUntilATime(t *testing.T) {
+	c := newClock()
+	s, _ := service(t, "", c)
+	p := bob(Change{Period: 2 * minute})
+	p.For, p.Until, p.Expect = 0, c.now.Add(time.Hour), new(uint64(0))
+	got, version, err := s.Set(t.Context(), p)
+	if err != nil || version != 1 || got.Left != time.Hour || got.Expires != algorithms.Micros(p.Until.UnixMicro()) {
+		t.Errorf("got %+v, version %d, %v; want an hour", got.Adjustment, version, err)
+	}
+	if _, _, err := s.Set(t.Context(), p); !errors.Is(err, ErrConflict) {
+		t.Errorf("with the version before: got %v; want ErrConflict", err)
+	}
+	if _, err := s.Find("unknown"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("an unknown ID: got %v; want ErrNotFound", err)
+	}
+}
+
+// A mistake in a key names the keys that the limit has.
+func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
+	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
+	whole, none := &descriptors.Policy{Whole: true}, &descriptors.Policy{}
+	open := &descriptors.Policy{Open: []int{0, 1}, Extras: &descriptors.Extras{OpenKeys: []string{"user", "path"}}}
+	for _, test := range []struct {
+		policies []*descriptors.Policy
+		want     string
+	}{
+		{[]*descriptors.Policy{named, open}, "the key has 3 values; a bucket of limit l is identified by 2 (user, path)"},
+		{[]*descriptors.Policy{named, none}, "the key has 3 values; a bucket of limit l is identified by no value"},
+		{[]*descriptors.Policy{named, whole}, "the key has 3 values; a bucket of limit l is identified by key,value,key,value… of the whole descriptor"},
+	} {
+		if err := reaches(&Target{Limit: "l", Key: make([]string, 3)}, test.policies); err == nil || err.Error() != test.want {
+			t.Errorf("got %v; want %q", err, test.want)
+		}
+	}
+	whole.Open = []int{0}
+	if err := reaches(&Target{Limit: "l", Key: make([]string, 1)}, []*descriptors.Policy{whole}); err == nil {
+		t.Error("one value identifies a whole descriptor; want an error, because keys and values alternate")
+	}
+}
+
+// A blocked limit keeps its form. A factor may lower a rate to 1 unit, and not below.
+func TestABlockAndTheLeastFactor(t *testing.T) {
+	p := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute})
+	if got, err := (&Adjustment{Change: Change{Block: true}}).Apply(p); err != nil || got.Reference {
+		t.Errorf("a block: got the reference form %v, %v; want that of the limit", got.Reference, err)
+	}
+	if got, err := (&Adjustment{Change: Change{Factor: 100}}).Apply(p); err != nil || got.Limit.Rate != 1 {
+		t.Errorf("a tenth of 10: got %+v, %v; want a rate of 1", got, err)
+	}
+	if _, err := (&Adjustment{Change: Change{Factor: 99}}).Apply(p); !contains(err, "is less than 1") {
+		t.Errorf("less than a tenth of 10: got %v; want an error with \"is less than 1\"", err)
 	}
 }
