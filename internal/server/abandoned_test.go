@@ -73,7 +73,8 @@ func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 	}
 }
 
-// A Redis that does not answer counts as failing, however short the clients' deadlines are.
+// A Redis that does not answer counts as failing, even if the deadlines of all clients are shorter than the timeout of
+// Redis.
 func TestSilentRedisIsNoticedUnderShortDeadlines(t *testing.T) {
 	t.Parallel()
 	concurrent(t)

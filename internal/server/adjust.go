@@ -50,7 +50,7 @@ type adjustments struct {
 // are dropped. Finding the buckets of so many adjustments would take longer.
 const manyChanges = 100
 
-// newAdjustments opens the keeper and applies the adjustments that it knows. first reads those in Redis.
+// newAdjustments opens the keeper and applies the adjustments that it knows. The method prefetch reads those in Redis.
 func (s *server) newAdjustments() (*adjustments, error) {
 	key, err := s.auditKey()
 	if err != nil {
@@ -87,9 +87,9 @@ func (a *adjustments) open(chain *adjust.Chain) (err error) {
 	return nil
 }
 
-// first reads the adjustments from Redis before the first request, so that blocked keys stay blocked after a
+// prefetch reads the adjustments from Redis before the first request, so that blocked keys stay blocked after a
 // restart. ctx bounds the wait.
-func (a *adjustments) first(ctx context.Context) {
+func (a *adjustments) prefetch(ctx context.Context) {
 	if a.shared != nil {
 		if err := a.shared.Poll(ctx); err != nil {
 			a.server.log.Warn("adjustments cannot be read from Redis yet; the last known ones are in force", zap.Int("known", a.keeper.Set().Len()), zap.Error(err))
@@ -227,12 +227,13 @@ func (a *adjustments) apply(set *adjust.Set) {
 	}
 }
 
-// buckets returns the keys of the buckets that changed affects. all means that there are too many to list.
-func (a *adjustments) buckets(changed []*adjust.Adjustment) (keys [][]byte, all bool) {
-	if len(changed) > manyChanges {
+// buckets returns the keys of the buckets that the adjustments in changes affect. all means that there are too many to
+// list.
+func (a *adjustments) buckets(changes []*adjust.Adjustment) (keys [][]byte, all bool) {
+	if len(changes) > manyChanges {
 		return nil, true
 	}
-	for _, one := range changed {
+	for _, one := range changes {
 		of, every := a.server.limiter.Buckets(one)
 		if every {
 			return nil, true
@@ -289,9 +290,9 @@ var (
 	errReadToken = errors.New("this token may only read; send the admin token")
 )
 
-// mayChange returns nil if r may change adjustments, or else the reason why not. A change needs the admin
-// token, or access to the Unix socket. Access to a port of the loopback interface is not enough, because
-// other containers of the pod and pages in a browser have such access too.
+// mayChange returns nil if r may change adjustments, or else the reason why not. A change needs the admin token if one
+// is configured. Otherwise it needs access through the Unix socket. Access to a port of the loopback interface is not
+// enough, because other containers of the pod and pages in a browser have such access too.
 func (s *server) mayChange(r *http.Request) error {
 	switch {
 	case s.tokens.admin != nil && httpauth.HasToken(r, s.tokens.admin):

@@ -51,7 +51,7 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	}
 }
 
-// A sidecar that starts while Redis is unreachable still blocks blocked keys. Other keys are decided by
+// A sidecar with --state-dir that starts while Redis is unreachable still blocks blocked keys. Other keys are decided by
 // on_backend_failure.
 func TestAStartWithoutRedisBlocksBlockedKeys(t *testing.T) {
 	t.Parallel()

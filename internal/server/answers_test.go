@@ -26,7 +26,7 @@ const (
 	over = rls.RateLimitResponse_OVER_LIMIT
 )
 
-// All limits are per year, so no window ends during a test.
+// All limits are per year, so a window ends during a test only at the turn of a year.
 const answers = `
 domain: d
 descriptors:
@@ -81,7 +81,8 @@ func TestQuotaModeDeniesOnlyIfAllDescriptorsAreDenied(t *testing.T) {
 	expect(t, x.send(t, "q1=a", "q2=a"), ok, "OK left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR reset")
 	expect(t, x.send(t, "q1=a", "q2=a"), ok, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 0 of 2/YEAR reset")
 	expect(t, x.send(t, "q1=a", "q2=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 2/YEAR reset")
-	// A limit without quota mode does not count among the quota limits, all of which must deny. It denies alone.
+	// A limit without quota mode that allows does not prevent the denial by all quota limits. If it denies, the request
+	// is denied.
 	expect(t, x.send(t, "q1=a", "plain=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR yearly reset")
 	expect(t, x.send(t, "q1=b", "zero=a"), over, "OK left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 0/YEAR reset")
 }
@@ -174,7 +175,7 @@ func TestHitsOfARequestAndItsDescriptors(t *testing.T) {
 	r := with(9, "big=a", "big=b")
 	r.Descriptors[0].HitsAddend = wrapperspb.UInt64(20)
 	expect(t, x.put(t, r), ok, left(70), left(91))
-	r.Descriptors[0].HitsAddend = wrapperspb.UInt64(0) // dry runs
+	r.Descriptors[0].HitsAddend = wrapperspb.UInt64(0) // a dry run for the first descriptor
 	expect(t, x.put(t, r), ok, left(70), left(82))
 	r.Descriptors[0].IsNegativeHits, r.Descriptors[0].HitsAddend = true, wrapperspb.UInt64(5)
 	expect(t, x.put(t, r), ok, left(75), left(73))

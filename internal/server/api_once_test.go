@@ -74,7 +74,7 @@ func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 	left("600")
 }
 
-// Requests are answered within the deadline while the answers of Redis are delayed.
+// While the answers of Redis are delayed, requests are answered without Redis.
 func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 	redis := redistest.Start(t)
 	slow := startSlow(t, redis.Addr)

@@ -31,7 +31,7 @@ descriptors:
   - {key: small, rate_limit: {algorithm: token_bucket, rate: 1000000, period: 1s}}
 `
 
-// bytesCodec sends bytes unchanged, and discards received ones.
+// bytesCodec sends bytes unchanged. Of a received message it keeps only the length.
 type bytesCodec struct{}
 
 func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
@@ -40,7 +40,7 @@ func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
 func (bytesCodec) Unmarshal(b mem.BufferSlice, v any) error { *v.(*int) = b.Len(); return nil }
 func (bytesCodec) Name() string                             { return "proto" }
 
-// manyDescriptors returns a request with n descriptors.
+// manyDescriptors returns an encoded request with n descriptors. Their values are the numbers from first on.
 func manyDescriptors(tb testing.TB, n, first int) []byte {
 	tb.Helper()
 	r := request("d")
@@ -145,7 +145,7 @@ func metricsOf(t *testing.T, x *instance) string {
 	return string(body)
 }
 
-// Clients repeatedly post large bodies, 32 at a time: two with as many empty objects as fit, and one with the largest
+// Clients repeatedly post large bodies, 32 at a time: two that are filled with empty objects, and one with the largest
 // allowed number of descriptors.
 func TestLargeBodiesOfJSONAffectNoOtherClient(t *testing.T) {
 	if testing.Short() {

@@ -61,7 +61,7 @@ func (s *server) reportReload(problems config.Problems, stale []string) {
 	s.conditions.Set(c)
 }
 
-// reportOverflow reports that some limits do not have metrics series of their own.
+// reportOverflow reports it if some limits do not have metrics series of their own.
 func (s *server) reportOverflow() {
 	if !s.metrics.Folding() {
 		return
@@ -88,7 +88,8 @@ func (s *server) reportNoAuth() {
 	}
 }
 
-// checkAuth runs at the start and after each load. If /v1/auth denies everything, it logs a warning, once.
+// checkAuth runs at the start and after each load. If there is no auth section, so that /v1/auth denies everything, it
+// logs a warning, once. If there is one, it clears the condition of reportNoAuth.
 func (s *server) checkAuth(snapshot *limiter.Snapshot) {
 	if snapshot.Auth != nil {
 		s.conditions.Clear(authMissing)
@@ -97,7 +98,7 @@ func (s *server) checkAuth(snapshot *limiter.Snapshot) {
 	}
 }
 
-// sentence returns clause with a capital and a full stop.
+// sentence returns clause with a capital and a full stop, or "" for "".
 func sentence(clause string) string {
 	if clause == "" {
 		return ""

@@ -39,8 +39,8 @@ type Config struct {
 	Metrics, MetricsPath string
 	// NearLimitRatio is the share of a limit above which the metrics count hits as near_limit. 0 means 0.8.
 	NearLimitRatio float64
-	// Statsd configures the StatsD server that receives the metrics. Source and Log are not set. The zero
-	// value means that there is no such server.
+	// Statsd configures the StatsD server that receives the metrics. The caller does not set its fields Source and Log.
+	// The zero value means that there is no such server.
 	Statsd statsd.Config
 	// Tracing traces the decisions of the gRPC listener; nil means no tracing.
 	Tracing *tracing.Config

@@ -32,8 +32,8 @@ const (
 	// healthConnections is the number of connections that the HTTP listener accepts beyond its bound. They
 	// serve only health checks.
 	healthConnections = 16
-	// maxToClose is the number of connections that one pass over all connections selects for closing.
-	// choosing is the time between two passes.
+	// maxToClose is the largest number of connections that one pass over all connections selects for closing.
+	// choosing is the shortest time between two passes.
 	maxToClose, choosing = 64, 100 * time.Millisecond
 )
 
@@ -43,7 +43,8 @@ var evictAfter = time.Second
 
 // connectionBounds returns the default bounds: traffic for each of the gRPC and HTTP listeners, admin for
 // each of the admin and metrics listeners. files is the number of files that this process may open (0 if
-// unknown). memory is its memory limit in bytes. listeners is the number of gRPC and HTTP listeners.
+// unknown). memory is its memory limit in bytes (math.MaxInt64 if there is none). listeners is the number of gRPC and
+// HTTP listeners.
 func connectionBounds(files uint64, memory int64, listeners int) (traffic, admin int) {
 	total, reserve := uint64(mostConnections), uint64(1024)
 	if files > 0 { // reserve is for Redis, the configuration and the admin listener
@@ -183,8 +184,9 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 	return c
 }
 
-// evict closes the connection that has been silent for longest. It returns false if no connection may be
-// closed. The caller holds mu.
+// evict closes the connection that has been silent for longest among those that choose has selected. It returns false
+// if there is none, also if a silent connection would be found only by another pass, for which it is too early. The
+// caller holds mu.
 func (l *boundedListener) evict() bool {
 	now := l.now()
 	if len(l.toClose) == 0 && (l.chosen == 0 || now-l.chosen >= choosing) {
@@ -205,7 +207,7 @@ func (l *boundedListener) evict() bool {
 	return false
 }
 
-// choose selects the connections that have been silent for longest. The caller holds mu.
+// choose stores in toClose the connections that have been silent for longest, at most maxToClose. The caller holds mu.
 func (l *boundedListener) choose(now time.Duration) {
 	l.chosen = now
 	for c := range l.open {
@@ -269,10 +271,10 @@ type boundedSocket struct {
 	socket *nonblock.Conn
 }
 
-// WriteOnce implements nonblock.Conn.
+// WriteOnce does what the WriteOnce of nonblock.Conn does.
 func (c *boundedSocket) WriteOnce(b []byte) (int, error) { return c.socket.WriteOnce(b) }
 
-// Await implements nonblock.Conn.
+// Await does what the Await of nonblock.Conn does.
 func (c *boundedSocket) Await() error { return c.socket.Await() }
 
 type reservedKey struct{}

@@ -132,8 +132,8 @@ func (l outOfFiles) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// When no more files can be opened, a silent connection of any listener is closed, and a log line reports this.
-// Then health checks are answered.
+// When no more files can be opened, a silent connection of another listener is closed, and a log line reports this. Then
+// the new connection is accepted.
 func TestAnIdleConnectionIsClosedWhenFileDescriptorsRunOut(t *testing.T) {
 	core, logs := observer.New(zapcore.WarnLevel)
 	all := &bounds{}

@@ -142,8 +142,8 @@ func TestARemovedPayerIsSettledInItsBucket(t *testing.T) {
 	}
 }
 
-// While clients send requests, reloads set one payer, then another, then none. The units missing in the three
-// buckets must equal the cost of the allowed requests.
+// While clients send requests, reloads change between two payers and none. The units missing in the three buckets must
+// equal the cost of the allowed requests.
 func TestReloadsOfThePayerUnderLoad(t *testing.T) {
 	concurrent(t)
 	much := func(payer string) string {

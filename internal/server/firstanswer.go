@@ -23,7 +23,8 @@ const (
 	provePause, laterPause = 50 * time.Millisecond, time.Second
 	// examinePause is the time after which Redis is checked again.
 	examinePause = time.Minute
-	// repeatMistake is the interval at which the log repeats that Redis refuses this sidecar.
+	// repeatMistake is the shortest interval at which the log repeats that Redis refuses this sidecar, or that Redis does
+	// not answer.
 	repeatMistake = time.Minute
 )
 
@@ -33,8 +34,8 @@ const (
 // answers. If Redis refuses this sidecar (a wrong password, TLS on one side only), the gate stays closed, so
 // that a rollout with such a mistake stops at its first pod. Once open, the gate stays open.
 type readiness struct {
-	left   atomic.Int32
-	opened chan struct{}
+	left   atomic.Int32  // the number of parts that are not open
+	opened chan struct{} // closed when the gate opens
 }
 
 func newReadiness(stores int) *readiness {
@@ -62,8 +63,8 @@ func (s *server) awaitRedis(ctx, background context.Context, wg *sync.WaitGroup)
 	if away := s.followRedis(ctx, background, wg); away {
 		cancel()
 	}
-	s.adjust.first(ctx)
-	s.settle.first(ctx, s.adjust.ledger)
+	s.adjust.prefetch(ctx)
+	s.settle.prefetch(ctx, s.adjust.ledger)
 }
 
 // followRedis tries each Redis until that Redis has decided once, or background ends. followRedis returns
@@ -92,7 +93,7 @@ func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup
 type firstContact struct {
 	server      *server
 	redis       *redis.Store
-	known, open func()
+	known, open func() // known records that the state of this Redis is known; open opens its part of the gate
 	began       time.Time
 	refused     bool        // Redis has refused this sidecar, which therefore stays not ready until Redis has decided once
 	away        atomic.Bool // Redis has not answered within firstAnswer

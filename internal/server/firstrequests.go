@@ -56,7 +56,7 @@ func (f *firstRequests) changed(nc net.Conn, state http.ConnState) {
 	}
 }
 
-// serve serves connections of l until stop or until h is shut down.
+// serve serves connections of l until stop is called or h is shut down.
 func (f *firstRequests) serve(h *http.Server, l net.Listener) error {
 	f.mu.Lock()
 	if f.stopped {

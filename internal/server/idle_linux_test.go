@@ -24,7 +24,7 @@ func inUse() (bytes uint64) {
 	return samples[0].Value.Uint64() + samples[1].Value.Uint64()
 }
 
-// After much traffic, an idle connection needs at most 12 KiB, including the client's end, which is in this
+// After a few KiB of traffic, an idle connection needs at most 12 KiB, including the client's end, which is in this
 // process too.
 func TestIdleConnectionsCostLittle(t *testing.T) {
 	if engine == GRPCEngine {

@@ -264,7 +264,7 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 		})
 	}
 	x.send(t, "job=1")
-	clients.Go(func() { // the leaky bucket delays this request by 6 s, to the end of the drain delay
+	clients.Go(func() { // the leaky bucket delays this request by 6 s, which is longer than the drain delay
 		if r, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("job=1"))); err != nil || r.OverallCode != ok {
 			t.Errorf("held: %v, %v; want no error and OK", r, err)
 		}
@@ -288,7 +288,8 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 	}
 }
 
-// 20 answers are delayed, two for each of ten clients: by 20 and by 40 seconds.
+// 20 answers are delayed, two for each of ten clients: by 20 and by 40 seconds. All of them are aborted when
+// DrainTimeout, 50 ms, has passed.
 func TestDrainIsBounded(t *testing.T) {
 	x := start(t, strings.Replace(held, "500ms", "20s", 1), func(c *Config) { c.DrainTimeout = 50 * time.Millisecond })
 	failed := make(chan error)
@@ -431,7 +432,7 @@ func TestReloadIsolates(t *testing.T) {
 	}
 }
 
-// The admin page reports the last reload only: when a configuration was refused and why, and which domains are stale.
+// The admin page reports the last reload only: when a configuration was refused, and whether domains are stale.
 func TestTheAdminPageShowsTheLastReload(t *testing.T) {
 	for _, isolate := range []bool{false, true} {
 		x := start(t, small, func(c *Config) { c.Isolate = isolate })
@@ -499,7 +500,8 @@ func TestUnlimitedLimitsReserveNoRoom(t *testing.T) {
 	}
 }
 
-// A reload within a second is documented. The test makes three changes, because other tests use the processor too.
+// A reload within a second is documented. The test makes three changes, because other tests use the processor too. One of
+// them must be in use within a second.
 func TestChangedFilesAreReloaded(t *testing.T) {
 	x := start(t, small)
 	fastest := time.Duration(math.MaxInt64)

@@ -16,7 +16,7 @@ const unixScheme = "unix://"
 // listen listens at host:port, unix:///path or unix://@name (which has no file). It first removes a socket
 // file at path if no process listens there.
 //
-// With reuse, listen shares the port with other processes of this user that share it too. If another process
+// If reuse is true, listen shares the port with other processes of this user that share it too. If another process
 // shares the socket at path, listen does not replace that socket; takeOver does.
 func listen(address string, reuse bool) (net.Listener, error) {
 	path, isUnix := strings.CutPrefix(address, unixScheme)
@@ -121,7 +121,7 @@ func takeOver(listeners []listener) error {
 	return nil
 }
 
-// removeStale removes the socket at path if no process listens there.
+// removeStale removes the socket at path, if there is one. It is an error if a process listens there.
 func removeStale(path string) error {
 	switch owner, err := dialSocket(path); {
 	case err != nil:

@@ -99,8 +99,9 @@ func (o *opening) abort() {
 	}
 }
 
-// add opens a socket at address for d, and stores its actual address in at.
-func (o *opening) add(name, address string, at *net.Addr, d listener) (err error) {
+// add opens a socket at address for d. It sets *actual to the address of the socket, whose port is known even if address
+// has port 0.
+func (o *opening) add(name, address string, actual *net.Addr, d listener) (err error) {
 	d.name = name
 	if d.socket, err = listen(address, o.server.config.ReusePort); err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) && !o.server.config.ReusePort {
@@ -108,7 +109,7 @@ func (o *opening) add(name, address string, at *net.Addr, d listener) (err error
 		}
 		err = fmt.Errorf("listen on %s: %w", address, err)
 	} else {
-		*at = d.socket.Addr()
+		*actual = d.socket.Addr()
 	}
 	o.listeners = append(o.listeners, d) // d is added even after an error, so that abort stops its server
 	return err

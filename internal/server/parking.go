@@ -104,7 +104,8 @@ func (l *parkingListener) pass(a acceptance) bool {
 	return false
 }
 
-// park keeps a socket open until its client sends something, until timeout, or until l is closed.
+// park keeps a socket open until its client sends something, until timeout, or until l is closed. The zero timeout means
+// none. If the client sends something, Accept returns the socket.
 func (l *parkingListener) park(socket *boundedSocket, timeout time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,7 +162,7 @@ func (c *parkable) SetReadDeadline(t time.Time) error {
 }
 
 // Read implements net.Conn. A connection is not parked while net/http's buffer contains bytes of a request.
-// The buffer contains bytes if it has less room than at the first read.
+// The buffer contains bytes if b is shorter than the longest b so far.
 func (c *parkable) Read(b []byte) (int, error) {
 	c.buffer = max(c.buffer, len(b))
 	n, err := c.boundedSocket.Read(b)

@@ -1,6 +1,9 @@
 package server
 
 import (
+	"bufio"
+	"bytes"
+	"errors"
 	"io"
 	"net"
 	"testing"
@@ -8,9 +11,9 @@ import (
 	"github.com/pires/go-proxyproto"
 )
 
-// FuzzProxyHeader sends random first bytes on a connection. The address of the client must be that of the
-// peer, or that of a TCP client in the header of a trusted proxy. All bytes after the header must reach the
-// application.
+// FuzzProxyHeader sends random first bytes on a connection from a trusted proxy. A malformed header, and one of a
+// connection that is not TCP, must be an error. Otherwise the client's address must be the source in the header, or that
+// of the peer if there is no header or it names no client. The application must read exactly the bytes after the header.
 func FuzzProxyHeader(f *testing.F) {
 	f.Add([]byte("PROXY TCP4 192.0.2.7 10.0.0.1 1 2\r\nGET"))
 	f.Add([]byte("PROXY UNKNOWN\r\nGET"))
@@ -26,13 +29,28 @@ func FuzzProxyHeader(f *testing.F) {
 		c := proxyproto.NewConn(ours, proxyproto.WithPolicy(proxyproto.USE), proxyproto.ValidateHeader(checkProxyHeader))
 		defer c.Close()
 		rest, err := io.ReadAll(c)
-		if addr := c.RemoteAddr(); addr != ours.RemoteAddr() && err == nil {
-			if _, isTCP := addr.(*net.TCPAddr); !isTCP {
-				t.Errorf("%q: the client is at %T %s; want a TCP address, or that of the peer", start, addr, addr)
+
+		sent := bufio.NewReader(bytes.NewReader(start))
+		header, wrong := proxyproto.Read(sent)
+		want := ours.RemoteAddr()
+		switch {
+		case errors.Is(wrong, proxyproto.ErrNoProxyProtocol):
+			wrong = nil
+		case wrong == nil && header.Command.IsProxy() && header.SourceAddr != nil:
+			want = header.SourceAddr
+			if _, isTCP := want.(*net.TCPAddr); !isTCP {
+				want, wrong = ours.RemoteAddr(), errors.New("not TCP")
 			}
 		}
-		if len(rest) > len(start) || string(rest) != string(start[len(start)-len(rest):]) {
-			t.Errorf("%q: the application reads %q; want the end of what was sent", start, rest)
+		after, _ := io.ReadAll(sent)
+		if wrong != nil {
+			after = nil
+		}
+		if addr := c.RemoteAddr(); (err != nil) != (wrong != nil) || addr.String() != want.String() || addr.Network() != want.Network() {
+			t.Errorf("%q: the client is at %T %s, error %v; want %T %s, error %v", start, addr, addr, err, want, want, wrong)
+		}
+		if !bytes.Equal(rest, after) {
+			t.Errorf("%q: the application reads %q; want %q", start, rest, after)
 		}
 	})
 }

@@ -42,7 +42,7 @@ func (s *server) trusts(peer net.Addr) bool {
 	return err == nil && snapshot.Auth.Trusts(p.Addr())
 }
 
-// checkProxyHeader rejects a header for another connection than TCP. A client of the proxy's Unix socket would
+// checkProxyHeader rejects the header of a connection that is not TCP. A client of the proxy's Unix socket would
 // otherwise count as a client of a Unix socket of this machine.
 func checkProxyHeader(h *proxyproto.Header) error {
 	if _, isTCP := h.SourceAddr.(*net.TCPAddr); h.Command.IsProxy() && h.SourceAddr != nil && !isTCP {

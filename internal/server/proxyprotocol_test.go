@@ -39,9 +39,9 @@ func at(address string) net.Addr {
 	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))
 }
 
-// sendAuth opens a connection that starts with start, and sends a POST to /v1/auth. It returns the status,
-// or 0 if there is no answer.
-func sendAuth(tb testing.TB, a net.Addr, start string, headers ...string) int {
+// sendAuth opens a connection and sends prefix, and then a POST to /v1/auth. It returns the status, or 0 if there is no
+// answer.
+func sendAuth(tb testing.TB, a net.Addr, prefix string, headers ...string) int {
 	tb.Helper()
 	conn, err := net.Dial(a.Network(), a.String())
 	if err != nil {
@@ -50,7 +50,7 @@ func sendAuth(tb testing.TB, a net.Addr, start string, headers ...string) int {
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	lines := append([]string{"POST /v1/auth HTTP/1.1", "Host: h", "Connection: close"}, headers...)
-	if _, err := conn.Write([]byte(start + strings.Join(lines, "\r\n") + "\r\n\r\n")); err != nil {
+	if _, err := conn.Write([]byte(prefix + strings.Join(lines, "\r\n") + "\r\n\r\n")); err != nil {
 		tb.Fatal(err)
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -128,7 +128,7 @@ func TestProxyProtocolIsOnlyForTheTrusted(t *testing.T) {
 
 func TestProxyHeadersDoNotHoldUpOthers(t *testing.T) {
 	x := start(t, fmt.Sprintf(byAddress, "[127.0.0.1]"), func(c *Config) { c.HTTPProxyProtocol = true })
-	for range 50 { // connections that send nothing, or almost nothing
+	for range 50 { // connections that never send the rest of the header
 		conn, err := net.Dial("tcp", x.HTTP.String())
 		if err != nil {
 			t.Fatal(err)

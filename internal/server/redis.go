@@ -133,8 +133,8 @@ func (s *server) storePanicked(value any) {
 	s.log.Error("panic during a call to Redis; its requests are answered by on_backend_failure", zap.Any("panic", value), zap.Stack("stack"))
 }
 
-// backendFailed returns a function that logs why Redis could not decide. The function logs at most once a
-// second.
+// backendFailed returns a function that counts a failure of Redis, and logs why Redis could not decide. The function
+// logs at most once a second.
 func (s *server) backendFailed() func(error) {
 	log := logthrottle.Log(s.log, time.Second)
 	return func(err error) {

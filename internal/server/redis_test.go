@@ -417,7 +417,7 @@ func TestRequestsWithoutTimeAreNotCharged(t *testing.T) {
 	x := start(t, shared, onRedis("redis://"+redistest.Start(t).Addr))
 	for range 50 {
 		ctx, cancel := context.WithTimeout(t.Context(), answerMargin-time.Microsecond)
-		_, _ = x.rls.ShouldRateLimit(ctx, request("d", descriptor("all=1"))) // most requests have passed their deadline when they arrive
+		_, _ = x.rls.ShouldRateLimit(ctx, request("d", descriptor("all=1"))) // the deadline of most requests has passed when they arrive
 		cancel()
 	}
 	if left := x.send(t, "all=1").Statuses[0].LimitRemaining; left != 299 {

@@ -40,7 +40,7 @@ func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) 
 	return nil
 }
 
-// follow reloads the configuration when the files change and on SIGHUP.
+// follow reloads the configuration when the files change and on SIGHUP, until ctx ends.
 func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 	for {
 		select {
@@ -150,7 +150,8 @@ func (s *server) apply(snapshot *limiter.Snapshot, problems config.Problems, sta
 	}
 }
 
-// owners returns the Owners of all limits that have buckets. These limits share the room in the memory store.
+// owners returns the Owners of all limits that have buckets, sorted and each once. These limits share the room in the
+// memory store.
 func owners(s *limiter.Snapshot) []string {
 	var list []string
 	for _, p := range s.Policies {

@@ -44,9 +44,8 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 	})
 }
 
-// The same test with buckets in Redis: no request is denied, and each is charged exactly once. The last
-// requests of the old server are in flight while its connections to Redis end, and the new server has new
-// connections.
+// The same test with buckets in Redis: no request is denied, and each is charged exactly once, although the old and the
+// new server have different connections to Redis.
 func TestNewProcessTakesOverWithRedis(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
@@ -91,9 +90,9 @@ func TestNewProcessTakesOverTheSockets(t *testing.T) {
 	}
 }
 
-// expectTakeover starts servers one after the other. next starts one, and sets the addresses. Meanwhile clients
-// send requests, and all of them must be allowed. expectTakeover returns the number of requests that were allowed
-// over gRPC.
+// expectTakeover starts servers one after the other, and stops the previous one each time. The function next starts a
+// server, and sets the addresses. Meanwhile clients send requests, and all of them must be answered, those over gRPC
+// with OK. expectTakeover returns the number of requests over gRPC.
 func expectTakeover(t *testing.T, grpcAddress, httpAddress, adminAddress *string, next func() *instance) (allowed int64) {
 	t.Helper()
 	running := next()

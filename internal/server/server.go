@@ -270,7 +270,8 @@ func (s *server) waitUntilReady(ctx context.Context) bool {
 	return true
 }
 
-// notReady returns the reasons for which this sidecar is not ready, one per line.
+// notReady returns the reasons for which this sidecar is not ready, one per line. They include all current conditions,
+// also those that do not prevent readiness.
 func (s *server) notReady() string {
 	if s.draining.Load() {
 		return "draining: this sidecar is being stopped\n"
@@ -320,7 +321,8 @@ func emptyQueues(ctx context.Context, listeners []listener) {
 	}
 }
 
-// serve serves on the listeners. When running ends or a listener fails, serve closes the listeners in order.
+// serve serves on the listeners, and calls started. When the context running ends or a listener fails, serve drains and
+// closes the listeners in order. It returns the error of the listener, or nil.
 func (s *server) serve(running context.Context, listeners []listener, started func()) error {
 	ctx, fail := context.WithCancelCause(running)
 	defer fail(nil)
@@ -348,7 +350,7 @@ func (s *server) serve(running context.Context, listeners []listener, started fu
 			d.unready()
 		}
 	}
-	s.ready.Store(false) // after unready, so that an answer that is not ready closes its connection
+	s.ready.Store(false) // after unready, so that an answer of /readyz with 503 closes its connection
 	for _, d := range listeners {
 		if s.config.ReusePort {
 			if err := leavePort(d.socket); err != nil {

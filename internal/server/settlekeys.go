@@ -106,15 +106,16 @@ func (k *settleKeys) isShared() bool {
 	return k.file == nil && k.server.tokens.api == nil && k.server.config.Redis.URL != ""
 }
 
-// first reads the secret before the first request, if the configuration needs a secret from Redis. ctx bounds
+// prefetch reads the secret before the first request, if the configuration needs a secret from Redis. ctx bounds
 // the wait.
-func (k *settleKeys) first(ctx context.Context, ledger *redis.Ledger) {
+func (k *settleKeys) prefetch(ctx context.Context, ledger *redis.Ledger) {
 	if settles, byName := k.isNeeded(); k.isShared() && (settles || byName) {
 		_ = k.get(ctx, ledger) // run retries, and reports the error
 	}
 }
 
-// isNeeded reports whether a domain has settle, and whether applications can reserve units of limits by name.
+// isNeeded reports whether a domain has settle, and whether applications can reserve units of limits by name without a
+// token. Only applications on this machine can.
 func (k *settleKeys) isNeeded() (settles, byName bool) {
 	s := k.server.limiter.Current()
 	if s == nil {

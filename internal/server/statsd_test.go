@@ -19,7 +19,7 @@ descriptors:
   - {key: all, detailed_metric: true, descriptors: [{key: deep, descriptors: [{key: deeper, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 10}}]}]}
 `
 
-// A TCP server receives the metrics until the sidecar has stopped.
+// The interval is an hour, so the TCP server receives the metrics when the sidecar stops.
 func TestStatsdIsSentTheReferenceServersMetrics(t *testing.T) {
 	there, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -63,7 +63,8 @@ func newSink(t *testing.T, protocol string) (*sink, string) {
 	return s, "http://" + listener.Addr().String()
 }
 
-// spans returns all received spans by name, and the attributes of the process.
+// spans returns all received spans by name, and the attributes of the process. It may be called once, after the sidecar
+// has stopped.
 func (s *sink) spans(t *testing.T) (byName map[string][]*trace.Span, process string) {
 	t.Helper()
 	close(s.got)

@@ -23,7 +23,7 @@ type watch struct {
 	history *history.Recorder
 	times   history.Times
 	usage   *usage.Recorder
-	// thin determines how many of the timed decisions usage records: one of every thin. It is a power of two.
+	// thin is the number of timed decisions for each one that usage records. It is a power of two, at most 1,024.
 	thin     atomic.Uint32
 	requests uint64 // the number of requests at the last sample
 
@@ -55,12 +55,11 @@ const sampleEvery = 64
 // keeps 512 keys.
 const usageSamples = 1000
 
-// thinned returns how many timed decisions there must be for each one that usage records, if requests
-// requests arrive in a step of history.
-func thinned(requests uint64) uint32 {
+// thinned returns the value of watch.thin for n requests in a step of history.
+func thinned(n uint64) uint32 {
 	const most = 1 << 10 // sample divides a random number from 0 to 1023 by thin
 	thin := uint32(1)
-	for thin < most && requests/sampleEvery/uint64(thin) > usageSamples*uint64(history.Step/time.Second) {
+	for thin < most && n/sampleEvery/uint64(thin) > usageSamples*uint64(history.Step/time.Second) {
 		thin *= 2
 	}
 	return thin
@@ -187,7 +186,7 @@ func (s *server) reportMemory(now time.Time) {
 }
 
 // reportControlPlane reports that there is no stream to the control plane at server. It returns the function to call
-// when the stream opens or ends. That function also calls next.
+// when the stream opens (true) or ends (false). That function first calls next with the same value.
 func (s *server) reportControlPlane(server string, next func(bool)) func(bool) {
 	away := conditions.Condition{
 		Name: controlPlaneAway, Severity: conditions.Degraded,

@@ -18,7 +18,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// The memory for 1,000 buckets becomes full, and later empty again.
+// The memory for 1,000 buckets becomes nearly full and then full. Later it has room again.
 func TestFullMemoryIsReported(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	s := &server{log: zap.NewNop(), metrics: metrics.New("", ""), watch: newWatch(now), conditions: conditions.New(func() time.Time { return now })}
@@ -60,7 +60,7 @@ func TestFullMemoryIsReported(t *testing.T) {
 	}
 }
 
-// The admin page lists both sidecars, and shows which one has an old configuration.
+// The admin page lists both sidecars, and reports that one of them has an older configuration.
 func TestSidecarsOfOneRedisKnowEachOther(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -86,8 +86,8 @@ func TestSidecarsOfOneRedisKnowEachOther(t *testing.T) {
 	}
 }
 
-// At a high rate of requests fewer decisions are recorded, and each counts for more. So the estimate of the units
-// stays right.
+// At a high rate of requests fewer decisions are recorded, and each counts for more. So the estimate of the units stays
+// within half of the true number.
 func TestUsageIsEstimatedAtAnyRate(t *testing.T) {
 	for requests, want := range map[uint64]uint32{0: 1, 640_000: 1, 640_001 + 64: 2, 10_000_000: 16, 1 << 60: 1024} {
 		if got := thinned(requests); got != want {

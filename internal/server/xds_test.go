@@ -43,7 +43,7 @@ func perUnit(key string, n uint32, unit conf.RateLimitUnit) *conf.RateLimitDescr
 
 const year, week = conf.RateLimitUnit(6), conf.RateLimitUnit(7) // not in the Go module yet
 
-// from makes a server get its configuration from p.
+// from configures a server to receive its configuration from p, as the node n.
 func from(p *plane, edit ...func(*XDS)) func(*Config) {
 	return func(c *Config) {
 		c.Paths, c.XDS = nil, XDS{Server: p.Address, NodeID: "n", MinBackoff: time.Millisecond, MaxBackoff: 20 * time.Millisecond}
@@ -61,7 +61,7 @@ func (x *instance) shows(t *testing.T, line string) {
 	eventually(t, line, func() bool { return strings.Contains(body(t, get(t, x.Admin, "/metrics")), "\n"+line+"\n") })
 }
 
-// left returns the remaining units of a descriptor after one more request, if it is limited.
+// left returns the remaining units of a descriptor after one more request, and whether a limit applies to it.
 func (x *instance) left(t *testing.T, text string) (rest uint32, limited bool) {
 	t.Helper()
 	s := x.send(t, text).Statuses[0]
