@@ -296,8 +296,8 @@ func (l *Limit) stays(seen, dryRun bool) bool { return seen && dryRun || !seen &
 //   - A new bucket gets its initial units.
 //   - A bucket whose Initial is below its Capacity is new again after it was full for a day.
 //   - Numbers of another Limit are converted if that loses no consumption. Otherwise s.By stays that Limit.
-//   - If the clock stepped back by up to a minute, at is the time of the last charge, so that no units flow in
-//     until the clock has caught up. If it stepped back further, the value is kept and time counts from now.
+//   - If the clock stepped back by up to a minute, the decision has the time of the last charge, so that no units flow
+//     in until the clock has caught up. If it stepped back further, the value is kept and time counts from now.
 //     So a step of the clock neither refills a bucket nor stops its refill for more than a minute.
 func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) {
 	if s.By == nil || s.By.Kind != l.Kind || l.Kind == SlidingLog && len(s.Log) == 0 {
@@ -393,7 +393,8 @@ func (s State) FreshAt() Micros {
 	return at
 }
 
-// fullAt returns the moment from which s, a State of l, is completely full if nothing more is charged.
+// fullAt returns the moment from which s, a State of l, is completely full if nothing more is charged. hash is that of
+// the key; only fixed windows need it.
 func (l *Limit) fullAt(s State, hash uint64) Micros {
 	at := int64(s.At / l.tick)
 	switch l.Kind {

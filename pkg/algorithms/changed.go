@@ -8,9 +8,9 @@ import "math/bits"
 //	used  = V - value'              in the old numbers, at the time of the request
 //	value = V2 - ceil(used*q2/q)    in the new numbers
 //
-// V, value' and q are those of the old limit, V2 and q2 those of the new one (see token_bucket.go). A State is converted only
-// if no consumption is lost, that is if used <= V2. Until then the State stays in the old numbers and refills
-// at the old rate. Decisions are then made with V2 - used, which is below 0:
+// V, value' and q are those of the old limit, V2 and q2 those of the new one (see token_bucket.go). A State is
+// converted only if no consumption is lost, that is if used <= V2. Until then the State stays in the old numbers and
+// refills at the old rate. Decisions are then made with V2 - used, which is below 0:
 //
 //	cost > 0    denied, unless it reserves and V2 - used - cost >= -max_reserved
 //	cost = 0    allowed, unless the bucket is in debt by the old numbers too

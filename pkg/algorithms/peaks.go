@@ -191,12 +191,12 @@ func (l *Limit) roomSince(s *State, since Micros, room int64) int64 {
 // beyond reports whether a is a settlement that charges units beyond the estimate.
 func (l *Limit) beyond(a *Charge) bool { return l.Settles && a.Settle && a.Cost > 0 && !a.Scaled }
 
-// passed returns the peaks of a bucket after its clock stepped back from last, the time of its last charge, to now.
-// They state that the bucket was full after last, or after now + maxOpen if that is earlier. So no charge up to that
-// moment gets a refund.
-func (l *Limit) passed(last, now Micros) *Peaks {
+// passed returns the peaks of a bucket after its clock stepped back from charged, the time of its last charge, to now.
+// They state that the bucket was full after charged, or after now + maxOpen if that is earlier. So no charge up to
+// that moment gets a refund.
+func (l *Limit) passed(charged, now Micros) *Peaks {
 	var p Peaks
-	p.push(min(last, l.tickOf(now+maxOpen))+l.tick, 0)
+	p.push(min(charged, l.tickOf(now+maxOpen))+l.tick, 0)
 	return &p
 }
 

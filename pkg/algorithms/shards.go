@@ -54,7 +54,7 @@ func Split(s Spec, n int) ([]Limit, error) {
 	return nil, wrong
 }
 
-// splitAt compiles all shards with the given unit of time, and writes them to shards.
+// splitAt compiles all shards with the given unit of time, and writes them to shards. wrong is nil if all compile.
 func splitAt(s Spec, whole *Limit, shards []Limit, tick Micros) (wrong SpecErrors) {
 	n := len(shards)
 	for i := range shards {

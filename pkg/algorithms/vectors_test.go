@@ -41,7 +41,8 @@ type step struct {
 	reset   Micros // not checked if it is 0
 }
 
-// run makes the charges of steps and checks their decisions. before returns the bucket's state at t0; nil means a new bucket.
+// run makes the charges of steps and checks their decisions. before returns the bucket's state at t0; nil means a new
+// bucket.
 func run(t *testing.T, s Spec, before func(*Limit) State, steps []step) {
 	t.Helper()
 	l := mustCompile(t, s)

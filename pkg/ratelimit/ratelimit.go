@@ -1,7 +1,7 @@
 // Package ratelimit limits requests inside a Go program.
 //
 // A Limiter has named limits and keeps their buckets in a Store: in memory, or in Redis, where several processes share
-// them. A Limiter that has the domain, the limits and the Redis server of a sidecar charges the same buckets as it.
+// them. A Limiter with the domain, the limits and the Redis server of a sidecar charges the buckets of the sidecar.
 //
 //	limiter, err := ratelimit.New(ratelimit.Config{
 //		Store:  memory.New(memory.Config{}),
@@ -21,7 +21,7 @@
 //
 // The deadline of a ctx is the time by which the Store must decide. A ctx that is canceled before the call has
 // the same effect as a deadline that has passed: the Redis store sends nothing and returns ErrUnavailable, but
-// the memory store still decides. Only Wait and WaitN end when ctx is canceled during the call.
+// the memory store still decides. A ctx that is canceled during the call ends only Wait, WaitN and Reservation.Wait.
 //
 // A Limiter logs nothing and starts no goroutine. It is safe for concurrent use. Package httplimit has middleware for
 // net/http, package grpclimit interceptors for gRPC, and package limitsfile reads limits from YAML files.

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// auth compares the sections auth of two configurations.
+// auth compares the sections auth of two configurations. It returns nil if they are equal.
 func auth(was, is *limiter.Auth) []Change {
 	c := Change{Kind: Changed, What: "section", Name: "auth"}
 	switch {

@@ -74,7 +74,7 @@ func names[V any](a, b map[string]V) []string {
 	return slices.Sorted(maps.Keys(both))
 }
 
-// domain compares the settings that a domain has for all of its limits.
+// domain compares the settings that a domain has for all of its limits. It returns nil if they are equal.
 func domain(name string, was, is *limiter.Domain) []Change {
 	c := Change{Kind: Changed, What: "domain", Name: descriptors.Printable(name)}
 	switch {

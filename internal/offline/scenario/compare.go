@@ -44,7 +44,7 @@ func verdict(c *limiter.Call) answer {
 	return a
 }
 
-// reserved returns the units that r reserved of a limit with settle.
+// reserved returns the units that r reserved of a limit with settle, or 0 if it reserved none.
 func reserved(c *limiter.Call, r *limiter.Result) int64 {
 	if !c.Reserves(r) {
 		return 0

@@ -48,7 +48,7 @@ func Parse(name string, data []byte) (*File, config.Problems) {
 
 var inLine = regexp.MustCompile(`line (\d+)`)
 
-// lineOf returns the line in an error of package yaml.
+// lineOf returns the line that an error of package yaml names, or 1 if it names none.
 func lineOf(err error) int {
 	if found := inLine.FindStringSubmatch(err.Error()); found != nil {
 		line, _ := strconv.Atoi(found[1]) // digits

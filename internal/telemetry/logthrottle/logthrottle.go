@@ -8,9 +8,9 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// Log returns a logger that logs each message at most once in each interval of length every.
-func Log(log *zap.Logger, every time.Duration) *zap.Logger {
+// Log returns a logger that logs each message at most once in each interval.
+func Log(log *zap.Logger, interval time.Duration) *zap.Logger {
 	return log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, every, 1, 0)
+		return zapcore.NewSamplerWithOptions(core, interval, 1, 0)
 	}))
 }

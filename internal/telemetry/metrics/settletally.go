@@ -7,8 +7,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// SettleTally has the numbers of a limit's reservations since the program started. It is zero for a limit
-// beyond the bound of the metrics, because such limits share counters.
+// SettleTally has the numbers of a limit's reservations since the program started. It is zero for a limit without
+// reservations, and for a limit beyond the bound of the metrics, because such limits share counters.
 type SettleTally struct {
 	// Starts counts reservations. Settled, Unknown and Late count settlements. Repeated and Failed count attempts that
 	// settled nothing.

@@ -209,7 +209,7 @@ func (m *Metrics) firstOfDomain(t *domainTable) *domainCounts {
 }
 
 // late returns a table for c, which was in flight when the configuration of its domain changed. The table has
-// no counters for removed limits. It is used for this Call only.
+// no counters for removed limits. It is used for this Call only. It is nil if the domain was removed.
 func (m *Metrics) late(c *limiter.Call) *domainTable {
 	m.mu.Lock()
 	defer m.mu.Unlock()

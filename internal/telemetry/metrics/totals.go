@@ -31,7 +31,8 @@ func (l *limitCounts) tally() (t Tally) {
 	return t
 }
 
-// Tally returns the Tally of the limit to which p belongs.
+// Tally returns the Tally of the limit to which p belongs. It is zero for a limit that has decided nothing, and for one
+// that is counted as overflow.
 func (m *Metrics) Tally(p *descriptors.Policy) Tally {
 	m.mu.Lock()
 	l := m.limits[[2]string{p.Domain, p.Name}]

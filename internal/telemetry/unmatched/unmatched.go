@@ -152,7 +152,7 @@ func (r *Recorder) warn(s *Shape) {
 	}
 }
 
-// Text returns the keys of s as text, such as key,key | key.
+// Text returns the keys of s as text, such as key,key | key. An ellipsis follows if s is incomplete (Cut).
 func (s *Shape) Text() string {
 	texts := make([]string, len(s.Keys))
 	for i, keys := range s.Keys {

@@ -78,7 +78,7 @@ func TestShapesAreCountedWithoutValues(t *testing.T) {
 	}
 }
 
-// TestMemoryForShapesIsBounded checks that shapes, texts and warnings are bounded for any input.
+// TestMemoryForShapesIsBounded checks the bounds of shapes, texts and warnings with many shapes and with long texts.
 func TestMemoryForShapesIsBounded(t *testing.T) {
 	r := New(func() time.Time { return start }, zap.NewNop())
 	for i := range 10_000 {

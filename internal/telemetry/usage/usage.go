@@ -50,10 +50,10 @@ func New(now func() time.Time) *Recorder {
 	return &Recorder{now: now, began: now(), keys: topk.NewWindows[counted](maxKept)}
 }
 
-// Observe counts the units that c consumed. The caller observes a random sample of the requests. every is the
-// number of requests for each one in the sample, so the units of c count that many times. If another goroutine
-// is in Observe, Observe returns without counting c.
-func (r *Recorder) Observe(c *limiter.Call, every int64) {
+// Observe counts the units that c consumed. The caller observes a random sample of the requests. weight is the number
+// of requests for which c stands, such as 64 if one of 64 is in the sample; the units of c count weight times. If
+// another goroutine is in Observe, Observe returns without counting c.
+func (r *Recorder) Observe(c *limiter.Call, weight int64) {
 	if c.DryRun || c.Replayed || len(c.Results) == 0 || !r.mu.TryLock() {
 		return
 	}
@@ -64,14 +64,14 @@ func (r *Recorder) Observe(c *limiter.Call, every int64) {
 	}
 	for i := range c.Results {
 		if result := &c.Results[i]; result.Key != nil && result.Cost > 0 && !result.Outcome.Denies() {
-			r.add(now, c, result, every)
+			r.add(now, c, result, weight)
 		}
 	}
 }
 
-// add counts the units that result consumed, multiplied by every. The caller holds r.mu.
-func (r *Recorder) add(now time.Time, c *limiter.Call, result *limiter.Result, every int64) {
-	one, added := r.keys.AddN(now, result.Key, min(result.Cost, math.MaxInt32)*every)
+// add counts the units that result consumed, multiplied by weight. The caller holds r.mu.
+func (r *Recorder) add(now time.Time, c *limiter.Call, result *limiter.Result, weight int64) {
+	one, added := r.keys.AddN(now, result.Key, min(result.Cost, math.MaxInt32)*weight)
 	if added {
 		d := denials.Describe(c, result)
 		one.Value = counted{Used: Used{Domain: d.Domain, Limit: d.Limit, Key: d.Key, Entries: d.Entries, Cut: d.Cut}}

@@ -44,8 +44,8 @@ func (c *Clock) Set(t algorithms.Micros) { c.now.Store(int64(t)) }
 const Start = 1_767_225_600 * algorithms.Second // 2026-01-01
 
 // Exact checks that Stores decide exactly as package algorithms does. newStore makes an empty Store that gets the time
-// from its argument now. The buckets of a group share a Slot, so that a Store of several nodes can charge them in one step; Bounded
-// is for groups without a common Slot.
+// from its argument now. The buckets of a group share a Slot, so that a Store of several nodes can charge them in one
+// step; Bounded is for groups without a common Slot.
 func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
 	start := func(t *testing.T) (*Clock, backend.Store) {
