@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// kind is the kind of a request.
+// kind says what a request does to its buckets.
 type kind int
 
 const (

@@ -17,12 +17,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// Kind is the kind of a Note.
+// Kind says how rlsidecar treats what a Note describes.
 type Kind string
 
 // The kinds.
 const (
-	Refused Kind = "refused" // rlsidecar rejects it, or both servers do
+	Refused Kind = "refused" // rlsidecar rejects it; the reference server may reject it, too
 	Differs Kind = "differs" // rlsidecar accepts it, with another effect
 )
 
