@@ -94,7 +94,7 @@ type limitApplied struct {
 	Bucket []string `json:"bucket"` // the entries that identify the bucket; empty if all values share it, nil if nothing is charged
 	Notes  []string `json:"notes,omitempty"`
 	With   []string `json:"with,omitempty"` // other limits of the same group
-	// Reserves is nil for a limit without settle.
+	// Reserves is nil for a limit without settle, or that another limit replaces.
 	Reserves    *reservation        `json:"reserves,omitempty"`
 	Adjustments []appliedAdjustment `json:"adjustments,omitempty"`
 }

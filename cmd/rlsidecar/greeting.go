@@ -43,7 +43,8 @@ func greeting(r server.Running, json bool) string {
 	return b.String()
 }
 
-// urlOf returns the URL of address a, for a browser or curl.
+// urlOf returns the URL of the listener at the address a: an http URL for a browser or curl, or unix:// with the name of
+// the socket.
 func urlOf(a net.Addr) string {
 	tcp, ok := a.(*net.TCPAddr)
 	switch {
@@ -56,7 +57,7 @@ func urlOf(a net.Addr) string {
 	}
 }
 
-// curl returns a command that sends a request to /json at a.
+// curl returns a curl command for /json of the listener at the address a, without the body of the request.
 func curl(a net.Addr) string {
 	path, isUnix := strings.CutPrefix(urlOf(a), "unix://")
 	name, isAbstract := strings.CutPrefix(path, "@")

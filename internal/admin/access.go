@@ -136,13 +136,13 @@ func sessionCookie(r *http.Request, id string) *http.Cookie {
 	return c
 }
 
-// local returns next if it is a path on this listener, and otherwise the path of the front page.
-func local(next string) string {
-	u, err := url.Parse(next)
-	if err != nil || u.IsAbs() || u.Host != "" || !strings.HasPrefix(next, "/") || strings.HasPrefix(next, "//") || strings.ContainsAny(next, "\\\r\n") {
+// local returns target if it is a path on this listener, and otherwise the path of the front page.
+func local(target string) string {
+	u, err := url.Parse(target)
+	if err != nil || u.IsAbs() || u.Host != "" || !strings.HasPrefix(target, "/") || strings.HasPrefix(target, "//") || strings.ContainsAny(target, "\\\r\n") {
 		return "/"
 	}
-	return next
+	return target
 }
 
 const (

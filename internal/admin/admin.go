@@ -113,8 +113,8 @@ func (p *pages) handler() http.Handler {
 	return mux
 }
 
-// page returns a handler that calls next for clients with permission to read, and shows the login form to
-// others. The form appears at every path, so that a link works after the login.
+// page returns a handler that calls the function next for clients with permission to read, and shows the login form
+// to others. The form appears at every path, so that a link works after the login.
 func (p *pages) page(next func(http.ResponseWriter, *http.Request, viewer)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := p.access.viewer(r)
@@ -126,8 +126,8 @@ func (p *pages) page(next func(http.ResponseWriter, *http.Request, viewer)) http
 	}
 }
 
-// form returns a handler that calls next only for a form that a page of this listener has sent, for a client with the
-// permissions that the form needs. changes means that the form changes something.
+// form returns a handler that calls the function next only for a form that a page of this listener has sent, for a
+// client with the permissions that the form needs. changes means that the form changes something.
 func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request, viewer)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := p.access.viewer(r)
@@ -147,7 +147,8 @@ func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request,
 // maxForm bounds the body of a form.
 const maxForm = 64 << 10
 
-// plain returns a handler that calls next for clients with permission to read. It is for content other than pages.
+// plain returns a handler that calls the handler next for clients with permission to read. It is for content other
+// than pages.
 func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !p.access.viewer(r).mayRead {
@@ -192,7 +193,7 @@ func (p *pages) profiles() http.Handler {
 	})
 }
 
-// rlconfig prints one line for each limit, in the format of the reference server.
+// rlconfig prints one line for each limit at each place that uses it, in the format of the reference server.
 func (p *pages) rlconfig(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	s := p.Current()

@@ -20,7 +20,8 @@ type graph struct {
 
 const graphHeight = 24
 
-// sparkline draws one column for each group of width steps. denied is the word for denied requests in the text.
+// sparkline draws one column for each group of width steps. width must divide history.Steps. denied is the word for
+// denied requests in the text.
 func sparkline(p *history.Points, width int, denied string) graph {
 	columns := make([]history.Totals, 0, history.Steps/width)
 	most := uint64(0)
@@ -59,7 +60,8 @@ func sparkline(p *history.Points, width int, denied string) graph {
 	return g
 }
 
-// height returns the height of a column in pixels. It rounds up, so that a single request is visible.
-func height(n, most uint64) int {
-	return int((float64(n)*graphHeight + float64(most) - 1) / float64(most))
+// height returns the height, in pixels, of a column of n requests. largest is the number of requests in the highest
+// column, and must not be 0. height rounds up, so that a single request is visible.
+func height(n, largest uint64) int {
+	return int((float64(n)*graphHeight + float64(largest) - 1) / float64(largest))
 }

@@ -218,9 +218,10 @@ func (p *pages) source(l *descriptors.Policy) source {
 	return s
 }
 
-// block returns the lines of a YAML file that belong to the limit at line. In the block style, line is the line of
-// the limit's first key, so the result starts at the nearest line above it with less indentation, which has the
-// limit's name. If that is the line of rate_limit, the result starts at the descriptor above it.
+// block returns the lines of the YAML file name that configure the limit whose place has the number line, at most
+// maxLines. In the block style, that is the line of the limit's first key. So the result starts at the nearest line
+// above it with less indentation, which has the limit's name. If that is the line of rate_limit, the result starts at
+// the descriptor above it.
 func block(name string, line int) (lines []sourceLine) {
 	var text []string
 	readLines(name, func(n int, one string) bool {

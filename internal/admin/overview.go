@@ -248,7 +248,7 @@ func (p *pages) limitRow(r *ranked) limitRow {
 	}
 }
 
-// deniedWord returns the words for the requests that the counter of denials of l counts.
+// deniedWord returns the words for the requests that are counted as denied by l.
 func deniedWord(l *descriptors.Policy) string {
 	if l.Shadow {
 		return "would have been denied"

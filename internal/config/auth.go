@@ -27,7 +27,7 @@ const (
 	ipv6Client = 64
 )
 
-// authDefaultNames are the values of the key default.
+// authDefaultNames are the values of the key "default". true means that a request without a limit is allowed.
 var authDefaultNames = map[string]bool{"deny": false, "allow": true}
 
 func (d *authDefault) read(p *parser, key string, n *yaml.Node) {
@@ -41,7 +41,7 @@ func (a *authSection) read(p *parser, key string, n *yaml.Node) {
 	a.set(p, n, one, p.mistakes == before)
 }
 
-// list reads the items of a list.
+// list calls read for each item of the list n. If n is not a list, it reports a mistake.
 func (p *parser) list(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	at, n := p.at(n), follow(n)
 	if n.Kind != yaml.SequenceNode {
@@ -292,7 +292,8 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 	a.Routes = append(a.Routes, out)
 }
 
-// warnMissingEntries warns of a route none of whose descriptors has an entry that the domain requires.
+// warnMissingEntries warns of each requirement of d for which no descriptor of the route has an entry. r is the route
+// in the file, and out is its compiled form.
 func (c *compiler) warnMissingEntries(d *limiter.Domain, out *limiter.Route, r *route) {
 	for _, required := range d.Require {
 		has := slices.ContainsFunc(out.Descriptors, func(list []limiter.AuthEntry) bool {
@@ -443,8 +444,8 @@ var namedSources = map[string]limiter.AuthSource{
 	"header": limiter.FromHeader, "query": limiter.FromQuery, "cookie": limiter.FromCookie, "jwt": limiter.FromJWT,
 }
 
-// forgeable maps a header with which proxies describe a request to the source to use in its place. A client can
-// send such headers too.
+// forgeable has the headers with which proxies describe a request. A client can send them too, so each is mapped to
+// the source that a configuration must use instead.
 var forgeable = map[string]string{
 	"X-Forwarded-For": "client_ip", "X-Real-Ip": "client_ip", "Forwarded": "client_ip", "X-Original-Uri": "path",
 	"X-Forwarded-Uri": "path", "X-Original-Method": "method", "X-Forwarded-Method": "method", "X-Forwarded-Host": "host",
@@ -466,7 +467,7 @@ func (c *compiler) authEntry(e *authEntry) (out limiter.AuthEntry) {
 	return out
 }
 
-// source parses from, the source of a value.
+// source parses the value of the key "from" of an entry, and sets the source in out.
 func (c *compiler) source(from text, out *limiter.AuthEntry) {
 	kind, name, hasName := strings.Cut(from.value, ":")
 	var known bool

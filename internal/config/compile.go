@@ -172,7 +172,7 @@ type named struct {
 	used   place               // where the limit is used first
 }
 
-// use is a policy and what it replaces, for checks of the whole domain.
+// use is a policy, with the items of its key replaces. It is for checks of the whole domain.
 type use struct {
 	policy   *descriptors.Policy
 	replaces []*replacement

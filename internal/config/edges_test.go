@@ -62,7 +62,7 @@ func TestBoundsOfOverridesAreCompiled(t *testing.T) {
 	}
 }
 
-// The response body and the headers of a domain are those of its documents.
+// One document of a domain states deny_body and http_headers. They apply to the whole domain.
 func TestADomainHasTheResponseBodyOfItsDocuments(t *testing.T) {
 	const limits = "descriptors: [{key: %s, rate_limit: {unit: day, requests_per_unit: 1, unit_name: tokens}}]\n"
 	d := good(t, Options{}, "domain: d\ndeny_body: openai\nhttp_headers: openai\n"+fmt.Sprintf(limits, "a"), "domain: d\n"+fmt.Sprintf(limits, "b")).Domains["d"]
@@ -91,7 +91,7 @@ func TestTheCharactersOfALimitsName(t *testing.T) {
 	}
 }
 
-// A limit that comes with a request has the failure policy of the domain, and belongs to no file.
+// A limit that comes with a request has on_backend_failure and local_share of the domain, and belongs to no file.
 func TestAnInlineLimitHasTheSettingsOfItsDomain(t *testing.T) {
 	const file = "domain: d\non_backend_failure: local\nlocal_share: 50%\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h}\n"
 	d := good(t, Options{}, file).Domains["d"]

@@ -166,7 +166,7 @@ type given[T any] struct {
 // stated reports whether the file has the key, even if its value is not valid.
 func (g *given[T]) stated() bool { return g.at.line > 0 }
 
-// where returns at, for code that does not know the type T.
+// where returns g.at, for code that does not know the type T.
 func (g *given[T]) where() place { return g.at }
 
 // or returns the value if it is valid, and otherwise the argument.

@@ -91,7 +91,8 @@ func (k *Keeper) compile(s *source) (*limiter.Snapshot, Problems, []string) {
 	}
 }
 
-// affected returns the domains of which a part could not be read. known reports whether there are no others.
+// affected returns the domains of which a part could not be read, or has a mistake in its structure. known reports
+// whether no other domain can be affected.
 func (k *Keeper) affected(s *source) (stale map[string]bool, known bool) {
 	stale, known = map[string]bool{}, true
 	lost := slices.Clone(s.lost)

@@ -39,9 +39,9 @@ func read(paths []string) (files []File, problems Problems) {
 	return files, problems
 }
 
-// eachFile calls use with the content of each file that read returns, in the same order. It returns a problem for
-// each path or file that cannot be read, and for each error of use.
-func eachFile(paths []string, use func(name string, content io.Reader) error) (problems Problems) {
+// eachFile calls visit with the content of each file that read returns, in the same order. It returns a problem for
+// each path or file that cannot be read, and for each error of visit.
+func eachFile(paths []string, visit func(name string, content io.Reader) error) (problems Problems) {
 	seen := map[string]bool{}
 	report := func(name, message string) {
 		problems = append(problems, Problem{File: name, Message: message})
@@ -59,7 +59,7 @@ func eachFile(paths []string, use func(name string, content io.Reader) error) (p
 				continue
 			}
 			seen[filepath.Clean(name)] = true
-			if err := withFile(name, use); err != nil {
+			if err := withFile(name, visit); err != nil {
 				report(name, "cannot be read: "+cause(err).Error())
 			}
 		}
@@ -159,15 +159,15 @@ func hasExtension(base string) bool {
 	return extension == ".yaml" || extension == ".yml"
 }
 
-// withFile calls use with the content of a file. Of a file with more than maxFileSize bytes, use receives
-// one byte more than maxFileSize, so that parse rejects it.
-func withFile(name string, use func(name string, content io.Reader) error) error {
+// withFile calls visit with the content of a file. Of a file with more than maxFileSize bytes, visit receives one
+// byte more than maxFileSize, so that parse rejects it.
+func withFile(name string, visit func(name string, content io.Reader) error) error {
 	f, err := os.Open(name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return use(name, io.LimitReader(f, maxFileSize+1))
+	return visit(name, io.LimitReader(f, maxFileSize+1))
 }
 
 // cause returns err without the path, because the Problem already has the path.

@@ -149,8 +149,8 @@ func (p *part) parse(nodes *budget) {
 	}
 }
 
-// parse parses the changed parts, several at a time. If they are larger than lightly, it compiles a domain as soon
-// as the last file that probably has a part of the domain is parsed.
+// parse parses the changed parts, several at a time. If together they are larger than lightly, it compiles a domain
+// as soon as the last file that probably has a part of the domain is parsed.
 func (l *Loader) parse(all, changed []*part, nodes *budget) {
 	l.parsed += len(changed)
 	size := 0

@@ -373,8 +373,8 @@ func TestTheHashDependsOnTheFilesOfAConfiguration(t *testing.T) {
 	}
 }
 
-// A value can be matched by patterns of several forms. If two files have the same one, the domain cannot be compiled
-// file by file.
+// Patterns of different forms can be equal, such as value: 'v*' and value_prefix: v. If two files have equal
+// patterns, the domain cannot be compiled file by file.
 func TestAChangedFileMayHaveThePatternOfAnother(t *testing.T) {
 	l := NewLoader(Options{})
 	for step, second := range []string{"value: 'w*'", "value_prefix: v", "value: 'v*'", "value_regex: 'v.*'", "value: 'v*'"} {

@@ -270,7 +270,7 @@ func (p *parser) merged(n *yaml.Node, anyKey bool) (list []entry) {
 	return list
 }
 
-// each reads the items of the list n. Every item must be a mapping.
+// each calls read for each item of the list n that is a mapping. It reports any other item as a mistake.
 func (p *parser) each(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	at, n := p.at(n), follow(n)
 	if n.Kind != yaml.SequenceNode {

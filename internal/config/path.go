@@ -62,7 +62,7 @@ func (p path) extended(s step) path {
 	return append(p, s)
 }
 
-// name returns the path as text, for messages.
+// name returns the path as text, for the names of limits and counters, and for messages.
 func (p path) name() string {
 	if len(p) == 0 {
 		return ""

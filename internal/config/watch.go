@@ -35,17 +35,17 @@ type Watcher struct {
 // change is missed.
 func NewWatcher(paths []string) *Watcher { return &Watcher{paths, digest(paths)} }
 
-// Run calls changed whenever the content of the files has changed. It returns after ctx and all its
-// goroutines have ended. If the system cannot watch files, Run reads them every 30 s.
+// Run calls onChange whenever the files have other names, other content, or other errors when they are read. It
+// returns after ctx and all its goroutines have ended. If the system cannot watch files, Run reads them every 30 s.
 //
 // Run watches the folders of the files. So it notices replaced files, as most editors write them, and
 // replaced symbolic links, which Kubernetes uses for a ConfigMap.
-func (watcher *Watcher) Run(ctx context.Context, changed func()) {
+func (watcher *Watcher) Run(ctx context.Context, onChange func()) {
 	paths := watcher.paths
 	check := func() {
 		if now := digest(paths); now != watcher.last {
 			watcher.last = now
-			changed()
+			onChange()
 		}
 	}
 	w, err := fsnotify.NewWatcher()
@@ -113,8 +113,8 @@ func concerns(paths []string) func(name string) bool {
 	}
 }
 
-// settle calls check when no event has occurred for the time settleDelay, when events have continued for the time
-// maxDelay, and when the time poll has passed without an event. It returns when ctx ends.
+// settle calls check when the time settleDelay has passed since the last event, when events have continued for the
+// time maxDelay, and when the time poll has passed without an event. It returns when ctx ends.
 func settle(ctx context.Context, events <-chan struct{}, check func()) {
 	var first time.Time // when the first unhandled event occurred
 	timer := time.NewTimer(poll)

@@ -36,14 +36,14 @@ func watched(t *testing.T, paths ...string) (next func(subject string), none fun
 		select {
 		case <-changes:
 		case <-time.After(longest):
-			t.Fatalf("%s: changed was not called within %v; want a call", subject, longest)
+			t.Fatalf("%s: onChange was not called within %v; want a call", subject, longest)
 		}
 	}
 	none = func(subject string) {
 		t.Helper()
 		select {
 		case <-changes:
-			t.Fatalf("%s: changed was called; want no call", subject)
+			t.Fatalf("%s: onChange was called; want no call", subject)
 		case <-time.After(3 * settleDelay):
 		}
 	}
@@ -171,7 +171,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	before := runtime.NumGoroutine()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	NewWatcher([]string{t.TempDir(), "nowhere"}).Run(ctx, func() { t.Error("changed was called; want no call, because nothing has changed") })
+	NewWatcher([]string{t.TempDir(), "nowhere"}).Run(ctx, func() { t.Error("onChange was called; want no call, because nothing has changed") })
 	for range 100 {
 		if runtime.NumGoroutine() <= before {
 			return

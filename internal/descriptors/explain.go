@@ -281,12 +281,13 @@ func (t *tables) names() []string {
 	return names
 }
 
-// near sets m.Near to the names that are most similar to want. The names are printable.
-func (m *Miss) near(want string, names []string) {
-	want = Printable(want)
+// near sets m.Near to the names that are most similar to text, and m.More to the number of the others. The names must be
+// printable. near sorts them.
+func (m *Miss) near(text string, names []string) {
+	text = Printable(text)
 	far := make(map[string]int, len(names))
 	for _, name := range names {
-		far[name] = distance(want, name)
+		far[name] = distance(text, name)
 	}
 	slices.SortFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(far[a], far[b]), cmp.Compare(a, b))

@@ -10,10 +10,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// A key consists of a prefix, which identifies the limit, and of the values that identify the bucket. Each
-// value is preceded by its length. So equal descriptors have equal keys, and different descriptors have
-// different keys. If the values with their lengths have more than maxValues bytes, their SHA-256 replaces them,
-// so that clients cannot exhaust memory with long values.
+// A key consists of a prefix, which identifies the limit, and of the values that identify the bucket. Each value is
+// preceded by its length. So lists of values have equal keys only if the lists are equal. If the values with their
+// lengths have more than maxValues bytes, their SHA-256 replaces them, so that clients cannot exhaust memory with
+// long values.
 const maxValues = 128
 
 const (
@@ -35,7 +35,8 @@ func Prefix(domain, what, id string, kind algorithms.Kind) string {
 
 // AppendKey appends to dst the key of p's bucket for a descriptor. It also returns the hash from which a
 // fixed window derives its phase: the hash of a single value, or else of the values with their lengths. For a
-// policy that is Whole, these are the keys and values. For other algorithms it returns 0.
+// policy that is Whole, the keys and values of all entries take the place of the values. For other algorithms the
+// hash is 0.
 func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64) {
 	if p.Whole {
 		return p.appendWhole(dst, entries)

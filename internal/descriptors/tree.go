@@ -236,7 +236,7 @@ func (w *wildKeys) add(list *[]wildcard, p Pattern, node *Node) *Node {
 	return node
 }
 
-// add adds text with node, unless a already has text. It returns the node of text.
+// add adds text with node, unless text is among the affixes already. It returns the node of text.
 func (a *affixes) add(text string, node *Node) *Node {
 	if have := a.nodes[text]; have != nil {
 		return have
@@ -252,8 +252,8 @@ func (a *affixes) add(text string, node *Node) *Node {
 	return node
 }
 
-// longest returns the node of the longest text in a that is a prefix of value. If atEnd is true, it returns
-// the node of the longest suffix.
+// longest returns the node of the longest affix that is a prefix of value or, if atEnd is true, a suffix of it. It
+// returns nil if there is no such affix.
 func (a *affixes) longest(value string, atEnd bool) *Node {
 	for _, n := range a.lengths {
 		if n > len(value) {

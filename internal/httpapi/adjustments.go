@@ -27,7 +27,7 @@ var (
 	wrongAdjustment  = kind{"wrong-adjustment", "The adjustment cannot be made", http.StatusBadRequest}
 )
 
-// An answer lists defaultEntries entries of the audit. A request can require up to maxEntries.
+// An answer lists defaultEntries entries of the audit, or the number that the request states, up to maxEntries.
 const defaultEntries, maxEntries = 50, 1000
 
 // paths lists the paths and methods.
@@ -172,9 +172,9 @@ func (a *Adjustments) verify(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", answer)
 }
 
-// page parses the query that selects a part of the audit: n entries before the version before. 0 means that the query
-// has no such version, so that the part begins with the newest entry.
-func page(raw string) (before uint64, n int, err error) {
+// page parses the query that selects a part of the audit: n entries that are older than the given version. If the
+// query has no version, the result is 0, which selects the newest entries.
+func page(raw string) (version uint64, n int, err error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
 		return 0, 0, errors.New("the query cannot be parsed")
@@ -189,12 +189,12 @@ func page(raw string) (before uint64, n int, err error) {
 				return 0, 0, errors.New("n must be from 1 to 1000")
 			}
 		default:
-			if before, err = strconv.ParseUint(list[0], 10, 64); err != nil {
+			if version, err = strconv.ParseUint(list[0], 10, 64); err != nil {
 				return 0, 0, errors.New("before must be the version of an entry")
 			}
 		}
 	}
-	return before, n, nil
+	return version, n, nil
 }
 
 // mistake answers with an error of the Service.

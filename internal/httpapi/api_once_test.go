@@ -137,8 +137,8 @@ func TestASettlementThatIsTooMuch(t *testing.T) {
 			`{"ok":false,"retry_after_ms":6000,"limits":[{"name":"tokens","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":180000,"retry_after_ms":6000}]}`},
 		exchangeStep{6000 * ms, "/v1/limit", settleBody(big, "31"), 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":180000}]}`},
-		// With overdraw the rest is charged, down to max_reserved. The answer reports that it was not
-		// available.
+		// With overdraw, the cost beyond the reservation is charged although it is not available, down to a debt of
+		// max_reserved. The answer reports that it was not available.
 		exchangeStep{6000 * ms, "/v1/limit", settleBody(credit, "100"), 429,
 			`{"ok":false,"retry_after_ms":90000,"limits":[{"name":"credit","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":90000,"retry_after_ms":90000}]}`},
 		exchangeStep{8000 * ms, "/v1/limit", settleBody(credit, "100"), 429,

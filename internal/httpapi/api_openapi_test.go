@@ -146,7 +146,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 	}
 }
 
-// Each described path and status must occur, with a body of its schema. No other path may exist.
+// Each described path and status below /v1/ must occur, with a body of its schema. No other path of the API may exist.
 func TestTheDescriptionIsOfTheseHandlers(t *testing.T) {
 	h, _ := apiInMemory(t)
 	w := call(h, "GET", "/openapi.json", "")

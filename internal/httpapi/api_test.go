@@ -54,7 +54,7 @@ func apiOver(tb testing.TB, store backend.Store, edit ...func(*API)) http.Handle
 	return apiAt(tb, store, func() algorithms.Micros { return storetest.Start }, edit...)
 }
 
-// apiAt returns the API with a clock for reservations. Its token signs them.
+// apiAt returns the API with a clock for reservations. The API's token signs the reservations.
 func apiAt(tb testing.TB, store backend.Store, now func() algorithms.Micros, edit ...func(*API)) http.Handler {
 	tb.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(apiLimits)}}, config.Options{})
@@ -511,8 +511,8 @@ func TestWithoutConfigurationIsUnavailable(t *testing.T) {
 	exchangeStep{0, "/v1/limits", ``, 503, limiter.ErrNoConfig.Error()}.check(t, h)
 }
 
-// FuzzParseRequest checks that every accepted request is within bounds, and has the same meaning after it
-// is written again. Different bytes must never become equal.
+// FuzzParseRequest checks that every accepted request is within bounds. A request that charges limits must have the same
+// meaning after it is written again, so that different keys stay different.
 func FuzzParseRequest(f *testing.F) {
 	for _, s := range []string{
 		`{"name":"a"}`, `{"limits":[{"name":"a","key":["b",{"base64":"/w=="}],"count":-1,"reserve":true}],"domain":"d"}`,

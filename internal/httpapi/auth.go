@@ -59,7 +59,7 @@ type Auth struct {
 	delays delay.Room
 }
 
-// before answers requests at or below authPath, and passes others to next.
+// before returns a handler that answers requests at or below authPath, and passes others to the handler next.
 func (d *Auth) before(next http.Handler) http.Handler {
 	d.panics = logthrottle.Log(d.Log, time.Second)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -40,7 +40,7 @@ type Operator struct {
 	Adjustments *Adjustments
 }
 
-// /api/top lists defaultTop keys. A request can require up to maxTop.
+// /api/top and /api/unmatched list defaultTop items, or the number that the request states, up to maxTop.
 const defaultTop, maxTop = 20, 1000
 
 // Handler serves all paths below /api/.

@@ -190,7 +190,8 @@ func TestOperatorsMistakes(t *testing.T) {
 	}
 }
 
-// A form of a web page cannot send JSON, so changes of adjustments must be JSON. An audit has 1 to 1000 entries.
+// A form of a web page cannot send JSON, so changes of adjustments must be JSON. An answer contains 1 to 1000 entries
+// of the audit.
 func TestRequestsForAdjustments(t *testing.T) {
 	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), time.Now)
 	if err != nil {

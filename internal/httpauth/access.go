@@ -54,8 +54,8 @@ func FromOtherSite(r *http.Request) bool {
 	return site == "cross-site" || site == "same-site"
 }
 
-// LocalHostOnly returns a handler that passes a request to next if HasLocalHost returns true. It answers other
-// requests with status 421 and the text remedy.
+// LocalHostOnly returns a handler that passes a request to the handler next if HasLocalHost returns true. It answers
+// other requests with status 421 and the text remedy.
 func LocalHostOnly(next http.Handler, remedy string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !HasLocalHost(r) {

@@ -43,9 +43,9 @@ type World struct {
 	Below  func(n int) int
 	// Pause waits for d.
 	Pause func(d time.Duration)
-	// Watch starts to watch the Sentinel at addr, and returns. From then on it calls named with each address
-	// of the master that the Sentinel reports, and message with each message that the Sentinel publishes.
-	Watch func(addr string, named func(master string), message func(channel, payload string))
+	// Watch starts to watch the Sentinel at addr, and returns. From then on it calls onMaster with each address
+	// of the master that the Sentinel reports, and onMessage with each message that the Sentinel publishes.
+	Watch func(addr string, onMaster func(master string), onMessage func(channel, payload string))
 	// Call sends commands to a server in one write, and waits for the replies until ctx ends. It sets Reply or
 	// Err of each command.
 	Call func(ctx context.Context, server string, commands []Command)

@@ -134,10 +134,10 @@ func CheckHeader(name, value string) error {
 	return nil
 }
 
-// Run calls use with every configuration that the server sends, until ctx ends.
-func (c *Client) Run(ctx context.Context, use Use) {
+// Run calls apply with every configuration that the server sends, until ctx ends.
+func (c *Client) Run(ctx context.Context, apply Use) {
 	for failures := 0; ; failures++ {
-		answered, err := c.stream(ctx, use)
+		answered, err := c.stream(ctx, apply)
 		if ctx.Err() != nil {
 			return
 		}
@@ -200,7 +200,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 }
 
 // stream handles one stream until its end. answered reports whether the server has sent a response, valid or not.
-func (c *Client) stream(ctx context.Context, use Use) (answered bool, err error) {
+func (c *Client) stream(ctx context.Context, apply Use) (answered bool, err error) {
 	conn, err := c.dial()
 	if err != nil {
 		return false, err
@@ -228,7 +228,7 @@ func (c *Client) stream(ctx context.Context, use Use) (answered bool, err error)
 			return answered, err
 		}
 		answered = true
-		next = answer(response, next.VersionInfo, use)
+		next = answer(response, next.VersionInfo, apply)
 		if earlier, again := rejected.add(response.GetVersionInfo(), next.ErrorDetail == nil); again {
 			// Some servers, such as go-control-plane's, send a rejected version again at once. Without a
 			// pause, that would keep both sides busy.
@@ -258,12 +258,12 @@ func (r *rejections) add(version string, accepted bool) (earlier int, again bool
 	return 0, false
 }
 
-// answer applies a response and acknowledges it, or rejects it with a description. last is the version that
-// was in use before.
-func answer(r *discovery.DiscoveryResponse, last string, use Use) *discovery.DiscoveryRequest {
+// answer calls apply with a response, and returns the acknowledgement, or a rejection with a description. current is
+// the version that was in use before.
+func answer(r *discovery.DiscoveryResponse, current string, apply Use) *discovery.DiscoveryRequest {
 	var err error
 	if r.GetTypeUrl() == TypeURL {
-		err = use(decode(r.GetResources()))
+		err = apply(decode(r.GetResources()))
 	} else {
 		err = errors.New("this client requests only " + TypeURL)
 	}
@@ -275,7 +275,7 @@ func answer(r *discovery.DiscoveryResponse, last string, use Use) *discovery.Dis
 		text = text[:maxRefusal] + "…"
 	}
 	return &discovery.DiscoveryRequest{
-		VersionInfo: last, ResponseNonce: r.GetNonce(),
+		VersionInfo: current, ResponseNonce: r.GetNonce(),
 		ErrorDetail: &status.Status{Code: int32(codes.InvalidArgument), Message: strings.ToValidUTF8(text, "\ufffd")},
 	}
 }

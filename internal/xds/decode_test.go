@@ -55,7 +55,8 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// with returns a configuration of a descriptor with these encoded fields, which the published Go module lacks.
+// with returns a configuration of one descriptor. fields are encoded fields of the descriptor that the published Go
+// module lacks.
 func with(fields []byte) *ratelimit.RateLimitConfig {
 	d := &ratelimit.RateLimitDescriptor{Key: "k"}
 	d.ProtoReflect().SetUnknown(fields)
