@@ -136,7 +136,7 @@ func (sh *leaseShard) find(c *backend.Charge) *hotKey {
 // number is halved for each failure that l.failed counts, and rounded down to a multiple of cost.
 func (l *hotKey) leaseSize(cost int64, now time.Duration) int64 {
 	have := l.left()
-	n := min(l.charge.Lease.Most-have-l.requesting, l.last.Remaining/leaseShare-have, l.charge.Limit.Capacity-cost)
+	n := min(l.charge.Lease.Most-have-l.requesting, l.last.Remaining/leaseShare-have)
 	if n < cost {
 		return 0
 	}

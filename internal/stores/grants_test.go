@@ -59,3 +59,29 @@ func TestElapsedCountsSuspensions(t *testing.T) {
 		}
 	}
 }
+
+// The state of a bucket with shards is not known as a whole. So a decision on it from a lease is the last one of
+// next, plus the leased units, and less the time that has passed.
+func TestADecisionFromALeaseOfABucketWithShards(t *testing.T) {
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 100, Period: algorithms.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &backend.Charge{Key: []byte("a"), Limit: &limit, Shards: make([]algorithms.Limit, 4)}
+	last := backend.Decision{At: 5000, Decision: algorithms.Decision{Allowed: true, Remaining: 60, ResetAfter: 300}}
+	for _, test := range []struct {
+		extra, remaining   int64
+		delay, reset, time algorithms.Micros
+	}{
+		{0, 60, 0, 300, 5000},
+		{10, 70, 0, 300, 5000},
+		{10, 70, 100, 200, 5100},
+		{0, 60, 100, 200, 5100},
+		{50, 100, 400, 0, 5400}, // at most the capacity, and never before now
+	} {
+		got := later(c, last, test.extra, test.delay)
+		if got.Remaining != test.remaining || got.ResetAfter != test.reset || got.At != test.time || !got.Allowed {
+			t.Errorf("%d more units, %d us later: got %+v; want %d remaining, full after %d, at %d", test.extra, test.delay, got, test.remaining, test.reset, test.time)
+		}
+	}
+}

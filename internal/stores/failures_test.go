@@ -1,0 +1,143 @@
+package stores_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// A request for a lease that fails is not sent again with the cost alone: next may have charged it.
+func TestAFailedRequestForALeaseIsNotRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, down := memory.New(memory.Config{Clock: storetest.Times(wall)}), false
+		calls := &recorder{next: submitFunc(func(b *backend.Batch) {
+			if !down {
+				store.Submit(b)
+				return
+			}
+			fail(b.Decisions)
+			b.Finish()
+		})}
+		s := stores.Lease(calls, stores.LeaseConfig{})
+		hot, other := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500), of(fixed(t, 100, algorithms.Day), "other", 1)
+		for _, group := range [][]backend.Charge{{hot}, {hot, other}} {
+			down = false
+			warm(t, s, hot)
+			time.Sleep(300 * ms) // the lease has expired, and its units are returned
+			s.ReturnUnits()
+			down = true
+			before := calls.count()
+			for i, d := range take(t.Context(), s, group...) {
+				if d.Err == nil {
+					t.Errorf("charge %d of %d: got %+v; want the error of next", i, len(group), d)
+				}
+			}
+			if n := calls.count() - before; n != 1 || calls.last(t)[0].Terms.Cost < 2 {
+				t.Errorf("%d charges: next got %d batches, the last %+v; want one, which requests more than the cost", len(group), n, calls.last(t))
+			}
+		}
+	})
+}
+
+// Without a deadline, a decision of next may take longer than a lease lasts. So a group without a deadline uses no
+// leased units.
+func TestAGroupWithoutADeadlineUsesNoLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, calls := requesting()
+		hot, other := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500), of(fixed(t, 100, algorithms.Day), "other", 1)
+		requests := warm(t, s, hot)
+		got := take(context.Background(), s, hot, other)
+		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 {
+			t.Errorf("got %+v; want both allowed, and %d remaining in the first", got, 10_000-requests-1)
+		}
+		if last := calls.last(t); len(last) != 3 || last[0].Terms.Cost >= 0 || string(last[1].Key) != "hot" || string(last[2].Key) != "other" {
+			t.Errorf("next got %+v; want a refund of the leased units, and then both charges", last)
+		}
+	})
+}
+
+// The source of a reset that had to wait is flushed after the reset is submitted. Without that, its answer would wait
+// for another one.
+func TestAResetThatHadToWaitIsFlushed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := stores.Lease(lateAhead{memory.New(memory.Config{Clock: storetest.Times(wall)})}, stores.LeaseConfig{})
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		for range warm(t, s, c) * 30 {
+			take(t.Context(), s, c)
+		}
+		var events []string
+		c.Reset, c.Lease, c.Terms.Cost = true, nil, 0
+		s.Submit(&backend.Batch{
+			Charges: []backend.Charge{c}, Decisions: make([]backend.Decision, 1),
+			Source: &backend.Source{Flush: func() { events = append(events, "flushed") }},
+			Done:   func(*backend.Batch) { events = append(events, "done") },
+		})
+		if len(events) != 0 {
+			t.Fatal("no lease was in flight")
+		}
+		time.Sleep(50 * ms)
+		synctest.Wait()
+		if len(events) != 2 || events[0] != "done" || events[1] != "flushed" {
+			t.Errorf("got %v; want done, and then flushed", events)
+		}
+		s.Close()
+	})
+}
+
+// While one request asks for a lease, others ask for their cost alone.
+func TestOneRequestAtATimeAsksForALease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		calls := &recorder{next: after(10*ms, store)}
+		s := stores.Lease(calls, stores.LeaseConfig{})
+		hot := leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 500)
+		for range 10 { // makes the key hot
+			take(t.Context(), s, hot)
+		}
+		time.Sleep(300 * ms)
+		s.ReturnUnits()
+		before := calls.count()
+		for range 5 {
+			s.Submit(&backend.Batch{Charges: []backend.Charge{hot}, Decisions: make([]backend.Decision, 1), Done: func(*backend.Batch) {}})
+		}
+		more := 0
+		for _, charges := range calls.all()[before:] {
+			if charges[0].Terms.Cost > 1 {
+				more++
+			}
+		}
+		if n := calls.count() - before; n != 5 || more != 1 {
+			t.Errorf("next got %d batches, %d of them for more than the cost; want 5 and 1", n, more)
+		}
+		time.Sleep(20 * ms)
+		s.Close()
+	})
+}
+
+// A caller may use the memory of its keys for another request once it has its answer.
+func TestACachedDenialHasItsOwnKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, calls := newDenied(stores.DeniedConfig{})
+		limit := tokens(t, 1, algorithms.Day, 1)
+		buffer := []byte("a")
+		c := of(limit, "", 1)
+		c.Key = buffer
+		take(t.Context(), s, c)
+		take(t.Context(), s, c) // denied
+		before := calls.count()
+		buffer[0] = 'b'
+		if d := take(t.Context(), s, c)[0]; !d.Allowed || calls.count() != before+1 {
+			t.Errorf("another key: got %+v after %d batches, want it allowed by next", d, calls.count()-before)
+		}
+		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Allowed || calls.count() != before+1 {
+			t.Errorf("the denied key: got %+v after %d batches, want a denial from the cache", d, calls.count()-before)
+		}
+	})
+}
