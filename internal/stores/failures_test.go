@@ -2,6 +2,7 @@ package stores_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,6 +119,44 @@ func TestOneRequestAtATimeAsksForALease(t *testing.T) {
 		}
 		time.Sleep(20 * ms)
 		s.Close()
+	})
+}
+
+// A group that is decided before the other groups of its batch is settled once. Its leased units, which were put back
+// because another limit denied it, are not counted again when the batch ends.
+func TestAGroupThatIsKnownEarlyIsSettledOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := stores.Lease(twoServers(), stores.LeaseConfig{})
+		defer s.Close()
+		day := fixed(t, 10_000, algorithms.Day)
+		hot, other, slow := leased(day, "hot", 1, 500), of(fixed(t, 1, algorithms.Day), "other", 2), of(day, "slow", 1)
+		warm(t, s, hot)
+		granted := s.Stats()
+		known := map[int]int{}
+		slow.Group = 1
+		b := backend.Batch{
+			Charges: []backend.Charge{hot, other, slow}, Decisions: make([]backend.Decision, 3), Known: make([]atomic.Bool, 3),
+			Deadline: time.Now().Add(50 * ms),
+		}
+		b.OnKnown = func(from, to int) {
+			for i := from; i < to; i++ {
+				known[i]++
+			}
+		}
+		backend.Wait(s, b)
+		if d := b.Decisions; !d[0].Allowed || d[1].Allowed || !d[2].Allowed || !d[1].Never {
+			t.Errorf("got %+v; want allowed, denied forever, and allowed", d)
+		}
+		if known[0] != 1 || known[1] != 1 || known[2] != 1 {
+			t.Errorf("known: %v; want each charge once", known)
+		}
+		if now := s.Stats(); now.Leased != granted.Leased || now.Served != granted.Served {
+			t.Errorf("got %+v, before %+v; want the same", now, granted)
+		}
+		other.Terms.Cost = 1
+		if d := take(t.Context(), s, hot, other); !d[0].Allowed || !d[1].Allowed {
+			t.Errorf("got %+v; want both allowed", d)
+		}
 	})
 }
 

@@ -565,8 +565,11 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 		requests := warm(t, s, hot)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*ms)
 		defer cancel()
-		granted := s.Stats().Leased
+		granted, served := s.Stats().Leased, s.Stats().Served
 		got := take(ctx, s, hot, other)
+		if n := s.Stats().Served - served; n != 1 {
+			t.Errorf("%d charges are counted as served from leases; want 1", n)
+		}
 		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 || s.Stats().Leased != granted-1 {
 			t.Errorf("both buckets have enough: %+v, %d of %d granted units are left; want both allowed, %d remaining in the first, and %d granted units left", got, s.Stats().Leased, granted, 10_000-requests-1, granted-1)
 		}
