@@ -15,7 +15,7 @@
 --            flag 8   a calendar: 8 doubles follow, its number, the number of the first window, the length
 --                     of the longest possible window, and the starts of five windows
 --            flag 16  a penalty: 3 doubles follow, before those of a calendar: how many denials start a block,
---                     and the shortest and the longest block, in us
+--                     and the lengths of the first and of the longest block, in us
 --            flag 32  a usual limit, see below
 --            flag 64  the limit settles: max_debt follows, before all others
 --            flag 128 initial is less than capacity
@@ -611,7 +611,7 @@ local function general(now, given, names, stored, lives, answers)
   end
 
   -- span returns the time from t until the start of a later tick. ticks is the distance of that tick from the
-  -- one that contains t. If ticks is at most 0, so is the later tick, and the time is 0.
+  -- one that contains t. It is 0 if ticks is at most 0.
   function span(l, t, ticks)
     if ticks <= 0 then return 0 end
     if l.tick == 1 then return ticks end
@@ -793,7 +793,7 @@ local function general(now, given, names, stored, lives, answers)
   -- ticks_to returns the number of ticks until k.used does not exceed bound.
   function ticks_to(k, bound) return max(0, ceil_div(k.used - bound, k.p)) end
 
-  -- give_units subtracts a refund of n, in the unit of l, from k.used. p flows in with each tick. If the time of the
+  -- give_units subtracts a refund of n, in the unit of l, from k.used. p flows in with each tick of k. If the time of the
   -- charge that a corrects is known (a.of), what has flowed in since then is not refunded; if l settles, the refund
   -- is at most k.room instead.
   function give_units(k, l, n, p, a)
