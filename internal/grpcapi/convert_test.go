@@ -136,7 +136,8 @@ func TestWindowOf(t *testing.T) {
 	}
 }
 
-// The limit learns from a declared cost. Without hits_addend, neither the request nor the descriptor declares one.
+// The number of units that a settle-start reserves depends on a declared cost. Without hits_addend, neither the request
+// nor the descriptor declares one.
 func TestACostIsDeclaredByHitsAddendOnly(t *testing.T) {
 	for _, c := range []struct {
 		fields  descriptorFields

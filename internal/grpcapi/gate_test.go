@@ -193,7 +193,7 @@ func TestRequestsWaitBeforeTheyAreDecoded(t *testing.T) {
 		s, _ := newServer(t, newLimiter(), Options{})
 		inside, _ := s.gate.enter(from(t.Context(), "a"), 0, gateWeight, 1)
 		ctx := from(t.Context(), "b")
-		body := []byte(strings.Repeat("{", 2*gateOwn+2)) // not JSON, and weighs more than a connection has for itself
+		body := []byte(strings.Repeat("{", 2*gateOwn+2)) // not JSON; its weight exceeds gateOwn
 		wire := request(make([]string, gateOwn+1)...)
 		start := time.Now()
 		took := func() time.Duration {

@@ -614,7 +614,7 @@ type failing struct{ error }
 
 func (c failing) Check(context.Context, *limiter.Call) error { return c.error }
 
-// Whatever error the limiter returns, no request is answered as if it were allowed.
+// Every error of the limiter must become a gRPC error.
 func TestAnErrorOfTheLimiterIsAnError(t *testing.T) {
 	s, counted := newServer(t, newLimiter(), Options{})
 	for _, want := range []error{limiter.ErrNoConfig, errors.New("another")} {

@@ -19,7 +19,7 @@ import (
 )
 
 // settleServer has one domain. Its limit "user" allows 1,000 units an hour. A request reserves the number
-// that it declares, and at least 100.
+// that it declares, but at least 100 and at most 1,000.
 func settleServer(t *testing.T, o Options) *Server {
 	t.Helper()
 	return settleServerWith(t, reservation.NewKeys(func() []string { return []string{"secret"} }, nil), o)

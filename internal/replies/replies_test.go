@@ -212,8 +212,8 @@ func TestHeadersOfADebt(t *testing.T) {
 	}
 }
 
-// A body lists the limits that deny, and only these. They deny by their own decision: a quota limit does not deny by
-// itself, and the local bucket of a failed store explains nothing.
+// A body lists the limits that deny by themselves in the store, and only these: no quota limits, and no limits that a
+// local bucket decided.
 func TestBodiesNameTheLimitsThatDeny(t *testing.T) {
 	named := func(name string, o limiter.Outcome) limiter.Result {
 		return result(policy(t, name, descriptors.NoUnit, descriptors.NoBody), o, algorithms.Decision{RetryAfter: second})
