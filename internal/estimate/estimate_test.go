@@ -158,3 +158,19 @@ func TestAnEstimateStaysWhileItIsRenewed(t *testing.T) {
 		}
 	}
 }
+
+// A second is one of the clock. Two samples of a key within it count once, and two around its end count twice.
+func TestAKeyCountsOnceInASecondOfTheClock(t *testing.T) {
+	var e Estimates
+	for i := range algorithms.Micros(enough - 1) {
+		for _, within := range []algorithms.Micros{0, 1, algorithms.Second / 2, algorithms.Second - 1} {
+			e.Learn(1, 0.9, 7, start+i*algorithms.Second+within, 5)
+		}
+	}
+	if got := e.Estimate(1); got != 0 {
+		t.Errorf("after %d samples: got %d, want none", enough-1, got)
+	}
+	if e.Learn(1, 0.9, 7, start+enough*algorithms.Second, 5); e.Estimate(1) != 5 {
+		t.Errorf("after %d samples: got %d, want 5", enough, e.Estimate(1))
+	}
+}

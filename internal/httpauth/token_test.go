@@ -244,3 +244,26 @@ func TestKeysOfReservationsAreReadAgain(t *testing.T) {
 		t.Errorf("FileSecrets of a file that does not exist: secrets are nil: %t, error %v; want no secrets and an error", secrets == nil, err)
 	}
 }
+
+// Requests read a file at most once a second, however many there are.
+func TestAFileIsReadOnceASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reads := 0
+		get, err := follow(file[int]{
+			read:    func() (int, error) { reads++; return reads, nil },
+			equal:   func(a, b int) bool { return a == b },
+			changed: func(int) {},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for second := range 3 {
+			for range 100 {
+				if got := get(); got != second+1 || reads != second+1 {
+					t.Fatalf("after %d s: got %d from read %d, want read %d", second, got, reads, second+1)
+				}
+			}
+			time.Sleep(reread)
+		}
+	})
+}

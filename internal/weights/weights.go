@@ -67,7 +67,7 @@ func Parse(text string) (Weight, error) {
 
 // digits parses a number without a sign.
 func digits(text string) (int64, error) {
-	if text == "" || strings.Trim(text, "0123456789") != "" {
+	if strings.Trim(text, "0123456789") != "" {
 		return 0, errors.New("no digits")
 	}
 	return strconv.ParseInt(text, 10, 64)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -170,5 +171,110 @@ func TestWhatNeverFits(t *testing.T) {
 		if got := c.NeverFits(); got != test.want {
 			t.Errorf("%d units, reserve %v, overdraw %v: got %v, want %v", test.cost, test.reserve, test.limit.Overdraw, got, test.want)
 		}
+	}
+}
+
+// Groups are consecutive charges with equal numbers. Alternatives end with the first charge without Then.
+func TestGroupsAndAlternatives(t *testing.T) {
+	for _, test := range []struct {
+		groups []int
+		want   int
+	}{{[]int{0}, 1}, {[]int{0, 0}, 2}, {[]int{0, 1}, 1}, {[]int{3, 3, 4, 3}, 2}, {[]int{0, 0, 0}, 3}} {
+		charges := make([]backend.Charge, len(test.groups))
+		for i, group := range test.groups {
+			charges[i].Group = group
+		}
+		if got := backend.GroupLen(charges); got != test.want {
+			t.Errorf("groups %v: the first has %d charges, want %d", test.groups, got, test.want)
+		}
+	}
+	for _, test := range []struct {
+		then []bool
+		want int
+	}{{[]bool{false}, 1}, {[]bool{false, false}, 1}, {[]bool{true, false, false}, 2}, {[]bool{true, true, false}, 3}, {[]bool{true}, 1}} {
+		group := make([]backend.Charge, len(test.then))
+		for i, then := range test.then {
+			group[i].Then = then
+		}
+		if got := backend.Alternatives(group); got != test.want {
+			t.Errorf("alternatives %v: got %d, want %d", test.then, got, test.want)
+		}
+	}
+}
+
+// later is a Store that decides after Submit has returned.
+type later struct {
+	decide chan struct{}
+	err    error
+}
+
+func (l *later) Submit(b *backend.Batch) {
+	go func() {
+		<-l.decide
+		if l.err != nil {
+			b.Fail(l.err)
+			return
+		}
+		b.Decisions[0].Allowed = true
+		b.Done(b)
+	}()
+}
+
+func TestTakeWaitsForTheDecision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &later{decide: make(chan struct{})}
+		decisions, taken := make([]backend.Decision, 1), make(chan bool, 1)
+		go func() {
+			backend.Take(t.Context(), store, make([]backend.Charge, 1), decisions)
+			taken <- decisions[0].Allowed
+		}()
+		synctest.Wait()
+		select {
+		case <-taken:
+			t.Fatal("Take returned before the decision")
+		default:
+		}
+		close(store.decide)
+		if !<-taken {
+			t.Error("got a denial, want the decision of the Store")
+		}
+	})
+}
+
+// An error of the Store reaches the caller, also of a reset. ErrNotTaken is an ErrUnavailable.
+func TestErrorsOfTheStoreAreReturned(t *testing.T) {
+	store := &later{decide: make(chan struct{}), err: backend.ErrNotTaken}
+	close(store.decide)
+	if err := backend.ResetBucket(t.Context(), store, backend.Charge{}); !errors.Is(err, backend.ErrUnavailable) || !errors.Is(err, backend.ErrNotTaken) {
+		t.Errorf("got %v, want ErrNotTaken, which wraps ErrUnavailable", err)
+	}
+	if errors.Is(backend.ErrUnavailable, backend.ErrNotTaken) {
+		t.Error("ErrUnavailable is ErrNotTaken, although units may have been consumed")
+	}
+}
+
+// A Batch without Known and OnKnown has no decision that is final before Done.
+func TestABatchWithoutKnownDecisions(t *testing.T) {
+	done := 0
+	b := &backend.Batch{Charges: make([]backend.Charge, 1), Decisions: decided(true), Done: func(*backend.Batch) { done++ }}
+	b.SetKnown(0, 1)
+	if b.IsKnown(0) {
+		t.Error("a decision is known without Known")
+	}
+	b.Known = make([]atomic.Bool, 1)
+	if b.SetKnown(0, 1); !b.IsKnown(0) {
+		t.Error("a decision is not known after SetKnown")
+	}
+	b.Known = nil
+	if b.Fail(backend.ErrFull); done != 1 || !errors.Is(b.Decisions[0].Err, backend.ErrFull) {
+		t.Errorf("Done was called %d times, with %+v; want once, with ErrFull", done, b.Decisions[0])
+	}
+}
+
+// A request of 0 units consumes nothing, also if its limit charges denied requests.
+func TestADenialOfNoUnitsConsumesNothing(t *testing.T) {
+	c := []backend.Charge{{Limit: &algorithms.Limit{Overdraw: true}}}
+	if backend.ConsumedAny(c, decided(false)) {
+		t.Error("got consumed, want not")
 	}
 }

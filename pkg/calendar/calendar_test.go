@@ -195,3 +195,19 @@ func TestNoZoneMeansUTC(t *testing.T) {
 		}
 	}
 }
+
+// A clock may stand before 1970, for example on a machine without a battery west of Greenwich.
+func TestWindowsBefore1970(t *testing.T) {
+	for _, zone := range []string{"America/New_York", "UTC", "Asia/Tokyo"} {
+		for _, u := range units {
+			c := in(t, u, zone)
+			for hours := range algorithms.Micros(24 * 40) {
+				now := -hours * 3600 * algorithms.Second
+				n := c.Window(now)
+				if start, next := c.Start(n), c.Start(n+1); start > now || next <= now {
+					t.Fatalf("%s in %s, %d hours before 1970: window %d is from %d to %d; want one around %d", u, zone, hours, n, start, next, now)
+				}
+			}
+		}
+	}
+}
