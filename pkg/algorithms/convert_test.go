@@ -243,8 +243,8 @@ func TestAnIdleBucketIsFullUnderTheOldNumbers(t *testing.T) {
 	}
 }
 
-// A bucket holds less than the lower limit allows. It is still in the numbers of the old limit, which count in
-// milliseconds. An undo gets back what was charged, less the inflow since the charge.
+// More units are consumed than the lower limit can hold. So the bucket is still in the numbers of the old limit, which
+// counts in milliseconds. An undo gets back what was charged, less the inflow since the charge.
 func TestAnUndoUnderALowerLimit(t *testing.T) {
 	coarse := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(1e11)), MaxReserved: new(int64(0))}
 	low := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(10))}

@@ -285,7 +285,7 @@ func TestSettingsThatDoNotFitTogetherAreRefused(t *testing.T) {
 		"a negative debt":               {func(s *Spec) { s.Settles, s.MaxDebt = true, n(-1) }, "max_debt", "must not be negative"},
 		"a counter of huge products":    {func(s *Spec) { s.Kind, s.Rate, s.Period = SlidingWindow, 1<<50, 1<<20 }, "rate", "too large to compute exactly"},
 		"a log of more than 142 years":  {func(s *Spec) { s.Kind, s.Period = SlidingLog, MaxTime+1 }, "period", "too large to compute exactly"},
-		// Each of these three products exceeds 64 bits, and its low bits are 0.
+		// In each of the next three rows, a product exceeds 64 bits, and its low bits are 0.
 		"a scale beyond all bounds":        {func(s *Spec) { s.Period, s.Minimum = 1<<40-1, &Rate{1, 1 << 40} }, "guaranteed", "too large to compute exactly"},
 		"a guaranteed rate beyond bounds":  {func(s *Spec) { s.Rate, s.Capacity, s.Period, s.Minimum = 1, n(1), 1<<24, &Rate{1 << 40, 3} }, "guaranteed", "too large to compute exactly"},
 		"a rate of the bank beyond bounds": {func(s *Spec) { s.Rate, s.Capacity, s.Period, s.Minimum = 1<<40, n(10), 3, &Rate{1, 1 << 24} }, "guaranteed", "too large to compute exactly"},
@@ -318,7 +318,7 @@ func TestNumbersAtTheirBoundsCompile(t *testing.T) {
 	}
 }
 
-// A Limit whose Kind nothing knows fails closed.
+// A Limit with an unknown Kind denies for good.
 func TestAnUnknownAlgorithmDenies(t *testing.T) {
 	l := mustCompile(t, oneASecond(5))
 	l.Kind = 77

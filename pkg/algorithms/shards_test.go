@@ -233,7 +233,7 @@ func TestShardsOfALowerLimitHandleAClockThatIsSetBack(t *testing.T) {
 	}
 }
 
-// The clock has stepped back, but not out of the window of the charge.
+// Both undos are in the window of the charge. Before the first one, the clock has stepped back by a second.
 func TestTheUndoOfAShardedWindow(t *testing.T) {
 	shards := mustSplit(t, Spec{Kind: FixedWindow, Rate: 20, Period: minute, Start: new(t0)}, 2)
 	TakeShards(t0+30*sec, shards, Charge{Cost: 20})

@@ -257,8 +257,8 @@ func Paid(decisions []Decision) (start, end int) {
 	}
 }
 
-// Allowed reports whether a decided group is allowed. Each charge must be allowed, except that of alternatives
-// (Charge.Then), either all charges with Then or the last charge must be.
+// Allowed reports whether a decided group is allowed. All charges without alternatives must be allowed. Of each row of
+// alternatives (see Alternatives), either all charges with Then or the last charge must be allowed.
 func Allowed(group []Charge, decisions []Decision) bool {
 	for at, n := 0, 0; at < len(group); at += n {
 		n = Alternatives(group[at:])

@@ -23,7 +23,7 @@ type answer struct {
 	cost, lost       int64  // units of the settlements
 }
 
-// verdict is the answer to a request.
+// verdict returns the answer to a request.
 func verdict(c *limiter.Call) answer {
 	a := answer{ok: !c.Denied, never: c.Never, retryAfter: c.RetryAfter, missing: c.Missing}
 	for i := range c.Results {

@@ -29,7 +29,7 @@ func limit(tb testing.TB, rate int64) *algorithms.Limit {
 	return &l
 }
 
-// snapshot has one domain "d", in which each policy has its name as the key.
+// snapshot returns a Snapshot with one domain, "d". Each policy belongs to a descriptor that has its name as the key.
 func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}, Policies: policies}
 	for i, p := range policies {

@@ -15,7 +15,7 @@ import (
 
 var start = time.Date(2026, 3, 1, 3, 1, 0, 0, time.UTC)
 
-// call is a request that matched no limit; each text is a descriptor.
+// call returns a request that matched no limit; each text is a descriptor. The domain "unknown" is not configured.
 func call(tb testing.TB, domain string, texts ...string) *limiter.Call {
 	tb.Helper()
 	c := &limiter.Call{Request: limiter.Request{Domain: domain}}

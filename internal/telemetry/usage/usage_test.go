@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
 )
 
-// call is an answered request of a key of limit send.
+// call returns a request for a key of limit send that was answered with outcome.
 func call(key string, cost int64, outcome limiter.Outcome) *limiter.Call {
 	c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: key}}}}}}
 	policy := &descriptors.Policy{Domain: "d", Name: "send", Open: []int{0}}

@@ -18,7 +18,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// growing has limits whose buckets need different amounts of room.
+// growing returns limits whose buckets need different amounts of room.
 func growing(tb testing.TB) []*algorithms.Limit {
 	tb.Helper()
 	var all []*algorithms.Limit
@@ -86,7 +86,7 @@ func TestTheRoomInUseIsThatOfTheContent(t *testing.T) {
 	})
 }
 
-// consistent compares the room in use with the buckets and records of s.
+// consistent returns an error if the room in use is not that of the buckets and records of s.
 func consistent(s *Store) error {
 	r := &s.room
 	held := make([]int, len(r.held))
