@@ -88,8 +88,9 @@ func (s *server) reportNoAuth() {
 	}
 }
 
-// checkAuth runs at the start and after each load. If there is no auth section, so that /v1/auth denies everything, it
-// logs a warning, once. If there is one, it clears the condition of reportNoAuth.
+// checkAuth runs at the start and after each load. If there is an auth section, it clears the condition of
+// reportNoAuth. Otherwise /v1/auth denies everything. If there is an HTTP listener, checkAuth logs a warning about that,
+// once.
 func (s *server) checkAuth(snapshot *limiter.Snapshot) {
 	if snapshot.Auth != nil {
 		s.conditions.Clear(authMissing)

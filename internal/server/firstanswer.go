@@ -164,8 +164,8 @@ func (f *firstContact) proven(ctx context.Context) {
 }
 
 // reportFindings reports failed checks of Redis, and returns the names of the current conditions. It clears
-// the conditions in before whose checks no longer fail.
-func (s *server) reportFindings(found []redis.Finding, before map[string]bool) map[string]bool {
+// those of the previous conditions whose checks no longer fail.
+func (s *server) reportFindings(found []redis.Finding, previous map[string]bool) map[string]bool {
 	now := map[string]bool{}
 	for _, f := range found {
 		if f.Severity.Fit() {
@@ -185,7 +185,7 @@ func (s *server) reportFindings(found []redis.Finding, before map[string]bool) m
 			s.log.Warn("redis", zap.String("server", f.Server), zap.String("check", f.Check), zap.String("finding", f.Text))
 		}
 	}
-	for name := range before {
+	for name := range previous {
 		if !now[name] {
 			s.conditions.Clear(name)
 		}

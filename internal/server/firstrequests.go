@@ -28,7 +28,7 @@ type firstRequest struct {
 	awaited bool // net/http has not read the first request
 }
 
-// await sets awaited, and reports whether that changes it.
+// await sets f.awaited, and reports whether its value has changed.
 func (f *firstRequest) await(awaited bool) (changed bool) {
 	changed = f.awaited != awaited
 	f.awaited = awaited
@@ -38,7 +38,7 @@ func (f *firstRequest) await(awaited bool) (changed bool) {
 // mayWait is how long stop waits for a connection that sends nothing. net/http's Shutdown waits as long.
 const mayWait = 5 * time.Second
 
-// changed counts in waiting a connection whose state has changed. The ConnState of the http.Server calls it.
+// changed updates f.waiting after the state of a connection has changed. The ConnState of the http.Server calls it.
 func (f *firstRequests) changed(nc net.Conn, state http.ConnState) {
 	if p, ok := nc.(*proxyproto.Conn); ok {
 		nc = p.Raw()

@@ -50,7 +50,7 @@ type listener struct {
 
 // open opens the listeners. After an error none of them stays open.
 func (s *server) open() (listeners []listener, running Running, err error) {
-	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // not for the admin listener alone, which usually runs, because measuring takes time
+	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // measuring takes time, so it is off if only the admin listener would serve the result
 		s.config.Answers.Answered = s.metrics.Answered
 	}
 	if s.config.Redis.URL != "" {

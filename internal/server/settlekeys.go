@@ -27,7 +27,7 @@ type settleKeys struct {
 	tokens atomic.Pointer[[]string] // the current token of the HTTP API, and the previous one
 	random atomic.Pointer[[]string] // the current random secret, and the previous one; empty until Redis has answered
 	own    string                   // the random secret that this sidecar proposes to Redis
-	used   atomic.Bool              // an id was signed or opened, or would have been if there had been a secret
+	used   atomic.Bool              // with the random secret, an id was signed or opened, or would have been if there had been a secret
 	keys   *reservation.Keys
 }
 

@@ -138,9 +138,9 @@ func (w *watch) read(now time.Time, m *metrics.Metrics) {
 	})
 }
 
-// compare requests a comparison of before and after, which the admin page shows. Another goroutine compares
-// them, because for many limits a comparison takes longer than a reload should. Only one goroutine loads
-// configurations, so swapped has only one sender.
+// compare requests a comparison of two configurations, which the admin page shows. Another goroutine compares them,
+// because for many limits a comparison takes longer than a reload should. compare does nothing if w or before is nil.
+// Only one goroutine loads configurations, so w.swapped has only one sender.
 func (w *watch) compare(before, after *limiter.Snapshot) {
 	if w == nil || before == nil {
 		return

@@ -21,8 +21,8 @@ type ahead struct {
 }
 
 // leaseAhead prepares a request for the next lease of l. The result is nil if no lease is wanted, or if s.background
-// permits no further call. The caller must hold the lock of the shard sh. Afterwards the caller must release that lock, and then call submit on
-// the result.
+// permits no further call. The caller must hold the lock of the shard sh. Afterwards the caller must release that
+// lock, and then call submit on the result.
 func (s *LeaseStore) leaseAhead(sh *leaseShard, l *hotKey, cost int64, now time.Duration) *ahead {
 	l.low, l.early = -1, never
 	units := l.leaseSize(cost, now)

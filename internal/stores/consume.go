@@ -8,8 +8,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// submitOne answers a Batch of one charge from a lease of its bucket, or submits the Batch to next. If units must be
-// returned first, or a new lease is requested with the charge, submitGroups does the work.
+// submitOne answers a Batch of one charge from a lease of its bucket, or submits the Batch to the wrapped Store. If
+// units must be returned first, or a new lease is requested with the charge, submitGroups does the work.
 func (s *LeaseStore) submitOne(b *backend.Batch) {
 	c := &b.Charges[0]
 	if !canLease(c) {
@@ -48,7 +48,8 @@ func (s *LeaseStore) submitOne(b *backend.Batch) {
 	t.submit(b.Charges, b.Decisions, b.Waits)
 }
 
-// recordDecision records the decision of next on the one charge of t, which was submitted without a lease.
+// recordDecision records the decision of the wrapped Store on the one charge of t, which was submitted without a
+// lease.
 func (s *LeaseStore) recordDecision(t *leaseBatch) {
 	c, d, l := &t.outer.Charges[0], &t.outer.Decisions[0], t.direct
 	if !d.Allowed && d.Err == nil && d.At == t.lastAt { // a cached denial is not new information
@@ -99,18 +100,17 @@ func (sh *leaseShard) rotate(l *hotKey, now time.Duration) {
 	l.arm()
 }
 
-// later stores back, a return of units, until the timer sends it. If too many returns wait, the units are lost.
-func (sh *leaseShard) later(back backend.Charge) {
-	if back.Terms.Cost < 0 && len(sh.returns) < maxReturns {
-		sh.returns = append(sh.returns, back)
+// later stores c, a return of units, until the timer sends it. If too many returns wait, the units are lost.
+func (sh *leaseShard) later(c backend.Charge) {
+	if c.Terms.Cost < 0 && len(sh.returns) < maxReturns {
+		sh.returns = append(sh.returns, c)
 	}
 }
 
-// arm determines when the next lease is requested ahead. That is when a third of the units is used, or when
-// three quarters of the duration have passed. So the next lease arrives in time even if next is slow. A grant
-// rarely expires before it is used up, because it has the units for half of its duration. If a lease ends
-// with its fixed window, the passing of time does not trigger a request, because the next lease would end at
-// the same moment.
+// arm determines when the next lease is requested ahead. That is when a third of the units is used, or when three
+// quarters of the duration have passed. So the next lease arrives in time even if the wrapped Store is slow. A grant
+// rarely expires before it is used up, because it has the units for half of its duration. If a lease ends with its
+// fixed window, the passing of time does not trigger a request, because the next lease would end at the same moment.
 func (l *hotKey) arm() {
 	l.low, l.early = -1, never
 	if first := &l.grants[0]; l.ahead == nil && l.grants[1].left == 0 && first.left > 0 {
@@ -124,13 +124,13 @@ func (l *hotKey) arm() {
 // left returns the number of leased units that are not used yet.
 func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
 
-// answer returns the decision on a charge that the leases have paid. It equals the one that next would make if no
-// other process had charged the bucket since l.last.
+// answer returns the decision on a charge that the leases have paid. It equals the one that the wrapped Store would
+// make if no other process had charged the bucket since l.last.
 func (l *hotKey) answer(now time.Duration) backend.Decision {
 	return later(&l.charge, l.last, l.left(), micros(now-l.lastAt))
 }
 
-// count adds requested units to used, which determines the rate. When used covers more than the duration of a
+// count adds requested units to l.used, which determines the rate. When l.used covers more than the duration of a
 // lease, count scales it down to half that duration, so that older units count less and less.
 func (l *hotKey) count(units int64, now time.Duration) {
 	span := l.span()
@@ -185,8 +185,8 @@ func (s *LeaseStore) served(c *backend.Charge) {
 	sh.mu.Unlock()
 }
 
-// putBack undoes the charge of p to leases. It writes the decision without that charge to d. Units of a grant
-// that no longer exists are returned to next. If the hot key was removed meanwhile, the units are lost.
+// putBack undoes the charge of p to leases. It writes the decision without that charge to d. Units of a grant that no
+// longer exists are returned to the wrapped Store. If the hot key was removed meanwhile, the units are lost.
 func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decision, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
@@ -211,8 +211,8 @@ func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decisio
 // borrow determines how many units to request beyond the cost of c; leasing says whether it may be more than 0. The
 // third result is list with the returns appended that must be sent before the request.
 //
-// The hot key l is nil if the key is not hot. Otherwise the caller must pass the decision on the request to
-// receive. ending means that the current leases expire too early for this request.
+// The hot key l is nil if the key is not hot. Otherwise the caller must call receive with the decision on the
+// request. ending means that the current leases expire too early for this request.
 func (s *LeaseStore) borrow(c *backend.Charge, ending, leasing bool, list []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()

@@ -22,14 +22,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Deadline ends each Batch within timeout after its Submit. A Batch with a Deadline of its own ends earlier if
-// necessary: by the duration margin before that Deadline, so that there is time to send the answer. If next has not
-// decided a group by then, the group gets ErrUnavailable, because it may be charged later. A Batch with no time left
-// is not submitted to next, and gets ErrNotTaken.
+// Deadline returns a wrapper of the Store next that ends each Batch within timeout after its Submit. A Batch with
+// a Deadline of its own ends earlier if necessary: by the duration margin before that Deadline, so that there is time
+// to send the answer. If the wrapped Store has not decided a group by then, the group gets ErrUnavailable, because it
+// may be charged later. A Batch with no time left is not submitted to the wrapped Store, and gets ErrNotTaken.
 //
-// Deadline must be the outermost wrapper, because it may end a Batch before the Stores below do. Therefore it
-// submits a copy of the Batch to next. The copy lives until next has ended it. Late decisions are written to
-// the copy and never read.
+// Deadline must be the outermost wrapper, because it may end a Batch before the Stores below do. Therefore it submits
+// a copy of the Batch to the wrapped Store. The copy lives until the wrapped Store has ended it. Late decisions are
+// written to the copy and never read.
 //
 // If panicked is not nil, it is called with the value of each panic in a Done that the timer calls.
 func Deadline(next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
@@ -59,13 +59,13 @@ type deadlineStore struct {
 	timer     outside.Timer // calls overdue; guarded by mu
 }
 
-// attempt is a Batch whose copy was submitted to next.
+// attempt is a Batch whose copy was submitted to the wrapped Store.
 type attempt struct {
 	store *deadlineStore
 	inner backend.Batch // the copy
 	keys  []byte        // the keys of inner's charges
 	until time.Time
-	users atomic.Int32   // 2 at first: the submitting goroutine, and next until it has ended inner; an attempt with 0 users is reused
+	users atomic.Int32   // 2 at first: the submitting goroutine, and the wrapped Store until it has ended inner; an attempt with 0 users is reused
 	outer *backend.Batch // the caller's batch, nil if it has ended; guarded by store.mu
 	at    int            // the position in the queue, or notQueued; guarded by store.mu
 }
@@ -183,8 +183,8 @@ func (s *deadlineStore) overdue() {
 	}
 }
 
-// failUnknown writes all decisions of the caller's batch: the known decisions, and errors for all other
-// groups. store.mu must be held, because next may still change the other decisions of t.
+// failUnknown writes all decisions of the caller's batch: the known decisions, and errors for all other groups.
+// store.mu must be held, because the wrapped Store may still change the other decisions of t.
 func (t *attempt) failUnknown() {
 	b := t.outer
 	for at := 0; at < len(b.Charges); {
@@ -261,9 +261,9 @@ type deadlines struct {
 	tickAt time.Time // when tick will be called; zero means never
 }
 
-// add adds t. If next is not zero, the caller must call tick at that time, and need not call it at the time
+// add adds t. If nextTick is not zero, the caller must call tick at that time, and need not call it at the time
 // requested before.
-func (d *deadlines) add(t *attempt) (next time.Time) {
+func (d *deadlines) add(t *attempt) (nextTick time.Time) {
 	heap.Push(&d.queue, t)
 	if d.tickAt.IsZero() || t.until.Before(d.tickAt) {
 		d.tickAt = t.until
@@ -280,9 +280,9 @@ func (d *deadlines) remove(t *attempt) {
 	}
 }
 
-// tick removes and returns the attempts whose deadline is now or earlier, the earliest first. If next is not zero, the
-// caller must call tick at that time.
-func (d *deadlines) tick(now time.Time) (late []*attempt, next time.Time) {
+// tick removes and returns the attempts whose deadline is now or earlier, the earliest first. If nextTick is not zero,
+// the caller must call tick at that time.
+func (d *deadlines) tick(now time.Time) (late []*attempt, nextTick time.Time) {
 	for len(d.queue) > 0 && !now.Before(d.queue[0].until) {
 		late = append(late, heap.Pop(&d.queue).(*attempt))
 	}

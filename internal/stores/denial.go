@@ -22,11 +22,11 @@ type denial struct {
 	charges      []backend.Charge
 	decisions    []backend.Decision
 	unchangedFor []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not contain the whole state of the bucket
-	at           time.Time           // when the group was submitted to next
+	at           time.Time           // when the group was submitted to the wrapped Store
 	until        time.Time           // from this time on, one caller revalidates the denial
 	retry        time.Time           // the earliest time at which a retry may succeed: at plus the retry time of the group
 	arrived      time.Time           // when the decisions arrived
-	revalidating atomic.Bool         // a caller is revalidating the denial with next
+	revalidating atomic.Bool         // a caller is revalidating the denial with the wrapped Store
 }
 
 // answerGroup writes the decisions on a group if d is the denial of the same group. It reports whether the
@@ -44,12 +44,12 @@ func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decis
 	return !backend.Allowed(charges, decisions)
 }
 
-// answer computes the decision on c from charge i of the denied group. It returns false if c is another charge, if its
-// cost is smaller, if the decision on a larger cost is unknown, or if a denied charge would now be allowed.
+// answer computes the decision on c from charge i of the denied group. It returns false if c is another charge, if
+// its cost is smaller, if the decision on a larger cost is unknown, or if a denied charge would now be allowed.
 //
-// sinceSubmit and sinceArrival are the times since the group was submitted to next, and since the decisions arrived.
-// next decided between these two moments. Retry times count from the arrival, so that none is too early. So every
-// caller receives a retry time that ends at the same moment as that of the first caller.
+// sinceSubmit and sinceArrival are the times since the group was submitted to the wrapped Store, and since the
+// decisions arrived. The wrapped Store decided between these two moments. Retry times count from the arrival, so that
+// none is too early. So every caller receives a retry time that ends at the same moment as that of the first caller.
 func (d *denial) answer(i int, c *backend.Charge, sinceSubmit, sinceArrival algorithms.Micros, answer *backend.Decision) bool {
 	was := &d.charges[i]
 	terms := was.Terms
@@ -119,9 +119,9 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 }
 
 // denialOf returns the denial of a group, to be cached for at most maxAge. The group was submitted at submittedAt, and
-// its decisions arrived at arrived. denialOf returns nil if the group was not denied, or if its denial must not be
+// its decisions arrived at arrivedAt. denialOf returns nil if the group was not denied, or if its denial must not be
 // cached.
-func denialOf(charges []backend.Charge, decisions []backend.Decision, submittedAt, arrived time.Time, maxAge time.Duration) *denial {
+func denialOf(charges []backend.Charge, decisions []backend.Decision, submittedAt, arrivedAt time.Time, maxAge time.Duration) *denial {
 	lasts, plan, blocked := algorithms.Micros(0), algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
 	for i := range charges {
 		d := &decisions[i]
@@ -149,7 +149,7 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, submittedA
 	if lasts = min(lasts, blocked); lasts == 0 {
 		return nil
 	}
-	d := &denial{hash: groupHash(charges), decisions: slices.Clone(decisions), at: submittedAt, arrived: arrived}
+	d := &denial{hash: groupHash(charges), decisions: slices.Clone(decisions), at: submittedAt, arrived: arrivedAt}
 	d.retry = submittedAt.Add(time.Duration(lasts) * time.Microsecond)
 	d.until = submittedAt.Add(min(maxAge, d.retry.Sub(submittedAt)))
 	for i := range charges {

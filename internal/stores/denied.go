@@ -11,23 +11,24 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Denied returns a Store with a denial cache, so that requests for a key that is over its limit cost next
-// almost nothing.
+// Denied returns a wrapper of the Store next with a denial cache, so that requests for a key that is over its limit
+// cost the wrapped Store almost nothing.
 //
-// After a denial, the same group with the same costs is denied from the cache until a retry could succeed. So
-// are larger costs of a token bucket or fixed window that denied. If the denial is older than MaxAge, exactly one caller
-// revalidates it with next. Until next answers, the other callers still get the cached denial.
+// After a denial, the same group with the same costs is denied from the cache until a retry could succeed. So are
+// larger costs of a token bucket or fixed window that denied. If the denial is older than MaxAge, exactly one caller
+// revalidates it with the wrapped Store. Until the wrapped Store answers, the other callers still get the cached
+// denial.
 //
-// The cache never allows a group. If another process refunds units or resets a bucket, the cache denies for up
-// to MaxAge, and the time of one call of next, longer than next would.
+// The cache never allows a group. If another process refunds units or resets a bucket, the cache denies for up to
+// MaxAge, and the time of one call of the wrapped Store, longer than the wrapped Store would.
 //
 // A denial is removed as soon as this process consumes or refunds units of one of its buckets. So only other
-// processes can make a cached denial differ from the denial by next. For token buckets and fixed windows,
-// Remaining and ResetAfter are computed for the current time. For other algorithms, for shards and for limits
-// with a penalty, Remaining keeps its value and ResetAfter counts down.
+// processes can make a cached denial differ from the denial by the wrapped Store. For token buckets and fixed
+// windows, Remaining and ResetAfter are computed for the current time. For other algorithms, for shards and for
+// limits with a penalty, Remaining keeps its value and ResetAfter counts down.
 //
 // For a group that contains a limit with a penalty, only denials during a block are cached, until the block ends.
-// Each denial before a block must be counted, so it must reach next.
+// Each denial before a block must be counted, so it must reach the wrapped Store.
 //
 // Clear and ClearBucket remove denials at once.
 func Denied(next backend.Store, c DeniedConfig) *DeniedStore {
@@ -102,7 +103,8 @@ func (s *DeniedStore) Submit(b *backend.Batch) {
 	s.next.Submit(in)
 }
 
-// deniedBatch is a Batch in flight, with the part of it that is submitted to next. deniedBatches are reused.
+// deniedBatch is a Batch in flight, with the part of it that is submitted to the wrapped Store. deniedBatches are
+// reused.
 type deniedBatch struct {
 	store       *DeniedStore
 	outer       *backend.Batch
@@ -111,9 +113,9 @@ type deniedBatch struct {
 	changes     bool // see refundsAny
 	submittedAt time.Time
 	number      uint64
-	places      []int     // the positions in outer of the groups that are submitted to next
+	places      []int     // the positions in outer of the groups that are submitted to the wrapped Store
 	again       []*denial // the denials that are revalidated
-	rest        excerpt   // the groups that are submitted to next, unless whole
+	rest        excerpt   // the groups that are submitted to the wrapped Store, unless whole
 	onKnown     func(from, to int)
 }
 
@@ -170,7 +172,7 @@ func (t *deniedBatch) ended(*backend.Batch) {
 	}
 }
 
-// groups yields the position in outer and the length of each group that was submitted to next.
+// groups yields the position in outer and the length of each group that was submitted to the wrapped Store.
 func (t *deniedBatch) groups() iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
 		charges := t.outer.Charges
@@ -201,8 +203,9 @@ func (t *deniedBatch) release() {
 	t.store.batches.Put(t)
 }
 
-// known answers a group from the cache if possible. If the denial is older than MaxAge, known returns it as
-// old to exactly one caller. That caller must revalidate the denial with next, and then remove it.
+// known answers a group from the cache if possible. If the denial is older than MaxAge, known returns it, as the
+// result old, to exactly one caller. That caller must revalidate the denial with the wrapped Store, and then remove
+// it.
 func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decision, now time.Time) (known bool, old *denial) {
 	d := s.find(charges, decisions, now)
 	if d != nil && !now.Before(d.until) && d.revalidating.CompareAndSwap(false, true) {
@@ -214,7 +217,7 @@ func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decisi
 // find answers a group from its cached denial, and returns the denial, even if it is older than MaxAge. It returns nil
 // if the cache cannot answer the group.
 func (s *DeniedStore) find(charges []backend.Charge, decisions []backend.Decision, now time.Time) *denial {
-	if charges[0].Reset || charges[0].IdempotencyKey != nil { // next may have stored an allowed decision for the idempotency key
+	if charges[0].Reset || charges[0].IdempotencyKey != nil { // the wrapped Store may have stored an allowed decision for the idempotency key
 		return nil
 	}
 	if s.cached.Load() == 0 { // usually the cache is empty, and no hash needs to be computed

@@ -35,7 +35,7 @@ func tokens(tb testing.TB, rate int64, period algorithms.Micros, capacity int64)
 	return compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: period, Capacity: &capacity})
 }
 
-// expect submits a charge. It checks the answer, and the number of batches that next has received.
+// expect submits a charge. It checks the answer, and the number of batches that the wrapped Store has received.
 func expect(t *testing.T, s backend.Store, calls *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
 	t.Helper()
 	d := take(t.Context(), s, c)[0]
@@ -66,8 +66,8 @@ func TestADenialIsCachedUntilARetryCanSucceed(t *testing.T) {
 	})
 }
 
-// Cached denials are answered before Submit returns. Only the other charges are sent to next, and their denials are
-// cached too.
+// Cached denials are answered before Submit returns. Only the other charges are sent to the wrapped Store, and their
+// denials are cached too.
 func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &recorder{next: after(ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
@@ -136,13 +136,13 @@ func TestALargerCostHasItsOwnRetryTime(t *testing.T) {
 				expect(t, s, calls, 2, of(limit, "a", 2), false, test.two)
 				time.Sleep(50 * ms)
 				expect(t, s, calls, 2, of(limit, "a", 3), false, test.larger)
-				expect(t, s, calls, 3, of(limit, "a", 1), true, 0) // a smaller cost is sent to next
+				expect(t, s, calls, 3, of(limit, "a", 1), true, 0) // a smaller cost is sent to the wrapped Store
 			})
 		})
 	}
 }
 
-// If Value does not describe the whole bucket, a larger cost is sent to next.
+// If Value does not describe the whole bucket, a larger cost is sent to the wrapped Store.
 func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		synctest.Test(t, func(t *testing.T) {
@@ -264,14 +264,14 @@ func TestDeniedGroups(t *testing.T) {
 				t.Errorf("%d: got %+v, next got %d batches; want the first denied, the second allowed with 99 remaining, and 2 batches", i, d, calls.count())
 			}
 		}
-		// A limit that allowed may deny a higher cost, so the group is sent to next. A group with only the limit that
-		// denied is another group, so it is sent to next, too.
+		// A limit that allowed may deny a higher cost, so the group is sent to the wrapped Store. A group with only the
+		// limit that denied is another group, so it is sent to the wrapped Store, too.
 		take(t.Context(), s, pair(1, 2)...)
 		take(t.Context(), s, of(few, "few", 1))
 		if calls.count() != 4 {
 			t.Errorf("next got %d batches; want 4", calls.count())
 		}
-		// A batch has a denied group and another group. Only the other group is sent to next.
+		// A batch has a denied group and another group. Only the other group is sent to the wrapped Store.
 		other := of(many, "other", 5)
 		other.Group = 7
 		d := take(t.Context(), s, append(pair(1, 2), other)...)
@@ -304,8 +304,8 @@ func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
 	})
 }
 
-// Before a penalty starts a block, every denial is counted, so next must get every request. During the block
-// its denial is cached, until the block ends.
+// Before a penalty starts a block, every denial is counted, so the wrapped Store must get every request. During the
+// block its denial is cached, until the block ends.
 func TestOfALimitWithPenaltyOnlyBlocksAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, calls := newDenied(stores.DeniedConfig{MaxAge: time.Hour})

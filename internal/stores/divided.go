@@ -42,8 +42,8 @@ func Divided(first, second backend.Store, isSecond func(*backend.Charge) bool, u
 
 // Claimer is a Store that can keep claims of idempotency keys.
 type Claimer interface {
-	// Claimed returns a Store for groups with idempotency keys that cannot be charged and stored in one step.
-	// That Store first claims the ID, and then charges the group with next. If the outcome is unknown, the
+	// Claimed returns a Store for groups with idempotency keys that cannot be charged and stored in one step. That
+	// Store first claims the ID, and then charges the group with the Store next. If the outcome is unknown, the
 	// claim stays, and a repeated group gets ErrPending. So the group is charged at most once.
 	Claimed(next backend.Store) backend.Store
 }

@@ -159,8 +159,9 @@ func TestADeniedGroupInPartsIsRefunded(t *testing.T) {
 	})
 }
 
-// refusedLease returns a Store with a hot key that has no lease. When it requests a lease with the next charge of
-// that key, next denies the request, because another sidecar has consumed all units but one.
+// refusedLease returns a wrapper of the Store next with a hot key that has no lease. When it requests a lease with the
+// next charge of that key, the wrapped Store denies the request, because another sidecar has consumed all units but
+// one.
 func refusedLease(t *testing.T, next backend.Store) (*stores.LeaseStore, backend.Charge) {
 	t.Helper()
 	s := stores.Lease(next, stores.LeaseConfig{})
@@ -276,7 +277,7 @@ func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 	clients.Wait()
 }
 
-// submitAndWait submits the charges of b to next and waits for the decisions.
+// submitAndWait submits the charges of b to the Store next and waits for the decisions.
 func submitAndWait(next backend.Store, b *backend.Batch) {
 	backend.Wait(next, backend.Batch{Charges: b.Charges, Decisions: b.Decisions})
 }

@@ -54,7 +54,7 @@ type recorder struct {
 
 	mu      sync.Mutex
 	batches [][]backend.Charge
-	ats     []algorithms.Micros // the time of each answer, by the clock of next
+	ats     []algorithms.Micros // the time of each answer, by the clock of the wrapped Store
 }
 
 func (r *recorder) Submit(b *backend.Batch) {
@@ -115,7 +115,8 @@ var echo = storeFunc(func(_ context.Context, charges []backend.Charge, decisions
 	}
 })
 
-// after returns a Store that answers like next, but d later. If ctx ends earlier, the Store fails at that time.
+// after returns a wrapper of the Store next that answers like it, but d later. If ctx ends earlier, the wrapper fails
+// at that time.
 func after(d time.Duration, next backend.Store) storeFunc {
 	return storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 		select {

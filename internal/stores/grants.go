@@ -60,12 +60,12 @@ type hotKey struct {
 	borrowing  bool   // a request in flight also requests a lease
 	requesting int64  // the units that are being requested, by that request and in the background
 	ahead      *ahead // the lease requested in the background; nil if none is in flight
-	failed     int    // how often leasing ahead has failed since it last succeeded, less the decisions of next, at least 0
+	failed     int    // how often leasing ahead has failed since it last succeeded, less the decisions of the wrapped Store, at least 0
 	// The next lease is requested when the first grant has at most low units left, or at the time early.
 	low   int64
 	early time.Duration
 
-	last   backend.Decision // the newest decision of next, changed as if it had allowed
+	last   backend.Decision // the newest decision of the wrapped Store, changed as if it had allowed
 	lastAt time.Duration    // when last arrived
 	edge   time.Duration    // when the current fixed window ends; never for a token bucket
 
@@ -79,7 +79,7 @@ type hotKey struct {
 type grant struct {
 	left      int64 // units
 	until     time.Duration
-	chargedAt algorithms.Micros // the time of the grant, by the clock of next
+	chargedAt algorithms.Micros // the time of the grant, by the clock of the wrapped Store
 	grantedAt time.Duration     // the time of the grant, by the clock of this process, or a little earlier
 	serial    int               // the number of the grant, from 1
 }
@@ -210,9 +210,10 @@ func (sh *leaseShard) returnCharge(c *backend.Charge, units int64, g *grant, now
 	return back
 }
 
-// leaseFor returns how long leased units of c's bucket may be used after the grant, which was made at grantedAt by the
-// clock of next. A lease of a fixed window ends with the window, so that a window never admits more than its capacity.
-// A token bucket admits at most capacity + floor((T + Lease.For)*rate/period) in any span of the length T.
+// leaseFor returns how long leased units of c's bucket may be used after the grant, which was made at grantedAt by
+// the clock of the wrapped Store. A lease of a fixed window ends with the window, so that a window never admits more
+// than its capacity. A token bucket admits at most capacity + floor((T + Lease.For)*rate/period) in any span of the
+// length T.
 func leaseFor(c *backend.Charge, grantedAt algorithms.Micros) algorithms.Micros {
 	if c.Limit.Kind != algorithms.FixedWindow {
 		return c.Lease.For
@@ -230,9 +231,9 @@ func unused(l *algorithms.Limit, units int64, sinceGrant algorithms.Micros) int6
 	return scaled.Returned(units*n.Q, n.P, n.Ticks(int64(sinceGrant))) / n.Q
 }
 
-// receive records d, the decision of next on the charge of p, which was requested at requestedAt. units is the
-// number of units granted beyond the cost. d is nil if the request failed, or if it will be repeated with the cost
-// alone.
+// receive records d, the decision of the wrapped Store on the charge of p, which was requested at requestedAt. units
+// is the number of units granted beyond the cost. d is nil if the request failed, or if it will be repeated with the
+// cost alone.
 func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *backend.Decision, requestedAt, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
@@ -243,7 +244,7 @@ func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *ba
 		l.requesting -= p.borrow
 		p.borrow = 0
 	}
-	if d == nil { // next fails, or has fewer units than expected
+	if d == nil { // the wrapped Store fails, or has fewer units than expected
 		l.last.Remaining = 0
 		return
 	}
@@ -254,7 +255,7 @@ func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *ba
 	}
 }
 
-// record records d, a decision of next, unless a newer one is known.
+// record records d, a decision of the wrapped Store, unless a newer one is known.
 func (l *hotKey) record(d *backend.Decision, requestedAt, now time.Duration) {
 	l.failed = max(0, l.failed-1)                                          // without this, leaseSize could stay 0 after many failures
 	if older := l.last.At - d.At; older > 0 && older < algorithms.Second { // a larger difference means that the clock stepped back
@@ -267,7 +268,7 @@ func (l *hotKey) record(d *backend.Decision, requestedAt, now time.Duration) {
 	}
 }
 
-// granted adds a lease. Its units were requested at requestedAt, and d is the decision of next that
+// granted adds a lease. Its units were requested at requestedAt, and d is the decision of the wrapped Store that
 // granted them. If l was removed meanwhile, the units are lost.
 func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, requestedAt, now time.Duration) {
 	sh.stats.Granted += uint64(units)

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// Cached denials and charges decided from a lease are answered before Submit returns, without a call of
-// next.
+// Cached denials and charges decided from a lease are answered before Submit returns, without a call of the wrapped
+// Store.
 func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -58,7 +58,7 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		submit("a new denial", false, a)
 		submit("a denied one", true, a)
 
-		// A denial that has become too old is sent to next again.
+		// A denial that has become too old is sent to the wrapped Store again.
 		time.Sleep(time.Second)
 		submit("an old denial", false, a)
 		submit("a renewed denial", true, a)

@@ -11,31 +11,35 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Lease returns a Store that decides charges of hot keys locally, from units leased from next. So a key
-// with a hundred thousand requests per second causes only a few calls of next per second. Leases serve only
-// charges with lease terms (Charge.Lease), and only keys with many requests.
+// Lease returns a wrapper of the Store next that decides charges of hot keys locally, from units leased from the
+// wrapped Store. So a key with a hundred thousand requests per second causes only a few calls of the wrapped Store
+// per second. Leases serve only charges with lease terms (Charge.Lease), and only keys with many requests.
 //
-// When such a key has no lease, the Store charges next more than the cost of the request. The additional units
-// are a lease: they serve later requests until they are used up or the lease expires. Then unused units are
-// returned. The next lease is requested earlier, in the background, so that no request waits for it. The
+// When such a key has no lease, the wrapper charges the wrapped Store more than the cost of the request. The
+// additional units are a lease: they serve later requests until they are used up or the lease expires. Then unused
+// units are returned. The next lease is requested earlier, in the background, so that no request waits for it. The
 // consequences are:
 //
-//   - A fixed window never admits more than it holds. Its units are never used after its end, by the clock of next.
+//   - A fixed window never admits more than it holds. Its units are never used after its end, by the clock of the
+//     wrapped Store.
 //   - A token bucket admits at most capacity + floor((T + Lease.For)*rate/period) in any span T.
 //   - For each other process that has a lease, requests are denied up to Lease.Most units too early. The leased units
 //     of a process that dies are lost, and so are requested units without an answer. A token bucket gets unused units
-//     back less those that have flowed in since the grant (Charge.ChargedAt). A token bucket with shards gets none back.
+//     back less those that have flowed in since the grant (Charge.ChargedAt). A token bucket with shards gets none
+//     back.
 //
-// A lease never denies. Every denial comes from next, for the cost alone. Before a denial, the process returns its
-// leased units of the bucket, except units that it is requesting at that moment. A decision from a lease is the
-// one that next would make if no other process had charged the bucket since the last decision of next.
+// A lease never denies. Every denial comes from the wrapped Store, for the cost alone. Before a denial, the process
+// returns its leased units of the bucket, except units that it is requesting at that moment. A decision from a lease
+// is the one that the wrapped Store would make if no other process had charged the bucket since the last decision of
+// the wrapped Store.
 //
-// Only plain charges are decided locally. next decides reservations, refunds, dry runs and groups with
-// idempotency keys, and these cannot use leased units. A group uses leased units if next allows its other
-// charges. A group with a bucket that a denial changes (overdraw, penalty) leases nothing.
+// Only plain charges are decided locally. The wrapped Store decides reservations, refunds, dry runs and groups with
+// idempotency keys, and these cannot use leased units. A group uses leased units if the wrapped Store allows its
+// other charges. A group with a bucket that a denial changes (overdraw, penalty) leases nothing.
 //
 // A change of the limit's numbers or of the lease terms drops the lease, and its unused units are lost. A Reset drops
-// the lease, too. While there are hot keys, a timer returns the unused units of expired leases. Close stops the timer.
+// the lease, too. While there are hot keys, a timer returns the unused units of expired leases. Close stops the
+// timer.
 func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 	if c.Timeout <= 0 {
 		c.Timeout = time.Second
@@ -104,7 +108,8 @@ func (s *LeaseStore) Submit(b *backend.Batch) {
 	}
 }
 
-// submitGroups decides the groups of b for which leased units suffice, and submits all other groups to next.
+// submitGroups decides the groups of b for which leased units suffice, and submits all other groups to the wrapped
+// Store.
 func (s *LeaseStore) submitGroups(b *backend.Batch) {
 	t := s.newBatch(b, s.now())
 	for at := 0; at < len(b.Charges); {
@@ -159,8 +164,8 @@ func hasReset(charges []backend.Charge) bool {
 	return false
 }
 
-// reset submits b, which resets buckets, to next. It drops the leases of these buckets in this process. Other
-// processes may use or return their leases until these expire.
+// reset submits b, which resets buckets, to the wrapped Store. It drops the leases of these buckets in this process.
+// Other processes may use or return their leases until these expire.
 func (s *LeaseStore) reset(b *backend.Batch) {
 	after := *b
 	after.Waits = false
@@ -168,8 +173,8 @@ func (s *LeaseStore) reset(b *backend.Batch) {
 		s.dropReset(b.Charges, nil) // drops leases that were granted after the first drop
 		b.Done(b)
 	}
-	// The reset is sent after the requests for leases in the background have ended. A lease that next charges after
-	// the reset would be dropped, and the new bucket would lose its units.
+	// The reset is sent after the requests for leases in the background have ended. A lease that the wrapped Store
+	// charges after the reset would be dropped, and the new bucket would lose its units.
 	var waits atomic.Int32 // counts this call and the requests in the background
 	waits.Store(1)
 	s.dropReset(b.Charges, func(a *ahead) {
@@ -222,8 +227,8 @@ func (s *LeaseStore) tick() {
 	}
 }
 
-// ReturnUnits returns the unused units of expired leases to next, and reports the number of hot keys that
-// remain. The timer calls it.
+// ReturnUnits returns the unused units of expired leases to the wrapped Store, and reports the number of hot keys
+// that remain. The timer calls it.
 func (s *LeaseStore) ReturnUnits() (keys int) {
 	now := s.now()
 	var returns []backend.Charge
@@ -281,7 +286,7 @@ func (s *LeaseStore) ClearBucket(key []byte) {
 	s.returnUnits(returns)
 }
 
-// returnUnits submits the charges in returns, and waits for the decisions. A return whose outcome is unknown
+// returnUnits submits charges, which return units, and waits for the decisions. A return whose outcome is unknown
 // is not repeated.
 func (s *LeaseStore) returnUnits(charges []backend.Charge) {
 	slices.SortStableFunc(charges, func(a, b backend.Charge) int { return bytes.Compare(a.Key, b.Key) }) // makes simulations reproducible: the order of a map is random

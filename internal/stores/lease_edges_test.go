@@ -30,7 +30,7 @@ func (s *aheadFails) Submit(b *backend.Batch) {
 	time.AfterFunc(s.pause, func() { b.Fail(backend.ErrUnavailable) })
 }
 
-// Units that were requested without success can be requested again.
+// Requests for leases in the background fail for a while. Afterwards leases are granted again.
 func TestLeasesAreGrantedAgainAfterAnOutage(t *testing.T) {
 	for _, every := range []time.Duration{ms, 8 * ms} {
 		synctest.Test(t, func(t *testing.T) {

@@ -81,8 +81,9 @@ func TestAHotKeyIsServedFromLeases(t *testing.T) {
 	})
 }
 
-// The next lease is requested before the current one is used up. The answer of next is late, by a third of
-// the time that a lease lasts. A request for a hot key still waits for next only when a window starts.
+// The next lease is requested before the current one is used up. The answer of the wrapped Store is late, by a third
+// of the time that a lease lasts. A request for a hot key still waits for the wrapped Store only when a window
+// starts.
 func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 	for name, spec := range map[string]algorithms.Spec{
 		"day":          {Kind: algorithms.FixedWindow, Rate: 1_000_000, Period: algorithms.Day, Start: new(algorithms.Micros)},
@@ -209,8 +210,9 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 	})
 }
 
-// The clock of this process is slower than that of next. Leased units must not be used after the lease has
-// expired by the clock of next, nor in another window. The next request is sent to next.
+// The clock of this process is slower than that of the wrapped Store. Leased units must not be used after the lease
+// has expired by the clock of the wrapped Store, nor in another window. The next request is sent to the wrapped
+// Store.
 func TestLeasesEndInTimeWithASlowClock(t *testing.T) {
 	for _, limit := range []*algorithms.Limit{fixed(t, 1_000_000, 60*algorithms.Second), tokens(t, 1, algorithms.Second, 1_000_000)} {
 		t.Run(limit.Kind.String(), func(t *testing.T) {
@@ -249,7 +251,7 @@ func TestADenialEndsWhenUnitsAreReturned(t *testing.T) {
 		c := leased(compile(t, spec), "a", 1, 500)
 		requests := warm(t, s, c)
 		all := c
-		all.Terms = algorithms.Charge{Cost: 1000 - requests, Reserve: true} // next decides reservations, whatever is leased
+		all.Terms = algorithms.Charge{Cost: 1000 - requests, Reserve: true} // the wrapped Store decides reservations, whatever is leased
 		if d := take(t.Context(), s, all)[0]; d.Allowed {
 			t.Fatalf("leased units were available in next: %+v; want denied", d)
 		}
@@ -288,8 +290,8 @@ func TestADenialEndsWhenUnitsAreReturned(t *testing.T) {
 	})
 }
 
-// Units that are requested while next fails may have been charged. So fewer units are requested, and less
-// often.
+// Units that are requested while the wrapped Store fails may have been charged. So fewer units are requested, and
+// less often.
 func TestLeasesRequestFewerUnitsDuringAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
@@ -355,7 +357,7 @@ func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 	}
 }
 
-// A group is denied after other requests have used up its lease. Its units are returned to next with the
+// A group is denied after other requests have used up its lease. Its units are returned to the wrapped Store with the
 // time of their own lease, and are not added to another lease.
 func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -396,7 +398,7 @@ func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 	})
 }
 
-// Keys with few requests get no lease: next decides them.
+// Keys with few requests get no lease: the wrapped Store decides them.
 func TestARarelyUsedKeyGetsNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, calls := requesting()
@@ -538,7 +540,7 @@ func TestRefundsSubtractTheInflow(t *testing.T) {
 	})
 }
 
-// Only next denies, and only after this process has returned all its leased units.
+// Only the wrapped Store denies, and only after this process has returned all its leased units.
 func TestADenialReturnsTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, _ := requesting()
@@ -556,7 +558,7 @@ func TestADenialReturnsTheLease(t *testing.T) {
 	})
 }
 
-// In a group, leased units are used only if next allows the rest.
+// In a group, leased units are used only if the wrapped Store allows the rest.
 func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, calls := requesting()
@@ -583,7 +585,7 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 	})
 }
 
-// A lease that could expire before next answers is not used in a group.
+// A lease that could expire before the wrapped Store answers is not used in a group.
 func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, calls := requesting()
@@ -603,7 +605,7 @@ func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 	})
 }
 
-// While next fails, a lease is used until it expires. After that, requests fail.
+// While the wrapped Store fails, a lease is used until it expires. After that, requests fail.
 func TestLeasesOutliveAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
@@ -782,7 +784,7 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 	})
 }
 
-// If next has too few units for the cost and a lease, the cost alone is requested in a second batch.
+// If the wrapped Store has too few units for the cost and a lease, the cost alone is requested in a second batch.
 func TestAMissingLeaseCausesNoError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, calls := requesting()
@@ -802,7 +804,7 @@ func TestAMissingLeaseCausesNoError(t *testing.T) {
 	})
 }
 
-// Several groups in one batch are answered separately, and are sent to next in one batch.
+// Several groups in one batch are answered separately, and are sent to the wrapped Store in one batch.
 func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, calls := requesting()
@@ -899,7 +901,8 @@ func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
 	})
 }
 
-// The clock of next is set back by an hour. Answers from leases then still follow the decisions of next.
+// The clock of the wrapped Store is set back by an hour. Answers from leases then still follow the decisions of the
+// wrapped Store.
 func TestALeaseSeesDecisionsAfterAClockWasSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var back atomic.Int64

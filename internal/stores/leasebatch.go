@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// leaseBatch is a part of a Batch that is submitted to next in one call. leaseBatches are reused.
+// leaseBatch is a part of a Batch that is submitted to the wrapped Store in one call. leaseBatches are reused.
 type leaseBatch struct {
 	store   *LeaseStore
 	outer   *backend.Batch
@@ -18,12 +18,12 @@ type leaseBatch struct {
 	pending atomic.Int32 // the number of calls in flight: this one, and the calls that repeat some of its groups
 	inner   backend.Batch
 	began   time.Duration     // when newBatch was called, by LeaseStore.now
-	direct  *hotKey           // set for a Batch of one charge, which next decides as it is
-	lastAt  algorithms.Micros // with direct: the time of the decision of next that was last known
+	direct  *hotKey           // set for a Batch of one charge, which the wrapped Store decides as it is
+	lastAt  algorithms.Micros // with direct: the time of the decision of the wrapped Store that was last known
 	charges []backend.Charge
 	answers []backend.Decision
 	known   []atomic.Bool
-	of      []int32 // for each charge in charges: the position of its group in groups, or returned
+	of      []int32 // for each charge in charges: the position of its group in groups, or the constant returned
 	onKnown func(from, to int)
 	groups  []leaseGroup
 	parts   []leasePart      // the charges of all groups, in order
@@ -34,7 +34,7 @@ type leaseBatch struct {
 // returned takes the place of a group's position for charges that return unused units.
 const returned = -1
 
-// leaseGroup is one group that is submitted to next.
+// leaseGroup is one group that is submitted to the wrapped Store.
 type leaseGroup struct {
 	charges   []backend.Charge
 	decisions []backend.Decision
@@ -46,7 +46,7 @@ type leaseGroup struct {
 // leasePart is one charge of a group.
 type leasePart struct {
 	hotKey   *hotKey          // nil if the key is not hot, or if the charge cannot be leased
-	leased   bool             // the charge was made to leases, and is not submitted to next
+	leased   bool             // the charge was made to leases, and is not submitted to the wrapped Store
 	from     [2]consumedUnits // if leased: the units from each grant
 	borrow   int64            // units requested beyond the cost
 	position int              // the position of this charge in leaseBatch.charges
@@ -84,8 +84,8 @@ func (t *leaseBatch) release() {
 	t.store.batches.Put(t)
 }
 
-// add appends c to the last group of the call. group is the position of that group in t.groups, or returned.
-// add returns the position of c.
+// add appends c to the last group of the call. group is the position of that group in t.groups, or the constant
+// returned. add returns the position of c.
 func (t *leaseBatch) add(c *backend.Charge, group int) int {
 	t.charges, t.of = append(t.charges, *c), append(t.of, int32(group))
 	t.charges[len(t.charges)-1].Group = t.number
@@ -97,7 +97,7 @@ func (t *leaseBatch) add(c *backend.Charge, group int) int {
 func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 	now, charges, decisions := t.began, t.outer.Charges[at:end], t.outer.Decisions[at:end]
 	g := leaseGroup{charges: charges, decisions: decisions, at: at, parts: len(t.parts)}
-	leases := !slices.ContainsFunc(charges, func(c backend.Charge) bool { return c.Then }) // only next can decide which of several alternatives is charged
+	leases := !slices.ContainsFunc(charges, func(c backend.Charge) bool { return c.Then }) // only the wrapped Store can decide which of several alternatives is charged
 	whole := true
 	for i := range charges {
 		var p leasePart
@@ -136,8 +136,8 @@ func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 	return false
 }
 
-// lastsUntil reports whether the lease that p was charged to lasts until deadline, the latest time at which
-// next answers. It returns false if deadline is zero, which means that there is none.
+// lastsUntil reports whether the lease that p was charged to lasts until deadline, the latest time at which the
+// wrapped Store answers. It returns false if deadline is zero, which means that there is none.
 func (p *leasePart) lastsUntil(clock outside.Clock, deadline time.Time, now time.Duration) bool {
 	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
 }
@@ -156,7 +156,7 @@ func (s *LeaseStore) addCharges(t *leaseBatch, n int) {
 	}
 }
 
-// submitCharges submits the call to next. waits becomes Batch.Waits.
+// submitCharges submits the call to the wrapped Store. waits becomes Batch.Waits.
 func (t *leaseBatch) submitCharges(waits bool) {
 	t.answers, t.known = zeroed(t.answers, len(t.charges)), zeroed(t.known, len(t.charges))
 	t.inner.Known, t.inner.OnKnown = t.known, t.onKnown
@@ -180,7 +180,7 @@ func (t *leaseBatch) ended(*backend.Batch) {
 	t.finishCall()
 }
 
-// knows answers the groups that next has decided before the end of the call.
+// knows answers the groups that the wrapped Store has decided before the end of the call.
 func (t *leaseBatch) knows(from, to int) {
 	now := t.store.now()
 	var again *leaseBatch
@@ -204,12 +204,12 @@ func (t *leaseBatch) settle() {
 	again.repeat()
 }
 
-// conclude answers g with the decisions of next. There is one exception: if next denied g although g requested
-// units beyond its cost, conclude adds g, with the cost alone, to another call. That call is the parameter again,
-// or a new one if again is nil, and conclude returns it for repeat.
+// conclude answers g with the decisions of the wrapped Store. There is one exception: if the wrapped Store denied g
+// although g requested units beyond its cost, conclude adds g, with the cost alone, to another call. That call is the
+// parameter again, or a new one if again is nil, and conclude returns it for repeat.
 //
-// conclude may be called before the other groups of the batch are decided. These may need more time than g has
-// until its deadline.
+// conclude may be called before the other groups of the batch are decided. These may need more time than g has until
+// its deadline.
 func (t *leaseBatch) conclude(g *leaseGroup, again *leaseBatch, now time.Duration) *leaseBatch {
 	if t.store.settleGroup(t, g, now) {
 		t.outer.SetKnown(g.at, g.at+len(g.charges))
@@ -241,8 +241,8 @@ func (t *leaseBatch) repeat() {
 	}
 }
 
-// settleGroup answers g with the decisions of next. If next denied a charge that requested units beyond its cost,
-// settleGroup changes nothing and returns false.
+// settleGroup answers g with the decisions of the wrapped Store. If the wrapped Store denied a charge that requested
+// units beyond its cost, settleGroup changes nothing and returns false.
 func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration) (done bool) {
 	parts := t.parts[g.parts : g.parts+len(g.charges)]
 	var failed error
@@ -275,8 +275,9 @@ func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration
 	return true
 }
 
-// decide computes d, the decision on c. answer is the decision of next on the charge that was submitted for c, whose
-// cost may include units to lease. groupAllowed means that next allowed all charges of the group.
+// decide computes d, the decision on c. answer is the decision of the wrapped Store on the charge that was submitted
+// for c, whose cost may include units to lease. groupAllowed means that the wrapped Store allowed all charges of the
+// group.
 func (s *LeaseStore) decide(c *backend.Charge, p *leasePart, answer, d *backend.Decision, groupAllowed bool, requestedAt, now time.Duration) {
 	*d = *answer
 	switch {

@@ -12,18 +12,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Parts returns a Store for groups that next cannot charge in one step.
+// Parts returns a Store for groups that the Router next cannot charge in one step.
 //
-// It charges the parts of a group at the same time, each as its own group. If one part is denied or fails,
-// Parts refunds what the other parts consumed. So a limit never admits too much. Until the refund arrives,
-// the limit admits too little. If the process dies before the refund, the limit admits too little until as
-// many units have flowed in, or until its window ends.
+// It charges the parts of a group at the same time, each as its own group. If one part is denied or fails, Parts
+// refunds what the other parts consumed. So a limit never admits too much. Until the refund arrives, the limit admits
+// too little. If the process dies before the refund, the limit admits too little until as many units have flowed in,
+// or until its window ends.
 //
 // Parts that contain a refund of the caller are sent after the other parts, because such a refund cannot be undone
 // reliably. The answer does not wait for the charges that undo a part; these are sent through undos.
 //
-// number returns a number for charge i of a group: charges with equal numbers can be charged in one step.
-// Groups must not have an idempotency key, and must not be a Reset.
+// number returns a number for charge i of a group: charges with equal numbers can be charged in one step. Groups must
+// not have an idempotency key, and must not be a Reset.
 func Parts(next *Router, number func(i int, c *backend.Charge) int, undos *Undos) backend.Store {
 	s := &partsStore{next: next, number: number, undos: undos}
 	s.batches.New = func() any {

@@ -29,10 +29,10 @@ func (h *pendingStore) remove(i int) *backend.Batch {
 	return b
 }
 
-// decide submits batch i to next, which decides it.
+// decide submits batch i to the wrapped Store, which decides it.
 func (h *pendingStore) decide(i int) { h.next.Submit(h.remove(i)) }
 
-// loseAnswer submits batch i to next, and then fails it, as if the answer was lost.
+// loseAnswer submits batch i to the wrapped Store, and then fails it, as if the answer was lost.
 func (h *pendingStore) loseAnswer(i int) {
 	b := h.remove(i)
 	h.next.Submit(&backend.Batch{Charges: b.Charges, Decisions: make([]backend.Decision, len(b.Charges)), Done: func(*backend.Batch) {}})
@@ -48,7 +48,7 @@ func byFirstByte(below ...backend.Store) *stores.Router {
 	return stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Key[0]-'a'] }, nil)
 }
 
-// routed returns a Router that sends everything to next.
+// routed returns a Router that sends everything to the Store next.
 func routed(next backend.Store) *stores.Router {
 	route := stores.Route{Store: next}
 	return stores.NewRouter(func([]backend.Charge) *stores.Route { return &route }, nil)
