@@ -32,7 +32,7 @@ type candidate struct {
 // limit.
 func (c *Call) hasAlternative(i int) bool {
 	r := &c.Results[i]
-	if r.Cost <= 0 || r.settle || r.of != 0 || r.isUnlimited() {
+	if r.Cost <= 0 || r.isUnlimited() {
 		return false
 	}
 	keys := len(c.keys)

@@ -23,7 +23,7 @@ func (c *Call) fold() {
 				c.foldAlternatives(r)
 			}
 			hideBlocked(&r.Decision)
-			if c.adjusted != nil && r.isBlocked() && r.Decision.Err == nil { // an operator inspects the bucket
+			if r.isBlocked() && r.Decision.Err == nil { // an operator inspects the bucket
 				r.block(c.adjusted.now())
 			}
 			c.Replayed = c.Replayed || r.Decision.Replayed

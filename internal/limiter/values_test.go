@@ -1,0 +1,219 @@
+package limiter
+
+import (
+	"testing"
+	"unsafe"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+func compiled(t *testing.T, s algorithms.Spec) *algorithms.Limit {
+	t.Helper()
+	l, err := algorithms.Compile(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &l
+}
+
+// Buckets that are charged together wait for the last of them, alternatives for the first.
+func TestRetryTimesOfSeveralBuckets(t *testing.T) {
+	never := retry{never: true}
+	for _, c := range []struct{ a, b, both, either retry }{
+		{retry{after: 3}, retry{after: 5}, retry{after: 5}, retry{after: 3}},
+		{retry{after: 5}, retry{after: 3}, retry{after: 5}, retry{after: 3}},
+		{retry{}, retry{after: 3}, retry{after: 3}, retry{}},
+		{never, retry{after: 3}, never, retry{after: 3}},
+		{retry{after: 3}, never, never, retry{after: 3}},
+		{never, never, never, never},
+	} {
+		if both, either := c.a.both(c.b), c.a.either(c.b); both != c.both || either != c.either {
+			t.Errorf("%+v and %+v: both after %+v, either after %+v; want %+v and %+v", c.a, c.b, both, either, c.both, c.either)
+		}
+	}
+}
+
+// A charge at an unknown time, and one of a limit that never refills, keep their time.
+func TestTimesOfUndos(t *testing.T) {
+	slow := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
+	none := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Period: algorithms.Second})
+	fast := scaled.Inflow{Units: 10, Span: int64(algorithms.Second)}
+	const at = 1_767_225_600 * algorithms.Second
+	for _, c := range []struct {
+		name      string
+		chargedAt algorithms.Micros
+		former    scaled.Inflow
+		l         *algorithms.Limit
+		same      bool
+	}{
+		{"a lower rate", at, fast, slow, false},
+		{"a lower rate, an unknown time", 0, fast, slow, true},
+		{"rate 0", at, fast, none, true},
+		{"an unknown rate", at, scaled.Inflow{}, slow, true},
+		{"no span", at, scaled.Inflow{Units: 1}, slow, true},
+	} {
+		if got := undoTime(c.chargedAt, at+algorithms.Second, c.former, c.l); (got == c.chargedAt) != c.same || got > c.chargedAt {
+			t.Errorf("%s: %d for a charge at %d", c.name, got, c.chargedAt)
+		}
+	}
+}
+
+func TestRealCosts(t *testing.T) {
+	part := &ReservedPart{Count: 30, Times: 3}
+	for _, c := range []struct {
+		terms      *descriptors.Settle
+		real, want int64
+	}{
+		{nil, 7, 21}, {nil, 0, 0}, {nil, -1, 30},
+		{&descriptors.Settle{Unknown: 5}, -1, 15}, {&descriptors.Settle{Unknown: 0}, -1, 0}, {&descriptors.Settle{Unknown: -1}, -1, 30},
+		{nil, 1 << 62, 1 << 53 / 3 * 3},
+	} {
+		if got := realCost(c.terms, part, c.real); got != c.want {
+			t.Errorf("%+v, real cost %d: got %d, want %d", c.terms, c.real, got, c.want)
+		}
+	}
+}
+
+// The store remembers a settlement until the reservation can no longer be settled, by any clock.
+func TestHowLongSettlementsAreStored(t *testing.T) {
+	const at, ttl = 1000 * algorithms.Second, 60 * algorithms.Second
+	l := &descriptors.Policy{Extras: &descriptors.Extras{Settle: &descriptors.Settle{TTL: ttl}}}
+	for _, c := range []struct {
+		name  string
+		after algorithms.Micros
+		late  bool
+		want  algorithms.Micros
+	}{
+		{"", 0, false, 2*ttl + ClockSlack},
+		{"", ttl, false, ttl + ClockSlack},
+		{"", ttl + 1, true, ttl + ClockSlack},
+		{"", 9 * ttl, true, ttl + ClockSlack},
+		{"jobs", 0, false, 5 + Within + ClockSlack},
+		{"jobs", Within, false, 5 + ClockSlack},
+	} {
+		p := &ReservedPart{At: at, ByName: ByName{Name: c.name, Wait: 5}}
+		if late, stored := p.terms(l, at+c.after); late != c.late || stored != c.want {
+			t.Errorf("%q after %d us: late %t, stored for %d; want %t and %d", c.name, c.after, late, stored, c.late, c.want)
+		}
+	}
+}
+
+// The version that did not number the parts of reservations gave limits with a group of their own another part.
+func TestSettlementsOfIDsWithoutNumbers(t *testing.T) {
+	id := [16]byte{1}
+	c := &Call{Verdict: Verdict{Domain: &Domain{Name: "d"}}, config: &Config{}}
+	of := func(p *descriptors.Policy) [16]byte {
+		return c.settlementID(&id, &ReservedPart{Number: -1}, &Result{Policy: p})
+	}
+	plain := of(&descriptors.Policy{})
+	if want := IdempotencyID("d", "settle "+string(id[:]), "0"); plain != want {
+		t.Errorf("got %x, want %x", plain, want)
+	}
+	for name, p := range map[string]*descriptors.Policy{
+		"shadow": {Shadow: true}, "quota": {Quota: true}, "unlimited": {Adjusted: &descriptors.Adjusted{Unlimited: true}},
+	} {
+		if of(p) == plain {
+			t.Errorf("%s: got the ID of part 0", name)
+		}
+	}
+}
+
+// Each limit has estimates of its own, and one for each listed value.
+func TestEstimatesOfDifferentLimitsAreSeparate(t *testing.T) {
+	seen := map[uint64]string{}
+	for _, prefix := range []string{"a", "b", "c", "d"} {
+		for _, value := range []string{"", "large", "small"} {
+			c := &Call{}
+			c.AddDescriptor().Entries = []descriptors.Entry{{Key: "model", Value: value}}
+			cell := c.cell(&descriptors.Policy{Prefix: prefix, Extras: &descriptors.Extras{Settle: &descriptors.Settle{Learn: &descriptors.Learn{
+				Per: []string{"model"}, Values: map[string]map[string]bool{"model": {"large": true, "small": true}},
+			}}}})
+			if was, known := seen[cell]; known || cell == 0 {
+				t.Errorf("%s with %q has the estimate of %s", prefix, value, was)
+			}
+			seen[cell] = prefix + value
+		}
+	}
+}
+
+// A domain keeps 4,096 compiled overrides, so that clients cannot fill the memory.
+func TestCompiledOverridesAreBounded(t *testing.T) {
+	d := &Domain{Name: "d"}
+	for rate := range uint32(maxOverrides + 10) {
+		if d.override(Override{Rate: rate, Period: algorithms.Second}) == nil {
+			t.Fatalf("rate %d does not compile", rate)
+		}
+	}
+	kept := 0
+	d.overrides.Range(func(any, any) bool { kept++; return true })
+	if kept != maxOverrides || d.overrideCount.Load() != maxOverrides {
+		t.Errorf("%d overrides are kept and %d are counted, want %d", kept, d.overrideCount.Load(), maxOverrides)
+	}
+}
+
+// A listener drops a Call whose buffers have grown, so each of them counts.
+func TestEachBufferOfACallCounts(t *testing.T) {
+	for name, c := range map[string]struct {
+		call Call
+		want uintptr
+	}{
+		"nothing":     {Call{}, 0},
+		"keys":        {Call{keys: make([]byte, 0, 100)}, 100},
+		"buckets":     {Call{buckets: make([]uint32, 0, 100)}, 400},
+		"results":     {Call{Verdict: Verdict{Results: make([]Result, 0, 7)}}, 7 * unsafe.Sizeof(Result{})},
+		"statuses":    {Call{Verdict: Verdict{Statuses: make([]Status, 0, 7)}}, 7 * unsafe.Sizeof(Status{})},
+		"descriptors": {Call{Request: Request{Descriptors: make([]Descriptor, 0, 7)}}, 7 * unsafe.Sizeof(Descriptor{})},
+		"candidates":  {Call{candidates: make([]candidate, 0, 7)}, 7 * unsafe.Sizeof(candidate{})},
+		"payers":      {Call{instead: make([]payer, 0, 7)}, 7 * unsafe.Sizeof(payer{})},
+		"two buffers": {Call{keys: make([]byte, 0, 100), buckets: make([]uint32, 0, 100)}, 500},
+	} {
+		if got := c.call.BufferBytes(); got != int(c.want) {
+			t.Errorf("%s: %d bytes, want %d", name, got, c.want)
+		}
+	}
+}
+
+// A listener reuses a Call. Nothing of the request before it may apply.
+func TestAResetCallHasNoRequest(t *testing.T) {
+	c := &Call{Request: Request{
+		Domain: "d", Settle: &Settle{}, IdempotencyKey: IdempotencyKey{ID: "x", Lifetime: 1}, DryRun: true, Inspect: true, MaxDelay: 5,
+		Limits: []NamedCharge{{Name: "x"}},
+	}}
+	c.AddDescriptor()
+	c.Reset()
+	r := &c.Request
+	if r.Domain != "" || r.Settle != nil || r.IdempotencyKey != (IdempotencyKey{}) || r.DryRun || r.Inspect || r.MaxDelay != 0 || len(r.Limits) != 0 || len(r.Descriptors) != 0 {
+		t.Errorf("got %+v, want an empty request", *r)
+	}
+}
+
+func TestOnlyARequestToADomainWithSettleStarts(t *testing.T) {
+	settling := &Domain{Settle: &SettleEntries{}}
+	one := []Descriptor{{}}
+	for name, c := range map[string]struct {
+		call Call
+		want bool
+	}{
+		"an unknown domain":  {Call{Request: Request{Descriptors: one}}, false},
+		"no settle":          {Call{Request: Request{Descriptors: one}, Verdict: Verdict{Domain: &Domain{}}}, false},
+		"settle":             {Call{Request: Request{Descriptors: one}, Verdict: Verdict{Domain: settling}}, true},
+		"a settle-done":      {Call{Request: Request{Descriptors: one}, Verdict: Verdict{Domain: settling}, done: 1}, false},
+		"named limits":       {Call{Request: Request{Descriptors: one, Limits: []NamedCharge{{}}}, Verdict: Verdict{Domain: settling}}, false},
+		"nothing to reserve": {Call{Verdict: Verdict{Domain: settling}}, false},
+	} {
+		if got := c.call.Started(); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
+	}
+}
+
+func TestDomainsThatRequireEntries(t *testing.T) {
+	s := &Snapshot{Domains: map[string]*Domain{"free": {}, "strict": {Require: []Requirement{{"user"}}}}}
+	for domain, want := range map[string]bool{"unknown": false, "free": false, "strict": true} {
+		if got := s.Requires(domain); got != want {
+			t.Errorf("%s: %t, want %t", domain, got, want)
+		}
+	}
+}
