@@ -114,7 +114,7 @@ descriptors:
 	}
 }
 
-func TestTheSameBucketTwiceIsAddedUp(t *testing.T) { // example 14 of the worked examples
+func TestTheSameBucketTwiceIsAddedUp(t *testing.T) {
 	const yaml = `
 domain: d
 descriptors:
