@@ -43,7 +43,7 @@ const benchKeys = 10_000
 // workload sends n charges as fast as possible, and returns the elapsed time.
 type workload func(n int) time.Duration
 
-// bareLoad sends pipelines of 64 of the bare script, four at a time.
+// bareLoad returns a workload that sends pipelines of 64 calls of the bare script, four at a time.
 func bareLoad(b *testing.B, client goredis.UniversalClient) workload {
 	b.Helper()
 	sha := goredis.NewScript(bare)
@@ -89,7 +89,7 @@ func roomy(b *testing.B) map[string]*algorithms.Limit {
 	return limits
 }
 
-// storeLoad sends one charge at a time to s, from 256 concurrent callers.
+// storeLoad returns a workload of 256 concurrent callers, each of which sends one charge at a time to s.
 func storeLoad(b *testing.B, s backend.Store) workload {
 	b.Helper()
 	limit := roomy(b)["token bucket"]

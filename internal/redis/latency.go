@@ -21,7 +21,7 @@ const (
 	envoyMargin = 10 * time.Millisecond
 )
 
-// measure returns the sorted durations of dry runs of probe. It stops at the first error.
+// measure returns the sorted durations of dry runs of probe. It stops at the first error, so the result may be empty.
 func (s *Store) measure(ctx context.Context, client *goredis.Client, probe backend.Charge) []time.Duration {
 	probe.Terms.DryRun = true
 	n := newNode(client, s.keys, nil)
@@ -38,7 +38,8 @@ func (s *Store) measure(ctx context.Context, client *goredis.Client, probe backe
 	return took
 }
 
-// judgeLatency compares measured durations with the timeout of calls. took must be sorted.
+// judgeLatency compares measured durations with the timeout of calls. took must be sorted; if it is empty, the result is
+// a Warning.
 func judgeLatency(took []time.Duration, timeout time.Duration) (Severity, string) {
 	if len(took) == 0 {
 		return Warning, "could not be measured"
