@@ -100,8 +100,8 @@ type State struct {
 	// At is the time for which Value holds: that of the last charge, of the creation of a bucket that has not been
 	// charged, or of the conversion to the numbers of By. For a sliding log it is the time of the newest entry of Log.
 	At Micros
-	// Log has the time of each admitted unit of a sliding log, oldest first. The next State shares this array.
-	// So derive at most one State from each State (see the package documentation).
+	// Log has the times of the admitted units of a sliding log, oldest first. Units that no longer count may be missing.
+	// The next State shares this array. So derive at most one State from each State (see the package documentation).
 	Log []Micros
 	// Denials is the state of the limit's Penalty. It is nil if no denials and no block are stored.
 	Denials *Denials

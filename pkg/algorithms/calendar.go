@@ -8,7 +8,7 @@ type Calendar struct {
 	Unit, Zone string
 	// Usual is the nominal length of a window, such as 24 hours for a day.
 	Usual Micros
-	// Longest is the length of the longest window.
+	// Longest is an upper bound of the length of a window.
 	Longest Micros
 	// Edges computes the windows.
 	Edges

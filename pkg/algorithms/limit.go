@@ -17,7 +17,7 @@ type Spec struct {
 	// Capacity is the most units that a token bucket or a fixed window can hold; nil means Rate. For a leaky
 	// bucket it is the number of places in the queue; nil means none.
 	Capacity *int64
-	// Initial is the number of units in a new bucket; nil means Capacity.
+	// Initial is the number of units in a new token bucket or fixed window; nil means Capacity.
 	Initial *int64
 	// MaxReserved is how many units below zero reservations and Overdraw may take a bucket. nil means the
 	// largest number that can be computed exactly.

@@ -16,7 +16,8 @@ const MaxShards = 256
 // two choices). If neither has enough alone, both are charged together, so that they end with equal amounts.
 // If both together do not have enough, the Store tries all shards before it denies the request.
 
-// Split is for Stores of several nodes. It compiles the n shards of s: smaller limits that together make one.
+// Split is for Stores of several nodes. It compiles the n shards of s: smaller limits that together make one. n is
+// between 2 and MaxShards.
 //
 // Capacity, initial, max_reserved and the rate of a window are split so that they add up exactly. A token
 // bucket keeps its rate and multiplies its period by n, which divides the rate without a fraction. The
@@ -91,8 +92,9 @@ func split(x *int64, n, i int) *int64 {
 	return &part
 }
 
-// TakeShards is for Stores of several nodes. It charges a.Cost at time now to the given shards of one bucket. The
-// Store passes two shards that it drew at random. If they deny, it passes all shards.
+// TakeShards is for Stores of several nodes. It charges a.Cost at time now to the given shards of one bucket. It reads
+// only Limit and State of each Bucket, and writes only State. The Store passes two shards that it drew at random. If
+// they deny, it passes all shards.
 //
 //   - If one shard alone has enough, the shard with the most units left is charged.
 //   - Otherwise the shards are charged together and left level.

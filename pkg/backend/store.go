@@ -120,7 +120,8 @@ func (b *Batch) Fail(err error) {
 	b.Done(b)
 }
 
-// Take submits charges to s and waits for the decisions. The deadline of ctx becomes the Deadline of the
+// Take submits charges to s and waits for the decisions. decisions must have the length of charges, and its elements
+// must be zero. The deadline of ctx becomes the Deadline of the
 // Batch. If ctx has already ended, the Deadline is the current time. Take still waits if ctx is canceled later,
 // because a Store answers within its own timeout.
 func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) {

@@ -156,8 +156,9 @@ func (l *Limiter) Wait(ctx context.Context, name string, key ...string) error {
 
 // WaitN waits until n units are available and consumes them.
 //
-// It returns a DeniedError at once if the wait would end after the deadline of ctx or exceed
-// Config.MaxWait. If ctx is canceled during the wait, WaitN refunds the units and returns the error of ctx.
+// It returns a DeniedError at once if the wait would end after the deadline of ctx or exceed Config.MaxWait, or if too
+// many units are reserved already. If ctx is canceled during the wait, WaitN refunds the units and returns the error
+// of ctx.
 //
 // For token buckets, fixed windows and leaky buckets, waiting calls are served in the order of their arrival.
 // For other limits, and for a token bucket with Guaranteed, WaitN tries again after each RetryAfter, so another

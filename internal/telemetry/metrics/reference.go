@@ -276,7 +276,8 @@ func (s *series) add(at int, r *limiter.Result, nearRatio float32) {
 type parts struct{ near, over uint64 }
 
 // split divides the hits of r by their position in the limit, as the reference server does. If the request
-// was denied, only the hits beyond the limit count as over.
+// was denied, only the hits beyond the limit count as over. All hits of a request without a limit, whose override is
+// invalid, count as over.
 func split(r *limiter.Result, nearRatio float32) parts {
 	if r.Policy == nil {
 		return parts{over: uint64(r.Cost)}

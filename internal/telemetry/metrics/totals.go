@@ -54,7 +54,7 @@ func (m *Metrics) Tallies(visit func(domain, limit string, t Tally)) {
 }
 
 // Requests returns the numbers of requests that were allowed and denied since the program started. Requests that
-// were answered with an error count as denied.
+// were answered with an error count as denied. Requests that Refused counted are not included.
 func (m *Metrics) Requests() (allowed, denied uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

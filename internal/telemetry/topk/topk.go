@@ -46,7 +46,7 @@ func New[V any](max int) *Counter[V] {
 }
 
 // Add counts one occurrence of key. If added is true, the item is new, and the caller must set its Value.
-// Until then Value may be the value of the replaced item.
+// Until then Value may be the value of the replaced item. A later call may replace the item: use c only until then.
 func (h *Counter[V]) Add(key []byte) (c *Counted[V], added bool) { return h.AddN(key, 1) }
 
 // AddN counts n occurrences of key; n is at least 1.

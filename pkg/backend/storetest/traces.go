@@ -168,8 +168,8 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 	return blocked
 }
 
-// changed returns s with other numbers. original is the Spec that s was made from: the result has its Penalty and its
-// Settles, or neither of them. Now and then the new numbers count in milliseconds or use other windows.
+// changed returns s with other numbers. original is the Spec that s was made from: the result has its Penalty or none,
+// and settles only if original does. Now and then the new numbers count in milliseconds or use other windows.
 func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
 	const second = algorithms.Second
 	n := func(most int64) *int64 { v := rng.Int64N(most); return &v }
