@@ -393,7 +393,7 @@ func TestTheChargeOfASettlement(t *testing.T) {
 
 // The whole descriptor identifies the buckets of a limit with a wildcard, so an operator must state it.
 func TestAnOperatorStatesTheDescriptorOfAWildcard(t *testing.T) {
-	b := newBench(t, "domain: d\ndescriptors:\n  - {key: path, value: 'a*', rate_limit: {name: starred, algorithm: token_bucket, rate: 10, period: 1m}}\n")
+	b := newBench(t, "domain: d\ndescriptors:\n  - {key: 'path_*', rate_limit: {name: starred, algorithm: token_bucket, rate: 10, period: 1m}}\n")
 	if problem := b.inspect(t, "starred", "a1"); !strings.Contains(problem, "--descriptor") {
 		t.Errorf("got %q; want the error that the descriptor is needed", problem)
 	}
