@@ -159,7 +159,8 @@ func TestAnEstimateStaysWhileItIsRenewed(t *testing.T) {
 	}
 }
 
-// A second is one of the clock. Two samples of a key within it count once, and two around its end count twice.
+// Seconds begin with those of the clock. Samples of a key within one second count once, and two samples around the end
+// of a second count twice.
 func TestAKeyCountsOnceInASecondOfTheClock(t *testing.T) {
 	var e Estimates
 	for i := range algorithms.Micros(enough - 1) {

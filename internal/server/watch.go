@@ -57,7 +57,7 @@ const usageSamples = 1000
 
 // thinned returns the value of watch.thin for n requests in a step of history.
 func thinned(n uint64) uint32 {
-	const most = 1 << 10 // sample divides a random number from 0 to 1023 by thin
+	const most = 1 << 10 // the method sample divides a random number from 0 to 1023 by thin
 	thin := uint32(1)
 	for thin < most && n/sampleEvery/uint64(thin) > usageSamples*uint64(history.Step/time.Second) {
 		thin *= 2

@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// A request for a lease that fails is not sent again with the cost alone: next may have charged it.
+// A request for a lease that fails is not sent again with the cost alone, because the wrapped Store may have charged it.
 func TestAFailedRequestForALeaseIsNotRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, down := memory.New(memory.Config{Clock: storetest.Times(wall)}), false
@@ -47,8 +47,8 @@ func TestAFailedRequestForALeaseIsNotRepeated(t *testing.T) {
 	})
 }
 
-// Without a deadline, a decision of next may take longer than a lease lasts. So a group without a deadline uses no
-// leased units.
+// Without a deadline, a decision of the wrapped Store may take longer than a lease lasts. So a group without a deadline
+// uses no leased units.
 func TestAGroupWithoutADeadlineUsesNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, calls := requesting()
@@ -64,8 +64,8 @@ func TestAGroupWithoutADeadlineUsesNoLease(t *testing.T) {
 	})
 }
 
-// The source of a reset that had to wait is flushed after the reset is submitted. Without that, its answer would wait
-// for another one.
+// A reset waits for a lease in flight. Its source is flushed after its Done. Otherwise the listener would send the
+// answer only together with a later one.
 func TestAResetThatHadToWaitIsFlushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := stores.Lease(lateAhead{memory.New(memory.Config{Clock: storetest.Times(wall)})}, stores.LeaseConfig{})
@@ -92,7 +92,7 @@ func TestAResetThatHadToWaitIsFlushed(t *testing.T) {
 	})
 }
 
-// While one request asks for a lease, others ask for their cost alone.
+// While a request for a lease is in flight, other requests are submitted with their cost alone.
 func TestOneRequestAtATimeAsksForALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -122,8 +122,8 @@ func TestOneRequestAtATimeAsksForALease(t *testing.T) {
 	})
 }
 
-// A group that is decided before the other groups of its batch is settled once. Its leased units, which were put back
-// because another limit denied it, are not counted again when the batch ends.
+// A group is denied before the other group of its batch is decided, and its leased units are put back. They must not be
+// put back again when the batch ends.
 func TestAGroupThatIsKnownEarlyIsSettledOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := stores.Lease(twoServers(), stores.LeaseConfig{})

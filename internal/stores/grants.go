@@ -61,13 +61,13 @@ type hotKey struct {
 	requesting int64  // the units that are being requested, by that request and in the background
 	ahead      *ahead // the lease requested in the background; nil if none is in flight
 	failed     int    // how often leasing ahead has failed since it last succeeded, less the decisions of the wrapped Store, at least 0
-	// The next lease is requested when the first grant has at most low units left, or at the time early.
-	low   int64
-	early time.Duration
+	// The next lease is requested when one of these two limits is reached.
+	low   int64         // the largest number of units left in the first grant; -1 if no lease is to be requested
+	early time.Duration // the time; the constant never means that only low counts
 
 	last   backend.Decision // the newest decision of the wrapped Store, changed as if it had allowed
 	lastAt time.Duration    // when last arrived
-	edge   time.Duration    // when the current fixed window ends; never for a token bucket
+	edge   time.Duration    // when the current fixed window ends; the constant never for a token bucket
 
 	// used/(now-since) is the rate at which this process requests units.
 	used        float64

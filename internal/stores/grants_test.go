@@ -60,8 +60,8 @@ func TestElapsedCountsSuspensions(t *testing.T) {
 	}
 }
 
-// The state of a bucket with shards is not known as a whole. So a decision on it from a lease is the last one of
-// next, plus the leased units, and less the time that has passed.
+// The state of a bucket with shards is not known as a whole. So a decision on it from a lease is the last one of the
+// wrapped Store, with the leased units added, and with the passed time subtracted from ResetAfter.
 func TestADecisionFromALeaseOfABucketWithShards(t *testing.T) {
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 100, Period: algorithms.Second})
 	if err != nil {
@@ -77,7 +77,7 @@ func TestADecisionFromALeaseOfABucketWithShards(t *testing.T) {
 		{10, 70, 0, 300, 5000},
 		{10, 70, 100, 200, 5100},
 		{0, 60, 100, 200, 5100},
-		{50, 100, 400, 0, 5400}, // at most the capacity, and never before now
+		{50, 100, 400, 0, 5400}, // Remaining is at most the capacity, and ResetAfter at least 0
 	} {
 		got := later(c, last, test.extra, test.delay)
 		if got.Remaining != test.remaining || got.ResetAfter != test.reset || got.At != test.time || !got.Allowed {

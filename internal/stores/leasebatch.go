@@ -206,20 +206,20 @@ func (t *leaseBatch) settle() {
 
 // conclude answers g with the decisions of the wrapped Store. There is one exception: if the wrapped Store denied g
 // although g requested units beyond its cost, conclude adds g, with the cost alone, to another call. That call is the
-// parameter again, or a new one if again is nil, and conclude returns it for repeat.
+// parameter repetition, or a new one if repetition is nil. conclude returns that call, for its method repeat.
 //
 // conclude may be called before the other groups of the batch are decided. These may need more time than g has until
 // its deadline.
-func (t *leaseBatch) conclude(g *leaseGroup, again *leaseBatch, now time.Duration) *leaseBatch {
+func (t *leaseBatch) conclude(g *leaseGroup, repetition *leaseBatch, now time.Duration) *leaseBatch {
 	if t.store.settleGroup(t, g, now) {
 		t.outer.SetKnown(g.at, g.at+len(g.charges))
-		return again
+		return repetition
 	}
 	g.done = true
-	if again == nil {
+	if repetition == nil {
 		t.pending.Add(1)
-		again = t.store.newBatch(t.outer, now)
-		again.first = t
+		repetition = t.store.newBatch(t.outer, now)
+		repetition.first = t
 	}
 	parts := t.parts[g.parts : g.parts+len(g.charges)]
 	for i := range parts {
@@ -227,10 +227,10 @@ func (t *leaseBatch) conclude(g *leaseGroup, again *leaseBatch, now time.Duratio
 			t.store.receive(&g.charges[i], p, 0, nil, t.began, now)
 		}
 	}
-	again.groups = append(again.groups, leaseGroup{charges: g.charges, decisions: g.decisions, at: g.at, parts: len(again.parts)})
-	again.parts = append(again.parts, parts...)
-	t.store.addCharges(again, len(again.groups)-1)
-	return again
+	repetition.groups = append(repetition.groups, leaseGroup{charges: g.charges, decisions: g.decisions, at: g.at, parts: len(repetition.parts)})
+	repetition.parts = append(repetition.parts, parts...)
+	t.store.addCharges(repetition, len(repetition.groups)-1)
+	return repetition
 }
 
 // repeat submits the call t, which may be nil. Batch.Waits must be false, because repeat runs in Done or OnKnown,

@@ -120,7 +120,7 @@ func FuzzTarget(f *testing.F) {
 	})
 }
 
-// All escapes of two hexadecimal digits are decoded, and no others. All letters of ASCII have a lower case, and no
+// Every byte is decoded from its escape, in lower and upper case. Lower changes all capital letters of ASCII, and no
 // other bytes.
 func TestEachByteIsDecodedAndLowered(t *testing.T) {
 	const digits = "0123456789abcdef"
