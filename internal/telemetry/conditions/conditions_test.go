@@ -84,3 +84,64 @@ func TestANilRegistryAcceptsReports(t *testing.T) {
 		t.Error("the nil Registry keeps conditions")
 	}
 }
+
+// At the bound, a report about a known condition replaces that one alone, and a new one replaces a milder one.
+func TestAFullRegistryStillUpdatesItsConditions(t *testing.T) {
+	r := New(time.Now)
+	for i := range maxConditions {
+		r.Set(Condition{Name: fmt.Sprint("redis-slow/", i), Severity: Warning})
+	}
+	if r.Set(Condition{Name: "redis-slow/0", Severity: Critical, Summary: "worse"}) {
+		t.Error("a known condition was added again")
+	}
+	list := r.List()
+	if len(list) != maxConditions || list[0].Summary != "worse" {
+		t.Errorf("%d conditions, the first %+v; want %d, and the one that got worse", len(list), list[0], maxConditions)
+	}
+	if !r.Set(Condition{Name: "config-old", Severity: Degraded}) || len(r.List()) != maxConditions {
+		t.Errorf("%d conditions; want the new one in the place of a milder one, %d in total", len(r.List()), maxConditions)
+	}
+}
+
+// A condition whose name is too long or not printable can be cleared by that name.
+func TestAConditionIsClearedByTheNameThatSetIt(t *testing.T) {
+	r := New(time.Now)
+	name := "redis\n" + strings.Repeat("x", 2*maxName)
+	r.Set(Condition{Name: name, Severity: Warning})
+	if !r.Clear(name) || len(r.List()) != 0 {
+		t.Errorf("got %d conditions; want none", len(r.List()))
+	}
+}
+
+// A long text is cut between two characters. Characters that control a terminal or break lines become blanks.
+func TestTextsAreCutBetweenCharacters(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                        "",
+		"12345678":                "12345678",
+		"123456789":               "12345678…",
+		"1234567ä":                "1234567…",
+		"123456äö":                "123456ä…",
+		"1234€6789":               "1234€6…",
+		"12345€789":               "12345€…",
+		"123456€89":               "123456…",
+		"\x80\x80\x80":            "   ",
+		"a b\x1fc\x7fd~":          "a b c d~",
+		"a\u0080b\u009fc":         "a b c",
+		"a\u00a0b":                "a\u00a0b",
+		"a\u2028b":                "a b",
+		"a\u2029b":                "a b",
+		strings.Repeat("\x80", 9): "…",
+	} {
+		if got := printable(text, 8); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestSeveritiesHaveNames(t *testing.T) {
+	for s, want := range map[Severity]string{0: "Severity(0)", Warning: "warning", Degraded: "degraded", Critical: "critical", Critical + 1: "Severity(4)"} {
+		if got := s.String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

@@ -387,3 +387,87 @@ func TestTheLastDenialsOfAKey(t *testing.T) {
 		t.Errorf("%d decisions are kept, and the first denial was at %v; want at most 16, and %v", len(top[0].Recent), top[0].First, first)
 	}
 }
+
+// A block and a denial that no wait can change are counted by key. An adjustment that blocks nothing is no reason.
+// Requests without a bucket, because of an override that could not be parsed, are counted by domain.
+func TestDenialsAreCountedByTheirReasonAndKey(t *testing.T) {
+	blocked := backend.Decision{Decision: algorithms.Decision{Blocked: algorithms.Second}}
+	never := backend.Decision{Decision: algorithms.Decision{Never: true}}
+	block := &descriptors.Policy{Name: "l", Adjusted: &descriptors.Adjusted{Block: true}}
+	adjusted := &descriptors.Policy{Name: "l", Adjusted: &descriptors.Adjusted{}}
+	a := newRequester(t, memory.New(memory.Config{}))
+	observe := func(domain, key string, p *descriptors.Policy, d backend.Decision) {
+		c := &limiter.Call{Request: limiter.Request{Domain: domain, Descriptors: []limiter.Descriptor{{}}}}
+		r := limiter.Result{Policy: p, Decision: d, Outcome: limiter.Denied}
+		if key != "" {
+			r.Key = []byte(key)
+		}
+		c.Results, c.Denied = []limiter.Result{r}, true
+		a.Observe(c)
+	}
+	for n, d := range map[int]struct {
+		policy   *descriptors.Policy
+		decision backend.Decision
+	}{10: {block, blocked}, 20: {adjusted, blocked}, 30: {adjusted, never}} {
+		for range n {
+			observe("d", "one", d.policy, d.decision)
+		}
+		for range n - 1 {
+			observe("d", "two", d.policy, d.decision)
+		}
+	}
+	for n, domain := range map[int]string{2: "d", 3: "e"} {
+		for range n {
+			observe(domain, "", nil, backend.Decision{})
+		}
+	}
+	a.want(t, "all",
+		`30 d/l never [] [] false`, `29 d/l never [] [] false`,
+		`20 d/l penalty [] [] false`, `19 d/l penalty [] [] false`,
+		`10 d/l blocked [] [] false`, `9 d/l blocked [] [] false`,
+		`3 e/ limit [] [] false`, `2 d/ limit [] [] false`)
+}
+
+// Failures of two limits are different, as are requests of two domains without a configuration.
+func TestFailuresOfDifferentLimitsAreApart(t *testing.T) {
+	a := newRequester(t, away{backend.ErrUnavailable})
+	a.send(t, "user=bob", 1)
+	a.send(t, "path=/login,ip=192.0.2.1", 1)
+	a.send(t, "path=/login,ip=192.0.2.2", 1)
+	a.want(t, "two limits", `2 d/path_/login.ip backend-failure [] [] false`, `1 d/send backend-failure [] [] false`)
+
+	a = newRequester(t, away{})
+	for n, domain := range map[int]string{1: "d", 2: "e"} {
+		for range n {
+			a.Observe(&limiter.Call{Request: limiter.Request{Domain: domain}})
+		}
+	}
+	c := &limiter.Call{Request: limiter.Request{Domain: "d"}}
+	c.Missing = limiter.Requirement{"user"}
+	for range 3 {
+		a.Observe(c)
+	}
+	a.want(t, "two domains", `3 d/ missing-descriptor [] [] false`, `2 e/ no-config [] [] false`, `1 d/ no-config [] [] false`)
+}
+
+// All values of a key together, and all entries of a descriptor together, have maxShown bytes.
+func TestTheTextsOfADenialShareOneBound(t *testing.T) {
+	const others = len("path" + "/login" + "ip")
+	for n, cut := range map[int]bool{maxShown - others: false, maxShown - others + 1: true, 2 * maxShown: true} {
+		a := newRequester(t, memory.New(memory.Config{}))
+		for range 2 {
+			a.send(t, "path=/login,ip="+strings.Repeat("x", n), 1)
+		}
+		_, top := a.Top(1)
+		if len(top) != 1 || len(top[0].Entries) != 2 {
+			t.Fatalf("%d bytes: got %+v; want one denial with two entries", n, top)
+		}
+		d, shown := top[0], 0
+		for _, e := range d.Entries {
+			shown += len(e.Key) + len(e.Value)
+		}
+		if shown != maxShown || len(d.Key) != 1 || len(d.Key[0]) != min(n, maxShown) || d.Cut != cut {
+			t.Errorf("%d bytes: the entries have %d, the key %d, cut %t; want %d, %d, cut %t", n, shown, len(d.Key[0]), d.Cut, maxShown, min(n, maxShown), cut)
+		}
+	}
+}

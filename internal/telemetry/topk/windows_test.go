@@ -1,0 +1,87 @@
+package topk
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestWindowsAddUpTheCurrentAndThePreviousWindow counts keys at given times. After each step it checks the items of
+// both windows, as index:key=count/value, the upper bound for key a, and the time at which counting began.
+func TestWindowsAddUpTheCurrentAndThePreviousWindow(t *testing.T) {
+	began := time.Date(2026, 1, 2, 3, 1, 0, 0, time.UTC)
+	w := NewWindows[string](2)
+	for _, step := range []struct {
+		at      string // hh:mm:ss of the same day
+		add     string // "" means that the windows are only read
+		n       int64
+		added   bool
+		list    string
+		most    int64 // the upper bound for a
+		counted string
+	}{
+		{"03:01:00", "", 0, false, "", 0, "03:01:00"},
+		{"03:02:00", "b", 2, true, "0:b=2/new", 0, "03:01:00"},
+		{"03:02:00", "a", 1, true, "0:b=2/new 1:a=1/new", 1, "03:01:00"},
+		{"03:04:59", "a", 4, false, "0:a=5/new 1:b=2/new", 5, "03:01:00"},
+		{"03:05:00", "a", 1, true, "0:a=1/new 0:a=5/new 1:b=2/new", 6, "03:01:00"},
+		{"03:05:00", "b", 1, true, "0:a=1/new 1:b=1/new 0:a=5/new 1:b=2/new", 6, "03:01:00"},
+		{"03:04:00", "b", 1, false, "0:b=2/new 1:a=1/new 1:a=5/new 0:b=2/new", 6, "03:01:00"}, // the clock was set back
+		{"03:09:59", "", 0, false, "0:b=2/new 1:a=1/new 1:a=5/new 0:b=2/new", 6, "03:01:00"},
+		{"03:10:00", "", 0, false, "0:b=2/new 1:a=1/new", 1, "03:05:00"},
+		{"03:10:00", "c", 1, true, "0:c=1/new 1:b=2/new 2:a=1/new", 1, "03:05:00"},
+		{"03:20:00", "", 0, false, "", 0, "03:15:00"}, // more than one window has passed
+		{"03:20:00", "a", 1, true, "0:a=1/new", 1, "03:15:00"},
+	} {
+		now, err := time.Parse(time.DateTime, "2026-01-02 "+step.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if step.add != "" {
+			c, added := w.AddN(now, []byte(step.add), step.n)
+			if added != step.added {
+				t.Errorf("%s: %s is new: %t, want %t", step.at, step.add, added, step.added)
+			}
+			if added {
+				c.Value = "new"
+			}
+		}
+		var list []string
+		w.Each(now, func(index int, c *Counted[string]) {
+			list = append(list, fmt.Sprintf("%d:%s=%d/%s", index, c.Key(), c.Least(), c.Value))
+		})
+		if got := strings.Join(list, " "); got != step.list {
+			t.Errorf("%s: got %q, want %q", step.at, got, step.list)
+		}
+		if got := w.Most("a"); got != step.most {
+			t.Errorf("%s: at most %d of a, want %d", step.at, got, step.most)
+		}
+		if got := Since(now, began).Format(time.TimeOnly); got != step.counted {
+			t.Errorf("%s: counted since %s, want %s", step.at, got, step.counted)
+		}
+	}
+}
+
+// The items with the most certain occurrences come first, equal ones in the order of their keys, and at most n.
+func TestTopIsSortedAndBounded(t *testing.T) {
+	h := New[int](3)
+	for key, n := range map[string]int64{"x": 5, "b": 2, "a": 2} {
+		if _, added := h.AddN([]byte(key), n); !added {
+			t.Errorf("%s is not new; want new", key)
+		}
+	}
+	for n, want := range map[int]string{0: "", 1: "x", 2: "x a", 3: "x a b", 9: "x a b"} {
+		var keys []string
+		for _, c := range h.Top(n) {
+			keys = append(keys, c.Key())
+		}
+		if got := strings.Join(keys, " "); got != want {
+			t.Errorf("the first %d: got %q, want %q", n, got, want)
+		}
+	}
+	c, added := h.AddN([]byte("c"), 9) // replaces a or b, and inherits the count 2
+	if !added || c.Count != 11 || c.Least() != 9 || h.Top(1)[0] != c {
+		t.Errorf("got %+v, new: %t; want a new item, with between 9 and 11 occurrences, at the top", c, added)
+	}
+}
