@@ -62,3 +62,86 @@ func FuzzWrite(f *testing.F) {
 		}
 	})
 }
+
+// The notes are in the order of the files and of the places in them. They are about denied requests of several limits,
+// a backend failure, and further documents, unless the file states what happens.
+func TestNotesAboutDefaultsThatDiffer(t *testing.T) {
+	const (
+		one      = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
+		two      = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}, {key: l, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
+		free     = "descriptors: [{key: k, rate_limit: {unlimited: true}}, {key: l, rate_limit: {unlimited: true}}]\n"
+		finite   = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, unlimited: false}}]\n"
+		above    = "# a comment\n"
+		consumes = "a denied request consumes nothing"
+		failure  = "requests are denied while Redis"
+	)
+	for text, want := range map[string][]string{
+		above + "domain: d\n" + two:                    {"2:1: differs: " + consumes, "2:1: differs: " + failure},
+		above + two + "domain: d\n":                    {"3:1: differs: " + consumes, "3:1: differs: " + failure},
+		"domain: d\n" + one:                            {"1:1: differs: " + failure},
+		"domain: d\n" + finite:                         {"1:1: differs: " + failure},
+		"domain: d\n" + free:                           nil,
+		"domain: d\n":                                  nil,
+		"domain: d\nconsume: each\n" + two:             {"1:1: differs: " + failure},
+		"domain: d\non_backend_failure: error\n" + two: {"1:1: differs: " + consumes},
+		quiet + "---\ndomain: e\n" + one:               {"5:1: differs: the reference server reads only the first", "5:1: differs: " + failure},
+		quiet + "descriptors: [{key: k, value: v, value_to_metric: true}]":   {"4:34: differs: at most 10,000"},
+		quiet + "descriptors: [{key: k, value_to_metric: false}]":            nil,
+		quiet + "descriptors: [{key: a_b}, {key: a}]":                        {`4:21: differs: in the reference server an entry a=b also matches this, before "a"; here only the key "a_b" does`},
+		quiet + "descriptors: [{key: k, key: l, unit: day, nonsense: true}]": {"4:24: refused: \"key\" occurs twice", "4:32: refused: \"unit\" has no effect", "4:43: refused: config error, unknown key"},
+		quiet + "descriptors: [{key: k, shadow_mode: [rate_limit: {}]}]":     {"4:37: refused: shadow_mode must be true or false"},
+		quiet + "unit: {key: k, key: l}\n":                                   {"4:1: refused: \"unit\" has no effect"},
+	} {
+		got := notes(text)
+		same := len(got) == len(want)
+		for i := 0; same && i < len(got); i++ {
+			same = strings.HasPrefix(got[i], want[i])
+		}
+		if !same {
+			t.Errorf("%s:\n%s\nwant\n%s", text, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+}
+
+// Mistakes of the compiler are sorted among the notes, in the order of the files.
+func TestNotesAreInTheOrderOfTheFiles(t *testing.T) {
+	const late = "domain: d\ndescriptors:\n  - {key: k, detailed_metric: true, nonsense: 1}\n  - {key: l, unit: day, nonsense: 1}\n"
+	var got []string
+	for _, n := range Review([]config.File{{Name: "z", Data: []byte(late)}, {Name: "a", Data: []byte("domain: d\nnonsense: 1\nkey: k\n")}}) {
+		got = append(got, strings.Join(strings.Fields(n.String())[:2], " "))
+	}
+	want := "z:3:14: differs:, z:3:37: refused:, z:4:14: refused:, z:4:25: refused:, a:2:1: refused:, a:3:1: refused:"
+	if text := strings.Join(got, ", "); text != want {
+		t.Errorf("got %s\nwant %s", text, want)
+	}
+}
+
+// Write removes keys that the reference server ignores, at every level, and further documents. It states the defaults
+// after the domain, if they are missing.
+func TestWriteRemovesIgnoredKeysAndStatesDefaults(t *testing.T) {
+	const stated = "consume: together # each: as envoyproxy/ratelimit, where a denied request consumes\n" +
+		"on_backend_failure: deny # error: as envoyproxy/ratelimit, where the proxy's failure mode decides\n"
+	for text, want := range map[string]string{
+		"domain: d\n":                  "domain: d\n" + stated,
+		quiet:                          quiet,
+		"descriptors: []\ndomain: d\n": "descriptors: []\ndomain: d\n" + stated,
+		"domain: d\nconsume: each\n":   "domain: d\non_backend_failure: deny # error: as envoyproxy/ratelimit, where the proxy's failure mode decides\nconsume: each\n",
+		quiet + "unit: day\ndescriptors: [{key: k, domain: d}]\n":                                quiet + "descriptors: [{key: k}]\n",
+		quiet + "descriptors: [{key: k, key: l}]\n":                                              quiet + "descriptors: [{key: l}]\n",
+		quiet + "descriptors: [{key: k, nonsense: 1}]\n":                                         quiet + "descriptors: [{key: k, nonsense: 1}]\n",
+		quiet + "descriptors: [{key: k, descriptors: [{unit: x}]}]":                              quiet + "descriptors: [{key: k, descriptors: [{}]}]\n",
+		quiet + "descriptors: [{rate_limit: {key: k, replaces: [{name: a, unit: x, name: b}]}}]": quiet + "descriptors: [{rate_limit: {replaces: [{name: b}]}}]\n",
+		quiet + "---\ndomain: e\n":                                                               quiet,
+		quiet + "descriptors: [&a {key: a}, &b {value: b}, {<<: *a, <<: *b}]\n":                  quiet + "descriptors: [&a {key: a}, &b {value: b}, {<<: *a, <<: *b}]\n",
+	} {
+		got, err := Write(config.File{Name: "f", Data: []byte(text)})
+		if err != nil || string(got) != want {
+			t.Errorf("%s:\n%s, %v\nwant\n%s", text, got, err, want)
+		}
+	}
+	for text, want := range map[string]string{"": "f: the file is empty", "[]": "f: the file is empty", "domain: [": "f: yaml: ", quiet + "---\na: [": "f: yaml: "} {
+		if got, err := Write(config.File{Name: "f", Data: []byte(text)}); got != nil || err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q: got %q, %v; want an error that starts with %q", text, got, err, want)
+		}
+	}
+}
