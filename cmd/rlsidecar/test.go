@@ -101,7 +101,7 @@ func (t *testRun) file(name string) error {
 	return nil
 }
 
-// load loads the configuration of the scenario file name. Its paths are relative to that file. If the
+// load loads the configuration that the scenario file called name states. paths are relative to that file. If the
 // configuration has mistakes, load prints and counts them, and returns nil.
 func (t *testRun) load(name string, paths []string) (*limiter.Snapshot, error) {
 	var full []string

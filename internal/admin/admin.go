@@ -160,7 +160,7 @@ func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// api serves requests of programs, which send a token with each request. It ignores cookies.
+// api serves requests of programs. If a token is configured, each request must contain one. api ignores cookies.
 func (p *pages) api(w http.ResponseWriter, r *http.Request) {
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {

@@ -397,7 +397,7 @@ func remainingWords(r *limiter.Result) string {
 	return text
 }
 
-// maxRecent bounds the number of decisions that a key page shows.
+// maxRecent bounds the number of decisions that a key page shows for each limit.
 const maxRecent = 12
 
 // addDenials adds the recorded decisions about the key of result to l.

@@ -218,20 +218,20 @@ func (p *pages) source(l *descriptors.Policy) source {
 	return s
 }
 
-// block returns the lines of the YAML file name that configure the limit whose place has the number line, at most
-// maxLines. In the block style, that is the line of the limit's first key. So the result starts at the nearest line
-// above it with less indentation, which has the limit's name. If that is the line of rate_limit, the result starts at
-// the descriptor above it.
-func block(name string, line int) (lines []sourceLine) {
+// block returns the lines of a YAML file that configure a limit, at most maxLines. number is the number of the line
+// in the limit's Place. In the block style, that is the line of the limit's first key. So the result starts at the
+// nearest line above it with less indentation, which has the limit's name. If that is the line of rate_limit, the
+// result starts at the descriptor above it.
+func block(file string, number int) (lines []sourceLine) {
 	var text []string
-	readLines(name, func(n int, one string) bool {
+	readLines(file, func(n int, one string) bool {
 		text = append(text, one)
-		return n < line+maxLines
+		return n < number+maxLines
 	})
-	if line > len(text) {
+	if number > len(text) {
 		return nil
 	}
-	first := line - 1
+	first := number - 1
 	if !strings.Contains(text[first], "{") {
 		first = above(text, first)
 		if strings.HasPrefix(strings.TrimSpace(text[first]), "rate_limit:") {

@@ -208,7 +208,8 @@ func (b *overviewBody) link(sort, show string, page int) string {
 	return "/?" + q.Encode() + "#limits"
 }
 
-// ranked returns the limits in all that match the query and the filter of b, in the order that b states.
+// ranked returns the limits that match the query and the filter of b, in the order that b states. all are the limits
+// of the catalog.
 func (p *pages) ranked(all []*descriptors.Policy, b *overviewBody) []ranked {
 	list := make([]ranked, len(all))
 	for i, l := range all {

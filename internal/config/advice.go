@@ -25,8 +25,8 @@ var ownWords = map[string]string{
 	"block": "deny", "memory": "local", "in_memory": "local",
 }
 
-// wordAdvice returns "; write …" or "; did you mean …?" with the item of known that the author of word probably
-// meant. It returns "" if there is no such item.
+// wordAdvice returns "; write …" or "; did you mean …?" with the item of the list known that the author of word
+// probably meant. It returns "" if there is no such item.
 func wordAdvice(word string, known []string) string {
 	if own, found := ownWords[strings.ToLower(word)]; found && slices.Contains(known, own) {
 		return "; write " + own
@@ -73,7 +73,8 @@ func unknownKey(key string, holder *level) string {
 	return fmt.Sprintf("%s; %s has %s", message, holder.subject, strings.Join(holder.keys, ", "))
 }
 
-// didYouMean returns "; did you mean …?" if an item of known is similar to word, or else "".
+// didYouMean returns "; did you mean …?" with the item of the list known that is most similar to word. It returns ""
+// if no item is similar, or if the list has more than 1000 items.
 func didYouMean(word string, known []string) string {
 	best, least := "", 0
 	if len(known) > 1000 {

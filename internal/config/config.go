@@ -21,7 +21,7 @@ import (
 //go:embed schema.json
 var Schema []byte
 
-// Options are defaults for settings that the files do not contain.
+// Options are defaults for keys that the files omit, and settings that the files cannot contain.
 type Options struct {
 	// ConsumeEach makes `each` the default of a domain's `consume`, as in the reference server.
 	ConsumeEach bool

@@ -38,8 +38,8 @@ func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, s
 // Bytes returns the number of bytes that the last Load read.
 func (k *Keeper) Bytes() int { return k.loader.Bytes() }
 
-// CompileMessages is like Load, for messages of a control plane. The result problems starts with found, the
-// problems that were found before.
+// CompileMessages is like Load, for messages of a control plane. The result problems starts with the items of found,
+// which were reported before.
 func (k *Keeper) CompileMessages(messages []Message, found Problems) (s *limiter.Snapshot, problems Problems, stale []string) {
 	s, problems, stale = k.compile(readMessages(messages))
 	return s, append(found, problems...), stale

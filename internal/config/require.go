@@ -91,7 +91,7 @@ func (c *compiler) warnRequire(d *domain) {
 	}
 }
 
-// entryKeys adds the keys of list, and of all descriptors below list, to known.
+// entryKeys adds the keys of the descriptors in list, and of all descriptors below them, to the set known.
 func entryKeys(list []*descriptor, known map[string]bool) {
 	for _, one := range list {
 		known[one.Key.value] = true

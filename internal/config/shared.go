@@ -104,15 +104,15 @@ func newShared() *shared {
 	}
 }
 
-// oneOf returns the value of key in table. If key is missing, oneOf adds the result of made.
-func oneOf[K comparable, V any](table map[K]V, key K, made func() V) V {
+// oneOf returns the value of key in table. If key is missing, oneOf adds the result of create.
+func oneOf[K comparable, V any](table map[K]V, key K, create func() V) V {
 	if have, ok := table[key]; ok {
 		return have
 	}
 	if len(table) >= mostShared {
 		clear(table)
 	}
-	value := made()
+	value := create()
 	table[key] = value
 	return value
 }

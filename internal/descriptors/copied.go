@@ -2,7 +2,8 @@ package descriptors
 
 import "maps"
 
-// Copied returns a copy of n and of all nodes below it. It replaces each policy by the result of change.
+// Copied returns a copy of n and of all nodes below it. It replaces each policy by the result of the
+// function change.
 func (n *Node) Copied(change func(*Policy) *Policy) *Node {
 	if n == nil {
 		return nil

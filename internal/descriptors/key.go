@@ -21,13 +21,13 @@ const (
 	formDigest = 'd' // the SHA-256 of the values follows
 )
 
-// Prefix returns the prefix of the keys of one limit. what is a namespace: "limit" for named limits, "path"
-// for limits inside a descriptor, "override" for limits that a descriptor of a request contains, and "inline"
-// for limits that an application defines in its call. id identifies the limit within the namespace. The
-// algorithm is part of the prefix, because a bucket cannot be converted to another algorithm.
-func Prefix(domain, what, id string, kind algorithms.Kind) string {
+// Prefix returns the prefix of the keys of one limit. namespace is "limit" for named limits, "path" for limits inside
+// a descriptor, "override" for limits that a descriptor of a request contains, and "inline" for limits that an
+// application defines in its call. id identifies the limit within the namespace. The algorithm is part of the prefix,
+// because a bucket cannot be converted to another algorithm.
+func Prefix(domain, namespace, id string, kind algorithms.Kind) string {
 	key := []byte{'1', 'a' + byte(kind)} // the version of this layout, and the algorithm
-	for _, s := range []string{domain, what, id} {
+	for _, s := range []string{domain, namespace, id} {
 		key = appendValue(key, s)
 	}
 	return string(key)

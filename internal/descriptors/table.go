@@ -48,7 +48,7 @@ func (t *table[V]) all() iter.Seq2[string, *V] {
 	}
 }
 
-// copied returns a copy of t in which change has replaced each value.
+// copied returns a copy of t in which the result of the function change replaces each value.
 func (t *table[V]) copied(change func(*V) *V) table[V] {
 	own := *t
 	if t.value != nil {

@@ -158,9 +158,9 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *clientRequest, own, 
 	return judged(&c.Verdict)
 }
 
-// unrouted returns the answer if no limit can be evaluated. why is the reason.
-func (d *Auth) unrouted(of *clientRequest, why string) authAnswer {
-	d.Observer.Refused(why)
+// unrouted returns the answer if no limit can be evaluated. reason is for the Observer.
+func (d *Auth) unrouted(of *clientRequest, reason string) authAnswer {
+	d.Observer.Refused(reason)
 	if of.auth != nil && of.auth.Allow {
 		return authAnswer{code: http.StatusOK, reason: reasonNoRoute}
 	}

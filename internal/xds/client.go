@@ -243,8 +243,8 @@ type rejections struct {
 	again   int
 }
 
-// add adds an answer to a version. It reports whether the version was rejected again, and how often that had
-// happened before.
+// add records whether the client accepted a version that it received. again reports whether the client rejected the
+// version, and it is the version that the client rejected last. earlier is how often that had happened before.
 func (r *rejections) add(version string, accepted bool) (earlier int, again bool) {
 	switch {
 	case accepted:
