@@ -58,8 +58,8 @@ func (m *failingMasters) ForEachMaster(context.Context, func(context.Context, *g
 	return errNoLayout
 }
 
-// Two batches arrive at the same time, some time after the layout of a Cluster could not be read. One of them reads it
-// again. The other one fails at once.
+// Two batches arrive at the same time, some time after the layout of a Cluster could not be read. One of them tries to
+// read it again. The other one fails at once.
 func TestOneOfTwoBatchesReadsAnUnknownLayout(t *testing.T) {
 	m, failed := &failingMasters{}, 0
 	c := &cluster{masters: m, open: t.Context(), timeout: time.Second, closed: true} // closed, so that nothing runs in the background

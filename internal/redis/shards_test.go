@@ -241,8 +241,8 @@ func shardsGetRefunds(t *testing.T, url string) {
 	}
 }
 
-// Many goroutines in several processes refund at the same time. Nearly every refund finds room, and none is
-// made twice.
+// Many goroutines refund at the same time through several Stores, as several processes do. Nearly every refund finds
+// room, and none is made twice.
 func shardsLoseNothing(t *testing.T, url string) {
 	t.Helper()
 	var stores []*Store
