@@ -184,7 +184,7 @@ func TestTheBodyOfADeletionIsReadStrictly(t *testing.T) {
 	}
 }
 
-// A key is stated as text or as bytes.
+// A key is stated as text or in base64.
 func TestBothFormsOfAKeyAreRead(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"limit": "l", "key": ["a", "b"]}`:           "a b",
@@ -288,7 +288,7 @@ func TestAnAdjustmentUntilATime(t *testing.T) {
 	}
 }
 
-// A mistake in a key names the keys that the limit has.
+// The error about a key of the wrong length names the entries that identify a bucket of the limit.
 func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
 	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
 	whole, none := &descriptors.Policy{Whole: true}, &descriptors.Policy{}
@@ -311,7 +311,7 @@ func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
 	}
 }
 
-// A blocked limit keeps its form. A factor may lower a rate to 1 unit, and not below.
+// A blocked limit is not in the reference form if the limit is not. A factor may lower a rate to 1 unit, and not below.
 func TestABlockAndTheLeastFactor(t *testing.T) {
 	p := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute})
 	if got, err := (&Adjustment{Change: Change{Block: true}}).Apply(p); err != nil || got.Reference {

@@ -27,7 +27,7 @@ type candidate struct {
 // hasAlternative reports whether another limit may be charged in place of the limit of Result i, which must
 // have Then. If so, it adds the Result to the candidates.
 //
-// Refunds, costs of 0 and settlements apply only to the bucket that they name. If an operator blocks the key of
+// Refunds and costs of 0 apply only to the bucket that they name. If an operator blocks the key of
 // the payer, the payer is not charged. If an operator made the payer unlimited, Result i is charged without a
 // limit.
 func (c *Call) hasAlternative(i int) bool {

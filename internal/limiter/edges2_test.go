@@ -33,7 +33,8 @@ descriptors:
 	}
 }
 
-// An override that cannot be read, and an unlimited limit, cannot be replaced.
+// An unlimited limit is not replaced. An override that does not compile has no limit, and is denied although another
+// limit of the request replaces some.
 func TestOnlyALimitWithNumbersIsReplaced(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -58,7 +59,8 @@ descriptors:
 	}
 }
 
-// A cost that a limit in shadow mode never allows is no mistake of the request.
+// A request whose cost a named limit can never allow is a mistake, which charges nothing. A limit in shadow mode does not
+// count.
 func TestAShadowLimitDoesNotMakeARequestADryRun(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -93,7 +95,8 @@ func TestADirectTakesAnyNumberOfLimits(t *testing.T) {
 	}
 }
 
-// An operator blocks the payer, so the plan has no alternative. It is charged together with the other limits.
+// An operator blocks the payer credits, so per_minute has no alternative. It is charged together with burst, which denies,
+// so neither is consumed.
 func TestAPlanWhosePayerIsBlockedIsChargedWithTheOthers(t *testing.T) {
 	b := newBench(t, plans)
 	b.adjust("credits", map[string]adjust.Change{"bob": {Block: true}})
@@ -105,7 +108,7 @@ func TestAPlanWhosePayerIsBlockedIsChargedWithTheOthers(t *testing.T) {
 	b.remains(t, "bob", map[string]int64{"per_minute": 10, "burst": 1000})
 }
 
-// The domain's on_backend_failure applies to limits that come with requests.
+// The domain's on_backend_failure and local_share apply to limits that come with requests.
 func TestAnOverrideHasALocalBucket(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -188,7 +191,7 @@ func TestAResetReportsThatTheStoreFailed(t *testing.T) {
 	}
 }
 
-// Several descriptors of a domain may use the limit.
+// Without a domain, Adjustable looks for the limit in all domains. It returns a policy for each use of the limit.
 func TestALimitIsAdjustableWithoutItsDomain(t *testing.T) {
 	b := newBench(t, adjustable)
 	in, policies, err := b.Adjustable("", "calls")
@@ -257,7 +260,8 @@ limits:
 	}
 }
 
-// A real cost of 0 is a real cost. It takes precedence over a descriptor without one.
+// A real cost of 0 settles a reservation. If two descriptors settle the same one, the descriptor with a real cost takes
+// precedence over the one without.
 func TestARealCostOf0Settles(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -268,7 +272,7 @@ func TestARealCostOf0Settles(t *testing.T) {
 	p.want("tokens", "bob", 1000)
 }
 
-// Only real costs are learned, and only for limits that still learn.
+// A cost is learned only if it is real, and if the limit learns both when it is reserved and when it is settled.
 func TestWhatEstimatesDoNotLearn(t *testing.T) {
 	p, costs := newProxy(t), &learned{}
 	p.Limiter = limiter.New(p.store, limiter.Config{
@@ -318,7 +322,7 @@ func TestTheEstimateOfALimit(t *testing.T) {
 	}
 }
 
-// A request matches more limits with settle than an id can have. Nothing is charged, whatever else it matches.
+// A request matches more limits with settle than one id can contain. No limit is charged, not even those without settle.
 func TestTooManyReservationsChargeNothing(t *testing.T) {
 	p := newProxy(t)
 	texts := []string{"team=red"}
@@ -359,7 +363,7 @@ func TestARequestThatWouldBeDeniedReservesNothing(t *testing.T) {
 	p.want("tokens", "bob", 700)
 }
 
-// With on_backend_failure allow, a request without a configuration would not be denied in any mode.
+// If Config.NoConfig is Allow, a request before the first configuration is allowed without shadow mode too.
 func TestShadowModeReportsNoDenialThatWouldNotBe(t *testing.T) {
 	for answer, want := range map[descriptors.OnFailure]bool{descriptors.Allow: false, descriptors.Deny: true} {
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &answer, Modes: limiter.Modes{Shadow: true}})

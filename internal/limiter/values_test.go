@@ -18,7 +18,8 @@ func compiled(t *testing.T, s algorithms.Spec) *algorithms.Limit {
 	return &l
 }
 
-// Buckets that are charged together wait for the last of them, alternatives for the first.
+// A request that charges both of two buckets can be repeated at the later of their times. One that charges either of
+// them can be repeated at the earlier one.
 func TestRetryTimesOfSeveralBuckets(t *testing.T) {
 	never := retry{never: true}
 	for _, c := range []struct{ a, b, both, either retry }{
@@ -35,7 +36,8 @@ func TestRetryTimesOfSeveralBuckets(t *testing.T) {
 	}
 }
 
-// A charge at an unknown time, and one of a limit that never refills, keep their time.
+// An undo has an earlier time than its charge if the rate was lowered in between. It has the same time if the time of the
+// charge or its rate is unknown, or if the limit does not refill now.
 func TestTimesOfUndos(t *testing.T) {
 	slow := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
 	none := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Period: algorithms.Second})
@@ -76,7 +78,8 @@ func TestRealCosts(t *testing.T) {
 	}
 }
 
-// The store remembers a settlement until the reservation can no longer be settled, by any clock.
+// The store remembers a settlement by an application until every sidecar's clock says that the reservation has expired. It
+// remembers one by a proxy until the reservation is twice its ttl old, but at least for one ttl.
 func TestHowLongSettlementsAreStored(t *testing.T) {
 	const at, ttl = 1000 * algorithms.Second, 60 * algorithms.Second
 	l := &descriptors.Policy{Extras: &descriptors.Extras{Settle: &descriptors.Settle{TTL: ttl}}}
@@ -100,7 +103,8 @@ func TestHowLongSettlementsAreStored(t *testing.T) {
 	}
 }
 
-// The version that did not number the parts of reservations gave limits with a group of their own another part.
+// The version that did not number the parts of reservations used part 0 in the IDs of settlements, and part 1 for limits
+// that are not charged together with others.
 func TestSettlementsOfIDsWithoutNumbers(t *testing.T) {
 	id := [16]byte{1}
 	c := &Call{Verdict: Verdict{Domain: &Domain{Name: "d"}}, config: &Config{}}
@@ -120,7 +124,7 @@ func TestSettlementsOfIDsWithoutNumbers(t *testing.T) {
 	}
 }
 
-// Each limit has estimates of its own, and one for each listed value.
+// Each limit has its own estimate for each listed value, and one for all other values.
 func TestEstimatesOfDifferentLimitsAreSeparate(t *testing.T) {
 	seen := map[uint64]string{}
 	for _, prefix := range []string{"a", "b", "c", "d"} {
@@ -138,7 +142,7 @@ func TestEstimatesOfDifferentLimitsAreSeparate(t *testing.T) {
 	}
 }
 
-// A domain keeps 4,096 compiled overrides, so that clients cannot fill the memory.
+// A domain keeps at most maxOverrides compiled overrides, so that clients cannot fill the memory.
 func TestCompiledOverridesAreBounded(t *testing.T) {
 	d := &Domain{Name: "d"}
 	for rate := range uint32(maxOverrides + 10) {
@@ -153,7 +157,7 @@ func TestCompiledOverridesAreBounded(t *testing.T) {
 	}
 }
 
-// A listener drops a Call whose buffers have grown, so each of them counts.
+// A listener drops a Call whose buffers have grown too large, so BufferBytes must count each buffer.
 func TestEachBufferOfACallCounts(t *testing.T) {
 	for name, c := range map[string]struct {
 		call Call
@@ -175,7 +179,7 @@ func TestEachBufferOfACallCounts(t *testing.T) {
 	}
 }
 
-// A listener reuses a Call. Nothing of the request before it may apply.
+// A listener reuses a Call. Nothing of the previous request may remain in it.
 func TestAResetCallHasNoRequest(t *testing.T) {
 	c := &Call{Request: Request{
 		Domain: "d", Settle: &Settle{}, IdempotencyKey: IdempotencyKey{ID: "x", Lifetime: 1}, DryRun: true, Inspect: true, MaxDelay: 5,
