@@ -15,8 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// requesting returns a LeaseStore over below, a memory store with the time of a synctest bubble. calls records the
-// batches that below received.
+// requesting returns a LeaseStore over the memory store below, which has the time of a synctest bubble. calls records
+// the batches that the memory store received.
 func requesting() (s *stores.LeaseStore, below backend.Store, calls *recorder) {
 	below = memory.New(memory.Config{Clock: storetest.Times(wall)})
 	calls = &recorder{next: below}
@@ -51,7 +51,7 @@ func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (requests int64)
 	return requests
 }
 
-// left returns the units left in c's bucket in below.
+// left returns the units left in c's bucket in the Store below.
 func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
 	t.Helper()
 	c.Terms.Cost, c.Lease = 0, nil

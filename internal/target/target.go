@@ -116,7 +116,7 @@ func Lower(text string) string {
 	return string(out)
 }
 
-// Query returns the first value of the parameter called name, and reports whether there is one. It decodes
+// Query returns the first value of the parameter called name, decoded, and reports whether there is one. It decodes
 // names before it compares them, as applications do.
 func Query(query, name string) (value string, ok bool) {
 	for query != "" {
