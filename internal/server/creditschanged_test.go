@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// plansYAML has two plans, plan and estimated, to which paidBy adds payers (then). With hash_tag: domain, the keys of
+// plansYAML has two plans, plan and estimated, to which paidBy adds payers with the setting "then". With hash_tag: domain, the keys of
 // payers do not depend on the limits that use them.
 const plansYAML = `
 domain: d
@@ -124,8 +124,8 @@ func TestAReloadChangesThePayer(t *testing.T) {
 	}
 }
 
-// With hash_tag: entry:KEY the key of a payer in Redis depends on then. A reservation is settled in the bucket that
-// paid for it, even if then was removed and added again since.
+// With hash_tag: entry:KEY the key of a payer in Redis depends on the setting "then" of the plan. A reservation is
+// settled in the bucket that paid for it, even if that setting was removed and added again since.
 func TestARemovedPayerIsSettledInItsBucket(t *testing.T) {
 	entry := func(payer string) string {
 		return strings.Replace(paidBy(payer), "hash_tag: domain", "hash_tag: entry:user", 1)

@@ -121,7 +121,7 @@ func (l *hotKey) arm() {
 	}
 }
 
-// left returns the number of leased units that are not used yet.
+// left returns the number of leased units that are not used yet, also of leases that have expired.
 func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
 
 // answer returns the decision on a charge that the leases have paid. It equals the one that the wrapped Store would

@@ -198,7 +198,7 @@ func (s *denials) remove(d *denial) {
 	}
 }
 
-// removeBucket removes the denials of all groups that contain the bucket.
+// removeBucket removes the denials of all groups with a bucket whose key has the hash bucket.
 func (s *denials) removeBucket(bucket uint64) {
 	for _, group := range s.buckets[bucket] {
 		delete(s.groups, group)

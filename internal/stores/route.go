@@ -89,7 +89,7 @@ type division struct {
 	outer   *backend.Batch
 	parts   []*divisionPart
 	used    int          // the number of parts in use
-	routes  []*Route     // the routes of the groups; used only by divide
+	routes  []*Route     // used only by divide: the routes of the groups that follow those of the first route
 	pending atomic.Int32 // the number of parts that have not ended
 
 	decided func(p *divisionPart, from, to int) // handles p.inner.decisions[from:to], which are known before the last part ends
