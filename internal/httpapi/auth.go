@@ -178,7 +178,7 @@ func judged(v *limiter.Verdict) authAnswer {
 		a.reason = reasonMissing
 	case v.Denied && v.Never:
 		a.reason = reasonNever
-	case v.Denied && limitReached(v):
+	case limitReached(v):
 		a.reason = reasonLimit
 	case v.Failed:
 		a.reason = reasonFailure
@@ -249,7 +249,7 @@ func (a *authAnswer) appendBody(b []byte, noRetryAfter bool) (body []byte, conte
 			format = own
 		}
 		return replies.AppendBody(b, format, a.v, noRetryAfter), contentTypes[format]
-	case a.reason == reasonFailure || a.reason == reasonPanic:
+	case a.reason == reasonPanic:
 		b = append(b, `{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Too Many Requests","status":429}`+"\n"...)
 	default:
 		b = append(b, `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429}`+"\n"...)

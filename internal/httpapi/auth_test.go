@@ -20,7 +20,9 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
@@ -908,4 +910,85 @@ auth:
 			}
 		}
 	})
+}
+
+// A delayed answer is sent after its delay. If the client disconnects before, none is sent.
+func TestADelayedAnswerIsSentOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, _ := authHandler(t, turns)
+		put(d.handler(), proxy, "GET /v1/auth")
+		if w := put(d.handler(), proxy, "GET /v1/auth"); outcomeOf(w) == "" {
+			t.Error("the delayed answer has no headers; want an answer")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		w, done := httptest.NewRecorder(), make(chan struct{})
+		go func() {
+			defer close(done)
+			d.handler().ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/v1/auth", nil))
+		}()
+		synctest.Wait()
+		cancel()
+		<-done
+		if outcomeOf(w) != "" {
+			t.Errorf("a client that has disconnected got %s; want no answer", outcomeOf(w))
+		}
+	})
+}
+
+// A client over TCP is trusted by its address, also if clients of Unix sockets are trusted.
+func TestClientsOverTCPAreNotThoseOfAUnixSocket(t *testing.T) {
+	for _, peer := range []string{foreign, proxy} {
+		e := &echo{snapshot: authSnapshot(t, "domain: d\nauth: {trusted_proxies: [unix, 127.0.0.1], routes: [{descriptors: [[{key: ip, from: client_ip}]]}]}")}
+		d := &Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}
+		r := httptest.NewRequest("GET", "/v1/auth/nginx", nil)
+		r.RequestURI, r.RemoteAddr = "/v1/auth/nginx", peer
+		r.Header.Set("X-Real-Ip", "1.2.3.4")
+		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8080})))
+		d.handler().ServeHTTP(httptest.NewRecorder(), r)
+		want := `[d 1 ip="1.2.3.4"]`
+		if peer == foreign {
+			want = `[d 1 ip="203.0.113.9"]`
+		}
+		if got := fmt.Sprint(e.descriptors); got != want {
+			t.Errorf("peer %s: got %s; want %s", peer, got, want)
+		}
+	}
+}
+
+// A denial has the reason that the client can act on. A limit takes precedence over a failure of the store.
+func TestTheReasonOfADenial(t *testing.T) {
+	p := &descriptors.Policy{Limit: &algorithms.Limit{}}
+	for _, test := range []struct {
+		verdict limiter.Verdict
+		code    int
+		reason  string
+	}{
+		{limiter.Verdict{}, 200, ""},
+		{limiter.Verdict{Failed: true}, 200, reasonFailure},
+		{limiter.Verdict{Denied: true, Failed: true, Results: []limiter.Result{{Policy: p, Outcome: limiter.FailedDenied}}}, 429, reasonFailure},
+		{limiter.Verdict{Denied: true, Failed: true, Results: []limiter.Result{{Policy: p, Outcome: limiter.FailedDenied}, {Policy: p, Outcome: limiter.Denied}}}, 429, reasonLimit},
+		{limiter.Verdict{Failed: true, Results: []limiter.Result{{Policy: p, Outcome: limiter.Denied}}}, 200, reasonFailure},
+		{limiter.Verdict{Denied: true}, 429, reasonLimit},
+		{limiter.Verdict{Denied: true, Never: true}, 429, reasonNever},
+		{limiter.Verdict{Never: true}, 200, ""},
+	} {
+		if got := judged(&test.verdict); got.code != test.code || got.reason != test.reason {
+			t.Errorf("%+v: got %d %q; want %d %q", test.verdict, got.code, got.reason, test.code, test.reason)
+		}
+	}
+}
+
+// The body of a denial without a verdict names its cause: an internal error, or the missing limit.
+func TestBodiesWithoutAVerdict(t *testing.T) {
+	for reason, want := range map[string]string{reasonPanic: "#temporary-reduced-capacity", reasonNoRoute: "#quota-exceeded", reasonRepeated: "#quota-exceeded"} {
+		a := authAnswer{code: http.StatusTooManyRequests, reason: reason}
+		body, kind := a.appendBody(nil, false)
+		var p struct {
+			Type   string
+			Status int
+		}
+		if err := json.Unmarshal(body, &p); err != nil || !strings.HasSuffix(p.Type, want) || p.Status != 429 || kind[0] != "application/problem+json" {
+			t.Errorf("%s: got %s %v, %v; want the type %s", reason, body, kind, err, want)
+		}
+	}
 }

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -318,4 +319,126 @@ func FuzzOperator(f *testing.F) {
 			}
 		}
 	})
+}
+
+// The query of the audit selects entries by their version.
+func TestTheQueryOfTheAudit(t *testing.T) {
+	for query, want := range map[string]struct {
+		before uint64
+		n      int
+		err    string
+	}{
+		"":                 {0, defaultEntries, ""},
+		"n=7":              {0, 7, ""},
+		"before=3":         {3, defaultEntries, ""},
+		"before=3&n=1000":  {3, 1000, ""},
+		"n=1001":           {err: "n must be from 1 to 1000"},
+		"n=x":              {err: "n must be from 1 to 1000"},
+		"before=-1":        {err: "before must be the version of an entry"},
+		"before=":          {err: "before must be the version of an entry"},
+		"n=1&n=2":          {err: "at most once each; remove n"},
+		"before=1&other=2": {err: "at most once each; remove other"},
+		"n=%zz":            {err: "the query cannot be parsed"},
+	} {
+		before, n, err := page(query)
+		if (err == nil) != (want.err == "") || err != nil && !strings.Contains(err.Error(), want.err) || err == nil && (before != want.before || n != want.n) {
+			t.Errorf("%q: got %d entries before %d, %v; want %+v", query, n, before, err, want)
+		}
+	}
+	for query, want := range map[string]string{"": "", fmt.Sprint("n=", maxTop): "", fmt.Sprint("n=", maxTop+1): "n must be from 1", "n=0": "n must be from 1", "n=x": "n must be from 1", "n=1&n=2": "the only parameter is n", "n=%zz": "cannot be parsed"} {
+		if n, err := howMany(query); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || err == nil && n < 1 {
+			t.Errorf("%q: got %d, %v; want an error with %q", query, n, err, want)
+		}
+	}
+}
+
+// ailing is a keeper whose store cannot be reached.
+type ailing struct{ adjust.Keeper }
+
+func (ailing) Status() adjust.Status {
+	return adjust.Status{Place: "Redis", Err: errors.New("no answer")}
+}
+
+// Lists without content are lists, not null. A list of adjustments has the problem of the store that keeps them.
+func TestListsOfAdjustments(t *testing.T) {
+	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := describedOperator(t, memory.New(memory.Config{}), keeper).Handler()
+	for path, want := range map[string]string{
+		"/api/adjustments":       `{"adjustments":[],"kept_in":"this process, until it ends","lasting":false,"version":0}`,
+		"/api/adjustments/audit": `{"entries":[]}`,
+	} {
+		if got := call(h, "GET", path, "").Body.String(); got != want {
+			t.Errorf("%s: got %s; want %s", path, got, want)
+		}
+	}
+	const body = `{"limit":"LIMIT","key":["bob"],"factor":2,"for":"2h","author":"ann","reason":"launch"}`
+	for limit, want := range map[string]string{"send": `"words":"limit send of domain edge, key bob: `, "nope": `no limit is named \"nope\"`} {
+		w := call(h, "POST", "/api/adjustments/preview", strings.Replace(body, "LIMIT", limit, 1), "Content-Type", "application/json")
+		if (w.Code == 200) != (limit == "send") || !strings.Contains(w.Body.String(), want) {
+			t.Errorf("a preview for limit %s: got %d %s; want %s", limit, w.Code, w.Body, want)
+		}
+	}
+	call(h, "POST", "/api/adjustments", strings.Replace(body, "LIMIT", "send", 1), "Content-Type", "application/json")
+	for path, want := range map[string]string{"/api/adjustments": `"author":"ann"`, "/api/adjustments/audit": `"author":"ann"`} {
+		if got := call(h, "GET", path, "").Body.String(); !strings.Contains(got, want) {
+			t.Errorf("%s: got %s; want the adjustment by ann", path, got)
+		}
+	}
+	away := describedOperator(t, memory.New(memory.Config{}), ailing{keeper}).Handler()
+	if got := call(away, "GET", "/api/adjustments", "").Body.String(); !strings.Contains(got, `"problem":"no answer"`) {
+		t.Errorf("got %s; want the problem of the store", got)
+	}
+}
+
+// A bucket is shown as it is, with the time for which a request of one unit is denied.
+func TestBucketsShowWhenTheNextRequestIsAllowed(t *testing.T) {
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	h, l, _ := operator(t, memory.New(memory.Config{Clock: clock.Time}))
+	take(t, l, "user=bob", 10)
+	take(t, l, "user=eve", 4)
+	for query, want := range map[string]string{
+		"limit=send&key=bob":                `"remaining":0,`,
+		"domain=edge&descriptor=user%3Dbob": `"remaining":0,`,
+		"limit=send&key=eve":                `"remaining":6,`,
+		"domain=edge&descriptor=user%3Deve": `"remaining":6,`,
+	} {
+		got := call(h, "GET", "/api/buckets?"+query, "").Body.String()
+		if empty := strings.Contains(query, "bob"); !strings.Contains(got, want) || strings.Contains(got, `"retry_after_ms":6000`) != empty || strings.Contains(got, "retry_after_ms") != empty {
+			t.Errorf("%s: got %s; want %s and a retry time of 6 s: %v", query, got, want, empty)
+		}
+	}
+	l.Current().Domains["edge"].Broken = true
+	if w := call(h, "GET", "/api/buckets?domain=edge&descriptor=user%3Dbob", ""); w.Code != 503 {
+		t.Errorf("a domain without a valid configuration: got %d %s; want status 503", w.Code, w.Body)
+	}
+}
+
+func TestSettlingIsShownOnlyForLimitsThatSettle(t *testing.T) {
+	settles := &descriptors.Policy{Limit: &algorithms.Limit{}, Extras: &descriptors.Extras{Settle: &descriptors.Settle{}}}
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
+	counts := func(*descriptors.Policy) metrics.SettleTally { return metrics.SettleTally{} }
+	for _, test := range []struct {
+		policy *descriptors.Policy
+		counts func(*descriptors.Policy) metrics.SettleTally
+		shown  bool
+	}{
+		{settles, counts, true}, {settles, nil, false}, {&descriptors.Policy{Limit: &algorithms.Limit{}}, counts, false},
+	} {
+		if got := (&Operator{Limiter: l, Settling: test.counts}).settling(test.policy); (got != nil) != test.shown {
+			t.Errorf("settles %v, counted %v: got %+v", test.policy == settles, test.counts != nil, got)
+		}
+	}
+}
+
+// Each shape of the requests that matched no limit is listed, with the keys of each descriptor.
+func TestUnmatchedRequestsAreListed(t *testing.T) {
+	o := describedOperator(t, memory.New(memory.Config{}), nil)
+	got := call(o.Handler(), "GET", "/api/unmatched", "").Body.String()
+	if want := `"unmatched":[{"domain":"edge","configured":true,"descriptors":["usr",["a","b"]],"cut":true,"requests":3,`; !strings.Contains(got, want) {
+		t.Errorf("got %s; want %s", got, want)
+	}
 }
