@@ -87,3 +87,18 @@ func TestJSONCanBeSwitchedOff(t *testing.T) {
 		t.Errorf("got %d; want status 404", w.Code)
 	}
 }
+
+// A refused request of a web page consumes nothing.
+func TestARefusedRequestIsNotDecided(t *testing.T) {
+	decided := 0
+	h := New(Config{AnswerJSON: func(context.Context, []byte, bool) (int, []byte) { decided++; return 200, []byte("{}") }})
+	for _, header := range [][]string{
+		{"Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site"},
+		{"Origin", "http://evil.example", "Host", "evil.example"},
+		{"Content-Type", "text/plain"},
+	} {
+		if w := call(h, "POST", "/json", "{}", header...); w.Code == 200 || decided > 0 {
+			t.Errorf("%v: got %d %s, and %d decisions; want a refusal and none", header, w.Code, w.Body, decided)
+		}
+	}
+}

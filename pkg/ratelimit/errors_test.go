@@ -1,0 +1,417 @@
+package ratelimit_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/httpapi"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
+)
+
+// with returns a limit of 6 units a minute that holds 2, changed by edit.
+func with(edit func(*ratelimit.Limit)) ratelimit.Limit {
+	l := ratelimit.TokenBucket(6, time.Minute)
+	l.Capacity = new(int64(2))
+	edit(&l)
+	return l
+}
+
+// waiting returns a Limiter over a Store that wrap changes, with a longest wait.
+func waiting(t *testing.T, maxWait time.Duration, limits ratelimit.Limits, wrap func(backend.Store) backend.Store) *ratelimit.Limiter {
+	t.Helper()
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	l, err := ratelimit.New(ratelimit.Config{Store: wrap(memory.New(memory.Config{Clock: clock.Time})), Limits: limits, MaxWait: maxWait, Clock: clock.Time})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestARefundOfOneUnit(t *testing.T) {
+	l, _ := onClock(t)
+	if _, err := l.AllowN(t.Context(), 10, "send"); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := l.Refund(t.Context(), 1, "send"); err != nil || r.Remaining != 1 {
+		t.Errorf("%+v %v; want 1 remaining", r, err)
+	}
+}
+
+// A cost that never fits changes nothing, and the Result has the state of the bucket.
+func TestACostThatNeverFitsReportsTheBucket(t *testing.T) {
+	l, _ := onClock(t)
+	if _, err := l.AllowN(t.Context(), 4, "send"); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := l.AllowN(t.Context(), 11, "send"); !errors.Is(err, ratelimit.ErrNeverFits) || r.Remaining != 6 || r.ResetAfter != 24*time.Second {
+		t.Errorf("%+v %v; want ErrNeverFits, 6 remaining and a reset after 24 s", r, err)
+	}
+}
+
+// The order of the requests of a call does not matter, with MaxWait either: a wait that would be too long, a
+// limit that charges denied requests, and one that counts them.
+func TestTheOrderOfRequestsDoesNotMatter(t *testing.T) {
+	limits := func() ratelimit.Limits {
+		return ratelimit.Limits{
+			"plain":    with(func(*ratelimit.Limit) {}),
+			"late":     with(func(l *ratelimit.Limit) { l.MaxReserved = new(int64(50)) }),
+			"full":     with(func(l *ratelimit.Limit) { l.MaxReserved = new(int64(1)) }),
+			"overdraw": with(func(l *ratelimit.Limit) { l.Overdraw = true }),
+			"counts": with(func(l *ratelimit.Limit) {
+				l.MaxReserved, l.Penalty = new(int64(0)), &ratelimit.Penalty{After: 1, For: time.Minute, Max: time.Minute}
+			}),
+		}
+	}
+	for name, test := range map[string]struct {
+		first, second ratelimit.Request
+		state         func(l *ratelimit.Limiter) error // checks what the denial has changed
+	}{
+		"a wait of 30 s": {ratelimit.Request{Name: "late", N: 3, Reserve: true}, ratelimit.Request{Name: "plain", N: 1}, func(l *ratelimit.Limiter) error {
+			return remaining(l, "late", 0, 20*time.Second)
+		}},
+		"nothing can be reserved": {ratelimit.Request{Name: "full", N: 2, Reserve: true}, ratelimit.Request{Name: "plain", N: 1}, func(l *ratelimit.Limiter) error {
+			return remaining(l, "full", 0, 20*time.Second)
+		}},
+		"the denial is charged": {ratelimit.Request{Name: "late", N: 1, Reserve: true}, ratelimit.Request{Name: "overdraw", N: 1}, func(l *ratelimit.Limiter) error {
+			return remaining(l, "overdraw", 0, 30*time.Second)
+		}},
+		"the denial is counted": {ratelimit.Request{Name: "late", N: 1, Reserve: true}, ratelimit.Request{Name: "counts", N: 1}, func(l *ratelimit.Limiter) error {
+			r, _ := l.Peek(context.Background(), 1, "counts")
+			if r.RetryAfter != time.Minute {
+				return fmt.Errorf("retry after %v, want the block of a minute", r.RetryAfter)
+			}
+			return nil
+		}},
+	} {
+		for _, requests := range [][]ratelimit.Request{{test.first, test.second}, {test.second, test.first}, {test.second, test.first, {Name: "plain", Key: []string{"other"}, N: 1}}} {
+			l := waiting(t, 20*time.Second, limits(), unchanged)
+			for _, used := range []string{"late", "full", "overdraw", "counts"} {
+				if _, err := l.AllowN(t.Context(), 2, used); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := l.AllowAll(t.Context(), requests)
+			if !errors.Is(err, ratelimit.ErrDenied) {
+				t.Errorf("%s, %s first: got %v; want ErrDenied", name, requests[0].Name, err)
+			}
+			for _, r := range requests {
+				if r.Reservation.Name() != "" {
+					t.Errorf("%s: got a reservation of %s; want none", name, r.Name)
+				}
+			}
+			if err := test.state(l); err != nil {
+				t.Errorf("%s, %s first: %v", name, requests[0].Name, err)
+			}
+			if err := remaining(l, "plain", 2, 0); err != nil {
+				t.Errorf("%s, %s first: %v", name, requests[0].Name, err)
+			}
+		}
+	}
+}
+
+// remaining returns an error if a bucket has other numbers.
+func remaining(l *ratelimit.Limiter, name string, units int64, reset time.Duration) error {
+	if r, _ := l.Peek(context.Background(), 0, name); r.Remaining != units || r.ResetAfter != reset {
+		return fmt.Errorf("limit %s: %d units, reset after %v; want %d and %v", name, r.Remaining, r.ResetAfter, units, reset)
+	}
+	return nil
+}
+
+// MaxWait is for requests that reserve. Another request may cost more than its limit holds, if the limit has Overdraw.
+func TestMaxWaitDoesNotApplyToRequestsThatDoNotReserve(t *testing.T) {
+	l := waiting(t, time.Second, ratelimit.Limits{"l": with(func(l *ratelimit.Limit) { l.Overdraw = true })}, unchanged)
+	if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "l", N: 5}}); !errors.Is(err, ratelimit.ErrDenied) {
+		t.Errorf("got %v; want ErrDenied", err)
+	}
+	if err := remaining(l, "l", 0, 50*time.Second); err != nil {
+		t.Error(err)
+	}
+}
+
+// A wait that would be too long is found by the dry run. Nothing is charged, not even for a short time.
+func TestAWaitThatIsTooLongChargesNothing(t *testing.T) {
+	charges := 0
+	limits := ratelimit.Limits{"l": with(func(l *ratelimit.Limit) { l.MaxReserved = new(int64(50)) })}
+	l := waiting(t, 20*time.Second, limits, func(s backend.Store) backend.Store {
+		return before{s, func(*backend.Batch) { charges++ }}
+	})
+	for n, want := range map[int64]error{2: nil, 3: ratelimit.ErrDenied} {
+		charges = 0
+		if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "l", Key: []string{fmt.Sprint(n)}, N: 2, Reserve: true}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.ReserveN(t.Context(), n, "l", fmt.Sprint(n)); !errors.Is(err, want) || (charges == 2) != (want == nil) {
+			t.Errorf("%d units, of which the last are available in %d s: %v and %d charges; want %v", n, 10*n, err, charges, want)
+		}
+	}
+}
+
+// failing is a Store whose batches fail if fails returns true for their first charge.
+type failing struct {
+	backend.Store
+	fails func(c *backend.Charge) bool
+}
+
+func (s failing) Submit(b *backend.Batch) {
+	if s.fails(&b.Charges[0]) {
+		b.Fail(backend.ErrUnavailable)
+		return
+	}
+	s.Store.Submit(b)
+}
+
+// If the Store cannot make the dry run, the call fails. It is not charged without a bound of its wait.
+func TestACallWithoutADryRunIsNotCharged(t *testing.T) {
+	charged := false
+	limits := ratelimit.Limits{"l": with(func(l *ratelimit.Limit) {
+		l.MaxReserved, l.Penalty = new(int64(0)), &ratelimit.Penalty{After: 1, For: time.Minute, Max: time.Minute}
+	})}
+	l := waiting(t, time.Hour, limits, func(s backend.Store) backend.Store {
+		return failing{s, func(c *backend.Charge) bool { charged = charged || !c.Terms.DryRun; return c.Terms.DryRun }}
+	})
+	if _, err := l.Reserve(t.Context(), "l"); !errors.Is(err, ratelimit.ErrUnavailable) || charged {
+		t.Errorf("got %v, charged %v; want ErrUnavailable and no charge", err, charged)
+	}
+}
+
+// If units of a denied or canceled call cannot be returned, the error says so.
+func TestAnUndoThatFailsIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		taken := false
+		l := waiting(t, 30*time.Second, ratelimit.Limits{"l": ratelimit.TokenBucket(10, time.Minute)}, func(s backend.Store) backend.Store {
+			return failing{before{s, func(b *backend.Batch) { // another caller consumes units between the dry run and the charge
+				if other := b.Charges[0]; !taken && string(other.Key) != "" && other.Terms.Cost == 5 {
+					taken, other.Terms.Cost = true, 15
+					backend.Take(context.Background(), s, []backend.Charge{other}, make([]backend.Decision, 1))
+				}
+			}}, func(c *backend.Charge) bool { return c.Terms.Cost < 0 }}
+		})
+		err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "l", Key: []string{"bob"}, N: 5, Reserve: true}})
+		if !errors.Is(err, ratelimit.ErrDenied) || !errors.Is(err, ratelimit.ErrUnavailable) {
+			t.Errorf("a wait that became too long: got %v; want ErrDenied and ErrUnavailable", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { time.Sleep(time.Second); cancel() }()
+		if err := l.WaitN(ctx, 12, "l", "eve"); !errors.Is(err, context.Canceled) || !errors.Is(err, ratelimit.ErrUnavailable) {
+			t.Errorf("a canceled wait: got %v; want Canceled and ErrUnavailable", err)
+		}
+	})
+}
+
+// The error of a denied call is that of the limit that denies for the longest time, whichever position it has.
+func TestTheLongestDenialIsReported(t *testing.T) {
+	limits := ratelimit.Limits{"short": ratelimit.TokenBucket(1, time.Second), "long": ratelimit.TokenBucket(1, time.Minute), "mid": ratelimit.TokenBucket(1, 10*time.Second), "free": ratelimit.TokenBucket(9, time.Hour)}
+	for _, order := range []string{"short long mid free", "long mid free short", "free mid short long", "mid free long short", "long short", "free short long"} {
+		l := waiting(t, 0, limits, unchanged)
+		var requests []ratelimit.Request
+		for name := range strings.FieldsSeq(order) {
+			if name != "free" {
+				if _, err := l.Allow(t.Context(), name); err != nil {
+					t.Fatal(err)
+				}
+			}
+			requests = append(requests, ratelimit.Request{Name: name, N: 1})
+		}
+		denied, ok := errors.AsType[*ratelimit.DeniedError](l.AllowAll(t.Context(), requests))
+		if !ok || denied.Result.RetryAfter != time.Minute {
+			t.Errorf("%s: got %+v; want retry after a minute", order, denied)
+		}
+	}
+}
+
+func TestCostsOfAnUnknownLimit(t *testing.T) {
+	l, _ := onClock(t)
+	if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "nope", Costs: map[string]int64{"a": 1}}}); !errors.Is(err, ratelimit.ErrUnknown) {
+		t.Errorf("got %v; want ErrUnknown", err)
+	}
+	many := ratelimit.TokenBucket(1, time.Second)
+	many.Weights = map[string]string{}
+	for i := range 17 {
+		many.Weights[fmt.Sprint(i)] = "1"
+	}
+	if _, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"l": many}}); err == nil || !strings.Contains(err.Error(), "must have 1 to 16 names, has 17") {
+		t.Errorf("17 weights: got %v; want an error", err)
+	}
+}
+
+// The guaranteed rate is available while the bank for bursts is empty.
+func TestAGuaranteedRate(t *testing.T) {
+	limit := ratelimit.TokenBucket(10, time.Hour)
+	limit.Guaranteed = &ratelimit.Rate{Units: 2, Period: time.Second}
+	l, clock := limiterOn(t, ratelimit.Limits{"l": limit})
+	if r, err := l.AllowN(t.Context(), 12, "l"); err != nil || r.Remaining != 0 {
+		t.Fatalf("%+v %v; want the bank and the guaranteed units", r, err)
+	}
+	clock.Set(storetest.Start + algorithms.Second)
+	if r, err := l.AllowN(t.Context(), 2, "l"); err != nil {
+		t.Errorf("a second later: %+v %v; want 2 units allowed", r, err)
+	}
+	if _, err := l.Allow(t.Context(), "l"); !errors.Is(err, ratelimit.ErrDenied) {
+		t.Errorf("a third unit: %v; want ErrDenied", err)
+	}
+}
+
+// A reservation that was read from its text has the time until it is due.
+func TestTheDelayOfAReservationFromItsText(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := over(t, memory.New(memory.Config{}), nil)
+		reserve(t, l, 10, "send", "bob")
+		made := reserve(t, l, 1, "send", "bob")
+		var read ratelimit.Reservation
+		if err := read.UnmarshalText([]byte(text(t, made))); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []time.Duration{6 * time.Second, 4 * time.Second, 2 * time.Second, 0, 0} {
+			if got := read.Delay(); got != want {
+				t.Errorf("got %v, want %v", got, want)
+			}
+			time.Sleep(2 * time.Second)
+		}
+	})
+}
+
+// WaitN of a limit that cannot be reserved tries again. It returns nil only if it has consumed the units.
+func TestWaitingForALimitThatCannotBeReserved(t *testing.T) {
+	for maxWait, want := range map[time.Duration]error{0: nil, 500 * time.Millisecond: ratelimit.ErrDenied, time.Second: nil, 2 * time.Second: nil} {
+		synctest.Test(t, func(t *testing.T) {
+			l, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: testLimits(), MaxWait: maxWait})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if err := l.WaitN(t.Context(), 2, "log"); !errors.Is(err, want) && err != nil {
+					t.Errorf("longest wait %v: got %v; want %v", maxWait, err, want)
+				}
+			}
+			if _, err := l.Allow(t.Context(), "log"); !errors.Is(err, ratelimit.ErrDenied) {
+				t.Errorf("longest wait %v: %v; want both units consumed", maxWait, err)
+			}
+			start := time.Now()
+			if err := l.Wait(t.Context(), "log"); !errors.Is(err, want) || (time.Since(start) == time.Second) != (want == nil) {
+				t.Errorf("longest wait %v: got %v after %v; want %v", maxWait, err, time.Since(start), want)
+			}
+			if want != nil {
+				return
+			}
+			if err := l.WaitN(t.Context(), 2, "log"); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() { time.Sleep(100 * time.Millisecond); cancel() }()
+			if err := l.Wait(ctx, "log"); !errors.Is(err, context.Canceled) {
+				t.Errorf("a canceled wait: got %v; want Canceled", err)
+			}
+		})
+	}
+}
+
+// AllowOnce returns reservations only for the requests that reserve.
+func TestAllowOnceReservesOnlyWhatIsRequested(t *testing.T) {
+	l, _ := onClock(t)
+	requests := []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 1, Reserve: true}, {Name: "window", N: 1}}
+	if err := l.AllowOnce(t.Context(), "id", requests); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range requests {
+		if got := r.Reservation.Name(); (got != "") != r.Reserve {
+			t.Errorf("limit %s: got the reservation %q; want one: %v", r.Name, got, r.Reserve)
+		}
+	}
+}
+
+// An application reserves several limits at a sidecar, and a Go program settles them.
+func TestReservationsOfASidecarAreSettled(t *testing.T) {
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	store := memory.New(memory.Config{Clock: clock.Time})
+	secrets := func() []string { return []string{"secret"} }
+	snapshot, problems := config.Compile([]config.File{{Name: "c", Data: []byte(`
+domain: d
+limits:
+  small: {algorithm: token_bucket, rate: 6, period: 1m, max_reserved: 0}
+  large: {algorithm: token_bucket, rate: 60, period: 1m, max_reserved: 0}
+`)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	sidecar := limiter.New(store, limiter.Config{IDs: reservation.NewKeys(secrets, nil), Now: clock.Now})
+	sidecar.Swap(snapshot)
+	h := httpapi.New(httpapi.Config{API: &httpapi.API{Limiter: sidecar, Inline: config.Inline}})
+	reserved := func(body string) (r ratelimit.Reservation) {
+		t.Helper()
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("POST", "http://localhost/v1/limit", strings.NewReader(body)))
+		var answer struct{ Reservation string }
+		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.UnmarshalText([]byte(answer.Reservation)); err != nil {
+			t.Fatalf("%s: %v", w.Body, err)
+		}
+		return r
+	}
+	both := func(first, second string) string {
+		return `{"limits":[{"name":"` + first + `","reserve":true},{"name":"` + second + `","reserve":true}]}`
+	}
+	limits := func() ratelimit.Limits {
+		small, large := ratelimit.TokenBucket(6, time.Minute), ratelimit.TokenBucket(60, time.Minute)
+		small.MaxReserved, large.MaxReserved = new(int64(0)), new(int64(0))
+		return ratelimit.Limits{"small": small, "large": large}
+	}
+	program := func(store backend.Store, edit func(ratelimit.Limits)) *ratelimit.Limiter {
+		t.Helper()
+		c := ratelimit.Config{Store: store, Domain: "d", Secret: "secret", Limits: limits(), Clock: clock.Time}
+		edit(c.Limits)
+		l, err := ratelimit.New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	same := func(ratelimit.Limits) {}
+	for _, test := range []struct {
+		name    string
+		l       *ratelimit.Limiter
+		body    string // of the request to the sidecar
+		cost    int64
+		want    error
+		problem string
+		limit   int64 // of the Result
+	}{
+		{"without an error, the first", program(store, same), both("large", "small"), 2, nil, "", 60},
+		{"a denial takes precedence, first", program(store, same), both("small", "large"), 6, ratelimit.ErrDenied, "", 6},
+		{"a denial takes precedence, last", program(store, same), both("large", "small"), 6, ratelimit.ErrDenied, "", 6},
+		{"a cost that never fits", program(store, same), both("large", "small"), 50, ratelimit.ErrNeverFits, "", 6},
+		{"an unknown limit", program(store, func(l ratelimit.Limits) { delete(l, "small") }), both("large", "small"), 0, ratelimit.ErrUnknown, `"small"`, 0},
+		{"another algorithm", program(store, func(l ratelimit.Limits) { l["small"] = ratelimit.FixedWindow(6, time.Minute) }), both("small", "large"), 0, ratelimit.ErrExpired, "the limit has another algorithm now", 0},
+		{"a limit that came with the request", program(store, same), `{"domain":"d","name":"own","reserve":true,"config":{"algorithm":"token_bucket","rate":2,"period":"1m"}}`, 0, ratelimit.ErrReservation, "", 0},
+		{"a Store that fails", program(away{}, same), both("small", "large"), 0, ratelimit.ErrUnavailable, "settle limit", 0},
+	} {
+		clock.Set(clock.Now() + 600*algorithms.Second) // all buckets are full again
+		r := reserved(test.body)
+		if test.want == ratelimit.ErrDenied { //nolint:errorlint // one of the table
+			if _, err := test.l.AllowN(t.Context(), 4, "small"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := test.l.Settle(t.Context(), r, test.cost)
+		if !errors.Is(err, test.want) || got.Limit != test.limit || err != nil && !strings.Contains(err.Error(), test.problem) {
+			t.Errorf("%s: %+v %v; want the limit %d and %v with %q", test.name, got, err, test.limit, test.want, test.problem)
+		}
+	}
+}
