@@ -395,6 +395,7 @@ func TestLimitsAreShownAsWindows(t *testing.T) {
 		{algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 3, Period: sec, Capacity: &five}, 5, 0}, // not a whole number of seconds
 		{algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 10, Period: 60 * sec}, 10, 60},
 		{algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 60 * sec, Minimum: &algorithms.Rate{Units: 1, Period: sec}}, 11, 0}, // two rates
+		{algorithms.Spec{Kind: algorithms.TokenBucket, Period: 60 * sec, Capacity: &five}, 5, 60},                                            // a rate of 0
 	} {
 		l, err := algorithms.Compile(test.spec)
 		if err != nil {

@@ -10,7 +10,7 @@ import (
 func TestCostsOfOneBucketAreAddedUp(t *testing.T) {
 	const most, least = 1<<63 - 1, -1 << 63
 	for _, c := range []struct{ a, b, want int64 }{
-		{2, 3, 5}, {2, -3, -1}, {0, 0, 0}, {most, 1, most}, {most, most, most}, {least, -1, least}, {least, least, least}, {most, least, -1}, {1, most, most}, {-1, least, least}, {-3, 5, 2}, {5, -3, 2}, {-3, 3, 0}, {0, -3, -3},
+		{2, 3, 5}, {2, -3, -1}, {0, 0, 0}, {most, 1, most}, {most, most, most}, {least, -1, least}, {least, least, least}, {most, least, -1}, {1, most, most}, {-1, least, least}, {-3, 5, 2}, {5, -3, 2}, {-5, 3, -2}, {3, -5, -2}, {-2, -3, -5}, {-3, 3, 0}, {0, -3, -3},
 	} {
 		if got := sum(algorithms.Charge{Cost: c.a}, algorithms.Charge{Cost: c.b}).Cost; got != c.want {
 			t.Errorf("%d and %d are %d, want %d", c.a, c.b, got, c.want)

@@ -7,6 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 func compiled(t *testing.T, s algorithms.Spec) *algorithms.Limit {
@@ -115,6 +116,11 @@ func TestSettlementsOfIDsWithoutNumbers(t *testing.T) {
 	if want := IdempotencyID("d", "settle "+string(id[:]), "0"); plain != want {
 		t.Errorf("got %x, want %x", plain, want)
 	}
+	c.config = &Config{Modes: Modes{Quota: true}}
+	if of(&descriptors.Policy{}) == plain {
+		t.Error("quota mode: got the ID of part 0")
+	}
+	c.config = &Config{}
 	for name, p := range map[string]*descriptors.Policy{
 		"shadow": {Shadow: true}, "quota": {Quota: true}, "unlimited": {Adjusted: &descriptors.Adjusted{Unlimited: true}},
 	} {
@@ -218,6 +224,90 @@ func TestDomainsThatRequireEntries(t *testing.T) {
 	for domain, want := range map[string]bool{"unknown": false, "free": false, "strict": true} {
 		if got := s.Requires(domain); got != want {
 			t.Errorf("%s: %t, want %t", domain, got, want)
+		}
+	}
+}
+
+// A value has an estimate of its own only at the key that lists it.
+func TestAnEstimateIsOfTheKeyThatListsIt(t *testing.T) {
+	p := &descriptors.Policy{Prefix: "p", Extras: &descriptors.Extras{Settle: &descriptors.Settle{Learn: &descriptors.Learn{
+		Per: []string{"model"}, Values: map[string]map[string]bool{"model": {"large": true}},
+	}}}}
+	of := func(key string) uint64 {
+		c := &Call{}
+		c.AddDescriptor().Entries = []descriptors.Entry{{Key: key, Value: "large"}}
+		return c.cell(p)
+	}
+	if of("user") != of("other") || of("user") == of("model") {
+		t.Error("a value of another key has an estimate")
+	}
+}
+
+// A result denies only if the request is denied and the outcome is a denial. A quota limit denies only with all others.
+func TestWhichResultsDeny(t *testing.T) {
+	plain, quota := &descriptors.Policy{}, &descriptors.Policy{Quota: true}
+	for _, c := range []struct {
+		denied, quotas bool
+		p              *descriptors.Policy
+		outcome        Outcome
+		want           bool
+	}{
+		{true, false, plain, Denied, true}, {true, false, plain, FailedDenied, true}, {true, false, nil, Denied, true},
+		{true, false, plain, Allowed, false}, {true, true, plain, Allowed, false}, {true, false, plain, Shadowed, false},
+		{false, false, plain, Denied, false}, {true, false, quota, Denied, false}, {true, true, quota, Denied, true}, {true, true, quota, Allowed, false},
+	} {
+		v := &Verdict{Denied: c.denied, quotasDeny: c.quotas}
+		if got := v.Denies(&Result{Policy: c.p, Outcome: c.outcome}); got != c.want {
+			t.Errorf("%+v: got %t", c, got)
+		}
+	}
+}
+
+// The status of a descriptor is that of its most restrictive limit, whatever the order of the limits is.
+func TestTheStatusOfADescriptor(t *testing.T) {
+	allowed := func(left int64) Result {
+		return Result{Outcome: Allowed, Decision: backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: left}}}
+	}
+	denied := func(after algorithms.Micros) Result {
+		return Result{Outcome: Denied, Decision: backend.Decision{Decision: algorithms.Decision{RetryAfter: after}}}
+	}
+	never := Result{Outcome: Denied, Decision: backend.Decision{Decision: algorithms.Decision{Never: true}}}
+	free, replaced := Result{Outcome: Unlimited}, Result{Outcome: Replaced}
+	for name, c := range map[string]struct {
+		results []Result
+		want    int
+		denied  bool
+	}{
+		"nothing":                     {nil, -1, false},
+		"a replaced limit":            {[]Result{replaced}, -1, false},
+		"unlimited":                   {[]Result{free, free}, 0, false},
+		"a limit beside unlimited":    {[]Result{free, allowed(5), free}, 1, false},
+		"the fewest units":            {[]Result{allowed(5), allowed(3), allowed(4)}, 1, false},
+		"of equal limits, the first":  {[]Result{allowed(3), allowed(3)}, 0, false},
+		"a denial":                    {[]Result{allowed(0), denied(1), allowed(0)}, 1, true},
+		"the longest denial":          {[]Result{denied(1), denied(3), denied(2)}, 1, true},
+		"of equal denials, the first": {[]Result{denied(1), denied(1)}, 0, true},
+		"a denial for good":           {[]Result{denied(1), never, denied(3), never}, 1, true},
+	} {
+		v := &Call{Verdict: Verdict{Results: c.results, Statuses: []Status{{Result: -1}}}}
+		for i := range c.results {
+			v.updateStatus(i)
+		}
+		if got := v.Statuses[0]; got != (Status{Result: c.want, Denied: c.denied}) {
+			t.Errorf("%s: got %+v, want result %d, denied %t", name, got, c.want, c.denied)
+		}
+	}
+}
+
+// A request without descriptors settles nothing, so it must have the required entries.
+func TestOnlySettlementsAreDone(t *testing.T) {
+	for _, c := range []struct {
+		done, descriptors int
+		want              bool
+	}{{0, 0, false}, {0, 1, false}, {1, 1, true}, {1, 2, false}, {2, 2, true}} {
+		call := Call{Request: Request{Descriptors: make([]Descriptor, c.descriptors)}, done: c.done}
+		if got := call.IsDone(); got != c.want {
+			t.Errorf("%d of %d descriptors settle: %t, want %t", c.done, c.descriptors, got, c.want)
 		}
 	}
 }
