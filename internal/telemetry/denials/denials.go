@@ -202,8 +202,8 @@ func (r *Recorder) add(key []byte, event Event, describe func() Denied) {
 // listener reuses their memory.
 func Describe(c *limiter.Call, result *limiter.Result) Denied { return describe(c, result, "", true) }
 
-// describe returns the description of result. It copies the texts in c, because the listener reuses their
-// memory.
+// describe returns the description of result, with why as its Why. Unless aboutKey is set, its Key and Entries stay
+// empty. It copies the texts in c, because the listener reuses their memory.
 func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool) Denied {
 	d := Denied{Domain: strings.Clone(cut(c.Request.Domain)), Why: why}
 	if c.Verdict.Domain != nil {

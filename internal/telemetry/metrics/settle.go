@@ -88,7 +88,8 @@ func (s *settleMetrics) swapped(next *limiter.Snapshot) {
 	}
 }
 
-// of returns the series of the limit of p.
+// of returns the series of the limit of p, and makes them if necessary. Once mostSettling limits have series, all
+// further limits share the series of otherSettling.
 func (s *settleMetrics) of(p *descriptors.Policy) *settleSeries {
 	if have, ok := s.limits.Load(p); ok {
 		return have.(*settleSeries)

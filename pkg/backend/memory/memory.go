@@ -295,9 +295,9 @@ func (s *Store) put(st *stripe, hash uint64, c *backend.Charge, e *entry, next *
 	}
 }
 
-// sweepSome sweeps some entries of st, and then some of each other stripe in turn. It stops after the first stripe in
-// which it deleted an entry, and reports whether it deleted any. It visits at most about 128 entries, so that in a
-// flood of new keys no request waits for a complete sweep.
+// sweepSome sweeps some entries of st, and then some of other stripes in turn, without those that are locked. It stops
+// after the first stripe in which it deleted an entry, and reports whether it deleted any. It deletes no entry in
+// keep. It visits at most about 128 entries, so that in a flood of new keys no request waits for a complete sweep.
 func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool {
 	const few, part = 128, 16
 	if s.sweep(st, now, part, keep) > 0 {
