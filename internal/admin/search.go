@@ -55,7 +55,7 @@ func (p *pages) search(w http.ResponseWriter, r *http.Request, v viewer, query s
 	p.show(w, r, v, http.StatusOK, searchPage, frame{Title: "Why is this denied?", Section: "/key", Query: query, Body: b})
 }
 
-// searchDescriptor adds to b the domains in which a descriptor matches limits.
+// searchDescriptor adds to b the domains in which a descriptor matches limits. It tries at most maxTried domains.
 func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []descriptors.Entry) {
 	for _, domain := range b.Domains[:min(len(b.Domains), maxTried)] {
 		s := subject{Domain: domain, Entries: entries}
@@ -72,7 +72,7 @@ func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []d
 	}
 }
 
-// searchKey adds to b the buckets in use that one value identifies.
+// searchKey adds to b the buckets in use that one value identifies. If it could not try all limits, it adds a note.
 func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 	tried := 0
 	for _, l := range p.catalogs.of(p.Current()).limits {

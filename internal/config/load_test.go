@@ -41,7 +41,7 @@ func TestLoadReadsFilesAndFolders(t *testing.T) {
 		write(t, filepath.Join(folder, "deep", name), content)
 	}
 	must(t, os.Symlink("..", filepath.Join(folder, "deep", "er", ".circle")))
-	for _, name := range []string{"one", "two", "three"} { // following all these links would find 3^16 paths
+	for _, name := range []string{"one", "two", "three"} { // following all these links would find thousands of paths
 		must(t, os.Symlink("..", filepath.Join(folder, "deep", "er", name)))
 	}
 	for _, c := range []struct {
