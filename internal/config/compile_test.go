@@ -506,8 +506,8 @@ func TestEditDistance(t *testing.T) {
 	}
 }
 
-// FuzzCompile checks that Compile does not panic, and that there is a Snapshot exactly if there is no mistake. Each policy
-// must be at its Index, and have a Prefix, an Owner and a Place.
+// FuzzCompile checks that Compile does not panic, and that there is a Snapshot exactly if there is no mistake. Each
+// policy must be at its Index, and have a Prefix, an Owner and a Place.
 func FuzzCompile(f *testing.F) {
 	for _, pattern := range []string{".good.yaml", ".bad.yaml"} {
 		for _, file := range fixtures(f, pattern) {

@@ -417,7 +417,7 @@ func (c *compiler) warnLocal(l *limit, p *draft, share float64) {
 		part, most, percent(share), most/part)
 }
 
-// checkReplaces warns of replaces entries that match no limit, and of limits that replace each other.
+// checkReplaces warns of names under replaces that no limit has, and of limits that replace each other.
 func (c *compiler) checkReplaces(d *domain) {
 	if c.incomplete {
 		return
