@@ -87,6 +87,23 @@ func TestAttacks(t *testing.T) {
 	}
 }
 
+// The bytes of a header block are bounded before all its frames have arrived.
+func TestALongHeaderBlockEndsTheConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields()})
+		for range maxHeaderBlock/maxFrame - 1 {
+			_ = c.to.WriteContinuation(1, false, make([]byte, maxFrame))
+		}
+		_ = c.to.WriteRawFrame(http2.FrameContinuation, 0, 1, make([]byte, maxFrame))
+		go func() { _ = c.write() }()
+		start := time.Now()
+		if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm || time.Since(start) > time.Second {
+			t.Errorf("%d bytes: ended with %v after %v; want ENHANCE_YOUR_CALM at once", maxHeaderBlock, code, time.Since(start))
+		}
+	})
+}
+
 // Broken frames must end the connection with the error that RFC 9113 requires. h2spec tests many more.
 func TestBrokenFrames(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -1,6 +1,7 @@
 package h2grpc
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"net/http"
@@ -183,18 +184,119 @@ func TestAnswersWaitForTheWindow(t *testing.T) {
 }
 
 func TestTheClientsTableMayChange(t *testing.T) {
+	for _, first := range []string{"fail", "m"} { // the first answer with the table's new size
+		synctest.Test(t, func(t *testing.T) {
+			c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0})
+			c.decoder = hpack.NewDecoder(0, nil)
+			for _, size := range []uint32{0, 4096, 300, 100, 256, 1 << 20, 0, 4096} {
+				_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: size})
+				c.decoder.SetAllowedMaxDynamicTableSize(size)
+				c.flush()
+				id := c.send(first)
+				c.flush()
+				if r := c.answer(id); r.fields["grpc-status"] == "" || r.fields[":status"] != "200" {
+					t.Errorf("table of %d, first answer %q: got %+v; want status 200 and a grpc-status", size, first, r)
+				}
+				for range 3 {
+					c.must("m", "m")
+				}
+			}
+		})
+	}
+}
+
+// A decoder reads what the encoding functions append: sizes of a table and lengths of strings around the places
+// where their encoding becomes a byte longer.
+func TestLengthsAreEncodedForEveryDecoder(t *testing.T) {
+	for _, n := range []int{0, 1, 126, 127, 128, 253, 254, 255, 256, 16_510, 16_511, 100_000} {
+		var got []hpack.HeaderField
+		decoder := hpack.NewDecoder(4096, func(f hpack.HeaderField) { got = append(got, f) })
+		value := strings.Repeat("v", n)
+		if _, err := decoder.Write(appendField(nil, "name", value)); err != nil || decoder.Close() != nil || len(got) != 1 || got[0].Name != "name" || got[0].Value != value {
+			t.Errorf("a value of %d bytes: got %d fields, %v; want the value", n, len(got), err)
+		}
+	}
+	for _, size := range []uint32{0, 30, 31, 158, 159, 160, 256, 300, 4095, 16_414, 16_415, 1 << 20} {
+		fields := 0
+		decoder := hpack.NewDecoder(1<<20, func(hpack.HeaderField) { fields++ })
+		decoder.SetAllowedMaxDynamicTableSize(size) // a larger size is an error
+		c := table{size: size, report: true}
+		block := append(c.appendSize(nil), 0x88)
+		if _, err := decoder.Write(block); err != nil || fields != 1 || c.report {
+			t.Errorf("a table of %d bytes: %x is %d fields, %v; want 1", size, block, fields, err)
+		}
+		if size > 0 {
+			decoder.SetAllowedMaxDynamicTableSize(size - 1)
+			c.report = true
+			if _, err := decoder.Write(c.appendSize(nil)); err == nil {
+				t.Errorf("a table of %d bytes: its size is read as a smaller one", size)
+			}
+		}
+		if again := c.appendSize(nil); len(again) != 0 {
+			t.Errorf("a table of %d bytes: %x is sent again", size, again)
+		}
+	}
+}
+
+// A request whose block leaves the table unchanged is remembered. leavesTable finds the end of each field, whatever
+// its length.
+func TestBlocksThatChangeTheTable(t *testing.T) {
+	for _, n := range []int{0, 1, 126, 127, 128, 254, 255, 256, 16_511} {
+		value := strings.Repeat("~", n) // not shorter in Huffman's code, so it is sent as it is
+		for _, name := range []string{"content-type", "x-" + value} {
+			for _, added := range []bool{false, true} {
+				var block bytes.Buffer
+				e := hpack.NewEncoder(&block)
+				_ = e.WriteField(hpack.HeaderField{Name: ":method", Value: "POST"})
+				_ = e.WriteField(hpack.HeaderField{Name: name, Value: value, Sensitive: true})
+				_ = e.WriteField(hpack.HeaderField{Name: "y", Value: "b", Sensitive: !added})
+				_ = e.WriteField(hpack.HeaderField{Name: ":scheme", Value: "http"})
+				if got := leavesTable(block.Bytes()); got == added {
+					t.Errorf("%.12s: %d bytes, and a field that is added to the table: %t; leavesTable returned %t", name, n, added, got)
+				}
+			}
+		}
+	}
+	for n := range uint64(1000) { // an integer's encoding, as RFC 7541 describes it
+		for _, bits := range []int{4, 7} {
+			most := uint64(1)<<bits - 1
+			text := []byte{byte(min(n, most))}
+			if n >= most {
+				rest := n - most
+				for ; rest >= 128; rest >>= 7 {
+					text = append(text, byte(rest&127)|128)
+				}
+				text = append(text, byte(rest))
+			}
+			if got, rest := integer(append(text, 'r'), bits); got != n || string(rest) != "r" {
+				t.Fatalf("%d in %d bits (%x): got %d and the rest %q; want the rest \"r\"", n, bits, text, got, rest)
+			}
+		}
+	}
+}
+
+// A stream that arrives in several writes ends with its answer, also with a failure: it counts for the number of open
+// streams no longer, and is not reset.
+func TestAnAnswerEndsItsStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0})
-		c.decoder = hpack.NewDecoder(0, nil)
-		for _, size := range []uint32{0, 4096, 300, 100, 256, 1 << 20, 0, 4096} {
-			_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: size})
-			c.decoder.SetAllowedMaxDynamicTableSize(size)
+		c := dial(t, serve(t, &echo{}))
+		_ = c.to.WriteWindowUpdate(0, 1<<20)
+		for i := range maxStreams + 10 {
+			message := "m"
+			if i%2 == 0 {
+				message = "fail"
+			}
+			id := c.open(c.fields())
 			c.flush()
-			id := c.send("fail")
+			synctest.Wait()
+			_ = c.to.WriteData(id, true, framed(message))
 			c.flush()
-			c.answer(id)
-			for range 3 {
-				c.must("m", "m")
+			if r := c.answer(id); !r.ended || r.reset != nil {
+				t.Fatalf("request %d, %s: got %+v; want an answer without a reset", i, message, r)
+			}
+			c.must("next", "next") // reads all frames of the stream before
+			if r := c.answers[id]; r.reset != nil {
+				t.Fatalf("request %d, %s: the stream was reset with %v after its answer; want no reset", i, message, *r.reset)
 			}
 		}
 	})
@@ -218,6 +320,11 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 			"POST " + path + " 3": func() uint32 { // an incomplete prefix
 				id := c.open(c.fields())
 				_ = c.to.WriteData(id, true, []byte{0, 0, 0})
+				return id
+			},
+			"POST " + path + " 8": func() uint32 { // the message is shorter than its prefix says
+				id := c.open(c.fields())
+				_ = c.to.WriteData(id, true, []byte{0, 0, 0, 0, 9, 'a', 'b', 'c'})
 				return id
 			},
 			"POST " + path + " 12": func() uint32 { // two messages
