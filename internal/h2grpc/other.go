@@ -184,7 +184,7 @@ func (b *body) Close() error {
 }
 
 // consumed is called when a handler has read n bytes. It returns their window to the client as soon as half of
-// the stream's window is used up.
+// the stream's window is used up, unless the stream or its request has ended.
 func (c *conn) consumed(s *stream, n int) {
 	c.mu.Lock()
 	if c.open[s.id] != s {

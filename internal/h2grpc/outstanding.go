@@ -21,7 +21,8 @@ type share struct {
 	room    chan struct{} // receives a value when waiting is admitted; its capacity is 1
 }
 
-// enter admits o if there is room, and reports whether it did. Otherwise, if wait is true, it adds o to waiting.
+// enter admits o and returns true if nothing waits and o fits, or if o may be admitted before its turn (fitsOwn).
+// Otherwise, if wait is true, it adds o to waiting.
 func (s *outstanding) enter(o *operation, wait bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

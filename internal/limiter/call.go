@@ -38,7 +38,8 @@ type Call struct {
 type Request struct {
 	Domain      string
 	Descriptors []Descriptor
-	// Limits are named limits, as one group. Domain may be empty if only one domain has the name.
+	// Limits are named limits. They are charged together, except limits in shadow or quota mode. Domain may be empty if
+	// only one domain has the name.
 	Limits []NamedCharge
 	// Settle is a reservation that an application settles; nil means none. Check then adds the limits of the
 	// reservation to Limits.
