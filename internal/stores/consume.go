@@ -48,8 +48,7 @@ func (s *LeaseStore) submitOne(b *backend.Batch) {
 	t.submit(b.Charges, b.Decisions, b.Waits)
 }
 
-// recordDecision records the decision of the wrapped Store on the one charge of t, which was submitted without a
-// lease.
+// recordDecision records the decision of the wrapped Store on the only charge of t, which requested no lease.
 func (s *LeaseStore) recordDecision(t *leaseBatch) {
 	c, d, l := &t.outer.Charges[0], &t.outer.Decisions[0], t.direct
 	if !d.Allowed && d.Err == nil && d.At == t.lastAt { // a cached denial is not new information
@@ -125,7 +124,7 @@ func (l *hotKey) arm() {
 func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
 
 // answer returns the decision on a charge that the leases have paid. It equals the one that the wrapped Store would
-// make if no other process had charged the bucket since l.last.
+// make if no other process had charged the bucket since the decision l.last.
 func (l *hotKey) answer(now time.Duration) backend.Decision {
 	return later(&l.charge, l.last, l.left(), micros(now-l.lastAt))
 }

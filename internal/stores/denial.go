@@ -24,7 +24,7 @@ type denial struct {
 	unchangedFor []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not contain the whole state of the bucket
 	at           time.Time           // when the group was submitted to the wrapped Store
 	until        time.Time           // from this time on, one caller revalidates the denial
-	retry        time.Time           // the earliest time at which a retry may succeed: at plus the retry time of the group
+	retry        time.Time           // the earliest time at which a retry may succeed: the submission plus the retry time of the group
 	arrived      time.Time           // when the decisions arrived
 	revalidating atomic.Bool         // a caller is revalidating the denial with the wrapped Store
 }

@@ -66,8 +66,8 @@ type DeniedStore struct {
 
 	cached    atomic.Int64  // the number of cached groups
 	submitted atomic.Uint64 // the number of batches so far; it numbers them
-	clearedAt atomic.Uint64 // the value of submitted at the last Clear
-	// changed has an element for each remainder of key hashes. The element is the value of submitted when this
+	clearedAt atomic.Uint64 // the number of the last batch before the last Clear
+	// changed has an element for each remainder of key hashes. The element is the number of the last batch before this
 	// process last changed a bucket with such a hash. A denial from that batch or an earlier one may be outdated.
 	changed [1024]atomic.Uint64
 
@@ -120,7 +120,7 @@ type deniedBatch struct {
 }
 
 // answerKnown answers the groups of b whose denials are cached. It records the positions of all other groups in
-// places.
+// t.places.
 func (t *deniedBatch) answerKnown(b *backend.Batch) {
 	known := 0
 	for at := 0; at < len(b.Charges); {
@@ -141,7 +141,7 @@ func (t *deniedBatch) answerKnown(b *backend.Batch) {
 	t.whole = known == 0
 }
 
-// gather copies the groups at places to inner.
+// gather copies the groups at the positions t.places to t.inner.
 func (t *deniedBatch) gather(b *backend.Batch) {
 	for _, at := range t.places {
 		t.rest.add(b.Charges[at:at+backend.GroupLen(b.Charges[at:])], at)
@@ -154,7 +154,7 @@ func (t *deniedBatch) gather(b *backend.Batch) {
 // ended is the Done function of inner.
 func (t *deniedBatch) ended(*backend.Batch) {
 	b := t.outer
-	defer b.Done(b) // even if update panics
+	defer b.Done(b) // so Done is called even if update panics
 	defer t.release()
 	if !t.whole {
 		t.rest.pass(b, 0, len(t.rest.charges))
@@ -245,7 +245,7 @@ func (s *DeniedStore) removeOld(old ...*denial) {
 // update caches the denial of a group, or removes the denials of the buckets that the group has charged. The
 // group was submitted at submittedAt, in the batch with this number.
 func (s *DeniedStore) update(charges []backend.Charge, decisions []backend.Decision, submittedAt time.Time, number uint64) {
-	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // ConsumedAny is false for a group that has both a dry run and a charge
+	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // ConsumedAny is false for an allowed group that has both a dry run and a charge
 		s.consumed(charges)
 		return
 	}
@@ -267,8 +267,8 @@ func allAllowed(charges []backend.Charge, decisions []backend.Decision) bool {
 func (s *DeniedStore) cache(d *denial, number uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// The count is raised before outdated reads changed. ClearBucket writes changed before it reads the count.
-	// So either outdated sees the change, or ClearBucket sees the count and removes d.
+	// The count s.cached is raised before s.outdated reads s.changed. ClearBucket writes s.changed before it reads
+	// s.cached. So either s.outdated returns true, or ClearBucket sees the raised count and removes d.
 	s.cached.Store(int64(len(s.denials.groups)) + 1)
 	defer func() { s.cached.Store(int64(len(s.denials.groups))) }()
 	if !s.outdated(d.charges, number) {
@@ -325,7 +325,7 @@ func (s *DeniedStore) ClearBucket(key []byte) {
 	s.mu.RLock()
 	listed := len(s.denials.buckets[bucket])
 	s.mu.RUnlock()
-	if listed == 0 { // a goroutine that caches a denial of the bucket from now on reads the change above
+	if listed == 0 { // a goroutine that caches a denial of the bucket from now on reads the number that was stored above
 		return
 	}
 	s.mu.Lock()

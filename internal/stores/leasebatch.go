@@ -39,7 +39,7 @@ type leaseGroup struct {
 	charges   []backend.Charge
 	decisions []backend.Decision
 	at        int  // the position of its first charge in the outer batch
-	parts     int  // the position of its first part
+	parts     int  // the position of its first part in leaseBatch.parts
 	done      bool // the group is decided, or another call decides it
 }
 
@@ -59,7 +59,8 @@ func (s *LeaseStore) newBatch(b *backend.Batch, now time.Duration) *leaseBatch {
 	return t
 }
 
-// finishCall records that one of the calls of t has ended. After the last one it ends the Batch of t.
+// finishCall records that one of the calls of t has ended. After the last one it ends the Batch of t. If t repeats
+// groups of another call, it records the end of t there instead.
 func (t *leaseBatch) finishCall() {
 	if t.pending.Add(-1) > 0 {
 		return

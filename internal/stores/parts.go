@@ -42,7 +42,7 @@ type partsStore struct {
 	batches sync.Pool
 }
 
-// partsBatch is a batch that is charged in parts. In its divisions, the number of a group is a position in parts.
+// partsBatch is a batch that is charged in parts. In its divisions, Charge.Group is a position in partsBatch.parts.
 type partsBatch struct {
 	store      *partsStore
 	outer      *backend.Batch
@@ -104,7 +104,7 @@ type partedGroup struct {
 	open     atomic.Int32 // the number of parts whose decisions are not known
 	refused  bool         // a part was denied or failed
 	refunded bool         // a part that was sent later consumed or refunded units
-	failed   error        // the error that takes precedence
+	failed   error        // the error of its parts that takes precedence, or nil
 }
 
 // plan splits the charges into parts.
@@ -176,7 +176,7 @@ func (p *part) decisions() []backend.Decision { return p.in.inner.decisions[p.fr
 
 func (p *part) allowed() bool { return backend.Allowed(p.charges(), p.decisions()) }
 
-// charged reports whether p consumed or refunded units.
+// charged reports whether p was allowed and has no dry run, so that it consumed or refunded its units.
 func (p *part) charged() bool {
 	charges, decisions := p.charges(), p.decisions()
 	for i := range charges {
