@@ -36,12 +36,12 @@ type adjustments struct {
 	keeper  adjustKeeper
 	service *adjust.Service
 	shared  *inredis.Keeper // the keeper if the adjustments are in Redis, else nil
-	ledger  *redis.Ledger   // the ledger that shared uses
+	ledger  *redis.Ledger   // the ledger of the adjustments if they are in Redis, else nil
 
 	mu      sync.Mutex
 	applied *adjust.Set       // guarded by mu
 	next    algorithms.Micros // when the first adjustment expires, or 0; guarded by mu
-	changed chan struct{}     // receives a value when next changes
+	changed chan struct{}     // receives a value when the field next has been set
 
 	rewritten uint64 // the value of Status.Rewritten that was last logged; used only by report
 }
@@ -227,8 +227,8 @@ func (a *adjustments) apply(set *adjust.Set) {
 	}
 }
 
-// buckets returns the keys of the buckets that the adjustments in changes affect. all means that there are too many to
-// list.
+// buckets returns the keys of the buckets that the adjustments in changes affect. all means that keys is nil, because
+// there are too many, or because an adjustment may affect every bucket of its limit.
 func (a *adjustments) buckets(changes []*adjust.Adjustment) (keys [][]byte, all bool) {
 	if len(changes) > manyChanges {
 		return nil, true

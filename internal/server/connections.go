@@ -110,9 +110,9 @@ func (b *bounds) makeRoom() bool {
 	return false
 }
 
-// boundedListener accepts at most max connections at a time, and at most extra further ones that serve only health
-// checks. At the bound max it closes the connection that has been silent for longest, if that silence has lasted
-// for at least evictAfter. Otherwise the new connection is one of the extra ones, or is closed.
+// boundedListener bounds the open connections by its field max. Its field extra bounds further connections, which serve
+// only health checks. At the bound max, a new connection replaces the one that has been silent for longest, if that
+// silence has lasted for at least evictAfter. Otherwise the new connection is a further one, or is closed.
 type boundedListener struct {
 	net.Listener
 	all        *bounds

@@ -11,8 +11,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// fastServer returns the server of the fast engine. The server answers ShouldRateLimit itself, and passes all
-// other calls to others.
+// fastServer returns the server of the fast engine. The server answers ShouldRateLimit itself, and passes calls of
+// other methods to the server others.
 func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.Config) *h2grpc.Server {
 	return h2grpc.New(h2grpc.Config{
 		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter}, Others: others, TLS: tls,

@@ -44,7 +44,7 @@ type listener struct {
 	// ready and unready, if not nil, report to the clients whether to send requests: over the health service of
 	// gRPC, or by closing HTTP connections.
 	ready, unready func()
-	// last means that this listener is closed after all others.
+	// last means that this listener is closed after all listeners without last.
 	last bool
 }
 

@@ -86,7 +86,7 @@ func (l *parkingListener) Close() error { return l.close() }
 // http.Server may be about to call Accept.
 const lastPass = time.Second
 
-// pass passes a to Accept. It returns false if the listener is closed.
+// pass passes the acceptance a to Accept. It returns false if the listener is closed.
 func (l *parkingListener) pass(a acceptance) bool {
 	select {
 	case l.accepted <- a:

@@ -88,7 +88,7 @@ func (c Redis) open(changed func(server string, open bool), panicked func(value 
 	if err != nil {
 		return nil, err
 	}
-	first := c.first(conf)
+	first := c.mainConfig(conf)
 	first.Changed, first.Panicked = changed, panicked
 	configs := []redis.Config{first}
 	if c.PerSecondURL != "" {
@@ -112,8 +112,8 @@ func (c Redis) open(changed func(server string, open bool), panicked func(value 
 	return stores, nil
 }
 
-// first returns the configuration for the Redis at URL.
-func (c Redis) first(conf *tls.Config) redis.Config {
+// mainConfig returns the configuration for the Redis at URL.
+func (c Redis) mainConfig(conf *tls.Config) redis.Config {
 	return redis.Config{
 		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile, WaitReplicas: c.WaitReplicas, TLS: conf,
 	}
@@ -125,7 +125,7 @@ func (c Redis) ledger() (*redis.Ledger, error) {
 	if err != nil {
 		return nil, err
 	}
-	return redis.OpenLedger(c.first(conf), "adjustments")
+	return redis.OpenLedger(c.mainConfig(conf), "adjustments")
 }
 
 // storePanicked logs a panic on a goroutine that serves many requests. Those requests have failed.

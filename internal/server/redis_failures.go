@@ -24,12 +24,12 @@ type redisFailures struct {
 	count atomic.Uint64
 	last  atomic.Pointer[error]
 	open  atomic.Int32 // the number of open circuit breakers
-	// broken means that a circuit breaker has been open at some time since the last call of recent.
+	// broken means that a circuit breaker has been open at some time since the last call of the method recent.
 	broken atomic.Bool
-	seen   uint64 // the value of count at the last call of recent
+	seen   uint64 // the value of the field count at the last call of the method recent
 }
 
-// recent returns the number of failures since the last call of recent. It returns 0 if a circuit breaker was
+// recent returns the number of failures since its last call. It returns 0 if a circuit breaker was
 // open in that time. The condition of the circuit breaker describes such failures, and they do not mean that
 // a server which answers again is slow.
 func (t *redisFailures) recent() uint64 {

@@ -51,7 +51,7 @@ type server struct {
 	stack     stack
 	metrics   *metrics.Metrics
 	denials   *denials.Recorder // nil without an admin listener
-	watch     *watch            // nil if denials is nil
+	watch     *watch            // nil without an admin listener
 	limiter   *limiter.Limiter
 	adjust    *adjustments
 	settle    *settleKeys

@@ -24,7 +24,7 @@ type stack struct {
 	undos  *stores.Undos       // refunds for requests with limits in both Redis servers; nil with one Redis
 }
 
-// newStack makes the Stores, from the last to the first.
+// newStack makes the Stores, from the innermost to the outermost.
 func (s *server) newStack() (st stack, err error) {
 	c := s.config.Redis
 	st.memory = memory.New(memory.Config{MaxKeys: s.config.MemoryMaxKeys})
