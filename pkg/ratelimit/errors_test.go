@@ -30,7 +30,7 @@ func with(edit func(*ratelimit.Limit)) ratelimit.Limit {
 	return l
 }
 
-// waiting returns a Limiter over a Store that wrap changes, with a longest wait.
+// waiting returns a Limiter with the longest wait maxWait. Its Store is what wrap returns for a memory store.
 func waiting(t *testing.T, maxWait time.Duration, limits ratelimit.Limits, wrap func(backend.Store) backend.Store) *ratelimit.Limiter {
 	t.Helper()
 	clock := &storetest.Clock{}
@@ -63,8 +63,9 @@ func TestACostThatNeverFitsReportsTheBucket(t *testing.T) {
 	}
 }
 
-// The order of the requests of a call does not matter, with MaxWait either: a wait that would be too long, a
-// limit that charges denied requests, and one that counts them.
+// If one request of a call is denied, the order of its requests does not matter, even with MaxWait. The cases are a
+// wait that would be too long, a limit that can reserve too little, one that charges denied requests, and one that
+// counts them.
 func TestTheOrderOfRequestsDoesNotMatter(t *testing.T) {
 	limits := func() ratelimit.Limits {
 		return ratelimit.Limits{
@@ -124,7 +125,7 @@ func TestTheOrderOfRequestsDoesNotMatter(t *testing.T) {
 	}
 }
 
-// remaining returns an error if a bucket has other numbers.
+// remaining returns an error unless limit name has this number of remaining units and is full again after reset.
 func remaining(l *ratelimit.Limiter, name string, units int64, reset time.Duration) error {
 	if r, _ := l.Peek(context.Background(), 0, name); r.Remaining != units || r.ResetAfter != reset {
 		return fmt.Errorf("limit %s: %d units, reset after %v; want %d and %v", name, r.Remaining, r.ResetAfter, units, reset)
@@ -132,7 +133,8 @@ func remaining(l *ratelimit.Limiter, name string, units int64, reset time.Durati
 	return nil
 }
 
-// MaxWait is for requests that reserve. Another request may cost more than its limit holds, if the limit has Overdraw.
+// MaxWait is for requests that reserve. Another request of a limit with Overdraw is charged even if its cost will only
+// be available after a longer wait.
 func TestMaxWaitDoesNotApplyToRequestsThatDoNotReserve(t *testing.T) {
 	l := waiting(t, time.Second, ratelimit.Limits{"l": with(func(l *ratelimit.Limit) { l.Overdraw = true })}, unchanged)
 	if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "l", N: 5}}); !errors.Is(err, ratelimit.ErrDenied) {
@@ -266,7 +268,7 @@ func TestAGuaranteedRate(t *testing.T) {
 	}
 }
 
-// A reservation that was read from its text has the time until it is due.
+// The Delay of a reservation that was read from its text is the remaining time until it is due.
 func TestTheDelayOfAReservationFromItsText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := over(t, memory.New(memory.Config{}), nil)

@@ -113,7 +113,8 @@ func TestAConditionIsClearedByTheNameThatSetIt(t *testing.T) {
 	}
 }
 
-// A long text is cut between two characters. Characters that control a terminal or break lines become blanks.
+// A long text is cut between two characters. Characters that control a terminal or break
+// lines, and invalid UTF-8, become blanks.
 func TestTextsAreCutBetweenCharacters(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                        "",

@@ -428,7 +428,8 @@ func TestDenialsAreCountedByTheirReasonAndKey(t *testing.T) {
 		`3 e/ limit [] [] false`, `2 d/ limit [] [] false`)
 }
 
-// Failures of two limits are different, as are requests of two domains without a configuration.
+// Failures of two limits are counted separately, and so are requests of two domains without a configuration. The
+// keys of a limit do not matter.
 func TestFailuresOfDifferentLimitsAreApart(t *testing.T) {
 	a := newRequester(t, away{backend.ErrUnavailable})
 	a.send(t, "user=bob", 1)
@@ -450,7 +451,7 @@ func TestFailuresOfDifferentLimitsAreApart(t *testing.T) {
 	a.want(t, "two domains", `3 d/ missing-descriptor [] [] false`, `2 e/ no-config [] [] false`, `1 d/ no-config [] [] false`)
 }
 
-// All values of a key together, and all entries of a descriptor together, have maxShown bytes.
+// All values of a key together have at most maxShown bytes, and so do all entries of a descriptor.
 func TestTheTextsOfADenialShareOneBound(t *testing.T) {
 	const others = len("path" + "/login" + "ip")
 	for n, cut := range map[int]bool{maxShown - others: false, maxShown - others + 1: true, 2 * maxShown: true} {

@@ -8,7 +8,7 @@ import (
 )
 
 // TestWindowsAddUpTheCurrentAndThePreviousWindow counts keys at given times. After each step it checks the items of
-// both windows, as index:key=count/value, the upper bound for key a, and the time at which counting began.
+// both windows, as index:key=least/value, the upper bound for key a, and the time at which counting began.
 func TestWindowsAddUpTheCurrentAndThePreviousWindow(t *testing.T) {
 	began := time.Date(2026, 1, 2, 3, 1, 0, 0, time.UTC)
 	w := NewWindows[string](2)
@@ -63,7 +63,8 @@ func TestWindowsAddUpTheCurrentAndThePreviousWindow(t *testing.T) {
 	}
 }
 
-// The items with the most certain occurrences come first, equal ones in the order of their keys, and at most n.
+// Top returns at most n items. Those with the most certain occurrences come first, and equal ones are in the order of
+// their keys.
 func TestTopIsSortedAndBounded(t *testing.T) {
 	h := New[int](3)
 	for key, n := range map[string]int64{"x": 5, "b": 2, "a": 2} {
