@@ -25,7 +25,7 @@ var reasons = map[string]string{
 	denials.NoRoute:  "no route of auth matched, or the request lacks a value for every descriptor of its route",
 }
 
-// deniedRow is a row of the page about a key that was denied.
+// deniedRow describes one denied key, in a list of denied keys.
 type deniedRow struct {
 	Times, Why, Domain, Limit, LimitLink, Key, Link string
 	Last                                            time.Time
