@@ -229,3 +229,16 @@ func TestTheSourceOfALateBatchIsFlushed(t *testing.T) {
 		time.Sleep(time.Hour)
 	})
 }
+
+// A listener need not have a Flush.
+func TestADeadlineOfASourceWithoutFlush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := stores.Deadline(submitFunc(func(*backend.Batch) {}), 10*ms, 0, nil)
+		done := 0
+		s.Submit(&backend.Batch{Charges: costs(false, 1), Decisions: make([]backend.Decision, 1), Source: &backend.Source{}, Done: func(*backend.Batch) { done++ }})
+		time.Sleep(20 * ms)
+		if synctest.Wait(); done != 1 {
+			t.Errorf("the batch ended %d times, want once", done)
+		}
+	})
+}

@@ -139,3 +139,35 @@ func TestADividedGroupFailsAsAWhole(t *testing.T) {
 		}
 	}
 }
+
+// claims is a Store that can keep claims. Groups with an ID in both stores are charged by it.
+type claims struct {
+	backend.Store
+	claimed atomic.Int64
+}
+
+func (c *claims) Claimed(next backend.Store) backend.Store {
+	return submitFunc(func(b *backend.Batch) { c.claimed.Add(1); next.Submit(b) })
+}
+
+func TestAnIDOfTwoStoresIsClaimedInTheFirst(t *testing.T) {
+	first := &claims{Store: memory.New(memory.Config{})}
+	s := dividedStore(t, first, memory.New(memory.Config{}))
+	for n, test := range []struct {
+		keys    []any
+		claimed int64
+	}{{[]any{"a1", 1, "a2", 1}, 1}, {[]any{"a1", 1, "a3", 1}, 1}, {[]any{"a2", 1, "a4", 1}, 1}} {
+		list := charges(t, test.keys...)
+		for i := range list {
+			list[i].IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{byte(n)}, Lifetime: algorithms.Day}
+		}
+		for i, d := range take(t.Context(), s, list...) {
+			if d.Err != nil || !d.Allowed {
+				t.Errorf("%v, charge %d: %+v; want allowed", test.keys, i, d)
+			}
+		}
+		if n := first.claimed.Load(); n != test.claimed {
+			t.Errorf("%v: %d claims, want %d", test.keys, n, test.claimed)
+		}
+	}
+}

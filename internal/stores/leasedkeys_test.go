@@ -1,0 +1,311 @@
+package stores
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// hotBucket returns a shard with one hot key "a". Its limit gains 1,000 units a second, and its leases last 50 ms.
+func hotBucket(t *testing.T) (*leaseShard, *hotKey) {
+	t.Helper()
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &hotKey{charge: backend.Charge{
+		Key: []byte("a"), Limit: &limit, Lease: &algorithms.Lease{Most: 100, For: 50_000}, Terms: algorithms.Charge{Cost: 3, Hash: 9},
+	}, edge: never}
+	return &leaseShard{most: 4, hotKeys: map[string]*hotKey{"a": l}}, l
+}
+
+// The wrapped Store denied, failed, or answered from its denial cache.
+func TestWhatADecisionSaysAboutAHotKey(t *testing.T) {
+	for name, test := range map[string]struct {
+		d         backend.Decision
+		recorded  bool
+		remaining int64
+	}{
+		"a cached denial":          {backend.Decision{At: 5}, false, 40},
+		"a new denial":             {backend.Decision{At: 6}, true, 0},
+		"allowed at the same time": {backend.Decision{At: 5, Decision: algorithms.Decision{Allowed: true, Remaining: 30}}, true, 30},
+		"a failure":                {backend.Decision{At: 5, Err: backend.ErrUnavailable}, false, 0}, // no lease is requested until the store answers
+		"a failure without a time": {backend.Decision{Err: backend.ErrUnavailable}, false, 0},
+	} {
+		_, l := hotBucket(t)
+		l.last, l.lastAt = backend.Decision{At: 5, Decision: algorithms.Decision{Remaining: 40}}, -1
+		s := Lease(nil, LeaseConfig{})
+		s.recordDecision(&leaseBatch{store: s, direct: l, lastAt: 5, outer: &backend.Batch{Charges: []backend.Charge{l.charge}, Decisions: []backend.Decision{test.d}}})
+		if recorded := l.lastAt != -1; recorded != test.recorded || l.last.Remaining != test.remaining {
+			t.Errorf("%s: recorded %t, %d remaining; want %t and %d", name, recorded, l.last.Remaining, test.recorded, test.remaining)
+		}
+	}
+}
+
+// Decisions may arrive in another order. A much older one means that the clock of the wrapped Store stepped back.
+func TestTheNewestDecisionCounts(t *testing.T) {
+	for older, want := range map[algorithms.Micros]bool{-5: true, 0: true, 1: false, algorithms.Second - 1: false, algorithms.Second: true, algorithms.Day: true} {
+		_, l := hotBucket(t)
+		l.last.At = 100 * algorithms.Day
+		l.record(&backend.Decision{At: l.last.At - older}, 0, time.Second)
+		if got := l.lastAt == time.Second; got != want {
+			t.Errorf("a decision that is %d us older: recorded %t, want %t", older, got, want)
+		}
+	}
+}
+
+// A lease is a multiple of the cost. It is at most an eighth of the remaining units, and at most Lease.Most with the
+// units that are leased or requested already.
+func TestSizesOfLeases(t *testing.T) {
+	const span = 50 * time.Millisecond
+	for _, test := range []struct {
+		name                        string
+		used                        float64
+		cost, remaining, requesting int64
+		failed                      int
+		want                        int64
+	}{
+		{"half of what is used", 60, 1, 1e6, 0, 0, 30},
+		{"a multiple of the cost", 60, 7, 1e6, 0, 0, 28},
+		{"the bound", 1e6, 1, 1e6, 0, 0, 100},
+		{"the rest of the bound", 1e6, 1, 1e6, 60, 0, 40},
+		{"the cost is the rest of the bound", 1e6, 40, 1e6, 60, 0, 40},
+		{"the cost is more than the rest", 1e6, 41, 1e6, 60, 0, 0},
+		{"an eighth of what remains", 1e6, 1, 80, 0, 0, 10},
+		{"too little remains", 1e6, 11, 80, 0, 0, 0},
+		{"after three failures", 1e6, 1, 1e6, 0, 3, 12},
+		{"after very many failures", 1e6, 1, 1e6, 0, 1000, 0},
+	} {
+		_, l := hotBucket(t)
+		l.used, l.requesting, l.failed, l.last.Remaining = test.used, test.requesting, test.failed, test.remaining
+		if got := l.leaseSize(test.cost, span); got != test.want {
+			t.Errorf("%s: got %d, want %d", test.name, got, test.want)
+		}
+	}
+}
+
+// The eighth request within the duration of a lease makes a key hot. Its rate counts from the first of the eight.
+func TestAKeyIsHotFromItsFirstRequestOn(t *testing.T) {
+	sh, l := hotBucket(t)
+	now := time.Duration(0)
+	for _, key := range []string{"b", "c"} { // they share one element of heat
+		c, first := l.charge, now+time.Millisecond
+		c.Key = []byte(key)
+		for i := range hotRequests {
+			now += time.Millisecond
+			hot := sh.warm(&c, 7, now)
+			if (hot != nil) != (i == hotRequests-1) {
+				t.Fatalf("%s: request %d, hot: %t", key, i+1, hot != nil)
+			}
+			if hot != nil && (hot.used != 3*hotRequests || hot.since != first || hot.requestedAt != now) {
+				t.Errorf("%s: used %v since %v; want %d since %v", key, hot.used, hot.since, 3*hotRequests, first)
+			}
+		}
+	}
+}
+
+// A shard removes keys that are not used any more, and no others.
+func TestWhichKeysBecomeCold(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*hotKey)
+		after  time.Duration
+		cold   bool
+	}{
+		"unused":                   {func(*hotKey) {}, time.Second + 1, true},
+		"used a second ago":        {func(*hotKey) {}, time.Second, false},
+		"with a longer lease":      {func(l *hotKey) { l.charge.Lease = &algorithms.Lease{Most: 1, For: 2 * algorithms.Second} }, 2 * time.Second, false},
+		"units are leased":         {func(l *hotKey) { l.grants[1].left = 1 }, time.Minute, false},
+		"a request is in flight":   {func(l *hotKey) { l.borrowing = true }, time.Minute, false},
+		"a lease is requested":     {func(l *hotKey) { l.ahead = &ahead{} }, time.Minute, false},
+		"unused with an old lease": {func(l *hotKey) { l.charge.Lease = &algorithms.Lease{Most: 1, For: 2 * algorithms.Second} }, 2*time.Second + 1, true},
+	} {
+		sh, l := hotBucket(t)
+		l.requestedAt = time.Hour
+		test.change(l)
+		if sh.cool(time.Hour + test.after); (len(sh.hotKeys) == 0) != test.cold || l.removed != test.cold {
+			t.Errorf("%s: %d keys, removed %t; want cold %t", name, len(sh.hotKeys), l.removed, test.cold)
+		}
+	}
+}
+
+// A grant ends a little before the wrapped Store's time. A grant that arrives after its key was removed is lost.
+func TestTheEndOfAGrant(t *testing.T) {
+	sh, l := hotBucket(t)
+	sh.granted(l, 5, &backend.Decision{At: 77}, time.Second, 2*time.Second)
+	if g := l.grants[0]; g.left != 5 || g.until != time.Second+50*time.Millisecond-50*time.Microsecond-time.Microsecond || g.chargedAt != 77 || g.grantedAt != time.Second {
+		t.Errorf("got %+v", g)
+	}
+	sh.drop([]byte("a"))
+	if sh.granted(l, 5, &backend.Decision{}, time.Second, 2*time.Second); l.left() != 0 || !l.removed || len(sh.hotKeys) != 0 {
+		t.Errorf("a removed key has %d units", l.left())
+	}
+}
+
+// The units of a hot key are returned with the waiting returns of the same key. Those of other keys stay.
+func TestReturnsOfOneKey(t *testing.T) {
+	sh, l := hotBucket(t)
+	other := backend.Charge{Key: []byte("b"), Terms: algorithms.Charge{Cost: -2}}
+	earlier := backend.Charge{Key: []byte("a"), Terms: algorithms.Charge{Cost: -4}}
+	sh.returns = []backend.Charge{other, earlier}
+	l.grants = [2]grant{{left: 30, chargedAt: 5, grantedAt: time.Second}, {left: 7, chargedAt: 6, grantedAt: time.Second - 7*time.Millisecond}}
+	list := sh.returnAll(nil, l, time.Second)
+	if len(list) != 2 || list[0].Terms != (algorithms.Charge{Cost: -30, Hash: 9, ChargedAt: 5}) || list[0].Lease != nil || list[1].Terms.Cost != -4 {
+		t.Errorf("got %+v; want 30 units and the 4 that were waiting: 7 units have flowed in since the second grant", list)
+	}
+	if len(sh.returns) != 1 || !bytes.Equal(sh.returns[0].Key, other.Key) || l.left() != 0 || sh.stats.Returned != 30 {
+		t.Errorf("%+v are waiting, %d leased, %d returned; want the return of the other key, 0 and 30", sh.returns, l.left(), sh.stats.Returned)
+	}
+	for range 2 * maxReturns {
+		sh.later(earlier)
+	}
+	sh.later(backend.Charge{Key: []byte("a"), Terms: algorithms.Charge{Cost: 3}}) // there is nothing to return
+	if len(sh.returns) != maxReturns {
+		t.Errorf("%d returns are waiting, want at most %d", len(sh.returns), maxReturns)
+	}
+}
+
+// A key is dropped with its waiting returns, while a lease of it may be in flight.
+func TestADroppedKeyReturnsNothing(t *testing.T) {
+	s := Lease(nil, LeaseConfig{})
+	sh, _ := s.shard([]byte("a"))
+	_, l := hotBucket(t)
+	l.ahead = &ahead{}
+	sh.hotKeys["a"] = l
+	for _, key := range []string{"a", "b"} {
+		sh.returns = append(sh.returns, backend.Charge{Key: []byte(key), Terms: algorithms.Charge{Cost: -1}})
+	}
+	s.drop([]byte("a"), nil)
+	if len(sh.hotKeys) != 0 || !l.removed || len(sh.returns) != 1 || string(sh.returns[0].Key) != "b" {
+		t.Errorf("%d keys, %+v waiting; want no key, and the return of the other one", len(sh.hotKeys), sh.returns)
+	}
+}
+
+// timers is a Clock that counts timers and starts none.
+type timers struct {
+	outside.Clock
+	count int
+}
+
+func (c *timers) AfterFunc(time.Duration, func()) outside.Timer { c.count++; return nil }
+
+func TestLeasesHaveOneTimer(t *testing.T) {
+	clock := &timers{Clock: outside.System}
+	s := Lease(nil, LeaseConfig{Clock: clock})
+	if s.arm(); clock.count != 1 {
+		t.Errorf("%d timers, want 1", clock.count)
+	}
+	if s.arm(); clock.count != 1 {
+		t.Errorf("%d timers after a second call, want 1", clock.count)
+	}
+	s.armed.Store(false)
+	s.closed.Store(true)
+	if s.arm(); clock.count != 1 {
+		t.Errorf("%d timers after Close, want 1", clock.count)
+	}
+}
+
+func TestTheNumberOfHotKeysOfAShard(t *testing.T) {
+	for keys, want := range map[int]int{0: 256, -1: 256, 1: 1, 64: 1, 6400: 100} {
+		if got := Lease(nil, LeaseConfig{MaxKeys: keys}).shards[5].most; got != want {
+			t.Errorf("%d keys: %d in a shard, want %d", keys, got, want)
+		}
+	}
+}
+
+// Both clocks count from arbitrary moments.
+func TestElapsedCountsFromItsStart(t *testing.T) {
+	const s = time.Second
+	monotonic, wall := 100*s, 5000*s
+	e := newElapsed(func() (time.Duration, time.Duration) { return monotonic, wall })
+	for i, step := range []struct{ monotonic, wall, now time.Duration }{{0, 0, 0}, {1 * s, 1 * s, 1 * s}, {1 * s, 4 * s, 5 * s}, {2 * s, -9 * s, 7 * s}} {
+		monotonic, wall = monotonic+step.monotonic, wall+step.wall
+		if now := e.now(); now != step.now {
+			t.Errorf("step %d: %v have passed, want %v", i, now, step.now)
+		}
+	}
+}
+
+// A hash may belong to several groups. A denial answers only its own group.
+func TestADenialAnswersItsOwnGroup(t *testing.T) {
+	start := time.Unix(1_767_225_600, 0)
+	d, charge := deniedTokens(t, start)
+	other := charge
+	other.Key = []byte("b")
+	for name, group := range map[string][]backend.Charge{"a longer group": {charge, charge}, "another key": {other}} {
+		if d.answerGroup(group, make([]backend.Decision, len(group)), start.Add(30*time.Millisecond)) {
+			t.Errorf("%s is denied", name)
+		}
+	}
+	if !d.answerGroup([]backend.Charge{charge}, make([]backend.Decision, 1), start.Add(30*time.Millisecond)) {
+		t.Error("the group of the denial is not denied")
+	}
+}
+
+// The decision must be the one that the numbers of the limit give. Otherwise the bucket is in another state.
+func TestADecisionOfAnUnknownStateIsNotComputed(t *testing.T) {
+	never := &algorithms.Limit{Kind: algorithms.TokenBucket}
+	if got := unchanged(&backend.Charge{Limit: never}, &backend.Decision{}); got != unknown {
+		t.Errorf("a rate of 0: got %d, want unknown", got)
+	}
+	d, charge := deniedTokens(t, time.Unix(1_767_225_600, 0))
+	for name, change := range map[string]func(*backend.Decision){
+		"as decided": func(*backend.Decision) {}, "more remaining": func(d *backend.Decision) { d.Remaining++ },
+		"another reset time": func(d *backend.Decision) { d.ResetAfter++ }, "another retry time": func(d *backend.Decision) { d.RetryAfter++ },
+	} {
+		decision := d.decisions[0]
+		change(&decision)
+		if got := unchanged(&charge, &decision); (got == unknown) != (name != "as decided") {
+			t.Errorf("%s: got %d", name, got)
+		}
+	}
+}
+
+func TestOnlyNegativeCostsAndResetsAreRefunds(t *testing.T) {
+	cost := func(n int64) backend.Charge { return backend.Charge{Terms: algorithms.Charge{Cost: n}} }
+	for _, test := range []struct {
+		charges []backend.Charge
+		want    bool
+	}{{nil, false}, {[]backend.Charge{cost(0), cost(1)}, false}, {[]backend.Charge{cost(1), cost(-1)}, true}, {[]backend.Charge{{Reset: true}}, true}} {
+		if got := refundsAny(test.charges); got != test.want {
+			t.Errorf("%+v: %t, want %t", test.charges, got, test.want)
+		}
+	}
+}
+
+// ended reports each batch that a Store has decided, whether it is the whole batch or a part of it.
+func TestARouterReportsDecidedBatches(t *testing.T) {
+	var seen []int
+	decide := decided{}
+	a, b := &Route{decide}, &Route{decide}
+	r := NewRouter(func(group []backend.Charge) *Route {
+		if group[0].Key[0] == 'a' {
+			return a
+		}
+		return b
+	}, func(b *backend.Batch) { seen = append(seen, len(b.Charges)) })
+	for _, test := range []struct {
+		keys string
+		want []int
+	}{{"", nil}, {"aaa", []int{3}}, {"aab", []int{2, 1}}} {
+		seen = nil
+		batch := &backend.Batch{Decisions: make([]backend.Decision, len(test.keys))}
+		for i := range test.keys {
+			batch.Charges = append(batch.Charges, backend.Charge{Key: []byte{test.keys[i]}, Group: i})
+		}
+		done := 0
+		batch.Done = func(*backend.Batch) { done++ }
+		if r.Submit(batch); done != 1 || !slices.Equal(seen, test.want) {
+			t.Errorf("%q: ended %d times, reported %v; want once, and %v", test.keys, done, seen, test.want)
+		}
+	}
+}
+
+// decided is a Store that ends every batch at once.
+type decided struct{}
+
+func (decided) Submit(b *backend.Batch) { b.Finish() }
