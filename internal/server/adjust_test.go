@@ -63,7 +63,7 @@ func (x *instance) as(t *testing.T, token, method, path, body string) (code int,
 }
 
 // adjust creates an adjustment of the limit calls, and returns its ID. change has its keys and its numbers, as the
-// inside of a JSON object.
+// members of a JSON object, without the braces.
 func (x *instance) adjust(t *testing.T, change string) (id string) {
 	t.Helper()
 	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","author":"ann","reason":"test",`+change+`}`)

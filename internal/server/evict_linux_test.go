@@ -69,7 +69,7 @@ func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 			}
 		}
 	}
-	if _, err := end.Read(make([]byte, 1)); err != io.EOF { //nolint:errorlint // of net.Pipe
+	if _, err := end.Read(make([]byte, 1)); err != io.EOF { //nolint:errorlint // net.Pipe returns io.EOF unwrapped
 		t.Errorf("the client of the closed connection reads %v; want the error %v", err, io.EOF)
 	}
 	if s := l.stats(); s.Evicted != 2 || s.Refused != 1 || s.Open != 4 {
@@ -108,7 +108,7 @@ func TestClosingAListenerClosesParkedConnections(t *testing.T) {
 	_ = l.park(lateSocket, time.Time{})
 	for name, client := range map[string]net.Conn{"parked before": parked, "parked after": late} {
 		_ = client.SetReadDeadline(time.Now().Add(time.Minute))
-		if _, err := client.Read(make([]byte, 1)); err != io.EOF { //nolint:errorlint // as it comes
+		if _, err := client.Read(make([]byte, 1)); err != io.EOF { //nolint:errorlint // Read returns io.EOF unwrapped
 			t.Errorf("%s: the client reads %v; want the error %v", name, err, io.EOF)
 		}
 	}

@@ -229,7 +229,7 @@ descriptors:
   - {key: job, limit: jobs}
 `
 
-// awaitJobs waits until n jobs have been allowed. Their answers may still be held.
+// awaitJobs waits until n jobs have been allowed. Their answers may still be delayed.
 func (x *instance) awaitJobs(t *testing.T, n int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d jobs are allowed", n), func() bool {

@@ -32,7 +32,8 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 
 	roots := x509.NewCertPool()
 	roots.AddCert(ca.Cert)
-	// serial opens a new connection and returns the serial number of the server's certificate.
+	// serial opens a new connection and returns the serial number of the server's certificate. The client presents a
+	// certificate that the authority has signed, or none if the authority is nil.
 	serial := func(by *certtest.Authority) (int64, error) {
 		t.Helper()
 		clientTLS := &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"}

@@ -98,7 +98,7 @@ func TestLateDecisionsAffectNoOtherRequest(t *testing.T) {
 	})
 }
 
-// Each batch ends the margin before its own deadline, or after the timeout if that is earlier, in whatever order
+// Each batch ends 1 ms (the margin) before its own deadline, or after the timeout if that is earlier, in whatever order
 // the batches are submitted. A Done that panics affects no other batch.
 func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

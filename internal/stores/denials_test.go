@@ -13,8 +13,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Denials are added and removed in random order. groups has the newest denial of each group, unless that denial or
-// one of its buckets was removed later, or the set was full. The memory is bounded.
+// Denials are added and removed in random order. The field groups has the newest denial of each group, unless that
+// denial or one of its buckets was removed later, or the set was full. The memory is bounded.
 func TestDenialsAgreeWithASimpleMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 6

@@ -171,7 +171,7 @@ func TestLeasesFollowTheRate(t *testing.T) {
 	})
 }
 
-// Most bounds all units that are leased to a process, including those in flight.
+// Lease.Most bounds all units that are leased to a process, including those in flight.
 func TestLeasedUnitsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, late = 50, 20 * ms
