@@ -205,8 +205,8 @@ func TestTheClientsTableMayChange(t *testing.T) {
 	}
 }
 
-// A decoder reads what the encoding functions append: sizes of a table and lengths of strings around the places
-// where their encoding becomes a byte longer.
+// A decoder reads what the encoding functions append: sizes of a table and lengths of strings around the
+// numbers at which their encoding becomes a byte longer.
 func TestLengthsAreEncodedForEveryDecoder(t *testing.T) {
 	for _, n := range []int{0, 1, 126, 127, 128, 253, 254, 255, 256, 16_510, 16_511, 100_000} {
 		var got []hpack.HeaderField
@@ -238,8 +238,8 @@ func TestLengthsAreEncodedForEveryDecoder(t *testing.T) {
 	}
 }
 
-// A request whose block leaves the table unchanged is remembered. leavesTable finds the end of each field, whatever
-// its length.
+// The meaning of a block is cached only if the block leaves the table unchanged. leavesTable must find the end of each
+// field, whatever its length.
 func TestBlocksThatChangeTheTable(t *testing.T) {
 	for _, n := range []int{0, 1, 126, 127, 128, 254, 255, 256, 16_511} {
 		value := strings.Repeat("~", n) // not shorter in Huffman's code, so it is sent as it is
@@ -275,8 +275,8 @@ func TestBlocksThatChangeTheTable(t *testing.T) {
 	}
 }
 
-// A stream that arrives in several writes ends with its answer, also with a failure: it counts for the number of open
-// streams no longer, and is not reset.
+// A stream whose request arrives in several writes ends with its answer, even if the answer is an error. The stream then
+// no longer counts for maxStreams, and is not reset.
 func TestAnAnswerEndsItsStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
@@ -294,7 +294,7 @@ func TestAnAnswerEndsItsStream(t *testing.T) {
 			if r := c.answer(id); !r.ended || r.reset != nil {
 				t.Fatalf("request %d, %s: got %+v; want an answer without a reset", i, message, r)
 			}
-			c.must("next", "next") // reads all frames of the stream before
+			c.must("next", "next") // reads all frames of the previous stream
 			if r := c.answers[id]; r.reset != nil {
 				t.Fatalf("request %d, %s: the stream was reset with %v after its answer; want no reset", i, message, *r.reset)
 			}

@@ -29,7 +29,7 @@ func TestAnAdjustmentOfAllKeysAppliesAlone(t *testing.T) {
 	}
 }
 
-// A block denies new requests. The work of earlier ones is settled all the same.
+// A block denies new requests. Reservations of earlier requests are settled nevertheless.
 func TestABlockAllowsSettlements(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors: []\n")
 	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")
@@ -95,7 +95,8 @@ func TestErrorsOfAdjustableAndInspectedLimits(t *testing.T) {
 	}
 }
 
-// Other limits may have keys of other lengths.
+// An operator must state as many values as the descriptors that use the limit have open entries, even if other limits
+// need more or fewer.
 func TestAnOperatorNeedsTheKeyOfTheLimit(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -151,7 +152,8 @@ func TestErrorsOfResets(t *testing.T) {
 	}
 }
 
-// Refunds belong to the group of the request, whether their limit has a payer or not.
+// A refund is charged together with the other limits of the request, even if its limit has a payer. Here burst denies, so
+// nothing is refunded.
 func TestARefundOfAPlanIsPartOfTheGroup(t *testing.T) {
 	b := newBench(t, plans)
 	b.named(t, "per_minute", 8, "bob")
@@ -162,7 +164,7 @@ func TestARefundOfAPlanIsPartOfTheGroup(t *testing.T) {
 	b.remains(t, "bob", map[string]int64{"per_minute": 2})
 }
 
-// The units of a plan that occurs twice in a request are consumed once.
+// If a request names a limit with a payer twice, the sum of both costs is consumed.
 func TestAPlanThatOccursTwiceIsChargedTheSum(t *testing.T) {
 	b := newBench(t, plans)
 	if c := b.together(t, "bob", limiter.NamedCharge{Name: "per_minute", Count: 3}, limiter.NamedCharge{Name: "per_minute", Count: 4}); c.Denied {
@@ -171,7 +173,8 @@ func TestAPlanThatOccursTwiceIsChargedTheSum(t *testing.T) {
 	b.remains(t, "bob", map[string]int64{"per_minute": 3, "credits": 20})
 }
 
-// A repeated request whose limit has another payer now is another request.
+// If the payer of a limit has changed, a request with the same ID is not a repetition. So it is an error, like any reuse
+// of the ID.
 func TestAnIDIsOfOnePayer(t *testing.T) {
 	const yaml = `
 domain: d
@@ -191,7 +194,7 @@ limits:
 	}
 }
 
-// A queue without max_delay has its turns at once.
+// If a leaky bucket has no max_delay, answers are not delayed, whatever delay the request accepts.
 func TestOnlyALimitWithMaxDelayDelays(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors:\n  - {key: a, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 20}}\n")
 	for range 3 {
@@ -203,8 +206,8 @@ func TestOnlyALimitWithMaxDelayDelays(t *testing.T) {
 	}
 }
 
-// The store decides one limit and fails for another. If the limit that it has decided denies, an error would make a proxy
-// allow the request.
+// The store decides one limit and fails for another. If the limit that it has decided denies, the request is denied: after
+// an error, a proxy might allow it.
 func TestADenialTakesPrecedenceOverAnError(t *testing.T) {
 	const yaml = `
 domain: d
@@ -226,7 +229,7 @@ descriptors:
 	}
 }
 
-// A cost that can never fit is a mistake of the request, whether the store answers or not.
+// A request for more units than a named limit can ever allow is denied for good, even while the store fails.
 func TestACostThatNeverFitsNeedsNoStore(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.store.err = backend.ErrUnavailable
@@ -317,7 +320,8 @@ func TestReservationsThatCannotBeSettled(t *testing.T) {
 	}
 }
 
-// Clients choose descriptors. Those without entries match nothing, and a value that looks like an id settles nothing.
+// Clients choose descriptors. Those without entries match nothing, and an id settles nothing as the value of another
+// entry than settle.
 func TestDescriptorsBesideASettleDone(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -343,7 +347,8 @@ func TestAReservationOfAProxyDoesNotExpire(t *testing.T) {
 	}
 }
 
-// The id has the limits with settle only, and a request that consumes nothing has none.
+// An id has parts of limits with settle only. If there are too many, those in shadow mode are left out. A request that
+// consumes nothing gets no id.
 func TestWhatAnIDContains(t *testing.T) {
 	p := newProxy(t)
 	if s := p.done(p.start(absent, "user=bob", "team=red"), 10).Settlements; len(s) != 2 {
@@ -364,7 +369,8 @@ func TestWhatAnIDContains(t *testing.T) {
 	}
 }
 
-// A settlement that is in flight elsewhere, or that has failed, teaches nothing.
+// No cost is learned from a settlement that is in flight elsewhere, repeats another one with another cost, or has
+// failed.
 func TestSettlementsWithoutADecisionAreNotLearned(t *testing.T) {
 	const learns = "domain: d\nlimits:\n  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: {learn: p90, first: 100}}}\n" +
 		"descriptors:\n  - {key: user, limit: tokens}\n"
@@ -393,7 +399,7 @@ func TestSettlementsWithoutADecisionAreNotLearned(t *testing.T) {
 	}
 }
 
-// Without a clock, nothing can be settled.
+// Without Config.Now, nothing can be settled.
 func TestASettleDoneWithoutAClock(t *testing.T) {
 	p := newProxy(t)
 	p.Limiter = limiter.New(p.store, limiter.Config{})
@@ -403,7 +409,7 @@ func TestASettleDoneWithoutAClock(t *testing.T) {
 	}
 }
 
-// Requests that on_backend_failure answers are observed like others.
+// A request that Config.NoConfig answers is observed like others.
 func TestARequestWithoutAConfigurationIsObserved(t *testing.T) {
 	seen := &counting{}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: new(descriptors.Deny), Observer: seen})

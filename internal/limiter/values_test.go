@@ -228,7 +228,7 @@ func TestDomainsThatRequireEntries(t *testing.T) {
 	}
 }
 
-// A value has an estimate of its own only at the key that lists it.
+// A listed value has its own estimate only in entries with the key under which it is listed.
 func TestAnEstimateIsOfTheKeyThatListsIt(t *testing.T) {
 	p := &descriptors.Policy{Prefix: "p", Extras: &descriptors.Extras{Settle: &descriptors.Settle{Learn: &descriptors.Learn{
 		Per: []string{"model"}, Values: map[string]map[string]bool{"model": {"large": true}},
@@ -243,7 +243,8 @@ func TestAnEstimateIsOfTheKeyThatListsIt(t *testing.T) {
 	}
 }
 
-// A result denies only if the request is denied and the outcome is a denial. A quota limit denies only with all others.
+// A result denies only if the request is denied and the outcome is a denial. A quota limit denies only together
+// with all other quota limits.
 func TestWhichResultsDeny(t *testing.T) {
 	plain, quota := &descriptors.Policy{}, &descriptors.Policy{Quota: true}
 	for _, c := range []struct {
@@ -299,7 +300,8 @@ func TestTheStatusOfADescriptor(t *testing.T) {
 	}
 }
 
-// A request without descriptors settles nothing, so it must have the required entries.
+// A request does nothing but settle if all of its descriptors do, and there is at least one. Only such a request needs no
+// required entries.
 func TestOnlySettlementsAreDone(t *testing.T) {
 	for _, c := range []struct {
 		done, descriptors int
