@@ -234,3 +234,174 @@ func TestTooManyShardsAreAMistake(t *testing.T) {
 		t.Errorf("got %s; want a mistake of shards", text)
 	}
 }
+
+// The values at these bounds are accepted, and the next ones beyond them are mistakes.
+func TestBoundsOfLimitsAndAuth(t *testing.T) {
+	limit := func(kind, more string) string {
+		return "domain: d\nlimits:\n  l: {algorithm: " + kind + ", rate: 100, period: 1h, " + more + "}\n"
+	}
+	times := func(n string) string {
+		return "domain: d\ndescriptors: [{key: k, rate_limit: {unit: second, unit_multiplier: " + n + ", requests_per_unit: 1}}]\n"
+	}
+	prefix := func(bits string) string { return "domain: d\nauth: {ipv6_prefix: " + bits + "}\n" }
+	lease := func(span string) string { return limit("fixed_window", "lease: {max: 5%, for: "+span+"}") }
+	for name, test := range map[string]struct {
+		text, want string // "" means that there is no mistake
+	}{
+		"ipv6_prefix 1":                {prefix("1"), ""},
+		"ipv6_prefix 128":              {prefix("128"), ""},
+		"ipv6_prefix 0":                {prefix("0"), "ipv6_prefix must be from 1 to 128"},
+		"ipv6_prefix 129":              {prefix("129"), "ipv6_prefix must be from 1 to 128"},
+		"a lease of 1 ms":              {lease("1ms"), ""},
+		"a lease of 999 us":            {lease("999us"), "for must be between 1ms and 1m"},
+		"a lease of 1 m":               {lease("1m"), ""},
+		"a lease of 60,001 ms":         {lease("60001ms"), "for must be between 1ms and 1m"},
+		"unit_multiplier 1":            {times("1"), ""},
+		"unit_multiplier 0":            {times("0"), "unit_multiplier must be between 1"},
+		"unit_multiplier 4294967296":   {times("4294967296"), "unit_multiplier must be between 1"},
+		"a start in microseconds":      {limit("fixed_window", "start: 2026-01-01T00:00:00.000001Z"), ""},
+		"a start in nanoseconds":       {limit("fixed_window", "start: 2026-01-01T00:00:00.000001001Z"), "must not be finer than a microsecond"},
+		"a rate without digits":        {"domain: d\nlimits: {l: {algorithm: fixed_window, rate: !!int '', period: 1h}}\n", "rate must be a whole number"},
+		"an initial value of 0":        {limit("token_bucket", "initial: 0"), ""},
+		"share_threshold at any value": {"domain: d\ndescriptors: [{key: k, share_threshold: true, rate_limit: {unit: day, requests_per_unit: 1}}]\n", "share_threshold can only be used with wildcard values"},
+		"share_threshold at a pattern": {"domain: d\ndescriptors: [{key: k, value: 'a*', share_threshold: true, rate_limit: {unit: day, requests_per_unit: 1}}]\n", ""},
+		"the key of a settlement":      {limit("fixed_window", "settle: {estimate: 5}") + "descriptors: [{key: settle_end, limit: l}]\n", `descriptors with the key "settle_end" settle reservations`},
+		"many lists side by side":      {"domain: d\ndescriptors:\n" + strings.Repeat("  - {key: k, descriptors: [{key: l}]}\n", 3*maxDepth), "duplicate descriptor"},
+	} {
+		_, problems := Compile(numbered([]string{test.text}), Options{})
+		if got := problems.Error(); problems.Bad() != (test.want != "") || !strings.Contains(got, test.want) || strings.Contains(got, "nested more") {
+			t.Errorf("%s: got %.400s; want %q", name, got, test.want)
+		}
+	}
+}
+
+// A value that cannot be read is one problem. Other code does not report it again, as missing or empty.
+func TestAMistakeIsReportedOnce(t *testing.T) {
+	const entry = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\nauth: {routes: [{descriptors: [[{key: k, from: %s}]]}]}\n"
+	for text, want := range map[string]string{
+		fmt.Sprintf(entry, "[path]"): "from must be",
+		"domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, replaces: [{name: [x]}]}}]\n":               "name must be",
+		"domain: d\nlimits: {l: {algorithm: token_bucket, rate: 5, period: 1s, guaranteed: {period: 1s}}}\n":                         "guaranteed needs rate and period",
+		"domain: d\nlimits: {l: {algorithm: token_bucket, rate: 5, period: 1s, guaranteed: {rate: 1}}}\n":                            "guaranteed needs rate and period",
+		"domain: d\nlimits: {l: {algorithm: token_bucket, rate: 5, period: 1s, guaranteed: {rate: x, period: 1s}}}\n":                "rate must be a whole number",
+		"domain: d\nlimits: {l: {algorithm: fixed_window, rate: 5, period: 1h, time_zone: UTC}}\n":                                   "time_zone needs period day",
+		"domain: d\nlimits: {l: {algorithm: fixed_window, rate: [5], period: 1h}}\n":                                                 "rate must be a whole number, is a list",
+		"domain: d\nlimits: {l: {algorithm: fixed_window, rate: 5, period: [1h]}}\n":                                                 "period must be a duration",
+		"domain: d\nlimits: {l: {algorithm: fixed_window, rate: 5, period: 1h, then: m}, m: {algorithm: no, rate: 5, period: 1h}}\n": "algorithm must be one of",
+	} {
+		if got := bad(t, Options{}, text); strings.Contains(got, "\n") || !strings.Contains(got, want) {
+			t.Errorf("%s:\n%s\nwant one problem with %q", text, got, want)
+		}
+	}
+}
+
+// A message about a number suggests the number that the author probably meant, and only if there is one.
+func TestMessagesAboutNumbersSuggestANumber(t *testing.T) {
+	for value, want := range map[string]string{
+		"10/m": "; write rate: 10, period: 1m", "10 per hours": "; write rate: 10, period: 1h", "5rps": "; write rate: 5, period: 1s",
+		"2k": "; write 2000", "3M": "; write 3000000", "5.0": "; write 5", "1e3": "; write 1000",
+		".inf": "", ".nan": "", "1.5": "", "many": "", "'7'": "; remove the quotes",
+	} {
+		text := bad(t, Options{}, "domain: d\nlimits: {l: {algorithm: fixed_window, rate: "+value+", period: 1h}}\n")
+		if !strings.HasSuffix(text, want) || want == "" && strings.Contains(text, "; ") {
+			t.Errorf("%s: got %s; want the suggestion %q", value, text, want)
+		}
+	}
+}
+
+// Trusting every address is worth a warning, also if it is an IPv4 network in the form of IPv6. Sources that contain the
+// address of a client need trusted_proxies.
+func TestWarningsAboutTrustedProxies(t *testing.T) {
+	const domain = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
+	for network, want := range map[string]string{
+		"::ffff:0.0.0.0/96": "0.0.0.0/0", "0.0.0.0/0": "0.0.0.0/0", "::/0": "::/0",
+		"::ffff:10.0.0.0/104": "10.0.0.0/8", "::ffff:192.0.2.1": "192.0.2.1/32",
+	} {
+		s, problems := Compile(numbered([]string{domain + "auth: {trusted_proxies: ['" + network + "'], routes: [{descriptors: [[{key: k, from: client_ip}]]}]}\n"}), Options{})
+		all := strings.HasSuffix(want, "/0")
+		if s == nil || len(s.Auth.Trusted) != 1 || s.Auth.Trusted[0].String() != want || strings.Contains(problems.Error(), "trusts every client") != all {
+			t.Errorf("%s: got %+v, %v; want %s, and a warning: %t", network, s, problems, want, all)
+		}
+	}
+	for source, want := range map[string]bool{"client_ip": true, "client_network": true, "path": false} {
+		_, problems := Compile(numbered([]string{domain + "auth: {routes: [{descriptors: [[{key: k, from: " + source + "}]]}]}\n"}), Options{})
+		if got := strings.Contains(problems.Error(), "because no proxy is trusted"); got != want || problems.Bad() {
+			t.Errorf("%s: warned: %t, want %t; the problems are %v", source, got, want, problems)
+		}
+	}
+}
+
+// A value with a blank at its end matches nothing, unless blanks are kept.
+func TestWarningsAboutBlanks(t *testing.T) {
+	const domain = "domain: d\ndescriptors: [{key: k, value: 'a ', rate_limit: {unit: day, requests_per_unit: 1}}]\n"
+	for _, kept := range []bool{false, true} {
+		_, problems := Compile(numbered([]string{domain}), Options{KeepBlanks: kept})
+		if got := strings.Contains(problems.Error(), "never matches"); got == kept {
+			t.Errorf("--keep-blanks %t: got %v; want a warning: %t", kept, problems, !kept)
+		}
+	}
+}
+
+// A limit with settle can owe units up to max_debt, so its numbers are those of a limit that settles.
+func TestALimitWithSettleSettles(t *testing.T) {
+	const file = "domain: d\nlimits:\n  l: {algorithm: token_bucket, rate: 100, period: 1h, settle: {estimate: 5%s}}\n"
+	for more, want := range map[string]int64{", max_debt: 0": 0, ", max_debt: 7": 7} {
+		l := good(t, Options{}, fmt.Sprintf(file, more)).Domains["d"].Named["l"].Limit
+		if !l.Settles || l.MaxDebt != want {
+			t.Errorf("%s: settles: %t, up to a debt of %d; want true, %d", more, l.Settles, l.MaxDebt, want)
+		}
+	}
+	if l := good(t, Options{}, fmt.Sprintf(file, "")).Domains["d"].Named["l"].Limit; !l.Settles {
+		t.Errorf("without max_debt: got %+v; want a limit that settles", l)
+	}
+}
+
+// A document that names no domain affects no domain that another file has, and adds none.
+func TestADocumentWithoutADomainAddsNone(t *testing.T) {
+	k := newKeeper(t)
+	k.load("a.yaml=" + of("a", 1))
+	domains, stale, problems := k.load("a.yaml="+of("a", 2), "x.yaml=descriptors: [{key: k, limit: missing}]\n")
+	if domains != "a 2" || stale != "" || !problems.Bad() {
+		t.Errorf("got %q, stale %q, %v; want domain a alone, none stale, and a mistake", domains, stale, problems)
+	}
+}
+
+// If a message cannot be decoded, and neither its domain nor its name is known, it may concern any domain. So there is
+// no configuration before the first valid one.
+func TestAnUnreadableFirstMessageGivesNoConfiguration(t *testing.T) {
+	k := NewKeeper(Options{})
+	reported := Problems{{File: "xds", Message: "cannot be decoded"}}
+	valid := Message{Name: "b", Domain: "b", Descriptors: []MessageDescriptor{{Key: "k", Limit: &MessageLimit{Unit: "day", RequestsPerUnit: 1}}}}
+	if s, problems, stale := k.CompileMessages([]Message{{Unreadable: true}, valid}, reported); s != nil || len(stale) > 0 || !problems.Bad() {
+		t.Errorf("got %q, stale %v, %v; want no configuration", shown(s), stale, problems)
+	}
+	if s, _, stale := k.CompileMessages([]Message{valid}, nil); shown(s) != "b 1" || len(stale) > 0 {
+		t.Errorf("got %q, stale %v; want domain b", shown(s), stale)
+	}
+}
+
+// The name of a domain is at the start of a line. Domains of routes are not.
+func TestLikelyDomains(t *testing.T) {
+	for text, want := range map[string]string{
+		"domain: a\n": "a", "# x\ndomain: \"a b\" # c\n---\ndomain: 'c'": "a b,c", "auth:\n  domain: a\nsubdomain: b\n": "", "domain:": "", "": "",
+	} {
+		if got := strings.Join(likelyDomains([]byte(text)), ","); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}
+
+// If the limit that pays for another one has a mistake, only that mistake is reported, and the domain keeps its last
+// valid version.
+func TestAPayerWithAMistake(t *testing.T) {
+	const file = "domain: d\nhash_tag: domain\nlimits:\n  plan: {algorithm: fixed_window, rate: %d, period: 1h, then: credits}\n" +
+		"  credits: {algorithm: %s, rate: 5, period: 1h}\ndescriptors: [{key: k, limit: plan}]\n"
+	k := newKeeper(t)
+	domains, stale, problems := k.load("d.yaml=" + fmt.Sprintf(file, 1, "fixed_window"))
+	if domains == "" || stale != "" || problems.Bad() {
+		t.Fatalf("got %q, stale %q, %v; want a valid configuration", domains, stale, problems)
+	}
+	if again, stale, problems := k.load("d.yaml=" + fmt.Sprintf(file, 2, "no")); again != domains || stale != "d" || len(problems) != 1 || !strings.Contains(problems.Error(), "algorithm must be one of") {
+		t.Errorf("got %q, stale %q, %v; want %q, stale, and one mistake of the algorithm", again, stale, problems, domains)
+	}
+}

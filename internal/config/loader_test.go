@@ -294,7 +294,7 @@ func TestDomainsThatAreGoneAreNotKept(t *testing.T) {
 func TestAChangedFileHasTheSettingsOfItsDomain(t *testing.T) {
 	for _, settings := range []string{
 		"on_backend_failure: allow", "on_backend_failure: local\nlocal_share: 20%", "on_backend_failure: error", "consume: each",
-		"hash_tag: domain", "hash_tag: entry:k1", "deny_body: openai", "local_share: 50%",
+		"hash_tag: domain", "hash_tag: entry:k1", "deny_body: openai", "local_share: 50%", "http_headers: openai",
 	} {
 		l := NewLoader(Options{LocalShare: 0.1, OnFailure: descriptors.Deny})
 		descriptorsOf := func(key string, rate int) string {

@@ -67,7 +67,7 @@ func (c *compiler) merge(d *domain) *built {
 	own.settings(m)
 	settings := slices.Clone(own.problems)
 	blocks := own.renewed(m, b)
-	if blocks == nil || own.mistakes > 0 || own.full || !m.add(blocks) || c.policies+len(m.Policies) > c.o.maxLimits() {
+	if blocks == nil || own.mistakes > 0 || !m.add(blocks) || c.policies+len(m.Policies) > c.o.maxLimits() {
 		return nil
 	}
 	merged := &built{Domain: m.Domain, docs: m.docs, blocks: blocks, problems: settings}

@@ -98,7 +98,7 @@ func parse(f File, r *report, nodes *budget) (docs []*document) {
 		if !isNull(root) {
 			d, before := &document{at: p.at(root)}, p.mistakes
 			d.incomplete = !p.object(root, "the file", d)
-			d.bad = p.mistakes > before || p.nodes.usedUp()
+			d.bad = p.mistakes > before
 			docs = append(docs, d)
 		}
 	}

@@ -13,15 +13,15 @@ const thenCombination = "then cannot be combined with "
 func (c *compiler) payers(d *domain) {
 	for _, name := range d.names {
 		l := d.limits[name]
-		if l.policy == nil || !l.then.ok {
+		if !l.then.ok {
 			continue
 		}
 		before := c.mistakes
 		c.checkThen(d, name, l)
-		if c.mistakes > before || d.limits[l.then.value] == nil {
+		t := d.limits[l.then.value]
+		if c.mistakes > before || t == nil || t.draft == nil {
 			continue
 		}
-		t := d.limits[l.then.value]
 		t.policy.Extras = c.shared.extras(t.draft)
 		l.draft.more.Then = t.policy
 		l.policy.Extras = c.shared.extras(l.draft)

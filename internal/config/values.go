@@ -132,7 +132,7 @@ var calendarUnits = func() map[string]calendar.Unit {
 func (c *period) read(p *parser, key string, n *yaml.Node) {
 	v := follow(n)
 	unit, known := calendarUnits[v.Value]
-	isWord := v.Kind == yaml.ScalarNode && v.Value != "" && !strings.ContainsAny(v.Value, "0123456789")
+	isWord := v.Value != "" && !strings.ContainsAny(v.Value, "0123456789")
 	switch {
 	case isWord && known:
 		c.set(p, n, cycle{unit: unit}, true)
