@@ -392,3 +392,47 @@ func TestOneBucket(t *testing.T) {
 		}
 	}
 }
+
+// A suggestion that denies requests of 1 % of the clients comes with the numbers for 10 %, 5 %, 0.1 % and none of them, and
+// for one client.
+func TestCandidatesForOtherShares(t *testing.T) {
+	h := NewMemory(0).New()
+	for i := range 200 {
+		addRequests(h, fmt.Sprint("client ", i), start, i+1)
+	}
+	var got []string
+	for _, c := range adviceOn(t, h, policyOf(t, perMinute), 0.01).Candidates {
+		got = append(got, fmt.Sprint(c.N, " denies ", c.Clients))
+	}
+	if text, want := strings.Join(got, ", "), "180 denies 20, 190 denies 10, 198 denies 2, 199 denies 1, 200 denies 0"; text != want {
+		t.Errorf("got %s, want %s", text, want)
+	}
+}
+
+// The busiest periods are sorted by their units. A client that needs more may have fewer units in one period.
+func TestPercentilesOfTheBusiestPeriods(t *testing.T) {
+	h := NewMemory(0).New()
+	requestsAt(h, "across two minutes", 59, 59, 60, 60)
+	requestsAt(h, "in one minute", 10, 10, 10)
+	a := adviceOn(t, h, policyOf(t, perMinute), 0.01)
+	if b := a.Busiest; b.P50 != 2 || b.P90 != 3 || b.Most != 3 || b.By.Shown != "in one minute" || a.LargestNeeds[0].Shown != "across two minutes" {
+		t.Errorf("got %+v of %s, the largest need is that of %s; want 2, 3 and 3, and a larger need of the other client", b, b.By.Shown, a.LargestNeeds[0].Shown)
+	}
+}
+
+// If memory is short, the largest history drops clients, whichever history grows.
+func TestTheLargestHistoryDropsClients(t *testing.T) {
+	const most = 1 << 16
+	memory := NewMemory(most)
+	large, small := memory.New(), memory.New()
+	for i := 0; memory.used < most-2*clientSize; i++ {
+		addRequests(large, fmt.Sprint("client ", i), start, 1)
+	}
+	for i := range 20 {
+		addRequests(small, fmt.Sprint("client ", i), start, 1)
+	}
+	if small.level != 0 || len(small.clients) != 20 || large.level == 0 || memory.used > most {
+		t.Errorf("the small history has %d clients at level %d, the large one level %d, %d bytes in total; want 20 at level 0, more than 0, and at most %d bytes",
+			len(small.clients), small.level, large.level, memory.used, most)
+	}
+}

@@ -85,12 +85,16 @@ func TestNotesAboutDefaultsThatDiffer(t *testing.T) {
 		"domain: d\nconsume: each\n" + two:             {"1:1: differs: " + failure},
 		"domain: d\non_backend_failure: error\n" + two: {"1:1: differs: " + consumes},
 		quiet + "---\ndomain: e\n" + one:               {"5:1: differs: the reference server reads only the first", "5:1: differs: " + failure},
-		quiet + "descriptors: [{key: k, value: v, value_to_metric: true}]":   {"4:34: differs: at most 10,000"},
-		quiet + "descriptors: [{key: k, value_to_metric: false}]":            nil,
-		quiet + "descriptors: [{key: a_b}, {key: a}]":                        {`4:21: differs: in the reference server an entry a=b also matches this, before "a"; here only the key "a_b" does`},
-		quiet + "descriptors: [{key: k, key: l, unit: day, nonsense: true}]": {"4:24: refused: \"key\" occurs twice", "4:32: refused: \"unit\" has no effect", "4:43: refused: config error, unknown key"},
-		quiet + "descriptors: [{key: k, shadow_mode: [rate_limit: {}]}]":     {"4:37: refused: shadow_mode must be true or false"},
-		quiet + "unit: {key: k, key: l}\n":                                   {"4:1: refused: \"unit\" has no effect"},
+		quiet + "descriptors: [{key: k, value: v, value_to_metric: true}]":      {"4:34: differs: at most 10,000"},
+		quiet + "descriptors: [{key: k, value_to_metric: false}]":               nil,
+		quiet + "descriptors: [{key: a_b}, {key: a}]":                           {`4:21: differs: in the reference server an entry a=b also matches this, before "a"; here only the key "a_b" does`},
+		quiet + "descriptors: [{key: k, key: l, unit: day, nonsense: true}]":    {"4:24: refused: \"key\" occurs twice", "4:32: refused: \"unit\" has no effect", "4:43: refused: config error, unknown key"},
+		quiet + "descriptors: [{key: k, shadow_mode: [rate_limit: {}]}]":        {"4:37: refused: shadow_mode must be true or false"},
+		quiet + "unit: {key: k, key: l}\n":                                      {"4:1: refused: \"unit\" has no effect"},
+		"domain: d\n" + one + "---\ndomain: e\n" + one:                          {"1:1: differs: " + failure, "4:1: differs: the reference server reads only the first", "4:1: differs: " + failure},
+		quiet + "detailed_metric: true\n":                                       {`4:1: refused: "detailed_metric" has no effect`},
+		quiet + "descriptors: [{key: k, rate_limit: {unit: day}}]\n":            nil, // that the limit allows nothing is a warning, and so in the reference server
+		quiet + "descriptors: [{nonsense: 1, key: k, detailed_metric: true}]\n": {"4:16: refused: config error, unknown key", "4:37: differs: at most 10,000"},
 	} {
 		got := notes(text)
 		same := len(got) == len(want)
@@ -113,6 +117,10 @@ func TestNotesAreInTheOrderOfTheFiles(t *testing.T) {
 	want := "z:3:14: differs:, z:3:37: refused:, z:4:14: refused:, z:4:25: refused:, a:2:1: refused:, a:3:1: refused:"
 	if text := strings.Join(got, ", "); text != want {
 		t.Errorf("got %s\nwant %s", text, want)
+	}
+	same := Review([]config.File{{Name: "a", Data: []byte("domain: a\nkey: k\n")}, {Name: "b", Data: []byte("domain: b\nnonsense: 1\n")}})
+	if len(same) != 2 || same[0].File != "a" || same[1].File != "b" {
+		t.Errorf("mistakes at one place of two files: got %v; want one note for each file", same)
 	}
 }
 
