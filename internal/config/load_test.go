@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -95,5 +96,24 @@ func TestLoadReportsUnreadableFiles(t *testing.T) {
 	write(t, filepath.Join(folder, "large.yaml"), strings.Repeat("#", maxFileSize+1))
 	if _, reported := loaded(t, folder, "large.yaml"); reported != "~/large.yaml: the file is larger than 16 MiB; split it" {
 		t.Errorf("got %v; want reported %q", reported, "~/large.yaml: the file is larger than 16 MiB; split it")
+	}
+}
+
+// A path that ends in ** reads the files of maxFolders levels of folders. A link to no file is a Problem.
+func TestLoadReadsFoldersBelowAFolder(t *testing.T) {
+	root := t.TempDir()
+	for level, folder := 1, root; level <= maxFolders+1; level++ {
+		must(t, os.WriteFile(filepath.Join(folder, fmt.Sprintf("%02d", level)), []byte(of(fmt.Sprintf("d%02d", level), level)), 0o600))
+		folder = filepath.Join(folder, "folder")
+		must(t, os.Mkdir(folder, 0o700))
+	}
+	s, problems := Load([]string{filepath.Join(root, "**")}, Options{})
+	if problems.Bad() || len(s.Domains) != maxFolders || s.Domains["d17"] != nil {
+		t.Fatalf("got %v, %v; want the domains of %d levels", s, problems, maxFolders)
+	}
+	link := filepath.Join(root, "folder", "link")
+	must(t, os.Symlink("nowhere", link))
+	if s, problems := Load([]string{filepath.Join(root, "**")}, Options{}); s != nil || len(problems) != 1 || problems[0].File != link {
+		t.Errorf("got %v, %v; want one problem, of %s", s, problems, link)
 	}
 }

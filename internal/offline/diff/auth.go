@@ -7,6 +7,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
 // auth compares the sections auth of two configurations. It returns nil if they are equal.
@@ -72,8 +73,8 @@ func route(r *limiter.Route) string {
 	if method == "" {
 		method = "any method"
 	}
-	if path == "" {
-		path = "/"
+	if path == "" { // any path
+		path = "/*"
 	} else if r.PathPrefix {
 		path += "*"
 	}
@@ -86,7 +87,7 @@ func route(r *limiter.Route) string {
 		text += fmt.Sprintf(" with %s: %s", h.Name, value)
 	}
 	if r.Ignore != 0 {
-		text += fmt.Sprintf(" (folded by %v)", r.Ignore)
+		text += " (path_ignores: " + ignored(r.Ignore) + ")"
 	}
 	var asked []string
 	for _, entries := range r.Descriptors {
@@ -108,4 +109,21 @@ func route(r *limiter.Route) string {
 		text += ", nothing is consumed"
 	}
 	return text
+}
+
+// ignored returns the value of path_ignores.
+func ignored(set target.Ignore) string {
+	var words []string
+	for _, one := range []struct {
+		ignore target.Ignore
+		word   string
+	}{
+		{target.IgnoreCase, "case"}, {target.IgnoreTrailingSlash, "trailing_slash"},
+		{target.IgnoreParameters, "parameters"}, {target.IgnoreBackslash, "backslash"},
+	} {
+		if set&one.ignore != 0 {
+			words = append(words, one.word)
+		}
+	}
+	return strings.Join(words, ", ")
 }

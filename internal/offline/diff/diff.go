@@ -41,6 +41,7 @@ type Change struct {
 const (
 	fresh = "The buckets start anew: each client gets up to one capacity more, once."
 	kept  = "Consumption is kept: what was used stays used."
+	less  = "A client that has used more than the new limit holds is denied until the excess has refilled."
 )
 
 // Compare lists the changes from one configuration to another, in this order: --keep-blanks, domains, limits,
@@ -191,6 +192,7 @@ func changedLimits(was, is *limiter.Snapshot) (all []Change) {
 			c.numbers(old[0], new[0])
 			c.places(old, new)
 			if c.Fresh {
+				c.Details = slices.DeleteFunc(c.Details, func(d string) bool { return d == kept || d == less })
 				c.Details = append(c.Details, fresh)
 			}
 			if len(c.Details) > 0 {
@@ -212,7 +214,7 @@ func (c *Change) numbers(was, is *descriptors.Policy) {
 	case was.Words() != is.Words():
 		c.Details = append(c.Details, fmt.Sprintf("numbers: %s -> %s", was.Words(), is.Words()), kept)
 		if is.Limit.CanReserve() && is.Limit.Capacity < was.Limit.Capacity {
-			c.Details = append(c.Details, "A client that has used more than the new limit holds is denied until the excess has refilled.")
+			c.Details = append(c.Details, less)
 		}
 	}
 	if title(was) != title(is) {
