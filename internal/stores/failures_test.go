@@ -73,20 +73,20 @@ func TestAResetThatHadToWaitIsFlushed(t *testing.T) {
 		for range warm(t, s, c) * 30 {
 			take(t.Context(), s, c)
 		}
-		var events []string
+		events := make(chan string, 2)
 		c.Reset, c.Lease, c.Terms.Cost = true, nil, 0
 		s.Submit(&backend.Batch{
 			Charges: []backend.Charge{c}, Decisions: make([]backend.Decision, 1),
-			Source: &backend.Source{Flush: func() { events = append(events, "flushed") }},
-			Done:   func(*backend.Batch) { events = append(events, "done") },
+			Source: &backend.Source{Flush: func() { events <- "flushed" }},
+			Done:   func(*backend.Batch) { events <- "done" },
 		})
 		if len(events) != 0 {
 			t.Fatal("no lease was in flight")
 		}
 		time.Sleep(50 * ms)
 		synctest.Wait()
-		if len(events) != 2 || events[0] != "done" || events[1] != "flushed" {
-			t.Errorf("got %v; want done, and then flushed", events)
+		if n := len(events); n != 2 || <-events != "done" || <-events != "flushed" {
+			t.Errorf("%d events; want done, and then flushed", n)
 		}
 		s.Close()
 	})
@@ -178,5 +178,50 @@ func TestACachedDenialHasItsOwnKey(t *testing.T) {
 		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Allowed || calls.count() != before+1 {
 			t.Errorf("the denied key: got %+v after %d batches, want a denial from the cache", d, calls.count()-before)
 		}
+	})
+}
+
+// ClearBucket returns the leased units of one bucket, and leaves the leases of others.
+func TestClearBucketReturnsTheUnitsOfOneBucket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, below, _ := requesting()
+		a, b := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500), leased(fixed(t, 10_000, algorithms.Day), "b", 1, 500)
+		used := warm(t, s, a)
+		for range 20 {
+			take(t.Context(), s, b)
+		}
+		before := s.Stats()
+		s.ClearBucket([]byte("a"))
+		s.ClearBucket([]byte("cold"))
+		after := s.Stats()
+		if n := left(t, below, a); n != 10_000-used || after.Keys != 1 || after.Leased <= 0 || after.Leased >= before.Leased {
+			t.Errorf("%d left, before %+v, after %+v; want %d left, and the lease of the other key", n, before, after, 10_000-used)
+		}
+		s.Close()
+	})
+}
+
+// A caller learns once that a group is known: when it submits the batch, or at the deadline.
+func TestDeadlineReportsAKnownGroupOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := stores.Deadline(submitFunc(func(b *backend.Batch) {
+			decide := func(i int) { b.Decisions[i].Allowed = true; b.Known[i].Store(true) }
+			decide(0)
+			time.AfterFunc(2*ms, func() { decide(1) })
+			time.AfterFunc(20*ms, b.Finish)
+		}), 5*ms, 0, nil)
+		known := map[int]int{}
+		b := backend.Batch{Charges: costs(false, 1, 2, 3), Decisions: make([]backend.Decision, 3), Known: make([]atomic.Bool, 3)}
+		b.OnKnown = func(from, to int) {
+			for i := from; i < to; i++ {
+				known[i]++
+			}
+		}
+		backend.Wait(s, b)
+		if known[0] != 1 || known[1] > 1 || known[2] > 1 || !b.Decisions[0].Allowed || !b.Decisions[1].Allowed || b.Decisions[2].Err == nil {
+			t.Errorf("known: %v, decisions %+v; want the first known once, none known twice, the first two allowed, and an error", known, b.Decisions)
+		}
+		time.Sleep(20 * ms)
+		synctest.Wait()
 	})
 }
