@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
@@ -153,11 +155,13 @@ func TestAWaitThatIsTooLongChargesNothing(t *testing.T) {
 		return before{s, func(*backend.Batch) { charges++ }}
 	})
 	for n, want := range map[int64]error{2: nil, 3: ratelimit.ErrDenied} {
-		charges = 0
-		if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "l", Key: []string{fmt.Sprint(n)}, N: 2, Reserve: true}}); err != nil {
+		key := []string{fmt.Sprint(n)}
+		if _, err := l.AllowN(t.Context(), 2, "l", key...); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := l.ReserveN(t.Context(), n, "l", fmt.Sprint(n)); !errors.Is(err, want) || (charges == 2) != (want == nil) {
+		charges = 0
+		err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "l", Key: key, N: n, Reserve: true}, {Name: "l", Key: []string{"another", key[0]}, N: 1}})
+		if !errors.Is(err, want) || charges > 1 || (charges == 1) != (want == nil) {
 			t.Errorf("%d units, of which the last are available in %d s: %v and %d charges; want %v", n, 10*n, err, charges, want)
 		}
 	}
@@ -414,6 +418,53 @@ limits:
 		got, err := test.l.Settle(t.Context(), r, test.cost)
 		if !errors.Is(err, test.want) || got.Limit != test.limit || err != nil && !strings.Contains(err.Error(), test.problem) {
 			t.Errorf("%s: %+v %v; want the limit %d and %v with %q", test.name, got, err, test.limit, test.want, test.problem)
+		}
+	}
+}
+
+func TestWaitingEndsWithAnErrorOfTheStore(t *testing.T) {
+	if err := over(t, away{}, nil).Wait(t.Context(), "log"); !errors.Is(err, ratelimit.ErrUnavailable) {
+		t.Errorf("got %v; want ErrUnavailable", err)
+	}
+}
+
+// A proxy reserves an estimate at a sidecar, and a Go program with the same secret and limit settles it.
+func TestReservationsOfAProxyAreSettled(t *testing.T) {
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	store := memory.New(memory.Config{Clock: clock.Time})
+	secrets := func() []string { return []string{"secret"} }
+	snapshot, problems := config.Compile([]config.File{{Name: "c", Data: []byte(`
+domain: d
+limits:
+  tokens: {algorithm: token_bucket, rate: 60, period: 1m, settle: {estimate: 10, ttl: 1m}}
+descriptors: [{key: user, limit: tokens}]
+`)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	sidecar := limiter.New(store, limiter.Config{IDs: reservation.NewKeys(secrets, nil), Now: clock.Now, Estimates: &estimate.Estimates{}})
+	sidecar.Swap(snapshot)
+	c := &limiter.Call{}
+	c.Request.Domain = "d"
+	d := c.AddDescriptor()
+	d.Entries = append(d.Entries, descriptors.Entry{Key: "user", Value: "bob"})
+	if err := sidecar.Check(t.Context(), c); err != nil || c.Denied {
+		t.Fatal(err, c.Denied)
+	}
+	var r ratelimit.Reservation
+	if err := r.UnmarshalText(c.AppendID(nil)); err != nil {
+		t.Fatal(err)
+	}
+	for settles, want := range map[bool]error{false: ratelimit.ErrExpired, true: nil} {
+		limit := ratelimit.TokenBucket(60, time.Minute)
+		limit.Settles = settles
+		l, err := ratelimit.New(ratelimit.Config{Store: store, Domain: "d", Secret: "secret", Limits: ratelimit.Limits{"tokens": limit}, Clock: clock.Time})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := l.Settle(t.Context(), r, 3); !errors.Is(err, want) || err == nil && got.Remaining != 57 {
+			t.Errorf("settles %v: %+v %v; want %v", settles, got, err, want)
 		}
 	}
 }

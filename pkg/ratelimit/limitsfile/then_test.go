@@ -143,3 +143,52 @@ func TestAPayerMustBeConfigured(t *testing.T) {
 		t.Errorf("error %v; want an error that contains %q", err, `limit "plan": limit "credits", which pays for what it does not allow, is not in Config.Limits`)
 	}
 }
+
+// The request that the payer was charged for has the reservation. The other one has none.
+func TestOneOfSeveralRequestsHasTheReservation(t *testing.T) {
+	l := planned(t)
+	requests := []ratelimit.Request{{Name: "plan", Key: []string{"bob"}, N: 2, Reserve: true}, {Name: "team", Key: []string{"bob"}, N: 4, Reserve: true}}
+	if err := l.AllowAll(t.Context(), requests); err != nil {
+		t.Fatal(err)
+	}
+	if first, second := requests[0].Reservation.Name(), requests[1].Reservation.Name(); (first == "") == (second == "") {
+		t.Errorf("got reservations of %q and %q; want one", first, second)
+	}
+}
+
+// With a longest wait, a payer may pay for units that the limit itself would not have in time.
+func TestAPayerPaysInsteadOfALongWait(t *testing.T) {
+	c, err := limitsfile.Parse("", "limits.yaml", []byte(strings.Replace(plans, "rate: 3, period: 1h, max_reserved: 0", "rate: 3, period: 1h", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Store, c.Secret, c.MaxWait = memory.New(memory.Config{}), "secret", time.Minute
+	l, err := ratelimit.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.ReserveN(t.Context(), 5, "plan", "bob"); errors.Is(err, ratelimit.ErrNeverFits) {
+		t.Errorf("5 units of a limit of 3, for which credits can pay: got %v; want another result", err)
+	}
+}
+
+// A loaded limit keeps its name, and cannot come with a request.
+func TestALoadedLimitKeepsItsName(t *testing.T) {
+	c, err := limitsfile.Parse("", "limits.yaml", []byte("domain: d\nlimits: {a: {algorithm: token_bucket, rate: 1, period: 1s}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded := c.Limits["a"]
+	c.Store = memory.New(memory.Config{})
+	l, err := ratelimit.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "b", N: 1, Limit: &loaded}}); err == nil || !strings.Contains(err.Error(), "a loaded limit cannot come with a request") {
+		t.Errorf("with a request: got %v; want an error", err)
+	}
+	c.Limits = ratelimit.Limits{"b": loaded}
+	if _, err := ratelimit.New(c); err == nil || !strings.Contains(err.Error(), `it was loaded as limit "a" of domain "d"`) {
+		t.Errorf("under another name: got %v; want an error", err)
+	}
+}
