@@ -144,7 +144,7 @@ func TestALimitThatCameWithItsRequestIsSettledByItself(t *testing.T) {
 	}
 }
 
-// The store remembers a settlement for twice the ttl of the limit, and ClockSlack.
+// The store remembers a settlement until its reservation is older than twice the ttl of the limit and ClockSlack together.
 func TestASettlementIsRememberedForTwiceItsTTL(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
