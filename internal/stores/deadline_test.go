@@ -230,7 +230,7 @@ func TestTheSourceOfALateBatchIsFlushed(t *testing.T) {
 	})
 }
 
-// A listener need not have a Flush.
+// The Source of a late batch may have no Flush.
 func TestADeadlineOfASourceWithoutFlush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := stores.Deadline(submitFunc(func(*backend.Batch) {}), 10*ms, 0, nil)

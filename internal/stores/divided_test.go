@@ -140,7 +140,7 @@ func TestADividedGroupFailsAsAWhole(t *testing.T) {
 	}
 }
 
-// claims is a Store that can keep claims. Groups with an ID in both stores are charged by it.
+// claims is a Claimer. It counts the batches of groups with an idempotency key and buckets in both Stores.
 type claims struct {
 	backend.Store
 	claimed atomic.Int64

@@ -221,7 +221,7 @@ func TestALeaseGrantedDuringAResetIsDropped(t *testing.T) {
 	})
 }
 
-// A bucket is cleared on one process: its units are returned at once, and its key is cold.
+// ClearBucket returns the leased units of the bucket at once, and makes its key cold. Another key keeps its lease.
 func TestClearBucketReturnsUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})

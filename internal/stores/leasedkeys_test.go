@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// hotBucket returns a shard with one hot key "a". Its limit gains 1,000 units a second, and its leases last 50 ms.
+// hotBucket returns a shard with one hot key "a". The bucket refills by 1,000 units a second, and its leases last 50 ms.
 func hotBucket(t *testing.T) (*leaseShard, *hotKey) {
 	t.Helper()
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second})
@@ -24,7 +24,8 @@ func hotBucket(t *testing.T) (*leaseShard, *hotKey) {
 	return &leaseShard{most: 4, hotKeys: map[string]*hotKey{"a": l}}, l
 }
 
-// The wrapped Store denied, failed, or answered from its denial cache.
+// A cached denial and a failure are not recorded as the newest decision, and other decisions are. After a failure no
+// units count as remaining.
 func TestWhatADecisionSaysAboutAHotKey(t *testing.T) {
 	for name, test := range map[string]struct {
 		d         backend.Decision
@@ -133,7 +134,7 @@ func TestWhichKeysBecomeCold(t *testing.T) {
 	}
 }
 
-// A grant ends a little before the wrapped Store's time. A grant that arrives after its key was removed is lost.
+// A lease ends a little earlier than its terms permit. A grant that arrives after its key was removed is lost.
 func TestTheEndOfAGrant(t *testing.T) {
 	sh, l := hotBucket(t)
 	sh.granted(l, 5, &backend.Decision{At: 77}, time.Second, 2*time.Second)
@@ -169,7 +170,7 @@ func TestReturnsOfOneKey(t *testing.T) {
 	}
 }
 
-// A key is dropped with its waiting returns, while a lease of it may be in flight.
+// A key is dropped with its waiting returns, even while a lease of the key is in flight.
 func TestADroppedKeyReturnsNothing(t *testing.T) {
 	s := Lease(nil, LeaseConfig{})
 	sh, _ := s.shard([]byte("a"))
@@ -246,7 +247,8 @@ func TestADenialAnswersItsOwnGroup(t *testing.T) {
 	}
 }
 
-// The decision must be the one that the numbers of the limit give. Otherwise the bucket is in another state.
+// unchanged computes nothing for a rate of 0, and for a decision that differs from the one that d.Value and the limit
+// give. The bucket of such a decision is in a state that is not known.
 func TestADecisionOfAnUnknownStateIsNotComputed(t *testing.T) {
 	never := &algorithms.Limit{Kind: algorithms.TokenBucket}
 	if got := unchanged(&backend.Charge{Limit: never}, &backend.Decision{}); got != unknown {
@@ -277,7 +279,8 @@ func TestOnlyNegativeCostsAndResetsAreRefunds(t *testing.T) {
 	}
 }
 
-// ended reports each batch that a Store has decided, whether it is the whole batch or a part of it.
+// A Router calls the function ended of NewRouter with each batch that a Store has decided, whether it is the whole batch
+// or a part of it.
 func TestARouterReportsDecidedBatches(t *testing.T) {
 	var seen []int
 	decide := decided{}
