@@ -417,3 +417,62 @@ func TestOnlyRepeatableStoresHashKeysEqually(t *testing.T) {
 		t.Errorf("%d of 100 hashes differ between two stores, %d collide; want all to differ and none to collide", different, collisions)
 	}
 }
+
+// A batch may have more charges than touch reads at once. A group may begin before that bound and end behind it.
+func TestAGroupAcrossTheBoundOfTouch(t *testing.T) {
+	_, s := at(1000)
+	l := tokens(t, 5)
+	for _, alone := range []int{0, 1, atOnce - 1, atOnce, atOnce + 1, 2*atOnce - 1} {
+		var charges []backend.Charge
+		for i := range alone + 10 {
+			charges = append(charges, backend.Charge{
+				Key: fmt.Append(nil, alone, "/", i), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}, Group: min(i, alone),
+			})
+		}
+		for round := range int64(5) {
+			d := make([]backend.Decision, len(charges))
+			backend.Take(t.Context(), s, charges, d)
+			for i := range d {
+				if !d[i].Allowed || d[i].Remaining != 4-round {
+					t.Fatalf("%d charges and a group of 10, round %d: charge %d: got %+v; want allowed and %d remaining", alone, round, i, d[i], 4-round)
+				}
+			}
+		}
+	}
+}
+
+// A request of 0 units consumes nothing, so a full store decides it.
+func TestAFullStoreDecidesRequestsOfNoUnits(t *testing.T) {
+	_, s := at(1)
+	consume(s, "a", "stored", tokens(t, 1), 1)
+	l := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Second, Initial: new(int64(1))})
+	if d := consume(s, "a", "new", l, 0); d.Err != nil || !d.Allowed || d.Remaining != 1 {
+		t.Errorf("0 units: got %+v; want allowed and 1 remaining", d)
+	}
+	if d := consume(s, "a", "new", l, 1); !errors.Is(d.Err, backend.ErrFull) {
+		t.Errorf("1 unit: got %+v; want ErrFull", d)
+	}
+}
+
+// Run deletes expired records, also if no request follows.
+func TestRunSweepsRecords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{})
+		l := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Day})
+		for id := range byte(50) {
+			backend.Take(t.Context(), s, []backend.Charge{{
+				Key: []byte{id}, Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1},
+				IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: minute},
+			}}, make([]backend.Decision, 1))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { s.Run(ctx); close(done) }()
+		time.Sleep(3 * time.Minute)
+		if n := s.Stats().Keys; n != 50 {
+			t.Errorf("holds %d, want the 50 buckets and no record", n)
+		}
+		cancel()
+		<-done
+	})
+}
