@@ -133,7 +133,7 @@ func TestBusiestPeriodIsAWindowOfTheLimit(t *testing.T) {
 		"a start":           {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: minute, Start: new(algorithms.Micros(17 * second))}, 7, map[time.Duration]int64{16 * time.Second: 1, 17 * time.Second: 1, 76 * time.Second: 1}, 2, micros(17 * time.Second)},
 		"the key's phase":   {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: minute}, uint64(40 * second), map[time.Duration]int64{39 * time.Second: 1, 40 * time.Second: 1, 99 * time.Second: 2, 100 * time.Second: 1}, 3, micros(40 * time.Second)},
 		"the calendar":      {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Calendar: calendar.Day.In(time.FixedZone("", 3600))}, 7, map[time.Duration]int64{22 * time.Hour: 1, 23 * time.Hour: 1, 46 * time.Hour: 1, 47 * time.Hour: 1}, 2, micros(23 * time.Hour)},
-		"units given back":  {clock, 7, map[time.Duration]int64{0: -9, time.Second: 3, 2 * time.Second: -1, 3 * time.Second: 2}, 4, micros(0)},
+		"units refunded":    {clock, 7, map[time.Duration]int64{0: -9, time.Second: 3, 2 * time.Second: -1, 3 * time.Second: 2}, 4, micros(0)},
 		"nothing requested": {clock, 7, map[time.Duration]int64{0: -9, time.Second: 0}, 0, 0},
 		"huge costs":        {clock, 7, map[time.Duration]int64{0: math.MaxInt64, time.Second: math.MaxInt64}, math.MaxInt64 / 4, micros(0)},
 		"coarse ticks":      {long, 0, map[time.Duration]int64{time.Second: 5}, 5, micros(0) / (5 * algorithms.Day) * (5 * algorithms.Day)},
