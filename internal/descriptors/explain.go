@@ -110,7 +110,7 @@ func (t *Tree) Explain(entries []Entry) Explanation {
 		}
 		x.Steps = append(x.Steps, at.step(e, node))
 		x.Node, at = node, &node.next
-		if len(node.Policies) > 0 && i+1 < len(entries) {
+		if len(node.Policies) > 0 {
 			shorter = i + 1
 		}
 	}

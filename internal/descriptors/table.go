@@ -16,7 +16,7 @@ type table[V any] struct {
 
 // get returns the value of text, or nil.
 func (t *table[V]) get(text string) *V {
-	if t.first == text && t.value != nil {
+	if t.first == text {
 		return t.value
 	}
 	return t.more[text]

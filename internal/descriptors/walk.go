@@ -25,10 +25,7 @@ func (at *level) all(above []Pattern, yield func([]Pattern, *Node) bool) bool {
 	keys := maps.Collect(t.keys.all())
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		v, first := keys[key], len(children)
-		v.patterns(key, func(p Pattern, n *Node) {
-			p.Key = key
-			children = append(children, child{p, n})
-		})
+		v.patterns(key, func(p Pattern, n *Node) { children = append(children, child{p, n}) })
 		slices.SortFunc(children[first:], func(a, b child) int { return cmp.Or(cmp.Compare(a.How, b.How), cmp.Compare(a.Text, b.Text)) })
 		if v.open != nil {
 			children = append(children, child{Pattern{Key: key, How: Any}, v.open})

@@ -120,6 +120,9 @@ func TestAllNodesAndTheirSamples(t *testing.T) {
 		}
 		slices.Reverse(paths)
 	}
+	if e, _ := (&Pattern{Key: "a", How: Any}).Sample(); e.Value == "" {
+		t.Error("the sample of a pattern for any value is the empty value, which another pattern may match")
+	}
 	n := 0
 	for range grown(t, paths...).All() {
 		if n++; n == 10 { // within b
@@ -385,7 +388,7 @@ func TestShorterDescriptorsThatMatch(t *testing.T) {
 
 // All patterns that match an entry are listed in the order in which they take precedence.
 func TestPatternsThatTakePrecedence(t *testing.T) {
-	tree := grown(t, "a", "a=x*", "a=xy*", "a=*z", "a_*", "a=x*y*", "a~x.*", "a=xyz", "a=longer than the value*")
+	tree := grown(t, "a", "a=x*", "a=xy*", "a=*z", "a_*", "a=x*y*", "a~x.*", "a=xyz", "a=longer than the value*", "a=*longer than the value")
 	x := tree.Explain([]Entry{{"a", "xyz"}})
 	if len(x.Steps) != 1 || x.Steps[0].Pattern != "a=xyz" || x.Steps[0].How != Exact || !slices.Equal(x.Steps[0].Over, []string{"a=xy*", "a=x*", "a=*z", "a_*", "a=x*y*", "a~x.*", "a"}) {
 		t.Errorf("got %+v", x.Steps)

@@ -35,7 +35,7 @@ func (p *Policy) Words() string {
 	default:
 		text = "unknown algorithm"
 	}
-	if l.Initial < l.Capacity && l.Kind != algorithms.LeakyBucket {
+	if l.Initial < l.Capacity {
 		text += fmt.Sprintf("; starts with %d", l.Initial)
 	}
 	if n, given := reserved(l); given {
