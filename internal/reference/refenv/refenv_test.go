@@ -360,3 +360,69 @@ func TestURLsInMessagesAreMasked(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
+
+// Values at a bound are accepted.
+func TestValuesAtTheirBounds(t *testing.T) {
+	for text, want := range map[string]map[string]string{
+		"NEAR_LIMIT_RATIO=1":            {"near-limit-ratio": "1"},
+		"GRPC_MAX_CONNECTION_AGE=0s":    {"grpc-max-connection-age": "0s"},
+		"PORT=65535":                    {"http-listen": ":65535"},
+		"TRACING_SAMPLING_RATE=0":       {},
+		"REDIS_URL=unix:///run/r.sock":  {"redis-url": "unix:///run/r.sock"},
+		"REDIS_URL=unix://u:p@/r.sock":  {"redis-url": "unix://u:p@/r.sock"},
+		"DEBUG_HOST=::1":                {"admin-listen": "[::1]:6070"},
+		"DEBUG_HOST=127.0.0.1":          {"admin-listen": "127.0.0.1:6070"},
+		"REDIS_URL=redis://@h:1":        {"redis-url": "redis://@h:1"},
+		"REDIS_URL=h:1 REDIS_TLS=false": {"redis-url": "redis://h:1"},
+		"TRACING_ENABLED=true TRACING_SERVICE_NAME=x OTEL_SERVICE_NAME=y": {
+			"tracing": "true", "tracing-protocol": "http", "tracing-sampling-rate": "1", "tracing-service-name": "x",
+		},
+	} {
+		s, err := Read(with(strings.Fields(text)...), true)
+		expected := defaults()
+		maps.Copy(expected, want)
+		if got := values(s); err != nil || !maps.Equal(got, expected) {
+			t.Errorf("%s: error %v, want none\n got %v\nwant %v", text, err, got, expected)
+		}
+		if strings.Contains(strings.Join(s.Warnings, "\n"), "debug port") {
+			t.Errorf("%s: got the warnings %q; want none about the debug port", text, s.Warnings)
+		}
+	}
+}
+
+// Values beyond a bound, and incomplete ones, are mistakes of their variable.
+func TestValuesBeyondTheirBoundsAreMistakes(t *testing.T) {
+	const rewrite = "USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A DOG_STATSD_MOGRIFIER_A_PATTERN=x DOG_STATSD_MOGRIFIER_A_NAME=y DOG_STATSD_MOGRIFIER_A_TAGS="
+	const xds = "CONFIG_TYPE=grpc_xds_sotw "
+	for text, name := range map[string]string{
+		"NEAR_LIMIT_RATIO=0": "NEAR_LIMIT_RATIO", "NEAR_LIMIT_RATIO=-1": "NEAR_LIMIT_RATIO", "NEAR_LIMIT_RATIO=x": "NEAR_LIMIT_RATIO", "NEAR_LIMIT_RATIO=1.1": "NEAR_LIMIT_RATIO",
+		"TRACING_SAMPLING_RATE=-0.1": "TRACING_SAMPLING_RATE", "TRACING_SAMPLING_RATE=x": "TRACING_SAMPLING_RATE",
+		"GRPC_MAX_CONNECTION_AGE=-5s": "GRPC_MAX_CONNECTION_AGE", "PORT=-1": "PORT",
+		"REDIS_TYPE=sentinel REDIS_URL=main": "REDIS_URL", "REDIS_TYPE=sentinel REDIS_URL=,s:1": "REDIS_URL", "REDIS_TYPE=sentinel REDIS_URL=": "",
+		"REDIS_TYPE=sentinel REDIS_URL=main,": "REDIS_URL", "REDIS_TYPE=sentinel REDIS_URL=main,s:1/0": "REDIS_URL",
+		"REDIS_TYPE=cluster REDIS_URL=a:1,b:1/0": "REDIS_URL", "REDIS_URL=unix://h:1": "REDIS_URL",
+		rewrite + "t": "USE_DOG_STATSD_MOGRIFIERS", rewrite + ":v": "USE_DOG_STATSD_MOGRIFIERS", rewrite + "t:": "USE_DOG_STATSD_MOGRIFIERS", rewrite + "t:v,u": "USE_DOG_STATSD_MOGRIFIERS",
+		rewrite + "t:v,": "",
+		xds + "CONFIG_GRPC_XDS_CLIENT_TLS_CERT=c": "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", xds + "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=k": "CONFIG_GRPC_XDS_CLIENT_TLS_CERT",
+		xds + "CONFIG_GRPC_XDS_CLIENT_TLS_CERT=c CONFIG_GRPC_XDS_CLIENT_TLS_KEY=k": "",
+	} {
+		_, err := Read(with(strings.Fields(text)...), true)
+		if (err == nil) != (name == "") || err != nil && (!strings.HasPrefix(err.Error(), name+"=") || strings.Contains(err.Error(), "\n")) {
+			t.Errorf("%s: got %v; want one mistake, of %q", text, err, name)
+		}
+	}
+}
+
+// A debug port that is meant for other machines, and has no token, is open only to this machine. The program says so.
+func TestTheDebugPortNeedsAToken(t *testing.T) {
+	for text, warned := range map[string]bool{
+		"DEBUG_PORT=6071": true, "DEBUG_HOST=0.0.0.0": true, "DEBUG_HOST=10.0.0.1 DEBUG_PORT=6071": true, "": false,
+		"DEBUG_PORT=6071 RLSIDECAR_ADMIN_LISTEN=:9": false, "DEBUG_PORT=6071 RLSIDECAR_ADMIN_TOKEN=x": false, "DEBUG_HOST=localhost": false,
+	} {
+		s, err := Read(with(strings.Fields(text+" REDIS_URL=h:1")...), true)
+		address := s.Flags["admin-listen"].Value
+		if got := strings.Contains(strings.Join(s.Warnings, "\n"), "RLSIDECAR_ADMIN_TOKEN"); err != nil || got != warned || warned && !strings.HasPrefix(address, "127.0.0.1:") {
+			t.Errorf("%s: got %s, %q, %v; want a warning, and 127.0.0.1: %t", text, address, s.Warnings, err, warned)
+		}
+	}
+}
