@@ -69,7 +69,7 @@ func TestARefundIsNoExplicitCost(t *testing.T) {
 // Braces in texts are no objects, whatever quotes and backslashes are around them.
 func TestObjectsOfJSONAreCounted(t *testing.T) {
 	for text, want := range map[string]int{
-		`{}`: 1, `{"a":{},"b":[{},{}]}`: 4, `{"a":"{{"}`: 1, `{"a":"\"{{"}`: 1, `{"a":"\\","b":{}}`: 2, `{"a":"\\\"{","{":{}}`: 2, `"{`: 0, `"\`: 0,
+		`{}`: 1, `{"a":{},"b":[{},{}]}`: 4, `{"a":"{{"}`: 1, `{"a":"\"{{"}`: 1, `{"a":"\\","b":{}}`: 2, `{"a":"\\\"{","{":{}}`: 2, `"{`: 0, `"\`: 0, `\{`: 1,
 	} {
 		if got := jsonObjects([]byte(text)); got != want {
 			t.Errorf("%s: %d objects, want %d", text, got, want)
@@ -126,6 +126,7 @@ func TestWindowOf(t *testing.T) {
 		{"a queue", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: second, Capacity: n(49)}, window{50, 1, 10}},
 		{"never", algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 0, Period: hour}, window{0, 3, 1}},
 		{"two rates", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second, Capacity: n(100), Minimum: &algorithms.Rate{Units: 10, Period: second}}, window{110, 0, 0}},
+		{"as many seconds as a multiplier can be", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second, Capacity: n(1<<32 - 1)}, window{math.MaxUint32, 1, math.MaxUint32}},
 		{"more seconds than a multiplier can be", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second, Capacity: n(1<<32 + 15)}, window{math.MaxUint32, 0, 0}},
 		{"more than can be said", algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1 << 40, Period: second}, window{math.MaxUint32, 1, 1}},
 	} {
