@@ -33,8 +33,8 @@ descriptors:
 	}
 }
 
-// An unlimited limit is not replaced. An override that does not compile has no limit, and is denied although another
-// limit of the request replaces some.
+// The limit vip replaces base and free, but free is unlimited, so only base is replaced. The override of the descriptor
+// unknown does not compile. So it has no limit to replace, and is denied.
 func TestOnlyALimitWithNumbersIsReplaced(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -59,8 +59,8 @@ descriptors:
 	}
 }
 
-// A request whose cost a named limit can never allow is a mistake, which charges nothing. A limit in shadow mode does not
-// count.
+// A request whose cost a named limit can never allow is a mistake, and charges nothing. But if that limit is in shadow
+// mode, the other limits are charged.
 func TestAShadowLimitDoesNotMakeARequestADryRun(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -88,7 +88,7 @@ func TestADirectTakesAnyNumberOfLimits(t *testing.T) {
 		d.Take(t.Context(), store)
 		for i := range n {
 			if decision, charge := d.Decision(i); !decision.Allowed || charge.Terms.Cost != 1 {
-				t.Fatalf("limit %d of %d: %+v; want allowed", i, n, decision)
+				t.Fatalf("limit %d of %d: %+v at the cost %d; want allowed at the cost 1", i, n, decision, charge.Terms.Cost)
 			}
 		}
 		d.Reset()
@@ -191,7 +191,8 @@ func TestAResetReportsThatTheStoreFailed(t *testing.T) {
 	}
 }
 
-// Without a domain, Adjustable looks for the limit in all domains. It returns a policy for each use of the limit.
+// Without a domain, Adjustable looks for the limit in all domains. It returns the policies of the limit: its own, and one
+// for each of the two descriptors that use it.
 func TestALimitIsAdjustableWithoutItsDomain(t *testing.T) {
 	b := newBench(t, adjustable)
 	in, policies, err := b.Adjustable("", "calls")
@@ -363,7 +364,8 @@ func TestARequestThatWouldBeDeniedReservesNothing(t *testing.T) {
 	p.want("tokens", "bob", 700)
 }
 
-// If Config.NoConfig is Allow, a request before the first configuration is allowed without shadow mode too.
+// In shadow mode, a request before the first configuration is allowed. WouldDeny is true only if Config.NoConfig would
+// deny the request without shadow mode.
 func TestShadowModeReportsNoDenialThatWouldNotBe(t *testing.T) {
 	for answer, want := range map[descriptors.OnFailure]bool{descriptors.Allow: false, descriptors.Deny: true} {
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &answer, Modes: limiter.Modes{Shadow: true}})

@@ -148,7 +148,7 @@ func TestErrorsOfResets(t *testing.T) {
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Local: &faulty{Store: memory.New(memory.Config{}), err: backend.ErrUnavailable}})
 	l.Swap(b.Current())
 	if err := l.Reset(t.Context(), callOf("user")); err == nil || !strings.Contains(err.Error(), "local bucket") {
-		t.Errorf("a local bucket: got the error %v, want one", err)
+		t.Errorf("a local bucket: got the error %v, want one with \"local bucket\"", err)
 	}
 }
 
@@ -260,7 +260,8 @@ descriptors:
 	}
 }
 
-// Without on_backend_failure local, no local bucket allows an override while the store fails.
+// An override is charged together with max_override. Without on_backend_failure local, no local bucket allows it while
+// the store fails.
 func TestAnOverrideWithoutALocalBucketIsDenied(t *testing.T) {
 	b := newBench(t, "domain: d\nmax_override: {unit: day, requests_per_unit: 50}\ndescriptors:\n  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}\n  - {key: above, descriptors: [{key: below, rate_limit: {unit: hour, requests_per_unit: 1}}]}\n")
 	send := func(key string, o limiter.Override) *limiter.Call {
@@ -280,7 +281,7 @@ func TestAnOverrideWithoutALocalBucketIsDenied(t *testing.T) {
 	}
 	b.store.err = backend.ErrUnavailable
 	if c := send("a", usual); !c.Denied || !c.Failed || c.Results[0].Decision.Err == nil {
-		t.Errorf("got %+v; want denied", c.Verdict)
+		t.Errorf("while the store fails: got %+v; want denied with its error", c.Verdict)
 	}
 }
 
@@ -386,7 +387,7 @@ func TestSettlementsWithoutADecisionAreNotLearned(t *testing.T) {
 		id := p.start(absent, "user=bob")
 		p.store.err = err
 		if c := p.done(id, 30); c.Denied != denied || c.Settlements[0].Repeated == denied || len(costs.costs) != 0 {
-			t.Errorf("%v: %+v, learned %v; want denied %t and nothing learned", err, c.Verdict, costs.costs, denied)
+			t.Errorf("%v: %+v, learned %v; want denied %t, repeated %t, and nothing learned", err, c.Verdict, costs.costs, denied, !denied)
 		}
 		p.store.err = nil
 		with(nil) // another sidecar, which learns nothing

@@ -37,8 +37,8 @@ func TestRetryTimesOfSeveralBuckets(t *testing.T) {
 	}
 }
 
-// An undo has an earlier time than its charge if the rate was lowered in between. It has the same time if the time of the
-// charge or its rate is unknown, or if the limit does not refill now.
+// An undo has an earlier time than its charge if the rate was lowered in between. It has the same time as the charge if
+// the time of the charge or the rate at that time is unknown, or if the limit does not refill now.
 func TestTimesOfUndos(t *testing.T) {
 	slow := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
 	none := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Period: algorithms.Second})
@@ -58,11 +58,13 @@ func TestTimesOfUndos(t *testing.T) {
 		{"no span", at, scaled.Inflow{Units: 1}, slow, true},
 	} {
 		if got := undoTime(c.chargedAt, at+algorithms.Second, c.former, c.l); (got == c.chargedAt) != c.same || got > c.chargedAt {
-			t.Errorf("%s: %d for a charge at %d", c.name, got, c.chargedAt)
+			t.Errorf("%s: got %d for a charge at %d; want the same time: %t, otherwise an earlier one", c.name, got, c.chargedAt, c.same)
 		}
 	}
 }
 
+// The real cost is that of 3 equal charges. -1 means that it was not reported: then it is the configured unknown_cost,
+// or what was reserved.
 func TestRealCosts(t *testing.T) {
 	part := &ReservedPart{Count: 30, Times: 3}
 	for _, c := range []struct {
@@ -71,7 +73,7 @@ func TestRealCosts(t *testing.T) {
 	}{
 		{nil, 7, 21}, {nil, 0, 0}, {nil, -1, 30},
 		{&descriptors.Settle{Unknown: 5}, -1, 15}, {&descriptors.Settle{Unknown: 0}, -1, 0}, {&descriptors.Settle{Unknown: -1}, -1, 30},
-		{nil, 1 << 62, 1 << 53 / 3 * 3},
+		{nil, 1 << 62, 1 << 53 / 3 * 3}, // the largest product of 3 up to 2^53
 	} {
 		if got := realCost(c.terms, part, c.real); got != c.want {
 			t.Errorf("%+v, real cost %d: got %d, want %d", c.terms, c.real, got, c.want)
@@ -79,13 +81,14 @@ func TestRealCosts(t *testing.T) {
 	}
 }
 
-// The store remembers a settlement by an application until every sidecar's clock says that the reservation has expired. It
-// remembers one by a proxy until the reservation is twice its ttl old, but at least for one ttl.
+// The store remembers a settlement by an application until the reservation has expired: at the time Within after it was
+// due. It remembers one by a proxy until the reservation is twice its ttl old, but at least for one ttl. In both cases it
+// adds ClockSlack, by which the clocks of sidecars may differ.
 func TestHowLongSettlementsAreStored(t *testing.T) {
 	const at, ttl = 1000 * algorithms.Second, 60 * algorithms.Second
 	l := &descriptors.Policy{Extras: &descriptors.Extras{Settle: &descriptors.Settle{TTL: ttl}}}
 	for _, c := range []struct {
-		name  string
+		name  string // of the limit that an application reserved; "" means a reservation of a proxy
 		after algorithms.Micros
 		late  bool
 		want  algorithms.Micros
@@ -109,24 +112,21 @@ func TestHowLongSettlementsAreStored(t *testing.T) {
 func TestSettlementsOfIDsWithoutNumbers(t *testing.T) {
 	id := [16]byte{1}
 	c := &Call{Verdict: Verdict{Domain: &Domain{Name: "d"}}, config: &Config{}}
-	of := func(p *descriptors.Policy) [16]byte {
-		return c.settlementID(&id, &ReservedPart{Number: -1}, &Result{Policy: p})
+	check := func(name string, p *descriptors.Policy, part string) {
+		t.Helper()
+		got := c.settlementID(&id, &ReservedPart{Number: -1}, &Result{Policy: p})
+		if want := IdempotencyID("d", "settle "+string(id[:]), part); got != want {
+			t.Errorf("%s: got %x, want %x, the ID of part %s", name, got, want, part)
+		}
 	}
-	plain := of(&descriptors.Policy{})
-	if want := IdempotencyID("d", "settle "+string(id[:]), "0"); plain != want {
-		t.Errorf("got %x, want %x", plain, want)
-	}
+	check("charged with others", &descriptors.Policy{}, "0")
 	c.config = &Config{Modes: Modes{Quota: true}}
-	if of(&descriptors.Policy{}) == plain {
-		t.Error("quota mode: got the ID of part 0")
-	}
+	check("quota mode of the process", &descriptors.Policy{}, "1")
 	c.config = &Config{}
 	for name, p := range map[string]*descriptors.Policy{
 		"shadow": {Shadow: true}, "quota": {Quota: true}, "unlimited": {Adjusted: &descriptors.Adjusted{Unlimited: true}},
 	} {
-		if of(p) == plain {
-			t.Errorf("%s: got the ID of part 0", name)
-		}
+		check(name, p, "1")
 	}
 }
 
@@ -141,7 +141,7 @@ func TestEstimatesOfDifferentLimitsAreSeparate(t *testing.T) {
 				Per: []string{"model"}, Values: map[string]map[string]bool{"model": {"large": true, "small": true}},
 			}}}})
 			if was, known := seen[cell]; known || cell == 0 {
-				t.Errorf("%s with %q has the estimate of %s", prefix, value, was)
+				t.Errorf("%s with %q: got the cell %d, which is that of %q; want another one that is not 0", prefix, value, cell, was)
 			}
 			seen[cell] = prefix + value
 		}
@@ -228,18 +228,25 @@ func TestDomainsThatRequireEntries(t *testing.T) {
 	}
 }
 
-// A listed value has its own estimate only in entries with the key under which it is listed.
+// A listed value has its own estimate only in entries with the key under which it is listed. All other values have one
+// estimate together.
 func TestAnEstimateIsOfTheKeyThatListsIt(t *testing.T) {
 	p := &descriptors.Policy{Prefix: "p", Extras: &descriptors.Extras{Settle: &descriptors.Settle{Learn: &descriptors.Learn{
 		Per: []string{"model"}, Values: map[string]map[string]bool{"model": {"large": true}},
 	}}}}
-	of := func(key string) uint64 {
+	cell := func(key, value string) uint64 {
 		c := &Call{}
-		c.AddDescriptor().Entries = []descriptors.Entry{{Key: key, Value: "large"}}
+		c.AddDescriptor().Entries = []descriptors.Entry{{Key: key, Value: value}}
 		return c.cell(p)
 	}
-	if of("user") != of("other") || of("user") == of("model") {
-		t.Error("a value of another key has an estimate")
+	listed, others := cell("model", "large"), cell("model", "unlisted")
+	for _, key := range []string{"user", "other"} {
+		if got := cell(key, "large"); got == listed || got != others {
+			t.Errorf("the value of the key %s: got the cell %d; want %d, that of a value that is not listed", key, got, others)
+		}
+	}
+	if listed == others {
+		t.Errorf("a value that is not listed has the cell of the listed one, %d; want another one", listed)
 	}
 }
 
@@ -259,7 +266,7 @@ func TestWhichResultsDeny(t *testing.T) {
 	} {
 		v := &Verdict{Denied: c.denied, quotasDeny: c.quotas}
 		if got := v.Denies(&Result{Policy: c.p, Outcome: c.outcome}); got != c.want {
-			t.Errorf("%+v: got %t", c, got)
+			t.Errorf("%+v: got %t, want %t", c, got, c.want)
 		}
 	}
 }
@@ -300,8 +307,7 @@ func TestTheStatusOfADescriptor(t *testing.T) {
 	}
 }
 
-// A request does nothing but settle if all of its descriptors do, and there is at least one. Only such a request needs no
-// required entries.
+// IsDone reports whether a request does nothing but settle: it has descriptors, and all of them settle.
 func TestOnlySettlementsAreDone(t *testing.T) {
 	for _, c := range []struct {
 		done, descriptors int

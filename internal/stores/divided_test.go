@@ -150,6 +150,8 @@ func (c *claims) Claimed(next backend.Store) backend.Store {
 	return submitFunc(func(b *backend.Batch) { c.claimed.Add(1); next.Submit(b) })
 }
 
+// A group with an idempotency key and buckets in both Stores is claimed in the first Store. The first of these groups has
+// such buckets, and the other two do not.
 func TestAnIDOfTwoStoresIsClaimedInTheFirst(t *testing.T) {
 	first := &claims{Store: memory.New(memory.Config{})}
 	s := dividedStore(t, first, memory.New(memory.Config{}))

@@ -132,23 +132,25 @@ func TestAGroupThatIsKnownEarlyIsSettledOnce(t *testing.T) {
 		hot, other, slow := leased(day, "hot", 1, 500), of(fixed(t, 1, algorithms.Day), "other", 2), of(day, "slow", 1)
 		warm(t, s, hot)
 		granted := s.Stats()
-		known := map[int]int{}
+		known := make([]atomic.Int32, 3) // several goroutines may call OnKnown
 		slow.Group = 1
 		b := backend.Batch{
 			Charges: []backend.Charge{hot, other, slow}, Decisions: make([]backend.Decision, 3), Known: make([]atomic.Bool, 3),
 			Deadline: time.Now().Add(50 * ms),
 		}
-		b.OnKnown = func(from, to int) {
-			for i := from; i < to; i++ {
-				known[i]++
+		b.OnKnown = func(start, end int) {
+			for i := start; i < end; i++ {
+				known[i].Add(1)
 			}
 		}
 		backend.Wait(s, b)
 		if d := b.Decisions; !d[0].Allowed || d[1].Allowed || !d[2].Allowed || !d[1].Never {
 			t.Errorf("got %+v; want allowed, denied forever, and allowed", d)
 		}
-		if known[0] != 1 || known[1] != 1 || known[2] != 1 {
-			t.Errorf("known: %v; want each charge once", known)
+		for i := range known {
+			if n := known[i].Load(); n != 1 {
+				t.Errorf("charge %d became known %d times; want once", i, n)
+			}
 		}
 		if now := s.Stats(); now.Leased != granted.Leased || now.Served != granted.Served {
 			t.Errorf("got %+v, before %+v; want the same", now, granted)
@@ -201,7 +203,8 @@ func TestClearBucketReturnsTheUnitsOfOneBucket(t *testing.T) {
 	})
 }
 
-// A caller learns once that a group is known: when it submits the batch, or at the deadline.
+// The wrapped Store decides the first charge before Submit returns, the second before the deadline, and the third too late.
+// OnKnown is called once for the first charge. At the deadline the batch ends with the first two decisions and an error.
 func TestDeadlineReportsAKnownGroupOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := stores.Deadline(submitFunc(func(b *backend.Batch) {
@@ -210,16 +213,16 @@ func TestDeadlineReportsAKnownGroupOnce(t *testing.T) {
 			time.AfterFunc(2*ms, func() { decide(1) })
 			time.AfterFunc(20*ms, b.Finish)
 		}), 5*ms, 0, nil)
-		known := map[int]int{}
+		var known [3]atomic.Int32 // several goroutines may call OnKnown
 		b := backend.Batch{Charges: costs(false, 1, 2, 3), Decisions: make([]backend.Decision, 3), Known: make([]atomic.Bool, 3)}
-		b.OnKnown = func(from, to int) {
-			for i := from; i < to; i++ {
-				known[i]++
+		b.OnKnown = func(start, end int) {
+			for i := start; i < end; i++ {
+				known[i].Add(1)
 			}
 		}
 		backend.Wait(s, b)
-		if known[0] != 1 || known[1] > 1 || known[2] > 1 || !b.Decisions[0].Allowed || !b.Decisions[1].Allowed || b.Decisions[2].Err == nil {
-			t.Errorf("known: %v, decisions %+v; want the first known once, none known twice, the first two allowed, and an error", known, b.Decisions)
+		if got := [3]int32{known[0].Load(), known[1].Load(), known[2].Load()}; got[0] != 1 || got[1] > 1 || got[2] != 0 || !b.Decisions[0].Allowed || !b.Decisions[1].Allowed || b.Decisions[2].Err == nil {
+			t.Errorf("known %v times, decisions %+v; want once, at most once, and never; the first two allowed, and an error", got, b.Decisions)
 		}
 		time.Sleep(20 * ms)
 		synctest.Wait()

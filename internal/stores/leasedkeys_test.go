@@ -48,7 +48,8 @@ func TestWhatADecisionSaysAboutAHotKey(t *testing.T) {
 	}
 }
 
-// Decisions may arrive in another order. A much older one means that the clock of the wrapped Store stepped back.
+// A decision that is a little older than the last one is not recorded, because decisions may arrive in another order. One
+// that is a second older, or more, is recorded: it means that the clock of the wrapped Store has stepped back.
 func TestTheNewestDecisionCounts(t *testing.T) {
 	for older, want := range map[algorithms.Micros]bool{-5: true, 0: true, 1: false, algorithms.Second - 1: false, algorithms.Second: true, algorithms.Day: true} {
 		_, l := hotBucket(t)
@@ -60,8 +61,8 @@ func TestTheNewestDecisionCounts(t *testing.T) {
 	}
 }
 
-// A lease is a multiple of the cost. It is at most an eighth of the remaining units, and at most Lease.Most with the
-// units that are leased or requested already.
+// A lease is half of what the key uses while a lease lasts, in whole multiples of the cost. It is at most an eighth of the
+// remaining units, and Lease.Most bounds it together with the units that other requests ask for. Each failure halves it.
 func TestSizesOfLeases(t *testing.T) {
 	const span = 50 * time.Millisecond
 	for _, test := range []struct {
@@ -139,15 +140,16 @@ func TestTheEndOfAGrant(t *testing.T) {
 	sh, l := hotBucket(t)
 	sh.granted(l, 5, &backend.Decision{At: 77}, time.Second, 2*time.Second)
 	if g := l.grants[0]; g.left != 5 || g.until != time.Second+50*time.Millisecond-50*time.Microsecond-time.Microsecond || g.chargedAt != 77 || g.grantedAt != time.Second {
-		t.Errorf("got %+v", g)
+		t.Errorf("got %+v; want 5 units that were charged at 77, from 1 s until 50 ms later, less 51 us", g)
 	}
 	sh.drop([]byte("a"))
 	if sh.granted(l, 5, &backend.Decision{}, time.Second, 2*time.Second); l.left() != 0 || !l.removed || len(sh.hotKeys) != 0 {
-		t.Errorf("a removed key has %d units", l.left())
+		t.Errorf("a removed key: got %d units, removed %t, %d hot keys; want none, true, and none", l.left(), l.removed, len(sh.hotKeys))
 	}
 }
 
-// The units of a hot key are returned with the waiting returns of the same key. Those of other keys stay.
+// The units of a hot key are returned with the waiting returns of the same key. Those of other keys stay. At most
+// maxReturns returns wait.
 func TestReturnsOfOneKey(t *testing.T) {
 	sh, l := hotBucket(t)
 	other := backend.Charge{Key: []byte("b"), Terms: algorithms.Charge{Cost: -2}}
@@ -218,7 +220,8 @@ func TestTheNumberOfHotKeysOfAShard(t *testing.T) {
 	}
 }
 
-// Both clocks count from arbitrary moments.
+// Time is counted by the monotonic clock, from 0. If the other clock has stepped ahead of it, the step counts too, as
+// after a suspension. A step back does not count. Both clocks start at arbitrary values.
 func TestElapsedCountsFromItsStart(t *testing.T) {
 	const s = time.Second
 	monotonic, wall := 100*s, 5000*s
@@ -231,7 +234,7 @@ func TestElapsedCountsFromItsStart(t *testing.T) {
 	}
 }
 
-// A hash may belong to several groups. A denial answers only its own group.
+// Several groups of charges may have the same hash. A cached denial answers only its own group.
 func TestADenialAnswersItsOwnGroup(t *testing.T) {
 	start := time.Unix(1_767_225_600, 0)
 	d, charge := deniedTokens(t, start)
@@ -239,7 +242,7 @@ func TestADenialAnswersItsOwnGroup(t *testing.T) {
 	other.Key = []byte("b")
 	for name, group := range map[string][]backend.Charge{"a longer group": {charge, charge}, "another key": {other}} {
 		if d.answerGroup(group, make([]backend.Decision, len(group)), start.Add(30*time.Millisecond)) {
-			t.Errorf("%s is denied", name)
+			t.Errorf("%s got the cached denial; want no answer", name)
 		}
 	}
 	if !d.answerGroup([]backend.Charge{charge}, make([]backend.Decision, 1), start.Add(30*time.Millisecond)) {
@@ -262,7 +265,7 @@ func TestADecisionOfAnUnknownStateIsNotComputed(t *testing.T) {
 		decision := d.decisions[0]
 		change(&decision)
 		if got := unchanged(&charge, &decision); (got == unknown) != (name != "as decided") {
-			t.Errorf("%s: got %d", name, got)
+			t.Errorf("%s: got %d; want unknown, %d, unless the decision is as decided", name, got, unknown)
 		}
 	}
 }
@@ -279,8 +282,8 @@ func TestOnlyNegativeCostsAndResetsAreRefunds(t *testing.T) {
 	}
 }
 
-// A Router calls the function ended of NewRouter with each batch that a Store has decided, whether it is the whole batch
-// or a part of it.
+// NewRouter gets a function that the Router calls with each batch that a Store has decided, whether it is the whole
+// submitted batch or a part of it.
 func TestARouterReportsDecidedBatches(t *testing.T) {
 	var seen []int
 	decide := decided{}
