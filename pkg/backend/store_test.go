@@ -241,7 +241,7 @@ func TestTakeWaitsForTheDecision(t *testing.T) {
 	})
 }
 
-// An error of the Store reaches the caller, also of a reset. ErrNotTaken is an ErrUnavailable.
+// An error of the Store reaches the caller of a reset. ErrNotTaken is an ErrUnavailable, but not the other way round.
 func TestErrorsOfTheStoreAreReturned(t *testing.T) {
 	store := &later{decide: make(chan struct{}), err: backend.ErrNotTaken}
 	close(store.decide)
@@ -249,7 +249,7 @@ func TestErrorsOfTheStoreAreReturned(t *testing.T) {
 		t.Errorf("got %v, want ErrNotTaken, which wraps ErrUnavailable", err)
 	}
 	if errors.Is(backend.ErrUnavailable, backend.ErrNotTaken) {
-		t.Error("ErrUnavailable is ErrNotTaken, although units may have been consumed")
+		t.Error("ErrUnavailable is ErrNotTaken; want that it is not, because units may have been consumed")
 	}
 }
 
@@ -275,6 +275,6 @@ func TestABatchWithoutKnownDecisions(t *testing.T) {
 func TestADenialOfNoUnitsConsumesNothing(t *testing.T) {
 	c := []backend.Charge{{Limit: &algorithms.Limit{Overdraw: true}}}
 	if backend.ConsumedAny(c, decided(false)) {
-		t.Error("got consumed, want not")
+		t.Error("a denied request of 0 units: got true; want false, because nothing was consumed")
 	}
 }

@@ -144,7 +144,7 @@ func TestAPayerMustBeConfigured(t *testing.T) {
 	}
 }
 
-// The request that the payer was charged for has the reservation. The other one has none.
+// Two requests that reserve have the same payer. Exactly one of them has a reservation.
 func TestOneOfSeveralRequestsHasTheReservation(t *testing.T) {
 	l := planned(t)
 	requests := []ratelimit.Request{{Name: "plan", Key: []string{"bob"}, N: 2, Reserve: true}, {Name: "team", Key: []string{"bob"}, N: 4, Reserve: true}}
@@ -156,7 +156,8 @@ func TestOneOfSeveralRequestsHasTheReservation(t *testing.T) {
 	}
 }
 
-// With a longest wait, a payer may pay for units that the limit itself would not have in time.
+// A limit can hold 3 units and has a payer. With MaxWait, a request of 5 units may be denied, but not as one that never
+// fits.
 func TestAPayerPaysInsteadOfALongWait(t *testing.T) {
 	c, err := limitsfile.Parse("", "limits.yaml", []byte(strings.Replace(plans, "rate: 3, period: 1h, max_reserved: 0", "rate: 3, period: 1h", 1)))
 	if err != nil {
