@@ -1,0 +1,263 @@
+package h2grpc
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"maps"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// with returns an edit for serve that sets Config.Others.
+func with(f http.HandlerFunc) func(*Config) { return func(c *Config) { c.Others = f } }
+
+// Config.Others receives each request with all its fields, also when a client repeats the request and only refers to
+// its table of fields. The client receives the fields and trailers of the answer.
+func TestOthersReceiveAndAnswerAllFields(t *testing.T) {
+	for name, test := range map[string]struct {
+		fields []string
+		host   string
+	}{
+		"authority":          {[]string{":authority", "one"}, "one"},
+		"host":               {[]string{"host", "two"}, "two"},
+		"authority and host": {[]string{":authority", "one", "host", "two"}, "one"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var got *http.Request
+			c := dial(t, serve(t, &echo{}, with(func(w http.ResponseWriter, r *http.Request) {
+				got = r
+				_, _ = io.Copy(io.Discard, r.Body)
+				w.Header().Set("Content-Type", "application/grpc")
+				w.Header().Set("X-Field", "field")
+				w.Header().Set("Trailer", "Grpc-Status")
+				w.WriteHeader(http.StatusAccepted)
+				w.Header().Set("Grpc-Status", "7")
+				w.Header().Set(http.TrailerPrefix+"X-Trailer", "trailer")
+				w.Header().Set("X-Late", "neither a field nor a trailer")
+			})))
+			for i := range 5 {
+				list := append([]string{":method", "POST", ":scheme", "http", ":path", "/a/b"}, test.fields...)
+				id := c.open(c.encode(append(list, "content-type", "application/grpc", "x-more", "more")...))
+				_ = c.to.WriteData(id, true, framed("m"))
+				c.flush()
+				r := c.answer(id)
+				want := map[string]string{":status": "202", "content-type": "application/grpc", "x-field": "field", "grpc-status": "7", "x-trailer": "trailer"}
+				if !maps.Equal(r.fields, want) {
+					t.Errorf("%s, %d: got the fields %v; want %v", name, i, r.fields, want)
+				}
+				if got.Method != "POST" || got.URL.Path != "/a/b" || got.Host != test.host || got.Header.Get("X-More") != "more" || got.Header.Get("Content-Type") != "application/grpc" {
+					t.Errorf("%s, %d: got %+v; want POST /a/b of the host %s with the header fields", name, i, got, test.host)
+				}
+				c.must("m", "m")
+				if r.reset != nil {
+					t.Errorf("%s, %d: the stream was reset with %v after its end; want no reset", name, i, *r.reset)
+				}
+			}
+		})
+	}
+}
+
+// Other content types of gRPC than those of Envoy and grpc-go are not decoded by the Method.
+func TestOtherContentTypesAreHandedOver(t *testing.T) {
+	for _, kind := range []string{"application/grpc+json", "application/grpc;charset=utf-8", "application/grpc+"} {
+		synctest.Test(t, func(t *testing.T) {
+			c := dial(t, serve(t, &echo{}))
+			id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", kind))
+			_ = c.to.WriteData(id, true, framed("m"))
+			c.flush()
+			if r := c.answer(id); string(r.data) != "POST "+path+" 6" {
+				t.Errorf("%s: got %s; want the answer of Config.Others", kind, r.data)
+			}
+		})
+	}
+}
+
+// The answers of Config.Others obey both windows of the client, to the byte. SETTINGS may open a window too.
+func TestOthersObeyTheWindows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 70_000 // more than the first window of the connection
+		c := dial(t, serve(t, &echo{}, with(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write(bytes.Repeat([]byte("x"), size))
+		})), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		id := c.open(c.fields("grpc-encoding", "gzip"))
+		r := c.reply(id)
+		for _, step := range []struct {
+			open func()
+			want int
+		}{
+			{func() {}, 0},
+			{func() { _ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1000}) }, 1000},
+			{func() { _ = c.to.WriteWindowUpdate(id, 500) }, 1500},
+			{func() { _ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 400}) }, 1500},
+			{func() { _ = c.to.WriteWindowUpdate(id, 700) }, 1600},
+			{func() { _ = c.to.WriteWindowUpdate(id, 1<<20) }, 65_535},
+			{func() { _ = c.to.WriteWindowUpdate(0, 65) }, 65_600},
+			{func() { _ = c.to.WriteWindowUpdate(0, 1<<20) }, size},
+		} {
+			step.open()
+			c.flush()
+			_ = c.nc.SetReadDeadline(time.Now().Add(time.Second))
+			for _, err := c.read(); err == nil; _, err = c.read() {
+			}
+			_ = c.nc.SetReadDeadline(time.Time{})
+			if len(r.data) != step.want {
+				t.Fatalf("%d bytes arrived; want %d", len(r.data), step.want)
+			}
+		}
+		if !r.ended {
+			t.Error("the stream has not ended after all bytes")
+		}
+	})
+}
+
+// A handler that waits for a window of its client ends with the connection, and the connection with it.
+func TestAHandlerWithoutAWindowEndsWithItsConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan error, 100)
+		s, l := start(t, with(func(w http.ResponseWriter, _ *http.Request) {
+			_, err := w.Write([]byte("x"))
+			ended <- err
+		}))
+		for range cap(ended) {
+			c := dial(t, l, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+			c.open(c.fields("grpc-encoding", "gzip"))
+			c.flush()
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		s.Stop(ctx)
+		for range cap(ended) {
+			if err := <-ended; err == nil {
+				t.Error("Write returned no error; want one")
+			}
+		}
+	})
+}
+
+// The window of a stream is returned while its handler reads, so that a body may have any length.
+func TestTheWindowOfAStreamIsReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		id := c.open(c.fields("grpc-encoding", "gzip"))
+		c.flush()
+		granted, sent := streamWindow, 0
+		for sent < 2*streamWindow {
+			n := min(granted-sent, maxFrame)
+			_ = c.to.WriteData(id, false, make([]byte, n))
+			sent += n
+			c.flush()
+			for granted < sent+maxFrame {
+				f, err := c.read()
+				if err != nil {
+					t.Fatalf("after %d bytes, with a window of %d: %v", sent, granted-sent, err)
+				}
+				if w, ok := f.(*http2.WindowUpdateFrame); ok && w.StreamID == id {
+					granted += int(w.Increment)
+				}
+			}
+			if granted > sent+streamWindow {
+				t.Fatalf("%d bytes were granted after %d were sent; want at most %d more", granted, sent, streamWindow)
+			}
+		}
+		_ = c.to.WriteData(id, true, nil)
+		c.flush()
+		if r := c.answer(id); !strings.HasPrefix(string(r.data), "POST ") {
+			t.Errorf("got %+v; want an answer", r)
+		}
+	})
+}
+
+// Config.Others serves a bounded number of streams. Further streams are refused, and the client may send them again
+// when there is room. A client that continues all the same is disconnected, because each such stream is expensive.
+func TestTheStreamsOfOthersAreBounded(t *testing.T) {
+	for name, send := range map[string]func(c *client) uint32{
+		"by its fields": func(c *client) uint32 { return c.open(c.fields("grpc-encoding", "gzip")) },
+		"by its message": func(c *client) uint32 {
+			id := c.open(c.fields())
+			_ = c.to.WriteData(id, false, []byte("\x01unusual"))
+			return id
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := dial(t, serve(t, &echo{}))
+			var ids []uint32
+			for range maxOthers {
+				ids = append(ids, send(c))
+			}
+			over := send(c)
+			c.flush()
+			if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeRefusedStream {
+				t.Errorf("%s: got %+v; want a reset with REFUSED_STREAM", name, r)
+			}
+			for _, id := range ids {
+				if r := c.reply(id); r.ended || r.reset != nil {
+					t.Errorf("%s: %d: got %+v; want an open stream", name, id, r)
+				}
+			}
+			_ = c.to.WriteData(ids[0], true, nil)
+			c.flush()
+			c.answer(ids[0])
+			synctest.Wait()
+			again := send(c)
+			_ = c.to.WriteData(again, true, nil)
+			c.flush()
+			if r := c.answer(again); r.reset != nil {
+				t.Errorf("%s: with room: got %+v; want an answer", name, r)
+			}
+			for range maxOthers/2 + calm/otherReset {
+				send(c)
+			}
+			go func() { _ = c.write() }()
+			began := time.Now()
+			if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm || time.Since(began) > 2*time.Second {
+				t.Errorf("%s: ended with %v after %v; want ENHANCE_YOUR_CALM within 2 s", name, code, time.Since(began))
+			}
+		})
+	}
+}
+
+// A handler may answer before it has read the request. Then the client need not send the rest, the context of the
+// handler ends, and the stream does not keep a connection open that is drained.
+func TestAnAnswerOfOthersEndsItsStream(t *testing.T) {
+	for name, trailers := range map[string]bool{"with trailers": true, "without": false} {
+		synctest.Test(t, func(t *testing.T) {
+			var ctx context.Context
+			s, l := start(t, with(func(w http.ResponseWriter, r *http.Request) {
+				ctx = r.Context()
+				if trailers {
+					w.Header().Set(http.TrailerPrefix+"Grpc-Status", "0")
+				}
+			}))
+			c := dial(t, l)
+			for _, whole := range []bool{false, true} {
+				id := c.open(c.fields("grpc-encoding", "gzip"))
+				if whole {
+					_ = c.to.WriteData(id, true, nil)
+				}
+				c.flush()
+				c.answer(id)
+				synctest.Wait()
+				c.must("m", "m")
+				if r := c.reply(id); !r.ended || !whole && (r.reset == nil || *r.reset != http2.ErrCodeNo) || whole && r.reset != nil {
+					t.Errorf("%s, whole request: %t: got %+v; want the end of the stream, and a reset with NO_ERROR only if the request is incomplete", name, whole, r)
+				}
+				if ctx.Err() == nil {
+					t.Errorf("%s: the context of the handler has not ended", name)
+				}
+			}
+			go c.readToEnd()
+			began := time.Now()
+			s.Stop(context.Background())
+			if took := time.Since(began); took > drainAnswer+5*time.Second {
+				t.Errorf("%s: Stop took %v; want about %v", name, took, drainAnswer)
+			}
+		})
+	}
+}
