@@ -20,11 +20,21 @@ func TestAttacks(t *testing.T) {
 		"pings":           func(c *client) { _ = c.to.WritePing(false, [8]byte{}) },
 		"settings":        func(c *client) { _ = c.to.WriteSettings() },
 		"settings acks":   func(c *client) { _ = c.to.WriteSettingsAck() },
+		"ping acks":       func(c *client) { _ = c.to.WritePing(true, [8]byte{}) },
 		"priorities":      func(c *client) { _ = c.to.WritePriority(1, http2.PriorityParam{StreamDep: 3}) },
 		"unknown frames":  func(c *client) { _ = c.to.WriteRawFrame(77, 0, 0, []byte("x")) },
 		"window updates":  func(c *client) { _ = c.to.WriteWindowUpdate(0, 1) },
 		"GOAWAYs":         func(c *client) { _ = c.to.WriteGoAway(0, http2.ErrCodeNo, nil) },
 		"malformed heads": func(c *client) { c.open(c.encode(":method", "POST")) },
+		"refused requests": func(c *client) {
+			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: c.next, EndHeaders: true, EndStream: true,
+				BlockFragment: c.encode(":method", "GET", ":scheme", "http", ":path", path, ":authority", "a")})
+			c.next += 2
+		},
+		"malformed trailers": func(c *client) {
+			id := c.open(c.fields())
+			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, BlockFragment: c.encode("x-trailer", "1")})
+		},
 		"rapid reset": func(c *client) {
 			_ = c.to.WriteRSTStream(c.open(c.fields()), http2.ErrCodeCancel)
 		},
@@ -125,7 +135,20 @@ func TestBrokenFrames(t *testing.T) {
 			_ = c.to.WriteWindowUpdate(c.open(c.fields()), 1<<30)
 			_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
 		}},
-		"a window too wide": {http2.ErrCodeFlowControl, func(c *client) { _ = c.to.WriteWindowUpdate(0, 1<<31-1) }},
+		"a window too wide":  {http2.ErrCodeFlowControl, func(c *client) { _ = c.to.WriteWindowUpdate(0, 1<<31-1) }},
+		"GOAWAY on a stream": {http2.ErrCodeProtocol, func(c *client) { _ = c.to.WriteRawFrame(http2.FrameGoAway, 0, 1, make([]byte, 8)) }},
+		"a broken block of 3 KB": {http2.ErrCodeCompression, func(c *client) {
+			c.open(append(c.fields("x-long", strings.Repeat("~", 3<<10)), 0xff, 0xff, 0xff, 0xff, 0xff, 0xff))
+		}},
+		"a broken block of trailers of 3 KB": {http2.ErrCodeCompression, func(c *client) {
+			id := c.open(c.fields())
+			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: true,
+				BlockFragment: append(c.encode("x-long", strings.Repeat("~", 3<<10)), 0xff, 0xff, 0xff, 0xff, 0xff, 0xff)})
+		}},
+		"DATA within the header block of its stream": {http2.ErrCodeProtocol, func(c *client) {
+			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: c.fields()})
+			_ = c.to.WriteData(3, false, []byte("x"))
+		}},
 		"a frame within a header block": {http2.ErrCodeProtocol, func(c *client) {
 			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields()})
 			_ = c.to.WritePing(false, [8]byte{})
@@ -143,6 +166,43 @@ func TestBrokenFrames(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The first frame of a client is SETTINGS. An acknowledgement of SETTINGS is not enough (RFC 9113, 3.4).
+func TestTheFirstFrameIsSETTINGS(t *testing.T) {
+	for name, write := range map[string]func(c *client){
+		"PING":            func(c *client) { _ = c.to.WritePing(false, [8]byte{}) },
+		"HEADERS":         func(c *client) { c.open(c.fields()) },
+		"SETTINGS ack":    func(c *client) { _ = c.to.WriteSettingsAck() },
+		"an unknown type": func(c *client) { _ = c.to.WriteRawFrame(77, 0, 0, nil) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			nc, err := serve(t, &echo{}).Dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := newClient(t, nc)
+			defer nc.Close()
+			c.out.Reset()
+			c.out.WriteString(http2.ClientPreface)
+			write(c)
+			c.flush()
+			if code := c.readToEnd(); code != http2.ErrCodeProtocol {
+				t.Errorf("%s: ended with %v; want PROTOCOL_ERROR", name, code)
+			}
+		})
+	}
+}
+
+// Frames of types that RFC 9113 does not define are ignored (5.5).
+func TestUnknownFramesAreIgnored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		for kind := int(http2.FrameContinuation) + 1; kind < 256; kind++ {
+			_ = c.to.WriteRawFrame(http2.FrameType(kind), 0xff, uint32(kind%3), []byte("unknown"))
+		}
+		c.must("m", "m")
+	})
 }
 
 // Each byte of a header block refers to one field of 4 KB. The server must deny or refuse the request without
@@ -290,6 +350,17 @@ func TestTooManyStreamsAreRefused(t *testing.T) {
 			t.Errorf("got %+v; want the message \"first\"", r)
 		}
 		c.must("room", "room")
+		synctest.Wait()
+		// There is room for one request. It counts until it is answered.
+		last := c.send("last")
+		over = c.send("m")
+		c.flush()
+		if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeRefusedStream {
+			t.Errorf("got %+v; want a reset with REFUSED_STREAM", r)
+		}
+		if r := c.answer(last); r.message() != "last" {
+			t.Errorf("got %+v; want the message \"last\"", r)
+		}
 	})
 }
 
@@ -435,9 +506,15 @@ func TestFramesOfSeveralResetStreamsAreIgnored(t *testing.T) {
 // Fields that RFC 9113 (8.2.2, 8.3) forbids make a request malformed.
 func TestForbiddenFieldsAreMalformed(t *testing.T) {
 	for name, fields := range map[string][]string{
-		"te":                          {":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc", "te", "gzip"},
-		"a pseudo field after others": {":method", "POST", ":scheme", "http", ":path", path, "content-type", "application/grpc", ":authority", "a"},
-		"two hosts":                   {":method", "POST", ":scheme", "http", ":path", path, "host", "a", "host", "b", "content-type", "application/grpc"},
+		"te":                                {":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc", "te", "gzip"},
+		"a pseudo field after others":       {":method", "POST", ":scheme", "http", ":path", path, "content-type", "application/grpc", ":authority", "a"},
+		"an invalid byte in a field":        {":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc", "x", "a\nb"},
+		"an invalid byte in a pseudo field": {":method", "POST", ":scheme", "http", ":path", path + "\n", ":authority", "a", "content-type", "application/grpc"},
+		"an unknown pseudo field":           {":unknown", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"},
+		"an empty scheme":                   {":method", "POST", ":scheme", "", ":path", path, ":authority", "a", "content-type", "application/grpc"},
+		"no field":                          {},
+		"CONNECT with a scheme":             {":method", "CONNECT", ":scheme", "http", ":authority", "a", "content-type", "application/grpc"},
+		"two hosts":                         {":method", "POST", ":scheme", "http", ":path", path, "host", "a", "host", "b", "content-type", "application/grpc"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			c := dial(t, serve(t, &echo{}))
@@ -462,10 +539,27 @@ func TestContentLengthIsVerified(t *testing.T) {
 				t.Errorf("content-length %s of 6 bytes: got %+v; want a reset with PROTOCOL_ERROR", length, r)
 			}
 		}
-		id := c.send("m", "content-length", "6")
-		c.flush()
-		if r := c.answer(id); r.message() != "m" {
-			t.Errorf("the right content-length: got %+v; want the message \"m\"", r)
+		for _, two := range [][]string{{"5", "6"}, {"6", "5"}} { // they must be equal
+			id := c.send("m", "content-length", two[0], "content-length", two[1])
+			c.flush()
+			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeProtocol {
+				t.Errorf("content-lengths %v of 6 bytes: got %+v; want a reset with PROTOCOL_ERROR", two, r)
+			}
+		}
+		for _, invalid := range []string{"x", "-1", "", "0x0"} {
+			id := c.open(c.fields("content-length", invalid))
+			_ = c.to.WriteData(id, true, nil)
+			c.flush()
+			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeProtocol {
+				t.Errorf("content-length %q: got %+v; want a reset with PROTOCOL_ERROR", invalid, r)
+			}
+		}
+		for _, right := range [][]string{{"content-length", "6"}, {"content-length", "6", "content-length", "6"}} {
+			id := c.send("m", right...)
+			c.flush()
+			if r := c.answer(id); r.message() != "m" {
+				t.Errorf("%v: got %+v; want the message \"m\"", right, r)
+			}
 		}
 	})
 }

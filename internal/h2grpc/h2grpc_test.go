@@ -17,7 +17,8 @@ import (
 
 func TestManyRequestsInOneWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := dial(t, serve(t, &echo{}))
+		m := &echo{}
+		c := dial(t, serve(t, m))
 		for round := range 3 {
 			var ids []uint32
 			for i := range 3 * maxBatch {
@@ -36,6 +37,9 @@ func TestManyRequestsInOneWrite(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		if n := m.answered.Load(); n != 3*3*maxBatch {
+			t.Errorf("%d answers are counted; want %d", n, 3*3*maxBatch)
+		}
 	})
 }
 
@@ -49,6 +53,13 @@ func TestStatusesArePercentEncoded(t *testing.T) {
 		}
 		c.must("still", "still")
 	})
+	for text, want := range map[string]string{ // bytes that are not UTF-8 become U+FFFD, as in grpc-go
+		"": "", " ~": " ~", "\x1f\x7f": "%1F%7F", "a\xffb": "a%EF%BF%BDb",
+	} {
+		if got := percentEncode(text); got != want {
+			t.Errorf("%q: got %q; want %q", text, got, want)
+		}
+	}
 }
 
 // The server must accept a request that is divided into any frames, with padding and priorities, and into any
@@ -375,6 +386,7 @@ func TestOtherRequestsThanGRPCAreRefused(t *testing.T) {
 	}
 	for want, fields := range map[string][]string{
 		"405 13":   with(":method", "GET"),
+		" 405 13":  {":method", "CONNECT", ":authority", "a", "content-type", "application/grpc"},
 		"415 3":    with("content-type", "application/json"),
 		" 415 3":   with("content-type", "application/grpcx"),
 		"  415 3":  fields[:8],

@@ -33,6 +33,8 @@ type echo struct {
 	room  delay.Room
 	store backend.Store // decides all requests except those that start with "now"; if nil, all requests are known at once
 
+	answered atomic.Int64 // the number of calls of Answered
+
 	mu       sync.Mutex
 	batches  []int // the number of requests of each batch
 	panicked []any
@@ -53,7 +55,7 @@ func (m *echo) submitted() []int {
 
 func (m *echo) NewBatch() Batch    { return newEchoBatch(m) }
 func (m *echo) Denial() []byte     { return []byte("denied") }
-func (m *echo) Answered(time.Time) {}
+func (m *echo) Answered(time.Time) { m.answered.Add(1) }
 func (m *echo) Later(d algorithms.Micros, answer func()) func() {
 	return m.room.Later(d, answer)
 }
@@ -260,6 +262,7 @@ func newClient(tb testing.TB, nc net.Conn, settings ...http2.Setting) *client {
 	c := &client{t: tb, nc: nc, next: 1, answers: map[uint32]*reply{}}
 	c.to, c.from = http2.NewFramer(&c.out, nil), http2.NewFramer(nil, nc)
 	c.to.AllowIllegalWrites = true
+	c.from.SetMaxReadFrameSize(maxFrame) // reading a longer frame fails
 	c.encoder = hpack.NewEncoder(&c.block)
 	c.decoder = hpack.NewDecoder(4096, nil)
 	c.out.WriteString(http2.ClientPreface)
@@ -374,8 +377,8 @@ func (c *client) must(message, want string) {
 	c.t.Helper()
 	id := c.send(message)
 	c.flush()
-	if r := c.answer(id); r.message() != want || r.fields["grpc-status"] != "0" {
-		c.t.Fatalf("%q: got %+v; want the message %q and grpc-status 0", message, r, want)
+	if r := c.answer(id); r.message() != want || r.fields["grpc-status"] != "0" || r.fields["content-type"] != "application/grpc" {
+		c.t.Fatalf("%q: got %+v; want the message %q, grpc-status 0 and content-type application/grpc", message, r, want)
 	}
 }
 

@@ -36,11 +36,70 @@ func TestNoMoreBytesThanGranted(t *testing.T) {
 	})
 }
 
-// A client may open the window of the connection to the largest value that RFC 9113 allows, 2^31-1.
+// A client may open each window to the largest value that RFC 9113 allows, 2^31-1.
 func TestTheLargestWindowIsAccepted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
 		_ = c.to.WriteWindowUpdate(0, 1<<31-1-65_535)
 		c.must("m", "m")
+		id := c.open(c.fields())
+		_ = c.to.WriteWindowUpdate(id, 1<<31-1-65_535)
+		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 65_534}) // one byte less
+		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 65_535})
+		_ = c.to.WriteData(id, true, framed("m"))
+		c.flush()
+		if r := c.answer(id); r.message() != "m" {
+			t.Errorf("got %+v; want the message \"m\"", r)
+		}
+	})
+}
+
+// Answers wait for the window of the connection. One of them is reset, whichever it is: the others arrive when the
+// window opens.
+func TestAResetAnswerLeavesTheOthersWaiting(t *testing.T) {
+	for reset := range 4 {
+		synctest.Test(t, func(t *testing.T) {
+			c := dial(t, serve(t, &echo{}))
+			var ids []uint32
+			for range 4 { // the first answer uses up the window
+				ids = append(ids, c.send("long 65530"))
+			}
+			c.flush()
+			synctest.Wait()
+			_ = c.to.WriteRSTStream(ids[reset], http2.ErrCodeCancel)
+			_ = c.to.WriteWindowUpdate(0, 1<<20)
+			c.flush()
+			for i, id := range ids {
+				if i == reset && i > 0 {
+					continue
+				}
+				if r := c.answer(id); len(r.message()) != 65_530 {
+					t.Errorf("answer %d has %d bytes after a reset of answer %d; want 65530", i, len(r.message()), reset)
+				}
+			}
+			c.must("m", "m")
+			if r := c.reply(ids[reset]); reset > 0 && r.ended {
+				t.Errorf("answer %d arrived; want none after its reset", reset)
+			}
+		})
+	}
+}
+
+// An answer without a byte of data needs no window.
+func TestAnEmptyAnswerNeedsNoWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		used := c.send("long 65530") // all of the connection's window
+		id := c.next
+		c.next += 2
+		_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: true,
+			BlockFragment: c.encode(":method", "HEAD", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc")})
+		c.flush()
+		if r := c.answer(used); len(r.message()) != 65_530 {
+			t.Errorf("the answer has %d bytes; want 65530", len(r.message()))
+		}
+		if r := c.answer(id); r.fields[":status"] != "405" || !r.ended {
+			t.Errorf("got %+v; want status 405 and the end of the stream", r)
+		}
 	})
 }
