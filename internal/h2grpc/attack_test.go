@@ -145,9 +145,9 @@ func TestBrokenFrames(t *testing.T) {
 			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: true,
 				BlockFragment: append(c.encode("x-long", strings.Repeat("~", 3<<10)), 0xff, 0xff, 0xff, 0xff, 0xff, 0xff)})
 		}},
-		"DATA within the header block of its stream": {http2.ErrCodeProtocol, func(c *client) {
+		"PRIORITY within the header block of its stream": {http2.ErrCodeProtocol, func(c *client) {
 			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: c.fields()})
-			_ = c.to.WriteData(3, false, []byte("x"))
+			_ = c.to.WritePriority(3, http2.PriorityParam{})
 		}},
 		"a frame within a header block": {http2.ErrCodeProtocol, func(c *client) {
 			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields()})
@@ -506,6 +506,9 @@ func TestFramesOfSeveralResetStreamsAreIgnored(t *testing.T) {
 // Fields that RFC 9113 (8.2.2, 8.3) forbids make a request malformed.
 func TestForbiddenFieldsAreMalformed(t *testing.T) {
 	for name, fields := range map[string][]string{
+		"no method":                         {":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"},
+		"two methods":                       {":method", "POST", ":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"},
+		"no scheme":                         {":method", "POST", ":path", path, ":authority", "a", "content-type", "application/grpc"},
 		"te":                                {":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc", "te", "gzip"},
 		"a pseudo field after others":       {":method", "POST", ":scheme", "http", ":path", path, "content-type", "application/grpc", ":authority", "a"},
 		"an invalid byte in a field":        {":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc", "x", "a\nb"},
@@ -518,11 +521,13 @@ func TestForbiddenFieldsAreMalformed(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			c := dial(t, serve(t, &echo{}))
-			id := c.open(c.encode(fields...))
-			_ = c.to.WriteData(id, true, framed("m"))
-			c.flush()
-			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeProtocol {
-				t.Errorf("%s: got %+v; want a reset with PROTOCOL_ERROR", name, r)
+			for _, data := range [][]byte{nil, framed("m")} {
+				id := c.open(c.encode(fields...))
+				_ = c.to.WriteData(id, true, data)
+				c.flush()
+				if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeProtocol {
+					t.Errorf("%s: got %+v; want a reset with PROTOCOL_ERROR", name, r)
+				}
 			}
 		})
 	}

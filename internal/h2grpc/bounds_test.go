@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // The bytes of requests and answers that a connection holds are counted for all connections, until the connection
@@ -274,6 +276,85 @@ func TestALongAnswerLeavesTheTable(t *testing.T) {
 			c.must("m", "m")
 			c.must("long "+strconv.Itoa(size), string(bytes.Repeat([]byte("x"), size)))
 			c.must("m", "m")
+		}
+	})
+}
+
+// lateTimer is a Method whose timers end too late to be stopped.
+type lateTimer struct{ *echo }
+
+func (m lateTimer) Later(d algorithms.Micros, answer func()) func() {
+	m.echo.Later(d, answer)
+	return func() {}
+}
+
+// The body of a request is released when its answer is known, even if the answer is delayed. A delayed answer is not
+// sent after a reset, even if its timer has ended at the same moment.
+func TestADelayedAnswerHoldsNoBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &echo{}
+		l := serve(t, m, func(c *Config) { c.Method = lateTimer{m} })
+		c := dial(t, l)
+		var ids []uint32
+		for range 2 {
+			id := c.open(c.fields())
+			_ = c.to.WriteData(id, false, framed("hold")[:7])
+			c.flush()
+			synctest.Wait()
+			if n := serverOf(l).bufferedBytes.Load(); n != 7 {
+				t.Errorf("%d bytes are counted; want 7", n)
+			}
+			_ = c.to.WriteData(id, true, framed("hold")[7:])
+			c.flush()
+			synctest.Wait()
+			if n := serverOf(l).bufferedBytes.Load(); n != 0 {
+				t.Errorf("%d bytes are counted while the answer is delayed; want 0", n)
+			}
+			ids = append(ids, id)
+		}
+		_ = c.to.WriteRSTStream(ids[0], http2.ErrCodeCancel)
+		c.flush()
+		if r := c.answer(ids[1]); r.message() != "hold" {
+			t.Errorf("got %+v; want the message \"hold\"", r)
+		}
+		c.must("m", "m")
+		if r := c.reply(ids[0]); len(r.fields) > 0 || r.ended {
+			t.Errorf("got %+v; want nothing after the reset", r)
+		}
+		if n := m.answered.Load(); n != 2 {
+			t.Errorf("%d answers are counted; want 2", n)
+		}
+	})
+}
+
+// Handlers that write more than their client reads wait. The bytes that wait for the client are bounded, whatever its
+// windows are.
+func TestTheBytesOfAHandlerAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const frames = 100
+		l := serve(t, &echo{}, with(func(w http.ResponseWriter, _ *http.Request) {
+			for range frames {
+				if _, err := w.Write(make([]byte, maxFrame)); err != nil {
+					return
+				}
+			}
+		}))
+		c := dial(t, l, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
+		_ = c.to.WriteWindowUpdate(0, 1<<30)
+		// The handler that writes first is blocked by the client, the other one by the bound.
+		ids := []uint32{c.open(c.fields("grpc-encoding", "gzip")), c.open(c.fields("grpc-encoding", "gzip"))}
+		c.flush()
+		synctest.Wait()
+		conn := serverOf(l).all()[0]
+		conn.mu.Lock()
+		if n := len(conn.out); n == 0 || n > maxOut+2*maxFrame {
+			t.Errorf("%d bytes wait for the client; want at most %d", n, maxOut+2*maxFrame)
+		}
+		conn.mu.Unlock()
+		for _, id := range ids {
+			if r := c.answer(id); len(r.data) != frames*maxFrame {
+				t.Errorf("%d bytes arrived; want %d", len(r.data), frames*maxFrame)
+			}
 		}
 	})
 }

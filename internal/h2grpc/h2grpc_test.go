@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -216,6 +217,32 @@ func TestTheClientsTableMayChange(t *testing.T) {
 	}
 }
 
+// The first answer adds two fields to the client's table, and later ones refer to them. A smaller table is reported
+// to the client. If it is too small for the fields, it is not used at all.
+func TestTheTableIsUsedWithinItsSize(t *testing.T) {
+	c := table{size: 4096}
+	for i, step := range []struct {
+		size uint32 // the client's setting
+		want string // the update of the size
+		next *blocks
+	}{
+		{4096, "", &firstBlocks},
+		{1 << 20, "", &laterBlocks},
+		{256, "3fe101", &laterBlocks},
+		{4096, "", &laterBlocks}, // the table stays at its size
+		{255, "20", &plainBlocks},
+		{4096, "", &plainBlocks},
+	} {
+		c.resize(step.size)
+		if update := fmt.Sprintf("%x", c.appendSize(nil)); update != step.want {
+			t.Errorf("step %d, a table of %d: got the update %s; want %s", i, step.size, update, step.want)
+		}
+		if next := c.next(); next != step.next {
+			t.Errorf("step %d, a table of %d: got the blocks %x; want %x", i, step.size, *next, *step.next)
+		}
+	}
+}
+
 // A decoder reads what the encoding functions append: sizes of a table and lengths of strings around the
 // numbers at which their encoding becomes a byte longer.
 func TestLengthsAreEncodedForEveryDecoder(t *testing.T) {
@@ -308,6 +335,13 @@ func TestAnAnswerEndsItsStream(t *testing.T) {
 			c.must("next", "next") // reads all frames of the previous stream
 			if r := c.answers[id]; r.reset != nil {
 				t.Fatalf("request %d, %s: the stream was reset with %v after its answer; want no reset", i, message, *r.reset)
+			}
+		}
+		time.Sleep(2 * wholeTimeout) // a stream that is still open is reset meanwhile
+		c.must("last", "last")
+		for id, r := range c.answers {
+			if r.reset != nil {
+				t.Errorf("stream %d was reset with %v long after its answer; want no reset", id, *r.reset)
 			}
 		}
 	})

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -88,7 +89,7 @@ func TestStopWaitsForRequestsInFlight(t *testing.T) {
 	})
 }
 
-// broken is a listener whose Accept returns errors only.
+// broken is a listener whose Accept returns the errors, and a connection for each nil.
 type broken struct {
 	net.Listener
 	errors []error
@@ -97,19 +98,82 @@ type broken struct {
 func (b *broken) Accept() (net.Conn, error) {
 	err := b.errors[0]
 	b.errors = b.errors[1:]
+	if err == nil {
+		nc, client := net.Pipe()
+		client.Close()
+		return nc, nil
+	}
 	return nil, err
 }
 
-// After an error that may pass, such as too many open files, the server must accept again, after a short pause.
+// After an error that may pass, such as too many open files, the server must accept again, after a short pause. The
+// pause becomes longer with each error, and short again after a connection.
 func TestTemporaryErrorsOfAcceptDoNotEndAListener(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{Path: path, Method: &echo{}})
 		defer s.Stop(context.Background())
 		began, gone := time.Now(), errors.New("the listener is gone")
-		err := s.Serve(&broken{bufconn.Listen(1), []error{syscall.EMFILE, syscall.EMFILE, gone}})
-		if took := time.Since(began); !errors.Is(err, gone) || took != 15*time.Millisecond {
-			t.Errorf("Serve returned %v after %v; want %v after pauses of 5 ms and 10 ms", err, took, gone)
+		err := s.Serve(&broken{bufconn.Listen(1), []error{syscall.EMFILE, syscall.EMFILE, nil, syscall.EMFILE, gone}})
+		if took := time.Since(began); !errors.Is(err, gone) || took != 20*time.Millisecond {
+			t.Errorf("Serve returned %v after %v; want %v after pauses of 5 ms, 10 ms and 5 ms", err, took, gone)
 		}
+	})
+}
+
+// A server that stops does not wait until the pause after an error of Accept is over.
+func TestStopEndsThePauseOfAListener(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{Path: path, Method: &echo{}})
+		served := make(chan error, 1)
+		go func() { served <- s.Serve(&broken{bufconn.Listen(1), slices.Repeat([]error{syscall.EMFILE}, 10)}) }()
+		time.Sleep(40 * time.Millisecond) // the pauses begin after 0, 5, 15 and 35 ms
+		began := time.Now()
+		s.Stop(context.Background())
+		if err := <-served; err != nil || time.Since(began) != 0 {
+			t.Errorf("Serve returned %v %v after Stop; want no error, at once", err, time.Since(began))
+		}
+	})
+}
+
+// halfCloser is a connection with CloseWrite, such as a TCP connection.
+type halfCloser struct {
+	net.Conn
+	closed atomic.Bool
+}
+
+func (c *halfCloser) CloseWrite() error { c.closed.Store(true); return nil }
+
+// A drained connection closes its write side when the last request is answered, so that the client closes it too.
+func TestADrainedConnectionClosesItsWriteSide(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, l := New(Config{Path: path, Method: &echo{}, Inline: true}), bufconn.Listen(1<<20)
+		defer s.Stop(t.Context())
+		go func() {
+			if nc, err := l.Accept(); err == nil {
+				s.start(&halfCloser{Conn: nc})
+			}
+		}()
+		c := dial(t, l)
+		id := c.send("hold")
+		c.flush()
+		synctest.Wait()
+		nc := s.all()[0].nc.(*halfCloser)
+		go s.Stop(context.Background())
+		synctest.Wait()
+		_ = c.to.WritePing(true, drainPing)
+		c.flush()
+		synctest.Wait()
+		if nc.closed.Load() {
+			t.Error("the write side was closed before the last answer")
+		}
+		if r := c.answer(id); r.message() != "hold" {
+			t.Errorf("got %+v; want the message \"hold\"", r)
+		}
+		synctest.Wait()
+		if !nc.closed.Load() {
+			t.Error("the write side was not closed after the last answer")
+		}
+		c.nc.Close()
 	})
 }
 

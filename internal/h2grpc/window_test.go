@@ -54,6 +54,21 @@ func TestTheLargestWindowIsAccepted(t *testing.T) {
 	})
 }
 
+// A stream whose window becomes too wide by several updates is reset. The connection continues.
+func TestAWindowOfAStreamThatIsTooWide(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		id := c.open(c.fields())
+		_ = c.to.WriteWindowUpdate(id, 1<<30)
+		_ = c.to.WriteWindowUpdate(id, 1<<30)
+		c.flush()
+		if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeFlowControl {
+			t.Errorf("got %+v; want a reset with FLOW_CONTROL_ERROR", r)
+		}
+		c.must("m", "m")
+	})
+}
+
 // Answers wait for the window of the connection. One of them is reset, whichever it is: the others arrive when the
 // window opens.
 func TestAResetAnswerLeavesTheOthersWaiting(t *testing.T) {
@@ -90,14 +105,15 @@ func TestAnEmptyAnswerNeedsNoWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
 		used := c.send("long 65530") // all of the connection's window
+		c.flush()
+		if r := c.answer(used); len(r.message()) != 65_530 {
+			t.Errorf("the answer has %d bytes; want 65530", len(r.message()))
+		}
 		id := c.next
 		c.next += 2
 		_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: true,
 			BlockFragment: c.encode(":method", "HEAD", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc")})
 		c.flush()
-		if r := c.answer(used); len(r.message()) != 65_530 {
-			t.Errorf("the answer has %d bytes; want 65530", len(r.message()))
-		}
 		if r := c.answer(id); r.fields[":status"] != "405" || !r.ended {
 			t.Errorf("got %+v; want status 405 and the end of the stream", r)
 		}
