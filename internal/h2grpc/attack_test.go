@@ -35,6 +35,18 @@ func TestAttacks(t *testing.T) {
 			id := c.open(c.fields())
 			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, BlockFragment: c.encode("x-trailer", "1")})
 		},
+		"trailers of a stream that was reset": func(c *client) {
+			if c.next == 1 {
+				c.open(c.encode(":method", "POST"))
+			}
+			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, EndHeaders: true, EndStream: true, BlockFragment: c.encode("x-trailer", "1")})
+		},
+		"trailers of a request that is complete": func(c *client) {
+			id := c.send("hold")
+			_ = c.write()
+			synctest.Wait() // until the answer is delayed
+			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: true, BlockFragment: c.encode("x-trailer", "1")})
+		},
 		"rapid reset": func(c *client) {
 			_ = c.to.WriteRSTStream(c.open(c.fields()), http2.ErrCodeCancel)
 		},
@@ -233,6 +245,25 @@ func TestAnHPACKBomb(t *testing.T) {
 			c.must("still", "still")
 		})
 	}
+}
+
+// Trailers have the same bound as the fields of a request. A request that exceeds it is not decided.
+func TestLongTrailersAreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		id := c.open(c.fields())
+		block := c.encode("x-long", strings.Repeat("x", 4000))
+		for range maxHeaders / 4000 {
+			block = append(block, c.encode("x-long", strings.Repeat("x", 4000))...) // a reference to the table
+		}
+		_ = c.to.WriteData(id, false, framed("m"))
+		_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: true, BlockFragment: block})
+		c.flush()
+		if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeProtocol {
+			t.Errorf("got %+v; want a reset with PROTOCOL_ERROR", r)
+		}
+		c.must("m", "m")
+	})
 }
 
 func TestAClientThatDoesNotReadIsDisconnected(t *testing.T) {

@@ -358,3 +358,37 @@ func TestTheBytesOfAHandlerAreBounded(t *testing.T) {
 		}
 	})
 }
+
+// A request that has waited in the socket while the connection was not read may wait no longer than
+// Config.SubmitTimeout in total, also for the Store.
+func TestAWaitInTheSocketCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 10 * ms
+		store := &pendingStore{}
+		l := serve(t, &echo{store: inTime(store, time.Hour, 2*ms)}, func(c *Config) { c.SubmitTimeout = timeout })
+		first, much := dial(t, l), dial(t, l)
+		for range maxOutstanding {
+			first.send("first")
+		}
+		go func() { _ = first.write() }()
+		synctest.Wait()
+		for range ownOutstanding + 1 {
+			much.send("much")
+		}
+		much.flush()
+		began := time.Now()
+		synctest.Wait()
+		var ids []uint32
+		for range 2 {
+			ids = append(ids, much.send(strings.Repeat("x", backlog)))
+		}
+		much.flush()
+		time.Sleep(timeout - 3*ms)
+		store.complete()
+		for _, id := range ids {
+			if r := much.answer(id); r.message() != "late" || time.Since(began) > timeout {
+				t.Errorf("got %+v after %v; want the message \"late\" after at most %v", r, time.Since(began), timeout)
+			}
+		}
+	})
+}
