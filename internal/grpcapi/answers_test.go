@@ -2,6 +2,7 @@ package grpcapi
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -246,7 +247,9 @@ func TestTheGateCountsConnections(t *testing.T) {
 		if _, ok := g.enter(b, 0, 1, 1); !ok1 || !ok2 || ok {
 			t.Errorf("admitted: %t, %t, %t; want the first two, which have the weight that a connection has for itself", ok1, ok2, ok)
 		}
-		g.leave(first)
+		if g.leave(first); len(g.conns) != 2 {
+			t.Errorf("%d connections, want 2", len(g.conns))
+		}
 		if _, ok := g.enter(b, 0, gateOwn/2+1, 1); ok || len(g.conns) != 2 {
 			t.Errorf("admitted: %t, %d connections; want false, because the second request is still admitted, and 2", ok, len(g.conns))
 		}
@@ -262,5 +265,29 @@ func TestTheGateCountsConnections(t *testing.T) {
 			t.Errorf("JSON of the weight that a connection has for itself: status %d after %v; want 400 at once", code, time.Since(start))
 		}
 		s.gate.leave(inside)
+	})
+}
+
+// When a heavy request leaves, as many waiting requests enter as have room together, and no more.
+func TestTheGateFillsTheRoomOfARequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{}
+		inside, _ := g.enter(from(t.Context(), "a"), 0, gateWeight, 1)
+		var all sync.WaitGroup
+		for _, name := range []string{"b", "c", "d"} {
+			all.Go(func() {
+				if p, ok := g.enter(from(t.Context(), name), time.Hour, gateWeight/2, 1); ok {
+					time.Sleep(ms)
+					g.leave(p)
+				}
+			})
+			synctest.Wait()
+		}
+		g.leave(inside)
+		synctest.Wait()
+		if g.weight != gateWeight || g.waiting != 1 {
+			t.Errorf("the weight %d is admitted and %d bytes wait; want %d and 1", g.weight, g.waiting, gateWeight)
+		}
+		all.Wait()
 	})
 }
