@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -295,5 +297,131 @@ func TestLinksOfTheOverview(t *testing.T) {
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
+	}
+}
+
+// swapped returns a desk whose limiter has another configuration.
+func swapped(t *testing.T, text string) *desk {
+	t.Helper()
+	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(text)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	d := newDesk(t)
+	d.limiter.Swap(s)
+	return d
+}
+
+const loose = `
+domain: d
+limits:
+  one: {algorithm: token_bucket, rate: 1, period: 1h}
+  many: {algorithm: token_bucket, rate: 9, period: 1h}
+descriptors:
+  - {key: user, limit: [one, many]}
+  - {key: "any*", rate_limit: {unit: hour, requests_per_unit: 3}}
+`
+
+// If a key has a "*", the keys and values of the whole descriptor identify the bucket.
+func TestABucketOfAWholeDescriptorIsShownAndReset(t *testing.T) {
+	d := swapped(t, loose)
+	entry := descriptors.Entry{Key: "anyone", Value: "x"}
+	if n := d.request(t, 4, entry); n != 3 {
+		t.Fatalf("%d requests are allowed, want 3", n)
+	}
+	for _, key := range [][]string{{"anyone"}, {"anyone", "x", "more"}, nil} {
+		if body := d.read(t, keyLink("d", "any*", key)); !strings.Contains(body, "This cannot be answered") && !strings.Contains(body, "Why is this denied?") {
+			t.Errorf("%q: got %s; want no answer", key, body)
+		}
+	}
+	link := keyLink("d", "any*", []string{"anyone", "x"})
+	has(t, d.read(t, link), "0 of 3 left")
+	if w := d.follow(t, d.read(t, "/change?do=reset&"+strings.TrimPrefix(link, "/key?")), "author", "eve", "reason", "why"); w.Code != 303 || d.request(t, 1, entry) != 1 {
+		t.Errorf("got %d; want status 303, and a new bucket", w.Code)
+	}
+}
+
+// A search by a value lists the buckets in use of that key, and marks those that deny.
+func TestASearchMarksTheBucketsThatDeny(t *testing.T) {
+	d := swapped(t, loose)
+	d.request(t, 2, user("bob"))
+	p := &pages{Config: Config{Limiter: d.limiter, Current: d.limiter.Current, Now: func() time.Time { return d.now }}}
+	search := func(value string) string {
+		var b searchBody
+		p.searchKey(t.Context(), &b, value)
+		var rows []string
+		for _, row := range b.Buckets {
+			rows = append(rows, fmt.Sprint(row.Limit, " ", row.Key, " ", row.Denied))
+		}
+		return strings.Join(append(rows, b.Notes...), ", ")
+	}
+	if got, want := search("bob"), "many bob false, one bob true"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := search("eve"); got != "" {
+		t.Errorf("got %q; want nothing about a key without requests", got)
+	}
+}
+
+// Recorded keys are found by a part of their text. Keys that were cut are left out, because a link to them would lead to
+// another bucket.
+func TestASearchFindsRecordedKeys(t *testing.T) {
+	var denied []denials.Denied
+	var used []usage.Used
+	p := &pages{Config: Config{
+		Denied: func(int) (time.Time, []denials.Denied) { return began, denied },
+		Used:   func() (time.Time, []usage.Used) { return began, used },
+	}}
+	search := func() string {
+		var b searchBody
+		p.searchRecorded(&b, "ob")
+		if len(b.Recorded) == maxFound {
+			return "full"
+		}
+		var rows []string
+		for _, row := range b.Recorded {
+			rows = append(rows, row.Key+" "+row.State)
+		}
+		return strings.Join(rows, ", ")
+	}
+	denied = []denials.Denied{{Key: []string{"bob"}, Times: 2, Exact: true}, {Key: []string{"bobby"}, Times: 3}, {Key: []string{"eve"}, Times: 1}, {Key: []string{"robert"}, Cut: true}}
+	used = []usage.Used{{Key: []string{"bob"}, Units: 7}, {Key: []string{"eve"}, Units: 1}, {Key: []string{"robert"}, Cut: true}}
+	if got, want := search(), "bob denied 2 times, bobby denied at least 3 times, bob used about 7 units"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	denied = slices.Repeat(denied[:1], maxFound+1)
+	if got := search(); got != "full" {
+		t.Errorf("got %q; want %d rows", got, maxFound)
+	}
+}
+
+// Without a configuration there is no limit to explain.
+func TestNoConfigurationHasNoBuckets(t *testing.T) {
+	p := &pages{Config: Config{Current: func() *limiter.Snapshot { return nil }}}
+	if c, err := p.call(&subject{Domain: "d", Limit: "send", Key: []string{"x"}}, 0); c != nil || !errors.Is(err, limiter.ErrNoConfig) {
+		t.Errorf("got %+v, %v; want ErrNoConfig", c, err)
+	}
+}
+
+// The decisions of a key page are those of the denied keys and of the used keys together, the newest first.
+func TestRecentDecisionsAreSorted(t *testing.T) {
+	event := func(second int, outcome limiter.Outcome) denials.Event {
+		return denials.Event{At: began.Add(time.Duration(second) * time.Second), Outcome: outcome}
+	}
+	l := &descriptors.Policy{Domain: "d", Name: "l"}
+	known := events{now: began.Add(time.Minute)}
+	known.denied = []denials.Denied{{Domain: "d", Limit: "l", Times: 2, Exact: true, Recent: []denials.Event{event(4, limiter.Denied), event(2, limiter.Denied)}}}
+	known.used = []usage.Used{{Domain: "d", Limit: "l", Recent: []denials.Event{event(5, limiter.Allowed), event(3, limiter.Allowed)}}}
+	c := &limiter.Call{Request: limiter.Request{Descriptors: []limiter.Descriptor{{}}}}
+	var row keyLimit
+	(&pages{}).addDenials(&row, c, &limiter.Result{Policy: l}, known)
+	var got []string
+	for _, r := range row.Recent {
+		got = append(got, r.At[6:8]+" "+r.What)
+	}
+	first := began.Second()
+	want := fmt.Sprintf("%02d allowed, %02d denied, %02d allowed, %02d denied", (first+5)%60, (first+4)%60, (first+3)%60, (first+2)%60)
+	if text := strings.Join(got, ", "); text != want {
+		t.Errorf("got %s, want %s", text, want)
 	}
 }

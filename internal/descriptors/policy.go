@@ -230,11 +230,18 @@ func (p *Policy) SlotOf(entries []Entry) uint64 {
 	return slot.Fixed
 }
 
-// SlotOfKey does what SlotOf does, for the values that identify the bucket in place of entries. It ignores Slot.Entry.
+// SlotOfKey does what SlotOf does, for a list of the values that identify the bucket, as AppendKeyOf has it.
 func (p *Policy) SlotOfKey(key []string) uint64 {
 	slot := &p.Extra().Slot
 	if i := slot.Value; i > 0 && i <= len(key) {
 		return SlotNumber(key[i-1])
+	}
+	if slot.Entry != "" {
+		for i := 0; i+1 < len(key); i += 2 {
+			if key[i] == slot.Entry {
+				return SlotNumber(key[i+1])
+			}
+		}
 	}
 	return slot.Fixed
 }

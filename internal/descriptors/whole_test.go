@@ -224,6 +224,7 @@ func TestSlotsOfDescriptorsAndKeys(t *testing.T) {
 		"the second value":    {Policy{Open: []int{0, 1}, Extras: &Extras{Slot: Slot{Value: 2}}}, SlotNumber("2"), SlotNumber("y"), []string{"x", "y"}},
 		"a key that is short": {Policy{Open: []int{0, 1}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 7}}}, SlotNumber("2"), 7, []string{"x"}},
 		"an entry":            {Policy{Extras: &Extras{Slot: Slot{Entry: "b", Fixed: 7}}}, SlotNumber("2"), 7, []string{"x"}},
+		"an entry in a key":   {Policy{Extras: &Extras{Slot: Slot{Entry: "b", Fixed: 7}}}, SlotNumber("2"), SlotNumber("y"), []string{"a", "b", "b", "y", "b", "z", "b"}},
 		"an entry that lacks": {Policy{Extras: &Extras{Slot: Slot{Entry: "c", Fixed: 7}}}, 7, 7, nil},
 	} {
 		if of, ofKey := c.p.SlotOf(entries), c.p.SlotOfKey(c.key); of != c.of || ofKey != c.ofKey {

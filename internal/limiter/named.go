@@ -100,15 +100,15 @@ func (s *Snapshot) InlineDomain(domain, name string) (*Domain, error) {
 }
 
 // reachable returns a *RequestError if no proxy charges the bucket of key. That is so if descriptors use the
-// named limit p, but none of them has as many open entries as key has values. If no descriptor uses p,
-// applications choose the keys, and every key is reachable.
+// named limit p, but none of them has as many open entries as key has values. For a use that is Whole, key has the key
+// and the value of each entry. If no descriptor uses p, applications choose the keys, and every key is reachable.
 func (s *Snapshot) reachable(p *descriptors.Policy, key []string) error {
 	var uses []string
 	for _, use := range s.Policies {
 		if use.Owner != p.Owner || use == p && p.Extra().Named {
 			continue
 		}
-		if len(use.Open) == len(key) {
+		if use.Whole && len(key) > 0 && len(key)%2 == 0 || !use.Whole && len(use.Open) == len(key) {
 			return nil
 		}
 		if text := openKeys(use); !slices.Contains(uses, text) {
