@@ -93,15 +93,17 @@ auth:
   default: %s
   routes:
     - {match: {path: /page}, descriptors: [[{key: client, from: client_ip}]]}
-    - {match: {path: /agent}, descriptors: [[{key: client, from: client_ip}], [{key: agent, from: "header:User-Agent"}]]}
+    - {match: {path: /agent}, descriptors: [[{key: agent, from: "header:User-Agent"}], [{key: client, from: "header:X-User"}]]}
     - {match: {path: /user}, descriptors: [[{key: agent, from: "header:X-User"}]]}
 `
-	log := nginxLine(1, "GET /page HTTP/1.1", "") + nginxLine(2, "GET /page?x=1 HTTP/1.1", "") + nginxLine(3, "GET /page HTTP/1.1", "") +
-		nginxLine(4, "GET /other HTTP/1.1", "") + nginxLine(5, "GET /user HTTP/1.1", "") + nginxLine(7, "GET /agent HTTP/1.1", "")
+	mapped := strings.Replace(nginxLine(3, "GET /page HTTP/1.1", ""), "192.0.2.1", "::ffff:192.0.2.1", 1) // the same client
+	log := nginxLine(1, "GET /page HTTP/1.1", "") + nginxLine(2, "GET /page?x=1 HTTP/1.1", "") + mapped +
+		nginxLine(4, "GET /other HTTP/1.1", "") + nginxLine(5, "GET /user HTTP/1.1", "") + nginxLine(6, "GET /agent HTTP/1.1", ` "-" "curl"`) +
+		nginxLine(7, "GET /agent HTTP/1.1", ` "-" "curl"`) + nginxLine(8, "GET /agent HTTP/1.1", "")
 	for _, test := range []struct{ require, standard, want string }{
-		{"", "deny", "ok ok denied denied denied denied"},
-		{"", "allow", "ok ok denied ok ok denied"},
-		{"require: [client]", "allow", "ok ok denied denied denied denied"},
+		{"", "deny", "ok ok denied denied denied ok denied denied"},
+		{"", "allow", "ok ok denied ok ok ok denied ok"},
+		{"require: [client]", "allow", "ok ok denied denied denied denied denied denied"},
 	} {
 		s := compiled(t, fmt.Sprintf(config, test.require, test.standard))
 		text, decisions := reportOn(t, Config{Snapshot: s, Format: Nginx, Templates: RouteTemplates(Nginx, s.Auth), Domain: "edge"}, log)
@@ -109,7 +111,7 @@ auth:
 		for line := range strings.Lines(decisions) {
 			got = append(got, map[bool]string{true: "ok", false: "denied"}[strings.HasPrefix(line, `{"ok":true`)])
 		}
-		if strings.Join(got, " ") != test.want {
+		if strings.Join(got, " ") != test.want || !strings.Contains(text, "left out  5 descriptors") {
 			t.Errorf("%s, default %s: got %s, want %s\n%s", test.require, test.standard, got, test.want, text)
 		}
 	}
