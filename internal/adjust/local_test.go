@@ -220,7 +220,8 @@ func TestErrorsOfTheFileSystemAreReported(t *testing.T) {
 	}
 }
 
-// Sidecars of several versions share adjustments and their audit, so these values must never change.
+// Sidecars of several versions share adjustments and their audit, so the IDs of targets and the signatures of entries must
+// never change.
 func TestIDsAndSignaturesStay(t *testing.T) {
 	e := &Entry{At: 3, Operation: "o", Author: "ann", Reason: "launch", Target: "t"}
 	if err := NewChain(nil).Next(Head{4, "mac"}, e); err != nil {

@@ -23,7 +23,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// Each bound of a request is accepted, and one more is a mistake.
+// A request at a bound is accepted, and one beyond it is a mistake. So are fields that exclude each other, and texts and
+// numbers that are not valid.
 func TestTheBoundsOfARequest(t *testing.T) {
 	costs := func(n, length int) string {
 		var all []string
@@ -155,13 +156,14 @@ func TestAnAnswerIsDegradedIfOneLimitIs(t *testing.T) {
 	}
 }
 
-// observed records when calls arrived.
+// observed records for each call whether it has a time of arrival.
 type observed struct{ arrived []bool }
 
 func (*observed) Swapped(*limiter.Snapshot) {}
 func (o *observed) Observe(c *limiter.Call) { o.arrived = append(o.arrived, !c.Arrived.IsZero()) }
 
-// An answer names the limit that paid. An adjustment makes a limit unlimited. The time of arrival is for the metrics.
+// An answer names the limit that paid. An adjustment makes a limit unlimited, or leaves its penalty. The list of limits
+// has calendars and payers. Each call has a time of arrival, which the metrics need.
 func TestAnswersOfSpecialLimits(t *testing.T) {
 	clock, observer := &storetest.Clock{}, &observed{}
 	clock.Set(storetest.Start)
@@ -250,7 +252,7 @@ func TestALimitOfARequestNeedsAConfiguration(t *testing.T) {
 // Each request leaves its slot, also if its body is a mistake.
 func TestRequestsLeaveTheirSlots(t *testing.T) {
 	var a *API
-	h := apiOver(t, memory.New(memory.Config{}), func(is *API) { a = is })
+	h := apiOver(t, memory.New(memory.Config{}), func(api *API) { a = api })
 	for _, path := range []string{"/v1/limit", "/v1/check", "/v1/reset"} {
 		for _, body := range []string{`{"name":"send"}`, `{"name":"nope"}`, `{`} {
 			call(h, "POST", path, body)
@@ -279,11 +281,11 @@ func TestAResetConnectionIsNotASlowClient(t *testing.T) {
 	}
 }
 
-// An API that is closed names the reason, also to a host with another name.
+// An API that is closed names the reason, also if the Host of the request is not this machine.
 func TestAClosedAPIRefusesEveryHost(t *testing.T) {
 	closed := apiOver(t, memory.New(memory.Config{}), func(a *API) { a.Closed = true })
-	if w := call(closed, "GET", "/v1/limits", "", "Host", "limits.test"); w.Code != 401 {
-		t.Errorf("got %d %s; want status 401", w.Code, w.Body)
+	if w := call(closed, "GET", "/v1/limits", "", "Host", "limits.test"); w.Code != 401 || !strings.Contains(w.Body.String(), "--api-token-file") {
+		t.Errorf("got %d %s; want status 401, and the option --api-token-file", w.Code, w.Body)
 	}
 }
 
@@ -312,7 +314,8 @@ func TestTheBoundsOfJitter(t *testing.T) {
 	}
 }
 
-// A full bucket is reset in 0 seconds. The headers contain this number.
+// A full bucket is reset in 0 seconds. The headers contain this number. A limit with two rates has no single window, so
+// its policy states none.
 func TestHeadersOfAFullBucket(t *testing.T) {
 	h, _ := onClock(t, func(a *API) { a.Headers = HeaderSets{X: true, IETF: true} })
 	w := call(h, "POST", "/v1/limit", `{"name":"send","count":0}`)
@@ -338,7 +341,7 @@ func TestAHiddenResultHidesNoOther(t *testing.T) {
 	}
 }
 
-// Browsers must not interpret answers as another type.
+// Each answer has its type. Browsers must not interpret JSON as another type.
 func TestAnswersHaveTheirType(t *testing.T) {
 	h := New(Config{
 		API: &API{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}, Ready: func() bool { return true },
@@ -355,7 +358,7 @@ func TestAnswersHaveTheirType(t *testing.T) {
 	} {
 		w := call(h, test.method, test.path, "{}")
 		if got := w.Result().Header; got.Get("Content-Type") != test.kind || (got.Get("X-Content-Type-Options") == "nosniff") != test.noSniff {
-			t.Errorf("%s: got %d %v; want the type %s", test.path, w.Code, got, test.kind)
+			t.Errorf("%s: got %d %v; want the type %s, nosniff: %t", test.path, w.Code, got, test.kind, test.noSniff)
 		}
 	}
 }

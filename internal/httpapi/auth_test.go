@@ -912,16 +912,19 @@ auth:
 	})
 }
 
-// A delayed answer is sent after its delay. If the client disconnects before, none is sent.
+// A delayed answer is sent after its delay, here 1 s. If the client disconnects before, none is sent.
 func TestADelayedAnswerIsSentOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authHandler(t, turns)
 		put(d.handler(), proxy, "GET /v1/auth")
-		if w := put(d.handler(), proxy, "GET /v1/auth"); outcomeOf(w) == "" {
-			t.Error("the delayed answer has no headers; want an answer")
+		start := time.Now()
+		w := put(d.handler(), proxy, "GET /v1/auth")
+		if delay := time.Since(start); outcomeOf(w) == "" || delay.Round(time.Millisecond) != time.Second {
+			t.Errorf("got %d %q after %v; want an answer after 1 s", w.Code, outcomeOf(w), delay)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		w, done := httptest.NewRecorder(), make(chan struct{})
+		done := make(chan struct{})
+		w = httptest.NewRecorder()
 		go func() {
 			defer close(done)
 			d.handler().ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/v1/auth", nil))
@@ -978,7 +981,8 @@ func TestTheReasonOfADenial(t *testing.T) {
 	}
 }
 
-// The body of a denial without a verdict names its cause: an internal error, or the missing limit.
+// The body of a denial without a verdict has a problem type: reduced capacity for an internal error, an exceeded quota for
+// a request without a route and for one with a repeated header.
 func TestBodiesWithoutAVerdict(t *testing.T) {
 	for reason, want := range map[string]string{reasonPanic: "#temporary-reduced-capacity", reasonNoRoute: "#quota-exceeded", reasonRepeated: "#quota-exceeded"} {
 		a := authAnswer{code: http.StatusTooManyRequests, reason: reason}

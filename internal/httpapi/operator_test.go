@@ -321,7 +321,8 @@ func FuzzOperator(f *testing.F) {
 	})
 }
 
-// The query of the audit selects entries by their version.
+// The query of the audit states the number of entries, and the version before which they are. The query of a list states
+// the number of its elements.
 func TestTheQueryOfTheAudit(t *testing.T) {
 	for query, want := range map[string]struct {
 		before uint64
@@ -393,7 +394,7 @@ func TestListsOfAdjustments(t *testing.T) {
 	}
 }
 
-// A bucket is shown as it is, with the time for which a request of one unit is denied.
+// A bucket is shown with its remaining units and, if a request of one unit is denied, with the time until one is allowed.
 func TestBucketsShowWhenTheNextRequestIsAllowed(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
@@ -429,7 +430,7 @@ func TestSettlingIsShownOnlyForLimitsThatSettle(t *testing.T) {
 		{settles, counts, true}, {settles, nil, false}, {&descriptors.Policy{Limit: &algorithms.Limit{}}, counts, false},
 	} {
 		if got := (&Operator{Limiter: l, Settling: test.counts}).settling(test.policy); (got != nil) != test.shown {
-			t.Errorf("settles %v, counted %v: got %+v", test.policy == settles, test.counts != nil, got)
+			t.Errorf("settles %v, counted %v: got %+v; want numbers: %v", test.policy == settles, test.counts != nil, got, test.shown)
 		}
 	}
 }

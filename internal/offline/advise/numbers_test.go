@@ -66,7 +66,7 @@ func TestRequestsAreKeptExactly(t *testing.T) {
 }
 
 // The number of bytes in use is the sum over the clients that are kept, also after some were dropped. A client that is
-// dropped with its first request may leave a few bytes.
+// dropped with its first request may leave a few bytes, here at most 50 for each level.
 func TestMemoryInUseIsCounted(t *testing.T) {
 	const most = 1 << 16
 	memory := NewMemory(most)
@@ -84,7 +84,7 @@ func TestMemoryInUseIsCounted(t *testing.T) {
 			bytes += clientSize + int64(len(key)+len(c.Shown)+cap(c.times))
 		}
 		if over := h.bytes - bytes; over < 0 || over > 50*int64(h.level) || h.level == 0 || len(h.clients) < 32 {
-			t.Errorf("a history with %d clients at level %d counts %d bytes, want %d, and some clients dropped", len(h.clients), h.level, h.bytes, bytes)
+			t.Errorf("a history with %d clients at level %d counts %d bytes; want %d to %d, a level above 0, and at least 32 clients", len(h.clients), h.level, h.bytes, bytes, bytes+50*int64(h.level))
 		}
 		used += h.bytes
 	}
@@ -165,7 +165,7 @@ func TestDivisionRoundsDown(t *testing.T) {
 	}
 }
 
-// requestsAt adds one request of a client at each time, in seconds after start.
+// requestsAt adds one request of a client at each time, in seconds after start. It returns the client.
 func requestsAt(h *History, client string, seconds ...int64) *Client {
 	for _, at := range seconds {
 		addRequests(h, client, start+algorithms.Micros(at)*second, 1)
@@ -173,8 +173,8 @@ func requestsAt(h *History, client string, seconds ...int64) *Client {
 	return h.clients[client]
 }
 
-// The advice sums up all clients. Clients that need equally much are in the order of their keys, so that a second run
-// gives the same text. Each candidate is there once.
+// The advice sums up all clients. Clients with equal needs are in descending order of their keys, so that a second run gives
+// the same text. Each candidate is there once.
 func TestAdviceSumsUpTheClients(t *testing.T) {
 	h := NewMemory(0).New()
 	requestsAt(h, "c", 10, 10, 10).Denied = true
@@ -246,7 +246,8 @@ func TestCandidatesKeepThePenalty(t *testing.T) {
 	}
 }
 
-// For a sample of the clients, the error is that of a share in a random sample, with a probability of 95 %.
+// For a sample of the clients, Error is twice the standard error of a share in a random sample of this size, so the true
+// share is within it with a probability of about 95 %. A suggestion has room for the denied clients less this error.
 func TestTheErrorOfASample(t *testing.T) {
 	a := &Advice{Clients: 400, Every: 2, Share: 0.1}
 	if room := a.room(0.1); room != 28 || math.Abs(a.Error-0.03) > 1e-9 {
@@ -340,7 +341,8 @@ func TestAStoppedRunHasNoAdvice(t *testing.T) {
 	}
 }
 
-// A suggestion is a line of a configuration: the numbers of the configured limit, and the limit with another number.
+// Texts are as in a configuration: the period and the numbers of the configured limit, another number, and the limit with
+// that number.
 func TestSuggestionsAreLinesOfAConfiguration(t *testing.T) {
 	reference := func(spec algorithms.Spec) *descriptors.Policy {
 		p := policyOf(t, spec)
@@ -367,7 +369,7 @@ func TestSuggestionsAreLinesOfAConfiguration(t *testing.T) {
 	} {
 		a := &Advice{Policy: test.policy}
 		if a.Period() != test.period || a.Numbers() != test.numbers || a.Candidate(9) != test.candidate || a.Of(9) != test.of {
-			t.Errorf("got %q, %q, %q, %q; want %q, %q, %q, %q", a.Period(), a.Numbers(), a.Candidate(9), a.Of(9), test.period, test.numbers, test.candidate, test.of)
+			t.Errorf("period, numbers, candidate, limit: got %q, %q, %q, %q; want %q, %q, %q, %q", a.Period(), a.Numbers(), a.Candidate(9), a.Of(9), test.period, test.numbers, test.candidate, test.of)
 		}
 	}
 }
