@@ -102,7 +102,8 @@ func FuzzForwarded(f *testing.F) {
 	})
 }
 
-// An IPv6 prefix does not shorten IPv4 addresses. With the whole length, each IPv6 address is a client.
+// The prefix is for IPv6 addresses, and does not shorten IPv4 addresses. With a prefix of 128 bits or more, each IPv6
+// address is a key. A negative prefix and an invalid address have no key.
 func TestKeysOfClients(t *testing.T) {
 	for _, c := range []struct {
 		addr         string

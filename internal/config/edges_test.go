@@ -235,7 +235,8 @@ func TestTooManyShardsAreAMistake(t *testing.T) {
 	}
 }
 
-// The values at these bounds are accepted, and the next ones beyond them are mistakes.
+// The values at these bounds are accepted, and the next ones beyond them are mistakes. The last rows are settings that a
+// descriptor or a value must not have, and lists that are not nested, however many there are.
 func TestBoundsOfLimitsAndAuth(t *testing.T) {
 	limit := func(kind, more string) string {
 		return "domain: d\nlimits:\n  l: {algorithm: " + kind + ", rate: 100, period: 1h, " + more + "}\n"
@@ -380,7 +381,7 @@ func TestAnUnreadableFirstMessageGivesNoConfiguration(t *testing.T) {
 	}
 }
 
-// The name of a domain is at the start of a line. Domains of routes are not.
+// The key domain of a document is at the start of a line. That of a route is indented.
 func TestLikelyDomains(t *testing.T) {
 	for text, want := range map[string]string{
 		"domain: a\n": "a", "# x\ndomain: \"a b\" # c\n---\ndomain: 'c'": "a b,c", "auth:\n  domain: a\nsubdomain: b\n": "", "domain:": "", "": "",

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -225,8 +226,8 @@ func TestTheWeightOfABatchIsASum(t *testing.T) {
 	}
 }
 
-// A batch keeps the memory of 32 descriptors, 256 entries, 32 KiB of text, and 32 KiB of buffers in each request,
-// and none beyond that.
+// A request is large, so that a batch does not keep its memory, if it has more than 32 descriptors, 256 entries, a message
+// of 32 KiB, or 32 KiB of buffers.
 func TestTheMemoryThatARequestOfABatchMayKeep(t *testing.T) {
 	empty, entry := &ratelimit.RateLimitDescriptor{}, &ratelimit.RateLimitDescriptor_Entry{}
 	entries := func(n int) (list []*ratelimit.RateLimitDescriptor) {
@@ -236,10 +237,11 @@ func TestTheMemoryThatARequestOfABatchMayKeep(t *testing.T) {
 		return list
 	}
 	text := func(n int) *rls.RateLimitRequest { return &rls.RateLimitRequest{Domain: strings.Repeat("d", n-4)} }
+	most := 32 << 10 / int(unsafe.Sizeof(limiter.Result{}))
 	for _, c := range []struct {
 		name    string
 		request *rls.RateLimitRequest
-		buffers int
+		buffers int // the number of results for which there is room
 		large   bool
 	}{
 		{"32 descriptors", &rls.RateLimitRequest{Descriptors: slices.Repeat([]*ratelimit.RateLimitDescriptor{empty}, 32)}, 0, false},
@@ -248,8 +250,8 @@ func TestTheMemoryThatARequestOfABatchMayKeep(t *testing.T) {
 		{"257 entries", &rls.RateLimitRequest{Descriptors: entries(257)}, 0, true},
 		{"32 KiB", text(32 << 10), 0, false},
 		{"more than 32 KiB", text(32<<10 + 1), 0, true},
-		{"small buffers", &rls.RateLimitRequest{}, 100, false},
-		{"large buffers", &rls.RateLimitRequest{}, 1000, true},
+		{"buffers of up to 32 KiB", &rls.RateLimitRequest{}, most, false},
+		{"larger buffers", &rls.RateLimitRequest{}, most + 1, true},
 	} {
 		wire, err := proto.Marshal(c.request)
 		if err != nil {
@@ -260,6 +262,7 @@ func TestTheMemoryThatARequestOfABatchMayKeep(t *testing.T) {
 		if err := x.decode(); err != nil {
 			t.Fatal(err)
 		}
+		x.call = limiter.Call{Request: x.call.Request} // without the buffers of decode
 		x.call.Results = make([]limiter.Result, 0, c.buffers)
 		if got := x.large(); got != c.large {
 			t.Errorf("%s: large is %t, want %t", c.name, got, c.large)
@@ -283,6 +286,6 @@ func TestADenialOfATooLargeMessageIsCounted(t *testing.T) {
 	s, counted := newServer(t, newLimiter(), Options{})
 	r, err := response(s.Denial())
 	if err != nil || r.GetOverallCode() != over || counted.count(TooMuch) != 1 || counted.count("more bytes") != 1 {
-		t.Errorf("got %v, %v; %d refused, %d too large; want OVER_LIMIT, counted once", r, err, counted.count(TooMuch), counted.count("more bytes"))
+		t.Errorf("got %v, %v; counted %d as TooMuch and %d as more bytes; want OVER_LIMIT, counted once as each", r, err, counted.count(TooMuch), counted.count("more bytes"))
 	}
 }

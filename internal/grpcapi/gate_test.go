@@ -170,14 +170,14 @@ func (s slowStore) limiter(tb testing.TB, onFailure descriptors.OnFailure, o lim
 	return l
 }
 
-// Requests that can neither enter nor wait leave nothing at the gate, however many connections send them.
+// Requests that can neither enter nor wait leave nothing at the gate, here those of three connections.
 func TestARequestWithoutRoomToWaitLeavesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{}
 		inside, _ := g.enter(from(t.Context(), "a"), 0, gateWeight, 1)
 		for _, name := range strings.Fields("b c d") {
 			if _, ok := g.enter(from(t.Context(), name), time.Hour, gateOwn+1, gateBytes+1); ok {
-				t.Error("admitted")
+				t.Errorf("the request of connection %s was admitted; want it refused", name)
 			}
 		}
 		if len(g.conns) != 1 || g.waiting != 0 || len(g.turns) != 0 {

@@ -96,7 +96,8 @@ func TestTokensAreReadAgain(t *testing.T) {
 	})
 }
 
-// A page has the host name and the port of the request. Browsers that state the site must state same-origin.
+// A request is of the same page if its Origin has the host name and the port of its Host. If there is a Sec-Fetch-Site, it
+// must be same-origin.
 func TestRequestsOfTheSamePage(t *testing.T) {
 	for _, c := range []struct {
 		host, origin, site string

@@ -212,8 +212,8 @@ func TestHeadersOfADebt(t *testing.T) {
 	}
 }
 
-// A body lists the limits that deny by themselves in the store, and only these: no quota limits, and no limits that a
-// local bucket decided.
+// A body names only limits whose own decision by the store denies the request: no quota limits, which deny only together,
+// and no limits that a local bucket decided.
 func TestBodiesNameTheLimitsThatDeny(t *testing.T) {
 	named := func(name string, o limiter.Outcome) limiter.Result {
 		return result(policy(t, name, descriptors.NoUnit, descriptors.NoBody), o, algorithms.Decision{RetryAfter: second})
@@ -301,6 +301,6 @@ func TestNumbersWithoutALocalBucket(t *testing.T) {
 
 func TestNamesInAnswersKeepPrintableASCII(t *testing.T) {
 	if got := string(AppendName(nil, policy(t, " !~a\x1f\x7f\"", descriptors.NoUnit, descriptors.NoBody))); got != `" !~a__\""` {
-		t.Errorf("got %s", got)
+		t.Errorf("got %s; want printable ASCII in quotes, with _ for other bytes", got)
 	}
 }

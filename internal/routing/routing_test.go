@@ -187,7 +187,7 @@ func token(payload string) string {
 	return "Authorization: Bearer e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".c2ln"
 }
 
-// A Request that is used for another path has no values of the path before.
+// A Request whose Path changes has no values of its earlier path.
 func TestARequestWithAnotherPath(t *testing.T) {
 	a := auth(t, `
   routes:
@@ -423,7 +423,8 @@ func FuzzCookie(f *testing.F) {
 	})
 }
 
-// Every route up to the one that applies may depend on a repeated header. If no route applies, all count.
+// Repeated returns a repeated header that is a condition of the route that applies, or of an earlier route for the same
+// path. If no route applies, the conditions of all routes count.
 func TestRepeatedHeadersOfEarlierRoutes(t *testing.T) {
 	a := auth(t, `
   routes:
@@ -446,7 +447,7 @@ func TestRepeatedHeadersOfEarlierRoutes(t *testing.T) {
 	}
 }
 
-// A listener reuses a Request for another path.
+// A listener reuses a Request for another path. The Request then matches, and has values, by its new path.
 func TestAReusedRequestFoldsItsOwnPath(t *testing.T) {
 	a := auth(t, `
   routes:
@@ -462,7 +463,7 @@ func TestAReusedRequestFoldsItsOwnPath(t *testing.T) {
 		q.Path = c.path
 		r := Find(a, q)
 		if r != &a.Routes[c.route] {
-			t.Errorf("%s: another route than number %d", c.path, c.route)
+			t.Errorf("%s: got the route %+v; want route %d", c.path, r, c.route)
 			continue
 		}
 		if got, _ := Value(a, r, &r.Descriptors[0][0], q); got != c.want {

@@ -284,7 +284,8 @@ func TestTheLongestRefusalIsSentAsItIs(t *testing.T) {
 	}
 }
 
-// Only a version that is rejected twice in a row is received again. The count grows until another answer.
+// A version counts as received again if the client rejects it, and rejected it last. earlier is the number of such
+// repetitions before, until the client accepts a version or rejects another one.
 func TestVersionsThatAreRejectedAgain(t *testing.T) {
 	var r rejections
 	for i, c := range []struct {

@@ -168,7 +168,7 @@ func TestUnknownFieldsAreListedOnce(t *testing.T) {
 	}
 }
 
-// Nothing calls fields with bytes that are not a message. If that ever happens, it stops.
+// Nothing calls fields with bytes that are not a message. If that ever happens, fields yields nothing.
 func TestFieldsOfAnInvalidMessage(t *testing.T) {
 	for _, data := range [][]byte{{0x80}, {1 << 3}, {1<<3 | 2, 5, 'a'}} {
 		for number := range fields(data) {

@@ -115,8 +115,8 @@ func TestFailuresAreLoggedWithTheirPause(t *testing.T) {
 	})
 }
 
-// The server ends the stream. The log has its error.
-func TestTheEndOfAStreamIsLoggedWithItsCause(t *testing.T) {
+// The server has stopped, so the client cannot open a stream.
+func TestAStreamToAStoppedServerFails(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	p.Stop()
 	client, err := New(Config{Server: p.Address, Log: zap.NewNop()})

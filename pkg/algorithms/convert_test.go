@@ -233,7 +233,8 @@ func TestACalendarOfAnotherZoneIsAnotherCalendar(t *testing.T) {
 	}
 }
 
-// The consumption after a long time is 0, although the product of time and inflow exceeds 64 bits.
+// A bucket has consumed units (used), of which p flow in with each tick. After a long time nothing is consumed, although
+// the product of p and the time exceeds 64 bits.
 func TestAnIdleBucketIsFullUnderTheOldNumbers(t *testing.T) {
 	k := kept{used: maxExact, p: maxExact}
 	for ticks, want := range map[int64]int64{0: maxExact, 1: 0, 1 << 11: 0, 1 << 52: 0} {

@@ -247,7 +247,7 @@ func TestCandidatesKeepThePenalty(t *testing.T) {
 }
 
 // For a sample of the clients, Error is twice the standard error of a share in a random sample of this size, so the true
-// share is within it with a probability of about 95 %. A suggestion has room for the denied clients less this error.
+// share is within it with a probability of about 95 %. A suggestion may deny the requested share of clients less Error.
 func TestTheErrorOfASample(t *testing.T) {
 	a := &Advice{Clients: 400, Every: 2, Share: 0.1}
 	if room := a.room(0.1); room != 28 || math.Abs(a.Error-0.03) > 1e-9 {

@@ -63,8 +63,8 @@ func FuzzWrite(f *testing.F) {
 	})
 }
 
-// The notes are in the order of the files and of the places in them. They are about denied requests of several limits,
-// a backend failure, and further documents, unless the file states what happens.
+// The notes are in the order of the places in the file. They are about defaults that differ, unless the file states what
+// happens, about further documents, and about keys that the reference server refuses or treats in another way.
 func TestNotesAboutDefaultsThatDiffer(t *testing.T) {
 	const (
 		one      = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
