@@ -424,3 +424,29 @@ type counting struct{ calls int }
 
 func (*counting) Swapped(*limiter.Snapshot) {}
 func (o *counting) Observe(*limiter.Call)   { o.calls++ }
+
+// Of many limits, only the named one is replaced. An override that cannot be read, and limits without a name, are not.
+func TestOfManyLimitsTheNamedOneIsReplaced(t *testing.T) {
+	var yaml strings.Builder
+	yaml.WriteString("domain: d\ndescriptors:\n  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: n3}]}}\n  - {key: free, rate_limit: {unlimited: true, name: free}}\n")
+	keys := []string{"vip", "free", "unknown"}
+	for i := range 20 {
+		fmt.Fprintf(&yaml, "  - {key: k%d, rate_limit: {unit: hour, requests_per_unit: 5, name: n%d}}\n", i, i)
+		keys = append(keys, fmt.Sprint("k", i))
+	}
+	b, c := newBench(t, yaml.String()), &limiter.Call{}
+	c.Request.Domain = "d"
+	for _, key := range keys {
+		d := c.AddDescriptor()
+		d.Entries, d.Cost, d.HasOverride = []descriptors.Entry{{Key: key, Value: "1"}}, 1, key == "unknown"
+	}
+	if err := b.Check(t.Context(), c); err != nil || len(c.Results) != len(keys) {
+		t.Fatalf("error %v, %d results; want %d", err, len(c.Results), len(keys))
+	}
+	for i, key := range keys {
+		want := map[string]limiter.Outcome{"free": limiter.Unlimited, "unknown": limiter.Denied, "k3": limiter.Replaced}[key]
+		if got := c.Results[i].Outcome; got != want {
+			t.Errorf("%s: outcome %d, want %d", key, got, want)
+		}
+	}
+}
