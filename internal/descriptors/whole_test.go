@@ -56,8 +56,8 @@ func grown(t *testing.T, paths ...string) *Tree {
 	return tree
 }
 
-// CouldMatch finds out whether a proxy can ever send a descriptor with a limit. A value in the list below that is "?" is
-// unknown.
+// CouldMatch reports whether a descriptor with these entries could match a limit. "?" stands for a value that is not known.
+// CouldMatch compares only exact values, so with other patterns each value could match.
 func TestCouldMatch(t *testing.T) {
 	for _, c := range []struct {
 		paths    string
@@ -89,8 +89,8 @@ func TestCouldMatch(t *testing.T) {
 	}
 }
 
-// Every node is listed with its patterns, in an order that the configuration's order does not change. The samples of the
-// patterns lead back to the node.
+// Every node is listed with its patterns, in an order that does not depend on the order in which they were added. The
+// samples of the patterns match the node. Patterns with a wildcard in the key and regular expressions have no sample.
 func TestAllNodesAndTheirSamples(t *testing.T) {
 	paths := []string{"b,x=1", "a", "a=1", "a=2", "a=p*", "a=q*", "a=*s", "a=x*y*z", "a~[0-9]+", "c=1", "k_*"}
 	want := []string{"a=1", "a=2", "a=p*", "a=q*", "a=*s", "a=x*y*z", "a~[0-9]+", "a", "b", "b,x=1", "c=1", "k_*"}
@@ -106,7 +106,7 @@ func TestAllNodesAndTheirSamples(t *testing.T) {
 				names = append(names, p.Shown())
 				e, ok := p.Sample()
 				if wild := p.Key == "" || p.How == Regex; ok == wild {
-					t.Errorf("%s: sample %q, %t", p.Shown(), e, ok)
+					t.Errorf("%s: sample %q, %t; want a sample: %t", p.Shown(), e, ok, !wild)
 				}
 				entries, all = append(entries, e), all && ok
 			}
@@ -130,7 +130,7 @@ func TestAllNodesAndTheirSamples(t *testing.T) {
 		}
 	}
 	if n != 10 {
-		t.Errorf("the loop ended after %d nodes", n)
+		t.Errorf("the loop ended after %d nodes, want 10", n)
 	}
 }
 
@@ -141,7 +141,7 @@ func TestAPatternHasOneNode(t *testing.T) {
 		for _, text := range strings.Fields(texts) {
 			node, added := tree.Add(nil, pattern(t, text))
 			if was := nodes[text]; added != (was == nil) || was != nil && was != node {
-				t.Errorf("%s: %s is added: %t", texts, text, added)
+				t.Errorf("%s: %s is added: %t; want it added only the first time, and the same node later", texts, text, added)
 			}
 			nodes[text] = node
 		}
@@ -228,12 +228,13 @@ func TestSlotsOfDescriptorsAndKeys(t *testing.T) {
 		"an entry that lacks": {Policy{Extras: &Extras{Slot: Slot{Entry: "c", Fixed: 7}}}, 7, 7, nil},
 	} {
 		if of, ofKey := c.p.SlotOf(entries), c.p.SlotOfKey(c.key); of != c.of || ofKey != c.ofKey {
-			t.Errorf("%s: slots %x and %x, want %x and %x", name, of, ofKey, c.of, c.ofKey)
+			t.Errorf("%s: slot %x of the descriptor and %x of the key, want %x and %x", name, of, ofKey, c.of, c.ofKey)
 		}
 	}
 }
 
-// Keys come from stores, which other programs can change. A key that is no key of this layout is shown as it is.
+// Keys come from stores, which other programs can change. A key that does not have the layout of this version is shown as it
+// is, with escapes.
 func TestTextsOfStrangeKeys(t *testing.T) {
 	prefix := Prefix("d", "limit", "n", algorithms.TokenBucket)
 	digest := prefix + "d" + strings.Repeat("\x01", 32)
@@ -343,14 +344,14 @@ func TestLimitsInWords(t *testing.T) {
 func TestNamesOfOnFailureAndPlaces(t *testing.T) {
 	for _, f := range []OnFailure{Deny, Allow, Local, Error} {
 		if got, ok := ParseOnFailure(f.String()); got != f || !ok {
-			t.Errorf("%s: got %s, %t", f, got, ok)
+			t.Errorf("%s: got %s, %t; want the same name, and true", f, got, ok)
 		}
 	}
 	if got, ok := ParseOnFailure("denied"); ok || got != Deny {
 		t.Errorf("an unknown name: got %s, %t; want deny, and false", got, ok)
 	}
 	if a, b := (Place{File: "f"}).String(), (Place{File: "f", Line: 3}).String(); a != "f" || b != "f:3" {
-		t.Errorf("got %q and %q", a, b)
+		t.Errorf("got %q and %q, want \"f\" and \"f:3\"", a, b)
 	}
 }
 
@@ -362,7 +363,8 @@ func TestExpressionsThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// A descriptor that is too long, or that ends too early, may have a shorter part that matches a limit.
+// If a descriptor matches no limit, Shorter is the largest number of its first entries that match one. If a key is unknown,
+// Near has the most similar ones.
 func TestShorterDescriptorsThatMatch(t *testing.T) {
 	tree := grown(t, "a", "a,b,c", "a,b,c,d,e")
 	for text, want := range map[string]int{"a=1": 0, "a=1,b=1": 1, "a=1,x=1": 1, "a=1,b=1,c=1": 0, "a=1,b=1,c=1,d=1": 3, "a=1,b=1,c=1,x=1": 3, "x=1": 0, "a=1,b=1,x=1": 1} {
@@ -392,6 +394,6 @@ func TestPatternsThatTakePrecedence(t *testing.T) {
 	tree := grown(t, "a", "a=x*", "a=xy*", "a=*z", "a_*", "a=x*y*", "a~x.*", "a=xyz", "a=longer than the value*", "a=*longer than the value")
 	x := tree.Explain([]Entry{{"a", "xyz"}})
 	if len(x.Steps) != 1 || x.Steps[0].Pattern != "a=xyz" || x.Steps[0].How != Exact || !slices.Equal(x.Steps[0].Over, []string{"a=xy*", "a=x*", "a=*z", "a_*", "a=x*y*", "a~x.*", "a"}) {
-		t.Errorf("got %+v", x.Steps)
+		t.Errorf("got %+v; want a=xyz, over the other patterns that match xyz", x.Steps)
 	}
 }
