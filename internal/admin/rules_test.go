@@ -256,7 +256,7 @@ func TestWordsAboutARecordedDecision(t *testing.T) {
 		"7 left":                {Outcome: limiter.Shadowed, Remaining: 7, RetryAfter: 5},
 	} {
 		if got := recent(e); got.Left != want || got.Denied != (e.Outcome == limiter.Denied) {
-			t.Errorf("%+v: got %+v; want %q", e, got, want)
+			t.Errorf("%+v: got %+v; want %q, denied: %t", e, got, want, e.Outcome == limiter.Denied)
 		}
 	}
 }

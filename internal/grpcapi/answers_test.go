@@ -30,7 +30,8 @@ func (panics) Observe(*limiter.Call)                         { panic("bug") }
 func (panics) Append(dst []byte, _ *limiter.Reserved) []byte { return dst }
 func (panics) Open(string, *limiter.Reserved) bool           { panic("bug") }
 
-// A panic before or after the decision of the store denies the request, and only that.
+// A panic before or after the decision of the store denies the request, is counted once, and does not leave the request
+// at the gate.
 func TestAPanicAroundADecisionIsADenial(t *testing.T) {
 	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
@@ -93,7 +94,8 @@ func TestARefusedRequestIsKnownInAReusedBatch(t *testing.T) {
 	store.batch.Fail(backend.ErrUnavailable)
 }
 
-// What is beyond a bound is not decoded.
+// Entries and descriptors beyond a bound are not decoded. Fields with unknown numbers are ignored. An override belongs to
+// its own descriptor only.
 func TestNothingIsDecodedBeyondABound(t *testing.T) {
 	entries := make([]*ratelimit.RateLimitDescriptor_Entry, DefaultEntries+5)
 	for i := range entries {
@@ -223,12 +225,12 @@ func TestLimitsWithEqualNumbersKeepTheirNames(t *testing.T) {
 
 func TestMetadataOfDifferentKinds(t *testing.T) {
 	m := func(value any) map[string]any { return map[string]any{"k": value} }
-	for _, c := range []struct{ into, from, want any }{
+	for _, c := range []struct{ into, from, want any }{ // want nil means a map with the value 1
 		{1, 2, 1}, {m(1), 2, nil}, {1, m(2), 1}, {m(1), m(2), nil},
 	} {
 		got := merge(m(c.into), m(c.from))["k"]
 		if inner, is := got.(map[string]any); c.want != nil && got != c.want || c.want == nil && (!is || inner["k"] != 1) {
-			t.Errorf("%v and %v: got %v", c.into, c.from, got)
+			t.Errorf("%v and %v: got %v, want %v, or if that is nil a map with 1", c.into, c.from, got, c.want)
 		}
 	}
 }
@@ -256,7 +258,7 @@ func TestTheGateCountsConnections(t *testing.T) {
 		g.leave(second)
 		g.leave(heavy)
 		if g.weight != 0 || len(g.conns) != 0 || len(g.turns) != 0 {
-			t.Errorf("still at the gate: %+v", g)
+			t.Errorf("weight %d, %d connections and %d turns are still at the gate; want none", g.weight, len(g.conns), len(g.turns))
 		}
 		s, _ := newServer(t, newLimiter(), Options{})
 		inside, _ := s.gate.enter(a, 0, gateWeight, 1)

@@ -156,7 +156,7 @@ func TestWithoutATimeoutARequestWaitsForRoom(t *testing.T) {
 		much.flush()
 		time.Sleep(time.Minute)
 		if n := store.requests(); n != maxOutstanding || much.reply(id).ended {
-			t.Errorf("%d requests are submitted; want %d, and no answer to the others", n, maxOutstanding)
+			t.Errorf("after a minute: %d requests are submitted, the last one is answered: %t; want %d, and no answer", n, much.reply(id).ended, maxOutstanding)
 		}
 		store.complete()
 		synctest.Wait()
@@ -267,7 +267,7 @@ func TestAHandshakeMayTakeLongerThanATick(t *testing.T) {
 	})
 }
 
-// An answer of several frames that waits does not change the table of the client's fields.
+// An answer of one or several frames leaves the table of the client's fields as it is: the answers around it can be decoded.
 func TestALongAnswerLeavesTheTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))

@@ -24,7 +24,7 @@ func reportOn(t *testing.T, c Config, input string) (text, decisions string) {
 	return report.String(), out.String()
 }
 
-// nginxLine returns a line of a log. rest follows the request.
+// nginxLine returns a line of a log. rest is its end, after the size of the response.
 func nginxLine(second int, request, rest string) string {
 	return fmt.Sprintf(`192.0.2.1 - - [10/Oct/2000:13:55:%02d +0000] "%s" 200 5%s`+"\n", second, request, rest)
 }
@@ -134,7 +134,8 @@ func TestProgressOfALongInput(t *testing.T) {
 	}
 }
 
-// A line of a trace that is cut off or has wrong members is a mistake with its column.
+// A line of a trace that is cut off or has wrong members is a mistake, which names the line and the column. Numbers must fit
+// into 64 bits.
 func TestMistakesInALineOfATrace(t *testing.T) {
 	for line, want := range map[string]string{
 		`{"time_us":12`:         "column 14: expected",
@@ -151,8 +152,8 @@ func TestMistakesInALineOfATrace(t *testing.T) {
 		`{"time_us":0,"limits":[{"name":"send"}]} x`:                             "expected the end of the line",
 	} {
 		_, err := Run(t.Context(), Config{Snapshot: compiled(t, small), Name: "trace", Input: strings.NewReader(line), Format: JSONL})
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "trace:1: ") {
-			t.Errorf("%s: got %v; want %q in line 1", line, err, want)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "trace:1: ") || !strings.Contains(err.Error(), "column ") {
+			t.Errorf("%s: got %v; want %q in line 1, with a column", line, err, want)
 		}
 	}
 	for digits, want := range map[string]bool{
@@ -237,7 +238,8 @@ func TestAKeyCountsOnceASecondForAnEstimate(t *testing.T) {
 	}
 }
 
-// The report names the requests that no limit matched, those that lack a required entry, and limits in shadow mode.
+// The report counts the requests that no limit matched and those that lack a required entry. It names limits in shadow
+// mode.
 func TestTheReportCountsEachKindOfRequest(t *testing.T) {
 	s := compiled(t, `
 domain: edge

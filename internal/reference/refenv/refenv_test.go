@@ -361,7 +361,7 @@ func TestURLsInMessagesAreMasked(t *testing.T) {
 	}
 }
 
-// Values at a bound are accepted.
+// Values at a bound, and unusual but valid ones, are accepted. They cause no warning about the debug port.
 func TestValuesAtTheirBounds(t *testing.T) {
 	for text, want := range map[string]map[string]string{
 		"NEAR_LIMIT_RATIO=1":            {"near-limit-ratio": "1"},
