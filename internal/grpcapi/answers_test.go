@@ -287,8 +287,11 @@ func TestTheGateFillsTheRoomOfARequest(t *testing.T) {
 		}
 		g.leave(inside)
 		synctest.Wait()
-		if g.weight != gateWeight || g.waiting != 1 {
-			t.Errorf("the weight %d is admitted and %d bytes wait; want %d and 1", g.weight, g.waiting, gateWeight)
+		g.mu.Lock() // the admitted requests leave later
+		weight, waiting := g.weight, g.waiting
+		g.mu.Unlock()
+		if weight != gateWeight || waiting != 1 {
+			t.Errorf("the weight %d is admitted and %d bytes wait; want %d and 1", weight, waiting, gateWeight)
 		}
 		all.Wait()
 	})

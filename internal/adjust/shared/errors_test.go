@@ -30,15 +30,16 @@ func TestAnObserverGetsEachSet(t *testing.T) {
 	}
 }
 
-// While the server cannot be reached, every operation returns an error, and a damaged folder is one at the start.
+// While the server cannot be reached, every operation returns an error. A damaged file in the folder is an error at the
+// start.
 func TestErrorsOfThePlaceAreReturned(t *testing.T) {
 	t.Parallel()
 	k := keeper(t, "redis://127.0.0.1:1", "") // no server has this port
 	if _, err := k.Audit(t.Context(), 0, 3); err == nil {
-		t.Error("the audit: got no error")
+		t.Error("the audit: got no error; want one")
 	}
 	if n, err := k.Verify(t.Context()); err == nil {
-		t.Errorf("verified %d entries and got no error", n)
+		t.Errorf("verified %d entries without an error; want one", n)
 	}
 	if e, err := k.Change(t.Context(), block("1", "ann")); err == nil || e != nil || k.Set().Len() != 0 {
 		t.Errorf("a change: got %+v, %v and %d adjustments; want an error and none", e, err, k.Set().Len())
