@@ -31,6 +31,7 @@ func (a requestToExplain) read() (*routing.Request, error) {
 	}
 	q := &routing.Request{Method: method, Header: map[string][]string{}}
 	q.Path, q.Query = target.Split(uri)
+	q.Fragment = strings.Contains(uri, "#")
 	q.Path = target.Path(q.Path)
 	for _, line := range a.Header {
 		name, value, ok := strings.Cut(line, ":")
@@ -60,8 +61,8 @@ type explainedRequest struct {
 	Route   *routeTaken `json:"route,omitempty"`
 	// LeftOut lists the descriptors that are omitted because a value is missing.
 	LeftOut []leftOut `json:"left_out,omitempty"`
-	// Repeated is a source of values, such as a header, that the request has more than once. The request is
-	// denied for that reason.
+	// Repeated is a source of values, such as a header, that the request has more than once, or "#" if the target
+	// contains it. The request is denied for that reason.
 	Repeated string `json:"repeated,omitempty"`
 	// Default is the answer if no limit applies: allow or deny.
 	Default     string      `json:"unasked,omitempty"`
@@ -88,7 +89,10 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, set *adjust.Set
 		return exitError{exitNo, errors.New("the configuration has no section auth, so /v1/auth denies everything")}
 	}
 	route := routing.Find(s.Auth, q)
-	if x.Repeated = routing.Repeated(s.Auth, route, q); x.Repeated == "" && route != nil {
+	if x.Repeated = routing.Repeated(s.Auth, route, q); q.Fragment {
+		x.Repeated = "#"
+	}
+	if x.Repeated == "" && route != nil {
 		x.Route = &routeTaken{route.Place, route.Domain, route.Hits, route.DryRun}
 		x.LeftOut = missing(s.Auth, route, q)
 		var call limiter.Call
@@ -160,6 +164,8 @@ func (x *explainedRequest) write(w io.Writer) error {
 		fmt.Fprintf(&out, "  left out: %s, because the request has no %s\n", l.Descriptor, l.Missing)
 	}
 	switch {
+	case x.Repeated == "#":
+		out.WriteString("  denied, because the target contains \"#\"\n")
 	case x.Repeated != "":
 		fmt.Fprintf(&out, "  denied, because the request has %s more than once\n", x.Repeated)
 	case x.Default != "":

@@ -40,7 +40,7 @@ const (
 	NoRoute       = "auth_no_route"       // no route matched
 	NoDescriptor  = "auth_no_descriptor"  // a route matched, but each of its descriptors had a missing value
 	NotConfigured = "auth_not_configured" // the configuration has no auth section
-	Repeated      = "auth_repeated"       // a header or cookie that affects which limits apply was repeated
+	Repeated      = "auth_repeated"       // a header or cookie that affects which limits apply was repeated, or the target contains "#"
 	Panicked      = "panic"
 )
 
@@ -132,7 +132,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *clientRequest, own, 
 	}
 	of.read(own, query)
 	route := routing.Find(of.auth, &of.Request)
-	if routing.Repeated(of.auth, route, &of.Request) != "" {
+	if of.Fragment || routing.Repeated(of.auth, route, &of.Request) != "" {
 		d.Observer.Refused(Repeated)
 		return authAnswer{code: http.StatusTooManyRequests, reason: reasonRepeated}
 	}

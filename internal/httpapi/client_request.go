@@ -30,10 +30,11 @@ type clientRequest struct {
 func (a *clientRequest) read(own, ownQuery string) {
 	a.setPeer()
 	a.Method, a.Host, a.Header = a.r.Method, a.r.Host, a.r.Header
-	a.Path, a.Query = own, ownQuery
+	a.Path, a.Query, a.Fragment = own, ownQuery, strings.Contains(a.r.RequestURI, "#")
 	if a.trusted {
 		if uri := a.firstHeader("X-Original-Uri", "X-Forwarded-Uri"); uri != "" {
 			a.Path, a.Query = target.Split(uri)
+			a.Fragment = strings.Contains(uri, "#")
 		}
 		if method := a.firstHeader("X-Original-Method", "X-Forwarded-Method"); method != "" {
 			a.Method = method

@@ -22,7 +22,8 @@ const (
 	reasonNever   = "never"
 	reasonMissing = "missing-descriptor"
 	reasonPanic   = "internal-error"
-	// reasonRepeated means that a header or cookie that affects which limits apply was repeated.
+	// reasonRepeated means that a header or cookie that affects which limits apply was repeated, or that the target
+	// contains "#".
 	reasonRepeated = "repeated"
 )
 

@@ -20,6 +20,9 @@ type Request struct {
 	Host string
 	// Path is normalized by target.Path. Query is as the client sent it.
 	Path, Query string
+	// Fragment means that the target contains "#". Applications differ in whether they ignore what follows it, as
+	// Path and Query do.
+	Fragment bool
 	// Header maps canonical names of headers to their values.
 	Header map[string][]string
 	// Client is the client's address. The zero Addr means that it is unknown.
