@@ -54,3 +54,22 @@ func TestPasswordsOfRedisAreNotPrinted(t *testing.T) {
 		})
 	}
 }
+
+// env masks tokens and the headers for a control plane, whatever set them.
+func TestEnvMasksSecrets(t *testing.T) {
+	for name, value := range map[string]string{"RLSIDECAR_ADMIN_TOKEN": "hunter2", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS": "authorization:hunter2", "RLSIDECAR_REDIS_URL": "redis://u:hunter2@h:1"} {
+		for _, format := range []string{"text", "json"} {
+			t.Run(name+" "+format, func(t *testing.T) {
+				t.Setenv(name, value)
+				var out strings.Builder
+				run(t.Context(), []string{"env", "--format", format}, strings.NewReader(""), &out, &out)
+				if !strings.Contains(out.String(), name) || strings.Contains(out.String(), "hunter2") || !strings.Contains(out.String(), "***") {
+					t.Errorf("got %s; want %s, and *** in place of the secret", out.String(), name)
+				}
+				if (format == "json") != strings.HasPrefix(out.String(), "[") {
+					t.Errorf("got %.60s; want the format %s", out.String(), format)
+				}
+			})
+		}
+	}
+}
