@@ -63,7 +63,7 @@ func TestAChangeNeedsAnAuthorAndAReason(t *testing.T) {
 		}
 	}
 	if n := d.request(t, 1, user("bob")); n != 0 {
-		t.Error("a change without an author or a reason was made")
+		t.Errorf("%d requests are allowed after changes without an author or a reason; want 0, because none was made", n)
 	}
 	if w := d.send("POST", "/change", form("reset", "eve", "why")); w.Code != 303 || d.request(t, 1, user("bob")) != 1 {
 		t.Errorf("with both: got %d; want status 303, and a new bucket", w.Code)
@@ -113,12 +113,12 @@ func TestAPageShowsOnlyItsLimit(t *testing.T) {
 	d.request(t, 21, user("bob"))
 	has(t, d.read(t, "/key?domain=d&limit=send&value=bob"), "Denied 1 time since")
 	if body := d.read(t, "/key?domain=d&limit=login&value=bob"); strings.Contains(body, "Denied 1 time") || strings.Contains(body, "of 20 left") {
-		t.Errorf("got the denials of another limit:\n%s", body)
+		t.Errorf("got the denials of limit send on the page of limit login; want none:\n%s", body)
 	}
 	d.follow(t, d.read(t, "/change?do=block&domain=d&limit=send&value=bob"), "author", "eve", "reason", "why")
 	has(t, d.read(t, limitLink("d", "send")), "every request is denied")
 	if body := d.read(t, limitLink("d", "login")); strings.Contains(body, "every request is denied") {
-		t.Errorf("the page of a limit shows the adjustment of another one:\n%s", body)
+		t.Errorf("the page of limit login shows the adjustment of limit send; want none:\n%s", body)
 	}
 }
 

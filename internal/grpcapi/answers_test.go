@@ -242,7 +242,7 @@ func TestTheGateCountsConnections(t *testing.T) {
 		a, b := from(t.Context(), "a"), from(t.Context(), "b")
 		heavy, ok := g.enter(a, 0, 10*gateWeight, 1)
 		if !ok || g.weight != gateWeight {
-			t.Fatalf("admitted: %t, with the weight %d", ok, g.weight)
+			t.Fatalf("admitted: %t, with the weight %d; want true and %d", ok, g.weight, gateWeight)
 		}
 		first, ok1 := g.enter(b, 0, gateOwn/2, 1)
 		second, ok2 := g.enter(b, 0, gateOwn/2, 1)

@@ -255,14 +255,14 @@ func TestAHandshakeMayTakeLongerThanATick(t *testing.T) {
 		defer s.Stop(t.Context())
 		c := newConn(s, &tape{})
 		if c.tick(time.Now().Add(10 * time.Second)); c.closed || len(c.out) > 0 {
-			t.Error("a tick during the handshake: the connection was closed, or a frame is written")
+			t.Errorf("a tick during the handshake: closed %t, %d bytes to write; want neither", c.closed, len(c.out))
 		}
 		c.drain()
 		if c.tick(time.Now().Add(drainAnswer / 2)); c.closed || len(c.out) > 0 {
-			t.Error("a tick soon after the server began to stop: the connection was closed, or a frame is written")
+			t.Errorf("a tick soon after the server began to stop: closed %t, %d bytes to write; want neither", c.closed, len(c.out))
 		}
 		if c.tick(time.Now().Add(2 * drainAnswer)); !c.closed {
-			t.Errorf("the handshake was not ended %v after the server began to stop", 2*drainAnswer)
+			t.Errorf("the connection is open %v after the server began to stop; want it closed", 2*drainAnswer)
 		}
 	})
 }

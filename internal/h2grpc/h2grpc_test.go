@@ -267,11 +267,11 @@ func TestLengthsAreEncodedForEveryDecoder(t *testing.T) {
 			decoder.SetAllowedMaxDynamicTableSize(size - 1)
 			c.report = true
 			if _, err := decoder.Write(c.appendSize(nil)); err == nil {
-				t.Errorf("a table of %d bytes: its size is read as a smaller one", size)
+				t.Errorf("a table of %d bytes: its size is accepted by a decoder with a smaller table; want an error", size)
 			}
 		}
 		if again := c.appendSize(nil); len(again) != 0 {
-			t.Errorf("a table of %d bytes: %x is sent again", size, again)
+			t.Errorf("a table of %d bytes: %x is sent again; want nothing", size, again)
 		}
 	}
 }
@@ -290,7 +290,7 @@ func TestBlocksThatChangeTheTable(t *testing.T) {
 				_ = e.WriteField(hpack.HeaderField{Name: "y", Value: "b", Sensitive: !added})
 				_ = e.WriteField(hpack.HeaderField{Name: ":scheme", Value: "http"})
 				if got := leavesTable(block.Bytes()); got == added {
-					t.Errorf("%.12s: %d bytes, and a field that is added to the table: %t; leavesTable returned %t", name, n, added, got)
+					t.Errorf("%.12s: %d bytes, and a field that is added to the table: %t; leavesTable returned %t, want %t", name, n, added, got, !added)
 				}
 			}
 		}

@@ -156,7 +156,7 @@ func TestWithoutKeysAllIDsAreForged(t *testing.T) {
 	p := newProxy(t)
 	id, r := p.start(absent, "user=bob"), &limiter.Reserved{}
 	if !p.Open(id, r) || len(r.Parts) != 1 || p.Open(id[1:], r) || p.Open("", r) {
-		t.Error("the id of the answer is not the only one that can be opened")
+		t.Errorf("id %s: got %+v; want that it has one part, and that no other text can be opened", id, r)
 	}
 	p.Limiter = limiter.New(p.store, limiter.Config{Now: func() algorithms.Micros { return p.now }})
 	p.swap(t, tokens)

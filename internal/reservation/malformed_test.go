@@ -46,10 +46,10 @@ func TestMalformedIDsAreRefused(t *testing.T) {
 	for name, text := range texts {
 		var r limiter.Reserved
 		if Decode(text, &r) == nil {
-			t.Errorf("%s: decoded as %+v", name, r)
+			t.Errorf("%s: decoded as %+v; want an error", name, r)
 		}
 		if k.Open(text, &r) {
-			t.Errorf("%s: opened as %+v", name, r)
+			t.Errorf("%s: opened as %+v; want it refused", name, r)
 		}
 	}
 	var r limiter.Reserved
@@ -86,7 +86,7 @@ func TestTheLongestID(t *testing.T) {
 	}
 	var got limiter.Reserved
 	if !k.Open(sized(n), &got) || len(got.Parts[0].Values[0]) != n {
-		t.Error("the longest id is refused")
+		t.Errorf("the longest id: got %+v; want it opened, with a value of %d bytes", got, n)
 	}
 	if id := sized(n + 1); id != "" {
 		t.Errorf("an id of %d bytes was made; want none", len(id))

@@ -102,7 +102,7 @@ func TestAKeyIsHotFromItsFirstRequestOn(t *testing.T) {
 			now += time.Millisecond
 			hot := sh.warm(&c, 7, now)
 			if (hot != nil) != (i == hotRequests-1) {
-				t.Fatalf("%s: request %d, hot: %t", key, i+1, hot != nil)
+				t.Fatalf("%s: request %d, hot: %t; want true from request %d on", key, i+1, hot != nil, hotRequests)
 			}
 			if hot != nil && (hot.used != 3*hotRequests || hot.since != first || hot.requestedAt != now) {
 				t.Errorf("%s: used %v since %v; want %d since %v", key, hot.used, hot.since, 3*hotRequests, first)
@@ -246,7 +246,7 @@ func TestADenialAnswersItsOwnGroup(t *testing.T) {
 		}
 	}
 	if !d.answerGroup([]backend.Charge{charge}, make([]backend.Decision, 1), start.Add(30*time.Millisecond)) {
-		t.Error("the group of the denial is not denied")
+		t.Error("the group of the denial got no answer; want the cached denial")
 	}
 }
 

@@ -313,7 +313,7 @@ func TestNumbersAtTheirBoundsCompile(t *testing.T) {
 		"settled without surplus": {Kind: FixedWindow, Rate: 9, Period: sec, Capacity: n(9), Settles: true},
 	} {
 		if _, err := Compile(s); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: got %v; want no error", name, err)
 		}
 	}
 }

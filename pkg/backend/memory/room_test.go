@@ -104,7 +104,7 @@ func consistent(s *Store) error {
 			held[e.owner] += 1 + e.extra()
 		}
 		if stored != table.count || stored+len(table.free) != table.next {
-			return fmt.Errorf("%d of %d entries are stored, %d counted, %d free", stored, table.next, table.count, len(table.free))
+			return fmt.Errorf("%d of %d entries are stored, %d counted, %d free; want all that are stored counted, and the others free", stored, table.next, table.count, len(table.free))
 		}
 	}
 	for i := range s.records {
@@ -116,7 +116,7 @@ func consistent(s *Store) error {
 			}
 		}
 		if stored != s.records[i].count {
-			return fmt.Errorf("%d records are stored, %d counted", stored, s.records[i].count)
+			return fmt.Errorf("%d records are counted, want %d, those that are stored", s.records[i].count, stored)
 		}
 	}
 	total, pool, parts := 0, 0, 0
@@ -142,7 +142,7 @@ func consistent(s *Store) error {
 			return fmt.Errorf("%q has no bucket and is not configured; want it deleted from %v", name, slices.Sorted(maps.Keys(r.names)))
 		}
 		if !r.divided && !r.listed[owner] {
-			return fmt.Errorf("%q has no part", name)
+			return fmt.Errorf("%q has no part; want one for each limit before the first SetOwners", name)
 		}
 	}
 	return nil
