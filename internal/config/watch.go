@@ -151,23 +151,31 @@ func digest(paths []string) [sha256.Size]byte {
 }
 
 // folders returns the folders in which a change can affect paths: the folder of each file, each folder and
-// its parent, all folders below a ** that contain files, and the folders that contain symbolic links of these
-// paths.
-func folders(paths []string) (list []string) {
+// its parent, all folders below a ** that contain files, the folders that contain symbolic links of these paths, and
+// those that contain the targets of links to files.
+func folders(paths []string) (all []string) {
 	add := func(folder string) {
-		if real, err := filepath.EvalSymlinks(folder); err == nil && !slices.Contains(list, real) {
-			list = append(list, real)
+		if real, err := filepath.EvalSymlinks(folder); err == nil && !slices.Contains(all, real) {
+			all = append(all, real)
+		}
+	}
+	addTarget := func(name string) {
+		if info, err := os.Lstat(name); err != nil || info.Mode()&os.ModeSymlink == 0 {
+			return
+		}
+		if real, err := filepath.EvalSymlinks(name); err == nil {
+			add(filepath.Dir(real))
 		}
 	}
 	for _, path := range paths {
-		if root := Root(path); root != path {
-			path = root
-			names, _ := walk(root) // Load reports the error
-			for _, name := range names {
+		names, _ := list(path) // Load reports the error
+		for _, name := range names {
+			if Root(path) != path {
 				add(filepath.Dir(name))
 			}
+			addTarget(name)
 		}
-		path, err := filepath.Abs(path)
+		path, err := filepath.Abs(Root(path))
 		if err != nil {
 			continue
 		}
@@ -184,7 +192,7 @@ func folders(paths []string) (list []string) {
 			}
 		}
 	}
-	return list
+	return all
 }
 
 // watchFolders makes w watch exactly the folders in list. Files in folders that cannot be watched are read by

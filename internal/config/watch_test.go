@@ -85,6 +85,18 @@ func TestWatchSeesEditsOfAFolder(t *testing.T) {
 	next("a file removed")
 }
 
+func TestWatchSeesEditsOfALinkedFile(t *testing.T) {
+	target, folder := filepath.Join(t.TempDir(), "a.yaml"), t.TempDir()
+	write(t, target, "domain: a")
+	must(t, os.Symlink(target, filepath.Join(folder, "b.yaml")))
+	for _, path := range []string{folder, filepath.Join(folder, "**"), filepath.Join(folder, "b.yaml")} {
+		next, _ := watched(t, path)
+		time.Sleep(3 * settleDelay) // the first check ends before the edit
+		write(t, target, "domain: "+path)
+		next(path)
+	}
+}
+
 func TestWatchSeesAFileThatIsReplaced(t *testing.T) {
 	folder := t.TempDir()
 	name := filepath.Join(folder, "limits")
