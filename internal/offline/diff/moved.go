@@ -76,10 +76,11 @@ func moved(domain string, was, is *descriptors.Tree) (all []Change) {
 	for _, p := range slices.Concat(before, after) {
 		try(p)
 	}
-	for _, c := range combined(only(after, before), before) {
+	once := slices.Concat(combined(only(after, before), before), combined(only(before, after), after))
+	for _, c := range once {
 		try(c)
 	}
-	for _, c := range combined(only(before, after), after) {
+	for _, c := range combined(once[:min(len(once), maxMoved)], slices.Concat(before, after)) { // the same, one level below
 		try(c)
 	}
 	slices.SortStableFunc(all, func(a, b Change) int { return strings.Compare(a.Name, b.Name) })
