@@ -24,7 +24,8 @@ func TestParseShare(t *testing.T) {
 	}
 }
 
-// The flags of a log must fit together. The domain of a log without domains is the only configured one.
+// The flags of a log must fit together. The lines of a log state no domain, so --domain is needed unless one domain alone is
+// configured.
 func TestFlagsOfALog(t *testing.T) {
 	one, two := map[string]*limiter.Domain{"a": {}}, map[string]*limiter.Domain{"a": {}, "b": {}}
 	descriptor := []string{"user=%h"}
@@ -84,7 +85,7 @@ func TestARequestToExplain(t *testing.T) {
 	}
 }
 
-// The exit code tells wrong usage, a missing limit and a failure apart.
+// Wrong usage and a missing limit have exit codes of their own, and other failures have none.
 func TestExitCodesOfAnswersOfTheAdminListener(t *testing.T) {
 	for name, test := range map[string]struct {
 		status int

@@ -55,7 +55,7 @@ func TestPasswordsOfRedisAreNotPrinted(t *testing.T) {
 	}
 }
 
-// env masks tokens and the headers for a control plane, whatever set them.
+// The command env masks tokens, the headers for a control plane, and passwords in URLs.
 func TestEnvMasksSecrets(t *testing.T) {
 	for name, value := range map[string]string{"RLSIDECAR_ADMIN_TOKEN": "hunter2", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS": "authorization:hunter2", "RLSIDECAR_REDIS_URL": "redis://u:hunter2@h:1"} {
 		for _, format := range []string{"text", "json"} {
