@@ -55,14 +55,6 @@ func calls(tb testing.TB) map[string]func() {
 	}
 }
 
-func TestDecisionsDoNotAllocate(t *testing.T) {
-	for name, call := range calls(t) {
-		if n := testing.AllocsPerRun(1000, call); n >= 1 {
-			t.Errorf("%s: %v allocations; want less than 1", name, n)
-		}
-	}
-}
-
 func BenchmarkLimiter(b *testing.B) {
 	all := calls(b)
 	for _, name := range []string{"store", "allowed", "denied", "peek", "two"} {
