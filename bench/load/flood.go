@@ -51,7 +51,7 @@ type FloodResult struct {
 // Goodput returns the number of requests per second that were answered OK in time.
 func (r *FloodResult) Goodput() float64 { return float64(r.OK) / r.Seconds }
 
-// Answered returns the number of requests per second that were answered in time.
+// Answered returns the number of requests per second that were answered OK or OVER_LIMIT in time.
 func (r *FloodResult) Answered() float64 { return float64(r.OK+r.Denied) / r.Seconds }
 
 // Flood sends the requests that c describes.

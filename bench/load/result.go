@@ -49,7 +49,8 @@ func (r *recorder) merge(o *recorder) {
 	}
 }
 
-// Result describes the measured part of a run. Only Errors covers the whole run.
+// Result describes the measured part of a run. Errors also has the errors of the warm-up, and PeakRSS covers the whole
+// life of the server.
 type Result struct {
 	Client      string  `json:"client"`
 	Connections int     `json:"connections"`

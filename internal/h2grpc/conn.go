@@ -281,7 +281,8 @@ func (c *conn) date(n int, began time.Time) {
 	}
 }
 
-// awaitRoom pauses the reader while too many bytes wait to be written or are submitted.
+// awaitRoom pauses the reader while too many bytes wait to be written, or while the requests that are submitted and
+// not completed need too much memory.
 func (c *conn) awaitRoom() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -301,9 +302,9 @@ func (c *conn) count() {
 	}
 }
 
-// allowance returns the number of bytes of each kind (buffered, submitted, stuck) that the connection may hold.
-// It is maxBuffered. While all connections together hold more than maxTotalBuffered, it is an equal share of that,
-// and at least ownBuffered.
+// allowance returns the number of bytes that the connection may hold in each of the fields buffered, submitted and
+// stuck. It is maxBuffered. While all connections together hold more than maxTotalBuffered, it is an equal share of
+// maxTotalBuffered, and at least ownBuffered.
 func (c *conn) allowance() int {
 	if c.server.bufferedBytes.Load() <= maxTotalBuffered {
 		return maxBuffered

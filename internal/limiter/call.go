@@ -210,7 +210,7 @@ func (c *Call) Reset() {
 }
 
 // BufferBytes returns the size in bytes of the buffers that grow with the number of descriptors. It leaves out the
-// entries of descriptors and the buffers of a Batch.
+// entries of descriptors, the Settlements, and charges and decisions, which in a Batch belong to the Batch.
 func (c *Call) BufferBytes() int {
 	return cap(c.keys) + cap(c.buckets)*int(unsafe.Sizeof(c.buckets[0])) + cap(c.Results)*int(unsafe.Sizeof(Result{})) +
 		cap(c.Statuses)*int(unsafe.Sizeof(Status{})) + cap(c.Descriptors)*int(unsafe.Sizeof(Descriptor{})) +

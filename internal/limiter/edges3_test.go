@@ -152,7 +152,7 @@ func TestErrorsOfResets(t *testing.T) {
 	}
 }
 
-// A refund is charged together with the other limits of the request, even if its limit has a payer. Here burst denies, so
+// A refund is charged together with the other limits of the request, even if its limit is a plan. Here burst denies, so
 // nothing is refunded.
 func TestARefundOfAPlanIsPartOfTheGroup(t *testing.T) {
 	b := newBench(t, plans)
@@ -164,7 +164,7 @@ func TestARefundOfAPlanIsPartOfTheGroup(t *testing.T) {
 	b.remains(t, "bob", map[string]int64{"per_minute": 2})
 }
 
-// If a request names a limit with a payer twice, the sum of both costs is consumed.
+// If a request names the same plan twice, the plan is charged the sum of both costs.
 func TestAPlanThatOccursTwiceIsChargedTheSum(t *testing.T) {
 	b := newBench(t, plans)
 	if c := b.together(t, "bob", limiter.NamedCharge{Name: "per_minute", Count: 3}, limiter.NamedCharge{Name: "per_minute", Count: 4}); c.Denied {
@@ -173,8 +173,8 @@ func TestAPlanThatOccursTwiceIsChargedTheSum(t *testing.T) {
 	b.remains(t, "bob", map[string]int64{"per_minute": 3, "credits": 20})
 }
 
-// If the payer of a limit has changed, a request with the same ID is not a repetition. So it is an error, like any reuse
-// of the ID.
+// If the credits of a plan have changed, a request with the same ID is not a repetition. So it is an error, like any
+// reuse of the ID.
 func TestAnIDIsOfOnePayer(t *testing.T) {
 	const yaml = `
 domain: d

@@ -163,7 +163,7 @@ func TestCompiledOverridesAreBounded(t *testing.T) {
 	}
 }
 
-// A listener drops a Call whose buffers have grown too large, so BufferBytes must count each buffer.
+// A listener drops a Call whose buffers have grown too large, so BufferBytes must count each of these buffers.
 func TestEachBufferOfACallCounts(t *testing.T) {
 	for name, c := range map[string]struct {
 		call Call

@@ -97,11 +97,12 @@ var ledgerSecretLua string
 
 var ledgerSecret = goredis.NewScript(ledgerSecretLua)
 
-// Secret returns the secret that all processes share. If there is none, it stores mine as the secret and returns it.
-func (l *Ledger) Secret(ctx context.Context, mine string) (string, error) {
+// Secret returns the secret that all processes share. If Redis has none yet, Secret stores the given one and returns
+// it.
+func (l *Ledger) Secret(ctx context.Context, initial string) (string, error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
-	secret, err := ledgerSecret.Run(ctx, l.store.client, []string{l.secret}, mine).Text()
+	secret, err := ledgerSecret.Run(ctx, l.store.client, []string{l.secret}, initial).Text()
 	if err != nil {
 		return "", l.failed(err)
 	}

@@ -91,9 +91,9 @@ func livesFor(t *testing.T, server *redistest.Server, name string) time.Duration
 	return left
 }
 
-// A denied group with a refund may still write its bucket, in new numbers or with a corrected clock. The
-// bucket then keeps its units, and lives as long as they matter. The same applies to a dry run with a
-// negative cost that starts a clock.
+// A refund in a group that is denied refunds nothing. It may still write its bucket: it converts the bucket to the
+// limit's changed numbers, or corrects its clock. The bucket then keeps its units, and does not expire before it would
+// equal a new bucket. The same applies to a dry run with a negative cost that starts the bucket's clock.
 func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
@@ -109,8 +109,8 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	}
 	lower := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 3600 * algorithms.Second})
 	take(charge("used", hourly, 10))
-	// The other limit denies, so the 10 units are not refunded. The bucket is written in new numbers, with
-	// 10 used.
+	// The other limit denies, so the 10 units are not refunded. The bucket is converted to the changed limit, with 10
+	// units used.
 	if d := take(charge("used", lower, -10), charge("denies", none, 1)); !d[0].Allowed || d[1].Allowed {
 		t.Fatalf("got %+v; want allowed and denied", d)
 	}

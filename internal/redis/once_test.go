@@ -124,21 +124,21 @@ func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 	}
 }
 
-// chargesClaimed charges a group that cannot be charged in one step, first through the Store one and then, with the
-// same ID, through the Store other. Both use the same Redis.
-func chargesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charge) {
+// chargesClaimed charges a group that cannot be charged in one step, first through storeA and then, with the same ID,
+// through storeB. Both use the same Redis.
+func chargesClaimed(t *testing.T, storeA, storeB backend.Store, group ...backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
 		c.Terms.Cost = 0
-		return takeAll(one, []backend.Charge{c})[0].Remaining
+		return takeAll(storeA, []backend.Charge{c})[0].Remaining
 	}
 	before := left(group[0])
 	id := uint32(len(group))
-	first := takeAll(one, underID(id, group...))
+	first := takeAll(storeA, underID(id, group...))
 	if !first[0].Allowed || first[0].Replayed {
 		t.Fatalf("got %+v; want allowed and not replayed", first)
 	}
-	for i, d := range takeAll(other, underID(id, group...)) {
+	for i, d := range takeAll(storeB, underID(id, group...)) {
 		if want := first[i]; !d.Replayed || d.Decision != want.Decision || d.At != want.At {
 			t.Errorf("repeated by another sidecar: got %+v, want %+v", d, want)
 		}
@@ -147,31 +147,31 @@ func chargesClaimed(t *testing.T, one, other backend.Store, group ...backend.Cha
 		t.Errorf("%d left, want %d", now, before-group[0].Terms.Cost)
 	}
 	group[0].Terms.Cost++
-	if d := takeAll(other, underID(id, group...)); !errors.Is(d[0].Err, backend.ErrReused) {
+	if d := takeAll(storeB, underID(id, group...)); !errors.Is(d[0].Err, backend.ErrReused) {
 		t.Errorf("the id of another group, want ErrReused: got %+v", d)
 	}
 }
 
 // claimsAreChargedOnce checks that a group with an ID is charged once if it cannot be charged in one step. The limit of
-// a is 100, and that of b is 4. The Stores one and other use the same Redis.
-func claimsAreChargedOnce(t *testing.T, one, other backend.Store, a, b backend.Charge) {
+// a is 100, and that of b is 4. storeA and storeB use the same Redis.
+func claimsAreChargedOnce(t *testing.T, storeA, storeB backend.Store, a, b backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
 		c.Terms.Cost = 0
-		return takeAll(one, []backend.Charge{c})[0].Remaining
+		return takeAll(storeA, []backend.Charge{c})[0].Remaining
 	}
 	t.Run("a denial is decided again", func(t *testing.T) {
 		full := b
 		full.Terms.Cost = 4
 		for range 2 {
-			if d := takeAll(one, underID(10, a, full)); d[0].Err != nil || d[1].Allowed || d[1].Replayed {
+			if d := takeAll(storeA, underID(10, a, full)); d[0].Err != nil || d[1].Allowed || d[1].Replayed {
 				t.Errorf("3 left of 4: got %+v; want no error, denied and not replayed", d)
 			}
 		}
 		full.Terms.Cost = -1
-		takeAll(one, []backend.Charge{full})
+		takeAll(storeA, []backend.Charge{full})
 		full.Terms.Cost = 4
-		if d := takeAll(other, underID(10, a, full)); !d[0].Allowed || !d[1].Allowed || d[0].Replayed {
+		if d := takeAll(storeB, underID(10, a, full)); !d[0].Allowed || !d[1].Allowed || d[0].Replayed {
 			t.Errorf("4 left of 4: got %+v; want both allowed, and the first not replayed", d)
 		}
 	})
@@ -182,7 +182,7 @@ func claimsAreChargedOnce(t *testing.T, one, other backend.Store, a, b backend.C
 		var taken atomic.Int64
 		for i := range 16 {
 			wg.Go(func() {
-				s := []backend.Store{one, other}[i%2]
+				s := []backend.Store{storeA, storeB}[i%2]
 				for id := range uint32(10) {
 					got := takeAll(s, underID(20+id, c, d))
 					switch {

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// over returns a sender whose calls are decided by the Store next.
+// over returns a sender. A Store, the parameter next, decides its calls.
 func over(next backend.Store, timeout time.Duration) *sender {
 	return newSender(timeout, func(_ context.Context, c *call) (failed error) {
 		for _, r := range c.runs {

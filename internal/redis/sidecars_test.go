@@ -25,8 +25,8 @@ func sidecar(tb testing.TB, url string) backend.Store {
 	return stores.Denied(stores.Deadline(open(tb, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms, nil), stores.DeniedConfig{})
 }
 
-// consumeConcurrently sends many charges like c through each of the stores, from several goroutines. It
-// returns how many were admitted.
+// consumeConcurrently sends the charge c many times (times) through each of the stores, from several goroutines. It
+// returns the sum of the admitted costs.
 func consumeConcurrently(tb testing.TB, stores []backend.Store, times int, c backend.Charge) int64 {
 	tb.Helper()
 	const workers = 4

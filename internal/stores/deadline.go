@@ -22,10 +22,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Deadline returns a wrapper of the Store next that ends each Batch within timeout after its Submit. A Batch with
-// a Deadline of its own ends earlier if necessary: by the duration margin before that Deadline, so that there is time
-// to send the answer. If the wrapped Store has not decided a group by then, the group gets ErrUnavailable, because it
-// may be charged later. A Batch with no time left is not submitted to the wrapped Store, and gets ErrNotTaken.
+// Deadline returns a wrapper of another Store (next). The wrapper ends each Batch within timeout after its Submit. A
+// Batch with a Deadline of its own ends earlier if necessary: by the duration margin before that Deadline, so that
+// there is time to send the answer. If the wrapped Store has not decided a group by then, the group gets
+// ErrUnavailable, because it may be charged later. A Batch with no time left is not submitted to the wrapped Store,
+// and gets ErrNotTaken.
 //
 // Deadline must be the outermost wrapper, because it may end a Batch before the Stores below do. Therefore it submits
 // a copy of the Batch to the wrapped Store. The copy lives until the wrapped Store has ended it. Late decisions are

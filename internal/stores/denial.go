@@ -198,13 +198,13 @@ func (s *denials) remove(d *denial) {
 	}
 }
 
-// removeBucket removes the denials of all groups with a bucket whose key has the hash bucket.
-func (s *denials) removeBucket(bucket uint64) {
-	for _, group := range s.buckets[bucket] {
+// removeBucket removes the denials of all groups that contain a bucket whose key has this hash.
+func (s *denials) removeBucket(keyHash uint64) {
+	for _, group := range s.buckets[keyHash] {
 		delete(s.groups, group)
 	}
-	s.listed -= len(s.buckets[bucket])
-	delete(s.buckets, bucket)
+	s.listed -= len(s.buckets[keyHash])
+	delete(s.buckets, keyHash)
 }
 
 // clear removes all denials.

@@ -11,8 +11,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Denied returns a wrapper of the Store next with a denial cache, so that requests for a key that is over its limit
-// cost the wrapped Store almost nothing.
+// Denied returns a wrapper that adds a denial cache to another Store (next). So requests for a key that is over its
+// limit cost the wrapped Store almost nothing.
 //
 // After a denial, the same group with the same costs is denied from the cache until a retry could succeed. So are
 // larger costs of a token bucket or fixed window that denied. If the denial is older than MaxAge, exactly one caller

@@ -159,9 +159,9 @@ func TestADeniedGroupInPartsIsRefunded(t *testing.T) {
 	})
 }
 
-// refusedLease returns a wrapper of the Store next with a hot key that has no lease. When it requests a lease with the
-// next charge of that key, the wrapped Store denies the request, because another sidecar has consumed all units but
-// one.
+// refusedLease wraps a Store in a LeaseStore that has a hot key without a lease, and returns a charge of that key. When
+// the LeaseStore requests a lease with this charge, the wrapped Store denies the request, because another sidecar has
+// consumed all units but one.
 func refusedLease(t *testing.T, next backend.Store) (*stores.LeaseStore, backend.Charge) {
 	t.Helper()
 	s := stores.Lease(next, stores.LeaseConfig{})
@@ -277,7 +277,7 @@ func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 	clients.Wait()
 }
 
-// submitAndWait submits the charges of b to the Store next and waits for the decisions.
-func submitAndWait(next backend.Store, b *backend.Batch) {
-	backend.Wait(next, backend.Batch{Charges: b.Charges, Decisions: b.Decisions})
+// submitAndWait submits the charges of b to a Store, and waits for the decisions.
+func submitAndWait(to backend.Store, b *backend.Batch) {
+	backend.Wait(to, backend.Batch{Charges: b.Charges, Decisions: b.Decisions})
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Lease returns a wrapper of the Store next that decides charges of hot keys locally, from units leased from the
-// wrapped Store. So a key with a hundred thousand requests per second causes only a few calls of the wrapped Store
-// per second. Leases serve only charges with lease terms (Charge.Lease), and only keys with many requests.
+// Lease returns a wrapper of another Store (next). The wrapper decides charges of hot keys locally, from units leased
+// from the wrapped Store. So a key with a hundred thousand requests per second causes only a few calls of the wrapped
+// Store per second. Leases serve only charges with lease terms (Charge.Lease), and only keys with many requests.
 //
 // When such a key has no lease, the wrapper charges the wrapped Store more than the cost of the request. The
 // additional units are a lease: they serve later requests until they are used up or the lease expires. Then unused

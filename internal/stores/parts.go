@@ -12,20 +12,20 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Parts returns a Store for groups that the Router next cannot charge in one step.
+// Parts returns a wrapper of a Router (next), for groups that the Router cannot charge in one step.
 //
-// It charges the parts of a group at the same time, each as its own group. If one part is denied or fails, Parts
-// refunds what the other parts consumed. So a limit never admits too much. Until the refund arrives, the limit admits
-// too little. If the process dies before the refund, the limit admits too little until as many units have flowed in,
-// or until its window ends.
+// The wrapper charges the parts of a group at the same time, each as its own group. If one part is denied or fails,
+// it refunds what the other parts consumed. So a limit never admits too much. Until the refund arrives, the limit
+// admits too little. If the process dies before the refund, the limit admits too little until as many units have
+// flowed in, or until its window ends.
 //
 // Parts that contain a refund of the caller are sent after the other parts, because such a refund cannot be undone
-// reliably. The answer does not wait for the charges that undo a part; these are sent through undos.
+// reliably. The answer does not wait for the charges that undo a part; these charges are sent through the Undos.
 //
-// number returns a number for charge i of a group: charges with equal numbers can be charged in one step. Groups must
-// not have an idempotency key, and must not be a Reset.
-func Parts(next *Router, number func(i int, c *backend.Charge) int, undos *Undos) backend.Store {
-	s := &partsStore{next: next, number: number, undos: undos}
+// partOf returns the number of the part to which charge i of a group belongs. The charges of one part can be charged
+// in one step. Groups must not have an idempotency key, and must not be a Reset.
+func Parts(next *Router, partOf func(i int, c *backend.Charge) int, undos *Undos) backend.Store {
+	s := &partsStore{next: next, partOf: partOf, undos: undos}
 	s.batches.New = func() any {
 		t := &partsBatch{store: s, now: division{router: next}, later: division{router: next}}
 		t.now.decided, t.now.done = t.decided, t.ended
@@ -37,7 +37,7 @@ func Parts(next *Router, number func(i int, c *backend.Charge) int, undos *Undos
 
 type partsStore struct {
 	next    *Router
-	number  func(i int, c *backend.Charge) int
+	partOf  func(i int, c *backend.Charge) int
 	undos   *Undos
 	batches sync.Pool
 }
@@ -115,7 +115,7 @@ func (t *partsBatch) plan() {
 		t.groups = append(t.groups, partedGroup{from: at, to: at + len(group), first: len(t.parts)})
 		t.numbers = t.numbers[:0]
 		for i := range group {
-			t.numbers = append(t.numbers, t.store.number(i, &group[i]))
+			t.numbers = append(t.numbers, t.store.partOf(i, &group[i]))
 		}
 		for i, number := range t.numbers {
 			if !slices.Contains(t.numbers[:i], number) {

@@ -48,7 +48,7 @@ func byFirstByte(below ...backend.Store) *stores.Router {
 	return stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Key[0]-'a'] }, nil)
 }
 
-// routed returns a Router that sends everything to the Store next.
+// routed returns a Router that sends every group to the same Store.
 func routed(next backend.Store) *stores.Router {
 	route := stores.Route{Store: next}
 	return stores.NewRouter(func([]backend.Charge) *stores.Route { return &route }, nil)

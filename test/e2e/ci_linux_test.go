@@ -19,7 +19,8 @@ type workflow struct {
 }
 
 // TestWorkflowOfTheExample runs the steps of examples/ci as they are written, except the installation. They
-// run as on a runner of GitHub, in a clone whose limits differ from those of the branch main.
+// run as on a runner of GitHub, in a clone in which limits.yaml differs from that of the branch main. Only the case "no
+// change" leaves the file as it is.
 func TestWorkflowOfTheExample(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(root + "/examples/ci/github-actions.yaml")

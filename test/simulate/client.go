@@ -138,7 +138,7 @@ func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 			return r
 		}
 	}
-	if rng.IntN(8) == 0 { // limits that do not deny when the store fails
+	if rng.IntN(8) == 0 { // only limits whose on_backend_failure is not deny
 		r.witness = ""
 		for range 1 + rng.IntN(2) {
 			r.costs = append(r.costs, cost{otherNames[rng.IntN(len(otherNames))], strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})

@@ -14,7 +14,8 @@ import (
 
 // The judge makes these checks at the end of a run, after the last fault.
 
-// live sends each process a request that must be allowed, and repeats it. checkProbes checks the answers.
+// live sends each process a request, checks that it is allowed, and schedules its repetitions. The method checkProbes
+// checks the answers to these.
 func (j *judge) live() {
 	w := j.w
 	for _, p := range w.processes {
@@ -51,14 +52,14 @@ const (
 	aWhile = 250 * time.Millisecond
 )
 
-// living is the request of live to one process.
+// living is the request that the method live sends to one process.
 type living struct {
 	request *request
 	process *process
 	answers int // the number of answers that allowed it
 }
 
-// checkProbes checks that the requests of live were allowed.
+// checkProbes checks that each process allowed all repetitions that the method live has scheduled.
 func (j *judge) checkProbes() {
 	for _, l := range j.alive {
 		if l.answers < repeats {

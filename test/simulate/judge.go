@@ -212,8 +212,8 @@ var policies = map[string]descriptors.OnFailure{
 }
 
 // failedAs checks the answer to a request that the store could not decide. Each undecided limit must answer by
-// its on_backend_failure. failedAs also counts the units that each sidecar allows by "local"; shared compares
-// them with the sidecar's share.
+// its on_backend_failure. failedAs also counts the units that each sidecar allows because of "local". The method
+// judge.shared compares them with the sidecar's share.
 func (j *judge) failedAs(s *sending, c *limiter.Call) {
 	mustDeny, mayDeny, mustErr := false, false, false
 	for i := range c.Results {

@@ -347,7 +347,8 @@ func (w *world) parts() (names []string) {
 
 func (w *world) left(out string) bool { return slices.Contains(w.plan.Without, out) }
 
-// runPlan runs the world to its end. The judge then reports problems.
+// runPlan runs the world to its end: the requests and the faults, the repair, and the last checks. judge.problems then
+// has the problems of the whole run.
 func (w *world) runPlan() {
 	w.clients = 1 + w.rng.IntN(2)
 	if !w.calm {
@@ -503,7 +504,8 @@ func (w *world) stall(s *server, span time.Duration) {
 	s.behind = max(s.behind, w.now+int64(span))
 }
 
-// restart stops a server for a while. The server may lose its data.
+// restart stops a server for span. If it has a replica, the replica takes over. Charges that the replica does not have
+// yet are lost. Otherwise the same server starts again, without its data if w.lossy is set.
 func (w *world) restart(s *server, span time.Duration) {
 	if w.layout != nil && s.lag > 0 {
 		w.replace(s, span)

@@ -1,6 +1,7 @@
-// Package tracing sends spans to an OpenTelemetry collector: one for each decision that package grpcapi requests.
-// The spans of gRPC calls continue the trace of the caller (W3C or B3 headers). The standard OTEL_… environment
-// variables configure the exporter and the resource.
+// Package tracing sends spans to an OpenTelemetry collector: one for each gRPC call that Handler traces, and one for
+// each decision that package grpcapi requests. The span of a call continues the trace of the caller (W3C or B3
+// headers), and contains the span of the decision. The standard OTEL_… environment variables configure the exporter
+// and the resource.
 //
 // Spans contain no texts from requests: no keys, no values, and only configured domains.
 package tracing

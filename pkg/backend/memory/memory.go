@@ -279,7 +279,8 @@ func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next *algorith
 	return take() || s.sweepSome(st, now, keep) && take()
 }
 
-// put stores the state next in the entry e, or in a new entry if e is nil. The room for it is already reserved.
+// put stores the state next in the entry e, or in a new entry if e is nil. It stores nothing if next is the zero State.
+// If the bucket grows, the caller has reserved the room (makeRoom).
 func (s *Store) put(st *stripe, hash uint64, c *backend.Charge, e *entry, next *algorithms.State) {
 	n := growth(e, next)
 	switch {
