@@ -162,7 +162,7 @@ func TestAWaitThatIsTooLongChargesNothing(t *testing.T) {
 		charges = 0
 		err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "l", Key: key, N: n, Reserve: true}, {Name: "l", Key: []string{"another", key[0]}, N: 1}})
 		if !errors.Is(err, want) || charges > 1 || (charges == 1) != (want == nil) {
-			t.Errorf("%d units, of which the last are available in %d s: %v and %d charges; want %v", n, 10*n, err, charges, want)
+			t.Errorf("%d units, of which the last are available in %d s: %v and %d charges; want %v, and a charge only without an error", n, 10*n, err, charges, want)
 		}
 	}
 }
@@ -181,7 +181,7 @@ func (s failing) Submit(b *backend.Batch) {
 	s.Store.Submit(b)
 }
 
-// If the Store cannot make the dry run, the call fails. It is not charged without a bound of its wait.
+// If the dry run fails, the call fails and charges nothing: without the dry run, its wait could be longer than MaxWait.
 func TestACallWithoutADryRunIsNotCharged(t *testing.T) {
 	charged := false
 	limits := ratelimit.Limits{"l": with(func(l *ratelimit.Limit) {
@@ -245,6 +245,9 @@ func TestCostsOfAnUnknownLimit(t *testing.T) {
 	if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "nope", Costs: map[string]int64{"a": 1}}}); !errors.Is(err, ratelimit.ErrUnknown) {
 		t.Errorf("got %v; want ErrUnknown", err)
 	}
+}
+
+func TestALimitHasAtMost16Weights(t *testing.T) {
 	many := ratelimit.TokenBucket(1, time.Second)
 	many.Weights = map[string]string{}
 	for i := range 17 {
@@ -261,7 +264,7 @@ func TestAGuaranteedRate(t *testing.T) {
 	limit.Guaranteed = &ratelimit.Rate{Units: 2, Period: time.Second}
 	l, clock := limiterOn(t, ratelimit.Limits{"l": limit})
 	if r, err := l.AllowN(t.Context(), 12, "l"); err != nil || r.Remaining != 0 {
-		t.Fatalf("%+v %v; want the bank and the guaranteed units", r, err)
+		t.Fatalf("%+v %v; want 12 units allowed, 10 of the bank and 2 guaranteed ones, and none remaining", r, err)
 	}
 	clock.Set(storetest.Start + algorithms.Second)
 	if r, err := l.AllowN(t.Context(), 2, "l"); err != nil {
@@ -428,7 +431,8 @@ func TestWaitingEndsWithAnErrorOfTheStore(t *testing.T) {
 	}
 }
 
-// A proxy reserves an estimate at a sidecar, and a Go program with the same secret and limit settles it.
+// A proxy reserves an estimate at a sidecar, and a Go program with the same secret settles it. The limit of the program
+// must have the same algorithm, and Settles.
 func TestReservationsOfAProxyAreSettled(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
@@ -464,7 +468,7 @@ descriptors: [{key: user, limit: tokens}]
 			t.Fatal(err)
 		}
 		if got, err := l.Settle(t.Context(), r, 3); !errors.Is(err, want) || err == nil && got.Remaining != 57 {
-			t.Errorf("settles %v: %+v %v; want %v", settles, got, err, want)
+			t.Errorf("settles %v: %+v %v; want %v, and without an error 57 remaining", settles, got, err, want)
 		}
 	}
 }
