@@ -184,7 +184,7 @@ func TestThePageExplainsWhyAKeyIsDenied(t *testing.T) {
 	}
 }
 
-// For a limit with a payer (then), the page shows the bucket of the limit and the bucket of the payer.
+// For a plan (a limit with then), the page shows the bucket of the plan and the bucket of its credits.
 func TestThePageShowsAPlanAndItsCredits(t *testing.T) {
 	d := newDesk(t)
 	if err := os.WriteFile(d.file, []byte(`domain: d

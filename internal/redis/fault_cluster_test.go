@@ -46,8 +46,8 @@ func (c underCluster) not(master int) func(q *loadRequest) bool {
 	return func(q *loadRequest) bool { return c.master(q) != master }
 }
 
-// promoted waits until the replica of master i is a master, and each server of others reports that the cluster works.
-// It returns the time from begin until then.
+// promoted waits until the replica of master i is a master, and each of the given servers reports that the cluster
+// works. It returns the time from begin until then.
 func (c underCluster) promoted(i int, begin time.Time, others ...*redistest.Server) time.Duration {
 	c.t.Helper()
 	for _, s := range others {

@@ -60,20 +60,20 @@ func (r *Router) Submit(b *backend.Batch) {
 	route.Store.Submit(&p.batch)
 }
 
-// divide submits b as several batches. b.Charges[:first] belong to route. The group that begins with
-// b.Charges[first] belongs to other.
-func (r *Router) divide(b *backend.Batch, first int, route, other *Route) {
+// divide submits b as several batches. b.Charges[:first] belong to routeA. The group that begins with
+// b.Charges[first] belongs to routeB.
+func (r *Router) divide(b *backend.Batch, first int, routeA, routeB *Route) {
 	d := r.divisions.Get().(*division)
 	d.outer = b
 	// All routes are found before any charge is copied. Each search reads memory that is rarely in a cache. In
 	// a short loop, the processor waits for several of these reads at the same time.
-	d.routes = append(d.routes[:0], other)
+	d.routes = append(d.routes[:0], routeB)
 	for at := first + backend.GroupLen(b.Charges[first:]); at < len(b.Charges); {
 		n := backend.GroupLen(b.Charges[at:])
 		d.routes = append(d.routes, r.find(b.Charges[at:at+n]))
 		at += n
 	}
-	d.part(route).inner.add(b.Charges[:first], 0)
+	d.part(routeA).inner.add(b.Charges[:first], 0)
 	at := first
 	for _, route := range d.routes {
 		group := b.Charges[at:][:backend.GroupLen(b.Charges[at:])]

@@ -142,8 +142,8 @@ func (l *Limit) windowsToFull(value int64) int64 {
 	return n
 }
 
-// overdrawn returns value after a cost that was not available is charged nevertheless. The charge does not
-// take the value below -MaxReserved.
+// overdrawn returns the new value of a bucket that is charged a cost although it does not have that many units. The
+// charge does not take the value below -MaxReserved.
 func (l *Limit) overdrawn(value, cost int64) int64 {
 	return max(min(value, -l.MaxReserved), value-min(cost, l.Capacity+l.MaxReserved))
 }

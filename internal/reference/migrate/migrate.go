@@ -216,9 +216,9 @@ func names(list *yaml.Node) (keys []string) {
 	return keys
 }
 
-// splits returns other, one of keys, if key has the form other_value. The reference server joins a key and its value by
-// "_", so it cannot distinguish an entry other=value from key. ok is false if there is no such key.
-func splits(key string, keys []string) (other string, ok bool) {
+// splits returns one of keys, shorter, if key has the form shorter_value. The reference server joins a key and its value
+// by "_", so it cannot distinguish the entry shorter=value from key. ok is false if there is no such key.
+func splits(key string, keys []string) (shorter string, ok bool) {
 	for _, k := range keys {
 		if k != "" && strings.HasPrefix(key, k+"_") {
 			return k, true
