@@ -210,11 +210,12 @@ func (c *Call) Reset() {
 }
 
 // BufferBytes returns the size in bytes of the buffers that grow with the number of descriptors. It leaves out the
-// entries of descriptors, the Settlements, and charges and decisions, which in a Batch belong to the Batch.
+// entries of descriptors, and charges and decisions, which in a Batch belong to the Batch.
 func (c *Call) BufferBytes() int {
 	return cap(c.keys) + cap(c.buckets)*int(unsafe.Sizeof(c.buckets[0])) + cap(c.Results)*int(unsafe.Sizeof(Result{})) +
 		cap(c.Statuses)*int(unsafe.Sizeof(Status{})) + cap(c.Descriptors)*int(unsafe.Sizeof(Descriptor{})) +
-		cap(c.candidates)*int(unsafe.Sizeof(candidate{})) + cap(c.instead)*int(unsafe.Sizeof(payer{}))
+		cap(c.candidates)*int(unsafe.Sizeof(candidate{})) + cap(c.instead)*int(unsafe.Sizeof(payer{})) +
+		cap(c.Settlements)*int(unsafe.Sizeof(Settlement{}))
 }
 
 // AddDescriptor adds an empty descriptor to c and returns it. Its Entries may use memory of an earlier request.

@@ -176,6 +176,7 @@ func TestEachBufferOfACallCounts(t *testing.T) {
 		"statuses":    {Call{Verdict: Verdict{Statuses: make([]Status, 0, 7)}}, 7 * unsafe.Sizeof(Status{})},
 		"descriptors": {Call{Request: Request{Descriptors: make([]Descriptor, 0, 7)}}, 7 * unsafe.Sizeof(Descriptor{})},
 		"candidates":  {Call{candidates: make([]candidate, 0, 7)}, 7 * unsafe.Sizeof(candidate{})},
+		"settlements": {Call{Verdict: Verdict{Settlements: make([]Settlement, 0, 7)}}, 7 * unsafe.Sizeof(Settlement{})},
 		"payers":      {Call{instead: make([]payer, 0, 7)}, 7 * unsafe.Sizeof(payer{})},
 		"two buffers": {Call{keys: make([]byte, 0, 100), buckets: make([]uint32, 0, 100)}, 500},
 	} {
