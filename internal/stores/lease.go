@@ -227,9 +227,9 @@ func (s *LeaseStore) tick() {
 	}
 }
 
-// ReturnUnits returns the unused units of expired leases to the wrapped Store, and reports the number of hot keys
-// that remain. The timer calls it.
-func (s *LeaseStore) ReturnUnits() (keys int) {
+// ReturnUnits returns the unused units of expired leases to the wrapped Store, and forgets keys that are no longer hot.
+// The timer calls it.
+func (s *LeaseStore) ReturnUnits() {
 	now := s.now()
 	var returns []backend.Charge
 	for i := range s.shards {
@@ -237,11 +237,9 @@ func (s *LeaseStore) ReturnUnits() (keys int) {
 		sh.mu.Lock()
 		returns = sh.expire(returns, now)
 		sh.cool(now)
-		keys += len(sh.hotKeys)
 		sh.mu.Unlock()
 	}
 	s.returnUnits(returns)
-	return keys
 }
 
 // Close stops the timer and the leasing in the background, and returns all leased units. It waits for the background

@@ -251,7 +251,12 @@ func TestPenaltySpecs(t *testing.T) {
 	for _, p := range []Penalty{{0, sec, sec}, {MaxPenaltyAfter + 1, sec, sec}, {1, 0, sec}, {1, sec, sec - us}, {1, sec, MaxBlock + us}} {
 		s := penalized(p.After, p.For, p.Max)
 		if _, err := Compile(s); err == nil {
-			t.Errorf("%+v compiles", p)
+			t.Errorf("%+v compiles; want an error", p)
+		}
+	}
+	for _, p := range []Penalty{{1, us, us}, {MaxPenaltyAfter, sec, MaxBlock}, {1, MaxBlock, MaxBlock}} {
+		if _, err := Compile(penalized(p.After, p.For, p.Max)); err != nil {
+			t.Errorf("%+v: %v; want no error", p, err)
 		}
 	}
 	s := penalized(1, sec, sec)
