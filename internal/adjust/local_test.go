@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -212,8 +213,8 @@ func TestErrorsOfTheFileSystemAreReported(t *testing.T) {
 		t.Error("a set was written to a folder that does not exist; want an error")
 	}
 	const full = "/dev/full" // Linux: each write fails as on a full disk
-	if _, err := os.Stat(full); err != nil {
-		t.Skip(err)
+	if runtime.GOOS != "linux" {
+		t.Skipf("%s has no %s", runtime.GOOS, full)
 	}
 	if err := appendFile(full, []byte("x")); err == nil {
 		t.Error("a line was appended on a full disk; want an error")

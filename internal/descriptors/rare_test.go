@@ -1,7 +1,6 @@
 package descriptors
 
 import (
-	"math"
 	"strings"
 	"testing"
 
@@ -70,19 +69,6 @@ func TestKeysOfExactly128BytesAreKept(t *testing.T) {
 	}
 }
 
-func TestTextsOfKeys(t *testing.T) {
-	for key, want := range map[string]string{
-		Prefix("d", "limit", "n", 0) + "v\x01a\x01b": "limit n of domain d, key a,b",
-		Prefix("d", "path", "n", 0) + "v":            "limit n of domain d (path)",
-		"2" + Prefix("d", "limit", "n", 0)[1:] + "v": "2a\\x01d\\x05limit\\x01nv",
-		"": "",
-	} {
-		if got := KeyText([]byte(key)); got != want {
-			t.Errorf("%q: got %s, want %s", key, got, want)
-		}
-	}
-}
-
 // An expression must match the whole value, including a newline at its end. Its length and its steps are bounded.
 func TestBoundsOfExpressions(t *testing.T) {
 	p, err := RegexPattern("k", "a.c")
@@ -129,33 +115,6 @@ func TestWhatARequestReserves(t *testing.T) {
 	}
 }
 
-func TestSlots(t *testing.T) {
-	entries := []Entry{{"a", "1"}, {"b", "2"}, {"c", "3"}}
-	p := &Policy{Open: []int{1, 2}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 9}}}
-	if got, want := p.SlotOf(entries), SlotNumber("3"); got != want {
-		t.Errorf("got %d, want that of the second open value, %d", got, want)
-	}
-	if got, want := p.SlotOfKey([]string{"2", "3"}), SlotNumber("3"); got != want {
-		t.Errorf("got %d, want that of the second value, %d", got, want)
-	}
-	if got := p.SlotOfKey([]string{"2"}); got != 9 {
-		t.Errorf("got %d, want the fixed one", got)
-	}
-}
-
-func TestAWindowPerSecond(t *testing.T) {
-	start := algorithms.Micros(0)
-	for _, test := range []struct {
-		start *algorithms.Micros
-		want  bool
-	}{{&start, true}, {nil, false}} {
-		l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: algorithms.Second, Start: test.start})
-		if err != nil || PerSecond(&l) != test.want {
-			t.Errorf("start %v: %v, error %v; want %v", test.start, PerSecond(&l), err, test.want)
-		}
-	}
-}
-
 func TestPartsOfNumbers(t *testing.T) {
 	if got := PartOf(10, 1.5); got != 10 {
 		t.Errorf("one and a half times 10: got %d, want 10", got)
@@ -168,22 +127,6 @@ func TestPartsOfNumbers(t *testing.T) {
 	if part.Rate != 5 || *part.Initial != 1 || *part.MaxReserved != 0 || *part.MaxDebt != 0 || part.Minimum.Units != 2 {
 		t.Errorf("got %+v with initial %d, %d reserved, debt %d and minimum %d; want 5, 1, 0, 0 and 2",
 			part, *part.Initial, *part.MaxReserved, *part.MaxDebt, part.Minimum.Units)
-	}
-}
-
-func TestSpansAtTheirBounds(t *testing.T) {
-	if got, err := ParseSpan("9223372036854775807us"); got != math.MaxInt64 || err != nil {
-		t.Errorf("the longest: got %d, %v", got, err)
-	}
-	for _, text := range []string{"0s", "0s0ms", "9223372036854775807us1us", "9223372036854775807us9223372036854775807us3us", "9223372036854775808us"} {
-		if got, err := ParseSpan(text); err == nil {
-			t.Errorf("%s: got %d, want an error", text, got)
-		}
-	}
-	for d, want := range map[algorithms.Micros]string{1000: "1ms", algorithms.Second: "1s", algorithms.Second + 1000: "1s1ms", 1500: "1ms500us", algorithms.Day: "1d"} {
-		if got := strings.ReplaceAll(Span(d), "µ", "u"); got != want {
-			t.Errorf("%d us: got %s, want %s", d, got, want)
-		}
 	}
 }
 

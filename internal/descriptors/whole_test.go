@@ -20,42 +20,6 @@ func limitOf(t *testing.T, s algorithms.Spec) *algorithms.Limit {
 
 func number(n int64) *int64 { return &n }
 
-// pattern parses key, key=text, key=text*, key=*text, key=a*b or key~expression.
-func pattern(t *testing.T, text string) Pattern {
-	t.Helper()
-	if key, expression, is := strings.Cut(text, "~"); is {
-		p, err := RegexPattern(key, expression)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return p
-	}
-	key, value, _ := strings.Cut(text, "=")
-	switch n := len(value); {
-	case strings.Count(value, "*") != 1 || n == 1:
-		return ValuePattern(key, value)
-	case value[n-1] == '*':
-		return Pattern{Key: key, How: HasPrefix, Text: value[:n-1]}
-	case value[0] == '*':
-		return Pattern{Key: key, How: HasSuffix, Text: value[1:]}
-	}
-	return ValuePattern(key, value)
-}
-
-// grown returns a Tree of these paths of patterns, each with a limit at its end.
-func grown(t *testing.T, paths ...string) *Tree {
-	t.Helper()
-	tree := &Tree{}
-	for _, path := range paths {
-		var node *Node
-		for _, text := range strings.Split(path, ",") {
-			node, _ = tree.Add(node, pattern(t, text))
-		}
-		node.Policies = append(node.Policies, &Policy{Name: path})
-	}
-	return tree
-}
-
 // CouldMatch reports whether a descriptor with these entries could match a limit. "?" stands for a value that is not known.
 // CouldMatch compares only exact values, so with other patterns each value could match.
 func TestCouldMatch(t *testing.T) {
@@ -70,13 +34,13 @@ func TestCouldMatch(t *testing.T) {
 		{"a=1 a=2", "a=1", true}, {"a=1 a=2", "a=2", true}, {"a=1 a=2", "a=3", false}, {"a=1 a=2", "a=?", true}, {"a=1 b=2", "c=?", false},
 		{"a=1,b=2", "a=1", false}, {"a=1,b=2", "a=1,b=2", true}, {"a=1,b=2", "a=?,b=2", true}, {"a=1,b=2", "a=2,b=2", false}, {"a=1,b=2", "a=1,b=3", false}, {"a=1,b=2", "a=1,b=2,c=3", false},
 		{"a=1,b=2 a=1,c=3 a=2,d=4", "a=?,d=4", true}, {"a=1,b=2 a=1,c=3 a=2,d=4", "a=1,d=4", false},
-		{"a=x*", "a=?", true}, {"a=x*", "a=y", true}, {"a=x*", "b=x", false}, {"a=x*,b", "a=x", false}, {"a=x*,b", "a=x,b=1", true},
-		{"a=*x", "a=?", true}, {"a=*x", "b=?", false}, {"a=*x,b", "a=?", false}, {"a=*x,b", "a=?,b=?", true},
-		{"a~x+", "a=?", true}, {"a~x+", "b=?", false}, {"a~x+,b", "a=?", false}, {"a~x+,b", "a=?,b=?", true},
+		{"a^=x", "a=?", true}, {"a^=x", "a=y", true}, {"a^=x", "b=x", false}, {"a^=x,b", "a=x", false}, {"a^=x,b", "a=x,b=1", true},
+		{"a$=x", "a=?", true}, {"a$=x", "b=?", false}, {"a$=x,b", "a=?", false}, {"a$=x,b", "a=?,b=?", true},
+		{"a~=x+", "a=?", true}, {"a~=x+", "b=?", false}, {"a~=x+,b", "a=?", false}, {"a~=x+,b", "a=?,b=?", true},
 		{"a=x*y*", "a=?", true}, {"a=x*y*", "a=1", true}, {"a=x*y*,b", "a=?", false}, {"a=x*y*,b", "a=?,c=?", false},
 		{"a_*", "a_1=x", true}, {"a_*", "b=x", true}, {"a_*,b", "c=x", false}, {"a_*,b", "c=x,b=1", true},
 	} {
-		tree := grown(t, strings.Fields(c.paths)...)
+		tree := grow(t, strings.Fields(c.paths)...)
 		var entries []Possible
 		for _, text := range strings.Split(c.possible, ",") {
 			if key, value, is := strings.Cut(text, "="); is {
@@ -92,10 +56,10 @@ func TestCouldMatch(t *testing.T) {
 // Every node is listed with its patterns, in an order that does not depend on the order in which they were added. The
 // samples of the patterns match the node. Patterns with a wildcard in the key and regular expressions have no sample.
 func TestAllNodesAndTheirSamples(t *testing.T) {
-	paths := []string{"b,x=1", "a", "a=1", "a=2", "a=p*", "a=q*", "a=*s", "a=x*y*z", "a~[0-9]+", "c=1", "k_*"}
+	paths := []string{"b,x=1", "a", "a=1", "a=2", "a^=p", "a^=q", "a$=s", "a=x*y*z", "a~=[0-9]+", "c=1", "k_*"}
 	want := []string{"a=1", "a=2", "a=p*", "a=q*", "a=*s", "a=x*y*z", "a~[0-9]+", "a", "b", "b,x=1", "c=1", "k_*"}
 	for range 2 {
-		tree := grown(t, paths...)
+		tree := grow(t, paths...)
 		var got []string
 		for patterns, node := range tree.All() {
 			var names []string
@@ -124,7 +88,7 @@ func TestAllNodesAndTheirSamples(t *testing.T) {
 		t.Error("the sample of a pattern for any value is the empty value, which another pattern may match")
 	}
 	n := 0
-	for range grown(t, paths...).All() {
+	for range grow(t, paths...).All() {
 		if n++; n == 10 { // within b
 			break
 		}
@@ -136,10 +100,10 @@ func TestAllNodesAndTheirSamples(t *testing.T) {
 
 // A pattern that is added again has the node that it had.
 func TestAPatternHasOneNode(t *testing.T) {
-	for _, texts := range []string{"a a", "a=1 a=1", "a=1 a=2 a=1", "a a=1 a", "a b a b", "a=p* a=p*", "a=*s a=p* a=*s", "a~x a~y a~x", "k_* k_* a k_*", "a=1 a a=1"} {
+	for _, texts := range []string{"a a", "a=1 a=1", "a=1 a=2 a=1", "a a=1 a", "a b a b", "a^=p a^=p", "a$=s a^=p a$=s", "a~=x a~=y a~=x", "k_* k_* a k_*", "a=1 a a=1"} {
 		tree, nodes := &Tree{}, map[string]*Node{}
 		for _, text := range strings.Fields(texts) {
-			node, added := tree.Add(nil, pattern(t, text))
+			node, added := tree.Add(nil, patternOf(t, text))
 			if was := nodes[text]; added != (was == nil) || was != nil && was != node {
 				t.Errorf("%s: %s is added: %t; want it added only the first time, and the same node later", texts, text, added)
 			}
@@ -221,6 +185,7 @@ func TestSlotsOfDescriptorsAndKeys(t *testing.T) {
 	}{
 		"no extras":           {Policy{}, 0, 0, []string{"1"}},
 		"a fixed slot":        {Policy{Extras: &Extras{Slot: Slot{Fixed: 7}}}, 7, 7, []string{"1"}},
+		"not the first entry": {Policy{Open: []int{1, 2}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 9}}}, SlotNumber("3"), SlotNumber("3"), []string{"2", "3"}},
 		"the second value":    {Policy{Open: []int{0, 1}, Extras: &Extras{Slot: Slot{Value: 2}}}, SlotNumber("2"), SlotNumber("y"), []string{"x", "y"}},
 		"a key that is short": {Policy{Open: []int{0, 1}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 7}}}, SlotNumber("2"), 7, []string{"x"}},
 		"an entry":            {Policy{Extras: &Extras{Slot: Slot{Entry: "b", Fixed: 7}}}, SlotNumber("2"), 7, []string{"x"}},
@@ -239,7 +204,7 @@ func TestTextsOfStrangeKeys(t *testing.T) {
 	prefix := Prefix("d", "limit", "n", algorithms.TokenBucket)
 	digest := prefix + "d" + strings.Repeat("\x01", 32)
 	for key, want := range map[string]string{
-		prefix + "v": "limit n of domain d", prefix + "v\x01x\x02yz": "limit n of domain d, key x,yz",
+		prefix + "v": "limit n of domain d", prefix + "v\x01x\x02yz": "limit n of domain d, key x,yz", prefix + "v\x01a\x01b": "limit n of domain d, key a,b",
 		Prefix("d", "path", "n", algorithms.TokenBucket) + "v": "limit n of domain d (path)",
 		digest: "limit n of domain d, key with digest " + strings.Repeat("01", 32),
 		"":     "", "1": "1", "2b": "2b", "1b": "1b", "1b\x05ab": `1b\x05ab`, "1b\x80": `1b\x80`, "1b\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01": `1b\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01`,
@@ -270,7 +235,7 @@ func TestSpansOfDurations(t *testing.T) {
 	const us, ms, s = algorithms.Micros(1), algorithms.Micros(1000), algorithms.Second
 	for d, want := range map[algorithms.Micros]string{
 		0: "0s", us: "1µs", ms: "1ms", s: "1s", 60 * s: "1m", 61 * s: "1m1s", 3600 * s: "1h", 3660 * s: "1h1m", 3601 * s: "1h0m1s", algorithms.Day: "1d", 7 * algorithms.Day: "7d", algorithms.Day + s: "24h0m1s",
-		s + 500*ms: "1s500ms", ms + us: "1ms1µs", s + us: "1s1µs", -s: "-1s", -s - 500*ms: "-1s500ms", -60 * s: "-1m",
+		s + 500*ms: "1s500ms", ms + us: "1ms1µs", s + ms: "1s1ms", 1500: "1ms500µs", s + us: "1s1µs", -s: "-1s", -s - 500*ms: "-1s500ms", -60 * s: "-1m",
 		algorithms.MaxTime: Span(algorithms.MaxTime-algorithms.MaxTime%s) + Span(algorithms.MaxTime%s), algorithms.MaxTime + 1: "4503599627s",
 	} {
 		got := Span(d)
@@ -285,7 +250,7 @@ func TestSpansOfDurations(t *testing.T) {
 	}
 	for text, want := range map[string]algorithms.Micros{
 		"9223372036854775807us": math.MaxInt64, "9223372036854775808us": 0, "1us9223372036854775806us": math.MaxInt64, "1us9223372036854775807us": 0,
-		"106751991d": 106751991 * algorithms.Day, "106751992d": 0, "1h30m": 5400 * s, "": 0, "h": 0, "1": 0, "1h30": 0, "1x": 0, "0s": 0, "0s1us": 1, "-1s": 0, "1.5s": 0, "5 s": 0,
+		"106751991d": 106751991 * algorithms.Day, "106751992d": 0, "1h30m": 5400 * s, "": 0, "h": 0, "1": 0, "1h30": 0, "1x": 0, "0s": 0, "0s0ms": 0, "0s1us": 1, "9223372036854775807us1us": 0, "9223372036854775807us9223372036854775807us3us": 0, "-1s": 0, "1.5s": 0, "5 s": 0,
 	} {
 		if got, err := ParseSpan(text); got != want || (err == nil) != (want != 0) {
 			t.Errorf("%q: got %d, %v; want %d", text, got, err, want)
@@ -366,7 +331,7 @@ func TestExpressionsThatCannotBeUsed(t *testing.T) {
 // If a descriptor matches no limit, Shorter is the largest number of its first entries that match one. If a key is unknown,
 // Near has the most similar ones.
 func TestShorterDescriptorsThatMatch(t *testing.T) {
-	tree := grown(t, "a", "a,b,c", "a,b,c,d,e")
+	tree := grow(t, "a", "a,b,c", "a,b,c,d,e")
 	for text, want := range map[string]int{"a=1": 0, "a=1,b=1": 1, "a=1,x=1": 1, "a=1,b=1,c=1": 0, "a=1,b=1,c=1,d=1": 3, "a=1,b=1,c=1,x=1": 3, "x=1": 0, "a=1,b=1,x=1": 1} {
 		entries, err := Parse(text)
 		if err != nil {
@@ -380,18 +345,18 @@ func TestShorterDescriptorsThatMatch(t *testing.T) {
 			t.Errorf("%s: %d, want %d", text, got, want)
 		}
 	}
-	short := grown(t, "key\n,x")
+	short := grow(t, "key\n,x")
 	if x := short.Explain([]Entry{{"key\t", "1"}}); x.Miss == nil || x.Miss.Reason != NoKey || !slices.Equal(x.Miss.Near, []string{`key\n`}) {
 		t.Errorf("got %+v; want no such key, near %q", x.Miss, `key\n`)
 	}
-	if x := grown(t, "a", "k_*").Explain([]Entry{{"b", "1"}}); x.Miss == nil || x.Miss.Reason != NoKey || len(x.Miss.Near) != 2 {
+	if x := grow(t, "a", "k_*").Explain([]Entry{{"b", "1"}}); x.Miss == nil || x.Miss.Reason != NoKey || len(x.Miss.Near) != 2 {
 		t.Errorf("got %+v; want no such key, near 2 others", x.Miss)
 	}
 }
 
 // All patterns that match an entry are listed in the order in which they take precedence.
 func TestPatternsThatTakePrecedence(t *testing.T) {
-	tree := grown(t, "a", "a=x*", "a=xy*", "a=*z", "a_*", "a=x*y*", "a~x.*", "a=xyz", "a=longer than the value*", "a=*longer than the value")
+	tree := grow(t, "a", "a^=x", "a^=xy", "a$=z", "a_*", "a=x*y*", "a~=x.*", "a=xyz", "a^=longer than the value", "a$=longer than the value")
 	x := tree.Explain([]Entry{{"a", "xyz"}})
 	if len(x.Steps) != 1 || x.Steps[0].Pattern != "a=xyz" || x.Steps[0].How != Exact || !slices.Equal(x.Steps[0].Over, []string{"a=xy*", "a=x*", "a=*z", "a_*", "a=x*y*", "a~x.*", "a"}) {
 		t.Errorf("got %+v; want a=xyz, over the other patterns that match xyz", x.Steps)
