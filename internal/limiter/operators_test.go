@@ -1,0 +1,165 @@
+package limiter_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+func TestBeforeAConfigurationNothingIsAdjustableOrReset(t *testing.T) {
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
+	if in, policies, err := l.Adjustable("", "calls"); !errors.Is(err, limiter.ErrNoConfig) || in != "" || policies != nil {
+		t.Errorf("got %q, %v, %v; want the error limiter.ErrNoConfig", in, policies, err)
+	}
+	if keys, all := l.Buckets(&adjust.Adjustment{Target: adjust.Target{AllKeys: true}}); keys != nil || all {
+		t.Errorf("got %v, %t; want no buckets", keys, all)
+	}
+	if err := l.Reset(t.Context(), callOf("a")); !errors.Is(err, limiter.ErrNoConfig) {
+		t.Errorf("got the error %v, want limiter.ErrNoConfig", err)
+	}
+	l.Swap(&limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": {Name: "d", Tree: &descriptors.Tree{}, Broken: true}}})
+	if err := l.Reset(t.Context(), callOf("a")); !errors.Is(err, limiter.ErrNoConfig) {
+		t.Errorf("a domain without a valid configuration: got the error %v, want limiter.ErrNoConfig", err)
+	}
+}
+
+func TestAResetReportsThatTheStoreFailed(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.store.err = backend.ErrUnavailable
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}}
+	if err := b.Reset(t.Context(), c); !errors.Is(err, backend.ErrUnavailable) || !strings.Contains(err.Error(), `limit "calls"`) {
+		t.Errorf("got the error %v, want backend.ErrUnavailable with the name of the limit", err)
+	}
+}
+
+// Without a domain, Adjustable looks for the limit in all domains. It returns the policies of the limit: its own, and one
+// for each of the two descriptors that use it.
+func TestALimitIsAdjustableWithoutItsDomain(t *testing.T) {
+	b := newBench(t, adjustable)
+	in, policies, err := b.Adjustable("", "calls")
+	if err != nil || in != "d" || len(policies) < 2 {
+		t.Errorf("got %q, %d policies, %v; want the uses of the limit in domain d", in, len(policies), err)
+	}
+}
+
+func TestANameInSeveralDomainsNeedsTheDomain(t *testing.T) {
+	const limits = "limits:\n  calls: {algorithm: token_bucket, rate: 10, period: 1m}\n"
+	s := newBench(t, "domain: d\n"+limits+"---\ndomain: other\n"+limits).Current()
+	var problem *limiter.RequestError
+	if d, p, err := s.Limit("", "calls"); !errors.As(err, &problem) || problem.Missing || d != nil || p != nil {
+		t.Errorf("got %v, %v, %v; want an error about several domains", d, p, err)
+	}
+	if d, p, err := s.Limit("other", "calls"); err != nil || d.Name != "other" || p.Domain != "other" {
+		t.Errorf("got %v, %v, %v; want the limit of the domain", d, p, err)
+	}
+}
+
+// The whole descriptor identifies the buckets of a limit with a wildcard, so an operator must state it.
+func TestAnOperatorStatesTheDescriptorOfAWildcard(t *testing.T) {
+	b := newBench(t, "domain: d\ndescriptors:\n  - {key: 'path_*', rate_limit: {name: starred, algorithm: token_bucket, rate: 10, period: 1m}}\n")
+	if problem := b.inspect(t, "starred", "a1"); !strings.Contains(problem, "--descriptor") {
+		t.Errorf("got %q; want the error that the descriptor is needed", problem)
+	}
+}
+
+func TestAnAdjustmentOfAllKeysAppliesAlone(t *testing.T) {
+	b := newBench(t, adjustable)
+	if got := b.adjust("calls", map[string]adjust.Change{"*": {Capacity: number(3)}}); got.InForce != 1 || got.Ignored != 0 {
+		t.Errorf("got %+v; want one adjustment in force", got)
+	}
+	if n := b.allowed(t, 10, "user=bob"); n != 3 {
+		t.Errorf("%d allowed, want 3", n)
+	}
+	if keys, all := b.Buckets(&adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", AllKeys: true}}); keys != nil || !all {
+		t.Errorf("got %v, %t; want all buckets", keys, all)
+	}
+}
+
+// An operator inspects what a cost would do. Nothing is consumed.
+func TestAnInspectionConsumesNothing(t *testing.T) {
+	b := newBench(t, adjustable)
+	for _, c := range []*limiter.Call{
+		{Request: limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}, Count: 5}}}}, callOf("user"),
+	} {
+		c.Inspect = true
+		if err := b.Check(t.Context(), c); err != nil || len(c.Results) != 1 || !c.Results[0].Decision.Allowed {
+			t.Errorf("error %v, %+v; want the decision on the cost", err, c.Verdict)
+		}
+	}
+	if bob, one := b.left(t, "user=bob"), b.left(t, "user=1"); bob != 20 || one != 20 {
+		t.Errorf("%d and %d are left, want 20 of each", bob, one)
+	}
+	b = newBench(t, requiring)
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true}}
+	c.AddDescriptor().Entries = []descriptors.Entry{{Key: "user", Value: "bob"}}
+	if err := b.Check(t.Context(), c); err != nil || c.Denied || len(c.Results) != 1 {
+		t.Errorf("without a required entry: error %v, %+v; want the state of the bucket", err, c.Verdict)
+	}
+}
+
+func TestErrorsOfAdjustableAndInspectedLimits(t *testing.T) {
+	const limits = "descriptors:\n  - {key: a, rate_limit: {name: own, algorithm: token_bucket, rate: 10, period: 1m}}\n"
+	b := newBench(t, "domain: d\n"+limits+"---\ndomain: other\n"+limits)
+	for _, c := range []struct{ domain, limit, want string }{
+		{"d", "own", ""}, {"", "own", "several domains"}, {"none", "own", `domain "none" is not configured`}, {"d", "none", `no limit named "none"`}, {"", "none", `no limit is named "none"`},
+	} {
+		_, _, err := b.Adjustable(c.domain, c.limit)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("adjusting %s of %q: got the error %v, want %q", c.limit, c.domain, err, c.want)
+		}
+		call := &limiter.Call{Request: limiter.Request{Domain: c.domain, Inspect: true, Limits: []limiter.NamedCharge{{Name: c.limit, Key: []string{"1"}}}}}
+		err = b.Check(t.Context(), call)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("inspecting %s of %q: got the error %v, want %q", c.limit, c.domain, err, c.want)
+		}
+		call = &limiter.Call{Request: limiter.Request{Domain: c.domain, Limits: []limiter.NamedCharge{{Name: c.limit, Key: []string{"1"}}}}}
+		var problem *limiter.RequestError
+		if err := b.Check(t.Context(), call); !errors.As(err, &problem) || !problem.Missing {
+			t.Errorf("%s of %q without inspection: got the error %v, want a missing limit", c.limit, c.domain, err)
+		}
+	}
+}
+
+// An operator must state as many values as the descriptors that use the limit have open entries, even if other limits
+// need more or fewer.
+func TestAnOperatorNeedsTheKeyOfTheLimit(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  calls: {algorithm: token_bucket, rate: 10, period: 1m}
+  bytes: {algorithm: token_bucket, rate: 10, period: 1m}
+descriptors:
+  - {key: user, limit: calls, descriptors: [{key: file, limit: bytes}]}
+`)
+	for limit, want := range map[string][]bool{"calls": {false, true, false}, "bytes": {false, false, true}} {
+		for n, ok := range want {
+			if problem := b.inspect(t, limit, []string{"1", "2"}[:n]...); (problem == "") != ok {
+				t.Errorf("%s with %d values: %q; want no error: %t", limit, n, problem, ok)
+			}
+		}
+	}
+}
+
+func TestErrorsOfResets(t *testing.T) {
+	b := newBench(t, adjustable)
+	var problem *limiter.RequestError
+	for name, r := range map[string]limiter.Request{
+		"an unknown limit":  {Domain: "d", Limits: []limiter.NamedCharge{{Name: "none"}}},
+		"an unknown domain": {Domain: "none", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: "1"}}}}},
+	} {
+		if err := b.Reset(t.Context(), &limiter.Call{Request: r}); !errors.As(err, &problem) || !problem.Missing {
+			t.Errorf("%s: got the error %v, want a *RequestError", name, err)
+		}
+	}
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Local: &faulty{Store: memory.New(memory.Config{}), err: backend.ErrUnavailable}})
+	l.Swap(b.Current())
+	if err := l.Reset(t.Context(), callOf("user")); err == nil || !strings.Contains(err.Error(), "local bucket") {
+		t.Errorf("a local bucket: got the error %v, want one with \"local bucket\"", err)
+	}
+}
