@@ -89,10 +89,7 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, set *adjust.Set
 		return exitError{exitNo, errors.New("the configuration has no section auth, so /v1/auth denies everything")}
 	}
 	route := routing.Find(s.Auth, q)
-	if x.Repeated = routing.Repeated(s.Auth, route, q); q.Fragment {
-		x.Repeated = "#"
-	}
-	if x.Repeated == "" && route != nil {
+	if x.Repeated = routing.Repeated(s.Auth, route, q); x.Repeated == "" && route != nil {
 		x.Route = &routeTaken{route.Place, route.Domain, route.Hits, route.DryRun}
 		x.LeftOut = missing(s.Auth, route, q)
 		var call limiter.Call

@@ -132,7 +132,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *clientRequest, own, 
 	}
 	of.read(own, query)
 	route := routing.Find(of.auth, &of.Request)
-	if of.Fragment || routing.Repeated(of.auth, route, &of.Request) != "" {
+	if routing.Repeated(of.auth, route, &of.Request) != "" {
 		d.Observer.Refused(Repeated)
 		return authAnswer{code: http.StatusTooManyRequests, reason: reasonRepeated}
 	}

@@ -89,11 +89,15 @@ func matchesTarget(r *limiter.Route, q *Request) bool {
 }
 
 // Repeated returns a header or cookie that has several values in q and affects which limits apply, as the
-// configuration names it: "cookie:sid". It returns "" if there is none. Such a header is a condition of a route up to
-// r whose path, method and host match, or a source of a value in r. r is the result of Find; if it is nil, the
-// conditions of all routes count. Applications differ in which of several values they use, so a limit could count one
-// value while the application uses another. Parameters of the query are not examined: Value uses the first.
+// configuration names it: "cookie:sid". It returns "#" if the target contains that, and "" if there is nothing of
+// either kind. Such a header is a condition of a route up to r whose path, method and host match, or a source of a
+// value in r. r is the result of Find; if it is nil, the conditions of all routes count. Applications differ in which
+// of several values they use, so a limit could count one value while the application uses another. Parameters of the
+// query are not examined: Value uses the first.
 func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
+	if q.Fragment {
+		return "#"
+	}
 	for i := range a.Routes {
 		one := &a.Routes[i]
 		for j := range one.Headers {

@@ -180,6 +180,9 @@ func TestRepeated(t *testing.T) {
 		if got := Repeated(a, Find(a, q), q); got != c.want {
 			t.Errorf("%s (%s): %q, want %q", c.line, c.headers, got, c.want)
 		}
+		if q.Fragment = true; Repeated(a, Find(a, q), q) != "#" {
+			t.Errorf("%s (%s), with a # in the target: %q, want #", c.line, c.headers, Repeated(a, Find(a, q), q))
+		}
 	}
 }
 
