@@ -42,9 +42,9 @@ type Batch struct {
 	Charges []Charge
 	// Decisions has the length of Charges. Its elements must be zero when the Batch is submitted.
 	Decisions []Decision
-	// Known, if not nil, has the length of Charges. A Store may set elements before Done. Decision i is
-	// final once Known[i] is set, and may be read. A Store does so for groups that it decides without
-	// waiting, or whose server answers before others. It sets the elements of a whole group, once.
+	// Known, if not nil, has the length of Charges. Once Known[i] is set, decision i is final and may be
+	// read. A Store may set elements before Done, for groups that it decides without waiting or whose server
+	// answers before others. It sets the elements of a whole group, once.
 	Known []atomic.Bool
 	// OnKnown, if not nil, is called after elements of Known were set, with their positions: start is the
 	// first, end is one behind the last. A Store that passes a part of its batch to another Store forwards
@@ -77,7 +77,6 @@ type Source struct {
 	Flush func()
 }
 
-// flush calls Flush of s. Both may be nil.
 func (s *Source) flush() {
 	if s != nil && s.Flush != nil {
 		s.Flush()
@@ -120,10 +119,10 @@ func (b *Batch) Fail(err error) {
 	b.Done(b)
 }
 
-// Take submits charges to s and waits for the decisions. decisions must have the length of charges, and its elements
-// must be zero. The deadline of ctx becomes the Deadline of the
-// Batch. If ctx has already ended, the Deadline is the current time. Take still waits if ctx is canceled later,
-// because a Store answers within its own timeout.
+// Take submits charges to s and waits for the decisions. decisions must have the length of charges, and its
+// elements must be zero. The deadline of ctx becomes the Deadline of the Batch. If ctx has already ended, the
+// Deadline is the current time. Take still waits if ctx is canceled later, because a Store answers within its
+// own timeout.
 func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) {
 	b := Batch{Charges: charges, Decisions: decisions}
 	if end, ok := ctx.Deadline(); ok {
@@ -150,14 +149,13 @@ func Wait(s Store, b Batch) {
 	waiters.Put(w)
 }
 
-// waiter is a call of Wait.
 type waiter struct {
 	batch Batch
 	done  func(*Batch)
 
 	mu    sync.Mutex
-	wake  *sync.Cond // signals changes of ended
-	ended bool       // guarded by mu
+	wake  *sync.Cond
+	ended bool // guarded by mu
 }
 
 var waiters = sync.Pool{New: func() any {
@@ -233,7 +231,6 @@ func Alternatives(group []Charge) int {
 	return n
 }
 
-// fits reports whether all decisions are allowed.
 func fits(decisions []Decision) bool {
 	for i := range decisions {
 		if !decisions[i].Allowed {

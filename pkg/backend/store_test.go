@@ -41,7 +41,6 @@ func TestPaid(t *testing.T) {
 	}
 }
 
-// A Store keeps the decisions of a group that may have consumed units, and of no other.
 func TestConsumedAny(t *testing.T) {
 	usual, overdraw := &algorithms.Limit{}, &algorithms.Limit{Overdraw: true}
 	charge := func(l *algorithms.Limit, cost int64, dryRun bool) backend.Charge {
@@ -68,7 +67,6 @@ func TestConsumedAny(t *testing.T) {
 	}
 }
 
-// Decisions that are known stay as they are. OnKnown may read them.
 func TestKnownDecisionsAreFinal(t *testing.T) {
 	failure := errors.New("test")
 	b := &backend.Batch{Charges: make([]backend.Charge, 3), Decisions: decided(true, true, true), Known: make([]atomic.Bool, 3), Done: func(*backend.Batch) {}}
@@ -86,7 +84,7 @@ func TestKnownDecisionsAreFinal(t *testing.T) {
 	}
 }
 
-// Done may reuse the Batch, so Finish reads its Source before. The answers are written before they are flushed.
+// Done may reuse the Batch, so Finish must read Source before it calls Done.
 func TestFinishCallsDoneAndThenFlush(t *testing.T) {
 	var calls []string
 	b := &backend.Batch{Source: &backend.Source{Flush: func() { calls = append(calls, "flush") }}}
@@ -98,22 +96,21 @@ func TestFinishCallsDoneAndThenFlush(t *testing.T) {
 	if want := []string{"done", "flush"}; !slices.Equal(calls, want) {
 		t.Errorf("got %v, want %v", calls, want)
 	}
-	for _, source := range []*backend.Source{nil, {}} { // neither has a Flush
+	for _, source := range []*backend.Source{nil, {}} {
 		(&backend.Batch{Source: source, Done: func(*backend.Batch) {}}).Finish()
 	}
 }
 
-// last keeps a copy of the last Batch that was submitted, with its own Charges.
-type last struct{ backend.Batch }
+type lastBatch struct{ backend.Batch }
 
-func (l *last) Submit(b *backend.Batch) {
+func (l *lastBatch) Submit(b *backend.Batch) {
 	l.Batch = *b
 	l.Charges = slices.Clone(b.Charges)
 	b.Done(b)
 }
 
 func TestTakePassesTheDeadlineOn(t *testing.T) {
-	store, end := &last{}, time.Now().Add(time.Hour)
+	store, end := &lastBatch{}, time.Now().Add(time.Hour)
 	ctx, cancel := context.WithDeadline(t.Context(), end)
 	take := func(ctx context.Context) time.Time {
 		backend.Take(ctx, store, make([]backend.Charge, 1), make([]backend.Decision, 1))
@@ -135,7 +132,7 @@ func TestTakePassesTheDeadlineOn(t *testing.T) {
 }
 
 func TestAResetHasNoIdempotencyKey(t *testing.T) {
-	store := &last{}
+	store := &lastBatch{}
 	if err := backend.ResetBucket(t.Context(), store, backend.Charge{IdempotencyKey: &backend.IdempotencyKey{}}); err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +171,6 @@ func TestWhatNeverFits(t *testing.T) {
 	}
 }
 
-// Groups are consecutive charges with equal numbers. Alternatives end with the first charge without Then.
 func TestGroupsAndAlternatives(t *testing.T) {
 	for _, test := range []struct {
 		groups []int
@@ -202,13 +198,12 @@ func TestGroupsAndAlternatives(t *testing.T) {
 	}
 }
 
-// later is a Store that decides after Submit has returned.
-type later struct {
+type lateStore struct {
 	decide chan struct{}
 	err    error
 }
 
-func (l *later) Submit(b *backend.Batch) {
+func (l *lateStore) Submit(b *backend.Batch) {
 	go func() {
 		<-l.decide
 		if l.err != nil {
@@ -222,7 +217,7 @@ func (l *later) Submit(b *backend.Batch) {
 
 func TestTakeWaitsForTheDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &later{decide: make(chan struct{})}
+		store := &lateStore{decide: make(chan struct{})}
 		decisions, taken := make([]backend.Decision, 1), make(chan bool, 1)
 		go func() {
 			backend.Take(t.Context(), store, make([]backend.Charge, 1), decisions)
@@ -241,9 +236,8 @@ func TestTakeWaitsForTheDecision(t *testing.T) {
 	})
 }
 
-// An error of the Store reaches the caller of a reset. ErrNotTaken is an ErrUnavailable, but not the other way round.
 func TestErrorsOfTheStoreAreReturned(t *testing.T) {
-	store := &later{decide: make(chan struct{}), err: backend.ErrNotTaken}
+	store := &lateStore{decide: make(chan struct{}), err: backend.ErrNotTaken}
 	close(store.decide)
 	if err := backend.ResetBucket(t.Context(), store, backend.Charge{}); !errors.Is(err, backend.ErrUnavailable) || !errors.Is(err, backend.ErrNotTaken) {
 		t.Errorf("got %v, want ErrNotTaken, which wraps ErrUnavailable", err)
@@ -253,7 +247,6 @@ func TestErrorsOfTheStoreAreReturned(t *testing.T) {
 	}
 }
 
-// A Batch without Known and OnKnown has no decision that is final before Done.
 func TestABatchWithoutKnownDecisions(t *testing.T) {
 	done := 0
 	b := &backend.Batch{Charges: make([]backend.Charge, 1), Decisions: decided(true), Done: func(*backend.Batch) { done++ }}
@@ -271,7 +264,7 @@ func TestABatchWithoutKnownDecisions(t *testing.T) {
 	}
 }
 
-// A request of 0 units consumes nothing, also if its limit charges denied requests.
+// A limit with Overdraw also charges denied requests.
 func TestADenialOfNoUnitsConsumesNothing(t *testing.T) {
 	c := []backend.Charge{{Limit: &algorithms.Limit{Overdraw: true}}}
 	if backend.ConsumedAny(c, decided(false)) {

@@ -21,8 +21,8 @@ import (
 // DefaultMaxKeys is the default of Config.MaxKeys.
 const DefaultMaxKeys = 1_000_000
 
-// stripeCount is the number of locks over which the buckets are spread. Charges of two different keys need the same
-// lock with a probability of 1/128. A sweep of one stripe holds its lock only briefly.
+// stripeCount is the number of locks over which the buckets are spread. Charges of two different keys need
+// the same lock with a probability of 1/128.
 const stripeCount = 128
 
 // Config configures a Store. The zero Config means DefaultMaxKeys and the wall clock.
@@ -78,7 +78,6 @@ func New(c Config) *Store {
 	return s
 }
 
-// hash returns the hash that determines the stripe and the position of a key.
 func (s *Store) hash(key []byte) uint64 {
 	if s.seed == nil {
 		h := fnv.New64a()
@@ -101,7 +100,7 @@ func (s *Store) take(charges []backend.Charge, decisions []backend.Decision) {
 		return
 	}
 	var hashes [atOnce]uint64
-	for at := atOnce; len(charges) > 0; { // hashes[at] belongs to charges[0], if touch has computed it
+	for at := atOnce; len(charges) > 0; { // at is the index in hashes for charges[0]
 		if at >= atOnce {
 			s.touch(charges, &hashes)
 			at = 0
@@ -138,7 +137,7 @@ func (s *Store) takeOne(now algorithms.Micros, hash uint64, c *backend.Charge, d
 		e.set(&state)
 	case s.makeRoom(st, c, e, &state, now, e):
 		s.put(st, hash, c, e, &state)
-	case charges(c, &d.Decision):
+	case changesUnits(c, &d.Decision):
 		s.full.Add(1)
 		*d = backend.Decision{Err: backend.ErrFull}
 		return
@@ -146,7 +145,6 @@ func (s *Store) takeOne(now algorithms.Micros, hash uint64, c *backend.Charge, d
 	d.At = now
 }
 
-// reset deletes the bucket of c.
 func (s *Store) reset(hash uint64, c *backend.Charge) {
 	st := s.stripe(hash)
 	st.mu.Lock()
@@ -157,9 +155,8 @@ func (s *Store) reset(hash uint64, c *backend.Charge) {
 	}
 }
 
-// charges reports whether d changed the units of c's bucket. Such a decision is valid only if the state can
-// be stored.
-func charges(c *backend.Charge, d *algorithms.Decision) bool {
+// A decision that changes units is valid only if the new state can be stored.
+func changesUnits(c *backend.Charge, d *algorithms.Decision) bool {
 	return !c.Terms.DryRun && c.Terms.Cost != 0 && (d.Allowed || c.Limit.ChargesDenied())
 }
 
@@ -173,7 +170,7 @@ type group struct {
 
 var groups = sync.Pool{New: func() any { return &group{} }}
 
-// takeGroup decides charges together. hashes has the hashes of the first keys; the other hashes are computed.
+// takeGroup decides charges together. hashes has the hashes of the first keys; lock computes the others.
 func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.Charge, decisions []backend.Decision) {
 	g := groups.Get().(*group)
 	defer groups.Put(g)
@@ -195,8 +192,8 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 		if s.makeRoom(s.stripe(g.hashes[i]), &cs[i], g.entries[i], &b.State, now, g.entries...) {
 			continue
 		}
-		if charges(&cs[i], &b.Decision) && (all || cs[i].Limit.ChargesDenied()) {
-			s.fail(g, cs[:i], decisions)
+		if changesUnits(&cs[i], &b.Decision) && (all || cs[i].Limit.ChargesDenied()) {
+			s.releaseAndFail(g, cs[:i], decisions)
 			return
 		}
 		b.State = algorithms.State{} // there is no room to start the clock or to count a denial, so put stores nothing
@@ -207,11 +204,10 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 	}
 }
 
-// fail returns the room that was reserved for the charges in made, and sets all decisions to ErrFull.
-func (s *Store) fail(g *group, made []backend.Charge, decisions []backend.Decision) {
-	for i := range made {
+func (s *Store) releaseAndFail(g *group, reserved []backend.Charge, decisions []backend.Decision) {
+	for i := range reserved {
 		if n := growth(g.entries[i], &g.buckets[i].State); n > 0 {
-			owner := s.room.owner(made[i].Owner)
+			owner := s.room.owner(reserved[i].Owner)
 			if e := g.entries[i]; e != nil {
 				owner = e.owner
 			}
@@ -320,7 +316,7 @@ func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool
 }
 
 // sweep visits up to n entries of st, starting behind the last entry that was visited. It deletes entries
-// that equal new buckets, but none of those in keep. It returns the number of deleted entries.
+// that equal new buckets, but none of those in keep. st.mu is held.
 func (s *Store) sweep(st *stripe, now algorithms.Micros, n int, keep []*entry) (swept int) {
 	for range min(n, st.table.size()) {
 		if st.nextSweep >= st.table.size() {

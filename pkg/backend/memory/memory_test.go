@@ -22,7 +22,6 @@ func TestExact(t *testing.T) {
 	})
 }
 
-// at returns a Store and its clock, which the test sets.
 func at(maxKeys int) (*storetest.Clock, *Store) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
@@ -176,7 +175,6 @@ func TestAGroupWithoutRoomConsumesNothing(t *testing.T) {
 	}
 }
 
-// Counted denials need room, and release it when they expire.
 func TestCountedDenialsUseRoom(t *testing.T) {
 	clock, s := at(100)
 	l := limit(t, algorithms.Spec{
@@ -263,7 +261,6 @@ func TestRunSweeps(t *testing.T) {
 	})
 }
 
-// TestBytesPerBucket measures the memory of a bucket beyond its key.
 func TestBytesPerBucket(t *testing.T) {
 	const n = 200_000
 	_, s := at(n)
@@ -308,7 +305,6 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// BenchmarkTakeMany charges 16 requests at once, as a busy connection does.
 func BenchmarkTakeMany(b *testing.B) {
 	const many = 16
 	for _, keys := range []uint64{10_000, 1_000_000} {

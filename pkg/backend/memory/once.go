@@ -14,7 +14,8 @@ import (
 const recordStripes = 16
 
 // records has one stripe of the records: the decisions of groups with idempotency keys. They share the room of
-// the buckets. If there is no room, a new record is refused; no record is deleted before it expires.
+// the buckets. If there is no room, a new record is refused; no record is deleted before it expires. All methods
+// except peek require mu.
 //
 // The records are in chunks, which never move. A new record reuses the place of a deleted one, or else gets the
 // next place of the last chunk. New records are therefore next to each other, and writing one needs few cache
@@ -27,7 +28,7 @@ type records struct {
 	// ref; 0 means empty. The length is a power of two. mu guards it and the following fields, except seen.
 	index  []uint64
 	seen   atomic.Pointer[[]uint64] // the index, for readers without the lock
-	count  int                      // how many records the index has
+	count  int
 	chunks []*[recordsPerChunk]record
 	used   int                             // how many records of the chunks have ever been used
 	free   recordRef                       // the first unused record, which links the others
@@ -42,12 +43,12 @@ type recordRef uint32
 
 // record has the first decision of a group, and the number of the group's decisions.
 type record struct {
-	id    [16]byte
-	of    [32]byte
-	until algorithms.Micros
-	first decision
-	n     int32
-	next  recordRef // another record that is swept at the same time, or another unused record
+	id     [16]byte
+	digest [32]byte
+	until  algorithms.Micros
+	first  decision
+	n      int32
+	next   recordRef // another record that is swept at the same time, or another unused record
 }
 
 // recordsPerChunk makes a chunk at most 32 KiB long, because the runtime rounds up the size of larger ones.
@@ -65,7 +66,7 @@ func (s *Store) recordsOf(id *[16]byte) (r *records, hash uint32) {
 	return &s.records[h>>32%recordStripes], uint32(h)
 }
 
-// find returns the record with an ID, or 0. r.mu must be held.
+// find returns 0 if no record has this ID.
 func (r *records) find(hash uint32, id *[16]byte) recordRef {
 	if len(r.index) == 0 {
 		return 0
@@ -89,7 +90,6 @@ func (r *records) peek(hash uint32) uint64 {
 	return atomic.LoadUint64(&(*index)[hash&uint32(len(*index)-1)])
 }
 
-// enter adds a record to the index. r.mu must be held.
 func (r *records) enter(hash uint32, ref recordRef) {
 	if 4*(r.count+1) > 3*len(r.index) {
 		old := r.index
@@ -106,7 +106,6 @@ func (r *records) enter(hash uint32, ref recordRef) {
 	atomic.StoreUint64(&r.index[r.empty(hash)], uint64(hash)<<32|uint64(ref))
 }
 
-// empty returns the first empty place for a hash. r.mu must be held.
 func (r *records) empty(hash uint32) uint32 {
 	mask := uint32(len(r.index) - 1)
 	i := hash & mask
@@ -116,8 +115,8 @@ func (r *records) empty(hash uint32) uint32 {
 	return i
 }
 
-// leave removes a record from the index. It moves later places into the gap, so that no search ends too early.
-// r.mu must be held.
+// leave removes a record from the index. It moves later places into the gap, so that no search ends too
+// early.
 func (r *records) leave(hash uint32, ref recordRef) {
 	mask := uint32(len(r.index) - 1)
 	hole := hash & mask
@@ -134,14 +133,12 @@ func (r *records) leave(hash uint32, ref recordRef) {
 	r.count--
 }
 
-// at returns the record with a ref. r.mu must be held.
 func (r *records) at(ref recordRef) *record {
 	i := uintptr(ref - 1)
 	return &r.chunks[i/recordsPerChunk][i%recordsPerChunk]
 }
 
-// unused returns an unused record. r.mu must be held.
-func (r *records) unused() recordRef {
+func (r *records) newRecord() recordRef {
 	if ref := r.free; ref != 0 {
 		r.free = r.at(ref).next
 		return ref
@@ -187,7 +184,7 @@ func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.C
 	kept := backend.ConsumedAny(charges, decisions)
 	if kept {
 		if ref == 0 {
-			ref = r.unused()
+			ref = r.newRecord()
 			r.enter(at, ref)
 			r.link(ref, now+once.Lifetime)
 		}
@@ -212,7 +209,7 @@ func (s *Store) roomForRecords(n int, now algorithms.Micros) bool {
 	return s.room.take(recordsOwner, n)
 }
 
-// keep stores the decisions of a group in a record, which is new or has expired. r.mu must be held.
+// keep stores the decisions of a group in a record, which is new or has expired.
 func (r *records) keep(ref recordRef, once *backend.IdempotencyKey, until algorithms.Micros, decisions []backend.Decision) {
 	of := func(d *backend.Decision) decision { return decision{d.Decision, d.At} }
 	is := r.at(ref)
@@ -232,7 +229,7 @@ func (r *records) keep(ref recordRef, once *backend.IdempotencyKey, until algori
 	}
 }
 
-// link adds a record to those that are swept in the first minute that begins after the time until. r.mu must be held.
+// link adds a record to those that are swept in the first minute that begins after the time until.
 func (r *records) link(ref recordRef, until algorithms.Micros) {
 	if r.due == nil {
 		r.due = map[algorithms.Micros]recordRef{}
@@ -241,9 +238,8 @@ func (r *records) link(ref recordRef, until algorithms.Micros) {
 	r.at(ref).next, r.due[last] = r.due[last], ref
 }
 
-// answer writes the stored decisions if the group is the same, and ErrReused otherwise. r.mu must be held.
 func (r *records) answer(was *record, once *backend.IdempotencyKey, decisions []backend.Decision) {
-	if was.of != once.Digest || int(was.n) != len(decisions) {
+	if was.digest != once.Digest || int(was.n) != len(decisions) {
 		for i := range decisions {
 			decisions[i] = backend.Decision{Err: backend.ErrReused}
 		}

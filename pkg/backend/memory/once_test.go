@@ -12,7 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// Records expire, and their number is bounded by the room that they share with buckets.
 func TestRecordsAreBounded(t *testing.T) {
 	clock, s := at(10)
 	s.SetOwners([]string{"a/x"})
@@ -56,7 +55,6 @@ func TestRecordsAreBounded(t *testing.T) {
 	}
 }
 
-// A denied group is not stored under its id, and uses no room.
 func TestDeniedIDsKeepNoRoom(t *testing.T) {
 	_, s := at(20)
 	s.SetOwners([]string{"a/x"})
@@ -85,8 +83,8 @@ func TestDeniedIDsKeepNoRoom(t *testing.T) {
 	}
 }
 
-// The caller may reuse the memory of its decisions while they are stored. An ID can be used again after its
-// lifetime. The expiry of its first record must not delete the second one.
+// The caller may reuse the memory of its decisions while they are stored. The expiry of the first record with
+// an ID must not delete the second one.
 func TestARecordIsACopyOfTheDecisions(t *testing.T) {
 	clock, s := at(100)
 	l := tokens(t, 100)
@@ -114,7 +112,6 @@ func TestARecordIsACopyOfTheDecisions(t *testing.T) {
 	}
 }
 
-// A caller may use an ID again and again after its lifetime. That needs the memory of one record.
 func TestAnExpiredRecordIsReplaced(t *testing.T) {
 	clock, s := at(100)
 	l := tokens(t, 5000)
@@ -158,8 +155,6 @@ func TestAnExpiredRecordIsReplaced(t *testing.T) {
 	}
 }
 
-// recordsInUse returns how many records were ever used at once, for how many minutes records are listed to be swept,
-// and how many records have more than one decision.
 func (s *Store) recordsInUse() (used, due, others int) {
 	for i := range s.records {
 		r := &s.records[i]
@@ -168,7 +163,6 @@ func (s *Store) recordsInUse() (used, due, others int) {
 	return used, due, others
 }
 
-// Records are added and deleted. The index must find each record as long as it is kept.
 func TestEveryRecordIsFound(t *testing.T) {
 	clock, s := at(20_000)
 	l := tokens(t, 1_000_000)
@@ -228,8 +222,7 @@ func TestARecordThatExpiresWithinAMinuteIsSwept(t *testing.T) {
 	}
 }
 
-// A Store without a sweeper deletes expired records when it needs their room, also those of the stripe that it is about
-// to change.
+// A sweep for new room includes the stripe whose lock the request already holds.
 func TestNewIDsFindTheRoomOfExpiredRecords(t *testing.T) {
 	clock, s := at(2)
 	s.SetOwners([]string{"a"})
@@ -256,7 +249,6 @@ func TestNewIDsFindTheRoomOfExpiredRecords(t *testing.T) {
 	}
 }
 
-// The ID of an expired record is used again. The second record is swept after its own lifetime.
 func TestTheSecondRecordOfAnIDIsSwept(t *testing.T) {
 	clock, s := at(100)
 	l := tokens(t, 100)
@@ -283,7 +275,6 @@ func TestTheSecondRecordOfAnIDIsSwept(t *testing.T) {
 	}
 }
 
-// A denied group leaves the expired record of its ID and the room of this record.
 func TestADeniedGroupKeepsTheRoomOfAnExpiredRecord(t *testing.T) {
 	for _, test := range []struct{ first, second int }{{1, 2}, {2, 1}, {2, 2}, {3, 1}} {
 		clock, s := at(100)
@@ -315,8 +306,8 @@ func TestADeniedGroupKeepsTheRoomOfAnExpiredRecord(t *testing.T) {
 	}
 }
 
-// The index of records must behave like a map, also if IDs have the same hash. It grows with the number of records that
-// it has at a time, not with those that it ever had.
+// Several IDs have the same hash. The index grows with the number of records at a time, not with those that
+// it ever had.
 func TestTheIndexOfRecordsBehavesLikeAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := &records{}
@@ -329,7 +320,7 @@ func TestTheIndexOfRecordsBehavesLikeAMap(t *testing.T) {
 				t.Fatalf("id %d: found %d, want %d", i, ref, have[i])
 			}
 			if ref == 0 {
-				ref = r.unused()
+				ref = r.newRecord()
 				r.at(ref).id = id
 				r.enter(hash(i), ref)
 				have[i] = ref

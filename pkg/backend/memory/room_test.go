@@ -35,8 +35,6 @@ func growing(tb testing.TB) []*algorithms.Limit {
 	return all
 }
 
-// Whatever is charged, reset, swept and reconfigured, and also in a full store: the room in use is that of the stored
-// buckets and records, each limit is charged for its own, and nothing else stays in memory.
 func TestTheRoomInUseIsThatOfTheContent(t *testing.T) {
 	limits := growing(t)
 	owners := []string{"a", "b", "c"}
@@ -154,7 +152,6 @@ func TestTheLargestBound(t *testing.T) {
 	}
 }
 
-// A limit keeps its part when the configuration changes, and gets it although other limits use more than they may.
 func TestALimitHasItsPartAfterAReload(t *testing.T) {
 	_, s := at(100)
 	l := tokens(t, 1)
@@ -179,7 +176,6 @@ func TestALimitHasItsPartAfterAReload(t *testing.T) {
 	}
 }
 
-// Each reload may name other limits. Their parts do not let the store grow without a bound.
 func TestReloadsExceedTheBoundByHalfAtMost(t *testing.T) {
 	for _, configured := range []bool{true, false} {
 		_, s := at(100)
@@ -199,7 +195,6 @@ func TestReloadsExceedTheBoundByHalfAtMost(t *testing.T) {
 	}
 }
 
-// While the store is nearly full, Run visits each bucket once a second.
 func TestRunSweepsANearlyFullStoreEverySecond(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -236,7 +231,7 @@ func TestRunSweepsANearlyFullStoreEverySecond(t *testing.T) {
 	}
 }
 
-// A reload can change the limit of a bucket. A bucket that grows needs the room, and one that shrinks returns it.
+// A reload can change the limit of a bucket.
 func TestABucketGrowsAndShrinksWithItsLimit(t *testing.T) {
 	limits := growing(t)
 	plain, log, settles, penalty := limits[0], limits[1], limits[2], limits[4]
@@ -338,7 +333,6 @@ func TestDecisionsWithoutRoom(t *testing.T) {
 	}
 }
 
-// A group holds the locks of all its buckets while it is decided, and none afterwards.
 func TestAGroupLocksTheStripesOfItsBuckets(t *testing.T) {
 	_, s := at(100)
 	charges := make([]backend.Charge, 5)
@@ -374,8 +368,6 @@ func TestAGroupLocksTheStripesOfItsBuckets(t *testing.T) {
 	}
 }
 
-// A group without room returns the room that it reserved to the limit that owns the bucket, even if the group names
-// another limit.
 func TestAGroupWithoutRoomReturnsItToTheOwnerOfTheBucket(t *testing.T) {
 	_, s := at(4)
 	s.SetOwners([]string{"a", "b"})
@@ -419,7 +411,6 @@ func TestOnlyRepeatableStoresHashKeysEqually(t *testing.T) {
 	}
 }
 
-// A batch may have more charges than touch reads at once. A group may begin before that bound and end behind it.
 func TestAGroupAcrossTheBoundOfTouch(t *testing.T) {
 	_, s := at(1000)
 	l := tokens(t, 5)
@@ -442,7 +433,6 @@ func TestAGroupAcrossTheBoundOfTouch(t *testing.T) {
 	}
 }
 
-// A request of 0 units consumes nothing, so a full store decides it.
 func TestAFullStoreDecidesRequestsOfNoUnits(t *testing.T) {
 	_, s := at(1)
 	consume(s, "a", "stored", tokens(t, 1), 1)
@@ -455,7 +445,6 @@ func TestAFullStoreDecidesRequestsOfNoUnits(t *testing.T) {
 	}
 }
 
-// Run deletes expired records, also if no request follows.
 func TestRunSweepsRecords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{})

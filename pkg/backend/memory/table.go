@@ -25,8 +25,7 @@ type view struct {
 	chunks []*[chunkSize]entry
 }
 
-// show publishes the current view.
-func (t *table) show() {
+func (t *table) publish() {
 	v := t.view
 	t.seen.Store(&v)
 }
@@ -43,10 +42,8 @@ const (
 	maxEntries = refMask - 1
 )
 
-// ref returns the ref of entry n.
 func ref(hash uint32, n int) uint32 { return hash&^refMask | uint32(n+1) }
 
-// at returns the entry of a ref.
 func (v *view) at(ref uint32) *entry { return v.entry(int(ref&refMask) - 1) }
 
 // entry is one bucket. It is unused if by is nil.
@@ -62,7 +59,6 @@ type entry struct {
 	owner uint32
 }
 
-// name returns the key.
 func (e *entry) name() string { return unsafe.String(e.key.Load(), e.size) }
 
 func (e *entry) setName(s string) {
@@ -76,7 +72,7 @@ func (e *entry) setName(s string) {
 
 // more has the parts of a state that few buckets need.
 type more struct {
-	log     []algorithms.Micros // of a sliding log
+	log     []algorithms.Micros
 	denials *algorithms.Denials // of a limit with a penalty
 	peaks   *algorithms.Peaks   // of a limit that settles
 }
@@ -89,7 +85,6 @@ func (e *entry) copy(s *algorithms.State) {
 	}
 }
 
-// state returns the stored state.
 func (e *entry) state() (s algorithms.State) {
 	e.copy(&s)
 	return s
@@ -123,7 +118,6 @@ func extra(s *algorithms.State) int {
 	return n
 }
 
-// extra returns the room that e uses beyond that of one bucket.
 func (e *entry) extra() int {
 	if e.more == nil {
 		return 0
@@ -168,7 +162,7 @@ func (t *table) insert(hash uint64, key string) *entry {
 		n = uint32(t.next)
 		if t.next == len(t.chunks)*chunkSize {
 			t.chunks = append(t.chunks, new([chunkSize]entry))
-			t.show()
+			t.publish()
 		}
 		t.next++
 	}
@@ -197,7 +191,7 @@ func (t *table) grow() {
 			t.link(t.at(ref).hash, ref)
 		}
 	}
-	t.show()
+	t.publish()
 }
 
 // remove deletes e. It moves later refs of the index into the gap, so that no search ends too early.

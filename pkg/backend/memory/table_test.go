@@ -7,8 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The table must behave like a map, whatever is inserted and removed, and also if hashes collide in the
-// bits that refs contain or in the first slot.
+// The hashes collide in the bits that refs contain, and in the first slot.
 func TestTheTableBehavesLikeAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var table table
@@ -43,7 +42,6 @@ func TestTheTableBehavesLikeAMap(t *testing.T) {
 	})
 }
 
-// A table grows with the number of entries that it has at a time, not with those that it ever had.
 func TestATableReusesTheMemoryOfRemovedEntries(t *testing.T) {
 	var table table
 	for i := range 10 {

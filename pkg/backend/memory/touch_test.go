@@ -13,8 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// With -race, this test fails if memory that is read without locks is written non-atomically. In any case,
-// each bucket supplies its units exactly once.
+// With -race, this test fails if memory that touch reads without locks is written non-atomically.
 func TestTouchWhileBucketsAreAddedAndDeleted(t *testing.T) {
 	const keys, each, workers = 4000, 3, 4
 	_, s := at(100_000)
@@ -76,8 +75,7 @@ func TestEntriesAreAlignedToCacheLines(t *testing.T) {
 	}
 }
 
-// touch reads the keys of the buckets and the places of the records. It only saves time, so a fault in it changes no
-// decision.
+// touch only saves time, so a fault in it changes no decision.
 func TestTouchReadsKeysAndPlacesOfRecords(t *testing.T) {
 	_, s := at(1000)
 	l := tokens(t, 10)

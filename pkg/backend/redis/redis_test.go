@@ -12,7 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// A Store uses the clock and the key prefix of its Config.
 func TestConfig(t *testing.T) {
 	server := redistest.Start(t)
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -51,7 +50,6 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestOnBreaker stops a server and continues it, which opens and closes the circuit breaker of the Store.
 func TestOnBreaker(t *testing.T) {
 	server := redistest.Start(t)
 	var isOpen atomic.Bool

@@ -7,9 +7,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// alternativesPay checks a plan, and credits that are charged for requests that the plan does not allow. It
-// does so for charges alone, beside another limit, under an idempotency key, as a dry run, and by many
-// workers at once.
 func alternativesPay(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	plan, credits := token(10, minute, 10), window(20, algorithms.Day)
@@ -23,17 +20,17 @@ func alternativesPay(t *testing.T, clock *Clock, store backend.Store) {
 	for i, step := range []struct {
 		cost                   int64
 		byPlan, byCredits      bool
-		ofPlan, ofCredits      int64 // the units left
+		planLeft, creditsLeft  int64
 		planRetry, creditRetry algorithms.Micros
 	}{
-		{cost: 6, byPlan: true, ofPlan: 4, ofCredits: none},
-		{cost: 6, byCredits: true, ofPlan: 4, ofCredits: 14, planRetry: 12 * algorithms.Second},
-		{cost: 12, byCredits: true, ofPlan: 4, ofCredits: 2},
-		{cost: 4, byPlan: true, ofPlan: 0, ofCredits: none},
-		{cost: 3, ofPlan: 0, ofCredits: 2, planRetry: 18 * algorithms.Second, creditRetry: algorithms.Day},
-		{cost: 3, ofPlan: 0, ofCredits: 2, planRetry: 18 * algorithms.Second, creditRetry: algorithms.Day},
-		{cost: 0, byPlan: true, ofPlan: 0, ofCredits: none},
-		{cost: 2, byCredits: true, ofPlan: 0, ofCredits: 0, planRetry: 12 * algorithms.Second},
+		{cost: 6, byPlan: true, planLeft: 4, creditsLeft: none},
+		{cost: 6, byCredits: true, planLeft: 4, creditsLeft: 14, planRetry: 12 * algorithms.Second},
+		{cost: 12, byCredits: true, planLeft: 4, creditsLeft: 2},
+		{cost: 4, byPlan: true, planLeft: 0, creditsLeft: none},
+		{cost: 3, planLeft: 0, creditsLeft: 2, planRetry: 18 * algorithms.Second, creditRetry: algorithms.Day},
+		{cost: 3, planLeft: 0, creditsLeft: 2, planRetry: 18 * algorithms.Second, creditRetry: algorithms.Day},
+		{cost: 0, byPlan: true, planLeft: 0, creditsLeft: none},
+		{cost: 2, byCredits: true, planLeft: 0, creditsLeft: 0, planRetry: 12 * algorithms.Second},
 	} {
 		group := request(step.cost)
 		d := take(store, group...)
@@ -42,11 +39,11 @@ func alternativesPay(t *testing.T, clock *Clock, store backend.Store) {
 			t.Fatalf("step %d: %v, %v", i, d[0].Err, d[1].Err)
 		case d[0].Allowed != step.byPlan || d[1].Allowed != step.byCredits || backend.Allowed(group, d) != (step.byPlan || step.byCredits):
 			t.Errorf("step %d, %+v: got %+v", i, step, d)
-		case d[0].Remaining != step.ofPlan || d[0].RetryAfter != step.planRetry || d[1].RetryAfter != step.creditRetry:
+		case d[0].Remaining != step.planLeft || d[0].RetryAfter != step.planRetry || d[1].RetryAfter != step.creditRetry:
 			t.Errorf("step %d, %+v: got %+v", i, step, d)
-		case step.ofCredits == none && d[1].Decision != algorithms.Decision{}:
+		case step.creditsLeft == none && d[1].Decision != algorithms.Decision{}:
 			t.Errorf("step %d, %+v: the credits must not be charged: %+v", i, step, d[1])
-		case step.ofCredits != none && d[1].Remaining != step.ofCredits:
+		case step.creditsLeft != none && d[1].Remaining != step.creditsLeft:
 			t.Errorf("step %d, %+v: got %+v", i, step, d)
 		}
 	}
@@ -77,14 +74,14 @@ func alternativesPay(t *testing.T, clock *Clock, store backend.Store) {
 	expect(t, store, plan, 0, true, 10, 0)
 	expect(t, store, credits, 0, true, 8, 0)
 
-	first := take(store, once(60, request(6)...)...)
+	first := take(store, withID(60, request(6)...)...)
 	if !first[0].Allowed || first[0].Remaining != 4 {
 		t.Fatalf("under an id: got %+v, want the plan to allow with 4 left", first)
 	}
-	second := take(store, once(61, request(5)...)...)
+	second := take(store, withID(61, request(5)...)...)
 	clock.Set(clock.Now() + minute)
 	for id, was := range map[byte][]backend.Decision{60: first, 61: second} { // by now the plan could pay for both
-		again := take(store, once(id, request(int64(66-id))...)...)
+		again := take(store, withID(id, request(int64(66-id))...)...)
 		if !again[0].Replayed || again[0].Decision != was[0].Decision || again[1].Decision != was[1].Decision {
 			t.Errorf("the repeat of id %d: got %+v, want the first decision, %+v", id, again, was)
 		}

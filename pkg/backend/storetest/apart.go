@@ -7,7 +7,6 @@ func Apart(s backend.Store) backend.Store { return apart{s} }
 
 type apart struct{ next backend.Store }
 
-// Submit implements backend.Store.
 func (s apart) Submit(b *backend.Batch) {
 	b.Waits = false
 	s.next.Submit(b)

@@ -9,8 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// once makes charges one group with an idempotency key, whose ID is id.
-func once(id byte, charges ...backend.Charge) []backend.Charge {
+func withID(id byte, charges ...backend.Charge) []backend.Charge {
 	o := &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: 10 * minute}
 	for i := range charges {
 		o.Digest[0] += byte(charges[i].Terms.Cost) + charges[i].Key[0]
@@ -21,16 +20,15 @@ func once(id byte, charges ...backend.Charge) []backend.Charge {
 
 const minute = 60 * algorithms.Second
 
-// takesOnce checks that a repeated request with its id gets the same answer and consumes nothing.
 func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	a, b := token(2, minute, 2), token(3, minute, 3)
 	a.Key, b.Key = []byte("once a"), []byte("once b")
 
-	first := take(store, once(1, a)...)
+	first := take(store, withID(1, a)...)
 	clock.Set(Start + algorithms.Second)
 	for range 2 {
-		again := take(store, once(1, a)...)
+		again := take(store, withID(1, a)...)
 		if want := first[0]; !again[0].Replayed || again[0].At != Start || again[0].Decision != want.Decision {
 			t.Errorf("repeated: got %+v, want the first decision, %+v", again[0], want)
 		}
@@ -39,19 +37,19 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 
 	more := a
 	more.Terms.Cost = 2
-	if d := take(store, once(1, more)...); !errors.Is(d[0].Err, backend.ErrReused) {
+	if d := take(store, withID(1, more)...); !errors.Is(d[0].Err, backend.ErrReused) {
 		t.Errorf("the id of another group, want ErrReused: got %+v", d[0])
 	}
-	if d := take(store, once(2, more)...); d[0].Allowed || d[0].RetryAfter == 0 {
+	if d := take(store, withID(2, more)...); d[0].Allowed || d[0].RetryAfter == 0 {
 		t.Errorf("2 units where 1 is left: got %+v, want a denial with RetryAfter", d[0])
 	}
 	clock.Set(Start + 30*algorithms.Second)
-	if d := take(store, once(2, more)...); !d[0].Allowed || d[0].Replayed {
+	if d := take(store, withID(2, more)...); !d[0].Allowed || d[0].Replayed {
 		t.Errorf("a denial must not be stored: got %+v, want a new decision that allows", d[0])
 	}
 
 	// Several groups, of which one is later repeated, are decided in one Take.
-	group := append(once(3, a, b), token(1, minute, 1))
+	group := append(withID(3, a, b), token(1, minute, 1))
 	group[2].Group = 1
 	if d := take(store, group...); d[0].Allowed || !d[1].Allowed || !d[2].Allowed {
 		t.Errorf("a is empty: got %+v, want a to deny and the others to allow", d)
@@ -61,9 +59,9 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	if d := take(store, group...); !d[0].Allowed || !d[1].Allowed || d[1].Remaining != 2 || d[0].Replayed || !d[2].Allowed {
 		t.Errorf("a has 1: got %+v, want all allowed, b with 2 left, and none replayed", d)
 	}
-	again := append(once(3, a, b), group[2])
+	again := append(withID(3, a, b), group[2])
 	again[2].Group = 1
-	again = append(again, once(4, b)...)
+	again = append(again, withID(4, b)...)
 	again[3].Group = 2
 	if d := take(store, again...); !d[0].Replayed || !d[1].Replayed || d[1].Remaining != 2 || d[2].Allowed || d[2].Replayed || d[3].Remaining != 1 || d[3].Replayed || d[3].At != Start+60*algorithms.Second {
 		t.Errorf("repeated together with others: got %+v, want only the first group replayed, the second denied, and the third with 1 left", d)
@@ -71,17 +69,17 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 
 	day := charge(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendars[0]})
 	day.Key = []byte("once a day")
-	first = take(store, once(6, day)...)
+	first = take(store, withID(6, day)...)
 	clock.Set(clock.Now() + minute)
-	if d := take(store, once(6, day)...); !first[0].Allowed || !d[0].Replayed || d[0].Decision != first[0].Decision {
+	if d := take(store, withID(6, day)...); !first[0].Allowed || !d[0].Replayed || d[0].Decision != first[0].Decision {
 		t.Errorf("of a calendar: first %+v, again %+v; want allowed, and the same decision replayed", first[0], d[0])
 	}
 
 	debt := charge(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Overdraw: true})
 	debt.Key, debt.Terms.Cost = []byte("once debt"), 15
-	first = take(store, once(5, debt)...)
+	first = take(store, withID(5, debt)...)
 	clock.Set(Start + 61*algorithms.Second)
-	if d := take(store, once(5, debt)...); first[0].Allowed || !d[0].Replayed || d[0].Decision != first[0].Decision {
+	if d := take(store, withID(5, debt)...); first[0].Allowed || !d[0].Replayed || d[0].Decision != first[0].Decision {
 		t.Errorf("a denial that consumed units must be stored: got %+v, first %+v; want a denial, and the same decision replayed", d[0], first[0])
 	}
 
@@ -91,7 +89,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	for range 16 {
 		wg.Go(func() {
 			for id := range byte(20) {
-				if d := take(store, once(100+id, full)...); !d[0].Allowed {
+				if d := take(store, withID(100+id, full)...); !d[0].Allowed {
 					t.Errorf("id %d: got %+v, want allowed", 100+id, d[0])
 				}
 			}
@@ -101,8 +99,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	expect(t, store, full, 0, true, 980, 0)
 }
 
-// settles charges two limits that settle, whose buckets have different Slots. It checks that a settlement takes
-// effect once, however often it is repeated, and that a bucket that was reset since the charge refunds nothing.
+// The two buckets have different Slots, so each is settled by a group of its own.
 func settles(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	const s = algorithms.Second
@@ -115,7 +112,7 @@ func settles(t *testing.T, clock *Clock, store backend.Store) {
 	}
 	settlement := func(c backend.Charge, id byte, cost int64) backend.Charge {
 		c.Terms = algorithms.Charge{Cost: cost, ChargedAt: of, Settle: true}
-		return once(id, c)[0]
+		return withID(id, c)[0]
 	}
 	for i, cost := range []int64{-40, -40, -40} { // the last two repeat the first, as if its answer had been lost
 		clock.Set(of + algorithms.Micros(i)*s)

@@ -221,9 +221,8 @@ func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() a
 	}
 }
 
-// blocks denies requests of buckets of several kinds twice in a row. That blocks the bucket for one minute,
-// then for two, then for the maximum of three. If no block follows within three minutes after the end of the
-// last one, the next block lasts one minute again.
+// The second denial in a row blocks a bucket for one minute, the next blocks last two minutes and then the
+// maximum of three. Three minutes after the end of the last block, a new one lasts one minute again.
 func blocks(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	const minute = 60 * algorithms.Second
@@ -270,8 +269,6 @@ func blocks(t *testing.T, clock *Clock, store backend.Store) {
 	}
 }
 
-// resets charges two buckets of each limit, and resets the first one. This one must then decide like a new bucket,
-// and the other one must keep its consumption.
 func resets(t *testing.T, store backend.Store) {
 	t.Helper()
 	expire := func(c backend.Charge) {
@@ -298,12 +295,10 @@ func resets(t *testing.T, store backend.Store) {
 	}
 }
 
-// token returns a charge of a token bucket.
 func token(rate int64, period algorithms.Micros, capacity int64) backend.Charge {
 	return charge(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: period, Capacity: &capacity})
 }
 
-// window returns a charge of a clock-aligned fixed window.
 func window(rate int64, period algorithms.Micros) backend.Charge {
 	return charge(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: period, Start: new(algorithms.Micros)})
 }
@@ -331,7 +326,6 @@ func expect(t *testing.T, store backend.Store, c backend.Charge, cost int64, all
 	}
 }
 
-// hammer submits charges as one group, n times from each worker, and returns the number of allowed groups.
 func hammer(store backend.Store, workers, n int, charges ...backend.Charge) int64 {
 	var wg sync.WaitGroup
 	var admitted atomic.Int64

@@ -72,10 +72,9 @@ func Specs() []algorithms.Spec {
 	}
 }
 
-// traces runs one random trace of batches, groups and single charges over a few buckets of every kind. Time
-// passes in steps, sometimes backwards, and limits change now and then. It compares each decision with a
-// reference implementation, which is a map and package algorithms. It returns the number of decisions made
-// by blocked buckets.
+// traces compares the decisions on one random trace of batches, groups and single charges with those of the
+// reference implementation. Time passes in steps, sometimes backwards, and limits change now and then.
+// blocked is the number of decisions by blocked buckets.
 func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (blocked int) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
@@ -207,7 +206,7 @@ func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
 		}
 	case s.Kind != algorithms.SlidingLog:
 		s.Period = second * [...]algorithms.Micros{1, 1, 2, 7}[rng.IntN(4)]
-		if (tokens && !s.Overdraw || s.Kind == algorithms.LeakyBucket) && rng.IntN(4) == 0 { // count in milliseconds
+		if (tokens && !s.Overdraw || s.Kind == algorithms.LeakyBucket) && rng.IntN(4) == 0 { // numbers so large that the bucket counts in milliseconds
 			s.Rate, s.Period, s.Capacity, s.MaxReserved = 1000, 365*algorithms.Day, nil, nil
 			large := 200_000_000 + rng.Int64N(10)
 			s.Capacity = &large
@@ -219,17 +218,15 @@ func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
 	return s
 }
 
-// reference is the reference implementation of a Store.
 type reference struct {
 	states  map[string]algorithms.State
 	records map[[16]byte][]backend.Decision
 }
 
-// answer returns the decisions of the reference implementation on charges.
 func (w *reference) answer(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
 	for len(charges) > 0 {
 		n := backend.GroupLen(charges)
-		answers := w.again(charges[:n])
+		answers := w.storedDecisions(charges[:n])
 		if answers == nil {
 			answers = w.take(now, charges[:n])
 			if once := charges[0].IdempotencyKey; once != nil && backend.ConsumedAny(charges[:n], answers) {
@@ -242,9 +239,7 @@ func (w *reference) answer(now algorithms.Micros, charges []backend.Charge) (all
 	return all
 }
 
-// again returns the stored decisions of a group, or nil if none are stored under its ID. If those are of a group of
-// another size, it returns ErrReused.
-func (w *reference) again(group []backend.Charge) []backend.Decision {
+func (w *reference) storedDecisions(group []backend.Charge) []backend.Decision {
 	once := group[0].IdempotencyKey
 	if once == nil || w.records[once.ID] == nil {
 		return nil

@@ -7,14 +7,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// vector is one worked example: charges of a new bucket.
 type vector struct {
 	name  string
 	spec  algorithms.Spec
 	steps []step
 }
 
-// step is one charge, and the expected answer.
 type step struct {
 	at      algorithms.Micros // time after Start
 	cost    int64
@@ -97,7 +95,7 @@ func floorDiv(a, b int64) int64 {
 	return n
 }
 
-// vectors returns the worked examples. The number in a name only identifies the row.
+// The numbers in the names only identify the rows.
 func vectors() []vector {
 	const ms, s = algorithms.Second / 1000, algorithms.Second
 	n := func(v int64) *int64 { return &v }
