@@ -20,9 +20,9 @@ type ahead struct {
 	then        []func() // called when the request has ended; guarded by the lock of shard
 }
 
-// leaseAhead prepares a request for the next lease of l. The result is nil if no lease is wanted, or if s.background
-// permits no further call. The caller must hold the lock of the shard sh. Afterwards the caller must release that
-// lock, and then call submit on the result.
+// leaseAhead prepares a request for the next lease of l. It returns nil if no lease is wanted, or if
+// s.background permits no further call. The lock of sh is held. After releasing it, the caller must call
+// submit on the result.
 func (s *LeaseStore) leaseAhead(sh *leaseShard, l *hotKey, cost int64, now time.Duration) *ahead {
 	l.low, l.early = -1, never
 	units := l.leaseSize(cost, now)
@@ -38,7 +38,6 @@ func (s *LeaseStore) leaseAhead(sh *leaseShard, l *hotKey, cost int64, now time.
 	return a
 }
 
-// submit sends the request for the lease. a may be nil.
 func (a *ahead) submit() {
 	if a == nil {
 		return

@@ -14,7 +14,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// A Router allocates neither when it passes a whole batch to one Store nor when it divides the batch.
 func TestRoutingAllocatesNothing(t *testing.T) {
 	well := submitFunc(func(b *backend.Batch) { b.Done(b) })
 	routes := [2]stores.Route{{Store: well}, {Store: well}}

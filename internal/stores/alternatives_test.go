@@ -12,9 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// instead returns two alternative charges: one of a plan, and one of the credits that pay what the plan does
-// not allow.
-func instead(plan, credits *algorithms.Limit, cost int64) []backend.Charge {
+func planAndCredits(plan, credits *algorithms.Limit, cost int64) []backend.Charge {
 	group := []backend.Charge{of(plan, "plan", cost), of(credits, "credits", cost)}
 	group[0].Then = true
 	return group
@@ -26,7 +24,7 @@ func TestADenialOfAlternativesIsRememberedUntilEitherCanPay(t *testing.T) {
 		plan, credits := tokens(t, 10, algorithms.Second, 3), tokens(t, 20, algorithms.Second, 2)
 		want := func(cost int64, byPlan, byCredits bool, times int) {
 			t.Helper()
-			d := take(t.Context(), s, instead(plan, credits, cost)...)
+			d := take(t.Context(), s, planAndCredits(plan, credits, cost)...)
 			if d[0].Err != nil || d[0].Allowed != byPlan || d[1].Allowed != byCredits {
 				t.Errorf("cost %d: got %+v, want by plan %t, by credits %t", cost, d, byPlan, byCredits)
 			}
@@ -59,7 +57,7 @@ func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 			store, other := memory.New(memory.Config{Clock: storetest.Times(wall)}), memory.New(memory.Config{Clock: storetest.Times(wall)})
 			recorded := &recorder{next: store}
 			day := algorithms.Day
-			group := instead(fixed(t, 10, day), fixed(t, 20, day), c.cost)
+			group := planAndCredits(fixed(t, 10, day), fixed(t, 20, day), c.cost)
 			one := fixed(t, 1, day)
 			d := chargeInParts(t, undos, part(recorded, group...), part(other, of(one, "other", 2)))
 			if d[2].Allowed || d[0].Err != nil {
@@ -75,7 +73,7 @@ func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 					t.Errorf("cost %d: %s has %d left, want %d", c.cost, group[i].Key, left, want)
 				}
 			}
-			d = chargeInParts(t, undos, part(recorded, instead(fixed(t, 10, day), fixed(t, 20, day), c.cost)...), part(other, of(one, "other", 1)))
+			d = chargeInParts(t, undos, part(recorded, planAndCredits(fixed(t, 10, day), fixed(t, 20, day), c.cost)...), part(other, of(one, "other", 1)))
 			if !d[2].Allowed || d[0].Allowed == d[1].Allowed {
 				t.Errorf("cost %d: both parts allow: got %+v; want exactly one alternative and the other limit allowed", c.cost, d)
 			}
@@ -96,7 +94,7 @@ func TestALeaseIsNotUsedWhereAlternativesAreDecided(t *testing.T) {
 		}
 		paid := 0
 		for range 200 {
-			group := append(instead(plan, credits, 1), leased)
+			group := append(planAndCredits(plan, credits, 1), leased)
 			if backend.Allowed(group, take(t.Context(), s, group...)) {
 				paid++
 			}

@@ -94,13 +94,13 @@ type consumedUnits struct {
 // rotate removes the first grant, which has expired or is used up, and stores the return of its unused units. The
 // second grant becomes the first.
 func (sh *leaseShard) rotate(l *hotKey, now time.Duration) {
-	sh.later(sh.returnCharge(&l.charge, l.grants[0].left, &l.grants[0], now))
+	sh.queueReturn(sh.returnCharge(&l.charge, l.grants[0].left, &l.grants[0], now))
 	l.grants[0], l.grants[1] = l.grants[1], grant{}
 	l.arm()
 }
 
-// later stores c, a return of units, until the timer sends it. If too many returns wait, the units are lost.
-func (sh *leaseShard) later(c backend.Charge) {
+// The timer sends the waiting returns. If too many wait, the units of c are lost.
+func (sh *leaseShard) queueReturn(c backend.Charge) {
 	if c.Terms.Cost < 0 && len(sh.returns) < maxReturns {
 		sh.returns = append(sh.returns, c)
 	}
@@ -120,7 +120,7 @@ func (l *hotKey) arm() {
 	}
 }
 
-// left returns the number of leased units that are not used yet, also of leases that have expired.
+// left includes units of leases that have expired.
 func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
 
 // answer returns the decision on a charge that the leases have paid. It equals the one that the wrapped Store would
@@ -176,8 +176,7 @@ func (s *LeaseStore) consumePart(c *backend.Charge, d *backend.Decision, now tim
 	return p
 }
 
-// served counts c in the statistics as decided from a lease.
-func (s *LeaseStore) served(c *backend.Charge) {
+func (s *LeaseStore) countServed(c *backend.Charge) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	sh.stats.Served++
@@ -199,7 +198,7 @@ func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decisio
 		case is >= 0:
 			l.grants[is].left += from.units
 		default:
-			sh.later(sh.returnCharge(&l.charge, from.units, &from.grant, now))
+			sh.queueReturn(sh.returnCharge(&l.charge, from.units, &from.grant, now))
 			s.arm()
 		}
 	}
@@ -207,12 +206,12 @@ func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decisio
 	p.leased = false
 }
 
-// borrow determines how many units to request beyond the cost of c; leasing says whether it may be more than 0. The
-// third result is list with the returns appended that must be sent before the request.
+// borrow determines how many units to request beyond the cost of c. That is 0 unless mayBorrow. borrow appends to
+// list the returns that must be sent before the request.
 //
 // The hot key l is nil if the key is not hot. Otherwise the caller must call receive with the decision on the
 // request. ending means that the current leases expire too early for this request.
-func (s *LeaseStore) borrow(c *backend.Charge, ending, leasing bool, list []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
+func (s *LeaseStore) borrow(c *backend.Charge, ending, mayBorrow bool, list []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -230,7 +229,7 @@ func (s *LeaseStore) borrow(c *backend.Charge, ending, leasing bool, list []back
 		return l, 0, list
 	}
 	list = sh.returnAll(list, l, now)
-	if leasing {
+	if mayBorrow {
 		units = l.leaseSize(c.Terms.Cost, now)
 	}
 	l.borrowing = units > 0

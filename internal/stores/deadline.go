@@ -79,7 +79,6 @@ var (
 	errNoAnswer = fmt.Errorf("%w: no answer in time: %w", backend.ErrUnavailable, context.DeadlineExceeded)
 )
 
-// Submit implements Store.
 func (s *deadlineStore) Submit(b *backend.Batch) {
 	now := s.clock.Now()
 	until := now.Add(s.timeout)
@@ -99,7 +98,6 @@ func (s *deadlineStore) Submit(b *backend.Batch) {
 	t.release()
 }
 
-// load makes t.inner a copy of b, with its own keys and the deadline until.
 func (t *attempt) load(b *backend.Batch, until time.Time) {
 	t.outer, t.until = b, until
 	t.users.Store(2)
@@ -148,8 +146,7 @@ func (t *attempt) passKnown() {
 	}
 }
 
-// setTimer sets the timer, so that it calls overdue at the given time. It does nothing if that time is zero. mu
-// must be held.
+// setTimer does nothing if at is zero. mu must be held.
 func (s *deadlineStore) setTimer(at time.Time) {
 	switch {
 	case at.IsZero():
@@ -160,7 +157,6 @@ func (s *deadlineStore) setTimer(at time.Time) {
 	}
 }
 
-// overdue ends the batches whose deadline has passed.
 func (s *deadlineStore) overdue() {
 	s.mu.Lock()
 	attempts, next := s.deadlines.tick(s.clock.Now())
@@ -214,8 +210,7 @@ func isKnown(b *backend.Batch, first, end int) bool {
 	return true
 }
 
-// expire ends b, whose deadline has passed. It recovers from a panic in Done, so that the other batches are
-// still ended.
+// expire recovers from a panic in Done, so that overdue still ends the other batches.
 func (s *deadlineStore) expire(b *backend.Batch) {
 	defer func() {
 		if p := recover(); p != nil && s.panicked != nil {
@@ -243,7 +238,6 @@ func (s *deadlineStore) ended(t *attempt) {
 	t.release()
 }
 
-// release ends one use of t. When t has no more users, it can be reused.
 func (t *attempt) release() {
 	if t.users.Add(-1) > 0 {
 		return
@@ -273,8 +267,8 @@ func (d *deadlines) add(t *attempt) (nextTick time.Time) {
 	return time.Time{}
 }
 
-// remove removes t, which has ended, if t is queued. The time of the next tick stays the same: most attempts
-// end long before their deadline, and an unnecessary tick costs less than setting the timer for each attempt.
+// remove leaves the time of the next tick unchanged: most attempts end long before their deadline, and an
+// unnecessary tick costs less than setting the timer for each attempt.
 func (d *deadlines) remove(t *attempt) {
 	if t.at != notQueued {
 		heap.Remove(&d.queue, t.at)
@@ -298,25 +292,20 @@ type attemptQueue []*attempt
 
 const notQueued = -1
 
-// Len implements heap.Interface.
 func (q attemptQueue) Len() int { return len(q) }
 
-// Less implements heap.Interface.
 func (q attemptQueue) Less(i, j int) bool { return q[i].until.Before(q[j].until) }
 
-// Swap implements heap.Interface.
 func (q attemptQueue) Swap(i, j int) {
 	q[i], q[j] = q[j], q[i]
 	q[i].at, q[j].at = i, j
 }
 
-// Push implements heap.Interface.
 func (q *attemptQueue) Push(t any) {
 	t.(*attempt).at = len(*q)
 	*q = append(*q, t.(*attempt))
 }
 
-// Pop implements heap.Interface.
 func (q *attemptQueue) Pop() any {
 	last := len(*q) - 1
 	t := (*q)[last]

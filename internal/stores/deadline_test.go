@@ -130,7 +130,6 @@ func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 	})
 }
 
-// At the deadline only undecided groups fail: a cached denial stays.
 func TestDeadlineKeepsKnownDecisions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		next := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -162,7 +161,6 @@ func TestDeadlineKeepsKnownDecisions(t *testing.T) {
 	})
 }
 
-// If one server does not answer, decisions that other servers made before the deadline stay valid.
 func TestDeadlineFailsOnlyUndecidedGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		routes := [2]stores.Route{{Store: after(ms, echo)}, {Store: batchFunc(func(*backend.Batch) { time.Sleep(time.Minute) })}}
@@ -230,7 +228,6 @@ func TestTheSourceOfALateBatchIsFlushed(t *testing.T) {
 	})
 }
 
-// The Source of a late batch may have no Flush.
 func TestADeadlineOfASourceWithoutFlush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := stores.Deadline(submitFunc(func(*backend.Batch) {}), 10*ms, 0, nil)

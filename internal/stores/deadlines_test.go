@@ -8,9 +8,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Attempts are added, removed and expire in random order. A tick removes exactly the attempts whose deadline
-// has passed, in the order of their deadlines. The next tick is never later than the first deadline that
-// remains.
 func TestDeadlinesAgreeWithASimpleList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var d deadlines

@@ -13,29 +13,28 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// unknown stands for an unknown time.
 const unknown algorithms.Micros = -1
 
 // denial is the cached answer to a group.
 type denial struct {
-	hash         uint64 // the hash of its group
+	hash         uint64 // by groupHash
 	charges      []backend.Charge
 	decisions    []backend.Decision
 	unchangedFor []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not contain the whole state of the bucket
-	at           time.Time           // when the group was submitted to the wrapped Store
-	until        time.Time           // from this time on, one caller revalidates the denial
-	retry        time.Time           // the earliest time at which a retry may succeed: the submission plus the retry time of the group
-	arrived      time.Time           // when the decisions arrived
-	revalidating atomic.Bool         // a caller is revalidating the denial with the wrapped Store
+	submittedAt  time.Time
+	revalidateAt time.Time // from this time on, one caller revalidates the denial
+	retryAt      time.Time // the earliest time at which a retry may succeed: submittedAt plus the retry time of the group
+	arrivedAt    time.Time
+	revalidating atomic.Bool // a caller is revalidating the denial with the wrapped Store
 }
 
 // answerGroup writes the decisions on a group if d is the denial of the same group. It reports whether the
 // group is still denied. If it returns false, the decisions are meaningless.
 func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decision, now time.Time) (denied bool) {
-	if !now.Before(d.retry) || len(charges) != len(d.charges) {
+	if !now.Before(d.retryAt) || len(charges) != len(d.charges) {
 		return false
 	}
-	sinceSubmit, sinceArrival := algorithms.Micros(now.Sub(d.at)/time.Microsecond), algorithms.Micros(max(0, now.Sub(d.arrived))/time.Microsecond)
+	sinceSubmit, sinceArrival := algorithms.Micros(now.Sub(d.submittedAt)/time.Microsecond), algorithms.Micros(max(0, now.Sub(d.arrivedAt))/time.Microsecond)
 	for i := range charges {
 		if !d.answer(i, &charges[i], sinceSubmit, sinceArrival, &decisions[i]) {
 			return false
@@ -149,9 +148,9 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, submittedA
 	if lasts = min(lasts, blocked); lasts == 0 {
 		return nil
 	}
-	d := &denial{hash: groupHash(charges), decisions: slices.Clone(decisions), at: submittedAt, arrived: arrivedAt}
-	d.retry = submittedAt.Add(time.Duration(lasts) * time.Microsecond)
-	d.until = submittedAt.Add(min(maxAge, d.retry.Sub(submittedAt)))
+	d := &denial{hash: groupHash(charges), decisions: slices.Clone(decisions), submittedAt: submittedAt, arrivedAt: arrivedAt}
+	d.retryAt = submittedAt.Add(time.Duration(lasts) * time.Microsecond)
+	d.revalidateAt = submittedAt.Add(min(maxAge, d.retryAt.Sub(submittedAt)))
 	for i := range charges {
 		c := charges[i]
 		c.Key = bytes.Clone(c.Key)
@@ -191,14 +190,12 @@ func (s *denials) add(d *denial) {
 	s.groups[d.hash] = d
 }
 
-// remove removes d, if it is still cached.
 func (s *denials) remove(d *denial) {
 	if s.groups[d.hash] == d {
 		delete(s.groups, d.hash)
 	}
 }
 
-// removeBucket removes the denials of all groups that contain a bucket whose key has this hash.
 func (s *denials) removeBucket(keyHash uint64) {
 	for _, group := range s.buckets[keyHash] {
 		delete(s.groups, group)
@@ -207,7 +204,6 @@ func (s *denials) removeBucket(keyHash uint64) {
 	delete(s.buckets, keyHash)
 }
 
-// clear removes all denials.
 func (s *denials) clear() {
 	clear(s.groups)
 	clear(s.buckets)
@@ -225,8 +221,7 @@ func groupHash(charges []backend.Charge) uint64 {
 	return h
 }
 
-// refundsAny reports whether one of charges refunds units to a bucket, or resets a bucket.
-func refundsAny(charges []backend.Charge) bool {
+func refundsOrResets(charges []backend.Charge) bool {
 	for i := range charges {
 		if charges[i].Terms.Cost < 0 || charges[i].Reset {
 			return true

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-const msOf = algorithms.Micros(1000) // a millisecond
+const millisecond = algorithms.Micros(1000)
 
 // deniedTokens returns the denial of 5 units of an empty bucket, to which 10 units flow in each second. The group was
 // submitted at start, and its decision arrived 20 ms later.
@@ -37,12 +37,12 @@ func TestACachedDenialIsComputedForTheCurrentTime(t *testing.T) {
 		after, retry, reset algorithms.Micros
 		cost, remaining     int64
 	}{
-		{after: 20 * msOf, cost: 5, retry: 500 * msOf, reset: 980 * msOf},
-		{after: 50 * msOf, cost: 5, retry: 470 * msOf, reset: 950 * msOf},
-		{after: 50 * msOf, cost: 7, retry: 670 * msOf, reset: 950 * msOf},
-		{after: 100*msOf - 1, cost: 5, retry: 420*msOf + 1, reset: 900*msOf + 1},
-		{after: 100 * msOf, cost: 5, retry: 420 * msOf, reset: 900 * msOf, remaining: 1},
-		{after: 250 * msOf, cost: 10, retry: 770 * msOf, reset: 750 * msOf, remaining: 2},
+		{after: 20 * millisecond, cost: 5, retry: 500 * millisecond, reset: 980 * millisecond},
+		{after: 50 * millisecond, cost: 5, retry: 470 * millisecond, reset: 950 * millisecond},
+		{after: 50 * millisecond, cost: 7, retry: 670 * millisecond, reset: 950 * millisecond},
+		{after: 100*millisecond - 1, cost: 5, retry: 420*millisecond + 1, reset: 900*millisecond + 1},
+		{after: 100 * millisecond, cost: 5, retry: 420 * millisecond, reset: 900 * millisecond, remaining: 1},
+		{after: 250 * millisecond, cost: 10, retry: 770 * millisecond, reset: 750 * millisecond, remaining: 2},
 	} {
 		charge.Terms.Cost = test.cost
 		got := make([]backend.Decision, 1)
@@ -116,7 +116,7 @@ func TestADenialLastsUntilARetryCanSucceed(t *testing.T) {
 	} {
 		d := denialOf(test.charges, test.decisions, start, start, time.Second)
 		if got := time.Duration(0); d != nil {
-			got = d.retry.Sub(start) / time.Microsecond
+			got = d.retryAt.Sub(start) / time.Microsecond
 			if got != test.want {
 				t.Errorf("%s: lasts %d us, want %d us", name, got, test.want)
 			}

@@ -78,8 +78,8 @@ type DeniedStore struct {
 // Submit implements Store.
 func (s *DeniedStore) Submit(b *backend.Batch) {
 	t := s.batches.Get().(*deniedBatch)
-	t.outer, t.changes = b, refundsAny(b.Charges)
-	if t.changes {
+	t.outer, t.refundsOrResets = b, refundsOrResets(b.Charges)
+	if t.refundsOrResets {
 		s.clearChanged(b.Charges)
 	}
 	t.submittedAt, t.number = s.config.Clock(), s.submitted.Add(1)
@@ -106,28 +106,26 @@ func (s *DeniedStore) Submit(b *backend.Batch) {
 // deniedBatch is a Batch in flight, with the part of it that is submitted to the wrapped Store. deniedBatches are
 // reused.
 type deniedBatch struct {
-	store       *DeniedStore
-	outer       *backend.Batch
-	inner       backend.Batch
-	whole       bool // inner is the whole outer batch, and shares its slices
-	changes     bool // see refundsAny
-	submittedAt time.Time
-	number      uint64
-	places      []int     // the positions in outer of the groups that are submitted to the wrapped Store
-	again       []*denial // the denials that are revalidated
-	rest        excerpt   // the groups that are submitted to the wrapped Store, unless whole
-	onKnown     func(from, to int)
+	store           *DeniedStore
+	outer           *backend.Batch
+	inner           backend.Batch
+	whole           bool // inner is the whole outer batch, and shares its slices
+	refundsOrResets bool
+	submittedAt     time.Time
+	number          uint64
+	places          []int // the positions in outer of the groups that are submitted to the wrapped Store
+	revalidated     []*denial
+	rest            excerpt // the groups that are submitted to the wrapped Store, unless whole
+	onKnown         func(from, to int)
 }
 
-// answerKnown answers the groups of b whose denials are cached. It records the positions of all other groups in
-// t.places.
 func (t *deniedBatch) answerKnown(b *backend.Batch) {
 	known := 0
 	for at := 0; at < len(b.Charges); {
 		end := at + backend.GroupLen(b.Charges[at:])
 		answered, old := t.store.known(b.Charges[at:end], b.Decisions[at:end], t.submittedAt)
 		if old != nil {
-			t.again = append(t.again, old)
+			t.revalidated = append(t.revalidated, old)
 		}
 		if answered {
 			known++
@@ -141,7 +139,6 @@ func (t *deniedBatch) answerKnown(b *backend.Batch) {
 	t.whole = known == 0
 }
 
-// gather copies the groups at the positions t.places to t.inner.
 func (t *deniedBatch) gather(b *backend.Batch) {
 	for _, at := range t.places {
 		t.rest.add(b.Charges[at:at+backend.GroupLen(b.Charges[at:])], at)
@@ -164,10 +161,10 @@ func (t *deniedBatch) ended(*backend.Batch) {
 			t.store.update(b.Charges[at:at+n], b.Decisions[at:at+n], t.submittedAt, t.number)
 		}
 	}
-	if len(t.again) > 0 {
-		t.store.removeOld(t.again...)
+	if len(t.revalidated) > 0 {
+		t.store.removeOld(t.revalidated...)
 	}
-	if t.changes {
+	if t.refundsOrResets {
 		t.store.clearChanged(b.Charges)
 	}
 }
@@ -195,8 +192,8 @@ func (t *deniedBatch) groups() iter.Seq2[int, int] {
 }
 
 func (t *deniedBatch) release() {
-	clear(t.again)
-	t.places, t.again = t.places[:0], t.again[:0]
+	clear(t.revalidated)
+	t.places, t.revalidated = t.places[:0], t.revalidated[:0]
 	t.rest.reset()
 	t.outer, t.whole = nil, false
 	t.inner = backend.Batch{Done: t.inner.Done}
@@ -208,7 +205,7 @@ func (t *deniedBatch) release() {
 // it.
 func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decision, now time.Time) (known bool, old *denial) {
 	d := s.find(charges, decisions, now)
-	if d != nil && !now.Before(d.until) && d.revalidating.CompareAndSwap(false, true) {
+	if d != nil && !now.Before(d.revalidateAt) && d.revalidating.CompareAndSwap(false, true) {
 		return false, d
 	}
 	return d != nil, nil
@@ -232,7 +229,6 @@ func (s *DeniedStore) find(charges []backend.Charge, decisions []backend.Decisio
 	return d
 }
 
-// removeOld removes denials that were revalidated, if they are still cached.
 func (s *DeniedStore) removeOld(old ...*denial) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -242,15 +238,13 @@ func (s *DeniedStore) removeOld(old ...*denial) {
 	s.cached.Store(int64(len(s.denials.groups)))
 }
 
-// update caches the denial of a group, or removes the denials of the buckets that the group has charged. The
-// group was submitted at submittedAt, in the batch with this number.
-func (s *DeniedStore) update(charges []backend.Charge, decisions []backend.Decision, submittedAt time.Time, number uint64) {
+func (s *DeniedStore) update(charges []backend.Charge, decisions []backend.Decision, submittedAt time.Time, batchNumber uint64) {
 	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // ConsumedAny is false for an allowed group that has both a dry run and a charge
-		s.consumed(charges)
+		s.clearConsumed(charges)
 		return
 	}
 	if d := denialOf(charges, decisions, submittedAt, s.config.Clock(), s.config.MaxAge); d != nil {
-		s.cache(d, number)
+		s.cache(d, batchNumber)
 	}
 }
 
@@ -263,27 +257,26 @@ func allAllowed(charges []backend.Charge, decisions []backend.Decision) bool {
 	return backend.Allowed(charges, decisions)
 }
 
-// cache caches d, unless it may be outdated. number is the number of the batch that was denied.
-func (s *DeniedStore) cache(d *denial, number uint64) {
+func (s *DeniedStore) cache(d *denial, batchNumber uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// The count s.cached is raised before s.outdated reads s.changed. ClearBucket writes s.changed before it reads
 	// s.cached. So either s.outdated returns true, or ClearBucket sees the raised count and removes d.
 	s.cached.Store(int64(len(s.denials.groups)) + 1)
 	defer func() { s.cached.Store(int64(len(s.denials.groups))) }()
-	if !s.outdated(d.charges, number) {
+	if !s.outdated(d.charges, batchNumber) {
 		s.denials.add(d)
 	}
 }
 
-// outdated reports whether a denial of charges may be outdated, because this process may have changed one of the
-// buckets, or emptied the cache, since the batch with this number was submitted.
-func (s *DeniedStore) outdated(charges []backend.Charge, number uint64) bool {
-	if s.clearedAt.Load() >= number {
+// outdated reports whether a denial of charges may be outdated, because this process may have changed one of
+// the buckets, or emptied the cache, since it submitted the batch.
+func (s *DeniedStore) outdated(charges []backend.Charge, batchNumber uint64) bool {
+	if s.clearedAt.Load() >= batchNumber {
 		return true
 	}
 	for i := range charges {
-		if s.changedBy(xxhash.Sum64(charges[i].Key)).Load() >= number {
+		if s.changedBy(xxhash.Sum64(charges[i].Key)).Load() >= batchNumber {
 			return true
 		}
 	}
@@ -294,8 +287,7 @@ func (s *DeniedStore) changedBy(bucket uint64) *atomic.Uint64 {
 	return &s.changed[bucket%uint64(len(s.changed))]
 }
 
-// consumed removes the denials of buckets that were charged.
-func (s *DeniedStore) consumed(charges []backend.Charge) {
+func (s *DeniedStore) clearConsumed(charges []backend.Charge) {
 	for i := range charges {
 		c := &charges[i]
 		if c.Terms.Cost <= 0 || c.Terms.DryRun {
@@ -305,7 +297,6 @@ func (s *DeniedStore) consumed(charges []backend.Charge) {
 	}
 }
 
-// clearChanged removes the denials of buckets that get a refund or are reset.
 func (s *DeniedStore) clearChanged(charges []backend.Charge) {
 	for i := range charges {
 		if charges[i].Terms.Cost < 0 || charges[i].Reset {

@@ -18,14 +18,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// newDenied returns a DeniedStore over a memory store with the time of a synctest bubble. calls records
-// the batches that the memory store received.
 func newDenied(c stores.DeniedConfig) (s *stores.DeniedStore, calls *recorder) {
 	calls = &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
 	return stores.Denied(calls, c), calls
 }
 
-// of returns a charge of the bucket named key.
 func of(limit *algorithms.Limit, key string, cost int64) backend.Charge {
 	return backend.Charge{Key: []byte(key), Limit: limit, Terms: algorithms.Charge{Cost: cost}, Owner: "test"}
 }
@@ -35,15 +32,14 @@ func tokens(tb testing.TB, rate int64, period algorithms.Micros, capacity int64)
 	return compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: period, Capacity: &capacity})
 }
 
-// expect submits a charge. It checks the answer, and the number of batches that the wrapped Store has received.
-func expect(t *testing.T, s backend.Store, calls *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
+func expect(t *testing.T, s backend.Store, calls *recorder, batches int, c backend.Charge, allowed bool, retry time.Duration) {
 	t.Helper()
 	d := take(t.Context(), s, c)[0]
 	if d.Err != nil || d.Allowed != allowed || d.RetryAfter != algorithms.Micros(retry/time.Microsecond) {
 		t.Errorf("cost %d of %s: got %+v, want allowed %v, retry after %v", c.Terms.Cost, c.Key, d, allowed, retry)
 	}
-	if n := calls.count(); n != times {
-		t.Errorf("next got %d batches, want %d", n, times)
+	if n := calls.count(); n != batches {
+		t.Errorf("next got %d batches, want %d", n, batches)
 	}
 }
 
@@ -59,15 +55,13 @@ func TestADenialIsCachedUntilARetryCanSucceed(t *testing.T) {
 		}
 		time.Sleep(190*ms - time.Microsecond)
 		expect(t, s, calls, 2, of(limit, "a", 2), false, time.Microsecond)
-		expect(t, s, calls, 3, of(limit, "b", 2), true, 0) // another bucket
+		expect(t, s, calls, 3, of(limit, "b", 2), true, 0)
 		time.Sleep(time.Microsecond)
 		expect(t, s, calls, 4, of(limit, "a", 2), true, 0)
 		expect(t, s, calls, 5, of(limit, "a", 1), false, 100*ms)
 	})
 }
 
-// Cached denials are answered before Submit returns. Only the other charges are sent to the wrapped Store, and their
-// denials are cached too.
 func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &recorder{next: after(ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
@@ -289,7 +283,6 @@ func TestDeniedGroups(t *testing.T) {
 	})
 }
 
-// Limits that charge denied requests must get every request.
 func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, calls := newDenied(stores.DeniedConfig{})
@@ -414,7 +407,6 @@ func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 	})
 }
 
-// Remaining of a cached denial grows with the inflow of the bucket.
 func TestARememberedDenialReportsRemainingUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, calls := newDenied(stores.DeniedConfig{})
@@ -429,7 +421,6 @@ func TestARememberedDenialReportsRemainingUnits(t *testing.T) {
 	})
 }
 
-// inAnotherGroup reports whether the bucket of charges[i] is also in another group.
 func inAnotherGroup(charges []backend.Charge, i int) bool {
 	return slices.ContainsFunc(charges, func(c backend.Charge) bool {
 		return c.Group != charges[i].Group && bytes.Equal(c.Key, charges[i].Key)
@@ -519,7 +510,6 @@ func BenchmarkDenied(b *testing.B) {
 	}
 }
 
-// A group with an idempotency key gets its stored answer again, even if its buckets have denied since.
 func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, calls := newDenied(stores.DeniedConfig{})

@@ -52,7 +52,6 @@ type Claimer interface {
 // claim.
 type unclaimed struct{}
 
-// Submit implements Store.
 func (unclaimed) Submit(b *backend.Batch) {
 	b.Fail(fmt.Errorf("%w: a request with an id cannot consume units of limits in two stores", backend.ErrNotTaken))
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// odd reports whether a key's last byte is odd. Such keys are in the second store.
+// odd selects the keys of the second store.
 func odd(c *backend.Charge) bool { return c.Key[len(c.Key)-1]%2 == 1 }
 
 func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
@@ -150,8 +150,6 @@ func (c *claims) Claimed(next backend.Store) backend.Store {
 	return submitFunc(func(b *backend.Batch) { c.claimed.Add(1); next.Submit(b) })
 }
 
-// A group with an idempotency key and buckets in both Stores is claimed in the first Store. The first of these groups has
-// such buckets, and the other two do not.
 func TestAnIDOfTwoStoresIsClaimedInTheFirst(t *testing.T) {
 	first := &claims{Store: memory.New(memory.Config{})}
 	s := dividedStore(t, first, memory.New(memory.Config{}))

@@ -44,7 +44,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 		}
 		return charges
 	}
-	var undos *stores.Undos // the undos of the current case
+	var undos *stores.Undos
 	denied := groups([]string{"a", "full"}, []string{"slow", "b"}, []string{"full"})
 	for _, i := range []int{1, 4} {
 		denied[i].Terms.Cost = 4
@@ -210,7 +210,6 @@ func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
 	})
 }
 
-// A group that was submitted again is answered once, even if its batch ends later.
 func TestARefusedLeaseIsAnsweredOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, hot := refusedLease(t, twoServers())
@@ -233,8 +232,6 @@ func TestARefusedLeaseIsAnsweredOnce(t *testing.T) {
 	})
 }
 
-// Several servers decide groups concurrently, and each of their goroutines forwards its decisions. All groups must be
-// allowed.
 func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 	const servers = 8
 	day := fixed(t, 1_000_000, algorithms.Day)
@@ -277,7 +274,6 @@ func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 	clients.Wait()
 }
 
-// submitAndWait submits the charges of b to a Store, and waits for the decisions.
 func submitAndWait(to backend.Store, b *backend.Batch) {
 	backend.Wait(to, backend.Batch{Charges: b.Charges, Decisions: b.Decisions})
 }

@@ -25,8 +25,7 @@ type elapsed struct {
 // is at most clockStep too short.
 const clockStep = 100 * time.Microsecond
 
-// newElapsed makes an elapsed. read must return what both clocks show; each clock counts from an arbitrary
-// moment.
+// read must return what both clocks show; each clock counts from an arbitrary moment.
 func newElapsed(read func() (monotonic, wall time.Duration)) *elapsed {
 	e := &elapsed{read: read}
 	monotonic, wall := read()
@@ -35,7 +34,6 @@ func newElapsed(read func() (monotonic, wall time.Duration)) *elapsed {
 	return e
 }
 
-// systemClocks returns a function that reads the clocks of the system.
 func systemClocks() func() (monotonic, wall time.Duration) {
 	base := time.Now()
 	return func() (monotonic, wall time.Duration) {
@@ -44,7 +42,6 @@ func systemClocks() func() (monotonic, wall time.Duration) {
 	}
 }
 
-// now returns the time since e was made.
 func (e *elapsed) now() time.Duration {
 	monotonic, wall := e.read()
 	if e.stepped(monotonic, wall) {

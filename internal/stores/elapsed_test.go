@@ -60,7 +60,6 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 	}
 }
 
-// The wall clock is set back repeatedly. Requests are still decided from leases, and the leases still expire.
 func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		machine := &suspendable{began: time.Now()}

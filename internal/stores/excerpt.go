@@ -9,7 +9,7 @@ import (
 
 // excerpt is a copy of some groups of a batch, which are submitted separately. Its slices are reused.
 type excerpt struct {
-	charges   []backend.Charge // copies
+	charges   []backend.Charge
 	decisions []backend.Decision
 	known     []atomic.Bool
 	positions []int32 // the positions of the charges in the whole batch
@@ -28,7 +28,6 @@ func (e *excerpt) add(charges []backend.Charge, position int) {
 	}
 }
 
-// prepare makes room for the decisions.
 func (e *excerpt) prepare() {
 	e.decisions, e.known = zeroed(e.decisions, len(e.charges)), zeroed(e.known, len(e.charges))
 }
@@ -56,13 +55,11 @@ func (e *excerpt) fill(whole *backend.Batch) {
 	}
 }
 
-// reset empties e for another use.
 func (e *excerpt) reset() {
 	clear(e.charges) // so that limits of an old configuration can be garbage-collected
 	e.charges, e.positions, e.groups = e.charges[:0], e.positions[:0], 0
 }
 
-// zeroed returns n zero elements. It reuses s if that has room for them.
 func zeroed[T any](s []T, n int) []T {
 	s = slices.Grow(s[:0], n)[:n]
 	clear(s)

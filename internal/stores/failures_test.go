@@ -51,7 +51,7 @@ func TestAFailedRequestForALeaseIsNotRepeated(t *testing.T) {
 // uses no leased units.
 func TestAGroupWithoutADeadlineUsesNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := requesting()
+		s, _, calls := newLease()
 		hot, other := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500), of(fixed(t, 100, algorithms.Day), "other", 1)
 		requests := warm(t, s, hot)
 		got := take(context.Background(), s, hot, other)
@@ -92,7 +92,6 @@ func TestAResetThatHadToWaitIsFlushed(t *testing.T) {
 	})
 }
 
-// While a request for a lease is in flight, other requests are submitted with their cost alone.
 func TestOneRequestAtATimeAsksForALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -183,10 +182,9 @@ func TestACachedDenialHasItsOwnKey(t *testing.T) {
 	})
 }
 
-// ClearBucket returns the leased units of one bucket, and leaves the leases of others.
 func TestClearBucketReturnsTheUnitsOfOneBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, _ := requesting()
+		s, below, _ := newLease()
 		a, b := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500), leased(fixed(t, 10_000, algorithms.Day), "b", 1, 500)
 		used := warm(t, s, a)
 		for range 20 {

@@ -14,7 +14,6 @@ import (
 
 const ms = time.Millisecond
 
-// storeFunc is a Store made from a function.
 type storeFunc func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision)
 
 func (f storeFunc) Submit(b *backend.Batch) {
@@ -28,7 +27,6 @@ func (f storeFunc) Submit(b *backend.Batch) {
 	}).Submit(b)
 }
 
-// detached reports whether ctx belongs to a Detached batch.
 func detached(ctx context.Context) bool { return ctx.Value(detachedKey{}).(bool) }
 
 type detachedKey struct{}
@@ -48,13 +46,12 @@ func (f batchFunc) Submit(b *backend.Batch) {
 	}
 }
 
-// recorder is a Store that forwards batches and records them.
 type recorder struct {
 	next backend.Store
 
-	mu      sync.Mutex
-	batches [][]backend.Charge
-	ats     []algorithms.Micros // the time of each answer, by the clock of the wrapped Store
+	mu         sync.Mutex
+	batches    [][]backend.Charge
+	answeredAt []algorithms.Micros // when each batch was answered, by the clock of the wrapped Store
 }
 
 func (r *recorder) Submit(b *backend.Batch) {
@@ -65,30 +62,28 @@ func (r *recorder) Submit(b *backend.Batch) {
 	}
 	r.mu.Lock()
 	n := len(r.batches)
-	r.batches, r.ats = append(r.batches, copied), append(r.ats, 0)
+	r.batches, r.answeredAt = append(r.batches, copied), append(r.answeredAt, 0)
 	r.mu.Unlock()
 	inner := *b
 	inner.Done = func(*backend.Batch) {
 		r.mu.Lock()
-		r.ats[n] = b.Decisions[0].At
+		r.answeredAt[n] = b.Decisions[0].At
 		r.mu.Unlock()
 		b.Done(b)
 	}
 	r.next.Submit(&inner)
 }
 
-// all returns the charges of all batches.
 func (r *recorder) all() [][]backend.Charge {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.batches)
 }
 
-// at returns the time of the answer to batch n, counted from 0.
 func (r *recorder) at(n int) algorithms.Micros {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.ats[n]
+	return r.answeredAt[n]
 }
 
 func (r *recorder) count() int {
@@ -97,7 +92,6 @@ func (r *recorder) count() int {
 	return len(r.batches)
 }
 
-// last returns the charges of the last batch.
 func (r *recorder) last(t *testing.T) []backend.Charge {
 	t.Helper()
 	r.mu.Lock()
@@ -115,8 +109,6 @@ var echo = storeFunc(func(_ context.Context, charges []backend.Charge, decisions
 	}
 })
 
-// after returns a wrapper of the Store next that answers like it, but d later. If ctx ends earlier, the wrapper fails
-// at that time.
 func after(d time.Duration, next backend.Store) storeFunc {
 	return storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 		select {
@@ -136,7 +128,6 @@ func fail(decisions []backend.Decision) {
 	}
 }
 
-// costs returns charges with the given costs: one group each, or a single group if grouped.
 func costs(grouped bool, of ...int64) []backend.Charge {
 	charges := make([]backend.Charge, len(of))
 	for i, cost := range of {
@@ -154,7 +145,6 @@ func take(ctx context.Context, s backend.Store, charges ...backend.Charge) []bac
 	return decisions
 }
 
-// wall returns the time of a synctest bubble, in microseconds since 1970.
 func wall() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }
 
 func compile(tb testing.TB, spec algorithms.Spec) *algorithms.Limit {

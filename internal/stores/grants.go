@@ -26,8 +26,7 @@ const (
 	// maxReturns is the largest number of returns that wait in a shard, and of returns in one call. The units of
 	// further waiting returns are lost.
 	maxReturns = 256
-	// never is a time that is never reached.
-	never = time.Duration(math.MaxInt64)
+	never      = time.Duration(math.MaxInt64)
 )
 
 // leaseShard has a part of the hot keys. Each part has its own lock.
@@ -185,7 +184,7 @@ func (sh *leaseShard) returnAll(list []backend.Charge, l *hotKey, now time.Durat
 		l.grants[i] = grant{}
 	}
 	l.arm()
-	sh.returns = slices.DeleteFunc(sh.returns, func(back backend.Charge) bool { // returns of earlier grants of this key
+	sh.returns = slices.DeleteFunc(sh.returns, func(back backend.Charge) bool {
 		if !bytes.Equal(back.Key, l.charge.Key) {
 			return false
 		}
@@ -298,7 +297,7 @@ func (sh *leaseShard) expire(list []backend.Charge, now time.Duration) []backend
 	for _, l := range sh.hotKeys {
 		for i := range l.grants {
 			if g := &l.grants[i]; g.left > 0 && now >= g.until {
-				sh.later(sh.returnCharge(&l.charge, g.left, g, now))
+				sh.queueReturn(sh.returnCharge(&l.charge, g.left, g, now))
 				*g = grant{}
 			}
 		}

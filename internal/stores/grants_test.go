@@ -39,7 +39,6 @@ func TestACachedDenialIsNoNewDecision(t *testing.T) {
 	}
 }
 
-// The time of a suspension counts, whatever the wall clock was set to before.
 func TestElapsedCountsSuspensions(t *testing.T) {
 	const s = time.Second
 	var monotonic, wall time.Duration
@@ -86,8 +85,9 @@ func TestADecisionFromALeaseOfABucketWithShards(t *testing.T) {
 	}
 }
 
-// Returns that wait for the timer belong to their bucket. A reset of the bucket drops them, because they would refund
-// units that the new bucket never lost. A new lease of the bucket takes them along.
+// Returns that wait for the timer belong to their bucket. A reset of the bucket drops them, because they
+// would refund units that the new bucket never lost. Before the bucket gets a new lease, its waiting returns
+// are sent.
 func TestWaitingReturnsBelongToTheirBucket(t *testing.T) {
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: algorithms.Day})
 	if err != nil {

@@ -12,8 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// Cached denials and charges decided from a lease are answered before Submit returns, without a call of the wrapped
-// Store.
 func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})

@@ -137,22 +137,19 @@ func anyLease(charges []backend.Charge) bool {
 	return false
 }
 
-// canLease reports whether c may be decided from a lease.
 func canLease(c *backend.Charge) bool {
 	a := &c.Terms
-	return c.Lease != nil && c.IdempotencyKey == nil && a.Cost > 0 && !a.DryRun && !a.Reserve && !a.Scaled && c.Limit.CanReserve() && !recordsDenied(c)
+	return c.Lease != nil && c.IdempotencyKey == nil && a.Cost > 0 && !a.DryRun && !a.Reserve && !a.Scaled && c.Limit.CanReserve() && !denialChangesBucket(c)
 }
 
-// recordsDenied reports whether a denial changes the bucket of c, because its limit charges denied requests
-// or counts denials for a penalty.
-func recordsDenied(c *backend.Charge) bool {
+func denialChangesBucket(c *backend.Charge) bool {
 	return c.Limit.ChargesDenied() || c.Limit.Penalty.After > 0
 }
 
-// recordDenied reports whether a denial changes a bucket of the group. Such a group leases nothing: if a
-// grant is denied, the group is submitted a second time, which would record its denial twice.
-func recordDenied(group []backend.Charge) bool {
-	return slices.ContainsFunc(group, func(c backend.Charge) bool { return recordsDenied(&c) })
+// A group with such a bucket leases nothing: if a grant is denied, the group is submitted a second time,
+// which would record its denial twice.
+func denialChangesGroup(group []backend.Charge) bool {
+	return slices.ContainsFunc(group, func(c backend.Charge) bool { return denialChangesBucket(&c) })
 }
 
 func hasReset(charges []backend.Charge) bool {
@@ -204,7 +201,6 @@ func (s *LeaseStore) dropReset(charges []backend.Charge, visit func(*ahead)) {
 	}
 }
 
-// returnInterval is the interval at which unused units of expired leases are returned.
 const returnInterval = 50 * time.Millisecond
 
 // arm sets the timer, unless it is set already. It is called when a key has become hot, and when units must

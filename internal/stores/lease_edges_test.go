@@ -30,7 +30,6 @@ func (s *aheadFails) Submit(b *backend.Batch) {
 	time.AfterFunc(s.pause, func() { b.Fail(backend.ErrUnavailable) })
 }
 
-// Requests for leases in the background fail for a while. Afterwards leases are granted again.
 func TestLeasesAreGrantedAgainAfterAnOutage(t *testing.T) {
 	for _, every := range []time.Duration{ms, 8 * ms} {
 		synctest.Test(t, func(t *testing.T) {
@@ -87,7 +86,6 @@ func TestSmallLeasesAreGrantedAgainAfterAnOutage(t *testing.T) {
 	})
 }
 
-// A reset waits for a lease in flight, also if that lease fails.
 func TestResetFollowsALeaseThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &aheadFails{Store: memory.New(memory.Config{Clock: storetest.Times(wall)}), pause: 20 * ms}
@@ -111,7 +109,6 @@ func TestResetFollowsALeaseThatFails(t *testing.T) {
 	})
 }
 
-// A lease whose answer is very late is returned, although its key had no requests meanwhile.
 func TestALateLeaseOfAKeyWithoutRequestsIsReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -138,12 +135,11 @@ func TestALateLeaseOfAKeyWithoutRequestsIsReturned(t *testing.T) {
 	})
 }
 
-// A lease is used only under the terms that it was granted under.
 func TestChangedTermsDropLeases(t *testing.T) {
 	for name, terms := range map[string]algorithms.Lease{"fewer units": {Most: 10, For: 250_000}, "a shorter time": {Most: 500, For: 50_000}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s, _, _ := requesting()
+				s, _, _ := newLease()
 				c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 				warm(t, s, c)
 				c.Limit, c.Lease = fixed(t, 10_000, algorithms.Day), &terms // a new configuration
@@ -156,7 +152,6 @@ func TestChangedTermsDropLeases(t *testing.T) {
 	}
 }
 
-// Leased units that a group consumed before a reset do not belong to the new bucket when the group is denied.
 func TestUnitsOfADroppedLeaseAreNotPutBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -221,7 +216,6 @@ func TestALeaseGrantedDuringAResetIsDropped(t *testing.T) {
 	})
 }
 
-// ClearBucket returns the leased units of the bucket at once, and makes its key cold. Another key keeps its lease.
 func TestClearBucketReturnsUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})

@@ -62,7 +62,6 @@ const (
 	simMaxCost  = 4
 )
 
-// leaseSim is one simulation.
 type leaseSim struct {
 	t     *testing.T
 	seed  uint64
@@ -87,13 +86,12 @@ type simKey struct {
 	window algorithms.Micros // 0 for a token bucket
 }
 
-// simCharge is a number of units admitted at a time of the store's clock.
+// simCharge is a number of units that were admitted or denied at a time of the store's clock.
 type simCharge struct {
 	at   algorithms.Micros
 	cost int64
 }
 
-// storeNow returns the time by the store's clock.
 func (w *leaseSim) storeNow() algorithms.Micros {
 	return algorithms.Micros(time.Now().Add(w.skew).UnixMicro())
 }
@@ -112,7 +110,6 @@ func runLeases(t *testing.T, seed uint64, run func(*leaseSim, *rand.Rand)) {
 	}
 }
 
-// busy simulates sidecars with requests for fixed windows and token buckets of several sizes, at varying rates.
 func (w *leaseSim) busy(rng *rand.Rand) {
 	s := algorithms.Second
 	w.add(rng, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 500 + rng.Int64N(3000), Period: s})
@@ -158,7 +155,6 @@ func (w *leaseSim) pulse() {
 	})
 }
 
-// runSidecars runs a number of sidecars that repeat an action for a while.
 func (w *leaseSim) runSidecars(sidecars int64, length time.Duration, action func(worker int, rng *rand.Rand, s backend.Store)) {
 	w.sidecars = sidecars
 	var alive sync.WaitGroup
@@ -169,7 +165,6 @@ func (w *leaseSim) runSidecars(sidecars int64, length time.Duration, action func
 	alive.Wait()
 }
 
-// add adds a key whose limit may be leased.
 func (w *leaseSim) add(rng *rand.Rand, spec algorithms.Spec) {
 	limit := compile(w.t, spec)
 	k := simKey{charge: leased(limit, string(rune('a'+len(w.keys))), 0, limit.Capacity/20)}
@@ -201,18 +196,18 @@ func (w *leaseSim) link(rng *rand.Rand, crashed *atomic.Bool) backend.Store {
 		}
 		mu.Unlock()
 		time.Sleep(time.Duration(there) * time.Microsecond)
-		w.count(charges, func(_ int, c *backend.Charge) {
+		w.eachLocked(charges, func(_ int, c *backend.Charge) {
 			if keys := w.submitted[b.Source]; keys != nil {
 				keys[string(c.Key)] = true
 			}
 		})
 		if outcome <= 1 || crashed.Load() && charges[0].Terms.Cost < 0 { // the request is lost
-			w.count(charges, func(_ int, c *backend.Charge) { w.unusable[string(c.Key)] += max(0, -c.Terms.Cost) })
+			w.eachLocked(charges, func(_ int, c *backend.Charge) { w.unusable[string(c.Key)] += max(0, -c.Terms.Cost) })
 			fail(decisions)
 			return
 		}
 		backend.Take(context.Background(), w.store, charges, decisions)
-		w.count(charges, func(i int, c *backend.Charge) {
+		w.eachLocked(charges, func(i int, c *backend.Charge) {
 			if !backend.ConsumedAny(groupOf(charges, decisions, i)) {
 				return
 			}
@@ -227,8 +222,7 @@ func (w *leaseSim) link(rng *rand.Rand, crashed *atomic.Bool) backend.Store {
 	})
 }
 
-// count calls note for each charge, with w.mu held.
-func (w *leaseSim) count(charges []backend.Charge, note func(i int, c *backend.Charge)) {
+func (w *leaseSim) eachLocked(charges []backend.Charge, note func(i int, c *backend.Charge)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range charges {
@@ -236,7 +230,6 @@ func (w *leaseSim) count(charges []backend.Charge, note func(i int, c *backend.C
 	}
 }
 
-// groupOf returns the group that contains charge i, and its answers.
 func groupOf(charges []backend.Charge, decisions []backend.Decision, i int) ([]backend.Charge, []backend.Decision) {
 	for at := 0; ; {
 		end := at + backend.GroupLen(charges[at:])
@@ -258,9 +251,9 @@ func (w *leaseSim) recordLoss() {
 // one takes its place.
 func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, action func(int, *rand.Rand, backend.Store)) {
 	born := time.Now()
-	offset, drift := time.Duration(rng.Int64N(int64(time.Hour))), rng.Int64N(1000)-500 // the drift is in parts per million
+	offset, driftPPM := time.Duration(rng.Int64N(int64(time.Hour))), rng.Int64N(1000)-500
 	clocks := func() (monotonic, wall time.Duration) {
-		passed := time.Since(born) * time.Duration(1_000_000+drift) / 1_000_000
+		passed := time.Since(born) * time.Duration(1_000_000+driftPPM) / 1_000_000
 		return passed, offset + passed
 	}
 	var crashed atomic.Bool
@@ -291,7 +284,6 @@ func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, action func(int, *rand
 	}
 }
 
-// request pauses, usually for less than a millisecond, and charges one key, or two together.
 func (w *leaseSim) request(_ int, rng *rand.Rand, s backend.Store) {
 	if rng.IntN(300) == 0 {
 		time.Sleep(time.Duration(rng.Int64N(int64(400 * ms))))
@@ -312,14 +304,12 @@ func (w *leaseSim) request(_ int, rng *rand.Rand, s backend.Store) {
 	w.takeGroup(s, chosen, group)
 }
 
-// take charges one key.
 func (w *leaseSim) take(s backend.Store, k int, cost int64) {
 	c := w.keys[k].charge
 	c.Terms.Cost = cost
 	w.takeGroup(s, []int{k}, []backend.Charge{c})
 }
 
-// takeGroup charges keys together, and records the result.
 func (w *leaseSim) takeGroup(s backend.Store, chosen []int, group []backend.Charge) {
 	done := make(chan struct{})
 	b := &backend.Batch{
@@ -358,7 +348,6 @@ func (w *leaseSim) note(chosen []int, group []backend.Charge, answers []backend.
 	}
 }
 
-// check compares the admitted units of a key with the bound.
 func (w *leaseSim) check(k int) {
 	all := w.admitted[k]
 	for _, charges := range [][]simCharge{all, w.denied[k]} {

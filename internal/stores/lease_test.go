@@ -15,22 +15,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// requesting returns a LeaseStore over the memory store below, which has the time of a synctest bubble. calls records
-// the batches that the memory store received.
-func requesting() (s *stores.LeaseStore, below backend.Store, calls *recorder) {
+func newLease() (s *stores.LeaseStore, below backend.Store, calls *recorder) {
 	below = memory.New(memory.Config{Clock: storetest.Times(wall)})
 	calls = &recorder{next: below}
 	return stores.Lease(calls, stores.LeaseConfig{}), below, calls
 }
 
-// leased returns a charge of a bucket whose units may be leased for 250 ms, at most maxUnits at a time.
 func leased(limit *algorithms.Limit, key string, cost, maxUnits int64) backend.Charge {
 	c := of(limit, key, cost)
 	c.Lease = &algorithms.Lease{Most: maxUnits, For: 250_000}
 	return c
 }
 
-// fixed returns a fixed window that starts at multiples of period since 1970.
 func fixed(tb testing.TB, rate int64, period algorithms.Micros) *algorithms.Limit {
 	tb.Helper()
 	return compile(tb, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: period, Start: new(algorithms.Micros)})
@@ -51,17 +47,15 @@ func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (requests int64)
 	return requests
 }
 
-// left returns the units left in c's bucket in the Store below.
 func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
 	t.Helper()
 	c.Terms.Cost, c.Lease = 0, nil
 	return take(t.Context(), below, c)[0].Remaining
 }
 
-// A hot key is served from leases. The answers equal those of a store without leases.
 func TestAHotKeyIsServedFromLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := requesting()
+		s, _, calls := newLease()
 		exact := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
 		for i := range 100_000 {
@@ -81,9 +75,8 @@ func TestAHotKeyIsServedFromLeases(t *testing.T) {
 	})
 }
 
-// The next lease is requested before the current one is used up. The answer of the wrapped Store is late, by a third
-// of the time that a lease lasts. A request for a hot key still waits for the wrapped Store only when a window
-// starts.
+// The wrapped Store answers 40 ms late, which is a third of the time in which a lease is used up. A request
+// for a hot key waits for the wrapped Store only when a window starts.
 func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 	for name, spec := range map[string]algorithms.Spec{
 		"day":          {Kind: algorithms.FixedWindow, Rate: 1_000_000, Period: algorithms.Day, Start: new(algorithms.Micros)},
@@ -133,7 +126,7 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 // will need in the rest of the window.
 func TestLeasesFollowTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, calls := requesting()
+		s, below, calls := newLease()
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
 		for _, every := range []time.Duration{ms, ms / 10, ms / 2, 5 * ms, 15 * ms} {
 			start, used := calls.count(), left(t, below, c)
@@ -155,7 +148,7 @@ func TestLeasesFollowTheRate(t *testing.T) {
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
-		s, below, _ := requesting()
+		s, below, _ := newLease()
 		c := leased(fixed(t, 10_000, algorithms.Second), "a", 1, 5000)
 		for range 3 {
 			requests := int64(0)
@@ -210,9 +203,8 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 	})
 }
 
-// The clock of this process is slower than that of the wrapped Store. Leased units must not be used after the lease
-// has expired by the clock of the wrapped Store, nor in another window. The next request is sent to the wrapped
-// Store.
+// The clock of this process is slower than that of the wrapped Store. Leased units must not be used after the
+// lease has expired by the clock of the wrapped Store, nor in another window.
 func TestLeasesEndInTimeWithASlowClock(t *testing.T) {
 	for _, limit := range []*algorithms.Limit{fixed(t, 1_000_000, 60*algorithms.Second), tokens(t, 1, algorithms.Second, 1_000_000)} {
 		t.Run(limit.Kind.String(), func(t *testing.T) {
@@ -331,7 +323,7 @@ func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s, below, calls := requesting()
+				s, below, calls := newLease()
 				beside := of(compile(t, spec), "beside", 1)
 				c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 				warm(t, s, c)
@@ -398,10 +390,9 @@ func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 	})
 }
 
-// Keys with few requests get no lease: the wrapped Store decides them.
 func TestARarelyUsedKeyGetsNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := requesting()
+		s, _, calls := newLease()
 		limit := fixed(t, 1_000_000, algorithms.Day)
 		for i := range 1000 {
 			take(t.Context(), s, leased(limit, "slow", 1, 50_000))
@@ -417,7 +408,7 @@ func TestARarelyUsedKeyGetsNoLease(t *testing.T) {
 // The fewer units are left, the fewer are leased: at most an eighth of them, and one more. All units are admitted.
 func TestLeasesShrinkNearExhaustion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, calls := requesting()
+		s, below, calls := newLease()
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 		for i := range 1000 {
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != int64(999-i) {
@@ -439,10 +430,9 @@ func TestLeasesShrinkNearExhaustion(t *testing.T) {
 	})
 }
 
-// When a lease expires, its unused units are returned. Within its window all of them are.
 func TestUnusedUnitsAreReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, _ := requesting()
+		s, below, _ := newLease()
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		requests := warm(t, s, c)
 		if granted := s.Stats().Leased; left(t, below, c) != 10_000-requests-granted {
@@ -459,10 +449,9 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 	})
 }
 
-// A token bucket refills so fast that nothing of an unused lease can be returned.
 func TestUnitsThatHaveRefilledDoNotCountAsReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, _ := requesting()
+		s, _, _ := newLease()
 		c := leased(compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1_000_000, Period: algorithms.Second}), "a", 1, 500)
 		warm(t, s, c)
 		time.Sleep(400 * ms)
@@ -472,8 +461,7 @@ func TestUnitsThatHaveRefilledDoNotCountAsReturned(t *testing.T) {
 	})
 }
 
-// A request makes a key hot, and is canceled after its answer. The units that were leased for the key must be
-// returned nevertheless.
+// The request that makes the key hot is canceled after its answer.
 func TestALeaseOutlivesItsRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -495,10 +483,9 @@ func TestALeaseOutlivesItsRequest(t *testing.T) {
 	})
 }
 
-// A lease ends with its window: requests of the next window are charged to that window.
 func TestALeaseEndsWithItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, calls := requesting()
+		s, below, calls := newLease()
 		period := algorithms.Second
 		c := leased(fixed(t, 10_000, period), "a", 1, 500)
 		rest := func() time.Duration {
@@ -518,10 +505,9 @@ func TestALeaseEndsWithItsWindow(t *testing.T) {
 	})
 }
 
-// Unused units are returned to a token bucket, less the units that have flowed in since the lease.
 func TestRefundsSubtractTheInflow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, _ := requesting()
+		s, below, _ := newLease()
 		c := leased(tokens(t, 100, algorithms.Second, 10_000), "a", 1, 500)
 		for range 7 {
 			take(t.Context(), s, c)
@@ -543,7 +529,7 @@ func TestRefundsSubtractTheInflow(t *testing.T) {
 // Only the wrapped Store denies, and only after this process has returned all its leased units.
 func TestADenialReturnsTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, _ := requesting()
+		s, _, _ := newLease()
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 		requests := warm(t, s, c)
 		c.Terms.Cost = 1000 - requests
@@ -558,10 +544,9 @@ func TestADenialReturnsTheLease(t *testing.T) {
 	})
 }
 
-// In a group, leased units are used only if the wrapped Store allows the rest.
 func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := requesting()
+		s, _, calls := newLease()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		other := of(fixed(t, 1, algorithms.Day), "other", 1)
 		requests := warm(t, s, hot)
@@ -585,10 +570,9 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 	})
 }
 
-// A lease that could expire before the wrapped Store answers is not used in a group.
 func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := requesting()
+		s, _, calls := newLease()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		other := of(fixed(t, 100, algorithms.Day), "other", 1)
 		requests := warm(t, s, hot)
@@ -605,7 +589,6 @@ func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 	})
 }
 
-// While the wrapped Store fails, a lease is used until it expires. After that, requests fail.
 func TestLeasesOutliveAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
@@ -642,10 +625,9 @@ func TestLeasesOutliveAnOutage(t *testing.T) {
 	})
 }
 
-// Changed numbers drop the lease; the same numbers in a new configuration do not.
 func TestChangedNumbersDropLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := requesting()
+		s, _, calls := newLease()
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		warm(t, s, c)
 		n, granted := calls.count(), s.Stats().Leased
@@ -660,7 +642,6 @@ func TestChangedNumbersDropLeases(t *testing.T) {
 	})
 }
 
-// A reset makes a bucket a new one, and drops its lease.
 func TestResetDropsTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -716,8 +697,7 @@ func TestResetWaitsForLeasesInFlight(t *testing.T) {
 	})
 }
 
-// Close waits for the timer's function if that is returning units. Otherwise the units would be lost when
-// the process ends.
+// If Close did not wait, the units would be lost when the process ends.
 func TestCloseWaitsForUnitsThatAreBeingReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -739,10 +719,9 @@ func TestCloseWaitsForUnitsThatAreBeingReturned(t *testing.T) {
 	})
 }
 
-// Dry runs, here and in other sidecars, count leased units as consumed.
 func TestDryRunsCountLeasedUnitsAsConsumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, _ := requesting()
+		s, below, _ := newLease()
 		other := stores.Lease(below, stores.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		requests := warm(t, s, c)
@@ -759,10 +738,9 @@ func TestDryRunsCountLeasedUnitsAsConsumed(t *testing.T) {
 	})
 }
 
-// Reservations, refunds, dry runs and charges with an idempotency key are not decided from a lease.
 func TestOnlyPlainChargesAreLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := requesting()
+		s, _, calls := newLease()
 		c := leased(tokens(t, 10_000, algorithms.Day, 10_000), "a", 1, 500)
 		warm(t, s, c)
 		granted := s.Stats().Leased
@@ -787,7 +765,7 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 // If the wrapped Store has too few units for the cost and a lease, the cost alone is requested in a second batch.
 func TestAMissingLeaseCausesNoError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, calls := requesting()
+		s, below, calls := newLease()
 		limit := fixed(t, 1000, algorithms.Day)
 		c := leased(limit, "a", 1, 500)
 		for range 8 {
@@ -804,10 +782,9 @@ func TestAMissingLeaseCausesNoError(t *testing.T) {
 	})
 }
 
-// Several groups in one batch are answered separately, and are sent to the wrapped Store in one batch.
 func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := requesting()
+		s, _, calls := newLease()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		requests := warm(t, s, hot)
 		var many []backend.Charge
@@ -835,7 +812,6 @@ func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 	})
 }
 
-// Neither forwarding charges without lease terms nor answering from a lease allocates.
 func TestLeaseAllocatesNothing(t *testing.T) {
 	store := memory.New(memory.Config{})
 	s := stores.Lease(store, stores.LeaseConfig{})
@@ -849,7 +825,6 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 	}
 }
 
-// With leases of at most 20 units, a LeaseStore never exceeds a limit, and at most 20 units of a bucket are unused.
 func TestLeaseIsBounded(t *testing.T) {
 	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
@@ -858,10 +833,10 @@ func TestLeaseIsBounded(t *testing.T) {
 	})
 }
 
-// A hot key is copied, because callers such as listeners reuse the memory of their keys.
+// Callers such as listeners reuse the memory of their keys.
 func TestAHotKeyHasItsOwnMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, calls := requesting()
+		s, below, calls := newLease()
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		warm(t, s, c)
 		copy(c.Key, "b")
@@ -883,7 +858,7 @@ func TestAHotKeyHasItsOwnMemory(t *testing.T) {
 // since. Therefore no shard gets units back.
 func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := requesting()
+		s, _, calls := newLease()
 		c := leased(tokens(t, 10_000, 3600*algorithms.Second, 10_000), "a", 1, 500)
 		c.Shards = make([]algorithms.Limit, 2)
 		warm(t, s, c)
@@ -901,8 +876,6 @@ func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
 	})
 }
 
-// The clock of the wrapped Store is set back by an hour. Answers from leases then still follow the decisions of the
-// wrapped Store.
 func TestALeaseSeesDecisionsAfterAClockWasSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var back atomic.Int64
@@ -922,7 +895,6 @@ func TestALeaseSeesDecisionsAfterAClockWasSetBack(t *testing.T) {
 	})
 }
 
-// The number of keys that can have leases is bounded.
 func TestKeysWithLeasesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})

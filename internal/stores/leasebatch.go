@@ -112,12 +112,12 @@ func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 	if whole {
 		t.parts = t.parts[:g.parts]
 		for i := range charges {
-			s.served(&charges[i])
+			s.countServed(&charges[i])
 		}
 		return true
 	}
 	t.groups = append(t.groups, g)
-	mayBorrow := !recordDenied(charges)
+	mayBorrow := !denialChangesGroup(charges)
 	for i := range charges {
 		p := &parts[i]
 		ending := p.leased && !p.lastsUntil(s.config.Clock, t.outer.Deadline, now)
@@ -143,7 +143,6 @@ func (p *leasePart) lastsUntil(clock outside.Clock, deadline time.Time, now time
 	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
 }
 
-// addCharges adds the charges of group n to the call, except charges that were made to leases.
 func (s *LeaseStore) addCharges(t *leaseBatch, n int) {
 	g := &t.groups[n]
 	t.number++
@@ -157,7 +156,6 @@ func (s *LeaseStore) addCharges(t *leaseBatch, n int) {
 	}
 }
 
-// submitCharges submits the call to the wrapped Store. waits becomes Batch.Waits.
 func (t *leaseBatch) submitCharges(waits bool) {
 	t.answers, t.known = zeroed(t.answers, len(t.charges)), zeroed(t.known, len(t.charges))
 	t.inner.Known, t.inner.OnKnown = t.known, t.onKnown
@@ -265,7 +263,7 @@ func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration
 		case p.leased && !all:
 			s.putBack(c, p, d, now)
 		case p.leased:
-			s.served(c)
+			s.countServed(c)
 		default:
 			s.decide(c, p, &t.answers[p.position], d, all, t.began, now)
 		}

@@ -24,8 +24,6 @@ func hotBucket(t *testing.T) (*leaseShard, *hotKey) {
 	return &leaseShard{most: 4, hotKeys: map[string]*hotKey{"a": l}}, l
 }
 
-// A cached denial and a failure are not recorded as the newest decision, and other decisions are. After a failure no
-// units count as remaining.
 func TestWhatADecisionSaysAboutAHotKey(t *testing.T) {
 	for name, test := range map[string]struct {
 		d         backend.Decision
@@ -61,8 +59,9 @@ func TestTheNewestDecisionCounts(t *testing.T) {
 	}
 }
 
-// A lease is half of what the key uses while a lease lasts, in whole multiples of the cost. It is at most an eighth of the
-// remaining units, and Lease.Most bounds it together with the units that other requests ask for. Each failure halves it.
+// A lease is half of what the key uses while a lease lasts, in whole multiples of the cost. It is at most an
+// eighth of the remaining units. Lease.Most bounds the sum of the lease and the units that are being
+// requested. Each failure halves the lease.
 func TestSizesOfLeases(t *testing.T) {
 	const span = 50 * time.Millisecond
 	for _, test := range []struct {
@@ -111,7 +110,6 @@ func TestAKeyIsHotFromItsFirstRequestOn(t *testing.T) {
 	}
 }
 
-// A shard removes keys that are not used any more, and no others.
 func TestWhichKeysBecomeCold(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*hotKey)
@@ -148,8 +146,6 @@ func TestTheEndOfAGrant(t *testing.T) {
 	}
 }
 
-// The units of a hot key are returned with the waiting returns of the same key. Those of other keys stay. At most
-// maxReturns returns wait.
 func TestReturnsOfOneKey(t *testing.T) {
 	sh, l := hotBucket(t)
 	other := backend.Charge{Key: []byte("b"), Terms: algorithms.Charge{Cost: -2}}
@@ -164,15 +160,14 @@ func TestReturnsOfOneKey(t *testing.T) {
 		t.Errorf("%+v are waiting, %d leased, %d returned; want the return of the other key, 0 and 30", sh.returns, l.left(), sh.stats.Returned)
 	}
 	for range 2 * maxReturns {
-		sh.later(earlier)
+		sh.queueReturn(earlier)
 	}
-	sh.later(backend.Charge{Key: []byte("a"), Terms: algorithms.Charge{Cost: 3}}) // there is nothing to return
+	sh.queueReturn(backend.Charge{Key: []byte("a"), Terms: algorithms.Charge{Cost: 3}}) // there is nothing to return
 	if len(sh.returns) != maxReturns {
 		t.Errorf("%d returns are waiting, want at most %d", len(sh.returns), maxReturns)
 	}
 }
 
-// A key is dropped with its waiting returns, even while a lease of the key is in flight.
 func TestADroppedKeyReturnsNothing(t *testing.T) {
 	s := Lease(nil, LeaseConfig{})
 	sh, _ := s.shard([]byte("a"))
@@ -188,7 +183,6 @@ func TestADroppedKeyReturnsNothing(t *testing.T) {
 	}
 }
 
-// timers is a Clock that counts timers and starts none.
 type timers struct {
 	outside.Clock
 	count int
@@ -234,7 +228,7 @@ func TestElapsedCountsFromItsStart(t *testing.T) {
 	}
 }
 
-// Several groups of charges may have the same hash. A cached denial answers only its own group.
+// Several groups may have the same hash.
 func TestADenialAnswersItsOwnGroup(t *testing.T) {
 	start := time.Unix(1_767_225_600, 0)
 	d, charge := deniedTokens(t, start)
@@ -250,8 +244,8 @@ func TestADenialAnswersItsOwnGroup(t *testing.T) {
 	}
 }
 
-// unchanged computes nothing for a rate of 0, and for a decision that differs from the one that d.Value and the limit
-// give. The bucket of such a decision is in a state that is not known.
+// unchanged returns unknown for a rate of 0, and for a decision that differs from the one computed from
+// d.Value and the limit. The state of the bucket is not known then.
 func TestADecisionOfAnUnknownStateIsNotComputed(t *testing.T) {
 	never := &algorithms.Limit{Kind: algorithms.TokenBucket}
 	if got := unchanged(&backend.Charge{Limit: never}, &backend.Decision{}); got != unknown {
@@ -276,14 +270,12 @@ func TestOnlyNegativeCostsAndResetsAreRefunds(t *testing.T) {
 		charges []backend.Charge
 		want    bool
 	}{{nil, false}, {[]backend.Charge{cost(0), cost(1)}, false}, {[]backend.Charge{cost(1), cost(-1)}, true}, {[]backend.Charge{{Reset: true}}, true}} {
-		if got := refundsAny(test.charges); got != test.want {
+		if got := refundsOrResets(test.charges); got != test.want {
 			t.Errorf("%+v: %t, want %t", test.charges, got, test.want)
 		}
 	}
 }
 
-// NewRouter gets a function that the Router calls with each batch that a Store has decided, whether it is the whole
-// submitted batch or a part of it.
 func TestARouterReportsDecidedBatches(t *testing.T) {
 	var seen []int
 	decide := decided{}
@@ -311,7 +303,6 @@ func TestARouterReportsDecidedBatches(t *testing.T) {
 	}
 }
 
-// decided is a Store that ends every batch at once.
 type decided struct{}
 
 func (decided) Submit(b *backend.Batch) { b.Finish() }

@@ -53,7 +53,6 @@ type partsBatch struct {
 	numbers    []int // used by plan
 }
 
-// Submit implements Store.
 func (s *partsStore) Submit(b *backend.Batch) {
 	t := s.batches.Get().(*partsBatch)
 	t.outer, t.now.outer, t.later.outer = b, b, b
@@ -96,7 +95,6 @@ type part struct {
 	later    bool // in belongs to partsBatch.later
 }
 
-// partedGroup is the state of one group.
 type partedGroup struct {
 	from, to int // the charges are [from:to] of the whole batch
 	first    int // the position of its first part; its other parts follow
@@ -107,7 +105,6 @@ type partedGroup struct {
 	failed   error        // the error of its parts that takes precedence, or nil
 }
 
-// plan splits the charges into parts.
 func (t *partsBatch) plan() {
 	charges := t.outer.Charges
 	for at := 0; at < len(charges); {
@@ -134,7 +131,7 @@ func (t *partsBatch) plan() {
 func (t *partsBatch) addPart(group []backend.Charge, at, first int) {
 	number, later := t.numbers[first], false
 	for i := first; i < len(group); i++ {
-		later = later || t.numbers[i] == number && refundsAny(group[i:i+1])
+		later = later || t.numbers[i] == number && refundsOrResets(group[i:i+1])
 	}
 	d := &t.now
 	if later {
@@ -205,7 +202,6 @@ func (t *partsBatch) passDecided(g *partedGroup) {
 	t.outer.SetKnown(g.from, g.to)
 }
 
-// err returns the error of p that takes precedence, or nil.
 func (p *part) err() (err error) {
 	decisions := p.decisions()
 	for i := range decisions {
@@ -262,7 +258,6 @@ func (t *partsBatch) conclude() {
 	b.Done(b)
 }
 
-// fail writes the error of g, if it has one, as the decision on each charge of g.
 func (t *partsBatch) fail(g *partedGroup) {
 	if g.failed == nil {
 		return
@@ -275,14 +270,11 @@ func (t *partsBatch) fail(g *partedGroup) {
 	}
 }
 
-// mustUndo reports whether p must be undone: it consumed units, its group has other parts, and the group is
-// refused.
 func (t *partsBatch) mustUndo(p *part) bool {
 	g := &t.groups[p.group]
 	return g.parts > 1 && g.refused && p.charged()
 }
 
-// undoPart appends the charges that undo p, as group n.
 func (t *partsBatch) undoPart(p *part, n int) {
 	for i := range p.refundable() {
 		c := p.in.inner.charges[i]
@@ -309,7 +301,6 @@ func (p *part) refundable() iter.Seq[int] {
 	}
 }
 
-// reset empties t for another use.
 func (t *partsBatch) reset() {
 	t.now.reset()
 	t.later.reset()

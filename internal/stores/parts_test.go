@@ -15,12 +15,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// submitFunc is a Store made from a function.
 type submitFunc func(b *backend.Batch)
 
 func (f submitFunc) Submit(b *backend.Batch) { f(b) }
 
-// slowUndo returns a Store that delays refunds, as a busy network does.
 func slowUndo(next backend.Store, delay time.Duration) backend.Store {
 	return submitFunc(func(b *backend.Batch) {
 		if b.Charges[0].Terms.Cost >= 0 {
@@ -31,7 +29,6 @@ func slowUndo(next backend.Store, delay time.Duration) backend.Store {
 	})
 }
 
-// testPart has charges that one Store decides in one step.
 type testPart struct {
 	store   backend.Store
 	charges []backend.Charge
@@ -39,7 +36,6 @@ type testPart struct {
 
 func part(store backend.Store, charges ...backend.Charge) testPart { return testPart{store, charges} }
 
-// chargeInParts charges a group in parts.
 func chargeInParts(t *testing.T, undos *stores.Undos, parts ...testPart) []backend.Decision {
 	t.Helper()
 	routes, where := make([]stores.Route, len(parts)), map[string]int{}
@@ -145,8 +141,6 @@ func TestPartsThatCannotBeDecided(t *testing.T) {
 	}
 }
 
-// Three parts are allowed, denied, not sent or without an answer, in every combination and order, with and
-// without a refund.
 func TestPartsInEveryOrder(t *testing.T) {
 	answers := [4]backend.Decision{
 		{Decision: algorithms.Decision{Allowed: true}, At: 7}, {}, {Err: backend.ErrNotTaken}, {Err: backend.ErrUnavailable},
@@ -275,7 +269,6 @@ func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
 	}
 }
 
-// One part reserves units, and another part is denied. The decisions state no wait, because the reservation is undone.
 func TestAChargeThatIsUndoneDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		undos := stores.NewUndos(time.Minute)

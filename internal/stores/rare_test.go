@@ -13,7 +13,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// seen is a Store that calls a function with each batch before it forwards the batch.
 type seen struct {
 	next backend.Store
 	see  func(*backend.Batch)
@@ -24,7 +23,6 @@ func (s seen) Submit(b *backend.Batch) {
 	s.next.Submit(b)
 }
 
-// Deadline passes Waits on, so that the Store below may use the goroutine that calls Take.
 func TestDeadlinePassesWaitsOn(t *testing.T) {
 	var waits []bool
 	next := seen{memory.New(memory.Config{}), func(b *backend.Batch) { waits = append(waits, b.Waits) }}
@@ -37,7 +35,7 @@ func TestDeadlinePassesWaitsOn(t *testing.T) {
 	}
 }
 
-// A group is known if all its decisions are. The Store may be setting them while Deadline reads them.
+// The Store may be setting the elements of Known while Deadline reads them.
 func TestAHalfKnownGroupIsNotKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var inner *backend.Batch
@@ -60,7 +58,6 @@ func TestAHalfKnownGroupIsNotKnown(t *testing.T) {
 	})
 }
 
-// A batch that has ended has no deadline any more. Batches that end at their deadline may panic in Done.
 func TestDeadlineForgetsBatchesThatHaveEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		delay, ended := 2*ms, 0
@@ -94,7 +91,6 @@ func TestDeadlineForgetsBatchesThatHaveEnded(t *testing.T) {
 	})
 }
 
-// A request for a lease ahead charges the same key with the same hash, and has no lease terms of its own.
 func TestALeaseAheadChargesTheSameBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ahead := 0
@@ -122,7 +118,6 @@ func TestALeaseAheadChargesTheSameBucket(t *testing.T) {
 	})
 }
 
-// A lease that is denied has no units.
 func TestADeniedLeaseIsNotGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets, denied := memory.New(memory.Config{Clock: storetest.Times(wall)}), false

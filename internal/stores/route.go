@@ -105,7 +105,6 @@ type divisionPart struct {
 	onKnown func(from, to int)
 }
 
-// part returns the part for route. It makes the part if there is none.
 func (d *division) part(route *Route) *divisionPart {
 	for _, p := range d.parts[:d.used] {
 		if p.route == route {
@@ -124,7 +123,7 @@ func (d *division) part(route *Route) *divisionPart {
 	return p
 }
 
-// submit submits all parts. When it returns, d may already be reused for another batch.
+// When submit returns, d may already be reused for another batch.
 func (d *division) submit() {
 	parts, b := d.parts[:d.used], d.outer
 	for _, p := range parts {
@@ -171,7 +170,6 @@ func (d *division) conclude() {
 	b.Done(b)
 }
 
-// reset empties d for another use.
 func (d *division) reset() {
 	for _, p := range d.parts[:d.used] {
 		p.inner.reset()

@@ -22,24 +22,20 @@ type pendingStore struct {
 
 func (h *pendingStore) Submit(b *backend.Batch) { h.waiting = append(h.waiting, b) }
 
-// remove removes batch i and returns it.
 func (h *pendingStore) remove(i int) *backend.Batch {
 	b := h.waiting[i]
 	h.waiting = slices.Delete(h.waiting, i, i+1)
 	return b
 }
 
-// decide submits batch i to the wrapped Store, which decides it.
 func (h *pendingStore) decide(i int) { h.next.Submit(h.remove(i)) }
 
-// loseAnswer submits batch i to the wrapped Store, and then fails it, as if the answer was lost.
 func (h *pendingStore) loseAnswer(i int) {
 	b := h.remove(i)
 	h.next.Submit(&backend.Batch{Charges: b.Charges, Decisions: make([]backend.Decision, len(b.Charges)), Done: func(*backend.Batch) {}})
 	b.Fail(backend.ErrUnavailable)
 }
 
-// byFirstByte routes groups by the first byte of their key: "a" to the first Store.
 func byFirstByte(below ...backend.Store) *stores.Router {
 	routes := make([]stores.Route, len(below))
 	for i := range below {
@@ -48,13 +44,11 @@ func byFirstByte(below ...backend.Store) *stores.Router {
 	return stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Key[0]-'a'] }, nil)
 }
 
-// routed returns a Router that sends every group to the same Store.
 func routed(next backend.Store) *stores.Router {
 	route := stores.Route{Store: next}
 	return stores.NewRouter(func([]backend.Charge) *stores.Route { return &route }, nil)
 }
 
-// submit submits charges. It returns the batch, and a counter of the calls of Done.
 func submit(s backend.Store, charges []backend.Charge) (b *backend.Batch, done *int) {
 	done = new(int)
 	b = &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges)), Done: func(*backend.Batch) { *done++ }}
@@ -72,7 +66,6 @@ func TestABatchOfOneRouteIsNotCopied(t *testing.T) {
 	}
 }
 
-// Whatever the order in which the parts are decided, the batch ends with the last one.
 func TestADividedBatchEndsWithItsLastPart(t *testing.T) {
 	limit := tokens(t, 10, algorithms.Day, 10)
 	for _, order := range [][3]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
@@ -222,7 +215,6 @@ func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
 	}
 }
 
-// At most 1,024 calls are in flight. Close waits for them.
 func TestUndosAreBounded(t *testing.T) {
 	undos := stores.NewUndos(time.Minute)
 	h := &pendingStore{next: submitFunc(func(b *backend.Batch) { b.Done(b) })}

@@ -12,8 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// BenchmarkWrappers measures the cost of the wrappers for batches of several sizes, compared with the Store
-// alone.
 func BenchmarkWrappers(b *testing.B) {
 	limit := fixed(b, 1_000_000_000_000, algorithms.Day)
 	for _, size := range []int{1, 16, 256} {
@@ -41,8 +39,7 @@ func BenchmarkWrappers(b *testing.B) {
 	}
 }
 
-// BenchmarkDivided measures the division of requests with one limit in each of two Stores. Both Stores answer after
-// Submit has returned, as servers do.
+// Both Stores answer after Submit has returned, as servers do.
 func BenchmarkDivided(b *testing.B) {
 	var held []*backend.Batch
 	first := submitFunc(func(b *backend.Batch) { held = append(held, b) })

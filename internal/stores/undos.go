@@ -20,9 +20,9 @@ type Undos struct {
 	dropped atomic.Int64
 	running sync.WaitGroup
 
-	mu     sync.Mutex
-	under  int  // the number of calls in flight; guarded by mu, like closed
-	closed bool // Begin returns false
+	mu       sync.Mutex
+	inFlight int  // guarded by mu, like closed
+	closed   bool // Begin returns false
 }
 
 // NewUndos makes an Undos. A call that cannot be sent within timeout is never sent.
@@ -61,11 +61,11 @@ func (u *Undos) Submit(store backend.Store, charges []backend.Charge) {
 func (u *Undos) Begin() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.closed || u.under >= maxUndos {
+	if u.closed || u.inFlight >= maxUndos {
 		u.dropped.Add(1)
 		return false
 	}
-	u.under++
+	u.inFlight++
 	u.running.Add(1)
 	return true
 }
@@ -73,7 +73,7 @@ func (u *Undos) Begin() bool {
 // End ends a call counted by Begin.
 func (u *Undos) End() {
 	u.mu.Lock()
-	u.under--
+	u.inFlight--
 	u.mu.Unlock()
 	u.running.Done()
 }
@@ -82,7 +82,7 @@ func (u *Undos) End() {
 func (u *Undos) InFlight() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.under
+	return u.inFlight
 }
 
 // Timeout returns how long after Begin a call may still be sent.

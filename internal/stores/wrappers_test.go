@@ -11,7 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// Each wrapper, and all of them together, answer the worked examples as the Store alone does.
 func TestWrappersAnswerTheExamplesLikeTheStoreAlone(t *testing.T) {
 	type wrapper = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store
 	wrappers := map[string]wrapper{
