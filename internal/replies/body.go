@@ -8,7 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// cause is the reason why a request is denied.
 type cause uint8
 
 const (
@@ -18,7 +17,6 @@ const (
 	failed               // the store could not decide
 )
 
-// denial is the content of the body of a denial.
 type denial struct {
 	cause cause
 	// result is the Result that explains the denial, or nil.
@@ -27,7 +25,7 @@ type denial struct {
 	wait int64
 }
 
-// explain returns the content of the body for v. v must be a denial. noRetryAfter omits the retry time.
+// v must be a denial.
 func explain(v *limiter.Verdict, noRetryAfter bool) denial {
 	var d denial
 	d.result = denier(v)
@@ -119,7 +117,6 @@ func (d *denial) appendMessage(b []byte) []byte {
 	return b
 }
 
-// appendOpenAI appends an error object of the OpenAI API.
 func (d *denial) appendOpenAI(b []byte) []byte {
 	kind, code := "requests", "rate_limit_exceeded"
 	switch d.cause {
@@ -138,7 +135,6 @@ func (d *denial) appendOpenAI(b []byte) []byte {
 	return append(b, `"}}`+"\n"...)
 }
 
-// appendAnthropic appends an error object of the Anthropic API.
 func (d *denial) appendAnthropic(b []byte) []byte {
 	kind := "rate_limit_error"
 	switch d.cause {
@@ -186,7 +182,6 @@ func (d *denial) appendProblem(b []byte, v *limiter.Verdict) []byte {
 	return append(b, "}\n"...)
 }
 
-// appendQuoted appends the text of appendMessage as a JSON string.
 func (d *denial) appendQuoted(b []byte) []byte {
 	var room [256]byte
 	return strconv.AppendQuoteToASCII(b, string(d.appendMessage(room[:0]))) // for printable ASCII, quoting in Go and in JSON is the same

@@ -8,7 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// headerNames are the headers of the set openai for one unit.
 type headerNames struct{ limit, remaining, reset string }
 
 var unitHeaders = [...]struct {

@@ -37,7 +37,6 @@ func MostRestrictive(v *limiter.Verdict) int {
 	return mostRestrictive(v, func(*limiter.Result) bool { return true })
 }
 
-// mostRestrictive does what MostRestrictive does, among the Results for which accept returns true.
 func mostRestrictive(v *limiter.Verdict, accept func(*limiter.Result) bool) int {
 	best, bestDenies := -1, false
 	for i := range v.Results {

@@ -31,7 +31,6 @@ func result(p *descriptors.Policy, o limiter.Outcome, d algorithms.Decision) lim
 	return limiter.Result{Policy: p, Outcome: o, Decision: backend.Decision{Decision: d}}
 }
 
-// denied returns the verdict of a domain whose denials have a body.
 func denied(body descriptors.Body, retry algorithms.Micros, results ...limiter.Result) *limiter.Verdict {
 	return &limiter.Verdict{Domain: &limiter.Domain{DenyBody: body}, Denied: true, RetryAfter: retry, Results: results}
 }
@@ -138,7 +137,6 @@ func TestOpenAIHeaders(t *testing.T) {
 	OpenAIHeaders(&limiter.Verdict{Denied: true, RetryAfter: second}, true, func(name string, _ []byte) { t.Errorf("a denial with noRetryAfter has the header %s; want none", name) })
 }
 
-// The most restrictive limit is one that denies: one that can never allow the cost, or else the one that denies longest.
 func TestMostRestrictive(t *testing.T) {
 	p := policy(t, "p", descriptors.NoUnit, descriptors.NoBody)
 	shadow := policy(t, "shadow", descriptors.NoUnit, descriptors.NoBody)
@@ -173,7 +171,6 @@ func TestMostRestrictive(t *testing.T) {
 	}
 }
 
-// A decision of the local bucket has the numbers of the local share, whether it allows or denies.
 func TestNumbersOfTheLocalBucket(t *testing.T) {
 	p := policy(t, "p", descriptors.NoUnit, descriptors.NoBody)
 	p.Extras.Local = &algorithms.Limit{}
@@ -196,7 +193,6 @@ func TestNamesInAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// A bucket in debt has no units left.
 func TestHeadersOfADebt(t *testing.T) {
 	v := limiter.Verdict{Results: []limiter.Result{result(policy(t, "t", descriptors.Tokens, descriptors.NoBody), limiter.Allowed, algorithms.Decision{Remaining: -5})}}
 	found := false
@@ -289,7 +285,6 @@ func TestOfEqualDenialsTheFirstIsDescribed(t *testing.T) {
 	}
 }
 
-// A limit without a local share has only its own numbers.
 func TestNumbersWithoutALocalBucket(t *testing.T) {
 	p := policy(t, "p", descriptors.NoUnit, descriptors.NoBody)
 	for _, outcome := range []limiter.Outcome{limiter.FailedAllowed, limiter.FailedDenied} {

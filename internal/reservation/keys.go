@@ -60,16 +60,13 @@ func NewKeys(secrets, oldSecrets Secrets) *Keys {
 	return k
 }
 
-// rooms are buffers for decoding and encoding ids.
-var rooms = sync.Pool{New: func() any { return new([]byte) }}
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// ring holds a list of secrets, and the hash functions for signing with each.
 type ring struct {
 	secrets []string
 	macs    []*sync.Pool // for each secret, a pool of hash.Hash
 }
 
-// ring returns the ring of the current secrets. It makes a new one only if the secrets have changed.
 func (k *Keys) ring() *ring {
 	secrets, r := k.secrets(), k.current.Load()
 	if r != nil && slices.Equal(r.secrets, secrets) {
@@ -94,7 +91,6 @@ func (r *ring) sign(dst []byte, i int, b []byte) []byte {
 	return mac.Sum(dst)[:n+signatureLen]
 }
 
-// signingKey derives the key for signing from secret.
 func signingKey(secret string) [sha256.Size]byte {
 	return sha256.Sum256([]byte("rlsidecar reservation\x00" + secret))
 }
@@ -109,8 +105,8 @@ func (k *Keys) Append(dst []byte, r *limiter.Reserved) []byte {
 		copy(r.ID[:8], k.unique[:])
 		binary.BigEndian.PutUint64(r.ID[8:], k.made.Add(1))
 	}
-	room := rooms.Get().(*[]byte)
-	defer rooms.Put(room)
+	room := buffers.Get().(*[]byte)
+	defer buffers.Put(room)
 	b := appendReserved((*room)[:0], r)
 	b = ring.sign(b, 0, b)
 	*room = b
@@ -122,8 +118,8 @@ func (k *Keys) Append(dst []byte, r *limiter.Reserved) []byte {
 
 // Open implements limiter.IDs.
 func (k *Keys) Open(id string, r *limiter.Reserved) bool {
-	room := rooms.Get().(*[]byte)
-	defer rooms.Put(room)
+	room := buffers.Get().(*[]byte)
+	defer buffers.Put(room)
 	b, sum := split((*room)[:0], id)
 	if len(b) > 0 && b[0] == oldForm {
 		return k.openOld(b, sum, r)
@@ -202,7 +198,6 @@ func appendPart(b []byte, p *limiter.ReservedPart) []byte {
 	return b
 }
 
-// decode decodes what appendReserved has encoded. It returns false if b is malformed.
 func decode(b []byte, r *limiter.Reserved) bool {
 	if len(b) == 0 || b[0] != form {
 		return false

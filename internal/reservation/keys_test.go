@@ -71,7 +71,6 @@ func TestIDsOfThisFormStayValid(t *testing.T) {
 	}
 }
 
-// fixed returns the reservation of two limits, with an ID.
 func fixed() *limiter.Reserved {
 	byProxy := limiter.ReservedPart{
 		Limit: 2, Key: []byte("v\x03bob"), Slot: 11, Cell: 13, Count: 100, Times: 2, At: 5, Inflow: scaled.Inflow{Units: 10, Span: 60},
@@ -81,8 +80,7 @@ func fixed() *limiter.Reserved {
 	return &limiter.Reserved{ID: [16]byte{1, 15: 2}, Domain: 1, Parts: []limiter.ReservedPart{byProxy, byName}}
 }
 
-// The first secret signs, and all are accepted, as soon as they change. The function that returns the list of
-// secrets may overwrite the list later.
+// The function that returns the list of secrets may overwrite the list later.
 func TestKeysFollowTheirSecrets(t *testing.T) {
 	secrets := []string{"first"}
 	k := NewKeys(func() []string { return secrets }, nil)
@@ -176,7 +174,6 @@ func TestAnIDThatWouldBeTooLongIsNotMade(t *testing.T) {
 	}
 }
 
-// An id is refused if any character was changed, if it was cut, or if another secret signed it.
 func TestChangedIDsAreRefused(t *testing.T) {
 	for _, of := range []*limiter.Reserved{largest(), named()} {
 		k := keysOf("secret")
@@ -213,7 +210,6 @@ func TestChangedIDsAreRefused(t *testing.T) {
 	}
 }
 
-// The ids are of the old form: one of a limit that came with the request, and one of a configured limit.
 func TestIDsOfTheOldFormAreAccepted(t *testing.T) {
 	const (
 		inline = "ARAwMTIzNDU2Nzg5YWJjZGVmgICBsYTpkQOAh6i_hOmRAwEEgICAgICAgAgCYWkGdG9rZW5zCnsicmF0ZSI6MX0DA2JvYgL_AAAKgI7OHAVayntGP9FZsTf-9-6Wnog"

@@ -9,7 +9,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// oldBody encodes a reservation in the old form.
 func oldBody(count int64) []byte {
 	b := []byte{oldForm}
 	text := func(s string) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
@@ -30,7 +29,6 @@ func unsigned(b []byte) string {
 	return base64.RawURLEncoding.EncodeToString(append(b[:len(b):len(b)], make([]byte, signatureLen)...))
 }
 
-// Clients choose the texts. A text that is not a complete id of one of the two forms is refused.
 func TestMalformedIDsAreRefused(t *testing.T) {
 	k := keysOf("secret")
 	id := string(k.Append(nil, named()))
@@ -58,7 +56,6 @@ func TestMalformedIDsAreRefused(t *testing.T) {
 	}
 }
 
-// A reservation of 0 units can be settled, in both forms.
 func TestAReservationOfNoUnitsIsValid(t *testing.T) {
 	of := named()
 	for i := range of.Parts {
@@ -73,7 +70,6 @@ func TestAReservationOfNoUnitsIsValid(t *testing.T) {
 	}
 }
 
-// The longest id is made and accepted. One byte more, and none is made.
 func TestTheLongestID(t *testing.T) {
 	k, r := keysOf("secret"), named()
 	sized := func(n int) string {
