@@ -9,33 +9,31 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// inUse is what decides requests: the configuration and the adjustments of its limits. It is immutable.
+// inUse is immutable. Adjust and Swap replace it as a whole.
 type inUse struct {
 	snapshot *Snapshot
 	adjusted *adjusted // nil if there are no adjustments
 }
 
-// adjusted is a Set of adjustments, compiled for one Snapshot. It contains only policies that have an
-// adjustment. It is immutable.
+// adjusted is immutable. It contains only policies that have an adjustment.
 type adjusted struct {
 	limits map[*descriptors.Policy]*adjustedLimit
 	now    func() algorithms.Micros
 }
 
-// adjustedLimit has the adjustments of one limit. All policies that share the limit's buckets share it.
+// All policies with the same buckets share one adjustedLimit.
 type adjustedLimit struct {
-	all  *change            // the adjustment for all keys that do not have their own; nil if there is none
-	keys map[string]*change // adjustments by the key of the bucket
+	all  *change            // nil if there is none
+	keys map[string]*change // by the key of the bucket
 }
 
-// change is one adjustment of a limit. Several policies with different settings may use the limit, and each
-// of them needs an adjusted copy. The copy for one policy is made in advance, the others at the first request
-// that needs them.
+// Several policies with different settings may use the adjusted limit, and each of them needs an adjusted copy. The
+// copy of original is made in advance, each other copy at the first request that needs it.
 type change struct {
 	adjustment *adjust.Adjustment
-	original   *descriptors.Policy // the policy whose copy is made in advance
-	copy       *descriptors.Policy // the adjusted copy of original
-	others     sync.Map            // *descriptors.Policy -> its adjusted copy, or the policy itself if the adjustment does not apply
+	original   *descriptors.Policy
+	copy       *descriptors.Policy
+	others     sync.Map // *descriptors.Policy -> its adjusted copy, or the policy itself if the adjustment does not apply
 }
 
 // policy returns a copy of p with the adjusted numbers, or p itself if the adjustment does not apply to p.
@@ -74,8 +72,7 @@ func (l *Limiter) Adjust(set *adjust.Set, clock func() algorithms.Micros) Adjust
 	return l.use(l.Current())
 }
 
-// use makes s, with its adjustments, decide requests from now on, and returns the effect of the adjustments. If s
-// is nil, it does nothing. l.mu must be held.
+// use does nothing if s is nil. l.mu must be held.
 func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 	if s == nil {
 		return result
@@ -85,7 +82,7 @@ func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 		next.adjusted, result = compileAdjusted(s, l.set, l.now)
 	}
 	l.current.Store(next)
-	l.was = result
+	l.effect = result
 	return result
 }
 
@@ -93,7 +90,7 @@ func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 func (l *Limiter) Adjusted() Adjusted {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.was
+	return l.effect
 }
 
 func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros) (*adjusted, Adjusted) {
@@ -138,8 +135,7 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 	return compiled, result
 }
 
-// compileLimit compiles the adjustments in list for the limit of p. It enters the IDs of the adjustments that change
-// the limit into applied. It returns nil if no adjustment changes it.
+// compileLimit sets applied[a.ID] for each adjustment a that changes the limit of p. It returns nil if there is none.
 func compileLimit(p *descriptors.Policy, list []*adjust.Adjustment, applied map[string]bool) *adjustedLimit {
 	limit := &adjustedLimit{keys: map[string]*change{}}
 	for _, a := range list {
@@ -166,8 +162,8 @@ func bucketKey(p *descriptors.Policy, values []string) []byte {
 	return key
 }
 
-// adjust replaces the policy of r by the adjusted one, if an adjustment is in force. r.Key must be set. An
-// adjustment of the key takes precedence over an adjustment of all keys.
+// adjust replaces r.Policy if an adjustment is in force. r.Key must be set. An adjustment of the key takes precedence
+// over an adjustment of all keys.
 func (c *Call) adjust(r *Result) {
 	limit := c.adjusted.limits[r.Policy]
 	if limit == nil {
@@ -210,9 +206,8 @@ func (r *Result) isBlocked() bool {
 	return r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Block && r.Cost >= 0 && !r.settle
 }
 
-// isUnlimited reports whether an adjustment makes the limit of r, or its payer, unlimited.
 func (r *Result) isUnlimited() bool {
-	return r.freed || r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Unlimited
+	return r.payerUnlimited || r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Unlimited
 }
 
 // deniedByBlock denies a request without charging it if an operator blocks one of its keys. It reports
@@ -237,7 +232,6 @@ func (c *Call) deniedByBlock() bool {
 	return true
 }
 
-// block makes the Decision of r a denial that lasts until the adjustment expires.
 func (r *Result) block(now algorithms.Micros) {
 	left := max(1, r.Policy.Adjusted.Expires-now)
 	d := &r.Decision

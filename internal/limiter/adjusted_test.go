@@ -24,7 +24,7 @@ const minute = 60 * algorithms.Second
 
 func number(n int64) *int64 { return &n }
 
-// adjust sets changes as adjustments of limit for a minute. changes maps keys to numbers; "*" means all keys.
+// changes maps keys to numbers; "*" means all keys.
 func (b *bench) adjust(limit string, changes map[string]adjust.Change) limiter.Adjusted {
 	var all []*adjust.Adjustment
 	for key, change := range changes {
@@ -38,7 +38,6 @@ func (b *bench) adjust(limit string, changes map[string]adjust.Change) limiter.A
 	return b.Adjust(adjust.NewSet(adjust.Head{}, all), func() algorithms.Micros { return b.now })
 }
 
-// allowed returns how many of n requests for one unit are allowed.
 func (b *bench) allowed(tb testing.TB, n int, text string) (count int) {
 	tb.Helper()
 	for range n {
@@ -75,8 +74,7 @@ func TestAnAdjustmentGivesOneKeyOtherNumbers(t *testing.T) {
 	}
 }
 
-// Adjusted.Next is the time at which the first adjustment expires, whatever the order of the keys.
-// Adjustments that have expired already do not count.
+// An adjustment with the end 0 has expired, and does not count.
 func TestTheEarliestAdjustmentEndsNext(t *testing.T) {
 	for _, ends := range [][]algorithms.Micros{{0, 2, 3}, {0, 3, 2}, {3, 0, 2}, {2, 3, 0}} {
 		b := newBench(t, adjustable)
@@ -103,7 +101,6 @@ func TestTheKeysOwnAdjustmentTakesPrecedenceOverThatOfAllKeys(t *testing.T) {
 	}
 }
 
-// Consumed units stay consumed when a limit is raised, lowered, and changed back at the exact microsecond.
 func TestAdjustmentsKeepConsumedUnits(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.allowed(t, 15, "user=bob")
@@ -284,7 +281,7 @@ func TestAdjustmentsThatDoNotApplyAreCountedAndChangeNothing(t *testing.T) {
 	}
 }
 
-// A reload applies the adjustments to its own limits, so a factor multiplies the new numbers.
+// A reload applies the adjustments to the new limits, so a factor multiplies the new numbers.
 func TestAReloadKeepsAdjustments(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Factor: 2000}, "eve": {Block: true}})
@@ -323,7 +320,6 @@ func TestPoliciesThatAreNotAdjustedKeepTheirPointers(t *testing.T) {
 	}
 }
 
-// Sidecars with different adjustments decide in random order.
 func TestDisagreeingSidecarsNeverAdmitMoreThanTheLargerLimit(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		b := newBench(t, adjustable)
@@ -419,7 +415,7 @@ func BenchmarkPlan(b *testing.B) {
 	}
 }
 
-// manyLimits returns a Limiter with n limits in two domains. The names repeat after 50,000.
+// The names repeat after 50,000.
 func manyLimits(n int) (l *limiter.Limiter, names []string) {
 	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"a": {Name: "a"}, "b": {Name: "b"}}}
 	for i := range n {
@@ -450,8 +446,7 @@ func TestAdjustableFindsEachUseOfALimit(t *testing.T) {
 	}
 }
 
-// BenchmarkAdjustable measures the time to find one adjusted limit among 100,000. The admin page does this for each
-// of at most 10,000 adjustments.
+// The admin page finds the limits of at most 10,000 adjustments in this way.
 func BenchmarkAdjustable(b *testing.B) {
 	l, names := manyLimits(100_000)
 	for i := 0; b.Loop(); i++ {

@@ -35,7 +35,6 @@ descriptors:
 	}
 }
 
-// A request allocates nothing, whether a plan (a limit with then) allows it, its credits pay, or both deny.
 func TestPlansWithCreditsAllocateNothing(t *testing.T) {
 	for name, capacity := range map[string]int{"the plan pays": 100_000_000, "the credits pay": 1} {
 		for _, credits := range []int{1, 100_000_000} {

@@ -10,7 +10,6 @@ import (
 // (backend.Charge.Then). All limits of a request with the same payer form a plan. If all of them allow, each
 // is charged. Otherwise only the payer is charged, once: the largest of their costs.
 
-// payer is a limit that may be charged in place of others, with its Result.
 type payer struct {
 	Result
 
@@ -20,24 +19,22 @@ type payer struct {
 
 // candidate is a Result in whose place another limit may be charged.
 type candidate struct {
-	of    int    // the index of that Result
-	payer Result // the limit that may be charged in its place
+	result int // index into Call.Results
+	payer  Result
 }
 
-// hasAlternative reports whether another limit may be charged in place of the limit of Result i, which must
-// have Then. If so, it adds the Result to the candidates.
+// addCandidate adds Result i, whose limit must have Then, to the candidates. It reports whether it did.
 //
-// Refunds and costs of 0 apply only to the bucket that they name. If an operator blocks the key of
-// the payer, the payer is not charged. If an operator made the payer unlimited, Result i is charged without a
-// limit.
-func (c *Call) hasAlternative(i int) bool {
+// Refunds and costs of 0 apply only to the bucket that they name. If an operator blocks the key of the payer, the payer
+// is not charged. If an operator made the payer unlimited, Result i is charged without a limit.
+func (c *Call) addCandidate(i int) bool {
 	r := &c.Results[i]
 	if r.Cost <= 0 || r.isUnlimited() {
 		return false
 	}
 	keys := len(c.keys)
 	f := c.payerOf(r)
-	if r.freed = f.isUnlimited(); r.freed || f.isBlocked() {
+	if r.payerUnlimited = f.isUnlimited(); r.payerUnlimited || f.isBlocked() {
 		c.keys = c.keys[:keys]
 		return false
 	}
@@ -45,7 +42,6 @@ func (c *Call) hasAlternative(i int) bool {
 	return true
 }
 
-// payerOf returns the Result of the limit that may be charged in place of r.
 func (c *Call) payerOf(r *Result) (f Result) {
 	f = Result{Descriptor: r.Descriptor, Policy: r.Policy.Extras.Then, Cost: r.Cost, cell: r.cell}
 	start := len(c.keys)
@@ -65,12 +61,10 @@ func (c *Call) payerOf(r *Result) (f Result) {
 	return f
 }
 
-// chargeAlternatives adds the charges of the candidates. For each payer, the charges of its plan come first,
-// and then its own charge.
 func (c *Call) chargeAlternatives() {
 	for n := range c.candidates {
 		k := &c.candidates[n]
-		r := &c.Results[k.of]
+		r := &c.Results[k.result]
 		if r.charge != toCharge {
 			continue
 		}
@@ -79,12 +73,12 @@ func (c *Call) chargeAlternatives() {
 			c.groups++
 			group = c.groups
 		}
-		c.instead = append(c.instead, payer{Result: k.payer, plan: len(c.charges)})
-		f := &c.instead[len(c.instead)-1]
+		c.payers = append(c.payers, payer{Result: k.payer, plan: len(c.charges)})
+		f := &c.payers[len(c.payers)-1]
 		c.addToPlan(r, f, group)
 		for j := n + 1; together && j < len(c.candidates); j++ {
 			other := &c.candidates[j].payer
-			if o := &c.Results[c.candidates[j].of]; o.charge == toCharge && c.together(o) && other.hash == f.hash && bytes.Equal(other.Key, f.Key) {
+			if o := &c.Results[c.candidates[j].result]; o.charge == toCharge && c.together(o) && other.hash == f.hash && bytes.Equal(other.Key, f.Key) {
 				c.addToPlan(o, f, group)
 			}
 		}
@@ -92,14 +86,13 @@ func (c *Call) chargeAlternatives() {
 	}
 }
 
-// addToPlan adds r to the plan of f. If r has the bucket of another charge of the plan, their costs become
-// one charge.
+// addToPlan combines r with the charge of the same bucket, if the plan has one.
 func (c *Call) addToPlan(r *Result, f *payer, group int) {
 	at := f.plan
 	for at < len(c.charges) && !bytes.Equal(c.charges[at].Key, r.Key) {
 		at++
 	}
-	if r.instead = len(c.instead); at == len(c.charges) {
+	if r.payer = len(c.payers); at == len(c.charges) {
 		c.add(r, group)
 		c.charges[at].Then = true
 	} else {
@@ -113,7 +106,7 @@ func (c *Call) addToPlan(r *Result, f *payer, group int) {
 // foldAlternatives sets r to the Result of the limit that was charged: r itself or its payer. If neither
 // allows, the Decision has the earliest time at which one of them can.
 func (c *Call) foldAlternatives(r *Result) {
-	f := &c.instead[r.instead-1]
+	f := &c.payers[r.payer-1]
 	decisions := c.decisions[f.plan : f.charge+1]
 	last := len(decisions) - 1
 	if r.Decision.Err != nil {

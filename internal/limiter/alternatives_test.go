@@ -24,7 +24,6 @@ descriptors:
       - {key: both, limit: [per_minute, per_day, burst]}
 `
 
-// named requests units of a named limit.
 func (b *bench) named(tb testing.TB, limit string, cost int64, key ...string) *limiter.Call {
 	tb.Helper()
 	c := &limiter.Call{}

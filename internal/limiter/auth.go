@@ -97,7 +97,6 @@ func (e *AuthEntry) Source() string {
 // AuthSource is the kind of source of an entry's value.
 type AuthSource uint8
 
-// The sources.
 const (
 	FromValue AuthSource = iota // Value in the configuration
 	FromClientIP

@@ -106,7 +106,6 @@ func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) 
 	returned = true
 }
 
-// end calls done, unless it has been called before.
 func (b *Batch) end() {
 	if b.ended.CompareAndSwap(false, true) {
 		b.done()

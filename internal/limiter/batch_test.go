@@ -36,7 +36,6 @@ descriptors:
   - {key: u, rate_limit: {unlimited: true}}
 `
 
-// drawCall draws a request with descriptors, or with a named limit, which may not exist.
 func drawCall(t *rapid.T) *limiter.Call {
 	c := &limiter.Call{}
 	c.Request.Domain = rapid.SampledFrom([]string{"d", "d", "d", "elsewhere"}).Draw(t, "domain")
@@ -58,10 +57,9 @@ func drawCall(t *rapid.T) *limiter.Call {
 	return c
 }
 
-// like returns a new Call with the same request.
 func like(c *limiter.Call) *limiter.Call { return &limiter.Call{Request: c.Request} }
 
-// described returns the content of a verdict. Pointers into a configuration are replaced by names.
+// described replaces pointers into a configuration by names.
 func described(c *limiter.Call, err error) any {
 	type result struct {
 		Descriptor int
@@ -83,7 +81,6 @@ func described(c *limiter.Call, err error) any {
 	return []any{fmt.Sprint(err), results, v.Statuses, v.Denied, v.WouldDeny, v.Failed, fmt.Sprint(v.Err), v.Never, v.RetryAfter, v.Delay}
 }
 
-// A batch must give the same answers as separate calls, on equal stores with the same clock.
 func TestABatchAnswersLikeSeparateCalls(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		modes := limiter.Modes{Shadow: rapid.IntRange(0, 9).Draw(rt, "shadow") == 0, Quota: rapid.IntRange(0, 9).Draw(rt, "quota") == 0}
@@ -142,7 +139,6 @@ type pendingStore struct{ batches []*backend.Batch }
 
 func (s *pendingStore) Submit(b *backend.Batch) { s.batches = append(s.batches, b) }
 
-// callOf returns a call with one descriptor in domain d.
 func callOf(key string) *limiter.Call {
 	c := &limiter.Call{}
 	c.Request.Domain = "d"
@@ -151,8 +147,7 @@ func callOf(key string) *limiter.Call {
 	return c
 }
 
-// over returns a Limiter that uses store and has local buckets.
-func over(t *testing.T, store backend.Store, observer limiter.Observer) *limiter.Limiter {
+func newLimiterOn(t *testing.T, store backend.Store, observer limiter.Observer) *limiter.Limiter {
 	t.Helper()
 	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(batched)}}, config.Options{})
 	if problems.Bad() {
@@ -166,7 +161,7 @@ func over(t *testing.T, store backend.Store, observer limiter.Observer) *limiter
 // If the store fails, each call of a batch is answered by the on_backend_failure of its own limit.
 func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
 	store := &pendingStore{}
-	batch := over(t, store, nil).NewBatch()
+	batch := newLimiterOn(t, store, nil).NewBatch()
 	var calls []*limiter.Call
 	for _, key := range []string{"a", "f", "l", "e", "s", "u"} {
 		c := callOf(key)
@@ -198,7 +193,7 @@ func TestABatchIsSubmittedOnce(t *testing.T) {
 	store, calls := &pendingStore{}, []*limiter.Call{callOf("a"), callOf("b"), callOf("u"), callOf("f")}
 	deadline, source := time.Unix(1, 0), &backend.Source{}
 	known := knownStore{store, map[int]backend.Decision{1: {Decision: algorithms.Decision{Allowed: true}}, 2: {Err: backend.ErrNotTaken}}}
-	batch := over(t, known, nil).NewBatch()
+	batch := newLimiterOn(t, known, nil).NewBatch()
 	for _, c := range calls {
 		c.Canceled = new(atomic.Bool)
 		if planned, err := batch.Add(c); !planned || err != nil {
@@ -240,7 +235,7 @@ func (s knownStore) Submit(b *backend.Batch) {
 // If the store panics, done must be called once, even if the store calls Done later.
 func TestAStoreThatPanicsHasEndedTheBatch(t *testing.T) {
 	store := &pendingStore{}
-	batch := over(t, panics{store}, nil).NewBatch()
+	batch := newLimiterOn(t, panics{store}, nil).NewBatch()
 	if _, err := batch.Add(callOf("a")); err != nil {
 		t.Fatal(err)
 	}
@@ -273,7 +268,7 @@ func TestACanceledCallIsNotObserved(t *testing.T) {
 		{false, false, true}, {false, true, true}, {true, false, true}, {true, true, false},
 	} {
 		store, o := &pendingStore{}, &counts{}
-		batch := over(t, store, o).NewBatch()
+		batch := newLimiterOn(t, store, o).NewBatch()
 		call := callOf("a")
 		call.Canceled = new(atomic.Bool)
 		if _, err := batch.Add(call); err != nil {
@@ -294,14 +289,12 @@ func TestACanceledCallIsNotObserved(t *testing.T) {
 	}
 }
 
-// counts is an Observer that counts calls.
 type counts struct{ calls int }
 
 func (o *counts) Swapped(*limiter.Snapshot) {}
 func (o *counts) Observe(*limiter.Call)     { o.calls++ }
 
-// The configuration changes between two requests of a batch. The first request must be answered with the old
-// configuration, and the second with the new one, in which its domain has other limits, or none.
+// The first request must be answered with the old configuration, and the second with the new one.
 func TestTheConfigurationChangesDuringABatch(t *testing.T) {
 	compiled := func(yaml string) *limiter.Snapshot {
 		s, problems := config.Compile([]config.File{{Name: "new.yaml", Data: []byte(yaml)}}, config.Options{})

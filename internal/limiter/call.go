@@ -17,21 +17,21 @@ type Call struct {
 	Request
 	Verdict
 
-	config     *Config            // the Config of the Limiter that plans the call
+	config     *Config
 	adjusted   *adjusted          // nil if there are no adjustments
 	blocked    bool               // an operator blocks a key, so the request is denied in every mode
 	charges    []backend.Charge   // in a Batch: a part of the Batch's charges
 	decisions  []backend.Decision // in a Batch: a part of the Batch's decisions
 	keys       []byte
-	buckets    []uint32    // an index of charges by the hash of their key, used if there are many; it holds 1 + the position of a charge
-	inBatch    span        // the part of the Batch that belongs to this Call
-	candidates []candidate // Results for which another limit may pay
-	instead    []payer     // the limits that may pay for others
+	buckets    []uint32 // hash table by bucket key; it holds 1 + an index into charges, and 0 where it is free
+	inBatch    span
+	candidates []candidate
+	payers     []payer
 
 	reserved Reserved // the content of an id that is made or opened; its memory is reused
 	reserves int      // how many Results have a limit with settle that is not in shadow mode
 	done     int      // how many Descriptors settle reservations
-	groups   int      // how many groups of charges there are so far
+	groups   int      // the last used Charge.Group; 0 is the group of limits that are charged together
 }
 
 // Request has either the descriptors that a proxy sent, or limits by name.
@@ -129,16 +129,16 @@ type Result struct {
 	Decision backend.Decision
 	Outcome  Outcome
 
-	hash    uint64 // the hash of the key
-	slot    uint64
-	cell    uint64            // the number of the estimate; 0 means that no estimate is learned
-	of      algorithms.Micros // Charge.ChargedAt of a settlement; 0 for other charges
-	reserve bool
-	settle  bool
-	local   bool // this process's own bucket decided
-	freed   bool // an operator has made its payer unlimited
-	instead int  // 1 + the index of its payer in Call.instead; 0 means none
-	charge  int  // index into Call.charges, or noCharge or toCharge
+	hash           uint64
+	slot           uint64
+	cell           uint64            // the number of the estimate; 0 means that no estimate is learned
+	of             algorithms.Micros // Charge.ChargedAt of a settlement; 0 for other charges
+	reserve        bool
+	settle         bool
+	local          bool // this process's own bucket decided
+	payerUnlimited bool
+	payer          int // 1 + index into Call.payers; 0 means none
+	charge         int // index into Call.charges, or noCharge or toCharge
 }
 
 // Status is the answer to one descriptor or named limit. For a descriptor it is that of its most restrictive limit.
@@ -205,7 +205,7 @@ func (c *Call) Reset() {
 	c.Descriptors, c.Limits = descriptors, limits
 	c.Results, c.Statuses, c.Settlements = results, statuses, settlements
 	c.reserves, c.done, c.groups = 0, 0, 0
-	c.charges, c.keys, c.candidates, c.instead = c.charges[:0], c.keys[:0], c.candidates[:0], c.instead[:0]
+	c.charges, c.keys, c.candidates, c.payers = c.charges[:0], c.keys[:0], c.candidates[:0], c.payers[:0]
 	c.config, c.adjusted, c.blocked = nil, nil, false
 }
 
@@ -214,7 +214,7 @@ func (c *Call) Reset() {
 func (c *Call) BufferBytes() int {
 	return cap(c.keys) + cap(c.buckets)*int(unsafe.Sizeof(c.buckets[0])) + cap(c.Results)*int(unsafe.Sizeof(Result{})) +
 		cap(c.Statuses)*int(unsafe.Sizeof(Status{})) + cap(c.Descriptors)*int(unsafe.Sizeof(Descriptor{})) +
-		cap(c.candidates)*int(unsafe.Sizeof(candidate{})) + cap(c.instead)*int(unsafe.Sizeof(payer{})) +
+		cap(c.candidates)*int(unsafe.Sizeof(candidate{})) + cap(c.payers)*int(unsafe.Sizeof(payer{})) +
 		cap(c.Settlements)*int(unsafe.Sizeof(Settlement{}))
 }
 

@@ -13,7 +13,7 @@ func IdempotencyID(parts ...string) (id [16]byte) {
 	return id
 }
 
-// digest returns the SHA-256 of parts, each preceded by its length.
+// digest hashes the lengths too, so that the digests of ("ab", "c") and ("a", "bc") differ.
 func digest(parts ...string) [32]byte {
 	var room [256]byte
 	text := room[:0]

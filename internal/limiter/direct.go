@@ -16,17 +16,17 @@ import (
 //
 // Call Reset, Add for each limit, and Take.
 type Direct struct {
-	charges   []backend.Charge
-	decisions []backend.Decision
-	keys      []byte
-	of        []int // the index of the charge of each limit
+	charges     []backend.Charge
+	decisions   []backend.Decision
+	keys        []byte
+	chargeIndex []int // of each added limit: index into charges
 }
 
 // Reset empties d.
 func (d *Direct) Reset() {
 	clear(d.charges) // releases limits to the garbage collector
 	clear(d.decisions)
-	d.charges, d.decisions, d.keys, d.of = d.charges[:0], d.decisions[:0], d.keys[:0], d.of[:0]
+	d.charges, d.decisions, d.keys, d.chargeIndex = d.charges[:0], d.decisions[:0], d.keys[:0], d.chargeIndex[:0]
 }
 
 // Add adds a charge to the bucket of the limit p for a key. Costs of the same bucket are added up; the sum is
@@ -38,12 +38,12 @@ func (d *Direct) Add(p *descriptors.Policy, key []string, terms algorithms.Charg
 	for i := range d.charges {
 		if bytes.Equal(d.charges[i].Key, bucket) {
 			d.charges[i].Terms = sum(d.charges[i].Terms, terms)
-			d.of = append(d.of, i)
+			d.chargeIndex = append(d.chargeIndex, i)
 			return
 		}
 	}
 	n := len(d.charges)
-	d.of = append(d.of, n)
+	d.chargeIndex = append(d.chargeIndex, n)
 	if n < cap(d.charges) && n < cap(d.decisions) {
 		d.charges, d.decisions = d.charges[:n+1], d.decisions[:n+1] // Reset has cleared these elements
 	} else {
@@ -69,7 +69,6 @@ func (d *Direct) Take(ctx context.Context, store backend.Store) {
 	}
 }
 
-// peek turns all charges into dry runs.
 func (d *Direct) peek() {
 	for i := range d.charges {
 		d.charges[i].Terms.DryRun = true
@@ -79,10 +78,9 @@ func (d *Direct) peek() {
 // Decision returns the decision on the i-th added limit, and its charge. The costs of one bucket are added
 // up in one charge. Both are valid until Reset.
 func (d *Direct) Decision(i int) (*backend.Decision, *backend.Charge) {
-	return &d.decisions[d.of[i]], &d.charges[d.of[i]]
+	return &d.decisions[d.chargeIndex[i]], &d.charges[d.chargeIndex[i]]
 }
 
-// setPolicy copies the parts of p that a Store needs to charge.
 func setPolicy(charge *backend.Charge, p *descriptors.Policy) {
 	more := p.Extra()
 	charge.Limit, charge.Owner, charge.Shards, charge.Lease = p.Limit, p.Owner, more.Shards, more.Lease

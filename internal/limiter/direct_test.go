@@ -14,8 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// directLimits returns limits of five algorithms, and variants. They are small, so that random requests are often
-// denied.
+// The limits are small, so that random requests are often denied.
 func directLimits(t *rapid.T) map[string]*descriptors.Policy {
 	capacity, queue := int64(12), int64(2)
 	specs := []algorithms.Spec{
@@ -41,7 +40,6 @@ func directLimits(t *rapid.T) map[string]*descriptors.Policy {
 	return named
 }
 
-// A Direct and a Call must decide random requests for the same limits in the same way.
 func TestADirectDecidesLikeACall(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := 1_767_225_600 * algorithms.Second

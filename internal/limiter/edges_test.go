@@ -14,7 +14,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Of two limits that are equally restrictive, the first one is reported.
 func TestTheFirstOfTwoEqualLimitsIsReported(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -166,7 +165,6 @@ func TestTheFirstRealCostOfAnIDSettles(t *testing.T) {
 	p.want("tokens", "bob", 995)
 }
 
-// learned records the costs from which estimates are learned.
 type learned struct{ costs []int64 }
 
 func (l *learned) Estimate(uint64) int64 { return 0 }
@@ -175,7 +173,7 @@ func (l *learned) Learn(_ uint64, _ float64, _ uint64, _ algorithms.Micros, real
 	l.costs = append(l.costs, real)
 }
 
-// An estimate learns the cost of one request, once. A request may reserve from one bucket several times.
+// A request may reserve from one bucket several times.
 func TestEstimatesLearnTheCostOfOneRequest(t *testing.T) {
 	p, costs := newProxy(t), &learned{}
 	p.Limiter = limiter.New(p.store, limiter.Config{
@@ -200,7 +198,6 @@ descriptors:
 	p.want("tokens", "joe", 986)
 }
 
-// A settlement that fails is denied at the descriptor that has its id.
 func TestAFailedSettlementIsDeniedAtItsDescriptor(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -227,7 +224,6 @@ func TestAnAdjustmentAppliesToItsDomain(t *testing.T) {
 	}
 }
 
-// once decides named limits under an ID.
 func (b *bench) once(t *testing.T, domain, id string, limits ...limiter.NamedCharge) (*limiter.Call, error) {
 	t.Helper()
 	c := &limiter.Call{Request: limiter.Request{Domain: domain, Limits: limits, IdempotencyKey: limiter.IdempotencyKey{ID: id, Lifetime: sec}}}
@@ -273,7 +269,6 @@ limits:
 	}
 }
 
-// A listener uses one Call for many requests.
 func TestAReusedCallAnswersLikeANewOne(t *testing.T) {
 	p, c := newProxy(t), &limiter.Call{}
 	check := func(hits int64, texts ...string) {
@@ -432,7 +427,6 @@ descriptors:
 	}
 }
 
-// max_override of a descriptor applies instead of that of the domain.
 func TestABoundAtADescriptorTakesPrecedence(t *testing.T) {
 	b := newBench(t, `
 domain: d

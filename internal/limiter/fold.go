@@ -8,7 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// fold turns the store's decisions into the Verdict.
 func (c *Call) fold() {
 	for range max(len(c.Descriptors), len(c.Limits)) {
 		c.Statuses = append(c.Statuses, Status{Result: -1})
@@ -19,11 +18,11 @@ func (c *Call) fold() {
 		r := &c.Results[i]
 		if r.charge >= 0 {
 			r.Decision = c.decisions[r.charge]
-			if r.instead > 0 && !r.local {
+			if r.payer > 0 && !r.local {
 				c.foldAlternatives(r)
 			}
 			hideBlocked(&r.Decision)
-			if r.isBlocked() && r.Decision.Err == nil { // an operator inspects the bucket
+			if r.isBlocked() && r.Decision.Err == nil { // a blocked Result has a charge only if an operator inspects the bucket
 				r.block(c.adjusted.now())
 			}
 			c.Replayed = c.Replayed || r.Decision.Replayed
@@ -43,7 +42,7 @@ func (c *Call) fold() {
 		c.updateStatus(i)
 	}
 	if c.config.Modes.Quota {
-		quotas += c.unlimited()
+		quotas += c.descriptorsWithoutLimit()
 	}
 	if c.quotasDeny = quotas > 0 && quotas == quotasDenied; c.quotasDeny {
 		c.Denied = true
@@ -58,7 +57,7 @@ func (c *Call) fold() {
 		c.Err = nil // the error changes nothing, or could make a proxy allow a request that other limits deny
 	}
 	if c.Denied {
-		c.retry()
+		c.setRetryAfter()
 		return
 	}
 	for i := range c.Results {
@@ -76,7 +75,6 @@ func hideBlocked(d *backend.Decision) {
 	}
 }
 
-// isQuota reports whether r is the Result of a quota limit. Quota limits deny a request only together.
 func (c *Call) isQuota(r *Result) bool {
 	if c.config.Modes.Quota {
 		return r.Outcome != Unlimited && !r.isBlocked()
@@ -84,8 +82,7 @@ func (c *Call) isQuota(r *Result) bool {
 	return r.Policy != nil && r.Policy.Quota && r.charge >= 0
 }
 
-// unlimited returns the number of descriptors without a limit.
-func (c *Call) unlimited() (n int) {
+func (c *Call) descriptorsWithoutLimit() (n int) {
 	for i := range c.Statuses {
 		if c.Statuses[i].Result < 0 {
 			n++
@@ -94,7 +91,6 @@ func (c *Call) unlimited() (n int) {
 	return n
 }
 
-// outcome returns the outcome of the store's decision on r.
 func (c *Call) outcome(r *Result) Outcome {
 	switch d := &r.Decision; {
 	case r.isUnlimited():
@@ -119,7 +115,6 @@ func (c *Call) outcome(r *Result) Outcome {
 	}
 }
 
-// unlimitedOutcome returns the outcome of a limit that an adjustment makes unlimited.
 func (c *Call) unlimitedOutcome(d *backend.Decision) Outcome {
 	if d.Err != nil {
 		c.Failed = true
@@ -129,7 +124,6 @@ func (c *Call) unlimitedOutcome(d *backend.Decision) Outcome {
 	return Allowed
 }
 
-// failed returns the outcome of r if the store could not decide.
 func (c *Call) failed(r *Result, d *backend.Decision) Outcome {
 	c.Failed = true
 	p := r.Policy
@@ -192,9 +186,7 @@ func (c *Call) updateStatus(i int) {
 	s.Result, s.Denied = i, denies
 }
 
-// retry sets RetryAfter to the longest retry time of the limits that deny, and Never if one of them can never
-// allow its cost.
-func (c *Call) retry() {
+func (c *Call) setRetryAfter() {
 	for i := range c.Results {
 		if r := &c.Results[i]; c.Denies(r) {
 			c.Never = c.Never || r.Decision.Never

@@ -18,7 +18,6 @@ type HeaderSets struct {
 	NoRetryAfter bool
 }
 
-// headerSetNames are the sets in the order in which they are listed.
 var headerSetNames = []string{"ietf", "x", "openai", "retry_after"}
 
 // ParseHeaderSets parses ietf, x, openai and retry_after, or none.

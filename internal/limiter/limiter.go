@@ -66,10 +66,10 @@ type Limiter struct {
 	config  Config
 	current atomic.Pointer[inUse] // replaced as a whole, under mu; immutable
 
-	mu  sync.Mutex
-	set *adjust.Set              // the adjustments, or nil; guarded by mu
-	now func() algorithms.Micros // returns the time that decides whether adjustments have expired; guarded by mu
-	was Adjusted                 // how the adjustments in set apply; guarded by mu
+	mu     sync.Mutex
+	set    *adjust.Set              // nil if there are none; guarded by mu
+	now    func() algorithms.Micros // decides whether adjustments have expired; guarded by mu
+	effect Adjusted                 // guarded by mu
 }
 
 // New returns a Limiter without a Snapshot.
@@ -105,9 +105,9 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	if n := len(c.charges); n > 0 {
 		c.decisions = slices.Grow(c.decisions[:0], n)[:n]
 		clear(c.decisions)
-		mistaken := c.neverFits()
+		mistake := c.dryRunMistake()
 		backend.Take(ctx, l.store, c.charges, c.decisions)
-		if mistaken {
+		if mistake {
 			c.answerMistake()
 		}
 		if err := c.refused(); err != nil {
@@ -158,7 +158,6 @@ func (l *Limiter) answer(c *Call) {
 	}
 }
 
-// observe reports c to the Observer, unless c repeats an earlier request or comes from an operator.
 func (l *Limiter) observe(c *Call) {
 	if l.config.Observer != nil && !c.Replayed && !c.Inspect {
 		l.config.Observer.Observe(c)

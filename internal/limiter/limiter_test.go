@@ -18,15 +18,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// bench is a limiter with a configuration, a memory store and a clock that the test sets.
 type bench struct {
 	*limiter.Limiter
 	store *faulty
 	now   algorithms.Micros
 }
 
-// faulty is a store that fails if err is set. If limit is set too, it fails only for groups with a bucket of
-// that limit.
+// faulty fails if err is set. If limit is set too, only groups with a bucket of that limit fail.
 type faulty struct {
 	backend.Store
 	err   error
@@ -68,7 +66,6 @@ func newBench(tb testing.TB, yaml string, modes ...limiter.Modes) *bench {
 	return b
 }
 
-// send decides descriptors in text form, each with the same cost.
 func (b *bench) send(tb testing.TB, cost int64, texts ...string) *limiter.Call {
 	tb.Helper()
 	c := &limiter.Call{}
@@ -87,7 +84,6 @@ func (b *bench) send(tb testing.TB, cost int64, texts ...string) *limiter.Call {
 	return c
 }
 
-// left returns the remaining units of the limit that matches a descriptor.
 func (b *bench) left(tb testing.TB, text string) int64 {
 	tb.Helper()
 	return b.send(tb, 0, text).Results[0].Decision.Remaining
@@ -313,7 +309,6 @@ descriptors:
 	}
 }
 
-// Each local bucket must be charged once. A repeated request must get the stored answer.
 func TestLocalBucketsConsumeOncePerIdempotencyKey(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -498,7 +493,6 @@ descriptors:
 	}
 }
 
-// Two limits of one descriptor deny.
 func TestTheStatusIsThatOfTheLongestDenial(t *testing.T) {
 	for _, order := range []string{"[short, long]", "[long, short]"} {
 		b := newBench(t, `
@@ -520,7 +514,6 @@ descriptors:
 	}
 }
 
-// One limit can never allow the cost. The request then has no retry time, although another limit has one.
 func TestARequestThatNeverFitsHasNoRetryTime(t *testing.T) {
 	for _, order := range []string{"[never, later]", "[later, never]"} {
 		b := newBench(t, `
@@ -538,7 +531,6 @@ descriptors:
 	}
 }
 
-// The limit allows a delay of ten seconds, but the listener can delay answers for at most one second.
 func TestADelayBeyondTheListenersBoundIsDenied(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -568,7 +560,6 @@ descriptors:
 	}
 }
 
-// While a penalty blocks a bucket, no units are available, whatever the bucket holds.
 func TestABlockedBucketHasNothingLeft(t *testing.T) {
 	b := newBench(t, `
 domain: d

@@ -20,8 +20,6 @@ descriptors:
   - {key: other, rate_limit: {unit: hour, requests_per_unit: 1000000, replaces: [{name: one}]}}
 `
 
-// The reference model adds up the costs by value. Requests have few or many descriptors, for few or many
-// buckets.
 func TestCostsOfABucketAreAddedUpHoweverMany(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 300 {

@@ -18,7 +18,6 @@ type RequestError struct {
 	Problem string
 }
 
-// Error is the Problem.
 func (e *RequestError) Error() string { return e.Problem }
 
 func missing(format string, args ...any) *RequestError {
@@ -55,8 +54,8 @@ func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, err
 	return in, in.Named[name], nil
 }
 
-// inspected returns a limit for an operator: a named limit, or a limit at a descriptor by its name. The
-// error is a *RequestError.
+// inspected returns a limit for an operator: the named limit or, if there is none, the limit of a descriptor with this
+// name. The error is a *RequestError.
 func (s *Snapshot) inspected(domain, name string) (*Domain, *descriptors.Policy, error) {
 	d, p, err := s.Limit(domain, name)
 	if missing, ok := errors.AsType[*RequestError](err); !ok || !missing.Missing || domain != "" && s.Domains[domain] == nil {
@@ -119,17 +118,15 @@ func (s *Snapshot) reachable(p *descriptors.Policy, key []string) error {
 		return nil
 	}
 	more := ""
-	if len(uses) > mostUses {
-		uses, more = uses[:mostUses], " or others"
+	if len(uses) > maxListedUses {
+		uses, more = uses[:maxListedUses], " or others"
 	}
 	return &RequestError{Problem: fmt.Sprintf("limit %q: the key has %s; a bucket of this limit is identified by %s%s",
 		descriptors.Printable(p.Name), values(len(key)), strings.Join(uses, " or by "), more)}
 }
 
-// mostUses is the largest number of uses of a limit that an error lists.
-const mostUses = 8
+const maxListedUses = 8
 
-// openKeys describes the values that identify a bucket of p.
 func openKeys(p *descriptors.Policy) string {
 	names := make([]string, len(p.Extra().OpenKeys))
 	for i, key := range p.Extra().OpenKeys {
@@ -152,7 +149,6 @@ func values(n int) string {
 	}
 }
 
-// limit returns the domain and the policy of charge. The limit may be one that came with the request.
 func (s *Snapshot) limit(domain string, charge *NamedCharge) (*Domain, *descriptors.Policy, error) {
 	if charge.Inline == nil {
 		return s.Limit(domain, charge.Name)

@@ -32,7 +32,6 @@ func (c *Call) once() {
 	}
 }
 
-// requestDigest returns a digest of the named limits of c: their names, units, keys and payers.
 func (c *Call) requestDigest() [32]byte {
 	var parts []string
 	for i := range c.Limits {
@@ -43,8 +42,8 @@ func (c *Call) requestDigest() [32]byte {
 			parts = append(parts, fmt.Sprint(named.Inline.Limit))
 		}
 	}
-	for i := range c.instead { // a reload may change the payer; an answer that was stored with the former payer must then not be used
-		parts = append(parts, "then", c.instead[i].Policy.Prefix)
+	for i := range c.payers { // a reload may change the payer; an answer that was stored with the former payer must then not be used
+		parts = append(parts, "then", c.payers[i].Policy.Prefix)
 	}
 	return digest(parts...)
 }

@@ -81,7 +81,6 @@ func TestAnAdjustmentOfAllKeysAppliesAlone(t *testing.T) {
 	}
 }
 
-// An operator inspects what a cost would do. Nothing is consumed.
 func TestAnInspectionConsumesNothing(t *testing.T) {
 	b := newBench(t, adjustable)
 	for _, c := range []*limiter.Call{

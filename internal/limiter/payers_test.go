@@ -11,7 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// together sends one request for units of several named limits, all with the same key.
 func (b *bench) together(tb testing.TB, key string, counts ...limiter.NamedCharge) *limiter.Call {
 	tb.Helper()
 	c := &limiter.Call{}
@@ -26,7 +25,6 @@ func (b *bench) together(tb testing.TB, key string, counts ...limiter.NamedCharg
 	return c
 }
 
-// remains checks the units left in named limits for a key.
 func (b *bench) remains(tb testing.TB, key string, want map[string]int64) {
 	tb.Helper()
 	for name, n := range want {
@@ -107,8 +105,6 @@ limits:
 	}
 }
 
-// A limit with then and its payer have buckets with the same key, in the same slot. Other users have other buckets, in
-// other slots.
 func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	b := newBench(t, plans)
 	rec := &recorded{Store: b.store.Store}
@@ -152,7 +148,6 @@ func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
 	}
 }
 
-// recorded is a store that records the charges that it gets.
 type recorded struct {
 	backend.Store
 
@@ -164,8 +159,6 @@ func (r *recorded) Submit(b *backend.Batch) {
 	r.Store.Submit(b)
 }
 
-// An operator changes the limit per_minute, which is a plan, or its payer, for the key bob. Requests of ann are not
-// affected.
 func TestAdjustmentsOfPlansAndPayers(t *testing.T) {
 	for name, test := range map[string]struct {
 		limit  string
@@ -222,8 +215,6 @@ limits:
   prepaid: {algorithm: fixed_window, rate: 500, period: 1d, settle: {estimate: 30}}
 `
 
-// reserveAndSettle reserves units of the limit named plan. It returns the name of the payer, and a function that
-// settles them.
 func reserveAndSettle(t *testing.T, b *bench, count int64) (payer string, settle func(real int64) *limiter.Call) {
 	t.Helper()
 	c := b.together(t, "bob", limiter.NamedCharge{Name: "plan", Count: count, Reserve: true})
@@ -243,7 +234,6 @@ func reserveAndSettle(t *testing.T, b *bench, count int64) (payer string, settle
 	}
 }
 
-// A proxy's reservation is settled in the bucket that paid.
 func TestAProxySettlesWhereItWasPaid(t *testing.T) {
 	p := newProxy(t)
 	p.swap(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")

@@ -21,9 +21,9 @@ const (
 	toCharge = -2 // it does not have one yet
 )
 
-// plan turns the request into Results without answers, and into charges for a store. Limits that are charged
-// together share a Group. Each shadow limit and each quota limit has a Group of its own. With `consume: each` so has
-// each limit that a descriptor matches. Only requests for named limits can cause an error.
+// plan adds the Results and the charges. Limits that are charged together share a Group. Each shadow limit and each
+// quota limit has a Group of its own. So has, with `consume: each`, each limit that a descriptor matches. last is the
+// call that was planned before c, or nil. Only requests for named limits can cause an error.
 func (c *Call) plan(s *Snapshot, last *Call) error {
 	c.Snapshot = s
 	c.DryRun = c.DryRun || c.Inspect
@@ -76,7 +76,6 @@ func trimBlanks(entries []descriptors.Entry) {
 
 func isBlank(b byte) bool { return b == ' ' || b == '\t' }
 
-// planLimits plans named limits. They form one group, except limits in shadow or quota mode.
 func (c *Call) planLimits(s *Snapshot) error {
 	if d := s.Domains[c.Request.Domain]; d != nil && d.Broken {
 		return ErrNoConfig
@@ -122,7 +121,6 @@ func (c *Call) planLimits(s *Snapshot) error {
 	return nil
 }
 
-// kindName returns the configuration's name of l's algorithm, in words for an error.
 func kindName(l *algorithms.Limit) string {
 	if l.Kind == algorithms.Guaranteed {
 		return "token_bucket with a guaranteed minimum"
@@ -130,7 +128,6 @@ func kindName(l *algorithms.Limit) string {
 	return l.Kind.String()
 }
 
-// applyLimits adds a Result for each limit that applies to descriptor i.
 func (c *Call) applyLimits(i int) {
 	d := &c.Descriptors[i]
 	domain := c.Verdict.Domain
@@ -158,7 +155,6 @@ func (c *Call) applyLimits(i int) {
 	}
 }
 
-// apply adds the Result of p for descriptor i.
 func (c *Call) apply(i int, p *descriptors.Policy) {
 	d := &c.Descriptors[i]
 	c.Results = append(c.Results, Result{})
@@ -200,14 +196,13 @@ func (c *Call) replace() {
 			continue
 		}
 		for j := range c.Results {
-			if r := &c.Results[j]; r.named() && slices.Contains(p.Extra().Replaces, r.Policy.RateName) {
+			if r := &c.Results[j]; r.canBeReplaced() && slices.Contains(p.Extra().Replaces, r.Policy.RateName) {
 				r.Outcome, r.charge = Replaced, noCharge
 			}
 		}
 	}
 }
 
-// replaceMany does what replace does, with a table of the replaced names.
 func (c *Call) replaceMany() {
 	var replaced map[string]bool
 	var seen map[*descriptors.Policy]bool
@@ -225,19 +220,19 @@ func (c *Call) replaceMany() {
 		}
 	}
 	for i := range c.Results {
-		if r := &c.Results[i]; r.named() && replaced[r.Policy.RateName] {
+		if r := &c.Results[i]; r.canBeReplaced() && replaced[r.Policy.RateName] {
 			r.Outcome, r.charge = Replaced, noCharge
 		}
 	}
 }
 
-// named reports whether other limits can replace the limit of r. As in envoyproxy/ratelimit, an unlimited limit
-// cannot be replaced. Neither can a limit that denies because an operator blocks the key.
-func (r *Result) named() bool {
+// canBeReplaced reports whether another limit can replace the limit of r. As in envoyproxy/ratelimit, an unlimited
+// limit cannot be replaced. Neither can a limit that denies because an operator blocks the key.
+func (r *Result) canBeReplaced() bool {
 	return r.Policy != nil && r.Policy.RateName != "" && !r.Policy.Unlimited && !r.isBlocked()
 }
 
-// charge makes the charges. The limits that are charged together come first.
+// charge adds the charges of group 0 first, because chargeTogether compares with all charges that exist.
 func (c *Call) charge() {
 	if c.adjusted != nil && c.deniedByBlock() || c.deniedByReserves() {
 		return
@@ -246,7 +241,7 @@ func (c *Call) charge() {
 		r := &c.Results[i]
 		switch {
 		case r.charge != toCharge:
-		case r.Policy.Extra().Then != nil && c.hasAlternative(i):
+		case r.Policy.Extra().Then != nil && c.addCandidate(i):
 		case c.together(r):
 			c.chargeTogether(r)
 		}
@@ -270,8 +265,7 @@ func (c *Call) together(r *Result) bool {
 	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.config.Modes.Quota && !r.isUnlimited()
 }
 
-// chargeTogether adds r to the group of charges that are charged together. If the group already has a charge
-// of the same bucket, the costs are added up. The sum is reserved only if each of the costs is.
+// chargeTogether adds r to group 0. Costs of the same bucket are added up in one charge.
 func (c *Call) chargeTogether(r *Result) {
 	at := c.charged(r.Key)
 	if at < 0 {
@@ -283,13 +277,12 @@ func (c *Call) chargeTogether(r *Result) {
 	r.charge = at
 }
 
-// chargeOf returns the charge of r alone, which is added to the charge of the same bucket by another Result.
 func chargeOf(r *Result) algorithms.Charge {
 	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve}
 }
 
-// charged returns the index of the charge with this key in the common group. If there is none, it returns -1,
-// and enters the next charge into the table.
+// charged returns the index of the charge with this key in group 0. If there is none, it returns -1, and enters the
+// next charge into the hash table c.buckets.
 func (c *Call) charged(key []byte) int {
 	if len(c.Results) <= few {
 		for i := range c.charges {
@@ -332,16 +325,16 @@ func (c *Call) add(r *Result, group int) {
 	}
 }
 
-// neverFits reports whether one of the named limits in the common group can never allow its cost, nor can the
-// limit that pays in its place. Such a request is a mistake, and neverFits makes it a dry run, which reports
-// the remaining units. So it charges nothing, not even limits that charge denied requests.
-func (c *Call) neverFits() bool {
+// dryRunMistake makes the request a dry run, and returns true, if one of the named limits in group 0 can never allow
+// its cost, nor can the limit that pays in its place. The dry run reports the remaining units. It charges nothing, not
+// even limits that charge denied requests.
+func (c *Call) dryRunMistake() bool {
 	if len(c.Limits) == 0 || c.config.Modes.Shadow {
 		return false
 	}
 	if !slices.ContainsFunc(c.Results, func(r Result) bool {
 		return r.charge >= 0 && c.together(&r) && c.charges[r.charge].NeverFits() &&
-			(r.instead == 0 || c.charges[c.instead[r.instead-1].charge].NeverFits())
+			(r.payer == 0 || c.charges[c.payers[r.payer-1].charge].NeverFits())
 	}) {
 		return false
 	}
@@ -351,8 +344,8 @@ func (c *Call) neverFits() bool {
 	return true
 }
 
-// answerMistake sets the decisions of a call for which neverFits returned true, if the store could not
-// decide. They are known without the store.
+// answerMistake sets the decisions that the store could not make, after dryRunMistake returned true. They are known
+// without the store.
 func (c *Call) answerMistake() {
 	for i := range c.charges {
 		if d := &c.decisions[i]; d.Err != nil {
@@ -374,9 +367,8 @@ func (c *Call) decideLocally(local backend.Store) {
 	}
 }
 
-// decideFailed does what decideLocally describes, for a call with a decision that failed.
 func (c *Call) decideFailed(local backend.Store) {
-	var answered []bool // by charge: whether a local bucket decided it; nil if none did
+	var decidedLocally []bool // by charge; nil if there is none
 	for i := range c.Results {
 		r := &c.Results[i]
 		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Extra().Local == nil || r.settle {
@@ -387,7 +379,7 @@ func (c *Call) decideFailed(local backend.Store) {
 		}
 		charge := c.charges[r.charge]
 		charge.Limit, charge.Shards, charge.Lease = r.Policy.Extra().Local, nil, nil
-		if charge.IdempotencyKey != nil { // each needs its own ID; otherwise the second would get the decision of the first
+		if charge.IdempotencyKey != nil { // with a common ID, the local store would return the first decision for the second charge too
 			own := *charge.IdempotencyKey
 			own.ID = IdempotencyID(string(own.ID[:]), strconv.Itoa(r.charge))
 			charge.IdempotencyKey = &own
@@ -395,14 +387,14 @@ func (c *Call) decideFailed(local backend.Store) {
 		var own [1]backend.Decision
 		if backend.Take(context.Background(), local, []backend.Charge{charge}, own[:]); own[0].Err == nil {
 			c.decisions[r.charge] = own[0]
-			if answered == nil {
-				answered = make([]bool, len(c.charges))
+			if decidedLocally == nil {
+				decidedLocally = make([]bool, len(c.charges))
 			}
-			answered[r.charge] = true
+			decidedLocally[r.charge] = true
 		}
 	}
 	for i := range c.Results { // several Results may have the same bucket
-		if r := &c.Results[i]; answered != nil && r.charge >= 0 && answered[r.charge] {
+		if r := &c.Results[i]; decidedLocally != nil && r.charge >= 0 && decidedLocally[r.charge] {
 			r.local = true
 		}
 	}

@@ -16,7 +16,7 @@ import (
 // its former calls.
 func TestABatchEndsWithItsStore(t *testing.T) {
 	store := &pendingStore{}
-	batch := over(t, store, nil).NewBatch()
+	batch := newLimiterOn(t, store, nil).NewBatch()
 	for range 2 {
 		batch.Reset()
 		c, done := callOf("a"), 0
@@ -39,7 +39,7 @@ func TestABatchEndsWithItsStore(t *testing.T) {
 
 // A store that panics may never call Done.
 func TestAStoreThatPanicsAndForgetsTheBatchHasEndedIt(t *testing.T) {
-	batch, done := over(t, panics{&pendingStore{}}, nil).NewBatch(), 0
+	batch, done := newLimiterOn(t, panics{&pendingStore{}}, nil).NewBatch(), 0
 	if _, err := batch.Add(callOf("a")); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,6 @@ func TestShadowModeHasNoErrors(t *testing.T) {
 	}
 }
 
-// A local bucket also decides for a limit in shadow mode, but then its denial does not deny the request.
 func TestALocalBucketOfALimitInShadowModeDeniesNothing(t *testing.T) {
 	for key, want := range map[string]limiter.Outcome{"a": limiter.FailedDenied, "s": limiter.FailedAllowed} {
 		b := newBench(t, `

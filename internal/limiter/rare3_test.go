@@ -56,7 +56,7 @@ func TestParseHeaderSets(t *testing.T) {
 // repeated answers, and no answers to an operator.
 func TestWhatIsObserved(t *testing.T) {
 	store, o := &faulty{Store: memory.New(memory.Config{})}, &counts{}
-	l := over(t, store, o)
+	l := newLimiterOn(t, store, o)
 	check := func(ctx context.Context, c *limiter.Call) int {
 		was := o.calls
 		if err := l.Check(ctx, c); err != nil {
@@ -89,7 +89,6 @@ func TestWhatIsObserved(t *testing.T) {
 	}
 }
 
-// withLimit returns a configuration with the named limit calls.
 func withLimit(t *testing.T) *limiter.Snapshot {
 	t.Helper()
 	return newBench(t, "domain: d\nlimits:\n  calls: {algorithm: token_bucket, rate: 10, period: 1m, on_backend_failure: allow}\ndescriptors:\n  - {key: user, limit: calls}\n").Current()

@@ -14,7 +14,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// inspect returns the error of an operator's inspection of a limit in domain d.
 func (b *bench) inspect(tb testing.TB, limit string, key ...string) string {
 	tb.Helper()
 	c := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.NamedCharge{{Name: limit, Key: key}}}}
@@ -52,7 +51,7 @@ func TestAnErrorListsTheKeysOfALimit(t *testing.T) {
 		for i := range n {
 			fmt.Fprintf(&yaml, "  - {key: k%d, limit: calls}\n", i)
 		}
-		yaml.WriteString("  - {key: x, value: y, descriptors: [{key: k0, limit: calls}]}\n") // has the key of the first one
+		yaml.WriteString("  - {key: x, value: y, descriptors: [{key: k0, limit: calls}]}\n") // its key has the form of that of k0
 		problem := newBench(t, yaml.String()).inspect(t, "calls")
 		if got := strings.Count(problem, "(k"); got != 8 || strings.HasSuffix(problem, " or others") != others {
 			t.Errorf("%d keys: %d are listed in %q; want 8, others %v", n, got, problem, others)
@@ -74,7 +73,6 @@ func TestTheDomainOfALimitThatComesWithARequest(t *testing.T) {
 	}
 }
 
-// A reset applies to the store and to the local bucket, and to all limits of a request.
 func TestAResetAppliesToAllBuckets(t *testing.T) {
 	b := newBench(t, batched)
 	b.send(t, 2, "a=1", "l=1")

@@ -98,7 +98,6 @@ func TestEachStatusOfARequestThatLacksAnEntryIsDenied(t *testing.T) {
 	}
 }
 
-// Costs are numbers of units by kind. The weights of each limit make one cost of them.
 func TestCostsAreWeighted(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -180,7 +179,6 @@ func TestARefundOfAPlanIsPartOfTheGroup(t *testing.T) {
 	b.remains(t, "bob", map[string]int64{"per_minute": 2})
 }
 
-// If a request names the same plan twice, the plan is charged the sum of both costs.
 func TestAPlanThatOccursTwiceIsChargedTheSum(t *testing.T) {
 	b := newBench(t, plans)
 	if c := b.together(t, "bob", limiter.NamedCharge{Name: "per_minute", Count: 3}, limiter.NamedCharge{Name: "per_minute", Count: 4}); c.Denied {
@@ -210,7 +208,6 @@ limits:
 	}
 }
 
-// If a leaky bucket has no max_delay, answers are not delayed, whatever delay the request accepts.
 func TestOnlyALimitWithMaxDelayDelays(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors:\n  - {key: a, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 20}}\n")
 	for range 3 {
@@ -222,22 +219,14 @@ func TestOnlyALimitWithMaxDelayDelays(t *testing.T) {
 	}
 }
 
-// A request that Config.NoConfig answers is observed like others.
 func TestARequestWithoutAConfigurationIsObserved(t *testing.T) {
-	seen := &counting{}
+	seen := &counts{}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: new(descriptors.Deny), Observer: seen})
 	if err := l.Check(t.Context(), callOf("a")); err != nil || seen.calls != 1 {
 		t.Errorf("error %v, %d calls were observed, want 1", err, seen.calls)
 	}
 }
 
-// counting is an Observer that counts calls.
-type counting struct{ calls int }
-
-func (*counting) Swapped(*limiter.Snapshot) {}
-func (o *counting) Observe(*limiter.Call)   { o.calls++ }
-
-// Of many limits, only the named one is replaced. An override that cannot be read, and limits without a name, are not.
 func TestOfManyLimitsTheNamedOneIsReplaced(t *testing.T) {
 	var yaml strings.Builder
 	yaml.WriteString("domain: d\ndescriptors:\n  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: n3}]}}\n  - {key: free, rate_limit: {unlimited: true, name: free}}\n")

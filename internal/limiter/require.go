@@ -53,8 +53,6 @@ func (c *Call) satisfies(r Requirement) bool {
 	return false
 }
 
-// denyMissing makes the Verdict of a request that does not satisfy c.Missing. The same request can never
-// succeed.
 func (c *Call) denyMissing() {
 	c.Denied, c.Never = true, true
 	for i := range c.Statuses {

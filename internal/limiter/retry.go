@@ -4,11 +4,10 @@ import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 
 // retry is the time after which a denied request can succeed.
 type retry struct {
-	after algorithms.Micros // the exact time until then
-	never bool              // the request can never succeed; after is then 0
+	after algorithms.Micros
+	never bool // the request can never succeed; after is then 0
 }
 
-// retryOf returns when the cost that d denied becomes available. It is zero if d allows the cost.
 func retryOf(d *algorithms.Decision) retry {
 	if d.Allowed {
 		return retry{}

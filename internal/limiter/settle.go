@@ -85,7 +85,6 @@ func PartOf(p *descriptors.Policy, bucket ByName, count int64, reservedAt algori
 	}
 }
 
-// inflow returns the speed at which a bucket of l refills.
 func inflow(l *algorithms.Limit) scaled.Inflow {
 	numbers := scaled.Of(l)
 	return numbers.Inflow()
@@ -111,9 +110,9 @@ func (p *ReservedPart) expired(now algorithms.Micros) bool {
 	return p.Name != "" && now >= p.Due()+Within
 }
 
-// terms returns whether a settlement of p is late, and how long the store must remember the settlement. p is
-// a part of a reservation of limit l. A reservation for a proxy is late after its ttl, and is remembered for
-// another ttl. A settle-done that arrives even later is charged as a late one.
+// terms returns whether a settlement of p is late, and how long the store must remember the settlement. l is the limit
+// of p. A reservation for a proxy is late after its ttl, and its settlement is remembered for another ttl. A
+// settle-done that arrives even later is charged as a late one.
 func (p *ReservedPart) terms(l *descriptors.Policy, now algorithms.Micros) (late bool, storedFor algorithms.Micros) {
 	if p.Name != "" {
 		return false, p.Due() + Within - now + ClockSlack
@@ -161,7 +160,6 @@ func (l *Limiter) Settle(ctx context.Context, c *Call, s Settle) error {
 	return l.Check(ctx, c)
 }
 
-// planSettle plans c.Settle.
 func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 	t := c.Settle
 	c.Snapshot = s
@@ -199,12 +197,12 @@ func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 	return nil
 }
 
-// undoTime returns the Charge.ChargedAt of an undo under l (see package algorithms).
+// undoTime returns the Charge.ChargedAt of an undo under l (see package algorithms). former is the inflow of the limit
+// at chargedAt, the time of the charge.
 //
-// Usually that is chargedAt. former is the inflow at the time of the charge. If it was faster than under l, the
-// result is earlier than chargedAt, so that the inflow under l equals the inflow at the faster rate. The store does
-// not know when the rate changed, and its clock may be ahead of now. So the undo refunds too little rather
-// than too much.
+// Usually the result is chargedAt. If former was faster than the inflow under l, the result is earlier. Then the inflow
+// under l since the result equals the former inflow since chargedAt. The store does not know when the rate changed, and
+// its clock may be ahead of now. So the undo refunds too little rather than too much.
 //
 // A store refunds units of a limit with Settles by its peaks (algorithms.Peaks), which do not depend on the rate. So
 // the result is then chargedAt.

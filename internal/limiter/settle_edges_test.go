@@ -16,7 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// There is nothing to settle if the store has not decided, or if units were refunded.
 func TestOnlyUnitsOfTheStoreAreSettled(t *testing.T) {
 	for name, c := range map[string]struct {
 		numbers string
@@ -54,8 +53,7 @@ func TestWithoutKeysAllIDsAreForged(t *testing.T) {
 	}
 }
 
-// A real cost of 0 settles a reservation. If two descriptors settle the same one, the descriptor with a real cost takes
-// precedence over the one without.
+// If two descriptors settle the same reservation, the one with a real cost takes precedence.
 func TestARealCostOf0Settles(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -89,7 +87,6 @@ func TestWhatEstimatesDoNotLearn(t *testing.T) {
 	}
 }
 
-// guess is an Estimates that returns one number.
 type guess int64
 
 func (g guess) Estimate(uint64) int64                                 { return int64(g) }
@@ -116,7 +113,6 @@ func TestTheEstimateOfALimit(t *testing.T) {
 	}
 }
 
-// A request matches more limits with settle than one id can contain. No limit is charged, not even those without settle.
 func TestTooManyReservationsChargeNothing(t *testing.T) {
 	p := newProxy(t)
 	texts := []string{"team=red"}
@@ -179,7 +175,6 @@ func TestTheChargeOfASettlement(t *testing.T) {
 	}
 }
 
-// A block denies new requests. Reservations of earlier requests are settled nevertheless.
 func TestABlockAllowsSettlements(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors: []\n")
 	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")
@@ -253,7 +248,6 @@ func TestDescriptorsBesideASettleDone(t *testing.T) {
 	p.want("tokens", "bob", 995)
 }
 
-// A proxy's reservation does not expire. It is settled late.
 func TestAReservationOfAProxyDoesNotExpire(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")

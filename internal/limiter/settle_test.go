@@ -15,7 +15,6 @@ import (
 
 const sec = algorithms.Second
 
-// jobs loads a configuration whose limit jobs has these numbers.
 func (b *bench) jobs(tb testing.TB, numbers string) {
 	tb.Helper()
 	text := "domain: d\nlimits:\n  jobs: {" + numbers + "}\n"
@@ -26,7 +25,6 @@ func (b *bench) jobs(tb testing.TB, numbers string) {
 	b.Swap(snapshot)
 }
 
-// consume charges count units to the limit jobs, and reports whether they were allowed.
 func (b *bench) consume(tb testing.TB, count int64, reserve bool) (*limiter.Call, bool) {
 	tb.Helper()
 	c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "jobs", Count: count, Reserve: reserve}}}}
@@ -36,7 +34,6 @@ func (b *bench) consume(tb testing.TB, count int64, reserve bool) (*limiter.Call
 	return c, !c.Denied
 }
 
-// reservedBy returns the reservation in the first result of c. c must have been answered.
 func reservedBy(c *limiter.Call) (*limiter.Reserved, bool) {
 	part, ok := c.Part(0, "")
 	return &limiter.Reserved{ID: [16]byte{1}, Domain: descriptors.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}, ok
@@ -51,7 +48,6 @@ func (b *bench) cancel(tb testing.TB, r *limiter.Reserved) {
 	}
 }
 
-// remaining returns the remaining units of the limit jobs.
 func (b *bench) remaining(tb testing.TB) int64 {
 	tb.Helper()
 	c, _ := b.consume(tb, 0, false)
@@ -191,8 +187,7 @@ func TestChangedShardsCannotBeSettled(t *testing.T) {
 	}
 }
 
-// TestADenialInShadowModeReservesNothing sends a request that shadow mode allows. Its units were not
-// consumed, so a settlement to 0 must not refund them.
+// The units of a request that only shadow mode allows were not consumed, so a settlement to 0 must not refund them.
 func TestADenialInShadowModeReservesNothing(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors: []\n")
 	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1h, max_reserved: 0, shadow_mode: true")
@@ -209,8 +204,7 @@ func TestADenialInShadowModeReservesNothing(t *testing.T) {
 	}
 }
 
-// TestADomainWithoutAValidConfigurationSettlesNothing settles in a domain without a valid configuration. The numbers of its
-// limits are not known, so the client must repeat the settlement later.
+// The numbers of the domain's limits are not known, so the client must repeat the settlement later.
 func TestADomainWithoutAValidConfigurationSettlesNothing(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors: []\n")
 	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1h")

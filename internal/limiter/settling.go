@@ -117,7 +117,6 @@ func (s *Settlement) Failed() bool { return s.Policy != nil && s.Decision.Err !=
 // Unsettled is the reason why no reservation is settled.
 type Unsettled uint8
 
-// The reasons.
 const (
 	Settles      Unsettled = iota // a reservation is settled
 	NoneReserved                  // the settle-start reserved nothing
@@ -146,7 +145,6 @@ func (c *Call) settling(i int) (isDone, isEnd bool) {
 	return isEnd || entries[0].Key == names.Key, isEnd
 }
 
-// countDone counts the descriptors that settle reservations.
 func (c *Call) countDone() {
 	if c.Verdict.Domain.Settle == nil {
 		return
@@ -158,7 +156,6 @@ func (c *Call) countDone() {
 	}
 }
 
-// reserve sets the cost of r to the number of units that its limit reserves.
 func (c *Call) reserve(r *Result) {
 	d := &c.Descriptors[r.Descriptor]
 	declared := int64(0)
@@ -213,7 +210,6 @@ func (c *Call) cell(p *descriptors.Policy) uint64 {
 	return number | 1
 }
 
-// updateEstimates passes the real costs that c settled to the estimates.
 func (c *Call) updateEstimates() {
 	for i := range c.Settlements {
 		s := &c.Settlements[i]
@@ -309,7 +305,6 @@ func (c *Call) Reserves(r *Result) bool {
 		(r.reserve && !r.settle || len(c.Limits) == 0) && c.decisions[r.charge].Err == nil && c.decisions[r.charge].Allowed
 }
 
-// planSettlements adds the Settlements and charges of a settle-done.
 func (c *Call) planSettlements(now algorithms.Micros) {
 	for i := range c.Descriptors {
 		isDone, isEnd := c.settling(i)
@@ -376,8 +371,8 @@ func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
 	}
 }
 
-// planPart adds the settlement of one part of reservation id, a part of limit p, and its charge. It returns the
-// Result of the charge.
+// planPart adds the settlement and the charge of one part of a reservation, and returns the Result of the charge. id is
+// the ID of the reservation, p the limit of the part. real is -1 if the real cost is unknown.
 func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.Policy, real int64, now algorithms.Micros) Result {
 	r := Result{Descriptor: i, Policy: p, hash: part.Hash, slot: part.Slot, settle: true, reserve: true}
 	start := len(c.keys)
@@ -457,8 +452,7 @@ func realCost(terms *descriptors.Settle, part *ReservedPart, real int64) int64 {
 	}
 }
 
-// foldSettlements copies the decisions to the Settlements. A settle-done that the store could not charge is
-// denied, so that its sender can repeat it.
+// A settle-done that the store could not charge is denied, so that its sender can repeat it.
 func (c *Call) foldSettlements() {
 	for i := range c.Settlements {
 		s := &c.Settlements[i]

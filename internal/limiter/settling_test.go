@@ -17,7 +17,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// tokens is a configuration with a limit of 1,000 units a day, an estimate of 100, and variants of both.
 const tokens = `
 domain: d
 require: [user]
@@ -43,7 +42,6 @@ descriptors:
   - {key: user, limit: tokens}
 `
 
-// proxy sends requests like a proxy that settles reservations.
 type proxy struct {
 	*bench
 	t *testing.T
@@ -112,7 +110,6 @@ func (p *proxy) done(id string, cost int64) *limiter.Call {
 	return p.send("d", []int64{cost, 0}, "settle="+id, "settle_end="+id)
 }
 
-// left returns the units left in a bucket of a limit.
 func (p *proxy) left(limit, key string) int64 {
 	p.t.Helper()
 	c := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: []string{key}}}}}
@@ -202,7 +199,6 @@ func TestACostThatIsNotReportedIsTheUnknownCost(t *testing.T) {
 	}
 }
 
-// A settle-done without a cost settles the reservation. A cost that arrives later has no effect.
 func TestOnlyTheFirstSettleDoneCounts(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -230,7 +226,6 @@ func TestLimitsOfARequestAreReservedTogether(t *testing.T) {
 	p.want("calls", "red", 4)
 }
 
-// A bucket that a request charges twice is reserved twice, and its real cost counts twice.
 func TestABucketThatIsChargedTwiceIsSettledTwice(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob", "user=bob")
@@ -287,8 +282,6 @@ func TestALateSettleDoneChargesTheExcess(t *testing.T) {
 	}
 }
 
-// After the signing keys have changed, an id with the previous key is accepted, and an id with an older key
-// is not.
 func TestThePreviousSigningKeyIsAccepted(t *testing.T) {
 	secrets := []string{"first"}
 	p := newProxyOf(t, func() []string { return secrets })
@@ -429,7 +422,6 @@ descriptors:
 	}
 }
 
-// Streams that never end keep their reservations. A reservation must need no memory of its own.
 func TestReservationsOfStreamsThatNeverEndNeedNoMemory(t *testing.T) {
 	p := newProxy(t)
 	store := memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return p.now })})
@@ -445,7 +437,6 @@ func TestReservationsOfStreamsThatNeverEndNeedNoMemory(t *testing.T) {
 	}
 }
 
-// A settle-done is accepted without the entries that the domain requires in other requests.
 func TestASettleDoneNeedsNoRequiredEntries(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")

@@ -23,7 +23,7 @@ type Snapshot struct {
 	KeepBlanks bool
 	// Hash identifies the configuration.
 	Hash string
-	// byName has the indexes of Policies, sorted by name. withName makes it at its first call.
+	// byName has the indexes of Policies, sorted by name.
 	byName struct {
 		made sync.Once
 		list []int32
@@ -71,8 +71,7 @@ type Domain struct {
 	Tree *descriptors.Tree
 	// Policies has the policies of the domain, each at its Index.
 	Policies []*descriptors.Policy
-	// Named has the named limits.
-	Named map[string]*descriptors.Policy
+	Named    map[string]*descriptors.Policy
 	// Broken means that the domain's configuration has never been valid. OnFailure decides its requests.
 	Broken bool
 	// Alone means `consume: each`.

@@ -66,7 +66,6 @@ descriptors:
 	}
 }
 
-// A request for more units than a named limit can ever allow is denied for good, even while the store fails.
 func TestACostThatNeverFitsNeedsNoStore(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.store.err = backend.ErrUnavailable
@@ -75,7 +74,6 @@ func TestACostThatNeverFitsNeedsNoStore(t *testing.T) {
 	}
 }
 
-// The store decides one limit and fails for another. The local bucket decides only the other.
 func TestTheLocalBucketDecidesWhatTheStoreDoesNot(t *testing.T) {
 	b := newBench(t, `
 domain: d

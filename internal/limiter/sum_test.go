@@ -6,7 +6,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// sum must add the costs within the range of int64. The sum must be reserved only if both charges are.
 func TestCostsOfOneBucketAreAddedUp(t *testing.T) {
 	const most, least = 1<<63 - 1, -1 << 63
 	for _, c := range []struct{ a, b, want int64 }{

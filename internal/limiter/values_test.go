@@ -130,7 +130,6 @@ func TestSettlementsOfIDsWithoutNumbers(t *testing.T) {
 	}
 }
 
-// Each limit has its own estimate for each listed value, and one for all other values.
 func TestEstimatesOfDifferentLimitsAreSeparate(t *testing.T) {
 	seen := map[uint64]string{}
 	for _, prefix := range []string{"a", "b", "c", "d"} {
@@ -177,7 +176,7 @@ func TestEachBufferOfACallCounts(t *testing.T) {
 		"descriptors": {Call{Request: Request{Descriptors: make([]Descriptor, 0, 7)}}, 7 * unsafe.Sizeof(Descriptor{})},
 		"candidates":  {Call{candidates: make([]candidate, 0, 7)}, 7 * unsafe.Sizeof(candidate{})},
 		"settlements": {Call{Verdict: Verdict{Settlements: make([]Settlement, 0, 7)}}, 7 * unsafe.Sizeof(Settlement{})},
-		"payers":      {Call{instead: make([]payer, 0, 7)}, 7 * unsafe.Sizeof(payer{})},
+		"payers":      {Call{payers: make([]payer, 0, 7)}, 7 * unsafe.Sizeof(payer{})},
 		"two buffers": {Call{keys: make([]byte, 0, 100), buckets: make([]uint32, 0, 100)}, 500},
 	} {
 		if got := c.call.BufferBytes(); got != int(c.want) {
@@ -186,7 +185,6 @@ func TestEachBufferOfACallCounts(t *testing.T) {
 	}
 }
 
-// A listener reuses a Call. Nothing of the previous request may remain in it.
 func TestAResetCallHasNoRequest(t *testing.T) {
 	c := &Call{Request: Request{
 		Domain: "d", Settle: &Settle{}, IdempotencyKey: IdempotencyKey{ID: "x", Lifetime: 1}, DryRun: true, Inspect: true, MaxDelay: 5,
@@ -251,8 +249,6 @@ func TestAnEstimateIsOfTheKeyThatListsIt(t *testing.T) {
 	}
 }
 
-// A result denies only if the request is denied and the outcome is a denial. A quota limit denies only together
-// with all other quota limits.
 func TestWhichResultsDeny(t *testing.T) {
 	plain, quota := &descriptors.Policy{}, &descriptors.Policy{Quota: true}
 	for _, c := range []struct {
@@ -272,7 +268,6 @@ func TestWhichResultsDeny(t *testing.T) {
 	}
 }
 
-// The status of a descriptor is that of its most restrictive limit, whatever the order of the limits is.
 func TestTheStatusOfADescriptor(t *testing.T) {
 	allowed := func(left int64) Result {
 		return Result{Outcome: Allowed, Decision: backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: left}}}
@@ -308,7 +303,6 @@ func TestTheStatusOfADescriptor(t *testing.T) {
 	}
 }
 
-// IsDone reports whether a request does nothing but settle: it has descriptors, and all of them settle.
 func TestOnlySettlementsAreDone(t *testing.T) {
 	for _, c := range []struct {
 		done, descriptors int
