@@ -35,7 +35,6 @@ func (x *instance) metric(t *testing.T, pattern string) (sum float64) {
 
 const failedOutcomes = `rlsidecar_decisions_total\{.*outcome="failed_[a-z]*".*\}`
 
-// Callers abort their calls while Redis is slow. These calls must not count as failures of Redis.
 func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 	concurrent(t)
 	redis := redistest.Start(t)
@@ -73,8 +72,6 @@ func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 	}
 }
 
-// A Redis that does not answer counts as failing, even if the deadlines of all clients are shorter than the timeout of
-// Redis.
 func TestSilentRedisIsNoticedUnderShortDeadlines(t *testing.T) {
 	t.Parallel()
 	concurrent(t)

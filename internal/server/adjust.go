@@ -23,20 +23,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// adjustKeeper keeps adjustments, and reports their changes.
 type adjustKeeper interface {
 	adjust.Keeper
 	// Watch calls observe with the current Set, and then with each new Set. It makes one call at a time.
 	Watch(observe func(*adjust.Set))
 }
 
-// adjustments applies the adjustments of a keeper to the limiter.
 type adjustments struct {
 	server  *server
 	keeper  adjustKeeper
 	service *adjust.Service
-	shared  *inredis.Keeper // the keeper if the adjustments are in Redis, else nil
-	ledger  *redis.Ledger   // the ledger of the adjustments if they are in Redis, else nil
+	shared  *inredis.Keeper // the same as keeper if the adjustments are in Redis, else nil
+	ledger  *redis.Ledger   // nil unless the adjustments are in Redis
 
 	mu      sync.Mutex
 	applied *adjust.Set       // guarded by mu
@@ -68,7 +66,6 @@ func (s *server) newAdjustments() (*adjustments, error) {
 	return a, nil
 }
 
-// open opens the keeper. The adjustments are in Redis if the buckets are.
 func (a *adjustments) open(chain *adjust.Chain) (err error) {
 	c := &a.server.config
 	if c.Redis.URL == "" {
@@ -97,7 +94,6 @@ func (a *adjustments) prefetch(ctx context.Context) {
 	}
 }
 
-// run applies changes, and drops expired adjustments, until ctx ends.
 func (a *adjustments) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -107,7 +103,6 @@ func (a *adjustments) run(ctx context.Context) {
 	a.expire(ctx)
 }
 
-// close closes the connections of the keeper.
 func (a *adjustments) close() {
 	if a.ledger != nil {
 		a.ledger.Close()
@@ -122,7 +117,6 @@ const (
 	stale = 10 * time.Second
 )
 
-// report reports the problems of the keeper as conditions.
 func (a *adjustments) report() {
 	status, registry := a.keeper.Status(), a.server.conditions
 	a.reportLost(&status)
@@ -148,7 +142,6 @@ func (a *adjustments) report() {
 	})
 }
 
-// reportLost reports the changes that Redis has lost, for example in a failover.
 func (a *adjustments) reportLost(status *adjust.Status) {
 	if n := status.Rewritten - a.rewritten; n > 0 {
 		a.rewritten = status.Rewritten
@@ -173,7 +166,7 @@ func (a *adjustments) reportLost(status *adjust.Status) {
 	}
 }
 
-// auditKey returns the secret that protects the audit, or nil if none is configured.
+// auditKey returns nil if no secret for the audit is configured.
 func (s *server) auditKey() ([]byte, error) {
 	if s.config.AuditKeyFile == "" {
 		return nil, nil
@@ -243,8 +236,7 @@ func (a *adjustments) buckets(changes []*adjust.Adjustment) (keys [][]byte, all 
 	return keys, false
 }
 
-// expire drops adjustments when they expire, until ctx ends. An expired adjustment has no effect even before
-// it is dropped, because each request compares the time.
+// An expired adjustment has no effect even before expire drops it, because each request compares the time.
 func (a *adjustments) expire(ctx context.Context) {
 	const longest = time.Minute // the clock may be set to another time during the wait
 	timer := time.NewTimer(longest)
@@ -267,7 +259,6 @@ func (a *adjustments) expire(ctx context.Context) {
 	}
 }
 
-// stats returns the numbers for the metrics.
 func (a *adjustments) stats() metrics.AdjustmentStats {
 	result := a.server.limiter.Adjusted()
 	stats := metrics.AdjustmentStats{Applied: result.InForce, Ignored: result.Ignored, Version: a.keeper.Set().Head.Version}
@@ -279,7 +270,6 @@ func (a *adjustments) stats() metrics.AdjustmentStats {
 	return stats
 }
 
-// api returns the HTTP API of adjustments.
 func (a *adjustments) api() *httpapi.Adjustments {
 	return &httpapi.Adjustments{Service: a.service, MayChange: a.server.mayChange}
 }

@@ -15,8 +15,7 @@ limits:
 descriptors: [{key: user, limit: calls}]
 `
 
-// An operator changes a limit at one sidecar. The change applies at the other sidecar too, although that one
-// has leased units and cached denials.
+// The other sidecar has leased units and cached denials.
 func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -51,8 +50,6 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	}
 }
 
-// A sidecar with --state-dir that starts while Redis is unreachable still blocks blocked keys. Other keys are decided by
-// on_backend_failure.
 func TestAStartWithoutRedisBlocksBlockedKeys(t *testing.T) {
 	t.Parallel()
 	redis, dir, tokens := redistest.Start(t), t.TempDir(), withTokens(t)
@@ -101,8 +98,7 @@ func TestAnAdjustmentEndsByItselfAtEverySidecar(t *testing.T) {
 	}
 }
 
-// A Redis user with only the permissions for limits is enough to run. A condition reports that adjustments
-// are off.
+// The Redis user has only the permissions that limits need.
 func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -188,7 +184,6 @@ func TestLostAdjustmentsAreACondition(t *testing.T) {
 	eventually(t, "the condition ends", func() bool { return !strings.Contains(conditions(), "adjustments-lost") })
 }
 
-// idOf returns the ID of the adjustment of a key.
 func (x *instance) idOf(t *testing.T, key string) string {
 	t.Helper()
 	_, answer := x.asAdmin(t, "GET", "/api/adjustments", "")

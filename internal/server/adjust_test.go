@@ -21,7 +21,6 @@ limits:
 descriptors: [{key: user, limit: calls}]
 `
 
-// withTokens configures an admin token and a read-only token.
 func withTokens(t *testing.T) func(*Config) {
 	t.Helper()
 	dir := t.TempDir()
@@ -34,7 +33,6 @@ func withTokens(t *testing.T) func(*Config) {
 	return func(c *Config) { c.AdminTokenFile, c.AdminReadTokenFile = admin, read }
 }
 
-// asAdmin sends a request with the admin token, and decodes the answer.
 func (x *instance) asAdmin(t *testing.T, method, path, body string) (code int, answer map[string]any) {
 	t.Helper()
 	return x.as(t, adminSecret, method, path, body)
@@ -62,8 +60,8 @@ func (x *instance) as(t *testing.T, token, method, path, body string) (code int,
 	return response.StatusCode, answer
 }
 
-// adjust creates an adjustment of the limit calls, and returns its ID. change has its keys and its numbers, as the
-// members of a JSON object, without the braces.
+// change has the key and the numbers of an adjustment of the limit calls, as the members of a JSON object, without the
+// braces.
 func (x *instance) adjust(t *testing.T, change string) (id string) {
 	t.Helper()
 	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","author":"ann","reason":"test",`+change+`}`)
@@ -74,7 +72,6 @@ func (x *instance) adjust(t *testing.T, change string) (id string) {
 	return adjustment["id"].(string)
 }
 
-// allowed returns how many of n requests of a user are allowed.
 func (x *instance) allowed(t *testing.T, n int, user string) (count int) {
 	t.Helper()
 	for range n {
@@ -85,8 +82,6 @@ func (x *instance) allowed(t *testing.T, n int, user string) (count int) {
 	return count
 }
 
-// An operator raises a limit for one key and blocks another key, lists the adjustments and deletes one, without a
-// restart.
 func TestAnOperatorAdjustsALimit(t *testing.T) {
 	x := start(t, oneLimit, withTokens(t))
 	if n := x.allowed(t, 5, "bob"); n != 2 {
@@ -143,7 +138,6 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	}
 }
 
-// The error states the reason, and what to do instead.
 func TestALimitThatComesWithRequestsCannotBeAdjusted(t *testing.T) {
 	x := start(t, oneLimit, withTokens(t), func(c *Config) { c.APIInlineConfig = true })
 	inline := `{"name":"tenant_calls","key":"acme","config":{"algorithm":"token_bucket","rate":5,"period":"1m"}}`
@@ -213,7 +207,6 @@ func TestTheUnixSocketOfTheAdminPortNeedsNoToken(t *testing.T) {
 	}
 }
 
-// With --state-dir, adjustments survive a restart.
 func TestAdjustmentsSurviveARestart(t *testing.T) {
 	dir, tokens := t.TempDir(), withTokens(t)
 	kept := func(c *Config) { c.StateDir = dir }

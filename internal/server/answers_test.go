@@ -43,7 +43,6 @@ descriptors:
 
 func described(s *rls.RateLimitResponse_DescriptorStatus) string { return rlstest.Status(s) }
 
-// expect compares an answer with an overall code and described statuses.
 func expect(t *testing.T, got *rls.RateLimitResponse, code rls.RateLimitResponse_Code, statuses ...string) {
 	t.Helper()
 	var texts []string
@@ -98,7 +97,6 @@ func TestReplacedLimitsAreNotCharged(t *testing.T) {
 	expect(t, x.send(t, "plain=a"), ok, "OK left 1 of 2/YEAR yearly reset")
 }
 
-// TestOverridesAreBounded runs examples/recipes/overrides.yaml.
 func TestOverridesAreBounded(t *testing.T) {
 	recipe, err := os.ReadFile("../../examples/recipes/overrides.yaml")
 	if err != nil {

@@ -21,8 +21,6 @@ limits:
   pass:   {algorithm: token_bucket, rate: 3, period: 365d, on_backend_failure: allow}
 `
 
-// An idempotency key is charged once, whichever sidecar gets the request. Any sidecar can settle a
-// reservation.
 func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 	redis := redistest.Start(t)
 	token := func(c *Config) { c.APIToken = "s3cret" }
@@ -74,7 +72,6 @@ func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 	left("600")
 }
 
-// While the answers of Redis are delayed, requests are answered without Redis.
 func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 	redis := redistest.Start(t)
 	slow := startSlow(t, redis.Addr)

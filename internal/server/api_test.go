@@ -23,7 +23,6 @@ descriptors:
   - {key: user, limit: send}
 `
 
-// post sends a request to the HTTP API.
 func post(tb testing.TB, a net.Addr, path, body string, header ...string) (code int, answer string) {
 	tb.Helper()
 	got := exchange(tb, "POST", a, path, body, header...)

@@ -49,7 +49,6 @@ func CheckHTTP(ctx context.Context, address string) error {
 	}
 }
 
-// printable returns r, or a space if r cannot be shown in a terminal.
 func printable(r rune) rune {
 	if unicode.IsPrint(r) {
 		return r

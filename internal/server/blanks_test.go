@@ -20,7 +20,6 @@ func valued(value string) *ratelimit.RateLimitDescriptor {
 	return &ratelimit.RateLimitDescriptor{Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: "plain", Value: value}}}
 }
 
-// postJSON posts a request with one value to /json and returns the status.
 func postJSON(t *testing.T, x *instance, value string) int {
 	t.Helper()
 	body := `{"domain": "d", "descriptors": [{"entries": [{"key": "plain", "value": "` + strings.ReplaceAll(value, "\t", `\t`) + `"}]}]}`

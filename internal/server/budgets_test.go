@@ -40,7 +40,7 @@ func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
 func (bytesCodec) Unmarshal(b mem.BufferSlice, v any) error { *v.(*int) = b.Len(); return nil }
 func (bytesCodec) Name() string                             { return "proto" }
 
-// manyDescriptors returns an encoded request with n descriptors. Their values are the numbers from first on.
+// The values of the descriptors are the numbers from first on.
 func manyDescriptors(tb testing.TB, n, first int) []byte {
 	tb.Helper()
 	r := request("d")
@@ -54,7 +54,6 @@ func manyDescriptors(tb testing.TB, n, first int) []byte {
 	return b
 }
 
-// heap returns the size of all objects on the heap.
 func heap() uint64 {
 	sample := []rtmetrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
 	rtmetrics.Read(sample)
@@ -89,8 +88,7 @@ func (x *instance) beside(t *testing.T, attack func()) {
 }
 
 // 500 concurrent requests with 1,000 descriptors each, which is more than allowed, are sent on one connection. Then
-// 3,000 requests with the allowed number of descriptors are sent. Other clients must be served meanwhile. The store
-// is in memory, or in Redis.
+// 3,000 requests with the allowed number of descriptors are sent. Other clients must be served meanwhile.
 func TestManyDescriptorsAffectNoOtherClient(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes under the race detector")

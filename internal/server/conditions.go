@@ -24,7 +24,6 @@ const (
 	authMissing          = "auth-not-configured"
 )
 
-// reportReload reports the result of the last load of the configuration.
 func (s *server) reportReload(problems config.Problems, stale []string) {
 	if !problems.Bad() {
 		s.conditions.Clear(configurationRefused)
@@ -61,7 +60,6 @@ func (s *server) reportReload(problems config.Problems, stale []string) {
 	s.conditions.Set(c)
 }
 
-// reportOverflow reports it if some limits do not have metrics series of their own.
 func (s *server) reportOverflow() {
 	if !s.metrics.Folding() {
 		return
@@ -88,9 +86,7 @@ func (s *server) reportNoAuth() {
 	}
 }
 
-// checkAuth runs at the start and after each load. If there is an auth section, it clears the condition of
-// reportNoAuth. Otherwise /v1/auth denies everything. If there is an HTTP listener, checkAuth logs a warning about that,
-// once.
+// checkAuth runs at the start and after each load. It logs its warning once.
 func (s *server) checkAuth(snapshot *limiter.Snapshot) {
 	if snapshot.Auth != nil {
 		s.conditions.Clear(authMissing)
@@ -99,7 +95,6 @@ func (s *server) checkAuth(snapshot *limiter.Snapshot) {
 	}
 }
 
-// sentence returns clause with a capital and a full stop, or "" for "".
 func sentence(clause string) string {
 	if clause == "" {
 		return ""
@@ -116,10 +111,9 @@ func usesNamed(s *limiter.Snapshot, p *descriptors.Policy) bool {
 	return d != nil && d.Named[p.Name] != nil && d.Named[p.Name].Owner == p.Owner
 }
 
-// answeredMeanwhile describes how requests are answered while Redis cannot decide.
 func (s *server) answeredMeanwhile() string { return "Meanwhile requests are " + s.answeredBy() }
 
-// answeredBy describes how on_backend_failure answers requests. The result is the end of a sentence.
+// answeredBy returns the end of a sentence.
 func (s *server) answeredBy() string {
 	modes := []descriptors.OnFailure{descriptors.Deny, descriptors.Allow, descriptors.Local, descriptors.Error}
 	counts := map[descriptors.OnFailure]int{}

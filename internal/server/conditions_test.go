@@ -98,7 +98,6 @@ func TestASlowRedisIsACondition(t *testing.T) {
 	})
 }
 
-// There are more limits than can have metrics series of their own.
 func TestMetricsThatOverflowAreACondition(t *testing.T) {
 	if engine == GRPCEngine {
 		t.Skip("takes ten seconds and does not depend on the engine")
@@ -126,7 +125,6 @@ func TestMetricsThatOverflowAreACondition(t *testing.T) {
 	})
 }
 
-// The texts for operators count a named limit once, although two descriptors use it.
 func TestALimitThatSeveralDescriptorsUseIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "limits.yaml")

@@ -153,7 +153,6 @@ func (c *Config) Check() error {
 	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.check(), c.Engine.check())
 }
 
-// checkAddresses returns an error for an address that is only a port.
 func (c *Config) checkAddresses() error {
 	for flag, address := range map[string]string{"grpc": c.GRPC, "http": c.HTTP, "admin": c.Admin, "metrics": c.Metrics} {
 		if _, err := strconv.ParseUint(address, 10, 16); err == nil {

@@ -46,8 +46,8 @@ var evictAfter = time.Second
 // unknown). memory is its memory limit in bytes (math.MaxInt64 if there is none). listeners is the number of gRPC and
 // HTTP listeners.
 func connectionBounds(files uint64, memory int64, listeners int) (traffic, admin int) {
-	total, reserve := uint64(mostConnections), uint64(1024)
-	if files > 0 { // reserve is for Redis, the configuration and the admin listener
+	total, reserve := uint64(mostConnections), uint64(1024) // reserve is for Redis, the configuration and the admin listener
+	if files > 0 {
 		reserve = min(max(files/8, 40), 1024)
 		total = min(total, max(files, reserve)-reserve)
 	}
@@ -57,7 +57,6 @@ func connectionBounds(files uint64, memory int64, listeners int) (traffic, admin
 	return max(int(total)/listeners, fewestConnections), min(int(reserve)/4, 64)
 }
 
-// boundListeners bounds the number of connections of each listener.
 func (s *server) boundListeners(listeners []listener) {
 	traffic := 1
 	if s.config.HTTP != "" {
@@ -90,7 +89,6 @@ func (s *server) boundListeners(listeners []listener) {
 	}
 }
 
-// bounds lists the bounded listeners of a process.
 type bounds struct{ listeners []*boundedListener }
 
 // makeRoom closes a connection, because this process cannot open more files. It tries the listeners in turn, the
@@ -128,7 +126,6 @@ type boundedListener struct {
 	chosen  time.Duration             // the time of the last pass; guarded by mu
 }
 
-// now returns the time since the listener was created.
 func (l *boundedListener) now() time.Duration { return time.Since(l.start) }
 
 func (l *boundedListener) stats() metrics.ConnectionStats {
@@ -137,7 +134,6 @@ func (l *boundedListener) stats() metrics.ConnectionStats {
 	return metrics.ConnectionStats{Open: len(l.open), Max: l.max, Evicted: l.evicted.Load(), Refused: l.refused.Load()}
 }
 
-// Accept implements net.Listener.
 func (l *boundedListener) Accept() (net.Conn, error) {
 	for {
 		nc, err := l.Listener.Accept()
@@ -227,12 +223,11 @@ func (l *boundedListener) remove(c *boundedConn) {
 	delete(l.open, c)
 }
 
-// boundedConn is a connection that a boundedListener counts.
 type boundedConn struct {
 	net.Conn
 	firstRequest
 	listener          *boundedListener
-	reservedForHealth bool         // this connection serves only health checks
+	reservedForHealth bool
 	lastReceived      atomic.Int64 // when bytes were last received, on the listener's clock
 }
 
@@ -242,7 +237,6 @@ func (c *boundedConn) idleAt(now time.Duration) bool {
 
 func (c *boundedConn) forHealth() bool { return c.reservedForHealth }
 
-// Read implements net.Conn.
 func (c *boundedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {
@@ -251,13 +245,11 @@ func (c *boundedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Close implements net.Conn.
 func (c *boundedConn) Close() error {
 	c.listener.remove(c)
 	return c.Conn.Close()
 }
 
-// CloseWrite closes the writing side.
 func (c *boundedConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -271,10 +263,8 @@ type boundedSocket struct {
 	socket *nonblock.Conn
 }
 
-// WriteOnce does what the WriteOnce of nonblock.Conn does.
 func (c *boundedSocket) WriteOnce(b []byte) (int, error) { return c.socket.WriteOnce(b) }
 
-// Await does what the Await of nonblock.Conn does.
 func (c *boundedSocket) Await() error { return c.socket.Await() }
 
 type reservedKey struct{}

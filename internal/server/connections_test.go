@@ -44,7 +44,6 @@ func TestConnectionBoundsFollowFilesAndMemory(t *testing.T) {
 
 const admitAll = "domain: d\nauth: {default: allow}\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n"
 
-// Many idle clients do not prevent new connections.
 func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 	t.Parallel()
 	concurrent(t)
@@ -82,7 +81,6 @@ func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 	}
 }
 
-// Health checks are answered while all allowed connections are in use.
 func TestHealthIsServedBeyondTheBound(t *testing.T) {
 	usual := evictAfter
 	t.Cleanup(func() { evictAfter = usual })
@@ -132,8 +130,6 @@ func (l outOfFiles) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// When no more files can be opened, a silent connection of another listener is closed, and a log line reports this. Then
-// the new connection is accepted.
 func TestAnIdleConnectionIsClosedWhenFileDescriptorsRunOut(t *testing.T) {
 	core, logs := observer.New(zapcore.WarnLevel)
 	all := &bounds{}
@@ -194,7 +190,6 @@ func TestAnIdleConnectionIsClosedWhenFileDescriptorsRunOut(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsEnd checks connections of the gRPC and of the HTTP listener.
 func TestIdleConnectionsEnd(t *testing.T) {
 	concurrent(t)
 	const idle = 100 * time.Millisecond

@@ -25,8 +25,6 @@ descriptors:
   - {key: user, value: ai, descriptors: [{key: user, limit: estimated}]}
 `
 
-// A customer buys credits. They pay for requests that the plan does not allow, over gRPC and the HTTP API, and with
-// every store. The answers name the payer.
 func TestCreditsPayThroughEveryListener(t *testing.T) {
 	t.Parallel()
 	for name, store := range map[string]func(t *testing.T) string{

@@ -38,7 +38,6 @@ func paidBy(payer string) string {
 	return fmt.Sprintf(plansYAML, ", then: "+payer, ", then: settled_"+payer)
 }
 
-// expect sends a request for named limits, and fails the test unless the answer has this code and text.
 func (x *instance) expect(t *testing.T, body string, code int, text string) (answer string) {
 	t.Helper()
 	got, answer := post(t, x.HTTP, "/v1/limit", body)
@@ -48,7 +47,6 @@ func (x *instance) expect(t *testing.T, body string, code int, text string) (ans
 	return answer
 }
 
-// remaining returns the units left in a bucket.
 func (x *instance) remaining(t *testing.T, limit, key string) (n int64) {
 	t.Helper()
 	var answered struct{ Limits []struct{ Remaining int64 } }
@@ -59,7 +57,6 @@ func (x *instance) remaining(t *testing.T, limit, key string) (n int64) {
 	return answered.Limits[0].Remaining
 }
 
-// reserved returns the id of the reservation in answer.
 func reserved(t *testing.T, answer string) string {
 	t.Helper()
 	var answered struct{ Reservation string }
@@ -180,7 +177,6 @@ func TestReloadsOfThePayerUnderLoad(t *testing.T) {
 	}
 }
 
-// An operator adjusts the plan and its payer: other numbers, a block, and no limit at all.
 func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 	for name, store := range map[string]func() string{
 		"memory": func() string { return "" },
@@ -209,7 +205,6 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 				x.expect(t, fmt.Sprintf(`{"name":"plan","key":%q,"count":%d}`, key, count), code, text)
 			}
 
-			// First the numbers of the credits and of the plan are adjusted.
 			id := adjust("a", "bob", `"capacity":1000`)
 			send("bob", 600, 200, `"payer":"a"`)
 			send("bob", 600, 429, `"remaining":10`)
@@ -269,7 +264,6 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 	}
 }
 
-// The page, /api/buckets and the HTTP API name the limit that pays.
 func TestOperatorsSeeThePayer(t *testing.T) {
 	x := start(t, paidBy("a"))
 	for where, want := range map[string]string{

@@ -28,12 +28,10 @@ type fastMethod struct {
 	limiter *limiter.Limiter
 }
 
-// NewBatch implements h2grpc.Method.
 func (m fastMethod) NewBatch() h2grpc.Batch { return fastBatch{m.Server.NewBatch(m.limiter)} }
 
 type fastBatch struct{ *grpcapi.Batch }
 
-// Append implements h2grpc.Batch.
 func (b fastBatch) Append(to []byte, i int) ([]byte, *h2grpc.Status) {
 	to, err := b.Batch.Append(to, i)
 	if err == nil {

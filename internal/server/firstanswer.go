@@ -89,7 +89,6 @@ func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup
 	return len(contacts) > 0 && contacts[0].away.Load()
 }
 
-// firstContact tries one Redis until it has decided once.
 type firstContact struct {
 	server      *server
 	redis       *redis.Store
@@ -193,7 +192,7 @@ func (s *server) reportFindings(found []redis.Finding, previous map[string]bool)
 	return now
 }
 
-// sleep waits for the duration pause. It returns false if ctx ends first.
+// sleep returns false if ctx ends before pause is over.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()

@@ -28,7 +28,6 @@ type firstRequest struct {
 	awaited bool // net/http has not read the first request
 }
 
-// await sets f.awaited, and reports whether its value has changed.
 func (f *firstRequest) await(awaited bool) (changed bool) {
 	changed = f.awaited != awaited
 	f.awaited = awaited
@@ -38,7 +37,7 @@ func (f *firstRequest) await(awaited bool) (changed bool) {
 // mayWait is how long stop waits for a connection that sends nothing. net/http's Shutdown waits as long.
 const mayWait = 5 * time.Second
 
-// changed updates f.waiting after the state of a connection has changed. The ConnState of the http.Server calls it.
+// changed is called by the ConnState of the http.Server.
 func (f *firstRequests) changed(nc net.Conn, state http.ConnState) {
 	if p, ok := nc.(*proxyproto.Conn); ok {
 		nc = p.Raw()
@@ -56,7 +55,6 @@ func (f *firstRequests) changed(nc net.Conn, state http.ConnState) {
 	}
 }
 
-// serve serves connections of l until stop is called or h is shut down.
 func (f *firstRequests) serve(h *http.Server, l net.Listener) error {
 	f.mu.Lock()
 	if f.stopped {

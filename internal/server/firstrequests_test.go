@@ -10,8 +10,6 @@ import (
 	"time"
 )
 
-// A client has connected before the sidecar ends, and sends its first request when the port is closed already. It must
-// get an answer.
 func TestTheFirstRequestIsAnsweredAfterThePortIsClosed(t *testing.T) {
 	t.Parallel()
 	for _, proxyProtocol := range []bool{false, true} { // with the PROXY protocol, net/http has connections of another type

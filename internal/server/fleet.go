@@ -47,7 +47,6 @@ func (s *server) newFleet() *fleet {
 	return &fleet{store: s.stack.redis[0], id: host[:min(len(host), 64)] + "-" + strings.ToLower(rand.Text()[:6])}
 }
 
-// run stores a report at intervals until ctx ends.
 func (f *fleet) run(ctx context.Context, report func() admin.Report) {
 	for n := 0; ; n++ {
 		err := f.report(ctx, report())
@@ -81,7 +80,6 @@ func (f *fleet) members(ctx context.Context) ([]redis.Member, error) {
 	return f.store.Fleet(ctx)
 }
 
-// read lists the sidecars for the admin page.
 func (f *fleet) read(ctx context.Context) admin.Fleet {
 	list, err := f.members(ctx)
 	f.mu.Lock()
@@ -97,7 +95,6 @@ func (f *fleet) read(ctx context.Context) admin.Fleet {
 	return out
 }
 
-// report returns the current report of this process.
 func (s *server) report() admin.Report {
 	r := admin.Report{Version: s.config.Version, Started: s.watch.started.Truncate(time.Second).UTC()}
 	if len(r.Version) > 64 {

@@ -25,13 +25,11 @@ import (
 // Engine is an implementation of the gRPC listener.
 type Engine string
 
-// These are the engines.
 const (
 	FastEngine Engine = "fast"    // package h2grpc; methods other than ShouldRateLimit use grpc-go
 	GRPCEngine Engine = "grpc-go" // grpc-go for all methods
 )
 
-// defaultEngine is the engine if none is configured.
 const defaultEngine = FastEngine
 
 func (e Engine) check() error {
@@ -42,7 +40,6 @@ func (e Engine) check() error {
 	return fmt.Errorf("the gRPC engine %q is unknown; write %s or %s", string(e), FastEngine, GRPCEngine)
 }
 
-// grpcListener returns the gRPC listener. It returns an error if the TLS files cannot be used.
 func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	var tls *tls.Config
 	if s.config.TLS.Cert != "" {
@@ -93,7 +90,6 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	return d, nil
 }
 
-// newGRPCServer returns a grpc-go server with all gRPC services.
 func newGRPCServer(api *grpcapi.Server, h *healthServer, options ...grpc.ServerOption) *grpc.Server {
 	g := grpc.NewServer(append(options, grpc.ForceServerCodecV2(grpcapi.Codec()), grpc.WaitForHandlers(true))...)
 	api.Register(g)
@@ -149,7 +145,7 @@ func (h *healthServer) set(status healthpb.HealthCheckResponse_ServingStatus) {
 	}
 }
 
-// Watch implements grpc.health.v1. It returns when the stream ends or when the server stops.
+// Watch returns when the stream ends or when the server stops.
 func (h *healthServer) Watch(r *healthpb.HealthCheckRequest, stream healthpb.Health_WatchServer) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
@@ -161,7 +157,6 @@ func (h *healthServer) Watch(r *healthpb.HealthCheckRequest, stream healthpb.Hea
 	return err
 }
 
-// watchStream is a stream whose context is replaced.
 type watchStream struct {
 	healthpb.Health_WatchServer
 	ctx context.Context

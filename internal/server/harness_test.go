@@ -56,7 +56,6 @@ func isConcurrent(tb testing.TB) bool {
 	return is
 }
 
-// instance is a running server, with a client.
 type instance struct {
 	Running
 	file   string // the configuration file
@@ -67,7 +66,6 @@ type instance struct {
 	stop   func() error // stops the server, and returns the result of Run
 }
 
-// start runs a server with the given configuration until the test ends.
 func start(tb testing.TB, yaml string, edit ...func(*Config)) *instance {
 	tb.Helper()
 	if testing.Short() && engine == GRPCEngine && !isConcurrent(tb) {
@@ -131,7 +129,6 @@ func dial(tb testing.TB, a net.Addr, options ...grpc.DialOption) *grpc.ClientCon
 	return conn
 }
 
-// write replaces the configuration atomically.
 func (x *instance) write(tb testing.TB, yaml string) {
 	tb.Helper()
 	if err := os.WriteFile(x.file+".new", []byte(yaml), 0o600); err != nil {
@@ -142,7 +139,6 @@ func (x *instance) write(tb testing.TB, yaml string) {
 	}
 }
 
-// reload makes the server read the configuration again, and waits until it has done so.
 func (x *instance) reload(tb testing.TB) {
 	tb.Helper()
 	x.hangup <- os.Interrupt // any signal requests a reload
@@ -154,7 +150,6 @@ var (
 	request    = rlstest.Request
 )
 
-// send sends a request to domain "d".
 func (x *instance) send(tb testing.TB, texts ...string) *rls.RateLimitResponse {
 	tb.Helper()
 	r := request("d")
@@ -178,7 +173,6 @@ func get(tb testing.TB, a net.Addr, path string, header ...string) *http.Respons
 	return exchange(tb, "GET", a, path, "", header...)
 }
 
-// exchange sends a request to an HTTP port of this machine. It keeps no connection.
 func exchange(tb testing.TB, method string, a net.Addr, path, body string, header ...string) *http.Response {
 	tb.Helper()
 	_, port, err := net.SplitHostPort(a.String())
@@ -201,7 +195,6 @@ func exchange(tb testing.TB, method string, a net.Addr, path, body string, heade
 	return answer
 }
 
-// eventually waits until ok returns true, and fails the test after a minute.
 func eventually(tb testing.TB, condition string, ok func() bool) {
 	tb.Helper()
 	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// inUse returns the memory of this process for objects and stacks, after a garbage collection.
 func inUse() (bytes uint64) {
 	runtime.GC()
 	runtime.GC() // objects in a sync.Pool survive the first collection

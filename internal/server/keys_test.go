@@ -61,7 +61,6 @@ descriptors:
 	}
 }
 
-// seriesOf returns the names, with labels, of the series in the answer of /metrics.
 func seriesOf(text string) map[string]bool {
 	series := map[string]bool{}
 	for line := range strings.Lines(text) {

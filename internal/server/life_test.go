@@ -229,7 +229,6 @@ descriptors:
   - {key: job, limit: jobs}
 `
 
-// awaitJobs waits until n jobs have been allowed. Their answers may still be delayed.
 func (x *instance) awaitJobs(t *testing.T, n int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d jobs are allowed", n), func() bool {
@@ -379,7 +378,6 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 }
 
-// A domain with a mistake keeps its last valid version, and the other domain is updated.
 func TestReloadIsolates(t *testing.T) {
 	two := func(d, e string) string {
 		return fmt.Sprintf("domain: d\ndescriptors:\n  - {key: k, %s}\n---\ndomain: e\ndescriptors:\n  - {key: k, %s}\n", d, e)
@@ -458,7 +456,6 @@ func TestTheAdminPageShowsTheLastReload(t *testing.T) {
 	}
 }
 
-// A large configuration is loaded with a garbage collector that runs often. Afterwards it runs as before.
 func TestAReloadKeepsTheGarbageCollectorSettings(t *testing.T) {
 	setting := func() uint64 {
 		sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}

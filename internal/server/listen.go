@@ -99,7 +99,6 @@ func (l *sharedSocket) takeOver() error {
 // Addr returns the address that clients connect to.
 func (l *sharedSocket) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: l.path} }
 
-// Close stops listening. It removes the file unless takeOver has moved it.
 func (l *sharedSocket) Close() error {
 	err := l.UnixListener.Close()
 	if !l.moved {
@@ -108,8 +107,8 @@ func (l *sharedSocket) Close() error {
 	return err
 }
 
-// takeOver moves all shared sockets to their paths. It is called after all listeners have been opened, so the
-// old process keeps its sockets if this process cannot start.
+// takeOver is called after all listeners have been opened, so the old process keeps its sockets if this process cannot
+// start.
 func takeOver(listeners []listener) error {
 	for _, d := range listeners {
 		if l, ok := d.socket.(*sharedSocket); ok {
@@ -121,7 +120,6 @@ func takeOver(listeners []listener) error {
 	return nil
 }
 
-// removeStale removes the socket at path, if there is one. It is an error if a process listens there.
 func removeStale(path string) error {
 	switch owner, err := dialSocket(path); {
 	case err != nil:
@@ -159,7 +157,6 @@ func dialSocket(path string) (owner net.Addr, err error) {
 	}
 }
 
-// isLocal reports whether address can be reached only from this machine.
 func isLocal(address string) bool {
 	if strings.HasPrefix(address, unixScheme) {
 		return true

@@ -21,7 +21,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
-// address returns a log field for a, or an empty field if a is nil.
 func address(name string, a net.Addr) zap.Field {
 	if a == nil {
 		return zap.Skip()
@@ -33,7 +32,6 @@ func address(name string, a net.Addr) zap.Field {
 // connection first, the proxy might be sending a request on it.
 const defaultHTTPIdle = 5 * time.Minute
 
-// listener is a socket with the server that serves it.
 type listener struct {
 	name    string
 	socket  net.Listener
@@ -48,7 +46,7 @@ type listener struct {
 	last bool
 }
 
-// open opens the listeners. After an error none of them stays open.
+// After an error none of the listeners stays open.
 func (s *server) open() (listeners []listener, running Running, err error) {
 	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // measuring takes time, so it is off if only the admin listener would serve the result
 		s.config.Answers.Answered = s.metrics.Answered
@@ -79,7 +77,6 @@ func (s *server) open() (listeners []listener, running Running, err error) {
 	return o.listeners, o.running, err
 }
 
-// opening collects listeners while they are opened.
 type opening struct {
 	server    *server
 	api       *grpcapi.Server
@@ -87,7 +84,6 @@ type opening struct {
 	running   Running
 }
 
-// abort stops the listeners opened so far.
 func (o *opening) abort() {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -185,7 +181,6 @@ func (o *opening) metrics() error {
 	return o.add("metrics", s.config.Metrics, &o.running.Metrics, d)
 }
 
-// httpAPI returns the API for applications.
 func (s *server) httpAPI() *httpapi.API {
 	closed := s.tokens.api == nil && !isLocal(s.config.HTTP)
 	if closed {
@@ -198,12 +193,10 @@ func (s *server) httpAPI() *httpapi.API {
 	return api
 }
 
-// authHandler returns the handler of auth requests.
 func (s *server) authHandler() *httpapi.Auth {
 	return &httpapi.Auth{Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log}
 }
 
-// httpListener completes the settings of h and returns a listener for it.
 func (s *server) httpListener(h *http.Server) listener {
 	h.ReadHeaderTimeout = 5 * time.Second
 	h.IdleTimeout = cmp.Or(s.config.HTTPIdleTimeout, defaultHTTPIdle)

@@ -29,7 +29,6 @@ type parkingListener struct {
 	parked map[*boundedSocket]struct{} // guarded by mu; nil after Close
 }
 
-// acceptance is the result of Accept.
 type acceptance struct {
 	conn net.Conn
 	err  error
@@ -69,7 +68,7 @@ func newParkingListener(inner net.Listener) *parkingListener {
 	return l
 }
 
-// Accept implements net.Listener. After Close it still returns the connections that were accepted before.
+// Accept still returns, after Close, the connections that were accepted before.
 func (l *parkingListener) Accept() (net.Conn, error) {
 	select {
 	case a := <-l.accepted:
@@ -79,14 +78,14 @@ func (l *parkingListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener. It closes the parked connections, as net/http closes idle connections.
+// Close also closes the parked connections, as net/http closes idle connections.
 func (l *parkingListener) Close() error { return l.close() }
 
 // lastPass is how long a connection waits for a call of Accept after Close. The Serve method of an
 // http.Server may be about to call Accept.
 const lastPass = time.Second
 
-// pass passes the acceptance a to Accept. It returns false if the listener is closed.
+// pass returns false if the listener is closed.
 func (l *parkingListener) pass(a acceptance) bool {
 	select {
 	case l.accepted <- a:
@@ -142,7 +141,7 @@ type parkable struct {
 	parked   atomic.Bool
 }
 
-// parkIdle is the ConnState function of an http.Server. It records whether the connection is idle.
+// parkIdle is the ConnState function of an http.Server.
 func parkIdle(nc net.Conn, state http.ConnState) {
 	if c, ok := nc.(*parkable); ok {
 		c.idle = state == http.StateIdle
@@ -177,7 +176,6 @@ func (c *parkable) Read(b []byte) (int, error) {
 	return c.boundedSocket.Read(b)
 }
 
-// Close implements net.Conn.
 func (c *parkable) Close() error {
 	if c.parked.Swap(false) {
 		return c.listener.park(c.boundedSocket, c.timeout)

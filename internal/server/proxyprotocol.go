@@ -29,7 +29,6 @@ func (s *server) proxyProtocol(l net.Listener) net.Listener {
 	}
 }
 
-// trusts reports whether the configuration in use trusts a peer.
 func (s *server) trusts(peer net.Addr) bool {
 	snapshot := s.limiter.Current()
 	if snapshot == nil || snapshot.Auth == nil {

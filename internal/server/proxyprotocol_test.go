@@ -23,7 +23,6 @@ auth:
   routes: [{descriptors: [[{key: remote_address, from: client_ip}]]}]
 `
 
-// header returns a PROXY header.
 func header(tb testing.TB, version byte, command proxyproto.ProtocolVersionAndCommand, source net.Addr) string {
 	tb.Helper()
 	h := proxyproto.HeaderProxyFromAddrs(version, source, source)

@@ -51,13 +51,10 @@ func bySecond(c *backend.Charge) bool { return descriptors.PerSecond(c.Limit) }
 // settings contradict each other.
 type UnusableRedis struct{ Err error }
 
-// Error implements error.
 func (u UnusableRedis) Error() string { return u.Err.Error() }
 
-// Unwrap returns the mistake.
 func (u UnusableRedis) Unwrap() error { return u.Err }
 
-// openRedis opens the stores of s.
 func (s *server) openRedis() ([]*redis.Store, error) {
 	redis.LogTo(func(text string) { s.log.Debug("redis client", zap.String("message", text)) })
 	opened, closed := s.metrics.WatchBreakers()
@@ -112,14 +109,12 @@ func (c Redis) open(changed func(server string, open bool), panicked func(value 
 	return stores, nil
 }
 
-// mainConfig returns the configuration for the Redis at URL.
 func (c Redis) mainConfig(conf *tls.Config) redis.Config {
 	return redis.Config{
 		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile, WaitReplicas: c.WaitReplicas, TLS: conf,
 	}
 }
 
-// ledger opens the ledger of adjustments.
 func (c Redis) ledger() (*redis.Ledger, error) {
 	conf, err := c.tls()
 	if err != nil {
@@ -147,10 +142,8 @@ func (s *server) backendFailed() func(error) {
 	}
 }
 
-// hasTLS reports whether c has TLS settings.
 func (c Redis) hasTLS() bool { return c.CA != "" || c.Cert != "" || c.Key != "" || c.SkipHostname }
 
-// tls returns the TLS configuration, or nil if c has no TLS settings.
 func (c Redis) tls() (*tls.Config, error) {
 	if !c.hasTLS() {
 		return nil, nil

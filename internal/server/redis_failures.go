@@ -19,7 +19,6 @@ const (
 	healthyTicks = 12
 )
 
-// redisFailures counts calls to Redis that failed.
 type redisFailures struct {
 	count atomic.Uint64
 	last  atomic.Pointer[error]
@@ -47,7 +46,6 @@ func (t *redisFailures) failed(err error) {
 	t.last.Store(&err)
 }
 
-// changed records that a circuit breaker has opened or closed.
 func (t *redisFailures) changed(open bool) {
 	if !open {
 		t.open.Add(-1)
@@ -66,7 +64,6 @@ func (t *redisFailures) cause() string {
 	return ""
 }
 
-// isLate reports whether err means that an answer was late.
 func isLate(err error) bool {
 	timeout, ok := errors.AsType[net.Error](err)
 	return errors.Is(err, context.DeadlineExceeded) || ok && timeout.Timeout()
@@ -85,12 +82,11 @@ func (s *server) watchFailures(ctx context.Context) {
 	}
 }
 
-// reportSlow reports that Redis could not decide a number of batches within a tick.
-func (s *server) reportSlow(failed uint64) {
+func (s *server) reportSlow(failedBatches uint64) {
 	c := conditions.Condition{
 		Name: redisSlow, Severity: conditions.Degraded,
 		Summary: fmt.Sprintf("Redis could not decide %s of requests in the %v before %s%s. They were %s",
-			batches(failed), failureTick, time.Now().UTC().Format("15:04:05 UTC"), s.redisFailures.cause(), s.answeredBy()),
+			batches(failedBatches), failureTick, time.Now().UTC().Format("15:04:05 UTC"), s.redisFailures.cause(), s.answeredBy()),
 		Remedy: "Run rlsidecar doctor to find the cause.",
 	}
 	if last := s.redisFailures.last.Load(); last != nil && isLate(*last) {
@@ -100,7 +96,6 @@ func (s *server) reportSlow(failed uint64) {
 	s.conditions.Set(c)
 }
 
-// batches returns n with the noun, such as "2 batches".
 func batches(n uint64) string {
 	if n == 1 {
 		return "1 batch"
@@ -108,7 +103,6 @@ func batches(n uint64) string {
 	return fmt.Sprintf("%d batches", n)
 }
 
-// breakerChanged reports that the circuit breaker of a Redis server has opened or closed.
 func (s *server) breakerChanged(server string, open bool) {
 	s.redisFailures.changed(open)
 	if !open {
@@ -123,7 +117,6 @@ func (s *server) breakerChanged(server string, open bool) {
 	})
 }
 
-// reportMistake reports that Redis refuses this sidecar.
 func (s *server) reportMistake(place string, m *redis.Mistake) {
 	s.conditions.Clear(redisAway + place)
 	s.conditions.Set(conditions.Condition{
@@ -133,7 +126,6 @@ func (s *server) reportMistake(place string, m *redis.Mistake) {
 	})
 }
 
-// reportAway reports that a Redis has not answered since the start.
 func (s *server) reportAway(place string, err error) {
 	s.conditions.Set(conditions.Condition{
 		Name: redisAway + place, Severity: conditions.Critical,

@@ -40,7 +40,6 @@ func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) 
 	return nil
 }
 
-// follow reloads the configuration when the files change and on SIGHUP, until ctx ends.
 func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 	for {
 		select {
@@ -53,7 +52,6 @@ func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// refused logs the mistakes of a configuration.
 func (s *server) refused(problems config.Problems) {
 	condition := "configuration refused; the one before it stays in use"
 	if stale := s.lastReload().Stale; len(stale) > 0 {
@@ -169,7 +167,6 @@ func (s *server) lastReload() admin.Reload {
 	return s.reload
 }
 
-// swap puts snapshot in use.
 func (s *server) swap(snapshot *limiter.Snapshot, limits []string) {
 	s.stack.memory.SetOwners(limits)
 	if s.stack.lease != nil {

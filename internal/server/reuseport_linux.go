@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// canSharePorts reports whether sharePort works here.
 const canSharePorts = true
 
 // sharePort is the Control function of a net.ListenConfig. It lets several sockets listen on one port. The

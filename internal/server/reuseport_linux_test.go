@@ -23,8 +23,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// A new server replaces the old one while clients send requests over gRPC and HTTP, on old and new
-// connections. No request fails.
 func TestNewProcessTakesOverThePorts(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
@@ -44,8 +42,7 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 	})
 }
 
-// The same test with buckets in Redis: no request is denied, and each is charged exactly once, although the old and the
-// new server have different connections to Redis.
+// Each request must be charged exactly once, although the old and the new server have different connections to Redis.
 func TestNewProcessTakesOverWithRedis(t *testing.T) {
 	concurrent(t)
 	t.Parallel()

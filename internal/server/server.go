@@ -44,20 +44,18 @@ type Running struct {
 // accessTokens are the tokens of Config. A token that is not configured is nil.
 type accessTokens struct{ api, admin, adminRead httpauth.Token }
 
-// server holds the parts of a running server.
 type server struct {
-	config    Config
-	log       *zap.Logger
-	stack     stack
-	metrics   *metrics.Metrics
-	denials   *denials.Recorder // nil without an admin listener
-	watch     *watch            // nil without an admin listener
-	limiter   *limiter.Limiter
-	adjust    *adjustments
-	settle    *settleKeys
-	tracing   *tracing.Tracing // nil without tracing
-	unmatched *unmatched.Recorder
-	// conditions are the current problems.
+	config          Config
+	log             *zap.Logger
+	stack           stack
+	metrics         *metrics.Metrics
+	denials         *denials.Recorder // nil without an admin listener
+	watch           *watch            // nil without an admin listener
+	limiter         *limiter.Limiter
+	adjust          *adjustments
+	settle          *settleKeys
+	tracing         *tracing.Tracing // nil without tracing
+	unmatched       *unmatched.Recorder
 	conditions      *conditions.Registry
 	tokens          accessTokens
 	ready, draining atomic.Bool
@@ -146,7 +144,6 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	})
 }
 
-// newLimiter returns a limiter without a configuration.
 func (s *server) newLimiter() *limiter.Limiter {
 	c := limiter.Config{Observer: s.observer(), Modes: s.config.Modes, IDs: s.settle.keys, Now: wallClock, Estimates: &estimate.Estimates{}}
 	if s.config.XDS.Server != "" && s.config.XDS.StartWithout {
@@ -158,8 +155,7 @@ func (s *server) newLimiter() *limiter.Limiter {
 	return limiter.New(s.stack.top, c)
 }
 
-// newServer creates the parts that need neither Redis nor a configuration. It returns an error if a token
-// file cannot be used.
+// newServer creates the parts that need neither Redis nor a configuration.
 func newServer(c Config, log *zap.Logger) (*server, error) {
 	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{}), conditions: conditions.New(time.Now)}
 	s.metrics.WatchConditions(s.conditions.List)
@@ -174,7 +170,7 @@ func newServer(c Config, log *zap.Logger) (*server, error) {
 	return s, s.readTokens()
 }
 
-// runBackground starts the goroutines that run until ctx ends. ctx ends when the listeners are closed.
+// ctx must end when the listeners are closed.
 func (s *server) runBackground(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { s.adjust.run(ctx) })
 	wg.Go(func() { s.settle.run(ctx, s.adjust.ledger) })
@@ -187,7 +183,6 @@ func (s *server) runBackground(ctx context.Context, wg *sync.WaitGroup) {
 	}
 }
 
-// readTokens reads the tokens of Config.
 func (s *server) readTokens() (err error) {
 	if s.tokens.api, err = s.token(s.config.APIToken, s.config.APITokenFile); err != nil {
 		return err
@@ -233,7 +228,6 @@ func (s *server) Refused(reason string) {
 	}
 }
 
-// sendMetrics starts to send metrics to StatsD, if it is configured, until ctx ends.
 func (s *server) sendMetrics(ctx context.Context, wg *sync.WaitGroup) {
 	if s.config.Statsd.Address == "" {
 		return
@@ -243,7 +237,6 @@ func (s *server) sendMetrics(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { statsd.Run(ctx, c) })
 }
 
-// mayBeReady reports whether there is a configuration and the gate of redisReadiness is open.
 func (s *server) mayBeReady() bool {
 	select {
 	case <-s.configured:
@@ -258,7 +251,6 @@ func (s *server) mayBeReady() bool {
 	}
 }
 
-// waitUntilReady waits until mayBeReady would return true. It returns false if ctx ends first.
 func (s *server) waitUntilReady(ctx context.Context) bool {
 	for _, open := range []<-chan struct{}{s.configured, s.redisReadiness.opened} {
 		select {
@@ -288,7 +280,6 @@ func (s *server) notReady() string {
 	return b.String()
 }
 
-// beReady reports to clients that watch the health that the server is ready.
 func (s *server) beReady(listeners []listener) {
 	s.ready.Store(true)
 	for _, d := range listeners {

@@ -27,7 +27,7 @@ type settleKeys struct {
 	tokens atomic.Pointer[[]string] // the current token of the HTTP API, and the previous one
 	random atomic.Pointer[[]string] // the current random secret, and the previous one; empty until Redis has answered
 	own    string                   // the random secret that this sidecar proposes to Redis
-	used   atomic.Bool              // with the random secret, an id was signed or opened, or would have been if there had been a secret
+	used   atomic.Bool              // an id was signed or opened with the random secret, or could not be, because the secret was not known
 	keys   *reservation.Keys
 }
 
@@ -38,7 +38,6 @@ const (
 	settleKeyLater = 30 * time.Second
 )
 
-// newSettleKeys returns the settleKeys of s. It returns an error if the file cannot be used.
 func (s *server) newSettleKeys() (*settleKeys, error) {
 	k := &settleKeys{server: s, own: randomSecret()}
 	if path := s.config.SettleKeyFile; path != "" {
@@ -71,7 +70,7 @@ func randomSecret() string {
 	return hex.EncodeToString(b[:])
 }
 
-// secrets returns the current secrets. If Redis has the secret, it returns none until Redis has answered.
+// secrets returns none if the secret is in Redis and Redis has not answered.
 func (k *settleKeys) secrets() []string {
 	switch {
 	case k.file != nil:
@@ -101,7 +100,6 @@ func (k *settleKeys) ofToken(token string) []string {
 	return next
 }
 
-// isShared reports whether the secret is kept in Redis.
 func (k *settleKeys) isShared() bool {
 	return k.file == nil && k.server.tokens.api == nil && k.server.config.Redis.URL != ""
 }
@@ -128,7 +126,6 @@ func (k *settleKeys) isNeeded() (settles, byName bool) {
 	return settles, byName && k.server.config.HTTP != "" && isLocal(k.server.config.HTTP)
 }
 
-// run reads the secret from Redis at intervals, if a configuration needs it, until ctx ends.
 func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 	if !k.isShared() {
 		return
@@ -157,10 +154,8 @@ func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 	}
 }
 
-// settleKeyMissing is the name of a condition.
 const settleKeyMissing = "settle-key-not-shared"
 
-// report reports whether the secret could be read from Redis.
 func (k *settleKeys) report(err error) {
 	if err == nil {
 		k.server.conditions.Clear(settleKeyMissing)

@@ -12,8 +12,6 @@ import (
 	"time"
 )
 
-// Clients send requests slowly, and never completely. The server closes each connection in time, and answers
-// other clients meanwhile.
 func TestSlowClientsAreCutOff(t *testing.T) {
 	t.Parallel()
 	x := start(t, "domain: d\nauth: {default: allow}")

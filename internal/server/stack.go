@@ -24,7 +24,6 @@ type stack struct {
 	undos  *stores.Undos       // refunds for requests with limits in both Redis servers; nil with one Redis
 }
 
-// newStack makes the Stores, from the innermost to the outermost.
 func (s *server) newStack() (st stack, err error) {
 	c := s.config.Redis
 	st.memory = memory.New(memory.Config{MaxKeys: s.config.MemoryMaxKeys})
@@ -67,7 +66,7 @@ func (st *stack) undosDropped() (n int64) {
 	return n
 }
 
-// close returns leases and closes all connections. No batch may be submitted afterwards.
+// No batch may be submitted after close.
 func (st *stack) close() {
 	if st.lease != nil {
 		st.lease.Close()

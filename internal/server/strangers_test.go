@@ -102,7 +102,6 @@ func TestJSONOffLoopback(t *testing.T) {
 	}
 }
 
-// Both token files are changed while the program runs.
 func TestTokensComeFromFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

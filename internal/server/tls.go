@@ -33,7 +33,6 @@ func (f TLSFiles) check() error {
 	return nil
 }
 
-// server returns the configuration of a server with these files.
 func (f TLSFiles) server(log *zap.Logger) (*tls.Config, error) {
 	k := &reloadingTLS{files: f, log: log}
 	k.seen = f.stamps()
@@ -47,7 +46,6 @@ func (f TLSFiles) server(log *zap.Logger) (*tls.Config, error) {
 	}, nil
 }
 
-// load reads the files.
 func (f TLSFiles) load() (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 	if err != nil {
@@ -68,7 +66,6 @@ func (f TLSFiles) load() (*tls.Config, error) {
 	return c, nil
 }
 
-// stamp shows whether a file has changed.
 type stamp struct {
 	modified time.Time
 	size     int64

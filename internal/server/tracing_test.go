@@ -20,19 +20,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
 
-// sink is a collector of traces.
 type sink struct {
 	collector.UnimplementedTraceServiceServer
 	got chan *collector.ExportTraceServiceRequest
 }
 
-// Export implements the service.
 func (s *sink) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
 	s.got <- r
 	return &collector.ExportTraceServiceResponse{}, nil
 }
 
-// ServeHTTP implements the service over HTTP.
 func (s *sink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	message := &collector.ExportTraceServiceRequest{}
@@ -43,7 +40,6 @@ func (s *sink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.got <- message
 }
 
-// newSink starts a collector and returns its URL.
 func newSink(t *testing.T, protocol string) (*sink, string) {
 	t.Helper()
 	s := &sink{got: make(chan *collector.ExportTraceServiceRequest, 100)}
@@ -82,7 +78,6 @@ func (s *sink) spans(t *testing.T) (byName map[string][]*trace.Span, process str
 	return byName, process
 }
 
-// inTrace returns the spans of one trace.
 func inTrace(spans []*trace.Span, id string) (in []*trace.Span) {
 	for _, span := range spans {
 		if hex.EncodeToString(span.TraceId) == id {

@@ -17,7 +17,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 )
 
-// watch holds the records for the admin page, except denials.
 type watch struct {
 	started time.Time
 	history *history.Recorder
@@ -36,7 +35,6 @@ type watch struct {
 	swapped chan swap
 }
 
-// swap is a configuration and its successor.
 type swap struct{ before, after *limiter.Snapshot }
 
 func newWatch(now time.Time) *watch {
@@ -45,8 +43,7 @@ func newWatch(now time.Time) *watch {
 	return w
 }
 
-// sampleEvery means that one of so many decisions is timed. Timing all of them would cost a tenth of a
-// decision's time.
+// One of sampleEvery decisions is timed. Timing all of them would cost a tenth of a decision's time.
 const sampleEvery = 64
 
 // usageSamples is about the largest number of decisions per second that usage records. Recording one takes a
@@ -102,7 +99,6 @@ func (w *watch) sample(c *limiter.Call, random uint32) {
 	}
 }
 
-// runWatch samples the counters at each step and compares configurations, until ctx ends.
 func (s *server) runWatch(ctx context.Context) {
 	ticker := time.NewTicker(history.Step)
 	defer ticker.Stop()
@@ -153,14 +149,12 @@ func (w *watch) compare(before, after *limiter.Snapshot) {
 }
 
 const (
-	// memoryFull and controlPlaneAway are conditions that this package reports.
 	memoryFull, controlPlaneAway = "memory-full", "control-plane-away"
 	// fullFor is how long memory is reported as full after the last charge for which it had no room.
 	fullFor = time.Minute
 )
 
-// reportMemory reports that there is no room for buckets in memory, or that there soon will be none. With
-// Redis, only the buckets of on_backend_failure local are in memory.
+// With Redis, only the buckets of on_backend_failure local are in memory.
 func (s *server) reportMemory(now time.Time) {
 	stats := s.stack.memory.Stats()
 	if stats.Full > s.watch.full {

@@ -18,7 +18,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// The memory for 1,000 buckets becomes nearly full and then full. Later it has room again.
 func TestFullMemoryIsReported(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	s := &server{log: zap.NewNop(), metrics: metrics.New("", ""), watch: newWatch(now), conditions: conditions.New(func() time.Time { return now })}
@@ -60,7 +59,6 @@ func TestFullMemoryIsReported(t *testing.T) {
 	}
 }
 
-// The admin page lists both sidecars, and reports that one of them has an older configuration.
 func TestSidecarsOfOneRedisKnowEachOther(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

@@ -43,7 +43,6 @@ type XDS struct {
 // nothing to a node that it does not know.
 const firstWarning = 15 * time.Second
 
-// check returns an error for a mistake in x itself.
 func (x *XDS) check() error {
 	switch {
 	case x.Server == "":
@@ -63,7 +62,6 @@ func (x *XDS) check() error {
 	return nil
 }
 
-// configureXDS does the work of configure for a control plane.
 func (s *server) configureXDS(ctx, background context.Context, wg *sync.WaitGroup) error {
 	x := s.config.XDS
 	c := xds.Config{
@@ -87,7 +85,6 @@ func (s *server) configureXDS(ctx, background context.Context, wg *sync.WaitGrou
 	return nil
 }
 
-// waitForFirst waits for the first configuration until ctx ends, and logs a warning at intervals.
 func (s *server) waitForFirst(ctx context.Context) {
 	again := time.NewTicker(firstWarning)
 	defer again.Stop()

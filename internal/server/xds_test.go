@@ -18,7 +18,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
 )
 
-// plane is a control plane with one domain, "d", for node "n".
 type plane struct{ *xdstest.Plane }
 
 func newPlane(t *testing.T, address string) *plane {
@@ -26,7 +25,7 @@ func newPlane(t *testing.T, address string) *plane {
 	return &plane{xdstest.Start(t, address)}
 }
 
-// set sets the descriptors of the domain. Without descriptors it removes the domain.
+// Without descriptors, set removes the domain.
 func (p *plane) set(t *testing.T, version string, list ...*conf.RateLimitDescriptor) {
 	t.Helper()
 	var configs []*conf.RateLimitConfig
@@ -36,14 +35,12 @@ func (p *plane) set(t *testing.T, version string, list ...*conf.RateLimitDescrip
 	p.Set(t, "n", version, configs...)
 }
 
-// perUnit returns a descriptor with a limit.
 func perUnit(key string, n uint32, unit conf.RateLimitUnit) *conf.RateLimitDescriptor {
 	return &conf.RateLimitDescriptor{Key: key, RateLimit: &conf.RateLimitPolicy{Unit: unit, RequestsPerUnit: n}}
 }
 
 const year, week = conf.RateLimitUnit(6), conf.RateLimitUnit(7) // not in the Go module yet
 
-// from configures a server to receive its configuration from p, as the node n.
 func from(p *plane, edit ...func(*XDS)) func(*Config) {
 	return func(c *Config) {
 		c.Paths, c.XDS = nil, XDS{Server: p.Address, NodeID: "n", MinBackoff: time.Millisecond, MaxBackoff: 20 * time.Millisecond}
@@ -55,7 +52,6 @@ func from(p *plane, edit ...func(*XDS)) func(*Config) {
 
 func startWithout(x *XDS) { x.StartWithout = true }
 
-// shows waits until the metrics contain a line.
 func (x *instance) shows(t *testing.T, line string) {
 	t.Helper()
 	eventually(t, line, func() bool { return strings.Contains(body(t, get(t, x.Admin, "/metrics")), "\n"+line+"\n") })
@@ -251,7 +247,6 @@ func TestWrongControlPlaneDoesNotStart(t *testing.T) {
 	}
 }
 
-// The valid domains of a rejected response are used.
 func TestControlPlaneIsIsolated(t *testing.T) {
 	domain := func(name string, list ...*conf.RateLimitDescriptor) *conf.RateLimitConfig {
 		return &conf.RateLimitConfig{Name: name, Domain: name, Descriptors: list}
