@@ -151,7 +151,6 @@ func (c *Client) Run(ctx context.Context, apply Use) {
 	}
 }
 
-// sleep waits for d, or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -199,7 +198,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// stream handles one stream until its end. answered reports whether the server has sent a response, valid or not.
+// answered reports whether the server has sent a response, valid or not.
 func (c *Client) stream(ctx context.Context, apply Use) (answered bool, err error) {
 	conn, err := c.dial()
 	if err != nil {
@@ -243,8 +242,8 @@ type rejections struct {
 	again   int
 }
 
-// add records whether the client accepted a version that it received. again reports whether the client rejected the
-// version, and it is the version that the client rejected last. earlier is how often that had happened before.
+// add records whether the client accepted a version. again reports that the client rejected the version, and that it is
+// the version that the client rejected last. earlier is how often that had happened before.
 func (r *rejections) add(version string, accepted bool) (earlier int, again bool) {
 	switch {
 	case accepted:

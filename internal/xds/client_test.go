@@ -29,7 +29,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const node = "node-1"
 
-// plane is a control plane with one node.
 type plane struct{ *xdstest.Plane }
 
 func newPlane(t *testing.T, address string, options ...grpc.ServerOption) *plane {
@@ -37,13 +36,11 @@ func newPlane(t *testing.T, address string, options ...grpc.ServerOption) *plane
 	return &plane{xdstest.Start(t, address, options...)}
 }
 
-// set sets the configurations that the server has for node.
 func (p *plane) set(t *testing.T, version string, configs ...*ratelimit.RateLimitConfig) {
 	t.Helper()
 	p.Set(t, node, version, configs...)
 }
 
-// next waits for the next request.
 func (p *plane) next(t *testing.T) *discovery.DiscoveryRequest {
 	t.Helper()
 	return receive(t, "a request", p.Requests)
@@ -59,7 +56,6 @@ func receive[T any](t *testing.T, what string, from <-chan T) (value T) {
 	return value
 }
 
-// use is a configuration that the Client received.
 type use struct {
 	messages []config.Message
 	problems config.Problems
@@ -104,7 +100,6 @@ func follow(t *testing.T, c Config) <-chan use {
 	return uses
 }
 
-// domain returns a configuration with a limit for each key.
 func domain(name string, keys ...string) *ratelimit.RateLimitConfig {
 	c := &ratelimit.RateLimitConfig{Name: name, Domain: name}
 	for _, key := range keys {
@@ -285,8 +280,6 @@ func TestTheLongestRefusalIsSentAsItIs(t *testing.T) {
 	}
 }
 
-// A version counts as received again if the client rejects it, and rejected it last. earlier is the number of such
-// repetitions before, until the client accepts a version or rejects another one.
 func TestVersionsThatAreRejectedAgain(t *testing.T) {
 	var r rejections
 	for i, c := range []struct {
@@ -305,7 +298,6 @@ func TestVersionsThatAreRejectedAgain(t *testing.T) {
 	}
 }
 
-// A control plane on the same machine may listen on a Unix socket. When it ends a stream, the client knows why.
 func TestAControlPlaneOnAUnixSocketEndsAStream(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "xds")
 	listener, err := net.Listen("unix", socket)

@@ -140,7 +140,6 @@ func later(unknown []byte, d *config.MessageDescriptor) error {
 	return nil
 }
 
-// field is the encoded value of a field, and its wire type.
 type field struct {
 	kind  protowire.Type
 	value []byte

@@ -152,7 +152,6 @@ func TestUnitsOfUnlimited(t *testing.T) {
 	}
 }
 
-// Each unknown field is listed once. A field of metadata with another type is unknown, too.
 func TestUnknownFieldsAreListedOnce(t *testing.T) {
 	varint := func(to []byte, number protowire.Number) []byte {
 		return protowire.AppendVarint(protowire.AppendTag(to, number, protowire.VarintType), 1)

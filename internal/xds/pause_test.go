@@ -115,7 +115,6 @@ func TestFailuresAreLoggedWithTheirPause(t *testing.T) {
 	})
 }
 
-// The server has stopped, so the client cannot open a stream.
 func TestAStreamToAStoppedServerFails(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	p.Stop()

@@ -14,7 +14,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
-// issue writes a certificate for name, and its key.
 func issue(t *testing.T, a *certtest.Authority, name, certFile, keyFile string) {
 	t.Helper()
 	cert, key := a.Issue(t, 2, name)
@@ -29,7 +28,7 @@ func write(t *testing.T, file string, data []byte) {
 	}
 }
 
-// Client and server have certificates. The client must read its own again for each connection.
+// The client must read its certificate again for each connection.
 func TestTLS(t *testing.T) {
 	a := certtest.New(t)
 	dir := t.TempDir()
