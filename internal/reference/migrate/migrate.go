@@ -20,7 +20,6 @@ import (
 // Kind says how rlsidecar treats what a Note describes.
 type Kind string
 
-// The kinds.
 const (
 	Refused Kind = "refused" // rlsidecar rejects it; the reference server may reject it, too
 	Differs Kind = "differs" // rlsidecar accepts it, with another effect
@@ -123,10 +122,9 @@ func documents(data []byte) (roots []*yaml.Node, err error) {
 	}
 }
 
-// level describes the keys at one level of the file.
 type level struct {
-	keys  []string          // the keys that have a meaning for the reference server at this level
-	below map[string]*level // the levels below a key
+	keys  []string // the keys that have a meaning for the reference server at this level
+	below map[string]*level
 }
 
 var (
@@ -170,7 +168,6 @@ func each(n *yaml.Node, f func(*yaml.Node)) {
 	}
 }
 
-// find returns the value of key in a mapping, or nil.
 func find(n *yaml.Node, key string) *yaml.Node {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		if n.Content[i].Value == key {
@@ -196,7 +193,7 @@ func prune(n *yaml.Node, l *level) {
 	}
 }
 
-// again reports whether the key at i occurs again later in n. It reports false for <<, which may occur repeatedly.
+// again reports false for <<, which may occur repeatedly.
 func again(n *yaml.Node, i int) bool {
 	for j := i + 2; j+1 < len(n.Content); j += 2 {
 		if n.Content[j].Value == n.Content[i].Value && n.Content[i].Value != "<<" {
@@ -206,7 +203,6 @@ func again(n *yaml.Node, i int) bool {
 	return false
 }
 
-// names returns the values of key in a list of descriptors.
 func names(list *yaml.Node) (keys []string) {
 	each(list, func(n *yaml.Node) {
 		if key := find(n, "key"); key != nil {

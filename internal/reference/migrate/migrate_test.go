@@ -8,7 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// notes returns the notes about one file, without the name of the file.
 func notes(text string) (lines []string) {
 	for _, n := range Review([]config.File{{Name: "f", Data: []byte(text)}}) {
 		lines = append(lines, strings.TrimPrefix(n.String(), "f:"))
@@ -107,7 +106,6 @@ func TestNotesAboutDefaultsThatDiffer(t *testing.T) {
 	}
 }
 
-// Mistakes of the compiler are sorted among the notes, in the order of the files.
 func TestNotesAreInTheOrderOfTheFiles(t *testing.T) {
 	const late = "domain: d\ndescriptors:\n  - {key: k, detailed_metric: true, nonsense: 1}\n  - {key: l, unit: day, nonsense: 1}\n"
 	var got []string
@@ -124,8 +122,6 @@ func TestNotesAreInTheOrderOfTheFiles(t *testing.T) {
 	}
 }
 
-// Write removes keys that the reference server ignores, at every level, and further documents. It states the defaults
-// after the domain, if they are missing.
 func TestWriteRemovesIgnoredKeysAndStatesDefaults(t *testing.T) {
 	const stated = "consume: together # each: as envoyproxy/ratelimit, where a denied request consumes\n" +
 		"on_backend_failure: deny # error: as envoyproxy/ratelimit, where the proxy's failure mode decides\n"

@@ -6,7 +6,6 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// review collects the notes about one file.
 type review struct {
 	file   string
 	notes  []Note
@@ -17,7 +16,6 @@ func (r *review) note(at *yaml.Node, kind Kind, format string, args ...any) {
 	r.notes = append(r.notes, Note{r.file, at.Line, at.Column, kind, fmt.Sprintf(format, args...)})
 }
 
-// document reviews document i of the file.
 func (r *review) document(root *yaml.Node, i int) {
 	if i > 0 {
 		r.note(root, Differs, "the reference server reads only the first document of a file, and rlsidecar reads this one too; remove it if it must have no effect")
@@ -62,7 +60,6 @@ func (r *review) mapping(n *yaml.Node, l *level) {
 	}
 }
 
-// key adds notes about a key at its proper level.
 func (r *review) key(key, value *yaml.Node, l *level) {
 	switch {
 	case l == descriptor && key.Value == "rate_limit":

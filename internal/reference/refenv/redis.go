@@ -5,7 +5,6 @@ import (
 	"strings"
 )
 
-// redis sets the flags for the place of the buckets.
 func (r *reader) redis() {
 	switch r.choice("BACKEND_TYPE", "redis", "memory", "memcache") {
 	case "memcache":
@@ -42,7 +41,6 @@ func (r *reader) redis() {
 	}
 }
 
-// server sets the flags for the Redis that variables with this prefix describe.
 func (r *reader) server(prefix, flag string) {
 	form := r.choice(prefix+"TYPE", "single", "sentinel", "cluster")
 	where := r.given(prefix + "URL")
@@ -89,7 +87,6 @@ func (r *reader) copyPrefix() {
 	}
 }
 
-// location has the common parts of all forms of a URL.
 type location struct {
 	scheme   string
 	userinfo string // "user:password@", or ""

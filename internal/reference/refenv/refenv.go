@@ -65,13 +65,11 @@ type reader struct {
 	mistakes []error
 }
 
-// given returns the value of a variable, or "" if it is not set.
 func (r *reader) given(name string) string {
 	byName(name) // panics unless the table has the variable
 	return r.env[name]
 }
 
-// value returns the value of a variable, or its default.
 func (r *reader) value(name string) string {
 	if v := r.given(name); v != "" {
 		return v
@@ -124,7 +122,6 @@ func (r *reader) integer(name string, most int) int {
 	return n
 }
 
-// choice returns the value of a variable in lower case. If the value is none of words, it adds a mistake and returns "".
 func (r *reader) choice(name string, words ...string) string {
 	v := strings.ToLower(r.value(name))
 	if slices.Contains(words, v) {
@@ -134,8 +131,7 @@ func (r *reader) choice(name string, words ...string) string {
 	return ""
 }
 
-// files sets the flags for the place of the configuration. The reference server can watch a replaced symbolic
-// link or a changed folder. rlsidecar always watches both.
+// The reference server can watch a replaced symbolic link or a changed folder. rlsidecar always watches both.
 func (r *reader) files() {
 	kind := r.choice("CONFIG_TYPE", "file", "grpc_xds_sotw")
 	r.bool("RUNTIME_WATCH_ROOT")
@@ -185,8 +181,8 @@ func (r *reader) listen(flag, host, portName string) {
 
 const loopback = "127.0.0.1"
 
-// admin sets the address of the debug port. The reference server serves memory profiles there without authentication.
-// Here, other machines need a token. If no token is set, the port listens only on loopback.
+// The reference server serves memory profiles on the debug port without authentication. Here, other machines need a
+// token. If no token is set, the port listens only on loopback.
 func (r *reader) admin() {
 	if !r.counts("DEBUG_PORT") && r.given("DEBUG_HOST") == "" {
 		return
@@ -250,7 +246,7 @@ func (r *reader) metrics() {
 	}
 }
 
-// tracing sets the flags for traces. OpenTelemetry's own variables, which both servers read, set the destination.
+// OpenTelemetry's own variables, which both servers read, set the destination of traces.
 func (r *reader) tracing() {
 	rate, err := strconv.ParseFloat(r.value("TRACING_SAMPLING_RATE"), 64)
 	if err != nil || rate < 0 || rate > 1 {

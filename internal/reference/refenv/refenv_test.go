@@ -9,7 +9,6 @@ import (
 	"time"
 )
 
-// with parses words VARIABLE=value into an environment.
 func with(words ...string) map[string]string {
 	env := map[string]string{}
 	for _, w := range words {
@@ -53,8 +52,6 @@ func TestNothingSetMeansNothing(t *testing.T) {
 	}
 }
 
-// TestEveryVariableOfTheReferenceServerIsListed checks that Variables has each variable of the reference server, with
-// a description of its effect.
 func TestEveryVariableOfTheReferenceServerIsListed(t *testing.T) {
 	redis := "SOCKET_TYPE TYPE URL POOL_SIZE AUTH TLS SENTINEL_AUTH PIPELINE_WINDOW PIPELINE_LIMIT CLUSTER_PIPELINE_PARALLELISM TIMEOUT POOL_ON_EMPTY_BEHAVIOR"
 	listed := map[string]bool{}
@@ -99,8 +96,7 @@ func TestDefaultsOfTheReferenceServer(t *testing.T) {
 	}
 }
 
-// TestMeaningOfSettings checks the flags that each environment sets. The expected flags are those that differ from
-// defaults. "" means that the flag is not set.
+// The expected flags are those that differ from defaults. "" means that the flag is not set.
 func TestMeaningOfSettings(t *testing.T) {
 	for text, want := range map[string]map[string]string{
 		"RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit":          {"config": "/data/ratelimit/config/**"},
@@ -361,7 +357,6 @@ func TestURLsInMessagesAreMasked(t *testing.T) {
 	}
 }
 
-// Values at a bound, and unusual but valid ones, are accepted. They cause no warning about the debug port.
 func TestValuesAtTheirBounds(t *testing.T) {
 	for text, want := range map[string]map[string]string{
 		"NEAR_LIMIT_RATIO=1":            {"near-limit-ratio": "1"},
@@ -390,7 +385,6 @@ func TestValuesAtTheirBounds(t *testing.T) {
 	}
 }
 
-// Values beyond a bound, and incomplete ones, are mistakes of their variable.
 func TestValuesBeyondTheirBoundsAreMistakes(t *testing.T) {
 	const rewrite = "USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A DOG_STATSD_MOGRIFIER_A_PATTERN=x DOG_STATSD_MOGRIFIER_A_NAME=y DOG_STATSD_MOGRIFIER_A_TAGS="
 	const xds = "CONFIG_TYPE=grpc_xds_sotw "
@@ -413,7 +407,6 @@ func TestValuesBeyondTheirBoundsAreMistakes(t *testing.T) {
 	}
 }
 
-// A debug port that is meant for other machines, and has no token, is open only to this machine. The program says so.
 func TestTheDebugPortNeedsAToken(t *testing.T) {
 	for text, warned := range map[string]bool{
 		"DEBUG_PORT=6071": true, "DEBUG_HOST=0.0.0.0": true, "DEBUG_HOST=10.0.0.1 DEBUG_PORT=6071": true, "": false,

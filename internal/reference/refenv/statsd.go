@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 )
 
-// statsd sets the flags for the destination of metrics. The reference server uses one of StatsD (the
-// default), DogStatsD and Prometheus. Here Prometheus can be combined with either of the others.
+// The reference server uses one of StatsD (the default), DogStatsD and Prometheus. Here Prometheus can be combined with
+// either of the others.
 func (r *reader) statsd() {
 	dog := r.bool("USE_DOG_STATSD")
 	plain := r.bool("USE_STATSD")
