@@ -161,7 +161,6 @@ func TestAPanicAboutALateRequestDenies(t *testing.T) {
 	})
 }
 
-// A panic in a handler must reset only its own stream.
 func TestAPanicInAHandlerResetsItsStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &echo{}

@@ -75,7 +75,7 @@ func (c *conn) over(s *stream) {
 	c.drop(s)
 	if s.ended {
 		c.recycle(s)
-	} else { // the client may stop sending the request
+	} else { // the client need not send the rest of its request
 		c.abort(s.id, http2.ErrCodeNo)
 	}
 }

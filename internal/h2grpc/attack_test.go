@@ -329,7 +329,6 @@ func TestHalfOpenConnectionsAreClosed(t *testing.T) {
 	})
 }
 
-// readToClose reads until the server closes the connection.
 func readToClose(nc net.Conn) {
 	b := make([]byte, 1024)
 	for {
@@ -564,7 +563,6 @@ func TestForbiddenFieldsAreMalformed(t *testing.T) {
 	}
 }
 
-// A request must have as many bytes as its content-length.
 func TestContentLengthIsVerified(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
@@ -575,7 +573,7 @@ func TestContentLengthIsVerified(t *testing.T) {
 				t.Errorf("content-length %s of 6 bytes: got %+v; want a reset with PROTOCOL_ERROR", length, r)
 			}
 		}
-		for _, two := range [][]string{{"5", "6"}, {"6", "5"}} { // they must be equal
+		for _, two := range [][]string{{"5", "6"}, {"6", "5"}} { // the two fields must be equal
 			id := c.send("m", "content-length", two[0], "content-length", two[1])
 			c.flush()
 			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeProtocol {

@@ -99,7 +99,6 @@ func eachTransport(t *testing.T, test func(t *testing.T, s *Server, dial func() 
 	}
 }
 
-// certificates returns the TLS configurations of a client and a server.
 func certificates(t *testing.T) (client, server *tls.Config) {
 	t.Helper()
 	authority := certtest.New(t)
@@ -115,7 +114,7 @@ func certificates(t *testing.T) (client, server *tls.Config) {
 // If one client does not read, the server must still serve and check the other connections.
 func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
 	eachTransport(t, func(t *testing.T, _ *Server, dial func() *client) { //nolint:thelper // it is the test
-		notReading := dial() // this client reads nothing from now on
+		notReading := dial()
 		notReading.open(notReading.fields("grpc-timeout", "1S"))
 		notReading.flush()
 		began := time.Now()
@@ -179,7 +178,7 @@ func TestNoLockIsHeldWhileTLSCloses(t *testing.T) {
 		c.open(c.fields())
 		c.flush()
 		synctest.Wait()
-		conn := s.all()[0]
+		conn := s.openConns()[0]
 		go conn.fail(nil) // the client does not read, and no other goroutine writes
 		synctest.Wait()
 		if conn.mu.TryLock() {
@@ -210,8 +209,8 @@ func TestAFullSocketDelaysNobody(t *testing.T) {
 		return handshake(t, nc)
 	}
 	notReading := connect()
-	notReading.must("m", "m") // this client reads nothing from now on
-	attacked := s.all()[0]
+	notReading.must("m", "m")
+	attacked := s.openConns()[0]
 	full := func() bool {
 		attacked.mu.Lock()
 		defer attacked.mu.Unlock()
@@ -242,7 +241,6 @@ func TestAFullSocketDelaysNobody(t *testing.T) {
 	}
 }
 
-// smallBuffers accepts connections with small kernel buffers.
 type smallBuffers struct{ net.Listener }
 
 func (l smallBuffers) Accept() (net.Conn, error) {

@@ -24,7 +24,7 @@ var (
 	typeField    = hpack.HeaderField{Name: "content-type", Value: "application/grpc"}
 	statusField  = hpack.HeaderField{Name: "grpc-status", Value: "0"}
 	okField      = hpack.HeaderField{Name: ":status", Value: "200"}
-	smallestSize = uint32(256) // the smallest size of a table that is used; the two fields need 104
+	smallestSize = uint32(256) // smaller tables are not used; the two fields need 104 bytes
 )
 
 func encodeBlocks(indexed bool) blocks {

@@ -15,8 +15,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// The bytes of requests and answers that a connection holds are counted for all connections, until the connection
-// ends.
 func TestTheBytesOfAConnectionAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &pendingStore{}
@@ -63,7 +61,7 @@ func TestTheBytesOfSubmittedRequestsAreBounded(t *testing.T) {
 		const size, requests = 1 << 20, 30
 		store := &pendingStore{}
 		c := dial(t, serve(t, &echo{store: store}))
-		go func() { // reads nothing but frames
+		go func() { // reads and discards frames
 			for {
 				if _, err := c.from.ReadFrame(); err != nil {
 					return
@@ -198,7 +196,6 @@ func TestAgesDiffer(t *testing.T) {
 	}
 }
 
-// A client that answers the server's pings stays connected, however long it is idle.
 func TestAnIdleClientThatAnswersPingsStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
@@ -228,7 +225,7 @@ func TestGraceEndsOldConnectionsOnly(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			release := make(chan struct{})
-			c := dial(t, serve(t, &echo{}, with(func(http.ResponseWriter, *http.Request) { <-release }), edit))
+			c := dial(t, serve(t, &echo{}, withOthers(func(http.ResponseWriter, *http.Request) { <-release }), edit))
 			for {
 				f, err := c.read()
 				if err != nil {
@@ -238,7 +235,7 @@ func TestGraceEndsOldConnectionsOnly(t *testing.T) {
 					break
 				}
 			}
-			id := c.open(c.fields("grpc-encoding", "gzip")) // it crosses the GOAWAY
+			id := c.open(c.fields("grpc-encoding", "gzip")) // as if sent before the GOAWAY arrived
 			c.flush()
 			go func() { time.Sleep(time.Minute); close(release) }()
 			if r := c.answer(id); !r.ended {
@@ -267,7 +264,7 @@ func TestAHandshakeMayTakeLongerThanATick(t *testing.T) {
 	})
 }
 
-// An answer of one or several frames leaves the table of the client's fields as it is: the answers around it can be decoded.
+// The header blocks around an answer of one or several frames can still be decoded.
 func TestALongAnswerLeavesTheTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
@@ -280,7 +277,7 @@ func TestALongAnswerLeavesTheTable(t *testing.T) {
 	})
 }
 
-// lateTimer is a Method whose timers end too late to be stopped.
+// lateTimer is a Method whose stop functions come too late: they do nothing.
 type lateTimer struct{ *echo }
 
 func (m lateTimer) Later(d algorithms.Micros, answer func()) func() {
@@ -332,7 +329,7 @@ func TestADelayedAnswerHoldsNoBody(t *testing.T) {
 func TestTheBytesOfAHandlerAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const frames = 100
-		l := serve(t, &echo{}, with(func(w http.ResponseWriter, _ *http.Request) {
+		l := serve(t, &echo{}, withOthers(func(w http.ResponseWriter, _ *http.Request) {
 			for range frames {
 				if _, err := w.Write(make([]byte, maxFrame)); err != nil {
 					return
@@ -345,7 +342,7 @@ func TestTheBytesOfAHandlerAreBounded(t *testing.T) {
 		ids := []uint32{c.open(c.fields("grpc-encoding", "gzip")), c.open(c.fields("grpc-encoding", "gzip"))}
 		c.flush()
 		synctest.Wait()
-		conn := serverOf(l).all()[0]
+		conn := serverOf(l).openConns()[0]
 		conn.mu.Lock()
 		if n := len(conn.out); n > maxOut+2*maxFrame {
 			t.Errorf("%d bytes wait for the client; want at most %d", n, maxOut+2*maxFrame)

@@ -216,7 +216,7 @@ func TestNothingIsDecodedUnderALock(t *testing.T) {
 		nc.in <- c.out.Bytes()[:len(http2.ClientPreface)]
 		nc.in <- c.out.Bytes()[len(http2.ClientPreface):]
 		<-m.at
-		for _, conn := range s.all() { // if the lock were held, this would wait forever
+		for _, conn := range s.openConns() { // if the lock were held, this would wait forever
 			conn.tick(time.Now())
 			conn.drain()
 		}
@@ -358,7 +358,7 @@ func TestTheShareOfAConnection(t *testing.T) {
 		{maxTotalBuffered + 1, 100_000, ownBuffered},
 	} {
 		s.bufferedBytes.Store(test.buffered)
-		s.count.Store(test.conns)
+		s.connCount.Store(test.conns)
 		if got := c.allowance(); int64(got) != test.want {
 			t.Errorf("%d bytes of %d connections: a connection may hold %d, want %d", test.buffered, test.conns, got, test.want)
 		}

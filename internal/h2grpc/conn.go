@@ -14,10 +14,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// conn is a connection. One goroutine, the reader, reads from the connection and does most of the work. Other
-// goroutines append answers and control frames to conn.out. They also write these bytes, unless another goroutine
-// is writing. These are the goroutines that complete operations, the handlers, the timers of delayed answers,
-// Server.watch and Server.Stop. Fields that change are guarded by mu, unless their comments say otherwise.
+// conn is a connection. One goroutine, the reader, reads from it and does most of the work. Other goroutines
+// (those that complete operations, the handlers, the timers of delayed answers, Server.watch, Server.Stop) append
+// answers and control frames to out. They also write these bytes, unless another goroutine is writing. Fields that
+// change are guarded by mu, unless their comments say otherwise.
 type conn struct {
 	server *Server
 	socket net.Conn             // closed directly, which never blocks; closing TLS would write
@@ -33,13 +33,13 @@ type conn struct {
 	behind  bool      // the reader has paused since the time in empty, so bytes may have waited in the socket
 	buffer  *[readBuffer]byte
 
-	share  share // this connection's part of Server.outstanding; guarded by outstanding.mu
+	share  share // guarded by Server.outstanding.mu
 	source backend.Source
 
 	mu         sync.Mutex
 	changed    *sync.Cond // signals changes of out, windows, streams and operations
 	handshaken bool       // frames may be written
-	closed     bool       // nothing is read or written any more
+	closed     bool
 	outgoing
 	flow
 	streams
@@ -47,45 +47,41 @@ type conn struct {
 	life
 }
 
-// outgoing has the frames to be written.
 type outgoing struct {
 	table        table
-	out          []byte // to be written
+	out          []byte // the frames to be written
 	spare        []byte // the buffer that replaces out at the next write
 	writing      bool
-	writes       uint64    // number of writes
+	writes       uint64
 	watchedWrite uint64    // the value of writes when Server.watch first saw the present write
 	watchedAt    time.Time // the time at which watchedWrite was set
 }
 
-// flow is the state of flow control.
 type flow struct {
 	received int       // bytes received whose connection window was not returned yet; belongs to the reader
-	window   int64     // the client's window of the connection
-	initial  int64     // the client's initial window of a stream
+	window   int64     // the number of bytes that the client allows on the connection
+	initial  int64     // the client's SETTINGS_INITIAL_WINDOW_SIZE
 	stalled  []*stream // streams whose answers wait for the connection's window only; see enqueue
 	stuck    int       // bytes of answers that wait for the client's windows
 }
 
-// streams has the streams of the client.
 type streams struct {
-	fresh    stream // the stream opened last, until its request is complete or it moves to open
-	open     map[uint32]*stream
-	free     []*stream  // unused streams
-	last     uint32     // the highest stream number so far
-	others   int        // number of streams that Config.Others serves
-	resets   [64]uint32 // recent streams that this side reset, or does not answer because of a final GOAWAY; their frames are ignored
-	resetsAt int        // the next position in resets
+	fresh     stream // the stream opened last, until its request is complete or it moves to open
+	open      map[uint32]*stream
+	free      []*stream  // ended streams for reuse
+	last      uint32     // the highest stream number so far
+	others    int        // number of streams that Config.Others serves
+	resets    [64]uint32 // recent streams whose frames are ignored: this side reset them, or they follow its final GOAWAY
+	nextReset int
 }
 
-// requests counts the requests that are not answered.
 type requests struct {
 	arrived      []arrival // complete requests; only the reader appends, and submits them before it releases mu
 	inProgress   int       // requests that the reader is submitting, or whose long header block it is decoding
 	operations   int       // number of operations in the Store
 	resetInStore int       // the requests in these operations whose streams were reset
-	// buffered is the number of bytes of requests that are incomplete or that their handler has not read.
-	// submitted is the memory of the requests in operations, in bytes; see operation.size.
+	// buffered is the number of bytes of incomplete requests and of bodies that handlers have not read. submitted is
+	// the memory of the requests in operations, in bytes; see operation.size.
 	buffered, submitted int
 	counted             int // the sum of buffered, submitted and stuck that Server.bufferedBytes contains
 }
@@ -95,10 +91,10 @@ type life struct {
 	born       time.Time
 	age        time.Duration // the age at which to drain; 0 means never
 	old        bool          // the connection is drained because of its age
-	lastAtTick uint32        // the value of streams.last at the last tick
-	usedAt     time.Time     // the last tick at which there was a request, or bytes to write
+	lastAtTick uint32
+	usedAt     time.Time // the last tick at which there was a request, or bytes to write
 
-	lastReceived time.Time // when the client last sent anything
+	lastReceived time.Time
 	idlePinged   bool      // the client was idle, and a ping was sent to it
 	calm         int       // the number of frames without a request that are still allowed; see the constant calm
 	pinged       time.Time // when the client's last ping arrived
@@ -137,7 +133,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 
 var errNoH2 = errors.New("the client does not support HTTP/2")
 
-// serve serves the connection until it ends. Its goroutine is the reader.
+// serve runs on the reader's goroutine until the connection ends.
 func (c *conn) serve() {
 	err := c.handshake()
 	if err == nil {
@@ -309,7 +305,7 @@ func (c *conn) allowance() int {
 	if c.server.bufferedBytes.Load() <= maxTotalBuffered {
 		return maxBuffered
 	}
-	return max(ownBuffered, maxTotalBuffered/int(max(1, c.server.count.Load())))
+	return max(ownBuffered, maxTotalBuffered/int(max(1, c.server.connCount.Load())))
 }
 
 // frames handles the complete frames at the start of data, and returns their total length. c.mu is held.
@@ -344,7 +340,7 @@ func (c *conn) frame(f frameHeader, payload []byte) error {
 	return c.idle(1) // RFC 9113, 5.5: unknown types are ignored
 }
 
-// handlers has the handlers of frames by type. They are called with c.mu held.
+// handlers are called with c.mu held.
 var handlers = [...]func(c *conn, f frameHeader, payload []byte) error{
 	http2.FrameData:         (*conn).onData,
 	http2.FrameHeaders:      (*conn).onHeaders,

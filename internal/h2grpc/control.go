@@ -16,7 +16,7 @@ func (c *conn) onReset(f frameHeader, payload []byte) error {
 	case len(payload) != 4:
 		return sizeError("RST_STREAM")
 	}
-	c.answerReady() // the client reset these requests after they were complete
+	c.answerReady() // complete requests are charged, even if the client resets their streams
 	s := c.find(f.stream)
 	cost := 1
 	if s != nil {
@@ -54,7 +54,7 @@ func (c *conn) onWindowUpdate(f frameHeader, payload []byte) error {
 		case c.initial+s.window+n > math.MaxInt32:
 			c.abort(f.stream, http2.ErrCodeFlowControl)
 		default:
-			s = c.kept(s)
+			s = c.ensureOpen(s)
 			s.window += n
 			if s.state == stuck {
 				c.enqueue(s)
@@ -229,7 +229,7 @@ func (c *conn) tick(now time.Time) {
 		c.mu.Unlock()
 		return
 	case c.block.stream != 0 && late(c.block.since, blockTimeout):
-		c.block.since = now // the next tick then does not do the same
+		c.block.since = now // so that the next tick does not start the goroutine again
 		c.mu.Unlock()
 		c.server.goroutines.Go(func() {
 			c.fail(&connError{http2.ErrCodeEnhanceYourCalm, "a header block stays incomplete"})

@@ -97,14 +97,12 @@ func exchange(t *testing.T, nc net.Conn, steps []byte) outcome {
 	return seen
 }
 
-// reject records the first rejection.
 func (o *outcome) reject(how string, code http2.ErrCode) {
 	if (o.end == rejection{}) {
 		o.end = rejection{how, code}
 	}
 }
 
-// record records a frame of the server.
 func (o *outcome) record(frame http2.Frame, decoder *hpack.Decoder) error {
 	if (o.end != rejection{}) {
 		return nil
@@ -205,8 +203,6 @@ func emptyPools() {
 	runtime.GC()
 }
 
-// ofThisPackage and ofTheLibrary return the outcome of a script at the two servers, which have the same
-// handler.
 func ofThisPackage(t *testing.T, steps []byte) outcome {
 	nc, err := serve(t, &echo{}).Dial()
 	if err != nil {

@@ -156,7 +156,7 @@ func FuzzClients(f *testing.F) {
 			s, l := start(t, func(c *Config) { c.Method, c.Inline, c.SubmitTimeout = m, !queued, 5*time.Millisecond })
 			c := dial(t, l)
 			synctest.Wait()
-			conn := s.all()[0]
+			conn := s.openConns()[0]
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
@@ -169,7 +169,7 @@ func FuzzClients(f *testing.F) {
 				}
 				_ = c.write()
 				time.Sleep(time.Hour) // waits until everything is answered or has timed out
-				conn.consistent(t)
+				conn.checkCounters(t)
 				c.nc.Close()
 			}()
 			received := int64(0)
@@ -196,7 +196,7 @@ func FuzzClients(f *testing.F) {
 				t.Errorf("%d bytes arrived; want at most the %d of the first window and of updates", received, 65_535+c.granted)
 			}
 			s.Stop(t.Context())
-			conn.consistent(t)
+			conn.checkCounters(t)
 			if len(conn.open)+conn.stuck+conn.resetInStore+conn.others+conn.operations+conn.share.weight+s.outstanding.weight > 0 || m.room.Waiting() > 0 {
 				t.Errorf("after the end of all requests their counters are not 0: %+v", conn)
 			}
@@ -204,8 +204,7 @@ func FuzzClients(f *testing.F) {
 	})
 }
 
-// consistent checks that the counters of a connection match its streams and requests.
-func (c *conn) consistent(t *testing.T) {
+func (c *conn) checkCounters(t *testing.T) {
 	t.Helper()
 	c.mu.Lock()
 	defer c.mu.Unlock()

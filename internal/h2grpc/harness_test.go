@@ -33,7 +33,7 @@ type echo struct {
 	room  delay.Room
 	store backend.Store // decides all requests except those that start with "now"; if nil, all requests are known at once
 
-	answered atomic.Int64 // the number of calls of Answered
+	answered atomic.Int64
 
 	mu       sync.Mutex
 	batches  []int // the number of requests of each batch
@@ -119,7 +119,6 @@ func (b *echoBatch) Submit(deadline time.Time, source *backend.Source, done func
 
 func (b *echoBatch) Known(i int) bool { return b.of[i] < 0 || b.inner.Known[b.of[i]].Load() }
 
-// panicIn panics if request i requests a panic in f.
 func (b *echoBatch) panicIn(f string, i int) {
 	if string(b.messages[i]) == "panic in "+f {
 		panic(f)
@@ -205,7 +204,6 @@ func serve(tb testing.TB, m *echo, edit ...func(*Config)) *bufconn.Listener {
 	return l
 }
 
-// client sends and receives HTTP/2 frames.
 type client struct {
 	t          testing.TB
 	nc         net.Conn
@@ -372,7 +370,6 @@ func (c *client) answer(id uint32) *reply {
 	return r
 }
 
-// must sends a request and compares the answer.
 func (c *client) must(message, want string) {
 	c.t.Helper()
 	id := c.send(message)

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// head is the content of a request's header fields: where the request goes, its timeout and its length, or why
-// it is refused.
+// head is the part of a request's header fields that the server uses.
 type head struct {
 	// forMethod means that the request is for the Method and has no unusual fields.
 	forMethod bool
@@ -40,7 +39,7 @@ var (
 	refusedLength    = &refusal{http.StatusRequestHeaderFieldsTooLarge, Status{8, "header list too long"}}
 	refusedType      = &refusal{http.StatusUnsupportedMediaType, Status{3, "invalid gRPC request content-type"}}
 	refusedAuthority = &refusal{http.StatusBadRequest, Status{13, "no host or :authority header present"}}
-	refusedHead      = &refusal{http.StatusMethodNotAllowed, Status{13, ""}} // without a body
+	refusedHead      = &refusal{http.StatusMethodNotAllowed, Status{13, ""}} // the answer to HEAD has no body
 	refusedMethod    = &refusal{http.StatusMethodNotAllowed, Status{13, "invalid method, should be POST"}}
 )
 
@@ -150,7 +149,6 @@ func afterString(b []byte) []byte {
 	return rest[min(n, uint64(len(rest))):]
 }
 
-// head parses and validates the fields of a request, and classifies the request.
 func (r *headReader) head() head {
 	p := parsedFields{head: head{length: -1, tooLong: r.tooLong}, usual: true}
 	for i := range r.fields {
@@ -167,7 +165,6 @@ func (r *headReader) head() head {
 	return p.head
 }
 
-// parsedFields has the values of a request's header fields.
 type parsedFields struct {
 	head
 	method, path, scheme, authority, contentType string
@@ -197,7 +194,6 @@ func (p *parsedFields) addPseudo(f *hpack.HeaderField) {
 	p.malformed = p.malformed || p.regular || !httpguts.ValidHeaderFieldValue(f.Value)
 }
 
-// add adds a field that is not a pseudo field.
 func (p *parsedFields) add(f *hpack.HeaderField) {
 	p.regular = true
 	if !validField(f) {
@@ -234,8 +230,7 @@ func (p *parsedFields) complete() bool {
 	}
 }
 
-// refused returns the answer to a request that is not served: it is not gRPC, has no authority, or its headers
-// are too long. It returns nil if the request is served.
+// refused returns nil if the request is served.
 func (p *parsedFields) refused() *refusal {
 	switch {
 	case p.tooLong:
@@ -252,14 +247,12 @@ func (p *parsedFields) refused() *refusal {
 	return nil
 }
 
-// isGRPC reports whether a content-type is gRPC: application/grpc, possibly followed by a suffix such as +proto or by
-// parameters.
+// isGRPC reports whether the type is application/grpc, possibly with a suffix such as +proto or parameters.
 func isGRPC(contentType string) bool {
 	rest, is := strings.CutPrefix(strings.ToLower(contentType), typeField.Value)
 	return is && (rest == "" || rest[0] == '+' || rest[0] == ';')
 }
 
-// malformedTrailers reports whether trailers have a pseudo field or an invalid field.
 func (r *headReader) malformedTrailers() bool {
 	for i := range r.fields {
 		if f := &r.fields[i]; strings.HasPrefix(f.Name, ":") || !validField(f) {

@@ -120,7 +120,6 @@ func TestTemporaryErrorsOfAcceptDoNotEndAListener(t *testing.T) {
 	})
 }
 
-// A server that stops does not wait until the pause after an error of Accept is over.
 func TestStopEndsThePauseOfAListener(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{Path: path, Method: &echo{}})
@@ -157,7 +156,7 @@ func TestADrainedConnectionClosesItsWriteSide(t *testing.T) {
 		id := c.send("hold")
 		c.flush()
 		synctest.Wait()
-		nc := s.all()[0].nc.(*halfCloser)
+		nc := s.openConns()[0].nc.(*halfCloser)
 		go s.Stop(context.Background())
 		synctest.Wait()
 		_ = c.to.WritePing(true, drainPing)
@@ -492,7 +491,6 @@ func TestAnswersAreInTime(t *testing.T) {
 	})
 }
 
-// The deadline of a request must count from its headers, not from the end of a slow body.
 func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 	send := func(c *client, timeout string, slowly time.Duration) *reply {
 		id := c.open(c.fields("grpc-timeout", timeout))

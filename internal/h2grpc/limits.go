@@ -38,8 +38,7 @@ const (
 	maxMessage = 4 << 20
 	// streamWindow is the window of a stream: a message of the greatest length, and 64 KiB for its prefix and padding.
 	streamWindow = maxMessage + 64<<10
-	// connWindow is the window of a connection.
-	connWindow = 4 * streamWindow
+	connWindow   = 4 * streamWindow
 	// maxBuffered bounds the bytes of incomplete requests, and separately those of submitted requests. An
 	// incomplete request that exceeds it is denied, or reset if Config.Others serves it. While the submitted
 	// requests exceed it, the connection is not read.

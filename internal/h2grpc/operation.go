@@ -24,14 +24,13 @@ type operation struct {
 	done  func() // the method value of completed, made once because making it allocates
 }
 
-// request is one request of an operation.
 type request struct {
 	id       uint32
 	stream   *stream // nil if the request is not in conn.open
 	canceled atomic.Bool
-	finished bool              // the Batch has computed the answer
-	answered bool              // the answer was sent, or is about to be sent
-	delay    algorithms.Micros // how long the answer must be held back
+	finished bool // the Batch has computed the answer
+	answered bool // the answer was sent, or is about to be sent
+	delay    algorithms.Micros
 }
 
 // These are the states of an operation. The reader submits it. If the Store completes the operation before the
@@ -181,9 +180,9 @@ func (c *conn) awaitTurn(o *operation) {
 	}
 }
 
-// adopt answers those requests of o that are already decided, and makes streams for the others. o was submitted.
-// If adopt returns true, o belongs to the goroutine that completes it. If it returns false, the Store has
-// completed o meanwhile, and all requests are answered. When it returns, c.mu is held.
+// adopt answers the requests of o that are already decided, and makes streams for the remaining ones. o was
+// submitted. If adopt returns true, o belongs to the goroutine that completes it. If it returns false, the Store
+// has completed o meanwhile, and all requests are answered. When it returns, c.mu is held.
 func (c *conn) adopt(o *operation) bool {
 	o.finish(true)
 	c.mu.Lock()
@@ -194,7 +193,7 @@ func (c *conn) adopt(o *operation) bool {
 			continue
 		}
 		if r.stream == nil {
-			r.stream = c.keep(r.id)
+			r.stream = c.openComplete(r.id)
 		}
 		c.releaseBody(r.stream)
 		r.stream.canceled = &r.canceled
@@ -234,7 +233,6 @@ func (c *conn) conclude(o *operation) {
 	c.changed.Broadcast()
 }
 
-// release removes o from Server.outstanding, and so makes room for other operations.
 func (c *conn) release(o *operation) {
 	if !c.server.config.Inline {
 		c.server.outstanding.leave(o)

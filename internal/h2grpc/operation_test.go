@@ -28,7 +28,6 @@ func (s *pendingStore) Submit(b *backend.Batch) {
 	s.batches = append(s.batches, b)
 }
 
-// requests returns the number of requests that are kept.
 func (s *pendingStore) requests() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -218,7 +217,7 @@ func TestAClosedConnectionDoesNotWaitForRoom(t *testing.T) {
 		second.flush()
 		synctest.Wait()
 		second.nc.Close()
-		for _, c := range s.all() {
+		for _, c := range s.openConns() {
 			c.fail(nil)
 		}
 		time.Sleep(20 * ms)
@@ -299,7 +298,6 @@ func (s *lateStore) Submit(b *backend.Batch) {
 	})
 }
 
-// nameOf returns a number that identifies a message.
 func nameOf(message []byte) int64 { return 1 + int64(crc32.ChecksumIEEE(message)) }
 
 // If the Store decides after the deadline, its decision must not be written into another request that uses

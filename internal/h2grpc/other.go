@@ -22,13 +22,11 @@ type other struct {
 	cancel context.CancelCauseFunc
 }
 
-// end cancels the handler's context and ends its body.
 func (o *other) end(cause error) {
 	o.cancel(cause)
 	o.body.end(cause)
 }
 
-// handToOthers passes s, with its header fields, to Config.Others.
 func (c *conn) handToOthers(s *stream, fields []hpack.HeaderField) error {
 	if c.others >= maxOthers {
 		c.abort(s.id, http2.ErrCodeRefusedStream)
@@ -107,7 +105,6 @@ func (c *conn) handBodyToOthers(s *stream) error {
 	return nil
 }
 
-// handlerEnded ends w's stream after its handler has returned or panicked.
 func (c *conn) handlerEnded(w *responseWriter) {
 	if !w.broken {
 		w.finish()
@@ -177,7 +174,6 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close implements io.Closer.
 func (b *body) Close() error {
 	b.end(errors.New("body closed by handler")) // grpc-go looks for this text
 	return nil
@@ -212,10 +208,8 @@ type responseWriter struct {
 
 var errStreamEnded = errors.New("the stream has ended")
 
-// Header implements http.ResponseWriter.
 func (w *responseWriter) Header() http.Header { return w.header }
 
-// WriteHeader implements http.ResponseWriter.
 func (w *responseWriter) WriteHeader(code int) {
 	if w.began {
 		return
@@ -236,7 +230,6 @@ func (w *responseWriter) WriteHeader(code int) {
 	w.headers(block, false)
 }
 
-// headers writes a header block.
 func (w *responseWriter) headers(block []byte, end bool) {
 	c, s := w.conn, w.stream
 	c.mu.Lock()
@@ -279,7 +272,6 @@ func (w *responseWriter) Write(p []byte) (written int, err error) {
 	return written, nil
 }
 
-// Flush implements http.Flusher.
 func (w *responseWriter) Flush() { w.WriteHeader(http.StatusOK) }
 
 // finish writes the trailers, or an empty DATA frame if there are none, and ends the stream.

@@ -14,8 +14,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// with returns an edit for serve that sets Config.Others.
-func with(f http.HandlerFunc) func(*Config) { return func(c *Config) { c.Others = f } }
+func withOthers(f http.HandlerFunc) func(*Config) { return func(c *Config) { c.Others = f } }
 
 // Config.Others receives each request with all its fields, also when a client repeats the request and only refers to
 // its table of fields. The client receives the fields and trailers of the answer.
@@ -30,7 +29,7 @@ func TestOthersReceiveAndAnswerAllFields(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var got *http.Request
-			c := dial(t, serve(t, &echo{}, with(func(w http.ResponseWriter, r *http.Request) {
+			c := dial(t, serve(t, &echo{}, withOthers(func(w http.ResponseWriter, r *http.Request) {
 				got = r
 				_, _ = io.Copy(io.Discard, r.Body)
 				w.Header().Set("Content-Type", "application/grpc")
@@ -54,7 +53,7 @@ func TestOthersReceiveAndAnswerAllFields(t *testing.T) {
 				if got.Method != "POST" || got.URL.Path != "/a/b" || got.Host != test.host || got.Header.Get("X-More") != "more" || got.Header.Get("Content-Type") != "application/grpc" {
 					t.Errorf("%s, %d: got %+v; want POST /a/b of the host %s with the header fields", name, i, got, test.host)
 				}
-				if i < 3 { // the next block of fields equals the one before
+				if i < 3 { // without a request to the Method in between, the next header block equals this one
 					continue
 				}
 				c.must("m", "m")
@@ -85,7 +84,7 @@ func TestOtherContentTypesAreHandedOver(t *testing.T) {
 func TestOthersObeyTheWindows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size = 70_000 // more than the first window of the connection
-		c := dial(t, serve(t, &echo{}, with(func(w http.ResponseWriter, _ *http.Request) {
+		c := dial(t, serve(t, &echo{}, withOthers(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write(bytes.Repeat([]byte("x"), size))
 		})), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		id := c.open(c.fields("grpc-encoding", "gzip"))
@@ -119,11 +118,12 @@ func TestOthersObeyTheWindows(t *testing.T) {
 	})
 }
 
-// A handler that waits for a window of its client ends with the connection, and the connection with it.
+// When Stop closes a connection, a handler that waits for the client's window must end. Otherwise Stop would not
+// return.
 func TestAHandlerWithoutAWindowEndsWithItsConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := make(chan error, 100)
-		s, l := start(t, with(func(w http.ResponseWriter, _ *http.Request) {
+		s, l := start(t, withOthers(func(w http.ResponseWriter, _ *http.Request) {
 			_, err := w.Write([]byte("x"))
 			ended <- err
 		}))
@@ -232,7 +232,7 @@ func TestAnAnswerOfOthersEndsItsStream(t *testing.T) {
 	for name, trailers := range map[string]bool{"with trailers": true, "without": false} {
 		synctest.Test(t, func(t *testing.T) {
 			var ctx context.Context
-			s, l := start(t, with(func(w http.ResponseWriter, r *http.Request) {
+			s, l := start(t, withOthers(func(w http.ResponseWriter, r *http.Request) {
 				ctx = r.Context()
 				if trailers {
 					w.Header().Set(http.TrailerPrefix+"Grpc-Status", "0")

@@ -64,12 +64,11 @@ func (c *conn) onContinuation(f frameHeader, payload []byte) error {
 	return nil
 }
 
-// headers handles a whole header block.
 func (c *conn) headers(id uint32, block []byte, end bool) error {
 	if id <= c.last {
 		return c.trailers(id, block, end)
 	}
-	finalized := c.finalized // read now, because finalize includes this stream if it is called while readHead releases the lock
+	finalized := c.finalized // read before readHead releases the lock: a call of finalize during that time includes this stream
 	c.last = id
 	if c.fresh.id != 0 {
 		c.moveToOpen()
@@ -95,7 +94,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 		c.denyUnread(&c.fresh)
 	case h.refusal != nil && end:
 		return c.refuse(&c.fresh)
-	case h.refusal != nil: // refused after the rest has arrived, which may be malformed
+	case h.refusal != nil: // refused once the rest has arrived, because the rest may be malformed
 	case !h.forMethod:
 		return c.handToOthers(c.moveToOpen(), c.heads.fields)
 	case end: // a request without a message
@@ -179,7 +178,7 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 	if end {
 		return c.complete(s, data)
 	}
-	return c.part(c.kept(s), data)
+	return c.part(c.ensureOpen(s), data)
 }
 
 // part handles data that does not complete a request. complete also uses it for the last data of a request that
@@ -249,11 +248,11 @@ func (c *conn) complete(s *stream, data []byte) error {
 		return nil
 	}
 	if unusual(message) || len(message) < prefixLen || len(message)-prefixLen != int(binary.BigEndian.Uint32(message[1:])) {
-		s = c.kept(s)
+		s = c.ensureOpen(s)
 		s.body = append(s.body[:0], message...)
 		return c.handBodyToOthers(s)
 	}
-	c.request(s, message[prefixLen:])
+	c.appendArrival(s, message[prefixLen:])
 	return nil
 }
 

@@ -78,7 +78,7 @@ type Config struct {
 	// Path is the path of the method: /package.Service/Method.
 	Path   string
 	Method Method
-	// Others serves all other streams.
+	// Others serves the streams that Method does not serve; see the package comment.
 	Others http.Handler
 
 	// Inline means that Batch.Submit always calls done before it returns. The server then does not copy
@@ -88,8 +88,7 @@ type Config struct {
 	// the caller's deadline.
 	SubmitTimeout time.Duration
 
-	// TLS is the TLS configuration of the listeners; nil means no TLS.
-	TLS *tls.Config
+	TLS *tls.Config // nil means no TLS
 	// MaxConnectionAge is the age at which connections are drained. MaxConnectionGrace is the time after which
 	// a connection that is drained because of its age is closed. 0 means never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration
@@ -109,21 +108,21 @@ type Server struct {
 
 	operations    sync.Pool
 	outstanding   outstanding
-	bufferedBytes atomic.Int64 // the bytes of requests and answers that connections hold, which is the sum of conn.counted
-	count         atomic.Int64 // the number of open connections
+	bufferedBytes atomic.Int64 // the sum of conn.counted
+	connCount     atomic.Int64
 
-	goroutines sync.WaitGroup
-	closing    chan struct{} // closed when Stop begins
-	stopped    chan struct{}
-	end        func() // closes stopped
+	goroutines   sync.WaitGroup
+	closing      chan struct{} // closed when Stop begins
+	stopped      chan struct{}
+	closeStopped func()
 
 	serving sync.WaitGroup // calls of Serve
 
-	mu        sync.Mutex
-	draining  bool                      // guarded by mu
-	listeners map[net.Listener]struct{} // guarded by mu
-	conns     map[*conn]struct{}        // guarded by mu
-	empty     *sync.Cond                // signals that conns may be empty
+	mu        sync.Mutex // guards the fields after it
+	draining  bool
+	listeners map[net.Listener]struct{}
+	conns     map[*conn]struct{}
+	empty     *sync.Cond // signals that conns may be empty
 }
 
 // New makes a Server. Stop releases its resources.
@@ -141,7 +140,7 @@ func New(c Config) *Server {
 		listeners: map[net.Listener]struct{}{}, conns: map[*conn]struct{}{},
 	}
 	s.empty = sync.NewCond(&s.mu)
-	s.end = sync.OnceFunc(func() { close(s.stopped) })
+	s.closeStopped = sync.OnceFunc(func() { close(s.stopped) })
 	s.context, s.cancel = context.WithCancel(context.Background())
 	s.operations.New = func() any { return newOperation(c.Method.NewBatch()) }
 	s.goroutines.Go(s.watch)
@@ -191,7 +190,7 @@ func (s *Server) start(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.conns[c] = struct{}{}
-	s.count.Add(1)
+	s.connCount.Add(1)
 	s.goroutines.Go(c.serve)
 }
 
@@ -199,14 +198,13 @@ func (s *Server) remove(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
-	s.count.Add(-1)
+	s.connCount.Add(-1)
 	if len(s.conns) == 0 {
 		s.empty.Broadcast()
 	}
 }
 
-// all returns the open connections.
-func (s *Server) all() []*conn {
+func (s *Server) openConns() []*conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := make([]*conn, 0, len(s.conns))
@@ -228,12 +226,12 @@ func (s *Server) Stop(ctx context.Context) {
 		l.Close()
 	}
 	s.mu.Unlock()
-	s.serving.Wait() // a connection that was accepted last is drained, not closed: its client may have sent requests
-	for _, c := range s.all() {
+	s.serving.Wait() // also drain the connection that was accepted last, because its client may have sent requests
+	for _, c := range s.openConns() {
 		c.drain()
 	}
 	cut := context.AfterFunc(ctx, func() {
-		for _, c := range s.all() {
+		for _, c := range s.openConns() {
 			c.fail(nil)
 		}
 	})
@@ -244,11 +242,10 @@ func (s *Server) Stop(ctx context.Context) {
 	s.mu.Unlock()
 	cut()
 	s.cancel()
-	s.end()
+	s.closeStopped()
 	s.goroutines.Wait()
 }
 
-// watch checks the timeouts of all connections at each tick.
 func (s *Server) watch() {
 	tick := time.NewTicker(s.config.Tick)
 	defer tick.Stop()
@@ -257,7 +254,7 @@ func (s *Server) watch() {
 		case <-s.stopped:
 			return
 		case now := <-tick.C:
-			for _, c := range s.all() {
+			for _, c := range s.openConns() {
 				c.tick(now)
 			}
 		}

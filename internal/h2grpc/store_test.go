@@ -10,12 +10,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// slowStore is a Store that takes some time for each batch, and decides two at the same time. The others
-// wait in a queue. It allows everything. Like the queue of a server, it skips requests that are canceled or
-// past their deadline.
+// slowStore is a Store that takes some time for each batch, and decides at most two at the same time. Further
+// batches wait in a queue. It allows everything. Like the queue of a server, it skips requests that are canceled
+// or past their deadline.
 type slowStore struct {
 	delay atomic.Int64
-	ended atomic.Int64 // the number of batches that have ended
+	ended atomic.Int64
 
 	mu    sync.Mutex
 	busy  int
@@ -29,7 +29,6 @@ func newSlowStore(delay time.Duration) *slowStore {
 	return s
 }
 
-// batchSizes returns the number of charges of each call so far.
 func (s *slowStore) batchSizes() []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -76,7 +75,6 @@ func (s *slowStore) next() {
 	}
 }
 
-// drain waits until all batches are decided.
 func (s *slowStore) drain() {
 	idle := func() bool {
 		s.mu.Lock()

@@ -38,14 +38,13 @@ type stream struct {
 type streamState uint8
 
 const (
-	incomplete     streamState = iota // the request is incomplete
-	waiting                           // the Store is deciding
-	delayed                           // the answer is held back
-	stuck                             // the answer waits for the client's windows
-	handedToOthers                    // Config.Others serves it
+	incomplete     streamState = iota
+	waiting                    // the Store is deciding
+	delayed                    // the answer is held back
+	stuck                      // the answer waits for the client's windows
+	handedToOthers             // Config.Others serves it
 )
 
-// find returns an open stream, or nil.
 func (c *conn) find(id uint32) *stream {
 	if c.fresh.id == id && id != 0 {
 		return &c.fresh
@@ -53,7 +52,6 @@ func (c *conn) find(id uint32) *stream {
 	return c.open[id]
 }
 
-// moveToOpen moves c.fresh to c.open.
 func (c *conn) moveToOpen() *stream {
 	s := c.unused()
 	*s = c.fresh
@@ -62,15 +60,14 @@ func (c *conn) moveToOpen() *stream {
 	return s
 }
 
-// keep makes a stream for a complete request that is not in c.open.
-func (c *conn) keep(id uint32) *stream {
+// openComplete makes a stream for a complete request that is not in c.open.
+func (c *conn) openComplete(id uint32) *stream {
 	s := c.unused()
 	s.id, s.ended, s.state = id, true, waiting
 	c.open[id] = s
 	return s
 }
 
-// unused returns an empty stream.
 func (c *conn) unused() (s *stream) {
 	last := len(c.free) - 1
 	if last < 0 {
@@ -89,8 +86,8 @@ func (c *conn) recycle(s *stream) {
 	}
 }
 
-// kept returns s. If s is c.fresh, kept moves it to c.open, and returns the new address.
-func (c *conn) kept(s *stream) *stream {
+// ensureOpen moves s to c.open if it is c.fresh, and returns its address.
+func (c *conn) ensureOpen(s *stream) *stream {
 	if s == &c.fresh {
 		return c.moveToOpen()
 	}
@@ -123,7 +120,6 @@ func (c *conn) drop(s *stream) {
 	}
 }
 
-// busy reports whether the connection still has requests, or bytes to write.
 func (c *conn) busy() bool {
 	return len(c.open) > 0 || c.fresh.id != 0 || len(c.arrived)+c.inProgress > 0 || c.others > 0 || len(c.out) > 0
 }
@@ -141,8 +137,8 @@ func (c *conn) abort(id uint32, code http2.ErrCode) {
 
 // recordReset records that frames may still arrive on a stream that was reset, or that follows a final GOAWAY.
 func (c *conn) recordReset(id uint32) {
-	c.resets[c.resetsAt] = id
-	c.resetsAt = (c.resetsAt + 1) % len(c.resets)
+	c.resets[c.nextReset] = id
+	c.nextReset = (c.nextReset + 1) % len(c.resets)
 }
 
 func (c *conn) wasReset(id uint32) bool {
@@ -156,7 +152,7 @@ func (c *conn) wasReset(id uint32) bool {
 
 // refuse answers a request that has a refusal with an HTTP status and plain text.
 func (c *conn) refuse(s *stream) error {
-	s = c.kept(s)
+	s = c.ensureOpen(s)
 	r := s.head.refusal
 	block := c.table.appendSize(nil)
 	block = appendField(block, ":status", strconv.Itoa(r.httpStatus))
@@ -168,7 +164,7 @@ func (c *conn) refuse(s *stream) error {
 
 // denyUnread denies a request that exceeds a bound, without decoding it.
 func (c *conn) denyUnread(s *stream) {
-	s = c.kept(s)
+	s = c.ensureOpen(s)
 	c.releaseBody(s)
 	c.respond(s.id, s, c.denial)
 }
@@ -189,7 +185,6 @@ func (c *conn) attempt(f func()) (returned bool) {
 	return true
 }
 
-// releaseBody releases the received part of a request, and its count in c.buffered.
 func (c *conn) releaseBody(s *stream) {
 	c.buffered -= s.buffered
 	s.buffered, s.body = 0, nil
@@ -203,8 +198,7 @@ type arrival struct {
 	left    time.Duration // see Batch.Add
 }
 
-// request appends a complete request to c.arrived.
-func (c *conn) request(s *stream, message []byte) {
+func (c *conn) appendArrival(s *stream, message []byte) {
 	left := s.head.timeout
 	if left > 0 {
 		if left -= c.now.Sub(s.opened); left == 0 {

@@ -69,8 +69,8 @@ func TestAWindowOfAStreamThatIsTooWide(t *testing.T) {
 	})
 }
 
-// Answers wait for the window of the connection. One of them is reset, whichever it is: the others arrive when the
-// window opens.
+// If the client resets one of the answers that wait for the connection's window, the remaining ones must arrive
+// when the window opens.
 func TestAResetAnswerLeavesTheOthersWaiting(t *testing.T) {
 	for reset := range 4 {
 		synctest.Test(t, func(t *testing.T) {
@@ -100,7 +100,6 @@ func TestAResetAnswerLeavesTheOthersWaiting(t *testing.T) {
 	}
 }
 
-// An answer without a byte of data needs no window.
 func TestAnEmptyAnswerNeedsNoWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
