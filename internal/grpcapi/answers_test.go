@@ -74,7 +74,6 @@ func TestRefusedRequestsLeaveTheGate(t *testing.T) {
 	})
 }
 
-// A batch is reused, so a place in it had another request before.
 func TestARefusedRequestIsKnownInAReusedBatch(t *testing.T) {
 	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
@@ -181,7 +180,7 @@ func TestReasonsInHeaders(t *testing.T) {
 	}
 }
 
-// The reference server has no denials for good, and a limit of 0 has windows.
+// The reference server has no permanent denials, and a limit of 0 has windows.
 func TestResetTimesOfTheReferenceServer(t *testing.T) {
 	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute, Start: new(algorithms.Micros)})
 	none := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Period: minute, Start: new(algorithms.Micros)})
@@ -210,7 +209,7 @@ func TestResetTimesOfTheReferenceServer(t *testing.T) {
 	}
 }
 
-// Two limits have one place in the cache and equal numbers, but not one name.
+// The two limits share a place in the cache and have equal numbers, but different names.
 func TestLimitsWithEqualNumbersKeepTheirNames(t *testing.T) {
 	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
 	var known knownLimits

@@ -30,7 +30,6 @@ type Batch struct {
 	weight   int
 }
 
-// batched is one request of a Batch.
 type batched struct {
 	exchange
 	state  batchState
@@ -128,7 +127,6 @@ func (r *batched) fail(err error) {
 	}
 }
 
-// answered makes the limiter's result the answer.
 func (r *batched) answered(s *Server, err error) {
 	r.state = answered
 	if err := s.failure(&r.call, err); err != nil {

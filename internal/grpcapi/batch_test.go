@@ -105,7 +105,7 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	}
 }
 
-// A request has many descriptors, or one long value. The batch must not keep the memory for it.
+// The batch must not keep the memory of a request with many descriptors or one long value.
 func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	l := newLimiter(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})})
 	s, _ := newServer(t, l, Options{})
@@ -130,7 +130,6 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	}
 }
 
-// A client cancels its request while it waits in the store's queue. The charge in the queue must show this.
 func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
@@ -186,7 +185,6 @@ type recordingStore struct{ batch *backend.Batch }
 
 func (s *recordingStore) Submit(b *backend.Batch) { s.batch = b }
 
-// A listener reuses a batch. The requests of the batch before must not be charged again.
 func TestAReusedBatchChargesItsOwnRequestsOnly(t *testing.T) {
 	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
@@ -270,7 +268,6 @@ func TestTheMemoryThatARequestOfABatchMayKeep(t *testing.T) {
 	}
 }
 
-// A request with more memory than the pool may keep is not reused.
 func TestALargeRequestDoesNotStayInThePool(t *testing.T) {
 	x := newExchange()
 	x.call.Results = make([]limiter.Result, 0, 4096)

@@ -16,7 +16,6 @@ const (
 	DefaultEntries, MaxEntries         = 16, 100
 )
 
-// withDefaults replaces zero fields by the defaults.
 func (b Bounds) withDefaults() Bounds {
 	if b.Descriptors == 0 {
 		b.Descriptors = DefaultDescriptors

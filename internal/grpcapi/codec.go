@@ -16,7 +16,6 @@ type codec struct {
 // Codec returns the codec that the grpc.Server passed to Server.Register must use (grpc.ForceServerCodecV2).
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
-// Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	a, ok := v.(*answer)
 	if !ok {
@@ -26,7 +25,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return a.buffers[:], nil
 }
 
-// Unmarshal implements encoding.CodecV2. It copies data, because gRPC reuses the buffers.
+// Unmarshal copies data, because gRPC reuses the buffers.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	m, ok := v.(*message)
 	if !ok {

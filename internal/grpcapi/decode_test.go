@@ -34,7 +34,6 @@ type fataler interface {
 	Fatalf(string, ...any)
 }
 
-// agree fails the test unless x has the content of want.
 func agree(t fataler, x *exchange, want *rls.RateLimitRequest) {
 	t.Helper()
 	if x.call.Request.Domain != want.Domain || x.hits != want.HitsAddend {

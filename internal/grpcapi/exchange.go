@@ -83,12 +83,10 @@ func (x *exchange) large() bool {
 	return x.exceeds(manyDescriptors, manyEntries, manyBytes)
 }
 
-// exceeds reports whether what x keeps is above any of these bounds.
 func (x *exchange) exceeds(descriptors, entries, bytes int) bool {
 	return len(x.call.Descriptors) > descriptors || x.entries > entries || len(x.wire) > bytes || x.call.BufferBytes() > bytes
 }
 
-// addDescriptor appends an empty descriptor and returns it.
 func (x *exchange) addDescriptor() (*limiter.Descriptor, *descriptorFields) {
 	x.limits = append(x.limits, descriptorFields{})
 	return x.call.AddDescriptor(), &x.limits[len(x.limits)-1]

@@ -17,8 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Options configures a Server: the parts of answers beside the verdict, and bounds. The zero Options adds nothing to
-// answers.
+// Options configures a Server. The zero Options adds nothing to answers beside the verdict.
 type Options struct {
 	// Headers has the names of response headers that the proxy adds; nil means none.
 	Headers *Headers
@@ -202,7 +201,6 @@ func appendSettle(b []byte, c *limiter.Call) []byte {
 	return b[:from+copy(b[from:], b[message:])]
 }
 
-// describe returns one descriptor in the form of dynamic metadata.
 func describe(d *limiter.Descriptor, a *descriptorFields) map[string]any {
 	entries := make([]any, len(d.Entries))
 	for i := range d.Entries {
@@ -268,7 +266,6 @@ func merge(preferred, other map[string]any) map[string]any {
 	return out
 }
 
-// printable returns s with invalid UTF-8 and unprintable characters replaced.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || !unicode.IsPrint(r) {

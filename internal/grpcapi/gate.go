@@ -36,7 +36,7 @@ type client struct {
 // ticket is a waiting request.
 type ticket struct {
 	weight, bytes int
-	state         ticketState   // whether the request was admitted; guarded by gate.mu
+	state         ticketState   // guarded by gate.mu
 	in            chan struct{} // closed when the request is admitted
 }
 

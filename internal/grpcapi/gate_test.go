@@ -142,7 +142,6 @@ func TestARequestThatIsNotAdmittedIsAnsweredByItsLimit(t *testing.T) {
 	}
 }
 
-// observed is a limiter.Observer that counts the requests.
 type observed struct{ atomic.Int64 }
 
 func (*observed) Swapped(*limiter.Snapshot) {}
@@ -170,7 +169,7 @@ func (s slowStore) limiter(tb testing.TB, onFailure descriptors.OnFailure, o lim
 	return l
 }
 
-// Requests that can neither enter nor wait leave nothing at the gate, here those of three connections.
+// Requests that can neither enter nor wait leave nothing at the gate.
 func TestARequestWithoutRoomToWaitLeavesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{}

@@ -20,7 +20,6 @@ type refusedJSON struct {
 	reason, text string
 }
 
-// Error returns the text of the answer.
 func (e *refusedJSON) Error() string { return e.text }
 
 // deniedJSON is the RateLimitResponse to a request that exceeds a bound.
@@ -69,7 +68,6 @@ func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (cod
 	}
 }
 
-// refunds reports whether a descriptor of r is a refund.
 func refunds(r *rls.RateLimitRequest) bool {
 	return slices.ContainsFunc(r.GetDescriptors(), func(d *ratelimit.RateLimitDescriptor) bool { return d.GetIsNegativeHits() })
 }

@@ -112,7 +112,6 @@ func appendCode(b []byte, field protowire.Number, over bool) []byte {
 	return appendVarint(b, field, code)
 }
 
-// append appends s as one of the statuses of a response.
 func (s *status) append(b []byte, known *knownLimits) []byte {
 	b, start := openMessage(b, responseStatuses)
 	b = appendCode(b, statusCode, s.over)

@@ -19,7 +19,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// verdict returns a Verdict with one Result for each descriptor.
 func verdict(denied bool, results ...limiter.Result) *limiter.Verdict {
 	v := &limiter.Verdict{Denied: denied, Results: results}
 	for i, r := range results {
@@ -142,7 +141,6 @@ func TestADenialShowsOnlyTheLimitsThatDeny(t *testing.T) {
 	}
 }
 
-// The numbers of a limit change while the cache has its encoded form.
 func TestAnAdjustedLimitIsShownAtOnce(t *testing.T) {
 	p := &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})}
 	adjusted := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 50, Period: minute})

@@ -99,7 +99,7 @@ func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grp
 	return a, nil
 }
 
-// serve answers one request. read copies its bytes to a message.
+// serve answers one request. read must copy the request to the wire field of its argument, a *message.
 func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, err error) {
 	if s.options.Answered != nil {
 		start := time.Now()
@@ -235,7 +235,6 @@ func (s *Server) refuse(x *exchange) (refused bool, err error) {
 	return false, nil
 }
 
-// tooLarge counts a request that exceeds a bound.
 func (s *Server) tooLarge(bound string) {
 	s.observer.Refused(TooMuch)
 	s.observer.TooLarge(bound)

@@ -50,7 +50,6 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 	return s
 }
 
-// refusals is an Observer that counts its calls.
 type refusals struct{ sync.Map }
 
 func (r *refusals) Refused(reason string) {
@@ -77,7 +76,6 @@ func newServer(tb testing.TB, l *limiter.Limiter, o Options) (*Server, *refusals
 	return s, r
 }
 
-// sender sends a request to a server.
 type sender func(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error)
 
 // senders are the ways to send a request. All must get equal answers.
@@ -143,7 +141,6 @@ func response(wire []byte) (*rls.RateLimitResponse, error) {
 	return &r, proto.Unmarshal(wire, &r)
 }
 
-// must sends a request with key, and fails the test unless it is allowed.
 func (send sender) must(t *testing.T, s *Server, key string) {
 	t.Helper()
 	if got, err := send(s, t.Context(), request(key)); err != nil || got.OverallCode != ok {
@@ -344,7 +341,6 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 	})
 }
 
-// Both ways of answering must report the duration of each request.
 func TestDurationsAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []time.Duration
@@ -358,7 +354,6 @@ func TestDurationsAreReported(t *testing.T) {
 	})
 }
 
-// A refund needs the token, whichever descriptor of a request it is in.
 func TestRefundsInJSONNeedTheToken(t *testing.T) {
 	s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 	const plain, refund = `{"entries":[{"key":"jobs","value":"v"}]}`, `{"entries":[{"key":"jobs","value":"v"}],"isNegativeHits":true}`
@@ -609,12 +604,10 @@ func BenchmarkShouldRateLimit(b *testing.B) {
 	}
 }
 
-// failing is a Checker that returns an error.
 type failing struct{ error }
 
 func (c failing) Check(context.Context, *limiter.Call) error { return c.error }
 
-// Every error of the limiter must become a gRPC error.
 func TestAnErrorOfTheLimiterIsAnError(t *testing.T) {
 	s, counted := newServer(t, newLimiter(), Options{})
 	for _, want := range []error{limiter.ErrNoConfig, errors.New("another")} {

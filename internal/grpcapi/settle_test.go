@@ -48,17 +48,14 @@ func settleServerWith(t *testing.T, ids limiter.IDs, o Options) *Server {
 	return server
 }
 
-// hits returns a descriptor's hits_addend.
 func hits(n uint64) *wrapperspb.UInt64Value { return wrapperspb.UInt64(n) }
 
-// entry returns a descriptor with one entry.
 func entry(key, value string, hits *wrapperspb.UInt64Value) *ratelimit.RateLimitDescriptor {
 	return &ratelimit.RateLimitDescriptor{
 		Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: key, Value: value}}, HitsAddend: hits,
 	}
 }
 
-// sent sends a request with a hits_addend, and returns the answer.
 func sent(t *testing.T, send sender, s *Server, hits uint32, list ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
 	t.Helper()
 	wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: list, HitsAddend: hits})
