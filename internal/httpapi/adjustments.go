@@ -19,7 +19,6 @@ type Adjustments struct {
 	MayChange func(r *http.Request) error
 }
 
-// These are the kinds of problems of adjustments.
 var (
 	refused          = kind{"forbidden", "Changes need the admin token", http.StatusForbidden}
 	noAdjustment     = kind{"unknown-adjustment", "There is no such adjustment", http.StatusNotFound}
@@ -30,7 +29,6 @@ var (
 // An answer lists defaultEntries entries of the audit, or the number that the request states, up to maxEntries.
 const defaultEntries, maxEntries = 50, 1000
 
-// paths lists the paths and methods.
 func (a *Adjustments) paths() map[string]map[string]http.HandlerFunc {
 	return map[string]map[string]http.HandlerFunc{
 		"/api/adjustments":              {http.MethodGet: a.list, http.MethodPost: a.changes(a.set)},
@@ -57,7 +55,6 @@ func (a *Adjustments) changes(handle http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// list answers with the adjustments in force, and the state of the store that keeps them.
 func (a *Adjustments) list(w http.ResponseWriter, _ *http.Request) {
 	all, version := a.Service.List()
 	if all == nil {
@@ -94,7 +91,6 @@ func (a *Adjustments) proposal(w http.ResponseWriter, r *http.Request) (p adjust
 	return p, true
 }
 
-// preview answers with the effect that an adjustment would have.
 func (a *Adjustments) preview(w http.ResponseWriter, r *http.Request) {
 	p, ok := a.proposal(w, r)
 	if !ok {
@@ -121,7 +117,6 @@ func (a *Adjustments) set(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"version": version, "adjustment": shown})
 }
 
-// remove deletes an adjustment. The body names the author and the reason.
 func (a *Adjustments) remove(w http.ResponseWriter, r *http.Request) {
 	body, ok := readBody(w, r)
 	if !ok {
@@ -158,7 +153,6 @@ func (a *Adjustments) audit(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"entries": entries})
 }
 
-// verify reports whether the audit is complete and unchanged.
 func (a *Adjustments) verify(w http.ResponseWriter, r *http.Request) {
 	n, err := a.Service.Verify(r.Context())
 	answer := map[string]any{"entries": n, "whole": err == nil}
@@ -197,7 +191,6 @@ func page(raw string) (version uint64, n int, err error) {
 	return version, n, nil
 }
 
-// mistake answers with an error of the Service.
 func (a *Adjustments) mistake(w http.ResponseWriter, err error) {
 	wrong, ok := errors.AsType[*adjust.Mistake](err)
 	switch {

@@ -27,8 +27,7 @@ type API struct {
 	Token httpauth.Token
 	// Closed makes the API refuse all requests. It is set if there is no token and other machines can reach
 	// the port.
-	Closed bool
-	// Headers are sent with decisions.
+	Closed  bool
 	Headers HeaderSets
 	// Inline compiles a limit that comes with a request; nil means that requests cannot contain limits.
 	Inline func(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, error)
@@ -37,7 +36,6 @@ type API struct {
 	working slots
 }
 
-// routes adds the API's paths to mux.
 func (a *API) routes(mux *http.ServeMux) {
 	for path, methods := range a.paths() {
 		mux.Handle(path, a.byOwnName(a.guard(methods)))
@@ -61,7 +59,7 @@ func (a *API) byOwnName(next http.Handler) http.Handler {
 	})
 }
 
-// paths lists the paths and methods. openapi.json describes the same paths.
+// paths lists the paths and methods that openapi.json describes.
 func (a *API) paths() map[string]map[string]http.HandlerFunc {
 	return map[string]map[string]http.HandlerFunc{
 		"/v1/limit":         {http.MethodPost: func(w http.ResponseWriter, r *http.Request) { a.decide(w, r, false) }},
@@ -132,7 +130,6 @@ func (a *API) decide(w http.ResponseWriter, r *http.Request, dryRun bool) {
 // requestLife is how long the answer to a request with a request_id is kept.
 const requestLife = 600 * algorithms.Second
 
-// limit charges the limits, or makes a dry run.
 func (a *API) limit(r *http.Request, req *apiRequest, dryRun bool) error {
 	c := req.call
 	if err := a.addInlineLimit(req); err != nil {
@@ -173,7 +170,6 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, req *apiRequest) {
 	}
 }
 
-// reset deletes a bucket.
 func (a *API) reset(w http.ResponseWriter, r *http.Request) {
 	body, ok := readBody(w, r)
 	if !ok || !a.working.enter(r.Context()) {
@@ -193,12 +189,10 @@ func (a *API) reset(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", done{OK: true})
 }
 
-// done is an answer without further content.
 type done struct {
 	OK bool `json:"ok"`
 }
 
-// mistake answers with an error of the limiter.
 func mistake(w http.ResponseWriter, err error) {
 	mistake, ok := errors.AsType[*limiter.RequestError](err)
 	switch {

@@ -68,7 +68,6 @@ func (k key) MarshalJSON() ([]byte, error) {
 	return json.Marshal(values)
 }
 
-// answer writes the decision on a request.
 func (a *API) answer(w http.ResponseWriter, req *apiRequest) {
 	c := req.call
 	if r := neverOf(c); r != nil {
@@ -150,7 +149,6 @@ func costOf(c *limiter.Call, r *limiter.Result) (cost, most int64) {
 	return cost, replies.Limit(r).Most(reserve)
 }
 
-// failed reports whether on_backend_failure determined the result.
 func failed(r *limiter.Result) bool {
 	return r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied
 }

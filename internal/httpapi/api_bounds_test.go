@@ -23,8 +23,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// A request at a bound is accepted, and one beyond it is a mistake. So are fields that exclude each other, and texts and
-// numbers that are not valid.
+// A request at a bound is accepted. A request beyond it is refused, as are fields that exclude each other, and
+// texts and numbers that are not valid.
 func TestTheBoundsOfARequest(t *testing.T) {
 	costs := func(n, length int) string {
 		var all []string
@@ -66,7 +66,8 @@ func TestTheBoundsOfARequest(t *testing.T) {
 	}
 }
 
-// A key that is reserved becomes a part of the id, so its length has a bound. Other keys have only that of the body.
+// A key that is reserved becomes a part of the id, so its length is bounded. The length of other keys is bounded
+// only by the size of the body.
 func TestTheLongestKeyOfAReservation(t *testing.T) {
 	h, _ := onClock(t)
 	for _, test := range []struct {
@@ -101,7 +102,6 @@ func TestACostThatNeverFitsNamesItsLimit(t *testing.T) {
 		`limit "tokens": the cost is 40, but the limit can never hold more than 30`}.check(t, h)
 }
 
-// A denied request reserves nothing, so it has no id.
 func TestADeniedReservationHasNoID(t *testing.T) {
 	h, _ := onClock(t)
 	reserve(t, h, `{"name":"tokens","key":"a","count":30,"reserve":true}`)
@@ -111,7 +111,8 @@ func TestADeniedReservationHasNoID(t *testing.T) {
 	}
 }
 
-// Up to 8 reserved limits have an id together. With more, each has its own. All contain the same reservation.
+// Up to limiter.MaxReserved limits share one id. With more, each limit has its own. All ids contain the same
+// reservation.
 func TestTheMostLimitsOfOneReservation(t *testing.T) {
 	for _, n := range []int{1, limiter.MaxReserved, limiter.MaxReserved + 1} {
 		h, _ := onClock(t)
@@ -138,7 +139,6 @@ func TestTheMostLimitsOfOneReservation(t *testing.T) {
 	}
 }
 
-// An answer is degraded if the store could not decide one of the limits, whichever it is.
 func TestAnAnswerIsDegradedIfOneLimitIs(t *testing.T) {
 	l := limiter.New(halfAway{memory.New(memory.Config{})}, limiter.Config{})
 	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  plain: {algorithm: token_bucket, rate: 1, period: 1h, on_backend_failure: allow}\n"+
@@ -215,7 +215,6 @@ limits:
 	}
 }
 
-// The parameter domain selects one of two limits with the same name.
 func TestABucketOfOneOfTwoDomainsIsShown(t *testing.T) {
 	h, _ := onClock(t)
 	for _, domain := range []string{"edge", "other"} {
@@ -249,7 +248,6 @@ func TestALimitOfARequestNeedsAConfiguration(t *testing.T) {
 	}
 }
 
-// Each request leaves its slot, also if its body is a mistake.
 func TestRequestsLeaveTheirSlots(t *testing.T) {
 	var a *API
 	h := apiOver(t, memory.New(memory.Config{}), func(api *API) { a = api })
@@ -263,14 +261,12 @@ func TestRequestsLeaveTheirSlots(t *testing.T) {
 	}
 }
 
-// aborting is a body whose connection the client has reset.
 type aborting struct{}
 
 func (aborting) Read([]byte) (int, error) {
 	return 0, &net.OpError{Op: "read", Err: errors.New("connection reset by peer")}
 }
 
-// Only a timeout is reported as a slow client.
 func TestAResetConnectionIsNotASlowClient(t *testing.T) {
 	h, _ := apiInMemory(t)
 	r := httptest.NewRequest("POST", "/v1/limit", io.MultiReader(strings.NewReader(`{"name"`), aborting{}))
@@ -281,7 +277,6 @@ func TestAResetConnectionIsNotASlowClient(t *testing.T) {
 	}
 }
 
-// An API that is closed names the reason, also if the Host of the request is not this machine.
 func TestAClosedAPIRefusesEveryHost(t *testing.T) {
 	closed := apiOver(t, memory.New(memory.Config{}), func(a *API) { a.Closed = true })
 	if w := call(closed, "GET", "/v1/limits", "", "Host", "limits.test"); w.Code != 401 || !strings.Contains(w.Body.String(), "--api-token-file") {

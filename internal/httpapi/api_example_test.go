@@ -74,7 +74,6 @@ var (
 	ids    = regexp.MustCompile(`"reservation":"([^"]*)"`)
 )
 
-// run runs a command, and compares its answer with the text want.
 func (c *console) run(command, want string) {
 	c.t.Helper()
 	got := ""
@@ -86,7 +85,7 @@ func (c *console) run(command, want string) {
 		c.clock.Set(c.clock.Now() + algorithms.Micros(seconds*1e6))
 		return
 	} else if m := posts.FindStringSubmatch(command); m != nil {
-		got = c.send("POST", m[1], c.named(m[2]))
+		got = c.send("POST", m[1], c.namesToIDs(m[2]))
 	} else if m := gets.FindStringSubmatch(command); m != nil {
 		got = c.send("GET", m[1], "")
 	} else {
@@ -94,21 +93,19 @@ func (c *console) run(command, want string) {
 		return
 	}
 	c.log += command
-	if got = c.naming(got); got != want {
+	if got = c.idsToNames(got); got != want {
 		c.t.Errorf("%s\n got %s\nwant %s", command, got, want)
 	}
 }
 
-// named replaces R1, R2, … by ids.
-func (c *console) named(body string) string {
+func (c *console) namesToIDs(body string) string {
 	for i, id := range c.ids {
 		body = strings.ReplaceAll(body, fmt.Sprintf(`"R%d"`, i+1), `"`+id+`"`)
 	}
 	return body
 }
 
-// naming replaces ids by R1, R2, …
-func (c *console) naming(answer string) string {
+func (c *console) idsToNames(answer string) string {
 	for _, found := range ids.FindAllStringSubmatch(answer, -1) {
 		if !slices.Contains(c.ids, found[1]) {
 			c.ids = append(c.ids, found[1])

@@ -18,13 +18,12 @@ const (
 // inlines is a cache of limits that came with requests. They are compiled under one configuration.
 type inlines struct {
 	mu       sync.Mutex
-	of       *limiter.Snapshot              // the configuration of the items in compiled; guarded by mu
+	of       *limiter.Snapshot              // the configuration under which compiled was made; guarded by mu
 	compiled map[inline]*descriptors.Policy // guarded by mu
 }
 
 type inline struct{ domain, name, text string }
 
-// addInlineLimit compiles the limits that came with the request.
 func (a *API) addInlineLimit(req *apiRequest) error {
 	for i, text := range req.configs {
 		if text == nil {

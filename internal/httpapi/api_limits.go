@@ -65,7 +65,6 @@ func describe(p *descriptors.Policy) description {
 	return d
 }
 
-// list answers with all named limits.
 func (a *API) list(w http.ResponseWriter, _ *http.Request) {
 	s := a.Limiter.Current()
 	if s == nil {
@@ -84,7 +83,6 @@ func (a *API) list(w http.ResponseWriter, _ *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"limits": all})
 }
 
-// show answers with one bucket of a named limit. It consumes nothing.
 func (a *API) show(w http.ResponseWriter, r *http.Request) {
 	domain, key, err := query(r.URL.RawQuery)
 	if err != nil {

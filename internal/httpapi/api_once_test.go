@@ -76,7 +76,6 @@ func TestAnIDInFlightIsAConflict(t *testing.T) {
 	}
 }
 
-// apiReply has the parts of an answer that tests read.
 type apiReply struct {
 	OK          bool
 	Reservation string
@@ -88,7 +87,6 @@ type apiReply struct {
 	}
 }
 
-// reserve sends a request that reserves, and returns the id.
 func reserve(t *testing.T, h http.Handler, body string) string {
 	t.Helper()
 	w := call(h, "POST", "/v1/limit", body)
@@ -461,7 +459,6 @@ func TestCompiledLimitsOfRequests(t *testing.T) {
 	}
 }
 
-// keyed is a store that records the idempotency keys of charges.
 type keyed struct {
 	*memory.Store
 	ids [][16]byte

@@ -20,7 +20,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// document is a parsed OpenAPI document.
 type document struct {
 	t    *testing.T
 	root map[string]any
@@ -56,7 +55,6 @@ func (d *document) at(place ...string) (map[string]any, []string) {
 	return found, place
 }
 
-// validate checks a value against the schema at a place.
 func (d *document) validate(text []byte, place ...string) error {
 	d.t.Helper()
 	var pointer strings.Builder

@@ -49,7 +49,7 @@ type apiRequest struct {
 	settles     bool
 	reservation string
 	count       int64
-	costs       map[string]int64 // costs by kind of unit, used instead of count; nil means count
+	costs       map[string]int64 // by kind of unit
 }
 
 // parseRequest parses a request: one limit, or a list of them under "limits", or a reservation to settle.
@@ -94,7 +94,6 @@ func parseRequest(body []byte) (*apiRequest, error) {
 	return req, nil
 }
 
-// add adds a limit with its config.
 func (a *apiRequest) add(one limiter.NamedCharge, config []byte) {
 	a.call.Limits, a.configs = append(a.call.Limits, one), append(a.configs, config)
 }
@@ -122,7 +121,6 @@ func onlySettles(seen map[string]bool, count int64) error {
 
 var errBothCosts = errors.New("has count and costs; send one of them")
 
-// parseReset parses a request to reset a bucket.
 func parseReset(body []byte) (domain string, charge limiter.NamedCharge, err error) {
 	p, err := newParser(body)
 	if err != nil {
@@ -193,7 +191,6 @@ func (p *parser) object(members map[string]func() error) (seen map[string]bool, 
 	return seen, nil
 }
 
-// limitMembers returns the functions that parse the members of one limit.
 func (p *parser) limitMembers(into *limiter.NamedCharge, config *[]byte) map[string]func() error {
 	return map[string]func() error{
 		"config": func() (err error) {
@@ -221,7 +218,6 @@ func (p *parser) limitMembers(into *limiter.NamedCharge, config *[]byte) map[str
 	}
 }
 
-// limitList parses the list of limits in a request.
 func (p *parser) limitList(into *apiRequest) error {
 	if t := p.token(); t != json.Delim('[') {
 		return fmt.Errorf("must be a list, is %s", described(t))
@@ -347,7 +343,6 @@ func (p *parser) config() ([]byte, error) {
 	return text.Bytes(), nil
 }
 
-// costs parses an object of costs by kind.
 func (p *parser) costs() (map[string]int64, error) {
 	if t := p.token(); t != json.Delim('{') {
 		return nil, fmt.Errorf("must be an object such as {\"input\": 1200}, is %s", described(t))
@@ -375,7 +370,6 @@ func (p *parser) costs() (map[string]int64, error) {
 	return costs, nil
 }
 
-// count parses a cost.
 func (p *parser) count() (int64, error) { return p.whole(-maxCount, maxCount, "-2^53", "2^53") }
 
 // whole parses a whole number from low to high, both included. lowName and highName are the names of these bounds in
@@ -400,7 +394,6 @@ func (p *parser) whole(low, high int64, lowName, highName string) (int64, error)
 	return n, nil
 }
 
-// described describes a token in an error.
 func described(t json.Token) string {
 	switch t := t.(type) {
 	case nil:

@@ -96,7 +96,6 @@ func call(h http.Handler, method, path, body string, header ...string) *httptest
 	return w
 }
 
-// exchangeStep is a request at a time, and its answer.
 type exchangeStep struct {
 	at         algorithms.Micros // since storetest.Start
 	path, body string
@@ -304,7 +303,6 @@ func TestLimitsAreListedAndShown(t *testing.T) {
 	)
 }
 
-// TestABlockedBucketNamesTheReason compares a bucket that a penalty blocks with one that an operator blocks.
 func TestABlockedBucketNamesTheReason(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
@@ -355,7 +353,6 @@ func TestResetForgetsOneBucket(t *testing.T) {
 	exchangeStep{0, "/v1/reset", `{"name":"few"}`, 503, `reset a bucket of limit "few": no room for another bucket`}.check(t, apiOver(t, broken{backend.ErrFull}))
 }
 
-// broken is a store that can decide nothing.
 type broken struct{ err error }
 
 func (s broken) Submit(b *backend.Batch) { b.Fail(s.err) }
@@ -481,7 +478,6 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 	}
 }
 
-// breaking is a body that ends too early.
 type breaking struct{}
 
 func (breaking) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }

@@ -50,8 +50,7 @@ type Auth struct {
 	// Limiter decides, with the auth section of its Snapshot.
 	Limiter  AuthLimiter
 	Observer AuthObserver
-	// Headers are sent with decisions.
-	Headers HeaderSets
+	Headers  HeaderSets
 	// Log receives panics, at most one message a second.
 	Log *zap.Logger
 
@@ -158,7 +157,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *clientRequest, own, 
 	return judged(&c.Verdict)
 }
 
-// unrouted returns the answer if no limit can be evaluated. reason is for the Observer.
+// unrouted returns the answer if no limit can be evaluated.
 func (d *Auth) unrouted(of *clientRequest, reason string) authAnswer {
 	d.Observer.Refused(reason)
 	if of.auth != nil && of.auth.Allow {
@@ -167,7 +166,6 @@ func (d *Auth) unrouted(of *clientRequest, reason string) authAnswer {
 	return authAnswer{code: http.StatusTooManyRequests, reason: reasonNoRoute}
 }
 
-// judged returns the answer for v.
 func judged(v *limiter.Verdict) authAnswer {
 	a := authAnswer{code: http.StatusOK, v: v}
 	if v.Denied {
@@ -198,7 +196,7 @@ func limitReached(v *limiter.Verdict) bool {
 	return false
 }
 
-// reply sends the answer a. For NGINX the only denials are 401 and 403, and it discards their bodies.
+// reply sends the answer a. NGINX accepts only 401 and 403 as denials, and discards their bodies.
 func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a authAnswer, nginx bool) {
 	l := &x.lines
 	refused := a.code == http.StatusTooManyRequests
@@ -228,8 +226,7 @@ func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a 
 	}
 }
 
-// noBody is the value of Content-Length without a body. contentTypes are the values of Content-Type for the
-// formats of a body.
+// These values of Content-Length and Content-Type are allocated once.
 var (
 	noBody       = []string{"0"}
 	contentTypes = func() (all [descriptors.TextBody + 1][]string) {

@@ -27,7 +27,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// authSnapshot compiles a configuration.
 func authSnapshot(tb testing.TB, yaml string) *limiter.Snapshot {
 	tb.Helper()
 	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(yaml)}}, config.Options{})
@@ -37,12 +36,10 @@ func authSnapshot(tb testing.TB, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// refusals is an AuthObserver that records reasons.
 type refusals []string
 
 func (r *refusals) Refused(reason string) { *r = append(*r, reason) }
 
-// authHandler returns an Auth with a memory store.
 func authHandler(tb testing.TB, yaml string) (*Auth, *refusals) {
 	tb.Helper()
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
@@ -51,7 +48,6 @@ func authHandler(tb testing.TB, yaml string) (*Auth, *refusals) {
 	return &Auth{Limiter: l, Observer: r, Headers: HeaderSets{IETF: true, X: true}, Log: zap.NewNop()}, r
 }
 
-// echo is a limiter that records the call and allows it.
 type echo struct {
 	snapshot    *limiter.Snapshot
 	descriptors []string
@@ -516,7 +512,6 @@ auth: {routes: [{hits: 2, descriptors: [[{key: a, value: x}]]}]}
 	}
 }
 
-// away is a store that can decide nothing.
 type away struct{}
 
 func (away) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
@@ -548,7 +543,6 @@ auth: {routes: [{descriptors: [[{key: a, value: b}]]}]}
 	}
 }
 
-// stub is a limiter made from a function.
 type stub struct {
 	snapshot *limiter.Snapshot
 	check    func(*limiter.Call) error
@@ -656,7 +650,6 @@ func TestHoldingEndsWithTheClient(t *testing.T) {
 	})
 }
 
-// wire starts a server with d, and opens a connection to it.
 func wire(t *testing.T, d *Auth) (*httptest.Server, net.Conn, *bufio.Reader) {
 	t.Helper()
 	server := httptest.NewServer(d.handler())
@@ -770,7 +763,6 @@ auth:
 	})
 }
 
-// nothingWriter discards an answer.
 type nothingWriter struct{ header http.Header }
 
 func (w *nothingWriter) Header() http.Header         { return w.header }
@@ -936,7 +928,6 @@ auth:
 	})
 }
 
-// A delayed answer is sent after its delay, here 1 s. If the client disconnects before, none is sent.
 func TestADelayedAnswerIsSentOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authHandler(t, turns)
@@ -982,7 +973,7 @@ func TestClientsOverTCPAreNotThoseOfAUnixSocket(t *testing.T) {
 	}
 }
 
-// A denial has the reason that the client can act on. A limit takes precedence over a failure of the store.
+// A limit takes precedence over a failure of the store.
 func TestTheReasonOfADenial(t *testing.T) {
 	p := &descriptors.Policy{Limit: &algorithms.Limit{}}
 	for _, test := range []struct {

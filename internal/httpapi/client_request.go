@@ -15,9 +15,9 @@ type clientRequest struct {
 	routing.Request
 	r    *http.Request
 	auth *limiter.Auth
-	// nginx means that X-Original-* and X-Real-IP take precedence. Otherwise X-Forwarded-* do. If the
-	// preferred headers are missing, the others are used. Traefik and Caddy replace only X-Forwarded-* and
-	// forward the other headers of their clients, so a client could forge those.
+	// nginx means that X-Original-* and X-Real-IP take precedence over X-Forwarded-*. Otherwise X-Forwarded-* take
+	// precedence, because Traefik and Caddy replace only those, and forward the rest of their clients' headers, which
+	// may be forged. Headers without precedence are used only if the preferred ones are missing.
 	nginx bool
 	// peer is the address of the proxy; the zero Addr means a Unix socket.
 	peer netip.Addr

@@ -8,7 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/clientip"
 )
 
-// setPeer sets peer and trusted.
 func (a *clientRequest) setPeer() {
 	if local, ok := a.r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
 		a.trusted = a.auth.TrustUnix

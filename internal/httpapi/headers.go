@@ -46,7 +46,6 @@ type lines struct {
 	noRetryAfter bool
 }
 
-// end ends the value of a header.
 func (l *lines) end(name string) {
 	l.names[l.n], l.ends[l.n] = name, len(l.text)
 	l.n++
@@ -161,7 +160,6 @@ func (l *lines) parameter(name string, n int64) {
 	l.text = strconv.AppendInt(l.text, n, 10)
 }
 
-// name adds the name of p's limit.
 func (l *lines) name(p *descriptors.Policy) { l.text = replies.AppendName(l.text, p) }
 
 // wholeSeconds returns d in whole seconds, rounded up.

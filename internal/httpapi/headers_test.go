@@ -16,7 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// manyLimits returns an API whose domain has the limits in text.
 func manyLimits(t *testing.T, text string) http.Handler {
 	t.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte("domain: d\nlimits:\n" + text)}}, config.Options{})
@@ -87,7 +86,6 @@ func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 	}
 }
 
-// The turn in one leaky bucket is later than in the other. The answer must report the longer wait.
 func TestTheLongestWaitIsReported(t *testing.T) {
 	h := manyLimits(t, "  slow: {algorithm: leaky_bucket, rate: 1, period: 10s, capacity: 9}\n  fast: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 9}\n")
 	const body = `{"limits":[{"name":"slow","key":"a"},{"name":"fast","key":"a"}]}`

@@ -62,7 +62,6 @@ func New(c Config) http.Handler {
 	return c.Auth.before(mux) // outside of the mux, because a mux cleans paths and redirects
 }
 
-// health answers OK if the server is ready. Otherwise it answers with code and the reason.
 func (c *Config) health(w http.ResponseWriter, code int) {
 	if c.Ready() {
 		healthy(w)

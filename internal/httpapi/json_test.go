@@ -11,7 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
-// jsonHandler serves only /json. Its answer states whether a request is trusted.
 func jsonHandler(local bool) http.Handler {
 	return New(Config{Token: httpauth.FixedToken("s3cret"), Local: local, AnswerJSON: func(_ context.Context, _ []byte, trusted bool) (int, []byte) {
 		if trusted {
@@ -88,7 +87,6 @@ func TestJSONCanBeSwitchedOff(t *testing.T) {
 	}
 }
 
-// A refused request of a web page consumes nothing.
 func TestARefusedRequestIsNotDecided(t *testing.T) {
 	decided := 0
 	h := New(Config{AnswerJSON: func(context.Context, []byte, bool) (int, []byte) { decided++; return 200, []byte("{}") }})

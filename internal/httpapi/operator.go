@@ -54,7 +54,7 @@ func (o *Operator) Handler() http.Handler {
 	return mux
 }
 
-// paths lists the paths and methods. openapi-operators.json describes the same paths.
+// paths lists the paths and methods that openapi-operators.json describes.
 func (o *Operator) paths() map[string]map[string]http.HandlerFunc {
 	all := map[string]map[string]http.HandlerFunc{
 		"/api/buckets":      {http.MethodGet: o.buckets},
@@ -70,7 +70,6 @@ func (o *Operator) paths() map[string]map[string]http.HandlerFunc {
 	return all
 }
 
-// buckets answers with the present state of the selected buckets. It consumes nothing.
 func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 	c := o.inspected(w, r, 0)
 	if c == nil {
@@ -129,7 +128,6 @@ func (o *Operator) inspected(w http.ResponseWriter, r *http.Request, cost int64)
 	return c
 }
 
-// operatorBucket is a bucket in the form for operators.
 type operatorBucket struct {
 	bucket
 	// RetryAfter is the time for which a request of one unit is denied. If the limit has "then", it takes the
@@ -155,7 +153,6 @@ type Settling struct {
 	LostUnits     uint64 `json:"lost_units"`
 }
 
-// settling returns the Settling of p's limit, or nil if the limit has no settle or o.Settling is nil.
 func (o *Operator) settling(p *descriptors.Policy) *Settling {
 	if p.Extra().Settle == nil || o.Settling == nil {
 		return nil
@@ -169,14 +166,12 @@ func (o *Operator) settling(p *descriptors.Policy) *Settling {
 	return s
 }
 
-// resetBucket describes a bucket that was reset.
 type resetBucket struct {
 	Domain string `json:"domain"`
 	Name   string `json:"name"`
 	Key    key    `json:"key,omitempty"`
 }
 
-// reset resets the selected buckets.
 func (o *Operator) reset(w http.ResponseWriter, r *http.Request) {
 	c, err := selectedBuckets(r.URL.RawQuery)
 	if err != nil {
@@ -220,7 +215,6 @@ type deniedKey struct {
 	Last       time.Time `json:"last"`
 }
 
-// top answers with the keys denied most.
 func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 	n, err := howMany(r.URL.RawQuery)
 	if err != nil {
@@ -262,7 +256,6 @@ type unmatchedShape struct {
 	Last        time.Time `json:"last"`
 }
 
-// unmatched answers with the shapes of the requests that matched no limit.
 func (o *Operator) unmatched(w http.ResponseWriter, r *http.Request) {
 	n, err := howMany(r.URL.RawQuery)
 	if err != nil {
@@ -284,7 +277,6 @@ func (o *Operator) unmatched(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"since": since.UTC().Truncate(time.Millisecond), "unmatched": all})
 }
 
-// conditions answers with the present problems, the most severe first.
 func (o *Operator) conditions(w http.ResponseWriter, _ *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"conditions": append([]conditions.Condition{}, o.Conditions()...)})
 }

@@ -47,7 +47,6 @@ func describedOperator(t *testing.T, store backend.Store, k adjust.Keeper) *Oper
 	}
 }
 
-// unreachable is a keeper whose store does not answer.
 type unreachable struct{ adjust.Keeper }
 
 func (unreachable) Change(context.Context, adjust.Operation) (*adjust.Entry, error) {

@@ -39,7 +39,6 @@ descriptors:
   - {key: free, rate_limit: {unlimited: true}}
 `
 
-// operator returns the handlers for operators of a limiter over store, the limiter, and its log.
 func operator(tb testing.TB, store backend.Store) (http.Handler, *limiter.Limiter, *observer.ObservedLogs) {
 	tb.Helper()
 	l := limiter.New(store, limiter.Config{})
@@ -212,7 +211,6 @@ func TestRequestsForAdjustments(t *testing.T) {
 	}
 }
 
-// brokenAudit is a keeper whose audit was changed.
 type brokenAudit struct{ adjust.Keeper }
 
 func (brokenAudit) Verify(context.Context) (int, error) {
@@ -234,7 +232,6 @@ func TestABrokenAuditIsReported(t *testing.T) {
 	}
 }
 
-// /api/top must add up the requests of all shapes that matched no limit.
 func TestUnmatchedRequestsAreAddedUp(t *testing.T) {
 	o := describedOperator(t, memory.New(memory.Config{}), nil)
 	o.Unmatched = func(int) (time.Time, []unmatched.Shape) {
@@ -321,8 +318,6 @@ func FuzzOperator(f *testing.F) {
 	})
 }
 
-// The query of the audit states the number of entries, and the version before which they are. The query of a list states
-// the number of its elements.
 func TestTheQueryOfTheAudit(t *testing.T) {
 	for query, want := range map[string]struct {
 		before uint64
@@ -353,7 +348,6 @@ func TestTheQueryOfTheAudit(t *testing.T) {
 	}
 }
 
-// ailing is a keeper whose store cannot be reached.
 type ailing struct{ adjust.Keeper }
 
 func (ailing) Status() adjust.Status {
@@ -435,7 +429,6 @@ func TestSettlingIsShownOnlyForLimitsThatSettle(t *testing.T) {
 	}
 }
 
-// Each shape of the requests that matched no limit is listed, with the keys of each descriptor.
 func TestUnmatchedRequestsAreListed(t *testing.T) {
 	o := describedOperator(t, memory.New(memory.Config{}), nil)
 	got := call(o.Handler(), "GET", "/api/unmatched", "").Body.String()

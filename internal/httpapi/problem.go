@@ -17,13 +17,11 @@ type problem struct {
 	Limit string `json:"limit,omitempty"`
 }
 
-// kind is a kind of problem: its name, title and status.
 type kind struct {
 	name, title string
 	status      int
 }
 
-// These are the kinds of problems of the API.
 var (
 	malformed          = kind{"malformed", "The request cannot be read", http.StatusBadRequest}
 	unusable           = kind{"unusable", "The limit cannot be charged this way", http.StatusBadRequest}
@@ -44,7 +42,7 @@ var (
 	unavailable        = kind{"unavailable", "The store could not decide", http.StatusServiceUnavailable}
 )
 
-// write answers with a problem of kind k. limit may be empty.
+// write answers with a problem of kind k. limit may be "".
 func (k kind) write(w http.ResponseWriter, detail, limit string) {
 	if k == unavailable || k == inProgress {
 		w.Header().Set("Retry-After", "1")

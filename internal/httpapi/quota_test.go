@@ -88,7 +88,6 @@ func (o observers) Observe(c *limiter.Call) {
 	}
 }
 
-// The API for applications must answer in the same way as /v1/auth.
 func TestAQuotaThatDoesNotDenyIsNotReportedToApplications(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
@@ -130,7 +129,6 @@ func TestAQuotaThatDoesNotDenyHidesNoFailure(t *testing.T) {
 	})
 }
 
-// partly is a store that cannot decide the plain limit.
 type partly struct{ *memory.Store }
 
 func (p partly) Submit(b *backend.Batch) {
