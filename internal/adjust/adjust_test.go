@@ -45,7 +45,6 @@ func (l limits) Adjustable(domain, limit string) (string, []*descriptors.Policy,
 	return l.p.Domain, []*descriptors.Policy{l.p}, nil
 }
 
-// clock is a time that a test sets.
 type clock struct{ now time.Time }
 
 func (c *clock) Now() time.Time { return c.now }
@@ -472,7 +471,6 @@ func TestAChangeThatCannotBeWrittenIsNotMade(t *testing.T) {
 	}
 }
 
-// Only this program writes the file of adjustments, so an invalid one means that the file is damaged.
 func TestAnInvalidAdjustmentInTheFileIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	a := &Adjustment{ID: "a", Target: Target{Domain: "d", Limit: "l"}, Change: Change{Block: true}, Expires: 2, Author: "ann"} // without a reason
@@ -484,7 +482,6 @@ func TestAnInvalidAdjustmentInTheFileIsAnError(t *testing.T) {
 	}
 }
 
-// Each change is reported for the log, and nothing else.
 func TestChangesAreReported(t *testing.T) {
 	_, k := service(t, "", newClock())
 	p := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute})
@@ -506,7 +503,6 @@ func TestChangesAreReported(t *testing.T) {
 	}
 }
 
-// An adjustment that was added, deleted or changed is a difference, whichever Set is the first.
 func TestEachDifferenceOfTwoSetsIsFound(t *testing.T) {
 	of := func(id string, rate int64) *Adjustment {
 		return &Adjustment{ID: id, Change: Change{Rate: number(rate)}}
@@ -562,8 +558,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// TestDeletingNeedsAReason checks that a deletion without an author or a reason is refused, because the audit must
-// have both for every change.
+// The audit must have an author and a reason for every change.
 func TestDeletingNeedsAReason(t *testing.T) {
 	s, _ := service(t, "", newClock())
 	set, _, err := s.Set(context.Background(), bob(Change{Block: true}))
@@ -578,8 +573,7 @@ func TestDeletingNeedsAReason(t *testing.T) {
 	}
 }
 
-// TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse checks that removing expired adjustments does not change
-// the Set that requests are reading.
+// Requests read a Set without a lock, so the removal of expired adjustments must not change it.
 func TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse(t *testing.T) {
 	was := NewSet(Head{Version: 1}, []*Adjustment{{ID: "a"}, {ID: "b"}})
 	if is := was.Without([]string{"a"}); is.Len() != 1 || is.Find("b") == nil || was.Len() != 2 {
@@ -587,7 +581,6 @@ func TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse(t *testing.T) {
 	}
 }
 
-// A target has one adjustment, which its ID identifies.
 func TestTargetsHaveTheirOwnIDs(t *testing.T) {
 	seen := map[string]Target{}
 	for _, target := range []Target{

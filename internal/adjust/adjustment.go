@@ -49,8 +49,7 @@ type Adjustment struct {
 	Algorithm algorithms.Kind
 	// Expires and Created are times of the Keeper's clock. At Expires, the adjustment has no effect any more.
 	Expires, Created algorithms.Micros
-	// Author and Reason are the operator's words.
-	Author, Reason string
+	Author, Reason   string
 }
 
 // Target is what an adjustment changes.
@@ -230,11 +229,8 @@ func (c *Change) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// numbers reports whether c has other numbers.
 func (c *Change) numbers() bool { return c.Rate != nil || c.Capacity != nil || c.Period != 0 }
 
-// checkText returns an error if text is blank, has more than maxBytes bytes, or is not plain text on one line. name
-// is the name of the text in the error.
 func checkText(name, text string, maxBytes int) error {
 	switch {
 	case strings.TrimSpace(text) == "":
@@ -247,7 +243,6 @@ func checkText(name, text string, maxBytes int) error {
 	return nil
 }
 
-// equal reports whether two adjustments are the same.
 func (a *Adjustment) equal(b *Adjustment) bool {
 	if a == nil || b == nil {
 		return a == b

@@ -109,7 +109,6 @@ func (c *Change) spec(l *algorithms.Limit) (algorithms.Spec, error) {
 	return fitInitial(s), nil
 }
 
-// fitInitial lowers Initial to the capacity if it is higher.
 func fitInitial(s algorithms.Spec) algorithms.Spec {
 	if capacity := s.Rate; s.Initial != nil {
 		if s.Capacity != nil {
@@ -120,7 +119,6 @@ func fitInitial(s algorithms.Spec) algorithms.Spec {
 	return s
 }
 
-// multiply returns n multiplied by f, rounded down. If the result is out of range, it is the largest int64.
 func (f Factor) multiply(n int64) int64 { return scale(n, int64(f), int64(one)) }
 
 // scale returns n*factor/divisor, rounded down. If the result is out of range, it is the largest int64. n and factor

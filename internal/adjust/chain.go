@@ -78,8 +78,7 @@ func (e *Entry) MarshalJSON() ([]byte, error) {
 // detects damage but not forgery.
 type Chain struct{ key []byte }
 
-// NewChain returns a Chain that authenticates entries with the secret key. If key is empty, the Chain uses a key
-// that everybody can know. It then detects damaged entries, but not forged ones.
+// NewChain returns a Chain with the secret key. If key is empty, the Chain uses a key that everybody can know.
 func NewChain(key []byte) *Chain {
 	if len(key) == 0 {
 		key = []byte("rlsidecar audit without a key")

@@ -8,7 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// valid returns an adjustment without a mistake, for an hour.
 func valid() *Adjustment {
 	return &Adjustment{
 		Target: Target{Domain: "edge", Limit: "send_message", Key: []string{"bob"}}, Change: Change{Rate: number(5), Capacity: number(7)},
@@ -16,7 +15,6 @@ func valid() *Adjustment {
 	}
 }
 
-// Each bound of an adjustment is accepted, and one more is a mistake.
 func TestTheBoundsOfAnAdjustment(t *testing.T) {
 	const most = algorithms.Micros(MaxFor / time.Microsecond)
 	text := func(n int) string { return strings.Repeat("x", n) }
@@ -74,7 +72,6 @@ func TestTheBoundsOfAnAdjustment(t *testing.T) {
 	}
 }
 
-// Adjustments are equal only if all their parts are equal.
 func TestAdjustmentsThatDifferAreNotEqual(t *testing.T) {
 	if !valid().equal(valid()) {
 		t.Fatal("two equal adjustments are not equal")
@@ -107,7 +104,6 @@ func TestAdjustmentsThatDifferAreNotEqual(t *testing.T) {
 	}
 }
 
-// Different targets have different IDs, and messages distinguish them.
 func TestEachTargetHasItsOwnIDAndText(t *testing.T) {
 	seen, shown := map[string]bool{}, map[string]bool{}
 	for _, target := range []Target{
@@ -132,7 +128,6 @@ func TestEachTargetHasItsOwnIDAndText(t *testing.T) {
 	}
 }
 
-// A change is described with all its numbers.
 func TestAChangeIsDescribedCompletely(t *testing.T) {
 	for want, c := range map[string]Change{
 		"rate 5, capacity 7, period 90s": {Rate: number(5), Capacity: number(7), Period: 90 * algorithms.Second},

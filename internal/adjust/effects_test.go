@@ -97,7 +97,6 @@ func TestTheCapacityOfAnAdjustedLimit(t *testing.T) {
 	}
 }
 
-// A product that no int64 can hold is the largest int64.
 func TestScaleIsExactAndBounded(t *testing.T) {
 	for _, test := range []struct{ n, by, of, want int64 }{
 		{7, 1500, 1000, 10},
@@ -114,7 +113,6 @@ func TestScaleIsExactAndBounded(t *testing.T) {
 	}
 }
 
-// At the time Expires an adjustment has expired: it is not listed, not found, not deleted, and not replaced.
 func TestAnAdjustmentHasNoEffectAtItsExpiry(t *testing.T) {
 	ctx, c := context.Background(), newClock()
 	s, k := service(t, "", c)
@@ -221,7 +219,6 @@ func TestAChangeThatIsNotInTheAuditIsNotMade(t *testing.T) {
 	}
 }
 
-// The file with the adjustments contains only adjustments that this program accepts.
 func TestADamagedFileOfAdjustmentsIsRefused(t *testing.T) {
 	dir, bad := t.TempDir(), valid()
 	bad.Expires = bad.Created
@@ -233,7 +230,6 @@ func TestADamagedFileOfAdjustmentsIsRefused(t *testing.T) {
 	}
 }
 
-// Adjustments are listed by domain, then by limit, then by key. Expired finds at most as many as requested.
 func TestTheOrderOfASet(t *testing.T) {
 	var all []*Adjustment
 	for _, target := range []Target{
@@ -260,7 +256,6 @@ func TestTheOrderOfASet(t *testing.T) {
 	}
 }
 
-// Watch calls its function with the present Set, and then with each new one.
 func TestWatchStartsWithThePresentSet(t *testing.T) {
 	s, k := service(t, "", newClock())
 	var versions []uint64
@@ -325,7 +320,6 @@ func TestAKeyHasTheValuesOfABucket(t *testing.T) {
 	}
 }
 
-// The readable key is absent if one of its values is not text.
 func TestAKeyThatIsNotTextIsNotShownAsText(t *testing.T) {
 	for want, key := range map[bool][]string{true: {"a", "b"}, false: {"\xff", "b"}} {
 		a := Adjustment{Target: Target{Key: key}}
@@ -335,7 +329,6 @@ func TestAKeyThatIsNotTextIsNotShownAsText(t *testing.T) {
 	}
 }
 
-// A body has one JSON object with known fields, and one form of the key.
 func TestTheBodyOfAProposalIsReadStrictly(t *testing.T) {
 	const start = `{"limit": "l", "author": "a", "reason": "r", "for": "1h", "rate": 5`
 	for text, want := range map[string]string{
@@ -370,7 +363,6 @@ func TestTheBodyOfAProposalIsReadStrictly(t *testing.T) {
 	}
 }
 
-// The audit keeps the newest 10,000 entries and up to 500 more. Then 500 entries are trimmed at once.
 func TestTheAuditIsTrimmedAtItsBound(t *testing.T) {
 	for _, test := range []struct{ checkpoint, added, want uint64 }{
 		{0, MaxEntries + trimBy, 0}, {0, MaxEntries + trimBy + 1, trimBy}, {trimBy, MaxEntries + 2*trimBy, 0}, {trimBy, MaxEntries + 2*trimBy + 1, 2 * trimBy},
@@ -416,7 +408,6 @@ func TestAnIncompleteLineIsRemovedFromTheAudit(t *testing.T) {
 	}
 }
 
-// A file that cannot be replaced leaves no temporary file.
 func TestAFailedWriteLeavesNoTemporaryFile(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, setFile), 0o700); err != nil {
@@ -430,7 +421,6 @@ func TestAFailedWriteLeavesNoTemporaryFile(t *testing.T) {
 	}
 }
 
-// An entry is read as it was written, and the newest one must be that of the head.
 func TestAnEntryIsReadAsItWasWritten(t *testing.T) {
 	chain := NewChain(nil)
 	e := &Entry{At: 3, Operation: "o", Author: "ann", Reason: "launch", Target: "t", Before: valid(), After: valid()}

@@ -38,7 +38,6 @@ type shownJSON struct {
 	Left    int64  `json:"left_s,omitempty"`
 }
 
-// changeJSON is the form of a Change.
 type changeJSON struct {
 	Rate      *int64      `json:"rate,omitempty"`
 	Capacity  *int64      `json:"capacity,omitempty"`
@@ -144,7 +143,6 @@ func parseKind(name string) (algorithms.Kind, error) {
 
 func moment(t algorithms.Micros) time.Time { return time.UnixMicro(int64(t)).UTC() }
 
-// proposalJSON is the form of a Proposal in the admin API.
 type proposalJSON struct {
 	Domain  string   `json:"domain"`
 	Limit   string   `json:"limit"`
@@ -200,7 +198,6 @@ func ParseRemoval(text []byte) (r Removal, err error) {
 	return r, decode(text, &r, "JSON with author, reason and version")
 }
 
-// decode reads one JSON object. Unknown fields are mistakes.
 func decode(text []byte, into any, what string) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()

@@ -95,7 +95,6 @@ func TestTheStatusNamesThePlace(t *testing.T) {
 	}
 }
 
-// The audit identifies each operation.
 func TestEachOperationHasItsOwnID(t *testing.T) {
 	s, _ := service(t, "", newClock())
 	seen := map[string]bool{}
@@ -185,7 +184,6 @@ func TestTheBodyOfADeletionIsReadStrictly(t *testing.T) {
 	}
 }
 
-// A key is stated as text or in base64.
 func TestBothFormsOfAKeyAreRead(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"limit": "l", "key": ["a", "b"]}`:           "a b",
@@ -272,7 +270,6 @@ func TestAnAdjustmentThatIsNotUnderstoodIsAnError(t *testing.T) {
 	}
 }
 
-// An adjustment may have an end instead of a duration, and may expect the present version.
 func TestAnAdjustmentUntilATime(t *testing.T) {
 	c := newClock()
 	s, _ := service(t, "", c)
@@ -290,7 +287,6 @@ func TestAnAdjustmentUntilATime(t *testing.T) {
 	}
 }
 
-// The error about a key of the wrong length names the entries that identify a bucket of the limit.
 func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
 	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
 	whole, none := &descriptors.Policy{Whole: true}, &descriptors.Policy{}
@@ -313,7 +309,7 @@ func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
 	}
 }
 
-// A blocked limit is not in the reference form if the limit is not. A factor may lower a rate to 1 unit, and not below.
+// A block does not put a limit into the reference form. A factor may lower a rate to 1 unit, and not below.
 func TestABlockAndTheLeastFactor(t *testing.T) {
 	p := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute})
 	if got, err := (&Adjustment{Change: Change{Block: true}}).Apply(p); err != nil || got.Reference {

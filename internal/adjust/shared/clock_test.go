@@ -12,7 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// testClock is a clock that a test sets.
 type testClock struct{ now time.Time }
 
 func (c *testClock) Now() time.Time { return c.now }

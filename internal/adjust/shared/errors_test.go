@@ -12,7 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// An observer gets the present Set, and each new one, also if another sidecar has changed it.
 func TestAnObserverGetsEachSet(t *testing.T) {
 	t.Parallel()
 	url := "redis://" + redistest.Start(t).Addr
@@ -30,8 +29,6 @@ func TestAnObserverGetsEachSet(t *testing.T) {
 	}
 }
 
-// While the server cannot be reached, every operation returns an error. A damaged file in the folder is an error at the
-// start.
 func TestErrorsOfThePlaceAreReturned(t *testing.T) {
 	t.Parallel()
 	k := keeper(t, "redis://127.0.0.1:1", "") // no server has this port

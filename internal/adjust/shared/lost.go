@@ -29,7 +29,6 @@ type recent struct {
 	entries []*adjust.Entry
 }
 
-// add appends entries, and removes the oldest ones beyond maxRecent.
 func (r *recent) add(entries ...*adjust.Entry) {
 	r.entries = append(r.entries, entries...)
 	if over := len(r.entries) - maxRecent; over > 0 {
@@ -47,7 +46,6 @@ func (r *recent) after(head adjust.Head) (entries []*adjust.Entry, known bool) {
 	return r.entries[i+1:], i >= 0
 }
 
-// deleted reports whether r has the deletion of an adjustment.
 func (r *recent) deleted(id string) bool {
 	return slices.ContainsFunc(r.entries, func(e *adjust.Entry) bool { return e.Target == id && e.After == nil })
 }

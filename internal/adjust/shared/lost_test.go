@@ -22,7 +22,6 @@ func loseEntries(server *redistest.Server, head adjust.Head, entries ...*adjust.
 	server.Do("XSETID", "rl:{adjustments}log", fmt.Sprint(head.Version, "-0"))
 }
 
-// blocked lists the blocked keys.
 func blocked(k *shared.Keeper) (keys string) {
 	for _, a := range k.Set().All() {
 		keys += a.Target.Key[0] + " "
@@ -67,7 +66,7 @@ func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	}
 }
 
-// TestAChangeAfterALossComesAfterTheLostOnes lets an operator make a change before the next poll.
+// An operator makes a change before the next poll.
 func TestAChangeAfterALossComesAfterTheLostOnes(t *testing.T) {
 	t.Parallel()
 	server, _, a := ledgerOfAnn(t)
@@ -203,8 +202,6 @@ func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
 	redistest.Eventually(t, "the expired adjustment is no longer listed as lost", func() bool { return lost(a) == "eve " })
 }
 
-// TestTheListOfLostAdjustmentsIsBounded checks that the list has only the first 20 lost adjustments, in the order of
-// their targets.
 func TestTheListOfLostAdjustmentsIsBounded(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)

@@ -112,7 +112,6 @@ func (k *Keeper) Now() algorithms.Micros {
 	return algorithms.Micros(k.machine.Now().UnixMicro())
 }
 
-// since returns the time since t by the clock of this machine.
 func (k *Keeper) since(t time.Time) time.Duration { return k.machine.Now().Sub(t) }
 
 // Status implements adjust.Keeper.
@@ -151,7 +150,6 @@ func (k *Keeper) Poll(ctx context.Context) error {
 	return err
 }
 
-// report records the result of the last poll for Status.
 func (k *Keeper) report(answered bool, err error) {
 	k.statusMu.Lock()
 	defer k.statusMu.Unlock()

@@ -27,7 +27,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var secret = []byte("a secret of the audit")
 
-// keeper returns the Keeper of a sidecar.
 func keeper(t *testing.T, url, dir string) *shared.Keeper {
 	t.Helper()
 	l, err := redis.OpenLedger(redis.Config{URL: url}, "adjustments")
