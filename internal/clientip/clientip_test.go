@@ -7,7 +7,6 @@ import (
 	"testing"
 )
 
-// trusts reports whether addr is a trusted proxy. In the tests, these are all addresses in 10.0.0.0/8.
 func trusts(addr netip.Addr) bool { return netip.MustParsePrefix("10.0.0.0/8").Contains(addr) }
 
 var peer = netip.MustParseAddr("10.0.0.1")

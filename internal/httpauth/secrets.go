@@ -8,7 +8,6 @@ import (
 	"go.uber.org/zap"
 )
 
-// These constants bound a file with secrets.
 const (
 	// mostSecrets is the largest number of secrets in a file: the current one, and the previous or next one.
 	mostSecrets = 2

@@ -96,8 +96,6 @@ func TestTokensAreReadAgain(t *testing.T) {
 	})
 }
 
-// A request is of the same page if its Origin has the host name and the port of its Host. If there is a Sec-Fetch-Site, it
-// must be same-origin.
 func TestRequestsOfTheSamePage(t *testing.T) {
 	for _, c := range []struct {
 		host, origin, site string
@@ -246,7 +244,6 @@ func TestKeysOfReservationsAreReadAgain(t *testing.T) {
 	}
 }
 
-// Requests read a file at most once a second, however many there are.
 func TestAFileIsReadOnceASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reads := 0

@@ -88,12 +88,14 @@ func matchesTarget(r *limiter.Route, q *Request) bool {
 	return r.MatchesPath(q.path(r.Ignore)) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
 }
 
-// Repeated returns a header or cookie that has several values in q and affects which limits apply, as the
-// configuration names it: "cookie:sid". It returns "#" if the target contains that, and "" if there is nothing of
-// either kind. Such a header is a condition of a route up to r whose path, method and host match, or a source of a
-// value in r. r is the result of Find; if it is nil, the conditions of all routes count. Applications differ in which
-// of several values they use, so a limit could count one value while the application uses another. Parameters of the
-// query are not examined: Value uses the first.
+// Repeated returns a header or cookie that has several values in q and affects which limits apply, in the notation
+// of the configuration, such as "cookie:sid". Applications differ in which of several values they use, so a limit
+// could count one value while the application uses another.
+//
+// The header is a condition of a route whose path, method and host match, or a source of a value in r. r is the
+// result of Find. Only the conditions of the routes up to r count. If r is nil, those of all routes count. If the
+// target contains "#", Repeated returns "#". If it finds nothing, it returns "". It does not examine parameters of
+// the query: Value uses the first.
 func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	if q.Fragment {
 		return "#"

@@ -13,7 +13,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// auth compiles the section auth of a configuration.
 func auth(tb testing.TB, yaml string) *limiter.Auth {
 	tb.Helper()
 	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte("domain: d\nauth:\n" + yaml + "\n---\ndomain: other\n")}}, config.Options{})

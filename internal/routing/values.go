@@ -30,7 +30,6 @@ func cookies(lines []string, name string) iter.Seq[string] {
 	}
 }
 
-// cookie returns the value of the first cookie called name.
 func cookie(lines []string, name string) (value string, ok bool) {
 	for value := range cookies(lines, name) {
 		return value, true
@@ -38,7 +37,6 @@ func cookie(lines []string, name string) (value string, ok bool) {
 	return "", false
 }
 
-// cookiesDiffer reports whether two cookies called name have different values.
 func cookiesDiffer(lines []string, name string) bool {
 	first, _ := cookie(lines, name)
 	for value := range cookies(lines, name) {
