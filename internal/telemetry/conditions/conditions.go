@@ -73,7 +73,7 @@ type Registry struct {
 	all map[string]Condition // guarded by mu
 }
 
-// New returns an empty Registry. now returns the time.
+// New returns an empty Registry.
 func New(now func() time.Time) *Registry {
 	return &Registry{now: now, all: map[string]Condition{}}
 }
@@ -130,7 +130,7 @@ func (r *Registry) List() []Condition {
 	return r.list()
 }
 
-// list does what List does. The caller holds mu.
+// list is List for a caller that holds mu.
 func (r *Registry) list() []Condition {
 	list := make([]Condition, 0, len(r.all))
 	for _, c := range r.all {

@@ -8,7 +8,6 @@ import (
 	"time"
 )
 
-// Each step of the test has a time, an event, and the list after the event.
 func TestConditionsAreListedWorstFirst(t *testing.T) {
 	start := time.Date(2026, 3, 1, 3, 0, 0, 0, time.UTC)
 	now := start
@@ -41,8 +40,6 @@ func TestConditionsAreListedWorstFirst(t *testing.T) {
 	}
 }
 
-// TestConditionsAreBounded checks that reports cannot make the registry grow without bound, and that the
-// worst conditions stay.
 func TestConditionsAreBounded(t *testing.T) {
 	r := New(time.Now)
 	for i := range 3 * maxConditions {
@@ -61,7 +58,6 @@ func TestConditionsAreBounded(t *testing.T) {
 	}
 }
 
-// TestTextsFromTheNetworkArePrintable: a server's error may contain any bytes.
 func TestTextsFromTheNetworkArePrintable(t *testing.T) {
 	r := New(time.Now)
 	r.Set(Condition{Name: "redis", Severity: Critical, Summary: "ERR a\nb\x1b[31m\xff é", Remedy: "do\r\nthis"})
@@ -85,7 +81,6 @@ func TestANilRegistryAcceptsReports(t *testing.T) {
 	}
 }
 
-// At the bound, a report about a known condition replaces that one alone, and a new one replaces a milder one.
 func TestAFullRegistryStillUpdatesItsConditions(t *testing.T) {
 	r := New(time.Now)
 	for i := range maxConditions {
@@ -103,7 +98,6 @@ func TestAFullRegistryStillUpdatesItsConditions(t *testing.T) {
 	}
 }
 
-// A condition whose name is too long or not printable can be cleared by that name.
 func TestAConditionIsClearedByTheNameThatSetIt(t *testing.T) {
 	r := New(time.Now)
 	name := "redis\n" + strings.Repeat("x", 2*maxName)
@@ -113,8 +107,6 @@ func TestAConditionIsClearedByTheNameThatSetIt(t *testing.T) {
 	}
 }
 
-// A long text is cut between two characters. Characters that control a terminal or break
-// lines, and invalid UTF-8, become blanks.
 func TestTextsAreCutBetweenCharacters(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                        "",

@@ -45,9 +45,8 @@ type Denied struct {
 	// Cut means that Key or Entries were too long and are incomplete.
 	Cut bool
 	// Times is the number of denials if Exact is true. Otherwise it is a lower bound.
-	Times int64
-	Exact bool
-	// First and Last are the times of the first and the last counted denial.
+	Times       int64
+	Exact       bool
 	First, Last time.Time
 	// Recent are the last denials, newest first.
 	Recent []Event
@@ -65,25 +64,24 @@ type Event struct {
 
 // Events are the last few events of a key.
 type Events struct {
-	ring [8]Event
-	n    int // the number of events added so far
+	ring  [8]Event
+	added int
 }
 
 // Add adds an event. If there is no room, it replaces the oldest event.
 func (e *Events) Add(one Event) {
-	e.ring[e.n%len(e.ring)] = one
-	e.n++
+	e.ring[e.added%len(e.ring)] = one
+	e.added++
 }
 
 // AppendTo appends the events to dst, the newest first.
 func (e *Events) AppendTo(dst []Event) []Event {
-	for i := e.n - 1; i >= max(0, e.n-len(e.ring)); i-- {
+	for i := e.added - 1; i >= max(0, e.added-len(e.ring)); i-- {
 		dst = append(dst, e.ring[i%len(e.ring)])
 	}
 	return dst
 }
 
-// counted is the data of a key in a shard.
 type counted struct {
 	Denied
 	events Events
@@ -114,7 +112,7 @@ type shard struct {
 	_    [64]byte              // separates the locks of two shards into different cache lines
 }
 
-// New returns a Recorder. The function now returns the time.
+// New returns a Recorder that reads the time from now.
 func New(now func() time.Time) *Recorder {
 	r := &Recorder{now: now, began: now(), seed: maphash.MakeSeed()}
 	for i := range r.shards {
@@ -161,7 +159,6 @@ func reasonOf(r *limiter.Result) string {
 	}
 }
 
-// count counts one denial by the limit of result. why is the reason.
 func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result, why string) {
 	var room [256]byte
 	aboutKey := why == Limit || why == Penalty || why == Blocked || why == Never
@@ -184,7 +181,6 @@ func (r *Recorder) Unrouted(why string) {
 	r.add([]byte(why), Event{At: r.now(), Outcome: limiter.Denied}, func() Denied { return Denied{Why: why} })
 }
 
-// add counts event for key. It calls describe if key is not counted yet.
 func (r *Recorder) add(key []byte, event Event, describe func() Denied) {
 	s := &r.shards[maphash.Bytes(r.seed, key)%shards]
 	s.mu.Lock()
@@ -202,8 +198,6 @@ func (r *Recorder) add(key []byte, event Event, describe func() Denied) {
 // listener reuses their memory.
 func Describe(c *limiter.Call, result *limiter.Result) Denied { return describe(c, result, "", true) }
 
-// describe returns the description of result, with why as its Why. Unless aboutKey is set, its Key and Entries stay
-// empty. It copies the texts in c, because the listener reuses their memory.
 func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool) Denied {
 	d := Denied{Domain: strings.Clone(cut(c.Request.Domain)), Why: why}
 	if c.Verdict.Domain != nil {
@@ -252,7 +246,6 @@ func (r *Recorder) Top(n int) (since time.Time, top []Denied) {
 	return topk.Since(now, r.began), top[:min(n, len(top))]
 }
 
-// top appends the keys of s to dst.
 func (s *shard) top(now time.Time, dst []Denied) []Denied {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -31,7 +31,6 @@ descriptors:
   - {key: "any*", rate_limit: {unit: year, requests_per_unit: 0}}
 `
 
-// requester sends requests to a limiter and their denials to a Recorder.
 type requester struct {
 	*Recorder
 	limiter *limiter.Limiter
@@ -75,7 +74,6 @@ func (a *requester) send(tb testing.TB, text string, cost int64) {
 	}
 }
 
-// listed returns the result of Top, one line for each key.
 func (a *requester) listed(n int) string {
 	var lines []string
 	_, top := a.Top(n)
@@ -140,8 +138,6 @@ func TestTopListsDenials(t *testing.T) {
 	a.want(t, "long after")
 }
 
-// If the listener has recorded the time at which a request arrived, the denial gets that time, and the clock
-// is not read again.
 func TestADenialHasTheTimeOfTheRequest(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	a.Recorder = New(func() time.Time { return a.clock.Add(time.Second) })
@@ -151,7 +147,6 @@ func TestADenialHasTheTimeOfTheRequest(t *testing.T) {
 	}
 }
 
-// TestLongKeysAreTruncated checks that texts of clients are kept as bytes, up to a bound.
 func TestLongKeysAreTruncated(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	long := strings.Repeat("x", 16<<10)
@@ -195,7 +190,7 @@ func TestReasonsOfDenials(t *testing.T) {
 	}
 }
 
-// A quota limit denies a request only together with all others. Otherwise it has no part in the denial.
+// Limits with quota_mode deny only if every such limit of the request does. Otherwise they have no part in a denial.
 func TestOnlyLimitsThatDenyAreCounted(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(`
@@ -224,7 +219,6 @@ descriptors:
 	a.want(t, "a quota limit that denies alone", `1 d/ip limit ["x"] [{"ip" "x"}] false`)
 }
 
-// A listener uses the memory of a request again, so a Recorder must not keep it.
 func TestTextsOfClientsAreCopied(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	text := []byte("userbob")
@@ -279,8 +273,6 @@ func TestFailuresAreCountedByLimit(t *testing.T) {
 	a.want(t, "no route", "2 / no-route [] [] false", "1 d/ no-config [] [] false")
 }
 
-// TestMemoryForDenialsIsBounded checks that memory is bounded, and that the key with the most denials is
-// found, however many keys are denied.
 func TestMemoryForDenialsIsBounded(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	for i := range 20_000 {
@@ -325,7 +317,6 @@ func TestCountingAKnownKeyAllocatesNothing(t *testing.T) {
 	}
 }
 
-// denied returns a denied Call.
 func denied(tb testing.TB, a *requester, text string) *limiter.Call {
 	tb.Helper()
 	entries, err := descriptors.Parse(text)
@@ -361,7 +352,7 @@ func BenchmarkObserve(b *testing.B) {
 	})
 }
 
-// TestTheLastDenialsOfAKey denies a key eight times, a minute apart, so that two windows count it.
+// The denials are a minute apart, so two windows count them.
 func TestTheLastDenialsOfAKey(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	a.send(t, "user=bob", 1)
@@ -428,8 +419,6 @@ func TestDenialsAreCountedByTheirReasonAndKey(t *testing.T) {
 		`3 e/ limit [] [] false`, `2 d/ limit [] [] false`)
 }
 
-// Failures of two limits are counted separately, and so are requests of two domains without a configuration. The
-// keys of a limit do not matter.
 func TestFailuresOfDifferentLimitsAreApart(t *testing.T) {
 	a := newRequester(t, away{backend.ErrUnavailable})
 	a.send(t, "user=bob", 1)
@@ -451,7 +440,6 @@ func TestFailuresOfDifferentLimitsAreApart(t *testing.T) {
 	a.want(t, "two domains", `3 d/ missing-descriptor [] [] false`, `2 e/ no-config [] [] false`, `1 d/ no-config [] [] false`)
 }
 
-// All values of a key together have at most maxShown bytes, and so do all entries of a descriptor.
 func TestTheTextsOfADenialShareOneBound(t *testing.T) {
 	const others = len("path" + "/login" + "ip")
 	for n, cut := range map[int]bool{maxShown - others: false, maxShown - others + 1: true, 2 * maxShown: true} {

@@ -25,8 +25,8 @@ const (
 // Totals are counters since the program started.
 type Totals struct{ Allowed, Denied uint64 }
 
-// since returns the increase of the counters since they had the values in start. If a counter is lower than in start,
-// the counters were reset, and since returns t.
+// since returns the increase from start to t. If a counter is lower than in start, the counters were reset, and
+// t is the increase.
 func (t Totals) since(start Totals) Totals {
 	if t.Allowed < start.Allowed || t.Denied < start.Denied {
 		return t
@@ -66,16 +66,15 @@ type Recorder struct {
 	seed  maphash.Seed
 	began time.Time // has a monotonic reading, so that setting the clock moves no point
 
-	mu       sync.Mutex
-	step     int64            // the step of the last sample, counted from began; mu guards this and the following fields
-	all      *series          // the series of all requests
-	limits   map[uint64]entry // by the hash of a Key, to store no names; only limits that have counted something
-	kept     int              // the number of entries that have a series
-	dropped  int              // the number of limits that counted something in the last sample and found no room for a series
-	sequence uint32           // the number of the last sample
+	mu          sync.Mutex
+	step        int64            // the step of the last sample, counted from began; mu guards this and the following fields
+	all         *series          // the series of all requests
+	limits      map[uint64]entry // by the hash of a Key, to store no names; only limits that have counted something
+	seriesCount int
+	dropped     int    // the number of limits that counted something in the last sample and found no room for a series
+	sequence    uint32 // the number of the last sample
 }
 
-// entry is the state of one limit.
 type entry struct {
 	last     Totals
 	series   *series // nil without traffic for fifteen minutes, or without room
@@ -126,11 +125,11 @@ func (r *Recorder) limit(step int64, key Key, totals Totals) {
 	e.last, e.sequence = totals, r.sequence
 	switch {
 	case e.series == nil && moved == (Totals{}):
-	case e.series == nil && r.kept == MaxSeries:
+	case e.series == nil && r.seriesCount == MaxSeries:
 		r.dropped++
 	case e.series == nil:
 		e.series = &series{}
-		r.kept++
+		r.seriesCount++
 		e.series.add(step, moved)
 	default:
 		e.series.add(step, moved)
@@ -145,7 +144,7 @@ func (r *Recorder) limit(step int64, key Key, totals Totals) {
 func (r *Recorder) remove(e *entry) {
 	if e.series != nil {
 		e.series = nil
-		r.kept--
+		r.seriesCount--
 	}
 }
 
@@ -170,7 +169,7 @@ func (s *series) add(step int64, counts Totals) {
 
 func plus(a uint32, b uint64) uint32 { return uint32(min(uint64(a)+b, math.MaxUint32)) }
 
-// read returns a copy of the points up to step.
+// read returns the points of the steps up to and including step. Steps without a sample are zero.
 func (s *series) read(step int64) (p Points) {
 	for i := range p {
 		at := step - int64(Steps-1-i)
@@ -204,7 +203,7 @@ func (r *Recorder) Limit(key Key) Points {
 func (r *Recorder) Recent(keys int, key func(i int) Key, visit func(i int, p *Points)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.kept == 0 {
+	if r.seriesCount == 0 {
 		return
 	}
 	for i := range keys {

@@ -2,7 +2,6 @@ package history
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"testing"
 	"time"
@@ -10,17 +9,16 @@ import (
 
 var began = time.Unix(1e9, 0)
 
-// one samples a single limit, login, of domain d.
-func one(r *Recorder, at time.Duration, t Totals) {
+func sampleLogin(r *Recorder, at time.Duration, t Totals) {
 	r.Sample(began.Add(at), t, func(visit func(Key, Totals)) { visit(Key{"d", "login"}, t) })
 }
 
 func TestPointsCountOneStepEach(t *testing.T) {
 	r := New(began)
-	one(r, 0, Totals{5, 0})
-	one(r, 10*time.Second, Totals{25, 3})
-	one(r, 20*time.Second, Totals{25, 3})
-	one(r, 50*time.Second, Totals{26, 10}) // two steps were not sampled
+	sampleLogin(r, 0, Totals{5, 0})
+	sampleLogin(r, 10*time.Second, Totals{25, 3})
+	sampleLogin(r, 20*time.Second, Totals{25, 3})
+	sampleLogin(r, 50*time.Second, Totals{26, 10}) // two steps were not sampled
 	p := r.Limit(Key{"d", "login"})
 	want := map[int]Point{Steps - 6: {5, 0}, Steps - 5: {20, 3}, Steps - 1: {1, 7}}
 	for i := range p {
@@ -44,16 +42,16 @@ func sum(r *Recorder) Totals {
 func TestCountsAreDroppedAfterFifteenMinutes(t *testing.T) {
 	r := New(began)
 	for at := time.Duration(0); at <= 20*time.Minute; at += Step {
-		one(r, at, Totals{1, 1}) // all requests are in the first step
+		sampleLogin(r, at, Totals{1, 1}) // all requests are in the first step
 		left := sum(r)
 		if want := (Totals{1, 1}); at < 15*time.Minute && left != want {
 			t.Fatalf("after %v: %v; want %v", at, left, want)
 		}
-		if at >= 15*time.Minute && (left != Totals{} || r.kept != 0) {
-			t.Fatalf("after %v: %v, %d series; want %v left and 0 kept", at, left, r.kept, Totals{})
+		if at >= 15*time.Minute && (left != Totals{} || r.seriesCount != 0) {
+			t.Fatalf("after %v: %v, %d series; want %v left and 0 kept", at, left, r.seriesCount, Totals{})
 		}
 	}
-	one(r, 21*time.Minute, Totals{4, 1})
+	sampleLogin(r, 21*time.Minute, Totals{4, 1})
 	if left := sum(r); left != (Totals{3, 0}) {
 		t.Errorf("a limit that is added again has %v, want only its new decisions", left)
 	}
@@ -63,7 +61,7 @@ func TestCountsAreDroppedAfterFifteenMinutes(t *testing.T) {
 func TestSteadyTrafficIsCountedForFifteenMinutes(t *testing.T) {
 	r := New(began)
 	for i := range 3 * Steps {
-		one(r, time.Duration(i)*Step, Totals{uint64(i + 1), 0})
+		sampleLogin(r, time.Duration(i)*Step, Totals{uint64(i + 1), 0})
 		if got, want := sum(r).Allowed, uint64(min(i+1, Steps)); got != want {
 			t.Fatalf("after step %d: %d requests, want %d", i, got, want)
 		}
@@ -72,19 +70,18 @@ func TestSteadyTrafficIsCountedForFifteenMinutes(t *testing.T) {
 
 func TestClocksAndCountersThatGoBack(t *testing.T) {
 	r := New(began)
-	one(r, time.Minute, Totals{10, 0})
-	one(r, 0, Totals{12, 0})          // the clock was set back
-	one(r, time.Minute, Totals{3, 0}) // the limit was removed and added again
+	sampleLogin(r, time.Minute, Totals{10, 0})
+	sampleLogin(r, 0, Totals{12, 0})          // the clock was set back
+	sampleLogin(r, time.Minute, Totals{3, 0}) // the limit was removed and added again
 	if left := sum(r); left != (Totals{15, 0}) {
 		t.Errorf("got %v; want %v left", left, Totals{15, 0})
 	}
-	one(r, 1e5*time.Hour, Totals{1<<32 + 9, 0}) // far in the future, with more requests than a point can hold
+	sampleLogin(r, 1e5*time.Hour, Totals{1<<32 + 9, 0}) // far in the future, with more requests than a point can hold
 	if left := sum(r); left != (Totals{1<<32 - 1, 0}) {
 		t.Errorf("got %v; want %v left", left, Totals{1<<32 - 1, 0})
 	}
 }
 
-// TestMemoryIsBounded checks that at most MaxSeries limits have a series, and that removed limits leave nothing.
 func TestMemoryIsBounded(t *testing.T) {
 	const limits = 20_000
 	r := New(began)
@@ -103,62 +100,14 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	runtime.GC()
 	runtime.ReadMemStats(&after)
-	if r.kept != MaxSeries || r.Dropped() != limits-MaxSeries {
-		t.Errorf("%d limits have a series, %d have none; want %d and %d", r.kept, r.Dropped(), MaxSeries, limits-MaxSeries)
+	if r.seriesCount != MaxSeries || r.Dropped() != limits-MaxSeries {
+		t.Errorf("%d limits have a series, %d have none; want %d and %d", r.seriesCount, r.Dropped(), MaxSeries, limits-MaxSeries)
 	}
 	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 20<<20 {
 		t.Errorf("%d limits use %d KiB; want at most %d KiB", limits, used>>10, 20<<10)
 	}
 	sample(6, 1)
-	if len(r.limits) != 1 || r.kept > 1 {
-		t.Errorf("%d limits and %d series are left; want 1 limit and at most 1 series", len(r.limits), r.kept)
-	}
-}
-
-// TestQuantiles checks that a quantile is never below the true one, and at most a quarter above it.
-func TestQuantiles(t *testing.T) {
-	var times Times
-	for us := range 10_000 {
-		times.Add(time.Duration(us) * time.Microsecond)
-		if us%3000 == 0 {
-			times.Turn()
-		}
-	}
-	got, of := times.Quantiles(.5, .99)
-	for i, want := range []time.Duration{5000 * time.Microsecond, 9900 * time.Microsecond} {
-		if got[i] < want || got[i] > want*5/4 {
-			t.Errorf("%v, want %v", got[i], want)
-		}
-	}
-	if of != 10_000 {
-		t.Errorf("of %d; want 10_000", of)
-	}
-	for range recent + 1 {
-		times.Turn()
-	}
-	if got, of := times.Quantiles(.5); of != 0 || got[0] != 0 {
-		t.Errorf("after a minute: %v of %d decisions; want 0 of 0", got, of)
-	}
-	times.Add(time.Second)
-	for range recent {
-		times.Turn()
-	}
-	if _, of := times.Quantiles(.5); of != 1 {
-		t.Errorf("within a minute: %d decisions; want 1", of)
-	}
-	for range 1000 {
-		d := time.Duration(rand.Int64N(int64(4 * time.Minute)))
-		if edge := upperEdge(bucketOf(d)); edge <= d || bucketOf(d) > 8 && edge > d+d/4+time.Microsecond {
-			t.Errorf("%v is in the bucket up to %v; want an edge above it, by at most a quarter", d, edge)
-		}
-	}
-	times.Add(-time.Second)
-	times.Add(24 * time.Hour)
-}
-
-func TestAddingATimeAllocatesNothing(t *testing.T) {
-	var times Times
-	if n := testing.AllocsPerRun(100, func() { times.Add(time.Millisecond) }); n != 0 {
-		t.Errorf("%v allocations; want 0", n)
+	if len(r.limits) != 1 || r.seriesCount > 1 {
+		t.Errorf("%d limits and %d series are left; want 1 limit and at most 1 series", len(r.limits), r.seriesCount)
 	}
 }

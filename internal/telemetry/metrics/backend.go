@@ -55,7 +55,6 @@ type timed struct {
 	failures, abandoned prometheus.Counter
 }
 
-// timing is a Batch in flight.
 type timing struct {
 	timed *timed
 	outer *backend.Batch
@@ -63,7 +62,6 @@ type timing struct {
 	start time.Time
 }
 
-// Submit implements backend.Store.
 func (b *timed) Submit(outer *backend.Batch) {
 	t := b.timings.Get().(*timing)
 	t.outer, t.start = outer, time.Now()

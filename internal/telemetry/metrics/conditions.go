@@ -23,7 +23,6 @@ type conditionCollector func() []conditions.Condition
 // Describe implements prometheus.Collector. It sends nothing, because the conditions are not known in advance.
 func (conditionCollector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
 func (list conditionCollector) Collect(out chan<- prometheus.Metric) {
 	counts := map[[2]string]int{}
 	for _, c := range list() {

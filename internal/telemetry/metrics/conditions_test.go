@@ -8,7 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 )
 
-// TestConditionsAreCountedByName checks that two failing servers make one series.
 func TestConditionsAreCountedByName(t *testing.T) {
 	m, registry := New("v", "r"), conditions.New(time.Now)
 	m.WatchConditions(registry.List)

@@ -50,8 +50,7 @@ type limitCounts struct {
 	domain, limit string
 }
 
-// block counts a denial of a blocked key.
-func (l *limitCounts) block(at, stripes int) {
+func (l *limitCounts) countBlocked(at, stripes int) {
 	c := l.blocked.Load()
 	if c == nil {
 		made := newCounter(stripes)
@@ -61,7 +60,6 @@ func (l *limitCounts) block(at, stripes int) {
 	(*c)[at][0].Add(1)
 }
 
-// blockedSum returns the number of denials of blocked keys.
 func (l *limitCounts) blockedSum() uint64 {
 	if c := l.blocked.Load(); c != nil {
 		return c.sum(0)
@@ -69,7 +67,6 @@ func (l *limitCounts) blockedSum() uint64 {
 	return 0
 }
 
-// domainCounts has the counters of one domain.
 type domainCounts struct {
 	counter
 	domain string
@@ -155,7 +152,7 @@ func (m *Metrics) count(at int, l *counted, c *limiter.Call, r *limiter.Result) 
 		o = never
 	}
 	if r.Outcome == limiter.Denied && r.Decision.Blocked > 0 {
-		l.block(at, m.stripes)
+		l.countBlocked(at, m.stripes)
 	} else {
 		l.counter[at][o].Add(1)
 	}
@@ -169,7 +166,7 @@ func (m *Metrics) count(at int, l *counted, c *limiter.Call, r *limiter.Result) 
 	hits.add(at, r, m.nearRatio)
 }
 
-// entries returns the entries of r's descriptor. It returns nil if the request named the limit.
+// entries returns nil if the request named the limit.
 func entries(c *limiter.Call, r *limiter.Result) []descriptors.Entry {
 	if r.Descriptor >= len(c.Descriptors) {
 		return nil
@@ -194,7 +191,6 @@ var (
 // Describe implements prometheus.Collector. It sends nothing, because the series change with the configuration.
 func (m *Metrics) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
 func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	send := func(desc *prometheus.Desc, n uint64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), labels...)

@@ -89,7 +89,7 @@ func New(version, revision string) *Metrics {
 	}, []string{"check"})
 	m.domainNotFound = newCounter(m.stripes)
 	m.nearRatio, m.service = defaultNearRatio, newService()
-	m.series.stripes, m.series.most, m.series.levels = m.stripes, maxRuntimeSeries, 2 // two levels, because there are labels for two levels
+	m.series.stripes, m.series.most, m.series.levels = m.stripes, maxRuntimeSeries, 2 // the labels key1 and key2
 	m.most, m.series.mostStatic, m.series.folding = maxLimits, maxLimits, &m.folding
 	m.limits, m.domains = map[[2]string]*limitCounts{}, map[string]*domainCounts{}
 	m.current.Store(&table{})
@@ -109,7 +109,6 @@ func New(version, revision string) *Metrics {
 	return m
 }
 
-// stripesFor returns the number of stripes for procs CPUs. It is a power of two, and at most maxStripes.
 func stripesFor(procs int) int {
 	n := 1
 	for n < procs && n < maxStripes {
@@ -204,7 +203,6 @@ type stripe [8]atomic.Uint64
 
 func newCounter(stripes int) counter { return make(counter, stripes) }
 
-// sum returns the value of the counter with index i.
 func (c counter) sum(i int) (n uint64) {
 	for s := range c {
 		n += c[s][i].Load()

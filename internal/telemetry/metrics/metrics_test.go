@@ -51,7 +51,6 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 	return &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": d}, Policies: policies}
 }
 
-// send charges cost to key=value of domain.
 func send(tb testing.TB, l *limiter.Limiter, domain, key, value string, cost int64) {
 	tb.Helper()
 	c := &limiter.Call{}
@@ -63,7 +62,6 @@ func send(tb testing.TB, l *limiter.Limiter, domain, key, value string, cost int
 	}
 }
 
-// scrape returns the samples whose names start with prefix.
 func scrape(tb testing.TB, m *Metrics, prefix string) map[string]string {
 	tb.Helper()
 	w := httptest.NewRecorder()
@@ -92,7 +90,6 @@ func want(t *testing.T, got map[string]string, want map[string]string) {
 	}
 }
 
-// broken is a Store that always fails.
 type broken struct{}
 
 func (broken) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
@@ -423,7 +420,6 @@ func BenchmarkObserve(b *testing.B) {
 	}
 }
 
-// A request that lacks a required entry is denied, so it is not one that matched no limit.
 func TestAMissingEntryIsNotUnmatched(t *testing.T) {
 	m := New("", "")
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})

@@ -49,13 +49,11 @@ const (
 // limits that differ only in deeper levels share a series.
 type labels [3]string
 
-// series counts the hits of one limit, or of one value of a limit.
 type series struct {
 	counter
 	labels labels
 }
 
-// sum returns the value of the counter with index i.
 func (s *series) sum(i int) uint64 {
 	n := s.counter.sum(i)
 	if i == totalHits {
@@ -90,14 +88,13 @@ func (s *seriesSet) static(name string, l labels) *series {
 	return s.get(name, l)
 }
 
-// have returns the series with this name, or nil.
-func (s *seriesSet) have(name string) *series {
+func (s *seriesSet) find(name string) *series {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.all[statName(name)]
 }
 
-// get returns the series with this name, and creates it if necessary. The caller holds s.mu.
+// get creates the series if necessary. The caller holds s.mu.
 func (s *seriesSet) get(name string, l labels) *series {
 	if s.all == nil {
 		s.all, s.runtime = map[string]*series{}, map[string]*series{}
@@ -204,7 +201,6 @@ func labelsOf(p *descriptors.Policy) labels {
 	return l
 }
 
-// runtimeLabels returns the labels of p with values from a request.
 func runtimeLabels(p *descriptors.Policy, entries []descriptors.Entry) labels {
 	l := labelsOf(p)
 	for i := range min(2, len(entries)) {
@@ -215,7 +211,6 @@ func runtimeLabels(p *descriptors.Policy, entries []descriptors.Entry) labels {
 	return l
 }
 
-// runtimeName returns the name of p's series with values from a request.
 func runtimeName(p *descriptors.Policy, entries []descriptors.Entry) string {
 	parts := append([]string{p.Domain}, p.Extra().StatLevels...)
 	for i := range entries {
@@ -248,7 +243,7 @@ func statName(s string) string {
 	return ipv4.ReplaceAllStringFunc(s, func(ip string) string { return strings.ReplaceAll(ip, ".", "_") })
 }
 
-// add counts the hits of r. r.Cost is positive.
+// r.Cost must be positive.
 func (s *series) add(at int, r *limiter.Result, nearRatio float32) {
 	to, hits := &s.counter[at], uint64(r.Cost)
 	switch r.Outcome {
@@ -272,7 +267,6 @@ func (s *series) add(at int, r *limiter.Result, nearRatio float32) {
 	to[totalHits].Add(hits)
 }
 
-// parts are the numbers of hits of a Result that were near the limit, and over it.
 type parts struct{ near, over uint64 }
 
 // split divides the hits of r by their position in the limit, as the reference server does. If the request

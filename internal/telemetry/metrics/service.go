@@ -61,7 +61,6 @@ func (s *service) refuse(reason string) {
 	}
 }
 
-// observe counts the outcome of c.
 func (s *service) observe(c *limiter.Call) {
 	if c.WouldDeny {
 		s.unlimited.Add(1)

@@ -29,7 +29,6 @@ const (
 	otherSettling = "(others)"
 )
 
-// settleSeries are the metrics of one limit.
 type settleSeries struct {
 	starts, reserved, real, lost             prometheus.Counter
 	settled, unknown, late, repeated, failed prometheus.Counter
@@ -122,7 +121,6 @@ func (s *settleMetrics) make(domain, limit string) *settleSeries {
 	}
 }
 
-// observe counts what c reserved and settled.
 func (s *settleMetrics) observe(c *limiter.Call) {
 	for i := range c.Results {
 		if r := &c.Results[i]; r.Policy != nil && c.Reserves(r) {

@@ -17,7 +17,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// away is a Store whose decisions fail while unreachable is true.
 type away struct {
 	backend.Store
 	unreachable bool

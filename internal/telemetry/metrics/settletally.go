@@ -32,7 +32,6 @@ func (m *Metrics) SettleTally(p *descriptors.Policy) SettleTally {
 	}
 }
 
-// read returns the current value of c.
 func read(c prometheus.Counter) uint64 {
 	var d dto.Metric
 	if err := c.Write(&d); err != nil {

@@ -27,7 +27,6 @@ var hitNames = [...]string{
 	totalHits: ".total_hits", withinLimit: ".within_limit", nearLimit: ".near_limit", overLimit: ".over_limit", shadowMode: ".shadow_mode",
 }
 
-// Counters implements statsd.Source.
 func (s source) Counters() (list []statsd.Counter) {
 	add := func(name string, n uint64) {
 		if n > 0 {
@@ -56,7 +55,6 @@ func (s source) Counters() (list []statsd.Counter) {
 	return list
 }
 
-// Timings implements statsd.Source.
 func (s source) Timings() (string, []time.Duration) {
 	return "ratelimit_server." + shouldRateLimit + ".response_time", s.m.service.times.take()
 }

@@ -49,7 +49,6 @@ type domainTable struct {
 	late      map[int]*atomic.Pointer[counted] // used in place of policies in a table for one Call
 }
 
-// counted has the counters of a policy: the decisions of its limit, and its hits.
 type counted struct {
 	*limitCounts
 	hits *series
@@ -117,13 +116,12 @@ func (m *Metrics) inherit(t *domainTable, names map[string]bool) {
 			continue
 		}
 		names[p.Name] = true
-		if hits := m.series.have(p.StatKey); hits != nil {
+		if hits := m.series.find(p.StatKey); hits != nil {
 			t.policies[i].Store(&counted{m.limits[[2]string{p.Domain, p.Name}], hits})
 		}
 	}
 }
 
-// series returns the series that t refers to.
 func (t *table) series() map[*series]bool {
 	used := map[*series]bool{}
 	for _, d := range t.byName {
@@ -132,7 +130,6 @@ func (t *table) series() map[*series]bool {
 	return used
 }
 
-// each calls visit for all counters in t that exist.
 func (t *domainTable) each(visit func(*counted)) {
 	if c := t.overrides.Load(); c != nil {
 		visit(c)

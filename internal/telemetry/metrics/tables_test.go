@@ -28,8 +28,7 @@ func manyLimits(t *testing.T, n int) (list []*descriptors.Policy) {
 	return list
 }
 
-// ofLimits returns the number of samples of domains, limits and their hits.
-func ofLimits(t *testing.T, m *Metrics) int {
+func sampleCount(t *testing.T, m *Metrics) int {
 	t.Helper()
 	n := 0
 	for _, prefix := range []string{"rlsidecar_decisions_total", "rlsidecar_requests_total", "ratelimit_service_rate_limit_"} {
@@ -40,7 +39,7 @@ func ofLimits(t *testing.T, m *Metrics) int {
 
 func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 	m, l := started(t, 1000)
-	if n := ofLimits(t, m); n != 0 {
+	if n := sampleCount(t, m); n != 0 {
 		t.Errorf("%d samples before the first request; want 0", n)
 	}
 	send(t, l, "d", "k7", "v", 1)
@@ -49,9 +48,9 @@ func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 		`rlsidecar_decisions_total{domain="d",limit="k7",outcome="denied"}`:  "0",
 	})
 	// A reload keeps the counters of a limit that stays, and adds none for new limits.
-	n := ofLimits(t, m)
+	n := sampleCount(t, m)
 	l.Swap(snapshot(manyLimits(t, 2000)...))
-	if again := ofLimits(t, m); again != n {
+	if again := sampleCount(t, m); again != n {
 		t.Errorf("%d samples after a reload; want %d as before", again, n)
 	}
 	send(t, l, "d", "k7", "v", 1)
@@ -63,11 +62,11 @@ func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 func TestKeysMakeNoSeries(t *testing.T) {
 	m, l := started(t, 3)
 	send(t, l, "d", "k1", "v", 1)
-	before := ofLimits(t, m)
+	before := sampleCount(t, m)
 	for i := range 100_000 {
 		send(t, l, "d", "k1", fmt.Sprint(i), 1)
 	}
-	if n := ofLimits(t, m); n != before {
+	if n := sampleCount(t, m); n != before {
 		t.Errorf("%d samples after 100,000 keys; want %d as before", n, before)
 	}
 }
@@ -151,7 +150,6 @@ func TestDomainsBeyondTheBoundShareOverflow(t *testing.T) {
 	}
 }
 
-// TestCountingAllocatesOnce checks that counting allocates nothing after a limit's first decision.
 func TestCountingAllocatesOnce(t *testing.T) {
 	m, l := started(t, 2)
 	send(t, l, "d", "k1", "v", 1)

@@ -15,7 +15,6 @@ type Tally struct {
 // Sum returns the number of all decisions.
 func (t Tally) Sum() uint64 { return t.Allowed + t.Denied + t.Shadowed }
 
-// tally returns the sums of the counters of l.
 func (l *limitCounts) tally() (t Tally) {
 	t.Denied = l.blockedSum()
 	for o := range outcomeCount {

@@ -181,7 +181,6 @@ func (s *sink) flush(ctx context.Context) error {
 	return err
 }
 
-// named returns the name and the tags with which the metric of the given name is sent.
 func (s *sink) named(name string) (string, []string) {
 	if !s.config.Dog {
 		return name + s.suffix, nil

@@ -18,7 +18,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// source is a Source that a test fills.
 type source struct {
 	mu       sync.Mutex
 	counters map[string]uint64
@@ -48,7 +47,6 @@ func (s *source) Timings() (string, []time.Duration) {
 	return "response_time", list
 }
 
-// server is a statsd server.
 type server struct {
 	address string
 	packet  net.PacketConn
@@ -106,7 +104,6 @@ func expect(t *testing.T, got []string, want ...string) {
 	}
 }
 
-// flusher returns a function that flushes a sink for c.
 func flusher(t *testing.T, c Config, log *zap.Logger) func() {
 	t.Helper()
 	if err := c.Check(); err != nil {

@@ -30,8 +30,8 @@ type Counted[V any] struct {
 	Value       V
 	Count, Over int64
 
-	key   string
-	index int // the item's index in the heap
+	key       string
+	heapIndex int
 }
 
 // Least returns the lower bound of the number of occurrences.
@@ -54,7 +54,7 @@ func (h *Counter[V]) AddN(key []byte, n int64) (c *Counted[V], added bool) {
 	c = h.byKey[string(key)]
 	if c == nil {
 		if len(h.least) < h.max {
-			c = &Counted[V]{index: len(h.least)}
+			c = &Counted[V]{heapIndex: len(h.least)}
 			h.least = append(h.least, place[V]{item: c})
 		} else {
 			c = h.least[0].item
@@ -65,13 +65,13 @@ func (h *Counter[V]) AddN(key []byte, n int64) (c *Counted[V], added bool) {
 		h.byKey[c.key] = c
 	}
 	c.Count += n
-	h.least[c.index].count = c.Count
+	h.least[c.heapIndex].count = c.Count
 	switch {
 	case len(h.least) < h.max:
 	case added && c.Over == 0: // a new item, and the last one for which there is room
 		h.order()
 	default:
-		h.sink(c.index)
+		h.sink(c.heapIndex)
 	}
 	return c, added
 }
@@ -80,7 +80,7 @@ func (h *Counter[V]) AddN(key []byte, n int64) (c *Counted[V], added bool) {
 func (h *Counter[V]) order() {
 	slices.SortFunc(h.least, func(a, b place[V]) int { return cmp.Compare(a.count, b.count) })
 	for i := range h.least {
-		h.least[i].item.index = i
+		h.least[i].item.heapIndex = i
 	}
 }
 
@@ -99,11 +99,11 @@ func (h *Counter[V]) sink(i int) {
 			break
 		}
 		h.least[i] = h.least[next]
-		h.least[i].item.index = i
+		h.least[i].item.heapIndex = i
 		i = next
 	}
 	h.least[i] = grown
-	grown.item.index = i
+	grown.item.heapIndex = i
 }
 
 // Most returns an upper bound of the number of occurrences of key, even if the Counter does not contain key.

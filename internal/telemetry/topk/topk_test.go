@@ -2,12 +2,12 @@ package topk
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 )
 
-// TestEstimatesBoundTheExactCount checks the bounds and the order of the items after random additions.
 func TestEstimatesBoundTheExactCount(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 100
@@ -31,7 +31,7 @@ func TestEstimatesBoundTheExactCount(t *testing.T) {
 		}
 		for i := range h.least {
 			c := h.least[i].item
-			if parent := h.least[(i-1)/2].item; c.index != i || len(h.least) == most && parent.Count > c.Count {
+			if parent := h.least[(i-1)/2].item; c.heapIndex != i || len(h.least) == most && parent.Count > c.Count {
 				t.Fatalf("%s with %d is at %d, below %d", c.key, c.Count, i, parent.Count)
 			}
 			if n := exact[c.key]; n > c.Count || n < c.Least() {
@@ -47,4 +47,26 @@ func TestEstimatesBoundTheExactCount(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestTopIsSortedAndBounded(t *testing.T) {
+	h := New[int](3)
+	for key, n := range map[string]int64{"x": 5, "b": 2, "a": 2} {
+		if _, added := h.AddN([]byte(key), n); !added {
+			t.Errorf("%s is not new; want new", key)
+		}
+	}
+	for n, want := range map[int]string{0: "", 1: "x", 2: "x a", 3: "x a b", 9: "x a b"} {
+		var keys []string
+		for _, c := range h.Top(n) {
+			keys = append(keys, c.Key())
+		}
+		if got := strings.Join(keys, " "); got != want {
+			t.Errorf("the first %d: got %q, want %q", n, got, want)
+		}
+	}
+	c, added := h.AddN([]byte("c"), 9) // replaces a or b, and inherits the count 2
+	if !added || c.Count != 11 || c.Least() != 9 || h.Top(1)[0] != c {
+		t.Errorf("got %+v, new: %t; want a new item, with between 9 and 11 occurrences, at the top", c, added)
+	}
 }

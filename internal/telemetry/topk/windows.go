@@ -23,9 +23,8 @@ func (w *Windows[V]) AddN(now time.Time, key []byte, n int64) (c *Counted[V], ad
 	return w.recent.AddN(key, n)
 }
 
-// Each calls visit for each item of both windows at the time now, with the items of the current window first.
-// index is the number of the item's key, counted from 0 in the order of the first calls. If both windows contain a
-// key, its index is the same in both calls.
+// Each calls visit for each item of the two windows that are current at the time now, first for the items of the
+// newer one. index numbers the distinct keys from 0, in the order of their first visit.
 func (w *Windows[V]) Each(now time.Time, visit func(index int, c *Counted[V])) {
 	w.turn(now)
 	at := map[string]int{}
@@ -56,9 +55,9 @@ func (w *Windows[V]) Most(key string) (n int64) {
 // counter becomes w.before if its window was the previous one; otherwise w.before becomes nil. If the clock was set
 // back, nothing changes.
 func (w *Windows[V]) turn(now time.Time) {
-	current := number(now)
+	current := windowNumber(now)
 	switch {
-	case w.recent != nil && current <= w.number: // the window has not ended, or the clock was set back
+	case w.recent != nil && current <= w.number:
 		return
 	case w.recent != nil && current == w.number+1:
 		w.before = w.recent
@@ -71,12 +70,11 @@ func (w *Windows[V]) turn(now time.Time) {
 // Since returns when counting began, for Windows that are read at the time now in a program that started at
 // the time began.
 func Since(now, began time.Time) time.Time {
-	since := time.Unix((number(now)-1)*int64(Window/time.Second), 0)
+	since := time.Unix((windowNumber(now)-1)*int64(Window/time.Second), 0)
 	if since.Before(began) {
 		return began
 	}
 	return since
 }
 
-// number returns the number of the window that contains t.
-func number(t time.Time) int64 { return t.Unix() / int64(Window/time.Second) }
+func windowNumber(t time.Time) int64 { return t.Unix() / int64(Window/time.Second) }

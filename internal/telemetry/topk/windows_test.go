@@ -62,27 +62,3 @@ func TestWindowsAddUpTheCurrentAndThePreviousWindow(t *testing.T) {
 		}
 	}
 }
-
-// Top returns at most n items. Those with the most certain occurrences come first, and equal ones are in the order of
-// their keys.
-func TestTopIsSortedAndBounded(t *testing.T) {
-	h := New[int](3)
-	for key, n := range map[string]int64{"x": 5, "b": 2, "a": 2} {
-		if _, added := h.AddN([]byte(key), n); !added {
-			t.Errorf("%s is not new; want new", key)
-		}
-	}
-	for n, want := range map[int]string{0: "", 1: "x", 2: "x a", 3: "x a b", 9: "x a b"} {
-		var keys []string
-		for _, c := range h.Top(n) {
-			keys = append(keys, c.Key())
-		}
-		if got := strings.Join(keys, " "); got != want {
-			t.Errorf("the first %d: got %q, want %q", n, got, want)
-		}
-	}
-	c, added := h.AddN([]byte("c"), 9) // replaces a or b, and inherits the count 2
-	if !added || c.Count != 11 || c.Least() != 9 || h.Top(1)[0] != c {
-		t.Errorf("got %+v, new: %t; want a new item, with between 9 and 11 occurrences, at the top", c, added)
-	}
-}

@@ -43,8 +43,7 @@ type Config struct {
 	// Service, Namespace and Instance identify this process. If they are empty, OTEL_SERVICE_NAME and
 	// OTEL_RESOURCE_ATTRIBUTES apply.
 	Service, Namespace, Instance string
-	// Version is the version of the program.
-	Version string
+	Version                      string
 }
 
 // Check returns an error if c is invalid.
@@ -102,7 +101,6 @@ func Start(ctx context.Context, c Config, log *zap.Logger) (*Tracing, error) {
 	return t, nil
 }
 
-// resource describes this process.
 func (c *Config) resource(ctx context.Context) (*resource.Resource, error) {
 	var own []attribute.KeyValue
 	add := func(key, value string) {
@@ -157,7 +155,6 @@ type decisions struct {
 	next   Checker
 }
 
-// Check implements Checker.
 func (d *decisions) Check(ctx context.Context, c *limiter.Call) error {
 	ctx, span := d.tracer.Start(ctx, "decide")
 	defer span.End()

@@ -56,7 +56,7 @@ type Recorder struct {
 	warnedAt time.Time
 }
 
-// New returns a Recorder. now returns the time. log receives warnings.
+// New returns a Recorder that reads the time from now and logs warnings to log.
 func New(now func() time.Time, log *zap.Logger) *Recorder {
 	return &Recorder{now: now, log: log, began: now(), shapes: topk.NewWindows[Shape](maxKept), warned: map[string]time.Time{}}
 }
@@ -76,7 +76,7 @@ func (r *Recorder) Observe(c *limiter.Call) {
 	if now.IsZero() {
 		now = r.now()
 	}
-	cut := r.appendKey(c)
+	cut := r.setKey(c)
 	counted, added := r.shapes.AddN(now, r.key, 1)
 	if added {
 		counted.Value = describe(c, cut)
@@ -90,8 +90,8 @@ func (r *Recorder) Observe(c *limiter.Call) {
 	}
 }
 
-// appendKey sets r.key to the key of c's shape. cut reports whether the key is incomplete.
-func (r *Recorder) appendKey(c *limiter.Call) (cut bool) {
+// setKey sets r.key to the key of c's shape, and reports whether that key is incomplete. The caller holds mu.
+func (r *Recorder) setKey(c *limiter.Call) (cut bool) {
 	r.key = append(r.key[:0], c.Request.Domain[:min(len(c.Request.Domain), maxText)]...)
 	cut = len(c.Request.Domain) > maxText
 	for i := range c.Descriptors {

@@ -15,7 +15,8 @@ import (
 
 var start = time.Date(2026, 3, 1, 3, 1, 0, 0, time.UTC)
 
-// call returns a request that matched no limit; each text is a descriptor. The domain "unknown" is not configured.
+// call returns a request that matched no limit. Each text is a descriptor. The domain "unknown" is not
+// configured.
 func call(tb testing.TB, domain string, texts ...string) *limiter.Call {
 	tb.Helper()
 	c := &limiter.Call{Request: limiter.Request{Domain: domain}}
@@ -78,7 +79,6 @@ func TestShapesAreCountedWithoutValues(t *testing.T) {
 	}
 }
 
-// TestMemoryForShapesIsBounded checks the bounds of shapes, texts and warnings with many shapes and with long texts.
 func TestMemoryForShapesIsBounded(t *testing.T) {
 	r := New(func() time.Time { return start }, zap.NewNop())
 	for i := range 10_000 {

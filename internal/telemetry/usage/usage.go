@@ -21,8 +21,7 @@ type Used struct {
 	Key     []string
 	Entries []descriptors.Entry
 	Cut     bool
-	// Units is the estimated number of units.
-	Units int64
+	Units   int64
 	// Recent are the decisions in the sample, newest first.
 	Recent []denials.Event
 }
@@ -45,7 +44,7 @@ type counted struct {
 	events denials.Events
 }
 
-// New returns a Recorder.
+// New returns a Recorder that reads the time from now.
 func New(now func() time.Time) *Recorder {
 	return &Recorder{now: now, began: now(), keys: topk.NewWindows[counted](maxKept)}
 }

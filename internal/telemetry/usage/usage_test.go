@@ -11,7 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
 )
 
-// call returns a request for a key of limit send that was answered with outcome.
 func call(key string, cost int64, outcome limiter.Outcome) *limiter.Call {
 	c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: key}}}}}}
 	policy := &descriptors.Policy{Domain: "d", Name: "send", Open: []int{0}}
@@ -49,7 +48,6 @@ func TestTopListsTheKeysThatConsumedMost(t *testing.T) {
 	}
 }
 
-// TestMemoryIsBounded checks that the number of keys is bounded, and that the key that consumes most is among them.
 func TestMemoryIsBounded(t *testing.T) {
 	r := New(time.Now)
 	var before, after runtime.MemStats
