@@ -17,18 +17,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// viewer is the sender of a request, with its permissions.
 type viewer struct {
 	mayRead bool
 	// mayWrite permits the forms of the page. Programs send changes to /api/ instead.
 	mayWrite bool
 	// csrf is the secret that every form must contain.
 	csrf string
-	// session is the session of the cookie, or nil.
+	// session is nil without the cookie of a session.
 	session *session
 }
 
-// access decides what clients may do.
 type access struct {
 	token, readToken httpauth.Token
 	sessions         *sessions
@@ -96,7 +94,6 @@ func (a *access) refusal(r *http.Request, v viewer, changes bool) string {
 
 const elsewhere = "This form was not sent by a page of this sidecar. Open the page again and send the form from there."
 
-// logIn creates a session if the form in r has a valid token. Otherwise problem is the reason why not.
 func (a *access) logIn(r *http.Request) (id, problem string) {
 	if !httpauth.FromSamePage(r) {
 		return "", elsewhere
@@ -154,7 +151,6 @@ const (
 	maxClients = 1024
 )
 
-// attempts bounds the rate of attempts to log in.
 type attempts struct {
 	buckets *memory.Store
 	limit   algorithms.Limit
@@ -171,7 +167,6 @@ func newAttempts(now func() time.Time) *attempts {
 	return &attempts{memory.New(memory.Config{Clock: now, MaxKeys: maxClients}), limit}
 }
 
-// allow counts an attempt to log in, and reports whether the client may make it.
 func (a *attempts) allow(r *http.Request) bool {
 	var d [1]backend.Decision
 	charge := backend.Charge{Key: client(r.RemoteAddr), Limit: &a.limit, Terms: algorithms.Charge{Cost: 1}, Owner: "log in"}

@@ -14,7 +14,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
-// guarded is an admin listener with the token "secret" and the read-only token "look".
 func guarded(t *testing.T, edit ...func(*Config)) http.Handler {
 	t.Helper()
 	c := fixture(t)
@@ -27,7 +26,6 @@ func guarded(t *testing.T, edit ...func(*Config)) http.Handler {
 
 const host = "sidecar.test:6070"
 
-// browser keeps cookies and sends the headers of a browser.
 type browser struct {
 	h       http.Handler
 	cookies map[string]string
@@ -74,7 +72,6 @@ func (b *browser) logIn(token string) *httptest.ResponseRecorder {
 	return b.send("POST", "/login", url.Values{"token": {token}, "next": {"/?q=x"}})
 }
 
-// csrf returns the token of the forms on the front page.
 func (b *browser) csrf() string {
 	_, rest, _ := strings.Cut(b.send("GET", "/", nil).Body.String(), `name="csrf" value="`)
 	token, _, _ := strings.Cut(rest, `"`)
@@ -220,7 +217,7 @@ func TestFormsOfOtherPagesAreRefused(t *testing.T) {
 	if w := b.send("GET", "/logout?csrf="+csrf, nil); w.Code == 303 {
 		t.Error("a link logs out")
 	}
-	if w := b.send("POST", "/logout", url.Values{"csrf": {csrf}, "x": {strings.Repeat("x", maxForm)}}); w.Code != 400 {
+	if w := b.send("POST", "/logout", url.Values{"csrf": {csrf}, "x": {strings.Repeat("x", maxFormBytes)}}); w.Code != 400 {
 		t.Errorf("a large form: %d; want status 400", w.Code)
 	}
 	if w := b.send("GET", "/", nil); w.Code != 200 {
@@ -228,7 +225,6 @@ func TestFormsOfOtherPagesAreRefused(t *testing.T) {
 	}
 }
 
-// Without a token, other containers of the pod can read the page, but cannot change anything.
 func TestWithoutATokenOnlyTheUnixSocketAllowsChanges(t *testing.T) {
 	p := newPages(fixture(t))
 	h := p.handler()
@@ -371,6 +367,30 @@ func TestLoggingInRedirectsOnlyToThisListener(t *testing.T) {
 	} {
 		if got := local(next); got != want {
 			t.Errorf("%q leads to %q, want %q", next, got, want)
+		}
+	}
+}
+
+// An answer with status 401 names the scheme of the token, so that clients can send it.
+func TestAnswersWithoutATokenNameTheScheme(t *testing.T) {
+	h := guarded(t)
+	for path, want := range map[string]int{"/": 401, "/api/top": 401, "/metrics": 401, "/login": 200} {
+		w := get(h, path, "")
+		if got := w.Header().Get("WWW-Authenticate"); w.Code != want || (got == `Bearer realm="rlsidecar"`) != (want == 401) {
+			t.Errorf("%s: got %d with %q; want status %d, and the scheme only with 401", path, w.Code, got, want)
+		}
+	}
+}
+
+func TestTheNameOfTheCookieContainsThePort(t *testing.T) {
+	for host, want := range map[string]string{
+		"sidecar.test:6070": "rlsidecar_session_6070", "sidecar.test": "rlsidecar_session", "[::1]:80": "rlsidecar_session_80",
+		"::1": "rlsidecar_session", "sidecar.test:x;y": "rlsidecar_session", "": "rlsidecar_session",
+	} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.Host = host
+		if got := cookieName(r); got != want {
+			t.Errorf("%q: got %q, want %q", host, got, want)
 		}
 	}
 }

@@ -11,10 +11,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// auditShown is how many entries of the audit one page shows.
-const auditShown = 50
+const auditPageSize = 50
 
-// adjustmentsBody is the data of adjustments.html.
 type adjustmentsBody struct {
 	// Off means that adjustments are not enabled. Problem is the reason why they cannot be read or changed
 	// now.
@@ -31,7 +29,6 @@ type adjustmentsBody struct {
 	Fault string
 }
 
-// auditRow is one change in the audit.
 type auditRow struct{ At, Author, Reason, What string }
 
 func (p *pages) adjustments(w http.ResponseWriter, r *http.Request, v viewer) {
@@ -62,7 +59,7 @@ func (p *pages) listAdjustments(b *adjustmentsBody) {
 }
 
 func (p *pages) audit(ctx context.Context, b *adjustmentsBody, before uint64) {
-	entries, err := p.Adjust.Audit(ctx, before, auditShown)
+	entries, err := p.Adjust.Audit(ctx, before, auditPageSize)
 	if err != nil {
 		b.Fault = err.Error()
 		return
@@ -70,12 +67,11 @@ func (p *pages) audit(ctx context.Context, b *adjustmentsBody, before uint64) {
 	for _, e := range entries {
 		b.Audit = append(b.Audit, auditRow{At: moment(e.At), Author: e.Author, Reason: e.Reason, What: auditWords(e)})
 	}
-	if len(entries) == auditShown {
+	if len(entries) == auditPageSize {
 		b.Older = "/adjustments?before=" + strconv.FormatUint(entries[len(entries)-1].Version, 10)
 	}
 }
 
-// auditWords describes an entry of the audit.
 func auditWords(e *adjust.Entry) string {
 	switch {
 	case e.After != nil && e.Before != nil:
@@ -89,16 +85,13 @@ func auditWords(e *adjust.Entry) string {
 	}
 }
 
-// limitOf identifies a limit.
 type limitOf struct{ domain, name string }
 
-// limitAdjustments are the adjustments of one limit that are in force.
 type limitAdjustments struct {
 	forAll *adjust.Adjustment // nil if only single keys are adjusted
 	keys   int64
 }
 
-// adjustedLimits returns the limits that have adjustments in force.
 func (p *pages) adjustedLimits() map[limitOf]limitAdjustments {
 	if p.Adjust == nil {
 		return nil

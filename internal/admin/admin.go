@@ -35,11 +35,9 @@ type Config struct {
 	Token httpauth.Token
 	// ReadToken, if not nil, is also accepted for requests that change nothing.
 	ReadToken httpauth.Token
-	// Version is the version of the program. Started is when it started.
-	Version string
-	Started time.Time
-	// Now returns the time.
-	Now func() time.Time
+	Version   string
+	Started   time.Time
+	Now       func() time.Time
 	// Metrics serves /metrics.
 	Metrics http.Handler
 	// Limiter reads and resets buckets. Log records resets.
@@ -47,12 +45,11 @@ type Config struct {
 	Log     *zap.Logger
 	// Adjust manages adjustments. It is nil if adjustments are not enabled.
 	Adjust *adjust.Service
-	// Current returns the configuration in use.
+	// Current returns the configuration in use, or nil if there is none.
 	Current func() *limiter.Snapshot
 	// Reload returns the result of the last load of the configuration.
 	Reload func() Reload
-	// Tally returns the numbers of decisions of a limit.
-	Tally func(*descriptors.Policy) metrics.Tally
+	Tally  func(*descriptors.Policy) metrics.Tally
 	// Settling returns the numbers of a limit's reservations. EstimateNow returns the units that a request
 	// reserves now, and whether that number was learned.
 	Settling    func(*descriptors.Policy) metrics.SettleTally
@@ -74,7 +71,6 @@ type Config struct {
 	API http.Handler
 }
 
-// pages serves the pages.
 type pages struct {
 	Config
 	access   *access
@@ -113,8 +109,8 @@ func (p *pages) handler() http.Handler {
 	return mux
 }
 
-// page returns a handler that calls the function next for clients with permission to read, and shows the login form
-// to others. The form appears at every path, so that a link works after the login.
+// page returns a handler that calls next for clients with permission to read. Others get the login form at the
+// path that they requested, so that a link works after the login.
 func (p *pages) page(next func(http.ResponseWriter, *http.Request, viewer)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := p.access.viewer(r)
@@ -131,7 +127,7 @@ func (p *pages) page(next func(http.ResponseWriter, *http.Request, viewer)) http
 func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request, viewer)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := p.access.viewer(r)
-		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+		r.Body = http.MaxBytesReader(w, r.Body, maxFormBytes)
 		if err := r.ParseForm(); err != nil {
 			p.problem(w, r, v, http.StatusBadRequest, "The form cannot be read.", "")
 			return
@@ -144,11 +140,10 @@ func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request,
 	}
 }
 
-// maxForm bounds the body of a form.
-const maxForm = 64 << 10
+const maxFormBytes = 64 << 10
 
-// plain returns a handler that calls the handler next for clients with permission to read. It is for content other
-// than pages.
+// plain is like page, for content other than pages. Clients without permission to read get status 401 instead of
+// the login form.
 func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !p.access.viewer(r).mayRead {

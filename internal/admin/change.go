@@ -13,9 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// change is an action that a client requests: reset, raise, block or end.
 type change struct {
-	do      string
+	do      string // reset, raise, block or end
 	subject subject
 	allKeys bool
 	factor  string
@@ -23,7 +22,7 @@ type change struct {
 	id      string // the ID of the adjustment to end
 }
 
-// factors and durations are the choices of the form. The first choice is the default.
+// factors and durations are the choices of the form. The first one is the default.
 var (
 	factors   = []string{"2", "5", "10", "100"}
 	durations = []string{"1h", "15m", "8h", "24h", "168h"}
@@ -83,7 +82,6 @@ func (c *change) back() string {
 	}
 }
 
-// proposal converts c to the type of package adjust.
 func (c *change) proposal() (p adjust.Proposal, err error) {
 	p.Target = adjust.Target{Domain: c.subject.Domain, Limit: c.subject.Limit, AllKeys: c.allKeys}
 	if !c.allKeys {
@@ -98,22 +96,19 @@ func (c *change) proposal() (p adjust.Proposal, err error) {
 	return p, err
 }
 
-// changeBody is the data of change.html.
 type changeBody struct {
 	Title, Do, Preview, Problem, Back string
-	Hidden                            []hidden
+	Hidden                            []hiddenField
 	Factors, Durations                []choice
 	Author, Reason                    string
 }
 
-// hidden is an invisible field of a form.
-type hidden struct{ Name, Value string }
+type hiddenField struct{ Name, Value string }
 
 var changeTitles = map[string]string{
 	"reset": "Reset a bucket", "raise": "Raise a limit", "block": "Block", "end": "End an adjustment",
 }
 
-// preview shows the effect that a change would have, and a form for its reason.
 func (p *pages) preview(w http.ResponseWriter, r *http.Request, v viewer) {
 	c, err := parseChange(r.URL.Query())
 	if err != nil {
@@ -130,7 +125,7 @@ func (p *pages) showChange(w http.ResponseWriter, r *http.Request, v viewer, sta
 	b := changeBody{Title: changeTitles[c.do], Do: c.do, Problem: problem, Back: strings.TrimSuffix(c.back(), "?"), Author: author, Reason: reason}
 	for name, values := range c.query() {
 		for _, value := range values {
-			b.Hidden = append(b.Hidden, hidden{name, value})
+			b.Hidden = append(b.Hidden, hiddenField{name, value})
 		}
 	}
 	if c.do == "raise" || c.do == "block" {
@@ -153,7 +148,6 @@ func choices(list []string, chosen string) (all []choice) {
 	return all
 }
 
-// previewWords describes the effect that c would have.
 func (p *pages) previewWords(c *change, author, reason string) (string, error) {
 	switch {
 	case c.do == "reset":
@@ -190,7 +184,6 @@ func keyWords(s *subject) string {
 	return "key " + printable(s.Key) + " of limit " + descriptors.Printable(s.Limit)
 }
 
-// change executes a change.
 func (p *pages) change(w http.ResponseWriter, r *http.Request, v viewer) {
 	c, err := parseChange(r.PostForm)
 	if err != nil {
@@ -227,7 +220,6 @@ func (p *pages) apply(r *http.Request, c *change, author, reason string) error {
 	return err
 }
 
-// reset deletes the bucket of s.
 func (p *pages) reset(r *http.Request, s *subject, author, reason string) error {
 	c, err := p.call(s, 0)
 	if err != nil {

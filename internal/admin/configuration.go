@@ -18,7 +18,8 @@ type Reload struct {
 	Paths []string
 	// Loaded is when the current configuration was loaded.
 	Loaded time.Time
-	// Failed is when a later configuration was rejected, or zero. Refused has the reasons.
+	// Failed is when a later configuration was rejected, and Refused has the reasons. Failed is zero if none was
+	// rejected.
 	Failed  time.Time
 	Refused []Refusal
 	// Stale are the domains with a mistake. Each keeps its last valid version, or has none.
@@ -34,7 +35,6 @@ type Refusal struct {
 	Lines []sourceLine
 }
 
-// maxRefusals bounds the number of mistakes that are stored.
 const maxRefusals = 50
 
 // Refusals describes the mistakes in problems. It reads the files again to quote their lines.
@@ -66,10 +66,9 @@ type Changes struct {
 // Changed is a limit that differs. Before is "" if the limit was added; After is "" if it was removed.
 type Changed struct{ Domain, Limit, Before, After, Place string }
 
-// maxChanged bounds the rows of Changes.
-const maxChanged = 200
+const maxChangedRows = 200
 
-// Compare compares two configurations.
+// Compare returns the differences from before to after.
 func Compare(before, after *limiter.Snapshot) *Changes {
 	c := &Changes{}
 	var kept catalogs
@@ -122,10 +121,10 @@ func differing(before, after *limiter.Snapshot) (old, now *limiter.Snapshot) {
 	return old, now
 }
 
-// changed returns the policies of d, except those at whose position counterpart has the same pointer. counterpart is
-// the domain in the other configuration, or nil. changed returns all policies if counterpart is nil or has another
-// number of policies. It does so too if one of the two has named limits, because several uses of a named limit count
-// as one limit.
+// changed compares d with counterpart, the domain of the same name in the other configuration, which may be nil.
+// It returns the policies of d that are not the same pointers as the policies at the same positions of
+// counterpart. It returns all policies if positions cannot be compared: without a counterpart, with another
+// number of policies, or if a domain has named limits, because several uses of a named limit count as one limit.
 func changed(d, counterpart *limiter.Domain) (list []*descriptors.Policy) {
 	if counterpart == nil || len(d.Policies) != len(counterpart.Policies) || len(d.Named) > 0 || len(counterpart.Named) > 0 {
 		return d.Policies
@@ -149,7 +148,7 @@ func alike(a, b *descriptors.Policy) bool {
 }
 
 func (c *Changes) add(before, after *descriptors.Policy) {
-	if len(c.Rows) == maxChanged {
+	if len(c.Rows) == maxChangedRows {
 		return
 	}
 	var row Changed
@@ -167,7 +166,6 @@ func (c *Changes) add(before, after *descriptors.Policy) {
 	c.Rows = append(c.Rows, row)
 }
 
-// describe returns a description of l in words.
 func describe(l *descriptors.Policy) string {
 	parts := []string{l.Words()}
 	for _, f := range facts(l) {
@@ -176,7 +174,6 @@ func describe(l *descriptors.Policy) string {
 	return strings.Join(parts, "; ")
 }
 
-// configurationBody is the data of configuration.html.
 type configurationBody struct {
 	Reload
 	Hash            string

@@ -11,7 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 )
 
-// reasons maps the reasons for denials to texts of the page.
 var reasons = map[string]string{
 	denials.Limit:    "the limit was reached",
 	denials.Penalty:  "the penalty of the limit blocks this key",
@@ -25,7 +24,6 @@ var reasons = map[string]string{
 	denials.NoRoute:  "no route of auth matched, or the request lacks a value for every descriptor of its route",
 }
 
-// deniedRow describes one denied key, in a list of denied keys.
 type deniedRow struct {
 	Times, Why, Domain, Limit, LimitLink, Key, Link string
 	Last                                            time.Time
@@ -65,7 +63,6 @@ func (p *pages) denied(n int, match func(*denials.Denied) bool) (since string, r
 // maxDenied is larger than the number of keys that package denials stores.
 const maxDenied = 4096
 
-// shown returns the key of d as printable text.
 func shown(d *denials.Denied) string {
 	if d.Entries != nil {
 		return descriptors.Format(d.Entries)
@@ -81,7 +78,6 @@ func printable(key []string) string {
 	return strings.Join(parts, ",")
 }
 
-// deniedLink returns the link to the page of the key of d.
 func deniedLink(d *denials.Denied) string {
 	if d.Entries != nil {
 		return descriptorLink(d.Domain, d.Entries)
@@ -89,7 +85,6 @@ func deniedLink(d *denials.Denied) string {
 	return keyLink(d.Domain, d.Limit, d.Key)
 }
 
-// keyLink returns the link to the page of a key of one limit.
 func keyLink(domain, limit string, key []string) string {
 	q := url.Values{"domain": {domain}, "limit": {limit}}
 	addKey(q, key)
@@ -110,8 +105,7 @@ func addKey(q url.Values, key []string) {
 	q["value"] = key
 }
 
-// descriptorLink returns the link to the page of a descriptor. The parameter entry64 is repeated for each key
-// and each value.
+// descriptorLink repeats the parameter entry64 for each key and each value, in base64url.
 func descriptorLink(domain string, entries []descriptors.Entry) string {
 	q := url.Values{"domain": {domain}}
 	for _, e := range entries {

@@ -43,12 +43,10 @@ type Fleet struct {
 const (
 	// lateAfter is the age of a report after which its sidecar counts as missing. A sidecar stores a report
 	// every ten seconds.
-	lateAfter = 35 * time.Second
-	// maxMembers bounds the rows of the page.
+	lateAfter  = 35 * time.Second
 	maxMembers = 500
 )
 
-// fleetBody is the data of fleet.html.
 type fleetBody struct {
 	Off     bool
 	Problem string
@@ -59,7 +57,6 @@ type fleetBody struct {
 	More    string
 }
 
-// memberRow is a row of the page about one sidecar.
 type memberRow struct {
 	ID, Version, Config, Seen, Up, Allowed, Denied, Wrong string
 	Self, Old, Late                                       bool

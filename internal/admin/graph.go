@@ -12,8 +12,7 @@ import (
 type graph struct {
 	Width, Height   int
 	Allowed, Denied string // SVG paths
-	// Text describes the image in words.
-	Text string
+	Text            string
 	// Most is the value of the highest column, in requests per second.
 	Most float64
 }

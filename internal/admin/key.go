@@ -33,7 +33,7 @@ type subject struct {
 	Entries       []descriptors.Entry
 }
 
-// parseSubject parses the subject in a query. found reports whether the query contains one.
+// found reports whether q contains a subject.
 func parseSubject(q url.Values) (s subject, found bool, err error) {
 	s.Domain, s.Limit = q.Get("domain"), q.Get("limit")
 	if text := q.Get("descriptor"); text != "" {
@@ -71,7 +71,6 @@ func parseSubject(q url.Values) (s subject, found bool, err error) {
 	return s, true, s.checkSize()
 }
 
-// checkSize returns an error if s exceeds maxValues or maxValueBytes.
 func (s *subject) checkSize() error {
 	size := len(strings.Join(s.Key, ""))
 	for _, e := range s.Entries {
@@ -83,7 +82,6 @@ func (s *subject) checkSize() error {
 	return nil
 }
 
-// String returns the subject as printable text.
 func (s *subject) String() string {
 	if s.Entries != nil {
 		return descriptors.Format(s.Entries)
@@ -91,7 +89,6 @@ func (s *subject) String() string {
 	return printable(s.Key)
 }
 
-// link returns the link to the page of s.
 func (s *subject) link() string {
 	if s.Entries != nil {
 		return descriptorLink(s.Domain, s.Entries)
@@ -99,7 +96,6 @@ func (s *subject) link() string {
 	return keyLink(s.Domain, s.Limit, s.Key)
 }
 
-// keyBody is the data of key.html.
 type keyBody struct {
 	Subject, Domain string
 	// Denied reports whether a request of cost 1 would be denied now. Answer is a sentence with the reason.
@@ -114,7 +110,6 @@ type keyBody struct {
 	Adjustable bool
 }
 
-// keyLimit describes one limit that the subject matches.
 type keyLimit struct {
 	Domain, Limit, Link, Key, Words, Mode string
 	// State describes how the limit would answer the next request, and why. Left describes what the bucket contains.
@@ -135,7 +130,6 @@ type keyLimit struct {
 	Reset, Raise, Block string
 }
 
-// recentRow is a row about a recorded decision.
 type recentRow struct {
 	At, What, Cost, Left string
 	Denied               bool
@@ -155,7 +149,6 @@ var doneForAll = map[string]string{
 	"block": "All keys are blocked.",
 }
 
-// key shows the page of a key: whether its limits deny it, and why.
 func (p *pages) key(w http.ResponseWriter, r *http.Request, v viewer) {
 	q := r.URL.Query()
 	s, found, err := parseSubject(q)
@@ -224,7 +217,6 @@ func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 	return c, nil
 }
 
-// openKeys describes the values that identify a bucket of l: their number and their names.
 func openKeys(l *descriptors.Policy) string {
 	if len(l.Open) == 0 {
 		return "no value"
@@ -237,7 +229,6 @@ func openKeys(l *descriptors.Policy) string {
 	return plural(int64(len(l.Open)), "value") + " (" + strings.Join(names, ", ") + ")"
 }
 
-// events are the most denied keys, and the keys that consumed most. now is the time at which they were read.
 type events struct {
 	denied []denials.Denied
 	used   []usage.Used
@@ -262,14 +253,14 @@ func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.
 		if result.For != nil && state.Policy == result.For { // state is about the limit itself; result is about the limit that pays
 			paid := p.keyLimit(c, state, state, known.now)
 			paid.State = "does not allow it, and limit " + descriptors.Printable(result.Policy.Name) + " pays"
-			p.addDenials(&paid, c, state, known)
+			p.addRecorded(&paid, c, state, known)
 			b.Limits = append(b.Limits, paid)
 			p.payer(ctx, b, c, state, known)
 			continue
 		}
 		l := p.keyLimit(c, result, state, known.now)
 		if result.Key != nil {
-			p.addDenials(&l, c, result, known)
+			p.addRecorded(&l, c, result, known)
 		}
 		b.Limits = append(b.Limits, l)
 		if result.For == nil {
@@ -305,11 +296,10 @@ func (p *pages) payer(ctx context.Context, b *keyBody, c *limiter.Call, result *
 	}
 	l := p.keyLimit(one, next, state, known.now)
 	l.Pays = descriptors.Printable(result.Policy.Name)
-	p.addDenials(&l, one, next, known)
+	p.addRecorded(&l, one, next, known)
 	b.Limits = append(b.Limits, l)
 }
 
-// deniedBy describes which limits deny c, and why.
 func deniedBy(limits []keyLimit, c *limiter.Call) string {
 	var names []string
 	for _, l := range limits {
@@ -350,7 +340,6 @@ func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now tim
 	return l
 }
 
-// stateWords describes how the limit of result would answer the next request, and why.
 func stateWords(result *limiter.Result, now time.Time) string {
 	d, limit := &result.Decision, result.Policy
 	until := func() string {
@@ -381,7 +370,6 @@ func stateWords(result *limiter.Result, now time.Time) string {
 	}
 }
 
-// remainingWords describes how much the bucket of r contains.
 func remainingWords(r *limiter.Result) string {
 	d := &r.Decision
 	if d.Err != nil {
@@ -397,11 +385,9 @@ func remainingWords(r *limiter.Result) string {
 	return text
 }
 
-// maxRecent bounds the number of decisions that a key page shows for each limit.
-const maxRecent = 12
+const maxRecentRows = 12
 
-// addDenials adds the recorded decisions about the key of result to l.
-func (p *pages) addDenials(l *keyLimit, c *limiter.Call, result *limiter.Result, known events) {
+func (p *pages) addRecorded(l *keyLimit, c *limiter.Call, result *limiter.Result, known events) {
 	key := c.AppendValues(nil, result)
 	is := func(domain, limit string, other []string, isCut bool) bool {
 		return !isCut && domain == result.Policy.Domain && limit == result.Policy.Name && slices.Equal(other, key)
@@ -433,7 +419,7 @@ func (p *pages) addDenials(l *keyLimit, c *limiter.Call, result *limiter.Result,
 		}
 	}
 	slices.SortStableFunc(list, func(a, b denials.Event) int { return b.At.Compare(a.At) })
-	for _, e := range list[:min(len(list), maxRecent)] {
+	for _, e := range list[:min(len(list), maxRecentRows)] {
 		l.Recent = append(l.Recent, recent(e))
 	}
 }
@@ -451,13 +437,11 @@ func recent(e denials.Event) recentRow {
 	return row
 }
 
-// adjustedRow is a row about an adjustment.
 type adjustedRow struct {
 	Words, Ignored, Author, Reason, Left, Expires, End string
 	Link                                               string // the page of the key; "" if the adjustment applies to all keys
 }
 
-// adjustedBy describes the adjustment of limit, or returns nil without an adjustment.
 func (p *pages) adjustedBy(limit *descriptors.Policy) *adjustedRow {
 	if limit.Adjusted == nil || p.Adjust == nil {
 		return nil

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"errors"
 	"fmt"
 	"html"
 	"net/http/httptest"
@@ -46,7 +47,6 @@ descriptors:
           requests_per_unit: 3
 `
 
-// desk is an admin listener with a limiter of its own, and a browser that is logged in.
 type desk struct {
 	*browser
 	now     time.Time
@@ -93,7 +93,6 @@ func newDesk(t *testing.T) *desk {
 	return d
 }
 
-// request sends n requests with a descriptor, and returns how many were allowed.
 func (d *desk) request(t *testing.T, n int, entries ...descriptors.Entry) (allowed int) {
 	t.Helper()
 	for range n {
@@ -141,7 +140,6 @@ func (d *desk) follow(t *testing.T, page string, fields ...string) *httptest.Res
 	return d.send("POST", "/change", values)
 }
 
-// click returns the page behind the link with this text.
 func (d *desk) click(t *testing.T, page, text string) string {
 	t.Helper()
 	found := regexp.MustCompile(`href="([^"]*)"[^>]*>` + regexp.QuoteMeta(text) + `<`).FindStringSubmatch(page)
@@ -184,7 +182,7 @@ func TestThePageExplainsWhyAKeyIsDenied(t *testing.T) {
 	}
 }
 
-// For a plan (a limit with then), the page shows the bucket of the plan and the bucket of its credits.
+// A plan is a limit with then.
 func TestThePageShowsAPlanAndItsCredits(t *testing.T) {
 	d := newDesk(t)
 	if err := os.WriteFile(d.file, []byte(`domain: d
@@ -309,7 +307,6 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	}
 }
 
-// Clients that may only read must see no buttons, and their forms must be rejected.
 func TestOnlyTheAdminTokenAllowsChanges(t *testing.T) {
 	d := newDesk(t)
 	form := url.Values{"do": {"block"}, "domain": {"d"}, "limit": {"send"}, "value": {"bob"}, "author": {"eve"}, "reason": {"x"}, "csrf": {d.csrf()}, "for": {"1h"}}
@@ -410,5 +407,93 @@ func TestTheConfigurationPage(t *testing.T) {
 	c.Token = token
 	if w := get(New(c), "/configuration", ""); w.Code != 401 || strings.Contains(w.Body.String(), "after.yaml") {
 		t.Errorf("without the token: %d; want status 401 and no %q", w.Code, "after.yaml")
+	}
+}
+
+func TestAPageShowsOnlyItsLimit(t *testing.T) {
+	d := newDesk(t)
+	d.request(t, 21, user("bob"))
+	has(t, d.read(t, "/key?domain=d&limit=send&value=bob"), "Denied 1 time since")
+	if body := d.read(t, "/key?domain=d&limit=login&value=bob"); strings.Contains(body, "Denied 1 time") || strings.Contains(body, "of 20 left") {
+		t.Errorf("got the denials of limit send on the page of limit login; want none:\n%s", body)
+	}
+	d.follow(t, d.read(t, "/change?do=block&domain=d&limit=send&value=bob"), "author", "eve", "reason", "why")
+	has(t, d.read(t, limitLink("d", "send")), "every request is denied")
+	if body := d.read(t, limitLink("d", "login")); strings.Contains(body, "every request is denied") {
+		t.Errorf("the page of limit login shows the adjustment of limit send; want none:\n%s", body)
+	}
+}
+
+func TestTheSizeOfALinkIsBounded(t *testing.T) {
+	entries := func(n int) []descriptors.Entry { return make([]descriptors.Entry, n) }
+	half := strings.Repeat("x", maxValueBytes/2)
+	for name, test := range map[string]struct {
+		subject subject
+		bad     bool
+	}{
+		"the most values":            {subject{Key: make([]string, maxValues)}, false},
+		"one value more":             {subject{Key: make([]string, maxValues+1)}, true},
+		"the most entries":           {subject{Entries: entries(maxValues)}, false},
+		"one entry more":             {subject{Entries: entries(maxValues + 1)}, true},
+		"values and entries":         {subject{Key: make([]string, maxValues), Entries: entries(1)}, true},
+		"the most bytes":             {subject{Key: []string{half, half}}, false},
+		"one byte more":              {subject{Key: []string{half, half, "x"}}, true},
+		"the most bytes of an entry": {subject{Entries: []descriptors.Entry{{Key: half, Value: half}}}, false},
+		"one byte more of an entry":  {subject{Entries: []descriptors.Entry{{Key: half + "x", Value: half}}}, true},
+	} {
+		if err := test.subject.checkSize(); (err != nil) != test.bad {
+			t.Errorf("%s: got %v; want an error: %t", name, err, test.bad)
+		}
+	}
+}
+
+func swapped(t *testing.T, text string) *desk {
+	t.Helper()
+	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(text)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	d := newDesk(t)
+	d.limiter.Swap(s)
+	return d
+}
+
+const loose = `
+domain: d
+limits:
+  one: {algorithm: token_bucket, rate: 1, period: 1h}
+  many: {algorithm: token_bucket, rate: 9, period: 1h}
+descriptors:
+  - {key: user, limit: [one, many]}
+  - {key: "any*", rate_limit: {unit: hour, requests_per_unit: 3}}
+`
+
+func TestNoConfigurationHasNoBuckets(t *testing.T) {
+	p := &pages{Config: Config{Current: func() *limiter.Snapshot { return nil }}}
+	if c, err := p.call(&subject{Domain: "d", Limit: "send", Key: []string{"x"}}, 0); c != nil || !errors.Is(err, limiter.ErrNoConfig) {
+		t.Errorf("got %+v, %v; want ErrNoConfig", c, err)
+	}
+}
+
+// The decisions of a key page are those of the denied keys and of the used keys together, the newest first.
+func TestRecentDecisionsAreSorted(t *testing.T) {
+	event := func(second int, outcome limiter.Outcome) denials.Event {
+		return denials.Event{At: began.Add(time.Duration(second) * time.Second), Outcome: outcome}
+	}
+	l := &descriptors.Policy{Domain: "d", Name: "l"}
+	known := events{now: began.Add(time.Minute)}
+	known.denied = []denials.Denied{{Domain: "d", Limit: "l", Times: 2, Exact: true, Recent: []denials.Event{event(4, limiter.Denied), event(2, limiter.Denied)}}}
+	known.used = []usage.Used{{Domain: "d", Limit: "l", Recent: []denials.Event{event(5, limiter.Allowed), event(3, limiter.Allowed)}}}
+	c := &limiter.Call{Request: limiter.Request{Descriptors: []limiter.Descriptor{{}}}}
+	var row keyLimit
+	(&pages{}).addRecorded(&row, c, &limiter.Result{Policy: l}, known)
+	var got []string
+	for _, r := range row.Recent {
+		got = append(got, r.At[6:8]+" "+r.What)
+	}
+	first := began.Second()
+	want := fmt.Sprintf("%02d allowed, %02d denied, %02d allowed, %02d denied", (first+5)%60, (first+4)%60, (first+3)%60, (first+2)%60)
+	if text := strings.Join(got, ", "); text != want {
+		t.Errorf("got %s, want %s", text, want)
 	}
 }

@@ -19,10 +19,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// keysShown is the largest number of rows in each list on the page of a limit: denied keys, used keys, adjustments.
-const keysShown = 20
+const maxListRows = 20
 
-// limitBody is the data of limit.html.
 type limitBody struct {
 	Domain, Name, Words, Mode, Done string
 	// ID contains the domain and name as raw bytes, for the form.
@@ -48,19 +46,15 @@ type limitBody struct {
 	Raise, Block string
 }
 
-// fact is one line that describes a limit.
 type fact struct{ Name, Text string }
 
-// minuteRow has the numbers of one minute of the graph.
 type minuteRow struct {
 	Ago             string
 	Allowed, Denied uint64
 }
 
-// usedRow is a row about a key that consumed much.
 type usedRow struct{ Key, Link, Units string }
 
-// limit shows the page of a limit.
 func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 	q := r.URL.Query()
 	domain, name := q.Get("domain"), q.Get("name")
@@ -77,7 +71,7 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 		Minutes: minutes(&points), Total: p.Tally(l), Unlimited: l.Unlimited,
 		Settling: p.settling(l),
 	}
-	b.Since, b.Denied = p.denied(keysShown, func(d *denials.Denied) bool { return d.Domain == domain && d.Limit == name })
+	b.Since, b.Denied = p.denied(maxListRows, func(d *denials.Denied) bool { return d.Domain == domain && d.Limit == name })
 	b.UsedSince, b.Used = p.used(domain, name)
 	for _, key := range l.Extra().OpenKeys {
 		b.Values = append(b.Values, descriptors.Printable(key))
@@ -100,7 +94,7 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 func (p *pages) adjustmentsOf(domain, name string) (rows []adjustedRow) {
 	all, _ := p.Adjust.List()
 	for i := range all {
-		if t := &all[i].Target; t.Domain == domain && t.Limit == name && len(rows) < keysShown {
+		if t := &all[i].Target; t.Domain == domain && t.Limit == name && len(rows) < maxListRows {
 			rows = append(rows, adjusted(&all[i]))
 		}
 	}
@@ -120,14 +114,13 @@ func (p *pages) used(domain, name string) (since string, rows []usedRow) {
 		} else {
 			row.Link = keyLink(domain, name, u.Key)
 		}
-		if rows = append(rows, row); len(rows) == keysShown {
+		if rows = append(rows, row); len(rows) == maxListRows {
 			break
 		}
 	}
 	return at(from), rows
 }
 
-// facts returns lines that describe the settings of l.
 func facts(l *descriptors.Policy) (list []fact) {
 	add := func(name, text string) { list = append(list, fact{name, text}) }
 	if l.Unlimited {
@@ -162,7 +155,7 @@ func facts(l *descriptors.Policy) (list []fact) {
 	return list
 }
 
-// minutes returns one row for each minute of the graph, the latest first.
+// minutes returns the latest minute first.
 func minutes(p *history.Points) (rows []minuteRow) {
 	const width = 6
 	for i := history.Steps - width; i >= 0; i -= width {
@@ -176,15 +169,12 @@ func minutes(p *history.Points) (rows []minuteRow) {
 	return rows
 }
 
-// source is the place where a limit is configured.
 type source struct {
 	Place string
 	Lines []sourceLine
-	// Note is a sentence about Lines.
-	Note string
+	Note  string
 }
 
-// sourceLine is a line of a file.
 type sourceLine struct {
 	Number int
 	Text   string
@@ -208,7 +198,7 @@ func (p *pages) source(l *descriptors.Policy) source {
 	info, err := os.Stat(l.Place.File)
 	if err != nil || l.Place.Line == 0 {
 		s.Note = "The configuration did not come from a file that can be read here. This is what it means:"
-		s.Lines = generated(l)
+		s.Lines = asYAML(l)
 		return s
 	}
 	if info.ModTime().After(p.Reload().Loaded) {
@@ -281,8 +271,7 @@ func readLines(name string, visit func(n int, text string) bool) {
 	}
 }
 
-// generated describes l as YAML.
-func generated(l *descriptors.Policy) (lines []sourceLine) {
+func asYAML(l *descriptors.Policy) (lines []sourceLine) {
 	add := func(text string) { lines = append(lines, sourceLine{len(lines) + 1, text, false}) }
 	add("rate_limit:")
 	add("  name: " + strconv.Quote(l.Name))
@@ -301,7 +290,6 @@ func generated(l *descriptors.Policy) (lines []sourceLine) {
 	return lines
 }
 
-// excerptAround returns a line of a file with the two lines before it and the two lines after it.
 func excerptAround(name string, line int) (lines []sourceLine) {
 	readLines(name, func(n int, text string) bool {
 		if n >= line-2 {
@@ -312,5 +300,4 @@ func excerptAround(name string, line int) (lines []sourceLine) {
 	return slices.Clip(lines)
 }
 
-// moment formats a time of the store of adjustments.
 func moment(t algorithms.Micros) string { return at(time.UnixMicro(int64(t))) }

@@ -4,10 +4,8 @@ import (
 	"net/http"
 )
 
-// loginBody is the data of login.html.
 type loginBody struct{ Next, Problem string }
 
-// showLogin answers with the login form.
 func (p *pages) showLogin(w http.ResponseWriter, r *http.Request, status int, problem string) {
 	next := local(r.FormValue("next"))
 	if r.URL.Path != "/login" {
@@ -22,7 +20,7 @@ func (p *pages) showLogin(w http.ResponseWriter, r *http.Request, status int, pr
 // login shows the login form. If the form with a valid token is sent, login creates a session. A browser with a session
 // is redirected to the requested page.
 func (p *pages) login(w http.ResponseWriter, r *http.Request) {
-	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	r.Body = http.MaxBytesReader(w, r.Body, maxFormBytes)
 	if err := r.ParseForm(); err != nil {
 		p.showLogin(w, r, http.StatusBadRequest, "The form cannot be read.")
 		return
@@ -46,7 +44,6 @@ func (p *pages) login(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// logout ends the session of the cookie.
 func (p *pages) logout(w http.ResponseWriter, r *http.Request, _ viewer) {
 	if cookie, err := r.Cookie(cookieName(r)); err == nil {
 		p.access.sessions.end(cookie.Value)

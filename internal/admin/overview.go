@@ -60,7 +60,6 @@ func compareNames(a, b *descriptors.Policy) int {
 	return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name), definition(a)-definition(b), cmp.Compare(a.Index, b.Index))
 }
 
-// find returns the limit with this domain and name, or nil.
 func (c *catalog) find(domain, name string) *descriptors.Policy {
 	i, found := slices.BinarySearchFunc(c.limits, descriptors.Policy{Domain: domain, Name: name, Index: -1}, func(a *descriptors.Policy, b descriptors.Policy) int {
 		return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name))
@@ -71,7 +70,6 @@ func (c *catalog) find(domain, name string) *descriptors.Policy {
 	return c.limits[i]
 }
 
-// overviewBody is the data of overview.html.
 type overviewBody struct {
 	Configured bool
 	Denied     []deniedRow
@@ -90,11 +88,8 @@ type overviewBody struct {
 	Dropped string
 }
 
-// unmatchedRow is a row about a shape of requests that matched no limit. It has the keys of their
-// descriptors, without the values.
 type unmatchedRow struct{ Requests, Domain, Keys, Why, Last string }
 
-// unmatchedShown is the number of shapes that the overview lists.
 const unmatchedShown = 10
 
 func (p *pages) unmatched() (rows []unmatchedRow) {
@@ -110,13 +105,11 @@ func (p *pages) unmatched() (rows []unmatchedRow) {
 	return rows
 }
 
-// choice is a link of the page, which may be marked as chosen.
 type choice struct {
 	Name, Link string
 	Chosen     bool
 }
 
-// limitRow is a row of the overview about one limit.
 type limitRow struct {
 	Domain, Name, Link, Words, Mode string
 	// Adjusted describes the adjustments of the limit that are in force. It is "" if there are none.
@@ -131,7 +124,6 @@ type limitRow struct {
 	Shadow           bool
 }
 
-// ranked is a limit with the values that the overview sorts by.
 type ranked struct {
 	limit  *descriptors.Policy
 	tally  metrics.Tally
@@ -187,7 +179,6 @@ func (p *pages) overview(w http.ResponseWriter, r *http.Request, v viewer) {
 	p.show(w, r, v, http.StatusOK, overviewPage, frame{Title: "Overview", Section: "/", Live: true, Body: b})
 }
 
-// link returns the link to a page of the overview.
 func (b *overviewBody) link(sort, show string, page int) string {
 	q := url.Values{}
 	if b.Query != "" {
@@ -249,7 +240,6 @@ func (p *pages) limitRow(r *ranked) limitRow {
 	}
 }
 
-// deniedWord returns the words for the requests that are counted as denied by l.
 func deniedWord(l *descriptors.Policy) string {
 	if l.Shadow {
 		return "would have been denied"
@@ -257,7 +247,6 @@ func deniedWord(l *descriptors.Policy) string {
 	return "denied"
 }
 
-// modes lists the modes of l.
 func modes(l *descriptors.Policy) string {
 	var list []string
 	if l.Shadow {

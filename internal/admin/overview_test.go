@@ -17,7 +17,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/cputest"
 )
 
-// has fails the test for each text that a page lacks.
 func has(t *testing.T, body string, texts ...string) {
 	t.Helper()
 	_, content, _ := strings.Cut(body, "<body>")
@@ -30,7 +29,6 @@ func has(t *testing.T, body string, texts ...string) {
 
 var limitNames = regexp.MustCompile(`<div class="name"><a href="[^"]*">([^<]*)</a>`)
 
-// listed returns the names of the limits in the order of the page.
 func listed(body string) (names []string) {
 	for _, found := range limitNames.FindAllStringSubmatch(body, -1) {
 		names = append(names, found[1])
@@ -83,8 +81,7 @@ func TestTheWorstConditionComesFirst(t *testing.T) {
 	}
 }
 
-// TestDeniedKeysAreShownAsText: keys are bytes chosen by clients. The page shows them as text, and escapes bytes that
-// are not text.
+// Keys are bytes that clients choose. The page escapes markup, and bytes that are not text.
 func TestDeniedKeysAreShownAsText(t *testing.T) {
 	w := get(New(fixture(t)), "/", "")
 	body := w.Body.String()
@@ -134,7 +131,6 @@ func TestPagesForbidUnusedFeatures(t *testing.T) {
 	}
 }
 
-// many returns a configuration with n limits.
 func many(tb testing.TB, n int) Config {
 	tb.Helper()
 	s := &limiter.Snapshot{}
@@ -201,5 +197,19 @@ func BenchmarkHundredThousandLimits(b *testing.B) {
 				get(h, path, "")
 			}
 		})
+	}
+}
+
+func TestLinksOfTheOverview(t *testing.T) {
+	h := New(many(t, 450))
+	body := get(h, "/?q=limit&sort=name&show=all&page=2", "").Body.String()
+	has(t, body, `<a href="/?q=limit&amp;sort=name#limits" rel="prev">`, `<a href="/?page=3&amp;q=limit&amp;sort=name#limits" rel="next">`)
+	b := &overviewBody{Query: "a b"}
+	for want, got := range map[string]string{
+		"/?q=a+b#limits": b.link("denied", "all", 1), "/?page=2&q=a+b&show=denied#limits": b.link("denied", "denied", 2), "/#limits": (&overviewBody{}).link("denied", "all", 1),
+	} {
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }

@@ -18,7 +18,6 @@ const (
 	maxFound = 50
 )
 
-// searchBody is the data of search.html.
 type searchBody struct {
 	Query string
 	// Buckets has a row for each domain in which the text, as a descriptor, matches limits, and a row for each bucket
@@ -29,13 +28,11 @@ type searchBody struct {
 	Domains  []string
 }
 
-// foundRow is a row about a key that a search found.
 type foundRow struct {
 	Key, Link, Limit, Domain, State string
 	Denied                          bool
 }
 
-// search shows the page about the keys that a text identifies or is a part of.
 func (p *pages) search(w http.ResponseWriter, r *http.Request, v viewer, query string) {
 	b := searchBody{Query: query}
 	if s := p.Current(); s != nil {
@@ -55,7 +52,6 @@ func (p *pages) search(w http.ResponseWriter, r *http.Request, v viewer, query s
 	p.show(w, r, v, http.StatusOK, searchPage, frame{Title: "Why is this denied?", Section: "/key", Query: query, Body: b})
 }
 
-// searchDescriptor adds to b the domains in which a descriptor matches limits. It tries at most maxTried domains.
 func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []descriptors.Entry) {
 	for _, domain := range b.Domains[:min(len(b.Domains), maxTried)] {
 		s := subject{Domain: domain, Entries: entries}
@@ -72,7 +68,6 @@ func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []d
 	}
 }
 
-// searchKey adds to b the buckets in use that one value identifies. If it could not try all limits, it adds a note.
 func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 	tried := 0
 	for _, l := range p.catalogs.of(p.Current()).limits {
@@ -106,8 +101,6 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 	}
 }
 
-// searchRecorded adds to b at most maxFound keys that contain query. It searches the most denied keys, and then
-// the keys that consumed most.
 func (p *pages) searchRecorded(b *searchBody, query string) {
 	contains := func(key []string, entries []descriptors.Entry) bool {
 		for _, v := range key {

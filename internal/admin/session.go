@@ -15,7 +15,6 @@ const (
 	sessionIdle, sessionLife = time.Hour, 12 * time.Hour
 )
 
-// session belongs to a browser that has sent a token.
 type session struct {
 	csrf     string
 	token    [sha256.Size]byte // fingerprint of the token that the browser sent
@@ -40,7 +39,6 @@ func newSessions(now func() time.Time) *sessions {
 
 func fingerprint(text string) [sha256.Size]byte { return sha256.Sum256([]byte(text)) }
 
-// begin creates a session for a browser that has sent token.
 func (s *sessions) begin(token string, mayWrite bool) (id string) {
 	now := s.now()
 	id = rand.Text() + rand.Text()
@@ -53,7 +51,7 @@ func (s *sessions) begin(token string, mayWrite bool) (id string) {
 	return id
 }
 
-// dropOldest removes the session that was unused for longest. The caller holds s.mu.
+// The caller holds s.mu.
 func (s *sessions) dropOldest() {
 	var oldest [sha256.Size]byte
 	var used time.Time
@@ -65,8 +63,8 @@ func (s *sessions) dropOldest() {
 	delete(s.all, oldest)
 }
 
-// find returns the session with this id, or nil if it does not exist or has ended. person means that a person, not
-// the script of the page, has sent the request. Then the request prolongs the session.
+// find returns the session with this id, or nil if it does not exist or has ended. person means that a person,
+// not the script of the page, has sent the request. Only such a request prolongs the session.
 func (s *sessions) find(id string, person bool) *session {
 	now, hash := s.now(), fingerprint(id)
 	s.mu.Lock()
@@ -85,14 +83,12 @@ func (s *sessions) find(id string, person bool) *session {
 	return one
 }
 
-// end ends the session of id, if it exists.
 func (s *sessions) end(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.all, fingerprint(id))
 }
 
-// author returns the name that was given with the last change in the session.
 func (s *sessions) author(of *session) string {
 	if of == nil {
 		return ""
@@ -102,7 +98,6 @@ func (s *sessions) author(of *session) string {
 	return of.author
 }
 
-// setAuthor stores name as the default for the next change in the session.
 func (s *sessions) setAuthor(of *session, name string) {
 	if of == nil {
 		return

@@ -6,7 +6,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// settling describes the reservations of l since the start. It returns nil if l has no settle.
 func (p *pages) settling(l *descriptors.Policy) []fact {
 	s := l.Extra().Settle
 	if s == nil || p.Settling == nil {
@@ -28,7 +27,6 @@ func (p *pages) settling(l *descriptors.Policy) []fact {
 	return list
 }
 
-// reserves describes what a request reserves from l now. It returns "" if l has no settle.
 func (p *pages) reserves(l *descriptors.Policy) string {
 	s := l.Extra().Settle
 	if s == nil || p.EstimateNow == nil {

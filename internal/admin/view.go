@@ -36,7 +36,8 @@ func digest(text string) string {
 	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 }
 
-// Each page is a template that combines the common layout with its own body.
+// Each page is a template that combines the common layout with its own body. The type NAMEBody has the data of
+// assets/NAME.html.
 var (
 	overviewPage = parse("overview")
 	loginPage    = parse("login")
@@ -57,7 +58,6 @@ func parse(name string) *template.Template {
 	}).ParseFS(assets, "assets/layout.html", "assets/parts.html", "assets/"+name+".html"))
 }
 
-// link returns a link of the navigation. The link is marked as chosen if section is its target.
 func link(section, to, name string) choice { return choice{name, to, section == to} }
 
 // frame holds what every page shows around its Body.
@@ -74,14 +74,12 @@ type frame struct {
 	// listener has no token.
 	LoggedIn, MayWrite, NeedsToken bool
 	CSRF                           string
-	// Query is the search text of the client.
-	Query string
+	Query                          string
 	// Banner is nil for clients that may not read.
 	Banner *banner
 	Body   any
 }
 
-// banner summarizes the state of the sidecar.
 type banner struct {
 	// Worst is the first condition, or nil. Others are the conditions after it.
 	Worst  *conditions.Condition
@@ -94,7 +92,6 @@ type banner struct {
 	Median, Slowest string
 }
 
-// show answers with the page that t and f define.
 func (p *pages) show(w http.ResponseWriter, r *http.Request, v viewer, status int, t *template.Template, f frame) {
 	f.Version, f.Style, f.Script = p.Version, template.CSS(style), template.JS(script) //nolint:gosec // they are embedded
 	f.LoggedIn, f.MayWrite, f.CSRF, f.NeedsToken = v.session != nil, v.mayWrite, v.csrf, p.Token == nil && !v.mayWrite
@@ -117,7 +114,6 @@ func (p *pages) show(w http.ResponseWriter, r *http.Request, v viewer, status in
 	_, _ = body.WriteTo(w) // an error here means that the client has disconnected
 }
 
-// problem is the data of a page that reports an error.
 type problem struct {
 	Text string
 	Back string // the path to return to; "" means the front page
@@ -141,7 +137,6 @@ func (p *pages) banner() *banner {
 	return b
 }
 
-// short formats a duration with few digits.
 func short(d time.Duration) string {
 	switch {
 	case d < 10*time.Microsecond:

@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// at formats a time.
 func at(t time.Time) string {
 	if t.IsZero() {
 		return "never"
@@ -15,7 +14,6 @@ func at(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04:05 UTC")
 }
 
-// ago formats the time since t.
 func ago(t, now time.Time) string {
 	if t.IsZero() {
 		return "never"

@@ -1,0 +1,89 @@
+package admin
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+func TestASearchTriesABoundedNumberOfLimits(t *testing.T) {
+	for _, more := range []int{0, 1} {
+		text := "domain: d\nlimits:\n"
+		for i := range maxTried + more {
+			text += fmt.Sprintf("  l%d: {algorithm: token_bucket, rate: 1, period: 1s}\n", i)
+		}
+		text += "descriptors: [{key: free, rate_limit: {unlimited: true}}]\n" // it has no buckets, so it is not tried
+		s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(text)}}, config.Options{})
+		if problems.Bad() {
+			t.Fatal(problems)
+		}
+		c := fixture(t)
+		c.Limiter = limiter.New(memory.New(memory.Config{}), limiter.Config{})
+		c.Limiter.Swap(s)
+		c.Current = c.Limiter.Current
+		note := fmt.Sprintf("Only %d limits were tried.", maxTried)
+		if body := get(New(c), "/key?q=x", "").Body.String(); strings.Contains(body, note) != (more > 0) {
+			t.Errorf("with %d limits that have buckets: got %s; want %q: %t", maxTried+more, body, note, more > 0)
+		}
+	}
+}
+
+func TestASearchMarksTheBucketsThatDeny(t *testing.T) {
+	d := swapped(t, loose)
+	d.request(t, 2, user("bob"))
+	p := &pages{Config: Config{Limiter: d.limiter, Current: d.limiter.Current, Now: func() time.Time { return d.now }}}
+	search := func(value string) string {
+		var b searchBody
+		p.searchKey(t.Context(), &b, value)
+		var rows []string
+		for _, row := range b.Buckets {
+			rows = append(rows, fmt.Sprint(row.Limit, " ", row.Key, " ", row.Denied))
+		}
+		return strings.Join(append(rows, b.Notes...), ", ")
+	}
+	if got, want := search("bob"), "many bob false, one bob true"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := search("eve"); got != "" {
+		t.Errorf("got %q; want nothing about a key without requests", got)
+	}
+}
+
+// Keys that were cut are left out, because a link to them would lead to another bucket.
+func TestASearchFindsRecordedKeys(t *testing.T) {
+	var denied []denials.Denied
+	var used []usage.Used
+	p := &pages{Config: Config{
+		Denied: func(int) (time.Time, []denials.Denied) { return began, denied },
+		Used:   func() (time.Time, []usage.Used) { return began, used },
+	}}
+	search := func() string {
+		var b searchBody
+		p.searchRecorded(&b, "ob")
+		if len(b.Recorded) == maxFound {
+			return "full"
+		}
+		var rows []string
+		for _, row := range b.Recorded {
+			rows = append(rows, row.Key+" "+row.State)
+		}
+		return strings.Join(rows, ", ")
+	}
+	denied = []denials.Denied{{Key: []string{"bob"}, Times: 2, Exact: true}, {Key: []string{"bobby"}, Times: 3}, {Key: []string{"eve"}, Times: 1}, {Key: []string{"robert"}, Cut: true}}
+	used = []usage.Used{{Key: []string{"bob"}, Units: 7}, {Key: []string{"eve"}, Units: 1}, {Key: []string{"robert"}, Cut: true}}
+	if got, want := search(), "bob denied 2 times, bobby denied at least 3 times, bob used about 7 units"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	denied = slices.Repeat(denied[:1], maxFound+1)
+	if got := search(); got != "full" {
+		t.Errorf("got %q; want %d rows", got, maxFound)
+	}
+}
