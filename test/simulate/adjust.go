@@ -27,10 +27,8 @@ import (
 // chain authenticates the entries of the ledger. All sidecars have its secret.
 var chain = adjust.NewChain([]byte("a secret of all sidecars"))
 
-// tunedRates are the rates that operators set.
 var tunedRates = []int64{4, 70}
 
-// tunedLimits returns all limits that adjustments can make of p.
 func tunedLimits(p *descriptors.Policy) (all []*algorithms.Limit) {
 	if p.Name != "tuned" {
 		return nil
@@ -46,8 +44,7 @@ func tunedLimits(p *descriptors.Policy) (all []*algorithms.Limit) {
 	return all
 }
 
-// keep opens the ledger at a URL, and starts to poll it.
-func (p *process) keep(url string) {
+func (p *process) openLedger(url string) {
 	ledger, err := redis.OpenLedger(redis.Config{URL: url, Outside: p.outside()}, "adjustments")
 	if err != nil {
 		panic(err)
@@ -105,12 +102,10 @@ func (p *process) useKeeper(f func()) {
 	}
 }
 
-// pause suspends the coroutine for d.
 func (p *process) pause(d time.Duration) {
 	p.w.wait(func(resume func()) { p.w.afterPlain(d, p, resume) })
 }
 
-// operate starts operators that change adjustments.
 func (w *world) operate(rng *rand.Rand) {
 	w.judge.changes = map[string]string{}
 	for n := range 1 + rng.IntN(6) {
@@ -146,7 +141,6 @@ func (w *world) operate(rng *rand.Rand) {
 	}
 }
 
-// change makes a change through p, and records the answer.
 func (w *world) change(p *process, o adjust.Operation) {
 	if p.crashed {
 		return
@@ -202,10 +196,8 @@ func (j *judge) unadjusted(p *process, r *limiter.Result) {
 	}
 }
 
-// These are the names of the ledger's keys.
 const ledgerHeadKey, ledgerLogKey, ledgerValuesKey = "rl:{adjustments}head", "rl:{adjustments}log", "rl:{adjustments}values"
 
-// ledgerServer returns the server that has the ledger.
 func (w *world) ledgerServer() *server {
 	if w.watched != nil {
 		return w.watched.master
@@ -303,7 +295,6 @@ func (j *judge) audited() {
 	}
 }
 
-// textsOf converts the arguments of a script to text, as a Redis client does.
 func textsOf(args []any) (texts []string) {
 	for _, a := range args {
 		texts = append(texts, fmt.Sprint(a))

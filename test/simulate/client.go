@@ -26,8 +26,8 @@ type request struct {
 
 	parted    bool // its charges are on two servers, in two slots, or sharded
 	attempts  int
-	allowed   bool // an answer allowed it
-	denied    bool // an answer denied it
+	allowed   bool
+	denied    bool
 	untouched int  // the number of answers which state that nothing was charged
 	unknown   bool // an attempt has no answer, or its answer does not state whether it was charged
 
@@ -41,7 +41,6 @@ type cost struct {
 	units        int64
 }
 
-// bucket identifies the bucket that c charges.
 func (c *cost) bucket() *cost { return &cost{limit: c.limit, value: c.value} }
 
 // sending is one attempt to send a request to a process.
@@ -49,8 +48,8 @@ type sending struct {
 	*request
 
 	process  *process
-	at       time.Duration // when it was sent, by the process's clock
-	moment   int64         // the same, by the loop
+	at       time.Duration // when it was sent, by the monotonic clock of the process
+	moment   int64         // when it was sent, by loop.now
 	within   time.Duration // the time within which the answer must arrive
 	pause    int64         // process.pausedUntil when it was sent
 	answered bool
@@ -70,7 +69,6 @@ type delivery struct {
 	sent    []*sending
 }
 
-// client sends the requests of client n.
 func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 	hot, gap := rng.IntN(3) == 0, time.Duration(100+rng.IntN(8000))*time.Microsecond
 	if hot {
@@ -115,8 +113,8 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 	w.after(time.Duration(rng.Int64N(int64(length/2))), nil, next)
 }
 
-// common is the key of the hot clients. They charge it so often that sidecars remember its denials.
-const common = "h"
+// hotKey is charged so often that sidecars remember its denials.
+const hotKey = "h"
 
 var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded", "shardday"}, []string{"day", "window", "bucket", "slide", "log", "queue", "sharded"}
 
@@ -132,13 +130,13 @@ func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 		if rng.IntN(8) == 0 {
 			hot = hotNames[rng.IntN(len(hotNames))]
 		}
-		r.costs = append(r.costs, cost{hot, common, 1 + rng.Int64N(2)*rng.Int64N(3)})
+		r.costs = append(r.costs, cost{hot, hotKey, 1 + rng.Int64N(2)*rng.Int64N(3)})
 		if rng.IntN(4) > 0 {
 			r.witness = ""
 			return r
 		}
 	}
-	if rng.IntN(8) == 0 { // only limits whose on_backend_failure is not deny
+	if rng.IntN(8) == 0 {
 		r.witness = ""
 		for range 1 + rng.IntN(2) {
 			r.costs = append(r.costs, cost{otherNames[rng.IntN(len(otherNames))], strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
@@ -156,7 +154,6 @@ func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 	return r
 }
 
-// deliver makes a process answer requests that arrived together.
 func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Duration, source *backend.Source) {
 	w := p.w
 	var d *delivery
@@ -187,7 +184,7 @@ func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Durat
 				r.canceled.Store(true)
 			})
 		}
-		d.sent = append(d.sent, w.send1(p, r, within))
+		d.sent = append(d.sent, w.recordSending(p, r, within))
 		planned, err := d.batch.Add(c)
 		if err != nil {
 			w.judge.fail("request %s: %v", r.id, err)
@@ -235,8 +232,7 @@ func (d *delivery) finish(i int) {
 	}
 }
 
-// send1 records that a request is sent to a process.
-func (w *world) send1(p *process, r *request, within time.Duration) *sending {
+func (w *world) recordSending(p *process, r *request, within time.Duration) *sending {
 	s := &sending{request: r, process: p, at: p.monotonic(), moment: w.now, within: timeout, pause: p.pausedUntil}
 	if within > 0 {
 		s.within = min(timeout, max(0, within-margin))
@@ -254,11 +250,10 @@ func (w *world) sendOnce(rng *rand.Rand, id string, p *process, within time.Dura
 	if rng.IntN(3) == 0 {
 		r.costs = append(r.costs, cost{"quick", strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
 	}
-	w.checkSome(rng, r, p, within)
+	w.checkRepeatedly(rng, r, p, within)
 }
 
-// checkSome sends a request under its ID. It may send the request again.
-func (w *world) checkSome(rng *rand.Rand, r *request, p *process, within time.Duration) {
+func (w *world) checkRepeatedly(rng *rand.Rand, r *request, p *process, within time.Duration) {
 	w.after(0, p, func() { p.check(r, within) })
 	for range rng.IntN(3) {
 		w.seen(faultRepeat)
@@ -284,7 +279,7 @@ func (p *process) check(r *request, within time.Duration) {
 		defer cancel()
 		ctx = end
 	}
-	s := p.w.send1(p, r, within)
+	s := p.w.recordSending(p, r, within)
 	err := p.limiter.Check(ctx, c)
 	p.w.judge.answered(s, c, err)
 }

@@ -58,7 +58,6 @@ type layout struct {
 	owner, target [blocks]*server
 }
 
-// newCluster makes a Cluster with three masters.
 func (w *world) newCluster() {
 	w.layout = &layout{}
 	for range 3 {
@@ -123,7 +122,6 @@ func (s *server) elsewhere(keys []string, asking bool) error {
 	}
 }
 
-// keysOf returns the keys that a command declares.
 func keysOf(args []any) (keys []string) {
 	switch name := args[0].(string); name {
 	case "eval", "evalsha":
@@ -176,7 +174,6 @@ func (w *world) migrate(rng *rand.Rand, from *server) {
 	w.afterPlain(time.Duration(rng.Int64N(int64(20*time.Millisecond))), nil, step)
 }
 
-// moving reports whether a block moves from s or to it.
 func (l *layout) moving(s *server) bool {
 	for b := range blocks {
 		if l.target[b] != nil && (l.target[b] == s || l.owner[b] == s) {

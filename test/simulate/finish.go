@@ -14,8 +14,8 @@ import (
 
 // The judge makes these checks at the end of a run, after the last fault.
 
-// live sends each process a request, checks that it is allowed, and schedules its repetitions. The method checkProbes
-// checks the answers to these.
+// live sends each process a request, checks that it is allowed, and schedules repetitions of it. The method
+// checkProbes checks the answers to the repetitions.
 func (j *judge) live() {
 	w := j.w
 	for _, p := range w.processes {
@@ -59,7 +59,6 @@ type living struct {
 	answers int // the number of answers that allowed it
 }
 
-// checkProbes checks that each process allowed all repetitions that the method live has scheduled.
 func (j *judge) checkProbes() {
 	for _, l := range j.alive {
 		if l.answers < repeats {
@@ -76,7 +75,6 @@ func (j *judge) redirected(p *process, err error) {
 	}
 }
 
-// finish runs the checks at the end of a run.
 func (j *judge) finish() {
 	w := j.w
 	for s := range j.open {
@@ -128,7 +126,7 @@ func (j *judge) finish() {
 			j.bounded(b)
 			j.refunded(b)
 		default:
-			if b.value == common && b.leased == 0 {
+			if b.value == hotKey && b.leased == 0 {
 				j.shared(b)
 				j.bounded(b)
 				break

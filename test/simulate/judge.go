@@ -35,11 +35,10 @@ type judge struct {
 	changes      map[string]string // the answer to each change of an operator, by the ID of its operation
 }
 
-// bucket is what the judge knows of one bucket.
 type bucket struct {
-	limit    string // the name of the limit
+	limit    string
 	name     string // its key in Redis; "" if it was never charged
-	value    string // the value of the key
+	value    string
 	kind     algorithms.Kind
 	leased   algorithms.Micros // the duration of its leases
 	numbers  []*algorithms.Limit
@@ -65,7 +64,6 @@ type admission struct {
 	units     int64
 }
 
-// mostProblems bounds the problems that are reported about a run.
 const mostProblems = 10
 
 func (j *judge) fail(format string, args ...any) {
@@ -90,7 +88,6 @@ func bucketOf(name string) string {
 	return key
 }
 
-// charged records a server's decision on one charge of a group.
 func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algorithms.Bucket, took bool) {
 	key := bucketOf(c.key)
 	j.w.mix(uint64(b.Decision.Value))
@@ -125,7 +122,6 @@ func (j *judge) lost() { j.losses++ }
 // crashed records that a process has crashed. Answers in flight are lost.
 func (j *judge) crashed() { j.unclean = true }
 
-// sent records an attempt of a client.
 func (j *judge) sent(s *sending) {
 	if s.attempts == 1 {
 		j.requests = append(j.requests, s.request)
@@ -136,7 +132,6 @@ func (j *judge) sent(s *sending) {
 	}
 }
 
-// answered records the answer to an attempt, and checks it.
 func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	if s.answered {
 		j.fail("request %s was answered twice", s.id)
@@ -249,7 +244,6 @@ func (j *judge) failedAs(s *sending, c *limiter.Call) {
 	}
 }
 
-// planned records the buckets of a request.
 func (j *judge) planned(p *process, r *request, c *limiter.Call) {
 	var first *bucket
 	for i := range c.Results {
@@ -301,7 +295,6 @@ func (b *bucket) decidedBy(l *algorithms.Limit) {
 	}
 }
 
-// slot returns the slot of the bucket of r, or 0 without a Cluster.
 func (j *judge) slot(r *limiter.Result) int {
 	if j.w.layout == nil {
 		return 0
@@ -309,7 +302,6 @@ func (j *judge) slot(r *limiter.Result) int {
 	return slotOf("rl:{}" + string(r.Key))
 }
 
-// result checks the answer of one limit.
 func (j *judge) result(s *sending, r *limiter.Result) {
 	if d := &r.Decision; d.Err == nil {
 		j.w.mix(uint64(d.Remaining) ^ uint64(d.RetryAfter))
@@ -349,7 +341,6 @@ func (j *judge) peek(r *limiter.Result, cost int64, remembered bool) (allowed bo
 	return d.Allowed, (int64(now)-b.phase)/int64(l.Period()) + b.turns
 }
 
-// stateOf returns the state of a bucket in the present master.
 func (j *judge) stateOf(r *limiter.Result) (state algorithms.State) {
 	s := j.bucket(string(r.Key)).server
 	switch {
@@ -370,7 +361,6 @@ func (j *judge) adjustable(b *bucket) bool {
 	return b.limit == "plan" || b.limit == "pace" || b.limit == "tuned"
 }
 
-// costOf returns the number of units that all limits of c together charge to the bucket of r.
 func costOf(c *limiter.Call, r *limiter.Result) (cost int64) {
 	for i := range c.Results {
 		if string(c.Results[i].Key) == string(r.Key) {
@@ -380,7 +370,6 @@ func costOf(c *limiter.Call, r *limiter.Result) (cost int64) {
 	return cost
 }
 
-// peeks reports whether the servers would allow a request, and returns the sum of the epochs of its buckets.
 func (j *judge) peeks(s *sending, c *limiter.Call) (passes bool, epochs int64) {
 	passes = true
 	for i := range c.Results {
@@ -391,13 +380,11 @@ func (j *judge) peeks(s *sending, c *limiter.Call) (passes bool, epochs int64) {
 	return passes, epochs
 }
 
-// retry is what the judge knows of the retry time of one limit of a request.
 type retry struct {
 	after            algorithms.Micros // -1: unknown, or the servers would allow the request
 	charged, refunds int64             // the bucket's charged units and the number of its refunds at that time
 }
 
-// retriesOf appends the retry times that the servers would return now for each limit of c.
 func (j *judge) retriesOf(all []retry, c *limiter.Call) []retry {
 	for i := range c.Results {
 		r := &c.Results[i]
@@ -459,7 +446,6 @@ func (j *judge) falseDenial(s *sending, c *limiter.Call) {
 	}
 }
 
-// admitted records that a request was allowed.
 func (j *judge) admitted(s *sending, c *limiter.Call) {
 	if c.Replayed {
 		j.w.seen(sawReplayed)
@@ -492,7 +478,6 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 	}
 }
 
-// firstErr returns the error of the first limit of c that has one.
 func firstErr(c *limiter.Call) error {
 	for i := range c.Results {
 		if err := c.Results[i].Decision.Err; err != nil {

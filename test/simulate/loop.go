@@ -98,7 +98,6 @@ func (l *loop) reuse(e *event) {
 	l.free = append(l.free, e)
 }
 
-// mix adds a number to the hash of the run.
 func (l *loop) mix(n uint64) {
 	l.hash = (l.hash ^ n) * 0x9E3779B97F4A7C15
 	l.hash ^= l.hash >> 29
@@ -168,7 +167,6 @@ func (l *loop) wait(start func(resume func())) {
 // events is a heap with the first event at its root.
 type events []*event
 
-// before reports whether e happens before other.
 func (e *event) before(other *event) bool {
 	return e.at < other.at || e.at == other.at && e.order < other.order
 }

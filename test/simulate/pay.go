@@ -15,7 +15,6 @@ import (
 // Requests of the domain "plans" have one or two limits. If these deny, credits pay for the request. Each
 // request also has a bucket of its own, the witness, which shows the judge when a server charged it.
 
-// payment is a number of units that a request was charged in one bucket.
 type payment struct {
 	key   string
 	units int64
@@ -37,7 +36,7 @@ func (w *world) pay(rng *rand.Rand, id string, p *process, within time.Duration)
 	rng.Shuffle(len(r.costs), func(i, j int) { r.costs[i], r.costs[j] = r.costs[j], r.costs[i] })
 	if rng.IntN(2) == 0 {
 		r.once = true
-		w.checkSome(rng, r, p, within)
+		w.checkRepeatedly(rng, r, p, within)
 		return
 	}
 	w.after(0, p, func() { p.deliver(rng, []*request{r}, within, nil) })

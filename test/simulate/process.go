@@ -78,13 +78,13 @@ func (w *world) start(name string) *process {
 		}
 	}
 	for _, url := range urls {
-		p.stores = append(p.stores, p.open(url))
+		p.stores = append(p.stores, p.openStore(url))
 	}
 	w.started = append(w.started, p)
 	all := backend.Store(p.stores[0])
 	if len(p.stores) > 1 {
 		p.undos = stores.NewUndosBy(p, max(100*time.Millisecond, 4*timeout))
-		all = stores.Divided(p.stores[0], p.stores[1], func(c *backend.Charge) bool { return bySecond(c.Limit) }, p.undos)
+		all = stores.Divided(p.stores[0], p.stores[1], func(c *backend.Charge) bool { return onSecondServer(c.Limit) }, p.undos)
 	}
 	p.denied = stores.Denied(all, stores.DeniedConfig{Clock: p.Now})
 	p.lease = stores.Lease(waiting{p, p.denied, true}, stores.LeaseConfig{Clocks: p.clocks, Clock: p})
@@ -96,7 +96,7 @@ func (w *world) start(name string) *process {
 	})
 	p.limiter.Swap(w.snapshot)
 	if w.adjusts {
-		p.keep(urls[0])
+		p.openLedger(urls[0])
 	}
 	return p
 }
@@ -107,7 +107,6 @@ type local struct {
 	store   *memory.Store // nil before the first use
 }
 
-// Submit implements backend.Store.
 func (l *local) Submit(b *backend.Batch) {
 	if l.store == nil {
 		l.store = memory.New(memory.Config{Clock: l.process.Now, Repeatable: true})
@@ -118,22 +117,20 @@ func (l *local) Submit(b *backend.Batch) {
 // keys are the keys that sign the ids of reservations.
 var keys = reservation.NewKeys(func() []string { return []string{"a secret of all sidecars"} }, nil)
 
-// bySecond reports whether the second Redis has the buckets of l.
-func bySecond(l *algorithms.Limit) bool {
+func onSecondServer(l *algorithms.Limit) bool {
 	return l.Period() <= algorithms.Second
 }
 
 // serverOf returns the server that has the buckets of l. With a Cluster or Sentinels it is the first one, which
 // has the clock of all.
 func (w *world) serverOf(l *algorithms.Limit) *server {
-	if w.layout == nil && w.watched == nil && len(w.servers) > 1 && bySecond(l) {
+	if w.layout == nil && w.watched == nil && len(w.servers) > 1 && onSecondServer(l) {
 		return w.servers[1]
 	}
 	return w.servers[0]
 }
 
-// open opens the store at a URL.
-func (p *process) open(url string) *redis.Store {
+func (p *process) openStore(url string) *redis.Store {
 	w, name := p.w, p.name
 	store, err := redis.Open(redis.Config{
 		URL: url, Timeout: timeout, WaitReplicas: w.waitReplicas,
@@ -147,7 +144,6 @@ func (p *process) open(url string) *redis.Store {
 	return store
 }
 
-// outside returns the simulated network, clocks and random numbers of the process.
 func (p *process) outside() *outside.World {
 	return &outside.World{
 		Clock: p, Go: p.spawn, Call: p.call, Below: p.rng.IntN, Pause: p.pause, Watch: p.watch,
@@ -166,7 +162,6 @@ func (p *process) reload(s *limiter.Snapshot) {
 	p.denied.Clear()
 }
 
-// monotonic returns the reading of the monotonic clock.
 func (p *process) monotonic() time.Duration {
 	d := time.Duration(p.w.now-p.born) - p.suspended
 	return time.Hour + d + d*time.Duration(p.ppm)/1_000_000
@@ -177,7 +172,6 @@ func (p *process) real(d time.Duration) time.Duration {
 	return d - d*time.Duration(p.ppm)/1_000_000 + time.Microsecond
 }
 
-// Now implements outside.Clock.
 func (p *process) Now() time.Time { return epoch.Add(p.monotonic()) }
 
 // clocks returns the clock for leases.
@@ -186,7 +180,6 @@ func (p *process) clocks() (monotonic, wall time.Duration) {
 	return m, m + p.wall
 }
 
-// AfterFunc implements outside.Clock.
 func (p *process) AfterFunc(d time.Duration, f func()) outside.Timer {
 	t := &timer{process: p, f: f}
 	t.Reset(d)
@@ -201,7 +194,6 @@ type timer struct {
 	event   *event
 }
 
-// Reset implements outside.Timer.
 func (t *timer) Reset(d time.Duration) bool {
 	active := t.Stop()
 	t.due = t.process.monotonic() + d
@@ -220,7 +212,6 @@ func (t *timer) set(d time.Duration) {
 	})
 }
 
-// Stop implements outside.Timer.
 func (t *timer) Stop() bool {
 	if t.event == nil {
 		return false
@@ -230,7 +221,6 @@ func (t *timer) Stop() bool {
 	return true
 }
 
-// spawn runs f concurrently with its caller.
 func (p *process) spawn(f func()) {
 	p.w.after(time.Duration(p.rng.Int64N(20_000)), p, f)
 }
@@ -243,7 +233,6 @@ type waiting struct {
 	detached bool // only detached batches wait here; other callers wait in the outermost Store
 }
 
-// Submit implements backend.Store.
 func (s waiting) Submit(b *backend.Batch) {
 	if !b.Waits || s.detached && !b.Detached {
 		s.next.Submit(b)
@@ -258,7 +247,6 @@ func (s waiting) Submit(b *backend.Batch) {
 	done(b)
 }
 
-// call implements outside.World.Call.
 func (p *process) call(ctx context.Context, server string, commands []outside.Command) {
 	if p.crashed {
 		failAll(commands, refused)
@@ -367,10 +355,8 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 	w.afterPlain(there, nil, arrive)
 }
 
-// linkOf returns the network link of p.
 func (w *world) linkOf(p *process) *link { return &w.links[p.name[0]-'a'] }
 
-// node returns the server at an address.
 func (w *world) node(addr string) *server {
 	for _, s := range w.servers {
 		if addr == s.name+":6379" {
@@ -380,7 +366,6 @@ func (w *world) node(addr string) *server {
 	panic("simulate: no server is at " + addr)
 }
 
-// arrive calls f when s is not stuck.
 func (w *world) arrive(s *server, f func()) {
 	if s.stuck > w.now {
 		w.afterPlain(time.Duration(s.stuck-w.now)+100_000, nil, func() { w.arrive(s, f) })

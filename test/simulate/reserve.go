@@ -118,7 +118,6 @@ func (p *process) settle(v *reserving, id string, real int64, forged bool, withi
 	return w.judge.settlement(p, v, c, err, forged)
 }
 
-// settlement records the answer to a settlement, and checks it.
 func (j *judge) settlement(p *process, v *reserving, c *limiter.Call, err error, forged bool) (settled bool) {
 	w := j.w
 	if err != nil {

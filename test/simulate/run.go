@@ -8,7 +8,6 @@ import (
 	"time"
 )
 
-// Result is the result of a run.
 type Result struct {
 	Problems []string
 	Counts   Counts

@@ -35,7 +35,6 @@ const (
 	sentinelCount = 2
 )
 
-// newWatched makes a master with a replica, and Sentinels.
 func (w *world) newWatched() {
 	w.servers = []*server{newServer(w, "r0"), newServer(w, "r1")}
 	r0, r1 := w.servers[0], w.servers[1]
@@ -109,7 +108,6 @@ func (j *judge) checkMaster(p *process, s *server, command string) {
 	}
 }
 
-// about returns the payload of a message about a replica of the master.
 func (t *watched) about(s *server) string {
 	return fmt.Sprintf("slave %s:6379 %s 6379 @ %s %s 6379", s.name, s.name, sentinelName, t.master.name)
 }

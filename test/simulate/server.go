@@ -50,7 +50,6 @@ type value struct {
 	until  algorithms.Micros // when the key expires; 0 means never
 }
 
-// script identifies one of the scripts.
 type script int
 
 const (
@@ -66,7 +65,6 @@ func newServer(w *world, name string) *server {
 		ppm: w.rng.Int64N(400) - 200, keys: map[string]*value{}, replica: map[string]*value{}, scripts: map[string]script{}}
 }
 
-// now returns the time by the server's clock.
 func (s *server) now() algorithms.Micros {
 	us := s.w.now / 1000
 	return s.clock + algorithms.Micros(us+us*s.ppm/1_000_000)
@@ -140,7 +138,6 @@ func (s *server) waits(commands []outside.Command) time.Duration {
 	return most
 }
 
-// get returns the value of a key, or nil.
 func (s *server) get(key string) *value {
 	v := s.keys[key]
 	if v != nil && v.until != 0 && s.now() >= v.until {
@@ -150,7 +147,6 @@ func (s *server) get(key string) *value {
 	return v
 }
 
-// execute runs commands one after the other, and sets the reply or the error of each.
 func (s *server) execute(commands []outside.Command) {
 	asking := false
 	s.wrote = false
@@ -242,8 +238,7 @@ func (s *server) set(key, text string, ms int64) {
 	s.put(key, &value{text: text, until: s.now() + algorithms.Micros(ms)*1000})
 }
 
-// known has the kinds of scripts, by the addresses of their texts.
-var known sync.Map // *byte to knownScript
+var known sync.Map // from a *byte, the address of a script's text, to its knownScript
 
 type knownScript struct {
 	sha   string
@@ -356,7 +351,6 @@ type charge struct {
 	hash  string // the hash of the request; only in a head
 }
 
-// read returns the next charge, and false at the end.
 func (t *batchCharging) read(r *reader) (c charge, ok bool) {
 	key, what := r.number(), r.number()
 	if key == 0 {
@@ -379,7 +373,6 @@ func (t *batchCharging) read(r *reader) (c charge, ok bool) {
 	return c, true
 }
 
-// decide decides the group that starts with c.
 func (t *batchCharging) decide(r *reader, c charge) {
 	var head *charge
 	if c.limit == nil {
@@ -432,7 +425,7 @@ func (t *batchCharging) charge(group []charge) (took bool) {
 		b := &buckets[i]
 		took = took && !b.Charge.DryRun
 		if b.State.By != nil {
-			s.put(group[i].key, &value{state: b.State, bucket: true, until: lifetime(b.State, t.now)})
+			s.put(group[i].key, &value{state: b.State, bucket: true, until: expiry(b.State, t.now)})
 		}
 		t.out = answer(t.out, &b.Decision)
 	}
@@ -446,8 +439,7 @@ func (t *batchCharging) charge(group []charge) (took bool) {
 	return took
 }
 
-// lifetime returns when a bucket may be deleted.
-func lifetime(s algorithms.State, now algorithms.Micros) algorithms.Micros {
+func expiry(s algorithms.State, now algorithms.Micros) algorithms.Micros {
 	ms := max(0, (s.FreshAt()-now)/1000) + 2
 	if s.By.Initial < s.By.Capacity {
 		ms += algorithms.Day / 1000
@@ -455,7 +447,6 @@ func lifetime(s algorithms.State, now algorithms.Micros) algorithms.Micros {
 	return now + ms*1000
 }
 
-// answer appends the reply to one charge.
 func answer(out []byte, d *algorithms.Decision) []byte {
 	flags, last := byte(0), d.Wait
 	if d.Allowed {

@@ -115,7 +115,6 @@ var faultNames = [faults]string{
 	sawRewritten: "changes made again that a failover lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits",
 }
 
-// Counts counts the events of each kind.
 type Counts [faults]int
 
 // Plan describes a run. Each client and each fault has its own random numbers. So the others do not change if
@@ -126,7 +125,6 @@ type Plan struct {
 	Until   time.Duration // the time at which clients and faults stop; 0 means that the seed decides
 }
 
-// world is one run.
 type world struct {
 	*loop
 
@@ -151,13 +149,12 @@ type world struct {
 	snapshot      *limiter.Snapshot
 	length        time.Duration
 	clients       int
-	plannedFaults int // the number of planned faults
+	plannedFaults int
 	requests      int
 	boots         int
 	taking        batchCharging
 }
 
-// seen counts an event.
 func (w *world) seen(f fault) {
 	w.counts[f]++
 	w.mix(uint64(f))
@@ -259,7 +256,6 @@ var knownLimits = func() map[limitNumbers]*algorithms.Limit {
 	return all
 }()
 
-// shardsOf returns the limits of the shards of p.
 func shardsOf(p *descriptors.Policy) (all []*algorithms.Limit) {
 	for i := range p.Extra().Shards {
 		all = append(all, &p.Extra().Shards[i])
@@ -267,7 +263,6 @@ func shardsOf(p *descriptors.Policy) (all []*algorithms.Limit) {
 	return all
 }
 
-// limitsOf appends the limits in the script's arguments to all.
 func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Limit {
 	for r := (reader{text: text}); r.at < len(text); {
 		var n limitNumbers
@@ -288,7 +283,6 @@ func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Lim
 	return all
 }
 
-// newWorld returns the simulated world for a plan.
 func newWorld(p Plan, log func(string, ...any)) *world {
 	w := &world{loop: newLoop(p.Seed), plan: p, log: log}
 	w.judge = &judge{w: w, buckets: map[string]*bucket{}, named: map[cost]*bucket{}, open: map[*sending]bool{}}
@@ -410,7 +404,6 @@ func (w *world) releaseEnded() {
 	*w = world{}
 }
 
-// repair ends all faults.
 func (w *world) repair() {
 	w.calm = true
 	for i := range w.links {
@@ -422,7 +415,6 @@ func (w *world) repair() {
 	w.note("all faults end")
 }
 
-// fault injects a random fault.
 func (w *world) fault(rng *rand.Rand) {
 	span := time.Duration(rng.Int64N(1 + rng.Int64N(int64(150*time.Millisecond))))
 	if rng.IntN(4) == 0 { // long enough to open circuit breakers
@@ -533,7 +525,6 @@ func (w *world) restart(s *server, span time.Duration) {
 	w.afterPlain(span, nil, func() { s.up = true })
 }
 
-// step makes the server's clock step.
 func (w *world) step(s *server, by time.Duration) {
 	f := faultServerForward
 	if w.stepsBack {
@@ -550,7 +541,6 @@ func (w *world) step(s *server, by time.Duration) {
 	}
 }
 
-// crash ends a process at once, and starts a new one instead.
 func (w *world) crash(i int) {
 	w.seen(faultCrash)
 	p := w.processes[i]
@@ -561,7 +551,6 @@ func (w *world) crash(i int) {
 	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))
 }
 
-// graceful shuts a process down in order, and starts a new one instead.
 func (w *world) graceful(i int) {
 	w.seen(faultGraceful)
 	p := w.processes[i]
