@@ -100,10 +100,8 @@ func Dial(ctx context.Context, address string) (*Conn, error) {
 	return &Conn{nc: nc, in: bufio.NewReaderSize(nc, 64<<10)}, nil
 }
 
-// Close closes the connection.
 func (c *Conn) Close() { _ = c.nc.Close() }
 
-// command appends a command to c.out, which send writes.
 func (c *Conn) command(words ...string) {
 	c.out = append(c.out, '*')
 	c.out = strconv.AppendInt(c.out, int64(len(words)), 10)
@@ -179,13 +177,11 @@ func Do(ctx context.Context, address string, commands ...[]string) error {
 	return nil
 }
 
-// load loads the script into the server.
 func (c *Conn) load() (err error) {
 	c.sha, err = c.Text("SCRIPT", "LOAD", script)
 	return err
 }
 
-// request sends a pipeline of scripts with random keys, and waits for the replies.
 func (c *Conn) request(pipeline, keys int) error {
 	for range pipeline {
 		c.command("EVALSHA", c.sha, "1", "bare:"+strconv.Itoa(rand.IntN(keys)), "1000", "1000", "1")

@@ -47,7 +47,6 @@ func Fan(ctx context.Context, addresses []string, charges int, d time.Duration) 
 	return (threadTime() - before) / time.Duration(rounds*charges), ctx.Err()
 }
 
-// fan holds connections to several servers.
 type fan struct {
 	calls  []fanCall
 	waits  []unix.PollFd
@@ -68,7 +67,6 @@ func (f *fan) close() {
 	}
 }
 
-// dial connects to a server, and prepares a call with n charges.
 func (f *fan) dial(ctx context.Context, address string, n int) error {
 	c, err := Dial(ctx, address)
 	if err != nil {
@@ -108,7 +106,6 @@ func (f *fan) dial(ctx context.Context, address string, n int) error {
 	return unix.SetNonblock(fd, true)
 }
 
-// round sends the calls, and waits for the replies.
 func (f *fan) round() error {
 	for i := range f.calls {
 		c := &f.calls[i]
@@ -138,7 +135,6 @@ func (f *fan) round() error {
 	}
 }
 
-// read reads the bytes that have arrived, if w reports any.
 func (f *fan) read(w unix.PollFd) error {
 	if w.Revents == 0 {
 		return nil
@@ -160,7 +156,6 @@ func (f *fan) read(w unix.PollFd) error {
 	return nil
 }
 
-// threadTime returns the processor time that the current thread has used.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)

@@ -219,7 +219,6 @@ func (c *conn) request(flags http2.Flags, block []byte) error {
 	return nil
 }
 
-// answer answers as many requests as the client's window permits.
 func (c *conn) answer() {
 	done := 0
 	for _, stream := range c.unanswered {
@@ -240,13 +239,11 @@ func (c *conn) answer() {
 	c.unanswered = append(c.unanswered[:0], c.unanswered[done:]...)
 }
 
-// frame appends the header of a frame to c.out.
 func (c *conn) frame(kind http2.FrameType, flags http2.Flags, stream uint32, length int) {
 	c.out = append(c.out, byte(length>>16), byte(length>>8), byte(length), byte(kind), byte(flags))
 	c.out = binary.BigEndian.AppendUint32(c.out, stream)
 }
 
-// restoreCredit enlarges the client's window by n bytes.
 func (c *conn) restoreCredit(n int) {
 	c.frame(http2.FrameWindowUpdate, 0, 0, 4)
 	c.out = binary.BigEndian.AppendUint32(c.out, uint32(n))

@@ -90,7 +90,6 @@ func Flood(ctx context.Context, c FloodConfig) (FloodResult, error) {
 	return r, nil
 }
 
-// flood has the state that its connections share.
 type flood struct {
 	FloodConfig
 	headers [2][]byte // header blocks: [0] for the first request of a connection, [1] for the others
@@ -207,7 +206,6 @@ func (c *floodConnection) write() {
 	}
 }
 
-// send appends the requests that are due at the time now.
 func (c *floodConnection) send(now time.Duration) {
 	for ; c.next < now; c.next += c.every {
 		c.due.Add(1)
@@ -232,7 +230,7 @@ func (c *floodConnection) send(now time.Duration) {
 		block := c.headers[min(n, 1)]
 		c.frame(len(block), http2.FrameHeaders, http2.FlagHeadersEndHeaders, 2*n+1)
 		c.out = append(c.out, block...)
-		c.question.about(c.keys.next())
+		c.question.setKey(c.keys.next())
 		c.frame(len(c.question.message), http2.FrameData, http2.FlagDataEndStream, 2*n+1)
 		c.out = append(c.out, c.question.message...)
 	}
@@ -243,7 +241,6 @@ func (c *floodConnection) frame(n int, kind http2.FrameType, flags http2.Flags, 
 	c.out = binary.BigEndian.AppendUint32(c.out, stream)
 }
 
-// expire counts the requests as late whose deadline has passed at the time now. If Resets is true, it resets them.
 func (c *floodConnection) expire(now time.Duration) {
 	for ; c.tail != c.head; c.tail++ {
 		slot := &c.slots[c.tail%uint32(len(c.slots))]
@@ -265,7 +262,6 @@ func (c *floodConnection) expire(now time.Duration) {
 	}
 }
 
-// read reads frames, and counts the answers, until the connection ends.
 func (c *floodConnection) read() {
 	b, have := make([]byte, 64<<10), 0
 	for {

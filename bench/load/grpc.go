@@ -59,7 +59,7 @@ func (c *grpcConnection) send(ctx context.Context, s *schedule) *recorder {
 func (c *grpcConnection) work(ctx context.Context, next func() (time.Duration, bool), to *recorder) {
 	q, keys, response := c.question.clone(), newKeys(c.run), []byte(nil)
 	for at, more := next(); more; at, more = next() {
-		q.about(keys.next())
+		q.setKey(keys.next())
 		if err := c.conn.Invoke(ctx, method, q.message, &response); err != nil {
 			to.fail(status.Code(err).String())
 			if ctx.Err() != nil {

@@ -29,7 +29,6 @@ func slot(d time.Duration) int {
 	return shift*parts + int(n>>shift)
 }
 
-// middle returns the middle of the durations that are counted at index slot.
 func middle(slot int) time.Duration {
 	if slot < parts {
 		return time.Duration(slot)

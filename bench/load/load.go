@@ -92,7 +92,6 @@ func (c *Config) check() error {
 	return nil
 }
 
-// connection is a connection to the server.
 type connection interface {
 	// send sends the requests of s. It returns the answers when all requests are answered, when ctx ends, or
 	// when the connection fails.
@@ -150,7 +149,6 @@ func (r *run) connect(ctx context.Context, q question) (connection, error) {
 	return dialGRPC(r, q)
 }
 
-// run is the state that all connections of a run share.
 type run struct {
 	Config
 	start     time.Time
@@ -160,7 +158,6 @@ type run struct {
 	over      atomic.Bool // no further requests are sent
 }
 
-// now returns the time since the start.
 func (r *run) now() time.Duration { return time.Since(r.start) }
 
 // measure calls send, which sends requests, and returns the duration and the cost of the measured part. With Requests,

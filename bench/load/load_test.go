@@ -16,7 +16,6 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// server answers by the value of the first entry.
 type server struct {
 	answer func(value string) (rls.RateLimitResponse_Code, error)
 
@@ -33,21 +32,18 @@ func (s *server) ShouldRateLimit(_ context.Context, r *rls.RateLimitRequest) (*r
 	return &rls.RateLimitResponse{OverallCode: code}, err
 }
 
-// serve runs a server, and returns its address.
 func serve(t *testing.T, answer func(string) (rls.RateLimitResponse_Code, error)) (*server, string) {
 	t.Helper()
 	s := &server{answer: answer, started: map[string]int{}}
 	return s, listen(t, s)
 }
 
-// answers is a server that returns the result of the function.
 type answers func(*rls.RateLimitRequest) *rls.RateLimitResponse
 
 func (a answers) ShouldRateLimit(_ context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	return a(r), nil
 }
 
-// listen runs s, and returns its address.
 func listen(t *testing.T, s rls.RateLimitServiceServer) (address string) {
 	t.Helper()
 	address = "unix://" + filepath.Join(t.TempDir(), "s")
@@ -174,8 +170,6 @@ func TestOpenLoopKeepsItsRate(t *testing.T) {
 	}
 }
 
-// TestAStallDelaysAllRequestsThatWereDue runs a server that stalls once. All requests that were due during the stall are
-// late, not only those that were sent before it.
 func TestAStallDelaysAllRequestsThatWereDue(t *testing.T) {
 	for _, client := range clients {
 		t.Run(client, func(t *testing.T) {
@@ -198,8 +192,6 @@ func TestAStallDelaysAllRequestsThatWereDue(t *testing.T) {
 	}
 }
 
-// TestOpenLoopThatFallsBehindEnds requests a rate that the server cannot reach. The run ends with the rate that the
-// server reached, and not with an error.
 func TestOpenLoopThatFallsBehindEnds(t *testing.T) {
 	before := answerTimeout
 	t.Cleanup(func() { answerTimeout = before })

@@ -53,7 +53,7 @@ func TestAQuestionHasItsKeyAtEachPlaceholder(t *testing.T) {
 		t.Fatal(err)
 	}
 	q = q.clone(1, 2, 3)
-	q.about(42)
+	q.setKey(42)
 	var r rls.RateLimitRequest
 	if err := proto.Unmarshal(q.message[3:], &r); err != nil {
 		t.Fatal(err)

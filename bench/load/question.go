@@ -67,8 +67,7 @@ func (q question) clone(prefix ...byte) question {
 	return c
 }
 
-// about writes the number key into q.
-func (q question) about(key int) {
+func (q question) setKey(key int) {
 	for _, at := range q.digits {
 		n := key
 		for i := len(marker) - 1; i >= 0; i-- {
@@ -78,7 +77,6 @@ func (q question) about(key int) {
 	}
 }
 
-// verdict is the code in the answer to a request.
 type verdict int
 
 const (

@@ -161,7 +161,6 @@ func (c *rawConnection) send(ctx context.Context, s *schedule) *recorder {
 	return answers
 }
 
-// sendAll sends all requests of s. It reports whether it could send all.
 func (c *rawConnection) sendAll(s *schedule) bool {
 	if s.open() {
 		runtime.LockOSThread()
@@ -194,7 +193,7 @@ func (c *rawConnection) sendAll(s *schedule) bool {
 		}
 		message := f.done
 		if len(message) == 0 {
-			c.question.about(keys.next())
+			c.question.setKey(keys.next())
 			message = c.question.message
 		}
 		if !c.sendOne(f, at, headers, message) {
@@ -254,7 +253,6 @@ func (c *rawConnection) flush() error {
 	return c.out.Flush()
 }
 
-// allIdle waits for all answers. It reports whether all have arrived.
 func (c *rawConnection) allIdle() bool {
 	for {
 		c.mu.Lock()
@@ -271,7 +269,6 @@ func (c *rawConnection) allIdle() bool {
 	}
 }
 
-// read reads frames until the connection ends, and returns the reason for the end.
 func (c *rawConnection) read(answers *recorder) error {
 	for {
 		frame, err := c.from.ReadFrame()

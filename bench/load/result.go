@@ -19,7 +19,6 @@ type recorder struct {
 
 func newRecorder(r *run) *recorder { return &recorder{run: r, errors: map[string]int64{}} }
 
-// answer counts an answer that has just arrived. due is when its request was due.
 func (r *recorder) answer(due time.Duration, v verdict) {
 	if v == senseless {
 		r.fail("the answer cannot be decoded, or its code is unknown")
@@ -105,7 +104,6 @@ func (r *Result) fill(c Config, total *recorder) {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// String returns the Result as one line of text.
 func (r *Result) String() string {
 	var b strings.Builder
 	loop := "closed loop"

@@ -26,7 +26,6 @@ func newSchedule(r *run, i int) *schedule {
 	return s
 }
 
-// open reports whether the run is an open loop.
 func (s *schedule) open() bool { return s.every > 0 }
 
 // next returns when the next request is due. In a closed loop that is now. It returns false if there are no

@@ -19,7 +19,6 @@ import (
 // maxWait is the longest time that a server may need to start or to stop.
 const maxWait = 2 * time.Minute
 
-// child is a server that runs while it is measured.
 type child struct {
 	name    string
 	address string
@@ -76,7 +75,6 @@ func (c *child) stop() {
 	}
 }
 
-// startCeiling starts a server of ceilingCmd.
 func startCeiling(ctx context.Context, kind string) (*child, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -89,7 +87,6 @@ func startCeiling(ctx context.Context, kind string) (*child, error) {
 	return startChild(ctx, "the ceiling", address, program, "ceiling", "--kind", kind, "--listen", address)
 }
 
-// sidecar has the flags that describe how to run rlsidecar.
 type sidecar struct {
 	Sidecar    string   `required:"" xor:"server" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
 	SidecarArg []string `sep:"none" placeholder:"ARG" help:"Additional argument of that program. May be repeated."`
@@ -109,7 +106,6 @@ var limits = map[string]string{
 	"second_id": "{unit: second, requests_per_unit: 1000000000}",
 }
 
-// configured returns a configuration with a limit for each of the descriptors.
 func configured(descriptors []string) string {
 	var b strings.Builder
 	b.WriteString("domain: bench\ndescriptors:\n")
@@ -120,7 +116,6 @@ func configured(descriptors []string) string {
 	return b.String()
 }
 
-// start starts rlsidecar with limits for the requests of c. It writes the configuration to dir.
 func (s *sidecar) start(ctx context.Context, dir string, c load.Config, more ...string) (*child, error) {
 	listen, err := freeAddress()
 	if err != nil {
@@ -157,7 +152,6 @@ func (s *sidecar) serve(ctx context.Context, dir, config, address string, more .
 	return startChild(ctx, "rlsidecar", address, s.Sidecar, slices.Concat(args, more, s.SidecarArg)...)
 }
 
-// freeAddress returns a loopback address whose port is not in use.
 func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -167,7 +161,6 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), nil
 }
 
-// freePort returns an address like freeAddress, and its port.
 func freePort() (address, port string, err error) {
 	if address, err = freeAddress(); err == nil {
 		_, port, err = net.SplitHostPort(address)

@@ -40,7 +40,6 @@ func (c *compareCmd) Validate() error {
 	return nil
 }
 
-// scenario describes the requests of one measurement.
 type scenario struct {
 	name   string
 	key    string // the key of the descriptors
@@ -64,7 +63,6 @@ func scenarioNames() (names []string) {
 	return names
 }
 
-// row has the results of one scenario with one client.
 type row struct {
 	Scenario string        `json:"scenario"`
 	Client   string        `json:"client"`
@@ -205,7 +203,6 @@ func (c *compareCmd) print(a *app, rows []row) error {
 	return w.Flush()
 }
 
-// ratios returns the ratio between the CPU times of rlsidecar and of the ceiling in each round.
 func (r *row) ratios() (ratios []float64) {
 	for i := range r.Sidecar {
 		ratios = append(ratios, r.Sidecar[i].CPU/r.Ceiling[i].CPU)

@@ -23,7 +23,7 @@ type limitedBy struct {
 	Name, Listen, Limiter string
 }
 
-// Port returns the port of host:port.
+// Port returns the port of host:port. The template envoyConfig calls it.
 func (limitedBy) Port(address string) (string, error) {
 	_, port, err := net.SplitHostPort(address)
 	return port, err

@@ -237,7 +237,6 @@ var (
 	wrkErrors = regexp.MustCompile(`(?m)^ +(Non-2xx or 3xx responses|Socket errors): .*$`)
 )
 
-// wrk has the parameters for running wrk.
 type wrk struct {
 	program     string
 	connections int
@@ -293,7 +292,6 @@ func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
 	return rate, cost, nil
 }
 
-// contestant returns a contestant that loads t and reports the CPU time of the first process of t.
 func (w wrk) contestant(b *bench, t target) contestant {
 	return contestant{t.name, func() (out sample, err error) {
 		var cost []float64

@@ -49,7 +49,6 @@ func (c *keysCmd) Run(a *app) error {
 	return nil
 }
 
-// flood is the state of one run.
 type flood struct {
 	*keysCmd
 	name          string
@@ -137,7 +136,6 @@ func (f *flood) steps(a *app, w *tabwriter.Writer) error {
 	return nil
 }
 
-// send sends requests for d, with keys that were not sent before.
 func (f *flood) send(a *app, d time.Duration) (load.Result, error) {
 	n := int(f.Rate * d.Seconds())
 	r, err := load.Run(a, load.Config{
@@ -171,7 +169,6 @@ func (f *flood) row(a *app, w *tabwriter.Writer, at time.Duration, r *load.Resul
 	return err
 }
 
-// buckets returns the number of buckets, in memory or in Redis.
 func (f *flood) buckets(a *app, metrics string) (string, error) {
 	if f.redis == nil {
 		return metric(metrics, "rlsidecar_memory_keys")

@@ -27,7 +27,6 @@ type variant struct {
 	engine, program string
 }
 
-// variants returns the programs to measure, each with each of these engines.
 func (b *bench) variants(engines []string) (all []variant) {
 	for _, engine := range engines {
 		all = append(all, variant{engine, engine, b.Sidecar})
@@ -43,7 +42,6 @@ func (v variant) redisFlags() []string {
 	return []string{"--backend-timeout", redisTimeout, "--redis-key-prefix", v.label + ":"}
 }
 
-// sidecarOf returns the flags that run the program of v.
 func (b *bench) sidecarOf(v variant) *sidecar {
 	s := b.sidecar
 	s.Sidecar = v.program
@@ -70,7 +68,6 @@ type buckets struct {
 	servers []*child
 }
 
-// on returns buckets that are kept in one Redis.
 func on(redis *child) buckets {
 	return buckets{[]string{"--redis-url", "redis://" + redis.address}, []*child{redis}}
 }
@@ -191,7 +188,6 @@ func redisLineup(b *bench) ([]finding, error) {
 	})
 }
 
-// onRedis returns a function that starts a variant with its buckets in redis.
 func (b *bench) onRedis(redis *child, c load.Config, denied bool) func(v variant) (contestant, error) {
 	return func(v variant) (contestant, error) { return b.filled(v, on(redis), c, denied) }
 }

@@ -32,7 +32,6 @@ type commands struct {
 	Overload    overloadCmd    `cmd:"" help:"Send more requests than rlsidecar can decide, and measure how many are decided in time."`
 }
 
-// app is what a command uses: a context and the output streams.
 type app struct {
 	context.Context
 	stdout, stderr io.Writer
@@ -49,7 +48,6 @@ func main() {
 	}
 }
 
-// options returns the options of the command line parser.
 func options() []kong.Option {
 	return []kong.Option{
 		kong.Name("rlbench"), kong.Description("Measures Envoy RateLimitService servers."), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),

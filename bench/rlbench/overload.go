@@ -62,7 +62,6 @@ func (c *overloadCmd) Run(a *app) error {
 	return nil
 }
 
-// overloaded is a server that is measured.
 type overloaded struct {
 	*overloadCmd
 	*child
@@ -134,7 +133,6 @@ func (c *overloadCmd) rows(a *app, w *tabwriter.Writer, dir, store string, conne
 	return nil
 }
 
-// overload is one measurement.
 type overload struct {
 	load.FloodResult
 	quiet     load.FloodResult // of another connection with few requests

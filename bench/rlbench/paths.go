@@ -142,7 +142,6 @@ func (p path) least(v variant, onPlain, one, several rounds) finding {
 	return f
 }
 
-// descriptors returns a descriptor for each key. Its value is a placeholder for the number of the key.
 func descriptors(keys []string) (all []string) {
 	for _, key := range keys {
 		all = append(all, key+"={}")
@@ -214,7 +213,6 @@ func selfSigned(dir string) (cert, key string, err error) {
 	return cert, key, os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}), 0o600)
 }
 
-// onCluster starts a Redis Cluster of three masters.
 func onCluster(b *bench) (buckets, error) {
 	const masters, slots = 3, 16384
 	var servers []*child
@@ -256,7 +254,6 @@ func onCluster(b *bench) (buckets, error) {
 	return buckets{[]string{"--redis-url", "redis+cluster://" + strings.Join(addresses, ",")}, servers}, nil
 }
 
-// clusterFormed waits until s knows n nodes and serves all slots.
 func clusterFormed(ctx context.Context, s *child, n int) error {
 	c, err := bare.Dial(ctx, s.address)
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// redis starts a Redis server without persistence.
 func (b *bench) redis(more ...string) (*child, error) {
 	if err := find(b.Redis); err != nil {
 		return nil, err
@@ -44,10 +43,8 @@ func metered(b *bench, servers []*child, run func() error) (redisUse, error) {
 	return redisUse{after.cpu - before.cpu, after.calls - before.calls}, err
 }
 
-// callsOfScripts matches the lines of INFO commandstats that count calls of scripts.
 var callsOfScripts = regexp.MustCompile(`(?m)^cmdstat_(?:evalsha|fcall):calls=(\d+)`)
 
-// usedBy returns the work of Redis servers since they started.
 func usedBy(b *bench, servers []*child) (u redisUse, err error) {
 	for _, s := range servers {
 		c, err := bare.Dial(b, s.address)

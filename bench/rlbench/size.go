@@ -115,7 +115,6 @@ func (c *sizeCmd) write(folder string, i, rate int) error {
 	return os.Rename(name+".new", name)
 }
 
-// flat writes the limits with the numbers low to high-1, each at a value of the key tenant.
 func flat(b *strings.Builder, low, high, rate int) {
 	for j := low; j < high; j++ {
 		fmt.Fprintf(b, "  - key: tenant\n    value: customer-%06d\n    rate_limit: {unit: minute, requests_per_unit: %d}\n", j, rate+j%50)
@@ -153,7 +152,6 @@ func (c *sizeCmd) row(w io.Writer, server *child, admin, name string, took, cpuB
 	return err
 }
 
-// loadedAt returns the time at which the sidecar loaded its current configuration, as the metrics print it.
 func loadedAt(admin string) (string, error) {
 	text, err := metricsOf(admin)
 	if err != nil {
@@ -162,7 +160,6 @@ func loadedAt(admin string) (string, error) {
 	return metric(text, "rlsidecar_config_last_reload_success_timestamp_seconds")
 }
 
-// metric returns the value of a series without labels. text is an answer of /metrics.
 func metric(text, name string) (string, error) {
 	_, rest, _ := strings.Cut(text, "\n"+name+" ")
 	value, _, found := strings.Cut(rest, "\n")

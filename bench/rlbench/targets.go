@@ -33,7 +33,6 @@ type targetsCmd struct {
 	Quick    bool          `help:"Only test that everything can be measured: one short measurement with few keys. The figures mean nothing."`
 }
 
-// keysMany is the number of keys of the rows with many keys.
 func (c *targetsCmd) keysMany() int {
 	if c.Quick {
 		return 20_000
@@ -68,7 +67,6 @@ func lineupNames() (names []string) {
 	return names
 }
 
-// errMissing means that a program is not installed.
 var errMissing = errors.New("not measured")
 
 // Run prints the table. A missed target is not an error, because the load of the machine affects the results
@@ -123,7 +121,6 @@ func (c *targetsCmd) measure(a *app, dir string, l lineup) ([]finding, error) {
 	return l.run(b)
 }
 
-// bench is the state of one lineup.
 type bench struct {
 	*app
 	*targetsCmd
@@ -145,7 +142,6 @@ func (b *bench) started(c *child, err error) (*child, error) {
 	return c, err
 }
 
-// find returns an error if a program is not installed.
 func find(program string) error {
 	if _, err := exec.LookPath(program); err != nil {
 		return fmt.Errorf("%w: %w", errMissing, err)
@@ -163,7 +159,6 @@ type finding struct {
 	target        float64   // 0 means that there is no target
 }
 
-// MarshalJSON implements json.Marshaler. It writes all measurements.
 func (f *finding) MarshalJSON() ([]byte, error) {
 	return json.Marshal(map[string]any{"what": f.name, "engine": f.engine, "ceiling": f.ceiling, "rlsidecar": f.ours, "target": f.target})
 }
@@ -194,7 +189,6 @@ func (f *finding) bound() string {
 	return fmt.Sprintf("at most %g", f.target)
 }
 
-// isMet reports whether the median meets the target.
 func (f *finding) isMet() bool {
 	m := median(f.judged())
 	if f.atLeast {
@@ -231,7 +225,6 @@ func (c *targetsCmd) print(a *app, findings []finding) error {
 	return w.Flush()
 }
 
-// machine describes this machine.
 func machine() string {
 	model := runtime.GOARCH
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {
@@ -254,7 +247,6 @@ func loadAverage() string {
 	return strings.Join(strings.Fields(string(text))[:1], " ")
 }
 
-// sample is the result of one measurement of one server.
 type sample struct {
 	load.Result
 	redisCPU   float64 // microseconds of Redis per request
@@ -267,13 +259,11 @@ func sampleP99(s sample) float64        { return s.P99 }
 func sampleRedisCPU(s sample) float64   { return s.redisCPU }
 func sampleRedisCalls(s sample) float64 { return s.redisCalls }
 
-// contestant is a server or a program to measure.
 type contestant struct {
 	name string
 	run  func() (sample, error)
 }
 
-// rounds has the samples of one contestant, one sample for each round.
 type rounds []sample
 
 func (r rounds) of(value func(sample) float64) (values []float64) {
