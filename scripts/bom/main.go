@@ -72,7 +72,6 @@ func run(program, sbom, licenses string) error {
 	return os.WriteFile(licenses, together(parts), 0o644)
 }
 
-// read finds the licence of the module, and reads its texts.
 func (p *part) read() error {
 	command := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", p.path+"@"+p.version)
 	if p.path == "std" {
@@ -124,7 +123,6 @@ var known = []struct {
 	{"MIT", []string{"Permission is hereby granted, free of charge, to any person", "THE SOFTWARE IS PROVIDED"}},
 }
 
-// identify returns the SPDX identifier of the licence in data, or "" if it is unknown.
 func identify(data []byte) string {
 	words := strings.Join(strings.Fields(string(data)), " ")
 	for _, k := range known {

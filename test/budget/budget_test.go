@@ -33,7 +33,6 @@ descriptors:
 `
 )
 
-// call is one call in flight.
 type call struct {
 	id               string
 	estimate, tokens int64

@@ -65,7 +65,6 @@ func TestLintFindsNothing(t *testing.T) {
 	}
 }
 
-// object is a Kubernetes object, decoded from YAML.
 type object = map[string]any
 
 // at returns the value at path in o, or nil.
@@ -234,7 +233,6 @@ func TestAMistakeIsSeen(t *testing.T) {
 	}
 }
 
-// kubernetesValidate returns the command that validates objects.
 func kubernetesValidate(t *testing.T) func(args ...string) *exec.Cmd {
 	t.Helper()
 	installed, err := filepath.Abs(root + "/.tools/kubernetes-validate")
@@ -304,7 +302,6 @@ func TestRlsidecarAcceptsTheFlags(t *testing.T) {
 	}
 }
 
-// build builds rlsidecar and returns its path.
 func build(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "rlsidecar")
@@ -316,7 +313,6 @@ func build(t *testing.T) string {
 	return program
 }
 
-// check checks the limits in a ConfigMap.
 func check(t *testing.T, program, name string, configMap object) {
 	t.Helper()
 	folder := t.TempDir()

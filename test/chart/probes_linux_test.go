@@ -203,7 +203,6 @@ func writeFile(t *testing.T, path, text string) {
 	}
 }
 
-// podOf returns rlsidecar's container among objects, and the ConfigMap with its limits.
 func podOf(t *testing.T, objects []object) (container any, configMap object) {
 	t.Helper()
 	for _, o := range objects {
@@ -223,7 +222,6 @@ func podOf(t *testing.T, objects []object) (container any, configMap object) {
 	return container, configMap
 }
 
-// runningPod is rlsidecar's container, in this test's network.
 type runningPod struct {
 	program   string
 	container any
@@ -272,7 +270,6 @@ func (p *runningPod) probe(name string) error {
 	}
 }
 
-// get returns the body at an address, and an error if the status is not 200.
 func get(ip string, port int, path string) (string, error) {
 	client := http.Client{Timeout: patience}
 	r, err := client.Get(fmt.Sprintf("http://%s:%d%s", ip, port, path))

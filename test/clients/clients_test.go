@@ -27,7 +27,6 @@ const (
 	token     = "s3cret"
 )
 
-// sidecarProgram is rlsidecar as TestMain built it.
 var sidecarProgram string
 
 func TestMain(m *testing.M) {
@@ -44,7 +43,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// run returns the output of a program, without the standard error.
 func run(t *testing.T, dir, program string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
@@ -62,7 +60,6 @@ func run(t *testing.T, dir, program string, args ...string) string {
 
 var addresses = regexp.MustCompile(`(?s)is ready.* HTTP +(http://\S+).* admin +(http://\S+)`)
 
-// serve starts a sidecar with limits and returns the addresses of its listeners.
 func serve(t *testing.T, limits string) (api, admin string) {
 	t.Helper()
 	var output lockedBuffer
@@ -89,7 +86,6 @@ func serve(t *testing.T, limits string) (api, admin string) {
 	return "", ""
 }
 
-// lockedBuffer is a buffer that a process writes and a test reads.
 type lockedBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu
@@ -107,7 +103,6 @@ func (b *lockedBuffer) String() string {
 	return b.text.String()
 }
 
-// node returns the folder of the npm packages, and the path of one of their programs.
 func node(t *testing.T, program string) (modules, path string) {
 	t.Helper()
 	modules, err := filepath.Abs(root + "/.tools/openapi-typescript/node_modules")
@@ -132,12 +127,11 @@ func copyTo(t *testing.T, dir, file string) {
 	}
 }
 
-// names maps the name of each client to its OpenAPI document.
-var names = map[string]string{"rlsidecar": "openapi.json", "operators": "openapi-operators.json"}
+var documentOf = map[string]string{"rlsidecar": "openapi.json", "operators": "openapi-operators.json"}
 
 func TestTheDocumentsAreValid(t *testing.T) {
 	python := tooltest.Path(t, "python-openapi")
-	for _, file := range names {
+	for _, file := range documentOf {
 		if output := run(t, documents, python, "-m", "openapi_spec_validator", file); !strings.HasSuffix(output, ": OK\n") {
 			t.Errorf("%s: got %s; want the text \": OK\" at the end", file, output)
 		}
@@ -172,7 +166,7 @@ func TestAGeneratedPythonClient(t *testing.T) {
 	if err := os.WriteFile(config, []byte("post_hooks: []\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, file := range names {
+	for name, file := range documentOf {
 		run(t, documents, python, "-m", "openapi_python_client", "generate", "--fail-on-warning", "--meta", "none",
 			"--config", config, "--path", file, "--output-path", filepath.Join(dir, name))
 	}
@@ -204,7 +198,7 @@ func compile(t *testing.T, file string, prepare func(dir, generator string)) (di
 
 func TestAGeneratedTypeScriptClient(t *testing.T) {
 	dir := compile(t, "testdata/generated.ts", func(dir, generator string) {
-		for name, file := range names {
+		for name, file := range documentOf {
 			run(t, documents, generator, file, "-o", filepath.Join(dir, name+".ts"))
 		}
 	})
@@ -333,7 +327,6 @@ func TestTheExampleClients(t *testing.T) {
 	}
 }
 
-// exampleClients returns the command of each client.
 func exampleClients(t *testing.T) map[string][]string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "limit")

@@ -32,7 +32,6 @@ func Check(t *testing.T, root, name, text string) {
 	}
 }
 
-// page builds a Markdown page.
 type page struct{ strings.Builder }
 
 func (p *page) line(parts ...string) {
@@ -42,7 +41,6 @@ func (p *page) line(parts ...string) {
 	p.WriteByte('\n')
 }
 
-// begin writes the head of a generated page.
 func (p *page) begin(title, source string) {
 	p.line("# ", title)
 	p.line()
@@ -50,7 +48,6 @@ func (p *page) begin(title, source string) {
 	p.line()
 }
 
-// lineWidth is the number of characters after which lines are wrapped.
 const lineWidth = 100
 
 // marker matches a word that would start a list, a heading or a table at the start of a line.

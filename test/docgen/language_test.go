@@ -82,7 +82,6 @@ var banned = func() *regexp.Regexp {
 // unchecked are the pages that checkPages leaves out. The changelog contains the words of earlier versions.
 var unchecked = []string{"CHANGELOG.md"}
 
-// goFolders returns the folders of the repository that have Go files.
 func goFolders(t *testing.T) (folders []string) {
 	t.Helper()
 	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
@@ -176,7 +175,6 @@ func TestLanguage(t *testing.T) {
 	}
 }
 
-// TestLanguageFindsPhrases checks the check itself with examples.
 func TestLanguageFindsPhrases(t *testing.T) {
 	for text, want := range map[string]string{
 		"the fast door answers": "door", "A batch in flight": "", "two flights": "flights", "one round trip": "",
@@ -191,8 +189,7 @@ func TestLanguageFindsPhrases(t *testing.T) {
 // onlyLink matches a list item that consists of a link: it cannot be wrapped.
 var onlyLink = regexp.MustCompile(`^(?:\d+\.|-) \[[^]]*\]\([^)]*\)$`)
 
-// TestLines requires that lines of pages have at most 100 characters. Tables, code and lines that cannot be wrapped are
-// exempt.
+// Tables, code and lines that cannot be wrapped are exempt.
 func TestLines(t *testing.T) {
 	const most = 100
 	checkPages(t, func(path string, line int, text string) {
@@ -205,7 +202,6 @@ func TestLines(t *testing.T) {
 	})
 }
 
-// TestTablesHaveHeads requires a title for each column.
 func TestTablesHaveHeads(t *testing.T) {
 	before := ""
 	rule := regexp.MustCompile(`^\|[-: |]+\|$`)

@@ -27,7 +27,6 @@ func fragments(text string) map[string]bool {
 	return found
 }
 
-// eachPage calls check with each page of the project.
 func eachPage(t *testing.T, check func(path, text string)) {
 	t.Helper()
 	const root = "../.."
@@ -51,7 +50,6 @@ func eachPage(t *testing.T, check func(path, text string)) {
 	}
 }
 
-// TestLinks follows every link of every page to a file, and to a heading in it.
 func TestLinks(t *testing.T) {
 	eachPage(t, func(path, text string) {
 		for _, found := range link.FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
@@ -81,7 +79,6 @@ func TestLinks(t *testing.T) {
 	})
 }
 
-// TestSiteHasEveryPage checks that the navigation of the site (mkdocs.yml) has every page of docs/.
 func TestSiteHasEveryPage(t *testing.T) {
 	site, err := os.ReadFile("../../mkdocs.yml")
 	if err != nil {

@@ -27,7 +27,6 @@ func whole(text string) (string, bool) {
 	}
 }
 
-// TestPoliciesOnPages loads every configuration that a page shows.
 func TestPoliciesOnPages(t *testing.T) {
 	loaded := 0
 	eachPage(t, func(path, page string) {

@@ -67,7 +67,6 @@ func (o *ordered[T]) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// schemas are the definitions of a document, by name.
 type schemas map[string]*schema
 
 // resolve returns the schema to which s refers, or s itself if it has no reference or the target is missing. A

@@ -36,7 +36,6 @@ type engine struct {
 // images is the engine of all tests. It is nil before the first test that needs it.
 var images *engine
 
-// newEngine returns an engine, or fails the test if a tool is missing.
 func newEngine(t *testing.T) *engine {
 	t.Helper()
 	e := &engine{tool: map[string]string{}}
@@ -106,7 +105,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// remove removes containers, mounts and images, and then all files.
 func (e *engine) remove() error {
 	_, _ = e.try("podman", "rm", "--all", "--force", "--time", "0") // os.RemoveAll fails if one of these steps has failed
 	_, _ = e.try("podman", "image", "unmount", "--all")

@@ -107,7 +107,6 @@ func TestTheImageIsLabelled(t *testing.T) {
 	}
 }
 
-// client calls a server through its socket.
 type client struct {
 	rls   rls.RateLimitServiceClient
 	probe healthpb.HealthClient
@@ -135,7 +134,6 @@ func (c client) decide(t *testing.T, r *rls.RateLimitRequest) rls.RateLimitRespo
 	return answer.GetOverallCode()
 }
 
-// container is a running container of the image.
 type container struct {
 	*engine
 	client
@@ -382,7 +380,6 @@ func (c *container) requestByHTTP(t *testing.T) func(context.Context) error {
 	}
 }
 
-// TestImageRunsCommands uses the program by its own name.
 func TestImageRunsCommands(t *testing.T) {
 	e := image(t)
 	c := e.start(t, "command", tag, "/bin/rlsidecar", "serve", "--config", "/data/config", "--grpc-listen", "unix:///sock/grpc")
@@ -403,7 +400,6 @@ func TestImageRunsCommands(t *testing.T) {
 	}
 }
 
-// TestImageForAnotherProcessor builds the image for another architecture, and runs the program under QEMU.
 func TestImageForAnotherProcessor(t *testing.T) {
 	e := image(t)
 	other, want, emulator := "arm64", elf.EM_AARCH64, "qemu-aarch64"

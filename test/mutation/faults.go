@@ -36,7 +36,6 @@ type area struct {
 	Faults []fault  `yaml:"faults"`
 }
 
-// load reads the faults of all files in a folder.
 func load(folder string) (all []fault, err error) {
 	files, err := filepath.Glob(filepath.Join(folder, "*.yaml"))
 	if err != nil || len(files) == 0 {
@@ -79,7 +78,6 @@ func load(folder string) (all []fault, err error) {
 
 var errNotFound = errors.New("the text to replace is not there, or more than once: adapt the fault to the code")
 
-// apply returns data with the fault in it.
 func (f *fault) apply(data []byte) ([]byte, error) {
 	if bytes.Count(data, []byte(f.Old)) != 1 {
 		return nil, fmt.Errorf("%s: %w", f.File, errNotFound)

@@ -39,14 +39,12 @@ func main() {
 	}
 }
 
-// options are the flags of the command line.
 type options struct {
 	pattern    string
 	new, write bool
 	timeout    time.Duration
 }
 
-// run plants the faults that the options select, in a copy of the tree at root.
 func run(ctx context.Context, root string, out io.Writer, opts options) (err error) {
 	page := filepath.Join(root, "docs/trust.md")
 	all, err := load(filepath.Join(root, "test/mutation/faults"))
@@ -95,7 +93,6 @@ func run(ctx context.Context, root string, out io.Writer, opts options) (err err
 	return nil
 }
 
-// choose returns the faults whose area, description or file matches pattern. Case does not matter.
 func choose(all []fault, pattern string) ([]fault, error) {
 	re, err := regexp.Compile("(?i)" + pattern)
 	if err != nil {

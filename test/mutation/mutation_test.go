@@ -13,7 +13,6 @@ import (
 	"time"
 )
 
-// tree creates a module with one function, its test, and a file of faults.
 func tree(t *testing.T, faults string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -40,7 +39,6 @@ func tree(t *testing.T, faults string) string {
 	return root
 }
 
-// TestOutcomesOfFaults plants faults into a small module, and checks the result that is reported for each.
 func TestOutcomesOfFaults(t *testing.T) {
 	t.Parallel()
 	root := tree(t, `
@@ -151,7 +149,6 @@ func TestFaultsOfTheTree(t *testing.T) {
 
 var testName = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 
-// testsOf returns the names of the tests of a package.
 func testsOf(t *testing.T, pkg string) (names []string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("../..", pkg, "*_test.go"))

@@ -17,7 +17,6 @@ import (
 	"time"
 )
 
-// result is the outcome of one fault.
 type result struct {
 	fault
 	by    string // the first test that failed; empty if none did
@@ -105,7 +104,6 @@ func checkUnchanged(ctx context.Context, out io.Writer, tree string, faults []fa
 	return ctx.Err()
 }
 
-// plant plants one fault, runs its tests, and removes the fault.
 func plant(ctx context.Context, tree string, f fault, timeout time.Duration) (r result) {
 	r.fault = f
 	path := filepath.Join(tree, f.File)

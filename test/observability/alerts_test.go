@@ -22,7 +22,6 @@ func promtool(t *testing.T, args ...string) {
 	}
 }
 
-// TestRulesPassTheirTests runs the promtool commands that check and test the rules.
 func TestRulesPassTheirTests(t *testing.T) {
 	promtool(t, "check", "rules", examples+"/rules.yaml")
 	promtool(t, "test", "rules", examples+"/rules_test.yaml", examples+"/rules_day_test.yaml")

@@ -18,7 +18,6 @@ import (
 
 var promql = parser.NewParser(parser.Options{})
 
-// rules returns the rules of rules.yaml, as Prometheus parses them.
 func rules(t *testing.T) (all []rulefmt.Rule) {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(examples+"/rules.yaml", false, model.UTF8Validation, promql, slog.New(slog.DiscardHandler))
@@ -40,7 +39,6 @@ func alertNamed(name string) func(rulefmt.Rule) bool {
 	return func(r rulefmt.Rule) bool { return r.Alert == name }
 }
 
-// panel is the part of a panel of the dashboard that tests need.
 type panel struct {
 	ID          int
 	Type, Title string
@@ -70,7 +68,6 @@ func readDashboard(t *testing.T) (d dashboard) {
 	return d
 }
 
-// expression is a PromQL expression, and the place where it is written.
 type expression struct{ where, text string }
 
 // variables matches the variables in expressions that Grafana replaces.
@@ -183,7 +180,6 @@ func matches(series labels.Labels, matchers []*labels.Matcher) bool {
 	return true
 }
 
-// selectors returns the selectors of an expression. An expression that is not valid fails the test.
 func selectors(t *testing.T, text string) [][]*labels.Matcher {
 	t.Helper()
 	expr, err := promql.ParseExpr(text)
@@ -194,7 +190,6 @@ func selectors(t *testing.T, text string) [][]*labels.Matcher {
 	return parser.ExtractSelectors(expr)
 }
 
-// grouping returns the labels by which an expression groups or matches.
 func grouping(t *testing.T, text string) (all []string) {
 	t.Helper()
 	expr, err := promql.ParseExpr(text)

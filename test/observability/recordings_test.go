@@ -33,7 +33,6 @@ limits:
 descriptors: [{key: user, limit: tokens}]
 `
 
-// recording has the metrics of a sidecar before and after an event.
 type recording struct{ before, after map[string]sample }
 
 func (s *sidecar) record(t *testing.T, happens func()) recording {

@@ -58,7 +58,6 @@ func rlsidecar(t *testing.T) string {
 	return program
 }
 
-// sidecar is a running rlsidecar.
 type sidecar struct {
 	config               string // the path of the configuration file
 	http, admin, metrics string // host:port
@@ -122,14 +121,12 @@ func (s *sidecar) send(t *testing.T, n int, domain, key, value string) {
 	}
 }
 
-// sample is one value of a series.
 type sample struct {
 	labels  model.Metric // the name, the labels, and the labels that Prometheus adds: job, instance, namespace
 	value   float64
 	counter bool
 }
 
-// scrape returns the metrics of s, by series.
 func (s *sidecar) scrape(t *testing.T) map[string]sample {
 	t.Helper()
 	response, err := http.Get("http://" + s.metrics + "/metrics")

@@ -128,7 +128,6 @@ func unpack(t *testing.T, data []byte, prefix string) map[string][]byte {
 	}
 }
 
-// versionOf writes the program to a file, checks the version that it prints, and returns the file's path.
 func versionOf(t *testing.T, program []byte) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "rlsidecar")
@@ -163,7 +162,6 @@ func unit(t *testing.T, text, program string) {
 	}
 }
 
-// bom checks the list of modules in a release.
 func bom(t *testing.T, data []byte) {
 	t.Helper()
 	type component struct {

@@ -6,7 +6,6 @@ import (
 	"testing"
 )
 
-// usage has the resources that a process uses at one time.
 type usage struct{ KiB, Goroutines, Files, Series float64 }
 
 // judge reports growth. It compares the smallest value of the last quarter with the largest value of the
@@ -39,7 +38,6 @@ func judge(all []usage, slack float64) (wrong []string) {
 	return wrong
 }
 
-// TestTheJudgeNoticesALeak checks that the judge reports leaks of each kind, and nothing else.
 func TestTheJudgeNoticesALeak(t *testing.T) {
 	series := func(of func(i int) usage) (all []usage) {
 		for i := range 60 {

@@ -90,7 +90,6 @@ type world struct {
 // count bounds the units that a limit has consumed: at least sure, and at most sure plus unknown.
 type count struct{ sure, unknown atomic.Int64 }
 
-// sidecar is a running process.
 type sidecar struct {
 	*exec.Cmd
 	grpc, http, admin string
@@ -241,7 +240,6 @@ func (w *world) isOver() bool {
 	}
 }
 
-// dial connects with TLS, and records the server's certificate.
 func (w *world) dial(s *sidecar) *grpc.ClientConn {
 	config := &tls.Config{RootCAs: w.ca.Pool(), ServerName: "localhost", VerifyConnection: func(c tls.ConnectionState) error {
 		w.serials.Store(c.PeerCertificates[0].SerialNumber.String(), true)
@@ -254,7 +252,6 @@ func (w *world) dial(s *sidecar) *grpc.ClientConn {
 	return conn
 }
 
-// rpc sends 200 requests over one connection, then 200 over a new one, until the soak is over.
 func (w *world) rpc(s *sidecar) {
 	for !w.isOver() {
 		conn := w.dial(s)
@@ -354,7 +351,6 @@ func (w *world) adjust(i int) {
 	}
 }
 
-// rotate changes the password of Redis, or the certificate.
 func (w *world) rotate(i int) {
 	if i%2 == 0 {
 		w.ca.Secret(w.t, w.dir, int64(i), "localhost")
@@ -369,7 +365,6 @@ func (w *world) rotate(i int) {
 	}
 }
 
-// fault injects one of several faults of Redis, in turn.
 func (w *world) fault(i int) {
 	switch i % 6 {
 	case 0:
@@ -415,7 +410,6 @@ func (w *world) command(words ...any) bool {
 	return err == nil
 }
 
-// consumed returns the units that a limit has consumed, according to its bucket.
 func (w *world) consumed(which string, rate int64) (n int64) {
 	conn := w.dial(w.sidecars[0])
 	defer conn.Close()
@@ -432,7 +426,6 @@ func (w *world) consumed(which string, rate int64) (n int64) {
 	return n
 }
 
-// counts compares the admitted units with the units in the buckets.
 func (w *world) counts() {
 	for which, c := range map[string]*count{"call=1": &w.calls, "work=1": &w.work} {
 		n, sure, unknown := w.consumed(which, hugeRate), c.sure.Load(), c.unknown.Load()
@@ -446,7 +439,6 @@ func (w *world) counts() {
 	}
 }
 
-// happened checks that each kind of event occurred.
 func (w *world) happened() {
 	seen := 0
 	w.serials.Range(func(any, any) bool { seen++; return true })
@@ -491,7 +483,6 @@ func metric(text, name string) (value float64) {
 	return value
 }
 
-// usage returns the resources that a sidecar uses now.
 func (w *world) usage(s *sidecar) usage {
 	text := w.metrics(s)
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.Process.Pid))
