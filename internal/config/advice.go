@@ -25,8 +25,8 @@ var ownWords = map[string]string{
 	"block": "deny", "memory": "local", "in_memory": "local",
 }
 
-// wordAdvice returns "; write …" or "; did you mean …?" with the item of the list known that the author of word
-// probably meant. It returns "" if there is no such item.
+// wordAdvice returns "; write …" or "; did you mean …?" with the item of known that word probably means, or "" if
+// there is none.
 func wordAdvice(word string, known []string) string {
 	if own, found := ownWords[strings.ToLower(word)]; found && slices.Contains(known, own) {
 		return "; write " + own
@@ -37,10 +37,9 @@ func wordAdvice(word string, known []string) string {
 	return didYouMean(word, known)
 }
 
-// adviseAt reports whether advice on a misplaced key may state that the key belongs to l. holder is the level at
-// which the key was written. A section settle has keys with common names, such as "most", which people also
-// write elsewhere by mistake. So advice names settle, or estimate inside it, only if the key was written at the
-// level above that section.
+// adviseAt reports whether advice on a misplaced key may name l as the level of that key. holder is the level at which
+// the key was written. The keys of settle and estimate have common names, such as "most", which people also write
+// elsewhere by mistake. So advice names these two levels only for a key that was written one level above them.
 func (l *level) adviseAt(holder *level) bool {
 	switch l {
 	case levelOf(reflect.TypeFor[settleTerms]()):
@@ -52,7 +51,6 @@ func (l *level) adviseAt(holder *level) bool {
 	}
 }
 
-// unknownKey returns the message for a key at the level holder, which does not have that key.
 func unknownKey(key string, holder *level) string {
 	message := fmt.Sprintf("config error, unknown key '%s'", short(key))
 	for _, l := range levels {
@@ -73,8 +71,7 @@ func unknownKey(key string, holder *level) string {
 	return fmt.Sprintf("%s; %s has %s", message, holder.subject, strings.Join(holder.keys, ", "))
 }
 
-// didYouMean returns "; did you mean …?" with the item of the list known that is most similar to word. It returns ""
-// if no item is similar, or if the list has more than 1000 items.
+// didYouMean returns "; did you mean …?" with the most similar item of known, or "" if no item is similar enough.
 func didYouMean(word string, known []string) string {
 	best, least := "", 0
 	if len(known) > 1000 {
@@ -91,9 +88,8 @@ func didYouMean(word string, known []string) string {
 	return fmt.Sprintf("; did you mean %q?", best)
 }
 
-// distance returns the number of edits that turn a into b: a letter inserted, deleted, replaced, or swapped
-// with the next letter. A letter is a byte. If one of the two has more than 64 bytes, the result is the sum of
-// their lengths, so that they do not count as similar.
+// distance returns the number of edits that turn a into b. An edit inserts, deletes or replaces a byte, or swaps two
+// neighbours. Words of more than 64 bytes never count as similar.
 func distance(a, b string) int {
 	const most = 64
 	if len(a) > most || len(b) > most {
@@ -208,7 +204,6 @@ func isTooLarge(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && n.Style&quoted == 0 && len(digits) > 18 && strings.Trim(digits, "0123456789") == ""
 }
 
-// wholeAdvice suggests a correction for a value that is not an integer of 64 bits.
 func wholeAdvice(key string, n *yaml.Node) string {
 	if n.Kind != yaml.ScalarNode {
 		return ""

@@ -14,20 +14,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// This file reads and compiles the section auth.
-
 const (
 	// maxRoutes bounds the number of routes, because each request is compared with them.
-	maxRoutes = 1000
-	// maxRouteDescriptors bounds the descriptors of a route, and maxRouteEntries the entries of each descriptor.
-	maxRouteDescriptors = 64
-	maxRouteEntries     = 32
+	maxRoutes            = 1000
+	maxRouteDescriptors  = 64
+	maxDescriptorEntries = 32
 	// ipv6Client is the default length of the network that counts as one client. Providers assign at least a
 	// /64 to each customer, and a client can change the remaining bits at will.
 	ipv6Client = 64
 )
 
-// authDefaultNames are the values of the key "default". true means that a request without a limit is allowed.
+// authDefaultNames maps the values of the key "default" to limiter.Auth.Allow.
 var authDefaultNames = map[string]bool{"deny": false, "allow": true}
 
 func (d *authDefault) read(p *parser, key string, n *yaml.Node) {
@@ -41,7 +38,6 @@ func (a *authSection) read(p *parser, key string, n *yaml.Node) {
 	a.set(p, n, one, p.mistakes == before)
 }
 
-// list calls read for each item of the list n. If n is not a list, it reports a mistake.
 func (p *parser) list(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	at, n := p.at(n), follow(n)
 	if n.Kind != yaml.SequenceNode {
@@ -80,7 +76,6 @@ func (l *routeList) read(p *parser, key string, n *yaml.Node) {
 	l.set(p, n, list, true)
 }
 
-// matchItem is one condition of a route.
 type matchItem struct {
 	key string // path, method, host or header:NAME
 	text
@@ -183,7 +178,7 @@ func (c *compiler) auth() {
 	if c.mistakes == before {
 		c.warnSpelling(all, routes)
 	}
-	if from := c.trustedSources(); from.at.line > 0 && !trusted.stated() {
+	if from := c.firstClientIPSource(); from.at.line > 0 && !trusted.stated() {
 		c.warn(from.at, "%s is the address of the proxy itself, because no proxy is trusted; add trusted_proxies: [127.0.0.1/32, \"::1/128\", unix]", from.value)
 	}
 }
@@ -200,8 +195,8 @@ func agreeAuth[T comparable](c *compiler, key string, common, section *given[T])
 	}
 }
 
-// trustedSources returns the first source that needs trusted_proxies, or the zero text.
-func (c *compiler) trustedSources() text {
+// firstClientIPSource returns the first source that needs trusted_proxies, or the zero text.
+func (c *compiler) firstClientIPSource() text {
 	for _, doc := range c.authDocs {
 		if doc.Auth.value == nil {
 			continue
@@ -219,7 +214,6 @@ func (c *compiler) trustedSources() text {
 	return text{}
 }
 
-// trust adds the item t of trusted_proxies to a.
 func (c *compiler) trust(a *limiter.Auth, t text) {
 	if t.value == "unix" {
 		a.TrustUnix = true
@@ -247,7 +241,6 @@ func (c *compiler) trust(a *limiter.Auth, t text) {
 	a.Trusted = append(a.Trusted, prefix)
 }
 
-// route compiles r, which is a route of doc.
 func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 	out := limiter.Route{Place: r.at.String(), Domain: r.Domain.or(doc.Domain.value), Hits: r.Hits.or(1), DryRun: r.Check.value}
 	before := c.mistakes
@@ -273,8 +266,8 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 		c.mistake(r.Descriptors.at, "a route has %d descriptors; the maximum is %d", n, maxRouteDescriptors)
 	}
 	for _, entries := range r.Descriptors.value {
-		if len(entries) > maxRouteEntries {
-			c.mistake(entries[0].at, "a descriptor has %d entries; the maximum is %d", len(entries), maxRouteEntries)
+		if len(entries) > maxDescriptorEntries {
+			c.mistake(entries[0].at, "a descriptor has %d entries; the maximum is %d", len(entries), maxDescriptorEntries)
 			continue
 		}
 		list := make([]limiter.AuthEntry, len(entries))
@@ -305,7 +298,6 @@ func (c *compiler) warnMissingEntries(d *limiter.Domain, out *limiter.Route, r *
 	}
 }
 
-// pathIgnoreNames are the values of path_ignores.
 var pathIgnoreNames = map[string]target.Ignore{
 	"case": target.IgnoreCase, "trailing_slash": target.IgnoreTrailingSlash,
 	"parameters": target.IgnoreParameters, "backslash": target.IgnoreBackslash,
@@ -322,9 +314,8 @@ func (c *compiler) pathIgnores(out *limiter.Route, r *route) {
 	}
 }
 
-// foldedCondition returns path, the path of a condition, after target.Fold, which also changes the paths of the
-// requests that are compared with it. prefix means that path is a prefix. A slash at its end then stays, because
-// in the path of a request that slash is not at the end.
+// foldedCondition folds path, the path of a condition, as the paths of requests are folded. A slash at the end of a
+// prefix stays, because in the path of a request that slash is not at the end.
 func foldedCondition(path string, prefix bool, ignore target.Ignore) string {
 	if prefix {
 		ignore &^= target.IgnoreTrailingSlash
@@ -385,7 +376,6 @@ func escapesRoute(all *limiter.Auth, i int, path string) bool {
 	return all.Allow
 }
 
-// match adds the condition m to r.
 func (c *compiler) match(r *limiter.Route, m matchItem) {
 	name, isHeader := strings.CutPrefix(m.key, headerKey)
 	if !m.ok {
@@ -467,7 +457,6 @@ func (c *compiler) authEntry(e *authEntry) (out limiter.AuthEntry) {
 	return out
 }
 
-// source parses the value of the key "from" of an entry, and sets the source in out.
 func (c *compiler) source(from text, out *limiter.AuthEntry) {
 	kind, name, hasName := strings.Cut(from.value, ":")
 	var known bool
@@ -508,7 +497,6 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// canMatch reports whether a descriptor with these entries can match a limit of domain.
 func (c *compiler) canMatch(domain string, entries []limiter.AuthEntry) bool {
 	d := c.snapshot.Domains[domain]
 	if d == nil {

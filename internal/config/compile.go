@@ -25,7 +25,7 @@ type source struct {
 	report
 	files []File // in the order in which they were read
 	docs  []*document
-	hash  string // hash of the files' content
+	hash  string
 	// lost are files and folders that could not be read completely, so that the domains in the missing part
 	// are unknown. The item "" means that any file may be affected.
 	lost []string
@@ -34,7 +34,6 @@ type source struct {
 	cached bool
 }
 
-// parseAll parses files.
 func parseAll(files []File, o *Options) *source {
 	s := &source{files: files, hash: hash(files)}
 	nodes := newBudget(o)
@@ -51,13 +50,12 @@ func parseAll(files []File, o *Options) *source {
 	return s
 }
 
-// compile returns the Snapshot of all documents, or nil if there is a mistake.
 func (s *source) compile(o Options) (*limiter.Snapshot, Problems) {
 	c := newCompiler(o, s)
 	return c.compile(s.docs, s.files)
 }
 
-// hash identifies a configuration by its content. The names of the files have no influence.
+// hash does not depend on the names of the files.
 func hash(files []File) string {
 	h := sha256.New()
 	for _, f := range files {
@@ -67,7 +65,6 @@ func hash(files []File) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// compiler compiles documents to a Snapshot.
 type compiler struct {
 	report
 	o        Options
@@ -92,7 +89,6 @@ func newCompiler(o Options, s *source) *compiler {
 	return c
 }
 
-// compile compiles docs, which were parsed from files.
 func (c *compiler) compile(docs []*document, files []File) (*limiter.Snapshot, Problems) {
 	if c.authDocs == nil {
 		c.authDocs = docs
@@ -163,7 +159,6 @@ type sibling struct {
 	composite string
 }
 
-// named is a compiled named limit.
 type named struct {
 	at     place
 	draft  *draft              // nil if the limit has a mistake, which has been reported
@@ -226,7 +221,6 @@ func (c *compiler) build(d *domain) {
 	}
 }
 
-// compileDomain compiles all documents of d.
 func (c *compiler) compileDomain(d *domain) *built {
 	if c.loader != nil {
 		c.loader.refill(d.docs)
@@ -247,7 +241,6 @@ func (c *compiler) compileDomain(d *domain) *built {
 	return b
 }
 
-// use adds b to the Snapshot.
 func (c *compiler) use(b *built) {
 	c.policies += len(b.Policies)
 	c.built = append(c.built, b)
@@ -397,5 +390,4 @@ func agree[T comparable](c *compiler, d *domain, key string, common, part *given
 	}
 }
 
-// percent formats a share.
 func percent(share float64) string { return strconv.FormatFloat(share*100, 'g', 4, 64) + "%" }

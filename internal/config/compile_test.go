@@ -41,7 +41,7 @@ func numbered(contents []string) (files []File) {
 	return files
 }
 
-// match returns the policies that a descriptor matches. The descriptor is in the form of the command line.
+// match returns the policies that descriptor, such as "user=ann,path=/", matches.
 func match(t *testing.T, s *limiter.Snapshot, domain, descriptor string) []*descriptors.Policy {
 	t.Helper()
 	entries, err := descriptors.Parse(descriptor)
@@ -53,7 +53,6 @@ func match(t *testing.T, s *limiter.Snapshot, domain, descriptor string) []*desc
 	return node.Policies
 }
 
-// one returns the only policy that a descriptor matches.
 func one(t *testing.T, s *limiter.Snapshot, domain, descriptor string) *descriptors.Policy {
 	t.Helper()
 	policies := match(t, s, domain, descriptor)
@@ -135,8 +134,7 @@ func TestANamedLimitHasTheSameBucketsWhereverItIsMet(t *testing.T) {
 	}
 }
 
-// TestANamedLimitAtAPatternHasTheBucketsOfTheAPI checks that only values identify the buckets of a named limit, even
-// if a pattern matches the key.
+// Only values identify the buckets of a named limit, even if a pattern matches the key.
 func TestANamedLimitAtAPatternHasTheBucketsOfTheAPI(t *testing.T) {
 	s := good(t, Options{}, `
 domain: d
@@ -171,8 +169,6 @@ func TestWindowsOfAnyLength(t *testing.T) {
 	}
 }
 
-// TestInlineLimitsHaveBucketsOfTheirOwn checks that no two limits have the same Owner or Prefix, although their names,
-// keys and values are similar.
 func TestInlineLimitsHaveBucketsOfTheirOwn(t *testing.T) {
 	limit := "rate_limit: {unit: day, requests_per_unit: 1}"
 	s := good(t, Options{}, fmt.Sprintf(`
@@ -506,8 +502,6 @@ func TestEditDistance(t *testing.T) {
 	}
 }
 
-// FuzzCompile checks that Compile does not panic, and that there is a Snapshot exactly if there is no mistake. Each
-// policy must be at its Index, and have a Prefix, an Owner and a Place.
 func FuzzCompile(f *testing.F) {
 	for _, pattern := range []string{".good.yaml", ".bad.yaml"} {
 		for _, file := range fixtures(f, pattern) {
@@ -532,8 +526,7 @@ func FuzzCompile(f *testing.F) {
 	})
 }
 
-// Equal parts of limits are stored once and shared. Limits with different leases, numbers of shards or sections settle
-// must not share them.
+// Equal parts of limits are stored once and shared.
 func TestLimitsThatDifferShareNothing(t *testing.T) {
 	limits := map[string]string{
 		"a": `lease: {max: 1%, for: 100ms}`, "b": `lease: {max: 2%, for: 100ms}`,

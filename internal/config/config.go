@@ -45,7 +45,6 @@ const DefaultMaxLimits = 100_000
 
 func (o *Options) maxLimits() int { return cmp.Or(o.MaxLimits, DefaultMaxLimits) }
 
-// File is the name and the content of a file.
 type File struct {
 	Name string
 	Data []byte
@@ -102,7 +101,6 @@ func Load(paths []string, o Options) (*limiter.Snapshot, Problems) {
 	return readAll(paths, &o).compile(o)
 }
 
-// readAll reads and parses the files of paths.
 func readAll(paths []string, o *Options) *source {
 	files, problems := read(paths)
 	s := parseAll(files, o)

@@ -10,8 +10,7 @@ import (
 
 var update = flag.Bool("update", false, "write the problems of testdata/*.yaml to the *.txt files beside them")
 
-// fixtures returns the files in testdata whose names end in suffix, sorted by name. Their names have no folder, so
-// neither have those in problems.
+// fixtures returns the files in testdata whose names end in suffix, named without the folder.
 func fixtures(tb testing.TB, suffix string) (files []File) {
 	tb.Helper()
 	names, err := filepath.Glob(filepath.Join("testdata", "*"+suffix))

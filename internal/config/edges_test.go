@@ -10,8 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// A limit in the reference form has its penalty, and its unit may be written in capitals, also with a time zone.
-// Different time zones have different calendars, and equal ones share theirs.
+// Limits with the same unit and time zone share one Calendar.
 func TestTheReferenceFormHasPenaltiesAndCalendars(t *testing.T) {
 	s := good(t, Options{}, `
 domain: d
@@ -39,8 +38,6 @@ descriptors:
 	}
 }
 
-// max_override bounds all overrides of a domain, or those of a descriptor. Its buckets are identified by the values of
-// the descriptor, or by the whole descriptor.
 func TestBoundsOfOverridesAreCompiled(t *testing.T) {
 	const bound = "max_override: {unit: day, requests_per_unit: 5}\n"
 	whole := good(t, Options{}, "domain: d\n"+bound+"descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n").Domains["d"]
@@ -62,7 +59,6 @@ func TestBoundsOfOverridesAreCompiled(t *testing.T) {
 	}
 }
 
-// One document of a domain states deny_body and http_headers. They apply to the whole domain.
 func TestADomainHasTheResponseBodyOfItsDocuments(t *testing.T) {
 	const limits = "descriptors: [{key: %s, rate_limit: {unit: day, requests_per_unit: 1, unit_name: tokens}}]\n"
 	d := good(t, Options{}, "domain: d\ndeny_body: openai\nhttp_headers: openai\n"+fmt.Sprintf(limits, "a"), "domain: d\n"+fmt.Sprintf(limits, "b")).Domains["d"]
@@ -71,7 +67,6 @@ func TestADomainHasTheResponseBodyOfItsDocuments(t *testing.T) {
 	}
 }
 
-// A mistake in local_share is the only message about it.
 func TestABadShareIsReportedOnce(t *testing.T) {
 	text := bad(t, Options{}, "domain: d\non_backend_failure: local\nlocal_share: 200%\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n")
 	if strings.Count(text, "\n") != 0 || !strings.Contains(text, "local_share") {
@@ -79,7 +74,6 @@ func TestABadShareIsReportedOnce(t *testing.T) {
 	}
 }
 
-// A name may have all printable ASCII characters except /.
 func TestTheCharactersOfALimitsName(t *testing.T) {
 	for name, want := range map[string]string{
 		" ": "", "~": "", "a\x7f": "not printable", "a\x1f": "not printable", "é": "not printable", "a/b": "a \"/\"", "": "is empty",
@@ -91,7 +85,6 @@ func TestTheCharactersOfALimitsName(t *testing.T) {
 	}
 }
 
-// A limit that comes with a request has on_backend_failure and local_share of the domain, and belongs to no file.
 func TestAnInlineLimitHasTheSettingsOfItsDomain(t *testing.T) {
 	const file = "domain: d\non_backend_failure: local\nlocal_share: 50%\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h}\n"
 	d := good(t, Options{}, file).Domains["d"]
@@ -142,7 +135,6 @@ func TestWarningsAboutSlots(t *testing.T) {
 	}
 }
 
-// The slot of a bucket is that of the value of the entry, wherever it is among the entries.
 func TestTheSlotOfALaterValue(t *testing.T) {
 	s := good(t, Options{}, `
 domain: d
@@ -202,8 +194,7 @@ func TestADomainBelowAnUnreadableFolderIsKept(t *testing.T) {
 	}
 }
 
-// The size of a lease is a share of the capacity. A warning is due if the units that are added during the lease are
-// more than 5 % of the capacity.
+// A warning is due if the units that are added during the lease are more than 5 % of the capacity.
 func TestALeaseIsAPartOfTheCapacity(t *testing.T) {
 	const file = "domain: d\nlimits:\n  l: {algorithm: token_bucket, rate: 60, period: 1m, capacity: %d, lease: {max: 10%%, for: 2s}}\n"
 	for capacity, warned := range map[int]bool{1000: false, 20: true} {
@@ -218,7 +209,6 @@ func TestALeaseIsAPartOfTheCapacity(t *testing.T) {
 	}
 }
 
-// A message must not suggest a long name only because it is long.
 func TestALongNameIsNotSuggestedForAnyWord(t *testing.T) {
 	long := strings.Repeat("d", 250)
 	text := bad(t, Options{}, "domain: "+long+"\nauth: {routes: [{domain: other, descriptors: [[{key: k, from: path}]]}]}\n")
@@ -227,7 +217,7 @@ func TestALongNameIsNotSuggestedForAnyWord(t *testing.T) {
 	}
 }
 
-// A number of shards that does not fit into 32 bits is a mistake.
+// In 32 bits, 4294967298 would be 2, which is valid.
 func TestTooManyShardsAreAMistake(t *testing.T) {
 	text := bad(t, Options{}, "domain: d\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h, shards: 4294967298}\n")
 	if !strings.Contains(text, "shards") {
@@ -235,8 +225,6 @@ func TestTooManyShardsAreAMistake(t *testing.T) {
 	}
 }
 
-// The values at these bounds are accepted, and the next ones beyond them are mistakes. The last rows are settings that a
-// descriptor or a value must not have, and lists that are not nested, however many there are.
 func TestBoundsOfLimitsAndAuth(t *testing.T) {
 	limit := func(kind, more string) string {
 		return "domain: d\nlimits:\n  l: {algorithm: " + kind + ", rate: 100, period: 1h, " + more + "}\n"
@@ -276,7 +264,6 @@ func TestBoundsOfLimitsAndAuth(t *testing.T) {
 	}
 }
 
-// A value that cannot be read is one problem. Other code does not report it again, as missing or empty.
 func TestAMistakeIsReportedOnce(t *testing.T) {
 	const entry = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\nauth: {routes: [{descriptors: [[{key: k, from: %s}]]}]}\n"
 	for text, want := range map[string]string{
@@ -296,7 +283,6 @@ func TestAMistakeIsReportedOnce(t *testing.T) {
 	}
 }
 
-// A message about a number suggests the number that the author probably meant, and only if there is one.
 func TestMessagesAboutNumbersSuggestANumber(t *testing.T) {
 	for value, want := range map[string]string{
 		"10/m": "; write rate: 10, period: 1m", "10 per hours": "; write rate: 10, period: 1h", "5rps": "; write rate: 5, period: 1s",
@@ -310,8 +296,6 @@ func TestMessagesAboutNumbersSuggestANumber(t *testing.T) {
 	}
 }
 
-// Trusting every address is worth a warning, also if it is an IPv4 network in the form of IPv6. Sources that contain the
-// address of a client need trusted_proxies.
 func TestWarningsAboutTrustedProxies(t *testing.T) {
 	const domain = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
 	for network, want := range map[string]string{
@@ -343,7 +327,6 @@ func TestWarningsAboutBlanks(t *testing.T) {
 	}
 }
 
-// A limit with settle can owe units up to max_debt, so its numbers are those of a limit that settles.
 func TestALimitWithSettleSettles(t *testing.T) {
 	const file = "domain: d\nlimits:\n  l: {algorithm: token_bucket, rate: 100, period: 1h, settle: {estimate: 5%s}}\n"
 	for more, want := range map[string]int64{", max_debt: 0": 0, ", max_debt: 7": 7} {
@@ -357,7 +340,6 @@ func TestALimitWithSettleSettles(t *testing.T) {
 	}
 }
 
-// A document that names no domain affects no domain that another file has, and adds none.
 func TestADocumentWithoutADomainAddsNone(t *testing.T) {
 	k := newKeeper(t)
 	k.load("a.yaml=" + of("a", 1))

@@ -38,7 +38,6 @@ type document struct {
 	Auth        authSection    `key:"auth"`
 }
 
-// auth is the section auth, which configures auth requests.
 type auth struct {
 	at         place
 	Trusted    textList    `key:"trusted_proxies"`
@@ -47,7 +46,6 @@ type auth struct {
 	Routes     routeList   `key:"routes"`
 }
 
-// route is an item of routes.
 type route struct {
 	at          place
 	incomplete  bool
@@ -59,7 +57,6 @@ type route struct {
 	Descriptors authDescList `key:"descriptors"`
 }
 
-// authEntry is an entry of a route's descriptor.
 type authEntry struct {
 	at         place
 	incomplete bool
@@ -68,7 +65,6 @@ type authEntry struct {
 	Value      text `key:"value"`
 }
 
-// descriptor is an item of descriptors.
 type descriptor struct {
 	at             place
 	incomplete     bool
@@ -149,7 +145,6 @@ type penalty struct {
 	Max   span  `key:"max"`
 }
 
-// replacement is an item of replaces.
 type replacement struct {
 	at         place
 	incomplete bool
@@ -169,7 +164,6 @@ func (g *given[T]) stated() bool { return g.at.line > 0 }
 // where returns g.at, for code that does not know the type T.
 func (g *given[T]) where() place { return g.at }
 
-// or returns the value if it is valid, and otherwise the argument.
 func (g *given[T]) or(otherwise T) T {
 	if g.ok {
 		return g.value
@@ -177,7 +171,6 @@ func (g *given[T]) or(otherwise T) T {
 	return otherwise
 }
 
-// pointer returns a pointer to the value, or nil if there is no valid value.
 func (g *given[T]) pointer() *T {
 	if !g.ok {
 		return nil
@@ -230,13 +223,11 @@ type cycle struct {
 	unit calendar.Unit
 }
 
-// namedLimit is an entry of the mapping limits.
 type namedLimit struct {
 	name  string
 	limit *limit
 }
 
-// consumeNames are the values of the key consume.
 var consumeNames = map[string]bool{"together": false, "each": true}
 
 // level describes the keys of a mapping.
@@ -281,7 +272,6 @@ func newLevel[T any](subject, where string) *level {
 	return l
 }
 
-// levelOf returns the level whose struct has the type typ.
 func levelOf(typ reflect.Type) *level {
 	return levels[slices.IndexFunc(levels, func(l *level) bool { return l.typ == typ })]
 }
@@ -306,7 +296,6 @@ var lineOfGiven = func() []int {
 	return append(at.Index, line.Index...)
 }()
 
-// form returns the form of limit that key belongs to. "" means both forms.
 func (l *level) form(key string) string { return l.forms[key] }
 
 // place returns the place of key in l, or the place of l if the file does not state key.
@@ -334,10 +323,8 @@ type origin struct {
 	path string // the path inside a Message; "" for a file
 }
 
-// inFile returns the place of a file as a whole.
 func inFile(name string) place { return place{src: &origin{file: name}} }
 
-// file returns the name of the file or Message that contains p.
 func (p place) file() string {
 	if p.src == nil {
 		return ""
@@ -357,5 +344,4 @@ func (p place) shown() descriptors.Place {
 	}
 }
 
-// String returns the result of shown as text.
 func (p place) String() string { return p.shown().String() }

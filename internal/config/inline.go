@@ -44,7 +44,6 @@ func Inline(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, e
 	return &p, nil
 }
 
-// numbersOnly returns an error if text contains a key that a limit in a request cannot have.
 func numbersOnly(text []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(text, &keys); err != nil {

@@ -38,8 +38,8 @@ func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, s
 // Bytes returns the number of bytes that the last Load read.
 func (k *Keeper) Bytes() int { return k.loader.Bytes() }
 
-// CompileMessages is like Load, for messages of a control plane. The result problems starts with the items of found,
-// which were reported before.
+// CompileMessages is like Load, for messages of a control plane. The problems start with found, those that the caller
+// has found already.
 func (k *Keeper) CompileMessages(messages []Message, found Problems) (s *limiter.Snapshot, problems Problems, stale []string) {
 	s, problems, stale = k.compile(readMessages(messages))
 	return s, append(found, problems...), stale
@@ -115,7 +115,6 @@ func (k *Keeper) affected(s *source) (stale map[string]bool, known bool) {
 	return stale, known
 }
 
-// within reports whether file is root, or is below root.
 func within(file, root string) bool {
 	where, err := filepath.Rel(root, file)
 	return err == nil && where != ".." && !strings.HasPrefix(where, ".."+string(filepath.Separator))
@@ -149,8 +148,7 @@ func (k *Keeper) mixed(c *compiler, read []*document, stale map[string]bool) (do
 	return docs
 }
 
-// routesToUnknownDomain reports whether a route names a domain that does not exist, so that the route would limit
-// nothing.
+// A route to a domain that does not exist would limit nothing.
 func (c *compiler) routesToUnknownDomain() bool {
 	if c.snapshot.Auth == nil {
 		return false

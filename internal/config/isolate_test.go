@@ -11,7 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// keeper loads a folder repeatedly.
 type keeper struct {
 	*Keeper
 	t      *testing.T
@@ -40,7 +39,6 @@ func (k *keeper) load(files ...string) (domains, stale string, problems Problems
 	return shown(s), strings.Join(names, " "), problems
 }
 
-// shown returns the domains of s, each with its rates, or "" if s is nil.
 func shown(s *limiter.Snapshot) string {
 	if s == nil {
 		return ""
@@ -68,7 +66,7 @@ func shown(s *limiter.Snapshot) string {
 	return strings.Join(list, "; ")
 }
 
-// of returns a domain with one limit of this rate; a rate of -1 is a mistake.
+// A rate of -1 makes the domain a mistake.
 func of(domain string, rate int) string {
 	return fmt.Sprintf("domain: %s\ndescriptors:\n  - {key: k%d, rate_limit: {unit: day, requests_per_unit: %d}}\n", domain, rate, rate)
 }
@@ -170,8 +168,7 @@ func TestAMistakeAffectsOnlyItsDomain(t *testing.T) {
 	}
 }
 
-// TestTheLastGoodRoutesAreKept checks that after a mistake the routes of the last valid configuration stay in use, not
-// those of an earlier one.
+// After a mistake the routes of the last valid configuration stay in use, not those of an earlier one.
 func TestTheLastGoodRoutesAreKept(t *testing.T) {
 	route := func(path string) string {
 		return fmt.Sprintf("auth: {routes: [{match: {path: %s}, descriptors: [[{key: k1, from: path}]]}]}\n", path)

@@ -112,7 +112,6 @@ func (c *compiler) limit(d *domain, l *limit, name string) (p draft, ok bool) {
 	return p, !l.broken && c.mistakes == before
 }
 
-// replaces returns the names of the limits that l replaces.
 func (c *compiler) replaces(l *limit, name string) (list []string) {
 	for _, r := range l.Replaces.value {
 		switch r.Name.value {
@@ -151,7 +150,6 @@ func (c *compiler) form(l *limit, isNamed bool) (isReference, ok bool) {
 	return false, false
 }
 
-// does joins keys, and adds the verb "does" or "do".
 func does(keys []string) string {
 	if len(keys) == 1 {
 		return keys[0] + " does"
@@ -243,8 +241,7 @@ func (c *compiler) zoned(l *limit, isReference bool) {
 	}
 }
 
-// calendarOf returns the Calendar of a unit and a time zone. It returns the same pointer each time, so that equal
-// limits are equal as Go values.
+// calendarOf returns the same pointer for equal arguments, so that equal limits are equal as Go values.
 func calendarOf(unit calendar.Unit, zone *time.Location) *algorithms.Calendar {
 	c := unit.In(zone)
 	one, _ := calendars.LoadOrStore(c.Unit+" "+c.Zone, c)
@@ -291,7 +288,6 @@ func (c *compiler) own(l *limit, p *draft) {
 	}
 }
 
-// penalty returns the penalty of l, or nil.
 func (l *limit) penalty() *algorithms.Penalty {
 	if !l.Penalty.ok {
 		return nil
@@ -300,7 +296,6 @@ func (l *limit) penalty() *algorithms.Penalty {
 	return &algorithms.Penalty{After: terms.After.value, For: terms.For.value, Max: terms.Max.value}
 }
 
-// missing reports the required keys of the form with an algorithm that l lacks.
 func (c *compiler) missing(l *limit) {
 	if l.incomplete {
 		return
@@ -333,7 +328,6 @@ func (c *compiler) numbers(l *limit, p *draft, s algorithms.Spec) {
 	}
 }
 
-// shards splits the limit s. If s cannot be split, it reports the reasons as mistakes.
 func (c *compiler) shards(l *limit, p *draft, s algorithms.Spec) {
 	var err error
 	p.more.Shards, err = algorithms.Split(s, int(min(l.Shards.value, math.MaxInt32)))
@@ -350,7 +344,6 @@ func (c *compiler) shards(l *limit, p *draft, s algorithms.Spec) {
 // longer one withholds units from other sidecars.
 const minLease, maxLease = 1000, 60 * algorithms.Second
 
-// lease checks that p can be leased, and sets its lease.
 func (c *compiler) lease(l *limit, p *draft) {
 	terms := l.Lease.value
 	switch {
@@ -368,7 +361,6 @@ func (c *compiler) lease(l *limit, p *draft) {
 	}
 }
 
-// warnLease warns of a lease whose size or duration does not suit its limit.
 func (c *compiler) warnLease(l *limit, p *draft) {
 	terms := l.Lease.value
 	if p.more.Lease.Most < 2 {
@@ -386,7 +378,6 @@ func specErrors(err error) algorithms.SpecErrors {
 	return wrong
 }
 
-// failure sets how p behaves if the store cannot decide.
 func (c *compiler) failure(d *domain, l *limit, p *draft) {
 	p.OnFailure = l.OnFailure.or(d.OnFailure)
 	if p.OnFailure != descriptors.Local {
@@ -410,14 +401,12 @@ func (c *compiler) failure(d *domain, l *limit, p *draft) {
 	}
 }
 
-// warnLocal warns that sidecars that decide locally may together exceed the limit.
 func (c *compiler) warnLocal(l *limit, p *draft, share float64) {
 	most, part := p.Limit.Most(false), max(1, p.more.Local.Most(false))
 	c.warn(l.place("on_backend_failure"), "while the backend is unreachable, each sidecar allows %d of %d (local_share %s), so more than %d sidecars exceed the limit",
 		part, most, percent(share), most/part)
 }
 
-// checkReplaces warns of names under replaces that no limit has, and of limits that replace each other.
 func (c *compiler) checkReplaces(d *domain) {
 	if c.incomplete {
 		return
@@ -467,7 +456,6 @@ func (d *domain) assignNames() {
 	}
 }
 
-// limitAdvice suggests a correction for a name that no limit of d has.
 func (c *compiler) limitAdvice(d *domain, name string) string {
 	if guess := didYouMean(name, d.names); guess != "" {
 		return guess

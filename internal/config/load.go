@@ -67,7 +67,6 @@ func eachFile(paths []string, visit func(name string, content io.Reader) error) 
 	return problems
 }
 
-// list returns the files that path means.
 func list(path string) ([]string, error) {
 	if root := Root(path); root != path {
 		names, err := walk(root)

@@ -9,7 +9,6 @@ import (
 	"testing"
 )
 
-// loaded returns the domains that Load finds, and its problems without the name of the folder.
 func loaded(t *testing.T, folder string, names ...string) (domains []string, reported string) {
 	t.Helper()
 	paths := make([]string, len(names))
@@ -99,7 +98,6 @@ func TestLoadReportsUnreadableFiles(t *testing.T) {
 	}
 }
 
-// A path that ends in ** reads the files of maxFolders levels of folders. A link to no file is a Problem.
 func TestLoadReadsFoldersBelowAFolder(t *testing.T) {
 	root := t.TempDir()
 	for level, folder := 1, root; level <= maxFolders+1; level++ {

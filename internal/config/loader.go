@@ -17,8 +17,8 @@ type Loader struct {
 	shared *shared
 	parts  map[string]*part  // by file name
 	built  map[string]*built // by domain name
-	parsed int               // number of files that the last Load parsed
-	bytes  int               // size of the files that the last Load read
+	parsed int
+	bytes  int
 }
 
 // part is the parsed form of a file.
@@ -35,7 +35,6 @@ type part struct {
 	bare bool
 }
 
-// built is a compiled domain, with its documents.
 type built struct {
 	*limiter.Domain
 	docs     []*document
@@ -51,10 +50,10 @@ type built struct {
 	blocks []*block
 }
 
-// lightly is the total size of changed files, in bytes, up to which a Load parses all of them before it compiles
+// smallChange is the total size of changed files, in bytes, up to which a Load parses all of them before it compiles
 // domains. If they are larger, it compiles domains while it parses, so that fewer files are in memory in parsed
 // form.
-const lightly = 1 << 20
+const smallChange = 1 << 20
 
 // NewLoader returns a Loader without a configuration.
 func NewLoader(o Options) *Loader {
@@ -75,7 +74,6 @@ func (l *Loader) Parsed() int { return l.parsed }
 // Bytes returns the number of bytes that the last Load read.
 func (l *Loader) Bytes() int { return l.bytes }
 
-// compiler returns a compiler for s. It reuses the domains that l has compiled, if s is cached.
 func (l *Loader) compiler(s *source) *compiler {
 	c := newCompiler(l.o, s)
 	if l != nil && s.cached {
@@ -126,7 +124,6 @@ func (l *Loader) read(files []File, problems Problems) *source {
 	return s
 }
 
-// add adds the part p to s.
 func (s *source) add(p *part) {
 	s.problems = append(s.problems, p.problems...)
 	s.mistakes += p.mistakes
@@ -137,7 +134,6 @@ func (s *source) add(p *part) {
 	s.docs = append(s.docs, p.docs...)
 }
 
-// parse parses the file of p.
 func (p *part) parse(nodes *budget) {
 	own := &budget{most: nodes.most, all: nodes}
 	own.left.Store(own.most)
@@ -149,7 +145,7 @@ func (p *part) parse(nodes *budget) {
 	}
 }
 
-// parse parses the changed parts, several at a time. If together they are larger than lightly, it compiles a domain
+// parse parses the changed parts, several at a time. If together they are larger than smallChange, it compiles a domain
 // as soon as the last file that probably has a part of the domain is parsed.
 func (l *Loader) parse(all, changed []*part, nodes *budget) {
 	l.parsed += len(changed)
@@ -157,7 +153,7 @@ func (l *Loader) parse(all, changed []*part, nodes *budget) {
 	for _, p := range changed {
 		size += len(p.file.Data)
 	}
-	if size <= lightly {
+	if size <= smallChange {
 		inTurn(changed, func(p *part) { p.parse(nodes) }, func(*part) {})
 		return
 	}
@@ -169,7 +165,7 @@ func (l *Loader) parse(all, changed []*part, nodes *budget) {
 	}
 	docs := map[string][]*document{} // the parsed documents, by domain
 	for _, p := range all {
-		for _, d := range p.docs { // the documents of unchanged parts
+		for _, d := range p.docs { // only unchanged parts have documents yet
 			docs[d.Domain.value] = append(docs[d.Domain.value], d)
 		}
 	}
@@ -188,8 +184,8 @@ func (l *Loader) parse(all, changed []*part, nodes *budget) {
 	})
 }
 
-// inTurn calls work for each part, on several goroutines, and finish for each part after its work, in the order of
-// parts. Only this goroutine calls finish. inTurn bounds the number of parts that wait for finish.
+// inTurn calls work for each part, on several goroutines, and then finish, on the caller's goroutine and in the order
+// of parts. It bounds the number of parts that wait for finish.
 func inTurn(parts []*part, work, finish func(*part)) {
 	workers := runtime.GOMAXPROCS(0)
 	room := make(chan struct{}, 2*workers)

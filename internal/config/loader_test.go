@@ -44,7 +44,6 @@ var pieces = []string{
 	"# %d\n",
 }
 
-// edit draws the next version of files: some are added, removed, changed, broken or repaired.
 func edit(t *rapid.T, before []File) []File {
 	after := slices.Clone(before)
 	for range rapid.IntRange(1, 3).Draw(t, "edits") {
@@ -71,7 +70,6 @@ func edit(t *rapid.T, before []File) []File {
 	return after
 }
 
-// unread draws problems of files that cannot be read.
 func unread(t *rapid.T) Problems {
 	if rapid.IntRange(0, 5).Draw(t, "unreadable") > 0 {
 		return nil
@@ -79,7 +77,6 @@ func unread(t *rapid.T) Problems {
 	return Problems{{File: "f9.yaml", Message: "cannot be read"}}
 }
 
-// compiledAnew returns the source that a first Load would parse.
 func compiledAnew(files []File, problems Problems, o *Options) *source {
 	s := parseAll(files, o)
 	for _, p := range problems {
@@ -101,7 +98,6 @@ func same(t *rapid.T, step int, got, want *limiter.Snapshot, reported, wantRepor
 	}
 }
 
-// TestAPartialLoadEqualsAFullLoad compares a Loader with a first Load, over random sequences of edits.
 func TestAPartialLoadEqualsAFullLoad(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := Options{MaxLimits: rapid.SampledFrom([]int{0, 3, 6}).Draw(t, "max limits")}
@@ -119,8 +115,6 @@ func TestAPartialLoadEqualsAFullLoad(t *testing.T) {
 	})
 }
 
-// TestAPartialReloadIsolatesLikeAFullOne compares a Keeper that reloads changed files with one that reloads
-// all files, over random sequences of edits.
 func TestAPartialReloadIsolatesLikeAFullOne(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := Options{MaxLimits: rapid.SampledFrom([]int{0, 3, 6}).Draw(t, "max limits")}
@@ -141,9 +135,8 @@ func TestAPartialReloadIsolatesLikeAFullOne(t *testing.T) {
 	})
 }
 
-// TestLargeFilesGiveTheSameConfiguration checks files that are together larger than lightly, so that their domains are
-// compiled while files are parsed. They must yield the same configuration as Compile. Some domains are in two files, and
-// likelyDomains misses some.
+// The files are together larger than smallChange, so domains are compiled while files are parsed. Some domains are in
+// two files, and likelyDomains misses some.
 func TestLargeFilesGiveTheSameConfiguration(t *testing.T) {
 	var files []File
 	for i := range 40 {
@@ -155,7 +148,7 @@ func TestLargeFilesGiveTheSameConfiguration(t *testing.T) {
 		for j := range 50 {
 			text += fmt.Sprintf("- {key: k%d_%d, rate_limit: {unit: day, requests_per_unit: %d}}\n", i, j, 1+j%3)
 		}
-		files = append(files, File{fmt.Sprintf("f%02d.yaml", i), []byte(text + "#" + strings.Repeat("x", lightly/20))})
+		files = append(files, File{fmt.Sprintf("f%02d.yaml", i), []byte(text + "#" + strings.Repeat("x", smallChange/20))})
 	}
 	l := NewLoader(Options{})
 	load := func() *limiter.Snapshot {
@@ -187,8 +180,6 @@ func TestLargeFilesGiveTheSameConfiguration(t *testing.T) {
 	}
 }
 
-// TestAChangedFileIsParsedAlone changes one of 200 files with one domain each. Only that file is parsed again, and
-// the other domains keep their pointers.
 func TestAChangedFileIsParsedAlone(t *testing.T) {
 	var files []File
 	for i := range 200 {
@@ -225,8 +216,8 @@ func TestAChangedFileIsParsedAlone(t *testing.T) {
 	}
 }
 
-// TestAChangedFileOfADomainIsCompiledAlone changes one of three files of one domain. The limits of the file before the
-// changed one keep their pointers. Those of the file after it are copied only if their Index changes.
+// The limits of the file before the changed one keep their pointers. Those of the file after it are copied only if
+// their Index changes.
 func TestAChangedFileOfADomainIsCompiledAlone(t *testing.T) {
 	file := func(i int, values ...string) File {
 		text := "domain: edge\ndescriptors:\n"
@@ -274,7 +265,6 @@ func TestAChangedFileOfADomainIsCompiledAlone(t *testing.T) {
 	load(1)
 }
 
-// Each version of a file may have a domain with a new name. The Loader must not keep the domains of former versions.
 func TestDomainsThatAreGoneAreNotKept(t *testing.T) {
 	l := NewLoader(Options{})
 	for i := range 10 {
@@ -289,8 +279,6 @@ func TestDomainsThatAreGoneAreNotKept(t *testing.T) {
 	}
 }
 
-// A domain has settings in one file, and descriptors in others. When one of the others changes, its limits have the
-// settings of the domain. When a setting is added to one of them, or removed, it applies to all limits.
 func TestAChangedFileHasTheSettingsOfItsDomain(t *testing.T) {
 	for _, settings := range []string{
 		"on_backend_failure: allow", "on_backend_failure: local\nlocal_share: 20%", "on_backend_failure: error", "consume: each",
@@ -328,7 +316,6 @@ func TestAChangedFileHasTheSettingsOfItsDomain(t *testing.T) {
 	}
 }
 
-// Limits with equal settings share memory. Limits that differ in one setting must not.
 func TestLimitsThatDifferInOneSettingShareNothing(t *testing.T) {
 	for _, pair := range [][2]string{
 		{"unit_name: tokens", "unit_name: requests"},
@@ -438,7 +425,6 @@ descriptors:
 	}
 }
 
-// An answer by the payer of a descriptor's limit has the metadata of the descriptor.
 func TestThePayerHasTheMetadataOfItsDescriptor(t *testing.T) {
 	s, problems := Compile([]File{{"f.yaml", []byte(`
 domain: d

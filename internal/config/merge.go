@@ -19,13 +19,11 @@ type block struct {
 	problems Problems // the warnings of the document
 }
 
-// root is the pattern of a top-level descriptor, with its node.
 type root struct {
 	descriptors.Pattern
 	node *descriptors.Node
 }
 
-// block compiles the descriptors of doc, a document of d, and returns what they added to d.
 func (c *compiler) block(d *domain, doc *document) *block {
 	c.shared.newDocument()
 	policies, problems := len(d.Policies), len(c.problems)
@@ -104,7 +102,6 @@ func (c *compiler) renewed(d *domain, b *built) []*block {
 	return blocks
 }
 
-// copySettings copies the settings of source to d.
 func (d *domain) copySettings(source *domain) {
 	d.share, d.tag = source.share, source.tag
 	d.Alone, d.OnFailure, d.Slot, d.LocalShare, d.DenyBody = source.Alone, source.OnFailure, source.Slot, source.LocalShare, source.DenyBody
@@ -154,7 +151,6 @@ func (b *block) numbered(start int) *block {
 	return &block{roots, list, b.problems}
 }
 
-// newDomain returns a domain without documents.
 func newDomain(name string) *domain {
 	return &domain{
 		Domain: &limiter.Domain{Name: name, Tree: &descriptors.Tree{}, Named: map[string]*descriptors.Policy{}},

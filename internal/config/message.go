@@ -171,14 +171,13 @@ func (r *reader) flag(f *boolean, path string, value bool) {
 	}
 }
 
-// unknown warns of fields that this version of the protocol does not define. A later version may define them.
+// unknown warns, because a later version of the protocol may define the fields.
 func (r *reader) unknown(path string, fields []int32) {
 	for _, field := range fields {
 		r.warn(r.at(path), "field %d is not known to this version and has no effect", field)
 	}
 }
 
-// finite reports whether all numbers in v are finite.
 func finite(v any) bool {
 	switch v := v.(type) {
 	case float64:

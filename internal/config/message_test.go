@@ -12,7 +12,6 @@ import (
 
 func perMinute(n uint32) *MessageLimit { return &MessageLimit{Unit: "minute", RequestsPerUnit: n} }
 
-// A configuration that arrives in messages equals one from files, except for the places of its limits.
 func TestMessagesEqualFiles(t *testing.T) {
 	file := `
 domain: edge
@@ -81,8 +80,6 @@ func TestMistakesInMessagesHaveTheirPlace(t *testing.T) {
 	}
 }
 
-// TestOrderOfMessagesDoesNotMatter checks that the hash is the same if a control plane sends the same messages in
-// another order.
 func TestOrderOfMessagesDoesNotMatter(t *testing.T) {
 	a := Message{Name: "1", Domain: "a", Descriptors: []MessageDescriptor{{Key: "x", Limit: perMinute(1)}}}
 	more := Message{Name: "2", Domain: "a", Descriptors: []MessageDescriptor{{Key: "y", Limit: perMinute(2)}}}

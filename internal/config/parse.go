@@ -47,7 +47,6 @@ func newBudget(o *Options) *budget {
 
 func (b *budget) usedUp() bool { return b.left.Load() < 0 || b.all != nil && b.all.usedUp() }
 
-// report collects problems.
 type report struct {
 	problems Problems
 	mistakes int // the number of problems that are not warnings
@@ -72,11 +71,10 @@ func (r *report) add(at place, warning bool, message string) {
 	r.problems = append(r.problems, Problem{File: at.file(), Line: int(at.line), Column: int(at.column), Message: message, Warning: warning})
 }
 
-// parser converts the nodes of one file to the structs of a document.
 type parser struct {
 	*report
 	src   *origin
-	depth int // the current depth of mappings and lists
+	depth int
 	nodes *budget
 }
 
@@ -160,7 +158,6 @@ func (p *parser) enter(n *yaml.Node) bool {
 	return true
 }
 
-// consume counts a number of nodes at n against the budget, and reports whether the budget allows them.
 func (p *parser) consume(n *yaml.Node, nodes int) bool {
 	if p.nodes.usedUp() { // the mistake has been reported already
 		return false
@@ -174,7 +171,6 @@ func (p *parser) consume(n *yaml.Node, nodes int) bool {
 
 func (p *parser) leave() { p.depth-- }
 
-// field is a value that can be read from a node.
 type field interface {
 	read(p *parser, key string, n *yaml.Node)
 }
@@ -203,7 +199,6 @@ func (p *parser) object(n *yaml.Node, subject string, target any) bool {
 	return read
 }
 
-// entry is a key of a mapping, with its value.
 type entry struct{ key, value *yaml.Node }
 
 // entries returns the entries of a mapping. Each key must be a string (or, with anyKey, any scalar) and must
@@ -253,8 +248,8 @@ func (p *parser) entries(n *yaml.Node, subject string, anyKey bool) (list []entr
 	return list
 }
 
-// merged returns the entries that a "<<" adds. n is a mapping, or a list of mappings of which an earlier one
-// takes precedence.
+// merged returns the entries that a "<<" adds. n is a mapping, or a list of mappings in which earlier items take
+// precedence.
 func (p *parser) merged(n *yaml.Node, anyKey bool) (list []entry) {
 	n = follow(n)
 	if n.Kind != yaml.SequenceNode {
@@ -290,7 +285,6 @@ func (p *parser) each(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	}
 }
 
-// follow returns the node that an alias refers to, or n itself if n is not an alias.
 func follow(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -340,7 +334,6 @@ func plain(n *yaml.Node) string {
 	}
 }
 
-// short truncates s to a length that suits a message.
 func short(s string) string {
 	const most = 80
 	if len(s) <= most {

@@ -78,7 +78,6 @@ func (p path) id() string {
 	return p[len(p)-1].id
 }
 
-// levels returns the composite name of each step.
 func (p path) levels() []string {
 	parts := make([]string, len(p))
 	for i, s := range p {

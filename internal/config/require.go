@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// read reads a list. Each item is a key, or a list of alternative keys.
+// Each item of the list is a key, or a list of alternative keys.
 func (r *requirements) read(p *parser, key string, n *yaml.Node) {
 	before := p.mistakes
 	v := follow(n)
@@ -43,7 +43,6 @@ func (r *requirements) read(p *parser, key string, n *yaml.Node) {
 	r.set(p, n, all, p.mistakes == before)
 }
 
-// compiled converts r to the type that the limiter uses.
 func (r *requirements) compiled() (all []limiter.Requirement) {
 	for _, alternatives := range r.value {
 		var keys limiter.Requirement
@@ -55,7 +54,6 @@ func (r *requirements) compiled() (all []limiter.Requirement) {
 	return all
 }
 
-// warnRequire warns of requirements of d that have no effect, or not the intended effect.
 func (c *compiler) warnRequire(d *domain) {
 	if !d.require.ok || c.incomplete {
 		return
@@ -65,7 +63,7 @@ func (c *compiler) warnRequire(d *domain) {
 		for _, one := range doc.Descriptors.value {
 			first[one.Key.value] = true
 		}
-		entryKeys(doc.Descriptors.value, known)
+		addEntryKeys(doc.Descriptors.value, known)
 	}
 	for key := range known {
 		patterns = patterns || strings.Contains(key, "*")
@@ -91,10 +89,9 @@ func (c *compiler) warnRequire(d *domain) {
 	}
 }
 
-// entryKeys adds the keys of the descriptors in list, and of all descriptors below them, to the set known.
-func entryKeys(list []*descriptor, known map[string]bool) {
+func addEntryKeys(list []*descriptor, known map[string]bool) {
 	for _, one := range list {
 		known[one.Key.value] = true
-		entryKeys(one.Descriptors.value, known)
+		addEntryKeys(one.Descriptors.value, known)
 	}
 }

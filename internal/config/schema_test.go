@@ -17,7 +17,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// asJSON converts a YAML value to the JSON value that a JSON Schema validates.
 func asJSON(v any) (any, error) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -68,7 +67,6 @@ func compileSchema(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// validate validates each document of a file. It also returns an error if the file is not valid YAML.
 func validate(s *jsonschema.Schema, f File) error {
 	roots, err := decode(f.Data)
 	for _, root := range roots {
@@ -119,7 +117,6 @@ func TestSchemaRefusesBadFiles(t *testing.T) {
 	}
 }
 
-// schemaAt returns the part of the schema at $defs/name, or the whole schema if name is "".
 func schemaAt(t *testing.T, name string) map[string]any {
 	t.Helper()
 	var whole map[string]any
@@ -134,7 +131,6 @@ func schemaAt(t *testing.T, name string) map[string]any {
 	return part
 }
 
-// property returns the schema of one key. It follows references.
 func property(t *testing.T, level map[string]any, key string) map[string]any {
 	t.Helper()
 	p := level["properties"].(map[string]any)[key].(map[string]any)
@@ -180,7 +176,6 @@ func TestSchemaHasTheKeysOfTheParser(t *testing.T) {
 	}
 }
 
-// TestEveryKeyOfTheSchemaHasADescription examines all objects that permit no further keys, also those inside of others.
 func TestEveryKeyOfTheSchemaHasADescription(t *testing.T) {
 	var check func(path string, s map[string]any)
 	check = func(path string, s map[string]any) {
@@ -291,7 +286,6 @@ func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 	}
 }
 
-// levelField returns the type with which the parser reads a key.
 func levelField(name, key string) reflect.Type {
 	typ := map[string]reflect.Type{
 		"": reflect.TypeFor[document](), "descriptor": reflect.TypeFor[descriptor](), "rate_limit": reflect.TypeFor[limit](),

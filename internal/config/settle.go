@@ -19,7 +19,6 @@ type settleNames struct {
 	End text `key:"end"`
 }
 
-// settleTerms is the section settle of a limit.
 type settleTerms struct {
 	at            place
 	Estimate      estimate    `key:"estimate"`
@@ -44,7 +43,6 @@ type estimate struct {
 	learned *estimateTerms // nil if the estimate is not learned
 }
 
-// estimateTerms describes how an estimate is learned.
 type estimateTerms struct {
 	Learn percentile `key:"learn"`
 	First whole      `key:"first"`
@@ -59,11 +57,9 @@ type unknownUnits struct {
 	units int64 // -1 means the reserved units; not used if most is true
 }
 
-// defaultSettle has the keys of the entries for domains that state no keys.
 var defaultSettle = limiter.SettleEntries{Key: "settle", End: "settle_end"}
 
-// These constants bound the sections settle, and contain the texts of their messages. A TTL is how long unused units
-// of a reservation can be refunded.
+// A TTL is how long unused units of a reservation can be refunded.
 const (
 	defaultSettleTTL           = 600 * algorithms.Second
 	minSettleTTL, maxSettleTTL = algorithms.Second, algorithms.Day
@@ -219,7 +215,6 @@ func (d *domain) learnValues() {
 	}
 }
 
-// settleAlone reports settings of l that cannot be combined with settle.
 func (c *compiler) settleAlone(l *limit, p *draft) {
 	at := l.Settle.at
 	switch kind := p.Limit.Kind; {
@@ -248,7 +243,6 @@ func (c *compiler) settleAlone(l *limit, p *draft) {
 	}
 }
 
-// settleNumbers reports mistakes in the numbers of s. capacity is the capacity of the limit.
 func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 	bounded := func(w *whole, key string, from, to int64, subject string) {
 		if w.ok && (w.value < from || w.value > to) {

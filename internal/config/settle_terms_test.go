@@ -9,7 +9,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// TestSettleSettingsAreCompiled checks the settings of settle except per and max_debt, and their defaults.
 func TestSettleSettingsAreCompiled(t *testing.T) {
 	for text, want := range map[string]string{
 		"{estimate: 5}": "5, 0 to 100, trusts false, unknown -1, 600 s",
@@ -27,8 +26,8 @@ func TestSettleSettingsAreCompiled(t *testing.T) {
 	}
 }
 
-// TestValuesWithEstimatesOfTheirOwn checks which requests have an estimate of their own: those with a value that the
-// configuration names in full. A pattern would match any number of values.
+// Only values that the configuration names in full have an estimate of their own. A pattern would match any number of
+// values.
 func TestValuesWithEstimatesOfTheirOwn(t *testing.T) {
 	s := good(t, Options{}, "domain: d\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h, settle: {estimate: {learn: p90, first: 5, per: [model]}}}\n"+
 		"descriptors: [{key: model, value: large, limit: l}, {key: model, value: small-*, limit: l}, {key: user, value: ann, limit: l}]\n")
@@ -38,8 +37,6 @@ func TestValuesWithEstimatesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// TestTheLargestAcceptedValues checks that the values at bounds are accepted, and that the next values beyond them are
-// refused.
 func TestTheLargestAcceptedValues(t *testing.T) {
 	limit := func(name, more string) string {
 		return "domain: d\nlimits:\n  " + name + ": {algorithm: fixed_window, rate: 100, period: 1h" + more + "}\n"
@@ -106,7 +103,6 @@ func TestTheLargestAcceptedValues(t *testing.T) {
 	}
 }
 
-// If rate_limits in two places have the same name, each limit is named after its place instead.
 func TestTwoLimitsWithOneNameKeepTheNamesOfTheirPlaces(t *testing.T) {
 	s := good(t, Options{}, `
 domain: d

@@ -45,14 +45,12 @@ const mostInChunk, textPerPolicy = 32, 128
 // newDocument starts new chunks. Documents share no chunk, so that a changed document's memory can be freed.
 func (c *chunks) newDocument() { *c = chunks{} }
 
-// kept returns a pointer to a copy of p in a chunk.
 func (c *chunks) kept(p *descriptors.Policy) *descriptors.Policy {
 	own := nextOf(&c.policies, &c.size)
 	*own = *p
 	return own
 }
 
-// node returns an empty node.
 func (c *chunks) node() *descriptors.Node { return nextOf(&c.nodes, &c.sizeNode) }
 
 // nextOf returns an item of a chunk. If the chunk is used up, nextOf allocates one of twice the size, up to
@@ -67,7 +65,6 @@ func nextOf[T any](free *[]T, size *int) *T {
 	return one
 }
 
-// keptText returns a copy of t in a chunk.
 func (c *chunks) keptText(t string) string {
 	if c.text.Cap()-c.text.Len() < len(t) {
 		c.text = strings.Builder{}
@@ -104,7 +101,6 @@ func newShared() *shared {
 	}
 }
 
-// oneOf returns the value of key in table. If key is missing, oneOf adds the result of create.
 func oneOf[K comparable, V any](table map[K]V, key K, create func() V) V {
 	if have, ok := table[key]; ok {
 		return have
@@ -127,7 +123,6 @@ func (s *shared) text(t string) string {
 	return oneOf(s.texts, t, func() string { return t })
 }
 
-// limit returns a copy of l that all equal limits share.
 func (s *shared) limit(l algorithms.Limit) *algorithms.Limit {
 	if have, ok := s.numbers[l]; ok {
 		return have
@@ -136,7 +131,6 @@ func (s *shared) limit(l algorithms.Limit) *algorithms.Limit {
 	return oneOf(s.numbers, l, func() *algorithms.Limit { return &own })
 }
 
-// policy returns the Policy of d, with shared parts and in the memory of chunks.
 func (s *shared) policy(d *draft) *descriptors.Policy {
 	p := s.kept(&d.Policy)
 	p.Prefix, p.StatKey = s.keptText(p.Prefix), s.keptText(p.StatKey)
@@ -151,7 +145,6 @@ func (s *shared) policy(d *draft) *descriptors.Policy {
 	return p
 }
 
-// extras returns the Extras of d, or nil if they are zero.
 func (s *shared) extras(d *draft) *descriptors.Extras {
 	m := &d.more
 	if m.Metadata != nil {
@@ -189,7 +182,7 @@ func positions(list []int) string {
 	return string(b)
 }
 
-// joined encodes list as text. Different lists have different texts.
+// joined returns different texts for different lists.
 func joined(list []string) string {
 	var b strings.Builder
 	for _, s := range list {
@@ -199,7 +192,6 @@ func joined(list []string) string {
 	return b.String()
 }
 
-// weightsText returns w as text. Different weights have different texts. "" means that there are no weights.
 func weightsText(w *weights.Weights) string {
 	if w == nil {
 		return ""

@@ -28,7 +28,6 @@ func (c *compiler) payers(d *domain) {
 	}
 }
 
-// checkThen reports mistakes in the key then of the limit l.
 func (c *compiler) checkThen(d *domain, name string, l *named) {
 	at, t := l.then.at, d.limits[l.then.value]
 	switch {
@@ -46,8 +45,8 @@ func (c *compiler) checkThen(d *domain, name string, l *named) {
 		c.mistake(at, "then: limit %q has a then itself, at %s, and only one other limit can pay; remove one of the two", l.then.value, t.then.at)
 		return
 	}
-	c.checkPlan(at, &l.draft.Policy, &l.draft.more, "this limit")
-	c.checkPlan(at, &t.draft.Policy, &t.draft.more, "limit "+l.then.value)
+	c.checkThenCombinations(at, &l.draft.Policy, &l.draft.more, "this limit")
+	c.checkThenCombinations(at, &t.draft.Policy, &t.draft.more, "limit "+l.then.value)
 	plan, payer := l.draft, t.draft
 	switch {
 	case plan.more.Settle != nil && payer.more.Settle == nil:
@@ -67,9 +66,8 @@ func (c *compiler) checkThen(d *domain, name string, l *named) {
 	}
 }
 
-// checkPlan reports settings of a limit that cannot be combined with then. p is the limit that has then, or
-// the limit that pays.
-func (c *compiler) checkPlan(at place, p *descriptors.Policy, more *descriptors.Extras, which string) {
+// checkThenCombinations checks the limit that has then, or the limit that pays. which describes it in messages.
+func (c *compiler) checkThenCombinations(at place, p *descriptors.Policy, more *descriptors.Extras, which string) {
 	for _, other := range []struct {
 		key, why string
 		stated   bool

@@ -75,7 +75,6 @@ func (c *compiler) warnBlanks(at place, key, value string, how descriptors.How) 
 	}
 }
 
-// descriptors adds the descriptors in list to the tree below parent.
 func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descriptors.Node, above path, list []*descriptor) {
 	for _, one := range list {
 		if c.full {
@@ -125,7 +124,6 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 	}
 }
 
-// place compiles the limits of a descriptor and adds them to its node.
 func (c *compiler) place(d *domain, one *descriptor, steps path, node *descriptors.Node) {
 	for _, name := range one.Limit.value {
 		l := d.limits[name.value]
@@ -233,7 +231,7 @@ func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *
 	return policy
 }
 
-// tooMany reports that there are too many limits. at is the place of the first limit beyond the bound.
+// at is the place of the first limit beyond the bound.
 func (c *compiler) tooMany(at place) {
 	if !c.full {
 		c.mistake(inFile(at.file()), "the configuration has more than %d limits; make it smaller, or raise --max-limits", c.o.maxLimits())

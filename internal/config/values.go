@@ -120,7 +120,6 @@ func (s *span) read(p *parser, key string, n *yaml.Node) {
 	s.set(p, n, value, err == nil)
 }
 
-// calendarUnits are the periods that are units of the calendar.
 var calendarUnits = func() map[string]calendar.Unit {
 	byName := map[string]calendar.Unit{}
 	for _, u := range [...]calendar.Unit{calendar.Day, calendar.Week, calendar.Month, calendar.Year} {
@@ -163,7 +162,6 @@ func (z *zone) read(p *parser, key string, n *yaml.Node) {
 	z.set(p, n, location, ok)
 }
 
-// parseSpan parses a duration. Its errors quote the text.
 func parseSpan(text string) (algorithms.Micros, error) {
 	span, err := descriptors.ParseSpan(text)
 	if err != nil {
@@ -258,7 +256,6 @@ func (h *headerSets) read(p *parser, key string, n *yaml.Node) {
 	h.set(p, n, sets, err == nil)
 }
 
-// algorithmNames are the values of the key algorithm.
 var algorithmNames = func() map[string]algorithms.Kind {
 	byName := map[string]algorithms.Kind{}
 	for k := algorithms.TokenBucket; k <= algorithms.LeakyBucket; k++ {
@@ -267,7 +264,6 @@ var algorithmNames = func() map[string]algorithms.Kind {
 	return byName
 }()
 
-// failureNames are the values of on_backend_failure.
 var failureNames = func() map[string]descriptors.OnFailure {
 	byName := map[string]descriptors.OnFailure{}
 	for _, f := range []descriptors.OnFailure{descriptors.Deny, descriptors.Allow, descriptors.Local, descriptors.Error} {
@@ -276,7 +272,6 @@ var failureNames = func() map[string]descriptors.OnFailure {
 	return byName
 }()
 
-// bodyNames are the values of deny_body. unitNames are the values of unit_name.
 var (
 	bodyNames = map[string]descriptors.Body{
 		"openai": descriptors.OpenAIBody, "anthropic": descriptors.AnthropicBody, "problem+json": descriptors.ProblemBody, "text": descriptors.TextBody,
@@ -284,7 +279,6 @@ var (
 	unitNames = map[string]descriptors.Unit{"requests": descriptors.Requests, "tokens": descriptors.Tokens}
 )
 
-// pick reads a scalar that must be a key of words, and returns the value of that key.
 func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value T, ok bool) {
 	v := follow(n)
 	if v.Kind == yaml.ScalarNode && v.ShortTag() != "!!null" {
@@ -297,7 +291,7 @@ func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value
 	return value, false
 }
 
-// read reads a name or a list of names. An empty list is a mistake, because a missing limit must not go unnoticed.
+// An empty list is a mistake, because a missing limit must not go unnoticed.
 func (l *names) read(p *parser, key string, n *yaml.Node) {
 	v, before := follow(n), p.mistakes
 	items := []*yaml.Node{n}
@@ -346,7 +340,6 @@ func (o *oneLimit) read(p *parser, key string, n *yaml.Node) {
 	o.set(p, n, p.limit(n, key), true)
 }
 
-// limit reads a limit. subject is its name in messages.
 func (p *parser) limit(n *yaml.Node, subject string) *limit {
 	l, before := &limit{at: p.at(n)}, p.mistakes
 	l.incomplete = !p.object(n, subject, l)

@@ -25,7 +25,7 @@ const (
 	poll = 30 * time.Second
 )
 
-// Watcher watches files.
+// Watcher reports changes of configuration files.
 type Watcher struct {
 	paths []string
 	last  [sha256.Size]byte

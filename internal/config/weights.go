@@ -46,7 +46,6 @@ func (w *weightMap) read(p *parser, key string, n *yaml.Node) {
 // more hits.
 const mostEnvoyHits = 1e9
 
-// warnHits warns of a limit with units so small that one request may cost more than Envoy can send.
 func (c *compiler) warnHits(at place, p *draft) {
 	if !p.Unlimited && p.Limit.Capacity > 1000*mostEnvoyHits {
 		c.warn(at, "the limit holds %d units, and Envoy leaves out a descriptor with more than 1000000000 hits: a request that costs more, "+
