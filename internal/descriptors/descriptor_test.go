@@ -9,7 +9,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// textOf returns entries in the form that Parse parses.
 func textOf(entries []Entry) string {
 	escape := strings.NewReplacer(`\`, `\\`, `,`, `\,`, `=`, `\=`)
 	parts := make([]string, len(entries))

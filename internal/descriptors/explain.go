@@ -30,7 +30,6 @@ type Step struct {
 // Reason is the reason why no limit applies to a descriptor.
 type Reason uint8
 
-// These are the reasons.
 const (
 	NoKey     Reason = iota // no pattern has the key
 	NoValue                 // patterns have the key, but none has the value
@@ -41,7 +40,6 @@ const (
 
 var reasonNames = [...]string{"no such key", "no such value", "too long", "too short", "no limit"}
 
-// String returns the reason in a few words.
 func (r Reason) String() string { return reasonNames[r] }
 
 // maxNear is the largest number of texts in Miss.Near.
@@ -64,7 +62,6 @@ type Miss struct {
 	Shorter int
 }
 
-// String describes m in a sentence.
 func (m *Miss) String() string {
 	near := strings.Join(m.Near, ", ")
 	if m.More > 0 {
@@ -121,7 +118,6 @@ func (t *Tree) Explain(entries []Entry) Explanation {
 	return x
 }
 
-// matched is a pattern that matches an entry.
 type matched struct {
 	Pattern
 	node *Node
@@ -173,7 +169,6 @@ func (at *level) matching(e *Entry) []matched {
 	return all
 }
 
-// step describes the match of e that led to node.
 func (at *level) step(e *Entry, node *Node) Step {
 	s := Step{Entry: *e}
 	for _, p := range at.matching(e) {
@@ -186,7 +181,6 @@ func (at *level) step(e *Entry, node *Node) Step {
 	return s
 }
 
-// miss describes why e, the entry with the index i, matched no pattern of the level.
 func (at *level) miss(i int, e *Entry) *Miss {
 	m := &Miss{At: i, Entry: *e}
 	t := at.tables()
@@ -204,8 +198,8 @@ func (at *level) miss(i int, e *Entry) *Miss {
 	return m
 }
 
-// ended explains why no limit applies to a descriptor of n entries all of which matched. The level is the one below
-// the last entry.
+// ended explains why no limit applies to a descriptor of n entries, all of which matched. at is the level below the
+// last entry.
 func (at *level) ended(n int) *Miss {
 	m := &Miss{Reason: TooShort, At: n}
 	var below []string
@@ -226,13 +220,13 @@ func (at *level) ended(n int) *Miss {
 	return m
 }
 
-// walk calls visit for all nodes below the level. path is the text of the patterns that lead to the level. visit gets
-// path with the patterns that lead from there to the node.
-func (at *level) walk(path string, visit func(path string, node *Node)) {
+// walk calls visit for all nodes below the level. above is the text of the patterns that lead to the level. The
+// argument path of visit also has the patterns from the level to the node.
+func (at *level) walk(above string, visit func(path string, node *Node)) {
 	enter := func(p Pattern, node *Node) {
 		name := p.Shown()
-		visit(path+name, node)
-		node.next.walk(path+name+",", visit)
+		visit(above+name, node)
+		node.next.walk(above+name+",", visit)
 	}
 	t := at.tables()
 	for key, v := range t.keys.all() {
@@ -262,14 +256,12 @@ func (v *values) patterns(key string, visit func(Pattern, *Node)) {
 	}
 }
 
-// names returns the values in the patterns of a key, for display.
 func (v *values) names() []string {
 	var names []string
 	v.patterns("", func(p Pattern, _ *Node) { names = append(names, p.value()) })
 	return names
 }
 
-// names returns the keys of a level, for display.
 func (t *tables) names() []string {
 	var names []string
 	for key := range t.keys.all() {

@@ -87,7 +87,6 @@ func TestNearestFirstAndAtMostFive(t *testing.T) {
 	}
 }
 
-// TestExplainAgreesWithMatch uses random trees and descriptors.
 func TestExplainAgreesWithMatch(t *testing.T) {
 	key := rapid.SampledFrom([]string{"a", "ab", "b"})
 	value := rapid.SampledFrom([]string{"x", "xy", "y", "xyx"})

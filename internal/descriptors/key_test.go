@@ -46,8 +46,8 @@ func valuesOf(entries []Entry) []string {
 	return list
 }
 
-// TestKeysAreEqualExactlyIfTheValuesAre also compares descriptors that differ only in the keys of their entries.
-// These have equal keys of buckets, because the prefix stands for the keys of the entries.
+// Descriptors that differ only in the keys of their entries have equal bucket keys here, because in a configuration the
+// prefix stands for the keys of the entries.
 func TestKeysAreEqualExactlyIfTheValuesAre(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := rawEntries(t, "a"), rawEntries(t, "b")

@@ -23,7 +23,6 @@ const (
 
 var howNames = [...]string{"exact", "prefix", "suffix", "wildcard", "regex", "any"}
 
-// String returns the name in lower case.
 func (h How) String() string { return howNames[h] }
 
 // Pattern is compared with one entry of a descriptor. If Key contains a "*", How is ignored, and the Pattern
@@ -58,10 +57,10 @@ const (
 	maxRegexSteps = 200
 )
 
-// RegexPattern returns the Pattern of a regular expression (RE2), which must match a whole value. A "."
-// matches every character, including newlines, and each byte that is not valid UTF-8 counts as one character.
-// So a client cannot evade an expression with unusual bytes. The error describes the mistake in the
-// expression.
+// RegexPattern returns the Pattern of a regular expression (RE2), which must match a whole value. A "." matches every
+// character, including newlines, and each byte that is not valid UTF-8 counts as one character. So a client cannot
+// evade an expression with unusual bytes. An error is the end of a sentence that starts with a name of the expression,
+// such as "needs 300 steps".
 func RegexPattern(key, expression string) (Pattern, error) {
 	if len(expression) > maxRegex {
 		return Pattern{}, fmt.Errorf("has %d bytes; the maximum is %d", len(expression), maxRegex)
@@ -99,7 +98,6 @@ func (p *Pattern) Shown() string {
 	}
 }
 
-// value returns the part of Shown that describes the value.
 func (p *Pattern) value() string {
 	text := Printable(p.Text)
 	switch p.How {

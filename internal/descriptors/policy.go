@@ -164,7 +164,6 @@ func PrefixNumber(prefix string) uint64 { return xxhash.Sum64String(prefix) }
 
 // Adjusted describes the adjustment of a policy by an operator, except the adjusted numbers.
 type Adjusted struct {
-	// ID is the ID of the adjustment.
 	ID string
 	// Expires is when the adjustment ends, on the clock of the store of adjustments.
 	Expires algorithms.Micros
@@ -184,7 +183,6 @@ func (p *Policy) Extra() *Extras {
 	return p.Extras
 }
 
-// Place is a place in a configuration.
 type Place struct {
 	// File is the name of a file, or a place in a message of a control plane.
 	File string
@@ -262,7 +260,6 @@ const (
 
 var onFailureNames = [...]string{"deny", "allow", "local", "error"}
 
-// String returns the name that configurations use.
 func (f OnFailure) String() string { return onFailureNames[f] }
 
 // ParseOnFailure parses a name that configurations use. It reports whether the name is known.
@@ -278,7 +275,6 @@ func ParseOnFailure(s string) (OnFailure, bool) {
 // Body is the format of the body of a denial.
 type Body uint8
 
-// The formats.
 const (
 	NoBody        Body = iota
 	OpenAIBody         // an error object of the OpenAI API
@@ -289,13 +285,11 @@ const (
 
 var bodyNames = [...]string{"none", "openai", "anthropic", "problem+json", "text"}
 
-// String returns the name that configurations use.
 func (b Body) String() string { return bodyNames[b] }
 
 // Unit is what a limit counts, as stated to clients.
 type Unit uint8
 
-// The units.
 const (
 	NoUnit Unit = iota
 	Requests
@@ -304,5 +298,4 @@ const (
 
 var unitNames = [...]string{"none", "requests", "tokens"}
 
-// String returns the name that configurations use.
 func (u Unit) String() string { return unitNames[u] }

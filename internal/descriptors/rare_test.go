@@ -7,7 +7,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// A copy has a copy of each policy below a node, for each kind of pattern, and the original stays as it is.
 func TestCopiedReplacesEachPolicy(t *testing.T) {
 	paths := []string{
 		"p,only!", "q,a,b!", "q,c!", "r,k=x!", "r,k^=ab!", "r,k^=a!", "r,k$=yz!", "r,k=m*n!", "r,k~=[0-9]+!", "r,k!", "r,k2,deep!", "r,k3=1!", "r,any*!", "r,later=*!",
@@ -69,7 +68,6 @@ func TestKeysOfExactly128BytesAreKept(t *testing.T) {
 	}
 }
 
-// An expression must match the whole value, including a newline at its end. Its length and its steps are bounded.
 func TestBoundsOfExpressions(t *testing.T) {
 	p, err := RegexPattern("k", "a.c")
 	if err != nil {
@@ -186,7 +184,6 @@ func TestExplainAtItsEdges(t *testing.T) {
 	}
 }
 
-// A wildcard and a regular expression may have the same text.
 func TestPatternsWithOneTextAreDifferent(t *testing.T) {
 	tree := treeOf(t, "k=a*!", "k~=a*!")
 	for descriptor, want := range map[string]string{"k=ab": "k=a*", "k=aa": "k=a*", "k=": "k~=a*"} {

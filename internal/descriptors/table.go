@@ -14,7 +14,6 @@ type table[V any] struct {
 	more  map[string]*V // the other entries
 }
 
-// get returns the value of text, or nil.
 func (t *table[V]) get(text string) *V {
 	if t.first == text {
 		return t.value
@@ -22,7 +21,7 @@ func (t *table[V]) get(text string) *V {
 	return t.more[text]
 }
 
-// add sets the value of text. text must not have a value yet.
+// text must not have a value yet.
 func (t *table[V]) add(text string, value *V) {
 	switch {
 	case t.value == nil:
@@ -34,7 +33,6 @@ func (t *table[V]) add(text string, value *V) {
 	t.more[text] = value
 }
 
-// all yields the entries, in no particular order.
 func (t *table[V]) all() iter.Seq2[string, *V] {
 	return func(yield func(string, *V) bool) {
 		if t.value == nil || !yield(t.first, t.value) {
@@ -48,7 +46,6 @@ func (t *table[V]) all() iter.Seq2[string, *V] {
 	}
 }
 
-// copied returns a copy of t in which the result of the function change replaces each value.
 func (t *table[V]) copied(change func(*V) *V) table[V] {
 	own := *t
 	if t.value != nil {

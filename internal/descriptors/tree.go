@@ -171,7 +171,6 @@ func (t *Tree) Put(parent *Node, p Pattern, node *Node) *Node {
 	return at.put(p, node)
 }
 
-// put adds p with node, unless the level already has p. It returns the node of p.
 func (at *level) put(p Pattern, node *Node) *Node {
 	if at.many == nil {
 		loose := strings.Contains(p.Key, "*")
@@ -188,7 +187,6 @@ func (at *level) put(p Pattern, node *Node) *Node {
 	return at.many.add(p, node)
 }
 
-// add does for tables what put does for a level.
 func (t *tables) add(p Pattern, node *Node) *Node {
 	if strings.Contains(p.Key, "*") {
 		text := p.Key
@@ -223,8 +221,7 @@ func (t *tables) add(p Pattern, node *Node) *Node {
 	return node
 }
 
-// add adds p with node to list, unless list already has p. list is w.loose, or the patterns of a key. add
-// returns the node of p.
+// list is w.loose, or the patterns of a key.
 func (w *wildKeys) add(list *[]wildcard, p Pattern, node *Node) *Node {
 	for _, have := range *list {
 		if have.How == p.How && have.Text == p.Text {
@@ -236,7 +233,6 @@ func (w *wildKeys) add(list *[]wildcard, p Pattern, node *Node) *Node {
 	return node
 }
 
-// add adds text with node, unless text is among the affixes already. It returns the node of text.
 func (a *affixes) add(text string, node *Node) *Node {
 	if have := a.nodes[text]; have != nil {
 		return have
@@ -330,7 +326,6 @@ func (t *tables) match(e *Entry) *Node {
 	}
 }
 
-// firstWild returns the first wildcard or regular expression that matches value, or nil.
 func (r *ranges) firstWild(value string) *wildcard {
 	for i := range r.wild {
 		if r.wild[i].matches(value) {
@@ -360,7 +355,6 @@ type joined struct {
 	both       bool
 }
 
-// matches reports whether pattern, in which each "*" stands for any number of bytes, matches all of j.
 func (j joined) matches(pattern string) bool {
 	// The usual two-pointer algorithm: after a mismatch, the last "*" matches one more byte.
 	p, s, star, mark := 0, 0, -1, 0

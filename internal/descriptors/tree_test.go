@@ -56,8 +56,6 @@ func grow(tb testing.TB, patterns ...string) *Tree {
 	return tree
 }
 
-// matchedName returns the name of the policy that a descriptor matches. It returns "no limit" if the descriptor
-// matches a node without policies, and "nothing" if it matches no node.
 func matchedName(tb testing.TB, tree *Tree, descriptor string) string {
 	tb.Helper()
 	entries, err := Parse(descriptor)
@@ -234,8 +232,7 @@ func (p *plain) match(entries []Entry) *Policy {
 	return nil
 }
 
-// TestEachPatternHasOneNode adds patterns of every kind twice. The second Add must return the node of the first.
-// From that, package config notices that a configuration states a place twice.
+// Package config relies on this to notice that a configuration states a place twice.
 func TestEachPatternHasOneNode(t *testing.T) {
 	tree := &Tree{}
 	for _, text := range []string{"a", "a=b", "a^=b", "a$=b", "a~=b+", "a=b*", "a*=b"} {

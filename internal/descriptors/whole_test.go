@@ -20,8 +20,8 @@ func limitOf(t *testing.T, s algorithms.Spec) *algorithms.Limit {
 
 func number(n int64) *int64 { return &n }
 
-// CouldMatch reports whether a descriptor with these entries could match a limit. "?" stands for a value that is not known.
-// CouldMatch compares only exact values, so with other patterns each value could match.
+// "?" stands for an unknown value. CouldMatch compares only exact values, so with other patterns each value could
+// match.
 func TestCouldMatch(t *testing.T) {
 	for _, c := range []struct {
 		paths    string
@@ -53,8 +53,6 @@ func TestCouldMatch(t *testing.T) {
 	}
 }
 
-// Every node is listed with its patterns, in an order that does not depend on the order in which they were added. The
-// samples of the patterns match the node. Patterns with a wildcard in the key and regular expressions have no sample.
 func TestAllNodesAndTheirSamples(t *testing.T) {
 	paths := []string{"b,x=1", "a", "a=1", "a=2", "a^=p", "a^=q", "a$=s", "a=x*y*z", "a~=[0-9]+", "c=1", "k_*"}
 	want := []string{"a=1", "a=2", "a=p*", "a=q*", "a=*s", "a=x*y*z", "a~[0-9]+", "a", "b", "b,x=1", "c=1", "k_*"}
@@ -98,7 +96,6 @@ func TestAllNodesAndTheirSamples(t *testing.T) {
 	}
 }
 
-// A pattern that is added again has the node that it had.
 func TestAPatternHasOneNode(t *testing.T) {
 	for _, texts := range []string{"a a", "a=1 a=1", "a=1 a=2 a=1", "a a=1 a", "a b a b", "a^=p a^=p", "a$=s a^=p a$=s", "a~=x a~=y a~=x", "k_* k_* a k_*", "a=1 a a=1"} {
 		tree, nodes := &Tree{}, map[string]*Node{}
@@ -218,7 +215,6 @@ func TestTextsOfStrangeKeys(t *testing.T) {
 	}
 }
 
-// The windows of a fixed window start where the hash of the key says. The whole descriptor is the key of a wildcard.
 func TestHashesOfWholeDescriptors(t *testing.T) {
 	window := &Policy{Whole: true, Limit: limitOf(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: algorithms.Second})}
 	bucket := &Policy{Whole: true, Limit: limitOf(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})}
@@ -328,8 +324,6 @@ func TestExpressionsThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// If a descriptor matches no limit, Shorter is the largest number of its first entries that match one. If a key is unknown,
-// Near has the most similar ones.
 func TestShorterDescriptorsThatMatch(t *testing.T) {
 	tree := grow(t, "a", "a,b,c", "a,b,c,d,e")
 	for text, want := range map[string]int{"a=1": 0, "a=1,b=1": 1, "a=1,x=1": 1, "a=1,b=1,c=1": 0, "a=1,b=1,c=1,d=1": 3, "a=1,b=1,c=1,x=1": 3, "x=1": 0, "a=1,b=1,x=1": 1} {
@@ -354,7 +348,6 @@ func TestShorterDescriptorsThatMatch(t *testing.T) {
 	}
 }
 
-// All patterns that match an entry are listed in the order in which they take precedence.
 func TestPatternsThatTakePrecedence(t *testing.T) {
 	tree := grow(t, "a", "a^=x", "a^=xy", "a$=z", "a_*", "a=x*y*", "a~=x.*", "a=xyz", "a^=longer than the value", "a$=longer than the value")
 	x := tree.Explain([]Entry{{"a", "xyz"}})
