@@ -27,7 +27,7 @@ type Candidate struct {
 }
 
 // Busiest summarizes the units that each client requested in its busiest period. P90 is the smallest number that at
-// least 90 % of the clients did not exceed (nearest rank), and so on.
+// least 90 % of the clients did not exceed (nearest rank). P50, P95 and P99 are defined likewise.
 type Busiest struct {
 	P50, P90, P95, P99, Most int64
 	By                       *Client           // the client of Most; nil: there are no clients
@@ -51,8 +51,7 @@ type Advice struct {
 	Denied int64
 	// Requests is the number of requests of the clients kept. Missed of them were not kept.
 	Requests, Missed int64
-	// Busiest is in units.
-	Busiest Busiest
+	Busiest          Busiest
 	// Configured is the outcome of a replay of this limit alone, as it is configured.
 	Configured Outcome
 	// Candidates are in ascending order of their numbers.
@@ -71,7 +70,6 @@ type Advice struct {
 	last    algorithms.Micros
 }
 
-// maxLargestNeeds bounds the length of Advice.LargestNeeds.
 const maxLargestNeeds = 10
 
 // Advise searches the history of p for limits that deny requests of at most share of the clients. It returns nil if
@@ -116,7 +114,6 @@ func sortedKeys(clients map[string]*Client) []string {
 	return keys
 }
 
-// add adds a client to the sums.
 func (a *Advice) add(c *Client) {
 	if a.first == 0 || c.first < a.first {
 		a.first = c.first
@@ -129,7 +126,6 @@ func (a *Advice) add(c *Client) {
 	}
 }
 
-// percentiles sets a.Busiest.
 func (a *Advice) percentiles() {
 	most := make([]int64, 0, len(a.clients))
 	for _, c := range a.clients {
@@ -192,7 +188,6 @@ func floorDiv(a, b int64) int64 {
 	return a / b
 }
 
-// candidates chooses the numbers to examine, and replays them.
 func (a *Advice) candidates(ctx context.Context) {
 	numbers := []int64{a.smallest(0), a.smallest(min(1, a.Clients-1))}
 	for _, share := range otherShares {
@@ -248,12 +243,10 @@ func (a *Advice) room(share float64) int64 {
 // smallest returns the smallest number that denies requests of at most n clients, or the constant none.
 func (a *Advice) smallest(n int64) int64 { return a.clients[a.Clients-1-n].Need }
 
-// try replays all clients with the limit whose number is n.
 func (a *Advice) try(ctx context.Context, n int64) Candidate {
 	return Candidate{n, a.outcome(ctx, a.shape.at(n), a.clients)}
 }
 
-// outcome replays clients with l, and counts the denials.
 func (a *Advice) outcome(ctx context.Context, l *algorithms.Limit, clients []ClientNeed) (o Outcome) {
 	for _, c := range clients {
 		if ctx.Err() != nil {

@@ -17,7 +17,6 @@ const (
 	start  = algorithms.Micros(1_767_225_600_000_000)
 )
 
-// perMinute is a limit that denies every client with more than one request in a minute.
 var perMinute = algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: minute}
 
 func policyOf(t testing.TB, spec algorithms.Spec) *descriptors.Policy {
@@ -29,7 +28,6 @@ func policyOf(t testing.TB, spec algorithms.Spec) *descriptors.Policy {
 	return &descriptors.Policy{Domain: "edge", Name: "per_client", Limit: &l, Open: []int{0}}
 }
 
-// addRequests adds n requests of one client at one time.
 func addRequests(h *History, client string, at algorithms.Micros, n int) {
 	c, added := h.Client([]byte(client))
 	if c == nil {
@@ -52,8 +50,6 @@ func adviceOn(t testing.TB, h *History, p *descriptors.Policy, share float64) *A
 	return a
 }
 
-// TestOneAbuserDoesNotMoveTheSuggestion replays 200 clients that load a page with up to 20 images, and one
-// client that sends 18,334 requests.
 func TestOneAbuserDoesNotMoveTheSuggestion(t *testing.T) {
 	h := NewMemory(0).New()
 	for i := range 200 {
@@ -81,8 +77,7 @@ func TestOneAbuserDoesNotMoveTheSuggestion(t *testing.T) {
 	}
 }
 
-// TestFewClientsNamesTheAbuser replays 30 clients. 1 % of them is less than one client, so the suggestion does not deny
-// the abuser. Outlier returns the abuser, and the first candidate denies only the abuser.
+// 1 % of 30 clients is less than one client, so the suggestion does not deny the abuser.
 func TestFewClientsNamesTheAbuser(t *testing.T) {
 	h := NewMemory(0).New()
 	for i := range 29 {
@@ -101,7 +96,6 @@ func TestFewClientsNamesTheAbuser(t *testing.T) {
 	}
 }
 
-// shapes has limits of every algorithm, some with options that a suggestion must keep.
 var shapes = map[string]algorithms.Spec{
 	"token bucket":             {Kind: algorithms.TokenBucket, Rate: 7, Period: 60_000},
 	"fixed window":             {Kind: algorithms.FixedWindow, Rate: 7, Period: 60_000},
@@ -116,8 +110,6 @@ var shapes = map[string]algorithms.Spec{
 	"token bucket, in seconds": {Kind: algorithms.TokenBucket, Rate: 7, Period: 3 * second},
 }
 
-// TestNeedIsTheLeastThatDeniesNothing checks that a limit with the number that shape.need returns denies no request, and
-// that the next smaller number denies at least one.
 func TestNeedIsTheLeastThatDeniesNothing(t *testing.T) {
 	for name, spec := range shapes {
 		t.Run(name, func(t *testing.T) {
@@ -144,7 +136,7 @@ func TestNeedIsTheLeastThatDeniesNothing(t *testing.T) {
 	}
 }
 
-// denials is a simple second implementation of replay.
+// denials is the reference implementation of replay.
 func denials(l *algorithms.Limit, c *Client) (denied int) {
 	state := algorithms.State{}
 	for r := c.cursor(); ; {
@@ -159,7 +151,7 @@ func denials(l *algorithms.Limit, c *Client) (denied int) {
 	}
 }
 
-// TestNoNumberIsEnough sends 10,001 requests to a sliding log, which holds at most 10,000 units. Nothing is suggested.
+// A sliding log holds at most 10,000 units.
 func TestNoNumberIsEnough(t *testing.T) {
 	h := NewMemory(0).New()
 	addRequests(h, "a", start, 10_001)
@@ -169,8 +161,7 @@ func TestNoNumberIsEnough(t *testing.T) {
 	}
 }
 
-// TestMemoryIsBounded checks that a sample is kept if there are too many clients, and that its suggestion denies at
-// most the requested share of all clients. An abuser does not displace the client of another limit.
+// An abuser does not displace the client of another limit.
 func TestMemoryIsBounded(t *testing.T) {
 	const clients, most = 20_000, 1 << 20
 	memory := NewMemory(most)
@@ -205,8 +196,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// TestAbuserIsCutOff checks that a client with very many requests does not displace another client. The requests beyond
-// its part of the memory are only counted.
+// The requests beyond the abuser's part of the memory are only counted.
 func TestAbuserIsCutOff(t *testing.T) {
 	memory := NewMemory(1 << 16)
 	h := memory.New()

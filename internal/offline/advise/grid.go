@@ -84,7 +84,6 @@ func (a *Advice) above(n int64) int {
 	return i
 }
 
-// bin returns the index of the part of the time that contains at.
 func (a *Advice) bin(at algorithms.Micros) int {
 	return int(float64(at-a.first) / float64(a.last-a.first+1) * Bins)
 }

@@ -94,7 +94,6 @@ func (h *History) Client(key []byte) (c *Client, added bool) {
 	return c, true
 }
 
-// Describe sets the shown key and the hash of a new client.
 func (h *History) Describe(c *Client, shown string, hash uint64) {
 	c.Shown, c.Hash = shown, hash
 	h.grow(int64(len(shown)))
@@ -155,10 +154,8 @@ func (h *History) halve() (freed int64) {
 	return freed
 }
 
-// samples reports whether keys with this hash are in the sample.
 func (h *History) samples(hash uint64) bool { return hash&(1<<h.level-1) == 0 }
 
-// cursor reads the requests of a client.
 type cursor struct {
 	rest []byte
 	at   algorithms.Micros
@@ -166,7 +163,6 @@ type cursor struct {
 
 func (c *Client) cursor() cursor { return cursor{c.times, c.first} }
 
-// next returns the time and the cost of the next request. At the end ok is false.
 func (r *cursor) next() (at algorithms.Micros, cost int64, ok bool) {
 	if len(r.rest) == 0 {
 		return 0, 0, false

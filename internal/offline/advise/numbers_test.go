@@ -16,7 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
-// A candidate keeps everything that is configured except its number, so the configured number gives the configured limit.
 func TestTheConfiguredNumberGivesTheConfiguredLimit(t *testing.T) {
 	for name, spec := range shapes {
 		p := policyOf(t, spec)
@@ -33,7 +32,6 @@ func TestTheConfiguredNumberGivesTheConfiguredLimit(t *testing.T) {
 	}
 }
 
-// The history of a client has the time and the cost of each request.
 func TestRequestsAreKeptExactly(t *testing.T) {
 	type request struct {
 		at   algorithms.Micros
@@ -65,8 +63,7 @@ func TestRequestsAreKeptExactly(t *testing.T) {
 	})
 }
 
-// The number of bytes in use is the sum over the clients that are kept, also after some were dropped. A client that is
-// dropped with its first request may leave a few bytes, here at most 50 for each level.
+// A client that is dropped with its first request may leave a few bytes, here at most 50 for each level.
 func TestMemoryInUseIsCounted(t *testing.T) {
 	const most = 1 << 16
 	memory := NewMemory(most)
@@ -103,7 +100,6 @@ func TestMemoryInUseIsCounted(t *testing.T) {
 	}
 }
 
-// The only client of a limit is kept, even if it needs more memory than there is.
 func TestTheOnlyClientIsKept(t *testing.T) {
 	for _, key := range []string{"a", "b", "c", "d"} {
 		h := NewMemory(100).New()
@@ -114,8 +110,6 @@ func TestTheOnlyClientIsKept(t *testing.T) {
 	}
 }
 
-// The busiest period of a client is one window of the limit: of the calendar, from the clock, or with the phase of the
-// client's key.
 func TestBusiestPeriodIsAWindowOfTheLimit(t *testing.T) {
 	day := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
 	micros := func(d time.Duration) algorithms.Micros { return algorithms.Micros(day.Add(d).UnixMicro()) }
@@ -173,8 +167,7 @@ func requestsAt(h *History, client string, seconds ...int64) *Client {
 	return h.clients[client]
 }
 
-// The advice sums up all clients. Clients with equal needs are in descending order of their keys, so that a second run gives
-// the same text. Each candidate is there once.
+// Clients with equal needs are in descending order of their keys, so that a second run gives the same text.
 func TestAdviceSumsUpTheClients(t *testing.T) {
 	h := NewMemory(0).New()
 	requestsAt(h, "c", 10, 10, 10).Denied = true
@@ -206,8 +199,6 @@ func TestAdviceSumsUpTheClients(t *testing.T) {
 	}
 }
 
-// If no number is enough for the most demanding client, there is no suggestion for a small share. The number that is
-// enough for the others is a candidate all the same.
 func TestACandidateForAllClientsButOne(t *testing.T) {
 	h := NewMemory(0).New()
 	addRequests(h, "abuser", start, 10_001)
@@ -234,7 +225,6 @@ func TestAClientIsAnOutlierFromFiveTimesTheNextNeed(t *testing.T) {
 	}
 }
 
-// A penalty denies requests that the numbers alone would allow, and candidates have that penalty.
 func TestCandidatesKeepThePenalty(t *testing.T) {
 	spec := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: minute, Start: new(algorithms.Micros), Penalty: &algorithms.Penalty{After: 1, For: 600 * second, Max: 600 * second}}
 	h := NewMemory(0).New()
@@ -265,7 +255,6 @@ func TestTheErrorOfASample(t *testing.T) {
 	}
 }
 
-// A Grid has the outcome of each number up to the largest need, and the requests and denials over time.
 func TestGrid(t *testing.T) {
 	h := NewMemory(0).New()
 	requestsAt(h, "a", 0)
@@ -302,7 +291,6 @@ func TestGrid(t *testing.T) {
 	}
 }
 
-// The numbers of a Grid are in ascending order, from 1 to the largest need. There are few, however large the need is.
 func TestTheNumbersOfAGridAreFew(t *testing.T) {
 	for _, most := range []int64{1, 2, 7, 1_000_000} {
 		h := NewMemory(0).New()
@@ -323,7 +311,6 @@ func TestTheNumbersOfAGridAreFew(t *testing.T) {
 	}
 }
 
-// A run that was stopped has an error and no result.
 func TestAStoppedRunHasNoAdvice(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
@@ -341,8 +328,6 @@ func TestAStoppedRunHasNoAdvice(t *testing.T) {
 	}
 }
 
-// Texts are as in a configuration: the period and the numbers of the configured limit, another number, and the limit with
-// that number.
 func TestSuggestionsAreLinesOfAConfiguration(t *testing.T) {
 	reference := func(spec algorithms.Spec) *descriptors.Policy {
 		p := policyOf(t, spec)
@@ -374,7 +359,6 @@ func TestSuggestionsAreLinesOfAConfiguration(t *testing.T) {
 	}
 }
 
-// All clients share one bucket if no entry of the descriptor and no value of a key distinguishes them.
 func TestOneBucket(t *testing.T) {
 	for name, test := range map[string]struct {
 		clients int64
@@ -411,7 +395,7 @@ func TestCandidatesForOtherShares(t *testing.T) {
 	}
 }
 
-// The busiest periods are sorted by their units. A client that needs more may have fewer units in one period.
+// A client that needs more than another may have fewer units in its busiest period.
 func TestPercentilesOfTheBusiestPeriods(t *testing.T) {
 	h := NewMemory(0).New()
 	requestsAt(h, "across two minutes", 59, 59, 60, 60)

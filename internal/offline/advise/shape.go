@@ -96,7 +96,6 @@ func (s *shape) largest(low, high int64) int64 {
 	return low
 }
 
-// allowsAll reports whether l denies no request of c.
 func allowsAll(l *algorithms.Limit, maxWait algorithms.Micros, c *Client) bool {
 	return replay(l, maxWait, c, func(algorithms.Micros, bool) {}, true) == 0
 }

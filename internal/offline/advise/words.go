@@ -33,7 +33,6 @@ func (a *Advice) Field() string {
 	}
 }
 
-// Numbers returns the numbers of the configured limit, as they are configured.
 func (a *Advice) Numbers() string {
 	l := a.Policy.Limit
 	switch {
@@ -50,7 +49,6 @@ func (a *Advice) Numbers() string {
 	}
 }
 
-// Candidate returns number n as a line of a configuration.
 func (a *Advice) Candidate(n int64) string { return fmt.Sprintf("%s: %d", a.Field(), n) }
 
 // Outlier is a client that needs much more than any other.
@@ -98,7 +96,6 @@ func (a *Advice) Of(n int64) string {
 	}
 }
 
-// OneBucket reports whether all clients share one bucket.
 func (a *Advice) OneBucket() bool {
 	return a.Clients == 1 && !a.Policy.Whole && len(a.Policy.Open) == 0 && a.clients[0].Shown == ""
 }

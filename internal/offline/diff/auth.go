@@ -10,7 +10,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// auth compares the sections auth of two configurations. It returns nil if they are equal.
 func auth(was, is *limiter.Auth) []Change {
 	c := Change{Kind: Changed, What: "section", Name: "auth"}
 	switch {
@@ -67,7 +66,6 @@ func routes(a *limiter.Auth) (all []string) {
 	return all
 }
 
-// route describes a route in a line.
 func route(r *limiter.Route) string {
 	method, path := r.Method, r.Path
 	if method == "" {
@@ -111,7 +109,6 @@ func route(r *limiter.Route) string {
 	return text
 }
 
-// ignored returns the value of path_ignores.
 func ignored(set target.Ignore) string {
 	var words []string
 	for _, one := range []struct {

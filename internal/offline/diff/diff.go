@@ -12,10 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Kind is the kind of a change.
 type Kind string
 
-// The kinds.
 const (
 	Added   Kind = "added"
 	Removed Kind = "removed"
@@ -65,7 +63,6 @@ func Compare(was, is *limiter.Snapshot) []Change {
 	return append(all, auth(was.Auth, is.Auth)...)
 }
 
-// names returns the keys of a and b, sorted.
 func names[V any](a, b map[string]V) []string {
 	both := maps.Clone(a)
 	if both == nil {
@@ -75,7 +72,6 @@ func names[V any](a, b map[string]V) []string {
 	return slices.Sorted(maps.Keys(both))
 }
 
-// domain compares the settings that a domain has for all of its limits. It returns nil if they are equal.
 func domain(name string, was, is *limiter.Domain) []Change {
 	c := Change{Kind: Changed, What: "domain", Name: descriptors.Printable(name)}
 	switch {
@@ -138,7 +134,6 @@ func boundOf(p *descriptors.Policy) string {
 	return p.Words()
 }
 
-// part is a setting with its value in both configurations.
 type part struct{ name, was, is string }
 
 // differences returns a text such as "shards: 2 -> 1" for each part that differs.
@@ -274,7 +269,6 @@ func (c *Change) places(was, is []*descriptors.Policy) {
 	}
 }
 
-// byPlace returns the policies of a limit by the places that use it: descriptors, and requests that name the limit.
 func byPlace(policies []*descriptors.Policy) map[string]*descriptors.Policy {
 	all := map[string]*descriptors.Policy{}
 	for _, p := range policies {
@@ -287,7 +281,7 @@ func byPlace(policies []*descriptors.Policy) map[string]*descriptors.Policy {
 	return all
 }
 
-// form describes for what p has a bucket each: the whole descriptor, the limit itself, or the values of some keys.
+// form returns for what p has one bucket each. The result continues the text "a bucket for each".
 func form(p *descriptors.Policy) string {
 	switch {
 	case p.Whole:
@@ -310,7 +304,6 @@ func list(texts []string) string {
 	return strings.Join(shown, ", ")
 }
 
-// payerOf returns the name of the limit that pays for requests that p denies.
 func payerOf(p *descriptors.Policy) string {
 	if then := p.Extra().Then; then != nil {
 		return then.Name
@@ -318,7 +311,6 @@ func payerOf(p *descriptors.Policy) string {
 	return "none"
 }
 
-// slot describes which buckets are kept in one slot.
 func slot(p *descriptors.Policy) string {
 	switch s := p.Extra().Slot; {
 	case s.Value > 0:
@@ -346,7 +338,6 @@ func onFailure(p *descriptors.Policy) string {
 	return p.OnFailure.String()
 }
 
-// modes lists the unusual settings of a new limit.
 func modes(p *descriptors.Policy) (details []string) {
 	add := func(is bool, text string) {
 		if is {

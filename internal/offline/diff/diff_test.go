@@ -13,7 +13,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// fataler is a *testing.T or a *rapid.T.
 type fataler interface {
 	Helper()
 	Fatal(args ...any)
@@ -28,8 +27,6 @@ func compiled(t fataler, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// TestEveryDescriptorThatMatchesOtherLimitsIsReported draws two configurations and descriptors. If a descriptor matches
-// other limits in the new configuration, a change must state the former and the new limits.
 func TestEveryDescriptorThatMatchesOtherLimitsIsReported(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		was, is := compiled(t, drawConfig(t, "was")), compiled(t, drawConfig(t, "is"))
@@ -53,7 +50,6 @@ func TestEveryDescriptorThatMatchesOtherLimitsIsReported(t *testing.T) {
 	})
 }
 
-// drawConfig draws descriptors of up to three entries, each with a named limit or none.
 func drawConfig(t *rapid.T, name string) string {
 	var level func(depth int) string
 	level = func(depth int) string {
@@ -87,7 +83,6 @@ func drawConfig(t *rapid.T, name string) string {
 	return text + "}"
 }
 
-// TestNoChangeIsNoDifference compares random configurations with themselves.
 func TestNoChangeIsNoDifference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		yaml := drawConfig(t, "both")
@@ -97,7 +92,6 @@ func TestNoChangeIsNoDifference(t *testing.T) {
 	})
 }
 
-// TestEachPartOfALimitIsCompared changes one part of a limit at a time, and checks the description of the change.
 func TestEachPartOfALimitIsCompared(t *testing.T) {
 	const fixed = "rate: 10, period: 1m"
 	for _, test := range []struct {
@@ -131,8 +125,6 @@ func TestEachPartOfALimitIsCompared(t *testing.T) {
 	}
 }
 
-// TestSettingsOutsideOfLimitsAreCompared changes settings of domains, of the keys of buckets, and of the
-// section auth.
 func TestSettingsOutsideOfLimitsAreCompared(t *testing.T) {
 	const limits = "domain: edge, limits: {one: {algorithm: token_bucket, rate: 1, period: 1s}}"
 	const at = "descriptors: [{key: user, limit: one}]"
@@ -164,8 +156,7 @@ func TestSettingsOutsideOfLimitsAreCompared(t *testing.T) {
 	}
 }
 
-// TestAChangeOfThePayerIsShown removes the limit that pays from a plan. With "hash_tag: entry:KEY", the keys of the
-// former payer in Redis change, so its buckets start anew.
+// With "hash_tag: entry:KEY", the keys of the former payer in Redis change, so its buckets start anew.
 func TestAChangeOfThePayerIsShown(t *testing.T) {
 	const with = `
 domain: d

@@ -41,7 +41,6 @@ next:
 
 func (p *place) name() string { return strings.Join(p.shown, ",") }
 
-// keys returns the keys of the first n entries.
 func (p *place) keys(n int) string {
 	var keys []string
 	for _, e := range p.entries[:n] {
@@ -87,7 +86,6 @@ func moved(domain string, was, is *descriptors.Tree) (all []Change) {
 	return all
 }
 
-// only lists the places of a that b does not have.
 func only(a, b []place) (all []place) {
 	has := map[string]bool{}
 	for _, p := range b {
@@ -121,7 +119,6 @@ func combined(short, long []place) (all []place) {
 	return all
 }
 
-// matchedBy returns the limits that a descriptor matches.
 func matchedBy(t *descriptors.Tree, entries []descriptors.Entry) (names []string) {
 	if node := t.Match(entries); node != nil {
 		for _, p := range node.Policies {
@@ -132,7 +129,6 @@ func matchedBy(t *descriptors.Tree, entries []descriptors.Entry) (names []string
 	return names
 }
 
-// bound describes the max_override that t has for a descriptor, or is "none".
 func bound(t *descriptors.Tree, entries []descriptors.Entry) string {
 	if node := t.Match(entries); node != nil {
 		return boundOf(node.MaxOverride)

@@ -6,7 +6,6 @@ import (
 	"testing"
 )
 
-// text returns one line for each change, and one for each of its details.
 func text(changes []Change) string {
 	var b strings.Builder
 	for _, c := range changes {
@@ -18,8 +17,6 @@ func text(changes []Change) string {
 	return b.String()
 }
 
-// TestChangesInBothDirections compares two configurations, and checks the text of all changes, also of those in the
-// other direction.
 func TestChangesInBothDirections(t *testing.T) {
 	const was = `
 domain: edge
@@ -145,7 +142,6 @@ descriptor edge: path=/a changed at , anew: false
 	}
 }
 
-// TestRoutesAreDescribed checks the text of each setting of a route, and of the section auth.
 func TestRoutesAreDescribed(t *testing.T) {
 	file := func(auth string) string {
 		return "{domain: edge, descriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}], auth: {" + auth + "}}"
@@ -176,7 +172,6 @@ func TestRoutesAreDescribed(t *testing.T) {
 	}
 }
 
-// TestManyMovedDescriptorsAreBounded compares configurations in which more descriptors move than are listed.
 func TestManyMovedDescriptorsAreBounded(t *testing.T) {
 	file := func(limit string) string {
 		var b strings.Builder

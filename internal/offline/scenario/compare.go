@@ -23,7 +23,6 @@ type answer struct {
 	cost, lost       int64  // units of the settlements
 }
 
-// verdict returns the answer to a request.
 func verdict(c *limiter.Call) answer {
 	a := answer{ok: !c.Denied, never: c.Never, retryAfter: c.RetryAfter, missing: c.Missing}
 	for i := range c.Results {
@@ -44,7 +43,6 @@ func verdict(c *limiter.Call) answer {
 	return a
 }
 
-// reserved returns the units that r reserved of a limit with settle, or 0 if it reserved none.
 func reserved(c *limiter.Call, r *limiter.Result) int64 {
 	if !c.Reserves(r) {
 		return 0
@@ -52,7 +50,6 @@ func reserved(c *limiter.Call, r *limiter.Result) int64 {
 	return r.Cost
 }
 
-// settle adds a settlement to a.
 func (a *answer) settle(s *limiter.Settlement) {
 	how := "settled"
 	switch {
@@ -136,7 +133,6 @@ func (e *Expectation) compare(c *limiter.Call) (where Place, what string) {
 	return Place{}, ""
 }
 
-// compare describes the differences between the limit's answer and the expectation, or returns "".
 func (e *LimitExpectation) compare(c *limiter.Call) string {
 	for i := range c.Results {
 		r := &c.Results[i]
@@ -161,7 +157,6 @@ func (e *LimitExpectation) compare(c *limiter.Call) string {
 	return fmt.Sprintf("expected limit %s to match, got none", name)
 }
 
-// names lists the limits that matched.
 func names(c *limiter.Call) (all []string) {
 	for i := range c.Results {
 		if p := c.Results[i].Policy; p != nil {
@@ -171,7 +166,6 @@ func names(c *limiter.Call) (all []string) {
 	return all
 }
 
-// difference describes all values of got that are not the expected ones, or returns "".
 func (e *Expectation) difference(got answer) string {
 	var want []string
 	wrong := func(is bool, format string, args ...any) {

@@ -30,7 +30,6 @@ func (d *decoder) mistake(n *yaml.Node, format string, args ...any) {
 // fields maps each key of a mapping to the function that reads the value of that key.
 type fields map[string]func(value *yaml.Node)
 
-// mapping reads a mapping that may have only the keys in known, and must have those in required.
 func (d *decoder) mapping(n *yaml.Node, what string, known fields, required ...string) {
 	n = aliased(n)
 	if n.Kind != yaml.MappingNode {
@@ -74,7 +73,6 @@ func aliased(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// list reads each item of a list.
 func (d *decoder) list(n *yaml.Node, what string, item func(*yaml.Node)) {
 	if n.Kind != yaml.SequenceNode {
 		d.mistake(n, "%s must be a list", what)
@@ -85,7 +83,6 @@ func (d *decoder) list(n *yaml.Node, what string, item func(*yaml.Node)) {
 	}
 }
 
-// texts reads a text or a list of texts.
 func (d *decoder) texts(n *yaml.Node, what string) (all []string) {
 	if n.Kind != yaml.SequenceNode {
 		return []string{d.text(n, what)}
@@ -94,7 +91,6 @@ func (d *decoder) texts(n *yaml.Node, what string) (all []string) {
 	return all
 }
 
-// text reads a scalar as it is written.
 func (d *decoder) text(n *yaml.Node, what string) string {
 	if n.Kind != yaml.ScalarNode || n.Tag == "!!null" {
 		d.mistake(n, "%s must be a text", what)
@@ -118,7 +114,6 @@ func (d *decoder) boolean(n *yaml.Node, what string) bool {
 	return strings.EqualFold(n.Value, "true") // YAML also has True and TRUE
 }
 
-// span reads a length of time: 6s, 1m30s, 200ms, 1d.
 func (d *decoder) span(n *yaml.Node, what string) algorithms.Micros {
 	if at, ok := parseSpan(n.Value); ok && n.Kind == yaml.ScalarNode {
 		return at
@@ -136,7 +131,6 @@ func parseSpan(text string) (algorithms.Micros, bool) {
 	return algorithms.Micros(span.Microseconds()), err == nil && span >= 0 && span%time.Microsecond == 0
 }
 
-// moment reads a point in time.
 func (d *decoder) moment(n *yaml.Node, what string) algorithms.Micros {
 	t, err := time.Parse(time.RFC3339Nano, n.Value)
 	at := algorithms.Micros(t.UnixMicro())

@@ -51,7 +51,7 @@ var inLine = regexp.MustCompile(`line (\d+)`)
 // lineOf returns the line that an error of package yaml names, or 1 if it names none.
 func lineOf(err error) int {
 	if found := inLine.FindStringSubmatch(err.Error()); found != nil {
-		line, _ := strconv.Atoi(found[1]) // digits
+		line, _ := strconv.Atoi(found[1]) // the expression matches only digits
 		return line
 	}
 	return 1
@@ -72,7 +72,6 @@ func (d *decoder) document(n *yaml.Node) *File {
 	return f
 }
 
-// inherit sets domain for the steps that name none.
 func (s *Scenario) inherit(domain string) {
 	for i := range s.Steps {
 		if s.Steps[i].Domain == "" {
@@ -143,7 +142,6 @@ func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
 	return s
 }
 
-// checkStep reports settings that a step cannot have together.
 func (d *decoder) checkStep(n *yaml.Node, s *Step, now algorithms.Micros) {
 	kinds := 0
 	for _, is := range [...]bool{len(s.Descriptors) > 0, len(s.Limits) > 0, s.Done != ""} {
@@ -163,13 +161,11 @@ func (d *decoder) checkStep(n *yaml.Node, s *Step, now algorithms.Micros) {
 	}
 }
 
-// cost is a number of hits, and whether the file states it.
 type cost struct {
 	units int64
 	isSet bool
 }
 
-// descriptor returns a descriptor of this cost.
 func (c cost) descriptor() limiter.Descriptor {
 	return limiter.Descriptor{Cost: c.units, Explicit: c.isSet, Declared: c.isSet}
 }
@@ -218,7 +214,6 @@ func (d *decoder) limit(n *yaml.Node) limiter.NamedCharge {
 	return charge
 }
 
-// costs reads a mapping of kinds of units to numbers.
 func (d *decoder) costs(n *yaml.Node) map[string]int64 {
 	costs, known := map[string]int64{}, fields{}
 	if n.Kind == yaml.MappingNode {
@@ -231,7 +226,6 @@ func (d *decoder) costs(n *yaml.Node) map[string]int64 {
 	return costs
 }
 
-// expect reads a word or a mapping.
 func (d *decoder) expect(n *yaml.Node) (e Expectation) {
 	yes, no := true, false
 	if n.Kind == yaml.ScalarNode {

@@ -19,7 +19,6 @@ type Failure struct {
 	Message string
 }
 
-// run is one run of a scenario.
 type run struct {
 	limiter *limiter.Limiter
 	now     algorithms.Micros
@@ -95,7 +94,6 @@ func (r *run) send(ctx context.Context, s *Step, n int) (where Place, what strin
 	return s.Expect.compare(c)
 }
 
-// onlyDomain returns the domain of the configuration if there is only one, otherwise "".
 func onlyDomain(s *limiter.Snapshot) string {
 	only := ""
 	for name := range s.Domains {

@@ -32,8 +32,7 @@ type Step struct {
 	Domain      string
 	Descriptors []limiter.Descriptor
 	Limits      []limiter.NamedCharge
-	// DryRun makes the requests dry runs.
-	DryRun bool
+	DryRun      bool
 	// Reserves, if not empty, is the name for the reservations of the step's requests, in order.
 	Reserves string
 	// Done, if not empty, settles the reservations of the step whose Reserves is this name, one with each request. Real
@@ -59,8 +58,7 @@ type Expectation struct {
 	Cost, Lost *int64
 	// NotLimited means that no limit matched.
 	NotLimited bool
-	// Limits are answers of single limits.
-	Limits []LimitExpectation
+	Limits     []LimitExpectation
 }
 
 // LimitExpectation describes the expected answer of one limit, also of a shadow limit.
@@ -72,12 +70,10 @@ type LimitExpectation struct {
 	Expectation
 }
 
-// Place is a position in a file.
 type Place struct {
 	Line, Column int
 }
 
-// maxTimes bounds the requests of a step.
 const maxTimes = 1_000_000
 
 // defaultStart is the start of a scenario that states none: New Year 2026, a Thursday, in UTC.

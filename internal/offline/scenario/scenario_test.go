@@ -167,7 +167,6 @@ func TestMistakesHaveTheirPlace(t *testing.T) {
 	}
 }
 
-// FuzzParse requires that Parse returns either a file or problems, without a panic.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("config: c\nscenarios:\n- name: n\n  steps:\n  - {at: 1s, times: 2, every: 1s, descriptors: [\"a=b\"], expect: {limits: [{name: x, key: [a]}]}}"))
 	f.Add([]byte("config: &a [*a]"))

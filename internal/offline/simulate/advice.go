@@ -10,8 +10,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
 )
 
-// writeAdvice writes how much the clients of one limit requested, and which numbers would deny how many
-// of them.
 func writeAdvice(w io.Writer, a *advise.Advice) {
 	fmt.Fprintf(w, "\n%s\n", titleOf(a.Policy))
 	if a.Every > 1 {
@@ -43,7 +41,6 @@ func writeAdvice(w io.Writer, a *advise.Advice) {
 	suggest(w, a)
 }
 
-// suggest writes the suggestion and remarks about it.
 func suggest(w io.Writer, a *advise.Advice) {
 	if a.Suggested == nil {
 		fmt.Fprintf(w, "  No limit of this algorithm denies requests of at most %s of the clients only.\n", share(a.Share))
@@ -65,7 +62,6 @@ func suggest(w io.Writer, a *advise.Advice) {
 	}
 }
 
-// outlierWords names the client that needs much more than the others.
 func outlierWords(a *advise.Advice, o *advise.Outlier) string {
 	needs := fmt.Sprintf("a %s of %d", a.Field(), o.Need)
 	if o.Need == 0 {

@@ -8,8 +8,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestComparisonIsThatOfTwoReplays replays a log with two configurations, and counts the decisions that differ.
-// Compare must return the same counts.
 func TestComparisonIsThatOfTwoReplays(t *testing.T) {
 	templates := func() Templates {
 		parsed, err := ParseTemplates(Nginx, []string{"remote_address=%h"})

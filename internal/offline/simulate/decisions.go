@@ -14,7 +14,6 @@ import (
 // unlimitedRemaining is reported as the remaining units of an unlimited limit, as by the reference server.
 const unlimitedRemaining = 1<<32 - 1
 
-// decisions formats decisions as JSON.
 type decisions struct {
 	values []string // the buffer for the key of one limit
 }
@@ -87,7 +86,6 @@ func appendRetry(dst []byte, after algorithms.Micros, never, full bool) []byte {
 	return dst
 }
 
-// full reports whether the store had no room for a bucket.
 func full(c *limiter.Call) bool {
 	for i := range c.Results {
 		if errors.Is(c.Results[i].Decision.Err, backend.ErrFull) {
@@ -116,8 +114,6 @@ func verdictWait(c *limiter.Call) (wait algorithms.Micros, any bool) {
 	return wait, any
 }
 
-// appendKey appends the values of the bucket's key: one value as a string, several as a list. Without values it appends
-// nothing.
 func appendKey(dst []byte, values []string) []byte {
 	switch len(values) {
 	case 0:

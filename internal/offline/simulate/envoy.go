@@ -119,7 +119,6 @@ func (p *envoy) readJSON(line string) (at algorithms.Micros, err error) {
 	return at, err
 }
 
-// member stores a member of a JSON line.
 func (p *envoy) member(name, value string) {
 	switch value = present(value); name {
 	case "method":
@@ -149,7 +148,6 @@ func (p *envoy) header(name, value string) {
 	}
 }
 
-// name returns the normalized name of a member.
 func (p *envoy) name(text string) string {
 	if name, ok := p.names[text]; ok {
 		return name
@@ -161,7 +159,6 @@ func (p *envoy) name(text string) string {
 	return name
 }
 
-// addressOf returns text without its port, if it has one.
 func addressOf(text string) string {
 	if address, _, err := net.SplitHostPort(text); err == nil {
 		return address

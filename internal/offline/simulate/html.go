@@ -44,7 +44,6 @@ type document struct {
 	Data                  drawing
 }
 
-// drawn is one limit.
 type drawn struct {
 	Title, Period, Field  string
 	Words                 string
@@ -136,7 +135,6 @@ func sourceHash(text string) string {
 
 func millis(t algorithms.Micros) int64 { return int64(t / 1000) }
 
-// draw describes one limit to the template and to the script.
 func draw(a *advise.Advice, grid *advise.Grid) (drawn, drawingLimit) {
 	b := &a.Busiest
 	text := drawn{

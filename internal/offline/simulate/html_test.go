@@ -11,7 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// busyLog returns a log of random requests of many clients, and of one abuser.
 func busyLog(clients int) string {
 	random := rand.New(rand.NewPCG(1, 2))
 	var log strings.Builder
@@ -27,8 +26,6 @@ func busyLog(clients int) string {
 	return log.String()
 }
 
-// htmlOf replays an access log in the combined format. It returns the report, the report in HTML, and the data for the
-// script of the page.
 func htmlOf(t *testing.T, yaml, template, log string) (*Report, string, drawing) {
 	t.Helper()
 	templates, err := ParseTemplates(Nginx, []string{template})
@@ -57,8 +54,6 @@ func htmlOf(t *testing.T, yaml, template, log string) (*Report, string, drawing)
 	return r, page.String(), d
 }
 
-// TestPageAgreesWithTheReplay configures each number on the page, replays the log with it, and compares the
-// result with the page.
 func TestPageAgreesWithTheReplay(t *testing.T) {
 	log := busyLog(300)
 	r, _, d := htmlOf(t, perAddress("{algorithm: token_bucket, rate: 3, period: 1m, capacity: 5}"), "remote_address=%h", log)
@@ -90,8 +85,6 @@ func TestPageAgreesWithTheReplay(t *testing.T) {
 	}
 }
 
-// TestPageIsBounded replays a log with 30 limits and 997 users, and checks the bounds on the limits, the bins and the
-// size of the page.
 func TestPageIsBounded(t *testing.T) {
 	var yaml, log strings.Builder
 	yaml.WriteString("domain: edge\ndescriptors:\n")
@@ -113,7 +106,6 @@ func TestPageIsBounded(t *testing.T) {
 	}
 }
 
-// TestPageEscapesHostileKeys checks that the page shows values of clients as text, not as markup.
 func TestPageEscapesHostileKeys(t *testing.T) {
 	log := ""
 	for _, path := range []string{`/</script><script>alert(1)</script>`, `/<img/src=x/onerror=alert(1)>`, `/\x22><svg/onload=alert(1)>`, `/\xE2\x80\xA8{{.Name}}`} {

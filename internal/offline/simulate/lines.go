@@ -20,7 +20,6 @@ const (
 
 var errLongLine = errors.New("line is longer than 1 MiB")
 
-// lines splits a stream into lines.
 type lines struct {
 	from  io.Reader
 	buf   []byte // the start of a line whose end has not been read yet

@@ -9,7 +9,6 @@ import (
 	"testing"
 )
 
-// reportOn replays input, and returns the text of the report and the decisions.
 func reportOn(t *testing.T, c Config, input string) (text, decisions string) {
 	t.Helper()
 	var report, out strings.Builder
@@ -29,7 +28,6 @@ func nginxLine(second int, request, rest string) string {
 	return fmt.Sprintf(`192.0.2.1 - - [10/Oct/2000:13:55:%02d +0000] "%s" 200 5%s`+"\n", second, request, rest)
 }
 
-// A value that a line does not have is missing, even if the line before had it.
 func TestALineKeepsNothingOfTheLineBefore(t *testing.T) {
 	templates, err := ParseTemplates(Nginx, []string{"user=%{User-Agent}i"})
 	if err != nil {
@@ -47,7 +45,6 @@ func TestALineKeepsNothingOfTheLineBefore(t *testing.T) {
 	}
 }
 
-// Lines that lack a part of the format are counted, and have no effect. An empty log is no mistake.
 func TestBrokenLinesOfALogAreCounted(t *testing.T) {
 	templates, err := ParseTemplates(Nginx, []string{"user=%h"})
 	if err != nil {
@@ -117,7 +114,6 @@ auth:
 	}
 }
 
-// Progress is called at regular lines, and the whole input is read.
 func TestProgressOfALongInput(t *testing.T) {
 	var at []int64
 	const lines = 2*progressEvery + 10
@@ -134,8 +130,6 @@ func TestProgressOfALongInput(t *testing.T) {
 	}
 }
 
-// A line of a trace that is cut off or has wrong members is a mistake, which names the line and the column. Numbers must fit
-// into 64 bits.
 func TestMistakesInALineOfATrace(t *testing.T) {
 	for line, want := range map[string]string{
 		`{"time_us":12`:         "column 14: expected",
@@ -165,7 +159,6 @@ func TestMistakesInALineOfATrace(t *testing.T) {
 	}
 }
 
-// Values of Envoy's JSON logs that are not used may be of any kind, but must be JSON.
 func TestUnusedValuesMustBeJSON(t *testing.T) {
 	for text, want := range map[string]bool{
 		`1`: true, `-1.5e3`: true, `null`: true, `true`: true, `"a]"`: true, `{"a":["}",{"b":"\""}]}`: true, `[]`: true,
@@ -179,7 +172,6 @@ func TestUnusedValuesMustBeJSON(t *testing.T) {
 	}
 }
 
-// Calls that are settled at the same time are settled in the order of their requests.
 func TestOpenCallsAreOrdered(t *testing.T) {
 	var open openCalls
 	for _, c := range []openCall{{at: 2, number: 3}, {at: 1, number: 5}, {at: 2, number: 1}, {at: 2, number: 2}, {at: 1, number: 4}, {at: 3, number: 0}} {
@@ -194,7 +186,6 @@ func TestOpenCallsAreOrdered(t *testing.T) {
 	}
 }
 
-// TestSumsOfSettledCalls checks the numbers of the report about calls whose cost is known later.
 func TestSumsOfSettledCalls(t *testing.T) {
 	named := func(second, count int, end string) string {
 		return fmt.Sprintf(`{"time_us":%d,"limits":[{"name":"jobs","key":"bob","count":%d,"reserve":true}]%s}`, second*1_000_000, count, end)
@@ -225,7 +216,7 @@ func TestSumsOfSettledCalls(t *testing.T) {
 	}
 }
 
-// A key counts once a second for an estimate, so that one client cannot move the estimate of all.
+// Otherwise one client could move the estimate of all.
 func TestAKeyCountsOnceASecondForAnEstimate(t *testing.T) {
 	var trace strings.Builder
 	for range 40 {
@@ -238,8 +229,6 @@ func TestAKeyCountsOnceASecondForAnEstimate(t *testing.T) {
 	}
 }
 
-// The report counts the requests that no limit matched and those that lack a required entry. It names limits in shadow
-// mode.
 func TestTheReportCountsEachKindOfRequest(t *testing.T) {
 	s := compiled(t, `
 domain: edge

@@ -77,7 +77,6 @@ func (r record) request(line string) {
 	r.target(rest[:i])
 }
 
-// target stores the path and the query of text.
 func (r record) target(text string) { r[path], r[query] = target.Split(text) }
 
 // quoted returns the text up to the first quote that no backslash escapes, and the text after that quote. ok is false
@@ -94,7 +93,7 @@ func quoted(text string) (inside, rest string, ok bool) {
 	return "", "", false
 }
 
-// present returns "" for "-", which means that a value is missing.
+// In a log, "-" means that a value is missing.
 func present(text string) string {
 	if text == "-" {
 		return ""

@@ -41,7 +41,7 @@ type excess struct {
 	units int64
 }
 
-// openCalls are ordered by the time of their settlement.
+// openCalls is a heap, ordered by the time of settlement.
 type openCalls []*openCall
 
 func (o openCalls) Len() int { return len(o) }
@@ -58,7 +58,7 @@ func (o *openCalls) Pop() any {
 	return x
 }
 
-// newIDs returns the encoder of reservation ids for one run. The ids never leave the process.
+// The ids never leave the process, so the key needs no secrecy.
 func newIDs() limiter.IDs {
 	return reservation.NewKeys(func() []string { return []string{"of this run"} }, nil)
 }
@@ -97,7 +97,7 @@ func (r *replay) settleLater(ctx context.Context, c *limiter.Call, end outcome) 
 	if call.id == "" || call.id == limiter.None {
 		return nil
 	}
-	call.over = r.tally.opened(c, end.real)
+	call.over = r.tally.addOpenExcess(c, end.real)
 	r.number++
 	call.number = r.number
 	heap.Push(&r.open, call)
@@ -108,7 +108,6 @@ func (r *replay) settleLater(ctx context.Context, c *limiter.Call, end outcome) 
 	return nil
 }
 
-// idOfNamed returns the id of the limits that c has reserved by name, or "" if there are none.
 func (r *replay) idOfNamed(c *limiter.Call) string {
 	var reserved limiter.Reserved
 	for i := range c.Results {
@@ -140,7 +139,7 @@ func (r *replay) settleDue(ctx context.Context, latest algorithms.Micros) error 
 func (r *replay) settle(ctx context.Context, call *openCall) error {
 	c := &r.done
 	c.Reset()
-	r.tally.closed(call.over)
+	r.tally.removeOpenExcess(call.over)
 	if call.named {
 		var reserved limiter.Reserved
 		if !r.limiter.Open(call.id, &reserved) {

@@ -21,8 +21,8 @@ func callOf(second int, end string) string {
 	return fmt.Sprintf(`{"time_us":%d,"domain":"ai","descriptors":[{"entries":[["user","bob"]]}]%s}`, second*1_000_000, end)
 }
 
-// TestCallsAreSettledWhenTheyEnd replays calls that reserve 300 of 1,000 units each, or other numbers if a case states
-// them. The units left for the last call depend on the times at which the earlier calls end, and on their real costs.
+// Each call reserves 300 of 1,000 units, unless a case states other numbers. The units left for the last call depend on
+// the times at which the earlier calls end, and on their real costs.
 func TestCallsAreSettledWhenTheyEnd(t *testing.T) {
 	s := compiled(t, estimated)
 	for _, test := range []struct {
@@ -72,8 +72,7 @@ func TestCallsAreSettledWhenTheyEnd(t *testing.T) {
 	}
 }
 
-// TestTheBudgetIsSuggestedForRealCosts replays ten calls, one after the other. Each reserves 300 units and costs 10.
-// The busiest hour must have 100 units and not 3,000.
+// Each of ten calls, one after the other, reserves 300 units and costs 10.
 func TestTheBudgetIsSuggestedForRealCosts(t *testing.T) {
 	var trace strings.Builder
 	for i := range 10 {
@@ -84,8 +83,7 @@ func TestTheBudgetIsSuggestedForRealCosts(t *testing.T) {
 	}
 }
 
-// TestEstimatesLearnInAReplay replays calls that cost 20 units. At first each call reserves 300 units, and
-// after 20 calls only 20.
+// Each call costs 20 units. The first calls reserve 300 units each, and after 20 calls the estimate is 20.
 func TestEstimatesLearnInAReplay(t *testing.T) {
 	var trace strings.Builder
 	for i := range 21 {
@@ -114,8 +112,6 @@ func TestMistakesInTheEndOfACall(t *testing.T) {
 	}
 }
 
-// TestCreditsPayInAReplay sends five requests of 6 units to a plan that allows 10 units. Credits of 20 units pay for
-// three of the requests, and the last request is denied.
 func TestCreditsPayInAReplay(t *testing.T) {
 	s := compiled(t, `
 domain: shop

@@ -15,7 +15,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// allAlgorithms is a configuration with a limit of every algorithm, and descriptors that match each of them.
 const allAlgorithms = `
 domain: edge
 limits:
@@ -68,7 +67,6 @@ type reference struct {
 	states map[string]algorithms.State
 }
 
-// matched is a limit that a request matches, with its answer.
 type matched struct {
 	domain, name string
 	values       []string
@@ -102,7 +100,6 @@ func hashOf(values []string) uint64 {
 	return xxhash.Sum64String(text.String())
 }
 
-// match lists the limits that a request matches.
 func (w *reference) match(c *limiter.Call) (all []*matched) {
 	for _, d := range c.Descriptors {
 		var keys, values []string
@@ -131,7 +128,6 @@ func (w *reference) match(c *limiter.Call) (all []*matched) {
 	return all
 }
 
-// answer decides the limits that a request matches.
 func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*matched {
 	all := w.match(c)
 	var group []algorithms.Bucket
@@ -175,7 +171,6 @@ func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*matched {
 	return all
 }
 
-// decisionLine is a line of decisions.
 type decisionLine struct {
 	OK    bool            `json:"ok"`
 	Retry int64           `json:"retry_after_us"`
@@ -194,7 +189,6 @@ type decisionLimit struct {
 	Wait      *int64 `json:"wait_us"`
 }
 
-// line returns the expected line of decisions.
 func (w *reference) line(all []*matched) decisionLine {
 	line := decisionLine{OK: true, Limit: []decisionLimit{}}
 	never, wait := false, (*int64)(nil)
@@ -232,8 +226,6 @@ func (w *reference) line(all []*matched) decisionLine {
 	return line
 }
 
-// TestReplayAgreesWithTheReference replays random traces. The simulation must decide as the reference implementation
-// does.
 func TestReplayAgreesWithTheReference(t *testing.T) {
 	s := compiled(t, allAlgorithms)
 	rapid.Check(t, func(rt *rapid.T) {

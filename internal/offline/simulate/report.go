@@ -16,7 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// topKeys is the number of keys in the report.
 const topKeys = 10
 
 // maxAdvised bounds the limits that get suggestions. These are the limits with the most requests.
@@ -31,7 +30,6 @@ type Report struct {
 	others int
 }
 
-// report makes suggestions after the replay.
 func (t *tally) report(ctx context.Context, share float64) (*Report, error) {
 	var used []*row
 	for _, r := range t.rows {
@@ -84,7 +82,6 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// notes writes remarks about unexpected properties of the input.
 func (t *tally) notes(w io.Writer) {
 	note := func(n int64, title, format string, args ...any) {
 		if n > 0 {
@@ -110,7 +107,6 @@ func (t *tally) unreadLines() string {
 	return strings.Join(numbers, ", ")
 }
 
-// limits writes a line for each limit.
 func (t *tally) limits(w io.Writer) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(table, "LIMIT\tREQUESTS\tDENIED\tCLIENTS\tCLIENTS DENIED\n")
@@ -139,7 +135,6 @@ func (r *row) title() string {
 	return titleOf(r.policy) + marks
 }
 
-// keys writes the keys denied most.
 func (t *tally) keys(w io.Writer) {
 	top := t.topDenied.Top(topKeys)
 	if len(top) == 0 {

@@ -19,7 +19,6 @@ type scanner struct {
 	err   error
 }
 
-// fail notes the first mistake, with its place.
 func (s *scanner) fail(format string, args ...any) {
 	if s.err == nil {
 		s.err = fmt.Errorf("column %d: "+format, append([]any{s.pos + 1}, args...)...)
@@ -41,7 +40,6 @@ func (s *scanner) peek() byte {
 	return 0
 }
 
-// open reads the first character of an object or a list.
 func (s *scanner) open(bracket byte) {
 	if s.peek() != bracket {
 		what := "an object"
@@ -73,7 +71,6 @@ func (s *scanner) more(n int, bracket byte) bool {
 	return true
 }
 
-// name reads the name of a member.
 func (s *scanner) name() string {
 	s.peek()
 	s.named = s.pos
@@ -167,7 +164,6 @@ func fits(digits string) bool {
 	return len(digits) < len(most) || len(digits) == len(most) && digits <= most
 }
 
-// boolean reads true or false.
 func (s *scanner) boolean() bool {
 	s.peek()
 	rest := s.text[s.pos:]
@@ -192,7 +188,6 @@ func (s *scanner) end() error {
 	return s.err
 }
 
-// found describes the text at the current position.
 func (s *scanner) found() string {
 	if s.peek(); s.pos >= len(s.text) {
 		return "the end of the line"

@@ -34,10 +34,9 @@ func isReservation(c *limiter.Call, r *limiter.Result) bool {
 	return r.Policy.Extra().Settle != nil
 }
 
-// opened returns the excess of each reservation of c that c's real cost will exceed, and adds it to the sums of the open
-// calls. real is -1 if the real cost is not known; then there is no excess. The caller passes the list to closed when
-// the call is settled.
-func (t *tally) opened(c *limiter.Call, real int64) (list []excess) {
+// addOpenExcess adds, for each key, the units by which c's real cost will exceed its reservation. real is -1 if the
+// real cost is unknown, which adds nothing. The caller passes the result to removeOpenExcess when the call is settled.
+func (t *tally) addOpenExcess(c *limiter.Call, real int64) (list []excess) {
 	for i := range c.Results {
 		r := &c.Results[i]
 		if real <= r.Cost || !isReservation(c, r) || len(c.Limits) == 0 && !c.Reserves(r) {
@@ -55,9 +54,7 @@ func (t *tally) opened(c *limiter.Call, real int64) (list []excess) {
 	return list
 }
 
-// closed subtracts list, which opened returned for a call, from the sums of the open calls. The call is being
-// settled.
-func (t *tally) closed(list []excess) {
+func (t *tally) removeOpenExcess(list []excess) {
 	for _, e := range list {
 		if e.row.open.over[e.key] -= e.units; e.row.open.over[e.key] == 0 {
 			delete(e.row.open.over, e.key)
@@ -65,7 +62,6 @@ func (t *tally) closed(list []excess) {
 	}
 }
 
-// settled counts the settlements of c that did not fail.
 func (t *tally) settled(c *limiter.Call) {
 	for i := range c.Settlements {
 		s := &c.Settlements[i]
@@ -102,7 +98,6 @@ func realOf(c *limiter.Call, r *limiter.Result, end outcome) int64 {
 	return r.Cost
 }
 
-// settlements writes the outcomes of the reservations of each limit.
 func (t *tally) settlements(w io.Writer) {
 	for _, r := range t.rows {
 		o := &r.open
@@ -139,7 +134,6 @@ func (t *tally) countPaid(now algorithms.Micros, c *limiter.Call, r *limiter.Res
 	}
 }
 
-// writePayers writes which limits paid for others.
 func (t *tally) writePayers(w io.Writer) {
 	for _, r := range t.rows {
 		if r.paid > 0 {

@@ -17,10 +17,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// Format is the format of the input.
 type Format string
 
-// The formats.
 const (
 	JSONL Format = "jsonl" // a trace
 	Nginx Format = "nginx" // an access log in the combined format
@@ -58,7 +56,6 @@ type LineError struct {
 	Err  error
 }
 
-// Error returns name:line: problem.
 func (e *LineError) Error() string { return fmt.Sprintf("%s:%d: %v", e.Name, e.Line, e.Err) }
 
 func (e *LineError) Unwrap() error { return e.Err }
@@ -71,7 +68,6 @@ type reader interface {
 // progressEvery is the number of lines between two calls of Progress.
 const progressEvery = 1 << 12
 
-// replay is one run.
 type replay struct {
 	Config
 	reader  reader
@@ -116,7 +112,6 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	return r.tally.report(ctx, r.Share)
 }
 
-// newReplay prepares a run.
 func newReplay(c Config) (*replay, error) {
 	r := &replay{Config: c, tally: newTally(c.Snapshot, c.HistoryBytes)}
 	switch c.Format {
@@ -137,7 +132,6 @@ func newReplay(c Config) (*replay, error) {
 	return r, nil
 }
 
-// all reads and decides every line.
 func (r *replay) all(ctx context.Context) error {
 	in, err := newLines(r.Input)
 	if err != nil {
@@ -193,7 +187,6 @@ func (r *replay) unread(lines int64) error {
 	return nil
 }
 
-// one reads and decides one line.
 func (r *replay) one(ctx context.Context, line string, number int64) error {
 	c := &r.call
 	c.Reset()
@@ -238,7 +231,6 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 	return nil
 }
 
-// write writes the decision, if the caller requested decisions.
 func (r *replay) write() error {
 	if r.out == nil {
 		return nil

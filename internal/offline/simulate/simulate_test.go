@@ -15,7 +15,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// compiled returns the Snapshot of one file.
 func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
 	tb.Helper()
 	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
@@ -25,7 +24,6 @@ func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// decide replays a trace and returns the decisions.
 func decide(t *testing.T, s *limiter.Snapshot, input string, maxKeys int) string {
 	t.Helper()
 	var decisions strings.Builder
@@ -54,7 +52,6 @@ descriptors:
   - {key: "any*", rate_limit: {algorithm: sliding_log, rate: 2, period: 1s}}
 `
 
-// TestDecisions checks the JSON of the last decision for each kind of answer.
 func TestDecisions(t *testing.T) {
 	s := compiled(t, small)
 	descriptor := func(key, value string) string {
@@ -205,7 +202,6 @@ func TestCompressedInput(t *testing.T) {
 	}
 }
 
-// TestSameInputSameOutput replays the same input four times. The output must be the same, even with a full store.
 func TestSameInputSameOutput(t *testing.T) {
 	s := compiled(t, small)
 	random := rand.New(rand.NewPCG(1, 2))
@@ -230,7 +226,6 @@ func TestSameInputSameOutput(t *testing.T) {
 	}
 }
 
-// run returns the decisions and the report.
 func run(t *testing.T, s *limiter.Snapshot, input string, maxKeys int) string {
 	t.Helper()
 	var out strings.Builder

@@ -26,14 +26,12 @@ var forms = []struct{ name, limit, stays string }{
 	{"reference", "unit: minute, requests_per_unit: 3", ""},
 }
 
-// perAddress returns a configuration with one limit for each client.
 func perAddress(limit string) string {
 	return "{domain: edge, descriptors: [{key: remote_address, rate_limit: " + limit + "}]}"
 }
 
-// TestSuggestionHoldsWhenItIsConfigured configures the suggestion for a random log. It replays the log with
-// the sidecar's own store, limiter and reader. The limit must deny requests of exactly the announced number
-// of clients, and of no larger share than requested.
+// The suggested limit must deny requests of exactly the announced number of clients, and of no larger share than
+// requested.
 func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
 	templates, err := ParseTemplates(Nginx, []string{"remote_address=%h"})
 	if err != nil {
@@ -78,7 +76,6 @@ func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
 	}
 }
 
-// drawLog draws an access log of some clients, of which one may be an abuser.
 func drawLog(t *rapid.T) string {
 	var log strings.Builder
 	second, clients := 0, rapid.IntRange(1, 12).Draw(t, "clients")
@@ -94,8 +91,7 @@ func drawLog(t *rapid.T) string {
 	return log.String()
 }
 
-// TestSuggestionBesideAnotherLimit configures the suggestions for two limits of the same requests. Neither limit may
-// deny more clients than announced, because requests that the other limit denies consume nothing.
+// Neither limit may deny more clients than announced, because requests that the other limit denies consume nothing.
 func TestSuggestionBesideAnotherLimit(t *testing.T) {
 	const both = `{domain: edge, descriptors: [{key: user, limit: a}, {key: user_too, limit: b}],
 limits: {a: {algorithm: token_bucket, rate: %d, period: 1m}, b: {algorithm: sliding_log, rate: %d, period: 10s}}}`

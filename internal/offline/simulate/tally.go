@@ -17,7 +17,6 @@ const (
 	maxTopDenied = 1000
 )
 
-// tally counts the decisions of a replay.
 type tally struct {
 	requests, denied int64
 	unlimited        int64 // requests that matched no limit
@@ -49,7 +48,6 @@ type denied struct {
 	shown string
 }
 
-// row has the counts of one limit.
 type row struct {
 	policy *descriptors.Policy
 	// requests is the number of requests. denied is the number of requests that this limit alone would have
@@ -79,7 +77,6 @@ func newTally(s *limiter.Snapshot, historyBytes int64) *tally {
 	return t
 }
 
-// skip counts a line that could not be read.
 func (t *tally) skip(line int64, err error) {
 	t.unread++
 	if len(t.unreadAt) < maxUnread {
@@ -90,7 +87,6 @@ func (t *tally) skip(line int64, err error) {
 	}
 }
 
-// count adds an answered Call.
 func (t *tally) count(now algorithms.Micros, c *limiter.Call, end outcome) {
 	t.end = end
 	if t.requests == 0 {
@@ -142,7 +138,6 @@ func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result
 	}
 }
 
-// addToHistory adds the request to the history of its client.
 func (t *tally) addToHistory(now algorithms.Micros, c *limiter.Call, r *limiter.Result, row *row) {
 	client, added := row.history.Client(r.Key)
 	if client == nil {
@@ -173,7 +168,6 @@ func (t *tally) keyOf(c *limiter.Call, r *limiter.Result) (key []byte, hash uint
 	return t.scratch, hash
 }
 
-// show appends the key as it is displayed.
 func (t *tally) show(dst []byte, c *limiter.Call, r *limiter.Result) []byte {
 	t.values = c.AppendValues(t.values[:0], r)
 	for i, v := range t.values {

@@ -40,7 +40,6 @@ type Templates struct {
 	routes      *routes  // if not nil, routes make the descriptors instead of templates
 }
 
-// template is one descriptor.
 type template []templateEntry
 
 type templateEntry struct {
@@ -125,7 +124,6 @@ func (t *Templates) directive(text string) (f field, rest string, err error) {
 	return 0, "", fmt.Errorf("%q is not known; use %%h, %%m, %%U, %%q, %%H, %%s, %%u, %%{NAME}i and %%%%", text)
 }
 
-// header returns the field of a request header, and adds the header to t if it is new.
 func (t *Templates) header(name string) (field, error) {
 	name = headerName(name)
 	if t.format == Nginx && name != "referer" && name != "user-agent" {
@@ -146,10 +144,8 @@ func headerName(name string) string {
 	return strings.ReplaceAll(strings.ToLower(name), "_", "-")
 }
 
-// record returns an empty record for one line.
 func (t *Templates) record() record { return make(record, int(firstHeader)+len(t.headers)) }
 
-// set stores a request header in r if a template contains it.
 func (t *Templates) set(r record, name, value string) {
 	for i, have := range t.headers {
 		if have == name {

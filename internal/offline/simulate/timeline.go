@@ -2,7 +2,6 @@ package simulate
 
 import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 
-// maxBins bounds the bins of a timeline.
 const maxBins = 120
 
 // timeline counts requests and denials over a time whose end is not known. When it is full, neighboring bins are merged
@@ -12,7 +11,7 @@ type timeline struct {
 	requests, denied []int64
 }
 
-// add counts a request. Times must not go back.
+// Times must not go back.
 func (l *timeline) add(at algorithms.Micros, denied bool) {
 	if l.width == 0 {
 		l.from, l.width = at, algorithms.Second

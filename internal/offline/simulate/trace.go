@@ -37,7 +37,6 @@ const (
 	hasAfter
 )
 
-// read reads a line into c.
 func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, err error) {
 	s := scanner{text: line}
 	seen := 0
@@ -90,7 +89,7 @@ func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, err er
 	return at, t.checkEnd(at, c, seen)
 }
 
-// checkEnd returns an error if the outcome of c is not valid. at is the time of the call, seen the set of its members.
+// at is the time of the call, and seen is the set of its members.
 func (t *trace) checkEnd(at algorithms.Micros, c *limiter.Call, seen int) error {
 	switch {
 	case seen&hasReal != 0 && t.end.real < 0:
@@ -152,7 +151,6 @@ func (s *scanner) descriptors(c *limiter.Call) {
 	}
 }
 
-// entries reads a list of pairs.
 func (s *scanner) entries(d *limiter.Descriptor) {
 	s.open('[')
 	for n := 0; s.more(n, ']'); n++ {
@@ -206,7 +204,6 @@ func (s *scanner) limits(c *limiter.Call) {
 	}
 }
 
-// key reads a string or a list of strings.
 func (s *scanner) key(charge *limiter.NamedCharge) {
 	if s.peek() != '[' {
 		charge.Key = append(charge.Key, s.str())

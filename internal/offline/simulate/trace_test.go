@@ -89,7 +89,7 @@ func plainCount(n *json.Number) int64 {
 	}
 }
 
-// same reports whether two requests are equal. An empty list equals nil.
+// An empty list equals nil.
 func same(a, b *limiter.Call) bool {
 	normal := func(c *limiter.Call) limiter.Request {
 		r := limiter.Request{Domain: c.Request.Domain}
@@ -105,8 +105,6 @@ func same(a, b *limiter.Call) bool {
 	return reflect.DeepEqual(normal(a), normal(b))
 }
 
-// TestTraceAgreesWithEncodingJSON writes random requests with random spacing, order and escapes. trace.read must read
-// what encoding/json reads.
 func TestTraceAgreesWithEncodingJSON(t *testing.T) {
 	reader, call := &trace{}, &limiter.Call{}
 	rapid.Check(t, func(t *rapid.T) {
@@ -126,8 +124,6 @@ func TestTraceAgreesWithEncodingJSON(t *testing.T) {
 	})
 }
 
-// drawLine writes a valid line with its members in any order, white space anywhere, and strings
-// with and without escapes.
 func drawLine(t *rapid.T) string {
 	members := []string{fmt.Sprintf(`"time_us"%s:%s%d`, space(t), space(t), rapid.Int64Range(0, int64(algorithms.MaxTime)).Draw(t, "time"))}
 	if rapid.Bool().Draw(t, "by name") {
@@ -209,7 +205,6 @@ func list(t *rapid.T, least int, item func(*rapid.T) string) string {
 	return "[" + space(t) + strings.Join(items, space(t)+","+space(t)) + space(t) + "]"
 }
 
-// FuzzTrace requires that an accepted line is valid JSON, and that encoding/json reads the same values.
 func FuzzTrace(f *testing.F) {
 	f.Add(`{"time_us": 1, "domain": "edge", "descriptors": [{"entries": [["user_id","bob"]], "hits": 1}]}`)
 	f.Add(`{"time_us":1,"limits":[{"name":"send","key":["a","\u00e9\n"],"count":-3,"reserve":true}]}`)
@@ -234,7 +229,6 @@ func FuzzTrace(f *testing.F) {
 	})
 }
 
-// FuzzSkip requires that a skipped value is one complete JSON value.
 func FuzzSkip(f *testing.F) {
 	f.Add(`{"a": [1, "]", {"b": null}]} x`)
 	f.Add(`-1.5e3,`)
