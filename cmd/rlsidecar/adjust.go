@@ -16,7 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// adjustCmd groups the commands that list and change adjustments of a running sidecar.
 type adjustCmd struct {
 	Set    adjustSetCmd    `cmd:"" help:"Change a limit's numbers, for one key or all keys, for some time; or block a key."`
 	List   adjustListCmd   `cmd:"" help:"List the adjustments in force."`
@@ -25,13 +24,12 @@ type adjustCmd struct {
 	Audit  adjustAuditCmd  `cmd:"" help:"List all changes with author and reason, or verify that no entry was changed or removed."`
 }
 
-// by has the author of a change and the reason for it.
 type by struct {
 	Author string `env:"USER" placeholder:"NAME" help:"Your name, for the audit."`
 	Reason string `required:"" placeholder:"TEXT" help:"The reason, for the audit."`
 }
 
-// check returns an error if the flags and $USER name no author. Shells in containers often have no $USER.
+// Shells in containers often have no $USER.
 func (b *by) check() error {
 	if strings.TrimSpace(b.Author) == "" {
 		return exitError{exitUsage, errors.New("the audit needs the author of a change, and $USER is not set; add --author NAME")}
@@ -60,7 +58,6 @@ type adjustSetCmd struct {
 	adminFlags
 }
 
-// Help returns the text for adjust set --help.
 func (adjustSetCmd) Help() string {
 	return `Sends the adjustment to the admin listener of a running sidecar, which must have a token
 or be a Unix socket. With Redis, every sidecar applies the adjustment within about a
@@ -74,7 +71,6 @@ Example:
   rlsidecar adjust set --limit login --all-keys --factor 0.5 --for 30m --reason "database overloaded"`
 }
 
-// Run creates the adjustment.
 func (c *adjustSetCmd) Run(a *app) error {
 	if err := c.check(); err != nil {
 		return err
@@ -106,7 +102,6 @@ func (c *adjustSetCmd) Run(a *app) error {
 	return err
 }
 
-// proposal returns the adjustment that the flags describe.
 func (c *adjustSetCmd) proposal() (p adjust.Proposal, err error) {
 	p = adjust.Proposal{
 		Target: adjust.Target{Domain: c.Domain, Limit: c.Limit, Key: c.Key, AllKeys: c.AllKeys},
@@ -140,7 +135,6 @@ type shownAdjustment struct {
 	Left           int64 `json:"left_s"`
 }
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (s *shownAdjustment) UnmarshalJSON(text []byte) error {
 	var also struct {
 		Words   string `json:"words"`
@@ -156,7 +150,6 @@ func (s *shownAdjustment) UnmarshalJSON(text []byte) error {
 
 type adjustListCmd struct{ adminFlags }
 
-// Help returns the text for adjust list --help.
 func (adjustListCmd) Help() string {
 	return `Lists the adjustments in force at a running sidecar, and those that it ignores because
 the configuration has no such limit.
@@ -166,7 +159,6 @@ Example:
   rlsidecar adjust list`
 }
 
-// Run lists the adjustments.
 func (c *adjustListCmd) Run(a *app) error {
 	var answer struct {
 		Version     uint64            `json:"version"`
@@ -211,7 +203,6 @@ type adjustShowCmd struct {
 	adminFlags
 }
 
-// Help returns the text for adjust show --help.
 func (adjustShowCmd) Help() string {
 	return `Exits with 1 if there is no such adjustment.
 
@@ -220,7 +211,6 @@ Example:
   rlsidecar adjust show 4a534f8ae84cdbdd1f4f6e86`
 }
 
-// Run shows the adjustment.
 func (c *adjustShowCmd) Run(a *app) error {
 	var answer struct{ Adjustment shownAdjustment }
 	if err := c.send(a, http.MethodGet, "adjustments/"+url.PathEscape(c.ID), nil, nil, &answer); err != nil || c.Format == "json" {
@@ -245,7 +235,6 @@ type adjustDeleteCmd struct {
 	adminFlags
 }
 
-// Help returns the text for adjust delete --help.
 func (adjustDeleteCmd) Help() string {
 	return `The configured numbers apply again. Units that were consumed stay consumed. Exits with 1
 if there is no such adjustment.
@@ -255,7 +244,6 @@ Example:
   rlsidecar adjust delete 4a534f8ae84cdbdd1f4f6e86 --reason "launch is over"`
 }
 
-// Run deletes the adjustment.
 func (c *adjustDeleteCmd) Run(a *app) error {
 	if err := c.check(); err != nil {
 		return err
@@ -279,7 +267,6 @@ type adjustAuditCmd struct {
 	adminFlags
 }
 
-// Help returns the text for adjust audit --help.
 func (adjustAuditCmd) Help() string {
 	return `Lists changes, the newest first. Each entry contains a hash of the entry before it. With
 --verify the sidecar checks these hashes, and the command exits with 1 if one is wrong.
@@ -291,7 +278,6 @@ Example:
   rlsidecar adjust audit --verify`
 }
 
-// Run lists or verifies the audit.
 func (c *adjustAuditCmd) Run(a *app) error {
 	if c.Verify {
 		return c.verify(a)

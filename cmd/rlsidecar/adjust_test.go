@@ -10,8 +10,6 @@ import (
 	"time"
 )
 
-// TestOperatorsAdjustARunningSidecar runs every adjust command, and explain, against a sidecar that keeps its
-// adjustments in a folder.
 func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	t.Setenv("USER", "ann")
 	dir := t.TempDir()
@@ -85,7 +83,6 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	command(exitFailed, "has changed the adjustments meanwhile", "set", "--limit", "send", "--key", "bob", "--factor", "10", "--for", "1d", "--reason", "test", "--expect-version", "2")
 }
 
-// explainAdjusted checks that explain shows the adjustments of a running sidecar, and those in its folder.
 func explainAdjusted(t *testing.T, file, adminAt, dir string) {
 	t.Helper()
 	for _, from := range [][]string{{"--adjusted", "--admin-listen", adminAt}, {"--state-dir", dir}} {
@@ -113,8 +110,7 @@ func explainAdjusted(t *testing.T, file, adminAt, dir string) {
 	}
 }
 
-// TestAChangeNeedsAnAuthor checks that the message names --author if $USER is not set. Shells in containers often have
-// no $USER.
+// Shells in containers often have no $USER.
 func TestAChangeNeedsAnAuthor(t *testing.T) {
 	t.Setenv("USER", "")
 	for _, args := range [][]string{

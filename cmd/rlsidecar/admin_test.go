@@ -25,7 +25,6 @@ descriptors:
     descriptors: [{key: ip, rate_limit: {unit: year, requests_per_unit: 1}}]
 `
 
-// TestOperatorsQueryARunningSidecar runs top, get and reset against a sidecar that has denied requests of two keys.
 func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	dir := t.TempDir()
 	httpAt, adminAt := "unix://"+filepath.Join(dir, "http"), "unix://"+filepath.Join(dir, "admin")

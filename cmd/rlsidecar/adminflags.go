@@ -29,7 +29,7 @@ type adminFlags struct {
 	Format         string        `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }
 
-// maxAnswer bounds the size of an answer.
+// maxAnswer bounds the size of an answer, in bytes.
 const maxAnswer = 16 << 20
 
 // request sends a request for a path below /api/, and decodes the answer into target. With --format json it also
@@ -38,7 +38,7 @@ func (f *adminFlags) request(a *app, method, path string, query url.Values, targ
 	return f.send(a, method, path, query, nil, target)
 }
 
-// send does what request does, and also sends a JSON body. If content is nil, it sends no body.
+// send is like request, but sends content as a JSON body. nil means no body.
 func (f *adminFlags) send(a *app, method, path string, query url.Values, content []byte, target any) error {
 	if f.AdminListen == "" {
 		return exitError{exitUsage, errors.New("there is no admin listener to query; give --admin-listen")}
@@ -83,7 +83,6 @@ func (f *adminFlags) send(a *app, method, path string, query url.Values, content
 	return nil
 }
 
-// token returns the token to send, or nil if the flags state none.
 func (f *adminFlags) token() (httpauth.Token, error) {
 	switch {
 	case f.AdminTokenFile == "":
@@ -95,7 +94,6 @@ func (f *adminFlags) token() (httpauth.Token, error) {
 	}
 }
 
-// refused returns the error for an answer whose status is not 200.
 func (f *adminFlags) refused(answer *http.Response, body []byte) error {
 	var problem struct{ Title, Detail string }
 	switch {
@@ -117,7 +115,6 @@ func (f *adminFlags) refused(answer *http.Response, body []byte) error {
 	}
 }
 
-// bucketArgs select buckets.
 type bucketArgs struct {
 	Limit      string   `arg:"" optional:"" help:"A named limit."`
 	Key        []string `arg:"" optional:"" help:"Values that identify the bucket, in the order of the descriptor."`
@@ -125,7 +122,6 @@ type bucketArgs struct {
 	Descriptor string   `placeholder:"KEY=VALUE,…" help:"Instead of LIMIT and KEY: select the buckets that this descriptor matches."`
 }
 
-// query returns the query that selects these buckets in the admin API.
 func (b *bucketArgs) query() (url.Values, error) {
 	q := url.Values{}
 	switch {
@@ -147,7 +143,6 @@ func (b *bucketArgs) query() (url.Values, error) {
 // these.
 type shownKey []string
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (k *shownKey) UnmarshalJSON(data []byte) error {
 	var v any
 	if err := json.Unmarshal(data, &v); err != nil {
@@ -175,7 +170,7 @@ func (k *shownKey) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// String returns the key as printable text. Bytes that a client chose must not reach a terminal unescaped.
+// Bytes that a client chose must not reach a terminal unescaped.
 func (k shownKey) String() string {
 	texts := make([]string, len(k))
 	for i, v := range k {

@@ -17,7 +17,6 @@ type checkCmd struct {
 	configFlags
 }
 
-// Help returns the text for check --help.
 func (checkCmd) Help() string {
 	return `Prints one line for each mistake to standard output, as file:line:column: message, and
 exits with 1 if there is one. Lines with "warning:" do not change the exit code. All
@@ -29,7 +28,6 @@ Example:
   rlsidecar check --format json /etc/rlsidecar/`
 }
 
-// Run validates the configuration.
 func (c *checkCmd) Run(a *app) error {
 	if err := readable(c.Paths); err != nil {
 		return err
@@ -54,8 +52,7 @@ func (c *checkCmd) Run(a *app) error {
 	}
 }
 
-// writeProblems writes one line for each problem. If the configuration is valid, which means that s is not nil,
-// it then writes the numbers of domains and limits.
+// s is nil if the configuration is not valid.
 func writeProblems(w io.Writer, problems config.Problems, s *limiter.Snapshot) error {
 	for _, p := range problems {
 		if _, err := fmt.Fprintln(w, p); err != nil {
@@ -73,7 +70,6 @@ func writeProblems(w io.Writer, problems config.Problems, s *limiter.Snapshot) e
 	return err
 }
 
-// count returns n and the singular or plural of thing.
 func count(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -81,7 +77,6 @@ func count(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// writeJSON writes v as indented JSON.
 func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)

@@ -13,7 +13,6 @@ type completionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"bash, zsh or fish."`
 }
 
-// Help returns the text for completion --help.
 func (completionCmd) Help() string {
 	return `The script completes commands, flags, their values, and file names.
 
@@ -24,7 +23,6 @@ Example:
   rlsidecar completion fish > /etc/fish/completions/rlsidecar.fish`
 }
 
-// Run prints the script.
 func (c *completionCmd) Run(a *app, parsed *kong.Context) error {
 	write := map[string]func(*bytes.Buffer, []*kong.Node){"bash": bashCompletion, "zsh": zshCompletion, "fish": fishCompletion}[c.Shell]
 	var b bytes.Buffer
@@ -33,7 +31,7 @@ func (c *completionCmd) Run(a *app, parsed *kong.Context) error {
 	return err
 }
 
-// choices returns the words that a flag or an argument accepts. It returns nil if any word is accepted.
+// choices returns nil if v accepts any word.
 func choices(v *kong.Value) []string {
 	if v.Enum == "" {
 		return nil
@@ -41,7 +39,6 @@ func choices(v *kong.Value) []string {
 	return strings.Split(v.Enum, ",")
 }
 
-// argument returns the first positional argument of a command, or nil if it has none.
 func argument(command *kong.Node) *kong.Value {
 	if len(command.Positional) == 0 {
 		return nil
@@ -137,7 +134,6 @@ func fishCompletion(b *bytes.Buffer, commands []*kong.Node) {
 	}
 }
 
-// fishQuote quotes s as one word of fish.
 func fishQuote(s string) string {
 	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
 }

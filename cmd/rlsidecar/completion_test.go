@@ -12,7 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// printed runs rlsidecar with args, writes its output to a file and returns the name of the file.
 func printed(t *testing.T, args ...string) (file string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -22,7 +21,6 @@ func printed(t *testing.T, args ...string) (file string) {
 	return write(t, stdout.String())
 }
 
-// outputOf runs program and returns the lines that it prints to stdout and stderr.
 func outputOf(t *testing.T, program string, args ...string) []string {
 	t.Helper()
 	out, err := exec.Command(program, args...).CombinedOutput()
@@ -76,8 +74,7 @@ func TestFishCompletes(t *testing.T) {
 	}
 }
 
-// TestZshLoadsItsCompletion loads the script with source, and from a folder of fpath. It does not check the words
-// that zsh offers, because zsh shows them only in a terminal.
+// The test does not check the words that zsh offers, because zsh shows them only in a terminal.
 func TestZshLoadsItsCompletion(t *testing.T) {
 	zsh, script := tooltest.Path(t, "zsh"), printed(t, "completion", "zsh")
 	const setup = "autoload -U compinit; compinit -u -D; "

@@ -25,7 +25,7 @@ type configFlags struct {
 // too.
 const mostLimits = 10_000_000
 
-// Validate returns an error if a value is not permitted. kong calls it.
+// kong calls Validate.
 func (f configFlags) Validate() error {
 	if f.MaxLimits < 1 || f.MaxLimits > mostLimits {
 		return fmt.Errorf("--max-limits must be between 1 and %d, is %d", mostLimits, f.MaxLimits)
@@ -38,7 +38,6 @@ func (f configFlags) options() config.Options {
 	return config.Options{ConsumeEach: f.Consume == "each", OnFailure: failure, LocalShare: f.LocalShare, KeepBlanks: f.KeepBlanks, MaxLimits: f.MaxLimits}
 }
 
-// load reads the configuration at paths, for a command that needs a valid one. It writes problems to stderr.
 func (f configFlags) load(a *app, paths []string) (*limiter.Snapshot, error) {
 	if err := readable(paths); err != nil {
 		return nil, err

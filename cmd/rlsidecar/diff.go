@@ -24,7 +24,6 @@ type diffCmd struct {
 	configFlags
 }
 
-// Help returns the text for diff --help.
 func (diffCmd) Help() string {
 	return `Describes each limit that was added, removed or changed: its numbers, algorithm, shadow
 and quota mode, failure policy, and whether its buckets start anew. It also lists the
@@ -44,13 +43,11 @@ Example:
   rlsidecar diff old.yaml new.yaml --log access.log.gz --format nginx --descriptor remote_address=%h`
 }
 
-// difference is the result of diff.
 type difference struct {
 	Changes []diff.Change        `json:"changes"`
 	Log     *simulate.Comparison `json:"log,omitempty"`
 }
 
-// Run compares the configurations.
 func (c *diffCmd) Run(a *app) error {
 	if c.Log == "" && (len(c.Descriptor) > 0 || c.Auth || c.Domain != "") {
 		return exitError{exitUsage, errors.New("--descriptor, --auth and --domain need --log")}
@@ -90,7 +87,6 @@ func (c *diffCmd) configuration(a *app, path string) (*limiter.Snapshot, error) 
 	return s, err
 }
 
-// replay replays the log with both configurations, and returns the differences.
 func (c *diffCmd) replay(a *app, was, is *limiter.Snapshot) (*simulate.Comparison, error) {
 	sides := [2]simulate.Config{{Snapshot: was}, {Snapshot: is}}
 	for i := range sides {
@@ -129,7 +125,6 @@ func (c *diffCmd) replay(a *app, was, is *limiter.Snapshot) (*simulate.Compariso
 	return simulate.Compare(a.ctx, sides[0], sides[1])
 }
 
-// writeDifference writes d as text.
 func writeDifference(w io.Writer, d difference) error {
 	var out strings.Builder
 	if len(d.Changes) == 0 {

@@ -16,7 +16,6 @@ type doctorCmd struct {
 	Format string        `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }
 
-// Help returns the text for doctor --help.
 func (doctorCmd) Help() string {
 	return `Checks each Redis master:
 
@@ -34,7 +33,6 @@ Example:
   rlsidecar doctor --redis-url redis://localhost:6379`
 }
 
-// Run examines the Redis that serve would use.
 func (c *doctorCmd) Run(a *app) error {
 	if a.reference.err != nil {
 		return exitError{exitUsage, a.reference.err}

@@ -50,7 +50,6 @@ func (r reference) resolve(_ *kong.Context, parent *kong.Path, flag *kong.Flag) 
 	return from.Value, nil
 }
 
-// ownValue returns the value of the flag's rlsidecar variable, or false if no such variable is set.
 func ownValue(flag *kong.Flag) (string, bool) {
 	for _, name := range flag.Tag.Envs {
 		if value := os.Getenv(name); value != "" {
@@ -64,7 +63,6 @@ type envCmd struct {
 	Format string `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }
 
-// Help returns the text for env --help.
 func (envCmd) Help() string {
 	return `Lists the variables of rlsidecar, each of which sets a flag of serve, and then those of
 the reference server (envoyproxy/ratelimit). A flag takes precedence over rlsidecar's
@@ -77,7 +75,6 @@ Example:
   rlsidecar env`
 }
 
-// variable is a row of the output.
 type variable struct {
 	Name   string `json:"name"`
 	Value  string `json:"value"`
@@ -85,7 +82,6 @@ type variable struct {
 	Effect string `json:"effect"`
 }
 
-// Run prints the variables.
 func (c *envCmd) Run(a *app, parsed *kong.Context) error {
 	list := append(a.reference.own(parsed.Model), theirs()...)
 	if c.Format == "json" {
@@ -107,7 +103,6 @@ func (c *envCmd) Run(a *app, parsed *kong.Context) error {
 	return nil
 }
 
-// own lists the variables of rlsidecar.
 func (r reference) own(model *kong.Application) (list []variable) {
 	for _, command := range model.Children {
 		if command.Name != "serve" {
@@ -133,7 +128,6 @@ func (r reference) own(model *kong.Application) (list []variable) {
 	return list
 }
 
-// theirs lists the variables of the reference server.
 func theirs() (list []variable) {
 	for _, known := range refenv.Variables() {
 		v := variable{Name: known.Name, Value: known.Default, Source: "default", Effect: known.Effect}

@@ -16,7 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/reference/refenv"
 )
 
-// await waits until out matches pattern, and returns the match and its groups.
 func await(t *testing.T, out *output, pattern string) []string {
 	t.Helper()
 	p := regexp.MustCompile(pattern)
@@ -29,7 +28,6 @@ func await(t *testing.T, out *output, pattern string) []string {
 	return nil
 }
 
-// limited reports whether a limit of domain applies to the descriptor k=v. It sends the request to /json at url.
 func limited(t *testing.T, url, domain string) bool {
 	t.Helper()
 	r, err := http.Post(url+"/json", "", strings.NewReader(`{"domain": "`+domain+`", "descriptors": [{"entries": [{"key": "k", "value": "v"}]}]}`))
@@ -144,7 +142,6 @@ func TestOwnSettingsTakePrecedence(t *testing.T) {
 	}
 }
 
-// TestReferenceFlagsExist checks that serve has each flag that refenv can set.
 func TestReferenceFlagsExist(t *testing.T) {
 	parser, err := kong.New(&commands{}, kong.Name("x"))
 	if err != nil {

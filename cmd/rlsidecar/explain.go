@@ -26,7 +26,6 @@ type explainCmd struct {
 	configFlags
 }
 
-// Help returns the text for explain --help.
 func (explainCmd) Help() string {
 	return `For each descriptor, prints which pattern each entry matched, which limits apply and
 which bucket is charged. If nothing matched, it prints the nearest pattern. For a limit
@@ -48,7 +47,6 @@ Example:
   rlsidecar explain --config limits.yaml --request 'POST /login?next=1' -H 'X-User: bob' --client-ip 192.0.2.7`
 }
 
-// explained is the explanation of one descriptor.
 type explained struct {
 	Descriptor string         `json:"descriptor"`
 	Steps      []stepTaken    `json:"steps"`
@@ -62,13 +60,11 @@ type explained struct {
 	MaxOverride *bound `json:"max_override,omitempty"`
 }
 
-// bound is the max_override of a descriptor.
 type bound struct {
 	Place string `json:"place"`
 	Words string `json:"words"`
 }
 
-// stepTaken is one entry, with the pattern that it matched.
 type stepTaken struct {
 	Entry   string   `json:"entry"`
 	Pattern string   `json:"pattern"`
@@ -86,7 +82,6 @@ type nearMiss struct {
 	Message string   `json:"message"`
 }
 
-// limitApplied is a limit that applies to a descriptor.
 type limitApplied struct {
 	Name   string   `json:"name"`
 	Place  string   `json:"place"`
@@ -99,7 +94,6 @@ type limitApplied struct {
 	Adjustments []appliedAdjustment `json:"adjustments,omitempty"`
 }
 
-// Run explains the request.
 func (c *explainCmd) Run(a *app) error {
 	request, about, err := c.question()
 	if err != nil {
@@ -231,7 +225,6 @@ func described(d *limiter.Domain, entries []descriptors.Entry) explained {
 	return x
 }
 
-// followed converts x to the form of the output.
 func followed(x descriptors.Explanation) explained {
 	e := explained{Steps: []stepTaken{}, Limits: []limitApplied{}}
 	for _, s := range x.Steps {
@@ -247,7 +240,6 @@ func entryText(e descriptors.Entry) string {
 	return descriptors.Printable(e.Key) + "=" + descriptors.Printable(e.Value)
 }
 
-// applied describes the limit of result i of call.
 func applied(call *limiter.Call, i int) limitApplied {
 	r := &call.Results[i]
 	p := r.Policy
@@ -269,7 +261,6 @@ func applied(call *limiter.Call, i int) limitApplied {
 	return x
 }
 
-// bucket returns the entries that identify the bucket of p.
 func bucket(p *descriptors.Policy, entries []descriptors.Entry) []string {
 	identifying := []string{}
 	for i, e := range entries {
@@ -286,7 +277,6 @@ func together(r *limiter.Result) bool {
 	return !p.Alone && !p.Shadow && !p.Quota && r.Outcome != limiter.Replaced && r.Outcome != limiter.Unlimited
 }
 
-// notes describes the settings of a limit that differ from the defaults.
 func notes(p *descriptors.Policy) (notes []string) {
 	add := func(when bool, text string) {
 		if when {
@@ -308,7 +298,6 @@ func notes(p *descriptors.Policy) (notes []string) {
 	return notes
 }
 
-// writeExplained writes the explanations as text.
 func writeExplained(w io.Writer, all []explained) error {
 	var out strings.Builder
 	for i, x := range all {
@@ -348,7 +337,6 @@ var matchWords = map[string]string{
 	descriptors.Any.String():       "any value",
 }
 
-// overText lists patterns, which match too but have lower precedence. It returns "" if there are none.
 func overText(patterns []string) string {
 	if len(patterns) == 0 {
 		return ""

@@ -13,7 +13,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// adjustedFlags state from where explain reads adjustments.
 type adjustedFlags struct {
 	Adjusted bool   `help:"Show the adjustments in force at a running sidecar."`
 	StateDir string `placeholder:"DIR" help:"Show the adjustments that are kept in this folder: the value of serve's --state-dir."`
@@ -46,7 +45,6 @@ func (f *adjustedFlags) adjustments(a *app) (*adjust.Set, error) {
 	return adjust.NewSet(adjust.Head{Version: answer.Version}, answer.Adjustments), nil
 }
 
-// appliedAdjustment is an adjustment that concerns a limit and its key.
 type appliedAdjustment struct {
 	ID      string `json:"id"`
 	InForce bool   `json:"in_force"`
@@ -80,5 +78,4 @@ func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *descriptor
 	return list
 }
 
-// systemClock returns the time of this machine's clock.
 func systemClock() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }

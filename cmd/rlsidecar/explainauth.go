@@ -23,7 +23,6 @@ type requestToExplain struct {
 	ClientIP string   `name:"client-ip" placeholder:"ADDRESS" help:"Client address of the request."`
 }
 
-// read converts the flags to the request that routes are compared with.
 func (a requestToExplain) read() (*routing.Request, error) {
 	method, uri, ok := strings.Cut(a.Request, " ")
 	if !ok || method == "" || uri == "" {
@@ -55,7 +54,6 @@ func (a requestToExplain) read() (*routing.Request, error) {
 	return q, nil
 }
 
-// explainedRequest is the explanation of an HTTP request.
 type explainedRequest struct {
 	Request string      `json:"request"`
 	Route   *routeTaken `json:"route,omitempty"`
@@ -82,7 +80,6 @@ type leftOut struct {
 	Missing    string `json:"missing"`
 }
 
-// explainRequest explains how /v1/auth handles q.
 func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, set *adjust.Set, q *routing.Request) error {
 	x := explainedRequest{Request: c.Request, Descriptors: []explained{}}
 	if s.Auth == nil {
@@ -118,7 +115,6 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, set *adjust.Set
 	return x.write(a.stdout)
 }
 
-// missing returns the descriptors of route for which q lacks a value.
 func missing(auth *limiter.Auth, route *limiter.Route, q *routing.Request) (out []leftOut) {
 	for _, entries := range route.Descriptors {
 		var keys []string
@@ -144,7 +140,6 @@ func entriesText(entries []descriptors.Entry) string {
 	return strings.Join(texts, ",")
 }
 
-// write writes x as text.
 func (x *explainedRequest) write(w io.Writer) error {
 	var out strings.Builder
 	out.WriteString(descriptors.Printable(x.Request) + "\n")

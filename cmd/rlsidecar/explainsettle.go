@@ -8,7 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// reservation describes what a request reserves of a limit with settle.
 type reservation struct {
 	// Units is the number of units that this request reserves. If the estimate is learned, which only a running
 	// sidecar knows, Units is based on the configured first estimate.
@@ -26,8 +25,6 @@ func reserves(r *limiter.Result) *reservation {
 	return &reservation{Units: r.Cost, Words: s.Words(r.Policy.Limit)}
 }
 
-// settlement describes how a descriptor settles a reservation. It returns "" if the descriptor does not
-// settle one.
 func settlement(d *limiter.Domain, entries []descriptors.Entry) string {
 	if d.Settle == nil || len(entries) == 0 {
 		return ""
@@ -54,7 +51,6 @@ func (x *explained) unsettled() {
 	}
 }
 
-// writeReservation writes what a request reserves of a limit.
 func writeReservation(w io.Writer, r *reservation) {
 	fmt.Fprintf(w, "    settle: reserves %d\n", r.Units)
 	for _, text := range r.Words {

@@ -16,8 +16,6 @@ import (
 	"time"
 )
 
-// TestHealthOutOfFiles opens many silent connections to a process that may open few files. Health checks are still
-// answered, and the log reports the shortage.
 func TestHealthOutOfFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags []string
@@ -67,7 +65,6 @@ func TestHealthOutOfFiles(t *testing.T) {
 	}
 }
 
-// requestHealth requests path over HTTP at a Unix socket. It returns an error unless the status is 200.
 func requestHealth(socket, path string) error {
 	client := http.Client{
 		Timeout: 5 * time.Second,
@@ -99,8 +96,6 @@ func within(t *testing.T, condition string, ok func() bool) {
 	}
 }
 
-// TestServeRefusesImpossibleBounds checks that serve rejects a negative number of connections and a negative idle
-// time.
 func TestServeRefusesImpossibleBounds(t *testing.T) {
 	for _, flag := range []string{"--grpc-max-connections=-1", "--http-max-connections=-1", "--grpc-max-connection-idle=-1s", "--http-idle-timeout=-1s"} {
 		var stderr output

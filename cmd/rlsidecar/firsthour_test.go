@@ -9,7 +9,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// tool runs a command against the admin listener of x, and returns its exit code and output.
 func (x *started) tool(t *testing.T, args ...string) (int, string) {
 	t.Helper()
 	var out output
@@ -17,7 +16,7 @@ func (x *started) tool(t *testing.T, args ...string) (int, string) {
 	return code, out.String()
 }
 
-// send posts one descriptor of domain to /json and returns the status. entries have the form key=value.
+// The entries have the form key=value.
 func (x *started) send(t *testing.T, domain string, entries ...string) int {
 	t.Helper()
 	var list []string
@@ -29,7 +28,6 @@ func (x *started) send(t *testing.T, domain string, entries ...string) int {
 	return code
 }
 
-// contains fails the test for each string in wants that text lacks.
 func contains(t *testing.T, condition, text string, wants ...string) {
 	t.Helper()
 	for _, want := range wants {
@@ -39,8 +37,6 @@ func contains(t *testing.T, condition, text string, wants ...string) {
 	}
 }
 
-// TestRequestsThatMatchNoLimitAreReported sends requests with a typo in the key or in the domain, which no limit matches.
-// top, the admin API, the log and the metrics show them, but no values.
 func TestRequestsThatMatchNoLimitAreReported(t *testing.T) {
 	x := startServe(t, "--config", write(t, counted))
 	if code, out := x.tool(t, "top", "--unmatched"); code != exitDone || !strings.HasPrefix(out, "every request matched a limit since ") {
@@ -73,7 +69,6 @@ func TestRequestsThatMatchNoLimitAreReported(t *testing.T) {
 	}
 }
 
-// TestAuthWithoutAnAuthSection checks that requests to /v1/auth are denied, and that the log states the reason once.
 func TestAuthWithoutAnAuthSection(t *testing.T) {
 	x := startServe(t, "--config", write(t, counted))
 	contains(t, "the log at the start", x.log.String(), "WARN", "no auth section: /v1/auth")
@@ -101,8 +96,6 @@ descriptors:
   - {key: user, limit: send}
 `
 
-// TestAPenaltyIsNamed checks that get and top show that a penalty denies a key, in memory and in Redis. get also
-// shows until when.
 func TestAPenaltyIsNamed(t *testing.T) {
 	redis := redistest.Start(t)
 	for where, args := range map[string][]string{"memory": nil, "redis": {"--redis-url", "redis://" + redis.Addr, "--backend-timeout", "3s"}} {
@@ -135,7 +128,6 @@ func TestAPenaltyIsNamed(t *testing.T) {
 	}
 }
 
-// TestABucketNeedsItsKey checks that get and reset report that the key is missing.
 func TestABucketNeedsItsKey(t *testing.T) {
 	x := startServe(t, "--config", write(t, penalized))
 	for _, verb := range []string{"get", "reset"} {
@@ -158,8 +150,7 @@ descriptors:
   - {key: user, rate_limit: {unit: year, requests_per_unit: 1}}
 `
 
-// TestAConfiguredNameIsUsedEverywhere checks that the commands, the admin API and the metrics use the configured name
-// of a limit. Only the reference server's metrics and /rlconfig use its place in the configuration. If several limits
+// Only the reference server's metrics and /rlconfig use the place of a limit in the configuration. If several limits
 // share a name, as the reference server allows, each is known by its place.
 func TestAConfiguredNameIsUsedEverywhere(t *testing.T) {
 	file := write(t, login)
@@ -225,8 +216,6 @@ func TestVersionFlag(t *testing.T) {
 	}
 }
 
-// TestMessagesSuggestTheRightText checks messages about limits in the words of other rate limiters, about numbers that
-// are too large, and about wrong arguments of serve. The messages state the right words and numbers.
 func TestMessagesSuggestTheRightText(t *testing.T) {
 	const limit = "domain: d\nlimits: {a: {algorithm: %s, rate: %s, period: %s%s}}\n"
 	for _, c := range []struct{ config, want string }{

@@ -62,7 +62,6 @@ func startServe(t *testing.T, args ...string) *started {
 	return x
 }
 
-// get requests path with GET, and returns the status and the body.
 func (x *started) get(t *testing.T, addr, path string) (int, string) {
 	t.Helper()
 	return fetch(t, http.MethodGet, "http://"+addr+path, "")
@@ -94,8 +93,7 @@ func fetch(t *testing.T, method, url, body string) (int, string) {
 	return answer.StatusCode, string(text)
 }
 
-// TestLocalMistakesAboutRedisEndTheStart checks mistakes that need no connection to Redis. serve exits with 1 and
-// prints the cause and the remedy.
+// These mistakes are found without a connection to Redis.
 func TestLocalMistakesAboutRedisEndTheStart(t *testing.T) {
 	file, none := write(t, counted), filepath.Join(t.TempDir(), "none")
 	for name, c := range map[string]struct {
@@ -182,8 +180,7 @@ func TestRefusalsOfRedisKeepReadinessFalse(t *testing.T) {
 	}
 }
 
-// TestReadinessDependsOnRedisUntilItHasDecidedOnce starts a sidecar with a wrong password, and then corrects the
-// password file. Once Redis has decided, neither a refusal nor an outage makes the sidecar unready.
+// Once Redis has decided, neither a refusal nor an outage makes the sidecar unready.
 func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Do("ACL", "SETUSER", "one", "on", ">right", "~rl:*", "+@all")
@@ -222,8 +219,6 @@ func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
 	}
 }
 
-// TestAnUnreachableRedisDoesNotPreventReadiness starts a sidecar before its Redis. The sidecar is ready, reports the
-// condition, and decides once Redis runs.
 func TestAnUnreachableRedisDoesNotPreventReadiness(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Kill()

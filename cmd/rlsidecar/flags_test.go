@@ -10,7 +10,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// A share is a percentage from 0 to below 100.
 func TestParseShare(t *testing.T) {
 	for text, want := range map[string]float64{"0%": 0, "1%": 0.01, "0.5 %": 0.005, "50%": 0.5} {
 		if got, err := parseShare(text); err != nil || got != want {
@@ -24,8 +23,6 @@ func TestParseShare(t *testing.T) {
 	}
 }
 
-// The flags of a log must fit together. The lines of a log state no domain, so --domain is needed unless one domain alone is
-// configured.
 func TestFlagsOfALog(t *testing.T) {
 	one, two := map[string]*limiter.Domain{"a": {}}, map[string]*limiter.Domain{"a": {}, "b": {}}
 	descriptor := []string{"user=%h"}
@@ -60,8 +57,6 @@ func TestFlagsOfALog(t *testing.T) {
 	}
 }
 
-// explain reads a request as /v1/auth does: the path is decoded, the Host header is the host, and an IPv4 address may be
-// written in the form of IPv6.
 func TestARequestToExplain(t *testing.T) {
 	q, err := requestToExplain{
 		Request: "POST /a/%62?x=1&y", Header: []string{"x-user:  bob\t", "X-User: eve", "host: Shop.test:80"}, ClientIP: "::ffff:192.0.2.1",
@@ -85,7 +80,6 @@ func TestARequestToExplain(t *testing.T) {
 	}
 }
 
-// Wrong usage and a missing limit have exit codes of their own, and other failures have none.
 func TestExitCodesOfAnswersOfTheAdminListener(t *testing.T) {
 	for name, test := range map[string]struct {
 		status int

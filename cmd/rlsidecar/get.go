@@ -17,7 +17,6 @@ type getCmd struct {
 	adminFlags
 }
 
-// Help returns the text for get --help.
 func (getCmd) Help() string {
 	return `Queries the admin listener of a running sidecar. The query consumes nothing. NEXT IN is
 the time until a request of one unit is allowed; FULL IN is the time until the bucket is
@@ -31,7 +30,6 @@ Example:
   rlsidecar get --domain edge --descriptor path=/login,remote_address=192.0.2.7`
 }
 
-// Run shows the buckets.
 func (c *getCmd) Run(a *app) error {
 	query, err := c.query()
 	if err != nil {
@@ -69,7 +67,6 @@ type gotBucket struct {
 	Settle     *httpapi.Settling `json:"settle"`
 }
 
-// writeBuckets writes a table of the buckets, and then sentences about reservations, payers and blocks.
 func writeBuckets(out io.Writer, buckets []gotBucket) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprint(table, "DOMAIN\tLIMIT\tKEY\tREMAINING\tOF\tNEXT IN\tFULL IN\n")
@@ -115,8 +112,7 @@ func duration(ms int64) string {
 	return (time.Duration(ms) * time.Millisecond).String()
 }
 
-// writeSettling describes the reservations of a limit, and the debt of one of its buckets. The bucket holds
-// value/scale units.
+// The bucket holds value/scale units.
 func writeSettling(w io.Writer, s *httpapi.Settling, key, limit string, value, scale int64) {
 	if value < 0 {
 		fmt.Fprintf(w, "%s of limit %s is in debt by %d units: real costs exceeded the reservations (max_debt: %d)\n",
@@ -131,7 +127,6 @@ func writeSettling(w io.Writer, s *httpapi.Settling, key, limit string, value, s
 		limit, s.ReservedUnits, s.Reserved, s.Settled, s.Unknown, s.Late, s.RealUnits, s.LostUnits)
 }
 
-// blockers maps the values of blocked_by to texts.
 var blockers = map[string]string{
 	"penalty":    "by its penalty; rlsidecar reset ends that",
 	"adjustment": "by an operator's adjustment; rlsidecar adjust list shows it",

@@ -16,8 +16,6 @@ limits:
 descriptors: [{key: user, limit: tokens}]
 `
 
-// TestGetDescribesReservations checks that get prints the estimate of a limit with settle, and the numbers of its
-// reservations.
 func TestGetDescribesReservations(t *testing.T) {
 	dir := t.TempDir()
 	adminAt := "unix://" + filepath.Join(dir, "admin")

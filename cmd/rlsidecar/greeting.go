@@ -71,7 +71,6 @@ func curl(a net.Addr) string {
 	}
 }
 
-// question returns a RateLimitRequest in JSON.
 func question(domain string, entries []descriptors.Entry) string {
 	type entry struct {
 		Key   string `json:"key"`
@@ -94,7 +93,6 @@ func question(domain string, entries []descriptors.Entry) string {
 // quote quotes s as one word of a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// example returns a descriptor that matches a limit. ok is false if it finds none.
 func example(s *limiter.Snapshot) (domain string, entries []descriptors.Entry, ok bool) {
 	for _, name := range slices.Sorted(maps.Keys(s.Domains)) {
 		tree := s.Domains[name].Tree

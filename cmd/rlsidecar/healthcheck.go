@@ -16,7 +16,6 @@ type healthcheckCmd struct {
 	Timeout    time.Duration `default:"1s" help:"How long to wait for the answer (${default})."`
 }
 
-// Help returns the text for healthcheck --help.
 func (healthcheckCmd) Help() string {
 	return `Checks the HTTP listener (/readyz) or, if there is none, the gRPC listener
 (grpc.health.v1). Give it the same flags or variables as serve. Exits with 0 if the
@@ -33,7 +32,6 @@ Example:
   rlsidecar healthcheck --http-listen '' --grpc-listen unix:///run/rlsidecar.sock`
 }
 
-// Run checks the sidecar.
 func (c *healthcheckCmd) Run(a *app) error {
 	if a.reference.err != nil {
 		return exitError{exitUsage, a.reference.err}

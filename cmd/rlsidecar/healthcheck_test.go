@@ -55,8 +55,7 @@ func TestHealthcheckReportsReadiness(t *testing.T) {
 	}
 }
 
-// TestLiveSucceedsBeforeReadiness checks that healthcheck --live succeeds for a sidecar that waits for its first configuration, so
-// that a startup probe does not restart it. Without --live, healthcheck fails.
+// A startup probe with --live must not restart a sidecar that waits for its first configuration.
 func TestLiveSucceedsBeforeReadiness(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	socket := filepath.Join(t.TempDir(), "http")

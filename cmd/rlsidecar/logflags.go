@@ -8,7 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/offline/simulate"
 )
 
-// logFlags describe how to read a trace or an access log.
 type logFlags struct {
 	Format     string   `enum:"jsonl,nginx,envoy" default:"jsonl" help:"Format of the log: jsonl (a trace), nginx (combined) or envoy (default or JSON)."`
 	Descriptor []string `sep:"none" placeholder:"KEY=%X,…" help:"Descriptor to make from each line of an access log. May be repeated."`

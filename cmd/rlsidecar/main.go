@@ -18,7 +18,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/reference/refenv"
 )
 
-// These are the exit codes.
 const (
 	exitDone   = 0
 	exitNo     = 1 // a negative result: a mistake in a configuration, a failed scenario
@@ -49,8 +48,6 @@ type commands struct {
 	Man         manCmd         `cmd:"" help:"Print the manual page."`
 }
 
-// app is what a command uses: its streams, its context, and the settings from the variables of the reference
-// server (envoyproxy/ratelimit).
 type app struct {
 	ctx            context.Context
 	stdin          io.Reader
@@ -94,7 +91,6 @@ func runAs(ctx context.Context, argv []string, stdin io.Reader, stdout, stderr i
 	return start(ctx, asReference, args, stdin, stdout, stderr)
 }
 
-// run runs the program with args as its arguments.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return start(ctx, false, args, stdin, stdout, stderr)
 }
@@ -152,7 +148,6 @@ func commandOf(parser *kong.Kong, args []string) string {
 	return ""
 }
 
-// usageAdvice suggests a correction for a command line that cannot be parsed. It returns "" if it has none.
 func usageAdvice(args []string, err error) string {
 	if len(args) == 0 {
 		return ""

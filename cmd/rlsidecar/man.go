@@ -10,7 +10,6 @@ import (
 
 type manCmd struct{}
 
-// Help returns the text for man --help.
 func (manCmd) Help() string {
 	return `The page is in the format of man(1).
 
@@ -19,7 +18,6 @@ Example:
   rlsidecar man > /usr/local/share/man/man1/rlsidecar.1`
 }
 
-// Run prints the page.
 func (manCmd) Run(a *app, parsed *kong.Context) error {
 	var b bytes.Buffer
 	version, _ := build()
@@ -69,7 +67,6 @@ func manCommand(b *bytes.Buffer, c *kong.Node) {
 	}
 }
 
-// roff escapes s as text of a manual page.
 func roff(s string) string {
 	s = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'").Replace(s)
 	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {

@@ -17,7 +17,6 @@ type migrateCmd struct {
 	Format string   `enum:"text,json" default:"text" help:"Format of the notes: text or json."`
 }
 
-// Help returns the text for migrate --help.
 func (migrateCmd) Help() string {
 	return `Reads configuration files of envoyproxy/ratelimit. It prints one line for each setting
 that rlsidecar refuses or that has another effect in rlsidecar, with the remedy:
@@ -33,7 +32,6 @@ Example:
   rlsidecar migrate --write ratelimit/config/*.yaml`
 }
 
-// Run prints notes, prints the new file, or rewrites the files, as the flags state.
 func (c *migrateCmd) Run(a *app) error {
 	var files []config.File
 	for _, name := range c.Files {

@@ -6,7 +6,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// redisFlags describe the Redis that keeps the buckets.
 type redisFlags struct {
 	RedisURL          string        `name:"redis-url" placeholder:"URL" env:"RLSIDECAR_REDIS_URL" help:"Keep buckets in Redis: redis://[user:pass@]host:port/db, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p."`
 	RedisPerSecondURL string        `name:"redis-per-second-url" placeholder:"URL" env:"RLSIDECAR_REDIS_PER_SECOND_URL" help:"Keep the buckets of limits per second in this second Redis, as the reference server does with REDIS_PERSECOND."`

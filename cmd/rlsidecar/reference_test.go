@@ -10,7 +10,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/test/docgen"
 )
 
-// TestReference compares docs/reference/cli.md with --help.
 func TestReference(t *testing.T) {
 	parser, err := kong.New(&commands{})
 	if err != nil {

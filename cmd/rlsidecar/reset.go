@@ -12,7 +12,6 @@ type resetCmd struct {
 	adminFlags
 }
 
-// Help returns the text for reset --help.
 func (resetCmd) Help() string {
 	return `Deletes a bucket through the admin listener of a running sidecar, so that the key starts
 with a new one. With Redis, this applies to all sidecars; others may use their cached
@@ -26,7 +25,6 @@ Example:
   rlsidecar reset --domain edge --descriptor path=/login,remote_address=192.0.2.7`
 }
 
-// Run deletes the buckets.
 func (c *resetCmd) Run(a *app) error {
 	query, err := c.query()
 	if err != nil {
@@ -56,7 +54,6 @@ func (c *resetCmd) Run(a *app) error {
 	return nil
 }
 
-// whole returns words for the bucket of k, for messages.
 func whole(k shownKey) string {
 	if len(k) == 0 {
 		return "the bucket"

@@ -56,7 +56,6 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// TestRecipes runs the scenarios beside the limits in examples/.
 func TestRecipes(t *testing.T) {
 	files, err := filepath.Glob("../../examples/*/*.scenarios.yaml")
 	if err != nil || len(files) == 0 {

@@ -11,8 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestPasswordsOfRedisAreNotPrinted checks that doctor, serve and env do not print the password of a Redis URL. The
-// URL is malformed, or its Redis does not answer or has another password.
+// Each URL is malformed, or its Redis does not answer or has another password.
 func TestPasswordsOfRedisAreNotPrinted(t *testing.T) {
 	closed := fmt.Sprintf("127.0.0.1:%d", redistest.FreePort(t))
 	locked := redistest.Start(t, "--requirepass", "other").Addr
@@ -55,7 +54,6 @@ func TestPasswordsOfRedisAreNotPrinted(t *testing.T) {
 	}
 }
 
-// The command env masks tokens, the headers for a control plane, and passwords in URLs.
 func TestEnvMasksSecrets(t *testing.T) {
 	for name, value := range map[string]string{"RLSIDECAR_ADMIN_TOKEN": "hunter2", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS": "authorization:hunter2", "RLSIDECAR_REDIS_URL": "redis://u:hunter2@h:1"} {
 		for _, format := range []string{"text", "json"} {

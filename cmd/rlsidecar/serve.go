@@ -90,7 +90,6 @@ type serveCmd struct {
 	LogFormat string `enum:"text,json" default:"text" env:"RLSIDECAR_LOG_FORMAT" help:"Log format: text or json."`
 }
 
-// Help returns the text for serve --help.
 func (serveCmd) Help() string {
 	return `Buckets are kept in memory, or in Redis if --redis-url is given. The configuration is
 loaded again when its files change, and on SIGHUP. A configuration with a mistake is
@@ -107,7 +106,6 @@ Example:
   rlsidecar serve --xds-server control-plane:18001 --xds-node-id edge --start-without-config`
 }
 
-// Run serves until a signal stops it.
 func (c *serveCmd) Run(a *app) error {
 	if a.reference.err != nil {
 		return exitError{exitUsage, a.reference.err}
@@ -198,10 +196,8 @@ func (c *serveCmd) settings(plane server.XDS) server.Config {
 	return s
 }
 
-// httpHeaders is the value of --http-headers.
 type httpHeaders httpapi.HeaderSets
 
-// UnmarshalText implements encoding.TextUnmarshaler.
 func (h *httpHeaders) UnmarshalText(text []byte) error {
 	words := strings.Split(string(text), ",")
 	for i := range words {
@@ -216,7 +212,6 @@ func (h *httpHeaders) UnmarshalText(text []byte) error {
 // unset variable in a script, and without a file no token would be required.
 type tokenFile string
 
-// UnmarshalText implements encoding.TextUnmarshaler.
 func (f *tokenFile) UnmarshalText(text []byte) error {
 	if len(text) == 0 {
 		return errors.New("the name of the token file is empty; give a file name")
@@ -225,7 +220,6 @@ func (f *tokenFile) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// newLogger returns a logger that writes one line to w for each entry.
 func newLogger(w io.Writer, level, format string) *zap.Logger {
 	at, _ := zapcore.ParseLevel(level) // kong has already checked the value
 	c := zap.NewProductionEncoderConfig()

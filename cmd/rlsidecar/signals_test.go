@@ -10,7 +10,6 @@ import (
 	"time"
 )
 
-// TestASecondSignalEndsTheProcess stops a process that would drain for a minute.
 func TestASecondSignalEndsTheProcess(t *testing.T) {
 	http := filepath.Join(t.TempDir(), "h")
 	serve := exec.Command("rlsidecar", "serve", "--config", write(t, limits), "--drain-delay", "1m",

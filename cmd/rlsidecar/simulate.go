@@ -23,7 +23,6 @@ type simulateCmd struct {
 	configFlags
 }
 
-// Help returns the text for simulate --help.
 func (simulateCmd) Help() string {
 	return `Replays the requests of a trace or an access log in virtual time. A line of a trace has
 one of two forms:
@@ -54,7 +53,6 @@ Example:
   rlsidecar simulate --config limits.yaml --format nginx --auth access.log.gz`
 }
 
-// Run replays the log.
 func (c *simulateCmd) Run(a *app) error {
 	templates, err := c.templates()
 	if err != nil {
@@ -166,7 +164,6 @@ func (m *meter) show(lines int64) {
 	}
 }
 
-// clear removes the progress line, so that other output can follow.
 func (m *meter) clear() {
 	if m.w != nil && m.last != m.start {
 		fmt.Fprint(m.w, "\r\x1b[K")

@@ -6,7 +6,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 )
 
-// statsdFlags describe the StatsD server that receives metrics.
 type statsdFlags struct {
 	StatsdAddress  string        `placeholder:"HOST:PORT" env:"RLSIDECAR_STATSD_ADDRESS" help:"Send the metrics of the reference server, under its names, to this StatsD server (not sent)."`
 	StatsdProtocol string        `enum:"tcp,udp" default:"udp" env:"RLSIDECAR_STATSD_PROTOCOL" help:"Protocol of StatsD: tcp or udp (${default})."`

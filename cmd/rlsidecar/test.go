@@ -19,7 +19,6 @@ type testCmd struct {
 	configFlags
 }
 
-// Help returns the text for test --help.
 func (testCmd) Help() string {
 	return `A scenario is a list of steps. A step is a request at a time, with the expected answer.
 Time is virtual, and each scenario starts with new buckets. docs/scenarios.md describes
@@ -40,7 +39,6 @@ where chat.yaml is
         - {at: 6s, domain: edge, descriptors: ["user_id=bob"], expect: ok}`
 }
 
-// Run runs the scenarios in the files.
 func (c *testCmd) Run(a *app) error {
 	only, err := regexp.Compile(c.Only)
 	if err != nil {
@@ -67,7 +65,6 @@ func (c *testCmd) Run(a *app) error {
 	}
 }
 
-// testRun is the state of one run of the command test.
 type testRun struct {
 	app    *app
 	cmd    *testCmd

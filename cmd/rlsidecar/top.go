@@ -18,7 +18,6 @@ type topCmd struct {
 	adminFlags
 }
 
-// Help returns the text for top --help.
 func (topCmd) Help() string {
 	return `Lists the keys that a running sidecar denied most in the last five to ten minutes. The
 reasons are:
@@ -46,7 +45,6 @@ Example:
   rlsidecar top --admin-listen unix:///run/rlsidecar/admin.sock --format json`
 }
 
-// Run lists the denied keys.
 func (c *topCmd) Run(a *app) error {
 	if c.Unmatched {
 		return c.unmatched(a)
@@ -102,7 +100,6 @@ func (c *topCmd) Run(a *app) error {
 	return table.Flush()
 }
 
-// unmatched lists the requests that matched no limit, by their domain and the keys of their descriptors.
 func (c *topCmd) unmatched(a *app) error {
 	var answer struct {
 		Since     time.Time `json:"since"`

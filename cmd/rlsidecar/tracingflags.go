@@ -2,7 +2,6 @@ package main
 
 import "github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 
-// tracingFlags state whether and how decisions are traced.
 type tracingFlags struct {
 	Tracing                  bool    `env:"RLSIDECAR_TRACING" help:"Send traces of decisions to the OpenTelemetry collector at OTEL_EXPORTER_OTLP_ENDPOINT."`
 	TracingProtocol          string  `enum:"http,grpc" default:"http" env:"RLSIDECAR_TRACING_PROTOCOL" help:"OTLP over http or grpc (${default})."`
@@ -12,7 +11,6 @@ type tracingFlags struct {
 	TracingServiceInstanceID string  `name:"tracing-service-instance-id" placeholder:"ID" env:"RLSIDECAR_TRACING_SERVICE_INSTANCE_ID" help:"ID of this instance of the service in traces."`
 }
 
-// tracing converts the flags. It returns nil without --tracing.
 func (f tracingFlags) tracing(version string) *tracing.Config {
 	if !f.Tracing {
 		return nil

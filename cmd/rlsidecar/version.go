@@ -12,14 +12,12 @@ import (
 
 type versionCmd struct{}
 
-// Help returns the text for version --help.
 func (versionCmd) Help() string {
 	return `Example:
 
   rlsidecar version`
 }
 
-// Run prints the version.
 func (versionCmd) Run(a *app) error { return printVersion(a.stdout) }
 
 func printVersion(w io.Writer) error {
@@ -32,7 +30,6 @@ func printVersion(w io.Writer) error {
 // versionFlag is the flag --version, which new users try first.
 type versionFlag bool
 
-// BeforeReset prints the version and ends the program.
 func (versionFlag) BeforeReset(k *kong.Kong) error {
 	err := printVersion(k.Stdout)
 	k.Exit(exitDone)

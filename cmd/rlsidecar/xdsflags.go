@@ -10,7 +10,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// xdsFlags describe the control plane that provides the configuration.
 type xdsFlags struct {
 	XDSServer          string        `name:"xds-server" placeholder:"HOST:PORT" env:"RLSIDECAR_XDS_SERVER" help:"Get the configuration from this control plane, over ADS, instead of from files."`
 	XDSNodeID          string        `name:"xds-node-id" default:"default" placeholder:"ID" env:"RLSIDECAR_XDS_NODE_ID" help:"Node ID that identifies this process to the control plane (the text ${default})."`
@@ -27,7 +26,6 @@ type xdsFlags struct {
 	StartWithoutConfig bool          `name:"start-without-config" env:"RLSIDECAR_START_WITHOUT_CONFIG" help:"Start before the control plane has sent a configuration. Until then, on_backend_failure decides and the sidecar is not ready."`
 }
 
-// xds converts the flags. It returns an error for a malformed pair.
 func (f xdsFlags) xds() (x server.XDS, err error) {
 	x = server.XDS{
 		Server: f.XDSServer, NodeID: f.XDSNodeID,
@@ -42,7 +40,6 @@ func (f xdsFlags) xds() (x server.XDS, err error) {
 	return x, err
 }
 
-// pairs splits each item of list into a name and a value.
 func pairs(flag, separator string, list []string) (map[string]string, error) {
 	m := map[string]string{}
 	for _, pair := range list {

@@ -10,8 +10,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// TestControlPlaneOfTheReferenceServersEnvironment checks the control plane that the reference server's variables
-// describe, and that flags take precedence over it.
 func TestControlPlaneOfTheReferenceServersEnvironment(t *testing.T) {
 	env := map[string]string{
 		"CONFIG_TYPE": "GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL": "envoy-gateway:18001", "CONFIG_GRPC_XDS_NODE_ID": "envoy-ratelimit",
