@@ -212,7 +212,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 		return
 	}
 	*d = Decision{}
-	if l.Rate == 0 { // such a limit allows nothing, and the formulas below would divide by zero
+	if l.Rate == 0 { // the formulas below divide by Rate
 		d.Allowed, d.Never = a.Cost <= 0, a.Cost > 0
 		return
 	}
@@ -244,7 +244,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	if a.Settle && a.Cost == 0 {
 		d.Allowed, d.RetryAfter = true, 0
 	}
-	if back := at - now; back > 0 { // the bucket's time stands still until the clock has caught up, so all waiting times are longer
+	if back := at - now; back > 0 { // no units flow in until the clock has caught up
 		d.later(back)
 	}
 	switch {
@@ -261,7 +261,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 }
 
 // afterDenial returns the state to store for a bucket that is not charged because another bucket of its group
-// denied. It equals s, except that start has prepared it and that outdated Denials are removed.
+// denied: s as start prepares it, without outdated Denials.
 func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 	if l.Rate == 0 {
 		return s
@@ -278,8 +278,8 @@ func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 	return kept
 }
 
-// keep returns the state to store after a decision that charges nothing: s, or kept, which is s as start
-// prepared it. seen and dryRun are those of stays.
+// keep returns the state to store after a decision that charges nothing. kept is s as start prepared it. seen
+// and dryRun are those of stays.
 func (l *Limit) keep(s, kept State, seen, dryRun bool) State {
 	if l.stays(seen, dryRun) {
 		return s
@@ -287,8 +287,8 @@ func (l *Limit) keep(s, kept State, seen, dryRun bool) State {
 	return kept
 }
 
-// stays reports whether a decision that charges nothing leaves the stored state untouched. seen reports whether
-// the bucket is stored. A bucket that starts full is not stored before its first charge.
+// stays reports whether a decision that charges nothing leaves the stored state untouched. seen means that the
+// bucket is stored. A bucket that starts full is not stored before its first charge.
 func (l *Limit) stays(seen, dryRun bool) bool { return seen && dryRun || !seen && l.startsFilled() }
 
 // start prepares s for a decision of l. It returns the time of the decision, and whether s was stored before.
@@ -328,25 +328,22 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 		l.adopt(s, at, hash)
 	}
 	if !l.startsFilled() && s.By == l && s.Denials == nil && at-s.At > Day-l.tick && at >= l.fullAt(*s, hash)+Day {
-		*s = l.fresh(at) // A bucket that has been full for a day is new again. It then holds Initial, which is at most what it held.
+		*s = l.fresh(at)
 		return at, false
 	}
 	return at, true
 }
 
-// begin is start for a copy of s. It returns the copy as kept.
 func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, seen bool) {
 	at, seen = l.start(&s, now, hash)
 	return s, at, seen
 }
 
-// startsFilled reports whether a new bucket is full.
 func (l *Limit) startsFilled() bool { return l.Initial >= l.Capacity }
 
 // ChargesDenied is for Stores. It reports whether l charges denied requests, too.
 func (l *Limit) ChargesDenied() bool { return l.Overdraw || l.TakesDenied }
 
-// fresh returns the State of a new bucket at time now, filled to Initial.
 func (l *Limit) fresh(now Micros) State {
 	s := State{By: l, At: l.tickOf(now)}
 	if l.Settles {
@@ -357,7 +354,7 @@ func (l *Limit) fresh(now Micros) State {
 		s.Value, s.Prev = l.v-(l.Capacity-l.Initial)*l.q, l.v1
 	case FixedWindow:
 		s.Value = l.Initial
-	case SlidingWindow, SlidingLog: // the counts of a new bucket are 0
+	case SlidingWindow, SlidingLog:
 	}
 	return s
 }
@@ -393,8 +390,8 @@ func (s State) FreshAt() Micros {
 	return at
 }
 
-// fullAt returns the moment from which s, a State of l, is completely full if nothing more is charged. hash is that of
-// the key; only fixed windows need it.
+// fullAt returns the moment from which s, a State of l, is full if nothing more is charged. Only fixed windows
+// use hash, the hash of the key.
 func (l *Limit) fullAt(s State, hash uint64) Micros {
 	at := int64(s.At / l.tick)
 	switch l.Kind {
@@ -423,8 +420,8 @@ func (l *Limit) fullAt(s State, hash uint64) Micros {
 	return Micros(at) * l.tick
 }
 
-// later makes every waiting time in d longer by lag: the time that a clock needs to catch up after it stepped
-// back. Times of 0 stay 0, except the RetryAfter of a denial.
+// later adds lag, the time that a clock needs to catch up after it stepped back, to every waiting time in d.
+// Times of 0 stay 0, except the RetryAfter of a denial.
 func (d *Decision) later(lag Micros) {
 	if !d.Allowed && !d.Never {
 		d.RetryAfter += lag
@@ -439,13 +436,12 @@ func (d *Decision) later(lag Micros) {
 
 // tickOf returns the start of the tick that contains t. Units flow in only at the start of a tick.
 func (l *Limit) tickOf(t Micros) Micros {
-	if l.tick == 1 { // In the usual case the tick is 1, and the division would take longer than the rest of the function.
+	if l.tick == 1 { // the usual case; saves a slow division
 		return t
 	}
 	return t - t%l.tick
 }
 
-// ticks returns the number of whole ticks in t.
 func (l *Limit) ticks(t Micros) int64 {
 	if l.tick == 1 {
 		return int64(t)
@@ -453,17 +449,16 @@ func (l *Limit) ticks(t Micros) int64 {
 	return int64(t / l.tick)
 }
 
-// span returns the time from now until the start of a later tick. ticks is the distance of that tick from the
-// one that contains now. If ticks is not positive, the result is 0.
-func (l *Limit) span(now Micros, ticks int64) Micros {
-	if ticks <= 0 {
+// span returns the time from now to the start of the n-th tick after the one that contains now, or 0 if n <= 0.
+func (l *Limit) span(now Micros, n int64) Micros {
+	if n <= 0 {
 		return 0
 	}
-	return Micros(l.ticks(now)+ticks)*l.tick - now
+	return Micros(l.ticks(now)+n)*l.tick - now
 }
 
-// giveBack returns the number of units that a negative cost refunds. The result is at most the largest amount
-// that a bucket can lack, so that products with it cannot overflow.
+// giveBack returns the number of units that a negative cost refunds. It is at most what a bucket can lack, so
+// that products with it cannot overflow.
 func (l *Limit) giveBack(cost int64) int64 {
 	most := l.Capacity + l.MaxReserved
 	if cost < -most {

@@ -6,9 +6,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// either returns a group that charges cost either to a plan or to its credits. The plan is a token bucket with the
-// given units a minute.
-func either(t *testing.T, plan, credits, cost int64) []Bucket {
+func planAndCredits(t *testing.T, plan, credits, cost int64) []Bucket {
 	t.Helper()
 	group := []Bucket{
 		bucket(t, Spec{Kind: TokenBucket, Rate: plan, Period: minute}, cost),
@@ -19,13 +17,13 @@ func either(t *testing.T, plan, credits, cost int64) []Bucket {
 }
 
 func TestCreditsPayOnceThePlanIsUsedUp(t *testing.T) {
-	group := either(t, 10, 20, 6)
+	group := planAndCredits(t, 10, 20, 6)
 	for _, step := range []struct {
 		at            Micros
 		cost          int64
 		allowed       bool
-		plan, credits int64 // the units that the plan and the credits have left after the request
-		retry         retry // the retry time of a denied request
+		plan, credits int64 // units left after the request
+		retry         retry
 	}{
 		{at: 0, cost: 6, allowed: true, plan: 4, credits: 20},
 		{at: 0, cost: 6, allowed: true, plan: 4, credits: 14}, // the credits pay all 6 units, although the plan has 4 left
@@ -66,7 +64,7 @@ func TestCreditsPayOnceThePlanIsUsedUp(t *testing.T) {
 func TestSeveralLimitsOfAPlanShareTheCredits(t *testing.T) {
 	perDay := bucket(t, Spec{Kind: FixedWindow, Rate: 15, Period: Day, Start: new(Micros)}, 6)
 	perDay.Then = true
-	group := append([]Bucket{perDay}, either(t, 10, 20, 6)...)
+	group := append([]Bucket{perDay}, planAndCredits(t, 10, 20, 6)...)
 	for i, want := range [][3]int64{{9, 4, 20}, {9, 4, 14}, {9, 4, 8}, {9, 4, 2}, {9, 4, 2}} {
 		if allowed := TakeAll(t0, group); allowed != (i < 4) {
 			t.Fatalf("request %d: allowed %t, %+v; want allowed %v", i, allowed, group, i < 4)
@@ -84,7 +82,7 @@ func TestSeveralLimitsOfAPlanShareTheCredits(t *testing.T) {
 
 func TestCreditsAreKeptIfAnotherLimitDenies(t *testing.T) {
 	other := bucket(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, 1)
-	group := append(either(t, 10, 20, 11), other)
+	group := append(planAndCredits(t, 10, 20, 11), other)
 	if !TakeAll(t0, group) || left(group[1].Limit, group[1].State, t0) != 9 {
 		t.Fatalf("first: %+v; want allowed and 9 credits left", group)
 	}
@@ -102,7 +100,6 @@ func TestCreditsAreKeptIfAnotherLimitDenies(t *testing.T) {
 	}
 }
 
-// For random limits and states, a denied request is allowed at its retry time, and not 1 us before it.
 func TestRetryOfAlternativesIsExact(t *testing.T) {
 	denied, byPlan, byCredits := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -135,12 +132,12 @@ func TestRetryOfAlternativesIsExact(t *testing.T) {
 			denied++
 			retry := retryOf(group)
 			if retry.never {
-				if TakeAll(now+Day, slicesOf(group)) {
+				if TakeAll(now+Day, copyOf(group)) {
 					t.Fatalf("denied with Never, but allowed a day later: %+v", group)
 				}
 				continue
 			}
-			if retry.after < 1 || TakeAll(now+retry.after-1, slicesOf(group)) || !TakeAll(now+retry.after, slicesOf(group)) {
+			if retry.after < 1 || TakeAll(now+retry.after-1, copyOf(group)) || !TakeAll(now+retry.after, copyOf(group)) {
 				t.Fatalf("%d us is not the exact retry time of %+v; want after at least 1, denied and allowed", retry.after, group)
 			}
 			if roll.once(2) {
@@ -159,7 +156,6 @@ type retry struct {
 	never bool
 }
 
-// retryAt returns when b allows its cost. It is zero if b allows it now.
 func retryAt(b Bucket) retry {
 	if b.Decision.Allowed {
 		return retry{}
@@ -167,7 +163,6 @@ func retryAt(b Bucket) retry {
 	return retry{b.Decision.RetryAfter, b.Decision.Never}
 }
 
-// and returns when both requests can succeed.
 func (r retry) and(o retry) retry {
 	if r.never || o.never {
 		return retry{never: true}
@@ -175,7 +170,6 @@ func (r retry) and(o retry) retry {
 	return retry{after: max(r.after, o.after)}
 }
 
-// or returns when one of the two requests can succeed.
 func (r retry) or(o retry) retry {
 	if r.never || !o.never && o.after < r.after {
 		return o
@@ -183,7 +177,6 @@ func (r retry) or(o retry) retry {
 	return r
 }
 
-// retryOf returns the retry time of a denied group.
 func retryOf(group []Bucket) (all retry) {
 	for at, n := 0, 0; at < len(group); at += n {
 		n = alternatives(group[at:])
@@ -203,8 +196,7 @@ func retryOf(group []Bucket) (all retry) {
 	return all
 }
 
-// slicesOf copies group and its states.
-func slicesOf(group []Bucket) []Bucket {
+func copyOf(group []Bucket) []Bucket {
 	list := make([]Bucket, len(group))
 	for i := range group {
 		list[i] = group[i]

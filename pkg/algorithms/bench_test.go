@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// speeds has at least one limit for each algorithm, with numbers that are usual in production.
+// speeds has numbers that are usual in production.
 var speeds = []struct {
 	name string
 	spec Spec
@@ -29,7 +29,7 @@ func (l *Limit) steps() (allowed, denied func() bool) {
 	allowed = func() bool {
 		var d Decision
 		s1, d = l.Take(s1, now, Charge{Cost: 1})
-		if now += pause; now > MaxTime { // a long benchmark of a slow limit exceeds the largest time
+		if now += pause; now > MaxTime { // a long benchmark of a slow limit
 			s1, now = State{}, t0
 		}
 		return d.Allowed

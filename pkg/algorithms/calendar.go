@@ -30,7 +30,6 @@ func (c *Calendar) After(now Micros, n int64) Micros {
 	return c.Start(c.Window(now)+n) - now
 }
 
-// same reports whether c and d, which may be nil, have equal windows.
 func (c *Calendar) same(d *Calendar) bool {
 	return c == d || c != nil && d != nil && c.Unit == d.Unit && c.Zone == d.Zone
 }

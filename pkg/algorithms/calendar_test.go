@@ -7,8 +7,7 @@ import (
 	_ "time/tzdata" // so that the tests need no time zone files of the machine
 )
 
-// civil computes the edges of days and months by brute force: it reads the local date every quarter of an
-// hour. It is slow and simple.
+// civil computes the edges of days and months by brute force: it reads the local date every quarter of an hour.
 type civil struct {
 	unit string
 	zone *time.Location
@@ -76,7 +75,6 @@ var calendars = func() (all []*Calendar) {
 	return all
 }()
 
-// at parses a moment.
 func at(tb testing.TB, text string) Micros {
 	tb.Helper()
 	t, err := time.Parse(time.RFC3339Nano, text)
@@ -86,7 +84,7 @@ func at(tb testing.TB, text string) Micros {
 	return Micros(t.UnixMicro())
 }
 
-// Windows follow local clocks, so the day on which daylight saving time begins lasts 23 hours.
+// 2026-03-29 has 23 hours, because daylight saving time begins.
 func TestCalendarWindowOverDaylightSaving(t *testing.T) {
 	s := Spec{Kind: FixedWindow, Rate: 10, Capacity: new(int64(25)), Calendar: calendars[2]}
 	l := mustCompile(t, s)
@@ -113,7 +111,7 @@ func TestCalendarWindowOverDaylightSaving(t *testing.T) {
 	}
 }
 
-// WindowEnd, which limits the life of leased units, returns the time until the end of the day.
+// WindowEnd limits the life of leased units.
 func TestCalendarEndsALease(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: FixedWindow, Rate: 10, Calendar: calendars[2]})
 	if got := l.WindowEnd(at(t, "2026-03-29T23:59:59.9+02:00"), 7); got != 100*ms {

@@ -109,7 +109,6 @@ func (k *kept) after(ticks int64) int64 {
 	return 0
 }
 
-// keptWindow returns the consumption of a fixed window at time now, in the numbers of s.By.
 func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
 	old := s.By
 	if old.Calendar != nil && !l.Calendar.same(old.Calendar) {
@@ -125,7 +124,7 @@ func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
 	k.used = old.Capacity - s.Value
 	switch {
 	case n <= 0:
-	case l.clears() || n >= ceilDiv(k.used, old.Rate): // this comparison comes first because the product below could overflow
+	case l.clears() || n >= ceilDiv(k.used, old.Rate): // compared first, because n * Rate could overflow
 		k.used = 0
 	default:
 		k.used -= n * old.Rate
@@ -203,10 +202,8 @@ func (k *kept) untilUsed(l *Limit, now Micros, bound int64) Micros {
 	return k.old.windowStart(k.window+max(1, n), k.phase) - now
 }
 
-// ticksTo returns the number of ticks until k.used does not exceed bound.
 func (k *kept) ticksTo(bound int64) int64 { return max(0, ceilDiv(k.used-bound, k.p)) }
 
-// moment returns the start of the n-th tick after k.now.
 func (k *kept) moment(n int64) Micros { return k.now + Micros(n)*k.tick }
 
 // giveBack subtracts a refund from k.used. units is in the unit of l, and p flows in with each tick of k. For an
@@ -257,8 +254,7 @@ func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, lag Micro
 	d.ResetAfter = k.until(l, now, 0)
 }
 
-// decideKept decides charge a for a token bucket or a fixed window whose State is in the numbers of another Limit.
-// k is the consumption at time now.
+// decideKept decides charge a for a token bucket or a fixed window. k is the consumption at time now.
 func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 	unit, full := l.Unit(), l.full()
 	cost, r := l.costIn(unit, a), int64(0)
@@ -341,9 +337,9 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, lag 
 	}
 }
 
-// takeKeptPair is takeKept for a guaranteed bucket. The two parts are
-// counted separately, so that a smaller bank does not reduce the guaranteed rate. Both parts together never
-// admit more than the larger of the two limits holds.
+// takeKeptPair is takeKept for a guaranteed bucket. It counts the two parts separately, so that a smaller bank
+// does not reduce the guaranteed rate. Both parts together never admit more than the larger of the two limits
+// holds.
 func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 	old := s.By
 	k1, k2 := l.keptTokens(s, s.Prev, old.v1, old.p1, now), l.keptTokens(s, s.Value, old.v, old.p, now)

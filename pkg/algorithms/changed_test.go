@@ -139,7 +139,6 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 	return v, false
 }
 
-// alike reports whether two limits have the same numbers.
 func alike(a Spec, tickA Micros, b Spec, tickB Micros, hash uint64) bool {
 	c1, f1 := parts(a)
 	c2, f2 := parts(b)
@@ -157,7 +156,6 @@ func alike(a Spec, tickA Micros, b Spec, tickB Micros, hash uint64) bool {
 	return tickA == tickB
 }
 
-// reserved returns max_reserved of s.
 func reserved(s Spec, tick Micros) int64 {
 	switch capacity := valueOr(s.Capacity, s.Rate); {
 	case s.Minimum != nil || s.Kind == LeakyBucket:
@@ -218,7 +216,6 @@ func (m *changing) there(s Spec, tick Micros, isKept bool) *big.Rat {
 	return least(left, minus(most(sum(capacities), sum(old)), sum(m.used)))
 }
 
-// passes reports whether charge a is allowed at time t.
 func (m changing) passes(s Spec, tick, t Micros, a Charge) bool {
 	v, isKept := m.view(s, tick, t, a.Hash)
 	left, cost := v.there(s, tick, isKept), m.cost(s, tick, a)
@@ -283,7 +280,6 @@ func first(now, tick Micros, reached func(t Micros) bool) Micros {
 	return search(start, start/tick*tick+2*tick-1, reached) - now
 }
 
-// decide decides charge a under the limit s at time now, and stores the new state.
 func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 	tick := tickOf(s)
 	v, isKept := m.view(s, tick, now, a.Hash)
@@ -391,7 +387,7 @@ func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 	}
 	used := after.shown(s, tick)
 	d.Value = down(times(minus(capacity, sum(used)), new(big.Rat).SetInt(scale(s, tick)))).Int64()
-	d.Remaining = none(down(after.there(s, tick, afterKept)))
+	d.Remaining = notNegative(down(after.there(s, tick, afterKept)))
 	full := func(t Micros) bool {
 		v, isKept := after.view(s, tick, t, a.Hash)
 		return v.there(s, tick, isKept).Cmp(capacity) >= 0
@@ -444,8 +440,7 @@ func (roll dice) changeable(kind Kind) (Spec, *Limit) {
 	}
 }
 
-// Limits with different numbers charge one bucket in turn, like processes that read their configurations at
-// different times. The decisions equal those of the reference model.
+// The limits charge in turn, like processes that read their configurations at different times.
 func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 	for _, k := range kinds {
 		if k.kind == SlidingWindow || k.kind == SlidingLog {

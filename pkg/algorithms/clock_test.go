@@ -7,7 +7,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// If the clock steps back by up to a minute, a bucket's time stands still until the clock has caught up.
 func TestAClockThatIsSetBackStandsStillForAMinute(t *testing.T) {
 	run(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(10))}, nil, []step{
 		{at: 100 * sec, cost: 9, allowed: true, left: 1, reset: 9 * sec},
@@ -36,8 +35,7 @@ func TestWaitCountsAClockThatIsBehind(t *testing.T) {
 	})
 }
 
-// If the clock steps back by more than a minute, the value is kept and time counts from now. The corrected
-// state is stored at once, even by a denial.
+// The corrected state is stored at once, even by a denial.
 func TestClockIsCorrectedAfterAMinute(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
 	s := runSteps(t, l, State{}, []step{
@@ -86,8 +84,8 @@ func TestCorrectedWindowsKeepTheirValue(t *testing.T) {
 	})
 }
 
-// Whatever the clock does, tokens flow in only for its steps forward. RetryAfter is at most a minute longer than
-// the time that fills an empty bucket.
+// Tokens flow in only for forward steps of the clock. RetryAfter is at most a minute longer than the time that
+// fills an empty bucket.
 func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		roll := newDice(t)
@@ -136,7 +134,7 @@ func TestTheFirstChargeStartsTheClock(t *testing.T) {
 	}
 	run(t, spec, nil, []step{
 		{at: 0, cost: 6, never: true, left: 0},
-		{at: 2 * sec, cost: 2, left: 0, retry: 2 * sec}, // the charge that can never be allowed did not start the clock
+		{at: 2 * sec, cost: 2, left: 0, retry: 2 * sec}, // the charge that can never be allowed created no bucket
 	})
 }
 
@@ -152,7 +150,6 @@ func TestFullBucketIsCreatedByItsFirstChargeOnly(t *testing.T) {
 	}
 }
 
-// With initial below capacity, a full bucket is kept for one more day. Then it starts at initial.
 func TestABucketThatWasFullForADayStartsAtInitial(t *testing.T) {
 	bucket := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(1))}
 	window := Spec{Kind: FixedWindow, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(1)), Start: new(t0)}

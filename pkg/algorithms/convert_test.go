@@ -2,8 +2,6 @@ package algorithms
 
 import "testing"
 
-// When the numbers of a limit change, consumption stays. If a lower limit cannot hold the consumption, less than 0
-// units are left.
 func TestConsumedUnitsStayConsumedWhenNumbersChange(t *testing.T) {
 	perMinute := func(rate int64) Spec { return Spec{Kind: TokenBucket, Rate: rate, Period: minute} }
 	capacity := func(c int64) Spec { return Spec{Kind: TokenBucket, Rate: 1, Period: minute, Capacity: &c} }
@@ -14,8 +12,8 @@ func TestConsumedUnitsStayConsumedWhenNumbersChange(t *testing.T) {
 	coarse := Spec{Kind: TokenBucket, Rate: 7, Period: 30 * Day, Capacity: new(int64(1_000_000))} // counts in milliseconds
 	for name, c := range map[string]struct {
 		from, to Spec
-		left     int64 // before the change
-		want     int64 // after the change
+		before   int64
+		after    int64
 	}{
 		"capacity up":            {capacity(10), capacity(20), 6, 16},
 		"capacity down":          {capacity(10), capacity(5), 7, 2},
@@ -36,15 +34,14 @@ func TestConsumedUnitsStayConsumedWhenNumbersChange(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			from, to := mustCompile(t, c.from), mustCompile(t, c.to)
-			s := State{By: from, Value: c.left * from.Unit(), At: t0}
-			if got := left(to, s, t0); got != c.want {
-				t.Errorf("%d left of %s became %d left of %s, want %d", c.left, show(c.from), got, show(c.to), c.want)
+			s := State{By: from, Value: c.before * from.Unit(), At: t0}
+			if got := left(to, s, t0); got != c.after {
+				t.Errorf("%d left of %s became %d left of %s, want %d", c.before, show(c.from), got, show(c.to), c.after)
 			}
 		})
 	}
 }
 
-// Tokens flow in at the old rate until the change, and at the new rate from then on.
 func TestANewRateAppliesFromTheChangeOn(t *testing.T) {
 	fast := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec, Capacity: new(int64(100))})
 	slow := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
@@ -108,11 +105,9 @@ func TestHugeDebtUnderASlowerLimit(t *testing.T) {
 	}
 }
 
-// hourly returns a limit of n units an hour.
 func hourly(n int64, kind Kind) Spec { return Spec{Kind: kind, Rate: n, Period: hour} }
 
-// A limit of 100 an hour and a lower limit decide in turn. A denial or a dry run under the lower limit must lose no
-// consumption, so 100 units are admitted altogether.
+// A denial or a dry run under the lower limit must lose no consumption.
 func TestALowerLimitForgetsNothing(t *testing.T) {
 	for _, kind := range []Kind{TokenBucket, FixedWindow, LeakyBucket} {
 		high, low := hourly(100, kind), hourly(10, kind)
@@ -122,7 +117,7 @@ func TestALowerLimitForgetsNothing(t *testing.T) {
 		l1, l2 := mustCompile(t, high), mustCompile(t, low)
 		var s State
 		admitted := 0
-		for i := range 1000 { // 100 an hour by the first limit, 10 by the second, in turn
+		for i := range 1000 {
 			l := []*Limit{l1, l2}[i/7%2]
 			for _, dryRun := range []bool{true, false} {
 				var d Decision
@@ -137,7 +132,6 @@ func TestALowerLimitForgetsNothing(t *testing.T) {
 	}
 }
 
-// Worked examples of a limit that is lowered and raised again.
 func TestChangedNumbersVectors(t *testing.T) {
 	high, low := mustCompile(t, hourly(100, TokenBucket)), mustCompile(t, hourly(10, TokenBucket))
 	reserving := hourly(10, TokenBucket)
@@ -185,8 +179,6 @@ func TestATickOfTheOldNumbersGainsNothing(t *testing.T) {
 	runSteps(t, fast, used(101), []step{{at: retry - us, cost: 1, left: 0, retry: us}})
 }
 
-// A limit with a shorter period decides about the counts of a window. The counts must still live as long as
-// the longer period needs.
 func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	for _, kind := range []Kind{SlidingWindow, SlidingLog} {
 		short, long := mustCompile(t, Spec{Kind: kind, Rate: 5, Period: sec}), mustCompile(t, Spec{Kind: kind, Rate: 5, Period: hour})
@@ -203,7 +195,7 @@ func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	}
 }
 
-// What has flowed in before the change flowed in at the old rate, even if all other numbers are the same.
+// Units that flowed in before the change did so at the old rate, even if only the rate changes.
 func TestOnlyTheRateOfALimitChanges(t *testing.T) {
 	guaranteed := func(every Micros) Spec {
 		return Spec{Kind: TokenBucket, Rate: 1, Period: 12 * sec, Capacity: new(int64(5)), Minimum: &Rate{1, every}}
@@ -221,7 +213,7 @@ func TestOnlyTheRateOfALimitChanges(t *testing.T) {
 	})
 }
 
-// The zone of a calendar moves its windows. What the old window consumed counts until that window ends.
+// Units consumed in a window of the old zone count until that window ends.
 func TestACalendarOfAnotherZoneIsAnotherCalendar(t *testing.T) {
 	utc := mustCompile(t, Spec{Kind: FixedWindow, Rate: 10, Calendar: calendars[0]})
 	berlin := mustCompile(t, Spec{Kind: FixedWindow, Rate: 10, Calendar: calendars[2]})
@@ -233,8 +225,7 @@ func TestACalendarOfAnotherZoneIsAnotherCalendar(t *testing.T) {
 	}
 }
 
-// A bucket has consumed units (used), of which p flow in with each tick. After a long time nothing is consumed, although
-// the product of p and the time exceeds 64 bits.
+// With so many ticks, the product of ticks and p exceeds 64 bits.
 func TestAnIdleBucketIsFullUnderTheOldNumbers(t *testing.T) {
 	k := kept{used: maxExact, p: maxExact}
 	for ticks, want := range map[int64]int64{0: maxExact, 1: 0, 1 << 11: 0, 1 << 52: 0} {
@@ -244,8 +235,8 @@ func TestAnIdleBucketIsFullUnderTheOldNumbers(t *testing.T) {
 	}
 }
 
-// More units are consumed than the lower limit can hold. So the bucket is still in the numbers of the old limit, which
-// counts in milliseconds. An undo gets back what was charged, less the inflow since the charge.
+// The lower limit cannot hold the consumption, so the bucket stays in the numbers of the old limit, which
+// counts in milliseconds.
 func TestAnUndoUnderALowerLimit(t *testing.T) {
 	coarse := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(1e11)), MaxReserved: new(int64(0))}
 	low := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(10))}

@@ -37,7 +37,6 @@ func (roll dice) of(values ...int64) int64 { return values[roll(int64(len(values
 
 func (roll dice) once(in int64) bool { return roll(in) == 0 }
 
-// kinds has every algorithm and its name in tests.
 var kinds = []struct {
 	name string
 	kind Kind
@@ -50,7 +49,6 @@ var kinds = []struct {
 	{"guaranteed", Guaranteed},
 }
 
-// spec returns a random limit. Most have everyday sizes; some are at the edge of the exact range.
 func (roll dice) spec(kind Kind) Spec {
 	period := func() Micros {
 		return Micros(roll.of(1, 7, 1000, 3000, 999_983, 1e6, 1e6, 60e6, 3600e6, int64(Day), int64(30*Day), roll.between(1, 1e10)))
@@ -77,7 +75,7 @@ func (roll dice) spec(kind Kind) Spec {
 		}
 	case SlidingLog:
 		s.Rate = roll.of(1, 2, 3, 10, 50)
-	case SlidingWindow, LeakyBucket: // these algorithms have no further settings
+	case SlidingWindow, LeakyBucket:
 	}
 	if kind == FixedWindow {
 		if roll.once(2) {
@@ -99,8 +97,6 @@ func (roll dice) spec(kind Kind) Spec {
 	return s
 }
 
-// limit returns a random limit that compiles. Except for sliding logs, at least one in four counts in
-// milliseconds.
 func (roll dice) limit(kind Kind) (Spec, *Limit) {
 	coarse := kind != SlidingLog && roll.once(4)
 	for {
@@ -111,7 +107,6 @@ func (roll dice) limit(kind Kind) (Spec, *Limit) {
 	}
 }
 
-// charge returns a random charge of l at time now. One in ten is a dry run.
 func (roll dice) charge(l *Limit, now Micros, hash uint64) Charge {
 	most := l.Capacity
 	a := Charge{Hash: hash, DryRun: roll.once(10)}
@@ -148,8 +143,8 @@ func (roll dice) charge(l *Limit, now Micros, hash uint64) Charge {
 	return a
 }
 
-// next returns the time of the charge after one that was decided with d at time now. It is close by, long
-// after, or exactly at the retry time or just before it. Now and then the clock steps back.
+// next returns the time of the next charge after one that was decided with d at time now. Now and then the
+// clock steps back.
 func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
 	each := (l.period / max(1, l.Rate)) * int64(l.tick) // about the time that one unit needs to flow in
 	period := l.period * int64(l.tick)
@@ -171,7 +166,6 @@ func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
 	return now + Micros(step)
 }
 
-// moment is one step of a walk.
 type moment struct {
 	limit         *Limit
 	now           Micros
@@ -180,8 +174,7 @@ type moment struct {
 	got           Decision
 }
 
-// walk decides n random charges of one bucket and passes each to visit. If several limits are given, the
-// numbers change now and then.
+// walk passes n random charges of one bucket to visit. It changes between the limits at random.
 func (roll dice) walk(n int, limits []*Limit, visit func(moment)) {
 	hash := uint64(roll(math.MaxInt64)) * 2
 	now := Micros(roll.of(int64(t0), int64(t0)+roll(int64(30*Day))))

@@ -23,7 +23,6 @@ package algorithms
 //    see Peaks.
 //  - A Calendar replaces these window starts by its own. Its windows have no phase.
 
-// windowOf returns the number of the window that contains t.
 func (l *Limit) windowOf(t Micros, phase int64) int64 {
 	if l.Calendar != nil {
 		return l.Calendar.Window(t)
@@ -31,7 +30,6 @@ func (l *Limit) windowOf(t Micros, phase int64) int64 {
 	return floorDiv(int64(t/l.tick)-phase, l.period)
 }
 
-// windowStart returns the moment at which the n-th window starts.
 func (l *Limit) windowStart(n, phase int64) Micros {
 	if l.Calendar != nil {
 		return l.Calendar.Start(n)
@@ -76,7 +74,6 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Charge, d *Decision) {
 	}
 	value, window, phase := l.roll(s, now, a.Hash)
 	had := value
-	// until returns the time from now to the n-th next window start.
 	until := func(n int64) Micros { return l.windowStart(window+n, phase) - now }
 	switch {
 	case cost < 0 && l.windowOver(a, now):
@@ -133,7 +130,6 @@ func (l *Limit) windowOver(a *Charge, now Micros) bool {
 	return l.windowOf(a.ChargedAt, phase) != l.windowOf(now, phase)
 }
 
-// windowsToFull returns the number of window starts that fill a bucket which holds value.
 func (l *Limit) windowsToFull(value int64) int64 {
 	n := ceilDiv(l.Capacity-value, l.Rate)
 	if l.clears() {

@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// FuzzModel compares the package with the reference implementation, which computes with big numbers. The
-// input replaces the random numbers of dice: two bytes for each number. After the last byte, numbers are
+// The input replaces the random numbers of dice: two bytes for each number. After the last byte, numbers are
 // random.
 func FuzzModel(f *testing.F) {
 	for _, k := range kinds {

@@ -55,9 +55,9 @@ type Rate struct {
 	Period Micros
 }
 
-// Limit is a compiled limit: its numbers, checked and scaled. Only Compile and Split make Limits. Limits
-// are immutable and can be compared with ==. Method Spec returns the numbers in the units of the
-// configuration.
+// Limit is a compiled limit: its numbers, checked and scaled. Only Compile and Split make Limits. Limits are
+// immutable and can be compared with ==. Fields without a comment have the meaning that they have in Spec.
+// Method Spec returns a Spec that compiles to the Limit.
 type Limit struct {
 	Kind        Kind
 	Overdraw    bool
@@ -68,7 +68,7 @@ type Limit struct {
 	Capacity    int64 // units; for a guaranteed bucket, both parts; for a leaky bucket, queue + 1
 	Initial     int64 // units
 	MaxReserved int64 // units
-	// Calendar determines when fixed windows start; it may be nil.
+	// Calendar is nil if Period and Start determine when windows start.
 	Calendar *Calendar
 	Penalty  Penalty
 
@@ -135,7 +135,6 @@ func Compile(s Spec) (Limit, error) {
 	return Limit{}, err
 }
 
-// fits reports whether the periods in s are whole numbers of ticks. A Calendar needs ticks of 1 us.
 func (s Spec) fits(tick Micros) bool {
 	if s.Calendar != nil {
 		return tick == 1
@@ -143,7 +142,7 @@ func (s Spec) fits(tick Micros) bool {
 	return s.Period%tick == 0 && (s.Minimum == nil || s.Minimum.Period%tick == 0)
 }
 
-// compile does what Compile does, with a given unit of time.
+// compile is Compile with ticks of the given length.
 func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 	if errs := check(s); len(errs) > 0 {
 		return Limit{}, errs
@@ -207,10 +206,8 @@ func check(s Spec) (errs SpecErrors) {
 	return errs
 }
 
-// addError adds a mistake in a field.
 type addError = func(field, format string, args ...any)
 
-// checkNumbers finds mistakes in the rate, the period, the capacity and similar amounts.
 func (s Spec) checkNumbers(add addError) {
 	switch {
 	case s.Kind == Guaranteed:
@@ -265,7 +262,6 @@ func (s Spec) checkNumbers(add addError) {
 	}
 }
 
-// checkModes finds modes that the algorithm does not support.
 func (s Spec) checkModes(add addError) {
 	tokens := s.Kind == TokenBucket || s.Kind == FixedWindow
 	if s.Start != nil && s.Kind != FixedWindow {
@@ -282,7 +278,6 @@ func (s Spec) checkModes(add addError) {
 	}
 }
 
-// checkParts finds mistakes in the penalty, in settling and in the guaranteed minimum.
 func (s Spec) checkParts(add addError) {
 	if p := s.Penalty; p != nil {
 		switch {
@@ -312,7 +307,6 @@ func (s Spec) checkParts(add addError) {
 	}
 }
 
-// checkSettling finds settings that cannot be combined with settlement.
 func (s Spec) checkSettling(add addError) {
 	switch {
 	case !s.Settles && s.MaxDebt != nil:
@@ -407,8 +401,6 @@ func (l *Limit) scaleWindow(s Spec) (most int64) {
 		start := floorDiv(int64(*s.Start), int64(l.tick))
 		l.phase = start - floorDiv(start, l.period)*l.period
 	}
-	// Times as late as MaxTime plus this number of periods must stay exact: 1 + ceil((capacity +
-	// max_reserved)/rate).
 	longest := l.period
 	if l.Calendar != nil {
 		longest = int64(l.Calendar.Longest)
@@ -416,8 +408,9 @@ func (l *Limit) scaleWindow(s Spec) (most int64) {
 	return mostOfWindows(l.Rate, longest)
 }
 
-// mostOfWindows returns the largest capacity + max_reserved of a fixed window that is computed exactly.
-// longest is the length of the longest window, in ticks. The result is negative if no capacity fits.
+// mostOfWindows returns the largest capacity + max_reserved of a fixed window whose times stay exact, or a
+// negative number if none does. longest is the length of the longest window, in ticks. A decision at MaxTime
+// can compute times that are 1 + ceil((capacity + max_reserved)/rate) windows later.
 func mostOfWindows(rate, longest int64) int64 {
 	windows, most := (maxExact-int64(MaxTime))/longest-1, maxExact-rate
 	if windows <= most/rate {
@@ -473,8 +466,7 @@ func (l *Limit) Period() Micros { return Micros(l.period) * max(1, l.tick) }
 // CanReserve reports whether l supports reservations.
 func (l *Limit) CanReserve() bool { return l.Kind == TokenBucket || l.Kind == FixedWindow }
 
-// phaseOf returns when the windows of a key start: the distance, in ticks, from the start of a period. hash
-// is the hash of the key.
+// phaseOf returns the phase of a key's windows, in ticks: 0 <= phase < period.
 func (l *Limit) phaseOf(hash uint64) int64 {
 	if l.phaseFromKey {
 		return int64(hash % uint64(l.period))

@@ -29,8 +29,6 @@ func TestLimitsWithEqualNumbersAreEqual(t *testing.T) {
 	}
 }
 
-// The largest numbers that fit compile. One more is refused, and the message contains the largest number
-// that fits.
 func TestTheErrorReportsTheLargestAcceptedNumber(t *testing.T) {
 	const exact = 1 << 53
 	capacity := func(s Spec, c int64) Spec { s.Capacity = &c; return s }
@@ -99,8 +97,7 @@ func TestTheErrorReportsTheLargestAcceptedNumber(t *testing.T) {
 	}
 }
 
-// Every limit that compiles keeps its numbers in the exact range of doubles. If the capacity or max_reserved is
-// too large, the error contains the largest number that compiles.
+// If the capacity or max_reserved is too large, the error contains the largest number that compiles.
 func TestCompiledNumbersAreExact(t *testing.T) {
 	named := regexp.MustCompile(`the largest that fits is (\d+)$`)
 	refused := 0
@@ -247,7 +244,6 @@ func TestInvalidSpecsAreRefused(t *testing.T) {
 	}
 }
 
-// The message must name the field that is too large.
 func TestTheErrorNamesMaxReserved(t *testing.T) {
 	_, err := Compile(Spec{Kind: TokenBucket, Rate: 1, Period: 30 * Day, Capacity: new(int64(1)), MaxReserved: new(int64(1) << 50)})
 	if err == nil || !strings.HasPrefix(err.Error(), "max_reserved ") {
@@ -302,7 +298,6 @@ func TestSettingsThatDoNotFitTogetherAreRefused(t *testing.T) {
 	}
 }
 
-// These numbers are the largest ones, or the smallest ones, that are valid.
 func TestNumbersAtTheirBoundsCompile(t *testing.T) {
 	n := func(v int64) *int64 { return &v }
 	for name, s := range map[string]Spec{
@@ -318,7 +313,6 @@ func TestNumbersAtTheirBoundsCompile(t *testing.T) {
 	}
 }
 
-// A Limit with an unknown Kind denies for good.
 func TestAnUnknownAlgorithmDenies(t *testing.T) {
 	l := mustCompile(t, oneASecond(5))
 	l.Kind = 77

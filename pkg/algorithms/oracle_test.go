@@ -8,7 +8,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The package and the reference implementations must decide every charge in the same way, to the microsecond.
 func TestAgreesWithReferenceImplementation(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -18,7 +17,7 @@ func TestAgreesWithReferenceImplementation(t *testing.T) {
 				roll := newDice(t)
 				s, l := roll.limit(k.kind)
 				reference := referenceOf(s)
-				var last [6]moment // the latest charges, which are logged with the first difference
+				var last [6]moment // logged with the first difference
 				roll.walk(length(t, 20_000), []*Limit{l}, func(m moment) {
 					charges++
 					if m.limit.tick == 1 {
@@ -42,7 +41,6 @@ func TestAgreesWithReferenceImplementation(t *testing.T) {
 	}
 }
 
-// show prints a Spec and the values behind its pointers.
 func show(s Spec) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %d/%dus", s.Kind, s.Rate, int64(s.Period))

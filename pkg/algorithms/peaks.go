@@ -146,10 +146,10 @@ func (p *Peaks) lower(since Micros, units int64) {
 	}
 }
 
-// closest returns the index of the peak that a fifth peak, with the given room, causes to be merged with the
-// next one. Its room is the largest fraction of the next one's room. The fraction counts, not the difference,
-// because a peak with more room than a refund does not reduce that refund. Every machine computes the same
-// quotients, because the quotient of two exact integers is the same double everywhere.
+// closest returns the index of the peak to merge with its successor when a fifth peak with the given room
+// comes. It is the peak whose room is nearest to its successor's, measured by the ratio: a peak with more room
+// than a refund does not reduce that refund. Every machine computes the same ratios, because the quotient of
+// two exact integers is the same double everywhere.
 func (p *Peaks) closest(room int64) (i int) {
 	least := math.Inf(1)
 	for j := range mostPeaks {

@@ -17,8 +17,8 @@ type allPeaks struct {
 // charge records that a bucket was below full by room just before a charge at time now.
 func (p *allPeaks) charge(now Micros, room int64) { p.note(now, now, room) }
 
-// refund records that units charged at time since were refunded at time now. room is how far the bucket is below
-// full afterwards.
+// refund records that units charged at time since were refunded at time now. room is how far the bucket is
+// below full afterwards.
 func (p *allPeaks) refund(now, since Micros, units, room int64) {
 	for i := range p.list {
 		if p.list[i].Until > since {
@@ -39,8 +39,7 @@ func (p *allPeaks) note(now, until Micros, room int64) {
 	p.merged = p.merged || count > mostPeaks
 }
 
-// room returns the smallest amount by which the bucket has been below full at any moment since a charge at time
-// since. The argument room is that amount now. The result is 0 if p does not contain the charge.
+// room does what Limit.roomSince does, with all peaks.
 func (p *allPeaks) room(since Micros, room int64) int64 {
 	if since > p.at {
 		return 0
@@ -53,8 +52,7 @@ func (p *allPeaks) room(since Micros, room int64) int64 {
 	return room
 }
 
-// TestRefundsAgainstAllPeaks compares refunds with a reference implementation that forgets no peak. A
-// bucket that had to merge peaks may refund less, but never more. All others refund the same amount.
+// A bucket that had to merge peaks may refund less, but never more. All others refund the same amount.
 func TestRefundsAgainstAllPeaks(t *testing.T) {
 	exact, less, merged := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -70,14 +68,14 @@ func TestRefundsAgainstAllPeaks(t *testing.T) {
 		var open []reserved
 		peaks, now := &allPeaks{}, t0
 		for range length(t, 60) {
-			had := l.v - left1(l, state, now)
+			had := l.v - valueAt(l, state, now)
 			if len(open) > 0 && roll.once(2) {
 				i := int(roll(int64(len(open))))
 				of, back := open[i].at, roll.between(1, open[i].units)
 				open = append(open[:i:i], open[i+1:]...)
 				want := min(back*l.q, peaks.room(of, had))
 				next, _ := l.Take(state, now, Charge{Cost: -back, ChargedAt: of, Settle: true})
-				got := had - (l.v - left1(l, next, now))
+				got := had - (l.v - valueAt(l, next, now))
 				what := fmt.Sprintf("%s: %d units charged at %d and refunded at %d: %d are returned, and by all peaks %d", show(s), back, of, now, got, want)
 				switch {
 				case got > want, got < want && !peaks.merged:
@@ -87,7 +85,7 @@ func TestRefundsAgainstAllPeaks(t *testing.T) {
 				case want > 0:
 					exact++
 				}
-				if got < want { // the refunds differ, so the two buckets cannot be compared any longer
+				if got < want { // the two buckets differ from now on
 					return
 				}
 				if state = next; got > 0 {
@@ -114,7 +112,7 @@ func TestRefundsAgainstAllPeaks(t *testing.T) {
 func TestAChargeThatTheBucketLostIsNotRefunded(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: 60 * sec, Settles: true})
 	s, _ := l.Take(State{}, t0, Charge{Cost: 6})
-	_, d := l.Take(s, t0+sec, Charge{Cost: 2}) // the new state is lost
+	_, d := l.Take(s, t0+sec, Charge{Cost: 2})
 	if !d.Allowed {
 		t.Fatalf("denied: %+v", d)
 	}
@@ -128,14 +126,13 @@ func TestAChargeThatTheBucketLostIsNotRefunded(t *testing.T) {
 	}
 }
 
-// The peaks before the clock step are unknown, so earlier charges count as if the bucket had been full
-// since.
+// The peaks before the clock step are unknown, so the bucket counts as full since.
 func TestChargesFromBeforeAClockStepAreNotRefunded(t *testing.T) {
 	capacity := int64(100)
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: &capacity, Settles: true})
 	s, _ := l.Take(State{}, t0, Charge{Cost: 40})
 	s, _ = l.Take(s, t0+60*sec, Charge{Cost: 100}) // the bucket was full just before
-	s, _ = l.Take(s, t0-2*sec, Charge{Cost: 1})    // the clock stepped back; this charge is denied
+	s, _ = l.Take(s, t0-2*sec, Charge{Cost: 1})    // denied, after the clock stepped back
 	s, d := l.Take(s, t0+sec, Charge{Cost: 1})
 	if !d.Allowed || d.Remaining != 2 {
 		t.Fatalf("got %+v; want allowed and 2 remaining", d)
@@ -145,12 +142,12 @@ func TestChargesFromBeforeAClockStepAreNotRefunded(t *testing.T) {
 	}
 }
 
-// The clock steps back. The bucket is full before the time of its last charge, but must remember that
+// After the step back, the bucket is full before the time of its last charge. It must remember that
 // charge until this time has passed.
 func TestABucketIsKeptWhileAChargeOfTheFutureMayBeSettled(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: 10 * sec, Settles: true})
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
-	s, _ = l.Take(s, t0-100*sec, Charge{Cost: 1}) // this charge is denied
+	s, _ = l.Take(s, t0-100*sec, Charge{Cost: 1}) // denied
 	for _, at := range []Micros{-50, -41, -32, -23, -14, -5, 2} {
 		now := t0 + at*sec
 		if now >= s.FreshAt() {
@@ -164,7 +161,6 @@ func TestABucketIsKeptWhileAChargeOfTheFutureMayBeSettled(t *testing.T) {
 	}
 }
 
-// When the numbers of a limit change, the room of a peak is rounded down.
 func TestPeaksAreRoundedDownWhenNumbersChange(t *testing.T) {
 	capacity := int64(10)
 	thirds := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 3, Capacity: &capacity, Settles: true})
@@ -172,14 +168,13 @@ func TestPeaksAreRoundedDownWhenNumbersChange(t *testing.T) {
 	s, _ := thirds.Take(State{}, t0, Charge{Cost: 4})
 	s, _ = thirds.Take(s, t0+1, Charge{Cost: 4}) // just before this charge, the bucket lacks 11/3
 	s, _ = sevenths.Take(s, t0+1, Charge{Cost: 1})
-	had := left1(sevenths, s, t0+1)
+	had := valueAt(sevenths, s, t0+1)
 	s, _ = sevenths.Take(s, t0+1, Charge{Cost: -4, ChargedAt: t0, Settle: true})
-	if got, most := left1(sevenths, s, t0+1)-had, int64(25); got != most { // 25/7 < 11/3 < 26/7
+	if got, most := valueAt(sevenths, s, t0+1)-had, int64(25); got != most { // 25/7 < 11/3 < 26/7
 		t.Errorf("%d/7 are refunded, want %d/7", got, most)
 	}
 }
 
-// A bucket that is deeper in debt than its limit now allows keeps its debt.
 func TestALowerMaxDebtKeepsTheDebt(t *testing.T) {
 	for _, kind := range []Kind{TokenBucket, FixedWindow} {
 		before := mustCompile(t, Spec{Kind: kind, Rate: 10, Period: 1000 * sec, Settles: true, MaxDebt: new(int64(50))})
@@ -193,7 +188,7 @@ func TestALowerMaxDebtKeepsTheDebt(t *testing.T) {
 	}
 }
 
-// A refund that is no undo belongs to no charge. It fills the bucket whatever happened before.
+// A plain refund has no ChargedAt, so it belongs to no charge.
 func TestAPlainRefundIsNotBoundByPeaks(t *testing.T) {
 	for _, kind := range []Kind{TokenBucket, FixedWindow} {
 		l := mustCompile(t, Spec{Kind: kind, Rate: 10, Period: 1000 * sec, Settles: true, Start: startOf(kind)})
@@ -212,7 +207,6 @@ func startOf(kind Kind) *Micros {
 	return nil
 }
 
-// A bucket that starts empty has not been charged yet. A charge that it does not know gets nothing back.
 func TestABucketThatWasNeverChargedRefundsNothing(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 1000 * sec, Capacity: new(int64(10)), Initial: new(int64(0)), Settles: true})
 	s, _ := l.Take(State{}, t0, Charge{DryRun: true})
@@ -222,8 +216,7 @@ func TestABucketThatWasNeverChargedRefundsNothing(t *testing.T) {
 	}
 }
 
-// A limit that does not settle charges the bucket. The charges before it then get nothing back, and the ones after it
-// get everything back.
+// A limit that does not settle stores no peaks. Later charges are refunded in full again.
 func TestAChargeWithoutPeaksMakesEarlierChargesFinal(t *testing.T) {
 	for _, kind := range []Kind{TokenBucket, FixedWindow} {
 		for name, other := range map[string]Spec{
@@ -251,7 +244,7 @@ func TestAChargeWithoutPeaksMakesEarlierChargesFinal(t *testing.T) {
 	}
 }
 
-// Peaks cannot be read in another unit of time, so charges from before the change get nothing back.
+// Peaks cannot be read in another unit of time.
 func TestPeaksEndWithTheUnitOfTime(t *testing.T) {
 	fine := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(10)), Settles: true, MaxDebt: new(int64(0))})
 	coarse := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(1e11)), Settles: true, MaxDebt: new(int64(0))})
@@ -265,7 +258,6 @@ func TestPeaksEndWithTheUnitOfTime(t *testing.T) {
 	}
 }
 
-// A settlement above the estimate is charged to a bucket that is still in the numbers of a higher limit.
 func TestASettlementUnderALowerLimitIsCharged(t *testing.T) {
 	for _, kind := range []Kind{TokenBucket, FixedWindow} {
 		limit := func(rate int64) *Limit {

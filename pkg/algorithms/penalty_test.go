@@ -8,18 +8,16 @@ import (
 	"pgregory.net/rapid"
 )
 
-// penaltyReference adds a penalty to another reference implementation. It stores the times of the denials that count,
-// and the last block.
+// penaltyReference adds a penalty to another reference implementation.
 type penaltyReference struct {
 	s      Spec
 	bucket reference
 	denied []Micros
-	blocks int64 // the number of blocks in a row
+	blocks int64
 	from   Micros
 	until  Micros
 }
 
-// lasts returns the length of the k-th block in a row.
 func (b *penaltyReference) lasts(k int64) Micros {
 	span := new(big.Int).Lsh(big.NewInt(int64(b.s.Penalty.For)), uint(min(k-1, 100)))
 	if longest := big.NewInt(int64(b.s.Penalty.Max)); longest.Cmp(span) < 0 {
@@ -28,14 +26,14 @@ func (b *penaltyReference) lasts(k int64) Micros {
 	return Micros(span.Int64())
 }
 
-// remembered returns a copy of b as it is at time now. If the clock stepped back by more than a minute, the times in
-// the copy move back with it. Denials and blocks are removed when none of them counts any longer.
+// remembered returns a copy of b at time now, without denials and blocks that no longer count. If the clock
+// stepped back by more than a minute, the times in the copy move back with it.
 func (b *penaltyReference) remembered(now Micros) penaltyReference {
 	is := *b
 	is.denied = slices.Clone(b.denied)
 	last := slices.Max(append(is.denied, is.from))
-	if b.face().seen {
-		last = max(last, b.face().ts)
+	if b.clock().seen {
+		last = max(last, b.clock().ts)
 	}
 	if back := last - now; back > minute {
 		for i := range is.denied {
@@ -50,12 +48,12 @@ func (b *penaltyReference) remembered(now Micros) penaltyReference {
 	return is
 }
 
-func (b *penaltyReference) face() *watch { return b.bucket.face() }
+func (b *penaltyReference) clock() *watch { return b.bucket.clock() }
 
 func (b *penaltyReference) decide(now Micros, a Charge) Decision {
 	is := b.remembered(now)
-	b.face().denialsStored = is.blocks > 0 || len(is.denied) > 0
-	clock := *b.face()
+	b.clock().denialsStored = is.blocks > 0 || len(is.denied) > 0
+	clock := *b.clock()
 	at, behind := clock.read(now)
 	var d Decision
 	if a.Cost >= 0 && at < is.until {
@@ -81,7 +79,6 @@ func (b *penaltyReference) decide(now Micros, a Charge) Decision {
 	return d
 }
 
-// decideBlocked returns the decision of a bucket during a block.
 func (b *penaltyReference) decideBlocked(now Micros, a Charge) Decision {
 	dryRun := a
 	dryRun.DryRun = true
@@ -115,8 +112,6 @@ func penalized(after int64, first, longest Micros) Spec {
 	return Spec{Kind: TokenBucket, Rate: 10, Period: 10 * sec, Penalty: &Penalty{After: after, For: first, Max: longest}}
 }
 
-// Three denials within ten seconds cause a block of one minute, the next block lasts two minutes, and all
-// further blocks last the maximum of four.
 func TestEachBlockLastsTwiceAsLong(t *testing.T) {
 	l := mustCompile(t, penalized(3, minute, 4*minute))
 	var s State
@@ -135,19 +130,19 @@ func TestEachBlockLastsTwiceAsLong(t *testing.T) {
 	for _, block := range []Micros{minute, 2 * minute, 4 * minute, 4 * minute} {
 		check(at, 10, true, 0, 0)
 		check(at, 1, false, sec, 0)
-		check(at, 11, false, 0, 0) // this cost can never fit, so the denial is not counted
+		check(at, 11, false, 0, 0) // can never fit, so not counted
 		check(at+us, 1, false, sec-us, 0)
 		check(at+2*us, 0, true, 0, 0)
 		check(at+2*us, 1, false, block, block) // the third denial
 		at += 2*us + block
-		check(at-minute+us, 1, false, minute-us, minute-us) // the block denies, although tokens are left
+		check(at-minute+us, 1, false, minute-us, minute-us) // tokens are left
 		check(at-minute+us, 0, false, minute-us, minute-us)
 		check(at-us, 1, false, us, us)
 		check(at-us, 11, false, 0, 0)
 	}
 	check(at, 10, true, 0, 0)
 	check(at, 1, false, sec, 0)
-	at += 4 * minute // Max after the end of the last block, the next block has the length of the first again
+	at += 4 * minute // Penalty.Max after the last block, the lengths begin again
 	check(at, 10, true, 0, 0)
 	check(at, 1, false, sec, 0)
 	check(at, 1, false, sec, 0)
@@ -172,7 +167,6 @@ func TestDenialsCountWithinAPeriodOnly(t *testing.T) {
 	}
 }
 
-// A refund is accepted during a block and does not end it.
 func TestARefundIsAcceptedDuringABlock(t *testing.T) {
 	l := mustCompile(t, penalized(1, minute, minute))
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
@@ -189,8 +183,7 @@ func TestARefundIsAcceptedDuringABlock(t *testing.T) {
 	}
 }
 
-// If the clock steps back by more than a minute, the times of a block move back with it, so the block lasts
-// no longer than intended.
+// The times of a block move back with the clock, so the block lasts no longer than intended.
 func TestClockStepsKeepBlocks(t *testing.T) {
 	for _, step := range []struct{ back, blocked Micros }{{0, hour}, {minute, hour + minute}, {minute + us, hour}, {Day, hour}} {
 		l := mustCompile(t, penalized(1, hour, hour))
@@ -206,8 +199,7 @@ func TestClockStepsKeepBlocks(t *testing.T) {
 	}
 }
 
-// In a denied group, only the buckets that denied count a denial. If a cost can never fit, no bucket counts
-// one.
+// If a cost can never fit, no bucket of the group counts a denial.
 func TestAGroupCountsDenialsOnlyOfLimitsThatDeny(t *testing.T) {
 	group := func(costs ...int64) []Bucket {
 		var all []Bucket
@@ -228,7 +220,6 @@ func TestAGroupCountsDenialsOnlyOfLimitsThatDeny(t *testing.T) {
 	}
 }
 
-// While a bucket is blocked, no charge is admitted and no denial is counted.
 func TestABlockAdmitsNothing(t *testing.T) {
 	each(t, 1, 2000, func(t *rapid.T, _ dice, m moment) {
 		d := m.before.Denials
@@ -236,7 +227,7 @@ func TestABlockAdmitsNothing(t *testing.T) {
 			return
 		}
 		if moved := m.limit.denialsAt(&m.before, m.now); moved == nil || m.now >= moved.Until {
-			return // the clock stepped back to a time after the end of a block
+			return // the clock stepped back past the block
 		}
 		if m.got.Allowed {
 			t.Fatalf("at %d %+v of %+v, blocked until %d: %+v; want denied", m.now, m.charge, m.before, d.Until, m.got)
@@ -269,7 +260,7 @@ func TestPenaltySpecs(t *testing.T) {
 	}
 }
 
-// A reservation from before the block is settled, and its cost equals the estimate.
+// The cost of the settled reservation equals its estimate.
 func TestABlockAllowsASettlementWithoutDifference(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 60 * sec, Penalty: &Penalty{After: 1, For: 60 * sec, Max: 60 * sec}})
 	s, _ := l.Take(State{}, t0, Charge{Cost: 1})

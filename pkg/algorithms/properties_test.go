@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// each passes the steps of random walks to visit, for random limits of every kind. Each walk has limits of one kind,
-// as many as the argument limits, and changes between them at random.
+// each passes random walks of every kind to visit. A walk changes between the given number of limits of one
+// kind.
 func each(t *testing.T, limits, steps int, visit func(*rapid.T, dice, moment)) {
 	t.Helper()
 	for _, k := range kinds {
@@ -27,15 +27,12 @@ func each(t *testing.T, limits, steps int, visit func(*rapid.T, dice, moment)) {
 	}
 }
 
-// again returns the decision of m.limit on charge a at another time, without changing s.
 func (m moment) again(at Micros, s State, a Charge) Decision {
 	_, d := m.limit.Take(clone(s), at, a)
 	return d
 }
 
-// The same charge alone is allowed after retry_after, and denied one microsecond before. That holds in
-// microseconds, in milliseconds, with a clock that stepped back, and after the numbers have changed. Two
-// cases are excluded.
+// The same charge alone is allowed after retry_after, and denied one microsecond before.
 func TestRetryAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.got.Allowed || m.got.Never || m.charge.DryRun {
@@ -75,7 +72,6 @@ func TestAnAllowedChargeStaysAllowedLater(t *testing.T) {
 	})
 }
 
-// The bucket is full after reset_after, and not one microsecond before.
 func TestResetAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.charge.DryRun || m.got.Never || m.got.Remaining == m.limit.Capacity || m.after.Denials != nil {
@@ -100,8 +96,7 @@ func TestResetAfterIsExact(t *testing.T) {
 
 func (l *Limit) isFull(d Decision) bool { return d.Remaining == l.Capacity }
 
-// The debt of a reservation is paid after wait, and not one microsecond before. The waits of leaky buckets are
-// compared with the reference implementation only.
+// The waits of leaky buckets are compared with the reference implementation only.
 func TestWaitIsExact(t *testing.T) {
 	each(t, 1, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.got.Wait == 0 || m.charge.DryRun || m.limit.Kind == LeakyBucket {
@@ -150,7 +145,7 @@ func TestDenialAndDryRunChangeNothing(t *testing.T) {
 	})
 }
 
-// A dry run gets the decision of the real charge, except for the block that the charge would begin.
+// Only the block that the charge would begin is missing in the decision of the dry run.
 func TestADryRunAnswersAsTheChargeWould(t *testing.T) {
 	each(t, 2, 1000, func(t *rapid.T, _ dice, m moment) {
 		a := m.charge
@@ -188,8 +183,7 @@ func TestABucketDeletedAtFreshAtDecidesLikeAKeptOne(t *testing.T) {
 	})
 }
 
-// After any charge, refund or dry run, a bucket holds at most its capacity, and Remaining is at most that. A state in
-// the numbers of another limit is left out, because its fields have another unit.
+// A state in the numbers of another limit is left out, because its fields have another unit.
 func TestABucketNeverHoldsMoreThanItsCapacity(t *testing.T) {
 	each(t, 3, 3000, func(t *rapid.T, _ dice, m moment) {
 		l, s := m.limit, m.after
@@ -212,14 +206,13 @@ func TestABucketNeverHoldsMoreThanItsCapacity(t *testing.T) {
 	})
 }
 
-// charge is a number of units that were admitted at a time. Refunds are negative.
 type charge struct {
 	at   Micros
-	cost int64
+	cost int64 // negative for a refund
 }
 
-// admitted runs a walk without reservations, with a clock that never steps back. It returns the admitted charges
-// and refunds.
+// admitted returns the admitted charges and refunds of a random walk. The walk has no reservations, and its
+// clock never steps back.
 func (roll dice) admitted(l *Limit, hash uint64, n int) (all []charge) {
 	var s State
 	now := t0 + Micros(roll(1e12))
@@ -236,8 +229,7 @@ func (roll dice) admitted(l *Limit, hash uint64, n int) (all []charge) {
 	return all
 }
 
-// No span admits more than the documented bound of its algorithm. If times are computed in milliseconds,
-// each begun tick counts, so the span is up to 1 ms longer.
+// If times are computed in milliseconds, each begun tick counts, so the span is up to 1 ms longer.
 func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -295,7 +287,6 @@ func bound(s Spec, l *Limit, from, to Micros) *big.Int {
 	return big.NewInt(l.Capacity)
 }
 
-// eachLeasable checks a property for all limits that can be leased.
 func eachLeasable(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
 	t.Helper()
 	for _, k := range kinds {
@@ -313,9 +304,8 @@ func eachLeasable(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
 	}
 }
 
-// Leased units that are returned unused leave the bucket no fuller than if they had never been leased,
-// whatever was consumed in between. Within the window of the lease, a fixed window gets all of
-// them back.
+// A lease must not make a bucket fuller, whatever was consumed before the units are returned. Within the window
+// of the lease, a fixed window gets all of them back.
 func TestReturnedUnitsLeaveTheBucketNoFuller(t *testing.T) {
 	eachLeasable(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {
 		if l.Overdraw || l.TakesDenied || l.PerRequest || l.Capacity == 0 || !l.startsFilled() {

@@ -6,10 +6,9 @@ import "math/big"
 // instead of scaled integers, or by counting events. They are slow and allocate freely. They share only types
 // and constants with the code, such as Spec, Charge and Decision.
 
-// reference is one bucket of a reference implementation.
 type reference interface {
 	decide(now Micros, a Charge) Decision
-	face() *watch
+	clock() *watch
 }
 
 func referenceOf(s Spec) reference {
@@ -41,7 +40,7 @@ type watch struct {
 	tick          Micros
 	seen          bool
 	ts            Micros
-	denialsStored bool // whether denials are stored, so that the bucket does not start at initial again
+	denialsStored bool // then the bucket does not start at initial again
 }
 
 // read returns the bucket's time, and how far the machine's clock is behind it. If the clock stepped back by more than
@@ -51,17 +50,14 @@ func (w *watch) read(now Micros) (at, behind Micros) {
 		if w.ts-now <= 60_000_000 {
 			return w.ts, w.ts - now
 		}
-		w.ts = w.begun(now) // the clock is corrected, and the value of the bucket stays
+		w.ts = w.startOfTick(now)
 	}
 	return now, 0
 }
 
-// face returns the watch itself, for types that embed it.
-func (w *watch) face() *watch { return w }
+func (w *watch) clock() *watch { return w }
 
-// begun returns the start of the tick that contains t. A limit that counts in milliseconds keeps its times
-// in milliseconds.
-func (w *watch) begun(t Micros) Micros { return t / w.tick * w.tick }
+func (w *watch) startOfTick(t Micros) Micros { return t / w.tick * w.tick }
 
 // after returns the time from now to the start of the n-th tick after the tick of now, or 0 if n is not positive.
 func (w *watch) after(now Micros, n *big.Int) Micros {
@@ -73,7 +69,6 @@ func (w *watch) after(now Micros, n *big.Int) Micros {
 
 func (w *watch) ticks(from, to Micros) *big.Rat { return whole(int64(to/w.tick) - int64(from/w.tick)) }
 
-// delay adds the time that the clock is behind to retry_after, reset_after and wait.
 func delay(d Decision, behind Micros) Decision {
 	if !d.Allowed && !d.Never {
 		d.RetryAfter += behind
@@ -119,10 +114,8 @@ func up(x *big.Rat) *big.Int {
 	return n.Neg(n)
 }
 
-// none returns x, or 0 if x is negative.
-func none(x *big.Int) int64 { return max(0, x.Int64()) }
+func notNegative(x *big.Int) int64 { return max(0, x.Int64()) }
 
-// flow returns how many units flow in per tick.
 func (w *watch) flow(units int64, period Micros) *big.Rat {
 	return big.NewRat(units, int64(period/w.tick))
 }
@@ -134,7 +127,6 @@ func valueOr(p *int64, v int64) int64 {
 	return v
 }
 
-// tokenReference stores tokens as a fraction.
 type tokenReference struct {
 	s Spec
 	watch
@@ -166,7 +158,7 @@ func (b *tokenReference) decide(now Micros, a Charge) (d Decision) {
 		kept.seen = false // the bucket was full for a day, so it starts at initial again
 	}
 	if !kept.seen {
-		kept.level, kept.ts = initial, b.begun(at)
+		kept.level, kept.ts = initial, b.startOfTick(at)
 		kept.seen = less(initial, capacity)
 	}
 	level := least(capacity, plus(kept.level, times(flow, b.ticks(kept.ts, at))))
@@ -177,7 +169,7 @@ func (b *tokenReference) decide(now Micros, a Charge) (d Decision) {
 	if a.Reserve {
 		r = reserved
 	}
-	short := minus(minus(cost, r), level) // the missing units; the charge is denied if this is above 0
+	short := minus(minus(cost, r), level) // denied if this is above 0
 	takes := true
 	switch {
 	case a.Cost < 0:
@@ -197,15 +189,15 @@ func (b *tokenReference) decide(now Micros, a Charge) (d Decision) {
 	default:
 		d.RetryAfter, takes = b.after(at, up(over(short, flow))), false
 	}
-	d.Value, d.Remaining = down(times(level, b.unit())).Int64(), none(down(level))
+	d.Value, d.Remaining = down(times(level, b.unit())).Int64(), notNegative(down(level))
 	d.ResetAfter = b.after(at, toFull(level))
 	if a.Cost < 0 && !kept.seen {
 		takes = false // the bucket is full, so there is nothing to refund
 	}
-	switch created := kept.seen && !b.seen || kept.ts == b.begun(now) && less(initial, capacity) && kept.level == initial; {
+	switch created := kept.seen && !b.seen || kept.ts == b.startOfTick(now) && less(initial, capacity) && kept.level == initial; {
 	case d.Never:
 	case takes && a.Cost != 0 && !a.DryRun:
-		kept.level, kept.ts, kept.seen = level, b.begun(at), true
+		kept.level, kept.ts, kept.seen = level, b.startOfTick(at), true
 		*b = kept
 	case !a.DryRun, created:
 		*b = kept
@@ -213,13 +205,11 @@ func (b *tokenReference) decide(now Micros, a Charge) (d Decision) {
 	return delay(d, behind)
 }
 
-// unit returns how many parts of a token are counted. It is the smallest number that makes the inflow per
-// tick a whole number.
+// unit returns the smallest number that makes its product with the inflow per tick a whole number.
 func (b *tokenReference) unit() *big.Rat {
 	return new(big.Rat).SetInt(b.flow(b.s.Rate, b.s.Period).Denom())
 }
 
-// leakyReference stores the length of the queue, in units, as it drains.
 type leakyReference struct {
 	s Spec
 	watch
@@ -232,7 +222,7 @@ func (b *leakyReference) decide(now Micros, a Charge) (d Decision) {
 	drain := b.flow(b.s.Rate, b.s.Period)
 	at, behind := kept.read(now)
 	if !kept.seen {
-		kept.queue, kept.ts = whole(0), b.begun(at)
+		kept.queue, kept.ts = whole(0), b.startOfTick(at)
 	}
 	queue := most(whole(0), minus(kept.queue, times(drain, b.ticks(kept.ts, at))))
 	turn := b.after(at, up(over(queue, drain)))
@@ -260,21 +250,21 @@ func (b *leakyReference) decide(now Micros, a Charge) (d Decision) {
 		d = Decision{RetryAfter: max(d.RetryAfter, turn-a.MaxWait)}
 	}
 	left := minus(places, charged)
-	d.Value, d.Remaining = down(times(left, new(big.Rat).SetInt(drain.Denom()))).Int64(), none(down(left))
+	d.Value, d.Remaining = down(times(left, new(big.Rat).SetInt(drain.Denom()))).Int64(), notNegative(down(left))
 	if d.ResetAfter = b.after(at, up(over(charged, drain))); d.ResetAfter > 0 {
 		d.ResetAfter += behind
 	}
 	switch {
 	case d.Never || a.DryRun || a.Cost < 0 && !b.seen:
 	case d.Allowed && a.Cost != 0:
-		b.queue, b.ts, b.seen = charged, b.begun(at), true
+		b.queue, b.ts, b.seen = charged, b.startOfTick(at), true
 	default:
 		*b = kept
 	}
 	return d
 }
 
-// guaranteedReference has two buckets of fractions with one clock.
+// guaranteedReference stores the units of the guaranteed part (sure) and of the bank.
 type guaranteedReference struct {
 	s Spec
 	watch
@@ -295,7 +285,7 @@ func (b *guaranteedReference) decide(now Micros, a Charge) (d Decision) {
 		kept.seen, restarted = false, true
 	}
 	if !kept.seen {
-		kept.sure, kept.bank, kept.ts = capacity1, initial, b.begun(at)
+		kept.sure, kept.bank, kept.ts = capacity1, initial, b.startOfTick(at)
 		kept.seen = less(initial, capacity2)
 		restarted = kept.seen
 	}
@@ -332,12 +322,12 @@ func (b *guaranteedReference) decide(now Micros, a Charge) (d Decision) {
 		}
 		d.RetryAfter = b.after(at, up(t))
 	}
-	d.Value, d.Remaining = down(times(plus(sure, bank), new(big.Rat).SetInt(lcm(flow1.Denom(), flow2.Denom())))).Int64(), none(down(plus(sure, bank)))
+	d.Value, d.Remaining = down(times(plus(sure, bank), new(big.Rat).SetInt(lcm(flow1.Denom(), flow2.Denom())))).Int64(), notNegative(down(plus(sure, bank)))
 	d.ResetAfter = b.after(at, up(toFull(sure, bank)))
 	switch {
 	case d.Never || a.Cost < 0 && !kept.seen:
 	case d.Allowed && a.Cost != 0 && !a.DryRun:
-		b.sure, b.bank, b.ts, b.seen = sure, bank, b.begun(at), true
+		b.sure, b.bank, b.ts, b.seen = sure, bank, b.startOfTick(at), true
 	case !a.DryRun, restarted:
 		*b = kept
 	}

@@ -9,8 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// A Store outside of this module may encode a State in any format, here as JSON. After each step the State is
-// saved and loaded, and the bucket must answer like one that was never saved.
+// A Store outside of this module may encode a State in any format, here as JSON.
 func TestASavedStateOfALimitThatSettlesIsExact(t *testing.T) {
 	type saved struct {
 		Value, At int64

@@ -7,11 +7,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-// work is an allowed charge. When it has been settled, cost is the final cost.
+// work is an allowed charge. cost becomes its final cost when it is settled.
 type work struct {
 	at     Micros
 	cost   int64
-	settle bool // still has to be settled
+	settle bool
 }
 
 // Random charges are reserved, settled and canceled, early or late. The final costs of the charges that begin
@@ -70,8 +70,7 @@ func TestChargesNeverExceedTheBoundWithSettlements(t *testing.T) {
 	}
 }
 
-// All 10 tokens of a full bucket are charged, and the charge is canceled later. The tokens that have flowed in
-// since the charge are not refunded again.
+// The tokens that have flowed in since the charge are not refunded again.
 func TestALateCancellationRefundsLessTheInflow(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec})
 	for _, c := range []struct {
@@ -85,7 +84,7 @@ func TestALateCancellationRefundsLessTheInflow(t *testing.T) {
 		}
 	}
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
-	s, _ = l.Take(s, t0+sec, Charge{Cost: 10}) // consume the tokens that have flowed in, too
+	s, _ = l.Take(s, t0+sec, Charge{Cost: 10}) // also the tokens that have flowed in
 	if s, _ = l.Take(s, t0+sec, Charge{Cost: -10, ChargedAt: t0, Settle: true}); left(l, s, t0+sec) != 0 {
 		t.Errorf("%d units were refunded twice; want 0", left(l, s, t0+sec))
 	}

@@ -7,7 +7,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// call is a call whose cost is known afterwards.
 type call struct {
 	at       Micros
 	estimate int64
@@ -33,7 +32,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 		model := &settlingModel{flow: big.NewRat(s.Rate, int64(s.Period)), capacity: whole(capacity)}
 		var calls []*call
 		now, lost := t0, int64(0)
-		over := roll.once(2) // whether some estimates are too low
+		someTooLow := roll.once(2)
 		for range length(t, 300) {
 			var open []*call
 			for _, c := range calls {
@@ -44,7 +43,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 			if len(open) > 0 && roll.once(2) {
 				c := open[roll(int64(len(open)))]
 				var d Decision
-				before := left1(l, state, now)
+				before := valueAt(l, state, now)
 				exact := model.refund(c.at, now, c.estimate-c.cost)
 				state, d = l.Take(state, now, Charge{Cost: c.cost - c.estimate, ChargedAt: c.at, Settle: true})
 				if !d.Allowed {
@@ -52,7 +51,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 				}
 				lost += d.Lost
 				if c.cost < c.estimate {
-					got := big.NewRat(left1(l, state, now)-before, l.q)
+					got := big.NewRat(valueAt(l, state, now)-before, l.q)
 					if got.Cmp(exact) > 0 {
 						t.Fatalf("%s: %+v settled at %d returned %s, at most %s may be", show(s), *c, now, got, exact)
 					}
@@ -62,18 +61,18 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 					}
 					less += int(down(minus(exact, got)).Int64())
 				}
-				model.set(now, big.NewRat(left1(l, state, now), l.q), c.cost > c.estimate)
+				model.set(now, big.NewRat(valueAt(l, state, now), l.q))
 				c.open = false
 				continue
 			}
 			estimate := roll.between(1, max(1, capacity/roll.of(1, 2, 10, 100)))
 			c := &call{at: now, estimate: estimate, cost: roll.between(0, estimate), open: true}
-			if over && roll.once(2) {
+			if someTooLow && roll.once(2) {
 				c.cost = roll.between(0, 3*estimate)
 			}
 			var d Decision
 			if state, d = l.Take(state, now, Charge{Cost: estimate}); d.Allowed {
-				model.set(now, big.NewRat(left1(l, state, now), l.q), true)
+				model.set(now, big.NewRat(valueAt(l, state, now), l.q))
 				calls = append(calls, c)
 			}
 			now += Micros(roll.of(0, 0, 1, int64(d.RetryAfter), roll(int64(s.Period)), int64(s.Period)/s.Rate))
@@ -88,20 +87,18 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 			at = c.at
 		}
 		known = least(whole(capacity), plus(known, times(model.flow, whole(int64(now-at)))))
-		if is := big.NewRat(left1(l, state, now), l.q); is.Cmp(plus(known, whole(lost))) > 0 {
+		if is := big.NewRat(valueAt(l, state, now), l.q); is.Cmp(plus(known, whole(lost))) > 0 {
 			t.Fatalf("%s: %s are left, and %s would be if the costs had been known; %d were lost", show(s), is, known, lost)
 		}
 	})
 	t.Logf("%d refunds, %d of them exact, %d units refunded less", settled, full, less)
 }
 
-// left1 returns how much s has left at time now, in 1/q token.
-func left1(l *Limit, s State, now Micros) int64 {
+func valueAt(l *Limit, s State, now Micros) int64 {
 	_, d := l.Take(s, now, Charge{DryRun: true})
 	return d.Value
 }
 
-// settlingModel stores the whole history of a bucket.
 type settlingModel struct {
 	flow, capacity *big.Rat
 	at             []Micros
@@ -109,8 +106,7 @@ type settlingModel struct {
 	before         []*big.Rat
 }
 
-// set records the amount that the bucket has after a change.
-func (m *settlingModel) set(now Micros, after *big.Rat, _ bool) {
+func (m *settlingModel) set(now Micros, after *big.Rat) {
 	before := m.capacity
 	if n := len(m.at); n > 0 {
 		before = least(m.capacity, plus(m.after[n-1], times(m.flow, whole(int64(now-m.at[n-1])))))
@@ -118,7 +114,7 @@ func (m *settlingModel) set(now Micros, after *big.Rat, _ bool) {
 	m.at, m.after, m.before = append(m.at, now), append(m.after, after), append(m.before, before)
 }
 
-// refund returns how many of the units that were consumed at time since can still be refunded at time now.
+// refund returns how many of the units consumed at time since can be refunded at time now.
 func (m *settlingModel) refund(since, now Micros, units int64) *big.Rat {
 	room := whole(max(0, units))
 	last := len(m.at) - 1
@@ -214,7 +210,7 @@ func TestSettlementsByAClockThatSteps(t *testing.T) {
 			}
 			other, _ = known.Take(other, m.now, Charge{Cost: cost})
 		}
-		is, would := left1(l, state, now), left1(known, other, now)
+		is, would := valueAt(l, state, now), valueAt(known, other, now)
 		if is > would+lost*l.q {
 			t.Fatalf("%s: %d are left, and %d would be if the costs had been known; %d were lost", show(s), is, would, lost*l.q)
 		}

@@ -25,7 +25,7 @@ func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 		var state State
 		var calls, open []*call
 		now, lost := t0, int64(0)
-		over := roll.once(2) // whether some estimates are too low
+		someTooLow := roll.once(2)
 		for range length(t, 200) {
 			if roll.once(10) {
 				l = numbers()
@@ -36,14 +36,14 @@ func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 				c := open[i]
 				open = append(open[:i:i], open[i+1:]...)
 				c.open = false
-				before := left1(l, state, now)
+				before := valueAt(l, state, now)
 				var d Decision
 				state, d = l.Take(state, now, Charge{Cost: c.cost - c.estimate, ChargedAt: c.at, Settle: true})
 				if !d.Allowed {
 					t.Fatalf("the settlement of %+v was denied: %+v", *c, d)
 				}
 				lost += d.Lost
-				switch is := left1(l, state, now); {
+				switch is := valueAt(l, state, now); {
 				case c.cost >= c.estimate:
 				case c.at/period < now/period && is > before:
 					t.Fatalf("%+v is refunded at %d, in a later window", *c, now)
@@ -54,7 +54,7 @@ func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 				}
 			} else {
 				c := &call{at: now, estimate: roll.between(1, max(1, l.Capacity/roll.of(1, 2, 10))), open: true}
-				if c.cost = roll.between(0, c.estimate); over {
+				if c.cost = roll.between(0, c.estimate); someTooLow {
 					c.cost = roll.between(0, 3*c.estimate)
 				}
 				var d Decision
@@ -73,7 +73,7 @@ func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 					known -= c.cost
 				}
 			}
-			if is := left1(l, state, now); is > known+lost {
+			if is := valueAt(l, state, now); is > known+lost {
 				t.Fatalf("%s at %d: %d are left, and %d would be if the costs had been known; %d were lost", show(l.Spec()), now, is, known, lost)
 			}
 		}
@@ -121,9 +121,9 @@ func TestSettlementsUnderChangedNumbers(t *testing.T) {
 				i := roll(int64(len(open)))
 				c := open[i]
 				open = append(open[:i:i], open[i+1:]...)
-				before := left1(l, state, now)
+				before := valueAt(l, state, now)
 				state, d = l.Take(state, now, Charge{Cost: c.cost - c.estimate, ChargedAt: c.at, Settle: true})
-				if lost += d.Lost; left1(l, state, now) > before {
+				if lost += d.Lost; valueAt(l, state, now) > before {
 					refunded++
 				}
 			} else {
@@ -150,7 +150,7 @@ func TestSettlementsUnderChangedNumbers(t *testing.T) {
 			}
 		}
 		changed += int(changes)
-		is, would := left1(l, state, now), left1(known, other, now)
+		is, would := valueAt(l, state, now), valueAt(known, other, now)
 		if is/l.q > would/l.q+lost+changes+1 {
 			t.Fatalf("%s: %d are left, and %d would be if the costs had been known; %d were lost, %d changes", show(l.Spec()), is, would, lost, changes)
 		}

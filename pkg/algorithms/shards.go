@@ -55,7 +55,6 @@ func Split(s Spec, n int) ([]Limit, error) {
 	return nil, wrong
 }
 
-// splitAt compiles all shards with the given unit of time, and writes them to shards. wrong is nil if all compile.
 func splitAt(s Spec, whole *Limit, shards []Limit, tick Micros) (wrong SpecErrors) {
 	n := len(shards)
 	for i := range shards {
@@ -75,7 +74,6 @@ func splitAt(s Spec, whole *Limit, shards []Limit, tick Micros) (wrong SpecError
 	return nil
 }
 
-// share returns the i-th of n parts of x: x div n, plus one for the first x mod n parts.
 func share(x int64, n, i int) int64 {
 	part := x / int64(n)
 	if int64(i) < x%int64(n) {
@@ -103,7 +101,6 @@ func split(x *int64, n, i int) *int64 {
 //
 // The Decision describes only the given shards. This applies to Never, too.
 func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
-	// This is one long function because its parts share the slices and sums of the first loop.
 	var d Decision
 	left := make([]int64, len(shards)) // the amounts left, in the unit of State.Value
 	begun := make([]State, len(shards))

@@ -25,14 +25,12 @@ func buckets(limits []Limit) []Bucket {
 	return all
 }
 
-// fill puts the given number of tokens into each shard at t0.
 func fill(shards []Bucket, tokens ...int64) {
 	for i, n := range tokens {
 		shards[i].State = holding(n)(shards[i].Limit)
 	}
 }
 
-// tokens returns the whole tokens left in each shard.
 func tokens(now Micros, shards []Bucket) (all []int64) {
 	for _, b := range shards {
 		all = append(all, left(b.Limit, b.State, now))
@@ -40,7 +38,6 @@ func tokens(now Micros, shards []Bucket) (all []int64) {
 	return all
 }
 
-// oneASecond returns a limit of 1 token a second. Most tests below split it into shards of ten tokens each.
 func oneASecond(capacity int64) Spec {
 	return Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: &capacity}
 }
@@ -153,7 +150,6 @@ func TestSplitRefusesInvalidSplits(t *testing.T) {
 	}
 }
 
-// sharded returns a random limit in two to seven shards.
 func (roll dice) sharded() (Spec, *Limit, []Bucket) {
 	for {
 		s, whole := roll.limit(kinds[roll(2)].kind)
@@ -188,7 +184,6 @@ func TestTheShardsAddUpToTheLimit(t *testing.T) {
 	})
 }
 
-// The limit has 4 shards of 10 tokens. Each gets one token a second.
 func TestTheUndoOfAShardedChargeCountsAllInflow(t *testing.T) {
 	capacity := int64(40)
 	parts, err := Split(Spec{Kind: TokenBucket, Rate: 4, Period: sec, Capacity: &capacity}, 4)
@@ -206,7 +201,6 @@ func TestTheUndoOfAShardedChargeCountsAllInflow(t *testing.T) {
 	}
 }
 
-// A limit may have more shards than units a second. The reset time is that of the shard that is full last.
 func TestShardsAreFullWhenTheLastOneIs(t *testing.T) {
 	shards := mustSplit(t, oneASecond(20), 2)
 	for _, c := range []struct {
@@ -220,7 +214,7 @@ func TestShardsAreFullWhenTheLastOneIs(t *testing.T) {
 	}
 }
 
-// The clock has stepped back. Shards that are still in the numbers of a higher limit keep their consumption.
+// Shards that are still in the numbers of a higher limit keep their consumption.
 func TestShardsOfALowerLimitHandleAClockThatIsSetBack(t *testing.T) {
 	shards := mustSplit(t, oneASecond(20), 2)
 	TakeShards(t0, shards, Charge{Cost: 20})
@@ -233,7 +227,7 @@ func TestShardsOfALowerLimitHandleAClockThatIsSetBack(t *testing.T) {
 	}
 }
 
-// Both undos are in the window of the charge. Before the first one, the clock has stepped back by a second.
+// Before the first undo, the clock has stepped back by a second.
 func TestTheUndoOfAShardedWindow(t *testing.T) {
 	shards := mustSplit(t, Spec{Kind: FixedWindow, Rate: 20, Period: minute, Start: new(t0)}, 2)
 	TakeShards(t0+30*sec, shards, Charge{Cost: 20})

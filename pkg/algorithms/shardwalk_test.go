@@ -10,20 +10,17 @@ import (
 
 func copies(shards []Bucket) []Bucket { return slices.Clone(shards) }
 
-// decideAgain charges copies of all shards at another time, and changes nothing.
 func decideAgain(at Micros, shards []Bucket, a Charge) Decision {
 	return TakeShards(at, copies(shards), a)
 }
 
-// pair chooses two different shards at random.
 func (roll dice) pair(shards []Bucket) (pair []Bucket, i, j int64) {
 	i = roll(int64(len(shards)))
 	j = (i + 1 + roll(int64(len(shards))-1)) % int64(len(shards))
 	return []Bucket{shards[i], shards[j]}, i, j
 }
 
-// chosen charges shards as a Store does: two at random, and all of them if the two deny. A reservation charges
-// all of them.
+// chosen charges shards as a Store does.
 func (roll dice) chosen(now Micros, shards []Bucket, a Charge) Decision {
 	if pair, i, j := roll.pair(shards); !a.Reserve {
 		if d := TakeShards(now, pair, a); d.Allowed {
@@ -34,8 +31,7 @@ func (roll dice) chosen(now Micros, shards []Bucket, a Charge) Decision {
 	return TakeShards(now, shards, a)
 }
 
-// All shards together admit no more than the limit that was split. A denial means that the requested units
-// are not available.
+// A denial means that the requested units are not available.
 func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 	charges, denied := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -85,7 +81,7 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 	t.Logf("%d charges, %d %% denied", charges, 100*denied/max(1, charges))
 }
 
-// All shards are charged. retry_after, wait and the sum of the units left must be exact.
+// The shards must answer exactly if a Store passes all of them.
 func TestShardsAnswerExactly(t *testing.T) {
 	charges, denied := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -170,9 +166,8 @@ func clipped(n, unit int64) int64 {
 	return n * unit
 }
 
-// levelled reports whether a charge was spread correctly over the shards. Either one shard paid alone, or
-// each shard that paid ended at its floor or at the same level (to one unit), and no other shard held more
-// than that level.
+// levelled reports whether one shard paid alone, or the shards that paid ended level. Level means that they
+// differ by at most one unit, except those at their floor, and that no other shard held more.
 func levelled(had, has []int64, shards []Bucket, reserve bool) bool {
 	paid, low, high := 0, int64(1<<62), int64(-1<<62)
 	floor := func(i int) int64 {
@@ -203,8 +198,8 @@ func levelled(had, has []int64, shards []Bucket, reserve bool) bool {
 	return high-low <= 1
 }
 
-// raised reports whether a refund went only to the emptiest shards, and whether these ended at the same level
-// (to one unit) or full.
+// raised reports whether a refund went only to the emptiest shards, and whether these ended full or level (to
+// one unit).
 func raised(had, has []int64, shards []Bucket) bool {
 	high := int64(-1 << 62)
 	for i := range had {
@@ -229,7 +224,7 @@ func full(has []int64, shards []Bucket) bool {
 	return true
 }
 
-// longest searches for the time until no shard is in debt. It returns 0 if the charge was not an allowed reservation.
+// longest searches for the first moment without a debt. It is the reference for the wait of a reservation.
 func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Charge, d Decision) Micros {
 	if !d.Allowed || a.Cost <= 0 || !a.Reserve {
 		return 0
@@ -240,7 +235,7 @@ func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Charge, d 
 			hi = max(hi, b.Limit.waitAt(b.State, hash)-now+1)
 		}
 	}
-	for lo < hi { // the first moment without a debt
+	for lo < hi {
 		mid := lo + (hi-lo)/2
 		inDebt := false
 		for _, n := range lefts(now+mid, shards, hash) {
@@ -255,8 +250,6 @@ func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Charge, d 
 	return lo
 }
 
-// Of two drawn shards, the one with more units left is charged if it alone has enough. The other one does not
-// change.
 func TestTwoChoicePicksTheFullerShard(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		roll := newDice(t)

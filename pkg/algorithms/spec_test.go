@@ -6,7 +6,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The Spec of a Limit compiles to the same Limit, for random limits of every kind.
 func TestSpecOfLimitCompilesToIt(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -35,7 +34,7 @@ func TestSpecOfLimitThatNeverAllows(t *testing.T) {
 	}
 }
 
-// A default is not written out. So the Spec still compiles if its capacity is raised.
+// A Spec with the default max_reserved would not compile if its capacity were raised.
 func TestSpecOfLimitHasNoDefaults(t *testing.T) {
 	for _, k := range []Kind{TokenBucket, FixedWindow} {
 		if s := mustCompile(t, Spec{Kind: k, Rate: 5, Period: sec}).Spec(); s.MaxReserved != nil || s.Initial != nil || s.Penalty != nil || s.MaxDebt != nil {

@@ -64,7 +64,6 @@ func alternatives(buckets []Bucket) int {
 	return n
 }
 
-// allow reports whether the Decision of every bucket allows its cost.
 func allow(buckets []Bucket) bool {
 	for i := range buckets {
 		if !buckets[i].Decision.Allowed {

@@ -14,7 +14,7 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 	never := false
 	tried, first := make([]State, len(buckets)), make([]Decision, len(buckets))
 	pays, skipped := make([]bool, len(buckets)), make([]bool, len(buckets))
-	from, fits, hopeless := 0, true, false // of the current row of alternatives: its first charge, whether its charges are allowed, and whether one never can be
+	firstOfRow, rowAllowed, rowNever := 0, true, false
 	for i := range buckets {
 		b := &buckets[i]
 		dryRun := b.Charge
@@ -23,17 +23,17 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 		tried[i], b.Decision = b.Limit.Take(clone(b.State), now, b.Charge)
 		no := b.Decision.Never && !b.Limit.TakesDenied
 		if b.Then && i+1 < len(buckets) {
-			fits, hopeless = fits && b.Decision.Allowed, hopeless || no
+			rowAllowed, rowNever = rowAllowed && b.Decision.Allowed, rowNever || no
 			continue
 		}
-		for k := from; k < i; k++ {
-			pays[k] = fits
+		for k := firstOfRow; k < i; k++ {
+			pays[k] = rowAllowed
 		}
-		if skipped[i] = i > from && fits; !skipped[i] {
+		if skipped[i] = i > firstOfRow && rowAllowed; !skipped[i] {
 			all, pays[i] = all && b.Decision.Allowed, true
-			never = never || no && (hopeless || i == from)
+			never = never || no && (rowNever || i == firstOfRow)
 		}
-		from, fits, hopeless = i+1, true, false
+		firstOfRow, rowAllowed, rowNever = i+1, true, false
 	}
 	for i := range buckets {
 		b := &buckets[i]
@@ -41,7 +41,7 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 			b.Decision = Decision{}
 			continue
 		}
-		zero := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // a charge of 0 units, which consumes nothing
+		zero := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun}
 		kept, is := b.Limit.Take(clone(b.State), now, zero)
 		switch {
 		case b.Decision.Never && !b.Limit.TakesDenied && !never: // this charge can never be allowed, but an alternative can pay

@@ -25,7 +25,6 @@ func mustCompile(tb testing.TB, s Spec) *Limit {
 	return &l
 }
 
-// step is one charge and the expected answer.
 type step struct {
 	at      Micros // time after t0
 	cost    int64
@@ -41,8 +40,6 @@ type step struct {
 	reset   Micros // not checked if it is 0
 }
 
-// run makes the charges of steps and checks their decisions. before returns the bucket's state at t0; nil means a new
-// bucket.
 func run(t *testing.T, s Spec, before func(*Limit) State, steps []step) {
 	t.Helper()
 	l := mustCompile(t, s)
@@ -74,7 +71,6 @@ func runSteps(t *testing.T, l *Limit, state State, steps []step) State {
 	return state
 }
 
-// left returns what s holds at time now, in whole tokens, rounded down.
 func left(l *Limit, s State, now Micros) int64 {
 	if l.Rate > 0 && (l.Kind == TokenBucket || l.Kind == LeakyBucket || l.Kind == FixedWindow) {
 		s, at, _ := l.begin(s, now, 0)
@@ -84,12 +80,10 @@ func left(l *Limit, s State, now Micros) int64 {
 	return d.Remaining
 }
 
-// holding returns a bucket with the given tokens at t0. A guaranteed bucket has them in its bank.
 func holding(tokens int64) func(*Limit) State {
 	return func(l *Limit) State { return State{By: l, Value: tokens * l.Unit(), At: t0} }
 }
 
-// Worked examples, one for each rule of the algorithms. The number of a row only names it.
 func TestVectors(t *testing.T) {
 	perSecond := Spec{Kind: TokenBucket, Rate: 1, Period: sec}
 	tenPerMinute := Spec{Kind: TokenBucket, Rate: 10, Period: minute}
@@ -223,9 +217,8 @@ func TestLeakyBucketWaitsNoLongerThanMaxWait(t *testing.T) {
 	})
 }
 
-// A queue that counts in microseconds is full when a limit that counts in milliseconds refunds a unit of it. The state
-// then counts from the start of the millisecond, at which more places were taken than there are. Then the clock steps
-// back to that moment.
+// The queue counts in microseconds, the limit of the refund in milliseconds. The refund makes the state count
+// from the start of the millisecond, at which more places were taken than there are.
 func TestMoreTurnsThanPlacesLeaveNothing(t *testing.T) {
 	fine := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 7000, Period: sec, Capacity: new(int64(1_000_000))})
 	coarse := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 999_979, Period: Day, Capacity: new(int64(900_000))})

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// edges finds the edges of windows. The edges differ from phase by whole periods, or are those of a calendar.
+// The edges differ from phase by whole periods, or are those of a calendar.
 type edges struct {
 	phase, period Micros
 	calendar      *Calendar
@@ -55,10 +55,9 @@ func (e edges) came(from, to Micros) (n Micros) {
 	return n
 }
 
-// date returns the first day of the n-th window after the window of t.
 func (e edges) date(t Micros, n int) time.Time { return e.calendar.Edges.(civil).date(t, n) }
 
-// windowReference grants rate at each edge. Unused units are kept up to capacity.
+// windowReference edgesToGrant rate at each edge. Unused units are kept up to capacity.
 type windowReference struct {
 	s Spec
 	watch
@@ -71,8 +70,7 @@ func (b *windowReference) decide(now Micros, a Charge) (d Decision) {
 	initial := valueOr(b.s.Initial, capacity)
 	reserved := valueOr(b.s.MaxReserved, mostWindow(b.s, b.tick)-capacity)
 	e := edgesOf(b.s, b.tick, a.Hash)
-	// grants returns how many edges must pass until missing units are granted.
-	grants := func(missing int64) Micros {
+	edgesToGrant := func(missing int64) Micros {
 		return Micros(up(big.NewRat(max(0, missing), rate)).Int64())
 	}
 	at, behind := kept.read(now)
@@ -80,19 +78,19 @@ func (b *windowReference) decide(now Micros, a Charge) (d Decision) {
 	if kept.seen && !kept.denialsStored && initial < capacity {
 		full := kept.ts
 		if kept.value < capacity {
-			full = e.step(kept.ts, grants(capacity-kept.value))
+			full = e.step(kept.ts, edgesToGrant(capacity-kept.value))
 		}
 		if at >= full+Day && at >= kept.ts+Day {
 			kept.seen = false
 		}
 	}
 	if !kept.seen {
-		kept.value, kept.ts = initial, b.begun(at)
+		kept.value, kept.ts = initial, b.startOfTick(at)
 		kept.seen = initial < capacity
 		restarted = kept.seen
 	}
 	value := kept.value
-	if came := e.came(kept.ts, at); came >= grants(capacity-value) {
+	if came := e.came(kept.ts, at); came >= edgesToGrant(capacity-value) {
 		value = capacity
 	} else if came > 0 {
 		value += int64(came) * rate
@@ -112,22 +110,22 @@ func (b *windowReference) decide(now Micros, a Charge) (d Decision) {
 	case value-cost >= -r:
 		d.Allowed = true
 		if value -= cost; value < 0 {
-			d.Wait = edge(grants(-value))
+			d.Wait = edge(edgesToGrant(-value))
 		}
 	case b.s.Overdraw:
 		value = max(min(value, -reserved), value-cost)
-		d.RetryAfter = edge(max(1, grants(min(cost, capacity)-value)))
+		d.RetryAfter = edge(max(1, edgesToGrant(min(cost, capacity)-value)))
 	case cost > capacity+r:
 		d.Never, takes = true, false
 	default:
-		d.RetryAfter, takes = edge(grants(cost-r-value)), false
+		d.RetryAfter, takes = edge(edgesToGrant(cost-r-value)), false
 	}
 	d.Value, d.Remaining = value, max(0, value)
-	d.ResetAfter = edge(max(1, grants(capacity-value)))
+	d.ResetAfter = edge(max(1, edgesToGrant(capacity-value)))
 	switch {
 	case d.Never || a.Cost < 0 && !kept.seen:
 	case takes && a.Cost != 0 && !a.DryRun:
-		b.value, b.ts, b.seen = value, b.begun(at), true
+		b.value, b.ts, b.seen = value, b.startOfTick(at), true
 	case !a.DryRun, restarted:
 		*b = kept
 	}
@@ -175,7 +173,7 @@ func (b *counterReference) decide(now Micros, a Charge) (d Decision) {
 	switch {
 	case a.DryRun || a.Cost < 0 && !b.seen || d.Never && !takes:
 	case takes && a.Cost != 0:
-		b.count, b.ts, b.seen = count, b.begun(at), true
+		b.count, b.ts, b.seen = count, b.startOfTick(at), true
 	default:
 		*b = kept
 	}
@@ -260,7 +258,6 @@ func (b *slidingReference) decide(now Micros, a Charge) (d Decision) {
 	kept := *b
 	period := int64(b.s.Period / b.tick)
 	at, behind := kept.read(now)
-	// counts returns the counts of the window of tick t and of the window before.
 	counts := func(t int64) (cur, prev int64) {
 		switch t/period - int64(kept.ts/b.tick)/period {
 		case 0:
@@ -276,7 +273,7 @@ func (b *slidingReference) decide(now Micros, a Charge) (d Decision) {
 		return plus(whole(cur), times(whole(prev), big.NewRat(period-t%period, period)))
 	}
 	rate, t := whole(b.s.Rate), int64(at/b.tick)
-	fits := func(t int64) bool { // whether the cost is available at tick t; in integers, because the search needs it often
+	fits := func(t int64) bool { // in integers, because the search calls it often
 		cur, prev := counts(t)
 		return (cur+a.Cost)*period+prev*(period-t%period) <= b.s.Rate*period
 	}
@@ -307,8 +304,8 @@ func (b *slidingReference) decide(now Micros, a Charge) (d Decision) {
 		d.RetryAfter = b.after(at, big.NewInt(from-t))
 	}
 	done := *b
-	done.cur, done.prev, done.ts, done.seen = cur, prev, b.begun(at), true
-	d.Remaining = none(down(minus(rate, plus(whole(cur), times(whole(prev), big.NewRat(period-t%period, period))))))
+	done.cur, done.prev, done.ts, done.seen = cur, prev, b.startOfTick(at), true
+	d.Remaining = notNegative(down(minus(rate, plus(whole(cur), times(whole(prev), big.NewRat(period-t%period, period))))))
 	d.Value = d.Remaining
 	switch {
 	case cur > 0:
@@ -326,7 +323,7 @@ func (b *slidingReference) decide(now Micros, a Charge) (d Decision) {
 	return delay(d, behind)
 }
 
-// exact is 2^53, the end of the range of integers that doubles represent exactly.
+// exact is 2^53. Doubles represent every integer up to it exactly.
 var exact = new(big.Int).Lsh(big.NewInt(1), 53)
 
 // mostTokens returns the largest capacity + max_reserved of a token bucket that counts in the given tick.

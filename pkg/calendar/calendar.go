@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Unit is the unit of time that a window spans.
+// Unit is the unit of time that a window spans. Other values than the constants below make its methods panic.
 type Unit uint8
 
 // The units. Weeks start on Monday, as in ISO 8601.
@@ -27,9 +27,10 @@ const (
 // String returns "day", "week", "month" or "year".
 func (u Unit) String() string { return [...]string{"day", "week", "month", "year"}[u] }
 
-// In returns the calendar of u in zone; nil means UTC. The nominal length (Usual) of a day is 24 hours, of a week
-// 7 days, of a month 30 days and of a year 365 days. Longest is two hours longer than the longest unit, because
-// since 1970 no clock has been set back by more than two hours within one unit.
+// In returns the calendar of u in zone; nil means UTC. Each call returns a new Calendar, which is safe for
+// concurrent use. The nominal length (Usual) of a day is 24 hours, of a week 7 days, of a month 30 days and of
+// a year 365 days. Longest is two hours longer than the longest unit, because since 1970 no clock has been set
+// back by more than two hours within one unit.
 func (u Unit) In(zone *time.Location) *algorithms.Calendar {
 	const day = algorithms.Day
 	if zone == nil {
@@ -52,13 +53,12 @@ type edges struct {
 	last atomic.Pointer[row]
 }
 
-// row has the starts of consecutive windows. first is the number of the first one.
+// first is the number of the window that starts at starts[0].
 type row struct {
 	first  int64
 	starts [5]algorithms.Micros
 }
 
-// Window implements algorithms.Edges.
 func (e *edges) Window(t algorithms.Micros) int64 {
 	last := e.last.Load()
 	if last != nil {
@@ -82,7 +82,6 @@ func (e *edges) Window(t algorithms.Micros) int64 {
 	return n
 }
 
-// Start implements algorithms.Edges.
 func (e *edges) Start(n int64) algorithms.Micros {
 	if last := e.last.Load(); last != nil {
 		if i := n - last.first; i >= 0 && i < int64(len(last.starts)) {

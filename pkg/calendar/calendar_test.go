@@ -9,7 +9,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// units lists all units of calendars.
 var units = [...]Unit{Day, Week, Month, Year}
 
 func in(tb testing.TB, u Unit, zone string) *algorithms.Calendar {
@@ -21,7 +20,6 @@ func in(tb testing.TB, u Unit, zone string) *algorithms.Calendar {
 	return u.In(z)
 }
 
-// at parses a moment.
 func at(tb testing.TB, text string) algorithms.Micros {
 	tb.Helper()
 	t, err := time.Parse(time.RFC3339Nano, text)
@@ -109,7 +107,6 @@ func TestAgreesWithBruteForce(t *testing.T) {
 	}
 }
 
-// firstDay returns the date of the first day of the window that contains a date.
 func firstDay(u Unit, t time.Time) time.Time {
 	y, m, d := t.Date()
 	switch u {
@@ -169,7 +166,6 @@ func TestADayDoesNotEndWhenClocksAreSetBack(t *testing.T) {
 	}
 }
 
-// A calendar caches some windows around the newest moment. The cache must not change the results.
 func TestStartsAreTheSameFromTheCache(t *testing.T) {
 	now := at(t, "2026-03-10T12:00:00Z")
 	for _, u := range units {
