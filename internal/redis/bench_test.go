@@ -37,13 +37,11 @@ redis.call('HSET', KEYS[1], 'v', v, 't', now)
 redis.call('PEXPIRE', KEYS[1], 60000)
 return {ok, math.floor(v)}`
 
-// benchKeys is the number of different keys that the benchmarks use.
 const benchKeys = 10_000
 
 // workload sends n charges as fast as possible, and returns the elapsed time.
 type workload func(n int) time.Duration
 
-// bareLoad returns a workload that sends pipelines of 64 calls of the bare script, four at a time.
 func bareLoad(b *testing.B, client goredis.UniversalClient) workload {
 	b.Helper()
 	sha := goredis.NewScript(bare)
@@ -89,7 +87,6 @@ func roomy(b *testing.B) map[string]*algorithms.Limit {
 	return limits
 }
 
-// storeLoad returns a workload of 256 concurrent callers, each of which sends one charge at a time to s.
 func storeLoad(b *testing.B, s backend.Store) workload {
 	b.Helper()
 	limit := roomy(b)["token bucket"]
@@ -115,8 +112,6 @@ func storeLoad(b *testing.B, s backend.Store) workload {
 	}
 }
 
-// compare runs the store and the bare script in turn. It reports Redis's CPU time for a decision of each, the ratio of
-// the two, the decisions of the store per second, and the ratio of the rates.
 func compare(b *testing.B, servers []*redistest.Server, ours, ceiling workload) {
 	b.Helper()
 	const each = 20_480
@@ -142,7 +137,6 @@ func compare(b *testing.B, servers []*redistest.Server, ours, ceiling workload) 
 	b.ReportMetric(took[1].Seconds()/took[0].Seconds(), "rate-ratio")
 }
 
-// cpuSeconds returns the CPU time that servers have used.
 func cpuSeconds(b *testing.B, servers []*redistest.Server) (sum float64) {
 	b.Helper()
 	for _, s := range servers {
@@ -186,7 +180,6 @@ func BenchmarkCluster(b *testing.B) {
 	compare(b, c.Masters, storeLoad(b, s), bareLoad(b, client))
 }
 
-// benchNode starts a server, and returns it with a client and a node.
 func benchNode(b *testing.B) (server *redistest.Server, client *goredis.Client, n *node) {
 	b.Helper()
 	server = redistest.Start(b)
@@ -195,7 +188,6 @@ func benchNode(b *testing.B) (server *redistest.Server, client *goredis.Client, 
 	return server, client, newNode(client, keys{prefix: "rl:"}, nil)
 }
 
-// BenchmarkCalls measures the script alone, by kind of limit and number of charges in a call.
 func BenchmarkCalls(b *testing.B) {
 	server, client, n := benchNode(b)
 	goredis.NewScript(bare).Load(context.Background(), client)
@@ -221,8 +213,6 @@ func BenchmarkCalls(b *testing.B) {
 	}
 }
 
-// BenchmarkHotKey charges one key as a sidecar does, allowed from leases or denied, and compares the cost
-// with a store in memory.
 func BenchmarkHotKey(b *testing.B) {
 	const many = 1 << 40
 	for name, rate := range map[string]int64{"leased": many, "denied": 1} {
@@ -262,8 +252,6 @@ func BenchmarkHotKey(b *testing.B) {
 	}
 }
 
-// compareHot runs two workloads in turn: ours, which uses Redis, and inMemory. For each it reports the CPU time of this
-// process for a decision. It also reports the CPU time and the script calls of Redis, and the ratio of the rates.
 func compareHot(b *testing.B, server *redistest.Server, ours, inMemory workload) {
 	b.Helper()
 	const each = 1_000_000
@@ -296,7 +284,6 @@ func compareHot(b *testing.B, server *redistest.Server, ours, inMemory workload)
 	b.ReportMetric(redisCalls/took[0].Seconds(), "redis-calls/s")
 }
 
-// scriptsRun returns the number of script calls that servers have answered.
 func scriptsRun(b *testing.B, servers ...*redistest.Server) (n float64) {
 	b.Helper()
 	for _, s := range servers {
@@ -315,7 +302,6 @@ func scriptsRun(b *testing.B, servers ...*redistest.Server) (n float64) {
 	return n
 }
 
-// processCPU returns the CPU time that this process has used.
 func processCPU(b *testing.B) time.Duration {
 	b.Helper()
 	var u syscall.Rusage
@@ -325,9 +311,8 @@ func processCPU(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkSubmit measures the CPU time of this process for each decision, without waiting goroutines. 8
-// sources submit batches of 32 charges; each submits the next when the last is done. A Cluster divides each
-// batch among three masters.
+// BenchmarkSubmit measures the CPU time of this process for a decision that no goroutine waits for: a source submits
+// its next batch when the last one is done.
 func BenchmarkSubmit(b *testing.B) {
 	limit := roomy(b)["token bucket"]
 	for _, name := range []string{"one server", "Cluster"} {
@@ -365,7 +350,6 @@ func BenchmarkSubmit(b *testing.B) {
 	}
 }
 
-// benchSource submits batches, one after the other.
 type benchSource struct {
 	store backend.Store
 	left  *atomic.Int64
@@ -388,7 +372,7 @@ func (s *benchSource) start(limit *algorithms.Limit, size int) {
 	s.submit()
 }
 
-// submit is called by Flush, as if the client had sent more requests.
+// The store calls submit as Source.Flush. A real listener submits there what its clients have sent meanwhile.
 func (s *benchSource) submit() {
 	if !s.again {
 		return
@@ -407,9 +391,8 @@ func (s *benchSource) submit() {
 	s.store.Submit(b)
 }
 
-// BenchmarkSettle measures the CPU time of Redis for five operations, by the number of charges in a call: a
-// plain decision, the start of a request whose cost is known afterwards, its settlement, a reservation that
-// an application makes, and a settlement without a record.
+// BenchmarkSettle measures the CPU time of Redis for a plain decision, the start and the settlement of a request whose
+// cost is known afterwards, a reservation, and a settlement without an idempotency key.
 func BenchmarkSettle(b *testing.B) {
 	server, _, n := benchNode(b)
 	plain := roomy(b)["token bucket"]

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// BenchmarkThen compares a request with two plain limits to one with a plan and its credits. It measures the
-// CPU time of Redis by the number of requests in a call. Either the plan pays, the credits pay, or both deny.
+// BenchmarkThen compares a request with two plain limits to a request with Then: a plan, and credits that pay when the
+// plan denies.
 func BenchmarkThen(b *testing.B) {
 	server, _, n := benchNode(b)
 	much := roomy(b)["token bucket"]

@@ -14,7 +14,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// server decides the calls of a sender in these tests. It counts calls, and fails while broken is true.
 type server struct {
 	broken       atomic.Bool
 	latency      time.Duration
@@ -49,7 +48,6 @@ func echo(c *call) error {
 	return nil
 }
 
-// changes records the reports of a circuit breaker.
 type changes struct {
 	mu  sync.Mutex
 	all string
@@ -65,14 +63,12 @@ func (c *changes) record(open bool) {
 	}
 }
 
-// guarding returns a sender to s, whose circuit breaker reports to reported.
 func guarding(s *server, reported *changes) *sender {
 	l := newSender(10*ms, s.decide)
 	l.changed = reported.record
 	return l
 }
 
-// ok submits one charge, waits, and reports whether it was decided.
 func ok(t *testing.T, s backend.Store) bool {
 	t.Helper()
 	b := batchOf(1)
@@ -83,8 +79,6 @@ func ok(t *testing.T, s backend.Store) bool {
 	return b.Decisions[0].Err == nil
 }
 
-// A server that does not answer for x ms causes failures of at most the requests that arrive within x + 20
-// ms, whether or not callers stop waiting at their deadline.
 func TestAStallDeniesOnlyTheRequestsDuringIt(t *testing.T) {
 	const timeout, every = 10 * ms, 200 * time.Microsecond // 5,000 a second
 	for _, stall := range []time.Duration{6 * ms, 10 * ms, 15 * ms, 20 * ms, 30 * ms, 60 * ms, 100 * ms, 120 * ms} {
@@ -109,7 +103,6 @@ func TestAStallDeniesOnlyTheRequestsDuringIt(t *testing.T) {
 	}
 }
 
-// stalling decides the calls of a sender at once, except during a stall.
 type stalling struct {
 	from   time.Time
 	length time.Duration
@@ -127,7 +120,6 @@ func (s *stalling) decide(ctx context.Context, c *call) error {
 	return echo(c)
 }
 
-// steady submits batches at a steady rate, without waiting for answers, and returns how many batches failed.
 func steady(s backend.Store, length, every, within time.Duration) (failed int64) {
 	var n atomic.Int64
 	var wg sync.WaitGroup
@@ -176,7 +168,7 @@ func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
 	})
 }
 
-// With one call a second, four failures in a row do not open the breaker.
+// At a low rate, 100 ms without an answer do not suffice.
 func TestBreakerNeedsFiveFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, reported := &server{}, &changes{}
@@ -196,7 +188,6 @@ func TestBreakerNeedsFiveFailures(t *testing.T) {
 	})
 }
 
-// An open circuit breaker answers at once. It sends probes at growing intervals, one at a time.
 func TestBreakerProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, reported := &server{latency: 4 * ms}, &changes{}
@@ -263,8 +254,6 @@ func TestBreakerProbes(t *testing.T) {
 	})
 }
 
-// After a sign of life of the server the next call is a probe, even if the pause before the next probe has
-// not ended.
 func TestBreakerMakesTheNextCallAProbeAfterASignOfLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, reported := &server{}, &changes{}
@@ -360,8 +349,7 @@ func TestBreakerProbesAgainAfterASignOfLife(t *testing.T) {
 	}
 }
 
-// Short deadlines of callers do not make a slow server count as failed, because each call has the timeout
-// of the sender.
+// A call has the timeout of the sender, not the deadline of its callers.
 func TestBreakerDoesNotCountShortDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, reported := &server{latency: 8 * ms}, &changes{}
@@ -371,7 +359,6 @@ func TestBreakerDoesNotCountShortDeadlines(t *testing.T) {
 	})
 }
 
-// A panic in decide ends the call, even if the call is a probe.
 func TestBreakerSurvivesPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken, reported := true, &changes{}
@@ -396,7 +383,7 @@ func TestBreakerSurvivesPanics(t *testing.T) {
 	})
 }
 
-// A call counts as a failure if decide returns an error. The error of a decision, such as ErrFull, is an answer.
+// An error of a decision, such as ErrFull, is an answer.
 func TestBreakerDistinguishesFailuresFromAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for err, want := range map[error]string{nil: "", errDown: "open "} {
@@ -420,7 +407,7 @@ func TestBreakerDistinguishesFailuresFromAnswers(t *testing.T) {
 	})
 }
 
-// A claim with less time than a usual call may fail though the server is well. It does not open the circuit.
+// A claim with less time than a usual call may fail though the server is well.
 func TestOnlyClaimsWithTheTimeOfACallOpenTheCircuit(t *testing.T) {
 	for within, opens := range map[time.Duration]bool{2 * ms: false, 10 * ms: true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -12,7 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
-// days returns a limit per day in Berlin.
 func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 	tb.Helper()
 	zone, err := time.LoadLocation("Europe/Berlin")
@@ -60,8 +59,7 @@ func TestCalendarUsesTheServersClock(t *testing.T) {
 	}
 }
 
-// A day ends between two charges. It ends at the exact microsecond, even if that day the clocks change to daylight
-// saving time. A wait for reserved units ends at the start of a day.
+// Among the days are those of 23 and 25 hours, on which daylight saving time begins and ends.
 func TestCalendarEdgesInRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

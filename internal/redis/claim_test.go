@@ -50,7 +50,6 @@ func (l *lostThenLate) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook
 	}
 }
 
-// decidedAs returns a Store that allows or denies all charges.
 func decidedAs(allowed bool) backend.Store {
 	return submitFunc(func(b *backend.Batch) {
 		for i := range b.Decisions {
@@ -60,7 +59,6 @@ func decidedAs(allowed bool) backend.Store {
 	})
 }
 
-// chargeClaimed charges a group of one charge in store, with its claim in s.
 func chargeClaimed(s *Store, group []backend.Charge, store backend.Store) (d [1]backend.Decision) {
 	backend.Take(context.Background(), s.Claimed(store), group, d[:])
 	return d
@@ -108,7 +106,6 @@ func TestALateCallKeepsTheClaimOfAnotherCaller(t *testing.T) {
 	}
 }
 
-// unanswered is a hook. The first pipeline of its client reaches Redis but gets no answer.
 type unanswered struct {
 	calls atomic.Int32
 }
@@ -162,8 +159,8 @@ func TestGroupsWithoutAnAnswerKeepTheirClaim(t *testing.T) {
 	}
 }
 
-// A group has buckets in two Redis, one of which cannot be reached. It was certainly not charged there, so
-// the same ID is decided as soon as that Redis can be reached.
+// One of the two Redis servers of a group cannot be reached, so the group was certainly not charged. Its ID must not
+// stay claimed.
 func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	port := redistest.FreePort(t)
 	first := redistest.Start(t)
@@ -199,8 +196,6 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	})
 }
 
-// When Redis does not answer, the circuit breaker opens. Then a claim fails at once, with the error that nothing was
-// consumed. When Redis answers again, groups are charged again.
 func TestClaimsPassTheBreaker(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one server", "a Cluster"} {
@@ -239,8 +234,8 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 	}
 }
 
-// A refused call, and a call without a connection, certainly had no effect: the error is ErrNotTaken. After a lost
-// answer it is not.
+// ErrNotTaken means that a call certainly had no effect, because Redis refused it or it had no connection. A call whose
+// answer is lost may have had an effect.
 func TestErrNotConsumed(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})

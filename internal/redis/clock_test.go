@@ -15,8 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A clock steps an hour back and forth: that of the server, or that of the Config. A step back neither refills a bucket
-// nor stops its refill. A step forward counts as time that has passed, so it refills at most one capacity.
+// A step back neither refills a bucket nor stops its refill. A step forward counts as time that has passed, so it
+// refills at most one capacity.
 func TestFaultClockSteps(t *testing.T) {
 	t.Run("of a real server", func(t *testing.T) {
 		faulty(t)
@@ -35,8 +35,6 @@ func TestFaultClockSteps(t *testing.T) {
 	})
 }
 
-// serverWithClock starts a server. The returned function sets the server's clock ahead of the real time by offset,
-// or back if offset is negative.
 func serverWithClock(t *testing.T) (*redistest.Server, func(offset time.Duration)) {
 	t.Helper()
 	binary := tooltest.Path(t, "valkey-server-libc") // libfaketime hangs servers that use jemalloc
@@ -57,7 +55,6 @@ func serverWithClock(t *testing.T) (*redistest.Server, func(offset time.Duration
 	}), step
 }
 
-// A wrong clock is reported, even if it becomes wrong while the server runs.
 func TestAWrongClockIsReported(t *testing.T) {
 	t.Parallel()
 	server, step := serverWithClock(t)

@@ -36,7 +36,6 @@ func TestTheLayoutKnowsTheSenderOfEachSlot(t *testing.T) {
 	}
 }
 
-// hookClock is a clock that stands still. It calls hook whenever it is read.
 type hookClock struct{ hook func() }
 
 func (c hookClock) Now() time.Time {
@@ -46,7 +45,6 @@ func (c hookClock) Now() time.Time {
 
 func (hookClock) AfterFunc(time.Duration, func()) outside.Timer { return time.NewTimer(0) }
 
-// failingMasters cannot find a master. It counts the attempts.
 type failingMasters struct{ attempts int }
 
 func (m *failingMasters) MasterForKey(context.Context, string) (*goredis.Client, error) {
@@ -58,8 +56,7 @@ func (m *failingMasters) ForEachMaster(context.Context, func(context.Context, *g
 	return errNoLayout
 }
 
-// Two batches arrive at the same time, some time after the layout of a Cluster could not be read. One of them tries to
-// read it again. The other one fails at once.
+// The other batch fails at once.
 func TestOneOfTwoBatchesReadsAnUnknownLayout(t *testing.T) {
 	m, failed := &failingMasters{}, 0
 	c := &cluster{masters: m, open: t.Context(), timeout: time.Second, closed: true} // closed, so that nothing runs in the background

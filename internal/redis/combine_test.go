@@ -19,7 +19,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// heldShards is a Store of shards in memory. It keeps batches until the test decides them.
 type heldShards struct {
 	memory  *memory.Store
 	waiting []*backend.Batch
@@ -27,7 +26,7 @@ type heldShards struct {
 
 func (h *heldShards) Submit(b *backend.Batch) { h.waiting = append(h.waiting, b) }
 
-// decide decides charges. The key and the slot of each identify its bucket.
+// Without Redis the shards would share one key, so decide adds the slot to it.
 func (h *heldShards) decide(charges []backend.Charge) []backend.Decision {
 	charges, decisions := slices.Clone(charges), make([]backend.Decision, len(charges))
 	for i := range charges {
@@ -37,8 +36,7 @@ func (h *heldShards) decide(charges []backend.Charge) []backend.Decision {
 	return decisions
 }
 
-// next decides batch i. If err is not nil, the batch fails with err: before its charges are made if err is
-// ErrNotTaken, and otherwise afterwards.
+// An ErrNotTaken means that the charges were not made, and any other error that their answer was lost.
 func (h *heldShards) next(i int, err error) {
 	b := h.waiting[i]
 	h.waiting = slices.Delete(h.waiting, i, i+1)
@@ -55,7 +53,6 @@ func (h *heldShards) next(i int, err error) {
 	b.Done(b)
 }
 
-// left returns the units that are left in all shards of c together.
 func (h *heldShards) left(c backend.Charge) (n int64) {
 	for i := range c.Shards {
 		part := shardOf(&c, i)
@@ -65,7 +62,6 @@ func (h *heldShards) left(c backend.Charge) (n int64) {
 	return n / c.Shards[0].Unit()
 }
 
-// simulated returns a Store of sharded buckets without Redis, whose clock stands still.
 func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *stores.Undos) {
 	now := 1000 * algorithms.Second
 	clock := func() algorithms.Micros { return now }
@@ -151,8 +147,7 @@ func shardsAgainstAModel(t *testing.T, rng *rand.Rand, mode string) {
 	}
 }
 
-// A reset of a sharded bucket sends one reset for each shard. If several fail, the error of the most serious
-// failure is returned.
+// Of several errors, the answer has one that does not exclude an effect.
 func TestResetOfShards(t *testing.T) {
 	s, h, undos := simulated(rand.New(rand.NewPCG(1, 1)))
 	defer undos.Close()
@@ -190,7 +185,6 @@ func TestResetOfShards(t *testing.T) {
 	}
 }
 
-// A shard that has just failed is never the first of the two drawn shards. After reloadPause it can be again.
 func TestAShardThatHasFailedIsChargedLast(t *testing.T) {
 	now := time.Now()
 	m := shardMemory{clock: func() time.Time { return now }, random: rand.New(rand.NewPCG(1, 2)).IntN}
@@ -213,7 +207,6 @@ func TestAShardThatHasFailedIsChargedLast(t *testing.T) {
 	}
 }
 
-// denyingFirst is a Store that denies the first charge, allows all others, and records their slots.
 type denyingFirst struct{ slots []uint64 }
 
 func (s *denyingFirst) Submit(b *backend.Batch) {
@@ -234,7 +227,6 @@ func TestADeniedChargeIsMadeAtTheOtherShardOfItsDraw(t *testing.T) {
 	}
 }
 
-// movingMasters has one master. It calls hook each time that a caller looks up that master.
 type movingMasters struct {
 	client *goredis.Client
 	hook   func()
@@ -273,7 +265,7 @@ func TestAMasterOfAnOldLayoutIsNotInTheNewOne(t *testing.T) {
 	}
 }
 
-// go-redis makes a new client when a node joins again. The new client gets its own sender.
+// go-redis makes a new client when a node joins again.
 func TestANodeThatJoinsAgainHasANewSender(t *testing.T) {
 	c := &cluster{senders: map[string]*senderTo{}, sender: func(string, *node) backend.Store { return nil }}
 	one, two := goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"}), goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"})
@@ -320,7 +312,7 @@ func TestEachGroupHasItsOwnHead(t *testing.T) {
 	}
 }
 
-// The shards are read one after the other. They are decided at the latest of their times.
+// The shards are read one after the other, so their times differ.
 func TestShardsAreDecidedAtTheLatestOfTheirTimes(t *testing.T) {
 	c, m := sharded(t, windowSpec(30), 3, "k"), &shardMemory{clock: time.Now}
 	answers := make([]backend.Decision, 3)
@@ -370,7 +362,7 @@ func TestAnUndoOfShardsHasItsOwnKey(t *testing.T) {
 	}
 }
 
-// A shard in debt has nothing left. Its debt does not reduce what the other shards have.
+// The debt of a shard does not reduce what the other shards have.
 func TestAShardInDebtHasNothingLeft(t *testing.T) {
 	c, m := sharded(t, windowSpec(30), 2, "k"), &shardMemory{clock: time.Now}
 	decision := func(value int64) *backend.Decision {
@@ -382,8 +374,8 @@ func TestAShardInDebtHasNothingLeft(t *testing.T) {
 	}
 }
 
-// Three attempts to charge 40 units to two shards fail, because another process consumes from the second shard. The
-// part that the first shard allowed is refunded, so the denial counts it as available.
+// In the last attempt the second shard denies its part, because another process has consumed from it. The part that the
+// first shard allowed is refunded, so the denial counts it as available.
 func TestADenialOfShardsCountsTheUnitsThatAreRefunded(t *testing.T) {
 	for _, test := range []struct{ second, remaining int64 }{{5, 35}, {15, 20}} {
 		c, memory := sharded(t, windowSpec(60), 2, "k"), &shardMemory{clock: time.Now, random: rand.IntN}
@@ -412,8 +404,8 @@ func TestADenialOfShardsCountsTheUnitsThatAreRefunded(t *testing.T) {
 	}
 }
 
-// The plan of a refund subtracts the inflow of a token bucket since the charge. The shards must not subtract it again.
-// Windows compare the time of the charge with their start.
+// The inflow of a token bucket since the charge is subtracted before a refund is divided among the shards. The shards
+// must not subtract it again. Windows compare the time of the charge with their start.
 func TestThePartsOfATokenBucketHaveNoTimeOfTheCharge(t *testing.T) {
 	for kind, want := range map[algorithms.Kind]algorithms.Micros{algorithms.TokenBucket: 0, algorithms.FixedWindow: 7} {
 		if got := partOf(&algorithms.Limit{Kind: kind}, &algorithms.Charge{ChargedAt: 7}); got != want {

@@ -16,7 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// dialed is a server that can be unreachable, and counts dials.
 type dialed struct {
 	away    atomic.Bool
 	proxied bool          // a proxy in front accepts connections while the server is unreachable, and closes them
@@ -50,7 +49,6 @@ func (d *dialed) dial(context.Context) (net.Conn, error) {
 	return client, nil
 }
 
-// lineTo returns a line to a server, and a counter of signs of life.
 func lineTo(t *testing.T) (l *line, d *dialed, signOfLife *atomic.Int64) {
 	t.Helper()
 	d, signOfLife = &dialed{ends: make(chan net.Conn, 100)}, new(atomic.Int64)
@@ -108,8 +106,7 @@ func TestAnUnreachableServerIsDialed16TimesASecond(t *testing.T) {
 	}
 }
 
-// A server that refuses all clients answers and closes the connection. That does not count as reached.
-// Callers get the text of its error.
+// Such a server answers and closes the connection, so the dial itself succeeds.
 func TestAServerThatRefusesClientsIsNotCountedAsReached(t *testing.T) {
 	for _, text := range []string{"ERR max number of clients reached", "DENIED Redis is running in protected mode"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -130,7 +127,6 @@ func TestAServerThatRefusesClientsIsNotCountedAsReached(t *testing.T) {
 	}
 }
 
-// Soon after the last call that needed a connection, the server is no longer dialed.
 func TestAServerIsNotDialedWithoutACaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, signOfLife := lineTo(t)
@@ -151,7 +147,6 @@ func TestAServerIsNotDialedWithoutACaller(t *testing.T) {
 	})
 }
 
-// A server that accepts connections, and answers nothing or errors, is dialed a bounded number of times.
 func TestAServerThatDoesNotAnswerIsDialedTenTimesASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, _ := lineTo(t)
@@ -208,7 +203,6 @@ func TestASpareConnectionIsStoredWhileTheLastIsUsed(t *testing.T) {
 	wg.Wait()
 }
 
-// Nothing more is sent on a connection to a former master.
 func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, signOfLife := lineTo(t)
@@ -243,8 +237,7 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 	})
 }
 
-// An answer that arrives after its call has ended is a sign of life. A line keeps only one connection open for such
-// an answer: the newest one.
+// A line keeps only one connection open for a late answer: the newest one.
 func TestALateAnswerIsASignOfLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, signOfLife := lineTo(t)
@@ -278,8 +271,7 @@ func TestALateAnswerIsASignOfLife(t *testing.T) {
 	})
 }
 
-// While the breaker is open, a late answer to the last probe makes the next call a probe, even if the pause
-// after the last probe has not ended.
+// The late answer makes the next call a probe, even if the pause after the last probe has not ended.
 func TestAnOutageEndsWithALateAnswer(t *testing.T) {
 	faulty(t)
 	server := redistest.Start(t)

@@ -11,7 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// said returns the findings of a check, each as "severity: text".
 func said(all []Finding, check string) string {
 	var lines []string
 	for _, f := range all {
@@ -100,8 +99,6 @@ func TestExamineCluster(t *testing.T) {
 	}
 }
 
-// The permissions in the documentation are enough for the examination, for groups with an idempotency key over several
-// slots, and for resets in a Cluster.
 func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/redis.md")

@@ -40,8 +40,6 @@ func knownAfter(t *testing.T, s backend.Store, charges []backend.Charge) (known 
 	return known
 }
 
-// A batch has several sharded buckets. The decisions of those whose shards have answered are known before the
-// others, whether the first shard, the second one or all shards together decide.
 func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := memory.New(memory.Config{Clock: time.Now})
@@ -90,7 +88,6 @@ func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
 // perSlot adds the slot to the key of each shard, because without Redis the shards would share one key.
 type perSlot struct{ next backend.Store }
 
-// Submit implements backend.Store.
 func (p perSlot) Submit(b *backend.Batch) {
 	for i := range b.Charges {
 		c := &b.Charges[i]
@@ -99,8 +96,6 @@ func (p perSlot) Submit(b *backend.Batch) {
 	p.next.Submit(b)
 }
 
-// A batch may need several calls, or have very large groups. Decisions that have arrived are known before
-// the batch ends.
 func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
@@ -134,7 +129,6 @@ func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 	})
 }
 
-// In a batch of several groups with claims, the decisions of the groups that have ended are known.
 func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
 	c := claims{underway: new(atomic.Int64), spawn: func(func()) {}} // this spawn runs nothing, so claims stay in flight
 	c.underway.Store(maxClaims - 1)
@@ -150,8 +144,7 @@ func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
 	}
 }
 
-// If the first drawn shard denies a charge, the second shard is charged at once, and only once, even if the
-// second shard answers after the rest of the batch.
+// The second drawn shard answers after the rest of the batch.
 func TestAChargeDrawnAgainIsChargedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := memory.New(memory.Config{Clock: time.Now})

@@ -11,7 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// underCluster is a load on a Cluster of three masters and three replicas.
 type underCluster struct {
 	*load
 	t       *testing.T
@@ -46,8 +45,6 @@ func (c underCluster) not(master int) func(q *loadRequest) bool {
 	return func(q *loadRequest) bool { return c.master(q) != master }
 }
 
-// promoted waits until the replica of master i is a master, and each of the given servers reports that the cluster
-// works. It returns the time from begin until then.
 func (c underCluster) promoted(i int, begin time.Time, others ...*redistest.Server) time.Duration {
 	c.t.Helper()
 	for _, s := range others {
@@ -59,8 +56,8 @@ func (c underCluster) promoted(i int, begin time.Time, others ...*redistest.Serv
 	return time.Since(begin)
 }
 
-// lose stops master 1. Soon after the cluster works again, service must be normal. It returns the share of the
-// requests to the other masters that were answered until then.
+// lose returns the share of the requests to the masters other than 1 that were answered until the cluster and the
+// service had recovered.
 func (c underCluster) lose(hit, repair func(s *redistest.Server)) (others float64) {
 	c.t.Helper()
 	at := time.Now()
@@ -164,7 +161,6 @@ func TestFaultClusterTwoMastersDead(t *testing.T) {
 	c.check(c.store, 1)
 }
 
-// Slots in use move from one master to another.
 func TestFaultClusterReshard(t *testing.T) {
 	c := startCluster(t)
 	c.cluster.Steady()

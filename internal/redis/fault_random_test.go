@@ -9,14 +9,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// temporaryFault is a temporary fault of the network or of a server.
 type temporaryFault struct {
 	name       string
 	start, end func()
 }
 
-// Random faults of the network and the server occur at the same time. A limit is never exceeded, nothing is
-// charged twice, answers are in time, and service is normal afterwards.
+// Each fault of the network coincides with a fault of the server.
 func TestFaultRandomSchedule(t *testing.T) {
 	faulty(t)
 	rng := rand.New(rand.NewPCG(seed(t), 7))

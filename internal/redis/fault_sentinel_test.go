@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// underSentinels causes a fault under load. lost is how often charges may be lost that the replicas of the master did
-// not have: each time at most one capacity for each bucket.
+// lost is the number of failovers that may lose charges, because the promoted replica did not have them. Each may lose
+// at most one capacity of each bucket.
 func underSentinels(t *testing.T, lost int64, hit func(s *redistest.Sentinels) (repair func())) {
 	t.Helper()
 	faulty(t)

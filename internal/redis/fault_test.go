@@ -15,7 +15,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// fault is a fault of one server under load, with the permitted effects.
 type fault struct {
 	args   []string
 	config func(c *Config)
@@ -116,7 +115,6 @@ func do(t *testing.T, admin *goredis.Client, args ...any) {
 	}
 }
 
-// set returns a step of a fault that sends the server a command.
 func set(args ...any) func(*testing.T, *redistest.Server, *goredis.Client) {
 	return func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
 		t.Helper()
@@ -338,7 +336,6 @@ func TestFaultReadOnly(t *testing.T) {
 	}.run(t)
 }
 
-// through runs a fault with a proxy between Store and server.
 func through(t *testing.T, f func(p **proxy) fault) {
 	t.Helper()
 	n := seed(t)
@@ -352,7 +349,6 @@ func through(t *testing.T, f func(p **proxy) fault) {
 	t.Logf("%d of %d answers changed, %d dials", p.damaged.Load(), p.scripts.Load(), p.dials.Load())
 }
 
-// tampered applies f to the answers for two seconds.
 func tampered(t *testing.T, f faults) {
 	t.Helper()
 	through(t, func(p **proxy) fault {
@@ -455,7 +451,7 @@ func TestFaultNoServerAtStart(t *testing.T) {
 // No caller waits longer than its deadline, even if a server accepts connections and never answers.
 func TestFaultServersWithoutAnswersAtStart(t *testing.T) {
 	faulty(t)
-	hole, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and never answers
+	hole, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,8 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// Real servers are called with right and wrong URLs and settings. Prove returns a Mistake with a remedy only if a
-// setting must change, and another error if the server is unavailable.
+// Prove returns a Mistake with a remedy only if a setting must change, and another error if the server is unavailable.
 func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 	t.Parallel()
 	ca, dir := certtest.New(t), t.TempDir()

@@ -12,7 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// members returns the reports of a fleet, as id=report.
 func members(tb testing.TB, s *Store) (all []string) {
 	tb.Helper()
 	list, err := s.Fleet(tb.Context())
@@ -57,7 +56,7 @@ func TestProcessesReportToEachOther(t *testing.T) {
 	}
 }
 
-// Old and unreadable reports are deleted. If no process reports any more, all are.
+// A report deletes old and unreadable ones. If no process reports any more, the expiry of the hash deletes all.
 func TestReportsAreForgotten(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

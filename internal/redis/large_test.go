@@ -17,7 +17,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// sizes is a hook that records the largest number of arguments of a command.
 type sizes struct{ most atomic.Int64 }
 
 func (s *sizes) DialHook(next goredis.DialHook) goredis.DialHook { return next }
@@ -44,7 +43,6 @@ func (s *sizes) observe(cmd goredis.Cmder) {
 	}
 }
 
-// many returns charges of n buckets, in groups of the given size.
 func many(n, group int) []backend.Charge {
 	limit := limitOf(100)
 	charges := make([]backend.Charge, n)
@@ -54,9 +52,7 @@ func many(n, group int) []backend.Charge {
 	return charges
 }
 
-// A client's call with very many buckets is answered, and so are other clients during it and after it. No
-// call of the script has more charges than maxBatch or, if that is larger, one group. None counts as a failure of
-// Redis.
+// No call of the script has more charges than a batch or, if that is larger, one group.
 func TestManyBucketsAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(t *testing.T) string{
@@ -114,8 +110,7 @@ func TestManyBucketsAtOnce(t *testing.T) {
 	}
 }
 
-// A group that is larger than a batch may take longer than the timeout of other calls. So it uses another sender to
-// the server.
+// A group that is larger than a batch may take longer than the timeout of other calls.
 func TestLargeGroupsUseAnotherSender(t *testing.T) {
 	var usual, long int
 	count := func(n *int) *sender {

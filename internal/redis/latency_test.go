@@ -30,7 +30,6 @@ func TestLatencyIsComparedWithTheTimeout(t *testing.T) {
 	}
 }
 
-// The network delays the answer of each script by 30 ms.
 func TestDoctorMeasuresAFarRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

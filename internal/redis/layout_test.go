@@ -12,7 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// fixedClock is a clock that stands still.
 type fixedClock struct{}
 
 func (fixedClock) Now() time.Time { return time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC) }

@@ -23,7 +23,7 @@ func compiled(t *testing.T, s algorithms.Spec) *algorithms.Limit {
 	return &l
 }
 
-// writes calls f. It returns the name and lifetime of each PSETEX that the server runs meanwhile.
+// writes returns the key and the lifetime (in ms) of each PSETEX that scripts run during f.
 func writes(t *testing.T, server *redistest.Server, f func()) (all [][2]string) {
 	t.Helper()
 	conn, err := net.Dial("tcp", server.Addr)
@@ -65,11 +65,11 @@ func TestLifetimesAreWrittenExactly(t *testing.T) {
 	decisions := make([]backend.Decision, len(charges))
 	got := writes(t, server, func() { backend.Take(t.Context(), s, charges, decisions) })
 	want := [][2]string{
-		{"rl:{}a", "1064"},    // 1000 + 2 ms, rounded up by at most a sixteenth
+		{"rl:{}a", "1064"},    // 1000 ms and a sixteenth, plus 2 ms
 		{"rl:{}b", "3825002"}, // this key gets its own lifetime of an hour, not the second of the previous key
-		{"rl:{}c", "3506252"}, // more than an eighth less, so it has its own text
+		{"rl:{}c", "3506252"}, // the previous 3,825,000 ms are more than an eighth too long, so it has its own text
 		{"rl:{}d", "2127"},
-		{"rl:{}e", "2127"}, // less than an eighth less, so it has the same text
+		{"rl:{}e", "2127"}, // 2,125 ms are less than an eighth too long, so it has the same text
 	}
 	if len(got) != len(want) {
 		t.Fatalf("wrote %v, want %v (%+v)", got, want, decisions)
@@ -81,7 +81,6 @@ func TestLifetimesAreWrittenExactly(t *testing.T) {
 	}
 }
 
-// livesFor returns the remaining lifetime of a bucket's key.
 func livesFor(t *testing.T, server *redistest.Server, name string) time.Duration {
 	t.Helper()
 	left, err := server.Client().PTTL(t.Context(), "rl:{}"+name).Result()
@@ -128,8 +127,6 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	}
 }
 
-// A limit with a longer period has decided about a count. The count lives as long as that period needs, even
-// if the decision was a denial and a limit with a shorter period has charged since.
 func TestCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
@@ -157,8 +154,6 @@ func TestCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	}
 }
 
-// A denial under a longer period extends the lifetime of a log. One under a shorter period does not change
-// it.
 func TestALogLivesAsLongAsTheLongerPeriod(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})

@@ -8,8 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Each limit of a call has one index, for few and many limits, and in calls that reuse the memory of earlier
-// ones.
 func TestEachLimitOfACallHasOneIndex(t *testing.T) {
 	x := &scriptRun{}
 	for _, n := range []int{1, fewLimits, fewLimits + 1, fewLimits + 2, 1000, 3} {

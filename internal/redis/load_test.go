@@ -46,7 +46,6 @@ type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
-// faulty marks a test of a fault, which takes some seconds of real time.
 func faulty(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
@@ -55,7 +54,6 @@ func faulty(t *testing.T) {
 	t.Parallel() // the test mostly waits
 }
 
-// TestMain checks after the last test that no goroutine is left.
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if left := leftGoroutines(); code == 0 && left != nil {
@@ -76,7 +74,6 @@ func leftGoroutines() (left error) {
 	return left
 }
 
-// seed returns RL_SEED or a random seed, and logs it.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	n, err := strconv.ParseUint(os.Getenv("RL_SEED"), 10, 64)
@@ -97,7 +94,6 @@ func limitOf(n int64) *algorithms.Limit {
 	return &limit
 }
 
-// loadRequest is a request that a load sends repeatedly: one charge, or two together.
 type loadRequest struct {
 	charges []backend.Charge
 	limit   int64 // the units of the limit; 0 means that the limit is never reached
@@ -111,16 +107,15 @@ type tick struct{ ok, failed atomic.Int32 }
 
 const tickLength = 20 * ms
 
-// load has workers that send charges to Stores continuously, as the sidecar does.
 type load struct {
 	t          *testing.T
-	deadline   time.Duration // deadline of each request
+	deadline   time.Duration
 	requests   []*loadRequest
 	began      time.Time
 	over       chan struct{}
 	stopped    sync.Once
 	workers    sync.WaitGroup
-	slowest    atomic.Int64 // the slowest answer, in ns
+	slowest    atomic.Int64 // in ns
 	atOnce     atomic.Int64 // the number of failures within half the deadline
 	slow       atomic.Int64 // the number of answers that came more than late (100 ms) after their deadline
 	timerDelay atomic.Int64 // the largest delay of a worker's own timer, in ns, which shows how busy the machine is
@@ -129,16 +124,14 @@ type load struct {
 	reasons    sync.Map     // the failures by reason: text -> *atomic.Int64
 }
 
-// counted and tight are numbers of requests of a load. The requests with the name "counted" are never denied. Those
-// with the name "tight" have a limit that is soon used up, tightLimit. One more request charges the buckets "left" and
-// "right" together: they are in one slot, and must stay equal.
+// A load has counted requests that are never denied, and tight requests whose limit, tightLimit, is soon used up. One
+// more request charges the buckets "left" and "right" together: they are in one slot, and must stay equal.
 const (
 	counted    = 9
 	tight      = 6
 	tightLimit = 40
 )
 
-// newLoad returns a load that has not started yet.
 func newLoad(t *testing.T, deadline time.Duration) *load {
 	t.Helper()
 	return &load{t: t, deadline: deadline, began: time.Now(), over: make(chan struct{})}
@@ -151,7 +144,6 @@ func startLoad(t *testing.T, workers int, below ...backend.Store) *load {
 	return startLoadWithin(t, deadline, workers, below...)
 }
 
-// startLoadWithin is startLoad with another deadline.
 func startLoadWithin(t *testing.T, deadline time.Duration, workers int, below ...backend.Store) *load {
 	t.Helper()
 	l := newLoad(t, deadline)
@@ -167,7 +159,6 @@ func startLoadWithin(t *testing.T, deadline time.Duration, workers int, below ..
 	return l
 }
 
-// start starts the workers.
 func (l *load) start(workers int, below ...backend.Store) {
 	for n, store := range below {
 		s := stores.Deadline(store, l.deadline, ms, nil)
@@ -255,7 +246,6 @@ func notRun(err error) bool {
 		strings.Contains(err.Error(), "not sent in time") || strings.Contains(err.Error(), "no time left")
 }
 
-// reason returns the part of an error's text that is common to failures of one kind.
 func reason(err error) string {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	text = strings.TrimPrefix(text, backend.ErrUnavailable.Error()+": ")
@@ -265,14 +255,13 @@ func reason(err error) string {
 	return text
 }
 
-// stop ends the load and waits for its workers.
 func (l *load) stop() {
 	l.stopped.Do(func() { close(l.over) })
 	l.workers.Wait()
 }
 
-// share returns the share of requests that was answered, of those that ended between two times. chosen selects the
-// requests; nil selects all. The result is 0 if none of them ended.
+// share returns which part of the chosen requests that ended between two times was answered. A nil chosen selects all
+// requests. The result is 0 if none ended.
 func (l *load) share(begin, end time.Time, chosen func(q *loadRequest) bool) float64 {
 	ok, failed := 0, 0
 	a, b := int(begin.Sub(l.began)/tickLength), int(end.Sub(l.began)/tickLength)
@@ -314,12 +303,10 @@ func (l *load) normal(begin time.Time, most time.Duration) time.Duration {
 	}
 }
 
-// admitted reports whether each request without a limit was admitted at least once.
 func (l *load) admitted() bool {
 	return !slices.ContainsFunc(l.requests, func(q *loadRequest) bool { return q.limit == 0 && q.acked.Load() == 0 })
 }
 
-// acked returns the number of allowed requests without a limit.
 func (l *load) acked() (n int64) {
 	for _, q := range l.requests {
 		if q.limit == 0 {
@@ -329,8 +316,6 @@ func (l *load) acked() (n int64) {
 	return n
 }
 
-// slowFailures returns how many requests failed only after a wait of half their deadline or more, and how many requests
-// failed in total.
 func (l *load) slowFailures() (slow, all int64) {
 	for _, q := range l.requests {
 		all += q.failed.Load()
@@ -403,7 +388,6 @@ func (l *load) checkTimes() {
 	}
 }
 
-// charged returns the units that were consumed from each bucket of q, according to the Store.
 func (l *load) charged(s backend.Store, q *loadRequest) (all []int64) {
 	l.t.Helper()
 	for _, c := range q.charges {

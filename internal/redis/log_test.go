@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// The limit is 2 a second. An entry whose age equals the period no longer counts.
+// An entry whose age equals the period no longer counts.
 func TestLogEntriesCountForExactlyOnePeriod(t *testing.T) {
 	t.Parallel()
 	server, clock := redistest.Start(t), &storetest.Clock{}

@@ -13,7 +13,6 @@ import (
 	"unicode"
 )
 
-// algorithmsDir is the package whose functions the script has too.
 const algorithmsDir = "../../pkg/algorithms"
 
 // exceptions lists functions of package algorithms that have another name in the script. The name "" means that
@@ -144,8 +143,6 @@ var (
 	function = regexp.MustCompile(`^ {0,2}(?:local )?function (\w+)\(`)
 )
 
-// sectionsOf returns the functions that the script defines in each section with the name of a Go file. order has the
-// names of these sections.
 func sectionsOf(script string) (functions map[string][]string, order []string) {
 	functions = map[string][]string{}
 	in := ""
@@ -162,8 +159,7 @@ func sectionsOf(script string) (functions map[string][]string, order []string) {
 	return functions, order
 }
 
-// functionsOf returns the names of the functions of a Go file in order. The name of a method starts with that of its
-// receiver type and a dot.
+// functionsOf returns the names of the functions of a Go file in order, as Type.Method for methods.
 func functionsOf(t *testing.T, path string) (names []string) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -192,7 +188,6 @@ func functionsOf(t *testing.T, path string) (names []string) {
 	return names
 }
 
-// snake converts a Go name to the style of the script.
 func snake(name string) string {
 	var b strings.Builder
 	for i, r := range name {

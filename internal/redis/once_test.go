@@ -16,7 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// underID makes charges one group with an idempotency key.
 func underID(id uint32, charges ...backend.Charge) []backend.Charge {
 	o := &backend.IdempotencyKey{Lifetime: 600 * algorithms.Second}
 	binary.BigEndian.PutUint32(o.ID[:], id)
@@ -33,8 +32,7 @@ func takeAll(s backend.Store, charges []backend.Charge) []backend.Decision {
 	return d
 }
 
-// A client repeats a request with the same id until it gets an answer. It is charged once, although the
-// script had run before its answers were lost.
+// The script has run before its answer is lost.
 func TestLostAnswersAreChargedOnce(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -94,7 +92,7 @@ func TestClaimsAreMadeOnce(t *testing.T) {
 	claimsAreChargedOnce(t, one, other, a, b)
 }
 
-// The groups have buckets in two Redis. The claim is in the first Redis, and both are charged.
+// The claim is in the first Redis, and both are charged.
 func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one server", "behind Sentinels", "a Cluster"} {
@@ -124,8 +122,7 @@ func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 	}
 }
 
-// chargesClaimed charges a group that cannot be charged in one step, first through storeA and then, with the same ID,
-// through storeB. Both use the same Redis.
+// chargesClaimed is for groups that cannot be charged in one step. Both stores use the same Redis.
 func chargesClaimed(t *testing.T, storeA, storeB backend.Store, group ...backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
@@ -152,8 +149,7 @@ func chargesClaimed(t *testing.T, storeA, storeB backend.Store, group ...backend
 	}
 }
 
-// claimsAreChargedOnce checks that a group with an ID is charged once if it cannot be charged in one step. The limit of
-// a is 100, and that of b is 4. storeA and storeB use the same Redis.
+// The limit of a is 100, and that of b is 4. Both stores use the same Redis.
 func claimsAreChargedOnce(t *testing.T, storeA, storeB backend.Store, a, b backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {

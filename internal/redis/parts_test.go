@@ -20,8 +20,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A charge needs the confirmation of two replicas, and there is one. The answer must not be that it is
-// allowed, and the charge stays.
+// The charge stays, although its answer is an error.
 func TestAChargeThatTooFewReplicasConfirmIsNotAllowed(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
@@ -56,8 +55,7 @@ func slotsOf(store *Store, name string) (charges []backend.Charge, numbers []int
 	return charges, numbers
 }
 
-// moved moves a slot without keys from the first master to the second.
-func moved(t *testing.T, c *redistest.Cluster, slot int) {
+func moveEmptySlot(t *testing.T, c *redistest.Cluster, slot int) {
 	t.Helper()
 	target := c.Masters[1].Do("CLUSTER", "MYID")
 	for _, s := range []*redistest.Server{c.Masters[1], c.Masters[0], c.Masters[2]} {
@@ -73,7 +71,7 @@ func TestMovedSlots(t *testing.T) {
 		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 		charges, numbers := slotsOf(s, "one slot")
 		takeAll(s, charges[1:])
-		moved(t, cluster, numbers[0])
+		moveEmptySlot(t, cluster, numbers[0])
 		if d := takeAll(s, charges[:1]); !d[0].Allowed || d[0].Remaining != 99 {
 			t.Errorf("got %+v; want allowed and 99 remaining", d)
 		}
@@ -82,7 +80,7 @@ func TestMovedSlots(t *testing.T) {
 		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 		charges, numbers := slotsOf(s, "two slots")
 		sender := s.cluster.route(charges[:1]).Store // the master that had both slots before
-		moved(t, cluster, numbers[0])
+		moveEmptySlot(t, cluster, numbers[0])
 		for i, d := range takeAll(sender, charges) {
 			if !d.Allowed || d.Remaining != 99 {
 				t.Errorf("charge %d: got %+v; want allowed and 99 remaining", i, d)
@@ -92,7 +90,7 @@ func TestMovedSlots(t *testing.T) {
 	t.Run("and the new master's answer is lost", func(t *testing.T) {
 		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 		charges, numbers := slotsOf(s, "lost")
-		moved(t, cluster, numbers[0])
+		moveEmptySlot(t, cluster, numbers[0])
 		hook := &lostAnswers{}
 		if err := s.cluster.client.ForEachMaster(t.Context(), func(_ context.Context, c *goredis.Client) error {
 			if c.Options().Addr == cluster.Masters[1].Addr {
@@ -146,13 +144,12 @@ func TestAChargeAtAnotherMasterIsUnconfirmed(t *testing.T) {
 	if d := takeAll(s, charges[1:]); !d[0].Allowed {
 		t.Fatalf("before the move: got %+v; want allowed, because the hook confirms it", d)
 	}
-	moved(t, cluster, numbers[0])
+	moveEmptySlot(t, cluster, numbers[0])
 	if d := takeAll(s, charges[:1]); !errors.Is(d[0].Err, backend.ErrUnavailable) || errors.Is(d[0].Err, backend.ErrNotTaken) {
 		t.Errorf("got %+v; want an ErrUnavailable that is not an ErrNotTaken", d)
 	}
 }
 
-// confirming is a hook with which WAIT returns that one replica has confirmed the writes.
 type confirming struct{}
 
 func (confirming) DialHook(next goredis.DialHook) goredis.DialHook          { return next }
@@ -171,7 +168,6 @@ func (confirming) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.
 	}
 }
 
-// lostAnswers is a hook that loses the answers of scripts after they have run.
 type lostAnswers struct {
 	lost atomic.Int32
 	over atomic.Bool
@@ -249,7 +245,6 @@ func drawPrefersTheFullerShard(t *testing.T) {
 	draws("one that fails", 3, 0, 2, 1) // the shards 3, 0 and 2 have 5, 4 and 3 units; shard 1 has 8, and has failed
 }
 
-// gated is a Store that delays refunds until gate is closed.
 type gated struct {
 	next backend.Store
 	gate chan struct{}
@@ -267,7 +262,6 @@ func (g gated) Submit(b *backend.Batch) {
 	}()
 }
 
-// submitFunc is a Store made from a function.
 type submitFunc func(b *backend.Batch)
 
 func (f submitFunc) Submit(b *backend.Batch) { f(b) }
@@ -298,7 +292,6 @@ func takeAllShards(s *Store, c backend.Charge) (d backend.Decision) {
 	return d
 }
 
-// takeShard charges shard i of c.
 func takeShard(s *Store, c backend.Charge, i int, terms algorithms.Charge) backend.Decision {
 	part := shardOf(&c, i)
 	part.Terms = terms

@@ -29,7 +29,6 @@ type proxy struct {
 	done   sync.WaitGroup
 }
 
-// faults describes the faults of connections, and of the answers to scripts.
 type faults struct {
 	share float64       // the share of the answers to scripts to which the faults close, reset and late apply
 	close bool          // the connection is closed in place of the answer
@@ -74,7 +73,6 @@ func startProxy(tb testing.TB, server string, seed uint64) *proxy {
 	return p
 }
 
-// do sets the faults from now on.
 func (p *proxy) do(f faults) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,7 +112,6 @@ func (p *proxy) through() bool {
 	}
 }
 
-// fault draws the fault of one answer.
 func (p *proxy) fault() (f faults) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,7 +182,6 @@ func (p *proxy) serve(client net.Conn) {
 	}
 }
 
-// far returns the delay of every answer.
 func (p *proxy) far() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,7 +10,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Each form of a URL has its defaults, and each mistake its message.
 func TestTheFormsOfAURL(t *testing.T) {
 	for text, want := range map[string]location{
 		"redis://h":                      {network: "tcp", addr: "h:6379", hosts: []string{"h:6379"}},
@@ -105,7 +104,6 @@ func TestTheBudgetOfDials(t *testing.T) {
 	}
 }
 
-// The conversion of a value from the unit of the shards to that of the limit rounds down, also below zero.
 func TestUnitsOfShardsAreRoundedDown(t *testing.T) {
 	for _, test := range []struct{ v, whole, shard, want int64 }{
 		{7, 1, 2, 3}, {-7, 1, 2, -4}, {-8, 1, 2, -4}, {0, 5, 3, 0}, {1 << 62, 4, 8, 1 << 61}, {-1 << 62, 4, 8, -1 << 61},
@@ -116,7 +114,7 @@ func TestUnitsOfShardsAreRoundedDown(t *testing.T) {
 	}
 }
 
-// A report has a time and a text. A time after that of the server counts as now.
+// A time after that of the server counts as now.
 func TestReportsAreParsed(t *testing.T) {
 	now := time.UnixMilli(1_000_000)
 	for value, want := range map[string]Member{
@@ -135,8 +133,6 @@ func TestReportsAreParsed(t *testing.T) {
 	}
 }
 
-// The answer to a group is stored with the time of each charge. It answers only the same request with the same number
-// of charges.
 func TestAStoredAnswerBelongsToOneRequest(t *testing.T) {
 	once := &backend.IdempotencyKey{ID: [16]byte{1}}
 	once.Digest[0] = 5
@@ -181,7 +177,6 @@ func TestAStoredAnswerBelongsToOneRequest(t *testing.T) {
 	}
 }
 
-// A record lives for whole milliseconds, rounded up.
 func TestTheLifetimeOfARecordIsRoundedUp(t *testing.T) {
 	for micros, want := range map[algorithms.Micros]int64{0: 1, 1: 1, 1000: 1, 1001: 2, 5000: 5} {
 		once := &backend.IdempotencyKey{Lifetime: micros}
@@ -191,8 +186,8 @@ func TestTheLifetimeOfARecordIsRoundedUp(t *testing.T) {
 	}
 }
 
-// The times of a decision are numbers of windows. After the calendar was removed, their lengths are unknown, and the
-// times become 0. A blocked bucket has no earlier retry time than the end of its block.
+// The times of a decision by a calendar are numbers of windows. After the calendar was removed, their lengths are
+// unknown, and the times become 0. A blocked bucket has no earlier retry time than the end of its block.
 func TestTimesOfACalendarThatIsGone(t *testing.T) {
 	d := algorithms.Decision{RetryAfter: 1, ResetAfter: 1, Wait: 1, Blocked: 9}
 	fromWindows(nil, 0, &d)

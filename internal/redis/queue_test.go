@@ -13,7 +13,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// epoch is the time at which the tests of the queue start.
 var epoch = time.Unix(1_000_000_000, 0)
 
 func at(d time.Duration) time.Time { return epoch.Add(d) }
@@ -33,7 +32,6 @@ func batchOf(sizes ...int) *backend.Batch {
 
 func ones(n int) []int { return slices.Repeat([]int{1}, n) }
 
-// in sets the source of b.
 func in(s *backend.Source, b *backend.Batch) *backend.Batch {
 	b.Source = s
 	return b
@@ -56,7 +54,6 @@ func submit(t *testing.T, q *queue, b *backend.Batch, now time.Time) effects {
 	return do
 }
 
-// sent fills a call from q, and returns it.
 func sent(t *testing.T, q *queue, now time.Time) *call {
 	t.Helper()
 	c := &call{}
@@ -165,7 +162,6 @@ func TestQueueKeepsADryRunWithItsRefund(t *testing.T) {
 	}
 }
 
-// Large batches are divided over calls of at most 256 charges, one after the other, in whole groups.
 func TestQueueSpreadsLargeBatches(t *testing.T) {
 	for name, sizes := range map[string][]int{
 		"1000 groups":          ones(1000),
@@ -294,7 +290,7 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 }
 
-// The calls of an outage take long. If a burst arrives an hour later, none of its batches is refused because of that.
+// The calls of an outage take long, which must not count against a burst that arrives an hour later.
 func TestAnOutageThatIsOverRefusesNoBurst(t *testing.T) {
 	q := newQueue(10 * ms)
 	var last time.Duration
@@ -316,7 +312,6 @@ func TestAnOutageThatIsOverRefusesNoBurst(t *testing.T) {
 	}
 }
 
-// A batch is refused if it would wait longer than its deadline allows.
 func TestQueueRefusesHopelessBatches(t *testing.T) {
 	q := newQueue(10 * ms)
 	q.started = at(0)
@@ -454,7 +449,6 @@ func TestOverloadKeepsTheRateOfDecisions(t *testing.T) {
 	}
 }
 
-// TestQueueRandomly sends random events to a queue, and checks its guarantees.
 func TestQueueRandomly(t *testing.T) {
 	for seed := range uint64(300) {
 		s := &schedule{t: t, rng: rand.New(rand.NewPCG(seed, 1)), q: newQueue(10 * ms), groups: map[*backend.Charge]*fate{}}
@@ -473,22 +467,20 @@ func TestQueueRandomly(t *testing.T) {
 	}
 }
 
-// schedule is a run of random events. It tracks the expected state in the simplest way.
 type schedule struct {
-	t       *testing.T
-	rng     *rand.Rand
-	q       queue
-	now     time.Duration
-	sources []*backend.Source
-	batches []*backend.Batch
-	groups  map[*backend.Charge]*fate // the outcomes of groups, by the first charge of each
-	calls   []*call                   // in flight
-	due     int                       // the number of calls that were started and not filled
-	tickAt  time.Duration             // the time of the next tick; 0 means none
-	left    time.Duration             // when the last call was started
+	t         *testing.T
+	rng       *rand.Rand
+	q         queue
+	now       time.Duration
+	sources   []*backend.Source
+	batches   []*backend.Batch
+	groups    map[*backend.Charge]*fate // the outcomes of groups, by the first charge of each
+	calls     []*call                   // in flight
+	due       int                       // the number of calls that were started and not filled
+	tickAt    time.Duration             // the time of the next tick; 0 means none
+	lastStart time.Duration
 }
 
-// fate is the outcome of a group.
 type fate struct {
 	size           int
 	sent, complete int
@@ -519,12 +511,11 @@ func (s *schedule) step() {
 		}
 	case 5:
 		if len(s.calls) > 0 {
-			s.land(s.rng.IntN(len(s.calls)))
+			s.end(s.rng.IntN(len(s.calls)))
 		}
 	}
 }
 
-// submit submits a random batch.
 func (s *schedule) submit() {
 	var sizes []int
 	for range 1 + s.rng.IntN(1+s.rng.IntN(12)) {
@@ -565,17 +556,16 @@ func (s *schedule) submit() {
 	s.after(do)
 }
 
-// after checks the effects of an event, and records them.
 func (s *schedule) after(do effects) {
 	inFlight := len(s.calls) + s.due
-	late := s.now-s.left >= 5*ms
+	late := s.now-s.lastStart >= 5*ms
 	want := s.q.waiting > 0 && inFlight < 2 && (inFlight == 0 || late || s.q.waiting >= s.q.maxBatch)
 	if do.start != want {
-		s.t.Errorf("start %v, want %v, with %d calls in flight, the last since %v, and %d charges waiting", do.start, want, inFlight, s.now-s.left, s.q.waiting)
+		s.t.Errorf("start %v, want %v, with %d calls in flight, the last since %v, and %d charges waiting", do.start, want, inFlight, s.now-s.lastStart, s.q.waiting)
 	}
 	if do.start {
 		s.due++
-		s.left = s.now
+		s.lastStart = s.now
 	}
 	if do.tickAfter > 0 {
 		if s.tickAt > 0 {
@@ -583,12 +573,11 @@ func (s *schedule) after(do effects) {
 		}
 		s.tickAt = s.now + do.tickAfter
 	}
-	if !do.start && s.q.waiting > 0 && inFlight < 2 && (s.tickAt == 0 || s.tickAt > s.left+5*ms && s.tickAt > s.now+5*ms) {
+	if !do.start && s.q.waiting > 0 && inFlight < 2 && (s.tickAt == 0 || s.tickAt > s.lastStart+5*ms && s.tickAt > s.now+5*ms) {
 		s.t.Errorf("no event will start a call for %d waiting charges", s.q.waiting)
 	}
 }
 
-// fill fills a call and checks it.
 func (s *schedule) fill() {
 	c := &call{}
 	waiting := map[*backend.Source]bool{}
@@ -658,8 +647,7 @@ func (s *schedule) fair(c *call, waiting map[*backend.Source]bool) {
 	}
 }
 
-// land ends a call, like the answer of the server.
-func (s *schedule) land(i int) {
+func (s *schedule) end(i int) {
 	c := s.calls[i]
 	s.calls = slices.Delete(s.calls, i, i+1)
 	for _, r := range c.runs {
@@ -676,7 +664,6 @@ func (s *schedule) land(i int) {
 	s.after(s.q.over(at(s.now)))
 }
 
-// answered checks the batches that have ended.
 func (s *schedule) answered(c *call) {
 	for _, b := range c.ended {
 		i := slices.Index(s.batches, b)
@@ -706,7 +693,6 @@ func (s *schedule) answered(c *call) {
 	}
 }
 
-// finish ends all calls until every batch has ended.
 func (s *schedule) finish() {
 	for range 100_000 {
 		switch {
@@ -714,7 +700,7 @@ func (s *schedule) finish() {
 			s.due--
 			s.fill()
 		case len(s.calls) > 0:
-			s.land(0)
+			s.end(0)
 		case len(s.batches) > 0:
 			s.t.Fatalf("%d batches do not end", len(s.batches))
 		default:

@@ -15,7 +15,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// conforms runs the conformance suite on the Redis at url. flush empties it.
 func conforms(t *testing.T, url string, flush func()) {
 	t.Helper()
 	for name, how := range map[string]func(backend.Store) backend.Store{
@@ -119,7 +118,6 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 	}
 }
 
-// Denials that a penalty counts are kept until they no longer count. Their key lives that long.
 func TestDenialsLiveAsLongAsTheyCount(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

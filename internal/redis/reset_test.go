@@ -46,7 +46,6 @@ func TestResetReportsThatRedisIsUnavailable(t *testing.T) {
 	}
 }
 
-// Resets and charges of a batch keep their order, also for one bucket.
 func TestResetsAndChargesOfABatchKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	for name, url := range map[string]string{"one server": "redis://" + redistest.Start(t).Addr, "a Cluster": redistest.StartCluster(t, 3).Steady().URL()} {

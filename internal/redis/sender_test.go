@@ -16,8 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// over returns a sender. A Store, the parameter next, decides its calls.
-func over(next backend.Store, timeout time.Duration) *sender {
+func senderDecidedBy(next backend.Store, timeout time.Duration) *sender {
 	return newSender(timeout, func(_ context.Context, c *call) (failed error) {
 		for _, r := range c.runs {
 			backend.Take(context.Background(), next, r.batch.Charges[r.from:r.to], r.batch.Decisions[r.from:r.to])
@@ -38,7 +37,7 @@ func TestTheSenderReturnsTheStoresAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
-				l := over(memory.New(memory.Config{Clock: storetest.Times(now)}), time.Minute)
+				l := senderDecidedBy(memory.New(memory.Config{Clock: storetest.Times(now)}), time.Minute)
 				change(l)
 				return &serverSenders{l, l}
 			})
@@ -46,14 +45,12 @@ func TestTheSenderReturnsTheStoresAnswers(t *testing.T) {
 	}
 }
 
-// answer is a submitted batch, and the time that it took until it was answered.
 type answer struct {
 	*backend.Batch
 	done  chan struct{}
 	after time.Duration
 }
 
-// start submits b.
 func start(s backend.Store, b *backend.Batch) *answer {
 	a := &answer{b, make(chan struct{}), 0}
 	began := time.Now()
@@ -62,8 +59,7 @@ func start(s backend.Store, b *backend.Batch) *answer {
 	return a
 }
 
-// is waits for the answer. It checks that it came exactly the given time after the charges were submitted, and
-// that the decision on each charge has its cost as Remaining.
+// is checks that the answer came exactly the given time after Submit, and that each charge was decided as echo does.
 func (a *answer) is(t *testing.T, after time.Duration) {
 	t.Helper()
 	<-a.done
@@ -77,7 +73,6 @@ func (a *answer) is(t *testing.T, after time.Duration) {
 	}
 }
 
-// fails checks that all charges failed with the error want after the given time.
 func (a *answer) fails(t *testing.T, after time.Duration, want error) {
 	t.Helper()
 	<-a.done
@@ -124,8 +119,7 @@ func TestBatchesUnderLoadShareCalls(t *testing.T) {
 	})
 }
 
-// A late call delays other charges for half of its timeout. If enough charges wait to fill another call, they
-// are not delayed.
+// Charges that fill another call are not delayed.
 func TestALateCallDelaysOthersForHalfItsTimeout(t *testing.T) {
 	for name, test := range map[string]struct {
 		second int // the number of charges in each batch that is submitted while the first call is late
@@ -219,7 +213,6 @@ func TestTheSenderMeasuresItsCalls(t *testing.T) {
 	})
 }
 
-// Done functions of many batches do not delay the next call, however long they take.
 func TestDoneFunctionsDoNotDelayTheNextCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{latency: ms}
@@ -250,7 +243,6 @@ func TestDoneFunctionsDoNotDelayTheNextCall(t *testing.T) {
 	})
 }
 
-// A panic in a call, in a Done or in a Flush affects no other batch.
 func TestAPanicHarmsNoOtherBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := true
@@ -312,7 +304,7 @@ func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 	})
 }
 
-// Close fails the waiting batches and all later ones. A call in flight is not interrupted.
+// A call in flight is not interrupted.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{latency: 5 * ms}
@@ -340,7 +332,6 @@ func TestAnEmptyBatchIsDone(t *testing.T) {
 	<-start(l, batchOf()).done
 }
 
-// Groups that are too large get an error. All other groups are decided.
 func TestGroupsThatAreTooLargeCostNothing(t *testing.T) {
 	for name, sizes := range map[string][]int{
 		"36,000 requests":      ones(36_000),

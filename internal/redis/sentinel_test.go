@@ -98,7 +98,6 @@ func TestMessagesOfSentinels(t *testing.T) {
 	}
 }
 
-// Connections to the old master end when a promotion starts, and again when the master changes.
 func TestAPromotionEndsConnections(t *testing.T) {
 	w := &sentinels{name: "main", now: time.Now, line: &line{signOfLife: func() {}}, known: make(chan struct{}), outside: &outside.World{Go: func(func()) {}}}
 	for i, step := range []struct {
@@ -138,7 +137,7 @@ func TestAPromotionThatWasReplacedChangesNothing(t *testing.T) {
 	}
 }
 
-// The Store subscribes to four channels: those of the messages about the start and the end of a failover.
+// The four channels are those of the messages about the start and the end of a failover.
 func TestTheMessagesOfSentinelsAreSubscribedTo(t *testing.T) {
 	faulty(t)
 	servers := redistest.StartSentinels(t)

@@ -26,7 +26,6 @@ func windowSpec(n int64) algorithms.Spec {
 	return algorithms.Spec{Kind: algorithms.FixedWindow, Rate: n, Period: 30 * algorithms.Day, Start: &start}
 }
 
-// sharded returns a charge of one unit of a bucket of spec, in n shards.
 func sharded(tb testing.TB, spec algorithms.Spec, n int, key string) backend.Charge {
 	tb.Helper()
 	whole, err := algorithms.Compile(spec)
@@ -40,7 +39,6 @@ func sharded(tb testing.TB, spec algorithms.Spec, n int, key string) backend.Cha
 	return backend.Charge{Key: []byte(key), Limit: &whole, Shards: shards, Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
 }
 
-// takeOne makes a charge that must be answered.
 func takeOne(tb testing.TB, s backend.Store, c backend.Charge, terms algorithms.Charge) backend.Decision {
 	tb.Helper()
 	c.Terms = terms
@@ -72,7 +70,6 @@ func sum(all []int64) (n int64) {
 	return n
 }
 
-// openWithFixedClock returns a Store with a long timeout and a clock that stands still.
 func openWithFixedClock(tb testing.TB, url string) (*Store, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
@@ -241,8 +238,7 @@ func shardsGetRefunds(t *testing.T, url string) {
 	}
 }
 
-// Many goroutines refund at the same time through several Stores, as several processes do. Nearly every refund finds
-// room, and none is made twice.
+// Nearly every refund finds room, and none is made twice.
 func shardsLoseNothing(t *testing.T, url string) {
 	t.Helper()
 	var stores []*Store
@@ -321,7 +317,6 @@ func shardsLostARace(t *testing.T, url string) {
 	}
 }
 
-// If the other bucket of the group denies, the charges of the shards are refunded.
 func shardsInAGroup(t *testing.T, url string) {
 	t.Helper()
 	s, _ := openWithFixedClock(t, url)
@@ -384,8 +379,7 @@ func (o offered) spec() algorithms.Spec {
 	return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Capacity: &capacity, Initial: &initial}
 }
 
-// run makes the charges at random moments. In a second it makes o.load times as many as the limit allows. It returns
-// the share that was admitted, of those after the first sixth.
+// run returns which part of the charges after the first sixth was admitted.
 func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 {
 	rng := rand.New(rand.NewPCG(seed, 6))
 	moments := make([]float64, o.requests)
@@ -454,8 +448,7 @@ func shardsAdmitMore(t *testing.T, url string) {
 	}
 }
 
-// shardsArePeekedAsOne compares dry runs of sharded buckets in a Cluster with those of one bucket in
-// memory. The result must not depend on which shards were charged.
+// The result of a dry run must not depend on which shards were charged.
 func shardsArePeekedAsOne(t *testing.T, url string) {
 	t.Helper()
 	s, clock := openWithFixedClock(t, url)

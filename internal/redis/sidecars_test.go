@@ -19,14 +19,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// sidecar returns the Stores of a sidecar, with a long timeout.
 func sidecar(tb testing.TB, url string) backend.Store {
 	tb.Helper()
 	return stores.Denied(stores.Deadline(open(tb, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms, nil), stores.DeniedConfig{})
 }
 
-// consumeConcurrently sends the charge c many times (times) through each of the stores, from several goroutines. It
-// returns the sum of the admitted costs.
+// consumeConcurrently sends c the given number of times through each store, and returns the sum of the admitted costs.
 func consumeConcurrently(tb testing.TB, stores []backend.Store, times int, c backend.Charge) int64 {
 	tb.Helper()
 	const workers = 4
@@ -202,7 +200,6 @@ func TestFaultSidecarKilled(t *testing.T) {
 	}
 }
 
-// If Redis gives no answer, the decision has an error. It is never a plain denial.
 func TestAFailureIsAnErrorAndNoDenial(t *testing.T) {
 	t.Parallel()
 	s, err := Open(Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", redistest.FreePort(t))})

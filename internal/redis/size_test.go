@@ -16,7 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// docs/redis.md has the number of bytes of each value.
 func TestValuesHaveTheDocumentedSize(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/redis.md")

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// The numbers of a limit change. Small numbers count in microseconds, and large ones in milliseconds.
-// Requests arrive within the same millisecond. The script must decide like package algorithms.
+// Limits with small numbers count in microseconds, and those with large numbers in milliseconds. Many requests arrive
+// within the same millisecond.
 func TestTheScriptDecidesLikePackageAlgorithmsWhenTheTickChanges(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }

@@ -16,8 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// This configuration has everything that a careful operator uses: TLS, a client certificate, and a user
-// with only the permissions that limits need.
 func TestTLSWithClientCertificateAndUser(t *testing.T) {
 	t.Parallel()
 	ca, dir := certtest.New(t), t.TempDir()

@@ -85,7 +85,7 @@ func TestAFailedWriteEndsTheWire(t *testing.T) {
 	}
 }
 
-// A probe may take longer than a usual call, so go-redis makes it.
+// A probe may take longer than a usual call.
 func TestGoRedisMakesTheProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{latency: ms}
@@ -199,8 +199,7 @@ func TestACalendarThatEndedIsSentAgain(t *testing.T) {
 	})
 }
 
-// When the wire ends during a call, the lost call is a failure for the circuit breaker. The next connection
-// serves calls.
+// The lost call is a failure for the circuit breaker.
 func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{latency: ms}
@@ -245,7 +244,6 @@ func TestClosingWaitsForTheCallInFlight(t *testing.T) {
 	})
 }
 
-// deadlines records the last read deadline.
 type deadlines struct {
 	net.Conn
 
@@ -257,7 +255,6 @@ func (d *deadlines) SetReadDeadline(t time.Time) error {
 	return nil
 }
 
-// Each case states when the wire may be reserved, and what the end of a Read means in that state.
 func TestTheStatesOfAWire(t *testing.T) {
 	now := time.Now()
 	for name, test := range map[string]struct {
@@ -301,7 +298,6 @@ func TestTheStatesOfAWire(t *testing.T) {
 	}
 }
 
-// dials makes the connections of a client. Each dial waits for gate.
 type dials struct {
 	addr          string
 	gate          chan struct{}
@@ -408,7 +404,6 @@ func TestTheWireIsDialedOnce(t *testing.T) {
 	}
 }
 
-// A wire that is closed while it is being dialed has no connection afterwards.
 func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
 	d := &dials{addr: redistest.Start(t).Addr, gate: make(chan struct{})}
 	client := goredis.NewClient(&goredis.Options{Dialer: d.dial, DialerRetries: 1})
@@ -424,7 +419,7 @@ func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
 	}
 }
 
-// Every sender that is added is started, also if it is added while others are being started.
+// A sender may be added while others are being started.
 func TestStartersStartEverySender(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const soon = time.Microsecond // by then, all senders of a group have been added

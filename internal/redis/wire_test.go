@@ -19,7 +19,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// peer is the server at the other end of a wire. It answers each call with reply.
 type peer struct {
 	net.Conn // the server's end of the connection
 
@@ -27,7 +26,6 @@ type peer struct {
 	calls atomic.Int64
 }
 
-// serve answers calls until the connection ends.
 func (p *peer) serve() {
 	for r := bufio.NewReader(p.Conn); ; {
 		args, err := readCommand(r)
@@ -86,13 +84,11 @@ func wired(fallback *server, reply func(args []string) string) (*sender, *peer, 
 	return l, p, near
 }
 
-// by makes conn the wire of l.
 func (l *sender) by(conn net.Conn) {
 	l.wire = &wire{node: newNode(nil, keys{prefix: "rl:"}, nil), sender: l, conn: conn, dialed: time.Now().Add(time.Hour)}
 	go l.wire.read(conn, conn)
 }
 
-// limited is batchOf with a limit.
 func limited(sizes ...int) *backend.Batch {
 	b, limit := batchOf(sizes...), limitOf(1000)
 	for i := range b.Charges {
@@ -153,7 +149,7 @@ func TestAnAnswerBeforeItsWriteReturns(t *testing.T) {
 	l.close()
 }
 
-// If the server is silent, its call fails at the timeout, and the next call uses go-redis.
+// The call fails at its timeout, and the next call uses go-redis.
 func TestASilentServerEndsTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{latency: ms}
@@ -245,8 +241,7 @@ func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
 	})
 }
 
-// A connection that the server has closed is not written to, even before its reader notices. Here it has no
-// reader.
+// Here the connection has no reader that could notice the end.
 func TestAConnectionThatTheServerHasClosedIsNotWritten(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -322,7 +317,6 @@ func TestGoRedisRepeatsCallsThatHaveNotRun(t *testing.T) {
 	}
 }
 
-// A reply is complete when its last byte has arrived, and not before.
 func TestRepliesInPieces(t *testing.T) {
 	for whole, want := range map[string]string{"$5\r\nab\r\nc\r\n": "ab\r\nc", "-ERR no\r\n": "ERR no", "$0\r\n\r\n": ""} {
 		for n := range len(whole) + 1 {
@@ -342,8 +336,7 @@ func TestRepliesInPieces(t *testing.T) {
 	}
 }
 
-// Usual calls use the wire. They use it again after the server has closed all connections, and no call is
-// lost.
+// After the server has closed all connections, usual calls use a new wire, and no call is lost.
 func TestUsualCallsUseTheWire(t *testing.T) {
 	r := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + r.Addr, Timeout: 5 * time.Second})
