@@ -8,7 +8,6 @@ func Listener(l net.Listener) net.Listener { return listener{l} }
 
 type listener struct{ net.Listener }
 
-// Accept implements net.Listener.
 func (l listener) Accept() (net.Conn, error) {
 	nc, err := l.Listener.Accept()
 	if err != nil {

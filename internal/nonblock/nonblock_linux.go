@@ -77,7 +77,6 @@ func Wrap(nc net.Conn) *Conn {
 	return c
 }
 
-// Read implements net.Conn.
 func (c *Conn) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
@@ -134,7 +133,6 @@ func (c *Conn) ppoll() {
 	_, _, _ = syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&c.polled)), 1, uintptr(unsafe.Pointer(&timeout)), 0, 0, 0)
 }
 
-// Write implements net.Conn.
 func (c *Conn) Write(b []byte) (int, error) { return c.send(b, c.write) }
 
 // WriteOnce writes as much of b as the socket accepts now, which may be nothing. It never blocks.
@@ -159,15 +157,12 @@ func (c *Conn) send(b []byte, how func(fd uintptr) bool) (int, error) {
 // CloseWrite closes the write side, as in package net.
 func (c *Conn) CloseWrite() error { return c.Conn.(interface{ CloseWrite() error }).CloseWrite() }
 
-// SyscallConn implements syscall.Conn.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
 
-// error returns the error of package net for a failed system call.
 func (c *Conn) error(name string, err syscall.Errno) error {
 	return &net.OpError{Op: name, Net: c.LocalAddr().Network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: os.NewSyscallError(name, err)}
 }
 
-// call is a system call and its result.
 type call struct {
 	b     []byte
 	flags uintptr

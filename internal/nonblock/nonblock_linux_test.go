@@ -12,7 +12,6 @@ import (
 	"time"
 )
 
-// eachPair runs test with both ends of a TCP connection and of a Unix socket connection.
 func eachPair(t *testing.T, test func(*testing.T, *Conn, net.Conn)) {
 	t.Helper()
 	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": filepath.Join(t.TempDir(), "s")} {
@@ -28,7 +27,6 @@ func eachPair(t *testing.T, test func(*testing.T, *Conn, net.Conn)) {
 	}
 }
 
-// connect connects to l until the test ends. accepted is l's end of the connection.
 func connect(t *testing.T, l net.Listener) (accepted, peer net.Conn) {
 	t.Helper()
 	peer, err := net.Dial(l.Addr().Network(), l.Addr().String())
@@ -218,7 +216,6 @@ func TestOtherConnectionsAreNotWrapped(t *testing.T) {
 	}
 }
 
-// Await must return when there is something to read, and must not read it.
 func TestAwait(t *testing.T) {
 	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
 		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))

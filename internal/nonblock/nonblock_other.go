@@ -10,7 +10,6 @@ import (
 // Conn is not supported on this system, where Wrap returns nil.
 type Conn struct{ net.Conn }
 
-// Wrap returns nil.
 func Wrap(net.Conn) *Conn { return nil }
 
 func (*Conn) enableYield() {}
@@ -36,8 +35,6 @@ func (c *Conn) WriteOnce(b []byte) (int, error) { return c.Write(b) }
 // Pool starts a goroutine for each function on this system.
 type Pool struct{}
 
-// Go runs f.
 func (*Pool) Go(f func()) { go f() }
 
-// Close does nothing.
 func (*Pool) Close() {}

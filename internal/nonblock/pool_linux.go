@@ -22,7 +22,6 @@ type Pool struct {
 	closed bool      // guarded by mu
 }
 
-// maxIdle is the largest number of idle workers that a Pool keeps.
 const maxIdle = 4
 
 // worker is an eventfd and, in a Pool, the next function of the goroutine that waits for the eventfd.
@@ -60,7 +59,6 @@ func (p *Pool) Close() {
 	p.idle = nil
 }
 
-// work is the goroutine of a worker. f is its first function.
 func (p *Pool) work(f func()) {
 	f()
 	w, err := newWorker()

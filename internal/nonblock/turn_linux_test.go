@@ -50,7 +50,6 @@ func TestAConnectionThatAlwaysHasDataTakesTurns(t *testing.T) {
 	}
 }
 
-// fill writes until the socket has no more room, and returns the number of bytes.
 func fill(t *testing.T, c *Conn) (sum int) {
 	t.Helper()
 	for b := make([]byte, 4<<10); ; {
@@ -64,7 +63,6 @@ func fill(t *testing.T, c *Conn) (sum int) {
 	}
 }
 
-// All goroutines must get their turn, even if many call pass at the same time.
 func TestEveryoneGetsTheirTurn(t *testing.T) {
 	var yields yielder
 	var all sync.WaitGroup

@@ -41,8 +41,7 @@ type World struct {
 	// Random fills p with random bytes. Below returns a random number from 0 to n-1.
 	Random func(p []byte)
 	Below  func(n int) int
-	// Pause waits for d.
-	Pause func(d time.Duration)
+	Pause  func(d time.Duration)
 	// Watch starts to watch the Sentinel at addr, and returns. From then on it calls onMaster with each address
 	// of the master that the Sentinel reports, and onMessage with each message that the Sentinel publishes.
 	Watch func(addr string, onMaster func(master string), onMessage func(channel, payload string))

@@ -5,7 +5,6 @@ import (
 	"time"
 )
 
-// TestTimeIsProcessorTime checks that a pause takes at most half of its length, and that work takes time.
 func TestTimeIsProcessorTime(t *testing.T) {
 	if took := Time(func() { time.Sleep(200 * time.Millisecond) }); took > 100*time.Millisecond {
 		t.Errorf("a pause of 200 ms took %v of processor time, want at most 100 ms", took)

@@ -33,7 +33,6 @@ type Server struct {
 	t      testing.TB
 }
 
-// usedPorts are the ports that FreePort has returned.
 var usedPorts sync.Map
 
 // FreePort returns a port that is free now. It returns each port only once, because a test may choose several ports
@@ -86,7 +85,6 @@ func launch(tb testing.TB, port int, args ...string) *Server {
 	return s
 }
 
-// launch starts s. The end of the test stops it.
 func (s *Server) launch() {
 	s.t.Helper()
 	s.Restart()
@@ -247,7 +245,6 @@ func (s *Server) busPort() string {
 	return ""
 }
 
-// All returns all nodes.
 func (c *Cluster) All() []*Server { return append(append([]*Server{}, c.Masters...), c.Replicas...) }
 
 // WaitOK waits until every node knows n nodes, and reports the state of the cluster as ok.
