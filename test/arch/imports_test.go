@@ -105,8 +105,7 @@ var libraryImports = map[string][]string{
 	"internal/descriptors": {"pkg/algorithms", "internal/scaled", "internal/weights", "github.com/cespare/xxhash/v2"},
 	"pkg/backend":          {"pkg/algorithms"},
 	"pkg/backend/memory":   {"pkg/algorithms", "pkg/backend"},
-	// httplimit and grpclimit use the limiter, so that Go programs get the same decisions as clients of the
-	// HTTP API.
+	// The library uses the limiter, so that Go programs get the same decisions as clients of the HTTP API.
 	"pkg/ratelimit":           {"pkg/algorithms", "pkg/backend", "internal/delay", "internal/descriptors", "internal/limiter", "internal/reservation", "internal/weights"},
 	"pkg/ratelimit/httplimit": {"pkg/ratelimit", "internal/clientip", "internal/delay"},
 	"internal/delay":          {"pkg/algorithms"},
@@ -188,7 +187,6 @@ type goPackage struct {
 
 func (p goPackage) name() string { return strings.TrimPrefix(p.ImportPath, module) }
 
-// packages lists the module's packages.
 func packages(t *testing.T) []goPackage {
 	t.Helper()
 	list, err := listOnce()
@@ -232,7 +230,6 @@ func find(t *testing.T, name string) goPackage {
 	return packages(t)[i]
 }
 
-// exists fails the test if a rule names a package that no longer exists.
 func exists(t *testing.T, folder string) {
 	t.Helper()
 	if !slices.ContainsFunc(packages(t), func(p goPackage) bool { return within(p.name(), folder) }) {
@@ -249,7 +246,6 @@ func standard(path string) bool {
 	return !isOwn(path) && !strings.Contains(first, ".")
 }
 
-// within reports whether path is folder or under it.
 func within(path, folder string) bool {
 	return path == folder || strings.HasPrefix(path, folder+"/")
 }

@@ -27,7 +27,6 @@ func TestActionsAndBaseImagesArePinned(t *testing.T) {
 	arePinned(t, "../../Dockerfile", bases, base, "image:tag@sha256:DIGEST")
 }
 
-// arePinned checks that the first group of every match of find in a file matches pinned.
 func arePinned(t *testing.T, file string, find, pinned *regexp.Regexp, form string) {
 	t.Helper()
 	text, err := os.ReadFile(file)

@@ -15,7 +15,6 @@ import (
 
 const root = "../.."
 
-// TestExamplesAreAccepted loads the files that users start from.
 func TestExamplesAreAccepted(t *testing.T) {
 	loaded := 0
 	for _, path := range tracked(t) {
@@ -65,7 +64,6 @@ func TestReadmeIsAFrontPage(t *testing.T) {
 	}
 }
 
-// tracked lists the files of the project, from its root; also those that git would add.
 func tracked(t *testing.T) []string {
 	t.Helper()
 	cmd := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")

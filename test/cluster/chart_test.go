@@ -20,7 +20,6 @@ const (
 	prometheus = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 )
 
-// helm runs Helm of version major, 3 or 4.
 func (c *cluster) helm(t *testing.T, major int, args ...string) []byte {
 	t.Helper()
 	program, err := filepath.Abs(fmt.Sprintf("%s/.tools/bin/helm%d", root, major))
@@ -42,8 +41,6 @@ func (c *cluster) helm(t *testing.T, major int, args ...string) []byte {
 	return out
 }
 
-// installsTheChart applies the chart, rendered with each file of values. It also installs, upgrades and
-// uninstalls the chart with Helm.
 func installsTheChart(t *testing.T, c *cluster) {
 	t.Helper()
 	c.define(t, prometheus, "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml")
@@ -58,8 +55,6 @@ func installsTheChart(t *testing.T, c *cluster) {
 	}
 }
 
-// cases returns arguments for Helm, by name: the chart with each file of ci/, and the application with a
-// sidecar.
 func cases(t *testing.T, c *cluster, major int) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob(ours + "/ci/*-values.yaml")

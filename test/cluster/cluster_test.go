@@ -28,7 +28,6 @@ import (
 
 const patience = time.Minute
 
-// cluster is an API server, with its administrator's credentials.
 type cluster struct {
 	kubeconfig string
 	client     dynamic.Interface
@@ -80,7 +79,7 @@ func eventually(t *testing.T, condition string, try func() error) {
 	}
 }
 
-// pathOf returns the API path for objects like o. The namespace of o takes precedence over the parameter namespace.
+// The namespace of o takes precedence over the parameter namespace.
 func (c *cluster) pathOf(o *unstructured.Unstructured, namespace string) (dynamic.ResourceInterface, error) {
 	if own := o.GetNamespace(); own != "" {
 		namespace = own
@@ -120,7 +119,6 @@ func (c *cluster) namespace(t *testing.T, name string) string {
 	return name
 }
 
-// define adds a custom kind to the server, from a file of a module.
 func (c *cluster) define(t *testing.T, module, file string) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(folder(t, module), file))
@@ -155,7 +153,6 @@ func (c *cluster) define(t *testing.T, module, file string) {
 	c.kinds.Reset()
 }
 
-// folder returns the folder of the files of a module.
 func folder(t *testing.T, module string) string {
 	t.Helper()
 	var found struct{ Dir, Error string }
@@ -166,7 +163,6 @@ func folder(t *testing.T, module string) string {
 	return found.Dir
 }
 
-// objects returns the documents of a YAML file.
 func objects(t *testing.T, data []byte) []*unstructured.Unstructured {
 	t.Helper()
 	var all []*unstructured.Unstructured

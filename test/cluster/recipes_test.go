@@ -8,7 +8,6 @@ import (
 	"testing"
 )
 
-// These modules define the custom kinds of gateways.
 const (
 	istio        = "istio.io/api@v1.31.1"
 	contour      = "github.com/projectcontour/contour@v1.33.8"
@@ -20,7 +19,6 @@ const (
 // reads. The others are kinds of kgateway, whose module is not available everywhere.
 var unknownKinds = []string{"EnvoyGateway", "GatewayExtension", "TrafficPolicy"}
 
-// appliesTheRecipes applies examples/kubernetes.
 func appliesTheRecipes(t *testing.T, c *cluster) {
 	t.Helper()
 	c.define(t, istio, "kubernetes/customresourcedefinitions.gen.yaml")

@@ -25,7 +25,6 @@ import (
 
 const token = "a-token-of-the-test"
 
-// freePort returns a port of loopback that is not in use.
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -44,7 +43,6 @@ func write(t *testing.T, path, text string) string {
 	return path
 }
 
-// startEtcd starts etcd and returns its URL.
 func startEtcd(t *testing.T) string {
 	t.Helper()
 	config := embed.NewConfig()
@@ -70,7 +68,6 @@ func startEtcd(t *testing.T) string {
 	return config.ListenClientUrls[0].String()
 }
 
-// startServer starts Kubernetes' API server, and returns a kubeconfig of its administrator.
 func startServer(t *testing.T) string {
 	t.Helper()
 	klog.SetLogger(logr.Discard()) // the server logs too much

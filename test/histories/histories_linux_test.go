@@ -8,7 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// length returns the duration of each run: the environment variable HISTORIES, or 3 seconds.
 func length(t *testing.T) time.Duration {
 	text := os.Getenv("HISTORIES")
 	if text == "" {
@@ -21,15 +20,12 @@ func length(t *testing.T) time.Duration {
 	return d
 }
 
-// long skips a test that takes too long for make test, unless HISTORIES is set.
 func long(t *testing.T) {
 	if os.Getenv("HISTORIES") == "" {
 		t.Skip("make histories runs it")
 	}
 }
 
-// repeat returns a function that calls the functions of faults in turn, with a pause before each, for the duration of a
-// run.
 func repeat(t *testing.T, pause time.Duration, faults ...func()) func() {
 	return func() {
 		t.Helper()
@@ -40,8 +36,8 @@ func repeat(t *testing.T, pause time.Duration, faults ...func()) func() {
 	}
 }
 
-// TestOneRedis breaks connections, deletes scripts, pauses Redis and kills it. Redis comes back with all
-// acknowledged writes. The test also kills sidecars.
+// TestOneRedis also kills Redis, which comes back with all acknowledged writes, because it syncs its append-only file
+// at each write.
 func TestOneRedis(t *testing.T) {
 	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always", "--enable-debug-command", "yes")
 	w := newWorld(t, 3, "--redis-url", "redis://"+redis.Addr)
@@ -82,8 +78,6 @@ func TestLeases(t *testing.T) {
 	t.Logf("%d requests were decided from leased units, by the sidecars that run at the end", served)
 }
 
-// TestAChargeAppliedTwiceIsFound sends some charges twice but logs them once. The check must refuse this
-// history.
 func TestAChargeAppliedTwiceIsFound(t *testing.T) {
 	redis := redistest.Start(t)
 	w := newWorld(t, 2, "--redis-url", "redis://"+redis.Addr)
@@ -126,8 +120,7 @@ func TestSentinel(t *testing.T) {
 	t.Logf("%d failovers lost %d units", failovers, w.lostUnits())
 }
 
-// TestClusterWithConfirmation kills the masters of a Redis Cluster in turn. Their replicas confirm every charge. The
-// test has no groups, because a group over several slots is not charged at one moment.
+// The test has no groups, because a group over several slots is not charged at one moment.
 func TestClusterWithConfirmation(t *testing.T) {
 	long(t)
 	c := redistest.StartCluster(t, 3)
@@ -143,7 +136,6 @@ func TestClusterWithConfirmation(t *testing.T) {
 	}
 }
 
-// failover kills the master of servers, waits until another is master, and starts the old one again as its replica.
 func failover(t *testing.T, servers []*redistest.Server) {
 	t.Helper()
 	old := master(t, servers)

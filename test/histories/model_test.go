@@ -12,14 +12,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// kind says what a request does to its buckets.
 type kind int
 
 const (
 	charge kind = iota
-	refund      // a refund: the opposite of a charge of the same cost
-	dryRun      // a dry run of cost 0
-	beyond      // a settlement to twice the reserved units, which is always accepted
+	refund
+	dryRun // a dry run of cost 0
+	beyond // a settlement to twice the reserved units, which is always accepted
 )
 
 // buckets are one bucket, or two that are charged as a group.
@@ -30,7 +29,6 @@ type buckets struct {
 	leased bool  // sidecars lease units of this bucket
 }
 
-// question is one operation on buckets.
 type question struct {
 	of   *buckets
 	kind kind
@@ -40,7 +38,6 @@ type question struct {
 	charges, refunds int64
 }
 
-// answer is the answer to a client: whether the request was allowed, and the units left in each bucket.
 type answer struct {
 	ok   bool
 	left [2]int64
@@ -51,7 +48,7 @@ type answer struct {
 type record struct {
 	question
 
-	reservation string // the id of the reservation
+	reservation string
 	answered    bool
 	answer      answer
 	from, to    int64
@@ -68,7 +65,6 @@ type state struct {
 // refills during a run.
 const frozen = algorithms.Micros(1_700_000_000_000_000)
 
-// full returns the state at the start, with full buckets.
 func (b *buckets) full() (s state) {
 	for i, l := range b.limits {
 		_, d := l.Take(algorithms.State{}, frozen, algorithms.Charge{DryRun: true})
@@ -77,7 +73,6 @@ func (b *buckets) full() (s state) {
 	return s
 }
 
-// take executes a request with package algorithms.
 func (b *buckets) take(s state, k kind) (state, answer) {
 	ask := algorithms.Charge{Cost: b.cost}
 	switch k {
@@ -244,7 +239,6 @@ func operations(records []record, lost func(b *buckets, until int64) int64) (his
 	return history
 }
 
-// nothingLost is the function lost for runs in which Redis loses no data.
 func nothingLost(*buckets, int64) int64 { return 0 }
 
 // explain lists the requests of the first bucket whose answers are not linearizable. It returns "" if there is none.
@@ -266,7 +260,6 @@ func explain(history []porcupine.Operation) string {
 	return ""
 }
 
-// yearly compiles a limit with this number of units a year.
 func yearly(kind algorithms.Kind, units int64) *algorithms.Limit {
 	l, err := algorithms.Compile(algorithms.Spec{Kind: kind, Rate: units, Period: 365 * algorithms.Day})
 	if err != nil {

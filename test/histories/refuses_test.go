@@ -8,8 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// TestWrongHistoriesAreRefused tests the check itself, with short histories of a bucket with 3 units, and of
-// a group.
+// The test checks the model itself.
 func TestWrongHistoriesAreRefused(t *testing.T) {
 	const s = int64(1e9)
 	one := &buckets{name: "one", limits: []*algorithms.Limit{yearly(algorithms.TokenBucket, 3)}, cost: 1}

@@ -20,7 +20,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// newGRPC makes a client of the gRPC listener at an address.
 func newGRPC(t *testing.T, address string) rls.RateLimitServiceClient {
 	t.Helper()
 	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}}
@@ -32,9 +31,8 @@ func newGRPC(t *testing.T, address string) rls.RateLimitServiceClient {
 	return rls.NewRateLimitServiceClient(conn)
 }
 
-// sendGRPC sends one request to the gRPC listener of any sidecar, as Envoy does. If an answer lacks the
-// numbers of a limit, the store could not decide. The status of a limit that denies has 0 units left. That is
-// exact, because the costs divide the capacities.
+// If an answer lacks the numbers of a limit, the store could not decide. The status of a limit that denies has 0 units
+// left. That is exact, because the costs divide the capacities.
 func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
 	var list []*ratelimit.RateLimitDescriptor
 	for _, l := range b.limits {
@@ -70,8 +68,7 @@ func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
 	return r
 }
 
-// settle reserves units, and settles them to the reserved or another cost. It sends the settlement to sidecars until one
-// of them answers. The settlement must take effect once.
+// settle sends a settlement to sidecars until one of them answers. The settlement must take effect once.
 func (w *world) settle(random *rand.Rand, b *buckets) {
 	first := w.send(random, b, charge, "")
 	w.log(first)
@@ -98,7 +95,6 @@ func (w *world) settle(random *rand.Rand, b *buckets) {
 	}
 }
 
-// servedFromLeases returns the number of charges that sidecars decided with leased units.
 func (w *world) servedFromLeases() (n int) {
 	for _, s := range w.sidecars {
 		var text []byte

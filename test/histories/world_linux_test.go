@@ -27,7 +27,6 @@ import (
 
 const root = "../.."
 
-// config configures the limits of all histories.
 const config = `
 domain: histories
 limits:
@@ -51,7 +50,6 @@ var (
 	leased = yearly(algorithms.FixedWindow, 600)
 )
 
-// nameOf maps each kind of bucket to the name of its limit.
 var nameOf = map[*algorithms.Limit]string{tokens: "tokens", window: "window", large: "large", budget: "budget", leased: "leased"}
 
 var program string
@@ -73,10 +71,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// sidecar is a running rlsidecar.
 type sidecar struct {
 	t     *testing.T
-	addr  string // address of its HTTP listener
+	addr  string
 	admin string
 	rls   rls.RateLimitServiceClient
 	args  []string
@@ -126,7 +123,6 @@ func (s *sidecar) kill() {
 	_ = s.cmd.Wait()
 }
 
-// world is several sidecars, their clients, and the history of their answers.
 type world struct {
 	t            *testing.T
 	sidecars     []*sidecar
@@ -136,8 +132,8 @@ type world struct {
 	kinds        []string      // the kinds of buckets in use
 	doubleCharge atomic.Bool   // plants a fault: clients send some charges twice but log them once
 	doubled      atomic.Int64  // charges that were allowed twice by that fault
-	byGRPC       atomic.Int64  // number of answers over gRPC
-	settled      atomic.Int64  // number of settled reservations
+	byGRPC       atomic.Int64
+	settled      atomic.Int64
 	stop         chan struct{}
 	clients      sync.WaitGroup
 
@@ -159,7 +155,6 @@ func newWorld(t *testing.T, sidecars int, args ...string) *world {
 	return w
 }
 
-// run lets n clients send requests until faults returns.
 func (w *world) run(n int, faults func()) {
 	for i := range n {
 		w.clients.Go(func() { w.client(rand.New(rand.NewPCG(uint64(i), uint64(w.began.UnixNano())))) })
@@ -171,7 +166,6 @@ func (w *world) run(n int, faults func()) {
 
 func (w *world) now() int64 { return int64(time.Since(w.began)) }
 
-// client sends requests one after the other.
 func (w *world) client(random *rand.Rand) {
 	for {
 		select {
@@ -201,7 +195,6 @@ func (w *world) client(random *rand.Rand) {
 	}
 }
 
-// pick returns buckets that the clients use at this time.
 func (w *world) pick(random *rand.Rand) *buckets {
 	slice := w.now() / int64(w.slice)
 	what := w.kinds[random.IntN(len(w.kinds))]
@@ -232,7 +225,6 @@ func (w *world) pick(random *rand.Rand) *buckets {
 
 func (b *buckets) refunded() bool { return b.limits[0] == large }
 
-// sendAny sends one request by HTTP or gRPC.
 func (w *world) sendAny(random *rand.Rand, b *buckets, k kind) record {
 	if k != dryRun && random.IntN(2) == 0 {
 		return w.sendGRPC(random, b, k)
@@ -240,7 +232,6 @@ func (w *world) sendAny(random *rand.Rand, b *buckets, k kind) record {
 	return w.send(random, b, k, "")
 }
 
-// send sends one request to any sidecar by HTTP, with id as its request_id. An empty id is left out.
 func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record) {
 	type limit struct {
 		Name    string `json:"name"`
@@ -261,8 +252,7 @@ func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record
 	return w.post(random, question, r)
 }
 
-// post sends a request body to any sidecar by HTTP, and records the answer in r. Without an answer, or if the
-// store could not decide, r stays unanswered.
+// post returns r unanswered if there is no answer, or if the store could not decide.
 func (w *world) post(random *rand.Rand, question any, r record) record {
 	body, err := json.Marshal(question)
 	if err != nil {
@@ -302,7 +292,6 @@ func (w *world) post(random *rand.Rand, question any, r record) record {
 	return r
 }
 
-// once sends a charge with a request id again until it is answered, or until the clients stop.
 func (w *world) once(random *rand.Rand, b *buckets) {
 	id := fmt.Sprint("id-", random.Uint64())
 	first := w.send(random, b, charge, id)
@@ -329,8 +318,7 @@ func (w *world) log(r record) {
 	w.records = append(w.records, r)
 }
 
-// check reads every bucket once more, and reports whether the history is linearizable. If not, and unless
-// doubleCharge is set, it stores a picture of the history and logs one bucket.
+// If the history is not linearizable, check stores a picture of it and logs one bucket, unless doubleCharge is set.
 func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	w.t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))

@@ -38,7 +38,6 @@ const (
 	rendered = "../../../../examples/kubernetes/rendered/contour.yaml"
 )
 
-// referred are the objects that the recipe refers to.
 const referred = `
 apiVersion: v1
 kind: Service
@@ -51,8 +50,6 @@ metadata: {name: shop, namespace: default}
 spec: {ports: [{port: 80}]}
 `
 
-// TestRendered compares the configuration that Contour makes from the recipe with
-// examples/kubernetes/rendered/contour.yaml.
 func TestRendered(t *testing.T) {
 	objects := read(t)
 	spec := settings(t, objects)
@@ -92,7 +89,6 @@ func TestRendered(t *testing.T) {
 	compare(t, out)
 }
 
-// read returns the objects of the recipe, and those that it refers to.
 func read(t *testing.T) (objects []runtime.Object) {
 	t.Helper()
 	data, err := os.ReadFile(recipe)
@@ -186,7 +182,6 @@ func find[T runtime.Object](t *testing.T, objects []runtime.Object) T {
 	return *new(T)
 }
 
-// plain returns m as JSON decodes it.
 func plain(t *testing.T, m proto.Message) (value any) {
 	t.Helper()
 	text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
@@ -199,8 +194,7 @@ func plain(t *testing.T, m proto.Message) (value any) {
 	return value
 }
 
-// compare compares out with the rendered file. If the environment variable UPDATE_RENDERED is set, it writes
-// the file first.
+// If the environment variable UPDATE_RENDERED is set, compare writes the file first.
 func compare(t *testing.T, out map[string][]any) {
 	t.Helper()
 	text, err := yaml.Marshal(out)
