@@ -77,7 +77,6 @@ func (p *adminPage) write(t *testing.T, text string) {
 	}
 }
 
-// deny sends requests until the limit denies one.
 func (p *adminPage) deny(t *testing.T, limit, key string) {
 	t.Helper()
 	body, err := json.Marshal(map[string]any{"name": limit, "key": map[string]string{"base64": base64.StdEncoding.EncodeToString([]byte(key))}})
@@ -97,7 +96,6 @@ func (p *adminPage) deny(t *testing.T, limit, key string) {
 	t.Fatalf("limit %s, key %q: no request was denied", limit, key)
 }
 
-// emulate sets the width and the color scheme of b.
 func (b *browser) emulate(width int64, scheme string) {
 	b.t.Helper()
 	media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}
@@ -158,7 +156,6 @@ func (b *browser) text() string {
 	return in[string](b, `document.querySelector('main').innerText`)
 }
 
-// shows requires that the visible text of the page contains texts.
 func (b *browser) shows(texts ...string) {
 	b.t.Helper()
 	all := b.text()
@@ -179,9 +176,7 @@ func (b *browser) logIn(p *adminPage) {
 	b.shows("Overview")
 }
 
-// TestAdminPageInABrowser opens every page at the widths of a phone and of a desktop, in light and dark
-// colors. No page may be wider than the window. Keys and names must be shown as text. The page's Content-Security-Policy
-// must block nothing, and axe must find no accessibility problem.
+// The browser reports on its console what a page's Content-Security-Policy blocks, which must be nothing.
 func TestAdminPageInABrowser(t *testing.T) {
 	t.Parallel()
 	p := startAdminPage(t)
@@ -222,7 +217,6 @@ func TestAdminPageInABrowser(t *testing.T) {
 	}
 }
 
-// wellMade checks the requirements that apply to every page.
 func (b *browser) wellMade(width int64, scheme string) {
 	b.t.Helper()
 	if title := in[string](b, `document.title`); !strings.HasSuffix(title, "· rlsidecar") {
@@ -242,8 +236,6 @@ func (b *browser) wellMade(width int64, scheme string) {
 	}
 }
 
-// TestAdminPageByKeyboard finds the reason for bob's denials, raises his limit and blocks another key. It uses
-// only the keyboard, with JavaScript and without.
 func TestAdminPageByKeyboard(t *testing.T) {
 	t.Parallel()
 	for _, scripts := range []string{"with scripts", "without scripts"} {
@@ -294,8 +286,6 @@ func TestAdminPageByKeyboard(t *testing.T) {
 	}
 }
 
-// TestThePageRefreshesItself keeps the page open while a key is denied and while a configuration is refused.
-// The page must show both without a reload.
 func TestThePageRefreshesItself(t *testing.T) {
 	t.Parallel()
 	p := startAdminPage(t)

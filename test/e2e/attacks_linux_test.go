@@ -25,7 +25,6 @@ import (
 // The tables of this file list requests that a client could send to avoid its limit. The functions below send
 // them through a proxy and check that the limit still applies.
 
-// received is a request that the application received.
 type received struct {
 	// keys has the values of all headers that an application might treat as X-Api-Key. CGI and its
 	// successors, such as WSGI, do not distinguish "-" from "_".
@@ -54,7 +53,6 @@ type gateway struct {
 	gaps    []string // names of keyAttacks that are known to succeed
 }
 
-// header is one header line. A request keeps the order of its headers.
 type header struct{ name, value string }
 
 // keyAttack sends a key in a spelling that some application accepts as that key.
@@ -166,7 +164,6 @@ func (g gateway) keysCannotBeRespelled(t *testing.T) {
 	}
 }
 
-// code sends the attack, and returns the status of the answer.
 func (g gateway) code(t *testing.T, a keyAttack, key string) int {
 	t.Helper()
 	if a.http2 {

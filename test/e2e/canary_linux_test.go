@@ -196,7 +196,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		t.Error(err)
 	}
 
-	p.killed = true // this test kills the process
+	p.killed = true
 	_ = p.cmd.Process.Signal(syscall.SIGABRT)
 	<-p.exited
 	log := p.output.String()

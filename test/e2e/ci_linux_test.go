@@ -11,7 +11,6 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// workflow is the part of a GitHub Actions workflow that states the commands.
 type workflow struct {
 	Jobs map[string]struct {
 		Steps []struct{ Name, Uses, Run string }
@@ -81,7 +80,6 @@ func TestWorkflowOfTheExample(t *testing.T) {
 	}
 }
 
-// runner is a clone of a repository whose main branch has the files of the example.
 type runner struct {
 	folder, temp string
 }
@@ -111,7 +109,6 @@ func newRunner(t *testing.T) *runner {
 	return r
 }
 
-// change replaces text in a file of the clone, as a pull request would.
 func (r *runner) change(t *testing.T, name, from, to string) {
 	t.Helper()
 	path := filepath.Join(r.folder, name)

@@ -26,15 +26,13 @@ descriptors:
   - {key: held, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 5, max_delay: 10s}}
 `
 
-// request is a request of a client to the gRPC port of a sidecar.
 type request struct {
 	*testing.T
-	addr   string // host:port
+	addr   string
 	socket string // the Unix socket; empty means TCP
 	ca     string // the file of the CA; empty means no TLS
 }
 
-// eachListener runs a test for each engine, over TCP, over a Unix socket and with TLS.
 func eachListener(t *testing.T, test func(request)) {
 	t.Helper()
 	for _, engine := range []string{"fast", "grpc-go"} {
@@ -66,7 +64,6 @@ func eachListener(t *testing.T, test func(request)) {
 	}
 }
 
-// run starts a client and returns its output when it has ended.
 func run(t *testing.T, program string, args ...string) (output string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
@@ -111,7 +108,6 @@ connections: 1
 	})
 }
 
-// requestFile writes the body of a request to a file, and returns its name.
 func requestFile(t *testing.T, descriptor string) string {
 	t.Helper()
 	r := rlstest.Request("clients", rlstest.Descriptor(descriptor))
@@ -126,7 +122,6 @@ func requestFile(t *testing.T, descriptor string) string {
 	return file
 }
 
-// TestNghttp2 sends one request, and then many, with the clients of nghttp2.
 func TestNghttp2(t *testing.T) {
 	t.Parallel()
 	nghttp, h2load := tooltest.Path(t, "nghttp"), tooltest.Path(t, "h2load")
@@ -153,7 +148,7 @@ func TestNghttp2(t *testing.T) {
 	})
 }
 
-// TestCurl sends gRPC requests and a GET with curl. The GET must be refused with a status, not with a reset.
+// The GET must be refused with a status, not with a reset.
 func TestCurl(t *testing.T) {
 	t.Parallel()
 	curl := tooltest.Path(t, "curl")

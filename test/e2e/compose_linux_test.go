@@ -17,7 +17,7 @@ import (
 // envoy.yaml. TestEnvoy runs envoy.yaml itself.
 func TestCompose(t *testing.T) {
 	t.Parallel()
-	envoy := tooltest.Path(t, "envoy") // skips the test if Envoy is missing
+	envoy := tooltest.Path(t, "envoy")
 	data, err := os.ReadFile(root + "/examples/compose/compose.yaml")
 	if err != nil {
 		t.Fatal(err)

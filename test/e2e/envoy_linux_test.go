@@ -10,7 +10,6 @@ import (
 	"time"
 )
 
-// bucket has the numbers of a token bucket.
 type bucket struct {
 	capacity int
 	each     time.Duration // the time in which one unit refills
@@ -41,7 +40,6 @@ func (b bucket) drain(t *testing.T, send func() answer) answer {
 	}
 }
 
-// key returns a function that sends a request with an x-api-key header.
 func (s *stack) key(t *testing.T, value string) func() answer {
 	t.Helper()
 	return func() answer { t.Helper(); return s.get(t, "", "/", "x-api-key: "+value) }
@@ -243,7 +241,6 @@ func sameMinute(t *testing.T, ok func(attempt int) bool) {
 	t.Fatal("the test failed in every attempt, also within one minute")
 }
 
-// TestEnvoyWithGRPCGo runs the other tests of this file with --grpc-engine grpc-go.
 func TestEnvoyWithGRPCGo(t *testing.T) {
 	t.Setenv("RLSIDECAR_GRPC_ENGINE", "grpc-go")
 	t.Run("closed", TestEnvoy)

@@ -91,7 +91,6 @@ type probe struct {
 	FailureThreshold int `yaml:"failureThreshold"`
 }
 
-// passes runs the probe as a kubelet does, and reports whether it succeeds.
 func (p probe) passes(t *testing.T) bool {
 	t.Helper()
 	client := &http.Client{Timeout: time.Duration(p.TimeoutSeconds) * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -110,7 +109,6 @@ func (p probe) passes(t *testing.T) bool {
 // names are the host names that resolve inside the pod.
 const names = "127.0.0.1 localhost envoy-gateway redis.redis-system.svc.cluster.local\n"
 
-// pod writes the files of a pod: those of the image, the mounted ones, and those that a kubelet adds.
 func pod(t *testing.T, c container, ca *certtest.Authority) (folder string) {
 	t.Helper()
 	folder = t.TempDir()

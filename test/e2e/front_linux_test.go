@@ -25,15 +25,14 @@ import (
 type front struct {
 	*stack
 	proxy    *process
-	dir      string       // the folder of the proxy
-	args     []string     // additional arguments of the sidecar
-	request  atomic.Int64 // counts the requests that reach the application
+	dir      string
+	args     []string
+	arrived  atomic.Int64 // requests that reached the application
 	lastKey  atomic.Value // the values of X-Api-Key in the last request to the application, joined by "|"
 	lastPath atomic.Value // the cleaned path of the last request to the application
 	body     atomic.Value // the last body that the application received
 }
 
-// newFront starts the application, and the sidecar with additional arguments.
 func newFront(t *testing.T, socket string, args ...string) *front {
 	t.Helper()
 	s := &front{
@@ -45,7 +44,6 @@ func newFront(t *testing.T, socket string, args ...string) *front {
 	return s
 }
 
-// write copies a file of examples/ into the proxy's folder, with the changes and the address of s.
 func (s *front) write(t *testing.T, name string, changes ...change) {
 	t.Helper()
 	text := strings.ReplaceAll(example(t, name, changes...), "127.0.0.1", s.addr)
@@ -54,14 +52,12 @@ func (s *front) write(t *testing.T, name string, changes ...change) {
 	}
 }
 
-// run starts the proxy, and waits until it listens.
 func (s *front) run(t *testing.T, program string, args ...string) {
 	t.Helper()
 	s.proxy = startIn(t, s.dir, program, args...)
 	awaitPort(t, s.proxy, "tcp", s.addr+":8000")
 }
 
-// awaitPort waits until p listens.
 func awaitPort(t *testing.T, p *process, network, address string) {
 	t.Helper()
 	eventually(t, "it listens on "+address, func() bool {
@@ -86,7 +82,7 @@ func (s *front) serveApp(t *testing.T) {
 		s.last.Store(newReceived(r))
 		s.lastKey.Store(strings.Join(r.Header["X-Api-Key"], "|"))
 		s.lastPath.Store(path.Clean(r.URL.Path))
-		s.request.Add(1)
+		s.arrived.Add(1)
 		code := http.StatusOK
 		if r.URL.Path == "/forbidden" || r.URL.Path == "/broken" {
 			code = map[string]int{"/forbidden": 403, "/broken": 500}[r.URL.Path]
@@ -107,7 +103,7 @@ func (s *front) startFrontSidecar(t *testing.T) {
 	awaitPort(t, s.sidecar, network, address)
 }
 
-// do sends a request byte for byte and returns the answer. from is the client's address; "" means any.
+// from is the client's address; "" means any.
 func (s *front) do(t *testing.T, from, request string) answer {
 	t.Helper()
 	a, err := s.try(t, from, request)
@@ -117,7 +113,7 @@ func (s *front) do(t *testing.T, from, request string) answer {
 	return a
 }
 
-// try is like do, but returns an error if the connection ends without a valid answer.
+// try returns an error if the connection ends without a valid answer.
 func (s *front) try(t *testing.T, from, request string) (answer, error) {
 	t.Helper()
 	var dialer net.Dialer
@@ -154,13 +150,11 @@ func (s *front) send(t *testing.T, from, path string, headers ...string) answer 
 	return s.do(t, from, strings.Join(lines, "\r\n")+"\r\n\r\n")
 }
 
-// asKey returns a function that sends a request with an X-Api-Key header.
 func (s *front) asKey(t *testing.T, value string) func() answer {
 	t.Helper()
 	return func() answer { t.Helper(); return s.send(t, "", "/", "X-Api-Key: "+value) }
 }
 
-// decisions returns the number of decisions of a limit with this outcome, from the sidecar's metrics.
 func (s *front) decisions(t *testing.T, limit, outcome string) int {
 	t.Helper()
 	resp, err := http.Get("http://" + s.addr + ":6070/metrics")
@@ -181,8 +175,8 @@ func (s *front) decisions(t *testing.T, limit, outcome string) int {
 	return 0
 }
 
-// keysAreLimited empties the bucket of a key and checks the denial. firstAnswer has headers of the answer to
-// the first request of the key; "" means that the answer must not have the header.
+// firstAnswer has headers of the answer to the first request of the key; "" means that the answer must not have the
+// header.
 func (s *front) keysAreLimited(t *testing.T, firstAnswer map[string]string) {
 	t.Helper()
 	first := s.asKey(t, "alice")()
@@ -254,8 +248,6 @@ func (s *front) loginIsLimited(t *testing.T, network int) {
 	}
 }
 
-// bodiesPass sends requests with bodies. The bodies must reach the application, and the requests must be
-// limited like those without a body.
 func (s *front) bodiesPass(t *testing.T) {
 	t.Helper()
 	post := func() answer {
@@ -271,8 +263,7 @@ func (s *front) bodiesPass(t *testing.T) {
 	bucket{perKey.capacity - 1, perKey.each}.drain(t, post)
 }
 
-// answersPass checks that answers of the application arrive unchanged, even with a status that rlsidecar or
-// the proxy uses for denials and failures.
+// The application answers with statuses that rlsidecar or the proxy uses for denials and failures.
 func (s *front) answersPass(t *testing.T) {
 	t.Helper()
 	for path, code := range map[string]int{"/forbidden": 403, "/broken": 500} {
@@ -282,18 +273,17 @@ func (s *front) answersPass(t *testing.T) {
 	}
 }
 
-// closesWithoutSidecar stops the sidecar, and checks that no request is allowed until it runs again. code and retryAfter
-// are the expected status and Retry-After of the proxy's answers.
+// code and retryAfter are the status and the Retry-After that the proxy must answer while the sidecar does not run.
 func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) {
 	t.Helper()
 	s.sidecar.kill()
-	before := s.request.Load()
+	before := s.arrived.Load()
 	for range 20 {
 		if a := s.send(t, "", "/"); a.code != code || a.header.Get("Retry-After") != retryAfter {
 			t.Fatalf("got %d %v; want status %d and Retry-After %q", a.code, a.header, code, retryAfter)
 		}
 	}
-	if s.request.Load() != before {
+	if s.arrived.Load() != before {
 		t.Error("a request reached the application")
 	}
 	s.startFrontSidecar(t)
@@ -301,23 +291,21 @@ func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) 
 	perKey.drain(t, s.asKey(t, "back"))
 }
 
-// opensWithoutSidecar stops the sidecar, and checks that every request is allowed.
 func (s *front) opensWithoutSidecar(t *testing.T) {
 	t.Helper()
-	before := s.request.Load()
+	before := s.arrived.Load()
 	s.sidecar.kill()
 	for range 20 {
 		if a := s.asKey(t, "anybody")(); a.code != 200 {
 			t.Fatalf("failing open: status %d, want 200", a.code)
 		}
 	}
-	if n := s.request.Load() - before; n != 20 {
+	if n := s.arrived.Load() - before; n != 20 {
 		t.Errorf("%d requests reached the application, want 20", n)
 	}
 }
 
-// waitsNoLonger checks that the proxy stops waiting for a sidecar that does not answer, after the timeout in
-// the example.
+// The proxy must have the timeout of the example, which is about 100 ms.
 func (s *front) waitsNoLonger(t *testing.T) {
 	t.Helper()
 	s.sidecar.freeze(t)

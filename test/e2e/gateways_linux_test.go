@@ -30,8 +30,7 @@ func (s *front) commonTests(t *testing.T, firstAnswer map[string]string, network
 	t.Run("without a sidecar no request is allowed", func(t *testing.T) { s.closesWithoutSidecar(t, closed, retryAfter) })
 }
 
-// countsRequestsThatReachTheApplication sends two keys in one request. The key that is charged must be the
-// one that reaches the application.
+// The key that is charged must be the one that reaches the application.
 func (s *front) countsRequestsThatReachTheApplication(t *testing.T) {
 	t.Helper()
 	perKey.drain(t, func() answer { return s.send(t, "", "/", "X-Api-Key: one", "X-Api-Key: two") })
@@ -46,12 +45,11 @@ func (s *front) countsRequestsThatReachTheApplication(t *testing.T) {
 
 var longCaddyTimeouts = []change{{"dial_timeout 50ms", "dial_timeout 10s"}, {"response_header_timeout 100ms", "response_header_timeout 10s"}}
 
-// caddyFailsOpen makes Caddy allow all requests while the sidecar does not answer.
 var caddyFailsOpen = []change{{"#reverse_proxy", "reverse_proxy"}, {"respond `", "#respond `"}, {"header Retry-After 1", ""}}
 
 func newCaddy(t *testing.T, changes ...change) *front {
 	t.Helper()
-	program := tooltest.Path(t, "caddy") // skips the test if Caddy is missing
+	program := tooltest.Path(t, "caddy")
 	s := newFront(t, "")
 	s.write(t, "caddy/Caddyfile", changes...)
 	s.run(t, program, "run", "--config", "Caddyfile")
@@ -80,7 +78,7 @@ func TestCaddyDoesNotWaitForLong(t *testing.T) {
 
 func newTraefik(t *testing.T, changes ...change) *front {
 	t.Helper()
-	program := tooltest.Path(t, "traefik") // skips the test if Traefik is missing
+	program := tooltest.Path(t, "traefik")
 	s := newFront(t, "")
 	s.write(t, "traefik/traefik.yaml", changes...)
 	s.write(t, "traefik/dynamic.yaml")
@@ -100,7 +98,7 @@ var longHAProxyTimeouts = []change{{"timeout connect 50ms", "timeout connect 10s
 
 func newHAProxy(t *testing.T, changes ...change) *front {
 	t.Helper()
-	program := tooltest.Path(t, "haproxy") // skips the test if HAProxy is missing
+	program := tooltest.Path(t, "haproxy")
 	s := newFront(t, "")
 	authAddress := change{"rlsidecar-auth", "rlsidecar-auth-" + s.addr}
 	s.write(t, "haproxy/haproxy.cfg", append(changes, authAddress)...)

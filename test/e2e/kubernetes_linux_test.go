@@ -22,10 +22,8 @@ import (
 
 const kubernetes = root + "/examples/kubernetes/"
 
-// object is a part of a YAML document.
 type object = map[string]any
 
-// manifests returns the documents of a file of examples/kubernetes.
 func manifests(t *testing.T, name string) []object {
 	t.Helper()
 	data, err := os.ReadFile(kubernetes + name)
@@ -46,7 +44,6 @@ func manifests(t *testing.T, name string) []object {
 	}
 }
 
-// manifest returns the first document of a kind.
 func manifest(t *testing.T, name, kind string) object {
 	t.Helper()
 	for _, one := range manifests(t, name) {
@@ -58,7 +55,6 @@ func manifest(t *testing.T, name, kind string) object {
 	return nil
 }
 
-// at returns the value below keys in o.
 func at[T any](t *testing.T, o object, keys ...string) T {
 	t.Helper()
 	for _, key := range keys[:len(keys)-1] {
@@ -130,7 +126,6 @@ func istioRenders(t *testing.T) rendered {
 	return r
 }
 
-// gatewayFile writes an Envoy configuration that limits requests as r describes.
 func (s *stack) gatewayFile(t *testing.T, r rendered) string {
 	t.Helper()
 	merge := func(base, more object) object {
@@ -183,7 +178,6 @@ func (s *stack) gatewayFile(t *testing.T, r rendered) string {
 	return path
 }
 
-// limitsFile writes the limits of rlsidecar.yaml, or others, into a folder as a ConfigMap would.
 func limitsFile(t *testing.T, others object) string {
 	t.Helper()
 	text := []byte(at[string](t, manifest(t, "rlsidecar.yaml", "ConfigMap"), "data", "edge.yaml"))
@@ -202,8 +196,7 @@ func limitsFile(t *testing.T, others object) string {
 	return dir
 }
 
-// newRecipe starts an application and a sidecar with these limits. The sidecar has the arguments of the
-// Deployment, except for addresses.
+// The sidecar has the arguments of the Deployment, except for addresses.
 func newRecipe(t *testing.T, limits object) *stack {
 	t.Helper()
 	s := sidecarStack(t, "")
@@ -253,7 +246,6 @@ func startRecipe(t *testing.T, name string, render func(*testing.T) rendered, fi
 	return s, r.Limits != nil
 }
 
-// TestKubernetesEnvoys runs the configuration of each recipe whose gateway is based on Envoy in a real Envoy.
 func TestKubernetesEnvoys(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -346,7 +338,6 @@ var lineGaps = []string{
 	"another underscore in a second name", "underscores in a second name of HTTP/2",
 }
 
-// inAYear returns r with windows of a year in its limits, so that none ends during a test.
 func inAYear(t *testing.T, r rendered) rendered {
 	t.Helper()
 	limit := r.Limits["descriptors"].([]any)[0].(object)["descriptors"].([]any)[0].(object)
@@ -376,10 +367,9 @@ func (g gateway) networkHasOneBucket(t *testing.T, separate bool) {
 	}
 }
 
-// TestKubernetesIngressNginx runs the snippets of ingress-nginx.yaml in a real NGINX.
 func TestKubernetesIngressNginx(t *testing.T) {
 	t.Parallel()
-	program := tooltest.Path(t, "nginx") // skips the test if NGINX is missing
+	program := tooltest.Path(t, "nginx")
 	annotations := at[object](t, manifest(t, "ingress-nginx.yaml", "Ingress"), "metadata", "annotations")
 	annotation := func(name string) string {
 		t.Helper()
@@ -430,7 +420,6 @@ func TestKubernetesIngressNginx(t *testing.T) {
 	}
 }
 
-// TestKubernetesManifestsAgree compares the recipes of kgateway and Envoy Gateway with their rendered forms.
 func TestKubernetesManifestsAgree(t *testing.T) {
 	t.Parallel()
 	k := at[object](t, manifest(t, "kgateway.yaml", "GatewayExtension"), "spec", "rateLimit")

@@ -17,8 +17,7 @@ import (
 // model is examples/llm: Envoy in front of a server that imitates a language model.
 type model struct{ *stack }
 
-// newModel starts examples/llm. The model waits for the time delay before each word of a
-// streamed answer.
+// The model waits for the time delay before each word of a streamed answer.
 func newModel(t *testing.T, delay string) *model {
 	t.Helper()
 	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
@@ -61,7 +60,6 @@ func (m *model) complete(t *testing.T, user, options string, words int) int {
 	return response.StatusCode
 }
 
-// remaining returns the tokens that the user has left today.
 func (m *model) remaining(t *testing.T, user string) int {
 	t.Helper()
 	response, err := m.client.Get("http://" + m.addr + ":8080/v1/limits/tokens?domain=ai&key=" + user)
@@ -76,7 +74,6 @@ func (m *model) remaining(t *testing.T, user string) int {
 	return *bucket.Remaining
 }
 
-// settles waits until the user has want tokens left.
 func (m *model) settles(t *testing.T, user string, want int) {
 	t.Helper()
 	var last int
@@ -93,8 +90,6 @@ const (
 	unmetered = `"stream": true,` // the answer does not report its tokens
 )
 
-// TestLanguageModelExample runs the programs of examples/llm/README.md, and sends the requests that it
-// describes.
 func TestLanguageModelExample(t *testing.T) {
 	t.Parallel()
 	m := newModel(t, "0s")

@@ -13,7 +13,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// pageFiles returns the files of a page, by their names.
 func pageFiles(t *testing.T, page string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, page))
@@ -30,7 +29,6 @@ func pageFiles(t *testing.T, page string) map[string]string {
 	return files
 }
 
-// replaced returns text with the part old replaced by replacement. The test fails if text does not contain old.
 func replaced(t *testing.T, text, old, replacement string) string {
 	t.Helper()
 	if !strings.Contains(text, old) {

@@ -41,7 +41,7 @@ func newNginxStack(t *testing.T, socket string, changes ...change) *front {
 
 func (s *front) runNginx(t *testing.T, changes ...change) {
 	t.Helper()
-	program := tooltest.Path(t, "nginx") // skips the test if NGINX is missing
+	program := tooltest.Path(t, "nginx")
 	// The default user "nobody" cannot read the files of a test that runs as root.
 	s.write(t, "nginx/nginx.conf", append(changes, change{"worker_processes auto;", "worker_processes 1;" + userDirective()})...)
 	for _, name := range []string{"tmp", "html/static/folder"} {
@@ -177,8 +177,6 @@ func TestNginxRemembersDenials(t *testing.T) {
 	}
 }
 
-// TestNginxKeepsItsConnection checks that NGINX reuses its connection to the sidecar after an allowed request
-// and after a denied one.
 func TestNginxKeepsItsConnection(t *testing.T) {
 	t.Parallel()
 	s := newFront(t, "")
@@ -204,7 +202,6 @@ func onSlowRedis(t *testing.T, args ...string) (*front, *atomic.Int64) {
 	return newFront(t, "", append([]string{"--redis-url", "redis://" + between.addr}, args...)...), &between.late
 }
 
-// burst sends n requests at the same time. It returns the number of answers by status, and the longest wait.
 func (s *front) burst(t *testing.T, n int, send func() answer) (codes map[int]int, longest time.Duration) {
 	t.Helper()
 	codes = map[int]int{}
@@ -233,7 +230,7 @@ func TestNginxWithASlowRedis(t *testing.T) {
 	perKey.drain(t, s.asKey(t, "alice"))
 
 	late.Store(int64(600 * time.Millisecond))
-	before := s.request.Load()
+	before := s.arrived.Load()
 	from := time.Now()
 	for range 20 {
 		if a := s.asKey(t, "bob")(); a.code != 429 || a.header.Get("Retry-After") == "" {
@@ -243,7 +240,7 @@ func TestNginxWithASlowRedis(t *testing.T) {
 	if waited := time.Since(from); waited > 10*time.Second { // waiting for each answer would take 12 s
 		t.Errorf("20 denials took %v, want at most 10 s", waited)
 	}
-	if s.request.Load() != before {
+	if s.arrived.Load() != before {
 		t.Error("a request reached the application")
 	}
 	late.Store(0)
@@ -259,8 +256,8 @@ func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 	s.runNginx(t)
 	late.Store(int64(50 * time.Millisecond))
 	codes, longest := s.burst(t, 60, s.asKey(t, "alice"))
-	if n := codes[200]; n > perKey.capacity || s.request.Load() != int64(n) || n+codes[429]+codes[503] != 60 {
-		t.Errorf("answers by status %v, of which at most %d may be 200 and the others 429 or 503; %d requests reached the application", codes, perKey.capacity, s.request.Load())
+	if n := codes[200]; n > perKey.capacity || s.arrived.Load() != int64(n) || n+codes[429]+codes[503] != 60 {
+		t.Errorf("answers by status %v, of which at most %d may be 200 and the others 429 or 503; %d requests reached the application", codes, perKey.capacity, s.arrived.Load())
 	}
 	if longest > 5*time.Second { // generous, because the machine may be busy
 		t.Errorf("a client waited for %v, want at most 5 s", longest)
@@ -277,19 +274,17 @@ func TestNginxWithALateRedis(t *testing.T) {
 	from := time.Now()
 	codes, _ := s.burst(t, 60, s.asKey(t, "alice"))
 	most := perKey.capacity + int(time.Since(from)/perKey.each)
-	if n := codes[200]; n < perKey.capacity || n > most || n+codes[429] != 60 || s.request.Load() != int64(n) {
-		t.Errorf("answers by status %v, want %d to %d allowed; %d requests reached the application", codes, perKey.capacity, most, s.request.Load())
+	if n := codes[200]; n < perKey.capacity || n > most || n+codes[429] != 60 || s.arrived.Load() != int64(n) {
+		t.Errorf("answers by status %v, want %d to %d allowed; %d requests reached the application", codes, perKey.capacity, most, s.arrived.Load())
 	}
 }
 
-// relay forwards TCP connections to an address.
 type relay struct {
 	addr   string
 	late   atomic.Int64 // the delay of answers, in ns
 	opened atomic.Int64 // counts connections
 }
 
-// startRelay listens on a free port of host, and forwards to address.
 func startRelay(t *testing.T, host, address string) *relay {
 	t.Helper()
 	listener, err := net.Listen("tcp", host+":0")

@@ -73,7 +73,6 @@ func pages(t *testing.T) (paths []string) {
 	return paths
 }
 
-// pageStep is one action of a reader: to write a file, run a command, or stop a server.
 type pageStep struct {
 	line          int
 	file, content string
@@ -146,7 +145,7 @@ func parsePage(text string) (steps []pageStep, problems []string) {
 	return steps, problems
 }
 
-// commands splits a console block into commands. A command continues after a backslash at the end of its line.
+// A command continues after a backslash at the end of its line.
 func commands(block []string, line int) (steps []pageStep, problem string) {
 	for i := 0; i < len(block); i++ {
 		command, ok := strings.CutPrefix(block[i], "$ ")
@@ -167,7 +166,6 @@ func commands(block []string, line int) (steps []pageStep, problem string) {
 	return steps, ""
 }
 
-// testExists reports whether a Go file of the project declares the test.
 func testExists(name string) bool {
 	found := false
 	_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -183,7 +181,6 @@ func testExists(name string) bool {
 	return found
 }
 
-// reader carries out the steps of a page.
 type reader struct {
 	dir, addr string
 	env       []string
@@ -237,7 +234,6 @@ func runPage(t *testing.T, steps []pageStep) {
 	}
 }
 
-// clone copies examples/ to the folder of the page.
 func (r *reader) clone(t *testing.T) {
 	t.Helper()
 	files := exec.Command("git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "examples")
@@ -253,8 +249,7 @@ func (r *reader) clone(t *testing.T) {
 	}
 }
 
-// write writes a file of a page. It replaces 127.0.0.1 by the address of the page and lengthens short
-// timeouts. If the test runs as root, it makes NGINX run as root.
+// write also lengthens short timeouts. If the test runs as root, it makes NGINX run as root.
 func (r *reader) write(t *testing.T, name, text string) {
 	t.Helper()
 	text = strings.ReplaceAll(text, "127.0.0.1", r.addr)
@@ -299,7 +294,6 @@ func (r *reader) run(t *testing.T, step pageStep) {
 	}
 }
 
-// serve starts a server, and waits until it listens and has printed the expected output.
 func (r *reader) serve(t *testing.T, step pageStep, command string, printed *regexp.Regexp) {
 	t.Helper()
 	before := r.listening(t)
@@ -319,7 +313,6 @@ func (r *reader) serve(t *testing.T, step pageStep, command string, printed *reg
 	})
 }
 
-// listening counts the TCP ports that are open at the address of the page.
 func (r *reader) listening(t *testing.T) (n int) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/net/tcp")

@@ -10,14 +10,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// book adds up the calls of one user, as the clients see them.
 type book struct {
 	mu       sync.Mutex // guards all fields below
 	used     int        // tokens of all allowed calls
-	allowed  int        // number of allowed calls
-	open     int        // the sum of real costs beyond the estimate, over the calls in flight
-	closed   int        // the sum of real costs beyond the estimate, over the calls that have ended
-	mostOpen int        // the largest sum of real costs beyond the estimate, over calls that may have been in flight together
+	allowed  int
+	open     int // the sum of real costs beyond the estimate, over the calls in flight
+	closed   int // the sum of real costs beyond the estimate, over the calls that have ended
+	mostOpen int // the largest sum of real costs beyond the estimate, over calls that may have been in flight together
 }
 
 // heavyTail returns a random number of tokens: lognormal, with a mean of 1,500 and a 99th percentile of

@@ -17,7 +17,6 @@ import (
 // not wait that long.
 const maxWait = time.Minute
 
-// process is a program that ends with its test.
 type process struct {
 	cmd    *exec.Cmd
 	output lockedBuffer
@@ -26,13 +25,11 @@ type process struct {
 	killed bool // the test ended it, so its exit code does not matter
 }
 
-// start runs a program until the test ends. If the test has failed, start shows the output of the program.
 func start(t *testing.T, program string, args ...string) *process {
 	t.Helper()
 	return startIn(t, "", program, args...)
 }
 
-// startIn is like start, in a given folder.
 func startIn(t *testing.T, dir, program string, args ...string) *process {
 	t.Helper()
 	cmd := exec.Command(program, args...)
@@ -40,7 +37,6 @@ func startIn(t *testing.T, dir, program string, args ...string) *process {
 	return startCommand(t, cmd)
 }
 
-// startCommand is like start, for a command with its own folder and environment.
 func startCommand(t *testing.T, cmd *exec.Cmd) *process {
 	t.Helper()
 	program, args := cmd.Args[0], cmd.Args[1:]
@@ -84,14 +80,12 @@ func (p *process) stop() error {
 	}
 }
 
-// kill ends a process with SIGKILL, as a crash would.
 func (p *process) kill() {
 	p.killed = true
 	_ = p.cmd.Process.Kill()
 	<-p.exited
 }
 
-// refuses checks that a process ends by itself with this exit code, and that its output contains this reason.
 func (p *process) refuses(t *testing.T, code int, why string) {
 	t.Helper()
 	p.killed = true
@@ -105,7 +99,6 @@ func (p *process) refuses(t *testing.T, code int, why string) {
 	}
 }
 
-// freeze stops a process with SIGSTOP. It hangs until thaw.
 func (p *process) freeze(t *testing.T) {
 	t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -139,7 +132,6 @@ func (p *process) running() bool {
 	}
 }
 
-// eventually waits until ok returns true. It fails the test after maxWait.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(maxWait); !ok(); time.Sleep(10 * time.Millisecond) {
@@ -149,7 +141,6 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// lockedBuffer is a buffer that a process writes while a test reads it.
 type lockedBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer // guarded by mu

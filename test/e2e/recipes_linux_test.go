@@ -2,7 +2,7 @@ package e2e
 
 import "testing"
 
-// envoyAcceptsProxyProtocol makes Envoy accept PROXY protocol headers, so that a test can send an IPv6 address.
+// PROXY protocol headers let a test send an IPv6 address.
 var envoyAcceptsProxyProtocol = change{
 	"    address: { socket_address: { address: 127.0.0.1, port_value: 10000 } }\n",
 	"    address: { socket_address: { address: 127.0.0.1, port_value: 10000 } }\n" +
@@ -41,7 +41,6 @@ func TestNginxUnderAttack(t *testing.T) {
 	gateway{stack: s.stack, port: "8000", http2: "8002", proxied: "8001"}.attack(t, 3)
 }
 
-// haproxyFailsOpen removes the line that denies all requests while the sidecar does not answer.
 var haproxyFailsOpen = change{"http-request return status 503", "# http-request return status 503"}
 
 func TestHAProxyUnderAttack(t *testing.T) {
@@ -62,8 +61,7 @@ func TestTraefikUnderAttack(t *testing.T) {
 	gateway{stack: s.stack, port: "8000", http2: "8000", proxied: "8000"}.attack(t, 6)
 }
 
-// TestProxiesFailingOpenUnderAttack configures proxies to fail open. The application behind them accepts
-// every request.
+// The application behind the proxies accepts every request.
 func TestProxiesFailingOpenUnderAttack(t *testing.T) {
 	t.Parallel()
 	lenient := func(before, after string) change {

@@ -28,15 +28,14 @@ import (
 // the name of a bug, and uses that server's environment and files. Its comment describes the reference
 // server, unless it mentions rlsidecar. Numbers like #785 are issues of envoyproxy/ratelimit.
 
-// inMemory starts a reference with these limits that keeps its buckets in memory. It makes the test parallel.
+// inMemory also makes the test parallel.
 func inMemory(t *testing.T, limits string, env ...string) *reference {
 	t.Helper()
 	t.Parallel()
 	return newReference(t, map[string]string{"limits.yaml": limits}, append([]string{"BACKEND_TYPE=memory"}, env...)...)
 }
 
-// onRedis starts a reference with these limits that keeps its buckets in a Redis of its own. It makes the test
-// parallel.
+// onRedis also makes the test parallel.
 func onRedis(t *testing.T, limits string, env ...string) (*reference, *redistest.Server) {
 	t.Helper()
 	t.Parallel()
@@ -45,7 +44,6 @@ func onRedis(t *testing.T, limits string, env ...string) (*reference, *redistest
 	return newReference(t, map[string]string{"limits.yaml": limits}, env...), redis
 }
 
-// expect sends a request for domain d and compares the answer.
 func (r *reference) expect(t *testing.T, want string, texts ...string) {
 	t.Helper()
 	request := rlstest.Request("d")

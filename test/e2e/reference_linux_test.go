@@ -37,10 +37,8 @@ type reference struct {
 	health healthpb.HealthClient
 }
 
-// apiToken is the API token of every reference.
 const apiToken = "s3cret"
 
-// asReference returns the path of the program under the reference server's name.
 func asReference(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ratelimit")
@@ -50,7 +48,6 @@ func asReference(t *testing.T) string {
 	return path
 }
 
-// newReference starts a reference with files and additional environment variables, and waits until it is ready.
 func newReference(t *testing.T, files map[string]string, env ...string) *reference {
 	t.Helper()
 	r := launchReference(t, files, env...)
@@ -108,12 +105,11 @@ func (r *reference) write(t *testing.T, name, text string) {
 	}
 }
 
-// get sends a request to the HTTP port. The code is 0 if there is no answer.
+// The code is 0 if there is no answer.
 func (r *reference) get(path string) (code int, body string) {
 	return r.fetch("http://" + r.addr + ":8080" + path)
 }
 
-// metrics returns the metrics for Prometheus.
 func (r *reference) metrics() string {
 	_, page := r.fetch("http://" + r.addr + ":9090/metrics")
 	return page
@@ -129,7 +125,7 @@ func (r *reference) fetch(url string) (code int, body string) {
 	return resp.StatusCode, string(text)
 }
 
-// metric returns the value of a series; "" if it does not exist.
+// metric returns "" if the series does not exist.
 func (r *reference) metric(name string) string {
 	for line := range strings.Lines(r.metrics()) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
@@ -193,8 +189,7 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 	return answer, ""
 }
 
-// TestReference runs the scripts in testdata/reference: each over gRPC and over /json, in memory and on
-// Redis. README.md in that folder describes their format.
+// testdata/reference/README.md describes the format of the scripts.
 func TestReference(t *testing.T) {
 	t.Parallel()
 	scripts, err := filepath.Glob("testdata/reference/*.txtar")
@@ -241,7 +236,6 @@ func play(t *testing.T, archive *txtar.Archive, place, listener string) {
 	s.run()
 }
 
-// script is the state of a running script.
 type script struct {
 	*testing.T
 	r     *reference
@@ -282,13 +276,11 @@ func (s *script) run() {
 	}
 }
 
-// wrong reports that the answer differs from the script's line.
 func (s *script) wrong(got string) {
 	s.Helper()
 	s.Errorf("line %d: %s\n got: %s", s.at+1, strings.TrimSpace(s.lines[s.at]), got)
 }
 
-// request sends a request, and compares the answer with the next line.
 func (s *script) request(text string) {
 	s.Helper()
 	words := strings.Fields(text)
@@ -312,7 +304,6 @@ func (s *script) request(text string) {
 	}
 }
 
-// extra compares a header or the metadata of the previous answer with the line.
 func (s *script) extra(want string) {
 	s.Helper()
 	var have []string
@@ -341,8 +332,6 @@ func (s *script) extra(want string) {
 	}
 }
 
-// reload replaces a file by the version in the folder later/. It waits until the sidecar has loaded or
-// refused it.
 func (s *script) reload(name string) {
 	s.Helper()
 	text, ok := s.later[name]
@@ -357,7 +346,6 @@ func (s *script) reload(name string) {
 	eventually(s.T, "the sidecar has loaded or refused "+name, func() bool { return seen() != before })
 }
 
-// cutLast splits text at its last space.
 func cutLast(text string) (before, after string, found bool) {
 	i := strings.LastIndexByte(text, ' ')
 	if i < 0 {

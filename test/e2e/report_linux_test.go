@@ -46,7 +46,6 @@ func reportLog() string {
 	return log.String()
 }
 
-// writeReport runs simulate --html with a limit for each path, and returns the URL of the report.
 func writeReport(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -66,7 +65,6 @@ func writeReport(t *testing.T) string {
 	return (&url.URL{Scheme: "file", Path: filepath.Join(dir, "report.html")}).String()
 }
 
-// browser is a tab of Chromium. A command that fails ends the test.
 type browser struct {
 	t   *testing.T
 	ctx context.Context
@@ -79,7 +77,7 @@ func newBrowser(t *testing.T) *browser {
 	t.Helper()
 	program, err := exec.LookPath("google-chrome")
 	if err != nil {
-		program = tooltest.Path(t, "chromium") // skips the test if Chromium is missing
+		program = tooltest.Path(t, "chromium")
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.DisableGPU)
 	allocated, stop := chromedp.NewExecAllocator(t.Context(), options...)
@@ -121,7 +119,6 @@ func (b *browser) do(steps ...chromedp.Action[chromedp.Void]) {
 	}
 }
 
-// in runs a script in the page, and returns its result.
 func in[T any](b *browser, script string) T {
 	b.t.Helper()
 	value, err := evaluate[T](b, script)
@@ -131,8 +128,7 @@ func in[T any](b *browser, script string) T {
 	return value
 }
 
-// evaluate returns the value of a script, or an error. The browser returns an error if it leaves the page
-// meanwhile.
+// evaluate returns an error if the browser leaves the page meanwhile.
 func evaluate[T any](b *browser, script string) (T, error) {
 	ctx, cancel := context.WithTimeout(b.ctx, 2*maxWait)
 	defer cancel()
@@ -142,8 +138,6 @@ func evaluate[T any](b *browser, script string) (T, error) {
 // outcome is a script that returns the page's text about the selected rate.
 const outcome = `document.querySelector('.outcome').textContent`
 
-// TestReportInABrowser opens the report at the widths of a phone and of a desktop, in light and dark colors,
-// and moves the line of the selected rate by keyboard and by mouse.
 func TestReportInABrowser(t *testing.T) {
 	t.Parallel()
 	address := writeReport(t)
@@ -184,8 +178,6 @@ func TestReportInABrowser(t *testing.T) {
 	}
 }
 
-// followsTheKeyboard moves the line to its first three positions with the arrow keys, and compares the text of
-// each with the table in the report. Then it presses the button that selects the suggested rate again.
 func followsTheKeyboard(t *testing.T, b *browser) {
 	t.Helper()
 	const suggested = "rate 24 denies a request of 1 of 204 clients"
@@ -206,14 +198,12 @@ func followsTheKeyboard(t *testing.T, b *browser) {
 	if got := in[string](b, `document.querySelector('input').getAttribute('aria-valuetext')`); !strings.Contains(got, "rate 4") {
 		t.Errorf("the text for screen readers is %q, want one with %q", got, "rate 4")
 	}
-	b.do(chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter)) // the button
+	b.do(chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter)) // the button that selects the suggested rate again
 	if got := in[string](b, outcome); !strings.HasPrefix(got, suggested) {
 		t.Errorf("after the button the page shows %q, want %q", got, suggested)
 	}
 }
 
-// followsTheMouse drags the line to the right end and to the left end. After the button is released, the line
-// must not follow the mouse.
 func followsTheMouse(t *testing.T, b *browser) {
 	t.Helper()
 	in[bool](b, `document.querySelector('.needs svg').scrollIntoView({block: 'center'}), true`)
@@ -242,8 +232,7 @@ func followsTheMouse(t *testing.T, b *browser) {
 	}
 }
 
-// axe requires that the tool axe finds no accessibility problem in the page. Without axe in .tools, it fails in
-// CI and does nothing elsewhere.
+// Without axe in .tools, the function axe fails the test in CI and does nothing elsewhere.
 func axe(t *testing.T, b *browser) {
 	t.Helper()
 	files, err := filepath.Glob(root + "/.tools/axe-core*/axe.min.js")
@@ -266,7 +255,6 @@ func axe(t *testing.T, b *browser) {
 	}
 }
 
-// keepPicture stores a screenshot with the artifacts of the test, and checks that it is a valid image.
 func keepPicture(t *testing.T, name string, picture []byte) {
 	t.Helper()
 	if _, err := png.Decode(bytes.NewReader(picture)); err != nil {

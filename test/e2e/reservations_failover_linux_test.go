@@ -11,7 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// ended is a settled reservation, with the times of its start and of its settlement.
 type ended struct {
 	id              string
 	cost            int

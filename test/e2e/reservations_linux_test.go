@@ -86,7 +86,7 @@ func startSettler(t *testing.T, args ...string) *settler {
 	return s
 }
 
-// send sends descriptors as a proxy does. It returns an error if the call fails or is denied.
+// send returns an error if the call fails or is denied.
 func (s *settler) send(texts ...string) (*rls.RateLimitResponse, error) {
 	r := rlstest.Request("ai")
 	for _, text := range texts {
@@ -99,7 +99,6 @@ func (s *settler) send(texts ...string) (*rls.RateLimitResponse, error) {
 	return answer, err
 }
 
-// start reserves units as a proxy does, and returns the id of the reservation.
 func (s *settler) start(descriptor string) (string, error) {
 	answer, err := s.send(descriptor)
 	if err != nil {
@@ -117,13 +116,12 @@ func (s *settler) mustStart(descriptor string) string {
 	return id
 }
 
-// done settles a reservation as a proxy does.
 func (s *settler) done(id string, cost int) error {
 	_, err := s.send(fmt.Sprintf("settle=%s;hits=%d", id, cost), "settle_end="+id+";hits=0")
 	return err
 }
 
-// post sends a request as an application does. The code is 0 if there is no answer.
+// The code is 0 if there is no answer.
 func (s *settler) post(path, body string) (code int, answer string) {
 	resp, err := s.client.Post("http://"+s.addr+":8080"+path, "application/json", strings.NewReader(body))
 	if err != nil {
@@ -134,7 +132,6 @@ func (s *settler) post(path, body string) (code int, answer string) {
 	return resp.StatusCode, string(text)
 }
 
-// reserve reserves units as an application does, and returns the id of the reservation.
 func (s *settler) reserve(limit, key string, count int) string {
 	s.t.Helper()
 	code, text := s.post("/v1/limit", fmt.Sprintf(`{"name":%q,"key":%q,"count":%d,"reserve":true}`, limit, key, count))
@@ -156,7 +153,6 @@ func (s *settler) mustSettle(id string, count int) {
 	}
 }
 
-// left returns the remaining units of a bucket. It waits until the sidecar can read the bucket.
 func (s *settler) left(limit, key string) int {
 	s.t.Helper()
 	left := -1
@@ -179,7 +175,6 @@ func (s *settler) want(limit, key string, want int) {
 	}
 }
 
-// metric returns the sum of the series that start with prefix.
 func (s *settler) metric(prefix string) (sum float64) {
 	s.t.Helper()
 	resp, err := s.client.Get("http://" + s.addr + ":6070/metrics")
@@ -209,7 +204,7 @@ func changed(id string, i int) string {
 
 const firstKey, secondKey, thirdKey = "the first key of reservations", "the second key of reservations", "the third key of reservations"
 
-// keyLine returns the line of a key file for one key. It replaces the blanks in key, because blanks separate keys.
+// keyLine replaces the blanks in key, because blanks separate the keys of a file.
 func keyLine(key string) string { return strings.ReplaceAll(key, " ", "-") + "\n" }
 
 func TestAChangedKeyFileKeepsReservations(t *testing.T) {

@@ -28,20 +28,18 @@ descriptors:
   - {key: api_key, value: bounded, rate_limit: {unit: year, requests_per_unit: 2000}}
 `
 
-// secondSidecar adds a second endpoint to the cluster of sidecars in Envoy's configuration.
 var secondSidecar = change{
 	"        - endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 8081 } } }\n",
 	"        - endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 8081 } } }\n" +
 		"        - endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 8082 } } }\n",
 }
 
-// restarts are sidecars on one Redis behind one Envoy. They restart while clients send requests.
 type restarts struct {
 	*stack
 	limits, redis string
 	admitted      atomic.Int64 // units admitted for the key "bounded"
-	request       atomic.Int64 // answered requests
-	stop          func()       // stops the clients of load and waits for them
+	answered      atomic.Int64
+	stop          func() // stops the clients of load and waits for them
 }
 
 func newRestarts(t *testing.T) *restarts {
@@ -55,7 +53,7 @@ func newRestarts(t *testing.T) *restarts {
 	return s
 }
 
-// serve starts a sidecar and waits until it listens. Its drain delay is two intervals of Envoy's health check.
+// The drain delay is two intervals of Envoy's health check.
 func (s *restarts) serve(t *testing.T, port string, more ...string) *process {
 	t.Helper()
 	p := start(t, sidecarProgram, append([]string{
@@ -98,7 +96,7 @@ func (s *restarts) load(t *testing.T) {
 		case code != http.StatusOK && (code != http.StatusTooManyRequests || key != "bounded"):
 			t.Errorf("%s: got %d; want status 200, or 429 for the key \"bounded\"", key, code)
 		}
-		s.request.Add(1)
+		s.answered.Add(1)
 	}
 	for i := range clients {
 		group.Go(func() {
@@ -119,19 +117,18 @@ func (s *restarts) load(t *testing.T) {
 	t.Cleanup(s.stop)
 }
 
-// during waits until more than n further requests have been answered.
 func (s *restarts) during(t *testing.T, n int64) {
 	t.Helper()
-	before := s.request.Load()
-	eventually(t, "load", func() bool { return s.request.Load() > before+n })
+	before := s.answered.Load()
+	eventually(t, "load", func() bool { return s.answered.Load() > before+n })
 }
 
-// judge stops the clients, and checks the admitted units and Envoy's errors. from is the start of the load.
+// from is the start of the load.
 func (s *restarts) judge(t *testing.T, from time.Time) {
 	t.Helper()
 	s.stop()
 	took := time.Since(from).Seconds()
-	t.Logf("%d requests in %.1f s, %.0f a second; %d of %d units admitted", s.request.Load(), took, float64(s.request.Load())/took, s.admitted.Load(), bounded)
+	t.Logf("%d requests in %.1f s, %.0f a second; %d of %d units admitted", s.answered.Load(), took, float64(s.answered.Load())/took, s.admitted.Load(), bounded)
 	if got := s.admitted.Load(); got != bounded {
 		t.Errorf("%d requests of the bounded key were admitted, want %d", got, bounded)
 	}
@@ -140,8 +137,6 @@ func (s *restarts) judge(t *testing.T, from time.Time) {
 	}
 }
 
-// TestRollingRestart restarts two sidecars on one Redis, one after the other, under load. No request fails, and each is
-// allowed or denied correctly.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
 	s := newRestarts(t)
@@ -171,7 +166,7 @@ func TestRollingRestart(t *testing.T) {
 	s.judge(t, from)
 }
 
-// TestTakingOverThePort restarts the only sidecar under load. The new process starts before the old one ends.
+// The new process starts before the old one ends.
 func TestTakingOverThePort(t *testing.T) {
 	t.Parallel()
 	s := newRestarts(t)

@@ -14,8 +14,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestNoPageShowsASecret passes secrets on the command line, and then searches all answers and logs of the
-// program for them.
 func TestNoPageShowsASecret(t *testing.T) {
 	const secret, apiSecret, adminSecret = "hunter2", "hunter2api", "hunter2admin" // a search for the first finds all three
 	limits := filepath.Join(t.TempDir(), "limits.yaml")

@@ -62,8 +62,7 @@ func settleStack(t *testing.T) *stack {
 	return s
 }
 
-// tokensLeft returns the remaining tokens of a user, from a dry run. The user "" stands for a bucket without
-// a key.
+// The user "" stands for a bucket without a key.
 func (s *stack) tokensLeft(t *testing.T, limit, user string) (left int) {
 	t.Helper()
 	send := map[string]any{"domain": "ai", "name": limit, "count": 0}

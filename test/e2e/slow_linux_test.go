@@ -17,8 +17,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// TestSlowClientsBlockNoOtherClient lets slowhttptest occupy hundreds of connections, with slow headers, slow
-// bodies and slow reading. Another client must still get its answers.
 func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 	t.Parallel()
 	program := tooltest.Path(t, "slowhttptest")
@@ -56,8 +54,6 @@ func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 	}
 }
 
-// TestOversizedRequestsAreRefused checks that each oversized request is answered with its 4xx status, and that
-// the sidecar uses little memory.
 func TestOversizedRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := startAPI(t)
@@ -104,7 +100,6 @@ func TestOversizedRequestsAreRefused(t *testing.T) {
 	}
 }
 
-// api is a sidecar with the HTTP API.
 type api struct {
 	*process
 	addr, url string

@@ -23,7 +23,6 @@ import (
 
 const root = "../.."
 
-// sidecarProgram is built once for all tests.
 var sidecarProgram string
 
 func TestMain(m *testing.M) {
@@ -65,7 +64,6 @@ var (
 	failOpen    = change{"failure_mode_deny: true", "failure_mode_deny: false"}
 )
 
-// overSocket makes Envoy call rlsidecar through a Unix socket.
 func overSocket(path string) change {
 	return change{
 		"{ socket_address: { address: 127.0.0.1, port_value: 8081 } }",
@@ -106,13 +104,11 @@ func sidecarStack(t *testing.T, socket string) *stack {
 	return s
 }
 
-// startEnvoy starts Envoy with the configuration of the example and the changes, and waits until it is ready.
 func (s *stack) startEnvoy(t *testing.T, changes ...change) {
 	t.Helper()
 	s.runEnvoy(t, s.envoyFile(t, "envoy/envoy.yaml", append([]change{longTimeout}, changes...)...))
 }
 
-// envoyFile writes the Envoy configuration of an example, with the changes.
 func (s *stack) envoyFile(t *testing.T, name string, changes ...change) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "envoy.yaml")
@@ -123,7 +119,6 @@ func (s *stack) envoyFile(t *testing.T, name string, changes ...change) string {
 	return path
 }
 
-// runEnvoy starts Envoy with a configuration, and waits until it is ready.
 func (s *stack) runEnvoy(t *testing.T, config string) {
 	t.Helper()
 	s.envoy = start(s.owner, tooltest.Path(t, "envoy"), "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
@@ -135,8 +130,7 @@ func (s *stack) runEnvoy(t *testing.T, config string) {
 	})
 }
 
-// example returns the text of a file of examples/ with the changes. The test fails if the file lacks the text
-// that a change replaces.
+// The test fails if the file lacks the text that a change replaces.
 func example(t *testing.T, name string, changes ...change) string {
 	t.Helper()
 	data, err := os.ReadFile(root + "/examples/" + name)
@@ -164,13 +158,11 @@ func (s *stack) startSidecar(t *testing.T) {
 	awaitPort(t, s.sidecar, network, address)
 }
 
-// awaitSidecar waits until Envoy considers the sidecar healthy.
 func (s *stack) awaitSidecar(t *testing.T) {
 	t.Helper()
 	s.awaitSidecars(t, 1)
 }
 
-// awaitSidecars waits until Envoy considers n sidecars healthy.
 func (s *stack) awaitSidecars(t *testing.T, n int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("Envoy finds %d rlsidecar healthy", n), func() bool {
@@ -178,7 +170,7 @@ func (s *stack) awaitSidecars(t *testing.T, n int) {
 	})
 }
 
-// serveApplication starts an application behind Envoy that answers 200. Its answers contain no byte of the request.
+// The answers of the application contain no byte of the request.
 func (s *stack) serveApplication(t *testing.T) {
 	t.Helper()
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
@@ -187,7 +179,6 @@ func (s *stack) serveApplication(t *testing.T) {
 	})
 }
 
-// serveAt serves HTTP until the test ends.
 func serveAt(t *testing.T, address string, handler http.HandlerFunc) {
 	t.Helper()
 	listener, err := net.Listen("tcp", address)
@@ -200,7 +191,7 @@ func serveAt(t *testing.T, address string, handler http.HandlerFunc) {
 	t.Cleanup(func() { _ = server.Close(); <-served })
 }
 
-// admin sends a request to Envoy's admin port and returns the answer, or "" if there is none.
+// admin returns "" if there is no answer.
 func (s *stack) admin(path string) string {
 	resp, err := s.client.Get("http://" + s.addr + ":9901" + path)
 	if err != nil {
@@ -211,7 +202,7 @@ func (s *stack) admin(path string) string {
 	return string(body)
 }
 
-// stat returns the value of a counter or gauge of Envoy; -1 if it does not exist.
+// stat returns -1 if the counter or gauge does not exist.
 func (s *stack) stat(name string) int {
 	for line := range strings.Lines(s.admin("/stats?filter=" + name)) {
 		if value, ok := strings.CutPrefix(line, name+": "); ok {
@@ -223,7 +214,6 @@ func (s *stack) stat(name string) int {
 	return -1
 }
 
-// answer is an answer to a client, parsed and as bytes.
 type answer struct {
 	code   int
 	header http.Header

@@ -20,7 +20,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// shared starts a sidecar with --reuse-port and a drain delay, and waits until it is ready.
 func (s *stack) shared(t *testing.T, grpcAt, httpAt, delay string) *process {
 	t.Helper()
 	p := start(t, sidecarProgram, "serve", "--config", root+"/examples/quickstart.yaml", "--reuse-port",
@@ -137,8 +136,6 @@ func dialAt(t *testing.T, network, address string) net.Conn {
 	return c
 }
 
-// TestTakeoverLosesNoConnection replaces a sidecar several times, without a drain delay, while clients open
-// connections without a pause. Each connection gets its answer.
 func TestTakeoverLosesNoConnection(t *testing.T) {
 	t.Parallel()
 	s := sidecarStack(t, "")

@@ -51,7 +51,6 @@ func (r translated) listener(t *testing.T) (l, manager object) {
 	return nil, nil
 }
 
-// filter returns the rate limit filter of a connection manager.
 func (r translated) filter(t *testing.T) object {
 	t.Helper()
 	_, manager := r.listener(t)
