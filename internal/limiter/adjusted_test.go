@@ -455,3 +455,148 @@ func BenchmarkAdjustable(b *testing.B) {
 		}
 	}
 }
+
+func TestAnAdjustmentAppliesToItsDomain(t *testing.T) {
+	const limits = "limits:\n  jobs: {algorithm: fixed_window, rate: 10, period: 1d}\ndescriptors:\n  - {key: a, limit: jobs}\n"
+	b := newBench(t, "domain: other\n"+limits+"---\ndomain: d\n"+limits)
+	b.adjust("jobs", map[string]adjust.Change{"1": {Rate: number(3)}})
+	if n := b.allowed(t, 20, "a=1"); n != 3 {
+		t.Errorf("%d allowed in the adjusted domain, want 3", n)
+	}
+	c := &limiter.Call{}
+	c.Request.Domain = "other"
+	d := c.AddDescriptor()
+	d.Entries, d.Cost = []descriptors.Entry{{Key: "a", Value: "1"}}, 10
+	if err := b.Check(t.Context(), c); err != nil || c.Denied {
+		t.Errorf("the other domain: error %v, denied %v; want allowed", err, c.Denied)
+	}
+}
+
+func TestABlockEndsWithItsRequest(t *testing.T) {
+	b := newBench(t, adjustable, limiter.Modes{Shadow: true})
+	b.adjust("calls", map[string]adjust.Change{"bad": {Block: true}})
+	c := &limiter.Call{}
+	for _, user := range []string{"bad", "good"} {
+		c.Reset()
+		c.Request.Domain = "d"
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: user}}, 1000
+		if err := b.Check(t.Context(), c); err != nil || c.Denied != (user == "bad") {
+			t.Errorf("%s: error %v, denied %v; want only the blocked user denied", user, err, c.Denied)
+		}
+	}
+}
+
+func TestAdjustedReturnsTheResultOfAdjust(t *testing.T) {
+	b := newBench(t, adjustable)
+	want := b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
+	if got := b.Adjusted(); got != want || got.InForce != 1 {
+		t.Errorf("got %+v, want %+v with one in force", got, want)
+	}
+}
+
+// The clock of the last call of Adjust decides which adjustments have expired.
+func TestEachAdjustBringsItsClock(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
+	a := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{"bob"}}, Change: adjust.Change{Block: true}, Expires: b.now + minute}
+	a.ID = a.Target.ID()
+	if got := b.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{a}), func() algorithms.Micros { return b.now + minute }); got.InForce != 0 {
+		t.Errorf("got %+v, want none in force", got)
+	}
+	if b.send(t, 1, "user=bob").Denied {
+		t.Error("denied by an adjustment that has expired")
+	}
+}
+
+// A limit may have a single bucket, whose key has no values. An adjustment of this key takes precedence over an
+// adjustment of all keys.
+func TestAnAdjustmentOfTheOnlyKeyTakesPrecedence(t *testing.T) {
+	for _, limit := range []string{"a", "b", "c", "e", "f", "g"} { // the name decides which of the two adjustments is compiled first
+		b := newBench(t, "domain: d\nlimits:\n  "+limit+": {algorithm: token_bucket, rate: 10, period: 1m}\ndescriptors:\n  - {key: x, value: y, limit: "+limit+"}\n")
+		var all []*adjust.Adjustment
+		for _, target := range []adjust.Target{{Domain: "d", Limit: limit, AllKeys: true}, {Domain: "d", Limit: limit}} {
+			a := &adjust.Adjustment{ID: target.ID(), Target: target, Change: adjust.Change{Block: target.AllKeys}, Expires: b.now + minute}
+			if !target.AllKeys {
+				a.Change.Rate = number(3)
+			}
+			all = append(all, a)
+		}
+		b.Adjust(adjust.NewSet(adjust.Head{}, all), func() algorithms.Micros { return b.now })
+		if n := b.allowed(t, 5, "x=y"); n != 3 {
+			t.Errorf("limit %s: %d requests are allowed, want 3", limit, n)
+		}
+	}
+}
+
+func TestALimitThatABlockLeavesUnchargedCountsAsReplaced(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
+	c := b.send(t, 1, "other=1", "user=bob")
+	if first, second := c.Results[0].Outcome, c.Results[1].Outcome; first != limiter.Replaced || second != limiter.Denied || c.Statuses[0].Result != -1 {
+		t.Errorf("outcomes %v and %v, and result %d is reported for the first; want %v, %v and none", first, second, c.Statuses[0].Result, limiter.Replaced, limiter.Denied)
+	}
+}
+
+// The block may end between the decision and the computation of its remaining time.
+func TestABlockHasARetryTime(t *testing.T) {
+	b := newBench(t, adjustable)
+	a := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{"bob"}}, Change: adjust.Change{Block: true}, Expires: b.now + minute}
+	a.ID = a.Target.ID()
+	now := b.now
+	b.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{a}), func() algorithms.Micros { return now })
+	b.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{a}), func() algorithms.Micros {
+		was := now
+		now += minute - 1
+		return was
+	})
+	now = b.now
+	if c := b.send(t, 1, "user=bob"); !c.Denied || c.RetryAfter != 1 {
+		t.Errorf("1 us before the end: %+v, want a retry after 1 us", c.Verdict)
+	}
+	now = b.now + 1
+	if c := b.send(t, 1, "user=bob"); !c.Denied || c.RetryAfter != 1 {
+		t.Errorf("at the end: %+v, want a retry after 1 us", c.Verdict)
+	}
+}
+
+// A penalty may block the bucket for longer than the operator's block.
+func TestTheLongerOfTwoBlocksIsReported(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  calls: {algorithm: token_bucket, rate: 1, period: 1h, penalty: {after: 1, for: 30m, max: 30m}}
+descriptors:
+  - {key: user, limit: calls}
+`)
+	b.allowed(t, 3, "user=bob")
+	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}, Count: 1}}}}
+	if err := b.Check(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if d := c.Results[0].Decision; d.Blocked != 30*minute || d.RetryAfter < 30*minute {
+		t.Errorf("blocked for %d us, retry after %d us; want %d and no less", d.Blocked, d.RetryAfter, 30*minute)
+	}
+}
+
+func TestAnAdjustmentHasEachBucketOnce(t *testing.T) {
+	b := newBench(t, adjustable)
+	a := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{"bob"}}}
+	if keys, all := b.Buckets(a); len(keys) != 1 || all { // two descriptors use the limit
+		t.Errorf("got %d keys, all %v; want one key", len(keys), all)
+	}
+}
+
+func TestABlockIsNotShownIfTheStoreFails(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
+	b.store.err = backend.ErrUnavailable
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}}
+	if err := b.Check(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if d := c.Results[0].Decision; d.Err == nil || d.Blocked != 0 || d.RetryAfter != 0 {
+		t.Errorf("got %+v, want an error and no other field", d)
+	}
+}

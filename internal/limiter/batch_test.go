@@ -292,7 +292,8 @@ func TestACanceledCallIsNotObserved(t *testing.T) {
 type counts struct{ calls int }
 
 func (o *counts) Swapped(*limiter.Snapshot) {}
-func (o *counts) Observe(*limiter.Call)     { o.calls++ }
+
+func (o *counts) Observe(*limiter.Call) { o.calls++ }
 
 // The first request must be answered with the old configuration, and the second with the new one.
 func TestTheConfigurationChangesDuringABatch(t *testing.T) {
@@ -356,5 +357,45 @@ func TestTheConfigurationChangesDuringABatch(t *testing.T) {
 				t.Errorf("the second request: %s, want %s of the new configuration", got, c.want)
 			}
 		})
+	}
+}
+
+// A Batch calls done when the store has decided, and not when Submit returns. After Reset, it has no decisions of
+// its former calls.
+func TestABatchEndsWithItsStore(t *testing.T) {
+	store := &pendingStore{}
+	batch := newLimiterOn(t, store, nil).NewBatch()
+	for range 2 {
+		batch.Reset()
+		c, done := callOf("a"), 0
+		if planned, err := batch.Add(c); !planned || err != nil {
+			t.Fatalf("planned %v, error %v", planned, err)
+		}
+		batch.Submit(time.Time{}, nil, func() { done++ })
+		if done != 0 || batch.Known(c) {
+			t.Errorf("done was called %d times, known %v, before the store has decided", done, batch.Known(c))
+		}
+		b := store.batches[len(store.batches)-1]
+		b.Decisions[0].Allowed = true
+		b.SetKnown(0, 1)
+		if b.Finish(); done != 1 {
+			t.Errorf("done was called %d times, want 1", done)
+		}
+		batch.Finish(c)
+	}
+}
+
+// A store that panics may never call Done.
+func TestAStoreThatPanicsAndForgetsTheBatchHasEndedIt(t *testing.T) {
+	batch, done := newLimiterOn(t, panics{&pendingStore{}}, nil).NewBatch(), 0
+	if _, err := batch.Add(callOf("a")); err != nil {
+		t.Fatal(err)
+	}
+	func() {
+		defer func() { _ = recover() }()
+		batch.Submit(time.Time{}, nil, func() { done++ })
+	}()
+	if done != 1 {
+		t.Errorf("done was called %d times, want 1", done)
 	}
 }

@@ -2,6 +2,7 @@ package limiter_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
@@ -75,4 +77,69 @@ func TestADirectDecidesLikeACall(t *testing.T) {
 			d.Reset()
 		}
 	})
+}
+
+// A Store may write only some fields of a decision. So Reset must clear the decisions of the previous use.
+func TestAReusedDirectForgetsErrors(t *testing.T) {
+	b := newBench(t, plans)
+	p := b.Current().Domains["d"].Named["burst"]
+	var d limiter.Direct
+	for _, failure := range []error{backend.ErrUnavailable, nil} {
+		b.store.err = failure
+		d.Reset()
+		d.Add(p, []string{"bob"}, algorithms.Charge{Cost: 1})
+		d.Take(t.Context(), b.store)
+		if got, _ := d.Decision(0); !errors.Is(got.Err, failure) || got.Allowed != (failure == nil) {
+			t.Errorf("got %+v, want the error %v", *got, failure)
+		}
+	}
+}
+
+// Programs that use package ratelimit see a blocked bucket as empty, like clients of the sidecar.
+func TestADirectShowsABlockedBucketAsEmpty(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  jobs: {algorithm: token_bucket, rate: 5, period: 1m, penalty: {after: 1, for: 1m, max: 1h}}
+`)
+	var d limiter.Direct
+	for _, step := range []struct{ cost, remaining int64 }{{1, 4}, {5, 0}, {1, 0}} { // 5 units are denied, and start the block
+		d.Reset()
+		d.Add(b.Current().Domains["d"].Named["jobs"], nil, algorithms.Charge{Cost: step.cost})
+		d.Take(t.Context(), b.store)
+		if got, _ := d.Decision(0); got.Remaining != step.remaining || got.Allowed != (step.remaining > 0) {
+			t.Errorf("cost %d: got %+v, want %d remaining", step.cost, *got, step.remaining)
+		}
+	}
+}
+
+func TestADirectChargeHasTheLeaseOfItsLimit(t *testing.T) {
+	limit := algorithms.Limit{}
+	p := &descriptors.Policy{Limit: &limit, Extras: &descriptors.Extras{Lease: &algorithms.Lease{Most: 5, For: 1}}}
+	var d limiter.Direct
+	d.Add(p, []string{"bob"}, algorithms.Charge{Cost: 1})
+	if _, charge := d.Decision(0); charge.Lease != p.Extras.Lease {
+		t.Errorf("got the lease %v, want %v", charge.Lease, p.Extras.Lease)
+	}
+}
+
+func TestADirectTakesAnyNumberOfLimits(t *testing.T) {
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: sec})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, store := &descriptors.Policy{Limit: &limit, Prefix: "p"}, memory.New(memory.Config{})
+	var d limiter.Direct
+	for n := range 70 {
+		for i := range n {
+			d.Add(p, []string{fmt.Sprint(n, i)}, algorithms.Charge{Cost: 1})
+		}
+		d.Take(t.Context(), store)
+		for i := range n {
+			if decision, charge := d.Decision(i); !decision.Allowed || charge.Terms.Cost != 1 {
+				t.Fatalf("limit %d of %d: %+v at the cost %d; want allowed at the cost 1", i, n, decision, charge.Terms.Cost)
+			}
+		}
+		d.Reset()
+	}
 }

@@ -161,48 +161,6 @@ descriptors:
 	}
 }
 
-func TestSeveralLimitsOfOneDescriptorHaveOneStatus(t *testing.T) {
-	b := newBench(t, `
-domain: d
-limits:
-  minute: {algorithm: token_bucket, rate: 2, period: 1m}
-  hour:   {algorithm: token_bucket, rate: 3, period: 1h}
-descriptors:
-  - {key: a, limit: [minute, hour]}
-`)
-	if c := b.send(t, 1, "a=1"); c.Statuses[0].Result != 0 || len(c.Results) != 2 {
-		t.Errorf("the status must be that of the limit with the fewest units: %+v", c.Statuses)
-	}
-	b.send(t, 1, "a=1")
-	if c := b.send(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 0 || c.RetryAfter != 30*algorithms.Second {
-		t.Errorf("the minute denies: %+v; want denied, result 0 and retry after %v", c.Verdict, 30*algorithms.Second)
-	}
-	b.now += 60 * algorithms.Second
-	b.send(t, 1, "a=1")
-	if c := b.send(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 1 || c.RetryAfter != 1140*algorithms.Second {
-		t.Errorf("the hour denies: %+v; want denied, result 1 and retry after %v", c.Verdict, 1140*algorithms.Second)
-	}
-}
-
-func TestReplacedAndUnlimitedCostNothing(t *testing.T) {
-	b := newBench(t, `
-domain: d
-descriptors:
-  - {key: base, rate_limit: {unit: hour, requests_per_unit: 1, name: base}}
-  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: base}]}}
-  - {key: free, rate_limit: {unlimited: true}}
-`)
-	for range 5 {
-		c := b.send(t, 1, "base=1", "vip=1", "free=1")
-		if c.Denied || c.Results[0].Outcome != limiter.Replaced || c.Results[2].Outcome != limiter.Unlimited || c.Statuses[0].Result != -1 {
-			t.Fatalf("got %+v; want it allowed, the outcomes %v and %v of the first and the third result, and no result in the first status", c.Verdict, limiter.Replaced, limiter.Unlimited)
-		}
-	}
-	if n := b.left(t, "base=1"); n != 1 {
-		t.Errorf("base has %d left, want 1", n)
-	}
-}
-
 func TestANamedLimitAndADescriptorShareABucket(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -366,56 +324,6 @@ limits:
 	}
 }
 
-func TestOverridesInRequestsReplaceLimits(t *testing.T) {
-	b := newBench(t, `
-domain: d
-descriptors:
-  - {key: known, rate_limit: {unit: hour, requests_per_unit: 1}}
-`)
-	send := func(text string, o limiter.Override) *limiter.Call {
-		entries, err := descriptors.Parse(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := &limiter.Call{}
-		c.Request.Domain = "d"
-		*c.AddDescriptor() = limiter.Descriptor{Entries: entries, Cost: 1, Override: o, HasOverride: true}
-		if err := b.Check(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
-	minute := limiter.Override{Rate: 3, Period: 60 * algorithms.Second}
-	for i := range 3 {
-		if c := send("known=1", minute); c.Denied || c.Results[0].Decision.Remaining != int64(2-i) {
-			t.Errorf("request %d of 3 a minute: %+v; want allowed and %v remaining", i+1, c.Results, int64(2-i))
-		}
-	}
-	// The next request overrides the limit with another number. Units that were already consumed in the window
-	// must still count.
-	lower, higher := minute, minute
-	lower.Rate, higher.Rate = 1, 4
-	if c := send("known=1", lower); !c.Denied {
-		t.Errorf("3 used of 1: %+v; want denied", c.Results)
-	}
-	if c := send("known=1", higher); c.Denied {
-		t.Errorf("3 used of 4: %+v; want allowed", c.Results)
-	}
-	if c := send("known=1", higher); !c.Denied {
-		t.Errorf("4 used of 4: %+v; want denied", c.Results)
-	}
-	unknown := limiter.Override{Rate: 5}
-	if c := send("known=2", unknown); c.Denied || c.Results[0].Policy.Name != "known" {
-		t.Errorf("an unknown unit, want the configured limit: %+v", c.Results)
-	}
-	if c := send("strange=1", unknown); !c.Denied || !c.Never {
-		t.Errorf("an unknown unit without a configured limit, want denied: %+v", c.Verdict)
-	}
-	if c := send("strange=1", limiter.Override{Period: 60 * algorithms.Second}); !c.Denied || !c.Never {
-		t.Errorf("an override of 0 never allows: %+v; want denied and never", c.Verdict)
-	}
-}
-
 // Random requests use a store that fails at times. For all limits, denied requests must not be charged,
 // shadow mode must change nothing, and failures must deny.
 func TestRandomRequestsKeepTheInvariants(t *testing.T) {
@@ -493,73 +401,6 @@ descriptors:
 	}
 }
 
-func TestTheStatusIsThatOfTheLongestDenial(t *testing.T) {
-	for _, order := range []string{"[short, long]", "[long, short]"} {
-		b := newBench(t, `
-domain: d
-limits:
-  short: {algorithm: fixed_window, rate: 1, period: 1s}
-  long: {algorithm: token_bucket, rate: 1, period: 1h}
-descriptors:
-  - {key: a, limit: `+order+`}
-`)
-		b.send(t, 1, "a=1")
-		c := b.send(t, 1, "a=1")
-		if status := c.Statuses[0]; !status.Denied || c.Results[status.Result].Policy.Name != "long" {
-			t.Errorf("%s: got %+v; want denied and name %q", order, status, "long")
-		}
-		if c.RetryAfter != 3600*algorithms.Second {
-			t.Errorf("%s: retry after %d us, want %d", order, c.RetryAfter, 3600*algorithms.Second)
-		}
-	}
-}
-
-func TestARequestThatNeverFitsHasNoRetryTime(t *testing.T) {
-	for _, order := range []string{"[never, later]", "[later, never]"} {
-		b := newBench(t, `
-domain: d
-limits:
-  never: {algorithm: token_bucket, rate: 1, period: 1s}
-  later: {algorithm: token_bucket, rate: 2, period: 1h}
-descriptors:
-  - {key: a, limit: `+order+`}
-`)
-		b.send(t, 1, "a=1")
-		if c := b.send(t, 2, "a=1"); !c.Denied || !c.Never || c.RetryAfter != 0 {
-			t.Errorf("%s: got %+v; want denied, never and retry after 0", order, c.Verdict)
-		}
-	}
-}
-
-func TestADelayBeyondTheListenersBoundIsDenied(t *testing.T) {
-	b := newBench(t, `
-domain: d
-descriptors:
-  - {key: a, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 20, max_delay: 10s}}
-`)
-	send := func(maxDelay algorithms.Micros) *limiter.Call {
-		c := &limiter.Call{}
-		c.Request.Domain, c.Request.MaxDelay = "d", maxDelay
-		d := c.AddDescriptor()
-		d.Entries, d.Cost = []descriptors.Entry{{Key: "a", Value: "1"}}, 1
-		if err := b.Check(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
-	for i, want := range []algorithms.Micros{0, algorithms.Second} {
-		if c := send(algorithms.Second); c.Denied || c.Verdict.Delay != want {
-			t.Errorf("turn %d: denied %v, delayed by %d, want %d", i, c.Denied, c.Verdict.Delay, want)
-		}
-	}
-	if c := send(algorithms.Second); !c.Denied || c.RetryAfter != algorithms.Second {
-		t.Errorf("its turn is in two seconds: %+v; want denied and retry after %v", c.Verdict, algorithms.Second)
-	}
-	if c := send(20 * algorithms.Second); c.Denied || c.Verdict.Delay != 2*algorithms.Second {
-		t.Errorf("another listener can delay its answer: %+v; want allowed and a delay of %v", c.Verdict, 2*algorithms.Second)
-	}
-}
-
 func TestABlockedBucketHasNothingLeft(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -571,28 +412,6 @@ descriptors:
 	r := b.send(t, 1, "a=1").Results[0]
 	if r.Outcome != limiter.Denied || r.Decision.Blocked == 0 || r.Decision.Remaining != 0 {
 		t.Errorf("got %+v; want outcome %v, blocked above 0 and 0 remaining", r.Decision, limiter.Denied)
-	}
-}
-
-// If a request has this many limits, a table finds the replaced ones.
-func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
-	var yaml strings.Builder
-	yaml.WriteString("domain: d\ndescriptors:\n")
-	var texts []string
-	for i := range 12 {
-		fmt.Fprintf(&yaml, "  - {key: low%d, rate_limit: {name: low%d, unit: hour, requests_per_unit: 1}}\n", i, i)
-		fmt.Fprintf(&yaml, "  - {key: high%d, rate_limit: {unit: hour, requests_per_unit: 10, replaces: [{name: low%d}]}}\n", i, i)
-		texts = append(texts, fmt.Sprintf("low%d=1", i), fmt.Sprintf("high%d=1", i))
-	}
-	b := newBench(t, yaml.String())
-	c := b.send(t, 5, texts...)
-	if c.Denied {
-		t.Fatalf("denied: %+v", c.Verdict)
-	}
-	for i := range c.Results {
-		if r := &c.Results[i]; (r.Outcome == limiter.Replaced) != (i%2 == 0) {
-			t.Errorf("%s: outcome %d; want %v", texts[i], r.Outcome, i%2 == 0)
-		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 const modesYAML = `
@@ -49,4 +50,29 @@ func TestQuotaModeDeniesOnlyIfEveryDescriptorIsDenied(t *testing.T) {
 			t.Errorf("%v: denied %t, a %t; want %+v", c.descriptors, got.Denied, got.Statuses[0].Denied, c)
 		}
 	}
+}
+
+func TestShadowModeHasNoErrors(t *testing.T) {
+	for _, shadow := range []bool{false, true} {
+		b := newBench(t, batched, limiter.Modes{Shadow: shadow})
+		b.store.err = backend.ErrUnavailable
+		if c := b.send(t, 1, "e=1"); (c.Err == nil) != shadow || c.Denied == shadow {
+			t.Errorf("shadow %v: error %v, denied %v", shadow, c.Err, c.Denied)
+		}
+	}
+}
+
+// A request whose cost a named limit can never allow is a mistake, and charges nothing. But if that limit is in shadow
+// mode, the other limits are charged.
+func TestAShadowLimitDoesNotMakeARequestADryRun(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  small: {algorithm: token_bucket, rate: 1, period: 1h, shadow_mode: true}
+  large: {algorithm: token_bucket, rate: 10, period: 1h}
+`)
+	if c := b.together(t, "bob", limiter.NamedCharge{Name: "small", Count: 5}, limiter.NamedCharge{Name: "large", Count: 3}); c.Denied {
+		t.Errorf("got %+v; want allowed", c.Verdict)
+	}
+	b.remains(t, "bob", map[string]int64{"small": 1, "large": 7})
 }

@@ -2,6 +2,7 @@ package limiter_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -160,5 +161,94 @@ func TestErrorsOfResets(t *testing.T) {
 	l.Swap(b.Current())
 	if err := l.Reset(t.Context(), callOf("user")); err == nil || !strings.Contains(err.Error(), "local bucket") {
 		t.Errorf("a local bucket: got the error %v, want one with \"local bucket\"", err)
+	}
+}
+
+func (b *bench) inspect(tb testing.TB, limit string, key ...string) string {
+	tb.Helper()
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.NamedCharge{{Name: limit, Key: key}}}}
+	if err := b.Check(tb.Context(), c); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+func TestAnOperatorMayInspectWithoutTheRequiredEntries(t *testing.T) {
+	b := newBench(t, "domain: d\nrequire: [user]\ndescriptors:\n  - {key: a, rate_limit: {unit: minute, requests_per_unit: 3}}\n")
+	c := callOf("a")
+	if c.Inspect = true; b.Check(t.Context(), c) != nil || c.Denied {
+		t.Errorf("got %+v, want the state of the bucket", c.Verdict)
+	}
+	if c = callOf("a"); b.Check(t.Context(), c) != nil || !c.Denied || !c.Never {
+		t.Errorf("got %+v, want a denial", c.Verdict)
+	}
+}
+
+func TestAnOperatorFindsLimitsOfDescriptors(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {name: own, algorithm: token_bucket, rate: 10, period: 1m}}
+  - {key: u, rate_limit: {name: free, unlimited: true}}
+`)
+	if problem := b.inspect(t, "own", "1"); problem != "" {
+		t.Errorf("%s; want no error", problem)
+	}
+	for _, key := range [][]string{nil, {"1", "2"}} {
+		if problem := b.inspect(t, "own", key...); !strings.Contains(problem, "identified by 1 value") {
+			t.Errorf("key %q: got %q, want the error that a bucket has one value", key, problem)
+		}
+	}
+	if problem := b.inspect(t, "free", "1"); !strings.Contains(problem, `no limit named "free"`) {
+		t.Errorf("an unlimited descriptor: got %q, want the error that there is no limit", problem)
+	}
+}
+
+// An error about a key lists the uses of the limit, each form of a key once, and up to 8 of them.
+func TestAnErrorListsTheKeysOfALimit(t *testing.T) {
+	for n, others := range map[int]bool{8: false, 9: true} {
+		var yaml strings.Builder
+		yaml.WriteString("domain: d\nlimits:\n  calls: {algorithm: token_bucket, rate: 10, period: 1m}\ndescriptors:\n")
+		for i := range n {
+			fmt.Fprintf(&yaml, "  - {key: k%d, limit: calls}\n", i)
+		}
+		yaml.WriteString("  - {key: x, value: y, descriptors: [{key: k0, limit: calls}]}\n") // its key has the form of that of k0
+		problem := newBench(t, yaml.String()).inspect(t, "calls")
+		if got := strings.Count(problem, "(k"); got != 8 || strings.HasSuffix(problem, " or others") != others {
+			t.Errorf("%d keys: %d are listed in %q; want 8, others %v", n, got, problem, others)
+		}
+	}
+}
+
+func TestAResetAppliesToAllBuckets(t *testing.T) {
+	b := newBench(t, batched)
+	b.send(t, 2, "a=1", "l=1")
+	b.store.err = backend.ErrUnavailable
+	b.send(t, 2, "l=1")
+	b.store.err = nil
+	c := &limiter.Call{}
+	c.Request.Domain = "d"
+	for _, key := range []string{"u", "a", "l"} {
+		d := c.AddDescriptor()
+		d.Entries = []descriptors.Entry{{Key: key, Value: "1"}}
+	}
+	if err := b.Reset(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if a, l := b.left(t, "a=1"), b.left(t, "l=1"); a != 5 || l != 4 {
+		t.Errorf("%d and %d left, want 5 and 4", a, l)
+	}
+	b.store.err = backend.ErrUnavailable
+	if c := b.send(t, 2, "l=1"); c.Denied {
+		t.Errorf("the local bucket: got %+v, want allowed", c.Verdict)
+	}
+}
+
+func TestAResetReportsTheAdjustmentOfTheKey(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.adjust("calls", map[string]adjust.Change{"bob": {Rate: number(3)}})
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}}
+	if err := b.Reset(t.Context(), c); err != nil || c.Results[0].Policy.Adjusted == nil {
+		t.Errorf("error %v, adjustment %v; want the adjustment of the key", err, c.Results[0].Policy.Adjusted)
 	}
 }

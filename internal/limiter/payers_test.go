@@ -282,3 +282,91 @@ limits:
 	b.named(t, "plan", -60, "bob")
 	b.remains(t, "bob", map[string]int64{"plan": 10, "prepaid": 440})
 }
+
+const paid = `
+domain: d
+hash_tag: domain
+limits:
+  calls: {algorithm: token_bucket, rate: 10, period: 1m, then: credits}
+  bytes: {algorithm: token_bucket, rate: 5, period: 1m, then: credits}
+  credits: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 20}
+descriptors:
+  - {key: user, limit: calls}
+  - {key: bytes, limit: bytes}
+`
+
+// In quota mode, every limit is charged alone, even if two have the same bucket and the same payer.
+func TestEachPlanIsAGroupOfItsOwn(t *testing.T) {
+	b := newBench(t, paid, limiter.Modes{Quota: true})
+	c := b.send(t, 1, "user=bob", "user=bob")
+	if first, second := c.Results[0].Decision.Remaining, c.Results[1].Decision.Remaining; first != 9 || second != 8 {
+		t.Errorf("%d and %d are left after two charges of the bucket; want 9 and 8", first, second)
+	}
+	b.send(t, 20, "user=bob") // the payer is charged
+	c = b.send(t, 5, "user=bob", "user=bob", "bytes=bob")
+	if n := b.left(t, "bytes=bob"); n != 0 || c.Results[1].Outcome != limiter.Denied {
+		t.Errorf("outcome %v, %d left; want the second charge denied, and the third one made", c.Results[1].Outcome, n)
+	}
+}
+
+// Of two limits with the same payer, one may allow what the other denies. Only the denial has a retry time.
+func TestALimitThatAllowsHasNoRetryTime(t *testing.T) {
+	b := newBench(t, paid)
+	b.send(t, 20, "user=bob")
+	c := b.send(t, 8, "user=bob", "bytes=bob")
+	if d := c.Results[0].Decision; !c.Denied || !d.Allowed || d.RetryAfter != 0 || d.Never {
+		t.Errorf("got %+v, want the first limit allowed and without a retry time", d)
+	}
+	if d := c.Results[1].Decision; d.Allowed || d.RetryAfter == 0 {
+		t.Errorf("got %+v, want the second limit denied", d)
+	}
+}
+
+func TestADryRunOfAPlanChargesNothing(t *testing.T) {
+	b := newBench(t, paid)
+	c := &limiter.Call{}
+	c.Request.Domain, c.DryRun = "d", true
+	for range 2 {
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: "bob"}}, 3
+	}
+	if err := b.Check(t.Context(), c); err != nil || c.Denied {
+		t.Fatalf("error %v, %+v; want allowed", err, c.Verdict)
+	}
+	if n := b.left(t, "user=bob"); n != 10 {
+		t.Errorf("%d left after a dry run of 6, want 10", n)
+	}
+}
+
+// An operator blocks the payer credits, so per_minute has no alternative. It is charged together with burst, which denies,
+// so neither is consumed.
+func TestAPlanWhosePayerIsBlockedIsChargedWithTheOthers(t *testing.T) {
+	b := newBench(t, plans)
+	b.adjust("credits", map[string]adjust.Change{"bob": {Block: true}})
+	b.together(t, "bob", limiter.NamedCharge{Name: "burst", Count: 1000})
+	if c := b.together(t, "bob", limiter.NamedCharge{Name: "per_minute", Count: 6}, limiter.NamedCharge{Name: "burst", Count: 1}); !c.Denied {
+		t.Errorf("got %+v; want denied", c.Verdict)
+	}
+	b.now += sec
+	b.remains(t, "bob", map[string]int64{"per_minute": 10, "burst": 1000})
+}
+
+// A refund is charged together with the other limits of the request, even if its limit is a plan. Here burst denies, so
+// nothing is refunded.
+func TestARefundOfAPlanIsPartOfTheGroup(t *testing.T) {
+	b := newBench(t, plans)
+	b.named(t, "per_minute", 8, "bob")
+	b.named(t, "burst", 1000, "bob")
+	if c := b.together(t, "bob", limiter.NamedCharge{Name: "per_minute", Count: -3}, limiter.NamedCharge{Name: "burst", Count: 1}); !c.Denied {
+		t.Errorf("got %+v; want denied", c.Verdict)
+	}
+	b.remains(t, "bob", map[string]int64{"per_minute": 2})
+}
+
+func TestAPlanThatOccursTwiceIsChargedTheSum(t *testing.T) {
+	b := newBench(t, plans)
+	if c := b.together(t, "bob", limiter.NamedCharge{Name: "per_minute", Count: 3}, limiter.NamedCharge{Name: "per_minute", Count: 4}); c.Denied {
+		t.Errorf("got %+v; want allowed", c.Verdict)
+	}
+	b.remains(t, "bob", map[string]int64{"per_minute": 3, "credits": 20})
+}

@@ -55,3 +55,11 @@ func TestShadowModeAllowsARequestWithoutARequiredEntryAndCountsIt(t *testing.T) 
 		t.Errorf("%+v: want an allowed request that is charged, and WouldDeny", c.Verdict)
 	}
 }
+
+func TestEachStatusOfARequestThatLacksAnEntryIsDenied(t *testing.T) {
+	b := newBench(t, requiring)
+	c := b.send(t, 1, "generic_key=always", "other=1")
+	if !c.Denied || len(c.Statuses) != 2 || !c.Statuses[0].Denied || !c.Statuses[1].Denied {
+		t.Errorf("got %+v; want two denied statuses", c.Statuses)
+	}
+}

@@ -3,14 +3,18 @@ package limiter_test
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 const sec = algorithms.Second
@@ -213,5 +217,168 @@ func TestADomainWithoutAValidConfigurationSettlesNothing(t *testing.T) {
 	b.Current().Domains["d"].Broken = true
 	if err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r}); !errors.Is(err, limiter.ErrNoConfig) {
 		t.Errorf("%v, want ErrNoConfig", err)
+	}
+}
+
+// A settlement consists of a group for each of its buckets. It counts as repeated (Replayed) if one of them was settled
+// before.
+func TestAnAnswerIsRepeatedIfOneOfItsGroupsIs(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  one: {algorithm: token_bucket, rate: 100, period: 1d}
+  two: {algorithm: token_bucket, rate: 100, period: 1d}
+`)
+	parts := func(names ...string) *limiter.Reserved {
+		r := &limiter.Reserved{ID: [16]byte{1}, Domain: descriptors.PrefixNumber("d")}
+		for _, name := range []string{"one", "two"} {
+			part := limiter.PartOf(b.Current().Domains["d"].Named[name], limiter.ByName{Name: name}, 10, b.now)
+			part.Number = len(r.Parts)
+			r.Parts = append(r.Parts, part)
+		}
+		r.Parts = slices.DeleteFunc(r.Parts, func(p limiter.ReservedPart) bool { return !slices.Contains(names, p.Name) })
+		return r
+	}
+	settle := func(names ...string) *limiter.Call {
+		c := &limiter.Call{}
+		if err := b.Settle(t.Context(), c, limiter.Settle{Reserved: parts(names...), Real: 12}); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	if c := settle("one"); c.Replayed {
+		t.Error("the first settlement counts as repeated")
+	}
+	if c := settle("one", "two"); !c.Replayed {
+		t.Error("a settlement of which one part was settled before does not count as repeated")
+	}
+}
+
+func TestAReservationExpiresExactly(t *testing.T) {
+	for wait, want := range map[algorithms.Micros]error{limiter.Within - 1: nil, limiter.Within: limiter.ErrExpired} {
+		b := newBench(t, "domain: d\ndescriptors: []\n")
+		b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")
+		call, _ := b.consume(t, 5, false)
+		r, _ := reservedBy(call)
+		b.now += wait
+		if err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r}); !errors.Is(err, want) {
+			t.Errorf("after %d us: got the error %v, want %v", wait, err, want)
+		}
+	}
+}
+
+// The settlement of a limit that came with its request uses the numbers that came with it, also if the configuration
+// now has a limit of that name.
+func TestALimitThatCameWithItsRequestIsSettledByItself(t *testing.T) {
+	b := newBench(t, "domain: d\ndescriptors: []\n")
+	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")
+	configured := b.Current().Domains["d"].Named["jobs"]
+	own := *configured
+	part := limiter.PartOf(&own, limiter.ByName{Name: "jobs", Config: "its configuration"}, 5, b.now)
+	r, c := &limiter.Reserved{ID: [16]byte{1}, Domain: descriptors.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}, &limiter.Call{}
+	inline := func(_, _, _ string) (*descriptors.Policy, error) { return &own, nil }
+	if err := b.Settle(t.Context(), c, limiter.Settle{Reserved: r, Real: 5, Inline: inline}); err != nil || c.Results[0].Policy != &own {
+		t.Errorf("error %v; want the limit that came with the request", err)
+	}
+}
+
+func TestOnlyUnitsOfTheStoreAreSettled(t *testing.T) {
+	for name, c := range map[string]struct {
+		numbers string
+		cost    int64
+		err     error
+		want    bool
+	}{
+		"reserved":         {"on_backend_failure: allow", 2, nil, true},
+		"nothing reserved": {"on_backend_failure: allow", 0, nil, true},
+		"refunded":         {"on_backend_failure: allow", -2, nil, false},
+		"no decision":      {"on_backend_failure: allow", 2, backend.ErrUnavailable, false},
+		"a local bucket":   {"on_backend_failure: local, local_share: 100%", 2, backend.ErrUnavailable, false},
+	} {
+		b := newBench(t, "domain: d\ndescriptors: []\n")
+		b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1h, "+c.numbers)
+		b.store.err = c.err
+		call, allowed := b.consume(t, c.cost, false)
+		if r, ok := reservedBy(call); !allowed || ok != c.want || ok && r.Parts[0].Count != c.cost {
+			t.Errorf("%s: allowed %t, reserved %t %+v; want allowed, and reserved %t", name, allowed, ok, r.Parts, c.want)
+		}
+	}
+}
+
+// The store recognizes a repeated settlement by the id of the reservation and the real cost. A part without a slot, from
+// the id of an earlier version, has the slot of its key.
+func TestTheChargeOfASettlement(t *testing.T) {
+	b := newBench(t, "domain: d\nhash_tag: domain\nlimits:\n  jobs: {algorithm: token_bucket, rate: 10, period: 1d}\n")
+	jobs := b.Current().Domains["d"].Named["jobs"]
+	rec := &recorded{Store: b.store.Store}
+	b.store.Store = rec
+	part := limiter.PartOf(jobs, limiter.ByName{Name: "jobs", Values: []string{"bob"}}, 5, b.now)
+	part.Slot = 0
+	r := &limiter.Reserved{ID: [16]byte{1, 2, 3, 15: 4}, Domain: descriptors.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}
+	if err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r, Real: 7}); err != nil || len(rec.charges) != 1 {
+		t.Fatalf("error %v, %d charges; want one charge", err, len(rec.charges))
+	}
+	c := &rec.charges[0]
+	if want := [32]byte{1, 2, 3, 15: 4, 23: 7}; c.IdempotencyKey.Digest != want {
+		t.Errorf("digest %x, want the id and the cost", c.IdempotencyKey.Digest)
+	}
+	if want := jobs.SlotOfKey([]string{"bob"}); want == 0 || c.Slot != want || c.Terms.Cost != 2 {
+		t.Errorf("slot %x, cost %d; want slot %x and cost 2", c.Slot, c.Terms.Cost, want)
+	}
+}
+
+func TestABlockAllowsSettlements(t *testing.T) {
+	b := newBench(t, "domain: d\ndescriptors: []\n")
+	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")
+	call, _ := b.consume(t, 5, false)
+	r, _ := reservedBy(call)
+	b.adjust("jobs", map[string]adjust.Change{"*": {Block: true}})
+	c := &limiter.Call{}
+	if err := b.Settle(t.Context(), c, limiter.Settle{Reserved: r, Real: 7}); err != nil || c.Denied || c.Results[0].Decision.Blocked != 0 || c.Snapshot == nil {
+		t.Errorf("error %v, %+v; want allowed", err, c.Verdict)
+	}
+	inspected := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.NamedCharge{{Name: "jobs", Count: 2}}}}
+	if err := b.Check(t.Context(), inspected); err != nil || inspected.Results[0].Decision.Allowed || inspected.Results[0].Decision.Remaining != 0 || inspected.Results[0].Decision.Blocked != minute {
+		t.Errorf("error %v, %+v; want a blocked bucket with nothing remaining", err, inspected.Results)
+	}
+	b.now += minute
+	if n := b.remaining(t); n != 3 {
+		t.Errorf("%d are left after the settlement, want 3", n)
+	}
+}
+
+func TestOnlyBucketsWithUnitsToComeCanReserve(t *testing.T) {
+	b := newBench(t, "domain: d\nlimits:\n  log: {algorithm: sliding_log, rate: 1, period: 1h}\n  sure: {algorithm: token_bucket, rate: 10, period: 1h, guaranteed: {rate: 1, period: 1m}}\n")
+	for name, want := range map[string]string{"log": `limit "log" is a sliding_log,`, "sure": `limit "sure" is a token_bucket with a guaranteed minimum,`} {
+		c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: name, Count: 1, Reserve: true}}}}
+		if err := b.Check(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got the error %v, want %q", name, err, want)
+		}
+	}
+}
+
+func TestReservationsThatCannotBeSettled(t *testing.T) {
+	b := newBench(t, "domain: d\ndescriptors: []\n")
+	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")
+	call, _ := b.consume(t, 5, false)
+	r, _ := reservedBy(call)
+	settle := func(r limiter.Reserved, inline func(_, _, _ string) (*descriptors.Policy, error)) error {
+		return b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: &r, Inline: inline})
+	}
+	foreign, own := *r, *r
+	foreign.Domain++
+	own.Parts = slices.Clone(r.Parts)
+	own.Parts[0].Config = "its configuration"
+	failure := errors.New("no such configuration")
+	var problem *limiter.RequestError
+	if err := settle(foreign, nil); !errors.As(err, &problem) || !problem.Missing {
+		t.Errorf("another domain: got the error %v, want a missing domain", err)
+	}
+	if err := settle(own, func(_, _, _ string) (*descriptors.Policy, error) { return nil, failure }); !errors.Is(err, failure) {
+		t.Errorf("a limit that came with the request: got the error %v, want %v", err, failure)
+	}
+	b.swap(t, "domain: d\nlimits:\n  other: {algorithm: token_bucket, rate: 10, period: 1d}\n")
+	if err := settle(*r, nil); !errors.As(err, &problem) || !problem.Missing {
+		t.Errorf("a limit that was removed: got the error %v, want a missing limit", err)
 	}
 }

@@ -9,10 +9,10 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
-	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
@@ -380,48 +380,6 @@ func TestShadowLimitsReserve(t *testing.T) {
 	}
 }
 
-// Estimates are learned for each value in the configuration. All other values share one estimate.
-func TestEstimatesAreLearned(t *testing.T) {
-	p := newProxy(t)
-	p.Limiter = limiter.New(p.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return p.now },
-		Estimates: &estimate.Estimates{},
-	})
-	p.swap(t, `
-domain: d
-limits:
-  tokens: {algorithm: fixed_window, rate: 1000000, period: 1d, settle: {estimate: {learn: p90, first: 500, most: 800, per: [model]}}}
-descriptors:
-  - {key: user, limit: tokens}
-  - {key: model, value: large}
-`)
-	reserved := func(user, model string) (units int64, id string) {
-		c := p.send("d", []int64{absent, absent}, "user="+user, "model="+model)
-		return c.Results[0].Cost, string(c.AppendID(nil))
-	}
-	for i := range 40 {
-		user := fmt.Sprint(i)
-		units, id := reserved(user, "large")
-		if i == 0 && units != 500 {
-			t.Errorf("the first estimate is %d, want 500", units)
-		}
-		p.done(id, 700)
-		_, id = reserved(user, "unknown "+user)
-		p.done(id, 100)
-		_, unknown := reserved(user, "large")
-		p.done(unknown, absent) // an unknown cost is not learned
-		p.now += sec
-	}
-	for _, c := range []struct {
-		model string
-		want  int64
-	}{{"large", 700}, {"unknown", 100}, {"", 100}} {
-		if units, _ := reserved("bob", c.model); units < c.want-5 || units > c.want+5 {
-			t.Errorf("model %q: %d reserved, want %d", c.model, units, c.want)
-		}
-	}
-}
-
 func TestReservationsOfStreamsThatNeverEndNeedNoMemory(t *testing.T) {
 	p := newProxy(t)
 	store := memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return p.now })})
@@ -463,5 +421,160 @@ func TestLocalBucketsReserveNothing(t *testing.T) {
 	}
 	if id := string(c.AppendID(nil)); id != limiter.None {
 		t.Errorf("the id is %s, want none", id)
+	}
+}
+
+// The store remembers a settlement until its reservation is older than twice the ttl of the limit and ClockSlack together.
+func TestASettlementIsRememberedForTwiceItsTTL(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	p.done(id, 37)
+	p.now += 2*60*sec + limiter.ClockSlack - 1
+	if c := p.done(id, 900); !c.Settlements[0].Repeated {
+		t.Errorf("again after two minutes: %+v; want repeated", c.Settlements)
+	}
+	p.want("tokens", "bob", 963)
+}
+
+func TestTheFirstRealCostOfAnIDSettles(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	c := p.send("d", []int64{0, absent, 5, 9}, "settle_end="+id, "settle="+id, "settle="+id, "settle="+id)
+	if s := c.Settlements; len(s) != 1 || s[0].Real != 5 || s[0].Descriptor != 2 {
+		t.Errorf("got %+v, want the cost 5 of descriptor 2", s)
+	}
+	p.want("tokens", "bob", 995)
+}
+
+func TestAFailedSettlementIsDeniedAtItsDescriptor(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	p.store.err = backend.ErrUnavailable
+	c := p.send("d", []int64{1, 30}, "settle="+limiter.None, "settle="+id)
+	if s := c.Statuses; !c.Denied || s[0].Denied || !s[1].Denied {
+		t.Errorf("got %+v, want the second status denied", c.Verdict)
+	}
+}
+
+// Ids cannot be verified without keys, so all of them count as forged.
+func TestWithoutKeysAllIDsAreForged(t *testing.T) {
+	p := newProxy(t)
+	id, r := p.start(absent, "user=bob"), &limiter.Reserved{}
+	if !p.Open(id, r) || len(r.Parts) != 1 || p.Open(id[1:], r) || p.Open("", r) {
+		t.Errorf("id %s: got %+v; want that it has one part, and that no other text can be opened", id, r)
+	}
+	p.Limiter = limiter.New(p.store, limiter.Config{Now: func() algorithms.Micros { return p.now }})
+	p.swap(t, tokens)
+	if c := p.done(id, 5); c.Denied || len(c.Settlements) != 1 || c.Settlements[0].Reason != limiter.Forged || p.Open(id, r) || p.ID(r) != "" {
+		t.Errorf("got %+v; want an allowed request with one forged id", c.Verdict)
+	}
+}
+
+// If two descriptors settle the same reservation, the one with a real cost takes precedence.
+func TestARealCostOf0Settles(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	c := p.send("d", []int64{absent, 0}, "settle="+id, "settle="+id)
+	if s := c.Settlements; len(s) != 1 || s[0].Real != 0 || s[0].Unknown || s[0].Descriptor != 1 {
+		t.Errorf("got %+v, want the cost 0 of descriptor 1", s)
+	}
+	p.want("tokens", "bob", 1000)
+}
+
+func TestTooManyReservationsChargeNothing(t *testing.T) {
+	p := newProxy(t)
+	texts := []string{"team=red"}
+	for i := range limiter.MaxReserved {
+		texts = append(texts, fmt.Sprint("user=", i))
+	}
+	c := p.send("d", slices.Repeat([]int64{absent}, len(texts)), texts...)
+	if !c.Denied || !c.Never {
+		t.Errorf("got %+v; want denied for good", c.Verdict)
+	}
+	for i := range c.Results {
+		want := limiter.Denied
+		if c.Results[i].Policy.Name == "calls" {
+			want = limiter.Replaced
+		}
+		if got := c.Results[i].Outcome; got != want {
+			t.Errorf("limit %s: outcome %d, want %d", c.Results[i].Policy.Name, got, want)
+		}
+	}
+	p.want("calls", "red", 5)
+	p.want("team", "red", 150)
+}
+
+// In shadow mode of the whole process, a request that a limit would deny is allowed, but charges nothing.
+func TestARequestThatWouldBeDeniedReservesNothing(t *testing.T) {
+	p := newProxy(t)
+	p.Limiter = limiter.New(p.store, limiter.Config{
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return p.now }, Modes: limiter.Modes{Shadow: true},
+	})
+	p.swap(t, tokens)
+	for range 3 {
+		p.start(absent, "user=bob", "team=red")
+	}
+	c := p.send("d", []int64{absent, absent}, "user=bob", "team=red")
+	if id := string(c.AppendID(nil)); c.Denied || !c.WouldDeny || id != limiter.None {
+		t.Errorf("got %+v with the id %s; want an allowed request without an id", c.Verdict, id)
+	}
+	p.want("tokens", "bob", 700)
+}
+
+// Clients choose descriptors. Those without entries match nothing, and an id settles nothing as the value of another
+// entry than settle.
+func TestDescriptorsBesideASettleDone(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	c := &limiter.Call{}
+	c.Request.Domain = "d"
+	for _, entries := range [][]descriptors.Entry{nil, {{Key: "user", Value: id}}, {{Key: "settle", Value: id}}} {
+		d := c.AddDescriptor()
+		d.Entries, d.Cost, d.Explicit, d.Declared = entries, 5, true, true
+	}
+	if err := p.Check(t.Context(), c); err != nil || c.Denied || len(c.Settlements) != 1 || c.Settlements[0].Descriptor != 2 || c.Settlements[0].Real != 5 {
+		t.Errorf("error %v, %+v; want one settlement", err, c.Verdict)
+	}
+	p.want("tokens", "bob", 995)
+}
+
+func TestAReservationOfAProxyDoesNotExpire(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	p.now += 2 * limiter.Within
+	if s := p.done(id, 150).Settlements; len(s) != 1 || s[0].Policy == nil || !s[0].Late {
+		t.Errorf("got %+v; want a late settlement", s)
+	}
+}
+
+// An id has parts of limits with settle only. If there are too many, those in shadow mode are left out. A request that
+// consumes nothing gets no id.
+func TestWhatAnIDContains(t *testing.T) {
+	p := newProxy(t)
+	if s := p.done(p.start(absent, "user=bob", "team=red"), 10).Settlements; len(s) != 2 {
+		t.Errorf("got %+v; want the settlements of tokens and team", s)
+	}
+	texts := []string{"shadow=1"}
+	for i := range limiter.MaxReserved {
+		texts = append(texts, fmt.Sprint("user=", i))
+	}
+	if s := p.done(p.start(absent, texts...), 10).Settlements; len(s) != limiter.MaxReserved {
+		t.Errorf("%d limits and a shadow limit: %d settlements, want %d", limiter.MaxReserved, len(s), limiter.MaxReserved)
+	}
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true}}
+	d := c.AddDescriptor()
+	d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: "bob"}}, 1
+	if err := p.Check(t.Context(), c); err != nil || string(c.AppendID(nil)) != limiter.None {
+		t.Errorf("a dry run: error %v, %+v; want no reservation", err, c.Verdict)
+	}
+}
+
+// Without Config.Now, nothing can be settled.
+func TestASettleDoneWithoutAClock(t *testing.T) {
+	p := newProxy(t)
+	p.Limiter = limiter.New(p.store, limiter.Config{})
+	p.swap(t, tokens)
+	if c := p.done("some id", 5); c.Denied || len(c.Settlements) != 0 {
+		t.Errorf("got %+v; want an allowed request that settles nothing", c.Verdict)
 	}
 }

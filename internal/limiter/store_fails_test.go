@@ -119,3 +119,19 @@ func TestAnOverrideWithoutALocalBucketIsDenied(t *testing.T) {
 		t.Errorf("while the store fails: got %+v; want denied with its error", c.Verdict)
 	}
 }
+
+func TestALocalBucketOfALimitInShadowModeDeniesNothing(t *testing.T) {
+	for key, want := range map[string]limiter.Outcome{"a": limiter.FailedDenied, "s": limiter.FailedAllowed} {
+		b := newBench(t, `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {unit: hour, requests_per_unit: 2, on_backend_failure: local, local_share: 50%}}
+  - {key: s, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 2, on_backend_failure: local, local_share: 50%}}
+`)
+		b.store.err = backend.ErrUnavailable
+		b.send(t, 1, key+"=1")
+		if c := b.send(t, 1, key+"=1"); c.Results[0].Outcome != want || !c.Failed || c.Denied != (key == "a") {
+			t.Errorf("%s: outcome %v, %+v; want %v and failed", key, c.Results[0].Outcome, c.Verdict, want)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
@@ -51,5 +52,39 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 	l.Swap(&limiter.Snapshot{})
 	if c := call(); l.Check(t.Context(), c) != nil || c.Denied {
 		t.Error("an empty configuration denies; want allowed")
+	}
+}
+
+// A domain without a valid configuration has its own on_backend_failure. Settlements get an error instead, because
+// they can be repeated.
+func TestRequestsWithoutAConfiguration(t *testing.T) {
+	deny, now := descriptors.Deny, func() algorithms.Micros { return 1 }
+	broken := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}, Broken: true, OnFailure: descriptors.Allow}
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &deny, Now: now})
+	settle := limiter.Settle{Reserved: &limiter.Reserved{Domain: descriptors.PrefixNumber("d")}}
+	if err := l.Settle(t.Context(), &limiter.Call{}, settle); !errors.Is(err, limiter.ErrNoConfig) {
+		t.Errorf("a settlement: got %v, want %v", err, limiter.ErrNoConfig)
+	}
+	if c := callOf("a"); l.Check(t.Context(), c) != nil || !c.Denied || !c.Failed || c.WouldDeny {
+		t.Errorf("before a configuration: got %+v, want denied", c.Verdict)
+	}
+	l.Swap(&limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": broken}})
+	if c := callOf("a"); l.Check(t.Context(), c) != nil || c.Denied || !c.Failed || c.WouldDeny {
+		t.Errorf("of a broken domain: got %+v, want allowed", c.Verdict)
+	}
+	shadow := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &deny, Modes: limiter.Modes{Shadow: true}})
+	if c := callOf("a"); shadow.Check(t.Context(), c) != nil || c.Denied || !c.WouldDeny {
+		t.Errorf("in shadow mode: got %+v, want allowed", c.Verdict)
+	}
+}
+
+// In shadow mode, a request before the first configuration is allowed. WouldDeny is true only if Config.NoConfig would
+// deny the request without shadow mode.
+func TestShadowModeReportsNoDenialThatWouldNotBe(t *testing.T) {
+	for answer, want := range map[descriptors.OnFailure]bool{descriptors.Allow: false, descriptors.Deny: true} {
+		l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &answer, Modes: limiter.Modes{Shadow: true}})
+		if c := callOf("a"); l.Check(t.Context(), c) != nil || c.Denied || c.WouldDeny != want {
+			t.Errorf("%s: %+v; want allowed, and would deny %t", answer, c.Verdict, want)
+		}
 	}
 }

@@ -1,0 +1,125 @@
+package limiter_test
+
+import (
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+func TestAReusedCallAnswersLikeANewOne(t *testing.T) {
+	p, c := newProxy(t), &limiter.Call{}
+	check := func(hits int64, texts ...string) {
+		t.Helper()
+		c.Reset()
+		c.Request.Domain = "d"
+		for _, text := range texts {
+			entries, err := descriptors.Parse(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := c.AddDescriptor()
+			d.Entries, d.Cost, d.Explicit, d.Declared = entries, hits, true, true
+		}
+		if err := p.Check(t.Context(), c); err != nil || c.Denied {
+			t.Fatalf("%v: error %v, denied %v; want allowed", texts, err, c.Denied)
+		}
+	}
+	for range 2 * limiter.MaxReserved {
+		check(100, "user=bob", "careful=bob")
+		if !c.Started() || c.IsDone() {
+			t.Fatal("a request is not answered as a settle-start")
+		}
+		id := string(c.AppendID(nil))
+		if check(1, "settle="+id); c.Started() || !c.IsDone() || len(c.Settlements) != 2 {
+			t.Fatalf("a settle-done settles %d buckets, want 2", len(c.Settlements))
+		}
+		p.swap(t, tokens)
+	}
+	p.want("tokens", "bob", 1000-2*limiter.MaxReserved)
+}
+
+// A Call keeps its buffers, and a payer's key is in one of them. Each request has the payer of its own key.
+func TestAReusedCallHasThePayerOfItsKey(t *testing.T) {
+	b, c := newBench(t, plans), &limiter.Call{}
+	left := map[string]int64{}
+	for _, user := range []string{"a user with a long name", "bob", "a user with a long name", "eve", "bob"} {
+		c.Reset()
+		c.Request.Domain = "d"
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: user}}, 11 // more than per_minute can hold
+		if left[user] == 0 {
+			left[user] = 20
+		}
+		err := b.Check(t.Context(), c)
+		if denied := left[user] < 11; err != nil || c.Denied != denied {
+			t.Errorf("%s: error %v, denied %v; want denied %v", user, err, c.Denied, denied)
+		}
+		if !c.Denied {
+			left[user] -= 11
+		}
+		if got := b.named(t, "credits", 0, user).Results[0].Decision.Remaining; got != left[user] {
+			t.Errorf("%s has %d credits left, want %d", user, got, left[user])
+		}
+	}
+}
+
+func TestADescriptorThatIsUsedAgainIsEmpty(t *testing.T) {
+	c := callOf("a")
+	d := &c.Descriptors[0]
+	d.Cost, d.Explicit, d.Declared, d.HasOverride, d.Override = 7, true, true, true, limiter.Override{Rate: 1, Period: 1}
+	c.Reset()
+	if d := c.AddDescriptor(); len(d.Entries) != 0 || d.Cost != 0 || d.Explicit || d.Declared || d.HasOverride || d.Override != (limiter.Override{}) {
+		t.Errorf("got %+v, want an empty descriptor", d)
+	}
+}
+
+func TestValuesOfABucket(t *testing.T) {
+	b := newBench(t, "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: minute, requests_per_unit: 3}}\n  - {key: u, rate_limit: {unlimited: true}}\n")
+	c := &limiter.Call{}
+	c.Request.Domain = "d"
+	for range 3 {
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: "a", Value: "1"}}, 1
+	}
+	c.Descriptors[1].HasOverride, c.Descriptors[1].Override = true, limiter.Override{Rate: 5, Period: minute}
+	c.Descriptors[2].HasOverride = true // its numbers describe no window
+	c.Descriptors[2].Entries = []descriptors.Entry{{Key: "unknown", Value: "1"}}
+	if err := b.Check(t.Context(), c); err != nil || len(c.Results) != 3 {
+		t.Fatalf("error %v, %d results; want 3", err, len(c.Results))
+	}
+	for i, want := range [][]string{{"1"}, {"a", "1"}, nil} { // the values, the whole descriptor, no bucket
+		if got := c.AppendValues(nil, &c.Results[i]); !slices.Equal(got, want) {
+			t.Errorf("result %d: got %q, want %q", i, got, want)
+		}
+	}
+}
+
+// A Store may decide the charges of one request in several steps. The cancelation of the request applies to all.
+func TestEachChargeKnowsTheCancelation(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {algorithm: fixed_window, rate: 2, period: 1d}}
+  - {key: b, rate_limit: {algorithm: fixed_window, rate: 2, period: 1d}}
+  - {key: c, shadow_mode: true, rate_limit: {algorithm: fixed_window, rate: 2, period: 1d}}
+`)
+	store, canceled := &recorded{Store: b.store}, new(atomic.Bool)
+	l := limiter.New(store, limiter.Config{})
+	l.Swap(b.Current())
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Canceled: canceled}}
+	for _, key := range []string{"a", "b", "c"} {
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: "1"}}, 1
+	}
+	if err := l.Check(t.Context(), c); err != nil || len(store.charges) != 3 {
+		t.Fatalf("error %v, %d charges; want no error and 3 charges", err, len(store.charges))
+	}
+	for i := range store.charges {
+		if store.charges[i].Canceled != canceled {
+			t.Errorf("charge %d does not have the Canceled of the request", i)
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package limiter
+
+import (
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+)
+
+func TestEstimatesOfDifferentLimitsAreSeparate(t *testing.T) {
+	seen := map[uint64]string{}
+	for _, prefix := range []string{"a", "b", "c", "d"} {
+		for _, value := range []string{"", "large", "small"} {
+			c := &Call{}
+			c.AddDescriptor().Entries = []descriptors.Entry{{Key: "model", Value: value}}
+			cell := c.cell(&descriptors.Policy{Prefix: prefix, Extras: &descriptors.Extras{Settle: &descriptors.Settle{Learn: &descriptors.Learn{
+				Per: []string{"model"}, Values: map[string]map[string]bool{"model": {"large": true, "small": true}},
+			}}}})
+			if was, known := seen[cell]; known || cell == 0 {
+				t.Errorf("%s with %q: got the cell %d, which is that of %q; want another one that is not 0", prefix, value, cell, was)
+			}
+			seen[cell] = prefix + value
+		}
+	}
+}
+
+// A listed value has its own estimate only in entries with the key under which it is listed. All other values have one
+// estimate together.
+func TestAnEstimateIsOfTheKeyThatListsIt(t *testing.T) {
+	p := &descriptors.Policy{Prefix: "p", Extras: &descriptors.Extras{Settle: &descriptors.Settle{Learn: &descriptors.Learn{
+		Per: []string{"model"}, Values: map[string]map[string]bool{"model": {"large": true}},
+	}}}}
+	cell := func(key, value string) uint64 {
+		c := &Call{}
+		c.AddDescriptor().Entries = []descriptors.Entry{{Key: key, Value: value}}
+		return c.cell(p)
+	}
+	listed, others := cell("model", "large"), cell("model", "unlisted")
+	for _, key := range []string{"user", "other"} {
+		if got := cell(key, "large"); got == listed || got != others {
+			t.Errorf("the value of the key %s: got the cell %d; want %d, that of a value that is not listed", key, got, others)
+		}
+	}
+	if listed == others {
+		t.Errorf("a value that is not listed has the cell of the listed one, %d; want another one", listed)
+	}
+}

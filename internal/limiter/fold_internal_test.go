@@ -1,0 +1,81 @@
+package limiter
+
+import (
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// A request that charges both of two buckets can be repeated at the later of their times. One that charges either of
+// them can be repeated at the earlier one.
+func TestRetryTimesOfSeveralBuckets(t *testing.T) {
+	never := retry{never: true}
+	for _, c := range []struct{ a, b, both, either retry }{
+		{retry{after: 3}, retry{after: 5}, retry{after: 5}, retry{after: 3}},
+		{retry{after: 5}, retry{after: 3}, retry{after: 5}, retry{after: 3}},
+		{retry{}, retry{after: 3}, retry{after: 3}, retry{}},
+		{never, retry{after: 3}, never, retry{after: 3}},
+		{retry{after: 3}, never, never, retry{after: 3}},
+		{never, never, never, never},
+	} {
+		if both, either := c.a.both(c.b), c.a.either(c.b); both != c.both || either != c.either {
+			t.Errorf("%+v and %+v: both after %+v, either after %+v; want %+v and %+v", c.a, c.b, both, either, c.both, c.either)
+		}
+	}
+}
+
+func TestWhichResultsDeny(t *testing.T) {
+	plain, quota := &descriptors.Policy{}, &descriptors.Policy{Quota: true}
+	for _, c := range []struct {
+		denied, quotas bool
+		p              *descriptors.Policy
+		outcome        Outcome
+		want           bool
+	}{
+		{true, false, plain, Denied, true}, {true, false, plain, FailedDenied, true}, {true, false, nil, Denied, true},
+		{true, false, plain, Allowed, false}, {true, true, plain, Allowed, false}, {true, false, plain, Shadowed, false},
+		{false, false, plain, Denied, false}, {true, false, quota, Denied, false}, {true, true, quota, Denied, true}, {true, true, quota, Allowed, false},
+	} {
+		v := &Verdict{Denied: c.denied, quotasDeny: c.quotas}
+		if got := v.Denies(&Result{Policy: c.p, Outcome: c.outcome}); got != c.want {
+			t.Errorf("%+v: got %t, want %t", c, got, c.want)
+		}
+	}
+}
+
+func TestTheStatusOfADescriptor(t *testing.T) {
+	allowed := func(left int64) Result {
+		return Result{Outcome: Allowed, Decision: backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: left}}}
+	}
+	denied := func(after algorithms.Micros) Result {
+		return Result{Outcome: Denied, Decision: backend.Decision{Decision: algorithms.Decision{RetryAfter: after}}}
+	}
+	never := Result{Outcome: Denied, Decision: backend.Decision{Decision: algorithms.Decision{Never: true}}}
+	free, replaced := Result{Outcome: Unlimited}, Result{Outcome: Replaced}
+	for name, c := range map[string]struct {
+		results []Result
+		want    int
+		denied  bool
+	}{
+		"nothing":                     {nil, -1, false},
+		"a replaced limit":            {[]Result{replaced}, -1, false},
+		"unlimited":                   {[]Result{free, free}, 0, false},
+		"a limit beside unlimited":    {[]Result{free, allowed(5), free}, 1, false},
+		"the fewest units":            {[]Result{allowed(5), allowed(3), allowed(4)}, 1, false},
+		"of equal limits, the first":  {[]Result{allowed(3), allowed(3)}, 0, false},
+		"a denial":                    {[]Result{allowed(0), denied(1), allowed(0)}, 1, true},
+		"the longest denial":          {[]Result{denied(1), denied(3), denied(2)}, 1, true},
+		"of equal denials, the first": {[]Result{denied(1), denied(1)}, 0, true},
+		"a denial for good":           {[]Result{denied(1), never, denied(3), never}, 1, true},
+	} {
+		v := &Call{Verdict: Verdict{Results: c.results, Statuses: []Status{{Result: -1}}}}
+		for i := range c.results {
+			v.updateStatus(i)
+		}
+		if got := v.Statuses[0]; got != (Status{Result: c.want, Denied: c.denied}) {
+			t.Errorf("%s: got %+v, want result %d, denied %t", name, got, c.want, c.denied)
+		}
+	}
+}

@@ -1,0 +1,137 @@
+package limiter_test
+
+import (
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+func TestSeveralLimitsOfOneDescriptorHaveOneStatus(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  minute: {algorithm: token_bucket, rate: 2, period: 1m}
+  hour:   {algorithm: token_bucket, rate: 3, period: 1h}
+descriptors:
+  - {key: a, limit: [minute, hour]}
+`)
+	if c := b.send(t, 1, "a=1"); c.Statuses[0].Result != 0 || len(c.Results) != 2 {
+		t.Errorf("the status must be that of the limit with the fewest units: %+v", c.Statuses)
+	}
+	b.send(t, 1, "a=1")
+	if c := b.send(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 0 || c.RetryAfter != 30*algorithms.Second {
+		t.Errorf("the minute denies: %+v; want denied, result 0 and retry after %v", c.Verdict, 30*algorithms.Second)
+	}
+	b.now += 60 * algorithms.Second
+	b.send(t, 1, "a=1")
+	if c := b.send(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 1 || c.RetryAfter != 1140*algorithms.Second {
+		t.Errorf("the hour denies: %+v; want denied, result 1 and retry after %v", c.Verdict, 1140*algorithms.Second)
+	}
+}
+
+func TestTheFirstOfTwoEqualLimitsIsReported(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  one: {algorithm: fixed_window, rate: 2, period: 1d}
+  two: {algorithm: fixed_window, rate: 2, period: 1d}
+descriptors:
+  - {key: a, limit: [one, two]}
+`)
+	for _, denied := range []bool{false, false, true} {
+		c := b.send(t, 1, "a=1")
+		if first, second := c.Results[0].Decision, c.Results[1].Decision; first.Remaining != second.Remaining || first.RetryAfter != second.RetryAfter {
+			t.Fatalf("the two limits differ: %+v and %+v", first, second)
+		}
+		if s := c.Statuses[0]; s.Denied != denied || s.Result != 0 {
+			t.Errorf("denied %v, result %d is reported; want denied %v and result 0", s.Denied, s.Result, denied)
+		}
+	}
+}
+
+func TestTheStatusIsThatOfTheLongestDenial(t *testing.T) {
+	for _, order := range []string{"[short, long]", "[long, short]"} {
+		b := newBench(t, `
+domain: d
+limits:
+  short: {algorithm: fixed_window, rate: 1, period: 1s}
+  long: {algorithm: token_bucket, rate: 1, period: 1h}
+descriptors:
+  - {key: a, limit: `+order+`}
+`)
+		b.send(t, 1, "a=1")
+		c := b.send(t, 1, "a=1")
+		if status := c.Statuses[0]; !status.Denied || c.Results[status.Result].Policy.Name != "long" {
+			t.Errorf("%s: got %+v; want denied and name %q", order, status, "long")
+		}
+		if c.RetryAfter != 3600*algorithms.Second {
+			t.Errorf("%s: retry after %d us, want %d", order, c.RetryAfter, 3600*algorithms.Second)
+		}
+	}
+}
+
+// Of two denials, the one that can never become an allowance is more restrictive, in any order.
+func TestADenialForeverIsReportedFirst(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  small: {algorithm: fixed_window, rate: 1, period: 1d}
+  large: {algorithm: fixed_window, rate: 3, period: 1d}
+descriptors:
+  - {key: a, limit: [small, large]}
+  - {key: b, limit: [large, small]}
+`)
+	for key, want := range map[string]int{"a": 0, "b": 1} {
+		b.send(t, 1, key+"=1")
+		if c := b.send(t, 3, key+"=1"); !c.Denied || c.Statuses[0].Result != want {
+			t.Errorf("%s: result %d is reported, %+v; want %d", key, c.Statuses[0].Result, c.Verdict, want)
+		}
+	}
+}
+
+func TestARequestThatNeverFitsHasNoRetryTime(t *testing.T) {
+	for _, order := range []string{"[never, later]", "[later, never]"} {
+		b := newBench(t, `
+domain: d
+limits:
+  never: {algorithm: token_bucket, rate: 1, period: 1s}
+  later: {algorithm: token_bucket, rate: 2, period: 1h}
+descriptors:
+  - {key: a, limit: `+order+`}
+`)
+		b.send(t, 1, "a=1")
+		if c := b.send(t, 2, "a=1"); !c.Denied || !c.Never || c.RetryAfter != 0 {
+			t.Errorf("%s: got %+v; want denied, never and retry after 0", order, c.Verdict)
+		}
+	}
+}
+
+const quotas = `
+domain: d
+descriptors:
+  - {key: q, quota_mode: true, rate_limit: {name: q, unit: hour, requests_per_unit: 1}}
+  - {key: r, quota_mode: true, rate_limit: {name: r, unit: hour, requests_per_unit: 9}}
+  - {key: vip, rate_limit: {name: vip, unit: hour, requests_per_unit: 9, replaces: [{name: r}]}}
+`
+
+func TestALimitDeniesOnlyIfTheRequestIsDenied(t *testing.T) {
+	b := newBench(t, quotas)
+	if c := b.send(t, 1, "q=1", "r=1"); c.Denied || c.Verdict.Denies(&c.Results[0]) {
+		t.Errorf("got %+v, want allowed", c.Verdict)
+	}
+	if c := b.send(t, 1, "q=1", "r=1"); c.Denied || c.Results[0].Outcome != limiter.Denied || c.Verdict.Denies(&c.Results[0]) {
+		t.Errorf("one of two quota limits denies: %+v; want allowed", c.Verdict)
+	}
+	if c := b.send(t, 1, "q=1"); !c.Denied || !c.Verdict.Denies(&c.Results[0]) || c.RetryAfter == 0 {
+		t.Errorf("all quota limits deny: %+v; want denied by the result", c.Verdict)
+	}
+	if c := b.send(t, 1, "q=1", "r=1", "vip=1"); !c.Denied {
+		t.Errorf("the only quota limit that is not replaced denies: %+v; want denied", c.Verdict)
+	}
+	b = newBench(t, quotas, limiter.Modes{Shadow: true})
+	b.send(t, 1, "q=1")
+	if c := b.send(t, 1, "q=1"); c.Denied || c.Verdict.Denies(&c.Results[0]) || !c.WouldDeny {
+		t.Errorf("in shadow mode: %+v; want allowed", c.Verdict)
+	}
+}

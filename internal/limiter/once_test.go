@@ -1,0 +1,124 @@
+package limiter_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+func (b *bench) once(t *testing.T, domain, id string, limits ...limiter.NamedCharge) (*limiter.Call, error) {
+	t.Helper()
+	c := &limiter.Call{Request: limiter.Request{Domain: domain, Limits: limits, IdempotencyKey: limiter.IdempotencyKey{ID: id, Lifetime: sec}}}
+	err := b.Check(t.Context(), c)
+	return c, err
+}
+
+func TestAnIDIsOfOneDomainAndOneRequest(t *testing.T) {
+	const limits = `
+limits:
+  one: {algorithm: fixed_window, rate: 10, period: 1d}
+  two: {algorithm: fixed_window, rate: 10, period: 1d}
+  watched: {algorithm: fixed_window, rate: 10, period: 1d, shadow_mode: true}
+`
+	b := newBench(t, "domain: d"+limits+"---\ndomain: other"+limits)
+	remaining := func(domain, limit string, key ...string) int64 {
+		c := &limiter.Call{Request: limiter.Request{Domain: domain, DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: key}}}}
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		return c.Results[0].Decision.Remaining
+	}
+	for _, domain := range []string{"d", "other"} {
+		if c, err := b.once(t, domain, "id", limiter.NamedCharge{Name: "one", Count: 2}, limiter.NamedCharge{Name: "watched", Count: 3}); err != nil || c.Denied || c.Replayed {
+			t.Errorf("%s: error %v, denied %v, repeated %v; want allowed", domain, err, c.Denied, c.Replayed)
+		}
+		if one, watched := remaining(domain, "one"), remaining(domain, "watched"); one != 8 || watched != 7 {
+			t.Errorf("%s: %d and %d are left; want 8 and 7", domain, one, watched)
+		}
+	}
+	for name, pair := range map[string][2][]limiter.NamedCharge{
+		"a reservation":     {{{Name: "one", Count: 1}}, {{Name: "one", Count: 1, Reserve: true}}},
+		"another number":    {{{Name: "one", Count: 1}}, {{Name: "one", Count: 2}}},
+		"another limit":     {{{Name: "one", Count: 1}}, {{Name: "two", Count: 1}}},
+		"keys of two forms": {{{Name: "one", Key: []string{"two", "1", "false"}, Count: 1}, {Name: "two", Count: 1}}, {{Name: "one", Count: 1}, {Name: "two", Key: []string{"two", "1", "false"}, Count: 1}}},
+	} {
+		if _, err := b.once(t, "d", name, pair[0]...); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.once(t, "d", name, pair[1]...); !errors.Is(err, backend.ErrReused) {
+			t.Errorf("%s: got the error %v, want backend.ErrReused", name, err)
+		}
+	}
+}
+
+func TestPartsOfAnIdempotencyIDAreSeparate(t *testing.T) {
+	if limiter.IdempotencyID("a", "bc") == limiter.IdempotencyID("ab", "c") || limiter.IdempotencyID("a", "b") == limiter.IdempotencyID("a", "b", "") {
+		t.Error("different parts have the same ID")
+	}
+	if limiter.IdempotencyID("a", "\x00b") == limiter.IdempotencyID("a\x00", "b") {
+		t.Error("parts that a zero byte could separate have the same ID")
+	}
+	if limiter.IdempotencyID("a", "b") != limiter.IdempotencyID("a", "b") {
+		t.Error("equal parts have different IDs")
+	}
+}
+
+// The digest of a request covers the values of its keys, and the limits that come with it.
+func TestAnIDWithAnotherRequestIsRefused(t *testing.T) {
+	inline := func(rate int64) *descriptors.Policy {
+		l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: sec})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &descriptors.Policy{Domain: "d", Name: "own", Limit: &l, Prefix: descriptors.Prefix("d", "inline", "own", l.Kind)}
+	}
+	for name, pair := range map[string][2]limiter.NamedCharge{
+		"key":    {{Name: "one", Key: []string{"a"}, Count: 1}, {Name: "one", Key: []string{"b"}, Count: 1}},
+		"inline": {{Name: "own", Count: 1, Inline: inline(5)}, {Name: "own", Count: 1, Inline: inline(6)}},
+	} {
+		b := newBench(t, "domain: d\nlimits:\n  one: {algorithm: fixed_window, rate: 10, period: 1d}\n")
+		if _, err := b.once(t, "d", "id", pair[0]); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.once(t, "d", "id", pair[1]); !errors.Is(err, backend.ErrReused) {
+			t.Errorf("%s: got %v, want %v", name, err, backend.ErrReused)
+		}
+	}
+}
+
+// A store that does not know the outcome of an ID has not failed, so on_backend_failure does not apply.
+func TestAPendingIDIsAnError(t *testing.T) {
+	b := newBench(t, "domain: d\nlimits:\n  one: {algorithm: fixed_window, rate: 10, period: 1d, on_backend_failure: allow}\n")
+	for _, want := range []error{backend.ErrPending, backend.ErrReused} {
+		b.store.err = want
+		if c, err := b.once(t, "d", "id", limiter.NamedCharge{Name: "one", Count: 1}); !errors.Is(err, want) {
+			t.Errorf("got %+v, %v; want the error %v", c.Verdict, err, want)
+		}
+	}
+}
+
+// If the credits of a plan have changed, a request with the same ID is not a repetition. So it is an error, like any
+// reuse of the ID.
+func TestAnIDIsOfOnePayer(t *testing.T) {
+	const yaml = `
+domain: d
+hash_tag: domain
+limits:
+  calls: {algorithm: token_bucket, rate: 10, period: 1m, then: credits}
+  credits: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 20}
+  more: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 20}
+`
+	b := newBench(t, yaml)
+	if _, err := b.once(t, "d", "id", limiter.NamedCharge{Name: "calls", Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	b.swap(t, strings.Replace(yaml, "then: credits", "then: more", 1))
+	if _, err := b.once(t, "d", "id", limiter.NamedCharge{Name: "calls", Count: 1}); !errors.Is(err, backend.ErrReused) {
+		t.Errorf("got the error %v, want backend.ErrReused", err)
+	}
+}

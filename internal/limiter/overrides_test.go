@@ -1,0 +1,130 @@
+package limiter_test
+
+import (
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+func TestOverridesInRequestsReplaceLimits(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: known, rate_limit: {unit: hour, requests_per_unit: 1}}
+`)
+	send := func(text string, o limiter.Override) *limiter.Call {
+		entries, err := descriptors.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &limiter.Call{}
+		c.Request.Domain = "d"
+		*c.AddDescriptor() = limiter.Descriptor{Entries: entries, Cost: 1, Override: o, HasOverride: true}
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	minute := limiter.Override{Rate: 3, Period: 60 * algorithms.Second}
+	for i := range 3 {
+		if c := send("known=1", minute); c.Denied || c.Results[0].Decision.Remaining != int64(2-i) {
+			t.Errorf("request %d of 3 a minute: %+v; want allowed and %v remaining", i+1, c.Results, int64(2-i))
+		}
+	}
+	// The next request overrides the limit with another number. Units that were already consumed in the window
+	// must still count.
+	lower, higher := minute, minute
+	lower.Rate, higher.Rate = 1, 4
+	if c := send("known=1", lower); !c.Denied {
+		t.Errorf("3 used of 1: %+v; want denied", c.Results)
+	}
+	if c := send("known=1", higher); c.Denied {
+		t.Errorf("3 used of 4: %+v; want allowed", c.Results)
+	}
+	if c := send("known=1", higher); !c.Denied {
+		t.Errorf("4 used of 4: %+v; want denied", c.Results)
+	}
+	unknown := limiter.Override{Rate: 5}
+	if c := send("known=2", unknown); c.Denied || c.Results[0].Policy.Name != "known" {
+		t.Errorf("an unknown unit, want the configured limit: %+v", c.Results)
+	}
+	if c := send("strange=1", unknown); !c.Denied || !c.Never {
+		t.Errorf("an unknown unit without a configured limit, want denied: %+v", c.Verdict)
+	}
+	if c := send("strange=1", limiter.Override{Period: 60 * algorithms.Second}); !c.Denied || !c.Never {
+		t.Errorf("an override of 0 never allows: %+v; want denied and never", c.Verdict)
+	}
+}
+
+// With share_threshold, overrides for different values share one bucket of the bound (max_override).
+func TestABoundOfOverridesIsSharedLikeItsLimit(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: path, value: 'a*', share_threshold: true, max_override: {unit: day, requests_per_unit: 3}, rate_limit: {unit: day, requests_per_unit: 1}}
+`)
+	send := func(value string) *limiter.Call {
+		c := &limiter.Call{}
+		c.Request.Domain = "d"
+		*c.AddDescriptor() = limiter.Descriptor{
+			Entries: []descriptors.Entry{{Key: "path", Value: value}}, Cost: 1, HasOverride: true, Override: limiter.Override{Rate: 100, Period: algorithms.Day},
+		}
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for i, value := range []string{"a1", "a2", "a1", "a2", "a3"} {
+		if c := send(value); c.Denied != (i >= 3) {
+			t.Errorf("request %d, %s: denied %v; want 3 requests allowed", i+1, value, c.Denied)
+		}
+	}
+}
+
+func TestABoundAtADescriptorTakesPrecedence(t *testing.T) {
+	b := newBench(t, `
+domain: d
+max_override: {unit: day, requests_per_unit: 1}
+descriptors:
+  - {key: path, max_override: {unit: day, requests_per_unit: 3}, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: other, rate_limit: {unit: day, requests_per_unit: 1}}
+`)
+	for key, want := range map[string]int{"path": 3, "other": 1} {
+		allowed := 0
+		for range 5 {
+			c := &limiter.Call{}
+			c.Request.Domain = "d"
+			*c.AddDescriptor() = limiter.Descriptor{
+				Entries: []descriptors.Entry{{Key: key, Value: "a"}}, Cost: 1, HasOverride: true, Override: limiter.Override{Rate: 100, Period: algorithms.Day},
+			}
+			if err := b.Check(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+			if !c.Denied {
+				allowed++
+			}
+		}
+		if allowed != want {
+			t.Errorf("%s: %d allowed, want %d", key, allowed, want)
+		}
+	}
+}
+
+// If the only limit is unlimited for a key, an override of it decides alone.
+func TestAnOverrideOfAnUnlimitedKeyHasOneResult(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.adjust("window", map[string]adjust.Change{"free": {Unlimited: true}, "less": {Rate: number(2)}})
+	for user, want := range map[string]int{"free": 1, "less": 2} {
+		c := &limiter.Call{}
+		c.Request.Domain = "d"
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: "window", Value: user}}, 1
+		d.HasOverride, d.Override = true, limiter.Override{Rate: 7, Period: minute}
+		if err := b.Check(t.Context(), c); err != nil || len(c.Results) != want {
+			t.Errorf("%s: error %v, %d results; want %d", user, err, len(c.Results), want)
+		}
+	}
+}

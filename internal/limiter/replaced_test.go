@@ -1,0 +1,102 @@
+package limiter_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+func TestReplacedAndUnlimitedCostNothing(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: base, rate_limit: {unit: hour, requests_per_unit: 1, name: base}}
+  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: base}]}}
+  - {key: free, rate_limit: {unlimited: true}}
+`)
+	for range 5 {
+		c := b.send(t, 1, "base=1", "vip=1", "free=1")
+		if c.Denied || c.Results[0].Outcome != limiter.Replaced || c.Results[2].Outcome != limiter.Unlimited || c.Statuses[0].Result != -1 {
+			t.Fatalf("got %+v; want it allowed, the outcomes %v and %v of the first and the third result, and no result in the first status", c.Verdict, limiter.Replaced, limiter.Unlimited)
+		}
+	}
+	if n := b.left(t, "base=1"); n != 1 {
+		t.Errorf("base has %d left, want 1", n)
+	}
+}
+
+// The limit vip replaces base and free, but free is unlimited, so only base is replaced. The override of the descriptor
+// unknown does not compile. So it has no limit to replace, and is denied.
+func TestOnlyALimitWithNumbersIsReplaced(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: base, rate_limit: {unit: hour, requests_per_unit: 5, name: base}}
+  - {key: free, rate_limit: {unlimited: true, name: free}}
+  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: base}, {name: free}]}}
+`)
+	c := &limiter.Call{}
+	c.Request.Domain = "d"
+	for _, key := range []string{"base", "free", "vip", "unknown"} {
+		d := c.AddDescriptor()
+		d.Entries, d.Cost, d.HasOverride = []descriptors.Entry{{Key: key, Value: "1"}}, 1, key == "unknown"
+	}
+	if err := b.Check(t.Context(), c); err != nil || len(c.Results) != 4 {
+		t.Fatalf("error %v, %d results; want 4", err, len(c.Results))
+	}
+	for i, want := range []limiter.Outcome{limiter.Replaced, limiter.Unlimited, limiter.Allowed, limiter.Denied} {
+		if got := c.Results[i].Outcome; got != want {
+			t.Errorf("result %d: outcome %d, want %d", i, got, want)
+		}
+	}
+}
+
+// If a request has this many limits, a table finds the replaced ones.
+func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
+	var yaml strings.Builder
+	yaml.WriteString("domain: d\ndescriptors:\n")
+	var texts []string
+	for i := range 12 {
+		fmt.Fprintf(&yaml, "  - {key: low%d, rate_limit: {name: low%d, unit: hour, requests_per_unit: 1}}\n", i, i)
+		fmt.Fprintf(&yaml, "  - {key: high%d, rate_limit: {unit: hour, requests_per_unit: 10, replaces: [{name: low%d}]}}\n", i, i)
+		texts = append(texts, fmt.Sprintf("low%d=1", i), fmt.Sprintf("high%d=1", i))
+	}
+	b := newBench(t, yaml.String())
+	c := b.send(t, 5, texts...)
+	if c.Denied {
+		t.Fatalf("denied: %+v", c.Verdict)
+	}
+	for i := range c.Results {
+		if r := &c.Results[i]; (r.Outcome == limiter.Replaced) != (i%2 == 0) {
+			t.Errorf("%s: outcome %d; want %v", texts[i], r.Outcome, i%2 == 0)
+		}
+	}
+}
+
+func TestOfManyLimitsTheNamedOneIsReplaced(t *testing.T) {
+	var yaml strings.Builder
+	yaml.WriteString("domain: d\ndescriptors:\n  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: n3}]}}\n  - {key: free, rate_limit: {unlimited: true, name: free}}\n")
+	keys := []string{"vip", "free", "unknown"}
+	for i := range 20 {
+		fmt.Fprintf(&yaml, "  - {key: k%d, rate_limit: {unit: hour, requests_per_unit: 5, name: n%d}}\n", i, i)
+		keys = append(keys, fmt.Sprint("k", i))
+	}
+	b, c := newBench(t, yaml.String()), &limiter.Call{}
+	c.Request.Domain = "d"
+	for _, key := range keys {
+		d := c.AddDescriptor()
+		d.Entries, d.Cost, d.HasOverride = []descriptors.Entry{{Key: key, Value: "1"}}, 1, key == "unknown"
+	}
+	if err := b.Check(t.Context(), c); err != nil || len(c.Results) != len(keys) {
+		t.Fatalf("error %v, %d results; want %d", err, len(c.Results), len(keys))
+	}
+	for i, key := range keys {
+		want := map[string]limiter.Outcome{"free": limiter.Unlimited, "unknown": limiter.Denied, "k3": limiter.Replaced}[key]
+		if got := c.Results[i].Outcome; got != want {
+			t.Errorf("%s: outcome %d, want %d", key, got, want)
+		}
+	}
+}
