@@ -3,6 +3,7 @@ package config
 import (
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -61,5 +62,25 @@ func TestAuthSettingsAreCompiled(t *testing.T) {
 	}
 	if s, problems := Compile([]File{{"a.yaml", []byte("domain: a\nauth: {}")}}, Options{}); s.Auth == nil || s.Auth.Allow || s.Auth.IPv6Prefix != 64 || len(s.Auth.Trusted) > 0 || s.Auth.TrustUnix {
 		t.Errorf("an empty section auth: got %+v, %v; want Allow false, IPv6Prefix 64, and no trusted proxies", s.Auth, problems)
+	}
+}
+
+func TestWarningsAboutTrustedProxies(t *testing.T) {
+	const domain = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
+	for network, want := range map[string]string{
+		"::ffff:0.0.0.0/96": "0.0.0.0/0", "0.0.0.0/0": "0.0.0.0/0", "::/0": "::/0",
+		"::ffff:10.0.0.0/104": "10.0.0.0/8", "::ffff:192.0.2.1": "192.0.2.1/32",
+	} {
+		s, problems := Compile(numbered([]string{domain + "auth: {trusted_proxies: ['" + network + "'], routes: [{descriptors: [[{key: k, from: client_ip}]]}]}\n"}), Options{})
+		all := strings.HasSuffix(want, "/0")
+		if s == nil || len(s.Auth.Trusted) != 1 || s.Auth.Trusted[0].String() != want || strings.Contains(problems.Error(), "trusts every client") != all {
+			t.Errorf("%s: got %+v, %v; want %s, and a warning: %t", network, s, problems, want, all)
+		}
+	}
+	for source, want := range map[string]bool{"client_ip": true, "client_network": true, "path": false} {
+		_, problems := Compile(numbered([]string{domain + "auth: {routes: [{descriptors: [[{key: k, from: " + source + "}]]}]}\n"}), Options{})
+		if got := strings.Contains(problems.Error(), "because no proxy is trusted"); got != want || problems.Bad() {
+			t.Errorf("%s: warned: %t, want %t; the problems are %v", source, got, want, problems)
+		}
 	}
 }

@@ -3,9 +3,7 @@ package config
 import (
 	"bytes"
 	"fmt"
-	"maps"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
@@ -488,20 +486,6 @@ func TestFilesLargerThanTheBoundsAreRefused(t *testing.T) {
 	}
 }
 
-func TestEditDistance(t *testing.T) {
-	for _, c := range []struct {
-		a, b string
-		want int
-	}{{"", "", 0}, {"", "abc", 3}, {"abc", "abc", 0}, {"abc", "acb", 1}, {"vlaue", "value", 1}, {"xb", "by", 2}, {"bx", "yb", 2}, {"kitten", "sitting", 3}, {strings.Repeat("x", 65), "x", 66}} {
-		if got := distance(c.a, c.b); got != c.want {
-			t.Errorf("from %q to %q: %d, want %d", c.a, c.b, got, c.want)
-		}
-		if got := distance(c.b, c.a); got != c.want {
-			t.Errorf("from %q to %q: %d, want %d", c.b, c.a, got, c.want)
-		}
-	}
-}
-
 func FuzzCompile(f *testing.F) {
 	for _, pattern := range []string{".good.yaml", ".bad.yaml"} {
 		for _, file := range fixtures(f, pattern) {
@@ -524,37 +508,4 @@ func FuzzCompile(f *testing.F) {
 			}
 		}
 	})
-}
-
-// Equal parts of limits are stored once and shared.
-func TestLimitsThatDifferShareNothing(t *testing.T) {
-	limits := map[string]string{
-		"a": `lease: {max: 1%, for: 100ms}`, "b": `lease: {max: 2%, for: 100ms}`,
-		"c": `shards: 2`, "e": `shards: 4`,
-		"f": `settle: {estimate: 10, unknown_cost: most, most: 70}`, "g": `settle: {estimate: 20}`,
-	}
-	text := "domain: d\ndescriptors:\n" // one key with many values, so that the limits differ only in the part under test
-	for _, value := range slices.Sorted(maps.Keys(limits)) {
-		text += fmt.Sprintf("  - {key: x, value: %s, descriptors: [{key: k, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, %s}}]}\n", value, limits[value])
-	}
-	s := good(t, Options{}, text)
-	of := func(value string) *descriptors.Extras {
-		t.Helper()
-		for _, p := range s.Policies {
-			if p.Name == "x_"+value+".k" {
-				return p.Extras
-			}
-		}
-		t.Fatalf("found no limit below x=%s; want one", value)
-		return nil
-	}
-	if a, b := of("a").Lease.Most, of("b").Lease.Most; a != 10 || b != 20 {
-		t.Errorf("leases of %d and %d, want 10 and 20", a, b)
-	}
-	if c, e := of("c").Shards[0].Capacity, of("e").Shards[0].Capacity; c != 500 || e != 250 {
-		t.Errorf("shards of %d and %d, want 500 and 250", c, e)
-	}
-	if f, g := of("f").Settle, of("g").Settle; f.Estimate != 10 || f.Unknown != 70 || g.Estimate != 20 || g.Unknown != -1 {
-		t.Errorf("%+v and %+v; want f.Estimate 10, f.Unknown 70, g.Estimate 20 and g.Unknown -1", f, g)
-	}
 }

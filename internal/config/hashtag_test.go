@@ -62,3 +62,54 @@ descriptors:
 		t.Errorf("slots of tenant=gold %d, path=/ %d; want %d, that of the text gold, and 0", slot("tenant=gold"), slot("path=/"), descriptors.SlotNumber("gold"))
 	}
 }
+
+// A Redis Cluster charges a group of limits in several steps if they can be in different slots. There must be no warning
+// about limits that deny nothing, are charged one by one, or have one slot because of hash_tag.
+func TestWarningsAboutSlots(t *testing.T) {
+	const plain = "{unit: day, requests_per_unit: 1}"
+	for name, test := range map[string]struct {
+		second, settings string
+		warned           bool
+	}{
+		"two limits":   {"{unit: hour, requests_per_unit: 1}", "", true},
+		"shadow mode":  {"{unit: hour, requests_per_unit: 1, shadow_mode: true}", "", false},
+		"quota mode":   {"{unit: hour, requests_per_unit: 1, quota_mode: true}", "", false},
+		"unlimited":    {"{unlimited: true}", "", false},
+		"one by one":   {"{unit: hour, requests_per_unit: 1}", "consume: each\n", false},
+		"one slot":     {"{unit: hour, requests_per_unit: 1}", "hash_tag: domain\n", false},
+		"slot of k":    {"{unit: hour, requests_per_unit: 1}", "hash_tag: entry:k\n", false},
+		"slot of none": {"{unit: hour, requests_per_unit: 1}", "hash_tag: entry:other\n", true},
+	} {
+		_, problems := Compile(numbered([]string{"domain: d\n" + test.settings + "descriptors: [{key: k, rate_limit: [" + plain + ", " + test.second + "]}]\n"}), Options{Cluster: true})
+		if got := strings.Contains(problems.Error(), "in several steps"); got != test.warned || problems.Bad() {
+			t.Errorf("%s: warned: %v, want %v; the problems are %s", name, got, test.warned, problems.Error())
+		}
+	}
+	if text := bad(t, Options{}, "domain: d\nhash_tag: 'entry:'\n"); !strings.Contains(text, "hash_tag must be") {
+		t.Errorf("an entry without a key: got %s; want a mistake", text)
+	}
+}
+
+func TestTheSlotOfALaterValue(t *testing.T) {
+	s := good(t, Options{}, `
+domain: d
+hash_tag: entry:user
+descriptors:
+  - key: path
+    descriptors:
+      - key: method
+        value: GET
+        descriptors:
+          - key: user
+            rate_limit: {unit: day, requests_per_unit: 1}
+  - key: any*
+    rate_limit: {unit: day, requests_per_unit: 1}
+`)
+	p := one(t, s, "d", "path=/a,method=GET,user=ann")
+	if want := (descriptors.Slot{Value: 2}); p.Extra().Slot != want {
+		t.Errorf("the slot is %+v, want that of the second value", p.Extra().Slot)
+	}
+	if p := one(t, s, "d", "anything=1"); !p.Whole || p.Extra().Slot != (descriptors.Slot{Entry: "user"}) {
+		t.Errorf("the slot of %+v is %+v, want that of the entry user, for a whole descriptor", p, p.Extra().Slot)
+	}
+}

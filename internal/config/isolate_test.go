@@ -259,3 +259,62 @@ func TestAMistakeAffectsOnlyItsMessage(t *testing.T) {
 		}
 	}
 }
+
+// Domain b has a mistake and keeps its last version. Together with the changed domain a it has more than MaxLimits
+// limits. The configuration in use must still have at most MaxLimits, and a message must state the problem.
+func TestKeptDomainsCountTowardsTheMostLimits(t *testing.T) {
+	k := newKeeper(t)
+	k.Keeper = NewKeeper(Options{MaxLimits: 3})
+	two := func(domain string) string {
+		return "domain: " + domain + "\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}, {key: b, rate_limit: {unit: day, requests_per_unit: 2}}]\n"
+	}
+	if got, stale, problems := k.load("a.yaml="+of("a", 7), "b.yaml="+two("b")); got != "a 7; b 1 2" || stale != "" {
+		t.Fatalf("got %q, stale %q, %v; want both domains", got, stale, problems)
+	}
+	got, stale, problems := k.load("a.yaml="+two("a"), "b.yaml="+of("b", -1))
+	limits := 0
+	for _, b := range k.used {
+		limits += len(b.Policies)
+	}
+	if limits > 3 || !strings.Contains(problems.Error(), "more than 3 limits") {
+		t.Errorf("got %q, stale %q, with %d limits; the problems are %s; want at most 3, and a message about it", got, stale, limits, problems.Error())
+	}
+}
+
+// The function within determines which domains are below an unreadable folder, so that they keep their last version.
+func TestADomainBelowAnUnreadableFolderIsKept(t *testing.T) {
+	for file, root := range map[string]string{"a/b/c.yaml": "a", "a/b.yaml": "a/b.yaml", "a/..b.yaml": "a"} {
+		if !within(filepath.FromSlash(file), filepath.FromSlash(root)) {
+			t.Errorf("%s is not below %s", file, root)
+		}
+	}
+	for file, root := range map[string]string{"ab/c.yaml": "a", "c.yaml": "a", "a.yaml": "a/b"} {
+		if within(filepath.FromSlash(file), filepath.FromSlash(root)) {
+			t.Errorf("%s is below %s", file, root)
+		}
+	}
+}
+
+func TestADocumentWithoutADomainAddsNone(t *testing.T) {
+	k := newKeeper(t)
+	k.load("a.yaml=" + of("a", 1))
+	domains, stale, problems := k.load("a.yaml="+of("a", 2), "x.yaml=descriptors: [{key: k, limit: missing}]\n")
+	if domains != "a 2" || stale != "" || !problems.Bad() {
+		t.Errorf("got %q, stale %q, %v; want domain a alone, none stale, and a mistake", domains, stale, problems)
+	}
+}
+
+// If the limit that pays for another one has a mistake, only that mistake is reported, and the domain keeps its last
+// valid version.
+func TestAPayerWithAMistake(t *testing.T) {
+	const file = "domain: d\nhash_tag: domain\nlimits:\n  plan: {algorithm: fixed_window, rate: %d, period: 1h, then: credits}\n" +
+		"  credits: {algorithm: %s, rate: 5, period: 1h}\ndescriptors: [{key: k, limit: plan}]\n"
+	k := newKeeper(t)
+	domains, stale, problems := k.load("d.yaml=" + fmt.Sprintf(file, 1, "fixed_window"))
+	if domains == "" || stale != "" || problems.Bad() {
+		t.Fatalf("got %q, stale %q, %v; want a valid configuration", domains, stale, problems)
+	}
+	if again, stale, problems := k.load("d.yaml=" + fmt.Sprintf(file, 2, "no")); again != domains || stale != "d" || len(problems) != 1 || !strings.Contains(problems.Error(), "algorithm must be one of") {
+		t.Errorf("got %q, stale %q, %v; want %q, stale, and one mistake of the algorithm", again, stale, problems, domains)
+	}
+}

@@ -316,36 +316,6 @@ func TestAChangedFileHasTheSettingsOfItsDomain(t *testing.T) {
 	}
 }
 
-func TestLimitsThatDifferInOneSettingShareNothing(t *testing.T) {
-	for _, pair := range [][2]string{
-		{"unit_name: tokens", "unit_name: requests"},
-		{"weights: {in: 1}", "weights: {in: 2}"},
-		{"max_delay: 1s", "max_delay: 2s"},
-		{"deny_body: openai", "deny_body: anthropic"},
-		{"lease: {max: 10%, for: 100ms}", "lease: {max: 10%, for: 200ms}"},
-		{"on_backend_failure: local, local_share: 20%", "on_backend_failure: local, local_share: 40%"},
-		{"settle: {estimate: 2}", "settle: {estimate: 3}"},
-		{"settle: {estimate: 2, ttl: 1m}", "settle: {estimate: 2, ttl: 2m}"},
-		{"shards: 2", "shards: 3"},
-	} {
-		text := "domain: d\ndescriptors:\n"
-		for i, setting := range pair {
-			algorithm := "token_bucket"
-			if strings.HasPrefix(setting, "max_delay") {
-				algorithm = "leaky_bucket"
-			}
-			text += fmt.Sprintf("- {key: k%d, value: x, rate_limit: {algorithm: %s, rate: 100, period: 1s, %s}}\n", i, algorithm, setting)
-		}
-		s, problems := Compile([]File{{"f.yaml", []byte(text)}}, Options{})
-		if s == nil {
-			t.Fatalf("%v: %v", pair, problems)
-		}
-		if one, two := s.Policies[0].Extra(), s.Policies[1].Extra(); reflect.DeepEqual(one, two) {
-			t.Errorf("%v: both have the settings %+v", pair, *one)
-		}
-	}
-}
-
 // A part of a file that moves to another file may have another meaning there, so the hash must change.
 func TestTheHashDependsOnTheFilesOfAConfiguration(t *testing.T) {
 	const first, moved, second = "domain: d\ndescriptors: []\n", "# a comment\n", "domain: e\ndescriptors: []\n"
@@ -378,76 +348,13 @@ func TestAChangedFileMayHaveThePatternOfAnother(t *testing.T) {
 	}
 }
 
-func TestListsOfNamesHaveDifferentTexts(t *testing.T) {
-	seen := map[string][]string{}
-	for _, list := range [][]string{nil, {""}, {"", ""}, {"a", "b"}, {"b", "a"}, {"ab"}, {"a\x00.b"}, {"a\x00", "b"}, {"a", "\x00b"}, {"a\x00\x00.b"}} {
-		text := joined(list)
-		if was, ok := seen[text]; ok {
-			t.Errorf("%q and %q have one text", was, list)
+// The key domain of a document is at the start of a line. That of a route is indented.
+func TestLikelyDomains(t *testing.T) {
+	for text, want := range map[string]string{
+		"domain: a\n": "a", "# x\ndomain: \"a b\" # c\n---\ndomain: 'c'": "a b,c", "auth:\n  domain: a\nsubdomain: b\n": "", "domain:": "", "": "",
+	} {
+		if got := strings.Join(likelyDomains([]byte(text)), ","); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
 		}
-		seen[text] = list
-	}
-}
-
-func TestAPercentileIsAQuantile(t *testing.T) {
-	for text, want := range map[string]float64{"p1": 0.01, "p50": 0.5, "p90": 0.9, "p99": 0.99} {
-		s, problems := Compile([]File{{"f.yaml", []byte("domain: d\ndescriptors:\n- {key: k, rate_limit: {algorithm: token_bucket, rate: 10, period: 1s, " +
-			"settle: {estimate: {learn: " + text + ", first: 5}}}}\n")}}, Options{})
-		if s == nil {
-			t.Fatal(problems)
-		}
-		if got := s.Policies[0].Extra().Settle.Learn.Quantile; got != want {
-			t.Errorf("%s: learns the quantile %v, want %v", text, got, want)
-		}
-	}
-}
-
-// Each value of a key in per has an estimate of its own, also in a nested descriptor, but not a value with a "*".
-func TestEstimatesKnowTheValuesOfNestedDescriptors(t *testing.T) {
-	s, problems := Compile([]File{{"f.yaml", []byte(`
-domain: d
-limits:
-  tokens: {algorithm: fixed_window, rate: 100, period: 1d, settle: {estimate: {learn: p90, first: 5, per: [model]}}}
-descriptors:
-- key: user
-  limit: tokens
-  descriptors:
-  - {key: model, value: large, limit: tokens}
-- {key: model, value: small, limit: tokens}
-- {key: model, value: 'm*', limit: tokens}
-`)}}, Options{})
-	if s == nil {
-		t.Fatal(problems)
-	}
-	want := map[string]bool{"large": true, "small": true}
-	if got := s.Domains["d"].Named["tokens"].Extra().Settle.Learn.Values["model"]; !reflect.DeepEqual(got, want) {
-		t.Errorf("got the values %v, want %v", got, want)
-	}
-}
-
-func TestThePayerHasTheMetadataOfItsDescriptor(t *testing.T) {
-	s, problems := Compile([]File{{"f.yaml", []byte(`
-domain: d
-hash_tag: domain
-limits:
-  plan: {algorithm: token_bucket, rate: 1, period: 1m, then: credits}
-  credits: {algorithm: token_bucket, rate: 1, period: 1h}
-descriptors:
-- {key: user, limit: plan, metadata: {tier: gold}}
-`)}}, Options{})
-	if s == nil {
-		t.Fatal(problems)
-	}
-	payers := 0
-	for _, p := range s.Policies {
-		if then := p.Extra().Then; then != nil && p.Extra().Metadata != nil {
-			payers++
-			if !reflect.DeepEqual(then.Extra().Metadata, p.Extra().Metadata) {
-				t.Errorf("the payer has the metadata %v, want %v", then.Extra().Metadata, p.Extra().Metadata)
-			}
-		}
-	}
-	if payers != 1 {
-		t.Errorf("%d limits with metadata have a payer, want 1", payers)
 	}
 }

@@ -1,12 +1,11 @@
 package descriptors
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
-
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // treeOf returns a Tree of paths. A path is a list of patterns (see patternOf) with commas between them. Paths
@@ -137,50 +136,62 @@ func TestExplainAgreesWithMatch(t *testing.T) {
 	})
 }
 
-func TestWords(t *testing.T) {
-	at := func(m algorithms.Micros) *algorithms.Micros { return &m }
-	n := func(n int64) *int64 { return &n }
-	const minute = 60 * algorithms.Second
-	for want, spec := range map[string]algorithms.Spec{
-		"token bucket: 10 per 1m, up to 10 at once":                                        {Kind: algorithms.TokenBucket, Rate: 10, Period: minute},
-		"token bucket: 10 per 1m, up to 20 at once; starts with 5":                         {Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Capacity: n(20), Initial: n(5)},
-		"token bucket: 10 per 1m, up to 10 at once; reservations up to 8 ahead":            {Kind: algorithms.TokenBucket, Rate: 10, Period: minute, MaxReserved: n(8)},
-		"token bucket: 6 per 2s guaranteed, and a bank of up to 20 that fills at 1 per 1s": {Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second, Capacity: n(20), Minimum: &algorithms.Rate{Units: 6, Period: 2 * algorithms.Second}},
-		"token bucket: 10 per 1m, up to 10 at once; overdraw: consumes every cost, and denies while in debt": {
-			Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Overdraw: true},
-		"token bucket: 10 per 1m, up to 10 at once; penalty: after 3 denied within 1m a bucket is blocked for 5m, twice as long each time, up to 1h": {
-			Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Penalty: &algorithms.Penalty{After: 3, For: 5 * minute, Max: 60 * minute}},
-		"fixed window: 5 in each 1h, starting with the clock (UTC)":                                     {Kind: algorithms.FixedWindow, Rate: 5, Period: 60 * minute, Start: at(0)},
-		"fixed window: 5 in each 1d, starting 8h after the clock's (UTC)":                               {Kind: algorithms.FixedWindow, Rate: 5, Period: algorithms.Day, Start: at(8 * 60 * minute)},
-		"fixed window: 5 in each 7d, saved up to 9, each key's windows starting at a moment of its own": {Kind: algorithms.FixedWindow, Rate: 5, Period: 7 * algorithms.Day, Capacity: n(9)},
-		"sliding window: 5 in any 1m30s, the last window weighted by how much of it is still covered":   {Kind: algorithms.SlidingWindow, Rate: 5, Period: 90 * algorithms.Second},
-		"sliding log: 5 in any 200ms, exactly":                                                          {Kind: algorithms.SlidingLog, Rate: 5, Period: 200_000},
-		"leaky bucket: one at a time, 5 per 1m, no queue":                                               {Kind: algorithms.LeakyBucket, Rate: 5, Period: minute},
-		"leaky bucket: one at a time, 5 per 1m, a queue of 50":                                          {Kind: algorithms.LeakyBucket, Rate: 5, Period: minute, Capacity: n(50)},
-		"allows nothing": {Kind: algorithms.FixedWindow, Rate: 0, Period: minute},
-	} {
-		limit, err := algorithms.Compile(spec)
+func TestExplainAtItsEdges(t *testing.T) {
+	explain := func(descriptor string, paths ...string) Explanation {
+		entries, err := Parse(descriptor)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := (&Policy{Limit: &limit}).Words(); got != want {
-			t.Errorf("got  %s\nwant %s", got, want)
-		}
+		return treeOf(t, paths...).Explain(entries)
 	}
-	if got := (&Policy{Unlimited: true}).Words(); got != "unlimited" {
-		t.Errorf("got %s, want unlimited", got)
+	if m := explain("user=1,deep=1", "user!", "user,deep,end!").Miss; m == nil || m.Reason != TooShort || m.Shorter != 1 || m.More != 0 {
+		t.Errorf("got %+v, want too short, and a limit for the first entry", m)
+	}
+	if m := explain("user=1", "user,a,b,c!").Miss; m == nil || !strings.HasSuffix(m.String(), "under a,b,c") {
+		t.Errorf("got %v, want the whole way to the limit", m)
+	}
+	if m := explain("user=1", "user,any*!").Miss; m == nil || !strings.HasSuffix(m.String(), "under any*") {
+		t.Errorf("got %v, want the key with a *", m)
+	}
+	if m := explain("other=1", "any*!").Miss; m == nil || m.Reason != NoKey {
+		t.Errorf("got %v, want that there is no such key", m)
+	}
+	if m := explain(`k=\\a`, `k=\\a1!`, "k=a!", "k=b!").Miss; m == nil || m.Near[0] != "a" {
+		t.Errorf("got %v, want the value a first", m)
+	}
+	if s := explain("k=ab", "k^=ab!", "k=*b!", "k=a*!").Steps; len(s) != 1 || s[0].Pattern != "k=ab*" || strings.Join(s[0].Over, " ") != "k=*b k=a*" {
+		t.Errorf("got %+v, want the prefix ab, and the other patterns in their order", s)
 	}
 }
 
-func TestSpan(t *testing.T) {
-	for span, want := range map[algorithms.Micros]string{
-		0: "0s", 1: "1µs", 1500: "1ms500µs", algorithms.Second: "1s", 60 * algorithms.Second: "1m", 90 * algorithms.Second: "1m30s",
-		3600 * algorithms.Second: "1h", 3660 * algorithms.Second: "1h1m", 3601 * algorithms.Second: "1h0m1s",
-		algorithms.Day: "1d", 30 * algorithms.Day: "30d", algorithms.Day + algorithms.Second: "24h0m1s", -6 * algorithms.Second: "-6s",
-		1<<62 + 1: "4611686018427s",
-	} {
-		if got := Span(span); got != want {
-			t.Errorf("%d: got %s, want %s", span, got, want)
+func TestShorterDescriptorsThatMatch(t *testing.T) {
+	tree := grow(t, "a", "a,b,c", "a,b,c,d,e")
+	for text, want := range map[string]int{"a=1": 0, "a=1,b=1": 1, "a=1,x=1": 1, "a=1,b=1,c=1": 0, "a=1,b=1,c=1,d=1": 3, "a=1,b=1,c=1,x=1": 3, "x=1": 0, "a=1,b=1,x=1": 1} {
+		entries, err := Parse(text)
+		if err != nil {
+			t.Fatal(err)
 		}
+		got := 0
+		if x := tree.Explain(entries); x.Miss != nil {
+			got = x.Miss.Shorter
+		}
+		if got != want {
+			t.Errorf("%s: %d, want %d", text, got, want)
+		}
+	}
+	short := grow(t, "key\n,x")
+	if x := short.Explain([]Entry{{"key\t", "1"}}); x.Miss == nil || x.Miss.Reason != NoKey || !slices.Equal(x.Miss.Near, []string{`key\n`}) {
+		t.Errorf("got %+v; want no such key, near %q", x.Miss, `key\n`)
+	}
+	if x := grow(t, "a", "k_*").Explain([]Entry{{"b", "1"}}); x.Miss == nil || x.Miss.Reason != NoKey || len(x.Miss.Near) != 2 {
+		t.Errorf("got %+v; want no such key, near 2 others", x.Miss)
+	}
+}
+
+func TestPatternsThatTakePrecedence(t *testing.T) {
+	tree := grow(t, "a", "a^=x", "a^=xy", "a$=z", "a_*", "a=x*y*", "a~=x.*", "a=xyz", "a^=longer than the value", "a$=longer than the value")
+	x := tree.Explain([]Entry{{"a", "xyz"}})
+	if len(x.Steps) != 1 || x.Steps[0].Pattern != "a=xyz" || x.Steps[0].How != Exact || !slices.Equal(x.Steps[0].Over, []string{"a=xy*", "a=x*", "a=*z", "a_*", "a=x*y*", "a~x.*", "a"}) {
+		t.Errorf("got %+v; want a=xyz, over the other patterns that match xyz", x.Steps)
 	}
 }

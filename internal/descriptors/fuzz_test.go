@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -29,26 +28,6 @@ func FuzzKey(f *testing.F) {
 		}
 		if len(keyA) > len(p.Prefix)+1+maxValues {
 			t.Errorf("%q: the key has %d bytes, want at most %d", one, len(keyA), len(p.Prefix)+1+maxValues)
-		}
-	})
-}
-
-// FuzzSpan checks that ParseSpan parses what Span writes up to algorithms.MaxTime, and agrees with package time
-// for units that both know.
-func FuzzSpan(f *testing.F) {
-	for _, text := range []string{"500ms", "1h30m", "2d", "1w", "9223372036854775807us", "1us1us", "", "1", "s", "-1s", "1h0m"} {
-		f.Add(text)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		span, err := ParseSpan(text)
-		if err != nil {
-			return
-		}
-		if again, err := ParseSpan(Span(span)); span <= algorithms.MaxTime && (err != nil || again != span) {
-			t.Errorf("%q is %d us, written %q, read again %d us, %v; want the same number", text, span, Span(span), again, err)
-		}
-		if d, err := time.ParseDuration(text); err == nil && d/time.Microsecond != time.Duration(span) {
-			t.Errorf("ParseSpan(%q) is %d us, want %s as in package time", text, span, d)
 		}
 	})
 }

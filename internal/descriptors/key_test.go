@@ -208,3 +208,46 @@ func TestKeyText(t *testing.T) {
 		}
 	})
 }
+
+func TestKeysOfExactly128BytesAreKept(t *testing.T) {
+	limit := algorithms.Limit{}
+	p := &Policy{Limit: &limit, Prefix: "1a\x01d\x05limit\x01n"}
+	for n, want := range map[int]byte{127: 'v', 128: 'd'} {
+		key, _ := p.AppendKeyOf(nil, []string{strings.Repeat("x", n)})
+		if got := key[len(p.Prefix)]; got != want {
+			t.Errorf("%d bytes and their length: got the form %c, want %c", n, got, want)
+		}
+	}
+}
+
+// Keys come from stores, which other programs can change. A key that does not have the layout of this version is shown as it
+// is, with escapes.
+func TestTextsOfStrangeKeys(t *testing.T) {
+	prefix := Prefix("d", "limit", "n", algorithms.TokenBucket)
+	digest := prefix + "d" + strings.Repeat("\x01", 32)
+	for key, want := range map[string]string{
+		prefix + "v": "limit n of domain d", prefix + "v\x01x\x02yz": "limit n of domain d, key x,yz", prefix + "v\x01a\x01b": "limit n of domain d, key a,b",
+		Prefix("d", "path", "n", algorithms.TokenBucket) + "v": "limit n of domain d (path)",
+		digest: "limit n of domain d, key with digest " + strings.Repeat("01", 32),
+		"":     "", "1": "1", "2b": "2b", "1b": "1b", "1b\x05ab": `1b\x05ab`, "1b\x80": `1b\x80`, "1b\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01": `1b\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01`,
+		prefix: `1b\x01d\x05limit\x01n`, prefix + "x": `1b\x01d\x05limit\x01nx`, prefix + "v\x05a": `1b\x01d\x05limit\x01nv\x05a`,
+		"2" + prefix[1:] + "v": `2b\x01d\x05limit\x01nv`, "1b\x00\x00\x00v": "limit  of domain  ()",
+		prefix + "x" + strings.Repeat("\x01", 32): `1b\x01d\x05limit\x01nx` + strings.Repeat(`\x01`, 32),
+	} {
+		if got := KeyText([]byte(key)); got != want {
+			t.Errorf("%q: got %q, want %q", key, got, want)
+		}
+	}
+}
+
+func TestHashesOfWholeDescriptors(t *testing.T) {
+	window := &Policy{Whole: true, Limit: limitOf(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: algorithms.Second})}
+	bucket := &Policy{Whole: true, Limit: limitOf(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})}
+	_, a := window.AppendKey(nil, []Entry{{"k", "a"}})
+	_, b := window.AppendKey([]byte("before"), []Entry{{"k", "b"}})
+	_, again := window.AppendKey([]byte("before"), []Entry{{"k", "a"}})
+	_, none := bucket.AppendKey(nil, []Entry{{"k", "a"}})
+	if a == 0 || b == 0 || a == b || a != again || none != 0 {
+		t.Errorf("hashes %x, %x, %x and %x; want two different ones, the first again, and 0", a, b, again, none)
+	}
+}

@@ -163,24 +163,6 @@ func TestGlobAgreesWithItsDefinition(t *testing.T) {
 	})
 }
 
-func TestExpressionsAreBounded(t *testing.T) {
-	for expression, want := range map[string]string{
-		"a(":                                   "is not a regular expression (RE2): missing closing ): `a(`",
-		"a)(b":                                 "is not a regular expression (RE2): unexpected ): `a)(b`",
-		`(a)\1`:                                "is not a regular expression (RE2): invalid escape sequence: `\\1`",
-		"\xff":                                 "is not a regular expression (RE2): invalid UTF-8: `\xff`",
-		"[a-z]{1,200}":                         "needs 403 steps; the maximum is 200, and a repetition such as {1,36} counts 36 times",
-		strings.Repeat("a", maxRegex+1):        "has 1001 bytes; the maximum is 1000",
-		strings.Repeat("(", 500):               "",
-		"((((((((((a{10}){10}){10}){10}))))))": "",
-	} {
-		_, err := RegexPattern("k", expression)
-		if err == nil || want != "" && err.Error() != want {
-			t.Errorf("%.20q: %v, want %s", expression, err, want)
-		}
-	}
-}
-
 // plain is the reference implementation of Tree, without regard for speed.
 type plain struct {
 	Pattern
@@ -316,5 +298,78 @@ func BenchmarkMatch(b *testing.B) {
 				tree.Match(entries)
 			}
 		})
+	}
+}
+
+func TestPatternsWithOneTextAreDifferent(t *testing.T) {
+	tree := treeOf(t, "k=a*!", "k~=a*!")
+	for descriptor, want := range map[string]string{"k=ab": "k=a*", "k=aa": "k=a*", "k=": "k~=a*"} {
+		if got := matchedName(t, tree, descriptor); got != want {
+			t.Errorf("%s: got %s, want %s", descriptor, got, want)
+		}
+	}
+}
+
+// "?" stands for an unknown value. CouldMatch compares only exact values, so with other patterns each value could
+// match.
+func TestCouldMatch(t *testing.T) {
+	for _, c := range []struct {
+		paths    string
+		possible string
+		want     bool
+	}{
+		{"a", "", false},
+		{"a", "a=1", true}, {"a", "a=?", true}, {"a", "b=1", false}, {"a", "a=1,b=1", false},
+		{"a=1", "a=1", true}, {"a=1", "a=2", false}, {"a=1", "a=?", true},
+		{"a=1 a=2", "a=1", true}, {"a=1 a=2", "a=2", true}, {"a=1 a=2", "a=3", false}, {"a=1 a=2", "a=?", true}, {"a=1 b=2", "c=?", false},
+		{"a=1,b=2", "a=1", false}, {"a=1,b=2", "a=1,b=2", true}, {"a=1,b=2", "a=?,b=2", true}, {"a=1,b=2", "a=2,b=2", false}, {"a=1,b=2", "a=1,b=3", false}, {"a=1,b=2", "a=1,b=2,c=3", false},
+		{"a=1,b=2 a=1,c=3 a=2,d=4", "a=?,d=4", true}, {"a=1,b=2 a=1,c=3 a=2,d=4", "a=1,d=4", false},
+		{"a^=x", "a=?", true}, {"a^=x", "a=y", true}, {"a^=x", "b=x", false}, {"a^=x,b", "a=x", false}, {"a^=x,b", "a=x,b=1", true},
+		{"a$=x", "a=?", true}, {"a$=x", "b=?", false}, {"a$=x,b", "a=?", false}, {"a$=x,b", "a=?,b=?", true},
+		{"a~=x+", "a=?", true}, {"a~=x+", "b=?", false}, {"a~=x+,b", "a=?", false}, {"a~=x+,b", "a=?,b=?", true},
+		{"a=x*y*", "a=?", true}, {"a=x*y*", "a=1", true}, {"a=x*y*,b", "a=?", false}, {"a=x*y*,b", "a=?,c=?", false},
+		{"a_*", "a_1=x", true}, {"a_*", "b=x", true}, {"a_*,b", "c=x", false}, {"a_*,b", "c=x,b=1", true},
+	} {
+		tree := grow(t, strings.Fields(c.paths)...)
+		var entries []Possible
+		for _, text := range strings.Split(c.possible, ",") {
+			if key, value, is := strings.Cut(text, "="); is {
+				entries = append(entries, Possible{Key: key, Value: value, Known: value != "?"})
+			}
+		}
+		if got := tree.CouldMatch(entries); got != c.want {
+			t.Errorf("%q of %q: %t, want %t", c.possible, c.paths, got, c.want)
+		}
+	}
+}
+
+func TestAPatternHasOneNode(t *testing.T) {
+	for _, texts := range []string{"a a", "a=1 a=1", "a=1 a=2 a=1", "a a=1 a", "a b a b", "a^=p a^=p", "a$=s a^=p a$=s", "a~=x a~=y a~=x", "k_* k_* a k_*", "a=1 a a=1"} {
+		tree, nodes := &Tree{}, map[string]*Node{}
+		for _, text := range strings.Fields(texts) {
+			node, added := tree.Add(nil, patternOf(t, text))
+			if was := nodes[text]; added != (was == nil) || was != nil && was != node {
+				t.Errorf("%s: %s is added: %t; want it added only the first time, and the same node later", texts, text, added)
+			}
+			nodes[text] = node
+		}
+		seen := map[*Node]bool{}
+		for text, node := range nodes {
+			if seen[node] {
+				t.Errorf("%s: %s has the node of another pattern", texts, text)
+			}
+			seen[node] = true
+		}
+	}
+	tree := &Tree{}
+	empty, _ := tree.Add(nil, Pattern{Key: "a", How: Exact})
+	if got := tree.Match([]Entry{{Key: "a", Value: "x"}}); got != nil {
+		t.Error("a pattern for the empty value matches another value")
+	}
+	if got := tree.Match([]Entry{{Key: "a"}}); got != empty {
+		t.Error("a pattern for the empty value does not match it")
+	}
+	if got := (&Tree{}).Match([]Entry{{}}); got != nil {
+		t.Error("an empty Tree matches an empty entry")
 	}
 }

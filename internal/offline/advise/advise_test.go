@@ -1,14 +1,17 @@
 package advise
 
 import (
+	"context"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"testing"
-
-	"pgregory.net/rapid"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
 const (
@@ -96,61 +99,6 @@ func TestFewClientsNamesTheAbuser(t *testing.T) {
 	}
 }
 
-var shapes = map[string]algorithms.Spec{
-	"token bucket":             {Kind: algorithms.TokenBucket, Rate: 7, Period: 60_000},
-	"fixed window":             {Kind: algorithms.FixedWindow, Rate: 7, Period: 60_000},
-	"fixed window, clock":      {Kind: algorithms.FixedWindow, Rate: 7, Period: 60_000, Start: new(algorithms.Micros(17))},
-	"fixed window, each":       {Kind: algorithms.FixedWindow, Rate: 7, Period: 60_000, TakesDenied: true},
-	"sliding window":           {Kind: algorithms.SlidingWindow, Rate: 7, Period: 60_000},
-	"sliding log":              {Kind: algorithms.SlidingLog, Rate: 7, Period: 60_000},
-	"leaky bucket":             {Kind: algorithms.LeakyBucket, Rate: 7, Period: 60_000},
-	"guaranteed minimum":       {Kind: algorithms.TokenBucket, Rate: 3, Period: 60_000, Minimum: &algorithms.Rate{Units: 2, Period: 9_000}},
-	"token bucket, penalty":    {Kind: algorithms.TokenBucket, Rate: 7, Period: 60_000, Penalty: &algorithms.Penalty{After: 2, For: second, Max: second}},
-	"token bucket, overdraw":   {Kind: algorithms.TokenBucket, Rate: 7, Period: 60_000, Overdraw: true},
-	"token bucket, in seconds": {Kind: algorithms.TokenBucket, Rate: 7, Period: 3 * second},
-}
-
-func TestNeedIsTheLeastThatDeniesNothing(t *testing.T) {
-	for name, spec := range shapes {
-		t.Run(name, func(t *testing.T) {
-			policy := policyOf(t, spec)
-			rapid.Check(t, func(t *rapid.T) {
-				h := NewMemory(0).New()
-				c, _ := h.Client([]byte("k"))
-				h.Describe(c, "k", rapid.Uint64().Draw(t, "hash"))
-				now := start
-				for range rapid.IntRange(1, 40).Draw(t, "requests") {
-					now += algorithms.Micros(rapid.OneOf(rapid.Int64Range(0, 5_000), rapid.Int64Range(0, 200_000)).Draw(t, "pause"))
-					h.Add(c, now, rapid.Int64Range(-2, 9).Draw(t, "cost"))
-				}
-				s := newShape(policy)
-				n := s.need(c)
-				if denied := denials(s.at(n), c); denied > 0 {
-					t.Fatalf("the need is %d, but a limit with it denies %d requests, want 0", n, denied)
-				}
-				if n > 1 && denials(s.at(n-1), c) == 0 {
-					t.Fatalf("the need is %d, but a limit with %d denies no request either", n, n-1)
-				}
-			})
-		})
-	}
-}
-
-// denials is the reference implementation of replay.
-func denials(l *algorithms.Limit, c *Client) (denied int) {
-	state := algorithms.State{}
-	for r := c.cursor(); ; {
-		at, cost, more := r.next()
-		if !more {
-			return denied
-		}
-		var d algorithms.Decision
-		if state, d = l.Take(state, at, algorithms.Charge{Cost: cost, Hash: c.Hash}); !d.Allowed {
-			denied++
-		}
-	}
-}
-
 // A sliding log holds at most 10,000 units.
 func TestNoNumberIsEnough(t *testing.T) {
 	h := NewMemory(0).New()
@@ -161,52 +109,163 @@ func TestNoNumberIsEnough(t *testing.T) {
 	}
 }
 
-// An abuser does not displace the client of another limit.
-func TestMemoryIsBounded(t *testing.T) {
-	const clients, most = 20_000, 1 << 20
-	memory := NewMemory(most)
-	h, other := memory.New(), memory.New()
-	addRequests(other, "the only one", start, 3)
-	needs := make([]int, clients)
-	for i := range needs {
-		needs[i] = 1 + i*i/(clients*clients/100) // between 1 and 100; high numbers are rarer
-		addRequests(h, fmt.Sprint("client ", i), start+algorithms.Micros(i)*second, needs[i])
-	}
-	for range 1000 {
-		addRequests(h, "abuser", start+clients*second, 300)
-	}
-	if memory.used > most {
-		t.Errorf("%d bytes are used, want at most %d", memory.used, most)
-	}
-	a := adviceOn(t, h, policyOf(t, perMinute), 0.05)
-	if a.Every == 1 || a.Clients < 1000 || math.Abs(float64(a.About)/clients-1) > 0.1 {
-		t.Errorf("%d clients are kept, 1 of %d, about %d in total; want a sample of at least 1000, and about %d in total", a.Clients, a.Every, a.About, clients)
-	}
-	denied := 0
-	for _, n := range needs {
-		if int64(n) > a.Suggested.N {
-			denied++
+func TestBusiestPeriodIsAWindowOfTheLimit(t *testing.T) {
+	day := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
+	micros := func(d time.Duration) algorithms.Micros { return algorithms.Micros(day.Add(d).UnixMicro()) }
+	clock := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: minute, Start: new(algorithms.Micros)}
+	long := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1_000_000_000, Period: 5 * algorithms.Day}
+	for name, test := range map[string]struct {
+		spec     algorithms.Spec
+		hash     uint64
+		requests map[time.Duration]int64
+		most     int64
+		at       algorithms.Micros
+	}{
+		"the clock":         {clock, 7, map[time.Duration]int64{59 * time.Second: 1, time.Minute: 2, 119 * time.Second: 2, 2 * time.Minute: 1}, 4, micros(time.Minute)},
+		"the first of two":  {clock, 7, map[time.Duration]int64{0: 2, time.Minute: 2}, 2, micros(0)},
+		"a start":           {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: minute, Start: new(algorithms.Micros(17 * second))}, 7, map[time.Duration]int64{16 * time.Second: 1, 17 * time.Second: 1, 76 * time.Second: 1}, 2, micros(17 * time.Second)},
+		"the key's phase":   {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: minute}, uint64(40 * second), map[time.Duration]int64{39 * time.Second: 1, 40 * time.Second: 1, 99 * time.Second: 2, 100 * time.Second: 1}, 3, micros(40 * time.Second)},
+		"the calendar":      {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Calendar: calendar.Day.In(time.FixedZone("", 3600))}, 7, map[time.Duration]int64{22 * time.Hour: 1, 23 * time.Hour: 1, 46 * time.Hour: 1, 47 * time.Hour: 1}, 2, micros(23 * time.Hour)},
+		"units refunded":    {clock, 7, map[time.Duration]int64{0: -9, time.Second: 3, 2 * time.Second: -1, 3 * time.Second: 2}, 4, micros(0)},
+		"nothing requested": {clock, 7, map[time.Duration]int64{0: -9, time.Second: 0}, 0, 0},
+		"huge costs":        {clock, 7, map[time.Duration]int64{0: math.MaxInt64, time.Second: math.MaxInt64}, math.MaxInt64 / 4, micros(0)},
+		"coarse ticks":      {long, 0, map[time.Duration]int64{time.Second: 5}, 5, micros(0) / (5 * algorithms.Day) * (5 * algorithms.Day)},
+	} {
+		p := policyOf(t, test.spec)
+		h := NewMemory(0).New()
+		c, _ := h.Client([]byte("k"))
+		h.Describe(c, "k", test.hash)
+		var times []time.Duration
+		for at := range test.requests {
+			times = append(times, at)
 		}
-	}
-	if share := float64(denied) / clients; share > 0.05 || share < 0.05-2*a.Error-0.01 || a.Error == 0 {
-		t.Errorf("%d denies requests of %.4f of all clients; want at most 0.05, and not much less; the error is %.4f", a.Suggested.N, share, a.Error)
-	}
-	if len(other.clients) != 1 {
-		t.Error("the history of the other limit lost its client")
+		slices.Sort(times)
+		for _, at := range times {
+			h.Add(c, micros(at), test.requests[at])
+		}
+		if most, at := busiest(p.Limit, c); most != test.most || at != test.at {
+			t.Errorf("%s: got %d from %d, want %d from %d", name, most, at, test.most, test.at)
+		}
 	}
 }
 
-// The requests beyond the abuser's part of the memory are only counted.
-func TestAbuserIsCutOff(t *testing.T) {
-	memory := NewMemory(1 << 16)
-	h := memory.New()
-	addRequests(h, "a", start, 1)
-	addRequests(h, "abuser", start, 100_000)
-	a := adviceOn(t, h, policyOf(t, perMinute), 0.5)
-	if memory.used > 1<<16 || a.Clients != 2 || a.Missed == 0 || a.Requests != 100_001 {
-		t.Errorf("%d bytes, %d clients, %d of %d requests left out; want at most %d bytes, 2 clients, some left out of 100001", memory.used, a.Clients, a.Missed, a.Requests, 1<<16)
+// Windows before the epoch have negative numbers.
+func TestDivisionRoundsDown(t *testing.T) {
+	for a, want := range map[int64]int64{-7: -3, -6: -2, -4: -2, -3: -1, -1: -1, 0: 0, 1: 0, 2: 0, 3: 1, 5: 1, 6: 2} {
+		if got := floorDiv(a, 3); got != want {
+			t.Errorf("%d / 3: got %d, want %d", a, got, want)
+		}
 	}
-	if a.Suggested.N != 1 || a.Suggested.Clients != 1 {
-		t.Errorf("suggested %+v; want 1, which denies one client", a.Suggested)
+}
+
+// Clients with equal needs are in descending order of their keys, so that a second run gives the same text.
+func TestAdviceSumsUpTheClients(t *testing.T) {
+	h := NewMemory(0).New()
+	requestsAt(h, "c", 10, 10, 10).Denied = true
+	requestsAt(h, "b", 5, 5, 5)
+	requestsAt(h, "a", 90)
+	requestsAt(h, "d", 20, 20, 20)
+	a := adviceOn(t, h, policyOf(t, perMinute), 0.5)
+	if a.first != start+5*second || a.last != start+90*second {
+		t.Errorf("from %d to %d after the start; want 5 s to 90 s", a.first-start, a.last-start)
+	}
+	if a.Requests != 10 || a.Missed != 0 || a.Denied != 1 || a.Clients != 4 || a.About != 4 {
+		t.Errorf("%d requests, %d missed, of %d clients, about %d, %d denied; want 10, 0, 4, 4, 1", a.Requests, a.Missed, a.Clients, a.About, a.Denied)
+	}
+	if b := a.Busiest; b.By.Shown != "b" || b.Most != 3 || b.P50 != 3 || b.P99 != 3 {
+		t.Errorf("the busiest minutes are %+v of %s; want 3 of b, the first client with 3", b, b.By.Shown)
+	}
+	var needs, candidates []string
+	for _, n := range a.LargestNeeds {
+		needs = append(needs, fmt.Sprint(n.Shown, " ", n.Need))
+	}
+	for _, c := range a.Candidates {
+		candidates = append(candidates, fmt.Sprint(c.N, " denies ", c.Clients, ", ", c.Requests))
+	}
+	if got, want := strings.Join(needs, "; "), "d 3; c 3; b 3; a 1"; got != want {
+		t.Errorf("the largest needs are %q, want %q", got, want)
+	}
+	if got, want := strings.Join(candidates, "; "), "3 denies 0, 0"; got != want || a.Suggested == nil || a.Suggested.N != 3 {
+		t.Errorf("the candidates are %q, the suggestion %+v; want %q, and the same suggestion", got, a.Suggested, want)
+	}
+}
+
+func TestACandidateForAllClientsButOne(t *testing.T) {
+	h := NewMemory(0).New()
+	addRequests(h, "abuser", start, 10_001)
+	addRequests(h, "large", start, 9_000)
+	a := adviceOn(t, h, policyOf(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: minute}), 0.01)
+	if a.Suggested != nil || len(a.Candidates) != 1 || a.Candidates[0] != (Candidate{9_000, Outcome{1, 1_001}}) {
+		t.Errorf("suggested %+v of %+v; want no suggestion, and 9000, which denies 1001 requests of one client", a.Suggested, a.Candidates)
+	}
+	if o := a.Outlier(); o == nil || o.Shown != "abuser" || o.Need != 0 || o.Next != 9_000 {
+		t.Errorf("got the outlier %+v; want the abuser, for which no number is enough", o)
+	}
+	grid, err := a.Grid(t.Context())
+	if err != nil || grid.Points[len(grid.Points)-1].N != 9_000 {
+		t.Errorf("got %+v, %v; want numbers up to 9000", grid, err)
+	}
+}
+
+// For a sample of the clients, Error is twice the standard error of a share in a random sample of this size, so the true
+// share is within it with a probability of about 95 %. A suggestion may deny the requested share of clients less Error.
+func TestTheErrorOfASample(t *testing.T) {
+	a := &Advice{Clients: 400, Every: 2, Share: 0.1}
+	if room := a.room(0.1); room != 28 || math.Abs(a.Error-0.03) > 1e-9 {
+		t.Errorf("room for %d clients, error %g; want 28, 0.03: 10 %% of 400 less 2*sqrt(0.1*0.9/400)", room, a.Error)
+	}
+	if room := a.room(0.5); room != 180 || math.Abs(a.Error-0.03) > 1e-9 {
+		t.Errorf("another share has room for %d clients, and changes the error to %g; want 180, 0.03", room, a.Error)
+	}
+	if room := a.room(0.001); room != 0 {
+		t.Errorf("a tiny share has room for %d clients, want 0", room)
+	}
+	whole := &Advice{Clients: 300, Every: 1, Share: 0.01}
+	if room := whole.room(0.01); room != 3 || whole.Error != 0 {
+		t.Errorf("1 %% of all 300 clients: room for %d, error %g; want 3, 0", room, whole.Error)
+	}
+}
+
+func TestAStoppedRunHasNoAdvice(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	h := NewMemory(0).New()
+	if a, err := h.Advise(ctx, policyOf(t, perMinute), 0.01); a != nil || err == nil {
+		t.Errorf("without clients: got %+v, %v; want an error", a, err)
+	}
+	addRequests(h, "a", start, 9)
+	if a, err := h.Advise(ctx, policyOf(t, perMinute), 0.01); a != nil || err == nil {
+		t.Errorf("with a client: got %+v, %v; want an error", a, err)
+	}
+	a := adviceOn(t, h, policyOf(t, perMinute), 0.01)
+	if g, err := a.Grid(ctx); g != nil || err == nil {
+		t.Errorf("got the grid %+v, %v; want an error", g, err)
+	}
+}
+
+// A suggestion that denies requests of 1 % of the clients comes with the numbers for 10 %, 5 %, 0.1 % and none of them, and
+// for one client.
+func TestCandidatesForOtherShares(t *testing.T) {
+	h := NewMemory(0).New()
+	for i := range 200 {
+		addRequests(h, fmt.Sprint("client ", i), start, i+1)
+	}
+	var got []string
+	for _, c := range adviceOn(t, h, policyOf(t, perMinute), 0.01).Candidates {
+		got = append(got, fmt.Sprint(c.N, " denies ", c.Clients))
+	}
+	if text, want := strings.Join(got, ", "), "180 denies 20, 190 denies 10, 198 denies 2, 199 denies 1, 200 denies 0"; text != want {
+		t.Errorf("got %s, want %s", text, want)
+	}
+}
+
+// A client that needs more than another may have fewer units in its busiest period.
+func TestPercentilesOfTheBusiestPeriods(t *testing.T) {
+	h := NewMemory(0).New()
+	requestsAt(h, "across two minutes", 59, 59, 60, 60)
+	requestsAt(h, "in one minute", 10, 10, 10)
+	a := adviceOn(t, h, policyOf(t, perMinute), 0.01)
+	if b := a.Busiest; b.P50 != 2 || b.P90 != 3 || b.Most != 3 || b.By.Shown != "in one minute" || a.LargestNeeds[0].Shown != "across two minutes" {
+		t.Errorf("got %+v of %s, the largest need is that of %s; want 2, 3 and 3, and a larger need of the other client", b, b.By.Shown, a.LargestNeeds[0].Shown)
 	}
 }

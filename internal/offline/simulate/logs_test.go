@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -148,6 +149,60 @@ func TestTimesOfTheSameHourOnOtherDays(t *testing.T) {
 			if got := time.UnixMicro(int64(at)).UTC().Format(time.RFC3339); err != nil || got != want {
 				t.Errorf("%s: %s, %v; want %s", text, got, err, want)
 			}
+		}
+	}
+}
+
+// nginxLine returns a line of a log. rest is its end, after the size of the response.
+func nginxLine(second int, request, rest string) string {
+	return fmt.Sprintf(`192.0.2.1 - - [10/Oct/2000:13:55:%02d +0000] "%s" 200 5%s`+"\n", second, request, rest)
+}
+
+func TestALineKeepsNothingOfTheLineBefore(t *testing.T) {
+	templates, err := ParseTemplates(Nginx, []string{"user=%{User-Agent}i"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, decisions := reportOn(t, Config{Snapshot: compiled(t, small), Format: Nginx, Templates: templates, Domain: "edge"},
+		nginxLine(1, "GET / HTTP/1.1", ` "-" "curl"`)+nginxLine(2, "GET / HTTP/1.1", ``)+nginxLine(3, "GET / HTTP/1.1", ` "-" "a\x0ab\""`))
+	lines := strings.Split(strings.TrimSpace(decisions), "\n")
+	if len(lines) != 3 || !strings.Contains(lines[0], `"key":"curl"`) || !strings.HasSuffix(lines[1], `"limits":[]}`) {
+		t.Fatalf("got\n%s\nwant a decision about curl, one without a limit, and a third", decisions)
+	}
+	var third struct{ Limits []struct{ Key string } }
+	if err := json.Unmarshal([]byte(lines[2]), &third); err != nil || third.Limits[0].Key != "a\nb\"" {
+		t.Errorf("got %s, %v; want the key %q", lines[2], err, "a\nb\"")
+	}
+}
+
+func TestBrokenLinesOfALogAreCounted(t *testing.T) {
+	templates, err := ParseTemplates(Nginx, []string{"user=%h"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Config{Snapshot: compiled(t, small), Format: Nginx, Templates: templates, Domain: "edge"}
+	broken := []string{
+		"192.0.2.1", "192.0.2.1 - -", `192.0.2.1 - - [10/Oct/2000:13:55:01 +0000]`, `192.0.2.1 - - [10/Oct/2000:13:55:01 +0000] "GET / HTTP/1.1`,
+		` - - [10/Oct/2000:13:55:01 +0000] "GET / HTTP/1.1" 200 5`, `192.0.2.1 - - [yesterday] "GET / HTTP/1.1" 200 5`,
+	}
+	text, decisions := reportOn(t, c, nginxLine(1, "GET / HTTP/1.1", "")+strings.Join(broken, "\n")+"\n")
+	if want := fmt.Sprintf("not read  %d, first at line 2", len(broken)); !strings.Contains(text, want) || strings.Count(decisions, `"limits":[]`) != len(broken) {
+		t.Errorf("no %q in\n%s\nwith the decisions\n%s", want, text, decisions)
+	}
+	if text, _ := reportOn(t, c, ""); !strings.Contains(text, "requests  0") {
+		t.Errorf("an empty log: got\n%s\nwant no requests", text)
+	}
+	if _, err := Run(t.Context(), Config{Snapshot: c.Snapshot, Format: JSONL, Input: brokenReader{}}); err == nil {
+		t.Error("an input that cannot be read gave a report; want an error")
+	}
+}
+
+func TestEscapesInALog(t *testing.T) {
+	for text, want := range map[string]string{
+		`plain`: "plain", `\x41`: "A", `a\"b`: `a"b`, `a\\x41`: `a\x41`, `\x4`: "x4", `\x`: "x", `\`: `\`, `\xZ1`: "xZ1", `\x1Z`: "x1Z", `\xfF!`: "\xff!",
+	} {
+		if got := unescape(text); got != want {
+			t.Errorf("%s: got %q, want %q", text, got, want)
 		}
 	}
 }

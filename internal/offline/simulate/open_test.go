@@ -1,8 +1,10 @@
 package simulate
 
 import (
+	"container/heap"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -137,5 +139,62 @@ descriptors:
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
+	}
+}
+
+func TestOpenCallsAreOrdered(t *testing.T) {
+	var open openCalls
+	for _, c := range []openCall{{at: 2, number: 3}, {at: 1, number: 5}, {at: 2, number: 1}, {at: 2, number: 2}, {at: 1, number: 4}, {at: 3, number: 0}} {
+		heap.Push(&open, &c)
+	}
+	var got []int64
+	for len(open) > 0 {
+		got = append(got, heap.Pop(&open).(*openCall).number)
+	}
+	if want := []int64{4, 5, 1, 2, 3, 0}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestSumsOfSettledCalls(t *testing.T) {
+	named := func(second, count int, end string) string {
+		return fmt.Sprintf(`{"time_us":%d,"limits":[{"name":"jobs","key":"bob","count":%d,"reserve":true}]%s}`, second*1_000_000, count, end)
+	}
+	for _, test := range []struct {
+		name  string
+		lines []string
+		want  []string
+	}{
+		{"one after the other", []string{callOf(0, `,"real":350,"settle_after_us":1000000`), callOf(2, `,"real":400,"settle_after_us":1000000`), callOf(4, "")},
+			[]string{"cost up to 100 units more", "2 calls reserved 600 units and cost 750"}},
+		{"overlapping", []string{callOf(0, `,"real":350,"settle_after_us":2000000`), callOf(1, `,"real":370,"settle_after_us":9000000`), callOf(3, `,"real":400,"settle_after_us":9000000`)},
+			[]string{"cost up to 170 units more", "3 calls reserved 900 units and cost 1120"}},
+		{"with and without a real cost", []string{callOf(0, `,"real":300`), callOf(1, `,"settle_after_us":1`)},
+			[]string{"2 calls reserved 600 units and cost 600; 1 were settled without a real cost", "covered 100.00 % of the calls"}},
+		{"without any real cost", []string{callOf(0, `,"settle_after_us":1`)}, []string{"1 calls reserved 300 units and cost 300; 1 were settled without a real cost"}},
+		{"by name, the second denied", []string{named(0, 60, `,"real":20,"settle_after_us":5000000`), named(1, 5000, `,"real":20,"settle_after_us":5000000`)},
+			[]string{"1 calls reserved 60 units and cost 20"}},
+		{"beyond max_debt", []string{callOf(0, `,"real":2000`), callOf(1, `,"real":5`)}, []string{"1 calls reserved 300 units and cost 2000; 0 were settled without a real cost, 0 after the ttl; 900 units were lost"}},
+	} {
+		s := compiled(t, strings.NewReplacer("ttl: 1m", "ttl: 1m, max_debt: 100", "capacity: 100}", "capacity: 100, max_reserved: 10}").Replace(estimated))
+		got := run(t, s, strings.Join(test.lines, "\n")+"\n", 0)
+		for _, want := range test.want {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: no %q in\n%s", test.name, want, got)
+			}
+		}
+	}
+}
+
+// Otherwise one client could move the estimate of all.
+func TestAKeyCountsOnceASecondForAnEstimate(t *testing.T) {
+	var trace strings.Builder
+	for range 40 {
+		trace.WriteString(callOf(0, `,"real":0`) + "\n")
+	}
+	trace.WriteString(callOf(1, "") + "\n")
+	got := run(t, compiled(t, strings.Replace(estimated, "estimate: 300", "estimate: {learn: p90, first: 300}", 1)), trace.String(), 0)
+	if lines := strings.Split(got, "\n"); !strings.Contains(lines[40], `"remaining":700`) {
+		t.Errorf("got %s; want the first estimate, which leaves 700 units", lines[40])
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -266,5 +267,35 @@ descriptors:
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
+	}
+}
+
+func reportOn(t *testing.T, c Config, input string) (text, decisions string) {
+	t.Helper()
+	var report, out strings.Builder
+	c.Name, c.Input, c.Decisions = "log", strings.NewReader(input), &out
+	r, err := Run(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WriteText(&report); err != nil {
+		t.Fatal(err)
+	}
+	return report.String(), out.String()
+}
+
+func TestProgressOfALongInput(t *testing.T) {
+	var at []int64
+	const lines = 2*progressEvery + 10
+	r, err := Run(t.Context(), Config{
+		Snapshot: compiled(t, small), Name: "trace", Format: JSONL, Progress: func(line int64) { at = append(at, line) },
+		Input: strings.NewReader(strings.Repeat(`{"time_us":5,"limits":[{"name":"send"}]}`+"\n", lines)),
+	})
+	if err != nil || !slices.Equal(at, []int64{progressEvery, 2 * progressEvery}) {
+		t.Fatalf("got the lines %v, %v; want %d and %d", at, err, progressEvery, 2*progressEvery)
+	}
+	var text strings.Builder
+	if err := r.WriteText(&text); err != nil || !strings.Contains(text.String(), fmt.Sprint(lines-20)) {
+		t.Errorf("got\n%s\n%v; want %d denied requests", text.String(), err, lines-20)
 	}
 }

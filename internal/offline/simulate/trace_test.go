@@ -295,3 +295,45 @@ func TestTraceDefaults(t *testing.T) {
 		t.Errorf("got the limits %v, want none", c.Limits)
 	}
 }
+
+func TestMistakesInALineOfATrace(t *testing.T) {
+	for line, want := range map[string]string{
+		`{"time_us":12`:         "column 14: expected",
+		`{"time_us":`:           "expected a whole number",
+		`{"time_us":-`:          "expected a whole number",
+		`{"time_us" 12}`:        "expected :",
+		`{"time_us":01}`:        "expected a whole number",
+		`{"time_us":1.5}`:       "expected a whole number",
+		`{"time_us":0,"limits"`: "expected :",
+		`{"time_us":0,"limits":[{"name":"send","other":1}]}`:                     "other",
+		`{"time_us":0,"limits":[{"name":"jobs","reserve":true,"reserve":true}]}`: "reserve occurs twice",
+		`{"time_us":0,"limits":[{"name":"send"} {"name":"send"}]}`:               "expected ,",
+		`{"time_us":0,"limits":[{"name":"send","key":["a"`:                       "expected ,",
+		`{"time_us":0,"limits":[{"name":"send"}]} x`:                             "expected the end of the line",
+	} {
+		_, err := Run(t.Context(), Config{Snapshot: compiled(t, small), Name: "trace", Input: strings.NewReader(line), Format: JSONL})
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "trace:1: ") || !strings.Contains(err.Error(), "column ") {
+			t.Errorf("%s: got %v; want %q in line 1, with a column", line, err, want)
+		}
+	}
+	for digits, want := range map[string]bool{
+		"0": true, "9223372036854775806": true, "9223372036854775807": true, "9223372036854775808": false, "10000000000000000000": false, "999999999999999999": true,
+	} {
+		if got := fits(digits); got != want {
+			t.Errorf("%s fits: %t, want %t", digits, got, want)
+		}
+	}
+}
+
+func TestUnusedValuesMustBeJSON(t *testing.T) {
+	for text, want := range map[string]bool{
+		`1`: true, `-1.5e3`: true, `null`: true, `true`: true, `"a]"`: true, `{"a":["}",{"b":"\""}]}`: true, `[]`: true,
+		`nul`: false, `01`: false, ``: false, `{"a"}`: false, `[1,]`: false, `["a`: false, `{"a":[}`: false, "[\"\x01\"]": false,
+	} {
+		s := scanner{text: text + ",next"}
+		got := s.skip()
+		if (s.err == nil) != want || want && (got != text || s.text[s.pos] != ',') {
+			t.Errorf("%s: got %q, %v; want it skipped: %t", text, got, s.err, want)
+		}
+	}
+}

@@ -1,0 +1,90 @@
+package descriptors
+
+import (
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+func TestWhatARequestReserves(t *testing.T) {
+	for _, test := range []struct {
+		settle             Settle
+		estimate, declared int64
+		want               int64
+	}{
+		{Settle{Most: 100}, 10, 0, 10},
+		{Settle{Most: 100}, 10, 20, 20},
+		{Settle{Most: 100}, 10, 5, 10},
+		{Settle{Most: 100, TrustDeclared: true}, 10, 5, 5},
+		{Settle{Most: 100, TrustDeclared: true}, 10, 0, 10},
+		{Settle{Most: 100, Least: 7}, 1, 0, 7},
+		{Settle{Most: 100}, 500, 0, 100},
+	} {
+		if got := test.settle.Reserves(test.estimate, test.declared); got != test.want {
+			t.Errorf("%+v: got %d, want %d", test, got, test.want)
+		}
+	}
+}
+
+func TestLimitsThatCountByTheSecond(t *testing.T) {
+	start := algorithms.Micros(0)
+	for _, c := range []struct {
+		s    algorithms.Spec
+		want bool
+	}{
+		{algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: algorithms.Second, Start: &start}, true},
+		{algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: algorithms.Second}, false},
+		{algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: 2 * algorithms.Second, Start: &start}, false},
+		{algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second}, false},
+		{algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: algorithms.Second}, false},
+	} {
+		if got := PerSecond(limitOf(t, c.s)); got != c.want {
+			t.Errorf("%+v: %t, want %t", c.s, got, c.want)
+		}
+	}
+}
+
+func TestSlotsOfDescriptorsAndKeys(t *testing.T) {
+	entries := []Entry{{"a", "1"}, {"b", "2"}, {"b", "3"}}
+	for name, c := range map[string]struct {
+		p         Policy
+		of, ofKey uint64
+		key       []string
+	}{
+		"no extras":           {Policy{}, 0, 0, []string{"1"}},
+		"a fixed slot":        {Policy{Extras: &Extras{Slot: Slot{Fixed: 7}}}, 7, 7, []string{"1"}},
+		"not the first entry": {Policy{Open: []int{1, 2}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 9}}}, SlotNumber("3"), SlotNumber("3"), []string{"2", "3"}},
+		"the second value":    {Policy{Open: []int{0, 1}, Extras: &Extras{Slot: Slot{Value: 2}}}, SlotNumber("2"), SlotNumber("y"), []string{"x", "y"}},
+		"a key that is short": {Policy{Open: []int{0, 1}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 7}}}, SlotNumber("2"), 7, []string{"x"}},
+		"an entry":            {Policy{Extras: &Extras{Slot: Slot{Entry: "b", Fixed: 7}}}, SlotNumber("2"), 7, []string{"x"}},
+		"an entry in a key":   {Policy{Extras: &Extras{Slot: Slot{Entry: "b", Fixed: 7}}}, SlotNumber("2"), SlotNumber("y"), []string{"a", "b", "b", "y", "b", "z", "b"}},
+		"an entry that lacks": {Policy{Extras: &Extras{Slot: Slot{Entry: "c", Fixed: 7}}}, 7, 7, nil},
+	} {
+		if of, ofKey := c.p.SlotOf(entries), c.p.SlotOfKey(c.key); of != c.of || ofKey != c.ofKey {
+			t.Errorf("%s: slot %x of the descriptor and %x of the key, want %x and %x", name, of, ofKey, c.of, c.ofKey)
+		}
+	}
+}
+
+func TestNamesOfOnFailureAndPlaces(t *testing.T) {
+	for _, f := range []OnFailure{Deny, Allow, Local, Error} {
+		if got, ok := ParseOnFailure(f.String()); got != f || !ok {
+			t.Errorf("%s: got %s, %t; want the same name, and true", f, got, ok)
+		}
+	}
+	if got, ok := ParseOnFailure("denied"); ok || got != Deny {
+		t.Errorf("an unknown name: got %s, %t; want deny, and false", got, ok)
+	}
+	if a, b := (Place{File: "f"}).String(), (Place{File: "f", Line: 3}).String(); a != "f" || b != "f:3" {
+		t.Errorf("got %q and %q, want \"f\" and \"f:3\"", a, b)
+	}
+}
+
+func limitOf(t *testing.T, s algorithms.Spec) *algorithms.Limit {
+	t.Helper()
+	l, err := algorithms.Compile(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &l
+}

@@ -1,0 +1,52 @@
+package descriptors
+
+import (
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+func TestPartsOfNumbers(t *testing.T) {
+	if got := PartOf(10, 1.5); got != 10 {
+		t.Errorf("one and a half times 10: got %d, want 10", got)
+	}
+	if got := PartOf(1<<53, 1); got != 1<<53 {
+		t.Errorf("all of 2^53: got %d", got)
+	}
+	one := func(n int64) *int64 { return &n }
+	part := Part(algorithms.Spec{Rate: 10, Initial: one(2), MaxReserved: one(1), MaxDebt: one(1), Minimum: &algorithms.Rate{Units: 4}}, 0.5)
+	if part.Rate != 5 || *part.Initial != 1 || *part.MaxReserved != 0 || *part.MaxDebt != 0 || part.Minimum.Units != 2 {
+		t.Errorf("got %+v with initial %d, %d reserved, debt %d and minimum %d; want 5, 1, 0, 0 and 2",
+			part, *part.Initial, *part.MaxReserved, *part.MaxDebt, part.Minimum.Units)
+	}
+}
+
+func TestPartsOfSpecs(t *testing.T) {
+	for _, c := range []struct {
+		name                              string
+		s                                 algorithms.Spec
+		rate                              int64
+		capacity, initial, reserved, debt int64 // -1 means none
+	}{
+		{"a half", algorithms.Spec{Rate: 10, Capacity: number(20), Initial: number(8), MaxReserved: number(4), MaxDebt: number(6)}, 5, 10, 4, 2, 3},
+		{"at least 1", algorithms.Spec{Rate: 1, Capacity: number(1), Initial: number(1), MaxReserved: number(1), MaxDebt: number(1)}, 1, 1, 0, 0, 0},
+		{"nothing", algorithms.Spec{Rate: 0, Capacity: number(0)}, 0, 0, -1, -1, -1},
+		{"only a rate", algorithms.Spec{Rate: 9}, 4, -1, -1, -1, -1},
+		{"initial without capacity", algorithms.Spec{Rate: 10, Initial: number(10)}, 5, -1, 5, -1, -1},
+		{"initial above the part of the rate", algorithms.Spec{Rate: 10, Initial: number(30)}, 5, -1, 5, -1, -1},
+		{"initial above the rate", algorithms.Spec{Rate: 10, Capacity: number(40), Initial: number(30)}, 5, 20, 15, -1, -1},
+	} {
+		of := func(n *int64) int64 {
+			if n == nil {
+				return -1
+			}
+			return *n
+		}
+		got := Part(c.s, 0.5)
+		if got.Rate != c.rate || of(got.Capacity) != c.capacity || of(got.Initial) != c.initial || of(got.MaxReserved) != c.reserved || of(got.MaxDebt) != c.debt {
+			t.Errorf("%s: rate %d, capacity %d, initial %d, max_reserved %d, max_debt %d; want %+v", c.name, got.Rate, of(got.Capacity), of(got.Initial), of(got.MaxReserved), of(got.MaxDebt), c)
+		}
+	}
+}
+
+func number(n int64) *int64 { return &n }
