@@ -141,7 +141,6 @@ func TestAPanicDeniesOneRequest(t *testing.T) {
 	}
 }
 
-// A panic in Finish of a request that the Store decided too late must deny only that request.
 func TestAPanicAboutALateRequestDenies(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		s.delay.Store(int64(20 * ms))

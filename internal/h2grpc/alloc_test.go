@@ -24,7 +24,6 @@ func TestARequestAllocatesNothing(t *testing.T) {
 	t.Run("another goroutine decides", func(t *testing.T) { allocates(t, submitted, "", 0) })
 }
 
-// handedOver is a Store whose batches another goroutine decides.
 type handedOver chan *backend.Batch
 
 func newHandedOver() handedOver {

@@ -127,7 +127,6 @@ func (c *conn) push() {
 	}
 }
 
-// dequeue removes s from the streams that wait for the connection's window.
 func (c *conn) dequeue(s *stream) {
 	if !s.queued {
 		return

@@ -206,7 +206,7 @@ func TestTheFirstFrameIsSETTINGS(t *testing.T) {
 	}
 }
 
-// Frames of types that RFC 9113 does not define are ignored (5.5).
+// Frames of types that RFC 9113 does not define are ignored (RFC 9113, 5.5).
 func TestUnknownFramesAreIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
@@ -573,7 +573,7 @@ func TestContentLengthIsVerified(t *testing.T) {
 				t.Errorf("content-length %s of 6 bytes: got %+v; want a reset with PROTOCOL_ERROR", length, r)
 			}
 		}
-		for _, two := range [][]string{{"5", "6"}, {"6", "5"}} { // the two fields must be equal
+		for _, two := range [][]string{{"5", "6"}, {"6", "5"}} {
 			id := c.send("m", "content-length", two[0], "content-length", two[1])
 			c.flush()
 			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeProtocol {

@@ -14,7 +14,6 @@ import (
 // client's dynamic table, so later blocks have one or two bytes. No other field is ever added, so the
 // positions of these two never change.
 
-// blocks has the header blocks of a successful answer.
 type blocks struct{ headers, trailers []byte }
 
 var (
@@ -115,7 +114,6 @@ func appendString(b []byte, s string) []byte {
 	return append(b, s...)
 }
 
-// appendHeaders appends a header block as a HEADERS frame, followed by CONTINUATION frames if it is long.
 func appendHeaders(b []byte, stream uint32, end bool, block []byte) []byte {
 	kind, flags := http2.FrameHeaders, http2.Flags(0)
 	if end {

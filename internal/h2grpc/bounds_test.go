@@ -136,7 +136,6 @@ func TestEachAnswerAllowsAFrame(t *testing.T) {
 	})
 }
 
-// Without Config.SubmitTimeout and without a deadline, a request waits until there is room.
 func TestWithoutATimeoutARequestWaitsForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &pendingStore{}
@@ -183,7 +182,6 @@ func TestAnUsedPartDoesNotAdmitBeforeTheTurn(t *testing.T) {
 	}
 }
 
-// The ages of connections differ by up to a tenth.
 func TestAgesDiffer(t *testing.T) {
 	const d = 1000 * time.Second
 	least, most := jittered(d), jittered(d)
@@ -264,7 +262,6 @@ func TestAHandshakeMayTakeLongerThanATick(t *testing.T) {
 	})
 }
 
-// The header blocks around an answer of one or several frames can still be decoded.
 func TestALongAnswerLeavesTheTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))

@@ -82,7 +82,6 @@ func (b *scaleBatch) Submit(deadline time.Time, source *backend.Source, done fun
 	b.echoBatch.Submit(deadline, source, done)
 }
 
-// queue is the Store of a scale.
 type queue struct{ scale *scale }
 
 func (s queue) Submit(b *backend.Batch) {
@@ -191,7 +190,6 @@ func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 	}
 }
 
-// The weight of a batch must also be bounded if the Method answers at once.
 func TestABatchInMemoryIsBounded(t *testing.T) {
 	m := &scale{}
 	c := dial(t, serve(t, &m.echo, func(c *Config) { c.Method = m }))
@@ -226,7 +224,6 @@ func TestNothingIsDecodedUnderALock(t *testing.T) {
 	}
 }
 
-// stopped is a Method that blocks while it decodes.
 type stopped struct {
 	echo
 	at, on chan struct{}
@@ -261,7 +258,7 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 		for range 12 {
 			c := dial(t, l)
 			_ = c.to.WriteWindowUpdate(0, 1<<30)
-			go func() { // reads the denials
+			go func() {
 				for {
 					if _, err := c.from.ReadFrame(); err != nil {
 						return
@@ -269,7 +266,7 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 				}
 			}()
 			block := c.fields()
-			for range 2 { // two requests of 4 MB each
+			for range 2 {
 				id := c.open(block)
 				_ = c.to.WriteData(id, false, prefix)
 				for range 250 {

@@ -86,7 +86,6 @@ type requests struct {
 	counted             int // the sum of buffered, submitted and stuck that Server.bufferedBytes contains
 }
 
-// life decides when the connection ends.
 type life struct {
 	born       time.Time
 	age        time.Duration // the age at which to drain; 0 means never
@@ -149,7 +148,6 @@ func (c *conn) serve() {
 	c.close()
 }
 
-// handshake does the TLS handshake, sends SETTINGS, and reads the client's preface.
 func (c *conn) handshake() error {
 	_ = c.nc.SetDeadline(time.Now().Add(handshakeTimeout))
 	if config := c.server.config.TLS; config != nil {

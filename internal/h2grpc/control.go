@@ -275,7 +275,6 @@ func (c *conn) releaseBuffers() {
 	}
 }
 
-// arrivalTimeout returns the time in which a request with a grpc-timeout of d must arrive completely.
 func arrivalTimeout(d time.Duration) time.Duration {
 	if d <= 0 {
 		return wholeTimeout

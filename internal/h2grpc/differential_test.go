@@ -20,8 +20,8 @@ import (
 
 // outcome is what a client saw of a connection until the server objected to a frame.
 type outcome struct {
-	streams map[uint32]string // the answers, by stream
-	frames  int               // how many frames the client sent
+	streams map[uint32]string
+	frames  int
 	end     rejection
 }
 
@@ -137,7 +137,6 @@ func (o *outcome) record(frame http2.Frame, decoder *hpack.Decoder) error {
 	return nil
 }
 
-// invalidStep writes a frame that is valid or invalid.
 func (c *client) invalidStep(s *script) {
 	stream := func() uint32 { return one(s, 1, 1, 3, 3, 5, c.next, c.next, c.next+2, 0, 2) }
 	end := func() bool { return s.next()%2 == 0 }

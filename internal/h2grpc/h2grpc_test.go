@@ -69,7 +69,7 @@ func TestHoweverARequestIsCut(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := dial(t, serve(t, &echo{}))
-			_ = c.to.WriteWindowUpdate(0, 1<<20) // the window for all answers
+			_ = c.to.WriteWindowUpdate(0, 1<<20)
 			want := map[uint32]string{}
 			for range rapid.IntRange(1, 4).Draw(rt, "requests") {
 				message := strings.Repeat("m", rapid.SampledFrom([]int{0, 1, 50, 20_000}).Draw(rt, "length"))
@@ -100,7 +100,6 @@ func TestHoweverARequestIsCut(t *testing.T) {
 	})
 }
 
-// cut writes a request that is divided into frames at random.
 func (c *client) cut(rt *rapid.T, message string, more []string) uint32 {
 	id := c.next
 	c.next += 2
@@ -189,7 +188,7 @@ func TestAnswersWaitForTheWindow(t *testing.T) {
 		if r := c.answer(long); len(r.message()) != 100_000 {
 			t.Errorf("the long answer has %d bytes; want 100000", len(r.message()))
 		}
-		for i := range 10 { // later answers must not wait for a window
+		for i := range 10 {
 			c.must(fmt.Sprint(i), fmt.Sprint(i))
 		}
 	})
@@ -372,7 +371,7 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 				_ = c.to.WriteData(id, true, []byte{0, 0, 0, 0, 9, 'a', 'b', 'c'})
 				return id
 			},
-			"POST " + path + " 12": func() uint32 { // two messages
+			"POST " + path + " 12": func() uint32 {
 				id := c.open(c.fields())
 				_ = c.to.WriteData(id, true, append(framed("a"), framed("b")...))
 				return id

@@ -46,8 +46,7 @@ func (m *echo) Panicked(value any) {
 	m.panicked = append(m.panicked, value)
 }
 
-// submitted returns the number of requests of each batch so far.
-func (m *echo) submitted() []int {
+func (m *echo) batchSizes() []int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.batches)
@@ -173,7 +172,6 @@ func others(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Grpc-Status", "0")
 }
 
-// servers has the servers made by serve, by their listener.
 var servers sync.Map
 
 func serverOf(l *bufconn.Listener) *Server {
@@ -181,7 +179,6 @@ func serverOf(l *bufconn.Listener) *Server {
 	return s.(*Server)
 }
 
-// serve runs a server until the test ends.
 func serve(tb testing.TB, m *echo, edit ...func(*Config)) *bufconn.Listener {
 	tb.Helper()
 	c := Config{Path: path, Method: m, Others: http.HandlerFunc(others)}
@@ -219,7 +216,6 @@ type client struct {
 	granted    int64 // bytes of the connection's window, if the test counts them
 }
 
-// reply has what arrived on a stream.
 type reply struct {
 	fields map[string]string
 	data   []byte
@@ -228,7 +224,6 @@ type reply struct {
 	over   bool // nothing more may arrive
 }
 
-// message returns the single message of an answer.
 func (r *reply) message() string {
 	if len(r.data) < prefixLen {
 		return ""
@@ -236,7 +231,6 @@ func (r *reply) message() string {
 	return string(r.data[prefixLen:])
 }
 
-// dial connects, and sends the preface.
 func dial(tb testing.TB, l *bufconn.Listener, settings ...http2.Setting) *client {
 	tb.Helper()
 	nc, err := l.Dial()
@@ -296,7 +290,6 @@ func (c *client) encode(list ...string) []byte {
 	return bytes.Clone(c.block.Bytes())
 }
 
-// open writes the header block of a new stream.
 func (c *client) open(block []byte) uint32 {
 	id := c.next
 	c.next += 2
@@ -327,7 +320,6 @@ func (c *client) reply(id uint32) *reply {
 	return c.answers[id]
 }
 
-// read reads one frame, and adds its content to the reply of its stream.
 func (c *client) read() (http2.Frame, error) {
 	f, err := c.from.ReadFrame()
 	if err != nil {

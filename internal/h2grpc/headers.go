@@ -230,7 +230,6 @@ func (p *parsedFields) complete() bool {
 	}
 }
 
-// refused returns nil if the request is served.
 func (p *parsedFields) refused() *refusal {
 	switch {
 	case p.tooLong:

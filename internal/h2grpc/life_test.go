@@ -134,7 +134,6 @@ func TestStopEndsThePauseOfAListener(t *testing.T) {
 	})
 }
 
-// halfCloser is a connection with CloseWrite, such as a TCP connection.
 type halfCloser struct {
 	net.Conn
 	closed atomic.Bool
@@ -388,7 +387,6 @@ func slow(t *testing.T, test func(*testing.T, *echo, *slowStore, *client)) {
 	})
 }
 
-// Known answers must be sent at once, even if they arrived together with requests that need the Store.
 func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		start := time.Now()
@@ -414,7 +412,7 @@ func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
 		c.must("now after it", "now after it")
 		c.must("then", "then")
-		if n := m.submitted(); !slices.Equal(n, []int{3, 1}) {
+		if n := m.batchSizes(); !slices.Equal(n, []int{3, 1}) {
 			t.Errorf("batches of %v requests were submitted; want [3 1]", n)
 		}
 	})
@@ -436,7 +434,7 @@ func TestOneReadIsOneBatch(t *testing.T) {
 				t.Errorf("got %+v; want the message %q", r, want[id])
 			}
 		}
-		if n := m.submitted(); !slices.Equal(n, []int{10, 10}) {
+		if n := m.batchSizes(); !slices.Equal(n, []int{10, 10}) {
 			t.Errorf("batches of %v requests were submitted; want [10 10]", n)
 		}
 		for range 3 * maxBatch {
@@ -454,7 +452,7 @@ func TestOneReadIsOneBatch(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if most := slices.Max(m.submitted()); most != maxBatch {
+		if most := slices.Max(m.batchSizes()); most != maxBatch {
 			t.Errorf("the largest batch has %d requests; want %d", most, maxBatch)
 		}
 	})
@@ -606,12 +604,12 @@ func TestCompletingDoesNotWaitForTheClient(t *testing.T) {
 		c.flush()
 		time.Sleep(ms)
 	}
-	settled := func() bool { return len(m.submitted()) > 1 && int(store.ended.Load()) == len(m.submitted()) }
+	settled := func() bool { return len(m.batchSizes()) > 1 && int(store.ended.Load()) == len(m.batchSizes()) }
 	for end := time.Now().Add(time.Minute); !settled() && time.Now().Before(end); {
 		time.Sleep(ms)
 	}
 	if !settled() {
-		t.Errorf("%d of %d batches have ended; want all, and more than one", store.ended.Load(), len(m.submitted()))
+		t.Errorf("%d of %d batches have ended; want all, and more than one", store.ended.Load(), len(m.batchSizes()))
 	}
 	for i, id := range ids {
 		if n := len(c.answer(id).message()); n != 200_000 {

@@ -42,7 +42,6 @@ const (
 	abandoned // Submit has panicked
 )
 
-// requestSize is the memory that a submitted request needs, in addition to its message.
 const requestSize = int(unsafe.Sizeof(request{}) + unsafe.Sizeof(stream{}))
 
 func newOperation(b Batch) *operation {

@@ -54,7 +54,6 @@ func (s *pendingStore) complete() {
 	}
 }
 
-// One reply must flush each connection once, however many of its requests it completes.
 func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &pendingStore{}

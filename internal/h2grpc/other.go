@@ -119,7 +119,6 @@ func (c *conn) handlerEnded(w *responseWriter) {
 	c.flush()
 }
 
-// body is the body of a request that Config.Others serves.
 type body struct {
 	conn   *conn
 	stream *stream

@@ -65,7 +65,6 @@ func TestOthersReceiveAndAnswerAllFields(t *testing.T) {
 	}
 }
 
-// Other content types of gRPC than those of Envoy and grpc-go are not decoded by the Method.
 func TestOtherContentTypesAreHandedOver(t *testing.T) {
 	for _, kind := range []string{"application/grpc+json", "application/grpc;charset=utf-8", "application/grpc+"} {
 		synctest.Test(t, func(t *testing.T) {

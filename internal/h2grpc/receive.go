@@ -7,7 +7,6 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// openBlock is an incomplete header block.
 type openBlock struct {
 	stream uint32 // 0 means none
 	end    bool

@@ -75,8 +75,7 @@ type Status struct {
 
 // Config configures a Server.
 type Config struct {
-	// Path is the path of the method: /package.Service/Method.
-	Path   string
+	Path   string // /package.Service/Method
 	Method Method
 	// Others serves the streams that Method does not serve; see the package comment.
 	Others http.Handler
@@ -116,7 +115,7 @@ type Server struct {
 	stopped      chan struct{}
 	closeStopped func()
 
-	serving sync.WaitGroup // calls of Serve
+	serveCalls sync.WaitGroup
 
 	mu        sync.Mutex // guards the fields after it
 	draining  bool
@@ -157,9 +156,9 @@ func (s *Server) Serve(l net.Listener) error {
 		return l.Close()
 	}
 	s.listeners[l] = struct{}{}
-	s.serving.Add(1)
+	s.serveCalls.Add(1)
 	s.mu.Unlock()
-	defer s.serving.Done()
+	defer s.serveCalls.Done()
 	for delay := time.Duration(0); ; {
 		nc, err := l.Accept()
 		if err == nil {
@@ -226,7 +225,7 @@ func (s *Server) Stop(ctx context.Context) {
 		l.Close()
 	}
 	s.mu.Unlock()
-	s.serving.Wait() // also drain the connection that was accepted last, because its client may have sent requests
+	s.serveCalls.Wait() // so that the loop below drains the connection accepted last, whose client may have sent requests
 	for _, c := range s.openConns() {
 		c.drain()
 	}

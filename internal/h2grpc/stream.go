@@ -60,7 +60,6 @@ func (c *conn) moveToOpen() *stream {
 	return s
 }
 
-// openComplete makes a stream for a complete request that is not in c.open.
 func (c *conn) openComplete(id uint32) *stream {
 	s := c.unused()
 	s.id, s.ended, s.state = id, true, waiting
@@ -162,7 +161,6 @@ func (c *conn) refuse(s *stream) error {
 	return c.idle(1)
 }
 
-// denyUnread denies a request that exceeds a bound, without decoding it.
 func (c *conn) denyUnread(s *stream) {
 	s = c.ensureOpen(s)
 	c.releaseBody(s)

@@ -38,8 +38,6 @@ func TestWithoutTimeNothingIsCharged(t *testing.T) {
 	})
 }
 
-// Requests that wait in the store's queue must not be charged if the client resets them or its connection
-// ends.
 func TestAbandonedRequestsAreNotCharged(t *testing.T) {
 	for name, leave := range map[string]func(c *client, ids []uint32){
 		"reset": func(c *client, ids []uint32) {

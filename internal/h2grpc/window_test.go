@@ -8,7 +8,6 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// The window of the connection must bound the answers of all streams, to the byte.
 func TestNoMoreBytesThanGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
