@@ -22,7 +22,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// panics is an Observer and an IDs that panics.
 type panics struct{}
 
 func (panics) Swapped(*limiter.Snapshot)                     {}
@@ -58,7 +57,6 @@ func TestAPanicAroundADecisionIsADenial(t *testing.T) {
 	})
 }
 
-// Requests that are refused leave the gate like others. A request that is no message is an internal error.
 func TestRefusedRequestsLeaveTheGate(t *testing.T) {
 	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(), Options{})
@@ -93,8 +91,6 @@ func TestARefusedRequestIsKnownInAReusedBatch(t *testing.T) {
 	store.batch.Fail(backend.ErrUnavailable)
 }
 
-// Entries and descriptors beyond a bound are not decoded. Fields with unknown numbers are ignored. An override belongs to
-// its own descriptor only.
 func TestNothingIsDecodedBeyondABound(t *testing.T) {
 	entries := make([]*ratelimit.RateLimitDescriptor_Entry, DefaultEntries+5)
 	for i := range entries {
@@ -121,7 +117,6 @@ func TestNothingIsDecodedBeyondABound(t *testing.T) {
 	}
 }
 
-// The names of headers are sent in lower case. A denial has the body of its domain.
 func TestHeadersAndBodiesOfAServer(t *testing.T) {
 	for _, h := range []*Headers{nil, {"X-Limit", "X-Left", "X-Reset"}} {
 		l := newLimiter(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: hour})})

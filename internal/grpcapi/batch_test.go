@@ -56,7 +56,6 @@ func TestABatchOverASwapShowsBothLimits(t *testing.T) {
 	}
 }
 
-// brokenStore keeps the batch that it got, and panics.
 type brokenStore struct{ kept *backend.Batch }
 
 func (s *brokenStore) Submit(b *backend.Batch) {
@@ -148,7 +147,6 @@ func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 	store.batch.Fail(backend.ErrUnavailable)
 }
 
-// A request that is invalid or charges nothing can be finished at once.
 func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
 	store := recordingStore{}

@@ -66,7 +66,6 @@ func TestARefundIsNoExplicitCost(t *testing.T) {
 	}
 }
 
-// Braces in texts are no objects, whatever quotes and backslashes are around them.
 func TestObjectsOfJSONAreCounted(t *testing.T) {
 	for text, want := range map[string]int{
 		`{}`: 1, `{"a":{},"b":[{},{}]}`: 4, `{"a":"{{"}`: 1, `{"a":"\"{{"}`: 1, `{"a":"\\","b":{}}`: 2, `{"a":"\\\"{","{":{}}`: 2, `"{`: 0, `"\`: 0, `\{`: 1,

@@ -28,7 +28,6 @@ func decoded(tb testing.TB, b []byte) (*exchange, error) {
 
 func newExchange() *exchange { return &exchange{bounds: Bounds{}.withDefaults()} }
 
-// fataler is implemented by testing.TB and rapid.T.
 type fataler interface {
 	Helper()
 	Fatalf(string, ...any)

@@ -49,7 +49,6 @@ func (m *message) free() {
 	}
 }
 
-// descriptorFields has the fields of a descriptor other than its entries.
 type descriptorFields struct {
 	hits     uint64
 	hasHits  bool

@@ -22,8 +22,8 @@ type gate struct {
 	weight  int                  // the weight of the admitted requests
 	waiting int                  // the bytes of the waiting requests
 	conns   map[net.Addr]*client // connections with admitted or waiting requests; requests of one connection share the pointer to its address
-	spare   []*client            // unused clients, for reuse
-	turns   []*client            // clients with waiting requests, in the order of their turns
+	spare   []*client
+	turns   []*client // clients with waiting requests, in the order of their turns
 }
 
 // client is one connection.
@@ -33,11 +33,10 @@ type client struct {
 	waiting []*ticket
 }
 
-// ticket is a waiting request.
 type ticket struct {
 	weight, bytes int
-	state         ticketState   // guarded by gate.mu
-	in            chan struct{} // closed when the request is admitted
+	state         ticketState // guarded by gate.mu
+	admitted      chan struct{}
 }
 
 type ticketState uint8
@@ -61,9 +60,8 @@ const (
 	// gateBytes bounds the bytes of the waiting requests. Further requests are answered as failures.
 	gateBytes = 16 << 20
 	// gateOverflow is the number of requests that may be answered concurrently without being admitted.
-	gateOverflow = 16
-	// gateTimeout is the default of Options.QueueTimeout.
-	gateTimeout = 10 * time.Millisecond
+	gateOverflow        = 16
+	defaultQueueTimeout = 10 * time.Millisecond
 	// gateMargin is the time before a caller's deadline that is reserved for sending the answer.
 	gateMargin = 2 * time.Millisecond
 )
@@ -83,7 +81,7 @@ func (g *gate) enter(ctx context.Context, timeout time.Duration, weight, bytes i
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
-	case <-t.in:
+	case <-t.admitted:
 	case <-timer.C:
 	case <-ctx.Done():
 	}
@@ -113,7 +111,7 @@ func (g *gate) admitOrQueue(addr net.Addr, weight, bytes int) (pass, *ticket) {
 		g.release(c)
 		return pass{}, nil
 	}
-	t := &ticket{weight: weight, bytes: bytes, in: make(chan struct{})}
+	t := &ticket{weight: weight, bytes: bytes, admitted: make(chan struct{})}
 	g.waiting += bytes
 	if c.waiting = append(c.waiting, t); len(c.waiting) == 1 {
 		g.turns = append(g.turns, c)
@@ -170,7 +168,6 @@ func (g *gate) entered(t *ticket) bool {
 	return false
 }
 
-// leave ends a request and admits waiting ones.
 func (g *gate) leave(p pass) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -191,7 +188,7 @@ func (g *gate) leave(p pass) {
 			next.state = entered
 			g.waiting -= next.bytes
 			g.admit(pass{c, next.weight})
-			close(next.in)
+			close(next.admitted)
 		}
 		if g.turns = g.turns[1:]; len(c.waiting) > 0 {
 			g.turns = append(g.turns, c) // the next turn of this connection comes after the others

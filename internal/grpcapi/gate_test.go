@@ -169,7 +169,6 @@ func (s slowStore) limiter(tb testing.TB, onFailure descriptors.OnFailure, o lim
 	return l
 }
 
-// Requests that can neither enter nor wait leave nothing at the gate.
 func TestARequestWithoutRoomToWaitLeavesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{}

@@ -22,7 +22,6 @@ type refusedJSON struct {
 
 func (e *refusedJSON) Error() string { return e.text }
 
-// deniedJSON is the RateLimitResponse to a request that exceeds a bound.
 var deniedJSON = []byte(`{"overallCode":"OVER_LIMIT"}`)
 
 // AnswerJSON is ShouldRateLimit in protobuf's JSON form. With code 200 or 429 the response is a

@@ -138,7 +138,6 @@ type knownLimits [8]struct {
 	bytes  []byte
 }
 
-// encoded returns the bytes that s.appendLimit appends.
 func (k *knownLimits) encoded(s *status) []byte {
 	e := &k[s.policy.Index&(len(k)-1)]
 	if e.policy != s.policy || e.limit != s.limit {

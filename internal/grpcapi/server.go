@@ -74,7 +74,7 @@ func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, err
 		o.Headers = &h
 	}
 	o.Bounds = o.Bounds.withDefaults()
-	o.QueueTimeout = cmp.Or(o.QueueTimeout, gateTimeout)
+	o.QueueTimeout = cmp.Or(o.QueueTimeout, defaultQueueTimeout)
 	s := &Server{limiter: l, observer: observer, options: o, panics: logthrottle.Log(log, time.Second)}
 	s.gate.overflow = make(chan struct{}, gateOverflow)
 	return s, nil

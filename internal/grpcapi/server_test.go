@@ -367,7 +367,6 @@ func TestRefundsInJSONNeedTheToken(t *testing.T) {
 	}
 }
 
-// The largest request within the bounds must be decided: each descriptor has all its entries, and a limit.
 func TestTheLargestRequestInJSONIsDecided(t *testing.T) {
 	s, _ := newServer(t, newLimiter(), Options{Bounds: Bounds{Descriptors: 2, Entries: 2}})
 	const one = `{"entries":[{"key":"a","value":"v"},{"key":"b","value":"v"}],"limit":{"requestsPerUnit":9,"unit":"SECOND"}}`
@@ -463,7 +462,6 @@ func TestJSON(t *testing.T) {
 			t.Errorf("%s with the token: %d %s, want %d", c.body, code, got, c.code)
 		}
 	}
-	// Braces in a text are not objects.
 	braces := strings.Replace(body, `"v"`, `"`+strings.Repeat(`{\"{\\`, 1000)+`"`, 1)
 	if code, got := s.AnswerJSON(t.Context(), []byte(braces), false); code != 200 {
 		t.Errorf("braces in a text: got %d %s; want status 200", code, got)
@@ -551,7 +549,6 @@ func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
 	}
 }
 
-// BenchmarkBatch answers as many requests as a busy proxy has in flight on a connection.
 func BenchmarkBatch(b *testing.B) {
 	const many = 16
 	p := &descriptors.Policy{Name: "k", Limit: compile(b, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
@@ -569,7 +566,6 @@ func submit(b *Batch) {
 	b.Submit(time.Time{}, nil, func() {})
 }
 
-// batchOf returns a function that sends a batch of n requests and encodes the answers.
 func batchOf(s *Server, n int) (send func()) {
 	batch, message, now, room := s.NewBatch(s.limiter.(*limiter.Limiter)), request("k"), time.Now(), make([]byte, 0, 4096)
 	return func() {

@@ -127,7 +127,6 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 	}
 }
 
-// idOfLength makes ids of this many bytes.
 type idOfLength int
 
 func (n idOfLength) Append(dst []byte, _ *limiter.Reserved) []byte {
