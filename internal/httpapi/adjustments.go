@@ -135,7 +135,6 @@ func (a *Adjustments) remove(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"version": version})
 }
 
-// audit lists changes, newest first.
 func (a *Adjustments) audit(w http.ResponseWriter, r *http.Request) {
 	before, n, err := page(r.URL.RawQuery)
 	if err != nil {

@@ -70,8 +70,8 @@ func (a *API) paths() map[string]map[string]http.HandlerFunc {
 	}
 }
 
-// guard checks the authorization and the method of requests. If methods is empty, it answers that the path
-// does not exist.
+// guard checks the authorization and the method of requests. If methods is nil, it answers that the path does not
+// exist.
 func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 	var origin http.CrossOriginProtection
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -101,7 +101,6 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 	})
 }
 
-// decide answers /v1/limit and, as a dry run, /v1/check.
 func (a *API) decide(w http.ResponseWriter, r *http.Request, dryRun bool) {
 	body, ok := readBody(w, r)
 	if !ok || !a.working.enter(r.Context()) {

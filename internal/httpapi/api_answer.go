@@ -30,7 +30,6 @@ type apiAnswer struct {
 	Limits   []limitAnswer `json:"limits"`
 }
 
-// limitAnswer is the decision of one limit.
 type limitAnswer struct {
 	Name string `json:"name"`
 	Key  key    `json:"key,omitempty"`
@@ -123,7 +122,6 @@ func (a *apiAnswer) later(delay int64) {
 	}
 }
 
-// neverOf returns the first result whose limit can never allow the cost, or nil.
 func neverOf(c *limiter.Call) *limiter.Result {
 	if !c.Never {
 		return nil

@@ -156,7 +156,6 @@ func TestAnAnswerIsDegradedIfOneLimitIs(t *testing.T) {
 	}
 }
 
-// observed records for each call whether it has a time of arrival.
 type observed struct{ arrived []bool }
 
 func (*observed) Swapped(*limiter.Snapshot) {}
@@ -224,7 +223,6 @@ func TestABucketOfOneOfTwoDomainsIsShown(t *testing.T) {
 	}
 }
 
-// The state of a bucket is unknown while the store fails, whatever its limit does with requests then.
 func TestBucketsAreNotShownWhileTheStoreFails(t *testing.T) {
 	away := apiOver(t, broken{backend.ErrUnavailable})
 	for _, name := range []string{"send", "pass", "share"} {
@@ -309,8 +307,7 @@ func TestTheBoundsOfJitter(t *testing.T) {
 	}
 }
 
-// A full bucket is reset in 0 seconds. The headers contain this number. A limit with two rates has no single window, so
-// its policy states none.
+// A limit with two rates has no single window, so its policy states none.
 func TestHeadersOfAFullBucket(t *testing.T) {
 	h, _ := onClock(t, func(a *API) { a.Headers = HeaderSets{X: true, IETF: true} })
 	w := call(h, "POST", "/v1/limit", `{"name":"send","count":0}`)
@@ -324,7 +321,6 @@ func TestHeadersOfAFullBucket(t *testing.T) {
 	}
 }
 
-// A Result that the headers do not describe hides no other Result of its limit.
 func TestAHiddenResultHidesNoOther(t *testing.T) {
 	first, second := &descriptors.Policy{Owner: "first"}, &descriptors.Policy{Owner: "second"}
 	v := &limiter.Verdict{Results: []limiter.Result{{Policy: first}, {Policy: second}, {Policy: second}, {Policy: second}}}
@@ -336,7 +332,7 @@ func TestAHiddenResultHidesNoOther(t *testing.T) {
 	}
 }
 
-// Each answer has its type. Browsers must not interpret JSON as another type.
+// Browsers must not interpret JSON as another type.
 func TestAnswersHaveTheirType(t *testing.T) {
 	h := New(Config{
 		API: &API{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}, Ready: func() bool { return true },

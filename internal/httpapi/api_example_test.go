@@ -46,13 +46,13 @@ func TestTheExamplesAnswerAsDocumented(t *testing.T) {
 	}
 }
 
-// console runs commands as an example shows them. Only the command sleep advances its clock.
+// Only the command sleep advances the clock of a console.
 type console struct {
 	t     *testing.T
 	clock storetest.Clock
 	send  func(method, path, body string) string
 	ids   []string // ids of reservations, which examples call R1, R2, …
-	log   string   // all requests so far
+	log   string
 }
 
 func newConsole(t *testing.T, snapshot *limiter.Snapshot) *console {

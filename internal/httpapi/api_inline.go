@@ -17,9 +17,9 @@ const (
 
 // inlines is a cache of limits that came with requests. They are compiled under one configuration.
 type inlines struct {
-	mu       sync.Mutex
-	of       *limiter.Snapshot              // the configuration under which compiled was made; guarded by mu
-	compiled map[inline]*descriptors.Policy // guarded by mu
+	mu       sync.Mutex        // guards the fields after it
+	of       *limiter.Snapshot // the configuration under which compiled was made
+	compiled map[inline]*descriptors.Policy
 }
 
 type inline struct{ domain, name, text string }

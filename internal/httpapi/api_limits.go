@@ -29,7 +29,6 @@ type description struct {
 	Then string `json:"then,omitempty"`
 }
 
-// bucket is the present state of a bucket.
 type bucket struct {
 	description
 	Key       key   `json:"key,omitempty"`

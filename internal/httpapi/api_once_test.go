@@ -18,7 +18,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// onClock returns the API with a clock that the test sets. edit changes its settings.
 func onClock(tb testing.TB, edit ...func(*API)) (http.Handler, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
@@ -109,7 +108,7 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 		exchangeStep{0, "/v1/check", settleBody(less, "1"), 400, `reservation and request_id belong to /v1/limit: a dry run consumes nothing`},
 		exchangeStep{0, "/v1/limit", settleBody(less, "12"), 200, // the bucket is still below zero, but the client need not wait, because the work is done
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
-		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "12"), 200, // a repeated request gets the same answer
+		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "12"), 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
 		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "13"), 409, `the reservation was settled with another count before; the first count stays in force`},
 		exchangeStep{12_000 * ms, "/v1/check", `{"name":"tokens","key":"a","count":0}`, 200,
@@ -485,7 +484,6 @@ func TestIDsOfApplicationsAreTheirOwn(t *testing.T) {
 	}
 }
 
-// Jitter delays the times in the answer, by at most the requested number of milliseconds.
 func TestJitterIsNeverEarly(t *testing.T) {
 	h, _ := onClock(t)
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)

@@ -36,7 +36,6 @@ const maxID = 128
 // maxJitter bounds a jitter, in ms.
 const maxJitter = 3_600_000
 
-// apiRequest is a request to charge limits, a dry run, or a settlement.
 type apiRequest struct {
 	call *limiter.Call
 	// id is the idempotency key; "" means none.

@@ -557,7 +557,6 @@ func FuzzParseRequest(f *testing.F) {
 	})
 }
 
-// weighted returns the API with a limit whose units have weights.
 func weighted(t *testing.T) (http.Handler, *storetest.Clock) {
 	t.Helper()
 	clock := &storetest.Clock{}

@@ -77,7 +77,6 @@ func below(r *http.Request) (own, query string, ok bool) {
 	return own, query, ok && (own == "" || own[0] == '/')
 }
 
-// authExchange has the buffers for one request.
 type authExchange struct {
 	call  limiter.Call
 	lines lines
@@ -157,7 +156,6 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *clientRequest, own, 
 	return judged(&c.Verdict)
 }
 
-// unrouted returns the answer if no limit can be evaluated.
 func (d *Auth) unrouted(of *clientRequest, reason string) authAnswer {
 	d.Observer.Refused(reason)
 	if of.auth != nil && of.auth.Allow {

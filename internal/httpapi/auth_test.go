@@ -450,7 +450,6 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("got %v; want [auth_no_route auth_no_descriptor]", got)
 		}
 
-		// Under /nginx a denial is 403, always without a body.
 		w := put(h, foreign, "GET /v1/auth/nginx")
 		if w.Code != 403 || w.Body.Len() > 0 || outcomeOf(w) != "X-RateLimit-Reason=no-route Content-Length=0" {
 			t.Errorf("got %d %s; want status 403 with the reason no-route, without a body", w.Code, outcomeOf(w))
@@ -875,7 +874,6 @@ auth:
 	}
 }
 
-// The configuration of a domain or a limit selects a body and headers that the client's SDK understands.
 func TestBodiesAndHeadersForSDKs(t *testing.T) {
 	const config = `
 domain: ai

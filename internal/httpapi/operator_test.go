@@ -54,7 +54,6 @@ func operator(tb testing.TB, store backend.Store) (http.Handler, *limiter.Limite
 	return (&Operator{Limiter: l, Denied: top, Log: zap.New(core)}).Handler(), l, logs
 }
 
-// take consumes n units of the limit that matches a descriptor.
 func take(t *testing.T, l *limiter.Limiter, text string, n int64) {
 	t.Helper()
 	entries, err := descriptors.Parse(text)
@@ -299,7 +298,6 @@ func TestApplicationsReadOnlyBucketsThatExist(t *testing.T) {
 	}
 }
 
-// FuzzOperator checks that every request of an operator gets an answer, which is JSON.
 func FuzzOperator(f *testing.F) {
 	for _, query := range []string{"limit=send&key=bob", "domain=edge&descriptor=user%3Dbob,a%5C%3D%3Db", "n=7", "limit=%zz", "key=%ff&limit=", "domain=edge&descriptor=%5C"} {
 		f.Add(query)
@@ -388,7 +386,6 @@ func TestListsOfAdjustments(t *testing.T) {
 	}
 }
 
-// A bucket is shown with its remaining units and, if a request of one unit is denied, with the time until one is allowed.
 func TestBucketsShowWhenTheNextRequestIsAllowed(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)

@@ -13,8 +13,7 @@ type problem struct {
 	Status int    `json:"status"`
 	// Detail describes this occurrence of the problem in words.
 	Detail string `json:"detail,omitempty"`
-	// Limit is the name of the limit concerned, if there is one.
-	Limit string `json:"limit,omitempty"`
+	Limit  string `json:"limit,omitempty"`
 }
 
 type kind struct {
