@@ -83,7 +83,6 @@ const (
 	maxFactor        = 1_000_000 * one
 )
 
-// String returns the factor as a decimal number.
 func (f Factor) String() string {
 	text := fmt.Sprintf("%d.%03d", f/one, f%one)
 	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
@@ -122,7 +121,6 @@ func (t *Target) ID() string {
 	return hex.EncodeToString(h.Sum(nil)[:12])
 }
 
-// String describes the target in plain words.
 func (t *Target) String() string {
 	return fmt.Sprintf("limit %s of domain %s, %s", descriptors.Printable(t.Limit), descriptors.Printable(t.Domain), t.KeyText())
 }
@@ -205,7 +203,6 @@ func (c *Change) check() error {
 	return nil
 }
 
-// String returns a short description of c.
 func (c *Change) String() string {
 	var parts []string
 	add := func(name string, n *int64) {

@@ -58,7 +58,6 @@ type entryJSON struct {
 	After     *Adjustment       `json:"after,omitempty"`
 }
 
-// MarshalJSON implements json.Marshaler.
 func (e *Entry) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		Version   uint64      `json:"version"`
@@ -128,7 +127,6 @@ func (c *Chain) Checkpoint(head Head) Checkpoint {
 // BrokenChain is an audit that was damaged or forged.
 type BrokenChain struct{ Problem string }
 
-// Error returns the Problem.
 func (b *BrokenChain) Error() string { return b.Problem }
 
 func brokenChain(format string, args ...any) error { return &BrokenChain{fmt.Sprintf(format, args...)} }

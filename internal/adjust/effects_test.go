@@ -143,7 +143,6 @@ func TestAnAdjustmentHasNoEffectAtItsExpiry(t *testing.T) {
 	}
 }
 
-// A change or a deletion that expects another version fails, and is not logged.
 func TestAnUnexpectedVersionChangesNothing(t *testing.T) {
 	ctx := context.Background()
 	s, _ := service(t, "", newClock())

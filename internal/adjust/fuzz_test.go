@@ -41,7 +41,6 @@ func FuzzProposal(f *testing.F) {
 	})
 }
 
-// FuzzEntry requires that ParseEntry accepts or rejects any bytes, without a panic.
 func FuzzEntry(f *testing.F) {
 	f.Add([]byte(`{"version":1,"action":"set"}`), "mac")
 	f.Fuzz(func(t *testing.T, body []byte, mac string) {

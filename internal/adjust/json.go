@@ -73,7 +73,6 @@ func (f *changeJSON) change() (c Change, err error) {
 	return c, nil
 }
 
-// MarshalJSON implements json.Marshaler.
 func (a Adjustment) MarshalJSON() ([]byte, error) { return json.Marshal(a.form()) }
 
 func (a *Adjustment) form() adjustmentJSON {
@@ -92,7 +91,7 @@ func (a *Adjustment) form() adjustmentJSON {
 	return f
 }
 
-// UnmarshalJSON implements json.Unmarshaler. It does not check the adjustment; Check does.
+// UnmarshalJSON does not check the adjustment; Check does.
 func (a *Adjustment) UnmarshalJSON(text []byte) error {
 	var f adjustmentJSON
 	if err := json.Unmarshal(text, &f); err != nil {

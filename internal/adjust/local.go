@@ -18,7 +18,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Local keeps adjustments in this process and, with a folder, in files.
+// Local is a Keeper. It keeps adjustments in this process and, with a folder, in files.
 type Local struct {
 	chain *Chain
 	clock func() time.Time
@@ -26,12 +26,12 @@ type Local struct {
 
 	set atomic.Pointer[Set] // replaced under mu
 
-	mu      sync.Mutex
-	from    Checkpoint // the checkpoint that replaces the trimmed entries; guarded by mu
-	entries []*Entry   // the oldest first; guarded by mu
-	damaged bool       // the audit file may end in an incomplete line; guarded by mu
-	failed  error      // the error of the last write, or nil; guarded by mu
-	watch   func(*Set) // guarded by mu
+	mu      sync.Mutex // guards the fields after it
+	from    Checkpoint // the checkpoint that replaces the trimmed entries
+	entries []*Entry   // the oldest first
+	damaged bool       // the audit file may end in an incomplete line
+	failed  error      // the error of the last write, or nil
+	watch   func(*Set)
 }
 
 // The files of a folder. The audit is written before the adjustments. So after a crash between the two writes, its
@@ -74,13 +74,10 @@ func (l *Local) Watch(observe func(*Set)) {
 	observe(l.Set())
 }
 
-// Set implements Keeper.
 func (l *Local) Set() *Set { return l.set.Load() }
 
-// Now implements Keeper.
 func (l *Local) Now() algorithms.Micros { return algorithms.Micros(l.clock().UnixMicro()) }
 
-// Status implements Keeper.
 func (l *Local) Status() Status {
 	place := "this process, until it ends"
 	if l.dir != "" {
@@ -91,7 +88,6 @@ func (l *Local) Status() Status {
 	return Status{Place: place, Seen: l.clock(), Persistent: l.dir != "", Err: l.failed}
 }
 
-// Change implements Keeper.
 func (l *Local) Change(_ context.Context, o Operation) (*Entry, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,7 +132,6 @@ func (l *Local) keep(set *Set, e *Entry) error {
 	return nil
 }
 
-// Audit implements Keeper.
 func (l *Local) Audit(_ context.Context, before uint64, n int) (list []*Entry, _ error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,7 +146,6 @@ func (l *Local) Audit(_ context.Context, before uint64, n int) (list []*Entry, _
 	return list, nil
 }
 
-// Verify implements Keeper.
 func (l *Local) Verify(context.Context) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,7 +14,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Files that were damaged or forged are reported with the place of the mistake. The start then fails, or Verify does.
 func TestDamagedFilesAreReported(t *testing.T) {
 	ctx := t.Context()
 	for _, test := range []struct {
@@ -62,7 +61,7 @@ func TestDamagedFilesAreReported(t *testing.T) {
 	}
 }
 
-// contains reports whether the text of err contains want. If want is empty, err must be nil.
+// contains reports whether the text of err contains want or, if want is empty, whether err is nil.
 func contains(err error, want string) bool {
 	return (err == nil) == (want == "") && (err == nil || strings.Contains(err.Error(), want))
 }
@@ -130,7 +129,6 @@ func TestAnEntryOfAnInvalidChangeIsAMistake(t *testing.T) {
 	}
 }
 
-// An adjustment whose limit was removed from the configuration has no effect. Operators see the reason, in JSON too.
 func TestAnAdjustmentWithoutALimitIsShownAsIgnored(t *testing.T) {
 	s, k := service(t, "", newClock())
 	set, _, err := s.Set(t.Context(), bob(Change{Factor: 2000}))

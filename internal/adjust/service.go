@@ -24,7 +24,6 @@ var ErrNotFound = errors.New("there is no such adjustment; it may have expired")
 // Mistake is an error in a proposal. Its text describes to the operator what to change.
 type Mistake struct{ Problem string }
 
-// Error returns the Problem.
 func (m *Mistake) Error() string { return m.Problem }
 
 // Keeper keeps the adjustments and their audit, in this process or in Redis.
@@ -150,7 +149,6 @@ type Shown struct {
 	Left time.Duration
 }
 
-// MarshalJSON implements json.Marshaler.
 func (s Shown) MarshalJSON() ([]byte, error) {
 	text := s.form()
 	text.Words, text.Ignored, text.Left = s.Words, s.Ignored, int64(s.Left/time.Second)

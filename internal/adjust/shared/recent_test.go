@@ -7,7 +7,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 )
 
-// A Keeper remembers its newest 100 entries, and the head before them.
 func TestRecentEntries(t *testing.T) {
 	head := func(version uint64) adjust.Head {
 		return adjust.Head{Version: version, MAC: fmt.Sprint("mac", version)}

@@ -55,15 +55,15 @@ type Keeper struct {
 	errors    atomic.Uint64
 	rewritten atomic.Uint64 // number of entries that failovers had lost and that this Keeper appended again
 
-	mu         sync.Mutex        // held during calls of Redis
-	checkpoint adjust.Checkpoint // the checkpoint in the ledger; guarded by mu
-	watch      func(*adjust.Set) // guarded by mu
-	recent     recent            // guarded by mu
+	mu         sync.Mutex        // guards the fields after it up to statusMu; held during calls of Redis
+	checkpoint adjust.Checkpoint // the checkpoint in the ledger
+	watch      func(*adjust.Set)
+	recent     recent
 
-	statusMu sync.Mutex
-	seen     time.Time            // guarded by statusMu
-	err      error                // the error of the last poll or of the folder, or nil; guarded by statusMu
-	lost     []*adjust.Adjustment // adjustments that a failover has lost; guarded by statusMu
+	statusMu sync.Mutex // guards the fields after it
+	seen     time.Time
+	err      error                // the error of the last poll or of the folder, or nil
+	lost     []*adjust.Adjustment // adjustments that a failover has lost
 }
 
 // reading is the time of the server's clock at a moment of this process's monotonic clock.
@@ -91,8 +91,7 @@ func New(c Config) (*Keeper, error) {
 }
 
 // Watch calls observe with the present Set, and then with each new one. It replaces the function of an earlier
-// call. k's lock is held during the call, so observe must not call methods of k that change or poll
-// adjustments.
+// call. k.mu is held during the call, so observe must not call methods of k that change or poll adjustments.
 func (k *Keeper) Watch(observe func(*adjust.Set)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -100,11 +99,10 @@ func (k *Keeper) Watch(observe func(*adjust.Set)) {
 	observe(k.Set())
 }
 
-// Set implements adjust.Keeper.
 func (k *Keeper) Set() *adjust.Set { return k.set.Load() }
 
-// Now implements adjust.Keeper. It returns the last time that was read from the server's clock, plus the time since.
-// Before the first reading it returns the time of this machine.
+// Now returns the last time that was read from the server's clock, plus the time since. Before the first reading
+// it returns the time of this machine.
 func (k *Keeper) Now() algorithms.Micros {
 	if r := k.clock.Load(); r != nil {
 		return r.shown + algorithms.Micros(k.since(r.at)/time.Microsecond)
@@ -114,7 +112,6 @@ func (k *Keeper) Now() algorithms.Micros {
 
 func (k *Keeper) since(t time.Time) time.Duration { return k.machine.Now().Sub(t) }
 
-// Status implements adjust.Keeper.
 func (k *Keeper) Status() adjust.Status {
 	k.statusMu.Lock()
 	defer k.statusMu.Unlock()
@@ -338,7 +335,6 @@ func (k *Keeper) restore(ctx context.Context, set *adjust.Set) error {
 	return err
 }
 
-// Change implements adjust.Keeper.
 func (k *Keeper) Change(ctx context.Context, o adjust.Operation) (*adjust.Entry, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -421,7 +417,6 @@ func parse(found []redis.LedgerEntry) ([]*adjust.Entry, error) {
 	return entries, nil
 }
 
-// Audit implements adjust.Keeper.
 func (k *Keeper) Audit(ctx context.Context, before uint64, n int) ([]*adjust.Entry, error) {
 	found, err := k.config.Ledger.Before(ctx, before, n)
 	if err != nil {
@@ -430,7 +425,6 @@ func (k *Keeper) Audit(ctx context.Context, before uint64, n int) ([]*adjust.Ent
 	return parse(found)
 }
 
-// Verify implements adjust.Keeper.
 func (k *Keeper) Verify(ctx context.Context) (int, error) {
 	head, err := k.config.Ledger.Head(ctx)
 	if err != nil {
