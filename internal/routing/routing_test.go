@@ -189,7 +189,6 @@ func token(payload string) string {
 	return "Authorization: Bearer e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".c2ln"
 }
 
-// A Request whose Path changes has no values of its earlier path.
 func TestARequestWithAnotherPath(t *testing.T) {
 	a := auth(t, `
   routes:
