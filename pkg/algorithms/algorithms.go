@@ -88,7 +88,8 @@ func (k Kind) String() string {
 
 // State is the stored state of one bucket. The zero State is that of a new bucket.
 type State struct {
-	// By is the limit in whose numbers Value and Prev are expressed. It is nil for a new bucket.
+	// By is the limit in whose numbers Value and Prev are expressed. It is nil for a new bucket. A Store that
+	// loads a saved State sets By to a Limit with the numbers that it had when the State was saved.
 	By *Limit
 	// Value is the remaining amount. For a token bucket, a leaky bucket and the bank of a guaranteed bucket
 	// its unit is 1/q token; for a fixed window it is one token. For a sliding window, Value is the count

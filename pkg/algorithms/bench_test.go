@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// speeds has numbers that are usual in production.
+// speeds has limits with numbers that are usual in production.
 var speeds = []struct {
 	name string
 	spec Spec

@@ -413,8 +413,8 @@ func (p *keptPair) until(l *Limit, cost int64) Micros {
 	return p.bank.moment(ticks) + Micros(fine)*l.tick
 }
 
-// smallest returns the smallest n, 0 <= n <= high, for which holds(n) is true. holds(high) must be true, and so
-// must holds of every number between n and high.
+// smallest returns the smallest n, 0 <= n <= high, for which holds(n) is true. holds must be true from that n
+// on, up to and including high.
 func smallest(high int64, holds func(int64) bool) int64 {
 	low := int64(-1) // holds(low) is false
 	for low+1 < high {

@@ -96,7 +96,7 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 			v.used[0] = whole(0)
 		}
 		v.ts = t / m.tick * m.tick
-		if m.s.Calendar != nil && !m.s.Calendar.same(s.Calendar) { // a state that is not converted uses the windows that s knows
+		if m.s.Calendar != nil && !m.s.Calendar.same(s.Calendar) { // a state that is not converted has the windows of oldEdges
 			v.s.Calendar, v.s.Start, v.s.Period = nil, new(e.phase), e.period
 		}
 	} else {
@@ -127,10 +127,11 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 		v.ts = t / tick * tick
 		return v, false
 	}
-	at := t / tick * tick // within a tick of the old limit, the inflow is the smaller one of the two limits
+	at := t / tick * tick
 	_, old := parts(m.s)
 	for i := range v.used {
 		pace := times(times(flows[i], whole(int64(coarse))), q)
+		// As in kept.pace, the inflow is the smaller of the two limits' inflows.
 		pace = least(pace, new(big.Rat).SetInt(down(times(times(old[i], whole(int64(coarse))), q))))
 		flown := down(times(pace, big.NewRat(int64(at-v.ts), int64(coarse))))
 		v.used[i] = most(whole(0), minus(v.used[i], over(new(big.Rat).SetInt(flown), q)))

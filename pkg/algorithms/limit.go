@@ -56,8 +56,8 @@ type Rate struct {
 }
 
 // Limit is a compiled limit: its numbers, checked and scaled. Only Compile and Split make Limits. Limits are
-// immutable and can be compared with ==. Fields without a comment have the meaning that they have in Spec.
-// Method Spec returns a Spec that compiles to the Limit.
+// immutable, safe for concurrent use, and can be compared with ==. Fields without a comment have the meaning
+// that they have in Spec. Method Spec returns a Spec that compiles to the Limit.
 type Limit struct {
 	Kind        Kind
 	Overdraw    bool
@@ -446,7 +446,8 @@ func (l *Limit) scaleGuaranteed(s Spec) (fits bool, field string, largest int64)
 	return true, "", 0
 }
 
-// Most returns the largest cost that l can ever allow. If reserve is true, the cost may be reserved.
+// Most returns the largest cost that l can ever allow, or, if reserve is true, the largest that it can ever
+// reserve.
 func (l *Limit) Most(reserve bool) int64 {
 	switch {
 	case l.Rate == 0:

@@ -126,7 +126,8 @@ func TestAChargeThatTheBucketLostIsNotRefunded(t *testing.T) {
 	}
 }
 
-// The peaks before the clock step are unknown, so the bucket counts as full since.
+// The peaks before the clock step are unknown, so earlier charges count as if the bucket had become full after
+// them.
 func TestChargesFromBeforeAClockStepAreNotRefunded(t *testing.T) {
 	capacity := int64(100)
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: &capacity, Settles: true})

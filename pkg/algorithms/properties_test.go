@@ -229,7 +229,8 @@ func (roll dice) admitted(l *Limit, hash uint64, n int) (all []charge) {
 	return all
 }
 
-// If times are computed in milliseconds, each begun tick counts, so the span is up to 1 ms longer.
+// A limit that counts in milliseconds counts each begun millisecond. So the bound is that of a span which is up
+// to 1 ms longer.
 func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -271,7 +272,6 @@ func together(s Spec, l *Limit, hash uint64, from, to Micros) bool {
 	return true
 }
 
-// bound returns the most that a span may admit.
 func bound(s Spec, l *Limit, from, to Micros) *big.Int {
 	ticks := whole(int64(to/l.tick - from/l.tick))
 	flow := func(units int64, period Micros) *big.Rat {

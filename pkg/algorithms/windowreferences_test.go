@@ -57,7 +57,7 @@ func (e edges) came(from, to Micros) (n Micros) {
 
 func (e edges) date(t Micros, n int) time.Time { return e.calendar.Edges.(civil).date(t, n) }
 
-// windowReference edgesToGrant rate at each edge. Unused units are kept up to capacity.
+// windowReference grants rate at each edge. Unused units are kept up to capacity.
 type windowReference struct {
 	s Spec
 	watch
@@ -247,7 +247,7 @@ func (b *logReference) decide(now Micros, a Charge) (d Decision) {
 	return delay(d, behind)
 }
 
-// slidingReference applies the formula literally. It finds the retry time by search.
+// slidingReference applies the formula of sliding_counter.go literally. It finds the retry time by search.
 type slidingReference struct {
 	s Spec
 	watch

@@ -57,7 +57,6 @@ func (l *Limiter) Reset(ctx context.Context, name string, key ...string) error {
 	return l.limiter.Reset(ctx, &c)
 }
 
-// one decides a request for one limit. If the limit has a payer, that may be charged instead.
 func (l *Limiter) one(ctx context.Context, name string, key []string, terms algorithms.Charge) (Result, error) {
 	m := l.named[name]
 	if m == nil {
@@ -89,7 +88,6 @@ func (m *limit) decided(d *limiter.Direct, i int) (Result, error) {
 	return m.outcome(decision)
 }
 
-// outcome returns the result of a decision on limit m, and the error for it.
 func (m *limit) outcome(d *backend.Decision) (Result, error) {
 	switch {
 	case d.Err != nil:
@@ -127,7 +125,7 @@ type Request struct {
 	// Reservation is set by the call if it reserved units.
 	Reservation Reservation
 
-	limit *limit // the compiled limit
+	limit *limit
 	// How many units were consumed and when, to undo the request; payer is the limit that paid in place of limit.
 	cost  int64
 	at    algorithms.Micros
@@ -244,7 +242,6 @@ func denyLate(requests []Request, maxWait time.Duration) (late bool) {
 	return late
 }
 
-// undoAll refunds the units that requests consumed, less the units that have flowed in since.
 func (l *Limiter) undoAll(ctx context.Context, requests []Request) error {
 	var problems []error
 	for i := range requests {
@@ -270,7 +267,6 @@ func denied(requests []Request) error {
 	}}
 }
 
-// naming adds the name of m to ErrNeverFits.
 func (m *limit) naming(err error) error {
 	if err == ErrNeverFits { //nolint:errorlint // decided returns it unwrapped
 		return fmt.Errorf("limit %q: %w", m.policy.Name, err)
@@ -278,7 +274,6 @@ func (m *limit) naming(err error) error {
 	return err
 }
 
-// clearReservations removes the reservations of a call that consumed nothing.
 func clearReservations(requests []Request) {
 	for i := range requests {
 		requests[i].Reservation = Reservation{}
@@ -332,7 +327,6 @@ func (l *Limiter) find(r *Request) (err error) {
 	return nil
 }
 
-// ownLimit compiles the limit that comes with r.
 func (l *Limiter) ownLimit(r *Request) (*limit, error) {
 	name := strings.Clone(r.Name)
 	switch {

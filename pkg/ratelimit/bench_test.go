@@ -29,7 +29,7 @@ func benchLimiter(tb testing.TB) (*ratelimit.Limiter, backend.Store) {
 	return l, store
 }
 
-// calls returns the calls that must not allocate. The benchmark compares them with the Store alone.
+// calls returns calls that must not allocate. "store" is for comparison: the Store alone.
 func calls(tb testing.TB) map[string]func() {
 	tb.Helper()
 	l, store := benchLimiter(tb)

@@ -21,7 +21,6 @@ func (l *Limiter) Cost(name string, costs map[string]int64) (int64, error) {
 	return m.cost(costs)
 }
 
-// cost returns the weighted sum of costs by the weights of m.
 func (m *limit) cost(costs map[string]int64) (int64, error) {
 	w := m.policy.Extra().Weights
 	if w == nil {
@@ -34,7 +33,6 @@ func (m *limit) cost(costs map[string]int64) (int64, error) {
 	return cost, nil
 }
 
-// weights compiles Weights. It returns nil if there are none.
 func (l Limit) weights() (*weights.Weights, error) {
 	if l.Weights == nil {
 		return nil, nil //nolint:nilnil // none

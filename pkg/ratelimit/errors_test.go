@@ -24,7 +24,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// with returns a limit of 6 units a minute that holds 2, changed by edit.
 func with(edit func(*ratelimit.Limit)) ratelimit.Limit {
 	l := ratelimit.TokenBucket(6, time.Minute)
 	l.Capacity = new(int64(2))
@@ -32,7 +31,6 @@ func with(edit func(*ratelimit.Limit)) ratelimit.Limit {
 	return l
 }
 
-// waiting returns a Limiter with the longest wait maxWait. Its Store is what wrap returns for a memory store.
 func waiting(t *testing.T, maxWait time.Duration, limits ratelimit.Limits, wrap func(backend.Store) backend.Store) *ratelimit.Limiter {
 	t.Helper()
 	clock := &storetest.Clock{}
@@ -54,7 +52,6 @@ func TestARefundOfOneUnit(t *testing.T) {
 	}
 }
 
-// A cost that never fits changes nothing, and the Result has the state of the bucket.
 func TestACostThatNeverFitsReportsTheBucket(t *testing.T) {
 	l, _ := onClock(t)
 	if _, err := l.AllowN(t.Context(), 4, "send"); err != nil {
@@ -65,9 +62,7 @@ func TestACostThatNeverFitsReportsTheBucket(t *testing.T) {
 	}
 }
 
-// If one request of a call is denied, the order of its requests does not matter, even with MaxWait. The cases are a
-// wait that would be too long, a limit that can reserve too little, one that charges denied requests, and one that
-// counts them.
+// If one request of a call is denied, the order of its requests must not matter, even with MaxWait.
 func TestTheOrderOfRequestsDoesNotMatter(t *testing.T) {
 	limits := func() ratelimit.Limits {
 		return ratelimit.Limits{
@@ -82,16 +77,16 @@ func TestTheOrderOfRequestsDoesNotMatter(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		first, second ratelimit.Request
-		state         func(l *ratelimit.Limiter) error // checks what the denial has changed
+		checkState    func(l *ratelimit.Limiter) error
 	}{
 		"a wait of 30 s": {ratelimit.Request{Name: "late", N: 3, Reserve: true}, ratelimit.Request{Name: "plain", N: 1}, func(l *ratelimit.Limiter) error {
-			return remaining(l, "late", 0, 20*time.Second)
+			return checkRemaining(l, "late", 0, 20*time.Second)
 		}},
 		"nothing can be reserved": {ratelimit.Request{Name: "full", N: 2, Reserve: true}, ratelimit.Request{Name: "plain", N: 1}, func(l *ratelimit.Limiter) error {
-			return remaining(l, "full", 0, 20*time.Second)
+			return checkRemaining(l, "full", 0, 20*time.Second)
 		}},
 		"the denial is charged": {ratelimit.Request{Name: "late", N: 1, Reserve: true}, ratelimit.Request{Name: "overdraw", N: 1}, func(l *ratelimit.Limiter) error {
-			return remaining(l, "overdraw", 0, 30*time.Second)
+			return checkRemaining(l, "overdraw", 0, 30*time.Second)
 		}},
 		"the denial is counted": {ratelimit.Request{Name: "late", N: 1, Reserve: true}, ratelimit.Request{Name: "counts", N: 1}, func(l *ratelimit.Limiter) error {
 			r, _ := l.Peek(context.Background(), 1, "counts")
@@ -117,37 +112,35 @@ func TestTheOrderOfRequestsDoesNotMatter(t *testing.T) {
 					t.Errorf("%s: got a reservation of %s; want none", name, r.Name)
 				}
 			}
-			if err := test.state(l); err != nil {
+			if err := test.checkState(l); err != nil {
 				t.Errorf("%s, %s first: %v", name, requests[0].Name, err)
 			}
-			if err := remaining(l, "plain", 2, 0); err != nil {
+			if err := checkRemaining(l, "plain", 2, 0); err != nil {
 				t.Errorf("%s, %s first: %v", name, requests[0].Name, err)
 			}
 		}
 	}
 }
 
-// remaining returns an error unless the limit with this name has these Remaining units and this ResetAfter.
-func remaining(l *ratelimit.Limiter, name string, units int64, resetAfter time.Duration) error {
+func checkRemaining(l *ratelimit.Limiter, name string, units int64, resetAfter time.Duration) error {
 	if r, _ := l.Peek(context.Background(), 0, name); r.Remaining != units || r.ResetAfter != resetAfter {
 		return fmt.Errorf("limit %s: %d units, reset after %v; want %d and %v", name, r.Remaining, r.ResetAfter, units, resetAfter)
 	}
 	return nil
 }
 
-// MaxWait is for requests that reserve. Another request of a limit with Overdraw is charged even if its cost will only
-// be available after a longer wait.
+// A limit with Overdraw is charged even if the cost is available only after a longer wait.
 func TestMaxWaitDoesNotApplyToRequestsThatDoNotReserve(t *testing.T) {
 	l := waiting(t, time.Second, ratelimit.Limits{"l": with(func(l *ratelimit.Limit) { l.Overdraw = true })}, unchanged)
 	if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "l", N: 5}}); !errors.Is(err, ratelimit.ErrDenied) {
 		t.Errorf("got %v; want ErrDenied", err)
 	}
-	if err := remaining(l, "l", 0, 50*time.Second); err != nil {
+	if err := checkRemaining(l, "l", 0, 50*time.Second); err != nil {
 		t.Error(err)
 	}
 }
 
-// A wait that would be too long is found by the dry run. Nothing is charged, not even for a short time.
+// The dry run finds the wait, so nothing is charged, not even for a short time.
 func TestAWaitThatIsTooLongChargesNothing(t *testing.T) {
 	charges := 0
 	limits := ratelimit.Limits{"l": with(func(l *ratelimit.Limit) { l.MaxReserved = new(int64(50)) })}
@@ -167,7 +160,6 @@ func TestAWaitThatIsTooLongChargesNothing(t *testing.T) {
 	}
 }
 
-// failing is a Store whose batches fail if fails returns true for their first charge.
 type failing struct {
 	backend.Store
 	fails func(c *backend.Charge) bool
@@ -181,7 +173,7 @@ func (s failing) Submit(b *backend.Batch) {
 	s.Store.Submit(b)
 }
 
-// If the dry run fails, the call fails and charges nothing: without the dry run, its wait could be longer than MaxWait.
+// Without the dry run, the wait could be longer than MaxWait.
 func TestACallWithoutADryRunIsNotCharged(t *testing.T) {
 	charged := false
 	limits := ratelimit.Limits{"l": with(func(l *ratelimit.Limit) {
@@ -195,7 +187,6 @@ func TestACallWithoutADryRunIsNotCharged(t *testing.T) {
 	}
 }
 
-// If units of a denied or canceled call cannot be returned, the error says so.
 func TestAnUndoThatFailsIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		taken := false
@@ -219,7 +210,6 @@ func TestAnUndoThatFailsIsReported(t *testing.T) {
 	})
 }
 
-// The error of a denied call is that of the limit that denies for the longest time, whichever position it has.
 func TestTheLongestDenialIsReported(t *testing.T) {
 	limits := ratelimit.Limits{"short": ratelimit.TokenBucket(1, time.Second), "long": ratelimit.TokenBucket(1, time.Minute), "mid": ratelimit.TokenBucket(1, 10*time.Second), "free": ratelimit.TokenBucket(9, time.Hour)}
 	for _, order := range []string{"short long mid free", "long mid free short", "free mid short long", "mid free long short", "long short", "free short long"} {
@@ -275,7 +265,6 @@ func TestAGuaranteedRate(t *testing.T) {
 	}
 }
 
-// The Delay of a reservation that was read from its text is the remaining time until it is due.
 func TestTheDelayOfAReservationFromItsText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := over(t, memory.New(memory.Config{}), nil)
@@ -294,7 +283,7 @@ func TestTheDelayOfAReservationFromItsText(t *testing.T) {
 	})
 }
 
-// WaitN of a limit that cannot be reserved tries again. It returns nil only if it has consumed the units.
+// WaitN returns nil only if it has consumed the units.
 func TestWaitingForALimitThatCannotBeReserved(t *testing.T) {
 	for maxWait, want := range map[time.Duration]error{0: nil, 500 * time.Millisecond: ratelimit.ErrDenied, time.Second: nil, 2 * time.Second: nil} {
 		synctest.Test(t, func(t *testing.T) {
@@ -329,7 +318,6 @@ func TestWaitingForALimitThatCannotBeReserved(t *testing.T) {
 	}
 }
 
-// AllowOnce returns reservations only for the requests that reserve.
 func TestAllowOnceReservesOnlyWhatIsRequested(t *testing.T) {
 	l, _ := onClock(t)
 	requests := []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 1, Reserve: true}, {Name: "window", N: 1}}
@@ -343,7 +331,6 @@ func TestAllowOnceReservesOnlyWhatIsRequested(t *testing.T) {
 	}
 }
 
-// An application reserves several limits at a sidecar, and a Go program settles them.
 func TestReservationsOfASidecarAreSettled(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
@@ -431,8 +418,7 @@ func TestWaitingEndsWithAnErrorOfTheStore(t *testing.T) {
 	}
 }
 
-// A proxy reserves an estimate at a sidecar, and a Go program with the same secret settles it. The limit of the program
-// must have the same algorithm, and Settles.
+// The limit of the program must have the algorithm of the sidecar's limit, and Settles.
 func TestReservationsOfAProxyAreSettled(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)

@@ -15,14 +15,14 @@ import (
 type Limits map[string]Limit
 
 // Limit configures one limit. Make one with TokenBucket, FixedWindow, SlidingWindow, SlidingLog or
-// LeakyBucket, and set other fields if necessary. docs/algorithms.md in the repository compares the
-// algorithms.
+// LeakyBucket, and set other fields if necessary. All times are whole numbers of microseconds.
+// docs/algorithms.md in the repository compares the algorithms.
 type Limit struct {
 	// Algorithm is one of the kinds of package algorithms, except Guaranteed: set the field Guaranteed.
 	Algorithm algorithms.Kind
 	// Rate is the number of units per Period. A rate of 0 denies everything.
 	Rate int64
-	// Period is a whole number of microseconds.
+	// Period is longer than 0, except with a Calendar.
 	Period time.Duration
 	// Capacity is the most units that a token bucket or a fixed window can hold; nil means Rate. For a leaky bucket it
 	// is the number of places in the queue; nil means none.
@@ -73,9 +73,10 @@ func init() {
 
 // Penalty blocks a key after repeated denials.
 type Penalty struct {
-	// After is the number of denials within Period that starts a block.
+	// After is the number of denials within the Period of the limit that starts a block.
 	After int64
-	// For is the length of the first block. Each further block in a row lasts twice as long, up to Max.
+	// For is the length of the first block, and Max that of the longest. A block that starts within Max after
+	// the end of another one lasts twice as long as that one, up to Max.
 	For, Max time.Duration
 }
 
@@ -208,7 +209,6 @@ func withFieldNames(err error) error {
 // would change the limit.
 type spans []error
 
-// micros converts d, and records an error if it is not a whole number of microseconds.
 func (s *spans) micros(field string, d time.Duration) algorithms.Micros {
 	if d%time.Microsecond != 0 {
 		s.add(field, d)

@@ -12,7 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// kept is a Store that keeps the charges of the last batch, and counts the batches.
 type kept struct {
 	backend.Store
 
@@ -25,7 +24,7 @@ func (k *kept) Submit(b *backend.Batch) {
 	k.Store.Submit(b)
 }
 
-// A cost that can never fit is a mistake of the caller, also while the Store is unreachable.
+// A cost that can never fit is a mistake of the caller, even while the Store is unreachable.
 func TestACostThatNeverFitsHasTheNumbersOfItsLimit(t *testing.T) {
 	l := over(t, away{}, nil)
 	if r, err := l.AllowN(t.Context(), 11, "send", "bob"); !errors.Is(err, ratelimit.ErrNeverFits) || r.Limit != 10 || r.Window != time.Minute {
@@ -33,7 +32,7 @@ func TestACostThatNeverFitsHasTheNumbersOfItsLimit(t *testing.T) {
 	}
 }
 
-// With MaxWait, a call with reservations begins with a dry run, and no other call does.
+// With MaxWait, only a call with reservations begins with a dry run.
 func TestACallWithoutReservationsIsOneBatch(t *testing.T) {
 	store := &kept{Store: memory.New(memory.Config{})}
 	l, err := ratelimit.New(ratelimit.Config{Store: store, Limits: testLimits(), MaxWait: time.Hour})
@@ -48,7 +47,6 @@ func TestACallWithoutReservationsIsOneBatch(t *testing.T) {
 	}
 }
 
-// The reservation of a leaky bucket is the turn of the request. It cannot be settled.
 func TestATurnOfALeakyBucketCanBeReserved(t *testing.T) {
 	for name, call := range map[string]func(*ratelimit.Limiter, []ratelimit.Request) error{
 		"AllowAll":  func(l *ratelimit.Limiter, r []ratelimit.Request) error { return l.AllowAll(t.Context(), r) },
@@ -79,7 +77,6 @@ func TestTheOwnerOfALimitThatComesWithARequest(t *testing.T) {
 	}
 }
 
-// The former secret accepts reservations, and signs none.
 func TestTheFormerSecretSignsNothing(t *testing.T) {
 	store := memory.New(memory.Config{})
 	limiterOf := func(secret, former string) *ratelimit.Limiter {
@@ -145,7 +142,6 @@ func TestTheDelayOfAReservationBecomesShorter(t *testing.T) {
 	})
 }
 
-// A wait that would end after the deadline is denied at once.
 func TestAWaitThatWouldBeTooLongIsDeniedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := over(t, memory.New(memory.Config{}), nil)

@@ -124,11 +124,10 @@ type Limiter struct {
 	keys    *reservation.Keys
 	maxWait time.Duration
 	named   map[string]*limit // never modified
-	limiter *limiter.Limiter  // for calls with an id, settlements and resets
-	direct  sync.Pool
+	limiter *limiter.Limiter  // for what direct cannot do: ids, payers, settlements and resets
+	direct  sync.Pool         // of *limiter.Direct
 }
 
-// limit is one compiled limit.
 type limit struct {
 	policy descriptors.Policy
 	units  int64         // Result.Limit
@@ -175,7 +174,6 @@ func New(c Config) (*Limiter, error) {
 	return l, nil
 }
 
-// keys returns the keys that sign reservations.
 func (c *Config) keys() *reservation.Keys {
 	secrets := []string{c.Secret}
 	if c.FormerSecret != "" {
@@ -185,7 +183,6 @@ func (c *Config) keys() *reservation.Keys {
 	return reservation.NewKeys(list, list)
 }
 
-// now returns the time that decides whether reservations have expired.
 func (c *Config) now() algorithms.Micros {
 	if c.Clock == nil {
 		return algorithms.Micros(time.Now().UnixMicro())
@@ -222,7 +219,6 @@ type Result struct {
 	Payer string
 }
 
-// result converts a decision on limit m.
 func (m *limit) result(d *algorithms.Decision) Result {
 	return Result{
 		Allowed: d.Allowed, Limit: m.units, Window: m.window, Remaining: d.Remaining,

@@ -38,7 +38,6 @@ func testLimits() ratelimit.Limits {
 	}
 }
 
-// onClock makes a Limiter whose clock the test sets.
 func onClock(tb testing.TB) (*ratelimit.Limiter, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
@@ -481,8 +480,6 @@ func TestAnExpiredReservationIsNotSettled(t *testing.T) {
 	}
 }
 
-// A settlement without a difference consumes nothing, so a block does not deny it. One with a difference is
-// denied like any other charge.
 func TestASettlementWithoutDifferenceIsAcceptedDuringABlock(t *testing.T) {
 	l, _ := onClock(t)
 	ctx := t.Context()
@@ -524,7 +521,6 @@ func TestResetMakesANewBucket(t *testing.T) {
 	}
 }
 
-// away is a Store that cannot decide.
 type away struct{}
 
 func (away) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
@@ -585,7 +581,6 @@ ratelimit: limit "g start": start cannot be combined with calendar: the calendar
 	}
 }
 
-// The key of a bucket is the one that a sidecar derives from its configuration for a named limit.
 func TestTheKeyOfABucketIsThatOfTheSidecar(t *testing.T) {
 	store := memory.New(memory.Config{})
 	l := over(t, store, nil)
@@ -607,8 +602,6 @@ func TestTheKeyOfABucketIsThatOfTheSidecar(t *testing.T) {
 	}
 }
 
-// A limit that comes with a request charges the same buckets as a config sent to the HTTP API. Its numbers
-// may change from call to call. It never shares a bucket with a limit of the Limiter.
 func TestALimitThatComesWithTheRequest(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
@@ -658,8 +651,6 @@ func TestALimitThatComesWithTheRequest(t *testing.T) {
 	}
 }
 
-// httpAPI starts the HTTP API of a sidecar over store, which accepts limits in requests. The returned
-// function sends a body and returns the body of the answer.
 func httpAPI(t *testing.T, store backend.Store, domain string) func(body string) string {
 	t.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "c", Data: []byte("domain: " + domain + "\nlimits: {a: {algorithm: token_bucket, rate: 1, period: 1s}}")}}, config.Options{})

@@ -158,7 +158,7 @@ func (l *Limiter) Wait(ctx context.Context, name string, key ...string) error {
 //
 // It returns a DeniedError at once if the wait would end after the deadline of ctx or exceed Config.MaxWait, or if too
 // many units are reserved already. If ctx is canceled during the wait, WaitN refunds the units and returns the error
-// of ctx.
+// of ctx. Other errors are ErrNeverFits, ErrUnits, ErrUnknown, or one of the Store's.
 //
 // For token buckets, fixed windows and leaky buckets, waiting calls are served in the order of their arrival.
 // For other limits, and for a token bucket with Guaranteed, WaitN tries again after each RetryAfter, so another
@@ -181,8 +181,6 @@ func (l *Limiter) WaitN(ctx context.Context, n int64, name string, key ...string
 	return nil
 }
 
-// retry repeats the charge of r until it is allowed. It returns an error if the charge fails, if the next wait would be
-// too long, or if ctx ends.
 func (l *Limiter) retry(ctx context.Context, r *Request) error {
 	for {
 		result, err := l.AllowN(ctx, r.N, r.Name, r.Key...)
@@ -211,7 +209,6 @@ func (l *Limiter) longestWait(ctx context.Context) time.Duration {
 	return left
 }
 
-// sleep waits for d. If ctx ends before, sleep returns the error of ctx.
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
@@ -232,7 +229,7 @@ func (l *Limiter) reservation(m *limit, values []string, n int64, d *backend.Dec
 }
 
 // Settle corrects a Reservation to the real cost n, and charges or refunds the difference. n may be 0, and
-// may exceed the reserved units.
+// may exceed the reserved units. A negative n is an error.
 //
 // A refund is reduced by the units that have flowed in since the reservation, because without the
 // reservation the bucket might have overflowed. Once the fixed window of the reservation has ended, nothing
@@ -298,7 +295,6 @@ func (l *Limiter) settled(c *limiter.Call) (result Result, worst error) {
 	return result, worst
 }
 
-// errEmptyID is the error of AllowOnce without an id.
 var errEmptyID = errors.New("AllowOnce needs an id that is different for each call, such as the id of the request; it is empty")
 
 // Remembered is how long the Store keeps the result of AllowOnce.

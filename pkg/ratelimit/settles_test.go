@@ -31,7 +31,7 @@ func TestRefundsWithSettlesAreExact(t *testing.T) {
 	if r, err := l.Settle(t.Context(), reserved, 4); err != nil || r.Remaining != 10 { // 6 are left and 5 flow in, so the bucket is full
 		t.Errorf("exact: %+v %v; want no error and 10 remaining", r, err)
 	}
-	if r, err := l.Settle(t.Context(), over, 100); err != nil || r.Remaining != 0 { // 5 - 8 = -3, the largest debt; the other units of the cost are not charged
+	if r, err := l.Settle(t.Context(), over, 100); err != nil || r.Remaining != 0 { // the bucket has 5 units and is charged 8 of the 90, down to its MaxDebt of 3
 		t.Errorf("over: %+v %v; want no error and 0 remaining", r, err)
 	}
 	clock.Set(storetest.Start + 48*algorithms.Second)
@@ -75,7 +75,6 @@ func TestInvalidSettlesAreErrorsOfNew(t *testing.T) {
 	}
 }
 
-// limiterOn returns a Limiter of limits, and its clock.
 func limiterOn(t *testing.T, limits ratelimit.Limits) (*ratelimit.Limiter, *storetest.Clock) {
 	t.Helper()
 	clock := &storetest.Clock{}

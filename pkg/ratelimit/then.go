@@ -40,7 +40,6 @@ func bindPayers(named map[string]*limit) (problems []error) {
 // then returns the limit that pays for what m does not allow, or nil.
 func (m *limit) then() *descriptors.Policy { return m.policy.Extra().Then }
 
-// oneOrPayer decides limit m, for which another may pay.
 func (l *Limiter) oneOrPayer(ctx context.Context, m *limit, key []string, terms algorithms.Charge) (Result, error) {
 	c := limiter.Call{Request: limiter.Request{
 		Domain: l.domain, DryRun: terms.DryRun,

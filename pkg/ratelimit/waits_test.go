@@ -15,8 +15,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// limiterWith returns a Limiter with one limit, "l", and a clock that the test sets. wrap adds behavior to
-// its Store.
 func limiterWith(t *testing.T, limit ratelimit.Limit, maxWait time.Duration, wrap func(backend.Store) backend.Store) (*ratelimit.Limiter, *storetest.Clock) {
 	t.Helper()
 	clock := &storetest.Clock{}
@@ -33,7 +31,6 @@ func limiterWith(t *testing.T, limit ratelimit.Limit, maxWait time.Duration, wra
 
 func unchanged(s backend.Store) backend.Store { return s }
 
-// before is a Store that calls a function before each batch, except dry runs.
 type before struct {
 	backend.Store
 	call func(b *backend.Batch)
@@ -46,7 +43,7 @@ func (s before) Submit(b *backend.Batch) {
 	s.Store.Submit(b)
 }
 
-// TestAWaitThatBecomesTooLongIsReturned lets another caller reserve units between the dry run and the charge.
+// Another caller reserves units between the dry run and the charge.
 func TestAWaitThatBecomesTooLongIsReturned(t *testing.T) {
 	calls := 0
 	l, _ := limiterWith(t, ratelimit.TokenBucket(10, time.Minute), 30*time.Second, func(s backend.Store) backend.Store {
@@ -68,8 +65,8 @@ func TestAWaitThatBecomesTooLongIsReturned(t *testing.T) {
 	}
 }
 
-// TestACanceledWaitRefundsLessTheInflow cancels a wait for 6 units after 12 s, in which 2 units flowed in. Without
-// the wait the bucket would have been full, and another caller consumed one unit: 4 are left.
+// 2 units flow in during the wait. Without the wait the bucket would have been full, and another caller
+// consumed one unit: 4 are left.
 func TestACanceledWaitRefundsLessTheInflow(t *testing.T) {
 	limit := ratelimit.TokenBucket(10, time.Minute)
 	limit.Capacity, limit.MaxReserved = new(int64(5)), new(int64(20))
@@ -92,7 +89,6 @@ func TestACanceledWaitRefundsLessTheInflow(t *testing.T) {
 	}
 }
 
-// after is a Store that sends a value to the channel done after each batch, except dry runs.
 type after struct {
 	backend.Store
 	done chan<- struct{}
@@ -105,8 +101,7 @@ func (s after) Submit(b *backend.Batch) {
 	}
 }
 
-// TestACanceledWaitIsUndoneByAStoreWithDeadlines cancels a wait. The store charges nothing for a caller whose context has
-// ended, but the undo must have its usual time.
+// The store charges nothing for a caller whose context has ended, but the undo must have its usual time.
 func TestACanceledWaitIsUndoneByAStoreWithDeadlines(t *testing.T) {
 	reserved := make(chan struct{}, 10)
 	l, _ := limiterWith(t, ratelimit.TokenBucket(1, time.Hour), 0, func(s backend.Store) backend.Store {
@@ -129,7 +124,6 @@ func TestACanceledWaitIsUndoneByAStoreWithDeadlines(t *testing.T) {
 	}
 }
 
-// A call has a deadline and a MaxWait. The shorter of the two bounds its wait.
 func TestADeadlineBeforeMaxWaitDeniesAtOnce(t *testing.T) {
 	l, _ := limiterWith(t, ratelimit.TokenBucket(1, time.Hour), 2*time.Hour, unchanged)
 	if err := l.Wait(t.Context(), "l"); err != nil {
@@ -153,7 +147,6 @@ func TestAWindowThatStartsSoonIsAwaited(t *testing.T) {
 	}
 }
 
-// TestWaitDoesNotPoll waits at a limit that cannot reserve, with few calls of the store.
 func TestWaitDoesNotPoll(t *testing.T) {
 	var calls atomic.Int64
 	l, err := ratelimit.New(ratelimit.Config{
@@ -173,7 +166,7 @@ func TestWaitDoesNotPoll(t *testing.T) {
 	}
 }
 
-// Each reservation of one AllowOnce has its own id, so that each can be settled alone.
+// Each reservation of one AllowOnce has its own id.
 func TestReservationsOfACallAreSettledOneByOne(t *testing.T) {
 	l, _ := limiterWith(t, ratelimit.TokenBucket(10, time.Minute), 0, unchanged)
 	requests := []ratelimit.Request{{Name: "l", Key: []string{"bob"}, N: 6, Reserve: true}, {Name: "l", Key: []string{"carol"}, N: 6, Reserve: true}}
@@ -190,8 +183,7 @@ func TestReservationsOfACallAreSettledOneByOne(t *testing.T) {
 	}
 }
 
-// 2 units are available now, and one more flows in every 10 s. AllowAll denies calls that would wait longer
-// than MaxWait.
+// 2 units are available now, and one more flows in every 10 s.
 func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 	limit := ratelimit.TokenBucket(6, time.Minute)
 	limit.Capacity, limit.MaxReserved = new(int64(2)), new(int64(20))
@@ -228,8 +220,7 @@ func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 	}
 }
 
-// TestAGroupWhoseWaitBecomesTooLongIsReturned lets another caller reserve units between the dry run and the
-// charge. The units of all limits of the call are refunded.
+// Another caller reserves units between the dry run and the charge.
 func TestAGroupWhoseWaitBecomesTooLongIsReturned(t *testing.T) {
 	calls := 0
 	l, _ := limiterWith(t, ratelimit.TokenBucket(10, time.Minute), 30*time.Second, func(s backend.Store) backend.Store {

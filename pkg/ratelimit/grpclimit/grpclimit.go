@@ -9,8 +9,9 @@
 //
 // A denied call fails with RESOURCE_EXHAUSTED. Its status has the details google.rpc.RetryInfo. Its trailer
 // grpc-retry-pushback-ms is the time that clients with a retry policy wait, in milliseconds. If the Store
-// cannot decide, calls fail with UNAVAILABLE, unless Config.FailOpen is set. A stream consumes units when
-// it is opened.
+// cannot decide, calls fail with UNAVAILABLE, unless Config.FailOpen is set.
+//
+// Each call consumes one unit. A stream consumes it when it is opened, whatever the number of its messages.
 //
 // With a leaky bucket, the interceptors wait for the turn of a call before they call the handler. If the
 // context of the call ends before, the handler is not called; the units stay consumed.
@@ -36,7 +37,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// Config configures the interceptors.
+// Config configures the interceptors. Its functions must be safe for concurrent use.
 type Config struct {
 	// Limit is the name of the limit.
 	Limit string
@@ -46,7 +47,7 @@ type Config struct {
 	// FailOpen allows calls that the Store cannot decide (ErrUnavailable, ErrFull). The default is to deny
 	// them. Calls fail in any case after other errors, such as those of Key.
 	FailOpen bool
-	// OnError, if not nil, is called with errors other than denials, for logging.
+	// OnError, if not nil, is called with errors other than ErrDenied, for logging.
 	OnError func(ctx context.Context, err error)
 }
 
@@ -163,7 +164,6 @@ func (c *Config) decide(ctx context.Context, limiter *ratelimit.Limiter, method 
 	}
 }
 
-// denied returns the trailer and the status of a denied call that can be repeated after the given time.
 func denied(after time.Duration) (metadata.MD, error) {
 	s := status.New(codes.ResourceExhausted, "the rate limit was reached")
 	if with, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(after)}); err == nil {

@@ -26,7 +26,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit/grpclimit"
 )
 
-// failing is a Store that cannot decide.
 type failing struct{}
 
 func (failing) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
@@ -63,7 +62,7 @@ func dial(t *testing.T, store backend.Store, c grpclimit.Config) healthgrpc.Heal
 	return healthgrpc.NewHealthClient(conn)
 }
 
-// check calls the server with metadata, names and values in turn.
+// pairs are names and values of metadata in turn.
 func check(t *testing.T, client healthgrpc.HealthClient, pairs ...string) (codes.Code, metadata.MD, *status.Status) {
 	t.Helper()
 	var trailer metadata.MD
@@ -145,7 +144,6 @@ func TestAFailureOfTheStoreDenies(t *testing.T) {
 	}
 }
 
-// Only a failing Store allows calls with FailOpen. A mistake of the program does not.
 func TestFailOpenCoversTheStoreOnly(t *testing.T) {
 	broken := func(context.Context, string, []string) ([]string, error) { return nil, errors.New("no session") }
 	if code, _, s := check(t, dial(t, nil, grpclimit.Config{FailOpen: true, Key: broken})); code != codes.Unavailable {
@@ -153,7 +151,7 @@ func TestFailOpenCoversTheStoreOnly(t *testing.T) {
 	}
 }
 
-// The handler is called when the turn in a leaky bucket has come, and not if the call ends before.
+// A call that ends before its turn does not reach the handler.
 func TestALeakyBucketSpacesCalls(t *testing.T) {
 	limiter, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{
 		"soon": ratelimit.LeakyBucket(1, 40*time.Millisecond, 9), "late": ratelimit.LeakyBucket(1, time.Hour, 9),
@@ -240,7 +238,6 @@ func TestKeysByPeer(t *testing.T) {
 	}
 }
 
-// full is a store without room for another bucket.
 type full struct{}
 
 func (full) Submit(b *backend.Batch) { b.Fail(backend.ErrFull) }

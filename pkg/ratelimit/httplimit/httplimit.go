@@ -33,7 +33,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// Config configures the middleware.
+// Config configures the middleware. Its functions must be safe for concurrent use.
 type Config struct {
 	// Limit is the name of the limit.
 	Limit string
@@ -46,7 +46,7 @@ type Config struct {
 	// deny them. Other errors, such as a Cost below 1 and errors of Key except ErrNoKey, are answered with 503
 	// in any case.
 	FailOpen bool
-	// OnError, if not nil, is called with errors other than denials, for logging.
+	// OnError, if not nil, is called with errors other than ErrDenied and ErrNeverFits, for logging.
 	OnError func(r *http.Request, err error)
 }
 
@@ -66,7 +66,6 @@ type handler struct {
 	next    http.Handler
 }
 
-// ServeHTTP implements http.Handler.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	result, err := h.decide(r)
 	switch {
@@ -104,7 +103,6 @@ func (h *handler) decide(r *http.Request) (ratelimit.Result, error) {
 	return h.limiter.AllowN(r.Context(), cost, h.config.Limit, values...)
 }
 
-// failed answers a request that could not be decided.
 func (h *handler) failed(w http.ResponseWriter, r *http.Request, err error) {
 	if h.config.OnError != nil {
 		h.config.OnError(r, err)

@@ -40,7 +40,7 @@ func limited(tb testing.TB, store backend.Store, c httplimit.Config) http.Handle
 	return limit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
 }
 
-// get sends a request from peer and returns the answer. Headers are names and values in turn.
+// headers are names and values in turn.
 func get(h http.Handler, peer string, headers ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	r.RemoteAddr = peer
@@ -72,7 +72,7 @@ func TestAnswersHaveTheHeadersAndProblems(t *testing.T) {
 	}
 }
 
-// A request passes two limits, one inside the other. The headers describe both.
+// The headers describe both limits.
 func TestSeveralLimits(t *testing.T) {
 	clock := func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }
 	limiter, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{Clock: clock}), Limits: ratelimit.Limits{
@@ -150,7 +150,6 @@ func TestKeysByHeaderAndValue(t *testing.T) {
 	}
 }
 
-// failing is a Store that cannot decide.
 type failing struct{}
 
 func (failing) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
@@ -168,7 +167,6 @@ func TestAFailureOfTheStoreDenies(t *testing.T) {
 	}
 }
 
-// Only a failing Store allows requests with FailOpen. A mistake of the program does not.
 func TestFailOpenCoversTheStoreOnly(t *testing.T) {
 	broken := errors.New("no session")
 	for name, c := range map[string]httplimit.Config{
@@ -185,7 +183,6 @@ func TestFailOpenCoversTheStoreOnly(t *testing.T) {
 	}
 }
 
-// answering is a Store that answers with an error.
 type answering struct{ err error }
 
 func (s answering) Submit(b *backend.Batch) { b.Fail(s.err) }
@@ -207,7 +204,6 @@ func spaced(t *testing.T, period time.Duration) (h http.Handler, calls *atomic.I
 	return limit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls.Add(1) })), calls
 }
 
-// The handler is called when the turn in a leaky bucket has come.
 func TestALeakyBucketSpacesTheHandler(t *testing.T) {
 	h, calls := spaced(t, 40*time.Millisecond)
 	start := time.Now()

@@ -52,7 +52,6 @@ func Parse(domain, name string, text []byte) (ratelimit.Config, error) {
 	return configOf(domain)(config.Compile([]config.File{{Name: name, Data: text}}, config.Options{}))
 }
 
-// configOf returns the function that converts a compiled configuration.
 func configOf(domain string) func(*limiter.Snapshot, config.Problems) (ratelimit.Config, error) {
 	return func(s *limiter.Snapshot, problems config.Problems) (ratelimit.Config, error) {
 		if problems.Bad() {
@@ -80,7 +79,6 @@ func configOf(domain string) func(*limiter.Snapshot, config.Problems) (ratelimit
 	}
 }
 
-// mistakes returns the problems that are not just warnings.
 func mistakes(all config.Problems) (list config.Problems) {
 	for _, p := range all {
 		if !p.Warning {

@@ -27,7 +27,6 @@ descriptors:
   - {key: path, rate_limit: {unit: minute, requests_per_unit: 1}}
 `
 
-// A program and a sidecar with the same Store charge the same buckets.
 func TestLoadedLimitsUseTheBucketsOfTheSidecar(t *testing.T) {
 	now := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
 	store := memory.New(memory.Config{Clock: func() time.Time { return now }})

@@ -21,7 +21,6 @@ limits:
   credits: {algorithm: token_bucket, rate: 1, period: 365d, capacity: 10, max_reserved: 0}
 `
 
-// planned returns a limiter with the limits of plans.
 func planned(t *testing.T) *ratelimit.Limiter {
 	t.Helper()
 	now := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
@@ -38,7 +37,6 @@ func planned(t *testing.T) *ratelimit.Limiter {
 	return l
 }
 
-// has checks how many units a bucket of bob has left.
 func has(t *testing.T, l *ratelimit.Limiter, name string, want int64) {
 	t.Helper()
 	if r, err := l.Peek(t.Context(), 0, name, "bob"); err != nil || r.Remaining != want || r.Payer != "" {
@@ -144,7 +142,7 @@ func TestAPayerMustBeConfigured(t *testing.T) {
 	}
 }
 
-// The limits of two requests have the same payer, which is charged once for both. The first request has its reservation.
+// Both limits have the same payer, which is charged once.
 func TestOneOfSeveralRequestsHasTheReservation(t *testing.T) {
 	l := planned(t)
 	requests := []ratelimit.Request{{Name: "plan", Key: []string{"bob"}, N: 2, Reserve: true}, {Name: "team", Key: []string{"bob"}, N: 4, Reserve: true}}
@@ -156,8 +154,7 @@ func TestOneOfSeveralRequestsHasTheReservation(t *testing.T) {
 	}
 }
 
-// A limit can hold 3 units and has a payer. With MaxWait, a request of 5 units may be denied, but not as one that never
-// fits.
+// The limit can hold 3 units, but its payer can pay for 5.
 func TestALongWaitWithAPayerIsNoErrorThatNeverFits(t *testing.T) {
 	c, err := limitsfile.Parse("", "limits.yaml", []byte(strings.Replace(plans, "rate: 3, period: 1h, max_reserved: 0", "rate: 3, period: 1h", 1)))
 	if err != nil {
@@ -173,7 +170,6 @@ func TestALongWaitWithAPayerIsNoErrorThatNeverFits(t *testing.T) {
 	}
 }
 
-// A loaded limit keeps its name, and cannot come with a request.
 func TestALoadedLimitKeepsItsName(t *testing.T) {
 	c, err := limitsfile.Parse("", "limits.yaml", []byte("domain: d\nlimits: {a: {algorithm: token_bucket, rate: 1, period: 1s}}\n"))
 	if err != nil {
