@@ -191,9 +191,10 @@ type Charge struct {
 	Lease *algorithms.Lease
 	// Group is equal for the consecutive charges of one group.
 	Group int
-	// Then means that this charge and the following ones of the group are alternatives (algorithms.Bucket):
-	// if this one is not allowed, the next charge without Then is made instead. The last charge of a group
-	// must not have Then. The charges must be in one Slot, and have neither Shards nor a Lease.
+	// Then means that this charge has an alternative (algorithms.Bucket). Consecutive charges with Then and
+	// the next charge, which has no Then, are alternatives: if all charges with Then are allowed, these are
+	// made, otherwise the last one is. The last charge of a group must not have Then. Alternatives must be in
+	// one Slot, and have neither Shards nor a Lease.
 	Then bool
 	// IdempotencyKey identifies the group for repetition; nil means that it cannot be repeated. All charges
 	// of a group have the same.

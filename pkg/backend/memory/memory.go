@@ -27,7 +27,7 @@ const stripeCount = 128
 
 // Config configures a Store. The zero Config means DefaultMaxKeys and the wall clock.
 type Config struct {
-	// Clock returns the time; nil means time.Now. A test can set it.
+	// Clock returns the time; nil means time.Now.
 	Clock func() time.Time
 	// MaxKeys bounds the memory. Each bucket counts as one, and so do each entry of a sliding log and each
 	// decision stored for an idempotency key. The denials that a penalty counts need one each, and one more for
@@ -155,7 +155,8 @@ func (s *Store) reset(hash uint64, c *backend.Charge) {
 	}
 }
 
-// A decision that changes units is valid only if the new state can be stored.
+// changesUnits reports whether d consumed or refunded units. Such a decision is valid only if the new state
+// can be stored.
 func changesUnits(c *backend.Charge, d *algorithms.Decision) bool {
 	return !c.Terms.DryRun && c.Terms.Cost != 0 && (d.Allowed || c.Limit.ChargesDenied())
 }

@@ -31,7 +31,7 @@ type records struct {
 	count  int
 	chunks []*[recordsPerChunk]record
 	used   int                             // how many records of the chunks have ever been used
-	free   recordRef                       // the first unused record, which links the others
+	free   recordRef                       // the record that was freed last, which links the other free ones
 	others map[[16]byte][]decision         // by ID, the decisions of a group after its first
 	due    map[algorithms.Micros]recordRef // the records to sweep in each minute: the latest one, which links the others
 	minute algorithms.Micros               // the minute of the last sweep
@@ -115,7 +115,7 @@ func (r *records) empty(hash uint32) uint32 {
 	return i
 }
 
-// leave removes a record from the index. It moves later places into the gap, so that no search ends too
+// leave removes a record from the index. It moves later elements into the gap, so that no search ends too
 // early.
 func (r *records) leave(hash uint32, ref recordRef) {
 	mask := uint32(len(r.index) - 1)
@@ -124,7 +124,7 @@ func (r *records) leave(hash uint32, ref recordRef) {
 		hole = (hole + 1) & mask
 	}
 	for i := (hole + 1) & mask; r.index[i] != 0; i = (i + 1) & mask {
-		if home := uint32(r.index[i]>>32) & mask; (i-home)&mask >= (i-hole)&mask { // it may move to the hole, because a search for its record starts at or before the hole
+		if home := uint32(r.index[i]>>32) & mask; (i-home)&mask >= (i-hole)&mask { // the element may move to the hole, because a search for its record starts at or before the hole
 			atomic.StoreUint64(&r.index[hole], r.index[i])
 			hole = i
 		}
@@ -160,16 +160,16 @@ func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.C
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.sweepRecordsOf(r, now)
-	ref, has := r.find(at, &once.ID), 0 // has is the room of an expired record with the same ID
+	ref, expiredRoom := r.find(at, &once.ID), 0 // the room of an expired record with the same ID
 	if ref != 0 {
 		was := r.at(ref)
 		if now < was.until {
 			r.answer(was, once, decisions)
 			return
 		}
-		has = int(was.n)
+		expiredRoom = int(was.n)
 	}
-	if n > has && !s.roomForRecords(n-has, now) { // The room is reserved first. A group that consumed units without a stored decision could consume again.
+	if n > expiredRoom && !s.roomForRecords(n-expiredRoom, now) { // The room is reserved first. A group that consumed units without a stored decision could consume again.
 		s.full.Add(1)
 		for i := range decisions {
 			decisions[i] = backend.Decision{Err: backend.ErrFull}
@@ -190,11 +190,11 @@ func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.C
 		}
 		r.keep(ref, once, now+once.Lifetime, decisions)
 	}
-	held := has
+	held := expiredRoom
 	if kept {
 		held = n
 	}
-	if unused := max(n, has) - held; unused > 0 {
+	if unused := max(n, expiredRoom) - held; unused > 0 {
 		s.room.give(recordsOwner, unused)
 	}
 }
@@ -229,7 +229,7 @@ func (r *records) keep(ref recordRef, once *backend.IdempotencyKey, until algori
 	}
 }
 
-// link adds a record to those that are swept in the first minute that begins after the time until.
+// link lists a record to be swept in the first whole minute after until.
 func (r *records) link(ref recordRef, until algorithms.Micros) {
 	if r.due == nil {
 		r.due = map[algorithms.Micros]recordRef{}

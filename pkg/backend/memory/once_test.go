@@ -235,7 +235,7 @@ func TestNewIDsFindTheRoomOfExpiredRecords(t *testing.T) {
 		}}, d)
 		return d[0]
 	}
-	for id := range byte(100) { // some of them in the stripe of the one before
+	for id := range byte(100) { // some of the records are in the same stripe as the one before
 		if d := take(id); !d.Allowed {
 			t.Fatalf("id %d: got %+v; want allowed, because the record before has expired", id, d)
 		}

@@ -78,7 +78,7 @@ func inTurn(hourly func(n int64) algorithms.Spec, s algorithms.Micros) (steps []
 		is := step{by: hourly(limit), cost: 1, allowed: used < limit}
 		if is.allowed {
 			used++
-		} else { // units flow in at 100 an hour, one in 36 s, because the state is in the numbers of the higher limit
+		} else { // the higher limit made the last charge, so one unit flows in every 36 s, at 100 an hour
 			is.retry = algorithms.Micros(used+1-limit) * 36 * s
 		}
 		is.left = limit - used
