@@ -26,7 +26,7 @@ const longestWait = 120
 // MaxHeaders is the largest number of calls of add that OpenAIHeaders makes.
 const MaxHeaders = 3*len(unitHeaders) + 2
 
-// OpenAIHeaders calls add with each header of the set openai for v. For each unit it adds the headers of the
+// OpenAIHeaders calls add with each header of the header set openai for v. For each unit it adds the headers of the
 // most restrictive limit with that unit. For a denial it adds retry-after-ms, unless no retry can succeed or
 // noRetryAfter is true. If no retry can succeed, or none within longestWait, it also adds x-should-retry: false. The
 // slice value is valid only during the call of add.

@@ -21,8 +21,8 @@ func Describes(r *limiter.Result) bool {
 	return r.Policy != nil && !r.Policy.Shadow && r.Outcome != limiter.Shadowed && !r.Policy.Unlimited && r.Outcome != limiter.Replaced && r.Decision.Err == nil
 }
 
-// Limit returns the limit to which the numbers in r belong. That can be the local share of the policy's
-// limit.
+// Limit returns the limit to which the numbers in r belong. After a failure of the store that is the local
+// share of the policy's limit, if there is one.
 func Limit(r *limiter.Result) *algorithms.Limit {
 	if p := r.Policy; p.Extra().Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
 		return p.Extra().Local

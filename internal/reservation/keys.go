@@ -47,8 +47,7 @@ const (
 	maxText = 48 << 10
 	// form is the version of the layout. Form 2 was in no release, and its settlements had other
 	// IdempotencyIDs.
-	form = 3
-	// signatureLen is the length of the signature, in bytes.
+	form         = 3
 	signatureLen = 16
 )
 

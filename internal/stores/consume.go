@@ -64,9 +64,9 @@ func (s *LeaseStore) recordDecision(t *leaseBatch) {
 	}
 }
 
-// consume charges c to the leases of l. It returns false, and consumes nothing, if the leases have too few units or
-// have expired. The caller must hold the lock of the shard sh. After the caller has released that lock, it must call
-// submit on request, which may be nil.
+// consume charges c to the leases of l. If the leases have too few units or have expired, it consumes nothing
+// and enough is false. The lock of sh is held. After releasing it, the caller must call submit on request,
+// which may be nil.
 func (s *LeaseStore) consume(sh *leaseShard, l *hotKey, c *backend.Charge, now time.Duration) (enough bool, request *ahead) {
 	if l.grants[1].left > 0 && (l.grants[0].left == 0 || now >= l.grants[0].until) {
 		sh.rotate(l, now)
@@ -85,9 +85,8 @@ func (s *LeaseStore) consume(sh *leaseShard, l *hotKey, c *backend.Charge, now t
 	return true, request
 }
 
-// consumedUnits is the number of units that a charge consumed from a grant, with the state of the grant before.
 type consumedUnits struct {
-	grant grant
+	grant grant // as it was before the charge
 	units int64
 }
 
@@ -99,7 +98,8 @@ func (sh *leaseShard) rotate(l *hotKey, now time.Duration) {
 	l.arm()
 }
 
-// The timer sends the waiting returns. If too many wait, the units of c are lost.
+// queueReturn leaves c to the timer, which sends the waiting returns. If maxReturns returns already wait, the
+// units of c are lost.
 func (sh *leaseShard) queueReturn(c backend.Charge) {
 	if c.Terms.Cost < 0 && len(sh.returns) < maxReturns {
 		sh.returns = append(sh.returns, c)

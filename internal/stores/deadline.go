@@ -23,10 +23,9 @@ import (
 )
 
 // Deadline returns a wrapper of another Store (next). The wrapper ends each Batch within timeout after its Submit. A
-// Batch with a Deadline of its own ends earlier if necessary: by the duration margin before that Deadline, so that
-// there is time to send the answer. If the wrapped Store has not decided a group by then, the group gets
-// ErrUnavailable, because it may be charged later. A Batch with no time left is not submitted to the wrapped Store,
-// and gets ErrNotTaken.
+// Batch with a Deadline of its own ends at least margin before that Deadline, so that there is time to send the
+// answer. If the wrapped Store has not decided a group by then, the group gets ErrUnavailable, because it may be
+// charged later. A Batch with no time left is not submitted to the wrapped Store, and gets ErrNotTaken.
 //
 // Deadline must be the outermost wrapper, because it may end a Batch before the Stores below do. Therefore it submits
 // a copy of the Batch to the wrapped Store. The copy lives until the wrapped Store has ended it. Late decisions are
@@ -180,8 +179,9 @@ func (s *deadlineStore) overdue() {
 	}
 }
 
-// failUnknown writes all decisions of the caller's batch: the known decisions, and errors for all other groups.
-// store.mu must be held, because the wrapped Store may still change the other decisions of t.
+// failUnknown writes all decisions of the caller's batch: the known decisions, and errors for all other
+// groups. store.mu must be held, so that t does not end meanwhile. The wrapped Store may still be writing
+// unknown decisions, so failUnknown does not read them.
 func (t *attempt) failUnknown() {
 	b := t.outer
 	for at := 0; at < len(b.Charges); {

@@ -25,7 +25,7 @@ type denial struct {
 	revalidateAt time.Time // from this time on, one caller revalidates the denial
 	retryAt      time.Time // the earliest time at which a retry may succeed: submittedAt plus the retry time of the group
 	arrivedAt    time.Time
-	revalidating atomic.Bool // a caller is revalidating the denial with the wrapped Store
+	revalidating atomic.Bool
 }
 
 // answerGroup writes the decisions on a group if d is the denial of the same group. It reports whether the
@@ -103,8 +103,8 @@ func remainsLater(c *backend.Charge, d *backend.Decision, delay algorithms.Micro
 
 // unchanged returns how long Remaining of d, the decision on c, stays unchanged. It returns unknown for a limit
 // with a Rate of 0, and if d.Value may not be the whole state of the bucket. Examples are a sliding window, a bucket
-// with shards or a penalty, a state in the numbers of another limit, and a clock that stepped back. It returns 0 for a
-// full bucket.
+// with shards or a penalty, a Value in the numbers of another limit, and a clock that stepped back. It returns 0 for
+// a full bucket.
 func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	kind := c.Limit.Kind
 	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 {
@@ -163,7 +163,7 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, submittedA
 // denials is the bounded set of cached denials. It is a state machine without a lock or a clock.
 type denials struct {
 	most    int
-	groups  map[uint64]*denial  // by the hash of all keys of the group
+	groups  map[uint64]*denial  // by denial.hash
 	buckets map[uint64][]uint64 // for each bucket, by the hash of its key: the hashes of its denied groups
 	listed  int                 // the number of hashes in buckets, including hashes of groups that were removed
 }

@@ -19,11 +19,11 @@ import (
 // revalidates it with the wrapped Store. Until the wrapped Store answers, the other callers still get the cached
 // denial.
 //
-// The cache never allows a group. If another process refunds units or resets a bucket, the cache denies for up to
-// MaxAge, and the time of one call of the wrapped Store, longer than the wrapped Store would.
+// The cache never allows a group. If another process refunds units or resets a bucket, the cache may continue to
+// deny, for at most MaxAge and the time of one call of the wrapped Store.
 //
 // A denial is removed as soon as this process consumes or refunds units of one of its buckets. So only other
-// processes can make a cached denial differ from the denial by the wrapped Store. For token buckets and fixed
+// processes can make a cached denial differ from the answer of the wrapped Store. For token buckets and fixed
 // windows, Remaining and ResetAfter are computed for the current time. For other algorithms, for shards and for
 // limits with a penalty, Remaining keeps its value and ResetAfter counts down.
 //
@@ -53,7 +53,7 @@ func Denied(next backend.Store, c DeniedConfig) *DeniedStore {
 
 // DeniedConfig configures Denied. Zero fields mean the defaults.
 type DeniedConfig struct {
-	MaxAge    time.Duration    // the longest time for which a denial is cached (default: 1 s)
+	MaxAge    time.Duration    // the age at which a denial is revalidated (default: 1 s)
 	MaxGroups int              // the largest number of cached groups (default: 65,536); when there would be more, the cache is emptied
 	Clock     func() time.Time // returns the current time (default: time.Now)
 }
@@ -65,7 +65,7 @@ type DeniedStore struct {
 	batches sync.Pool
 
 	cached    atomic.Int64  // the number of cached groups
-	submitted atomic.Uint64 // the number of batches so far; it numbers them
+	submitted atomic.Uint64 // the number of batches so far, which is also the number of the newest batch
 	clearedAt atomic.Uint64 // the number of the last batch before the last Clear
 	// changed has an element for each remainder of key hashes. The element is the number of the last batch before this
 	// process last changed a bucket with such a hash. A denial from that batch or an earlier one may be outdated.

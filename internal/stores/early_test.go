@@ -182,16 +182,16 @@ func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		calls := &recorder{next: store}
-		again := 0 // the number, counted from 0, of the batch that is answered after 20 ms
+		delayedBatch := 0 // the number, counted from 0, of the batch that is answered after 20 ms
 		s, hot := refusedLease(t, submitFunc(func(b *backend.Batch) {
-			if calls.count() == again {
+			if calls.count() == delayedBatch {
 				time.AfterFunc(20*ms, func() { calls.Submit(b) })
-				again = 0
+				delayedBatch = 0
 				return
 			}
 			calls.Submit(b)
 		}))
-		again = calls.count() + 1
+		delayedBatch = calls.count() + 1
 		a := of(hot.Limit, "a", 1)
 		a.Group = 1
 		b := backend.Batch{Charges: []backend.Charge{hot, a}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2)}

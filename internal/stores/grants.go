@@ -29,15 +29,14 @@ const (
 	never      = time.Duration(math.MaxInt64)
 )
 
-// leaseShard has a part of the hot keys. Each part has its own lock.
 type leaseShard struct {
-	mu      sync.Mutex
-	most    int                // the largest number of hot keys
-	hotKeys map[string]*hotKey // guarded by mu, like the following fields
-	returns []backend.Charge   // refunds of unused units that wait to be sent
-	heat    *[256]heat         // request rates of keys that are not hot, by a part of their hash; nil until the first charge that may lease
-	stats   LeaseStats
-	_       [64]byte
+	mu         sync.Mutex
+	maxHotKeys int
+	hotKeys    map[string]*hotKey // guarded by mu, like the following fields
+	returns    []backend.Charge   // refunds of unused units that wait to be sent
+	heat       *[256]heat         // request rates of keys that are not hot, by a part of their hash; nil until the first charge that may lease
+	stats      LeaseStats
+	_          [64]byte
 }
 
 // heat counts the requests for all cold keys that share an element of leaseShard.heat. So a key may become hot too
@@ -49,20 +48,20 @@ type heat struct {
 
 // hotKey has the leases of a bucket whose key is hot. It is guarded by the lock of its shard.
 type hotKey struct {
-	charge backend.Charge // the bucket, its limit and its lease terms; the pattern of charges that lease ahead and that return units
+	charge backend.Charge // the bucket, its limit and its lease terms; charges that lease ahead or return units are copies of it
 	// grants has at most two leases. The first one expires first, and is used first. The second one is
 	// requested in the background, before the first is used up or expires.
 	grants  [2]grant
-	serials int // the number of grants so far
+	serials int
 	removed bool
 
 	borrowing  bool   // a request in flight also requests a lease
 	requesting int64  // the units that are being requested, by that request and in the background
 	ahead      *ahead // the lease requested in the background; nil if none is in flight
-	failed     int    // how often leasing ahead has failed since it last succeeded, less the decisions of the wrapped Store, at least 0
-	// The next lease is requested when one of these two limits is reached.
-	low   int64         // the largest number of units left in the first grant; -1 if no lease is to be requested
-	early time.Duration // the time; the constant never means that only low counts
+	failed     int    // failures of leasing ahead since the last success; each decision of the wrapped Store subtracts 1
+	// The next lease is requested when low or early is reached.
+	low   int64         // units left in the first grant; -1 means that only early counts
+	early time.Duration // the constant never means that only low counts
 
 	last   backend.Decision // the newest decision of the wrapped Store, changed as if it had allowed
 	lastAt time.Duration    // when last arrived
@@ -78,8 +77,8 @@ type hotKey struct {
 type grant struct {
 	left      int64 // units
 	until     time.Duration
-	chargedAt algorithms.Micros // the time of the grant, by the clock of the wrapped Store
-	grantedAt time.Duration     // the time of the grant, by the clock of this process, or a little earlier
+	chargedAt algorithms.Micros // when the wrapped Store granted the lease, by its clock
+	grantedAt time.Duration     // when the lease was requested, by LeaseStore.now
 	serial    int               // the number of the grant, from 1
 }
 
@@ -163,8 +162,8 @@ func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *h
 		return nil
 	}
 	h.requests = 0
-	if len(sh.hotKeys) >= sh.most {
-		if sh.cool(now); len(sh.hotKeys) >= sh.most {
+	if len(sh.hotKeys) >= sh.maxHotKeys {
+		if sh.cool(now); len(sh.hotKeys) >= sh.maxHotKeys {
 			return nil
 		}
 	}

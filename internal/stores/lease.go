@@ -22,7 +22,7 @@ import (
 //
 //   - A fixed window never admits more than it holds. Its units are never used after its end, by the clock of the
 //     wrapped Store.
-//   - A token bucket admits at most capacity + floor((T + Lease.For)*rate/period) in any span T.
+//   - A token bucket admits at most capacity + floor((T + Lease.For)*rate/period) in any time T.
 //   - For each other process that has a lease, requests are denied up to Lease.Most units too early. The leased units
 //     of a process that dies are lost, and so are requested units without an answer. A token bucket gets unused units
 //     back less those that have flowed in since the grant (Charge.ChargedAt). A token bucket with shards gets none
@@ -55,7 +55,7 @@ func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 	}
 	s := &LeaseStore{next: next, config: c, elapsed: newElapsed(c.Clocks), background: NewUndosBy(c.Clock, c.Timeout)}
 	for i := range s.shards {
-		s.shards[i].most = max(1, c.MaxKeys/leaseShards)
+		s.shards[i].maxHotKeys = max(1, c.MaxKeys/leaseShards)
 		s.shards[i].hotKeys = map[string]*hotKey{}
 	}
 	s.batches.New = func() any {
@@ -146,8 +146,8 @@ func denialChangesBucket(c *backend.Charge) bool {
 	return c.Limit.ChargesDenied() || c.Limit.Penalty.After > 0
 }
 
-// A group with such a bucket leases nothing: if a grant is denied, the group is submitted a second time,
-// which would record its denial twice.
+// denialChangesGroup reports whether a denial changes a bucket of the group. Such a group leases nothing: if
+// a grant is denied, the group is submitted a second time, which would record its denial twice.
 func denialChangesGroup(group []backend.Charge) bool {
 	return slices.ContainsFunc(group, func(c backend.Charge) bool { return denialChangesBucket(&c) })
 }

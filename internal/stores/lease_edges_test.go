@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// aheadFails is a Store that fails leases which are requested in the background, after a pause, while down is set.
+// aheadFails fails requests for leases in the background, after a pause, while down is set.
 type aheadFails struct {
 	*memory.Store
 

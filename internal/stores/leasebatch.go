@@ -18,8 +18,8 @@ type leaseBatch struct {
 	pending atomic.Int32 // the number of calls in flight: this one, and the calls that repeat some of its groups
 	inner   backend.Batch
 	began   time.Duration     // when newBatch was called, by LeaseStore.now
-	direct  *hotKey           // set for a Batch of one charge, which the wrapped Store decides as it is
-	lastAt  algorithms.Micros // with direct: the time of the decision of the wrapped Store that was last known
+	direct  *hotKey           // the hot key of the only charge, if the Batch is passed on as it is; otherwise nil
+	lastAt  algorithms.Micros // with direct: the time of the last known decision of the wrapped Store
 	charges []backend.Charge
 	answers []backend.Decision
 	known   []atomic.Bool
@@ -34,7 +34,6 @@ type leaseBatch struct {
 // returned takes the place of a group's position for charges that return unused units.
 const returned = -1
 
-// leaseGroup is one group that is submitted to the wrapped Store.
 type leaseGroup struct {
 	charges   []backend.Charge
 	decisions []backend.Decision
@@ -43,7 +42,6 @@ type leaseGroup struct {
 	done      bool // the group is decided, or another call decides it
 }
 
-// leasePart is one charge of a group.
 type leasePart struct {
 	hotKey   *hotKey          // nil if the key is not hot, or if the charge cannot be leased
 	leased   bool             // the charge was made to leases, and is not submitted to the wrapped Store
@@ -204,8 +202,8 @@ func (t *leaseBatch) settle() {
 }
 
 // conclude answers g with the decisions of the wrapped Store. There is one exception: if the wrapped Store denied g
-// although g requested units beyond its cost, conclude adds g, with the cost alone, to another call. That call is the
-// parameter repetition, or a new one if repetition is nil. conclude returns that call, for its method repeat.
+// although g requested units beyond its cost, conclude adds g, with the cost alone, to another call, which repeats
+// several groups. repetition is that call, or nil if it has no group yet. The caller must call repeat on the result.
 //
 // conclude may be called before the other groups of the batch are decided. These may need more time than g has until
 // its deadline.
@@ -297,7 +295,7 @@ func later(c *backend.Charge, d backend.Decision, extra int64, delay algorithms.
 	if extra == 0 && delay == 0 {
 		return d
 	}
-	if len(c.Shards) > 0 { // d.Value is the sum of the last known values of the shards
+	if len(c.Shards) > 0 { // d.Value is a sum over the shards, so peekAt cannot compute from it
 		d.Remaining = min(c.Limit.Capacity, d.Remaining+extra)
 		d.ResetAfter = max(0, d.ResetAfter-delay)
 		d.At += delay

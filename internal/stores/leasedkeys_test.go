@@ -21,7 +21,7 @@ func hotBucket(t *testing.T) (*leaseShard, *hotKey) {
 	l := &hotKey{charge: backend.Charge{
 		Key: []byte("a"), Limit: &limit, Lease: &algorithms.Lease{Most: 100, For: 50_000}, Terms: algorithms.Charge{Cost: 3, Hash: 9},
 	}, edge: never}
-	return &leaseShard{most: 4, hotKeys: map[string]*hotKey{"a": l}}, l
+	return &leaseShard{maxHotKeys: 4, hotKeys: map[string]*hotKey{"a": l}}, l
 }
 
 func TestWhatADecisionSaysAboutAHotKey(t *testing.T) {
@@ -208,7 +208,7 @@ func TestLeasesHaveOneTimer(t *testing.T) {
 
 func TestTheNumberOfHotKeysOfAShard(t *testing.T) {
 	for keys, want := range map[int]int{0: 256, -1: 256, 1: 1, 64: 1, 6400: 100} {
-		if got := Lease(nil, LeaseConfig{MaxKeys: keys}).shards[5].most; got != want {
+		if got := Lease(nil, LeaseConfig{MaxKeys: keys}).shards[5].maxHotKeys; got != want {
 			t.Errorf("%d keys: %d in a shard, want %d", keys, got, want)
 		}
 	}

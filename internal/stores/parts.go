@@ -309,8 +309,8 @@ func (t *partsBatch) reset() {
 }
 
 // MoreSevere returns the error that takes precedence; a and b may be nil. An error takes precedence over nil,
-// and any other error over ErrNotTaken. For if one of two parts was never sent and the other one got no
-// answer, units may have been consumed.
+// and any other error over ErrNotTaken. If one of two parts was never sent and the other one got no answer,
+// units may have been consumed.
 func MoreSevere(a, b error) error {
 	if b == nil || a != nil && !errors.Is(a, backend.ErrNotTaken) {
 		return a

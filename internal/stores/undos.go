@@ -9,7 +9,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// maxUndos is the largest number of calls in flight that an Undos allows.
 const maxUndos = 1024
 
 // Undos submits charges whose decisions no caller needs, such as refunds. It bounds the number of these calls in
