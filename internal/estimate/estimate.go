@@ -35,8 +35,8 @@ type Estimates struct {
 	last  [slots]atomic.Int64 // by slot, made from the hash of the key and the number of the cell: the second of the last sample
 }
 
-// cell learns the costs of one limit or, if the estimates of the limit distinguish values of an entry (the setting per), of the
-// requests with one of these values.
+// cell learns the costs of the requests of one limit. With the setting per, a limit has several cells: one for each
+// known value of the entries that per names, and one for all other values.
 type cell struct {
 	estimate atomic.Int64 // 0 means that there are too few samples
 

@@ -10,7 +10,6 @@ import (
 
 const start = 1_767_225_600 * algorithms.Second
 
-// The estimate must lie between two sorted costs: those whose ranks are 2 % of all costs below and above the quantile.
 func TestAnEstimateIsTheQuantileOfTheCosts(t *testing.T) {
 	for _, q := range []float64{0.5, 0.9, 0.99} {
 		var e Estimates
@@ -75,7 +74,6 @@ func TestEstimatesFollowChanges(t *testing.T) {
 	}
 }
 
-// After renew costs a new sketch begins. Until it has enough costs, the former estimate stays.
 func TestTheFormerEstimateStaysUntilTheNextIsKnown(t *testing.T) {
 	var e Estimates
 	for i := range renew + enough - 1 {
@@ -90,7 +88,7 @@ func TestTheFormerEstimateStaysUntilTheNextIsKnown(t *testing.T) {
 	}
 }
 
-// The samples of one key count in two cells, and in each second, also while the clock goes back.
+// The clock goes back with each sample.
 func TestAKeyCountsForEachCellAndSecond(t *testing.T) {
 	var e Estimates
 	for i := range algorithms.Micros(enough) {
@@ -126,7 +124,6 @@ func TestCellsAreBounded(t *testing.T) {
 	}
 }
 
-// A cost of 0 must not make requests reserve nothing.
 func TestAnEstimateIsAtLeastOneUnit(t *testing.T) {
 	var e Estimates
 	for i := range 2 * enough {
@@ -137,7 +134,6 @@ func TestAnEstimateIsAtLeastOneUnit(t *testing.T) {
 	}
 }
 
-// When a new sketch replaces the old one, the old estimate stays until the new sketch has enough samples.
 func TestAnEstimateStaysWhileItIsRenewed(t *testing.T) {
 	var e Estimates
 	for i := range renew + 2*enough {
@@ -159,8 +155,7 @@ func TestAnEstimateStaysWhileItIsRenewed(t *testing.T) {
 	}
 }
 
-// Seconds begin with those of the clock. Samples of a key within one second count once, and two samples around the end
-// of a second count twice.
+// Each second starts at a full second of the clock, so two samples around such a time count twice.
 func TestAKeyCountsOnceInASecondOfTheClock(t *testing.T) {
 	var e Estimates
 	for i := range algorithms.Micros(enough - 1) {

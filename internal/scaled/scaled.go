@@ -33,8 +33,8 @@ func (n *Numbers) PhaseOf(hash uint64) int64 {
 	return n.Phase
 }
 
-// Inflow is the speed at which a bucket refills. Units is the number of units that flow in while Span microseconds
-// pass. A limit with windows has the zero Inflow.
+// Inflow is the speed at which a bucket refills: Units units flow in while Span microseconds pass. A limit with
+// windows has the zero Inflow.
 type Inflow struct{ Units, Span int64 }
 
 // Inflow returns the speed at which a bucket refills. For a guaranteed bucket it is the sum of both parts.

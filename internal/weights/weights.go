@@ -17,9 +17,8 @@ type Weight struct{ Parts, Of int64 }
 // Weights has the costs of several kinds of units, such as input and output tokens, in units of one limit. It
 // is immutable.
 type Weights struct {
-	names []string // the names of the kinds, sorted
-	parts []int64  // the cost of each name, as a numerator over denominator
-	// denominator is common to all parts.
+	names       []string // of the kinds, sorted
+	parts       []int64  // the cost of a unit of each kind, as a numerator over denominator
 	denominator int64
 }
 
@@ -65,7 +64,6 @@ func Parse(text string) (Weight, error) {
 	return w, nil
 }
 
-// digits parses a number without a sign.
 func digits(text string) (int64, error) {
 	if strings.Trim(text, "0123456789") != "" {
 		return 0, errors.New("no digits")

@@ -64,7 +64,7 @@ func TestWeightsThatAreRefused(t *testing.T) {
 	}
 	for want, byName := range map[string]map[string]Weight{
 		"must have 1 to 16 names": {},
-		"has 17":                  weightsOf(Max + 1),
+		"has 17":                  equalWeights(Max + 1),
 		"must have 1 to 64 bytes": {strings.Repeat("n", 65): {1, 1}},
 		"bytes, has 0":            {"": {1, 1}},
 		"common denominator":      {"a": {1, 999999937}, "b": {1, 2}},
@@ -75,8 +75,7 @@ func TestWeightsThatAreRefused(t *testing.T) {
 	}
 }
 
-// weightsOf returns n names with the weight 1.
-func weightsOf(n int) map[string]Weight {
+func equalWeights(n int) map[string]Weight {
 	byName := map[string]Weight{}
 	for i := range n {
 		byName[strings.Repeat("n", i+1)] = Weight{1, 1}
@@ -84,7 +83,6 @@ func weightsOf(n int) map[string]Weight {
 	return byName
 }
 
-// The costs are compared with sums of big.Rat.
 func TestWeightedCostsAreExact(t *testing.T) {
 	names := []string{"a", "b", "c", "d"}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -108,8 +106,6 @@ func TestWeightedCostsAreExact(t *testing.T) {
 	})
 }
 
-// TestWeightedCostsOfManyBitsAreExact compares sums, most of which need more than 64 bits, with those of package
-// math/big.
 func TestWeightedCostsOfManyBitsAreExact(t *testing.T) {
 	texts := map[string]string{"large": "1000000000", "larger": "999999999", "fine": "1/1000000000"}
 	w := compiled(t, texts)
