@@ -20,57 +20,53 @@ const (
 	maxProbePause = 200 * time.Millisecond
 )
 
-// errOpen is the error of calls while the circuit breaker is open.
 var errOpen = fmt.Errorf("%w: the circuit breaker is open", backend.ErrNotTaken)
 
 // circuit is the state of a circuit breaker, which stops calls to a server that fails.
 //
 // When at least five calls have failed without an answer in between, the first of them at least 100 ms ago, the
-// circuit opens: groups are then answered ErrNotTaken at once. Single calls are sent as probes, the first one
+// circuit opens. Groups are then answered ErrNotTaken at once. Single calls are sent as probes, the first one
 // immediately and the others at intervals that grow from 10 ms to 200 ms. One answer closes the circuit. After a
-// sign of life the next call is a probe, even if another probe is in flight, because the earlier probe may be on a
-// dead connection.
+// sign of life (sender.signOfLife) the next call is a probe, even if another probe is in flight, because the earlier
+// probe may be on a dead connection.
 //
 // The zero circuit is closed.
 type circuit struct {
-	since   time.Time // the time of the first failure after the last answer; zero if there was none
-	misses  int       // failures after the last answer
-	open    bool
-	probing bool          // a probe is in flight
-	probeAt time.Time     // the earliest time of the next probe
-	pause   time.Duration // the time from the start of the next probe to the start of the one after
+	firstFailure time.Time // after the last answer; zero if there was none
+	misses       int       // the number of failures after the last answer, at most breakerCalls
+	open         bool
+	probing      bool          // a probe is in flight
+	probeAt      time.Time     // the earliest time of the next probe
+	pause        time.Duration // the time from the start of the next probe to the start of the one after
 }
 
-// event is an input of a circuit.
 type event int
 
 const (
-	callStarts  event = iota // a call is about to be sent
-	serverHeard              // the server gave a sign of life
+	callStarts event = iota
+	serverHeard
 
-	callAnswered // a call was answered
-	callFailed   // a call failed
-	ofProbe      // added to callAnswered or callFailed if the call was the probe
+	callAnswered
+	callFailed
+	ofProbe // added to callAnswered or callFailed if the call was the probe
 )
 
 // effect is the action that the caller must take after a step.
 type effect int
 
 const (
-	doNothing      effect = iota
-	doSend                // send the call
-	doProbe               // send the call as the probe
-	doRefuse              // answer the call with errOpen, without sending it
-	doReportOpen          // report that the circuit has opened
-	doReportClosed        // report that the circuit has closed
+	doNothing effect = iota
+	doSend
+	doProbe  // send the call as the probe
+	doRefuse // answer the call with errOpen, without sending it
+	doReportOpen
+	doReportClosed
 )
 
-// pausing reports whether the circuit is open and no probe is in flight or due.
 func (c *circuit) pausing(now time.Time) bool {
 	return c.open && !c.probing && now.Before(c.probeAt)
 }
 
-// step implements the circuit breaker. The result depends only on the state, the event and the time.
 func (c circuit) step(e event, now time.Time) (circuit, effect) {
 	if e >= callAnswered+ofProbe {
 		c.probing = false
@@ -102,13 +98,12 @@ func (c circuit) step(e event, now time.Time) (circuit, effect) {
 	return c, doNothing
 }
 
-// miss counts a failure, and opens the circuit when there are too many.
 func (c circuit) miss(now time.Time) (circuit, effect) {
-	if c.since.IsZero() {
-		c.since = now
+	if c.firstFailure.IsZero() {
+		c.firstFailure = now
 	}
 	c.misses = min(c.misses+1, breakerCalls)
-	if c.open || c.misses < breakerCalls || now.Sub(c.since) < breakerDelay {
+	if c.open || c.misses < breakerCalls || now.Sub(c.firstFailure) < breakerDelay {
 		return c, doNothing
 	}
 	c.open, c.probeAt, c.pause = true, now, minProbePause

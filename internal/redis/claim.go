@@ -15,10 +15,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Some groups cannot be charged and stored under their ID in one step. These are groups with buckets in
-// several slots, groups with a sharded bucket, and groups that also have buckets in another Redis. For such a
-// group, this process first claims the ID: it stores a claim under the ID. Then it charges the group. Finally
-// it replaces the claim by the answer, or deletes the claim if nothing was consumed.
+// Some groups with an idempotency key cannot be charged and stored under the key's ID in one step. These are groups
+// with buckets in several slots, groups with a sharded bucket, and groups that also have buckets in another Redis.
+// For such a group, this process first claims the ID: it stores a claim under the ID. Then it charges the group.
+// Finally it replaces the claim by the answer, or deletes the claim if nothing was consumed.
 //
 // So the group is charged at most once. If the outcome of the charge is unknown, or the process dies, the claim stays.
 // A repeated group then gets ErrPending until the claim expires.
@@ -30,7 +30,6 @@ const (
 	answered = 'a'
 )
 
-// claims reads and writes the claims that are stored in one Redis.
 type claims struct {
 	client   goredis.UniversalClient
 	keys     keys
@@ -52,13 +51,11 @@ const maxClaims = 1024
 // Claimed implements backend.Claimer.
 func (c claims) Claimed(next backend.Store) backend.Store { return &claimedStore{c, next} }
 
-// claimedStore charges each group with a claim.
 type claimedStore struct {
 	claims
 	next backend.Store
 }
 
-// Submit implements backend.Store.
 func (s *claimedStore) Submit(b *backend.Batch) {
 	var groups []*claimedGroup
 	pending := new(atomic.Int64)
@@ -84,12 +81,11 @@ func (s *claimedStore) Submit(b *backend.Batch) {
 	}
 }
 
-// claimedGroup is a group that is charged with a claim.
 type claimedGroup struct {
 	*claimedStore
 
 	outer     *backend.Batch
-	at        int           // the position of the group's first charge in outer
+	at        int           // the index of the group's first charge in outer
 	pending   *atomic.Int64 // the number of groups of outer that have not ended; all these groups share it
 	once      *backend.IdempotencyKey
 	mine      string           // the claim of this call
@@ -162,7 +158,6 @@ func (g *claimedGroup) store(answer []byte) {
 	g.end(nil)
 }
 
-// bound returns a context with the deadline of the batch, or with the default timeout if the batch has none.
 func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 	if g.outer.Deadline.IsZero() {
 		return context.WithDeadline(context.Background(), g.clock.Now().Add(g.timeout))
@@ -170,7 +165,7 @@ func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 	return context.WithDeadline(context.Background(), g.outer.Deadline)
 }
 
-// end ends the group. It answers the group with err; if err is nil, the decisions stay as they are.
+// end ends the group. If err is nil, the decisions stay as they are.
 func (g *claimedGroup) end(err error) {
 	defer func() {
 		if p := recover(); p != nil && g.panicked != nil { // a panic in Done must not affect other batches
@@ -211,13 +206,10 @@ if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
 redis.call('PSETEX', KEYS[1], ARGV[3], ARGV[2])
 return 1`)
 
-// replace replaces a claim of an idempotency key by an answer, or deletes the claim if answer is empty. See
-// replaceClaim.
 func (c claims) replace(ctx context.Context, once *backend.IdempotencyKey, claim string, answer []byte) error {
 	return replaceClaim.Run(ctx, c.client, []string{c.keys.claim(once)}, claim, answer, lifetime(once)).Err()
 }
 
-// newClaim returns a unique claim.
 func (c claims) newClaim(once *backend.IdempotencyKey) string {
 	var by [16]byte
 	c.random(by[:])
@@ -240,7 +232,6 @@ func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, own str
 	return get.Val(), nil
 }
 
-// answerOf returns the answer to store for a group that was charged.
 func answerOf(once *backend.IdempotencyKey, decisions []backend.Decision) []byte {
 	b := append([]byte{answered}, once.Digest[:]...)
 	for i := range decisions {
@@ -269,7 +260,6 @@ func answerFromStored(was string, once *backend.IdempotencyKey, decisions []back
 	}
 }
 
-// lasting is lifetime as a time.Duration.
 func lasting(once *backend.IdempotencyKey) time.Duration {
 	return time.Duration(lifetime(once)) * time.Millisecond
 }
@@ -285,7 +275,7 @@ func (keys) claimCharge(once *backend.IdempotencyKey) *backend.Charge {
 }
 
 // claimPrefix starts the part of a claim's Redis key that follows the braces. In the name of a bucket, a digit
-// follows there.
+// follows there, so a claim and a bucket never have the same name.
 const claimPrefix = "c"
 
 func fail(decisions []backend.Decision, err error) {

@@ -51,7 +51,6 @@ type cluster struct {
 	end       context.CancelFunc
 }
 
-// masters finds the masters of a Cluster.
 type masters interface {
 	MasterForKey(ctx context.Context, key string) (*goredis.Client, error)
 	// ForEachMaster reads the layout, and then calls f with each master.
@@ -66,8 +65,8 @@ type senderTo struct {
 	client *goredis.Client
 }
 
-// layout has the senders for each slot that was used since the last reload. A reload replaces it with an
-// empty one. Its slots are filled one by one, with the master that go-redis names.
+// layout has the sender of each slot that was used since the last reload. A reload replaces the layout with an empty
+// one. Its slots are filled one by one, with the master that go-redis names.
 type layout struct {
 	made time.Time
 	all  atomic.Pointer[[]*senderTo] // the senders used so far; the list is replaced as a whole, and only grows
@@ -80,7 +79,6 @@ type layout struct {
 // are looked up for each request.
 const maxIndexed = 255
 
-// sender returns the sender of a slot, or nil if none is stored.
 func (l *layout) sender(slot int) *senderTo {
 	if i := byte(l.indexes[slot/4].Load() >> (slot % 4 * 8)); i > 0 {
 		return (*l.all.Load())[i-1]
@@ -114,8 +112,7 @@ const (
 	// errors: it calls the clients of single nodes, so the ClusterClient of go-redis does not see the errors.
 	reloadPause = 200 * time.Millisecond
 	// layoutAge is the age at which the layout is reloaded even if no server fails.
-	layoutAge = 10 * time.Second
-	// reloadTimeout bounds the duration of a reload.
+	layoutAge     = 10 * time.Second
 	reloadTimeout = time.Second
 )
 
@@ -137,7 +134,6 @@ func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(add
 	return s
 }
 
-// close cancels the work in the background, and waits until it has ended.
 func (c *cluster) close() {
 	c.mu.Lock()
 	c.closed = true
@@ -160,7 +156,6 @@ func (c *cluster) background(f func()) bool {
 	return !c.closed
 }
 
-// Submit implements backend.Store.
 func (c *cluster) Submit(b *backend.Batch) {
 	if !c.known.Load() && len(b.Charges) > 0 {
 		c.submitUnknown(b)
@@ -172,7 +167,6 @@ func (c *cluster) Submit(b *backend.Batch) {
 	c.router.Submit(b)
 }
 
-// route returns the route to the Store that decides a group.
 func (c *cluster) route(group []backend.Charge) *stores.Route {
 	if len(group) > maxGroup {
 		return &tooLarge
@@ -197,7 +191,6 @@ func (c *cluster) route(group []backend.Charge) *stores.Route {
 	}
 }
 
-// tooLarge is the route of groups with too many charges.
 var tooLarge = stores.Route{Store: refusing{fmt.Errorf("%w: the maximum is %d", backend.ErrTooLarge, maxGroup)}}
 
 // part returns the number of the part to which charge i of a group belongs. The charges of one slot form a
@@ -226,7 +219,6 @@ func (c *cluster) findSender(slot int, charge *backend.Charge) *stores.Route {
 	return &sender.Route
 }
 
-// senderOf returns the sender to the master that client calls.
 func (c *cluster) senderOf(client *goredis.Client) *senderTo {
 	addr := client.Options().Addr
 	c.mu.Lock()
@@ -244,7 +236,6 @@ func (c *cluster) senderOf(client *goredis.Client) *senderTo {
 	return sender
 }
 
-// unknown is the result of the last failed attempt to read the layout.
 type unknown struct {
 	at  time.Time
 	err error
@@ -309,7 +300,7 @@ func (c *cluster) reload() {
 	if !c.reloading.CompareAndSwap(false, true) {
 		return
 	}
-	c.background(func() { // a closed Store reloads nothing
+	c.background(func() {
 		ctx, cancel := context.WithDeadline(c.open, c.clock.Now().Add(reloadTimeout))
 		defer cancel()
 		// ReloadState returns before the layout has been read; ForEachMaster returns afterwards.
@@ -321,8 +312,6 @@ func (c *cluster) reload() {
 	})
 }
 
-// refusing is a Store that answers every group with the same error.
 type refusing struct{ err error }
 
-// Submit implements backend.Store.
 func (r refusing) Submit(b *backend.Batch) { b.Fail(r.err) }

@@ -22,14 +22,13 @@ type machine interface {
 	decision() backend.Decision
 }
 
-// run runs m in batches with the deadline and source of b. Then it calls end with the decision of m.
+// run runs m, and then calls end with its decision. b supplies the deadline, the source and Detached of the batches.
 func (s *shardStore) run(m machine, b *backend.Batch, end func(backend.Decision)) {
 	r := &running{shardStore: s, machine: m, end: end}
 	r.batch = backend.Batch{Deadline: b.Deadline, Detached: b.Detached, Source: b.Source, Done: r.answered}
 	r.run()
 }
 
-// running is a machine with its batch in flight.
 type running struct {
 	*shardStore
 
@@ -83,7 +82,6 @@ func (s *shardStore) undo(u *refund) {
 	s.run(u, &backend.Batch{Deadline: s.undos.Deadline(), Detached: true}, func(backend.Decision) { s.undos.End() })
 }
 
-// peekAll returns dry runs of all shards. Their decisions contain the units left in each shard.
 func peekAll(c *backend.Charge) (charges []backend.Charge) {
 	for i := range c.Shards {
 		part := shardOf(c, i)
@@ -144,7 +142,7 @@ type combine struct {
 	is       backend.Decision
 	now      algorithms.Micros
 	buckets  []algorithms.Bucket // the states as last read; nil until they are read for the first time
-	parts    []algorithms.Charge // for each shard, its part of the charge
+	parts    []algorithms.Charge
 	charging bool
 }
 
@@ -233,7 +231,6 @@ func (m *combine) conclude(answers []backend.Decision) (allAllowed bool, undo []
 	return false, undo
 }
 
-// shardCharge is the part of a charge that one shard gets.
 type shardCharge struct {
 	shard int
 	terms algorithms.Charge

@@ -54,7 +54,6 @@ func (c *conn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// Read implements net.Conn.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n == 0 && !c.used && c.awaiting.Load() && isEnd(err) {
@@ -74,7 +73,6 @@ func (c *conn) Read(b []byte) (int, error) {
 // proxy in front of a server that has failed.
 var errUnused = notSent("the server has closed a connection without an answer")
 
-// isEnd reports whether the peer has ended a connection.
 func isEnd(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// diagnosis explains an error of a server to the operator.
 type diagnosis struct {
 	// problem describes the error as a clause whose subject is the server, such as "refuses the password". It is
 	// "" if the text of the error is clear enough.
@@ -72,7 +71,6 @@ func diagnose(err error, form string) diagnosis {
 	return diagnoseTLS(err)
 }
 
-// diagnoseTLS explains errors of TLS and of its files.
 func diagnoseTLS(err error) diagnosis {
 	var (
 		record  tls.RecordHeaderError
@@ -95,21 +93,18 @@ func diagnoseTLS(err error) diagnosis {
 	return diagnosis{}
 }
 
-// isTimeout reports whether err means that no answer came in time.
 func isTimeout(err error) bool {
 	timeout, ok := errors.AsType[net.Error](err)
 	return ok && timeout.Timeout()
 }
 
-// isForbidden reports whether err means that the user may not run a command. The command may have been called
-// directly or by a script.
+// isForbidden reports whether err means that the user may not run a command, called directly or by a script.
 func isForbidden(err error) bool {
 	return isReply(err, "NOPERM") ||
 		isReply(err, "ERR") && (strings.Contains(err.Error(), "ACL failure in script") ||
 			strings.Contains(err.Error(), "The user executing the script can't")) // Redis 6.2
 }
 
-// advice returns the text of err, and a remedy if one is known.
 func advice(err error, form string) string {
 	if remedy := diagnose(err, form).remedy; remedy != "" {
 		return textOf(err) + "; " + remedy
@@ -117,8 +112,8 @@ func advice(err error, form string) string {
 	return textOf(err)
 }
 
-// textOf returns the text of err, without the beginning that all errors of a Store share. It also leaves
-// out the arguments of commands, because one may be a password.
+// textOf returns the text of err, without the beginning that all errors of a Store share, and without the arguments of
+// commands, because one may be a password.
 func textOf(err error) string {
 	text := strings.TrimPrefix(err.Error(), backend.ErrNotTaken.Error()+": ")
 	text = strings.TrimPrefix(text, backend.ErrUnavailable.Error()+": ")

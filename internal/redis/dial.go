@@ -21,8 +21,8 @@ const (
 	// that requests are decided at most 100 ms after the server is back. That includes the round trips of an
 	// attempt and of the probe.
 	redialPause = 60 * time.Millisecond
-	// redialDemand is how long redialing continues after the last call that needed a connection, and how long the
-	// connection that redialing made is used for a call.
+	// redialDemand is how long redialing continues after the last call that needed a connection. It is also how
+	// long after redialing a call may use the connection that redialing made.
 	redialDemand = time.Second
 	// dialPause is the time between two dials of a server that does not answer, after the burst is used up.
 	dialPause = 100 * time.Millisecond
@@ -46,10 +46,10 @@ type line struct {
 	running     sync.WaitGroup
 
 	mu         sync.Mutex
-	closed     bool      // this and the following fields are guarded by mu
-	budget     budget    // how many dials are allowed
-	down       error     // the error of the last attempt to reach the server; nil if the server can be dialed
-	redialing  bool      // a goroutine is dialing
+	closed     bool // this and the following fields are guarded by mu
+	budget     budget
+	down       error // the error of the last attempt to reach the server; nil if the server can be dialed
+	redialing  bool
 	lastDemand time.Time // the time of the last call that needed a connection while down was set
 	spare      net.Conn  // a connection that redial made
 	spareAt    time.Time
@@ -57,10 +57,11 @@ type line struct {
 	signOfLife func()   // called when the server gives a sign of life; must not block
 }
 
-// lines has a line for each server of a Store, by the address of the server.
+// lines has the lines of a Store, by the address of the server. With Sentinels, the line to the current master is
+// stored by the name of the master.
 type lines struct {
 	timeout time.Duration // timeout of a dial
-	burst   int           // the burst of each line
+	burst   int
 
 	mu         sync.Mutex
 	all        map[string]*line  // guarded by mu
@@ -68,7 +69,7 @@ type lines struct {
 	closed     bool              // guarded by mu
 }
 
-// of returns the line to addr. If there is none, it makes a line that calls dial to connect.
+// of returns the line to addr. If there is none, it makes one that connects with dial.
 func (l *lines) of(addr string, dial func(ctx context.Context) (net.Conn, error)) *line {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -83,7 +84,7 @@ func (l *lines) of(addr string, dial func(ctx context.Context) (net.Conn, error)
 	return found
 }
 
-// dialer returns a dialer for go-redis. Its connections come from the lines, which call dial to connect.
+// dialer returns a dialer for go-redis that connects through the lines. The dialer never returns an error (see line).
 func (l *lines) dialer(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		return l.of(addr, func(ctx context.Context) (net.Conn, error) { return dial(ctx, network, addr) }).connect(ctx), nil
@@ -92,7 +93,6 @@ func (l *lines) dialer(dial dialFunc) dialFunc {
 
 type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// notify registers f as the function to call at each sign of life of the server at addr.
 func (l *lines) notify(addr string, f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +104,6 @@ func (l *lines) notify(addr string, f func()) {
 	}
 }
 
-// close ends all lines.
 func (l *lines) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,7 +113,6 @@ func (l *lines) close() {
 	}
 }
 
-// newLine returns a line that calls dial to connect, with this timeout. signOfLife may be nil.
 func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Duration, burst int, signOfLife func()) *line {
 	if signOfLife == nil {
 		signOfLife = func() {}
@@ -136,10 +134,8 @@ type budget struct {
 	at          time.Time // when a dial was last added to left, or when the first dial of a full burst was consumed
 }
 
-// full returns b with the whole burst left.
 func (b budget) full() budget { return budget{burst: b.burst, left: b.burst} }
 
-// consume reports whether a dial is allowed now, and returns the remaining budget.
 func (b budget) consume(now time.Time) (budget, bool) {
 	if more := int(now.Sub(b.at) / dialPause); b.left < b.burst && more > 0 {
 		b.left = min(b.burst, b.left+more)
@@ -207,8 +203,9 @@ func (l *line) acquire(ctx context.Context) (net.Conn, error) {
 	return nc, err
 }
 
-// failed records a failed dial. Until one succeeds, only redial dials the server. callerTimedOut means that the dial
-// failed because its caller had no time left. Then redial starts at once, with the timeout of the line.
+// failed records that the server could not be reached, after an attempt that took the time took. Until redial
+// reaches the server, no call dials it. callerTimedOut means that the dial failed because its caller had no time
+// left. Then redial starts at once, with the timeout of the line.
 func (l *line) failed(err error, took time.Duration, callerTimedOut bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -281,7 +278,6 @@ func ping(ctx context.Context, nc net.Conn) error {
 	return errors.New("the answer to PING is too long")
 }
 
-// wait waits for the pause to end. It returns false if the line is being closed.
 func (l *line) wait(pause time.Duration) bool {
 	select {
 	case <-time.After(pause):

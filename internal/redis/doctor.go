@@ -127,7 +127,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 const maxClockOffset = 5 * time.Second
 
 // checkClock compares the clock of a server with the clock of this machine. serverTime is the answer to a call that
-// began at the time start; took is the duration of the call. The result is nil if the difference is acceptable.
+// began at the time start; took is the duration of the call.
 func checkClock(server string, serverTime, start time.Time, took time.Duration) []Finding {
 	off := serverTime.Sub(start.Add(took / 2))
 	if off.Abs() <= maxClockOffset {
@@ -206,7 +206,6 @@ func (s *Store) slotAt(ctx context.Context, client *goredis.Client) (slot uint64
 	return 0, false
 }
 
-// checkInfo checks the values that INFO returned.
 func checkInfo(server string, info map[string]string) (all []Finding) {
 	found := func(severity Severity, check, format string, args ...any) {
 		all = append(all, Finding{server, severity, check, fmt.Sprintf(format, args...)})
@@ -277,7 +276,6 @@ func (s *Store) examineCluster(ctx context.Context) []Finding {
 	return all
 }
 
-// fields reads the name:value lines of INFO.
 func fields(info string) map[string]string {
 	m := map[string]string{}
 	for line := range strings.Lines(info) {

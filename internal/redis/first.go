@@ -32,7 +32,7 @@ const (
 	// proveTimeout bounds an attempt of Prove. It is longer than the timeout of a call, because a slow server
 	// is not a mistake.
 	proveTimeout = time.Second
-	// protocolTimeout bounds the time to find out the protocol of a port.
+	// protocolTimeout bounds the dial of a port whose protocol is probed, and again the exchange that follows.
 	protocolTimeout = 500 * time.Millisecond
 	// maxProbed is the largest number of ports whose protocol is probed.
 	maxProbed = 3
@@ -129,7 +129,6 @@ func (s *Store) mistake(err error) *Mistake {
 	return nil
 }
 
-// where has the addresses of the servers.
 type where struct {
 	form    string // the form of the URL: "", "sentinel" or "cluster"
 	network string
@@ -137,11 +136,10 @@ type where struct {
 	tls     bool
 }
 
-// String returns the addresses, separated by commas.
 func (w where) String() string { return strings.Join(w.hosts, ",") }
 
-// probe finds out whether the server at addr uses TLS, or the Redis protocol without TLS. It sends no
-// secret. It tries only the one that the URL does not name, because the other has failed already.
+// probe finds out whether the server at addr uses TLS, or the Redis protocol without TLS. It sends no secret. It tries
+// only the protocol that the URL does not name, because the other one has failed already.
 func (w where) probe(addr string) (secure, redis bool) {
 	nc, err := net.DialTimeout(w.network, addr, protocolTimeout)
 	if err != nil {
@@ -171,7 +169,6 @@ func newWhere(l location) where {
 	return w
 }
 
-// explain returns err with a remedy, if one can be found.
 func (s *Store) explain(err error) string {
 	if m := s.mistake(err); m != nil {
 		return m.Problem + "; " + m.Remedy
@@ -194,7 +191,6 @@ func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // 
 	return w.err, w.errFrom
 }
 
-// errNoMaster is the error for a Sentinel that does not know the master.
 var errNoMaster = errors.New("a Sentinel knows no master of this name")
 
 // refused stores the error of the Sentinel at addr, which did not return the master's address. It ignores errors that

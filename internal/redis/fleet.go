@@ -116,8 +116,6 @@ func (s *Store) timeAt(ctx context.Context, key string) (time.Time, error) {
 	return client.Time(ctx).Result()
 }
 
-// fleetError returns nil if err is nil, and ErrNotPermitted if err means that the user may not run command. It wraps
-// every other error as backend.ErrUnavailable.
 func (s *Store) fleetError(command string, err error) error {
 	switch {
 	case err == nil:

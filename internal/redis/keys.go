@@ -17,10 +17,8 @@ type keys struct {
 	prefix string // contains no braces
 }
 
-// slots is the number of slots of a cluster.
 const slots = 16384
 
-// append appends the name of c's bucket to dst.
 func (k keys) append(dst []byte, c *backend.Charge) []byte {
 	dst = append(append(dst, k.prefix...), '{')
 	if c.Slot != 0 {
@@ -38,7 +36,6 @@ func (keys) slot(c *backend.Charge, name []byte) int {
 	return slotOf(name)
 }
 
-// of returns the name of c's bucket and its slot.
 func (k keys) of(c *backend.Charge) (key string, slot int) {
 	name := k.append(nil, c)
 	return string(name), k.slot(c, name)

@@ -38,8 +38,7 @@ func (s *Store) measure(ctx context.Context, client *goredis.Client, probe backe
 	return took
 }
 
-// judgeLatency compares measured durations with the timeout of calls. took must be sorted; if it is empty, the result is
-// a Warning.
+// judgeLatency compares measured durations with the timeout of calls. took must be sorted.
 func judgeLatency(took []time.Duration, timeout time.Duration) (Severity, string) {
 	if len(took) == 0 {
 		return Warning, "could not be measured"

@@ -165,7 +165,7 @@ func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]st
 // the new one. oldest is the smallest version that the ledger had meanwhile: if it is less than a version
 // that was read before, the server has lost data, and values may be missing.
 func (l *Ledger) Values(ctx context.Context, visit func(id, value string)) (oldest uint64, err error) {
-	const at = 500 // the number of values in a page; together they have some hundred KB
+	const pageSize = 500 // values; together they have some hundred KB
 	oldest = math.MaxUint64
 	for cursor := uint64(0); ; {
 		var before, after *goredis.SliceCmd
@@ -173,7 +173,7 @@ func (l *Ledger) Values(ctx context.Context, visit func(id, value string)) (olde
 		page, cancel := l.bound(ctx)
 		_, err := l.store.client.Pipelined(page, func(pipe goredis.Pipeliner) error {
 			before = pipe.HMGet(page, l.head, "version")
-			values = pipe.HScan(page, l.values, cursor, "", at)
+			values = pipe.HScan(page, l.values, cursor, "", pageSize)
 			after = pipe.HMGet(page, l.head, "version")
 			return nil
 		})
@@ -225,7 +225,6 @@ func (l *Ledger) Before(ctx context.Context, version uint64, n int) ([]LedgerEnt
 	return l.entries(found, err)
 }
 
-// bound returns ctx with the deadline of a call.
 func (l *Ledger) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, l.store.clock.Now().Add(ledgerTimeout))
 }
@@ -253,7 +252,7 @@ func (l *Ledger) entries(found []goredis.XMessage, err error) ([]LedgerEntry, er
 // ErrForbidden means that the Redis user has no permission for a command that a Ledger needs.
 var ErrForbidden = errors.New("the user may not run what this feature needs; it needs " + ledgerPermissions)
 
-// ledgerPermissions are the permissions that a Ledger needs, in addition to those for limits.
+// ledgerPermissions has all permissions that a Ledger needs. Limits need some of them, too.
 const ledgerPermissions = "+evalsha +eval +time +hmget +hset +hdel +hscan +exists +xadd +xrange +xrevrange +xtrim"
 
 func (l *Ledger) failed(err error) error {

@@ -41,7 +41,6 @@ func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *n
 	}
 }
 
-// withTimeout returns a copy of n with another timeout for calls.
 func (n *node) withTimeout(timeout time.Duration) *node {
 	p := newNode(n.client.WithTimeout(timeout), n.keys, n.now)
 	p.redirect, p.wall, p.clock, p.replicas = n.redirect, n.wall, n.clock, n.replicas
@@ -58,7 +57,6 @@ type payload struct {
 	name       []byte
 }
 
-// reset is a bucket to reset. Its decision gets the result.
 type reset struct {
 	name     string
 	decision *backend.Decision
@@ -76,7 +74,6 @@ func (f *payload) scriptRun(slot, most int) *scriptRun {
 	return t
 }
 
-// Take decides charges in one call.
 func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	c := &call{charges: len(charges), runs: []run{{&backend.Batch{Charges: charges, Decisions: decisions}, 0, len(charges)}}}
 	_ = n.decide(ctx, c) // the decisions contain the error
@@ -302,7 +299,6 @@ func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner, clock out
 	}
 }
 
-// failed returns the runs for which hasFailed returns true.
 func failed(scriptRuns []*scriptRun, hasFailed func(*scriptRun) bool) []*scriptRun {
 	if !slices.ContainsFunc(scriptRuns, hasFailed) {
 		return nil
@@ -314,7 +310,6 @@ func failed(scriptRuns []*scriptRun, hasFailed func(*scriptRun) bool) []*scriptR
 // been consumed.
 type once struct{ *goredis.Cmd }
 
-// NoRetry makes go-redis send the command only once.
 func (once) NoRetry() bool { return true }
 
 // isReply reports whether err is an error reply of the server that starts with one of codes.

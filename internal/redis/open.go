@@ -56,7 +56,6 @@ func LogTo(log func(text string)) { goredis.SetLogger(clientLog(log)) }
 
 type clientLog func(text string)
 
-// Printf implements the logger interface of go-redis.
 func (log clientLog) Printf(_ context.Context, format string, args ...any) {
 	log(fmt.Sprintf(format, args...))
 }
@@ -76,7 +75,7 @@ type Store struct {
 	sentinels *sentinels // nil without Sentinels
 
 	sendersMu       sync.Mutex
-	sendersByServer map[string]*serverSenders // by server; guarded by sendersMu
+	sendersByServer map[string]*serverSenders // by the address of the server or the name of the master; guarded by sendersMu
 	sendersClosed   bool                      // guarded by sendersMu
 }
 
@@ -167,7 +166,7 @@ func (s *Store) sender(server string, n *node) backend.Store {
 	return w
 }
 
-// senderTo returns the sender to the server of a bucket, or nil if the server is unknown.
+// senderTo implements claims.senderOf.
 func (s *Store) senderTo(bucket *backend.Charge) *sender {
 	store := s.store
 	if s.cluster != nil {
@@ -182,7 +181,6 @@ func (s *Store) senderTo(bucket *backend.Charge) *sender {
 	return nil
 }
 
-// replicas returns what c requires of replicas.
 func (c Config) replicas() replicas { return replicas{c.WaitReplicas, c.Timeout * 3 / 4} }
 
 // Submit implements backend.Store.

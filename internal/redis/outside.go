@@ -9,7 +9,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/outside"
 )
 
-// newClient makes a client of one server.
 func (c Config) newClient(o *goredis.Options) *goredis.Client {
 	if c.Outside == nil {
 		return goredis.NewClient(o)
@@ -38,16 +37,14 @@ func (s *Store) simulate(client *goredis.Client) {
 	s.config.simulate(client)
 }
 
-// simulation sends the commands of a client to a simulated server.
+// simulation is a goredis.Hook that sends the commands of a client to a simulated server.
 type simulation struct {
 	world *outside.World
 	addr  string
 }
 
-// DialHook implements goredis.Hook.
 func (simulation) DialHook(next goredis.DialHook) goredis.DialHook { return next }
 
-// ProcessHook implements goredis.Hook.
 func (s simulation) ProcessHook(goredis.ProcessHook) goredis.ProcessHook {
 	return func(ctx context.Context, cmd goredis.Cmder) error {
 		s.call(ctx, []goredis.Cmder{cmd})
@@ -55,7 +52,6 @@ func (s simulation) ProcessHook(goredis.ProcessHook) goredis.ProcessHook {
 	}
 }
 
-// ProcessPipelineHook implements goredis.Hook.
 func (s simulation) ProcessPipelineHook(goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []goredis.Cmder) error {
 		s.call(ctx, cmds)
@@ -79,7 +75,6 @@ func (s simulation) call(ctx context.Context, cmds []goredis.Cmder) {
 	}
 }
 
-// setReply copies the reply or the error in c to cmd.
 func setReply(cmd goredis.Cmder, c *outside.Command) {
 	if own, ok := cmd.(once); ok {
 		cmd = own.Cmd

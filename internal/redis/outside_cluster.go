@@ -23,8 +23,8 @@ func (c Config) mastersOf(client *goredis.ClusterClient) masters {
 	return s
 }
 
-// simulatedMasters replaces goredis.ClusterClient in a simulation. It reads the layout of the Cluster, and
-// follows MOVED and ASK.
+// simulatedMasters replaces goredis.ClusterClient in a simulation: it implements masters, and as a goredis.Hook it runs
+// the commands of that client. It reads the layout of the Cluster, and follows MOVED and ASK.
 type simulatedMasters struct {
 	config  Config
 	cluster *goredis.ClusterOptions
@@ -35,7 +35,6 @@ type simulatedMasters struct {
 
 var errNoLayout = notSent("no node of the Cluster has reported its layout")
 
-// read reads the layout from any node that answers.
 func (s *simulatedMasters) read(ctx context.Context) error {
 	addrs := slices.Clone(s.cluster.Addrs)
 	for i := range s.layout {
@@ -55,7 +54,6 @@ func (s *simulatedMasters) read(ctx context.Context) error {
 	return errNoLayout
 }
 
-// master returns the address of the master of a slot, from the last known layout.
 func (s *simulatedMasters) master(slot int) (addr string, err error) {
 	for _, part := range s.layout {
 		if part.From <= slot && slot <= part.To {
@@ -77,7 +75,6 @@ func (s *simulatedMasters) client(addr string) *goredis.Client {
 	return s.clients[addr]
 }
 
-// MasterForKey implements masters.
 func (s *simulatedMasters) MasterForKey(ctx context.Context, key string) (*goredis.Client, error) {
 	if s.layout == nil {
 		if err := s.read(ctx); err != nil {
@@ -91,7 +88,6 @@ func (s *simulatedMasters) MasterForKey(ctx context.Context, key string) (*gored
 	return s.client(addr), nil
 }
 
-// ForEachMaster implements masters.
 func (s *simulatedMasters) ForEachMaster(ctx context.Context, f func(context.Context, *goredis.Client) error) error {
 	if err := s.read(ctx); err != nil {
 		return err
@@ -103,7 +99,6 @@ func (s *simulatedMasters) ForEachMaster(ctx context.Context, f func(context.Con
 	return errors.Join(all...)
 }
 
-// slotOfName returns the slot of the key with this name.
 func slotOfName(key string) int {
 	if from := strings.IndexByte(key, '{'); from >= 0 {
 		if n := strings.IndexByte(key[from+1:], '}'); n > 0 {
@@ -129,17 +124,15 @@ func keyOf(cmd goredis.Cmder) string {
 	}
 }
 
-// DialHook implements goredis.Hook.
 func (s *simulatedMasters) DialHook(next goredis.DialHook) goredis.DialHook { return next }
 
-// ProcessHook implements goredis.Hook.
 func (s *simulatedMasters) ProcessHook(goredis.ProcessHook) goredis.ProcessHook {
 	return func(ctx context.Context, cmd goredis.Cmder) error {
 		return s.run(ctx, []goredis.Cmder{cmd})
 	}
 }
 
-// ProcessPipelineHook implements goredis.Hook. All commands have the same key.
+// All commands of a pipeline have the same key.
 func (s *simulatedMasters) ProcessPipelineHook(goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
 	return s.run
 }
@@ -192,7 +185,6 @@ func (s *simulatedMasters) send(ctx context.Context, addr string, cmds []goredis
 	return first
 }
 
-// readSoon reads the layout in the background, unless another goroutine is reading it.
 func (s *simulatedMasters) readSoon() {
 	if s.reading {
 		return

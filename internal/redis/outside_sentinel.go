@@ -20,21 +20,18 @@ func (w *sentinels) simulate(o *goredis.Options, addrs []string) *goredis.Client
 	return client
 }
 
-// simulatedMaster simulates the connections of a client to the current master.
+// simulatedMaster is a goredis.Hook that simulates the connections of a client to the current master.
 type simulatedMaster struct {
 	sentinels *sentinels
 	addr      string // the server to which a connection exists; "" if there is none
 }
 
-// DialHook implements goredis.Hook.
 func (*simulatedMaster) DialHook(next goredis.DialHook) goredis.DialHook { return next }
 
-// ProcessHook implements goredis.Hook.
 func (m *simulatedMaster) ProcessHook(goredis.ProcessHook) goredis.ProcessHook {
 	return func(ctx context.Context, cmd goredis.Cmder) error { return m.run(ctx, []goredis.Cmder{cmd}) }
 }
 
-// ProcessPipelineHook implements goredis.Hook.
 func (m *simulatedMaster) ProcessPipelineHook(goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
 	return m.run
 }

@@ -21,7 +21,8 @@ const (
 	// other charges wait.
 	maxWaiting = 65_536
 	// patience is the number of waiting charges up to which a source with waiting batches may add more, even if they
-	// cannot be decided in time. The listeners submit as many in all (h2grpc.maxOutstanding).
+	// cannot be decided in time. All connections of the gRPC engine fast together submit as many at the same time
+	// (h2grpc.maxOutstanding).
 	patience = 2048
 	// maxCalls is the largest number of calls in flight to one server. With two, the server works on one while
 	// the other is on the network. With more, each call would carry fewer charges, so each charge would cost
@@ -76,7 +77,6 @@ type entry struct {
 	next    *entry
 }
 
-// left returns the number of charges that have not been sent.
 func (e *entry) left() int { return len(e.batch.Charges) - e.at }
 
 // call has the charges of one call to the server. Its slices are reused.
@@ -112,7 +112,6 @@ func (c *call) add(e *entry, n int) {
 	}
 }
 
-// fail answers all charges of the call with err.
 func (c *call) fail(err error) {
 	for _, r := range c.runs {
 		fail(r.batch.Decisions[r.from:r.to], err)
@@ -145,7 +144,6 @@ func newQueue(timeout time.Duration) queue {
 	return queue{timeout: timeout, maxCalls: maxCalls, maxBatch: maxBatch, maxWait: maxWaiting, places: map[*backend.Source]*place{}}
 }
 
-// idle reports whether no batch waits or is in flight.
 func (q *queue) idle() bool { return q.inFlight == 0 && q.waiting == 0 }
 
 // submit adds b, which must have charges. If submit returns an error, the queue does not contain b.
@@ -182,7 +180,6 @@ func (q *queue) over(now time.Time) effects {
 	return q.startDue(now)
 }
 
-// startDue starts a call if one is due.
 func (q *queue) startDue(now time.Time) effects {
 	long := q.timeout / 2
 	switch out := now.Sub(q.started); {
@@ -200,7 +197,6 @@ func (q *queue) startDue(now time.Time) effects {
 	}
 }
 
-// enqueue appends e to the entries of its source.
 func (q *queue) enqueue(e *entry) {
 	source := e.batch.Source
 	p := q.places[source]
@@ -224,7 +220,6 @@ func (q *queue) enqueue(e *entry) {
 	q.waiting += e.left()
 }
 
-// push appends p to the sources that wait for their turn.
 func (q *queue) push(p *place) {
 	p.next = nil
 	if q.first == nil {
@@ -235,13 +230,11 @@ func (q *queue) push(p *place) {
 	q.last = p
 }
 
-// dequeue removes the first entry of p.
 func (p *place) dequeue() {
 	e := p.first
 	p.first, e.next = e.next, nil
 }
 
-// release frees e, so that another batch can use it.
 func (q *queue) release(e *entry) {
 	*e = entry{next: q.freeEntries}
 	q.freeEntries = e
@@ -375,7 +368,6 @@ func (q *queue) tooLate(e *entry, now time.Time) bool {
 	return left < 0 || left < q.usual && left < now.Sub(e.since) && !e.batch.Detached
 }
 
-// took records that a call took d.
 func (q *queue) took(d time.Duration) { q.usual += (d - q.usual) / 8 }
 
 // errKnown marks a group that has been answered already.

@@ -44,10 +44,10 @@ func newScript(text string) script {
 // scriptRun is one run of the script: its charges as the script reads them, and its answer. scriptRuns are
 // reused.
 type scriptRun struct {
-	slot    int      // the slot of the keys, if each slot has its own run (payload.find)
-	slots   bool     // in a cluster: the keys may be in several slots
-	tag     uint64   // Charge.Slot of the first charge; see mayDiffer
-	targets []target // the target of each part of the answer
+	slot    int    // the slot of the keys, if each slot has its own run (payload.find)
+	slots   bool   // in a cluster: the keys may be in several slots
+	tag     uint64 // Charge.Slot of the first charge; see mayDiffer
+	targets []target
 	args    []any    // evalsha, hash, number of keys, keys, time, limits, charges, keys of other slots
 	names   []byte   // the names of the keys, one after the other
 	keys    []string // each is a part of names
@@ -59,9 +59,9 @@ type scriptRun struct {
 	time    []byte
 	texts   [3]string // the time, the limits and the charges, as arguments
 	charges []byte
-	last    int      // the position of the last charge in charges; negative if the next charge cannot join its group
-	group   int      // the group of the last charge
-	records []record // the records of all groups with an idempotency key
+	last    int // the position of the last charge in charges; negative if the next charge cannot join its group
+	group   int // the group of the last charge
+	records []record
 
 	reply string
 	err   error
@@ -305,7 +305,6 @@ func (t *scriptRun) outsideCalendar() (now algorithms.Micros, yes bool) {
 	return moment(t.reply), true
 }
 
-// form returns the form of the script for t.
 func (t *scriptRun) form(old bool) script {
 	switch {
 	case old:
@@ -423,7 +422,7 @@ func fromWindows(c *algorithms.Calendar, at algorithms.Micros, d *algorithms.Dec
 	d.RetryAfter = max(d.RetryAfter, d.Blocked)
 }
 
-// decode decodes the answer to one charge.
+// decode reads the answer to one charge. take.lua describes its form.
 func decode(text string) backend.Decision {
 	flags := text[0]
 	d := backend.Decision{Decision: algorithms.Decision{
@@ -447,7 +446,7 @@ func decode(text string) backend.Decision {
 	return d
 }
 
-// encode appends d in the form that decode reads.
+// encode appends d in the form that decode reads, with all five doubles.
 func encode(dst []byte, d *backend.Decision) []byte {
 	flags, last := byte(0), d.Wait
 	if d.Allowed {

@@ -26,12 +26,12 @@ type sender struct {
 	// its own deadline.
 	probe        func(ctx context.Context, c *call) error
 	probeTimeout time.Duration
-	// spawn runs f on another goroutine.
-	spawn func(f func())
+	spawn        func(f func())
 	// start arranges that the call that is due is made soon. If start is nil, spawn runs worker for it.
 	start func(l *sender)
 	wire  *wire // nil if decide makes all calls
-	// changed is called with true when the circuit opens, and with false when it closes. It must not block.
+	// changed is called with true when the circuit opens, and with false when it closes. It must not block, because mu is
+	// locked during the call.
 	changed func(open bool)
 	// panicked is called with the value of a panic on a goroutine that serves several batches.
 	panicked func(value any)
@@ -61,7 +61,6 @@ func newSender(timeout time.Duration, decide func(ctx context.Context, c *call) 
 	return l
 }
 
-// Submit implements backend.Store.
 func (l *sender) Submit(b *backend.Batch) {
 	if len(b.Charges) == 0 {
 		b.Done(b)
@@ -93,7 +92,6 @@ func (l *sender) Submit(b *backend.Batch) {
 	}
 }
 
-// begin starts the call that is due, on another goroutine.
 func (l *sender) begin() {
 	if l.start != nil {
 		l.start(l)
@@ -103,6 +101,7 @@ func (l *sender) begin() {
 }
 
 // hasShortDeadline reports whether less than seven eighths of the timeout of a call remain until the deadline of b.
+// If a call ended so early without an answer, that would not show that the server fails.
 func (l *sender) hasShortDeadline(b *backend.Batch, now time.Time) bool {
 	return !b.Deadline.IsZero() && b.Deadline.Sub(now) < l.timeout-l.timeout/8
 }
@@ -177,7 +176,6 @@ func (l *sender) byWire(now time.Time) bool {
 	return true
 }
 
-// run makes the call that is due: by the wire if that is possible, otherwise with decide.
 func (l *sender) run() {
 	if !l.byWire(l.clock.Now()) {
 		l.work()
@@ -236,7 +234,6 @@ func (l *sender) concluded(c *call) {
 	l.calls.Put(c)
 }
 
-// over ends a call, and starts another one if one is due.
 func (l *sender) over() {
 	if now := l.clock.Now(); l.ended(now) && !l.byWire(now) {
 		l.spawn(l.worker)
@@ -363,7 +360,6 @@ func (l *sender) try(c *call, decide func(context.Context, *call) error, until t
 	return decide(ctx, c)
 }
 
-// completeBatches completes the batches of c.ended, and then flushes their sources.
 func (l *sender) completeBatches(c *call) {
 	for i, b := range c.ended {
 		source := b.Source // read before Done, because after Done b belongs to the caller again

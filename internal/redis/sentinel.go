@@ -68,13 +68,11 @@ func (v view) promotes(addr string, now time.Time) view {
 	return v
 }
 
-// aborted returns v after a failover was aborted.
 func (v view) aborted() view {
 	v.next = ""
 	return v
 }
 
-// switched returns v after addr has become the master.
 func (v view) switched(addr string, now time.Time) view {
 	v.next = ""
 	if addr != v.master {
@@ -230,7 +228,7 @@ func (w *sentinels) follow(addr string) {
 	}
 }
 
-// clientOf makes a client of the server at addr. The client does not follow failovers.
+// clientOf makes a client that does not follow failovers.
 func (w *sentinels) clientOf(addr string) *goredis.Client {
 	o := w.master
 	o.Addr = addr
@@ -241,7 +239,6 @@ func (w *sentinels) clientOf(addr string) *goredis.Client {
 	return client
 }
 
-// spawn runs f on another goroutine.
 func (w *sentinels) spawn(f func()) {
 	if w.outside != nil {
 		w.outside.Go(f)
@@ -250,7 +247,6 @@ func (w *sentinels) spawn(f func()) {
 	w.running.Go(f)
 }
 
-// pause waits for d. It returns false if w was closed.
 func (w *sentinels) pause(d time.Duration) bool {
 	if w.outside != nil {
 		w.outside.Pause(d)
@@ -264,8 +260,6 @@ func (w *sentinels) pause(d time.Duration) bool {
 	}
 }
 
-// watch starts to watch the Sentinel at addr. It does nothing if that Sentinel is watched already, or if
-// maxSentinels are.
 func (w *sentinels) watch(addr string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -276,7 +270,6 @@ func (w *sentinels) watch(addr string) {
 	w.running.Go(func() { w.listen(addr) })
 }
 
-// listen polls the Sentinel at addr, and follows its messages.
 func (w *sentinels) listen(addr string) {
 	o := w.options
 	o.Addr = addr
@@ -306,7 +299,6 @@ func (w *sentinels) listen(addr string) {
 	}
 }
 
-// query requests the address of the master from the Sentinel of client. sentinel is the address of that Sentinel.
 func (w *sentinels) query(client *goredis.SentinelClient, sentinel string) {
 	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
 	defer cancel()
@@ -319,12 +311,10 @@ func (w *sentinels) query(client *goredis.SentinelClient, sentinel string) {
 	}
 }
 
-// named applies the answer of a Sentinel: the master is at addr.
 func (w *sentinels) named(addr string) {
 	w.change(func(v view) view { return v.named(addr, w.now()) })
 }
 
-// discover starts to watch the other Sentinels that the Sentinel of client knows.
 func (w *sentinels) discover(client *goredis.SentinelClient) {
 	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
 	defer cancel()
@@ -364,7 +354,6 @@ func (w *sentinels) message(channel string, words []string) {
 	})
 }
 
-// close stops all goroutines of w.
 func (w *sentinels) close() {
 	w.mu.Lock()
 	w.closed = true

@@ -42,7 +42,6 @@ func newShardStore(next backend.Store, undos *stores.Undos, now func() algorithm
 	return s
 }
 
-// Submit implements backend.Store.
 func (s *shardStore) Submit(b *backend.Batch) {
 	d := s.draws.Get().(*draws)
 	d.outer = b
@@ -96,7 +95,6 @@ func (d *draws) draw(i int) {
 	d.batch.Charges[len(d.drawn)-1].Group = len(d.drawn)
 }
 
-// submit submits the charges of drawn shards.
 func (d *draws) submit() {
 	n, b := len(d.drawn), d.outer
 	if n == 0 {
@@ -121,8 +119,8 @@ func (d *draws) answered(b *backend.Batch) {
 	d.ended()
 }
 
-// decided handles the decisions on the charges with the positions from <= i < to. A charge that its shard denied is
-// made at other shards.
+// decided is the OnKnown function of the batch: it handles the decisions on the charges with the positions
+// from <= i < to. A charge that its shard denied is made at other shards.
 func (d *draws) decided(from, to int) {
 	for i := from; i < to; i++ {
 		w := d.drawn[i]
@@ -143,7 +141,6 @@ func (d *draws) conclude(i int, is backend.Decision) {
 	d.outer.SetKnown(i, i+1)
 }
 
-// redraw makes charge i at another shard.
 func (d *draws) redraw(i, shard int) {
 	c := &d.outer.Charges[i]
 	d.runSeparately(i, &redraw{combine: combine{charge: *c, memory: &d.memory}, shard: shard})
@@ -175,7 +172,6 @@ func (m *redraw) step(answers []backend.Decision) (charges []backend.Charge, und
 	return m.combine.step(nil)
 }
 
-// runSeparately runs m, which decides charge i, separately from the other charges.
 func (d *draws) runSeparately(i int, m machine) {
 	d.pending.Add(1)
 	d.run(m, d.outer, func(is backend.Decision) {
@@ -217,7 +213,6 @@ func wholeUnits(v, whole, shard int64) int64 {
 	}
 }
 
-// shardOf returns c as a charge of its i-th shard.
 func shardOf(c *backend.Charge, i int) backend.Charge {
 	part := *c
 	part.Limit, part.Shards = &c.Shards[i], nil
@@ -337,7 +332,6 @@ func (m *shardMemory) answer(c *backend.Charge, i int, d backend.Decision) (_ ba
 	return d, true
 }
 
-// forget removes the states of a bucket's shards.
 func (m *shardMemory) forget(key []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

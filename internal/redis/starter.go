@@ -13,14 +13,12 @@ type starter struct {
 	run        func()
 }
 
-// newStarter makes a starter. spawn runs its argument on another goroutine.
 func newStarter(spawn func(f func())) *starter {
 	s := &starter{spawn: spawn}
 	s.run = s.start
 	return s
 }
 
-// add arranges that the call of l starts soon.
 func (s *starter) add(l *sender) {
 	s.mu.Lock()
 	s.due = append(s.due, l)

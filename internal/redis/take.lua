@@ -622,7 +622,6 @@ local function general(now, given, names, stored, lives, answers)
   -- its reservations.
   function give_back(l, cost) return min(-cost, l.capacity + l.max_reserved) end
 
-  -- ceil_div returns a/b, rounded up.
   function ceil_div(a, b) return -floor(-a / b) end
 
   -- calendar.go --------------------------------------------------------------------------------------
@@ -708,7 +707,6 @@ local function general(now, given, names, stored, lives, answers)
     return k
   end
 
-  -- after returns what is left of the consumption k.used when ticks have passed.
   function after(k, ticks)
     if ticks >= ceil_div(k.used, k.p) then return 0 end
     return k.used - ticks * k.p
@@ -744,7 +742,7 @@ local function general(now, given, names, stored, lives, answers)
     }
   end
 
-  -- units returns k.used, converted to the unit of l and rounded up.
+  -- units returns k.used in the unit of l, rounded up.
   function units(k, l) return mul_div_ceil(k.used, unit_of(l), k.unit) end
 
   -- of converts n, in the unit of l, to the unit of k, rounded down.
@@ -790,7 +788,6 @@ local function general(now, given, names, stored, lives, answers)
     return (k.phase + (k.window + n) * k.old.period) * k.old.tick - t
   end
 
-  -- ticks_to returns the number of ticks until k.used does not exceed bound.
   function ticks_to(k, bound) return max(0, ceil_div(k.used - bound, k.p)) end
 
   -- give_units subtracts a refund of n, in the unit of l, from k.used. p flows in with each tick of k. If the time of the
@@ -1001,7 +998,7 @@ local function general(now, given, names, stored, lives, answers)
     return product + quotient, rest
   end
 
-  -- mul_div_ceil returns a*b/c, rounded up. Results above 2^53 become 2^53.
+  -- mul_div_ceil returns a*b/c, rounded up and limited to 2^53.
   function mul_div_ceil(a, b, c)
     local n, rest = mul_div(a, b, c)
     if rest > 0 then n = n + 1 end
@@ -1022,7 +1019,6 @@ local function general(now, given, names, stored, lives, answers)
     return l.first + n - 1
   end
 
-  -- take_window is take for a fixed window.
   function take_window(l, phase, s, t, a, d)
     local window, given = window_of(l, phase, t)
     if a.cost < 0 then
@@ -1059,7 +1055,6 @@ local function general(now, given, names, stored, lives, answers)
     return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, peaks = peaks })
   end
 
-  -- windows_to_full returns the number of window starts that fill a bucket which holds value units.
   function windows_to_full(l, value)
     local n = ceil_div(l.capacity - value, l.rate)
     if l.clears then n = min(n, 1) end
@@ -1068,7 +1063,6 @@ local function general(now, given, names, stored, lives, answers)
 
   -- guaranteed.go ------------------------------------------------------------------------------------
 
-  -- take_guaranteed is take for a guaranteed bucket.
   function take_guaranteed(l, s, t, a, d)
     local e = elapsed(l, s.at, t)
     local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
@@ -1290,7 +1284,6 @@ local function general(now, given, names, stored, lives, answers)
 
   -- sliding_counter.go -------------------------------------------------------------------------------
 
-  -- take_sliding is take for a sliding window.
   function take_sliding(l, s, t, a, d)
     local own, last = s.value, s.prev
     local tick = floor(t / l.tick)
@@ -1428,7 +1421,6 @@ local function general(now, given, names, stored, lives, answers)
     return at
   end
 
-  -- allow reports whether each of charges[first..last] is allowed.
   function allow(charges, first, last)
     for i = first, last do
       if not charges[i].allowed then return false end
@@ -1515,7 +1507,6 @@ local function general(now, given, names, stored, lives, answers)
     return refund - ticks * p
   end
 
-  -- take_tokens is take for a token bucket.
   function take_tokens(l, s, t, a, d)
     local cost, ticks = cost_in(l, l.q, a), elapsed(l, s.at, t)
     local least, given, peaks, had = a.reserve and -l.max_reserved * l.q or 0, nil, l.settles and s.peaks or nil
@@ -1555,7 +1546,6 @@ local function general(now, given, names, stored, lives, answers)
     }
   end
 
-  -- log_size returns the number of units in log.
   function log_size(log) return log.stored + #log.added - log.first end
 
   -- log_at returns the time of the i-th unit in log, the oldest first. It reads that time from Redis if
@@ -1574,7 +1564,7 @@ local function general(now, given, names, stored, lives, answers)
     log.first, log.stored, log.added = 0, 0, all
   end
 
-  -- log_cut removes the n newest units from log.
+  -- log_cut removes the n newest units.
   function log_cut(log, n)
     local added = #log.added
     for _ = 1, min(n, added) do log.added[#log.added] = nil end
@@ -1730,14 +1720,12 @@ local function general(now, given, names, stored, lives, answers)
     return ttl
   end
 
-  -- pack_denials converts denials to bytes.
   function pack_denials(denials)
     local parts = { pack('<dd', denials.blocks, denials.till) }
     for i = 1, #denials do parts[i + 1] = pack('<d', denials[i]) end
     return table.concat(parts)
   end
 
-  -- unpack_denials reads denials from the bytes b, from position at on.
   function unpack_denials(b, at)
     local d = {}
     d.blocks, d.till, at = unpack_at('<dd', b, at)
@@ -1745,14 +1733,13 @@ local function general(now, given, names, stored, lives, answers)
     return d
   end
 
-  -- pack_peaks converts peaks to bytes. The first double is below 0; that of denials never is.
+  -- The first double of packed peaks is below 0; that of denials never is.
   function pack_peaks(peaks)
     local b = pack('<d', -1)
     for i = 1, #peaks, 2 do b = b .. pack('<dd', peaks[i], peaks[i + 1]) end
     return b
   end
 
-  -- unpack_peaks reads peaks from the bytes b, from position at on.
   function unpack_peaks(b, at)
     local peaks = {}
     at = at + 8

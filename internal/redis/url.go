@@ -8,7 +8,6 @@ import (
 	"strings"
 )
 
-// location is a parsed URL.
 type location struct {
 	form               string // "", "sentinel" or "cluster"
 	tls                bool
@@ -79,7 +78,6 @@ func parse(text string) (location, error) {
 	return l, nil
 }
 
-// Texts of the errors of parse.
 const (
 	noScheme  = "has no scheme; write redis://host:port, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p"
 	badScheme = "the scheme is not known; it is redis, rediss, unix, redis+sentinel or redis+cluster"

@@ -7,8 +7,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// detachedTimeout is the timeout of calls for detached batches. It is long because charges are lost if their
-// answer comes after the timeout.
+// detachedTimeout is the timeout of calls for detached batches. It is long because no caller waits for them, and
+// because it stays unknown whether charges were consumed if the answer comes after the timeout.
 const detachedTimeout = 250 * time.Millisecond
 
 // serverSenders has the two senders to one server. long has a longer timeout: it sends detached batches, and
@@ -16,7 +16,6 @@ const detachedTimeout = 250 * time.Millisecond
 // of detachedTimeout or more, long is the same sender.
 type serverSenders struct{ usual, long *sender }
 
-// Submit implements backend.Store.
 func (w *serverSenders) Submit(b *backend.Batch) {
 	switch {
 	case mixed(b.Charges):
@@ -65,7 +64,6 @@ func (w *serverSenders) divide(b *backend.Batch) {
 	d.next()
 }
 
-// divided is a batch that is submitted in parts.
 type divided struct {
 	serverSenders *serverSenders
 	whole         *backend.Batch

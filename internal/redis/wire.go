@@ -44,7 +44,7 @@ type wire struct {
 	call    *call    // the call in flight, or nil
 	until   time.Time
 	readBy  time.Time // the read deadline of conn, which may have been set for an earlier call; zero means none
-	writeBy time.Time // the write deadline of conn is not before this time
+	writeBy time.Time // the write deadline of conn; zero means none
 	broken  error     // not nil if the connection must not be used any more
 	closed  bool
 	dialing bool
@@ -147,7 +147,7 @@ func (w *wire) encode(c *call) (ok bool) {
 	return len(w.out) <= maxFrame
 }
 
-// read reads the answers on conn until the connection fails. client is the client that made conn.
+// read reads the answers on conn until the connection fails. Then it closes conn and client, which made conn.
 func (w *wire) read(conn net.Conn, client io.Closer) {
 	defer client.Close()
 	defer conn.Close()
@@ -238,8 +238,8 @@ func (w *wire) answered() (c *call, over bool) {
 	return c, over
 }
 
-// conclude ends the call c with its answer. If the server lacks the script, cannot compile it, does not serve a slot,
-// or needs other windows of a calendar, the script has not run, and go-redis makes the call again.
+// conclude ends the call c with its answer. If nothing was decided, go-redis makes the call again: the server lacks the
+// script, cannot compile it or does not serve a slot, or the script needs other windows of a calendar.
 func (w *wire) conclude(c *call) {
 	t := c.payload.scriptRuns[0]
 	_, outsideCalendar := t.outsideCalendar()
@@ -326,7 +326,6 @@ func (w *wire) close() {
 	}
 }
 
-// refusal is an error reply of a server.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
@@ -334,7 +333,6 @@ func (r refusal) Error() string { return string(r) }
 // RedisError marks refusal as a reply, as go-redis does.
 func (refusal) RedisError() {}
 
-// appendCommand appends to dst a command with these arguments, in Redis's protocol.
 func appendCommand(dst []byte, args []any) []byte {
 	dst = appendSize(dst, '*', len(args))
 	for _, arg := range args {
