@@ -22,6 +22,7 @@ type conn struct {
 	check    idleCheck
 	awaiting atomic.Bool // the server has not answered the last call yet
 	used     bool        // the server has answered on this connection
+	bounds   replyBounds
 }
 
 func newConn(l *line, nc net.Conn, age uint32) *conn {
@@ -58,6 +59,10 @@ func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n == 0 && !c.used && c.awaiting.Load() && isEnd(err) {
 		c.line.failed(errUnused, 0, false)
+	}
+	if err := c.bounds.add(b[:n]); err != nil {
+		c.awaiting.Store(false)
+		return 0, err
 	}
 	if n > 0 && c.awaiting.Load() {
 		c.used = true

@@ -112,7 +112,7 @@ type sentinels struct {
 // newFailoverClient makes a client of the master that l names. The client follows failovers.
 func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location) *goredis.Client {
 	w := &sentinels{name: l.master, master: *o, dial: dial, known: make(chan struct{}), now: s.clock.Now, outside: s.config.Outside}
-	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = dial, 1, 0
+	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = bounded(dial), 1, 0
 	w.options = w.master
 	w.options.Username, w.options.Password, w.options.CredentialsProviderContext, w.options.DB = l.sentinelUsername, l.sentinelPassword, nil, 0
 	w.closing, w.cancel = context.WithCancel(context.Background())

@@ -1,0 +1,172 @@
+package redis
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"syscall"
+)
+
+// The largest reply that the sidecar accepts. The largest reply of a correct server is a page of the audit, of a few
+// megabytes.
+const (
+	maxReplyBytes    = 64 << 20
+	maxReplyElements = 1 << 20
+	maxReplyDepth    = 16 // the reply to COMMAND has 8
+)
+
+// replyBounds follows the replies on one connection, because go-redis allocates memory for as many elements and bytes
+// as a reply announces, and reads nested arrays recursively. Its zero value is ready for the first byte of a connection.
+// The connection uses RESP2: https://redis.io/docs/latest/develop/reference/protocol-spec/
+type replyBounds struct {
+	line     []byte // the bytes of an incomplete line, at most maxHeader
+	text     bool   // the line is a text (+ - :); its bytes are not kept
+	payload  int    // the bytes of a bulk string that have not arrived
+	missing  []int  // for each open array, the elements that are not complete
+	bytes    int    // of the present reply, announced or arrived
+	elements int    // of the present reply, announced
+	err      error  // the result of all further calls of add
+}
+
+const maxHeader = 24 // "*", a 64-bit number, CR and LF
+
+// add examines b, the next bytes of the connection. After an error the connection must not be used.
+func (r *replyBounds) add(b []byte) error {
+	if r.err == nil {
+		r.err = r.scan(b)
+	}
+	return r.err
+}
+
+func (r *replyBounds) scan(b []byte) error {
+	for len(b) > 0 {
+		if r.payload > 0 {
+			n := min(r.payload, len(b))
+			b, r.payload = b[n:], r.payload-n
+			if r.payload == 0 {
+				r.complete()
+			}
+			continue
+		}
+		if len(r.line) == 0 && !r.text {
+			switch b[0] {
+			case '+', '-', ':':
+				r.text = true
+			case '$', '*':
+			default:
+				return fmt.Errorf("the server sent a reply of the unknown type %q", b[0])
+			}
+		}
+		n, ended := bytes.IndexByte(b, '\n')+1, true
+		if n == 0 {
+			n, ended = len(b), false
+		}
+		if r.bytes += n; r.bytes > maxReplyBytes {
+			return fmt.Errorf("the server sent a reply of more than %d bytes", maxReplyBytes)
+		}
+		if !r.text {
+			if len(r.line)+n > maxHeader {
+				return fmt.Errorf("the server sent a reply without a length: %.20q", append(r.line, b[:n]...))
+			}
+			r.line = append(r.line, b[:n]...)
+		}
+		b = b[n:]
+		if !ended {
+			return nil
+		}
+		if r.text {
+			r.text = false
+			r.complete()
+		} else if err := r.header(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// header examines the complete line of a bulk string or an array.
+func (r *replyBounds) header() error {
+	line := r.line
+	r.line = line[:0]
+	if string(line[1:]) == "-1\r\n" { // nil
+		r.complete()
+		return nil
+	}
+	n := 0
+	digits, crlf := bytes.CutSuffix(line[1:], []byte("\r\n"))
+	for _, d := range digits {
+		if d < '0' || d > '9' {
+			crlf = false
+			break
+		}
+		n = min(10*n+int(d-'0'), maxReplyBytes+1)
+	}
+	if !crlf || len(digits) == 0 {
+		return fmt.Errorf("the server sent a reply without a length: %q", line)
+	}
+	if line[0] == '$' {
+		if r.bytes += n; r.bytes > maxReplyBytes {
+			return fmt.Errorf("the server announced a reply of more than %d bytes: %q", maxReplyBytes, line)
+		}
+		r.payload = n + 2 // with CR and LF
+		return nil
+	}
+	if n == 0 {
+		r.complete()
+		return nil
+	}
+	if r.elements += n; r.elements > maxReplyElements {
+		return fmt.Errorf("the server announced a reply of more than %d elements: %q", maxReplyElements, line)
+	}
+	if len(r.missing) == maxReplyDepth {
+		return fmt.Errorf("the server sent a reply of more than %d nested arrays", maxReplyDepth)
+	}
+	r.missing = append(r.missing, n)
+	return nil
+}
+
+// complete counts a complete element, and the arrays that it completes.
+func (r *replyBounds) complete() {
+	for len(r.missing) > 0 {
+		last := len(r.missing) - 1
+		if r.missing[last]--; r.missing[last] > 0 {
+			return
+		}
+		r.missing = r.missing[:last]
+	}
+	r.bytes, r.elements = 0, 0
+}
+
+// boundedConn is a connection whose Read fails at a reply that exceeds the bounds.
+type boundedConn struct {
+	net.Conn
+	bounds replyBounds
+}
+
+// Read implements net.Conn.
+func (c *boundedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err := c.bounds.add(b[:n]); err != nil {
+		return 0, err
+	}
+	return n, err
+}
+
+// bounded returns a dialer of connections with bounded replies.
+func bounded(dial dialFunc) dialFunc {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		nc, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		c := &boundedConn{Conn: nc}
+		if raw, ok := nc.(syscall.Conn); ok { // go-redis uses it to check an idle connection
+			return struct {
+				*boundedConn
+				syscall.Conn
+			}{c, raw}, nil
+		}
+		return c, nil
+	}
+}
