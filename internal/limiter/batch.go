@@ -21,7 +21,7 @@ type Batch struct {
 	decisions []backend.Decision
 	known     []atomic.Bool
 	groups    int
-	last      *Call // the last added Call, or nil
+	last      *Call
 
 	inner backend.Batch
 	done  func()

@@ -295,7 +295,6 @@ func (o *counts) Swapped(*limiter.Snapshot) {}
 
 func (o *counts) Observe(*limiter.Call) { o.calls++ }
 
-// The first request must be answered with the old configuration, and the second with the new one.
 func TestTheConfigurationChangesDuringABatch(t *testing.T) {
 	compiled := func(yaml string) *limiter.Snapshot {
 		s, problems := config.Compile([]config.File{{Name: "new.yaml", Data: []byte(yaml)}}, config.Options{})

@@ -102,8 +102,8 @@ const (
 	Allowed Outcome = iota
 	Denied
 	Shadowed      // allowed only because of shadow mode
-	Unlimited     // there was nothing to charge
-	Replaced      // not charged, because another limit of the request replaces this limit
+	Unlimited     // the configured limit is unlimited, so nothing is charged
+	Replaced      // not charged: another limit of the request replaces this limit, or denies before anything is charged
 	FailedAllowed // the store could not decide; on_backend_failure allows
 	FailedDenied  // the store could not decide; on_backend_failure denies
 )
@@ -124,7 +124,7 @@ type Result struct {
 	// Key identifies the bucket; its bytes are opaque. It is nil if the request has no bucket: the Policy is
 	// unlimited or nil.
 	Key []byte
-	// Cost is the cost of this Result. A bucket that occurs twice in a request is charged the sum.
+	// A bucket that occurs twice in a request is charged the sum of both Costs.
 	Cost     int64
 	Decision backend.Decision
 	Outcome  Outcome
@@ -166,22 +166,21 @@ type Verdict struct {
 	Replayed bool
 	// WouldDeny means that the request would be Denied without Modes.Shadow.
 	WouldDeny bool
-	// Failed means that a store could not decide. Then on_backend_failure decides, except that settlements are
-	// denied.
+	// Failed means that a store could not decide, or that there is no valid configuration. Then on_backend_failure
+	// decides, except that settlements are denied.
 	Failed bool
 	// Err makes the listener fail the call, because the store could not decide a limit with on_backend_failure: error.
 	// It is nil otherwise.
 	Err error
-	// Never means that no wait can change the denial, because a cost exceeds the most that its limit can
-	// ever allow, or because Missing is set.
+	// Never means that no wait can change the denial, for example because a cost exceeds the most that its limit can
+	// ever allow, or because Missing is set. RetryAfter is then 0.
 	Never bool
 	// Missing is the Requirement of the Domain that the request does not satisfy. Such a request is denied and
 	// not charged. It is nil if the request satisfies all.
 	Missing Requirement
 	// quotasDeny means that all quota limits deny. Quota limits deny a request only together.
 	quotasDeny bool
-	// RetryAfter is the longest retry time of the limits that denied. The same request cannot succeed
-	// earlier. It is 0 if Never is set.
+	// RetryAfter is the longest retry time of the limits that denied. The same request cannot succeed earlier.
 	RetryAfter algorithms.Micros
 	// Delay is the time for which the listener must delay its answer. It is at most Request.MaxDelay.
 	Delay algorithms.Micros

@@ -160,7 +160,8 @@ func (c *Call) deniedOtherwise(quotas int) bool {
 
 // updateStatus makes Result i the Status of its descriptor if Result i is more restrictive than the current
 // one. A denial is more restrictive than an allowance. Of two denials, the one with the longer wait is more
-// restrictive; of two allowances, the one with fewer remaining units.
+// restrictive, and Never is the longest wait. Of two allowances, the one with fewer remaining units is more
+// restrictive, and Unlimited is the least restrictive.
 func (c *Call) updateStatus(i int) {
 	r := &c.Results[i]
 	if r.Outcome == Replaced {

@@ -8,8 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A request that charges both of two buckets can be repeated at the later of their times. One that charges either of
-// them can be repeated at the earlier one.
 func TestRetryTimesOfSeveralBuckets(t *testing.T) {
 	never := retry{never: true}
 	for _, c := range []struct{ a, b, both, either retry }{

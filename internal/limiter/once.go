@@ -48,8 +48,8 @@ func (c *Call) requestDigest() [32]byte {
 	return digest(parts...)
 }
 
-// refused returns backend.ErrReused or backend.ErrPending if that was the store's answer. Such a request is
-// wrong, or too early. It is not a failure of the store, so on_backend_failure does not apply.
+// refused returns the store's ErrReused or ErrPending: the request reuses an ID, or another request with the ID is in
+// flight. That is not a failure of the store, so on_backend_failure does not apply.
 func (c *Call) refused() error {
 	if len(c.Limits) == 0 { // foldSettlements handles these errors for settlements
 		return nil

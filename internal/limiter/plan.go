@@ -281,8 +281,8 @@ func chargeOf(r *Result) algorithms.Charge {
 	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve}
 }
 
-// charged returns the index of the charge with this key in group 0. If there is none, it returns -1, and enters the
-// next charge into the hash table c.buckets.
+// charged returns the index of the charge with this key in group 0, or -1. If the request has more limits than few, -1
+// also enters the next charge into the hash table c.buckets.
 func (c *Call) charged(key []byte) int {
 	if len(c.Results) <= few {
 		for i := range c.charges {

@@ -28,8 +28,6 @@ func TestEachPartHasItsOwnSettlement(t *testing.T) {
 	}
 }
 
-// The version that did not number the parts of reservations used part 0 in the IDs of settlements, and part 1 for limits
-// that are not charged together with others.
 func TestSettlementsOfIDsWithoutNumbers(t *testing.T) {
 	id := [16]byte{1}
 	c := &Call{Verdict: Verdict{Domain: &Domain{Name: "d"}}, config: &Config{}}
@@ -60,8 +58,6 @@ func compiled(t *testing.T, s algorithms.Spec) *algorithms.Limit {
 	return &l
 }
 
-// An undo has an earlier time than its charge if the rate was lowered in between. It has the same time as the charge if
-// the time of the charge or the rate at that time is unknown, or if the limit does not refill now.
 func TestTimesOfUndos(t *testing.T) {
 	slow := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
 	none := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Period: algorithms.Second})
@@ -104,9 +100,6 @@ func TestRealCosts(t *testing.T) {
 	}
 }
 
-// The store remembers a settlement by an application until the reservation has expired: at the time Within after it was
-// due. It remembers one by a proxy until the reservation is twice its ttl old, but at least for one ttl. In both cases it
-// adds ClockSlack, by which the clocks of sidecars may differ.
 func TestHowLongSettlementsAreStored(t *testing.T) {
 	const at, ttl = 1000 * algorithms.Second, 60 * algorithms.Second
 	l := &descriptors.Policy{Extras: &descriptors.Extras{Settle: &descriptors.Settle{TTL: ttl}}}

@@ -93,7 +93,6 @@ func (p *proxy) send(domain string, costs []int64, texts ...string) *limiter.Cal
 	return c
 }
 
-// start sends descriptors that declare cost, and returns the id in the answer.
 func (p *proxy) start(cost int64, texts ...string) (id string) {
 	p.t.Helper()
 	c := p.send("d", slices.Repeat([]int64{cost}, len(texts)), texts...)
@@ -340,7 +339,6 @@ func TestASettleDoneWithOtherDescriptors(t *testing.T) {
 	}
 }
 
-// A client that chooses many buckets at once, or long values, does not get an id that is too long.
 func TestIDsAreBounded(t *testing.T) {
 	p := newProxy(t)
 	var texts []string

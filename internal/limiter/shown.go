@@ -31,8 +31,8 @@ func Shown(l *algorithms.Limit) (units, seconds int64) {
 	return l.Capacity, int64(period / uint64(algorithms.Second))
 }
 
-// fillTime returns period * capacity / rate, or 0 if that is not a whole number of microseconds. If rate is not
-// positive, it returns period.
+// fillTime returns period * capacity / rate, or 0 if that is not a whole number of microseconds or is too large. If
+// rate is not positive, it returns period.
 func fillTime(period uint64, capacity, rate int64) uint64 {
 	if capacity == rate || rate <= 0 {
 		return period

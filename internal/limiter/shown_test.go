@@ -7,7 +7,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// The window of a limit in headers is the time in which its capacity is filled.
 func TestLimitsAreShownAsWindows(t *testing.T) {
 	five, twenty := int64(5), int64(20)
 	for _, test := range []struct {

@@ -13,8 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
-// hostOf returns an address in the form of a flag.
-func hostOf(a net.Addr) string {
+func flagAddress(a net.Addr) string {
 	if a.Network() == "unix" {
 		return unixScheme + a.String()
 	}
@@ -45,19 +44,19 @@ func TestChecksReachEveryKindOfAddress(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			x := start(t, "domain: d", test.edit)
-			if err := CheckHTTP(t.Context(), hostOf(x.HTTP)); err != nil {
+			if err := CheckHTTP(t.Context(), flagAddress(x.HTTP)); err != nil {
 				t.Error("HTTP:", err)
 			}
-			if err := CheckGRPC(t.Context(), hostOf(x.GRPC), test.secure); err != nil {
+			if err := CheckGRPC(t.Context(), flagAddress(x.GRPC), test.secure); err != nil {
 				t.Error("gRPC:", err)
 			}
 			if err := x.stop(); err != nil {
 				t.Fatal(err)
 			}
-			if err := CheckHTTP(t.Context(), hostOf(x.HTTP)); err == nil || errors.Is(err, ErrNotReady) {
+			if err := CheckHTTP(t.Context(), flagAddress(x.HTTP)); err == nil || errors.Is(err, ErrNotReady) {
 				t.Errorf("HTTP, after the server has stopped: got %v; want an error other than ErrNotReady", err)
 			}
-			if err := CheckGRPC(t.Context(), hostOf(x.GRPC), test.secure); err == nil || errors.Is(err, ErrNotReady) {
+			if err := CheckGRPC(t.Context(), flagAddress(x.GRPC), test.secure); err == nil || errors.Is(err, ErrNotReady) {
 				t.Errorf("gRPC, after the server has stopped: got %v; want an error other than ErrNotReady", err)
 			}
 		})
@@ -70,15 +69,15 @@ func TestChecksReportADrainingServer(t *testing.T) {
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); _ = x.stop() }()
 	eventually(t, "both checks return ErrNotReady", func() bool {
-		return errors.Is(CheckHTTP(t.Context(), hostOf(x.HTTP)), ErrNotReady) &&
-			errors.Is(CheckGRPC(t.Context(), hostOf(x.GRPC), false), ErrNotReady)
+		return errors.Is(CheckHTTP(t.Context(), flagAddress(x.HTTP)), ErrNotReady) &&
+			errors.Is(CheckGRPC(t.Context(), flagAddress(x.GRPC), false), ErrNotReady)
 	})
 	<-stopped
 }
 
 func TestChecksOfAnotherServiceFail(t *testing.T) {
 	x := start(t, "domain: d")
-	if err := CheckHTTP(t.Context(), hostOf(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP listener?") {
+	if err := CheckHTTP(t.Context(), flagAddress(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP listener?") {
 		t.Errorf("got %v; want an error that contains %q", err, "is this rlsidecar's HTTP listener?")
 	}
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
@@ -89,7 +88,7 @@ func TestChecksOfAnotherServiceFail(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	for name, err := range map[string]error{
-		"HTTP": CheckHTTP(ctx, hostOf(silent.Addr())), "gRPC": CheckGRPC(ctx, hostOf(silent.Addr()), false),
+		"HTTP": CheckHTTP(ctx, flagAddress(silent.Addr())), "gRPC": CheckGRPC(ctx, flagAddress(silent.Addr()), false),
 	} {
 		if err == nil {
 			t.Errorf("%s: the check of a silent listener returned no error; want one", name)

@@ -73,8 +73,6 @@ func (s *server) reportOverflow() {
 	}
 }
 
-// reportNoAuth reports that a proxy calls /v1/auth although the configuration has no auth section. Without
-// that section /v1/auth denies every request.
 func (s *server) reportNoAuth() {
 	added := s.conditions.Set(conditions.Condition{
 		Name: authMissing, Severity: conditions.Critical,

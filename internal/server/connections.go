@@ -25,7 +25,7 @@ import (
 const (
 	// mostConnections bounds the sum of the default bounds of the gRPC and HTTP listeners.
 	mostConnections = 16 << 10
-	// connectionBytes is about the memory of a connection in use: its read buffer, and the stack of a goroutine.
+	// connectionBytes is the approximate memory of a connection in use: its read buffer, and the stack of a goroutine.
 	connectionBytes = 64 << 10
 	// fewestConnections is the smallest default bound of the gRPC and HTTP listeners.
 	fewestConnections = 8
@@ -180,9 +180,8 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 	return c
 }
 
-// evict closes the connection that has been silent for longest among those that choose has selected. It returns false
-// if there is none, also if a silent connection would be found only by another pass, for which it is too early. The
-// caller holds mu.
+// evict closes the connection in toClose that has been silent for longest, and reports whether there was one. If
+// toClose is empty, evict first calls choose, unless the last pass was too recent. The caller holds mu.
 func (l *boundedListener) evict() bool {
 	now := l.now()
 	if len(l.toClose) == 0 && (l.chosen == 0 || now-l.chosen >= choosing) {

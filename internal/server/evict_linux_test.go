@@ -77,7 +77,6 @@ func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 	}
 }
 
-// Close does not wait for the clients of parked connections, and closes these connections.
 func TestClosingAListenerClosesParkedConnections(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

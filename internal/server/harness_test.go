@@ -24,7 +24,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// engine is the engine of the running tests.
 var engine Engine
 
 // bothEngines runs all tests with each engine, because both must behave in the same way. With -short, which
@@ -43,16 +42,15 @@ func (m bothEngines) Run() (code int) {
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(bothEngines{m}) }
 
-// ofConcurrent has the names of the tests that have called concurrent.
-var ofConcurrent sync.Map
+var concurrentTests sync.Map
 
 // concurrent marks a test that has many gRPC requests in flight at the same time, or aborts some. Call it
 // before start.
-func concurrent(tb testing.TB) { ofConcurrent.Store(tb.Name(), true) }
+func concurrent(tb testing.TB) { concurrentTests.Store(tb.Name(), true) }
 
 func isConcurrent(tb testing.TB) bool {
 	name, _, _ := strings.Cut(tb.Name(), "/")
-	_, is := ofConcurrent.Load(name)
+	_, is := concurrentTests.Load(name)
 	return is
 }
 

@@ -33,7 +33,7 @@ descriptors:
   - {key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}
 `
 
-// run calls Run with a configuration with which it must not start, and returns the error.
+// run returns the error of Run, which must not start the server.
 func run(t *testing.T, c Config) error {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -122,9 +122,8 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 	})
 }
 
-// TestRedisFailsUnderLoad makes Redis fail repeatedly, in ways after which it answers again at once. No
-// client gets an error. Every admitted unit was charged. Every charged unit was admitted, or its answer may
-// have been lost.
+// Redis fails repeatedly, in ways after which it answers again at once. No client gets an error. Every admitted unit
+// was charged. Every charged unit was admitted, or its answer may have been lost.
 func TestRedisFailsUnderLoad(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
@@ -263,7 +262,7 @@ descriptors:
   - {key: year, rate_limit: {unit: year, requests_per_unit: 2}}
 `
 
-// TestLimitsPerSecondHaveTheirOwnRedis covers REDIS_PERSECOND.
+// The setting corresponds to REDIS_PERSECOND of the reference server.
 func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	concurrent(t)
 	t.Parallel()

@@ -80,7 +80,7 @@ func (s *server) load() config.Problems {
 	return problems
 }
 
-// manyBytes is the size, in bytes, from which on a configuration counts as large. Its parsed form takes about twenty
+// manyBytes is the least size, in bytes, of a configuration that counts as large. Its parsed form takes about twenty
 // times as much memory.
 const manyBytes = 1 << 20
 

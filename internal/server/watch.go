@@ -62,8 +62,8 @@ func thinned(n uint64) uint32 {
 	return thin
 }
 
-// observers counts every answer, and records the data of the admin page. For an allowed request that costs a
-// random number and a comparison.
+// observers counts every answer, and records the data of the admin page. Recording an allowed request costs a random
+// number and a comparison.
 type observers struct {
 	*metrics.Metrics
 	unmatched *unmatched.Recorder
