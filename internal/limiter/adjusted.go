@@ -48,7 +48,7 @@ func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
 	if err != nil {
 		changed = p
 	} else if p.Limit == c.original.Limit {
-		changed.Limit = c.copy.Limit // stores identify a limit by its pointer, which is fastest, so equal limits share one
+		changed.Limit = c.copy.Limit // equal limits share a pointer, because stores compare pointers first
 	}
 	found, _ := c.others.LoadOrStore(p, changed)
 	return found.(*descriptors.Policy)

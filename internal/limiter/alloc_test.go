@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// The race detector drops pooled objects, so this test is skipped under it.
+// The race detector drops pooled objects, so these tests are skipped under it.
 func TestCheckAllocatesNothing(t *testing.T) {
 	b := newBench(t, `
 domain: d

@@ -383,7 +383,7 @@ descriptors:
 	}
 }
 
-// The request causes backend.ErrTooLarge, not the store.
+// backend.ErrTooLarge is caused by the request, so on_backend_failure does not apply.
 func TestARequestThatIsTooLargeIsDeniedWhateverThePolicy(t *testing.T) {
 	b := newBench(t, `
 domain: d

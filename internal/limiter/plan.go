@@ -68,7 +68,7 @@ func trimBlanks(entries []descriptors.Entry) {
 		for len(v) > 0 && isBlank(v[len(v)-1]) {
 			v = v[:len(v)-1]
 		}
-		if len(v) != len(entries[i].Value) { // written only if necessary, because most values have no blanks
+		if len(v) != len(entries[i].Value) {
 			entries[i].Value = v
 		}
 	}

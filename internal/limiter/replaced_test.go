@@ -54,7 +54,7 @@ descriptors:
 	}
 }
 
-// If a request has this many limits, a table finds the replaced ones.
+// With this many limits in a request, replaceMany finds the replaced ones.
 func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
 	var yaml strings.Builder
 	yaml.WriteString("domain: d\ndescriptors:\n")

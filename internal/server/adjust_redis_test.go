@@ -114,7 +114,7 @@ func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 	eventually(t, "the condition is over", func() bool { return !strings.Contains(x.conditions(t), adjustmentsOff) })
 }
 
-// The master dies before its replicas have a block. The sidecar that set the block writes it again to the
+// The master dies before its replicas have the block of eve. The sidecar that set this block writes it again to the
 // new master, so that it is in force everywhere.
 func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 	t.Parallel()

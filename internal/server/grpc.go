@@ -98,7 +98,7 @@ func newGRPCServer(api *grpcapi.Server, h *healthServer, options ...grpc.ServerO
 	return g
 }
 
-// grpcOptions returns the options of a grpc-go server that has its own connections.
+// grpcOptions returns the options of a grpc-go server that accepts connections itself, without the fast engine.
 func (s *server) grpcOptions(tls *tls.Config) []grpc.ServerOption {
 	options := []grpc.ServerOption{
 		// Envoy pings as often as it is configured to, even without a call in flight. With the default of 5

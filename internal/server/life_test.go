@@ -430,7 +430,7 @@ func TestReloadIsolates(t *testing.T) {
 	}
 }
 
-// The admin page reports the last reload only: when a configuration was refused, and whether domains are stale.
+// The time of a refusal and the stale domains on the admin page are those of the last reload only.
 func TestTheAdminPageShowsTheLastReload(t *testing.T) {
 	for _, isolate := range []bool{false, true} {
 		x := start(t, small, func(c *Config) { c.Isolate = isolate })

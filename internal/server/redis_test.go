@@ -262,7 +262,7 @@ descriptors:
   - {key: year, rate_limit: {unit: year, requests_per_unit: 2}}
 `
 
-// The setting corresponds to REDIS_PERSECOND of the reference server.
+// PerSecondURL corresponds to REDIS_PERSECOND of the reference server.
 func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	concurrent(t)
 	t.Parallel()

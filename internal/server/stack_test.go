@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// The Undos of two Redis servers is closed, so it drops the refunds that it gets. The metric must count them.
+// A closed Undos drops the refunds that it gets.
 func TestDroppedUndosAreCounted(t *testing.T) {
 	r, err := redis.Open(redis.Config{URL: "redis://127.0.0.1:1"})
 	if err != nil {

@@ -22,7 +22,7 @@ type watch struct {
 	history *history.Recorder
 	times   history.Times
 	usage   *usage.Recorder
-	// thin is the number of timed decisions for each one that usage records. It is a power of two, at most 1,024.
+	// usage records one of thin timed decisions. thin is a power of two, at most 1,024.
 	thin     atomic.Uint32
 	requests uint64 // the number of requests at the last sample
 
