@@ -1,17 +1,13 @@
 package adjust
 
 import (
-	"encoding/json"
-	"errors"
+	"context"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 func TestDamagedFilesAreReported(t *testing.T) {
@@ -94,106 +90,6 @@ func TestTheStatusNamesThePlace(t *testing.T) {
 	}
 }
 
-func TestEachOperationHasItsOwnID(t *testing.T) {
-	s, _ := service(t, "", newClock())
-	seen := map[string]bool{}
-	for range 5 {
-		if _, _, err := s.Set(t.Context(), bob(Change{Block: true})); err != nil {
-			t.Fatal(err)
-		}
-	}
-	entries, err := s.Audit(t.Context(), 0, 10)
-	for _, e := range entries {
-		seen[e.Operation] = true
-		if len(e.Operation) != 32 {
-			t.Errorf("version %d: the operation is %q; want 32 hexadecimal digits", e.Version, e.Operation)
-		}
-	}
-	if err != nil || len(seen) != 5 {
-		t.Errorf("5 operations have %d IDs, %v; want 5", len(seen), err)
-	}
-}
-
-// The keeper checks a change again, by its own clock. A change that is not valid makes no entry.
-func TestAnEntryOfAnInvalidChangeIsAMistake(t *testing.T) {
-	set, now := NewSet(Head{}, nil), algorithms.Micros(1000)
-	after := valid()
-	after.Expires = now
-	o := Operation{ID: "o", Author: "ann", Reason: "launch", Target: after.ID, After: after}
-	if e, err := o.Entry(NewChain(nil), set, now); e != nil || !contains(err, "in the past") {
-		t.Errorf("got %+v, %v; want a mistake with \"in the past\"", e, err)
-	}
-	o.For = time.Hour
-	if e, err := o.Entry(NewChain(nil), set, now); err != nil || e.After.Created != now || e.After.Expires != now+3600*algorithms.Second {
-		t.Errorf("got %+v, %v; want an hour from now", e, err)
-	}
-}
-
-func TestAnAdjustmentWithoutALimitIsShownAsIgnored(t *testing.T) {
-	s, k := service(t, "", newClock())
-	set, _, err := s.Set(t.Context(), bob(Change{Factor: 2000}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	removed := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute})
-	removed.Name = "another"
-	for _, test := range []struct {
-		limits         Limits
-		words, ignored string
-	}{
-		{s.limits, set.Words, ""},
-		{limits{removed}, "", `no limit is named "send_message"`},
-	} {
-		got, err := NewService(k, test.limits, nil).Find(set.ID)
-		if err != nil || got.Words != test.words || got.Ignored != test.ignored {
-			t.Errorf("got %q, ignored %q, %v; want %q, ignored %q", got.Words, got.Ignored, err, test.words, test.ignored)
-		}
-		text, err := json.Marshal(got)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var fields struct {
-			ID, Words, Ignored string
-			Left               int64 `json:"left_s"`
-		}
-		if err := json.Unmarshal(text, &fields); err != nil || fields.ID != set.ID || fields.Words != test.words || fields.Ignored != test.ignored || fields.Left != 7200 {
-			t.Errorf("%s: %v; want the words %q, ignored %q, and 7,200 s left", text, err, test.words, test.ignored)
-		}
-	}
-}
-
-func TestTheBodyOfADeletionIsReadStrictly(t *testing.T) {
-	version := uint64(7)
-	for _, test := range []struct {
-		text string
-		want Removal
-		err  string
-	}{
-		{`{"author": "ann", "reason": "over", "version": 7}`, Removal{"ann", "over", &version}, ""},
-		{`{"author": "ann", "reason": "over"}`, Removal{"ann", "over", nil}, ""},
-		{`{"author": "ann", "expect": 7}`, Removal{}, "JSON with author, reason and version"},
-		{`{"author": "ann"} {}`, Removal{}, "text after the JSON object"},
-		{``, Removal{}, "JSON with author, reason and version"},
-	} {
-		got, err := ParseRemoval([]byte(test.text))
-		if !contains(err, test.err) || err == nil && (got.Author != test.want.Author || got.Reason != test.want.Reason || (got.Version == nil) != (test.want.Version == nil) || got.Version != nil && *got.Version != version) {
-			t.Errorf("%s: got %+v, %v; want %+v and an error with %q", test.text, got, err, test.want, test.err)
-		}
-	}
-}
-
-func TestBothFormsOfAKeyAreRead(t *testing.T) {
-	for text, want := range map[string]string{
-		`{"limit": "l", "key": ["a", "b"]}`:           "a b",
-		`{"limit": "l", "key_b64": ["YQ==", "/w=="]}`: "a \xff",
-		`{"limit": "l"}`:                              "",
-	} {
-		if p, err := ParseProposal([]byte(text)); err != nil || strings.Join(p.Target.Key, " ") != want {
-			t.Errorf("%s: got the key %q, %v; want %q", text, p.Target.Key, err, want)
-		}
-	}
-}
-
 // An error of the file system is reported, so that a change is not confirmed without being kept.
 func TestErrorsOfTheFileSystemAreReported(t *testing.T) {
 	for name, want := range map[string]string{setFile: "read the adjustments that were kept", auditFile: "read the audit of adjustments"} {
@@ -217,106 +113,200 @@ func TestErrorsOfTheFileSystemAreReported(t *testing.T) {
 	}
 }
 
-// Sidecars of several versions share adjustments and their audit, so the IDs of targets and the signatures of entries must
-// never change.
-func TestIDsAndSignaturesStay(t *testing.T) {
-	e := &Entry{At: 3, Operation: "o", Author: "ann", Reason: "launch", Target: "t"}
-	if err := NewChain(nil).Next(Head{4, "mac"}, e); err != nil {
-		t.Fatal(err)
+func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
+	ctx, c, dir := context.Background(), newClock(), t.TempDir()
+	s, _ := service(t, dir, c)
+	hostile := Proposal{
+		Target: Target{Limit: "send_message", Key: []string{"\xff\x00,\n" + strings.Repeat("k", 4000)}},
+		Change: Change{Block: true}, For: time.Hour, Author: "ann", Reason: "attack",
 	}
-	one, all := Target{Domain: "edge", Limit: "l", Key: []string{"bob"}}, Target{Domain: "edge", Limit: "l", AllKeys: true}
-	for _, test := range [][2]string{
-		{one.ID(), "d806f031adf53f8dd0afcbcf"},
-		{all.ID(), "4a534f8ae84cdbdd1f4f6e86"},
-		{e.MAC, "f4ec69a8416765ea2c046cfcc1b8d62d03e3f9242a5b64f8c93748276d486424"},
-	} {
-		if test[0] != test[1] {
-			t.Errorf("got %s, want %s", test[0], test[1])
-		}
-	}
-}
-
-// Only the holder of the secret can sign an entry.
-func TestEachSecretSignsDifferently(t *testing.T) {
-	seen := map[string]bool{}
-	for _, secret := range []string{"", "a", "b"} {
-		e := &Entry{Target: "t"}
-		if err := NewChain([]byte(secret)).Next(Head{}, e); err != nil {
+	empty := bob(Change{Factor: 1500})
+	empty.Target.Key = []string{""}
+	for _, p := range []Proposal{hostile, empty, bob(Change{Rate: number(7), Period: 2 * minute})} {
+		if _, _, err := s.Set(ctx, p); err != nil {
 			t.Fatal(err)
 		}
-		seen[e.MAC] = true
 	}
-	if len(seen) != 3 {
-		t.Errorf("3 secrets make %d signatures; want 3", len(seen))
+	again, k := service(t, dir, c)
+	if d := Differences(s.keeper.Set(), k.Set()); len(d) > 0 || k.Set().Len() != 3 || k.Set().Head != s.keeper.Set().Head {
+		t.Fatalf("after a restart: %d adjustments, of which %+v differ; want 3, and none", k.Set().Len(), d)
 	}
-}
-
-// An adjustment from Redis or a file that this version cannot understand is an error, not another adjustment.
-func TestAnAdjustmentThatIsNotUnderstoodIsAnError(t *testing.T) {
-	for field, want := range map[string]string{
-		`"rate": 5`:                   "",
-		`"rate": "five"`:              "cannot unmarshal",
-		`"period": "soon"`:            "period: ",
-		`"factor": 0`:                 "factor ",
-		`"algorithm": "unknown"`:      `unknown algorithm "unknown"`,
-		`"factor": 18446744073709552`: "factor ", // times 1,000 it is 384 more than 2^64
-	} {
-		var a Adjustment
-		if err := json.Unmarshal([]byte(`{"domain": "edge", "limit": "l", `+field+`}`), &a); !contains(err, want) {
-			t.Errorf("%s: got %+v, %v; want an error with %q", field, a, err, want)
+	if n, err := again.Verify(ctx); n != 3 || err != nil {
+		t.Errorf("verified %d, %v; want 3 and no error", n, err)
+	}
+	// These are the files after crashes: the adjustments were not written, and the last line of the audit is
+	// incomplete.
+	if err := os.Remove(filepath.Join(dir, setFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := appendFile(filepath.Join(dir, auditFile), []byte(`{"mac":"ab","entr`)); err != nil {
+		t.Fatal(err)
+	}
+	again, k = service(t, dir, c)
+	if k.Set().Len() != 3 {
+		t.Errorf("after a crash: %+v; want 3 adjustments", k.Set().All())
+	}
+	if _, _, err := again.Set(ctx, bob(Change{Block: true})); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := again.Verify(ctx); n != 4 || err != nil {
+		t.Errorf("verified %d, %v; want 4 and no error", n, err)
+	}
+	again, _ = service(t, dir, c) // the new entry is a line of its own
+	if n, err := again.Verify(ctx); n != 4 || err != nil {
+		t.Errorf("after a restart: verified %d, %v; want 4 and no error", n, err)
+	}
+	for _, name := range []string{setFile, auditFile} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: got %v, %v; want a file that only its owner may read and write (0600)", name, info.Mode(), err)
 		}
 	}
 }
 
-func TestAnAdjustmentUntilATime(t *testing.T) {
-	c := newClock()
-	s, _ := service(t, "", c)
-	p := bob(Change{Period: 2 * minute})
-	p.For, p.Until, p.Expect = 0, c.now.Add(time.Hour), new(uint64(0))
-	got, version, err := s.Set(t.Context(), p)
-	if err != nil || version != 1 || got.Left != time.Hour || got.Expires != algorithms.Micros(p.Until.UnixMicro()) {
-		t.Errorf("got %+v, version %d, %v; want an hour", got.Adjustment, version, err)
+// An operator who gets an error must not find the change in force.
+func TestAChangeThatCannotBeWrittenIsNotMade(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
 	}
-	if _, _, err := s.Set(t.Context(), p); !errors.Is(err, ErrConflict) {
-		t.Errorf("with the version before: got %v; want ErrConflict", err)
+	s, k := service(t, dir, newClock())
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
 	}
-	if _, err := s.Find("unknown"); !errors.Is(err, ErrNotFound) {
-		t.Errorf("an unknown ID: got %v; want ErrNotFound", err)
+	if _, _, err := s.Set(t.Context(), bob(Change{Block: true})); err == nil || k.Set().Len() != 0 || k.Status().Err == nil {
+		t.Errorf("got the error %v and %d adjustments, status %v; want errors and no adjustment", err, k.Set().Len(), k.Status().Err)
 	}
 }
 
-func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
-	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
-	whole, none := &descriptors.Policy{Whole: true}, &descriptors.Policy{}
-	open := &descriptors.Policy{Open: []int{0, 1}, Extras: &descriptors.Extras{OpenKeys: []string{"user", "path"}}}
-	for _, test := range []struct {
-		policies []*descriptors.Policy
-		want     string
-	}{
-		{[]*descriptors.Policy{named, open}, "the key has 3 values; a bucket of limit l is identified by 2 (user, path)"},
-		{[]*descriptors.Policy{named, none}, "the key has 3 values; a bucket of limit l is identified by no value"},
-		{[]*descriptors.Policy{named, whole}, "the key has 3 values; a bucket of limit l is identified by key,value,key,value… of the whole descriptor"},
-	} {
-		if err := reaches(&Target{Limit: "l", Key: make([]string, 3)}, test.policies); err == nil || err.Error() != test.want {
-			t.Errorf("got %v; want %q", err, test.want)
+func TestAnInvalidAdjustmentInTheFileIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	a := &Adjustment{ID: "a", Target: Target{Domain: "d", Limit: "l"}, Change: Change{Block: true}, Expires: 2, Author: "ann"} // without a reason
+	if err := WriteSet(dir, NewSet(Head{Version: 1}, []*Adjustment{a})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadSet(dir); err == nil || !strings.Contains(err.Error(), "reason is missing") {
+		t.Errorf("got the error %v; want one that the reason is missing", err)
+	}
+}
+
+// If the audit cannot be written, the change is not made. The next change writes the whole file again, because it may end
+// in an incomplete line.
+func TestAChangeThatIsNotInTheAuditIsNotMade(t *testing.T) {
+	ctx, c, dir := context.Background(), newClock(), t.TempDir()
+	s, k := service(t, dir, c)
+	if _, _, err := s.Set(ctx, bob(Change{Factor: 2000})); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, auditFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil { // a folder in place of the file cannot be written
+		t.Fatal(err)
+	}
+	if _, _, err := s.Set(ctx, bob(Change{Factor: 3000})); err == nil || s.Version() != 1 || k.Status().Err == nil {
+		t.Errorf("version %d, the error %v, the status %v; want version 1, and an error in both", s.Version(), err, k.Status().Err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, append(text, []byte(`{"mac":"ab","en`)...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Set(ctx, bob(Change{Factor: 3000})); err != nil || k.Status().Err != nil {
+		t.Fatalf("got %v, and the status %v; want no error", err, k.Status().Err)
+	}
+	again, _ := service(t, dir, c)
+	if n, err := again.Verify(ctx); n != 2 || err != nil {
+		t.Errorf("verified %d, %v; want 2 and no error", n, err)
+	}
+	if names, err := filepath.Glob(filepath.Join(dir, "*.json*.*")); err != nil || len(names) > 0 {
+		t.Errorf("temporary files are left: %v, %v", names, err)
+	}
+}
+
+func TestADamagedFileOfAdjustmentsIsRefused(t *testing.T) {
+	dir, bad := t.TempDir(), valid()
+	bad.Expires = bad.Created
+	if err := WriteSet(dir, NewSet(Head{1, "mac"}, []*Adjustment{bad})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadSet(dir); err == nil || !strings.Contains(err.Error(), "in the past") {
+		t.Errorf("got %v; want an error with \"in the past\"", err)
+	}
+}
+
+func TestWatchStartsWithThePresentSet(t *testing.T) {
+	s, k := service(t, "", newClock())
+	var versions []uint64
+	if _, _, err := s.Set(context.Background(), bob(Change{Factor: 2000})); err != nil {
+		t.Fatal(err)
+	}
+	k.Watch(func(set *Set) { versions = append(versions, set.Head.Version) })
+	if _, _, err := s.Set(context.Background(), bob(Change{Factor: 3000})); err != nil {
+		t.Fatal(err)
+	}
+	if len(versions) != 2 || versions[0] != 1 || versions[1] != 2 {
+		t.Errorf("the versions are %v, want 1 and 2", versions)
+	}
+}
+
+// When old entries are trimmed, the file of the audit starts with a checkpoint, also after a restart.
+func TestTheFileOfATrimmedAuditStartsWithACheckpoint(t *testing.T) {
+	c, dir := newClock(), t.TempDir()
+	s, k := service(t, dir, c)
+	head := Head{}
+	for range MaxEntries + trimBy {
+		e := &Entry{At: 1, Operation: "o", Author: "ann", Reason: "launch", Target: "t"}
+		if err := k.chain.Next(head, e); err != nil {
+			t.Fatal(err)
+		}
+		k.entries, head = append(k.entries, e), Head{e.Version, e.MAC}
+	}
+	k.set.Store(NewSet(head, nil))
+	if err := writeFile(dir, auditFile, auditText(k.from, k.entries)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Set(context.Background(), bob(Change{Factor: 2000})); err != nil {
+		t.Fatal(err)
+	}
+	again, _ := service(t, dir, c)
+	if n, err := again.Verify(context.Background()); n != MaxEntries+1 || err != nil {
+		t.Errorf("verified %d entries, %v; want %d, and no error", n, err, MaxEntries+1)
+	}
+}
+
+// The incomplete last line that a crash has left is removed, so that the next entry starts a line.
+func TestAnIncompleteLineIsRemovedFromTheAudit(t *testing.T) {
+	ctx, c, dir := context.Background(), newClock(), t.TempDir()
+	s, _ := service(t, dir, c)
+	for factor := range Factor(3) {
+		if _, _, err := s.Set(ctx, bob(Change{Factor: 2000 + factor})); err != nil {
+			t.Fatal(err)
+		}
+		if err := appendFile(filepath.Join(dir, auditFile), []byte(`{"mac":"ab","en`)); err != nil {
+			t.Fatal(err)
+		}
+		s, _ = service(t, dir, c)
+		if n, err := s.Verify(ctx); n != int(factor)+1 || err != nil {
+			t.Errorf("verified %d, %v; want %d and no error", n, err, factor+1)
 		}
 	}
-	whole.Open = []int{0}
-	if err := reaches(&Target{Limit: "l", Key: make([]string, 1)}, []*descriptors.Policy{whole}); err == nil {
-		t.Error("one value identifies a whole descriptor; want an error, because keys and values alternate")
-	}
 }
 
-// A block does not put a limit into the reference form. A factor may lower a rate to 1 unit, and not below.
-func TestABlockAndTheLeastFactor(t *testing.T) {
-	p := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute})
-	if got, err := (&Adjustment{Change: Change{Block: true}}).Apply(p); err != nil || got.Reference {
-		t.Errorf("a block: got the reference form %v, %v; want that of the limit", got.Reference, err)
+func TestAFailedWriteLeavesNoTemporaryFile(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, setFile), 0o700); err != nil {
+		t.Fatal(err)
 	}
-	if got, err := (&Adjustment{Change: Change{Factor: 100}}).Apply(p); err != nil || got.Limit.Rate != 1 {
-		t.Errorf("a tenth of 10: got %+v, %v; want a rate of 1", got, err)
+	if err := writeFile(dir, setFile, []byte("{}")); err == nil {
+		t.Error("a file replaced a folder; want an error")
 	}
-	if _, err := (&Adjustment{Change: Change{Factor: 99}}).Apply(p); !contains(err, "is less than 1") {
-		t.Errorf("less than a tenth of 10: got %v; want an error with \"is less than 1\"", err)
+	if names, err := filepath.Glob(filepath.Join(dir, "*.*.*")); err != nil || len(names) > 0 {
+		t.Errorf("the files %v are left, %v; want none", names, err)
 	}
 }

@@ -284,3 +284,22 @@ func TestADenialOfATooLargeMessageIsCounted(t *testing.T) {
 		t.Errorf("got %v, %v; counted %d as TooMuch and %d as more bytes; want OVER_LIMIT, counted once as each", r, err, counted.count(TooMuch), counted.count("more bytes"))
 	}
 }
+
+func TestARefusedRequestIsKnownInAReusedBatch(t *testing.T) {
+	store := recordingStore{}
+	l := limiter.New(&store, limiter.Config{})
+	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
+	s, _ := newServer(t, l, Options{})
+	batch := s.NewBatch(l)
+	batch.Add(request("k"), time.Now(), 0, nil)
+	submit(batch)
+	store.batch.Fail(backend.ErrUnavailable)
+	batch.Reset()
+	batch.Add(nil, time.Now(), 0, nil)
+	batch.Add(request("k"), time.Now(), 0, nil)
+	submit(batch)
+	if !batch.Known(0) || batch.Known(1) {
+		t.Errorf("known: %t and %t; want true and false", batch.Known(0), batch.Known(1))
+	}
+	store.batch.Fail(backend.ErrUnavailable)
+}

@@ -238,3 +238,29 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+func TestNothingIsDecodedBeyondABound(t *testing.T) {
+	entries := make([]*ratelimit.RateLimitDescriptor_Entry, DefaultEntries+5)
+	for i := range entries {
+		entries[i] = &ratelimit.RateLimitDescriptor_Entry{Key: "k"}
+	}
+	wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{{Entries: entries}, {Entries: entries[:1]}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := decoded(t, wire)
+	if err != nil || x.excess != BoundEntries || len(x.call.Descriptors) != 1 || len(x.call.Descriptors[0].Entries) != DefaultEntries || x.entries != DefaultEntries {
+		t.Errorf("%v, exceeds %q: %d descriptors, %d entries; want 1 and %d", err, x.excess, len(x.call.Descriptors), x.entries, DefaultEntries)
+	}
+	wire = protowire.AppendVarint(protowire.AppendTag(request("k"), protowire.MaxValidNumber, protowire.VarintType), 1)
+	if x, err = decoded(t, wire); err != nil || len(x.call.Descriptors) != 1 {
+		t.Errorf("the largest number of a field: %v; want it ignored", err)
+	}
+	descriptor := &ratelimit.RateLimitDescriptor{Limit: &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 3, Unit: 1}}
+	if wire, err = proto.Marshal(&rls.RateLimitRequest{Descriptors: []*ratelimit.RateLimitDescriptor{descriptor, {}}}); err != nil {
+		t.Fatal(err)
+	}
+	if x, err = decoded(t, wire); err != nil || !x.call.Descriptors[0].HasOverride || x.call.Descriptors[1].HasOverride {
+		t.Errorf("%v: got %+v; want an override of the first descriptor", err, x.call.Descriptors)
+	}
+}

@@ -11,7 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
+	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -145,7 +147,8 @@ func TestARequestThatIsNotAdmittedIsAnsweredByItsLimit(t *testing.T) {
 type observed struct{ atomic.Int64 }
 
 func (*observed) Swapped(*limiter.Snapshot) {}
-func (o *observed) Observe(*limiter.Call)   { o.Add(1) }
+
+func (o *observed) Observe(*limiter.Call) { o.Add(1) }
 
 // slowStore answers when the channel is closed, or at once if the deadline has passed. The goroutine that submits
 // waits.
@@ -219,4 +222,81 @@ func TestEstimatesOfWeights(t *testing.T) {
 			t.Errorf("%d descriptors: got %d, want %d", n, got, want)
 		}
 	}
+}
+
+func TestRefusedRequestsLeaveTheGate(t *testing.T) {
+	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
+		s, _ := newServer(t, newLimiter(), Options{})
+		for _, wire := range [][]byte{{0x0a}, nil, request(), request(make([]string, DefaultDescriptors+1)...)} {
+			_, err := send(s, t.Context(), wire)
+			if malformed := len(wire) == 1; malformed && grpcstatus.Code(err) != codes.Internal {
+				t.Errorf("malformed: got %v; want the code Internal", err)
+			}
+			if s.gate.weight != 0 || len(s.gate.conns) != 0 {
+				t.Errorf("%x: the gate has the weight %d and %d connections, want none", wire, s.gate.weight, len(s.gate.conns))
+			}
+		}
+	})
+}
+
+// A request that is heavier than the gate passes alone. A connection is known while it has admitted requests.
+func TestTheGateCountsConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{}
+		a, b := from(t.Context(), "a"), from(t.Context(), "b")
+		heavy, ok := g.enter(a, 0, 10*gateWeight, 1)
+		if !ok || g.weight != gateWeight {
+			t.Fatalf("admitted: %t, with the weight %d; want true and %d", ok, g.weight, gateWeight)
+		}
+		first, ok1 := g.enter(b, 0, gateOwn/2, 1)
+		second, ok2 := g.enter(b, 0, gateOwn/2, 1)
+		if _, ok := g.enter(b, 0, 1, 1); !ok1 || !ok2 || ok {
+			t.Errorf("admitted: %t, %t, %t; want the first two, which have the weight that a connection has for itself", ok1, ok2, ok)
+		}
+		if g.leave(first); len(g.conns) != 2 {
+			t.Errorf("%d connections, want 2", len(g.conns))
+		}
+		if _, ok := g.enter(b, 0, gateOwn/2+1, 1); ok || len(g.conns) != 2 {
+			t.Errorf("admitted: %t, %d connections; want false, because the second request is still admitted, and 2", ok, len(g.conns))
+		}
+		g.leave(second)
+		g.leave(heavy)
+		if g.weight != 0 || len(g.conns) != 0 || len(g.turns) != 0 {
+			t.Errorf("weight %d, %d connections and %d turns are still at the gate; want none", g.weight, len(g.conns), len(g.turns))
+		}
+		s, _ := newServer(t, newLimiter(), Options{})
+		inside, _ := s.gate.enter(a, 0, gateWeight, 1)
+		start := time.Now()
+		if code, _ := s.AnswerJSON(b, []byte(strings.Repeat("{", 2*gateOwn)), false); code != 400 || time.Since(start) != 0 {
+			t.Errorf("JSON of the weight that a connection has for itself: status %d after %v; want 400 at once", code, time.Since(start))
+		}
+		s.gate.leave(inside)
+	})
+}
+
+// When a heavy request leaves, as many waiting requests enter as have room together, and no more.
+func TestTheGateFillsTheRoomOfARequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{}
+		inside, _ := g.enter(from(t.Context(), "a"), 0, gateWeight, 1)
+		var all sync.WaitGroup
+		for _, name := range []string{"b", "c", "d"} {
+			all.Go(func() {
+				if p, ok := g.enter(from(t.Context(), name), time.Hour, gateWeight/2, 1); ok {
+					time.Sleep(ms)
+					g.leave(p)
+				}
+			})
+			synctest.Wait()
+		}
+		g.leave(inside)
+		synctest.Wait()
+		g.mu.Lock() // the admitted requests leave later
+		weight, waiting := g.weight, g.waiting
+		g.mu.Unlock()
+		if weight != gateWeight || waiting != 1 {
+			t.Errorf("the weight %d is admitted and %d bytes wait; want %d and 1", weight, waiting, gateWeight)
+		}
+		all.Wait()
+	})
 }

@@ -376,3 +376,83 @@ func TestTextsOfOverrides(t *testing.T) {
 		}
 	}
 }
+
+func TestReasonsInHeaders(t *testing.T) {
+	p := &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute}), Alone: true, Reference: true}
+	away := limiter.Result{Policy: p, Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: backend.ErrUnavailable}}
+	missing := verdict(true)
+	missing.Missing = limiter.Requirement{"user"}
+	for name, c := range map[string]struct {
+		v    *limiter.Verdict
+		want string
+	}{
+		"a missing entry":                  {missing, "x-ratelimit-reason=missing-descriptor"},
+		"a limit, and one that is unknown": {verdict(true, result(p, limiter.Allowed, algorithms.Decision{Remaining: 3, ResetAfter: second}), away), "ratelimit-limit=10 ratelimit-remaining=3 ratelimit-reset=1 x-ratelimit-reason=backend-failure"},
+	} {
+		h, err := usual.check()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, header := range reread(t, h.append(nil, c.v)).ResponseHeadersToAdd {
+			got = append(got, header.Key+"="+header.Value)
+		}
+		if s := strings.Join(got, " "); s != c.want {
+			t.Errorf("%s: %q, want %q", name, s, c.want)
+		}
+	}
+}
+
+// The reference server has no permanent denials, and a limit of 0 has windows.
+func TestResetTimesOfTheReferenceServer(t *testing.T) {
+	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute, Start: new(algorithms.Micros)})
+	none := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Period: minute, Start: new(algorithms.Micros)})
+	never := algorithms.Decision{Never: true, ResetAfter: 9 * second}
+	for _, c := range []struct {
+		p     descriptors.Policy
+		never bool
+		want  int64
+	}{
+		{descriptors.Policy{Limit: none, Reference: true, Alone: true}, true, 50},
+		{descriptors.Policy{Limit: none, Reference: true}, false, 50},
+		{descriptors.Policy{Limit: none}, true, 0}, {descriptors.Policy{Limit: none}, false, 0},
+		{descriptors.Policy{Limit: limit, Reference: true, Alone: true}, true, 9},
+		{descriptors.Policy{Limit: limit, Reference: true, Alone: true}, false, 9},
+		{descriptors.Policy{Limit: limit, Reference: true}, true, 0},
+		{descriptors.Policy{Limit: limit, Reference: true}, false, 0},
+		{descriptors.Policy{Limit: limit, Alone: true}, true, 0},
+	} {
+		r := result(&c.p, limiter.Denied, never)
+		r.Decision.At = 10 * second
+		v := verdict(true, r)
+		v.Never = c.never
+		if got := reread(t, appendVerdict(nil, v, nil)).Statuses[0].DurationUntilReset.GetSeconds(); got != c.want {
+			t.Errorf("reference %t, alone %t, rate %d, never %t: %d s, want %d", c.p.Reference, c.p.Alone, c.p.Limit.Rate, c.never, got, c.want)
+		}
+	}
+}
+
+// The two limits share a place in the cache and have equal numbers, but different names.
+func TestLimitsWithEqualNumbersKeepTheirNames(t *testing.T) {
+	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
+	var known knownLimits
+	for _, name := range []string{"a", "b", "b", "a"} {
+		p := &descriptors.Policy{RateName: name, Limit: limit}
+		r := reread(t, appendVerdict(nil, verdict(false, result(p, limiter.Allowed, algorithms.Decision{Remaining: 1})), &known))
+		if got := r.Statuses[0].CurrentLimit.Name; got != name {
+			t.Errorf("got the name %s, want %s", got, name)
+		}
+	}
+}
+
+func TestMetadataOfDifferentKinds(t *testing.T) {
+	m := func(value any) map[string]any { return map[string]any{"k": value} }
+	for _, c := range []struct{ into, from, want any }{ // want nil means a map with the value 1
+		{1, 2, 1}, {m(1), 2, nil}, {1, m(2), 1}, {m(1), m(2), nil},
+	} {
+		got := merge(m(c.into), m(c.from))["k"]
+		if inner, is := got.(map[string]any); c.want != nil && got != c.want || c.want == nil && (!is || inner["k"] != 1) {
+			t.Errorf("%v and %v: got %v, want %v, or if that is nil a map with 1", c.into, c.from, got, c.want)
+		}
+	}
+}

@@ -499,8 +499,10 @@ type rawCodec struct{}
 func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
 }
+
 func (rawCodec) Unmarshal(b mem.BufferSlice, v any) error { *v.(*[]byte) = b.Materialize(); return nil }
-func (rawCodec) Name() string                             { return "proto" }
+
+func (rawCodec) Name() string { return "proto" }
 
 var _ encoding.CodecV2 = rawCodec{}
 
@@ -626,5 +628,75 @@ func TestTheBoundsThatAnOperatorMayConfigure(t *testing.T) {
 		if err := (Options{Bounds: b}).Check(); (err == nil) != valid {
 			t.Errorf("%+v: got %v; want an error: %t", b, err, !valid)
 		}
+	}
+}
+
+type panics struct{}
+
+func (panics) Swapped(*limiter.Snapshot) {}
+
+func (panics) Observe(*limiter.Call) { panic("bug") }
+
+func (panics) Append(dst []byte, _ *limiter.Reserved) []byte { return dst }
+
+func (panics) Open(string, *limiter.Reserved) bool { panic("bug") }
+
+// A panic before or after the decision of the store denies the request, is counted once, and does not leave the request
+// at the gate.
+func TestAPanicAroundADecisionIsADenial(t *testing.T) {
+	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
+		p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
+		for name, c := range map[string]limiter.Config{
+			"before": {IDs: panics{}, Now: func() algorithms.Micros { return 1 }}, "after": {Observer: panics{}},
+		} {
+			l := limiter.New(memory.New(memory.Config{}), c)
+			s := snapshot(p)
+			s.Domains["d"].Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
+			l.Swap(s)
+			server, counted := newServer(t, l, Options{})
+			key := map[string]string{"before": "settle", "after": "k"}[name]
+			if got, err := send(server, t.Context(), request(key)); err != nil || got.OverallCode != over || counted.count(Panicked) != 1 {
+				t.Errorf("%s: got %v, %v, %d panics; want OVER_LIMIT and one panic", name, got, err, counted.count(Panicked))
+			}
+			server.Panicked("elsewhere")
+			if n := counted.count(Panicked); n != 2 {
+				t.Errorf("%s: %d panics were counted, want 2", name, n)
+			}
+			if server.gate.weight != 0 {
+				t.Errorf("%s: the gate has the weight %d, want 0", name, server.gate.weight)
+			}
+		}
+	})
+}
+
+func TestHeadersAndBodiesOfAServer(t *testing.T) {
+	for _, h := range []*Headers{nil, {"X-Limit", "X-Left", "X-Reset"}} {
+		l := newLimiter(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: hour})})
+		l.Current().Domains["d"].DenyBody = descriptors.TextBody
+		s, _ := newServer(t, l, Options{Headers: h})
+		for i := range 2 {
+			got, err := sendByGRPC(s, t.Context(), request("k"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			for _, header := range got.ResponseHeadersToAdd {
+				names = append(names, header.Key)
+			}
+			want := ""
+			if h != nil {
+				want = "x-limit x-left x-reset"
+			}
+			if i == 1 {
+				want = strings.TrimSpace(want + " content-type")
+			}
+			if text := strings.Join(names, " "); text != want || (len(got.RawBody) > 0) != (i == 1) {
+				t.Errorf("request %d: headers %q, body %q; want %q, and a body of a denial", i, text, got.RawBody, want)
+			}
+		}
+	}
+	bad := Options{Headers: &Headers{"a b", "c", "d"}}
+	if s, err := New(newLimiter(), &refusals{}, bad, zap.NewNop()); err == nil || s != nil || bad.Check() == nil {
+		t.Errorf("got %v, %v; want an error from New and from Check", s, err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"net/http"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -290,5 +291,42 @@ func TestAPartialWriteIsCompleted(t *testing.T) {
 	}
 	if string(got) != "firstlater" {
 		t.Errorf("%q was written, want %q", got, "firstlater")
+	}
+}
+
+// Completing a request must not wait for the client. The client must get all answers when it reads.
+func TestCompletingDoesNotWaitForTheClient(t *testing.T) {
+	store := newSlowStore(1)
+	m := &echo{store: store}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Path: path, Method: m, Others: http.HandlerFunc(others)})
+	go s.Serve(nonblock.Listener(l)) //nolint:errcheck // Stop ends it
+	t.Cleanup(func() { s.Stop(t.Context()) })
+	nc, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := handshake(t, nc, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 24})
+	_ = c.to.WriteWindowUpdate(0, 1<<30)
+	var ids []uint32
+	for range 60 { // the kernel buffers fewer bytes
+		ids = append(ids, c.send("long 200000"))
+		c.flush()
+		time.Sleep(ms)
+	}
+	settled := func() bool { return len(m.batchSizes()) > 1 && int(store.ended.Load()) == len(m.batchSizes()) }
+	for end := time.Now().Add(time.Minute); !settled() && time.Now().Before(end); {
+		time.Sleep(ms)
+	}
+	if !settled() {
+		t.Errorf("%d of %d batches have ended; want all, and more than one", store.ended.Load(), len(m.batchSizes()))
+	}
+	for i, id := range ids {
+		if n := len(c.answer(id).message()); n != 200_000 {
+			t.Errorf("answer %d has %d bytes; want 200000", i, n)
+		}
 	}
 }

@@ -361,3 +361,188 @@ func TestTheShareOfAConnection(t *testing.T) {
 		}
 	}
 }
+
+func TestTheBytesOfAConnectionAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &pendingStore{}
+		l := serve(t, &echo{store: store})
+		s := serverOf(l)
+		counted := func(what string, least, most int64) {
+			t.Helper()
+			synctest.Wait()
+			if n := s.bufferedBytes.Load(); n < least || n > most {
+				t.Errorf("%s: %d bytes are counted; want %d to %d", what, n, least, most)
+			}
+		}
+		c := dial(t, l, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		half := c.open(c.fields())
+		_ = c.to.WriteData(half, false, framed(strings.Repeat("m", 10_000))[:8000])
+		c.flush()
+		counted("an incomplete request of 8000 bytes", 8000, 8000)
+		answered := c.send("now " + strings.Repeat("m", 4000))
+		c.flush()
+		counted("and an answer of 4009 bytes without a window", 12_009, 12_009)
+		c.send(strings.Repeat("m", 5000))
+		c.flush()
+		counted("and a submitted request of 5000 bytes", 17_009, 17_009+4096)
+		_ = c.to.WriteRSTStream(answered, http2.ErrCodeCancel)
+		_ = c.to.WriteRSTStream(half, http2.ErrCodeCancel)
+		c.flush()
+		counted("after the resets of two streams", 5000, 5000+4096)
+		other := dial(t, l, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		_ = other.to.WriteData(other.open(other.fields()), false, framed(strings.Repeat("m", 10_000))[:8000])
+		other.send("now " + strings.Repeat("m", 4000))
+		other.flush()
+		counted("with another connection", 17_009, 17_009+4096)
+		other.nc.Close()
+		counted("after the end of the other connection", 5000, 5000+4096)
+		store.complete()
+		c.nc.Close()
+		counted("after the end of all connections", 0, 0)
+	})
+}
+
+// A connection is not read while its submitted requests have too many bytes. It continues when the Store has decided.
+func TestTheBytesOfSubmittedRequestsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size, requests = 1 << 20, 30
+		store := &pendingStore{}
+		c := dial(t, serve(t, &echo{store: store}))
+		go func() { // reads and discards frames
+			for {
+				if _, err := c.from.ReadFrame(); err != nil {
+					return
+				}
+			}
+		}()
+		go func() {
+			for range requests {
+				id := c.open(c.fields())
+				data := framed(strings.Repeat("m", size))
+				for ; len(data) > maxFrame; data = data[maxFrame:] {
+					_ = c.to.WriteData(id, false, data[:maxFrame])
+				}
+				_ = c.to.WriteData(id, true, data)
+				if c.write() != nil {
+					return
+				}
+			}
+		}()
+		done := 0
+		for done < requests {
+			synctest.Wait()
+			n := store.requests()
+			if n == 0 || n > maxBuffered/size+1 {
+				t.Fatalf("%d requests of %d bytes are submitted; want 1 to %d", n, size, maxBuffered/size+1)
+			}
+			done += n
+			store.complete()
+		}
+	})
+}
+
+// Handlers that write more than their client reads wait. The bytes that wait for the client are bounded, whatever its
+// windows are.
+func TestTheBytesOfAHandlerAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const frames = 100
+		l := serve(t, &echo{}, withOthers(func(w http.ResponseWriter, _ *http.Request) {
+			for range frames {
+				if _, err := w.Write(make([]byte, maxFrame)); err != nil {
+					return
+				}
+			}
+		}))
+		c := dial(t, l, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
+		_ = c.to.WriteWindowUpdate(0, 1<<30)
+		// The handler that writes first is blocked by the client, the other one by the bound.
+		ids := []uint32{c.open(c.fields("grpc-encoding", "gzip")), c.open(c.fields("grpc-encoding", "gzip"))}
+		c.flush()
+		synctest.Wait()
+		conn := serverOf(l).openConns()[0]
+		conn.mu.Lock()
+		if n := len(conn.out); n > maxOut+2*maxFrame {
+			t.Errorf("%d bytes wait for the client; want at most %d", n, maxOut+2*maxFrame)
+		}
+		conn.mu.Unlock()
+		for _, id := range ids {
+			if r := c.answer(id); len(r.data) != frames*maxFrame {
+				t.Errorf("%d bytes arrived; want %d", len(r.data), frames*maxFrame)
+			}
+		}
+	})
+}
+
+// lateTimer is a Method whose stop functions come too late: they do nothing.
+type lateTimer struct{ *echo }
+
+func (m lateTimer) Later(d algorithms.Micros, answer func()) func() {
+	m.echo.Later(d, answer)
+	return func() {}
+}
+
+// The body of a request is released when its answer is known, even if the answer is delayed. A delayed answer is not
+// sent after a reset, even if its timer has ended at the same moment.
+func TestADelayedAnswerHoldsNoBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &echo{}
+		l := serve(t, m, func(c *Config) { c.Method = lateTimer{m} })
+		c := dial(t, l)
+		var ids []uint32
+		for range 2 {
+			id := c.open(c.fields())
+			_ = c.to.WriteData(id, false, framed("hold")[:7])
+			c.flush()
+			synctest.Wait()
+			if n := serverOf(l).bufferedBytes.Load(); n != 7 {
+				t.Errorf("%d bytes are counted; want 7", n)
+			}
+			_ = c.to.WriteData(id, true, framed("hold")[7:])
+			c.flush()
+			synctest.Wait()
+			if n := serverOf(l).bufferedBytes.Load(); n != 0 {
+				t.Errorf("%d bytes are counted while the answer is delayed; want 0", n)
+			}
+			ids = append(ids, id)
+		}
+		_ = c.to.WriteRSTStream(ids[0], http2.ErrCodeCancel)
+		c.flush()
+		if r := c.answer(ids[1]); r.message() != "hold" {
+			t.Errorf("got %+v; want the message \"hold\"", r)
+		}
+		c.must("m", "m")
+		if r := c.reply(ids[0]); len(r.fields) > 0 || r.ended {
+			t.Errorf("got %+v; want nothing after the reset", r)
+		}
+		if n := m.answered.Load(); n != 2 {
+			t.Errorf("%d answers are counted; want 2", n)
+		}
+	})
+}
+
+func TestResetsFreeHeldMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &echo{}
+		c := dial(t, serve(t, m))
+		id := c.send("hold")
+		c.flush()
+		synctest.Wait()
+		if m.room.Waiting() != 1 {
+			t.Errorf("%d answers are held; want 1", m.room.Waiting())
+		}
+		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
+		c.flush()
+		c.must("m", "m")
+		if m.room.Waiting() != 0 {
+			t.Errorf("%d answers are held after the reset; want 0", m.room.Waiting())
+		}
+		other := c.send("hold")
+		c.flush()
+		synctest.Wait()
+		c.nc.Close()
+		synctest.Wait()
+		if m.room.Waiting() != 0 || c.reply(other).ended {
+			t.Errorf("%d answers are held after the connection has ended; want 0", m.room.Waiting())
+		}
+	})
+}

@@ -3,7 +3,6 @@ package h2grpc
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"slices"
@@ -16,8 +15,6 @@ import (
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc/test/bufconn"
-
-	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
 // start is like serve, for tests that stop the server themselves.
@@ -346,274 +343,184 @@ func (c *client) ping(data byte) {
 	}
 }
 
-func TestResetsFreeHeldMemory(t *testing.T) {
+// A server waits for its Store before Stop returns, because the Store still uses its requests.
+func TestStopWaitsForTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &echo{}
-		c := dial(t, serve(t, m))
-		id := c.send("hold")
-		c.flush()
-		synctest.Wait()
-		if m.room.Waiting() != 1 {
-			t.Errorf("%d answers are held; want 1", m.room.Waiting())
-		}
-		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
-		c.flush()
-		c.must("m", "m")
-		if m.room.Waiting() != 0 {
-			t.Errorf("%d answers are held after the reset; want 0", m.room.Waiting())
-		}
-		other := c.send("hold")
+		store := &pendingStore{}
+		s, l := start(t, func(c *Config) { c.Method, c.Inline = &echo{store: store}, false })
+		c := dial(t, l)
+		c.send("m")
 		c.flush()
 		synctest.Wait()
 		c.nc.Close()
+		stopped := make(chan struct{})
+		go func() { s.Stop(context.Background()); close(stopped) }()
 		synctest.Wait()
-		if m.room.Waiting() != 0 || c.reply(other).ended {
-			t.Errorf("%d answers are held after the connection has ended; want 0", m.room.Waiting())
+		select {
+		case <-stopped:
+			t.Error("Stop returned before the Store had decided")
+		default:
 		}
+		store.complete()
+		<-stopped
 	})
 }
 
-const ms = time.Millisecond
-
-// slow runs test with a server whose Store takes 3 ms. Requests may wait for 10 ms. The last 2 ms before the
-// caller's deadline are reserved for the answer.
-func slow(t *testing.T, test func(*testing.T, *echo, *slowStore, *client)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSlowStore(3 * ms)
-		defer s.drain()
-		m := &echo{store: inTime(s, 10*ms, 2*ms)}
-		test(t, m, s, dial(t, serve(t, m, func(c *Config) { c.SubmitTimeout = 10 * ms })))
-	})
-}
-
-func TestKnownAnswersLeaveAtOnce(t *testing.T) {
-	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
-		start := time.Now()
-		var slow, now []uint32
-		for i := range 3 { // in one write
-			slow = append(slow, c.send(fmt.Sprint("slow ", i)))
-			now = append(now, c.send(fmt.Sprint("now ", i)))
-		}
-		c.flush()
-		for i, id := range now {
-			if r := c.answer(id); r.message() != fmt.Sprint("now ", i) || time.Since(start) > 0 {
-				t.Errorf("now %d: got %+v after %v; want the message, at once", i, r, time.Since(start))
-			}
-		}
-		for i, id := range slow {
-			if r := c.answer(id); r.message() != fmt.Sprint("slow ", i) || time.Since(start) != 3*ms {
-				t.Errorf("slow %d: got %+v after %v; want the message after 3 ms", i, r, time.Since(start))
-			}
-		}
-		// A client that resets a request just before its answer must get neither that answer nor the answer to
-		// another request.
-		id := c.send("now gone")
-		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
-		c.must("now after it", "now after it")
-		c.must("then", "then")
-		if n := m.batchSizes(); !slices.Equal(n, []int{3, 1}) {
-			t.Errorf("batches of %v requests were submitted; want [3 1]", n)
-		}
-	})
-}
-
-// The requests of one read that have the same deadline must form one batch, up to a bound.
-func TestOneReadIsOneBatch(t *testing.T) {
-	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
-		var ids []uint32
-		want := map[uint32]string{}
-		for i := range 20 {
-			timeout := []string{"20m", "30m"}[i%2]
-			id := c.send(fmt.Sprint(i), "grpc-timeout", timeout)
-			ids, want[id] = append(ids, id), fmt.Sprint(i)
-		}
-		c.flush()
-		for _, id := range ids {
-			if r := c.answer(id); r.message() != want[id] {
-				t.Errorf("got %+v; want the message %q", r, want[id])
-			}
-		}
-		if n := m.batchSizes(); !slices.Equal(n, []int{10, 10}) {
-			t.Errorf("batches of %v requests were submitted; want [10 10]", n)
-		}
-		for range 3 * maxBatch {
-			c.send("m")
-		}
-		done := make(chan error)
-		go func() { done <- c.write() }()
-		defer func() {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		}()
-		for id := c.next - 2; !c.reply(id).ended; {
-			if _, err := c.read(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if most := slices.Max(m.batchSizes()); most != maxBatch {
-			t.Errorf("the largest batch has %d requests; want %d", most, maxBatch)
-		}
-	})
-}
-
-// Answers must arrive by the timeout, or by the caller's deadline, whether the request was sent to the Store
-// or waits.
-func TestAnswersAreInTime(t *testing.T) {
-	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
-		s.delay.Store(int64(time.Hour))
-		for _, test := range []struct {
-			timeout string
-			want    time.Duration
-		}{{"1H", 10 * ms}, {"8m", 6 * ms}, {"2m", 0}, {"12m", 10 * ms}, {"11m", 9 * ms}} { // the store is busy from the third request on
-			id := c.send("m", "grpc-timeout", test.timeout)
-			c.flush()
-			began := time.Now()
-			if r := c.answer(id); r.message() != "late" {
-				t.Errorf("%s: got %+v; want the message \"late\"", test.timeout, r)
-			}
-			if took := time.Since(began); took != test.want {
-				t.Errorf("%s: answered after %v; want %v", test.timeout, took, test.want)
-			}
-		}
-		if !slices.Equal(s.batchSizes(), []int{1, 1}) {
-			t.Errorf("got %v; want two batches of one request", s.batchSizes())
-		}
-		s.delay.Store(0)
-		gone := c.send("m", "grpc-timeout", "1n")
-		c.flush()
-		if r := c.answer(gone); r.message() != "late" && r.fields["grpc-status"] != "4" {
-			t.Errorf("got %+v; want the message \"late\" or grpc-status 4", r)
-		}
-	})
-}
-
-func TestADeadlineCountsFromTheHeaders(t *testing.T) {
-	send := func(c *client, timeout string, slowly time.Duration) *reply {
-		id := c.open(c.fields("grpc-timeout", timeout))
-		_ = c.to.WriteData(id, false, framed("m")[:3])
-		c.flush()
-		time.Sleep(slowly)
-		_ = c.to.WriteData(id, true, framed("m")[3:])
-		c.flush()
-		return c.answer(id)
+func TestAgesDiffer(t *testing.T) {
+	const d = 1000 * time.Second
+	least, most := jittered(d), jittered(d)
+	for range 1000 {
+		n := jittered(d)
+		least, most = min(least, n), max(most, n)
 	}
-	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
-		s.delay.Store(int64(time.Second))
-		began := time.Now()
-		if r := send(c, "9m", 4*ms); r.message() != "late" || time.Since(began) != 7*ms { // 2 ms are reserved for the answer
-			t.Errorf("got %+v after %v; want the message \"late\" after 7 ms", r, time.Since(began))
-		}
-		if n := len(s.batchSizes()); n != 1 {
-			t.Errorf("%d requests reached the store; want 1", n)
-		}
-		if r := send(c, "9m", 8*ms); r.message() != "late" || len(s.batchSizes()) != 1 {
-			t.Errorf("no time is left: got %+v, and batches of %v requests; want the message \"late\" and [1]", r, s.batchSizes())
-		}
-	})
+	if least < d*9/10 || least > d*95/100 || most < d*105/100 || most > d*11/10 {
+		t.Errorf("ages of %v to %v; want nearly %v to %v", least, most, d*9/10, d*11/10)
+	}
+}
+
+func TestAnIdleClientThatAnswersPingsStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
-		if r := send(c, "50m", 49*ms); r.message() != "m" {
-			t.Errorf("in time: got %+v; want the message \"m\"", r)
+		c.must("m", "m")
+		began, pings := time.Now(), 0
+		for time.Since(began) < 5*idlePing {
+			_ = c.nc.SetReadDeadline(time.Now().Add(idlePing / 2))
+			f, err := c.read()
+			if p, ok := f.(*http2.PingFrame); err == nil && ok {
+				pings++
+				_ = c.to.WritePing(true, p.Data)
+				c.flush()
+			}
 		}
-		if r := send(c, "50m", 51*ms); r.fields["grpc-status"] != "4" {
-			t.Errorf("late: got %+v; want grpc-status 4", r)
+		_ = c.nc.SetReadDeadline(time.Time{})
+		if c.must("m", "m"); pings != 4 && pings != 5 {
+			t.Errorf("%d pings in %v; want one every %v", pings, 5*idlePing, idlePing)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // Config.Others serves these requests
-		var reported []string
-		c := dial(t, serve(t, &echo{}, func(c *Config) {
-			c.Others = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				reported = append(reported, r.Header.Get("Grpc-Timeout"))
-				others(w, r)
-			})
-		}))
-		for _, slowly := range []time.Duration{0, 30 * ms, 60 * ms} {
-			id := c.open(c.fields("grpc-timeout", "50m"))
+}
+
+// MaxConnectionGrace bounds only the drain of connections that are old. 0 means that the drain has no bound.
+func TestGraceEndsOldConnectionsOnly(t *testing.T) {
+	for name, edit := range map[string]func(*Config){
+		"idle":              func(c *Config) { c.MaxConnectionIdle, c.MaxConnectionGrace = time.Minute, 2*time.Second },
+		"old, but no bound": func(c *Config) { c.MaxConnectionAge = time.Minute },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			release := make(chan struct{})
+			c := dial(t, serve(t, &echo{}, withOthers(func(http.ResponseWriter, *http.Request) { <-release }), edit))
+			for {
+				f, err := c.read()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, ok := f.(*http2.GoAwayFrame); ok {
+					break
+				}
+			}
+			id := c.open(c.fields("grpc-encoding", "gzip")) // as if sent before the GOAWAY arrived
 			c.flush()
-			time.Sleep(slowly)
-			_ = c.to.WriteData(id, true, []byte("\x01unusual"))
-			c.flush()
-			c.answer(id)
+			go func() { time.Sleep(time.Minute); close(release) }()
+			if r := c.answer(id); !r.ended {
+				t.Errorf("%s: got %+v; want an answer after a minute", name, r)
+			}
+		})
+	}
+}
+
+// A client has handshakeTimeout for its handshake. A server that stops waits no longer than drainAnswer for it.
+func TestAHandshakeMayTakeLongerThanATick(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{Path: path, Method: &echo{}, Inline: true})
+		defer s.Stop(t.Context())
+		c := newConn(s, &tape{})
+		if c.tick(time.Now().Add(10 * time.Second)); c.closed || len(c.out) > 0 {
+			t.Errorf("a tick during the handshake: closed %t, %d bytes to write; want neither", c.closed, len(c.out))
 		}
-		if want := []string{"51m", "21m", "1m"}; !slices.Equal(reported, want) {
-			t.Errorf("passed to Config.Others with the timeouts %v; want %v", reported, want)
+		c.drain()
+		if c.tick(time.Now().Add(drainAnswer / 2)); c.closed || len(c.out) > 0 {
+			t.Errorf("a tick soon after the server began to stop: closed %t, %d bytes to write; want neither", c.closed, len(c.out))
+		}
+		if c.tick(time.Now().Add(2 * drainAnswer)); !c.closed {
+			t.Errorf("the connection is open %v after the server began to stop; want it closed", 2*drainAnswer)
 		}
 	})
 }
 
-func TestAShortDeadlineAffectsOneRequestOnly(t *testing.T) {
-	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
-		short, long := c.send("short", "grpc-timeout", "3m"), c.send("long")
+// RFC 9113, 6.8: a GOAWAY must not raise the last stream, because the client has already sent later
+// requests elsewhere.
+func TestGOAWAYNeverRaisesTheLastStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, l := start(t)
+		c := dial(t, l)
+		half := c.open(c.fields())
 		c.flush()
-		if r := c.answer(short); r.message() != "late" {
-			t.Errorf("got %+v; want the message \"late\"", r)
+		synctest.Wait()
+		stopped := make(chan struct{})
+		go func() { s.Stop(context.Background()); close(stopped) }()
+		var last []uint32
+		for {
+			f, err := c.read()
+			if err != nil {
+				break
+			}
+			switch f := f.(type) {
+			case *http2.PingFrame:
+				_ = c.to.WritePing(true, f.Data)
+				c.send("ignored")
+				_ = c.to.WriteData(0, false, nil) // this frame ends the connection with an error
+				c.flush()
+			case *http2.GoAwayFrame:
+				last = append(last, f.LastStreamID)
+			}
 		}
-		if r := c.answer(long); r.message() != "long" {
-			t.Errorf("got %+v; want the message \"long\"", r)
+		if len(last) != 3 || last[0] != 1<<31-1 || last[1] != half || last[2] != half {
+			t.Errorf("got %v; want GOAWAY with the last streams 2^31-1, %d, %d", last, half, half)
+		}
+		<-stopped
+	})
+}
+
+func TestHalfOpenConnectionsAreClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := serve(t, &echo{})
+		silent, err := l.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		readToClose(silent)
+		if took := time.Since(start); took < handshakeTimeout || took > handshakeTimeout+2*time.Second {
+			t.Errorf("a silent client was disconnected after %v; want about %v", took, handshakeTimeout)
+		}
+		c := dial(t, l)
+		_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields()})
+		c.flush()
+		start = time.Now()
+		if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm {
+			t.Errorf("with an incomplete header block, the connection ended with %v; want ENHANCE_YOUR_CALM", code)
+		}
+		if took := time.Since(start); took < blockTimeout || took > blockTimeout+2*time.Second {
+			t.Errorf("with an incomplete header block, the connection ended after %v; want about %v", took, blockTimeout)
+		}
+		idle := dial(t, l)
+		idle.must("m", "m")
+		start = time.Now()
+		for { // the client does not answer the ping
+			if _, err := idle.read(); err != nil {
+				break
+			}
+		}
+		if took := time.Since(start); took < idlePing || took > idlePing+idleAnswer+2*time.Second {
+			t.Errorf("an idle client was disconnected after %v; want about %v", took, idlePing+idleAnswer)
 		}
 	})
 }
 
-func TestResetsOfSubmittedRequests(t *testing.T) {
-	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
-		for range 5 * maxStreams / 1000 { // in total five times as many requests as may be in flight
-			for range 1000 {
-				_ = c.to.WriteRSTStream(c.send("m"), http2.ErrCodeCancel)
-			}
-			done := make(chan error)
-			go func() { done <- c.write() }()
-			if err := <-done; err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(time.Second)
-		}
-		c.must("still", "still")
-		for id, r := range c.answers {
-			if id != c.next-2 && (r.ended || r.reset != nil) {
-				t.Errorf("%d: got %+v; want an open stream", id, r)
-			}
-		}
-		c.send("m")
-		c.flush()
-		c.nc.Close() // the client no longer waits for the answer
-	})
-}
-
-// Completing a request must not wait for the client. The client must get all answers when it reads.
-func TestCompletingDoesNotWaitForTheClient(t *testing.T) {
-	store := newSlowStore(1)
-	m := &echo{store: store}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := New(Config{Path: path, Method: m, Others: http.HandlerFunc(others)})
-	go s.Serve(nonblock.Listener(l)) //nolint:errcheck // Stop ends it
-	t.Cleanup(func() { s.Stop(t.Context()) })
-	nc, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := handshake(t, nc, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 24})
-	_ = c.to.WriteWindowUpdate(0, 1<<30)
-	var ids []uint32
-	for range 60 { // the kernel buffers fewer bytes
-		ids = append(ids, c.send("long 200000"))
-		c.flush()
-		time.Sleep(ms)
-	}
-	settled := func() bool { return len(m.batchSizes()) > 1 && int(store.ended.Load()) == len(m.batchSizes()) }
-	for end := time.Now().Add(time.Minute); !settled() && time.Now().Before(end); {
-		time.Sleep(ms)
-	}
-	if !settled() {
-		t.Errorf("%d of %d batches have ended; want all, and more than one", store.ended.Load(), len(m.batchSizes()))
-	}
-	for i, id := range ids {
-		if n := len(c.answer(id).message()); n != 200_000 {
-			t.Errorf("answer %d has %d bytes; want 200000", i, n)
+func readToClose(nc net.Conn) {
+	b := make([]byte, 1024)
+	for {
+		if _, err := nc.Read(b); err != nil {
+			return
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -334,5 +335,85 @@ func TestALateDecisionReachesNoOtherRequest(t *testing.T) {
 		}
 		wg.Wait()
 		time.Sleep(time.Second) // waits until everything has ended
+	})
+}
+
+func TestWithoutATimeoutARequestWaitsForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &pendingStore{}
+		l := serve(t, &echo{store: store})
+		first, much := dial(t, l), dial(t, l)
+		for range maxOutstanding {
+			first.send("first")
+		}
+		go func() { _ = first.write() }()
+		synctest.Wait()
+		var id uint32
+		for range ownOutstanding + 1 {
+			id = much.send("much")
+		}
+		much.flush()
+		time.Sleep(time.Minute)
+		if n := store.requests(); n != maxOutstanding || much.reply(id).ended {
+			t.Errorf("after a minute: %d requests are submitted, the last one is answered: %t; want %d, and no answer", n, much.reply(id).ended, maxOutstanding)
+		}
+		store.complete()
+		synctest.Wait()
+		store.complete()
+		if r := much.answer(id); r.message() != "much" {
+			t.Errorf("got %+v; want the message \"much\"", r)
+		}
+	})
+}
+
+// A connection whose own part is used up waits for its turn, also when one of its operations ends.
+func TestAnUsedPartDoesNotAdmitBeforeTheTurn(t *testing.T) {
+	var all outstanding
+	op := func(c *conn, weight int) *operation { return &operation{conn: c, weight: weight} }
+	full, c := &conn{}, &conn{}
+	c.share.room = make(chan struct{}, 1)
+	all.enter(op(full, maxOutstanding), true)
+	little := op(c, ownOutstanding)
+	all.enter(little, true)
+	more := op(c, ownOutstanding+1)
+	if all.enter(more, true) {
+		t.Fatal("an operation beyond the connection's own part was admitted")
+	}
+	if all.leave(little); len(c.share.room) != 0 || len(all.waiting) != 1 {
+		t.Error("an operation beyond the connection's own part was admitted when another one ended")
+	}
+}
+
+// A request that has waited in the socket while the connection was not read may wait no longer than
+// Config.SubmitTimeout in total, also for the Store.
+func TestAWaitInTheSocketCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 10 * ms
+		store := &pendingStore{}
+		l := serve(t, &echo{store: inTime(store, time.Hour, 2*ms)}, func(c *Config) { c.SubmitTimeout = timeout })
+		first, much := dial(t, l), dial(t, l)
+		for range maxOutstanding {
+			first.send("first")
+		}
+		go func() { _ = first.write() }()
+		synctest.Wait()
+		for range ownOutstanding + 1 {
+			much.send("much")
+		}
+		much.flush()
+		began := time.Now()
+		synctest.Wait()
+		var ids []uint32
+		for range 2 {
+			ids = append(ids, much.send(strings.Repeat("x", backlog)))
+		}
+		much.flush()
+		time.Sleep(timeout - 3*ms)
+		store.complete()
+		for _, id := range ids {
+			if r := much.answer(id); r.message() != "late" || time.Since(began) > timeout {
+				t.Errorf("got %+v after %v; want the message \"late\" after at most %v", r, time.Since(began), timeout)
+			}
+		}
 	})
 }

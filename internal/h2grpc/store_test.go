@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/stores"
@@ -95,4 +97,18 @@ func (s *slowStore) end(b *backend.Batch) {
 // before the deadline of the batch if that is earlier.
 func inTime(s backend.Store, timeout, margin time.Duration) backend.Store {
 	return stores.Deadline(s, timeout, margin, func(value any) { panic(value) })
+}
+
+const ms = time.Millisecond
+
+// slow runs test with a server whose Store takes 3 ms. Requests may wait for 10 ms. The last 2 ms before the
+// caller's deadline are reserved for the answer.
+func slow(t *testing.T, test func(*testing.T, *echo, *slowStore, *client)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSlowStore(3 * ms)
+		defer s.drain()
+		m := &echo{store: inTime(s, 10*ms, 2*ms)}
+		test(t, m, s, dial(t, serve(t, m, func(c *Config) { c.SubmitTimeout = 10 * ms })))
+	})
 }

@@ -1,6 +1,11 @@
 package h2grpc
 
 import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -114,6 +119,243 @@ func TestAnEmptyAnswerNeedsNoWindow(t *testing.T) {
 		c.flush()
 		if r := c.answer(id); r.fields[":status"] != "405" || !r.ended {
 			t.Errorf("got %+v; want status 405 and the end of the stream", r)
+		}
+	})
+}
+
+// An answer is reset because too many bytes wait for the client's window. It must no longer count as a
+// request in flight.
+func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{store: newSlowStore(0)}),
+			http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		for range 2 { // the sizes of these answers add up to maxStalled
+			c.send("long " + strconv.Itoa(maxStalled/2-prefixLen))
+			c.flush()
+			synctest.Wait()
+		}
+		for range maxStreams / 1024 {
+			var last uint32
+			for range 1024 {
+				last = c.send("m")
+			}
+			go func() { _ = c.write() }()
+			for id := last - 2*1023; id <= last; id += 2 {
+				if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeEnhanceYourCalm {
+					t.Fatalf("%d: got %+v; want a reset with ENHANCE_YOUR_CALM", id, r)
+				}
+			}
+			synctest.Wait()
+		}
+		_ = c.to.WriteRSTStream(1, http2.ErrCodeCancel)
+		_ = c.to.WriteWindowUpdate(0, 1<<30)
+		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
+		c.flush()
+		c.must("m", "m")
+	})
+}
+
+// Answers that exceed the client's windows must be kept only up to a bound. They must be dropped when their
+// stream is reset.
+func TestWindowsThatStayShutAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		const size = 1 << 20
+		fit := maxStalled / (size + prefixLen)
+		for range fit {
+			c.send("long " + strconv.Itoa(size))
+		}
+		over := c.send("long " + strconv.Itoa(size))
+		c.flush()
+		if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeEnhanceYourCalm {
+			t.Errorf("got %+v; want a reset with ENHANCE_YOUR_CALM", r)
+		}
+		_ = c.to.WriteRSTStream(1, http2.ErrCodeCancel)
+		again := c.send("long " + strconv.Itoa(size))
+		_ = c.to.WriteWindowUpdate(0, 1<<30)
+		_ = c.to.WriteWindowUpdate(again, 1<<30)
+		c.flush()
+		if r := c.answer(again); len(r.message()) != size {
+			t.Errorf("the answer after the reset has %d bytes; want %d", len(r.message()), size)
+		}
+		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 2 * size})
+		c.flush()
+		for id := uint32(3); id < over; id += 2 {
+			if r := c.answer(id); len(r.message()) != size {
+				t.Errorf("%d: the answer has %d bytes; want %d", id, len(r.message()), size)
+			}
+		}
+	})
+}
+
+// A denial must wait for the window, even if the rest of the request has not arrived.
+func TestADenialWaitsForTheWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		id := c.open(c.fields("x-long", strings.Repeat("x", maxHeaders)))
+		refused := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", path, ":authority", "a"))
+		for range 1 + maxRefused/10_000 {
+			for _, id := range []uint32{id, refused} {
+				_ = c.to.WriteData(id, false, make([]byte, 10_000))
+			}
+		}
+		c.flush()
+		synctest.Wait()
+		if r := c.reply(id); r.ended || r.reset != nil {
+			t.Fatalf("got %+v; want an open stream", r)
+		}
+		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1000})
+		c.flush()
+		if r := c.answer(id); r.message() != "denied" || r.fields["grpc-status"] != "0" || !r.ended {
+			t.Errorf("got %+v; want the message \"denied\", grpc-status 0 and the end of the stream", r)
+		}
+		if r := c.answer(refused); r.fields[":status"] != "415" || !r.ended {
+			t.Errorf("got %+v; want status 415 and the end of the stream", r)
+		}
+		for c.reply(id).reset == nil || c.reply(refused).reset == nil { // the client need not send the rest
+			if _, err := c.read(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if *c.reply(id).reset != http2.ErrCodeNo || *c.reply(refused).reset != http2.ErrCodeNo {
+			t.Errorf("got %v %v; want resets with NO_ERROR", c.reply(id).reset, c.reply(refused).reset)
+		}
+		c.must("m", "m")
+	})
+}
+
+// The server must return the window of the connection, so that a client may send any number of bytes over it.
+func TestTheWindowOfAConnectionIsReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		granted, sent := int64(65_535), int64(0)
+		for sent < connWindow+connWindow/4 {
+			id := c.open(c.fields("grpc-encoding", "gzip")) // Config.Others reads the request to its end
+			_ = c.to.WriteData(id, true, make([]byte, 16_000))
+			_ = c.to.WriteWindowUpdate(0, 100) // makes room for the answer
+			for c.flush(); !c.reply(id).ended || granted < sent+32_000; {
+				f, err := c.read()
+				if err != nil {
+					t.Fatalf("after %d bytes, with a window of %d: %v", sent, granted-sent, err)
+				}
+				if w, ok := f.(*http2.WindowUpdateFrame); ok && w.StreamID == 0 {
+					granted += int64(w.Increment)
+				}
+			}
+			sent += 16_000
+		}
+		if granted > sent+connWindow {
+			t.Errorf("%d bytes were granted after %d were sent; want at most %d more", granted, sent, connWindow)
+		}
+	})
+}
+
+// Data beyond the window of a stream must be refused, even if its handler does not read.
+func TestAStreamsWindowHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}, func(c *Config) {
+			c.Others = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		}))
+		ids := make([]uint32, 3)
+		for i := range ids {
+			ids[i] = c.open(c.fields("grpc-encoding", "gzip"))
+		}
+		var sent sync.WaitGroup
+		sent.Go(func() {
+			for range streamWindow/maxFrame + 1 {
+				for _, id := range ids {
+					_ = c.to.WriteData(id, false, make([]byte, maxFrame))
+				}
+				if c.write() != nil {
+					return
+				}
+			}
+		})
+		codes := map[http2.ErrCode]int{}
+		for _, id := range ids {
+			if r := c.answer(id); r.reset != nil {
+				codes[*r.reset]++
+			}
+		}
+		// The data of two streams is as much as one connection may hold.
+		if codes[http2.ErrCodeFlowControl] == 0 || codes[http2.ErrCodeEnhanceYourCalm] == 0 || len(codes) > 2 {
+			t.Errorf("got %v; want only FLOW_CONTROL_ERROR and ENHANCE_YOUR_CALM, and both of them", codes)
+		}
+		sent.Wait()
+		c.must("still", "still")
+	})
+}
+
+// Padding counts for the window of its stream (RFC 9113, 6.1).
+func TestPaddingCountsForAStreamsWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		id := c.open(c.fields())
+		_ = c.to.WriteData(id, false, []byte{0, 0, 0x3f, 0xff, 0xff}) // the prefix announces nearly 4 MiB
+		padding := make([]byte, 255)
+		var sent sync.WaitGroup
+		sent.Go(func() {
+			for range streamWindow/(2+len(padding)) + 1 { // a frame has a byte of data, the padding and its length
+				_ = c.to.WriteDataPadded(id, false, []byte("x"), padding)
+				if c.write() != nil {
+					return
+				}
+			}
+		})
+		sent.Wait()
+		_ = c.to.WritePing(false, [8]byte{1}) // its answer comes after a reset
+		c.flush()
+		for {
+			f, err := c.read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := f.(*http2.PingFrame); ok {
+				break
+			}
+		}
+		if r := c.reply(id); r.reset == nil || *r.reset != http2.ErrCodeFlowControl {
+			t.Errorf("got %+v; want a reset with FLOW_CONTROL_ERROR", r)
+		}
+	})
+}
+
+func TestAnswersWaitForTheWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 3})
+		first, second := c.send("one"), c.send("two")
+		c.flush()
+		synctest.Wait()
+		_ = c.to.WriteWindowUpdate(second, 5)
+		c.flush()
+		if r := c.answer(second); r.message() != "two" || c.reply(first).ended {
+			t.Errorf("got %+v, %+v; want the message \"two\", while the first request is not answered", r, c.reply(first))
+		}
+		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 7})
+		c.flush()
+		synctest.Wait()
+		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 70_000})
+		c.flush()
+		if r := c.answer(first); r.message() != "one" {
+			t.Errorf("got %+v; want the message \"one\"", r)
+		}
+		long := c.send("long 100000") // longer than either window
+		c.flush()
+		for range 2 {
+			for r := c.reply(long); len(r.data) < 65_000; {
+				if _, err := c.read(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		_ = c.to.WriteWindowUpdate(0, 1<<20)
+		_ = c.to.WriteWindowUpdate(long, 1<<20)
+		c.flush()
+		if r := c.answer(long); len(r.message()) != 100_000 {
+			t.Errorf("the long answer has %d bytes; want 100000", len(r.message()))
+		}
+		for i := range 10 {
+			c.must(fmt.Sprint(i), fmt.Sprint(i))
 		}
 	})
 }

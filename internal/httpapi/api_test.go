@@ -3,12 +3,12 @@ package httpapi
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"regexp"
 	"strings"
 	"sync"
@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -279,57 +278,6 @@ func TestKeysAreBytes(t *testing.T) {
 	)
 }
 
-func TestLimitsAreListedAndShown(t *testing.T) {
-	h, clock := apiInMemory(t)
-	w := call(h, "GET", "/v1/limits", "")
-	var list struct{ Limits []description }
-	if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || w.Code != 200 || len(list.Limits) != 13 {
-		t.Fatalf("got %d %s; want status 200 and 13 limits", w.Code, w.Body)
-	}
-	if got := list.Limits[0]; got.Domain != "edge" || got.Name != "both" || list.Limits[12].Domain != "other" {
-		t.Errorf("got %s; want the limits in the order of domain and name", w.Body)
-	}
-	call(h, "POST", "/v1/limit", `{"name":"tokens","key":["a","b"],"count":15,"reserve":true}`)
-	clock.Set(storetest.Start + 1)
-	script(t, h, clock,
-		exchangeStep{1, "/v1/limits/tokens?key=a&key=b&domain=edge", "", 200,
-			`{"domain":"edge","name":"tokens","algorithm":"token_bucket","rate":10,"period_us":60000000,"capacity":10,"max_reserved":20,"on_backend_failure":"deny",` +
-				`"key":["a","b"],"remaining":0,"value":-29999999,"value_scale":6000000,"time_us":1767225600000001,"reset_after_ms":90000}`},
-		exchangeStep{1, "/v1/limits/nope", "", 404, `no limit is named "nope"`},
-		exchangeStep{1, "/v1/limits/both", "", 400, `several domains have a limit named "both"; add the domain`},
-		exchangeStep{1, "/v1/limits/send?x=1", "", 400, `unknown parameter x; valid are key and domain`},
-		exchangeStep{1, "/v1/limits/send?domain=a&domain=b", "", 400, `domain occurs twice; send it once`},
-		exchangeStep{1, "/v1/limits/send?key=%zz", "", 400, `the query cannot be parsed`},
-	)
-}
-
-func TestABlockedBucketNamesTheReason(t *testing.T) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
-	now := clock.Now
-	l := limiter.New(memory.New(memory.Config{Clock: clock.Time}), limiter.Config{Now: now})
-	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  send: {algorithm: token_bucket, rate: 1, period: 1m, penalty: {after: 1, for: 5m, max: 1h}}\n"))
-	target := adjust.Target{Domain: "d", Limit: "send", Key: []string{"by an operator"}}
-	l.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{{
-		ID: target.ID(), Target: target, Change: adjust.Change{Block: true}, Algorithm: algorithms.TokenBucket,
-		Expires: storetest.Start + algorithms.Day,
-	}}), now)
-	h := New(Config{API: &API{Limiter: l}})
-	for range 2 { // the second request is denied, and begins the penalty
-		call(h, "POST", "/v1/limit", `{"name":"send","key":"by a penalty"}`)
-	}
-	for key, want := range map[string]string{"by a penalty": "penalty", "by an operator": "adjustment", "nobody": ""} {
-		w := call(h, "GET", "/v1/limits/send?key="+url.QueryEscape(key), "")
-		var got struct {
-			For int64  `json:"blocked_for_ms"`
-			By  string `json:"blocked_by"`
-		}
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || got.By != want || (got.For > 0) != (want != "") {
-			t.Errorf("%s: got %s (%v); want it blocked by %q", key, w.Body, err, want)
-		}
-	}
-}
-
 func TestResetForgetsOneBucket(t *testing.T) {
 	h, clock := apiInMemory(t)
 	full := func(key string, code int) exchangeStep {
@@ -507,56 +455,6 @@ func TestWithoutConfigurationIsUnavailable(t *testing.T) {
 	exchangeStep{0, "/v1/limits", ``, 503, limiter.ErrNoConfig.Error()}.check(t, h)
 }
 
-// FuzzParseRequest checks that every accepted request is within bounds. A request that charges limits must have the same
-// meaning after it is written again, so that different keys stay different.
-func FuzzParseRequest(f *testing.F) {
-	for _, s := range []string{
-		`{"name":"a"}`, `{"limits":[{"name":"a","key":["b",{"base64":"/w=="}],"count":-1,"reserve":true}],"domain":"d"}`,
-		`{"name":"\ud83d\ude00\ufffd"}`, `{"name":"\ud800"}`, `[[[[`, `{"name":"a","count":1e9}`, `{"name":"a","key":[]}`,
-		`{"reservation":"AQ","count":3}`, `{"reservation":"","count":3}`, `{"name":"a","request_id":"x","jitter":10,"config":{"rate":1, "x":["\u0001"]}}`,
-	} {
-		f.Add([]byte(s))
-	}
-	f.Fuzz(func(t *testing.T, body []byte) {
-		req, err := parseRequest(body)
-		if err != nil {
-			return
-		}
-		if len(req.id) > maxID || req.jitter < 0 || req.jitter > maxJitter || req.count < 0 {
-			t.Fatalf("got %+v; want values within their bounds", req)
-		}
-		if req.settles {
-			return
-		}
-		c := req.call
-		if len(c.Limits) == 0 || len(c.Limits) > maxCharges || len(req.configs) != len(c.Limits) {
-			t.Fatalf("%d limits and %d configs; want equal numbers from 1 to %d", len(c.Limits), len(req.configs), maxCharges)
-		}
-		list := make([]map[string]any, len(c.Limits))
-		for i, l := range c.Limits {
-			if l.Count > maxCount || l.Count < -maxCount {
-				t.Fatalf("count %d; want at most %d, positive or negative", l.Count, int64(maxCount))
-			}
-			list[i] = map[string]any{"name": l.Name, "key": key(l.Key), "count": l.Count, "reserve": l.Reserve}
-			if req.configs[i] != nil {
-				list[i]["config"] = json.RawMessage(req.configs[i])
-			}
-		}
-		whole := map[string]any{"domain": c.Request.Domain, "limits": list, "jitter": req.jitter}
-		if req.id != "" {
-			whole["request_id"] = req.id
-		}
-		again, err := json.Marshal(whole)
-		if err != nil {
-			t.Fatal(err)
-		}
-		d, err := parseRequest(again)
-		if err != nil || d.id != req.id || d.jitter != req.jitter || fmt.Sprintf("%+v", d.call.Limits) != fmt.Sprintf("%+v", c.Limits) {
-			t.Fatalf("%s, written again as %s: error %v; the limits are\n%+v, want those of\n%+v", body, again, err, d, c.Limits)
-		}
-	})
-}
-
 func weighted(t *testing.T) (http.Handler, *storetest.Clock) {
 	t.Helper()
 	clock := &storetest.Clock{}
@@ -626,4 +524,27 @@ func TestAReservationIsSettledWithRealCostsByKind(t *testing.T) {
 	settle(second, `"costs":{"tokens":1}`, 400, `limit "llm": costs: "tokens" has no weight; known names are cached, input, output`)
 	settle(second, `"costs":{"input":1},"count":1`, 400, "has count and costs; send one of them")
 	settle(second, `"count":500`, 200, left(239, 45660))
+}
+
+type aborting struct{}
+
+func (aborting) Read([]byte) (int, error) {
+	return 0, &net.OpError{Op: "read", Err: errors.New("connection reset by peer")}
+}
+
+func TestAResetConnectionIsNotASlowClient(t *testing.T) {
+	h, _ := apiInMemory(t)
+	r := httptest.NewRequest("POST", "/v1/limit", io.MultiReader(strings.NewReader(`{"name"`), aborting{}))
+	r.Host = ""
+	w := httptest.NewRecorder()
+	if h.ServeHTTP(w, r); w.Code != 400 {
+		t.Errorf("got %d %s; want status 400", w.Code, w.Body)
+	}
+}
+
+func TestAClosedAPIRefusesEveryHost(t *testing.T) {
+	closed := apiOver(t, memory.New(memory.Config{}), func(a *API) { a.Closed = true })
+	if w := call(closed, "GET", "/v1/limits", "", "Host", "limits.test"); w.Code != 401 || !strings.Contains(w.Body.String(), "--api-token-file") {
+		t.Errorf("got %d %s; want status 401, and the option --api-token-file", w.Code, w.Body)
+	}
 }

@@ -1,15 +1,13 @@
 package httpapi
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
-	"math"
 	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -59,72 +57,27 @@ func TestNumbersInHeadersAreOfTheFormat(t *testing.T) {
 	}
 }
 
-// A client that repeats a denied request with its id must get the same jitter. Otherwise the smallest of many
-// answers would reveal the exact time.
-func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
-	h, _ := onClock(t)
-	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)
-	retry := func(id string) int64 {
-		w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","jitter":1000000,"request_id":"`+id+`"}`)
-		var answer apiReply
-		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 429 {
-			t.Fatalf("got %d %s, %v; want status 429", w.Code, w.Body, err)
-		}
-		if want := fmt.Sprint(int64(math.Ceil(float64(answer.RetryAfter) / 1000))); sent(w, "Retry-After") != want {
-			t.Errorf("Retry-After %s, and retry_after_ms %d; want Retry-After %s", sent(w, "Retry-After"), answer.RetryAfter, want)
-		}
-		return answer.RetryAfter
+// A limit with two rates has no single window, so its policy states none.
+func TestHeadersOfAFullBucket(t *testing.T) {
+	h, _ := onClock(t, func(a *API) { a.Headers = HeaderSets{X: true, IETF: true} })
+	w := call(h, "POST", "/v1/limit", `{"name":"send","count":0}`)
+	if sent(w, "X-RateLimit-Reset") != "0" || sent(w, "RateLimit") != `"send";r=10;t=0` {
+		t.Errorf("got %v; want a reset in 0 s", w.Header())
 	}
-	first, other := retry("r1"), retry("r2")
-	for range 5 {
-		if again := retry("r1"); again != first {
-			t.Errorf("got the retry time %d; want %d as before", again, first)
-		}
-	}
-	if first == other {
-		t.Errorf("two requests have the same jitter, %d", first)
+	spec := "  bank: {algorithm: token_bucket, rate: 10, period: 1s, guaranteed: {rate: 1, period: 1s}}\n"
+	w = call(manyLimits(t, spec), "POST", "/v1/limit", `{"name":"bank","count":0}`)
+	if got := sent(w, "RateLimit-Policy"); !strings.HasPrefix(got, `"bank";q=`) || strings.Contains(got, ";w=") {
+		t.Errorf("a limit with two rates: got %q; want no window", got)
 	}
 }
 
-func TestTheLongestWaitIsReported(t *testing.T) {
-	h := manyLimits(t, "  slow: {algorithm: leaky_bucket, rate: 1, period: 10s, capacity: 9}\n  fast: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 9}\n")
-	const body = `{"limits":[{"name":"slow","key":"a"},{"name":"fast","key":"a"}]}`
-	call(h, "POST", "/v1/limit", body)
-	w := call(h, "POST", "/v1/limit", body)
-	var answer apiReply
-	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 202 || answer.Wait != 10_000 {
-		t.Errorf("got %d %s %v; want status 202 and a wait of 10 s", w.Code, w.Body, err)
-	}
-}
-
-// halfAway is a store with two servers that decide a group together. The server with the bucket of "plain"
-// fails.
-type halfAway struct{ *memory.Store }
-
-func (h halfAway) Submit(b *backend.Batch) {
-	for i := range b.Charges {
-		if strings.HasSuffix(b.Charges[i].Owner, "plain") {
-			b.Decisions[i].Err = backend.ErrUnavailable
-		} else {
-			backend.Take(context.Background(), h.Store, b.Charges[i:i+1], b.Decisions[i:i+1])
-		}
-	}
-	b.Done(b)
-}
-
-// One limit denies, and the store cannot decide the other. The answer must report the denial.
-func TestADenialIsNotAFailureOfAnotherLimit(t *testing.T) {
-	l := limiter.New(halfAway{memory.New(memory.Config{})}, limiter.Config{})
-	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  plain: {algorithm: token_bucket, rate: 1, period: 1h}\n"+
-		"  empty: {algorithm: token_bucket, rate: 1, period: 1h}\n"))
-	h := New(Config{API: &API{Limiter: l}})
-	call(h, "POST", "/v1/limit", `{"name":"empty","key":"x"}`)
-	for _, body := range []string{
-		`{"limits":[{"name":"plain","key":"x"},{"name":"empty","key":"x"}]}`,
-		`{"limits":[{"name":"empty","key":"x"},{"name":"plain","key":"x"}]}`,
-	} {
-		if w := call(h, "POST", "/v1/limit", body); w.Code != 429 {
-			t.Errorf("%s: got %d %s; want status 429", body, w.Code, w.Body)
+func TestAHiddenResultHidesNoOther(t *testing.T) {
+	first, second := &descriptors.Policy{Owner: "first"}, &descriptors.Policy{Owner: "second"}
+	v := &limiter.Verdict{Results: []limiter.Result{{Policy: first}, {Policy: second}, {Policy: second}, {Policy: second}}}
+	v.Results[1].Decision.Err = backend.ErrUnavailable
+	for i, want := range map[int]bool{0: true, 1: false, 2: false, 3: true} {
+		if got := shownBefore(v, i, 0); got != want {
+			t.Errorf("result %d: got %v; want %v", i, got, want)
 		}
 	}
 }

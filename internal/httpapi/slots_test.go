@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 func TestBodiesAreWorkedAtInTurn(t *testing.T) {
@@ -43,4 +45,17 @@ func TestBodiesAreWorkedAtInTurn(t *testing.T) {
 			t.Errorf("%d requests had a slot at the same time, for %v in total; want %d and 3 s", most, took, maxWorking)
 		}
 	})
+}
+
+func TestRequestsLeaveTheirSlots(t *testing.T) {
+	var a *API
+	h := apiOver(t, memory.New(memory.Config{}), func(api *API) { a = api })
+	for _, path := range []string{"/v1/limit", "/v1/check", "/v1/reset"} {
+		for _, body := range []string{`{"name":"send"}`, `{"name":"nope"}`, `{`} {
+			call(h, "POST", path, body)
+		}
+	}
+	if n := len(a.working.busy); n != 0 {
+		t.Errorf("%d requests are in progress after their answers; want none", n)
+	}
 }

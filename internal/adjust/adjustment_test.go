@@ -145,3 +145,31 @@ func TestAChangeIsDescribedCompletely(t *testing.T) {
 		}
 	}
 }
+
+func TestFactors(t *testing.T) {
+	for text, want := range map[string]Factor{"10": 10_000, "0.5": 500, "1.001": 1001, "1000000": maxFactor, "0.001": 1} {
+		if f, err := ParseFactor(text); f != want || err != nil || f.String() != text {
+			t.Errorf("%s: got %d, %v, %s; want %d and the same text", text, f, err, f, want)
+		}
+	}
+	for _, text := range []string{"", "0", "-1", "1.", ".5", "0.0001", "1e3", "1000000.001", "99999999999999999999", "NaN"} {
+		if f, err := ParseFactor(text); err == nil {
+			t.Errorf("%q is %d; want an error", text, f)
+		}
+	}
+}
+
+func TestTargetsHaveTheirOwnIDs(t *testing.T) {
+	seen := map[string]Target{}
+	for _, target := range []Target{
+		{Domain: "d", Limit: "l"}, {Domain: "d", Limit: "l", AllKeys: true}, {Domain: "d", Limit: "l", Key: []string{""}},
+		{Domain: "d", Limit: "l", Key: []string{"a", "b"}}, {Domain: "d", Limit: "l", Key: []string{"ab"}}, {Domain: "d", Limit: "l", Key: []string{"a\x01b"}},
+		{Domain: "dl"}, {Domain: "e", Limit: "l"}, {Domain: "d", Limit: "l", Key: []string{"all keys"}},
+	} {
+		id := target.ID()
+		if other, twice := seen[id]; twice {
+			t.Errorf("%+v and %+v have one ID", other, target)
+		}
+		seen[id] = target
+	}
+}

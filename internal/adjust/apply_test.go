@@ -1,0 +1,215 @@
+package adjust
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/calendar"
+)
+
+// A block denies everything: it ends shadow mode and quota mode. The policy as configured stays as it is. Every adjusted
+// policy refers to its adjustment.
+func TestABlockEndsShadowAndQuotaMode(t *testing.T) {
+	p := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute})
+	p.Shadow, p.Quota, p.Reference = true, true, true
+	for _, c := range []Change{{Block: true}, {Unlimited: true}, {Factor: 2000}} {
+		got, err := (&Adjustment{ID: "id", Change: c, Created: 3, Expires: 7}).Apply(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := descriptors.Adjusted{ID: "id", Expires: 7, Unlimited: c.Unlimited, Block: c.Block}
+		if *got.Adjusted != want || got.Shadow == c.Block || got.Quota == c.Block || !got.Reference {
+			t.Errorf("%s: got %+v, shadow mode %v, quota mode %v; want %+v, and both modes unless it is a block",
+				c.String(), got.Adjusted, got.Shadow, got.Quota, want)
+		}
+	}
+	if p.Adjusted != nil || !p.Shadow || !p.Quota {
+		t.Error("the configured policy has changed")
+	}
+}
+
+// A limit without numbers can be blocked. Other adjustments are mistakes. A block of a limit that allows nothing has no
+// window to report.
+func TestOnlyABlockAppliesToALimitWithoutNumbers(t *testing.T) {
+	unlimited := &descriptors.Policy{Limit: &algorithms.Limit{}, Unlimited: true, Reference: true}
+	zero := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 0, Period: minute})
+	zero.Reference = true
+	for name, p := range map[string]*descriptors.Policy{"unlimited": unlimited, "rate 0": zero} {
+		if got, err := (&Adjustment{Change: Change{Block: true}}).Apply(p); err != nil || got.Reference {
+			t.Errorf("%s: a block: %v; want no error, and no window to report", name, err)
+		}
+		if _, err := (&Adjustment{Change: Change{Factor: 2000}}).Apply(p); err == nil || !strings.Contains(err.Error(), "no numbers to change") {
+			t.Errorf("%s: a factor: %v; want an error with \"no numbers to change\"", name, err)
+		}
+	}
+	if _, err := (&Adjustment{Change: Change{Unlimited: true}}).Apply(unlimited); err == nil {
+		t.Error("an unlimited limit was adjusted to unlimited; want an error")
+	}
+}
+
+// Policies share their Extras. An adjustment of one must not change the others.
+func TestAnAdjustmentLeavesSharedExtrasAlone(t *testing.T) {
+	spec := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: minute}
+	p := policy(t, spec)
+	local, err := algorithms.Compile(descriptors.Part(spec, 0.2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Extras.Lease, p.Extras.Local, p.Extras.LocalShare = &algorithms.Lease{Most: 30, For: 1000}, &local, 0.2
+	got, err := (&Adjustment{Change: Change{Factor: 500}}).Apply(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Extras.Lease.Most != 30 || p.Extras.Local.Rate != 20 || got.Extras.Lease.Most != 15 || got.Extras.Local.Rate != 10 {
+		t.Errorf("the lease is %d, adjusted %d; the local rate is %d, adjusted %d; want 30, 15, 20, 10",
+			p.Extras.Lease.Most, got.Extras.Lease.Most, p.Extras.Local.Rate, got.Extras.Local.Rate)
+	}
+}
+
+// Algorithms without a capacity refuse one. A leaky bucket keeps the length of its queue when its rate changes, also if
+// the two numbers are equal. The initial units of a bucket are at most its capacity.
+func TestTheCapacityOfAnAdjustedLimit(t *testing.T) {
+	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
+		p := policy(t, algorithms.Spec{Kind: kind, Rate: 10, Period: minute})
+		if _, err := (&Adjustment{Change: Change{Capacity: number(3)}}).Apply(p); err == nil || !strings.Contains(err.Error(), "has no capacity") {
+			t.Errorf("%s: %v; want an error with \"has no capacity\"", kind, err)
+		}
+	}
+	queue := policy(t, algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: minute, Capacity: number(5)})
+	got, err := (&Adjustment{Change: Change{Rate: number(8)}}).Apply(queue)
+	want := policy(t, algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 8, Period: minute, Capacity: number(5)})
+	if err != nil || *got.Limit != *want.Limit {
+		t.Errorf("got %+v, %v; want %+v", got, err, want.Limit)
+	}
+	initial := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Initial: number(8)})
+	got, err = (&Adjustment{Change: Change{Factor: 500}}).Apply(initial)
+	want = policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: minute, Initial: number(5)})
+	if err != nil || *got.Limit != *want.Limit {
+		t.Errorf("got %+v, %v; want %+v", got, err, want.Limit)
+	}
+}
+
+func TestScaleIsExactAndBounded(t *testing.T) {
+	for _, test := range []struct{ n, by, of, want int64 }{
+		{7, 1500, 1000, 10},
+		{math.MaxInt64, 3, 3, math.MaxInt64},
+		{math.MaxInt64, 2, 3, 6148914691236517204},
+		{math.MaxInt64, 2, 1, math.MaxInt64},
+		{math.MaxInt64, 1000, 1, math.MaxInt64},
+		{1 << 62, 4, 1, math.MaxInt64},
+		{1 << 62, 3, 1, math.MaxInt64},
+	} {
+		if got := scale(test.n, test.by, test.of); got != test.want {
+			t.Errorf("%d * %d / %d is %d, want %d", test.n, test.by, test.of, got, test.want)
+		}
+	}
+}
+
+func TestAdjustedLimits(t *testing.T) {
+	bucket := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute}
+	with := func(change func(*algorithms.Spec)) algorithms.Spec {
+		s := bucket
+		change(&s)
+		return s
+	}
+	for _, test := range []struct {
+		name   string
+		was    algorithms.Spec
+		change Change
+		want   algorithms.Spec
+	}{
+		{"a rate, and with it the capacity that was not configured", bucket, Change{Rate: number(50)}, with(func(s *algorithms.Spec) { s.Rate = 50 })},
+		{"a rate, and the capacity stays", with(func(s *algorithms.Spec) { s.Capacity = number(20) }), Change{Rate: number(50)},
+			with(func(s *algorithms.Spec) { s.Rate, s.Capacity = 50, number(20) })},
+		{"a capacity below initial", with(func(s *algorithms.Spec) { s.Capacity, s.Initial = number(20), number(15) }), Change{Capacity: number(5)},
+			with(func(s *algorithms.Spec) { s.Capacity, s.Initial = number(5), number(5) })},
+		{"a factor", with(func(s *algorithms.Spec) { s.Capacity = number(15) }), Change{Factor: 1500},
+			with(func(s *algorithms.Spec) { s.Rate, s.Capacity = 15, number(22) })},
+		{"a factor of both rates", with(func(s *algorithms.Spec) { s.Minimum = &algorithms.Rate{Units: 2, Period: algorithms.Second} }), Change{Factor: 3000},
+			with(func(s *algorithms.Spec) {
+				s.Rate, s.Minimum = 30, &algorithms.Rate{Units: 6, Period: algorithms.Second}
+			})},
+		{"a queue", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: minute, Capacity: number(4)}, Change{Factor: 2000},
+			algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 10, Period: minute, Capacity: number(8)}},
+		{"a period", bucket, Change{Period: 2 * minute}, with(func(s *algorithms.Spec) { s.Period = 2 * minute })},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a := &Adjustment{Change: test.change}
+			got, err := a.Apply(policy(t, test.was))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := policy(t, test.want).Limit; *got.Limit != *want {
+				t.Errorf("got %+v, want %+v", got.Limit, want)
+			}
+		})
+	}
+}
+
+func TestShardsLeaseAndLocalShareFollowTheNumbers(t *testing.T) {
+	spec := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: minute}
+	p := policy(t, spec)
+	p.Extras.Shards, _ = algorithms.Split(spec, 4)
+	p.Extras.Lease, p.Extras.LocalShare = &algorithms.Lease{Most: 10, For: 1000}, 0.2
+	local, _ := algorithms.Compile(descriptors.Part(spec, 0.2))
+	p.Extras.Local = &local
+	got, err := (&Adjustment{Change: Change{Factor: 10_000}}).Apply(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sum int64
+	for _, s := range got.Extras.Shards {
+		sum += s.Capacity
+	}
+	if len(got.Extras.Shards) != 4 || sum != 1000 || got.Extras.Lease.Most != 100 || got.Extras.Local.Rate != 200 || p.Extras.Lease.Most != 10 {
+		t.Errorf("shards hold %d, lease %+v, local %+v; want 4 shards of 1000 together, a lease of 100, and a local rate of 200", sum, got.Extras.Lease, got.Extras.Local)
+	}
+	if _, err := (&Adjustment{Change: Change{Rate: number(3)}}).Apply(p); err == nil || !strings.Contains(err.Error(), "4 shards") {
+		t.Errorf("3 units on 4 shards: %v; want an error that contains \"4 shards\"", err)
+	}
+}
+
+func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
+	window := policy(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 10, Period: minute})
+	a := &Adjustment{Change: Change{Factor: 2000}, Algorithm: algorithms.TokenBucket}
+	if _, err := a.Apply(window); err == nil || err.Error() != "the limit is a sliding_window now; the adjustment was made for a token_bucket" {
+		t.Errorf("got %v; want an error about the other algorithm", err)
+	}
+	a.Change = Change{Block: true}
+	if got, err := a.Apply(window); err != nil || !got.Adjusted.Block {
+		t.Errorf("a block applies to any algorithm: %v; want no error, and a block", err)
+	}
+	if _, err := (&Adjustment{Change: Change{Capacity: number(3)}}).Apply(window); err == nil {
+		t.Error("a sliding window got a capacity; want an error")
+	}
+}
+
+// If a fixed window has a calendar, the calendar sets its period. An adjustment can change the rate, but not the
+// period.
+func TestTheCalendarKeepsItsPeriod(t *testing.T) {
+	day := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendar.Day.In(time.UTC)})
+	if _, err := (&Adjustment{Change: Change{Period: minute}}).Apply(day); err == nil || !strings.Contains(err.Error(), "the calendar sets the period") {
+		t.Errorf("got %v; want an error that contains \"the calendar sets the period\"", err)
+	}
+	if got, err := (&Adjustment{Change: Change{Rate: number(20)}}).Apply(day); err != nil || got.Limit.Calendar == nil || got.Limit.Rate != 20 {
+		t.Errorf("got %+v, %v; want no error, and the rate 20 in calendar windows", got, err)
+	}
+}
+
+// A block does not put a limit into the reference form. A factor may lower a rate to 1 unit, and not below.
+func TestABlockAndTheLeastFactor(t *testing.T) {
+	p := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute})
+	if got, err := (&Adjustment{Change: Change{Block: true}}).Apply(p); err != nil || got.Reference {
+		t.Errorf("a block: got the reference form %v, %v; want that of the limit", got.Reference, err)
+	}
+	if got, err := (&Adjustment{Change: Change{Factor: 100}}).Apply(p); err != nil || got.Limit.Rate != 1 {
+		t.Errorf("a tenth of 10: got %+v, %v; want a rate of 1", got, err)
+	}
+	if _, err := (&Adjustment{Change: Change{Factor: 99}}).Apply(p); !contains(err, "is less than 1") {
+		t.Errorf("less than a tenth of 10: got %v; want an error with \"is less than 1\"", err)
+	}
+}

@@ -1,0 +1,155 @@
+package adjust
+
+import (
+	"encoding/json"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// An adjustment must be equal after it is written and read again, for all kinds of adjustments and any bytes
+// in keys.
+func TestAdjustmentsAreReadAsTheyWereWritten(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a := &Adjustment{
+			Target:    Target{Domain: "edge", Limit: "l", Key: rapid.SliceOfN(rapid.String(), 0, 3).Draw(t, "key")},
+			Algorithm: algorithms.Kind(rapid.IntRange(1, 6).Draw(t, "algorithm")), Author: "a", Reason: "r",
+			Created: 1, Expires: algorithms.Micros(rapid.Int64Range(2, 1<<52).Draw(t, "expires")),
+		}
+		if a.Target.AllKeys = len(a.Target.Key) == 0; !a.Target.AllKeys {
+			a.Target.Key[0] += string(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes"))
+		}
+		switch rapid.IntRange(0, 3).Draw(t, "change") {
+		case 0:
+			a.Change.Rate, a.Change.Period = number(rapid.Int64Range(1, 1<<53).Draw(t, "rate")), algorithms.Micros(rapid.Int64Range(1, 1<<50).Draw(t, "period"))
+		case 1:
+			a.Change.Factor = Factor(rapid.Int64Range(1, int64(maxFactor)).Draw(t, "factor"))
+		case 2:
+			a.Change.Block = true
+		case 3:
+			a.Change.Unlimited = true
+		}
+		a.ID = a.Target.ID()
+		text, err := a.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b Adjustment
+		if err := b.UnmarshalJSON(text); err != nil || !a.equal(&b) {
+			t.Fatalf("%s: got %+v, %v; want an equal change", text, b, err)
+		}
+	})
+}
+
+func TestProposalsAreReadFromJSON(t *testing.T) {
+	p, err := ParseProposal([]byte(`{"limit":"send_message","key_b64":["/wA="],"rate":100,"period":"1m30s","for":"2h","author":"ann","reason":"launch","version":7}`))
+	if err != nil || p.Target.Key[0] != "\xff\x00" || *p.Change.Rate != 100 || p.Change.Period != 90*algorithms.Second || p.For != 2*time.Hour || *p.Expect != 7 {
+		t.Errorf("got %+v, %v; want the values of the text", p, err)
+	}
+	text, err := p.MarshalJSON()
+	if again, wrong := ParseProposal(text); err != nil || wrong != nil || again.Target.ID() != p.Target.ID() || again.For != p.For {
+		t.Errorf("%s: got %v, %v; want an equal proposal", text, err, wrong)
+	}
+	for _, bad := range []string{`{"factr":2}`, `{"factor":0.0001}`, `{"period":"1"}`, `{"key":["a"],"key_b64":["YQ=="]}`, `{} {}`, `[]`, `{"for":"soon"}`, `{"period":"9223372036854775807w"}`} {
+		if _, err := ParseProposal([]byte(bad)); err == nil {
+			t.Errorf("%s was read; want an error", bad)
+		}
+	}
+}
+
+func TestAKeyThatIsNotTextIsNotShownAsText(t *testing.T) {
+	for want, key := range map[bool][]string{true: {"a", "b"}, false: {"\xff", "b"}} {
+		a := Adjustment{Target: Target{Key: key}}
+		if f := a.form(); (f.Key != nil) != want || len(f.KeyB64) != 2 {
+			t.Errorf("%q is shown as %q; want it shown: %v", key, f.Key, want)
+		}
+	}
+}
+
+func TestTheBodyOfAProposalIsReadStrictly(t *testing.T) {
+	const start = `{"limit": "l", "author": "a", "reason": "r", "for": "1h", "rate": 5`
+	for text, want := range map[string]string{
+		start + `}`:            "",
+		start + `} {}`:         "text after the JSON object",
+		start + `, "size": 1}`: "unknown field",
+		start + `, "key": ["a"], "key_b64": ["YQ=="]}`: "give the key once",
+		start + `, "version": 7}`:                      "",
+	} {
+		if _, err := ParseProposal([]byte(text)); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v; want an error with %q", text, err, want)
+		}
+	}
+	version := uint64(7)
+	until := time.Date(2026, 3, 1, 16, 0, 0, 0, time.UTC)
+	for _, p := range []Proposal{
+		{Target: Target{Limit: "l", Key: []string{"\xff"}}, Change: Change{Block: true}, For: 90 * time.Minute, Author: "a", Reason: "r", Expect: &version},
+		{Target: Target{Limit: "l", AllKeys: true}, Change: Change{Period: 7 * minute}, Until: until, Author: "a", Reason: "r"},
+	} {
+		text, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := ParseProposal(text)
+		if err != nil || got.For != p.For || !got.Until.Equal(p.Until) || (got.Expect == nil) != (p.Expect == nil) || got.Change.Period != p.Change.Period ||
+			strings.Join(got.Target.Key, ",") != strings.Join(p.Target.Key, ",") {
+			t.Errorf("%s is read as %+v, %v; want %+v", text, got, err, p)
+		}
+	}
+	if got := Duration(math.MaxInt64); got != 36_500*24*time.Hour {
+		t.Errorf("the longest span is %v, want 100 years", got)
+	}
+}
+
+func TestTheBodyOfADeletionIsReadStrictly(t *testing.T) {
+	version := uint64(7)
+	for _, test := range []struct {
+		text string
+		want Removal
+		err  string
+	}{
+		{`{"author": "ann", "reason": "over", "version": 7}`, Removal{"ann", "over", &version}, ""},
+		{`{"author": "ann", "reason": "over"}`, Removal{"ann", "over", nil}, ""},
+		{`{"author": "ann", "expect": 7}`, Removal{}, "JSON with author, reason and version"},
+		{`{"author": "ann"} {}`, Removal{}, "text after the JSON object"},
+		{``, Removal{}, "JSON with author, reason and version"},
+	} {
+		got, err := ParseRemoval([]byte(test.text))
+		if !contains(err, test.err) || err == nil && (got.Author != test.want.Author || got.Reason != test.want.Reason || (got.Version == nil) != (test.want.Version == nil) || got.Version != nil && *got.Version != version) {
+			t.Errorf("%s: got %+v, %v; want %+v and an error with %q", test.text, got, err, test.want, test.err)
+		}
+	}
+}
+
+func TestBothFormsOfAKeyAreRead(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"limit": "l", "key": ["a", "b"]}`:           "a b",
+		`{"limit": "l", "key_b64": ["YQ==", "/w=="]}`: "a \xff",
+		`{"limit": "l"}`:                              "",
+	} {
+		if p, err := ParseProposal([]byte(text)); err != nil || strings.Join(p.Target.Key, " ") != want {
+			t.Errorf("%s: got the key %q, %v; want %q", text, p.Target.Key, err, want)
+		}
+	}
+}
+
+// An adjustment from Redis or a file that this version cannot understand is an error, not another adjustment.
+func TestAnAdjustmentThatIsNotUnderstoodIsAnError(t *testing.T) {
+	for field, want := range map[string]string{
+		`"rate": 5`:                   "",
+		`"rate": "five"`:              "cannot unmarshal",
+		`"period": "soon"`:            "period: ",
+		`"factor": 0`:                 "factor ",
+		`"algorithm": "unknown"`:      `unknown algorithm "unknown"`,
+		`"factor": 18446744073709552`: "factor ", // times 1,000 it is 384 more than 2^64
+	} {
+		var a Adjustment
+		if err := json.Unmarshal([]byte(`{"domain": "edge", "limit": "l", `+field+`}`), &a); !contains(err, want) {
+			t.Errorf("%s: got %+v, %v; want an error with %q", field, a, err, want)
+		}
+	}
+}

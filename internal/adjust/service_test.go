@@ -1,0 +1,404 @@
+package adjust
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+func TestAnAdjustmentIsSetListedReplacedAndDeleted(t *testing.T) {
+	ctx, c := context.Background(), newClock()
+	s, _ := service(t, "", c)
+	set, version, err := s.Set(ctx, bob(Change{Rate: number(100), Capacity: number(200)}))
+	if err != nil || version != 1 {
+		t.Fatalf("version %d, %v; want version 1 and no error", version, err)
+	}
+	want := "limit send_message of domain edge, key bob: token bucket: 100 per 1m, up to 200 at once, until 2026-03-01 18:00:00 UTC" +
+		" (configured: token bucket: 10 per 1m, up to 20 at once); consumed units stay consumed"
+	if set.Words != want {
+		t.Errorf("words\n%s, want\n%s", set.Words, want)
+	}
+	const replaces = `; replaces the adjustment "rate 100, capacity 200" by ann (launch), which would have ended at 2026-03-01 18:00:00 UTC`
+	if p, err := s.Preview(bob(Change{Factor: 10_000})); err != nil || !strings.HasSuffix(p.Words, replaces) {
+		t.Errorf("a preview of the same target: %s, %v; want no error, and the end %s", p.Words, err, replaces)
+	}
+	set, _, err = s.Set(ctx, bob(Change{Factor: 10_000}))
+	if err != nil || !strings.HasSuffix(set.Words, replaces) {
+		t.Fatalf("the same target: %s, %v; want no error, and the end %s", set.Words, err, replaces)
+	}
+	all, version := s.List()
+	if len(all) != 1 || version != 2 || all[0].Change.Factor != 10_000 || all[0].Left != 2*time.Hour {
+		t.Fatalf("version %d, %+v; want version 2, and only the factor 10, for two hours", version, all)
+	}
+	if _, err := s.Delete(ctx, all[0].ID, "ann", "over", nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Delete(ctx, all[0].ID, "ann", "over", nil); !errors.Is(err, ErrNotFound) {
+		t.Errorf("deleted twice: %v; want ErrNotFound", err)
+	}
+	entries, err := s.Audit(ctx, 0, 10)
+	if err != nil || len(entries) != 3 {
+		t.Fatalf("%d entries, %v; want 3 and no error", len(entries), err)
+	}
+	if last := entries[0]; last.After != nil || last.Before.Change.Factor != 10_000 || last.Author != "ann" || last.Reason != "over" || last.Version != 3 {
+		t.Errorf("the newest entry is %+v; want the deletion of the factor 10 by ann, version 3", last)
+	}
+	if page, _ := s.Audit(ctx, 3, 1); len(page) != 1 || page[0].Version != 2 {
+		t.Errorf("before version 3: %+v; want version 2 only", page)
+	}
+	if n, err := s.Verify(ctx); n != 3 || err != nil {
+		t.Errorf("verified %d, %v; want 3 and no error", n, err)
+	}
+}
+
+func TestAnAdjustmentExpiresByItself(t *testing.T) {
+	c := newClock()
+	s, k := service(t, "", c)
+	set, _, err := s.Set(context.Background(), bob(Change{Block: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.now = c.now.Add(2*time.Hour - time.Microsecond)
+	if _, err := s.Find(set.ID); err != nil {
+		t.Errorf("1 us before its end: %v; want no error", err)
+	}
+	c.now = c.now.Add(time.Microsecond)
+	if _, err := s.Find(set.ID); !errors.Is(err, ErrNotFound) {
+		t.Errorf("at its end: %v; want ErrNotFound", err)
+	}
+	if all, _ := s.List(); len(all) != 0 {
+		t.Errorf("listed: %+v; want none", all)
+	}
+	if _, err := s.Delete(context.Background(), set.ID, "ann", "late", nil); !errors.Is(err, ErrNotFound) {
+		t.Errorf("deleted: %v; want ErrNotFound", err)
+	}
+	if _, _, err := s.Set(context.Background(), bob(Change{Unlimited: true})); err != nil || k.Set().Len() != 1 {
+		t.Errorf("%d kept, %v; want only the new one, and no error", k.Set().Len(), err)
+	}
+}
+
+func TestOfTwoOperatorsTheLastWinsUnlessAVersionIsExpected(t *testing.T) {
+	ctx := context.Background()
+	s, _ := service(t, "", newClock())
+	seen := s.Version()
+	if _, _, err := s.Set(ctx, bob(Change{Factor: 2000})); err != nil {
+		t.Fatal(err)
+	}
+	late := bob(Change{Factor: 3000})
+	late.Expect = &seen
+	if _, _, err := s.Set(ctx, late); !errors.Is(err, ErrConflict) {
+		t.Errorf("with an old version: %v; want ErrConflict", err)
+	}
+	late.Expect = nil
+	if got, _, err := s.Set(ctx, late); err != nil || got.Change.Factor != 3000 {
+		t.Errorf("got %+v, %v; want the factor 3000", got, err)
+	}
+	if entries, _ := s.Audit(ctx, 0, 10); len(entries) != 2 || entries[0].Before.Change.Factor != 2000 {
+		t.Errorf("the audit: %+v; want both changes, the second with the factor 2 before it", entries)
+	}
+}
+
+func TestMistakesNameTheRemedy(t *testing.T) {
+	s, _ := service(t, "", newClock())
+	for want, change := range map[string]func(*Proposal){
+		"no limit is named \"sent_message\"":       func(p *Proposal) { p.Target.Limit = "sent_message" },
+		"author is missing":                        func(p *Proposal) { p.Author = " " },
+		"reason is missing":                        func(p *Proposal) { p.Reason = "" },
+		"on one line":                              func(p *Proposal) { p.Reason = "a\nb" },
+		"512 bytes":                                func(p *Proposal) { p.Reason = strings.Repeat("a", 513) },
+		"every adjustment expires":                 func(p *Proposal) { p.For = 0 },
+		"not both":                                 func(p *Proposal) { p.Until = time.Now() },
+		"30 days":                                  func(p *Proposal) { p.For = MaxFor + time.Microsecond },
+		"in the past":                              func(p *Proposal) { p.For, p.Until = 0, time.Unix(1, 0) },
+		"state what to change":                     func(p *Proposal) { p.Change = Change{} },
+		"exclude each other":                       func(p *Proposal) { p.Change.Block = true },
+		"at least 1, is 0":                         func(p *Proposal) { p.Change = Change{Rate: number(0)} },
+		"one key or for all keys":                  func(p *Proposal) { p.Target.AllKeys = true },
+		"identified by 1 (user_id)":                func(p *Proposal) { p.Target.Key = []string{"a", "b"} },
+		"the key has 0 values":                     func(p *Proposal) { p.Target.Key = nil },
+		"4096 bytes":                               func(p *Proposal) { p.Target.Key = []string{strings.Repeat("a", 4097)} },
+		"less than 1":                              func(p *Proposal) { p.Change = Change{Factor: 1} },
+		"the largest number computed exactly":      func(p *Proposal) { p.Change = Change{Rate: number(math.MaxInt64)} },
+		"the largest that fits is":                 func(p *Proposal) { p.Change = Change{Capacity: number(1 << 52)} },
+		"the factor must be from 0.001 to 1000000": func(p *Proposal) { p.Change = Change{Factor: maxFactor + 1} },
+	} {
+		p := bob(Change{Rate: number(100)})
+		change(&p)
+		_, err := s.Preview(p)
+		if _, ok := errors.AsType[*Mistake](err); !ok || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v; want a *Mistake that contains the quoted text", want, err)
+		}
+		if _, _, err := s.Set(context.Background(), p); err == nil {
+			t.Errorf("%q was set", want)
+		}
+	}
+	if s.Version() != 0 {
+		t.Errorf("version %d; want 0", s.Version())
+	}
+}
+
+func TestThereIsABoundOnAdjustments(t *testing.T) {
+	now := algorithms.Micros(1)
+	var all []*Adjustment
+	for i := range MaxAdjustments {
+		a := &Adjustment{Target: Target{Domain: "d", Limit: "l", Key: []string{fmt.Sprint(i)}}, Expires: 10}
+		a.ID = a.Target.ID()
+		all = append(all, a)
+	}
+	set, chain := NewSet(Head{}, all), NewChain(nil)
+	one := &Adjustment{Target: Target{Domain: "d", Limit: "l", AllKeys: true}, Change: Change{Block: true}, Author: "a", Reason: "r"}
+	one.ID = one.Target.ID()
+	o := Operation{Target: one.ID, After: one, For: time.Hour, Author: "a", Reason: "r"}
+	if _, err := o.Entry(chain, set, now); err == nil || !strings.Contains(err.Error(), "10000 adjustments") {
+		t.Errorf("one more: %v; want an error that contains \"10000 adjustments\"", err)
+	}
+	if _, err := o.Entry(chain, set, 10); err != nil {
+		t.Errorf("after they have expired: %v; want no error", err)
+	}
+	same := *all[0]
+	same.Change, same.Author, same.Reason = one.Change, "a", "r"
+	if _, err := (&Operation{Target: same.ID, After: &same, For: time.Hour, Author: "a", Reason: "r"}).Entry(chain, set, now); err != nil {
+		t.Errorf("in the place of another: %v; want no error", err)
+	}
+}
+
+func TestChangesAreReported(t *testing.T) {
+	_, k := service(t, "", newClock())
+	p := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute})
+	var reported []string
+	s := NewService(k, limits{p}, func(e *Entry) { reported = append(reported, e.Reason) })
+	shown, _, err := s.Set(t.Context(), bob(Change{Block: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale := uint64(0)
+	if _, err := s.Delete(t.Context(), shown.ID, "ann", "refused", &stale); err == nil {
+		t.Error("a deletion with an old version returned no error")
+	}
+	if _, err := s.Delete(t.Context(), shown.ID, "ann", "over", nil); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(reported, []string{"launch", "over"}) {
+		t.Errorf("reported %q, want the change and the deletion", reported)
+	}
+}
+
+// The audit must have an author and a reason for every change.
+func TestDeletingNeedsAReason(t *testing.T) {
+	s, _ := service(t, "", newClock())
+	set, _, err := s.Set(context.Background(), bob(Change{Block: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, author := range [][2]string{{"", "over"}, {"ann", ""}, {"ann", " "}} {
+		var mistake *Mistake
+		if _, err := s.Delete(context.Background(), set.ID, author[0], author[1], nil); !errors.As(err, &mistake) {
+			t.Errorf("author %q, reason %q: %v; want a *Mistake", author[0], author[1], err)
+		}
+	}
+}
+
+func TestAnAdjustmentHasNoEffectAtItsExpiry(t *testing.T) {
+	ctx, c := context.Background(), newClock()
+	s, k := service(t, "", c)
+	set, _, err := s.Set(ctx, bob(Change{Factor: 2000}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if created := algorithms.Micros(c.now.UnixMicro()); set.Created != created || set.Expires != created+120*minute {
+		t.Errorf("created %d, expires %d; want %d, and two hours later", set.Created, set.Expires, created)
+	}
+	c.now = c.now.Add(2 * time.Hour)
+	if all, _ := s.List(); len(all) > 0 || len(s.InForce()) > 0 {
+		t.Errorf("%d adjustments are listed, want none", len(all))
+	}
+	if _, err := s.Find(set.ID); !errors.Is(err, ErrNotFound) {
+		t.Errorf("found: %v; want ErrNotFound", err)
+	}
+	if _, err := s.Delete(ctx, set.ID, "ann", "over", nil); !errors.Is(err, ErrNotFound) {
+		t.Errorf("deleted: %v; want ErrNotFound", err)
+	}
+	if p, err := s.Preview(bob(Change{Factor: 3000})); err != nil || strings.Contains(p.Words, "replaces") {
+		t.Errorf("the preview of another adjustment is %q, %v; want nothing replaced", p.Words, err)
+	}
+	other := bob(Change{Factor: 3000})
+	other.Target.Key = []string{"eve"}
+	if _, _, err := s.Set(ctx, other); err != nil || k.Set().Len() != 1 {
+		t.Errorf("%d adjustments after the next change, %v; want that one only", k.Set().Len(), err)
+	}
+}
+
+func TestAnUnexpectedVersionChangesNothing(t *testing.T) {
+	ctx := context.Background()
+	s, _ := service(t, "", newClock())
+	logged := 0
+	s.changed = func(*Entry) { logged++ }
+	set, _, err := s.Set(ctx, bob(Change{Factor: 2000}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := uint64(0)
+	if _, err := s.Delete(ctx, set.ID, "ann", "over", &old); !errors.Is(err, ErrConflict) {
+		t.Errorf("deleted: %v; want ErrConflict", err)
+	}
+	p := bob(Change{Factor: 3000})
+	p.Expect = &old
+	if _, _, err := s.Set(ctx, p); !errors.Is(err, ErrConflict) {
+		t.Errorf("set: %v; want ErrConflict", err)
+	}
+	if _, err := s.Delete(ctx, set.ID, " ", "over", nil); err == nil || !strings.Contains(err.Error(), "author is missing") {
+		t.Errorf("deleted without an author: %v; want a mistake", err)
+	}
+	if s.Version() != 1 || logged != 1 {
+		t.Errorf("version %d, and %d changes are logged; want 1 of both", s.Version(), logged)
+	}
+	long := bob(Change{Factor: 3000})
+	long.For = math.MaxInt64
+	if _, err := s.Preview(long); err == nil || !strings.Contains(err.Error(), "30 days") {
+		t.Errorf("for 292 years: %v; want a mistake with \"30 days\"", err)
+	}
+	long.For = -time.Second
+	if _, err := s.Preview(long); err == nil || !strings.Contains(err.Error(), "every adjustment expires") {
+		t.Errorf("for a negative time: %v; want a mistake with \"every adjustment expires\"", err)
+	}
+}
+
+// A key must have as many values as the buckets of a descriptor that uses the limit. Where the whole descriptor
+// identifies them, keys and values alternate.
+func TestAKeyHasTheValuesOfABucket(t *testing.T) {
+	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
+	whole, open := &descriptors.Policy{Whole: true}, &descriptors.Policy{Open: []int{0}}
+	for _, test := range []struct {
+		policies []*descriptors.Policy
+		values   int
+		ok       bool
+	}{
+		{[]*descriptors.Policy{named}, 3, true},
+		{[]*descriptors.Policy{named, open}, 0, false},
+		{[]*descriptors.Policy{named, open}, 1, true},
+		{[]*descriptors.Policy{named, whole}, 1, false},
+		{[]*descriptors.Policy{named, whole}, 2, true},
+		{[]*descriptors.Policy{open, whole}, 1, true},
+	} {
+		err := reaches(&Target{Limit: "l", Key: make([]string, test.values)}, test.policies)
+		if (err == nil) != test.ok {
+			t.Errorf("%d policies and %d values: got %v; want an error: %v", len(test.policies), test.values, err, !test.ok)
+		}
+	}
+}
+
+func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
+	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
+	whole, none := &descriptors.Policy{Whole: true}, &descriptors.Policy{}
+	open := &descriptors.Policy{Open: []int{0, 1}, Extras: &descriptors.Extras{OpenKeys: []string{"user", "path"}}}
+	for _, test := range []struct {
+		policies []*descriptors.Policy
+		want     string
+	}{
+		{[]*descriptors.Policy{named, open}, "the key has 3 values; a bucket of limit l is identified by 2 (user, path)"},
+		{[]*descriptors.Policy{named, none}, "the key has 3 values; a bucket of limit l is identified by no value"},
+		{[]*descriptors.Policy{named, whole}, "the key has 3 values; a bucket of limit l is identified by key,value,key,value… of the whole descriptor"},
+	} {
+		if err := reaches(&Target{Limit: "l", Key: make([]string, 3)}, test.policies); err == nil || err.Error() != test.want {
+			t.Errorf("got %v; want %q", err, test.want)
+		}
+	}
+	whole.Open = []int{0}
+	if err := reaches(&Target{Limit: "l", Key: make([]string, 1)}, []*descriptors.Policy{whole}); err == nil {
+		t.Error("one value identifies a whole descriptor; want an error, because keys and values alternate")
+	}
+}
+
+func TestEachOperationHasItsOwnID(t *testing.T) {
+	s, _ := service(t, "", newClock())
+	seen := map[string]bool{}
+	for range 5 {
+		if _, _, err := s.Set(t.Context(), bob(Change{Block: true})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	entries, err := s.Audit(t.Context(), 0, 10)
+	for _, e := range entries {
+		seen[e.Operation] = true
+		if len(e.Operation) != 32 {
+			t.Errorf("version %d: the operation is %q; want 32 hexadecimal digits", e.Version, e.Operation)
+		}
+	}
+	if err != nil || len(seen) != 5 {
+		t.Errorf("5 operations have %d IDs, %v; want 5", len(seen), err)
+	}
+}
+
+// The keeper checks a change again, by its own clock. A change that is not valid makes no entry.
+func TestAnEntryOfAnInvalidChangeIsAMistake(t *testing.T) {
+	set, now := NewSet(Head{}, nil), algorithms.Micros(1000)
+	after := valid()
+	after.Expires = now
+	o := Operation{ID: "o", Author: "ann", Reason: "launch", Target: after.ID, After: after}
+	if e, err := o.Entry(NewChain(nil), set, now); e != nil || !contains(err, "in the past") {
+		t.Errorf("got %+v, %v; want a mistake with \"in the past\"", e, err)
+	}
+	o.For = time.Hour
+	if e, err := o.Entry(NewChain(nil), set, now); err != nil || e.After.Created != now || e.After.Expires != now+3600*algorithms.Second {
+		t.Errorf("got %+v, %v; want an hour from now", e, err)
+	}
+}
+
+func TestAnAdjustmentWithoutALimitIsShownAsIgnored(t *testing.T) {
+	s, k := service(t, "", newClock())
+	set, _, err := s.Set(t.Context(), bob(Change{Factor: 2000}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	removed := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute})
+	removed.Name = "another"
+	for _, test := range []struct {
+		limits         Limits
+		words, ignored string
+	}{
+		{s.limits, set.Words, ""},
+		{limits{removed}, "", `no limit is named "send_message"`},
+	} {
+		got, err := NewService(k, test.limits, nil).Find(set.ID)
+		if err != nil || got.Words != test.words || got.Ignored != test.ignored {
+			t.Errorf("got %q, ignored %q, %v; want %q, ignored %q", got.Words, got.Ignored, err, test.words, test.ignored)
+		}
+		text, err := json.Marshal(got)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var fields struct {
+			ID, Words, Ignored string
+			Left               int64 `json:"left_s"`
+		}
+		if err := json.Unmarshal(text, &fields); err != nil || fields.ID != set.ID || fields.Words != test.words || fields.Ignored != test.ignored || fields.Left != 7200 {
+			t.Errorf("%s: %v; want the words %q, ignored %q, and 7,200 s left", text, err, test.words, test.ignored)
+		}
+	}
+}
+
+func TestAnAdjustmentUntilATime(t *testing.T) {
+	c := newClock()
+	s, _ := service(t, "", c)
+	p := bob(Change{Period: 2 * minute})
+	p.For, p.Until, p.Expect = 0, c.now.Add(time.Hour), new(uint64(0))
+	got, version, err := s.Set(t.Context(), p)
+	if err != nil || version != 1 || got.Left != time.Hour || got.Expires != algorithms.Micros(p.Until.UnixMicro()) {
+		t.Errorf("got %+v, version %d, %v; want an hour", got.Adjustment, version, err)
+	}
+	if _, _, err := s.Set(t.Context(), p); !errors.Is(err, ErrConflict) {
+		t.Errorf("with the version before: got %v; want ErrConflict", err)
+	}
+	if _, err := s.Find("unknown"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("an unknown ID: got %v; want ErrNotFound", err)
+	}
+}

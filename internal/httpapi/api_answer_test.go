@@ -1,0 +1,240 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// A mistake names the limit that can never allow the cost and that denies the request.
+func TestACostThatNeverFitsNamesItsLimit(t *testing.T) {
+	h, clock := onClock(t)
+	call(h, "POST", "/v1/limit", `{"name":"send","count":10}`)
+	const few = `limit "few": the cost is 5, but the limit can never hold more than 3`
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"send","count":1},{"name":"few","count":5}]}`, 400, few},
+		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"seen","count":5},{"name":"few","count":5}]}`, 400, few},
+	)
+	// Units that are reserved ahead count only if all charges of the bucket reserve.
+	for _, list := range []string{
+		`{"name":"tokens","count":20},{"name":"tokens","count":20,"reserve":true}`,
+		`{"name":"tokens","count":20,"reserve":true},{"name":"tokens","count":20}`,
+	} {
+		exchangeStep{0, "/v1/limit", `{"limits":[` + list + `]}`, 400, `limit "tokens": the cost is 40, but the limit can never hold more than 10`}.check(t, h)
+	}
+	exchangeStep{0, "/v1/limit", `{"limits":[{"name":"tokens","count":20,"reserve":true},{"name":"tokens","count":20,"reserve":true}]}`, 400,
+		`limit "tokens": the cost is 40, but the limit can never hold more than 30`}.check(t, h)
+}
+
+func TestAnAnswerIsDegradedIfOneLimitIs(t *testing.T) {
+	l := limiter.New(halfAway{memory.New(memory.Config{})}, limiter.Config{})
+	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  plain: {algorithm: token_bucket, rate: 1, period: 1h, on_backend_failure: allow}\n"+
+		"  other: {algorithm: token_bucket, rate: 9, period: 1h}\n"))
+	h := New(Config{API: &API{Limiter: l}})
+	for names, want := range map[string]bool{"plain other": true, "other plain": true, "other": false} {
+		var list []string
+		for name := range strings.FieldsSeq(names) {
+			list = append(list, `{"name":"`+name+`","key":"x"}`)
+		}
+		w := call(h, "POST", "/v1/limit", `{"limits":[`+strings.Join(list, ",")+`]}`)
+		if w.Code != 200 || strings.HasPrefix(w.Body.String(), `{"ok":true,"degraded":true,`) != want {
+			t.Errorf("%s: got %d %s; want status 200, degraded %v", names, w.Code, w.Body, want)
+		}
+	}
+}
+
+type observed struct{ arrived []bool }
+
+func (*observed) Swapped(*limiter.Snapshot) {}
+
+func (o *observed) Observe(c *limiter.Call) { o.arrived = append(o.arrived, !c.Arrived.IsZero()) }
+
+// An answer names the limit that paid. An adjustment makes a limit unlimited, or leaves its penalty. The list of limits
+// has calendars and payers. Each call has a time of arrival, which the metrics need.
+func TestAnswersOfSpecialLimits(t *testing.T) {
+	clock, observer := &storetest.Clock{}, &observed{}
+	clock.Set(storetest.Start)
+	l := limiter.New(memory.New(memory.Config{Clock: clock.Time}), limiter.Config{Now: clock.Now, Observer: observer})
+	l.Swap(authSnapshot(t, `
+domain: d
+hash_tag: domain
+limits:
+  plan:    {algorithm: token_bucket, rate: 1, period: 1h, then: credits}
+  credits: {algorithm: token_bucket, rate: 5, period: 24h}
+  free:    {algorithm: token_bucket, rate: 1, period: 1h, penalty: {after: 1, for: 5m, max: 1h}}
+  daily:   {algorithm: fixed_window, rate: 9, period: day, time_zone: Europe/Berlin}
+`))
+	target := adjust.Target{Domain: "d", Limit: "free", Key: []string{"k"}}
+	other := adjust.Target{Domain: "d", Limit: "free", Key: []string{"more"}}
+	l.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{
+		{ID: target.ID(), Target: target, Change: adjust.Change{Unlimited: true}, Algorithm: algorithms.TokenBucket, Expires: storetest.Start + algorithms.Day},
+		{ID: other.ID(), Target: other, Change: adjust.Change{Factor: 2000}, Algorithm: algorithms.TokenBucket, Expires: storetest.Start + algorithms.Day},
+	}), clock.Now)
+	h := New(Config{API: &API{Limiter: l}})
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", `{"name":"plan","key":"k"}`, 200, `{"ok":true,"limits":[{"name":"plan","key":"k","ok":true,"remaining":0,"limit":1,"reset_after_ms":3600000}]}`},
+		exchangeStep{0, "/v1/limit", `{"name":"plan","key":"k"}`, 200, `{"ok":true,"limits":[{"name":"plan","key":"k","payer":"credits","ok":true,"remaining":4,"limit":5,"reset_after_ms":17280000}]}`},
+	)
+	for range 3 {
+		if w := call(h, "POST", "/v1/limit", `{"name":"free","key":"k"}`); w.Code != 200 || !strings.Contains(w.Body.String(), `"key":"k","ok":true,`) {
+			t.Errorf("made unlimited: got %d %s; want status 200, and ok true for the limit", w.Code, w.Body)
+		}
+	}
+	for range 3 { // the third request is denied, and begins the penalty
+		call(h, "POST", "/v1/limit", `{"name":"free","key":"more"}`)
+	}
+	if w := call(h, "GET", "/v1/limits/free?key=more", ""); !strings.Contains(w.Body.String(), `"blocked_by":"penalty"`) {
+		t.Errorf("a penalty of an adjusted limit: got %d %s; want it blocked by the penalty", w.Code, w.Body)
+	}
+	all := call(h, "GET", "/v1/limits", "").Body.String()
+	for _, want := range []string{`"calendar":"day","time_zone":"Europe/Berlin"`, `"then":"credits"`} {
+		if !strings.Contains(all, want) {
+			t.Errorf("the list of limits: got %s; want it to contain %s", all, want)
+		}
+	}
+	for i, arrived := range observer.arrived {
+		if !arrived {
+			t.Errorf("call %d has no time of arrival", i)
+		}
+	}
+	if len(observer.arrived) == 0 {
+		t.Error("no call was observed")
+	}
+}
+
+// Jitter is from 0 to the requested number, both included, and delays all times of an answer that are not 0.
+func TestTheBoundsOfJitter(t *testing.T) {
+	for _, id := range []string{"", "r"} {
+		seen := map[int64]bool{}
+		for i := range 100 {
+			req := &apiRequest{jitter: 1}
+			if id != "" {
+				req.id = fmt.Sprint(id, i)
+			}
+			seen[req.jitterDelay()] = true
+		}
+		if len(seen) != 2 || !seen[0] || !seen[1] {
+			t.Errorf("a jitter of 1 ms with the id %q: got %v; want 0 and 1", id, seen)
+		}
+		if delay := (&apiRequest{id: id}).jitterDelay(); delay != 0 {
+			t.Errorf("no jitter with the id %q: got %d; want 0", id, delay)
+		}
+	}
+	a := apiAnswer{RetryAfter: 5, Wait: 7, Limits: []limitAnswer{{RetryAfter: 3}, {Wait: 4}}}
+	a.later(10)
+	if a.RetryAfter != 15 || a.Wait != 17 || a.Limits[0].RetryAfter != 13 || a.Limits[0].Wait != 0 || a.Limits[1].RetryAfter != 0 || a.Limits[1].Wait != 14 {
+		t.Errorf("got %+v; want each time that is not 0 delayed by 10", a)
+	}
+}
+
+func TestJitterIsNeverEarly(t *testing.T) {
+	h, _ := onClock(t)
+	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)
+	seen := map[int64]bool{}
+	for range 50 {
+		w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","jitter":2000}`)
+		var answer apiReply
+		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 429 {
+			t.Fatalf("got %d %s, %v; want status 429", w.Code, w.Body, err)
+		}
+		if at := answer.RetryAfter; at < 6000 || at > 8000 || answer.Limits[0].RetryAfter != at {
+			t.Errorf("got %s; want a retry time of 6 to 8 s, also in the limit", w.Body)
+		}
+		if header := w.Header().Get("Retry-After"); header < "6" || header > "8" {
+			t.Errorf("got Retry-After %s with %s; want 6 to 8", header, w.Body)
+		}
+		seen[answer.RetryAfter] = true
+	}
+	if len(seen) < 10 {
+		t.Errorf("50 answers have %d different times; want at least 10", len(seen))
+	}
+	w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"b","jitter":2000}`)
+	if w.Code != 200 || strings.Contains(w.Body.String(), "wait") {
+		t.Errorf("an answer without a wait: got %d %s; want status 200 and no wait", w.Code, w.Body)
+	}
+	w = call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":1,"reserve":true,"jitter":2000}`)
+	var answer apiReply
+	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 202 || answer.Wait < 6000 || answer.Wait > 8000 {
+		t.Errorf("got %v, %v, %v; want status 202 and a wait of 6 to 8 s", w.Code, w.Body, err)
+	}
+}
+
+// A client that repeats a denied request with its id must get the same jitter. Otherwise the smallest of many
+// answers would reveal the exact time.
+func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
+	h, _ := onClock(t)
+	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)
+	retry := func(id string) int64 {
+		w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","jitter":1000000,"request_id":"`+id+`"}`)
+		var answer apiReply
+		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 429 {
+			t.Fatalf("got %d %s, %v; want status 429", w.Code, w.Body, err)
+		}
+		if want := fmt.Sprint(int64(math.Ceil(float64(answer.RetryAfter) / 1000))); sent(w, "Retry-After") != want {
+			t.Errorf("Retry-After %s, and retry_after_ms %d; want Retry-After %s", sent(w, "Retry-After"), answer.RetryAfter, want)
+		}
+		return answer.RetryAfter
+	}
+	first, other := retry("r1"), retry("r2")
+	for range 5 {
+		if again := retry("r1"); again != first {
+			t.Errorf("got the retry time %d; want %d as before", again, first)
+		}
+	}
+	if first == other {
+		t.Errorf("two requests have the same jitter, %d", first)
+	}
+}
+
+func TestTheLongestWaitIsReported(t *testing.T) {
+	h := manyLimits(t, "  slow: {algorithm: leaky_bucket, rate: 1, period: 10s, capacity: 9}\n  fast: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 9}\n")
+	const body = `{"limits":[{"name":"slow","key":"a"},{"name":"fast","key":"a"}]}`
+	call(h, "POST", "/v1/limit", body)
+	w := call(h, "POST", "/v1/limit", body)
+	var answer apiReply
+	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 202 || answer.Wait != 10_000 {
+		t.Errorf("got %d %s %v; want status 202 and a wait of 10 s", w.Code, w.Body, err)
+	}
+}
+
+// One limit denies, and the store cannot decide the other. The answer must report the denial.
+func TestADenialIsNotAFailureOfAnotherLimit(t *testing.T) {
+	l := limiter.New(halfAway{memory.New(memory.Config{})}, limiter.Config{})
+	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  plain: {algorithm: token_bucket, rate: 1, period: 1h}\n"+
+		"  empty: {algorithm: token_bucket, rate: 1, period: 1h}\n"))
+	h := New(Config{API: &API{Limiter: l}})
+	call(h, "POST", "/v1/limit", `{"name":"empty","key":"x"}`)
+	for _, body := range []string{
+		`{"limits":[{"name":"plain","key":"x"},{"name":"empty","key":"x"}]}`,
+		`{"limits":[{"name":"empty","key":"x"},{"name":"plain","key":"x"}]}`,
+	} {
+		if w := call(h, "POST", "/v1/limit", body); w.Code != 429 {
+			t.Errorf("%s: got %d %s; want status 429", body, w.Code, w.Body)
+		}
+	}
+}
+
+// halfAway is a store with two servers that decide a group together. The server with the bucket of "plain"
+// fails.
+type halfAway struct{ *memory.Store }
+
+func (h halfAway) Submit(b *backend.Batch) {
+	for i := range b.Charges {
+		if strings.HasSuffix(b.Charges[i].Owner, "plain") {
+			b.Decisions[i].Err = backend.ErrUnavailable
+		} else {
+			backend.Take(context.Background(), h.Store, b.Charges[i:i+1], b.Decisions[i:i+1])
+		}
+	}
+	b.Done(b)
+}
