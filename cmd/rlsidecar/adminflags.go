@@ -20,7 +20,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// adminFlags describe how to reach the admin listener of a running sidecar.
 type adminFlags struct {
 	AdminListen    string        `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Address of the sidecar's admin listener: the value of serve's --admin-listen (${default})."`
 	AdminToken     string        `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token of the admin listener, if it requires one."`

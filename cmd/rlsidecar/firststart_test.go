@@ -67,7 +67,7 @@ func (x *started) get(t *testing.T, addr, path string) (int, string) {
 	return fetch(t, http.MethodGet, "http://"+addr+path, "")
 }
 
-// decide posts the descriptor key=1 to /json and returns the status.
+// decide posts a descriptor with this key and the value 1 to /json, and returns the status.
 func (x *started) decide(t *testing.T, key string) int {
 	t.Helper()
 	code, _ := fetch(t, http.MethodPost, "http://"+x.http+"/json", fmt.Sprintf(`{"domain":"d","descriptors":[{"entries":[{"key":%q,"value":"1"}]}]}`, key))

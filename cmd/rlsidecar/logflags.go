@@ -34,9 +34,8 @@ func (c *logFlags) templates() (simulate.Templates, error) {
 	return simulate.ParseTemplates(simulate.Format(c.Format), c.Descriptor)
 }
 
-// domain returns the domain of the requests, which an access log does not contain: --domain, or else the only
-// configured domain. For a trace it returns --domain, the domain of lines that have none. With --auth it returns
-// "", because the routes state the domain.
+// domain returns --domain or, for an access log without it, the only configured domain. With --auth it returns "",
+// because the routes state the domain.
 func (c *logFlags) domain(domains map[string]*limiter.Domain) (string, error) {
 	switch names := sortedKeys(domains); {
 	case c.Domain != "" && domains[c.Domain] == nil:

@@ -21,7 +21,7 @@ import (
 const (
 	exitDone   = 0
 	exitNo     = 1 // a negative result: a mistake in a configuration, a failed scenario
-	exitUsage  = 2 // wrong usage
+	exitUsage  = 2
 	exitFailed = 3 // a failure, such as I/O or network
 )
 

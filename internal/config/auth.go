@@ -81,7 +81,6 @@ type matchItem struct {
 	text
 }
 
-// headerKey is the prefix of a condition or source that refers to a header.
 const headerKey = "header:"
 
 func (m *matchMap) read(p *parser, key string, n *yaml.Node) {
@@ -183,8 +182,7 @@ func (c *compiler) auth() {
 	}
 }
 
-// agreeAuth copies section, the value of key in one section auth, to common, the value for all sections. If an
-// earlier section has set common to another value, agreeAuth reports a mistake instead.
+// agreeAuth is agree for sections auth: section is the value of key in one of them, and common the value for all.
 func agreeAuth[T comparable](c *compiler, key string, common, section *given[T]) {
 	switch {
 	case !section.ok:
@@ -424,12 +422,10 @@ func btoi(b bool) int {
 	return 0
 }
 
-// authSources are the sources that have no name after a colon.
-var authSources = map[string]limiter.AuthSource{
+var unnamedSources = map[string]limiter.AuthSource{
 	"client_ip": limiter.FromClientIP, "client_network": limiter.FromClientNetwork, "method": limiter.FromMethod, "path": limiter.FromPath, "host": limiter.FromHost,
 }
 
-// namedSources are the sources that have a name after a colon.
 var namedSources = map[string]limiter.AuthSource{
 	"header": limiter.FromHeader, "query": limiter.FromQuery, "cookie": limiter.FromCookie, "jwt": limiter.FromJWT,
 }
@@ -463,12 +459,12 @@ func (c *compiler) source(from text, out *limiter.AuthEntry) {
 	if hasName {
 		out.From, known = namedSources[kind]
 	} else {
-		out.From, known = authSources[from.value]
+		out.From, known = unnamedSources[from.value]
 	}
 	out.Name = name
 	switch {
 	case !known:
-		guess := didYouMean(kind, append(sortedKeys(authSources), sortedKeys(namedSources)...))
+		guess := didYouMean(kind, append(sortedKeys(unnamedSources), sortedKeys(namedSources)...))
 		c.mistake(from.at, "from must be client_ip, client_network, method, path, host, header:NAME, query:NAME, cookie:NAME or jwt:CLAIM, is %q%s", short(from.value), guess)
 	case hasName && name == "":
 		c.mistake(from.at, "from: %s needs a name; write \"%s:NAME\"", from.value, kind)

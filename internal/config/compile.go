@@ -73,7 +73,7 @@ type compiler struct {
 	policies int      // number of policies compiled so far
 	loader   *Loader  // the Loader if the source is cached, or else nil
 	built    []*built // the compiled domains of snapshot
-	kept     []*built // compiled domains that are added unchanged
+	kept     []*built // domains with a mistake, whose last valid version stays in use
 	full     bool     // Options.MaxLimits is exceeded; further limits are ignored
 	// bad are the domains that contain a mistake. badAuth means that a section auth contains one.
 	bad     map[string]bool
@@ -145,7 +145,7 @@ type domain struct {
 	nodes      map[*descriptors.Node]place
 	uses       []use
 	referenced []text // the named limits that descriptors refer to
-	// patterns has the place of each step whose method pattern returns true.
+	// patterns has the place of each step whose method matchesSeveral returns true.
 	patterns map[sibling]place
 	// roots are the top-level descriptors of the document that is being compiled. They are recorded only if
 	// several documents have the domain.
@@ -167,7 +167,7 @@ type named struct {
 	used   place               // where the limit is used first
 }
 
-// use is a policy, with the items of its key replaces. It is for checks of the whole domain.
+// use is a policy with a RateName or with items of the key replaces. Checks of the whole domain need these policies.
 type use struct {
 	policy   *descriptors.Policy
 	replaces []*replacement
@@ -251,7 +251,6 @@ func (c *compiler) use(b *built) {
 	}
 }
 
-// domain compiles d. It returns a block for each document, with what the document added.
 func (c *compiler) domain(d *domain) []*block {
 	c.settings(d)
 	for _, doc := range d.docs {
@@ -369,9 +368,9 @@ func (c *compiler) maxOverride(d *domain, l *limit, steps path) *descriptors.Pol
 func (c *compiler) identifyBuckets(d *domain, steps path, p *draft, named bool) {
 	for i, s := range steps {
 		switch {
-		case s.loose() && !s.shared && !named:
+		case s.hasWildcardKey() && !s.shared && !named:
 			p.Whole = true
-		case s.open():
+		case s.identifiesBucket():
 			p.Open, p.more.OpenKeys = append(p.Open, i), append(p.more.OpenKeys, s.Key)
 		}
 	}

@@ -179,23 +179,23 @@ func (g *given[T]) pointer() *T {
 }
 
 type (
-	text      struct{ given[string] }                // any scalar except a float, as written
-	boolean   struct{ given[bool] }                  // true, false, or another boolean of YAML 1.1
-	whole     struct{ given[int64] }                 // an integer
-	span      struct{ given[algorithms.Micros] }     // a duration such as "1h30m", longer than 0
-	period    struct{ given[cycle] }                 // a duration, or one of day, week, month, year
-	zone      struct{ given[*time.Location] }        // a name of the IANA time zone database
-	moment    struct{ given[algorithms.Micros] }     // a time in the format of RFC 3339
-	share     struct{ given[float64] }               // "20%" or 0.2; more than 0, at most 1
-	algorithm struct{ given[algorithms.Kind] }       // the name of an algorithm
+	text      struct{ given[string] }            // any scalar except a float, as written
+	boolean   struct{ given[bool] }              // true, false, or another boolean of YAML 1.1
+	whole     struct{ given[int64] }             // an integer
+	span      struct{ given[algorithms.Micros] } // a duration such as "1h30m", longer than 0
+	period    struct{ given[cycle] }             // a duration, or one of day, week, month, year
+	zone      struct{ given[*time.Location] }    // a name of the IANA time zone database
+	moment    struct{ given[algorithms.Micros] } // a time in the format of RFC 3339
+	share     struct{ given[float64] }           // "20%" or 0.2; more than 0, at most 1
+	algorithm struct{ given[algorithms.Kind] }
 	consume   struct{ given[bool] }                  // each (stored as true) or together
 	failure   struct{ given[descriptors.OnFailure] } // the name of an on_backend_failure mode
 	names     struct{ given[[]text] }                // a name or a list of names
 
 	requirements struct{ given[[][]text] } // a list of keys, and of lists of alternative keys
 
-	denyBody   struct{ given[descriptors.Body] }   // the name of a response body
-	unitName   struct{ given[descriptors.Unit] }   // the name of a unit
+	denyBody   struct{ given[descriptors.Body] }
+	unitName   struct{ given[descriptors.Unit] }
 	headerSets struct{ given[limiter.HeaderSets] } // a word or a list of words
 
 	weightMap      struct{ given[*weights.Weights] } // a mapping of names to weights such as 4, 0.1 or 1/10
@@ -210,8 +210,8 @@ type (
 	namedLimits    struct{ given[[]namedLimit] } // in the order of the file
 
 	authSection  struct{ given[*auth] }
-	authDefault  struct{ given[bool] }     // allow (stored as true) or deny
-	textList     struct{ given[[]text] }   // a list of texts
+	authDefault  struct{ given[bool] } // allow (stored as true) or deny
+	textList     struct{ given[[]text] }
 	routeList    struct{ given[[]*route] } // a list of mappings
 	matchMap     struct{ given[[]matchItem] }
 	authDescList struct{ given[[][]*authEntry] } // a list of lists of mappings

@@ -43,11 +43,11 @@ func (t hashTag) slot(domain string, steps path, whole bool) descriptors.Slot {
 	values := 0
 	for _, s := range steps {
 		switch {
-		case s.Key == t.entry && s.open():
+		case s.Key == t.entry && s.identifiesBucket():
 			return descriptors.Slot{Value: values + 1}
 		case s.Key == t.entry:
 			return descriptors.Slot{Fixed: descriptors.SlotNumber(s.Text)}
-		case s.open():
+		case s.identifiesBucket():
 			values++
 		}
 	}
@@ -81,7 +81,7 @@ func (c *compiler) warnSlots(one *descriptor, steps path, node *descriptors.Node
 	}
 	add := `"hash_tag: domain"`
 	for _, s := range steps {
-		if s.open() {
+		if s.identifiesBucket() {
 			add = fmt.Sprintf(`"hash_tag: entry:%s"`, short(s.Key))
 			break
 		}

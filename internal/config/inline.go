@@ -16,7 +16,7 @@ import (
 // limit, parsed as strictly as a file. The other settings are the defaults of the domain. The limit never
 // shares buckets with a limit in a file, even if the names are equal.
 func Inline(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, error) {
-	if err := numbersOnly(text); err != nil {
+	if err := checkInlineKeys(text); err != nil {
 		return nil, err
 	}
 	domain, err := json.Marshal(d.Name)
@@ -44,12 +44,12 @@ func Inline(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, e
 	return &p, nil
 }
 
-func numbersOnly(text []byte) error {
+func checkInlineKeys(text []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(text, &keys); err != nil {
 		return errors.New("must be an object")
 	}
-	known := numberKeys()
+	known := inlineKeys()
 	for _, key := range sortedKeys(keys) {
 		if !slices.Contains(known, key) {
 			return fmt.Errorf("unknown field %q; it has %s", descriptors.Printable(key), strings.Join(known, ", "))
@@ -58,9 +58,7 @@ func numbersOnly(text []byte) error {
 	return nil
 }
 
-// numberKeys returns the keys that a limit in a request can have: those of the form with an algorithm, except
-// max_delay and then.
-func numberKeys() (list []string) {
+func inlineKeys() (list []string) {
 	for field := range reflect.TypeFor[limit]().Fields() {
 		if key := field.Tag.Get("key"); field.Tag.Get("form") == "algorithm" && key != "max_delay" && key != "then" {
 			list = append(list, key)

@@ -104,7 +104,7 @@ func (c *compiler) limit(d *domain, l *limit, name string) (p draft, ok bool) {
 		c.zoned(l, true)
 		c.reference(d, l, &p)
 	default:
-		c.own(l, &p)
+		c.algorithmForm(l, &p)
 	}
 	if !l.broken && c.mistakes == before {
 		c.failure(d, l, &p)
@@ -251,8 +251,7 @@ func calendarOf(unit calendar.Unit, zone *time.Location) *algorithms.Calendar {
 // calendars holds at most one Calendar for each unit and time zone.
 var calendars sync.Map
 
-// own compiles a limit in the form with an algorithm.
-func (c *compiler) own(l *limit, p *draft) {
+func (c *compiler) algorithmForm(l *limit, p *draft) {
 	before := c.mistakes
 	c.missing(l)
 	c.zoned(l, false)
@@ -311,7 +310,6 @@ func (c *compiler) missing(l *limit) {
 	}
 }
 
-// numbers compiles s, and reports each mistake at the key that causes it.
 func (c *compiler) numbers(l *limit, p *draft, s algorithms.Spec) {
 	l.spec = s
 	compiled, err := algorithms.Compile(s)

@@ -115,7 +115,7 @@ func (d *domain) add(blocks []*block) bool {
 		one = one.numbered(len(d.Policies))
 		blocks[i] = one
 		for _, r := range one.roots {
-			if s := (step{Pattern: r.Pattern}); s.pattern() {
+			if s := (step{Pattern: r.Pattern}); s.matchesSeveral() {
 				if patterns[s.composite()] {
 					return false
 				}

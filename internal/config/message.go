@@ -41,7 +41,7 @@ type MessageLimit struct {
 	Unknown         []int32
 }
 
-// maxMessageDepth is the maximum nesting of descriptors. It is the same in a file.
+// maxMessageDepth is the maximum nesting of descriptors in a Message. In a file, maxDepth has the same effect.
 const maxMessageDepth = (maxDepth - 4) / 2
 
 // CompileMessages compiles messages of a control plane. The File of a Problem is the result of MessageFile. If a
@@ -51,7 +51,7 @@ func CompileMessages(messages []Message, o Options) (*limiter.Snapshot, Problems
 	return readMessages(messages).compile(o)
 }
 
-// readMessages converts messages. The mistakes of Unreadable messages have been reported already.
+// The mistakes of Unreadable messages have been reported already.
 func readMessages(messages []Message) *source {
 	messages = slices.Clone(messages)
 	slices.SortStableFunc(messages, func(a, b Message) int {

@@ -33,7 +33,6 @@ type budget struct {
 	all  *budget      // the larger budget that this one is a part of, or nil
 }
 
-// consume consumes n nodes, and reports whether the budget had that many.
 func (b *budget) consume(n int) bool {
 	there := b.all == nil || b.all.consume(n)
 	return b.left.Add(-int64(n)) >= 0 && there
@@ -82,8 +81,7 @@ func (p *parser) at(n *yaml.Node) place {
 	return place{src: p.src, line: int32(n.Line), column: int32(n.Column)}
 }
 
-// parse parses the documents of a file. It reports mistakes. It also returns the parts without mistakes,
-// because later steps may find other mistakes in them.
+// parse also returns documents with mistakes, because later steps may find further mistakes in them.
 func parse(f File, r *report, nodes *budget) (docs []*document) {
 	p := &parser{report: r, src: &origin{file: f.Name}, nodes: nodes}
 	if len(f.Data) > maxFileSize {

@@ -33,23 +33,23 @@ func (s step) composite() string {
 	return s.Key + "_" + s.Text
 }
 
-// loose reports whether the key contains a wildcard.
-func (s step) loose() bool { return strings.Contains(s.Key, "*") }
+func (s step) hasWildcardKey() bool { return strings.Contains(s.Key, "*") }
 
-// pattern reports whether the step matches several keys, or several but not all values.
-func (s step) pattern() bool {
-	return s.loose() || s.How != descriptors.Exact && s.How != descriptors.Any
+// matchesSeveral reports whether s matches several keys, or several but not all values.
+func (s step) matchesSeveral() bool {
+	return s.hasWildcardKey() || s.How != descriptors.Exact && s.How != descriptors.Any
 }
 
-// open reports whether the value in the request identifies the bucket.
-func (s step) open() bool { return !s.shared && (s.How != descriptors.Exact || s.loose()) }
+// identifiesBucket reports whether the value in the request is a part of the bucket's key.
+func (s step) identifiesBucket() bool {
+	return !s.shared && (s.How != descriptors.Exact || s.hasWildcardKey())
+}
 
 // path lists the steps from the root to a descriptor. Only newPath and extended create paths. Do not store a
 // path: the paths of one tree share memory, so the next call of extended may overwrite it. A copy for each
 // descriptor took a tenth of the memory that a load allocates.
 type path []step
 
-// newPath returns the empty path, with room for the steps of most trees.
 func newPath() path { return make(path, 0, 8) }
 
 // extended returns p with the step s added. The result overwrites the path that the last call of extended on p

@@ -269,8 +269,8 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 	}
 }
 
-// settleEntries sets the entries with which proxies return ids of reservations, if a limit of d has settle. It reports
-// top-level descriptors with the keys of these entries, because no request matches such descriptors.
+// settleEntries sets d.Settling and, if it has limits, d.Settle: the entries with which proxies return ids of
+// reservations. A top-level descriptor with the key of such an entry is a mistake, because no request matches it.
 func (c *compiler) settleEntries(d *domain) {
 	var stated settleDomain
 	for _, doc := range d.docs {

@@ -89,7 +89,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		}
 		s := c.step(one)
 		steps := above.extended(s)
-		if s.Key != "" && s.shared && !s.pattern() {
+		if s.Key != "" && s.shared && !s.matchesSeveral() {
 			c.mistake(one.ShareThreshold.at, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'; remove it, or end the value in *", s.composite())
 		}
 		if s.Key == "" { // the mistake has been reported already, and the level is unknown
@@ -102,7 +102,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		node := tree.Put(parent, s.Pattern, made)
 		added := node == made
 		first := d.nodes[node]
-		if s.pattern() { // differently written steps can be equal, such as value_prefix: a and value: a*
+		if s.matchesSeveral() { // differently written steps can be equal, such as value_prefix: a and value: a*
 			same := sibling{parent, s.composite()}
 			if before, twice := d.patterns[same]; twice {
 				added, first = false, before
@@ -199,7 +199,7 @@ func (c *compiler) useAt(d *domain, one *descriptor, steps path, node *descripto
 	sharedToo := false
 	for i, s := range steps {
 		sharedToo = sharedToo || s.shared
-		if s.metric && s.open() && !p.Detailed {
+		if s.metric && s.identifiesBucket() && !p.Detailed {
 			p.more.StatValues = append(p.more.StatValues, i)
 		}
 	}

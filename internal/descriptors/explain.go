@@ -42,7 +42,6 @@ var reasonNames = [...]string{"no such key", "no such value", "too long", "too s
 
 func (r Reason) String() string { return reasonNames[r] }
 
-// maxNear is the largest number of texts in Miss.Near.
 const maxNear = 5
 
 // Miss describes where a match failed, and what the configuration has at that level.

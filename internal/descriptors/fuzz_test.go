@@ -8,7 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// FuzzKey checks that lists of values have equal keys if and only if the lists are equal.
 func FuzzKey(f *testing.F) {
 	f.Add("a,b", "a,b", ",")
 	f.Add("a,bc", "ab,c", ",")

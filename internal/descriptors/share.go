@@ -2,7 +2,8 @@ package descriptors
 
 import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 
-// PartOf returns n*share, rounded down. share is between 0 and 1.
+// PartOf returns n*share, rounded down. share is between 0 and 1. For a large n, the result may exceed that by up to
+// n/1e9.
 func PartOf(n int64, share float64) int64 {
 	const grain = 1e-9 // 29 % of 100 is 29, but 0.29*100 is less in floating point
 	return min(n, int64(float64(n)*(share+grain)))

@@ -135,7 +135,7 @@ func TestMatch(t *testing.T) {
 	}
 }
 
-// matches is a simple recursive definition of glob without a key.
+// matches is the reference implementation of glob, without a key.
 func matches(pattern, text string) bool {
 	switch {
 	case pattern == "":

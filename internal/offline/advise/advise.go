@@ -46,10 +46,10 @@ type Advice struct {
 	Policy *descriptors.Policy
 	// Clients is the number of clients kept: 1 of each Every. About is the estimated number of all clients.
 	Clients, About, Every int64
-	// Denied is the number of these clients of which the limit denied a request in the replay of the whole
+	// Denied is the number of kept clients that the limit denied at least once, in the replay of the whole
 	// configuration.
 	Denied int64
-	// Requests is the number of requests of the clients kept. Missed of them were not kept.
+	// Requests counts all requests of the kept clients. For Missed of these requests, the memory had no room.
 	Requests, Missed int64
 	Busiest          Busiest
 	// Configured is the outcome of a replay of this limit alone, as it is configured.
@@ -139,8 +139,8 @@ func (a *Advice) percentiles() {
 	b.P50, b.P90, b.P95, b.P99 = percentile(most, 0.50), percentile(most, 0.90), percentile(most, 0.95), percentile(most, 0.99)
 }
 
-// percentile returns the smallest of the sorted numbers that at least a share (0 to 1) of all numbers does not exceed
-// (nearest rank).
+// percentile returns the smallest number in sorted that at least a share (0 to 1) of the numbers do not exceed (nearest
+// rank).
 func percentile(sorted []int64, share float64) int64 {
 	return sorted[int64(len(sorted))-1-allowed(int64(len(sorted)), 1-share)]
 }

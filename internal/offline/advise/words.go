@@ -7,7 +7,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// units are the time units of a rate_limit section.
 var units = map[algorithms.Micros]string{
 	algorithms.Second: "second", 60 * algorithms.Second: "minute", 3600 * algorithms.Second: "hour", algorithms.Day: "day",
 }

@@ -20,7 +20,6 @@ const (
 	Changed Kind = "changed"
 )
 
-// Change describes the change of one item.
 type Change struct {
 	Kind Kind `json:"change"`
 	// What is the kind of item: "domain", "limit", "descriptor", "section" (auth) or "configuration".
@@ -237,8 +236,6 @@ func lease(p *descriptors.Policy) string {
 	return fmt.Sprintf("up to %d for %s", l.Most, descriptors.Span(l.For))
 }
 
-// places compares the places that use a limit (see byPlace): how they treat its outcome, and which of its buckets they
-// charge.
 func (c *Change) places(was, is []*descriptors.Policy) {
 	old, new := byPlace(was), byPlace(is)
 	at, compared := map[string][]string{}, 0

@@ -79,7 +79,7 @@ func moved(domain string, was, is *descriptors.Tree) (all []Change) {
 	for _, c := range once {
 		try(c)
 	}
-	for _, c := range combined(once[:min(len(once), maxMoved)], slices.Concat(before, after)) { // the same, one level below
+	for _, c := range combined(once[:min(len(once), maxMoved)], slices.Concat(before, after)) { // the descriptors in once, extended in the same way
 		try(c)
 	}
 	slices.SortStableFunc(all, func(a, b Change) int { return strings.Compare(a.Name, b.Name) })

@@ -13,7 +13,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// decoder reads YAML nodes strictly, and records every mistake with its place.
 type decoder struct {
 	file     string
 	problems config.Problems
@@ -27,7 +26,6 @@ func (d *decoder) mistake(n *yaml.Node, format string, args ...any) {
 	})
 }
 
-// fields maps each key of a mapping to the function that reads the value of that key.
 type fields map[string]func(value *yaml.Node)
 
 func (d *decoder) mapping(n *yaml.Node, what string, known fields, required ...string) {

@@ -7,14 +7,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// File is one file of scenarios.
 type File struct {
 	// Configs are the paths of the configuration. A relative path is relative to the folder of the file.
 	Configs   []string
 	Scenarios []Scenario
 }
 
-// Scenario is a sequence of steps.
 type Scenario struct {
 	Name  string
 	Place Place

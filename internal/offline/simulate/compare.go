@@ -18,18 +18,17 @@ const maxChanged = 1 << 20
 
 // Comparison counts the requests that two configurations decide differently.
 type Comparison struct {
-	Requests int64 `json:"requests"`
-	// Unread is the number of lines that could not be read.
-	Unread  int64   `json:"not_read"`
-	Denied  Changes `json:"newly_denied"`
-	Allowed Changes `json:"newly_allowed"`
+	Requests int64   `json:"requests"`
+	Unread   int64   `json:"not_read"`
+	Denied   Changes `json:"newly_denied"`
+	Allowed  Changes `json:"newly_allowed"`
 }
 
 // Changes describes the requests whose answer changed in one direction.
 type Changes struct {
 	Requests int64 `json:"requests"`
-	// Clients is the number of different keys that were denied. AtLeast means that there may be more, because only
-	// maxChanged are counted.
+	// Clients is the number of different keys for which a limit denied these requests. At most maxChanged keys are
+	// counted; AtLeast means that there may be more.
 	Clients int64 `json:"clients"`
 	AtLeast bool  `json:"clients_at_least"`
 	// Limits are the limits that denied the requests, in descending order of their requests.

@@ -104,7 +104,6 @@ func waits(c *limiter.Call, r *limiter.Result) bool {
 	return r.Policy.Limit.Kind == algorithms.LeakyBucket || len(c.Limits) > 0 && c.Limits[r.Descriptor].Reserve
 }
 
-// verdictWait returns the longest wait of the results. any reports whether a result has a waiting time.
 func verdictWait(c *limiter.Call) (wait algorithms.Micros, any bool) {
 	for i := range c.Results {
 		if r := &c.Results[i]; waits(c, r) {

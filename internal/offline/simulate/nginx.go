@@ -101,7 +101,7 @@ func present(text string) string {
 	return text
 }
 
-// unescape decodes \xHH and a backslash before any other character.
+// unescape decodes \xHH, and removes a backslash before any other character.
 func unescape(text string) string {
 	i := strings.IndexByte(text, '\\')
 	if i < 0 {

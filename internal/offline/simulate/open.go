@@ -72,7 +72,6 @@ type estimates struct {
 	samples algorithms.Micros // the number of samples; each gets a second of its own, so that Estimates ignores none
 }
 
-// Learn implements limiter.Estimates.
 func (e *estimates) Learn(cell uint64, quantile float64, key uint64, now algorithms.Micros, real int64) {
 	if second := now / algorithms.Second; second != e.second || e.counted == nil {
 		e.second, e.counted = second, map[uint64]bool{}

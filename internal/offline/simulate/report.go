@@ -21,7 +21,6 @@ const topKeys = 10
 // maxAdvised bounds the limits that get suggestions. These are the limits with the most requests.
 const maxAdvised = 20
 
-// Report summarizes a replay.
 type Report struct {
 	tally *tally
 	// Advice is about the limits with the most requests, in the order of the configuration.
@@ -55,7 +54,6 @@ func (t *tally) report(ctx context.Context, share float64) (*Report, error) {
 	return r, nil
 }
 
-// WriteText writes the report as text.
 func (r *Report) WriteText(w io.Writer) error {
 	t := r.tally
 	out := &strings.Builder{}

@@ -158,7 +158,6 @@ func (s *scanner) integer() int64 {
 	}
 }
 
-// fits reports whether digits, a number without a sign, are at most the largest int64.
 func fits(digits string) bool {
 	const most = "9223372036854775807"
 	return len(digits) < len(most) || len(digits) == len(most) && digits <= most
@@ -203,7 +202,6 @@ func (s *scanner) found() string {
 	return fmt.Sprintf("%+q", text)
 }
 
-// skip reads a value of any kind and returns its text.
 func (s *scanner) skip() string {
 	s.peek()
 	start := s.pos

@@ -25,14 +25,12 @@ const (
 	Envoy Format = "envoy" // an access log in Envoy's default format, or as lines of JSON
 )
 
-// Config describes a replay: the input and the configuration.
 type Config struct {
 	Snapshot *limiter.Snapshot
 	// Name is the name of the input in messages.
-	Name   string
-	Input  io.Reader // may be compressed with gzip
-	Format Format
-	// Templates make descriptors from the lines of an access log.
+	Name      string
+	Input     io.Reader // may be compressed with gzip
+	Format    Format
 	Templates Templates
 	// Domain is the domain for access logs, and for lines of a trace that name none.
 	Domain string
@@ -60,7 +58,6 @@ func (e *LineError) Error() string { return fmt.Sprintf("%s:%d: %v", e.Name, e.L
 
 func (e *LineError) Unwrap() error { return e.Err }
 
-// reader reads one line of some format into a Call, and returns the time of the request.
 type reader interface {
 	read(line string, c *limiter.Call) (algorithms.Micros, error)
 }

@@ -150,7 +150,7 @@ func (t *tally) addToHistory(now algorithms.Micros, c *limiter.Call, r *limiter.
 	client.Denied = client.Denied || !r.Decision.Allowed && r.Decision.Err == nil
 }
 
-// hash returns the hash of the key, from which a fixed window may take its phase. It returns 0 for other algorithms.
+// hash returns 0 except for a fixed window, whose phase may come from the hash of the key.
 func (t *tally) hash(c *limiter.Call, r *limiter.Result) (hash uint64) {
 	if r.Policy.Limit.Kind == algorithms.FixedWindow {
 		_, hash = t.keyOf(c, r)

@@ -178,7 +178,6 @@ next:
 	}
 }
 
-// fill joins the values of parts. It returns the value of a single part without a copy.
 func (r record) fill(parts []part) string {
 	if len(parts) == 1 {
 		return r.value(parts[0])

@@ -17,7 +17,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// plainLine is a line of a trace as encoding/json reads it.
 type plainLine struct {
 	Time        *int64            `json:"time_us"`
 	Domain      string            `json:"domain"`
