@@ -18,8 +18,8 @@
 //	state, decision := limit.Take(state, now, algorithms.Charge{Cost: 1})
 //
 // Take does not modify the State it gets. However, the next State of a sliding log, or of a limit with a
-// Penalty, shares memory with it. So use each State for one charge only; dry runs are not limited. To use a
-// State for several charges, give each of them its own copy of Log, and of Denials including Denials.Times.
+// Penalty, shares memory with it. So use each State for one charge only, besides any number of dry runs. To use
+// a State for several charges, give each of them its own copy of Log, and of Denials including Denials.Times.
 package algorithms
 
 import "slices"
@@ -164,7 +164,8 @@ type Charge struct {
 type Decision struct {
 	// Allowed reports whether the cost was consumed, or in a dry run whether it would be.
 	Allowed bool
-	// Never means that no State of the bucket could ever allow the cost. RetryAfter is then 0.
+	// Never means that no State of the bucket could ever allow the cost. RetryAfter is then 0. A limit with
+	// Overdraw and a Rate above 0 does not set Never (see RetryAfter).
 	Never bool
 	// Remaining is the number of whole units left. It is 0 for a bucket in debt.
 	Remaining int64

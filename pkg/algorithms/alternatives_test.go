@@ -150,7 +150,6 @@ func TestRetryOfAlternativesIsExact(t *testing.T) {
 	}
 }
 
-// retry is the time when a denied request can succeed: after a time, or never.
 type retry struct {
 	after Micros
 	never bool

@@ -12,11 +12,11 @@ import (
 // units, and the numbers of the limit that last wrote the bucket. It finds retry_after, and most other times,
 // by trying moments, not by a formula. Its clock never steps back.
 type changing struct {
-	s    Spec // the Spec that was last stored
-	tick Micros
-	used []*big.Rat // one element; a guaranteed bucket has two, the guaranteed part and the bank
-	ts   Micros     // the time for which used holds
-	seen bool       // the bucket has been stored
+	s      Spec
+	tick   Micros
+	used   []*big.Rat // one element; a guaranteed bucket has two, the guaranteed part and the bank
+	ts     Micros     // the time for which used holds
+	stored bool
 }
 
 func (m changing) copy() changing {
@@ -74,8 +74,8 @@ func (m *changing) oldEdges(s Spec, hash uint64) edges {
 func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept bool) {
 	v = m.copy()
 	capacities, flows := parts(s)
-	if !v.seen {
-		v = changing{s: s, tick: tick, ts: t / tick * tick, seen: true}
+	if !v.stored {
+		v = changing{s: s, tick: tick, ts: t / tick * tick, stored: true}
 		for range capacities {
 			v.used = append(v.used, whole(0))
 		}
@@ -406,7 +406,7 @@ func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 		d.ResetAfter = first(now, coarse, full)
 	}
 	switch {
-	case a.DryRun, d.Never && !s.TakesDenied, a.Cost < 0 && !m.seen, !m.seen && !charges, !m.seen && a.Cost == 0:
+	case a.DryRun, d.Never && !s.TakesDenied, a.Cost < 0 && !m.stored, !m.stored && !charges, !m.stored && a.Cost == 0:
 	case a.Cost == 0 || !charges:
 		if !isKept && !alike(s, tick, m.s, m.tick, a.Hash) { // converted: only the numbers change
 			*m = v

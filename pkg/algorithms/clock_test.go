@@ -94,14 +94,14 @@ func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 			return
 		}
 		var s State
-		now, forward, taken := t0, int64(0), whole(0)
+		now, forwardTicks, taken := t0, int64(0), whole(0)
 		for range length(t, 1000) {
 			a := Charge{Cost: roll.of(0, 1, 1, roll.between(1, l.Capacity+1))}
 			var d Decision
 			if s, d = l.Take(s, now, a); d.Allowed {
 				taken.Add(taken, whole(a.Cost))
 			}
-			flow := times(whole(forward), big.NewRat(spec.Rate, l.period))
+			flow := times(whole(forwardTicks), big.NewRat(spec.Rate, l.period))
 			if most := plus(whole(l.Capacity), flow); less(most, taken) {
 				t.Fatalf("%s: took %v, at most %v", show(spec), taken, most)
 			}
@@ -110,7 +110,7 @@ func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 			}
 			to := roll.next(l, now, d)
 			if to > now {
-				forward += int64(to/l.tick - now/l.tick) // in ticks
+				forwardTicks += int64(to/l.tick - now/l.tick)
 			}
 			if now = to; now > MaxTime {
 				return

@@ -146,9 +146,9 @@ func (roll dice) charge(l *Limit, now Micros, hash uint64) Charge {
 // next returns the time of the next charge after one that was decided with d at time now. Now and then the
 // clock steps back.
 func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
-	each := (l.period / max(1, l.Rate)) * int64(l.tick) // about the time that one unit needs to flow in
+	timeOfUnit := (l.period / max(1, l.Rate)) * int64(l.tick)
 	period := l.period * int64(l.tick)
-	near := []int64{0, 0, 1, roll(1000), each, roll(each + 1), roll(2*each + 1), roll(10*each + 1)}
+	near := []int64{0, 0, 1, roll(1000), timeOfUnit, roll(timeOfUnit + 1), roll(2*timeOfUnit + 1), roll(10*timeOfUnit + 1)}
 	step := roll.of(near...)
 	switch roll(60) {
 	case 0, 1, 2, 3, 4, 5:

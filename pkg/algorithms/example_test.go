@@ -27,3 +27,26 @@ func ExampleLimit_Take() {
 	// false 0 3s
 	// false 0 2s
 }
+
+// Decide two limits together: if one denies, none is charged.
+func ExampleTakeAll() {
+	perUser, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	perTeam, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 3, Period: algorithms.Second})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	cost := algorithms.Charge{Cost: 2}
+	buckets := []algorithms.Bucket{{Limit: &perUser, Charge: cost}, {Limit: &perTeam, Charge: cost}} // both are new
+	for range 2 {
+		allowed := algorithms.TakeAll(1_767_225_600*algorithms.Second, buckets)
+		fmt.Println(allowed, buckets[0].Decision.Remaining, buckets[1].Decision.Remaining)
+	}
+	// Output:
+	// true 8 1
+	// false 8 1
+}

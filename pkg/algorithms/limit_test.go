@@ -33,10 +33,10 @@ func TestTheErrorReportsTheLargestAcceptedNumber(t *testing.T) {
 	const exact = 1 << 53
 	capacity := func(s Spec, c int64) Spec { s.Capacity = &c; return s }
 	for name, c := range map[string]struct {
-		spec    func(n int64) Spec
-		field   string
-		largest int64
-		micros  int64 // the largest that is computed in microseconds; above it in milliseconds
+		spec            func(n int64) Spec
+		field           string
+		largest         int64
+		largestInMicros int64
 	}{
 		"token bucket, even period": {
 			func(n int64) Spec { return capacity(Spec{Kind: TokenBucket, Rate: 1, Period: sec}, n) },
@@ -80,8 +80,8 @@ func TestTheErrorReportsTheLargestAcceptedNumber(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for n, tick := range map[int64]Micros{1: us, c.micros: us, min(c.micros+1, c.largest): ms, c.largest: ms} {
-				if n == c.micros {
+			for n, tick := range map[int64]Micros{1: us, c.largestInMicros: us, min(c.largestInMicros+1, c.largest): ms, c.largest: ms} {
+				if n == c.largestInMicros {
 					tick = us
 				}
 				if l, err := Compile(c.spec(n)); err != nil || l.tick != tick {

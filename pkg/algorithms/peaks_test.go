@@ -9,9 +9,9 @@ import (
 
 // allPeaks is the reference implementation of Peaks. It keeps every peak and searches all of them.
 type allPeaks struct {
-	list   []Peak
-	at     Micros // the time of the last charge or refund
-	merged bool   // at some time the bucket had more peaks than it can keep
+	list       []Peak
+	lastChange Micros
+	merged     bool // at some time the bucket had more peaks than it can keep
 }
 
 // charge records that a bucket was below full by room just before a charge at time now.
@@ -29,7 +29,7 @@ func (p *allPeaks) refund(now, since Micros, units, room int64) {
 }
 
 func (p *allPeaks) note(now, until Micros, room int64) {
-	p.at, p.list = now, append(p.list, Peak{until, room})
+	p.lastChange, p.list = now, append(p.list, Peak{until, room})
 	count, least := 0, int64(maxExact)
 	for i := len(p.list) - 1; i >= 0; i-- {
 		if p.list[i].Room < least {
@@ -41,7 +41,7 @@ func (p *allPeaks) note(now, until Micros, room int64) {
 
 // room does what Limit.roomSince does, with all peaks.
 func (p *allPeaks) room(since Micros, room int64) int64 {
-	if since > p.at {
+	if since > p.lastChange {
 		return 0
 	}
 	for _, peak := range p.list {

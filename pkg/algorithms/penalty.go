@@ -161,7 +161,6 @@ func (l *Limit) seen(s *State) bool {
 	return s.By != nil && s.By.Kind == l.Kind && (l.Kind != SlidingLog || len(s.Log) > 0)
 }
 
-// counts reports whether a Penalty of l counts d, the decision on charge a, as a denial.
 func (l *Limit) counts(d *Decision, a Charge) bool {
 	return l.Penalty.After > 0 && !d.Allowed && !d.Never && a.Cost > 0 && !a.DryRun
 }

@@ -8,7 +8,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// penaltyReference adds a penalty to another reference implementation.
 type penaltyReference struct {
 	s      Spec
 	bucket reference

@@ -32,7 +32,6 @@ func (m moment) again(at Micros, s State, a Charge) Decision {
 	return d
 }
 
-// The same charge alone is allowed after retry_after, and denied one microsecond before.
 func TestRetryAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.got.Allowed || m.got.Never || m.charge.DryRun {

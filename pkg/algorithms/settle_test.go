@@ -84,7 +84,7 @@ func TestALateCancellationRefundsLessTheInflow(t *testing.T) {
 		}
 	}
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
-	s, _ = l.Take(s, t0+sec, Charge{Cost: 10}) // also the tokens that have flowed in
+	s, _ = l.Take(s, t0+sec, Charge{Cost: 10})
 	if s, _ = l.Take(s, t0+sec, Charge{Cost: -10, ChargedAt: t0, Settle: true}); left(l, s, t0+sec) != 0 {
 		t.Errorf("%d units were refunded twice; want 0", left(l, s, t0+sec))
 	}

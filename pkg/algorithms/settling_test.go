@@ -10,7 +10,7 @@ import (
 type call struct {
 	at       Micros
 	estimate int64
-	cost     int64 // the real cost
+	cost     int64
 	open     bool
 }
 

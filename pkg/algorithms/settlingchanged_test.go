@@ -100,10 +100,10 @@ func TestSettlementsUnderChangedNumbers(t *testing.T) {
 			return mustCompileRapid(t, s), mustCompileRapid(t, all)
 		}
 		type moment struct {
-			now   Micros
-			known *Limit
-			call  *call // the call that began, or nil
-			seen  bool  // the bucket has been charged under these numbers
+			now       Micros
+			known     *Limit
+			call      *call // the call that began, or nil
+			converted bool  // the state was in the numbers of the limit afterwards
 		}
 		l, known := numbers()
 		var state State
@@ -133,7 +133,7 @@ func TestSettlementsUnderChangedNumbers(t *testing.T) {
 					open, m.call = append(open, c), c
 				}
 			}
-			m.seen = state.By == l
+			m.converted = state.By == l
 			moments = append(moments, m)
 			now += Micros(roll.of(0, 0, 1, int64(d.RetryAfter), roll(int64(period))))
 		}
@@ -144,7 +144,7 @@ func TestSettlementsUnderChangedNumbers(t *testing.T) {
 		for _, m := range moments {
 			if m.call != nil {
 				other, _ = m.known.Take(other, m.now, Charge{Cost: m.call.cost})
-			} else if m.seen {
+			} else if m.converted {
 				other, _ = m.known.Take(other, m.now, Charge{Cost: 1})
 				other, _ = m.known.Take(other, m.now, Charge{Cost: -1})
 			}

@@ -31,7 +31,6 @@ func (roll dice) chosen(now Micros, shards []Bucket, a Charge) Decision {
 	return TakeShards(now, shards, a)
 }
 
-// A denial means that the requested units are not available.
 func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 	charges, denied := 0, 0
 	rapid.Check(t, func(t *rapid.T) {

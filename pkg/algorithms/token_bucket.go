@@ -103,8 +103,7 @@ func (l *Limit) takeTokens(s *State, now Micros, a *Charge, d *Decision) {
 	case l.Overdraw:
 		floor := min(s.Value, -l.MaxReserved*l.q)
 		s.Value = max(floor, s.Value-cost)
-		// A cost above capacity is never available at once. RetryAfter is
-		// then the time until the bucket is full.
+		// A cost above capacity is never available at once. RetryAfter is then the time until the bucket is full.
 		d.RetryAfter = l.span(now, ceilDiv(min(cost, most)+least-s.Value, l.p))
 	case cost > most:
 		d.Never = true

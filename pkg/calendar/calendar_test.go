@@ -192,7 +192,7 @@ func TestNoZoneMeansUTC(t *testing.T) {
 	}
 }
 
-// A clock may stand before 1970, for example on a machine without a battery west of Greenwich.
+// A clock may show a time before 1970, for example on a machine without a battery west of Greenwich.
 func TestWindowsBefore1970(t *testing.T) {
 	for _, zone := range []string{"America/New_York", "UTC", "Asia/Tokyo"} {
 		for _, u := range units {

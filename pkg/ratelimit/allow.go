@@ -183,7 +183,7 @@ func (l *Limiter) all(ctx context.Context, requests []Request, maxWait time.Dura
 	return err
 }
 
-// decide decides requests, whose limits find has set, and sets their results.
+// decide sets the results of requests, whose limits find has set.
 func (l *Limiter) decide(ctx context.Context, requests []Request, dryRun bool) error {
 	d := l.direct.Get().(*limiter.Direct)
 	defer l.direct.Put(d)

@@ -135,8 +135,7 @@ type limit struct {
 	inline bool          // the limit came with a request
 }
 
-// New makes a Limiter. Its error lists all mistakes, with those of limits sorted by the names of the
-// limits.
+// New makes a Limiter. Its error lists all mistakes in c.
 func New(c Config) (*Limiter, error) {
 	var problems []error
 	if c.Store == nil {
@@ -205,7 +204,8 @@ type Result struct {
 	Window time.Duration
 	// Remaining is the number of units left. It is 0 for a bucket in debt.
 	Remaining int64
-	// RetryAfter is set for a denial. It is the exact time until the same request can succeed.
+	// RetryAfter is set for a denial. It is the exact time until this limit allows the same request, if no other
+	// request comes first.
 	RetryAfter time.Duration
 	// ResetAfter is the time until the bucket is full again. For a fixed window it is at least the time until
 	// the next window starts.

@@ -136,7 +136,7 @@ func TestADeadlineBeforeMaxWaitDeniesAtOnce(t *testing.T) {
 	}
 }
 
-// The next window starts in 10 s, and then all its units are available. So the call waits 10 s.
+// The next window starts in 10 s. Then the 4 units that are missing are available.
 func TestAWindowThatStartsSoonIsAwaited(t *testing.T) {
 	limit := ratelimit.FixedWindow(4, time.Minute)
 	limit.Start, limit.MaxReserved = time.UnixMicro(int64(storetest.Start-50*algorithms.Second)), new(int64(20))

@@ -187,7 +187,6 @@ type answering struct{ err error }
 
 func (s answering) Submit(b *backend.Batch) { b.Fail(s.err) }
 
-// spaced returns a handler behind a leaky bucket with turns every period, and the number of its calls.
 func spaced(t *testing.T, period time.Duration) (h http.Handler, calls *atomic.Int64) {
 	t.Helper()
 	limiter, err := ratelimit.New(ratelimit.Config{
