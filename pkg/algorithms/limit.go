@@ -142,7 +142,6 @@ func (s Spec) fits(tick Micros) bool {
 	return s.Period%tick == 0 && (s.Minimum == nil || s.Minimum.Period%tick == 0)
 }
 
-// compile is Compile with ticks of the given length.
 func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 	if errs := check(s); len(errs) > 0 {
 		return Limit{}, errs

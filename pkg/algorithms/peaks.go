@@ -28,7 +28,6 @@ import "math"
 // stores one peak: the time since which its charges are known.
 
 const (
-	// mostPeaks is the number of peaks that a bucket keeps.
 	mostPeaks = 4
 	// maxOpen bounds how long earlier charges still get no refund after a clock stepped back.
 	maxOpen = 3600 * Second

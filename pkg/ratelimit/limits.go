@@ -115,7 +115,6 @@ func LeakyBucket(rate int64, period time.Duration, queue int64) Limit {
 	return Limit{Algorithm: algorithms.LeakyBucket, Rate: rate, Period: period, Capacity: &queue}
 }
 
-// named compiles l as the limit of domain with this name.
 func (l Limit) named(domain, name string) (*limit, error) {
 	if l.loaded != nil {
 		if in := l.loaded.Domain; in != domain || l.loaded.Name != name {
@@ -161,7 +160,6 @@ func newLimit(p descriptors.Policy) *limit {
 	return &limit{policy: p, units: units, window: time.Duration(seconds) * time.Second}
 }
 
-// compile checks and compiles l. Its error lists all mistakes, with the names of the fields.
 func (l Limit) compile() (algorithms.Limit, error) {
 	spec := algorithms.Spec{
 		Kind: l.Algorithm, Rate: l.Rate, Capacity: l.Capacity, Initial: l.Initial, MaxReserved: l.MaxReserved,

@@ -279,8 +279,6 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, n int64) (Result, e
 	return l.settled(&c)
 }
 
-// settled returns the most serious error of the settlement c and the Result of its limit. Without an error, it returns
-// the Result of the first limit.
 func (l *Limiter) settled(c *limiter.Call) (result Result, worst error) {
 	for i := range c.Results {
 		d := &c.Results[i].Decision
