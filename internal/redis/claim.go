@@ -94,7 +94,6 @@ type claimedGroup struct {
 	inner     backend.Batch
 }
 
-// run claims the ID. If no other call has claimed it, it submits the group.
 func (g *claimedGroup) run() {
 	ctx, cancel := g.bound()
 	defer cancel()
@@ -165,7 +164,6 @@ func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 	return context.WithDeadline(context.Background(), g.outer.Deadline)
 }
 
-// end ends the group. If err is nil, the decisions stay as they are.
 func (g *claimedGroup) end(err error) {
 	defer func() {
 		if p := recover(); p != nil && g.panicked != nil { // a panic in Done must not affect other batches
@@ -240,8 +238,6 @@ func answerOf(once *backend.IdempotencyKey, decisions []backend.Decision) []byte
 	return b
 }
 
-// answerFromStored answers a group from the value that is stored under its ID: the claim of another call, or
-// an answer.
 func answerFromStored(was string, once *backend.IdempotencyKey, decisions []backend.Decision) {
 	const head, size = 1 + len(once.Digest), 8 + answerSize
 	switch {

@@ -142,7 +142,6 @@ func (c *cluster) close() {
 	c.work.Wait()
 }
 
-// background runs f on another goroutine. It reports false, and does not run f, if c is closed.
 func (c *cluster) background(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -267,8 +266,6 @@ func (c *cluster) submitUnknown(b *backend.Batch) {
 	}
 }
 
-// readLayout reads the layout and then submits b. If the layout cannot be read before the deadline of b, b fails,
-// and the layout is read again in the background.
 func (c *cluster) readLayout(b *backend.Batch) {
 	end := c.clock.Now().Add(c.timeout)
 	if !b.Deadline.IsZero() {

@@ -316,7 +316,6 @@ func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	return m.refundCharges(refunds...)
 }
 
-// offer returns a refund of the remaining units to the next shard, or nothing if no unit or no shard is left.
 func (m *refund) offer() []backend.Charge {
 	if m.rest <= 0 || len(m.order) == 0 {
 		return nil

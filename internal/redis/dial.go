@@ -69,7 +69,6 @@ type lines struct {
 	closed     bool              // guarded by mu
 }
 
-// of returns the line to addr. If there is none, it makes one that connects with dial.
 func (l *lines) of(addr string, dial func(ctx context.Context) (net.Conn, error)) *line {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,8 +150,6 @@ func (b budget) consume(now time.Time) (budget, bool) {
 	return b, true
 }
 
-// connect makes a connection. If the dial fails, connect returns a broken connection, whose Write returns the
-// error.
 func (l *line) connect(ctx context.Context) net.Conn {
 	age := l.age.Load()
 	nc, err := l.acquire(ctx)
@@ -287,8 +284,6 @@ func (l *line) wait(pause time.Duration) bool {
 	}
 }
 
-// redialed records the result of a dial of redial. It reports whether redialing is over, because the server
-// has been reached or is no longer needed.
 func (l *line) redialed(nc net.Conn, err error) (over bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -122,8 +122,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	return all
 }
 
-// maxClockOffset is the largest difference between the clocks of this machine and of Redis that is
-// acceptable.
+// maxClockOffset is the largest acceptable difference between the clocks of this machine and of Redis.
 const maxClockOffset = 5 * time.Second
 
 // checkClock compares the clock of a server with the clock of this machine. serverTime is the answer to a call that

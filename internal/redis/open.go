@@ -240,7 +240,6 @@ func (s *Store) Close() error {
 	return s.client.Close()
 }
 
-// consistent returns an error if two settings contradict each other, or if the password file cannot be used.
 func (c Config) consistent(l location) error {
 	if c.PasswordFile == "" {
 		return nil

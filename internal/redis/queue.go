@@ -71,7 +71,7 @@ type place struct {
 type entry struct {
 	batch   *backend.Batch
 	since   time.Time // when the batch was submitted
-	at      int       // the first charge that has not been sent
+	at      int       // the index of the first charge that has not been sent
 	in      bool      // a call that is being filled or is in flight carries charges of the batch
 	charged bool      // that call carries charges of the batch that are not resets
 	next    *entry

@@ -39,8 +39,8 @@ func (w *serverSenders) close() {
 	w.long.close()
 }
 
-// mixed reports whether a batch must be divided, because it contains both groups for the sender long and
-// other groups, or a group that is too large.
+// mixed reports whether a batch must be divided, because it contains a group for the sender long and other groups,
+// or a group that is too large.
 func mixed(charges []backend.Charge) bool {
 	if len(charges) <= maxBatch {
 		return false

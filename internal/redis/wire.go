@@ -50,8 +50,10 @@ type wire struct {
 	dialing bool
 	dialed  time.Time // the time of the last attempt to dial
 
-	writing sync.Mutex // held during send, because an answer may be read before the Write of its call has returned
-	out     []byte     // the frame that is being written; guarded by writing
+	// writing is held during send. Without it, the next call could overwrite out during a Write, because the answer to a
+	// call may be read before its Write has returned.
+	writing sync.Mutex
+	out     []byte // the frame that is being written; guarded by writing
 }
 
 // reserve reserves the wire for a call. It returns false if the wire has another call, or no connection that can be
