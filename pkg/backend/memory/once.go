@@ -26,16 +26,16 @@ type records struct {
 	mu sync.Mutex
 	// index is a hash table, probed linearly: for each record the hash of its ID, shifted by 32 bits, and its
 	// ref; 0 means empty. The length is a power of two. mu guards it and the following fields, except seen.
-	index  []uint64
-	seen   atomic.Pointer[[]uint64] // the index, for readers without the lock
-	count  int
-	chunks []*[recordsPerChunk]record
-	used   int                             // how many records of the chunks have ever been used
-	free   recordRef                       // the record that was freed last, which links the other free ones
-	others map[[16]byte][]decision         // by ID, the decisions of a group after its first
-	due    map[algorithms.Micros]recordRef // the records to sweep in each minute: the latest one, which links the others
-	minute algorithms.Micros               // the minute of the last sweep
-	_      [64]byte
+	index           []uint64
+	seen            atomic.Pointer[[]uint64] // the index, for readers without the lock
+	count           int
+	chunks          []*[recordsPerChunk]record
+	everUsed        int
+	free            recordRef                       // the record that was freed last, which links the other free ones
+	others          map[[16]byte][]decision         // by ID, the decisions of a group after its first
+	due             map[algorithms.Micros]recordRef // the records to sweep in each minute: the latest one, which links the others
+	lastSweepMinute algorithms.Micros
+	_               [64]byte
 }
 
 // recordRef is 1 + the number of a record. 0 means none.
@@ -143,11 +143,11 @@ func (r *records) newRecord() recordRef {
 		r.free = r.at(ref).next
 		return ref
 	}
-	if r.used == len(r.chunks)*int(recordsPerChunk) {
+	if r.everUsed == len(r.chunks)*int(recordsPerChunk) {
 		r.chunks = append(r.chunks, new([recordsPerChunk]record))
 	}
-	r.used++
-	return recordRef(r.used)
+	r.everUsed++
+	return recordRef(r.everUsed)
 }
 
 const minute = 60 * algorithms.Second
@@ -263,13 +263,13 @@ func (s *Store) sweepRecords(now algorithms.Micros) {
 
 // sweepRecordsOf deletes the expired records of a stripe, at most once a minute. r.mu is held.
 func (s *Store) sweepRecordsOf(r *records, now algorithms.Micros) {
-	if r.minute == now/minute {
+	if r.lastSweepMinute == now/minute {
 		return
 	}
-	r.minute = now / minute
+	r.lastSweepMinute = now / minute
 	gone := 0
 	for last, ref := range r.due {
-		if last > r.minute {
+		if last > r.lastSweepMinute {
 			continue
 		}
 		for ref != 0 {

@@ -158,7 +158,7 @@ func TestAnExpiredRecordIsReplaced(t *testing.T) {
 func (s *Store) recordsInUse() (used, due, others int) {
 	for i := range s.records {
 		r := &s.records[i]
-		used, due, others = used+r.used, due+len(r.due), others+len(r.others)
+		used, due, others = used+r.everUsed, due+len(r.due), others+len(r.others)
 	}
 	return used, due, others
 }
@@ -335,8 +335,8 @@ func TestTheIndexOfRecordsBehavesLikeAMap(t *testing.T) {
 				t.Fatalf("id %d: found %d, want %d", i, ref, have[i])
 			}
 		}
-		if len(r.index) > 64 || r.count != len(have) || r.used > 31 {
-			t.Fatalf("%d records in %d places, %d counted, %d ever used; want at most 64 places and 31 used", len(have), len(r.index), r.count, r.used)
+		if len(r.index) > 64 || r.count != len(have) || r.everUsed > 31 {
+			t.Fatalf("%d records in %d places, %d counted, %d ever used; want at most 64 places and 31 used", len(have), len(r.index), r.count, r.everUsed)
 		}
 	})
 }

@@ -90,7 +90,7 @@ func consistent(s *Store) error {
 	held := make([]int, len(r.held))
 	for i := range s.stripes {
 		table, stored := &s.stripes[i].table, 0
-		for n := range table.next {
+		for n := range table.everUsed {
 			e := table.entry(n)
 			if e.by == nil {
 				if e.key.Load() != nil || e.more != nil {
@@ -101,8 +101,8 @@ func consistent(s *Store) error {
 			stored++
 			held[e.owner] += 1 + e.extra()
 		}
-		if stored != table.count || stored+len(table.free) != table.next {
-			return fmt.Errorf("%d of %d entries are stored, %d counted, %d free; want all that are stored counted, and the others free", stored, table.next, table.count, len(table.free))
+		if stored != table.count || stored+len(table.free) != table.everUsed {
+			return fmt.Errorf("%d of %d entries are stored, %d counted, %d free; want all that are stored counted, and the others free", stored, table.everUsed, table.count, len(table.free))
 		}
 	}
 	for i := range s.records {

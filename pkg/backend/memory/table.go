@@ -12,10 +12,10 @@ import (
 // it needs 84 to 134 bytes (Go 1.26), and the map moves entries when it grows.
 type table struct {
 	view
-	seen  atomic.Pointer[view] // the published view, for readers without the lock
-	next  int                  // entries ever used
-	free  []uint32
-	count int
+	seen     atomic.Pointer[view] // the published view, for readers without the lock
+	everUsed int
+	free     []uint32
+	count    int
 }
 
 // view is what a search for an entry needs. Function touch reads a view without the lock, so everything that
@@ -129,7 +129,7 @@ func (e *entry) extra() int {
 // slot returns the part of a hash that the index uses. The rest of the hash selects the stripe.
 func slot(hash uint64) uint32 { return uint32(hash >> 32) }
 
-func (t *table) size() int { return t.next }
+func (t *table) size() int { return t.everUsed }
 
 func (v *view) entry(i int) *entry { return &v.chunks[i/chunkSize][i%chunkSize] }
 
@@ -159,12 +159,12 @@ func (t *table) insert(hash uint64, key string) *entry {
 	if last := len(t.free) - 1; last >= 0 {
 		n, t.free = t.free[last], t.free[:last]
 	} else {
-		n = uint32(t.next)
-		if t.next == len(t.chunks)*chunkSize {
+		n = uint32(t.everUsed)
+		if t.everUsed == len(t.chunks)*chunkSize {
 			t.chunks = append(t.chunks, new([chunkSize]entry))
 			t.publish()
 		}
-		t.next++
+		t.everUsed++
 	}
 	e := t.entry(int(n))
 	e.setName(key)

@@ -51,7 +51,7 @@ func TestATableReusesTheMemoryOfRemovedEntries(t *testing.T) {
 		table.remove(table.find(uint64(i-10)<<32, fmt.Append(nil, i-10)))
 		table.insert(uint64(i)<<32, fmt.Sprint(i))
 	}
-	if table.next != 10 || len(table.index) > 16 || len(table.chunks) != 1 {
-		t.Errorf("10 entries at a time used %d entries, %d places and %d chunks; want 10, at most 16 and 1", table.next, len(table.index), len(table.chunks))
+	if table.everUsed != 10 || len(table.index) > 16 || len(table.chunks) != 1 {
+		t.Errorf("10 entries at a time used %d entries, %d places and %d chunks; want 10, at most 16 and 1", table.everUsed, len(table.index), len(table.chunks))
 	}
 }

@@ -234,7 +234,7 @@ func vectors() []vector {
 		{"settled later", settling, []step{
 			{at: 1 * s, cost: 10000, allowed: true},
 			{at: 7 * s, cost: 1000, allowed: true},
-			{at: 13 * s, cost: -9000, of: 1 * s, settle: true, allowed: true, left: 10000}, // as if each call had used 1000 from the start
+			{at: 13 * s, cost: -9000, of: 1 * s, settle: true, allowed: true, left: 10000}, // left is as if each call had consumed only 1000 from the start
 		}},
 		{"settled once the bucket was full again", settling, []step{
 			{at: 1 * s, cost: 6000, allowed: true, left: 4000},
