@@ -49,9 +49,9 @@ func TestADenialOfAlternativesIsRememberedUntilEitherCanPay(t *testing.T) {
 
 func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 	for _, c := range []struct {
-		cost          int64
-		plan, credits int64 // the units left after the other limit has denied
-	}{{cost: 4, plan: 10, credits: 20}, {cost: 11, plan: 10, credits: 20}} {
+		cost                  int64
+		planLeft, creditsLeft int64
+	}{{cost: 4, planLeft: 10, creditsLeft: 20}, {cost: 11, planLeft: 10, creditsLeft: 20}} {
 		synctest.Test(t, func(t *testing.T) {
 			undos := stores.NewUndos(time.Minute)
 			store, other := memory.New(memory.Config{Clock: storetest.Times(wall)}), memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -67,7 +67,7 @@ func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 			if n := recorded.count(); n != 2 {
 				t.Errorf("cost %d: %d calls, want the charge and its undo", c.cost, n)
 			}
-			for i, want := range []int64{c.plan, c.credits} {
+			for i, want := range []int64{c.planLeft, c.creditsLeft} {
 				group[i].Then, group[i].Terms.Cost = false, 0
 				if left := take(t.Context(), store, group[i])[0].Remaining; left != want {
 					t.Errorf("cost %d: %s has %d left, want %d", c.cost, group[i].Key, left, want)

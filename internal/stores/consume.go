@@ -138,7 +138,7 @@ func (l *hotKey) count(units int64, now time.Duration) {
 		l.since = now - span/2
 	}
 	l.used += float64(units)
-	l.requestedAt = now
+	l.lastRequestAt = now
 }
 
 func (l *hotKey) span() time.Duration { return time.Duration(l.charge.Lease.For) * time.Microsecond }

@@ -19,38 +19,38 @@ func TestDenialsAgreeWithASimpleMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 6
 		s := newDenials(most)
-		model := map[uint64]*denial{} // the expected groups
+		wantGroups := map[uint64]*denial{}
 		var all []*denial
 		key := func() string { return fmt.Sprint("bucket ", rapid.IntRange(0, 4).Draw(t, "bucket")) }
 		for range rapid.IntRange(1, 80).Draw(t, "steps") {
 			switch rapid.IntRange(0, 9).Draw(t, "step") {
 			case 0:
 				s.clear()
-				clear(model)
+				clear(wantGroups)
 			case 1, 2:
 				name := key()
 				s.removeBucket(xxhash.Sum64String(name))
-				maps.DeleteFunc(model, func(_ uint64, d *denial) bool {
+				maps.DeleteFunc(wantGroups, func(_ uint64, d *denial) bool {
 					return slices.ContainsFunc(d.charges, func(c backend.Charge) bool { return string(c.Key) == name })
 				})
 			case 3:
 				if len(all) > 0 {
 					old := rapid.SampledFrom(all).Draw(t, "old")
-					if s.remove(old); model[old.hash] == old { // only the newest denial of a group can be removed
-						delete(model, old.hash)
+					if s.remove(old); wantGroups[old.hash] == old { // only the newest denial of a group can be removed
+						delete(wantGroups, old.hash)
 					}
 				}
 			default:
 				d := &denial{charges: []backend.Charge{{Key: []byte(key())}, {Key: []byte(key())}}}
 				d.hash = groupHash(d.charges)
 				if s.add(d); len(s.groups) == 1 { // add may have removed the others, because there was no room
-					clear(model)
+					clear(wantGroups)
 				}
-				model[d.hash] = d
+				wantGroups[d.hash] = d
 				all = append(all, d)
 			}
-			if !maps.Equal(s.groups, model) {
-				t.Fatalf("got the denials %v, want %v", s.groups, model)
+			if !maps.Equal(s.groups, wantGroups) {
+				t.Fatalf("got the denials %v, want %v", s.groups, wantGroups)
 			}
 			listed := 0
 			for _, groups := range s.buckets {

@@ -64,9 +64,9 @@ type DeniedStore struct {
 	config  DeniedConfig
 	batches sync.Pool
 
-	cached    atomic.Int64  // the number of cached groups
-	submitted atomic.Uint64 // the number of batches so far, which is also the number of the newest batch
-	clearedAt atomic.Uint64 // the number of the last batch before the last Clear
+	cachedGroups atomic.Int64
+	submitted    atomic.Uint64 // the number of batches so far, which is also the number of the newest batch
+	clearedAt    atomic.Uint64 // the number of the last batch before the last Clear
 	// changed has an element for each remainder of key hashes. The element is the number of the last batch before this
 	// process last changed a bucket with such a hash. A denial from that batch or an earlier one may be outdated.
 	changed [1024]atomic.Uint64
@@ -83,7 +83,7 @@ func (s *DeniedStore) Submit(b *backend.Batch) {
 		s.clearChanged(b.Charges)
 	}
 	t.submittedAt, t.number = s.config.Clock(), s.submitted.Add(1)
-	if s.cached.Load() > 0 {
+	if s.cachedGroups.Load() > 0 {
 		t.answerKnown(b)
 	} else {
 		t.whole = true
@@ -217,7 +217,7 @@ func (s *DeniedStore) find(charges []backend.Charge, decisions []backend.Decisio
 	if charges[0].Reset || charges[0].IdempotencyKey != nil { // the wrapped Store may have stored an allowed decision for the idempotency key
 		return nil
 	}
-	if s.cached.Load() == 0 { // usually the cache is empty, and no hash needs to be computed
+	if s.cachedGroups.Load() == 0 { // usually the cache is empty, and no hash needs to be computed
 		return nil
 	}
 	s.mu.RLock()
@@ -235,7 +235,7 @@ func (s *DeniedStore) removeOld(old ...*denial) {
 	for _, d := range old {
 		s.denials.remove(d)
 	}
-	s.cached.Store(int64(len(s.denials.groups)))
+	s.cachedGroups.Store(int64(len(s.denials.groups)))
 }
 
 func (s *DeniedStore) update(charges []backend.Charge, decisions []backend.Decision, submittedAt time.Time, batchNumber uint64) {
@@ -260,10 +260,10 @@ func allAllowed(charges []backend.Charge, decisions []backend.Decision) bool {
 func (s *DeniedStore) cache(d *denial, batchNumber uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// The count s.cached is raised before s.outdated reads s.changed. ClearBucket writes s.changed before it reads
-	// s.cached. So either s.outdated returns true, or ClearBucket sees the raised count and removes d.
-	s.cached.Store(int64(len(s.denials.groups)) + 1)
-	defer func() { s.cached.Store(int64(len(s.denials.groups))) }()
+	// The count s.cachedGroups is raised before s.outdated reads s.changed. ClearBucket writes s.changed before it reads
+	// s.cachedGroups. So either s.outdated returns true, or ClearBucket sees the raised count and removes d.
+	s.cachedGroups.Store(int64(len(s.denials.groups)) + 1)
+	defer func() { s.cachedGroups.Store(int64(len(s.denials.groups))) }()
 	if !s.outdated(d.charges, batchNumber) {
 		s.denials.add(d)
 	}
@@ -310,7 +310,7 @@ func (s *DeniedStore) clearChanged(charges []backend.Charge) {
 func (s *DeniedStore) ClearBucket(key []byte) {
 	bucket := xxhash.Sum64(key)
 	s.changedBy(bucket).Store(s.submitted.Load())
-	if s.cached.Load() == 0 {
+	if s.cachedGroups.Load() == 0 {
 		return
 	}
 	s.mu.RLock()
@@ -322,7 +322,7 @@ func (s *DeniedStore) ClearBucket(key []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.denials.removeBucket(bucket)
-	s.cached.Store(int64(len(s.denials.groups)))
+	s.cachedGroups.Store(int64(len(s.denials.groups)))
 }
 
 // Clear removes all denials. A later denial is cached only if its batch is submitted after Clear.
@@ -331,5 +331,5 @@ func (s *DeniedStore) Clear() {
 	defer s.mu.Unlock()
 	s.clearedAt.Store(s.submitted.Load())
 	s.denials.clear()
-	s.cached.Store(0)
+	s.cachedGroups.Store(0)
 }

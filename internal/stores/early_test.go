@@ -50,10 +50,10 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 		denied[i].Terms.Cost = 4
 	}
 	cases := []struct {
-		name   string
-		make   func(t *testing.T, next *stores.Router) backend.Store
-		of     []backend.Charge
-		wanted []bool // whether each decision is known at the deadline
+		name          string
+		make          func(t *testing.T, next *stores.Router) backend.Store
+		of            []backend.Charge
+		decidedInTime []bool
 	}{
 		{"no wrapper", func(_ *testing.T, next *stores.Router) backend.Store { return next },
 			groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), []bool{true, false, true, true}},
@@ -124,9 +124,9 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 				s.Submit(b)
 				time.Sleep(6 * ms)
 				<-done
-				for i, wanted := range c.wanted {
-					if got := b.Decisions[i].Err == nil; got != wanted || !got && !errors.Is(b.Decisions[i].Err, backend.ErrUnavailable) {
-						t.Errorf("%s: decided %v, want %v: %+v", c.of[i].Key, got, wanted, b.Decisions[i])
+				for i, decidedInTime := range c.decidedInTime {
+					if got := b.Decisions[i].Err == nil; got != decidedInTime || !got && !errors.Is(b.Decisions[i].Err, backend.ErrUnavailable) {
+						t.Errorf("%s: decided %v, want %v: %+v", c.of[i].Key, got, decidedInTime, b.Decisions[i])
 					}
 				}
 				time.Sleep(20 * ms) // until the slow server has answered

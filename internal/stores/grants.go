@@ -68,9 +68,9 @@ type hotKey struct {
 	edge   time.Duration    // when the current fixed window ends; the constant never for a token bucket
 
 	// used/(now-since) is the rate at which this process requests units.
-	used        float64
-	since       time.Duration
-	requestedAt time.Duration // the time of the last request
+	used          float64
+	since         time.Duration
+	lastRequestAt time.Duration
 }
 
 // grant is one lease.
@@ -167,7 +167,7 @@ func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *h
 			return nil
 		}
 	}
-	l := &hotKey{charge: *c, used: hotRequests * float64(c.Terms.Cost), since: h.since, requestedAt: now, edge: never}
+	l := &hotKey{charge: *c, used: hotRequests * float64(c.Terms.Cost), since: h.since, lastRequestAt: now, edge: never}
 	l.charge.Key, l.charge.Canceled = bytes.Clone(c.Key), nil // these two belong to the request
 	sh.hotKeys[string(c.Key)] = l
 	return l
@@ -312,7 +312,7 @@ func (sh *leaseShard) expire(list []backend.Charge, now time.Duration) []backend
 // cool removes keys that are no longer hot: they had no recent requests, and no units are leased or being requested.
 func (sh *leaseShard) cool(now time.Duration) {
 	for key, l := range sh.hotKeys {
-		if l.left() == 0 && !l.borrowing && l.ahead == nil && now-l.requestedAt > max(time.Second, l.span()) {
+		if l.left() == 0 && !l.borrowing && l.ahead == nil && now-l.lastRequestAt > max(time.Second, l.span()) {
 			sh.drop([]byte(key))
 		}
 	}

@@ -69,8 +69,8 @@ type leaseSim struct {
 	skew  time.Duration // how far the store's clock is ahead of the time of the synctest bubble
 	keys  []simKey
 
-	sidecars int64 // the number of sidecars alive at a time
-	calm     bool  // nothing is lost, and no sidecar dies
+	sidecarsAlive int64
+	calm          bool // nothing is lost, and no sidecar dies
 
 	mu        sync.Mutex
 	admitted  [][]simCharge                       // by key; this and the following fields are guarded by mu
@@ -156,7 +156,7 @@ func (w *leaseSim) pulse() {
 }
 
 func (w *leaseSim) runSidecars(sidecars int64, length time.Duration, action func(worker int, rng *rand.Rand, s backend.Store)) {
-	w.sidecars = sidecars
+	w.sidecarsAlive = sidecars
 	var alive sync.WaitGroup
 	end := time.Now().Add(length)
 	for i := range sidecars {
@@ -240,7 +240,6 @@ func groupOf(charges []backend.Charge, decisions []backend.Decision, i int) ([]b
 	}
 }
 
-// recordLoss records that the leases of one sidecar may be lost now.
 func (w *leaseSim) recordLoss() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -385,7 +384,7 @@ func (w *leaseSim) checkWindows(k int, all []simCharge) {
 			w.t.Errorf("key %d: %d units admitted in a window, limit %d", k, units, c.Limit.Capacity)
 		}
 		// In a window with a denial, all units that were not admitted are leased or lost.
-		most := (w.sidecars+lost[n])*(c.Lease.Most+simMaxCost) + simMaxCost
+		most := (w.sidecarsAlive+lost[n])*(c.Lease.Most+simMaxCost) + simMaxCost
 		if denied[n] && units < c.Limit.Capacity-most {
 			w.t.Errorf("key %d: %d admitted in a window, limit %d, at most %d may be leased and lost", k, units, c.Limit.Capacity, most)
 		}
@@ -424,7 +423,7 @@ func (w *leaseSim) checkUnder(k int, all []simCharge) {
 	c := w.keys[k].charge
 	l := scaled.Of(c.Limit)
 	lost := w.unusable[string(c.Key)] + w.charges[string(c.Key)]*(int64(c.Lease.For)*l.P/l.Q+1)
-	granted := w.sidecars * (c.Lease.Most + simWorkers*simMaxCost)
+	granted := w.sidecarsAlive * (c.Lease.Most + simWorkers*simMaxCost)
 	value, at := l.V, all[0].at
 	level := func(now algorithms.Micros) int64 {
 		value, at = min(l.V, value+int64(now-at)*l.P), now

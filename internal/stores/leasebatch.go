@@ -12,23 +12,23 @@ import (
 
 // leaseBatch is a part of a Batch that is submitted to the wrapped Store in one call. leaseBatches are reused.
 type leaseBatch struct {
-	store   *LeaseStore
-	outer   *backend.Batch
-	first   *leaseBatch  // the call that this call repeats for some of its groups; nil for a first call
-	pending atomic.Int32 // the number of calls in flight: this one, and the calls that repeat some of its groups
-	inner   backend.Batch
-	began   time.Duration     // when newBatch was called, by LeaseStore.now
-	direct  *hotKey           // the hot key of the only charge, if the Batch is passed on as it is; otherwise nil
-	lastAt  algorithms.Micros // with direct: the time of the last known decision of the wrapped Store
-	charges []backend.Charge
-	answers []backend.Decision
-	known   []atomic.Bool
-	of      []int32 // for each charge in charges: the position of its group in groups, or the constant returned
-	onKnown func(from, to int)
-	groups  []leaseGroup
-	parts   []leasePart      // the charges of all groups, in order
-	returns []backend.Charge // refunds of unused units, which must be sent before the other charges
-	number  int              // the number of the last group submitted
+	store           *LeaseStore
+	outer           *backend.Batch
+	first           *leaseBatch  // the call that this call repeats for some of its groups; nil for a first call
+	pending         atomic.Int32 // the number of calls in flight: this one, and the calls that repeat some of its groups
+	inner           backend.Batch
+	began           time.Duration     // when newBatch was called, by LeaseStore.now
+	direct          *hotKey           // the hot key of the only charge, if the Batch is passed on as it is; otherwise nil
+	lastAt          algorithms.Micros // with direct: the time of the last known decision of the wrapped Store
+	charges         []backend.Charge
+	answers         []backend.Decision
+	known           []atomic.Bool
+	groupOf         []int32 // for each charge in charges: a position in groups, or the constant returned
+	onKnown         func(from, to int)
+	groups          []leaseGroup
+	parts           []leasePart      // the charges of all groups, in order
+	returns         []backend.Charge // refunds of unused units, which must be sent before the other charges
+	lastGroupNumber int
 }
 
 // returned takes the place of a group's position for charges that return unused units.
@@ -38,7 +38,7 @@ type leaseGroup struct {
 	charges   []backend.Charge
 	decisions []backend.Decision
 	at        int  // the position of its first charge in the outer batch
-	parts     int  // the position of its first part in leaseBatch.parts
+	firstPart int  // a position in leaseBatch.parts
 	done      bool // the group is decided, or another call decides it
 }
 
@@ -57,8 +57,8 @@ func (s *LeaseStore) newBatch(b *backend.Batch, now time.Duration) *leaseBatch {
 	return t
 }
 
-// finishCall records that one of the calls of t has ended. After the last one it ends the Batch of t. If t repeats
-// groups of another call, it records the end of t there instead.
+// finishCall is called when a call of t has ended. After the last one it ends the caller's Batch. If t
+// repeats groups of another call, it calls finishCall of that call instead.
 func (t *leaseBatch) finishCall() {
 	if t.pending.Add(-1) > 0 {
 		return
@@ -77,7 +77,7 @@ func (t *leaseBatch) release() {
 	clear(t.groups)
 	clear(t.parts)
 	clear(t.returns)
-	t.charges, t.of, t.groups, t.parts, t.returns = t.charges[:0], t.of[:0], t.groups[:0], t.parts[:0], t.returns[:0]
+	t.charges, t.groupOf, t.groups, t.parts, t.returns = t.charges[:0], t.groupOf[:0], t.groups[:0], t.parts[:0], t.returns[:0]
 	t.outer, t.first, t.direct = nil, nil, nil
 	t.inner = backend.Batch{Done: t.inner.Done}
 	t.store.batches.Put(t)
@@ -86,8 +86,8 @@ func (t *leaseBatch) release() {
 // add appends c to the last group of the call. group is the position of that group in t.groups, or the constant
 // returned. add returns the position of c.
 func (t *leaseBatch) add(c *backend.Charge, group int) int {
-	t.charges, t.of = append(t.charges, *c), append(t.of, int32(group))
-	t.charges[len(t.charges)-1].Group = t.number
+	t.charges, t.groupOf = append(t.charges, *c), append(t.groupOf, int32(group))
+	t.charges[len(t.charges)-1].Group = t.lastGroupNumber
 	return len(t.charges) - 1
 }
 
@@ -95,7 +95,7 @@ func (t *leaseBatch) add(c *backend.Charge, group int) int {
 // reports whether it decided the group.
 func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 	now, charges, decisions := t.began, t.outer.Charges[at:end], t.outer.Decisions[at:end]
-	g := leaseGroup{charges: charges, decisions: decisions, at: at, parts: len(t.parts)}
+	g := leaseGroup{charges: charges, decisions: decisions, at: at, firstPart: len(t.parts)}
 	leases := !slices.ContainsFunc(charges, func(c backend.Charge) bool { return c.Then }) // only the wrapped Store can decide which of several alternatives is charged
 	whole := true
 	for i := range charges {
@@ -106,9 +106,9 @@ func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 		whole = whole && p.leased
 		t.parts = append(t.parts, p)
 	}
-	parts := t.parts[g.parts:]
+	parts := t.parts[g.firstPart:]
 	if whole {
-		t.parts = t.parts[:g.parts]
+		t.parts = t.parts[:g.firstPart]
 		for i := range charges {
 			s.countServed(&charges[i])
 		}
@@ -127,7 +127,7 @@ func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 		}
 		p.hotKey, p.borrow, t.returns = s.borrow(&charges[i], ending, mayBorrow, t.returns[:0], now)
 		for i := range t.returns {
-			t.number++
+			t.lastGroupNumber++
 			t.add(&t.returns[i], returned)
 		}
 	}
@@ -143,9 +143,9 @@ func (p *leasePart) lastsUntil(clock outside.Clock, deadline time.Time, now time
 
 func (s *LeaseStore) addCharges(t *leaseBatch, n int) {
 	g := &t.groups[n]
-	t.number++
+	t.lastGroupNumber++
 	for i := range g.charges {
-		p := &t.parts[g.parts+i]
+		p := &t.parts[g.firstPart+i]
 		if p.leased {
 			continue
 		}
@@ -182,8 +182,8 @@ func (t *leaseBatch) knows(from, to int) {
 	now := t.store.now()
 	var again *leaseBatch
 	for i := from; i < to; i++ {
-		if t.of[i] != returned && (i == from || t.of[i] != t.of[i-1]) {
-			again = t.conclude(&t.groups[t.of[i]], again, now)
+		if t.groupOf[i] != returned && (i == from || t.groupOf[i] != t.groupOf[i-1]) {
+			again = t.conclude(&t.groups[t.groupOf[i]], again, now)
 		}
 	}
 	again.repeat()
@@ -218,13 +218,13 @@ func (t *leaseBatch) conclude(g *leaseGroup, repetition *leaseBatch, now time.Du
 		repetition = t.store.newBatch(t.outer, now)
 		repetition.first = t
 	}
-	parts := t.parts[g.parts : g.parts+len(g.charges)]
+	parts := t.parts[g.firstPart : g.firstPart+len(g.charges)]
 	for i := range parts {
 		if p := &parts[i]; p.borrow > 0 {
 			t.store.receive(&g.charges[i], p, 0, nil, t.began, now)
 		}
 	}
-	repetition.groups = append(repetition.groups, leaseGroup{charges: g.charges, decisions: g.decisions, at: g.at, parts: len(repetition.parts)})
+	repetition.groups = append(repetition.groups, leaseGroup{charges: g.charges, decisions: g.decisions, at: g.at, firstPart: len(repetition.parts)})
 	repetition.parts = append(repetition.parts, parts...)
 	t.store.addCharges(repetition, len(repetition.groups)-1)
 	return repetition
@@ -241,7 +241,7 @@ func (t *leaseBatch) repeat() {
 // settleGroup answers g with the decisions of the wrapped Store. If the wrapped Store denied a charge that requested
 // units beyond its cost, settleGroup changes nothing and returns false.
 func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration) (done bool) {
-	parts := t.parts[g.parts : g.parts+len(g.charges)]
+	parts := t.parts[g.firstPart : g.firstPart+len(g.charges)]
 	var failed error
 	all, again := true, false
 	for i := range parts {

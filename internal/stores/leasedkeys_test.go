@@ -103,7 +103,7 @@ func TestAKeyIsHotFromItsFirstRequestOn(t *testing.T) {
 			if (hot != nil) != (i == hotRequests-1) {
 				t.Fatalf("%s: request %d, hot: %t; want true from request %d on", key, i+1, hot != nil, hotRequests)
 			}
-			if hot != nil && (hot.used != 3*hotRequests || hot.since != first || hot.requestedAt != now) {
+			if hot != nil && (hot.used != 3*hotRequests || hot.since != first || hot.lastRequestAt != now) {
 				t.Errorf("%s: used %v since %v; want %d since %v", key, hot.used, hot.since, 3*hotRequests, first)
 			}
 		}
@@ -125,7 +125,7 @@ func TestWhichKeysBecomeCold(t *testing.T) {
 		"unused with an old lease": {func(l *hotKey) { l.charge.Lease = &algorithms.Lease{Most: 1, For: 2 * algorithms.Second} }, 2*time.Second + 1, true},
 	} {
 		sh, l := hotBucket(t)
-		l.requestedAt = time.Hour
+		l.lastRequestAt = time.Hour
 		test.change(l)
 		if sh.cool(time.Hour + test.after); (len(sh.hotKeys) == 0) != test.cold || l.removed != test.cold {
 			t.Errorf("%s: %d keys, removed %t; want cold %t", name, len(sh.hotKeys), l.removed, test.cold)

@@ -57,7 +57,7 @@ func (s *partsStore) Submit(b *backend.Batch) {
 	t := s.batches.Get().(*partsBatch)
 	t.outer, t.now.outer, t.later.outer = b, b, b
 	t.plan()
-	if t.now.used > 0 {
+	if t.now.usedParts > 0 {
 		t.now.submit()
 	} else {
 		t.later.submit()
@@ -71,7 +71,7 @@ func (t *partsBatch) decided(p *divisionPart, from, to int) {
 	for at := from; at < to; {
 		part := &t.parts[p.inner.charges[at].Group]
 		at = part.to
-		if g := &t.groups[part.group]; g.open.Add(-1) == 0 {
+		if g := &t.groups[part.group]; g.undecidedParts.Add(-1) == 0 {
 			t.passDecided(g)
 		}
 	}
@@ -79,7 +79,7 @@ func (t *partsBatch) decided(p *divisionPart, from, to int) {
 
 // ended is called when the parts that are sent at once have been decided. It sends the other parts, if there are any.
 func (t *partsBatch) ended() {
-	if t.later.used == 0 {
+	if t.later.usedParts == 0 {
 		t.conclude()
 		return
 	}
@@ -96,13 +96,13 @@ type part struct {
 }
 
 type partedGroup struct {
-	from, to int // the charges are [from:to] of the whole batch
-	first    int // the position of its first part; its other parts follow
-	parts    int
-	open     atomic.Int32 // the number of parts whose decisions are not known
-	refused  bool         // a part was denied or failed
-	refunded bool         // a part that was sent later consumed or refunded units
-	failed   error        // the error of its parts that takes precedence, or nil
+	from, to       int // the charges are [from:to] of the whole batch
+	first          int // the position of its first part; its other parts follow
+	parts          int
+	undecidedParts atomic.Int32
+	refused        bool  // a part was denied or failed
+	refunded       bool  // a part that was sent later consumed or refunded units
+	failed         error // the error of its parts that takes precedence, or nil
 }
 
 func (t *partsBatch) plan() {
@@ -121,7 +121,7 @@ func (t *partsBatch) plan() {
 		}
 		g := &t.groups[len(t.groups)-1]
 		g.parts = len(t.parts) - g.first
-		g.open.Store(int32(g.parts))
+		g.undecidedParts.Store(int32(g.parts))
 		at += len(group)
 	}
 }

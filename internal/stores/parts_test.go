@@ -148,7 +148,7 @@ func TestPartsInEveryOrder(t *testing.T) {
 	limit := tokens(t, 10, algorithms.Day, 10)
 	for script := range 4 * 4 * 4 {
 		for _, order := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
-			for refund := range 4 { // 3 means no refund
+			for refund := range noRefund + 1 {
 				p := scriptedParts{answers: [3]backend.Decision{answers[script%4], answers[script/4%4], answers[script/16]}, refund: refund}
 				if p.run(t, limit, order); t.Failed() {
 					t.Fatalf("script %d, order %v, refund %d", script, order, refund)
@@ -157,6 +157,8 @@ func TestPartsInEveryOrder(t *testing.T) {
 		}
 	}
 }
+
+const noRefund = 3
 
 type scriptedParts struct {
 	answers [3]backend.Decision
@@ -197,7 +199,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	all, failed := true, error(nil)
 	for _, i := range order {
 		if i != p.refund {
-			if p.refund < 3 && pending[p.refund] != nil {
+			if p.refund < noRefund && pending[p.refund] != nil {
 				t.Error("the refund was sent before the other parts")
 			}
 			answer(i)
@@ -205,7 +207,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 			failed = stores.MoreSevere(failed, p.answers[i].Err)
 		}
 	}
-	if p.refund < 3 {
+	if p.refund < noRefund {
 		if peek := pending[p.refund].Charges[0].Terms.DryRun; peek == all {
 			t.Errorf("all others allowed: %v; the refund is a dry run: %v; want a dry run unless all others are allowed", all, peek)
 		}
@@ -222,7 +224,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 // error that takes precedence, or nil. undone has the number of undos of each part.
 func (p scriptedParts) check(t *testing.T, outer *backend.Batch, all bool, failed error, undone [3]int) {
 	t.Helper()
-	whole := all && (p.refund == 3 || p.answers[p.refund].Allowed)
+	whole := all && (p.refund == noRefund || p.answers[p.refund].Allowed)
 	for i, d := range outer.Decisions {
 		if want := p.answers[i].Allowed && failed == nil; !errors.Is(d.Err, failed) || d.Allowed != want {
 			t.Errorf("part %d: got %+v, want allowed %v, %v", i, d, want, failed)
@@ -237,7 +239,7 @@ func (p scriptedParts) check(t *testing.T, outer *backend.Batch, all bool, faile
 	}
 }
 
-// The client closes the connection after a part of its request was charged. The undo is sent nevertheless.
+// The client closes the connection after a part of its request was charged.
 func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
 	undos := stores.NewUndos(time.Second)
 	canceled := &atomic.Bool{}

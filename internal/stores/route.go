@@ -56,7 +56,7 @@ func (r *Router) Submit(b *backend.Batch) {
 	p := d.part(route)
 	p.batch = *b
 	p.batch.Done = p.done
-	d.pending.Store(1)
+	d.pendingParts.Store(1)
 	route.Store.Submit(&p.batch)
 }
 
@@ -85,12 +85,12 @@ func (r *Router) divide(b *backend.Batch, first int, routeA, routeB *Route) {
 
 // division is a batch in flight in one or several Stores. Divisions are reused.
 type division struct {
-	router  *Router
-	outer   *backend.Batch
-	parts   []*divisionPart
-	used    int          // the number of parts in use
-	routes  []*Route     // used only by divide: the routes of the groups that follow those of the first route
-	pending atomic.Int32 // the number of parts that have not ended
+	router       *Router
+	outer        *backend.Batch
+	parts        []*divisionPart
+	usedParts    int
+	routes       []*Route // used only by divide: the routes of the groups that follow those of the first route
+	pendingParts atomic.Int32
 
 	decided func(p *divisionPart, from, to int) // handles p.inner.decisions[from:to], which are known before the last part ends
 	done    func()                              // handles the end of the last part
@@ -106,26 +106,26 @@ type divisionPart struct {
 }
 
 func (d *division) part(route *Route) *divisionPart {
-	for _, p := range d.parts[:d.used] {
+	for _, p := range d.parts[:d.usedParts] {
 		if p.route == route {
 			return p
 		}
 	}
-	if d.used == len(d.parts) {
+	if d.usedParts == len(d.parts) {
 		p := &divisionPart{}
 		p.done = func(*backend.Batch) { d.ended(p) }
 		p.onKnown = func(from, to int) { d.decided(p, from, to) }
 		d.parts = append(d.parts, p)
 	}
-	p := d.parts[d.used]
-	d.used++
+	p := d.parts[d.usedParts]
+	d.usedParts++
 	p.route = route
 	return p
 }
 
 // When submit returns, d may already be reused for another batch.
 func (d *division) submit() {
-	parts, b := d.parts[:d.used], d.outer
+	parts, b := d.parts[:d.usedParts], d.outer
 	for _, p := range parts {
 		p.inner.prepare()
 		p.batch = backend.Batch{
@@ -133,7 +133,7 @@ func (d *division) submit() {
 			Deadline: b.Deadline, Detached: b.Detached, Source: b.Source, Done: p.done,
 		}
 	}
-	d.pending.Store(int32(len(parts)))
+	d.pendingParts.Store(int32(len(parts)))
 	for _, p := range parts {
 		p.route.Store.Submit(&p.batch)
 	}
@@ -145,7 +145,7 @@ func (d *division) ended(p *divisionPart) {
 	if ended := d.router.ended; ended != nil {
 		ended(&p.batch)
 	}
-	if d.pending.Load() > 1 { // otherwise this is the last part
+	if d.pendingParts.Load() > 1 { // otherwise this is the last part
 		for from := 0; from < len(p.inner.charges); {
 			to := from + backend.GroupLen(p.inner.charges[from:])
 			if !p.batch.IsKnown(from) {
@@ -154,7 +154,7 @@ func (d *division) ended(p *divisionPart) {
 			from = to
 		}
 	}
-	if d.pending.Add(-1) == 0 {
+	if d.pendingParts.Add(-1) == 0 {
 		d.done()
 	}
 }
@@ -162,7 +162,7 @@ func (d *division) ended(p *divisionPart) {
 // conclude ends the batch that a Router divided. Parts has its own done function.
 func (d *division) conclude() {
 	b := d.outer
-	for _, p := range d.parts[:d.used] {
+	for _, p := range d.parts[:d.usedParts] {
 		p.inner.fill(b)
 	}
 	d.reset()
@@ -171,9 +171,9 @@ func (d *division) conclude() {
 }
 
 func (d *division) reset() {
-	for _, p := range d.parts[:d.used] {
+	for _, p := range d.parts[:d.usedParts] {
 		p.inner.reset()
 		p.batch, p.route = backend.Batch{}, nil
 	}
-	d.outer, d.used = nil, 0
+	d.outer, d.usedParts = nil, 0
 }
