@@ -80,7 +80,7 @@ func ok(t *testing.T, s backend.Store) bool {
 }
 
 func TestAStallDeniesOnlyTheRequestsDuringIt(t *testing.T) {
-	const timeout, every = 10 * ms, 200 * time.Microsecond // 5,000 a second
+	const timeout, every = 10 * ms, 200 * time.Microsecond
 	for _, stall := range []time.Duration{6 * ms, 10 * ms, 15 * ms, 20 * ms, 30 * ms, 60 * ms, 100 * ms, 120 * ms} {
 		for _, withDeadline := range []bool{false, true} {
 			t.Run(fmt.Sprint(stall, " with a deadline ", withDeadline), func(t *testing.T) {
@@ -168,7 +168,7 @@ func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
 	})
 }
 
-// At a low rate, 100 ms without an answer do not suffice.
+// At a low rate, 100 ms without an answer do not open the circuit breaker.
 func TestBreakerNeedsFiveFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, reported := &server{}, &changes{}

@@ -142,7 +142,8 @@ func TestUnansweredClaimsAreDropped(t *testing.T) {
 	})
 }
 
-// It is unknown whether a group was charged. Its claim must stay, or the same request would be charged again.
+// Without an answer it is unknown whether a group was charged. Its claim must stay, or the same request would be
+// charged again.
 func TestGroupsWithoutAnAnswerKeepTheirClaim(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})

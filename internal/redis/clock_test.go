@@ -70,7 +70,7 @@ func TestAWrongClockIsReported(t *testing.T) {
 	} {
 		step(c.offset)
 		redistest.Eventually(t, "the findings for an offset of "+c.offset.String(), func() bool {
-			return said(s.ExamineClocks(t.Context()), "clock") == c.want && said(s.Examine(t.Context(), 0), "clock") == c.want
+			return findingsOf(s.ExamineClocks(t.Context()), "clock") == c.want && findingsOf(s.Examine(t.Context(), 0), "clock") == c.want
 		})
 	}
 }

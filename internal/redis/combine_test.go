@@ -147,7 +147,7 @@ func shardsAgainstAModel(t *testing.T, rng *rand.Rand, mode string) {
 	}
 }
 
-// Of several errors, the answer has one that does not exclude an effect.
+// Of the errors of several shards, one after which the shard may have been reset takes precedence over ErrNotTaken.
 func TestResetOfShards(t *testing.T) {
 	s, h, undos := simulated(rand.New(rand.NewPCG(1, 1)))
 	defer undos.Close()
@@ -241,7 +241,6 @@ func (movingMasters) ForEachMaster(context.Context, func(context.Context, *gored
 	return nil
 }
 
-// The master that a caller looked up in an old layout must not get into the new one.
 func TestAMasterOfAnOldLayoutIsNotInTheNewOne(t *testing.T) {
 	client := goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
@@ -277,8 +276,8 @@ func TestANodeThatJoinsAgainHasANewSender(t *testing.T) {
 	}
 }
 
-// The head of a group with an idempotency key states whether the group was decided now, repeated or refused. It
-// applies to the charges of that group alone.
+// The answer to a group with an idempotency key begins with a head. It states whether the group was decided now,
+// repeated or refused, and applies to the charges of that group alone.
 func TestEachGroupHasItsOwnHead(t *testing.T) {
 	const earlier, now = 5, 1000
 	head := func(flags byte) []byte {
@@ -404,8 +403,8 @@ func TestADenialOfShardsCountsTheUnitsThatAreRefunded(t *testing.T) {
 	}
 }
 
-// The inflow of a token bucket since the charge is subtracted before a refund is divided among the shards. The shards
-// must not subtract it again. Windows compare the time of the charge with their start.
+// The inflow of a token bucket since the charge has been subtracted already. With the time of the charge, the shards
+// would subtract it again. Windows need that time, to compare it with their start.
 func TestThePartsOfATokenBucketHaveNoTimeOfTheCharge(t *testing.T) {
 	for kind, want := range map[algorithms.Kind]algorithms.Micros{algorithms.TokenBucket: 0, algorithms.FixedWindow: 7} {
 		if got := partOf(&algorithms.Limit{Kind: kind}, &algorithms.Charge{ChargedAt: 7}); got != want {

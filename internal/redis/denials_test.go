@@ -26,7 +26,7 @@ func TestDenialsAreNotReadAsPeaks(t *testing.T) {
 		penalty.Penalty = &algorithms.Penalty{After: 4, For: 300 * s, Max: 600 * s}
 		settles.Settles = true
 		counting, settling := compiled(t, penalty), compiled(t, settles)
-		for _, denials := range []int{1, 3} { // two denials have a length that peaks never have
+		for _, denials := range []int{1, 3} { // the stored forms of denials and peaks have equal lengths only for odd numbers of denials
 			for step, a := range map[string]algorithms.Charge{
 				"charge":           {Cost: 1},
 				"refund":           {Cost: -3, Settle: true, ChargedAt: storetest.Start},

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-func said(all []Finding, check string) string {
+func findingsOf(all []Finding, check string) string {
 	var lines []string
 	for _, f := range all {
 		if f.Check == check {
@@ -30,35 +30,35 @@ func TestExamineStandalone(t *testing.T) {
 		t.Errorf("the examination left the keys %q; want none", keys)
 	}
 	for _, check := range []string{"connection", "version", "eviction", "script", "permissions"} {
-		if got := said(all, check); !strings.HasPrefix(got, "ok: ") {
+		if got := findingsOf(all, check); !strings.HasPrefix(got, "ok: ") {
 			t.Errorf("%s: got %q; want a text that starts with %q", check, got, "ok: ")
 		}
 	}
-	if got := said(s.Examine(t.Context(), 10*time.Millisecond), "expiry"); !strings.HasPrefix(got, "advice: hz is 10") || !strings.Contains(got, "up to 25ms") {
+	if got := findingsOf(s.Examine(t.Context(), 10*time.Millisecond), "expiry"); !strings.HasPrefix(got, "advice: hz is 10") || !strings.Contains(got, "up to 25ms") {
 		t.Errorf("removal of expired keys with Redis's defaults and a timeout of 10 ms: %q; want an advice about hz 10 and 25ms", got)
 	}
 	server.Do("CONFIG", "SET", "hz", "100")
-	if got := said(s.Examine(t.Context(), 10*time.Millisecond), "expiry"); got != "ok: hz is 100: expired keys are removed for at most 2.5ms at a time" {
+	if got := findingsOf(s.Examine(t.Context(), 10*time.Millisecond), "expiry"); got != "ok: hz is 100: expired keys are removed for at most 2.5ms at a time" {
 		t.Errorf("removal of expired keys with hz 100: %q; want it to be ok, with 2.5ms", got)
 	}
 	server.Do("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-	if got := said(s.Examine(t.Context(), 0), "eviction"); !strings.HasPrefix(got, "warning: ") {
+	if got := findingsOf(s.Examine(t.Context(), 0), "eviction"); !strings.HasPrefix(got, "warning: ") {
 		t.Errorf("eviction without a bound: %q; want a text that starts with %q", got, "warning: ")
 	}
 	server.Do("CONFIG", "SET", "maxmemory", "100mb")
-	if got := said(s.Examine(t.Context(), 0), "eviction"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "noeviction") {
+	if got := findingsOf(s.Examine(t.Context(), 0), "eviction"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "noeviction") {
 		t.Errorf("eviction: %q; want a text that starts with %q and contains %q", got, "problem: ", "noeviction")
 	}
 	server.Do("ACL", "SETUSER", "default", "-eval", "-evalsha")
-	if got := said(s.Examine(t.Context(), 0), "script"); !strings.HasPrefix(got, "problem: NOPERM") || !strings.Contains(got, "+evalsha") {
+	if got := findingsOf(s.Examine(t.Context(), 0), "script"); !strings.HasPrefix(got, "problem: NOPERM") || !strings.Contains(got, "+evalsha") {
 		t.Errorf("a command is not permitted: %q; want a text that starts with %q and contains %q", got, "problem: NOPERM", "+evalsha")
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all", "-psetex")
-	if got := said(s.Examine(t.Context(), 0), "script"); !strings.HasPrefix(got, "problem: ERR ") || !strings.Contains(got, "+psetex") {
+	if got := findingsOf(s.Examine(t.Context(), 0), "script"); !strings.HasPrefix(got, "problem: ERR ") || !strings.Contains(got, "+psetex") {
 		t.Errorf("a command of the script is not permitted: %q; want a text that starts with %q and contains %q", got, "problem: ERR ", "+psetex")
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all", "-lindex", "-del")
-	if got := said(s.Examine(t.Context(), 0), "permissions"); !strings.HasPrefix(got, "problem: the user may not run lindex, del, which some limits need; the user needs +evalsha") {
+	if got := findingsOf(s.Examine(t.Context(), 0), "permissions"); !strings.HasPrefix(got, "problem: the user may not run lindex, del, which some limits need; the user needs +evalsha") {
 		t.Errorf("a command of other limits is not permitted: %q; want a text that starts with %q", got, "problem: the user may not run lindex, del, which some limits need; the user needs +evalsha")
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all")
@@ -67,12 +67,12 @@ func TestExamineStandalone(t *testing.T) {
 		t.Errorf("keys left behind: %s; want keys %q", keys, "[]")
 	}
 	server.Pause()
-	if got := said(s.Examine(t.Context(), 0), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "is not paused") {
+	if got := findingsOf(s.Examine(t.Context(), 0), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "is not paused") {
 		t.Errorf("paused: %q; want a text that starts with %q and contains %q", got, "problem: ", "is not paused")
 	}
 	server.Resume()
 	server.Kill()
-	if got := said(s.Examine(t.Context(), 0), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "check the address") {
+	if got := findingsOf(s.Examine(t.Context(), 0), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "check the address") {
 		t.Errorf("the server was killed: %q; want a text that starts with %q and contains %q", got, "problem: ", "check the address")
 	}
 }
@@ -82,19 +82,19 @@ func TestExamineCluster(t *testing.T) {
 	c := redistest.StartCluster(t, 3).Steady()
 	s := open(t, Config{URL: c.URL(), Timeout: 5 * time.Second})
 	all := s.Examine(t.Context(), 0)
-	if got := said(all, "cluster"); !strings.HasPrefix(got, "ok: ") {
+	if got := findingsOf(all, "cluster"); !strings.HasPrefix(got, "ok: ") {
 		t.Errorf("cluster: %q; want a text that starts with %q", got, "ok: ")
 	}
-	if got := said(all, "coverage"); !strings.HasPrefix(got, "warning: ") {
+	if got := findingsOf(all, "coverage"); !strings.HasPrefix(got, "warning: ") {
 		t.Errorf("coverage, by default: %q; want a text that starts with %q", got, "warning: ")
 	}
 	for _, check := range []string{"script", "permissions"} {
-		if got := said(all, check); strings.Count(got, "ok: ") != 3 {
+		if got := findingsOf(all, check); strings.Count(got, "ok: ") != 3 {
 			t.Errorf("%s on three masters: %q; want three that are ok", check, got)
 		}
 	}
 	c.Masters[1].Do("ACL", "SETUSER", "default", "-set", "-asking")
-	if got := said(s.Examine(t.Context(), 0), "permissions"); strings.Count(got, "ok: ") != 2 || !strings.Contains(got, "may not run set, asking, which") {
+	if got := findingsOf(s.Examine(t.Context(), 0), "permissions"); strings.Count(got, "ok: ") != 2 || !strings.Contains(got, "may not run set, asking, which") {
 		t.Errorf("one master does not permit all: %q; want two that are ok, and a text that contains %q", got, "may not run set, asking, which")
 	}
 }

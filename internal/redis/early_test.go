@@ -155,7 +155,7 @@ func TestAChargeDrawnAgainIsChargedOnce(t *testing.T) {
 		takeAll(perSlot{fast}, []backend.Charge{full})
 		undos := stores.NewUndos(time.Second)
 		defer undos.Close()
-		sent := map[uint64]int{} // the charges by slot
+		sent := map[uint64]int{}
 		s := newShardStore(stores.NewRouter(func(group []backend.Charge) *stores.Route {
 			sent[group[0].Slot]++
 			answersAfter := time.Duration(0)

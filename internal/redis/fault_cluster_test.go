@@ -95,7 +95,6 @@ func TestFaultClusterMasterStopped(t *testing.T) {
 	}
 }
 
-// If a master fails, a hot key that is sharded over the masters is still served by the remaining ones.
 func TestFaultClusterMasterStoppedUnderShards(t *testing.T) {
 	faulty(t)
 	c := redistest.StartCluster(t, 3, "--cluster-require-full-coverage", "no").Steady()

@@ -36,10 +36,10 @@ func TestDoctorMeasuresAFarRedis(t *testing.T) {
 	far := startProxy(t, server.Addr, 1)
 	far.do(faults{share: 1, late: 30 * time.Millisecond})
 	s := open(t, Config{URL: "redis://" + far.Addr, Timeout: time.Second})
-	if got := said(s.Examine(t.Context(), 10*time.Millisecond), "latency"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "set --backend-timeout to ") {
+	if got := findingsOf(s.Examine(t.Context(), 10*time.Millisecond), "latency"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "set --backend-timeout to ") {
 		t.Errorf("a timeout of 10 ms: %s; want a text that starts with %q and contains %q", got, "problem: ", "set --backend-timeout to ")
 	}
-	if got := said(s.Examine(t.Context(), time.Minute), "latency"); !strings.HasPrefix(got, "ok: ") {
+	if got := findingsOf(s.Examine(t.Context(), time.Minute), "latency"); !strings.HasPrefix(got, "ok: ") {
 		t.Errorf("a timeout of a minute: %s; want a text that starts with %q", got, "ok: ")
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-func lending(t *testing.T, c Config) *stores.LeaseStore {
+func leasing(t *testing.T, c Config) *stores.LeaseStore {
 	t.Helper()
 	c.Timeout = 5 * time.Second
 	s := stores.Lease(open(t, c), stores.LeaseConfig{})
@@ -33,7 +33,7 @@ func TestLeasesAreBounded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 				t.Helper()
-				return lending(t, Config{URL: url, Clock: now})
+				return leasing(t, Config{URL: url, Clock: now})
 			})
 		})
 	}
@@ -117,7 +117,7 @@ func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 			var wg sync.WaitGroup
 			end := time.Now().Add(span)
 			for range sidecars {
-				s := lending(t, Config{URL: url})
+				s := leasing(t, Config{URL: url})
 				for range workers {
 					wg.Go(func() {
 						var d [1]backend.Decision

@@ -25,16 +25,13 @@ import (
 
 const (
 	ms = time.Millisecond
-	// deadline is the deadline of each Take under load. It is many times the usual one, for shared
-	// machines.
+	// deadline is many times the usual deadline of a request, because the machine may be busy.
 	deadline = 200 * ms
 	// slack is how much later than its deadline an answer may arrive, in addition to the delays of the
 	// machine itself. If deadlines had no effect, an answer would take as long as the fault.
 	slack = 2800 * ms
-	// late is how long after its deadline an answer, and how long after its time a timer, may still come. A few may
-	// come later.
+	// late is the delay after its deadline from which an answer, or a timer, is late. A few may be late.
 	late = 100 * ms
-	// pace is the pause of each worker between two requests.
 	pace = 2 * ms
 	// generous bounds the time until service is normal in tests without a better bound. The real time is logged.
 	generous = 10 * time.Second

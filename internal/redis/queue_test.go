@@ -451,7 +451,7 @@ func TestOverloadKeepsTheRateOfDecisions(t *testing.T) {
 
 func TestQueueRandomly(t *testing.T) {
 	for seed := range uint64(300) {
-		s := &schedule{t: t, rng: rand.New(rand.NewPCG(seed, 1)), q: newQueue(10 * ms), groups: map[*backend.Charge]*fate{}}
+		s := &schedule{t: t, rng: rand.New(rand.NewPCG(seed, 1)), q: newQueue(10 * ms), groups: map[*backend.Charge]*outcome{}}
 		s.q.maxBatch, s.q.maxWait = 1+s.rng.IntN(20), 200
 		for range 1 + s.rng.IntN(6) {
 			s.sources = append(s.sources, &backend.Source{})
@@ -474,14 +474,14 @@ type schedule struct {
 	now       time.Duration
 	sources   []*backend.Source
 	batches   []*backend.Batch
-	groups    map[*backend.Charge]*fate // the outcomes of groups, by the first charge of each
-	calls     []*call                   // in flight
-	due       int                       // the number of calls that were started and not filled
-	tickAt    time.Duration             // the time of the next tick; 0 means none
+	groups    map[*backend.Charge]*outcome // the outcomes of groups, by the first charge of each
+	calls     []*call                      // in flight
+	due       int                          // the number of calls that were started and not filled
+	tickAt    time.Duration                // the time of the next tick; 0 means none
 	lastStart time.Duration
 }
 
-type fate struct {
+type outcome struct {
 	size           int
 	sent, complete int
 	known          bool
@@ -531,7 +531,7 @@ func (s *schedule) submit() {
 	queued := s.q.waiting + s.q.suspended
 	for i := 0; i < len(b.Charges); {
 		n := backend.GroupLen(b.Charges[i:])
-		f := &fate{size: n, known: b.Known != nil && s.rng.IntN(2) == 0}
+		f := &outcome{size: n, known: b.Known != nil && s.rng.IntN(2) == 0}
 		for j := i; j < i+n; j++ {
 			b.Charges[j].Canceled = &f.canceled
 			if b.Known != nil {

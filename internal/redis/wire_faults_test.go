@@ -61,7 +61,7 @@ func TestAFailedWriteEndsTheWire(t *testing.T) {
 			fallback := &server{latency: ms}
 			l, _, conn := wired(fallback, echoed)
 			test.conn.Conn = conn
-			l.by(test.conn)
+			l.setWire(test.conn)
 			if a := start(l, limited(1)); test.fails != nil {
 				a.fails(t, 0, test.fails)
 				for _, d := range a.Decisions {
@@ -90,7 +90,7 @@ func TestGoRedisMakesTheProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{latency: ms}
 		l, p, conn := wired(fallback, echoed)
-		l.by(conn)
+		l.setWire(conn)
 		l.circuit = circuit{open: true, misses: breakerCalls, probeAt: time.Now()}
 		start(l, limited(1)).is(t, ms)
 		start(l, limited(1)).is(t, 0)
@@ -106,7 +106,7 @@ func TestGoRedisMakesCallsThatTheWireCannot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
 		l, p, conn := wired(fallback, echoed)
-		l.by(conn)
+		l.setWire(conn)
 		reset := limited(1, 1)
 		reset.Charges[0].Reset = true
 		broken := limited(1)
@@ -131,7 +131,7 @@ func TestAnAnswerLargerThanTheBufferIsWhole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
 		l, p, conn := wired(fallback, echoed)
-		l.by(conn)
+		l.setWire(conn)
 		for _, n := range []int{200, 1, 250} { // answers of 41 bytes each; the buffer has 4096
 			start(l, limited(ones(n)...)).is(t, 0)
 		}
@@ -164,7 +164,7 @@ func TestAnswersThatCannotBeReadAreFailures(t *testing.T) {
 				}
 				return echoed(args)
 			})
-			l.by(conn)
+			l.setWire(conn)
 			start(l, limited(1)).is(t, 0)
 			bad.Store(true)
 			start(l, limited(1)).fails(t, 0, backend.ErrUnavailable)
@@ -190,7 +190,7 @@ func TestACalendarThatEndedIsSentAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{latency: ms}
 		l, p, conn := wired(fallback, func([]string) string { return bulk(doubles(nil, 1)) })
-		l.by(conn)
+		l.setWire(conn)
 		start(l, limited(1)).is(t, ms)
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 1 || others != 1 {
 			t.Errorf("%d calls by the wire and %d others; want 1 and 1", calls, others)
@@ -204,7 +204,7 @@ func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{latency: ms}
 		l, _, conn := wired(fallback, func([]string) string { return "" })
-		l.by(conn)
+		l.setWire(conn)
 		start(l, limited(1)).fails(t, 10*ms, backend.ErrUnavailable)
 		synctest.Wait()
 		l.mu.Lock()
@@ -232,7 +232,7 @@ func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
 func TestClosingWaitsForTheCallInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{}, func(args []string) string { time.Sleep(3 * ms); return echoed(args) })
-		l.by(conn)
+		l.setWire(conn)
 		began := time.Now()
 		a := start(l, limited(1))
 		time.Sleep(ms)

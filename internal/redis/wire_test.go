@@ -74,8 +74,8 @@ func echoed(args []string) string {
 	return fmt.Sprintf("$%d\r\n%s\r\n", len(text), text)
 }
 
-// wired returns a sender whose calls go to fallback, and a connection to a peer. The caller can make that connection
-// the wire of the sender (by).
+// wired returns a sender whose calls go to fallback, and a connection to a peer, which setWire can make the wire of the
+// sender.
 func wired(fallback *server, reply func(args []string) string) (*sender, *peer, net.Conn) {
 	l := newSender(10*ms, fallback.decide)
 	near, far := net.Pipe()
@@ -84,7 +84,7 @@ func wired(fallback *server, reply func(args []string) string) (*sender, *peer, 
 	return l, p, near
 }
 
-func (l *sender) by(conn net.Conn) {
+func (l *sender) setWire(conn net.Conn) {
 	l.wire = &wire{node: newNode(nil, keys{prefix: "rl:"}, nil), sender: l, conn: conn, dialed: time.Now().Add(time.Hour)}
 	go l.wire.read(conn, conn)
 }
@@ -101,7 +101,7 @@ func TestCallsUseTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
 		l, p, conn := wired(fallback, echoed)
-		l.by(conn)
+		l.setWire(conn)
 		for range 3 {
 			start(l, limited(1, 1, 1)).is(t, 0)
 		}
@@ -136,7 +136,7 @@ func TestAnAnswerBeforeItsWriteReturns(t *testing.T) {
 	l, _, conn := wired(&server{}, echoed)
 	l.timeout = time.Minute
 	slow := &slowWrites{Conn: conn}
-	l.by(slow)
+	l.setWire(slow)
 	for range 20 {
 		b := limited(1)
 		if <-start(l, b).done; b.Decisions[0].Err != nil {
@@ -154,7 +154,7 @@ func TestASilentServerEndsTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{latency: ms}
 		l, p, conn := wired(fallback, func([]string) string { return "" })
-		l.by(conn)
+		l.setWire(conn)
 		start(l, limited(1)).fails(t, 10*ms, backend.ErrUnavailable)
 		synctest.Wait()
 		start(l, limited(1)).is(t, ms)
@@ -172,7 +172,7 @@ func TestAServerThatDoesNotReadEndsTheWire(t *testing.T) {
 		fallback := &server{latency: ms}
 		l := newSender(10*ms, fallback.decide)
 		near, far := net.Pipe()
-		l.by(near)
+		l.setWire(near)
 		go func() {
 			args, _ := readCommand(bufio.NewReader(far))
 			_, _ = io.WriteString(far, echoed(args))
@@ -191,7 +191,7 @@ func TestTheWireStaysUsableAfterACallIsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
 		l, p, conn := wired(fallback, func(args []string) string { time.Sleep(6 * ms); return echoed(args) })
-		l.by(conn)
+		l.setWire(conn)
 		for _, pause := range []time.Duration{0, ms, 3 * ms, 4 * ms, 20 * ms, time.Second} {
 			time.Sleep(pause)
 			start(l, limited(1)).is(t, 6*ms)
@@ -206,7 +206,7 @@ func TestTheWireStaysUsableAfterACallIsLate(t *testing.T) {
 func TestCallsAfterTheEndOfAWireAreNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{latency: ms}, echoed)
-		l.by(conn)
+		l.setWire(conn)
 		start(l, limited(1)).is(t, 0)
 		p.Close()
 		synctest.Wait()
@@ -219,7 +219,7 @@ func TestCallsAfterTheEndOfAWireAreNotLost(t *testing.T) {
 func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{}, echoed)
-		l.by(conn)
+		l.setWire(conn)
 		if !l.wire.reserve() {
 			t.Fatal("the wire cannot be reserved")
 		}
@@ -281,7 +281,7 @@ func TestGoRedisMakesLargeCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
 		l, p, conn := wired(fallback, echoed)
-		l.by(conn)
+		l.setWire(conn)
 		b := limited(1)
 		b.Charges[0].Key = make([]byte, maxFrame)
 		start(l, b).is(t, 0)
@@ -303,7 +303,7 @@ func TestGoRedisRepeatsCallsThatHaveNotRun(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			fallback := &server{latency: ms}
 			l, p, conn := wired(fallback, func([]string) string { return "-" + text + "\r\n" })
-			l.by(conn)
+			l.setWire(conn)
 			if a := start(l, limited(1, 1)); again {
 				a.is(t, ms)
 			} else {
