@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is a connection of package net. At a time it allows one call of Read, Await or Quiet, and one of Write or
-// WriteOnce.
+// Conn reads and writes a TCP or Unix socket connection with system calls that the scheduler does not see. At a time it
+// allows one call of Read, Await or Quiet, and one of Write or WriteOnce.
 type Conn struct {
 	net.Conn
 	raw     syscall.RawConn

@@ -96,7 +96,7 @@ func TestEndedSeesACloseBehindUnreadBytes(t *testing.T) {
 func TestWriteOnceDoesNotWait(t *testing.T) {
 	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
 		b, sum := make([]byte, 1<<20), 0
-		for { // writes until the socket has no more room
+		for {
 			n, err := c.WriteOnce(b)
 			if err != nil {
 				t.Fatal(err)

@@ -45,7 +45,6 @@ func New(tb testing.TB) *Authority {
 	return &Authority{cert, encode("CERTIFICATE", der), key}
 }
 
-// Pool returns a pool that contains only the certificate of a.
 func (a *Authority) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(a.Cert)
