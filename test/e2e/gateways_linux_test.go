@@ -12,7 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// firstAnswer has the headers of the answer to alice's first request.
 var firstAnswer = map[string]string{
 	"RateLimit-Policy": `"per_key";q=5;w=30, "address";q=200;w=1`,
 	"RateLimit":        `"per_key";r=4;t=6`,

@@ -61,7 +61,7 @@ func TestTraefikUnderAttack(t *testing.T) {
 	gateway{stack: s.stack, port: "8000", http2: "8000", proxied: "8000"}.attack(t, 6)
 }
 
-// The application behind the proxies accepts every request.
+// The application behind the proxies accepts malformed requests too, so only a proxy or rlsidecar can refuse one.
 func TestProxiesFailingOpenUnderAttack(t *testing.T) {
 	t.Parallel()
 	lenient := func(before, after string) change {

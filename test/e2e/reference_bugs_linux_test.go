@@ -25,8 +25,8 @@ import (
 )
 
 // The tests of this file check that rlsidecar does not have known bugs of the reference server. Each test has
-// the name of a bug, and uses that server's environment and files. Its comment describes the reference
-// server, unless it mentions rlsidecar. Numbers like #785 are issues of envoyproxy/ratelimit.
+// the name of a bug, and uses that server's environment and files. Numbers like #785 are issues of
+// envoyproxy/ratelimit.
 
 // inMemory also makes the test parallel.
 func inMemory(t *testing.T, limits string, env ...string) *reference {
@@ -67,7 +67,7 @@ descriptors:
   - {key: ten, rate_limit: {unit: year, requests_per_unit: 10}}
 `
 
-// #1202: A request with an override of an unknown unit ended the process.
+// In the reference server (#1202), a request with an override of an unknown unit ended the process.
 func TestBugUnknownUnitOfAnOverrideEndsTheProcess(t *testing.T) {
 	r := inMemory(t, plain)
 	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "any=a;limit=5/0")
@@ -78,7 +78,7 @@ func TestBugUnknownUnitOfAnOverrideEndsTheProcess(t *testing.T) {
 	}
 }
 
-// A limit had no metadata if its metrics were named after values.
+// In the reference server, a limit had no metadata if its metrics were named after values.
 func TestBugMetadataLostWithDetailedMetric(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -94,8 +94,8 @@ descriptors:
 	}
 }
 
-// If the metadata of two limits had the same key, an answer for one limit could contain the metadata of the
-// other. Concurrent requests could crash the process.
+// In the reference server, if the metadata of two limits had the same key, an answer for one limit could contain the
+// metadata of the other. Concurrent requests could crash the process.
 func TestBugMetadataOfOneLimitLeaksIntoAnother(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -130,7 +130,7 @@ descriptors:
 	}
 }
 
-// If several files had wildcards at the same level, their order changed with each load.
+// In the reference server, if several files had wildcards at the same level, their order changed with each load.
 func TestBugWildcardsOfSeveralFilesInRandomOrder(t *testing.T) {
 	t.Parallel()
 	files := map[string]string{}
@@ -144,7 +144,8 @@ func TestBugWildcardsOfSeveralFilesInRandomOrder(t *testing.T) {
 	r.expect(t, "OK | OK left 13 of 14/YEAR reset", "k=abcdx")
 }
 
-// Below the first level, Prometheus counted hits twice if a cached denial denied them.
+// The Prometheus metrics of the reference server counted hits twice if a cached denial denied them and the limit was
+// below the first level of descriptors.
 func TestBugOverLimitCountedTwiceWithLocalCache(t *testing.T) {
 	r, _ := onRedis(t, `
 domain: d
@@ -162,8 +163,9 @@ descriptors:
 	}
 }
 
-// #785 and others: Counters changed only every ten seconds, and a counter did not exist before its first
-// event. In rlsidecar the first decision creates all counters of its limit, and counters are always current.
+// In the reference server (#785 and others), counters changed only every ten seconds, and a counter did not exist
+// before its first event. In rlsidecar the first decision creates all counters of its limit, and counters are always
+// current.
 func TestBugMetricsAreLateAndAbsent(t *testing.T) {
 	r := inMemory(t, plain)
 	const over = `ratelimit_service_rate_limit_over_limit{domain="d",key1="two",key2=""}`
@@ -179,7 +181,7 @@ func TestBugMetricsAreLateAndAbsent(t *testing.T) {
 	}
 }
 
-// The page with the statistics on the debug port contained no statistics of limits.
+// In the reference server, the page with the statistics on the debug port contained no statistics of limits.
 func TestBugDebugPageHasNoLimits(t *testing.T) {
 	r := inMemory(t, plain)
 	r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
@@ -188,8 +190,8 @@ func TestBugDebugPageHasNoLimits(t *testing.T) {
 	}
 }
 
-// #275, #1132: Each value of a descriptor with an override or with detailed_metric, and each domain that was
-// not configured, added one series that was never removed.
+// In the reference server (#275, #1132), each value of a descriptor with an override or with detailed_metric, and
+// each domain that was not configured, added one series that was never removed.
 func TestBugMetricsGrowWithoutBound(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -222,14 +224,14 @@ descriptors:
 	}
 }
 
-// With memcached the server never became ready, and limits by month and year had no effect.
+// With memcached the reference server never became ready, and limits by month and year had no effect.
 func TestBugMemcacheIsNeverReady(t *testing.T) {
 	t.Parallel()
 	r := launchReference(t, nil, "BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=localhost:11211")
 	r.refuses(t, 2, "set redis (with REDIS_URL) or memory")
 }
 
-// #1103: A client that watched the health check kept the server from ending. The server closed its port
+// A client that watched the health check kept the reference server (#1103) from ending. The server closed its port
 // before clients had noticed that it was not healthy.
 func TestBugHealthWatchBlocksTheEnd(t *testing.T) {
 	r := inMemory(t, plain, "RLSIDECAR_DRAIN_DELAY=300ms")
@@ -254,7 +256,7 @@ func TestBugHealthWatchBlocksTheEnd(t *testing.T) {
 	}
 }
 
-// A health check that named no service never failed.
+// In the reference server, a health check that named no service never failed.
 func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
 	t.Parallel()
 	r := launchReference(t, nil, "BACKEND_TYPE=memory", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=127.0.0.1:1", "FORCE_START_WITHOUT_INITIAL_CONFIG=true")
@@ -269,7 +271,7 @@ func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
 	}
 }
 
-// SIGHUP ended the process, although it makes other servers read their files again.
+// In the reference server, SIGHUP ended the process, although it makes other servers read their files again.
 func TestBugHangupEndsTheProcess(t *testing.T) {
 	r := inMemory(t, plain)
 	before := r.metric("ratelimit_service_config_load_success")
@@ -279,7 +281,7 @@ func TestBugHangupEndsTheProcess(t *testing.T) {
 	eventually(t, "the files are read again", func() bool { return r.metric("ratelimit_service_config_load_success") > before })
 }
 
-// The server did not start if a crash had left the file of a socket.
+// The reference server did not start if a crash had left the file of a socket.
 func TestBugStaleSocketIsFatal(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "rls.sock")
@@ -300,7 +302,7 @@ func TestBugStaleSocketIsFatal(t *testing.T) {
 	}
 }
 
-// After a mistake in the first configuration the server ran, but each call was an error. Proxies that fail
+// After a mistake in the first configuration the reference server ran, but each call was an error. Proxies that fail
 // open allowed all requests.
 func TestBugBadFirstConfigurationRunsWithoutLimits(t *testing.T) {
 	t.Parallel()
@@ -316,7 +318,7 @@ func TestBugBadFirstConfigurationRunsWithoutLimits(t *testing.T) {
 	}
 }
 
-// No port was open before Redis had answered, not even the port of the health check.
+// In the reference server, no port was open before Redis had answered, not even the port of the health check.
 func TestBugNoPortBeforeRedisAnswers(t *testing.T) {
 	t.Parallel()
 	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1")
@@ -324,7 +326,8 @@ func TestBugNoPortBeforeRedisAnswers(t *testing.T) {
 	r.expect(t, "OK | OK left 0", "nothing=a")
 }
 
-// #462, #978, #1188: Calls hung while Redis stalled, because REDIS_TIMEOUT applied only to connecting.
+// In the reference server (#462, #978, #1188), calls hung while Redis stalled, because REDIS_TIMEOUT applied only to
+// connecting.
 func TestBugCallsHangWhileRedisStalls(t *testing.T) {
 	r, redis := onRedis(t, plain, "REDIS_TIMEOUT=60s", "RLSIDECAR_BACKEND_TIMEOUT=50ms")
 	redis.Pause()
@@ -339,7 +342,7 @@ func TestBugCallsHangWhileRedisStalls(t *testing.T) {
 	}
 }
 
-// While Redis failed, /json answered 400 Bad Request, although the request was correct.
+// While Redis failed, /json of the reference server answered 400 Bad Request, although the request was correct.
 func TestBugJSONReportsBadRequestForRedisErrors(t *testing.T) {
 	t.Parallel()
 	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1", "RLSIDECAR_ON_BACKEND_FAILURE=error")
@@ -348,7 +351,7 @@ func TestBugJSONReportsBadRequestForRedisErrors(t *testing.T) {
 	}
 }
 
-// #750: After a restart or a failover of Redis, the server had to be restarted.
+// After a restart or a failover of Redis, the reference server (#750) had to be restarted.
 func TestBugRedisIsNotFoundAgain(t *testing.T) {
 	r, redis := onRedis(t, plain)
 	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
@@ -361,7 +364,8 @@ func TestBugRedisIsNotFoundAgain(t *testing.T) {
 	})
 }
 
-// #427, #440, #1060: If one limit denied a request, the other limits were charged nevertheless.
+// In the reference server (#427, #440, #1060), if one limit denied a request, the other limits were charged
+// nevertheless.
 func TestBugDenialsConsumeOtherLimits(t *testing.T) {
 	r, _ := onRedis(t, plain)
 	for range 5 {
@@ -370,8 +374,8 @@ func TestBugDenialsConsumeOtherLimits(t *testing.T) {
 	r.expect(t, "OK | OK left 8 of 10/YEAR reset", "ten=a;hits=0")
 }
 
-// A denial of 5 hits consumed the 3 units that were left. In rlsidecar such an answer shows 0 remaining, but
-// the 3 units are still available.
+// In the reference server, a denial of 5 hits consumed the 3 units that were left. In rlsidecar such an answer shows
+// 0 remaining, but the 3 units are still available.
 func TestBugDenialBurnsTheWindow(t *testing.T) {
 	r := inMemory(t, plain)
 	r.expect(t, "OK | OK left 3 of 10/YEAR reset", "ten=a;hits=7")
@@ -379,7 +383,8 @@ func TestBugDenialBurnsTheWindow(t *testing.T) {
 	r.expect(t, "OK | OK left 0 of 10/YEAR reset", "ten=a;hits=3")
 }
 
-// The parts of a key in Redis were joined by "_", so that different descriptors shared a bucket.
+// In the reference server, the parts of a key in Redis were joined by "_", so that different descriptors shared a
+// bucket.
 func TestBugDifferentDescriptorsShareABucket(t *testing.T) {
 	r, _ := onRedis(t, `
 domain: d
@@ -394,8 +399,8 @@ descriptors:
 	r.expect(t, "OK | OK left 0 of 1/YEAR reset", "a=q")
 }
 
-// #80, #595: If a connection was lost between two commands, the key in Redis never expired. Each hit also
-// extended the lifetime of a key.
+// In the reference server (#80, #595), if a connection was lost between two commands, the key in Redis never expired.
+// Each hit also extended the lifetime of a key.
 func TestBugKeysThatNeverExpire(t *testing.T) {
 	r, redis := onRedis(t, plain+"  - {key: quick, rate_limit: {unit: second, requests_per_unit: 5}}\n", "EXPIRATION_JITTER_MAX_SECONDS=300")
 	r.expect(t, "OK | OK left 4 of 5/SECOND reset", "quick=a")
@@ -413,7 +418,7 @@ func TestBugKeysThatNeverExpire(t *testing.T) {
 	eventually(t, "the bucket with a window of a second is gone", func() bool { return !strings.Contains(redis.Do("keys", "*"), "quick") })
 }
 
-// With the local cache, a raised limit had no effect before the next window.
+// With the local cache of the reference server, a raised limit had no effect before the next window.
 func TestBugRaisedLimitIsNotSeen(t *testing.T) {
 	r, _ := onRedis(t, plain, "LOCAL_CACHE_SIZE_IN_BYTES=1000000")
 	for range 4 {
@@ -424,7 +429,7 @@ func TestBugRaisedLimitIsNotSeen(t *testing.T) {
 	r.expect(t, "OK | OK left 2 of 5/YEAR reset", "two=a")
 }
 
-// #107, #262, #390, #693: The server refused two limits for the same descriptor.
+// The reference server (#107, #262, #390, #693) refused two limits for the same descriptor.
 func TestBugOneLimitForADescriptorOnly(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -438,7 +443,7 @@ descriptors:
 	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 1/HOUR reset", "k=a")
 }
 
-// #276, #918: It was not possible to block clients that were denied too often.
+// In the reference server (#276, #918), it was not possible to block clients that were denied too often.
 func TestBugNoBlockForPersistentClients(t *testing.T) {
 	const limits = `
 domain: d
@@ -472,7 +477,8 @@ descriptors:
 	})
 }
 
-// #190, #439: Windows could only be one second, minute, hour, day, week, month or year long.
+// In the reference server (#190, #439), windows could only be one second, minute, hour, day, week, month or year
+// long.
 func TestBugOnlyWholeUnits(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -492,7 +498,7 @@ descriptors:
 	}
 }
 
-// #235, #317, #433, #438: A value could only match as a whole, or by "*".
+// In the reference server (#235, #317, #433, #438), a value could only match as a whole, or by "*".
 func TestBugValuesByWildcardOnly(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -505,8 +511,8 @@ descriptors:
 		"path=/api/x", "path=/x.png", "path=/v12/x", "path=/x")
 }
 
-// The process ended if metrics were sent to two places. One of them was on by default, so that Prometheus
-// needed USE_STATSD=false.
+// In the reference server, the process ended if metrics were sent to two places. One of them was on by default, so
+// that Prometheus needed USE_STATSD=false.
 func TestBugPrometheusNeedsStatsdOff(t *testing.T) {
 	r := inMemory(t, plain, "USE_STATSD=")
 	if r.metric("ratelimit_service_config_load_success") != "1" {
@@ -514,8 +520,8 @@ func TestBugPrometheusNeedsStatsdOff(t *testing.T) {
 	}
 }
 
-// #206, #302, #367: Temporary files of an editor, and the copies in a mounted ConfigMap, prevented the
-// configuration from loading.
+// In the reference server (#206, #302, #367), temporary files of an editor, and the copies in a mounted ConfigMap,
+// prevented the configuration from loading.
 func TestBugOtherFilesBreakTheLoad(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
@@ -555,7 +561,7 @@ func TestBugOtherFilesBreakTheLoad(t *testing.T) {
 	}
 }
 
-// With RUNTIME_WATCH_ROOT, which is on by default, the server missed files that were edited in place.
+// With RUNTIME_WATCH_ROOT, which is on by default, the reference server missed files that were edited in place.
 func TestBugEditedFilesAreNotSeen(t *testing.T) {
 	r := inMemory(t, plain, "RUNTIME_WATCH_ROOT=true")
 	file := filepath.Join(r.files, "limits.yaml")
@@ -568,13 +574,13 @@ func TestBugEditedFilesAreNotSeen(t *testing.T) {
 	})
 }
 
-// #431, #927: Of several YAML documents in a file, the server read only the first.
+// Of several YAML documents in a file, the reference server (#431, #927) read only the first.
 func TestBugOnlyTheFirstDocumentIsRead(t *testing.T) {
 	r := inMemory(t, "domain: other\n---"+plain)
 	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
 }
 
-// The config check ended with a stack trace if the file was not YAML or had an unknown key.
+// In the reference server, the config check ended with a stack trace if the file was not YAML or had an unknown key.
 func TestBugConfigCheckPanics(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -590,14 +596,14 @@ func TestBugConfigCheckPanics(t *testing.T) {
 	}
 }
 
-// Two servers could listen on one port without a warning. Each got half of the requests.
+// Two processes of the reference server could listen on one port without a warning. Each got half of the requests.
 func TestBugSecondServerOnTheSamePort(t *testing.T) {
 	r := inMemory(t, plain)
 	second := launchReference(t, map[string]string{"limits.yaml": plain}, "BACKEND_TYPE=memory", "GRPC_HOST="+r.addr)
 	second.refuses(t, 3, "address already in use")
 }
 
-// The HTTP port waited forever for the rest of an incomplete request.
+// In the reference server, the HTTP port waited forever for the rest of an incomplete request.
 func TestBugHTTPWithoutTimeouts(t *testing.T) {
 	r := inMemory(t, plain)
 	conn, err := net.Dial("tcp", r.addr+":8080")
@@ -616,7 +622,7 @@ func TestBugHTTPWithoutTimeouts(t *testing.T) {
 	}
 }
 
-// #597: Errors appeared only in a counter.
+// In the reference server (#597), errors appeared only in a counter.
 func TestBugErrorsAreNotLogged(t *testing.T) {
 	t.Parallel()
 	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1")

@@ -29,7 +29,7 @@ type buckets struct {
 	leased bool  // sidecars lease units of this bucket
 }
 
-type question struct {
+type operation struct {
 	of   *buckets
 	kind kind
 	// charges and refunds count the requests without an answer that were sent before this request was
@@ -46,7 +46,7 @@ type answer struct {
 // record is one request of a history. It was sent at from and answered at to, in ns since the start. Without an answer,
 // to has the value of the constant never.
 type record struct {
-	question
+	operation
 
 	reservation string
 	answered    bool
@@ -74,18 +74,18 @@ func (b *buckets) full() (s state) {
 }
 
 func (b *buckets) take(s state, k kind) (state, answer) {
-	ask := algorithms.Charge{Cost: b.cost}
+	terms := algorithms.Charge{Cost: b.cost}
 	switch k {
 	case refund:
-		ask.Cost = -b.cost
+		terms.Cost = -b.cost
 	case dryRun:
-		ask = algorithms.Charge{DryRun: true}
+		terms = algorithms.Charge{DryRun: true}
 	case beyond:
-		ask.Settle = true
+		terms.Settle = true
 	}
 	group := make([]algorithms.Bucket, len(b.limits))
 	for i, l := range b.limits {
-		group[i] = algorithms.Bucket{Limit: l, Charge: ask, State: algorithms.State{By: l, Value: s.value[i], At: frozen}}
+		group[i] = algorithms.Bucket{Limit: l, Charge: terms, State: algorithms.State{By: l, Value: s.value[i], At: frozen}}
 	}
 	a := answer{ok: algorithms.TakeAll(frozen, group)}
 	for i := range group {
@@ -96,7 +96,7 @@ func (b *buckets) take(s state, k kind) (state, answer) {
 
 // steps returns the possible states after a request with this answer. It returns none if the answer is
 // impossible.
-func steps(s state, q question, a answer) (next []any) {
+func steps(s state, q operation, a answer) (next []any) {
 	if q.of.leased {
 		return leasedSteps(s, q, a)
 	}
@@ -118,7 +118,7 @@ func steps(s state, q question, a answer) (next []any) {
 // leased the last units. The units left in the store do not include leased ones. Two rules remain: the sum of
 // the allowed charges must not exceed the capacity, and the store must never have more units left than the
 // capacity less this sum.
-func leasedSteps(s state, q question, a answer) []any {
+func leasedSteps(s state, q operation, a answer) []any {
 	switch after, would := q.of.take(s, q.kind); {
 	case q.kind == dryRun && a.left[0] <= would.left[0]:
 		return []any{s}
@@ -149,7 +149,7 @@ func (b *buckets) others(s state, n int64) (_ state, possible bool) {
 }
 
 // possibleStates returns the numbers of requests without an answer that, if executed since s, make this answer correct.
-func possibleStates(s state, q question, a answer) []int64 {
+func possibleStates(s state, q operation, a answer) []int64 {
 	_, now := q.of.take(s, dryRun)
 	left := a.left[0] // the units that were left before the request
 	switch {
@@ -176,7 +176,7 @@ var model = porcupine.NondeterministicModel{
 		by := map[string][]porcupine.Operation{}
 		var names []string
 		for _, o := range history {
-			name := o.Input.(question).of.name
+			name := o.Input.(operation).of.name
 			if by[name] == nil {
 				names = append(names, name)
 			}
@@ -190,13 +190,13 @@ var model = porcupine.NondeterministicModel{
 	},
 	Step: func(s, input, output any) []any {
 		if s == nil {
-			s = input.(question).of.full()
+			s = input.(operation).of.full()
 		}
-		return steps(s.(state), input.(question), output.(answer))
+		return steps(s.(state), input.(operation), output.(answer))
 	},
 	Init: func() []any { return []any{nil} },
 	DescribeOperation: func(input, output any) string {
-		q, a := input.(question), output.(answer)
+		q, a := input.(operation), output.(answer)
 		return fmt.Sprintf("%s of %s -> ok %t, left %v", []string{"charge", "refund", "dry run", "settlement to twice the reservation"}[q.kind], q.of.name, a.ok, a.left[:len(q.of.limits)])
 	},
 	DescribeState: func(s any) string { return fmt.Sprint(s) },
@@ -220,7 +220,7 @@ func operations(records []record, lost func(b *buckets, until int64) int64) (his
 		if !r.answered {
 			continue
 		}
-		q := r.question
+		q := r.operation
 		q.refunds = lost(q.of, r.to) / q.of.cost
 		for _, m := range missing[q.of.name] {
 			switch {
@@ -251,7 +251,7 @@ func explain(history []porcupine.Operation) string {
 		slices.SortFunc(part, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
 		var b strings.Builder
 		for _, o := range part {
-			q := o.Input.(question)
+			q := o.Input.(operation)
 			fmt.Fprintf(&b, "%9.3f to %9.3f ms: %s (without answer by then: %d charges, %d refunds)\n",
 				float64(o.Call)/1e6, float64(o.Return)/1e6, model.DescribeOperation(o.Input, o.Output), q.charges, q.refunds)
 		}

@@ -12,16 +12,16 @@ import (
 func TestWrongHistoriesAreRefused(t *testing.T) {
 	const s = int64(1e9)
 	one := &buckets{name: "one", limits: []*algorithms.Limit{yearly(algorithms.TokenBucket, 3)}, cost: 1}
-	lent := &buckets{name: "lent", limits: []*algorithms.Limit{yearly(algorithms.FixedWindow, 3)}, cost: 1, leased: true}
+	leased := &buckets{name: "leased", limits: []*algorithms.Limit{yearly(algorithms.FixedWindow, 3)}, cost: 1, leased: true}
 	plan := &buckets{name: "plan", limits: []*algorithms.Limit{settling(3)}, cost: 1}
 	two := &buckets{name: "two", cost: 1, limits: []*algorithms.Limit{yearly(algorithms.TokenBucket, 3), yearly(algorithms.FixedWindow, 2)}}
 	recordOf := func(b *buckets, from, to int64, k kind, ok bool, left ...int64) record {
-		r := record{question: question{of: b, kind: k}, answered: true, answer: answer{ok: ok}, from: from * s, to: to * s}
+		r := record{operation: operation{of: b, kind: k}, answered: true, answer: answer{ok: ok}, from: from * s, to: to * s}
 		copy(r.answer.left[:], left)
 		return r
 	}
 	unanswered := func(b *buckets, from int64, k kind) record {
-		return record{question: question{of: b, kind: k}, from: from * s, to: never}
+		return record{operation: operation{of: b, kind: k}, from: from * s, to: never}
 	}
 	for name, c := range map[string]struct {
 		records []record
@@ -44,11 +44,11 @@ func TestWrongHistoriesAreRefused(t *testing.T) {
 		"refunded twice":                   {[]record{recordOf(one, 0, 1, charge, true, 2), recordOf(one, 2, 3, charge, true, 1), recordOf(one, 4, 5, refund, true, 3)}, false},
 		"a denial remembered for a second": {[]record{recordOf(two, 0, 1, charge, true, 2, 1), recordOf(two, 1, 2, charge, true, 1, 0), recordOf(two, 3, 4, refund, true, 2, 1), recordOf(two, 4, 5, charge, false, 1, 0)}, true},
 		"a denial remembered for three":    {[]record{recordOf(two, 0, 1, charge, true, 2, 1), recordOf(two, 1, 2, charge, true, 1, 0), recordOf(two, 3, 4, refund, true, 2, 1), recordOf(two, 7, 7, charge, false, 1, 0)}, false},
-		"a denial while another sidecar has leased the units": {[]record{recordOf(lent, 0, 1, charge, true, 0), recordOf(lent, 2, 3, charge, false, 0), recordOf(lent, 4, 5, charge, true, 0)}, true},
-		"more than the limit by leases": {[]record{recordOf(lent, 0, 1, charge, true, 0), recordOf(lent, 2, 3, charge, true, 0), recordOf(lent, 4, 5, charge, true, 0),
-			recordOf(lent, 6, 7, charge, true, 0)}, false},
-		"leased units that were lost":           {[]record{recordOf(lent, 0, 1, charge, true, 0), recordOf(lent, 2, 3, dryRun, true, 1)}, true},
-		"leased units that were returned twice": {[]record{recordOf(lent, 0, 1, charge, true, 0), recordOf(lent, 2, 3, dryRun, true, 3)}, false},
+		"a denial while another sidecar has leased the units": {[]record{recordOf(leased, 0, 1, charge, true, 0), recordOf(leased, 2, 3, charge, false, 0), recordOf(leased, 4, 5, charge, true, 0)}, true},
+		"more than the limit by leases": {[]record{recordOf(leased, 0, 1, charge, true, 0), recordOf(leased, 2, 3, charge, true, 0), recordOf(leased, 4, 5, charge, true, 0),
+			recordOf(leased, 6, 7, charge, true, 0)}, false},
+		"leased units that were lost":           {[]record{recordOf(leased, 0, 1, charge, true, 0), recordOf(leased, 2, 3, dryRun, true, 1)}, true},
+		"leased units that were returned twice": {[]record{recordOf(leased, 0, 1, charge, true, 0), recordOf(leased, 2, 3, dryRun, true, 3)}, false},
 		"settled to twice the reservation":      {[]record{recordOf(plan, 0, 1, charge, true, 2), recordOf(plan, 2, 3, beyond, true, 1), recordOf(plan, 4, 5, dryRun, true, 1)}, true},
 		"settled beyond the limit": {[]record{recordOf(plan, 0, 1, charge, true, 2), recordOf(plan, 0, 1, charge, true, 1), recordOf(plan, 0, 1, charge, true, 0),
 			recordOf(plan, 2, 3, beyond, true, 0), recordOf(plan, 4, 5, refund, true, 0), recordOf(plan, 6, 7, refund, true, 1)}, true},

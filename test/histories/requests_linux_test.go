@@ -81,16 +81,16 @@ func (w *world) settle(random *rand.Rand, b *buckets) {
 	}
 	r := record{to: never}
 	r.of, r.kind = b, []kind{refund, dryRun, beyond}[random.IntN(3)]
-	question := struct {
+	request := struct {
 		ID    string `json:"reservation"`
 		Count int64  `json:"count"`
 	}{first.reservation, [...]int64{refund: 0, dryRun: b.cost, beyond: 2 * b.cost}[r.kind]}
 	for r.from = w.now(); !r.answered; {
-		r = w.post(random, question, r)
+		r = w.post(random, request, r)
 	}
 	w.settled.Add(1)
 	w.log(r)
-	if again := w.post(random, question, r); again.answered && again.answer != r.answer {
+	if again := w.post(random, request, r); again.answered && again.answer != r.answer {
 		w.t.Errorf("%s: a settlement was answered %+v, and when it was repeated %+v", b.name, r.answer, again.answer)
 	}
 }

@@ -239,22 +239,22 @@ func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record
 		Count   int64  `json:"count"`
 		Reserve bool   `json:"reserve,omitempty"`
 	}
-	question := struct {
+	request := struct {
 		Limits []limit `json:"limits"`
 		ID     string  `json:"request_id,omitempty"`
 	}{ID: id}
 	for _, l := range b.limits {
 		count := [...]int64{charge: b.cost, refund: -b.cost, dryRun: 0}[k]
-		question.Limits = append(question.Limits, limit{nameOf[l], b.name, count, l == budget && k == charge})
+		request.Limits = append(request.Limits, limit{nameOf[l], b.name, count, l == budget && k == charge})
 	}
 	r = record{from: w.now(), to: never}
 	r.of, r.kind = b, k
-	return w.post(random, question, r)
+	return w.post(random, request, r)
 }
 
 // post returns r unanswered if there is no answer, or if the store could not decide.
-func (w *world) post(random *rand.Rand, question any, r record) record {
-	body, err := json.Marshal(question)
+func (w *world) post(random *rand.Rand, request any, r record) record {
+	body, err := json.Marshal(request)
 	if err != nil {
 		panic(err)
 	}
