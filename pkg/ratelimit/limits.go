@@ -20,7 +20,8 @@ type Limits map[string]Limit
 type Limit struct {
 	// Algorithm is one of the kinds of package algorithms, except Guaranteed: set the field Guaranteed.
 	Algorithm algorithms.Kind
-	// Rate is the number of units per Period. A rate of 0 denies everything.
+	// Rate is the number of units per Period. With a Rate of 0, every request for units fails with
+	// ErrNeverFits.
 	Rate int64
 	// Period is longer than 0, except with a Calendar.
 	Period time.Duration

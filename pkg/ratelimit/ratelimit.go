@@ -53,7 +53,7 @@ var (
 	ErrNeverFits = errors.New("the request needs more units than the rate limit can ever hold")
 	// ErrUnknown means that there is no limit with this name.
 	ErrUnknown = errors.New("no such limit")
-	// ErrUnits means that a number of units is not positive.
+	// ErrUnits means that a number of units is below 1, or for Peek below 0.
 	ErrUnits = errors.New("the number of units must be at least 1")
 	// ErrCannotReserve means that the limit does not support reservations. Token buckets without Guaranteed, fixed
 	// windows and leaky buckets do, but not as Request.Limit. Settle does not support leaky buckets.
