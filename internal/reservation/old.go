@@ -45,7 +45,7 @@ func decodeOld(b []byte, r *limiter.Reserved) bool {
 	if f.short || p.Count < 0 || p.Wait < 0 || p.Name == "" {
 		return false
 	}
-	if len(f.rest) > 0 { // the oldest versions do not encode this field
+	if len(f.rest) > 0 { // the oldest versions did not encode this field
 		p.Inflow = scaled.Inflow{Units: int64(f.number()), Span: int64(f.number())}
 	}
 	what := "limit"
