@@ -53,7 +53,6 @@ type fan struct {
 	buffer [64 << 10]byte
 }
 
-// fanCall is the call that one server receives in each round.
 type fanCall struct {
 	fd    int
 	frame []byte

@@ -41,7 +41,7 @@ func Serve(l net.Listener) error {
 }
 
 const (
-	headerLen = 9        // length of a frame's header in bytes
+	headerLen = 9
 	maxFrame  = 16 << 10 // the largest frame that a peer may send by default
 	// message is a RateLimitResponse with code OK, after the five bytes with which gRPC starts a message.
 	message = "\x00\x00\x00\x00\x02\x08\x01"
@@ -125,7 +125,6 @@ func (c *conn) serve() error {
 	}
 }
 
-// frames handles the complete frames at the start of in. It returns their length in bytes.
 func (c *conn) frames(in []byte) (used int, err error) {
 	for len(in)-used >= headerLen {
 		h := in[used : used+headerLen]

@@ -71,7 +71,6 @@ func (c *grpcConnection) work(ctx context.Context, next func() (time.Duration, b
 	}
 }
 
-// bytesCodec sends and receives messages that are already encoded.
 type bytesCodec struct{}
 
 func (bytesCodec) Name() string { return "proto" }

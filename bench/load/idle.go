@@ -55,7 +55,6 @@ func Idle(ctx context.Context, target, protocol string, n int, used bool) (conne
 	return connections, nil
 }
 
-// grpcHello returns the first bytes that a gRPC client sends, followed by a request if used is true.
 func grpcHello(used bool) ([]byte, error) {
 	q, err := newQuestion("bench", []string{"user_id=1"})
 	if err != nil {

@@ -18,7 +18,6 @@ import (
 	"time"
 )
 
-// These are the clients.
 const (
 	GRPC = "grpc" // grpc-go; it makes about one write for each request, as most proxies do
 	Raw  = "raw"  // HTTP/2 frames; it makes one write for all requests that can be sent, as a proxy under load does

@@ -85,7 +85,7 @@ const (
 	overLimit
 )
 
-const responseCode = 1 // number of a field in RateLimitResponse
+const responseCode = 1 // the number of overall_code in RateLimitResponse
 
 // verdictOf returns the verdict in message, an encoded RateLimitResponse. It reads the whole message.
 func verdictOf(message []byte) verdict {

@@ -35,7 +35,6 @@ func (c *child) pid() int {
 	return c.command.Process.Pid
 }
 
-// startChild starts a server and waits until it accepts connections at address.
 func startChild(ctx context.Context, name, address, program string, args ...string) (*child, error) {
 	c := &child{name: name, address: address, command: exec.Command(program, args...), exited: make(chan struct{})}
 	c.command.Stdout, c.command.Stderr = &c.output, &c.output

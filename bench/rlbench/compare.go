@@ -42,9 +42,9 @@ func (c *compareCmd) Validate() error {
 
 type scenario struct {
 	name   string
-	key    string // the key of the descriptors
+	key    string
 	keys   int
-	rate   float64 // the rate of an open loop; 0 means a closed loop
+	rate   float64 // requests a second in an open loop; 0 means a closed loop
 	denied bool    // the limit denies all requests except the first
 }
 
@@ -155,7 +155,6 @@ func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) 
 	return rows, nil
 }
 
-// measureRequests measures a server, and checks that its answers are as intended.
 func measureRequests(a *app, server *child, c load.Config, denied bool) (load.Result, error) {
 	c.Target, c.PID = server.address, server.pid()
 	r, err := load.Run(a, c)

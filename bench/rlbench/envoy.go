@@ -89,7 +89,7 @@ end
 request = function() return requests[math.random(#requests)] end
 `
 
-// startEnvoy starts an Envoy with one worker and the listeners in behind. It sets the listeners' addresses.
+// startEnvoy sets the addresses of the listeners in behind.
 func (b *bench) startEnvoy(behind []limitedBy) (err error) {
 	app, err := freeAddress()
 	if err != nil {

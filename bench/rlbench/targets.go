@@ -154,9 +154,9 @@ func find(program string) error {
 type finding struct {
 	name, engine  string
 	ceiling, ours []float64 // if ceiling is nil, ours alone is compared with the target
-	format        string    // the format of one value
-	atLeast       bool      // the target is a lower bound, not an upper bound
-	target        float64   // 0 means that there is no target
+	format        string
+	atLeast       bool    // the target is a lower bound, not an upper bound
+	target        float64 // 0 means that there is no target
 }
 
 func (f *finding) MarshalJSON() ([]byte, error) {

@@ -33,7 +33,6 @@ type Member struct {
 
 // Fleet lists the sidecars that share a Redis.
 type Fleet struct {
-	// Self is the ID of this sidecar.
 	Self    string
 	Members []Member
 	// Problem is the reason why the list is incomplete, or nil.
@@ -51,7 +50,6 @@ type fleetBody struct {
 	Off     bool
 	Problem string
 	Rows    []memberRow
-	// Summary states how many sidecars there are, and how many have another configuration.
 	Summary string
 	Old     bool
 	More    string

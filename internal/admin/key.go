@@ -126,7 +126,7 @@ type keyLimit struct {
 	Reserves string
 	// Adjusted is the adjustment in force for the key, or nil.
 	Adjusted *adjustedRow
-	// Reset, Raise and Block are links to forms.
+	// Reset, Raise and Block are links to forms. They are "" if the limit is unlimited.
 	Reset, Raise, Block string
 }
 
@@ -157,7 +157,7 @@ func (p *pages) key(w http.ResponseWriter, r *http.Request, v viewer) {
 		return
 	}
 	if !found {
-		p.search(w, r, v, cut(q.Get("q"), maxQuery))
+		p.search(w, r, v, cut(q.Get("q"), maxQueryBytes))
 		return
 	}
 	b := keyBody{Subject: s.String(), Domain: descriptors.Printable(s.Domain), Done: done[q.Get("done")], Adjustable: p.Adjust != nil}

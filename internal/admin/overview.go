@@ -18,11 +18,9 @@ import (
 
 const (
 	// rowsShown is the largest number of limits on a page of the overview, and of adjustments on their page.
-	rowsShown = 100
-	// deniedShown is the largest number of denied keys that the overview lists.
-	deniedShown = 20
-	// maxQuery bounds the bytes of a search text.
-	maxQuery = 256
+	rowsShown     = 100
+	maxDeniedRows = 20
+	maxQueryBytes = 256
 )
 
 // catalog lists the limits of one Snapshot by name. A limit occurs once, even if several places use it.
@@ -137,7 +135,7 @@ var shows = []struct{ key, name string }{{"all", "all"}, {"denying", "denying no
 
 func (p *pages) overview(w http.ResponseWriter, r *http.Request, v viewer) {
 	q := r.URL.Query()
-	b := overviewBody{Configured: p.Current() != nil, Query: cut(q.Get("q"), maxQuery), Sort: "denied", Show: "all"}
+	b := overviewBody{Configured: p.Current() != nil, Query: cut(q.Get("q"), maxQueryBytes), Sort: "denied", Show: "all"}
 	if slices.ContainsFunc(sorts, func(s struct{ key, name string }) bool { return s.key == q.Get("sort") }) {
 		b.Sort = q.Get("sort")
 	}
@@ -150,7 +148,7 @@ func (p *pages) overview(w http.ResponseWriter, r *http.Request, v viewer) {
 	for _, s := range shows {
 		b.Shows = append(b.Shows, choice{s.name, b.link(b.Sort, s.key, 1), s.key == b.Show})
 	}
-	b.Since, b.Denied = p.denied(deniedShown, nil)
+	b.Since, b.Denied = p.denied(maxDeniedRows, nil)
 	b.Unmatched = p.unmatched()
 	all := p.catalogs.of(p.Current()).limits
 	found := p.ranked(all, &b)

@@ -56,7 +56,6 @@ func plural(n int64, thing string) string {
 	return count(uint64(max(n, 0))) + " " + thing + "s"
 }
 
-// count formats n with its digits in groups of three.
 func count(n uint64) string {
 	digits := strconv.FormatUint(n, 10)
 	var b strings.Builder
@@ -69,7 +68,6 @@ func count(n uint64) string {
 	return b.String()
 }
 
-// rate formats a rate of requests in a suitable unit.
 func rate(perSecond float64) string {
 	switch {
 	case perSecond == 0:

@@ -67,7 +67,6 @@ func TestLintFindsNothing(t *testing.T) {
 
 type object = map[string]any
 
-// at returns the value at path in o, or nil.
 func at(o any, path ...any) any {
 	for _, step := range path {
 		switch key := step.(type) {
@@ -94,7 +93,7 @@ func load(t *testing.T, path string) *chart.Chart {
 	return c
 }
 
-// render returns the objects that the chart renders with the values in a file, or with its default values if file is "".
+// render uses the default values of the chart if file is "".
 func render(t *testing.T, c *chart.Chart, file string) []object {
 	t.Helper()
 	values := chartutil.Values{}

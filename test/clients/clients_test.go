@@ -287,7 +287,6 @@ limits:
 	}
 }
 
-// TestTheExampleClients runs each client of examples/clients with a sidecar behind an unreliable network.
 func TestTheExampleClients(t *testing.T) {
 	limits := filepath.Join(t.TempDir(), "limits.yaml")
 	if err := os.WriteFile(limits, []byte(exampleLimits), 0o600); err != nil {

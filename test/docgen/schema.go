@@ -253,7 +253,6 @@ func Config(text []byte) (string, error) {
 	return strings.TrimSuffix(p.String(), "\n"), nil
 }
 
-// anchor returns the fragment of a link to a heading.
 func anchor(title string) string {
 	keep := func(r rune) rune {
 		switch {
@@ -268,7 +267,6 @@ func anchor(title string) string {
 	return strings.Map(keep, strings.ToLower(title))
 }
 
-// openAPI is the part of an OpenAPI document that the page describes.
 type openAPI struct {
 	Paths      ordered[ordered[operation]] `json:"paths"`
 	Components struct {
@@ -335,7 +333,6 @@ func Operators(text []byte) (string, error) {
 		"[Operations](../operations.md#admin) and [change a limit for a while](../howto/change-a-limit-for-a-while.md) explain them.")
 }
 
-// reference returns a page with all paths and objects of an OpenAPI document.
 func reference(text []byte, title, source string, introduction ...string) (string, error) {
 	var api openAPI
 	if err := json.Unmarshal(text, &api); err != nil {

@@ -25,8 +25,9 @@ func (j *judge) live() {
 		w.after(0, p, func() {
 			p.deliver(w.rng, []*request{r}, 0, nil)
 		})
-		// The first charge at another master may fail, because its role must be examined and its script loaded.
-		// After MOVED it does not wait for the replicas of the other master.
+		// The first charge at another master may fail, because the process must examine the master's role and
+		// load the script there. After a redirection (MOVED) no replica confirms the charge, because WAIT ran at
+		// the former master.
 		if w.layout != nil || w.watched != nil {
 			w.after(20*time.Millisecond, p, func() { p.deliver(w.rng, []*request{r}, 0, nil) })
 		}

@@ -92,7 +92,7 @@ func (w *world) start(name string) *process {
 	p.skew = algorithms.Micros(rng.Int64N(2_000_000) - 1_000_000)
 	p.limiter = limiter.New(waiting{p, top, false}, limiter.Config{
 		Local: &local{process: p},
-		IDs:   keys, Now: func() algorithms.Micros { return w.servers[0].now() + p.skew },
+		IDs:   reservationKeys, Now: func() algorithms.Micros { return w.servers[0].now() + p.skew },
 	})
 	p.limiter.Swap(w.snapshot)
 	if w.adjusts {
@@ -114,8 +114,7 @@ func (l *local) Submit(b *backend.Batch) {
 	l.store.Submit(b)
 }
 
-// keys are the keys that sign the ids of reservations.
-var keys = reservation.NewKeys(func() []string { return []string{"a secret of all sidecars"} }, nil)
+var reservationKeys = reservation.NewKeys(func() []string { return []string{"a secret of all sidecars"} }, nil)
 
 func onSecondServer(l *algorithms.Limit) bool {
 	return l.Period() <= algorithms.Second

@@ -30,7 +30,6 @@ const (
 
 var severities = [...]string{"", "warning", "degraded", "critical"}
 
-// String implements fmt.Stringer.
 func (s Severity) String() string {
 	if int(s) < len(severities) && s > 0 {
 		return severities[s]
@@ -38,7 +37,6 @@ func (s Severity) String() string {
 	return fmt.Sprintf("Severity(%d)", uint8(s))
 }
 
-// MarshalText implements encoding.TextMarshaler.
 func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // Condition is one problem.

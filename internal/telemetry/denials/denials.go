@@ -88,8 +88,7 @@ type counted struct {
 }
 
 const (
-	// shards is the number of shards. Each has its own lock, so that denied requests rarely wait for each
-	// other.
+	// Each shard has its own lock, so that denied requests rarely wait for each other.
 	shards = 8
 	// maxKept bounds the number of keys in each shard. A shard contains every key with more than 1/maxKept of the
 	// shard's denials in a window. If the shards have equal numbers of denials, that is about a thousandth of all.

@@ -67,8 +67,8 @@ type Recorder struct {
 	began time.Time // has a monotonic reading, so that setting the clock moves no point
 
 	mu          sync.Mutex
-	step        int64            // the step of the last sample, counted from began; mu guards this and the following fields
-	all         *series          // the series of all requests
+	step        int64 // the step of the last sample, counted from began; mu guards this and the following fields
+	all         *series
 	limits      map[uint64]entry // by the hash of a Key, to store no names; only limits that have counted something
 	seriesCount int
 	dropped     int    // the number of limits that counted something in the last sample and found no room for a series

@@ -31,7 +31,6 @@ type table struct {
 	first   *domainTable // one of domains, often the only one; comparing pointers takes less time than a lookup
 }
 
-// of returns the table of d, or nil.
 func (t *table) of(d *limiter.Domain) *domainTable {
 	if t.first != nil && t.first.domain == d {
 		return t.first
@@ -166,7 +165,6 @@ func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *descr
 	return c
 }
 
-// overflowLimit is the key of the counters for all limits beyond the bound.
 var overflowLimit = [2]string{overflow, overflow}
 
 // limit returns the counters of a limit, or the overflow counters if there is no room. It creates them if
@@ -186,7 +184,6 @@ func (m *Metrics) limit(domain, name string) *limitCounts {
 	return l
 }
 
-// firstOfDomain creates the counters of a domain, at its first request.
 func (m *Metrics) firstOfDomain(t *domainTable) *domainCounts {
 	m.mu.Lock()
 	defer m.mu.Unlock()

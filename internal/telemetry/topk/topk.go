@@ -37,7 +37,6 @@ type Counted[V any] struct {
 // Least returns the lower bound of the number of occurrences.
 func (c *Counted[V]) Least() int64 { return c.Count - c.Over }
 
-// Key returns the item's key.
 func (c *Counted[V]) Key() string { return c.key }
 
 // New returns a Counter for max items. max is at least 1.

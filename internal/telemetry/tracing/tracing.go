@@ -142,7 +142,7 @@ func (t *Tracing) Handler(methods ...string) stats.Handler {
 		otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return known[info.FullMethodName] }))
 }
 
-// Checker is implemented by limiter.Limiter.
+// Checker is the part of limiter.Limiter that Decisions wraps.
 type Checker interface {
 	Check(context.Context, *limiter.Call) error
 }
