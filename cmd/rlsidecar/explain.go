@@ -89,7 +89,7 @@ type limitApplied struct {
 	Bucket []string `json:"bucket"` // the entries that identify the bucket; empty if all values share it, nil if nothing is charged
 	Notes  []string `json:"notes,omitempty"`
 	With   []string `json:"with,omitempty"` // other limits of the same group
-	// Reserves is nil for a limit without settle, or that another limit replaces.
+	// Reserves is nil if the limit has no settle, or if another limit replaces it.
 	Reserves    *reservation        `json:"reserves,omitempty"`
 	Adjustments []appliedAdjustment `json:"adjustments,omitempty"`
 }

@@ -121,7 +121,7 @@ func (c *serveCmd) Run(a *app) error {
 		settings.Defaults.ConsumeEach = true
 	}
 	settings.Defaults.ConsumeTogether = a.reference.ConsumeTogether
-	if err := settings.Answers.Bounds.Check(); err != nil { // a flag must not be 0, which elsewhere means the default
+	if err := settings.Answers.Bounds.Check(); err != nil { // grpcapi takes 0 as the default; a flag must not be 0
 		return exitError{exitUsage, err}
 	}
 	if settings.Statsd, err = c.statsd(a.reference); err != nil {

@@ -29,8 +29,7 @@ type source struct {
 	// lost are files and folders that could not be read completely, so that the domains in the missing part
 	// are unknown. The item "" means that any file may be affected.
 	lost []string
-	// cached means that a Loader has parsed the source, so that domains which the Loader compiled earlier can
-	// be reused.
+	// cached means that a Loader keeps the parsed files, so that it can reuse compiled domains.
 	cached bool
 }
 
@@ -145,7 +144,7 @@ type domain struct {
 	nodes      map[*descriptors.Node]place
 	uses       []use
 	referenced []text // the named limits that descriptors refer to
-	// patterns has the place of each step whose method matchesSeveral returns true.
+	// patterns has the places of the steps for which matchesSeveral returns true.
 	patterns map[sibling]place
 	// roots are the top-level descriptors of the document that is being compiled. They are recorded only if
 	// several documents have the domain.

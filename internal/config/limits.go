@@ -34,7 +34,7 @@ func (l *limit) window() (period algorithms.Micros, known bool) {
 		period, err = parseSpan(l.Unit.value)
 		known = err == nil
 	}
-	n := max(1, l.UnitMultiplier.or(1)) // other code reports smaller values
+	n := max(1, l.UnitMultiplier.or(1)) // the method reference reports smaller values
 	if int64(period) > math.MaxInt64/n {
 		return math.MaxInt64, known // compiling the limit reports that this is too long
 	}

@@ -59,7 +59,7 @@ func (c *compiler) merge(d *domain) *built {
 	if slices.ContainsFunc(b.docs, func(doc *document) bool { return !doc.isPlain() && !slices.Contains(d.docs, doc) }) {
 		return nil // a setting may have been removed
 	}
-	own := &compiler{o: c.o, shared: c.shared} // a compiler of its own, whose problems are dropped if there is a mistake
+	own := &compiler{o: c.o, shared: c.shared} // its problems are dropped if there is a mistake
 	m := newDomain(d.Name)
 	m.docs = d.docs
 	own.settings(m)

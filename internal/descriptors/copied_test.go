@@ -35,7 +35,7 @@ func TestCopiedReplacesEachPolicy(t *testing.T) {
 			t.Errorf("%s: matches %s, and %s in the copy", request, was, got)
 		}
 	}
-	// Another pattern comes after those of the copy.
+	// Copied wildcards take precedence over one that is added later.
 	last := copied.Put(nodeOf(copied, "r"), Pattern{Key: "a*", How: Wildcard}, &Node{})
 	last.Policies = []*Policy{{Name: "last"}}
 	if got := matchedName(t, copied, "r=1,anyone=1"); got != "copy of r,any*" {

@@ -75,11 +75,12 @@ func moved(domain string, was, is *descriptors.Tree) (all []Change) {
 	for _, p := range slices.Concat(before, after) {
 		try(p)
 	}
-	once := slices.Concat(combined(only(after, before), before), combined(only(before, after), after))
-	for _, c := range once {
+	extended := slices.Concat(combined(only(after, before), before), combined(only(before, after), after))
+	for _, c := range extended {
 		try(c)
 	}
-	for _, c := range combined(once[:min(len(once), maxMoved)], slices.Concat(before, after)) { // the descriptors in once, extended in the same way
+	extendedTwice := combined(extended[:min(len(extended), maxMoved)], slices.Concat(before, after))
+	for _, c := range extendedTwice {
 		try(c)
 	}
 	slices.SortStableFunc(all, func(a, b Change) int { return strings.Compare(a.Name, b.Name) })
