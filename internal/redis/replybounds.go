@@ -22,7 +22,7 @@ const (
 type replyBounds struct {
 	line     []byte // the bytes of an incomplete line, at most maxHeader
 	text     bool   // the line is a text (+ - :); its bytes are not kept
-	payload  int    // the bytes of a bulk string that have not arrived
+	payload  int    // the bytes of a bulk string, with its CR and LF, that have not arrived
 	missing  []int  // for each open array, the elements that are not complete
 	bytes    int    // of the present reply, announced or arrived
 	elements int    // of the present reply, announced
@@ -144,7 +144,6 @@ type boundedConn struct {
 	bounds replyBounds
 }
 
-// Read implements net.Conn.
 func (c *boundedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if err := c.bounds.add(b[:n]); err != nil {
@@ -153,7 +152,6 @@ func (c *boundedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// bounded returns a dialer of connections with bounded replies.
 func bounded(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		nc, err := dial(ctx, network, addr)
