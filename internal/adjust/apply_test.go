@@ -11,8 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
-// A block denies everything: it ends shadow mode and quota mode. The policy as configured stays as it is. Every adjusted
-// policy refers to its adjustment.
+// A block denies everything, so it ends shadow mode and quota mode.
 func TestABlockEndsShadowAndQuotaMode(t *testing.T) {
 	p := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute})
 	p.Shadow, p.Quota, p.Reference = true, true, true
@@ -32,8 +31,7 @@ func TestABlockEndsShadowAndQuotaMode(t *testing.T) {
 	}
 }
 
-// A limit without numbers can be blocked. Other adjustments are mistakes. A block of a limit that allows nothing has no
-// window to report.
+// A block of a limit that allows nothing has no window to report.
 func TestOnlyABlockAppliesToALimitWithoutNumbers(t *testing.T) {
 	unlimited := &descriptors.Policy{Limit: &algorithms.Limit{}, Unlimited: true, Reference: true}
 	zero := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 0, Period: minute})
@@ -70,8 +68,6 @@ func TestAnAdjustmentLeavesSharedExtrasAlone(t *testing.T) {
 	}
 }
 
-// Algorithms without a capacity refuse one. A leaky bucket keeps the length of its queue when its rate changes, also if
-// the two numbers are equal. The initial units of a bucket are at most its capacity.
 func TestTheCapacityOfAnAdjustedLimit(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		p := policy(t, algorithms.Spec{Kind: kind, Rate: 10, Period: minute})
@@ -188,8 +184,6 @@ func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
 	}
 }
 
-// If a fixed window has a calendar, the calendar sets its period. An adjustment can change the rate, but not the
-// period.
 func TestTheCalendarKeepsItsPeriod(t *testing.T) {
 	day := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendar.Day.In(time.UTC)})
 	if _, err := (&Adjustment{Change: Change{Period: minute}}).Apply(day); err == nil || !strings.Contains(err.Error(), "the calendar sets the period") {

@@ -8,8 +8,6 @@ import (
 	"testing"
 )
 
-// Changed and removed entries of the audit must be detected, and so must entries and checkpoints that were signed with
-// another key.
 func TestTheChainShowsTampering(t *testing.T) {
 	chain, entries, head := NewChain([]byte("secret")), []*Entry(nil), Head{}
 	for i := range 6 {
@@ -135,7 +133,6 @@ func TestIDsAndSignaturesStay(t *testing.T) {
 	}
 }
 
-// Only the holder of the secret can sign an entry.
 func TestEachSecretSignsDifferently(t *testing.T) {
 	seen := map[string]bool{}
 	for _, secret := range []string{"", "a", "b"} {

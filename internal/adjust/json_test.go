@@ -12,8 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// An adjustment must be equal after it is written and read again, for all kinds of adjustments and any bytes
-// in keys.
 func TestAdjustmentsAreReadAsTheyWereWritten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := &Adjustment{
@@ -137,7 +135,6 @@ func TestBothFormsOfAKeyAreRead(t *testing.T) {
 	}
 }
 
-// An adjustment from Redis or a file that this version cannot understand is an error, not another adjustment.
 func TestAnAdjustmentThatIsNotUnderstoodIsAnError(t *testing.T) {
 	for field, want := range map[string]string{
 		`"rate": 5`:                   "",

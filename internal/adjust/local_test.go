@@ -163,7 +163,6 @@ func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
 	}
 }
 
-// An operator who gets an error must not find the change in force.
 func TestAChangeThatCannotBeWrittenIsNotMade(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -189,8 +188,7 @@ func TestAnInvalidAdjustmentInTheFileIsAnError(t *testing.T) {
 	}
 }
 
-// If the audit cannot be written, the change is not made. The next change writes the whole file again, because it may end
-// in an incomplete line.
+// The next change writes the whole file again, because it may end in an incomplete line.
 func TestAChangeThatIsNotInTheAuditIsNotMade(t *testing.T) {
 	ctx, c, dir := context.Background(), newClock(), t.TempDir()
 	s, k := service(t, dir, c)
@@ -255,7 +253,6 @@ func TestWatchStartsWithThePresentSet(t *testing.T) {
 	}
 }
 
-// When old entries are trimmed, the file of the audit starts with a checkpoint, also after a restart.
 func TestTheFileOfATrimmedAuditStartsWithACheckpoint(t *testing.T) {
 	c, dir := newClock(), t.TempDir()
 	s, k := service(t, dir, c)

@@ -145,7 +145,7 @@ type Shown struct {
 	*Adjustment
 	// Words describe the effect. If there is no effect now, Ignored has the reason instead.
 	Words, Ignored string
-	// Left is the time until it expires.
+	// Left is the time until the adjustment expires.
 	Left time.Duration
 }
 
@@ -244,8 +244,6 @@ func (s *Service) Set(ctx context.Context, p Proposal) (Shown, uint64, error) {
 	return s.show(e.After, now).replacing(e.Before, now), e.Version, nil
 }
 
-// replacing adds to the words of s that it replaces the adjustment former, which another operator may have set. It
-// adds nothing if former is nil or has expired.
 func (s Shown) replacing(former *Adjustment, now algorithms.Micros) Shown {
 	if former != nil && former.Expires > now {
 		s.Words += fmt.Sprintf("; replaces the adjustment %q by %s (%s), which would have ended at %s", former.Change.String(),

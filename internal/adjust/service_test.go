@@ -272,8 +272,7 @@ func TestAnUnexpectedVersionChangesNothing(t *testing.T) {
 	}
 }
 
-// A key must have as many values as the buckets of a descriptor that uses the limit. Where the whole descriptor
-// identifies them, keys and values alternate.
+// Where the whole descriptor identifies a bucket, keys and values alternate.
 func TestAKeyHasTheValuesOfABucket(t *testing.T) {
 	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
 	whole, open := &descriptors.Policy{Whole: true}, &descriptors.Policy{Open: []int{0}}
@@ -338,7 +337,7 @@ func TestEachOperationHasItsOwnID(t *testing.T) {
 	}
 }
 
-// The keeper checks a change again, by its own clock. A change that is not valid makes no entry.
+// The keeper checks a change again, by its own clock.
 func TestAnEntryOfAnInvalidChangeIsAMistake(t *testing.T) {
 	set, now := NewSet(Head{}, nil), algorithms.Micros(1000)
 	after := valid()

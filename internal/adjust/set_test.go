@@ -7,7 +7,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Other sidecars must see that an adjustment was prolonged.
 func TestAProlongedAdjustmentIsADifference(t *testing.T) {
 	until := func(at algorithms.Micros) *Set { return NewSet(Head{}, []*Adjustment{{ID: "a", Expires: at}}) }
 	if got := Differences(until(1), until(2)); len(got) != 1 {

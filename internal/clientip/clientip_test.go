@@ -34,8 +34,6 @@ func TestForwarded(t *testing.T) {
 	}
 }
 
-// An IPv4 client is identified by its address, and an IPv6 client by its network if the prefix is shorter than the
-// address.
 func TestNetworks(t *testing.T) {
 	for _, c := range []struct {
 		addr         string
@@ -101,8 +99,6 @@ func FuzzForwarded(f *testing.F) {
 	})
 }
 
-// The prefix is for IPv6 addresses, and does not shorten IPv4 addresses. With a prefix of 128 bits or more, each IPv6
-// address is a key. A negative prefix and an invalid address have no key.
 func TestKeysOfClients(t *testing.T) {
 	for _, c := range []struct {
 		addr         string

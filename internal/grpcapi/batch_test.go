@@ -104,7 +104,6 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	}
 }
 
-// The batch must not keep the memory of a request with many descriptors or one long value.
 func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	l := newLimiter(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})})
 	s, _ := newServer(t, l, Options{})
@@ -222,8 +221,6 @@ func TestTheWeightOfABatchIsASum(t *testing.T) {
 	}
 }
 
-// A request is large, so that a batch does not keep its memory, if it has more than 32 descriptors, 256 entries, a message
-// of 32 KiB, or 32 KiB of buffers.
 func TestTheMemoryThatARequestOfABatchMayKeep(t *testing.T) {
 	empty, entry := &ratelimit.RateLimitDescriptor{}, &ratelimit.RateLimitDescriptor_Entry{}
 	entries := func(n int) (list []*ratelimit.RateLimitDescriptor) {

@@ -239,7 +239,7 @@ func TestRefusedRequestsLeaveTheGate(t *testing.T) {
 	})
 }
 
-// A request that is heavier than the gate passes alone. A connection is known while it has admitted requests.
+// A request that is heavier than the gate passes alone.
 func TestTheGateCountsConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{}
@@ -274,7 +274,7 @@ func TestTheGateCountsConnections(t *testing.T) {
 	})
 }
 
-// When a heavy request leaves, as many waiting requests enter as have room together, and no more.
+// When a heavy request leaves, waiting requests are admitted until the next one does not fit.
 func TestTheGateFillsTheRoomOfARequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{}

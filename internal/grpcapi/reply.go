@@ -39,7 +39,7 @@ const (
 // status has the content of a DescriptorStatus.
 type status struct {
 	over bool
-	// policy has the name of the limit to show, and limit its numbers. nil means that no limit is shown.
+	// policy has the name of the shown limit, and limit has its numbers. limit is nil if no limit is shown.
 	policy    *descriptors.Policy
 	limit     *algorithms.Limit
 	remaining uint32

@@ -641,8 +641,6 @@ func (panics) Append(dst []byte, _ *limiter.Reserved) []byte { return dst }
 
 func (panics) Open(string, *limiter.Reserved) bool { panic("bug") }
 
-// A panic before or after the decision of the store denies the request, is counted once, and does not leave the request
-// at the gate.
 func TestAPanicAroundADecisionIsADenial(t *testing.T) {
 	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}

@@ -117,8 +117,8 @@ func (b *scaleBatch) Append(to []byte, i int) ([]byte, *Status) {
 	return append(to, "ok"...), nil
 }
 
-// sendWithoutPause starts goroutines that send requests of this weight without a pause, and read all answers. The
-// caller waits for them with the result.
+// sendWithoutPause starts goroutines that send requests of this weight without a pause, and read all answers. It
+// does not wait for them.
 func sendWithoutPause(t *testing.T, c *client, weight string, requests int) *sync.WaitGroup {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -254,7 +254,7 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 		s = serverOf(l)
 		small := dial(t, l)
 		part := bytes.Repeat([]byte("x"), maxFrame)
-		prefix := []byte{0, 0, 0x3f, 0xff, 0xff} // a part of a message of nearly 4 MiB
+		prefix := []byte{0, 0, 0x3f, 0xff, 0xff} // the prefix of a message of nearly 4 MiB
 		for range 12 {
 			c := dial(t, l)
 			_ = c.to.WriteWindowUpdate(0, 1<<30)

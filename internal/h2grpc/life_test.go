@@ -240,7 +240,6 @@ func TestOldConnectionsEnd(t *testing.T) {
 	})
 }
 
-// The grace period starts with GOAWAY. Streams in flight may take that long.
 func TestTheGraceOfOldConnectionsStartsWithGOAWAY(t *testing.T) {
 	const grace = 30 * time.Second
 	for range 5 { // the age varies by a tenth

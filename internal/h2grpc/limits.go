@@ -85,7 +85,6 @@ const (
 	// wholeTimeout is the time in which a request must arrive completely. An earlier deadline of the request
 	// shortens it.
 	wholeTimeout = time.Minute
-	// writeTimeout is the longest duration of one write.
 	writeTimeout = 20 * time.Second
 	// goAwayTimeout is the time that a client has to read the reason why its connection ends.
 	goAwayTimeout = 250 * time.Millisecond

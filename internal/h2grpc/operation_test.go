@@ -232,8 +232,8 @@ func TestAClosedConnectionDoesNotWaitForRoom(t *testing.T) {
 	})
 }
 
-// Connections must be admitted in the order of arrival. A connection that fits within its own part must be
-// admitted before its turn.
+// Connections must be admitted in the order of arrival. However, an operation with which the weight of its
+// connection stays within ownOutstanding must be admitted before its turn.
 func TestTurns(t *testing.T) {
 	var all outstanding
 	var ops []*operation
@@ -366,7 +366,7 @@ func TestWithoutATimeoutARequestWaitsForRoom(t *testing.T) {
 	})
 }
 
-// A connection whose own part is used up waits for its turn, also when one of its operations ends.
+// A connection that has used up ownOutstanding waits for its turn, also when one of its operations ends.
 func TestAnUsedPartDoesNotAdmitBeforeTheTurn(t *testing.T) {
 	var all outstanding
 	op := func(c *conn, weight int) *operation { return &operation{conn: c, weight: weight} }

@@ -58,7 +58,6 @@ func TestTheLargestWindowIsAccepted(t *testing.T) {
 	})
 }
 
-// A stream whose window becomes too wide by several updates is reset. The connection continues.
 func TestAWindowOfAStreamThatIsTooWide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))

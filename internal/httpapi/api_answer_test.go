@@ -16,7 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// A mistake names the limit that can never allow the cost and that denies the request.
 func TestACostThatNeverFitsNamesItsLimit(t *testing.T) {
 	h, clock := onClock(t)
 	call(h, "POST", "/v1/limit", `{"name":"send","count":10}`)

@@ -9,8 +9,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/weights"
 )
 
-// A request at a bound is accepted. A request beyond it is refused, as are fields that exclude each other, and
-// texts and numbers that are not valid.
 func TestTheBoundsOfARequest(t *testing.T) {
 	costs := func(n, length int) string {
 		var all []string

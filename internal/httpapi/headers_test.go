@@ -47,7 +47,7 @@ func TestTheHeaderOfPoliciesIsBounded(t *testing.T) {
 	}
 }
 
-// An integer in a structured field has at most 15 digits.
+// An integer in a structured field has at most 15 digits (RFC 9651).
 func TestNumbersInHeadersAreOfTheFormat(t *testing.T) {
 	h := manyLimits(t, "  huge: {algorithm: fixed_window, rate: 4000000000000000, period: 1h}\n")
 	w := call(h, "POST", "/v1/limit", `{"name":"huge","key":"a"}`)

@@ -75,7 +75,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 	if c == nil {
 		return
 	}
-	next := o.inspected(w, r, 1) // the decision on 0 units does not contain when a request is allowed again
+	next := o.inspected(w, r, 1) // the decision on 0 units has no retry time
 	if next == nil {
 		return
 	}

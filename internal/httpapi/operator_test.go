@@ -189,8 +189,7 @@ func TestOperatorsMistakes(t *testing.T) {
 	}
 }
 
-// A form of a web page cannot send JSON, so changes of adjustments must be JSON. An answer contains 1 to 1000 entries
-// of the audit.
+// A form of a web page cannot send JSON, so changes of adjustments must be JSON.
 func TestRequestsForAdjustments(t *testing.T) {
 	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), time.Now)
 	if err != nil {

@@ -173,7 +173,6 @@ func TestHostsOfRequestsThroughAUnixSocket(t *testing.T) {
 	}
 }
 
-// A request to a port must name this machine: localhost, an address, or nothing.
 func TestHostsOfThisMachine(t *testing.T) {
 	for host, want := range map[string]bool{
 		"": true, "localhost": true, "LocalHost:8080": true, "127.0.0.1": true, "[::1]:8080": true, "192.0.2.1:80": true,

@@ -424,8 +424,6 @@ func FuzzCookie(f *testing.F) {
 	})
 }
 
-// Repeated returns a repeated header that is a condition of the route that applies, or of an earlier route for the same
-// path. If no route applies, the conditions of all routes count.
 func TestRepeatedHeadersOfEarlierRoutes(t *testing.T) {
 	a := auth(t, `
   routes:

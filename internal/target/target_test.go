@@ -120,8 +120,6 @@ func FuzzTarget(f *testing.F) {
 	})
 }
 
-// Every byte is decoded from its escape, in lower and upper case. Lower changes all capital letters of ASCII, and no
-// other bytes.
 func TestEachByteIsDecodedAndLowered(t *testing.T) {
 	const digits = "0123456789abcdef"
 	for c := range 256 {

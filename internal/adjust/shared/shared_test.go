@@ -125,8 +125,6 @@ func TestWithSentinels(t *testing.T) {
 	follows(t, redistest.StartSentinels(t).URL())
 }
 
-// TestASidecarStartsWhileAdjustmentsChange checks that a sidecar that reads all adjustments for the first
-// time gets the newest ones, however fast operators change them.
 func TestASidecarStartsWhileAdjustmentsChange(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -267,8 +265,6 @@ func around(t *testing.T, server, command string, onRequest, onAnswer func()) st
 	return l.Addr().String()
 }
 
-// Several operators change the same limit at the same time. The last change must be in force, and the audit
-// must have all of them.
 func TestSimultaneousChangesAreAllAudited(t *testing.T) {
 	t.Parallel()
 	url := "redis://" + redistest.Start(t).Addr
@@ -345,7 +341,6 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 	}
 }
 
-// Invalid values that another program wrote to the ledger must have no effect, and must not affect valid ones.
 func TestValuesThatAreNotSoundAreLeftOut(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

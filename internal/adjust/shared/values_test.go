@@ -23,7 +23,6 @@ func blockUntil(key string, end time.Time) *adjust.Adjustment {
 	return a
 }
 
-// The newest entry of the ledger has an adjustment of another target, or an invalid one. A Keeper must not use it.
 func TestEntriesWithoutASoundAdjustmentAreNotFollowed(t *testing.T) {
 	t.Parallel()
 	nameless := blockUntil("eve", time.Now().Add(time.Hour))
@@ -135,7 +134,6 @@ func keeperOf(t *testing.T, url string, all ...*adjust.Adjustment) *shared.Keepe
 	return keeper(t, url, dir)
 }
 
-// An adjustment has expired since the Keeper read it. The Keeper must not write it to an empty server.
 func TestExpiredAdjustmentsAreNotRestored(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
