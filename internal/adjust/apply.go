@@ -67,7 +67,6 @@ func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
 	return nil
 }
 
-// spec returns l with the numbers that c changes.
 func (c *Change) spec(l *algorithms.Limit) (algorithms.Spec, error) {
 	if l.Rate == 0 {
 		return algorithms.Spec{}, errors.New("the limit is configured to allow nothing: it has no numbers to change")

@@ -15,7 +15,6 @@ import (
 // they are trimmed together.
 const MaxEntries = 10_000
 
-// trimBy is the number of entries that are trimmed at a time.
 const trimBy = 500
 
 // TrimTo returns the version of the last entry that must be trimmed when an entry is added, or 0 if none must be

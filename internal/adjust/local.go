@@ -207,7 +207,6 @@ func (l *Local) readAudit() error {
 	return lines.Err()
 }
 
-// setJSON is the content of the file with the adjustments.
 type setJSON struct {
 	Head        Head          `json:"head"`
 	Adjustments []*Adjustment `json:"adjustments"`

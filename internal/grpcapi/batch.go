@@ -120,7 +120,6 @@ func (b *Batch) plan(r *batched, arrived time.Time, left time.Duration, canceled
 // if a descriptor may have 16 entries.
 func (b *Batch) Weight() int { return b.weight }
 
-// fail makes err the answer. If err is nil, the answer is a denial.
 func (r *batched) fail(err error) {
 	if r.state, r.err = failed, err; err == nil {
 		r.state = refused

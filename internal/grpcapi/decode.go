@@ -93,7 +93,7 @@ func (x *exchange) decodeDescriptor(b []byte, d *limiter.Descriptor, a *descript
 				x.excess = BoundEntries
 				continue
 			}
-			x.entries++
+			x.entryCount++
 			d.Entries = append(d.Entries, descriptors.Entry{})
 			if !decodeEntry(value, &d.Entries[len(d.Entries)-1]) {
 				return false
@@ -188,7 +188,6 @@ func field(b []byte) (tag, varint uint64, value, rest []byte) {
 	return anyField(b)
 }
 
-// anyField is field without the shortcut for short fields.
 func anyField(b []byte) (tag, varint uint64, value, rest []byte) {
 	number, kind, n := protowire.ConsumeTag(b)
 	if n < 0 || number > protowire.MaxValidNumber {

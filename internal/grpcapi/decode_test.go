@@ -203,8 +203,8 @@ func TestExcessIsMarkedNotDecoded(t *testing.T) {
 		if err != nil || x.excess != c.excess {
 			t.Errorf("%s: exceeds %q, want %q; %v", name, x.excess, c.excess, err)
 		}
-		if len(x.limits) > maxDescriptors || x.entries > maxDescriptors*maxEntries {
-			t.Errorf("%s: %d descriptors and %d entries were decoded", name, len(x.limits), x.entries)
+		if len(x.limits) > maxDescriptors || x.entryCount > maxDescriptors*maxEntries {
+			t.Errorf("%s: %d descriptors and %d entries were decoded", name, len(x.limits), x.entryCount)
 		}
 	}
 }
@@ -249,8 +249,8 @@ func TestNothingIsDecodedBeyondABound(t *testing.T) {
 		t.Fatal(err)
 	}
 	x, err := decoded(t, wire)
-	if err != nil || x.excess != BoundEntries || len(x.call.Descriptors) != 1 || len(x.call.Descriptors[0].Entries) != DefaultEntries || x.entries != DefaultEntries {
-		t.Errorf("%v, exceeds %q: %d descriptors, %d entries; want 1 and %d", err, x.excess, len(x.call.Descriptors), x.entries, DefaultEntries)
+	if err != nil || x.excess != BoundEntries || len(x.call.Descriptors) != 1 || len(x.call.Descriptors[0].Entries) != DefaultEntries || x.entryCount != DefaultEntries {
+		t.Errorf("%v, exceeds %q: %d descriptors, %d entries; want 1 and %d", err, x.excess, len(x.call.Descriptors), x.entryCount, DefaultEntries)
 	}
 	wire = protowire.AppendVarint(protowire.AppendTag(request("k"), protowire.MaxValidNumber, protowire.VarintType), 1)
 	if x, err = decoded(t, wire); err != nil || len(x.call.Descriptors) != 1 {

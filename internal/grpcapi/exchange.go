@@ -18,9 +18,8 @@ type exchange struct {
 	hits   uint32
 	bounds Bounds
 	// excess is the bound that the request exceeds, or "". The part beyond the bound was not decoded.
-	excess string
-	// entries is the number of entries of all descriptors.
-	entries int
+	excess     string
+	entryCount int
 }
 
 // message is one RateLimitRequest that is not decoded yet. Messages may wait at the gate. Decoded requests
@@ -41,7 +40,6 @@ const (
 
 var messages = sync.Pool{New: func() any { return &message{} }}
 
-// free returns m to the pool, unless its buffer is large.
 func (m *message) free() {
 	const large = 16 << 10
 	if cap(m.wire) <= large {
@@ -65,7 +63,7 @@ var exchanges = sync.Pool{New: func() any { return &exchange{} }}
 func (x *exchange) reset() {
 	x.call.Reset()
 	x.limits = x.limits[:0]
-	x.hits, x.excess, x.entries = 0, "", 0
+	x.hits, x.excess, x.entryCount = 0, "", 0
 }
 
 // free returns x to the pool, unless it keeps too much memory. The gate bounds the number of exchanges.
@@ -83,7 +81,7 @@ func (x *exchange) large() bool {
 }
 
 func (x *exchange) exceeds(descriptors, entries, bytes int) bool {
-	return len(x.call.Descriptors) > descriptors || x.entries > entries || len(x.wire) > bytes || x.call.BufferBytes() > bytes
+	return len(x.call.Descriptors) > descriptors || x.entryCount > entries || len(x.wire) > bytes || x.call.BufferBytes() > bytes
 }
 
 func (x *exchange) addDescriptor() (*limiter.Descriptor, *descriptorFields) {

@@ -156,7 +156,6 @@ func (g *gate) admit(p pass) {
 	p.client.weight += p.weight
 }
 
-// entered reports whether t was admitted. Otherwise it ends the wait of t.
 func (g *gate) entered(t *ticket) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -186,7 +186,6 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-// answer passes x to the limiter and encodes the verdict. Errors are gRPC statuses.
 func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, error) {
 	if refused, err := s.refuse(x); refused {
 		if err != nil {

@@ -64,7 +64,6 @@ func appendSettings(b []byte, settings ...http2.Setting) []byte {
 	return b
 }
 
-// connError is an error that ends the connection.
 type connError struct {
 	code http2.ErrCode
 	text string

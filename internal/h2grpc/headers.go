@@ -28,7 +28,6 @@ type head struct {
 	refusal *refusal
 }
 
-// refusal is an answer that does not depend on the rest of a request.
 type refusal struct {
 	httpStatus int
 	status     Status
@@ -246,7 +245,6 @@ func (p *parsedFields) refused() *refusal {
 	return nil
 }
 
-// isGRPC reports whether the type is application/grpc, possibly with a suffix such as +proto or parameters.
 func isGRPC(contentType string) bool {
 	rest, is := strings.CutPrefix(strings.ToLower(contentType), typeField.Value)
 	return is && (rest == "" || rest[0] == '+' || rest[0] == ';')

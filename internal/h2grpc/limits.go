@@ -17,9 +17,8 @@ const (
 	// maxStreams is the largest number of requests in flight. Further requests are refused, and the client
 	// may send them again. Envoy sends requests before it has received this setting, so the bound is higher
 	// than the number that Envoy sends.
-	maxStreams = 16 << 10
-	// maxFree is the number of ended streams that are kept for reuse.
-	maxFree = 64
+	maxStreams     = 16 << 10
+	maxFreeStreams = 64
 	// maxOthers is the number of streams that Config.Others serves at a time, because each costs goroutines.
 	maxOthers = 256
 

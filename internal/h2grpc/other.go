@@ -273,7 +273,6 @@ func (w *responseWriter) Write(p []byte) (written int, err error) {
 
 func (w *responseWriter) Flush() { w.WriteHeader(http.StatusOK) }
 
-// finish writes the trailers, or an empty DATA frame if there are none, and ends the stream.
 func (w *responseWriter) finish() {
 	w.WriteHeader(http.StatusOK)
 	var block []byte

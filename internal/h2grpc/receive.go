@@ -117,7 +117,6 @@ func (c *conn) readHead(block []byte, trailers bool) (*head, error) {
 	return h, err
 }
 
-// trailers handles a header block on a stream that is not new.
 func (c *conn) trailers(id uint32, block []byte, end bool) error {
 	h, err := c.readHead(block, true)
 	if err != nil {

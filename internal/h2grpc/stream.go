@@ -77,9 +77,9 @@ func (c *conn) unused() (s *stream) {
 }
 
 // recycle keeps s, which has ended, for another request. It does not if a timer or a handler may still refer to
-// s, if the answer was stalled, or if maxFree streams are kept already.
+// s, if the answer was stalled, or if maxFreeStreams streams are kept already.
 func (c *conn) recycle(s *stream) {
-	if s.stop == nil && s.other == nil && s.tail == nil && len(c.free) < maxFree {
+	if s.stop == nil && s.other == nil && s.tail == nil && len(c.free) < maxFreeStreams {
 		*s = stream{}
 		c.free = append(c.free, s)
 	}

@@ -147,7 +147,6 @@ func (a *API) limit(r *http.Request, req *apiRequest, dryRun bool) error {
 	return a.Limiter.Check(r.Context(), c)
 }
 
-// settle charges or refunds the difference between the real cost of a reservation and the reserved units.
 func (a *API) settle(w http.ResponseWriter, r *http.Request, req *apiRequest) {
 	var of limiter.Reserved
 	if !a.Limiter.Open(req.reservation, &of) {

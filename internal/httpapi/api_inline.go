@@ -10,8 +10,7 @@ import (
 
 const (
 	// maxInline bounds the configuration of a limit that comes with a request, in bytes of compact JSON.
-	maxInline = 2 << 10
-	// maxInlines bounds the number of compiled limits in the cache.
+	maxInline  = 2 << 10
 	maxInlines = 4096
 )
 

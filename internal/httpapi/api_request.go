@@ -156,7 +156,6 @@ func newParser(body []byte) (*parser, error) {
 	return p, nil
 }
 
-// token returns the next token, which must exist.
 func (p *parser) token() json.Token {
 	t, _ := p.dec.Token() // the value is well-formed, so there is no error
 	return t
@@ -273,7 +272,6 @@ func mayBeHalfPair(text []byte) bool {
 	return bytes.Contains(bytes.ToLower(text), []byte(`\ud`))
 }
 
-// keyOf returns the function for the key of a bucket: one value, or a list of values.
 func (p *parser) keyOf(into *limiter.NamedCharge) func() error {
 	return func() error {
 		if p.next() != '[' {
@@ -323,7 +321,6 @@ func (p *parser) next() byte {
 	return rest[0] // the value is well-formed, so another value follows
 }
 
-// config returns the JSON of a limit, which package config parses.
 func (p *parser) config() ([]byte, error) {
 	if next := p.next(); next != '{' {
 		return nil, fmt.Errorf("must be an object, is %s", described(p.token()))

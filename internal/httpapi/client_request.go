@@ -20,8 +20,7 @@ type clientRequest struct {
 	// may be forged. Headers without precedence are used only if the preferred ones are missing.
 	nginx bool
 	// peer is the address of the proxy; the zero Addr means a Unix socket.
-	peer netip.Addr
-	// trusted means that the headers of the peer are trusted.
+	peer    netip.Addr
 	trusted bool
 }
 

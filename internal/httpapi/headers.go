@@ -14,7 +14,6 @@ import (
 // does not affect X-RateLimit-Reason.
 type HeaderSets = limiter.HeaderSets
 
-// The reasons for a decision.
 const (
 	reasonLimit   = "limit"
 	reasonFailure = "backend-failure"
@@ -38,11 +37,10 @@ const retryAfter = "Retry-After"
 
 // lines collects headers. Their values share one buffer, so all of them need two allocations.
 type lines struct {
-	text  []byte
-	names [8 + replies.MaxHeaders]string
-	ends  [8 + replies.MaxHeaders]int
-	n     int
-	// noRetryAfter omits Retry-After.
+	text         []byte
+	names        [8 + replies.MaxHeaders]string
+	ends         [8 + replies.MaxHeaders]int
+	n            int
 	noRetryAfter bool
 }
 

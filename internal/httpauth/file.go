@@ -16,7 +16,6 @@ const (
 	reread = time.Second
 )
 
-// file has the functions that read a file with secrets and report its changes.
 type file[T any] struct {
 	read    func() (T, error)
 	equal   func(a, b T) bool
@@ -24,7 +23,6 @@ type file[T any] struct {
 	changed func(value T)   // logs that there is a new value
 }
 
-// followed holds the current value of a file.
 type followed[T any] struct {
 	file[T]
 	value atomic.Pointer[T]

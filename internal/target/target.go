@@ -50,7 +50,6 @@ func resolve(path string) string {
 // Ignore is a set of differences between paths that an application ignores.
 type Ignore uint8
 
-// The differences.
 const (
 	// IgnoreCase means that /LOGIN equals /login.
 	IgnoreCase Ignore = 1 << iota
@@ -88,7 +87,6 @@ func Fold(path string, ignored Ignore) string {
 // letter. Applications that ignore case may treat them as that letter.
 const kelvin, longS, dottedI, dotlessI = "\u212a", "\u017f", "\u0130", "\u0131"
 
-// withoutParameters removes from each segment of path the first ";" and what follows.
 func withoutParameters(path string) string {
 	if !strings.Contains(path, ";") {
 		return path

@@ -19,8 +19,7 @@ import (
 const (
 	// maxRecent bounds the entries that a Keeper remembers, in order to append them again.
 	maxRecent = 100
-	// maxLost bounds the list of lost adjustments.
-	maxLost = 20
+	maxLost   = 20
 )
 
 // recent has the newest entries of a ledger, in order. The first of them follows base. It is guarded by Keeper.mu.
