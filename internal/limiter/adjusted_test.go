@@ -112,7 +112,7 @@ func TestAdjustmentsKeepConsumedUnits(t *testing.T) {
 	if n := b.allowed(t, 200, "user=bob"); n != 59 {
 		t.Errorf("60 a minute flow in: got %d in 1 us less than a minute, want 59", n)
 	}
-	b.now++ // Now the adjustment expires, and 100 units are consumed. 60 a minute flow in until at most 20 are consumed.
+	b.now++ // The adjustment expires, with 100 units consumed. The bucket still refills by 60 a minute until 20 are consumed.
 	if n := b.allowed(t, 200, "user=bob"); n != 0 {
 		t.Errorf("after the end: got %d, want 0", n)
 	}

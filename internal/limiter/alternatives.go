@@ -17,7 +17,6 @@ type payer struct {
 	paid bool
 }
 
-// candidate is a Result in whose place another limit may be charged.
 type candidate struct {
 	result int // index into Call.Results
 	payer  Result

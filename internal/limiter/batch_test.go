@@ -261,8 +261,6 @@ func (s panics) Submit(b *backend.Batch) {
 	panic("in the store")
 }
 
-// If on_backend_failure answered a canceled call, the Observer must not get it, because no client gets that
-// answer.
 func TestACanceledCallIsNotObserved(t *testing.T) {
 	for _, c := range []struct{ canceled, failed, observed bool }{
 		{false, false, true}, {false, true, true}, {true, false, true}, {true, true, false},

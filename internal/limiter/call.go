@@ -46,8 +46,7 @@ type Request struct {
 	Settle *Settle
 	// IdempotencyKey is used for Limits if it has an ID. It cannot be combined with DryRun.
 	IdempotencyKey IdempotencyKey
-	// DryRun means that nothing is consumed.
-	DryRun bool
+	DryRun         bool
 	// Inspect is DryRun for an operator. The Observer does not get the request. The key of a named limit
 	// must have as many values as there are open entries in the descriptors that use the limit.
 	Inspect bool
@@ -69,9 +68,8 @@ type Descriptor struct {
 	// Explicit means that the descriptor itself stated the cost. Declared means that the descriptor or its
 	// request did.
 	Explicit, Declared bool
-	// Override is a limit that comes with the descriptor.
-	Override    Override
-	HasOverride bool
+	Override           Override
+	HasOverride        bool
 }
 
 // Override is a limit that comes with a request: a clock-aligned fixed window.

@@ -116,7 +116,8 @@ func TestARefundAfterTheRateWasLoweredStaysWithinTheBound(t *testing.T) {
 		first, second := numbers(rate, period), numbers(draw(1, int(rate), "then"), period)
 		with.jobs(t, first)
 		without.jobs(t, first)
-		others := func() { // requests that are allowed in spite of the reservation would also be allowed without it
+		// others sends requests. Those that are allowed beside the reservation must be allowed without it, too.
+		others := func() {
 			for range draw(0, 3, "others") {
 				step := algorithms.Micros(draw(0, 20, "step")) * sec / 4
 				with.now, without.now = with.now+step, without.now+step
@@ -267,8 +268,6 @@ func TestAReservationExpiresExactly(t *testing.T) {
 	}
 }
 
-// The settlement of a limit that came with its request uses the numbers that came with it, also if the configuration
-// now has a limit of that name.
 func TestALimitThatCameWithItsRequestIsSettledByItself(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors: []\n")
 	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")

@@ -422,7 +422,6 @@ func TestLocalBucketsReserveNothing(t *testing.T) {
 	}
 }
 
-// The store remembers a settlement until its reservation is older than twice the ttl of the limit and ClockSlack together.
 func TestASettlementIsRememberedForTwiceItsTTL(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -502,7 +501,6 @@ func TestTooManyReservationsChargeNothing(t *testing.T) {
 	p.want("team", "red", 150)
 }
 
-// In shadow mode of the whole process, a request that a limit would deny is allowed, but charges nothing.
 func TestARequestThatWouldBeDeniedReservesNothing(t *testing.T) {
 	p := newProxy(t)
 	p.Limiter = limiter.New(p.store, limiter.Config{
@@ -567,7 +565,6 @@ func TestWhatAnIDContains(t *testing.T) {
 	}
 }
 
-// Without Config.Now, nothing can be settled.
 func TestASettleDoneWithoutAClock(t *testing.T) {
 	p := newProxy(t)
 	p.Limiter = limiter.New(p.store, limiter.Config{})

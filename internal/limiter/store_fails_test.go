@@ -24,7 +24,6 @@ descriptors:
 	}
 }
 
-// The domain's on_backend_failure and local_share apply to limits that come with requests.
 func TestAnOverrideHasALocalBucket(t *testing.T) {
 	b := newBench(t, `
 domain: d

@@ -41,7 +41,7 @@ type adjustments struct {
 	next    algorithms.Micros // when the first adjustment expires, or 0; guarded by mu
 	changed chan struct{}     // receives a value when the field next has been set
 
-	rewritten uint64 // the value of Status.Rewritten that was last logged; used only by report
+	loggedRewritten uint64 // used only by report
 }
 
 // manyChanges is the number of changed adjustments above which the leases and cached denials of all buckets
@@ -143,8 +143,8 @@ func (a *adjustments) report() {
 }
 
 func (a *adjustments) reportLost(status *adjust.Status) {
-	if n := status.Rewritten - a.rewritten; n > 0 {
-		a.rewritten = status.Rewritten
+	if n := status.Rewritten - a.loggedRewritten; n > 0 {
+		a.loggedRewritten = status.Rewritten
 		a.server.log.Warn("Redis had lost changes of adjustments, for example in a failover; this sidecar has written them again", zap.Uint64("changes", n))
 	}
 	if len(status.Lost) == 0 {

@@ -33,8 +33,8 @@ const (
 	// serve only health checks.
 	healthConnections = 16
 	// maxToClose is the largest number of connections that one pass over all connections selects for closing.
-	// choosing is the shortest time between two passes.
-	maxToClose, choosing = 64, 100 * time.Millisecond
+	// passInterval is the shortest time between two passes.
+	maxToClose, passInterval = 64, 100 * time.Millisecond
 )
 
 // evictAfter is how long a connection must have sent nothing before the listener may close it to make room for a
@@ -120,10 +120,10 @@ type boundedListener struct {
 
 	evicted, refused atomic.Uint64
 
-	mu      sync.Mutex
-	open    map[*boundedConn]struct{} // guarded by mu
-	toClose []*boundedConn            // connections to close; the one that has been silent for longest is last; guarded by mu
-	chosen  time.Duration             // the time of the last pass; guarded by mu
+	mu       sync.Mutex
+	open     map[*boundedConn]struct{} // guarded by mu
+	toClose  []*boundedConn            // connections to close; the one that has been silent for longest is last; guarded by mu
+	lastPass time.Duration             // guarded by mu
 }
 
 func (l *boundedListener) now() time.Duration { return time.Since(l.start) }
@@ -184,7 +184,7 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 // toClose is empty, evict first calls choose, unless the last pass was too recent. The caller holds mu.
 func (l *boundedListener) evict() bool {
 	now := l.now()
-	if len(l.toClose) == 0 && (l.chosen == 0 || now-l.chosen >= choosing) {
+	if len(l.toClose) == 0 && (l.lastPass == 0 || now-l.lastPass >= passInterval) {
 		l.choose(now)
 	}
 	for len(l.toClose) > 0 {
@@ -204,7 +204,7 @@ func (l *boundedListener) evict() bool {
 
 // choose stores in toClose the connections that have been silent for longest, at most maxToClose. The caller holds mu.
 func (l *boundedListener) choose(now time.Duration) {
-	l.chosen = now
+	l.lastPass = now
 	for c := range l.open {
 		if c.idleAt(now) {
 			l.toClose = append(l.toClose, c)

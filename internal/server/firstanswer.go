@@ -74,7 +74,7 @@ func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup
 	known := newReadiness(len(s.stack.redis))
 	contacts := make([]*firstContact, len(s.stack.redis))
 	for i, r := range s.stack.redis {
-		f := &firstContact{server: s, redis: r, known: known.part(), open: s.redisReadiness.part(), began: time.Now(),
+		f := &firstContact{server: s, redis: r, markKnown: known.part(), openGate: s.redisReadiness.part(), began: time.Now(),
 			log: logthrottle.Log(s.log, repeatMistake)}
 		contacts[i] = f
 		wg.Go(func() { f.run(background) })
@@ -90,13 +90,13 @@ func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup
 }
 
 type firstContact struct {
-	server      *server
-	redis       *redis.Store
-	known, open func() // known records that the state of this Redis is known; open opens its part of the gate
-	began       time.Time
-	refused     bool        // Redis has refused this sidecar, which therefore stays not ready until Redis has decided once
-	away        atomic.Bool // Redis has not answered within firstAnswer
-	log         *zap.Logger
+	server              *server
+	redis               *redis.Store
+	markKnown, openGate func()
+	began               time.Time
+	refused             bool        // Redis has refused this sidecar, which therefore stays not ready until Redis has decided once
+	away                atomic.Bool // Redis has not answered within firstAnswer
+	log                 *zap.Logger
 }
 
 func (f *firstContact) run(ctx context.Context) {
@@ -115,16 +115,16 @@ func (f *firstContact) run(ctx context.Context) {
 			f.server.reportMistake(f.redis.Place(), mistake)
 			f.log.Error("redis refuses this sidecar, which stays not ready until Redis has decided once; requests are answered by on_backend_failure; run rlsidecar doctor to find the cause",
 				zap.String("server", mistake.Server), zap.String("cause", mistake.Problem), zap.String("remedy", mistake.Remedy))
-			f.known()
+			f.markKnown()
 			pause = laterPause
 		case time.Since(f.began) >= firstAnswer:
 			f.away.Store(true)
 			f.server.reportAway(f.redis.Place(), err)
 			f.log.Error("redis does not answer; limits answer by on_backend_failure until it does; check --redis-url with rlsidecar doctor", zap.Error(err))
 			if !f.refused {
-				f.open()
+				f.openGate()
 			}
-			f.known()
+			f.markKnown()
 			pause = laterPause
 		}
 		if !sleep(ctx, pause) {
@@ -146,8 +146,8 @@ func (f *firstContact) proven(ctx context.Context) {
 	for _, finding := range found {
 		s.metrics.Examined(finding.Check, finding.Severity.Fit())
 	}
-	f.open()
-	f.known()
+	f.openGate()
+	f.markKnown()
 	for before := map[string]bool{}; ctx.Err() == nil; found = f.redis.Examine(ctx, 0) {
 		before = s.reportFindings(found, before)
 		if len(before) == 0 {

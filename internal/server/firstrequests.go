@@ -17,10 +17,10 @@ import (
 type firstRequests struct {
 	waiting atomic.Int64 // connections whose first request net/http has not read
 
-	mu      sync.Mutex
-	port    net.Listener  // guarded by mu; nil before serve
-	stopped bool          // guarded by mu
-	served  chan struct{} // made by serve, and closed when it ends; guarded by mu
+	mu       sync.Mutex
+	listener net.Listener  // guarded by mu; nil before serve
+	stopped  bool          // guarded by mu
+	served   chan struct{} // made by serve, and closed when it ends; guarded by mu
 }
 
 // firstRequest is a part of a connection of an http.Server. The ConnState of the server uses it.
@@ -61,7 +61,7 @@ func (f *firstRequests) serve(h *http.Server, l net.Listener) error {
 		f.mu.Unlock()
 		return l.Close()
 	}
-	f.port, f.served = l, make(chan struct{})
+	f.listener, f.served = l, make(chan struct{})
 	f.mu.Unlock()
 	defer close(f.served)
 	err := h.Serve(l)
@@ -78,12 +78,12 @@ func (f *firstRequests) serve(h *http.Server, l net.Listener) error {
 func (f *firstRequests) stop(ctx context.Context) {
 	f.mu.Lock()
 	f.stopped = true
-	port, served := f.port, f.served
+	listener, served := f.listener, f.served
 	f.mu.Unlock()
-	if port == nil {
+	if listener == nil {
 		return
 	}
-	port.Close()
+	listener.Close()
 	ctx, cancel := context.WithTimeout(ctx, mayWait)
 	defer cancel()
 	select {

@@ -42,8 +42,7 @@ type listener struct {
 	// ready and unready, if not nil, report to the clients whether to send requests: over the health service of
 	// gRPC, or by closing HTTP connections.
 	ready, unready func()
-	// last means that this listener is closed after all listeners without last.
-	last bool
+	closedLast     bool
 }
 
 // After an error none of the listeners stays open.
@@ -161,7 +160,7 @@ func (o *opening) admin() error {
 		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Settling: s.metrics.SettleTally, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
 	})
 	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // no WriteTimeout, because a profile may take long
-	d.last = true
+	d.closedLast = true
 	return o.add("admin", s.config.Admin, &o.running.Admin, d)
 }
 
@@ -177,7 +176,7 @@ func (o *opening) metrics() error {
 		h = httpauth.LocalHostOnly(h, "use an address or localhost as the host name")
 	}
 	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
-	d.last = true
+	d.closedLast = true
 	return o.add("metrics", s.config.Metrics, &o.running.Metrics, d)
 }
 

@@ -81,9 +81,9 @@ func (l *parkingListener) Accept() (net.Conn, error) {
 // Close also closes the parked connections, as net/http closes idle connections.
 func (l *parkingListener) Close() error { return l.close() }
 
-// lastPass is how long a connection waits for a call of Accept after Close. The Serve method of an
+// passTimeout is how long a connection waits for a call of Accept after Close. The Serve method of an
 // http.Server may be about to call Accept.
-const lastPass = time.Second
+const passTimeout = time.Second
 
 // pass returns false if the listener is closed.
 func (l *parkingListener) pass(a acceptance) bool {
@@ -97,7 +97,7 @@ func (l *parkingListener) pass(a acceptance) bool {
 	}
 	select {
 	case l.accepted <- a: // the client may be waiting for an answer
-	case <-time.After(lastPass): // Accept is no longer called
+	case <-time.After(passTimeout): // Accept is no longer called
 		a.conn.Close()
 	}
 	return false
@@ -134,11 +134,11 @@ type parkable struct {
 	// firstRequest is not part of boundedSocket, because a parked socket becomes a new parkable before net/http has
 	// finished with the old one.
 	firstRequest
-	listener *parkingListener
-	buffer   int       // the length of net/http's buffer
-	idle     bool      // net/http waits for the next request
-	timeout  time.Time // the end of that wait
-	parked   atomic.Bool
+	listener  *parkingListener
+	buffer    int  // the length of net/http's buffer
+	idle      bool // net/http waits for the next request
+	idleUntil time.Time
+	parked    atomic.Bool
 }
 
 // parkIdle is the ConnState function of an http.Server.
@@ -152,7 +152,7 @@ func parkIdle(nc net.Conn, state http.ConnState) {
 // request.
 func (c *parkable) SetReadDeadline(t time.Time) error {
 	if c.idle {
-		c.timeout = t
+		c.idleUntil = t
 		if soon := time.Now().Add(parkAfter); t.IsZero() || soon.Before(t) {
 			t = soon
 		}
@@ -165,20 +165,20 @@ func (c *parkable) SetReadDeadline(t time.Time) error {
 func (c *parkable) Read(b []byte) (int, error) {
 	c.buffer = max(c.buffer, len(b))
 	n, err := c.boundedSocket.Read(b)
-	if n > 0 || !c.idle || !errors.Is(err, os.ErrDeadlineExceeded) || !c.timeout.IsZero() && !time.Now().Before(c.timeout) {
+	if n > 0 || !c.idle || !errors.Is(err, os.ErrDeadlineExceeded) || !c.idleUntil.IsZero() && !time.Now().Before(c.idleUntil) {
 		return n, err
 	}
 	if len(b) == c.buffer {
 		c.parked.Store(true) // net/http closes the connection next
 		return n, err
 	}
-	_ = c.boundedSocket.SetReadDeadline(c.timeout)
+	_ = c.boundedSocket.SetReadDeadline(c.idleUntil)
 	return c.boundedSocket.Read(b)
 }
 
 func (c *parkable) Close() error {
 	if c.parked.Swap(false) {
-		return c.listener.park(c.boundedSocket, c.timeout)
+		return c.listener.park(c.boundedSocket, c.idleUntil)
 	}
 	return c.boundedSocket.Close()
 }

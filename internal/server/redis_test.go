@@ -322,8 +322,6 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	redistest.Eventually(t, "the charge is refunded", func() bool { return left("year=z") == 1 })
 }
 
-// Some limits of a list are in one Redis, and some in the other. For one idempotency key, each limit is
-// consumed once, whichever sidecar gets the repeated request.
 func TestAnIdempotencyKeyAppliesToBothRedis(t *testing.T) {
 	t.Parallel()
 	main, second := redistest.Start(t), redistest.Start(t)

@@ -364,7 +364,7 @@ func (s *server) serve(running context.Context, listeners []listener, started fu
 	for _, last := range []bool{false, true} {
 		var stopping sync.WaitGroup
 		for _, d := range listeners {
-			if d.last == last {
+			if d.closedLast == last {
 				stopping.Go(func() { d.stop(bound) })
 			}
 		}

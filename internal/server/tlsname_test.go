@@ -51,7 +51,6 @@ func TestClientNameIsRequired(t *testing.T) {
 	}
 }
 
-// With SkipHostname, a certificate with another name is accepted, and its signature is still verified.
 func TestRedisOfAnyNameIsStillSigned(t *testing.T) {
 	ca, otherCA := certtest.New(t), certtest.New(t)
 	files := filesOf(t, ca)

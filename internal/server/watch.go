@@ -23,8 +23,8 @@ type watch struct {
 	times   history.Times
 	usage   *usage.Recorder
 	// usage records one of thin timed decisions. thin is a power of two, at most 1,024.
-	thin     atomic.Uint32
-	requests uint64 // the number of requests at the last sample
+	thin                 atomic.Uint32
+	requestsAtLastSample uint64
 
 	fleet *fleet // nil without Redis
 	// full is the number of charges for which memory had no room, at the last sample. fullAt is when that
@@ -125,8 +125,8 @@ func (w *watch) read(now time.Time, m *metrics.Metrics) {
 	w.times.Turn()
 	allowed, denied := m.Requests()
 	requests := allowed + denied
-	w.thin.Store(thinned(max(requests, w.requests) - w.requests))
-	w.requests = requests
+	w.thin.Store(thinned(max(requests, w.requestsAtLastSample) - w.requestsAtLastSample))
+	w.requestsAtLastSample = requests
 	w.history.Sample(now, history.Totals{Allowed: allowed, Denied: denied}, func(visit func(history.Key, history.Totals)) {
 		m.Tallies(func(domain, limit string, t metrics.Tally) {
 			visit(history.Key{Domain: domain, Limit: limit}, history.Totals{Allowed: t.Allowed, Denied: t.Denied + t.Shadowed})
