@@ -19,7 +19,7 @@ var yields yielder
 // meanwhile wait for that one.
 type yielder struct {
 	mu      sync.Mutex
-	opened  bool               // whether an attempt was made to open event; guarded by mu, like event, busy and waiting
+	tried   bool               // open was called; guarded by mu, like event, busy and waiting
 	event   *worker            // nil if it could not be opened
 	busy    bool               // a goroutine is waiting for event
 	waiting []chan struct{}    // channels of the goroutines that wait for that goroutine
@@ -30,7 +30,7 @@ type yielder struct {
 // pass yields to other goroutines. wake is a channel of the caller with a capacity of 1.
 func (t *yielder) pass(wake chan struct{}) {
 	t.mu.Lock()
-	if !t.opened {
+	if !t.tried {
 		t.open()
 	}
 	switch {
@@ -59,7 +59,7 @@ func (t *yielder) pass(wake chan struct{}) {
 
 // open opens the event, which is never closed. mu is held.
 func (t *yielder) open() {
-	t.opened = true
+	t.tried = true
 	h, err := newWorker()
 	if err != nil { // too many open files
 		return

@@ -124,7 +124,7 @@ func (s *restarts) during(t *testing.T, n int64) {
 }
 
 // from is the start of the load.
-func (s *restarts) judge(t *testing.T, from time.Time) {
+func (s *restarts) check(t *testing.T, from time.Time) {
 	t.Helper()
 	s.stop()
 	took := time.Since(from).Seconds()
@@ -163,7 +163,7 @@ func TestRollingRestart(t *testing.T) {
 	}
 	eventually(t, "the bound is reached", func() bool { return s.admitted.Load() >= bounded })
 	s.during(t, 500)
-	s.judge(t, from)
+	s.check(t, from)
 }
 
 // The new process starts before the old one ends.
@@ -185,5 +185,5 @@ func TestTakingOverThePort(t *testing.T) {
 	}
 	eventually(t, "the bound is reached", func() bool { return s.admitted.Load() >= bounded })
 	s.during(t, 500)
-	s.judge(t, from)
+	s.check(t, from)
 }

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// Authority signs certificates. Cert is its own certificate, PEM the same in PEM.
+// Authority is a certificate authority. PEM is Cert in PEM.
 type Authority struct {
 	Cert *x509.Certificate
 	PEM  []byte

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Time returns the processor time that f takes on its goroutine. On systems other than Linux it returns the elapsed
-// time.
+// Time returns the processor time that f takes on its goroutine.
 func Time(f func()) time.Duration {
 	runtime.LockOSThread() // the clock is that of a thread, so f must stay on one
 	defer runtime.UnlockOSThread()

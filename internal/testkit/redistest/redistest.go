@@ -223,8 +223,8 @@ func StartCluster(tb testing.TB, n int, args ...string) *Cluster {
 	return c
 }
 
-// steady is the time without an answer after which a server counts as failed once Steady was called. It is longer than
-// a busy machine keeps a server from running.
+// steady is the silence after which a server counts as failed once Steady was called. A busy machine may keep a server
+// from running for a minute, but not for that long.
 const steady = 10 * time.Minute
 
 // Steady prevents failovers: no node regards another one as failed before it has been silent for ten minutes. It
