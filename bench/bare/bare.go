@@ -82,7 +82,6 @@ func Run(ctx context.Context, c Config) (decisions int64, took time.Duration, er
 	return decisions, took, nil
 }
 
-// Conn is a connection to Redis.
 type Conn struct {
 	nc  net.Conn
 	in  *bufio.Reader
@@ -90,7 +89,6 @@ type Conn struct {
 	sha string
 }
 
-// Dial connects to host:port.
 func Dial(ctx context.Context, address string) (*Conn, error) {
 	var d net.Dialer
 	nc, err := d.DialContext(ctx, "tcp", address)

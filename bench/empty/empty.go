@@ -52,14 +52,14 @@ const (
 type conn struct {
 	nc         net.Conn
 	out        []byte
-	window     int64    // number of bytes that the client accepts
-	unanswered []uint32 // streams that have no answer yet
-	taken      int      // number of bytes received whose window was not returned to the client yet
+	window     int64 // number of bytes that the client accepts
+	unanswered []uint32
+	taken      int // number of bytes received whose window was not returned to the client yet
 
 	decoder *hpack.Decoder
 	path    string // the value of :path in the header block that is being decoded
-	block   []byte // the last header block
-	same    bool   // a block equal to block has the same meaning, because block does not change the decoder's table
+	block   []byte
+	same    bool // a block equal to block has the same meaning, because block does not change the decoder's table
 
 	headers, trailers [2][]byte // [0] adds the fields to the client's table; [1] refers to the table
 	answered          int       // index into headers and trailers: 0 for the first answer, then 1

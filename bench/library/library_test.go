@@ -30,8 +30,8 @@ var names = func() (list [keys]string) {
 	return list
 }()
 
-// makers make a function that consumes one unit of a key and reports whether it was allowed. If open is true, the limit is
-// plenty per second, otherwise one per day.
+// Each make returns a function that consumes one unit of a key and reports whether it was allowed. If open is
+// true, the limit is plenty per second, otherwise one per day.
 var makers = []struct {
 	name string
 	make func(b *testing.B, open bool) func(key string) bool

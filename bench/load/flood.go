@@ -54,7 +54,6 @@ func (r *FloodResult) Goodput() float64 { return float64(r.OK) / r.Seconds }
 // Answered returns the number of requests per second that were answered OK or OVER_LIMIT in time.
 func (r *FloodResult) Answered() float64 { return float64(r.OK+r.Denied) / r.Seconds }
 
-// Flood sends the requests that c describes.
 func Flood(ctx context.Context, c FloodConfig) (FloodResult, error) {
 	if c.Domain == "" {
 		c.Domain = "bench"

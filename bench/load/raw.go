@@ -396,7 +396,7 @@ func (c *rawConnection) received(n uint32) error {
 	return c.write(func() error { return c.framer.WriteWindowUpdate(0, n) })
 }
 
-// write calls frame, which writes a frame that the reader sends, and flushes.
+// write is for the frames that the reader sends. It calls frame, which writes one, and flushes.
 func (c *rawConnection) write(frame func() error) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()

@@ -79,7 +79,6 @@ type Result struct {
 // Answers returns the number of requests that were answered with OK or OVER_LIMIT.
 func (r *Result) Answers() int64 { return r.OK + r.OverLimit }
 
-// Failed returns the number of requests that ended in an error.
 func (r *Result) Failed() (n int64) {
 	for _, count := range r.Errors {
 		n += count

@@ -18,7 +18,6 @@ import (
 //go:embed envoy.yaml.tmpl
 var envoyConfig string
 
-// limitedBy describes a listener of Envoy, and the RateLimitService that the listener calls.
 type limitedBy struct {
 	Name, Listen, Limiter string
 }

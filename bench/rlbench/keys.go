@@ -189,7 +189,6 @@ func (f *flood) series() (map[string]bool, error) {
 	return seriesOf(text), err
 }
 
-// seriesOf returns the names and labels of all series in text, an answer of /metrics.
 func seriesOf(text string) map[string]bool {
 	series := map[string]bool{}
 	for line := range strings.Lines(text) {

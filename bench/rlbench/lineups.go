@@ -23,7 +23,7 @@ func (b *bench) loadConfig(key string, keys int) load.Config {
 
 // variant is an rlsidecar program to measure, with one of its gRPC engines.
 type variant struct {
-	label           string // the name in the table
+	label           string
 	engine, program string
 }
 

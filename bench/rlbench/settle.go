@@ -46,9 +46,8 @@ response = function(status, headers, body)
 end
 `
 
-// settleLineup compares plain decisions with reservations and their settlements, over gRPC and over HTTP.
-// Half of the requests that reserve and settle are reservations. Both measurements use one sidecar, in memory
-// or on Redis.
+// settleLineup compares plain decisions with reservations and their settlements, over gRPC and over HTTP, in memory and
+// on Redis. Of the requests that reserve and settle, half are reservations.
 func settleLineup(b *bench) (found []finding, err error) {
 	redis, err := b.redis()
 	if err != nil {

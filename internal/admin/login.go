@@ -17,8 +17,8 @@ func (p *pages) showLogin(w http.ResponseWriter, r *http.Request, status int, pr
 	p.show(w, r, viewer{}, status, loginPage, frame{Title: "Log in", Body: loginBody{next, problem}})
 }
 
-// login shows the login form. If the form with a valid token is sent, login creates a session. A browser with a session
-// is redirected to the requested page.
+// login shows the login form, and creates a session for a form with a valid token. With a session, or if no token is
+// configured, it redirects to the requested page.
 func (p *pages) login(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxFormBytes)
 	if err := r.ParseForm(); err != nil {

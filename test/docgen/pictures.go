@@ -10,7 +10,7 @@ import (
 
 // picture shows the decisions of a limit: the level of its bucket over time, and below it the requests.
 type picture struct {
-	name     string // the name of the picture's file
+	name     string // the name of the picture's file, without .svg
 	title    string
 	spec     algorithms.Spec
 	until    algorithms.Micros

@@ -183,7 +183,7 @@ func (l *layout) moving(s *server) bool {
 	return false
 }
 
-// replace makes the replica of s a master, span after s died. The old master returns as a replica.
+// replace stops s, and makes its replica a master at another address after span. Then s runs again, without keys and blocks.
 func (w *world) replace(s *server, span time.Duration) {
 	if w.layout.moving(s) || !s.up {
 		return

@@ -119,7 +119,7 @@ func (j *judge) namesPayer(r *request, c *limiter.Call) {
 	r.paid = append(r.paid, paid)
 }
 
-// paid checks at the end that the buckets in each answer have paid for the request.
+// paid checks at the end that each answer named the buckets that the servers charged for the request.
 func (j *judge) paid(r *request) {
 	b := j.named[cost{limit: "seen", value: r.id}]
 	if b == nil || !r.allowed {

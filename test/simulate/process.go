@@ -44,9 +44,9 @@ type process struct {
 
 	stores  []*redis.Store
 	keeper  *shared.Keeper // nil if limits are not adjusted
-	ledger  *redis.Ledger  // the ledger that keeper uses
-	busy    bool           // a coroutine uses the keeper
-	undos   *stores.Undos  // nil if there is only one server
+	ledger  *redis.Ledger
+	busy    bool          // a coroutine uses the keeper
+	undos   *stores.Undos // nil if there is only one server
 	denied  *stores.DeniedStore
 	lease   *stores.LeaseStore
 	limiter *limiter.Limiter

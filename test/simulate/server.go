@@ -32,12 +32,12 @@ type server struct {
 	lag       time.Duration     // the least delay until the replica has a write; 0 means that there is no replica
 	replica   map[string]*value // the replica's values; nil means deleted
 	behind    int64             // when the replica will have all writes
-	executing bool              // the server is executing a command
-	writes    *writes           // the writes of that command so far
-	wrote     bool              // a command of the present call has written
-	epoch     int               // how often a failover has closed its connections
-	slave     bool              // this server is a replica
-	alone     bool              // its former replica is a master now
+	executing bool
+	writes    *writes // the writes of that command so far
+	wrote     bool    // a command of the present call has written
+	epoch     int     // how often a failover has closed its connections
+	slave     bool    // this server is a replica
+	alone     bool    // its former replica is a master now
 }
 
 // value is the content of a key: a bucket, a string, a hash or a stream.

@@ -320,7 +320,7 @@ func newWorld(p Plan, log func(string, ...any)) *world {
 	return w
 }
 
-// stream returns the random numbers of one part of the world.
+// stream returns the random numbers of item n of a kind: c (clients), f (faults), p (processes), l (links) or a (operators).
 func (w *world) stream(kind rune, n int) *rand.Rand {
 	return rand.New(rand.NewPCG(w.plan.Seed, uint64(kind)<<32|uint64(n)))
 }

@@ -56,7 +56,7 @@ type Condition struct {
 
 const (
 	// maxConditions bounds the number of conditions in a Registry. At the bound, a new condition replaces the
-	// least severe one if that is less severe than the new one.
+	// least severe one if that is less severe than the new one. Otherwise the new one is ignored.
 	maxConditions = 64
 	// maxName and maxText bound the texts of a condition, in bytes.
 	maxName, maxText = 256, 1024

@@ -379,7 +379,7 @@ func TestTheLastDenialsOfAKey(t *testing.T) {
 	}
 }
 
-// A block and a denial that no wait can change are counted by key. An adjustment that blocks nothing is no reason.
+// A block and a denial that no wait can change are counted by key. If an adjustment does not block, the reason is the limit.
 // Requests without a bucket, because of an override that could not be parsed, are counted by domain.
 func TestDenialsAreCountedByTheirReasonAndKey(t *testing.T) {
 	blocked := backend.Decision{Decision: algorithms.Decision{Blocked: algorithms.Second}}

@@ -61,7 +61,8 @@ func New(now func() time.Time, log *zap.Logger) *Recorder {
 	return &Recorder{now: now, log: log, began: now(), shapes: topk.NewWindows[Shape](maxKept), warned: map[string]time.Time{}}
 }
 
-// Is reports whether no limit matched c, although there was a configuration.
+// Is reports whether c has only descriptors and no limit matched them. It is false for a settlement, for a denial because
+// of a missing entry, after a failure of the store, and without a configuration.
 func Is(c *limiter.Call) bool {
 	return len(c.Results) == 0 && c.Missing == nil && !c.IsDone() && !c.Failed && c.Snapshot != nil && len(c.Limits) == 0
 }
