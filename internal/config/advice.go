@@ -14,7 +14,7 @@ import (
 
 // A message about a mistake consists of the mistake and a suggested correction. This file makes the suggestions.
 
-// ownWords maps words that other rate limiters use to the words of this one.
+// ownWords maps words of other rate limiters to the words of rlsidecar.
 var ownWords = map[string]string{
 	"burst": "capacity", "burst_size": "capacity", "max_burst": "capacity", "bucket_size": "capacity", "max_tokens": "capacity",
 	"interval": "period", "window": "period", "per": "period", "duration": "period", "requests": "rate", "count": "rate", "tokens": "rate",

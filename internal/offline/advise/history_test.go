@@ -97,7 +97,6 @@ func TestTheOnlyClientIsKept(t *testing.T) {
 	}
 }
 
-// If memory is short, the largest history drops clients, whichever history grows.
 func TestTheLargestHistoryDropsClients(t *testing.T) {
 	const most = 1 << 16
 	memory := NewMemory(most)

@@ -179,7 +179,7 @@ func (d *decoder) times(n *yaml.Node) int {
 	return int(times)
 }
 
-// descriptor reads key=value[,key=value]…, or a mapping of such a text and its own hits.
+// descriptor reads key=value[,key=value]…, or a mapping that has this text as entries, and hits.
 func (d *decoder) descriptor(n *yaml.Node, hits cost) limiter.Descriptor {
 	one := hits.descriptor()
 	entries := func(v *yaml.Node) {

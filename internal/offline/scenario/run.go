@@ -82,7 +82,7 @@ func (r *run) send(ctx context.Context, s *Step, n int) (where Place, what strin
 		}
 	}
 	c.DryRun = s.DryRun
-	if len(s.Limits) == 0 { // such a request may wait up to the max_delay of a leaky bucket, like a request of a proxy
+	if len(s.Limits) == 0 { // a request with descriptors may wait up to the max_delay of a leaky bucket, like a request of a proxy
 		c.Request.MaxDelay = algorithms.MaxTime
 	}
 	if err := r.limiter.Check(ctx, c); err != nil {

@@ -34,8 +34,9 @@ func isReservation(c *limiter.Call, r *limiter.Result) bool {
 	return r.Policy.Extra().Settle != nil
 }
 
-// addOpenExcess adds, for each key, the units by which c's real cost will exceed its reservation. real is -1 if the
-// real cost is unknown, which adds nothing. The caller passes the result to removeOpenExcess when the call is settled.
+// addOpenExcess increases the open excess of each key by the units by which c's real cost will exceed its reservation.
+// real is -1 if the real cost is unknown, and then nothing is added. The caller passes the result to removeOpenExcess
+// when the call is settled.
 func (t *tally) addOpenExcess(c *limiter.Call, real int64) (list []excess) {
 	for i := range c.Results {
 		r := &c.Results[i]

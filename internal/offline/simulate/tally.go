@@ -50,8 +50,7 @@ type denied struct {
 
 type row struct {
 	policy *descriptors.Policy
-	// requests is the number of requests. denied is the number of requests that this limit alone would have
-	// denied.
+	// denied is the number of requests that this limit alone would have denied.
 	requests, denied int64
 	shadow, quota    bool // a policy of this row that a request matched has this mode
 	open             reservations
