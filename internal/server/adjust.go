@@ -36,10 +36,10 @@ type adjustments struct {
 	shared  *inredis.Keeper // the same as keeper if the adjustments are in Redis, else nil
 	ledger  *redis.Ledger   // nil unless the adjustments are in Redis
 
-	mu      sync.Mutex
-	applied *adjust.Set       // guarded by mu
-	next    algorithms.Micros // when the first adjustment expires, or 0; guarded by mu
-	changed chan struct{}     // receives a value when the field next has been set
+	mu          sync.Mutex
+	applied     *adjust.Set       // guarded by mu
+	next        algorithms.Micros // when the first adjustment expires, or 0; guarded by mu
+	nextChanged chan struct{}
 
 	loggedRewritten uint64 // used only by report
 }
@@ -54,7 +54,7 @@ func (s *server) newAdjustments() (*adjustments, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &adjustments{server: s, applied: adjust.NewSet(adjust.Head{}, nil), changed: make(chan struct{}, 1)}
+	a := &adjustments{server: s, applied: adjust.NewSet(adjust.Head{}, nil), nextChanged: make(chan struct{}, 1)}
 	if err := a.open(adjust.NewChain(key)); err != nil {
 		return nil, err
 	}
@@ -113,8 +113,7 @@ const (
 	adjustmentsOff   = "adjustments-off"
 	adjustmentsStale = "adjustments-stale"
 	adjustmentsLost  = "adjustments-lost"
-	// stale is how long Redis may fail to answer before a condition reports the failure.
-	stale = 10 * time.Second
+	staleAfter       = 10 * time.Second
 )
 
 func (a *adjustments) report() {
@@ -130,7 +129,7 @@ func (a *adjustments) report() {
 	} else {
 		registry.Clear(adjustmentsOff)
 	}
-	if status.Err == nil || forbidden || time.Since(status.Seen) < stale {
+	if status.Err == nil || forbidden || time.Since(status.Seen) < staleAfter {
 		registry.Clear(adjustmentsStale)
 		return
 	}
@@ -215,7 +214,7 @@ func (a *adjustments) apply(set *adjust.Set) {
 	a.next = result.Next
 	a.server.log.Info("adjustments in use", zap.Uint64("version", set.Head.Version), zap.Int("applied", result.InForce), zap.Int("ignored", result.Ignored))
 	select {
-	case a.changed <- struct{}{}:
+	case a.nextChanged <- struct{}{}:
 	default:
 	}
 }
@@ -252,7 +251,7 @@ func (a *adjustments) expire(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.changed:
+		case <-a.nextChanged:
 		case <-timer.C:
 			a.apply(a.keeper.Set())
 		}

@@ -15,7 +15,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// conditions returns severity, name and summary of each condition in /api/conditions, one condition per line.
 func (x *instance) conditions(tb testing.TB) string {
 	tb.Helper()
 	var answer struct {

@@ -27,14 +27,14 @@ func TestConnectionBoundsFollowFilesAndMemory(t *testing.T) {
 		traffic   int
 		admin     int
 	}{
-		{0, math.MaxInt64, 2, 8192, 64},              // the number of files is unknown
-		{1 << 20, math.MaxInt64, 2, 8192, 64},        // plenty of files
-		{1 << 20, math.MaxInt64, 1, 16 << 10, 64},    // only the gRPC listener
-		{1024, math.MaxInt64, 2, 448, 32},            // 128 files are reserved
-		{256, math.MaxInt64, 2, 108, 10},             // 40 files are reserved
-		{16, math.MaxInt64, 2, 8, 10},                // too few files, but some connections are served
-		{1 << 20, 256 << 20, 2, 512, 64},             // connections may use a quarter of 256 MiB
-		{1 << 20, 1 << 20, 2, fewestConnections, 64}, // almost no memory
+		{0, math.MaxInt64, 2, 8192, 64}, // the number of files is unknown
+		{1 << 20, math.MaxInt64, 2, 8192, 64},
+		{1 << 20, math.MaxInt64, 1, 16 << 10, 64},
+		{1024, math.MaxInt64, 2, 448, 32}, // 128 files are reserved
+		{256, math.MaxInt64, 2, 108, 10},  // 40 files are reserved
+		{16, math.MaxInt64, 2, 8, 10},     // too few files, but some connections are served
+		{1 << 20, 256 << 20, 2, 512, 64},  // connections may use a quarter of 256 MiB
+		{1 << 20, 1 << 20, 2, fewestConnections, 64},
 	} {
 		if traffic, admin := connectionBounds(c.files, c.memory, c.listeners); traffic != c.traffic || admin != c.admin {
 			t.Errorf("%+v: %d connections for traffic and %d for admin; want %d and %d", c, traffic, admin, c.traffic, c.admin)

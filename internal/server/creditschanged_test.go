@@ -30,7 +30,6 @@ descriptors:
   - {key: service, value: ai, descriptors: [{key: user, limit: estimated}]}
 `
 
-// paidBy returns plansYAML with this payer; "" means none.
 func paidBy(payer string) string {
 	if payer == "" {
 		return fmt.Sprintf(plansYAML, "", "")

@@ -21,8 +21,7 @@ const (
 	// provePause is the time between two attempts while readiness waits for Redis. laterPause is the time
 	// between later attempts.
 	provePause, laterPause = 50 * time.Millisecond, time.Second
-	// examinePause is the time after which Redis is checked again.
-	examinePause = time.Minute
+	examinePause           = time.Minute
 	// repeatMistake is the shortest interval at which the log repeats that Redis refuses this sidecar, or that Redis does
 	// not answer.
 	repeatMistake = time.Minute
@@ -34,13 +33,13 @@ const (
 // answers. If Redis refuses this sidecar (a wrong password, TLS on one side only), the gate stays closed, so
 // that a rollout with such a mistake stops at its first pod. Once open, the gate stays open.
 type readiness struct {
-	left   atomic.Int32  // the number of parts that are not open
-	opened chan struct{} // closed when the gate opens
+	closedParts atomic.Int32
+	opened      chan struct{} // closed when the gate opens
 }
 
 func newReadiness(stores int) *readiness {
 	g := &readiness{opened: make(chan struct{})}
-	if g.left.Store(int32(stores)); stores == 0 {
+	if g.closedParts.Store(int32(stores)); stores == 0 {
 		close(g.opened)
 	}
 	return g
@@ -49,7 +48,7 @@ func newReadiness(stores int) *readiness {
 // part returns a function that opens one store's part of the gate. The function may be called repeatedly.
 func (g *readiness) part() (open func()) {
 	return sync.OnceFunc(func() {
-		if g.left.Add(-1) == 0 {
+		if g.closedParts.Add(-1) == 0 {
 			close(g.opened)
 		}
 	})

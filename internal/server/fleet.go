@@ -20,9 +20,8 @@ const (
 	// randomly, by up to 5 % in each direction.
 	reportEvery = 10 * time.Second
 	// tidyEvery is the number of reports after which the reports of stopped sidecars are removed.
-	tidyEvery = 30
-	// reportTime bounds the duration of storing a report.
-	reportTime = 2 * time.Second
+	tidyEvery     = 30
+	reportTimeout = 2 * time.Second
 )
 
 // fleet stores the report of this process in Redis, and reads the reports of the sidecars that share that
@@ -31,8 +30,8 @@ type fleet struct {
 	store *redis.Store
 	id    string
 
-	mu  sync.Mutex
-	err error // the error of the last report; guarded by mu
+	mu      sync.Mutex
+	lastErr error // of storing the report; guarded by mu
 }
 
 // newFleet returns the fleet of this process, or nil without Redis or without an admin listener.
@@ -54,7 +53,7 @@ func (f *fleet) run(ctx context.Context, report func() admin.Report) {
 			_, _ = f.members(ctx) // members removes old reports; the admin page shows an error of members when it reads them
 		}
 		f.mu.Lock()
-		f.err = err
+		f.lastErr = err
 		f.mu.Unlock()
 		select {
 		case <-ctx.Done():
@@ -69,13 +68,13 @@ func (f *fleet) report(ctx context.Context, report admin.Report) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, reportTime)
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
 	return f.store.Report(ctx, f.id, string(text))
 }
 
 func (f *fleet) members(ctx context.Context) ([]redis.Member, error) {
-	ctx, cancel := context.WithTimeout(ctx, reportTime)
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
 	return f.store.Fleet(ctx)
 }
@@ -83,7 +82,7 @@ func (f *fleet) members(ctx context.Context) ([]redis.Member, error) {
 func (f *fleet) read(ctx context.Context) admin.Fleet {
 	list, err := f.members(ctx)
 	f.mu.Lock()
-	problem := errors.Join(f.err, err)
+	problem := errors.Join(f.lastErr, err)
 	f.mu.Unlock()
 	out := admin.Fleet{Self: f.id, Problem: problem}
 	for _, m := range list {

@@ -56,7 +56,7 @@ func isConcurrent(tb testing.TB) bool {
 
 type instance struct {
 	Running
-	file   string // the configuration file
+	file   string
 	logs   *observer.ObservedLogs
 	hangup chan os.Signal
 	rls    rls.RateLimitServiceClient

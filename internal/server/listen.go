@@ -62,7 +62,7 @@ type sharedSocket struct {
 const nextSuffix = ".next"
 
 func listenBeside(path string) (net.Listener, error) {
-	if err := shares(path); err != nil {
+	if err := checkReplaceable(path); err != nil {
 		return nil, err
 	}
 	if err := removeStale(path + nextSuffix); err != nil {
@@ -76,8 +76,7 @@ func listenBeside(path string) (net.Listener, error) {
 	return &sharedSocket{UnixListener: l, path: path}, nil
 }
 
-// shares returns an error if there is a socket at path that must not be replaced.
-func shares(path string) error {
+func checkReplaceable(path string) error {
 	owner, err := dialSocket(path)
 	switch {
 	case err != nil || owner == nil:

@@ -13,19 +13,17 @@ import (
 )
 
 const (
-	// failureTick is the time between two checks for failures of Redis.
 	failureTick = 5 * time.Second
 	// healthyTicks is the number of ticks without a failure after which Redis counts as healthy again.
 	healthyTicks = 12
 )
 
 type redisFailures struct {
-	count atomic.Uint64
-	last  atomic.Pointer[error]
-	open  atomic.Int32 // the number of open circuit breakers
-	// broken means that a circuit breaker has been open at some time since the last call of the method recent.
-	broken atomic.Bool
-	seen   uint64 // the value of the field count at the last call of the method recent
+	count          atomic.Uint64
+	last           atomic.Pointer[error]
+	openBreakers   atomic.Int32
+	breakerWasOpen atomic.Bool // at some time since the last call of the method recent
+	lastCount      uint64      // the value of count at the last call of the method recent
 }
 
 // recent returns the number of failures since its last call. It returns 0 if a circuit breaker was
@@ -33,9 +31,9 @@ type redisFailures struct {
 // a server which answers again is slow.
 func (t *redisFailures) recent() uint64 {
 	count := t.count.Load()
-	failed := count - t.seen
-	t.seen = count
-	if isOpen := t.open.Load() > 0; t.broken.Swap(isOpen) || isOpen {
+	failed := count - t.lastCount
+	t.lastCount = count
+	if isOpen := t.openBreakers.Load() > 0; t.breakerWasOpen.Swap(isOpen) || isOpen {
 		return 0
 	}
 	return failed
@@ -48,11 +46,11 @@ func (t *redisFailures) failed(err error) {
 
 func (t *redisFailures) changed(open bool) {
 	if !open {
-		t.open.Add(-1)
+		t.openBreakers.Add(-1)
 		return
 	}
-	t.open.Add(1)
-	t.broken.Store(true)
+	t.openBreakers.Add(1)
+	t.breakerWasOpen.Store(true)
 }
 
 // cause returns a space and the last failure in parentheses, to be part of a sentence. If there was no failure, it

@@ -59,7 +59,7 @@ type server struct {
 	conditions      *conditions.Registry
 	tokens          accessTokens
 	ready, draining atomic.Bool
-	noAuthLogged    atomic.Bool // so that the warning about a missing auth section is logged once
+	noAuthLogged    atomic.Bool
 	redisFailures   redisFailures
 	redisReadiness  *readiness
 	// configured is closed when the first configuration is in use.

@@ -15,7 +15,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
-// filesOf writes three files to a new folder: a certificate signed by a, its key, and a's own certificate.
 func filesOf(t *testing.T, a *certtest.Authority) TLSFiles {
 	t.Helper()
 	folder := t.TempDir()

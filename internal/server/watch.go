@@ -29,9 +29,8 @@ type watch struct {
 	fleet *fleet // nil without Redis
 	// full is the number of charges for which memory had no room, at the last sample. fullAt is when that
 	// number last increased.
-	full   uint64
-	fullAt time.Time
-	// swapped receives each replacement of a configuration that has to be compared.
+	full    uint64
+	fullAt  time.Time
 	swapped chan swap
 }
 
