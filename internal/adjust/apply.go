@@ -35,7 +35,8 @@ func (a *Adjustment) Apply(p *descriptors.Policy) (*descriptors.Policy, error) {
 	return &changed, renumber(&changed, p, spec)
 }
 
-// renumber gives changed, a copy of p, the numbers of spec. Shards, lease and local bucket follow.
+// renumber sets the numbers of changed, a copy of p, to those of spec, and changes its shards, lease and local bucket
+// accordingly.
 func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
 	limit, err := algorithms.Compile(spec)
 	if err != nil {

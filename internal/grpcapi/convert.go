@@ -76,7 +76,6 @@ type window struct {
 	multiplier uint32
 }
 
-// windowOf describes l with the numbers of limiter.Shown.
 func windowOf(l *algorithms.Limit) window {
 	capacity, seconds := limiter.Shown(l)
 	w := window{requests: uint32(min(capacity, math.MaxUint32))}

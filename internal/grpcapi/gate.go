@@ -9,10 +9,10 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// gate bounds the total weight (see Batch.Weight) of the requests that are served one by one, while they
-// are decoded and decided. Beyond the bound, requests wait, and the connections take turns. A connection
-// whose admitted requests have little weight never waits. So a connection with many requests cannot delay
-// the others.
+// gate bounds the total weight (see Batch.Weight) of the requests that are served one by one, while they are
+// decoded and decided. Beyond the bound, requests wait, and the connections take turns. A connection whose
+// admitted requests have little weight never waits. So a connection with many requests cannot delay other
+// connections.
 //
 // Requests of a Batch do not pass the gate, because package h2grpc bounds them.
 type gate struct {

@@ -134,7 +134,7 @@ func (n idOfLength) Append(dst []byte, _ *limiter.Reserved) []byte {
 }
 func (idOfLength) Open(string, *limiter.Reserved) bool { return false }
 
-// The id's length decides how many bytes the lengths of the messages around it need.
+// The messages around the id have length prefixes, whose size depends on the length of the id.
 func TestIDsOfEveryLengthAreAnswered(t *testing.T) {
 	for n := 1; n < limiter.MaxID; n += 1 + n/200 {
 		s := settleServerWith(t, idOfLength(n), Options{})

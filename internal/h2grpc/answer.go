@@ -94,9 +94,9 @@ func (c *conn) sendOrStall(s *stream, rest, tail []byte) {
 	c.push()
 }
 
-// enqueue appends s, whose answer cannot be sent completely, to the streams that wait for the connection's
-// window. A stream whose own window is used up is not queued, because every increment of the connection's
-// window would visit it in vain.
+// enqueue appends s, whose answer cannot be sent completely, to the streams that wait for the connection's window.
+// A stream whose own window is used up is not queued, because an increment of the connection's window does not
+// help it.
 func (c *conn) enqueue(s *stream) {
 	if !s.queued && (c.initial+s.window > 0 || len(s.rest) == 0) {
 		s.queued = true

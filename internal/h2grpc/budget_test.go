@@ -455,7 +455,7 @@ func TestTheBytesOfAHandlerAreBounded(t *testing.T) {
 		}))
 		c := dial(t, l, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
 		_ = c.to.WriteWindowUpdate(0, 1<<30)
-		// The handler that writes first is blocked by the client, the other one by the bound.
+		// The client blocks the handler that writes first; maxOut blocks the other handler.
 		ids := []uint32{c.open(c.fields("grpc-encoding", "gzip")), c.open(c.fields("grpc-encoding", "gzip"))}
 		c.flush()
 		synctest.Wait()

@@ -230,8 +230,8 @@ func (c *conn) read() error {
 // idle, awaitClient waits for the client without a read buffer. An error means that the connection ends.
 //
 // have is the number of bytes of an incomplete frame in the read buffer. If it is not 0, awaitClient returns at
-// once and keeps the buffer. It does the same if the client sent bytes at the moment when tick set the deadline:
-// then a read returned these bytes, and the deadline ended only the next read.
+// once and keeps the buffer. It also returns at once if a read has returned bytes since tick set the deadline,
+// because the connection is then not idle.
 func (c *conn) awaitClient(have int) error {
 	c.mu.Lock()
 	if !c.interrupted || c.halfClosed || c.closed {
@@ -255,12 +255,12 @@ func (c *conn) awaitClient(have int) error {
 // awaiter is a connection that can wait for its client without a buffer, such as a nonblock.Conn.
 type awaiter interface{ Await() error }
 
-// date sets c.now to the earliest time at which the n bytes of a read can have arrived. began is the start of
-// the read if c.behind is set. The deadlines of requests count from c.now. With a later time, a request that
-// has waited unread would be answered too late.
+// date sets c.now to the earliest time at which the n bytes of a read can have arrived. began is the start of the
+// read if c.behind is set. The deadlines of requests count from c.now. With a later time, a request that has
+// waited unread would be answered too late.
 //
-// Usually c.now is the present time. After the reader has paused, the bytes may have arrived as early as
-// c.empty. The same holds for the next reads, until a read returns fewer than backlog bytes or has to wait.
+// Usually c.now is the present time. After the reader has paused, the bytes may have arrived as early as c.empty.
+// This also applies to the following reads, until one returns fewer than backlog bytes or has to wait.
 func (c *conn) date(n int, began time.Time) {
 	now := time.Now()
 	c.now = now

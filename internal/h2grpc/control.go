@@ -16,7 +16,7 @@ func (c *conn) onReset(f frameHeader, payload []byte) error {
 	case len(payload) != 4:
 		return sizeError("RST_STREAM")
 	}
-	c.answerReady() // complete requests are charged, even if the client resets their streams
+	c.answerReady() // submits the requests that were complete before the reset; the stream may belong to one of them
 	s := c.find(f.stream)
 	cost := 1
 	if s != nil {

@@ -71,8 +71,8 @@ const (
 	// updates, empty DATA, frames of streams that have ended, frames of unknown types, and frames that complete a
 	// request which is malformed or refused. Most of them take about 100 ns.
 	calm = 10_000
-	// streamsChecked limits frames that visit all open streams: for every streamsChecked streams, such a frame
-	// counts as one more frame.
+	// streamsChecked applies to frames that visit all open streams: such a frame counts as one more frame for every
+	// streamsChecked of these streams.
 	streamsChecked = 64
 	// otherReset is the number of frames that the reset of a stream of Config.Others counts as.
 	otherReset = 50

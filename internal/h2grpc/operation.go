@@ -121,9 +121,8 @@ func groupByDeadline(list []arrival) int {
 	return n
 }
 
-// enter waits until o may be submitted or its deadline has passed. In the latter case o is submitted all
-// the same, so that its requests are answered without being charged. It returns false if the connection was
-// closed during the wait.
+// enter waits until o may be submitted or its deadline has passed. After the deadline, o is submitted too, so that
+// its requests are answered, but not charged. enter returns false if the connection was closed during the wait.
 func (c *conn) enter(o *operation) bool {
 	all := &c.server.outstanding
 	if !c.behind && all.enter(o, false) {

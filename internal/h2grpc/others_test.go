@@ -176,8 +176,9 @@ func TestTheWindowOfAStreamIsReturned(t *testing.T) {
 	})
 }
 
-// Config.Others serves a bounded number of streams. Further streams are refused, and the client may send them again
-// when there is room. A client that continues all the same is disconnected, because each such stream is expensive.
+// Config.Others serves a bounded number of streams. Further streams are refused, and the client may send them
+// again when there is room. A client that continues to open streams is disconnected, because each of them is
+// expensive.
 func TestTheStreamsOfOthersAreBounded(t *testing.T) {
 	for name, send := range map[string]func(c *client) uint32{
 		"by its fields": func(c *client) uint32 { return c.open(c.fields("grpc-encoding", "gzip")) },

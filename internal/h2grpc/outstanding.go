@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// outstanding bounds the weight of all operations in the Store. When the bound is reached, a connection
-// waits for its turn before it submits another operation, and is not read during the wait. A connection
-// with little outstanding weight never waits. So a connection with many requests cannot delay the others.
+// outstanding bounds the weight of all operations in the Store. When the bound is reached, a connection waits for
+// its turn before it submits another operation, and is not read during the wait. A connection with little
+// outstanding weight never waits. So a connection with many requests cannot delay other connections.
 type outstanding struct {
 	mu      sync.Mutex
 	weight  int          // the weight of the admitted operations

@@ -28,7 +28,7 @@ func (c *conn) onHeaders(f frameHeader, payload []byte) error {
 			return sizeError("HEADERS without its priority")
 		}
 		if binary.BigEndian.Uint32(b)&(1<<31-1) == f.stream {
-			// The block is not decoded, so the state of the compression is lost.
+			// This ends the connection: without decoding the block, the state of the compression is lost.
 			return protocolError("a stream depends on itself")
 		}
 		b = b[5:]

@@ -95,7 +95,7 @@ func matchesTarget(r *limiter.Route, q *Request) bool {
 // The header is a condition of a route whose path, method and host match, or a source of a value in r. r is the
 // result of Find. Only the conditions of the routes up to r count. If r is nil, those of all routes count. If the
 // target contains "#", Repeated returns "#". If it finds nothing, it returns "". It does not examine parameters of
-// the query: Value uses the first.
+// the query: Value uses the first value of a parameter.
 func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	if q.Fragment {
 		return "#"

@@ -51,9 +51,9 @@ func (r *recent) deleted(id string) bool {
 
 func headOf(e *adjust.Entry) adjust.Head { return adjust.Head{Version: e.Version, MAC: e.MAC} }
 
-// rewrite appends the entries that the ledger has lost, if k remembers that they follow head, the ledger's head. It
-// reports whether there are such entries; k's Set is then newer than head. Another Keeper may do the same at this
-// moment; each entry is appended once. The caller holds k.mu.
+// rewrite appends the entries that the ledger has lost, and reports whether there are such entries. k must
+// remember that they follow head, the ledger's head. If rewrite returns true, k's Set is newer than head. Several
+// Keepers may rewrite at the same time; each entry is appended once. The caller holds k.mu.
 func (k *Keeper) rewrite(ctx context.Context, head redis.LedgerHead) (bool, error) {
 	missing, known := k.recent.after(adjust.Head{Version: head.Version, MAC: head.MAC})
 	if !known || len(missing) == 0 {
