@@ -1,12 +1,18 @@
 package descriptors
 
-import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
+import (
+	"math/bits"
 
-// PartOf returns n*share, rounded down. share is between 0 and 1. For a large n, the result may exceed that by up to
-// n/1e9.
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// PartOf returns n*share, rounded down. share is from 0 to 1; its decimals after the ninth do not count. n is at least 0.
 func PartOf(n int64, share float64) int64 {
-	const grain = 1e-9 // 29 % of 100 is 29, but 0.29*100 is less in floating point
-	return min(n, int64(float64(n)*(share+grain)))
+	const one = 1_000_000_000
+	billionths := min(one, uint64(share*one+1e-3)) // 0.29*one may be less than 290,000,000 in floating point
+	high, low := bits.Mul64(uint64(n), billionths)
+	part, _ := bits.Div64(high, low, one)
+	return int64(part)
 }
 
 // Part returns s with all amounts multiplied by share (0 to 1) and rounded down. A rate or capacity above 0 stays

@@ -21,6 +21,19 @@ func TestPartsOfNumbers(t *testing.T) {
 	}
 }
 
+func TestAPartIsNeverMoreThanItsShare(t *testing.T) {
+	for percent := range int64(101) {
+		for _, n := range []int64{0, 1, 3, 99, 100, 1_000_000_007, 1_000_000_000_000, 1 << 53} {
+			if got, want := PartOf(n, float64(percent)/100), n/100*percent+n%100*percent/100; got != want {
+				t.Errorf("%d %% of %d: got %d, want %d", percent, n, got, want)
+			}
+		}
+	}
+	if got := PartOf(1<<53, 0.33333333399); got != 3002399748577930 { // 2^53 * 0.333333333
+		t.Errorf("got %d; want the tenth and later decimals to be left out", got)
+	}
+}
+
 func TestPartsOfSpecs(t *testing.T) {
 	for _, c := range []struct {
 		name                              string
