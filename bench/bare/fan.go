@@ -54,10 +54,10 @@ type fan struct {
 }
 
 type fanCall struct {
-	fd    int
-	frame []byte
-	size  int // size of the reply in bytes
-	left  int // bytes of the reply that have not arrived yet
+	fd        int
+	frame     []byte
+	replySize int
+	replyLeft int // bytes that have not arrived yet
 }
 
 func (f *fan) close() {
@@ -101,14 +101,14 @@ func (f *fan) dial(ctx context.Context, address string, n int) error {
 	if err != nil {
 		return err
 	}
-	f.calls = append(f.calls, fanCall{fd: fd, frame: frame, size: answer})
+	f.calls = append(f.calls, fanCall{fd: fd, frame: frame, replySize: answer})
 	return unix.SetNonblock(fd, true)
 }
 
 func (f *fan) round() error {
 	for i := range f.calls {
 		c := &f.calls[i]
-		c.left = c.size
+		c.replyLeft = c.replySize
 		if n, err := unix.Write(c.fd, c.frame); err != nil || n < len(c.frame) {
 			return errors.Join(err, errors.New("redis did not take a call at once"))
 		}
@@ -116,7 +116,7 @@ func (f *fan) round() error {
 	for {
 		f.waits = f.waits[:0]
 		for _, c := range f.calls {
-			if c.left > 0 {
+			if c.replyLeft > 0 {
 				f.waits = append(f.waits, unix.PollFd{Fd: int32(c.fd), Events: unix.POLLIN})
 			}
 		}
@@ -149,7 +149,7 @@ func (f *fan) read(w unix.PollFd) error {
 	}
 	for i := range f.calls {
 		if c := &f.calls[i]; c.fd == int(w.Fd) {
-			c.left -= n
+			c.replyLeft -= n
 		}
 	}
 	return nil

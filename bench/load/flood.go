@@ -127,7 +127,7 @@ type floodConnection struct {
 
 	keys     keys
 	every    time.Duration
-	next     time.Duration // when the next request is due
+	nextDue  time.Duration
 	interval time.Duration // how long the writer sleeps between two checks
 
 	out    []byte
@@ -168,7 +168,7 @@ func (f *flood) connect(ctx context.Context, q question, i int) (*floodConnectio
 	if f.Connections > 16 {
 		c.interval = f.Deadline / 4
 	}
-	c.next = c.every * time.Duration(i) / time.Duration(f.Connections)
+	c.nextDue = c.every * time.Duration(i) / time.Duration(f.Connections)
 	n := len(q.message)
 	c.question = q.clone(0, byte(n>>24), byte(n>>16), byte(n>>8), byte(n))
 	c.window.Store(firstWindow)
@@ -206,18 +206,18 @@ func (c *floodConnection) write() {
 }
 
 func (c *floodConnection) send(now time.Duration) {
-	for ; c.next < now; c.next += c.every {
+	for ; c.nextDue < now; c.nextDue += c.every {
 		c.due.Add(1)
 		if c.InFlight > 0 && c.pending.Load() >= int64(c.InFlight) {
 			c.unsent.Add(1)
 			continue
 		}
 		full := c.head-c.tail >= uint32(len(c.slots)) || c.window.Load() < int64(len(c.question.message)) || len(c.out) > 4<<20
-		if full && now-c.next <= c.Deadline && !c.broken.Load() && now < c.Duration {
+		if full && now-c.nextDue <= c.Deadline && !c.broken.Load() && now < c.Duration {
 			c.due.Add(-1) // counted again at the next check, when there may be room
 			return
 		}
-		if full || now-c.next > c.Deadline || c.broken.Load() {
+		if full || now-c.nextDue > c.Deadline || c.broken.Load() {
 			c.unsent.Add(1)
 			continue
 		}
@@ -225,7 +225,7 @@ func (c *floodConnection) send(now time.Duration) {
 		c.head++
 		c.pending.Add(1)
 		c.window.Add(-int64(len(c.question.message)))
-		atomic.StoreUint64(&c.slots[n%uint32(len(c.slots))], slotOf(n, c.next))
+		atomic.StoreUint64(&c.slots[n%uint32(len(c.slots))], slotOf(n, c.nextDue))
 		block := c.headers[min(n, 1)]
 		c.frame(len(block), http2.FrameHeaders, http2.FlagHeadersEndHeaders, 2*n+1)
 		c.out = append(c.out, block...)

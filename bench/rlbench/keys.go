@@ -55,7 +55,7 @@ type flood struct {
 	server, redis *child // redis is nil if the buckets are in memory
 	admin         string
 	sent          int
-	next          int // the number of the next key
+	nextKey       int
 }
 
 func (c *keysCmd) run(a *app, w *tabwriter.Writer, name string) error {
@@ -140,9 +140,9 @@ func (f *flood) send(a *app, d time.Duration) (load.Result, error) {
 	n := int(f.Rate * d.Seconds())
 	r, err := load.Run(a, load.Config{
 		Target: f.server.address, PID: f.server.pid(), Client: load.Raw, Rate: f.Rate, Duration: d,
-		Descriptors: []string{"flood_id={}"}, FirstKey: f.next, Keys: n, InTurn: true,
+		Descriptors: []string{"flood_id={}"}, FirstKey: f.nextKey, Keys: n, InTurn: true,
 	})
-	f.next += n
+	f.nextKey += n
 	f.sent += int(r.OK+r.OverLimit) + int(r.Failed())
 	return r, err
 }

@@ -84,7 +84,7 @@ func (p *process) openLedger(url string) {
 			}
 		})
 		pause := 10_000 + p.rng.Int64N(30_000)
-		if p.w.calm {
+		if p.w.noMoreFaults {
 			pause *= 4
 		}
 		p.w.after(time.Duration(pause)*time.Microsecond, p, poll)
@@ -95,10 +95,10 @@ func (p *process) openLedger(url string) {
 // useKeeper calls f unless the keeper is in use. The keeper has a mutex, and a coroutine must not block on a
 // mutex.
 func (p *process) useKeeper(f func()) {
-	if !p.busy {
-		p.busy = true
+	if !p.keeperInUse {
+		p.keeperInUse = true
 		f()
-		p.busy = false
+		p.keeperInUse = false
 	}
 }
 
@@ -110,11 +110,11 @@ func (w *world) operate(rng *rand.Rand) {
 	w.judge.changes = map[string]string{}
 	for n := range 1 + rng.IntN(6) {
 		at := time.Duration(rng.Int64N(int64(w.length)))
-		if !w.quiet && rng.IntN(4) == 0 { // this failover may lose the change
+		if !w.faultless && rng.IntN(4) == 0 { // this failover may lose the change
 			w.after(at, nil, func() { w.stall(w.ledgerServer(), 10*time.Millisecond) })
 			w.after(at+6*time.Millisecond, nil, func() {
 				switch {
-				case w.calm:
+				case w.noMoreFaults:
 				case w.watched != nil:
 					w.fail(rng, time.Millisecond)
 				default:
@@ -178,7 +178,7 @@ func (j *judge) adjusted(p *process, r *limiter.Result) {
 		return
 	}
 	j.w.seen(sawAdjusted)
-	if now := j.w.servers[0].now(); now > a.Expires+late && !j.stepped && p.pausedUntil == 0 {
+	if now := j.w.servers[0].now(); now > a.Expires+late && !j.clockStepped && p.pausedUntil == 0 {
 		j.fail("%s uses an adjustment %d us after it expired", p.name, now-a.Expires)
 	}
 }
@@ -186,7 +186,7 @@ func (j *judge) adjusted(p *process, r *limiter.Result) {
 // unadjusted checks that p knows no adjustment of r, which has the configured numbers. It checks nothing after
 // a clock has stepped: an adjustment that has expired is not used again if the server's clock steps back.
 func (j *judge) unadjusted(p *process, r *limiter.Result) {
-	if p.keeper == nil || r.Policy.Name != "tuned" || p.busy || j.stepped {
+	if p.keeper == nil || r.Policy.Name != "tuned" || p.keeperInUse || j.clockStepped {
 		return
 	}
 	for _, a := range p.keeper.Set().All() {
@@ -211,7 +211,7 @@ func (w *world) ledgerServer() *server {
 // converged checks that all sidecars know all changes, some time after the last fault.
 func (j *judge) converged() {
 	w := j.w
-	if !w.adjusts {
+	if !w.hasOperators {
 		return
 	}
 	var head adjust.Head
@@ -260,7 +260,7 @@ func (j *judge) knowsAll(p *process) {
 // must be in the log once, unless a server lost it. A change whose answer refuses it must not be in the log.
 func (j *judge) audited() {
 	w := j.w
-	if !w.adjusts {
+	if !w.hasOperators {
 		return
 	}
 	s := w.ledgerServer()

@@ -21,7 +21,7 @@ type request struct {
 	domain   string // "" means the domain sim
 	costs    []cost
 	witness  string // the limit that has a bucket for this request only; "" means none
-	once     bool   // it is sent under its ID
+	underID  bool
 	canceled atomic.Bool
 
 	parted    bool // its charges are on two servers, in two slots, or sharded
@@ -32,7 +32,7 @@ type request struct {
 	unknown   bool // an attempt has no answer, or its answer does not state whether it was charged
 
 	paid        [][]payment           // the payments according to each answer that allowed the request
-	allowedWith func(c *limiter.Call) // called with each answer that allows it, or only the first if once; may be nil
+	allowedWith func(c *limiter.Call) // called with each answer that allows it, or only the first if underID; may be nil
 }
 
 // cost is the number of units that a request consumes of a limit, for a key.
@@ -47,16 +47,16 @@ func (c *cost) bucket() *cost { return &cost{limit: c.limit, value: c.value} }
 type sending struct {
 	*request
 
-	process  *process
-	at       time.Duration // when it was sent, by the monotonic clock of the process
-	moment   int64         // when it was sent, by loop.now
-	within   time.Duration // the time within which the answer must arrive
-	pause    int64         // process.pausedUntil when it was sent
-	answered bool
-	passes   bool  // the servers had enough units when it was sent
-	epochs   int64 // the sum of the epochs of its buckets when it was sent; judge.peek explains epochs
-	retries  []retry
-	snapshot *limiter.Snapshot
+	process       *process
+	at            time.Duration // when it was sent, by the monotonic clock of the process
+	moment        int64         // when it was sent, by loop.now
+	within        time.Duration // the time within which the answer must arrive
+	pause         int64         // process.pausedUntil when it was sent
+	answered      bool
+	unitsSufficed bool
+	epochs        int64 // the sum of the epochs of its buckets when it was sent; judge.peek explains epochs
+	retries       []retry
+	snapshot      *limiter.Snapshot
 }
 
 // delivery has the requests from one read of a connection. It is reused, because listeners reuse their
@@ -147,7 +147,7 @@ func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 	for range rng.IntN(3) {
 		r.costs = append(r.costs, cost{coldNames[rng.IntN(len(coldNames))], strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
 	}
-	if w.adjusts && rng.IntN(2) == 0 {
+	if w.hasOperators && rng.IntN(2) == 0 {
 		r.costs = append(r.costs, cost{"tuned", strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
 	}
 	rng.Shuffle(len(r.costs), func(i, j int) { r.costs[i], r.costs[j] = r.costs[j], r.costs[i] })
@@ -193,7 +193,7 @@ func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Durat
 		w.judge.planned(p, r, c)
 		s := d.sent[i]
 		s.snapshot = c.Snapshot
-		s.passes, s.epochs = w.judge.peeks(s, c)
+		s.unitsSufficed, s.epochs = w.judge.peeks(s, c)
 		s.retries = w.judge.retriesOf(s.retries[:0], c)
 	}
 	deadline := time.Time{}
@@ -244,7 +244,7 @@ func (w *world) recordSending(p *process, r *request, within time.Duration) *sen
 
 // sendOnce sends a request with an ID for named limits. It may send the request again.
 func (w *world) sendOnce(rng *rand.Rand, id string, p *process, within time.Duration) {
-	r := &request{id: id, witness: "once", once: true}
+	r := &request{id: id, witness: "once", underID: true}
 	w.requests++
 	r.costs = []cost{{"once", r.id, 1}, {"reserved", strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)}}
 	if rng.IntN(3) == 0 {

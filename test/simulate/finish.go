@@ -127,7 +127,7 @@ func (j *judge) finish() {
 			j.bounded(b)
 			j.refunded(b)
 		default:
-			if b.value == hotKey && b.leased == 0 {
+			if b.value == hotKey && b.leaseDuration == 0 {
 				j.shared(b)
 				j.bounded(b)
 				break
@@ -159,8 +159,8 @@ func (j *judge) request(r *request, charged map[cost]int64) {
 	}
 	j.kept(r)
 	switch {
-	case r.parted && (!j.w.quiet || r.unknown) && times > 0: // a request on two servers: its refunds may be lost, or a part may arrive late
-	case times < 0 || times > int64(r.attempts) || r.once && times > int64(1+j.losses+j.failovers): // a loss of data may include the record of the request's ID
+	case r.parted && (!j.w.faultless || r.unknown) && times > 0: // a request on two servers: its refunds may be lost, or a part may arrive late
+	case times < 0 || times > int64(r.attempts) || r.underID && times > int64(1+j.losses+j.failovers): // a loss of data may include the record of the request's ID
 		j.fail("request %s was charged %d times: %s", r.id, times, r)
 	case r.allowed && times == 0:
 		j.fail("request %s was allowed, but not charged: %s", r.id, r)
@@ -174,7 +174,7 @@ func (j *judge) request(r *request, charged map[cost]int64) {
 func (j *judge) kept(r *request) {
 	w := j.w
 	b := j.named[cost{limit: r.witness, value: r.id}]
-	if w.waitReplicas == 0 || j.losses > 0 || j.steppedBack || !r.allowed || b == nil || b.name == "" {
+	if w.waitReplicas == 0 || j.losses > 0 || j.clockSteppedBack || !r.allowed || b == nil || b.name == "" {
 		return
 	}
 	s := b.server
@@ -203,11 +203,11 @@ func (j *judge) conserved(key string, b *bucket, charged map[cost]int64) {
 	for _, a := range b.admitted {
 		admitted += a.units
 	}
-	if b.leased == 0 {
+	if b.leaseDuration == 0 {
 		want := charged[cost{limit: b.limit, value: b.value}]
 		// If a group over two servers is denied, a refund may be lost, or smaller because the bucket has
 		// refilled meanwhile. But no refund may happen twice.
-		if b.parted && (!j.w.quiet || j.unclean || b.numbers[0].Period() != algorithms.Day) {
+		if b.parted && (!j.w.faultless || j.unclean || b.numbers[0].Period() != algorithms.Day) {
 			if b.charged < admitted {
 				j.fail("%s %q: %d admitted, only %d charged", b.limit, key, admitted, b.charged)
 			}
@@ -218,7 +218,7 @@ func (j *judge) conserved(key string, b *bucket, charged map[cost]int64) {
 		}
 		return
 	}
-	if b.limit == "hotday" && j.w.quiet && !j.unclean && b.charged != admitted {
+	if b.limit == "hotday" && j.w.faultless && !j.unclean && b.charged != admitted {
 		j.fail("%s %q: %d admitted, but %d charged, and no lease was lost", b.limit, key, admitted, b.charged)
 	}
 	if b.charged < admitted && b.kind == algorithms.FixedWindow {
@@ -253,14 +253,14 @@ func (j *judge) refunded(b *bucket) {
 	for _, a := range b.admitted {
 		admitted += a.units
 	}
-	if j.w.quiet && !j.unclean && b.charged != admitted {
+	if j.w.faultless && !j.unclean && b.charged != admitted {
 		j.fail("%s: %d admitted, but %d charged, and no refund was lost", b.limit, admitted, b.charged)
 	}
 }
 
 // bounded checks that no window, and no other span of time, admitted more than the limit.
 func (j *judge) bounded(b *bucket) {
-	if j.steppedBack || j.stepped && b.leased != 0 { // a lease ends by the clock of its sidecar
+	if j.clockSteppedBack || j.clockStepped && b.leaseDuration != 0 { // a lease ends by the clock of its sidecar
 		return
 	}
 	capacity, rate, period := int64(0), int64(0), int64(0)
@@ -284,7 +284,7 @@ func (j *judge) bounded(b *bucket) {
 	case algorithms.SlidingWindow:
 		j.spans(b, func(d int64) (int64, bool) { return 2 * rate, d < period })
 	default:
-		j.spans(b, func(d int64) (int64, bool) { return capacity + (d+int64(b.leased))*rate/period, true })
+		j.spans(b, func(d int64) (int64, bool) { return capacity + (d+int64(b.leaseDuration))*rate/period, true })
 	}
 }
 

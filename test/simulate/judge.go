@@ -19,42 +19,42 @@ import (
 // with package algorithms what the servers would decide, and does not use the limiter, the wrappers or the
 // Redis store for that.
 type judge struct {
-	w            *world
-	problems     []string
-	requests     []*request
-	reservations []*reserving
-	open         map[*sending]bool
-	alive        []*living
-	buckets      map[string]*bucket // by key
-	named        map[cost]*bucket   // by limit and value
-	failovers    int
-	losses       int  // how often a server lost its data, or may have lost unconfirmed charges in a failover
-	unclean      bool // a process crashed, or a call had no answer, so leased units may be lost
-	stepped      bool // the clock of a server jumped
-	steppedBack  bool
-	changes      map[string]string // the answer to each change of an operator, by the ID of its operation
+	w                *world
+	problems         []string
+	requests         []*request
+	reservations     []*reserving
+	open             map[*sending]bool
+	alive            []*living
+	buckets          map[string]*bucket // by key
+	named            map[cost]*bucket   // by limit and value
+	failovers        int
+	losses           int  // how often a server lost its data, or may have lost unconfirmed charges in a failover
+	unclean          bool // a process crashed, or a call had no answer, so leased units may be lost
+	clockStepped     bool
+	clockSteppedBack bool
+	changes          map[string]string // the answer to each change of an operator, by the ID of its operation
 }
 
 type bucket struct {
-	limit    string
-	name     string // its key in Redis; "" if it was never charged
-	value    string
-	kind     algorithms.Kind
-	leased   algorithms.Micros // the duration of its leases
-	numbers  []*algorithms.Limit
-	charged  int64 // units that the servers charged, less refunds
-	admitted []admission
-	phase    int64
-	server   *server
-	slot     int // the slot in a Cluster; otherwise 0
-	sharded  bool
-	parted   bool              // a request that charged it was parted (request.parted)
-	first    algorithms.Micros // when the servers first charged it; 0 means never
-	last     algorithms.Micros
-	local    map[*process]int64 // units that each sidecar allowed without the servers
-	turns    int64              // the number of refunds, and of denials by a server; a part of the epoch in peek
-	refunds  int64
-	payments [][]payment // for the witness of a request with credits: the charges of each execution
+	limit         string
+	name          string // its key in Redis; "" if it was never charged
+	value         string
+	kind          algorithms.Kind
+	leaseDuration algorithms.Micros
+	numbers       []*algorithms.Limit
+	charged       int64 // units that the servers charged, less refunds
+	admitted      []admission
+	phase         int64
+	server        *server
+	slot          int // the slot in a Cluster; otherwise 0
+	sharded       bool
+	parted        bool              // a request that charged it was parted (request.parted)
+	first         algorithms.Micros // when the servers first charged it; 0 means never
+	last          algorithms.Micros
+	local         map[*process]int64 // units that each sidecar allowed without the servers
+	turns         int64              // the number of refunds, and of denials by a server; a part of the epoch in peek
+	refunds       int64
+	payments      [][]payment // for the witness of a request with credits: the charges of each execution
 }
 
 // admission is a number of admitted units, and the time of the admission by the server's clock. It is a range
@@ -171,11 +171,11 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	case failed:
 		j.w.seen(sawFailed)
 		warm := j.w.layout == nil && j.w.watched == nil || s.at > time.Hour+150*time.Millisecond // before this time the process learns the layout and loads scripts
-		if j.w.quiet && warm && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
+		if j.w.faultless && warm && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
 			j.fail("request %s: %v, though nothing is wrong", s.id, firstErr(c))
 		}
-		isOver := s.process.over && s.at > s.process.overAt // for requests that were sent since then
-		if err := firstErr(c); isOver && s.pause == s.process.pausedUntil && err != nil && strings.Contains(err.Error(), "are replacing the master") {
+		afterFailover := s.process.failoverEnded && s.at > s.process.failoverEndedAt
+		if err := firstErr(c); afterFailover && s.pause == s.process.pausedUntil && err != nil && strings.Contains(err.Error(), "are replacing the master") {
 			j.fail("request %s: %v, though the Sentinels have reported the end of the failover", s.id, err)
 		}
 		j.failedAs(s, c)
@@ -263,7 +263,7 @@ func (j *judge) planned(p *process, r *request, c *limiter.Call) {
 				b.phase = int64(xxhash.Sum64String(k.value) % uint64(l.Period()))
 			}
 			if lease := is.Policy.Extra().Lease; lease != nil {
-				b.leased = lease.For
+				b.leaseDuration = lease.For
 			}
 		}
 		if !slices.Contains(b.numbers, l) {
@@ -330,7 +330,7 @@ func (j *judge) peek(r *limiter.Result, cost int64, remembered bool) (allowed bo
 			return false, 0
 		}
 	}
-	if b.leased != 0 || b.sharded || l.Kind == algorithms.SlidingLog || l.Kind == algorithms.SlidingWindow {
+	if b.leaseDuration != 0 || b.sharded || l.Kind == algorithms.SlidingLog || l.Kind == algorithms.SlidingWindow {
 		return false, 0 // another sidecar may have leased the units; a sliding window can be full between two times at which it is not
 	}
 	spare := int64(6)
@@ -390,7 +390,7 @@ func (j *judge) retriesOf(all []retry, c *limiter.Call) []retry {
 		r := &c.Results[i]
 		b := j.bucket(string(r.Key))
 		is := retry{-1, b.charged, b.refunds}
-		if !j.adjustable(b) && b.leased == 0 && !b.sharded && len(b.numbers) == 1 && costOf(c, r) == r.Cost {
+		if !j.adjustable(b) && b.leaseDuration == 0 && !b.sharded && len(b.numbers) == 1 && costOf(c, r) == r.Cost {
 			_, d := r.Policy.Limit.Take(j.stateOf(r), b.server.now(), algorithms.Charge{Cost: r.Cost, Hash: uint64(b.phase), DryRun: true})
 			if !d.Allowed {
 				is.after = d.RetryAfter
@@ -406,7 +406,7 @@ func (j *judge) retriesOf(all []retry, c *limiter.Call) []retry {
 // a millisecond is allowed. A remembered denial counts from the moment at which it arrived. It does not know what other
 // sidecars have charged or refunded since, nor charges whose answers have not arrived.
 func (j *judge) retryTimes(s *sending, c *limiter.Call) {
-	if j.stepped || j.losses > 0 || j.failovers > 0 || s.process.suspended > 0 || s.snapshot != c.Snapshot {
+	if j.clockStepped || j.losses > 0 || j.failovers > 0 || s.process.suspended > 0 || s.snapshot != c.Snapshot {
 		return
 	}
 	const slack = 1000
@@ -419,7 +419,7 @@ func (j *judge) retryTimes(s *sending, c *limiter.Call) {
 		}
 		j.w.seen(sawRetry)
 		late := algorithms.Micros(slack)
-		if s.witness == "" && j.w.quiet { // the denial arrives with its batch, which waits for room, and then for its slowest server
+		if s.witness == "" && j.w.faultless { // the denial arrives with its batch, which waits for room, and then for its slowest server
 			late += 2 * algorithms.Micros(timeout/time.Microsecond)
 		} else if s.witness == "" {
 			late += 250_000 // the longest timeout of a call
@@ -438,7 +438,7 @@ func (j *judge) retryTimes(s *sending, c *limiter.Call) {
 // have plenty now, in the same epoch. Cached denials remain after a loss of data, and while the clock of the
 // sidecar stands still, so these cases are not checked.
 func (j *judge) falseDenial(s *sending, c *limiter.Call) {
-	if !s.passes || j.stepped || j.losses > 0 || s.process.suspended > 0 || s.witness == "" && j.failovers > 0 {
+	if !s.unitsSufficed || j.clockStepped || j.losses > 0 || s.process.suspended > 0 || s.witness == "" && j.failovers > 0 {
 		return
 	}
 	if passes, epochs := j.peeks(s, c); passes && epochs == s.epochs && s.snapshot == c.Snapshot {
@@ -453,7 +453,7 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 	if s.witness == "seen" {
 		j.namesPayer(s.request, c)
 	}
-	if s.once && s.allowed {
+	if s.underID && s.allowed {
 		return // an earlier answer was counted
 	}
 	s.allowed = true
@@ -465,7 +465,7 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 		b := j.bucket(string(r.Key))
 		at, now := r.Decision.At, b.server.now()
 		// A lease answers at once, with a time by the clock of the process.
-		if b.leased != 0 && (now-at > 20_000 || s.moment == j.w.now) && s.pause == s.process.pausedUntil {
+		if b.leaseDuration != 0 && (now-at > 20_000 || s.moment == j.w.now) && s.pause == s.process.pausedUntil {
 			at = now
 		}
 		until := at

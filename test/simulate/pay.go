@@ -35,7 +35,7 @@ func (w *world) pay(rng *rand.Rand, id string, p *process, within time.Duration)
 	}
 	rng.Shuffle(len(r.costs), func(i, j int) { r.costs[i], r.costs[j] = r.costs[j], r.costs[i] })
 	if rng.IntN(2) == 0 {
-		r.once = true
+		r.underID = true
 		w.checkRepeatedly(rng, r, p, within)
 		return
 	}

@@ -40,25 +40,25 @@ type process struct {
 	born      int64
 	ppm       int64         // how much faster than real time its clock runs
 	suspended time.Duration // for how long its monotonic clock has stood still
-	wall      time.Duration // how far its wall clock is ahead of the monotonic one
+	wallAhead time.Duration
 
-	stores  []*redis.Store
-	keeper  *shared.Keeper // nil if limits are not adjusted
-	ledger  *redis.Ledger
-	busy    bool          // a coroutine uses the keeper
-	undos   *stores.Undos // nil if there is only one server
-	denied  *stores.DeniedStore
-	lease   *stores.LeaseStore
-	limiter *limiter.Limiter
-	skew    algorithms.Micros // the error of its estimate of the server's clock
-	free    []*delivery
+	stores      []*redis.Store
+	keeper      *shared.Keeper // nil if limits are not adjusted
+	ledger      *redis.Ledger
+	keeperInUse bool
+	undos       *stores.Undos // nil if there is only one server
+	denied      *stores.DeniedStore
+	lease       *stores.LeaseStore
+	limiter     *limiter.Limiter
+	skew        algorithms.Micros // the error of its estimate of the server's clock
+	free        []*delivery
 
-	watchers    []watcher // callbacks for messages of the Sentinels
-	inboxes     [sentinelCount]inbox
-	avoids      string // the server that it must not call, because the Sentinels replace it
-	avoidsUntil int64
-	over        bool          // the last message was that the failover has ended
-	overAt      time.Duration // when it was received, by the clock of the process
+	watchers        []watcher // callbacks for messages of the Sentinels
+	inboxes         [sentinelCount]inbox
+	avoids          string // the server that it must not call, because the Sentinels replace it
+	avoidsUntil     int64
+	failoverEnded   bool
+	failoverEndedAt time.Duration // by the clock of the process
 }
 
 // epoch is the zero of the processes' clocks. It is far in the future, so that no context of the process ends by the
@@ -67,7 +67,7 @@ var epoch = time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (w *world) start(name string) *process {
 	rng := w.stream('p', len(w.started))
-	p := &process{w: w, name: name, rng: rng, born: w.now, ppm: rng.Int64N(1000) - 500, wall: time.Duration(rng.Int64N(int64(time.Hour)))}
+	p := &process{w: w, name: name, rng: rng, born: w.now, ppm: rng.Int64N(1000) - 500, wallAhead: time.Duration(rng.Int64N(int64(time.Hour)))}
 	urls := []string{"redis+cluster://r0,r1,r2"}
 	if w.watched != nil {
 		urls = []string{"redis+sentinel://s0:26379/" + sentinelName}
@@ -95,7 +95,7 @@ func (w *world) start(name string) *process {
 		IDs:   reservationKeys, Now: func() algorithms.Micros { return w.servers[0].now() + p.skew },
 	})
 	p.limiter.Swap(w.snapshot)
-	if w.adjusts {
+	if w.hasOperators {
 		p.openLedger(urls[0])
 	}
 	return p
@@ -176,7 +176,7 @@ func (p *process) Now() time.Time { return epoch.Add(p.monotonic()) }
 // clocks returns the clock for leases.
 func (p *process) clocks() (monotonic, wall time.Duration) {
 	m := p.monotonic()
-	return m, m + p.wall
+	return m, m + p.wallAhead
 }
 
 func (p *process) AfterFunc(d time.Duration, f func()) outside.Timer {
@@ -366,8 +366,8 @@ func (w *world) node(addr string) *server {
 }
 
 func (w *world) arrive(s *server, f func()) {
-	if s.stuck > w.now {
-		w.afterPlain(time.Duration(s.stuck-w.now)+100_000, nil, func() { w.arrive(s, f) })
+	if s.stuckUntil > w.now {
+		w.afterPlain(time.Duration(s.stuckUntil-w.now)+100_000, nil, func() { w.arrive(s, f) })
 		return
 	}
 	f()
@@ -375,11 +375,11 @@ func (w *world) arrive(s *server, f func()) {
 
 // link is the network between a process and the servers, with its faults.
 type link struct {
-	least, most time.Duration
-	rng         *rand.Rand
-	loss        int   // of 1,000 calls, how many have a fault
-	cutUntil    int64 // no message arrives before this time
-	slowUntil   int64
+	least, most    time.Duration
+	rng            *rand.Rand
+	faultsPerMille int
+	cutUntil       int64
+	slowUntil      int64
 }
 
 func (l *link) delay(w *world) time.Duration {
@@ -397,7 +397,7 @@ func (l *link) fate(w *world) fault {
 		w.seen(faultCut)
 		return faultCut
 	}
-	if l.loss == 0 || w.calm || l.rng.IntN(1000) >= l.loss {
+	if l.faultsPerMille == 0 || w.noMoreFaults || l.rng.IntN(1000) >= l.faultsPerMille {
 		return none
 	}
 	f := [...]fault{faultLostQuestion, faultLostAnswer, faultResetBefore, faultResetAfter}[l.rng.IntN(4)]

@@ -170,10 +170,10 @@ func (j *judge) reserved(v *reserving) {
 	if !v.allowed && (v.unknown || v.parted) || !v.allowed && !v.unknown {
 		may = append(may, 0)
 	}
-	if v.parted && !j.w.quiet && !v.allowed {
+	if v.parted && !j.w.faultless && !v.allowed {
 		return // a refund of a part may be lost
 	}
-	if j.steppedBack && b.charged >= 0 && b.charged <= realEnd {
+	if j.clockSteppedBack && b.charged >= 0 && b.charged <= realEnd {
 		return // a refund may be smaller then
 	}
 	if !slices.Contains(may, b.charged) {
@@ -199,7 +199,7 @@ func (j *judge) consumed(b *bucket) {
 		l := b.numbers[0] // all configurations have the same number
 		capacity += int64(b.last-b.first)*l.Rate/(int64(l.Period())) + 1
 	}
-	if j.losses+j.failovers == 0 && !j.stepped && (b.charged > capacity+beyond || b.charged < 0) {
+	if j.losses+j.failovers == 0 && !j.clockStepped && (b.charged > capacity+beyond || b.charged < 0) {
 		j.fail("%s %s: %d charged, the limit is %d and settlements may add %d", b.limit, b.value, b.charged, capacity, beyond)
 	}
 }

@@ -38,7 +38,7 @@ const (
 func (w *world) newWatched() {
 	w.servers = []*server{newServer(w, "r0"), newServer(w, "r1")}
 	r0, r1 := w.servers[0], w.servers[1]
-	r1.clock, r1.ppm, r1.slave = r0.clock, r0.ppm, true
+	r1.clock, r1.ppm, r1.isReplica = r0.clock, r0.ppm, true
 	w.watched = &watched{master: r0, replica: r1, named: [...]string{r0.name + ":6379", r0.name + ":6379"}}
 	for _, s := range w.servers {
 		s.lag = time.Duration(1+w.rng.IntN(1500)) * time.Microsecond
@@ -58,7 +58,7 @@ func (p *process) watch(_ string, named func(master string), message func(channe
 		for _, master := range w.watched.named {
 			if link := w.linkOf(p); link.cutUntil <= w.now {
 				w.after(link.delay(w), p, func() {
-					if s := w.node(master); s.slave || w.watched.replica == s {
+					if s := w.node(master); s.isReplica || w.watched.replica == s {
 						w.seen(sawStaleName)
 					}
 					named(master)
@@ -76,7 +76,7 @@ func (w *world) publish(sentinel int, channel, payload, oldMaster string, ban ti
 	w.note("Sentinel %d: %s %s", sentinel, channel, payload)
 	for _, p := range w.started {
 		link := w.linkOf(p)
-		if p.crashed || p == w.watched.missesMessages || link.cutUntil > w.now || link.loss > 0 && !w.calm && link.rng.IntN(4) == 0 {
+		if p.crashed || p == w.watched.missesMessages || link.cutUntil > w.now || link.faultsPerMille > 0 && !w.noMoreFaults && link.rng.IntN(4) == 0 {
 			w.seen(faultLostMessage)
 			continue
 		}
@@ -84,7 +84,7 @@ func (w *world) publish(sentinel int, channel, payload, oldMaster string, ban ti
 			for _, to := range p.watchers {
 				to.message(channel, payload)
 			}
-			p.avoids, p.avoidsUntil, p.over, p.overAt = oldMaster, w.now+int64(ban), ban != promotionBan, p.monotonic()
+			p.avoids, p.avoidsUntil, p.failoverEnded, p.failoverEndedAt = oldMaster, w.now+int64(ban), ban != promotionBan, p.monotonic()
 		})
 		w.after(link.delay(w), p, func() {
 			first := p.inboxes[sentinel][0]
@@ -177,7 +177,7 @@ func (w *world) promote(old, next *server) {
 		}
 	}
 	clear(next.scripts)
-	next.slave, next.alone, old.alone = false, true, true
+	next.isReplica, next.alone, old.alone = false, true, true
 	if w.judge.failovers++; w.waitReplicas == 0 {
 		w.judge.lost()
 	}
@@ -191,9 +191,9 @@ func (w *world) demote(old, next *server) {
 		return
 	}
 	w.note("%s is the replica of %s now", old.name, next.name)
-	old.slave, old.alone, next.alone = true, false, false
+	old.isReplica, old.alone, next.alone = true, false, false
 	old.epoch++
 	old.keys, old.replica = map[string]*value{}, map[string]*value{}
-	next.replica, next.behind = maps.Clone(next.keys), 0
+	next.replica, next.replicaCurrentAt = maps.Clone(next.keys), 0
 	w.watched.moving = false
 }

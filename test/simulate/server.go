@@ -19,25 +19,25 @@ import (
 // server is a simulated Redis server. It decides with package algorithms. Other tests show that take.lua
 // gives the same decisions.
 type server struct {
-	w       *world
-	name    string
-	up      bool
-	clock   algorithms.Micros // the server's time at the start of the run
-	ppm     int64             // how much faster than real time its clock runs
-	stuck   int64             // the server does not answer before this time
-	refuses string            // the error with which it refuses every command; "" means none
-	keys    map[string]*value
-	scripts map[string]script
+	w          *world
+	name       string
+	up         bool
+	clock      algorithms.Micros // the server's time at the start of the run
+	ppm        int64             // how much faster than real time its clock runs
+	stuckUntil int64
+	refuses    string // the error with which it refuses every command; "" means none
+	keys       map[string]*value
+	scripts    map[string]script
 
-	lag       time.Duration     // the least delay until the replica has a write; 0 means that there is no replica
-	replica   map[string]*value // the replica's values; nil means deleted
-	behind    int64             // when the replica will have all writes
-	executing bool
-	writes    *writes // the writes of that command so far
-	wrote     bool    // a command of the present call has written
-	epoch     int     // how often a failover has closed its connections
-	slave     bool    // this server is a replica
-	alone     bool    // its former replica is a master now
+	lag              time.Duration     // the least delay until the replica has a write; 0 means that there is no replica
+	replica          map[string]*value // the replica's values; nil means deleted
+	replicaCurrentAt int64
+	executing        bool
+	writes           *writes // the writes of that command so far
+	wrote            bool    // a command of the present call has written
+	epoch            int     // how often a failover has closed its connections
+	isReplica        bool
+	alone            bool // its former replica is a master now
 }
 
 // value is the content of a key: a bucket, a string, a hash or a stream.
@@ -90,12 +90,12 @@ func (s *server) put(key string, v *value) {
 		s.writes.keys, s.writes.values = append(s.writes.keys, key), append(s.writes.values, v)
 		return
 	}
-	s.behind = max(s.behind+1, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag))) // keeps the order of writes
+	s.replicaCurrentAt = max(s.replicaCurrentAt+1, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag))) // keeps the order of writes
 	epoch, all := s.epoch, &writes{[]string{key}, []*value{v}}
 	if s.executing {
 		s.writes = all
 	}
-	s.w.afterPlain(time.Duration(s.behind-s.w.now), nil, func() {
+	s.w.afterPlain(time.Duration(s.replicaCurrentAt-s.w.now), nil, func() {
 		if s.epoch == epoch && !s.alone {
 			for i, key := range all.keys {
 				s.replica[key] = all.values[i]
@@ -107,7 +107,7 @@ func (s *server) put(key string, v *value) {
 // failover makes the replica the master, so that its values replace those of the old master.
 func (s *server) failover() {
 	s.epoch++
-	s.keys, s.behind = map[string]*value{}, 0
+	s.keys, s.replicaCurrentAt = map[string]*value{}, 0
 	for key, v := range s.replica {
 		if v != nil {
 			s.keys[key] = v
@@ -125,7 +125,7 @@ func (s *server) waits(commands []outside.Command) time.Duration {
 		return 0
 	}
 	most := time.Duration(last.Args[2].(int64)) * time.Millisecond
-	left := time.Duration(s.behind - s.w.now)
+	left := time.Duration(s.replicaCurrentAt - s.w.now)
 	if !s.wrote {
 		left = 0
 	}
@@ -155,7 +155,7 @@ func (s *server) execute(commands []outside.Command) {
 		keys := keysOf(c.Args)
 		if s.refuses != "" {
 			c.Err = outside.ErrorReply(s.refuses)
-		} else if s.slave && c.Args[0] != "info" {
+		} else if s.isReplica && c.Args[0] != "info" {
 			s.w.seen(sawReadOnly)
 			c.Err = outside.ErrorReply("READONLY You can't write against a read only replica.")
 		} else if len(keys) > 0 {
@@ -205,7 +205,7 @@ func (s *server) command(args []any) (any, error) {
 	case "wait":
 		return int64(0), nil // waits returns the delay of the answer
 	case "info":
-		if s.slave {
+		if s.isReplica {
 			return "role:slave", nil
 		}
 		return "role:master", nil

@@ -128,31 +128,31 @@ type Plan struct {
 type world struct {
 	*loop
 
-	plan          Plan
-	calm          bool // no fault happens from now on
-	quiet         bool // no fault happens in the whole run
-	stepsBack     bool // the server's clock may step back
-	waitReplicas  int
-	lossy         bool  // a server may lose its data
-	adjusts       bool  // operators adjust limits
-	lastPoll      int64 // sidecars stop polling adjustments and Sentinels at this time; 0 means never
-	counts        Counts
-	log           func(format string, args ...any) // nil if there is no log
-	judge         *judge
-	servers       []*server
-	layout        *layout  // nil if Redis is not a Cluster
-	watched       *watched // nil if there are no Sentinels
-	processes     []*process
-	started       []*process // all processes, including those that have ended
-	links         [8]link
-	configs       []*limiter.Snapshot
-	snapshot      *limiter.Snapshot
-	length        time.Duration
-	clients       int
-	plannedFaults int
-	requests      int
-	boots         int
-	taking        batchCharging
+	plan             Plan
+	noMoreFaults     bool
+	faultless        bool
+	clockMayStepBack bool
+	waitReplicas     int
+	mayLoseData      bool
+	hasOperators     bool
+	lastPoll         int64 // sidecars stop polling adjustments and Sentinels at this time; 0 means never
+	counts           Counts
+	log              func(format string, args ...any) // nil if there is no log
+	judge            *judge
+	servers          []*server
+	layout           *layout  // nil if Redis is not a Cluster
+	watched          *watched // nil if there are no Sentinels
+	processes        []*process
+	started          []*process // all processes, including those that have ended
+	links            [8]link
+	configs          []*limiter.Snapshot
+	snapshot         *limiter.Snapshot
+	length           time.Duration
+	clients          int
+	plannedFaults    int
+	requests         int
+	boots            int
+	taking           batchCharging
 }
 
 func (w *world) seen(f fault) {
@@ -286,10 +286,10 @@ func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Lim
 func newWorld(p Plan, log func(string, ...any)) *world {
 	w := &world{loop: newLoop(p.Seed), plan: p, log: log}
 	w.judge = &judge{w: w, buckets: map[string]*bucket{}, named: map[cost]*bucket{}, open: map[*sending]bool{}}
-	w.quiet = w.rng.IntN(5) == 0
-	w.calm = w.quiet
-	w.stepsBack, w.lossy = w.rng.IntN(4) == 0, w.rng.IntN(4) == 0
-	w.adjusts = w.rng.IntN(4) == 0
+	w.faultless = w.rng.IntN(5) == 0
+	w.noMoreFaults = w.faultless
+	w.clockMayStepBack, w.mayLoseData = w.rng.IntN(4) == 0, w.rng.IntN(4) == 0
+	w.hasOperators = w.rng.IntN(4) == 0
 	w.length = time.Duration(50+w.rng.IntN(250)) * time.Millisecond
 	w.snapshot = compiled[w.rng.IntN(len(compiled))]
 	switch w.rng.IntN(7) {
@@ -312,7 +312,7 @@ func newWorld(p Plan, log func(string, ...any)) *world {
 		least := time.Duration(50+w.rng.IntN(500)) * time.Microsecond
 		w.links[i] = link{least: least, most: least + time.Duration(1+w.rng.IntN(1500))*time.Microsecond}
 		if w.rng.IntN(2) == 0 {
-			w.links[i].loss = w.rng.IntN(100)
+			w.links[i].faultsPerMille = w.rng.IntN(100)
 		}
 		w.links[i].rng = w.stream('l', i)
 		w.processes = append(w.processes, w.start(string(rune('a'+i))))
@@ -330,7 +330,7 @@ func (w *world) parts() (names []string) {
 	for n := range w.clients {
 		names = append(names, fmt.Sprintf("c%d", n))
 	}
-	if w.adjusts {
+	if w.hasOperators {
 		names = append(names, "a")
 	}
 	for n := range w.plannedFaults {
@@ -345,7 +345,7 @@ func (w *world) left(out string) bool { return slices.Contains(w.plan.Without, o
 // has the problems of the whole run.
 func (w *world) runPlan() {
 	w.clients = 1 + w.rng.IntN(2)
-	if !w.calm {
+	if !w.noMoreFaults {
 		w.plannedFaults = 1 + w.rng.IntN(3)
 	}
 	whole := w.length
@@ -362,7 +362,7 @@ func (w *world) runPlan() {
 			w.after(time.Duration(rng.Int64N(int64(whole))), nil, func() { w.fault(rng) })
 		}
 	}
-	if w.adjusts && !w.left("a") {
+	if w.hasOperators && !w.left("a") {
 		w.operate(w.stream('a', 0))
 	}
 	w.run(int64(w.length))
@@ -371,7 +371,7 @@ func (w *world) runPlan() {
 	switch {
 	case w.watched != nil: // for 5 s after a switch, sidecars ignore polls that name an old master; a lost poll is repeated after 1 s
 		w.lastPoll = w.now + int64(6200*time.Millisecond)
-	case w.adjusts: // a lost call of the ledger ends after 1 s
+	case w.hasOperators: // a lost call of the ledger ends after 1 s
 		w.lastPoll = w.now + int64(1200*time.Millisecond)
 	}
 	w.run(max(w.now, w.lastPoll))
@@ -405,12 +405,12 @@ func (w *world) releaseEnded() {
 }
 
 func (w *world) repair() {
-	w.calm = true
+	w.noMoreFaults = true
 	for i := range w.links {
 		w.links[i].cutUntil, w.links[i].slowUntil = 0, 0
 	}
 	for _, s := range w.servers {
-		s.up, s.refuses, s.stuck = true, "", 0
+		s.up, s.refuses, s.stuckUntil = true, "", 0
 	}
 	w.note("all faults end")
 }
@@ -420,7 +420,7 @@ func (w *world) fault(rng *rand.Rand) {
 	if rng.IntN(4) == 0 { // long enough to open circuit breakers
 		span += 150 * time.Millisecond
 	}
-	if w.calm {
+	if w.noMoreFaults {
 		return
 	}
 	s, i := w.servers[rng.IntN(len(w.servers))], rng.IntN(len(w.processes))
@@ -443,7 +443,7 @@ func (w *world) fault(rng *rand.Rand) {
 	case 5:
 		w.note("server stuck for %v", span)
 		w.seen(faultStuck)
-		s.stuck = w.now + int64(span)
+		s.stuckUntil = w.now + int64(span)
 	case 6:
 		s.refuses = []string{"LOADING Redis is loading the dataset in memory", "OOM command not allowed", "BUSY Redis is busy", "READONLY You can't write against a read only replica."}[rng.IntN(4)]
 		w.note("server refuses for %v: %s", span, s.refuses)
@@ -464,12 +464,12 @@ func (w *world) fault(rng *rand.Rand) {
 	case 13:
 		w.note("%s: wall clock steps by %v", w.processes[i].name, span)
 		w.seen(faultWallStep)
-		w.processes[i].wall += 2*span - 200*time.Millisecond
+		w.processes[i].wallAhead += 2*span - 200*time.Millisecond
 	case 14:
 		w.stall(s, span)
 		if s.lag > 0 && rng.IntN(2) == 0 { // this failover may lose charges that no replica has confirmed
 			w.afterPlain(span/2, nil, func() {
-				if !w.calm {
+				if !w.noMoreFaults {
 					w.restart(s, span/4)
 				}
 			})
@@ -493,11 +493,11 @@ func (w *world) fault(rng *rand.Rand) {
 // stall stops the replication of s for span.
 func (w *world) stall(s *server, span time.Duration) {
 	w.note("%s: replication stands still for %v", s.name, span)
-	s.behind = max(s.behind, w.now+int64(span))
+	s.replicaCurrentAt = max(s.replicaCurrentAt, w.now+int64(span))
 }
 
 // restart stops a server for span. If it has a replica, the replica takes over. Charges that the replica does not have
-// yet are lost. Otherwise the same server starts again, without its data if w.lossy is set.
+// yet are lost. Otherwise the same server starts again, without its data if w.mayLoseData is set.
 func (w *world) restart(s *server, span time.Duration) {
 	if w.layout != nil && s.lag > 0 {
 		w.replace(s, span)
@@ -516,22 +516,22 @@ func (w *world) restart(s *server, span time.Duration) {
 		return
 	}
 	clear(s.scripts)
-	if w.lossy {
+	if w.mayLoseData {
 		w.seen(faultDataLost)
 		clear(s.keys)
 		w.judge.lost()
 	}
-	w.note("server down for %v, data lost: %v", span, w.lossy)
+	w.note("server down for %v, data lost: %v", span, w.mayLoseData)
 	w.afterPlain(span, nil, func() { s.up = true })
 }
 
 func (w *world) step(s *server, by time.Duration) {
 	f := faultServerForward
-	if w.stepsBack {
+	if w.clockMayStepBack {
 		f, by = faultServerBack, -by
-		w.judge.steppedBack = true
+		w.judge.clockSteppedBack = true
 	}
-	w.judge.stepped = true
+	w.judge.clockStepped = true
 	w.seen(f)
 	w.note("server's clock steps by %v", by)
 	for _, other := range w.servers {
@@ -575,5 +575,5 @@ func (w *world) pause(p *process, span time.Duration, runs bool) {
 	w.seen(faultSuspend)
 	w.note("%s suspended for %v", p.name, span)
 	p.suspended += span // a paused process reads no clock, so the whole span can be added now
-	p.wall += span
+	p.wallAhead += span
 }
