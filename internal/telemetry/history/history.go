@@ -66,27 +66,27 @@ type Recorder struct {
 	seed  maphash.Seed
 	began time.Time // has a monotonic reading, so that setting the clock moves no point
 
-	mu          sync.Mutex
-	step        int64 // the step of the last sample, counted from began; mu guards this and the following fields
-	all         *series
-	limits      map[uint64]entry // by the hash of a Key, to store no names; only limits that have counted something
-	seriesCount int
-	dropped     int    // the number of limits that counted something in the last sample and found no room for a series
-	sequence    uint32 // the number of the last sample
+	mu           sync.Mutex
+	step         int64 // the step of the last sample, counted from began; mu guards this and the following fields
+	all          *series
+	limits       map[uint64]entry // by the hash of a Key, to store no names; only limits that have counted something
+	seriesCount  int
+	dropped      int // the number of limits that counted something in the last sample and found no room for a series
+	sampleNumber uint32
 }
 
 type entry struct {
-	last     Totals
-	series   *series // nil without traffic for fifteen minutes, or without room
-	sequence uint32  // the number of the last sample that contained this limit
+	last         Totals
+	series       *series // nil without traffic for fifteen minutes, or without room
+	sampleNumber uint32  // of the last sample that contained this limit
 }
 
 // series is a ring of points, indexed by step modulo Steps.
 type series struct {
-	points [Steps]Point
-	last   int64 // the last step whose point is written
-	moved  int64 // the last step in which the limit counted something
-	totals Totals
+	points          [Steps]Point
+	lastWrittenStep int64
+	lastCountedStep int64
+	totals          Totals
 }
 
 // New returns an empty Recorder that begins at the time now.
@@ -101,13 +101,13 @@ func (r *Recorder) Sample(now time.Time, requests Totals, limits func(visit func
 	defer r.mu.Unlock()
 	step := max(r.step, int64(now.Sub(r.began)/Step))
 	r.step = step
-	r.sequence++
+	r.sampleNumber++
 	r.dropped = 0
 	r.all.add(step, requests.since(r.all.totals))
 	r.all.totals = requests
 	limits(func(key Key, totals Totals) { r.limit(step, key, totals) })
 	for hash, e := range r.limits {
-		if e.sequence != r.sequence { // the sample did not contain the limit, so it was removed
+		if e.sampleNumber != r.sampleNumber { // the sample did not contain the limit, so it was removed
 			r.remove(&e)
 			delete(r.limits, hash)
 		}
@@ -122,7 +122,7 @@ func (r *Recorder) limit(step int64, key Key, totals Totals) {
 	hash := r.hash(key)
 	e := r.limits[hash]
 	moved := totals.since(e.last)
-	e.last, e.sequence = totals, r.sequence
+	e.last, e.sampleNumber = totals, r.sampleNumber
 	switch {
 	case e.series == nil && moved == (Totals{}):
 	case e.series == nil && r.seriesCount == MaxSeries:
@@ -133,7 +133,7 @@ func (r *Recorder) limit(step int64, key Key, totals Totals) {
 		e.series.add(step, moved)
 	default:
 		e.series.add(step, moved)
-		if step-e.series.moved >= Steps {
+		if step-e.series.lastCountedStep >= Steps {
 			r.remove(&e)
 		}
 	}
@@ -150,20 +150,20 @@ func (r *Recorder) remove(e *entry) {
 
 func (r *Recorder) hash(key Key) uint64 { return maphash.Comparable(r.seed, key) }
 
-// add adds counts to the point of a step. It first clears the points of the steps since s.last, which had no sample.
+// add adds counts to the point of a step. It first clears the points of the steps since s.lastWrittenStep, which had no sample.
 func (s *series) add(step int64, counts Totals) {
-	if step-s.last >= Steps {
+	if step-s.lastWrittenStep >= Steps {
 		s.points = [Steps]Point{}
 	} else {
-		for i := s.last + 1; i <= step; i++ {
+		for i := s.lastWrittenStep + 1; i <= step; i++ {
 			s.points[i%Steps] = Point{}
 		}
 	}
-	s.last = step
+	s.lastWrittenStep = step
 	p := &s.points[step%Steps]
 	p.Allowed, p.Denied = plus(p.Allowed, counts.Allowed), plus(p.Denied, counts.Denied)
 	if counts != (Totals{}) {
-		s.moved = step
+		s.lastCountedStep = step
 	}
 }
 
@@ -173,7 +173,7 @@ func plus(a uint32, b uint64) uint32 { return uint32(min(uint64(a)+b, math.MaxUi
 func (s *series) read(step int64) (p Points) {
 	for i := range p {
 		at := step - int64(Steps-1-i)
-		if at >= 0 && at <= s.last && at > s.last-Steps {
+		if at >= 0 && at <= s.lastWrittenStep && at > s.lastWrittenStep-Steps {
 			p[i] = s.points[at%Steps]
 		}
 	}

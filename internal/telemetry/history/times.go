@@ -19,9 +19,9 @@ const (
 type Times struct {
 	current [timeBuckets]atomic.Uint32
 
-	mu    sync.Mutex
-	steps [recent][timeBuckets]uint32 // the steps of the last minute; guarded by mu
-	next  int                         // the step that Turn writes next; guarded by mu
+	mu       sync.Mutex
+	steps    [recent][timeBuckets]uint32 // the steps of the last minute; guarded by mu
+	nextStep int                         // an index into steps; guarded by mu
 }
 
 // Add counts a decision that took d.
@@ -32,9 +32,9 @@ func (t *Times) Turn() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range t.current {
-		t.steps[t.next][i] = t.current[i].Swap(0)
+		t.steps[t.nextStep][i] = t.current[i].Swap(0)
 	}
-	t.next = (t.next + 1) % recent
+	t.nextStep = (t.nextStep + 1) % recent
 }
 
 // Quantiles returns, for each share, the duration within which that share of the decisions of about the last

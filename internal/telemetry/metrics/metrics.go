@@ -89,8 +89,8 @@ func New(version, revision string) *Metrics {
 	}, []string{"check"})
 	m.domainNotFound = newCounter(m.stripes)
 	m.nearRatio, m.service = defaultNearRatio, newService()
-	m.series.stripes, m.series.most, m.series.levels = m.stripes, maxRuntimeSeries, 2 // the labels key1 and key2
-	m.most, m.series.mostStatic, m.series.folding = maxLimits, maxLimits, &m.folding
+	m.series.stripes, m.series.maxRuntime, m.series.levels = m.stripes, maxRuntimeSeries, 2 // the labels key1 and key2
+	m.most, m.series.maxStatic, m.series.folding = maxLimits, maxLimits, &m.folding
 	m.limits, m.domains = map[[2]string]*limitCounts{}, map[string]*domainCounts{}
 	m.current.Store(&table{})
 	m.loads.WithLabelValues("success")

@@ -258,7 +258,7 @@ func TestHitsAreCountedWithinAndOverTheLimit(t *testing.T) {
 
 func TestRuntimeSeriesAreBounded(t *testing.T) {
 	m := New("", "")
-	m.series.most = 100
+	m.series.maxRuntime = 100
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	policies := func() []*descriptors.Policy {
 		return []*descriptors.Policy{
@@ -281,11 +281,11 @@ func TestRuntimeSeriesAreBounded(t *testing.T) {
 	if total("k_bob\ufffd") != "2" {
 		t.Error("a reload removed a series that it must keep")
 	}
-	for i := range m.series.most + 5 {
+	for i := range m.series.maxRuntime + 5 {
 		send(t, l, "d", "k", fmt.Sprint("v", i), 1)
 	}
-	if n := len(m.series.runtime); n != m.series.most {
-		t.Errorf("%d series; want %v", n, m.series.most)
+	if n := len(m.series.runtime); n != m.series.maxRuntime {
+		t.Errorf("%d series; want %v", n, m.series.maxRuntime)
 	}
 	if total("k") != "8" { // the long value, and 7 of the 105 values, because there is room for 98
 		t.Errorf("%s hits without a value; want 8", total("k"))

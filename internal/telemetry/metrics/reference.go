@@ -65,10 +65,10 @@ func (s *series) sum(i int) uint64 {
 // seriesSet holds all series by their full names: domain.key_value.key_value….
 type seriesSet struct {
 	stripes    int
-	most       int          // the maximum number of runtime series
-	mostStatic int          // the maximum number of other series
+	maxRuntime int
+	maxStatic  int
 	levels     int          // the number of levels of a descriptor whose values are distinguished
-	folding    *atomic.Bool // set when hits beyond mostStatic are counted as overflow
+	folding    *atomic.Bool // set when hits beyond maxStatic are counted as overflow
 
 	mu      sync.RWMutex
 	all     map[string]*series // guarded by mu
@@ -81,7 +81,7 @@ func (s *seriesSet) static(name string, l labels) *series {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name = statName(name)
-	if s.all[name] == nil && len(s.all) >= s.mostStatic+len(s.runtime) {
+	if s.all[name] == nil && len(s.all) >= s.maxStatic+len(s.runtime) {
 		s.folding.Store(true)
 		name, l = overflow, labels{overflow, overflow, ""}
 	}
@@ -144,7 +144,7 @@ func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, confi
 	}
 	s.mu.RLock()
 	one := s.runtime[string(key)]
-	full := len(s.runtime) >= s.most
+	full := len(s.runtime) >= s.maxRuntime
 	s.mu.RUnlock()
 	switch {
 	case one != nil:
@@ -154,7 +154,7 @@ func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, confi
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.runtime) >= s.most {
+	if len(s.runtime) >= s.maxRuntime {
 		return configured
 	}
 	one = s.get(runtimeName(p, entries), runtimeLabels(p, entries))
