@@ -189,7 +189,7 @@ func (p *pages) inspect(ctx context.Context, s *subject, cost int64) (*limiter.C
 	return c, nil
 }
 
-// call returns a Call for s with this cost, which is a dry run.
+// call returns a dry run of a request with subject s and this cost.
 func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 	c := &limiter.Call{Request: limiter.Request{Domain: s.Domain, Inspect: true}}
 	if s.Entries != nil {

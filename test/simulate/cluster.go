@@ -144,7 +144,8 @@ func (w *world) masterOf(key string) *server {
 	return w.layout.owner[b]
 }
 
-// migrate moves a random block that has keys from one master to another. It does nothing if the block cannot move now.
+// migrate moves a random block with keys from the master from to a random master, or does nothing if the block cannot
+// move now.
 func (w *world) migrate(rng *rand.Rand, from *server) {
 	keys := slices.Sorted(maps.Keys(from.keys))
 	to := w.layout.owner[rng.IntN(blocks)]
