@@ -11,8 +11,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Apply returns p with the adjustment: a copy with other numbers, or other handling of denials. An error is the
-// reason for which a does not apply to p as configured now; then p stays in use.
+// Apply returns a copy of p with the change of a. The error is the reason why a does not apply to p as it is
+// configured now. The caller then uses p itself.
 func (a *Adjustment) Apply(p *descriptors.Policy) (*descriptors.Policy, error) {
 	changed := *p
 	changed.Adjusted = &descriptors.Adjusted{ID: a.ID, Expires: a.Expires, Unlimited: a.Change.Unlimited, Block: a.Change.Block}

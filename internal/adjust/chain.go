@@ -112,13 +112,13 @@ func ParseEntry(body []byte, mac string) (*Entry, error) {
 	return &Entry{f.Version, f.At, f.Operation, f.Author, f.Reason, f.Target, f.Before, f.After, body, mac}, nil
 }
 
-// Checkpoint replaces the trimmed entries: the Head of the newest of them, signed.
+// Checkpoint is the signed Head of the newest trimmed entry. It replaces all trimmed entries.
 type Checkpoint struct {
 	Head
 	Signature string
 }
 
-// Checkpoint signs head.
+// Checkpoint returns head with a signature.
 func (c *Chain) Checkpoint(head Head) Checkpoint {
 	return Checkpoint{head, c.sum("checkpoint", fmt.Sprint(head.Version), head.MAC)}
 }

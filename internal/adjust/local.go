@@ -221,8 +221,8 @@ func WriteSet(dir string, set *Set) error {
 	return writeFile(dir, setFile, append(text, '\n'))
 }
 
-// ReadSet returns the Set that WriteSet wrote to a folder, or an empty one. If an adjustment in it is not valid, it
-// returns an error and no Set: only this program writes the file, so a mistake means that it is damaged.
+// ReadSet returns the Set that WriteSet wrote to a folder, or an empty one. If an adjustment in the file is not
+// valid, ReadSet returns an error and no Set. Only this program writes the file, so the file is then damaged.
 func ReadSet(dir string) (*Set, error) {
 	path := filepath.Join(dir, setFile)
 	text, err := os.ReadFile(path)

@@ -16,7 +16,7 @@ func TestDamagedFilesAreReported(t *testing.T) {
 		name, file string
 		damage     func(text string) string
 		start      string // the error of the start
-		verify     string // otherwise the error of Verify
+		verify     string // the error of Verify, if the start succeeds
 	}{
 		{"as they were written", auditFile, func(s string) string { return s }, "", ""},
 		{"adjustments that are not JSON", setFile, func(s string) string { return s[:len(s)/2] }, "the file does not contain adjustments; remove it", ""},
@@ -188,7 +188,7 @@ func TestAnInvalidAdjustmentInTheFileIsAnError(t *testing.T) {
 	}
 }
 
-// The next change writes the whole file again, because it may end in an incomplete line.
+// A failed write may leave an incomplete line in the audit file. So the next change must write the whole file again.
 func TestAChangeThatIsNotInTheAuditIsNotMade(t *testing.T) {
 	ctx, c, dir := context.Background(), newClock(), t.TempDir()
 	s, k := service(t, dir, c)

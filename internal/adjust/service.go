@@ -38,7 +38,7 @@ type Keeper interface {
 	Change(ctx context.Context, o Operation) (*Entry, error)
 	// Audit returns up to n entries before the given version, the newest first. With 0 it starts at the newest entry.
 	Audit(ctx context.Context, before uint64, n int) ([]*Entry, error)
-	// Verify checks the audit, and returns its number of entries. The error describes the first damaged place.
+	// Verify checks the audit, and returns its number of entries. The error describes the first damage.
 	Verify(ctx context.Context) (entries int, err error)
 	// Status describes whether the Keeper works.
 	Status() Status
@@ -48,7 +48,7 @@ type Keeper interface {
 type Status struct {
 	// Place describes in words where adjustments are kept.
 	Place string
-	// Seen is the time at which the place last answered; it is zero before the first answer. Persistent means that
+	// Seen is the time of the last answer of the place, or zero before the first answer. Persistent means that
 	// adjustments survive a restart.
 	Seen       time.Time
 	Persistent bool
@@ -70,8 +70,8 @@ type Operation struct {
 	Author, Reason string
 	// Target is the ID of the adjustment.
 	Target string
-	// After is the new adjustment; nil deletes the present one. The Keeper sets its Created by its clock, and its
-	// Expires if For is more than 0.
+	// After is the new adjustment; nil deletes the present one. The Keeper sets After.Created to the time of its
+	// clock. If For is more than 0, it sets After.Expires to that time plus For.
 	After *Adjustment
 	For   time.Duration
 	// Expect is the version that the operator knows. Change fails with ErrConflict if the present one differs. nil
@@ -283,7 +283,7 @@ func (s *Service) Audit(ctx context.Context, before uint64, n int) ([]*Entry, er
 	return s.keeper.Audit(ctx, before, n)
 }
 
-// Verify checks the audit, and returns its number of entries. The error describes the first damaged place.
+// Verify checks the audit, and returns its number of entries. The error describes the first damage.
 func (s *Service) Verify(ctx context.Context) (entries int, err error) { return s.keeper.Verify(ctx) }
 
 // operation converts p to an Operation. The error is a *Mistake.
@@ -299,7 +299,7 @@ func (s *Service) operation(p Proposal) (Operation, error) {
 		return Operation{}, &Mistake{err.Error()}
 	}
 	p.Target.Domain = in
-	if err := reaches(&p.Target, policies); err != nil {
+	if err := checkValues(&p.Target, policies); err != nil {
 		return Operation{}, err
 	}
 	a := &Adjustment{
@@ -309,9 +309,9 @@ func (s *Service) operation(p Proposal) (Operation, error) {
 	return Operation{Author: p.Author, Reason: p.Reason, Target: a.ID, After: a, For: min(p.For, 2*MaxFor), Expect: p.Expect}, nil
 }
 
-// reaches returns a *Mistake if no request has a key with as many values as t.Key. policies are those of the limit. If
-// no descriptor uses the limit, any key is accepted, because applications choose the keys.
-func reaches(t *Target, policies []*descriptors.Policy) error {
+// checkValues returns a *Mistake if no request has a key with as many values as t.Key. policies are those of the
+// limit. If no descriptor uses the limit, any key is accepted, because applications choose the keys.
+func checkValues(t *Target, policies []*descriptors.Policy) error {
 	if t.AllKeys {
 		return nil
 	}

@@ -288,7 +288,7 @@ func TestAKeyHasTheValuesOfABucket(t *testing.T) {
 		{[]*descriptors.Policy{named, whole}, 2, true},
 		{[]*descriptors.Policy{open, whole}, 1, true},
 	} {
-		err := reaches(&Target{Limit: "l", Key: make([]string, test.values)}, test.policies)
+		err := checkValues(&Target{Limit: "l", Key: make([]string, test.values)}, test.policies)
 		if (err == nil) != test.ok {
 			t.Errorf("%d policies and %d values: got %v; want an error: %v", len(test.policies), test.values, err, !test.ok)
 		}
@@ -307,12 +307,12 @@ func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
 		{[]*descriptors.Policy{named, none}, "the key has 3 values; a bucket of limit l is identified by no value"},
 		{[]*descriptors.Policy{named, whole}, "the key has 3 values; a bucket of limit l is identified by key,value,key,value… of the whole descriptor"},
 	} {
-		if err := reaches(&Target{Limit: "l", Key: make([]string, 3)}, test.policies); err == nil || err.Error() != test.want {
+		if err := checkValues(&Target{Limit: "l", Key: make([]string, 3)}, test.policies); err == nil || err.Error() != test.want {
 			t.Errorf("got %v; want %q", err, test.want)
 		}
 	}
 	whole.Open = []int{0}
-	if err := reaches(&Target{Limit: "l", Key: make([]string, 1)}, []*descriptors.Policy{whole}); err == nil {
+	if err := checkValues(&Target{Limit: "l", Key: make([]string, 1)}, []*descriptors.Policy{whole}); err == nil {
 		t.Error("one value identifies a whole descriptor; want an error, because keys and values alternate")
 	}
 }
@@ -337,7 +337,7 @@ func TestEachOperationHasItsOwnID(t *testing.T) {
 	}
 }
 
-// The keeper checks a change again, by its own clock.
+// Operation.Entry checks a change at the time of the Keeper's clock, which can be later than the expiry.
 func TestAnEntryOfAnInvalidChangeIsAMistake(t *testing.T) {
 	set, now := NewSet(Head{}, nil), algorithms.Micros(1000)
 	after := valid()

@@ -182,7 +182,7 @@ func (c *compiler) auth() {
 	}
 }
 
-// agreeAuth is agree for sections auth: section is the value of key in one of them, and common the value for all.
+// agreeAuth does what agree does, for the values of key in the sections auth.
 func agreeAuth[T comparable](c *compiler, key string, common, section *given[T]) {
 	switch {
 	case !section.ok:

@@ -72,7 +72,7 @@ type compiler struct {
 	policies int      // number of policies compiled so far
 	loader   *Loader  // the Loader if the source is cached, or else nil
 	built    []*built // the compiled domains of snapshot
-	kept     []*built // domains with a mistake, whose last valid version stays in use
+	stale    []*built // the last valid versions of domains with a mistake; they stay in use
 	full     bool     // Options.MaxLimits is exceeded; further limits are ignored
 	// bad are the domains that contain a mistake. badAuth means that a section auth contains one.
 	bad     map[string]bool
@@ -95,7 +95,7 @@ func (c *compiler) compile(docs []*document, files []File) (*limiter.Snapshot, P
 	for _, d := range c.domains(docs) {
 		c.build(d)
 	}
-	for _, b := range c.kept {
+	for _, b := range c.stale {
 		if c.policies+len(b.Policies) > c.o.maxLimits() {
 			c.tooMany(b.docs[0].at)
 			c.bad[b.Name] = true

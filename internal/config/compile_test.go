@@ -103,7 +103,7 @@ descriptors:
 	}
 }
 
-func TestANamedLimitHasTheSameBucketsWhereverItIsMet(t *testing.T) {
+func TestANamedLimitHasTheSameBucketsWhereverItIsUsed(t *testing.T) {
 	s := good(t, Options{}, `{domain: d, descriptors: [
 		{key: user, limit: n},
 		{key: path, value: /a, descriptors: [{key: user, limit: n}]},

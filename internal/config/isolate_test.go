@@ -66,7 +66,7 @@ func shown(s *limiter.Snapshot) string {
 	return strings.Join(list, "; ")
 }
 
-// A rate of -1 makes the domain a mistake.
+// of returns a file with one limit in domain. A rate of -1 is a mistake.
 func of(domain string, rate int) string {
 	return fmt.Sprintf("domain: %s\ndescriptors:\n  - {key: k%d, rate_limit: {unit: day, requests_per_unit: %d}}\n", domain, rate, rate)
 }

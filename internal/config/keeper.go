@@ -124,14 +124,14 @@ func within(file, root string) bool {
 func (c *compiler) broken(docs []*document, stale map[string]bool) {
 	for name := range stale {
 		if !slices.ContainsFunc(docs, func(d *document) bool { return d.Domain.value == name }) &&
-			!slices.ContainsFunc(c.kept, func(b *built) bool { return b.Name == name }) {
+			!slices.ContainsFunc(c.stale, func(b *built) bool { return b.Name == name }) {
 			c.snapshot.Domains[name] = &limiter.Domain{Name: name, Tree: &descriptors.Tree{}, OnFailure: c.o.OnFailure, Broken: true}
 		}
 	}
 }
 
-// mixed returns the documents of the domains without mistakes. It makes c keep the current version of the
-// stale domains, and compile the sections auth of both.
+// mixed returns the documents of the domains without mistakes. It makes c keep the current versions of the stale
+// domains. c then compiles the sections auth of all these domains.
 func (k *Keeper) mixed(c *compiler, read []*document, stale map[string]bool) (docs []*document) {
 	for _, d := range read {
 		if name := d.Domain.value; name != "" && !stale[name] {
@@ -141,7 +141,7 @@ func (k *Keeper) mixed(c *compiler, read []*document, stale map[string]bool) (do
 	c.authDocs = append([]*document{}, docs...)
 	for _, b := range k.used {
 		if stale[b.Name] {
-			c.kept = append(c.kept, b)
+			c.stale = append(c.stale, b)
 			c.authDocs = append(c.authDocs, b.docs...)
 		}
 	}

@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// likelyDomains returns the domains that probably have documents in a file: the text after "domain:" at the
-// start of each line. It can miss a domain of an unusually written file. That only costs time or memory: such a
-// domain is compiled too early, and then again, or not before all files are parsed.
+// likelyDomains returns the domains that probably have documents in a file: the text after "domain:" at the start of
+// each line. It can miss a domain of an unusually written file. That costs only time or memory: such a domain is
+// compiled too early and therefore twice, or only after all files are parsed.
 func likelyDomains(data []byte) (names []string) {
 	const key = "domain:"
 	for rest := data; ; {

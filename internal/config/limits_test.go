@@ -84,7 +84,7 @@ func TestTheCharactersOfALimitsName(t *testing.T) {
 	}
 }
 
-// A warning is due if the units that are added during the lease are more than 5 % of the capacity.
+// There must be a warning if the units that are added during the lease exceed 5 % of the capacity.
 func TestALeaseIsAPartOfTheCapacity(t *testing.T) {
 	const file = "domain: d\nlimits:\n  l: {algorithm: token_bucket, rate: 60, period: 1m, capacity: %d, lease: {max: 10%%, for: 2s}}\n"
 	for capacity, warned := range map[int]bool{1000: false, 20: true} {
@@ -99,7 +99,7 @@ func TestALeaseIsAPartOfTheCapacity(t *testing.T) {
 	}
 }
 
-// In 32 bits, 4294967298 would be 2, which is valid.
+// If 4294967298 were cut to 32 bits, it would be 2, which is valid.
 func TestTooManyShardsAreAMistake(t *testing.T) {
 	text := bad(t, Options{}, "domain: d\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h, shards: 4294967298}\n")
 	if !strings.Contains(text, "shards") {

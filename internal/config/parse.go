@@ -49,7 +49,7 @@ func (b *budget) usedUp() bool { return b.left.Load() < 0 || b.all != nil && b.a
 type report struct {
 	problems Problems
 	mistakes int // the number of problems that are not warnings
-	// incomplete means that a part could not be read. Whatever seems to be missing may be in that part.
+	// incomplete means that a part could not be read. Keys and domains that seem to be missing may be in that part.
 	incomplete bool
 }
 

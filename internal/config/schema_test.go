@@ -108,7 +108,7 @@ func TestSchemaRefusesBadFiles(t *testing.T) {
 	for _, f := range fixtures(t, ".bad.yaml") {
 		beyondSchema := strings.HasPrefix(string(f.Data), "# A schema cannot detect this mistake.\n")
 		if strings.HasPrefix(f.Name, "alias-") || f.Name == "metadata.bad.yaml" {
-			continue // these have no form in JSON either
+			continue // these files cannot be converted to JSON
 		}
 		err := validate(s, f)
 		if refused := err != nil; refused == beyondSchema {

@@ -38,7 +38,7 @@ func TestSettleSettingsAreCompiled(t *testing.T) {
 	}
 }
 
-// Only values that the configuration names in full have an estimate of their own. A pattern would match any number of
+// Only values without a "*" in the configuration have an estimate of their own. A pattern would match any number of
 // values.
 func TestValuesWithEstimatesOfTheirOwn(t *testing.T) {
 	s := good(t, Options{}, "domain: d\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h, settle: {estimate: {learn: p90, first: 5, per: [model]}}}\n"+

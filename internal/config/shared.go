@@ -27,9 +27,9 @@ type shared struct {
 	chunks
 }
 
-// chunks allocates the memory of one document's policies, nodes and texts in larger pieces. When each was
-// allocated alone, they lay between the garbage of parsing and compiling. After the garbage was collected, a
-// tenth of the memory remained in the gaps.
+// chunks allocates the memory of one document's policies, nodes and texts in larger pieces. Single allocations would
+// lie between the garbage of parsing and compiling. After the collection of the garbage, the gaps would be a tenth of
+// the memory.
 type chunks struct {
 	policies []descriptors.Policy // the unused rest of the last chunk
 	nodes    []descriptors.Node   // the unused rest of the last chunk
@@ -45,7 +45,7 @@ const mostInChunk, textPerPolicy = 32, 128
 // newDocument starts new chunks. Documents share no chunk, so that a changed document's memory can be freed.
 func (c *chunks) newDocument() { *c = chunks{} }
 
-func (c *chunks) kept(p *descriptors.Policy) *descriptors.Policy {
+func (c *chunks) copyPolicy(p *descriptors.Policy) *descriptors.Policy {
 	own := nextOf(&c.policies, &c.size)
 	*own = *p
 	return own
@@ -65,7 +65,7 @@ func nextOf[T any](free *[]T, size *int) *T {
 	return one
 }
 
-func (c *chunks) keptText(t string) string {
+func (c *chunks) copyText(t string) string {
 	if c.text.Cap()-c.text.Len() < len(t) {
 		c.text = strings.Builder{}
 		c.text.Grow(max(len(t), textPerPolicy*max(1, c.size)))
@@ -118,7 +118,7 @@ func oneOf[K comparable, V any](table map[K]V, key K, create func() V) V {
 func (s *shared) text(t string) string {
 	const short = 8
 	if len(t) > short {
-		return s.keptText(t)
+		return s.copyText(t)
 	}
 	return oneOf(s.texts, t, func() string { return t })
 }
@@ -132,8 +132,8 @@ func (s *shared) limit(l algorithms.Limit) *algorithms.Limit {
 }
 
 func (s *shared) policy(d *draft) *descriptors.Policy {
-	p := s.kept(&d.Policy)
-	p.Prefix, p.StatKey = s.keptText(p.Prefix), s.keptText(p.StatKey)
+	p := s.copyPolicy(&d.Policy)
+	p.Prefix, p.StatKey = s.copyText(p.Prefix), s.copyText(p.StatKey)
 	p.Owner = p.Prefix // the same prefix means the same buckets
 	if rest, ok := strings.CutPrefix(p.StatKey, p.Domain+"."); ok && rest == p.Name {
 		p.Name = rest // shares the memory of StatKey

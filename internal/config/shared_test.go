@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// Equal parts of limits are stored once and shared.
+// Limits share equal parts, which are stored once. Parts that differ must not be shared.
 func TestLimitsThatDifferShareNothing(t *testing.T) {
 	limits := map[string]string{
 		"a": `lease: {max: 1%, for: 100ms}`, "b": `lease: {max: 2%, for: 100ms}`,

@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// settleDelay is how long no event must occur before the files are read. An editor or a kubelet makes several
-	// changes for one update.
-	settleDelay = 100 * time.Millisecond
+	// The files are read when quietDelay has passed without an event. An editor or a kubelet makes several changes
+	// for one update.
+	quietDelay = 100 * time.Millisecond
 	// maxDelay is the longest delay of a read while files keep changing.
 	maxDelay = time.Second
 	// poll is the interval at which the files are read without an event, because some file systems report no
@@ -50,7 +50,7 @@ func (watcher *Watcher) Run(ctx context.Context, onChange func()) {
 	}
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		settle(ctx, nil, check)
+		debounce(ctx, nil, check)
 		return
 	}
 	defer w.Close()
@@ -63,7 +63,7 @@ func (watcher *Watcher) Run(ctx context.Context, onChange func()) {
 		defer close(done)
 		drain(w, concerns(paths), events)
 	}()
-	settle(ctx, events, func() {
+	debounce(ctx, events, func() {
 		follow() // watches the folders again, because one may have been replaced
 		check()
 	})
@@ -113,9 +113,9 @@ func concerns(paths []string) func(name string) bool {
 	}
 }
 
-// settle calls check when the time settleDelay has passed since the last event, when events have continued for the
+// debounce calls check when the time quietDelay has passed since the last event, when events have continued for the
 // time maxDelay, and when the time poll has passed without an event. It returns when ctx ends.
-func settle(ctx context.Context, events <-chan struct{}, check func()) {
+func debounce(ctx context.Context, events <-chan struct{}, check func()) {
 	var first time.Time // when the first unhandled event occurred
 	timer := time.NewTimer(poll)
 	defer timer.Stop()
@@ -127,7 +127,7 @@ func settle(ctx context.Context, events <-chan struct{}, check func()) {
 			if first.IsZero() {
 				first = time.Now()
 			}
-			timer.Reset(min(settleDelay, maxDelay-time.Since(first)))
+			timer.Reset(min(quietDelay, maxDelay-time.Since(first)))
 		case <-timer.C:
 			first = time.Time{}
 			check()

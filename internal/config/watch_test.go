@@ -17,7 +17,7 @@ import (
 const longest = poll * 5 / 6
 
 // watched runs a Watcher of paths. next waits for the next change, and fails the test if there is none within longest.
-// none fails the test if there is a change within three times settleDelay.
+// none fails the test if there is a change within three times quietDelay.
 func watched(t *testing.T, paths ...string) (next func(subject string), none func(subject string)) {
 	t.Helper()
 	changes := make(chan struct{}, 100)
@@ -44,7 +44,7 @@ func watched(t *testing.T, paths ...string) (next func(subject string), none fun
 		select {
 		case <-changes:
 			t.Fatalf("%s: onChange was called; want no call", subject)
-		case <-time.After(3 * settleDelay):
+		case <-time.After(3 * quietDelay):
 		}
 	}
 	return next, none
@@ -91,7 +91,7 @@ func TestWatchSeesEditsOfALinkedFile(t *testing.T) {
 	must(t, os.Symlink(target, filepath.Join(folder, "b.yaml")))
 	for _, path := range []string{folder, filepath.Join(folder, "**"), filepath.Join(folder, "b.yaml")} {
 		next, _ := watched(t, path)
-		time.Sleep(3 * settleDelay) // the first check ends before the edit
+		time.Sleep(3 * quietDelay) // the first check ends before the edit
 		write(t, target, "domain: "+path)
 		next(path)
 	}
@@ -193,7 +193,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	t.Errorf("%d goroutines after Run, want at most %d as before", runtime.NumGoroutine(), before)
 }
 
-func TestSettleWaitsUntilChangesStopOrTheLongestWaitEnds(t *testing.T) {
+func TestDebounceWaitsUntilChangesStopOrTheLongestWaitEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		start := time.Now()
@@ -202,7 +202,7 @@ func TestSettleWaitsUntilChangesStopOrTheLongestWaitEnds(t *testing.T) {
 		events, done := make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(done)
-			settle(ctx, events, func() { checks = append(checks, time.Since(start)) })
+			debounce(ctx, events, func() { checks = append(checks, time.Since(start)) })
 		}()
 		events <- struct{}{}
 		at(90 * time.Millisecond)

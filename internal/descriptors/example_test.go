@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// The command line reads and prints descriptors in this form.
+// The command line reads and prints descriptors in the form key=value[,key=value]….
 func ExampleParse() {
 	entries, err := descriptors.Parse(`user=bob,path=/a\,b`)
 	if err != nil {

@@ -56,8 +56,8 @@ func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64
 	return foldKey(dst, values), hash
 }
 
-// AppendKeyOf does what AppendKey does, for a list of the values that identify the bucket. For a policy that is Whole,
-// the list has the key and the value of each entry.
+// AppendKeyOf does what AppendKey does, but key lists the values that identify the bucket. For a policy that is
+// Whole, key has the key and the value of each entry.
 func (p *Policy) AppendKeyOf(dst []byte, key []string) ([]byte, uint64) {
 	dst = append(append(dst, p.Prefix...), formValues)
 	values := len(dst)

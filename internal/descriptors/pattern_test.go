@@ -25,7 +25,7 @@ func TestBoundsOfExpressions(t *testing.T) {
 			accepted = n
 		}
 	}
-	if accepted != 196 { // with 2 steps for each end, 200
+	if accepted != 196 { // 196 steps for the characters and 2 for each end make 200
 		t.Errorf("at most %d characters are accepted, want 196", accepted)
 	}
 }

@@ -228,7 +228,7 @@ func (p *Policy) SlotOf(entries []Entry) uint64 {
 	return slot.Fixed
 }
 
-// SlotOfKey does what SlotOf does, for a list of the values that identify the bucket, as AppendKeyOf has it.
+// SlotOfKey does what SlotOf does, for a key in the form of AppendKeyOf.
 func (p *Policy) SlotOfKey(key []string) uint64 {
 	slot := &p.Extra().Slot
 	if i := slot.Value; i > 0 && i <= len(key) {

@@ -221,7 +221,7 @@ func (t *tables) add(p Pattern, node *Node) *Node {
 	return node
 }
 
-// list is w.loose, or the patterns of a key.
+// add returns the node for p in list, and adds p if necessary. list is w.loose, or the wildcards of a key.
 func (w *wildKeys) add(list *[]wildcard, p Pattern, node *Node) *Node {
 	for _, have := range *list {
 		if have.How == p.How && have.Text == p.Text {

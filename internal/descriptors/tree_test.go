@@ -214,7 +214,8 @@ func (p *plain) match(entries []Entry) *Policy {
 	return nil
 }
 
-// Package config relies on this to notice that a configuration states a place twice.
+// Add must return the same node for the same pattern. Package config relies on that to notice that a configuration
+// states a place twice.
 func TestEachPatternHasOneNode(t *testing.T) {
 	tree := &Tree{}
 	for _, text := range []string{"a", "a=b", "a^=b", "a$=b", "a~=b+", "a=b*", "a*=b"} {

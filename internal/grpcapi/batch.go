@@ -57,7 +57,7 @@ func (s *Server) newBatched() *batched {
 
 // Reset empties b. The messages that were added may change from then on. Reset releases the memory of large requests.
 func (b *Batch) Reset() {
-	if b.panicked != nil { // the store may still use parts of it, so it is not reused
+	if b.panicked != nil { // the store may still use parts of b, so b gets new ones
 		*b = *b.server.NewBatch(b.limiter)
 		return
 	}

@@ -86,7 +86,8 @@ func TestOverridePeriod(t *testing.T) {
 		{0, 1, 0}, {8, 0, 0}, {-1, 0, 0}, // unknown units
 		{1, math.MaxUint32, math.MaxUint32 * second},
 		{3, 2562047788, 2562047788 * hour}, {3, 2562047789, 0}, {3, math.MaxUint32, 0},
-		{6, math.MaxUint32, 0}, {4, math.MaxUint32, 0}, // exceed the range of Micros; the low 64 bits of the second product do not
+		{6, math.MaxUint32, 0}, // exceeds the range of Micros
+		{4, math.MaxUint32, 0}, // exceeds it too, but the low 64 bits of the product do not
 	} {
 		if got := (&descriptorFields{unit: c.unit, multiplier: c.multiplier}).period(); got != c.want {
 			t.Errorf("%d times unit %d: %d, want %d", c.multiplier, c.unit, got, c.want)

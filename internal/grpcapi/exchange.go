@@ -33,9 +33,9 @@ type message struct {
 type gateState uint8
 
 const (
-	outside gateState = iota
-	inside            // the gate has admitted the message
-	late              // the message was not admitted in time, or too many bytes wait; it must not wait for the store either
+	outside     gateState = iota
+	inside                // the gate has admitted the message
+	notAdmitted           // the message was not admitted in time, or too many bytes wait; it must not wait for the store either
 )
 
 var messages = sync.Pool{New: func() any { return &message{} }}

@@ -112,8 +112,8 @@ func TestWaitsForAdmissionAreShort(t *testing.T) {
 	})
 }
 
-// A request that is not admitted must be answered by the on_backend_failure of its limit, and reported like other
-// requests.
+// The on_backend_failure of the limit must determine the answer to a request that is not admitted. The request must
+// be reported like other requests.
 func TestARequestThatIsNotAdmittedIsAnsweredByItsLimit(t *testing.T) {
 	for onFailure, want := range map[descriptors.OnFailure]int32{descriptors.Deny: int32(over), descriptors.Allow: int32(ok)} {
 		synctest.Test(t, func(t *testing.T) {
@@ -239,8 +239,9 @@ func TestRefusedRequestsLeaveTheGate(t *testing.T) {
 	})
 }
 
-// A request that is heavier than the gate passes alone.
-func TestTheGateCountsConnections(t *testing.T) {
+// A request with a weight above gateWeight is admitted if it is alone. A connection with a weight of at most gateOwn
+// never waits.
+func TestTheGateCountsTheWeightOfEachConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{}
 		a, b := from(t.Context(), "a"), from(t.Context(), "b")

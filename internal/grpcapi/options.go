@@ -179,7 +179,7 @@ func appendSettle(b []byte, c *limiter.Call) []byte {
 
 		nested = "metadata"
 	)
-	sizeOf := func(n int) int { return 1 + protowire.SizeBytes(n) } // of a field with n bytes
+	sizeOf := func(n int) int { return 1 + protowire.SizeBytes(n) } // the size of a field with n bytes
 	start := func(b []byte, field protowire.Number, n int) []byte {
 		return binary.AppendUvarint(append(b, byte(field)<<3|byte(protowire.BytesType)), uint64(n))
 	}
@@ -189,7 +189,7 @@ func appendSettle(b []byte, c *limiter.Call) []byte {
 	id := b[from:message:message]
 	value := sizeOf(len(id))
 	field := sizeOf(len(settleField)) + sizeOf(value)
-	inner := sizeOf(field) // a Struct with this field alone
+	inner := sizeOf(field) // the size of a Struct that has only this field
 	outer := sizeOf(len(nested)) + sizeOf(sizeOf(inner))
 	text := func(b []byte) []byte {
 		b = appendText(start(b, structFields, field), fieldKey, settleField)

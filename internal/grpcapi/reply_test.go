@@ -105,8 +105,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// Envoy makes its headers from the status with the fewest units left, so a denial must not show a limit
-// that allowed. Limits in the reference form are shown nevertheless, as by the reference server.
+// Envoy makes its headers from the status with the fewest units left. So a denial must not show a limit that allows
+// the request. Limits in the reference form are shown nevertheless, as by the reference server.
 func TestADenialShowsOnlyTheLimitsThatDeny(t *testing.T) {
 	perMinute := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
 	p, quota := &descriptors.Policy{Limit: perMinute}, &descriptors.Policy{Limit: perMinute, Quota: true}
@@ -403,7 +403,7 @@ func TestReasonsInHeaders(t *testing.T) {
 	}
 }
 
-// The reference server has no permanent denials, and a limit of 0 has windows.
+// The reference server has no permanent denials. For a limit of 0, it reports the time until the next window.
 func TestResetTimesOfTheReferenceServer(t *testing.T) {
 	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute, Start: new(algorithms.Micros)})
 	none := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Period: minute, Start: new(algorithms.Micros)})

@@ -137,8 +137,8 @@ func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, er
 	return a, err
 }
 
-// enter waits at the gate until m may be decoded, or until it is late. It does nothing if m has been at the gate
-// before.
+// enter waits until the gate admits m. If that takes too long, it sets m.gateState to notAdmitted. It does nothing if
+// m has been at the gate before.
 func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 	if m.gateState != outside {
 		return
@@ -148,7 +148,7 @@ func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 		m.gateState = inside
 		return
 	}
-	m.gateState = late
+	m.gateState = notAdmitted
 	s.gate.overflow <- struct{}{}
 }
 
@@ -157,7 +157,7 @@ func (s *Server) leave(m *message) {
 	switch m.gateState {
 	case inside:
 		s.gate.leave(m.pass)
-	case late:
+	case notAdmitted:
 		<-s.gate.overflow
 	case outside:
 	}
@@ -199,7 +199,7 @@ func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, 
 	c := &x.call
 	c.Request.MaxDelay = s.delays.Longest(ctx)
 	checkCtx := ctx
-	if m.gateState == late {
+	if m.gateState == notAdmitted {
 		checkCtx = ended
 	}
 	if err := s.failure(c, s.limiter.Check(checkCtx, c)); err != nil {

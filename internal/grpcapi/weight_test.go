@@ -33,9 +33,9 @@ func sliceBytes(v reflect.Value) (n int) {
 	return n
 }
 
-// The requests are random, with few or many descriptors, with and without limits. A batch may need at most 2
-// KiB for each unit of its weight, in addition to a few times the bytes on the wire. It must also need at
-// least a hundredth of that, or the weight would be far too large.
+// The requests are random, with few or many descriptors, with and without limits. A batch may need at most 2 KiB for
+// each unit of its weight, in addition to a few times the bytes on the wire. It must also need at least a hundredth
+// of that. With less, the weight would be far too large.
 func TestWeightBoundsTheOutstandingWork(t *testing.T) {
 	var policies []*descriptors.Policy
 	for i := range 5 {

@@ -30,7 +30,7 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 		c.out = c.out[:start] // removes the headers that were appended
 		c.table.report, c.table.filled = report, filled
 		c.out = c.table.appendFailure(c.out, id, 200, status)
-		c.over(s)
+		c.endStream(s)
 		return
 	}
 	c.out = out
@@ -60,11 +60,11 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 	c.window -= int64(n)
 	c.out = append(appendFrame(c.out, len(use.trailers), http2.FrameHeaders,
 		http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream, id), use.trailers...)
-	c.over(s)
+	c.endStream(s)
 }
 
-// over ends a stream that has been answered. s may be nil.
-func (c *conn) over(s *stream) {
+// endStream ends a stream that has been answered. s may be nil.
+func (c *conn) endStream(s *stream) {
 	c.answered = true
 	if s == nil {
 		return
@@ -120,7 +120,7 @@ func (c *conn) push() {
 		switch {
 		case len(s.rest) == 0:
 			c.out = appendHeaders(c.out, s.id, true, append(c.table.appendSize(nil), s.tail...))
-			c.over(s)
+			c.endStream(s)
 		case c.initial+s.window <= 0:
 			c.dequeue(s)
 		}

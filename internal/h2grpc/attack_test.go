@@ -86,7 +86,7 @@ func TestAttacks(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := dial(t, serve(t, &echo{}))
 				go func() {
-					for range 3 * calm {
+					for range 3 * framesPerTick {
 						attack(c)
 						if c.write() != nil {
 							return
@@ -490,7 +490,7 @@ func TestFramesThatConcernAllStreamsCostMore(t *testing.T) {
 			}
 		}
 		c.flush()
-		for i := range calm {
+		for i := range framesPerTick {
 			_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(i)})
 		}
 		c.flush()
@@ -508,7 +508,7 @@ func TestFramesThatConcernAllStreamsCostMore(t *testing.T) {
 			}
 			taken++
 		}
-		if most := 2 * calm * streamsChecked / (maxStreams / 2); taken > most {
+		if most := 2 * framesPerTick * streamsChecked / (maxStreams / 2); taken > most {
 			t.Errorf("%d frames were accepted; want at most %d", taken, most)
 		}
 	})
@@ -518,7 +518,7 @@ func TestFramesThatConcernAllStreamsCostMore(t *testing.T) {
 func TestEachAnswerAllowsAFrame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
-		for range 3 * calm / 200 {
+		for range 3 * framesPerTick / 200 {
 			var id uint32
 			for range 100 {
 				id = c.send("m")

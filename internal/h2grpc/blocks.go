@@ -23,7 +23,7 @@ var (
 	typeField    = hpack.HeaderField{Name: "content-type", Value: "application/grpc"}
 	statusField  = hpack.HeaderField{Name: "grpc-status", Value: "0"}
 	okField      = hpack.HeaderField{Name: ":status", Value: "200"}
-	smallestSize = uint32(256) // smaller tables are not used; the two fields need 104 bytes
+	smallestSize = uint32(256) // in bytes; smaller tables are not used. content-type and grpc-status need 104 bytes
 )
 
 func encodeBlocks(indexed bool) blocks {
@@ -50,8 +50,9 @@ type table struct {
 	report bool
 }
 
-// resize handles SETTINGS_HEADER_TABLE_SIZE. It ignores sizes that are not smaller than the present one: two
-// fields need no more room, and an encoder must report the smallest size of several (RFC 7541, 4.2).
+// resize handles SETTINGS_HEADER_TABLE_SIZE. It ignores a size that is not smaller than the present one, because
+// content-type and grpc-status need no more room. So t.size never grows, and the next block reports the smallest of
+// several sizes, as RFC 7541, 4.2 requires.
 func (t *table) resize(size uint32) {
 	if size >= t.size {
 		return

@@ -19,7 +19,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// scale is a Method whose messages are numbers, which are their weight. Its Store decides one batch after
+// scale is a Method. The message of a request is its weight, as a decimal number. The Store decides one batch after
 // the other, in the order of Submit, like a single Redis. Each batch takes a time in proportion to its weight.
 type scale struct {
 	echo

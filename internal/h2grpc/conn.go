@@ -25,13 +25,13 @@ type conn struct {
 	tls    *tls.ConnectionState // nil without TLS
 
 	// These fields belong to the reader.
-	heads   *headReader
-	block   openBlock
-	settled bool      // the client's first SETTINGS have arrived
-	now     time.Time // the earliest time at which the bytes of the last read can have arrived
-	empty   time.Time // the last time at which the socket had no more bytes to read
-	behind  bool      // the reader has paused since the time in empty, so bytes may have waited in the socket
-	buffer  *[readBuffer]byte
+	heads       *headReader
+	block       openBlock
+	gotSettings bool      // the client's first SETTINGS have arrived
+	now         time.Time // the earliest time at which the bytes of the last read can have arrived
+	empty       time.Time // the last time at which the socket had no more bytes to read
+	behind      bool      // the reader has paused since the time in empty, so bytes may have waited in the socket
+	buffer      *[readBuffer]byte
 
 	share  share // guarded by Server.outstanding.mu
 	source backend.Source
@@ -95,7 +95,7 @@ type life struct {
 
 	lastReceived time.Time
 	idlePinged   bool      // the client was idle, and a ping was sent to it
-	calm         int       // the number of frames without a request that are still allowed; see the constant calm
+	framesLeft   int       // the frames without a request that are still allowed in this tick; see framesPerTick
 	pinged       time.Time // when the client's last ping arrived
 	earlyPings   int
 	answered     bool // a part of an answer was appended to out since the client's last ping
@@ -122,7 +122,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 	c.table = table{size: 4096}
 	c.window, c.initial = 65535, 65535
 	c.open = map[uint32]*stream{}
-	c.born, c.calm = time.Now(), calm
+	c.born, c.framesLeft = time.Now(), framesPerTick
 	c.lastReceived, c.usedAt = c.born, c.born
 	if a := s.config.MaxConnectionAge; a > 0 {
 		c.age = jittered(a)
@@ -329,13 +329,13 @@ func (c *conn) frame(f frameHeader, payload []byte) error {
 	if c.block.stream != 0 && (f.kind != http2.FrameContinuation || f.stream != c.block.stream) {
 		return protocolError("a header block is incomplete")
 	}
-	if !c.settled && (f.kind != http2.FrameSettings || f.flags.Has(http2.FlagSettingsAck)) {
+	if !c.gotSettings && (f.kind != http2.FrameSettings || f.flags.Has(http2.FlagSettingsAck)) {
 		return protocolError("the first frame is not SETTINGS")
 	}
 	if int(f.kind) < len(handlers) {
 		return handlers[f.kind](c, f, payload)
 	}
-	return c.idle(1) // RFC 9113, 5.5: unknown types are ignored
+	return c.countFrames(1) // RFC 9113, 5.5: unknown types are ignored
 }
 
 // handlers are called with c.mu held.
@@ -352,9 +352,10 @@ var handlers = [...]func(c *conn, f frameHeader, payload []byte) error{
 	http2.FrameContinuation: (*conn).onContinuation,
 }
 
-// idle counts n frames without a request. It returns an error if there are too many, because that is an attack.
-func (c *conn) idle(n int) error {
-	if c.calm -= n; c.calm < 0 {
+// countFrames counts n frames without a request. It returns an error if there are too many, because that is an
+// attack.
+func (c *conn) countFrames(n int) error {
+	if c.framesLeft -= n; c.framesLeft < 0 {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "too many frames without a request"}
 	}
 	return nil

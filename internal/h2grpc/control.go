@@ -25,7 +25,7 @@ func (c *conn) onReset(f frameHeader, payload []byte) error {
 		}
 		c.drop(s)
 	}
-	return c.idle(cost)
+	return c.countFrames(cost)
 }
 
 func (c *conn) onWindowUpdate(f frameHeader, payload []byte) error {
@@ -63,7 +63,7 @@ func (c *conn) onWindowUpdate(f frameHeader, payload []byte) error {
 	}
 	c.push()
 	c.changed.Broadcast()
-	return c.idle(1)
+	return c.countFrames(1)
 }
 
 func (c *conn) onSettings(f frameHeader, payload []byte) error {
@@ -73,9 +73,9 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 	case f.flags.Has(http2.FlagSettingsAck) && len(payload) > 0, len(payload)%6 != 0:
 		return sizeError("SETTINGS")
 	case f.flags.Has(http2.FlagSettingsAck):
-		return c.idle(1)
+		return c.countFrames(1)
 	}
-	c.settled = true
+	c.gotSettings = true
 	initial := c.initial
 	for ; len(payload) > 0; payload = payload[6:] {
 		s := http2.Setting{ID: http2.SettingID(binary.BigEndian.Uint16(payload)), Val: binary.BigEndian.Uint32(payload[2:])}
@@ -110,7 +110,7 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 	c.out = appendFrame(c.out, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
 	c.push()
 	c.changed.Broadcast()
-	return c.idle(cost)
+	return c.countFrames(cost)
 }
 
 // drainPing is the ping that follows the first GOAWAY. The client's answer shows that it has received the
@@ -129,7 +129,7 @@ func (c *conn) onPing(f frameHeader, payload []byte) error {
 		if c.draining && data == drainPing {
 			c.finalize()
 		}
-		return c.idle(1)
+		return c.countFrames(1)
 	}
 	c.out = appendPing(c.out, http2.FlagPingAck, data)
 	// As in grpc-go, a ping is early if it comes less than pingEvery after the previous ping, and no part of an
@@ -146,7 +146,7 @@ func (c *conn) onPing(f frameHeader, payload []byte) error {
 	if c.earlyPings > maxEarlyPings {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "too_many_pings"} // gRPC clients react to this text
 	}
-	return c.idle(1)
+	return c.countFrames(1)
 }
 
 func (c *conn) onPriority(f frameHeader, payload []byte) error {
@@ -158,7 +158,7 @@ func (c *conn) onPriority(f frameHeader, payload []byte) error {
 	case binary.BigEndian.Uint32(payload)&(1<<31-1) == f.stream:
 		c.abort(f.stream, http2.ErrCodeProtocol)
 	}
-	return c.idle(1)
+	return c.countFrames(1)
 }
 
 // onGoAway ignores the frame, because a client that opens no more streams may still use its open ones.
@@ -166,7 +166,7 @@ func (c *conn) onGoAway(f frameHeader, _ []byte) error {
 	if f.stream != 0 {
 		return protocolError("GOAWAY on a stream")
 	}
-	return c.idle(1)
+	return c.countFrames(1)
 }
 
 func (c *conn) onPushPromise(frameHeader, []byte) error {
@@ -216,7 +216,7 @@ func (c *conn) tick(now time.Time) {
 		c.mu.Unlock()
 		return
 	}
-	c.calm = calm
+	c.framesLeft = framesPerTick
 	grace := c.server.config.MaxConnectionGrace
 	late := func(since time.Time, d time.Duration) bool { return now.Sub(since) > d }
 	if !c.writing || c.watchedWrite != c.writes {

@@ -50,7 +50,7 @@ func FuzzFrames(f *testing.F) {
 			from := http2.NewFramer(nil, nc)
 			for {
 				if _, err := from.ReadFrame(); err != nil {
-					if _, is := err.(http2.ConnectionError); is { //nolint:errorlint // as it comes
+					if _, is := err.(http2.ConnectionError); is { //nolint:errorlint // ReadFrame does not wrap it
 						t.Errorf("the server sent an invalid frame: %v", err)
 					}
 					return
@@ -176,7 +176,7 @@ func FuzzClients(f *testing.F) {
 			for {
 				frame, err := c.read()
 				if err != nil {
-					if _, is := err.(http2.ConnectionError); is { //nolint:errorlint // as it comes
+					if _, is := err.(http2.ConnectionError); is { //nolint:errorlint // ReadFrame does not wrap it
 						t.Errorf("the server sent an invalid frame: %v", err)
 					}
 					break

@@ -66,7 +66,7 @@ func TestStatusesArePercentEncoded(t *testing.T) {
 
 // The server must accept a request that is divided into any frames, with padding and priorities, and into any
 // writes.
-func TestHoweverARequestIsCut(t *testing.T) {
+func TestARequestMayBeDividedAnywhere(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := dial(t, serve(t, &echo{}))
@@ -203,8 +203,8 @@ func TestTheTableIsUsedWithinItsSize(t *testing.T) {
 	}
 }
 
-// A decoder reads what the encoding functions append: sizes of a table and lengths of strings around the
-// numbers at which their encoding becomes a byte longer.
+// A decoder must read the strings of appendField and the table sizes of appendSize. The lengths and sizes here are
+// those around which the encoding becomes a byte longer.
 func TestLengthsAreEncodedForEveryDecoder(t *testing.T) {
 	for _, n := range []int{0, 1, 126, 127, 128, 253, 254, 255, 256, 16_510, 16_511, 100_000} {
 		var got []hpack.HeaderField
@@ -240,7 +240,7 @@ func TestLengthsAreEncodedForEveryDecoder(t *testing.T) {
 // field, whatever its length.
 func TestBlocksThatChangeTheTable(t *testing.T) {
 	for _, n := range []int{0, 1, 126, 127, 128, 254, 255, 256, 16_511} {
-		value := strings.Repeat("~", n) // not shorter in Huffman's code, so it is sent as it is
+		value := strings.Repeat("~", n) // the Huffman code of ~ is not shorter, so the encoder does not use it
 		for _, name := range []string{"content-type", "x-" + value} {
 			for _, added := range []bool{false, true} {
 				var block bytes.Buffer

@@ -63,7 +63,7 @@ type echoBatch struct {
 	method   *echo
 	messages [][]byte
 	late     []error
-	of       []int // the charge of each request; -1 means none
+	of       []int // the index of the charge of each request; -1 means that the request has no charge
 	inner    backend.Batch
 	done     func()
 }

@@ -8,8 +8,8 @@ const (
 	maxFrame = 16 << 10
 	// readBuffer is the size of the read buffer. A frame of the greatest length fits.
 	readBuffer = 32 << 10
-	// backlog is the number of bytes that a read is assumed to return if the socket has more bytes: half of the
-	// longest TLS record. A read that returns fewer bytes has emptied the socket.
+	// backlog is half of the longest TLS record, in bytes. A read that returns fewer bytes is assumed to have emptied
+	// the socket.
 	backlog = 8 << 10
 	// reading is the longest duration of a read that does not have to wait for the client.
 	reading = 100 * time.Microsecond
@@ -55,22 +55,21 @@ const (
 	// last request may exceed that. maxWeight is also the number of charges that package redis sends in one call.
 	// Decoded requests need about 1 KiB each.
 	maxBatch, maxWeight = 256, 256
-	// maxOutstanding bounds the weight of all requests that are submitted and not answered. It is enough
-	// for a few calls of the Store, where further requests would only wait. A connection may have a weight of
+	// maxOutstanding bounds the weight of all requests that are submitted and not answered. It is enough for a few
+	// calls of the Store. More requests would only wait in the Store. A connection may have a weight of
 	// ownOutstanding even beyond that.
 	maxOutstanding, ownOutstanding = 2048, 64
 
-	// maxTotalBuffered is the number of bytes beyond which connections may hold less. It counts the bytes that all
-	// connections hold in incomplete requests, in submitted requests, and in answers that wait for the client's
-	// windows. Beyond it, each connection may hold an equal share of maxTotalBuffered of each of the three, and at
-	// least ownBuffered.
+	// While all connections together hold more than maxTotalBuffered bytes, conn.allowance lowers the bounds of each
+	// connection, at most down to ownBuffered. The bytes are those of incomplete requests, of submitted requests, and
+	// of answers that wait for the client's windows.
 	maxTotalBuffered, ownBuffered = 32 << 20, 64 << 10
 
-	// calm is the number of frames without a request that are allowed in each Tick, in addition to one for each
+	// framesPerTick is the number of frames without a request that are allowed in each Tick, in addition to one for each
 	// answer. More of them end the connection. Such frames are resets, settings, priorities, pings, GOAWAYs, window
 	// updates, empty DATA, frames of streams that have ended, frames of unknown types, and frames that complete a
 	// request which is malformed or refused. Most of them take about 100 ns.
-	calm = 10_000
+	framesPerTick = 10_000
 	// streamsChecked applies to frames that visit all open streams: such a frame counts as one more frame for every
 	// streamsChecked of these streams.
 	streamsChecked = 64
@@ -96,8 +95,8 @@ const (
 	// drainAnswer is the time that a client has to answer the ping that follows the first GOAWAY, as in
 	// grpc-go.
 	drainAnswer = 5 * time.Second
-	// pingEvery is the shortest interval between pings with no answer to a request in between. It is a tenth less
-	// than the 5 s of docs/envoy.md, because clients and networks are not punctual. maxEarlyPings is the number
-	// of pings at shorter intervals that are tolerated.
+	// pingEvery is the shortest permitted interval between two pings with no answer to a request in between. It is a
+	// tenth less than the 5 s of docs/envoy.md, because clients and networks are not punctual. maxEarlyPings is the
+	// number of pings at shorter intervals that are tolerated.
 	pingEvery, maxEarlyPings = 4500 * time.Millisecond, 2
 )

@@ -223,7 +223,8 @@ func (o *operation) completed() {
 	o.recycle()
 }
 
-// conclude answers the requests of o, for which adopt was called. c.mu is held.
+// conclude answers the requests of o that adopt has not answered, and no longer counts o as an operation in the
+// Store. c.mu is held.
 func (c *conn) conclude(o *operation) {
 	o.answer()
 	c.operations--

@@ -158,8 +158,8 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 	})
 }
 
-// The connection is not read for a while. The deadlines of requests that arrive meanwhile must count from the
-// last read, because the requests may have arrived right after it.
+// While a connection is not read, requests may arrive at any time after the last read. So their deadlines must count
+// from the last read.
 func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &pendingStore{}
@@ -366,7 +366,8 @@ func TestWithoutATimeoutARequestWaitsForRoom(t *testing.T) {
 	})
 }
 
-// A connection that has used up ownOutstanding waits for its turn, also when one of its operations ends.
+// An operation with a weight above ownOutstanding must wait for its turn, even after another operation of its
+// connection has ended.
 func TestAnUsedPartDoesNotAdmitBeforeTheTurn(t *testing.T) {
 	var all outstanding
 	op := func(c *conn, weight int) *operation { return &operation{conn: c, weight: weight} }

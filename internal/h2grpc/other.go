@@ -30,7 +30,7 @@ func (o *other) end(cause error) {
 func (c *conn) handToOthers(s *stream, fields []hpack.HeaderField) error {
 	if c.others >= maxOthers {
 		c.abort(s.id, http2.ErrCodeRefusedStream)
-		return c.idle(otherReset)
+		return c.countFrames(otherReset)
 	}
 	r := &http.Request{
 		Proto: "HTTP/2.0", ProtoMajor: 2, Header: http.Header{}, ContentLength: s.head.length,
@@ -239,7 +239,7 @@ func (w *responseWriter) headers(block []byte, end bool) {
 	c.out = appendHeaders(c.out, s.id, end, append(c.table.appendSize(nil), block...))
 	c.answered = true
 	if end {
-		c.over(s)
+		c.endStream(s)
 	}
 	c.flush()
 }
@@ -293,7 +293,7 @@ func (w *responseWriter) finish() {
 	c.mu.Lock()
 	if c.open[s.id] == s && !c.closed {
 		c.out = appendFrame(c.out, 0, http2.FrameData, http2.FlagDataEndStream, s.id)
-		c.over(s)
+		c.endStream(s)
 	}
 	c.flush()
 }

@@ -214,7 +214,7 @@ func TestTheStreamsOfOthersAreBounded(t *testing.T) {
 			if r := c.answer(again); r.reset != nil {
 				t.Errorf("%s: with room: got %+v; want an answer", name, r)
 			}
-			for range maxOthers/2 + calm/otherReset {
+			for range maxOthers/2 + framesPerTick/otherReset {
 				send(c)
 			}
 			go func() { _ = c.write() }()

@@ -82,10 +82,10 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 		return nil
 	case h.malformed:
 		c.abort(id, http2.ErrCodeProtocol)
-		return c.idle(1)
+		return c.countFrames(1)
 	case len(c.open)+c.resetInStore+len(c.arrived) >= maxStreams:
 		c.abort(id, http2.ErrCodeRefusedStream)
-		return c.idle(1)
+		return c.countFrames(1)
 	}
 	c.fresh.id, c.fresh.head, c.fresh.opened, c.fresh.ended = id, *h, c.now, end
 	switch {
@@ -125,15 +125,15 @@ func (c *conn) trailers(id uint32, block []byte, end bool) error {
 	s := c.find(id)
 	switch {
 	case s == nil && c.wasReset(id):
-		return c.idle(1)
+		return c.countFrames(1)
 	case s == nil:
 		return &connError{http2.ErrCodeStreamClosed, "HEADERS on a stream that is over"}
 	case s.ended:
 		c.abort(id, http2.ErrCodeStreamClosed)
-		return c.idle(1)
+		return c.countFrames(1)
 	case h.malformed || h.tooLong || !end:
 		c.abort(id, http2.ErrCodeProtocol)
-		return c.idle(1)
+		return c.countFrames(1)
 	}
 	return c.complete(s, nil)
 }
@@ -160,17 +160,17 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 		case !c.wasReset(f.stream):
 			c.abort(f.stream, http2.ErrCodeStreamClosed)
 		}
-		return c.idle(1)
+		return c.countFrames(1)
 	}
 	end := f.flags.Has(http2.FlagDataEndStream)
 	if len(data) == 0 && !end {
-		if err := c.idle(1); err != nil {
+		if err := c.countFrames(1); err != nil {
 			return err
 		}
 	}
 	if s.unread += int64(f.length); s.unread > streamWindow {
 		c.abort(s.id, http2.ErrCodeFlowControl)
-		return c.idle(1)
+		return c.countFrames(1)
 	}
 	s.length += int64(len(data))
 	if end {
@@ -204,7 +204,7 @@ func (c *conn) part(s *stream, data []byte) error {
 	}
 	if c.buffered+len(data) > c.allowance() {
 		c.abort(s.id, http2.ErrCodeEnhanceYourCalm)
-		return c.idle(otherReset)
+		return c.countFrames(otherReset)
 	}
 	s.buffered += len(data)
 	c.buffered += len(data)
@@ -217,7 +217,7 @@ func (c *conn) complete(s *stream, data []byte) error {
 	s.ended = true
 	if s.head.length >= 0 && s.head.length != s.length {
 		c.abort(s.id, http2.ErrCodeProtocol)
-		return c.idle(1)
+		return c.countFrames(1)
 	}
 	switch {
 	case s.state == stuck:
@@ -258,7 +258,7 @@ func (c *conn) complete(s *stream, data []byte) error {
 const prefixLen = 5
 
 // tooLong reports whether body starts with the prefix of a message that is longer than maxMessage. Such a request is
-// denied. A library would answer with an error, and Envoy lets requests through on errors.
+// denied. A library would answer with an error, and Envoy allows a request after an error.
 func tooLong(body []byte) bool {
 	return len(body) >= prefixLen && body[0] == 0 && binary.BigEndian.Uint32(body[1:]) > maxMessage
 }

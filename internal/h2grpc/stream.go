@@ -158,7 +158,7 @@ func (c *conn) refuse(s *stream) error {
 	block = appendField(block, typeField.Name, "text/plain")
 	c.out = appendHeaders(c.out, s.id, false, block)
 	c.sendOrStall(s, []byte(r.status.Message), appendField(nil, statusField.Name, strconv.Itoa(int(r.status.Code))))
-	return c.idle(1)
+	return c.countFrames(1)
 }
 
 func (c *conn) denyUnread(s *stream) {
@@ -257,7 +257,7 @@ func (c *conn) answer(o *operation, i int) {
 	default:
 		c.respond(r.id, r.stream, func(to []byte) ([]byte, *Status) { return c.encode(to, o.batch, i) })
 	}
-	c.calm = min(calm, c.calm+1)
+	c.framesLeft = min(framesPerTick, c.framesLeft+1)
 	c.server.config.Method.Answered(o.arrived)
 }
 

@@ -38,15 +38,15 @@ type API struct {
 
 func (a *API) routes(mux *http.ServeMux) {
 	for path, methods := range a.paths() {
-		mux.Handle(path, a.byOwnName(a.guard(methods)))
+		mux.Handle(path, a.requireLocalHost(a.guard(methods)))
 	}
-	mux.Handle("/v1/", a.byOwnName(a.guard(nil)))
+	mux.Handle("/v1/", a.requireLocalHost(a.guard(nil)))
 }
 
-// byOwnName refuses requests for which httpauth.HasLocalHost returns false, if no token is required. Otherwise a web
-// site could make its own name resolve to this machine. A browser would then let its pages send requests and read
-// the answers.
-func (a *API) byOwnName(next http.Handler) http.Handler {
+// If no token is required, requireLocalHost refuses requests for which httpauth.HasLocalHost returns false. Otherwise
+// a web site could make its own name resolve to this machine. A browser would then let its pages send requests and
+// read the answers.
+func (a *API) requireLocalHost(next http.Handler) http.Handler {
 	if a.Token != nil {
 		return next
 	}
@@ -93,7 +93,7 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 				w.Header().Add("Allow", allowed)
 			}
 			wrongMethod.write(w, "", "")
-		case origin.Check(r) != nil: // the origin of a web page in a browser; without a token, only this check stops the page
+		case origin.Check(r) != nil: // r comes from a web page of another origin; without a token, only this check refuses it
 			crossOrigin.write(w, "", "")
 		default:
 			handle(w, r)

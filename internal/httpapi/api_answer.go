@@ -134,8 +134,8 @@ func neverOf(c *limiter.Call) *limiter.Result {
 	return nil
 }
 
-// costOf returns the total cost for r's bucket, and the largest cost that its limit can ever allow. That includes
-// units reserved ahead only if all charges of the bucket reserve.
+// costOf returns the total cost for r's bucket, and the largest cost that its limit can ever allow. Units that can be
+// reserved ahead count for the latter only if all charges of the bucket reserve.
 func costOf(c *limiter.Call, r *limiter.Result) (cost, most int64) {
 	reserve := true
 	for i := range c.Results {

@@ -36,7 +36,7 @@ func TestACostThatNeverFitsNamesItsLimit(t *testing.T) {
 }
 
 func TestAnAnswerIsDegradedIfOneLimitIs(t *testing.T) {
-	l := limiter.New(halfAway{memory.New(memory.Config{})}, limiter.Config{})
+	l := limiter.New(halfFailing{memory.New(memory.Config{})}, limiter.Config{})
 	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  plain: {algorithm: token_bucket, rate: 1, period: 1h, on_backend_failure: allow}\n"+
 		"  other: {algorithm: token_bucket, rate: 9, period: 1h}\n"))
 	h := New(Config{API: &API{Limiter: l}})
@@ -58,8 +58,9 @@ func (*observed) Swapped(*limiter.Snapshot) {}
 
 func (o *observed) Observe(c *limiter.Call) { o.arrived = append(o.arrived, !c.Arrived.IsZero()) }
 
-// An answer names the limit that paid. An adjustment makes a limit unlimited, or leaves its penalty. The list of limits
-// has calendars and payers. Each call has a time of arrival, which the metrics need.
+// The limits here have a payer, a calendar, an adjustment to unlimited, or a penalty that an adjustment of the
+// numbers must not remove. Answers and the list of limits must show these. Each call must have a time of arrival,
+// which the metrics need.
 func TestAnswersOfSpecialLimits(t *testing.T) {
 	clock, observer := &storetest.Clock{}, &observed{}
 	clock.Set(storetest.Start)
@@ -208,7 +209,7 @@ func TestTheLongestWaitIsReported(t *testing.T) {
 
 // One limit denies, and the store cannot decide the other. The answer must report the denial.
 func TestADenialIsNotAFailureOfAnotherLimit(t *testing.T) {
-	l := limiter.New(halfAway{memory.New(memory.Config{})}, limiter.Config{})
+	l := limiter.New(halfFailing{memory.New(memory.Config{})}, limiter.Config{})
 	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  plain: {algorithm: token_bucket, rate: 1, period: 1h}\n"+
 		"  empty: {algorithm: token_bucket, rate: 1, period: 1h}\n"))
 	h := New(Config{API: &API{Limiter: l}})
@@ -223,11 +224,11 @@ func TestADenialIsNotAFailureOfAnotherLimit(t *testing.T) {
 	}
 }
 
-// halfAway is a store with two servers that decide a group together. The server with the bucket of "plain"
+// halfFailing is a store with two servers that decide a group together. The server with the bucket of "plain"
 // fails.
-type halfAway struct{ *memory.Store }
+type halfFailing struct{ *memory.Store }
 
-func (h halfAway) Submit(b *backend.Batch) {
+func (h halfFailing) Submit(b *backend.Batch) {
 	for i := range b.Charges {
 		if strings.HasSuffix(b.Charges[i].Owner, "plain") {
 			b.Decisions[i].Err = backend.ErrUnavailable

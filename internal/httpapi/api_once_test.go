@@ -243,7 +243,7 @@ func TestSeveralReservedLimits(t *testing.T) {
 	)
 }
 
-// An earlier version made these ids, for 5 and 3 units of the limit tokens.
+// These ids are from an earlier version, for 5 and 3 units of the limit tokens.
 const oldA, oldB = "ARAwMTIzNDU2Nzg5YWJjZGVmgICBsYTpkQOAgIGxhOmRAwEABQRlZGdlBnRva2VucwABAWEKgI7OHISytzCup8A2qTUXJTpRcXU",
 	"ARAwMTIzNDU2Nzg5YWJjZGVngICBsYTpkQOAgIGxhOmRAwEAAwRlZGdlBnRva2VucwABAWIKgI7OHOc1h5sLA9IZqf09aBXums8"
 
@@ -409,8 +409,8 @@ func TestIDsOfApplicationsAreTheirOwn(t *testing.T) {
 	}
 }
 
-// A key that is reserved becomes a part of the id, so its length is bounded. The length of other keys is bounded
-// only by the size of the body.
+// The id of a reservation contains the key of the bucket, so the length of the key is bounded. The length of other
+// keys is bounded only by the size of the body.
 func TestTheLongestKeyOfAReservation(t *testing.T) {
 	h, _ := onClock(t)
 	for _, test := range []struct {
@@ -434,9 +434,9 @@ func TestADeniedReservationHasNoID(t *testing.T) {
 	}
 }
 
-// Up to limiter.MaxReserved limits share one id. With more, each limit has its own. All ids contain the same
-// reservation.
-func TestTheMostLimitsOfOneReservation(t *testing.T) {
+// A request that reserves up to limiter.MaxReserved limits gets one id for all of them. With more limits, it gets
+// only one id for each limit. All ids have the same Reserved.ID.
+func TestAnIDForAllLimitsOfARequest(t *testing.T) {
 	for _, n := range []int{1, limiter.MaxReserved, limiter.MaxReserved + 1} {
 		h, _ := onClock(t)
 		var list []string

@@ -221,8 +221,8 @@ func (d *document) checkOperation(path, method string, byCode map[int]sample, el
 	}
 }
 
-// checkProblem checks that the description of the field lists the type of a problem. The field is not an
-// enumeration, because a new type must not break clients that were generated earlier.
+// checkProblem checks that the description of the field "type" lists the type of the problem in body. The field is
+// not an enumeration, because a new type must not break clients that were generated earlier.
 func (d *document) checkProblem(body []byte) {
 	d.t.Helper()
 	var p problem

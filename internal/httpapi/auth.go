@@ -153,7 +153,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *clientRequest, own, 
 	if c.Verdict.Delay > 0 && d.delays.Wait(r.Context(), c.Verdict.Delay) != nil {
 		return authAnswer{}
 	}
-	return judged(&c.Verdict)
+	return answerTo(&c.Verdict)
 }
 
 func (d *Auth) unrouted(of *clientRequest, reason string) authAnswer {
@@ -164,7 +164,7 @@ func (d *Auth) unrouted(of *clientRequest, reason string) authAnswer {
 	return authAnswer{code: http.StatusTooManyRequests, reason: reasonNoRoute}
 }
 
-func judged(v *limiter.Verdict) authAnswer {
+func answerTo(v *limiter.Verdict) authAnswer {
 	a := authAnswer{code: http.StatusOK, v: v}
 	if v.Denied {
 		a.code = http.StatusTooManyRequests

@@ -511,9 +511,9 @@ auth: {routes: [{hits: 2, descriptors: [[{key: a, value: x}]]}]}
 	}
 }
 
-type away struct{}
+type failingStore struct{}
 
-func (away) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
+func (failingStore) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
 
 func TestAFailingStoreIsAnsweredByPolicy(t *testing.T) {
 	for policy, want := range map[string]string{
@@ -523,7 +523,7 @@ func TestAFailingStoreIsAnsweredByPolicy(t *testing.T) {
 		"local": `200 RateLimit-Policy="x";q=3;w=60 RateLimit="x";r=2;t=20 X-RateLimit-Limit=3 X-RateLimit-Remaining=2 X-RateLimit-Reset=20 X-RateLimit-Reason=backend-failure Content-Length=0`,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			l := limiter.New(away{}, limiter.Config{Local: memory.New(memory.Config{})})
+			l := limiter.New(failingStore{}, limiter.Config{Local: memory.New(memory.Config{})})
 			l.Swap(authSnapshot(t, `
 domain: d
 limits: {x: {algorithm: token_bucket, rate: 30, period: 1m, on_backend_failure: `+policy+`, local_share: 10%}}
@@ -987,7 +987,7 @@ func TestTheReasonOfADenial(t *testing.T) {
 		{limiter.Verdict{Denied: true, Never: true}, 429, reasonNever},
 		{limiter.Verdict{Never: true}, 200, ""},
 	} {
-		if got := judged(&test.verdict); got.code != test.code || got.reason != test.reason {
+		if got := answerTo(&test.verdict); got.code != test.code || got.reason != test.reason {
 			t.Errorf("%+v: got %d %q; want %d %q", test.verdict, got.code, got.reason, test.code, test.reason)
 		}
 	}

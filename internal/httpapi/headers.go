@@ -35,7 +35,8 @@ const (
 
 const retryAfter = "Retry-After"
 
-// lines collects headers. Their values share one buffer, so all of them need two allocations.
+// lines collects headers. All values are parts of one string, so write makes two allocations for any number of
+// headers.
 type lines struct {
 	text         []byte
 	names        [8 + replies.MaxHeaders]string

@@ -271,8 +271,8 @@ func TestOperatorsGet503WhileTheStoreFails(t *testing.T) {
 	}
 }
 
-// Reads and resets by applications must refuse a key with a wrong number of values, like those by operators. A charge
-// may have any key, because the applications choose the keys.
+// An application that reads or resets a bucket must use a key with the right number of values, like an operator. A
+// charge may have any key, because the applications choose the keys.
 func TestApplicationsReadOnlyBucketsThatExist(t *testing.T) {
 	_, l, _ := operator(t, memory.New(memory.Config{}))
 	h := New(Config{API: &API{Limiter: l}})
@@ -345,13 +345,13 @@ func TestTheQueryOfTheAudit(t *testing.T) {
 	}
 }
 
-type ailing struct{ adjust.Keeper }
+type failingKeeper struct{ adjust.Keeper }
 
-func (ailing) Status() adjust.Status {
+func (failingKeeper) Status() adjust.Status {
 	return adjust.Status{Place: "Redis", Err: errors.New("no answer")}
 }
 
-// Lists without content are lists, not null. A list of adjustments has the problem of the store that keeps them.
+// An empty list must be a list, not null. The list of adjustments must state the error of the Keeper.
 func TestListsOfAdjustments(t *testing.T) {
 	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), time.Now)
 	if err != nil {
@@ -379,7 +379,7 @@ func TestListsOfAdjustments(t *testing.T) {
 			t.Errorf("%s: got %s; want the adjustment by ann", path, got)
 		}
 	}
-	away := describedOperator(t, memory.New(memory.Config{}), ailing{keeper}).Handler()
+	away := describedOperator(t, memory.New(memory.Config{}), failingKeeper{keeper}).Handler()
 	if got := call(away, "GET", "/api/adjustments", "").Body.String(); !strings.Contains(got, `"problem":"no answer"`) {
 		t.Errorf("got %s; want the problem of the store", got)
 	}

@@ -33,8 +33,8 @@ auth:
     - descriptors: [[{key: slow, value: x}], [{key: plain, value: x}], [{key: other, value: x}]]
 `
 
-// The plain limit denies for 10 s. One of two quota limits is empty for 100 s, but does not deny the request.
-// When both quota limits are empty, the answer must report both.
+// The limit "plain" denies for 10 s. One of two quota limits is empty for 100 s, but does not deny the request. When
+// both quota limits are empty, the answer must report both.
 func TestAQuotaThatDoesNotDenyIsNotReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authHandler(t, quotas)
@@ -109,7 +109,7 @@ func TestAQuotaThatDoesNotDenyIsNotReportedToApplications(t *testing.T) {
 	})
 }
 
-// If the store cannot decide the plain limit, its failure is the reason for the denial, whatever one quota limit
+// If the store cannot decide the limit "plain", its failure is the reason for the denial, whatever a quota limit
 // decides.
 func TestAQuotaThatDoesNotDenyHidesNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -27,9 +27,8 @@ func IsToken(token string, required Token) bool {
 	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
 }
 
-// FromSamePage reports whether a browser sent r for a page that has the same host name and port as r. The
-// scheme of the page can be http or https. FromSamePage returns false for requests without an Origin, so also
-// for most programs.
+// FromSamePage reports whether a browser sent r for a page that has the same host name and port as r. The scheme of
+// the page can be http or https. FromSamePage returns false for requests without an Origin. Most programs send none.
 func FromSamePage(r *http.Request) bool {
 	origin, site := r.Header.Get("Origin"), r.Header.Get("Sec-Fetch-Site")
 	return r.Host != "" && (origin == "http://"+r.Host || origin == "https://"+r.Host) && (site == "" || site == "same-origin")

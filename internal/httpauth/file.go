@@ -19,7 +19,7 @@ const (
 type file[T any] struct {
 	read    func() (T, error)
 	equal   func(a, b T) bool
-	failed  func(err error) // logs the error of a read after the first; called once while the error stays the same
+	failed  func(err error) // logs the error of a later read, unless the read before had the same error
 	changed func(value T)   // logs that there is a new value
 }
 

@@ -38,7 +38,7 @@ type folded struct {
 	ignore       target.Ignore
 }
 
-// path returns the path of q, folded by target.Fold: paths that differ only in what ignore names become equal.
+// path returns the path of q, folded by target.Fold.
 func (q *Request) path(ignore target.Ignore) string {
 	switch f := &q.fold; {
 	case ignore == 0:
@@ -92,10 +92,10 @@ func matchesTarget(r *limiter.Route, q *Request) bool {
 // of the configuration, such as "cookie:sid". Applications differ in which of several values they use, so a limit
 // could count one value while the application uses another.
 //
-// The header is a condition of a route whose path, method and host match, or a source of a value in r. r is the
-// result of Find. Only the conditions of the routes up to r count. If r is nil, those of all routes count. If the
-// target contains "#", Repeated returns "#". If it finds nothing, it returns "". It does not examine parameters of
-// the query: Value uses the first value of a parameter.
+// The header or cookie is the source of a value in r, or the header is a condition of a route whose path, method and
+// host match. r is the result of Find. Only the conditions of the routes up to r count. If r is nil, those of all
+// routes count. If the target contains "#", Repeated returns "#". If it finds nothing, it returns "". It does not
+// examine parameters of the query: Value uses the first value of a parameter.
 func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	if q.Fragment {
 		return "#"

@@ -446,7 +446,7 @@ func TestRepeatedHeadersOfEarlierRoutes(t *testing.T) {
 	}
 }
 
-// A listener reuses a Request for another path. The Request then matches, and has values, by its new path.
+// A listener reuses a Request for another path. Routes must then match the new path, and values must come from it.
 func TestAReusedRequestFoldsItsOwnPath(t *testing.T) {
 	a := auth(t, `
   routes:

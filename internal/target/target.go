@@ -61,8 +61,8 @@ const (
 	IgnoreBackslash
 )
 
-// Fold returns the same text for all paths that differ only in the differences of the set ignored. path must be a
-// result of Path.
+// Fold removes the differences in the set ignored from path, so that paths with no other difference become equal.
+// path must be a result of Path.
 func Fold(path string, ignored Ignore) string {
 	if ignored&IgnoreBackslash != 0 {
 		path = strings.ReplaceAll(path, `\`, "/")

@@ -22,9 +22,9 @@ const (
 	maxLost   = 20
 )
 
-// recent has the newest entries of a ledger, in order. The first of them follows base. It is guarded by Keeper.mu.
+// recent has the newest entries of a ledger, in order. It is guarded by Keeper.mu.
 type recent struct {
-	base    adjust.Head
+	base    adjust.Head // the Head of the entry before entries[0]
 	entries []*adjust.Entry
 }
 
@@ -51,8 +51,8 @@ func (r *recent) deleted(id string) bool {
 
 func headOf(e *adjust.Entry) adjust.Head { return adjust.Head{Version: e.Version, MAC: e.MAC} }
 
-// rewrite appends the entries that the ledger has lost, and reports whether there are such entries. k must
-// remember that they follow head, the ledger's head. If rewrite returns true, k's Set is newer than head. Several
+// rewrite appends the entries that the ledger has lost, and reports whether there are such entries. These are the
+// entries after head, the ledger's head, in k.recent. If rewrite returns true, k's Set is newer than head. Several
 // Keepers may rewrite at the same time; each entry is appended once. The caller holds k.mu.
 func (k *Keeper) rewrite(ctx context.Context, head redis.LedgerHead) (bool, error) {
 	missing, known := k.recent.after(adjust.Head{Version: head.Version, MAC: head.MAC})
@@ -96,9 +96,10 @@ func (k *Keeper) hasForked(ctx context.Context, head adjust.Head) (bool, error) 
 	return found[0].MAC != known.MAC, nil
 }
 
-// notice records the lost adjustments, if the ledger has forked. These are the adjustments of k that the ledger's Set,
-// next, lacks or has in another form, and the adjustments in next that k knows as deleted. The caller holds k.mu.
-func (k *Keeper) notice(next *adjust.Set) {
+// recordLost sets k.lost after the ledger has forked. The lost adjustments are the adjustments of k that the ledger's
+// Set, next, lacks or has in another form, and the adjustments in next that k knows as deleted. The caller holds
+// k.mu.
+func (k *Keeper) recordLost(next *adjust.Set) {
 	was, now := k.Set(), k.Now()
 	var lost []*adjust.Adjustment
 	for _, a := range adjust.Differences(was, next) {
@@ -115,9 +116,9 @@ func (k *Keeper) notice(next *adjust.Set) {
 	k.lost = lost
 }
 
-// follows records entries that the Set now includes. The adjustments that they change are no longer lost. The caller
-// holds k.mu.
-func (k *Keeper) follows(entries ...*adjust.Entry) {
+// recordEntries adds entries, which k's Set now includes, to k.recent. The adjustments that they change are no longer
+// lost. The caller holds k.mu.
+func (k *Keeper) recordEntries(entries ...*adjust.Entry) {
 	k.recent.add(entries...)
 	k.statusMu.Lock()
 	defer k.statusMu.Unlock()

@@ -185,8 +185,8 @@ func (k *Keeper) sync(ctx context.Context) (redis.LedgerHead, error) {
 	return head, nil
 }
 
-// reload returns the Set of the ledger's values. If the ledger has forked, reload records the lost adjustments (notice).
-// The caller holds k.mu.
+// reload returns the Set of the ledger's values. If the ledger has forked, reload records the lost adjustments. The
+// caller holds k.mu.
 func (k *Keeper) reload(ctx context.Context, at adjust.Head) (*adjust.Set, error) {
 	forked, err := k.hasForked(ctx, at)
 	if err != nil {
@@ -197,7 +197,7 @@ func (k *Keeper) reload(ctx context.Context, at adjust.Head) (*adjust.Set, error
 		return nil, err
 	}
 	if forked {
-		k.notice(next)
+		k.recordLost(next)
 	}
 	k.recent = recent{base: next.Head}
 	return next, nil
@@ -256,7 +256,7 @@ func (k *Keeper) follow(ctx context.Context, set *adjust.Set, head adjust.Head) 
 	if next.Head.Version < head.Version {
 		return nil, nil
 	}
-	k.follows(entries...)
+	k.recordEntries(entries...)
 	return next.Without(next.Expired(k.Now(), next.Len())), nil
 }
 
@@ -362,7 +362,7 @@ func (k *Keeper) Change(ctx context.Context, o adjust.Operation) (*adjust.Entry,
 		case err != nil:
 			return nil, fmt.Errorf("the outcome of the change is unknown; if it was made, the audit lists it as operation %s: %w", o.ID, err)
 		case done:
-			k.follows(e)
+			k.recordEntries(e)
 			k.report(true, k.use(set.Without(change.Expired).With(e)))
 			return e, nil
 		}

@@ -44,8 +44,8 @@ func TestEntriesWithoutASoundAdjustmentAreNotFollowed(t *testing.T) {
 	}
 }
 
-// The values of the ledger have an adjustment under its ID that Check rejects, and then more than the maximum number.
-// A Keeper leaves these out and counts one error for each reading.
+// The ledger first has an adjustment that Check rejects, and then one adjustment more than the maximum. A Keeper must
+// leave out that adjustment, and count one error for each reading.
 func TestInvalidAndSurplusValuesAreLeftOut(t *testing.T) {
 	t.Parallel()
 	server, url, _ := ledgerOfAnn(t)
