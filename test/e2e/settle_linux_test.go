@@ -196,3 +196,96 @@ func TestEnvoySettles(t *testing.T) {
 		t.Errorf("Envoy counts %d errors of the service, want 0", n)
 	}
 }
+
+// TestTheGuideForTokensSettles runs Envoy as docs/howto/limit-llm-tokens.md describes, with the envoy.yaml of
+// docs/howto/limit-users-behind-envoy.md.
+func TestTheGuideForTokensSettles(t *testing.T) {
+	t.Parallel()
+	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
+	s := sidecarStack(t, "")
+	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
+		if cost, ok := strings.CutPrefix(r.URL.Path, "/cost/"); ok {
+			w.Header().Set("x-cost", cost)
+		}
+	})
+	guide := yamlBlocks(t, "docs/howto/limit-llm-tokens.md")
+	envoy := yamlBlocks(t, "docs/howto/limit-users-behind-envoy.md")
+	if len(guide) != 2 || len(envoy) != 2 {
+		t.Fatalf("the pages have %d and %d blocks of YAML, want two each", len(guide), len(envoy))
+	}
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(strings.ReplaceAll(text, "127.0.0.1", s.addr)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	s.sidecar = start(t, sidecarProgram, "serve", "--config", write("limits.yaml", guide[0]),
+		"--grpc-listen", s.addr+":8081", "--http-listen", s.addr+":8080", "--admin-listen", s.addr+":6070", "--drain-delay", "0s")
+	awaitPort(t, s.sidecar, "tcp", s.addr+":8081")
+
+	var config []string
+	for line := range strings.Lines(envoy[1]) {
+		indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
+		switch text := strings.TrimSpace(line); {
+		case strings.HasPrefix(text, "rate_limits:"), strings.HasPrefix(text, "- actions:"): // of the virtual host
+		case text == "domain: edge":
+			config = append(config, indent+"domain: ai\n")
+			for line := range strings.Lines(guide[1]) {
+				config = append(config, indent+line)
+			}
+		default:
+			config = append(config, strings.ReplaceAll(line, "timeout: 0.05s", "timeout: 10s"))
+		}
+	}
+	s.runEnvoy(t, write("envoy.yaml", "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 9901 } } }\n"+strings.Join(config, "")))
+
+	for _, test := range []struct {
+		path, user string
+		code       int
+		result     string
+	}{
+		{"/cost/200", "x-user: bob", http.StatusOK, "settled"},
+		{"/nothing", "x-user: bob", http.StatusOK, "unknown"},
+		{"/cost/200", "x-other: bob", http.StatusTooManyRequests, ""},
+	} {
+		if code := s.get(t, "", test.path, test.user).code; code != test.code {
+			t.Errorf("%s with %s: %d, want %d", test.path, test.user, code, test.code)
+		}
+		if test.result == "" {
+			continue
+		}
+		want := `rlsidecar_settlements_total{domain="ai",limit="tokens",result="` + test.result + `"} 1`
+		eventually(t, want, func() bool {
+			resp, err := s.client.Get("http://" + s.addr + ":6070/metrics")
+			if err != nil {
+				return false
+			}
+			defer resp.Body.Close()
+			text, _ := io.ReadAll(resp.Body)
+			return strings.Contains(string(text), want)
+		})
+	}
+}
+
+// yamlBlocks returns the blocks of YAML on a page, without their indentation.
+func yamlBlocks(t *testing.T, page string) (blocks []string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, indent, block := false, "", ""
+	for line := range strings.Lines(string(text)) {
+		switch before, after, _ := strings.Cut(line, "```"); {
+		case !in && after == "yaml\n":
+			in, indent, block = true, before, ""
+		case in && after == "\n":
+			in, blocks = false, append(blocks, block)
+		case in:
+			block += strings.TrimPrefix(line, indent)
+		}
+	}
+	return blocks
+}
