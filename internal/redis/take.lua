@@ -1387,7 +1387,7 @@ local function general(now, given, names, stored, lives, answers)
     return lo
   end
 
-  -- group.go -----------------------------------------------------------------------------------------
+  -- take_all.go --------------------------------------------------------------------------------------
 
   -- take_all decides the group charges[first..last]: it charges all of them, or none. A row of charges with instead
   -- has an alternative, the charge behind the row. take_all makes either the charges of the row or the alternative.
