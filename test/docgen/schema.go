@@ -28,10 +28,25 @@ type schema struct {
 	AllOf       []schema          `json:"allOf"`
 	Properties  ordered[property] `json:"properties"`
 	Defs        ordered[schema]   `json:"$defs"`
+	Not         json.RawMessage   `json:"not"`
+	Others      others            `json:"additionalProperties"`
 }
 
 // property is a schema, or the value false, which forbids the key.
 type property struct{ schema }
+
+// forbidden reports whether no value is valid.
+func (p *property) forbidden() bool { return string(p.Not) == "{}" }
+
+// others is the schema of all keys that an object does not name. It is nil if they are forbidden or may have any value.
+type others struct{ *schema }
+
+func (o *others) UnmarshalJSON(text []byte) error {
+	if text[0] != '{' {
+		return nil
+	}
+	return json.Unmarshal(text, &o.schema)
+}
 
 func (p *property) UnmarshalJSON(text []byte) error {
 	if string(text) == "false" {
@@ -75,7 +90,7 @@ func (all schemas) resolve(s *schema) schema {
 	if s.Ref == "" {
 		return *s
 	}
-	named, ok := all[s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]]
+	named, ok := all[last(s.Ref)]
 	if !ok {
 		return *s
 	}
@@ -105,9 +120,12 @@ func (all schemas) whole(s schema) schema {
 // kind describes the values that a schema allows. link returns a link to the section of an object, or "".
 func (all schemas) kind(s *schema, link func(name string) string) string {
 	if s.Ref != "" && link != nil {
-		if to := link(s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]); to != "" {
+		if to := link(last(s.Ref)); to != "" {
 			return to
 		}
+	}
+	if last(s.Ref) == "duration" {
+		return "duration"
 	}
 	of := all.resolve(s)
 	var words []string
@@ -149,6 +167,11 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 		}
 		text = "list of " + text
 	}
+	if of.Others.schema != nil && link != nil && text == "object" {
+		if to := link(last(of.Others.Ref)); to != "" {
+			text = "object of " + to
+		}
+	}
 	switch {
 	case of.Minimum != "" && of.Maximum != "":
 		text += fmt.Sprintf(", %s to %s", of.Minimum, of.Maximum)
@@ -170,6 +193,9 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 // that a value contains, and the keys of this object follow in a nested list.
 func (p *page) properties(all schemas, s *schema, link func(string) string, head string, inner func(*schema) *schema) {
 	for _, key := range s.Properties.keys {
+		if s.Properties.of[key].forbidden() {
+			continue
+		}
 		value := &s.Properties.of[key].schema
 		of := all.resolve(value)
 		standard := ""
@@ -192,7 +218,7 @@ func (p *page) properties(all schemas, s *schema, link func(string) string, head
 // object returns the schema with keys that s is, that the items of s have, or that is the first such form of s (oneOf).
 // It returns nil if there is none, and for schemas to which link returns a link.
 func (all schemas) object(s *schema, link func(string) string) *schema {
-	if s.Ref != "" && link(s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]) != "" {
+	if s.Ref != "" && link(last(s.Ref)) != "" {
 		return nil
 	}
 	of := all.resolve(s)
@@ -231,8 +257,12 @@ func Config(text []byte) (string, error) {
 	p := &page{}
 	p.begin("Configuration files: every key", "[`schema.json`](../../internal/config/schema.json)")
 	p.prose("", "[Configuration files](../config.md) and [algorithms](../algorithms.md) explain the keys together, "+
-		"with examples. `rlsidecar check FILE` reports mistakes in a file. A *text* is a word, a number or a boolean of YAML, which is "+
-		"used as it is written.")
+		"with examples. `rlsidecar check FILE` reports mistakes in a file.")
+	p.line()
+	p.line("The types are those of YAML, and two more:")
+	p.line()
+	p.prose("- ", "text: a word, a whole number or a boolean, which is used as it is written. Write a number with a fraction in quotes.")
+	p.prose("- ", "duration: whole numbers with the units `us`, `ms`, `s`, `m`, `h`, `d` (24 hours) or `w` (7 days), such as `500ms`, `1m` or `1h30m`.")
 	p.line()
 	for _, s := range sections {
 		of := &root
@@ -247,10 +277,36 @@ func Config(text []byte) (string, error) {
 			p.prose("", of.Description)
 			p.line()
 		}
+		if s.def == "named_limit" {
+			of = p.likeRateLimit(of, root.Defs.of["rate_limit"], link)
+		}
 		p.properties(root.Defs.of, of, link, "- ", func(value *schema) *schema { return schemas(root.Defs.of).object(value, link) })
 		p.line()
 	}
 	return strings.TrimSuffix(p.String(), "\n"), nil
+}
+
+// likeRateLimit writes which keys of a rate limit a named limit has. It returns a schema with the other keys of named.
+func (p *page) likeRateLimit(named, rate *schema, link func(string) string) *schema {
+	more := &schema{Required: named.Required, Properties: ordered[property]{of: named.Properties.of}}
+	var without, required []string
+	for _, key := range rate.Properties.keys {
+		if named.Properties.of[key] == nil {
+			without = append(without, code(key))
+		}
+	}
+	for _, key := range named.Properties.keys {
+		switch in := rate.Properties.of[key]; {
+		case in == nil || in.forbidden():
+			more.Properties.keys = append(more.Properties.keys, key)
+		case slices.Contains(named.Required, key):
+			required = append(required, code(key))
+		}
+	}
+	p.prose("", "It has the keys of a "+link("rate_limit")+", except "+strings.Join(without, ", ")+". It must have "+
+		strings.Join(required, ", ")+". In addition:")
+	p.line()
+	return more
 }
 
 func anchor(title string) string {
@@ -349,6 +405,7 @@ func reference(text []byte, title, source string, introduction ...string) (strin
 	p.begin(title, source)
 	p.prose("", strings.Join(introduction, " "))
 	p.line()
+	p.common(&api, all, link)
 	for _, path := range api.Paths.keys {
 		methods := api.Paths.of[path]
 		for _, method := range methods.keys {
@@ -411,25 +468,81 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 	}
 	p.line("Answers:")
 	p.line()
+	var common []string
 	for _, status := range o.Responses.keys {
-		a := o.Responses.of[status]
-		if a.Ref != "" {
-			a = api.Components.Responses[last(a.Ref)]
+		if a := o.Responses.of[status]; api.common(a) {
+			common = append(common, status)
+		} else {
+			p.answer(api, all, link, status, a)
 		}
-		var kinds []string
-		for _, kind := range a.Content.keys {
-			c := a.Content.of[kind]
-			text := code(kind)
-			if of := all.kind(&c.Schema, link); of != "" && of != "object" {
-				text += ": " + of
-			}
-			kinds = append(kinds, text)
-		}
-		text := a.Description
-		if names := a.Headers.keys; len(names) > 0 {
-			text += " With " + code(strings.Join(names, "`, `")) + "."
-		}
-		p.item(status, text, strings.Join(kinds, "; "))
+	}
+	if len(common) > 0 {
+		p.prose("- ", strings.Join(common, ", ")+": [as for other calls](#"+anchor(commonTitle)+").")
 	}
 	p.line()
+}
+
+const commonTitle = "Answers that several calls have"
+
+// common reports whether the page describes an answer once for all calls: it is shared, and few readers need it.
+func (api *openAPI) common(a *answer) bool {
+	switch last(a.Ref) {
+	case "Unauthorized", "Forbidden", "WrongMethod", "TooSlow", "TooLarge":
+		return true
+	default:
+		return false
+	}
+}
+
+// common writes the section to which the items of the calls link.
+func (p *page) common(api *openAPI, all schemas, link func(string) string) {
+	p.line("## ", commonTitle)
+	p.line()
+	written := map[string]bool{}
+	var statuses []string
+	of := map[string][]*answer{}
+	for _, path := range api.Paths.keys {
+		methods := api.Paths.of[path]
+		for _, method := range methods.keys {
+			answers := methods.of[method].Responses
+			for _, status := range answers.keys {
+				a := answers.of[status]
+				if !api.common(a) || written[a.Ref] {
+					continue
+				}
+				written[a.Ref] = true
+				if of[status] == nil {
+					statuses = append(statuses, status)
+				}
+				of[status] = append(of[status], a)
+			}
+		}
+	}
+	slices.Sort(statuses)
+	for _, status := range statuses {
+		for _, a := range of[status] {
+			p.answer(api, all, link, status, a)
+		}
+	}
+	p.line()
+}
+
+func (p *page) answer(api *openAPI, all schemas, link func(string) string, status string, a *answer) {
+	if a.Ref != "" {
+		a = api.Components.Responses[last(a.Ref)]
+	}
+	var kinds []string
+	for _, kind := range a.Content.keys {
+		c := a.Content.of[kind]
+		text := code(kind)
+		if of := all.kind(&c.Schema, link); of != "" && of != "object" {
+			text += ": " + of
+		}
+		kinds = append(kinds, text)
+	}
+	text := a.Description
+	if names := a.Headers.keys; len(names) > 0 {
+		text += " With " + code(strings.Join(names, "`, `")) + "."
+	}
+	p.item(status, text, strings.Join(kinds, "; "))
 }
