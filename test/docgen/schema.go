@@ -124,8 +124,10 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 			return to
 		}
 	}
-	if last(s.Ref) == "duration" {
-		return "duration"
+	for named := s; named != nil && named.Ref != ""; named = all[last(named.Ref)] {
+		if last(named.Ref) == "duration" {
+			return "duration"
+		}
 	}
 	of := all.resolve(s)
 	var words []string
