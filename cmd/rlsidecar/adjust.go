@@ -50,8 +50,8 @@ type adjustSetCmd struct {
 	Unlimited bool   `help:"Allow every request, and still count."`
 	Block     bool   `help:"Deny every request."`
 
-	For           string    `placeholder:"TIME" help:"Duration: 30m, 2h, 7d; at most 30 days."`
-	Until         time.Time `placeholder:"TIME" help:"Or the time at which it ends: 2026-03-01T18:00:00Z."`
+	For           string    `placeholder:"TIME" help:"Time until the adjustment ends, such as 30m, 2h or 7d. At most 30 days."`
+	Until         time.Time `placeholder:"TIME" help:"Instead of --for: the moment at which the adjustment ends, such as 2026-03-01T18:00:00Z."`
 	ExpectVersion *uint64   `placeholder:"N" help:"Fail if the adjustments have changed since this version, which adjust list shows."`
 	Preview       bool      `help:"Print what would change, and change nothing."`
 	by
@@ -59,9 +59,12 @@ type adjustSetCmd struct {
 }
 
 func (adjustSetCmd) Help() string {
-	return `Sends the adjustment to the admin listener of a running sidecar, which must have a token
-or be a Unix socket. With Redis, every sidecar applies the adjustment within about a
-second. Units that a key has consumed stay consumed. The adjustment ends by itself.
+	return `Sends the adjustment to the admin listener of a running sidecar. The listener must have a
+token or be a Unix socket. Give --key or --all-keys, --for or --until, and one change:
+--factor, --unlimited, --block, or any of --rate, --capacity and --period.
+
+With Redis, every sidecar applies the adjustment within about a second. Units that a key
+has consumed stay consumed. The adjustment ends by itself.
 
 Example:
 

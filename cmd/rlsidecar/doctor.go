@@ -22,11 +22,11 @@ func (doctorCmd) Help() string {
   - the connection, the version and the clock
   - whether the user may run the script and all commands that limits need
   - whether Redis could evict live keys
-  - how long Redis may answer nothing while it removes expired keys
+  - how long Redis may stop answering while it removes expired keys
   - whether all slots of a cluster are served
   - the response time, compared with --backend-timeout
 
-It writes one key and deletes it. Exits with 1 if Redis cannot keep limits.
+Give it the same Redis flags or variables as serve. It writes one key and deletes it. Exits with 1 if Redis cannot keep limits.
 
 Example:
 

@@ -18,10 +18,12 @@ type getCmd struct {
 }
 
 func (getCmd) Help() string {
-	return `Queries the admin listener of a running sidecar. The query consumes nothing. NEXT IN is
-the time until a request of one unit is allowed; FULL IN is the time until the bucket is
-full. With --descriptor, it shows the bucket of each limit that the descriptor matches. In a
-key or value, write \, for a comma and \= for an equals sign. Exits with 1 if there is no
+	return `Queries the admin listener of a running sidecar. The query consumes nothing. In the
+output, NEXT IN is the time until a request of one unit is allowed, and FULL IN is the
+time until the bucket is full.
+
+With --descriptor, it shows the bucket of each limit that the descriptor matches.
+In a key or value, write \, for a comma and \= for an equals sign. Exits with 1 if there is no
 such limit, or if the descriptor matches none.
 
 Example:

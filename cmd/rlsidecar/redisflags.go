@@ -12,7 +12,7 @@ type redisFlags struct {
 	BackendTimeout    time.Duration `default:"10ms" env:"RLSIDECAR_BACKEND_TIMEOUT" help:"Deadline of a decision by Redis. After it, on_backend_failure decides (${default})."`
 	RedisKeyPrefix    string        `default:"rl:" placeholder:"TEXT" env:"RLSIDECAR_REDIS_KEY_PREFIX" help:"Prefix of all keys in Redis (${default})."`
 	RedisPasswordFile string        `placeholder:"FILE" env:"RLSIDECAR_REDIS_PASSWORD_FILE" help:"File with password or user:password. Read again for every connection."`
-	RedisWaitReplicas int           `placeholder:"N" env:"RLSIDECAR_REDIS_WAIT_REPLICAS" help:"Number of replicas that must confirm a charge; otherwise, on_backend_failure decides. If all must, a failover loses no charge (0)."`
+	RedisWaitReplicas int           `placeholder:"N" env:"RLSIDECAR_REDIS_WAIT_REPLICAS" help:"Number of replicas that must confirm a charge. If fewer confirm it in time, on_backend_failure decides. With the number of all replicas, a failover loses no charge (0)."`
 	RedisTLSCA        string        `name:"redis-tls-ca" placeholder:"FILE" env:"RLSIDECAR_REDIS_TLS_CA" help:"CA that signed the certificate of Redis, for rediss://."`
 	RedisTLSCert      string        `name:"redis-tls-cert" placeholder:"FILE" env:"RLSIDECAR_REDIS_TLS_CERT" help:"Client certificate. Read again for every connection."`
 	RedisTLSKey       string        `name:"redis-tls-key" placeholder:"FILE" env:"RLSIDECAR_REDIS_TLS_KEY" help:"Private key of the client certificate."`

@@ -16,7 +16,7 @@ func TestReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	var page strings.Builder
-	page.WriteString("# The command line\n\n`make docs` generates this page from the output of `--help`.\n\nAt the end of a flag's text, a value in parentheses is the default, and a name that starts with `$`\nis the environment variable of the flag. [Operations](../operations.md#flags) has the flags of\n`serve` in groups.\n\nThe exit codes are:\n\n- 0: success\n- 1: a negative result, such as a mistake, a failed test, or a limit that does not exist\n- 2: wrong usage\n- 3: failure, such as a file that cannot be read, or a sidecar that does not answer\n")
+	page.WriteString("# The command line\n\n`make docs` generates this page from the output of `--help`.\n\nAfter the `=` of a flag, a word in capital letters stands for your value. Other text after the `=`,\nand a value in parentheses at the end of the description, is the default. A name that starts with\n`$` is the environment variable of the flag. [Operations](../operations.md#flags) has the flags of\n`serve` in groups.\n\nThe exit codes are:\n\n- 0: success\n- 1: a negative result, such as a mistake, a failed test, or a limit that does not exist\n- 2: wrong usage\n- 3: failure, such as a file that cannot be read, or a sidecar that does not answer\n")
 	section := func(args ...string) {
 		var out bytes.Buffer
 		if code := run(t.Context(), append(args, "--help"), nil, &out, &out); code != exitDone {

@@ -14,8 +14,8 @@ type resetCmd struct {
 
 func (resetCmd) Help() string {
 	return `Deletes a bucket through the admin listener of a running sidecar, so that the key starts
-with a new one. With Redis, this applies to all sidecars; others may use their cached
-denials for up to a second. With --descriptor, it deletes the bucket of each limit that
+with a new one. With Redis, this applies to all sidecars. The other sidecars may deny from
+their caches for up to a second more. With --descriptor, it deletes the bucket of each limit that
 the descriptor matches. The sidecar logs the reset. Exits with 1 if there is no such limit,
 or if the descriptor matches none.
 

@@ -29,21 +29,21 @@ type serveCmd struct {
 	xdsFlags
 
 	GRPCListen        string    `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Address of the gRPC listener, for Envoy: host:port, unix:///path or unix://@name (${default})."`
-	GRPCEngine        string    `name:"grpc-engine" enum:"fast,grpc-go" default:"fast" env:"RLSIDECAR_GRPC_ENGINE" help:"gRPC implementation. fast answers ShouldRateLimit directly on HTTP/2 and needs a fraction of the CPU time; grpc-go uses only the library (${default})."`
+	GRPCEngine        string    `name:"grpc-engine" enum:"fast,grpc-go" default:"fast" env:"RLSIDECAR_GRPC_ENGINE" help:"gRPC implementation. fast answers ShouldRateLimit directly on HTTP/2 and needs a fraction of the CPU time; grpc-go uses the gRPC library for every call (${default})."`
 	HTTPListen        string    `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"Address of the HTTP listener: auth requests, JSON and health. Empty: no HTTP listener (${default})."`
 	HTTPProxyProtocol bool      `name:"http-proxy-protocol" env:"RLSIDECAR_HTTP_PROXY_PROTOCOL" help:"Accept PROXY protocol headers (v1 and v2) from trusted_proxies on the HTTP listener."`
 	APIToken          string    `name:"api-token" placeholder:"TOKEN" env:"RLSIDECAR_API_TOKEN" help:"Bearer token of the HTTP API (/v1/limit, /v1/check, …). Without a token, the API is served only if the HTTP listener is a Unix socket or a loopback address."`
 	APITokenFile      tokenFile `name:"api-token-file" placeholder:"FILE" env:"RLSIDECAR_API_TOKEN_FILE" help:"File that contains this token. Unlike --api-token, the process list does not show it. Read again when it changes."`
-	SettleKeyFile     tokenFile `placeholder:"FILE" env:"RLSIDECAR_SETTLE_KEY_FILE" help:"File with the key that signs the ids of reservations. All sidecars need the same key. To change the key, write the new one in the first line and the old one in the second: both are accepted (the API token, or else a random key, kept in Redis)."`
-	HTTPJSON          string    `name:"http-json" enum:"on,off" default:"on" env:"RLSIDECAR_HTTP_JSON" help:"Whether the HTTP listener serves POST /json, the reference server's format, which needs no token: on or off (${default})."`
+	SettleKeyFile     tokenFile `placeholder:"FILE" env:"RLSIDECAR_SETTLE_KEY_FILE" help:"File with the key that signs the ids of reservations. All sidecars need the same key. To change the key, write the new one in the first line and the old one in the second: both are accepted. Without this file, the key is the API token or, if there is none, a random key, which the sidecars share in Redis."`
+	HTTPJSON          string    `name:"http-json" enum:"on,off" default:"on" env:"RLSIDECAR_HTTP_JSON" help:"on: the HTTP listener serves POST /json, in the format of the reference server. It needs no token. off: it does not (${default})."`
 	APIInlineConfig   bool      `name:"api-inline-config" env:"RLSIDECAR_API_INLINE_CONFIG" help:"Let requests to the HTTP API contain their own limits, in the field config. Use it only if the callers may choose their limits."`
 	AdminListen       string    `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Address of the admin listener: admin page, metrics and profiles. Empty: no admin listener (${default})."`
 	AdminToken        string    `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token of the admin listener. Required unless it is a Unix socket or a loopback address."`
 	AdminTokenFile    tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_TOKEN_FILE" help:"File that contains this token. Unlike --admin-token, the process list does not show it. Read again when it changes."`
 
 	AdminReadTokenFile tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_READ_TOKEN_FILE" help:"File that contains a second token of the admin listener, for readers. It cannot change or reset anything."`
-	StateDir           string    `placeholder:"DIR" env:"RLSIDECAR_STATE_DIR" help:"Folder for adjustments, so that they survive a restart. With Redis, which keeps them too, it is for a start while Redis is unreachable (none)."`
-	AuditKeyFile       tokenFile `placeholder:"FILE" env:"RLSIDECAR_AUDIT_KEY_FILE" help:"File with a secret of 16 characters or more, without which the audit of adjustments cannot be forged. All sidecars need the same secret (none)."`
+	StateDir           string    `placeholder:"DIR" env:"RLSIDECAR_STATE_DIR" help:"Folder for adjustments, so that they survive a restart. Redis keeps them too; with Redis, the folder is necessary only to start while Redis is unreachable (none)."`
+	AuditKeyFile       tokenFile `placeholder:"FILE" env:"RLSIDECAR_AUDIT_KEY_FILE" help:"File with a secret of 16 characters or more, which protects the audit of adjustments: a person without the secret cannot forge entries. All sidecars need the same secret (none)."`
 
 	MaxDescriptors int `default:"100" placeholder:"N" env:"RLSIDECAR_MAX_DESCRIPTORS" help:"Maximum number of descriptors of a request, at most 1000. A request with more is denied (${default})."`
 	MaxEntries     int `default:"16" placeholder:"N" env:"RLSIDECAR_MAX_ENTRIES" help:"Maximum number of entries of a descriptor, at most 100. A request with more is denied (${default})."`
@@ -62,13 +62,13 @@ type serveCmd struct {
 
 	MetricsListen  string  `placeholder:"ADDR" env:"RLSIDECAR_METRICS_LISTEN" help:"Address of a listener for metrics only, without a token (none)."`
 	MetricsPath    string  `default:"/metrics" placeholder:"PATH" env:"RLSIDECAR_METRICS_PATH" help:"Path of the metrics at --metrics-listen (${default})."`
-	NearLimitRatio float64 `default:"0.8" placeholder:"SHARE" env:"RLSIDECAR_NEAR_LIMIT_RATIO" help:"Share of a limit above which hits that fit count as near_limit in the metrics (${default})."`
+	NearLimitRatio float64 `default:"0.8" placeholder:"SHARE" env:"RLSIDECAR_NEAR_LIMIT_RATIO" help:"Above this share of a limit, allowed hits count as near_limit in the metrics (${default})."`
 
 	statsdFlags
 	tracingFlags
 
 	ShadowMode bool `env:"RLSIDECAR_SHADOW_MODE" help:"Allow every request. Statuses and metrics show which requests would have been denied."`
-	QuotaMode  bool `env:"RLSIDECAR_QUOTA_MODE" help:"Deny a request only if each of its descriptors is over its limit. A descriptor without a limit is never over it."`
+	QuotaMode  bool `env:"RLSIDECAR_QUOTA_MODE" help:"Deny a request only if all its descriptors are over their limits. A request with a descriptor that has no limit is never denied."`
 
 	MemoryMaxKeys int `placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"Maximum number of buckets in memory (1000000, or fewer in a container with little memory)."`
 

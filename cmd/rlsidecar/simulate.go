@@ -40,9 +40,9 @@ As in Envoy, a descriptor is left out if the line lacks one of its values. Paths
 are decoded, and //, . and .. are resolved, as /v1/auth does. With --auth, the routes of
 the section auth make the descriptors, as they do for /v1/auth.
 
-The report goes to standard output. It shows what was denied, by which limit and for
-which keys, and how much clients use. For each limit it shows how many clients and
-requests other numbers would have denied. It suggests the smallest number that denies
+The report goes to standard output. It shows the denied requests, by limit and by key, and
+the consumption of clients. For each limit it shows how many clients and requests other
+numbers would have denied. It suggests the smallest number that denies
 requests of at most 1 % of the clients (--deny-at-most), so that one abuser does not
 change the suggestion.
 

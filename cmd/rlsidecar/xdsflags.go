@@ -12,7 +12,7 @@ import (
 
 type xdsFlags struct {
 	XDSServer          string        `name:"xds-server" placeholder:"HOST:PORT" env:"RLSIDECAR_XDS_SERVER" help:"Get the configuration from this control plane, over ADS, instead of from files."`
-	XDSNodeID          string        `name:"xds-node-id" default:"default" placeholder:"ID" env:"RLSIDECAR_XDS_NODE_ID" help:"Node ID that identifies this process to the control plane (the text ${default})."`
+	XDSNodeID          string        `name:"xds-node-id" default:"default" placeholder:"ID" env:"RLSIDECAR_XDS_NODE_ID" help:"Node ID that identifies this process to the control plane. Without the flag, it is the word ${default}."`
 	XDSNodeMetadata    []string      `name:"xds-node-metadata" placeholder:"K=V" env:"RLSIDECAR_XDS_NODE_METADATA" help:"Node metadata that is sent to the control plane; separate several by commas."`
 	XDSHeader          []string      `name:"xds-header" placeholder:"K:V" env:"RLSIDECAR_XDS_HEADER" help:"Headers of the stream to the control plane; separate several by commas."`
 	XDSTLS             bool          `name:"xds-tls" env:"RLSIDECAR_XDS_TLS" help:"Connect to the control plane over TLS."`

@@ -29,7 +29,7 @@ func (m *Metrics) Backend(store backend.Store, timeout time.Duration, onFailure 
 		}),
 		abandoned: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "rlsidecar_backend_abandoned_total",
-			Help: "Calls to the backend that ended before its answer because the client had cancelled its request, or had given it less time than --backend-timeout. They are not failures of the backend.",
+			Help: "Calls to the backend that ended before its answer, because the client cancelled its request, or its deadline was shorter than --backend-timeout. They are not failures of the backend.",
 		}),
 	}
 	b.timings.New = func() any {
@@ -132,9 +132,9 @@ func (m *Metrics) WatchLeases(stats func() stores.LeaseStats) {
 	m.registry.MustRegister(
 		total("rlsidecar_lease_served_total", "Charges decided from leased units, without a call to the backend.", func(s stores.LeaseStats) float64 { return float64(s.Served) }),
 		total("rlsidecar_lease_borrowed_units_total", "Units leased from the store.", func(s stores.LeaseStats) float64 { return float64(s.Granted) }),
-		total("rlsidecar_lease_returned_units_total", "Unused leased units that were returned to the store. Units that became available in the bucket during the lease are subtracted.", func(s stores.LeaseStats) float64 { return float64(s.Returned) }),
+		total("rlsidecar_lease_returned_units_total", "Unused leased units that were returned to the store. Not counted: units that the bucket had refilled since the lease began.", func(s stores.LeaseStats) float64 { return float64(s.Returned) }),
 		gauge("rlsidecar_lease_units", "Units that are leased to this process now.", func(s stores.LeaseStats) float64 { return float64(s.Leased) }),
-		gauge("rlsidecar_lease_keys", "Hot keys: those with enough requests to have a lease.", func(s stores.LeaseStats) float64 { return float64(s.Keys) }),
+		gauge("rlsidecar_lease_keys", "Keys with enough requests to have a lease.", func(s stores.LeaseStats) float64 { return float64(s.Keys) }),
 	)
 }
 
@@ -142,7 +142,7 @@ func (m *Metrics) WatchLeases(stats func() stores.LeaseStats) {
 func (m *Metrics) WatchUndos(dropped func() int64) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "rlsidecar_backend_undos_dropped_total",
-		Help: "Refunds and deletions of idempotency keys that were not sent, because 1,024 were in flight. They undo the charged part of a request whose other part was denied. Without them limits admit less than they could, never more.",
+		Help: "Refunds, and deletions of idempotency keys, that were not sent because 1,024 were in flight. If one part of a request is denied, the other parts are refunded. A refund that is not sent makes the limit admit less, never more.",
 	}, func() float64 { return float64(dropped()) }))
 }
 

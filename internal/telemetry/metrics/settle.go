@@ -43,10 +43,10 @@ func newSettleMetrics() *settleMetrics {
 	return &settleMetrics{
 		reserved: counter("rlsidecar_settle_starts_total", "Reservations that requests made of limits with settle.", of...),
 		units: counter("rlsidecar_settle_units_total",
-			"Units of limits with settle: reserved by requests, real costs that were settled, and lost, because the debt would have exceeded max_debt.",
+			"Units of limits with settle, by kind. reserved: by requests. real: real costs that were settled. lost: not charged, because the debt would have exceeded max_debt.",
 			append(of, "kind")...),
 		settlements: counter("rlsidecar_settlements_total",
-			"Settlements by result: with the real cost (settled), without it (unknown), after the ttl (late), of a reservation that was settled before, without effect (repeated), or not made because the store failed (failed).",
+			"Settlements by result. settled: with the real cost. unknown: without it. late: after the ttl. repeated: the reservation was settled before, so nothing changed. failed: the store failed.",
 			append(of, "result")...),
 		ignored: counter("rlsidecar_settle_ignored_total",
 			"Ids of reservations that settled nothing, by reason. none: nothing was reserved. forged: the signature is wrong. foreign: the id is of another domain. changed: the limit was removed, no longer has settle, or has another algorithm. expired: the reservation of an application has expired.",

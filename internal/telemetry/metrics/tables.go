@@ -21,7 +21,7 @@ const (
 )
 
 var foldedDesc = prometheus.NewDesc("rlsidecar_metrics_folded",
-	"Limits and domains that are counted together as (overflow), because 10,000 others have series of their own. The label what is limits (each descriptor that uses a limit), hits (series of ratelimit_service_rate_limit_*) or domains.",
+	"Limits and domains that are counted together as (overflow), because 10,000 others have series of their own. The label what is limits (each descriptor that uses a limit), hits (series of ratelimit_service_rate_limit_*), or domains.",
 	[]string{"what"}, nil)
 
 // table maps the domains of a Snapshot to their counters. It is immutable, except that counters are added.
