@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answers is a script that reads and writes its keys. Its reply has as many bytes as the reply with which rlsidecar's
-// script allows all charges.
-const answers = `
+// fanScript reads and writes its keys. Its reply has as many bytes as the reply with which rlsidecar's script allows
+// all charges.
+const fanScript = `
 redis.call('MGET', unpack(KEYS))
 for i = 1, #KEYS do redis.call('PSETEX', KEYS[i], 60000, 'a state of twenty bytes') end
 return string.rep('x', 8 + 33 * #KEYS)`
@@ -72,7 +72,7 @@ func (f *fan) dial(ctx context.Context, address string, n int) error {
 		return err
 	}
 	defer c.Close()
-	sha, err := c.Text("SCRIPT", "LOAD", answers)
+	sha, err := c.Text("SCRIPT", "LOAD", fanScript)
 	if err != nil {
 		return err
 	}

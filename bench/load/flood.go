@@ -58,14 +58,14 @@ func Flood(ctx context.Context, c FloodConfig) (FloodResult, error) {
 	if c.Domain == "" {
 		c.Domain = "bench"
 	}
-	q, err := newQuestion(c.Domain, c.Descriptors)
+	req, err := newRequest(c.Domain, c.Descriptors)
 	if err != nil {
 		return FloodResult{}, err
 	}
 	f := &flood{FloodConfig: c, headers: floodHeaders(c.Deadline)}
 	connections := make([]*floodConnection, c.Connections)
 	for i := range connections {
-		if connections[i], err = f.connect(ctx, q, i); err != nil {
+		if connections[i], err = f.connect(ctx, req, i); err != nil {
 			return FloodResult{}, fmt.Errorf("connect to %s: %w", c.Target, err)
 		}
 		defer connections[i].conn.Close()
@@ -122,8 +122,8 @@ func floodHeaders(deadline time.Duration) (blocks [2][]byte) {
 // window permit. One goroutine writes, and another reads.
 type floodConnection struct {
 	*flood
-	conn     net.Conn
-	question question // the message, after the five bytes with which gRPC starts a message
+	conn    net.Conn
+	request request // the message, after the five bytes with which gRPC starts a message
 
 	keys     keys
 	every    time.Duration
@@ -151,7 +151,7 @@ func slotOf(n uint32, due time.Duration) uint64 {
 	return uint64(n+1)<<dueBits | uint64(max(1, due.Microseconds()))
 }
 
-func (f *flood) connect(ctx context.Context, q question, i int) (*floodConnection, error) {
+func (f *flood) connect(ctx context.Context, req request, i int) (*floodConnection, error) {
 	conn, err := Dial(ctx, f.Target)
 	if err != nil {
 		return nil, err
@@ -169,8 +169,8 @@ func (f *flood) connect(ctx context.Context, q question, i int) (*floodConnectio
 		c.interval = f.Deadline / 4
 	}
 	c.nextDue = c.every * time.Duration(i) / time.Duration(f.Connections)
-	n := len(q.message)
-	c.question = q.clone(0, byte(n>>24), byte(n>>16), byte(n>>8), byte(n))
+	n := len(req.message)
+	c.request = req.clone(0, byte(n>>24), byte(n>>16), byte(n>>8), byte(n))
 	c.window.Store(firstWindow)
 	var b bytes.Buffer
 	to := http2.NewFramer(&b, nil)
@@ -212,7 +212,7 @@ func (c *floodConnection) send(now time.Duration) {
 			c.unsent.Add(1)
 			continue
 		}
-		full := c.head-c.tail >= uint32(len(c.slots)) || c.window.Load() < int64(len(c.question.message)) || len(c.out) > 4<<20
+		full := c.head-c.tail >= uint32(len(c.slots)) || c.window.Load() < int64(len(c.request.message)) || len(c.out) > 4<<20
 		if full && now-c.nextDue <= c.Deadline && !c.broken.Load() && now < c.Duration {
 			c.due.Add(-1) // counted again at the next check, when there may be room
 			return
@@ -224,14 +224,14 @@ func (c *floodConnection) send(now time.Duration) {
 		n := c.head
 		c.head++
 		c.pending.Add(1)
-		c.window.Add(-int64(len(c.question.message)))
+		c.window.Add(-int64(len(c.request.message)))
 		atomic.StoreUint64(&c.slots[n%uint32(len(c.slots))], slotOf(n, c.nextDue))
 		block := c.headers[min(n, 1)]
 		c.frame(len(block), http2.FrameHeaders, http2.FlagHeadersEndHeaders, 2*n+1)
 		c.out = append(c.out, block...)
-		c.question.setKey(c.keys.next())
-		c.frame(len(c.question.message), http2.FrameData, http2.FlagDataEndStream, 2*n+1)
-		c.out = append(c.out, c.question.message...)
+		c.request.setKey(c.keys.next())
+		c.frame(len(c.request.message), http2.FrameData, http2.FlagDataEndStream, 2*n+1)
+		c.out = append(c.out, c.request.message...)
 	}
 }
 
@@ -294,17 +294,17 @@ func (c *floodConnection) read() {
 func (c *floodConnection) handle(kind http2.FrameType, flags http2.Flags, stream uint32, payload []byte, now time.Duration) {
 	switch kind { //nolint:exhaustive // other frames are not needed here
 	case http2.FrameData:
-		v := senseless
+		v := invalid
 		if len(payload) >= prefixLen {
 			v = verdictOf(payload[prefixLen:])
 		}
 		c.answered(stream, v, now)
 	case http2.FrameHeaders:
 		if flags.Has(http2.FlagHeadersEndStream) {
-			c.answered(stream, senseless, now) // has no effect if DATA has already arrived
+			c.answered(stream, invalid, now) // has no effect if DATA has already arrived
 		}
 	case http2.FrameRSTStream:
-		c.answered(stream, senseless, now)
+		c.answered(stream, invalid, now)
 	case http2.FrameWindowUpdate:
 		if stream == 0 {
 			c.window.Add(int64(binary.BigEndian.Uint32(payload)))
@@ -329,7 +329,7 @@ func (c *floodConnection) answered(stream uint32, v verdict, now time.Duration) 
 	c.pending.Add(-1)
 	due := time.Duration(was&(1<<dueBits-1)) * time.Microsecond
 	switch {
-	case v == senseless:
+	case v == invalid:
 		c.failed.Add(1)
 	case now-due > c.Deadline:
 		c.late.Add(1)

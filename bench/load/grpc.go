@@ -14,12 +14,12 @@ import (
 
 // grpcConnection sends requests with grpc-go. It has a goroutine for each request that may be outstanding.
 type grpcConnection struct {
-	run      *run
-	question question
-	conn     *grpc.ClientConn
+	run     *run
+	request request
+	conn    *grpc.ClientConn
 }
 
-func dialGRPC(r *run, q question) (*grpcConnection, error) {
+func dialGRPC(r *run, req request) (*grpcConnection, error) {
 	target := r.Target
 	if !strings.HasPrefix(target, "unix:") {
 		target = "passthrough:///" + target
@@ -30,7 +30,7 @@ func dialGRPC(r *run, q question) (*grpcConnection, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &grpcConnection{run: r, question: q, conn: conn}, nil
+	return &grpcConnection{run: r, request: req, conn: conn}, nil
 }
 
 func (c *grpcConnection) close() { _ = c.conn.Close() }
@@ -57,10 +57,10 @@ func (c *grpcConnection) send(ctx context.Context, s *schedule) *recorder {
 }
 
 func (c *grpcConnection) work(ctx context.Context, next func() (time.Duration, bool), to *recorder) {
-	q, keys, response := c.question.clone(), newKeys(c.run), []byte(nil)
+	req, keys, response := c.request.clone(), newKeys(c.run), []byte(nil)
 	for at, more := next(); more; at, more = next() {
-		q.setKey(keys.next())
-		if err := c.conn.Invoke(ctx, method, q.message, &response); err != nil {
+		req.setKey(keys.next())
+		if err := c.conn.Invoke(ctx, method, req.message, &response); err != nil {
 			to.fail(status.Code(err).String())
 			if ctx.Err() != nil {
 				return

@@ -56,7 +56,7 @@ func Idle(ctx context.Context, target, protocol string, n int, used bool) (conne
 }
 
 func grpcHello(used bool) ([]byte, error) {
-	q, err := newQuestion("bench", []string{"user_id=1"})
+	req, err := newRequest("bench", []string{"user_id=1"})
 	if err != nil {
 		return nil, err
 	}
@@ -65,9 +65,9 @@ func grpcHello(used bool) ([]byte, error) {
 	to := http2.NewFramer(&b, nil)
 	_ = to.WriteSettings() // cannot fail, like the calls below, because it writes to memory
 	if used {
-		n := len(q.message)
+		n := len(req.message)
 		_ = to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: floodHeaders(time.Second)[0], EndHeaders: true})
-		_ = to.WriteData(1, true, q.clone(0, byte(n>>24), byte(n>>16), byte(n>>8), byte(n)).message)
+		_ = to.WriteData(1, true, req.clone(0, byte(n>>24), byte(n>>16), byte(n>>8), byte(n)).message)
 	}
 	return b.Bytes(), nil
 }

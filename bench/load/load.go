@@ -104,7 +104,7 @@ func Run(ctx context.Context, c Config) (Result, error) {
 	if err := c.check(); err != nil {
 		return Result{}, err
 	}
-	question, err := newQuestion(c.Domain, c.Descriptors)
+	request, err := newRequest(c.Domain, c.Descriptors)
 	if err != nil {
 		return Result{}, err
 	}
@@ -114,7 +114,7 @@ func Run(ctx context.Context, c Config) (Result, error) {
 	r := &run{Config: c}
 	connections := make([]connection, c.Connections)
 	for i := range connections {
-		if connections[i], err = r.connect(ctx, question); err != nil {
+		if connections[i], err = r.connect(ctx, request); err != nil {
 			return Result{}, fmt.Errorf("connect to %s: %w", c.Target, err)
 		}
 		defer connections[i].close()
@@ -141,11 +141,11 @@ func Run(ctx context.Context, c Config) (Result, error) {
 	return result, nil
 }
 
-func (r *run) connect(ctx context.Context, q question) (connection, error) {
+func (r *run) connect(ctx context.Context, req request) (connection, error) {
 	if r.Client == Raw {
-		return dialRaw(ctx, r, q)
+		return dialRaw(ctx, r, req)
 	}
-	return dialGRPC(r, q)
+	return dialGRPC(r, req)
 }
 
 type run struct {

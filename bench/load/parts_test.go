@@ -47,15 +47,15 @@ func TestEveryDurationHasASlot(t *testing.T) {
 	}
 }
 
-func TestAQuestionHasItsKeyAtEachPlaceholder(t *testing.T) {
-	q, err := newQuestion("d", []string{"a={},b=x", "c=u{}"})
+func TestARequestHasItsKeyAtEachPlaceholder(t *testing.T) {
+	req, err := newRequest("d", []string{"a={},b=x", "c=u{}"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	q = q.clone(1, 2, 3)
-	q.setKey(42)
+	req = req.clone(1, 2, 3)
+	req.setKey(42)
 	var r rls.RateLimitRequest
-	if err := proto.Unmarshal(q.message[3:], &r); err != nil {
+	if err := proto.Unmarshal(req.message[3:], &r); err != nil {
 		t.Fatal(err)
 	}
 	const want = `domain:"d" descriptors:{entries:{key:"a" value:"00000042"} entries:{key:"b" value:"x"}} descriptors:{entries:{key:"c" value:"u00000042"}}`
@@ -75,8 +75,8 @@ func TestVerdict(t *testing.T) {
 	}{
 		{rls.RateLimitResponse_OK, ok},
 		{rls.RateLimitResponse_OVER_LIMIT, overLimit},
-		{rls.RateLimitResponse_UNKNOWN, senseless},
-		{17, senseless},
+		{rls.RateLimitResponse_UNKNOWN, invalid},
+		{17, invalid},
 	} {
 		message, err := proto.Marshal(&rls.RateLimitResponse{
 			OverallCode: c.code,
@@ -88,8 +88,8 @@ func TestVerdict(t *testing.T) {
 		if got := verdictOf(message); got != c.want {
 			t.Errorf("%v: %v, want %v", c.code, got, c.want)
 		}
-		if got := verdictOf(message[:len(message)-1]); got != senseless {
-			t.Errorf("%v, cut off: %v, want %v", c.code, got, senseless)
+		if got := verdictOf(message[:len(message)-1]); got != invalid {
+			t.Errorf("%v, cut off: %v, want %v", c.code, got, invalid)
 		}
 	}
 }

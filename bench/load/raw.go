@@ -19,9 +19,9 @@ import (
 // rawConnection writes requests as HTTP/2 frames. One goroutine sends as many requests as possible in one
 // write, and another goroutine reads the answers.
 type rawConnection struct {
-	run      *run
-	question question // the message, after the five bytes with which gRPC starts a message
-	conn     net.Conn
+	run     *run
+	request request // the message, after the five bytes with which gRPC starts a message
+	conn    net.Conn
 
 	writing sync.Mutex // guards out and framer; locked before mu
 	out     *bufio.Writer
@@ -58,23 +58,23 @@ const (
 	firstWindow = 65535
 )
 
-func dialRaw(ctx context.Context, r *run, q question) (*rawConnection, error) {
+func dialRaw(ctx context.Context, r *run, req request) (*rawConnection, error) {
 	conn, err := Dial(ctx, r.Target)
 	if err != nil {
 		return nil, err
 	}
-	n := len(q.message)
+	n := len(req.message)
 	c := &rawConnection{
-		run:      r,
-		question: q.clone(0, byte(n>>24), byte(n>>16), byte(n>>8), byte(n)),
-		conn:     conn,
-		out:      bufio.NewWriterSize(conn, 64<<10),
-		in:       bufio.NewReaderSize(conn, 64<<10),
-		stream:   1,
-		pending:  map[uint32]*pendingRequest{},
-		window:   firstWindow,
-		changed:  make(chan struct{}, 1),
-		broken:   make(chan struct{}),
+		run:     r,
+		request: req.clone(0, byte(n>>24), byte(n>>16), byte(n>>8), byte(n)),
+		conn:    conn,
+		out:     bufio.NewWriterSize(conn, 64<<10),
+		in:      bufio.NewReaderSize(conn, 64<<10),
+		stream:  1,
+		pending: map[uint32]*pendingRequest{},
+		window:  firstWindow,
+		changed: make(chan struct{}, 1),
+		broken:  make(chan struct{}),
 	}
 	for range r.Outstanding {
 		c.idle = append(c.idle, &pendingRequest{})
@@ -119,8 +119,8 @@ func (c *rawConnection) handshake() error {
 		return fmt.Errorf("the server allows %d concurrent requests on a connection, the run needs %d", most, c.run.Outstanding)
 	}
 	const frameMost = 16 << 10 // the largest frame that every server accepts
-	if len(c.question.message) > frameMost {
-		return fmt.Errorf("a request has %d bytes, which do not go into one frame of %d", len(c.question.message), frameMost)
+	if len(c.request.message) > frameMost {
+		return fmt.Errorf("a request has %d bytes, which do not go into one frame of %d", len(c.request.message), frameMost)
 	}
 	return c.framer.WriteSettingsAck()
 }
@@ -193,8 +193,8 @@ func (c *rawConnection) sendAll(s *schedule) bool {
 		}
 		message := f.done
 		if len(message) == 0 {
-			c.question.setKey(keys.next())
-			message = c.question.message
+			c.request.setKey(keys.next())
+			message = c.request.message
 		}
 		if !c.sendOne(f, at, headers, message) {
 			return false
@@ -212,7 +212,7 @@ func (c *rawConnection) takeRequest(wait bool) *pendingRequest {
 			f := c.idle[last]
 			size := len(f.done)
 			if size == 0 {
-				size = len(c.question.message)
+				size = len(c.request.message)
 			}
 			if c.window >= int64(size) {
 				c.idle = c.idle[:last]

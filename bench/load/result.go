@@ -20,7 +20,7 @@ type recorder struct {
 func newRecorder(r *run) *recorder { return &recorder{run: r, errors: map[string]int64{}} }
 
 func (r *recorder) answer(due time.Duration, v verdict) {
-	if v == senseless {
+	if v == invalid {
 		r.fail("the answer cannot be decoded, or its code is unknown")
 		return
 	}

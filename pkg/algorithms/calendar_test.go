@@ -40,11 +40,11 @@ func (c civil) date(t Micros, n int) time.Time {
 
 // shows returns the first moment at which local clocks show date.
 func (c civil) shows(date time.Time) Micros {
-	type question struct {
+	type dateIn struct {
 		zone *time.Location
 		date time.Time
 	}
-	if at, known := shown.Load(question{c.zone, date}); known {
+	if at, known := shown.Load(dateIn{c.zone, date}); known {
 		return at.(Micros)
 	}
 	at := date.Add(-15 * time.Hour)
@@ -55,7 +55,7 @@ func (c civil) shows(date time.Time) Micros {
 		}
 		at = at.Add(15 * time.Minute)
 	}
-	shown.Store(question{c.zone, date}, Micros(at.UnixMicro()))
+	shown.Store(dateIn{c.zone, date}, Micros(at.UnixMicro()))
 	return Micros(at.UnixMicro())
 }
 

@@ -156,18 +156,18 @@ func (k *kept) of(l *Limit, units int64) int64 {
 }
 
 // within returns the consumption that remains, in the unit of l, when n ticks of l have passed since the start of
-// a tick of k. p flows in with each tick of l. It is for limits with shorter ticks than k: during a tick of k, the
-// consumption falls by what pace returns.
+// a tick of k. p flows in with each tick of l, and the ticks of l are not longer than those of k. During one tick
+// of k, the consumption falls by the result of pace.
 func (k *kept) within(l *Limit, p, n int64) int64 {
 	used := k.units(l)
 	flown, _ := mulDiv(k.pace(l, p), n, int64(k.tick/l.tick))
 	return max(0, used-flown)
 }
 
-// pace returns what flows in during a tick of k if the ticks of l are shorter, in the unit of l. p flows in with each
-// tick of l. The result is the smaller inflow of the two limits. With the larger one, the next tick of k could
-// begin with more consumption than this one ended with. A charge that waited for another limit of its group would
-// then be denied.
+// pace returns the inflow of one tick of k, in the unit of l. p is the inflow of one tick of l, which is not longer
+// than a tick of k. The result is the smaller one of the inflows of l and of the old limit. With the larger inflow,
+// the consumption could be higher at the start of the next tick of k than at the end of this tick. A charge that
+// waited for another limit of its group would then be denied.
 func (k *kept) pace(l *Limit, p int64) int64 {
 	old, _ := mulDiv(k.p, l.Unit(), k.unit)
 	if n := int64(k.tick / l.tick); p <= old/n {

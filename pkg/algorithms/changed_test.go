@@ -194,9 +194,9 @@ func (m *changing) shown(s Spec, tick Micros) (all []*big.Rat) {
 	return all
 }
 
-// there returns the amount that m, a result of view for s, has left. A guaranteed bucket that stays in the
-// numbers of another limit (isKept) counts its parts separately.
-func (m *changing) there(s Spec, tick Micros, isKept bool) *big.Rat {
+// remaining returns the units that bucket m has left under s. m and isKept are results of view for s. If isKept is
+// true, the two parts of a guaranteed bucket are counted separately.
+func (m *changing) remaining(s Spec, tick Micros, isKept bool) *big.Rat {
 	capacities, _ := parts(s)
 	used := m.shown(s, tick)
 	left := minus(sum(capacities), sum(used))
@@ -219,7 +219,7 @@ func (m *changing) there(s Spec, tick Micros, isKept bool) *big.Rat {
 
 func (m changing) passes(s Spec, tick, t Micros, a Charge) bool {
 	v, isKept := m.view(s, tick, t, a.Hash)
-	left, cost := v.there(s, tick, isKept), m.cost(s, tick, a)
+	left, cost := v.remaining(s, tick, isKept), m.cost(s, tick, a)
 	capacities, flows := parts(s)
 	turn := (&watch{tick: tick}).after(t, up(over(minus(sum(capacities), left), times(flows[0], whole(int64(tick))))))
 	switch {
@@ -306,7 +306,7 @@ func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 		q := new(big.Rat).SetInt(scale(v.s, v.tick))
 		next.used[last] = plus(next.used[last], over(new(big.Rat).SetInt(up(times(cost, q))), q))
 	}
-	turn := (&watch{tick: tick}).after(now, up(over(minus(capacity, v.there(s, tick, isKept)), times(flows[0], whole(int64(tick))))))
+	turn := (&watch{tick: tick}).after(now, up(over(minus(capacity, v.remaining(s, tick, isKept)), times(flows[0], whole(int64(tick))))))
 	pass := m.passes(s, tick, now, a)
 	switch {
 	case a.Cost < 0:
@@ -372,7 +372,7 @@ func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 		if late { // a cost above the capacity is never available at once; the rest of it becomes a debt
 			yes = func(t Micros) bool {
 				v, isKept := stored.view(s, tick, t, a.Hash)
-				return !less(v.there(s, tick, isKept), minus(least(cost, plus(capacity, r)), r))
+				return !less(v.remaining(s, tick, isKept), minus(least(cost, plus(capacity, r)), r))
 			}
 		}
 		e := edgesOf(s, tick, a.Hash)
@@ -388,10 +388,10 @@ func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 	}
 	used := after.shown(s, tick)
 	d.Value = down(times(minus(capacity, sum(used)), new(big.Rat).SetInt(scale(s, tick)))).Int64()
-	d.Remaining = notNegative(down(after.there(s, tick, afterKept)))
+	d.Remaining = notNegative(down(after.remaining(s, tick, afterKept)))
 	full := func(t Micros) bool {
 		v, isKept := after.view(s, tick, t, a.Hash)
-		return v.there(s, tick, isKept).Cmp(capacity) >= 0
+		return v.remaining(s, tick, isKept).Cmp(capacity) >= 0
 	}
 	switch {
 	case s.Kind == FixedWindow:

@@ -143,8 +143,8 @@ func TestChargesFromBeforeAClockStepAreNotRefunded(t *testing.T) {
 	}
 }
 
-// After the step back, the bucket is full before the time of its last charge. It must remember that
-// charge until this time has passed.
+// The clock steps back, and the bucket is full again before the clock reaches the time of the last charge. The bucket
+// must be kept until then, because that charge may still be settled.
 func TestABucketIsKeptWhileAChargeOfTheFutureMayBeSettled(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: 10 * sec, Settles: true})
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})

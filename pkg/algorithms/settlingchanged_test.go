@@ -103,7 +103,7 @@ func TestSettlementsUnderChangedNumbers(t *testing.T) {
 			now       Micros
 			known     *Limit
 			call      *call // the call that began, or nil
-			converted bool  // the state was in the numbers of the limit afterwards
+			converted bool  // afterwards the state was in the numbers of the current limit, not of an earlier one
 		}
 		l, known := numbers()
 		var state State

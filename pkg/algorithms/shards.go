@@ -256,8 +256,8 @@ func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 		}
 		return sum
 	}
-	// Find the highest level that frees at least cost. The last loop returns the surplus to the shards, one
-	// each.
+	// Find the highest level that frees at least cost if all fuller shards are lowered to it. That may free too much:
+	// the last loop returns the surplus, one to each of these shards.
 	lo, hi := int64(0), slices.Max(left)
 	for i := range left {
 		lo = min(lo, floor(i))

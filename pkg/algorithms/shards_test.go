@@ -99,7 +99,7 @@ func TestANewShardIsFull(t *testing.T) {
 	}
 }
 
-// Sums over the largest shards must not overflow.
+// Sums of the values of the largest shards must not overflow.
 func TestTheMostThatManyShardsCanReserve(t *testing.T) {
 	s := Spec{Kind: TokenBucket, Rate: 1_000_000, Period: sec, Capacity: new(int64(MaxShards))}
 	shards := mustSplit(t, s, MaxShards)

@@ -107,13 +107,13 @@ func (b *Bucket) chargeIf(now Micros, pays, never bool) {
 		b.State = b.Limit.afterDenial(b.State, now, b.Charge)
 	}
 	if !pays && b.Decision.Allowed && !b.Limit.ChargesDenied() {
-		b.Decision = b.Limit.there(b.State, now, b.Charge, b.Decision)
+		b.Decision = b.Limit.uncharged(b.State, now, b.Charge, b.Decision)
 	}
 }
 
-// there returns d, the decision of a bucket that allowed a while another bucket of its group denied, with the
-// amounts and times of the bucket without the charge. s is the state of the bucket.
-func (l *Limit) there(s State, now Micros, a Charge, d Decision) Decision {
+// uncharged returns d with the amounts and times of the bucket without charge a. d is the decision of a bucket that
+// allowed a although another bucket of the group denied its charge. s is the state of the bucket.
+func (l *Limit) uncharged(s State, now Micros, a Charge, d Decision) Decision {
 	_, is := l.Take(s, now, Charge{Hash: a.Hash, DryRun: true})
 	d.Value, d.Remaining, d.ResetAfter, d.Wait, d.Lost = is.Value, is.Remaining, is.ResetAfter, 0, 0
 	return d

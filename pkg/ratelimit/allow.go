@@ -126,7 +126,8 @@ type Request struct {
 	Reservation Reservation
 
 	limit *limit
-	// How many units were consumed and when, to undo the request; payer is the limit that paid in place of limit.
+	// cost is the number of units consumed, and at the time of the charge; undo needs them. payer is the limit that
+	// paid in place of limit, or nil.
 	cost  int64
 	at    algorithms.Micros
 	payer *limit

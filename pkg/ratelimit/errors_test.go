@@ -458,3 +458,10 @@ descriptors: [{key: user, limit: tokens}]
 		}
 	}
 }
+
+func TestACostThatNeverFitsHasTheNumbersOfItsLimit(t *testing.T) {
+	l := over(t, away{}, nil)
+	if r, err := l.AllowN(t.Context(), 11, "send", "bob"); !errors.Is(err, ratelimit.ErrNeverFits) || r.Limit != 10 || r.Window != time.Minute {
+		t.Errorf("got %+v, %v; want %v and a limit of 10 in a minute", r, err, ratelimit.ErrNeverFits)
+	}
+}

@@ -686,3 +686,30 @@ func TestManyGoroutinesGetExactlyTheLimit(t *testing.T) {
 		t.Errorf("admitted %d, want exactly 5", n)
 	}
 }
+
+func TestTheLongestTimeIsNotNegative(t *testing.T) {
+	slow := ratelimit.TokenBucket(1, 200*365*24*time.Hour)
+	slow.Capacity = new(int64(3))
+	l, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"slow": slow}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if r, err := l.Allow(t.Context(), "slow"); err != nil || r.ResetAfter <= 0 {
+			t.Errorf("%+v, %v; want allowed, with a time until the bucket is full", r, err)
+		}
+	}
+	if r, _ := l.Peek(t.Context(), 3, "slow"); r.RetryAfter <= 0 {
+		t.Errorf("%+v; want a positive time", r)
+	}
+}
+
+func TestTheOwnerOfALimitThatComesWithARequest(t *testing.T) {
+	store, own := &recording{Store: memory.New(memory.Config{})}, ratelimit.TokenBucket(5, time.Second)
+	if err := over(t, store, nil).AllowAll(t.Context(), []ratelimit.Request{{Name: "tenant", N: 1, Limit: &own}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := store.charges[0].Owner; got != "test/#inline" {
+		t.Errorf("got the owner %s, want test/#inline", got)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/stores"
@@ -65,8 +66,8 @@ func TestAWaitThatBecomesTooLongIsReturned(t *testing.T) {
 	}
 }
 
-// 2 units flow in during the wait. Without the wait the bucket would have been full, and another caller
-// consumed one unit: 4 are left.
+// The bucket holds 5 units and is full. 2 units flow in during the wait, and another caller consumes one. Without the
+// reservation, the 2 units would not have fitted, so the refund must leave 5 - 1 = 4 units.
 func TestACanceledWaitRefundsLessTheInflow(t *testing.T) {
 	limit := ratelimit.TokenBucket(10, time.Minute)
 	limit.Capacity, limit.MaxReserved = new(int64(5)), new(int64(20))
@@ -101,7 +102,8 @@ func (s after) Submit(b *backend.Batch) {
 	}
 }
 
-// The store charges nothing for a caller whose context has ended, but the undo must have its usual time.
+// A canceled context has the effect of a deadline that has passed: the wrapper Deadline then submits nothing. So the
+// refund after a canceled wait must not use that context.
 func TestACanceledWaitIsUndoneByAStoreWithDeadlines(t *testing.T) {
 	reserved := make(chan struct{}, 10)
 	l, _ := limiterWith(t, ratelimit.TokenBucket(1, time.Hour), 0, func(s backend.Store) backend.Store {
@@ -256,4 +258,52 @@ func TestADenialBeforeMaxWaitIsCounted(t *testing.T) {
 			t.Errorf("%v, want to wait %v", err, want)
 		}
 	}
+}
+
+type recording struct {
+	backend.Store
+
+	charges []backend.Charge
+	batches int
+}
+
+func (r *recording) Submit(b *backend.Batch) {
+	r.charges, r.batches = append(r.charges[:0], b.Charges...), r.batches+1
+	r.Store.Submit(b)
+}
+
+func TestACallWithoutReservationsIsOneBatch(t *testing.T) {
+	store := &recording{Store: memory.New(memory.Config{})}
+	l, err := ratelimit.New(ratelimit.Config{Store: store, Limits: testLimits(), MaxWait: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for reserve, want := range map[bool]int{false: 1, true: 2} {
+		store.batches = 0
+		if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "send", N: 1, Reserve: reserve}}); err != nil || store.batches != want {
+			t.Errorf("reserve %v: %d batches, %v; want %d", reserve, store.batches, err, want)
+		}
+	}
+}
+
+func TestAWaitThatWouldBeTooLongIsDeniedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := over(t, memory.New(memory.Config{}), nil)
+		for name, wait := range map[string]time.Duration{"send": 6 * time.Second, "log": time.Second} {
+			for range map[string]int{"send": 10, "log": 2}[name] {
+				if _, err := l.Allow(t.Context(), name); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, left := range []time.Duration{-time.Second, wait * 3 / 4} {
+				ctx, cancel := context.WithTimeout(t.Context(), left)
+				start := time.Now()
+				var denied *ratelimit.DeniedError
+				if err := l.Wait(ctx, name); !errors.As(err, &denied) || !time.Now().Equal(start) {
+					t.Errorf("%s with %v left: got %v after %v; want a denial at once", name, left, err, time.Since(start))
+				}
+				cancel()
+			}
+		}
+	})
 }

@@ -8,9 +8,10 @@ import (
 
 type usage struct{ KiB, Goroutines, Files, Series float64 }
 
-// judge reports growth. It compares the smallest value of the last quarter with the largest value of the
-// second quarter. By then a bounded value has reached its bound, and sometimes falls. A value may grow by a
-// tenth and a small number, which is slack KiB for memory. Fewer than 8 measurements are too few, which judge reports.
+// judge returns a text for each value that grew too much. It compares the smallest value of the last quarter with the
+// largest value of the second quarter, because a bounded value has reached its bound by then. A value may grow by
+// 10 % plus a constant, which is slack KiB for memory. With fewer than 8 measurements, judge returns one text that says
+// so.
 func judge(all []usage, slack float64) (wrong []string) {
 	for _, c := range []struct {
 		what  string

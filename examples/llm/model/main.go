@@ -64,7 +64,7 @@ func complete(w http.ResponseWriter, r *http.Request, delay time.Duration) {
 	}
 	for range words {
 		select {
-		case <-r.Context().Done(): // the client hung up
+		case <-r.Context().Done(): // the client closed the connection
 			return
 		case <-time.After(delay):
 		}

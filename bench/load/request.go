@@ -21,57 +21,57 @@ const marker = "\x01\x02\x03\x04\x05\x06\x07\x08"
 // maxKeys is the number of different keys that the digits can represent.
 const maxKeys = 100_000_000
 
-// question is an encoded RateLimitRequest. The number of its key can be replaced, so that creating a request
+// request is an encoded RateLimitRequest. The number of its key can be replaced, so that creating a request
 // costs little.
-type question struct {
+type request struct {
 	message []byte
 	digits  []int // the positions of the key's number
 }
 
-func newQuestion(domain string, descriptors []string) (question, error) {
-	request := &rls.RateLimitRequest{Domain: domain}
+func newRequest(domain string, descriptors []string) (request, error) {
+	decoded := &rls.RateLimitRequest{Domain: domain}
 	for _, text := range descriptors {
 		d := &common.RateLimitDescriptor{}
 		for entry := range strings.SplitSeq(text, ",") {
 			key, value, ok := strings.Cut(entry, "=")
 			if !ok {
-				return question{}, fmt.Errorf("descriptor %q: %q is not key=value", text, entry)
+				return request{}, fmt.Errorf("descriptor %q: %q is not key=value", text, entry)
 			}
 			d.Entries = append(d.Entries, &common.RateLimitDescriptor_Entry{Key: key, Value: strings.ReplaceAll(value, "{}", marker)})
 		}
-		request.Descriptors = append(request.Descriptors, d)
+		decoded.Descriptors = append(decoded.Descriptors, d)
 	}
-	message, err := proto.Marshal(request)
+	message, err := proto.Marshal(decoded)
 	if err != nil {
-		return question{}, fmt.Errorf("encode a request: %w", err)
+		return request{}, fmt.Errorf("encode a request: %w", err)
 	}
-	q := question{message: message}
+	req := request{message: message}
 	for from := 0; ; from += len(marker) {
 		i := bytes.Index(message[from:], []byte(marker))
 		if i < 0 {
 			break
 		}
 		from += i
-		q.digits = append(q.digits, from)
+		req.digits = append(req.digits, from)
 	}
-	return q, nil
+	return req, nil
 }
 
-// clone returns a copy of q whose message starts with prefix. The copy shares no memory with q, so another
+// clone returns a copy of req whose message starts with prefix. The copy shares no memory with req, so another
 // goroutine can use it.
-func (q question) clone(prefix ...byte) question {
-	c := question{message: slices.Concat(prefix, q.message)}
-	for _, i := range q.digits {
+func (req request) clone(prefix ...byte) request {
+	c := request{message: slices.Concat(prefix, req.message)}
+	for _, i := range req.digits {
 		c.digits = append(c.digits, i+len(prefix))
 	}
 	return c
 }
 
-func (q question) setKey(key int) {
-	for _, at := range q.digits {
+func (req request) setKey(key int) {
+	for _, at := range req.digits {
 		n := key
 		for i := len(marker) - 1; i >= 0; i-- {
-			q.message[at+i] = byte('0' + n%10)
+			req.message[at+i] = byte('0' + n%10)
 			n /= 10
 		}
 	}
@@ -80,7 +80,7 @@ func (q question) setKey(key int) {
 type verdict int
 
 const (
-	senseless verdict = iota // the answer is not a RateLimitResponse, or its code is neither OK nor OVER_LIMIT
+	invalid verdict = iota // the answer is not a RateLimitResponse, or its code is neither OK nor OVER_LIMIT
 	ok
 	overLimit
 )
@@ -89,11 +89,11 @@ const responseCode = 1 // the number of overall_code in RateLimitResponse
 
 // verdictOf returns the verdict in message, an encoded RateLimitResponse. It reads the whole message.
 func verdictOf(message []byte) verdict {
-	v := senseless
+	v := invalid
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)
 		if n < 0 {
-			return senseless
+			return invalid
 		}
 		message = message[n:]
 		if number == responseCode && kind == protowire.VarintType {
@@ -106,11 +106,11 @@ func verdictOf(message []byte) verdict {
 			case rls.RateLimitResponse_UNKNOWN:
 				fallthrough
 			default:
-				v = senseless
+				v = invalid
 			}
 		}
 		if n = protowire.ConsumeFieldValue(number, kind, message); n < 0 {
-			return senseless
+			return invalid
 		}
 		message = message[n:]
 	}
