@@ -83,7 +83,7 @@ type variable struct {
 }
 
 func (c *envCmd) Run(a *app, parsed *kong.Context) error {
-	list := append(a.reference.own(parsed.Model), theirs()...)
+	list := append(a.reference.own(parsed.Model), referenceVariables()...)
 	if c.Format == "json" {
 		if err := writeJSON(a.stdout, list); err != nil {
 			return err
@@ -128,7 +128,7 @@ func (r reference) own(model *kong.Application) (list []variable) {
 	return list
 }
 
-func theirs() (list []variable) {
+func referenceVariables() (list []variable) {
 	for _, known := range refenv.Variables() {
 		v := variable{Name: known.Name, Value: known.Default, Source: "default", Effect: known.Effect}
 		if set := os.Getenv(known.Name); set != "" {

@@ -95,7 +95,7 @@ type limitApplied struct {
 }
 
 func (c *explainCmd) Run(a *app) error {
-	request, about, err := c.question()
+	request, about, err := c.requested()
 	if err != nil {
 		return exitError{exitUsage, err}
 	}
@@ -134,8 +134,8 @@ func (c *explainCmd) Run(a *app) error {
 	return writeExplained(a.stdout, all)
 }
 
-// question returns the descriptors or the HTTP request that the flags describe. The other result is nil.
-func (c *explainCmd) question() ([]limiter.Descriptor, *routing.Request, error) {
+// requested returns the descriptors or the HTTP request that the flags describe. The other result is nil.
+func (c *explainCmd) requested() ([]limiter.Descriptor, *routing.Request, error) {
 	switch {
 	case c.Request != "" && (c.Domain != "" || len(c.Descriptors) > 0):
 		return nil, nil, errors.New("--request cannot be combined with --domain and descriptors; the route of the request states them")

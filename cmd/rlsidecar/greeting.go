@@ -39,7 +39,7 @@ func greeting(r server.Running, json bool) string {
 	if !ok {
 		return b.String() + "\n"
 	}
-	fmt.Fprintf(&b, "\nTry, a few times:\n  %s -d %s\n\n", curl(r.HTTP), quote(question(domain, entries)))
+	fmt.Fprintf(&b, "\nTry, a few times:\n  %s -d %s\n\n", curl(r.HTTP), quote(requestBody(domain, entries)))
 	return b.String()
 }
 
@@ -71,7 +71,7 @@ func curl(a net.Addr) string {
 	}
 }
 
-func question(domain string, entries []descriptors.Entry) string {
+func requestBody(domain string, entries []descriptors.Entry) string {
 	type entry struct {
 		Key   string `json:"key"`
 		Value string `json:"value"`

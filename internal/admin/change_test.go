@@ -10,7 +10,7 @@ import (
 
 // The author and the reason are stored. Without a service for adjustments only a reset is possible.
 func TestAChangeNeedsAnAuthorAndAReason(t *testing.T) {
-	d := newDesk(t)
+	d := newTestPages(t)
 	d.request(t, 20, user("bob"))
 	form := func(do, author, reason string) url.Values {
 		return url.Values{"do": {do}, "domain": {"d"}, "limit": {"send"}, "value": {"bob"}, "author": {author}, "reason": {reason}, "csrf": {d.csrf()}}
@@ -42,7 +42,7 @@ func TestAChangeNeedsAnAuthorAndAReason(t *testing.T) {
 
 // A limit of a descriptor has no name that requests can use. Its buckets can be shown and reset all the same.
 func TestABucketOfADescriptorIsShownAndReset(t *testing.T) {
-	d := newDesk(t)
+	d := newTestPages(t)
 	request := func() int {
 		return d.request(t, 1, descriptors.Entry{Key: "path", Value: "/login"}, descriptors.Entry{Key: "country", Value: "de"})
 	}

@@ -26,14 +26,14 @@ const (
 	lookupTime = 2 * time.Second
 )
 
-// subject is the subject of a key page: a key of one limit, or a descriptor with all limits that it matches.
+// subject is what a key page describes: a key of one limit, or a descriptor with all limits that it matches.
 type subject struct {
 	Domain, Limit string
 	Key           []string
 	Entries       []descriptors.Entry
 }
 
-// found reports whether q contains a subject.
+// parseSubject reads the subject from q. found is false if q contains none.
 func parseSubject(q url.Values) (s subject, found bool, err error) {
 	s.Domain, s.Limit = q.Get("domain"), q.Get("limit")
 	if text := q.Get("descriptor"); text != "" {
@@ -313,10 +313,10 @@ func deniedBy(limits []keyLimit, c *limiter.Call) string {
 	return strings.Join(names, "; ")
 }
 
-// keyLimit describes one limit for a key: how the limit decides, from result, and what its bucket contains, from state.
-// result is the answer to a cost of 1, and state the answer to a cost of 0. The two can be one Result. If a limit does
-// not allow a cost of 1 and another one pays, both are the answer to a cost of 0. If there is no answer to a cost of 0,
-// both are that to a cost of 1.
+// keyLimit describes one limit for a key: its decision, from result, and the content of its bucket, from state. result
+// is the answer to a cost of 1, and state the answer to a cost of 0, with two exceptions. If another limit pays in place
+// of this one, result and state are both the answer to a cost of 0. If there is no answer to a cost of 0, both are the
+// answer to a cost of 1.
 func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now time.Time) keyLimit {
 	limit := result.Policy
 	key := c.AppendValues(nil, result)

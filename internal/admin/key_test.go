@@ -47,7 +47,7 @@ descriptors:
           requests_per_unit: 3
 `
 
-type desk struct {
+type testPages struct {
 	*browser
 	now     time.Time
 	limiter *limiter.Limiter
@@ -57,9 +57,9 @@ type desk struct {
 	logs    *observer.ObservedLogs
 }
 
-func newDesk(t *testing.T) *desk {
+func newTestPages(t *testing.T) *testPages {
 	t.Helper()
-	d := &desk{now: began, file: filepath.Join(t.TempDir(), "limits.yaml")}
+	d := &testPages{now: began, file: filepath.Join(t.TempDir(), "limits.yaml")}
 	if err := os.WriteFile(d.file, []byte(sample), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func newDesk(t *testing.T) *desk {
 	return d
 }
 
-func (d *desk) request(t *testing.T, n int, entries ...descriptors.Entry) (allowed int) {
+func (d *testPages) request(t *testing.T, n int, entries ...descriptors.Entry) (allowed int) {
 	t.Helper()
 	for range n {
 		c := &limiter.Call{Request: limiter.Request{Domain: "d", Arrived: d.now}}
@@ -113,7 +113,7 @@ func (d *desk) request(t *testing.T, n int, entries ...descriptors.Entry) (allow
 
 func user(name string) descriptors.Entry { return descriptors.Entry{Key: "user", Value: name} }
 
-func (d *desk) read(t *testing.T, path string) string {
+func (d *testPages) read(t *testing.T, path string) string {
 	t.Helper()
 	w := d.send("GET", path, nil)
 	if w.Code != 200 {
@@ -123,7 +123,7 @@ func (d *desk) read(t *testing.T, path string) string {
 }
 
 // follow sends the form of a page, with other values for some fields.
-func (d *desk) follow(t *testing.T, page string, fields ...string) *httptest.ResponseRecorder {
+func (d *testPages) follow(t *testing.T, page string, fields ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	_, form, found := strings.Cut(page, `<form class="stacked" method="post" action="/change">`)
 	if !found {
@@ -140,7 +140,7 @@ func (d *desk) follow(t *testing.T, page string, fields ...string) *httptest.Res
 	return d.send("POST", "/change", values)
 }
 
-func (d *desk) click(t *testing.T, page, text string) string {
+func (d *testPages) click(t *testing.T, page, text string) string {
 	t.Helper()
 	found := regexp.MustCompile(`href="([^"]*)"[^>]*>` + regexp.QuoteMeta(text) + `<`).FindStringSubmatch(page)
 	if found == nil {
@@ -150,7 +150,7 @@ func (d *desk) click(t *testing.T, page, text string) string {
 }
 
 func TestThePageExplainsWhyAKeyIsDenied(t *testing.T) {
-	d := newDesk(t)
+	d := newTestPages(t)
 	d.request(t, 25, user("bob"))
 	page := d.click(t, d.read(t, "/"), "user=bob")
 	has(t, page, "Denied now: limit send denies until 2001-09-09 01:46:46 UTC (6 seconds), because it is used up.",
@@ -184,7 +184,7 @@ func TestThePageExplainsWhyAKeyIsDenied(t *testing.T) {
 
 // A plan is a limit with then.
 func TestThePageShowsAPlanAndItsCredits(t *testing.T) {
-	d := newDesk(t)
+	d := newTestPages(t)
 	if err := os.WriteFile(d.file, []byte(`domain: d
 hash_tag: domain
 limits:
@@ -217,7 +217,7 @@ descriptors:
 }
 
 func TestSearchingAKey(t *testing.T) {
-	d := newDesk(t)
+	d := newTestPages(t)
 	d.request(t, 25, user("bob"))
 	d.request(t, 1, descriptors.Entry{Key: "café", Value: "bob"})
 	body := d.read(t, "/key?q=bob")
@@ -233,7 +233,7 @@ func TestSearchingAKey(t *testing.T) {
 // Keys are arbitrary bytes. The links and forms of the page must reach exactly the bucket of each key, and show its
 // bytes escaped.
 func TestKeysOfAnyBytes(t *testing.T) {
-	d := newDesk(t)
+	d := newTestPages(t)
 	for _, key := range []string{"", "\xff\x00", "<script>alert(1)</script>", `"><svg/onload=alert(1)>`, "a,b=c\\", "\u202egnp.exe", "&value=x", strings.Repeat("k", 200)} {
 		d.request(t, 21, user(key))
 		has(t, d.read(t, keyLink("d", "send", []string{key})), "Denied now", "Denied 1 time since")
@@ -256,7 +256,7 @@ func TestKeysOfAnyBytes(t *testing.T) {
 }
 
 func TestRaisingAndBlockingAKey(t *testing.T) {
-	d := newDesk(t)
+	d := newTestPages(t)
 	d.request(t, 25, user("bob"))
 	page := d.read(t, "/key?domain=d&limit=send&value=bob")
 
@@ -308,7 +308,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 }
 
 func TestOnlyTheAdminTokenAllowsChanges(t *testing.T) {
-	d := newDesk(t)
+	d := newTestPages(t)
 	form := url.Values{"do": {"block"}, "domain": {"d"}, "limit": {"send"}, "value": {"bob"}, "author": {"eve"}, "reason": {"x"}, "csrf": {d.csrf()}, "for": {"1h"}}
 	reader := newBrowser(d.h)
 	reader.logIn("look")
@@ -354,7 +354,7 @@ func TestOnlyTheAdminTokenAllowsChanges(t *testing.T) {
 }
 
 func TestALimitsPage(t *testing.T) {
-	d := newDesk(t)
+	d := newTestPages(t)
 	d.request(t, 25, user("bob"))
 	page := d.read(t, "/limit?domain=d&name=send")
 	has(t, page, "<h1>send <small>d</small>", "token bucket: 10 per 1m, up to 20 at once.", d.file+":3", "3    send:  {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20}",
@@ -411,7 +411,7 @@ func TestTheConfigurationPage(t *testing.T) {
 }
 
 func TestAPageShowsOnlyItsLimit(t *testing.T) {
-	d := newDesk(t)
+	d := newTestPages(t)
 	d.request(t, 21, user("bob"))
 	has(t, d.read(t, "/key?domain=d&limit=send&value=bob"), "Denied 1 time since")
 	if body := d.read(t, "/key?domain=d&limit=login&value=bob"); strings.Contains(body, "Denied 1 time") || strings.Contains(body, "of 20 left") {
@@ -447,13 +447,13 @@ func TestTheSizeOfALinkIsBounded(t *testing.T) {
 	}
 }
 
-func swapped(t *testing.T, text string) *desk {
+func swapped(t *testing.T, text string) *testPages {
 	t.Helper()
 	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(text)}}, config.Options{})
 	if problems.Bad() {
 		t.Fatal(problems)
 	}
-	d := newDesk(t)
+	d := newTestPages(t)
 	d.limiter.Swap(s)
 	return d
 }

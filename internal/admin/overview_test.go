@@ -167,8 +167,8 @@ func TestPagesOfAHundredLimits(t *testing.T) {
 	}
 }
 
-// TestHundredThousandLimits compares the processor time for a page of 100,000 limits with that for 1,000. For
-// each limit that is not on the page, only a quick check may be added, which takes far less than printing it.
+// TestHundredThousandLimits compares the processor time for the overview of 100,000 limits with that for 1,000. A limit
+// that is not on the page may cost only a quick check, which takes far less time than printing the limit.
 func TestHundredThousandLimits(t *testing.T) {
 	few, lots := New(many(t, 1000)), New(many(t, 100_000))
 	fastest := func(h http.Handler) time.Duration {

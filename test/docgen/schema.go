@@ -217,8 +217,9 @@ func (p *page) properties(all schemas, s *schema, link func(string) string, head
 	}
 }
 
-// object returns the schema with keys that s is, that the items of s have, or that is the first such form of s (oneOf).
-// It returns nil if there is none, and for schemas to which link returns a link.
+// object returns the schema of the object that a value of s contains: s itself, the items of a list, or the first
+// alternative (oneOf) that has keys. It returns nil if there is no object, and for a schema to which link returns a
+// link.
 func (all schemas) object(s *schema, link func(string) string) *schema {
 	if s.Ref != "" && link(last(s.Ref)) != "" {
 		return nil

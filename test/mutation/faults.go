@@ -18,11 +18,11 @@ type fault struct {
 	File  string `yaml:"file"`
 	Old   string `yaml:"old"` // the text to replace, which occurs exactly once in File
 	New   string `yaml:"new"`
-	// Tests are packages, and Run is the pattern of the tests that run in them. Without Tests, those of the area
-	// run. Then an empty Run means that of the area, too.
+	// Tests are packages, and Run is the pattern of the tests that run in them. If Tests is empty, the Tests of the
+	// area apply. If Run is empty too, the Run of the area applies.
 	Tests []string `yaml:"tests"`
 	Run   string   `yaml:"run"`
-	// Timeout is for faults that make a test hang. 0 means the value of the command line.
+	// Timeout bounds the tests of a fault that makes a test hang. 0 means the value of the command line.
 	Timeout time.Duration `yaml:"timeout"`
 }
 

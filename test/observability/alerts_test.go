@@ -36,8 +36,8 @@ func TestRulesPassTheirTests(t *testing.T) {
 	}
 }
 
-// Each point of a timeline is one minute. The timeline repeats a recording, so that counters rise by the
-// increase during the recording in each minute.
+// Each point of a timeline is one minute. The timeline repeats a recording: in each minute, a counter rises by its
+// increase during the recording.
 const (
 	healthyPoints = 40
 	badPoints     = 30

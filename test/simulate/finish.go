@@ -14,12 +14,12 @@ import (
 
 // The judge makes these checks at the end of a run, after the last fault.
 
-// live sends each process a request, checks that it is allowed, and schedules repetitions of it. The method
+// startProbes sends each process a request, checks that it is allowed, and schedules repetitions of it. The method
 // checkProbes checks the answers to the repetitions.
-func (j *judge) live() {
+func (j *judge) startProbes() {
 	w := j.w
 	for _, p := range w.processes {
-		l := &living{request: &request{id: "live " + p.name, witness: "witness", costs: []cost{{"witness", "live " + p.name, 1}}}, process: p}
+		l := &probe{request: &request{id: "live " + p.name, witness: "witness", costs: []cost{{"witness", "live " + p.name, 1}}}, process: p}
 		r := l.request
 		r.allowedWith = func(*limiter.Call) { l.answers++ }
 		w.after(0, p, func() {
@@ -31,10 +31,10 @@ func (j *judge) live() {
 		if w.layout != nil || w.watched != nil {
 			w.after(20*time.Millisecond, p, func() { p.deliver(w.rng, []*request{r}, 0, nil) })
 		}
-		j.alive = append(j.alive, l)
+		j.probes = append(j.probes, l)
 	}
-	w.run(w.now + int64(aWhile))
-	for _, l := range j.alive {
+	w.run(w.now + int64(layoutTime))
+	for _, l := range j.probes {
 		if !l.request.allowed {
 			j.fail("%s: a request is not allowed, though no fault is left", l.process.name)
 		}
@@ -48,20 +48,20 @@ func (j *judge) live() {
 const (
 	// repeats is the number of further requests that a process must allow after the first that it allowed.
 	repeats = 3
-	// aWhile is longer than it takes a process to learn the layout of a Cluster after it was redirected: it reads the
+	// layoutTime is longer than it takes a process to learn the layout of a Cluster after it was redirected: it reads the
 	// layout at most every 200 ms.
-	aWhile = 250 * time.Millisecond
+	layoutTime = 250 * time.Millisecond
 )
 
-// living is the request that the method live sends to one process.
-type living struct {
+// probe is the request that the method startProbes sends to one process.
+type probe struct {
 	request *request
 	process *process
 	answers int // the number of answers that allowed it
 }
 
 func (j *judge) checkProbes() {
-	for _, l := range j.alive {
+	for _, l := range j.probes {
 		if l.answers < repeats {
 			j.fail("%s: of %d requests only %d are allowed, though no fault is left", l.process.name, repeats, l.answers)
 		}

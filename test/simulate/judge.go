@@ -24,7 +24,7 @@ type judge struct {
 	requests         []*request
 	reservations     []*reserving
 	open             map[*sending]bool
-	alive            []*living
+	probes           []*probe
 	buckets          map[string]*bucket // by key
 	named            map[cost]*bucket   // by limit and value
 	failovers        int
@@ -52,9 +52,9 @@ type bucket struct {
 	first         algorithms.Micros // when the servers first charged it; 0 means never
 	last          algorithms.Micros
 	local         map[*process]int64 // units that each sidecar allowed without the servers
-	turns         int64              // the number of refunds, and of denials by a server; a part of the epoch in peek
+	turns         int64              // grows with each refund, and with each denial by a server; judge.peek adds it to the epoch
 	refunds       int64
-	payments      [][]payment // for the witness of a request with credits: the charges of each execution
+	payments      [][]payment // in the witness of a request with credits: what a server charged, each time it executed the request
 }
 
 // admission is a number of admitted units, and the time of the admission by the server's clock. It is a range

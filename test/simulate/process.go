@@ -322,13 +322,13 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 		w.afterPlain(there, p, func() { end(func() { failAll(commands, refused) }) })
 		return
 	}
-	fate := link.fate(w)
-	if fate == faultLostQuestion || fate == faultCut {
+	fault := link.drawFault(w)
+	if fault == faultLostCall || fault == faultCut {
 		return
 	}
 	arrive := func() {
 		w.arrive(s, func() {
-			if !s.up || fate == faultResetBefore {
+			if !s.up || fault == faultResetBefore {
 				w.afterPlain(back, p, func() { end(func() { failAll(commands, io.EOF) }) })
 				return
 			}
@@ -336,8 +336,8 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 			w.judge.redirected(p, answers[0].Err)
 			back, epoch := back+s.waits(answers), s.epoch
 			switch {
-			case fate == faultLostAnswer, link.cutUntil > w.now:
-			case fate == faultResetAfter:
+			case fault == faultLostAnswer, link.cutUntil > w.now:
+			case fault == faultResetAfter:
 				w.afterPlain(back, p, func() { end(func() { failAll(commands, errCut) }) })
 			default:
 				w.afterPlain(back, p, func() {
@@ -391,8 +391,8 @@ func (l *link) delay(w *world) time.Duration {
 	return d
 }
 
-// fate draws the fault of one call at random.
-func (l *link) fate(w *world) fault {
+// drawFault draws the fault of one call at random.
+func (l *link) drawFault(w *world) fault {
 	if l.cutUntil > w.now {
 		w.seen(faultCut)
 		return faultCut
@@ -400,7 +400,7 @@ func (l *link) fate(w *world) fault {
 	if l.faultsPerMille == 0 || w.noMoreFaults || l.rng.IntN(1000) >= l.faultsPerMille {
 		return none
 	}
-	f := [...]fault{faultLostQuestion, faultLostAnswer, faultResetBefore, faultResetAfter}[l.rng.IntN(4)]
+	f := [...]fault{faultLostCall, faultLostAnswer, faultResetBefore, faultResetAfter}[l.rng.IntN(4)]
 	w.seen(f)
 	return f
 }

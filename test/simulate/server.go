@@ -32,8 +32,8 @@ type server struct {
 	lag              time.Duration     // the least delay until the replica has a write; 0 means that there is no replica
 	replica          map[string]*value // the replica's values; nil means deleted
 	replicaCurrentAt int64
-	executing        bool
-	writes           *writes // the writes of that command so far
+	executing        bool    // a command is running
+	writes           *writes // the writes of the running command so far; nil before the first one
 	wrote            bool    // a command of the present call has written
 	epoch            int     // how often a failover has closed its connections
 	isReplica        bool

@@ -20,7 +20,7 @@ type fault int
 const (
 	none fault = iota
 	faultSlow
-	faultLostQuestion
+	faultLostCall
 	faultLostAnswer
 	faultResetBefore
 	faultResetAfter
@@ -88,7 +88,7 @@ const (
 )
 
 var faultNames = [faults]string{
-	none: "none", faultSlow: "slow link", faultLostQuestion: "call lost", faultLostAnswer: "answer lost",
+	none: "none", faultSlow: "slow link", faultLostCall: "call lost", faultLostAnswer: "answer lost",
 	faultResetBefore: "connection reset before execution", faultResetAfter: "connection reset after execution",
 	faultCut: "link cut", faultDown: "call of a server that is down", faultRestart: "server restarted",
 	faultDataLost: "server restarted empty", faultStuck: "server stuck", faultRefuses: "server refuses commands",
@@ -339,7 +339,7 @@ func (w *world) parts() (names []string) {
 	return names
 }
 
-func (w *world) left(out string) bool { return slices.Contains(w.plan.Without, out) }
+func (w *world) omits(part string) bool { return slices.Contains(w.plan.Without, part) }
 
 // runPlan runs the world to its end: the requests and the faults, the repair, and the last checks. judge.problems then
 // has the problems of the whole run.
@@ -353,16 +353,16 @@ func (w *world) runPlan() {
 		w.length = min(w.length, w.plan.Until)
 	}
 	for n := range w.clients {
-		if rng := w.stream('c', n); !w.left(fmt.Sprintf("c%d", n)) {
+		if rng := w.stream('c', n); !w.omits(fmt.Sprintf("c%d", n)) {
 			w.client(n, rng, whole)
 		}
 	}
 	for n := range w.plannedFaults {
-		if rng := w.stream('f', n); !w.left(fmt.Sprintf("f%d", n)) {
+		if rng := w.stream('f', n); !w.omits(fmt.Sprintf("f%d", n)) {
 			w.after(time.Duration(rng.Int64N(int64(whole))), nil, func() { w.fault(rng) })
 		}
 	}
-	if w.hasOperators && !w.left("a") {
+	if w.hasOperators && !w.omits("a") {
 		w.operate(w.stream('a', 0))
 	}
 	w.run(int64(w.length))
@@ -376,7 +376,7 @@ func (w *world) runPlan() {
 	}
 	w.run(max(w.now, w.lastPoll))
 	w.judge.converged()
-	w.judge.live()
+	w.judge.startProbes()
 	w.run(w.now + int64(50*time.Millisecond))
 	w.judge.checkProbes()
 	if !w.run(w.now + int64(20*time.Second)) {

@@ -243,8 +243,8 @@ func TestAStoppedRunHasNoAdvice(t *testing.T) {
 	}
 }
 
-// A suggestion that denies requests of 1 % of the clients comes with the numbers for 10 %, 5 %, 0.1 % and none of them, and
-// for one client.
+// The suggestion is for 1 % of the clients. The other candidates are the smallest numbers that deny requests of at most
+// 10 %, 5 % and 0.1 % of the clients, of one client, and of none.
 func TestCandidatesForOtherShares(t *testing.T) {
 	h := NewMemory(0).New()
 	for i := range 200 {

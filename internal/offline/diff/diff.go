@@ -278,7 +278,7 @@ func byPlace(policies []*descriptors.Policy) map[string]*descriptors.Policy {
 	return all
 }
 
-// form returns for what p has one bucket each. The result continues the text "a bucket for each".
+// form describes what one bucket of p is for. The result continues the text "a bucket for each".
 func form(p *descriptors.Policy) string {
 	switch {
 	case p.Whole:

@@ -22,7 +22,8 @@ type routes struct {
 	leftOut int64
 }
 
-// RouteTemplates makes descriptors with the routes of auth. Values that the log does not contain are missing.
+// RouteTemplates returns Templates that make descriptors with the routes of auth. A value that the log does not contain
+// counts as missing in the request.
 func RouteTemplates(format Format, auth *limiter.Auth) Templates {
 	t := Templates{format: format, routes: &routes{auth: auth, asWritten: format == Envoy, request: routing.Request{Header: map[string][]string{}}}}
 	add := func(canonical string) {

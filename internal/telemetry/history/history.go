@@ -1,6 +1,6 @@
 // Package history keeps the numbers of requests of the last fifteen minutes, in steps of ten seconds and in
-// bounded memory. It reads existing counters. No code of this package runs while a request is decided, except
-// the sampled Times.
+// bounded memory. It reads existing counters, so it does no work for a request. The exception is Times.Add, which
+// callers may call for a sample of the decisions.
 package history
 
 import (

@@ -34,8 +34,7 @@ func (a *away) Submit(b *backend.Batch) {
 }
 
 // settling reserves and settles units in all ways, with a limiter that reports to m. The limit "tokens" has
-// 1,000 units, an estimate of 100 and max_debt 0. The configuration also has the
-// domains of the snapshot configured.
+// 1,000 units, an estimate of 100 and max_debt 0. The configuration also has the domains of configured.
 func settling(t *testing.T, m *Metrics, configured *limiter.Snapshot) {
 	t.Helper()
 	none := int64(0)
