@@ -48,7 +48,7 @@ var exceptions = map[string]struct{ name, reason string }{
 	"Limit.windowOver":    {"", "a comparison, written out"},
 	"Limit.denialSpan":    {"", "a product, written out"},
 	"Limit.counts":        {"", "a condition of take_counted"},
-	"Limit.there":         {"", "the last lines of charge_if"},
+	"Limit.uncharged":     {"", "the last lines of charge_if"},
 	"Peaks.All":           {"", "the table itself"},
 	"Limit.Unit":          {"unit_of", "unit is a local name in many functions"},
 	"Limit.full":          {"full_of", "full is a local name in many functions"},
