@@ -33,7 +33,7 @@ func TestEachDifferenceOfTwoSetsIsFound(t *testing.T) {
 }
 
 // Requests read a Set without a lock, so the removal of expired adjustments must not change it.
-func TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse(t *testing.T) {
+func TestTheRemovalOfExpiredAdjustmentsLeavesTheSetUnchanged(t *testing.T) {
 	was := NewSet(Head{Version: 1}, []*Adjustment{{ID: "a"}, {ID: "b"}})
 	if is := was.Without([]string{"a"}); is.Len() != 1 || is.Find("b") == nil || was.Len() != 2 {
 		t.Errorf("%d are left, and %d in the set before; want b, and 2", is.Len(), was.Len())

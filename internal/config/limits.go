@@ -101,7 +101,7 @@ func (c *compiler) limit(d *domain, l *limit, name string) (p draft, ok bool) {
 	switch isReference, ok := c.form(l, name != ""); {
 	case !ok:
 	case isReference:
-		c.zoned(l, true)
+		c.checkTimeZone(l, true)
 		c.reference(d, l, &p)
 	default:
 		c.algorithmForm(l, &p)
@@ -220,9 +220,9 @@ func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	c.numbers(l, p, s)
 }
 
-// zoned reports a time_zone that cannot be combined with the other keys of l, and a period of the calendar without
-// a time_zone.
-func (c *compiler) zoned(l *limit, isReference bool) {
+// checkTimeZone reports a time_zone that cannot be combined with the other keys of l, and a period of the calendar
+// without a time_zone.
+func (c *compiler) checkTimeZone(l *limit, isReference bool) {
 	unit, period := strings.ToLower(l.Unit.value), l.Period.value
 	_, ofCalendar := calendarUnits[unit]
 	switch {
@@ -254,7 +254,7 @@ var calendars sync.Map
 func (c *compiler) algorithmForm(l *limit, p *draft) {
 	before := c.mistakes
 	c.missing(l)
-	c.zoned(l, false)
+	c.checkTimeZone(l, false)
 	if l.Rate.ok && l.Rate.value == 0 {
 		c.mistake(l.Rate.at, "rate must be at least 1, is 0")
 	}

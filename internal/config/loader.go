@@ -178,7 +178,7 @@ func (l *Loader) parse(all, changed []*part, nodes *budget) {
 		}
 		for _, name := range likelyDomains(p.file.Data) {
 			if waiting[name]--; waiting[name] == 0 {
-				l.ahead(docs[name])
+				l.compileEarly(docs[name])
 			}
 		}
 	})
@@ -211,9 +211,9 @@ func inTurn(parts []*part, work, finish func(*part)) {
 	wg.Wait()
 }
 
-// ahead compiles the domain of docs, the documents parsed so far. If the domain has more documents, it is
+// compileEarly compiles the domain of docs, the documents parsed so far. If the domain has more documents, it is
 // compiled again later.
-func (l *Loader) ahead(docs []*document) {
+func (l *Loader) compileEarly(docs []*document) {
 	slices.SortStableFunc(docs, func(a, b *document) int { return a.part.at - b.part.at })
 	if len(docs) == 0 {
 		return

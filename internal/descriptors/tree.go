@@ -81,8 +81,8 @@ var noRanges ranges
 
 func newValues() *values { return &values{ranges: &noRanges} }
 
-// own returns the ranges of v for changing. It first replaces the shared noRanges.
-func (v *values) own() *ranges {
+// ownRanges returns the ranges of v for changing. It first replaces the shared noRanges.
+func (v *values) ownRanges() *ranges {
 	if v.ranges == &noRanges {
 		v.ranges = &ranges{}
 	}
@@ -202,11 +202,11 @@ func (t *tables) add(p Pattern, node *Node) *Node {
 	}
 	switch p.How {
 	case HasPrefix:
-		return v.own().prefix.add(p.Text, node)
+		return v.ownRanges().prefix.add(p.Text, node)
 	case HasSuffix:
-		return v.own().suffix.add(p.Text, node)
+		return v.ownRanges().suffix.add(p.Text, node)
 	case Wildcard, Regex:
-		return t.wildKeys.add(&v.own().wild, p, node)
+		return t.wildKeys.add(&v.ownRanges().wild, p, node)
 	case Any:
 		if v.open == nil {
 			v.open = node

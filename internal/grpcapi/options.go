@@ -135,7 +135,7 @@ func appendMetadata(b []byte, x *exchange) []byte {
 	if x.hits != 0 {
 		fields["hitsAddend"] = x.hits
 	}
-	merged := passed(&x.call.Verdict)
+	merged := allowedMetadata(&x.call.Verdict)
 	if x.call.Started() {
 		id := string(x.call.AppendID(nil))
 		fields[settleField] = id
@@ -231,10 +231,9 @@ func (a *descriptorFields) limitText() string {
 	return s
 }
 
-// passed merges the metadata of the limits whose status is OK. It returns nil if they have none. As in the
-// reference server, unlimited and replaced limits have none. It does not modify the maps of the
-// configuration.
-func passed(v *limiter.Verdict) map[string]any {
+// allowedMetadata merges the metadata of the limits whose status is OK. It returns nil if they have none. As in the
+// reference server, unlimited and replaced limits have none. It does not modify the maps of the configuration.
+func allowedMetadata(v *limiter.Verdict) map[string]any {
 	var merged map[string]any
 	for i := range v.Statuses {
 		s := &v.Statuses[i]

@@ -306,7 +306,7 @@ func leaky(t *testing.T) *descriptors.Policy {
 	})}
 }
 
-func TestAnswersAreHeldForTheirTurn(t *testing.T) {
+func TestAnswersAreDelayedUntilTheirTurn(t *testing.T) {
 	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		start := time.Now()
@@ -377,7 +377,7 @@ func TestTheLargestRequestInJSONIsDecided(t *testing.T) {
 	}
 }
 
-func TestHoldingEndsWithTheCaller(t *testing.T) {
+func TestADelayEndsWithTheCaller(t *testing.T) {
 	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		send.must(t, s, "jobs")
@@ -392,7 +392,7 @@ func TestHoldingEndsWithTheCaller(t *testing.T) {
 	})
 }
 
-func TestHeldAnswersAreBounded(t *testing.T) {
+func TestDelayedAnswersAreBounded(t *testing.T) {
 	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		send.must(t, s, "jobs")

@@ -91,7 +91,7 @@ func (c *conn) sendOrStall(s *stream, rest, tail []byte) {
 	}
 	s.state, s.rest, s.tail = stuck, rest, tail
 	c.enqueue(s)
-	c.push()
+	c.sendStalled()
 }
 
 // enqueue appends s, whose answer cannot be sent completely, to the streams that wait for the connection's window.
@@ -104,8 +104,8 @@ func (c *conn) enqueue(s *stream) {
 	}
 }
 
-// push sends as much of the stalled answers as the client's windows allow, in the order of c.stalled.
-func (c *conn) push() {
+// sendStalled sends as much of the stalled answers as the client's windows allow, in the order of c.stalled.
+func (c *conn) sendStalled() {
 	for len(c.stalled) > 0 && (c.window > 0 || len(c.stalled[0].rest) == 0) {
 		s := c.stalled[0]
 		n := min(int64(len(s.rest)), c.window, c.initial+s.window, maxFrame)

@@ -209,7 +209,7 @@ func (c *conn) read() error {
 		in := c.buffer[:]
 		have += n
 		c.mu.Lock()
-		c.date(n, began)
+		c.setArrival(n, began)
 		c.lastReceived, c.idlePinged, c.bufferReleased = c.now, false, false
 		used, err := c.frames(in[:have])
 		c.answerReady()
@@ -255,13 +255,13 @@ func (c *conn) awaitClient(have int) error {
 // awaiter is a connection that can wait for its client without a buffer, such as a nonblock.Conn.
 type awaiter interface{ Await() error }
 
-// date sets c.now to the earliest time at which the n bytes of a read can have arrived. began is the start of the
-// read if c.behind is set. The deadlines of requests count from c.now. With a later time, a request that has
+// setArrival sets c.now to the earliest time at which the n bytes of a read can have arrived. began is the start of
+// the read if c.behind is set. The deadlines of requests count from c.now. With a later time, a request that has
 // waited unread would be answered too late.
 //
 // Usually c.now is the present time. After the reader has paused, the bytes may have arrived as early as c.empty.
 // This also applies to the following reads, until one returns fewer than backlog bytes or has to wait.
-func (c *conn) date(n int, began time.Time) {
+func (c *conn) setArrival(n int, began time.Time) {
 	now := time.Now()
 	c.now = now
 	if c.behind && now.Sub(began) < reading {

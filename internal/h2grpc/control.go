@@ -61,7 +61,7 @@ func (c *conn) onWindowUpdate(f frameHeader, payload []byte) error {
 			}
 		}
 	}
-	c.push()
+	c.sendStalled()
 	c.changed.Broadcast()
 	return c.countFrames(1)
 }
@@ -108,7 +108,7 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 		}
 	}
 	c.out = appendFrame(c.out, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
-	c.push()
+	c.sendStalled()
 	c.changed.Broadcast()
 	return c.countFrames(cost)
 }

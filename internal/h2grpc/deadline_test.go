@@ -11,7 +11,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-func TestKnownAnswersLeaveAtOnce(t *testing.T) {
+func TestKnownAnswersAreSentAtOnce(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		start := time.Now()
 		var slow, now []uint32
@@ -207,7 +207,7 @@ func TestResetsOfSubmittedRequests(t *testing.T) {
 
 // A request whose deadline leaves no time for an answer of the store must not be charged, whatever arrives
 // together with it.
-func TestWithoutTimeNothingIsCharged(t *testing.T) {
+func TestARequestWithoutTimeForTheStoreIsNotCharged(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		for _, timeout := range []string{"2m", "1m", "1u", "1n"} {
 			alone := c.send("m", "grpc-timeout", timeout)

@@ -205,7 +205,7 @@ func TestTheTableIsUsedWithinItsSize(t *testing.T) {
 
 // A decoder must read the strings of appendField and the table sizes of appendSize. The lengths and sizes here are
 // those around which the encoding becomes a byte longer.
-func TestLengthsAreEncodedForEveryDecoder(t *testing.T) {
+func TestLengthsAreEncodedAsHPACK(t *testing.T) {
 	for _, n := range []int{0, 1, 126, 127, 128, 253, 254, 255, 256, 16_510, 16_511, 100_000} {
 		var got []hpack.HeaderField
 		decoder := hpack.NewDecoder(4096, func(f hpack.HeaderField) { got = append(got, f) })

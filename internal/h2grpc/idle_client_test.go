@@ -11,7 +11,7 @@ import (
 
 // At a tick, an idle connection releases its read buffer. Requests that arrive at that moment must be
 // answered.
-func TestRequestsAtTheMomentOfRestAreAnswered(t *testing.T) {
+func TestRequestsDuringTheReleaseOfBuffersAreAnswered(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -234,7 +234,7 @@ func TestAClosedConnectionDoesNotWaitForRoom(t *testing.T) {
 
 // Connections must be admitted in the order of arrival. However, an operation with which the weight of its
 // connection stays within ownOutstanding must be admitted before its turn.
-func TestTurns(t *testing.T) {
+func TestOperationsAreAdmittedInTurn(t *testing.T) {
 	var all outstanding
 	var ops []*operation
 	for _, weight := range []int{maxOutstanding, 60, 100, 100, 30} {
@@ -368,7 +368,7 @@ func TestWithoutATimeoutARequestWaitsForRoom(t *testing.T) {
 
 // An operation with a weight above ownOutstanding must wait for its turn, even after another operation of its
 // connection has ended.
-func TestAnUsedPartDoesNotAdmitBeforeTheTurn(t *testing.T) {
+func TestAHeavyOperationWaitsForItsTurn(t *testing.T) {
 	var all outstanding
 	op := func(c *conn, weight int) *operation { return &operation{conn: c, weight: weight} }
 	full, c := &conn{}, &conn{}

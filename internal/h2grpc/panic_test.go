@@ -46,7 +46,7 @@ func TestAPanicDeniesOneRequest(t *testing.T) {
 	}
 }
 
-func TestAPanicAboutALateRequestDenies(t *testing.T) {
+func TestAPanicDeniesALateRequest(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		s.delay.Store(int64(20 * ms))
 		for range 4 { // two batches are in flight, two wait

@@ -124,7 +124,7 @@ func TestAnEmptyAnswerNeedsNoWindow(t *testing.T) {
 
 // An answer is reset because too many bytes wait for the client's window. It must no longer count as a
 // request in flight.
-func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
+func TestAnAnswerThatIsResetIsNoLongerInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{store: newSlowStore(0)}),
 			http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
@@ -156,7 +156,7 @@ func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
 
 // Answers that exceed the client's windows must be kept only up to a bound. They must be dropped when their
 // stream is reset.
-func TestWindowsThatStayShutAreBounded(t *testing.T) {
+func TestAnswersThatWaitForWindowsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		const size = 1 << 20
@@ -250,7 +250,7 @@ func TestTheWindowOfAConnectionIsReturned(t *testing.T) {
 }
 
 // Data beyond the window of a stream must be refused, even if its handler does not read.
-func TestAStreamsWindowHolds(t *testing.T) {
+func TestDataBeyondAStreamsWindowIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}, func(c *Config) {
 			c.Others = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })

@@ -85,7 +85,7 @@ func (a *API) answer(w http.ResponseWriter, req *apiRequest) {
 	}
 	answer := a.answerOf(req)
 	jitterDelay := req.jitterDelay()
-	answer.later(jitterDelay)
+	answer.addDelay(jitterDelay)
 	apiHeaders(w.Header(), a.Headers, c, jitterDelay)
 	code := http.StatusOK
 	switch {
@@ -107,8 +107,8 @@ func (req *apiRequest) jitterDelay() int64 {
 	return int64(binary.BigEndian.Uint64(digest[:8]) % uint64(req.jitter+1))
 }
 
-// later adds delay, in ms, to the retry and wait times that are not 0.
-func (a *apiAnswer) later(delay int64) {
+// addDelay adds delay, in ms, to the retry and wait times that are not 0.
+func (a *apiAnswer) addDelay(delay int64) {
 	move := func(at *int64) {
 		if *at > 0 {
 			*at += delay

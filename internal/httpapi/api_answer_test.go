@@ -131,7 +131,7 @@ func TestTheBoundsOfJitter(t *testing.T) {
 		}
 	}
 	a := apiAnswer{RetryAfter: 5, Wait: 7, Limits: []limitAnswer{{RetryAfter: 3}, {Wait: 4}}}
-	a.later(10)
+	a.addDelay(10)
 	if a.RetryAfter != 15 || a.Wait != 17 || a.Limits[0].RetryAfter != 13 || a.Limits[0].Wait != 0 || a.Limits[1].RetryAfter != 0 || a.Limits[1].Wait != 14 {
 		t.Errorf("got %+v; want each time that is not 0 delayed by 10", a)
 	}

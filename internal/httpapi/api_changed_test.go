@@ -39,7 +39,7 @@ func TestNumbersThatAlternateForgetNothing(t *testing.T) {
 }
 
 // Consumed units must stay consumed if a limit is lowered, denies, and is raised again.
-func TestALimitPutBackForgetsNothing(t *testing.T) {
+func TestALimitThatIsRaisedAgainForgetsNothing(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
 	var l *limiter.Limiter
@@ -71,7 +71,7 @@ func TestALimitPutBackForgetsNothing(t *testing.T) {
 
 // Eight reservations are canceled late, when their bucket has refilled. The refunds must not admit more units at one
 // moment than the capacity.
-func TestLateCancellationsLiftNothing(t *testing.T) {
+func TestLateCancellationsAdmitNoMoreThanTheCapacity(t *testing.T) {
 	h, clock := onClock(t, func(a *API) { a.Inline = config.Inline })
 	const own = `{"domain":"edge","name":"own","config":{"algorithm":"token_bucket","rate":10,"period":"1s","max_reserved":10}`
 	var ids []string

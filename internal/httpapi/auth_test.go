@@ -182,7 +182,7 @@ func TestRequestsOfProxiesAreRead(t *testing.T) {
 
 // The header that selects a route occurs twice. Its first value matches no route, and the default is allow.
 // The request must be denied.
-func TestARepeatedConditionIsNoWayAroundALimit(t *testing.T) {
+func TestARepeatedConditionDoesNotEvadeALimit(t *testing.T) {
 	d, _ := authHandler(t, `
 domain: d
 descriptors: [{key: plan, rate_limit: {algorithm: token_bucket, rate: 1, period: 1h}}]
@@ -600,7 +600,7 @@ descriptors: [{key: a, limit: jobs}]
 auth: {routes: [{descriptors: [[{key: a, value: b}]]}]}
 `
 
-func TestRequestsAreHeldUntilTheirTurn(t *testing.T) {
+func TestRequestsAreDelayedUntilTheirTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authHandler(t, turns)
 		start := time.Now()
@@ -632,7 +632,7 @@ func TestRequestsAreHeldUntilTheirTurn(t *testing.T) {
 	})
 }
 
-func TestHoldingEndsWithTheClient(t *testing.T) {
+func TestADelayEndsWithTheClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authHandler(t, turns)
 		put(d.handler(), proxy, "GET /v1/auth")

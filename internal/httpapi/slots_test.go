@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-func TestBodiesAreWorkedAtInTurn(t *testing.T) {
+func TestBodiesAreDecodedInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s slots
 		var mu sync.Mutex
