@@ -31,7 +31,7 @@ func TestABlockEndsShadowAndQuotaMode(t *testing.T) {
 	}
 }
 
-// A block of a limit that allows nothing has no window to report.
+// These limits have no window, so a block takes them out of the reference form, in which answers report a window.
 func TestOnlyABlockAppliesToALimitWithoutNumbers(t *testing.T) {
 	unlimited := &descriptors.Policy{Limit: &algorithms.Limit{}, Unlimited: true, Reference: true}
 	zero := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 0, Period: minute})

@@ -33,8 +33,8 @@ type Keeper interface {
 	// Now returns the time of the place where the adjustments are kept. Until that clock has been read, it is the time
 	// of this machine.
 	Now() algorithms.Micros
-	// Change makes the change o, and stores it together with its Entry in the audit, which it returns. The errors are
-	// those of Operation.Entry, and failures of the place.
+	// Change makes the change o, stores it together with its Entry in the audit, and returns the Entry. The errors
+	// are those of Operation.Entry, and failures of the place.
 	Change(ctx context.Context, o Operation) (*Entry, error)
 	// Audit returns up to n entries before the given version, the newest first. With 0 it starts at the newest entry.
 	Audit(ctx context.Context, before uint64, n int) ([]*Entry, error)

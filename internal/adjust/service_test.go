@@ -272,7 +272,8 @@ func TestAnUnexpectedVersionChangesNothing(t *testing.T) {
 	}
 }
 
-// Where the whole descriptor identifies a bucket, keys and values alternate.
+// If the whole descriptor identifies a bucket, the key of an adjustment has keys and values in turn, so their number
+// is even.
 func TestAKeyHasTheValuesOfABucket(t *testing.T) {
 	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
 	whole, open := &descriptors.Policy{Whole: true}, &descriptors.Policy{Open: []int{0}}

@@ -262,7 +262,7 @@ func (l *Loader) evict(s *source) {
 	there := make(map[string]bool, len(l.built))
 	for _, d := range s.docs {
 		there[d.Domain.value] = true
-		d.compiled = true // from now on only changed domains need their documents
+		d.compiled = true // its domain is compiled now, or has a mistake; strip may remove the limits, and refill restores them
 	}
 	for name := range l.built {
 		if !there[name] {

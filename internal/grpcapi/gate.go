@@ -57,7 +57,7 @@ const (
 	// gateWeight is the largest weight of all admitted requests. gateOwn is the weight that a connection may
 	// have admitted even beyond gateWeight.
 	gateWeight, gateOwn = 2048, 64
-	// gateBytes bounds the bytes of the waiting requests. Further requests are answered as failures.
+	// gateBytes bounds the bytes of the waiting requests. Further requests are answered as if the store had failed.
 	gateBytes = 16 << 20
 	// gateOverflow is the number of requests that may be answered concurrently without being admitted.
 	gateOverflow        = 16

@@ -20,10 +20,10 @@ import (
 )
 
 // scale is a Method. The message of a request is its weight, as a decimal number. The Store decides one batch after
-// the other, in the order of Submit, like a single Redis. Each batch takes a time in proportion to its weight.
+// the other, in the order of Submit, like a single Redis. The time for a batch is unit for each 256 of its weight.
 type scale struct {
 	echo
-	unit time.Duration // the time for each 256 of weight, rounded up
+	unit time.Duration // the time that the Store needs for a weight of up to 256
 
 	mu        sync.Mutex
 	decoded   int // the weight of all requests that are decoded and not reset

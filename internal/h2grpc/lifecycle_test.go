@@ -86,7 +86,7 @@ func TestStopWaitsForRequestsInFlight(t *testing.T) {
 	})
 }
 
-// broken is a listener whose Accept returns the errors, and a connection for each nil.
+// broken is a listener whose Accept returns the elements of errors in order, and a connection in place of a nil.
 type broken struct {
 	net.Listener
 	errors []error

@@ -40,7 +40,7 @@ type streamState uint8
 const (
 	incomplete     streamState = iota
 	waiting                    // the Store is deciding
-	delayed                    // the answer is held back
+	delayed                    // the answer is sent later; see Batch.Delay
 	stuck                      // the answer waits for the client's windows
 	handedToOthers             // Config.Others serves it
 )

@@ -159,11 +159,11 @@ func TestARefundBelongsToItsWindow(t *testing.T) {
 		exchangeStep{hour, "/v1/limit", settleBody(late, "10"), 410, `the reservation is too old; settle within an hour after its units are available`},
 	)
 	late = reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`)
-	waits := reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`) // 70 - 120 = -50, which refills in one hour
+	waits := reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`) // 10 of these units are available now, and 50 in the next window
 	script(t, h, clock,
 		exchangeStep{2*hour - 1, "/v1/limit", settleBody(late, "60"), 200,
 			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":0,"limit":100,"reset_after_ms":3600001}]}`},
-		exchangeStep{3*hour - 1, "/v1/limit", settleBody(waits, "0"), 200, // the window of the reservation has ended, so nothing is refunded
+		exchangeStep{3*hour - 1, "/v1/limit", settleBody(waits, "0"), 200, // the window in which the units were reserved has ended, so nothing is refunded
 			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":50,"limit":100,"reset_after_ms":1}]}`},
 	)
 }

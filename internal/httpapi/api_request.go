@@ -243,7 +243,7 @@ func (p *parser) limitList(into *apiRequest) error {
 	return nil
 }
 
-// string returns the function for a member that is a string.
+// string returns the function with which object parses a member that is a string.
 func (p *parser) string(into *string) func() error {
 	return func() (err error) {
 		*into, err = p.text()

@@ -66,7 +66,7 @@ func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	}
 }
 
-// An operator makes a change before the next poll.
+// An operator makes a change before the next poll. The lost change must be made again first.
 func TestAChangeAfterALossComesAfterTheLostOnes(t *testing.T) {
 	t.Parallel()
 	server, _, a := ledgerOfAnn(t)

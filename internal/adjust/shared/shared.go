@@ -36,8 +36,8 @@ type Config struct {
 	Dir string
 	// Place describes this Redis in words.
 	Place string
-	// Outside is the network and the clock of the Keeper; nil means those of the system. Pause waits; it is required
-	// if Outside is set, and has no effect otherwise. A simulation supplies both.
+	// Outside supplies the clock of this machine, and random numbers for pauses; nil means those of the system. Pause
+	// waits; it is required if Outside is set, and has no effect otherwise. A simulation supplies both.
 	Outside *outside.World
 	Pause   func(d time.Duration)
 }
