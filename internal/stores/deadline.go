@@ -59,13 +59,15 @@ type deadlineStore struct {
 	timer     outside.Timer // calls overdue; guarded by mu
 }
 
-// attempt is a Batch whose copy was submitted to the wrapped Store.
+// attempt is a Batch of a caller, with the copy that was submitted to the wrapped Store.
 type attempt struct {
 	store *deadlineStore
 	inner backend.Batch // the copy
 	keys  []byte        // the keys of inner's charges
 	until time.Time
-	users atomic.Int32   // 2 at first: the submitting goroutine, and the wrapped Store until it has ended inner; an attempt with 0 users is reused
+	// users is 2 at first: the submitting goroutine, and the wrapped Store until it has ended inner. An attempt with
+	// 0 users is reused.
+	users atomic.Int32
 	outer *backend.Batch // the caller's batch, nil if it has ended; guarded by store.mu
 	at    int            // the position in the queue, or notQueued; guarded by store.mu
 }

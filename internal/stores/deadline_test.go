@@ -239,3 +239,71 @@ func TestADeadlineOfASourceWithoutFlush(t *testing.T) {
 		}
 	})
 }
+
+func TestDeadlinePassesWaitsOn(t *testing.T) {
+	var waits []bool
+	next := observed{memory.New(memory.Config{}), func(b *backend.Batch) { waits = append(waits, b.Waits) }}
+	s := stores.Deadline(next, time.Second, 0, nil)
+	take(t.Context(), s, of(tokens(t, 1, algorithms.Second, 3), "a", 1))
+	b := backend.Batch{Charges: []backend.Charge{of(tokens(t, 1, algorithms.Second, 3), "b", 1)}, Decisions: make([]backend.Decision, 1), Done: func(*backend.Batch) {}}
+	s.Submit(&b)
+	if len(waits) != 2 || !waits[0] || waits[1] {
+		t.Errorf("got %v, want true and then false", waits)
+	}
+}
+
+// The Store may be setting the elements of Known while Deadline reads them.
+func TestAHalfKnownGroupIsNotKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var inner *backend.Batch
+		s := stores.Deadline(submitFunc(func(b *backend.Batch) {
+			inner = b
+			b.Decisions[0].Allowed = true
+			b.Known[0].Store(true)
+		}), time.Second, 0, nil)
+		charges := costs(true, 1, 2)
+		b := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2), Done: func(*backend.Batch) {}}
+		s.Submit(b)
+		if b.IsKnown(0) || b.IsKnown(1) {
+			t.Errorf("known: %v, %v; want none", b.IsKnown(0), b.IsKnown(1))
+		}
+		inner.Decisions[1].Allowed = true
+		inner.Done(inner)
+		if !b.Decisions[0].Allowed || !b.Decisions[1].Allowed {
+			t.Errorf("got %+v, want both allowed", b.Decisions)
+		}
+	})
+}
+
+func TestDeadlineForgetsBatchesThatHaveEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		delay, ended := 2*ms, 0
+		s := stores.Deadline(submitFunc(func(b *backend.Batch) {
+			b.Decisions[0].Allowed = true
+			time.AfterFunc(delay, b.Finish)
+		}), 5*ms, 0, nil)
+		submit := func(done func(*backend.Batch)) *backend.Batch {
+			b := &backend.Batch{Charges: costs(true, 1), Decisions: make([]backend.Decision, 1), Done: done}
+			s.Submit(b)
+			return b
+		}
+		count := func(*backend.Batch) { ended++ }
+		first := submit(count)
+		time.Sleep(3 * ms)
+		synctest.Wait()
+		second := submit(count) // may reuse the memory of the first
+		time.Sleep(20 * ms)
+		synctest.Wait()
+		if ended != 2 || !first.Decisions[0].Allowed || !second.Decisions[0].Allowed {
+			t.Errorf("%d ended: %+v and %+v; want both allowed", ended, first.Decisions, second.Decisions)
+		}
+		delay = 30 * ms
+		submit(func(*backend.Batch) { panic("in Done") })
+		third := submit(count)
+		time.Sleep(60 * ms)
+		synctest.Wait()
+		if ended != 3 || third.Decisions[0].Err == nil {
+			t.Errorf("%d ended: %+v; want an error at the deadline", ended, third.Decisions)
+		}
+	})
+}

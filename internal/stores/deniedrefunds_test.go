@@ -41,8 +41,8 @@ func TestADenialDuringARefundEndsWithTheRefund(t *testing.T) {
 	})
 }
 
-// A Store decides a denial before its answer arrives. The cached denial ends, and its units change, at the times of the
-// Store.
+// A Store decides before its answer arrives. The remaining units and the end of a cached denial are computed from
+// the time of the decision, not from the arrival of the answer.
 func TestCachedDenialsKeepTheTimesOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
@@ -67,8 +67,8 @@ func TestCachedDenialsKeepTheTimesOfTheStore(t *testing.T) {
 	})
 }
 
-// The decisions of a batch are zero when the next Store gets it, also if the cache has a denial of other charges of
-// the same buckets.
+// The decisions of a batch are zero when the wrapped Store gets it, even if the cache has a denial of other charges
+// of the same buckets.
 func TestAGroupThatIsNotCachedHasNoDecisions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -108,8 +108,8 @@ func TestOneCallerRevalidatesAnOldDenial(t *testing.T) {
 	})
 }
 
-// A group with alternatives is denied until one of them can be charged. The retry time of a charge with Then counts
-// only for the charge that is its own alternative.
+// A group with alternatives is denied until one of them can be charged. The retry time of a plan is combined only
+// with that of its own payer, and not with those of other plans.
 func TestADenialOfAPlanEndsWithTheEarliestAlternative(t *testing.T) {
 	soon, late, never := tokens(t, 10, algorithms.Second, 1), tokens(t, 2, algorithms.Second, 1), tokens(t, 1, 60*algorithms.Second, 1)
 	plan := func(limit *algorithms.Limit, key string) backend.Charge {

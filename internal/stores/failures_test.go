@@ -92,7 +92,7 @@ func TestAResetThatHadToWaitIsFlushed(t *testing.T) {
 	})
 }
 
-func TestOneRequestAtATimeAsksForALease(t *testing.T) {
+func TestOneRequestAtATimeRequestsALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		calls := &recorder{next: after(10*ms, store)}
@@ -201,8 +201,9 @@ func TestClearBucketReturnsTheUnitsOfOneBucket(t *testing.T) {
 	})
 }
 
-// The wrapped Store decides the first charge before Submit returns, the second before the deadline, and the third too late.
-// OnKnown is called once for the first charge. At the deadline the batch ends with the first two decisions and an error.
+// The wrapped Store decides the first charge before Submit returns, the second one before the deadline, and the
+// third one too late. OnKnown is called once for the first charge. At the deadline the batch ends with the first two
+// decisions, and with an error for the third charge.
 func TestDeadlineReportsAKnownGroupOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := stores.Deadline(submitFunc(func(b *backend.Batch) {

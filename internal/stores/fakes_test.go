@@ -102,6 +102,17 @@ func (r *recorder) last(t *testing.T) []backend.Charge {
 	return r.batches[len(r.batches)-1]
 }
 
+// observed is a Store that calls see with each batch, and submits it to next.
+type observed struct {
+	next backend.Store
+	see  func(*backend.Batch)
+}
+
+func (s observed) Submit(b *backend.Batch) {
+	s.see(b)
+	s.next.Submit(b)
+}
+
 // echo allows everything and returns the cost as Remaining, so that each answer identifies its charge.
 var echo = storeFunc(func(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	for i := range charges {

@@ -56,7 +56,7 @@ type hotKey struct {
 	removed bool
 
 	borrowing  bool   // a request in flight also requests a lease
-	requesting int64  // the units that are being requested, by that request and in the background
+	requesting int64  // the units that are being requested, with a charge or in the background
 	ahead      *ahead // the lease requested in the background; nil if none is in flight
 	failed     int    // failures of leasing ahead since the last success; each decision of the wrapped Store subtracts 1
 	// The next lease is requested when low or early is reached.
@@ -168,7 +168,7 @@ func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *h
 		}
 	}
 	l := &hotKey{charge: *c, used: hotRequests * float64(c.Terms.Cost), since: h.since, lastRequestAt: now, edge: never}
-	l.charge.Key, l.charge.Canceled = bytes.Clone(c.Key), nil // these two belong to the request
+	l.charge.Key, l.charge.Canceled = bytes.Clone(c.Key), nil // the memory of Key and Canceled belongs to the request
 	sh.hotKeys[string(c.Key)] = l
 	return l
 }

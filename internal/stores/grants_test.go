@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Answers can arrive in another order than their requests were sent. The lease that expires first is used first.
+// Grants can arrive in another order than they were requested. The lease that expires first is used first.
 func TestTheLeaseThatExpiresFirstComesFirst(t *testing.T) {
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second})
 	if err != nil {
@@ -24,8 +24,8 @@ func TestTheLeaseThatExpiresFirstComesFirst(t *testing.T) {
 	}
 }
 
-// A denial from the denial cache has the time of the decision that is known already. It says nothing new about the
-// bucket.
+// A denial from the denial cache has the time of an earlier decision, which the LeaseStore already knows. So
+// recordDecision ignores it.
 func TestACachedDenialIsNoNewDecision(t *testing.T) {
 	for _, at := range []algorithms.Micros{5, 6} {
 		s, l := Lease(nil, LeaseConfig{}), &hotKey{last: backend.Decision{At: 5}, lastAt: -1}

@@ -61,7 +61,7 @@ func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 	s.batches.New = func() any {
 		t := &leaseBatch{store: s}
 		t.inner.Done = t.ended
-		t.onKnown = t.knows
+		t.onKnown = t.answerKnown
 		return t
 	}
 	return s

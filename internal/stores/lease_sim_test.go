@@ -29,9 +29,9 @@ var leaseSeed = flag.Uint64("lease-seed", 0, "runs the simulation of leases with
 // be leased or lost. In a window of a day, the admitted, the lost and the remaining units must add up to the limit.
 func TestSimulationOfLeases(t *testing.T) {
 	for name, run := range map[string]func(w *leaseSim, rng *rand.Rand){
-		"busy":       (*leaseSim).busy,
-		"pulses":     (*leaseSim).pulses,
-		"to and fro": (*leaseSim).losslessPulses,
+		"busy":            (*leaseSim).busy,
+		"pulses":          (*leaseSim).pulses,
+		"lossless pulses": (*leaseSim).losslessPulses,
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := 8
@@ -222,11 +222,11 @@ func (w *leaseSim) link(rng *rand.Rand, crashed *atomic.Bool) backend.Store {
 	})
 }
 
-func (w *leaseSim) eachLocked(charges []backend.Charge, note func(i int, c *backend.Charge)) {
+func (w *leaseSim) eachLocked(charges []backend.Charge, record func(i int, c *backend.Charge)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range charges {
-		note(i, &charges[i])
+		record(i, &charges[i])
 	}
 }
 
@@ -321,15 +321,15 @@ func (w *leaseSim) takeGroup(s backend.Store, chosen []int, group []backend.Char
 	w.mu.Unlock()
 	s.Submit(b)
 	<-done
-	w.note(chosen, group, b.Decisions, submitted)
+	w.record(chosen, group, b.Decisions, submitted)
 	w.mu.Lock()
 	delete(w.submitted, b.Source)
 	w.mu.Unlock()
 }
 
-// note records admitted and denied units with a time of the store's clock. If the store decided, that is the time of
+// record records admitted and denied units with a time of the store's clock. If the store decided, that is the time of
 // the decision. If a lease decided, it is the present time.
-func (w *leaseSim) note(chosen []int, group []backend.Charge, answers []backend.Decision, submitted map[string]bool) {
+func (w *leaseSim) record(chosen []int, group []backend.Charge, answers []backend.Decision, submitted map[string]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	all := !slices.ContainsFunc(answers, func(d backend.Decision) bool { return !d.Allowed })

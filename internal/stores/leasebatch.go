@@ -14,8 +14,8 @@ import (
 type leaseBatch struct {
 	store           *LeaseStore
 	outer           *backend.Batch
-	first           *leaseBatch  // the call that this call repeats for some of its groups; nil for a first call
-	pending         atomic.Int32 // the number of calls in flight: this one, and the calls that repeat some of its groups
+	first           *leaseBatch  // the call whose groups this call repeats; nil if this call repeats none
+	pending         atomic.Int32 // the number of calls in flight: this one, and those that repeat groups of this one
 	inner           backend.Batch
 	began           time.Duration     // when newBatch was called, by LeaseStore.now
 	direct          *hotKey           // the hot key of the only charge, if the Batch is passed on as it is; otherwise nil
@@ -31,13 +31,14 @@ type leaseBatch struct {
 	lastGroupNumber int
 }
 
-// returned takes the place of a group's position for charges that return unused units.
+// returned is the element of leaseBatch.groupOf for a charge that returns unused units. Such a charge belongs to no
+// group.
 const returned = -1
 
 type leaseGroup struct {
 	charges   []backend.Charge
 	decisions []backend.Decision
-	at        int  // the position of its first charge in the outer batch
+	at        int  // the position of the first of charges in the outer batch
 	firstPart int  // a position in leaseBatch.parts
 	done      bool // the group is decided, or another call decides it
 }
@@ -57,8 +58,8 @@ func (s *LeaseStore) newBatch(b *backend.Batch, now time.Duration) *leaseBatch {
 	return t
 }
 
-// finishCall is called when a call of t has ended. After the last one it ends the caller's Batch. If t
-// repeats groups of another call, it calls finishCall of that call instead.
+// finishCall is called when t, or a call that repeats groups of t, has ended. After the last of these calls it ends
+// the caller's Batch. If t itself repeats groups of another call, it calls finishCall of that call instead.
 func (t *leaseBatch) finishCall() {
 	if t.pending.Add(-1) > 0 {
 		return
@@ -177,8 +178,8 @@ func (t *leaseBatch) ended(*backend.Batch) {
 	t.finishCall()
 }
 
-// knows answers the groups that the wrapped Store has decided before the end of the call.
-func (t *leaseBatch) knows(from, to int) {
+// answerKnown answers the groups that the wrapped Store has decided before the end of the call.
+func (t *leaseBatch) answerKnown(from, to int) {
 	now := t.store.now()
 	var again *leaseBatch
 	for i := from; i < to; i++ {
@@ -202,8 +203,9 @@ func (t *leaseBatch) settle() {
 }
 
 // conclude answers g with the decisions of the wrapped Store. There is one exception: if the wrapped Store denied g
-// although g requested units beyond its cost, conclude adds g, with the cost alone, to another call, which repeats
-// several groups. repetition is that call, or nil if it has no group yet. The caller must call repeat on the result.
+// although g requested units beyond its cost, g is submitted again with the cost alone. conclude then adds g to
+// repetition, the call that repeats such groups. repetition is nil before the first such group. The caller must call
+// repeat on the result.
 //
 // conclude may be called before the other groups of the batch are decided. These may need more time than g has until
 // its deadline.

@@ -24,7 +24,7 @@ func hotBucket(t *testing.T) (*leaseShard, *hotKey) {
 	return &leaseShard{maxHotKeys: 4, hotKeys: map[string]*hotKey{"a": l}}, l
 }
 
-func TestWhatADecisionSaysAboutAHotKey(t *testing.T) {
+func TestDecisionsThatAHotKeyRecords(t *testing.T) {
 	for name, test := range map[string]struct {
 		d         backend.Decision
 		recorded  bool
@@ -33,7 +33,7 @@ func TestWhatADecisionSaysAboutAHotKey(t *testing.T) {
 		"a cached denial":          {backend.Decision{At: 5}, false, 40},
 		"a new denial":             {backend.Decision{At: 6}, true, 0},
 		"allowed at the same time": {backend.Decision{At: 5, Decision: algorithms.Decision{Allowed: true, Remaining: 30}}, true, 30},
-		"a failure":                {backend.Decision{At: 5, Err: backend.ErrUnavailable}, false, 0}, // no lease is requested until the store answers
+		"a failure":                {backend.Decision{At: 5, Err: backend.ErrUnavailable}, false, 0}, // with 0 remaining, no lease is requested until the store answers
 		"a failure without a time": {backend.Decision{Err: backend.ErrUnavailable}, false, 0},
 	} {
 		_, l := hotBucket(t)
@@ -59,8 +59,8 @@ func TestTheNewestDecisionCounts(t *testing.T) {
 	}
 }
 
-// A lease is half of what the key uses while a lease lasts, in whole multiples of the cost. It is at most an
-// eighth of the remaining units. Lease.Most bounds the sum of the lease and the units that are being
+// A lease has half the units that the key uses in the duration of a lease, in whole multiples of the cost, and at
+// most an eighth of the remaining units. Lease.Most bounds the sum of the lease and the units that are being
 // requested. Each failure halves the lease.
 func TestSizesOfLeases(t *testing.T) {
 	const span = 50 * time.Millisecond
@@ -214,8 +214,8 @@ func TestTheNumberOfHotKeysOfAShard(t *testing.T) {
 	}
 }
 
-// Time is counted by the monotonic clock, from 0. If the other clock has stepped ahead of it, the step counts too, as
-// after a suspension. A step back does not count. Both clocks start at arbitrary values.
+// Time is counted by the monotonic clock, from 0. If the wall clock steps forward, the step counts too, as after a
+// suspension. If it steps back, the step does not count. Both clocks start at arbitrary values.
 func TestElapsedCountsFromItsStart(t *testing.T) {
 	const s = time.Second
 	monotonic, wall := 100*s, 5000*s

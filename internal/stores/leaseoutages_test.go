@@ -234,3 +234,65 @@ func TestClearBucketReturnsUnits(t *testing.T) {
 		s.Close()
 	})
 }
+
+func TestALeaseAheadChargesTheSameBucket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ahead := 0
+		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 200)
+		c.Terms.Hash = 12345
+		s := stores.Lease(observed{memory.New(memory.Config{Clock: storetest.Times(wall)}), func(b *backend.Batch) {
+			for i := range b.Charges {
+				if !b.Detached || b.Charges[i].Terms.Cost <= 0 {
+					continue
+				}
+				ahead++
+				if got := &b.Charges[i]; got.Lease != nil || got.Terms.Hash != 12345 || string(got.Key) != string(c.Key) {
+					t.Errorf("got %+v; want the key and the hash of the request, and no lease", got)
+				}
+			}
+		}}, stores.LeaseConfig{})
+		for range 1000 {
+			take(t.Context(), s, c)
+			time.Sleep(ms)
+		}
+		s.Close()
+		if ahead == 0 {
+			t.Error("no lease was requested ahead")
+		}
+	})
+}
+
+func TestADeniedLeaseIsNotGranted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		buckets, denied := memory.New(memory.Config{Clock: storetest.Times(wall)}), false
+		s := stores.Lease(submitFunc(func(b *backend.Batch) {
+			if b.Detached && b.Charges[0].Terms.Cost > 0 && !denied {
+				denied = true
+				b.Decisions[0].At = algorithms.Micros(time.Now().UnixMicro())
+				b.Finish()
+				return
+			}
+			buckets.Submit(b)
+		}), stores.LeaseConfig{})
+		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 200)
+		for !denied {
+			take(t.Context(), s, c)
+			time.Sleep(ms)
+		}
+		if left := s.Stats().Leased; left >= 200 {
+			t.Errorf("%d units are leased after a denied request for more; want fewer than one lease", left)
+		}
+		total := 0
+		for range 1000 {
+			take(t.Context(), s, c)
+			time.Sleep(ms)
+			total++
+		}
+		s.Close()
+		probe := c
+		probe.Lease, probe.Terms.DryRun = nil, true
+		if d := take(t.Context(), buckets, probe)[0]; d.Remaining > 1_000_000-int64(total) {
+			t.Errorf("%d units are left after %d requests and more; want no more than %d", d.Remaining, total, 1_000_000-total)
+		}
+	})
+}

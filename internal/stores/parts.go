@@ -46,7 +46,7 @@ type partsStore struct {
 type partsBatch struct {
 	store      *partsStore
 	outer      *backend.Batch
-	now, later division // later has the parts with refunds of the caller
+	now, later division // later has the parts that contain a refund, now has all other parts
 	parts      []part
 	groups     []partedGroup
 	undo       []backend.Charge
@@ -101,8 +101,8 @@ type partedGroup struct {
 	parts          int
 	undecidedParts atomic.Int32
 	refused        bool  // a part was denied or failed
-	refunded       bool  // a part that was sent later consumed or refunded units
-	failed         error // the error of its parts that takes precedence, or nil
+	refunded       bool  // a part in partsBatch.later consumed or refunded units
+	failed         error // the error of a part that takes precedence (MoreSevere), or nil
 }
 
 func (t *partsBatch) plan() {

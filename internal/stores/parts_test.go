@@ -54,8 +54,8 @@ func chargeInParts(t *testing.T, undos *stores.Undos, parts ...testPart) []backe
 	return decisions
 }
 
-// An undo that arrives after the next window has begun, and has been charged, refunds nothing. An undo in
-// time refunds the charge.
+// An undo that arrives in a later window refunds nothing, even if that window has charges of its own. An undo in the
+// window of the charge refunds the charge.
 func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	for late, want := range map[time.Duration]int64{700 * ms: 2, 100 * ms: 5} {
 		t.Run(late.String(), func(t *testing.T) {

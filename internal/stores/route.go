@@ -89,11 +89,12 @@ type division struct {
 	outer        *backend.Batch
 	parts        []*divisionPart
 	usedParts    int
-	routes       []*Route // used only by divide: the routes of the groups that follow those of the first route
+	routes       []*Route // used only by divide: the route of each group, from the first one for routeB on
 	pendingParts atomic.Int32
 
-	decided func(p *divisionPart, from, to int) // handles p.inner.decisions[from:to], which are known before the last part ends
-	done    func()                              // handles the end of the last part
+	// decided is called with decisions that become known before the last part ends: p.inner.decisions[from:to].
+	decided func(p *divisionPart, from, to int)
+	done    func() // called when the last part has ended
 }
 
 // divisionPart has the charges of a batch that are for one Store.
@@ -123,7 +124,7 @@ func (d *division) part(route *Route) *divisionPart {
 	return p
 }
 
-// When submit returns, d may already be reused for another batch.
+// submit submits the parts of d. When it returns, d may already be reused for another batch.
 func (d *division) submit() {
 	parts, b := d.parts[:d.usedParts], d.outer
 	for _, p := range parts {
@@ -159,7 +160,7 @@ func (d *division) ended(p *divisionPart) {
 	}
 }
 
-// conclude ends the batch that a Router divided. Parts has its own done function.
+// conclude is the done function of the divisions of a Router. It ends the batch. Parts has another done function.
 func (d *division) conclude() {
 	b := d.outer
 	for _, p := range d.parts[:d.usedParts] {

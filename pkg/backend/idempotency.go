@@ -18,9 +18,8 @@ import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 type IdempotencyKey struct {
 	// ID is unique for the group.
 	ID [16]byte
-	// Digest is a digest of the group's content. If the ID was used with another digest, the error is
-	// ErrReused. A Store of several nodes may not detect this if the buckets of the other group are on
-	// another node.
+	// Digest is a digest of the group's content. If the ID was used with another digest, the error is ErrReused. A
+	// Store of several nodes can miss this if the buckets of the other group are on another node.
 	Digest [32]byte
 	// Lifetime is how long the decisions are kept.
 	Lifetime algorithms.Micros

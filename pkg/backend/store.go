@@ -68,8 +68,8 @@ type Batch struct {
 	Done func(b *Batch)
 }
 
-// Source is for callers of Submit that serve many connections. It is an origin of batches, usually a client's
-// connection. Stores that queue batches serve the sources in turn.
+// Source is the origin of batches, usually a client's connection. Stores that queue batches serve the sources in
+// turn. A caller that serves many connections gives each of them a Source.
 type Source struct {
 	// Flush is called by the Store after it has called Done for batches of this source, so that the answers to
 	// several batches can be written together. It is not called for batches whose Done was called before
@@ -179,7 +179,7 @@ type Charge struct {
 	Limit *algorithms.Limit
 	// Terms has the units requested, and the options of the charge.
 	Terms algorithms.Charge
-	// Owner identifies the limit of the bucket. Stores that divide their capacity among limits use it.
+	// Owner identifies the limit of the bucket. Stores that divide their room among limits use it.
 	Owner string
 	// Slot, if not 0, is equal for buckets that a Store of several nodes keeps in one place, so that they can be
 	// charged in one step.
@@ -191,10 +191,10 @@ type Charge struct {
 	Lease *algorithms.Lease
 	// Group is equal for the consecutive charges of one group.
 	Group int
-	// Then means that this charge has an alternative (algorithms.Bucket). Consecutive charges with Then and
-	// the next charge, which has no Then, are alternatives: if all charges with Then are allowed, these are
-	// made, otherwise the last one is. The last charge of a group must not have Then. Alternatives must be in
-	// one Slot, and have neither Shards nor a Lease.
+	// Then means that this charge has an alternative (algorithms.Bucket). A row of alternatives consists of
+	// consecutive charges with Then and of the next charge, which has no Then and must be in the same group. If all
+	// charges with Then are allowed, they are charged. Otherwise the last charge of the row is charged instead, if it
+	// is allowed. The charges of a row must be in one Slot, and have neither Shards nor a Lease.
 	Then bool
 	// IdempotencyKey identifies the group for repetition; nil means that it cannot be repeated. All charges
 	// of a group have the same.

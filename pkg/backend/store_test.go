@@ -51,15 +51,15 @@ func TestConsumedAny(t *testing.T) {
 		decisions []backend.Decision
 		want      bool
 	}{
-		"allowed":                         {[]backend.Charge{charge(usual, 1, false)}, decided(true), true},
-		"denied":                          {[]backend.Charge{charge(usual, 1, false)}, decided(false), false},
-		"the alternative was not needed":  {[]backend.Charge{{Limit: usual, Then: true}, charge(usual, 1, false)}, decided(true, false), true},
-		"a dry run":                       {[]backend.Charge{charge(usual, 1, true)}, decided(true), false},
-		"one of two denies":               {[]backend.Charge{charge(usual, 1, false), charge(usual, 1, false)}, decided(true, false), false},
-		"denied and charged":              {[]backend.Charge{charge(usual, 1, false), charge(overdraw, 1, false)}, decided(true, false), true},
-		"a dry run of a limit that would": {[]backend.Charge{charge(overdraw, 1, true)}, decided(false), false},
-		"a denied refund":                 {[]backend.Charge{charge(usual, 1, false), charge(overdraw, -1, false)}, decided(false, true), false},
-		"a failure":                       {[]backend.Charge{charge(overdraw, 1, false)}, []backend.Decision{{Err: errors.New("test")}}, false},
+		"allowed":                        {[]backend.Charge{charge(usual, 1, false)}, decided(true), true},
+		"denied":                         {[]backend.Charge{charge(usual, 1, false)}, decided(false), false},
+		"the alternative was not needed": {[]backend.Charge{{Limit: usual, Then: true}, charge(usual, 1, false)}, decided(true, false), true},
+		"a dry run":                      {[]backend.Charge{charge(usual, 1, true)}, decided(true), false},
+		"one of two denies":              {[]backend.Charge{charge(usual, 1, false), charge(usual, 1, false)}, decided(true, false), false},
+		"denied and charged":             {[]backend.Charge{charge(usual, 1, false), charge(overdraw, 1, false)}, decided(true, false), true},
+		"a dry run of a limit that charges denials": {[]backend.Charge{charge(overdraw, 1, true)}, decided(false), false},
+		"a denied refund": {[]backend.Charge{charge(usual, 1, false), charge(overdraw, -1, false)}, decided(false, true), false},
+		"a failure":       {[]backend.Charge{charge(overdraw, 1, false)}, []backend.Decision{{Err: errors.New("test")}}, false},
 	} {
 		if got := backend.ConsumedAny(test.charges, test.decisions); got != test.want {
 			t.Errorf("%s: consumed %v, want %v", name, got, test.want)

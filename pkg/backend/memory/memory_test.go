@@ -66,7 +66,7 @@ func TestAFullStoreRefusesNewKeysAndKeepsAllOthers(t *testing.T) {
 	}
 	for i := range 100 {
 		if d := consume(s, "a", fmt.Sprint(i), l, 1); d.Allowed || d.Err != nil {
-			t.Fatalf("key %d is in debt and was deleted: %+v; want denied and no error", i, d)
+			t.Fatalf("key %d is empty, and was deleted: %+v; want denied and no error", i, d)
 		}
 	}
 	if st := s.Stats(); st.Keys != 100 || st.Full != 1000 {

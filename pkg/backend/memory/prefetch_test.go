@@ -75,7 +75,8 @@ func TestEntriesAreAlignedToCacheLines(t *testing.T) {
 	}
 }
 
-// touch only saves time, so a fault in it changes no decision.
+// touch only saves time, so a fault in it changes no decision. Therefore this test checks the bytes that touch
+// reads.
 func TestTouchReadsKeysAndPlacesOfRecords(t *testing.T) {
 	_, s := at(1000)
 	l := tokens(t, 10)

@@ -33,7 +33,7 @@ type records struct {
 	everUsed        int
 	free            recordRef                       // the record that was freed last, which links the other free ones
 	others          map[[16]byte][]decision         // by ID, the decisions of a group after its first
-	due             map[algorithms.Micros]recordRef // the records to sweep in each minute: the latest one, which links the others
+	due             map[algorithms.Micros]recordRef // by minute, the records to sweep in it: the one that was added last, which links the others
 	lastSweepMinute algorithms.Micros
 	_               [64]byte
 }

@@ -38,7 +38,8 @@ func newRoom(most int) room {
 // recordsOwner is the owner of the results kept for idempotency keys. It has no part of its own.
 const recordsOwner = 0
 
-// owner returns the number of the owner with this name. The owner must hold room.
+// owner returns the number of the owner with this name. For an owner that neither setOwners named nor holds room, it
+// returns recordsOwner.
 func (r *room) owner(name string) uint32 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

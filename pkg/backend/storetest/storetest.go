@@ -271,7 +271,7 @@ func blocks(t *testing.T, clock *Clock, store backend.Store) {
 
 func resets(t *testing.T, store backend.Store) {
 	t.Helper()
-	expire := func(c backend.Charge) {
+	reset := func(c backend.Charge) {
 		t.Helper()
 		if err := backend.ResetBucket(t.Context(), store, c); err != nil {
 			t.Fatal(err)
@@ -282,10 +282,10 @@ func resets(t *testing.T, store backend.Store) {
 		one.Key = fmt.Appendf(nil, "reset %d", i)
 		other := one
 		other.Key = fmt.Appendf(nil, "beside %d", i)
-		expire(one) // a reset of a bucket that was never charged
+		reset(one) // a reset of a bucket that was never charged
 		fresh := take(store, one, other)
 		used := take(store, other)
-		expire(one)
+		reset(one)
 		if got := take(store, one); got[0] != fresh[0] {
 			t.Errorf("%+v:\n after a reset %+v\n new            %+v", spec, got[0], fresh[0])
 		}

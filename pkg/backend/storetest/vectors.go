@@ -69,8 +69,8 @@ func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Mic
 	}
 }
 
-// inTurn charges one unit in turn under a limit of 100 an hour and under one of 10 an hour. The lower limit
-// allows while it can hold the consumption.
+// inTurn returns 200 charges of one unit to one bucket, in turn under a limit of 100 an hour and under one of 10 an
+// hour. Each limit allows a charge if fewer units than its number are consumed.
 func inTurn(hourly func(n int64) algorithms.Spec, s algorithms.Micros) (steps []step) {
 	used := int64(0)
 	for i := range 200 {
