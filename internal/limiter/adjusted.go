@@ -63,8 +63,9 @@ type Adjusted struct {
 	Next algorithms.Micros
 }
 
-// Adjust applies set to all Calls that start from now on, with the current configuration and later ones. clock
-// returns the time that decides whether an adjustment has expired. The result is that of Adjusted.
+// Adjust replaces the adjustments in force by those in set. They apply to all Calls that start from now on, in the
+// current configuration and in later ones. clock returns the time that decides whether an adjustment has expired.
+// Adjust returns what Adjusted returns afterwards.
 func (l *Limiter) Adjust(set *adjust.Set, clock func() algorithms.Micros) Adjusted {
 	l.mu.Lock()
 	defer l.mu.Unlock()

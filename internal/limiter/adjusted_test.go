@@ -24,7 +24,8 @@ const minute = 60 * algorithms.Second
 
 func number(n int64) *int64 { return &n }
 
-// changes maps keys to numbers; "*" means all keys.
+// adjust makes changes the only adjustments, in force for a minute. changes maps the keys of the limit to their
+// numbers; "*" means all keys.
 func (b *bench) adjust(limit string, changes map[string]adjust.Change) limiter.Adjusted {
 	var all []*adjust.Adjustment
 	for key, change := range changes {
@@ -74,7 +75,8 @@ func TestAnAdjustmentGivesOneKeyOtherNumbers(t *testing.T) {
 	}
 }
 
-// An adjustment with the end 0 has expired, and does not count.
+// ends are the times from now until each adjustment expires. An adjustment that expires now has no effect and is not
+// the next one to expire.
 func TestTheEarliestAdjustmentEndsNext(t *testing.T) {
 	for _, ends := range [][]algorithms.Micros{{0, 2, 3}, {0, 3, 2}, {3, 0, 2}, {2, 3, 0}} {
 		b := newBench(t, adjustable)
@@ -496,7 +498,7 @@ func TestAdjustedReturnsTheResultOfAdjust(t *testing.T) {
 }
 
 // The clock of the last call of Adjust decides which adjustments have expired.
-func TestEachAdjustBringsItsClock(t *testing.T) {
+func TestEachAdjustHasItsOwnClock(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
 	a := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{"bob"}}, Change: adjust.Change{Block: true}, Expires: b.now + minute}

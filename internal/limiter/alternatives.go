@@ -13,8 +13,8 @@ import (
 type payer struct {
 	Result
 
-	plan int // the index of the first charge of its plan; the other charges of the plan follow, and then its own charge
-	paid bool
+	plan int  // the index into Call.charges of the first charge of the plan; its other charges follow, and then that of the payer
+	paid bool // another Result already has the cost of the payer
 }
 
 type candidate struct {

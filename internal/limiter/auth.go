@@ -35,7 +35,7 @@ func (a *Auth) Trusts(addr netip.Addr) bool {
 
 // Route has the descriptors for the requests that match it.
 type Route struct {
-	// Place is its place in the configuration, file:line.
+	// Place is where the route is in the configuration, as file:line.
 	Place string
 	// Path is compared with a request's normalized path. With PathPrefix, it is compared with the start of
 	// that path. "" matches any path.

@@ -122,7 +122,7 @@ type Result struct {
 	// Key identifies the bucket; its bytes are opaque. It is nil if the request has no bucket: the Policy is
 	// unlimited or nil.
 	Key []byte
-	// A bucket that occurs twice in a request is charged the sum of both Costs.
+	// Cost is in units. A bucket that occurs twice in a request is charged the sum of both Costs.
 	Cost     int64
 	Decision backend.Decision
 	Outcome  Outcome
@@ -130,7 +130,7 @@ type Result struct {
 	hash           uint64
 	slot           uint64
 	cell           uint64            // the number of the estimate; 0 means that no estimate is learned
-	of             algorithms.Micros // Charge.ChargedAt of a settlement; 0 for other charges
+	chargedAt      algorithms.Micros // Charge.ChargedAt of a settlement; 0 for other charges
 	reserve        bool
 	settle         bool
 	local          bool // this process's own bucket decided

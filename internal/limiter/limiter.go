@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// ErrNoConfig means that no valid configuration has been loaded yet, or none of the domain. See
+// ErrNoConfig means that no valid configuration has been loaded yet, or that the domain has none. See
 // Config.NoConfig and Domain.Broken.
 var ErrNoConfig = errors.New("no rate limit configuration loaded")
 

@@ -39,8 +39,8 @@ func TestAResetReportsThatTheStoreFailed(t *testing.T) {
 	}
 }
 
-// Without a domain, Adjustable looks for the limit in all domains. It returns the policies of the limit: its own, and one
-// for each of the two descriptors that use it.
+// Without a domain, Adjustable searches all domains. It returns the policies of the limit: its own, and one for each
+// of the two descriptors that use it.
 func TestALimitIsAdjustableWithoutItsDomain(t *testing.T) {
 	b := newBench(t, adjustable)
 	in, policies, err := b.Adjustable("", "calls")

@@ -184,8 +184,8 @@ func TestAdjustmentsOfPlansAndPayers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for request, send := range map[string]func(b *bench, cost int64) *limiter.Call{
-				"met":   func(b *bench, cost int64) *limiter.Call { return b.send(t, cost, "user=bob") },
-				"named": func(b *bench, cost int64) *limiter.Call { return b.named(t, "per_minute", cost, "bob") },
+				"matched": func(b *bench, cost int64) *limiter.Call { return b.send(t, cost, "user=bob") },
+				"named":   func(b *bench, cost int64) *limiter.Call { return b.named(t, "per_minute", cost, "bob") },
 			} {
 				b := newBench(t, plans)
 				if got := b.adjust(test.limit, map[string]adjust.Change{"bob": test.change}); got.InForce != 1 || got.Ignored != 0 {

@@ -17,13 +17,13 @@ import (
 
 // These values of Result.charge mean that the Result has no charge.
 const (
-	noCharge = -1 // it gets none
-	toCharge = -2 // it does not have one yet
+	noCharge = -1 // the Result gets none
+	toCharge = -2 // the Result does not have one yet
 )
 
 // plan adds the Results and the charges. Limits that are charged together share a Group. Each shadow limit and each
-// quota limit has a Group of its own. So has, with `consume: each`, each limit that a descriptor matches. last is the
-// call that was planned before c, or nil. Only requests for named limits can cause an error.
+// quota limit has a Group of its own. With `consume: each`, each limit that a descriptor matches has one, too. last
+// is the call that was planned before c, or nil. Only requests for named limits can cause an error.
 func (c *Call) plan(s *Snapshot, last *Call) error {
 	c.Snapshot = s
 	c.DryRun = c.DryRun || c.Inspect
@@ -281,8 +281,9 @@ func chargeOf(r *Result) algorithms.Charge {
 	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve}
 }
 
-// charged returns the index of the charge with this key in group 0, or -1. If the request has more limits than few, -1
-// also enters the next charge into the hash table c.buckets.
+// charged returns the index of the charge with this key in group 0, or -1. If it returns -1, the caller must add a
+// charge with this key next: in a request with more than few limits, charged has already entered that charge into
+// the hash table c.buckets.
 func (c *Call) charged(key []byte) int {
 	if len(c.Results) <= few {
 		for i := range c.charges {
@@ -318,16 +319,16 @@ func (c *Call) add(r *Result, group int) {
 	setPolicy(charge, p)
 	charge.Canceled = c.Canceled
 	terms := &charge.Terms
-	terms.Cost, terms.Hash, terms.ChargedAt, terms.Reserve, terms.DryRun = r.Cost, r.hash, r.of, r.reserve, c.DryRun
+	terms.Cost, terms.Hash, terms.ChargedAt, terms.Reserve, terms.DryRun = r.Cost, r.hash, r.chargedAt, r.reserve, c.DryRun
 	terms.Settle = r.settle
 	if delay := p.Extra().MaxDelay; delay > 0 && c.Request.MaxDelay > 0 {
 		terms.MaxWait = min(delay, c.Request.MaxDelay)
 	}
 }
 
-// dryRunMistake makes the request a dry run, and returns true, if one of the named limits in group 0 can never allow
-// its cost, nor can the limit that pays in its place. The dry run reports the remaining units. It charges nothing, not
-// even limits that charge denied requests.
+// dryRunMistake looks for a named limit in group 0 that can never allow its cost, and whose payer, if there is one,
+// cannot either. If there is such a limit, dryRunMistake makes the request a dry run and returns true. The dry run
+// reports the remaining units, and charges nothing, not even limits that charge denied requests.
 func (c *Call) dryRunMistake() bool {
 	if len(c.Limits) == 0 || c.config.Modes.Shadow {
 		return false

@@ -134,8 +134,7 @@ func (u Unsettled) String() string { return unsettledNames[u] }
 // None is the id of a settle-start that reserved nothing.
 const None = "none"
 
-// settling reports whether descriptor i belongs to a settle-done, and whether its key is that of the descriptor which
-// follows every request (SettleEntries.End).
+// settling reports whether descriptor i belongs to a settle-done, and whether its key is SettleEntries.End.
 func (c *Call) settling(i int) (isDone, isEnd bool) {
 	names, entries := c.Verdict.Domain.Settle, c.Descriptors[i].Entries
 	if names == nil || len(entries) == 0 {
@@ -398,7 +397,7 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 		r.Cost = max(0, r.Cost)
 	}
 	if r.Cost < 0 || p.Limit.Settles {
-		r.of = undoTime(part.At, now, part.Inflow, r.Policy.Limit)
+		r.chargedAt = undoTime(part.At, now, part.Inflow, r.Policy.Limit)
 	}
 	c.groups++
 	c.add(&r, c.groups)
@@ -452,7 +451,7 @@ func realCost(terms *descriptors.Settle, part *ReservedPart, real int64) int64 {
 	}
 }
 
-// A settle-done that the store could not charge is denied, so that its sender can repeat it.
+// foldSettlements denies a settle-done that the store could not charge, so that its sender can repeat it.
 func (c *Call) foldSettlements() {
 	for i := range c.Settlements {
 		s := &c.Settlements[i]

@@ -82,8 +82,8 @@ func TestTimesOfUndos(t *testing.T) {
 	}
 }
 
-// The real cost is that of 3 equal charges. -1 means that it was not reported: then it is the configured unknown_cost,
-// or what was reserved.
+// The part consists of 3 equal charges. A real cost of -1 means that the proxy did not report it. Then the
+// configured unknown_cost applies, or else the cost is what was reserved.
 func TestRealCosts(t *testing.T) {
 	part := &ReservedPart{Count: 30, Times: 3}
 	for _, c := range []struct {

@@ -360,7 +360,7 @@ func TestIDsAreBounded(t *testing.T) {
 	p.want("tokens", texts[3][len("user="):], 1000)
 }
 
-// A shadow limit handles a request that it would have denied like a denied one: it reserves no units.
+// If a shadow limit would deny a request, no units of that limit are reserved.
 func TestShadowLimitsReserve(t *testing.T) {
 	p := newProxy(t)
 	first := p.start(absent, "shadow=bob", "user=bob")

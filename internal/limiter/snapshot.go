@@ -92,8 +92,8 @@ type Domain struct {
 	// Headers are the sets of headers of the HTTP listener; nil means its defaults. OpenAI headers are sent
 	// to Envoy too.
 	Headers *HeaderSets
-	// MaxOverride bounds overrides, unless the descriptor has a bound of its own. nil means no bound.
-	// Bounded reports whether there is a bound here or at any descriptor.
+	// MaxOverride bounds overrides, unless the descriptor has a bound of its own. nil means no bound. Bounded means
+	// that there is a bound here or at any descriptor.
 	MaxOverride *descriptors.Policy
 	Bounded     bool
 

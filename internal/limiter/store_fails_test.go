@@ -94,8 +94,8 @@ descriptors:
 	}
 }
 
-// An override is charged together with max_override. Without on_backend_failure local, no local bucket allows it while
-// the store fails.
+// An override and its bound, max_override, are charged together. While the store fails, on_backend_failure denies
+// the request, because an override without on_backend_failure local has no local bucket.
 func TestAnOverrideWithoutALocalBucketIsDenied(t *testing.T) {
 	b := newBench(t, "domain: d\nmax_override: {unit: day, requests_per_unit: 50}\ndescriptors:\n  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}\n  - {key: above, descriptors: [{key: below, rate_limit: {unit: hour, requests_per_unit: 1}}]}\n")
 	send := func(key string, o limiter.Override) *limiter.Call {

@@ -19,7 +19,7 @@ var unitHeaders = [...]struct {
 }
 
 // longestWait is the longest time, in seconds, that the client library openai obeys in retry-after-ms. For a longer
-// time, old versions of it would call again within seconds, and the client library anthropic would sleep for the
+// time, old versions of openai would call again within seconds, and the client library anthropic would sleep for the
 // whole time.
 const longestWait = 120
 

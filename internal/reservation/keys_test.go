@@ -191,7 +191,7 @@ func TestChangedIDsAreRefused(t *testing.T) {
 				t.Fatalf("cut at %d: accepted", i)
 			}
 		}
-		for last := range 128 { // also if it differs only in unused bits
+		for last := range 128 { // also a character that differs only in unused bits
 			if changed := string(append(bytes.Clone(id[:len(id)-1]), byte(last))); changed != string(id) && k.Open(changed, &r) {
 				t.Errorf("another last character, %q: accepted", rune(last))
 			}

@@ -10,9 +10,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// oldForm is the version of the layout that only the HTTP API and package ratelimit used, before all
-// reservations had the same layout. Ids of the old form can be settled until an hour after their units are
-// available, as all ids of reservations by name. They are accepted until v1.
+// oldForm is the version of the layout that only the HTTP API and package ratelimit used, before all reservations
+// had the same layout. Ids of the old form can be settled until an hour after their units are available, like all
+// ids of reservations by name. They are accepted until v1.
 const oldForm = 1
 
 // openOld decodes an id of the old form, if one of the old secrets signed it.
