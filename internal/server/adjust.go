@@ -235,7 +235,8 @@ func (a *adjustments) buckets(changes []*adjust.Adjustment) (keys [][]byte, all 
 	return keys, false
 }
 
-// An expired adjustment has no effect even before expire drops it, because each request compares the time.
+// expire drops expired adjustments until ctx ends. An expired adjustment has no effect even before expire drops it,
+// because each request compares the time.
 func (a *adjustments) expire(ctx context.Context) {
 	const longest = time.Minute // the clock may be set to another time during the wait
 	timer := time.NewTimer(longest)

@@ -15,7 +15,8 @@ limits:
 descriptors: [{key: user, limit: calls}]
 `
 
-// The other sidecar has leased units and cached denials.
+// An adjustment that is made at one sidecar takes effect at the other one, even if that sidecar has leased units or
+// cached denials of the key.
 func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

@@ -60,8 +60,8 @@ func (x *instance) as(t *testing.T, token, method, path, body string) (code int,
 	return response.StatusCode, answer
 }
 
-// change has the key and the numbers of an adjustment of the limit calls, as the members of a JSON object, without the
-// braces.
+// adjust makes an adjustment of the limit calls and returns its id. change has the key and the numbers, as the
+// members of a JSON object, without the braces.
 func (x *instance) adjust(t *testing.T, change string) (id string) {
 	t.Helper()
 	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","author":"ann","reason":"test",`+change+`}`)

@@ -99,19 +99,19 @@ func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 	})
 }
 
-// slowly is a proxy to a server. It delays the server's answers while blocked is true.
-type slowly struct {
+// slowProxy is a proxy to a server. It delays the server's answers while blocked is true.
+type slowProxy struct {
 	addr    string
 	blocked atomic.Bool
 }
 
-func startSlow(t *testing.T, server string) *slowly {
+func startSlow(t *testing.T, server string) *slowProxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &slowly{addr: l.Addr().String()}
+	s := &slowProxy{addr: l.Addr().String()}
 	var wg sync.WaitGroup
 	t.Cleanup(func() { s.blocked.Store(false); l.Close(); wg.Wait() })
 	wg.Go(func() {
@@ -126,7 +126,7 @@ func startSlow(t *testing.T, server string) *slowly {
 	return s
 }
 
-func (s *slowly) pass(client net.Conn, server string) {
+func (s *slowProxy) pass(client net.Conn, server string) {
 	defer client.Close()
 	up, err := net.Dial("tcp", server)
 	if err != nil {

@@ -40,7 +40,7 @@ func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
 func (bytesCodec) Unmarshal(b mem.BufferSlice, v any) error { *v.(*int) = b.Len(); return nil }
 func (bytesCodec) Name() string                             { return "proto" }
 
-// The values of the descriptors are the numbers from first on.
+// manyDescriptors returns a request with n descriptors. Their values are consecutive numbers that start with first.
 func manyDescriptors(tb testing.TB, n, first int) []byte {
 	tb.Helper()
 	r := request("d")

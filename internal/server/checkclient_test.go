@@ -39,7 +39,7 @@ func TestChecksReachEveryKindOfAddress(t *testing.T) {
 		{"sockets", func(c *Config) {
 			c.HTTP, c.GRPC = unixScheme+filepath.Join(files, "h"), unixScheme+filepath.Join(files, "g")
 		}, false},
-		{"sockets without files", func(c *Config) { c.HTTP, c.GRPC = unixScheme+"@ask-h", unixScheme+"@ask-g" }, false},
+		{"sockets without files", func(c *Config) { c.HTTP, c.GRPC = unixScheme+"@checks-h", unixScheme+"@checks-g" }, false},
 		{"TLS", func(c *Config) { c.TLS = TLSFiles{Cert: certFile, Key: keyFile} }, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// plansYAML has two plans, plan and estimated, to which paidBy adds payers with the setting "then". With hash_tag: domain, the keys of
-// payers do not depend on the limits that use them.
+// plansYAML has two plans, plan and estimated, to which paidBy adds payers with the setting "then". With hash_tag:
+// domain, the keys of payers do not depend on the limits that use them.
 const plansYAML = `
 domain: d
 hash_tag: domain
@@ -74,7 +74,7 @@ func TestAReloadChangesThePayer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := start(t, paidBy(""), onRedis(store()))
-			expectPayer := func(payer string) {
+			changePayer := func(payer string) {
 				t.Helper()
 				x.write(t, paidBy(payer))
 				x.reload(t)
@@ -84,7 +84,7 @@ func TestAReloadChangesThePayer(t *testing.T) {
 			x.expect(t, `{"name":"plan","key":"bob","count":5}`, 429, `"remaining":0`)
 			x.send(t, "service=ai,user=bob") // reserves 90 of 100
 
-			expectPayer("a")
+			changePayer("a")
 			const byA = `{"name":"plan","key":"bob","count":5,"request_id":"r"}`
 			x.expect(t, byA, 200, `"payer":"a"`)
 			x.expect(t, byA, 200, `"payer":"a"`)
@@ -95,7 +95,7 @@ func TestAReloadChangesThePayer(t *testing.T) {
 				t.Errorf("the repeated reservation has the id %s; want %s", again, byProgram)
 			}
 
-			expectPayer("b")
+			changePayer("b")
 			x.expect(t, `{"name":"plan","key":"bob","count":7}`, 200, `"payer":"b"`)
 			// A stored answer may name another payer than the current configuration. Then the repeated request
 			// must be refused, because its answer would name the wrong bucket.
@@ -105,7 +105,7 @@ func TestAReloadChangesThePayer(t *testing.T) {
 				t.Errorf("left: a %d, b %d, settled_a %d; want 95, 193 and 320", x.remaining(t, "a", "bob"), x.remaining(t, "b", "bob"), x.remaining(t, "settled_a", "bob"))
 			}
 
-			expectPayer("")
+			changePayer("")
 			x.expect(t, `{"name":"plan","key":"bob","count":1}`, 429, `"remaining":0`)
 			x.expect(t, again, 200, `"remaining":0`)
 			for range 2 {

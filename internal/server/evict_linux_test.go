@@ -21,8 +21,8 @@ func bounded(inner net.Listener, most int) *boundedListener {
 	return l
 }
 
-// The listener chooses several connections to be closed, one after the other. If one of them has sent something since,
-// it must stay open.
+// The listener selects several silent connections in one pass, and closes one of them for each new connection. A
+// selected connection that has sent something before its turn stays open.
 func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 	l := bounded(nil, 4)
 	admit := func(silent time.Duration) (*boundedConn, net.Conn) {

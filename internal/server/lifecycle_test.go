@@ -220,7 +220,7 @@ func TestAHealthWatchReportsTheShutdownAndDoesNotDelayIt(t *testing.T) {
 	}
 }
 
-const held = `
+const delaying = `
 domain: d
 limits:
   jobs: {algorithm: leaky_bucket, rate: 1, period: 500ms, capacity: 1000, max_delay: 1m}
@@ -240,7 +240,7 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
 	// The delay must be longer than all steps before the clients stop, even on a busy machine.
-	x := start(t, strings.Replace(held, "500ms", "6s", 1), func(c *Config) { c.DrainDelay = 5 * time.Second })
+	x := start(t, strings.Replace(delaying, "500ms", "6s", 1), func(c *Config) { c.DrainDelay = 5 * time.Second })
 	watch, err := x.health.Watch(t.Context(), &healthpb.HealthCheckRequest{Service: grpcapi.ServiceName})
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +265,7 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 	x.send(t, "job=1")
 	clients.Go(func() { // the leaky bucket delays this request by 6 s, which is longer than the drain delay
 		if r, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("job=1"))); err != nil || r.OverallCode != ok {
-			t.Errorf("held: %v, %v; want no error and OK", r, err)
+			t.Errorf("the delayed request: %v, %v; want no error and OK", r, err)
 		}
 	})
 	x.awaitJobs(t, 2)
@@ -290,7 +290,7 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 // 20 answers are delayed, two for each of ten clients: by 20 and by 40 seconds. All of them are aborted when
 // DrainTimeout, 50 ms, has passed.
 func TestDrainIsBounded(t *testing.T) {
-	x := start(t, strings.Replace(held, "500ms", "20s", 1), func(c *Config) { c.DrainTimeout = 50 * time.Millisecond })
+	x := start(t, strings.Replace(delaying, "500ms", "20s", 1), func(c *Config) { c.DrainTimeout = 50 * time.Millisecond })
 	failed := make(chan error)
 	for client := range 10 {
 		job := fmt.Sprintf("job=%d", client)
@@ -312,7 +312,7 @@ func TestDrainIsBounded(t *testing.T) {
 	}
 	for range 20 {
 		if err := <-failed; status.Code(err) != codes.Unavailable {
-			t.Errorf("a held answer: %v, want Unavailable", err)
+			t.Errorf("a delayed answer: %v, want Unavailable", err)
 		}
 	}
 }

@@ -106,8 +106,8 @@ func (l *sharedSocket) Close() error {
 	return err
 }
 
-// takeOver is called after all listeners have been opened, so the old process keeps its sockets if this process cannot
-// start.
+// takeOver moves the shared sockets to their paths. It must be called after all listeners have been opened, so that
+// the old process keeps its sockets if this process cannot start.
 func takeOver(listeners []listener) error {
 	for _, d := range listeners {
 		if l, ok := d.socket.(*sharedSocket); ok {

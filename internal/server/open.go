@@ -45,7 +45,7 @@ type listener struct {
 	closedLast     bool
 }
 
-// After an error none of the listeners stays open.
+// open opens the listeners. After an error none of them stays open.
 func (s *server) open() (listeners []listener, running Running, err error) {
 	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // measuring takes time, so it is off if only the admin listener would serve the result
 		s.config.Answers.Answered = s.metrics.Answered

@@ -102,7 +102,7 @@ func TestProxyProtocolIsOnlyForTheTrusted(t *testing.T) {
 	const header = "PROXY TCP4 192.0.2.1 192.0.2.1 1 1\r\n"
 	on := func(c *Config) { c.HTTPProxyProtocol = true }
 	for name, x := range map[string]*instance{
-		"a stranger":            start(t, fmt.Sprintf(byAddress, "[10.0.0.0/8]"), on),
+		"an untrusted peer":     start(t, fmt.Sprintf(byAddress, "[10.0.0.0/8]"), on),
 		"it is not switched on": start(t, fmt.Sprintf(byAddress, "[127.0.0.1]")),
 	} {
 		if got := sendAuth(t, x.HTTP, header); got != 400 {
@@ -121,7 +121,7 @@ func TestProxyProtocolIsOnlyForTheTrusted(t *testing.T) {
 	x.write(t, fmt.Sprintf(byAddress, "[unix]"))
 	x.reload(t)
 	if got := sendAuth(t, x.HTTP, header); got != 200 {
-		t.Errorf("one that is: %d, want 200", got)
+		t.Errorf("a trusted socket: %d, want 200", got)
 	}
 }
 

@@ -35,7 +35,8 @@ type Redis struct {
 	PasswordFile string
 	// Timeout is the timeout of the calls to Redis that decide requests. See redis.Config.Timeout.
 	Timeout time.Duration
-	// WaitReplicas is the number of replicas that must confirm a charge before it counts.
+	// WaitReplicas is the number of replicas that must confirm a charge. If they do not confirm in time,
+	// on_backend_failure answers the request, and the units stay consumed.
 	WaitReplicas int
 	// CA, Cert and Key are files for rediss://. Cert and Key are read again for each new connection.
 	CA, Cert, Key string
@@ -160,7 +161,7 @@ func (c Redis) tls() (*tls.Config, error) {
 
 // anyName changes conf to verify everything in a certificate except the name.
 func anyName(conf *tls.Config) {
-	conf.InsecureSkipVerify = true //nolint:gosec // VerifyConnection does it
+	conf.InsecureSkipVerify = true //nolint:gosec // VerifyConnection verifies the certificate
 	conf.VerifyConnection = func(state tls.ConnectionState) error {
 		between := x509.NewCertPool()
 		for _, c := range state.PeerCertificates[1:] {

@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// Redis was unreachable and answers again. The admin page must not report for a minute that Redis is slow and
-// that the timeout should be raised.
+// After an outage, the admin page must not report that Redis is slow and that its timeout should be raised.
 func TestFailuresAroundAnOpenBreakerAreNotSlowness(t *testing.T) {
 	var failures redisFailures
 	fail := func(n int) {

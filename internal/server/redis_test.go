@@ -262,7 +262,6 @@ descriptors:
   - {key: year, rate_limit: {unit: year, requests_per_unit: 2}}
 `
 
-// PerSecondURL corresponds to REDIS_PERSECOND of the reference server.
 func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	concurrent(t)
 	t.Parallel()

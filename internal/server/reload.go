@@ -68,7 +68,7 @@ func (s *server) refused(problems config.Problems) {
 
 // load reads the configuration and puts it in use if it is valid. It logs warnings, and returns all problems.
 func (s *server) load() config.Problems {
-	defer s.tightly()()
+	defer s.collectMoreOften()()
 	start := time.Now()
 	if s.keeper != nil {
 		snapshot, problems, stale := s.keeper.Load(s.config.Paths)
@@ -84,10 +84,10 @@ func (s *server) load() config.Problems {
 // times as much memory.
 const manyBytes = 1 << 20
 
-// tightly reduces the memory that loading a large configuration, or the first one, needs. Until end is
-// called, the garbage collector runs more often. If the configuration is large, end also returns unused memory
-// to the system.
-func (s *server) tightly() (end func()) {
+// collectMoreOften reduces the memory that loading a large configuration, or the first one, needs. Until end is
+// called, the garbage collector runs more often. If the configuration is large, end also returns unused memory to
+// the system.
+func (s *server) collectMoreOften() (end func()) {
 	bytes := s.loader.Bytes
 	if s.keeper != nil {
 		bytes = s.keeper.Bytes

@@ -62,9 +62,9 @@ func TestNewProcessTakesOverWithRedis(t *testing.T) {
 		}
 		return running
 	})
-	look := descriptor("k=v")
-	look.HitsAddend = wrapperspb.UInt64(0)
-	if charged := 1_000_000 - int64(running.put(t, request("d", look)).Statuses[0].LimitRemaining); charged != allowed {
+	peek := descriptor("k=v")
+	peek.HitsAddend = wrapperspb.UInt64(0)
+	if charged := 1_000_000 - int64(running.put(t, request("d", peek)).Statuses[0].LimitRemaining); charged != allowed {
 		t.Errorf("%d requests were allowed, and %d units were charged; want equal numbers", allowed, charged)
 	}
 }

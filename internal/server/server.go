@@ -170,7 +170,8 @@ func newServer(c Config, log *zap.Logger) (*server, error) {
 	return s, s.readTokens()
 }
 
-// ctx must end when the listeners are closed.
+// runBackground starts goroutines that run until ctx ends. The caller must end ctx only after the listeners have
+// been closed.
 func (s *server) runBackground(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { s.adjust.run(ctx) })
 	wg.Go(func() { s.settle.run(ctx, s.adjust.ledger) })
@@ -262,8 +263,8 @@ func (s *server) waitUntilReady(ctx context.Context) bool {
 	return true
 }
 
-// notReady returns the reasons for which this sidecar is not ready, one per line. They include all current conditions,
-// also those that do not prevent readiness.
+// notReady returns the reasons for which this sidecar is not ready, one per line. They include all current
+// conditions, even those that do not prevent readiness.
 func (s *server) notReady() string {
 	if s.draining.Load() {
 		return "draining: this sidecar is being stopped\n"

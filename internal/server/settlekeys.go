@@ -27,7 +27,7 @@ type settleKeys struct {
 	tokens atomic.Pointer[[]string] // the current token of the HTTP API, and the previous one
 	random atomic.Pointer[[]string] // the current random secret, and the previous one; empty until Redis has answered
 	own    string                   // the random secret that this sidecar proposes to Redis
-	used   atomic.Bool              // an id was signed or opened with the random secret, or could not be, because the secret was not known
+	used   atomic.Bool              // the random secret was needed to sign or open an id, even if the secret was not known then
 	keys   *reservation.Keys
 }
 

@@ -66,7 +66,7 @@ func (st *stack) undosDropped() (n int64) {
 	return n
 }
 
-// No batch may be submitted after close.
+// close closes the Stores. No batch may be submitted after it has been called.
 func (st *stack) close() {
 	if st.lease != nil {
 		st.lease.Close()

@@ -22,7 +22,7 @@ type watch struct {
 	history *history.Recorder
 	times   history.Times
 	usage   *usage.Recorder
-	// usage records one of thin timed decisions. thin is a power of two, at most 1,024.
+	// Of the timed decisions, usage records one in thin. thin is a power of two, at most 1,024.
 	thin                 atomic.Uint32
 	requestsAtLastSample uint64
 

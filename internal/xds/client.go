@@ -198,7 +198,8 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// answered reports whether the server has sent a response, valid or not.
+// stream opens a stream and follows it until it ends. answered reports whether the server has sent a response, valid
+// or not.
 func (c *Client) stream(ctx context.Context, apply Use) (answered bool, err error) {
 	conn, err := c.dial()
 	if err != nil {

@@ -74,7 +74,7 @@ func descriptors(from []*ratelimit.RateLimitDescriptor) ([]config.MessageDescrip
 			Key: d.GetKey(), Value: d.GetValue(), Limit: limit(d.GetRateLimit()), Descriptors: below,
 			Shadow: d.GetShadowMode(), Detailed: d.GetDetailedMetric(),
 		}
-		if err := later(d.ProtoReflect().GetUnknown(), &list[i]); err != nil {
+		if err := unpublished(d.ProtoReflect().GetUnknown(), &list[i]); err != nil {
 			return nil, fmt.Errorf("descriptor %q: %w", d.GetKey(), err)
 		}
 	}
@@ -113,8 +113,8 @@ func unit(u ratelimit.RateLimitUnit) string {
 	}
 }
 
-// later decodes, from the unknown bytes of the message, the fields that the Go module lacks.
-func later(unknown []byte, d *config.MessageDescriptor) error {
+// unpublished decodes, from the unknown bytes of a descriptor, the fields that the published Go module lacks.
+func unpublished(unknown []byte, d *config.MessageDescriptor) error {
 	var meta *structpb.Struct
 	for number, f := range fields(unknown) {
 		switch {

@@ -162,7 +162,7 @@ func TestUnknownFieldsAreListedOnce(t *testing.T) {
 		t.Errorf("got %v, want 98 and 99", got.Unknown)
 	}
 	var d config.MessageDescriptor
-	if err := later(varint(varint(nil, fieldMetadata), fieldMetadata), &d); err != nil || d.Metadata != nil || !reflect.DeepEqual(d.Unknown, []int32{fieldMetadata}) {
+	if err := unpublished(varint(varint(nil, fieldMetadata), fieldMetadata), &d); err != nil || d.Metadata != nil || !reflect.DeepEqual(d.Unknown, []int32{fieldMetadata}) {
 		t.Errorf("got %+v, %v; want no metadata, and its field among the unknown ones", d, err)
 	}
 }

@@ -193,7 +193,8 @@ func prune(n *yaml.Node, l *level) {
 	}
 }
 
-// again reports false for <<, which may occur repeatedly.
+// again reports whether a later key of the mapping n equals the key at i. It reports false for the merge key <<,
+// which may occur repeatedly.
 func again(n *yaml.Node, i int) bool {
 	for j := i + 2; j+1 < len(n.Content); j += 2 {
 		if n.Content[j].Value == n.Content[i].Value && n.Content[i].Value != "<<" {

@@ -62,8 +62,8 @@ func FuzzWrite(f *testing.F) {
 	})
 }
 
-// The notes are in the order of the places in the file. They are about defaults that differ, unless the file states what
-// happens, about further documents, and about keys that the reference server refuses or treats in another way.
+// The notes are in the order of the places in the file. They report defaults that differ, unless the file states the
+// setting. They also report further documents, and keys that rlsidecar refuses or treats in another way.
 func TestNotesAboutDefaultsThatDiffer(t *testing.T) {
 	const (
 		one      = "descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n"
@@ -92,7 +92,7 @@ func TestNotesAboutDefaultsThatDiffer(t *testing.T) {
 		quiet + "unit: {key: k, key: l}\n":                                      {"4:1: refused: \"unit\" has no effect"},
 		"domain: d\n" + one + "---\ndomain: e\n" + one:                          {"1:1: differs: " + failure, "4:1: differs: the reference server reads only the first", "4:1: differs: " + failure},
 		quiet + "detailed_metric: true\n":                                       {`4:1: refused: "detailed_metric" has no effect`},
-		quiet + "descriptors: [{key: k, rate_limit: {unit: day}}]\n":            nil, // that the limit allows nothing is a warning, and so in the reference server
+		quiet + "descriptors: [{key: k, rate_limit: {unit: day}}]\n":            nil, // a limit that allows nothing causes a warning here and in the reference server, and no note
 		quiet + "descriptors: [{nonsense: 1, key: k, detailed_metric: true}]\n": {"4:16: refused: config error, unknown key", "4:37: differs: at most 10,000"},
 	} {
 		got := notes(text)

@@ -75,8 +75,9 @@ func (r *reader) server(prefix, flag string) {
 	r.set(flag, text, prefix+"URL")
 }
 
-// copyPrefix puts CACHE_KEY_PREFIX before the default prefix. So Redis permissions for that prefix still
-// apply, and buckets never collide with those that the reference server has left.
+// copyPrefix sets the prefix of keys to CACHE_KEY_PREFIX, followed by the default prefix. So Redis permissions for
+// keys that start with CACHE_KEY_PREFIX still apply, and buckets never collide with those that the reference server
+// has left.
 func (r *reader) copyPrefix() {
 	prefix := r.given("CACHE_KEY_PREFIX")
 	switch {

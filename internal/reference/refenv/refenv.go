@@ -82,7 +82,8 @@ func (r *reader) counts(name string) bool { return r.asServer || r.given(name) !
 
 func (r *reader) set(flag, value, from string) { r.Flags[flag] = Flag{value, from} }
 
-// copy sets flag to the value of the variable, or to its default if that counts. It never sets an empty value.
+// copy sets flag to the value of the variable, or to the variable's default if that has an effect (counts). It never
+// sets an empty value.
 func (r *reader) copy(flag, name string) {
 	if v := r.value(name); v != "" && r.counts(name) {
 		r.set(flag, v, name)
