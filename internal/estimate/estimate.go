@@ -32,7 +32,7 @@ const (
 type Estimates struct {
 	cells sync.Map // maps uint64 to *cell
 	count atomic.Int64
-	last  [slots]atomic.Int64 // by slot, made from the hash of the key and the number of the cell: the second of the last sample
+	last  [slots]atomic.Int64 // for each slot, the second of its last sample; the hash of the key and the number of the cell determine the slot
 }
 
 // cell learns the costs of the requests of one limit. With the setting per, a limit has several cells: one for each

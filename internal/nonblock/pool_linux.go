@@ -48,7 +48,7 @@ func (p *Pool) Go(f func()) {
 	_ = w.raw.Control(w.write) // cannot fail, because an idle worker has not closed its eventfd
 }
 
-// Close ends the idle workers. The others end after their present function.
+// Close ends the idle workers. A busy worker ends after its current function.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

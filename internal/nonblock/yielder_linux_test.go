@@ -63,7 +63,7 @@ func fill(t *testing.T, c *Conn) (sum int) {
 	}
 }
 
-func TestEveryoneGetsTheirTurn(t *testing.T) {
+func TestEveryConnectionGetsATurn(t *testing.T) {
 	var yields yielder
 	var all sync.WaitGroup
 	for range 50 {

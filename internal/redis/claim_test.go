@@ -176,7 +176,7 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 		func(c *backend.Charge) bool { return c.Key[0] == 'b' }, undos)
 	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 1}}
-	for range 10 { // until the circuit breaker is open, and then more
+	for range 10 { // more failures than open the circuit breaker
 		for i, d := range takeAll(store, underID(1, a, b)) {
 			if !errors.Is(d.Err, backend.ErrUnavailable) {
 				t.Fatalf("charge %d: %+v; want the error backend.ErrUnavailable", i, d)

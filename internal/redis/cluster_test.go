@@ -22,7 +22,7 @@ func TestTheLayoutKnowsTheSenderOfEachSlot(t *testing.T) {
 		}
 		l.note(slot, &senders[slot%len(senders)])
 		if l.sender(slot) != nil {
-			l.note(slot, &senders[0]) // as by another goroutine with an older answer; the first sender stays
+			l.note(slot, &senders[0]) // must not replace the sender that the slot has
 		}
 	}
 	for slot := range slots {
@@ -56,7 +56,7 @@ func (m *failingMasters) ForEachMaster(context.Context, func(context.Context, *g
 	return errNoLayout
 }
 
-// The other batch fails at once.
+// The batch that does not read the layout fails at once.
 func TestOneOfTwoBatchesReadsAnUnknownLayout(t *testing.T) {
 	m, failed := &failingMasters{}, 0
 	c := &cluster{masters: m, open: t.Context(), timeout: time.Second, closed: true} // closed, so that nothing runs in the background
@@ -72,7 +72,7 @@ func TestOneOfTwoBatchesReadsAnUnknownLayout(t *testing.T) {
 	}
 	simultaneous := true
 	c.clock = hookClock{func() {
-		if simultaneous { // the first batch has seen the failed attempt; the second one overtakes it
+		if simultaneous { // submits the second batch after the first one has found the failed attempt, and before it reads the layout
 			simultaneous = false
 			submit()
 		}

@@ -36,7 +36,8 @@ func (h *heldShards) decide(charges []backend.Charge) []backend.Decision {
 	return decisions
 }
 
-// An ErrNotTaken means that the charges were not made, and any other error that their answer was lost.
+// next answers batch i. If err is an ErrNotTaken, the charges are not made. Any other error means that they are made and
+// their answer is lost.
 func (h *heldShards) next(i int, err error) {
 	b := h.waiting[i]
 	h.waiting = slices.Delete(h.waiting, i, i+1)
@@ -147,7 +148,7 @@ func shardsAgainstAModel(t *testing.T, rng *rand.Rand, mode string) {
 	}
 }
 
-// Of the errors of several shards, one after which the shard may have been reset takes precedence over ErrNotTaken.
+// If one shard was certainly not reset (ErrNotTaken), and another one may have been reset, the answer is not ErrNotTaken.
 func TestResetOfShards(t *testing.T) {
 	s, h, undos := simulated(rand.New(rand.NewPCG(1, 1)))
 	defer undos.Close()

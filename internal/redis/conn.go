@@ -102,7 +102,7 @@ type idleCheck struct {
 	syscall.RawConn // nil for TLS, because arriving bytes of TLS need not be an answer
 	conn            *conn
 	quiet           func() bool // nonblock.Conn.Quiet; nil if nonblock.Wrap does not wrap the connection
-	ended           func() bool // nonblock.Conn.Ended; nil like quiet
+	ended           func() bool // nonblock.Conn.Ended; nil if quiet is nil
 }
 
 var errEnded = notSent("the server has closed the connection")
@@ -129,11 +129,11 @@ func (l *idleCheck) Read(f func(fd uintptr) bool) error {
 // broken is returned in place of a connection that could not be made. Its Read and Write return the error.
 type broken struct{ err error }
 
-// unwrapped wraps the error of a dial once more. While go-redis prepares a connection, it unwraps the error
-// once, which would remove the address from it.
-type unwrapped struct{ error }
+// rewrapped wraps the error of a dial once more. While go-redis prepares a connection, it unwraps the error
+// once. Without the second wrapper, the error would lose the address.
+type rewrapped struct{ error }
 
-func (u unwrapped) Unwrap() error { return u.error }
+func (r rewrapped) Unwrap() error { return r.error }
 
 func (b broken) Read([]byte) (int, error)              { return 0, b.err }
 func (b broken) Write([]byte) (int, error)             { return 0, b.err }

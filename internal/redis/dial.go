@@ -154,7 +154,7 @@ func (l *line) connect(ctx context.Context) net.Conn {
 	age := l.age.Load()
 	nc, err := l.acquire(ctx)
 	if err != nil {
-		return broken{unwrapped{err}}
+		return broken{rewrapped{err}}
 	}
 	l.unconfirmed.Store(true)
 	return newConn(l, nc, age)
@@ -200,7 +200,7 @@ func (l *line) acquire(ctx context.Context) (net.Conn, error) {
 	return nc, err
 }
 
-// failed records that the server could not be reached, after an attempt that took the time took. Until redial
+// failed records that an attempt to reach the server has failed. took is the duration of the attempt. Until redial
 // reaches the server, no call dials it. callerTimedOut means that the dial failed because its caller had no time
 // left. Then redial starts at once, with the timeout of the line.
 func (l *line) failed(err error, took time.Duration, callerTimedOut bool) {
@@ -292,7 +292,7 @@ func (l *line) redialed(nc net.Conn, err error) (over bool) {
 	case l.closed && err == nil:
 		nc.Close()
 	case err == nil:
-		l.keep(nc)
+		l.setSpare(nc)
 		defer l.signOfLife()
 	case time.Since(l.lastDemand) < redialDemand:
 		return false
@@ -301,8 +301,8 @@ func (l *line) redialed(nc net.Conn, err error) (over bool) {
 	return true
 }
 
-// keep stores nc as the spare connection, for the next call of connect. mu must be held.
-func (l *line) keep(nc net.Conn) {
+// setSpare stores nc as the spare connection, for the next call of connect. mu must be held.
+func (l *line) setSpare(nc net.Conn) {
 	if l.spare != nil {
 		l.spare.Close()
 	}

@@ -197,7 +197,7 @@ func TestASpareConnectionIsStoredWhileTheLastIsUsed(t *testing.T) {
 		wg.Go(func() {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			l.keep(near)
+			l.setSpare(near)
 		})
 		wg.Go(func() { l.connect(t.Context()) })
 	}

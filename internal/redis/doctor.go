@@ -125,8 +125,8 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 // maxClockOffset is the largest acceptable difference between the clocks of this machine and of Redis.
 const maxClockOffset = 5 * time.Second
 
-// checkClock compares the clock of a server with the clock of this machine. serverTime is the answer to a call that
-// began at the time start; took is the duration of the call.
+// checkClock compares the clock of a server with the clock of this machine. serverTime is the answer of the server to a
+// call. start is the time at which the call began, by the clock of this machine, and took is its duration.
 func checkClock(server string, serverTime, start time.Time, took time.Duration) []Finding {
 	off := serverTime.Sub(start.Add(took / 2))
 	if off.Abs() <= maxClockOffset {
@@ -241,9 +241,9 @@ func checkInfo(server string, info map[string]string) (all []Finding) {
 // time. Redis's own documentation advises against larger values.
 const goodHz = 100
 
-// checkExpiry compares the longest time for which Redis removes expired keys, and answers nothing, with the
-// timeout of calls. Redis removes expired keys hz times a second, and uses at most a quarter of the time for
-// it (activeExpireCycle in expire.c, with the default active-expire-effort).
+// checkExpiry compares the timeout of calls with the longest time for which Redis answers nothing because it removes
+// expired keys. Redis removes expired keys hz times a second, and uses at most a quarter of the time for it
+// (activeExpireCycle in expire.c, with the default active-expire-effort).
 func checkExpiry(server string, info map[string]string, timeout time.Duration) []Finding {
 	hz, err := strconv.Atoi(info["configured_hz"])
 	if err != nil || hz < 1 {

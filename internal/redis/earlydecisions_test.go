@@ -56,7 +56,7 @@ func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
 		s := newShardStore(perSlot{router}, undos, nil)
 		charges := []backend.Charge{
 			sharded(t, windowSpec(30), 3, "at once"), sharded(t, windowSpec(30), 3, "slow"),
-			sharded(t, windowSpec(30), 3, "larger than a shard"), sharded(t, windowSpec(30), 3, "never"), sharded(t, windowSpec(30), 3, "looked at"),
+			sharded(t, windowSpec(30), 3, "larger than a shard"), sharded(t, windowSpec(30), 3, "never"), sharded(t, windowSpec(30), 3, "a dry run"),
 			sharded(t, windowSpec(30), 3, "the other shard allows"), sharded(t, windowSpec(30), 3, "all shards together allow"), sharded(t, windowSpec(30), 3, "denied"),
 		}
 		s.memory.random = func(int) int { return 0 } // draws shards 0 and 1

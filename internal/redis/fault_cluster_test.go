@@ -56,8 +56,8 @@ func (c underCluster) promoted(i int, begin time.Time, others ...*redistest.Serv
 	return time.Since(begin)
 }
 
-// lose returns the share of the requests to the masters other than 1 that were answered until the cluster and the
-// service had recovered.
+// lose disables master 1 with hit, waits until service is normal, and enables it again with repair. It returns which part
+// of the requests to the other masters was answered until then.
 func (c underCluster) lose(hit, repair func(s *redistest.Server)) (others float64) {
 	c.t.Helper()
 	at := time.Now()

@@ -89,7 +89,7 @@ func TestFaultSentinelMasterKilledWithConfirmation(t *testing.T) {
 			return strings.Contains(r.Do("INFO", "replication"), "role:master")
 		})
 	})
-	servers.Master.Restart() // as a replica; until then too few replicas can confirm
+	servers.Master.Restart() // becomes a replica; two replicas must confirm each charge
 	l.normal(time.Now(), time.Minute)
 	l.check(s, 0)
 }

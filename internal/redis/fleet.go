@@ -15,7 +15,7 @@ import (
 // with the time of the report by the server's clock, and the report. Limits never depend on this hash.
 const (
 	// fleetKey is the end of the key's name, after the prefix and "{}". In the name of a bucket, a digit
-	// follows there.
+	// follows there, so the hash and a bucket never have the same name.
 	fleetKey = "fleet"
 	// maxReport is the largest size of a report and its ID together, in bytes. maxMembers is the largest number of
 	// reports that Fleet returns.

@@ -92,7 +92,7 @@ func TestClaimsAreMadeOnce(t *testing.T) {
 	claimsAreChargedOnce(t, one, other, a, b)
 }
 
-// The claim is in the first Redis, and both are charged.
+// The claim is in the first Redis, and the group has a bucket in each of the two.
 func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one server", "behind Sentinels", "a Cluster"} {
@@ -122,7 +122,8 @@ func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 	}
 }
 
-// chargesClaimed is for groups that cannot be charged in one step. Both stores use the same Redis.
+// chargesClaimed charges a group that needs a claim through storeA, and repeats it through storeB. Both stores use the
+// same Redis.
 func chargesClaimed(t *testing.T, storeA, storeB backend.Store, group ...backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
@@ -149,7 +150,7 @@ func chargesClaimed(t *testing.T, storeA, storeB backend.Store, group ...backend
 	}
 }
 
-// The limit of a is 100, and that of b is 4. Both stores use the same Redis.
+// claimsAreChargedOnce needs a limit of 100 for a and a limit of 4 for b. Both stores must use the same Redis.
 func claimsAreChargedOnce(t *testing.T, storeA, storeB backend.Store, a, b backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {

@@ -63,8 +63,8 @@ func (k keys) appendRecord(dst []byte, c *backend.Charge, slot int, inCluster bo
 	return append(append(append(dst, '}'), recordPrefix...), c.IdempotencyKey.ID[:]...)
 }
 
-// recordPrefix follows the tag in the name of a record. In the name of a bucket, a digit follows there: the
-// version of its layout.
+// recordPrefix follows the tag in the name of a record. In the name of a bucket, a digit follows there (the version of
+// its layout), so a record and a bucket never have the same name.
 const recordPrefix = "o"
 
 // shardSlot returns the Charge.Slot of shard i of a bucket with n shards. The slots of the shards are spread

@@ -106,7 +106,7 @@ func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 			lease := &algorithms.Lease{Most: limit.Capacity / 20, For: 250_000}
 			c := backend.Charge{Key: []byte(name), Limit: &limit, Terms: algorithms.Charge{Cost: 1, Hash: 123_456_789}, Owner: "test", Lease: lease}
 			var mu sync.Mutex
-			admitted := map[algorithms.Micros]int64{} // by window; for a token bucket in total, under 0
+			admitted := map[algorithms.Micros]int64{} // maps a window to the units admitted in it; a token bucket has only the key 0
 			first, last := algorithms.MaxTime, algorithms.Micros(0)
 			window := func(at algorithms.Micros) algorithms.Micros {
 				if limit.Kind != algorithms.FixedWindow {

@@ -119,10 +119,10 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	if d := take(charge("used", lower, 11)); d[0].Allowed {
 		t.Errorf("10 of 20 were used: %+v; want denied", d)
 	}
-	peek := charge("looked at", none, -5)
+	peek := charge("peeked", none, -5)
 	peek.Terms.DryRun = true
 	take(peek)
-	if left := livesFor(t, server, "looked at"); left < 24*time.Hour {
+	if left := livesFor(t, server, "peeked"); left < 24*time.Hour {
 		t.Errorf("the bucket fills in an hour, and is kept for a day more; it lives for %v, want at least 24 h", left)
 	}
 }

@@ -26,8 +26,8 @@ func TestEachLimitOfACallHasOneIndex(t *testing.T) {
 	}
 }
 
-// Sixteen times as many limits must not take a hundred times the processor time. When each limit was searched for in a
-// list, it took up to 256 times as long.
+// Sixteen times as many limits must not take a hundred times the processor time. A search for each limit in a list takes
+// up to 256 times as long.
 func TestTimeGrowsAsTheNumberOfLimits(t *testing.T) {
 	taken := func(n int) time.Duration {
 		limits, x := make([]algorithms.Limit, n), &scriptRun{}

@@ -86,7 +86,7 @@ func TestScriptHasFunctionsOfAlgorithmsInOrder(t *testing.T) {
 	}
 	files = slices.DeleteFunc(files, func(path string) bool { return strings.HasSuffix(path, "_test.go") })
 	sections, order := sectionsOf(source)
-	if order[0] == "peaks.go" { // other functions than general need this section too, so it comes first
+	if order[0] == "peaks.go" { // the first section, because not only the function general needs it
 		order = order[1:]
 	}
 	if !slices.IsSorted(order) {

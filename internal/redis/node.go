@@ -216,7 +216,7 @@ func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun, res
 	if again := failed(scriptRuns, func(t *scriptRun) bool { _, yes := t.outsideCalendar(); return yes }); len(again) > 0 {
 		for _, t := range again {
 			now, _ := t.outsideCalendar()
-			t.near(now)
+			t.writeLimits(now)
 		}
 		n.send(ctx, f, again, old, false)
 	}
@@ -228,7 +228,7 @@ func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun, res
 func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, old, full bool) (unconfirmed error) {
 	f.cmds = f.cmds[:0]
 	for _, t := range scriptRuns {
-		f.cmds = append(f.cmds, once{goredis.NewCmd(ctx, t.by(t.form(old), full)...)})
+		f.cmds = append(f.cmds, once{goredis.NewCmd(ctx, t.arguments(t.form(old), full)...)})
 	}
 	if len(scriptRuns) == 1 && n.replicas.count == 0 {
 		_ = n.client.Process(ctx, f.cmds[0]) // the command has the error
@@ -245,7 +245,7 @@ func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, ol
 	for i, t := range scriptRuns {
 		cmd := f.cmds[i]
 		if n.redirect != nil && !t.slots && isRedirect(cmd.Err()) { // this node did not run it
-			cmd = once{goredis.NewCmd(ctx, t.by(t.form(old), true)...)}
+			cmd = once{goredis.NewCmd(ctx, t.arguments(t.form(old), true)...)}
 			_ = n.redirect(ctx, cmd)
 			if cmd.Err() == nil && n.replicas.count > 0 {
 				cmd.SetErr(errors.New("charged at another master, whose replicas did not confirm"))

@@ -262,14 +262,14 @@ func (c Config) options(l location) *goredis.Options {
 		MaxRetries:            -1,   // no retries, because a lost reply may have been charged
 		DialTimeout:           max(50*time.Millisecond, 10*c.Timeout),
 		DialerRetries:         1,
-		ReadTimeout:           2 * c.Timeout, // more than the usual deadline, which then ends the call
+		ReadTimeout:           2 * c.Timeout, // longer than the usual deadline, so that the deadline ends the call
 		WriteTimeout:          2 * c.Timeout,
 		PoolTimeout:           c.Timeout,
 		PoolSize:              cmp.Or(c.connections, 8), // twice the number of calls that the two senders have in flight
 		MinIdleConns:          4,
 		PipelinePoolSize:      -1,
 		MaintNotificationsConfig: &maintnotifications.Config{
-			Mode: maintnotifications.ModeDisabled, // it would raise timeouts to ten seconds
+			Mode: maintnotifications.ModeDisabled, // the other modes raise timeouts to ten seconds
 		},
 	}
 	if c.connections > 0 {

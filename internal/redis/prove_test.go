@@ -46,13 +46,13 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 		"right":                              {Config{URL: "redis://:right@" + one.Addr}, ""},
 		"a wrong password":                   {Config{URL: "redis://:wrong@" + one.Addr}, "refuses the user or the password (WRONGPASS"},
 		"no password":                        {Config{URL: "redis://" + one.Addr}, "requires a password, and none was given (NOAUTH"},
-		"a password that nobody wants":       {Config{URL: "redis://:x@" + free.Addr}, ""},
+		"a password without need":            {Config{URL: "redis://:x@" + free.Addr}, ""},
 		"a missing permission":               {Config{URL: "redis://few:few@" + free.Addr}, "does not grant its user the permissions that limits need"},
 		"no such database":                   {Config{URL: "redis://" + free.Addr + "/77"}, "has no database of this number"},
 		"a replica":                          {Config{URL: "redis://" + replica.Addr}, "is a replica (READONLY"},
 		"TLS to a plaintext port":            {Config{URL: "rediss://" + free.Addr}, "does not use TLS at this port; write redis://"},
 		"plaintext to a TLS port":            {Config{URL: "redis://" + secure}, "requires TLS at this port, and --redis-url does not use it; write rediss://"},
-		"a certificate of a stranger":        {Config{URL: "rediss://" + secure}, "has a certificate that is not trusted"},
+		"an untrusted certificate":           {Config{URL: "rediss://" + secure}, "has a certificate that is not trusted"},
 		"no client certificate":              {Config{URL: "rediss://" + secure, TLS: trusted}, "--redis-tls-cert"},
 		"a cluster URL to a single server":   {Config{URL: "redis+cluster://" + free.Addr}, "is a single server, and --redis-url names a Redis Cluster"},
 		"a single server's URL to a cluster": {Config{URL: "redis://" + cluster.Masters[1].Addr}, "is a node of a Redis Cluster, and --redis-url names a single server"},
@@ -89,7 +89,7 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 				return nil
 			}
 			// On a busy machine the first attempt may time out.
-			redistest.Eventually(t, "it is found out", func() bool {
+			redistest.Eventually(t, "the mistake is reported", func() bool {
 				if c.want == "" {
 					return s.Prove(t.Context()) == nil
 				}

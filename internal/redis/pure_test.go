@@ -196,7 +196,8 @@ func TestTimesOfACalendarThatIsGone(t *testing.T) {
 	}
 }
 
-// The answer to a charge contains one of: units that a settlement lost, the rest of a block, the wait of a reservation.
+// The answer to a charge contains at most one of three values: the units that a settlement lost, the rest of a block, or
+// the wait of a reservation.
 func TestAnswersAreDecodedAsTheyWereEncoded(t *testing.T) {
 	for _, want := range []algorithms.Decision{
 		{}, {Allowed: true, Value: 5, Remaining: 4, ResetAfter: 3, Wait: 2}, {Never: true, Value: -5, RetryAfter: 1},

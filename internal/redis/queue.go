@@ -174,8 +174,8 @@ func (q *queue) tick(now time.Time) effects {
 	return q.startDue(now)
 }
 
-// over records that a call has ended, and starts another one if one is due.
-func (q *queue) over(now time.Time) effects {
+// callEnded records that a call has ended, and starts another one if one is due.
+func (q *queue) callEnded(now time.Time) effects {
 	q.inFlight--
 	return q.startDue(now)
 }
@@ -408,7 +408,7 @@ func (q *queue) skip(e *entry, n int, err error) {
 }
 
 // complete receives c after the call was answered or has failed. It moves completed batches to c.ended, and the
-// other batches back to the waiting ones. The call still counts as in flight until over is called.
+// other batches back to the waiting ones. The call still counts as in flight until callEnded is called.
 func (q *queue) complete(c *call) {
 	for i, e := range c.entries {
 		e.in, e.charged = false, false

@@ -37,7 +37,7 @@ func in(s *backend.Source, b *backend.Batch) *backend.Batch {
 	return b
 }
 
-// text lists the runs of c: the letter of the batch, and the costs of the first and the last charge.
+// text lists the runs of c: the letter of the batch, and the positions of the first and the last charge, from 1.
 func (c *call) text(batches ...*backend.Batch) (s string) {
 	for _, r := range c.runs {
 		s += fmt.Sprintf("%c%d-%d ", 'a'+slices.Index(batches, r.batch), r.from+1, r.to)
@@ -82,18 +82,18 @@ func TestQueueStartsCalls(t *testing.T) {
 	}
 	is("two are in flight", submit(t, &q, batchOf(ones(256)...), at(20*ms)), effects{})
 	q.complete(first)
-	is("one of two has ended", q.over(at(21*ms)), effects{start: true})
+	is("one of two has ended", q.callEnded(at(21*ms)), effects{start: true})
 	third := sent(t, &q, at(21*ms))
 	is("enough wait", submit(t, &q, batchOf(1), at(22*ms)), effects{})
 	q.complete(second)
-	is("few wait", q.over(at(22*ms)), effects{tickAfter: 4 * ms})
+	is("few wait", q.callEnded(at(22*ms)), effects{tickAfter: 4 * ms})
 	is("enough wait for another", submit(t, &q, batchOf(ones(255)...), at(23*ms)), effects{start: true})
 	fourth := sent(t, &q, at(23*ms))
 	is("the tick comes for nothing", q.tick(at(26*ms)), effects{})
 	q.complete(third)
-	is("nothing waits", q.over(at(27*ms)), effects{})
+	is("nothing waits", q.callEnded(at(27*ms)), effects{})
 	q.complete(fourth)
-	q.over(at(27 * ms))
+	q.callEnded(at(27 * ms))
 	if !q.idle() {
 		t.Error("not idle")
 	}
@@ -158,7 +158,7 @@ func TestQueueKeepsADryRunWithItsRefund(t *testing.T) {
 			}
 		}
 		q.complete(call)
-		q.over(at(0))
+		q.callEnded(at(0))
 	}
 }
 
@@ -192,7 +192,7 @@ func TestQueueSpreadsLargeBatches(t *testing.T) {
 				if ended := len(c.ended) == 1; ended != (next == len(b.Charges)) {
 					t.Fatalf("ended %v after %d charges; want ended %v", ended, next, next == len(b.Charges))
 				}
-				q.over(at(0))
+				q.callEnded(at(0))
 			}
 		})
 	}
@@ -228,7 +228,7 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 		t.Error("a charge that is known, or neither late nor canceled, has an error; want none")
 	}
 	q.complete(c)
-	q.over(at(6 * ms))
+	q.callEnded(at(6 * ms))
 	// A call with nothing to send ends at once.
 	late.Decisions = make([]backend.Decision, 2)
 	submit(t, &q, late, at(6*ms))
@@ -241,7 +241,7 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 	submit(t, &q, long, at(6*ms))
 	c = sent(t, &q, at(6*ms))
 	q.complete(c)
-	if do := q.over(at(11 * ms)); !do.start || q.fill(c, at(11*ms)) || len(c.ended) != 1 || !errors.Is(long.Decisions[256].Err, backend.ErrNotTaken) {
+	if do := q.callEnded(at(11 * ms)); !do.start || q.fill(c, at(11*ms)) || len(c.ended) != 1 || !errors.Is(long.Decisions[256].Err, backend.ErrNotTaken) {
 		t.Errorf("the rest of a late batch: %+v; want it to end unsent, with the error backend.ErrNotTaken", long.Decisions[256])
 	}
 }
@@ -300,7 +300,7 @@ func TestAnOutageThatIsOverRefusesNoBurst(t *testing.T) {
 		c := sent(t, &q, at(last))
 		q.took(10 * ms)
 		q.complete(c)
-		q.over(at(last + 10*ms))
+		q.callEnded(at(last + 10*ms))
 	}
 	burst := last + time.Hour
 	for i := range 30 {
@@ -431,7 +431,7 @@ func TestOverloadKeepsTheRateOfDecisions(t *testing.T) {
 						late++
 					}
 				}
-				start(q.over(at(end)), end)
+				start(q.callEnded(at(end)), end)
 			}
 			b := in(&sources[rng.IntN(len(sources))], batchOf(each))
 			b.Deadline = at(now + 10*ms)
@@ -661,7 +661,7 @@ func (s *schedule) end(i int) {
 	c.ended = c.ended[:0]
 	s.q.complete(c)
 	s.answered(c)
-	s.after(s.q.over(at(s.now)))
+	s.after(s.q.callEnded(at(s.now)))
 }
 
 func (s *schedule) answered(c *call) {

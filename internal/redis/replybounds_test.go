@@ -26,7 +26,7 @@ func TestRepliesAreBounded(t *testing.T) {
 		"*2\r\n*1048574\r\n":                                 "",
 		"*2\r\n*1048575\r\n":                                 "elements",
 		"*2\r\n+a\r\n+b\r\n*1048576\r\n":                     "",
-		"$67108864\r\n":                                      "bytes", // with the length itself
+		"$67108864\r\n":                                      "bytes", // the line with the length counts too
 		"$99999999999\r\n":                                   "bytes",
 		"*2\r\n$40000000\r\n" + strings.Repeat("x", 40_000_002) + "$40000000\r\n": "bytes",
 		"*\r\n":                        "without a length",

@@ -44,24 +44,24 @@ func newScript(text string) script {
 // scriptRun is one run of the script: its charges as the script reads them, and its answer. scriptRuns are
 // reused.
 type scriptRun struct {
-	slot    int    // the slot of the keys, if each slot has its own run (payload.find)
-	slots   bool   // in a cluster: the keys may be in several slots
-	tag     uint64 // Charge.Slot of the first charge; see mayDiffer
-	targets []target
-	args    []any    // evalsha, hash, number of keys, keys, time, limits, charges, keys of other slots
-	names   []byte   // the names of the keys, one after the other
-	keys    []string // each is a part of names
-	index   []uint32 // a hash table: a key's number, from 1, is at the position of its hash or after it; 0 means none; the length is a power of two
-	limits  []*algorithms.Limit
-	numbers map[*algorithms.Limit]int // the numbers of the limits, if there are more than fewLimits
-	limitsB []byte
-	limitsI int // the position of the limits in args
-	time    []byte
-	texts   [3]string // the time, the limits and the charges, as arguments
-	charges []byte
-	last    int // the position of the last charge in charges; negative if the next charge cannot join its group
-	group   int // the group of the last charge
-	records []record
+	slot       int    // the slot of the keys, if each slot has its own run (payload.find)
+	slots      bool   // in a cluster: the keys may be in several slots
+	tag        uint64 // Charge.Slot of the first charge; see mayDiffer
+	targets    []target
+	args       []any    // evalsha, hash, number of keys, keys, time, limits, charges, keys of other slots
+	names      []byte   // the names of the keys, one after the other
+	keys       []string // each is a part of names
+	index      []uint32 // a hash table: a key's number, from 1, is at the position of its hash or after it; 0 means none; the length is a power of two
+	limits     []*algorithms.Limit
+	numbers    map[*algorithms.Limit]int // the numbers of the limits, if there are more than fewLimits
+	limitBytes []byte
+	limitsArg  int // the position of the limits in args
+	time       []byte
+	texts      [3]string // the time, the limits and the charges, as arguments
+	charges    []byte
+	last       int // the position of the last charge in charges; negative if the next charge cannot join its group
+	group      int // the group of the last charge
+	records    []record
 
 	reply string
 	err   error
@@ -94,7 +94,7 @@ func (t *scriptRun) reset(most int) {
 	clear(t.targets)
 	t.args, t.targets, t.slots = append(t.args[:0], "evalsha", nil, nil), t.targets[:0], false
 	t.names, t.keys = t.names[:0], t.keys[:0]
-	t.limits, t.limitsB, t.charges, t.records, t.last = t.limits[:0], t.limitsB[:0], t.charges[:0], t.records[:0], -1
+	t.limits, t.limitBytes, t.charges, t.records, t.last = t.limits[:0], t.limitBytes[:0], t.charges[:0], t.records[:0], -1
 }
 
 // The flags of a charge. They are stored in one double, together with the number of the limit, which is below
@@ -232,7 +232,7 @@ func (t *scriptRun) finish(now algorithms.Micros, wall func() algorithms.Micros)
 	for i := range t.keys[:declared] {
 		t.args = append(t.args, &t.keys[i]) // a pointer needs no allocation
 	}
-	t.limitsI = len(t.args) + 1
+	t.limitsArg = len(t.args) + 1
 	t.charges = doubles(t.charges, 0, 0)
 	t.time = doubles(t.time[:0], float64(now))
 	t.args = append(t.args, t.text(0, t.time), nil, t.text(2, t.charges))
@@ -243,16 +243,16 @@ func (t *scriptRun) finish(now algorithms.Micros, wall func() algorithms.Micros)
 	if near == 0 && slices.ContainsFunc(t.limits, func(l *algorithms.Limit) bool { return l.Calendar != nil }) {
 		near = wall()
 	}
-	t.near(near)
+	t.writeLimits(near)
 }
 
-// near writes the limits. For each calendar it writes the windows around now.
-func (t *scriptRun) near(now algorithms.Micros) {
-	t.limitsB = t.limitsB[:0]
+// writeLimits writes the limits. For each calendar it writes the windows around now.
+func (t *scriptRun) writeLimits(now algorithms.Micros) {
+	t.limitBytes = t.limitBytes[:0]
 	for _, l := range t.limits {
-		t.limitsB = appendLimit(t.limitsB, l, now)
+		t.limitBytes = appendLimit(t.limitBytes, l, now)
 	}
-	t.args[t.limitsI] = t.text(1, t.limitsB)
+	t.args[t.limitsArg] = t.text(1, t.limitBytes)
 }
 
 // text stores b as text number i of t.texts, and returns a pointer to it. A pointer as an argument needs no
@@ -316,8 +316,8 @@ func (t *scriptRun) form(old bool) script {
 	}
 }
 
-// by returns the arguments of t for the form s. full means the whole text of the script in place of its hash.
-func (t *scriptRun) by(s script, full bool) []any {
+// arguments returns the arguments of t for the form s. full means the whole text of the script in place of its hash.
+func (t *scriptRun) arguments(s script, full bool) []any {
 	if t.args[0], t.args[1] = "evalsha", s.sha; full {
 		t.args[0], t.args[1] = "eval", s.text
 	}
@@ -380,7 +380,7 @@ func (t *scriptRun) answer() error {
 		return err
 	}
 	now, rest := moment(t.reply), t.reply[headSize:]
-	at, replayed, reused, heads := now, false, false, 0 // of the current group with an idempotency key; heads counts its remaining charges
+	at, replayed, reused, heads := now, false, false, 0 // these describe the current group with an idempotency key; heads is the number of its remaining charges
 	for _, to := range t.targets {
 		text := rest[:sizeOf(rest)]
 		rest = rest[len(text):]

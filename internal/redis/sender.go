@@ -69,7 +69,7 @@ func (l *sender) Submit(b *backend.Batch) {
 	now := l.clock.Now()
 	var do effects
 	l.mu.Lock()
-	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hasShortDeadline(b, now) // not for a probe, because it may take longer than b has time
+	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hasShortDeadline(b, now) // a probe may take longer than until the deadline of b
 	err := l.refuses(now)
 	if err == nil {
 		do, err = l.queue.submit(b, now)
@@ -149,7 +149,7 @@ func (l *sender) callHere(c *call, b *backend.Batch, now time.Time) {
 	}
 	if len(c.runs) > 0 {
 		l.send(c, until)
-		l.over()
+		l.finishCall()
 	}
 	l.completeBatches(c)
 	l.calls.Put(c)
@@ -207,13 +207,13 @@ func (l *sender) makeCalls(c *call, now time.Time) {
 		}
 		l.send(c, now.Add(l.timeout))
 		if len(c.ended) > few {
-			l.over()
+			l.finishCall()
 			l.completeBatches(c)
 			return
 		}
 		l.completeBatches(c)
 		now = l.clock.Now()
-		if !l.ended(now) || l.byWire(now) {
+		if !l.endCall(now) || l.byWire(now) {
 			return
 		}
 		l.mu.Lock()
@@ -225,26 +225,26 @@ func (l *sender) makeCalls(c *call, now time.Time) {
 // concluded ends the call c, which the wire has sent, after its answer has arrived or the wire has failed.
 func (l *sender) concluded(c *call) {
 	if len(c.ended) > few {
-		l.over()
+		l.finishCall()
 		l.completeBatches(c)
 	} else {
 		l.completeBatches(c)
-		l.over()
+		l.finishCall()
 	}
 	l.calls.Put(c)
 }
 
-func (l *sender) over() {
-	if now := l.clock.Now(); l.ended(now) && !l.byWire(now) {
+func (l *sender) finishCall() {
+	if now := l.clock.Now(); l.endCall(now) && !l.byWire(now) {
 		l.spawn(l.worker)
 	}
 }
 
-// ended ends a call, and reports whether another one is due.
-func (l *sender) ended(now time.Time) bool {
+// endCall ends a call, and reports whether another one is due.
+func (l *sender) endCall(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	do := l.queue.over(now)
+	do := l.queue.callEnded(now)
 	l.arm(do)
 	return do.start
 }

@@ -180,7 +180,7 @@ func TestAWaitingCallerMakesTheCallItself(t *testing.T) {
 
 func TestLateBatchesAreNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &server{latency: 30 * ms} // it takes that long even if the timeout of a call is shorter
+		p := &server{latency: 30 * ms} // does not obey the timeout of a call
 		l := newSender(10*ms, p.decide)
 		l.queue.maxCalls = 1
 		first := start(l, batchOf(1))

@@ -104,7 +104,7 @@ func TestAPromotionEndsConnections(t *testing.T) {
 		channel, text string
 		ends          uint32 // how often connections have ended until then
 	}{
-		{"+switch-master", "main 10.0.0.9 9 10.0.0.1 1", 0}, // the first master
+		{"+switch-master", "main 10.0.0.9 9 10.0.0.1 1", 0}, // the Store knew no master before
 		{"+failover-state-send-slaveof-noone", "slave r 10.0.0.2 2 @ main 10.0.0.1 1", 1},
 		{"+promoted-slave", "slave r 10.0.0.2 2 @ main 10.0.0.1 1", 2},
 		{"+switch-master", "main 10.0.0.1 1 10.0.0.2 2", 2}, // the promotion has reported this already

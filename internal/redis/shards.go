@@ -70,7 +70,7 @@ type draws struct {
 	*shardStore
 
 	outer   *backend.Batch
-	pending atomic.Int32 // the number of undecided parts of the outer batch: all charges of drawn shards together are one, and so is each charge that is decided separately
+	pending atomic.Int32 // the number of undecided parts of the outer batch: the charges of drawn are one part, and each charge that is decided separately is another
 	drawn   []drawn
 	batch   backend.Batch // has one charge for each element of drawn
 }

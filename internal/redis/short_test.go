@@ -46,7 +46,8 @@ func TestTheFastLoopDecidesLikePackageAlgorithms(t *testing.T) {
 	}
 }
 
-// A limit starts with less than its capacity. One day after its bucket was full, the bucket counts as new.
+// Some limits have an initial amount below their capacity. One day after a bucket of such a limit was full, it counts as
+// new, and starts with that amount again.
 func TestTheFastLoopDecidesLikePackageAlgorithmsWithInitial(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }
@@ -249,7 +250,7 @@ func TestPlainChargesDoNotRunTheGeneralFunction(t *testing.T) {
 			for _, charges := range c.calls {
 				b := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges))}
 				tr := node.plan(&call{charges: len(charges), runs: []run{{b, 0, len(charges)}}}, false)[0]
-				tr.reply, tr.err = client.Do(t.Context(), tr.by(newScript(broken), true)...).Text()
+				tr.reply, tr.err = client.Do(t.Context(), tr.arguments(newScript(broken), true)...).Text()
 				err = tr.answer()
 			}
 			if needed := err != nil && strings.Contains(err.Error(), "general was called"); needed != c.general || err != nil && !needed {

@@ -48,7 +48,7 @@ func TestValuesHaveTheDocumentedSize(t *testing.T) {
 	}
 }
 
-// docs/http-api.md: an ID needs about 150 bytes, and 41 more for each limit.
+// docs/http-api.md states that an ID needs about 150 bytes, and 41 more for each limit.
 func TestRecordsHaveTheDocumentedSize(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -76,7 +76,7 @@ func TestRecordsHaveTheDocumentedSize(t *testing.T) {
 	}
 }
 
-// docs/redis.md: each sidecar holds up to 9 connections to each server.
+// docs/redis.md states that each sidecar has up to 9 connections to each server.
 func TestConnectionsToAServerAreBounded(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -98,7 +98,7 @@ func TestConnectionsToAServerAreBounded(t *testing.T) {
 	go func() { callers.Wait(); close(done) }()
 	most := 0
 	for {
-		most = max(most, strings.Count(client.ClientList(t.Context()).Val(), "\n")-1) // less the client of this test
+		most = max(most, strings.Count(client.ClientList(t.Context()).Val(), "\n")-1) // not counting the client of this test
 		select {
 		case <-done:
 			if most < 3 || most > 9 {

@@ -26,7 +26,7 @@
 --            flag 2   two more doubles follow: the longest wait, in us (max_wait), and for a refund or a
 --                     settlement the time of the charge that it corrects (ChargedAt, here of); 0: none
 --            flag 4   reserve
---            flag 8   a dry run (look)
+--            flag 8   a dry run
 --            flag 16  the cost is in the unit of the value, 1/q unit (Charge.Scaled, here raw)
 --            flag 32  settle
 --            flag 64  then: if this charge is not allowed, the next charge without this flag is made
@@ -210,7 +210,7 @@ local function with_peaks()
     peaks[n + 1], peaks[n + 2] = till, room
     if n == 8 then
       local i = closest(peaks)
-      peaks[i] = peaks[i + 2] -- the time of the later and the room of the earlier
+      peaks[i] = peaks[i + 2] -- the merged peak has the time of the later and the room of the earlier one
       remove(peaks, i + 3)
       remove(peaks, i + 2)
     end
@@ -459,17 +459,18 @@ local function general(now, given, names, stored, lives, answers)
 
   local peaked, charged, room_since, push = with_peaks()
 
-  -- A state is created with room for all of its fields, because a table that grows is copied. Its phase is that of
-  -- the last charge.
-  local state, dirty = {}, {} -- by key: the current state; if it must be written, the limit that changed it last
-  local denied_logs = {} -- by key: the limit that denied last
+  -- A state is created with room for all of its fields, because a table that grows is copied. The phase of a state is that
+  -- of its last charge.
+  local state = {} -- the current state of each key, or false if there is none
+  local dirty = {} -- for each key whose state must be written, the limit that changed the state last
+  local denied_logs = {} -- for each key of a log with a denial, the limit that denied last
 
   -- algorithms.go ------------------------------------------------------------------------------------
 
   -- take decides the charge a of a bucket in state s at the time now, and returns the next state. It stores
   -- the decision in d: allowed, never, value, remaining, retry, reset, wait, blocked, lost, and timed, which is false
-  -- if the times are counted in windows. look means a dry run. take ignores penalties; take_counted adds them.
-  function take(l, phase, s, a, d, look)
+  -- if the times are counted in windows. take ignores penalties; take_counted adds them.
+  function take(l, phase, s, a, d, dry_run)
     d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
     d.blocked, d.lost, d.timed = 0, 0, not l.edges
     if l.rate == 0 then
@@ -491,14 +492,14 @@ local function general(now, given, names, stored, lives, answers)
     elseif l.kind == SLIDING then
       next = take_sliding(l, kept, at, a, d)
     else
-      next = take_log(l, kept, at, a, d, look)
+      next = take_log(l, kept, at, a, d, dry_run)
     end
     if a.settle and a.cost == 0 then d.allowed, d.retry = true, 0 end
     if at > now and d.timed then later(d, at - now) end
     if d.never and not l.takes_denied then return s end
     if a.cost < 0 and not seen and l.initial >= l.capacity then return s end
-    if a.cost ~= 0 and not look and (d.allowed or l.charges_denied) then return next end
-    return keep(l, s, kept, seen, look)
+    if a.cost ~= 0 and not dry_run and (d.allowed or l.charges_denied) then return next end
+    return keep(l, s, kept, seen, dry_run)
   end
 
   -- kept_of returns the state to store in place of s if the charge a is not made: another bucket of the group has
@@ -507,15 +508,15 @@ local function general(now, given, names, stored, lives, answers)
     if l.rate == 0 then return s end
     local is = with(s, denials_at(l, s))
     local kept, _, seen = begin(l, phase, is, now)
-    kept = keep(l, is, kept, seen, a.look)
-    if a.look and kept == is then return s end
+    kept = keep(l, is, kept, seen, a.dry_run)
+    if a.dry_run and kept == is then return s end
     return with(kept, is and is.denials)
   end
 
   -- keep returns the state to store after a decision that charges nothing: s or kept. kept is s with its clock
   -- started or corrected.
-  function keep(l, s, kept, seen, look)
-    if (seen and look) or (not seen and l.initial >= l.capacity) then return s end
+  function keep(l, s, kept, seen, dry_run)
+    if (seen and dry_run) or (not seen and l.initial >= l.capacity) then return s end
     return kept
   end
 
@@ -1226,17 +1227,17 @@ local function general(now, given, names, stored, lives, answers)
   end
 
   -- take_counted is take for a limit with a penalty, and for a bucket that such a limit has charged before.
-  function take_counted(l, phase, s, a, d, look)
-    if l.after == 0 and not (s and s.denials) then return take(l, phase, s, a, d, look) end
+  function take_counted(l, phase, s, a, d, dry_run)
+    if l.after == 0 and not (s and s.denials) then return take(l, phase, s, a, d, dry_run) end
     local denials = denials_at(l, s)
     local at, is = time_of(l, s), with(s, denials)
     if denials and a.cost >= 0 and not (a.settle and a.cost == 0) and at < denials.till then
       blocked(l, phase, is, denials.till, a, d)
-      if d.never or look then return s end
+      if d.never or dry_run then return s end
       return kept_of(l, phase, s, a)
     end
-    local next = take(l, phase, is, a, d, look)
-    if look or l.rate == 0 or (d.never and not l.takes_denied) then return next == is and s or next end
+    local next = take(l, phase, is, a, d, dry_run)
+    if dry_run or l.rate == 0 or (d.never and not l.takes_denied) then return next == is and s or next end
     if l.after > 0 and not d.allowed and not d.never and a.cost > 0 then
       denials = counted(l, denials, at)
       if at < denials.till then
@@ -1344,8 +1345,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- sliding_log.go -----------------------------------------------------------------------------------
 
-  -- take_log is take for a sliding log. look means a dry run.
-  function take_log(l, s, t, a, d, look)
+  -- take_log is take for a sliding log.
+  function take_log(l, s, t, a, d, dry_run)
     local log, cost, out = s.log, a.cost, expired(l, s.log, t)
     local n = log_size(log) - out
     local newest = n > 0 and log_at(log, out + n)
@@ -1367,7 +1368,7 @@ local function general(now, given, names, stored, lives, answers)
     d.remaining = max(0, l.rate - n)
     d.value = d.remaining
     if newest then d.reset = newest + l.period - t end
-    if d.allowed and cost ~= 0 and not look then
+    if d.allowed and cost ~= 0 and not dry_run then
       if cost < 0 then log_cut(log, log_size(log) - out - n) end
       log.first = log.first + out
       for _ = 1, cost do log.added[#log.added + 1] = t end
@@ -1389,9 +1390,9 @@ local function general(now, given, names, stored, lives, answers)
 
   -- take_all.go --------------------------------------------------------------------------------------
 
-  -- take_all decides the group charges[first..last]: it charges all of them, or none. A row of charges with instead
-  -- has an alternative, the charge behind the row. take_all makes either the charges of the row or the alternative.
-  -- It returns whether the group was charged.
+  -- take_all decides the group charges[first..last]: it charges all of them, or none. Charges whose field instead is
+  -- true, and that follow each other, form a row. The charge behind the row is its alternative. take_all makes either
+  -- the charges of the row or the alternative. It returns whether the group was charged.
   function take_all(charges, first, last)
     local all, never, at = true, false, first
     while at <= last do
@@ -1415,7 +1416,7 @@ local function general(now, given, names, stored, lives, answers)
     return all
   end
 
-  -- alternatives returns the index of the alternative if a row with instead starts at charges[at], and otherwise at.
+  -- alternatives returns the index of the alternative if a row starts at charges[at], and otherwise at.
   function alternatives(charges, at, last)
     while at < last and charges[at].instead do at = at + 1 end
     return at
@@ -1428,8 +1429,8 @@ local function general(now, given, names, stored, lives, answers)
     return true
   end
 
-  -- peek decides a row with instead and its alternative, charges[last], as dry runs. It returns whether either of them
-  -- can be charged now, and whether neither can ever be charged. A charge without instead comes alone.
+  -- peek decides a row and its alternative, charges[last], as dry runs. It returns whether either of them can be charged
+  -- now, and whether neither can ever be charged. For a charge without a row, first equals last.
   function peek(charges, first, last)
     local never = false
     for i = first, last - 1 do
@@ -1467,7 +1468,7 @@ local function general(now, given, names, stored, lives, answers)
 
   -- take_one decides the charge c alone, stores the decision in c, and keeps the next state for writing.
   function take_one(c)
-    remember(c, take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.look))
+    remember(c, take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.dry_run))
   end
 
   -- token_bucket.go ----------------------------------------------------------------------------------
@@ -1531,9 +1532,9 @@ local function general(now, given, names, stored, lives, answers)
 
   -- The log ------------------------------------------------------------------------------------------
 
-  -- A log is a list of times, oldest first. It is read only where necessary and written at the end: the oldest
-  -- log.first units are removed, of the others in Redis those after number log.stored are removed, and the units in
-  -- log.added are appended. Denials of a penalty are stored before the times, as bytes that start with 'd';
+  -- A log is a list of times, oldest first. It is read only where necessary and written at the end. log_write removes the
+  -- units in Redis after number log.stored, appends the units in log.added, and removes the oldest log.first units.
+  -- Denials of a penalty are stored before the times, as bytes that start with 'd';
   -- log.head is then 1, else 0.
   function log_load(key)
     local n = call('LLEN', key)
@@ -1674,11 +1675,11 @@ local function general(now, given, names, stored, lives, answers)
     if s and s ~= state[c.key] then
       if s.by == c.limit then s.phase = c.phase end -- else the state keeps the phase of an earlier limit
       state[c.key], dirty[c.key] = s, c.limit
-    elseif s and s.log and not c.look then
+    elseif s and s.log and not c.dry_run then
       denied_logs[c.key] = c.limit
     end
     -- The stored period never gets shorter: a longer one may still need the counts.
-    if s and c.limit.kind == SLIDING and not c.look then
+    if s and c.limit.kind == SLIDING and not c.dry_run then
       local period = c.limit.period * c.limit.tick
       if not s.period or s.period < period then s.period, dirty[c.key] = period, c.limit end
     end
@@ -1785,7 +1786,7 @@ local function general(now, given, names, stored, lives, answers)
     c.max_wait, c.of = 0, 0
     if floor(flags / 2) % 2 == 1 then c.max_wait, c.of, pos = unpack_at('<dd', blob, pos) end
     c.limit, c.more, c.reserve = limits[what % 1048576], flags % 2 == 1, floor(flags / 4) % 2 == 1
-    c.look, c.raw = floor(flags / 8) % 2 == 1, floor(flags / 16) % 2 == 1
+    c.dry_run, c.raw = floor(flags / 8) % 2 == 1, floor(flags / 16) % 2 == 1
     c.settle, c.instead = flags % 64 >= 32, flags >= 64
     return pos
   end
@@ -1824,7 +1825,7 @@ local function general(now, given, names, stored, lives, answers)
   local function took(group, all)
     for i = 1, #group do
       local g = group[i]
-      if g.look then return false end
+      if g.dry_run then return false end
       if g.limit.charges_denied and g.cost > 0 then return true end
     end
     return all
@@ -1965,9 +1966,9 @@ if settles then behind, settle_alone = settling() end
 
 local blob = ARGV[3]
 local pos, k, what = 1, unpack_at('<dd', blob) -- k and what of the charge at pos
--- The current group: its start, the number of answers at that point, and what to write for it: held has a key, a
--- state and a lifetime in turn, m values in all. If one of its charges is denied, all are decided again, and the
--- answers of those that would be allowed state the units that are left.
+-- These describe the current group. first is its position (nil: there is no group), and before is the number of answers
+-- before it. held has what must be written for it: a key, a state and a lifetime in turn, m values in all. If one of its
+-- charges is denied, all are decided again, and the answers of those that would be allowed state the units that are left.
 local first, before, held
 local m, denied, again = 0, false, false
 local plan -- whether the charge before was allowed, if this one is its alternative; else nil

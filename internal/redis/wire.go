@@ -110,13 +110,13 @@ func (w *wire) send(c *call, until time.Time) bool {
 	return true
 }
 
-// deadlines makes a Read of conn end at the time until, or earlier; after an earlier end the reader sets the next
-// deadline (goesOn). It makes a Write end soon after the time until. Setting both deadlines for each call would cost
-// as much as a system call. mu must be held.
+// deadlines sets the deadlines of conn for a call that must end by until. The deadline of a Read may be an earlier one,
+// of a call before; the reader then sets the next deadline (goesOn). The deadline of a Write is at most the timeout of a
+// call later than until. Setting both deadlines for each call would cost as much as a system call. mu must be held.
 func (w *wire) deadlines(conn net.Conn, until time.Time) {
 	if w.readBy.IsZero() {
 		w.readBy = until
-		_ = conn.SetReadDeadline(until) // if it fails, Write fails too
+		_ = conn.SetReadDeadline(until) // if this fails, Write fails too
 	}
 	if w.writeBy.Before(until) {
 		w.writeBy = until.Add(w.sender.timeout)
@@ -145,7 +145,7 @@ func (w *wire) encode(c *call) (ok bool) {
 	if len(runs) != 1 || len(f.resets) > 0 {
 		return false
 	}
-	w.out = appendCommand(w.out[:0], runs[0].by(runs[0].form(w.node.plain.Load()), false))
+	w.out = appendCommand(w.out[:0], runs[0].arguments(runs[0].form(w.node.plain.Load()), false))
 	return len(w.out) <= maxFrame
 }
 

@@ -20,8 +20,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// badWrites is a connection whose first Write fails. By default nothing was written. With sends, the other
-// end received everything 1 ms before.
+// badWrites is a connection whose first Write fails. If sends is false, nothing was written. If it is true, the other end
+// has received everything 1 ms before the error.
 type badWrites struct {
 	net.Conn
 
@@ -227,8 +227,8 @@ func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
 	})
 }
 
-// Close waits for the call in flight, and then closes the connection. If the connection stayed open, its
-// reader would keep the bubble from ending.
+// close waits for the call in flight, and then closes the connection. If the connection stayed open, its reader would
+// not end, and synctest would report a deadlock.
 func TestClosingWaitsForTheCallInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{}, func(args []string) string { time.Sleep(3 * ms); return echoed(args) })
@@ -441,7 +441,7 @@ func TestStartersStartEverySender(t *testing.T) {
 					mu.Unlock()
 				}
 			}
-			later := func() { submit(senders[4:]) } // called as soon as the first of the others is started
+			later := func() { submit(senders[4:]) } // called when the first of the other senders starts
 			senders[0].spawn = func(f func()) {
 				if later != nil {
 					later()

@@ -186,7 +186,7 @@ func TestAServerThatDoesNotReadEndsTheWire(t *testing.T) {
 	})
 }
 
-// The deadline of an earlier call ends neither a later call nor the pause between them.
+// The deadline of an earlier call ends neither a later call nor the wire while no call is in flight.
 func TestTheWireStaysUsableAfterACallIsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
@@ -214,8 +214,8 @@ func TestCallsAfterTheEndOfAWireAreNotLost(t *testing.T) {
 	})
 }
 
-// The wire ends after it was reserved and before its call is written. go-redis makes the call. Meanwhile no
-// other call may use the wire.
+// The connection ends after the wire was reserved, and before the call is written. go-redis makes the call. The wire
+// stays reserved until then, even if it gets a new connection.
 func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{}, echoed)
@@ -241,7 +241,7 @@ func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
 	})
 }
 
-// Here the connection has no reader that could notice the end.
+// The wire of this test has no reader that could notice the end of the connection.
 func TestAConnectionThatTheServerHasClosedIsNotWritten(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

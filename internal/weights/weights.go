@@ -17,7 +17,7 @@ type Weight struct{ Parts, Of int64 }
 // Weights has the costs of several kinds of units, such as input and output tokens, in units of one limit. It
 // is immutable.
 type Weights struct {
-	names       []string // of the kinds, sorted
+	names       []string // the names of the kinds, sorted
 	parts       []int64  // the cost of a unit of each kind, as a numerator over denominator
 	denominator int64
 }

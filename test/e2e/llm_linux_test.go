@@ -17,7 +17,7 @@ import (
 // model is examples/llm: Envoy in front of a server that imitates a language model.
 type model struct{ *stack }
 
-// The model waits for the time delay before each word of a streamed answer.
+// newModel starts the example. delay is how long the model waits before each word of a streamed answer.
 func newModel(t *testing.T, delay string) *model {
 	t.Helper()
 	tooltest.Path(t, "envoy") // skips the test if Envoy is missing

@@ -15,7 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// These are the changes that tests make to examples/nginx/nginx.conf. Most tests make longTimeouts, because
+// These are the changes that tests make to examples/nginx/nginx.conf. Most tests make those of longTimeouts, because
 // 50 ms may be too short on a busy machine.
 var (
 	longNginxTimeout   = change{"_timeout 50ms", "_timeout 10s"}

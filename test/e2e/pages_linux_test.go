@@ -268,8 +268,8 @@ func (r *reader) write(t *testing.T, name, text string) {
 
 var servers = regexp.MustCompile(`^(cd \S+ && )?(\S*/)?(rlsidecar serve|redis-server|nginx|envoy|caddy run|haproxy|traefik|python3 -m http\.server)\b`)
 
-// run runs a command and compares its output with the page, where "…" stands for any text. It starts a server
-// without waiting for its end.
+// run runs a command and compares its output with the page, where "…" stands for any text. If the command starts a
+// server, run does not wait for its end.
 func (r *reader) run(t *testing.T, step pageStep) {
 	t.Helper()
 	command := strings.ReplaceAll(step.command, "127.0.0.1", r.addr)

@@ -35,7 +35,7 @@ func TestSidecarsSettleThroughAFailover(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var all []ended
-	unknown := 0 // starts without an answer or without a reservation; guarded by mu, as is all
+	unknown := 0 // starts without an answer or without a reservation; mu guards unknown and the slice all
 	var made atomic.Int64
 	stop := make(chan struct{})
 	var callers sync.WaitGroup

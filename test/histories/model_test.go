@@ -100,8 +100,8 @@ func steps(s state, q operation, a answer) (next []any) {
 	if q.of.leased {
 		return leasedSteps(s, q, a)
 	}
-	for _, n := range possibleStates(s, q, a) {
-		is, possible := q.of.others(s, n)
+	for _, n := range possibleCounts(s, q, a) {
+		is, possible := q.of.execute(s, n)
 		is.charges += max(0, n)
 		is.refunds += max(0, -n)
 		if !possible || is.charges > q.charges || is.refunds > q.refunds {
@@ -131,9 +131,9 @@ func leasedSteps(s state, q operation, a answer) []any {
 	}
 }
 
-// others executes n requests without an answer: charges, or refunds if n is negative. possible is false if one of them
+// execute executes n charges, or -n refunds if n is negative. possible is false if one of them
 // would be denied or change nothing.
-func (b *buckets) others(s state, n int64) (_ state, possible bool) {
+func (b *buckets) execute(s state, n int64) (_ state, possible bool) {
 	k := charge
 	if n < 0 {
 		k, n = refund, -n
@@ -148,23 +148,24 @@ func (b *buckets) others(s state, n int64) (_ state, possible bool) {
 	return s, true
 }
 
-// possibleStates returns the numbers of requests without an answer that, if executed since s, make this answer correct.
-func possibleStates(s state, q operation, a answer) []int64 {
+// possibleCounts returns how many requests without an answer must have been executed since s, so that this answer is
+// correct. A negative number counts refunds.
+func possibleCounts(s state, q operation, a answer) []int64 {
 	_, now := q.of.take(s, dryRun)
-	left := a.left[0] // the units that were left before the request
+	before := a.left[0] // after the switch, the units that were left before the request
 	switch {
-	case q.kind == beyond && left == 0: // any of the charges may have brought the bucket below zero
+	case q.kind == beyond && before == 0: // any of the charges may have brought the bucket below zero
 		var all []int64
 		for n := -q.refunds; n <= q.charges; n++ {
 			all = append(all, n)
 		}
 		return all
 	case q.kind == charge && a.ok, q.kind == beyond:
-		left += q.of.cost
+		before += q.of.cost
 	case q.kind == refund:
-		left -= q.of.cost
+		before -= q.of.cost
 	}
-	n := (now.left[0] - left) / q.of.cost
+	n := (now.left[0] - before) / q.of.cost
 	if q.kind == refund { // any of the refunds may have found a full bucket
 		return []int64{n, n - 1}
 	}
