@@ -155,7 +155,8 @@ func TestAnEstimateStaysWhileItIsRenewed(t *testing.T) {
 	}
 }
 
-// Each second starts at a full second of the clock, so two samples around such a time count twice.
+// A key has one sample for each second of the clock. So a sample at the end of a second and another one at the start of
+// the next second both count.
 func TestAKeyCountsOnceInASecondOfTheClock(t *testing.T) {
 	var e Estimates
 	for i := range algorithms.Micros(enough - 1) {

@@ -13,9 +13,8 @@ import (
 // Pool is a pool of worker goroutines that are woken through an eventfd.
 //
 // When a goroutine starts or wakes another one, the scheduler wakes a thread for it if a processor is idle. That
-// costs more than a short function. The poller wakes the workers of a Pool instead.
-// They run on the thread of the goroutine that woke them, as soon as that goroutine waits. The zero Pool is
-// ready for use.
+// costs more than a short function. The poller wakes the workers of a Pool instead. They run
+// on the thread of the goroutine that woke them, as soon as that goroutine waits. The zero Pool is ready for use.
 type Pool struct {
 	mu     sync.Mutex
 	idle   []*worker // guarded by mu

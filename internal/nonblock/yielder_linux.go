@@ -16,13 +16,13 @@ const share = 32 << 10
 var yields yielder
 
 // yielder is an eventfd that one goroutine at a time makes ready and then waits for. Goroutines that arrive
-// meanwhile wait for that one.
+// meanwhile wait for that goroutine.
 type yielder struct {
 	mu      sync.Mutex
 	tried   bool               // open was called; guarded by mu, like event, busy and waiting
 	event   *worker            // nil if it could not be opened
 	busy    bool               // a goroutine is waiting for event
-	waiting []chan struct{}    // channels of the goroutines that wait for that goroutine
+	waiting []chan struct{}    // the channels of the goroutines that wait until busy is false
 	enter   func(uintptr) bool // the argument of event.raw.Read
 	entered bool               // enter has made event ready; only the goroutine that waits for event uses entered
 }

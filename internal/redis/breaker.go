@@ -32,7 +32,7 @@ var errOpen = fmt.Errorf("%w: the circuit breaker is open", backend.ErrNotTaken)
 //
 // The zero circuit is closed.
 type circuit struct {
-	firstFailure time.Time // after the last answer; zero if there was none
+	firstFailure time.Time // the time of the first failure after the last answer; zero if there was none
 	misses       int       // the number of failures after the last answer, at most breakerCalls
 	open         bool
 	probing      bool          // a probe is in flight

@@ -237,7 +237,7 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 
 // ErrNotTaken means that a call certainly had no effect, because Redis refused it or it had no connection. A call whose
 // answer is lost may have had an effect.
-func TestErrNotConsumed(t *testing.T) {
+func TestErrNotTaken(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
 	submit := func(s backend.Store) error {

@@ -404,8 +404,8 @@ func TestADenialOfShardsCountsTheUnitsThatAreRefunded(t *testing.T) {
 	}
 }
 
-// The inflow of a token bucket since the charge has been subtracted already. With the time of the charge, the shards
-// would subtract it again. Windows need that time, to compare it with their start.
+// A refund to a token bucket has been reduced by the inflow since the charge. If its parts had the time of the charge,
+// the shards would subtract the inflow again. Parts for windows need that time, to compare it with the start of a window.
 func TestThePartsOfATokenBucketHaveNoTimeOfTheCharge(t *testing.T) {
 	for kind, want := range map[algorithms.Kind]algorithms.Micros{algorithms.TokenBucket: 0, algorithms.FixedWindow: 7} {
 		if got := partOf(&algorithms.Limit{Kind: kind}, &algorithms.Charge{ChargedAt: 7}); got != want {

@@ -296,7 +296,7 @@ func TestAnOutageEndsWithALateAnswer(t *testing.T) {
 			default:
 			}
 		}
-		for end := time.Now().Add(400 * ms); time.Now().Before(end); { // until the pauses are long
+		for end := time.Now().Add(400 * ms); time.Now().Before(end); { // until the pauses between probes are long
 			_ = call()
 			time.Sleep(ms)
 		}

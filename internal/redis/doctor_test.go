@@ -133,7 +133,7 @@ func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 	}
 	a := backend.Charge{Key: []byte("a"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}
-	for i := range 2 { // with an id, over several slots
+	for i := range 2 { // the group has an ID, and buckets in several slots
 		if d := takeAll(s, underID(1, a, b)); d[0].Err != nil || d[0].Replayed != (i == 1) {
 			t.Errorf("request %d: %+v; want no error and replayed %v", i+1, d[0], i == 1)
 		}

@@ -61,7 +61,7 @@ func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
 		}
 		s.memory.random = func(int) int { return 0 } // draws shards 0 and 1
 		for i, used := range [][]int64{{10, 0, 0}, {10, 9, 8}, {10, 10, 9}} {
-			for n, units := range used { // by other sidecars
+			for n, units := range used { // other sidecars have used these units
 				part := shardOf(&charges[5+i], n)
 				part.Terms.Cost = units
 				takeAll(perSlot{fast}, []backend.Charge{part})
@@ -123,7 +123,7 @@ func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 		l.queue.maxBatch = maxBatch
 		after := many(5, 1)
 		for i := range after {
-			after[i].Group += 10 // another group than that of the charges before
+			after[i].Group += 10 // adjacent groups must have different numbers
 		}
 		check("two senders", &serverSenders{l, l}, slices.Concat(many(300, 300), after), 300)
 	})

@@ -13,8 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// Whatever a server returns in place of the script's answer, each charge is decided or failed, without a
-// panic.
+// For every reply of a server to the script, each charge is decided or failed, without a panic.
 func FuzzAnswer(f *testing.F) {
 	allowed := encode(nil, &backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: 3, Value: 3, ResetAfter: 5}})
 	denied := encode(nil, &backend.Decision{Decision: algorithms.Decision{RetryAfter: 7, ResetAfter: 9}})
@@ -39,7 +38,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// Whatever is stored in place of a claim, the group is answered or refused, without a panic.
+// For every stored value in place of a claim, the group is answered or refused, without a panic.
 func FuzzRecall(f *testing.F) {
 	once := &backend.IdempotencyKey{Lifetime: algorithms.Second}
 	decided := make([]backend.Decision, 2)

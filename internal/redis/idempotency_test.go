@@ -150,7 +150,8 @@ func chargesClaimed(t *testing.T, storeA, storeB backend.Store, group ...backend
 	}
 }
 
-// claimsAreChargedOnce needs a limit of 100 for a and a limit of 4 for b. Both stores must use the same Redis.
+// claimsAreChargedOnce charges groups of a and b in several ways. The limit of a must be 100, and that of b 4. Both
+// stores must use the same Redis.
 func claimsAreChargedOnce(t *testing.T, storeA, storeB backend.Store, a, b backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {

@@ -130,7 +130,7 @@ func TestLargeGroupsUseAnotherSender(t *testing.T) {
 		t.Errorf("a large group: %d charges in the usual sender, %d in the long one; want 1001 and 257", usual, long)
 	}
 	mixture := slices.Concat(many(3, 1), many(300, 300), many(5, 1), many(300, 300))
-	for i := 303; i < 308; i++ { // another group than that of the charges before and after
+	for i := 303; i < 308; i++ { // adjacent groups must have different numbers
 		mixture[i].Group += 10
 	}
 	takeAll(s, mixture)

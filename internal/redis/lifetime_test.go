@@ -50,7 +50,8 @@ func writes(t *testing.T, server *redistest.Server, f func()) (all [][2]string) 
 var psetex = regexp.MustCompile(`(?i)lua\] "psetex" "([^"]*)" "([^"]*)"`)
 
 // Each key gets its own lifetime, also in one call: the time until its bucket is full again, plus 2 ms. The lifetime
-// is rounded up by at most an eighth, so that one text serves several keys.
+// is rounded up by at most an eighth, so that several keys can have the same lifetime, which is converted to a string
+// only once.
 func TestLifetimesAreWrittenExactly(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
@@ -67,9 +68,9 @@ func TestLifetimesAreWrittenExactly(t *testing.T) {
 	want := [][2]string{
 		{"rl:{}a", "1064"},    // 1000 ms and a sixteenth, plus 2 ms
 		{"rl:{}b", "3825002"}, // this key gets its own lifetime of an hour, not the second of the previous key
-		{"rl:{}c", "3506252"}, // the previous 3,825,000 ms are more than an eighth too long, so it has its own text
+		{"rl:{}c", "3506252"}, // the previous 3,825,000 ms are more than an eighth too long, so the key gets another lifetime
 		{"rl:{}d", "2127"},
-		{"rl:{}e", "2127"}, // 2,125 ms are less than an eighth too long, so it has the same text
+		{"rl:{}e", "2127"}, // 2,125 ms are less than an eighth too long, so the key gets the same lifetime
 	}
 	if len(got) != len(want) {
 		t.Fatalf("wrote %v, want %v (%+v)", got, want, decisions)

@@ -30,7 +30,7 @@ const (
 	// slack is how much later than its deadline an answer may arrive, in addition to the delays of the
 	// machine itself. If deadlines had no effect, an answer would take as long as the fault.
 	slack = 2800 * ms
-	// late is the delay after its deadline from which an answer, or a timer, is late. A few may be late.
+	// late is the delay from which an answer or a timer counts as late. A test allows a few late ones.
 	late = 100 * ms
 	pace = 2 * ms
 	// generous bounds the time until service is normal in tests without a better bound. The real time is logged.
@@ -53,16 +53,16 @@ func faulty(t *testing.T) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if left := leftGoroutines(); code == 0 && left != nil {
+	if left := leakedGoroutines(); code == 0 && left != nil {
 		fmt.Fprintln(os.Stderr, "goroutines are left:", left)
 		code = 1
 	}
 	os.Exit(code)
 }
 
-// leftGoroutines returns an error if goroutines are left. First it gives those of go-redis time to end: they sleep up
+// leakedGoroutines returns an error if goroutines are left. First it gives those of go-redis time to end: they sleep up
 // to a second before they notice that their client is closed.
-func leftGoroutines() (left error) {
+func leakedGoroutines() (left error) {
 	for range 20 {
 		if left = goleak.Find(goleak.IgnoreTopFunction("github.com/redis/go-redis/v9/internal/pool.startCachedTimeUpdater.func1")); left == nil {
 			return nil
@@ -376,7 +376,7 @@ func (l *load) check(s backend.Store, lost int64) {
 }
 
 // checkTimes checks the slowest answer against its deadline. A worker waits for a timer before each request,
-// and for the timer of the deadline during it. On a busy machine both are late.
+// and for the timer of the deadline during it. On a busy machine both timers are late.
 func (l *load) checkTimes() {
 	l.t.Helper()
 	worst, timerDelay := time.Duration(l.slowest.Load()), time.Duration(l.timerDelay.Load())

@@ -149,8 +149,8 @@ func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 	return f.scriptRuns[:f.used]
 }
 
-// find returns the run of the script for a slot. If bySlot is false, one run serves all slots. See scriptRun for
-// most.
+// find returns the run of the script for a slot. If bySlot is false, one run serves all slots. most is the largest number
+// of charges that the run may get.
 func (f *payload) find(slot int, bySlot bool, most int) *scriptRun {
 	for _, have := range f.scriptRuns[:f.used] {
 		if have.slot == slot || !bySlot {

@@ -79,7 +79,7 @@ func TestMovedSlots(t *testing.T) {
 	t.Run("with another slot that has not moved", func(t *testing.T) {
 		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 		charges, numbers := slotsOf(s, "two slots")
-		sender := s.cluster.route(charges[:1]).Store // the master that had both slots before
+		sender := s.cluster.route(charges[:1]).Store // the sender to the master that had both slots
 		moveEmptySlot(t, cluster, numbers[0])
 		for i, d := range takeAll(sender, charges) {
 			if !d.Allowed || d.Remaining != 99 {

@@ -337,8 +337,8 @@ func (q *queue) serve(c *call, p *place, quota int, now time.Time) bool {
 // check, a server that gets more charges than it can decide would decide each of them just before or after its
 // deadline, and the callers would get few of its decisions.
 //
-// The estimate assumes full calls of the usual duration, one after the other. With two in flight it is up to
-// twice too long, so charges wait for about half of their time. As long as at most 2,048 charges wait (patience), no
+// The estimate assumes full calls of the usual duration, one after the other. With two calls in flight it is up to
+// twice too long, so accepted charges wait for about half of the time until their deadline. As long as at most 2,048 charges wait (patience), no
 // batch of a source with waiting batches is refused: a listener then pauses the connection, which costs less than
 // denying its requests here.
 // A Detached batch always waits, because a late refund is better than none.

@@ -23,9 +23,9 @@ type replyBounds struct {
 	line     []byte // the bytes of an incomplete line, at most maxHeader
 	text     bool   // the line is a text (+ - :); its bytes are not kept
 	payload  int    // the bytes of a bulk string, with its CR and LF, that have not arrived
-	missing  []int  // for each open array, the elements that are not complete
-	bytes    int    // of the present reply, announced or arrived
-	elements int    // of the present reply, announced
+	missing  []int  // for each open array, the number of its elements that are not complete
+	bytes    int    // the size of the current reply so far, including announced bytes
+	elements int    // the number of elements that the current reply has announced
 	err      error  // the result of all further calls of add
 }
 

@@ -24,7 +24,7 @@ func TestSentinelMessagesChangeTheMaster(t *testing.T) {
 		"the master is named": {{0, "named", "a", "a"}, {1 * s, "named", "b", "b"}, {10 * s, "named", "a", "a"}},
 		"a planned failover": {
 			{0, "named", "a", "a"}, {10 * s, "promotes", "b", ""}, {10 * s, "named", "a", ""}, {11 * s, "switched", "b", "b"},
-			{12 * s, "named", "a", "b"}, // by a Sentinel that does not know the new master yet
+			{12 * s, "named", "a", "b"}, // the answer of a Sentinel that does not know the new master yet
 			{12 * s, "switched", "b", "b"}, {14 * s, "named", "b", "b"},
 		},
 		"the first message is the switch": {{0, "replaces", "a", "a"}, {0, "switched", "b", "b"}, {1 * s, "named", "a", "b"}, {7 * s, "named", "a", "a"}},

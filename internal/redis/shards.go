@@ -17,8 +17,8 @@ import (
 )
 
 // A sharded bucket is split over the slots of the cluster, and so over its masters. For each plain charge, two
-// shards are drawn at random. The one with more units, by its last known state, is charged, and usually
-// allows the charge. If it denies, the other one is charged. If that one denies, too, all shards are read,
+// shards are drawn at random. The shard with more units, by its last known state, is charged, and usually
+// allows the charge. If it denies, the other drawn shard is charged. If both deny, all shards are read,
 // and the cost is consumed from the shards that have units (combine.go). A charge is denied only if all
 // shards together have too few units, or if other sidecars have changed the shards during three attempts.
 // Reservations, refunds, dry runs and limits with overdraw always use all shards.
@@ -77,7 +77,7 @@ type draws struct {
 
 // drawn is a charge of the outer batch, with the two shards drawn for it. The first one is charged.
 type drawn struct {
-	charge        int // in the outer batch
+	charge        int // the index of the charge in the outer batch
 	first, second int
 }
 

@@ -422,7 +422,7 @@ func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
 // A sender may be added while others are being started.
 func TestStartersStartEverySender(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const soon = time.Microsecond // by then, all senders of a group have been added
+		const soon = time.Microsecond // the starter begins after this time, when submit has added its senders
 		s := newStarter(func(f func()) { time.AfterFunc(soon, f) })
 		var senders []*sender
 		for range 8 {

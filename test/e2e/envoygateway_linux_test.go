@@ -30,8 +30,8 @@ import (
 // networkOfItsOwn is set in a process that inOwnNetwork has started.
 const networkOfItsOwn = "RLSIDECAR_E2E_NETWORK"
 
-// inOwnNetwork starts this test again in a process with a network of its own, where the test can use the
-// ports and names of a pod. It returns true in that process. In the first process it waits for the other one,
+// inOwnNetwork starts this test again in a child process with a network of its own, where the test can use the
+// ports and names of a pod. It returns true in the child process. In the parent process it waits for the child,
 // and returns false.
 func inOwnNetwork(t *testing.T) bool {
 	t.Helper()

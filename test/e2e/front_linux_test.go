@@ -248,7 +248,7 @@ func (s *front) loginIsLimited(t *testing.T, network int) {
 	}
 }
 
-func (s *front) bodiesPass(t *testing.T) {
+func (s *front) bodiesArriveUnchanged(t *testing.T) {
 	t.Helper()
 	post := func() answer {
 		return s.do(t, "", "POST /form HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-Api-Key: poster\r\nContent-Length: 7\r\n\r\na=b&c=d")
@@ -264,7 +264,7 @@ func (s *front) bodiesPass(t *testing.T) {
 }
 
 // The application answers with statuses that rlsidecar or the proxy uses for denials and failures.
-func (s *front) answersPass(t *testing.T) {
+func (s *front) answersAreUnchanged(t *testing.T) {
 	t.Helper()
 	for path, code := range map[string]int{"/forbidden": 403, "/broken": 500} {
 		if a := s.send(t, "", path); a.code != code || !strings.HasSuffix(a.raw, "application") {
@@ -274,7 +274,7 @@ func (s *front) answersPass(t *testing.T) {
 }
 
 // code and retryAfter are the status and the Retry-After that the proxy must answer while the sidecar does not run.
-func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) {
+func (s *front) failsClosedWithoutSidecar(t *testing.T, code int, retryAfter string) {
 	t.Helper()
 	s.sidecar.kill()
 	before := s.arrived.Load()
@@ -291,7 +291,7 @@ func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) 
 	perKey.drain(t, s.asKey(t, "back"))
 }
 
-func (s *front) opensWithoutSidecar(t *testing.T) {
+func (s *front) failsOpenWithoutSidecar(t *testing.T) {
 	t.Helper()
 	before := s.arrived.Load()
 	s.sidecar.kill()
@@ -306,7 +306,7 @@ func (s *front) opensWithoutSidecar(t *testing.T) {
 }
 
 // The proxy must have the timeout of the example, which is about 100 ms.
-func (s *front) waitsNoLonger(t *testing.T) {
+func (s *front) deniesAfterTheTimeout(t *testing.T) {
 	t.Helper()
 	s.sidecar.freeze(t)
 	from := time.Now()

@@ -24,9 +24,9 @@ func (s *front) commonTests(t *testing.T, firstAnswer map[string]string, network
 	t.Helper()
 	t.Run("a key is limited, and the headers describe the limit", func(t *testing.T) { s.keysAreLimited(t, firstAnswer) })
 	t.Run("a path is limited in every spelling", func(t *testing.T) { s.loginIsLimited(t, network) })
-	t.Run("bodies arrive unchanged", s.bodiesPass)
-	t.Run("answers of the application are not changed", s.answersPass)
-	t.Run("without a sidecar no request is allowed", func(t *testing.T) { s.closesWithoutSidecar(t, closed, retryAfter) })
+	t.Run("bodies arrive unchanged", s.bodiesArriveUnchanged)
+	t.Run("answers of the application are not changed", s.answersAreUnchanged)
+	t.Run("without a sidecar no request is allowed", func(t *testing.T) { s.failsClosedWithoutSidecar(t, closed, retryAfter) })
 }
 
 // The key that is charged must be the one that reaches the application.
@@ -67,12 +67,12 @@ func TestCaddyHostileRequests(t *testing.T) {
 	s := newCaddy(t, append(longCaddyTimeouts, caddyFailsOpen...)...)
 	s.hostileRequestsAreLimited(t)
 	s.everyHeaderSizeIsLimited(t)
-	s.opensWithoutSidecar(t)
+	s.failsOpenWithoutSidecar(t)
 }
 
 func TestCaddyDoesNotWaitForLong(t *testing.T) {
 	t.Parallel()
-	newCaddy(t).waitsNoLonger(t)
+	newCaddy(t).deniesAfterTheTimeout(t)
 }
 
 func newTraefik(t *testing.T, changes ...change) *front {
@@ -118,12 +118,12 @@ func TestHAProxyHostileRequests(t *testing.T) {
 	s := newHAProxy(t, append(longHAProxyTimeouts, haproxyFailsOpen)...)
 	s.hostileRequestsAreLimited(t)
 	s.everyHeaderSizeIsLimited(t)
-	s.opensWithoutSidecar(t)
+	s.failsOpenWithoutSidecar(t)
 }
 
 func TestHAProxyDoesNotWaitForLong(t *testing.T) {
 	t.Parallel()
-	newHAProxy(t).waitsNoLonger(t)
+	newHAProxy(t).deniesAfterTheTimeout(t)
 }
 
 // apisix is the part of APISIX's configuration that the example uses. The fields of the plugin are those of

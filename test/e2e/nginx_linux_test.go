@@ -83,8 +83,8 @@ func TestNginx(t *testing.T) {
 		}
 	})
 	t.Run("a path is limited in every spelling", func(t *testing.T) { s.loginIsLimited(t, 2) })
-	t.Run("bodies arrive unchanged", s.bodiesPass)
-	t.Run("answers of the application are not changed", s.answersPass)
+	t.Run("bodies arrive unchanged", s.bodiesArriveUnchanged)
+	t.Run("answers of the application are not changed", s.answersAreUnchanged)
 
 	t.Run("the key that reaches the application is charged", func(t *testing.T) {
 		send := func() answer { return s.send(t, "", "/", "X-Api-Key: twice", "X-Api-Key: other") }
@@ -113,7 +113,7 @@ func TestNginx(t *testing.T) {
 		}
 	})
 
-	t.Run("without a sidecar no request is allowed", func(t *testing.T) { s.closesWithoutSidecar(t, 503, "1") })
+	t.Run("without a sidecar no request is allowed", func(t *testing.T) { s.failsClosedWithoutSidecar(t, 503, "1") })
 }
 
 // TestNginxHostileRequests configures NGINX to allow requests if rlsidecar does not answer. A client could
@@ -132,7 +132,7 @@ func TestNginxHostileRequests(t *testing.T) {
 		}
 	}
 	s.everyHeaderSizeIsLimited(t)
-	s.opensWithoutSidecar(t)
+	s.failsOpenWithoutSidecar(t)
 }
 
 func TestNginxOverUnixSocket(t *testing.T) {
@@ -151,7 +151,7 @@ func TestNginxOverUnixSocket(t *testing.T) {
 
 func TestNginxDoesNotWaitForLong(t *testing.T) {
 	t.Parallel()
-	newNginxStack(t, "").waitsNoLonger(t) // This configuration has the timeouts of the example.
+	newNginxStack(t, "").deniesAfterTheTimeout(t) // This configuration has the timeouts of the example.
 }
 
 func TestNginxRemembersDenials(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 )
 
 func TestNoPageShowsASecret(t *testing.T) {
-	const secret, apiSecret, adminSecret = "hunter2", "hunter2api", "hunter2admin" // a search for the first finds all three
+	const secret, apiSecret, adminSecret = "hunter2", "hunter2api", "hunter2admin" // secret is a prefix of the others, so a search for it finds all three
 	limits := filepath.Join(t.TempDir(), "limits.yaml")
 	text := "domain: d\nlimits: {send: {algorithm: token_bucket, rate: 3, period: 1h}}\ndescriptors: [{key: user, limit: send}]\n"
 	if err := os.WriteFile(limits, []byte(text), 0o600); err != nil {

@@ -57,8 +57,8 @@ type stack struct {
 // change replaces a part of an example's configuration.
 type change struct{ old, new string }
 
-// These are changes to examples/envoy/envoy.yaml. startEnvoy makes the first one for every test, because 50 ms
-// may be too short on a busy machine.
+// These are changes to examples/envoy/envoy.yaml. startEnvoy always makes longTimeout, because 50 ms may be too
+// short on a busy machine.
 var (
 	longTimeout = change{"timeout: 0.05s", "timeout: 10s"}
 	failOpen    = change{"failure_mode_deny: true", "failure_mode_deny: false"}
