@@ -21,7 +21,7 @@ type Timer interface {
 	Stop() bool
 }
 
-// System is the clock of the system.
+// System is the Clock of package time.
 var System Clock = system{}
 
 type system struct{}

@@ -16,7 +16,7 @@ import (
 // goroutine and writes it on others.
 type conn struct {
 	net.Conn
-	inner    net.Conn // the connection below nonblock
+	inner    net.Conn // the connection without the wrapper of package nonblock
 	line     *line
 	age      uint32
 	check    idleCheck

@@ -74,8 +74,8 @@ type LedgerChange struct {
 	// ID gets Value. If Value is "", ID is removed. The IDs in Expired are removed, too.
 	ID, Value string
 	Expired   []string
-	// If Trim is true, Checkpoint, its MAC and its signature are stored, and entries up to Checkpoint are
-	// removed.
+	// If Trim is true, Checkpoint, its MAC and its signature are stored, and the entries up to and including
+	// Checkpoint are removed.
 	Trim                     bool
 	Checkpoint               uint64
 	CheckpointMAC, Signature string

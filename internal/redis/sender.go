@@ -69,7 +69,7 @@ func (l *sender) Submit(b *backend.Batch) {
 	now := l.clock.Now()
 	var do effects
 	l.mu.Lock()
-	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hasShortDeadline(b, now) // a probe may take longer than until the deadline of b
+	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hasShortDeadline(b, now) // with an open circuit the call may be a probe, which may end after the deadline of b
 	err := l.refuses(now)
 	if err == nil {
 		do, err = l.queue.submit(b, now)
@@ -256,7 +256,7 @@ func (l *sender) fill(c *call, now time.Time) {
 	}
 }
 
-// step applies an event to the circuit, and reports if the circuit has opened or closed. mu must be held.
+// step applies an event to the circuit, and calls changed if the circuit has opened or closed. mu must be held.
 func (l *sender) step(e event, now time.Time) effect {
 	var do effect
 	switch l.circuit, do = l.circuit.step(e, now); do {

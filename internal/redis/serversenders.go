@@ -72,8 +72,8 @@ type divided struct {
 	part          backend.Batch
 }
 
-// next submits the next part, or ends the whole batch if all parts have ended. It submits no group of more than
-// maxGroup charges, and answers it with backend.ErrTooLarge.
+// next submits the next part, or ends the whole batch if all parts have ended. It answers a group of more than maxGroup
+// charges with backend.ErrTooLarge, without submitting the group.
 func (d *divided) next() {
 	b := d.whole
 	b.SetKnown(d.known, d.at)

@@ -29,7 +29,7 @@ const (
 	// to 2^53 exactly.
 	maxExact = 1 << 53
 	// maxWeight bounds the numerator, the denominator and the common denominator of weights. So the sum of Max
-	// products with costs of at most 2^53 has less than 128 bits: 4 + 53 + 2*30.
+	// products with costs of at most 2^53 has less than 128 bits: 4 + 53 + 2*30 bits.
 	maxWeight = 1e9
 )
 
