@@ -33,7 +33,7 @@ type change struct {
 	adjustment *adjust.Adjustment
 	original   *descriptors.Policy
 	copy       *descriptors.Policy
-	others     sync.Map // *descriptors.Policy -> its adjusted copy, or the policy itself if the adjustment does not apply
+	others     sync.Map // maps a *descriptors.Policy to its adjusted copy, or to itself if the adjustment does not apply
 }
 
 // policy returns a copy of p with the adjusted numbers, or p itself if the adjustment does not apply to p.

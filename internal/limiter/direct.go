@@ -19,7 +19,7 @@ type Direct struct {
 	charges     []backend.Charge
 	decisions   []backend.Decision
 	keys        []byte
-	chargeIndex []int // of each added limit: index into charges
+	chargeIndex []int // for each added limit, the index of its charge in charges
 }
 
 // Reset empties d.

@@ -212,7 +212,7 @@ func TestAnErrorListsTheKeysOfALimit(t *testing.T) {
 		for i := range n {
 			fmt.Fprintf(&yaml, "  - {key: k%d, limit: calls}\n", i)
 		}
-		yaml.WriteString("  - {key: x, value: y, descriptors: [{key: k0, limit: calls}]}\n") // its key has the form of that of k0
+		yaml.WriteString("  - {key: x, value: y, descriptors: [{key: k0, limit: calls}]}\n") // a bucket of this use is identified in the same form as one of the use k0
 		problem := newBench(t, yaml.String()).inspect(t, "calls")
 		if got := strings.Count(problem, "(k"); got != 8 || strings.HasSuffix(problem, " or others") != others {
 			t.Errorf("%d keys: %d are listed in %q; want 8, others %v", n, got, problem, others)

@@ -302,7 +302,7 @@ func TestEachPlanIsAGroupOfItsOwn(t *testing.T) {
 	if first, second := c.Results[0].Decision.Remaining, c.Results[1].Decision.Remaining; first != 9 || second != 8 {
 		t.Errorf("%d and %d are left after two charges of the bucket; want 9 and 8", first, second)
 	}
-	b.send(t, 20, "user=bob") // the payer is charged
+	b.send(t, 20, "user=bob") // more than calls can hold, so the payer is charged
 	c = b.send(t, 5, "user=bob", "user=bob", "bytes=bob")
 	if n := b.left(t, "bytes=bob"); n != 0 || c.Results[1].Outcome != limiter.Denied {
 		t.Errorf("outcome %v, %d left; want the second charge denied, and the third one made", c.Results[1].Outcome, n)

@@ -104,7 +104,7 @@ func TestHowLongSettlementsAreStored(t *testing.T) {
 	const at, ttl = 1000 * algorithms.Second, 60 * algorithms.Second
 	l := &descriptors.Policy{Extras: &descriptors.Extras{Settle: &descriptors.Settle{TTL: ttl}}}
 	for _, c := range []struct {
-		name  string // of the limit that an application reserved; "" means a reservation of a proxy
+		name  string // the name of the limit that an application reserved; "" means a reservation of a proxy
 		after algorithms.Micros
 		late  bool
 		want  algorithms.Micros

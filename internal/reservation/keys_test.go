@@ -255,7 +255,7 @@ func TestImpossibleIDsOfTheOldFormAreRefused(t *testing.T) {
 		for _, n := range []int64{1000, due, 1, 0, count} { // at, due, kind, shards, count
 			number(n)
 		}
-		for _, s := range []string{"ai", name, ""} { // domain, limit, what came with the request
+		for _, s := range []string{"ai", name, ""} { // domain, name, config
 			text(s)
 		}
 		number(0) // values

@@ -238,7 +238,7 @@ func (a *adjustments) buckets(changes []*adjust.Adjustment) (keys [][]byte, all 
 // expire drops expired adjustments until ctx ends. An expired adjustment has no effect even before expire drops it,
 // because each request compares the time.
 func (a *adjustments) expire(ctx context.Context) {
-	const longest = time.Minute // the clock may be set to another time during the wait
+	const longest = time.Minute // bounds the wait, because the clock may be set to another time meanwhile
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
 	for {

@@ -31,7 +31,7 @@ type fleet struct {
 	id    string
 
 	mu      sync.Mutex
-	lastErr error // of storing the report; guarded by mu
+	lastErr error // the error of the last attempt to store the report, or nil; guarded by mu
 }
 
 // newFleet returns the fleet of this process, or nil without Redis or without an admin listener.

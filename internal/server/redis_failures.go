@@ -22,7 +22,7 @@ type redisFailures struct {
 	count          atomic.Uint64
 	last           atomic.Pointer[error]
 	openBreakers   atomic.Int32
-	breakerWasOpen atomic.Bool // at some time since the last call of the method recent
+	breakerWasOpen atomic.Bool // a circuit breaker was open at some time since the last call of the method recent
 	lastCount      uint64      // the value of count at the last call of the method recent
 }
 

@@ -95,7 +95,7 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 			t.Fatalf("error=1: %v, want Unavailable", err)
 		}
 	}
-	for i := range 6 { // local_share: a fifth of 20 a year
+	for i := range 6 { // with local_share, the local bucket allows a fifth of 20
 		want := ok
 		if i >= 4 {
 			want = over

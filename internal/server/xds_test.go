@@ -39,7 +39,7 @@ func perUnit(key string, n uint32, unit conf.RateLimitUnit) *conf.RateLimitDescr
 	return &conf.RateLimitDescriptor{Key: key, RateLimit: &conf.RateLimitPolicy{Unit: unit, RequestsPerUnit: n}}
 }
 
-const year, week = conf.RateLimitUnit(6), conf.RateLimitUnit(7) // not in the Go module yet
+const year, week = conf.RateLimitUnit(6), conf.RateLimitUnit(7) // the published Go module lacks these units
 
 func from(p *plane, edit ...func(*XDS)) func(*Config) {
 	return func(c *Config) {

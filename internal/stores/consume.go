@@ -86,7 +86,7 @@ func (s *LeaseStore) consume(sh *leaseShard, l *hotKey, c *backend.Charge, now t
 }
 
 type consumedUnits struct {
-	grant grant // as it was before the charge
+	grant grant // the state of the grant before the charge
 	units int64
 }
 

@@ -66,7 +66,7 @@ type DeniedStore struct {
 
 	cachedGroups atomic.Int64
 	submitted    atomic.Uint64 // the number of batches so far, which is also the number of the newest batch
-	clearedAt    atomic.Uint64 // the number of the last batch before the last Clear
+	clearedAt    atomic.Uint64 // the number of the newest batch at the time of the last Clear
 	// changed has one element for all key hashes with the same remainder. The element is the number of the newest
 	// batch at the time when this process last changed a bucket with such a hash. A denial from that batch or an
 	// earlier one may be outdated.

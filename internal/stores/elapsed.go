@@ -12,7 +12,7 @@ import (
 // measured time never decreases.
 type elapsed struct {
 	read  func() (monotonic, wall time.Duration)
-	start time.Duration // what the monotonic clock showed at the start
+	start time.Duration // the time of the monotonic clock when elapsed was made
 
 	gap  atomic.Int64 // ns by which the wall clock is ahead of the monotonic clock
 	lost atomic.Int64 // ns, the sum of the forward steps

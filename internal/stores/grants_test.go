@@ -50,7 +50,7 @@ func TestElapsedCountsSuspensions(t *testing.T) {
 		{4 * s, -100 * s, 7 * s}, // the wall clock was set back
 		{4 * s, -98 * s, 9 * s},  // suspended for 2 s
 		{5 * s, -97 * s, 10 * s},
-		{5 * s, -97*s + clockStep/2, 10 * s}, // the two were not read at the same moment
+		{5 * s, -97*s + clockStep/2, 10 * s}, // the two clocks were not read at the same moment
 	} {
 		monotonic, wall = step.monotonic, step.wall
 		if now := e.now(); now != step.now {

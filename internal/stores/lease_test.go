@@ -97,7 +97,7 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 					}), stores.LeaseConfig{})
 					limit := compile(t, spec)
 					c := leased(limit, "a", 1, limit.Capacity/5)
-					starts := func(at time.Time) bool { // whether a window starts, or has started recently
+					starts := func(at time.Time) bool { // reports whether a window starts at that time, or started recently
 						window := time.Duration(spec.Period) * time.Microsecond
 						return limit.Kind == algorithms.FixedWindow && at.Sub(at.Truncate(window)) <= 2*late
 					}
@@ -495,7 +495,7 @@ func TestALeaseEndsWithItsWindow(t *testing.T) {
 		warm(t, s, c)
 		time.Sleep(rest() - time.Microsecond)
 		n := calls.count()
-		time.Sleep(time.Microsecond) // the edge between the windows
+		time.Sleep(time.Microsecond) // now the next window starts
 		if d := take(t.Context(), s, c)[0]; calls.count() != n+1 || d.Remaining != 9999 {
 			t.Errorf("in the next window: %+v, next got %d more batches; want 1 batch and 9999 remaining", d, calls.count()-n)
 		}

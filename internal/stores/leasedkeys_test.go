@@ -94,7 +94,7 @@ func TestSizesOfLeases(t *testing.T) {
 func TestAKeyIsHotFromItsFirstRequestOn(t *testing.T) {
 	sh, l := hotBucket(t)
 	now := time.Duration(0)
-	for _, key := range []string{"b", "c"} { // they share one element of heat
+	for _, key := range []string{"b", "c"} { // both keys share one element of heat
 		c, first := l.charge, now+time.Millisecond
 		c.Key = []byte(key)
 		for i := range hotRequests {
@@ -162,7 +162,7 @@ func TestReturnsOfOneKey(t *testing.T) {
 	for range 2 * maxReturns {
 		sh.queueReturn(earlier)
 	}
-	sh.queueReturn(backend.Charge{Key: []byte("a"), Terms: algorithms.Charge{Cost: 3}}) // there is nothing to return
+	sh.queueReturn(backend.Charge{Key: []byte("a"), Terms: algorithms.Charge{Cost: 3}}) // a positive cost returns nothing
 	if len(sh.returns) != maxReturns {
 		t.Errorf("%d returns are waiting, want at most %d", len(sh.returns), maxReturns)
 	}

@@ -167,7 +167,7 @@ func TestUnitsOfADroppedLeaseAreNotPutBack(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			ctx, cancel := context.WithTimeout(t.Context(), 100*ms) // the lease lasts longer
+			ctx, cancel := context.WithTimeout(t.Context(), 100*ms) // the lease lasts longer than this deadline
 			defer cancel()
 			if d := take(ctx, s, a, b); d[1].Allowed {
 				t.Errorf("got %+v, want denied", d)

@@ -96,7 +96,7 @@ type part struct {
 }
 
 type partedGroup struct {
-	from, to       int // the charges are [from:to] of the whole batch
+	from, to       int // the charges are partsBatch.outer.Charges[from:to]
 	first          int // the position of its first part; its other parts follow
 	parts          int
 	undecidedParts atomic.Int32

@@ -207,7 +207,7 @@ func vectors() []vector {
 		{"20 reserve of a lower limit", hourly(100), []step{
 			used95,
 			{by: reserving, cost: 0, allowed: true, left: -85},
-			{by: reserving, cost: 3, reserve: true, left: -85, retry: 2988 * s}, // allowed once at most 12 = 10 + 5 - 3 units are used
+			{by: reserving, cost: 3, reserve: true, left: -85, retry: 2988 * s}, // allowed once at most 12 units are used: 10 (the limit) + 5 (max_reserved) - 3 (the cost)
 			{at: 2988*s - 1, by: reserving, cost: 3, reserve: true, left: -3, retry: 1},
 			{at: 2988 * s, by: reserving, cost: 3, reserve: true, allowed: true, left: -5, wait: 180 * s},
 		}},
@@ -239,17 +239,17 @@ func vectors() []vector {
 		{"settled once the bucket was full again", settling, []step{
 			{at: 1 * s, cost: 6000, allowed: true, left: 4000},
 			{at: 61 * s, cost: 10000, allowed: true},
-			{at: 61 * s, cost: -6000, of: 1 * s, settle: true, allowed: true}, // without the charge these tokens would have overflowed
+			{at: 61 * s, cost: -6000, of: 1 * s, settle: true, allowed: true}, // without the first charge, these tokens would have overflowed
 		}},
 		{"settled once most has come back", settling, []step{
 			{at: 1 * s, cost: 6000, allowed: true, left: 4000},
-			{at: 31 * s, cost: 9000, allowed: true}, // the bucket lacked 1000
+			{at: 31 * s, cost: 9000, allowed: true}, // before this charge, the bucket lacked 1000
 			{at: 31 * s, cost: -6000, of: 1 * s, settle: true, allowed: true, left: 1000},
 		}},
 		{"two settled that would have overflowed together", settling, []step{
 			{at: 1 * s, cost: 5000, allowed: true, left: 5000},
 			{at: 1 * s, cost: 5000, allowed: true},
-			{at: 25 * s, cost: 4000, allowed: true}, // the bucket lacked 6000
+			{at: 25 * s, cost: 4000, allowed: true}, // before this charge, the bucket lacked 6000
 			{at: 25 * s, cost: -5000, of: 1 * s, settle: true, allowed: true, left: 5000},
 			{at: 25 * s, cost: -5000, of: 1 * s, settle: true, allowed: true, left: 6000}, // both refunds together are 6000, not 10000
 			{at: 25 * s, cost: 10000, of: 25 * s, settle: true, allowed: true, left: -3000, lost: 1000},
