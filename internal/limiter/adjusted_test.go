@@ -417,7 +417,8 @@ func BenchmarkPlan(b *testing.B) {
 	}
 }
 
-// The names repeat after 50,000.
+// manyLimits returns a Limiter with n limits, and their names. The names repeat after 50,000 limits, in another
+// domain.
 func manyLimits(n int) (l *limiter.Limiter, names []string) {
 	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"a": {Name: "a"}, "b": {Name: "b"}}}
 	for i := range n {

@@ -41,7 +41,8 @@ func TestAReusedCallAnswersLikeANewOne(t *testing.T) {
 	p.want("tokens", "bob", 1000-2*limiter.MaxReserved)
 }
 
-// A Call keeps its buffers, and a payer's key is in one of them. Each request has the payer of its own key.
+// A reused Call still has the key of the former payer in a buffer. Each request must be paid by the payer of its own
+// key.
 func TestAReusedCallHasThePayerOfItsKey(t *testing.T) {
 	b, c := newBench(t, plans), &limiter.Call{}
 	left := map[string]int64{}

@@ -11,8 +11,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// The Observer gets each answer that a client gets: also one by on_backend_failure after the deadline. It gets no
-// repeated answers, and no answers to an operator.
+// The Observer gets each answer that a client gets, even an answer by on_backend_failure after the deadline. It gets
+// no repeated answers, and no answers to an operator.
 func TestWhatIsObserved(t *testing.T) {
 	store, o := &faulty{Store: memory.New(memory.Config{})}, &counts{}
 	l := newLimiterOn(t, store, o)

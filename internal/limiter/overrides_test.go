@@ -113,7 +113,7 @@ descriptors:
 	}
 }
 
-// If the only limit is unlimited for a key, an override of it decides alone.
+// If an adjustment makes the only limit unlimited for a key, an override for that key decides alone.
 func TestAnOverrideOfAnUnlimitedKeyHasOneResult(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("window", map[string]adjust.Change{"free": {Unlimited: true}, "less": {Rate: number(2)}})

@@ -517,8 +517,8 @@ func TestARequestThatWouldBeDeniedReservesNothing(t *testing.T) {
 	p.want("tokens", "bob", 700)
 }
 
-// Clients choose descriptors. Those without entries match nothing, and an id settles nothing as the value of another
-// entry than settle.
+// Clients choose descriptors. A descriptor without entries matches nothing. An id as the value of an entry with
+// another key than settle settles nothing.
 func TestDescriptorsBesideASettleDone(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")

@@ -90,8 +90,8 @@ func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 			t.Errorf("%s: %d %s, want %d", body, code, answer, want)
 		}
 	}
-	// The deadline of these requests ended before Redis answered, so their ids may have reached it or not. A
-	// repeated request must be answered in both cases.
+	// The deadline of these requests ended before Redis answered, so Redis may or may not have their ids. A repeated
+	// request must be answered in both cases.
 	slow.blocked.Store(false)
 	eventually(t, "it answers again", func() bool {
 		code, _ := post(t, x.HTTP, "/v1/limit", `{"name":"tokens","key":"a","request_id":"r"}`)

@@ -65,8 +65,8 @@ func TestIdleConnectionsCostLittle(t *testing.T) {
 	}
 }
 
-// A parked HTTP connection is idle, and net/http does not know it. It must answer the next request, even if
-// that arrives in parts. It ends after the idle timeout, and when the server stops.
+// A parked HTTP connection is idle, and net/http regards it as closed. It must answer the next request, even if that
+// arrives in parts. It ends after the idle timeout, and when the server stops.
 func TestAParkedConnectionAnswersTheNextRequest(t *testing.T) {
 	t.Parallel()
 	usual := parkAfter

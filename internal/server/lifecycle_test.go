@@ -543,7 +543,8 @@ func TestDrainingAnswersCloseTheirConnections(t *testing.T) {
 	t.Error("no answer arrived while the server drained; want one")
 }
 
-// answersCloseWhileDraining reports whether there was an answer before the delay ended.
+// answersCloseWhileDraining checks that an answer while the server drains closes its connection. It returns false if
+// no answer arrived before the delay ended.
 func answersCloseWhileDraining(t *testing.T, delay time.Duration) (answered bool) {
 	t.Helper()
 	x := start(t, small, func(c *Config) { c.DrainDelay = delay })

@@ -303,7 +303,7 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 		redistest.Eventually(t, "the charge is refunded", func() bool { return left("year=q") == 2 })
 	}
 
-	// An override has its own period.
+	// The unit of an override decides which Redis has its bucket.
 	o := request("d", descriptor("any=a"))
 	o.Descriptors[0].Limit = &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 5, Unit: typev3.RateLimitUnit_SECOND}
 	before := keys(main)

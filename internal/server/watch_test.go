@@ -84,8 +84,8 @@ func TestSidecarsOfOneRedisKnowEachOther(t *testing.T) {
 	}
 }
 
-// At a high rate of requests fewer decisions are recorded, and each counts for more. So the estimate of the units
-// differs from the true number by at most half.
+// At a high rate of requests fewer decisions are recorded, and each recorded one counts for more. The estimate of
+// the units must differ from the true number by at most half.
 func TestUsageIsEstimatedAtAnyRate(t *testing.T) {
 	for requests, want := range map[uint64]uint32{0: 1, 640_000: 1, 640_001 + 64: 2, 10_000_000: 16, 1 << 60: 1024} {
 		if got := thinned(requests); got != want {

@@ -28,8 +28,8 @@ func deniedTokens(t *testing.T, start time.Time) (d *denial, charge backend.Char
 	return denialOf([]backend.Charge{charge}, decisions, start, start.Add(20*time.Millisecond), time.Second), charge
 }
 
-// The bucket changes from the submission on, and retry times count from the arrival of the answer. Larger costs are
-// denied for longer.
+// The units in the bucket are computed from the time of the submission, and the retry times from the arrival of the
+// answer. A larger cost has a later retry time.
 func TestACachedDenialIsComputedForTheCurrentTime(t *testing.T) {
 	start := time.Unix(1_767_225_600, 0)
 	d, charge := deniedTokens(t, start)
@@ -89,8 +89,8 @@ func TestUnchangedIsKnownForWholeStates(t *testing.T) {
 	}
 }
 
-// Of a plan and the charge that pays instead, the shorter retry time counts. Of several such pairs, and of several plans
-// with one payer, the longest time counts.
+// For a plan and its payer, the shorter of their retry times counts. For several plans with one payer, the longest
+// retry time of the plans is compared with that of the payer. For several such pairs, the longest result counts.
 func TestADenialLastsUntilARetryCanSucceed(t *testing.T) {
 	limit, start := &algorithms.Limit{}, time.Unix(1_767_225_600, 0)
 	denied := func(retry algorithms.Micros) backend.Decision {

@@ -90,7 +90,7 @@ func TestAGroupOverTwoStoresIsAllOrNone(t *testing.T) {
 		t.Errorf("%d batches; want 2", n)
 	}
 
-	// A refund is made after the other charges of its group, and not if one of them is denied.
+	// A refund is made after the other charges of its group. If one of them is denied, the refund is not made.
 	if d := take("k0", -1, "k1", 2); d[1].Allowed {
 		t.Errorf("got %+v; want denied", d)
 	}

@@ -658,8 +658,8 @@ func TestResetDropsTheLease(t *testing.T) {
 	})
 }
 
-// lateAhead is a Store that answers requests for a lease in the background late. These are Detached, and no goroutine
-// waits for them in Submit.
+// lateAhead is a Store that answers requests for a lease in the background late. The batches of such requests are
+// Detached, and no goroutine waits for them in Submit.
 type lateAhead struct{ *memory.Store }
 
 func (s lateAhead) Submit(b *backend.Batch) {

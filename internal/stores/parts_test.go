@@ -111,8 +111,9 @@ func TestALimitWithOverdrawIsChargedIfAnotherPartDenies(t *testing.T) {
 	})
 }
 
-// The error of a group is ErrNotTaken if each part was not sent, or was charged and is undone. It is not if one part
-// gave no answer, or if a refund was made, which cannot be undone reliably.
+// The error of a group is ErrNotTaken if no units stay consumed: each part was not sent, or was charged and is
+// undone. The error is only ErrUnavailable if a part gave no answer, or if a refund was made, which cannot be undone
+// reliably.
 func TestPartsThatCannotBeDecided(t *testing.T) {
 	failing := func(err error) backend.Store { return submitFunc(func(b *backend.Batch) { b.Fail(err) }) }
 	unsent, unknown := failing(fmt.Errorf("%w: not sent", backend.ErrNotTaken)), failing(fmt.Errorf("%w: no answer", backend.ErrUnavailable))

@@ -365,8 +365,8 @@ func TestChargesAfterAResetAreDecided(t *testing.T) {
 	}
 }
 
-// A full store must not delete the bucket that is being charged to make room for it, even if it equals a
-// new one: the charge would be lost.
+// To make room for a charge, a full store must not delete the bucket that is charged, even if the bucket equals a
+// new one. Otherwise the charge would be lost.
 func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 	for name, grouped := range map[string]bool{"alone": false, "in a group": true} {
 		t.Run(name, func(t *testing.T) {

@@ -199,7 +199,8 @@ func TestEveryRecordIsFound(t *testing.T) {
 	}
 }
 
-// A sweep in the minute in which a record expires, but before it does, keeps the record for a later sweep.
+// A sweep may run in the minute in which a record expires, but before that moment. It keeps the record for a later
+// sweep.
 func TestARecordThatExpiresWithinAMinuteIsSwept(t *testing.T) {
 	clock, s := at(100)
 	limit := tokens(t, 100)

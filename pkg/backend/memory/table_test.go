@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The hashes collide in the bits that refs contain, and in the first slot.
+// The hashes collide in the bits that refs contain, and in the first place of the index.
 func TestTheTableBehavesLikeAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var table table
