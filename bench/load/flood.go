@@ -133,7 +133,7 @@ type floodConnection struct {
 	out    []byte
 	head   uint32   // half of the next stream's number; used by the writer only
 	tail   uint32   // half of the oldest stream whose deadline has not passed; used by the writer only
-	slots  []uint64 // slotOf each pending request, at half of the stream's number modulo the length; 0 if none is pending; accessed atomically
+	slots  []uint64 // at index n modulo the length: slotOf(n, due) if the request of stream 2n+1 is pending, otherwise 0; accessed atomically
 	window atomic.Int64
 	acks   atomic.Int64 // number of SETTINGS frames to acknowledge
 	broken atomic.Bool

@@ -422,7 +422,7 @@ func (roll dice) changeable(kind Kind) (Spec, *Limit) {
 	for {
 		s, l := roll.limit(kind)
 		s.Penalty, s.Initial = nil, nil
-		if s.Calendar != nil || roll.once(2) { // a size like that of the other limits, so that each limit can hold the units that another one allowed
+		if s.Calendar != nil || roll.once(2) { // numbers of similar size, so that one limit can often hold what another one admitted
 			s.Rate, s.Period = roll.between(1, 100), Micros(roll.of(1000, 3000, 1e6, 1e6, 7e6, 60e6))
 			s.Capacity, s.MaxReserved = new(roll.between(0, 100)), nil
 			if s.Calendar != nil {

@@ -182,7 +182,8 @@ func TestARefundIsAcceptedDuringABlock(t *testing.T) {
 	}
 }
 
-// The times of a block move back with the clock, so the block lasts no longer than intended.
+// If a clock steps back by more than a minute, the end of a block moves back with it. A shorter step makes the block
+// last longer by the step.
 func TestClockStepsKeepBlocks(t *testing.T) {
 	for _, step := range []struct{ back, blocked Micros }{{0, hour}, {minute, hour + minute}, {minute + us, hour}, {Day, hour}} {
 		l := mustCompile(t, penalized(1, hour, hour))

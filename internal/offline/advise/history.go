@@ -64,8 +64,8 @@ type Client struct {
 	Hash uint64
 	// Denied reports whether the limit denied one of the client's requests in the replay of the whole configuration.
 	Denied bool
-	// Requests is the number of requests kept. Missed is the number of those dropped because the client has used its
-	// part of the memory.
+	// Requests is the number of requests kept. Missed is the number of requests dropped because the client has used
+	// its part of the memory.
 	Requests, Missed int64
 
 	first, last algorithms.Micros

@@ -50,7 +50,7 @@ func (s *shape) spec(n int64) algorithms.Spec {
 		spec.Minimum = is.Minimum
 	case algorithms.LeakyBucket:
 		spec.Capacity = &n
-	case algorithms.TokenBucket, algorithms.SlidingWindow, algorithms.SlidingLog: // only the rate changes
+	case algorithms.TokenBucket, algorithms.SlidingWindow, algorithms.SlidingLog: // without a Capacity in the Spec, the capacity is the rate
 	}
 	return spec
 }

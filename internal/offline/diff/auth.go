@@ -87,7 +87,7 @@ func route(r *limiter.Route) string {
 	if r.Ignore != 0 {
 		text += " (path_ignores: " + ignored(r.Ignore) + ")"
 	}
-	var asked []string
+	var shown []string
 	for _, entries := range r.Descriptors {
 		var parts []string
 		for i := range entries {
@@ -97,9 +97,9 @@ func route(r *limiter.Route) string {
 			}
 			parts = append(parts, descriptors.Printable(entries[i].Key)+"="+source)
 		}
-		asked = append(asked, strings.Join(parts, ","))
+		shown = append(shown, strings.Join(parts, ","))
 	}
-	text += fmt.Sprintf(" -> domain %s: %s", descriptors.Printable(r.Domain), strings.Join(asked, "; "))
+	text += fmt.Sprintf(" -> domain %s: %s", descriptors.Printable(r.Domain), strings.Join(shown, "; "))
 	if r.Hits != 1 {
 		text += fmt.Sprintf(", %d hits", r.Hits)
 	}

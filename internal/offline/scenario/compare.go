@@ -122,8 +122,8 @@ func (e *Expectation) compare(c *limiter.Call) (where Place, what string) {
 	if what = e.difference(got); what != "" {
 		return Place{}, what
 	}
-	if met := names(c); e.NotLimited && len(met) > 0 {
-		return Place{}, fmt.Sprintf("expected no limit to match, got %s", strings.Join(met, ", "))
+	if matched := names(c); e.NotLimited && len(matched) > 0 {
+		return Place{}, fmt.Sprintf("expected no limit to match, got %s", strings.Join(matched, ", "))
 	}
 	for i := range e.Limits {
 		if what = e.Limits[i].compare(c); what != "" {
@@ -151,8 +151,8 @@ func (e *LimitExpectation) compare(c *limiter.Call) string {
 	if e.Key != nil {
 		name += " with key " + strings.Join(e.Key, ",")
 	}
-	if met := names(c); len(met) > 0 {
-		return fmt.Sprintf("expected limit %s to match, got %s", name, strings.Join(met, ", "))
+	if matched := names(c); len(matched) > 0 {
+		return fmt.Sprintf("expected limit %s to match, got %s", name, strings.Join(matched, ", "))
 	}
 	return fmt.Sprintf("expected limit %s to match, got none", name)
 }

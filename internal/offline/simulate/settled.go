@@ -16,7 +16,7 @@ var costRanks = map[float64]float64{0.5: 0.005, 0.9: 0.002, 0.99: 0.0005}
 
 // reservations summarizes the calls of a limit whose cost was known later.
 type reservations struct {
-	settled, unknown, late int64 // numbers of calls: settled with a real cost, without one, and after the ttl
+	settled, unknown, late int64 // numbers of calls: settled with a real cost, without one, and of all these the late ones
 	reserved, real, lost   int64 // units of these calls
 	covered                int64 // calls that cost at most what they had reserved
 	costs                  *quantile.Stream

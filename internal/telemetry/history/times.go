@@ -9,8 +9,9 @@ import (
 
 const (
 	// The range from each power of two to the next has four buckets, so a quantile is at most a quarter too high.
+	// Below 4 µs the buckets are 1 µs wide.
 	perDoubling = 4
-	doublings   = 28 // from 1 µs up to 4 minutes
+	doublings   = 28 // up to 2^29 µs, which is 9 minutes
 	timeBuckets = perDoubling * doublings
 )
 

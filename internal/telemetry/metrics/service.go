@@ -52,8 +52,8 @@ const defaultNearRatio = 0.8
 // request.
 func (m *Metrics) SetNearLimit(ratio float64) { m.nearRatio = float32(ratio) }
 
-// refuse counts a request that was answered with an error, if the reason is one for which the reference server
-// counts a service_error too.
+// refuse counts a request that was answered without any limit, if the reference server counts a service_error for the
+// same reason.
 func (s *service) refuse(reason string) {
 	switch reason {
 	case grpcapi.Malformed, grpcapi.NoDomain, grpcapi.NoDescriptors, grpcapi.NoConfig:

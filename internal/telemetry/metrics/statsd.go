@@ -9,9 +9,9 @@ import (
 )
 
 // Statsd returns the source of the counters and response times that a StatsD server receives. They are the
-// reference server's, with their StatsD names. Call Statsd once, before the first request. From then on, two
-// limits share a counter only if all levels of their descriptors are equal. Without Statsd, equality of the
-// first two levels is enough, because the metrics of Prometheus have labels for two levels.
+// reference server's, with their StatsD names. Call Statsd once, before the first request. From then on, limits with
+// value_to_metric or detailed_metric have a counter for each combination of values in all levels of their descriptors.
+// Without Statsd, only the first two levels count, because the metrics of Prometheus have labels for two levels.
 func (m *Metrics) Statsd() statsd.Source {
 	m.series.levels = maxLevels
 	m.service.times = &timings{}

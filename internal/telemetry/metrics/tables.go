@@ -89,8 +89,8 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 	}
 	for domain, names := range changed {
 		m.inherit(t.byName[domain], names)
-		for name, there := range names {
-			if key := [2]string{domain, name}; !there && key != overflowLimit {
+		for name, exists := range names {
+			if key := [2]string{domain, name}; !exists && key != overflowLimit {
 				delete(m.limits, key)
 			}
 		}
@@ -140,8 +140,7 @@ func (t *domainTable) each(visit func(*counted)) {
 	}
 }
 
-// first creates the counters for place in t, at the first decision. p is the policy, or nil for the
-// overrides.
+// first creates the counters for place in t, at the first decision. For an override, p is nil or has an Index below 0.
 func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *descriptors.Policy) *counted {
 	m.mu.Lock()
 	defer m.mu.Unlock()
