@@ -197,12 +197,11 @@ func (b *Batch) Delay(i int) algorithms.Micros {
 	return 0
 }
 
-// Denial returns the RateLimitResponse to a request that exceeds the bounds of its listener, and counts the
-// request.
-func (s *Server) Denial() []byte {
-	s.tooLarge(BoundBytes)
-	return denial().data
-}
+// Denial returns a RateLimitResponse for a request without a verdict.
+func (s *Server) Denial() []byte { return denial().data }
+
+// Oversized counts a request that exceeds the bounds of its listener.
+func (s *Server) Oversized() { s.tooLarge(BoundBytes) }
 
 // Later calls answer after d, unless stop is called before.
 func (s *Server) Later(d algorithms.Micros, answer func()) (stop func()) {

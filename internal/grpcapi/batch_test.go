@@ -277,6 +277,7 @@ func TestALargeRequestDoesNotStayInThePool(t *testing.T) {
 func TestADenialOfATooLargeMessageIsCounted(t *testing.T) {
 	s, counted := newServer(t, newLimiter(), Options{})
 	r, err := response(s.Denial())
+	s.Oversized()
 	if err != nil || r.GetOverallCode() != over || counted.count(TooMuch) != 1 || counted.count("more bytes") != 1 {
 		t.Errorf("got %v, %v; counted %d as TooMuch and %d as more bytes; want OVER_LIMIT, counted once as each", r, err, counted.count(TooMuch), counted.count("more bytes"))
 	}

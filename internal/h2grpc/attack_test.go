@@ -379,7 +379,8 @@ func TestTooManyIncompleteBytesAreDenied(t *testing.T) {
 // Envoy allows a request if its check ends with an error, so the answer must be a denial.
 func TestAMessageThatIsTooLongIsDenied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := dial(t, serve(t, &echo{}))
+		m := &echo{}
+		c := dial(t, serve(t, m))
 		for name, last := range map[string]bool{"whole": true, "incomplete": false} {
 			id := c.open(c.fields())
 			_ = c.to.WriteData(id, last, append([]byte{0, 0, 0x40, 0, 1}, "abc"...)) // 4 MiB and one byte
@@ -388,6 +389,9 @@ func TestAMessageThatIsTooLongIsDenied(t *testing.T) {
 				t.Errorf("%s: got %+v; want the message \"denied\"", name, r)
 			}
 			c.must("usual", "usual")
+		}
+		if n := m.oversized.Load(); n != 2 {
+			t.Errorf("%d requests were counted as too large; want 2", n)
 		}
 	})
 }

@@ -33,7 +33,8 @@ type echo struct {
 	room  delay.Room
 	store backend.Store // decides all requests except those that start with "now"; if nil, all requests are known at once
 
-	answered atomic.Int64
+	answered  atomic.Int64
+	oversized atomic.Int64
 
 	mu       sync.Mutex
 	batches  []int // the number of requests of each batch
@@ -54,6 +55,7 @@ func (m *echo) batchSizes() []int {
 
 func (m *echo) NewBatch() Batch    { return newEchoBatch(m) }
 func (m *echo) Denial() []byte     { return []byte("denied") }
+func (m *echo) Oversized()         { m.oversized.Add(1) }
 func (m *echo) Answered(time.Time) { m.answered.Add(1) }
 func (m *echo) Later(d algorithms.Micros, answer func()) func() {
 	return m.room.Later(d, answer)

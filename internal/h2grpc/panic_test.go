@@ -40,6 +40,9 @@ func TestAPanicDeniesOneRequest(t *testing.T) {
 					if want := []any{f, f, f, f, f}; !slices.Equal(m.panicked, want) {
 						t.Errorf("panics reported: %v; want %v", m.panicked, want)
 					}
+					if n := m.oversized.Load(); n != 0 {
+						t.Errorf("%d requests were counted as too large; want 0", n)
+					}
 				})
 			})
 		}

@@ -29,9 +29,10 @@ import (
 // Method answers the requests of one unary method.
 type Method interface {
 	NewBatch() Batch
-	// Denial returns the answer to requests that exceed a bound, and are therefore not decoded. It is also the answer
-	// after a panic in a Batch.
+	// Denial returns the answer to a request that exceeds a bound, and to a request whose Batch panicked.
 	Denial() []byte
+	// Oversized is called for each request that is denied without being decoded, because it exceeds a bound.
+	Oversized()
 	// Later calls answer after d, unless stop is called before.
 	Later(d algorithms.Micros, answer func()) (stop func())
 	// Answered is called after each answer of a Batch, with the arrival time of its request.

@@ -164,6 +164,7 @@ func (c *conn) refuse(s *stream) error {
 func (c *conn) denyUnread(s *stream) {
 	s = c.ensureOpen(s)
 	c.releaseBody(s)
+	c.server.config.Method.Oversized()
 	c.respond(s.id, s, c.denial)
 }
 
