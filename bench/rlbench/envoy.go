@@ -28,9 +28,9 @@ func (limitedBy) Port(address string) (string, error) {
 	return port, err
 }
 
-// envoyLineup measures limiters behind Envoy. wrk sends requests to Envoy, which calls one limiter for each
+// envoyComparison measures limiters behind Envoy. wrk sends requests to Envoy, which calls one limiter for each
 // request.
-func envoyLineup(b *bench) ([]finding, error) {
+func envoyComparison(b *bench) ([]finding, error) {
 	if err := find(b.Envoy); err != nil {
 		return nil, err
 	}
@@ -56,12 +56,12 @@ func envoyLineup(b *bench) ([]finding, error) {
 		return nil, err
 	}
 	w := wrk{program: b.Wrk, connections: 64, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "script.lua")}
-	through := func(l limitedBy) contestant {
+	through := func(l limitedBy) candidate {
 		s := servers[l.Name]
-		return w.contestant(b, target{name: s.name, address: l.Listen, script: fmt.Sprintf(userScript, 10_000), processes: []*child{s}})
+		return w.candidate(b, target{name: s.name, address: l.Listen, script: fmt.Sprintf(userScript, 10_000), processes: []*child{s}})
 	}
 	next := 0
-	return b.against(through(behind[0]), func(variant) (contestant, error) {
+	return b.against(through(behind[0]), func(variant) (candidate, error) {
 		next++
 		return through(behind[next]), nil
 	}, func(engine string, ceiling, ours rounds) []finding {

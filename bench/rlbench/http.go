@@ -292,8 +292,8 @@ func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
 	return rate, cost, nil
 }
 
-func (w wrk) contestant(b *bench, t target) contestant {
-	return contestant{t.name, func() (out sample, err error) {
+func (w wrk) candidate(b *bench, t target) candidate {
+	return candidate{t.name, func() (out sample, err error) {
 		var cost []float64
 		if out.PerSecond, cost, err = w.run(b.app, t); err == nil {
 			out.CPU = cost[0]
@@ -302,9 +302,9 @@ func (w wrk) contestant(b *bench, t target) contestant {
 	}}
 }
 
-// httpLineup measures the HTTP listener. wrk sends requests in the form that NGINX uses, to an empty handler
+// httpComparison measures the HTTP listener. wrk sends requests in the form that NGINX uses, to an empty handler
 // and to each variant of rlsidecar, in memory and on Redis.
-func httpLineup(b *bench) ([]finding, error) {
+func httpComparison(b *bench) ([]finding, error) {
 	if err := find(b.Wrk); err != nil {
 		return nil, err
 	}
@@ -321,17 +321,17 @@ func httpLineup(b *bench) ([]finding, error) {
 		return nil, err
 	}
 	w := wrk{program: b.Wrk, connections: 16, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "script.lua")}
-	descriptorClient := func(s *child, err error) (contestant, error) {
+	descriptorClient := func(s *child, err error) (candidate, error) {
 		if s, err = b.started(s, err); err != nil {
-			return contestant{}, err
+			return candidate{}, err
 		}
-		return w.contestant(b, target{s.name, s.address, fmt.Sprintf(script, "/v1/auth/nginx", nginxHeaders), []*child{s}}), nil
+		return w.candidate(b, target{s.name, s.address, fmt.Sprintf(script, "/v1/auth/nginx", nginxHeaders), []*child{s}}), nil
 	}
 	handler, err := descriptorClient(startChild(b, "a bare handler", address, self, "http-ceiling", "--listen", address))
 	if err != nil {
 		return nil, err
 	}
-	all := []contestant{handler}
+	all := []candidate{handler}
 	variants := b.variants(b.Engine[:1])
 	for _, v := range variants {
 		for _, flags := range [][]string{nil, append(v.redisFlags(), on(redis).flags...)} {

@@ -51,7 +51,7 @@ func main() {
 func options() []kong.Option {
 	return []kong.Option{
 		kong.Name("rlbench"), kong.Description("Measures Envoy RateLimitService servers."), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.Vars{"scenarios": strings.Join(scenarioNames(), ", "), "lineups": strings.Join(lineupNames(), ", ")},
+		kong.Vars{"scenarios": strings.Join(scenarioNames(), ", "), "comparisons": strings.Join(comparisonNames(), ", ")},
 	}
 }
 

@@ -40,9 +40,9 @@ var paths = []path{
 	{name: "tls", what: "TLS to Redis, 10k keys", keys: 10_000, descriptor: []string{"user_id"}, target: 1.6, start: onTLS},
 }
 
-func pathLineups() (all []lineup) {
+func pathComparisons() (all []comparison) {
 	for _, p := range paths {
-		all = append(all, lineup{p.name, p.measure})
+		all = append(all, comparison{p.name, p.measure})
 	}
 	return all
 }
@@ -69,7 +69,7 @@ func (p path) measure(b *bench) ([]finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := []contestant{empty}
+	all := []candidate{empty}
 	variants := b.variants(b.Engine[:1])
 	for _, v := range variants {
 		onPlain, err := b.filled(v, on(plainRedis), plain, false)
@@ -106,9 +106,9 @@ func (p path) measure(b *bench) ([]finding, error) {
 	return found, nil
 }
 
-// bare returns two contestants that only call Redis. One sends all charges to one server in one call. The
+// bare returns two candidates that only call Redis. One sends all charges to one server in one call. The
 // other divides the same charges among the servers of p.
-func (p path) bare(b *bench, kept buckets) (all []contestant) {
+func (p path) bare(b *bench, kept buckets) (all []candidate) {
 	const requests = 32 // half of the 64 outstanding requests, because the others are in transit
 	if p.servers == 0 {
 		return nil
@@ -118,7 +118,7 @@ func (p path) bare(b *bench, kept buckets) (all []contestant) {
 		for i := range n {
 			addresses = append(addresses, kept.servers[i].address)
 		}
-		all = append(all, contestant{fmt.Sprintf("a bare program on %d", n), func() (out sample, err error) {
+		all = append(all, candidate{fmt.Sprintf("a bare program on %d", n), func() (out sample, err error) {
 			charges := requests * len(p.descriptor)
 			cpu, err := bare.Fan(b, addresses, charges, b.Duration)
 			out.CPU = cpu.Seconds() * 1e6 * float64(len(p.descriptor))

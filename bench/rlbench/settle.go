@@ -46,9 +46,9 @@ response = function(status, headers, body)
 end
 `
 
-// settleLineup compares plain decisions with reservations and their settlements, over gRPC and over HTTP, in memory and
+// settleComparison compares plain decisions with reservations and their settlements, over gRPC and over HTTP, in memory and
 // on Redis. Of the requests that reserve and settle, half are reservations.
-func settleLineup(b *bench) (found []finding, err error) {
+func settleComparison(b *bench) (found []finding, err error) {
 	redis, err := b.redis()
 	if err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding
 // reserve and settle.
 type settleWay struct {
 	name           string
-	plain, settles contestant
+	plain, settles candidate
 }
 
 // settleWays returns three ways: a closed loop, in which the server reads many requests at once; an open
@@ -138,9 +138,9 @@ func (b *bench) settleWays(s *child, kept buckets, http string) (all []settleWay
 		return all
 	}
 	w := wrk{program: b.Wrk, connections: 16, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "settle.lua")}
-	with := func(script string) contestant {
-		posts := w.contestant(b, target{s.name, http, script, []*child{s}})
-		return contestant{s.name, func() (out sample, err error) {
+	with := func(script string) candidate {
+		posts := w.candidate(b, target{s.name, http, script, []*child{s}})
+		return candidate{s.name, func() (out sample, err error) {
 			took, err := metered(b, kept.servers, func() (err error) { out, err = posts.run(); return err })
 			if err == nil && out.PerSecond > 0 {
 				out.redisCPU = took.cpu.Seconds() * 1e6 / (out.PerSecond * w.duration.Seconds())

@@ -28,7 +28,7 @@ type targetsCmd struct {
 	Wrk      string        `default:"wrk" placeholder:"FILE" help:"The wrk program, which sends HTTP requests. If it is not found, nothing is measured behind Envoy and over HTTP."`
 	Repeats  int           `default:"7" help:"Number of measurements of each, in turn."`
 	Duration time.Duration `default:"1s" help:"Duration of one measurement."`
-	Only     []string      `placeholder:"NAME" help:"Rows to measure: ${lineups} (all)."`
+	Only     []string      `placeholder:"NAME" help:"Rows to measure: ${comparisons} (all)."`
 	JSON     bool          `name:"json" help:"Print JSON: a line for each row of the table, with all its measurements."`
 	Quick    bool          `help:"Only test that everything can be measured: one short measurement with few keys. The figures mean nothing."`
 }
@@ -40,28 +40,28 @@ func (c *targetsCmd) keysMany() int {
 	return 1_000_000
 }
 
-// lineup is a group of measurements. run measures several servers in turn, and returns rows of the table.
-type lineup struct {
+// comparison is a group of measurements. run measures several servers in turn, and returns rows of the table.
+type comparison struct {
 	name string
 	run  func(*bench) ([]finding, error)
 }
 
-var lineups = append([]lineup{
-	{"memory", memoryLineup},
-	{"many", manyLineup},
-	{"envoy", envoyLineup},
-	{"redis", redisLineup},
-	{"throughput", throughputLineup},
-	{"lease", leaseLineup},
-	{"denied", deniedLineup},
-	{"open", openLineup},
-	{"size", sizeLineup},
-	{"http", httpLineup},
-	{"settle", settleLineup},
-}, pathLineups()...)
+var comparisons = append([]comparison{
+	{"memory", memoryComparison},
+	{"many", manyComparison},
+	{"envoy", envoyComparison},
+	{"redis", redisComparison},
+	{"throughput", throughputComparison},
+	{"lease", leaseComparison},
+	{"denied", deniedComparison},
+	{"open", openComparison},
+	{"size", sizeComparison},
+	{"http", httpComparison},
+	{"settle", settleComparison},
+}, pathComparisons()...)
 
-func lineupNames() (names []string) {
-	for _, l := range lineups {
+func comparisonNames() (names []string) {
+	for _, l := range comparisons {
 		names = append(names, l.name)
 	}
 	return names
@@ -73,8 +73,8 @@ var errMissing = errors.New("not measured")
 // too much.
 func (c *targetsCmd) Run(a *app) error {
 	for _, name := range c.Only {
-		if !slices.Contains(lineupNames(), name) {
-			return fmt.Errorf("no row is called %q; there are %v", name, lineupNames())
+		if !slices.Contains(comparisonNames(), name) {
+			return fmt.Errorf("no row is called %q; there are %v", name, comparisonNames())
 		}
 	}
 	if c.Quick {
@@ -91,8 +91,8 @@ func (c *targetsCmd) Run(a *app) error {
 	}
 	fmt.Fprintf(notes, "%s; medians of %d rounds of %v in turn; load average %s\n", machine(), c.Repeats, c.Duration, loadAverage())
 	var findings []finding
-	var failed error // a failed lineup does not prevent the others
-	for _, l := range lineups {
+	var failed error // a failed comparison does not prevent the others
+	for _, l := range comparisons {
 		if len(c.Only) > 0 && !slices.Contains(c.Only, l.name) {
 			continue
 		}
@@ -115,7 +115,7 @@ func (c *targetsCmd) Run(a *app) error {
 	return failed
 }
 
-func (c *targetsCmd) measure(a *app, dir string, l lineup) ([]finding, error) {
+func (c *targetsCmd) measure(a *app, dir string, l comparison) ([]finding, error) {
 	b := &bench{app: a, targetsCmd: c, dir: dir}
 	defer b.stop()
 	return l.run(b)
@@ -134,7 +134,7 @@ func (b *bench) stop() {
 	}
 }
 
-// started returns c. If err is nil, c is stopped at the end of the lineup.
+// started returns c. If err is nil, c is stopped at the end of the comparison.
 func (b *bench) started(c *child, err error) (*child, error) {
 	if err == nil {
 		b.children = append(b.children, c)
@@ -259,7 +259,7 @@ func sampleP99(s sample) float64        { return s.P99 }
 func sampleRedisCPU(s sample) float64   { return s.redisCPU }
 func sampleRedisCalls(s sample) float64 { return s.redisCalls }
 
-type contestant struct {
+type candidate struct {
 	name string
 	run  func() (sample, error)
 }
@@ -273,22 +273,22 @@ func (r rounds) of(value func(sample) float64) (values []float64) {
 	return values
 }
 
-// inTurn measures all contestants in each round. The first round does not count, because connections are
+// inTurn measures all candidates in each round. The first round does not count, because connections are
 // opened and scripts loaded in it, except with --quick. The order is reversed in every second round.
-func (b *bench) inTurn(contestants ...contestant) ([]rounds, error) {
-	all := make([]rounds, len(contestants))
+func (b *bench) inTurn(candidates ...candidate) ([]rounds, error) {
+	all := make([]rounds, len(candidates))
 	uncounted := 1
 	if b.Quick {
 		uncounted = 0
 	}
 	for round := range uncounted + b.Repeats {
-		for i := range contestants {
+		for i := range candidates {
 			if round%2 == 1 {
-				i = len(contestants) - 1 - i
+				i = len(candidates) - 1 - i
 			}
-			s, err := contestants[i].run()
+			s, err := candidates[i].run()
 			if err != nil {
-				return nil, fmt.Errorf("%s: %w", contestants[i].name, err)
+				return nil, fmt.Errorf("%s: %w", candidates[i].name, err)
 			}
 			if round >= uncounted {
 				all[i] = append(all[i], s)

@@ -38,7 +38,7 @@ func TestTargetsCanBeMeasured(t *testing.T) {
 	if err := run.Run(); err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range lineups {
+	for _, l := range comparisons {
 		if !strings.Contains(progress.String(), l.name+" is measured") && !strings.Contains(table.String(), l.name+": "+errMissing.Error()) {
 			t.Errorf("the output lacks the row %s", l.name)
 		}

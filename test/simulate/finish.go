@@ -196,8 +196,8 @@ func (j *judge) kept(r *request) {
 	}
 }
 
-// conserved checks that a bucket was charged exactly the costs of the requests whose witness was charged. A
-// bucket with leases must be charged at least the admitted units.
+// conserved checks that a bucket was charged exactly the costs of the requests whose witness was charged. A fixed
+// window with leases must be charged at least the admitted units.
 func (j *judge) conserved(key string, b *bucket, charged map[cost]int64) {
 	admitted := int64(0)
 	for _, a := range b.admitted {

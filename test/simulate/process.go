@@ -46,7 +46,7 @@ type process struct {
 	keeper      *shared.Keeper // nil if limits are not adjusted
 	ledger      *redis.Ledger
 	keeperInUse bool
-	undos       *stores.Undos // nil if there is only one server
+	undos       *stores.Undos // nil unless the process has two stores
 	denied      *stores.DeniedStore
 	lease       *stores.LeaseStore
 	limiter     *limiter.Limiter

@@ -37,7 +37,7 @@ type server struct {
 	wrote            bool    // a command of the present call has written
 	epoch            int     // how often a failover has closed its connections
 	isReplica        bool
-	alone            bool // its former replica is a master now
+	alone            bool // it has no replica, because a failover has made both servers masters
 }
 
 // value is the content of a key: a bucket, a string, a hash or a stream.

@@ -48,9 +48,9 @@ func (b *bench) sidecarOf(v variant) *sidecar {
 	return &s
 }
 
-// server returns a contestant that sends the requests of c to s. servers are the Redis servers that s uses.
-func (b *bench) server(s *child, servers []*child, c load.Config, denied bool) contestant {
-	return contestant{s.name, func() (out sample, err error) {
+// server returns a candidate that sends the requests of c to s. servers are the Redis servers that s uses.
+func (b *bench) server(s *child, servers []*child, c load.Config, denied bool) candidate {
+	return candidate{s.name, func() (out sample, err error) {
 		took, err := metered(b, servers, func() (err error) { out.Result, err = measureRequests(b.app, s, c, denied); return err })
 		if err != nil {
 			return out, err
@@ -72,20 +72,20 @@ func on(redis *child) buckets {
 	return buckets{[]string{"--redis-url", "redis://" + redis.address}, []*child{redis}}
 }
 
-// filled starts a sidecar, and sends it a request for each key of c. It returns the sidecar as a contestant.
-func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (contestant, error) {
+// filled starts a sidecar, and sends it a request for each key of c. It returns the sidecar as a candidate.
+func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (candidate, error) {
 	args := slices.Concat([]string{"--grpc-engine", v.engine}, kept.flags)
 	if len(kept.servers) > 0 {
 		args = append(args, v.redisFlags()...)
 	}
 	s, err := b.started(b.sidecarOf(v).start(b, b.dir, c, args...))
 	if err != nil {
-		return contestant{}, err
+		return candidate{}, err
 	}
 	first := c
 	first.Rate, first.InTurn, first.Requests = 0, true, int64(c.Keys)
 	if _, err := measureRequests(b.app, s, first, denied); err != nil {
-		return contestant{}, err
+		return candidate{}, err
 	}
 	return b.server(s, kept.servers, c, denied), nil
 }
@@ -94,8 +94,8 @@ func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (con
 type findAll func(variant string, ceiling, ours rounds) []finding
 
 // against measures the ceiling and each variant of the sidecar. The function sidecar starts a variant.
-func (b *bench) against(ceiling contestant, sidecar func(v variant) (contestant, error), find findAll) (found []finding, err error) {
-	all := []contestant{ceiling}
+func (b *bench) against(ceiling candidate, sidecar func(v variant) (candidate, error), find findAll) (found []finding, err error) {
+	all := []candidate{ceiling}
 	variants := b.variants(b.Engine)
 	for _, v := range variants {
 		c, err := sidecar(v)
@@ -136,25 +136,25 @@ func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find find
 
 // empty starts the ceiling, an empty RateLimitService on HTTP/2 frames. The result sends it the requests of
 // c.
-func (b *bench) empty(c load.Config) (contestant, error) {
+func (b *bench) empty(c load.Config) (candidate, error) {
 	s, err := b.started(startCeiling(b, "h2"))
 	if err != nil {
-		return contestant{}, err
+		return candidate{}, err
 	}
 	return b.server(s, nil, c, false), nil
 }
 
-func memoryLineup(b *bench) ([]finding, error) { return inMemoryLineup(b, 10_000, 1.3) }
+func memoryComparison(b *bench) ([]finding, error) { return inMemoryComparison(b, 10_000, 1.3) }
 
-func manyLineup(b *bench) ([]finding, error) { return inMemoryLineup(b, b.keysMany(), 2) }
+func manyComparison(b *bench) ([]finding, error) { return inMemoryComparison(b, b.keysMany(), 2) }
 
-func inMemoryLineup(b *bench, keys int, target float64) ([]finding, error) {
+func inMemoryComparison(b *bench, keys int, target float64) ([]finding, error) {
 	c := b.loadConfig("user_id", keys)
 	ceiling, err := b.empty(c)
 	if err != nil {
 		return nil, err
 	}
-	return b.against(ceiling, func(v variant) (contestant, error) { return b.filled(v, buckets{}, c, false) },
+	return b.against(ceiling, func(v variant) (candidate, error) { return b.filled(v, buckets{}, c, false) },
 		func(engine string, ceiling, ours rounds) []finding {
 			return []finding{{
 				name: fmt.Sprintf("in memory, %s keys: CPU us a request", thousands(keys)), engine: engine,
@@ -170,7 +170,7 @@ func thousands(n int) string {
 	return fmt.Sprintf("%dk", n/1000)
 }
 
-func redisLineup(b *bench) ([]finding, error) {
+func redisComparison(b *bench) ([]finding, error) {
 	redis, err := b.redis()
 	if err != nil {
 		return nil, err
@@ -188,19 +188,19 @@ func redisLineup(b *bench) ([]finding, error) {
 	})
 }
 
-func (b *bench) onRedis(redis *child, c load.Config, denied bool) func(v variant) (contestant, error) {
-	return func(v variant) (contestant, error) { return b.filled(v, on(redis), c, denied) }
+func (b *bench) onRedis(redis *child, c load.Config, denied bool) func(v variant) (candidate, error) {
+	return func(v variant) (candidate, error) { return b.filled(v, on(redis), c, denied) }
 }
 
-// throughputLineup compares a sidecar with the bare script. Both have the same number of outstanding calls:
+// throughputComparison compares a sidecar with the bare script. Both have the same number of outstanding calls:
 // four pipelines of 64 calls each.
-func throughputLineup(b *bench) ([]finding, error) {
+func throughputComparison(b *bench) ([]finding, error) {
 	redis, err := b.redis()
 	if err != nil {
 		return nil, err
 	}
 	const connections, pipeline, keys = 4, 64, 10_000
-	script := contestant{"the bare script", func() (out sample, err error) {
+	script := candidate{"the bare script", func() (out sample, err error) {
 		var decisions int64
 		took, err := metered(b, []*child{redis}, func() error {
 			var d time.Duration
@@ -230,7 +230,7 @@ func throughputLineup(b *bench) ([]finding, error) {
 	})
 }
 
-func leaseLineup(b *bench) ([]finding, error) {
+func leaseComparison(b *bench) ([]finding, error) {
 	redis, err := b.redis()
 	if err != nil {
 		return nil, err
@@ -249,7 +249,7 @@ func leaseLineup(b *bench) ([]finding, error) {
 	})
 }
 
-func deniedLineup(b *bench) ([]finding, error) {
+func deniedComparison(b *bench) ([]finding, error) {
 	redis, err := b.redis()
 	if err != nil {
 		return nil, err
@@ -268,7 +268,7 @@ func deniedLineup(b *bench) ([]finding, error) {
 	})
 }
 
-func openLineup(b *bench) ([]finding, error) {
+func openComparison(b *bench) ([]finding, error) {
 	redis, err := b.redis()
 	if err != nil {
 		return nil, err
@@ -301,9 +301,9 @@ func openLineup(b *bench) ([]finding, error) {
 //   - the value after its length
 const benchKey = 2 + len("\x05bench\x04path\x07user_id") + 1 + len("\x0800000000")
 
-// sizeLineup measures the memory of buckets. For each variant it starts a new server and sends it many keys,
+// sizeComparison measures the memory of buckets. For each variant it starts a new server and sends it many keys,
 // each once.
-func sizeLineup(b *bench) (found []finding, err error) {
+func sizeComparison(b *bench) (found []finding, err error) {
 	keys := b.keysMany()
 	c := b.loadConfig("user_id", keys)
 	c.InTurn, c.Requests = true, int64(keys)
