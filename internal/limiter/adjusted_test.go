@@ -541,7 +541,8 @@ func TestALimitThatABlockLeavesUnchargedCountsAsReplaced(t *testing.T) {
 	}
 }
 
-// The block may end between the decision and the computation of its remaining time.
+// The block may end after the decision, before the Call computes how long the block still lasts. RetryAfter is then
+// not 0.
 func TestABlockHasARetryTime(t *testing.T) {
 	b := newBench(t, adjustable)
 	a := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{"bob"}}, Change: adjust.Change{Block: true}, Expires: b.now + minute}

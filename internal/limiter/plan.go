@@ -232,7 +232,8 @@ func (r *Result) canBeReplaced() bool {
 	return r.Policy != nil && r.Policy.RateName != "" && !r.Policy.Unlimited && !r.isBlocked()
 }
 
-// charge adds the charges of group 0 first, because chargeTogether compares with all charges that exist.
+// charge adds a charge for every Result that is to be charged. Those of group 0 come first, because chargeTogether
+// compares with all charges that exist.
 func (c *Call) charge() {
 	if c.adjusted != nil && c.deniedByBlock() || c.deniedByReserves() {
 		return

@@ -45,8 +45,8 @@ const (
 	MaxKey = 16 << 10
 	// maxText bounds the length of an id, in bytes. A body with an id may have at most 64 KiB.
 	maxText = 48 << 10
-	// form is the version of the layout. Form 2 was in no release, and its settlements had other
-	// IdempotencyIDs.
+	// form is the version of the layout. Ids of form 2 are not accepted. No release issued them, and their
+	// settlements had other IdempotencyIDs.
 	form         = 3
 	signatureLen = 16
 )

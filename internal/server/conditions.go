@@ -111,7 +111,8 @@ func usesNamed(s *limiter.Snapshot, p *descriptors.Policy) bool {
 
 func (s *server) answeredMeanwhile() string { return "Meanwhile requests are " + s.answeredBy() }
 
-// answeredBy returns the end of a sentence.
+// answeredBy returns the end of a sentence. It tells by which on_backend_failure requests are answered while the
+// backend fails, and for how many limits each value is set.
 func (s *server) answeredBy() string {
 	modes := []descriptors.OnFailure{descriptors.Deny, descriptors.Allow, descriptors.Local, descriptors.Error}
 	counts := map[descriptors.OnFailure]int{}

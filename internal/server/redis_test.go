@@ -122,8 +122,9 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 	})
 }
 
-// Redis fails repeatedly, in ways after which it answers again at once. No client gets an error. Every admitted unit
-// was charged. Every charged unit was admitted, or its answer may have been lost.
+// Redis is paused, loses its scripts and loses its connections, again and again; each time it answers again within
+// milliseconds. No client gets an error. Every admitted unit was charged. Every charged unit was admitted, or its
+// answer may have been lost.
 func TestRedisFailsUnderLoad(t *testing.T) {
 	concurrent(t)
 	t.Parallel()

@@ -175,8 +175,8 @@ func (k *settleKeys) report(err error) {
 	}
 }
 
-// get puts the secret from Redis in use. It still accepts the previous secret. If the user of Redis may not read
-// the secret, get puts k.own in use, and returns the error.
+// get puts the secret from Redis in use. It still accepts the previous secret. If the user of Redis may not read the
+// secret, get returns the error; if no secret is in use yet, it first puts k.own in use.
 func (k *settleKeys) get(ctx context.Context, ledger *redis.Ledger) error {
 	have := *k.random.Load()
 	propose := k.own
