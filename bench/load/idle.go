@@ -22,7 +22,7 @@ func Idle(ctx context.Context, target, protocol string, n int, used bool) (conne
 			hello = []byte("GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
 		}
 	default:
-		err = fmt.Errorf("protocol must be grpc or http, is %q", protocol)
+		err = fmt.Errorf("protocol must be grpc or http, but is %q", protocol)
 	}
 	if err != nil {
 		return nil, err

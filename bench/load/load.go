@@ -78,7 +78,7 @@ func (c *Config) check() error {
 	case c.Target == "":
 		return errors.New("no target")
 	case c.Client != GRPC && c.Client != Raw:
-		return fmt.Errorf("client must be %s or %s, is %q", GRPC, Raw, c.Client)
+		return fmt.Errorf("client must be %s or %s, but is %q", GRPC, Raw, c.Client)
 	case c.Settle && c.Client != Raw:
 		return fmt.Errorf("only the client %s settles reservations", Raw)
 	case c.Connections < 0 || c.Outstanding < 0 || c.Rate < 0 || c.Requests < 0 || c.Warmup < 0 || c.Duration < 0:

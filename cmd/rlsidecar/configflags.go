@@ -28,7 +28,7 @@ const mostLimits = 10_000_000
 // kong calls Validate.
 func (f configFlags) Validate() error {
 	if f.MaxLimits < 1 || f.MaxLimits > mostLimits {
-		return fmt.Errorf("--max-limits must be between 1 and %d, is %d", mostLimits, f.MaxLimits)
+		return fmt.Errorf("--max-limits must be between 1 and %d, but is %d", mostLimits, f.MaxLimits)
 	}
 	return nil
 }

@@ -219,7 +219,7 @@ func TestVersionFlag(t *testing.T) {
 func TestMessagesSuggestTheRightText(t *testing.T) {
 	const limit = "domain: d\nlimits: {a: {algorithm: %s, rate: %s, period: %s%s}}\n"
 	for _, c := range []struct{ config, want string }{
-		{fmt.Sprintf(limit, "token_bucket", "99999999999999999999", "1s", ""), "rate must be at most 9007199254740992, is 99999999999999999999"},
+		{fmt.Sprintf(limit, "token_bucket", "99999999999999999999", "1s", ""), "rate must be at most 9007199254740992, but is 99999999999999999999"},
 		{fmt.Sprintf(limit, "token_bucket", "9223372036854775807", "1s", ""), "must be at most 9007199254740992"},
 		{fmt.Sprintf(limit, "token_bucket", "9", "1s", ", capacity: 99999999999999999999"), "capacity must be at most 9007199254740992"},
 		{"domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 99999999999999999999}}]\n", "requests_per_unit must be at most 4294967295"},

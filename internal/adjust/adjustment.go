@@ -194,9 +194,9 @@ func (c *Change) check() error {
 	case c.Factor < 0 || c.Factor > maxFactor:
 		return fmt.Errorf("the factor must be from 0.001 to %d", maxFactor/one)
 	case c.Rate != nil && *c.Rate < 1:
-		return fmt.Errorf("rate must be at least 1, is %d; to deny everything, block", *c.Rate)
+		return fmt.Errorf("rate must be at least 1, but is %d; to deny everything, block", *c.Rate)
 	case c.Capacity != nil && *c.Capacity < 0:
-		return fmt.Errorf("capacity must not be negative, is %d", *c.Capacity)
+		return fmt.Errorf("capacity must not be negative, but is %d", *c.Capacity)
 	case c.Period < 0:
 		return errors.New("period must be longer than 0")
 	}
@@ -233,7 +233,7 @@ func checkText(name, text string, maxBytes int) error {
 	case strings.TrimSpace(text) == "":
 		return fmt.Errorf("%s is missing: the audit names who changed a limit, and why", name)
 	case len(text) > maxBytes:
-		return fmt.Errorf("%s may have %d bytes at most, has %d", name, maxBytes, len(text))
+		return fmt.Errorf("%s may have %d bytes at most, but has %d", name, maxBytes, len(text))
 	case !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl):
 		return fmt.Errorf("%s must be plain text in UTF-8, on one line", name)
 	}

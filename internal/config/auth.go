@@ -41,7 +41,7 @@ func (a *authSection) read(p *parser, key string, n *yaml.Node) {
 func (p *parser) list(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	at, n := p.at(n), follow(n)
 	if n.Kind != yaml.SequenceNode {
-		p.mistake(at, "%s must be a list, is %s%s", key, describe(n), listAdvice(n))
+		p.mistake(at, "%s must be a list, but is %s%s", key, describe(n), listAdvice(n))
 		return
 	}
 	if !p.enter(n) {
@@ -107,7 +107,7 @@ func (l *authDescList) read(p *parser, key string, n *yaml.Node) {
 	var list [][]*authEntry
 	p.list(key, n, func(item *yaml.Node) {
 		if follow(item).Kind != yaml.SequenceNode {
-			p.mistake(p.at(item), "a route's descriptor must be a list of entries, is %s; write [{key: …, from: …}]", describe(item))
+			p.mistake(p.at(item), "a route's descriptor must be a list of entries, but is %s; write [{key: …, from: …}]", describe(item))
 			return
 		}
 		var entries []*authEntry
@@ -155,7 +155,7 @@ func (c *compiler) auth() {
 	}
 	all.IPv6Prefix, all.Allow = int(bits.or(ipv6Client)), allow.value
 	if bits.ok && (bits.value < 1 || bits.value > 128) {
-		c.mistake(bits.at, "ipv6_prefix must be from 1 to 128, is %d", bits.value)
+		c.mistake(bits.at, "ipv6_prefix must be from 1 to 128, but is %d", bits.value)
 	}
 	for _, t := range trusted.value {
 		c.trust(all, t)
@@ -221,7 +221,7 @@ func (c *compiler) trust(a *limiter.Auth, t text) {
 	if err != nil {
 		addr, err := netip.ParseAddr(t.value)
 		if err != nil || addr.Zone() != "" {
-			c.mistake(t.at, "an item of trusted_proxies must be an address, a network such as 10.0.0.0/8, or unix, is %q", short(t.value))
+			c.mistake(t.at, "an item of trusted_proxies must be an address, a network such as 10.0.0.0/8, or unix, but is %q", short(t.value))
 			return
 		}
 		prefix = netip.PrefixFrom(addr, addr.BitLen())
@@ -255,7 +255,7 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 		c.mistake(r.Domain.at, "there is no domain %q, so the route would limit nothing%s", short(out.Domain), didYouMean(out.Domain, sortedKeys(c.snapshot.Domains)))
 	}
 	if r.Hits.ok && (r.Hits.value < 1 || r.Hits.value > math.MaxUint32) {
-		c.mistake(r.Hits.at, "hits must be from 1 to %d, is %d", uint32(math.MaxUint32), r.Hits.value)
+		c.mistake(r.Hits.at, "hits must be from 1 to %d, but is %d", uint32(math.MaxUint32), r.Hits.value)
 	}
 	switch n := len(r.Descriptors.value); {
 	case n == 0 && !r.Descriptors.stated() && !r.incomplete || n == 0 && r.Descriptors.ok && c.mistakes == before:
@@ -306,7 +306,7 @@ func (c *compiler) pathIgnores(out *limiter.Route, r *route) {
 		ignore, known := pathIgnoreNames[word.value]
 		if !known {
 			names := sortedKeys(pathIgnoreNames)
-			c.mistake(word.at, "an item of path_ignores must be one of %s, is %q%s", strings.Join(names, ", "), short(word.value), didYouMean(word.value, names))
+			c.mistake(word.at, "an item of path_ignores must be one of %s, but is %q%s", strings.Join(names, ", "), short(word.value), didYouMean(word.value, names))
 		}
 		out.Ignore |= ignore
 	}
@@ -384,13 +384,13 @@ func (c *compiler) match(r *limiter.Route, m matchItem) {
 	case m.value == "":
 		c.mistake(m.at, "%s is empty; remove it, or write a value", m.key)
 	case strings.Contains(value, "*"):
-		c.mistake(m.at, "%s may have a * at its end only, is %q", m.key, short(m.value))
+		c.mistake(m.at, "%s may have a * at its end only, but is %q", m.key, short(m.value))
 	case isHeader:
 		r.Headers = append(r.Headers, limiter.HeaderMatch{Name: http.CanonicalHeaderKey(name), Value: value, Prefix: prefix})
 	case m.key == "path":
 		switch one := target.Path(value); {
 		case !strings.HasPrefix(value, "/"):
-			c.mistake(m.at, "path must start with /, is %q", short(m.value))
+			c.mistake(m.at, "path must start with /, but is %q", short(m.value))
 		case strings.ContainsAny(value, "?#"):
 			c.mistake(m.at, "path is compared without the query; remove the part from ? or #")
 		case one != value:
@@ -404,12 +404,12 @@ func (c *compiler) match(r *limiter.Route, m matchItem) {
 		c.mistake(m.at, "%s may not end in *, is %q", m.key, short(m.value))
 	case m.key == "method":
 		if !isToken(value) || strings.ToUpper(value) != value {
-			c.mistake(m.at, "method must be one such as POST, is %q", short(value))
+			c.mistake(m.at, "method must be one such as POST, but is %q", short(value))
 		}
 		r.Method = value
 	default:
 		if strings.ContainsAny(value, "/: ") || strings.HasSuffix(value, ".") {
-			c.mistake(m.at, "host must be a name without port, is %q", short(value))
+			c.mistake(m.at, "host must be a name without port, but is %q", short(value))
 		}
 		r.Host = target.Lower(value)
 	}
@@ -465,7 +465,7 @@ func (c *compiler) source(from text, out *limiter.AuthEntry) {
 	switch {
 	case !known:
 		guess := didYouMean(kind, append(sortedKeys(unnamedSources), sortedKeys(namedSources)...))
-		c.mistake(from.at, "from must be client_ip, client_network, method, path, host, header:NAME, query:NAME, cookie:NAME or jwt:CLAIM, is %q%s", short(from.value), guess)
+		c.mistake(from.at, "from must be client_ip, client_network, method, path, host, header:NAME, query:NAME, cookie:NAME or jwt:CLAIM, but is %q%s", short(from.value), guess)
 	case hasName && name == "":
 		c.mistake(from.at, "from: %s needs a name; write \"%s:NAME\"", from.value, kind)
 	case out.From == limiter.FromHeader && !isToken(name), out.From == limiter.FromCookie && !isToken(name):

@@ -24,7 +24,7 @@ func (c *compiler) hashTag(t text) hashTag {
 	case isEntry && entry != "":
 		return hashTag{entry: entry}
 	default:
-		c.mistake(t.at, "hash_tag must be \"domain\" or \"entry:KEY\", is %q", short(t.value))
+		c.mistake(t.at, "hash_tag must be \"domain\" or \"entry:KEY\", but is %q", short(t.value))
 		return hashTag{}
 	}
 }

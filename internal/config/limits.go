@@ -196,12 +196,12 @@ func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	case n.ok && p.Unlimited:
 		c.mistake(n.at, "should not specify unit_multiplier when unlimited; remove it, or unlimited")
 	case n.ok && (n.value < 1 || n.value > math.MaxUint32):
-		c.mistake(n.at, "unit_multiplier must be between 1 and %d, is %d", uint32(math.MaxUint32), n.value)
+		c.mistake(n.at, "unit_multiplier must be between 1 and %d, but is %d", uint32(math.MaxUint32), n.value)
 	}
 	rate := l.RequestsPerUnit.value
 	switch {
 	case rate < 0 || rate > math.MaxUint32:
-		c.mistake(l.RequestsPerUnit.at, "requests_per_unit must be between 0 and %d, is %d", uint32(math.MaxUint32), rate)
+		c.mistake(l.RequestsPerUnit.at, "requests_per_unit must be between 0 and %d, but is %d", uint32(math.MaxUint32), rate)
 	case rate > 0 || p.Unlimited || l.broken || c.mistakes > before:
 	case l.RequestsPerUnit.ok:
 		c.warn(l.RequestsPerUnit.at, "requests_per_unit is 0: this limit never allows anything")
@@ -256,7 +256,7 @@ func (c *compiler) algorithmForm(l *limit, p *draft) {
 	c.missing(l)
 	c.checkTimeZone(l, false)
 	if l.Rate.ok && l.Rate.value == 0 {
-		c.mistake(l.Rate.at, "rate must be at least 1, is 0")
+		c.mistake(l.Rate.at, "rate must be at least 1, but is 0")
 	}
 	if l.MaxDelay.ok && l.Algorithm.ok && l.Algorithm.value != algorithms.LeakyBucket {
 		c.mistake(l.MaxDelay.at, "max_delay belongs to algorithm leaky_bucket, not to %s", l.Algorithm.value)

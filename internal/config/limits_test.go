@@ -221,7 +221,7 @@ func TestAMistakeIsReportedOnce(t *testing.T) {
 		"domain: d\nlimits: {l: {algorithm: token_bucket, rate: 5, period: 1s, guaranteed: {rate: 1}}}\n":                            "guaranteed needs rate and period",
 		"domain: d\nlimits: {l: {algorithm: token_bucket, rate: 5, period: 1s, guaranteed: {rate: x, period: 1s}}}\n":                "rate must be a whole number",
 		"domain: d\nlimits: {l: {algorithm: fixed_window, rate: 5, period: 1h, time_zone: UTC}}\n":                                   "time_zone needs period day",
-		"domain: d\nlimits: {l: {algorithm: fixed_window, rate: [5], period: 1h}}\n":                                                 "rate must be a whole number, is a list",
+		"domain: d\nlimits: {l: {algorithm: fixed_window, rate: [5], period: 1h}}\n":                                                 "rate must be a whole number, but is a list",
 		"domain: d\nlimits: {l: {algorithm: fixed_window, rate: 5, period: [1h]}}\n":                                                 "period must be a duration",
 		"domain: d\nlimits: {l: {algorithm: fixed_window, rate: 5, period: 1h, then: m}, m: {algorithm: no, rate: 5, period: 1h}}\n": "algorithm must be one of",
 	} {

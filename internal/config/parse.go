@@ -204,7 +204,7 @@ type entry struct{ key, value *yaml.Node }
 func (p *parser) entries(n *yaml.Node, subject string, anyKey bool) (list []entry) {
 	n = follow(n)
 	if n.Kind != yaml.MappingNode {
-		p.mistake(p.at(n), "%s must be a mapping, is %s%s", subject, describe(n), mappingAdvice(subject, n))
+		p.mistake(p.at(n), "%s must be a mapping, but is %s%s", subject, describe(n), mappingAdvice(subject, n))
 		return nil
 	}
 	if !p.enter(n) {
@@ -267,7 +267,7 @@ func (p *parser) merged(n *yaml.Node, anyKey bool) (list []entry) {
 func (p *parser) each(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	at, n := p.at(n), follow(n)
 	if n.Kind != yaml.SequenceNode {
-		p.mistake(at, "%s must be a list, is %s%s", key, describe(n), listAdvice(n))
+		p.mistake(at, "%s must be a list, but is %s%s", key, describe(n), listAdvice(n))
 		return
 	}
 	if !p.enter(n) {

@@ -18,7 +18,7 @@ func (r *requirements) read(p *parser, key string, n *yaml.Node) {
 		if v.Kind == yaml.SequenceNode {
 			is = "an empty list"
 		}
-		p.mistake(p.at(n), "%s must be a list of keys, such as [user], or [[user, team], model] where user or team is enough; is %s", key, is)
+		p.mistake(p.at(n), "%s must be a list of keys, such as [user], or [[user, team], model] where user or team is enough, but is %s", key, is)
 		r.set(p, n, nil, false)
 		return
 	}

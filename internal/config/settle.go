@@ -130,7 +130,7 @@ func (e *estimate) read(p *parser, key string, n *yaml.Node) {
 	var w whole
 	w.read(p, key, n)
 	if w.ok && w.value < 1 {
-		p.mistake(p.at(n), "%s must be at least 1, is %d", key, w.value)
+		p.mistake(p.at(n), "%s must be at least 1, but is %d", key, w.value)
 		w.ok = false
 	}
 	e.set(p, n, w.value, w.ok)
@@ -142,7 +142,7 @@ func (q *percentile) read(p *parser, key string, n *yaml.Node) {
 	number, err := strconv.ParseUint(digits, 10, 8)
 	ok := v.Kind == yaml.ScalarNode && isP && err == nil && number >= 1 && number <= 99
 	if !ok {
-		p.mistake(p.at(n), "%s must be a percentile from p1 to p99, such as p90, is %s", key, describe(n))
+		p.mistake(p.at(n), "%s must be a percentile from p1 to p99, such as p90, but is %s", key, describe(n))
 	}
 	q.set(p, n, float64(number)/100, ok)
 }
@@ -158,7 +158,7 @@ func (u *unknownCost) read(p *parser, key string, n *yaml.Node) {
 	case isScalar && v.ShortTag() == "!!int" && err == nil && units >= 0:
 		u.set(p, n, unknownUnits{units: units}, true)
 	default:
-		p.mistake(p.at(n), "%s must be %s, is %s", key, unknownCostWords, describe(n))
+		p.mistake(p.at(n), "%s must be %s, but is %s", key, unknownCostWords, describe(n))
 		u.set(p, n, unknownUnits{}, false)
 	}
 }
@@ -246,7 +246,7 @@ func (c *compiler) settleAlone(l *limit, p *draft) {
 func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 	bounded := func(w *whole, key string, from, to int64, subject string) {
 		if w.ok && (w.value < from || w.value > to) {
-			c.mistake(w.at, "%s must be between %d and %s, is %d", key, from, subject, w.value)
+			c.mistake(w.at, "%s must be between %d and %s, but is %d", key, from, subject, w.value)
 		}
 	}
 	upTo := fmt.Sprintf("the capacity, %d", capacity)
@@ -265,7 +265,7 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 		c.mistake(u.at, "unknown_cost is most, but most is missing; add \"most: N\", the most units that a request reserves")
 	}
 	if ttl := s.TTL; ttl.ok && (ttl.value < minSettleTTL || ttl.value > maxSettleTTL) {
-		c.mistake(ttl.at, "ttl must be between 1s and 1d, is %s", descriptors.Span(ttl.value))
+		c.mistake(ttl.at, "ttl must be between 1s and 1d, but is %s", descriptors.Span(ttl.value))
 	}
 }
 

@@ -31,7 +31,7 @@ func (p *parser) scalar(key string, n *yaml.Node) (string, bool) {
 	at := p.at(n)
 	n = follow(n)
 	if n.Kind != yaml.ScalarNode {
-		p.mistake(at, "%s must be text, is %s", key, describe(n))
+		p.mistake(at, "%s must be text, but is %s", key, describe(n))
 		return "", false
 	}
 	switch n.ShortTag() {
@@ -70,7 +70,7 @@ func (f *boolean) read(p *parser, key string, n *yaml.Node) {
 	value, known := words[s.Value]
 	ok := known && s.Kind == yaml.ScalarNode && s.Style&quoted == 0 && (s.ShortTag() == "!!bool" || s.ShortTag() == "!!str")
 	if !ok {
-		p.mistake(p.at(n), "%s must be true or false, is %s%s", key, describe(n), unquoteAdvice(s, known))
+		p.mistake(p.at(n), "%s must be true or false, but is %s%s", key, describe(n), unquoteAdvice(s, known))
 	}
 	f.set(p, n, value, ok)
 }
@@ -89,9 +89,9 @@ func (w *whole) read(p *parser, key string, n *yaml.Node) {
 			p.warn(p.at(n), "%s %s begins with 0, so YAML reads it as the octal number for %d; write %d, or %s", key, s.Value, value, value, strings.TrimLeft(decimal, "0"))
 		}
 	case isTooLarge(s):
-		p.mistake(p.at(n), "%s must be at most %s, is %s", key, largest(key), short(s.Value))
+		p.mistake(p.at(n), "%s must be at most %s, but is %s", key, largest(key), short(s.Value))
 	default:
-		p.mistake(p.at(n), "%s must be a whole number, is %s%s", key, describe(n), wholeAdvice(key, s))
+		p.mistake(p.at(n), "%s must be a whole number, but is %s%s", key, describe(n), wholeAdvice(key, s))
 	}
 	w.set(p, n, value, ok)
 }
@@ -109,7 +109,7 @@ func plainNumber(text string) (int64, bool) {
 func (s *span) read(p *parser, key string, n *yaml.Node) {
 	v := follow(n)
 	if v.Kind != yaml.ScalarNode || v.ShortTag() != "!!str" {
-		p.mistake(p.at(n), "%s must be a duration such as 500ms, 30s, 5m, 1h, 1d or 1h30m, is %s%s", key, describe(n), spanAdvice(v))
+		p.mistake(p.at(n), "%s must be a duration such as 500ms, 30s, 5m, 1h, 1d or 1h30m, but is %s%s", key, describe(n), spanAdvice(v))
 		s.set(p, n, 0, false)
 		return
 	}
@@ -137,7 +137,7 @@ func (c *period) read(p *parser, key string, n *yaml.Node) {
 		c.set(p, n, cycle{unit: unit}, true)
 		return
 	case isWord:
-		p.mistake(p.at(n), "%s must be a duration such as 30s, 1h or 1d, or, with a time_zone, one of day, week, month, year; is %s%s",
+		p.mistake(p.at(n), "%s must be a duration such as 30s, 1h or 1d, or, with a time_zone, one of day, week, month, year, but is %s%s",
 			key, describe(n), didYouMean(v.Value, sortedKeys(calendarUnits)))
 		c.set(p, n, cycle{}, false)
 		return
@@ -185,9 +185,9 @@ func (m *moment) read(p *parser, key string, n *yaml.Node) {
 	}
 	switch {
 	case !ok:
-		p.mistake(p.at(n), "%s must be a time such as 2026-01-01T00:00:00Z, is %s", key, describe(n))
+		p.mistake(p.at(n), "%s must be a time such as 2026-01-01T00:00:00Z, but is %s", key, describe(n))
 	case t.Nanosecond()%1000 != 0:
-		p.mistake(p.at(n), "%s must not be finer than a microsecond, is %s", key, v.Value)
+		p.mistake(p.at(n), "%s must not be finer than a microsecond, but is %s", key, v.Value)
 		ok = false
 	}
 	m.set(p, n, algorithms.Micros(t.UnixMicro()), ok)
@@ -202,7 +202,7 @@ func (s *share) read(p *parser, key string, n *yaml.Node) {
 	}
 	ok := v.Kind == yaml.ScalarNode && err == nil && (percent || v.Style&quoted == 0) && value > 0 && value <= 1
 	if !ok {
-		p.mistake(p.at(n), "%s must be a share such as 20%% or 0.2, more than 0 and at most 100%%, is %s", key, describe(n))
+		p.mistake(p.at(n), "%s must be a share such as 20%% or 0.2, more than 0 and at most 100%%, but is %s", key, describe(n))
 	}
 	s.set(p, n, value, ok)
 }
@@ -287,7 +287,7 @@ func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value
 		}
 	}
 	known := sortedKeys(words)
-	p.mistake(p.at(n), "%s must be one of %s, is %s%s", key, strings.Join(known, ", "), describe(n), wordAdvice(v.Value, known))
+	p.mistake(p.at(n), "%s must be one of %s, but is %s%s", key, strings.Join(known, ", "), describe(n), wordAdvice(v.Value, known))
 	return value, false
 }
 
@@ -299,7 +299,7 @@ func (l *names) read(p *parser, key string, n *yaml.Node) {
 	case yaml.SequenceNode:
 		items = v.Content
 	case yaml.MappingNode:
-		p.mistake(p.at(n), "%s must be the name of a limit or a list of names, is a mapping; write the numbers inside rate_limit", key)
+		p.mistake(p.at(n), "%s must be the name of a limit or a list of names, but is a mapping; write the numbers inside rate_limit", key)
 		return
 	}
 	var list []text
@@ -408,7 +408,7 @@ func (m *metadata) read(p *parser, key string, n *yaml.Node) {
 	before := p.mistakes
 	value, isMap := p.tree(n).(map[string]any)
 	if !isMap && p.mistakes == before {
-		p.mistake(p.at(n), "%s must be a mapping, is %s", key, describe(n))
+		p.mistake(p.at(n), "%s must be a mapping, but is %s", key, describe(n))
 	}
 	m.set(p, n, value, p.mistakes == before)
 }

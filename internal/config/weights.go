@@ -17,7 +17,7 @@ func (w *weightMap) read(p *parser, key string, n *yaml.Node) {
 		v, name := follow(e.value), e.key.Value
 		tag := v.ShortTag()
 		if v.Kind != yaml.ScalarNode || tag != "!!int" && tag != "!!float" && tag != "!!str" {
-			p.mistake(p.at(e.value), "%s: the weight of %q must be a number such as 4, 0.1 or 1/10, is %s", key, short(name), describe(v))
+			p.mistake(p.at(e.value), "%s: the weight of %q must be a number such as 4, 0.1 or 1/10, but is %s", key, short(name), describe(v))
 			continue
 		}
 		weight, err := weights.Parse(v.Value)

@@ -66,7 +66,7 @@ func parseRequest(body []byte) (*apiRequest, error) {
 	members["reservation"] = p.string(&req.reservation)
 	members["request_id"] = func() (err error) {
 		if req.id, err = p.text(); err == nil && (req.id == "" || len(req.id) > maxID) {
-			err = fmt.Errorf("must have 1 to %d bytes, has %d", maxID, len(req.id))
+			err = fmt.Errorf("must have 1 to %d bytes, but has %d", maxID, len(req.id))
 		}
 		return err
 	}
@@ -113,7 +113,7 @@ func onlySettles(seen map[string]bool, count int64) error {
 	case !seen["count"]:
 		return errors.New("has a reservation without a count; add the real cost as count")
 	case count < 0:
-		return fmt.Errorf("count: the real cost of a reservation must be 0 or more, is %d", count)
+		return fmt.Errorf("count: the real cost of a reservation must be 0 or more, but is %d", count)
 	}
 	return nil
 }
@@ -165,7 +165,7 @@ func (p *parser) token() json.Token {
 // members that occurred.
 func (p *parser) object(members map[string]func() error) (seen map[string]bool, err error) {
 	if t := p.token(); t != json.Delim('{') {
-		return nil, fmt.Errorf("must be an object, is %s", described(t))
+		return nil, fmt.Errorf("must be an object, but is %s", described(t))
 	}
 	seen = map[string]bool{}
 	for p.dec.More() {
@@ -209,7 +209,7 @@ func (p *parser) limitMembers(into *limiter.NamedCharge, config *[]byte) map[str
 			t := p.token()
 			var ok bool
 			if into.Reserve, ok = t.(bool); !ok {
-				return fmt.Errorf("must be true or false, is %s", described(t))
+				return fmt.Errorf("must be true or false, but is %s", described(t))
 			}
 			return nil
 		},
@@ -218,7 +218,7 @@ func (p *parser) limitMembers(into *limiter.NamedCharge, config *[]byte) map[str
 
 func (p *parser) limitList(into *apiRequest) error {
 	if t := p.token(); t != json.Delim('[') {
-		return fmt.Errorf("must be a list, is %s", described(t))
+		return fmt.Errorf("must be a list, but is %s", described(t))
 	}
 	for n := 0; p.dec.More(); n++ {
 		if n == maxCharges {
@@ -256,7 +256,7 @@ func (p *parser) text() (string, error) {
 	t := p.token()
 	s, ok := t.(string)
 	if !ok {
-		return "", fmt.Errorf("must be a text, is %s", described(t))
+		return "", fmt.Errorf("must be a text, but is %s", described(t))
 	}
 	// Half of a surrogate pair is not a character. encoding/json replaces each half by U+FFFD, so different
 	// keys would become equal.
@@ -323,7 +323,7 @@ func (p *parser) next() byte {
 
 func (p *parser) config() ([]byte, error) {
 	if next := p.next(); next != '{' {
-		return nil, fmt.Errorf("must be an object, is %s", described(p.token()))
+		return nil, fmt.Errorf("must be an object, but is %s", described(p.token()))
 	}
 	var raw json.RawMessage
 	if err := p.dec.Decode(&raw); err != nil {
@@ -341,7 +341,7 @@ func (p *parser) config() ([]byte, error) {
 
 func (p *parser) costs() (map[string]int64, error) {
 	if t := p.token(); t != json.Delim('{') {
-		return nil, fmt.Errorf("must be an object such as {\"input\": 1200}, is %s", described(t))
+		return nil, fmt.Errorf("must be an object such as {\"input\": 1200}, but is %s", described(t))
 	}
 	costs := map[string]int64{}
 	for p.dec.More() {
@@ -374,18 +374,18 @@ func (p *parser) whole(low, high int64, lowName, highName string) (int64, error)
 	t := p.token()
 	number, ok := t.(json.Number)
 	if !ok {
-		return 0, fmt.Errorf("must be a whole number, is %s", described(t))
+		return 0, fmt.Errorf("must be a whole number, but is %s", described(t))
 	}
 	n, err := strconv.ParseInt(string(number), 10, 64)
 	if errors.Is(err, strconv.ErrSyntax) { // 1.0 and 1e3 are whole numbers in JSON Schema
 		var f float64
 		if f, err = strconv.ParseFloat(string(number), 64); err == nil && f != math.Trunc(f) {
-			return 0, fmt.Errorf("must be a whole number, is %s", descriptors.Printable(string(number)))
+			return 0, fmt.Errorf("must be a whole number, but is %s", descriptors.Printable(string(number)))
 		}
 		n = int64(max(-2*maxCount, min(2*maxCount, f)))
 	}
 	if err != nil || n > high || n < low {
-		return 0, fmt.Errorf("must be between %s and %s, is %s", lowName, highName, descriptors.Printable(string(number)))
+		return 0, fmt.Errorf("must be between %s and %s, but is %s", lowName, highName, descriptors.Printable(string(number)))
 	}
 	return n, nil
 }

@@ -132,7 +132,7 @@ func (c *Config) Check() error {
 		return errors.New("--grpc-max-connection-idle and --http-idle-timeout must not be negative")
 	}
 	if c.Metrics != "" && !strings.HasPrefix(c.MetricsPath, "/") {
-		return fmt.Errorf("--metrics-path must start with /, is %q", c.MetricsPath)
+		return fmt.Errorf("--metrics-path must start with /, but is %q", c.MetricsPath)
 	}
 	if c.ReusePort && !canSharePorts {
 		return errors.New("--reuse-port needs Linux; leave it out here, and restart one instance after the other")

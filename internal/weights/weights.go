@@ -74,12 +74,12 @@ func digits(text string) (int64, error) {
 // Compile returns the Weights in which each name has its weight.
 func Compile(byName map[string]Weight) (*Weights, error) {
 	if len(byName) == 0 || len(byName) > Max {
-		return nil, fmt.Errorf("must have 1 to %d names, has %d", Max, len(byName))
+		return nil, fmt.Errorf("must have 1 to %d names, but has %d", Max, len(byName))
 	}
 	w := &Weights{denominator: 1}
 	for name, weight := range byName {
 		if name == "" || len(name) > MaxName {
-			return nil, fmt.Errorf("a name must have 1 to %d bytes, has %d", MaxName, len(name))
+			return nil, fmt.Errorf("a name must have 1 to %d bytes, but has %d", MaxName, len(name))
 		}
 		w.names = append(w.names, name)
 		if w.denominator = w.denominator / gcd(w.denominator, weight.Of) * weight.Of; w.denominator > maxWeight {
@@ -122,9 +122,9 @@ func (w *Weights) Cost(costs map[string]int64) (int64, error) {
 		case !known:
 			return 0, fmt.Errorf("%q has no weight; known names are %s", name, strings.Join(w.names, ", "))
 		case n < 0:
-			return 0, fmt.Errorf("%q must be 0 or more, is %d", name, n)
+			return 0, fmt.Errorf("%q must be 0 or more, but is %d", name, n)
 		case n > maxExact:
-			return 0, fmt.Errorf("%q must be at most 2^53, is %d", name, n)
+			return 0, fmt.Errorf("%q must be at most 2^53, but is %d", name, n)
 		default:
 			h, l := bits.Mul64(uint64(n), uint64(w.parts[at]))
 			var carry uint64

@@ -44,8 +44,8 @@ func TestWeightedCosts(t *testing.T) {
 		{map[string]int64{"input": 1 << 53}, 1 << 53, ""},
 		{map[string]int64{"input": 1 << 53, "cached": 1}, 0, "the sum of the weighted costs must be at most 2^53"},
 		{map[string]int64{"output": 1 << 53}, 0, "the sum of the weighted costs must be at most 2^53"},
-		{map[string]int64{"input": 1<<53 + 1}, 0, `"input" must be at most 2^53, is 9007199254740993`},
-		{map[string]int64{"input": -1}, 0, `"input" must be 0 or more, is -1`},
+		{map[string]int64{"input": 1<<53 + 1}, 0, `"input" must be at most 2^53, but is 9007199254740993`},
+		{map[string]int64{"input": -1}, 0, `"input" must be 0 or more, but is -1`},
 		{map[string]int64{"x": 1, "z": 1, "y": 1, "w": 1}, 0, `"w" has no weight; known names are cached, free, image, input, output, third`}, // the alphabetically first name without a weight
 		{map[string]int64{"inputs": 1, "input": 1}, 0, `"inputs" has no weight; known names are cached, free, image, input, output, third`},
 	} {

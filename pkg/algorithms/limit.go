@@ -96,7 +96,7 @@ type numbers struct {
 // SpecError is one mistake in a Spec.
 type SpecError struct {
 	Field   string // the field of the configuration: "rate", "period", "capacity", …
-	Problem string // for example "must be at least 1, is -5"
+	Problem string // for example "must be at least 1, but is -5"
 	largest int64  // if the value is too large: the largest value that would fit
 }
 
@@ -216,7 +216,7 @@ func (s Spec) checkNumbers(add addError) {
 	}
 	bound := func(field string, n *int64) {
 		if n != nil && *n > maxExact {
-			add(field, "must be at most %d, the largest number computed exactly, is %d", int64(maxExact), *n)
+			add(field, "must be at most %d, the largest number computed exactly, but is %d", int64(maxExact), *n)
 		}
 	}
 	bound("rate", &s.Rate)
@@ -224,7 +224,7 @@ func (s Spec) checkNumbers(add addError) {
 	bound("max_reserved", s.MaxReserved)
 	bound("max_debt", s.MaxDebt)
 	if s.Rate < 0 {
-		add("rate", "must be at least 1, is %d", s.Rate)
+		add("rate", "must be at least 1, but is %d", s.Rate)
 	}
 	switch {
 	case s.Calendar != nil && s.Kind != FixedWindow:
@@ -239,7 +239,7 @@ func (s Spec) checkNumbers(add addError) {
 	if s.Capacity != nil {
 		capacity = *s.Capacity
 		if capacity < 0 {
-			add("capacity", "must not be negative, is %d", capacity)
+			add("capacity", "must not be negative, but is %d", capacity)
 		}
 		if !tokens && s.Kind != LeakyBucket {
 			add("capacity", "does not belong to algorithm %s, which admits rate in each period", s.Kind)
@@ -250,14 +250,14 @@ func (s Spec) checkNumbers(add addError) {
 	case !tokens:
 		add("initial", "does not belong to algorithm %s", s.Kind)
 	case *s.Initial < 0 || *s.Initial > capacity:
-		add("initial", "must be between 0 and capacity (%d), is %d", capacity, *s.Initial)
+		add("initial", "must be between 0 and capacity (%d), but is %d", capacity, *s.Initial)
 	}
 	switch {
 	case s.MaxReserved == nil:
 	case !tokens || s.Minimum != nil:
 		add("max_reserved", "does not belong to %s, which cannot reserve", s.title())
 	case *s.MaxReserved < 0:
-		add("max_reserved", "must not be negative, is %d", *s.MaxReserved)
+		add("max_reserved", "must not be negative, but is %d", *s.MaxReserved)
 	}
 }
 
@@ -273,7 +273,7 @@ func (s Spec) checkModes(add addError) {
 		add("algorithm", "%s cannot count denied requests", s.Kind)
 	}
 	if s.Kind == SlidingLog && s.Rate > MaxLogRate {
-		add("rate", "must be at most %d for sliding_log, which remembers every admitted unit, is %d; use sliding_window", MaxLogRate, s.Rate)
+		add("rate", "must be at most %d for sliding_log, which remembers every admitted unit, but is %d; use sliding_window", MaxLogRate, s.Rate)
 	}
 }
 
@@ -322,7 +322,7 @@ func (s Spec) checkSettling(add addError) {
 	case s.Penalty != nil:
 		add("settle", "cannot be combined with penalty")
 	case s.MaxDebt != nil && *s.MaxDebt < 0:
-		add("max_debt", "must not be negative, is %d", *s.MaxDebt)
+		add("max_debt", "must not be negative, but is %d", *s.MaxDebt)
 	}
 }
 

@@ -39,7 +39,7 @@ func Split(s Spec, n int) ([]Limit, error) {
 	case whole.Rate == 0:
 		return nil, SpecErrors{{Field: "shards", Problem: "needs a rate of at least 1"}}
 	case n < 2 || n > MaxShards:
-		return nil, SpecErrors{{Field: "shards", Problem: fmt.Sprintf("must be between 2 and %d, is %d", MaxShards, n)}}
+		return nil, SpecErrors{{Field: "shards", Problem: fmt.Sprintf("must be between 2 and %d, but is %d", MaxShards, n)}}
 	case int64(n) > whole.Capacity:
 		return nil, SpecErrors{{Field: "shards", Problem: "must not be more than capacity: each shard needs a unit to give"}}
 	case whole.Kind == FixedWindow && int64(n) > whole.Rate:

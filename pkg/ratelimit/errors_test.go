@@ -243,7 +243,7 @@ func TestALimitHasAtMost16Weights(t *testing.T) {
 	for i := range 17 {
 		many.Weights[fmt.Sprint(i)] = "1"
 	}
-	if _, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"l": many}}); err == nil || !strings.Contains(err.Error(), "must have 1 to 16 names, has 17") {
+	if _, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"l": many}}); err == nil || !strings.Contains(err.Error(), "must have 1 to 16 names, but has 17") {
 		t.Errorf("17 weights: got %v; want an error", err)
 	}
 }

@@ -216,7 +216,7 @@ func (s *spans) micros(field string, d time.Duration) algorithms.Micros {
 }
 
 func (s *spans) add(field string, t any) {
-	*s = append(*s, fmt.Errorf("%s must be a whole number of microseconds, is %v", field, t))
+	*s = append(*s, fmt.Errorf("%s must be a whole number of microseconds, but is %v", field, t))
 }
 
 // KeyText describes the key of a bucket (backend.Charge.Key) in readable form, such as "limit send of

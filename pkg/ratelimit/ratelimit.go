@@ -142,7 +142,7 @@ func New(c Config) (*Limiter, error) {
 		problems = append(problems, errors.New("ratelimit: Config.Store is missing; use memory.New(memory.Config{}) to keep buckets in this process"))
 	}
 	if c.MaxWait < 0 {
-		problems = append(problems, fmt.Errorf("ratelimit: Config.MaxWait must not be negative, is %v", c.MaxWait))
+		problems = append(problems, fmt.Errorf("ratelimit: Config.MaxWait must not be negative, but is %v", c.MaxWait))
 	}
 	l := &Limiter{store: c.Store, domain: c.Domain, keys: c.keys(), maxWait: c.MaxWait, named: make(map[string]*limit, len(c.Limits))}
 	l.direct.New = func() any { return new(limiter.Direct) }

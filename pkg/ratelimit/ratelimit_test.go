@@ -563,15 +563,15 @@ func TestNewListsAllMistakes(t *testing.T) {
 		"g start":      {Algorithm: algorithms.FixedWindow, Rate: 1, Calendar: calendar.Day.In(nil), Start: time.Unix(1, 0)},
 		"":             ratelimit.TokenBucket(1, time.Second),
 	}})
-	want := `ratelimit: Config.MaxWait must not be negative, is -1s
+	want := `ratelimit: Config.MaxWait must not be negative, but is -1s
 ratelimit: limit "": its name must not be empty
-ratelimit: limit "a period": period must be a whole number of microseconds, is 1.5µs
-ratelimit: limit "b negative": rate must be at least 1, is -1
-ratelimit: limit "c log": rate must be at most 10000 for sliding_log, which remembers every admitted unit, is 100000; use sliding_window
-ratelimit: limit "d many": start must be a whole number of microseconds, is 1970-01-01 00:00:00.000000001 +0000 UTC
-penalty: for must be a whole number of microseconds, is 1m0.000000001s
-penalty: max must be a whole number of microseconds, is 1h0m0.000000001s
-rate must be at least 1, is -1
+ratelimit: limit "a period": period must be a whole number of microseconds, but is 1.5µs
+ratelimit: limit "b negative": rate must be at least 1, but is -1
+ratelimit: limit "c log": rate must be at most 10000 for sliding_log, which remembers every admitted unit, but is 100000; use sliding_window
+ratelimit: limit "d many": start must be a whole number of microseconds, but is 1970-01-01 00:00:00.000000001 +0000 UTC
+penalty: for must be a whole number of microseconds, but is 1m0.000000001s
+penalty: max must be a whole number of microseconds, but is 1h0m0.000000001s
+rate must be at least 1, but is -1
 ratelimit: limit "e guaranteed": algorithm must not be guaranteed: use token_bucket, and set the guaranteed rate
 ratelimit: limit "f calendar": period cannot be combined with calendar, which determines when windows start; remove period (1h0m0s)
 calendar belongs to algorithm fixed_window, not to token_bucket

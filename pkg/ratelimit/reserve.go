@@ -247,7 +247,7 @@ func (l *Limiter) reservation(m *limit, values []string, n int64, d *backend.Dec
 func (l *Limiter) Settle(ctx context.Context, r Reservation, n int64) (Result, error) {
 	name := r.Name()
 	if n < 0 {
-		return Result{}, fmt.Errorf("settle limit %q: the cost must not be negative, is %d", name, n)
+		return Result{}, fmt.Errorf("settle limit %q: the cost must not be negative, but is %d", name, n)
 	}
 	text, err := r.MarshalText()
 	var data limiter.Reserved

@@ -100,7 +100,7 @@ func TestEstimatesLearnInAReplay(t *testing.T) {
 func TestMistakesInTheEndOfACall(t *testing.T) {
 	s := compiled(t, estimated)
 	for line, want := range map[string]string{
-		callOf(0, `,"real":-1`):                                                       "real must not be negative, is -1",
+		callOf(0, `,"real":-1`):                                                       "real must not be negative, but is -1",
 		callOf(0, `,"settle_after_us":-1`):                                            "settle_after_us must be between 0 and",
 		callOf(0, `,"settle_after_us":9223372036854775807`):                           "settle_after_us must be between 0 and",
 		callOf(0, `,"real":1,"real":2`):                                               "real occurs twice; write it once",

@@ -93,9 +93,9 @@ func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, err er
 func (t *trace) checkEnd(at algorithms.Micros, c *limiter.Call, seen int) error {
 	switch {
 	case seen&hasReal != 0 && t.end.real < 0:
-		return fmt.Errorf("real must not be negative, is %d", t.end.real)
+		return fmt.Errorf("real must not be negative, but is %d", t.end.real)
 	case t.end.after < 0 || t.end.after > algorithms.MaxTime-at:
-		return fmt.Errorf("settle_after_us must be between 0 and %d, is %d", algorithms.MaxTime-at, t.end.after)
+		return fmt.Errorf("settle_after_us must be between 0 and %d, but is %d", algorithms.MaxTime-at, t.end.after)
 	case len(c.Limits) > 0 && seen&hasReal == 0:
 		return errors.New("settle_after_us without real: limits that are reserved by name are settled with a real cost; add real, or remove settle_after_us")
 	case len(c.Limits) > 0 && !slices.ContainsFunc(c.Limits, func(l limiter.NamedCharge) bool { return l.Reserve }):
@@ -107,7 +107,7 @@ func (t *trace) checkEnd(at algorithms.Micros, c *limiter.Call, seen int) error 
 // checkTime returns an error for a time that is out of the range in which decisions are exact.
 func checkTime(at algorithms.Micros) error {
 	if at < 0 || at > algorithms.MaxTime {
-		return fmt.Errorf("time_us must be between 0 and %d, is %d", algorithms.MaxTime, at)
+		return fmt.Errorf("time_us must be between 0 and %d, but is %d", algorithms.MaxTime, at)
 	}
 	return nil
 }

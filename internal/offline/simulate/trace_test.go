@@ -264,7 +264,7 @@ func TestTraceRefuses(t *testing.T) {
 		{head + `[{"entries":[["a","b"]]}],"limits":[{"name":"x"}]}`, `has descriptors and limits`},
 		{`{"time_us":1,"descriptors":[{"entries":[]}]}`, `domain is missing`},
 		{`{"domain":"edge","descriptors":[{"entries":[]}]}`, `time_us is missing`},
-		{`{"time_us":-1,"limits":[{"name":"x"}]}`, `time_us must be between 0 and 4503599627370496, is -1`},
+		{`{"time_us":-1,"limits":[{"name":"x"}]}`, `time_us must be between 0 and 4503599627370496, but is -1`},
 		{`{"time_us":4503599627370497,"limits":[{"name":"x"}]}`, `time_us must be between`},
 		{`{"time_us":1,"limits":[{"key":"x"}]}`, `a limit without a name`},
 		{`{"time_us":1,"limits":[{"name":"x","reserve":1}]}`, `expected true or false, found "1"`},
