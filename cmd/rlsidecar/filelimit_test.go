@@ -55,7 +55,7 @@ func TestHealthOutOfFiles(t *testing.T) {
 			}
 			within(t, "/livez", func() bool { return requestHealth(http, "/livez") == nil })
 			within(t, "the log says "+c.log, func() bool { return strings.Contains(stderr.String(), c.log) })
-			if above := strings.Contains(stderr.String(), "more connections than this process may open files"); above != (c.flags != nil) {
+			if above := strings.Contains(stderr.String(), "too few files for the maximum number of connections"); above != (c.flags != nil) {
 				t.Errorf("the log has the warning about the bounds: %t, want %t", above, !above)
 			}
 			if !strings.Contains(stderr.String(), "WARN") {

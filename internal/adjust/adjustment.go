@@ -153,7 +153,7 @@ func (a *Adjustment) Check() error {
 	case lasts <= 0:
 		return errors.New("the adjustment would expire in the past; give a later time")
 	case lasts > algorithms.Micros(MaxFor/time.Microsecond):
-		return errors.New("an adjustment may last 30 days at most; for a longer time, change the configuration")
+		return errors.New("an adjustment may last at most 30 days; for a longer time, change the configuration")
 	}
 	return nil
 }
@@ -163,18 +163,18 @@ func (t *Target) check() error {
 	case t.Domain == "" || t.Limit == "":
 		return errors.New("name the domain and the limit")
 	case len(t.Domain) > maxName || len(t.Limit) > maxName:
-		return fmt.Errorf("the names of the domain and the limit may have %d bytes each at most", maxName)
+		return fmt.Errorf("the names of the domain and the limit may have at most %d bytes each", maxName)
 	case t.AllKeys && len(t.Key) > 0:
 		return errors.New("an adjustment is for one key or for all keys; give one of the two")
 	case len(t.Key) > maxKeyValues:
-		return fmt.Errorf("a key may have %d values at most, this one has %d", maxKeyValues, len(t.Key))
+		return fmt.Errorf("a key may have at most %d values, but this one has %d", maxKeyValues, len(t.Key))
 	}
 	bytes := 0
 	for _, v := range t.Key {
 		bytes += len(v)
 	}
 	if bytes > maxKeyBytes {
-		return fmt.Errorf("a key may have %d bytes at most, this one has %d", maxKeyBytes, bytes)
+		return fmt.Errorf("a key may have at most %d bytes, but this one has %d", maxKeyBytes, bytes)
 	}
 	return nil
 }
@@ -194,7 +194,7 @@ func (c *Change) check() error {
 	case c.Factor < 0 || c.Factor > maxFactor:
 		return fmt.Errorf("the factor must be from 0.001 to %d", maxFactor/one)
 	case c.Rate != nil && *c.Rate < 1:
-		return fmt.Errorf("rate must be at least 1, but is %d; to deny everything, block", *c.Rate)
+		return fmt.Errorf("rate must be at least 1, but is %d; to deny every request, use block", *c.Rate)
 	case c.Capacity != nil && *c.Capacity < 0:
 		return fmt.Errorf("capacity must not be negative, but is %d", *c.Capacity)
 	case c.Period < 0:
@@ -233,7 +233,7 @@ func checkText(name, text string, maxBytes int) error {
 	case strings.TrimSpace(text) == "":
 		return fmt.Errorf("%s is missing: the audit names who changed a limit, and why", name)
 	case len(text) > maxBytes:
-		return fmt.Errorf("%s may have %d bytes at most, but has %d", name, maxBytes, len(text))
+		return fmt.Errorf("%s may have at most %d bytes, but has %d", name, maxBytes, len(text))
 	case !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl):
 		return fmt.Errorf("%s must be plain text in UTF-8, on one line", name)
 	}

@@ -83,13 +83,13 @@ func (c *Change) spec(l *algorithms.Limit) (algorithms.Spec, error) {
 			s.Minimum = &algorithms.Rate{Units: c.Factor.multiply(s.Minimum.Units), Period: s.Minimum.Period}
 		}
 		if s.Rate < 1 {
-			return s, fmt.Errorf("%s times a rate of %d is less than 1; to deny everything, block", c.Factor, l.Rate)
+			return s, fmt.Errorf("%s times a rate of %d is less than 1; to deny every request, use block", c.Factor, l.Rate)
 		}
 		return fitInitial(s), nil
 	}
 	if c.Period != 0 {
 		if l.Calendar != nil {
-			return s, fmt.Errorf("the calendar sets the period of this limit (%s); it cannot be adjusted", l.Calendar.Unit)
+			return s, fmt.Errorf("the period of this limit is a calendar %s, which cannot be adjusted; adjust rate or capacity instead", l.Calendar.Unit)
 		}
 		s.Period = c.Period
 	}

@@ -186,8 +186,8 @@ func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
 
 func TestTheCalendarKeepsItsPeriod(t *testing.T) {
 	day := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendar.Day.In(time.UTC)})
-	if _, err := (&Adjustment{Change: Change{Period: minute}}).Apply(day); err == nil || !strings.Contains(err.Error(), "the calendar sets the period") {
-		t.Errorf("got %v; want an error that contains \"the calendar sets the period\"", err)
+	if _, err := (&Adjustment{Change: Change{Period: minute}}).Apply(day); err == nil || !strings.Contains(err.Error(), "is a calendar day, which cannot be adjusted") {
+		t.Errorf("got %v; want an error that contains \"is a calendar day, which cannot be adjusted\"", err)
 	}
 	if got, err := (&Adjustment{Change: Change{Rate: number(20)}}).Apply(day); err != nil || got.Limit.Calendar == nil || got.Limit.Rate != 20 {
 		t.Errorf("got %+v, %v; want no error, and the rate 20 in calendar windows", got, err)

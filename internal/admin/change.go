@@ -44,7 +44,7 @@ func parseChange(q url.Values) (c change, err error) {
 	}
 	found := false
 	if c.subject, found, err = parseSubject(q); err == nil && (!found || c.subject.Limit == "") {
-		err = errors.New("the link lacks the limit")
+		err = errors.New("the link has no limit; follow a link of the page")
 	}
 	return c, err
 }

@@ -50,7 +50,7 @@ func parseSubject(q url.Values) (s subject, found bool, err error) {
 	for i, text := range coded {
 		value, err := base64.RawURLEncoding.DecodeString(text)
 		if err != nil {
-			return s, true, errors.New("a value of the link is not base64url")
+			return s, true, errors.New("a value of the link is not base64url; follow a link of the page")
 		}
 		values[i] = string(value)
 	}
@@ -60,7 +60,7 @@ func parseSubject(q url.Values) (s subject, found bool, err error) {
 			s.Entries = append(s.Entries, descriptors.Entry{Key: values[i], Value: values[i+1]})
 		}
 	case len(pairs) > 0:
-		return s, true, errors.New("the link lacks the value of an entry")
+		return s, true, errors.New("the link has an entry without a value; follow a link of the page")
 	case s.Limit != "":
 		if s.Key = values; len(coded) == 0 {
 			s.Key = q["value"]

@@ -205,7 +205,7 @@ descriptors:
 		requests int
 		want     []string
 	}{
-		{0, []string{"Allowed now", "This limit allows.", "2 of 2 left", "What limit plan does not allow, if it can pay", "3 of 3 left"}},
+		{0, []string{"Allowed now", "This limit allows.", "2 of 2 left", "for requests that limit plan denies, if this limit has units", "3 of 3 left"}},
 		{3, []string{"Allowed now", "This limit does not allow it, and limit credits pays.", "0 of 2 left", "token bucket: 2 per 1h", "2 of 3 left", "token bucket: 3 per 1d"}},
 		{2, []string{"Denied now: limit plan denies until", "; limit credits denies until", "0 of 2 left", "0 of 3 left"}},
 	} {

@@ -384,7 +384,7 @@ func (c *compiler) match(r *limiter.Route, m matchItem) {
 	case m.value == "":
 		c.mistake(m.at, "%s is empty; remove it, or write a value", m.key)
 	case strings.Contains(value, "*"):
-		c.mistake(m.at, "%s may have a * at its end only, but is %q", m.key, short(m.value))
+		c.mistake(m.at, "%s may have a * only at its end, but is %q", m.key, short(m.value))
 	case isHeader:
 		r.Headers = append(r.Headers, limiter.HeaderMatch{Name: http.CanonicalHeaderKey(name), Value: value, Prefix: prefix})
 	case m.key == "path":
@@ -404,12 +404,12 @@ func (c *compiler) match(r *limiter.Route, m matchItem) {
 		c.mistake(m.at, "%s may not end in *, is %q", m.key, short(m.value))
 	case m.key == "method":
 		if !isToken(value) || strings.ToUpper(value) != value {
-			c.mistake(m.at, "method must be one such as POST, but is %q", short(value))
+			c.mistake(m.at, "method must be in capital letters, such as POST, but is %q", short(value))
 		}
 		r.Method = value
 	default:
 		if strings.ContainsAny(value, "/: ") || strings.HasSuffix(value, ".") {
-			c.mistake(m.at, "host must be a name without port, but is %q", short(value))
+			c.mistake(m.at, "host must be a name without a port, but is %q", short(value))
 		}
 		r.Host = target.Lower(value)
 	}

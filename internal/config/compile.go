@@ -335,15 +335,15 @@ func (c *compiler) settings(d *domain) {
 // the bound applies to the whole domain. The result is nil if l has a mistake.
 func (c *compiler) maxOverride(d *domain, l *limit, steps path) *descriptors.Policy {
 	if l.Unlimited.value {
-		c.mistake(l.Unlimited.at, "unlimited has no meaning in max_override; remove it: overrides are unbounded without max_override")
+		c.mistake(l.Unlimited.at, "unlimited has no meaning in max_override; remove max_override, because overrides are unbounded without it")
 		return nil
 	}
 	if l.Settle.stated() {
-		c.mistake(l.Settle.at, "settle cannot be combined with max_override; remove it: limits that come with requests reserve nothing")
+		c.mistake(l.Settle.at, "settle cannot be combined with max_override; remove settle, because limits that come with requests reserve nothing")
 		return nil
 	}
 	if l.Then.stated() {
-		c.mistake(l.Then.at, "then cannot be combined with max_override; remove it: nothing pays for limits that come with requests")
+		c.mistake(l.Then.at, "then cannot be combined with max_override; remove then, because nothing pays for limits that come with requests")
 		return nil
 	}
 	p, ok := c.limit(d, l, "")

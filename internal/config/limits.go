@@ -204,9 +204,9 @@ func (c *compiler) reference(d *domain, l *limit, p *draft) {
 		c.mistake(l.RequestsPerUnit.at, "requests_per_unit must be between 0 and %d, but is %d", uint32(math.MaxUint32), rate)
 	case rate > 0 || p.Unlimited || l.broken || c.mistakes > before:
 	case l.RequestsPerUnit.ok:
-		c.warn(l.RequestsPerUnit.at, "requests_per_unit is 0: this limit never allows anything")
+		c.warn(l.RequestsPerUnit.at, "requests_per_unit is 0: this limit denies every request; write a larger number if it should allow some")
 	default:
-		c.warn(l.at, "requests_per_unit is missing, which is 0: this limit never allows anything")
+		c.warn(l.at, "requests_per_unit is missing, which is 0: this limit denies every request; add \"requests_per_unit: N\"")
 	}
 	if p.Unlimited || l.broken || c.mistakes > before {
 		return
@@ -362,7 +362,7 @@ func (c *compiler) lease(l *limit, p *draft) {
 func (c *compiler) warnLease(l *limit, p *draft) {
 	terms := l.Lease.value
 	if p.more.Lease.Most < 2 {
-		c.warn(terms.Max.at, "lease has no effect: %s of %d is less than 2", percent(terms.Max.value), p.Limit.Capacity)
+		c.warn(terms.Max.at, "lease has no effect: %s of the capacity %d is less than 2 units; use a larger max, or remove lease", percent(terms.Max.value), p.Limit.Capacity)
 	}
 	const much = 0.05
 	lentPerWindow := float64(p.Limit.Rate) * float64(p.more.Lease.For) / float64(l.Period.value.span)
@@ -380,7 +380,7 @@ func (c *compiler) failure(d *domain, l *limit, p *draft) {
 	p.OnFailure = l.OnFailure.or(d.OnFailure)
 	if p.OnFailure != descriptors.Local {
 		if l.LocalShare.ok {
-			c.warn(l.LocalShare.at, "local_share has no effect: on_backend_failure is %s here, not local", p.OnFailure)
+			c.warn(l.LocalShare.at, "local_share has no effect: on_backend_failure is %s here, not local; remove local_share, or write \"on_backend_failure: local\"", p.OnFailure)
 		}
 		return
 	}

@@ -67,7 +67,7 @@ func TestMistakesInMessagesHaveTheirPlace(t *testing.T) {
 		"xds:d: descriptors[0](a).rate_limit.replaces[0]: should not have an empty replaces entry":                                   {Descriptors: []MessageDescriptor{{Key: "a", Limit: &MessageLimit{Unit: "day", RequestsPerUnit: 1, Replaces: []string{""}}}}},
 		"xds:d: descriptors[0](a).metadata: error parsing metadata: a number that is not finite":                                     {Descriptors: []MessageDescriptor{{Key: "a", Metadata: map[string]any{"x": []any{math.NaN()}}}}},
 		strings.Repeat(".descriptors[0](k)", 33)[1:] + ": nested more than 32 descriptors deep":                                      {Descriptors: []MessageDescriptor{deep}},
-		"xds:d: descriptors[0](a).rate_limit: requests_per_unit is 0: this limit never allows anything":                              {Descriptors: []MessageDescriptor{{Key: "a", Limit: perMinute(0)}}},
+		"xds:d: descriptors[0](a).rate_limit: requests_per_unit is 0: this limit denies every request; write a larger number if it should allow some":                              {Descriptors: []MessageDescriptor{{Key: "a", Limit: perMinute(0)}}},
 		"xds:d: descriptors[0](a): field 9 is not known to this version and has no effect":                                           {Descriptors: []MessageDescriptor{{Key: "a", Unknown: []int32{9}}}},
 	} {
 		if m.Name == "" {

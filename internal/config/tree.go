@@ -177,7 +177,7 @@ func (c *compiler) place(d *domain, one *descriptor, steps path, node *descripto
 // checkSettle warns that a proxy's refunds can defeat a limit with overdraw.
 func (c *compiler) checkSettle(at place, p *draft) {
 	if p.Limit.Overdraw {
-		c.warn(at, "overdraw: at the end of a stream charge the units used, and never refund a constant: Envoy does so after a denial too, so that requests would pay off the debt")
+		c.warn(at, "overdraw: do not let Envoy refund a fixed number at the end of a stream, because it does so after a denial too, and denied requests would reduce the debt; charge the units that were used")
 	}
 }
 

@@ -78,7 +78,7 @@ func RegexPattern(key, expression string) (Pattern, error) {
 		return Pattern{}, fmt.Errorf("cannot be compiled: %w", err)
 	}
 	if n := len(program.Inst); n > maxRegexSteps {
-		return Pattern{}, fmt.Errorf("needs %d steps; the maximum is %d, and a repetition such as {1,36} counts 36 times", n, maxRegexSteps)
+		return Pattern{}, fmt.Errorf("needs %d steps, but the maximum is %d; write a simpler one, because a repetition such as {1,36} counts 36 times", n, maxRegexSteps)
 	}
 	regex, err := regexp.Compile(whole)
 	return Pattern{Key: key, How: Regex, Text: expression, regex: regex}, err

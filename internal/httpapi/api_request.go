@@ -256,7 +256,7 @@ func (p *parser) text() (string, error) {
 	t := p.token()
 	s, ok := t.(string)
 	if !ok {
-		return "", fmt.Errorf("must be a text, but is %s", described(t))
+		return "", fmt.Errorf("must be a string, but is %s", described(t))
 	}
 	// Half of a surrogate pair is not a character. encoding/json replaces each half by U+FFFD, so different
 	// keys would become equal.
@@ -306,7 +306,7 @@ func (p *parser) value() (value string, err error) {
 		return "", err
 	}
 	if !seen["base64"] {
-		return "", errors.New(`must be a text or {"base64": "…"}`)
+		return "", errors.New(`must be a string or {"base64": "…"}`)
 	}
 	raw, err := base64.StdEncoding.Strict().DecodeString(coded)
 	if err != nil {
@@ -397,7 +397,7 @@ func described(t json.Token) string {
 	case bool:
 		return strconv.FormatBool(t)
 	case string:
-		return "a text"
+		return "a string"
 	case json.Number:
 		return "a number"
 	default:

@@ -39,7 +39,7 @@ func TestTheBoundsOfARequest(t *testing.T) {
 		"a mistake in the list":               {`{"limits":[{"name":"x"},{"nam":"y"}]}`, `limits: [1]: unknown field "nam"`},
 		"half of a character in a field":      {`{"\ud800":1}`, "half of a surrogate pair"},
 		"half of a character in a cost":       {`{"name":"x","costs":{"\ud800":1}}`, "half of a surrogate pair"},
-		"bytes that are not text":             {`{"name":"x","key":{"base64":5}}`, "must be a text, but is a number"},
+		"bytes that are not text":             {`{"name":"x","key":{"base64":5}}`, "must be a string, but is a number"},
 		"a number that is too large to parse": {`{"name":"x","count":1e999}`, "must be between -2^53 and 2^53"},
 		"a jitter that is too large to parse": {`{"name":"x","jitter":99999999999999999999}`, "must be between 0 and 3600000"},
 	} {

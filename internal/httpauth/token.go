@@ -48,7 +48,7 @@ func readToken(path string) (string, error) {
 	case secret == "":
 		return "", fmt.Errorf("read a token: %s is empty", path)
 	case strings.ContainsFunc(secret, func(r rune) bool { return r <= ' ' || r == 0x7f }):
-		return "", fmt.Errorf("read a token: %s has white space or control characters before its end, which no request can contain", path)
+		return "", fmt.Errorf("read a token: %s has white space or control characters before its end; remove them, because no request can contain them", path)
 	}
 	return secret, nil
 }

@@ -64,8 +64,8 @@ func TestAWrongClockIsReported(t *testing.T) {
 		want   string
 	}{
 		{0, ""},
-		{time.Hour, "warning: is 1h0m0s ahead of this machine's; limits use the server's clock"},
-		{-10 * time.Minute, "warning: is 10m0s behind this machine's; limits use the server's clock"},
+		{time.Hour, "warning: is 1h0m0s ahead of this machine's, and limits use the server's clock; synchronize both with NTP"},
+		{-10 * time.Minute, "warning: is 10m0s behind this machine's, and limits use the server's clock; synchronize both with NTP"},
 		{0, ""},
 	} {
 		step(c.offset)

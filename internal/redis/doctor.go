@@ -136,7 +136,7 @@ func checkClock(server string, serverTime, start time.Time, took time.Duration) 
 	if off < 0 {
 		direction = "behind"
 	}
-	return []Finding{{server, Warning, "clock", fmt.Sprintf("is %v %s this machine's; limits use the server's clock", off.Abs().Round(time.Second), direction)}}
+	return []Finding{{server, Warning, "clock", fmt.Sprintf("is %v %s this machine's, and limits use the server's clock; synchronize both with NTP", off.Abs().Round(time.Second), direction)}}
 }
 
 // ExamineClocks checks only the clocks, and returns a finding only for a wrong one. It ignores servers that do not
@@ -217,7 +217,7 @@ func checkInfo(server string, info map[string]string) (all []Finding) {
 	_, _ = fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor) // if the text is not a version, major and minor stay 0
 	switch {
 	case major < 6 || major == 6 && minor < 2:
-		found(Problem, "version", "%s %s is too old; 6.2 is the oldest that is tested", name, version)
+		found(Problem, "version", "%s %s is too old; use 6.2 or later", name, version)
 	case major < 7:
 		found(Fine, "version", "%s %s (no script flags: out of memory is found at the first write, before anything is written)", name, version)
 	default:
@@ -227,9 +227,9 @@ func checkInfo(server string, info map[string]string) (all []Finding) {
 	case policy == "" || policy == "noeviction":
 		found(Fine, "eviction", "keys in use are never evicted")
 	case info["maxmemory"] == "0":
-		found(Warning, "eviction", "maxmemory-policy is %s: once a maxmemory is set, buckets could be evicted, and each would be full again; set it to noeviction", policy)
+		found(Warning, "eviction", "maxmemory-policy is %s: if maxmemory is set later, buckets could be evicted, and each would be full again; set maxmemory-policy to noeviction", policy)
 	default:
-		found(Problem, "eviction", "maxmemory-policy is %s: under memory pressure buckets are evicted, and each is full again, so that more than the limit is admitted; set it to noeviction", policy)
+		found(Problem, "eviction", "maxmemory-policy is %s: under memory pressure buckets are evicted, and each is full again, so that more than the limit is admitted; set maxmemory-policy to noeviction", policy)
 	}
 	if info["role"] == "slave" {
 		found(Problem, "role", "is a replica; point the URL at the master, at Sentinels or at the cluster")
@@ -254,7 +254,7 @@ func checkExpiry(server string, info map[string]string, timeout time.Duration) [
 		return []Finding{{server, Fine, "expiry", fmt.Sprintf("hz is %d: expired keys are removed for at most %v at a time", hz, pause)}}
 	}
 	return []Finding{{server, Advice, "expiry", fmt.Sprintf(
-		"hz is %d: while thousands of keys expire each second, Redis removes them for up to %v at a time and answers nothing meanwhile; --backend-timeout is %v, so some requests are answered by on_backend_failure; set hz to %d",
+		"hz is %d: while thousands of keys expire each second, Redis removes them for up to %v at a time, and does not answer during that time; --backend-timeout is %v, so some requests are answered by on_backend_failure; set hz to %d",
 		hz, pause, timeout, goodHz)}}
 }
 

@@ -118,12 +118,12 @@ func (l *Ledger) Head(ctx context.Context) (h LedgerHead, err error) {
 		return h, l.failed(err)
 	}
 	if len(texts) != 7 {
-		return h, fmt.Errorf("redis: the head of a ledger has %d parts", len(texts))
+		return h, fmt.Errorf("redis: the state of the adjustments has %d parts", len(texts))
 	}
 	var numbers [4]uint64
 	for i, at := range []int{0, 2, 5, 6} {
 		if numbers[i], err = strconv.ParseUint(texts[at], 10, 63); err != nil {
-			return h, fmt.Errorf("redis: the head of a ledger: %w", err)
+			return h, fmt.Errorf("redis: the state of the adjustments cannot be read: %w", err)
 		}
 	}
 	return LedgerHead{
@@ -185,7 +185,7 @@ func (l *Ledger) Values(ctx context.Context, visit func(id, value string)) (olde
 			version := uint64(0)
 			if text, ok := cmd.Val()[0].(string); ok {
 				if version, err = strconv.ParseUint(text, 10, 63); err != nil {
-					return 0, fmt.Errorf("redis: the head of a ledger: %w", err)
+					return 0, fmt.Errorf("redis: the state of the adjustments cannot be read: %w", err)
 				}
 			}
 			oldest = min(oldest, version)
@@ -240,7 +240,7 @@ func (l *Ledger) entries(found []goredis.XMessage, err error) ([]LedgerEntry, er
 		number, _, _ := strings.Cut(m.ID, "-")
 		version, err := strconv.ParseUint(number, 10, 63)
 		if err != nil {
-			return nil, fmt.Errorf("redis: an entry of a ledger: %w", err)
+			return nil, fmt.Errorf("redis: an entry of the audit of adjustments cannot be read: %w", err)
 		}
 		body, _ := m.Values["body"].(string)
 		mac, _ := m.Values["mac"].(string)

@@ -123,7 +123,7 @@ func (c *Config) Check() error {
 		return fmt.Errorf("--admin-listen %s can be reached from other machines; give --admin-token-file, or listen on 127.0.0.1", c.Admin)
 	}
 	if c.AdminReadTokenFile != "" && c.AdminToken == "" && c.AdminTokenFile == "" {
-		return errors.New("--admin-read-token-file has no effect without an admin token, because everybody may read; give --admin-token-file too")
+		return errors.New("--admin-read-token-file has no effect without an admin token, because every client may read without one; give --admin-token-file too")
 	}
 	if c.GRPCMaxConnections < 0 || c.HTTPMaxConnections < 0 {
 		return errors.New("--grpc-max-connections and --http-max-connections must not be negative; leave them out for the default")

@@ -85,7 +85,7 @@ func (s *server) boundListeners(listeners []listener) {
 		d.bounded = l
 	}
 	if files > 0 && uint64(sum) >= files {
-		s.log.Warn("the listeners may have more connections than this process may open files, and Redis and the configuration need files too; raise the limit of open files, or lower --grpc-max-connections and --http-max-connections", zap.Int("connections", sum), zap.Uint64("files", files))
+		s.log.Warn("this process may open too few files for the maximum number of connections; raise the limit of open files (ulimit -n), or lower --grpc-max-connections and --http-max-connections", zap.Int("connections", sum), zap.Uint64("files", files))
 	}
 }
 
@@ -168,7 +168,7 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 	full := len(l.open) >= l.max && !l.evict()
 	if full && len(l.open) >= l.max+l.extra {
 		l.refused.Add(1)
-		l.log.Warn("connections are refused, because all that are allowed are in use; --grpc-max-connections and --http-max-connections set the number", zap.Int("max", l.max))
+		l.log.Warn("connections are refused, because the maximum number is open; raise --grpc-max-connections or --http-max-connections, or use fewer connections", zap.Int("max", l.max))
 		return nil
 	}
 	c := &boundedConn{Conn: nc, listener: l, reservedForHealth: full}
@@ -194,7 +194,7 @@ func (l *boundedListener) evict() bool {
 		if _, open := l.open[c]; open && c.idleAt(now) {
 			delete(l.open, c)
 			l.evicted.Add(1)
-			l.log.Warn("idle connections are closed to make room for new ones; --grpc-max-connections and --http-max-connections set the number", zap.Int("max", l.max))
+			l.log.Warn("idle connections are closed to make room for new ones, because the maximum number is open; raise --grpc-max-connections or --http-max-connections if clients reconnect too often", zap.Int("max", l.max))
 			c.Conn.Close()
 			return true
 		}

@@ -119,7 +119,7 @@ func (f *firstContact) run(ctx context.Context) {
 		case time.Since(f.began) >= firstAnswer:
 			f.away.Store(true)
 			f.server.reportAway(f.redis.Place(), err)
-			f.log.Error("redis does not answer; limits answer by on_backend_failure until it does; check --redis-url with rlsidecar doctor", zap.Error(err))
+			f.log.Error("redis does not answer; requests are answered by on_backend_failure until it does; check --redis-url with rlsidecar doctor", zap.Error(err))
 			if !f.refused {
 				f.openGate()
 			}

@@ -63,7 +63,7 @@ func (s *server) openRedis() ([]*redis.Store, error) {
 		s.breakerChanged(server, open)
 		if open {
 			opened(server)
-			s.log.Error("redis fails, and gets no calls for now (circuit breaker); limits answer by on_backend_failure; run rlsidecar doctor to find the cause", zap.String("server", server))
+			s.log.Error("redis fails, and gets no calls for now (circuit breaker); requests are answered by on_backend_failure; run rlsidecar doctor to find the cause", zap.String("server", server))
 		} else {
 			closed(server)
 			s.log.Info("redis answers again", zap.String("server", server))
@@ -139,7 +139,7 @@ func (s *server) backendFailed() func(error) {
 		if isLate(err) {
 			fields = append(fields, zap.Duration("--backend-timeout", s.config.Redis.Timeout), zap.String("hint", "rlsidecar doctor measures the time that Redis needs"))
 		}
-		log.Warn("redis could not decide; limits answer by on_backend_failure; run rlsidecar doctor to find the cause", fields...)
+		log.Warn("redis could not decide; requests are answered by on_backend_failure; run rlsidecar doctor to find the cause", fields...)
 	}
 }
 

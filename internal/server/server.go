@@ -346,7 +346,7 @@ func (s *server) serve(running context.Context, listeners []listener, started fu
 	for _, d := range listeners {
 		if s.config.ReusePort {
 			if err := leavePort(d.socket); err != nil {
-				s.log.Warn("the port cannot be handed over early; new connections arrive here until it is closed", zap.Stringer("port", d.socket.Addr()), zap.Error(err))
+				s.log.Warn("new connections still arrive at this process until it closes the port, because the port could not be given to the new process earlier", zap.Stringer("port", d.socket.Addr()), zap.Error(err))
 			}
 		}
 	}

@@ -53,5 +53,5 @@ type Claimer interface {
 type unclaimed struct{}
 
 func (unclaimed) Submit(b *backend.Batch) {
-	b.Fail(fmt.Errorf("%w: a request with an id cannot consume units of limits in two stores", backend.ErrNotTaken))
+	b.Fail(fmt.Errorf("%w: a request with a request_id cannot consume units in two Redis servers (--redis-per-second-url)", backend.ErrNotTaken))
 }

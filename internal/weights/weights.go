@@ -59,7 +59,7 @@ func Parse(text string) (Weight, error) {
 	shared := gcd(w.Parts, w.Of)
 	w.Parts, w.Of = w.Parts/shared, w.Of/shared
 	if w.Parts > maxWeight || w.Of > maxWeight {
-		return Weight{}, fmt.Errorf("%q is too large or too fine: the numerator and the denominator must be at most 1000000000", text)
+		return Weight{}, fmt.Errorf("%q is too large or has too many decimal places: the numerator and the denominator must be at most 1000000000", text)
 	}
 	return w, nil
 }
@@ -83,7 +83,7 @@ func Compile(byName map[string]Weight) (*Weights, error) {
 		}
 		w.names = append(w.names, name)
 		if w.denominator = w.denominator / gcd(w.denominator, weight.Of) * weight.Of; w.denominator > maxWeight {
-			return nil, errors.New("the common denominator must be at most 1000000000; use weights that are less fine")
+			return nil, errors.New("the common denominator must be at most 1000000000; use weights with fewer decimal places")
 		}
 	}
 	slices.Sort(w.names)

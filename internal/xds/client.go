@@ -127,7 +127,7 @@ func CheckHeader(name, value string) error {
 	case name == "" || strings.Trim(lower, letters) != "":
 		return fmt.Errorf("%q cannot be the name of a gRPC header; write letters, digits, -, _ and . only", name)
 	case strings.HasPrefix(lower, "grpc-"):
-		return fmt.Errorf("header %q: names that start with grpc- are gRPC's own", name)
+		return fmt.Errorf("header %q: names that start with grpc- are reserved for gRPC; use another name", name)
 	case strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' }):
 		return fmt.Errorf("the value of header %q has a character that is not printable ASCII", name)
 	}

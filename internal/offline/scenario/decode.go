@@ -91,7 +91,7 @@ func (d *decoder) texts(n *yaml.Node, what string) (all []string) {
 
 func (d *decoder) text(n *yaml.Node, what string) string {
 	if n.Kind != yaml.ScalarNode || n.Tag == "!!null" {
-		d.mistake(n, "%s must be a text", what)
+		d.mistake(n, "%s must be text", what)
 		return ""
 	}
 	return n.Value

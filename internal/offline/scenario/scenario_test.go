@@ -149,7 +149,7 @@ func TestMistakesHaveTheirPlace(t *testing.T) {
 		{step(`{limits: [{key: k}], expect: ok}`), "s.yaml:5:15: an item of limits needs name"},
 		{step(`{limits: [{name: x, count: a}], expect: ok}`), "s.yaml:5:32: count must be a whole number"},
 		{step(`{limits: [{name: x, reserve: 1}], expect: ok}`), "s.yaml:5:34: reserve must be true or false"},
-		{step(`{limits: [{name: {}}], expect: ok}`), "s.yaml:5:22: name must be a text"},
+		{step(`{limits: [{name: {}}], expect: ok}`), "s.yaml:5:22: name must be text"},
 		{step(`{descriptors: ["a=b"], expect: yes}`), "s.yaml:5:36: expect is ok, denied, never, not_limited, or a mapping"},
 		{step(`{descriptors: ["a=b"], expect: {retry_after: 6}}`), "s.yaml:5:50: retry_after must be a time such as"},
 		{step(`{descriptors: ["a=b"], expect: {wait: 1ns}}`), "s.yaml:5:43: wait must be a time such as"},

@@ -43,7 +43,7 @@ func writeAdvice(w io.Writer, a *advise.Advice) {
 
 func suggest(w io.Writer, a *advise.Advice) {
 	if a.Suggested == nil {
-		fmt.Fprintf(w, "  No limit of this algorithm denies requests of at most %s of the clients only.\n", share(a.Share))
+		fmt.Fprintf(w, "  With this algorithm, every limit denies requests of more than %s of the clients.\n", share(a.Share))
 		return
 	}
 	fmt.Fprintf(w, "  Suggestion: %s\n", a.Of(a.Suggested.N))
@@ -54,7 +54,7 @@ func suggest(w io.Writer, a *advise.Advice) {
 	case whole == 0:
 		fmt.Fprintf(w, "    %s of %s is less than one client, so a replay with this limit denies no request.\n", share(a.Share), clients(a.Clients))
 	default:
-		fmt.Fprintf(w, "    A replay with this limit denies requests of %d of %s (%s). At most %s were wanted.\n",
+		fmt.Fprintf(w, "    A replay with this limit denies requests of %d of %s (%s). The maximum was %s.\n",
 			a.Suggested.Clients, clients(a.Clients), share(float64(a.Suggested.Clients)/float64(a.Clients)), share(a.Share))
 	}
 	if o := a.Outlier(); o != nil {

@@ -105,7 +105,7 @@ func TestTemplatesRefuse(t *testing.T) {
 		"a=%{X-User}i":       "not in the combined format",
 		"a=%{X-User}o":       "is not known",
 		"a=%{}i":             "is not known",
-		"a=":                 "an entry without a value",
+		"a=":                 "an entry has no value",
 		"a=%h,b=%U%{Nope}i ": "not in the combined format",
 	} {
 		if _, err := ParseTemplates(Nginx, []string{text}); err == nil || !strings.Contains(err.Error(), want) {

@@ -113,7 +113,7 @@ func (t *tally) settlements(w io.Writer) {
 		}
 		p50, p90, p99 := int64(o.costs.Query(0.5)), int64(o.costs.Query(0.9)), int64(o.costs.Query(0.99))
 		fmt.Fprintf(w, "  Real costs: p50 %d, p90 %d, p99 %d, most %d. The reservation covered %s of the calls.\n", p50, p90, p99, o.most, strings.Trim(percent(o.covered, o.settled), " ()"))
-		fmt.Fprintf(w, "  Calls that one key had open at the same time cost up to %d units more than they had reserved. It can exceed the limit by that number.\n", o.mostOver)
+		fmt.Fprintf(w, "  Calls that one key had open at the same time cost up to %d units more than they had reserved. The key can exceed the limit by that number.\n", o.mostOver)
 		if r.policy.Extra().Settle != nil {
 			fmt.Fprintf(w, "  Suggestion: settle: {estimate: %d, most: %d}\n", max(1, p90), max(1, p99))
 			fmt.Fprint(w, "    90 % of the calls cost at most the estimate. A lower one admits more calls at the same time, and exceeds the limit more.\n")

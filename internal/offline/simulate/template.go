@@ -103,7 +103,7 @@ func (t *Templates) parts(value string) (parts []part, err error) {
 		parts = append(parts, part{text: literal})
 	}
 	if len(parts) == 0 {
-		return nil, errors.New("an entry without a value can match no line")
+		return nil, errors.New("an entry has no value; write key=value")
 	}
 	return parts, nil
 }

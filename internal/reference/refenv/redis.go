@@ -26,7 +26,7 @@ func (r *reader) redis() {
 	case there && perSecond:
 		r.server("REDIS_PERSECOND_", "redis-per-second-url")
 	case perSecond:
-		r.mistake("REDIS_PERSECOND", "REDIS_URL is missing, and keeps the limits that are not per second; set it, or remove this")
+		r.mistake("REDIS_PERSECOND", "REDIS_URL, for the limits that are not per second, is missing; set REDIS_URL, or remove REDIS_PERSECOND")
 	case !there:
 		return
 	}

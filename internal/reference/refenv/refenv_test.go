@@ -210,7 +210,7 @@ func TestStoppingToCountMeansConsumingTogether(t *testing.T) {
 func TestMistakesAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
 		"BACKEND_TYPE=memcache": "BACKEND_TYPE=memcache: memcached cannot decide and charge in one step, so limits in it do not hold; set redis (with REDIS_URL) or memory",
-		"REDIS_PERSECOND=true":  "REDIS_PERSECOND=true: REDIS_URL is missing, and keeps the limits that are not per second; set it, or remove this",
+		"REDIS_PERSECOND=true":  "REDIS_PERSECOND=true: REDIS_URL, for the limits that are not per second, is missing; set REDIS_URL, or remove REDIS_PERSECOND",
 		"REDIS_URL=h:1 REDIS_PERSECOND=true REDIS_PERSECOND_URL=a:1,b:2": "REDIS_PERSECOND_URL=a:1,b:2: these are several addresses; set the TYPE to sentinel or cluster",
 		"BACKEND_TYPE=disk":         "BACKEND_TYPE=disk: write redis, memory, memcache",
 		"PORT=http":                 "PORT=http: write a number from 0 to 65535",
@@ -230,9 +230,9 @@ func TestMistakesAreNamed(t *testing.T) {
 		"STATS_FLUSH_INTERVAL=0s":                         "STATS_FLUSH_INTERVAL=0s: write a duration above 0, such as 10s",
 		"STATSD_PROTOCOL=unix":                            "STATSD_PROTOCOL=unix: write tcp, udp",
 		"EXTRA_TAGS=a":                                    "EXTRA_TAGS=a: write name:value, with commas between several",
-		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A": "USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_PATTERN is not set; write a regular expression for the names it is to change",
+		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A": "USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_PATTERN is not set; write a regular expression for the names that it changes",
 		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A DOG_STATSD_MOGRIFIER_A_PATTERN=( DOG_STATSD_MOGRIFIER_A_NAME=x":                               "USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_PATTERN: error parsing regexp: missing closing ): `(`",
-		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A DOG_STATSD_MOGRIFIER_A_PATTERN=x":                                                             "USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_NAME is not set; write the new name, in which $1 is what the first group matched",
+		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A DOG_STATSD_MOGRIFIER_A_PATTERN=x":                                                             "USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_NAME is not set; write the new name, in which $1 is the text that the first group matched",
 		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A DOG_STATSD_MOGRIFIER_A_PATTERN=x DOG_STATSD_MOGRIFIER_A_NAME=y DOG_STATSD_MOGRIFIER_A_TAGS=z": `USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_TAGS has "z"; write tag:value,tag:value`,
 		"TRACING_SAMPLING_RATE=2":                                                 "TRACING_SAMPLING_RATE=2: write a share from 0 to 1, such as 0.1",
 		"TRACING_EXPORTER_PROTOCOL=zipkin":                                        "TRACING_EXPORTER_PROTOCOL=zipkin: write http, grpc",

@@ -63,13 +63,13 @@ func (r *reader) rewrites() {
 		pattern, err := regexp.Compile(r.env[prefix+"PATTERN"])
 		switch {
 		case r.env[prefix+"PATTERN"] == "":
-			r.mistake("USE_DOG_STATSD_MOGRIFIERS", "%sPATTERN is not set; write a regular expression for the names it is to change", prefix)
+			r.mistake("USE_DOG_STATSD_MOGRIFIERS", "%sPATTERN is not set; write a regular expression for the names that it changes", prefix)
 			continue
 		case err != nil:
 			r.mistake("USE_DOG_STATSD_MOGRIFIERS", "%sPATTERN: %v", prefix, err)
 			continue
 		case r.env[prefix+"NAME"] == "":
-			r.mistake("USE_DOG_STATSD_MOGRIFIERS", "%sNAME is not set; write the new name, in which $1 is what the first group matched", prefix)
+			r.mistake("USE_DOG_STATSD_MOGRIFIERS", "%sNAME is not set; write the new name, in which $1 is the text that the first group matched", prefix)
 			continue
 		}
 		rewrite := statsd.Rewrite{Pattern: pattern, Name: r.env[prefix+"NAME"], Tags: map[string]string{}}

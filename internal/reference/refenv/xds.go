@@ -47,7 +47,7 @@ func (r *reader) readXDS() {
 		StartWithoutInitial: start,
 	}
 	if x := r.XDS; (x.Cert == "") != (x.Key == "") {
-		r.mistake("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "a client certificate needs CONFIG_GRPC_XDS_CLIENT_TLS_KEY too, and the other way round")
+		r.mistake("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "a client certificate needs both a certificate and CONFIG_GRPC_XDS_CLIENT_TLS_KEY")
 	}
 }
 

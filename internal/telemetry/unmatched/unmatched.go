@@ -147,7 +147,7 @@ func (r *Recorder) mayWarn(now time.Time) bool {
 func (r *Recorder) warn(s *Shape) {
 	fields := []zap.Field{zap.String("domain", descriptors.Printable(s.Domain)), zap.String("descriptors", s.Text())}
 	if s.Configured {
-		r.log.Warn("requests match no limit and are allowed; rlsidecar explain shows the reason, and rlsidecar top --unmatched their number", fields...)
+		r.log.Warn("requests match no limit and are allowed; rlsidecar top --unmatched counts them, and rlsidecar explain shows the reason", fields...)
 	} else {
 		r.log.Warn("requests are for a domain that is not configured, and are allowed; rlsidecar top --unmatched shows their number", fields...)
 	}
