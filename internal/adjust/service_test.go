@@ -121,7 +121,7 @@ func TestMistakesNameTheRemedy(t *testing.T) {
 		"in the past":                              func(p *Proposal) { p.For, p.Until = 0, time.Unix(1, 0) },
 		"state what to change":                     func(p *Proposal) { p.Change = Change{} },
 		"exclude each other":                       func(p *Proposal) { p.Change.Block = true },
-		"at least 1, but is 0":                         func(p *Proposal) { p.Change = Change{Rate: number(0)} },
+		"at least 1, but is 0":                     func(p *Proposal) { p.Change = Change{Rate: number(0)} },
 		"one key or for all keys":                  func(p *Proposal) { p.Target.AllKeys = true },
 		"identified by 1 (user_id)":                func(p *Proposal) { p.Target.Key = []string{"a", "b"} },
 		"the key has 0 values":                     func(p *Proposal) { p.Target.Key = nil },

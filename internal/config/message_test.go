@@ -58,17 +58,17 @@ func TestMistakesInMessagesHaveTheirPlace(t *testing.T) {
 		deep = MessageDescriptor{Key: "k", Descriptors: []MessageDescriptor{deep}}
 	}
 	for want, m := range map[string]Message{
-		"xds:r: config file cannot have empty domain; write \"domain: NAME\"":                                                        {Name: "r"},
-		"xds:d: descriptors[0](): descriptor has empty key; write \"key: NAME\"":                                                     {Descriptors: []MessageDescriptor{{}}},
-		"xds:d: descriptors[1](a): duplicate descriptor composite key 'd.a'; it is first at xds:d: descriptors[0](a): merge the two": {Descriptors: []MessageDescriptor{{Key: "a"}, {Key: "a"}}},
-		"xds:d: descriptors[0](a=b).rate_limit: invalid rate limit unit 'UNKNOWN'; write one of":                                     {Descriptors: []MessageDescriptor{{Key: "a", Value: "b", Limit: &MessageLimit{Unit: "UNKNOWN"}}}},
-		"xds:d: descriptors[0](a).rate_limit: invalid rate limit unit ''; write one of":                                              {Descriptors: []MessageDescriptor{{Key: "a", Limit: &MessageLimit{RequestsPerUnit: 1}}}},
-		"xds:d: descriptors[0](a).rate_limit: should not specify rate limit unit when unlimited":                                     {Descriptors: []MessageDescriptor{{Key: "a", Limit: &MessageLimit{Unit: "day", Unlimited: true}}}},
-		"xds:d: descriptors[0](a).rate_limit.replaces[0]: should not have an empty replaces entry":                                   {Descriptors: []MessageDescriptor{{Key: "a", Limit: &MessageLimit{Unit: "day", RequestsPerUnit: 1, Replaces: []string{""}}}}},
-		"xds:d: descriptors[0](a).metadata: error parsing metadata: a number that is not finite":                                     {Descriptors: []MessageDescriptor{{Key: "a", Metadata: map[string]any{"x": []any{math.NaN()}}}}},
-		strings.Repeat(".descriptors[0](k)", 33)[1:] + ": nested more than 32 descriptors deep":                                      {Descriptors: []MessageDescriptor{deep}},
-		"xds:d: descriptors[0](a).rate_limit: requests_per_unit is 0: this limit denies every request; write a larger number if it should allow some":                              {Descriptors: []MessageDescriptor{{Key: "a", Limit: perMinute(0)}}},
-		"xds:d: descriptors[0](a): field 9 is not known to this version and has no effect":                                           {Descriptors: []MessageDescriptor{{Key: "a", Unknown: []int32{9}}}},
+		"xds:r: config file cannot have empty domain; write \"domain: NAME\"":                                                                         {Name: "r"},
+		"xds:d: descriptors[0](): descriptor has empty key; write \"key: NAME\"":                                                                      {Descriptors: []MessageDescriptor{{}}},
+		"xds:d: descriptors[1](a): duplicate descriptor composite key 'd.a'; it is first at xds:d: descriptors[0](a): merge the two":                  {Descriptors: []MessageDescriptor{{Key: "a"}, {Key: "a"}}},
+		"xds:d: descriptors[0](a=b).rate_limit: invalid rate limit unit 'UNKNOWN'; write one of":                                                      {Descriptors: []MessageDescriptor{{Key: "a", Value: "b", Limit: &MessageLimit{Unit: "UNKNOWN"}}}},
+		"xds:d: descriptors[0](a).rate_limit: invalid rate limit unit ''; write one of":                                                               {Descriptors: []MessageDescriptor{{Key: "a", Limit: &MessageLimit{RequestsPerUnit: 1}}}},
+		"xds:d: descriptors[0](a).rate_limit: should not specify rate limit unit when unlimited":                                                      {Descriptors: []MessageDescriptor{{Key: "a", Limit: &MessageLimit{Unit: "day", Unlimited: true}}}},
+		"xds:d: descriptors[0](a).rate_limit.replaces[0]: should not have an empty replaces entry":                                                    {Descriptors: []MessageDescriptor{{Key: "a", Limit: &MessageLimit{Unit: "day", RequestsPerUnit: 1, Replaces: []string{""}}}}},
+		"xds:d: descriptors[0](a).metadata: error parsing metadata: a number that is not finite":                                                      {Descriptors: []MessageDescriptor{{Key: "a", Metadata: map[string]any{"x": []any{math.NaN()}}}}},
+		strings.Repeat(".descriptors[0](k)", 33)[1:] + ": nested more than 32 descriptors deep":                                                       {Descriptors: []MessageDescriptor{deep}},
+		"xds:d: descriptors[0](a).rate_limit: requests_per_unit is 0: this limit denies every request; write a larger number if it should allow some": {Descriptors: []MessageDescriptor{{Key: "a", Limit: perMinute(0)}}},
+		"xds:d: descriptors[0](a): field 9 is not known to this version and has no effect":                                                            {Descriptors: []MessageDescriptor{{Key: "a", Unknown: []int32{9}}}},
 	} {
 		if m.Name == "" {
 			m.Domain = "d"

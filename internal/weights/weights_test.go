@@ -66,7 +66,7 @@ func TestWeightsThatAreRefused(t *testing.T) {
 		"must have 1 to 16 names": {},
 		"has 17":                  equalWeights(Max + 1),
 		"must have 1 to 64 bytes": {strings.Repeat("n", 65): {1, 1}},
-		"bytes, but has 0":            {"": {1, 1}},
+		"bytes, but has 0":        {"": {1, 1}},
 		"common denominator":      {"a": {1, 999999937}, "b": {1, 2}},
 	} {
 		if _, err := Compile(byName); err == nil || !strings.Contains(err.Error(), want) {
