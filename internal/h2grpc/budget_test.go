@@ -286,6 +286,42 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 	})
 }
 
+// Many connections that each stay just below their share must not exceed the bound either: the share becomes smaller
+// with each connection, and a connection keeps what it has.
+func TestConnectionsBelowTheirShareHoldABoundedNumberOfBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := serve(t, &echo{})
+		s := serverOf(l)
+		part := bytes.Repeat([]byte("x"), maxFrame)
+		prefix := []byte{0, 0, 0x3f, 0xff, 0xff} // the prefix of a message of nearly 4 MiB
+		const connections = 300
+		for i := range connections {
+			c := dial(t, l)
+			_ = c.to.WriteWindowUpdate(0, 1<<30)
+			go func() {
+				for {
+					if _, err := c.from.ReadFrame(); err != nil {
+						return
+					}
+				}
+			}()
+			block := c.fields()
+			for range 2 {
+				id := c.open(block)
+				_ = c.to.WriteData(id, false, prefix)
+				for range min(250, (maxTotalBuffered/(i+2)-maxFrame)/maxFrame/2) {
+					_ = c.to.WriteData(id, false, part)
+				}
+				c.flush()
+			}
+			synctest.Wait()
+		}
+		if held, most := s.bufferedBytes.Load(), int64(2*maxTotalBuffered+connections*ownBuffered); held > most || held < maxTotalBuffered {
+			t.Errorf("%d bytes are held; want %d to %d", held, maxTotalBuffered, most)
+		}
+	})
+}
+
 // While a long header block is decoded, another goroutine must be able to acquire the lock. The connection must be
 // busy then, because a connection that is drained ends as soon as it is not busy.
 func TestALongHeaderBlockIsDecodedWithoutTheLock(t *testing.T) {
@@ -353,6 +389,7 @@ func TestTheShareOfAConnection(t *testing.T) {
 		{maxTotalBuffered + 1, 0, maxTotalBuffered},
 		{maxTotalBuffered + 1, 16, maxTotalBuffered / 16},
 		{maxTotalBuffered + 1, 100_000, ownBuffered},
+		{2*maxTotalBuffered + 1, 1, ownBuffered},
 	} {
 		s.bufferedBytes.Store(test.buffered)
 		s.connCount.Store(test.conns)

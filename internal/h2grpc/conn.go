@@ -298,10 +298,15 @@ func (c *conn) count() {
 
 // allowance returns the number of bytes that the connection may hold in each of the fields buffered, submitted and
 // stuck. It is maxBuffered. While all connections together hold more than maxTotalBuffered, it is an equal share of
-// maxTotalBuffered, and at least ownBuffered.
+// maxTotalBuffered, and at least ownBuffered. While they hold more than twice maxTotalBuffered, it is ownBuffered:
+// each further connection lowers the share, but a connection keeps what it has.
 func (c *conn) allowance() int {
-	if c.server.bufferedBytes.Load() <= maxTotalBuffered {
+	held := c.server.bufferedBytes.Load()
+	if held <= maxTotalBuffered {
 		return maxBuffered
+	}
+	if held > 2*maxTotalBuffered {
+		return ownBuffered
 	}
 	return max(ownBuffered, maxTotalBuffered/int(max(1, c.server.connCount.Load())))
 }

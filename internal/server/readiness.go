@@ -141,36 +141,34 @@ func (f *firstContact) proven(ctx context.Context) {
 			s.log.Info("redis has decided for the first time", zap.String("server", f.redis.Place()))
 		}
 	}
-	found := f.redis.Examine(ctx, 0)
-	for _, finding := range found {
-		s.metrics.Examined(finding.Check, finding.Severity.Fit())
-	}
+	unfit := s.reportFindings(f.redis.Examine(ctx, 0), nil)
 	f.openGate()
 	f.markKnown()
-	for before := map[string]bool{}; ctx.Err() == nil; found = f.redis.Examine(ctx, 0) {
-		before = s.reportFindings(found, before)
-		if len(before) == 0 {
-			break
-		}
+	for len(unfit) > 0 {
 		if !sleep(ctx, examinePause) {
 			return
 		}
+		unfit = s.reportFindings(f.redis.Examine(ctx, 0), unfit)
 	}
-	for before := map[string]bool{}; sleep(ctx, examinePause); { // clocks may become wrong later, so these checks continue
-		before = s.reportFindings(f.redis.ExamineClocks(ctx), before)
+	for sleep(ctx, examinePause) { // clocks may become wrong later, so these checks continue
+		unfit = s.reportFindings(f.redis.ExamineClocks(ctx), unfit)
 	}
 }
 
-// reportFindings reports failed checks of Redis, and returns the names of the current conditions. It clears
-// those of the previous conditions whose checks no longer fail.
-func (s *server) reportFindings(found []redis.Finding, previous map[string]bool) map[string]bool {
-	now := map[string]bool{}
+// reportFindings reports checks of Redis as conditions and metrics, and returns those that failed, by the names of their
+// conditions. The failed checks in previous that found does not contain, or that passed, no longer count as failed.
+func (s *server) reportFindings(found []redis.Finding, previous map[string]redis.Finding) map[string]redis.Finding {
+	for _, f := range found {
+		s.metrics.Examined(f.Server, f.Check, true)
+	}
+	unfit := map[string]redis.Finding{}
 	for _, f := range found {
 		if f.Severity.Fit() {
 			continue
 		}
+		s.metrics.Examined(f.Server, f.Check, false)
 		name := redisFinding + f.Check + "/" + f.Server
-		now[name] = true
+		unfit[name] = f
 		c := conditions.Condition{
 			Name: name, Severity: conditions.Warning,
 			Summary: "Redis at " + f.Server + ", " + f.Check + ": " + f.Text + ".",
@@ -183,12 +181,13 @@ func (s *server) reportFindings(found []redis.Finding, previous map[string]bool)
 			s.log.Warn("redis", zap.String("server", f.Server), zap.String("check", f.Check), zap.String("finding", f.Text))
 		}
 	}
-	for name := range previous {
-		if !now[name] {
+	for name, f := range previous {
+		if _, failed := unfit[name]; !failed {
 			s.conditions.Clear(name)
+			s.metrics.Examined(f.Server, f.Check, true)
 		}
 	}
-	return now
+	return unfit
 }
 
 // sleep returns false if ctx ends before pause is over.

@@ -158,15 +158,22 @@ func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {
 		func(server string) { open.WithLabelValues(server).Set(0) }
 }
 
-// Examined records whether a check of the backend's settings passed. If several servers are checked, one
-// failure counts as a failure.
-func (m *Metrics) Examined(check string, fine bool) {
-	g := m.examined.WithLabelValues(check)
-	if fine {
-		g.Add(0)
-	} else {
-		g.Set(1)
+// Examined records whether a check of the settings of server passed. The gauge of the check is 1 while it fails for
+// at least one server.
+func (m *Metrics) Examined(server, check string, passed bool) {
+	m.unfitMu.Lock()
+	defer m.unfitMu.Unlock()
+	servers := m.unfit[check]
+	if servers == nil {
+		servers = map[string]bool{}
+		m.unfit[check] = servers
 	}
+	if passed {
+		delete(servers, server)
+	} else {
+		servers[server] = true
+	}
+	m.examined.WithLabelValues(check).Set(float64(min(1, len(servers))))
 }
 
 // WatchControlPlane adds a gauge that is 1 while a stream to the control plane is open. Call the returned

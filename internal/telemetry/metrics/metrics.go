@@ -39,6 +39,9 @@ type Metrics struct {
 	loadedAt       prometheus.Gauge
 	examined       *prometheus.GaugeVec
 
+	unfitMu sync.Mutex
+	unfit   map[string]map[string]bool // for each check, the servers for which it fails; guarded by unfitMu
+
 	series    seriesSet
 	nearRatio float32 // a share of a limit; hits above this share count as near_limit
 	service   *service
@@ -85,8 +88,9 @@ func New(version, revision string) *Metrics {
 	}, []string{"domain"})
 	m.examined = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "rlsidecar_backend_unfit",
-		Help: "1 for each check of the backend's settings, at the start, that failed: check \"eviction\" means that Redis may evict live buckets.",
+		Help: "1 for each check of the backend's settings that fails: check \"eviction\" means that Redis may evict live buckets. The checks run at the start, and then every minute until all have passed; afterwards only the clock is checked.",
 	}, []string{"check"})
+	m.unfit = map[string]map[string]bool{}
 	m.domainNotFound = newCounter(m.stripes)
 	m.nearRatio, m.service = defaultNearRatio, newService()
 	m.series.stripes, m.series.maxRuntime, m.series.levels = m.stripes, maxRuntimeSeries, 2 // the labels key1 and key2

@@ -28,7 +28,7 @@ func TestReference(t *testing.T) {
 	m.WatchAdjustments(func() AdjustmentStats { return AdjustmentStats{} })
 	opened, _ := m.WatchBreakers()
 	opened("127.0.0.1:6379")
-	m.Examined("eviction", false)
+	m.Examined("redis:6379", "eviction", false)
 	m.WatchConnections("grpc", func() ConnectionStats { return ConnectionStats{} })
 	m.WatchControlPlane()(true)
 	m.WatchConditions(func() []conditions.Condition { return []conditions.Condition{{Name: "redis-away/server"}} })
