@@ -220,7 +220,7 @@ func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, own str
 	name := c.keys.claim(once)
 	var get *goredis.StringCmd
 	_, err = c.client.Pipelined(ctx, func(pipe goredis.Pipeliner) error {
-		pipe.SetNX(ctx, name, own, lasting(once)) // go-redis may send it twice without harm
+		pipe.SetNX(ctx, name, own, lifetimeDuration(once)) // go-redis may send it twice without harm
 		get = pipe.Get(ctx, name)
 		return nil
 	})
@@ -256,7 +256,7 @@ func answerFromStored(was string, once *backend.IdempotencyKey, decisions []back
 	}
 }
 
-func lasting(once *backend.IdempotencyKey) time.Duration {
+func lifetimeDuration(once *backend.IdempotencyKey) time.Duration {
 	return time.Duration(lifetime(once)) * time.Millisecond
 }
 

@@ -56,9 +56,9 @@ func (c underCluster) promoted(i int, begin time.Time, others ...*redistest.Serv
 	return time.Since(begin)
 }
 
-// lose disables master 1 with hit, waits until service is normal, and enables it again with repair. It returns which part
+// failoverOfMaster1 disables master 1 with hit, waits until service is normal, and enables it again with repair. It returns which part
 // of the requests to the other masters was answered until then.
-func (c underCluster) lose(hit, repair func(s *redistest.Server)) (others float64) {
+func (c underCluster) failoverOfMaster1(hit, repair func(s *redistest.Server)) (others float64) {
 	c.t.Helper()
 	at := time.Now()
 	hit(c.cluster.Masters[1])
@@ -84,13 +84,13 @@ func (c underCluster) lose(hit, repair func(s *redistest.Server)) (others float6
 // By default the whole cluster fails until a replica has taken over the slots. So requests to the other masters may fail
 // too.
 func TestFaultClusterMasterKilled(t *testing.T) {
-	startCluster(t).lose((*redistest.Server).Kill, func(s *redistest.Server) { s.Restart() })
+	startCluster(t).failoverOfMaster1((*redistest.Server).Kill, func(s *redistest.Server) { s.Restart() })
 }
 
 // If the cluster may serve a part of its slots, a failed master hardly affects requests to the other masters.
 func TestFaultClusterMasterStopped(t *testing.T) {
 	c := startCluster(t, "--cluster-require-full-coverage", "no")
-	if others := c.lose((*redistest.Server).Pause, (*redistest.Server).Resume); others < 0.9 {
+	if others := c.failoverOfMaster1((*redistest.Server).Pause, (*redistest.Server).Resume); others < 0.9 {
 		t.Errorf("%.1f %% of the requests to the other masters were answered; want at least 90 %%", 100*others)
 	}
 }

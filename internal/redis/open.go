@@ -63,14 +63,14 @@ func (log clientLog) Printf(_ context.Context, format string, args ...any) {
 // Store is a backend.Store in Redis.
 type Store struct {
 	claims
-	store   backend.Store
-	config  Config
-	name    string // the address of the server, the name of the master, or "cluster"
-	where   where
-	cluster *cluster      // nil if this is not a Cluster
-	pool    nonblock.Pool // runs calls
-	lines   lines
-	starter *starter
+	store    backend.Store
+	config   Config
+	name     string // the address of the server, the name of the master, or "cluster"
+	endpoint endpoint
+	cluster  *cluster      // nil if this is not a Cluster
+	pool     nonblock.Pool // runs calls
+	lines    lines
+	starter  *starter
 
 	sentinels *sentinels // nil without Sentinels
 
@@ -98,7 +98,7 @@ func Open(c Config) (*Store, error) {
 	if err := c.consistent(u); err != nil {
 		return nil, err
 	}
-	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), where: newWhere(u), sendersByServer: map[string]*serverSenders{}}
+	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), endpoint: newEndpoint(u), sendersByServer: map[string]*serverSenders{}}
 	s.timeout, s.panicked, s.underway = c.Timeout, c.Panicked, new(atomic.Int64)
 	s.clock, s.spawn, s.random = outside.System, s.pool.Go, func(p []byte) { _, _ = rand.Read(p) } // rand.Read never fails
 	if c.Outside != nil {

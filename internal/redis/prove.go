@@ -101,13 +101,13 @@ func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
 
 // mistake returns the Mistake that caused err, or nil if err does not show one.
 func (s *Store) mistake(err error) *Mistake {
-	server := s.where.String()
+	server := s.endpoint.String()
 	if s.sentinels != nil {
-		if why, addr := s.sentinels.unnamed(); why != nil {
+		if why, addr := s.sentinels.noMasterReason(); why != nil {
 			err, server = why, addr
 		}
 	}
-	if d := diagnose(err, s.where.form); d.lasting {
+	if d := diagnose(err, s.endpoint.form); d.lasting {
 		return &Mistake{server, d.problem + " (" + textOf(err) + ")", d.remedy}
 	}
 	if _, isReply := errors.AsType[goredis.Error](err); isReply {
@@ -115,39 +115,39 @@ func (s *Store) mistake(err error) *Mistake {
 	}
 	// A port with TLS may be silent, or close the connection, if the client does not use TLS. A port without
 	// TLS may do the same if the client uses TLS.
-	for i, addr := range s.where.hosts {
+	for i, addr := range s.endpoint.hosts {
 		if i == maxProbed {
 			break
 		}
-		switch usesTLS, usesRedis := s.where.probe(addr); {
-		case usesTLS && !s.where.tls:
+		switch usesTLS, usesRedis := s.endpoint.probe(addr); {
+		case usesTLS && !s.endpoint.tls:
 			return &Mistake{addr, "requires TLS at this port, and --redis-url does not use it", "write rediss:// instead of redis://"}
-		case usesRedis && s.where.tls:
+		case usesRedis && s.endpoint.tls:
 			return &Mistake{addr, "does not use TLS at this port", "write redis:// instead of rediss://, or the port that uses TLS"}
 		}
 	}
 	return nil
 }
 
-type where struct {
+type endpoint struct {
 	form    string // the form of the URL: "", "sentinel" or "cluster"
 	network string
 	hosts   []string
 	tls     bool
 }
 
-func (w where) String() string { return strings.Join(w.hosts, ",") }
+func (e endpoint) String() string { return strings.Join(e.hosts, ",") }
 
 // probe finds out whether the server at addr uses TLS, or the Redis protocol without TLS. It sends no secret. It tries
 // only the protocol that the URL does not name, because the other one has failed already.
-func (w where) probe(addr string) (secure, redis bool) {
-	nc, err := net.DialTimeout(w.network, addr, protocolTimeout)
+func (e endpoint) probe(addr string) (secure, redis bool) {
+	nc, err := net.DialTimeout(e.network, addr, protocolTimeout)
 	if err != nil {
 		return false, false
 	}
 	defer nc.Close()
 	_ = nc.SetDeadline(time.Now().Add(protocolTimeout))
-	if !w.tls {
+	if !e.tls {
 		err := tls.Client(nc, &tls.Config{InsecureSkipVerify: true}).Handshake() //nolint:gosec // no byte of the application is sent
 		var alert tls.AlertError
 		return err == nil || errors.As(err, &alert) || strings.Contains(err.Error(), "remote error: tls:"), false
@@ -160,29 +160,29 @@ func (w where) probe(addr string) (secure, redis bool) {
 	return false, n == 1 && (reply[0] == '+' || reply[0] == '-')
 }
 
-// newWhere returns the addresses in a URL. In a URL for Sentinel these are the addresses of the Sentinels.
-func newWhere(l location) where {
-	w := where{form: l.form, network: l.network, hosts: l.hosts, tls: l.tls}
-	if len(w.hosts) == 0 {
-		w.hosts = []string{l.addr}
+// newEndpoint returns the endpoint that a URL names. For a URL with Sentinels, its hosts are the Sentinels.
+func newEndpoint(l location) endpoint {
+	e := endpoint{form: l.form, network: l.network, hosts: l.hosts, tls: l.tls}
+	if len(e.hosts) == 0 {
+		e.hosts = []string{l.addr}
 	}
-	return w
+	return e
 }
 
 func (s *Store) explain(err error) string {
 	if m := s.mistake(err); m != nil {
 		return m.Problem + "; " + m.Remedy
 	}
-	return advice(err, s.where.form)
+	return advice(err, s.endpoint.form)
 }
 
 // Place returns the hosts of the URL, for messages.
-func (s *Store) Place() string { return s.where.String() }
+func (s *Store) Place() string { return s.endpoint.String() }
 
-// unnamed returns the reason why no Sentinel has named a master yet, and the address of the Sentinel that
+// noMasterReason returns the reason why no Sentinel has named a master yet, and the address of the Sentinel that
 // gave this reason. The error is nil if a Sentinel has named a master, or if no Sentinel gave a lasting reason (see
 // diagnosis).
-func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // the error is the result
+func (w *sentinels) noMasterReason() (err error, sentinel string) { //nolint:revive // the error is the result
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.view.master != "" {

@@ -180,8 +180,8 @@ func TestAStoredAnswerBelongsToOneRequest(t *testing.T) {
 func TestTheLifetimeOfARecordIsRoundedUp(t *testing.T) {
 	for micros, want := range map[algorithms.Micros]int64{0: 1, 1: 1, 1000: 1, 1001: 2, 5000: 5} {
 		once := &backend.IdempotencyKey{Lifetime: micros}
-		if got := lifetime(once); got != want || lasting(once) != time.Duration(want)*time.Millisecond {
-			t.Errorf("%d us: got %d ms and %v, want %d ms", micros, got, lasting(once), want)
+		if got := lifetime(once); got != want || lifetimeDuration(once) != time.Duration(want)*time.Millisecond {
+			t.Errorf("%d us: got %d ms and %v, want %d ms", micros, got, lifetimeDuration(once), want)
 		}
 	}
 }

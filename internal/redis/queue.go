@@ -118,8 +118,8 @@ func (c *call) fail(err error) {
 	}
 }
 
-// knows marks the decisions of the call as known, for batches that need further calls.
-func (c *call) knows() {
+// markKnown marks the decisions of the call as known, for batches that need further calls.
+func (c *call) markKnown() {
 	for _, r := range c.runs {
 		if r.to-r.from < len(r.batch.Charges) {
 			r.batch.SetKnown(r.from, r.to)

@@ -299,7 +299,7 @@ func (l *sender) send(c *call, until time.Time) {
 
 // complete returns the batches of c to the queue after the call has ended. Afterwards c.ended has the completed ones.
 func (l *sender) complete(c *call, outcome event) {
-	c.knows()
+	c.markKnown()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c.permit != doRefuse {

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-type book struct {
+type callTotals struct {
 	mu       sync.Mutex // guards all fields below
 	used     int        // tokens of all allowed calls
 	allowed  int
@@ -28,7 +28,7 @@ func heavyTail(random *rand.Rand) int {
 
 // call starts a call with a random cost, and then calls the function between. If the call was allowed, it settles the
 // real cost after that.
-func (b *book) call(t *testing.T, sidecars []*settler, random *rand.Rand, user string, between func(allowed bool)) (allowed bool) {
+func (b *callTotals) call(t *testing.T, sidecars []*settler, random *rand.Rand, user string, between func(allowed bool)) (allowed bool) {
 	const estimate = 1500
 	tokens := heavyTail(random)
 	excess := max(0, tokens-estimate)
@@ -74,7 +74,7 @@ func TestAHundredParallelCallsKeepTheBudget(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			sidecars := serve(t)
 			const clients, budget = 100, 100_000
-			b := &book{}
+			b := &callTotals{}
 			var started, all sync.WaitGroup
 			started.Add(clients)
 			first := make(chan int, clients)

@@ -229,7 +229,7 @@ func TestTheGuideForTokensSettles(t *testing.T) {
 	for line := range strings.Lines(envoy[1]) {
 		indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
 		switch text := strings.TrimSpace(line); {
-		case strings.HasPrefix(text, "rate_limits:"), strings.HasPrefix(text, "- actions:"): // of the virtual host
+		case strings.HasPrefix(text, "rate_limits:"), strings.HasPrefix(text, "- actions:"): // the guide for tokens has lines of its own for the virtual host
 		case text == "domain: edge":
 			config = append(config, indent+"domain: ai\n")
 			for line := range strings.Lines(guide[1]) {
