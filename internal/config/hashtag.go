@@ -62,7 +62,7 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 		l.draft.more.Slot, l.used = p.more.Slot, name.at
 		l.policy.Extras = c.shared.extras(l.draft)
 	case l.draft.more.Slot != p.more.Slot:
-		c.mistake(name.at, "hash_tag would split the buckets of limit %q: here entry %q is not among its values as it is at %s; use another limit, or \"hash_tag: domain\"",
+		c.mistake(name.at, "hash_tag would split the buckets of limit %q: entry %q is missing in its key here, or is at another place than at %s; use another limit, or \"hash_tag: domain\"",
 			name.value, d.tag.entry, l.used)
 	}
 }

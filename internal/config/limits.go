@@ -350,7 +350,7 @@ func (c *compiler) lease(l *limit, p *draft) {
 	case l.Overdraw.value:
 		c.mistake(l.Lease.at, "lease cannot be combined with overdraw")
 	case l.Penalty.ok:
-		c.mistake(l.Lease.at, "lease cannot be combined with penalty, because a lease does not see blocks; remove one")
+		c.mistake(l.Lease.at, "lease cannot be combined with penalty, because a sidecar with a lease does not learn that a key is blocked; remove one")
 	case terms.For.value < minLease || terms.For.value > maxLease:
 		c.mistake(terms.For.at, "for must be between 1ms and 1m")
 	default:
@@ -367,7 +367,7 @@ func (c *compiler) warnLease(l *limit, p *draft) {
 	const much = 0.05
 	lentPerWindow := float64(p.Limit.Rate) * float64(p.more.Lease.For) / float64(l.Period.value.span)
 	if share := lentPerWindow / float64(p.Limit.Capacity); p.Limit.Kind == algorithms.TokenBucket && share > much {
-		c.warn(terms.For.at, "during a lease (for) %.0f more units are added, %s of capacity: any span may admit this much more than the limit; use a shorter for, or a larger capacity", math.Ceil(lentPerWindow), percent(share))
+		c.warn(terms.For.at, "during a lease (for), %.0f units, %s of capacity, are added to the bucket, which may admit this many units more than its limit; use a shorter for, or a larger capacity", math.Ceil(lentPerWindow), percent(share))
 	}
 }
 

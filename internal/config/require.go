@@ -84,8 +84,8 @@ func (c *compiler) warnRequire(d *domain) {
 		}
 	}
 	if !overHTTP && len(first) > 0 {
-		c.warn(d.require.at, "require: every descriptor of domain %q starts with a required key; Envoy sends no request if it can build none of its descriptors, "+
-			"and the request that lacks the key is allowed: in Envoy add one that it can always build, such as a generic_key, and here \"- key: generic_key\"", d.Name)
+		c.warn(d.require.at, "require: every descriptor of domain %q starts with a required key, and Envoy does not call rlsidecar if it can build no descriptor, "+
+			"so it allows requests without the key; add a descriptor that it can always build, in Envoy as a generic_key, and here as \"- key: generic_key\"", d.Name)
 	}
 }
 

@@ -205,7 +205,7 @@ func (c *compiler) useAt(d *domain, one *descriptor, steps path, node *descripto
 	}
 	c.identifyBuckets(d, steps, p, named)
 	if p.Whole && sharedToo {
-		c.warn(one.at, "share_threshold has no effect here: above it is a key with \"*\", which gives each value its own bucket")
+		c.warn(one.at, "share_threshold has no effect here, because a key with \"*\" above it gives each value its own bucket; remove share_threshold")
 	}
 	if p.Detailed || len(p.more.StatValues) > 0 {
 		p.more.StatLevels = steps.levels()

@@ -48,7 +48,7 @@ const mostEnvoyHits = 1e9
 
 func (c *compiler) warnHits(at place, p *draft) {
 	if !p.Unlimited && p.Limit.Capacity > 1000*mostEnvoyHits {
-		c.warn(at, "the limit holds %d units, and Envoy leaves out a descriptor with more than 1000000000 hits: a request that costs more, "+
-			"less than a thousandth of the limit, would not be charged; count in larger units", p.Limit.Capacity)
+		c.warn(at, "Envoy leaves out a descriptor with more than 1000000000 hits, so that it would not charge a request that costs more; "+
+			"this limit holds %d units: count in larger units", p.Limit.Capacity)
 	}
 }

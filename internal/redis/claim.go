@@ -74,7 +74,7 @@ func (s *claimedStore) Submit(b *backend.Batch) {
 	pending.Store(int64(len(groups)))
 	for _, g := range groups {
 		if s.underway.Add(1) > maxClaims {
-			g.end(fmt.Errorf("%w: too many claims of ids are in flight", backend.ErrNotTaken))
+			g.end(fmt.Errorf("%w: too many claims of idempotency keys are in flight", backend.ErrNotTaken))
 			continue
 		}
 		s.spawn(g.run)
@@ -115,7 +115,7 @@ func (g *claimedGroup) run() {
 	}
 	switch {
 	case err != nil:
-		if err = unavailable(fmt.Errorf("claim an id: %w", err)); !errors.Is(err, backend.ErrNotTaken) {
+		if err = unavailable(fmt.Errorf("claim an idempotency key: %w", err)); !errors.Is(err, backend.ErrNotTaken) {
 			g.replaceLater(g.once, g.mine, nil)
 		}
 		g.end(err)

@@ -371,12 +371,12 @@ func parseReply(have []byte) (text []byte, refused, whole bool, err error) {
 	case len(line) > 0 && line[0] == '-' && len(rest) == 0:
 		return line[1:], true, true, nil
 	case len(line) == 0 || line[0] != '$':
-		return nil, false, false, fmt.Errorf("the server answered %.20q", have)
+		return nil, false, false, fmt.Errorf("the server answered %.20q to a script call", have)
 	}
 	n, err := strconv.Atoi(string(line[1:]))
 	switch {
 	case err != nil || n < 0 || len(rest) > n+2:
-		return nil, false, false, fmt.Errorf("the server answered %.20q", have)
+		return nil, false, false, fmt.Errorf("the server answered %.20q to a script call", have)
 	case len(rest) < n+2:
 		return nil, false, false, nil
 	default:

@@ -89,7 +89,7 @@ func (a *adjustments) open(chain *adjust.Chain) (err error) {
 func (a *adjustments) prefetch(ctx context.Context) {
 	if a.shared != nil {
 		if err := a.shared.Poll(ctx); err != nil {
-			a.server.log.Warn("adjustments cannot be read from Redis yet; the last known ones are in force", zap.Int("known", a.keeper.Set().Len()), zap.Error(err))
+			a.server.log.Warn("adjustments cannot be read from Redis yet; the last known ones are in force; rlsidecar doctor finds the cause", zap.Int("known", a.keeper.Set().Len()), zap.Error(err))
 		}
 	}
 }

@@ -123,7 +123,7 @@ func (s *server) useMessages(messages []config.Message, problems config.Problems
 		return slices.DeleteFunc(problems, func(p config.Problem) bool { return p.Warning })
 	}
 	if len(messages) == 0 {
-		s.log.Error("the configuration from the xDS server is empty: NO REQUEST IS LIMITED", zap.String("server", s.config.XDS.Server))
+		s.log.Error("the configuration from the xDS server is empty: NO REQUEST IS LIMITED; check the limits of the control plane for this node (--xds-node-id)", zap.String("server", s.config.XDS.Server))
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ func writeAdvice(w io.Writer, a *advise.Advice) {
 	fmt.Fprintf(w, "\n%s\n", titleOf(a.Policy))
 	if a.Every > 1 {
 		fmt.Fprintf(w, "  Memory was short. These figures are of a sample of %s, each drawn with the same probability.\n", clients(a.Clients))
-		fmt.Fprintf(w, "  At %s of the clients they are off by at most %s (95 %%).\n", share(a.Share), share(a.Error))
+		fmt.Fprintf(w, "  At %s of the clients they are off by at most %s, with a probability of 95 %%.\n", share(a.Share), share(a.Error))
 	}
 	if a.Missed > 0 {
 		fmt.Fprintf(w, "  %d requests are left out of these figures: their clients sent more than memory holds for one client.\n", a.Missed)

@@ -127,7 +127,7 @@ func (t *Templates) directive(text string) (f field, rest string, err error) {
 func (t *Templates) header(name string) (field, error) {
 	name = headerName(name)
 	if t.format == Nginx && name != "referer" && name != "user-agent" {
-		return 0, fmt.Errorf("%%{%s}i is not in the combined format, which has Referer and User-Agent", name)
+		return 0, fmt.Errorf("%%{%s}i is not in the combined format, which has only Referer and User-Agent", name)
 	}
 	for i, have := range t.headers {
 		if have == name {
