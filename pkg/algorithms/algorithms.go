@@ -263,7 +263,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 }
 
 // afterDenial returns the state to store for a bucket that is not charged because another bucket of its group
-// denied: s as start prepares it, without outdated Denials.
+// denied, or because a Penalty blocks it: s as start prepares it, without outdated Denials.
 func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 	if l.Rate == 0 {
 		return s

@@ -261,7 +261,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 	if a.Reserve {
 		r = l.MaxReserved
 	}
-	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // in units, the largest debt that both limits allow and the old numbers can express
+	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // in units, the largest debt that l allows and the old numbers can express
 	goal := full + r*unit - cost                           // a is allowed if the consumption before it is at most goal
 	if a.Reserve && reach < r {
 		if goal = min(goal, full); cost <= reach*unit {

@@ -85,14 +85,14 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 	other := !alike(s, tick, m.s, m.tick, hash)
 	if s.Kind == FixedWindow {
 		e := m.oldEdges(s, hash)
-		came := Micros(up(over(m.used[0], whole(m.s.Rate))).Int64()) // after this many windows the consumption is 0
-		if t < e.step(m.ts, came) {
-			came = e.came(m.ts, t)
+		passed := Micros(up(over(m.used[0], whole(m.s.Rate))).Int64()) // after this many windows the consumption is 0
+		if t < e.step(m.ts, passed) {
+			passed = e.passed(m.ts, t)
 		}
 		if e.start(t) > e.start(m.ts) {
-			came = max(came, 1)
+			passed = max(passed, 1)
 		}
-		if v.used[0] = most(whole(0), minus(m.used[0], times(whole(int64(came)), whole(m.s.Rate)))); came > 0 && (s.TakesDenied || s.PerRequest) {
+		if v.used[0] = most(whole(0), minus(m.used[0], times(whole(int64(passed)), whole(m.s.Rate)))); passed > 0 && (s.TakesDenied || s.PerRequest) {
 			v.used[0] = whole(0)
 		}
 		v.ts = t / m.tick * m.tick

@@ -42,7 +42,8 @@ type Spec struct {
 	// for bursts. Capacity and Initial are those of the bank.
 	Minimum *Rate
 	// Settles is for requests whose costs are known only afterwards. Each request consumes an estimate, and
-	// Charge.Settle corrects it. Token buckets support Settles, and so do fixed windows without rollover.
+	// Charge.Settle corrects it. Token buckets without Minimum support Settles, and so do fixed windows without
+	// rollover.
 	Settles bool
 	// MaxDebt is how many units below zero settlements may take a bucket of a limit with Settles. nil means
 	// Capacity, or less if the numbers would not stay exact.

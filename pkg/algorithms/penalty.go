@@ -60,7 +60,7 @@ func (l *Limit) denialsAt(s *State, now Micros) *Denials {
 	if l.Penalty.After == 0 || s.By.Kind != l.Kind {
 		return nil
 	}
-	last := was.Until - l.Penalty.block(was.Blocks) // the latest moment in the state
+	last := was.Until - l.Penalty.block(was.Blocks) // the time of the last block, denial or charge
 	if n := len(was.Times); n > 0 {
 		last = max(last, was.Times[n-1])
 	}

@@ -80,7 +80,7 @@ func TestALateCancellationRefundsLessTheInflow(t *testing.T) {
 		s, _ := l.Take(State{}, t0, Charge{Cost: 10})
 		s, _ = l.Take(s, t0+c.after, Charge{Cost: -10, ChargedAt: t0, Settle: true})
 		if got := left(l, s, t0+c.after); got != c.left {
-			t.Errorf("cancelled after %d ms: %d left, want %d", c.after/ms, got, c.left)
+			t.Errorf("canceled after %d ms: %d left, want %d", c.after/ms, got, c.left)
 		}
 	}
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})

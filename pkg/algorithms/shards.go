@@ -177,8 +177,8 @@ func (l *Limit) own(s State, now Micros, hash uint64) State {
 }
 
 // undoneOf returns how much n shards get back at time now if a charge of units, made at the time since, is undone.
-// units and the result are in the unit of State.Value. If since is 0, the refund is not an undo, and all units are
-// returned. See Charge.ChargedAt.
+// units and the result are in the unit of State.Value. Fixed windows get all units back. If since is 0, the refund is
+// not an undo, and all units are returned, too. See Charge.ChargedAt.
 func undoneOf(n int, shard func(i int) *Limit, units int64, since, now Micros) int64 {
 	if shard(0).Kind != TokenBucket || since <= 0 {
 		return units

@@ -47,7 +47,7 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 			}
 			d := roll.chosen(now, shards, a)
 			charges++
-			if there := a.Cost*shards[0].Limit.Unit() <= sum; d.Allowed != there && a.Cost > 0 {
+			if available := a.Cost*shards[0].Limit.Unit() <= sum; d.Allowed != available && a.Cost > 0 {
 				t.Fatalf("%s: denied %d of %d/%d available, %+v; want a denial only if fewer units are available", show(s), a.Cost, sum, shards[0].Limit.Unit(), d)
 			}
 			if d.Allowed {
@@ -129,7 +129,7 @@ func TestShardsAnswerExactly(t *testing.T) {
 					fail("another amount than the cost was refunded")
 				}
 			}
-			if there := max(0, floorDiv(total(has), unit)); !a.DryRun && !d.Never && d.Remaining != there {
+			if sum := max(0, floorDiv(total(has), unit)); !a.DryRun && !d.Never && d.Remaining != sum {
 				fail("remaining is not the sum")
 			}
 			if !a.DryRun && !d.Never && d.Wait != longest(now, shards, has, hash, a, d) {

@@ -96,9 +96,9 @@ func peek(now Micros, one []Bucket) (allowed, never bool) {
 	return allowed, never
 }
 
-// chargeIf charges b if pays is true, or if its limit charges denied requests. Otherwise it changes only the
-// clock in the State and the denials that a Penalty counts. never means that the group can never be charged: the
-// denial then does not count, and the State stays as it is.
+// chargeIf charges b if pays is true, or if its limit charges denied requests. Otherwise it only
+// prepares the State (see afterDenial), or counts a denial for a Penalty. never means that the group can never be
+// charged: the denial then does not count, and the State stays as it is.
 func (b *Bucket) chargeIf(now Micros, pays, never bool) {
 	switch {
 	case pays || b.Limit.ChargesDenied(), !never && b.Limit.counts(&b.Decision, b.Charge):

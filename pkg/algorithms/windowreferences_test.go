@@ -44,8 +44,8 @@ func (e edges) step(t, n Micros) Micros {
 	return e.start(t) + n*e.period
 }
 
-// came returns the number of edges e with from < e <= to.
-func (e edges) came(from, to Micros) (n Micros) {
+// passed returns the number of edges e with from < e <= to.
+func (e edges) passed(from, to Micros) (n Micros) {
 	if e.calendar == nil {
 		return (e.start(to) - e.start(from)) / e.period
 	}
@@ -90,10 +90,10 @@ func (b *windowReference) decide(now Micros, a Charge) (d Decision) {
 		restarted = kept.seen
 	}
 	value := kept.value
-	if came := e.came(kept.ts, at); came >= edgesToGrant(capacity-value) {
+	if passed := e.passed(kept.ts, at); passed >= edgesToGrant(capacity-value) {
 		value = capacity
-	} else if came > 0 {
-		value += int64(came) * rate
+	} else if passed > 0 {
+		value += int64(passed) * rate
 	}
 	edge := func(n Micros) Micros { return e.step(at, n) - at }
 	r := int64(0)

@@ -29,8 +29,8 @@ func (u Unit) String() string { return [...]string{"day", "week", "month", "year
 
 // In returns the calendar of u in zone; nil means UTC. Each call returns a new Calendar, which is safe for
 // concurrent use. The nominal length (Usual) of a day is 24 hours, of a week 7 days, of a month 30 days and of
-// a year 365 days. Longest is two hours longer than the longest unit, because since 1970 no clock has been set
-// back by more than two hours within one unit.
+// a year 365 days. Longest is two hours longer than the longest unit. Since 1970, only clocks in Antarctica have
+// been set back by more than that within one unit: at Casey by three hours, most recently in 2023.
 func (u Unit) In(zone *time.Location) *algorithms.Calendar {
 	const day = algorithms.Day
 	if zone == nil {
@@ -53,9 +53,8 @@ type edges struct {
 	last atomic.Pointer[row]
 }
 
-// first is the number of the window that starts at starts[0].
 type row struct {
-	first  int64
+	first  int64 // the number of the window that starts at starts[0]
 	starts [5]algorithms.Micros
 }
 

@@ -212,9 +212,9 @@ func TestAGeneratedTypeScriptClient(t *testing.T) {
 // connection after the sidecar has answered.
 type unreliable struct {
 	forward http.Handler
-	// spoil selects the failure. With "answer lost" or "unavailable" the first request fails, with "each first
-	// answer lost" every second one from the first on, with "" none.
-	spoil string
+	// failure selects the requests that fail: with "answer lost" and "unavailable" the first, with "odd answers
+	// lost" the first, the third and so on, with "" none.
+	failure string
 
 	mu       sync.Mutex
 	attempts []time.Time // guarded by mu
@@ -227,10 +227,10 @@ func (u *unreliable) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	odd := len(u.attempts)%2 == 1
 	u.mu.Unlock()
 	switch {
-	case first && u.spoil == "answer lost", odd && u.spoil == "each first answer lost":
+	case first && u.failure == "answer lost", odd && u.failure == "odd answers lost":
 		u.forward.ServeHTTP(httptest.NewRecorder(), r)
 		panic(http.ErrAbortHandler)
-	case first && u.spoil == "unavailable":
+	case first && u.failure == "unavailable":
 		w.Header().Set("Retry-After", "1")
 		w.WriteHeader(http.StatusServiceUnavailable)
 	default:
@@ -269,7 +269,7 @@ limits:
 		"typescript": {"node", filepath.Join(dir, "budget.js")},
 	} {
 		t.Run(language, func(t *testing.T) {
-			u := &unreliable{forward: httputil.NewSingleHostReverseProxy(to), spoil: "each first answer lost"}
+			u := &unreliable{forward: httputil.NewSingleHostReverseProxy(to), failure: "odd answers lost"}
 			s := httptest.NewServer(u)
 			defer s.Close()
 			for _, step := range []struct{ estimate, real, want string }{
@@ -300,8 +300,8 @@ func TestTheExampleClients(t *testing.T) {
 	forward := httputil.NewSingleHostReverseProxy(to)
 	for language, command := range exampleClients(t) {
 		t.Run(language, func(t *testing.T) {
-			call := func(spoil, wait, limit string) (output string, attempts []time.Time) {
-				u := &unreliable{forward: forward, spoil: spoil}
+			call := func(failure, wait, limit string) (output string, attempts []time.Time) {
+				u := &unreliable{forward: forward, failure: failure}
 				s := httptest.NewServer(u)
 				defer s.Close()
 				output = run(t, "", command[0], append(command[1:len(command):len(command)], s.URL, wait, limit, language)...)

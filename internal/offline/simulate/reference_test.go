@@ -263,7 +263,7 @@ func drawRequest(t *rapid.T, now int64) string {
 	var requests []string
 	if rapid.Bool().Draw(t, "by name") {
 		names := map[string][]string{"edge": {"token", "empty", "window", "sliding", "log", "leaky", "sure", "over"}, "each": {"lone"}}[domain]
-		for range rapid.IntRange(1, 3).Draw(t, "asks") {
+		for range rapid.IntRange(1, 3).Draw(t, "requests") {
 			name := rapid.SampledFrom(names).Draw(t, "name")
 			reserve := strings.Contains("token empty window lone", name) && rapid.Bool().Draw(t, "reserve")
 			key := ""

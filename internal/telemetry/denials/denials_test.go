@@ -96,7 +96,7 @@ func (a *requester) want(tb testing.TB, when string, lines ...string) {
 
 func TestTopListsDenials(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
-	a.want(t, "nothing asked")
+	a.want(t, "no requests")
 	for range 4 {
 		a.send(t, "user=bob", 1)
 	}

@@ -79,7 +79,7 @@ var (
 		"Configurations loaded.", nil, nil)
 	refusedDesc = prometheus.NewDesc("ratelimit_service_config_load_error",
 		"Configurations rejected.", nil, nil)
-	sparedDesc = prometheus.NewDesc("ratelimit_service_global_shadow_mode",
+	shadowedDesc = prometheus.NewDesc("ratelimit_service_global_shadow_mode",
 		"Requests that would have been denied without the global shadow mode.", nil, nil)
 )
 
@@ -89,5 +89,5 @@ func (s *service) collect(send func(*prometheus.Desc, uint64, ...string)) {
 	send(errorsDesc, s.failures.Load(), "redis_error")
 	send(loadedDesc, s.loaded.Load())
 	send(refusedDesc, s.refused.Load())
-	send(sparedDesc, s.unlimited.Load())
+	send(shadowedDesc, s.unlimited.Load())
 }
