@@ -26,7 +26,7 @@ type replyBounds struct {
 	missing  []int  // for each open array, the number of its elements that are not complete
 	bytes    int    // the size of the current reply so far, including announced bytes
 	elements int    // the number of elements that the current reply has announced
-	err      error  // the result of all further calls of add
+	err      error  // the first error; each further call of add returns it, too
 }
 
 const maxHeader = 24 // "*", a 64-bit number, CR and LF

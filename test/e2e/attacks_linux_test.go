@@ -55,7 +55,7 @@ type gateway struct {
 
 type header struct{ name, value string }
 
-// keyAttack sends a key in a spelling that some application accepts as that key.
+// keyAttack is a request with a key in a spelling that some application accepts as that key.
 type keyAttack struct {
 	name  string
 	http2 bool // the attack is sent over HTTP/2

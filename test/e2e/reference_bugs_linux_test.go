@@ -302,8 +302,8 @@ func TestBugStaleSocketIsFatal(t *testing.T) {
 	}
 }
 
-// After a mistake in the first configuration the reference server ran, but each call was an error. Proxies that fail
-// open allowed all requests.
+// After a mistake in the first configuration the reference server ran, but answered each call with an error. Proxies
+// that fail open allowed all requests.
 func TestBugBadFirstConfigurationRunsWithoutLimits(t *testing.T) {
 	t.Parallel()
 	r := launchReference(t, map[string]string{"limits.yaml": "domain: d\ndescriptors: [{key: k, rate_limit: {unit: fortnight, requests_per_unit: 1}}]\n"}, "BACKEND_TYPE=memory")
