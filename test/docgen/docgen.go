@@ -51,7 +51,7 @@ func (p *page) begin(title, source string) {
 const lineWidth = 100
 
 // marker matches a word that would start a list, a heading or a table at the start of a line.
-var marker = regexp.MustCompile(`^([-+*>|]|#+|\d+[.)])`)
+var marker = regexp.MustCompile(`^(-+$|[+*]$|[>|]|#+$|\d+[.)]$)`)
 
 // prose writes text in wrapped lines. head starts the first line; the others are indented to follow it.
 func (p *page) prose(head, text string) {

@@ -162,14 +162,24 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 	if slices.Equal(words, []string{"string", "integer", "boolean"}) { // a value that may be written as any of these in YAML, but is used as text
 		words = []string{"text"}
 	}
-	text := strings.Join(words, " or ")
+	text := ""
+	for i, word := range words {
+		switch {
+		case i == 0:
+		case strings.Contains(text, ", "):
+			text += ", or "
+		default:
+			text += " or "
+		}
+		text += word
+	}
 	if of.Items != nil && (text == "array" || text == "") {
 		if text = all.kind(of.Items, link); strings.Contains(text, " or ") || strings.Contains(text, ", at most") {
 			text = "(" + text + ")"
 		}
 		text = "list of " + text
 	}
-	if of.Others.schema != nil && link != nil && text == "object" {
+	if of.Others.schema != nil && of.Others.Ref != "" && link != nil && text == "object" {
 		if to := link(last(of.Others.Ref)); to != "" {
 			text = "object of " + to
 		}
@@ -262,7 +272,7 @@ func Config(text []byte) (string, error) {
 	p.prose("", "[Configuration files](../config.md) and [algorithms](../algorithms.md) explain the keys together, "+
 		"with examples. `rlsidecar check FILE` reports mistakes in a file.")
 	p.line()
-	p.line("The types are those of YAML, and two more:")
+	p.line("An object is a mapping of YAML. Two types need an explanation:")
 	p.line()
 	p.prose("- ", "text: a word, a whole number or a boolean, which is used as it is written. Write a number with a fraction in quotes.")
 	p.prose("- ", "duration: whole numbers with the units `us`, `ms`, `s`, `m`, `h`, `d` (24 hours) or `w` (7 days), such as `500ms`, `1m` or `1h30m`.")
