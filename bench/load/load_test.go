@@ -215,7 +215,7 @@ func TestOpenLoopThatFallsBehindEnds(t *testing.T) {
 	}
 }
 
-func TestServerThatGoesAwayIsAnError(t *testing.T) {
+func TestAServerThatStopsIsAnError(t *testing.T) {
 	for _, client := range clients {
 		t.Run(client, func(t *testing.T) {
 			var g *grpc.Server
@@ -236,7 +236,7 @@ func TestServerThatGoesAwayIsAnError(t *testing.T) {
 	}
 }
 
-func TestMistakesAreRefused(t *testing.T) {
+func TestInvalidConfigsAreRefused(t *testing.T) {
 	for name, c := range map[string]Config{
 		"no target":              {},
 		"client":                 {Target: "x:1", Client: "curl"},

@@ -151,8 +151,8 @@ func (c *httpCmd) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		of := []*child{nginx, sidecar}[:1+i]
-		targets = append(targets, target{name, at[4+i], fmt.Sprintf(script, "/a/b?c=d", `, ["Host"] = "shop.test"`), of})
+		processes := []*child{nginx, sidecar}[:1+i]
+		targets = append(targets, target{name, at[4+i], fmt.Sprintf(script, "/a/b?c=d", `, ["Host"] = "shop.test"`), processes})
 	}
 	return c.measure(a, dir, targets)
 }
@@ -321,13 +321,13 @@ func httpComparison(b *bench) ([]finding, error) {
 		return nil, err
 	}
 	w := wrk{program: b.Wrk, connections: 16, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "script.lua")}
-	descriptorClient := func(s *child, err error) (candidate, error) {
+	candidateOf := func(s *child, err error) (candidate, error) {
 		if s, err = b.started(s, err); err != nil {
 			return candidate{}, err
 		}
 		return w.candidate(b, target{s.name, s.address, fmt.Sprintf(script, "/v1/auth/nginx", nginxHeaders), []*child{s}}), nil
 	}
-	handler, err := descriptorClient(startChild(b, "a bare handler", address, self, "http-ceiling", "--listen", address))
+	handler, err := candidateOf(startChild(b, "a bare handler", address, self, "http-ceiling", "--listen", address))
 	if err != nil {
 		return nil, err
 	}
@@ -339,7 +339,7 @@ func httpComparison(b *bench) ([]finding, error) {
 			if err != nil {
 				return nil, err
 			}
-			c, err := descriptorClient(b.sidecarOf(v).serve(b, b.dir, httpLimits, address, append(flags, "--http-listen", address)...))
+			c, err := candidateOf(b.sidecarOf(v).serve(b, b.dir, httpLimits, address, append(flags, "--http-listen", address)...))
 			if err != nil {
 				return nil, err
 			}

@@ -219,8 +219,8 @@ func TestRulesAndDashboardArriveAsTheyAre(t *testing.T) {
 	}
 }
 
-// TestAMistakeIsSeen shows that the validation of objects can fail.
-func TestAMistakeIsSeen(t *testing.T) {
+// TestInvalidManifestsAreRejected shows that the validation of objects can fail.
+func TestInvalidManifestsAreRejected(t *testing.T) {
 	python := kubernetesValidate(t)
 	file := filepath.Join(t.TempDir(), "objects.yaml")
 	wrong := "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {ports: [{prot: 1}]}\n"

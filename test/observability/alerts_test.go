@@ -119,14 +119,14 @@ func writeTimeline(file *bytes.Buffer, name string, good, bad recording, used ma
 			if i >= healthyPoints {
 				r = bad
 			}
-			if before, there := r.before[series]; there {
+			if before, exists := r.before[series]; exists {
 				known = true
 				if before.counter {
 					value += r.after[series].value - before.value
 				} else {
 					value = r.after[series].value
 				}
-			} else if after, there := r.after[series]; there {
+			} else if after, exists := r.after[series]; exists {
 				known = true
 				value += after.value
 				if !after.counter {
