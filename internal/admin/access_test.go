@@ -17,7 +17,7 @@ import (
 func guarded(t *testing.T, edit ...func(*Config)) http.Handler {
 	t.Helper()
 	c := fixture(t)
-	c.Token, c.ReadToken = httpauth.FixedToken("secret"), httpauth.FixedToken("look")
+	c.Token, c.ReadToken = httpauth.FixedToken("secret"), httpauth.FixedToken("reader")
 	for _, e := range edit {
 		e(&c)
 	}
@@ -82,7 +82,7 @@ func TestAConfiguredTokenIsRequired(t *testing.T) {
 	h := guarded(t)
 	for token, code := range map[string]int{
 		"": 401, "secret": 401, "Bearer": 401, "Bearer ": 401, "Bearer Secret": 401, "Basic secret": 401, "Bearer secretsecret": 401,
-		"Bearer secret": 200, "bearer secret": 200, "Bearer look": 200, "Bearer  look ": 200,
+		"Bearer secret": 200, "bearer secret": 200, "Bearer reader": 200, "Bearer  reader ": 200,
 	} {
 		for _, path := range []string{"/", "/api/top", "/metrics", "/rlconfig", "/debug/pprof/"} {
 			w := get(h, path, token)
@@ -103,7 +103,7 @@ func TestTheReadOnlyTokenAllowsOnlyReading(t *testing.T) {
 	h := guarded(t)
 	for token, want := range map[string]map[string]int{
 		"secret": {"GET": 200, "HEAD": 200, "POST": 200, "DELETE": 200},
-		"look":   {"GET": 200, "HEAD": 200, "POST": 403, "DELETE": 403, "get": 403},
+		"reader": {"GET": 200, "HEAD": 200, "POST": 403, "DELETE": 403, "get": 403},
 	} {
 		for method, code := range want {
 			r := httptest.NewRequest(method, "/api/reset", nil)
@@ -115,12 +115,12 @@ func TestTheReadOnlyTokenAllowsOnlyReading(t *testing.T) {
 		}
 	}
 	b := newBrowser(h)
-	b.logIn("look")
+	b.logIn("reader")
 	if w := b.send("GET", "/", nil); w.Code != 200 {
-		t.Errorf("logged in to look: %d; want status 200", w.Code)
+		t.Errorf("logged in as a reader: %d; want status 200", w.Code)
 	}
 	if w := b.send("POST", "/logout", url.Values{"csrf": {b.csrf()}}); w.Code != http.StatusSeeOther {
-		t.Errorf("logged in to look, and out: %d; want status 303", w.Code)
+		t.Errorf("logged in as a reader, and out: %d; want status 303", w.Code)
 	}
 }
 

@@ -311,13 +311,13 @@ func TestOnlyTheAdminTokenAllowsChanges(t *testing.T) {
 	d := newTestPages(t)
 	form := url.Values{"do": {"block"}, "domain": {"d"}, "limit": {"send"}, "value": {"bob"}, "author": {"eve"}, "reason": {"x"}, "csrf": {d.csrf()}, "for": {"1h"}}
 	reader := newBrowser(d.h)
-	reader.logIn("look")
+	reader.logIn("reader")
 	for name, b := range map[string]*browser{"nobody": newBrowser(d.h), "a reader": reader} {
 		form.Set("csrf", b.csrf())
 		if w := b.send("POST", "/change", form); w.Code != 403 {
 			t.Errorf("%s: got %d; want status 403", name, w.Code)
 		}
-		if w := b.send("POST", "/change", form, "Authorization", "Bearer look"); w.Code != 403 {
+		if w := b.send("POST", "/change", form, "Authorization", "Bearer reader"); w.Code != 403 {
 			t.Errorf("%s with the token in a header: %d; want status 403", name, w.Code)
 		}
 		if body := b.send("GET", "/key?domain=d&limit=send&value=bob", nil).Body.String(); strings.Contains(body, "/change?") {

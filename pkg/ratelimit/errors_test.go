@@ -43,7 +43,7 @@ func waiting(t *testing.T, maxWait time.Duration, limits ratelimit.Limits, wrap 
 }
 
 func TestARefundOfOneUnit(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	if _, err := l.AllowN(t.Context(), 10, "send"); err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestARefundOfOneUnit(t *testing.T) {
 }
 
 func TestACostThatNeverFitsReportsTheBucket(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	if _, err := l.AllowN(t.Context(), 4, "send"); err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func TestTheLongestDenialIsReported(t *testing.T) {
 }
 
 func TestCostsOfAnUnknownLimit(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "nope", Costs: map[string]int64{"a": 1}}}); !errors.Is(err, ratelimit.ErrUnknown) {
 		t.Errorf("got %v; want ErrUnknown", err)
 	}
@@ -267,7 +267,7 @@ func TestAGuaranteedRate(t *testing.T) {
 
 func TestTheDelayOfAReservationFromItsText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := over(t, memory.New(memory.Config{}), nil)
+		l := limiterFor(t, memory.New(memory.Config{}), nil)
 		reserve(t, l, 10, "send", "bob")
 		made := reserve(t, l, 1, "send", "bob")
 		var read ratelimit.Reservation
@@ -319,7 +319,7 @@ func TestWaitingForALimitThatCannotBeReserved(t *testing.T) {
 }
 
 func TestAllowOnceReservesOnlyWhatIsRequested(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	requests := []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 1, Reserve: true}, {Name: "window", N: 1}}
 	if err := l.AllowOnce(t.Context(), "id", requests); err != nil {
 		t.Fatal(err)
@@ -396,7 +396,7 @@ limits:
 		{"an unknown limit", program(store, func(l ratelimit.Limits) { delete(l, "small") }), both("large", "small"), 0, ratelimit.ErrUnknown, `"small"`, 0},
 		{"another algorithm", program(store, func(l ratelimit.Limits) { l["small"] = ratelimit.FixedWindow(6, time.Minute) }), both("small", "large"), 0, ratelimit.ErrExpired, "the limit has another algorithm now", 0},
 		{"a limit that came with the request", program(store, same), `{"domain":"d","name":"own","reserve":true,"config":{"algorithm":"token_bucket","rate":2,"period":"1m"}}`, 0, ratelimit.ErrReservation, "", 0},
-		{"a Store that fails", program(away{}, same), both("small", "large"), 0, ratelimit.ErrUnavailable, "settle limit", 0},
+		{"a Store that fails", program(unreachable{}, same), both("small", "large"), 0, ratelimit.ErrUnavailable, "settle limit", 0},
 	} {
 		clock.Set(clock.Now() + 600*algorithms.Second) // all buckets are full again
 		r := reserved(test.body)
@@ -413,7 +413,7 @@ limits:
 }
 
 func TestWaitingEndsWithAnErrorOfTheStore(t *testing.T) {
-	if err := over(t, away{}, nil).Wait(t.Context(), "log"); !errors.Is(err, ratelimit.ErrUnavailable) {
+	if err := limiterFor(t, unreachable{}, nil).Wait(t.Context(), "log"); !errors.Is(err, ratelimit.ErrUnavailable) {
 		t.Errorf("got %v; want ErrUnavailable", err)
 	}
 }
@@ -460,7 +460,7 @@ descriptors: [{key: user, limit: tokens}]
 }
 
 func TestACostThatNeverFitsHasTheNumbersOfItsLimit(t *testing.T) {
-	l := over(t, away{}, nil)
+	l := limiterFor(t, unreachable{}, nil)
 	if r, err := l.AllowN(t.Context(), 11, "send", "bob"); !errors.Is(err, ratelimit.ErrNeverFits) || r.Limit != 10 || r.Window != time.Minute {
 		t.Errorf("got %+v, %v; want %v and a limit of 10 in a minute", r, err, ratelimit.ErrNeverFits)
 	}

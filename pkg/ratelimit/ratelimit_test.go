@@ -38,14 +38,14 @@ func testLimits() ratelimit.Limits {
 	}
 }
 
-func onClock(tb testing.TB) (*ratelimit.Limiter, *storetest.Clock) {
+func newLimiterAndClock(tb testing.TB) (*ratelimit.Limiter, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
-	return over(tb, memory.New(memory.Config{Clock: clock.Time}), clock), clock
+	return limiterFor(tb, memory.New(memory.Config{Clock: clock.Time}), clock), clock
 }
 
-func over(tb testing.TB, store backend.Store, clock *storetest.Clock) *ratelimit.Limiter {
+func limiterFor(tb testing.TB, store backend.Store, clock *storetest.Clock) *ratelimit.Limiter {
 	tb.Helper()
 	c := ratelimit.Config{Store: store, Domain: "test", Limits: testLimits()}
 	if clock != nil {
@@ -59,7 +59,7 @@ func over(tb testing.TB, store backend.Store, clock *storetest.Clock) *ratelimit
 }
 
 func TestResultsHaveTheValuesForHeaders(t *testing.T) {
-	l, clock := onClock(t)
+	l, clock := newLimiterAndClock(t)
 	ctx := t.Context()
 	first, err := l.Allow(ctx, "send", "bob")
 	want := ratelimit.Result{Allowed: true, Limit: 10, Window: time.Minute, Remaining: 9, ResetAfter: 6 * time.Second}
@@ -93,7 +93,7 @@ func TestResultsHaveTheValuesForHeaders(t *testing.T) {
 }
 
 func TestInvalidCountsAreErrors(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	ctx := t.Context()
 	for name, call := range map[string]func(n int64) error{
 		"AllowN":   func(n int64) error { _, err := l.AllowN(ctx, n, "send"); return err },
@@ -129,7 +129,7 @@ func TestInvalidCountsAreErrors(t *testing.T) {
 }
 
 func TestACostThatNeverFitsIsAnErrorOfItsOwn(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	ctx := t.Context()
 	r, err := l.AllowN(ctx, 12, "send")
 	if !errors.Is(err, ratelimit.ErrNeverFits) || errors.Is(err, ratelimit.ErrDenied) || r.Limit != 10 {
@@ -145,13 +145,13 @@ func TestACostThatNeverFitsIsAnErrorOfItsOwn(t *testing.T) {
 	if r, err := l.Peek(ctx, 0, "send"); err != nil || r.Remaining != 10 {
 		t.Errorf("nothing was consumed: %+v %v; want no error and 10 remaining", r, err)
 	}
-	if _, err := over(t, away{}, nil).AllowN(ctx, 12, "send"); !errors.Is(err, ratelimit.ErrNeverFits) {
+	if _, err := limiterFor(t, unreachable{}, nil).AllowN(ctx, 12, "send"); !errors.Is(err, ratelimit.ErrNeverFits) {
 		t.Errorf("it is known without the Store: %v; want the error ratelimit.ErrNeverFits", err)
 	}
 }
 
 func TestAllowAllConsumesAllOrNone(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	ctx := t.Context()
 	requests := []ratelimit.Request{{Name: "send", N: 4}, {Name: "burst", N: 5}}
 	if err := l.AllowAll(ctx, requests); err != nil || requests[0].Result.Remaining != 6 || requests[1].Result.ResetAfter != 30*time.Second {
@@ -187,7 +187,7 @@ func TestAllowAllConsumesAllOrNone(t *testing.T) {
 }
 
 func TestReservationsReportTheirTime(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	for _, c := range []struct {
 		name  string
 		n     int64
@@ -223,7 +223,7 @@ func TestMaxWaitDeniesWithoutConsuming(t *testing.T) {
 	}
 	_, err = l.Reserve(t.Context(), "burst")
 	if denied, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || !errors.Is(err, ratelimit.ErrDenied) || denied.Result.RetryAfter != 6*time.Second {
-		t.Errorf("36 s, which are 30 in 6 s: %v; want a ratelimit.DeniedError, the error ratelimit.ErrDenied and retry after %v", err, 6*time.Second)
+		t.Errorf("a wait of 36 s with a MaxWait of 30 s: %v; want a ratelimit.DeniedError, the error ratelimit.ErrDenied and retry after %v", err, 6*time.Second)
 	}
 	if _, err := l.ReserveN(t.Context(), 10, "send", "full"); err != nil {
 		t.Error(err)
@@ -285,7 +285,7 @@ func TestWaitWaitsAndConsumes(t *testing.T) {
 }
 
 func TestAllowOnceConsumesOnce(t *testing.T) {
-	l, clock := onClock(t)
+	l, clock := newLimiterAndClock(t)
 	ctx := t.Context()
 	call := func() []ratelimit.Request {
 		return []ratelimit.Request{{Name: "burst", Key: []string{"bob"}, N: 9, Reserve: true}, {Name: "send", Key: []string{"bob"}, N: 1}}
@@ -321,7 +321,7 @@ func TestAllowOnceConsumesOnce(t *testing.T) {
 
 // An empty id would make all calls with the same requests one call, which is charged once.
 func TestAllowOnceNeedsAnID(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	requests := []ratelimit.Request{{Name: "send", N: 1}}
 	if err := l.AllowOnce(t.Context(), "", requests); err == nil || !strings.Contains(err.Error(), "AllowOnce needs an id") {
 		t.Errorf("no id: %v; want an error that contains %q", err, "AllowOnce needs an id")
@@ -350,7 +350,7 @@ func reserve(t *testing.T, l *ratelimit.Limiter, n int64, name string, key ...st
 }
 
 func TestAReservationIsSettledOnce(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	ctx := t.Context()
 	less, more := reserve(t, l, 15, "burst"), reserve(t, l, 5, "burst") // 15 + 5 units of 5: the bucket has a debt of 15
 	for range 2 {
@@ -377,7 +377,7 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 
 // A reservation can be passed on as text. The key is arbitrary bytes, which JSON strings cannot contain.
 func TestAReservationCanBeSettledFromItsText(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	key := "\xff\x00 not UTF-8"
 	b, err := json.Marshal(map[string]any{"reservation": reserve(t, l, 8, "send", key)})
 	if err != nil {
@@ -456,7 +456,7 @@ func TestForeignReservationsAreRefused(t *testing.T) {
 // The Store keeps the result of a settlement for as long as the reservation can be settled, so that a
 // repeated settlement never refunds twice.
 func TestAnExpiredReservationIsNotSettled(t *testing.T) {
-	l, clock := onClock(t)
+	l, clock := newLimiterAndClock(t)
 	r := reserve(t, l, 4, "window")
 	if r.Expires() != r.Due().Add(time.Hour) {
 		t.Errorf("expires %v, due %v; want %v", r.Expires(), r.Due(), r.Due().Add(time.Hour))
@@ -481,7 +481,7 @@ func TestAnExpiredReservationIsNotSettled(t *testing.T) {
 }
 
 func TestASettlementWithoutDifferenceIsAcceptedDuringABlock(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	ctx := t.Context()
 	exact, more := reserve(t, l, 4, "blocked"), reserve(t, l, 1, "blocked")
 	if _, err := l.AllowN(ctx, 9, "blocked"); !errors.Is(err, ratelimit.ErrDenied) { // starts the block
@@ -504,7 +504,7 @@ func TestASettlementWithoutDifferenceIsAcceptedDuringABlock(t *testing.T) {
 }
 
 func TestResetMakesANewBucket(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	ctx := t.Context()
 	for range 2 {
 		for range 2 {
@@ -521,12 +521,12 @@ func TestResetMakesANewBucket(t *testing.T) {
 	}
 }
 
-type away struct{}
+type unreachable struct{}
 
-func (away) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
+func (unreachable) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
 
 func TestMistakesAndFailuresAreErrors(t *testing.T) {
-	l := over(t, away{}, nil)
+	l := limiterFor(t, unreachable{}, nil)
 	ctx := t.Context()
 	two := []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 1}}
 	_, allow := l.Allow(ctx, "send")
@@ -549,7 +549,7 @@ func TestNewListsAllMistakes(t *testing.T) {
 	if _, err := ratelimit.New(ratelimit.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Store is missing") {
 		t.Errorf("no Store: %v; want an error that contains %q", err, "Config.Store is missing")
 	}
-	_, err := ratelimit.New(ratelimit.Config{Store: away{}, MaxWait: -time.Second, Limits: ratelimit.Limits{
+	_, err := ratelimit.New(ratelimit.Config{Store: unreachable{}, MaxWait: -time.Second, Limits: ratelimit.Limits{
 		"b negative": ratelimit.TokenBucket(-1, time.Second),
 		"a fine":     ratelimit.TokenBucket(1, time.Second),
 		"a period":   ratelimit.TokenBucket(1, 1500*time.Nanosecond),
@@ -583,7 +583,7 @@ ratelimit: limit "g start": start cannot be combined with calendar: the calendar
 
 func TestTheKeyOfABucketIsThatOfTheSidecar(t *testing.T) {
 	store := memory.New(memory.Config{})
-	l := over(t, store, nil)
+	l := limiterFor(t, store, nil)
 	for range 2 {
 		if _, err := l.Allow(t.Context(), "log", "bob"); err != nil {
 			t.Fatal(err)
@@ -606,7 +606,7 @@ func TestALimitThatComesWithTheRequest(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
 	store := memory.New(memory.Config{Clock: clock.Time})
-	l := over(t, store, clock)
+	l := limiterFor(t, store, clock)
 	call := func(rate int64) (int64, error) {
 		own := ratelimit.TokenBucket(rate, time.Hour)
 		requests := []ratelimit.Request{{Name: "tenant", Key: []string{"acme"}, N: 3, Limit: &own}, {Name: "send", N: 1}}
@@ -669,7 +669,7 @@ func httpAPI(t *testing.T, store backend.Store, domain string) func(body string)
 }
 
 func TestManyGoroutinesGetExactlyTheLimit(t *testing.T) {
-	l, _ := onClock(t)
+	l, _ := newLimiterAndClock(t)
 	var admitted atomic.Int64
 	var wg sync.WaitGroup
 	for range 16 {
@@ -706,7 +706,7 @@ func TestTheLongestTimeIsNotNegative(t *testing.T) {
 
 func TestTheOwnerOfALimitThatComesWithARequest(t *testing.T) {
 	store, own := &recording{Store: memory.New(memory.Config{})}, ratelimit.TokenBucket(5, time.Second)
-	if err := over(t, store, nil).AllowAll(t.Context(), []ratelimit.Request{{Name: "tenant", N: 1, Limit: &own}}); err != nil {
+	if err := limiterFor(t, store, nil).AllowAll(t.Context(), []ratelimit.Request{{Name: "tenant", N: 1, Limit: &own}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := store.charges[0].Owner; got != "test/#inline" {

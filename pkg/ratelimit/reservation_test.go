@@ -16,7 +16,7 @@ func TestATurnOfALeakyBucketCanBeReserved(t *testing.T) {
 		"AllowAll":  func(l *ratelimit.Limiter, r []ratelimit.Request) error { return l.AllowAll(t.Context(), r) },
 		"AllowOnce": func(l *ratelimit.Limiter, r []ratelimit.Request) error { return l.AllowOnce(t.Context(), "id", r) },
 	} {
-		l, _ := onClock(t)
+		l, _ := newLimiterAndClock(t)
 		if _, err := l.Allow(t.Context(), "queue"); err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func TestTheFormerSecretSignsNothing(t *testing.T) {
 
 func TestTheDelayOfAReservationBecomesShorter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := over(t, memory.New(memory.Config{}), nil)
+		l := limiterFor(t, memory.New(memory.Config{}), nil)
 		reserve(t, l, 10, "send", "bob")
 		r := reserve(t, l, 1, "send", "bob")
 		time.Sleep(2 * time.Second)

@@ -200,7 +200,7 @@ func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 	err := l.AllowAll(t.Context(), late)
 	denied, ok := errors.AsType[*ratelimit.DeniedError](err)
 	if !ok || denied.Result.RetryAfter != 10*time.Second || denied.Result.Wait != 0 {
-		t.Errorf("a wait of 30 s, which is 20 s in 10 s: %v; want a ratelimit.DeniedError with retry after 10 s and no wait", err)
+		t.Errorf("a wait of 30 s with a MaxWait of 20 s: %v; want a ratelimit.DeniedError with retry after 10 s and no wait", err)
 	}
 	if late[0].Result.Allowed || !late[1].Result.Allowed || late[0].Reservation.Name() != "" || late[1].Reservation.Name() != "" {
 		t.Errorf("only bob's limit denies, and nothing is reserved: %+v; want the first denied, the second allowed, and no reservations", late)
@@ -288,7 +288,7 @@ func TestACallWithoutReservationsIsOneBatch(t *testing.T) {
 
 func TestAWaitThatWouldBeTooLongIsDeniedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := over(t, memory.New(memory.Config{}), nil)
+		l := limiterFor(t, memory.New(memory.Config{}), nil)
 		for name, wait := range map[string]time.Duration{"send": 6 * time.Second, "log": time.Second} {
 			for range map[string]int{"send": 10, "log": 2}[name] {
 				if _, err := l.Allow(t.Context(), name); err != nil {

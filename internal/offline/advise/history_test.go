@@ -50,7 +50,7 @@ func TestRequestsAreKeptExactly(t *testing.T) {
 	})
 }
 
-// A client that is dropped with its first request may leave a few bytes, here at most 50 for each level.
+// A client that is dropped with its first request may leave a few bytes counted, here at most 50 for each level.
 func TestMemoryInUseIsCounted(t *testing.T) {
 	const most = 1 << 16
 	memory := NewMemory(most)

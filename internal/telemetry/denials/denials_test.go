@@ -37,9 +37,9 @@ type requester struct {
 	clock   time.Time
 }
 
-type away struct{ err error }
+type unreachable struct{ err error }
 
-func (a away) Submit(b *backend.Batch) { b.Fail(a.err) }
+func (u unreachable) Submit(b *backend.Batch) { b.Fail(u.err) }
 
 func newRequester(tb testing.TB, store backend.Store) *requester {
 	tb.Helper()
@@ -258,14 +258,14 @@ func TestEstimatedCountsAreNotExact(t *testing.T) {
 // A failure of the store does not depend on the key, so failures are counted by limit, not by key.
 func TestFailuresAreCountedByLimit(t *testing.T) {
 	for err, why := range map[error]string{backend.ErrUnavailable: Backend, fmt.Errorf("x: %w", backend.ErrFull): Full, errors.New("x"): Backend} {
-		a := newRequester(t, away{err})
+		a := newRequester(t, unreachable{err})
 		for i := range 100 {
 			a.send(t, fmt.Sprint("user=", i), 1)
 		}
 		a.want(t, err.Error(), fmt.Sprintf("100 d/send %s [] [] false", why))
 	}
-	a := newRequester(t, away{})
-	a.limiter = limiter.New(away{}, limiter.Config{NoConfig: new(descriptors.Deny)})
+	a := newRequester(t, unreachable{})
+	a.limiter = limiter.New(unreachable{}, limiter.Config{NoConfig: new(descriptors.Deny)})
 	a.send(t, "user=bob", 1)
 	a.want(t, "no configuration", "1 d/ no-config [] [] false")
 	a.Unrouted(NoRoute)
@@ -420,13 +420,13 @@ func TestDenialsAreCountedByTheirReasonAndKey(t *testing.T) {
 }
 
 func TestFailuresOfDifferentLimitsAreApart(t *testing.T) {
-	a := newRequester(t, away{backend.ErrUnavailable})
+	a := newRequester(t, unreachable{backend.ErrUnavailable})
 	a.send(t, "user=bob", 1)
 	a.send(t, "path=/login,ip=192.0.2.1", 1)
 	a.send(t, "path=/login,ip=192.0.2.2", 1)
 	a.want(t, "two limits", `2 d/path_/login.ip backend-failure [] [] false`, `1 d/send backend-failure [] [] false`)
 
-	a = newRequester(t, away{})
+	a = newRequester(t, unreachable{})
 	for n, domain := range map[int]string{1: "d", 2: "e"} {
 		for range n {
 			a.Observe(&limiter.Call{Request: limiter.Request{Domain: domain}})
