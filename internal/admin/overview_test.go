@@ -170,7 +170,7 @@ func TestPagesOfAHundredLimits(t *testing.T) {
 // TestHundredThousandLimits compares the processor time for the overview of 100,000 limits with that for 1,000. A limit
 // that is not on the page may cost only a quick check, which takes far less time than printing the limit.
 func TestHundredThousandLimits(t *testing.T) {
-	few, lots := New(many(t, 1000)), New(many(t, 100_000))
+	small, large := New(many(t, 1000)), New(many(t, 100_000))
 	fastest := func(h http.Handler) time.Duration {
 		best := time.Hour
 		for range 5 {
@@ -182,7 +182,7 @@ func TestHundredThousandLimits(t *testing.T) {
 		}
 		return best
 	}
-	a, b := fastest(few), fastest(lots)
+	a, b := fastest(small), fastest(large)
 	t.Logf("1,000 limits: %v; 100,000: %v", a, b)
 	if b > 60*a {
 		t.Errorf("the page takes %v with 1,000 limits, and %v with 100,000; want at most %v", a, b, 60*a)

@@ -186,7 +186,7 @@ func TestSumsOfSettledCalls(t *testing.T) {
 	}
 }
 
-// Otherwise one client could move the estimate of all.
+// If every call of a key counted, one client could move the estimate of all clients.
 func TestAKeyCountsOnceASecondForAnEstimate(t *testing.T) {
 	var trace strings.Builder
 	for range 40 {

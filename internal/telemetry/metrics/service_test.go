@@ -24,7 +24,7 @@ func TestTheReferenceServersOwnCounters(t *testing.T) {
 	send(t, l, "d", "k", "v", 1)
 	send(t, l, "d", "k", "v", 1)
 	m.Observe(&limiter.Call{Verdict: limiter.Verdict{Snapshot: l.Current(), Failed: true}})
-	m.Observe(&limiter.Call{Verdict: limiter.Verdict{Snapshot: l.Current(), Err: errors.New("away")}})
+	m.Observe(&limiter.Call{Verdict: limiter.Verdict{Snapshot: l.Current(), Err: errors.New("unreachable")}})
 	got := scrape(t, m, "ratelimit_service_")
 	for name, value := range map[string]string{
 		`ratelimit_service_total_requests{grpc_method="ShouldRateLimit"}`:                           "1",

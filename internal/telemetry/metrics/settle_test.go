@@ -17,18 +17,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-type away struct {
+type failing struct {
 	backend.Store
 	unreachable bool
 }
 
-func (a *away) Submit(b *backend.Batch) {
-	if !a.unreachable {
-		a.Store.Submit(b)
+func (f *failing) Submit(b *backend.Batch) {
+	if !f.unreachable {
+		f.Store.Submit(b)
 		return
 	}
 	for i := range b.Decisions {
-		b.Decisions[i].Err = errors.New("away")
+		b.Decisions[i].Err = errors.New("unreachable")
 	}
 	b.Done(b)
 }
@@ -55,7 +55,7 @@ func settling(t *testing.T, m *Metrics, configured *limiter.Snapshot) {
 	d.Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
 	d.Settling = map[uint64]*descriptors.Policy{descriptors.PrefixNumber(p.Prefix): p}
 	var now algorithms.Micros = 1_767_225_600 * algorithms.Second
-	store := &away{Store: memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(now)) }})}
+	store := &failing{Store: memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(now)) }})}
 	l := limiter.New(store, limiter.Config{
 		Observer: m, IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return now },
 	})

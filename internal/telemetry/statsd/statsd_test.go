@@ -116,14 +116,14 @@ func flusher(t *testing.T, c Config, log *zap.Logger) func() {
 
 func TestMetricsArriveOverUDPAndTCP(t *testing.T) {
 	for _, network := range []string{"udp", "tcp"} {
-		there := listen(t, network)
+		receiver := listen(t, network)
 		counts := &source{counters: map[string]uint64{"a": 3, "b": 1}, timings: []time.Duration{1500 * time.Microsecond}}
-		flush := flusher(t, Config{Address: there.address, Network: network, Source: counts, Tags: map[string]string{"zone": "eu:1", "app": "rl"}}, zap.NewNop())
+		flush := flusher(t, Config{Address: receiver.address, Network: network, Source: counts, Tags: map[string]string{"zone": "eu:1", "app": "rl"}}, zap.NewNop())
 		flushed := make(chan struct{})
 		turn := func() []string {
 			go func() { flush(); flushed <- struct{}{} }()
 			defer func() { <-flushed }()
-			return there.next(t)
+			return receiver.next(t)
 		}
 		const tags = ".__app=rl.__zone=eu_1"
 		expect(t, turn(), "a"+tags+":3|c", "b"+tags+":1|c", "response_time"+tags+":1.500000|ms")
@@ -133,14 +133,14 @@ func TestMetricsArriveOverUDPAndTCP(t *testing.T) {
 }
 
 func TestDogStatsDMetricsAndTags(t *testing.T) {
-	there := listen(t, "udp")
+	receiver := listen(t, "udp")
 	counts := &source{counters: map[string]uint64{
 		"ratelimit.service.rate_limit.edge.user_bob.total_hits": 3,
 		"ratelimit.service.config_load_success":                 1,
 		"ratelimit_server.Check.total_requests":                 4,
 	}}
 	flush := flusher(t, Config{
-		Address: there.address, Network: "udp", Dog: true, Source: counts, Tags: map[string]string{"zone": "eu"},
+		Address: receiver.address, Network: "udp", Dog: true, Source: counts, Tags: map[string]string{"zone": "eu"},
 		Rewrites: []Rewrite{
 			{Pattern: regexp.MustCompile(`^ratelimit\.service\.rate_limit\.(.*)\.(.*)\.(.*)$`), Name: "rl.$3", Tags: map[string]string{"domain": "$1", "key": "$2|$9"}},
 			{Pattern: regexp.MustCompile(`rate_limit`), Name: "never.first"},
@@ -148,48 +148,48 @@ func TestDogStatsDMetricsAndTags(t *testing.T) {
 		},
 	}, zap.NewNop())
 	flush()
-	expect(t, there.next(t),
+	expect(t, receiver.next(t),
 		"config.success:1|c|#zone:eu",
 		"ratelimit_server.Check.total_requests:4|c|#zone:eu",
 		"rl.total_hits:3|c|#zone:eu,domain:edge,key:user_bob_")
 }
 
 func TestManyMetricsArriveWhole(t *testing.T) {
-	there := listen(t, "tcp")
+	receiver := listen(t, "tcp")
 	counts := &source{counters: map[string]uint64{}}
 	for i := range 20_000 {
 		counts.counters["ratelimit.service.rate_limit.edge.user_"+strings.Repeat("x", i%200)+string(rune('a'+i%26))+time.Duration(i).String()] = 1
 	}
-	flush := flusher(t, Config{Address: there.address, Network: "tcp", Source: counts}, zap.NewNop())
+	flush := flusher(t, Config{Address: receiver.address, Network: "tcp", Source: counts}, zap.NewNop())
 	done := make(chan struct{})
 	go func() { defer close(done); flush() }()
-	if n := len(there.next(t)); n != 20_000 {
+	if n := len(receiver.next(t)); n != 20_000 {
 		t.Errorf("%d lines; want 20_000", n)
 	}
 	<-done
 }
 
 func TestUnsentCountsAreSentLater(t *testing.T) {
-	there := listen(t, "tcp")
+	receiver := listen(t, "tcp")
 	counts := &source{counters: map[string]uint64{"a": 3}}
 	core, logs := observer.New(zap.InfoLevel)
-	flush := flusher(t, Config{Address: there.address, Network: "tcp", Source: counts}, zap.New(core))
-	there.stream.Close()
+	flush := flusher(t, Config{Address: receiver.address, Network: "tcp", Source: counts}, zap.New(core))
+	receiver.stream.Close()
 	flush()
 	counts.add("a", 4)
 	flush()
 	if logs.Len() != 1 {
 		t.Errorf("%d lines in the log; want 1", logs.Len())
 	}
-	again, err := net.Listen("tcp", there.address)
+	again, err := net.Listen("tcp", receiver.address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer again.Close()
-	there.stream = again
+	receiver.stream = again
 	done := make(chan struct{})
 	go func() { defer close(done); flush() }()
-	expect(t, there.next(t), "a:7|c")
+	expect(t, receiver.next(t), "a:7|c")
 	<-done
 	if logs.Len() != 2 {
 		t.Errorf("%d lines in the log; want 2", logs.Len())
@@ -197,11 +197,11 @@ func TestUnsentCountsAreSentLater(t *testing.T) {
 }
 
 func TestRunFlushesOnceMoreWhenItEnds(t *testing.T) {
-	there := listen(t, "udp")
+	receiver := listen(t, "udp")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	Run(ctx, Config{Address: there.address, Network: "udp", Source: &source{counters: map[string]uint64{"a": 1}}, Log: zap.NewNop()})
-	expect(t, there.next(t), "a:1|c")
+	Run(ctx, Config{Address: receiver.address, Network: "udp", Source: &source{counters: map[string]uint64{"a": 1}}, Log: zap.NewNop()})
+	expect(t, receiver.next(t), "a:1|c")
 }
 
 func TestWrongConfigs(t *testing.T) {

@@ -155,7 +155,7 @@ func TestOneOfSeveralRequestsHasTheReservation(t *testing.T) {
 }
 
 // The limit can hold 3 units, but its payer can pay for 5.
-func TestALongWaitWithAPayerIsNoErrorThatNeverFits(t *testing.T) {
+func TestACostThatThePayerCanPayIsNotErrNeverFits(t *testing.T) {
 	c, err := limitsfile.Parse("", "limits.yaml", []byte(strings.Replace(plans, "rate: 3, period: 1h, max_reserved: 0", "rate: 3, period: 1h", 1)))
 	if err != nil {
 		t.Fatal(err)
