@@ -72,7 +72,7 @@ func (e exitError) Unwrap() error { return e.err }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	context.AfterFunc(ctx, stop) // after the first signal, the second one ends the process at once
 	os.Exit(runAs(ctx, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -16,15 +14,9 @@ import (
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
-		"rlsidecar": program,
-		"ratelimit": program,
+		"rlsidecar": main,
+		"ratelimit": main,
 	})
-}
-
-func program() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	os.Exit(runAs(ctx, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 
 // TestScripts runs testdata/script, which has the output of each command. UPDATE_SCRIPTS=1 writes the present output;

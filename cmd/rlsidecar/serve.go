@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -137,8 +136,6 @@ func (c *serveCmd) Run(a *app) error {
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 	settings.Hangup = hangup
-	// After the first signal, the second one must end the process at once.
-	defer context.AfterFunc(a.ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })()
 
 	log := newLogger(a.stderr, c.LogLevel, c.LogFormat)
 	for _, w := range a.reference.Warnings {

@@ -25,10 +25,41 @@ func TestASecondSignalEndsTheProcess(t *testing.T) {
 		t.Errorf("while it drains: %v; want an answer", err)
 	}
 	_ = serve.Process.Signal(syscall.SIGINT)
+	awaitEnd(t, serve)
+}
+
+// check waits for a named pipe that has no writer.
+func TestASecondSignalEndsACommand(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "limits.yaml")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check := exec.Command("rlsidecar", "check", pipe)
+	if err := check.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = check.Process.Kill() })
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() { // the first signals may come before the program handles them
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(100 * time.Millisecond):
+				_ = check.Process.Signal(syscall.SIGTERM)
+			}
+		}
+	}()
+	awaitEnd(t, check)
+}
+
+func awaitEnd(t *testing.T, c *exec.Cmd) {
+	t.Helper()
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = serve.Wait() // an error, because a signal ended the process
+		_ = c.Wait() // an error, because a signal ended the process
 	}()
 	select {
 	case <-ended:
