@@ -131,8 +131,8 @@ type floodConnection struct {
 	interval time.Duration // how long the writer sleeps between two checks
 
 	out    []byte
-	head   uint32   // half of the next stream's number; used by the writer only
-	tail   uint32   // half of the oldest stream whose deadline has not passed; used by the writer only
+	head   uint32   // half of the number of the next stream; used by the writer only
+	tail   uint32   // half of the number of the oldest stream whose deadline has not passed; used by the writer only
 	slots  []uint64 // at index n modulo the length: slotOf(n, due) if the request of stream 2n+1 is pending, otherwise 0; accessed atomically
 	window atomic.Int64
 	acks   atomic.Int64 // number of SETTINGS frames to acknowledge

@@ -161,7 +161,8 @@ func (s *Snapshot) limit(domain string, charge *NamedCharge) (*Domain, *descript
 }
 
 // Reset deletes the buckets of c, so that they equal new ones, and lists them in c.Results. The error is a
-// *RequestError, ErrNoConfig, or that of the store if it did not answer in time.
+// *RequestError, ErrNoConfig, or wraps backend.ErrUnavailable. In the last case some of the buckets may have been
+// deleted.
 func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 	u := l.current.Load()
 	if u == nil {

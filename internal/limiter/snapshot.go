@@ -148,8 +148,9 @@ func (d *Domain) override(o Override) *descriptors.Policy {
 
 // SettleEntries are the keys of the two descriptors with which a proxy settles a reservation.
 type SettleEntries struct {
-	// Key is the key of the descriptor whose value is the id, and whose hits are the real cost. End is the
-	// key of the descriptor that follows each request, even if the real cost is unknown.
+	// Key is the key of the descriptor whose value is the id, and whose hits are the real cost. End is the key of
+	// the descriptor that has the id alone. The proxy sends it at the end of each request, even if the real cost is
+	// unknown.
 	Key, End string
 }
 

@@ -107,9 +107,10 @@ type idleCheck struct {
 
 var errEnded = notSent("the server has closed the connection")
 
-// Read does not call f if it knows that nothing has arrived, which is enough for go-redis. Usually nothing has
-// arrived, and a call of f would announce a system call to the scheduler unnecessarily. Read returns an error if the
-// connection must not be used.
+// Read implements syscall.RawConn for the check by go-redis. With f, go-redis looks for unexpected bytes and for the end
+// of the stream. If Read knows that neither has arrived, it returns nil without calling f, and go-redis uses the
+// connection. This is the usual case, and a call of f would announce a system call to the scheduler unnecessarily. Read
+// returns an error if the connection must not be used.
 func (l *idleCheck) Read(f func(fd uintptr) bool) error {
 	switch {
 	case l.conn.age != l.conn.line.age.Load():

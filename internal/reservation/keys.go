@@ -51,8 +51,8 @@ const (
 	signatureLen = 16
 )
 
-// NewKeys returns Keys that sign with secrets. Ids of the older form are accepted if one of oldSecrets signed them. If
-// oldSecrets is nil, they are not accepted.
+// NewKeys returns Keys that sign with secrets. Ids of the old form (oldForm) are accepted if one of oldSecrets signed
+// them. If oldSecrets is nil, they are not accepted.
 func NewKeys(secrets, oldSecrets Secrets) *Keys {
 	k := &Keys{secrets: secrets, old: oldSecrets}
 	_, _ = rand.Read(k.unique[:]) // rand.Read never fails

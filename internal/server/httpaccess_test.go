@@ -37,8 +37,8 @@ func requestAs(t *testing.T, a net.Addr, host, line, text string, headers ...str
 
 const bobRequest = `{"domain":"d","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}`
 
-// The test requests paths of the admin, metrics and HTTP listeners under the host name of another site. Only paths
-// answer that show whether the program is ready, or how to use it.
+// The test requests paths of the admin, metrics and HTTP listeners under the host name of another site. All are refused,
+// except the paths that show whether the program is ready, or how to use it.
 func TestOtherSitesCanReadNothing(t *testing.T) {
 	x := start(t, named, func(c *Config) { c.Metrics, c.MetricsPath = "127.0.0.1:0", "/metrics" })
 	for _, c := range []struct {

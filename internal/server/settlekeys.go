@@ -55,8 +55,8 @@ func (s *server) newSettleKeys() (*settleKeys, error) {
 	return k, nil
 }
 
-// old returns the secrets that sign ids in the older form: the current and the previous token of the HTTP
-// API, or "" if there is no token.
+// old returns the secrets with which earlier versions signed ids of the old form: the current and the previous token of
+// the HTTP API, or "" if there is no token. This version signs no such ids, but still accepts them.
 func (k *settleKeys) old() []string {
 	if k.server.tokens.api == nil {
 		return []string{""}

@@ -244,8 +244,8 @@ func TestADenialAnswersItsOwnGroup(t *testing.T) {
 	}
 }
 
-// unchanged returns unknown for a rate of 0, and for a decision that differs from the one computed from
-// d.Value and the limit. The state of the bucket is not known then.
+// unchanged returns unknown for a rate of 0. It also returns unknown for a decision that differs from the one computed
+// from Decision.Value and the limit, because Value is then not the whole state of the bucket.
 func TestADecisionOfAnUnknownStateIsNotComputed(t *testing.T) {
 	never := &algorithms.Limit{Kind: algorithms.TokenBucket}
 	if got := unchanged(&backend.Charge{Limit: never}, &backend.Decision{}); got != unknown {

@@ -254,8 +254,8 @@ func (m *changing) cost(s Spec, tick Micros, a Charge) *big.Rat {
 }
 
 // first returns the time from now until reached becomes true, or -1 if that is later than it searches. reached(now)
-// must be false. If reached is true at the end of a tick, it must be true at the end of all later ticks, and from
-// some moment on within a tick.
+// must be false. If reached is true at the end of a tick, it must also be true at the ends of all later ticks. Within
+// the first such tick it must change only once.
 func first(now, tick Micros, reached func(t Micros) bool) Micros {
 	search := func(lo, hi Micros, reached func(n Micros) bool) Micros { // reached is false at lo and true at hi
 		for lo+1 < hi {

@@ -217,8 +217,9 @@ func TestLeakyBucketWaitsNoLongerThanMaxWait(t *testing.T) {
 	})
 }
 
-// The queue counts in microseconds, the limit of the refund in milliseconds. The refund makes the state count
-// from the start of the millisecond, at which more places were taken than there are.
+// The queue counts in microseconds, the limit of the refund in milliseconds. So the refund moves the time of the
+// state back to the start of the millisecond, and removes the places that have become free since then. The value is then
+// below zero: more places are taken than the queue has.
 func TestMoreTurnsThanPlacesLeaveNothing(t *testing.T) {
 	fine := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 7000, Period: sec, Capacity: new(int64(1_000_000))})
 	coarse := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 999_979, Period: Day, Capacity: new(int64(900_000))})

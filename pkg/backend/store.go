@@ -283,7 +283,8 @@ type Decision struct {
 }
 
 var (
-	// ErrUnavailable means that the Store did not answer in time. Units may have been consumed.
+	// ErrUnavailable means that the Store could not decide, for example because a server did not answer in time. Units
+	// may have been consumed, unless the error is also an ErrNotTaken.
 	ErrUnavailable = errors.New("backend unavailable")
 	// ErrNotTaken is an ErrUnavailable for charges that certainly consumed nothing, because they were never sent or
 	// the server refused them.

@@ -67,7 +67,8 @@ var (
 
 	// ErrTooLarge means that a call has more limits than the Store can charge together. Nothing was consumed.
 	ErrTooLarge = backend.ErrTooLarge
-	// ErrUnavailable means that the Store could not decide in time. Units may have been consumed.
+	// ErrUnavailable means that the Store could not decide, for example because a server did not answer in time. Units
+	// may have been consumed.
 	ErrUnavailable = backend.ErrUnavailable
 	// ErrFull means that a new bucket was needed, but the Store has no room. Nothing was consumed.
 	ErrFull = backend.ErrFull

@@ -301,7 +301,9 @@ func (k *Keeper) values(ctx context.Context, head adjust.Head) (*adjust.Set, err
 	if bad {
 		k.errors.Add(1)
 	}
-	if err == nil && oldest < head.Version { // another Keeper may restore the same head before it is read again
+	// Redis has lost data meanwhile. load, which compares the head afterwards, does not notice this if another Keeper has
+	// restored the head by then.
+	if err == nil && oldest < head.Version {
 		err = errors.New("redis has lost adjustments while they were read")
 	}
 	return adjust.NewSet(head, all), err

@@ -30,7 +30,7 @@ type Point struct {
 	Candidate
 	// Denied is the number of denied requests in each part of the time.
 	Denied []int64
-	// Need is the number of clients whose need is at most this number and more than that of the previous
+	// Need is the number of clients whose need (ClientNeed.Need) is at most N, and more than the N of the previous
 	// Point.
 	Need int64
 }

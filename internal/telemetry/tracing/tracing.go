@@ -69,7 +69,8 @@ type Tracing struct {
 const timeout = 5 * time.Second
 
 // Start returns a Tracing. It does not wait for the collector. Later errors are logged, at most once a
-// minute. Start returns an error if an environment variable is not valid.
+// minute. Start returns an error if OTEL_RESOURCE_ATTRIBUTES is not valid. OpenTelemetry logs other invalid
+// variables, and ignores them.
 func Start(ctx context.Context, c Config, log *zap.Logger) (*Tracing, error) {
 	var client otlptrace.Client
 	if c.Protocol == "grpc" {
