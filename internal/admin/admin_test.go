@@ -144,7 +144,7 @@ func TestPagesOfOtherSitesStartNoProfile(t *testing.T) {
 			r.Header.Set("Sec-Fetch-Site", site)
 			if token != "" {
 				r.Header.Set("Authorization", "Bearer secret")
-				code = 200 // with the token it is no page of another site, because such a page does not have the token
+				code = 200 // a request with the token is allowed, because a page of another site does not know the token
 			}
 			w := httptest.NewRecorder()
 			if h.ServeHTTP(w, r); w.Code != code {
