@@ -290,11 +290,11 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 // with each connection, and a connection keeps what it has.
 func TestConnectionsBelowTheirShareHoldABoundedNumberOfBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := serve(t, &echo{})
+		const bytesInAll, connections = 8 << 20, 100
+		l := serve(t, &echo{}, func(c *Config) { c.BufferedBytes = bytesInAll })
 		s := serverOf(l)
 		part := bytes.Repeat([]byte("x"), maxFrame)
 		prefix := []byte{0, 0, 0x3f, 0xff, 0xff} // the prefix of a message of nearly 4 MiB
-		const connections = 300
 		for i := range connections {
 			c := dial(t, l)
 			_ = c.to.WriteWindowUpdate(0, 1<<30)
@@ -309,15 +309,15 @@ func TestConnectionsBelowTheirShareHoldABoundedNumberOfBytes(t *testing.T) {
 			for range 2 {
 				id := c.open(block)
 				_ = c.to.WriteData(id, false, prefix)
-				for range min(250, (maxTotalBuffered/(i+2)-maxFrame)/maxFrame/2) {
+				for range min(250, (bytesInAll/(i+2)-maxFrame)/maxFrame/2) {
 					_ = c.to.WriteData(id, false, part)
 				}
 				c.flush()
 			}
 			synctest.Wait()
 		}
-		if held, most := s.bufferedBytes.Load(), int64(2*maxTotalBuffered+connections*ownBuffered); held > most || held < maxTotalBuffered {
-			t.Errorf("%d bytes are held; want %d to %d", held, maxTotalBuffered, most)
+		if held, most := s.bufferedBytes.Load(), int64(2*bytesInAll+connections*ownBuffered); held > most || held < bytesInAll {
+			t.Errorf("%d bytes are held; want %d to %d", held, bytesInAll, most)
 		}
 	})
 }
@@ -382,7 +382,7 @@ func TestRequestsAreSubmittedBeforeALongHeaderBlock(t *testing.T) {
 
 // While all connections together hold too much, each may hold an equal share, and always its own 64 KiB.
 func TestTheShareOfAConnection(t *testing.T) {
-	s := &Server{}
+	s := &Server{config: Config{BufferedBytes: maxTotalBuffered}}
 	c := &conn{server: s}
 	for _, test := range []struct{ buffered, conns, want int64 }{
 		{maxTotalBuffered, 1000, maxBuffered},

@@ -297,18 +297,18 @@ func (c *conn) count() {
 }
 
 // allowance returns the number of bytes that the connection may hold in each of the fields buffered, submitted and
-// stuck. It is maxBuffered. While all connections together hold more than maxTotalBuffered, it is an equal share of
-// maxTotalBuffered, and at least ownBuffered. While they hold more than twice maxTotalBuffered, it is ownBuffered:
+// stuck. It is maxBuffered. While all connections together hold more than Config.BufferedBytes, it is an equal share of
+// BufferedBytes, and at least ownBuffered. While they hold more than twice BufferedBytes, it is ownBuffered:
 // each further connection lowers the share, but a connection keeps what it has.
 func (c *conn) allowance() int {
-	held := c.server.bufferedBytes.Load()
-	if held <= maxTotalBuffered {
+	held, most := int(c.server.bufferedBytes.Load()), c.server.config.BufferedBytes
+	if held <= most {
 		return maxBuffered
 	}
-	if held > 2*maxTotalBuffered {
+	if held > 2*most {
 		return ownBuffered
 	}
-	return max(ownBuffered, maxTotalBuffered/int(max(1, c.server.connCount.Load())))
+	return max(ownBuffered, most/int(max(1, c.server.connCount.Load())))
 }
 
 // frames handles the complete frames at the start of data, and returns their total length. c.mu is held.

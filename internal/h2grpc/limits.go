@@ -2,7 +2,7 @@ package h2grpc
 
 import "time"
 
-// These are the bounds of each connection. Only maxOutstanding and maxTotalBuffered bound all connections together.
+// These are the bounds of each connection. Only maxOutstanding and Config.BufferedBytes bound all connections together.
 const (
 	// maxFrame is the longest frame received and sent: the size that every HTTP/2 implementation supports.
 	maxFrame = 16 << 10
@@ -60,9 +60,9 @@ const (
 	// ownOutstanding even beyond that.
 	maxOutstanding, ownOutstanding = 2048, 64
 
-	// While all connections together hold more than maxTotalBuffered bytes, conn.allowance lowers the bounds of each
-	// connection, at most down to ownBuffered. The bytes are those of incomplete requests, of submitted requests, and
-	// of answers that wait for the client's windows.
+	// maxTotalBuffered is the default of Config.BufferedBytes. While all connections together hold more than that,
+	// conn.allowance lowers the bounds of each connection, at most down to ownBuffered. The bytes are those of
+	// incomplete requests, of submitted requests, and of answers that wait for the client's windows.
 	maxTotalBuffered, ownBuffered = 32 << 20, 64 << 10
 
 	// framesPerTick is the number of frames without a request that are allowed in each Tick, in addition to one for each

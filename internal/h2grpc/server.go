@@ -13,6 +13,7 @@
 package h2grpc
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -87,6 +88,9 @@ type Config struct {
 	// SubmitTimeout is how long a request may wait to be submitted while too much is outstanding. 0 means until
 	// the caller's deadline.
 	SubmitTimeout time.Duration
+	// BufferedBytes is the number of buffered bytes of all connections together from which on the bounds of each
+	// connection become lower. 0 means 32 MiB. All connections together hold at most twice as many, and 64 KiB each.
+	BufferedBytes int
 
 	TLS *tls.Config // nil means no TLS
 	// MaxConnectionAge is the age at which connections are drained. MaxConnectionGrace is the time after which
@@ -127,6 +131,7 @@ type Server struct {
 
 // New makes a Server. Stop releases its resources.
 func New(c Config) *Server {
+	c.BufferedBytes = cmp.Or(c.BufferedBytes, maxTotalBuffered)
 	if c.Tick == 0 {
 		c.Tick = time.Second
 		for _, d := range []time.Duration{c.MaxConnectionAge, c.MaxConnectionIdle} {

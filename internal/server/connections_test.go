@@ -19,6 +19,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
+func TestBufferedBytesFollowTheMemory(t *testing.T) {
+	for memory, want := range map[int64]int{math.MaxInt64: 32 << 20, 1 << 30: 32 << 20, 64 << 20: 8 << 20, 16 << 20: 4 << 20} {
+		if got := bufferedBytes(memory); got != want {
+			t.Errorf("with %d bytes of memory: got %d, want %d", memory, got, want)
+		}
+	}
+}
+
 func TestConnectionBoundsFollowFilesAndMemory(t *testing.T) {
 	for _, c := range []struct {
 		files     uint64

@@ -2,6 +2,7 @@ package server
 
 import (
 	"crypto/tls"
+	"runtime/debug"
 
 	"google.golang.org/grpc"
 	grpcstatus "google.golang.org/grpc/status"
@@ -18,9 +19,14 @@ func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.C
 		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter}, Others: others, TLS: tls,
 		Inline:           s.stack.redis == nil, // the memory store decides before Submit returns
 		SubmitTimeout:    s.config.Redis.Timeout,
+		BufferedBytes:    bufferedBytes(debug.SetMemoryLimit(-1)),
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
 	})
 }
+
+// bufferedBytes returns h2grpc.Config.BufferedBytes: an eighth of the memory limit in bytes (math.MaxInt64 if there is
+// none), from 4 to 32 MiB. A request can have 4 MiB.
+func bufferedBytes(memory int64) int { return int(min(max(memory/8, 4<<20), 32<<20)) }
 
 // fastMethod implements h2grpc.Method with ShouldRateLimit.
 type fastMethod struct {
