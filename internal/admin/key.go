@@ -135,7 +135,7 @@ type recentRow struct {
 	Denied               bool
 }
 
-// done maps the values of the parameter done to the texts that confirm the client's last action. doneForAll has the
+// done maps the values of the parameter "done" to the texts that confirm the client's last action. doneForAll has the
 // texts on the page of a limit, for actions that affect all keys.
 var done = map[string]string{
 	"reset": "The bucket was reset. It is like a new bucket.",

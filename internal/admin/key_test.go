@@ -182,7 +182,7 @@ func TestThePageExplainsWhyAKeyIsDenied(t *testing.T) {
 	}
 }
 
-// A plan is a limit that has the key then.
+// A plan is a limit with the key "then".
 func TestThePageShowsAPlanAndItsCredits(t *testing.T) {
 	d := newTestPages(t)
 	if err := os.WriteFile(d.file, []byte(`domain: d

@@ -166,7 +166,7 @@ type named struct {
 	used   place               // where the limit is used first
 }
 
-// use is a policy with a RateName or with items of the key replaces. Checks of the whole domain need these policies.
+// use is a policy with a RateName or with items of the key "replaces". Checks of the whole domain need these policies.
 type use struct {
 	policy   *descriptors.Policy
 	replaces []*replacement

@@ -53,7 +53,7 @@ type estimateTerms struct {
 
 // unknownUnits is the charge for a request whose real cost no client has reported.
 type unknownUnits struct {
-	most  bool  // the charge is the value of the key most
+	most  bool  // the charge is the value of the key "most"
 	units int64 // -1 means the reserved units; not used if most is true
 }
 

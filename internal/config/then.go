@@ -7,8 +7,8 @@ import (
 
 const thenCombination = "then cannot be combined with "
 
-// payers resolves the names in then. If the limit with then (the plan) denies a request, the named limit pays
-// for it. The two limits are decided in one step. Combinations that one step cannot decide exactly are
+// payers resolves the names that "then" states. If the limit with "then" (the plan) denies a request, the named limit
+// pays for it. The two limits are decided in one step. Combinations that one step cannot decide exactly are
 // mistakes.
 func (c *compiler) payers(d *domain) {
 	for _, name := range d.names {
@@ -66,7 +66,7 @@ func (c *compiler) checkThen(d *domain, name string, l *named) {
 	}
 }
 
-// checkThenCombinations checks the limit that has then, or the limit that pays. which describes it in messages.
+// checkThenCombinations checks a limit that has "then", or one that pays. which describes this limit in messages.
 func (c *compiler) checkThenCombinations(at place, p *descriptors.Policy, more *descriptors.Extras, which string) {
 	for _, other := range []struct {
 		key, why string

@@ -36,7 +36,8 @@ type Watcher struct {
 func NewWatcher(paths []string) *Watcher { return &Watcher{paths, digest(paths)} }
 
 // Run calls onChange whenever the files have other names, other content, or other errors when they are read. It
-// returns after ctx and all its goroutines have ended. If the system cannot watch files, Run reads them every 30 s.
+// returns after ctx and all its goroutines have ended. After 30 s without an event, Run reads the files again, because
+// some file systems cannot be watched.
 //
 // Run watches the folders of the files. So it notices replaced files, as most editors write them, and
 // replaced symbolic links, which Kubernetes uses for a ConfigMap.

@@ -46,7 +46,8 @@ func TestTheExamplesAnswerAsDocumented(t *testing.T) {
 	}
 }
 
-// Only the command sleep advances the clock of a console.
+// console runs the commands of a README on a server of its own. Only the command sleep advances the clock of this
+// server.
 type console struct {
 	t     *testing.T
 	clock storetest.Clock

@@ -122,7 +122,7 @@ func bucketOf(c *limiter.Call, result *limiter.Result) bucket {
 	return b
 }
 
-// query parses the query that selects a bucket. It has the parameter key once for each value, in order.
+// query parses the query that selects a bucket. It has the parameter "key" once for each value, in order.
 func query(raw string) (domain string, key []string, err error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {

@@ -130,8 +130,8 @@ func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	}
 }
 
-// With "hash_tag: domain", the keys of a limit with then and of its payer have one slot of a Redis Cluster, whichever
-// descriptor uses them.
+// With "hash_tag: domain", the keys of a limit with "then" and of its payer have one slot of a Redis Cluster,
+// whichever descriptor uses them.
 func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
 	b := newBench(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
 	rec := &recorded{Store: b.store.Store}
@@ -247,8 +247,8 @@ func TestAProxySettlesWhereItWasPaid(t *testing.T) {
 	p.want("prepaid", "bob", 460)
 }
 
-// A reservation must be settled in the bucket that paid: in that of the limit with then, even if a debt results, or
-// in that of its payer, even after a reload that removes then.
+// A reservation must be settled in the bucket that paid: in that of the limit with "then", even if a debt results,
+// or in that of its payer, even after a reload that removes "then".
 func TestSettlementsChangeTheBucketThatPaid(t *testing.T) {
 	b := newBench(t, settledPlans)
 	b.Limiter = limiter.New(b.store, limiter.Config{

@@ -114,7 +114,7 @@ func TestUnitsOfShardsAreRoundedDown(t *testing.T) {
 	}
 }
 
-// A time after that of the server counts as now.
+// If the time of a report is after the current time of the server, its age is 0.
 func TestReportsAreParsed(t *testing.T) {
 	now := time.UnixMilli(1_000_000)
 	for value, want := range map[string]Member{

@@ -50,7 +50,7 @@ type scriptRun struct {
 	targets    []target
 	args       []any    // evalsha, hash, number of keys, keys, time, limits, charges, keys of other slots
 	names      []byte   // the names of the keys, one after the other
-	keys       []string // the names of the keys; each is a part of the field names
+	keys       []string // the name of each key; it shares the memory of the bytes in the field "names"
 	index      []uint32 // a hash table: a key's number, from 1, is at the position of its hash or after it; 0 means none; the length is a power of two
 	limits     []*algorithms.Limit
 	numbers    map[*algorithms.Limit]int // the numbers of the limits, if there are more than fewLimits

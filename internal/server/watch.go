@@ -46,9 +46,9 @@ func newWatch(now time.Time) *watch {
 const sampleEvery = 64
 
 // usageSamples is about the largest number of decisions per second that usage records. Recording one takes a
-// microsecond, because it reads memory that is in no cache, so at a million requests per second all timed
-// decisions would take a sixtieth of the time of a core. A window of usage has 300 times as many samples, and
-// keeps 512 keys.
+// microsecond, because it reads memory that is in no cache. At a million requests per second, recording all timed
+// decisions would take a sixtieth of the time of a core. With the bound, a window of usage (five minutes) still gets
+// 300,000 samples, for the 512 keys that it keeps.
 const usageSamples = 1000
 
 // thinned returns the value of watch.thin for n requests in a step of history.

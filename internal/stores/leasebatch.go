@@ -23,7 +23,7 @@ type leaseBatch struct {
 	charges         []backend.Charge
 	answers         []backend.Decision
 	known           []atomic.Bool
-	groupOf         []int32 // for each charge in charges: a position in groups, or the constant returned
+	groupOf         []int32 // for each charge in charges: the position of its group in groups, or -1 (see returned)
 	onKnown         func(from, to int)
 	groups          []leaseGroup
 	parts           []leasePart      // the charges of all groups, in order
@@ -32,7 +32,7 @@ type leaseBatch struct {
 }
 
 // returned is the element of leaseBatch.groupOf for a charge that returns unused units. Such a charge belongs to no
-// group.
+// element of leaseBatch.groups.
 const returned = -1
 
 type leaseGroup struct {
@@ -84,8 +84,8 @@ func (t *leaseBatch) release() {
 	t.store.batches.Put(t)
 }
 
-// add appends c to the last group of the call. group is the position of that group in t.groups, or the constant
-// returned. add returns the position of c.
+// add appends c to t.charges, with t.lastGroupNumber as its Group, and returns the position of c. group is the element
+// of t.groupOf for c: the position of its group in t.groups, or -1 (see returned).
 func (t *leaseBatch) add(c *backend.Charge, group int) int {
 	t.charges, t.groupOf = append(t.charges, *c), append(t.groupOf, int32(group))
 	t.charges[len(t.charges)-1].Group = t.lastGroupNumber

@@ -27,8 +27,8 @@ const (
 	fieldMetadata  = 8 // google.protobuf.Struct
 )
 
-// maxNesting bounds the nesting of messages while they are decoded. Package config has a lower bound for
-// descriptors.
+// maxNesting bounds the nesting of messages while they are decoded. Package config permits less nesting of
+// descriptors, and reports a Problem with their place.
 const maxNesting = 256
 
 // decode decodes resources. A resource that cannot be decoded becomes a Problem and an Unreadable message.

@@ -146,9 +146,10 @@ func (p *Peaks) lower(since Micros, units int64) {
 }
 
 // closest returns the index of the peak to merge with its successor when a fifth peak with the given room
-// comes. It is the peak whose room is nearest to its successor's, measured by the ratio: a peak with more room
-// than a refund does not reduce that refund. Every machine computes the same ratios, because the quotient of
-// two exact integers is the same double everywhere.
+// comes. The merged peak has the smaller room of the two, so closest selects the two rooms that differ least. It
+// compares their ratios, not their differences: a peak reduces only refunds that are larger than its room, so the
+// same difference matters less between large rooms. Every machine computes the same ratios, because the quotient
+// of two exact integers is the same double everywhere.
 func (p *Peaks) closest(room int64) (i int) {
 	least := math.Inf(1)
 	for j := range mostPeaks {

@@ -38,7 +38,7 @@ func TestRetryAfterIsExact(t *testing.T) {
 			return
 		}
 		if m.limit.Overdraw && (m.charge.Cost > m.limit.Capacity && !m.charge.Scaled || m.charge.Cost > m.limit.full()) {
-			return // a cost above the capacity is never available at once, although overdraw allows it
+			return // for a cost that the bucket cannot hold, RetryAfter is the time until the bucket is full
 		}
 		if m.got.RetryAfter <= 0 {
 			t.Fatalf("denied with retry_after %d: %+v of %+v, limit %+v; want more than 0", m.got.RetryAfter, m.charge, m.before, *m.limit)

@@ -80,7 +80,7 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 	t.Logf("%d charges, %d %% denied", charges, 100*denied/max(1, charges))
 }
 
-// The shards must answer exactly if a Store passes all of them.
+// If a Store passes all shards of a bucket to TakeShards, the decision must be exact.
 func TestShardsAnswerExactly(t *testing.T) {
 	charges, denied := 0, 0
 	rapid.Check(t, func(t *rapid.T) {

@@ -215,8 +215,8 @@ type Result struct {
 	// limit denies.
 	Wait time.Duration
 	// Payer is the name of the limit that was charged in place of the requested one, which did not allow the
-	// units; "" if there is none. The other fields then describe the payer. Only limits that package limitsfile
-	// has loaded can have a payer: the file names it with the key then.
+	// units; "" if there is none. If Payer is set, the other fields describe the payer. Only limits that
+	// package limitsfile has loaded can have a payer: the value of "then" in the file.
 	Payer string
 }
 

@@ -12,11 +12,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// A limit with then names another limit, the payer. The payer is charged for the requests that the limit does
+// A limit with "then" names another limit, the payer. The payer is charged for the requests that the limit does
 // not allow. Only package limitsfile makes such limits. Both limits are charged in one step. The limiter of
 // sidecars can do that and limiter.Direct cannot, so the limiter of sidecars decides such calls.
 
-// bindPayers makes each limit with then refer to the compiled limit that pays. It returns an error for each
+// bindPayers makes each limit with "then" refer to the compiled limit that pays. It returns an error for each
 // payer that is missing.
 func bindPayers(named map[string]*limit) (problems []error) {
 	for _, name := range slices.Sorted(maps.Keys(named)) {

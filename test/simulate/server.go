@@ -76,8 +76,8 @@ type writes struct {
 	values []*value
 }
 
-// put writes v to a key, or deletes the key if v is nil. The replica gets all writes of one command later, at
-// the same moment, because Redis replicates the writes of a script as one transaction.
+// put writes v to a key, or deletes the key if v is nil. The replica gets the writes of a command after a
+// delay, all at the same moment, because Redis replicates the writes of a script as one transaction.
 func (s *server) put(key string, v *value) {
 	if s.keys[key] = v; v == nil {
 		delete(s.keys, key)
