@@ -215,8 +215,8 @@ func (s *Store) ping(ctx context.Context) error {
 // UndosInFlight returns the number of calls in flight that run in the background, such as refunds.
 func (s *Store) UndosInFlight() int { return s.undos.InFlight() }
 
-// UndosDropped returns the number of background calls, such as refunds, that were never sent because too many
-// were in flight.
+// UndosDropped returns the number of background calls, such as refunds, that were never sent, because too many were in
+// flight or s was closed.
 func (s *Store) UndosDropped() int64 { return s.undos.Dropped() }
 
 // Close waits for refunds in flight, fails all batches that have not been sent, and closes all connections.
