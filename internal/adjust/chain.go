@@ -40,7 +40,8 @@ type Entry struct {
 	Target string
 	// Before and After are the adjustment before and after the change, or nil.
 	Before, After *Adjustment
-	// Body is the stored form of the entry. MAC is its HMAC together with the MAC of the previous entry.
+	// Body is the stored form of the entry. MAC is the HMAC of the previous
+	// entry's MAC and of Body.
 	Body []byte
 	MAC  string
 }

@@ -18,8 +18,8 @@ type Reload struct {
 	Paths []string
 	// Loaded is when the current configuration was loaded.
 	Loaded time.Time
-	// Failed is when a later configuration was rejected, and Refused has the reasons. Failed is zero if none was
-	// rejected.
+	// Failed is when the last load found mistakes, and Refused has them. It is zero if there were none. The domains
+	// without mistakes may be in use all the same; then Failed equals Loaded, and Stale has the other domains.
 	Failed  time.Time
 	Refused []Refusal
 	// Stale are the domains with a mistake. Each keeps its last valid version, or has none.

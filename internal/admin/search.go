@@ -21,7 +21,8 @@ const (
 type searchBody struct {
 	Query string
 	// Buckets has a row for each domain in which the text, as a descriptor, matches limits, and a row for each bucket
-	// in use whose key is the text. Recorded are the recorded keys that contain the text.
+	// in use whose key is the text. Recorded has a row for each key that contains the text, among the keys that were
+	// denied most and those that consumed most (Config.Denied, Config.Used).
 	Buckets  []foundRow
 	Recorded []foundRow
 	Notes    []string

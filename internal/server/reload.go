@@ -66,7 +66,8 @@ func (s *server) refused(problems config.Problems) {
 	}
 }
 
-// load reads the configuration and puts it in use if it is valid. It logs warnings, and returns all problems.
+// load reads the configuration and puts it in use if it is valid. With a keeper, a mistake in one domain does not stop
+// the others. load logs warnings, and returns all problems.
 func (s *server) load() config.Problems {
 	defer s.collectMoreOften()()
 	start := time.Now()
@@ -109,7 +110,7 @@ func (s *server) collectMoreOften() (end func()) {
 }
 
 // apply puts snapshot in use. sources are the places from which it was read, and start is when reading began.
-// snapshot is nil if the configuration is not valid. stale lists the domains with a mistake, whose earlier
+// snapshot is nil if no part of the configuration can be used. stale lists the domains with a mistake, whose earlier
 // version, if there is one, stays in use.
 func (s *server) apply(snapshot *limiter.Snapshot, problems config.Problems, stale, sources []string, start time.Time) {
 	now := time.Now()
@@ -137,7 +138,7 @@ func (s *server) apply(snapshot *limiter.Snapshot, problems config.Problems, sta
 		s.reload.Failed = now
 	}
 	s.mu.Unlock()
-	s.metrics.Loaded(!problems.Bad(), now) // called after swap, so that the new configuration decides all later requests
+	s.metrics.Loaded(!problems.Bad(), now) // called after swap: once the metric counts a configuration, that configuration decides
 	if snapshot != nil {
 		s.metrics.Stale(stale)
 	}

@@ -8,7 +8,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// The memory of cached denials is bounded when each denial is removed again by one of its buckets.
+// A change of one bucket removes a cached denial, whose hash stays listed under its other buckets. These lists must not
+// grow without bound.
 func TestDeniedMemoryIsBounded(t *testing.T) {
 	const most = 100
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})

@@ -31,7 +31,7 @@ func TestAFailedRequestForALeaseIsNotRepeated(t *testing.T) {
 		for _, group := range [][]backend.Charge{{hot}, {hot, other}} {
 			down = false
 			warm(t, s, hot)
-			time.Sleep(300 * ms) // the lease has expired, and its units are returned
+			time.Sleep(300 * ms) // the lease expires
 			s.ReturnUnits()
 			down = true
 			before := calls.count()

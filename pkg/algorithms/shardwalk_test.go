@@ -20,7 +20,8 @@ func (roll dice) pair(shards []Bucket) (pair []Bucket, i, j int64) {
 	return []Bucket{shards[i], shards[j]}, i, j
 }
 
-// chosen charges shards as a Store does.
+// chosen charges shards as a Store does: first two random ones and, if these deny, all. A reservation is charged to all
+// at once.
 func (roll dice) chosen(now Micros, shards []Bucket, a Charge) Decision {
 	if pair, i, j := roll.pair(shards); !a.Reserve {
 		if d := TakeShards(now, pair, a); d.Allowed {
@@ -80,7 +81,8 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 	t.Logf("%d charges, %d %% denied", charges, 100*denied/max(1, charges))
 }
 
-// If a Store passes all shards of a bucket to TakeShards, the decision must be exact.
+// If TakeShards gets all shards of a bucket, its Decision must be exact: the retry time, the wait, the remaining units,
+// and the number of units that it consumes or refunds.
 func TestShardsAnswerExactly(t *testing.T) {
 	charges, denied := 0, 0
 	rapid.Check(t, func(t *rapid.T) {

@@ -462,7 +462,7 @@ descriptors:
 		if problem != "" {
 			t.Fatal(problem)
 		}
-		// Envoy sends this header to the client as Retry-After.
+		// Envoy can send this duration to the client, as x-ratelimit-reset and Retry-After.
 		if left := answer.Statuses[0].DurationUntilReset.AsDuration(); left < 99*24*time.Hour || left > 100*24*time.Hour {
 			t.Errorf("blocked for %v, want 100 days", left)
 		}

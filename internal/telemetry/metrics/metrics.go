@@ -165,7 +165,7 @@ func (m *Metrics) WatchConnections(listener string, stats func() ConnectionStats
 	)
 }
 
-// Loaded counts a configuration. used reports whether it was put in use; otherwise it was rejected. at is the time at
+// Loaded counts a configuration. used is false if all or a part of it was rejected because of mistakes. at is the time at
 // which it was put in use.
 func (m *Metrics) Loaded(used bool, at time.Time) {
 	if !used {

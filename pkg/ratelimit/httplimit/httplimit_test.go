@@ -21,8 +21,8 @@ import (
 
 var trusted = netip.MustParsePrefix("10.0.0.0/8")
 
-// limited returns a handler that allows two units, with one more every 1.5 s, and answers "hello". The
-// clock stands still.
+// limited returns a handler that allows two units, with one more every 1.5 s, and answers "hello". If
+// store is nil, the buckets are in memory, and their clock stands still.
 func limited(tb testing.TB, store backend.Store, c httplimit.Config) http.Handler {
 	tb.Helper()
 	if store == nil {
