@@ -77,7 +77,8 @@ type Rewrite struct {
 const (
 	// timeout bounds the duration of a flush.
 	timeout = 5 * time.Second
-	// payload is the number of bytes that fit into one packet on every network.
+	// payload bounds the bytes that are sent at once. That many fit into one packet if the MTU of the network is 1500
+	// bytes, as on Ethernet.
 	payload = 1432
 	// atOnce bounds the number of metrics that are passed to the client before it has sent them. The client
 	// drops metrics that exceed its queue.
