@@ -318,7 +318,7 @@ func sizeComparison(b *bench) (found []finding, err error) {
 			resident = append(resident, float64(full)/(1<<20))
 		}
 		found = append(found,
-			finding{name: "memory: bytes a bucket beyond its key of " + fmt.Sprint(benchKey), engine: v.label, ours: bucket, format: "%.0f", target: 100},
+			finding{name: fmt.Sprintf("memory: bytes of a bucket without its key of %d bytes", benchKey), engine: v.label, ours: bucket, format: "%.0f", target: 100},
 			finding{name: fmt.Sprintf("memory: MiB resident with %s keys", thousands(keys)), engine: v.label, ours: resident, format: "%.0f", target: 150})
 	}
 	return found, nil
