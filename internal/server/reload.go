@@ -31,10 +31,10 @@ func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) 
 			}
 		})
 	})
-	if problems := s.load(); s.limiter.Current() == nil {
+	if problems, stale := s.load(); s.limiter.Current() == nil {
 		return problems
 	} else if problems.Bad() {
-		s.refused(problems)
+		s.refused(problems, stale)
 	}
 	wg.Go(func() { s.follow(background, changed) })
 	return nil
@@ -52,9 +52,10 @@ func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-func (s *server) refused(problems config.Problems) {
+// refused logs the mistakes among problems. stale is that of apply.
+func (s *server) refused(problems config.Problems, stale []string) {
 	condition := "configuration refused; the one before it stays in use"
-	if stale := s.lastReload().Stale; len(stale) > 0 {
+	if len(stale) > 0 {
 		condition = "configuration refused in part"
 		s.log.Error("the configuration of these domains has mistakes; they keep their last valid version or, without one, are answered by on_backend_failure; the other domains are updated",
 			zap.Strings("domains", stale))
@@ -67,18 +68,18 @@ func (s *server) refused(problems config.Problems) {
 }
 
 // load reads the configuration and puts it in use if it is valid. With a keeper, a mistake in one domain does not stop
-// the others. load logs warnings, and returns all problems.
-func (s *server) load() config.Problems {
+// the others. load logs warnings, and returns all problems, and the stale domains of apply.
+func (s *server) load() (problems config.Problems, stale []string) {
 	defer s.collectMoreOften()()
 	start := time.Now()
 	if s.keeper != nil {
 		snapshot, problems, stale := s.keeper.Load(s.config.Paths)
 		s.apply(snapshot, problems, stale, s.config.Paths, start)
-		return problems
+		return problems, stale
 	}
 	snapshot, problems := s.loader.Load(s.config.Paths)
 	s.apply(snapshot, problems, nil, s.config.Paths, start)
-	return problems
+	return problems, nil
 }
 
 // manyBytes is the least size, in bytes, of a configuration that counts as large. Its parsed form takes about twenty

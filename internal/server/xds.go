@@ -119,7 +119,7 @@ func (s *server) useMessages(messages []config.Message, problems config.Problems
 	}
 	s.apply(snapshot, problems, stale, []string{"xds:" + s.config.XDS.Server}, start)
 	if problems.Bad() {
-		s.refused(problems)
+		s.refused(problems, stale)
 		return slices.DeleteFunc(problems, func(p config.Problem) bool { return p.Warning })
 	}
 	if len(messages) == 0 {
