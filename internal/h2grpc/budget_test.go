@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -253,28 +254,8 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 		l := serve(t, m)
 		s = serverOf(l)
 		small := dial(t, l)
-		part := bytes.Repeat([]byte("x"), maxFrame)
-		prefix := []byte{0, 0, 0x3f, 0xff, 0xff} // the prefix of a message of nearly 4 MiB
 		for range 12 {
-			c := dial(t, l)
-			_ = c.to.WriteWindowUpdate(0, 1<<30)
-			go func() {
-				for {
-					if _, err := c.from.ReadFrame(); err != nil {
-						return
-					}
-				}
-			}()
-			block := c.fields()
-			for range 2 {
-				id := c.open(block)
-				_ = c.to.WriteData(id, false, prefix)
-				for range 250 {
-					_ = c.to.WriteData(id, false, part)
-				}
-				c.flush()
-			}
-			synctest.Wait()
+			sendIncomplete(t, l, 250)
 			small.must("m", "m")
 			if decoded := s.bufferedBytes.Load(); decoded > 2*maxTotalBuffered {
 				t.Fatalf("%d bytes are held; want at most %d", decoded, 2*maxTotalBuffered)
@@ -286,6 +267,32 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 	})
 }
 
+// sendIncomplete opens a connection and sends two requests on it that stay incomplete, each with the given number of
+// frames of maxFrame bytes.
+func sendIncomplete(t *testing.T, l *bufconn.Listener, frames int) {
+	t.Helper()
+	c := dial(t, l)
+	_ = c.to.WriteWindowUpdate(0, 1<<30)
+	go func() {
+		for {
+			if _, err := c.from.ReadFrame(); err != nil {
+				return
+			}
+		}
+	}()
+	part := bytes.Repeat([]byte("x"), maxFrame)
+	block := c.fields()
+	for range 2 {
+		id := c.open(block)
+		_ = c.to.WriteData(id, false, []byte{0, 0, 0x3f, 0xff, 0xff}) // the prefix of a message of nearly 4 MiB
+		for range frames {
+			_ = c.to.WriteData(id, false, part)
+		}
+		c.flush()
+	}
+	synctest.Wait()
+}
+
 // Many connections that each stay just below their share must not exceed the bound either: the share becomes smaller
 // with each connection, and a connection keeps what it has.
 func TestConnectionsBelowTheirShareHoldABoundedNumberOfBytes(t *testing.T) {
@@ -293,28 +300,8 @@ func TestConnectionsBelowTheirShareHoldABoundedNumberOfBytes(t *testing.T) {
 		const bytesInAll, connections = 8 << 20, 100
 		l := serve(t, &echo{}, func(c *Config) { c.BufferedBytes = bytesInAll })
 		s := serverOf(l)
-		part := bytes.Repeat([]byte("x"), maxFrame)
-		prefix := []byte{0, 0, 0x3f, 0xff, 0xff} // the prefix of a message of nearly 4 MiB
 		for i := range connections {
-			c := dial(t, l)
-			_ = c.to.WriteWindowUpdate(0, 1<<30)
-			go func() {
-				for {
-					if _, err := c.from.ReadFrame(); err != nil {
-						return
-					}
-				}
-			}()
-			block := c.fields()
-			for range 2 {
-				id := c.open(block)
-				_ = c.to.WriteData(id, false, prefix)
-				for range min(250, (bytesInAll/(i+2)-maxFrame)/maxFrame/2) {
-					_ = c.to.WriteData(id, false, part)
-				}
-				c.flush()
-			}
-			synctest.Wait()
+			sendIncomplete(t, l, min(250, (bytesInAll/(i+2)-maxFrame)/maxFrame/2))
 		}
 		if held, most := s.bufferedBytes.Load(), int64(2*bytesInAll+connections*ownBuffered); held > most || held < bytesInAll {
 			t.Errorf("%d bytes are held; want %d to %d", held, bytesInAll, most)

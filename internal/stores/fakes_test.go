@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,6 +137,16 @@ var errDown = errors.New("down")
 func fail(decisions []backend.Decision) {
 	for i := range decisions {
 		decisions[i] = backend.Decision{Err: errors.Join(backend.ErrUnavailable, errDown)}
+	}
+}
+
+func failsWhile(down *atomic.Bool, next backend.Store) storeFunc {
+	return func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		if down.Load() {
+			fail(decisions)
+			return
+		}
+		backend.Take(ctx, next, charges, decisions)
 	}
 }
 

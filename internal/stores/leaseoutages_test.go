@@ -63,13 +63,7 @@ func TestSmallLeasesAreGrantedAgainAfterAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			if down.Load() {
-				fail(decisions)
-				return
-			}
-			backend.Take(ctx, store, charges, decisions)
-		}), stores.LeaseConfig{})
+		s := stores.Lease(failsWhile(&down, store), stores.LeaseConfig{})
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
 		for second := range 4 {
 			down.Store(second == 1)

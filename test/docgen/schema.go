@@ -391,7 +391,7 @@ func HTTP(text []byte) (string, error) {
 	return reference(text, "The HTTP API: every field", "[`openapi.json`](../../internal/httpapi/openapi.json), which `GET /openapi.json` returns",
 		"The HTTP listener serves these calls, by default at `http://127.0.0.1:8080`.",
 		"[The HTTP API for applications](../http-api.md) and [the HTTP interface for proxies](../nginx.md) explain them.",
-		"[Who may call](../http-api.md#who-may-call) says which of them need a token.")
+		"[Access](../http-api.md#access) says which of them need a token.")
 }
 
 // Operators returns docs/reference/operators-api.md. text is the OpenAPI document.
