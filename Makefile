@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories bench bench-compare overload keys soak chart release tools clean
+.PHONY: help build run test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories bench bench-compare overload keys size soak chart release tools clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,8 @@ keys: ## send 100,000 distinct keys a second for a minute, in memory and on Redi
 	@scripts/rlbench.sh keys
 overload: ## send two and five times as many requests as a server can decide
 	@scripts/rlbench.sh overload
+size: ## print the size of each part with its budget, and write the column "lines" of ARCHITECTURE.md
+	@go run ./scripts/size
 soak: ## run traffic, reloads, faults and rotations for FOR (default 5m); memory must not grow, and counts must be exact
 	@FOR=$${FOR:-5m} go test -vet=off -count=1 -timeout 0 -v ./test/soak
 chart: ## test the Helm chart with Helm 3 and 4 in a real API server; the first run builds them from source
