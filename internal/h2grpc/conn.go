@@ -187,7 +187,8 @@ func (c *conn) handshake() error {
 var readBuffers = sync.Pool{New: func() any { return new([readBuffer]byte) }}
 
 // read reads frames until the connection ends. All requests of one read are submitted before the next read,
-// because they refer to the read buffer until then.
+// because they refer to the read buffer until then. Each turn of the loop receives bytes, or waits for tick; another
+// turn ends the connection.
 func (c *conn) read() error {
 	c.buffer = readBuffers.Get().(*[readBuffer]byte)
 	defer func() { readBuffers.Put(c.buffer) }()
@@ -200,7 +201,10 @@ func (c *conn) read() error {
 			began = time.Now()
 		}
 		n, err := c.nc.Read(c.buffer[have:])
-		if err != nil {
+		switch {
+		case err == nil && n == 0: // the next turn would find the same bytes, and so would all further turns
+			return io.ErrNoProgress
+		case err != nil:
 			if errors.Is(err, os.ErrDeadlineExceeded) && c.awaitClient(have) == nil {
 				continue
 			}
@@ -215,6 +219,9 @@ func (c *conn) read() error {
 		c.answerReady()
 		if c.fresh.id != 0 {
 			c.moveToOpen()
+		}
+		if err == nil && c.closed { // frames may have left bytes, even a full buffer
+			err = net.ErrClosed
 		}
 		if err != nil {
 			c.mu.Unlock()
