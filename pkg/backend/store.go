@@ -207,10 +207,14 @@ type Charge struct {
 	Canceled *atomic.Bool
 }
 
-// NeverFits reports whether the bucket can never hold the cost of c. It is false for a limit with Overdraw,
-// which charges every cost, even if it denies.
+// NeverFits reports whether the bucket can never hold the cost of c. It is false for a charge of any cost that the
+// limit makes in any case: a limit with Overdraw charges even what it denies, and a limit with Settles allows
+// every settlement.
 func (c *Charge) NeverFits() bool {
-	return !c.Limit.Overdraw && c.Terms.Cost > c.Limit.Most(c.Terms.Reserve)
+	if c.Limit.Overdraw || c.Limit.Settles && c.Terms.Settle {
+		return false
+	}
+	return c.Terms.Cost > c.Limit.Most(c.Terms.Reserve)
 }
 
 // GroupLen returns the length of the first group in charges, which must not be empty.

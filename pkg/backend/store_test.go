@@ -152,21 +152,26 @@ func TestWhatNeverFits(t *testing.T) {
 	ahead := int64(5)
 	usual := compiled(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, MaxReserved: &ahead})
 	overdraw := compiled(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, Overdraw: true})
+	settles := compiled(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, MaxReserved: new(int64), Settles: true})
 	for _, test := range []struct {
-		limit   *algorithms.Limit
-		cost    int64
-		reserve bool
-		want    bool
+		name            string
+		limit           *algorithms.Limit
+		cost            int64
+		reserve, settle bool
+		want            bool
 	}{
-		{usual, 10, false, false},
-		{usual, 11, false, true},
-		{usual, 15, true, false},
-		{usual, 16, true, true},
-		{overdraw, 11, false, false},
+		{"as much as capacity", usual, 10, false, false, false},
+		{"more than capacity", usual, 11, false, false, true},
+		{"as much as can be reserved", usual, 15, true, false, false},
+		{"more than can be reserved", usual, 16, true, false, true},
+		{"overdraw", overdraw, 11, false, false, false},
+		{"a settlement", usual, 16, true, true, true},
+		{"a request to a limit with settle", settles, 11, true, false, true},
+		{"a settlement of a limit with settle", settles, 11, true, true, false},
 	} {
-		c := backend.Charge{Limit: test.limit, Terms: algorithms.Charge{Cost: test.cost, Reserve: test.reserve}}
+		c := backend.Charge{Limit: test.limit, Terms: algorithms.Charge{Cost: test.cost, Reserve: test.reserve, Settle: test.settle}}
 		if got := c.NeverFits(); got != test.want {
-			t.Errorf("%d units, reserve %v, overdraw %v: got %v, want %v", test.cost, test.reserve, test.limit.Overdraw, got, test.want)
+			t.Errorf("%s: got %v, want %v", test.name, got, test.want)
 		}
 	}
 }

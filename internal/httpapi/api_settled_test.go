@@ -1,0 +1,36 @@
+package httpapi
+
+import (
+	"testing"
+)
+
+// A limit with settle allows every settlement. So a real cost of more than the limit can ever hold is no mistake: it
+// makes a debt, in each limit of the reservation.
+func TestARealCostThatIsMoreThanTheLimitCanHold(t *testing.T) {
+	const limits = `
+limits:
+  tokens: {algorithm: token_bucket, rate: 100000, period: 1h, max_reserved: 0, settle: {estimate: 1500}}
+  daily:  {algorithm: token_bucket, rate: 1000000, period: 1d, max_reserved: 0, settle: {estimate: 1500}}
+  plain:  {algorithm: token_bucket, rate: 1000, period: 1h, max_reserved: 0}
+`
+	onEachStore(t, limits, func(t *testing.T, s *onStore) {
+		id := s.post("/v1/limit", `{"limits":[{"name":"tokens","key":"bob","count":1500,"reserve":true},{"name":"daily","key":"bob","count":1500,"reserve":true}]}`, 200).Reservation
+		for range 2 {
+			s.post("/v1/limit", settleBody(id, "150000"), 200)
+			s.wantLeft("tokens", -50000)
+			s.wantLeft("daily", 850000)
+		}
+		s.post("/v1/limit", settleBody(id, "0"), 409)
+		s.wantLeft("tokens", -50000)
+
+		// A limit without settle decides an extra charge like a request, so a cost that never fits is a mistake.
+		// Then no limit is settled, and the client can correct the cost.
+		id = s.post("/v1/limit", `{"limits":[{"name":"daily","key":"bob","count":100,"reserve":true},{"name":"plain","key":"bob","count":100,"reserve":true}]}`, 200).Reservation
+		s.post("/v1/limit", settleBody(id, "1101"), 400)
+		s.wantLeft("daily", 849900)
+		s.wantLeft("plain", 900)
+		s.post("/v1/limit", settleBody(id, "50"), 200)
+		s.wantLeft("daily", 849950)
+		s.wantLeft("plain", 950)
+	})
+}
