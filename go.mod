@@ -2,6 +2,10 @@ module github.com/rlsidecar/rlsidecar
 
 go 1.26.0
 
+// No page and no request of the API has more parameters. With the default of 10,000, a query or form of 64 KiB needs
+// megabytes.
+godebug urlmaxqueryparams=256
+
 require (
 	github.com/DataDog/datadog-go/v5 v5.9.1
 	github.com/KimMachineGun/automemlimit v1.0.1

@@ -394,3 +394,18 @@ func TestTheNameOfTheCookieContainsThePort(t *testing.T) {
 		}
 	}
 }
+
+// A form of tiny fields would need megabytes, without a token.
+func TestFormsWithManyFieldsAreRefused(t *testing.T) {
+	h := guarded(t)
+	for n, want := range map[int]int{100: http.StatusForbidden, 300: http.StatusBadRequest, 20_000: http.StatusBadRequest} {
+		r := httptest.NewRequest("POST", "/login", strings.NewReader("token=x"+strings.Repeat("&a", n)))
+		r.Host = host
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		r.Header.Set("Origin", "http://"+host)
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, r); w.Code != want {
+			t.Errorf("%d fields: %d; want %d", n, w.Code, want)
+		}
+	}
+}

@@ -2,7 +2,6 @@ package server
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"math"
 	"net"
@@ -14,7 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pires/go-proxyproto"
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/nonblock"
@@ -226,25 +224,34 @@ type boundedConn struct {
 	net.Conn
 	firstRequest
 	listener          *boundedListener
+	header            headerLines
 	reservedForHealth bool
 	lastReceived      atomic.Int64 // when bytes were last received, on the listener's clock
 }
+
+func (c *boundedConn) self() *boundedConn { return c }
 
 func (c *boundedConn) idleAt(now time.Duration) bool {
 	return now-time.Duration(c.lastReceived.Load()) >= evictAfter
 }
 
-func (c *boundedConn) forHealth() bool { return c.reservedForHealth }
-
 func (c *boundedConn) Read(b []byte) (int, error) {
+	if c.header.tooMany() {
+		return 0, c.refuseLines()
+	}
 	n, err := c.Conn.Read(b)
 	if n > 0 {
 		c.lastReceived.Store(int64(c.listener.now()))
+		c.header.read(b[:n])
 	}
 	return n, err
 }
 
 func (c *boundedConn) Close() error {
+	if c.header.next.CompareAndSwap(refusedLines, 0) {
+		time.AfterFunc(lingering, func() { c.Close() }) // not a wait, during which net/http would keep the header
+		return nil
+	}
 	c.listener.remove(c)
 	return c.Conn.Close()
 }
@@ -266,24 +273,10 @@ func (c *boundedSocket) WriteOnce(b []byte) (int, error) { return c.socket.Write
 
 func (c *boundedSocket) Await() error { return c.socket.Await() }
 
-type reservedKey struct{}
-
-// markReserved is the ConnContext of an http.Server. It marks the context of a connection that serves only
-// health checks.
-func markReserved(ctx context.Context, nc net.Conn) context.Context {
-	if p, ok := nc.(*proxyproto.Conn); ok {
-		nc = p.Raw()
-	}
-	if c, ok := nc.(interface{ forHealth() bool }); ok && c.forHealth() {
-		return context.WithValue(ctx, reservedKey{}, true)
-	}
-	return ctx
-}
-
 // onlyHealth reports whether it has refused the request. It refuses requests other than health checks on a
 // connection that serves only these. After any answer on such a connection, the connection is closed.
 func onlyHealth(w http.ResponseWriter, r *http.Request) bool {
-	if r.Context().Value(reservedKey{}) == nil {
+	if !connOf(r).reservedForHealth {
 		return false
 	}
 	w.Header().Set("Connection", "close")

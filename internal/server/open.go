@@ -202,22 +202,24 @@ func (s *server) httpListener(h *http.Server) listener {
 	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		// The address only has to differ between connections. Reading the actual address from c could block
 		// until the PROXY header arrives.
-		return peer.NewContext(markReserved(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
+		return peer.NewContext(withConn(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
 	}
 	var ending firstRequests
 	h.ConnState = func(nc net.Conn, state http.ConnState) {
 		parkIdle(nc, state)
 		ending.changed(nc, state)
+		innerConn(nc).header.changed(state)
 	}
-	h.MaxHeaderBytes = 128 << 10                           // about twice Envoy's default, because a path may occur twice
+	h.MaxHeaderBytes = maxHeader - readAhead
 	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // the errors are mistakes of clients
 	var leaving atomic.Bool
 	handler := h.Handler
 	h.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		connOf(r).header.end()
 		if leaving.Load() {
 			w.Header().Set("Connection", "close") // the client continues on another connection, to another process
 		}
-		if !onlyHealth(w, r) {
+		if !refuseHeader(w, r) && !onlyHealth(w, r) {
 			handler.ServeHTTP(w, r)
 		}
 	})
