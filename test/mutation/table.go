@@ -9,8 +9,8 @@ import (
 
 // These lines of docs/trust.md enclose the table.
 const (
-	tableStart = "<!-- written by make mutate -->\n"
-	tableEnd   = "<!-- end of what make mutate writes -->\n"
+	tableStart = "<!-- written by make catalogue -->\n"
+	tableEnd   = "<!-- end of what make catalogue writes -->\n"
 )
 
 // writeTable writes the rows of results to the table in a page. If a fault is in faults but not in results, its row
