@@ -26,7 +26,7 @@ type conn struct {
 }
 
 func newConn(l *line, nc net.Conn, age uint32) *conn {
-	c := &conn{Conn: nc, inner: nc, line: l, age: age}
+	c := &conn{Conn: nc, inner: nc, line: l, age: age, bounds: newReplyBounds()}
 	c.check.conn = c
 	if n := nonblock.Wrap(nc); n != nil {
 		c.Conn, c.check.quiet, c.check.ended = n, n.Quiet, n.Ended

@@ -69,7 +69,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 		all = append(all, Finding{server, severity, check, fmt.Sprintf(format, args...)})
 	}
 	own := client
-	client = client.WithTimeout(proveTimeout) // a longer timeout, so that the latency of a slow server can be measured
+	client = withTimeout(client, proveTimeout) // a longer timeout, so that the latency of a slow server can be measured
 	before := time.Now()
 	there, err := client.Time(ctx).Result()
 	if err != nil {

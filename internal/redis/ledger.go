@@ -167,37 +167,60 @@ func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]st
 func (l *Ledger) Values(ctx context.Context, visit func(id, value string)) (oldest uint64, err error) {
 	const pageSize = 500 // values; together they have some hundred KB
 	oldest = math.MaxUint64
-	for cursor := uint64(0); ; {
-		var before, after *goredis.SliceCmd
-		var values *goredis.ScanCmd
+	for cursor := "0"; ; {
+		var before, values, after *goredis.Cmd // see recovering
 		page, cancel := l.bound(ctx)
 		_, err := l.store.client.Pipelined(page, func(pipe goredis.Pipeliner) error {
-			before = pipe.HMGet(page, l.head, "version")
-			values = pipe.HScan(page, l.values, cursor, "", pageSize)
-			after = pipe.HMGet(page, l.head, "version")
+			before = pipe.Do(page, "hmget", l.head, "version")
+			values = pipe.Do(page, "hscan", l.values, cursor, "count", pageSize)
+			after = pipe.Do(page, "hmget", l.head, "version")
 			return nil
 		})
 		cancel()
 		if err != nil {
 			return 0, l.failed(err)
 		}
-		for _, cmd := range []*goredis.SliceCmd{before, after} {
-			version := uint64(0)
-			if text, ok := cmd.Val()[0].(string); ok {
-				if version, err = strconv.ParseUint(text, 10, 63); err != nil {
-					return 0, fmt.Errorf("redis: the state of the adjustments cannot be read: %w", err)
-				}
+		for _, cmd := range []*goredis.Cmd{before, after} {
+			version, err := versionOf(cmd.Val())
+			if err != nil {
+				return 0, err
 			}
 			oldest = min(oldest, version)
 		}
-		pairs, next := values.Val()
+		next, pairs := pageOf(values.Val())
 		for i := 0; i+1 < len(pairs); i += 2 {
-			visit(pairs[i], pairs[i+1])
+			visit(fmt.Sprint(pairs[i]), fmt.Sprint(pairs[i+1]))
 		}
-		if cursor = next; cursor == 0 {
+		if cursor = next; cursor == "0" {
 			return oldest, nil
+		} else if cursor == "" {
+			return 0, errors.New("redis: the reply to HSCAN has no cursor")
 		}
 	}
+}
+
+// versionOf returns the version in the reply to HMGET; 0 if the ledger is empty.
+func versionOf(reply any) (version uint64, err error) {
+	parts, _ := reply.([]any)
+	if len(parts) != 1 {
+		return 0, fmt.Errorf("redis: the version of the adjustments has %d parts", len(parts))
+	}
+	if parts[0] == nil {
+		return 0, nil
+	}
+	if version, err = strconv.ParseUint(fmt.Sprint(parts[0]), 10, 63); err != nil {
+		return 0, fmt.Errorf("redis: the state of the adjustments cannot be read: %w", err)
+	}
+	return version, nil
+}
+
+// pageOf returns the cursor and the elements in the reply to HSCAN. If the reply has another form, the cursor is "".
+func pageOf(reply any) (cursor string, elements []any) {
+	if parts, _ := reply.([]any); len(parts) == 2 {
+		cursor, _ = parts[0].(string)
+		elements, _ = parts[1].([]any)
+	}
+	return cursor, elements
 }
 
 // From returns up to n entries, starting with the given version, oldest first.
@@ -270,10 +293,10 @@ func refusedOfLedger(ctx context.Context, client *goredis.Client, key string) (n
 		pipe.HMGet(ctx, key, "f")
 		pipe.HSet(ctx, key, "f", "")
 		pipe.HDel(ctx, key, "f")
-		pipe.HScan(ctx, key, 0, "", 1)
+		pipe.Do(ctx, "hscan", key, 0, "count", 1)
 		pipe.XAdd(ctx, &goredis.XAddArgs{Stream: key, ID: "1-0", Values: []string{"f", ""}})
-		pipe.XRangeN(ctx, key, "-", "+", 1)
-		pipe.XRevRangeN(ctx, key, "+", "-", 1)
+		pipe.Do(ctx, "xrange", key, "-", "+", "count", 1)
+		pipe.Do(ctx, "xrevrange", key, "+", "-", "count", 1)
 		pipe.XTrimMinID(ctx, key, "0-0")
 		return nil
 	})

@@ -42,7 +42,7 @@ func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *n
 }
 
 func (n *node) withTimeout(timeout time.Duration) *node {
-	p := newNode(n.client.WithTimeout(timeout), n.keys, n.now)
+	p := newNode(withTimeout(n.client, timeout), n.keys, n.now)
 	p.redirect, p.wall, p.clock, p.replicas = n.redirect, n.wall, n.clock, n.replicas
 	p.plain.Store(n.plain.Load())
 	return p

@@ -307,7 +307,8 @@ func credentials(file string) (username, password string, err error) {
 
 func clusterOptions(o *goredis.Options, hosts []string) *goredis.ClusterOptions {
 	return &goredis.ClusterOptions{
-		Addrs: hosts, Username: o.Username, Password: o.Password, CredentialsProviderContext: o.CredentialsProviderContext,
+		NewClient: newClient,
+		Addrs:     hosts, Username: o.Username, Password: o.Password, CredentialsProviderContext: o.CredentialsProviderContext,
 		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
 		ContextTimeoutEnabled: o.ContextTimeoutEnabled, MaxRetries: o.MaxRetries,
 		MaxRedirects: 3, // MOVED and ASK are followed, because such a command has not run

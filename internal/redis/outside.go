@@ -11,10 +11,10 @@ import (
 
 func (c Config) newClient(o *goredis.Options) *goredis.Client {
 	if c.Outside == nil {
-		return goredis.NewClient(o)
+		return newClient(o)
 	}
 	o.MinIdleConns = 0 // no real connection is made
-	client := goredis.NewClient(o)
+	client := newClient(o)
 	c.simulate(client)
 	return client
 }
@@ -98,10 +98,6 @@ func setReply(cmd goredis.Cmder, c *outside.Command) {
 		cmd.SetVal(c.Reply.(int64))
 	case *goredis.BoolCmd:
 		cmd.SetVal(c.Reply != nil)
-	case *goredis.ScanCmd:
-		cmd.SetVal(c.Reply.([]string), 0)
-	case *goredis.SliceCmd:
-		cmd.SetVal(c.Reply.([]any))
 	case *goredis.XMessageSliceCmd:
 		entries := c.Reply.([]outside.Entry)
 		found := make([]goredis.XMessage, len(entries))

@@ -15,7 +15,7 @@ func (w *sentinels) simulate(o *goredis.Options, addrs []string) *goredis.Client
 		w.outside.Watch(addr, w.named, func(channel, payload string) { w.message(channel, strings.Fields(payload)) })
 	}
 	o.Network, o.Addr, o.MinIdleConns = "tcp", w.name, 0 // no connection is ever made
-	client := goredis.NewClient(o)
+	client := newClient(o)
 	client.AddHook(&simulatedMaster{sentinels: w})
 	return client
 }

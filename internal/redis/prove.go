@@ -81,7 +81,7 @@ func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
 		charges = charges[:1]
 		charges[0].Slot = slot
 	}
-	client = client.WithTimeout(proveTimeout)
+	client = withTimeout(client, proveTimeout)
 	if err := client.Ping(ctx).Err(); err != nil {
 		return err
 	}

@@ -5,29 +5,39 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"runtime/debug"
 	"syscall"
 )
 
-// The largest reply that the sidecar accepts. The largest reply of a correct server is a page of the audit, of a few
-// megabytes.
 const (
-	maxReplyBytes    = 64 << 20
-	maxReplyElements = 1 << 20
-	maxReplyDepth    = 16 // the reply to COMMAND has 8
+	// The largest reply that the sidecar accepts, without and with a small memory limit (replyBytes). The largest reply
+	// of a correct server is a page of the audit, of a few megabytes.
+	maxReplyBytes, minReplyBytes = 64 << 20, 4 << 20
+	maxReplyDepth                = 16 // the reply to COMMAND has 8
+	// maxReplyText is the largest size of a text or an error. Servers send short ones. They are logged.
+	maxReplyText = 1 << 10
+	// elementBytes is what an element of an array costs in memory, beyond its bytes.
+	elementBytes = 32
 )
 
+// replyBytes returns the largest size of a reply for a memory limit in bytes (math.MaxInt64 if there is none): a
+// sixteenth, because several connections may get such a reply at the same time.
+func replyBytes(memory int64) int { return int(min(max(memory/16, minReplyBytes), maxReplyBytes)) }
+
 // replyBounds follows the replies on one connection, because go-redis allocates memory for as many elements and bytes
-// as a reply announces, and reads nested arrays recursively. Its zero value is ready for the first byte of a connection.
+// as a reply announces, and reads nested arrays recursively. With most set, it is ready for the first byte of a connection.
 // The connection uses RESP2: https://redis.io/docs/latest/develop/reference/protocol-spec/
 type replyBounds struct {
-	line     []byte // the bytes of an incomplete line, at most maxHeader
-	text     bool   // the line is a text (+ - :); its bytes are not kept
-	payload  int    // the bytes of a bulk string, with its CR and LF, that have not arrived
-	missing  []int  // for each open array, the number of its elements that are not complete
-	bytes    int    // the size of the current reply so far, including announced bytes
-	elements int    // the number of elements that the current reply has announced
-	err      error  // the first error; each further call of add returns it, too
+	most    int    // the largest size of a reply
+	line    []byte // the bytes of an incomplete line, at most maxHeader
+	text    int    // the size of the line so far if it is a text (+ - :), whose bytes are not kept; otherwise 0
+	payload int    // the bytes of a bulk string, with its CR and LF, that have not arrived
+	missing []int  // for each open array, the number of its elements that are not complete
+	bytes   int    // the size of the current reply so far, including announced bytes and elements
+	err     error  // the first error; each further call of add returns it, too
 }
+
+func newReplyBounds() replyBounds { return replyBounds{most: replyBytes(debug.SetMemoryLimit(-1))} }
 
 const maxHeader = 24 // "*", a 64-bit number, CR and LF
 
@@ -49,10 +59,11 @@ func (r *replyBounds) scan(b []byte) error {
 			}
 			continue
 		}
-		if len(r.line) == 0 && !r.text {
+		text := r.text > 0
+		if len(r.line) == 0 && !text {
 			switch b[0] {
 			case '+', '-', ':':
-				r.text = true
+				text = true
 			case '$', '*':
 			default:
 				return fmt.Errorf("the server sent a reply of the unknown type %q", b[0])
@@ -62,10 +73,14 @@ func (r *replyBounds) scan(b []byte) error {
 		if n == 0 {
 			n, ended = len(b), false
 		}
-		if r.bytes += n; r.bytes > maxReplyBytes {
-			return fmt.Errorf("the server sent a reply of more than %d bytes", maxReplyBytes)
+		if r.bytes += n; r.bytes > r.most {
+			return fmt.Errorf("the server sent a reply of more than %d bytes", r.most)
 		}
-		if !r.text {
+		if text {
+			if r.text += n; r.text > maxReplyText {
+				return fmt.Errorf("the server sent a text or an error of more than %d bytes: %.100q", maxReplyText, b)
+			}
+		} else {
 			if len(r.line)+n > maxHeader {
 				return fmt.Errorf("the server sent a reply without a length: %.20q", append(r.line, b[:n]...))
 			}
@@ -75,8 +90,8 @@ func (r *replyBounds) scan(b []byte) error {
 		if !ended {
 			return nil
 		}
-		if r.text {
-			r.text = false
+		if text {
+			r.text = 0
 			r.complete()
 		} else if err := r.header(); err != nil {
 			return err
@@ -100,14 +115,14 @@ func (r *replyBounds) header() error {
 			crlf = false
 			break
 		}
-		n = min(10*n+int(d-'0'), maxReplyBytes+1)
+		n = min(10*n+int(d-'0'), r.most+1)
 	}
 	if !crlf || len(digits) == 0 {
 		return fmt.Errorf("the server sent a reply without a length: %q", line)
 	}
 	if line[0] == '$' {
-		if r.bytes += n; r.bytes > maxReplyBytes {
-			return fmt.Errorf("the server announced a reply of more than %d bytes: %q", maxReplyBytes, line)
+		if r.bytes += n; r.bytes > r.most {
+			return fmt.Errorf("the server announced a reply of more than %d bytes: %q", r.most, line)
 		}
 		r.payload = n + 2 // with CR and LF
 		return nil
@@ -116,9 +131,10 @@ func (r *replyBounds) header() error {
 		r.complete()
 		return nil
 	}
-	if r.elements += n; r.elements > maxReplyElements {
-		return fmt.Errorf("the server announced a reply of more than %d elements: %q", maxReplyElements, line)
+	if n > (r.most-r.bytes)/elementBytes {
+		return fmt.Errorf("the server announced a reply of more than %d elements: %q", r.most/elementBytes, line)
 	}
+	r.bytes += n * elementBytes
 	if len(r.missing) == maxReplyDepth {
 		return fmt.Errorf("the server sent a reply of more than %d nested arrays", maxReplyDepth)
 	}
@@ -135,7 +151,7 @@ func (r *replyBounds) complete() {
 		}
 		r.missing = r.missing[:last]
 	}
-	r.bytes, r.elements = 0, 0
+	r.bytes = 0
 }
 
 // boundedConn is a connection whose Read fails at a reply that exceeds the bounds.
@@ -158,7 +174,7 @@ func bounded(dial dialFunc) dialFunc {
 		if err != nil {
 			return nil, err
 		}
-		c := &boundedConn{Conn: nc}
+		c := &boundedConn{Conn: nc, bounds: newReplyBounds()}
 		if raw, ok := nc.(syscall.Conn); ok { // go-redis uses it to check an idle connection
 			return struct {
 				*boundedConn

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math"
 	"net"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -23,9 +25,9 @@ func TestRepliesAreBounded(t *testing.T) {
 		"*99999999999\r\n":                                   "elements",
 		"*99999999999999999999999999\r\n":                    "without a length",
 		"*18446744073709551617\r\n":                          "elements",
-		"*2\r\n*1048574\r\n":                                 "",
-		"*2\r\n*1048575\r\n":                                 "elements",
-		"*2\r\n+a\r\n+b\r\n*1048576\r\n":                     "",
+		"*2\r\n*2097149\r\n":                                 "",
+		"*2\r\n*2097150\r\n":                                 "elements",
+		"*2\r\n+a\r\n+b\r\n*2097151\r\n":                     "",
 		"$67108864\r\n":                                      "bytes", // the line with the length counts too
 		"$99999999999\r\n":                                   "bytes",
 		"*2\r\n$40000000\r\n" + strings.Repeat("x", 40_000_002) + "$40000000\r\n": "bytes",
@@ -43,7 +45,7 @@ func TestRepliesAreBounded(t *testing.T) {
 			pieces = []int{len(reply), 1 << 20}
 		}
 		for _, piece := range pieces {
-			var r replyBounds
+			r := replyBounds{most: 64 << 20}
 			var err error
 			for rest := []byte(reply); len(rest) > 0 && err == nil; rest = rest[min(piece, len(rest)):] {
 				err = r.add(rest[:min(piece, len(rest))])
@@ -55,16 +57,39 @@ func TestRepliesAreBounded(t *testing.T) {
 	}
 }
 
-func TestALongTextIsBounded(t *testing.T) {
-	var r replyBounds
-	text := append([]byte("+"), bytes.Repeat([]byte("x"), 1<<20)...)
-	for range 63 {
-		if err := r.add(text); err != nil {
-			t.Fatal(err)
+// Errors are logged, so they are short. The result does not depend on how the bytes are divided among reads.
+func TestLongTextsAreRefused(t *testing.T) {
+	for _, kind := range []string{"+", "-ERR ", ":"} {
+		for _, piece := range []int{1, 100, 1 << 20} {
+			for size, want := range map[int]bool{maxReplyText: true, maxReplyText + 1: false, 100 << 10: false} {
+				r := replyBounds{most: 64 << 20}
+				var err error
+				text := append([]byte("+x\r\n"+kind), bytes.Repeat([]byte("1"), size-len(kind)-2)...)
+				for rest := append(text, "\r\n"...); len(rest) > 0 && err == nil; rest = rest[min(piece, len(rest)):] {
+					err = r.add(rest[:min(piece, len(rest))])
+				}
+				if (err == nil) != want || err != nil && len(err.Error()) > 500 {
+					t.Errorf("%s: a text of %d bytes in pieces of %d: got the error %.200v; want an error: %v", kind, size, piece, err, !want)
+				}
+			}
 		}
 	}
-	if err := r.add(text); err == nil {
-		t.Error("a text of 64 MiB was accepted; want an error")
+}
+
+func TestTheBoundOfAReplyFollowsTheMemoryLimit(t *testing.T) {
+	for memory, want := range map[int64]int{1: 4 << 20, 64 << 20: 4 << 20, 512 << 20: 32 << 20, 1 << 40: 64 << 20, math.MaxInt64: 64 << 20} {
+		if got := replyBytes(memory); got != want {
+			t.Errorf("with %d bytes of memory a reply may have %d bytes; want %d", memory, got, want)
+		}
+	}
+	before := debug.SetMemoryLimit(64 << 20)
+	defer debug.SetMemoryLimit(before)
+	near, far := net.Pipe()
+	defer near.Close()
+	defer far.Close()
+	go func() { _, _ = far.Write([]byte("$60000000\r\n")) }()
+	if _, err := newConn(&line{}, near, 0).Read(make([]byte, 100)); err == nil || !strings.Contains(err.Error(), "4194304 bytes") {
+		t.Errorf("a reply of 60 MB with a memory limit of 64 MiB: got the error %v; want one that names the bound", err)
 	}
 }
 

@@ -18,6 +18,8 @@ const (
 	// sentinelPoll is the interval at which each Sentinel is polled for the master. Its messages about a
 	// failover usually arrive earlier.
 	sentinelPoll = time.Second
+	// sentinelRedial is the pause before a Sentinel is dialed again.
+	sentinelRedial = 100 * time.Millisecond
 	// maxSentinels is the largest number of Sentinels that are watched. It includes the Sentinels that other
 	// Sentinels name.
 	maxSentinels = 9
@@ -89,10 +91,12 @@ func (v view) switched(addr string, now time.Time) view {
 // master when the Sentinel reports that it is about to promote a replica. The store uses the replica as soon
 // as the replica reports that it is the master.
 type sentinels struct {
-	name    string
-	options goredis.Options // options of a client of a Sentinel
-	master  goredis.Options // options of a client of a master
-	dial    dialFunc
+	name   string
+	master goredis.Options // options of a client of a master
+	dial   dialFunc
+	// username and password log in to the Sentinels. The password is "" if they need none.
+	username, password string
+
 	line    *line
 	closing context.Context
 	cancel  context.CancelFunc
@@ -111,10 +115,11 @@ type sentinels struct {
 
 // newFailoverClient makes a client of the master that l names. The client follows failovers.
 func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location) *goredis.Client {
-	w := &sentinels{name: l.master, master: *o, dial: dial, known: make(chan struct{}), now: s.clock.Now, outside: s.config.Outside}
+	w := &sentinels{
+		name: l.master, master: *o, dial: dial, username: l.sentinelUsername, password: l.sentinelPassword,
+		known: make(chan struct{}), now: s.clock.Now, outside: s.config.Outside,
+	}
 	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = bounded(dial), 1, 0
-	w.options = w.master
-	w.options.Username, w.options.Password, w.options.CredentialsProviderContext, w.options.DB = l.sentinelUsername, l.sentinelPassword, nil, 0
 	w.closing, w.cancel = context.WithCancel(context.Background())
 	w.line = s.lines.of(l.master, w.connect)
 	s.sentinels = w
@@ -127,7 +132,7 @@ func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location)
 	o.Network, o.Addr = "tcp", l.master
 	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) { return w.line.connect(ctx), nil }
 	o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error { return checkMaster(ctx, cn) }
-	return goredis.NewClient(o)
+	return newClient(o)
 }
 
 // checkMaster returns an error if the server reports that it is a replica, or does not answer. If the reply is an
@@ -232,7 +237,7 @@ func (w *sentinels) follow(addr string) {
 func (w *sentinels) clientOf(addr string) *goredis.Client {
 	o := w.master
 	o.Addr = addr
-	client := goredis.NewClient(&o)
+	client := newClient(&o)
 	if w.outside != nil {
 		client.AddHook(simulation{w.outside, addr})
 	}
@@ -270,60 +275,18 @@ func (w *sentinels) watch(addr string) {
 	w.running.Go(func() { w.listen(addr) })
 }
 
+// listen follows the Sentinel at addr. When a connection has failed, it connects again.
 func (w *sentinels) listen(addr string) {
-	o := w.options
-	o.Addr = addr
-	client := goredis.NewSentinelClient(&o)
-	defer client.Close()
-	messages := client.Subscribe(w.closing, "+switch-master", "+failover-state-send-slaveof-noone", "+promoted-slave", "-failover-abort-slave-timeout")
-	defer messages.Close()
-	poll := time.NewTicker(sentinelPoll)
-	defer poll.Stop()
-	received := messages.ChannelWithSubscriptions()
-	w.query(client, addr)
-	for {
-		select {
-		case <-w.closing.Done():
-			return
-		case message := <-received:
-			switch message := message.(type) {
-			case *goredis.Message:
-				w.message(message.Channel, strings.Fields(message.Payload))
-			case *goredis.Subscription: // The subscription is new, so messages may have been missed.
-				w.query(client, addr)
-				w.discover(client)
-			}
-		case <-poll.C:
-			w.query(client, addr)
+	for w.closing.Err() == nil {
+		if err := w.attend(addr); err != nil {
+			w.refused(err, addr)
 		}
-	}
-}
-
-func (w *sentinels) query(client *goredis.SentinelClient, sentinel string) {
-	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
-	defer cancel()
-	addr, err := client.GetMasterAddrByName(ctx, w.name).Result()
-	switch {
-	case err != nil:
-		w.refused(err, sentinel)
-	case len(addr) == 2:
-		w.named(net.JoinHostPort(addr[0], addr[1]))
+		w.pause(sentinelRedial)
 	}
 }
 
 func (w *sentinels) named(addr string) {
 	w.change(func(v view) view { return v.named(addr, w.now()) })
-}
-
-func (w *sentinels) discover(client *goredis.SentinelClient) {
-	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
-	defer cancel()
-	others, _ := client.Sentinels(ctx, w.name).Result()
-	for _, other := range others {
-		if other["ip"] != "" && other["port"] != "" {
-			w.watch(net.JoinHostPort(other["ip"], other["port"]))
-		}
-	}
 }
 
 // message handles a message that a Sentinel sent to a channel. The words are:
@@ -338,7 +301,7 @@ func (w *sentinels) message(channel string, words []string) {
 	case len(words) == 8:
 		name, addr, master = words[5], net.JoinHostPort(words[2], words[3]), net.JoinHostPort(words[6], words[7])
 	}
-	if name != w.name {
+	if name != w.name || !isAddress(addr) || !isAddress(master) {
 		return
 	}
 	w.change(func(v view) view {

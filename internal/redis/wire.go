@@ -25,6 +25,9 @@ import (
 // not wait for a server that does not read.
 const maxFrame = 32 << 10
 
+// maxScriptReply is the largest reply of the script: for a group of the largest size, with the heads of its records.
+const maxScriptReply = headSize + 2*maxGroup*answerSize
+
 // wire is a connection that a sender uses for its usual calls. The goroutine that starts a call writes it
 // without waiting, and another goroutine reads the answers.
 //
@@ -309,7 +312,7 @@ func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
 		}
 		return nc, err
 	}
-	client = goredis.NewClient(&o)
+	client = newClient(&o)
 	ctx, cancel := context.WithTimeout(context.Background(), detachedTimeout)
 	defer cancel()
 	if client.Ping(ctx).Err() != nil {
@@ -375,7 +378,7 @@ func parseReply(have []byte) (text []byte, refused, whole bool, err error) {
 	}
 	n, err := strconv.Atoi(string(line[1:]))
 	switch {
-	case err != nil || n < 0 || len(rest) > n+2:
+	case err != nil || n < 0 || n > maxScriptReply || len(rest) > n+2:
 		return nil, false, false, fmt.Errorf("the server answered %.20q to a script call", have)
 	case len(rest) < n+2:
 		return nil, false, false, nil

@@ -373,12 +373,13 @@ func (s *server) ledgerRestore(keys []any, args []string) any {
 	return int64(1)
 }
 
-func (s *server) hscan(key string) (pairs []string) {
+func (s *server) hscan(key string) []any {
+	pairs := []any{}
 	fields := s.fields(key)
 	for _, id := range slices.Sorted(maps.Keys(fields)) {
 		pairs = append(pairs, id, fields[id])
 	}
-	return pairs
+	return []any{"0", pairs}
 }
 
 func (s *server) xrange(key, from string, n int64) []outside.Entry {
