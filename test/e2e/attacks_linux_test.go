@@ -27,19 +27,23 @@ import (
 
 type received struct {
 	// keys has the values of all headers that an application might treat as X-Api-Key. CGI and its
-	// successors, such as WSGI, do not distinguish "-" from "_".
+	// successors, such as WSGI, do not distinguish "-" from "_". Some applications treat trailers as headers.
 	keys []string
 	path string
 }
 
-func newReceived(r *http.Request) *received {
+func (s *stack) receive(r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body) // trailers follow the body; without a whole body there are none
 	got := &received{path: r.URL.Path}
-	for name, lines := range r.Header {
-		if strings.EqualFold(strings.ReplaceAll(name, "_", "-"), "X-Api-Key") {
-			got.keys = append(got.keys, lines...)
+	for _, fields := range []http.Header{r.Header, r.Trailer} {
+		for name, lines := range fields {
+			if strings.EqualFold(strings.ReplaceAll(name, "_", "-"), "X-Api-Key") {
+				got.keys = append(got.keys, lines...)
+			}
 		}
 	}
-	return got
+	s.counts.add(r)
+	s.last.Store(got)
 }
 
 // gateway is a recipe that the test attacks: a proxy in front of the application of a stack.

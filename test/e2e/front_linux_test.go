@@ -79,7 +79,7 @@ func (s *front) serveApp(t *testing.T) {
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		s.body.Store(string(body))
-		s.last.Store(newReceived(r))
+		s.receive(r)
 		s.lastKey.Store(strings.Join(r.Header["X-Api-Key"], "|"))
 		s.lastPath.Store(path.Clean(r.URL.Path))
 		s.arrived.Add(1)

@@ -367,8 +367,9 @@ func (g gateway) networkHasOneBucket(t *testing.T, separate bool) {
 	}
 }
 
-func TestKubernetesIngressNginx(t *testing.T) {
-	t.Parallel()
+// newIngressNginx starts an NGINX with the configuration that ingress-nginx makes of the recipe.
+func newIngressNginx(t *testing.T) *front {
+	t.Helper()
 	program := tooltest.Path(t, "nginx")
 	annotations := at[object](t, manifest(t, "ingress-nginx.yaml", "Ingress"), "metadata", "annotations")
 	annotation := func(name string) string {
@@ -402,19 +403,24 @@ func TestKubernetesIngressNginx(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.run(t, program, "-p", f.dir, "-e", "stderr", "-c", "nginx.conf")
+	return f
+}
 
+func TestKubernetesIngressNginx(t *testing.T) {
+	t.Parallel()
+	f := newIngressNginx(t)
 	denial := perKey.drain(t, f.asKey(t, "alice"))
 	if got, err := strconv.Atoi(denial.header.Get("Retry-After")); err != nil || got < 1 || got > 6 {
 		t.Errorf("Retry-After %q, want 1 to 6 s", denial.header.Get("Retry-After"))
 	}
-	gateway{stack: s, port: "8000"}.keysCannotBeRespelled(t)
+	gateway{stack: f.stack, port: "8000"}.keysCannotBeRespelled(t)
 	path := 0
 	perAddress.drain(t, func() answer {
 		// Forged headers or another path do not avoid the limit.
 		path++
 		return f.send(t, "127.66.7.3", "/"+strconv.Itoa(path), append(forged, "X-Original-URL: http://a/")...)
 	})
-	s.sidecar.kill()
+	f.sidecar.kill()
 	if a := f.asKey(t, "bob")(); a.code != http.StatusServiceUnavailable {
 		t.Errorf("without rlsidecar: status %d, want 503", a.code)
 	}

@@ -52,6 +52,7 @@ type stack struct {
 	socket  string // path of the sidecar's Unix socket; empty means TCP
 	client  *http.Client
 	last    atomic.Pointer[received] // the last request that the application received
+	counts  counts
 }
 
 // change replaces a part of an example's configuration.
@@ -174,7 +175,7 @@ func (s *stack) awaitSidecars(t *testing.T, n int) {
 func (s *stack) serveApplication(t *testing.T) {
 	t.Helper()
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
-		s.last.Store(newReceived(r))
+		s.receive(r)
 		_, _ = io.WriteString(w, "application")
 	})
 }
@@ -185,7 +186,7 @@ func serveAt(t *testing.T, address string, handler http.HandlerFunc) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{ReadHeaderTimeout: maxWait, MaxHeaderBytes: 1 << 20, Handler: handler}
+	server := newApplication(handler)
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(listener) }()
 	t.Cleanup(func() { _ = server.Close(); <-served })

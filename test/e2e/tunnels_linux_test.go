@@ -1,0 +1,395 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+)
+
+// A proxy that forwards an upgrade, or CONNECT, hands the connection over to the application if the application
+// agrees. The proxy then sends no auth request for the requests inside this tunnel. The applications of the tests
+// agree to every upgrade, and count the requests that arrive.
+
+// tunnelHeader names the attack that a request belongs to.
+const tunnelHeader = "X-Tunnel"
+
+// counts has the number of requests of each attack that reached the application.
+type counts struct {
+	mu sync.Mutex
+	of map[string]int // guarded by mu
+}
+
+func (c *counts) add(r *http.Request) {
+	if name := r.Header.Get(tunnelHeader); name != "" {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.of == nil {
+			c.of = map[string]int{}
+		}
+		c.of[name]++
+	}
+}
+
+func (c *counts) get(name string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.of[name]
+}
+
+// newApplication returns a server for HTTP/1 and HTTP/2 without TLS that agrees to every upgrade, and serves requests
+// inside the tunnel like those outside.
+func newApplication(handler http.HandlerFunc) *http.Server {
+	server := &http.Server{ReadHeaderTimeout: maxWait, MaxHeaderBytes: 1 << 20, Protocols: &http.Protocols{}}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetUnencryptedHTTP2(true)
+	server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		to := r.Header.Get("Upgrade")
+		if to == "" {
+			handler(w, r)
+			return
+		}
+		handler(&discarded{}, r)
+		conn, buffered, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return // HTTP/2 has no upgrades
+		}
+		fmt.Fprintf(buffered, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", to)
+		_ = buffered.Flush() // the next read reports an error
+		_ = conn.SetDeadline(time.Time{})
+		tunnel := &http.Server{ReadHeaderTimeout: maxWait, Protocols: server.Protocols, Handler: server.Handler}
+		ended := make(chan struct{})
+		_ = tunnel.Serve(&oneConn{conn: &hijacked{Conn: conn, rest: buffered.Reader, ended: ended}, ended: ended})
+	})
+	return server
+}
+
+// discarded is an answer that nobody gets.
+type discarded struct{ header http.Header }
+
+func (d *discarded) Header() http.Header {
+	if d.header == nil {
+		d.header = http.Header{}
+	}
+	return d.header
+}
+func (*discarded) Write(b []byte) (int, error) { return len(b), nil }
+func (*discarded) WriteHeader(int)             {}
+
+type hijacked struct {
+	net.Conn
+	rest  *bufio.Reader
+	once  sync.Once
+	ended chan struct{}
+}
+
+func (h *hijacked) Read(b []byte) (int, error) { return h.rest.Read(b) }
+
+func (h *hijacked) Close() error {
+	h.once.Do(func() { close(h.ended) })
+	return h.Conn.Close()
+}
+
+// oneConn is a listener that accepts conn, and fails after conn has ended.
+type oneConn struct {
+	conn  net.Conn
+	ended chan struct{}
+}
+
+func (l *oneConn) Accept() (net.Conn, error) {
+	if conn := l.conn; conn != nil {
+		l.conn = nil
+		return conn, nil
+	}
+	<-l.ended
+	return nil, net.ErrClosed
+}
+func (*oneConn) Close() error   { return nil }
+func (*oneConn) Addr() net.Addr { return &net.TCPAddr{} }
+
+// tunnelAttack opens a tunnel with its first request, and then sends further requests through it.
+type tunnelAttack struct {
+	name    string
+	request string   // the first line, by default GET /login HTTP/1.1
+	headers []header // further headers of the first request
+	http2   bool     // the requests inside the tunnel are sent over HTTP/2
+	early   bool     // the requests inside the tunnel are sent at once, without waiting for the first answer
+}
+
+// connectAttacks open a tunnel in a stream of HTTP/2, by CONNECT (RFC 9113, 8.5) or extended CONNECT (RFC 8441).
+var connectAttacks = []struct {
+	name   string
+	pseudo []header
+	http2  bool // the requests inside the tunnel are sent over HTTP/2
+}{
+	{"CONNECT", []header{{":method", "CONNECT"}, {":authority", "shop.test:80"}}, false},
+	{"CONNECT of a path", []header{{":method", "CONNECT"}, {":scheme", "http"}, {":path", "/login"}, {":authority", "shop.test"}}, false},
+	{"extended CONNECT to h2c", extendedConnect("h2c"), true},
+	{"extended CONNECT to another protocol", extendedConnect("foo"), false},
+	{"extended CONNECT to a websocket", extendedConnect("websocket"), false},
+	{"extended CONNECT to a websocket that speaks h2c", extendedConnect("websocket"), true},
+}
+
+func extendedConnect(to string) []header {
+	return []header{
+		{":method", "CONNECT"}, {":protocol", to}, {":scheme", "http"}, {":path", "/login"}, {":authority", "shop.test"},
+		{"sec-websocket-version", "13"}, {"sec-websocket-key", webSocketKey.value},
+	}
+}
+
+func upgrade(to string, more ...header) []header {
+	return append([]header{{"Connection", "Upgrade"}, {"Upgrade", to}}, more...)
+}
+
+var (
+	settings     = header{"HTTP2-Settings", "AAMAAABkAAQAAP__"}
+	webSocketKey = header{"Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA=="}
+	webSocket    = []header{{"Sec-WebSocket-Version", "13"}, webSocketKey}
+)
+
+var tunnelAttacks = []tunnelAttack{
+	{name: "h2c", headers: []header{{"Connection", "Upgrade, HTTP2-Settings"}, {"Upgrade", "h2c"}, settings}, http2: true},
+	{name: "h2c without settings", headers: upgrade("h2c"), http2: true},
+	{name: "h2c with settings that Connection does not name", headers: upgrade("h2c", settings), http2: true},
+	{name: "h2c in capitals", headers: upgrade("H2C", settings), http2: true},
+	{name: "h2c early", headers: upgrade("h2c", settings), http2: true, early: true},
+	{name: "h2c after websocket", headers: upgrade("websocket, h2c", append(webSocket, settings)...), http2: true},
+	{name: "h2c in a second line", headers: append(upgrade("websocket", webSocket...), header{"Upgrade", "h2c"}), http2: true},
+	{name: "h2c with a body", request: "POST /login HTTP/1.1", headers: upgrade("h2c", settings, header{"Content-Length", "0"}), http2: true},
+	{name: "h2c with a method that proxies seldom see", request: "OPTIONS /login HTTP/1.1", headers: upgrade("h2c", settings), http2: true},
+	{name: "another protocol", headers: upgrade("foo")},
+	{name: "another protocol early", headers: upgrade("foo"), early: true},
+	{name: "TLS", headers: upgrade("TLS/1.0")},
+	{name: "an upgrade that Connection does not name", headers: []header{{"Upgrade", "foo"}}},
+	{name: "an upgrade that a second Connection names", headers: []header{{"Connection", "keep-alive"}, {"Connection", "upgrade"}, {"Upgrade", "foo"}}},
+	{name: "a websocket", headers: upgrade("websocket", webSocket...)},
+	{name: "a websocket that speaks h2c", headers: upgrade("websocket", webSocket...), http2: true},
+	{name: "a websocket without its headers", headers: upgrade("websocket")},
+	{name: "a websocket in capitals", headers: upgrade("WebSocket", webSocket...)},
+	{name: "CONNECT", request: "CONNECT shop.test:80 HTTP/1.1"},
+	{name: "CONNECT early", request: "CONNECT shop.test:80 HTTP/1.1", early: true},
+	{name: "CONNECT of a path", request: "CONNECT /login HTTP/1.1"},
+	{name: "CONNECT with an upgrade", request: "CONNECT shop.test:80 HTTP/1.1", headers: upgrade("foo")},
+}
+
+// requests returns the bytes of n requests of the attack with these headers.
+func (a tunnelAttack) requests(t *testing.T, n int, headers ...header) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	if !a.http2 {
+		for range n {
+			fmt.Fprint(&out, "GET /login HTTP/1.1\r\nHost: shop.test\r\n")
+			for _, h := range headers {
+				fmt.Fprintf(&out, "%s: %s\r\n", h.name, h.value)
+			}
+			fmt.Fprint(&out, "\r\n")
+		}
+		return out.Bytes()
+	}
+	fmt.Fprint(&out, http2.ClientPreface)
+	framer := http2.NewFramer(&out, nil)
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	write := func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(framer.WriteSettings())
+	for i := range n {
+		block.Reset()
+		all := append([]header{{":method", "GET"}, {":scheme", "http"}, {":path", "/login"}, {":authority", "shop.test"}}, headers...)
+		for _, h := range all {
+			write(encoder.WriteField(hpack.HeaderField{Name: strings.ToLower(h.name), Value: h.value}))
+		}
+		write(framer.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 3), BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true}))
+	}
+	return out.Bytes()
+}
+
+// tunnelTime is how long an attack waits for the end of a connection.
+const tunnelTime = 3 * time.Second
+
+// attackTunnel sends n requests through a tunnel to address, all with the header tunnelHeader: name.
+func attackTunnel(t *testing.T, address, client, name string, a tunnelAttack, n int) {
+	t.Helper()
+	headers := []header{{tunnelHeader, name}, {"X-Api-Key", name}, {"X-User", name}}
+	first := a.request
+	if first == "" {
+		first = "GET /login HTTP/1.1"
+	}
+	var open bytes.Buffer
+	fmt.Fprintf(&open, "%s\r\nHost: shop.test:80\r\n", first)
+	for _, h := range append(headers, a.headers...) {
+		fmt.Fprintf(&open, "%s: %s\r\n", h.name, h.value)
+	}
+	fmt.Fprint(&open, "\r\n")
+	conn := dialFrom(t, client, address)
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(tunnelTime))
+	answers := bufio.NewReader(conn)
+	rest := a.requests(t, n, headers...)
+	if a.early {
+		_, _ = conn.Write(append(open.Bytes(), rest...)) // the proxy may end the connection
+	} else {
+		_, _ = conn.Write(open.Bytes())
+		resp, err := http.ReadResponse(answers, nil)
+		if err != nil {
+			return // the proxy ended the connection
+		}
+		if resp.StatusCode != http.StatusSwitchingProtocols && !strings.HasPrefix(first, "CONNECT") {
+			_, _ = io.Copy(io.Discard, resp.Body)
+		}
+		_, _ = conn.Write(rest)
+	}
+	_, _ = io.Copy(io.Discard, answers) // until the connection or the time ends
+}
+
+// attackStream sends n requests as the body of a stream of HTTP/2 that starts with pseudo.
+func attackStream(t *testing.T, address, client, name string, pseudo []header, inside tunnelAttack, n int) {
+	t.Helper()
+	headers := []header{{tunnelHeader, name}, {"X-Api-Key", name}}
+	conn := dialFrom(t, client, address)
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(tunnelTime))
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	for _, h := range append(pseudo, headers...) {
+		if err := encoder.WriteField(hpack.HeaderField{Name: strings.ToLower(h.name), Value: h.value}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, _ = io.WriteString(conn, http2.ClientPreface) // the proxy may end the connection, here and below
+	framer := http2.NewFramer(conn, conn)
+	_ = framer.WriteSettings()
+	_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true})
+	_ = framer.WriteData(1, false, inside.requests(t, n, headers...))
+	for {
+		frame, err := framer.ReadFrame()
+		if err != nil { // the connection or the time has ended
+			return
+		}
+		if settings, ok := frame.(*http2.SettingsFrame); ok && !settings.IsAck() {
+			_ = framer.WriteSettingsAck()
+		}
+	}
+}
+
+func dialFrom(t *testing.T, client, address string) net.Conn {
+	t.Helper()
+	var dialer net.Dialer
+	if client != "" {
+		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(client)}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
+	defer cancel()
+	conn, err := dialer.DialContext(ctx, "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// TestTunnelAttacks checks the attacks: without a proxy, all of their requests reach the application.
+func TestTunnelAttacks(t *testing.T) {
+	t.Parallel()
+	s := &stack{owner: t, addr: loopback()}
+	s.serveApplication(t)
+	const n = 20
+	for _, a := range tunnelAttacks {
+		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
+			if attackTunnel(t, s.addr+":9000", "", a.name, a, n); s.counts.get(a.name) < n {
+				t.Errorf("%d requests reached the application, want at least %d", s.counts.get(a.name), n)
+			}
+		})
+	}
+}
+
+// tunnelsAreCounted opens a tunnel with the first, allowed request, and then sends four times as many requests as
+// the limit allows. network is a part of the clients' addresses that no other test uses.
+func (g gateway) tunnelsAreCounted(t *testing.T, network int) {
+	t.Helper()
+	keys := g.keys
+	if keys == (bucket{}) {
+		keys = perKey
+	}
+	attack := func(i int, name string, send func(t *testing.T, client, name string)) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			from := time.Now()
+			send(t, fmt.Sprintf("127.69.%d.%d", network, i+1), t.Name())
+			if got, most := g.counts.get(t.Name()), keys.capacity+int(time.Since(from)/keys.each)+1; got > most {
+				t.Errorf("%d requests reached the application, want at most %d", got, most)
+			}
+		})
+	}
+	for i, a := range tunnelAttacks {
+		attack(i, a.name, func(t *testing.T, client, name string) {
+			attackTunnel(t, g.addr+":"+g.port, client, name, a, 4*keys.capacity)
+		})
+	}
+	for i, a := range connectAttacks {
+		if g.http2 == "" {
+			break
+		}
+		attack(len(tunnelAttacks)+i, "HTTP/2: "+a.name, func(t *testing.T, client, name string) {
+			attackStream(t, g.addr+":"+g.http2, client, name, a.pseudo, tunnelAttack{http2: a.http2}, 4*keys.capacity)
+		})
+	}
+}
+
+func TestTunnelsAreCounted(t *testing.T) {
+	t.Parallel()
+	never := func(capacity int) bucket { return bucket{capacity, 365 * 24 * time.Hour} }
+	recipe := func(name string, render func(*testing.T) rendered, keys bucket) func(t *testing.T) gateway {
+		return func(t *testing.T) gateway {
+			t.Helper()
+			tooltest.Path(t, "envoy") // skips the test if Envoy is missing
+			s, _ := startRecipe(t, name, render)
+			g := s.asGateway()
+			g.keys = keys
+			return g
+		}
+	}
+	asFront := func(s *front, http2 string) gateway { return gateway{stack: s.stack, port: "8000", http2: http2} }
+	nginxHTTP2 := change{"listen 127.0.0.1:8000;", "listen 127.0.0.1:8000; listen 127.0.0.1:8002 http2;"}
+	caddyHTTP2 := change{"max_header_size 64KB", "protocols h1 h2 h2c\n\t\tmax_header_size 64KB"}
+	for network, c := range []struct {
+		name  string
+		start func(t *testing.T) gateway
+	}{
+		{"envoy", func(t *testing.T) gateway { return newStack(t, "").asGateway() }},
+		{"ext_authz", func(t *testing.T) gateway { return newExtAuthzStack(t).asGateway() }},
+		{"nginx", func(t *testing.T) gateway {
+			return asFront(newNginxStack(t, "", append(longTimeouts, nginxHTTP2)...), "8002")
+		}},
+		{"haproxy", func(t *testing.T) gateway { return asFront(newHAProxy(t, longHAProxyTimeouts...), "8000") }},
+		{"caddy", func(t *testing.T) gateway {
+			return asFront(newCaddy(t, append(longCaddyTimeouts, caddyHTTP2)...), "8000")
+		}},
+		{"traefik", func(t *testing.T) gateway { return asFront(newTraefik(t), "8000") }},
+		{"ingress-nginx", func(t *testing.T) gateway { return asFront(newIngressNginx(t), "") }},
+		{"istio", recipe("istio", istioRenders, perKey)},
+		{"contour", recipe("contour", nil, perKey)},
+		{"kgateway", recipe("kgateway", func(t *testing.T) rendered { return readRendered(t, "kgateway.yaml") }, perAddress)},
+		{"envoy-gateway", recipe("envoy-gateway", func(t *testing.T) rendered { return inAYear(t, readRendered(t, "envoy-gateway.yaml")) }, never(perMinute.capacity))},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.start(t).tunnelsAreCounted(t, network)
+		})
+	}
+}
