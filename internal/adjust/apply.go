@@ -35,8 +35,8 @@ func (a *Adjustment) Apply(p *descriptors.Policy) (*descriptors.Policy, error) {
 	return &changed, renumber(&changed, p, spec)
 }
 
-// renumber sets the numbers of changed, a copy of p, to those of spec, and changes its shards, lease and local bucket
-// accordingly.
+// renumber sets the numbers of changed, a copy of p, to those of spec, and changes its shards, lease, reservations and
+// local bucket accordingly.
 func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
 	limit, err := algorithms.Compile(spec)
 	if err != nil {
@@ -52,6 +52,9 @@ func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
 		if more.Shards, err = algorithms.Split(spec, n); err != nil {
 			return fmt.Errorf("the limit has %d shards, and these numbers cannot be split: %w", n, err)
 		}
+	}
+	if more.Settle != nil {
+		more.Settle = more.Settle.Within(limit.Capacity)
 	}
 	if more.Lease != nil {
 		lease := *more.Lease
@@ -148,6 +151,10 @@ func (a *Adjustment) Words(p *descriptors.Policy) (string, error) {
 	case a.Change.Unlimited:
 		return fmt.Sprintf("%s: nothing is denied until %s; consumed units are still counted (configured: %s)", a.Target.String(), until, p.Words()), nil
 	default:
-		return fmt.Sprintf("%s: %s, until %s (configured: %s); consumed units stay consumed", a.Target.String(), changed.Words(), until, p.Words()), nil
+		words := changed.Words()
+		if s := changed.Extra().Settle; s != p.Extra().Settle {
+			words += fmt.Sprintf(", of which a request reserves at most %d", s.Most)
+		}
+		return fmt.Sprintf("%s: %s, until %s (configured: %s); consumed units stay consumed", a.Target.String(), words, until, p.Words()), nil
 	}
 }

@@ -68,6 +68,36 @@ func TestAnAdjustmentLeavesSharedExtrasAlone(t *testing.T) {
 	}
 }
 
+// A request that reserved more than the adjusted capacity would always be denied.
+func TestReservationsFitTheAdjustedCapacity(t *testing.T) {
+	p := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: minute})
+	p.Extras.Settle = &descriptors.Settle{Estimate: 50, Least: 20, Most: 200}
+	configured := *p.Extras.Settle
+	for _, c := range []struct {
+		change Change
+		want   descriptors.Settle
+		words  string
+	}{
+		{Change{Factor: 10}, descriptors.Settle{Estimate: 10, Least: 10, Most: 10}, "10 per 1m, up to 10 at once, of which a request reserves at most 10, until"},
+		{Change{Factor: 30}, descriptors.Settle{Estimate: 30, Least: 20, Most: 30}, "30 per 1m, up to 30 at once, of which a request reserves at most 30, until"},
+		{Change{Factor: 200}, configured, "200 per 1m, up to 200 at once, until"},
+		{Change{Factor: 2000}, configured, "2000 per 1m, up to 2000 at once, until"},
+		{Change{Capacity: number(0)}, descriptors.Settle{Estimate: 1, Least: 1, Most: 1}, "of which a request reserves at most 1, until"},
+	} {
+		a := &Adjustment{Change: c.change, Expires: 1}
+		got, err := a.Apply(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if *got.Extras.Settle != c.want || *p.Extras.Settle != configured {
+			t.Errorf("%s: %+v, and configured %+v; want %+v and %+v", c.change.String(), *got.Extras.Settle, *p.Extras.Settle, c.want, configured)
+		}
+		if words, err := a.Words(p); err != nil || !strings.Contains(words, c.words) {
+			t.Errorf("%s: %q, %v; want %q in it", c.change.String(), words, err, c.words)
+		}
+	}
+}
+
 func TestTheCapacityOfAnAdjustedLimit(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		p := policy(t, algorithms.Spec{Kind: kind, Rate: 10, Period: minute})

@@ -185,7 +185,9 @@ func (c *compiler) settles(l *limit, p *draft, s algorithms.Spec) {
 		}
 	}
 	if e := terms.Estimate.learned; e != nil {
-		settle.Learn = &descriptors.Learn{Quantile: e.Learn.value, Values: map[string]map[string]bool{}}
+		const quarter = 4
+		least := (e.First.value + quarter - 1) / quarter
+		settle.Learn = &descriptors.Learn{Quantile: e.Learn.value, Least: max(1, terms.Least.or(least)), Values: map[string]map[string]bool{}}
 		for _, key := range e.Per.value {
 			settle.Learn.Per = append(settle.Learn.Per, key.value)
 			settle.Learn.Values[key.value] = map[string]bool{}

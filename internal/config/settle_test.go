@@ -38,6 +38,20 @@ func TestSettleSettingsAreCompiled(t *testing.T) {
 	}
 }
 
+// A learned estimate is never below least, by default a quarter of first, rounded up.
+func TestTheLeastLearnedEstimate(t *testing.T) {
+	for text, want := range map[string]int64{
+		"{estimate: {learn: p90, first: 1}}": 1, "{estimate: {learn: p90, first: 4}}": 1, "{estimate: {learn: p90, first: 5}}": 2, "{estimate: {learn: p90, first: 100}}": 25,
+		"{estimate: {learn: p90, first: 100, least: 3}}": 3, "{estimate: {learn: p90, first: 100}, least: 4}": 4, "{estimate: {learn: p90, first: 100, least: 0}}": 1,
+		"{estimate: {learn: p90, first: 100, least: 100}}": 100,
+	} {
+		s := good(t, Options{}, "domain: d\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h, settle: "+text+"}\n")
+		if got := s.Domains["d"].Named["l"].Extra().Settle.Learn.Least; got != want {
+			t.Errorf("%s: at least %d, want %d", text, got, want)
+		}
+	}
+}
+
 // Only values without a "*" in the configuration have an estimate of their own. A pattern would match any number of
 // values.
 func TestValuesWithEstimatesOfTheirOwn(t *testing.T) {

@@ -124,7 +124,7 @@ type Settle struct {
 	// than Estimate.
 	TrustDeclared bool
 	// Unknown is the cost of a request whose real cost is not reported. -1 means the units that the request
-	// reserved.
+	// reserved, and with Learn at least Estimate.
 	Unknown int64
 	// TTL is how long a reservation can be refunded.
 	TTL algorithms.Micros
@@ -135,8 +135,9 @@ type Settle struct {
 
 // Learn describes how the estimate of a limit is learned from real costs.
 type Learn struct {
-	// Quantile is the quantile of the costs that becomes the estimate, in (0, 1).
+	// Quantile is the quantile of the costs that becomes the estimate, in (0, 1). Least bounds that estimate.
 	Quantile float64
+	Least    int64
 	// Per lists the keys of the entries whose values have estimates of their own. Values has these values for
 	// each key. All other values share one estimate.
 	Per    []string
@@ -151,6 +152,17 @@ func (s *Settle) Reserves(estimate, declared int64) int64 {
 		units = declared
 	}
 	return max(s.Least, min(units, s.Most))
+}
+
+// Within returns s for a bucket that holds at most capacity units: a request that reserves more would always be denied.
+func (s *Settle) Within(capacity int64) *Settle {
+	most := max(1, capacity) // 0 units would always be allowed
+	if s.Most <= most {
+		return s
+	}
+	cut := *s
+	cut.Estimate, cut.Least, cut.Most = min(s.Estimate, most), min(s.Least, most), most
+	return &cut
 }
 
 // PerSecond reports whether l is a limit per second, as the reference server defines it. The buckets of such

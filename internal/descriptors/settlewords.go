@@ -28,8 +28,12 @@ func (s *Settle) EstimateWords() string {
 	if s.Learn == nil {
 		return fmt.Sprintf("%d units, the estimate", max(s.Least, min(s.Estimate, s.Most)))
 	}
-	text := fmt.Sprintf("the learned estimate (p%s of the real costs; %d until enough are known)",
-		strconv.FormatFloat(math.Round(s.Learn.Quantile*1e6)/1e4, 'f', -1, 64), s.Estimate)
+	least := ""
+	if s.Learn.Least > s.Least {
+		least = fmt.Sprintf(", at least %d", s.Learn.Least)
+	}
+	text := fmt.Sprintf("the learned estimate (p%s of the real costs%s; %d until enough are known)",
+		strconv.FormatFloat(math.Round(s.Learn.Quantile*1e6)/1e4, 'f', -1, 64), least, s.Estimate)
 	if len(s.Learn.Per) > 0 {
 		keys := make([]string, len(s.Learn.Per))
 		for i, key := range s.Learn.Per {
@@ -52,8 +56,12 @@ func (s *Settle) declaredWords() string {
 }
 
 func (s *Settle) unknownWords() string {
-	if s.Unknown < 0 {
+	switch {
+	case s.Unknown >= 0:
+		return fmt.Sprintf("%d units", s.Unknown)
+	case s.Learn != nil:
+		return fmt.Sprintf("what it reserved, but at least %d units", s.Estimate)
+	default:
 		return "what it reserved"
 	}
-	return fmt.Sprintf("%d units", s.Unknown)
 }

@@ -65,6 +65,8 @@ func TestLimitsInWords(t *testing.T) {
 		{learned, token, 0, `a request reserves the learned estimate (p99.5 of the real costs; 100 until enough are known), one for each configured value of model and a\n, or its declared hits, even if these are fewer; at least 10 and at most 500`},
 		{learned, token, 2, "a request whose real cost is not reported costs 7 units"},
 		{&Settle{Estimate: 3, Least: 20, Most: 50, Learn: &Learn{Quantile: 0.9}}, token, 0, "a request reserves the learned estimate (p90 of the real costs; 3 until enough are known), or its declared hits if these are more; at least 20 and at most 50"},
+		{&Settle{Estimate: 40, Most: 50, Unknown: -1, Learn: &Learn{Quantile: 0.9, Least: 10}}, token, 0, "a request reserves the learned estimate (p90 of the real costs, at least 10; 40 until enough are known), or its declared hits if these are more; at most 50"},
+		{&Settle{Estimate: 40, Most: 50, Unknown: -1, Learn: &Learn{Quantile: 0.9, Least: 10}}, token, 2, "a request whose real cost is not reported costs what it reserved, but at least 40 units"},
 		{&Settle{Estimate: 3, Least: 20, Most: 50}, token, 0, "a request reserves 20 units, the estimate, or its declared hits if these are more; at least 20 and at most 50"},
 	} {
 		if got := c.s.Words(c.l)[c.i]; got != c.want {

@@ -43,6 +43,115 @@ func TestOneKeyCountsOnceASecond(t *testing.T) {
 	}
 }
 
+// learn adds one cost of each key in each of the given seconds.
+func learn(e *Estimates, q float64, real int64, seconds int, keys ...uint64) {
+	for second := range algorithms.Micros(seconds) {
+		for _, key := range keys {
+			e.Learn(1, q, key, start+second*algorithms.Second, real)
+		}
+	}
+}
+
+// Four clients, or one with four keys, change nothing, however many calls they make.
+func TestAnEstimateNeedsFiveKeys(t *testing.T) {
+	var e Estimates
+	learn(&e, 0.5, 1, 1000, 1, 2, 3, 4)
+	if got := e.Estimate(1); got != 0 {
+		t.Errorf("4 keys: the estimate is %d, want none", got)
+	}
+	for second := range algorithms.Micros(window) { // the estimate is not computed for each cost
+		e.Learn(1, 0.5, 5, start+(1000+second)*algorithms.Second, 1)
+	}
+	if got := e.Estimate(1); got != 1 {
+		t.Errorf("5 keys: the estimate is %d, want 1", got)
+	}
+}
+
+// A tenth of the samples cannot change the estimate from the cost of all others to its own, in any quantile from p11
+// to p89.
+func TestOneKeyIsATenthOfTheSamplesAtMost(t *testing.T) {
+	for _, others := range []int{9, 20, 200} {
+		for _, q := range []float64{0.11, 0.5, 0.89} {
+			for _, real := range []int64{1, 9000} {
+				var e Estimates
+				for key := range uint64(others) {
+					learn(&e, q, 1000, 3, 100+key)
+				}
+				learn(&e, q, real, 1000, 7)
+				if got := e.Estimate(1); got != 1000 {
+					t.Errorf("%d others, quantile %g: one key changes the estimate to %d with costs of %d; want 1000", others, q, got, real)
+				}
+			}
+		}
+	}
+}
+
+// Of fewer than ten keys, each has the same part.
+func TestFewKeysCountTheSame(t *testing.T) {
+	for q, want := range map[float64]int64{0.19: 1, 0.21: 1000, 0.9: 1000} {
+		var e Estimates
+		learn(&e, q, 1000, 5, 1, 2, 3, 4)
+		learn(&e, q, 1, 1000, 7)
+		if got := e.Estimate(1); got != want {
+			t.Errorf("quantile %g: %d, want %d", q, got, want)
+		}
+	}
+}
+
+func TestWeightsOfKeys(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	for range 2000 {
+		keysWith, held := [mostOfKey + 1]int{}, []int{}
+		samples, rare := 0, random.Float64()
+		for range enoughKeys + random.IntN(40) {
+			n := 1
+			if random.Float64() > rare {
+				n += random.IntN(mostOfKey)
+			}
+			if samples+n > window {
+				break
+			}
+			held, samples = append(held, n), samples+n
+			keysWith[n]++
+		}
+		of := min(len(held), parts)
+		most := mostWeight(&keysWith, samples, of)
+		total, largest := 0.0, 0.0
+		for _, n := range held {
+			weight := min(float64(n), most)
+			total, largest = total+weight, max(largest, weight)
+		}
+		const tiny = 1e-9
+		if largest > total/float64(of)*(1+tiny) {
+			t.Fatalf("keys with %v samples: one has %g of %g, want at most one of %d parts", held, largest, total, of)
+		}
+		if most < float64(slices.Max(held)) && largest < total/float64(of)*(1-tiny) {
+			t.Fatalf("keys with %v samples: the largest weight is %g of %g, want one of %d parts", held, largest, total, of)
+		}
+	}
+}
+
+// Thousands of keys cannot use more memory than a few, and no key has more than its part.
+func TestWindowsAreBounded(t *testing.T) {
+	var e Estimates
+	for i := range uint64(20 * window) {
+		key := i
+		if i%2 == 0 {
+			key = 7
+		}
+		e.Learn(1, 0.9, key, start+algorithms.Micros(i)*algorithms.Second, 5)
+	}
+	found, _ := e.cells.Load(uint64(1))
+	c := found.(*cell)
+	held := map[uint64]int{}
+	for _, s := range c.samples {
+		held[s.key]++
+	}
+	if len(c.samples) != window || cap(c.samples) > 2*window || held[7] != mostOfKey {
+		t.Errorf("%d samples, room for %d, and %d of one key; want %d, at most twice as many, and %d", len(c.samples), cap(c.samples), held[7], window, mostOfKey)
+	}
+}
+
 func TestUntilEnoughIsKnownThereIsNoEstimate(t *testing.T) {
 	var e Estimates
 	for i := range enough - 1 {
@@ -62,9 +171,9 @@ func TestUntilEnoughIsKnownThereIsNoEstimate(t *testing.T) {
 
 func TestEstimatesFollowChanges(t *testing.T) {
 	var e Estimates
-	for i := range renew + enough {
+	for i := range 2*window + window/refresh {
 		cost := int64(1000)
-		if i >= renew {
+		if i >= window {
 			cost = 50
 		}
 		e.Learn(1, 0.9, uint64(i), start+algorithms.Micros(i)*algorithms.Second, cost)
@@ -74,26 +183,14 @@ func TestEstimatesFollowChanges(t *testing.T) {
 	}
 }
 
-func TestTheFormerEstimateStaysUntilTheNextIsKnown(t *testing.T) {
-	var e Estimates
-	for i := range renew + enough - 1 {
-		cost := int64(1000)
-		if i >= renew {
-			cost = 50
-		}
-		e.Learn(1, 0.9, uint64(i), start+algorithms.Micros(i)*algorithms.Second, cost)
-		if got := e.Estimate(1); i >= renew && got != 1000 {
-			t.Fatalf("after %d costs: %d, want 1000", i+1, got)
-		}
-	}
-}
-
 // The clock goes back with each sample.
 func TestAKeyCountsForEachCellAndSecond(t *testing.T) {
 	var e Estimates
 	for i := range algorithms.Micros(enough) {
 		for cell := range uint64(2) {
-			e.Learn(cell, 0.9, 7, start-i*algorithms.Second, 5)
+			for key := range uint64(enoughKeys) {
+				e.Learn(cell, 0.9, 2*key, start-i*algorithms.Second, 5)
+			}
 		}
 	}
 	if first, second := e.Estimate(0), e.Estimate(1); first != 5 || second != 5 {
@@ -124,50 +221,22 @@ func TestCellsAreBounded(t *testing.T) {
 	}
 }
 
-func TestAnEstimateIsAtLeastOneUnit(t *testing.T) {
-	var e Estimates
-	for i := range 2 * enough {
-		e.Learn(1, 0.9, uint64(i), start, 0)
-	}
-	if got := e.Estimate(1); got != 1 {
-		t.Errorf("%d, want 1", got)
-	}
-}
-
-func TestAnEstimateStaysWhileItIsRenewed(t *testing.T) {
-	var e Estimates
-	for i := range renew + 2*enough {
-		cost := int64(1000)
-		if i >= renew {
-			cost = 7
-		}
-		e.Learn(1, 0.9, uint64(i), start+algorithms.Micros(i)*algorithms.Second, cost)
-		want := int64(1000)
-		switch {
-		case i < enough-1:
-			want = 0
-		case i >= renew+enough-1:
-			want = 7
-		}
-		if got := e.Estimate(1); got != want {
-			t.Fatalf("after sample %d: %d, want %d", i+1, got, want)
-		}
-	}
-}
-
 // A key has one sample for each second of the clock. So a sample at the end of a second and another one at the start of
 // the next second both count.
 func TestAKeyCountsOnceInASecondOfTheClock(t *testing.T) {
 	var e Estimates
-	for i := range algorithms.Micros(enough - 1) {
+	const seconds = enough / enoughKeys
+	for i := range algorithms.Micros(seconds) {
+		if got := e.Estimate(1); got != 0 {
+			t.Errorf("after %d seconds: got %d, want none", i, got)
+		}
 		for _, within := range []algorithms.Micros{0, 1, algorithms.Second / 2, algorithms.Second - 1} {
-			e.Learn(1, 0.9, 7, start+i*algorithms.Second+within, 5)
+			for key := range uint64(enoughKeys) {
+				e.Learn(1, 0.9, key, start+i*algorithms.Second+within, 5)
+			}
 		}
 	}
-	if got := e.Estimate(1); got != 0 {
-		t.Errorf("after %d samples: got %d, want none", enough-1, got)
-	}
-	if e.Learn(1, 0.9, 7, start+enough*algorithms.Second, 5); e.Estimate(1) != 5 {
-		t.Errorf("after %d samples: got %d, want 5", enough, e.Estimate(1))
+	if got := e.Estimate(1); got != 5 {
+		t.Errorf("after %d seconds: got %d, want 5", seconds, got)
 	}
 }

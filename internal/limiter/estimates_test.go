@@ -6,12 +6,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 type learned struct{ costs []int64 }
@@ -88,12 +90,48 @@ func TestTheEstimateOfALimit(t *testing.T) {
 		{"{learn: p90, first: 100}", nil, 100, false},
 		{"{learn: p90, first: 100}", guess(0), 100, false},
 		{"{learn: p90, first: 100}", guess(300), 300, true},
+		{"{learn: p90, first: 101}", guess(3), 26, true},
+		{"{learn: p90, first: 100, least: 10}", guess(3), 10, true},
+		{"{learn: p90, first: 100}, trust_declared: true", guess(3), 25, true},
 	} {
 		s := newBench(t, "domain: d\nlimits:\n  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: "+c.estimate+"}}\n").Current()
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{Estimates: c.estimates})
 		if units, learned := l.EstimateNow(s.Domains["d"].Named["tokens"]); units != c.units || learned != c.learned {
 			t.Errorf("%s with %v: %d units, learned %t; want %d and %t", c.estimate, c.estimates, units, learned, c.units, c.learned)
 		}
+	}
+}
+
+// Other clients may have made the estimate small. So a client that hangs up before its cost is known is charged the
+// first estimate, unless it has reserved more, or unknown_cost is configured.
+func TestAnUnknownCostIsAtLeastTheFirstEstimate(t *testing.T) {
+	for _, c := range []struct {
+		settle         string
+		learned        guess
+		hits, reserved int64
+		charged        int64
+	}{
+		{"estimate: {learn: p90, first: 100}", 0, absent, 100, 100},
+		{"estimate: {learn: p90, first: 100}", 3, absent, 25, 100},
+		{"estimate: {learn: p90, first: 100}", 300, absent, 300, 300},
+		{"estimate: {learn: p90, first: 100}", 3, 120, 120, 120},
+		{"estimate: {learn: p90, first: 100}, trust_declared: true", 3, 10, 10, 100},
+		{"estimate: {learn: p90, first: 100}, unknown_cost: estimate", 3, absent, 25, 100},
+		{"estimate: {learn: p90, first: 100, most: 400}, unknown_cost: most", 3, absent, 25, 400},
+		{"estimate: {learn: p90, first: 100}, unknown_cost: 7", 3, absent, 25, 7},
+		{"estimate: 100, trust_declared: true", 3, 10, 10, 10},
+	} {
+		p := newProxy(t)
+		p.Limiter = limiter.New(p.store, limiter.Config{
+			IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return p.now }, Estimates: c.learned,
+		})
+		p.swap(t, "domain: d\nlimits:\n  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {"+c.settle+"}}\ndescriptors:\n  - {key: user, limit: tokens}\n")
+		call := p.send("d", []int64{c.hits}, "user=bob")
+		if got := call.Results[0].Cost; got != c.reserved {
+			t.Errorf("%s, learned %d: %d units reserved, want %d", c.settle, c.learned, got, c.reserved)
+		}
+		p.done(string(call.AppendID(nil)), absent)
+		p.want("tokens", "bob", 1000-c.charged)
 	}
 }
 
@@ -154,7 +192,7 @@ descriptors:
 		}
 		p.done(id, 700)
 		_, id = reserved(user, "unknown "+user)
-		p.done(id, 100)
+		p.done(id, 200)
 		_, unknown := reserved(user, "large")
 		p.done(unknown, absent) // an unknown cost is not learned
 		p.now += sec
@@ -162,9 +200,78 @@ descriptors:
 	for _, c := range []struct {
 		model string
 		want  int64
-	}{{"large", 700}, {"unknown", 100}, {"", 100}} {
+	}{{"large", 700}, {"unknown", 200}, {"", 200}} {
 		if units, _ := reserved("bob", c.model); units < c.want-5 || units > c.want+5 {
 			t.Errorf("model %q: %d reserved, want %d", c.model, units, c.want)
 		}
+	}
+}
+
+// An estimate that is larger than what the bucket can ever hold would always deny every request.
+func TestAnEstimateFitsTheAdjustedLimit(t *testing.T) {
+	const settled = `
+domain: d
+limits:
+  tokens: {algorithm: token_bucket, rate: 100000, period: 1m, settle: {%s}}
+descriptors:
+  - {key: user, limit: tokens}
+`
+	for _, c := range []struct {
+		settle string
+		change adjust.Change
+		hits   int64
+		want   int64 // the units that are reserved; 0 means that the limit can never allow the request
+	}{
+		{"estimate: 1500", adjust.Change{Factor: 10}, absent, 1000},
+		{"estimate: 1500, least: 1200, most: 8000", adjust.Change{Factor: 10}, absent, 1000},
+		{"estimate: 1500, most: 8000", adjust.Change{Factor: 10}, 5000, 1000},
+		{"estimate: 1500, trust_declared: true", adjust.Change{Factor: 10}, 7, 7},
+		{"estimate: {learn: p90, first: 1500}", adjust.Change{Factor: 10}, absent, 1000},
+		{"estimate: 1500", adjust.Change{Capacity: number(1499)}, absent, 1499},
+		{"estimate: 1500", adjust.Change{Capacity: number(1500)}, absent, 1500},
+		{"estimate: 1500", adjust.Change{Factor: 2000}, absent, 1500},
+		{"estimate: 1500", adjust.Change{Capacity: number(0)}, absent, 0},
+	} {
+		p := newProxy(t)
+		p.swap(t, fmt.Sprintf(settled, c.settle))
+		if got := p.adjust("tokens", map[string]adjust.Change{"bob": c.change}); got.InForce != 1 {
+			t.Fatalf("%s: %d adjustments in force, want 1", c.settle, got.InForce)
+		}
+		call := p.send("d", []int64{c.hits}, "user=bob")
+		if r := &call.Results[0]; c.want == 0 {
+			if !call.Denied || !r.Decision.Never {
+				t.Errorf("%s, %s: %+v; want always denied", c.settle, c.change.String(), r.Decision)
+			}
+			continue
+		} else if call.Denied || r.Cost != c.want {
+			t.Errorf("%s, %s: denied %t, %d units; want %d units reserved", c.settle, c.change.String(), call.Denied, r.Cost, c.want)
+			continue
+		}
+		p.done(string(call.AppendID(nil)), 30)
+		p.adjust("tokens", nil)
+		p.want("tokens", "bob", 100_000-30)
+	}
+}
+
+// The bucket of this process is smaller than the limit.
+func TestAnEstimateFitsTheLocalBucket(t *testing.T) {
+	p := newProxy(t)
+	now := func() algorithms.Micros { return p.now }
+	p.Limiter = limiter.New(p.store, limiter.Config{Now: now, Local: memory.New(memory.Config{Clock: storetest.Times(now)})})
+	p.swap(t, `
+domain: d
+on_backend_failure: local
+local_share: 1%
+limits:
+  tokens: {algorithm: token_bucket, rate: 100000, period: 1m, settle: {estimate: 1500}}
+descriptors:
+  - {key: user, limit: tokens}
+`)
+	p.store.err = backend.ErrUnavailable
+	if c := p.send("d", []int64{absent}, "user=bob"); c.Denied {
+		t.Errorf("the first request: %+v; want allowed", c.Results[0].Decision)
+	}
+	if c := p.send("d", []int64{absent}, "user=bob"); !c.Denied || c.Results[0].Decision.RetryAfter != minute {
+		t.Errorf("the second request: %+v; want denied for a minute", c.Results[0].Decision)
 	}
 }

@@ -164,9 +164,6 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 		r.Outcome, r.charge = Unlimited, noCharge
 		return
 	}
-	if p.Extras != nil && p.Extras.Settle != nil {
-		c.reserve(r)
-	}
 	start := len(c.keys)
 	c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
 	r.slot = p.SlotOf(d.Entries)
@@ -176,6 +173,9 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 		if p.Unlimited && !r.isBlocked() {
 			r.Outcome, r.charge, r.Key = Unlimited, noCharge, nil
 		}
+	}
+	if r.Policy.Extras != nil && r.Policy.Extras.Settle != nil { // of the adjusted limit
+		c.reserve(r)
 	}
 }
 
@@ -381,6 +381,9 @@ func (c *Call) decideFailed(local backend.Store) {
 		}
 		charge := c.charges[r.charge]
 		charge.Limit, charge.Shards, charge.Lease = r.Policy.Extra().Local, nil, nil
+		if r.Policy.Extra().Settle != nil && len(c.Limits) == 0 { // an estimate beyond the share would always be denied
+			charge.Terms.Cost = min(charge.Terms.Cost, max(1, charge.Limit.Capacity))
+		}
 		if charge.IdempotencyKey != nil { // with a common ID, the local store would return the first decision for the second charge too
 			own := *charge.IdempotencyKey
 			own.ID = IdempotencyID(string(own.ID[:]), strconv.Itoa(r.charge))

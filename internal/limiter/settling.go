@@ -162,30 +162,35 @@ func (c *Call) reserve(r *Result) {
 		declared = d.Cost
 	}
 	s := r.Policy.Extras.Settle
-	estimate := s.Estimate
 	if s.Learn != nil && c.config.Estimates != nil {
 		r.cell = c.cell(r.Policy)
-		if learned := c.config.Estimates.Estimate(r.cell); learned > 0 {
-			estimate = learned
-		}
 	}
+	estimate, _ := c.config.estimate(s, r.cell)
 	r.Cost = s.Reserves(estimate, declared)
 	if !r.Policy.Shadow {
 		c.reserves++
 	}
 }
 
+// estimate returns the estimate for a request, and whether it was learned. cell is 0 if none is learned.
+func (c *Config) estimate(s *descriptors.Settle, cell uint64) (units int64, learned bool) {
+	if cell != 0 {
+		if units = c.Estimates.Estimate(cell); units > 0 {
+			return max(units, s.Learn.Least), true
+		}
+	}
+	return s.Estimate, false
+}
+
 // EstimateNow returns the number of units of p, a limit with settle, that a request reserves if it declares
 // no cost. If p has an estimate for each of several values, it is that for all values not listed. learned reports
 // whether the estimate was learned.
 func (l *Limiter) EstimateNow(p *descriptors.Policy) (units int64, learned bool) {
-	s := p.Extra().Settle
-	units = s.Estimate
+	s, cell := p.Extra().Settle, uint64(0)
 	if s.Learn != nil && l.config.Estimates != nil {
-		if estimate := l.config.Estimates.Estimate((&Call{}).cell(p)); estimate > 0 {
-			units, learned = estimate, true
-		}
+		cell = (&Call{}).cell(p)
 	}
+	units, learned = l.config.estimate(s, cell)
 	return s.Reserves(units, 0), learned
 }
 
@@ -446,6 +451,8 @@ func realCost(terms *descriptors.Settle, part *ReservedPart, real int64) int64 {
 		return min(real, most/part.Times) * part.Times
 	case terms != nil && terms.Unknown >= 0:
 		return terms.Unknown * part.Times
+	case terms != nil && terms.Learn != nil: // others may have made the estimate small
+		return max(part.Count, terms.Estimate*part.Times)
 	default:
 		return part.Count
 	}

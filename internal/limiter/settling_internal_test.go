@@ -83,7 +83,7 @@ func TestTimesOfUndos(t *testing.T) {
 }
 
 // The part consists of 3 equal charges. A real cost of -1 means that the proxy did not report it. Then the
-// configured unknown_cost applies, or else the cost is what was reserved.
+// configured unknown_cost applies, or else the cost is what was reserved, and at least the first of learned estimates.
 func TestRealCosts(t *testing.T) {
 	part := &ReservedPart{Count: 30, Times: 3}
 	for _, c := range []struct {
@@ -92,6 +92,8 @@ func TestRealCosts(t *testing.T) {
 	}{
 		{nil, 7, 21}, {nil, 0, 0}, {nil, -1, 30},
 		{&descriptors.Settle{Unknown: 5}, -1, 15}, {&descriptors.Settle{Unknown: 0}, -1, 0}, {&descriptors.Settle{Unknown: -1}, -1, 30},
+		{&descriptors.Settle{Unknown: -1, Estimate: 20, Learn: &descriptors.Learn{}}, -1, 60},
+		{&descriptors.Settle{Unknown: -1, Estimate: 9, Learn: &descriptors.Learn{}}, -1, 30},
 		{nil, 1 << 62, 1 << 53 / 3 * 3}, // the largest product of 3 up to 2^53
 	} {
 		if got := realCost(c.terms, part, c.real); got != c.want {

@@ -19,8 +19,10 @@ descriptors:
 `
 
 // callOf returns the line of a call of bob. end contains the members that describe the end of the call.
-func callOf(second int, end string) string {
-	return fmt.Sprintf(`{"time_us":%d,"domain":"ai","descriptors":[{"entries":[["user","bob"]]}]%s}`, second*1_000_000, end)
+func callOf(second int, end string) string { return callBy("bob", second, end) }
+
+func callBy(user string, second int, end string) string {
+	return fmt.Sprintf(`{"time_us":%d,"domain":"ai","descriptors":[{"entries":[["user","%s"]]}]%s}`, second*1_000_000, user, end)
 }
 
 // Each call reserves 300 of 1,000 units, unless a case states other numbers. The units left for the last call depend on
@@ -85,15 +87,15 @@ func TestTheBudgetIsSuggestedForRealCosts(t *testing.T) {
 	}
 }
 
-// Each call costs 20 units. The first calls reserve 300 units each, and after 20 calls the estimate is 20.
+// Each call costs 20 units. The first calls reserve 300 units each. After 20 calls of five users, the estimate is 20.
 func TestEstimatesLearnInAReplay(t *testing.T) {
 	var trace strings.Builder
 	for i := range 21 {
-		trace.WriteString(callOf(2*i, `,"real":20,"settle_after_us":1000000`) + "\n")
+		trace.WriteString(callBy(fmt.Sprint(i%5), 2*i, `,"real":20,"settle_after_us":1000000`) + "\n")
 	}
-	got := run(t, compiled(t, strings.Replace(estimated, "estimate: 300", "estimate: {learn: p90, first: 300}", 1)), trace.String(), 0)
-	if lines := strings.Split(got, "\n"); !strings.Contains(lines[19], `"remaining":320`) || !strings.Contains(lines[20], `"remaining":580`) {
-		t.Errorf("got %s; want 320 remaining in line 20 and 580 in line 21", got)
+	got := run(t, compiled(t, strings.Replace(estimated, "estimate: 300", "estimate: {learn: p90, first: 300, least: 10}", 1)), trace.String(), 0)
+	if lines := strings.Split(got, "\n"); !strings.Contains(lines[19], `"remaining":640`) || !strings.Contains(lines[20], `"remaining":900`) {
+		t.Errorf("got %s; want 640 remaining in line 20 and 900 in line 21", got)
 	}
 }
 
@@ -189,8 +191,8 @@ func TestSumsOfSettledCalls(t *testing.T) {
 // If every call of a key counted, one client could move the estimate of all clients.
 func TestAKeyCountsOnceASecondForAnEstimate(t *testing.T) {
 	var trace strings.Builder
-	for range 40 {
-		trace.WriteString(callOf(0, `,"real":0`) + "\n")
+	for i := range 40 {
+		trace.WriteString(callBy(fmt.Sprint(i%5), 0, `,"real":0`) + "\n")
 	}
 	trace.WriteString(callOf(1, "") + "\n")
 	got := run(t, compiled(t, strings.Replace(estimated, "estimate: 300", "estimate: {learn: p90, first: 300}", 1)), trace.String(), 0)
