@@ -47,7 +47,7 @@ type adjustSetCmd struct {
 	Capacity  *int64 `placeholder:"N" help:"Largest burst: the units that a full bucket holds."`
 	Period    string `placeholder:"TIME" help:"Length of the period, such as 1m or 1d."`
 	Factor    string `placeholder:"X" help:"Multiply the configured numbers by this factor, such as 10 or 0.5."`
-	Unlimited bool   `help:"Allow every request, and still count."`
+	Unlimited bool   `help:"Allow every request, and charge nothing."`
 	Block     bool   `help:"Deny every request."`
 
 	For           string    `placeholder:"TIME" help:"Time until the adjustment ends, such as 30m, 2h or 7d. At most 30 days."`

@@ -57,7 +57,7 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	}
 	command(exitDone, "key acme,red: token bucket: 7 per 365d, up to 9 at once", "set", "--limit", "team", "--key", "acme", "--key", "red", "--rate", "7",
 		"--capacity", "9", "--until", time.Now().Add(time.Hour).UTC().Format(time.RFC3339), "--reason", "launch")
-	command(exitDone, `key a,b\x1b: nothing is denied until`, "set", "--limit", "send", "--key", "a,b\x1b", "--unlimited", "--for", "1d", "--reason", "test")
+	command(exitDone, `key a,b\x1b: every request is allowed and charged nothing until`, "set", "--limit", "send", "--key", "a,b\x1b", "--unlimited", "--for", "1d", "--reason", "test")
 	command(exitDone, `key "": every request is denied`, "set", "--limit", "send", "--key", "", "--block", "--for", "1h", "--reason", "test")
 	command(exitDone, "all keys: token bucket: 1 per 365d", "set", "--limit", "send", "--all-keys", "--factor", "0.5", "--for", "1h", "--reason", "test")
 	list := command(exitDone, "5 adjustments, version 5", "list")

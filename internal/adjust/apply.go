@@ -24,6 +24,7 @@ func (a *Adjustment) Apply(p *descriptors.Policy) (*descriptors.Policy, error) {
 	case p.Unlimited:
 		return nil, errors.New("the limit is configured as unlimited: it has no numbers to change; it can be blocked")
 	case a.Change.Unlimited:
+		changed.Unlimited = true
 		return &changed, nil
 	case a.Algorithm != 0 && a.Algorithm != p.Limit.Kind:
 		return nil, fmt.Errorf("the limit is a %s now; the adjustment was made for a %s", kindName(p.Limit.Kind), kindName(a.Algorithm))
@@ -149,7 +150,7 @@ func (a *Adjustment) Words(p *descriptors.Policy) (string, error) {
 	case a.Change.Block:
 		return fmt.Sprintf("%s: every request is denied until %s", a.Target.String(), until), nil
 	case a.Change.Unlimited:
-		return fmt.Sprintf("%s: nothing is denied until %s; consumed units are still counted (configured: %s)", a.Target.String(), until, p.Words()), nil
+		return fmt.Sprintf("%s: every request is allowed and charged nothing until %s (configured: %s); consumed units stay consumed", a.Target.String(), until, p.Words()), nil
 	default:
 		words := changed.Words()
 		if s := changed.Extra().Settle; s != p.Extra().Settle {

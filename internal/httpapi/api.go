@@ -148,6 +148,10 @@ func (a *API) limit(r *http.Request, req *apiRequest, dryRun bool) error {
 }
 
 func (a *API) settle(w http.ResponseWriter, r *http.Request, req *apiRequest) {
+	if req.reservation == limiter.None {
+		a.answer(w, req)
+		return
+	}
 	var of limiter.Reserved
 	if !a.Limiter.Open(req.reservation, &of) {
 		unknownReservation.write(w, "reservation "+reservation.ErrForged.Error(), "")

@@ -204,6 +204,9 @@ func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 	}
 	l.OK = d.Allowed || r.Outcome == limiter.Unlimited
 	l.Limit, _ = limiter.Shown(replies.Limit(r))
+	if r.Outcome == limiter.Unlimited { // the bucket was not read
+		return l
+	}
 	reset := millis(d.ResetAfter)
 	l.Remaining, l.ResetAfter = &d.Remaining, &reset
 	l.RetryAfter = millis(d.RetryAfter)

@@ -207,8 +207,23 @@ func (r *Result) isBlocked() bool {
 	return r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Block && r.Cost >= 0 && !r.settle
 }
 
+// isUnlimited reports whether the limit of r allows r and charges nothing: it is configured as unlimited, or an operator
+// has made it so for the key. In the second case refunds still change the bucket, because the units were
+// consumed before, or bought.
 func (r *Result) isUnlimited() bool {
-	return r.payerUnlimited || r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Unlimited
+	p := r.Policy
+	adjusted := p.Adjusted != nil && p.Adjusted.Unlimited
+	return p.Unlimited && !r.isBlocked() && !(adjusted && r.Cost < 0)
+}
+
+// allowUnlimited makes r an Unlimited Result if isUnlimited is true, and reports whether it did. An operator who
+// inspects buckets gets the state of the bucket, if the limit has one.
+func (c *Call) allowUnlimited(r *Result) bool {
+	if !r.isUnlimited() || c.Inspect && r.Policy.Limit.Rate > 0 {
+		return false
+	}
+	r.Outcome, r.charge, r.Key = Unlimited, noCharge, nil
+	return true
 }
 
 // deniedByBlock denies a request without charging it if an operator blocks one of its keys. It reports

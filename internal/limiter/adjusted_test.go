@@ -218,26 +218,48 @@ func TestALimitConfiguredUnlimitedCanBeBlocked(t *testing.T) {
 	}
 }
 
-func TestAnUnlimitedAdjustmentChargesAndNeverDenies(t *testing.T) {
+// An adjusted limit is unlimited in the same way as a limit with "unlimited: true" in the configuration.
+func TestAnUnlimitedAdjustmentChargesNothing(t *testing.T) {
 	b := newBench(t, adjustable)
+	b.allowed(t, 15, "user=bob")
 	b.adjust("calls", map[string]adjust.Change{"bob": {Unlimited: true}})
 	if n := b.allowed(t, 100, "user=bob"); n != 100 {
 		t.Errorf("got %d of 100; want 100", n)
 	}
-	if r := b.send(t, 1, "user=bob").Results[0]; !r.Decision.Allowed || r.Decision.RetryAfter != 0 {
-		t.Errorf("the bucket is empty: %+v; want allowed and retry after 0", r.Decision)
+	if r := &b.send(t, 1, "user=bob").Results[0]; r.Outcome != limiter.Unlimited || r.Key != nil || r.Decision != (backend.Decision{}) {
+		t.Errorf("got %+v; want the outcome %v and no bucket", r, limiter.Unlimited)
 	}
 	if c := b.send(t, 1000, "user=bob", "other=1"); !c.Denied || c.Statuses[0].Denied || !c.Never {
 		t.Errorf("only other denies 1000: %+v; want denied, never, and the first status not denied", c.Verdict)
 	}
+	if c := b.send(t, 1, "shadow=bob"); c.Denied || c.Results[0].Outcome != limiter.Unlimited {
+		t.Errorf("a shadow limit: %+v; want the outcome %v", c.Verdict, limiter.Unlimited)
+	}
 	b.store.err = backend.ErrUnavailable
-	if c := b.send(t, 1, "user=bob"); c.Denied || !c.Failed {
-		t.Errorf("while the store fails: %+v; want allowed and failed", c.Verdict)
+	if c := b.send(t, 1, "user=bob"); c.Denied || c.Failed {
+		t.Errorf("while the store fails: %+v; want allowed and not failed, because the store is not needed", c.Verdict)
 	}
 	b.store.err = nil
-	b.now += minute // 10 units flow in
-	if n := b.allowed(t, 100, "user=bob"); n != 10 {
-		t.Errorf("after its end, with all used: got %d, want 10", n)
+	b.send(t, -2, "user=bob") // a refund applies to the bucket
+	b.adjust("other", nil)
+	if n := b.allowed(t, 100, "user=bob"); n != 7 {
+		t.Errorf("afterwards, with 15 of 20 consumed and 2 refunded: got %d, want 7", n)
+	}
+}
+
+// An operator who inspects the bucket of an unlimited key gets its state.
+func TestAnOperatorSeesTheBucketOfAnUnlimitedKey(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.allowed(t, 20, "user=bob")
+	b.adjust("calls", map[string]adjust.Change{"bob": {Unlimited: true}})
+	c := &limiter.Call{}
+	c.Request.Domain, c.Inspect = "d", true
+	c.Limits = []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}, Count: 1}}
+	if err := b.Check(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if r := &c.Results[0]; c.Denied || r.Outcome != limiter.Unlimited || r.Key == nil || r.Decision.At != b.now || r.Decision.ResetAfter != 2*minute {
+		t.Errorf("got %+v; want the outcome %v and the state of the empty bucket", c.Verdict, limiter.Unlimited)
 	}
 }
 

@@ -25,17 +25,21 @@ type candidate struct {
 // addCandidate adds Result i, whose limit must have Then, to the candidates. It reports whether it did.
 //
 // Refunds and costs of 0 apply only to the bucket that they name. If an operator blocks the key of the payer, the payer
-// is not charged. If an operator made the payer unlimited, Result i is charged without a limit.
+// is not charged. If an operator made the payer unlimited, Result i is unlimited, too.
 func (c *Call) addCandidate(i int) bool {
 	r := &c.Results[i]
-	if r.Cost <= 0 || r.isUnlimited() {
+	if r.Cost <= 0 {
 		return false
 	}
 	keys := len(c.keys)
 	f := c.payerOf(r)
-	if r.payerUnlimited = f.isUnlimited(); r.payerUnlimited || f.isBlocked() {
+	if f.isBlocked() {
 		c.keys = c.keys[:keys]
 		return false
+	}
+	if f.isUnlimited() && !c.Inspect {
+		r.Outcome, r.charge, r.Key = Unlimited, noCharge, nil
+		return true
 	}
 	c.candidates = append(c.candidates, candidate{i, f})
 	return true

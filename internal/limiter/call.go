@@ -127,16 +127,15 @@ type Result struct {
 	Decision backend.Decision
 	Outcome  Outcome
 
-	hash           uint64
-	slot           uint64
-	cell           uint64            // the number of the estimate; 0 means that no estimate is learned
-	chargedAt      algorithms.Micros // Charge.ChargedAt of a settlement; 0 for other charges
-	reserve        bool
-	settle         bool
-	local          bool // this process's own bucket decided
-	payerUnlimited bool
-	payer          int // 1 + index into Call.payers; 0 means none
-	charge         int // index into Call.charges, or noCharge or toCharge
+	hash      uint64
+	slot      uint64
+	cell      uint64            // the number of the estimate; 0 means that no estimate is learned
+	chargedAt algorithms.Micros // Charge.ChargedAt of a settlement; 0 for other charges
+	reserve   bool
+	settle    bool
+	local     bool // this process's own bucket decided
+	payer     int  // 1 + index into Call.payers; 0 means none
+	charge    int  // index into Call.charges, or noCharge or toCharge
 }
 
 // Status is the answer to one descriptor or named limit. For a descriptor it is that of its most restrictive limit.
@@ -204,6 +203,25 @@ func (c *Call) Reset() {
 	c.reserves, c.done, c.groups = 0, 0, 0
 	c.charges, c.keys, c.candidates, c.payers = c.charges[:0], c.keys[:0], c.candidates[:0], c.payers[:0]
 	c.config, c.adjusted, c.blocked = nil, nil, false
+}
+
+// Consumed reports whether the store, or this process's own bucket, consumed the Cost of r, one of c's Results. It reads
+// the store's decision and not the verdict: a request can be allowed although a limit denied it, for example in
+// shadow mode, and a limit allows a cost that its group does not consume.
+func (c *Call) Consumed(r *Result) bool {
+	if r.charge < 0 || c.charges[r.charge].Terms.DryRun {
+		return false
+	}
+	d := &c.decisions[r.charge]
+	if d.Err != nil || !d.Allowed || r.local {
+		return d.Err == nil && d.Allowed
+	}
+	start := r.charge
+	for start > 0 && c.charges[start-1].Group == c.charges[start].Group {
+		start--
+	}
+	end := start + backend.GroupLen(c.charges[start:])
+	return backend.Allowed(c.charges[start:end], c.decisions[start:end])
 }
 
 // BufferBytes returns the size in bytes of the buffers that grow with the number of descriptors. It leaves out the

@@ -93,8 +93,8 @@ func (c *Call) descriptorsWithoutLimit() (n int) {
 
 func (c *Call) outcome(r *Result) Outcome {
 	switch d := &r.Decision; {
-	case r.isUnlimited():
-		return c.unlimitedOutcome(d)
+	case c.Inspect && r.isUnlimited(): // otherwise nothing is charged
+		return Unlimited
 	case d.Err != nil && errors.Is(d.Err, backend.ErrTooLarge): // the request itself caused the error, so on_backend_failure does not apply
 		*d = backend.Decision{Decision: algorithms.Decision{Never: true}}
 		return Denied
@@ -113,15 +113,6 @@ func (c *Call) outcome(r *Result) Outcome {
 	default:
 		return Denied
 	}
-}
-
-func (c *Call) unlimitedOutcome(d *backend.Decision) Outcome {
-	if d.Err != nil {
-		c.Failed = true
-		return FailedAllowed
-	}
-	d.Allowed, d.Never, d.RetryAfter, d.Blocked = true, false, 0, 0
-	return Allowed
 }
 
 func (c *Call) failed(r *Result, d *backend.Decision) Outcome {

@@ -111,6 +111,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 		r.Key = c.keys[start:]
 		if c.adjusted != nil {
 			c.adjust(&r)
+			c.allowUnlimited(&r)
 		}
 		c.Results = append(c.Results, r)
 	}
@@ -170,9 +171,16 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 	r.Key = c.keys[start:]
 	if c.adjusted != nil {
 		c.adjust(r)
-		if p.Unlimited && !r.isBlocked() {
-			r.Outcome, r.charge, r.Key = Unlimited, noCharge, nil
-		}
+	}
+	settles := p.Extras != nil && p.Extras.Settle != nil
+	if settles {
+		c.reserve(r)
+	}
+	if c.adjusted != nil && c.allowUnlimited(r) {
+		return
+	}
+	if settles && !r.Policy.Shadow {
+		c.reserves++
 	}
 	if r.Policy.Extras != nil && r.Policy.Extras.Settle != nil { // of the adjusted limit
 		c.reserve(r)
@@ -229,7 +237,7 @@ func (c *Call) replaceMany() {
 // canBeReplaced reports whether another limit can replace the limit of r. As in envoyproxy/ratelimit, an unlimited
 // limit cannot be replaced. Neither can a limit that denies because an operator blocks the key.
 func (r *Result) canBeReplaced() bool {
-	return r.Policy != nil && r.Policy.RateName != "" && !r.Policy.Unlimited && !r.isBlocked()
+	return r.Policy != nil && r.Policy.RateName != "" && r.Outcome != Unlimited && !r.isBlocked()
 }
 
 // charge adds a charge for every Result that is to be charged. Those of group 0 come first, because chargeTogether
@@ -263,7 +271,7 @@ func (c *Call) charge() {
 // requests.)
 func (c *Call) together(r *Result) bool {
 	p := r.Policy
-	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.config.Modes.Quota && !r.isUnlimited()
+	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.config.Modes.Quota
 }
 
 // chargeTogether adds r to group 0. Costs of the same bucket are added up in one charge.

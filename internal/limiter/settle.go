@@ -57,12 +57,12 @@ func (l *Limiter) ID(r *Reserved) string {
 }
 
 // Part returns the part that result i of c, an answered request for Limits, has reserved. config is the
-// limit that came with the request, or "". It returns false if there is nothing to settle: the store did not
-// decide, units were refunded, or the Part of another result has the units of a common payer.
+// limit that came with the request, or "". It returns false if there is nothing to settle: the limit is unlimited, the
+// store did not decide, units were refunded, or the Part of another result has the units of a common payer.
 func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	r := &c.Results[i]
 	named := &c.Limits[r.Descriptor]
-	if r.Decision.Err != nil || r.local || r.Cost < 0 {
+	if r.charge < 0 || c.decisions[r.charge].Err != nil || r.local || r.Cost < 0 {
 		return p, false
 	}
 	count, name := r.Cost, named.Name
@@ -71,7 +71,7 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 			return p, false
 		}
 	}
-	if !r.Decision.Allowed { // a shadow limit may have consumed nothing
+	if !c.Consumed(r) { // in shadow mode a request is allowed although its units were not consumed
 		count = 0
 	}
 	return PartOf(r.Policy, ByName{Name: name, Values: named.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At), true

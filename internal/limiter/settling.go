@@ -131,7 +131,7 @@ var unsettledNames = [...]string{"", "none", "forged", "foreign", "changed", "ex
 // String returns the name for metrics.
 func (u Unsettled) String() string { return unsettledNames[u] }
 
-// None is the id of a settle-start that reserved nothing.
+// None is the id of a request that reserved nothing.
 const None = "none"
 
 // settling reports whether descriptor i belongs to a settle-done, and whether its key is SettleEntries.End.
@@ -167,9 +167,6 @@ func (c *Call) reserve(r *Result) {
 	}
 	estimate, _ := c.config.estimate(s, r.cell)
 	r.Cost = s.Reserves(estimate, declared)
-	if !r.Policy.Shadow {
-		c.reserves++
-	}
 }
 
 // estimate returns the estimate for a request, and whether it was learned. cell is 0 if none is learned.
@@ -305,8 +302,8 @@ func (c *Call) collectReserved(r *Reserved, shadow bool) {
 // Reserves reports whether r, one of c's Results, has reserved units that can be settled. It is false if
 // the request was denied, and if the store did not decide.
 func (c *Call) Reserves(r *Result) bool {
-	return !c.Denied && !c.WouldDeny && !c.DryRun && r.charge >= 0 && !r.local && r.Cost > 0 && r.Policy.Extra().Settle != nil &&
-		(r.reserve && !r.settle || len(c.Limits) == 0) && c.decisions[r.charge].Err == nil && c.decisions[r.charge].Allowed
+	return !c.Denied && !c.WouldDeny && c.Consumed(r) && !r.local && r.Cost > 0 && r.Policy.Extra().Settle != nil &&
+		(r.reserve && !r.settle || len(c.Limits) == 0)
 }
 
 func (c *Call) planSettlements(now algorithms.Micros) {
@@ -401,6 +398,9 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 	if r.Cost = s.Real - s.Reserved; s.Late {
 		r.Cost = max(0, r.Cost)
 	}
+	if r.Policy.Unlimited { // an operator made it so since: nothing more is charged
+		r.Cost = min(0, r.Cost)
+	}
 	if r.Cost < 0 || p.Limit.Settles {
 		r.chargedAt = undoTime(part.At, now, part.Inflow, r.Policy.Limit)
 	}
@@ -437,7 +437,7 @@ func (c *Call) settlementID(id *[16]byte, part *ReservedPart, r *Result) (unique
 // used. It used part 1 for limits that are not charged in a group with others.
 func (c *Call) oldSettlementID(id *[16]byte, r *Result) [16]byte {
 	part := "0"
-	if r.Policy.Shadow || r.Policy.Quota || c.config.Modes.Quota || r.isUnlimited() {
+	if r.Policy.Shadow || r.Policy.Quota || c.config.Modes.Quota || r.Policy.Unlimited {
 		part = "1"
 	}
 	return IdempotencyID(c.Verdict.Domain.Name, "settle "+string(id[:]), part)

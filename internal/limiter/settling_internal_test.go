@@ -43,7 +43,7 @@ func TestSettlementsOfIDsWithoutNumbers(t *testing.T) {
 	check("quota mode of the process", &descriptors.Policy{}, "1")
 	c.config = &Config{}
 	for name, p := range map[string]*descriptors.Policy{
-		"shadow": {Shadow: true}, "quota": {Quota: true}, "unlimited": {Adjusted: &descriptors.Adjusted{Unlimited: true}},
+		"shadow": {Shadow: true}, "quota": {Quota: true}, "unlimited": {Unlimited: true},
 	} {
 		check(name, p, "1")
 	}

@@ -86,10 +86,11 @@ func (r Reservation) MarshalText() ([]byte, error) {
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler. The error is ErrReservation if text was not made by
-// MarshalText. Only Settle verifies the signature.
+// MarshalText. Only Settle verifies the signature. The text "none", which sidecars return for a request that
+// reserved nothing, is valid: Settle then changes nothing.
 func (r *Reservation) UnmarshalText(text []byte) error {
 	next := Reservation{text: string(text)}
-	if reservation.Decode(next.text, &next.data) != nil {
+	if next.text != limiter.None && reservation.Decode(next.text, &next.data) != nil {
 		return ErrReservation
 	}
 	*r = next
@@ -251,6 +252,9 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, n int64) (Result, e
 	}
 	text, err := r.MarshalText()
 	var data limiter.Reserved
+	if string(text) == limiter.None {
+		return Result{Allowed: true}, nil
+	}
 	if err != nil || !l.keys.Open(string(text), &data) || data.Domain != descriptors.PrefixNumber(l.domain) {
 		return Result{}, ErrReservation
 	}
