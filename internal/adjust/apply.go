@@ -154,7 +154,7 @@ func (a *Adjustment) Words(p *descriptors.Policy) (string, error) {
 	default:
 		words := changed.Words()
 		if s := changed.Extra().Settle; s != p.Extra().Settle {
-			words += fmt.Sprintf(", of which a request reserves at most %d", s.Most)
+			words += fmt.Sprintf("; a request reserves at most %d", s.Most)
 		}
 		return fmt.Sprintf("%s: %s, until %s (configured: %s); consumed units stay consumed", a.Target.String(), words, until, p.Words()), nil
 	}

@@ -78,11 +78,11 @@ func TestReservationsFitTheAdjustedCapacity(t *testing.T) {
 		want   descriptors.Settle
 		words  string
 	}{
-		{Change{Factor: 10}, descriptors.Settle{Estimate: 10, Least: 10, Most: 10}, "10 per 1m, up to 10 at once, of which a request reserves at most 10, until"},
-		{Change{Factor: 30}, descriptors.Settle{Estimate: 30, Least: 20, Most: 30}, "30 per 1m, up to 30 at once, of which a request reserves at most 30, until"},
+		{Change{Factor: 10}, descriptors.Settle{Estimate: 10, Least: 10, Most: 10}, "10 per 1m, up to 10 at once; a request reserves at most 10, until"},
+		{Change{Factor: 30}, descriptors.Settle{Estimate: 30, Least: 20, Most: 30}, "30 per 1m, up to 30 at once; a request reserves at most 30, until"},
 		{Change{Factor: 200}, configured, "200 per 1m, up to 200 at once, until"},
 		{Change{Factor: 2000}, configured, "2000 per 1m, up to 2000 at once, until"},
-		{Change{Capacity: number(0)}, descriptors.Settle{Estimate: 1, Least: 1, Most: 1}, "of which a request reserves at most 1, until"},
+		{Change{Capacity: number(0)}, descriptors.Settle{Estimate: 1, Least: 1, Most: 1}, "; a request reserves at most 1, until"},
 	} {
 		a := &Adjustment{Change: c.change, Expires: 1}
 		got, err := a.Apply(p)
