@@ -55,7 +55,7 @@ func (h *headerLines) end() {
 // the bound; refuseHeader counts again.
 func (h *headerLines) tooMany() bool {
 	next := h.next.Load()
-	return next > maxHeaderLines+1 || next == refusedLines
+	return next > maxHeaderLines+2 || next == refusedLines // line 1 is the request line
 }
 
 func (h *headerLines) read(b []byte) {
