@@ -3,7 +3,7 @@ package nonblock
 import "net"
 
 // Listener returns a listener that wraps the connections of l in Conns if possible. A connection whose
-// client sends without a pause yields to other goroutines after each 32 KiB.
+// client sends without a pause yields to other goroutines after each 32 KiB, and at calls of TakeTurn.
 func Listener(l net.Listener) net.Listener { return listener{l} }
 
 type listener struct{ net.Listener }

@@ -22,6 +22,7 @@ type Conn struct {
 
 	wake           chan struct{} // not nil if the connection yields regularly
 	readSinceYield int           // bytes read since the connection last waited or yielded
+	waited         bool          // a Read of more than one byte has waited since the last call of TakeTurn
 
 	// These functions are arguments of the methods of raw. They are stored, so that a call does not allocate them.
 	read, write, writeOnce, peek func(fd uintptr) bool
@@ -30,7 +31,10 @@ type Conn struct {
 
 // enableYield makes c yield to other goroutines each time it has read share bytes without waiting. It must be called
 // before the first Read.
-func (c *Conn) enableYield() { c.wake = make(chan struct{}, 1) }
+func (c *Conn) enableYield() {
+	c.wake = make(chan struct{}, 1)
+	c.waited = true // a connection that has one request does not have to yield
+}
 
 // Wrap returns a Conn for a TCP or Unix socket connection. For other connections it returns nil.
 func Wrap(nc net.Conn) *Conn {
@@ -51,6 +55,7 @@ func Wrap(nc net.Conn) *Conn {
 	c.read = func(fd uintptr) bool {
 		if !c.in.do(syscall.SYS_READ, fd) {
 			c.readSinceYield = 0
+			c.waited = c.waited || len(c.in.b) > 1
 			return false
 		}
 		return true
@@ -98,6 +103,18 @@ func (c *Conn) Read(b []byte) (int, error) {
 		return 0, io.EOF
 	}
 	return c.in.n, nil
+}
+
+// TakeTurn yields to other goroutines, unless c has waited for its peer since the last call. The goroutine that serves
+// requests of c calls it after each request: requests that arrive together would otherwise all have one turn. A Read
+// of one byte does not count as waiting, because net/http makes it on another goroutine. TakeTurn must not be called
+// during a Read.
+func (c *Conn) TakeTurn() {
+	if !c.waited && c.wake != nil {
+		c.readSinceYield = 0
+		yields.pass(c.wake)
+	}
+	c.waited = false
 }
 
 // Await waits until there is something to read: bytes, the end of the stream or an error. It does not read

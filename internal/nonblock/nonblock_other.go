@@ -14,6 +14,8 @@ func Wrap(net.Conn) *Conn { return nil }
 
 func (*Conn) enableYield() {}
 
+func (*Conn) TakeTurn() {}
+
 func (*Conn) Await() error { return net.ErrClosed }
 
 func (*Conn) Quiet() bool { return false }

@@ -231,6 +231,14 @@ type boundedConn struct {
 
 func (c *boundedConn) self() *boundedConn { return c }
 
+// changed is called by the ConnState of an http.Server, on the goroutine that serves c.
+func (c *boundedConn) changed(state http.ConnState) {
+	c.header.changed(state)
+	if socket, ok := c.Conn.(*nonblock.Conn); ok && state == http.StateIdle {
+		socket.TakeTurn()
+	}
+}
+
 func (c *boundedConn) idleAt(now time.Duration) bool {
 	return now-time.Duration(c.lastReceived.Load()) >= evictAfter
 }

@@ -33,7 +33,6 @@ type headerLines struct {
 
 const refusedLines = -1
 
-// changed is called by the ConnState of the http.Server.
 func (h *headerLines) changed(state http.ConnState) {
 	switch state {
 	case http.StateNew, http.StateIdle:

@@ -208,7 +208,7 @@ func (s *server) httpListener(h *http.Server) listener {
 	h.ConnState = func(nc net.Conn, state http.ConnState) {
 		parkIdle(nc, state)
 		ending.changed(nc, state)
-		innerConn(nc).header.changed(state)
+		innerConn(nc).changed(state)
 	}
 	h.MaxHeaderBytes = maxHeader - readAhead
 	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // the errors are mistakes of clients
