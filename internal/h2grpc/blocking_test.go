@@ -85,7 +85,14 @@ func eachTransport(t *testing.T, test func(t *testing.T, s *Server, dial func() 
 					near, far = certificates(t)
 				}
 				l := listenPipes()
-				s := New(Config{Path: path, Method: &echo{}, Inline: true, TLS: far})
+				c := Config{Path: path, Method: &echo{}, Inline: true}
+				if secure {
+					c.Handshake = func(nc net.Conn) (*tls.Conn, error) {
+						t := tls.Server(nc, far)
+						return t, t.Handshake()
+					}
+				}
+				s := New(c)
 				served := make(chan error)
 				go func() { served <- s.Serve(l) }()
 				test(t, s, func() *client { return l.dial(t, near) })

@@ -150,9 +150,9 @@ func (c *conn) serve() {
 
 func (c *conn) handshake() error {
 	_ = c.nc.SetDeadline(time.Now().Add(handshakeTimeout))
-	if config := c.server.config.TLS; config != nil {
-		t := tls.Server(c.nc, config)
-		if err := t.Handshake(); err != nil {
+	if handshake := c.server.config.Handshake; handshake != nil {
+		t, err := handshake(c.nc)
+		if err != nil {
 			return err
 		}
 		state := t.ConnectionState()

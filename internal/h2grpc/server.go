@@ -92,7 +92,8 @@ type Config struct {
 	// connection become lower. 0 means 32 MiB. All connections together hold at most twice as many, and 64 KiB each.
 	BufferedBytes int
 
-	TLS *tls.Config // nil means no TLS
+	// Handshake makes the handshake of a TLS server. nil means no TLS.
+	Handshake func(net.Conn) (*tls.Conn, error)
 	// MaxConnectionAge is the age at which connections are drained. MaxConnectionGrace is the time after which
 	// a connection that is drained because of its age is closed. 0 means never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration

@@ -4,6 +4,7 @@ package nonblock
 
 import (
 	"net"
+	"runtime"
 	"syscall"
 )
 
@@ -27,6 +28,8 @@ func (*Conn) CloseWrite() error { return net.ErrClosed }
 func (*Conn) SyscallConn() (syscall.RawConn, error) { return nil, net.ErrClosed }
 
 func (c *Conn) WriteOnce(b []byte) (int, error) { return c.Write(b) }
+
+func Yield() { runtime.Gosched() }
 
 // Pool starts a goroutine for each function on this system.
 type Pool struct{}

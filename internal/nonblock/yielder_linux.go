@@ -15,6 +15,9 @@ const share = 32 << 10
 // poller is called.
 var yields yielder
 
+// Yield yields to other goroutines, including those whose sockets have become ready.
+func Yield() { yields.pass(make(chan struct{}, 1)) }
+
 // yielder is an eventfd that one goroutine at a time makes ready and then waits for. Goroutines that arrive
 // meanwhile wait for that goroutine.
 type yielder struct {

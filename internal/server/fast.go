@@ -1,7 +1,6 @@
 package server
 
 import (
-	"crypto/tls"
 	"runtime/debug"
 
 	"google.golang.org/grpc"
@@ -14,14 +13,18 @@ import (
 
 // fastServer returns the server of the fast engine. The server answers ShouldRateLimit itself, and passes calls of
 // other methods to the server others.
-func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.Config) *h2grpc.Server {
-	return h2grpc.New(h2grpc.Config{
-		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter}, Others: others, TLS: tls,
+func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server) *h2grpc.Server {
+	c := h2grpc.Config{
+		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter}, Others: others,
 		Inline:           s.stack.redis == nil, // the memory store decides before Submit returns
 		SubmitTimeout:    s.config.Redis.Timeout,
 		BufferedBytes:    bufferedBytes(debug.SetMemoryLimit(-1)),
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
-	})
+	}
+	if s.handshakes != nil {
+		c.Handshake = s.handshakes.server
+	}
+	return h2grpc.New(c)
 }
 
 // bufferedBytes returns h2grpc.Config.BufferedBytes: an eighth of the memory limit in bytes (math.MaxInt64 if there is

@@ -3,7 +3,6 @@ package server
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -12,7 +11,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -41,12 +39,12 @@ func (e Engine) check() error {
 }
 
 func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
-	var tls *tls.Config
 	if s.config.TLS.Cert != "" {
-		var err error
-		if tls, err = s.config.TLS.server(s.log); err != nil {
+		config, err := s.config.TLS.server(s.log)
+		if err != nil {
 			return listener{}, err
 		}
+		s.handshakes = newHandshakes(config)
 	}
 	h := newHealthServer()
 	d := listener{ready: func() { h.set(healthpb.HealthCheckResponse_SERVING) }, unready: h.Shutdown}
@@ -57,7 +55,7 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	}
 	if fast {
 		others := newGRPCServer(api, h)
-		f := s.fastServer(api, others, tls)
+		f := s.fastServer(api, others)
 		d.serve = f.Serve
 		d.stop = func(ctx context.Context) {
 			h.end()
@@ -66,7 +64,7 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 		}
 		return d, nil
 	}
-	g := newGRPCServer(api, h, s.grpcOptions(tls)...)
+	g := newGRPCServer(api, h, s.grpcOptions()...)
 	d.serve = func(l net.Listener) error {
 		if err := g.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stop may have been called before serve
 			return err
@@ -99,7 +97,7 @@ func newGRPCServer(api *grpcapi.Server, h *healthServer, options ...grpc.ServerO
 }
 
 // grpcOptions returns the options of a grpc-go server that accepts connections itself, without the fast engine.
-func (s *server) grpcOptions(tls *tls.Config) []grpc.ServerOption {
+func (s *server) grpcOptions() []grpc.ServerOption {
 	options := []grpc.ServerOption{
 		// Envoy pings as often as it is configured to, even without a call in flight. With the default of 5
 		// minutes the server would close the connection.
@@ -114,8 +112,8 @@ func (s *server) grpcOptions(tls *tls.Config) []grpc.ServerOption {
 	options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{ // a value of 0 means no bound
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionAgeGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
 	}))
-	if tls != nil {
-		options = append(options, grpc.Creds(credentials.NewTLS(tls)))
+	if s.handshakes != nil {
+		options = append(options, grpc.Creds(s.handshakes.credentials()))
 	}
 	if s.tracing != nil {
 		options = append(options, grpc.StatsHandler(s.tracing.Handler("/"+grpcapi.ServiceName+"/ShouldRateLimit")))

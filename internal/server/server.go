@@ -55,6 +55,7 @@ type server struct {
 	adjust          *adjustments
 	settle          *settleKeys
 	tracing         *tracing.Tracing // nil without tracing
+	handshakes      *handshakes      // nil without TLS
 	unmatched       *unmatched.Recorder
 	conditions      *conditions.Registry
 	tokens          accessTokens
