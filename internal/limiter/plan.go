@@ -172,7 +172,7 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 	if c.adjusted != nil {
 		c.adjust(r)
 	}
-	settles := p.Extras != nil && p.Extras.Settle != nil
+	settles := r.Policy.Extras != nil && r.Policy.Extras.Settle != nil // of the adjusted limit
 	if settles {
 		c.reserve(r)
 	}
@@ -181,9 +181,6 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 	}
 	if settles && !r.Policy.Shadow {
 		c.reserves++
-	}
-	if r.Policy.Extras != nil && r.Policy.Extras.Settle != nil { // of the adjusted limit
-		c.reserve(r)
 	}
 }
 
