@@ -47,6 +47,8 @@ type Request struct {
 	// IdempotencyKey is used for Limits if it has an ID. It cannot be combined with DryRun.
 	IdempotencyKey IdempotencyKey
 	DryRun         bool
+	// Unsettled means that the answer has no id, so that nothing settles what the request reserves.
+	Unsettled bool
 	// Inspect is DryRun for an operator. The Observer does not get the request. The key of a named limit
 	// must have as many values as there are open entries in the descriptors that use the limit.
 	Inspect bool

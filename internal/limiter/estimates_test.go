@@ -135,6 +135,21 @@ func TestAnUnknownCostIsAtLeastTheFirstEstimate(t *testing.T) {
 	}
 }
 
+// Nothing settles what an auth request reserves, so its cost stays unknown.
+func TestARequestThatIsNotSettledReservesTheFirstEstimate(t *testing.T) {
+	for learned, want := range map[guess]int64{0: 100, 3: 100, 300: 300} {
+		p := newProxy(t)
+		p.Limiter = limiter.New(p.store, limiter.Config{Now: func() algorithms.Micros { return p.now }, Estimates: learned})
+		p.swap(t, "domain: d\nlimits:\n  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: {learn: p90, first: 100}}}\n"+
+			"descriptors:\n  - {key: user, limit: tokens}\n")
+		c := callOf("user")
+		c.Unsettled = true
+		if err := p.Check(t.Context(), c); err != nil || c.Results[0].Cost != want {
+			t.Errorf("learned %d: error %v, %d units; want %d", learned, err, c.Results[0].Cost, want)
+		}
+	}
+}
+
 // No cost is learned from a settlement that is in flight elsewhere, repeats another one with another cost, or has
 // failed.
 func TestSettlementsWithoutADecisionAreNotLearned(t *testing.T) {

@@ -166,6 +166,9 @@ func (c *Call) reserve(r *Result) {
 		r.cell = c.cell(r.Policy)
 	}
 	estimate, _ := c.config.estimate(s, r.cell)
+	if c.Unsettled { // its real cost stays unknown, see realCost
+		estimate = max(estimate, s.Estimate)
+	}
 	r.Cost = s.Reserves(estimate, declared)
 }
 

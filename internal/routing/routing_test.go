@@ -399,8 +399,8 @@ func TestFillLeavesOutDescriptorsWithoutAValue(t *testing.T) {
 				}
 				fmt.Fprintf(&got, " %d:%s", d.Cost, strings.Join(entries, ","))
 			}
-			if got.String() != c.want {
-				t.Errorf("%s?%s: %s, want %s", c.q.Path, c.q.Query, got.String(), c.want)
+			if got.String() != c.want || !call.Unsettled {
+				t.Errorf("%s?%s: %s, unsettled %t; want %s, true", c.q.Path, c.q.Query, got.String(), call.Unsettled, c.want)
 			}
 		}
 	}
