@@ -48,7 +48,7 @@ func (a *Adjustments) changes(handle http.HandlerFunc) http.HandlerFunc {
 			return
 		}
 		if r.Header.Get("Content-Type") != "application/json" {
-			wrongType.write(w, "send Content-Type: application/json", "")
+			wrongType.write(w, sendJSON, "")
 			return
 		}
 		handle(w, r)

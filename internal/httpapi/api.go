@@ -95,6 +95,8 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 			wrongMethod.write(w, "", "")
 		case origin.Check(r) != nil: // r comes from a web page of another origin; without a token, only this check refuses it
 			crossOrigin.write(w, "", "")
+		case a.Token == nil && method != http.MethodGet && formType(r):
+			wrongType.write(w, sendJSON, "")
 		default:
 			handle(w, r)
 		}

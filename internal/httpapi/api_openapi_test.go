@@ -113,6 +113,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 		m[400] = sample{h: h, method: "POST", path: path, body: `{"nope":1}`}
 		m[403] = sample{h: h, method: "POST", path: path, body: body, header: foreign}
 		m[404] = sample{h: h, method: "POST", path: path, body: `{"name":"nope"}`}
+		m[415] = sample{h: h, method: "POST", path: path, body: body, header: []string{"Content-Type", "text/plain"}}
 		m[413] = sample{h: h, method: "POST", path: path, body: strings.Repeat(" ", maxRequestBody+1)}
 		return m
 	}

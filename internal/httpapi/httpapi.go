@@ -112,20 +112,28 @@ func (c *Config) json(w http.ResponseWriter, r *http.Request) {
 //     browser sent the request, because the name of a web site may resolve to this machine. Programs on other
 //     machines use other names, such as that of a Kubernetes service;
 //   - the origin of another page;
-//   - a content type that only forms have, for browsers that do not send an origin. The type that curl -d sends is
-//     accepted: browsers encode such a form, so it is never valid JSON.
+//   - a content type of a form; see formType.
 func (c *Config) fromProgram(w http.ResponseWriter, r *http.Request) bool {
-	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	var origin http.CrossOriginProtection
 	switch {
 	case (c.Local || httpauth.FromBrowser(r)) && !httpauth.HasLocalHost(r):
 		crossOrigin.write(w, "use an address or localhost as the host name, or send the token of --api-token-file", "")
 	case origin.Check(r) != nil:
 		crossOrigin.write(w, "", "")
-	case kind == "text/plain" || kind == "multipart/form-data":
-		wrongType.write(w, "send Content-Type: application/json", "")
+	case formType(r):
+		wrongType.write(w, sendJSON, "")
 	default:
 		return true
 	}
 	return false
 }
+
+// formType reports whether r has a content type that only forms of web pages have. A page can send such a request to any
+// site, and old browsers do not send the origin with it. The type that curl -d sends is accepted: browsers encode such
+// a form, so it is never valid JSON.
+func formType(r *http.Request) bool {
+	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	return kind == "text/plain" || kind == "multipart/form-data"
+}
+
+const sendJSON = "send Content-Type: application/json"

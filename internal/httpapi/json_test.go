@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 func jsonHandler(local bool) http.Handler {
@@ -98,5 +99,40 @@ func TestARefusedRequestIsNotDecided(t *testing.T) {
 		if w := call(h, "POST", "/json", "{}", header...); w.Code == 200 || decided > 0 {
 			t.Errorf("%v: got %d %s, and %d decisions; want a refusal and none", header, w.Code, w.Body, decided)
 		}
+	}
+}
+
+// What /json refuses because of its content type, the other paths refuse too, unless a token proves that a program sent
+// it.
+func TestFormsOfOtherSitesCannotUseTheAPI(t *testing.T) {
+	open := apiOver(t, memory.New(memory.Config{}))
+	token := apiOver(t, memory.New(memory.Config{}), func(a *API) { a.Token = httpauth.FixedToken("s3cret") })
+	const body = `{"name":"send","key":"bob"}`
+	for kind, refused := range map[string]bool{
+		"": false, "application/json": false, "application/json; charset=utf-8": false, "application/x-www-form-urlencoded": false,
+		"text/plain": true, "Text/Plain;charset=UTF-8": true, "multipart/form-data; boundary=x": true,
+	} {
+		for _, path := range []string{"/v1/limit", "/v1/check", "/v1/reset", "/json"} {
+			want := http.StatusOK
+			if refused {
+				want = http.StatusUnsupportedMediaType
+			}
+			h := open
+			if path == "/json" {
+				h = jsonHandler(true)
+			}
+			if w := call(h, "POST", path, body, "Content-Type", kind); w.Code != want {
+				t.Errorf("%q to %s: %d %s; want %d", kind, path, w.Code, w.Body, want)
+			}
+			if path == "/json" {
+				continue
+			}
+			if w := call(token, "POST", path, body, "Content-Type", kind, "Authorization", "Bearer s3cret"); w.Code != http.StatusOK {
+				t.Errorf("%q to %s with the token: %d %s; want 200", kind, path, w.Code, w.Body)
+			}
+		}
+	}
+	if w := call(open, "GET", "/v1/limits", "", "Content-Type", "text/plain"); w.Code != http.StatusOK {
+		t.Errorf("a request that only reads: %d; want 200", w.Code)
 	}
 }

@@ -73,6 +73,7 @@ func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 	reader := describedOperator(t, memory.New(memory.Config{}), keeper)
 	reader.Adjustments.MayChange = func(*http.Request) error { return errors.New("no") }
 	json, foreign := []string{"Content-Type", "application/json"}, []string{"Origin", "https://elsewhere.example"}
+	form := []string{"Content-Type", "text/plain"}
 
 	const bob = `{"limit":"send","key":["bob"],"factor":2.5,"for":"2h","author":"ann","reason":"launch"}`
 	set := func(proposal string) (id string) {
@@ -117,13 +118,14 @@ func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 	}
 	preview := change("POST", "/api/adjustments/preview", bob)
 	preview[403] = sample{h: h, method: "POST", path: "/api/adjustments/preview", body: bob, header: foreign}
-	for _, only := range []int{409, 415, 503} { // a preview changes nothing
+	preview[415] = sample{h: h, method: "POST", path: "/api/adjustments/preview", body: bob, header: form}
+	for _, only := range []int{409, 503} { // a preview changes nothing
 		delete(preview, only)
 	}
 	const audit = "/api/adjustments/audit"
 	return map[string]map[string]map[int]sample{
 		"/api/buckets":             {"get": buckets("GET", "/api/buckets")},
-		"/api/reset":               {"post": with(buckets("POST", "/api/reset"), 403, sample{h: h, method: "POST", path: "/api/reset", header: foreign})},
+		"/api/reset":               {"post": with(with(buckets("POST", "/api/reset"), 403, sample{h: h, method: "POST", path: "/api/reset", header: foreign}), 415, sample{h: h, method: "POST", path: "/api/reset", header: form})},
 		"/api/top":                 {"get": list("/api/top")},
 		"/api/unmatched":           {"get": list("/api/unmatched")},
 		"/api/conditions":          {"get": get("/api/conditions")},
