@@ -291,7 +291,7 @@ func (m *refund) afterFirst(answers []backend.Decision) []backend.Charge {
 // plan uses the decisions on the dry runs to distribute the refund over the shards.
 func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	terms := m.charge.Terms
-	terms.Cost = max(terms.Cost, -m.charge.Limit.Most(true))
+	terms.Cost = -m.charge.Limit.GiveBack(terms.Cost)
 	buckets, now, err := peekedStates(m.memory, &m.charge, answers)
 	if err != nil {
 		m.is = backend.Decision{Err: err}

@@ -379,7 +379,7 @@ local function settling()
       tail = behind(l, b, head, now, full - had)
       if tail and value == had then tail = b and string.sub(b, head + 1) or pack('<d', -1) end
     elseif b then
-      local most, size = cost < 0 and (not start or since >= start) and min(-cost, l.capacity + l.max_reserved) * unit or 0, #b
+      local most, size = cost < 0 and (not start or since >= start) and min(-cost, floor((full - had) / unit) + 1) * unit or 0, #b
       if most > 0 and since <= at and size >= head + 24 and unpack_at('<d', b, size - 15) <= since then -- no peak after the charge
         value = had + min(most, full - had)
         tail = behind(l, b, head, now + 1, full - value)
@@ -446,9 +446,9 @@ local function general(now, given, names, stored, lives, answers)
 
   -- The functions are declared before they are defined, so that they can be in the order of package
   -- algorithms.
-  local take, kept_of, keep, begin, fresh, fresh_at, full_at, later, span, give_back, ceil_div, calendar_time,
-    calendar_start, locate, same_scale, adopt, kept_tokens, after, kept_window, outlived, units, of, within, pace, until_units,
-    until_used, ticks_to, give_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, smallest, mul_div, mul_div_ceil,
+  local take, clear, kept_of, keep, begin, fresh, fresh_at, full_at, later, span, give_back, ceil_div, calendar_time,
+    calendar_start, locate, same_scale, converted, take_converted, adopt_balance, balance, consumed, kept_tokens, after, kept_window,
+    outlived, units, of, until_units, until_used, ticks_to, give_units, given_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, smallest, mul_div, mul_div_ceil,
     phase_of, window_of, take_window, windows_to_full, take_guaranteed, guaranteed_retry,
     take_turn, unit_of, most_of_windows, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
     beyond, passed, peaks_of, adopt_peaks,
@@ -471,8 +471,7 @@ local function general(now, given, names, stored, lives, answers)
   -- the decision in d: allowed, never, value, remaining, retry, reset, wait, blocked, lost, and timed, which is false
   -- if the times are counted in windows. take ignores penalties; take_counted adds them.
   function take(l, phase, s, a, d, dry_run)
-    d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
-    d.blocked, d.lost, d.timed = 0, 0, not l.edges
+    clear(l, d)
     if l.rate == 0 then
       d.allowed, d.never = a.cost <= 0, a.cost > 0
       return s
@@ -480,6 +479,8 @@ local function general(now, given, names, stored, lives, answers)
     local kept, at, seen = begin(l, phase, s, now)
     local next
     if kept.by ~= l then
+      next = take_converted(l, phase, kept, at, a, d, dry_run)
+      if next then return dry_run and s or next end
       next = take_kept(l, phase, kept, at, a, d, at - now)
     elseif l.kind == TOKEN then
       next = take_tokens(l, kept, at, a, d)
@@ -502,6 +503,11 @@ local function general(now, given, names, stored, lives, answers)
     return keep(l, s, kept, seen, dry_run)
   end
 
+  function clear(l, d)
+    d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
+    d.blocked, d.lost, d.timed = 0, 0, not l.edges
+  end
+
   -- kept_of returns the state to store in place of s if the charge a is not made: another bucket of the group has
   -- denied, or a penalty blocks this one.
   function kept_of(l, phase, s, a)
@@ -521,8 +527,8 @@ local function general(now, given, names, stored, lives, answers)
   end
 
   -- begin prepares s, the stored state or nil, for a decision of l at time t. It returns the state, the time at
-  -- which to decide, and whether the bucket was stored before. The state is one of l, unless its conversion would
-  -- lose consumption (adopt). If the clock was set back, the returned time or the state is adjusted, as by
+  -- which to decide, and whether the bucket was stored before. A state with other numbers than l keeps them, but a
+  -- balance is converted at once, and counts as not stored. If the clock was set back, the returned time or the state is adjusted, as by
   -- Limit.start.
   function begin(l, phase, s, t)
     if not s or (l.kind == LOG and log_size(s.log) == 0) then return fresh(l, t, s and s.log), t, false end
@@ -544,7 +550,13 @@ local function general(now, given, names, stored, lives, answers)
         if s.log then log_clamp(s.log, t) end
       end
     end
-    if s.by ~= l then s = adopt(l, phase, s, at) end
+    if s.by ~= l then
+      if same_scale(l, phase, s) then
+        s.by = l
+      elseif l.initial < l.capacity then
+        return adopt_balance(l, phase, s, at), at, false
+      end
+    end
     if l.initial < l.capacity and s.by == l and not s.denials and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
       return fresh(l, at), at, false
     end
@@ -619,9 +631,12 @@ local function general(now, given, names, stored, lives, answers)
     return (floor(t / l.tick) + ticks) * l.tick - t
   end
 
-  -- give_back returns the units that a refund of cost, which is negative, adds: at most a full bucket with
-  -- its reservations.
-  function give_back(l, cost) return min(-cost, l.capacity + l.max_reserved) end
+  -- give_back returns the units that a refund of cost, which is negative, adds: at most what a bucket can lack in exact
+  -- numbers. The bucket of a window has no more than that, and a guaranteed bucket has no debt.
+  function give_back(l, cost)
+    if l.kind == WINDOW then return min(-cost, EXACT) end
+    return min(-cost, l.kind == TOKEN and floor((EXACT - l.p) / l.q) or l.capacity)
+  end
 
   function ceil_div(a, b) return -floor(-a / b) end
 
@@ -668,26 +683,63 @@ local function general(now, given, names, stored, lives, answers)
       and l.p1 == old.p1 and l.v1 == old.v1
   end
 
-  -- adopt converts s, which was written under other numbers, to a state of l at time t. If that would lose
-  -- consumption, it returns s.
-  function adopt(l, phase, s, t)
-    local c = { by = l, value = 0, prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials }
-    if same_scale(l, phase, s) then
-      s.by = l
-      return s
-    elseif l.kind == WINDOW then
-      local k = kept_window(l, s, t)
-      if k.used > l.capacity then return s end
-      c.value, c.peaks = l.capacity - k.used, adopt_peaks(l, phase, s)
-      return locate(l, c)
+  -- converted returns s, which has other numbers than l, as a state of l at time t, or false if that would lose
+  -- consumption; and the largest consumption in units that s can express without a conversion.
+  function converted(l, phase, s, t)
+    local k = consumed(l, s, t)
+    local c = { by = l, value = full_of(l) - units(k, l), prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials }
+    if l.kind == GUARANTEED then c.prev = l.v1 - units(kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), l) end
+    if c.value < 0 or c.prev < 0 then return false end
+    c.peaks = adopt_peaks(l, phase, s)
+    return locate(l, c), k.most
+  end
+
+  -- take_converted decides the charge a on s, which has other numbers than l, at time t if that charge converts s: it is
+  -- allowed, and the conversion loses no consumption. It then returns the next state, else nil. A denied charge that is
+  -- made converts s only if the old numbers cannot express it.
+  function take_converted(l, phase, s, t, a, d, dry_run)
+    if a.cost == 0 then return nil end
+    local c, most = converted(l, phase, s, t)
+    local next = c and take(l, phase, c, a, d, dry_run)
+    if c and (d.allowed or l.charges_denied and l.capacity > most) then return next end
+    clear(l, d)
+    return nil
+  end
+
+  -- adopt_balance returns s, which has other numbers than l, as a state of l at time t. l is a balance: s keeps its
+  -- value, as far as that fits.
+  function adopt_balance(l, phase, s, t)
+    local k, peaks = consumed(l, s, t), adopt_peaks(l, phase, s)
+    local full = full_of(k.old)
+    local c = {
+      by = l, value = balance(l, full - k.used, k.unit, full_of(l)), prev = 0, at = t - t % l.tick, phase = 0,
+      denials = s.denials, peaks = peaks,
+    }
+    if l.kind == GUARANTEED then
+      local k1 = kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t)
+      c.prev = balance(l, s.by.v1 - k1.used, k1.unit, l.v1)
     end
-    local k = kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
-    local k1 = l.kind == GUARANTEED and kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t)
-    if units(k, l) > l.v or k1 and units(k1, l) > l.v1 then return s end
-    local n = floor((t - k.now) / l.tick)
-    c.value, c.peaks = l.v - within(k, l, l.p, n), adopt_peaks(l, phase, s)
-    if k1 then c.prev = l.v1 - within(k1, l, l.p1, n) end
-    return c
+    if peaks and #peaks > 0 then
+      c.peaks = push({ unpack(peaks) }, max(c.at, s.at + l.tick), max(0, balance(l, full, k.unit, full_of(l)) - c.value))
+    end
+    return locate(l, c)
+  end
+
+  -- balance converts value from the given unit to that of l, rounded down and at most full. A debt that the numbers of
+  -- l cannot express becomes the largest that they can.
+  function balance(l, value, unit, full)
+    if value < 0 then
+      local most = l.kind == WINDOW and most_of_windows(l.rate, l.longest or l.period) or l.kind == TOKEN and floor((EXACT - l.p) / l.q)
+      return max(-mul_div_ceil(-value, unit_of(l), unit), -(most and most - l.capacity or 0) * unit_of(l))
+    end
+    local n = mul_div(value, unit_of(l), unit)
+    return min(full, n)
+  end
+
+  -- consumed returns the consumption of a bucket at time t. Of a guaranteed bucket it is that of the bank.
+  function consumed(l, s, t)
+    if l.kind == WINDOW then return kept_window(l, s, t) end
+    return kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
   end
 
   -- kept_tokens returns the consumption of a token bucket, or of one part of a guaranteed bucket, at time t.
@@ -752,31 +804,8 @@ local function general(now, given, names, stored, lives, answers)
     return used
   end
 
-  -- within returns the consumption that remains, in the unit of l, when n ticks of l have passed since the start of a
-  -- tick of k. p flows in with each tick of l.
-  function within(k, l, p, n)
-    local flown = mul_div(pace(k, l, p), n, k.tick / l.tick)
-    return max(0, units(k, l) - flown)
-  end
-
-  -- pace returns what flows in during a tick of k if the ticks of l are finer, in the unit of l: the smaller inflow
-  -- of the two limits.
-  function pace(k, l, p)
-    local old, fine = mul_div(k.p, unit_of(l), k.unit), k.tick / l.tick
-    if p <= floor(old / fine) then return p * fine end
-    return old
-  end
-
   -- until_units returns the time from t until the consumption does not exceed bound, which is in the unit of l.
-  function until_units(k, l, t, bound)
-    if not k.tick or bound >= l.v then return until_used(k, l, t, of(k, l, bound)) end
-    local flow, fine = pace(k, l, l.p), k.tick / l.tick
-    local last = mul_div(flow, fine - 1, fine)
-    local n = ticks_to(k, of(k, l, min(l.v, bound + last)))
-    local later = { used = after(k, n), unit = k.unit }
-    local more = mul_div_ceil(max(0, units(later, l) - bound), fine, max(1, flow))
-    return max(0, n * k.tick + more * l.tick - (t - k.now))
-  end
+  function until_units(k, l, t, bound) return until_used(k, l, t, of(k, l, bound)) end
 
   -- until_used returns the time from t until k.used does not exceed bound, which is in the unit of k.used. If k has a
   -- calendar, the result is a number of windows.
@@ -791,17 +820,20 @@ local function general(now, given, names, stored, lives, answers)
 
   function ticks_to(k, bound) return max(0, ceil_div(k.used - bound, k.p)) end
 
-  -- give_units subtracts a refund of n, in the unit of l, from k.used. p flows in with each tick of k. If the time of the
-  -- charge that a corrects is known (a.of), what has flowed in since then is not refunded; if l settles, the refund
-  -- is at most k.room instead.
-  function give_units(k, l, n, p, a)
-    local given = of(k, l, n)
+  -- give_units subtracts the refund of a from k.used. p flows in with each tick of k. If the time of the charge that a
+  -- corrects is known (a.of), what has flowed in since then is not refunded; if l settles, the refund is at most k.room
+  -- instead.
+  function give_units(k, l, p, a) k.used = k.used - min(k.used, given_units(k, l, p, a)) end
+
+  function given_units(k, l, p, a)
+    local n = min(-a.cost, EXACT)
+    local given = a.raw and of(k, l, n) or min(n, k.most) * k.unit
     if a.of > 0 and l.settles then
-      given = min(given, k.room)
+      return min(given, k.room)
     elseif a.of > 0 and k.tick then
-      given = returned(given, p, floor(k.now / k.tick) - floor(a.of / k.tick))
+      return returned(given, p, floor(k.now / k.tick) - floor(a.of / k.tick))
     end
-    k.used = max(0, k.used - given)
+    return given
   end
 
   -- take_kept decides the charge a on s, which has other numbers than l, at time t. lag is how far the clock is behind
@@ -809,13 +841,8 @@ local function general(now, given, names, stored, lives, answers)
   -- windows.
   function take_kept(l, phase, s, t, a, d, lag)
     if l.kind == GUARANTEED then return take_kept_pair(l, s, t, a, d) end
-    local k
-    if l.kind == WINDOW then
-      k = kept_window(l, s, t)
-      d.timed = not k.edges
-    else
-      k = kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
-    end
+    local k = consumed(l, s, t)
+    if l.kind == WINDOW then d.timed = not k.edges end
     local peaks, had = s.by == k.old and peaks_of(l, phase, s) or nil, k.used
     k.room = room_since(k.old, s.at, peaks, a.of, had)
     if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, lag) else decide_kept(l, k, t, a, d) end
@@ -846,7 +873,7 @@ local function general(now, given, names, stored, lives, answers)
     if cost < 0 then
       local over = a.of > 0 and l.kind == WINDOW
         and window_of(k.edges and l or k.old, k.phase, a.of) ~= k.window
-      if not over then give_units(k, l, -cost, k.p, a) end
+      if not over then give_units(k, l, k.p, a) end
       d.allowed = true
     elseif beyond(l, a) then
       local most, had = (l.capacity + min(l.max_debt, k.most - l.capacity)) * k.unit, k.used
@@ -881,7 +908,7 @@ local function general(now, given, names, stored, lives, answers)
   function decide_kept_turn(l, k, t, a, d, lag)
     local cost = cost_in(l, l.q, a)
     if cost < 0 then
-      give_units(k, l, -cost, k.p, a)
+      give_units(k, l, k.p, a)
       d.allowed = true
       return
     elseif cost > l.v then
@@ -892,7 +919,7 @@ local function general(now, given, names, stored, lives, answers)
     local late = a.max_wait > 0 and wait + lag > a.max_wait
     if cost == 0 and not late then
       d.allowed, d.wait = true, wait
-    elseif cost == 0 and wait <= a.max_wait then
+    elseif late and wait <= a.max_wait and units(k, l) <= l.v - cost then
       d.retry = wait - a.max_wait
     else
       local goal = cost == 0 and EXACT or l.v - cost
@@ -911,30 +938,22 @@ local function general(now, given, names, stored, lives, answers)
     local larger = mul_div(l.capacity, old.q, 1)
     local most = min(max(larger, old.v + old.v1), bank.most * bank.unit)
 
-    -- has reports whether cost is available after the given number of ticks of the old numbers, and then n more ticks
-    -- of l.
-    local function has(cost, ticks, n)
-      local sure2 = { used = after(sure, ticks), unit = sure.unit, tick = sure.tick, p = sure.p }
-      local bank2 = { used = after(bank, ticks), unit = bank.unit, tick = bank.tick, p = bank.p }
+    -- has reports whether cost is available after the given number of ticks of the old numbers.
+    local function has(cost, ticks)
+      local sure2, bank2 = { used = after(sure, ticks), unit = sure.unit }, { used = after(bank, ticks), unit = bank.unit }
       local v1, v2 = l.v1 - units(sure2, l), l.v - units(bank2, l)
-      if v1 >= 0 and v2 >= 0 then
-        return l.v1 - within(sure2, l, l.p1, n) + l.v - within(bank2, l, l.p, n) >= cost * l.q
-      end
-      return max(0, v1) + max(0, v2) >= cost * l.q and cost <= floor((most - sure2.used - bank2.used) / bank.unit)
+      return max(0, v1) + max(0, v2) >= cost * l.q
+        and (v1 >= 0 and v2 >= 0 or cost <= floor((most - sure2.used - bank2.used) / bank.unit))
     end
 
     -- enough_in returns the time from t until cost is available.
     local function enough_in(cost)
-      local last = bank.tick / l.tick - 1
-      local ticks = smallest(max(ticks_to(sure, 0), ticks_to(bank, 0)), function(n) return has(cost, n, last) end)
-      local more = smallest(last, function(n) return has(cost, ticks, n) end)
-      return ticks * bank.tick + more * l.tick - (t - bank.now)
+      local last = max(ticks_to(sure, 0), ticks_to(bank, 0))
+      return smallest(last, function(n) return has(cost, n) end) * bank.tick - (t - bank.now)
     end
 
     if a.cost < 0 then
-      local given = { unit = bank.unit, tick = bank.tick, now = bank.now, used = EXACT }
-      give_units(given, l, give_back(l, a.cost) * l.q, sure.p + bank.p, a)
-      given = EXACT - given.used
+      local given = given_units(bank, l, sure.p + bank.p, a)
       local part = min(given, bank.used)
       bank.used, sure.used = bank.used - part, max(0, sure.used - (given - part))
       d.allowed = true
@@ -943,7 +962,7 @@ local function general(now, given, names, stored, lives, answers)
     elseif a.cost == 0 then
       d.allowed = true
     else
-      d.allowed = has(a.cost, 0, 0)
+      d.allowed = has(a.cost, 0)
       if d.allowed then
         local part = min(max(0, l.v1 - units(sure, l)), a.cost * l.q)
         local paid = min(mul_div_ceil(part, sure.unit, l.q), a.cost * sure.unit)
@@ -1237,7 +1256,9 @@ local function general(now, given, names, stored, lives, answers)
       return kept_of(l, phase, s, a)
     end
     local next = take(l, phase, is, a, d, dry_run)
-    if dry_run or l.rate == 0 or (d.never and not l.takes_denied) then return next == is and s or next end
+    if dry_run or l.rate == 0 or (d.never and not l.takes_denied) then
+      return next == is and s or with(next, s and s.denials)
+    end
     if l.after > 0 and not d.allowed and not d.never and a.cost > 0 then
       denials = counted(l, denials, at)
       if at < denials.till then
@@ -1487,12 +1508,13 @@ local function general(now, given, names, stored, lives, answers)
   end
 
   -- cost_in returns the cost of a in 1/unit unit of the limit. It is limited to a little more than the
-  -- largest cost that can ever be allowed, so that later computations stay exact.
+  -- largest cost that can ever be allowed, and a refund as by give_back, so that later computations stay exact.
   function cost_in(l, unit, a)
     local most = l.capacity + l.max_reserved
-    if a.raw then return max(-most * unit, min(a.cost, most * unit + 1)) end
+    if a.cost < 0 then return a.raw and max(-give_back(l, -EXACT) * unit, a.cost) or -give_back(l, a.cost) * unit end
+    if a.raw then return min(a.cost, most * unit + 1) end
     if a.cost > most then return most * unit + 1 end
-    return max(a.cost, -most) * unit
+    return a.cost * unit
   end
 
   -- back returns how much of refund, in 1/q unit, is refunded at time t: all of it, less what has flowed in since the

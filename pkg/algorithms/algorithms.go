@@ -195,7 +195,7 @@ type Decision struct {
 //
 //   - If s is new and Initial is below Capacity, the next state contains the time from which units flow in. The
 //     same applies if such a bucket has been full for a day: it is then new again.
-//   - If s was written under another Limit, the next state may be in the numbers of l.
+//   - If s was written under another Limit and Initial is below Capacity, the next state is in the numbers of l.
 //   - If a clock has stepped back, so that now is more than a minute before s.At, time counts from now.
 //   - The limit may charge denied requests (Overdraw, TakesDenied) or count denials (Penalty).
 func (l *Limit) Take(s State, now Micros, a Charge) (State, Decision) {
@@ -222,6 +222,9 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	at, seen := l.start(s, now, a.Hash)
 	kind := l.Kind
 	if s.By != l && kind != SlidingWindow && kind != SlidingLog {
+		if l.takeConverted(s, &was, now, at, a, d) {
+			return
+		}
 		kind = otherNumbers
 	}
 	switch kind {
@@ -297,7 +300,8 @@ func (l *Limit) stays(seen, dryRun bool) bool { return seen && dryRun || !seen &
 //
 //   - A new bucket gets its initial units.
 //   - A bucket whose Initial is below its Capacity is new again after it was full for a day.
-//   - Numbers of another Limit are converted if that loses no consumption. Otherwise s.By stays that Limit.
+//   - If s has numbers of another Limit, s.By stays that Limit, and an allowed charge converts them. However, a bucket
+//     whose Initial is below its Capacity is converted at once, and counts as not stored.
 //   - If the clock stepped back by up to a minute, the decision has the time of the last charge, so that no units flow
 //     in until the clock has caught up. If it stepped back further, the value is kept and time counts from now.
 //     So a step of the clock neither refills a bucket nor stops its refill for more than a minute.
@@ -326,8 +330,13 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 			}
 		}
 	}
-	if s.By != l {
-		l.adopt(s, at, hash)
+	switch {
+	case s.By == l:
+	case l.sameScale(s.By, hash):
+		s.By = l
+	case !l.startsFilled():
+		l.adoptBalance(s, at, hash)
+		return at, false
 	}
 	if !l.startsFilled() && s.By == l && s.Denials == nil && at-s.At > Day-l.tick && at >= l.fullAt(*s, hash)+Day {
 		*s = l.fresh(at)
@@ -459,15 +468,10 @@ func (l *Limit) span(now Micros, n int64) Micros {
 	return Micros(l.ticks(now)+n)*l.tick - now
 }
 
-// giveBack returns the number of units that a negative cost refunds. It is at most what a bucket can lack, so
-// that products with it cannot overflow.
-func (l *Limit) giveBack(cost int64) int64 {
-	most := l.Capacity + l.MaxReserved
-	if cost < -most {
-		return most
-	}
-	return -cost
-}
+// GiveBack is for Stores. It returns the number of units that a negative cost refunds. It is at most what a bucket can lack in exact
+// numbers, so that products with it cannot overflow. MaxReserved is no bound: settlements go down to -MaxDebt, and an
+// earlier limit may have reserved more.
+func (l *Limit) GiveBack(cost int64) int64 { return min(-max(cost, -maxExact), l.Capacity+l.reach) }
 
 // ceilDiv returns a/b rounded up, for a of any sign and b > 0.
 func ceilDiv(a, b int64) int64 {

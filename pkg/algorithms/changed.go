@@ -8,9 +8,10 @@ import "math/bits"
 //	used  = V - value'              in the old numbers, at the time of the request
 //	value = V2 - ceil(used*q2/q)    in the new numbers
 //
-// V, value' and q are those of the old limit, V2 and q2 those of the new one (see token_bucket.go). A State is
-// converted only if no consumption is lost, that is if used <= V2. Until then the State stays in the old numbers and
-// refills at the old rate. Decisions are then made with V2 - used, which is below 0:
+// V, value' and q are those of the old limit, V2 and q2 those of the new one (see token_bucket.go). Only an allowed
+// charge converts a State, and only if no consumption is lost, that is if used <= V2. Until then the State stays in
+// the old numbers and refills at the old rate. So a denial and a dry run lose nothing, and a client that polls is
+// allowed at the same moment as a client that waits. Decisions are made with V2 - used. While that is below 0:
 //
 //	cost > 0    denied, unless it reserves and V2 - used - cost >= -max_reserved
 //	cost = 0    allowed, unless the bucket is in debt by the old numbers too
@@ -19,6 +20,11 @@ import "math/bits"
 // Before the conversion, used changes in the old numbers: a charge adds to used, and a refund subtracts from
 // it. So two processes with different numbers never admit more than the larger limit. The same holds for a
 // limit that is lowered and raised again.
+//
+// A limit with Initial below Capacity is a balance: units were put there, and what it lacks is not consumption. Its
+// buckets keep their value, as far as it fits, and the first request converts them:
+//
+//	value = min(V2, floor(value'*q2/q))
 //
 // The counts of a sliding window and the times of a log need no conversion.
 
@@ -39,29 +45,67 @@ func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 	return false
 }
 
-// adopt converts s, written under another Limit of the same Kind, to a State of l at time now. If that
-// would lose consumption, it leaves s unchanged.
-func (l *Limit) adopt(s *State, now Micros, hash uint64) {
-	switch {
-	case l.sameScale(s.By, hash):
-		s.By = l
-	case l.Kind == SlidingWindow || l.Kind == SlidingLog:
-	case l.Kind == FixedWindow:
-		if k := l.keptWindow(s, now, hash); k.used <= l.Capacity {
-			s.Peaks = l.adoptPeaks(s, hash)
-			s.By, s.Value, s.At = l, l.Capacity-k.used, l.tickOf(now)
-		}
-	default:
-		k := l.keptTokens(s, s.Value, s.By.v, s.By.p, now)
-		k1 := l.keptTokens(s, s.Prev, s.By.v1, s.By.p1, now)
-		if units := k.units(l); units > l.v || k1.units(l) > l.v1 {
-			return
-		}
-		s.Peaks = l.adoptPeaks(s, hash)
-		n := int64((now - k.now) / l.tick)
-		s.By, s.At = l, l.tickOf(now)
-		s.Value, s.Prev = l.v-k.within(l, l.p, n), l.v1-k1.within(l, l.p1, n)
+// converted returns s, written under another Limit of the same Kind, as a State of l at time now. most is the largest
+// consumption in units that s can express without a conversion. ok is false if the conversion would lose consumption.
+func (l *Limit) converted(s *State, now Micros, hash uint64) (next State, most int64, ok bool) {
+	next = State{By: l, At: l.tickOf(now), Denials: s.Denials, Peaks: l.adoptPeaks(s, hash)}
+	k := l.consumed(s, now, hash)
+	most, next.Value = k.most, l.full()-k.units(l)
+	if l.Kind == Guaranteed {
+		k = l.keptTokens(s, s.Prev, s.By.v1, s.By.p1, now)
+		next.Prev = l.v1 - k.units(l)
 	}
+	return next, most, next.Value >= 0 && next.Prev >= 0
+}
+
+// takeConverted decides charge a for s, a State in the numbers of another Limit, if that charge converts it: the charge
+// is allowed, and the conversion loses no consumption. Otherwise it reports false. A denied charge that is made converts
+// the State only if the old numbers cannot express it. was is the stored State, now is the time of the request, and at is the time of its
+// decision.
+func (l *Limit) takeConverted(s, was *State, now, at Micros, a *Charge, d *Decision) bool {
+	if a.Cost == 0 {
+		return false
+	}
+	next, most, ok := l.converted(s, at, a.Hash)
+	if !ok {
+		return false
+	}
+	if l.TakeAt(&next, now, a, d); !d.Allowed && (!l.ChargesDenied() || l.Capacity <= most) {
+		*d = Decision{}
+		return false
+	}
+	if *s = next; a.DryRun {
+		*s = *was
+	}
+	return true
+}
+
+// adoptBalance converts s, written under another Limit of the same Kind, to a State of l at time now. l is a balance.
+func (l *Limit) adoptBalance(s *State, now Micros, hash uint64) {
+	next := State{By: l, At: l.tickOf(now), Denials: s.Denials}
+	k := l.consumed(s, now, hash)
+	next.Value = l.balance(k.old.full()-k.used, k.unit, l.full())
+	if l.Kind == Guaranteed {
+		k1 := l.keptTokens(s, s.Prev, s.By.v1, s.By.p1, now)
+		next.Prev = l.balance(s.By.v1-k1.used, k1.unit, l.v1)
+	}
+	if next.Peaks = l.adoptPeaks(s, hash); next.Peaks != nil && next.Peaks.n > 0 {
+		// Without an earlier charge, the bucket would have been at most full now, under both limits.
+		peaks, most := *next.Peaks, l.balance(k.old.full(), k.unit, l.full())
+		peaks.push(max(next.At, s.At+l.tick), max(0, most-next.Value))
+		next.Peaks = &peaks
+	}
+	*s = next
+}
+
+// balance converts value from the given unit to that of l, rounded down and at most full. A debt that the numbers of l
+// cannot express becomes the largest that they can.
+func (l *Limit) balance(value, unit, full int64) int64 {
+	if value < 0 {
+		return max(-mulDivCeil(-value, l.Unit(), unit), -l.reach*l.Unit())
+	}
+	n, _ := mulDiv(value, l.Unit(), unit)
+	return min(full, n)
 }
 
 // kept is the consumption of a bucket whose State stays in the numbers of an old limit. In the comments of
@@ -82,6 +126,14 @@ type kept struct {
 
 	// These are for fixed windows: the number of the window that contains the request, and the phase.
 	window, phase int64
+}
+
+// consumed returns the consumption of a bucket at time now. Of a guaranteed bucket it is that of the bank.
+func (l *Limit) consumed(s *State, now Micros, hash uint64) kept {
+	if l.Kind == FixedWindow {
+		return l.keptWindow(s, now, hash)
+	}
+	return l.keptTokens(s, s.Value, s.By.v, s.By.p, now)
 }
 
 // keptTokens returns the consumption of a token bucket, or of one part of a guaranteed bucket, at time now.
@@ -155,38 +207,9 @@ func (k *kept) of(l *Limit, units int64) int64 {
 	return n
 }
 
-// within returns the consumption that remains, in the unit of l, when n ticks of l have passed since the start of
-// a tick of k. p flows in with each tick of l, and the ticks of l are not longer than those of k. During one tick
-// of k, the consumption falls by the result of pace.
-func (k *kept) within(l *Limit, p, n int64) int64 {
-	used := k.units(l)
-	flown, _ := mulDiv(k.pace(l, p), n, int64(k.tick/l.tick))
-	return max(0, used-flown)
-}
-
-// pace returns the inflow of one tick of k, in the unit of l. p is the inflow of one tick of l, which is not longer
-// than a tick of k. The result is the smaller one of the inflows of l and of the old limit. With the larger inflow,
-// the consumption could be higher at the start of the next tick of k than at the end of this tick. A charge that
-// waited for another limit of its group would then be denied.
-func (k *kept) pace(l *Limit, p int64) int64 {
-	old, _ := mulDiv(k.p, l.Unit(), k.unit)
-	if n := int64(k.tick / l.tick); p <= old/n {
-		return p * n
-	}
-	return old
-}
-
 // until returns the time from now until the consumption does not exceed bound, which is in the unit of l.
 func (k *kept) until(l *Limit, now Micros, bound int64) Micros {
-	if k.tick == 0 || bound >= l.v {
-		return k.untilUsed(l, now, k.of(l, bound))
-	}
-	later, pace, fine := *k, k.pace(l, l.p), int64(k.tick/l.tick)
-	last, _ := mulDiv(pace, fine-1, fine) // what flows in during a tick of k, up to the start of its last tick of l
-	n := k.ticksTo(k.of(l, min(l.v, bound+last)))
-	later.used = k.after(n)
-	more := mulDivCeil(max(0, later.units(l)-bound), fine, max(1, pace))
-	return max(0, k.moment(n)+Micros(more)*l.tick-now)
+	return k.untilUsed(l, now, k.of(l, bound))
 }
 
 // untilUsed returns the time from now until k.used, without further charges, does not exceed bound. bound is in
@@ -206,37 +229,37 @@ func (k *kept) ticksTo(bound int64) int64 { return max(0, ceilDiv(k.used-bound, 
 
 func (k *kept) moment(n int64) Micros { return k.now + Micros(n)*k.tick }
 
-// giveBack subtracts a refund from k.used. units is in the unit of l, and p flows in with each tick of k. For an
-// undo (see Charge.ChargedAt), the inflow since the charge is not refunded. If the limit settles, an undo
-// refunds at most k.room instead.
-func (k *kept) giveBack(l *Limit, units int64, p int64, a *Charge) {
-	given := k.of(l, units)
+// giveBack subtracts the refund of charge a from k.used. p flows in with each tick of k. For an undo (see
+// Charge.ChargedAt), the inflow since the charge is not refunded. If the limit settles, an undo refunds at most k.room
+// instead.
+func (k *kept) giveBack(l *Limit, p int64, a *Charge) { k.used -= min(k.used, k.given(l, p, a)) }
+
+func (k *kept) given(l *Limit, p int64, a *Charge) int64 {
+	units := -max(a.Cost, -maxExact)
+	given := min(units, k.most) * k.unit
+	if a.Scaled {
+		given = k.of(l, units)
+	}
 	switch {
 	case a.ChargedAt > 0 && l.Settles:
-		given = min(given, k.room)
+		return min(given, k.room)
 	case a.ChargedAt > 0 && k.tick > 0:
-		given = returned(given, p, int64(k.now/k.tick-a.ChargedAt/k.tick))
+		return returned(given, p, int64(k.now/k.tick-a.ChargedAt/k.tick))
 	}
-	k.used = max(0, k.used-given)
+	return given
 }
 
 // takeKept decides charge a at time now for a State that is expressed in the numbers of another Limit. After a clock
 // stepped back, now is the time of the last charge, and lag is how far the clock is behind it; otherwise lag is 0.
 func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, lag Micros) {
-	var k kept
-	switch l.Kind {
-	case Guaranteed:
+	if l.Kind == Guaranteed {
 		l.takeKeptPair(s, now, a, d)
 		return
-	case FixedWindow:
-		k = l.keptWindow(s, now, a.Hash)
-		s.Peaks = l.peaksOf(s, a.Hash)
-		if s.By != k.old { // keptWindow replaced the old limit, because its Calendar is not configured any more
-			s.By, s.Peaks = k.old, nil
-		}
-	default:
-		k = l.keptTokens(s, s.Value, s.By.v, s.By.p, now)
-		s.Peaks = l.peaksOf(s, a.Hash)
+	}
+	k := l.consumed(s, now, a.Hash)
+	s.Peaks = l.peaksOf(s, a.Hash)
+	if s.By != k.old { // keptWindow replaced the old limit, because its Calendar is not configured any more
+		s.By, s.Peaks = k.old, nil
 	}
 	had := k.used
 	k.room = k.old.roomSince(s, a.ChargedAt, had)
@@ -271,7 +294,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 	switch {
 	case cost < 0:
 		if !k.old.windowOver(a, now) {
-			k.giveBack(l, -cost, k.p, a)
+			k.giveBack(l, k.p, a)
 		}
 		d.Allowed = true
 	case l.beyond(a):
@@ -307,7 +330,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, lag 
 	cost := l.raw(a)
 	switch {
 	case cost < 0:
-		k.giveBack(l, -cost, k.p, a)
+		k.giveBack(l, k.p, a)
 		d.Allowed = true
 		return
 	case cost > l.v:
@@ -319,7 +342,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, lag 
 	switch {
 	case cost == 0 && !late:
 		d.Allowed, d.Wait = true, wait
-	case cost == 0 && wait <= a.MaxWait: // denied only until the clock has caught up
+	case late && wait <= a.MaxWait && k.units(l) <= l.v-cost: // denied only until the clock has caught up
 		d.RetryAfter = wait - a.MaxWait
 	default:
 		goal := l.v - cost
@@ -354,7 +377,7 @@ func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 	case a.Cost == 0:
 		d.Allowed = true
 	default:
-		if d.Allowed = pair.has(l, a.Cost, 0, 0); d.Allowed {
+		if d.Allowed = pair.has(l, a.Cost, 0); d.Allowed {
 			pair.pay(l, a.Cost)
 		} else {
 			d.RetryAfter = pair.until(l, a.Cost) - now
@@ -379,22 +402,18 @@ type keptPair struct {
 func (p *keptPair) left() int64 { return floorDiv(p.most-p.sure.used-p.bank.used, p.bank.unit) }
 
 func (p *keptPair) giveBack(l *Limit, a *Charge) {
-	given := kept{unit: p.bank.unit, tick: p.bank.tick, now: p.bank.now, used: maxExact}
-	given.giveBack(l, l.giveBack(a.Cost)*l.q, p.sure.p+p.bank.p, a)
-	back := maxExact - given.used
+	back := p.bank.given(l, p.sure.p+p.bank.p, a)
 	bank := min(back, p.bank.used)
 	p.bank.used, p.sure.used = p.bank.used-bank, max(0, p.sure.used-(back-bank))
 }
 
-// has reports whether cost is available after the given number of ticks of p and then n more ticks of l.
-func (p *keptPair) has(l *Limit, cost, ticks, n int64) bool {
+// has reports whether cost is available after the given number of ticks of p.
+func (p *keptPair) has(l *Limit, cost, ticks int64) bool {
 	then := *p
 	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)
 	v1, v2 := l.v1-then.sure.units(l), l.v-then.bank.units(l)
-	if v1 >= 0 && v2 >= 0 { // the state can be converted by then
-		return l.v1-then.sure.within(l, l.p1, n)+l.v-then.bank.within(l, l.p, n) >= cost*l.q
-	}
-	return max(0, v1)+max(0, v2) >= cost*l.q && cost <= then.left()
+	isConverted := v1 >= 0 && v2 >= 0 // by the charge
+	return max(0, v1)+max(0, v2) >= cost*l.q && (isConverted || cost <= then.left())
 }
 
 // pay consumes cost, which must be available. The guaranteed part pays first.
@@ -407,10 +426,8 @@ func (p *keptPair) pay(l *Limit, cost int64) {
 
 // until returns the first moment at which cost is available.
 func (p *keptPair) until(l *Limit, cost int64) Micros {
-	last := int64(p.bank.tick/l.tick) - 1
-	ticks := smallest(max(p.sure.ticksTo(0), p.bank.ticksTo(0)), func(n int64) bool { return p.has(l, cost, n, last) })
-	fine := smallest(last, func(n int64) bool { return p.has(l, cost, ticks, n) })
-	return p.bank.moment(ticks) + Micros(fine)*l.tick
+	last := max(p.sure.ticksTo(0), p.bank.ticksTo(0))
+	return p.bank.moment(smallest(last, func(n int64) bool { return p.has(l, cost, n) }))
 }
 
 // smallest returns the smallest n, 0 <= n <= high, for which holds(n) is true. holds must be true from that n

@@ -72,17 +72,35 @@ func (m *changing) oldEdges(s Spec, hash uint64) edges {
 
 // view returns m in the numbers of s at time t, or in its own numbers if it cannot be converted (isKept).
 func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept bool) {
+	v, isKept = m.flown(s, tick, t, hash)
+	if !isKept {
+		return v, false
+	}
+	capacities, _ := parts(s)
+	for i := range v.used {
+		if less(capacities[i], v.used[i]) {
+			return v, true
+		}
+	}
+	q := new(big.Rat).SetInt(scale(s, tick))
+	for i := range v.used {
+		v.used[i] = over(new(big.Rat).SetInt(up(times(v.used[i], q))), q)
+	}
+	v.s, v.tick, v.ts = s, tick, t/tick*tick
+	return v, false
+}
+
+// flown returns m at time t. It is in its own numbers if s has others (isKept).
+func (m changing) flown(s Spec, tick, t Micros, hash uint64) (v changing, isKept bool) {
 	v = m.copy()
-	capacities, flows := parts(s)
 	if !v.stored {
 		v = changing{s: s, tick: tick, ts: t / tick * tick, stored: true}
+		capacities, _ := parts(s)
 		for range capacities {
 			v.used = append(v.used, whole(0))
 		}
 		return v, false
 	}
-	coarse := max(tick, m.tick)
-	other := !alike(s, tick, m.s, m.tick, hash)
 	if s.Kind == FixedWindow {
 		e := m.oldEdges(s, hash)
 		passed := Micros(up(over(m.used[0], whole(m.s.Rate))).Int64()) // after this many windows the consumption is 0
@@ -101,6 +119,7 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 		}
 	} else {
 		_, old := parts(m.s)
+		coarse := max(tick, m.tick)
 		v.ts = t / coarse * coarse
 		largest := over(new(big.Rat).SetInt(exact), new(big.Rat).SetInt(scale(m.s, m.tick)))
 		began := m.ts / coarse * coarse
@@ -109,35 +128,11 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 			v.used[i] = most(whole(0), minus(used, times(old[i], whole(int64(v.ts-began)))))
 		}
 	}
-	if !other {
+	if alike(s, tick, m.s, m.tick, hash) {
 		v.s, v.tick = s, tick
 		return v, false
 	}
-	for i := range v.used {
-		if less(capacities[i], v.used[i]) {
-			return v, true
-		}
-	}
-	q := new(big.Rat).SetInt(scale(s, tick))
-	for i := range v.used {
-		v.used[i] = over(new(big.Rat).SetInt(up(times(v.used[i], q))), q)
-	}
-	v.s, v.tick = s, tick
-	if s.Kind == FixedWindow {
-		v.ts = t / tick * tick
-		return v, false
-	}
-	at := t / tick * tick
-	_, old := parts(m.s)
-	for i := range v.used {
-		pace := times(times(flows[i], whole(int64(coarse))), q)
-		// As in kept.pace, the inflow is the smaller of the two limits' inflows.
-		pace = least(pace, new(big.Rat).SetInt(down(times(times(old[i], whole(int64(coarse))), q))))
-		flown := down(times(pace, big.NewRat(int64(at-v.ts), int64(coarse))))
-		v.used[i] = most(whole(0), minus(v.used[i], over(new(big.Rat).SetInt(flown), q)))
-	}
-	v.ts = at
-	return v, false
+	return v, true
 }
 
 func alike(a Spec, tickA Micros, b Spec, tickB Micros, hash uint64) bool {
@@ -283,8 +278,13 @@ func first(now, tick Micros, reached func(t Micros) bool) Micros {
 
 func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 	tick := tickOf(s)
-	v, isKept := m.view(s, tick, now, a.Hash)
+	pass := m.passes(s, tick, now, a)
+	v, isKept := m.flown(s, tick, now, a.Hash)
 	capacities, flows := parts(s)
+	inexact := isKept && (s.Overdraw || s.TakesDenied) && less(whole(holds(m.s, m.tick)), sum(capacities))
+	if a.Cost < 0 || a.Cost > 0 && (pass || inexact) { // only an allowed charge converts, or a charge that the old numbers cannot express
+		v, isKept = m.view(s, tick, now, a.Hash)
+	}
 	capacity, cost, r := sum(capacities), m.cost(s, tick, a), whole(0)
 	if a.Reserve {
 		r = whole(reserved(s, tick))
@@ -307,11 +307,14 @@ func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 		next.used[last] = plus(next.used[last], over(new(big.Rat).SetInt(up(times(cost, q))), q))
 	}
 	turn := (&watch{tick: tick}).after(now, up(over(minus(capacity, v.remaining(s, tick, isKept)), times(flows[0], whole(int64(tick))))))
-	pass := m.passes(s, tick, now, a)
 	switch {
 	case a.Cost < 0:
 		d.Allowed = true
-		back := least(minus(whole(0), cost), plus(capacity, deepest))
+		bound := whole(holds(v.s, v.tick))
+		if !isKept && (s.Minimum != nil || s.Kind == LeakyBucket) {
+			bound = capacity // these buckets have no debt
+		}
+		back := least(minus(whole(0), cost), bound)
 		q := new(big.Rat).SetInt(scale(v.s, v.tick))
 		back = over(least(new(big.Rat).SetInt(down(times(back, q))), new(big.Rat).SetInt(exact)), q)
 		if s.Kind == FixedWindow {
@@ -362,7 +365,7 @@ func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 	after, afterKept := next, isKept
 	if !d.Allowed && !d.Never {
 		stored := *m
-		if stored = next; !charges && isKept {
+		if stored = next; !charges && m.stored {
 			stored = *m
 		}
 		yes := func(t Micros) bool { return stored.passes(s, tick, t, a) }
@@ -408,9 +411,6 @@ func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 	switch {
 	case a.DryRun, d.Never && !s.TakesDenied, a.Cost < 0 && !m.stored, !m.stored && !charges, !m.stored && a.Cost == 0:
 	case a.Cost == 0 || !charges:
-		if !isKept && !alike(s, tick, m.s, m.tick, a.Hash) { // converted: only the numbers change
-			*m = v
-		}
 	default:
 		*m = next
 	}
@@ -469,9 +469,6 @@ func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 					}
 					l := limits[i]
 					a := roll.charge(l, now, hash)
-					if a.Cost < -l.Most(true) {
-						a.Cost = -l.Most(true)
-					}
 					before := s
 					wasModel := model.copy()
 					next, got := l.Take(s, now, a)

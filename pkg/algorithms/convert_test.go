@@ -42,13 +42,15 @@ func TestConsumedUnitsStayConsumedWhenNumbersChange(t *testing.T) {
 	}
 }
 
-func TestANewRateAppliesFromTheChangeOn(t *testing.T) {
+// A denial does not convert the state, so units flow in at the old rate until a charge is allowed.
+func TestANewRateAppliesFromTheFirstAllowedCharge(t *testing.T) {
 	fast := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec, Capacity: new(int64(100))})
 	slow := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
 	s := runSteps(t, fast, State{}, []step{{cost: 100, allowed: true, left: 0}})
 	runSteps(t, slow, s, []step{
-		{at: sec, cost: 11, left: 10, retry: sec}, // a denial stores the tokens that have flowed in too
-		{at: 2 * sec, cost: 11, allowed: true, left: 0},
+		{at: sec, cost: 11, left: 10, retry: 100 * ms},
+		{at: 1100 * ms, cost: 11, allowed: true, left: 0},
+		{at: 1100 * ms, cost: 1, left: 0, retry: sec},
 	})
 }
 
@@ -153,8 +155,8 @@ func TestChangedNumbersVectors(t *testing.T) {
 	})
 }
 
-// A limit that counts in milliseconds is replaced by a faster one that counts in microseconds. Within a millisecond
-// units flow in at the slower rate, so that the next millisecond takes none of them back.
+// A limit that counts in milliseconds is replaced by one that counts in microseconds. Until a charge is allowed, units
+// flow in at the start of each millisecond.
 func TestATickOfTheOldNumbersGainsNothing(t *testing.T) {
 	slow := mustCompile(t, Spec{Kind: TokenBucket, Rate: 999_983, Period: Day, Capacity: new(int64(1_000_000))}) // a unit in 86.4 ms
 	fast := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1_000_000, Period: sec, Capacity: new(int64(100))})     // a unit in 1 us
@@ -162,21 +164,18 @@ func TestATickOfTheOldNumbersGainsNothing(t *testing.T) {
 		t.Fatalf("the limits count in %d and %d us, want 1000 and 1", slow.tick, fast.tick)
 	}
 	used := func(n int64) State { return State{By: slow, Value: slow.v - n*slow.q, At: t0} }
-	for _, at := range []Micros{0, 1, 500, 999} {
-		runSteps(t, fast, used(100), []step{
-			{at: at, cost: 1, left: 0, retry: us},
-			{at: at + us, cost: 1, allowed: true, left: 0}, // after the denial the new rate applies
-		})
+	for n, retry := range map[int64]Micros{100: 87 * ms, 101: 173 * ms} { // one unit, or two units, at the old rate
+		for _, at := range []Micros{0, 1, 999, 1000, retry - 1} {
+			runSteps(t, fast, used(n), []step{{at: at, cost: 1, left: left(fast, used(n), t0+at), retry: retry - at}})
+		}
+		for _, at := range []Micros{retry, retry + 999, retry + 1000, retry + 5000} {
+			runSteps(t, fast, used(n), []step{
+				{at: at, cost: 1, allowed: true, left: 0},
+				{at: at, cost: 1, left: 0, retry: us}, // the charge has converted the state
+				{at: at + us, cost: 1, allowed: true, left: 0},
+			})
+		}
 	}
-	// 101 units are used, one more than the new limit can hold. So a request for one unit must wait until two
-	// units have flowed in at the old rate: 172.8 ms, rounded up to a millisecond. From then on it stays
-	// allowed.
-	retry := 173 * ms
-	runSteps(t, fast, used(101), []step{{cost: 1, left: -1, retry: retry}})
-	for _, at := range []Micros{retry, retry + 999, retry + 1000, retry + 1001, retry + 5000} {
-		runSteps(t, fast, used(101), []step{{at: at, cost: 1, allowed: true, left: 0}})
-	}
-	runSteps(t, fast, used(101), []step{{at: retry - us, cost: 1, left: 0, retry: us}})
 }
 
 func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
@@ -201,7 +200,7 @@ func TestOnlyTheRateOfALimitChanges(t *testing.T) {
 		return Spec{Kind: TokenBucket, Rate: 1, Period: 12 * sec, Capacity: new(int64(5)), Minimum: &Rate{1, every}}
 	}
 	s := runSteps(t, mustCompile(t, guaranteed(4*sec)), State{}, []step{{cost: 6, allowed: true, left: 0}})
-	runSteps(t, mustCompile(t, guaranteed(3*sec)), s, []step{{at: 2900 * ms, cost: 1, left: 0, retry: 80 * ms}})
+	runSteps(t, mustCompile(t, guaranteed(3*sec)), s, []step{{at: 2900 * ms, cost: 1, left: 0, retry: 100 * ms}})
 
 	window := func(rate int64) Spec {
 		return Spec{Kind: FixedWindow, Rate: rate, Period: minute, Capacity: new(int64(10)), Start: new(t0)}
@@ -209,7 +208,8 @@ func TestOnlyTheRateOfALimitChanges(t *testing.T) {
 	s = runSteps(t, mustCompile(t, window(1)), State{}, []step{{cost: 10, allowed: true, left: 0}})
 	runSteps(t, mustCompile(t, window(5)), s, []step{
 		{at: 2 * minute, cost: 3, left: 2, retry: minute},
-		{at: 3 * minute, cost: 7, allowed: true, left: 0},
+		{at: 3 * minute, cost: 3, allowed: true, left: 0}, // 3 units were granted at the old rate
+		{at: 4 * minute, cost: 5, allowed: true, left: 0},
 	})
 }
 
@@ -248,5 +248,79 @@ func TestAnUndoUnderALowerLimit(t *testing.T) {
 	s, d := l.Take(s, t0+3*sec, Charge{Cost: -50, ChargedAt: t0})
 	if !d.Allowed || d.Value != -40*l.q {
 		t.Errorf("got %+v; want the value of -40 units: 100 less 3 that have flowed in, less 47 refunded, of 10", d)
+	}
+}
+
+func credits(capacity int64) Spec {
+	return Spec{Kind: TokenBucket, Rate: 1, Period: 365 * Day, Capacity: &capacity, Initial: new(int64(0))}
+}
+
+// What a balance lacks was never consumed: no change of its numbers adds units, or makes units unusable.
+func TestABalanceKeepsItsUnits(t *testing.T) {
+	half := func(rate int64, period Micros) Spec { // 2.5 units flow in within 2.5 s
+		return Spec{Kind: TokenBucket, Rate: rate, Period: period, Capacity: new(int64(10)), Initial: new(int64(0))}
+	}
+	guaranteed := func(bank int64) Spec {
+		return Spec{Kind: TokenBucket, Rate: 1, Period: hour, Capacity: &bank, Initial: new(int64(0)), Minimum: &Rate{10, minute}}
+	}
+	for name, c := range map[string]struct {
+		from, to      Spec
+		before, after int64
+	}{
+		"raised":              {credits(100_000), credits(200_000), 500, 500},
+		"raised, never paid":  {credits(100_000), credits(200_000), 0, 0},
+		"lowered":             {credits(100_000), credits(50_000), 500, 500},
+		"lowered below it":    {credits(100_000), credits(50_000), 60_000, 50_000},
+		"a debt":              {credits(100_000), credits(200_000), -7, -7},
+		"another rate":        {half(1, sec), half(7, 3*sec), 2, 2},
+		"a guaranteed bucket": {guaranteed(100), guaranteed(200), 30, 40}, // the guaranteed part has 10
+	} {
+		t.Run(name, func(t *testing.T) {
+			from, to := mustCompile(t, c.from), mustCompile(t, c.to)
+			s := State{By: from, Value: c.before * from.Unit(), Prev: from.v1, At: t0}
+			charges := []Charge{{DryRun: true}, {}} // a dry run and a denial convert it too
+			if c.after < to.Capacity {
+				charges = append(charges, Charge{Cost: to.Capacity})
+			}
+			for _, a := range charges {
+				next, d := to.Take(s, t0, a)
+				if left := floorDiv(d.Value, to.Unit()); left != c.after || next.By != to {
+					t.Errorf("%+v: %d are left, By %+v; want %d, and the new numbers", a, left, *next.By, c.after)
+				}
+			}
+		})
+	}
+}
+
+// A debt that the new numbers cannot express becomes the largest that they can.
+func TestAHugeDebtOfABalance(t *testing.T) {
+	fast := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1_000_000, Period: sec, Initial: new(int64(0))})
+	slow := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 30 * Day, Capacity: new(int64(5)), Initial: new(int64(0))})
+	s := State{By: fast, Value: -1e11 * fast.q, At: t0}
+	if s, d := slow.Take(s, t0, Charge{Cost: 1}); d.Allowed || s.Value != -slow.reach*slow.q || d.RetryAfter < 100*365*Day {
+		t.Errorf("%+v of %+v; want denied, and a debt of %d units", d, s, slow.reach)
+	}
+}
+
+// The bucket of a balance is full when its capacity is raised. Without the earlier charge it would not have been
+// fuller, so that charge gets no refund. Later charges get theirs.
+func TestSettlementsOfABalanceWithAnotherCapacity(t *testing.T) {
+	spec := func(kind Kind, capacity int64) *Limit {
+		return mustCompile(t, Spec{Kind: kind, Rate: 1000, Period: minute, Capacity: &capacity, Initial: new(capacity / 2), Settles: true, Start: map[Kind]*Micros{FixedWindow: new(t0)}[kind]})
+	}
+	low, high := spec(TokenBucket, 100), spec(TokenBucket, 200)
+	s, _ := low.Take(State{By: low, Value: low.v, At: t0, Peaks: NewPeaks([]Peak{{t0, 0}})}, t0, Charge{Cost: 50})
+	s, _ = high.Take(s, t0+minute, Charge{Cost: 10}) // the bucket was full again
+	if s, d := high.Take(s, t0+minute, Charge{Cost: -50, ChargedAt: t0, Settle: true}); d.Remaining != 90 {
+		t.Errorf("the early charge: %+v of %+v; want 90 left", d, s)
+	}
+	if s, d := high.Take(s, t0+minute, Charge{Cost: -10, ChargedAt: t0 + minute, Settle: true}); d.Remaining != 100 {
+		t.Errorf("the later charge: %+v of %+v; want 100 left", d, s)
+	}
+	low, high = spec(FixedWindow, 50), spec(FixedWindow, 100)
+	s, _ = high.Take(State{By: high, Value: 100, At: t0, Peaks: NewPeaks([]Peak{{t0, 0}})}, t0, Charge{Cost: 20})
+	s, _ = low.Take(s, t0+sec, Charge{}) // cut from 80 to 50
+	if _, d := high.Take(s, t0+2*sec, Charge{Cost: -20, ChargedAt: t0, Settle: true}); d.Remaining != 50 {
+		t.Errorf("a window: %+v of %+v; want 50 left: the lower capacity has cut more than the refund", d, s)
 	}
 }

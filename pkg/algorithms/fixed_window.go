@@ -79,7 +79,7 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Charge, d *Decision) {
 	case cost < 0 && l.windowOver(a, now):
 		d.Allowed = true
 	case cost < 0:
-		given := l.giveBack(cost)
+		given := l.GiveBack(cost)
 		if l.Settles && a.ChargedAt > 0 {
 			given = min(given, l.roomSince(s, a.ChargedAt, l.Capacity-value))
 		}

@@ -17,7 +17,7 @@ func (l *Limit) takeGuaranteed(s *State, now Micros, a *Charge, d *Decision) {
 	v1, v2 := l.flow(s.Prev, l.v1, l.p1, e), l.flow(s.Value, l.v, l.p, e)
 	switch c := int64(0); {
 	case a.Cost < 0:
-		c = l.back(l.giveBack(a.Cost)*l.q, now, a)
+		c = l.back(l.GiveBack(a.Cost)*l.q, now, a)
 		bank := min(c, l.v-v2)
 		v1, v2 = min(l.v1, v1+c-bank), v2+bank
 		d.Allowed = true

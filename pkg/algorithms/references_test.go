@@ -175,7 +175,7 @@ func (b *tokenReference) decide(now Micros, a Charge) (d Decision) {
 	case a.Cost < 0:
 		back := minus(whole(0), cost)
 		if a.ChargedAt > 0 {
-			back = undo(least(back, plus(capacity, reserved)), times(flow, b.ticks(a.ChargedAt, at)))
+			back = undo(least(back, whole(mostTokens(b.s, b.tick))), times(flow, b.ticks(a.ChargedAt, at)))
 		}
 		level, d.Allowed = least(capacity, plus(level, back)), true
 	case short.Sign() <= 0:

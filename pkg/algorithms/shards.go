@@ -104,16 +104,14 @@ func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 	var d Decision
 	left := make([]int64, len(shards)) // the amounts left, in the unit of State.Value
 	begun := make([]State, len(shards))
-	kept := make([]State, len(shards)) // as begun, but in the numbers of each shard's Limit
 	seen := make([]bool, len(shards))
 	best, sum, least := 0, int64(0), int64(0)
 	most, missing := int64(0), int64(0) // the largest cost, and the largest refund
 	for i, b := range shards {
 		most += b.Limit.Most(a.Reserve)
-		missing += b.Limit.Most(true)
+		missing += b.Limit.Capacity + b.Limit.reach
 		begun[i], _, seen[i] = b.Limit.begin(b.State, now, a.Hash)
-		kept[i] = b.Limit.own(begun[i], now, a.Hash)
-		left[i] = b.Limit.leftAt(kept[i], now, a.Hash)
+		left[i] = b.Limit.leftAt(begun[i], now, a.Hash)
 		sum += left[i]
 		if a.Reserve {
 			least -= b.Limit.MaxReserved * b.Limit.Unit()
@@ -135,7 +133,7 @@ func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 			raise(shards, left, undoneOf(len(shards), limits, -cost, a.ChargedAt, now))
 		}
 	case sum-cost < least && !(a.Settle && a.Cost == 0):
-		d.RetryAfter = shardsRetry(now, shards, kept, a, cost+least)
+		d.RetryAfter = shardsRetry(now, shards, begun, a, cost+least)
 	case a.Cost == 0:
 		d.Allowed = true
 	case left[best] >= cost && !a.Reserve:
@@ -147,8 +145,8 @@ func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 	}
 	for i := range shards {
 		b := &shards[i]
-		next := State{By: b.Limit, Value: left[i], At: max(b.Limit.tickOf(now), kept[i].At)}
-		had := b.Limit.leftAt(kept[i], now, a.Hash)
+		next := State{By: b.Limit, Value: left[i], At: b.Limit.tickOf(max(now, begun[i].At))}
+		had := b.Limit.leftAt(begun[i], now, a.Hash)
 		d.Value += left[i]
 		d.ResetAfter = max(d.ResetAfter, b.Limit.fullAt(next, a.Hash)-now)
 		if left[i] < 0 && a.Reserve && a.Cost > 0 && d.Allowed {
@@ -162,18 +160,6 @@ func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 	}
 	d.Remaining = max(0, floorDiv(d.Value, unit))
 	return d
-}
-
-// own returns s in the numbers of l. If s is in the numbers of another Limit and the consumption exceeds l's
-// capacity, the excess becomes a debt.
-func (l *Limit) own(s State, now Micros, hash uint64) State {
-	if s.By == l {
-		return s
-	}
-	var d Decision
-	now = max(now, s.At)
-	l.takeKept(&s, now, &Charge{Hash: hash}, &d, 0)
-	return State{By: l, Value: d.Value, At: l.tickOf(now)}
 }
 
 // undoneOf returns how much n shards get back at time now if a charge of units, made at the time since, is undone.
@@ -190,10 +176,15 @@ func undoneOf(n int, shard func(i int) *Limit, units int64, since, now Micros) i
 	return returned(units, p, shard(0).elapsed(since, now))
 }
 
-// leftAt returns the value that a bucket with state s has at time t if nothing is charged until then.
+// leftAt returns the value that a bucket with state s has at time t if nothing is charged until then. It is in the
+// numbers of l, whatever the numbers of s: consumption above the capacity of l is a debt.
 func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 	t = max(t, s.At)
-	if l.Kind == FixedWindow {
+	switch {
+	case s.By != l:
+		k := l.consumed(&s, t, hash)
+		return l.full() - k.units(l)
+	case l.Kind == FixedWindow:
 		value, _, _ := l.roll(&s, t, hash)
 		return value
 	}
@@ -219,16 +210,21 @@ func (l *Limit) full() int64 {
 
 // shardsRetry returns the shortest time after which the shards together hold at least want, in the unit of
 // State.Value. The sum of their values only grows with time, so bisection finds that time.
-func shardsRetry(now Micros, shards []Bucket, kept []State, a Charge, want int64) Micros {
+func shardsRetry(now Micros, shards []Bucket, begun []State, a Charge, want int64) Micros {
 	have := func(t Micros) (sum int64) {
 		for i, b := range shards {
-			sum += b.Limit.leftAt(kept[i], now+t, a.Hash)
+			sum += b.Limit.leftAt(begun[i], now+t, a.Hash)
 		}
 		return sum
 	}
 	lo, hi := Micros(0), Micros(0) // at lo, the cost is not available
 	for i, b := range shards {
-		hi = max(hi, b.Limit.fullAt(kept[i], a.Hash)-now)
+		full := b.Limit.fullAt(begun[i], a.Hash)
+		if begun[i].By != b.Limit {
+			k := b.Limit.consumed(&begun[i], now, a.Hash)
+			full = now + k.until(b.Limit, now, 0)
+		}
+		hi = max(hi, full-now)
 	}
 	for lo+1 < hi {
 		if mid := lo + (hi-lo)/2; have(mid) >= want {

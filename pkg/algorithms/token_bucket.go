@@ -38,7 +38,7 @@ func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 }
 
 // raw returns the cost of charge a in 1/q token. A cost above the largest possible consumption is reduced to just
-// above it, and a refund to the largest consumption, so that the product cannot overflow.
+// above it, and a refund as by GiveBack, so that the product cannot overflow.
 func (l *Limit) raw(a *Charge) int64 { return l.costIn(l.q, a) }
 
 // costIn returns the cost of charge a in 1/unit token, bounded like the result of raw.
@@ -46,11 +46,13 @@ func (l *Limit) costIn(unit int64, a *Charge) int64 {
 	most := l.Capacity + l.MaxReserved
 	switch {
 	case a.Scaled:
-		return max(-most*unit, min(a.Cost, most*unit+1))
+		return max(-(l.Capacity+l.reach)*unit, min(a.Cost, most*unit+1))
 	case a.Cost > most:
 		return most*unit + 1
+	case a.Cost < 0:
+		return -l.GiveBack(a.Cost) * unit
 	default:
-		return max(a.Cost, -most) * unit
+		return a.Cost * unit
 	}
 }
 

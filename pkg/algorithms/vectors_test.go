@@ -74,7 +74,7 @@ func runSteps(t *testing.T, l *Limit, state State, steps []step) State {
 func left(l *Limit, s State, now Micros) int64 {
 	if l.Rate > 0 && (l.Kind == TokenBucket || l.Kind == LeakyBucket || l.Kind == FixedWindow) {
 		s, at, _ := l.begin(s, now, 0)
-		return floorDiv(l.leftAt(l.own(s, at, 0), at, 0), l.Unit())
+		return floorDiv(l.leftAt(s, at, 0), l.Unit())
 	}
 	_, d := l.Take(s, now, Charge{DryRun: true})
 	return d.Remaining

@@ -95,7 +95,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 	t.Run("random traces equal package algorithms", func(t *testing.T) {
 		clock, store := start(t)
 		blocked := 0
-		for seed := range uint64(24) {
+		for seed := range uint64(32) {
 			blocked += traces(t, seed, clock, store)
 		}
 		if blocked < 100 {

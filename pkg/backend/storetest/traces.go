@@ -40,7 +40,7 @@ func Specs() []algorithms.Spec {
 		{Kind: algorithms.TokenBucket, Rate: 10, Period: 60 * s, Capacity: n(5), MaxReserved: n(8)},
 		{Kind: algorithms.TokenBucket, Rate: 3, Period: s, Capacity: n(9), Initial: n(2)},
 		{Kind: algorithms.TokenBucket, Rate: 20, Period: s, Overdraw: true, MaxReserved: n(30)},
-		{Kind: algorithms.TokenBucket, Rate: 1000, Period: 365 * algorithms.Day, Capacity: n(200_000_000)},
+		{Kind: algorithms.TokenBucket, Rate: 999_983, Period: algorithms.Day, Capacity: n(90_000_000)},
 		{Kind: algorithms.TokenBucket, Rate: 2, Period: s, Capacity: n(6), Minimum: &algorithms.Rate{Units: 3, Period: s}},
 		{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Start: &epoch},
 		{Kind: algorithms.FixedWindow, Rate: 4, Period: 2 * s, Capacity: n(11), Initial: n(1), Start: &late},
@@ -58,7 +58,7 @@ func Specs() []algorithms.Spec {
 		{Kind: algorithms.SlidingLog, Rate: 3, Period: s, Penalty: &algorithms.Penalty{After: 2, For: s, Max: 60 * s}},
 		{Kind: algorithms.FixedWindow, Rate: 4, Calendar: calendars[0], Penalty: &algorithms.Penalty{After: 2, For: s, Max: algorithms.Day}},
 		{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Start: &epoch, TakesDenied: true, Penalty: &algorithms.Penalty{After: 1, For: s, Max: s}},
-		{Kind: algorithms.TokenBucket, Rate: 1000, Period: 365 * algorithms.Day, Capacity: n(200_000_000), Penalty: &algorithms.Penalty{After: 1, For: s, Max: 8 * s}},
+		{Kind: algorithms.TokenBucket, Rate: 999_983, Period: algorithms.Day, Capacity: n(90_000_000), Penalty: &algorithms.Penalty{After: 1, For: s, Max: 8 * s}},
 		{Kind: algorithms.LeakyBucket, Rate: 5, Period: s, Capacity: n(4), Penalty: &algorithms.Penalty{After: 3, For: s, Max: 2 * s}},
 		{Kind: algorithms.SlidingWindow, Rate: 9, Period: s, Penalty: &algorithms.Penalty{After: 2, For: s, Max: 2 * s}},
 		{Kind: algorithms.TokenBucket, Rate: 2, Period: s, Capacity: n(6), Minimum: &algorithms.Rate{Units: 3, Period: s}, Penalty: &algorithms.Penalty{After: 2, For: s, Max: 2 * s}},
@@ -66,7 +66,7 @@ func Specs() []algorithms.Spec {
 		{Kind: algorithms.FixedWindow, Rate: 4, Capacity: n(11), Initial: n(1), MaxReserved: n(30), Calendar: calendars[0]},
 		{Kind: algorithms.TokenBucket, Rate: 7, Period: s, Capacity: n(30), Settles: true},
 		{Kind: algorithms.TokenBucket, Rate: 5, Period: 2 * s, Capacity: n(20), Initial: n(6), MaxReserved: n(4), Settles: true, MaxDebt: n(9)},
-		{Kind: algorithms.TokenBucket, Rate: 1000, Period: 365 * algorithms.Day, Capacity: n(200_000_000), Settles: true, MaxDebt: n(3)},
+		{Kind: algorithms.TokenBucket, Rate: 999_983, Period: algorithms.Day, Capacity: n(90_000_000), Settles: true, MaxDebt: n(3)},
 		{Kind: algorithms.FixedWindow, Rate: 20, Period: 2 * s, Settles: true, MaxDebt: n(15)},
 		{Kind: algorithms.FixedWindow, Rate: 20, Capacity: n(15), Initial: n(10), Calendar: calendars[0], Settles: true},
 	}
@@ -181,6 +181,9 @@ func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
 	if tokens && rng.IntN(2) == 0 || s.Kind == algorithms.LeakyBucket {
 		s.Capacity = n(40)
 	}
+	if tokens && !s.TakesDenied && !s.PerRequest && rng.IntN(3) == 0 {
+		s.Initial = n(10) // reduced to the capacity below
+	}
 	if tokens && s.Minimum == nil && rng.IntN(2) == 0 {
 		s.MaxReserved = n(20)
 	}
@@ -207,13 +210,18 @@ func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
 	case s.Kind != algorithms.SlidingLog:
 		s.Period = second * [...]algorithms.Micros{1, 1, 2, 7}[rng.IntN(4)]
 		if (tokens && !s.Overdraw || s.Kind == algorithms.LeakyBucket) && rng.IntN(4) == 0 { // numbers so large that the bucket counts in milliseconds
-			s.Rate, s.Period, s.Capacity, s.MaxReserved = 1000, 365*algorithms.Day, nil, nil
-			large := 200_000_000 + rng.Int64N(10)
-			s.Capacity = &large
+			s.Rate, s.Period, s.Capacity, s.MaxReserved = 999_983, algorithms.Day, new(90_000_000+rng.Int64N(10)), nil
 			if tokens && s.Minimum == nil {
 				s.MaxReserved = n(20) // doubles cannot express times of more than 285 years exactly
 			}
 		}
+	}
+	if s.Initial != nil {
+		capacity := s.Rate
+		if s.Capacity != nil {
+			capacity = *s.Capacity
+		}
+		*s.Initial = min(*s.Initial, capacity)
 	}
 	return s
 }

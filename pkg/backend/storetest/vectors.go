@@ -111,6 +111,22 @@ func vectors() []vector {
 	hourly := func(n int64) algorithms.Spec {
 		return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: n, Period: 60 * minute}
 	}
+	const year = 365 * algorithms.Day
+	fast := func(n int64) algorithms.Spec {
+		return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: n, Period: 10 * s}
+	}
+	credits := func(capacity int64) algorithms.Spec {
+		return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: year, Capacity: &capacity, Initial: n(0)}
+	}
+	purse := func(capacity int64) algorithms.Spec {
+		spec := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: minute, Start: new(algorithms.Micros)}
+		spec.Capacity, spec.Initial = &capacity, n(0)
+		return spec
+	}
+	whole := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1_000_000, Period: s, Capacity: n(10), Initial: n(0)}
+	indebted := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: minute, Settles: true, MaxDebt: n(1000), MaxReserved: n(0)}
+	lent := perSecond(func(s *algorithms.Spec) { s.Capacity, s.MaxReserved = n(5), n(1000) })
+	notLent := perSecond(func(s *algorithms.Spec) { s.Capacity, s.MaxReserved = n(5), n(0) })
 	used95 := step{cost: 95, allowed: true, left: 5, setsUp: true}
 	reserving := hourly(10)
 	reserving.MaxReserved = n(5)
@@ -212,6 +228,66 @@ func vectors() []vector {
 			{at: 2988 * s, by: reserving, cost: 3, reserve: true, allowed: true, left: -5, wait: 180 * s},
 		}},
 		{"21 two limits in turn", hourly(100), inTurn(hourly, s)},
+		{"a client that asks before its retry time", fast(100), []step{
+			{cost: 100, allowed: true, setsUp: true},
+			{by: fast(10), cost: 5, left: -90, retry: 9500 * ms},
+			{at: 4 * s, by: fast(10), cost: 5, left: -50, retry: 5500 * ms},
+			{at: 9 * s, by: fast(10), cost: 0, allowed: true},
+			{at: 9 * s, by: fast(10), cost: 5, retry: 500 * ms}, // 10 units are used, all that the limit has; the denial does not convert them
+			{at: 9500*ms - 1, by: fast(10), cost: 5, left: 4, retry: 1},
+			{at: 9500 * ms, by: fast(10), cost: 5, allowed: true},
+			{at: 9500 * ms, by: fast(10), cost: 1, retry: s}, // the allowed charge has converted the state
+		}},
+		{"22 the balance of a raised capacity", credits(100_000), []step{
+			{cost: 1, retry: year},
+			{cost: -500, allowed: true, left: 500},
+			{by: credits(200_000), cost: 501, left: 500, retry: year},
+			{by: credits(200_000), cost: -1000, allowed: true, left: 1500},
+			{cost: 1500, allowed: true},
+			{by: credits(200_000), cost: 1, retry: year},
+		}},
+		{"22 a balance never paid", credits(100_000), []step{
+			{cost: 1, retry: year},
+			{by: credits(200_000), cost: 1, retry: year},
+			{by: credits(200_000), cost: 0, allowed: true},
+		}},
+		{"22 the balance of a lowered capacity", credits(100_000), []step{
+			{cost: -500, allowed: true, left: 500, setsUp: true}, // a refund creates the bucket
+			{by: credits(50_000), cost: 300, allowed: true, left: 200},
+			{by: credits(50_000), cost: -60_000, allowed: true, left: 50_000},
+			{cost: -30_000, allowed: true, left: 80_000},
+			{by: credits(50_000), cost: 0, allowed: true, left: 50_000}, // what is above the lower capacity is cut, by a look too
+			{cost: 50_001, left: 50_000, retry: year},
+		}},
+		{"22 a balance in units of another size", perSecond(func(s *algorithms.Spec) { s.Capacity, s.Initial = n(10), n(0) }), []step{
+			{cost: 1, retry: 1000 * ms},
+			{at: 2500 * ms, by: whole, cost: 3, left: 2, retry: 1}, // 2.5 units are rounded down
+			{at: 2500 * ms, cost: 3, left: 2, retry: 1000 * ms},
+		}},
+		{"22 the balance of a window", purse(5), []step{
+			{cost: 1, retry: minute},
+			{cost: -4, allowed: true, left: 4},
+			{by: purse(9), cost: 5, left: 4, retry: minute},
+			{by: purse(3), cost: 0, allowed: true, left: 3},
+			{cost: 3, allowed: true},
+		}},
+		{"22 a debt of a balance", purse(5), []step{
+			{cost: 4, reserve: true, allowed: true, left: -4, wait: 4 * minute},
+			{by: purse(9), cost: 1, left: -4, retry: 5 * minute},
+		}},
+		{"a refund of a debt that a settlement made", indebted, []step{
+			{at: 1 * s, cost: 100, allowed: true},
+			{at: 1 * s, cost: 1000, of: 1 * s, settle: true, allowed: true, left: -1000},
+			{at: 1 * s, cost: -1100, allowed: true, left: 100},
+			{at: 1 * s, cost: 100, allowed: true},
+			{at: 1 * s, cost: 1000, of: 1 * s, settle: true, allowed: true, left: -1000},
+			{at: 1 * s, cost: -1100, of: 1 * s, settle: true, allowed: true, left: -1000}, // the bucket was full in between
+			{at: 1 * s, cost: -1 << 63, allowed: true, left: 100},
+		}},
+		{"a refund of a debt made when more could be reserved", lent, []step{
+			{cost: 1005, reserve: true, allowed: true, left: -1000, wait: 1000 * s},
+			{by: notLent, cost: -1004, allowed: true, left: 4},
+		}},
 		{"undone late", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: s}, []step{
 			{at: 1 * s, cost: 10, allowed: true, setsUp: true},
 			{at: 1500 * ms, cost: -10, of: 1 * s, allowed: true, left: 10}, // 5 tokens flowed in, so 5 of 10 are refunded
