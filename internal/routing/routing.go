@@ -142,7 +142,8 @@ func repeats(e *limiter.AuthEntry, q *Request) bool {
 // Fill sets the domain of c and whether it is a dry run, and adds the descriptors of r with the values of q. It
 // omits a descriptor if a value is missing. The answer to an auth request has no id.
 func Fill(c *limiter.Call, a *limiter.Auth, r *limiter.Route, q *Request) {
-	c.Request.Domain, c.DryRun, c.Unsettled = r.Domain, r.DryRun, true
+	c.Request.Domain, c.DryRun = r.Domain, r.DryRun
+	c.Unsettled = true
 	for _, entries := range r.Descriptors {
 		d := c.AddDescriptor()
 		d.Cost = r.Hits
