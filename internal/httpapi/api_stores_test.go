@@ -3,6 +3,9 @@ package httpapi
 import (
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -106,4 +109,38 @@ func (s *onStore) wantLeft(limit string, want int64) {
 	if left := got.Value / got.Scale; left != want {
 		s.t.Errorf("%s: %d left; want %d", limit, left, want)
 	}
+}
+
+// bobs are the limits that reset and left know.
+var bobs = []string{"jobs", "other", "plan", "credits", "seen", "seen2", "quota"}
+
+func (s *onStore) reset() {
+	s.t.Helper()
+	for _, limit := range bobs {
+		s.post("/v1/reset", `{"name":"`+limit+`","key":"bob"}`, 200)
+	}
+}
+
+// left returns what is left of each bucket of bob.
+func (s *onStore) left() (all [7]int64) {
+	s.t.Helper()
+	for i, limit := range bobs {
+		w := call(s, "GET", "/v1/limits/"+limit+"?key=bob", "")
+		var got struct{ Remaining int64 }
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Code != 200 {
+			s.t.Fatalf("got %d %s, %v", w.Code, w.Body, err)
+		}
+		all[i] = got.Remaining
+	}
+	return all
+}
+
+func replaceID(body, id string) string { return strings.ReplaceAll(body, `"ID"`, `"`+id+`"`) }
+
+var limitNumber = regexp.MustCompile(`"limit":\d+`)
+
+// numbers returns an answer without the numbers of the limits, which are those of the present configuration. The ids of
+// reservations contain them, too.
+func numbers(w *httptest.ResponseRecorder) string {
+	return reservations.ReplaceAllString(limitNumber.ReplaceAllString(w.Body.String(), ""), "")
 }

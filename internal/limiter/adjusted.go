@@ -223,6 +223,7 @@ func (c *Call) allowUnlimited(r *Result) bool {
 		return false
 	}
 	r.Outcome, r.charge, r.Key = Unlimited, noCharge, nil
+	c.excepted = true
 	return true
 }
 

@@ -34,11 +34,12 @@ func (c *Call) addCandidate(i int) bool {
 	keys := len(c.keys)
 	f := c.payerOf(r)
 	if f.isBlocked() {
-		c.keys = c.keys[:keys]
+		c.keys, c.excepted = c.keys[:keys], true
 		return false
 	}
 	if f.isUnlimited() && !c.Inspect {
 		r.Outcome, r.charge, r.Key = Unlimited, noCharge, nil
+		c.excepted = true
 		return true
 	}
 	c.candidates = append(c.candidates, candidate{i, f})

@@ -20,6 +20,7 @@ type Call struct {
 	config     *Config
 	adjusted   *adjusted          // nil if there are no adjustments
 	blocked    bool               // an operator blocks a key, so the request is denied in every mode
+	excepted   bool               // because an operator blocks a key or made it unlimited, the request has other charges
 	charges    []backend.Charge   // in a Batch: a part of the Batch's charges
 	decisions  []backend.Decision // in a Batch: a part of the Batch's decisions
 	keys       []byte
@@ -204,17 +205,20 @@ func (c *Call) Reset() {
 	c.Results, c.Statuses, c.Settlements = results, statuses, settlements
 	c.reserves, c.done, c.groups = 0, 0, 0
 	c.charges, c.keys, c.candidates, c.payers = c.charges[:0], c.keys[:0], c.candidates[:0], c.payers[:0]
-	c.config, c.adjusted, c.blocked = nil, nil, false
+	c.config, c.adjusted, c.blocked, c.excepted = nil, nil, false, false
 }
 
 // Consumed reports whether the store, or this process's own bucket, consumed the Cost of r, one of c's Results. It reads
 // the store's decision and not the verdict: a request can be allowed although a limit denied it, for example in
 // shadow mode, and a limit allows a cost that its group does not consume.
 func (c *Call) Consumed(r *Result) bool {
-	if r.charge < 0 || c.charges[r.charge].Terms.DryRun {
+	if r.charge < 0 {
 		return false
 	}
 	d := &c.decisions[r.charge]
+	if c.charges[r.charge].Terms.DryRun && !d.Replayed {
+		return false
+	}
 	if d.Err != nil || !d.Allowed || r.local {
 		return d.Err == nil && d.Allowed
 	}

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -16,13 +17,13 @@ type IdempotencyKey struct {
 }
 
 // once gives each group of charges an idempotency key. Groups are charged independently, so each needs an
-// ID of its own.
+// ID of its own. Every request has a first group, so requests with the same ID meet there, whatever their limits are.
 func (c *Call) once() {
 	of := c.requestDigest()
-	for at := 0; at < len(c.charges); {
+	for at, n := 0, 0; at < len(c.charges); n++ {
 		end := at + backend.GroupLen(c.charges[at:])
 		once := &backend.IdempotencyKey{
-			ID:     IdempotencyID(c.Verdict.Domain.Name, c.IdempotencyKey.ID, strconv.Itoa(c.charges[at].Group)),
+			ID:     IdempotencyID(c.Verdict.Domain.Name, c.IdempotencyKey.ID, strconv.Itoa(n)),
 			Digest: of, Lifetime: c.IdempotencyKey.Lifetime,
 		}
 		for i := at; i < end; i++ {
@@ -46,6 +47,23 @@ func (c *Call) requestDigest() [32]byte {
 		parts = append(parts, "then", c.payers[i].Policy.Prefix)
 	}
 	return digest(parts...)
+}
+
+// isRepeat reports whether c repeats a request that was charged before an operator blocked a key of it, or made the key
+// unlimited. c then has the charges and the decisions of that request.
+func (l *Limiter) isRepeat(ctx context.Context, c *Call) bool {
+	first := &Call{Request: c.Request, config: c.config}
+	if first.plan(c.Snapshot, nil) != nil || len(first.charges) == 0 {
+		return false
+	}
+	first.decisions = make([]backend.Decision, len(first.charges))
+	first.dryRun()
+	backend.Take(ctx, l.store, first.charges, first.decisions)
+	if !first.decisions[0].Replayed {
+		return false
+	}
+	*c = *first
+	return true
 }
 
 // refused returns the store's ErrReused or ErrPending: the request reuses an ID, or another request with the ID is in

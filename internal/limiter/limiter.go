@@ -102,23 +102,44 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	if !planned {
 		return err
 	}
-	if n := len(c.charges); n > 0 {
-		c.decisions = slices.Grow(c.decisions[:0], n)[:n]
-		clear(c.decisions)
-		mistake := c.dryRunMistake()
-		backend.Take(ctx, l.store, c.charges, c.decisions)
-		if mistake {
-			c.answerMistake()
-		}
-		if err := c.refused(); err != nil {
-			return err
-		}
+	if c.IdempotencyKey.ID != "" && c.excepted && l.isRepeat(ctx, c) {
+		l.answer(c)
+		return nil
+	}
+	if err := l.take(ctx, c); err != nil {
+		return err
 	}
 	l.answer(c)
 	if !c.Failed || !errors.Is(ctx.Err(), context.Canceled) {
 		l.observe(c)
 	}
 	return nil
+}
+
+// take submits the charges of c and waits for the decisions. The error is that of refused.
+func (l *Limiter) take(ctx context.Context, c *Call) error {
+	n := len(c.charges)
+	if n == 0 {
+		return nil
+	}
+	c.decisions = slices.Grow(c.decisions[:0], n)[:n]
+	clear(c.decisions)
+	mistake := c.dryRunMistake()
+	first := n
+	if c.IdempotencyKey.ID != "" { // the first group shows whether the ID belongs to another request; then no other group is charged
+		first = backend.GroupLen(c.charges)
+	}
+	backend.Take(ctx, l.store, c.charges[:first], c.decisions[:first])
+	if err := c.refused(); err != nil {
+		return err
+	}
+	if first < n {
+		backend.Take(ctx, l.store, c.charges[first:], c.decisions[first:])
+	}
+	if mistake {
+		c.answerMistake()
+	}
+	return c.refused()
 }
 
 // plan makes the charges of c. If planned is false, c is already answered, or err is the reason why it has no

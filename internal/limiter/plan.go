@@ -240,7 +240,11 @@ func (r *Result) canBeReplaced() bool {
 // charge adds a charge for every Result that is to be charged. Those of group 0 come first, because chargeTogether
 // compares with all charges that exist.
 func (c *Call) charge() {
-	if c.adjusted != nil && c.deniedByBlock() || c.deniedByReserves() {
+	if c.adjusted != nil && c.deniedByBlock() {
+		c.excepted = true
+		return
+	}
+	if c.deniedByReserves() {
 		return
 	}
 	for i := range c.Results {
@@ -345,10 +349,16 @@ func (c *Call) dryRunMistake() bool {
 	}) {
 		return false
 	}
-	for i := range c.charges {
-		c.charges[i].Terms.DryRun, c.charges[i].IdempotencyKey = true, nil
-	}
+	c.dryRun()
 	return true
+}
+
+// dryRun makes all charges of c dry runs. If they have an idempotency key, the store still answers a repeated group with
+// the first answer. Otherwise it charges nothing and stores nothing.
+func (c *Call) dryRun() {
+	for i := range c.charges {
+		c.charges[i].Terms.DryRun = true
+	}
 }
 
 // answerMistake sets the decisions that the store could not make, after dryRunMistake returned true. They are known
