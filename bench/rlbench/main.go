@@ -29,6 +29,8 @@ type commands struct {
 	Size        sizeCmd        `cmd:"" help:"Measure what a configuration of 100,000 limits costs: start, memory, a reload, metrics."`
 	Keys        keysCmd        `cmd:"" help:"Send 100,000 distinct keys a second for a minute, and print memory and the number of series."`
 	Idle        idleCmd        `cmd:"" help:"Measure the memory of idle connections."`
+	Attacks     attacksCmd     `cmd:"" help:"Measure a client with few requests beside each of several attacks, and the memory of the sidecar. Requires root."`
+	Attack      attackCmd      `cmd:"" help:"Attack a server on this machine. The command attacks uses it."`
 	Overload    overloadCmd    `cmd:"" help:"Send more requests than rlsidecar can decide, and measure how many are decided in time."`
 }
 
