@@ -1,20 +1,16 @@
 package admin
 
 import (
-	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/clientip"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 type viewer struct {
@@ -94,21 +90,25 @@ func (a *access) refusal(r *http.Request, v viewer, changes bool) string {
 
 const elsewhere = "This form was not sent by a page of this sidecar. Open the page again and send the form from there."
 
-func (a *access) logIn(r *http.Request) (id, problem string) {
+// logIn begins a session for a form with a valid token. If id is "", problem says why there is no session, and wait how
+// long the client must wait, if it has tried too many tokens.
+func (a *access) logIn(r *http.Request) (id, problem string, wait time.Duration) {
 	if !httpauth.FromSamePage(r) {
-		return "", elsewhere
-	}
-	if !a.attempts.allow(r) {
-		return "", "Too many attempts. Wait a minute and try again."
+		return "", elsewhere, 0
 	}
 	given := strings.TrimSpace(r.PostFormValue("token"))
+	mayWrite := false
+	right, wait := a.attempts.try(r.RemoteAddr, func() bool {
+		mayWrite = httpauth.IsToken(given, a.token)
+		return mayWrite || httpauth.IsToken(given, a.readToken)
+	})
 	switch {
-	case httpauth.IsToken(given, a.token):
-		return a.sessions.begin(given, true), ""
-	case httpauth.IsToken(given, a.readToken):
-		return a.sessions.begin(given, false), ""
+	case wait > 0:
+		return "", "Too many attempts. Wait " + strconv.Itoa(int(wait.Seconds())+1) + " s and try again.", wait
+	case !right:
+		return "", "This is not the token.", 0
 	default:
-		return "", "This is not the token."
+		return a.sessions.begin(given, mayWrite), "", 0
 	}
 }
 
@@ -140,47 +140,4 @@ func local(target string) string {
 		return "/"
 	}
 	return target
-}
-
-const (
-	// attemptsAtOnce is how many tokens a client may try at once. attemptsPerMinute is how many it may try in
-	// the long run.
-	attemptsAtOnce, attemptsPerMinute = 10, 6
-	// maxClients bounds the number of clients whose attempts are counted. When the bound is reached, new
-	// clients cannot log in.
-	maxClients = 1024
-)
-
-type attempts struct {
-	buckets *memory.Store
-	limit   algorithms.Limit
-}
-
-func newAttempts(now func() time.Time) *attempts {
-	capacity := int64(attemptsAtOnce)
-	limit, err := algorithms.Compile(algorithms.Spec{
-		Kind: algorithms.TokenBucket, Rate: attemptsPerMinute, Period: 60 * algorithms.Second, Capacity: &capacity,
-	})
-	if err != nil {
-		panic(err) // cannot happen, because the numbers are constants
-	}
-	return &attempts{memory.New(memory.Config{Clock: now, MaxKeys: maxClients}), limit}
-}
-
-func (a *attempts) allow(r *http.Request) bool {
-	var d [1]backend.Decision
-	charge := backend.Charge{Key: client(r.RemoteAddr), Limit: &a.limit, Terms: algorithms.Charge{Cost: 1}, Owner: "log in"}
-	backend.Take(context.Background(), a.buckets, []backend.Charge{charge}, d[:])
-	return d[0].Err == nil && d[0].Allowed
-}
-
-// client returns a key for the clients of one address. For IPv6 the key is the first half of the address,
-// because a host can choose the other half.
-func client(remote string) []byte {
-	addr, _ := clientip.Peer(remote)
-	network, ok := clientip.Network(addr, 64)
-	if !ok { // the client of a Unix socket
-		network = "local"
-	}
-	return []byte(network)
 }

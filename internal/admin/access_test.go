@@ -79,11 +79,11 @@ func (b *browser) csrf() string {
 }
 
 func TestAConfiguredTokenIsRequired(t *testing.T) {
-	h := guarded(t)
 	for token, code := range map[string]int{
 		"": 401, "secret": 401, "Bearer": 401, "Bearer ": 401, "Bearer Secret": 401, "Basic secret": 401, "Bearer secretsecret": 401,
 		"Bearer secret": 200, "bearer secret": 200, "Bearer reader": 200, "Bearer  reader ": 200,
 	} {
+		h := guarded(t) // a new one, because wrong tokens are counted
 		for _, path := range []string{"/", "/api/top", "/metrics", "/rlconfig", "/debug/pprof/"} {
 			w := get(h, path, token)
 			if w.Code != code {
@@ -94,7 +94,7 @@ func TestAConfiguredTokenIsRequired(t *testing.T) {
 			}
 		}
 	}
-	if w := get(h, "/elsewhere", ""); w.Code != 401 {
+	if w := get(guarded(t), "/elsewhere", ""); w.Code != 401 {
 		t.Errorf("without a token, the answer %d shows content; want status 401", w.Code)
 	}
 }
@@ -256,55 +256,96 @@ func TestWithoutATokenOnlyTheUnixSocketAllowsChanges(t *testing.T) {
 	}
 }
 
+// Wrong tokens count alike in a form and in a header.
 func TestAttemptsAreBounded(t *testing.T) {
 	now := began
 	h := guarded(t, func(c *Config) { c.Now = func() time.Time { return now } })
 	b := newBrowser(h)
-	tries := func() (n int) {
-		for range 50 {
-			if w := b.logIn("guess"); strings.Contains(w.Body.String(), "Too many attempts") {
+	form := func(token string) *httptest.ResponseRecorder { return b.logIn(token) }
+	header := func(token string) *httptest.ResponseRecorder {
+		return b.send("GET", "/metrics", nil, "Authorization", "Bearer "+token)
+	}
+	api := func(token string) *httptest.ResponseRecorder {
+		return b.send("POST", "/api/reset", nil, "Authorization", "bearer "+token)
+	}
+	tries := func(how func(string) *httptest.ResponseRecorder) (n int) {
+		for ; n < 500; n++ {
+			if w := how("guess"); w.Code == http.StatusTooManyRequests {
+				if w.Header().Get("Retry-After") != "1" {
+					t.Errorf("Retry-After is %q; want 1", w.Header().Get("Retry-After"))
+				}
 				return n
 			}
-			n++
 		}
 		return n
 	}
-	if n := tries(); n != attemptsAtOnce {
-		t.Errorf("%d attempts, want %d", n, attemptsAtOnce)
-	}
-	if w := b.logIn("secret"); w.Code != 403 {
-		t.Errorf("the token is accepted after too many attempts: %d; want status 403", w.Code)
-	}
-	if w := get(h, "/", "Bearer secret"); w.Code != 200 {
-		t.Errorf("a program with the token is kept out: %d; want status 200", w.Code)
+	for i, how := range []func(string) *httptest.ResponseRecorder{form, header, api} {
+		b.remote = fmt.Sprintf("192.0.2.%d:1", 10+i)
+		if n := tries(how); n != attemptsAtOnce {
+			t.Errorf("%d: %d attempts, want %d", i, n, attemptsAtOnce)
+		}
+		for _, other := range []func(string) *httptest.ResponseRecorder{form, header, api} {
+			if w := other("secret"); w.Code != http.StatusTooManyRequests {
+				t.Errorf("%d: the token is accepted after too many attempts: %d; want 429", i, w.Code)
+			}
+		}
 	}
 	other := newBrowser(h)
 	other.remote = "192.0.2.2:1"
 	if w := other.logIn("secret"); w.Code != 303 {
 		t.Errorf("another client is kept out: %d; want status 303", w.Code)
 	}
-	now = now.Add(time.Minute)
-	if n := tries(); n != attemptsPerMinute {
-		t.Errorf("%d attempts after a minute, want %d", n, attemptsPerMinute)
+	now = now.Add(3 * time.Second)
+	if n := tries(form); n != 3 {
+		t.Errorf("%d attempts after 3 s, want 3", n)
 	}
-	// A host has many IPv6 addresses, which count as one client. The number of clients is bounded.
+	// A host has many IPv6 addresses, which count as one client.
 	b.remote = "[2001:db8::1]:1"
-	tries()
+	tries(form)
 	b.remote = "[2001:db8::ffff:ffff]:1"
-	if n := tries(); n != 0 {
+	if n := tries(header); n != 0 {
 		t.Errorf("%d attempts by another address of the same host; want 0", n)
 	}
-	for i := range 2 * maxClients {
-		b.remote = fmt.Sprintf("10.1.%d.%d:1", i/256, i%256)
-		b.logIn("guess")
+}
+
+// Many addresses together may not try many tokens, nor keep out a client that has sent the right token before.
+func TestAttemptsOfManyAddressesAreBounded(t *testing.T) {
+	now := began
+	h := guarded(t, func(c *Config) { c.Now = func() time.Time { return now } })
+	operator := newBrowser(h)
+	if w := operator.logIn("reader"); w.Code != 303 {
+		t.Fatalf("got %d; want status 303", w.Code)
 	}
-	b.remote = "10.2.0.1:1"
-	if n := tries(); n != 0 {
-		t.Errorf("%d attempts when no more clients are remembered; want 0", n)
+	attacker, tried := newBrowser(h), 0
+	guess := func(i int) {
+		attacker.remote = fmt.Sprintf("10.%d.%d.%d:1", i>>16, i>>8&255, i&255)
+		if w := attacker.send("GET", "/metrics", nil, "Authorization", "Bearer guess"); w.Code != http.StatusTooManyRequests {
+			tried++
+		}
 	}
-	now = now.Add(time.Hour)
-	if n := tries(); n != attemptsAtOnce {
-		t.Errorf("%d attempts an hour later; want %v", n, attemptsAtOnce)
+	for i := range 4 * maxClients {
+		guess(i)
+	}
+	if tried != allAttemptsAtOnce {
+		t.Errorf("%d attempts at once; want %d", tried, allAttemptsAtOnce)
+	}
+	tried = 0
+	for i := range 2000 { // 200 s
+		now = now.Add(100 * time.Millisecond)
+		guess(5000 + 2*i)
+		guess(5001 + 2*i)
+		if w := operator.send("GET", "/metrics", nil, "Authorization", "Bearer secret"); w.Code != 200 {
+			t.Fatalf("a client that is known is kept out: %d; want status 200", w.Code)
+		}
+	}
+	if want := 200 * allAttemptsPerSecond; tried != want {
+		t.Errorf("%d attempts in 200 s; want %d", tried, want)
+	}
+	newcomer := newBrowser(h)
+	newcomer.remote = "192.0.2.9:1"
+	now = now.Add(100 * time.Millisecond)
+	if w := newcomer.logIn("secret"); w.Code != 303 {
+		t.Errorf("a new client, 0.1 s after the last attempt: %d; want status 303", w.Code)
 	}
 }
 

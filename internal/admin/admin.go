@@ -106,7 +106,7 @@ func (p *pages) handler() http.Handler {
 	if p.Token == nil {
 		return httpauth.LocalHostOnly(mux, "without a token, use an address or localhost as the host name; or start the sidecar with --admin-token-file")
 	}
-	return mux
+	return p.access.headers(mux)
 }
 
 // page returns a handler that calls next for clients with permission to read. Others get the login form at the

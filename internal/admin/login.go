@@ -30,8 +30,13 @@ func (p *pages) login(w http.ResponseWriter, r *http.Request) {
 	case p.Token == nil:
 		http.Redirect(w, r, next, http.StatusSeeOther)
 	case r.Method == http.MethodPost:
-		id, problem := p.access.logIn(r)
-		if id == "" {
+		id, problem, wait := p.access.logIn(r)
+		switch {
+		case wait > 0:
+			setRetryAfter(w, wait)
+			p.showLogin(w, r, http.StatusTooManyRequests, problem)
+			return
+		case id == "":
 			p.showLogin(w, r, http.StatusForbidden, problem)
 			return
 		}

@@ -13,8 +13,15 @@ import (
 // HasToken reports whether r has the required token in its header "Authorization: Bearer TOKEN". The comparison
 // takes constant time. HasToken returns false if required is nil.
 func HasToken(r *http.Request, required Token) bool {
+	token, ok := BearerToken(r)
+	return ok && IsToken(token, required)
+}
+
+// BearerToken returns the token in the header "Authorization: Bearer TOKEN". ok is false if there is none.
+func BearerToken(r *http.Request) (token string, ok bool) {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	return IsToken(strings.TrimSpace(token), required) && strings.EqualFold(scheme, "Bearer")
+	token = strings.TrimSpace(token)
+	return token, token != "" && strings.EqualFold(scheme, "Bearer")
 }
 
 // IsToken reports whether token is the required token. The comparison takes constant time. IsToken returns
