@@ -3,6 +3,7 @@ package h2grpc
 import (
 	"encoding/binary"
 	"slices"
+	"time"
 
 	"golang.org/x/net/http2"
 )
@@ -51,7 +52,7 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 		}
 		if s == nil {
 			s = &stream{id: id, ended: true}
-			c.open[id] = s
+			c.addToOpen(s)
 		}
 		c.sendOrStall(s, rest, plainBlocks.trailers)
 		return
@@ -81,15 +82,17 @@ func (c *conn) endStream(s *stream) {
 }
 
 // sendOrStall sends as much of the DATA in rest as the client's windows allow, and then the trailers in tail. It
-// keeps the bytes that cannot be sent yet. If c.stuck with all of rest would exceed its bound, sendOrStall
-// resets the stream instead.
+// keeps the bytes that cannot be sent yet. If the connection would hold too much with all of rest, sendOrStall resets
+// the stream instead.
 func (c *conn) sendOrStall(s *stream, rest, tail []byte) {
-	if c.stuck += len(rest); c.stuck > min(maxStalled, c.allowance()) {
-		c.stuck -= len(rest)
+	size := len(rest) + streamBytes
+	if c.held()+size > c.allowance() {
 		c.abort(s.id, http2.ErrCodeEnhanceYourCalm)
 		return
 	}
-	s.state, s.rest, s.tail = stuck, rest, tail
+	c.stuck += size
+	c.count()
+	s.state, s.rest, s.tail, s.waits = stuck, rest, tail, time.Now()
 	c.enqueue(s)
 	c.sendStalled()
 }
@@ -112,7 +115,7 @@ func (c *conn) sendStalled() {
 		if n > 0 {
 			c.out = append(appendFrame(c.out, int(n), http2.FrameData, 0, s.id), s.rest[:n]...)
 			c.answered = true
-			s.rest = s.rest[n:]
+			s.rest, s.waits = s.rest[n:], time.Now()
 			c.window -= n
 			s.window -= n
 			c.stuck -= int(n)
@@ -147,7 +150,7 @@ func (c *conn) delay(o *operation, i int) {
 	id, s, arrived := o.requests[i].id, o.requests[i].stream, o.arrived
 	if s == nil {
 		s = &stream{id: id, ended: true}
-		c.open[id] = s
+		c.addToOpen(s)
 	}
 	s.state = delayed
 	s.stop = c.server.config.Method.Later(o.requests[i].delay, func() {

@@ -391,10 +391,10 @@ func TestTheBytesOfAConnectionAreCounted(t *testing.T) {
 		store := &pendingStore{}
 		l := serve(t, &echo{store: store})
 		s := serverOf(l)
-		counted := func(what string, least, most int64) {
+		counted := func(what string, least, most int) {
 			t.Helper()
 			synctest.Wait()
-			if n := s.bufferedBytes.Load(); n < least || n > most {
+			if n := int(s.bufferedBytes.Load()); n < least || n > most {
 				t.Errorf("%s: %d bytes are counted; want %d to %d", what, n, least, most)
 			}
 		}
@@ -402,13 +402,13 @@ func TestTheBytesOfAConnectionAreCounted(t *testing.T) {
 		half := c.open(c.fields())
 		_ = c.to.WriteData(half, false, framed(strings.Repeat("m", 10_000))[:8000])
 		c.flush()
-		counted("an incomplete request of 8000 bytes", 8000, 8000)
+		counted("an incomplete request of 8000 bytes", 8000+streamBytes, 8000+streamBytes)
 		answered := c.send("now " + strings.Repeat("m", 4000))
 		c.flush()
-		counted("and an answer of 4009 bytes without a window", 12_009, 12_009)
+		counted("and an answer of 4009 bytes without a window", 12_009+2*streamBytes, 12_009+2*streamBytes)
 		c.send(strings.Repeat("m", 5000))
 		c.flush()
-		counted("and a submitted request of 5000 bytes", 17_009, 17_009+4096)
+		counted("and a submitted request of 5000 bytes", 17_009+2*streamBytes, 17_009+2*streamBytes+4096)
 		_ = c.to.WriteRSTStream(answered, http2.ErrCodeCancel)
 		_ = c.to.WriteRSTStream(half, http2.ErrCodeCancel)
 		c.flush()
@@ -417,7 +417,7 @@ func TestTheBytesOfAConnectionAreCounted(t *testing.T) {
 		_ = other.to.WriteData(other.open(other.fields()), false, framed(strings.Repeat("m", 10_000))[:8000])
 		other.send("now " + strings.Repeat("m", 4000))
 		other.flush()
-		counted("with another connection", 17_009, 17_009+4096)
+		counted("with another connection", 17_009+2*streamBytes, 17_009+2*streamBytes+4096)
 		other.nc.Close()
 		counted("after the end of the other connection", 5000, 5000+4096)
 		store.complete()
@@ -431,7 +431,8 @@ func TestTheBytesOfSubmittedRequestsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size, requests = 1 << 20, 30
 		store := &pendingStore{}
-		c := dial(t, serve(t, &echo{store: store}))
+		c := dial(t, serve(t, &echo{store: store}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
+		_ = c.to.WriteWindowUpdate(0, 1<<30)
 		go func() { // reads and discards frames
 			for {
 				if _, err := c.from.ReadFrame(); err != nil {
@@ -518,8 +519,8 @@ func TestADelayedAnswerHoldsNoBody(t *testing.T) {
 			_ = c.to.WriteData(id, false, framed("hold")[:7])
 			c.flush()
 			synctest.Wait()
-			if n := serverOf(l).bufferedBytes.Load(); n != 7 {
-				t.Errorf("%d bytes are counted; want 7", n)
+			if n := int(serverOf(l).bufferedBytes.Load()); n != 7+streamBytes {
+				t.Errorf("%d bytes are counted; want %d", n, 7+streamBytes)
 			}
 			_ = c.to.WriteData(id, true, framed("hold")[7:])
 			c.flush()

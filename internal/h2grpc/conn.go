@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -62,15 +63,17 @@ type flow struct {
 	window   int64     // the number of bytes that the client allows on the connection
 	initial  int64     // the client's SETTINGS_INITIAL_WINDOW_SIZE
 	stalled  []*stream // streams whose answers wait for the connection's window only; see enqueue
-	stuck    int       // bytes of answers that wait for the client's windows
+	stuck    int       // bytes of answers that wait for the client's windows, and streamBytes for each of them
 }
 
 type streams struct {
 	fresh     stream // the stream opened last, until its request is complete or it moves to open
 	open      map[uint32]*stream
+	most      int        // the largest number of streams in open since open was made; see shrink
 	free      []*stream  // ended streams for reuse
 	last      uint32     // the highest stream number so far
 	others    int        // number of streams that Config.Others serves
+	handed    int        // their memory, in bytes; see other.size
 	resets    [64]uint32 // recent streams whose frames are ignored: this side reset them, or they follow its final GOAWAY
 	nextReset int
 }
@@ -80,10 +83,10 @@ type requests struct {
 	inProgress   int       // requests that the reader is submitting, or whose long header block it is decoding
 	operations   int       // number of operations in the Store
 	resetInStore int       // the requests in these operations whose streams were reset
-	// buffered is the number of bytes of incomplete requests and of bodies that handlers have not read. submitted is
-	// the memory of the requests in operations, in bytes; see operation.size.
+	// buffered is the memory of incomplete requests and of bodies that handlers have not read, in bytes. submitted is
+	// that of the requests in operations; see operation.size.
 	buffered, submitted int
-	counted             int // the sum of buffered, submitted and stuck that Server.bufferedBytes contains
+	counted             int // the bytes of the connection that Server.bufferedBytes contains; see count
 }
 
 type life struct {
@@ -187,8 +190,8 @@ func (c *conn) handshake() error {
 var readBuffers = sync.Pool{New: func() any { return new([readBuffer]byte) }}
 
 // read reads frames until the connection ends. All requests of one read are submitted before the next read,
-// because they refer to the read buffer until then. Each turn of the loop receives bytes, or waits for tick; another
-// turn ends the connection.
+// because they refer to the read buffer until then. Each turn of the loop receives bytes, waits, or yields after turnWork
+// to continue with the bytes in the buffer; another turn ends the connection.
 func (c *conn) read() error {
 	c.buffer = readBuffers.Get().(*[readBuffer]byte)
 	defer func() { readBuffers.Put(c.buffer) }()
@@ -196,29 +199,26 @@ func (c *conn) read() error {
 	c.reading = true
 	c.mu.Unlock()
 	for have := 0; ; {
-		var began time.Time
-		if c.behind {
-			began = time.Now()
-		}
-		n, err := c.nc.Read(c.buffer[have:])
-		switch {
-		case err == nil && n == 0: // the next turn would find the same bytes, and so would all further turns
-			return io.ErrNoProgress
-		case err != nil:
+		if c.heads.work < turnWork {
+			n, err := c.receive(c.buffer[have:])
 			if errors.Is(err, os.ErrDeadlineExceeded) && c.awaitClient(have) == nil {
 				continue
 			}
-			return err
+			if err != nil {
+				return err
+			}
+			have += n
+		} else {
+			c.behind = true
+			yield()
+			c.mu.Lock()
 		}
+		c.heads.work = 0
 		in := c.buffer[:]
-		have += n
-		c.mu.Lock()
-		c.setArrival(n, began)
-		c.lastReceived, c.idlePinged, c.bufferReleased = c.now, false, false
 		used, err := c.frames(in[:have])
 		c.answerReady()
-		if c.fresh.id != 0 {
-			c.moveToOpen()
+		if err == nil {
+			err = c.keepIncomplete()
 		}
 		if err == nil && c.closed { // frames may have left bytes, even a full buffer
 			err = net.ErrClosed
@@ -232,6 +232,28 @@ func (c *conn) read() error {
 		c.awaitRoom()
 	}
 }
+
+// receive reads into b, which is not empty. If it returns no error, it has read at least one byte, and c.mu is held.
+func (c *conn) receive(b []byte) (n int, err error) {
+	var began time.Time
+	if c.behind {
+		began = time.Now()
+	}
+	n, err = c.nc.Read(b)
+	if err == nil && n == 0 { // the next turn would be the same, and so would all further turns
+		err = io.ErrNoProgress
+	}
+	if err != nil {
+		return 0, err
+	}
+	c.mu.Lock()
+	c.setArrival(n, began)
+	c.lastReceived, c.idlePinged, c.bufferReleased = c.now, false, false
+	return n, nil
+}
+
+// yield lets other connections continue. Tests replace it.
+var yield = nonblock.Yield
 
 // awaitClient is called when a deadline has ended a read. If tick set the deadline, because the connection is
 // idle, awaitClient waits for the client without a read buffer. An error means that the connection ends.
@@ -288,7 +310,7 @@ func (c *conn) awaitRoom() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.count()
-	for !c.closed && (c.writing && len(c.out) > maxOut || c.submitted > c.allowance()) {
+	for !c.closed && (c.writing && len(c.out) > min(maxOut, c.allowance()) || c.submitted > c.allowance()) {
 		c.behind = true
 		c.changed.Wait()
 		c.count()
@@ -297,16 +319,24 @@ func (c *conn) awaitRoom() {
 
 // count updates Server.bufferedBytes. c.mu is held.
 func (c *conn) count() {
-	if n := c.buffered + c.submitted + c.stuck; n != c.counted {
+	n := c.held() + c.submitted
+	if c.writing {
+		n += len(c.out)
+	}
+	if n != c.counted {
 		c.server.bufferedBytes.Add(int64(n - c.counted))
 		c.counted = n
 	}
 }
 
-// allowance returns the number of bytes that the connection may hold in each of the fields buffered, submitted and
-// stuck. It is maxBuffered. While all connections together hold more than Config.BufferedBytes, it is an equal share of
-// BufferedBytes, and at least ownBuffered. While they hold more than twice BufferedBytes, it is ownBuffered:
-// each further connection lowers the share, but a connection keeps what it has.
+// held returns the memory, in bytes, of the requests that are not submitted, and of the answers that wait for the
+// client's windows.
+func (c *conn) held() int { return c.buffered + c.stuck + c.handed + len(c.block.data) }
+
+// allowance returns the number of bytes to which held is bounded, and separately submitted and out. It is maxBuffered.
+// While all connections together hold more than Config.BufferedBytes, it is an equal share of BufferedBytes, and at least
+// ownBuffered. While they hold more than twice BufferedBytes, it is ownBuffered: each further connection lowers the
+// share, but a connection keeps what it has.
 func (c *conn) allowance() int {
 	held, most := int(c.server.bufferedBytes.Load()), c.server.config.BufferedBytes
 	if held <= most {
@@ -318,9 +348,10 @@ func (c *conn) allowance() int {
 	return max(ownBuffered, most/int(max(1, c.server.connCount.Load())))
 }
 
-// frames handles the complete frames at the start of data, and returns their total length. c.mu is held.
+// frames handles the complete frames at the start of data, until the connection is closed or the turn of the
+// connection ends. It returns their total length. c.mu is held.
 func (c *conn) frames(data []byte) (used int, err error) {
-	for !c.closed && len(data)-used >= frameHeaderLen {
+	for !c.closed && c.heads.work < turnWork && len(data)-used >= frameHeaderLen {
 		f := readFrameHeader(data[used:])
 		if f.length > maxFrame {
 			return used, sizeError("frame too long")

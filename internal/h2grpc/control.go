@@ -2,6 +2,7 @@ package h2grpc
 
 import (
 	"encoding/binary"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -231,10 +232,7 @@ func (c *conn) tick(now time.Time) {
 	case c.block.stream != 0 && late(c.block.since, blockTimeout):
 		c.block.since = now // so that the next tick does not start the goroutine again
 		c.mu.Unlock()
-		c.server.goroutines.Go(func() {
-			c.fail(&connError{http2.ErrCodeEnhanceYourCalm, "a header block stays incomplete"})
-			c.fail(nil)
-		})
+		c.failSoon("a header block stays incomplete")
 		return
 	case c.draining && !c.finalized && late(c.drained, drainAnswer):
 		c.finalize()
@@ -242,11 +240,12 @@ func (c *conn) tick(now time.Time) {
 		c.idlePinged = true
 		c.out = appendPing(c.out, 0, [8]byte{})
 	}
-	for id, s := range c.open {
-		if s.state == incomplete && late(s.opened, arrivalTimeout(s.head.timeout)) {
-			c.abort(id, http2.ErrCodeCancel) // as grpc-go does
-		}
+	if !c.checkStreams(now) {
+		c.mu.Unlock()
+		c.failSoon("an answer is not read")
+		return
 	}
+	c.shrink()
 	if c.busy() || c.last != c.lastAtTick {
 		c.lastAtTick, c.usedAt = c.last, now
 	} else if late(c.lastReceived, c.server.config.Tick) {
@@ -258,6 +257,47 @@ func (c *conn) tick(now time.Time) {
 	c.flushSoon()
 	if end {
 		c.drain()
+	}
+}
+
+// checkStreams resets the streams whose requests have not arrived in time. It returns false if the client has not read
+// an answer in time.
+func (c *conn) checkStreams(now time.Time) (ok bool) {
+	ok = true
+	for id, s := range c.open {
+		switch {
+		case s.state == incomplete && now.Sub(s.opened) > arrivalTimeout(s.head.timeout):
+			c.abort(id, http2.ErrCodeCancel) // as grpc-go does
+		case !s.waits.IsZero() && now.Sub(s.waits) > windowTimeout:
+			ok, s.waits = false, now // so that the next tick does not end the connection again
+		}
+	}
+	return ok
+}
+
+// failSoon ends the connection on a new goroutine, with a GOAWAY that contains text.
+func (c *conn) failSoon(text string) {
+	c.server.goroutines.Go(func() {
+		c.fail(&connError{http2.ErrCodeEnhanceYourCalm, text})
+		c.fail(nil)
+	})
+}
+
+// shrink releases memory that many streams or long answers have needed, and that is not in use now. c.mu is held.
+func (c *conn) shrink() {
+	if c.most > fewStreams && len(c.open) <= c.most/8 { // a map never becomes smaller
+		open := make(map[uint32]*stream, len(c.open))
+		maps.Copy(open, c.open)
+		c.open, c.most = open, len(open)
+	}
+	if len(c.stalled) == 0 {
+		c.stalled = nil
+	}
+	if len(c.out) == 0 && cap(c.out) > keptOut {
+		c.out = nil
+	}
+	if cap(c.spare) > keptOut {
+		c.spare = nil
 	}
 }
 

@@ -48,8 +48,9 @@ var (
 type headReader struct {
 	path    string
 	decoder *hpack.Decoder
-	fields  []hpack.HeaderField // the fields of the last block, or none if the block was known; valid until the next block
+	fields  []hpack.HeaderField // the fields of the last block, or none if the block was known; valid until release or the next block
 	size    int
+	work    int // the sum of size since conn.read has reset it
 	tooLong bool
 
 	known     []byte // a block that does not change the table; empty means none
@@ -73,6 +74,16 @@ func (r *headReader) field(f hpack.HeaderField) {
 	r.fields = append(r.fields, f)
 }
 
+// release releases the memory of the fields.
+func (r *headReader) release() {
+	if cap(r.fields) > fewFields {
+		r.fields = nil
+		return
+	}
+	clear(r.fields)
+	r.fields = r.fields[:0]
+}
+
 // read decodes a complete block. The result is valid until the next call. An error is a compression error,
 // after which the connection cannot be used.
 func (r *headReader) read(block []byte, trailers bool) (*head, error) {
@@ -80,7 +91,6 @@ func (r *headReader) read(block []byte, trailers bool) (*head, error) {
 		r.fields = r.fields[:0]
 		return &r.knownHead, nil
 	}
-	clear(r.fields)
 	r.fields, r.size, r.tooLong = r.fields[:0], 0, false
 	if _, err := r.decoder.Write(block); err != nil {
 		return nil, err
@@ -88,6 +98,7 @@ func (r *headReader) read(block []byte, trailers bool) (*head, error) {
 	if err := r.decoder.Close(); err != nil {
 		return nil, err
 	}
+	r.work += r.size
 	same := leavesTable(block)
 	if !same {
 		r.known = r.known[:0]
@@ -106,21 +117,41 @@ func (r *headReader) read(block []byte, trailers bool) (*head, error) {
 // leavesTable reports whether a valid block leaves the dynamic table unchanged. That is so if all its fields
 // are references to the table (RFC 7541, 6.1) or literals that are not added to it (6.2.2, 6.2.3).
 func leavesTable(block []byte) bool {
-	for len(block) > 0 {
-		switch b := block[0]; {
-		case b >= 0x80:
-			_, block = integer(block, 7)
-		case b >= 0x20: // a literal that is added to the table, or an update of its size
+	for same := true; len(block) > 0; {
+		if block, same = afterField(block); !same {
 			return false
-		default:
-			var name uint64
-			if name, block = integer(block, 4); name == 0 {
-				block = afterString(block)
-			}
-			block = afterString(block)
 		}
 	}
 	return true
+}
+
+// hasMoreFields reports whether a block has more than n fields, without decoding it.
+func hasMoreFields(block []byte, n int) bool {
+	for ; len(block) > 0 && n >= 0; n-- {
+		block, _ = afterField(block)
+	}
+	return n < 0
+}
+
+// afterField returns the rest of a block after a field or an update of the table's size. same means that this leaves
+// the table unchanged.
+func afterField(block []byte) (rest []byte, same bool) {
+	bits := 4
+	switch b := block[0]; {
+	case b >= 0x80:
+		_, rest = integer(block, 7)
+		return rest, true
+	case b >= 0x40: // a literal that is added to the table
+		bits = 6
+	case b >= 0x20: // an update of the table's size
+		_, rest = integer(block, 5)
+		return rest, false
+	}
+	name, rest := integer(block, bits)
+	if name == 0 {
+		rest = afterString(rest)
+	}
+	return afterString(rest), bits == 4
 }
 
 // integer reads an integer with a prefix of the given number of bits (RFC 7541, 5.1), and returns the rest of b.

@@ -1,6 +1,9 @@
 package h2grpc
 
-import "time"
+import (
+	"time"
+	"unsafe"
+)
 
 // These are the bounds of each connection. Only maxOutstanding and Config.BufferedBytes bound all connections together.
 const (
@@ -21,12 +24,27 @@ const (
 	maxFreeStreams = 64
 	// maxOthers is the number of streams that Config.Others serves at a time, because each costs goroutines.
 	maxOthers = 256
+	// streamBytes is the approximate memory of an open stream: the stream, its entry in conn.open, and small
+	// allocations. otherBytes is that of a stream of Config.Others, with the goroutines and buffers of grpc-go. The
+	// header fields of such a stream, which grpc-go keeps in maps, need up to headerFactor times their size.
+	streamBytes              = int(unsafe.Sizeof(stream{})) + 128
+	otherBytes, headerFactor = 28 << 10, 4
+	// fewStreams, fewFields and keptOut are the sizes up to which conn.open, headReader.fields and the buffers of
+	// outgoing keep their memory after a flood.
+	fewStreams, fewFields, keptOut = 256, 64, 64 << 10
 
 	// maxHeaders bounds the size of the header fields of a request (RFC 9113, 6.5.2), maxHeaderBlock the bytes of
 	// their encoded form, and maxContinuations the number of its CONTINUATION frames.
 	maxHeaders       = 256 << 10
 	maxHeaderBlock   = 256 << 10
 	maxContinuations = 64
+	// maxFields is the number of header fields in one block beyond which the connection ends. Since each field counts
+	// for at least 32 bytes of maxHeaders, the fields are then more than twice as long as maxHeaders.
+	maxFields = 2 * maxHeaders / 32
+	// turnWork is the size of the decoded header fields after which a connection yields to the others before its next
+	// frame. A block of a few bytes can refer to the table's fields of 4 KiB many times. Decoding the fields of a turn
+	// takes less than a millisecond.
+	turnWork = 256 << 10
 
 	// shortBlock is the longest block that is decoded with the connection's lock held; it takes about ten microseconds.
 	shortBlock = 2 << 10
@@ -38,13 +56,12 @@ const (
 	// streamWindow is the window of a stream: a message of the greatest length, and 64 KiB for its prefix and padding.
 	streamWindow = maxMessage + 64<<10
 	connWindow   = 4 * streamWindow
-	// maxBuffered bounds the bytes of incomplete requests, and separately those of submitted requests. An
-	// incomplete request that exceeds it is denied, or reset if Config.Others serves it. While the submitted
-	// requests exceed it, the connection is not read.
-	maxBuffered = 2 * streamWindow
-	// maxStalled bounds the bytes of answers that wait for the client's windows. Beyond it, streams are
-	// reset. A client that reads slowly reaches maxOut first.
-	maxStalled = 2 * streamWindow
+	// maxBuffered bounds the memory of incomplete requests, of streams of Config.Others and of answers that wait for the
+	// client's windows, and separately the memory of submitted requests. Beyond the bound, an incomplete request is denied,
+	// or reset if Config.Others serves it, a further stream of Config.Others is refused, and an answer that would have to
+	// wait is reset. While the submitted requests exceed it, the connection is not read. There is room for the bodies
+	// of two requests of the greatest length.
+	maxBuffered = 2*streamWindow + 1<<20
 	// maxRefused is the number of body bytes after which a request with a refusal is answered, although it is
 	// incomplete.
 	maxRefused = 64 << 10
@@ -62,7 +79,7 @@ const (
 
 	// maxTotalBuffered is the default of Config.BufferedBytes. While all connections together hold more than that,
 	// conn.allowance lowers the bounds of each connection, at most down to ownBuffered. The bytes are those of
-	// incomplete requests, of submitted requests, and of answers that wait for the client's windows.
+	// conn.held, of submitted requests, and of frames that wait while another goroutine writes.
 	maxTotalBuffered, ownBuffered = 32 << 20, 64 << 10
 
 	// framesPerTick is the number of frames without a request that are allowed in each Tick, in addition to one for each
@@ -84,6 +101,8 @@ const (
 	// shortens it.
 	wholeTimeout = time.Minute
 	writeTimeout = 20 * time.Second
+	// windowTimeout is the time for which a client may keep an answer waiting for its windows.
+	windowTimeout = 20 * time.Second
 	// goAwayTimeout is the time that a client has to read the reason why its connection ends.
 	goAwayTimeout = 250 * time.Millisecond
 	// halfCloseTimeout is the time that a client has to close a drained connection after the last answer.

@@ -42,7 +42,7 @@ const (
 	abandoned // Submit has panicked
 )
 
-const requestSize = int(unsafe.Sizeof(request{}) + unsafe.Sizeof(stream{}))
+const requestSize = int(unsafe.Sizeof(request{})) + streamBytes
 
 func newOperation(b Batch) *operation {
 	o := &operation{batch: b}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -18,6 +19,7 @@ import (
 
 // other has the body and the context of a request that Config.Others serves.
 type other struct {
+	size   int // its part of conn.handed
 	body   *body
 	cancel context.CancelCauseFunc
 }
@@ -28,10 +30,36 @@ func (o *other) end(cause error) {
 }
 
 func (c *conn) handToOthers(s *stream, fields []hpack.HeaderField) error {
-	if c.others >= maxOthers {
+	c.releaseBody(s)
+	size := otherBytes
+	for i := range fields {
+		size += headerFactor * int(fields[i].Size())
+	}
+	if c.others >= maxOthers || c.held()+size > c.allowance() {
 		c.abort(s.id, http2.ErrCodeRefusedStream)
 		return c.countFrames(otherReset)
 	}
+	r := c.newRequest(s, fields)
+	s.other = &other{body: newBody(c, s), size: size}
+	var ctx context.Context
+	ctx, s.other.cancel = context.WithCancelCause(context.WithValue(c.server.context, http.LocalAddrContextKey, c.nc.LocalAddr()))
+	r.Body = s.other.body
+	s.state = handedToOthers
+	if s.ended {
+		s.other.body.end(nil)
+	}
+	c.others++
+	c.handed += size
+	c.count()
+	w := &responseWriter{conn: c, stream: s, header: http.Header{}}
+	c.server.goroutines.Go(func() {
+		w.broken = !c.attempt(func() { c.server.config.Others.ServeHTTP(w, r.WithContext(ctx)) })
+		c.handlerEnded(w)
+	})
+	return nil
+}
+
+func (c *conn) newRequest(s *stream, fields []hpack.HeaderField) *http.Request {
 	r := &http.Request{
 		Proto: "HTTP/2.0", ProtoMajor: 2, Header: http.Header{}, ContentLength: s.head.length,
 		RemoteAddr: c.nc.RemoteAddr().String(), TLS: c.tls,
@@ -57,21 +85,7 @@ func (c *conn) handToOthers(s *stream, fields []hpack.HeaderField) error {
 	if r.URL, err = url.ParseRequestURI(r.RequestURI); err != nil {
 		r.URL = &url.URL{Path: r.RequestURI} // grpc-go then answers that the method is unknown
 	}
-	s.other = &other{body: newBody(c, s)}
-	var ctx context.Context
-	ctx, s.other.cancel = context.WithCancelCause(context.WithValue(c.server.context, http.LocalAddrContextKey, c.nc.LocalAddr()))
-	r.Body = s.other.body
-	s.state = handedToOthers
-	if s.ended {
-		s.other.body.end(nil)
-	}
-	c.others++
-	w := &responseWriter{conn: c, stream: s, header: http.Header{}}
-	c.server.goroutines.Go(func() {
-		w.broken = !c.attempt(func() { c.server.config.Others.ServeHTTP(w, r.WithContext(ctx)) })
-		c.handlerEnded(w)
-	})
-	return nil
+	return r
 }
 
 // handBodyToOthers passes a stream of the Method to Config.Others because its message is missing or unusual. The
@@ -88,7 +102,6 @@ func (c *conn) handBodyToOthers(s *stream) error {
 		fields = append(fields, hpack.HeaderField{Name: "grpc-timeout", Value: strconv.FormatInt(ms, 10) + "m"})
 	}
 	got := s.body
-	c.releaseBody(s)
 	ended := s.ended
 	s.ended = false
 	if err := c.handToOthers(s, fields); err != nil || s.state != handedToOthers {
@@ -115,6 +128,7 @@ func (c *conn) handlerEnded(w *responseWriter) {
 		c.abort(s.id, http2.ErrCodeInternal)
 	}
 	c.others--
+	c.handed -= w.stream.other.size
 	c.changed.Broadcast()
 	c.flush()
 }
@@ -259,8 +273,12 @@ func (w *responseWriter) Write(p []byte) (written int, err error) {
 			if n = int(min(int64(len(p)), c.window, c.initial+s.window, maxFrame)); n > 0 && len(c.out) <= maxOut {
 				break
 			}
+			if n <= 0 && s.waits.IsZero() {
+				s.waits = time.Now()
+			}
 			c.changed.Wait()
 		}
+		s.waits = time.Time{}
 		c.out = append(appendFrame(c.out, n, http2.FrameData, 0, s.id), p[:n]...)
 		c.answered = true
 		c.window -= int64(n)

@@ -47,7 +47,7 @@ func (c *conn) onContinuation(f frameHeader, payload []byte) error {
 		return protocolError("CONTINUATION of nothing")
 	}
 	o.frames++
-	if o.frames > maxContinuations || len(o.data)+len(payload) > maxHeaderBlock {
+	if o.frames > maxContinuations || len(o.data)+len(payload) > maxHeaderBlock || c.held()+len(payload) > c.allowance() {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "header block too long"}
 	}
 	o.data = append(o.data, payload...)
@@ -55,26 +55,23 @@ func (c *conn) onContinuation(f frameHeader, payload []byte) error {
 		return nil
 	}
 	id, block, end := o.stream, o.data, o.end
-	o.stream = 0
-	if err := c.headers(id, block, end); err != nil {
-		return err
-	}
-	o.data = nil // long blocks are rare, so their memory is not kept
-	return nil
+	o.stream, o.data = 0, nil // long blocks are rare, so their memory is not kept
+	return c.headers(id, block, end)
 }
 
 func (c *conn) headers(id uint32, block []byte, end bool) error {
+	defer c.heads.release()
 	if id <= c.last {
 		return c.trailers(id, block, end)
 	}
+	if err := c.keepIncomplete(); err != nil {
+		return err
+	}
 	finalized := c.finalized // read before readHead releases the lock: a call of finalize during that time includes this stream
 	c.last = id
-	if c.fresh.id != 0 {
-		c.moveToOpen()
-	}
 	h, err := c.readHead(block, false)
 	if err != nil {
-		return &connError{http2.ErrCodeCompression, "header block cannot be read"}
+		return err
 	}
 	switch {
 	case finalized: // the client knows that this stream is not answered
@@ -104,23 +101,30 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 
 // readHead decodes a header block. c.mu is held. It is released while a long block is decoded, because
 // goroutines that serve other connections may wait for it.
-func (c *conn) readHead(block []byte, trailers bool) (*head, error) {
+func (c *conn) readHead(block []byte, trailers bool) (h *head, err error) {
 	if len(block) <= shortBlock {
-		return c.heads.read(block, trailers)
+		h, err = c.heads.read(block, trailers)
+	} else {
+		if hasMoreFields(block, maxFields) {
+			return nil, &connError{http2.ErrCodeEnhanceYourCalm, "too many header fields"}
+		}
+		c.answerReady() // otherwise abort, on another goroutine, would submit the requests
+		c.inProgress++  // keeps the connection busy
+		c.mu.Unlock()
+		h, err = c.heads.read(block, trailers)
+		c.mu.Lock()
+		c.inProgress--
 	}
-	c.answerReady() // otherwise abort, on another goroutine, would submit the requests
-	c.inProgress++  // keeps the connection busy
-	c.mu.Unlock()
-	h, err := c.heads.read(block, trailers)
-	c.mu.Lock()
-	c.inProgress--
-	return h, err
+	if err != nil {
+		return nil, &connError{http2.ErrCodeCompression, "header block cannot be read"}
+	}
+	return h, nil
 }
 
 func (c *conn) trailers(id uint32, block []byte, end bool) error {
 	h, err := c.readHead(block, true)
 	if err != nil {
-		return &connError{http2.ErrCodeCompression, "header block cannot be read"}
+		return err
 	}
 	s := c.find(id)
 	switch {
@@ -197,12 +201,12 @@ func (c *conn) part(s *stream, data []byte) error {
 		switch {
 		case unusual(s.body):
 			return c.handBodyToOthers(s)
-		case tooLong(s.body), c.buffered > c.allowance():
+		case tooLong(s.body), c.held() > c.allowance():
 			c.denyUnread(s)
 		}
 		return nil
 	}
-	if c.buffered+len(data) > c.allowance() {
+	if c.held()+len(data) > c.allowance() {
 		c.abort(s.id, http2.ErrCodeEnhanceYourCalm)
 		return c.countFrames(otherReset)
 	}

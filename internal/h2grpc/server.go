@@ -88,8 +88,9 @@ type Config struct {
 	// SubmitTimeout is how long a request may wait to be submitted while too much is outstanding. 0 means until
 	// the caller's deadline.
 	SubmitTimeout time.Duration
-	// BufferedBytes is the number of buffered bytes of all connections together from which on the bounds of each
-	// connection become lower. 0 means 32 MiB. All connections together hold at most twice as many, and 64 KiB each.
+	// BufferedBytes is the memory of the streams of all connections together, in bytes, from which on the bounds of each
+	// connection become lower. 0 means 32 MiB. All connections together hold at most twice as many bytes, and 64 KiB each
+	// for their streams. Each may hold further 64 KiB of submitted requests, and 64 KiB that wait to be written.
 	BufferedBytes int
 
 	// Handshake makes the handshake of a TLS server. nil means no TLS.

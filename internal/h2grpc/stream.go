@@ -22,10 +22,12 @@ type stream struct {
 	window   int64 // the client's window, relative to conn.initial; it may be negative
 	opened   time.Time
 	ended    bool // the client has ended its side of the stream
-	buffered int  // bytes counted in conn.buffered
+	buffered int  // bytes counted in conn.buffered: the body, and streamBytes while the request is incomplete
 
 	rest []byte // DATA that waits for the client's windows
 	tail []byte // the trailers after rest
+	// waits is the time since which the client's windows have allowed no byte of the answer; zero if no byte waits.
+	waits time.Time
 	// queued means that the stream is in conn.stalled.
 	queued bool
 	stop   func() // stops the timer of a delayed answer
@@ -56,15 +58,39 @@ func (c *conn) moveToOpen() *stream {
 	s := c.unused()
 	*s = c.fresh
 	c.fresh = stream{}
-	c.open[s.id] = s
+	c.addToOpen(s)
+	s.buffered += streamBytes
+	c.buffered += streamBytes
 	return s
+}
+
+// keepIncomplete moves c.fresh, which is incomplete if it has a request, to c.open. If the incomplete requests of the
+// connection then exceed their bound, it answers the request, because a client may open streams and never end them.
+func (c *conn) keepIncomplete() error {
+	if c.fresh.id == 0 {
+		return nil
+	}
+	s := c.moveToOpen()
+	switch c.count(); {
+	case c.held() <= c.allowance():
+	case s.head.refusal != nil:
+		return c.refuse(s)
+	default:
+		c.denyUnread(s)
+	}
+	return nil
 }
 
 func (c *conn) openComplete(id uint32) *stream {
 	s := c.unused()
 	s.id, s.ended, s.state = id, true, waiting
-	c.open[id] = s
+	c.addToOpen(s)
 	return s
+}
+
+func (c *conn) addToOpen(s *stream) {
+	c.open[s.id] = s
+	c.most = max(c.most, len(c.open))
 }
 
 func (c *conn) unused() (s *stream) {
@@ -113,7 +139,7 @@ func (c *conn) drop(s *stream) {
 	case handedToOthers:
 		s.other.end(context.Canceled)
 	case stuck:
-		c.stuck -= len(s.rest)
+		c.stuck -= len(s.rest) + streamBytes
 		c.dequeue(s)
 	case incomplete:
 	}
@@ -152,6 +178,7 @@ func (c *conn) wasReset(id uint32) bool {
 // refuse answers a request that has a refusal with an HTTP status and plain text.
 func (c *conn) refuse(s *stream) error {
 	s = c.ensureOpen(s)
+	c.releaseBody(s)
 	r := s.head.refusal
 	block := c.table.appendSize(nil)
 	block = appendField(block, ":status", strconv.Itoa(r.httpStatus))

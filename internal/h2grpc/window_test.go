@@ -128,8 +128,8 @@ func TestAnAnswerThatIsResetIsNoLongerInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{store: newSlowStore(0)}),
 			http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-		for range 2 { // the sizes of these answers add up to maxStalled
-			c.send("long " + strconv.Itoa(maxStalled/2-prefixLen))
+		for range 2 { // the sizes of these answers add up to maxBuffered
+			c.send("long " + strconv.Itoa(maxBuffered/2-prefixLen-streamBytes))
 			c.flush()
 			synctest.Wait()
 		}
@@ -160,7 +160,7 @@ func TestAnswersThatWaitForWindowsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		const size = 1 << 20
-		fit := maxStalled / (size + prefixLen)
+		fit := maxBuffered / (size + prefixLen)
 		for range fit {
 			c.send("long " + strconv.Itoa(size))
 		}

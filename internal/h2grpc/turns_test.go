@@ -1,0 +1,79 @@
+package h2grpc
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/net/http2"
+)
+
+// A few bytes of a header block can refer to long fields of the table. A connection must yield after it has decoded
+// turnWork, and then continue with the bytes that it has read already.
+func TestAConnectionYieldsAfterMuchWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const requests = 100
+		m := &echo{}
+		s := New(Config{Path: path, Method: m, Inline: true})
+		defer s.Stop(t.Context())
+		nc := &tape{in: make(chan []byte), out: make(chan int, 1000)}
+		s.start(nc)
+		attacked, former := s.openConns()[0], yield
+		defer func() { yield = former }()
+		var turns []int // the size of the fields that were decoded in each turn
+		yield = func() { turns = append(turns, attacked.heads.work) }
+		c := newClient(t, nil)
+		c.send("m", "x-long", strings.Repeat("x", 2000))
+		nc.in <- c.out.Bytes()[:len(http2.ClientPreface)]
+		nc.in <- bytes.Clone(c.out.Bytes()[len(http2.ClientPreface):])
+		c.out.Reset()
+		reference := c.encode("x-long", strings.Repeat("x", 2000))
+		for i := range requests { // each block differs from the last one, so that it is decoded
+			id := c.open(append(c.fields(), bytes.Repeat(reference, 100+i%2)...))
+			_ = c.to.WriteData(id, true, framed("m"))
+		}
+		if c.out.Len() > readBuffer {
+			t.Fatalf("the requests have %d bytes; want at most those of one read", c.out.Len())
+		}
+		nc.in <- c.out.Bytes()
+		synctest.Wait()
+		if n := m.answered.Load(); n != requests+1 {
+			t.Errorf("%d requests were answered; want %d", n, requests+1)
+		}
+		if least := requests * 100 * 2000 / turnWork / 2; len(turns) < least {
+			t.Errorf("the connection yielded %d times; want at least %d times", len(turns), least)
+		}
+		for _, work := range turns {
+			if work > turnWork+maxHeaders {
+				t.Errorf("a turn decoded %d bytes; want at most %d", work, turnWork+maxHeaders)
+			}
+		}
+		close(nc.in)
+	})
+}
+
+// Each byte of a header block can be a field. A block with many more fields than maxHeaders permits ends the connection,
+// because decoding them would take long.
+func TestABlockOfTooManyFieldsEndsTheConnection(t *testing.T) {
+	literal := []byte{0x00, 1, 'x', 0}          // not added to the table
+	added := []byte{0x40, 1, 'x', 1, 'y'}       // added to it
+	huffman := []byte{0x00, 0x81, 0x8f, 1, 'y'} // with a compressed name
+	for name, field := range map[string][]byte{"references": {0x82}, "literals": literal, "additions": added, "compressed": huffman} {
+		for n, want := range map[int]http2.ErrCode{maxFields - 100: http2.ErrCodeNo, maxFields + 1: http2.ErrCodeEnhanceYourCalm} {
+			synctest.Test(t, func(t *testing.T) {
+				c := dial(t, serve(t, &echo{}))
+				id := c.open(append(c.fields(), bytes.Repeat(field, n)...))
+				_ = c.to.WriteData(id, true, framed("m"))
+				c.flush()
+				if want == http2.ErrCodeNo {
+					c.answer(id)
+					return
+				}
+				if code := c.readToEnd(); code != want {
+					t.Errorf("%d %s: got %v; want %v", n, name, code, want)
+				}
+			})
+		}
+	}
+}

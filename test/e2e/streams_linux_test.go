@@ -1,0 +1,199 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+)
+
+// containerMiB is the memory of the container. In such a container, the sidecar sets the limit of the garbage
+// collector to nine tenths of it.
+const containerMiB = 64
+
+// streamFlood is a client that opens many streams on each of its connections and leaves them open.
+type streamFlood struct {
+	connections, streams int
+	method               string
+	window               uint32 // SETTINGS_INITIAL_WINDOW_SIZE
+	data                 []byte // the body of each request; nil means no DATA frame
+	end                  bool   // the requests are complete
+}
+
+func (f streamFlood) bytes() []byte {
+	var out, block bytes.Buffer
+	out.WriteString(http2.ClientPreface)
+	to, encoder := http2.NewFramer(&out, nil), hpack.NewEncoder(&block)
+	_ = to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: f.window})
+	for i := range f.streams {
+		block.Reset()
+		for _, field := range [][2]string{
+			{":method", "POST"}, {":scheme", "http"}, {":path", f.method}, {":authority", "test"},
+			{"content-type", "application/grpc"}, {"te", "trailers"},
+		} {
+			_ = encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]})
+		}
+		id := uint32(2*i + 1)
+		_ = to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true})
+		if f.data != nil {
+			_ = to.WriteData(id, f.end, f.data)
+		}
+	}
+	return out.Bytes()
+}
+
+// run opens the connections, sends the requests, and reads all answers until stop is closed. A connection that the
+// sidecar has closed is opened again.
+func (f streamFlood) run(addr string, stop <-chan struct{}) *sync.WaitGroup {
+	var all sync.WaitGroup
+	request := f.bytes()
+	for range f.connections {
+		all.Go(func() {
+			for {
+				nc, err := net.Dial("tcp", addr)
+				if err == nil {
+					closed := context.AfterFunc(contextOf(stop), func() { nc.Close() })
+					go func() { _, _ = nc.Write(request) }()
+					_, _ = io.Copy(io.Discard, nc)
+					closed()
+					nc.Close()
+				}
+				select {
+				case <-stop:
+					return
+				case <-time.After(100 * time.Millisecond):
+				}
+			}
+		})
+	}
+	return &all
+}
+
+func contextOf(stop <-chan struct{}) context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		<-stop
+		cancel()
+	}()
+	return ctx
+}
+
+// A client that opens streams without end must neither exhaust the memory of a small container nor keep another client
+// from its answers.
+func TestFloodsOfStreamsFitIntoASmallContainer(t *testing.T) {
+	message, err := proto.Marshal(rlstest.Request("none", rlstest.Descriptor("none=1")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	complete := append([]byte{0, 0, 0, 0, byte(len(message))}, message...)
+	watch := make([]byte, 5)
+	for name, flood := range map[string]streamFlood{
+		"HEADERS only":          {14, 16_000, "/" + shouldRateLimit, 65_535, nil, false},
+		"a byte of each body":   {14, 16_000, "/" + shouldRateLimit, 65_535, []byte{0}, false},
+		"a window of 0":         {20, 16_000, "/" + shouldRateLimit, 0, complete, true},
+		"watches of the health": {14, 256, "/grpc.health.v1.Health/Watch", 65_535, watch, true},
+		"reflection":            {14, 256, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", 65_535, nil, false},
+		"many connections":      {100, 16_000, "/" + shouldRateLimit, 0, complete, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startSmall(t)
+			stop := make(chan struct{})
+			before := s.anonymous(t)
+			attack := flood.run(s.grpc, stop)
+			took, denied, most := s.quiet(t, 6*time.Second)
+			close(stop)
+			attack.Wait()
+			late := 0
+			for _, d := range took {
+				if d > 20*time.Millisecond {
+					late++
+				}
+			}
+			t.Logf("%d KiB before, at most %d KiB; of %d answers to a quiet client %d were denials or errors, and %d took more than 20 ms (the longest %v)",
+				before, most, len(took), denied, late, slices.Max(took))
+			if most > containerMiB<<10 {
+				t.Errorf("the sidecar used %d KiB; want at most %d", most, containerMiB<<10)
+			}
+			if denied > 0 {
+				t.Errorf("%d of %d answers to another client were denials or errors; want none", denied, len(took))
+			}
+		})
+	}
+}
+
+type small struct {
+	*process
+	grpc string
+}
+
+func startSmall(t *testing.T) *small {
+	t.Helper()
+	host := loopback()
+	s := &small{grpc: host + ":8081"}
+	cmd := exec.Command(sidecarProgram, "serve", "--config", root+"/examples/http-api/limits.yaml",
+		"--grpc-listen", s.grpc, "--http-listen", host+":8080", "--admin-listen", "", "--drain-delay", "0s")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("GOMEMLIMIT=%d", containerMiB<<20*9/10), "GOMAXPROCS=2")
+	s.process = startCommand(t, cmd)
+	awaitPort(t, s.process, "tcp", s.grpc)
+	return s
+}
+
+// anonymous returns the resident anonymous memory of the sidecar in KiB. Unlike pages of files, the system cannot take
+// it back, so it counts for the OOM killer.
+func (s *small) anonymous(t *testing.T) (kib int) {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "RssAnon:")
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		t.Fatal(err)
+	}
+	return kib
+}
+
+// quiet sends 200 requests a second for d. It returns the times of the answers, the number of denials and errors, and
+// the most memory that the sidecar used.
+func (s *small) quiet(t *testing.T, d time.Duration) (took []time.Duration, denied, most int) {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:"+s.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := rls.NewRateLimitServiceClient(conn)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(d); time.Now().Before(end); <-tick.C {
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		answer, err := client.ShouldRateLimit(ctx, rlstest.Request("none", rlstest.Descriptor("none=1")))
+		cancel()
+		took = append(took, time.Since(began))
+		if err != nil || answer.GetOverallCode() != rls.RateLimitResponse_OK {
+			if denied++; denied == 1 {
+				t.Logf("%v %v", answer, err)
+			}
+		}
+		most = max(most, s.anonymous(t))
+	}
+	return took, denied, most
+}
