@@ -20,10 +20,12 @@ const (
 	// maxWaiting is the largest number of charges that may wait for one server. A larger batch is accepted if no
 	// other charges wait.
 	maxWaiting = 65_536
-	// patience is the number of waiting charges up to which a source with waiting batches may add more, even if they
-	// cannot be decided in time. All connections of the gRPC engine fast together submit as many at the same time
-	// (h2grpc.maxOutstanding).
-	patience = 2048
+	// minBatch is the number of charges that a call may have however slow the server is. With fewer, most of its time
+	// would be the cost of a call.
+	minBatch = 32
+	// portion is how many full calls a server should decide within the timeout of a call. A batch that comes while two
+	// full calls are in flight waits for both, and for its own call.
+	portion = 8
 	// maxCalls is the largest number of calls in flight to one server. With two, the server works on one while
 	// the other is on the network. With more, each call would carry fewer charges, so each charge would cost
 	// more.
@@ -48,7 +50,9 @@ type queue struct {
 
 	inFlight  int
 	started   time.Time     // when the last call started
+	ended     time.Time     // when the last call was answered
 	usual     time.Duration // a moving average of the durations of calls
+	pace      time.Duration // the server's time for a charge in large calls; 0 if unknown
 	armed     bool          // a call of tick is scheduled
 	waiting   int           // the number of charges that wait in places
 	suspended int           // the number of charges that wait until an earlier part of the same batch has been answered
@@ -64,6 +68,7 @@ type queue struct {
 type place struct {
 	source      *backend.Source
 	first, last *entry
+	waiting     int // the number of charges of these entries
 	next        *place
 }
 
@@ -72,12 +77,13 @@ type entry struct {
 	batch   *backend.Batch
 	since   time.Time // when the batch was submitted
 	at      int       // the index of the first charge that has not been sent
+	end     int       // the index of the first charge that is never sent, because it would be decided too late
 	in      bool      // a call that is being filled or is in flight carries charges of the batch
 	charged bool      // that call carries charges of the batch that are not resets
 	next    *entry
 }
 
-func (e *entry) left() int { return len(e.batch.Charges) - e.at }
+func (e *entry) left() int { return e.end - e.at }
 
 // call has the charges of one call to the server. Its slices are reused.
 type call struct {
@@ -152,9 +158,10 @@ func (q *queue) submit(b *backend.Batch, now time.Time) (effects, error) {
 		return effects{}, errFull
 	}
 	if q.idle() && now.Sub(q.started) > q.timeout { // the last calls may have failed in an outage that is over
-		q.usual = 0
+		q.usual, q.pace = 0, 0
 	}
-	if q.hopeless(b, now) {
+	room := q.room(b, now)
+	if room == 0 {
 		return effects{}, errBusy
 	}
 	e := q.freeEntries
@@ -163,7 +170,8 @@ func (q *queue) submit(b *backend.Batch, now time.Time) (effects, error) {
 	} else {
 		q.freeEntries = e.next
 	}
-	*e = entry{batch: b, since: now}
+	*e = entry{batch: b, since: now, end: room}
+	refuse(b, room, len(b.Charges), errBusy)
 	q.enqueue(e)
 	return q.startDue(now), nil
 }
@@ -185,7 +193,7 @@ func (q *queue) startDue(now time.Time) effects {
 	switch out := now.Sub(q.started); {
 	case q.waiting == 0 || q.inFlight >= q.maxCalls:
 		return effects{}
-	case q.inFlight == 0 || out >= long || q.waiting >= q.maxBatch:
+	case q.inFlight == 0 || out >= long || q.waiting >= q.size():
 		q.inFlight++
 		q.started = now
 		return effects{start: true}
@@ -217,7 +225,13 @@ func (q *queue) enqueue(e *entry) {
 		p.last.next = e
 	}
 	p.last = e
-	q.waiting += e.left()
+	q.add(p, e.left())
+}
+
+// add adds n to the number of waiting charges of p.
+func (q *queue) add(p *place, n int) {
+	p.waiting += n
+	q.waiting += n
 }
 
 func (q *queue) push(p *place) {
@@ -243,19 +257,19 @@ func (q *queue) release(e *entry) {
 // fill fills c, an empty call. It returns false if no group remains to be sent; then the call is over. In
 // both cases c.ended gets the batches that need no answer of the server.
 func (q *queue) fill(c *call, now time.Time) bool {
-	full := false
+	full, size := false, q.size()
 	for !full && q.waiting > 0 {
 		p := q.first
 		if p.first == nil {
 			q.removeFirst()
 			continue
 		}
-		room := q.maxBatch - c.charges
+		room := size - c.charges
 		share := room
 		if q.waiting > room {
 			share = max(1, room/q.sources)
 		}
-		if full = !q.serve(c, p, share, now); !full && q.first.next != nil {
+		if full = !q.serve(c, p, share, size, now); !full && q.first.next != nil {
 			q.first = p.next
 			q.push(p)
 		}
@@ -290,27 +304,27 @@ func (q *queue) removeFirst() {
 // flight.
 func (q *queue) suspend(p *place) {
 	n := p.first.left()
-	q.waiting -= n
+	q.add(p, -n)
 	q.suspended += n
 	p.dequeue()
 }
 
 // serve moves groups of p to c, until at least quota charges are moved. It returns false if c is full. Then p
 // is the first again at the next call.
-func (q *queue) serve(c *call, p *place, quota int, now time.Time) bool {
+func (q *queue) serve(c *call, p *place, quota, size int, now time.Time) bool {
 	for quota > 0 && p.first != nil {
 		e := p.first
 		b := e.batch
 		if q.tooLate(e, now) {
-			q.skip(e, e.left(), errLate)
+			q.skip(p, e, e.left(), errLate)
 		}
 		for quota > 0 && e.left() > 0 {
 			n, err := group(b, e.at)
 			switch {
 			case err != nil:
-				q.skip(e, n, err)
+				q.skip(p, e, n, err)
 				continue
-			case c.charges > 0 && c.charges+n > q.maxBatch:
+			case c.charges > 0 && c.charges+n > size:
 				return false
 			case b.Charges[e.at].Reset && e.charged: // the server runs the resets of a call first, so this reset must wait for the next call
 				q.suspend(p)
@@ -318,7 +332,7 @@ func (q *queue) serve(c *call, p *place, quota int, now time.Time) bool {
 			}
 			c.add(e, n)
 			e.at += n
-			q.waiting -= n
+			q.add(p, -n)
 			quota -= n
 		}
 		if e.left() > 0 {
@@ -333,27 +347,36 @@ func (q *queue) serve(c *call, p *place, quota int, now time.Time) bool {
 	return true
 }
 
-// hopeless reports whether so many charges wait before b that the server cannot decide b in time. Without this
-// check, a server that gets more charges than it can decide would decide each of them just before or after its
-// deadline, and the callers would get few of its decisions.
+// room returns how many of b's charges the server can probably decide in time. They are those of the first groups.
+// Without this bound, a server that gets more charges than it can decide would decide each of them just before or after
+// its deadline, and the callers would get few of its decisions.
 //
-// The estimate assumes full calls of the usual duration, one after the other. With two calls in flight it is up to
-// twice too long, so accepted charges wait for about half of the time until their deadline. As long as at most 2,048 charges wait (patience), no
-// batch of a source with waiting batches is refused: a listener then pauses the connection, which costs less than
-// denying its requests here.
-// A Detached batch always waits, because a late refund is better than none.
-func (q *queue) hopeless(b *backend.Batch, now time.Time) bool {
-	if b.Deadline.IsZero() || b.Detached {
-		return false
+// The sources are served in turn, so b waits for its own source, and for as many charges of each other one. It also
+// waits for the calls in flight. A Detached batch always waits, because a late refund is better than none.
+func (q *queue) room(b *backend.Batch, now time.Time) int {
+	most := len(b.Charges)
+	if b.Deadline.IsZero() || b.Detached || q.pace == 0 || q.idle() {
+		return most
 	}
-	ahead := q.waiting
-	if q.places[b.Source] == nil { // a source without waiting batches gets its turn before others get a second one
-		ahead = min(ahead, q.sources*len(b.Charges))
-	} else if ahead <= patience {
-		return false
+	own, sources := 0, q.sources
+	if p := q.places[b.Source]; p != nil {
+		own = p.waiting
+	} else {
+		sources++
 	}
-	calls := ahead / q.maxBatch
-	return calls > 0 && time.Duration(calls)*q.usual > b.Deadline.Sub(now)
+	fits := int(b.Deadline.Sub(now)/q.pace) - q.inFlight*q.size() - q.suspended
+	fits = max(fits, q.size())
+	fits = max(fits/sources-own, fits*3/4-q.waiting) // of the time for all sources, a part is for variations
+	if fits >= most {
+		return most
+	}
+	for n := 0; ; {
+		next, _ := group(b, n)
+		if n+next > fits {
+			return n
+		}
+		n += next
+	}
 }
 
 // tooLate reports whether e must not be sent any more. That is so after its deadline, and when its call would probably
@@ -368,7 +391,33 @@ func (q *queue) tooLate(e *entry, now time.Time) bool {
 	return left < 0 || left < q.usual && left < now.Sub(e.since) && !e.batch.Detached
 }
 
-func (q *queue) took(d time.Duration) { q.usual += (d - q.usual) / 8 }
+// size returns the largest number of charges in a call, unless a single group has more.
+func (q *queue) size() int {
+	if q.pace == 0 {
+		return q.maxBatch
+	}
+	return min(q.maxBatch, max(minBatch, int(q.timeout/portion/q.pace)))
+}
+
+// took learns from the call c, which was answered or has failed now. The server has worked on c since it was sent, or
+// since it answered the call before. That includes the time on the network, if it answered that call before c arrived.
+// So the shortest of several times counts, and small calls do not.
+func (q *queue) took(c *call, now time.Time) {
+	q.usual += (now.Sub(c.started) - q.usual) / 8
+	since := c.started
+	if q.ended.After(since) {
+		since = q.ended
+	}
+	q.ended = now
+	if c.charges < minBatch {
+		return
+	}
+	pace := max(1, now.Sub(since)/time.Duration(c.charges))
+	if q.pace > 0 {
+		pace = min(pace, q.pace+q.pace/8+1)
+	}
+	q.pace = pace
+}
 
 // errKnown marks a group that has been answered already.
 var errKnown = errors.New("known")
@@ -396,15 +445,19 @@ func group(b *backend.Batch, i int) (int, error) {
 
 // skip answers the next n charges of e with err, without sending them. Charges that have been answered
 // already keep their decisions.
-func (q *queue) skip(e *entry, n int, err error) {
-	b := e.batch
-	for i := e.at; i < e.at+n; i++ {
-		if b.Known == nil || !b.Known[i].Load() {
+func (q *queue) skip(p *place, e *entry, n int, err error) {
+	refuse(e.batch, e.at, e.at+n, err)
+	e.at += n
+	q.add(p, -n)
+}
+
+// refuse answers charges of b with err. Charges that have been answered already keep their decisions.
+func refuse(b *backend.Batch, from, to int, err error) {
+	for i := from; i < to; i++ {
+		if !b.IsKnown(i) {
 			b.Decisions[i] = backend.Decision{Err: err}
 		}
 	}
-	e.at += n
-	q.waiting -= n
 }
 
 // complete receives c after the call was answered or has failed. It moves completed batches to c.ended, and the
@@ -430,7 +483,7 @@ func (q *queue) drain(err error, ended []*backend.Batch) []*backend.Batch {
 	for ; q.first != nil; q.removeFirst() {
 		for p := q.first; p.first != nil; {
 			e := p.first
-			q.skip(e, e.left(), err)
+			q.skip(p, e, e.left(), err)
 			ended = append(ended, e.batch)
 			p.dequeue()
 			q.release(e)
