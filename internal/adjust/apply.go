@@ -43,7 +43,7 @@ func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
 	if err != nil {
 		return fmt.Errorf("the limit cannot have these numbers: %w", err)
 	}
-	changed.Limit = &limit
+	changed.Limit, changed.Adjusted.Configured = &limit, p.Limit
 	if p.Extras == nil {
 		return nil
 	}
@@ -89,7 +89,7 @@ func (c *Change) spec(l *algorithms.Limit) (algorithms.Spec, error) {
 		if s.Rate < 1 {
 			return s, fmt.Errorf("%s times a rate of %d is less than 1; to deny every request, use block", c.Factor, l.Rate)
 		}
-		return fitInitial(s), nil
+		return fitInitial(s, l), nil
 	}
 	if c.Period != 0 {
 		if l.Calendar != nil {
@@ -110,13 +110,18 @@ func (c *Change) spec(l *algorithms.Limit) (algorithms.Spec, error) {
 		capacity := *c.Capacity
 		s.Capacity = &capacity
 	}
-	return fitInitial(s), nil
+	return fitInitial(s, l), nil
 }
 
-func fitInitial(s algorithms.Spec) algorithms.Spec {
+// fitInitial makes the initial units of s fit its capacity, which the adjustment of l has changed. If those of l are
+// below its capacity, the limit is a balance, and stays one: they stay below the capacity.
+func fitInitial(s algorithms.Spec, l *algorithms.Limit) algorithms.Spec {
 	if capacity := s.Rate; s.Initial != nil {
 		if s.Capacity != nil {
 			capacity = *s.Capacity
+		}
+		if l.Initial < l.Capacity {
+			capacity = max(0, capacity-1)
 		}
 		*s.Initial = min(*s.Initial, capacity)
 	}

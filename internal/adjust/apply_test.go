@@ -21,6 +21,9 @@ func TestABlockEndsShadowAndQuotaMode(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := descriptors.Adjusted{ID: "id", Expires: 7, Unlimited: c.Unlimited, Block: c.Block}
+		if c.Factor != 0 {
+			want.Configured = p.Limit
+		}
 		if *got.Adjusted != want || got.Shadow == c.Block || got.Quota == c.Block || !got.Reference {
 			t.Errorf("%s: got %+v, shadow mode %v, quota mode %v; want %+v, and both modes unless it is a block",
 				c.String(), got.Adjusted, got.Shadow, got.Quota, want)
@@ -113,7 +116,7 @@ func TestTheCapacityOfAnAdjustedLimit(t *testing.T) {
 	}
 	initial := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Initial: number(8)})
 	got, err = (&Adjustment{Change: Change{Factor: 500}}).Apply(initial)
-	want = policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: minute, Initial: number(5)})
+	want = policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: minute, Initial: number(4)}) // below the capacity as before
 	if err != nil || *got.Limit != *want.Limit {
 		t.Errorf("got %+v, %v; want %+v", got, err, want.Limit)
 	}
@@ -152,7 +155,7 @@ func TestAdjustedLimits(t *testing.T) {
 		{"a rate, and the capacity stays", with(func(s *algorithms.Spec) { s.Capacity = number(20) }), Change{Rate: number(50)},
 			with(func(s *algorithms.Spec) { s.Rate, s.Capacity = 50, number(20) })},
 		{"a capacity below initial", with(func(s *algorithms.Spec) { s.Capacity, s.Initial = number(20), number(15) }), Change{Capacity: number(5)},
-			with(func(s *algorithms.Spec) { s.Capacity, s.Initial = number(5), number(5) })},
+			with(func(s *algorithms.Spec) { s.Capacity, s.Initial = number(5), number(4) })},
 		{"a factor", with(func(s *algorithms.Spec) { s.Capacity = number(15) }), Change{Factor: 1500},
 			with(func(s *algorithms.Spec) { s.Rate, s.Capacity = 15, number(22) })},
 		{"a factor of both rates", with(func(s *algorithms.Spec) { s.Minimum = &algorithms.Rate{Units: 2, Period: algorithms.Second} }), Change{Factor: 3000},

@@ -183,6 +183,8 @@ type Adjusted struct {
 	Unlimited bool
 	// Block means that the policy denies every request.
 	Block bool
+	// Configured is the limit without the adjustment. It is nil if the adjustment does not change the numbers.
+	Configured *algorithms.Limit
 }
 
 var noExtras Extras

@@ -7,6 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // inUse is immutable. Adjust and Swap replace it as a whole.
@@ -247,6 +248,36 @@ func (c *Call) deniedByBlock() bool {
 	}
 	c.blocked = true
 	return true
+}
+
+// neverFits reports whether no bucket of p can ever hold the cost of charge. An adjusted limit that cannot hold it is no
+// reason if the configured one can: the adjustment expires.
+func neverFits(p *descriptors.Policy, charge *backend.Charge) bool {
+	if !charge.NeverFits() || p.Adjusted == nil || p.Adjusted.Configured == nil {
+		return charge.NeverFits()
+	}
+	return charge.Terms.Cost > p.Adjusted.Configured.Most(charge.Terms.Reserve)
+}
+
+// deniedUntilExpiry gives the denials by adjusted limits that can never hold their costs a retry time, if the
+// configured limits can hold them. It is the time until the adjustment expires.
+func (c *Call) deniedUntilExpiry() {
+	if c.adjusted == nil {
+		return
+	}
+	set := func(p *descriptors.Policy, charge int) {
+		if d := &c.decisions[charge]; d.Never && !neverFits(p, &c.charges[charge]) {
+			d.Never, d.RetryAfter = false, max(1, p.Adjusted.Expires-c.adjusted.now())
+		}
+	}
+	for i := range c.Results {
+		if r := &c.Results[i]; r.charge >= 0 {
+			set(r.Policy, r.charge)
+		}
+	}
+	for i := range c.payers {
+		set(c.payers[i].Policy, c.payers[i].charge)
+	}
 }
 
 func (r *Result) block(now algorithms.Micros) {

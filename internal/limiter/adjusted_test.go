@@ -626,3 +626,78 @@ func TestABlockIsNotShownIfTheStoreFails(t *testing.T) {
 		t.Errorf("got %+v, want an error and no other field", d)
 	}
 }
+
+// An adjustment expires, so a cost that only the adjusted limit cannot hold gets a retry time.
+func TestACostAboveALoweredLimitWaitsForTheExpiry(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.adjust("calls", map[string]adjust.Change{"bob": {Capacity: number(5)}, "eve": {Capacity: number(0)}})
+	b.now += 58 * algorithms.Second
+	for _, test := range []struct {
+		key  string
+		cost int64
+		want algorithms.Micros // 0: never
+	}{{"bob", 6, 2 * algorithms.Second}, {"bob", 20, 2 * algorithms.Second}, {"bob", 21, 0}, {"eve", 1, 2 * algorithms.Second}, {"ann", 21, 0}} {
+		for how, c := range map[string]*limiter.Call{
+			"a descriptor": b.send(t, test.cost, "user="+test.key), "a named limit": b.named(t, "calls", test.cost, test.key),
+		} {
+			if !c.Denied || c.RetryAfter != test.want || c.Never != (test.want == 0) {
+				t.Errorf("%d for %s by %s: denied %t, retry after %d, never %t; want denied, and retry after %d (0: never)",
+					test.cost, test.key, how, c.Denied, c.RetryAfter, c.Never, test.want)
+			}
+		}
+	}
+	b.now += 2*algorithms.Second - 1
+	if c := b.send(t, 20, "user=bob"); !c.Denied || c.RetryAfter != 1 {
+		t.Errorf("1 us before the end: denied %t, retry after %d; want denied, and 1", c.Denied, c.RetryAfter)
+	}
+	b.now++
+	if c := b.send(t, 20, "user=bob"); c.Denied {
+		t.Error("denied after the adjustment has expired")
+	}
+}
+
+// Credits that are lowered for a while cannot hold the cost now. They can pay again when the adjustment has expired.
+func TestACostAboveLoweredCreditsWaitsForTheExpiry(t *testing.T) {
+	b := newBench(t, `
+domain: d
+hash_tag: domain
+limits:
+  plan:  {algorithm: token_bucket, rate: 1, period: 1h, then: calls}
+  calls: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 100, initial: 50}
+`)
+	b.adjust("calls", map[string]adjust.Change{"bob": {Capacity: number(40)}})
+	if c := b.named(t, "plan", 45, "bob"); !c.Denied || c.Never || c.RetryAfter != minute {
+		t.Errorf("denied %t, never %t, retry after %d; want denied until the end of the adjustment", c.Denied, c.Never, c.RetryAfter)
+	}
+	if c := b.named(t, "plan", 101, "bob"); !c.Never {
+		t.Errorf("got %+v; want never", c.Results)
+	}
+}
+
+// An adjustment of credits neither adds units nor makes units unusable.
+func TestAdjustedCreditsKeepTheirUnits(t *testing.T) {
+	for name, change := range map[string]adjust.Change{
+		"raised": {Capacity: number(200_000)}, "a factor above 1": {Factor: 2000}, "lowered": {Capacity: number(50_000)},
+		"lowered to the initial units": {Capacity: number(1000)}, "a factor below 1": {Factor: 500},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, `
+domain: d
+limits:
+  calls: {algorithm: token_bucket, rate: 100, period: 365d, capacity: 100000, initial: 1000}
+`)
+			left := func(key string) int64 { return b.named(t, "calls", 0, key).Results[0].Decision.Remaining }
+			b.named(t, "calls", 500, "bob")
+			b.named(t, "calls", 1000, "ann")
+			b.adjust("calls", map[string]adjust.Change{"*": change})
+			if bob, ann := left("bob"), left("ann"); bob != 500 || ann != 0 {
+				t.Errorf("adjusted: bob has %d, ann %d; want 500 and 0", bob, ann)
+			}
+			b.now += minute // the adjustment has expired
+			b.named(t, "calls", -100, "bob")
+			if bob, ann := left("bob"), left("ann"); bob != 600 || ann != 0 {
+				t.Errorf("after the end: bob has %d, ann %d; want 600 and 0", bob, ann)
+			}
+		})
+	}
+}

@@ -254,8 +254,8 @@ descriptors:
 		}
 		call := p.send("d", []int64{c.hits}, "user=bob")
 		if r := &call.Results[0]; c.want == 0 {
-			if !call.Denied || !r.Decision.Never {
-				t.Errorf("%s, %s: %+v; want always denied", c.settle, c.change.String(), r.Decision)
+			if !call.Denied || r.Decision.RetryAfter != minute {
+				t.Errorf("%s, %s: %+v; want denied until the adjustment expires", c.settle, c.change.String(), r.Decision)
 			}
 			continue
 		} else if call.Denied || r.Cost != c.want {

@@ -344,8 +344,14 @@ func (c *Call) dryRunMistake() bool {
 		return false
 	}
 	if !slices.ContainsFunc(c.Results, func(r Result) bool {
-		return r.charge >= 0 && c.together(&r) && c.charges[r.charge].NeverFits() &&
-			(r.payer == 0 || c.charges[c.payers[r.payer-1].charge].NeverFits())
+		if r.charge < 0 || !c.together(&r) || !neverFits(r.Policy, &c.charges[r.charge]) {
+			return false
+		}
+		if r.payer == 0 {
+			return true
+		}
+		payer := &c.payers[r.payer-1]
+		return neverFits(payer.Policy, &c.charges[payer.charge])
 	}) {
 		return false
 	}

@@ -236,3 +236,26 @@ func TestAReloadKeepsAdjustmentsInForce(t *testing.T) {
 		t.Errorf("of another algorithm: %s; want code 200 and a text that contains %q", text, "the limit is a fixed_window now")
 	}
 }
+
+// Each listener gives a cost that only an adjustment makes too large the time until the adjustment expires.
+func TestACostAboveALoweredLimitGetsARetryTimeFromEachListener(t *testing.T) {
+	x := start(t, oneLimit, withTokens(t))
+	x.adjust(t, `"key":["bob"],"capacity":1,"for":"1h"`)
+	for path, body := range map[string]string{
+		"/v1/limit": `{"name":"calls","key":"bob","count":2}`, "/v1/check": `{"name":"calls","key":"bob","count":2}`,
+	} {
+		response, err := http.Post("http://"+x.HTTP.String()+path, "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if after := response.Header.Get("Retry-After"); response.StatusCode != 429 || after != "3600" && after != "3599" {
+			t.Errorf("%s: status %d, retry-after %q; want 429, and the hour of the adjustment", path, response.StatusCode, after)
+		}
+	}
+	r := request("d", descriptor("user=bob"))
+	r.HitsAddend = 2
+	if answer := x.put(t, r); answer.OverallCode != rls.RateLimitResponse_OVER_LIMIT || answer.Statuses[0].DurationUntilReset.GetSeconds() == 0 {
+		t.Errorf("gRPC: got %v; want OVER_LIMIT, and a time", answer)
+	}
+}
