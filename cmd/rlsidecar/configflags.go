@@ -18,7 +18,7 @@ type configFlags struct {
 	OnBackendFailure string  `enum:"deny,allow,local,error" default:"deny" env:"RLSIDECAR_ON_BACKEND_FAILURE" help:"Answer when Redis does not decide in time, for limits without the key on_backend_failure: deny, allow, local (decide in memory with --local-share of the limit) or error (the proxy decides)."`
 	LocalShare       float64 `default:"0" env:"RLSIDECAR_LOCAL_SHARE" help:"Share of a limit that this sidecar allows with on_backend_failure local, for limits without the key local_share: more than 0 and at most 1."`
 	MaxLimits        int     `default:"100000" env:"RLSIDECAR_MAX_LIMITS" help:"Maximum number of limits in a configuration. A named limit counts once for each descriptor that uses it. A limit takes 1 to 2 KB of memory."`
-	KeepBlanks       bool    `env:"RLSIDECAR_KEEP_BLANKS" help:"Keep spaces and tabs at the ends of descriptor values. By default they are removed, as in HTTP, because a client could get a new bucket by adding a blank."`
+	KeepBlanks       bool    `env:"RLSIDECAR_KEEP_BLANKS" help:"Keep blanks at the ends of descriptor values. By default they are removed, because a client could get a new bucket by adding a blank."`
 }
 
 // mostLimits is the maximum of --max-limits. The flag exists to bound memory, so its value must be bounded

@@ -59,8 +59,9 @@ type explainedRequest struct {
 	Route   *routeTaken `json:"route,omitempty"`
 	// LeftOut lists the descriptors that are omitted because a value is missing.
 	LeftOut []leftOut `json:"left_out,omitempty"`
-	// Repeated is a source of values, such as a header, that the request has more than once, or "#" if the target
-	// contains it. The request is denied for that reason.
+	// Repeated is a source of values, such as a header, that the request has more than once or, for a cookie, in a form
+	// that applications read in different ways. It is "#" if the target contains it. The request is denied for that
+	// reason.
 	Repeated string `json:"repeated,omitempty"`
 	// Default is the answer if no limit applies: allow or deny.
 	Default     string      `json:"unasked,omitempty"`
@@ -159,7 +160,7 @@ func (x *explainedRequest) write(w io.Writer) error {
 	case x.Repeated == "#":
 		out.WriteString("  denied, because the target contains \"#\"\n")
 	case x.Repeated != "":
-		fmt.Fprintf(&out, "  denied, because the request has %s more than once\n", x.Repeated)
+		fmt.Fprintf(&out, "  denied, because applications may read different values of %s\n", x.Repeated)
 	case x.Default != "":
 		fmt.Fprintf(&out, "  no limit applies; answer: %s\n", x.Default)
 	}

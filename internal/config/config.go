@@ -31,7 +31,7 @@ type Options struct {
 	OnFailure descriptors.OnFailure
 	// LocalShare is the default of local_share for limits whose on_backend_failure is local.
 	LocalShare float64
-	// KeepBlanks keeps spaces and tabs at the ends of the descriptor values in requests.
+	// KeepBlanks keeps blanks at the ends of the descriptor values in requests.
 	KeepBlanks bool
 	// MaxLimits bounds the number of limits. A limit counts at each place that uses it. 0 means
 	// DefaultMaxLimits.

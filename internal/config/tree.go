@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
 // step parses the level that a descriptor describes. The Key of the result is empty if the level cannot be
@@ -66,11 +67,10 @@ func (c *compiler) step(one *descriptor) step {
 // warnBlanks warns of a value that no descriptor can match, because blanks at the ends of the values in
 // requests are removed.
 func (c *compiler) warnBlanks(at place, key, value string, how descriptors.How) {
-	const blanks = " \t"
-	atStart := how != descriptors.HasSuffix && strings.TrimLeft(value, blanks) != value
-	atEnd := how != descriptors.HasPrefix && strings.TrimRight(value, blanks) != value
+	atStart := how != descriptors.HasSuffix && target.TrimLeft(value) != value
+	atEnd := how != descriptors.HasPrefix && target.TrimRight(value) != value
 	if !c.o.KeepBlanks && (atStart || atEnd) {
-		c.warn(at, "%s %q never matches: spaces and tabs at the ends of descriptor values are removed before they are compared; "+
+		c.warn(at, "%s %q never matches: blanks at the ends of descriptor values are removed before they are compared; "+
 			"remove them here, or keep them everywhere with --keep-blanks", key, short(value))
 	}
 }

@@ -221,6 +221,9 @@ func TestDecidingHeadersMustNotBeRepeated(t *testing.T) {
 		{"a cookie", []string{"Cookie: sid=1; sid=2"}, true},
 		{"a cookie, in two lines", []string{"Cookie: sid=1", "Cookie: sid=2"}, true},
 		{"the same cookie", []string{"Cookie: sid=1; sid=1"}, false},
+		{"the same cookie in other spellings", []string{`Cookie: sid=1; sid=%31; sid="%2531"`}, false},
+		{"a cookie that some applications decode", []string{`Cookie: sid="\061"`}, true},
+		{"a cookie that some applications find in another one", []string{"Cookie: a=b sid=1"}, true},
 		{"a token", []string{jwt(`{"sub":"a"}`), jwt(`{"sub":"b"}`)}, true},
 		{"a header that no route looks at", []string{"X-Other: 1", "X-Other: 2"}, false},
 	} {

@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -54,27 +55,19 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 	return nil
 }
 
-// trimBlanks removes optional whitespace (RFC 9110, 5.6.3: spaces and tabs) from both ends of each value.
+// trimBlanks removes blanks from both ends of each value.
 //
-// HTTP/1 parsers remove such blanks and HTTP/2 forbids them, but Envoy keeps them in requests of HTTP/2
-// clients. Without trimming, a client could get a new bucket with each number of blanks, while the
-// application behind an HTTP/1 connection always gets the same value.
+// HTTP/1 parsers remove spaces and tabs and HTTP/2 forbids them, but Envoy keeps them in requests of HTTP/2
+// clients, and applications remove further blanks. Without trimming, a client could get a new bucket with each
+// number of blanks, while the application always gets the same value.
 func trimBlanks(entries []descriptors.Entry) {
 	for i := range entries {
-		v := entries[i].Value
-		for len(v) > 0 && isBlank(v[0]) {
-			v = v[1:]
-		}
-		for len(v) > 0 && isBlank(v[len(v)-1]) {
-			v = v[:len(v)-1]
-		}
+		v := target.Trim(entries[i].Value)
 		if len(v) != len(entries[i].Value) {
 			entries[i].Value = v
 		}
 	}
 }
-
-func isBlank(b byte) bool { return b == ' ' || b == '\t' }
 
 func (c *Call) planLimits(s *Snapshot) error {
 	if d := s.Domains[c.Request.Domain]; d != nil && d.Broken {

@@ -18,7 +18,7 @@ type Snapshot struct {
 	Policies []*descriptors.Policy
 	// Auth is for the HTTP listener. If it is nil, auth requests are denied.
 	Auth *Auth
-	// KeepBlanks keeps spaces and tabs at the ends of descriptor values. Otherwise they are removed before limits are
+	// KeepBlanks keeps blanks at the ends of descriptor values. Otherwise they are removed before limits are
 	// matched and keys are made.
 	KeepBlanks bool
 	// Hash identifies the configuration.

@@ -88,9 +88,9 @@ func matchesTarget(r *limiter.Route, q *Request) bool {
 	return r.MatchesPath(q.path(r.Ignore)) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
 }
 
-// Repeated returns a header or cookie that has several values in q and affects which limits apply, in the notation
-// of the configuration, such as "cookie:sid". Applications differ in which of several values they use, so a limit
-// could count one value while the application uses another.
+// Repeated returns a header or cookie that affects which limits apply and of which applications may read different
+// values, in the notation of the configuration, such as "cookie:sid": a limit could count one value while the
+// application uses another. Such a header or cookie has several values in q, or the cookie is not clear (target.Cookie).
 //
 // The header or cookie is the source of a value in r, or the header is a condition of a route whose path, method and
 // host match. r is the result of Find. Only the conditions of the routes up to r count. If r is nil, those of all
@@ -124,8 +124,8 @@ func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	return ""
 }
 
-// repeats reports whether e reads a header or cookie that has several values in q. A cookie may be repeated with
-// the same value, because browsers send cookies of one name for several paths.
+// repeats reports whether e reads a header that has several values in q, or a cookie that is not clear or has several
+// values. A cookie may be repeated with the same value, because browsers send cookies of one name for several paths.
 func repeats(e *limiter.AuthEntry, q *Request) bool {
 	switch e.From { //nolint:exhaustive // the other sources are neither headers nor cookies
 	case limiter.FromHeader:
@@ -133,7 +133,7 @@ func repeats(e *limiter.AuthEntry, q *Request) bool {
 	case limiter.FromJWT:
 		return len(q.Header["Authorization"]) > 1
 	case limiter.FromCookie:
-		return cookiesDiffer(q.Header["Cookie"], e.Name)
+		return ambiguousCookie(q.Header["Cookie"], e.Name)
 	default:
 		return false
 	}

@@ -5,24 +5,26 @@ import (
 	"encoding/json"
 	"iter"
 	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// cookies returns the values of all cookies called name, in their order.
-func cookies(lines []string, name string) iter.Seq[string] {
-	return func(yield func(string) bool) {
+// cookies returns the values of all cookies called name, in their order and in the form of target.Cookie. ok is
+// false if applications differ in whether there is such a cookie, or in its value.
+func cookies(lines []string, name string) iter.Seq2[string, bool] {
+	return func(yield func(value string, ok bool) bool) {
 		for _, line := range lines {
 			for line != "" {
 				var pair string
 				pair, line, _ = strings.Cut(line, ";")
-				key, value, is := strings.Cut(strings.Trim(pair, " \t"), "=")
-				if !is || strings.TrimRight(key, " \t") != name {
+				key, value, is := strings.Cut(pair, "=")
+				if key = target.Trim(key); !is || key != name && target.Unescape(key) != name {
+					if hidesCookie(pair, name) && !yield("", false) {
+						return
+					}
 					continue
 				}
-				value = strings.TrimLeft(value, " \t")
-				if n := len(value); n > 1 && value[0] == '"' && value[n-1] == '"' { // quotes are not part of the value
-					value = value[1 : n-1]
-				}
-				if !yield(value) {
+				if !yield(target.Cookie(value)) {
 					return
 				}
 			}
@@ -30,17 +32,36 @@ func cookies(lines []string, name string) iter.Seq[string] {
 	}
 }
 
+// hidesCookie reports whether pair, which is another cookie, contains name and "=" after a blank, a comma or a quote.
+// Some applications, such as those with Python's http.cookies, treat this as a cookie of its own.
+func hidesCookie(pair, name string) bool {
+	for {
+		i := strings.Index(pair, name)
+		if i < 0 {
+			return false
+		}
+		rest := target.TrimLeft(pair[i+len(name):])
+		if i > 0 && strings.IndexByte(" \t,\"", pair[i-1]) >= 0 && strings.HasPrefix(rest, "=") {
+			return true
+		}
+		pair = pair[i+len(name):]
+	}
+}
+
 func cookie(lines []string, name string) (value string, ok bool) {
-	for value := range cookies(lines, name) {
-		return value, true
+	for value, ok := range cookies(lines, name) {
+		if ok {
+			return value, true
+		}
 	}
 	return "", false
 }
 
-func cookiesDiffer(lines []string, name string) bool {
-	first, _ := cookie(lines, name)
-	for value := range cookies(lines, name) {
-		if value != first {
+// ambiguousCookie reports whether applications differ in the value of the cookie called name.
+func ambiguousCookie(lines []string, name string) bool {
+	first, found := cookie(lines, name)
+	for value, ok := range cookies(lines, name) {
+		if !ok || found && value != first {
 			return true
 		}
 	}

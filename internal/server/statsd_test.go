@@ -34,7 +34,7 @@ func TestStatsdIsSentTheReferenceServersMetrics(t *testing.T) {
 	x.put(t, r)
 	r.HitsAddend = 5 // 2 of them are near the limit, 3 are over it
 	x.put(t, r)
-	x.send(t, "path=/ab,user=bob\n,third=x", "all=1,deep=2,deeper=3")
+	x.send(t, "path=/ab,user=bo\nb,third=x", "all=1,deep=2,deeper=3")
 	x.put(t, request("elsewhere", descriptor("a=b")))
 	ended := make(chan error, 1)
 	go func() { ended <- x.stop() }()
@@ -66,8 +66,8 @@ func TestStatsdIsSentTheReferenceServersMetrics(t *testing.T) {
 		"ratelimit.service.rate_limit.d.k.over_limit:3|c\n",
 		"ratelimit.service.rate_limit.d.k.total_hits:13|c\n",
 		"ratelimit.service.rate_limit.d.k.within_limit:8|c\n",
-		"ratelimit.service.rate_limit.d.path_/ab.user_bob_.third.total_hits:1|c\n",
-		"ratelimit.service.rate_limit.d.path_/ab.user_bob_.third.within_limit:1|c\n",
+		"ratelimit.service.rate_limit.d.path_/ab.user_bo_b.third.total_hits:1|c\n",
+		"ratelimit.service.rate_limit.d.path_/ab.user_bo_b.third.within_limit:1|c\n",
 		"ratelimit.service.rate_limit.unknown.domain_not_found:1|c\n",
 		"ratelimit_server.ShouldRateLimit.total_requests:4|c\n",
 	}
