@@ -154,7 +154,7 @@ func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 		t.Run(strconv.Itoa(many), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const weight, requests = 100, 2000
-				m := &scale{unit: 600 * time.Microsecond}
+				m := &scale{unit: 150 * time.Microsecond}
 				m.store = inTime(queue{m}, 10*ms, 2*ms)
 				l := serve(t, &m.echo, func(c *Config) { c.Method, c.SubmitTimeout = m, 10*ms })
 				var all []*sync.WaitGroup
