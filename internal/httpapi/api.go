@@ -13,7 +13,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -128,9 +127,6 @@ func (a *API) decide(w http.ResponseWriter, r *http.Request, dryRun bool) {
 	a.answer(w, req)
 }
 
-// requestLife is how long the answer to a request with a request_id is kept.
-const requestLife = 600 * algorithms.Second
-
 func (a *API) limit(r *http.Request, req *apiRequest, dryRun bool) error {
 	c := req.call
 	if err := a.addInlineLimit(req); err != nil {
@@ -143,7 +139,7 @@ func (a *API) limit(r *http.Request, req *apiRequest, dryRun bool) error {
 	}
 	c.DryRun = dryRun
 	if req.id != "" {
-		c.IdempotencyKey = limiter.IdempotencyKey{ID: "request " + req.id, Lifetime: requestLife}
+		c.IdempotencyKey = limiter.IdempotencyKey{ID: "request " + req.id, Lifetime: req.remember}
 	}
 	c.Arrived = time.Now()
 	return a.Limiter.Check(r.Context(), c)

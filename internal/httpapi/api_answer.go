@@ -78,7 +78,7 @@ func (a *API) answer(w http.ResponseWriter, req *apiRequest) {
 	if err := undecided(c); err != nil {
 		detail := "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"
 		if errors.Is(err, backend.ErrFull) {
-			detail = "there is no room for another bucket"
+			detail = "the memory of the sidecar has no room for another bucket or request_id, so nothing was consumed; raise --memory-max-keys, let ids be remembered for a shorter time (remember), or keep them in Redis (--redis-url)"
 		}
 		unavailable.write(w, detail, "")
 		return

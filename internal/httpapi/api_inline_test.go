@@ -30,9 +30,9 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 		exchangeStep{0, "/v1/limit", post(`,"count":6,"reserve":true`), 400, `limit "own": the cost is 6, but the limit can never hold more than 5`},
 		exchangeStep{0, "/v1/limit", settleBody(id, "1"), 200, `{"ok":true,"limits":[{"name":"own","key":"b","ok":true,"remaining":1,"limit":2,"reset_after_ms":30000}]}`},
 		// If the next request has a limit with other numbers, consumed units must stay consumed, as for limits
-		// in a file.
+		// in a file. A request of 0 units converts nothing, so the bucket still fills by its old numbers.
 		exchangeStep{0, "/v1/limit", `{"domain":"edge","name":"own","key":"a","count":0,"config":{"algorithm":"token_bucket","rate":10,"period":"1m"}}`, 200,
-			`{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
+			`{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":9,"limit":10,"reset_after_ms":30000}]}`},
 		exchangeStep{0, "/v1/limit", post(`,"request_id":"r"`), 200, `{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":0,"limit":2,"reset_after_ms":60000}]}`},
 		exchangeStep{0, "/v1/limit", strings.Replace(post(`,"request_id":"r"`), "1m", "2m", 1), 422, `request_id: it was used for another request; use a new one for each request`},
 	)

@@ -16,6 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/weights"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 const (
@@ -33,13 +34,21 @@ const maxKey = 100
 // maxID bounds a request_id, in bytes.
 const maxID = 128
 
+// A request_id is remembered for defaultRemember, unless the request states another time, from leastRemember to
+// limiter.MaxRemember.
+const (
+	defaultRemember = 600 * algorithms.Second
+	leastRemember   = algorithms.Second
+)
+
 // maxJitter bounds a jitter, in ms.
 const maxJitter = 3_600_000
 
 type apiRequest struct {
 	call *limiter.Call
-	// id is the idempotency key; "" means none.
-	id string
+	// id is the idempotency key; "" means none. remember is how long it is remembered.
+	id       string
+	remember algorithms.Micros
 	// jitter bounds the random delay, in ms, that is added to the retry and wait times in the answer.
 	jitter int64
 	// configs has an element for each element of call.Limits: the text of its member config, or nil.
@@ -58,7 +67,7 @@ func parseRequest(body []byte) (*apiRequest, error) {
 	if err != nil {
 		return nil, err
 	}
-	req := &apiRequest{call: &limiter.Call{}}
+	req := &apiRequest{call: &limiter.Call{}, remember: defaultRemember}
 	one, config := limiter.NamedCharge{Count: 1}, []byte(nil)
 	members := p.limitMembers(&one, &config)
 	members["domain"] = p.string(&req.call.Request.Domain)
@@ -68,6 +77,10 @@ func parseRequest(body []byte) (*apiRequest, error) {
 		if req.id, err = p.text(); err == nil && (req.id == "" || len(req.id) > maxID) {
 			err = fmt.Errorf("must have 1 to %d bytes, but has %d", maxID, len(req.id))
 		}
+		return err
+	}
+	members["remember"] = func() (err error) {
+		req.remember, err = p.remember()
 		return err
 	}
 	members["jitter"] = func() (err error) {
@@ -83,6 +96,8 @@ func parseRequest(body []byte) (*apiRequest, error) {
 		return req, onlySettles(seen, req.count)
 	case !seen["limits"] && !seen["name"]:
 		return nil, errors.New(`names no limit; write {"name": …} or {"limits": [{"name": …}, …]}`)
+	case seen["remember"] && !seen["request_id"]:
+		return nil, errors.New("has remember without a request_id; add the request_id that is remembered, or leave out remember")
 	case seen["count"] && seen["costs"]:
 		return nil, errBothCosts
 	case !seen["limits"]:
@@ -319,6 +334,19 @@ func (p *parser) value() (value string, err error) {
 func (p *parser) next() byte {
 	rest := bytes.TrimLeft(p.body[p.dec.InputOffset():], " \t\r\n:,")
 	return rest[0] // the value is well-formed, so another value follows
+}
+
+// remember parses how long a request_id is remembered.
+func (p *parser) remember() (algorithms.Micros, error) {
+	text, err := p.text()
+	if err != nil {
+		return 0, err
+	}
+	span, err := descriptors.ParseSpan(text)
+	if err != nil || span < leastRemember || span > limiter.MaxRemember {
+		return 0, fmt.Errorf("must be a time from 1s to 30d, such as 168h or 7d, but is %q", descriptors.Printable(text))
+	}
+	return span, nil
 }
 
 func (p *parser) config() ([]byte, error) {

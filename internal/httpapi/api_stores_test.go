@@ -32,28 +32,35 @@ type onStore struct {
 // onEachStore runs test in memory and on Redis, with the domain edge and these limits.
 func onEachStore(t *testing.T, limits string, test func(t *testing.T, s *onStore)) {
 	t.Helper()
-	run := func(t *testing.T, open func(t *testing.T, clock *storetest.Clock) backend.Store) {
-		t.Helper()
-		clock := &storetest.Clock{}
-		clock.Set(storetest.Start)
-		s := &onStore{t: t, clock: clock, store: open(t, clock)}
-		s.Handler = apiAt(t, s.store, clock.Now, func(a *API) { s.l = a.Limiter })
-		s.configure(limits)
-		test(t, s)
-	}
 	t.Run("memory", func(t *testing.T) {
-		run(t, func(_ *testing.T, clock *storetest.Clock) backend.Store {
-			return memory.New(memory.Config{Clock: clock.Time})
-		})
+		test(t, inMemory(t, limits, 0))
 	})
 	t.Run("redis", func(t *testing.T) {
-		run(t, openRedis)
+		clock := &storetest.Clock{}
+		clock.Set(storetest.Start)
+		test(t, on(t, openRedisAt(t, redistest.Start(t), clock), clock, limits))
 	})
 }
 
-func openRedis(t *testing.T, clock *storetest.Clock) backend.Store {
+// inMemory returns the API over a memory store with this MaxKeys.
+func inMemory(t *testing.T, limits string, maxKeys int) *onStore {
 	t.Helper()
-	store, err := redis.Open(redis.Config{URL: "redis://" + redistest.Start(t).Addr, Timeout: 10 * time.Second, Clock: clock.Now})
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	return on(t, memory.New(memory.Config{Clock: clock.Time, MaxKeys: maxKeys}), clock, limits)
+}
+
+func on(t *testing.T, store backend.Store, clock *storetest.Clock, limits string) *onStore {
+	t.Helper()
+	s := &onStore{t: t, clock: clock, store: store}
+	s.Handler = apiAt(t, s.store, clock.Now, func(a *API) { s.l = a.Limiter })
+	s.configure(limits)
+	return s
+}
+
+func openRedisAt(t *testing.T, server *redistest.Server, clock *storetest.Clock) backend.Store {
+	t.Helper()
+	store, err := redis.Open(redis.Config{URL: "redis://" + server.Addr, Timeout: 10 * time.Second, Clock: clock.Now})
 	if err != nil {
 		t.Fatal(err)
 	}

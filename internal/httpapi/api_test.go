@@ -325,7 +325,7 @@ func TestBackendFailureIsAnsweredByPolicy(t *testing.T) {
 	if w := call(away, "POST", "/v1/limit", `{"name":"share"}`); w.Code != 429 || !strings.Contains(w.Body.String(), `"degraded":true`) {
 		t.Errorf("beyond local_share: got %d %s; want status 429, degraded", w.Code, w.Body)
 	}
-	exchangeStep{0, "/v1/limit", `{"name":"send"}`, 503, "there is no room for another bucket"}.check(t, apiOver(t, broken{backend.ErrFull}))
+	exchangeStep{0, "/v1/limit", `{"name":"send"}`, 503, "the memory of the sidecar has no room for another bucket or request_id, so nothing was consumed; raise --memory-max-keys, let ids be remembered for a shorter time (remember), or keep them in Redis (--redis-url)"}.check(t, apiOver(t, broken{backend.ErrFull}))
 }
 
 func TestHeadersDescribeTheMostRestrictiveLimit(t *testing.T) {

@@ -16,6 +16,9 @@ type IdempotencyKey struct {
 	Lifetime algorithms.Micros
 }
 
+// MaxRemember is the longest Lifetime that callers may choose. A payment provider repeats a webhook for some days.
+const MaxRemember = 30 * algorithms.Day
+
 // once gives each group of charges an idempotency key. Groups are charged independently, so each needs an
 // ID of its own. Every request has a first group, so requests with the same ID meet there, whatever their limits are.
 func (c *Call) once() {

@@ -192,7 +192,7 @@ func (l *Limiter) decide(ctx context.Context, requests []Request, dryRun bool) e
 	for i := range requests {
 		r, m := &requests[i], requests[i].limit
 		if m.then() != nil {
-			return l.call(ctx, nil, requests, dryRun)
+			return l.call(ctx, limiter.IdempotencyKey{}, requests, dryRun)
 		}
 		reserve := r.Reserve && m.policy.Limit.CanReserve()
 		d.Add(&m.policy, r.Key, algorithms.Charge{Cost: r.N, Reserve: reserve, DryRun: dryRun})

@@ -319,6 +319,36 @@ func TestAllowOnceConsumesOnce(t *testing.T) {
 	}
 }
 
+func TestRememberFor(t *testing.T) {
+	l, clock := newLimiterAndClock(t)
+	left := func(options ...ratelimit.OnceOption) int64 {
+		t.Helper()
+		requests := []ratelimit.Request{{Name: "send", Key: []string{"bob"}, N: 1}}
+		if err := l.AllowOnce(t.Context(), "order 17", requests, options...); err != nil {
+			t.Fatal(err)
+		}
+		return requests[0].Result.Remaining
+	}
+	left(ratelimit.RememberFor(168 * time.Hour))
+	if _, err := l.AllowN(t.Context(), 5, "send", "bob"); err != nil {
+		t.Fatal(err)
+	}
+	clock.Set(storetest.Start + 167*3600*algorithms.Second)
+	if n := left(); n != 9 {
+		t.Errorf("repeated within the time: got %d remaining, want those of the first call, 9", n)
+	}
+	clock.Set(storetest.Start + 168*3600*algorithms.Second)
+	l.AllowN(t.Context(), 5, "send", "bob")
+	if n := left(); n != 4 {
+		t.Errorf("repeated after the time: got %d remaining, want 4, because it consumes again", n)
+	}
+	for _, d := range []time.Duration{time.Second - 1, ratelimit.MaxRemembered + 1} {
+		if err := l.AllowOnce(t.Context(), "x", []ratelimit.Request{{Name: "send", N: 1}}, ratelimit.RememberFor(d)); err == nil || !strings.Contains(err.Error(), "RememberFor needs a time from 1s to 720h0m0s") {
+			t.Errorf("%v: got the error %v; want one that states the bounds", d, err)
+		}
+	}
+}
+
 // An empty id would make all calls with the same requests one call, which is charged once.
 func TestAllowOnceNeedsAnID(t *testing.T) {
 	l, _ := newLimiterAndClock(t)

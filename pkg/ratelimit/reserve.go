@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/delay"
@@ -299,22 +300,40 @@ func (l *Limiter) settled(c *limiter.Call) (result Result, worst error) {
 
 var errEmptyID = errors.New("AllowOnce needs an id that is different for each call, such as the id of the request; it is empty")
 
-// Remembered is how long the Store keeps the result of AllowOnce.
+// Remembered is how long the Store keeps the result of AllowOnce, unless RememberFor states another time.
 const Remembered = 10 * time.Minute
+
+// MaxRemembered is the longest time of RememberFor.
+const MaxRemembered = time.Duration(limiter.MaxRemember) * time.Microsecond
+
+// OnceOption is an option of AllowOnce.
+type OnceOption struct{ remember time.Duration }
+
+// RememberFor keeps the result of AllowOnce for d, from a second to MaxRemembered. Each result counts like a bucket
+// towards the bounds of the Store. If calls with the same id state different times, the first one applies.
+func RememberFor(d time.Duration) OnceOption { return OnceOption{remember: d} }
 
 // AllowOnce is AllowAll for a call that may be repeated because its answer was lost. Config.MaxWait does not
 // apply.
 //
 // The id is an idempotency key: calls with the same id and requests consume units once, and return the
-// result of the first call for as long as Remembered. It must not be empty, and must be different for each
+// result of the first call for as long as Remembered, or the time of the option RememberFor. After that time the same
+// call consumes units again. The id must not be empty, and must be different for each
 // call of the same Config.Domain, such as a random UUID. A denied call is decided again when it is repeated, unless
 // one of its limits has Overdraw, which consumes units even for denied requests.
 //
 // If id was used for another call, the error is ErrReused. If the first call is in progress, or its outcome
 // is unknown, the error is ErrPending.
-func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) error {
+func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request, options ...OnceOption) error {
 	if id == "" {
 		return errEmptyID
+	}
+	once := limiter.IdempotencyKey{ID: "call " + id, Lifetime: algorithms.Micros(Remembered / time.Microsecond)}
+	for _, o := range options {
+		if o.remember < time.Second || o.remember > MaxRemembered {
+			return fmt.Errorf("AllowOnce: RememberFor needs a time from 1s to %v, but has %v", MaxRemembered, o.remember)
+		}
+		once.Lifetime = algorithms.Micros(o.remember / time.Microsecond)
 	}
 	for i := range requests {
 		if err := l.find(&requests[i]); err != nil {
@@ -324,16 +343,13 @@ func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) 
 	if len(requests) == 0 {
 		return nil
 	}
-	return l.call(ctx, &id, requests, false)
+	return l.call(ctx, once, requests, false)
 }
 
-// call decides requests whose limits find has set. If id is not nil, it is their idempotency key; then dryRun
-// must be false.
-func (l *Limiter) call(ctx context.Context, id *string, requests []Request, dryRun bool) error {
-	c := limiter.Call{Request: limiter.Request{Domain: l.domain, DryRun: dryRun}}
-	if id != nil {
-		c.IdempotencyKey = limiter.IdempotencyKey{ID: "call " + *id, Lifetime: algorithms.Micros(Remembered / time.Microsecond)}
-	}
+// call decides requests whose limits find has set. If once has an ID, it is their idempotency key; then dryRun must be
+// false.
+func (l *Limiter) call(ctx context.Context, once limiter.IdempotencyKey, requests []Request, dryRun bool) error {
+	c := limiter.Call{Request: limiter.Request{Domain: l.domain, DryRun: dryRun, IdempotencyKey: once}}
 	for i := range requests {
 		r, m := &requests[i], requests[i].limit
 		named := limiter.NamedCharge{Name: m.policy.Name, Key: clone(r.Key), Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()}
@@ -358,8 +374,8 @@ func (l *Limiter) call(ctx context.Context, id *string, requests []Request, dryR
 			continue
 		}
 		var number [16]byte
-		if id != nil {
-			number = limiter.IdempotencyID("reservation", l.domain, *id, strconv.Itoa(i), strconv.FormatInt(int64(of.Decision.At), 10))
+		if id, ok := strings.CutPrefix(once.ID, "call "); ok {
+			number = limiter.IdempotencyID("reservation", l.domain, id, strconv.Itoa(i), strconv.FormatInt(int64(of.Decision.At), 10))
 		}
 		r.Reservation = l.reservation(m, r.Key, of.Cost, &of.Decision, number)
 	}
