@@ -66,7 +66,7 @@ func (s *server) configureXDS(ctx, background context.Context, wg *sync.WaitGrou
 	x := s.config.XDS
 	c := xds.Config{
 		Server: x.Server, NodeID: x.NodeID, NodeMetadata: x.NodeMetadata, Headers: x.Headers,
-		MaxMessage: x.MaxMessage, MinBackoff: x.MinBackoff, MaxBackoff: x.MaxBackoff,
+		MaxMessage: x.MaxMessage, MaxLimits: s.config.Defaults.MaxLimits, MinBackoff: x.MinBackoff, MaxBackoff: x.MaxBackoff,
 		Version: s.config.Version, Log: s.log, Connected: s.reportControlPlane(x.Server, s.metrics.WatchControlPlane()),
 	}
 	if x.TLS {

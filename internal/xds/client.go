@@ -7,6 +7,7 @@
 package xds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,6 +66,8 @@ type Config struct {
 	TLS *TLS
 	// MaxMessage bounds a response, in bytes; 0 means DefaultMaxMessage.
 	MaxMessage int
+	// MaxLimits bounds the limits of a response; 0 means config.DefaultMaxLimits. It also bounds what else needs memory.
+	MaxLimits int
 	// MinBackoff and MaxBackoff bound the pause before the next attempt. The pause is a random part of
 	// MinBackoff, then of twice as much and so on, up to MaxBackoff. 0 means the defaults.
 	MinBackoff, MaxBackoff time.Duration
@@ -229,7 +232,7 @@ func (c *Client) stream(ctx context.Context, apply Use) (answered bool, err erro
 			return answered, err
 		}
 		answered = true
-		next = answer(response, next.VersionInfo, apply)
+		next = answer(response, next.VersionInfo, cmp.Or(c.config.MaxLimits, config.DefaultMaxLimits), apply)
 		if earlier, again := rejected.add(response.GetVersionInfo(), next.ErrorDetail == nil); again {
 			// Some servers, such as go-control-plane's, send a rejected version again at once. Without a
 			// pause, that would keep both sides busy.
@@ -261,10 +264,10 @@ func (r *rejections) add(version string, accepted bool) (earlier int, again bool
 
 // answer calls apply with a response, and returns the acknowledgement, or a rejection with a description. current is
 // the version that was in use before.
-func answer(r *discovery.DiscoveryResponse, current string, apply Use) *discovery.DiscoveryRequest {
+func answer(r *discovery.DiscoveryResponse, current string, maxLimits int, apply Use) *discovery.DiscoveryRequest {
 	var err error
 	if r.GetTypeUrl() == TypeURL {
-		err = apply(decode(r.GetResources()))
+		err = apply(decode(r.GetResources(), maxLimits))
 	} else {
 		err = errors.New("this client requests only " + TypeURL)
 	}

@@ -212,7 +212,7 @@ func TestForeignTypeIsRefused(t *testing.T) {
 		t.Error("the configuration was used; want it rejected")
 		return nil
 	}
-	r := answer(&discovery.DiscoveryResponse{TypeUrl: resource.ClusterType, VersionInfo: "2", Nonce: "n"}, "1", used)
+	r := answer(&discovery.DiscoveryResponse{TypeUrl: resource.ClusterType, VersionInfo: "2", Nonce: "n"}, "1", config.DefaultMaxLimits, used)
 	if r.VersionInfo != "1" || r.ResponseNonce != "n" || !strings.Contains(r.ErrorDetail.GetMessage(), TypeURL) {
 		t.Errorf("got %v; want a rejection (NACK) with version 1, nonce n and the type's URL in the error", r)
 	}
@@ -220,7 +220,7 @@ func TestForeignTypeIsRefused(t *testing.T) {
 
 func TestLongRefusalIsCut(t *testing.T) {
 	why := errors.New("éx" + strings.Repeat("éa", maxRefusal)) // the bound is in the middle of the two bytes of an é
-	r := answer(&discovery.DiscoveryResponse{TypeUrl: TypeURL}, "", func([]config.Message, config.Problems) error { return why })
+	r := answer(&discovery.DiscoveryResponse{TypeUrl: TypeURL}, "", config.DefaultMaxLimits, func([]config.Message, config.Problems) error { return why })
 	if text := r.ErrorDetail.GetMessage(); len(text) < maxRefusal || len(text) > maxRefusal+10 || !utf8.ValidString(text) {
 		t.Errorf("got %d bytes that end in %q; want valid UTF-8 of about %d bytes", len(text), text[len(text)-10:], maxRefusal)
 	}
@@ -273,7 +273,7 @@ func TestDefaultsOfTheClient(t *testing.T) {
 func TestTheLongestRefusalIsSentAsItIs(t *testing.T) {
 	for n, want := range map[int]string{maxRefusal: "", maxRefusal + 1: "…"} {
 		text := strings.Repeat("x", n)
-		r := answer(&discovery.DiscoveryResponse{TypeUrl: TypeURL}, "", func([]config.Message, config.Problems) error { return errors.New(text) })
+		r := answer(&discovery.DiscoveryResponse{TypeUrl: TypeURL}, "", config.DefaultMaxLimits, func([]config.Message, config.Problems) error { return errors.New(text) })
 		if got := r.ErrorDetail.GetMessage(); got != text[:maxRefusal]+want {
 			t.Errorf("%d bytes: %d bytes that end in %q; want %d and %q", n, len(got), got[len(got)-5:], maxRefusal, want)
 		}

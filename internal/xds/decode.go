@@ -32,8 +32,12 @@ const (
 const maxNesting = 256
 
 // decode decodes resources. A resource that cannot be decoded becomes a Problem and an Unreadable message.
-// The others are still decoded, so that the client reports all mistakes at once.
-func decode(resources []*anypb.Any) (messages []config.Message, problems config.Problems) {
+// The others are still decoded, so that the client reports all mistakes at once. If the resources together are too large
+// for the bound on limits, none is decoded, and the result is one Unreadable message without a name.
+func decode(resources []*anypb.Any, maxLimits int) (messages []config.Message, problems config.Problems) {
+	if why := tooLarge(resources, maxLimits); why != "" {
+		return []config.Message{{Unreadable: true}}, config.Problems{{File: config.MessageFile("", "response"), Message: why}}
+	}
 	for i, resource := range resources {
 		refuse := func(m *ratelimit.RateLimitConfig, name, format string, args ...any) {
 			messages = append(messages, config.Message{Name: m.GetName(), Domain: m.GetDomain(), Unreadable: true})

@@ -26,8 +26,12 @@ func resources(t *testing.T, messages ...proto.Message) (list []*anypb.Any) {
 	return list
 }
 
+func decodeAny(resources []*anypb.Any) ([]config.Message, config.Problems) {
+	return decode(resources, config.DefaultMaxLimits)
+}
+
 func TestDecode(t *testing.T) {
-	got, problems := decode(resources(t, &ratelimit.RateLimitConfig{Name: "n", Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{
+	got, problems := decodeAny(resources(t, &ratelimit.RateLimitConfig{Name: "n", Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{
 		{Key: "a", Value: "b", ShadowMode: true, DetailedMetric: true, Descriptors: []*ratelimit.RateLimitDescriptor{
 			{Key: "c", RateLimit: &ratelimit.RateLimitPolicy{
 				Unit: ratelimit.RateLimitUnit_HOUR, RequestsPerUnit: 7, Name: "x", Replaces: []*ratelimit.RateLimitReplace{{Name: "y"}, {Name: "z"}},
@@ -48,7 +52,7 @@ func TestDecode(t *testing.T) {
 
 func TestUnits(t *testing.T) {
 	for number, want := range map[ratelimit.RateLimitUnit]string{0: "UNKNOWN", 1: "second", 2: "minute", 3: "hour", 4: "day", 5: "month", 6: "year", 7: "week", 8: "8", -1: "-1"} {
-		got, problems := decode(resources(t, &ratelimit.RateLimitConfig{Descriptors: []*ratelimit.RateLimitDescriptor{{RateLimit: &ratelimit.RateLimitPolicy{Unit: number}}}}))
+		got, problems := decodeAny(resources(t, &ratelimit.RateLimitConfig{Descriptors: []*ratelimit.RateLimitDescriptor{{RateLimit: &ratelimit.RateLimitPolicy{Unit: number}}}}))
 		if len(problems) > 0 || got[0].Descriptors[0].Limit.Unit != want {
 			t.Errorf("%d: got %v, %v; want the unit %v", number, got, problems, want)
 		}
@@ -76,7 +80,7 @@ func TestLaterFields(t *testing.T) {
 	}
 	b = protowire.AppendVarint(protowire.AppendTag(b, 99, protowire.VarintType), 1)
 	b = protowire.AppendVarint(protowire.AppendTag(b, 99, protowire.VarintType), 2)
-	got, problems := decode(resources(t, with(b)))
+	got, problems := decodeAny(resources(t, with(b)))
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
@@ -85,13 +89,13 @@ func TestLaterFields(t *testing.T) {
 		t.Errorf("got %+v; want quota mode, the metadata and the unknown field 99", d)
 	}
 	// A field with the number of quota_mode but another type is reported and ignored.
-	got, _ = decode(resources(t, with(protowire.AppendString(protowire.AppendTag(nil, fieldQuotaMode, protowire.BytesType), "x"))))
+	got, _ = decodeAny(resources(t, with(protowire.AppendString(protowire.AppendTag(nil, fieldQuotaMode, protowire.BytesType), "x"))))
 	if d := got[0].Descriptors[0]; d.Quota || !reflect.DeepEqual(d.Unknown, []int32{fieldQuotaMode}) {
 		t.Errorf("got %+v; want no quota mode, and its field among the unknown ones", d)
 	}
 	policy := &ratelimit.RateLimitPolicy{}
 	policy.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 6, protowire.VarintType), 1))
-	got, _ = decode(resources(t, &ratelimit.RateLimitConfig{Descriptors: []*ratelimit.RateLimitDescriptor{{RateLimit: policy}}}))
+	got, _ = decodeAny(resources(t, &ratelimit.RateLimitConfig{Descriptors: []*ratelimit.RateLimitDescriptor{{RateLimit: policy}}}))
 	if l := got[0].Descriptors[0].Limit; !reflect.DeepEqual(l.Unknown, []int32{6}) {
 		t.Errorf("got %+v; want the unknown field 6", l)
 	}
@@ -116,7 +120,7 @@ func TestUndecodableMessages(t *testing.T) {
 		"metadata":              {resources(t, with(broken))[0], `xds:d: cannot be decoded: descriptor "k": metadata`},
 	} {
 		good := resources(t, &ratelimit.RateLimitConfig{Domain: "good"})[0]
-		got, problems := decode([]*anypb.Any{c.resource, good})
+		got, problems := decodeAny([]*anypb.Any{c.resource, good})
 		if len(problems) != 1 || !strings.Contains(problems.Error(), c.want) || !problems.Bad() {
 			t.Errorf("%s: %v, want %s", name, problems, c.want)
 		}
@@ -130,7 +134,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte{2<<3 | 2, 1, 'd', 3<<3 | 2, 3, 1<<3 | 2, 1, 'k'})
 	f.Add([]byte{3<<3 | 2, 5, fieldQuotaMode << 3, 1, fieldMetadata<<3 | 2, 1, 0xff})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		messages, problems := decode([]*anypb.Any{{TypeUrl: TypeURL, Value: data}})
+		messages, problems := decodeAny([]*anypb.Any{{TypeUrl: TypeURL, Value: data}})
 		if len(messages) != 1 || messages[0].Unreadable != (len(problems) == 1) {
 			t.Errorf("got %v, %v; want one message, unreadable only if a problem is reported", messages, problems)
 		}
