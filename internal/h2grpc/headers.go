@@ -50,7 +50,7 @@ type headReader struct {
 	decoder *hpack.Decoder
 	fields  []hpack.HeaderField // the fields of the last block, or none if the block was known; valid until release or the next block
 	size    int
-	work    int // the sum of size since conn.read has reset it
+	work    int // the sum of size in this turn of the connection, and turnWork/othersPerTurn for each stream of Config.Others
 	tooLong bool
 
 	known     []byte // a block that does not change the table; empty means none

@@ -45,6 +45,9 @@ const (
 	// frame. A block of a few bytes can refer to the table's fields of 4 KiB many times. Decoding the fields of a turn
 	// takes less than a millisecond.
 	turnWork = 256 << 10
+	// othersPerTurn is the number of streams that a connection passes to Config.Others, or ends there, before it yields.
+	// Each makes goroutines that need about 50 us together.
+	othersPerTurn = 8
 
 	// shortBlock is the longest block that is decoded with the connection's lock held; it takes about ten microseconds.
 	shortBlock = 2 << 10

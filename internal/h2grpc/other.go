@@ -49,6 +49,7 @@ func (c *conn) handToOthers(s *stream, fields []hpack.HeaderField) error {
 		s.other.body.end(nil)
 	}
 	c.others++
+	c.heads.work += turnWork / othersPerTurn
 	c.handed += size
 	c.count()
 	w := &responseWriter{conn: c, stream: s, header: http.Header{}}

@@ -133,8 +133,17 @@ func (c *conn) closeNow() {
 func (c *conn) close() {
 	c.mu.Lock()
 	c.closeNow()
+	ended := 0
 	for _, s := range c.open {
 		c.drop(s)
+		if s.state != handedToOthers {
+			continue
+		}
+		if ended++; ended%othersPerTurn == 0 {
+			c.mu.Unlock()
+			yield()
+			c.mu.Lock()
+		}
 	}
 	for c.operations > 0 || c.others > 0 { // these end soon, because they are canceled
 		c.changed.Wait()

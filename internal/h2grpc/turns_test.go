@@ -2,7 +2,9 @@ package h2grpc
 
 import (
 	"bytes"
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -50,6 +52,30 @@ func TestAConnectionYieldsAfterMuchWork(t *testing.T) {
 			}
 		}
 		close(nc.in)
+	})
+}
+
+// The goroutines of many streams of the other handler must not be made, or ended, at once.
+func TestAConnectionYieldsBetweenStreamsOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		former := yield
+		defer func() { yield = former }()
+		var yields atomic.Int64
+		yield = func() { yields.Add(1) }
+		c := dial(t, serve(t, &echo{}, withOthers(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })))
+		for range maxOthers {
+			c.open(c.fields("grpc-encoding", "gzip"))
+		}
+		c.flush()
+		synctest.Wait()
+		if n := yields.Swap(0); n < maxOthers/othersPerTurn {
+			t.Errorf("the connection yielded %d times for %d streams; want at least %d times", n, maxOthers, maxOthers/othersPerTurn)
+		}
+		c.nc.Close()
+		synctest.Wait()
+		if n := yields.Load(); n < maxOthers/othersPerTurn {
+			t.Errorf("the connection yielded %d times at its end; want at least %d times", n, maxOthers/othersPerTurn)
+		}
 	})
 }
 
