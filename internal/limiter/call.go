@@ -17,17 +17,18 @@ type Call struct {
 	Request
 	Verdict
 
-	config     *Config
-	adjusted   *adjusted          // nil if there are no adjustments
-	blocked    bool               // an operator blocks a key, so the request is denied in every mode
-	excepted   bool               // because an operator blocks a key or made it unlimited, the request has other charges
-	charges    []backend.Charge   // in a Batch: a part of the Batch's charges
-	decisions  []backend.Decision // in a Batch: a part of the Batch's decisions
-	keys       []byte
-	buckets    []uint32 // hash table by bucket key; it holds 1 + an index into charges, and 0 where it is free
-	inBatch    span
-	candidates []candidate
-	payers     []payer
+	config    *Config
+	adjusted  *adjusted          // nil if there are no adjustments
+	blocked   bool               // an operator blocks a key, so the request is denied in every mode
+	excepted  bool               // because an operator blocks a key or made it unlimited, the request has other charges
+	charges   []backend.Charge   // in a Batch: a part of the Batch's charges
+	decisions []backend.Decision // in a Batch: a part of the Batch's decisions
+	keys      []byte
+	buckets   []uint32 // hash table by bucket key; it holds 1 + an index into charges, and 0 where it is free
+	inBatch   span
+	payers    []payer
+	places    []place
+	order     []int
 
 	reserved Reserved // the content of an id that is made or opened; its memory is reused
 	reserves int      // how many Results have a limit with settle that is not in shadow mode
@@ -125,7 +126,8 @@ type Result struct {
 	// Key identifies the bucket; its bytes are opaque. It is nil if the request has no bucket: the Policy is
 	// unlimited or nil.
 	Key []byte
-	// Cost is in units. A bucket that occurs twice in a request is charged the sum of both Costs.
+	// Cost is in units. A bucket that occurs twice in a request is charged the sum of both Costs. If For is set, Cost is
+	// what the payer paid for all limits of the plan; it is 0 in all Results of the plan but one.
 	Cost     int64
 	Decision backend.Decision
 	Outcome  Outcome
@@ -136,9 +138,10 @@ type Result struct {
 	chargedAt algorithms.Micros // Charge.ChargedAt of a settlement; 0 for other charges
 	reserve   bool
 	settle    bool
-	local     bool // this process's own bucket decided
-	payer     int  // 1 + index into Call.payers; 0 means none
-	charge    int  // index into Call.charges, or noCharge or toCharge
+	local     bool  // this process's own bucket decided
+	payer     int   // 1 + index into Call.payers; 0 means none
+	times     int64 // if For is set: how many Results of the request have the bucket whose cost was paid; else 0
+	charge    int   // index into Call.charges, or noCharge or toCharge
 }
 
 // Status is the answer to one descriptor or named limit. For a descriptor it is that of its most restrictive limit.
@@ -204,7 +207,7 @@ func (c *Call) Reset() {
 	c.Descriptors, c.Limits = descriptors, limits
 	c.Results, c.Statuses, c.Settlements = results, statuses, settlements
 	c.reserves, c.done, c.groups = 0, 0, 0
-	c.charges, c.keys, c.candidates, c.payers = c.charges[:0], c.keys[:0], c.candidates[:0], c.payers[:0]
+	c.charges, c.keys, c.payers = c.charges[:0], c.keys[:0], c.payers[:0]
 	c.config, c.adjusted, c.blocked, c.excepted = nil, nil, false, false
 }
 
@@ -235,7 +238,7 @@ func (c *Call) Consumed(r *Result) bool {
 func (c *Call) BufferBytes() int {
 	return cap(c.keys) + cap(c.buckets)*int(unsafe.Sizeof(c.buckets[0])) + cap(c.Results)*int(unsafe.Sizeof(Result{})) +
 		cap(c.Statuses)*int(unsafe.Sizeof(Status{})) + cap(c.Descriptors)*int(unsafe.Sizeof(Descriptor{})) +
-		cap(c.candidates)*int(unsafe.Sizeof(candidate{})) + cap(c.payers)*int(unsafe.Sizeof(payer{})) +
+		cap(c.payers)*int(unsafe.Sizeof(payer{})) + cap(c.places)*int(unsafe.Sizeof(place{})) + cap(c.order)*int(unsafe.Sizeof(0)) +
 		cap(c.Settlements)*int(unsafe.Sizeof(Settlement{}))
 }
 

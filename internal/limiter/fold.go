@@ -181,7 +181,8 @@ func (c *Call) updateStatus(i int) {
 
 func (c *Call) setRetryAfter() {
 	for i := range c.Results {
-		if r := &c.Results[i]; c.Denies(r) {
+		// A limit that was charged although another one denied is allowed, and also has a retry time.
+		if r := &c.Results[i]; c.Denies(r) || r.Decision.Allowed {
 			c.Never = c.Never || r.Decision.Never
 			c.RetryAfter = max(c.RetryAfter, r.Decision.RetryAfter)
 		}

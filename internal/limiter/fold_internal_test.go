@@ -8,22 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-func TestRetryTimesOfSeveralBuckets(t *testing.T) {
-	never := retry{never: true}
-	for _, c := range []struct{ a, b, both, either retry }{
-		{retry{after: 3}, retry{after: 5}, retry{after: 5}, retry{after: 3}},
-		{retry{after: 5}, retry{after: 3}, retry{after: 5}, retry{after: 3}},
-		{retry{}, retry{after: 3}, retry{after: 3}, retry{}},
-		{never, retry{after: 3}, never, retry{after: 3}},
-		{retry{after: 3}, never, never, retry{after: 3}},
-		{never, never, never, never},
-	} {
-		if both, either := c.a.both(c.b), c.a.either(c.b); both != c.both || either != c.either {
-			t.Errorf("%+v and %+v: both after %+v, either after %+v; want %+v and %+v", c.a, c.b, both, either, c.both, c.either)
-		}
-	}
-}
-
 func TestWhichResultsDeny(t *testing.T) {
 	plain, quota := &descriptors.Policy{}, &descriptors.Policy{Quota: true}
 	for _, c := range []struct {

@@ -240,22 +240,25 @@ func (c *Call) charge() {
 	if c.deniedByReserves() {
 		return
 	}
+	haveThen := false
 	for i := range c.Results {
 		r := &c.Results[i]
-		switch {
-		case r.charge != toCharge:
-		case r.Policy.Extra().Then != nil && c.addCandidate(i):
-		case c.together(r):
+		if r.charge != toCharge {
+			continue
+		}
+		if r.Policy.Extra().Then != nil {
+			haveThen = true
+		}
+		if c.together(r) {
 			c.chargeTogether(r)
 		}
 	}
-	if len(c.candidates) > 0 {
-		c.chargeAlternatives()
+	if haveThen && len(c.charges) > 0 {
+		c.addPayers()
 	}
 	for i := range c.Results {
 		if r := &c.Results[i]; r.charge == toCharge {
-			c.groups++
-			c.add(r, c.groups)
+			c.addAlone(r)
 		}
 	}
 }
@@ -297,7 +300,7 @@ func (c *Call) charged(key []byte) int {
 		return -1
 	}
 	if len(c.charges) == 0 {
-		places := 2 << bits.Len(uint(len(c.Results))) // at least twice the largest possible number of charges
+		places := 4 << bits.Len(uint(len(c.Results))) // at least twice the largest possible number of charges, of which each may have a payer
 		c.buckets = slices.Grow(c.buckets[:0], places)[:places]
 		clear(c.buckets)
 	}
@@ -336,16 +339,7 @@ func (c *Call) dryRunMistake() bool {
 	if len(c.Limits) == 0 || c.config.Modes.Shadow {
 		return false
 	}
-	if !slices.ContainsFunc(c.Results, func(r Result) bool {
-		if r.charge < 0 || !c.together(&r) || !neverFits(r.Policy, &c.charges[r.charge]) {
-			return false
-		}
-		if r.payer == 0 {
-			return true
-		}
-		payer := &c.payers[r.payer-1]
-		return neverFits(payer.Policy, &c.charges[payer.charge])
-	}) {
+	if !slices.ContainsFunc(c.Results, func(r Result) bool { return r.charge >= 0 && c.together(&r) && c.neverFits(&r) }) {
 		return false
 	}
 	c.dryRun()
@@ -358,6 +352,19 @@ func (c *Call) dryRun() {
 	for i := range c.charges {
 		c.charges[i].Terms.DryRun = true
 	}
+}
+
+// neverFits reports whether r, which has a charge, can never be allowed, and neither can its payer.
+func (c *Call) neverFits(r *Result) bool {
+	charge := c.charges[r.charge]
+	if charge.Own != nil { // whether the row or the payer can pay for the row depends on the Results of the row
+		charge.Terms.Cost, charge.Terms.Reserve = charge.Own.Cost, charge.Own.Reserve
+	}
+	if never := neverFits(r.Policy, &charge); !never || r.payer == 0 {
+		return never
+	}
+	payer := &c.payers[r.payer-1]
+	return neverFits(payer.Policy, &c.charges[payer.charge])
 }
 
 // answerMistake sets the decisions that the store could not make, after dryRunMistake returned true. They are known
@@ -395,6 +402,9 @@ func (c *Call) decideFailed(local backend.Store) {
 		}
 		charge := c.charges[r.charge]
 		charge.Limit, charge.Shards, charge.Lease = r.Policy.Extra().Local, nil, nil
+		if own := charge.Own; own != nil { // nothing is paid for others, because each limit decides alone
+			charge.Terms.Cost, charge.Terms.Reserve, charge.Own = own.Cost, own.Reserve, nil
+		}
 		if r.Policy.Extra().Settle != nil && len(c.Limits) == 0 { // an estimate beyond the share would always be denied
 			charge.Terms.Cost = min(charge.Terms.Cost, max(1, charge.Limit.Capacity))
 		}

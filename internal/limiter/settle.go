@@ -74,7 +74,9 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	if !c.Consumed(r) { // in shadow mode a request is allowed although its units were not consumed
 		count = 0
 	}
-	return PartOf(r.Policy, ByName{Name: name, Values: named.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At), true
+	p = PartOf(r.Policy, ByName{Name: name, Values: named.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At)
+	p.Times = max(1, r.times)
+	return p, true
 }
 
 // PartOf returns the part for count units of p that an application reserved at the time reservedAt. bucket has the

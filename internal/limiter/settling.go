@@ -298,7 +298,7 @@ func (c *Call) collectReserved(r *Reserved, shadow bool) {
 			})
 		}
 		r.Parts[at].Count += one.Cost
-		r.Parts[at].Times++
+		r.Parts[at].Times += max(1, one.times)
 	}
 }
 

@@ -296,7 +296,8 @@ func TestEachGroupHasItsOwnHead(t *testing.T) {
 		"reused":      {8, 0, false, backend.ErrReused},
 	} {
 		d := make([]backend.Decision, 3)
-		run := &scriptRun{targets: []target{{heads: 2}, {decision: &d[0]}, {decision: &d[1]}, {decision: &d[2]}}}
+		c := &backend.Charge{}
+		run := &scriptRun{targets: []target{{heads: 2}, {c, &d[0], 0}, {c, &d[1], 0}, {c, &d[2], 0}}}
 		run.reply = string(slices.Concat(doubles(nil, now), head(test.flags), allowed, allowed, allowed))
 		if err := run.answer(); err != nil {
 			t.Fatal(err)

@@ -107,7 +107,10 @@ const (
 	dry      = 8 * oneFlag
 	rawCost  = 16 * oneFlag
 	settles  = 32 * oneFlag
-	then     = 64 * oneFlag // the charge has an alternative: the next charge without this flag
+	then     = 64 * oneFlag  // the charge has an alternative: the next charge without this flag
+	own      = 128 * oneFlag // the cost of Own follows
+	ownAhead = 256 * oneFlag // Own is reserved
+	free     = 512 * oneFlag
 )
 
 // add appends the charge c to t. The decision will be stored in d. name is the name of c's key, and group is
@@ -135,6 +138,15 @@ func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, gro
 	if c.Then {
 		what += then
 	}
+	if c.Terms.Free {
+		what += free
+	}
+	if c.Own != nil {
+		what += own
+		if c.Own.Reserve {
+			what += ownAhead
+		}
+	}
 	extended := c.Terms.MaxWait != 0 || c.Terms.ChargedAt != 0
 	if extended {
 		what += long
@@ -142,6 +154,9 @@ func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, gro
 	t.charges = doubles(t.charges, float64(t.key(name)), float64(what), exact(c.Terms.Cost), phaseOf(c))
 	if extended {
 		t.charges = doubles(t.charges, float64(c.Terms.MaxWait), float64(c.Terms.ChargedAt))
+	}
+	if c.Own != nil {
+		t.charges = doubles(t.charges, exact(c.Own.Cost))
 	}
 }
 
@@ -381,7 +396,8 @@ func (t *scriptRun) answer() error {
 	}
 	now, rest := moment(t.reply), t.reply[headSize:]
 	at, replayed, reused, heads := now, false, false, 0 // these describe the current group with an idempotency key; heads is the number of its remaining charges
-	for _, to := range t.targets {
+	for i := range t.targets {
+		to := &t.targets[i]
 		text := rest[:sizeOf(rest)]
 		rest = rest[len(text):]
 		if to.heads > 0 {
@@ -404,8 +420,28 @@ func (t *scriptRun) answer() error {
 			fromWindows(to.charge.Limit.Calendar, at, &to.decision.Decision)
 		}
 		to.decision.At, to.decision.Replayed = at, replayed
+		if to.charge.Own != nil && !to.decision.Allowed {
+			t.tellBoth(i)
+		}
 	}
 	return nil
+}
+
+// tellBoth sets the retry time of the charge t.targets[i], which was denied and has an Own, to that of the charge and of
+// the row before it. The script cannot compare times that are numbers of windows, so it returns the retry time of Own in
+// place of the wait, which a denial does not have. A retry time of 0 means that only Own can be allowed.
+func (t *scriptRun) tellBoth(i int) {
+	d := t.targets[i].decision
+	with, is := algorithms.Retry{After: d.Wait}, algorithms.Retry{After: d.RetryAfter, Never: d.RetryAfter == 0}
+	d.Wait = 0
+	if d.Never { // Own can never be allowed either
+		return
+	}
+	for k := i - 1; k >= 0 && t.targets[k].charge != nil && t.targets[k].charge.Then; k-- {
+		with = with.Both(t.targets[k].decision.Retry())
+	}
+	is = is.Either(with)
+	d.RetryAfter, d.Never = is.After, is.Never
 }
 
 // fromWindows converts the times in d, which are numbers of windows, to durations. d was decided at time at.

@@ -30,6 +30,10 @@
 --            flag 16  the cost is in the unit of the value, 1/q unit (Charge.Scaled, here raw)
 --            flag 32  settle
 --            flag 64  then: if this charge is not allowed, the next charge without this flag is made
+--            flag 128 one more double follows, the cost of Own: it is charged in place of the cost if the
+--                     charges before with flag 64 are made
+--            flag 256 Own is reserved
+--            flag 512 free: a denial changes nothing
 --
 --            A charge with limit 0 is the head of a group with an idempotency key. Its key is the key of
 --            the record, its cost is the time in ms for which the record is kept, and 32 more bytes
@@ -40,6 +44,8 @@
 --
 --            flag 1   allowed
 --            flag 2   never: the cost is more than the bucket can ever hold
+--                     The last double of a denied charge with Own is not the wait, but the retry time of
+--                     Own; a retry time of 0 means that only Own can be allowed
 --            flag 4   the last double is the number of units that a settlement lost. Of a head: replayed
 --            flag 8   of a head: the record belongs to another request, nothing was charged
 --            flag 16  the three times are counted in windows of a calendar
@@ -80,8 +86,9 @@
 
 -- charge_tokens computes a charge of a token bucket. ticks have passed since the bucket held value. value, cost,
 -- least and refund are in 1/q unit. The charge is allowed if the value after it is not below least. If refund is
--- not nil, it is added to the bucket, and cost is ignored.
-local function charge_tokens(l, value, ticks, cost, least, refund)
+-- not nil, it is added to the bucket, and cost is ignored. If keeps is true, a denial takes nothing, whatever the
+-- limit.
+local function charge_tokens(l, value, ticks, cost, least, refund, keeps)
   local p, v = l.p, l.v
   local flags, retry, wait = 1, 0, 0
   local flown = ticks * p
@@ -97,7 +104,7 @@ local function charge_tokens(l, value, ticks, cost, least, refund)
     end
   else
     flags, retry = 0, cost + least
-    if l.overdraw then
+    if l.overdraw and not keeps then
       if retry > v then retry = v end -- a bucket never holds more than v: retry when it is full
       local bottom = -l.max_reserved * l.q
       if value < bottom then bottom = value end
@@ -115,8 +122,9 @@ end
 
 -- charge_window computes a charge of a fixed window. starts is the number of windows that have started since the
 -- bucket held value. value, cost, reserve and refund are in units. The charge is allowed if the value after it is
--- not below -reserve. If refund is not nil, it is added to the bucket, and cost is ignored.
-local function charge_window(l, value, starts, cost, reserve, refund)
+-- not below -reserve. If refund is not nil, it is added to the bucket, and cost is ignored. keeps is that of
+-- charge_tokens.
+local function charge_window(l, value, starts, cost, reserve, refund, keeps)
   local rate, capacity, clears = l.rate, l.capacity, l.clears
   local flags, retry, wait = 1, 0, 0
   if starts > 0 then
@@ -132,7 +140,7 @@ local function charge_window(l, value, starts, cost, reserve, refund)
       wait = -value / rate
       wait = wait + -wait % 1
     end
-  elseif l.charges_denied then
+  elseif l.charges_denied and not keeps then
     local bottom, most = -l.max_reserved, capacity + l.max_reserved
     if value < bottom then bottom = value end
     value = value - (cost < most and cost or most)
@@ -148,7 +156,7 @@ local function charge_window(l, value, starts, cost, reserve, refund)
     end
   elseif cost > capacity + reserve then
     flags = 2
-  elseif l.per_request then
+  elseif clears then
     flags, retry = 0, 1
   else
     flags, retry = 0, (cost - reserve - value) / rate
@@ -450,10 +458,10 @@ local function general(now, given, names, stored, lives, answers)
     calendar_start, locate, same_scale, converted, take_converted, adopt_balance, balance, consumed, kept_tokens, after, kept_window,
     outlived, units, of, until_units, until_used, ticks_to, give_units, given_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, smallest, mul_div, mul_div_ceil,
     phase_of, window_of, take_window, windows_to_full, take_guaranteed, guaranteed_retry,
-    take_turn, unit_of, most_of_windows, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
+    take_turn, unit_of, most_of_windows, charges_denied, takes_denied, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
     beyond, passed, peaks_of, adopt_peaks,
     blocked, with, full_of, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, alternatives, allow,
-    peek, charge_if, take_one,
+    peek, dry_run_of, again, own_retry, charge_if, take_one,
     elapsed, flow, cost_in, back, returned, take_tokens, log_load, log_size, log_at, log_clamp, log_cut, log_write,
     log_outlive, load, remember, save, lifetime, pack_denials, unpack_denials, pack_peaks, unpack_peaks
 
@@ -497,10 +505,10 @@ local function general(now, given, names, stored, lives, answers)
     end
     if a.settle and a.cost == 0 then d.allowed, d.retry = true, 0 end
     if at > now and d.timed then later(d, at - now) end
-    if d.never and not l.takes_denied then return s end
+    if d.never and not takes_denied(l, a) then return s end
     if a.cost < 0 and not seen and l.initial >= l.capacity then return s end
-    if a.cost ~= 0 and not dry_run and (d.allowed or l.charges_denied) then return next end
-    return keep(l, s, kept, seen, dry_run)
+    if a.cost ~= 0 and not dry_run and (d.allowed or charges_denied(l, a)) then return next end
+    return keep(l, s, kept, seen, dry_run or (a.free and not d.allowed))
   end
 
   function clear(l, d)
@@ -512,10 +520,10 @@ local function general(now, given, names, stored, lives, answers)
   -- denied, or a penalty blocks this one.
   function kept_of(l, phase, s, a)
     if l.rate == 0 then return s end
-    local is = with(s, denials_at(l, s))
+    local is, dry_run = with(s, denials_at(l, s)), a.dry_run or a.free
     local kept, _, seen = begin(l, phase, is, now)
-    kept = keep(l, is, kept, seen, a.dry_run)
-    if a.dry_run and kept == is then return s end
+    kept = keep(l, is, kept, seen, dry_run)
+    if dry_run and kept == is then return s end
     return with(kept, is and is.denials)
   end
 
@@ -562,6 +570,11 @@ local function general(now, given, names, stored, lives, answers)
     end
     return s, at, true
   end
+
+  -- charges_denied reports whether l charges a even if it is denied: no reservation, and nothing that is free.
+  function charges_denied(l, a) return l.charges_denied and not a.free and (not a.reserve or a.settle) end
+
+  function takes_denied(l, a) return l.takes_denied and charges_denied(l, a) end
 
   -- fresh returns the state of a new bucket at time t. It keeps log, because log contains which entries are
   -- stored in Redis.
@@ -701,7 +714,7 @@ local function general(now, given, names, stored, lives, answers)
     if a.cost == 0 then return nil end
     local c, most = converted(l, phase, s, t)
     local next = c and take(l, phase, c, a, d, dry_run)
-    if c and (d.allowed or l.charges_denied and l.capacity > most) then return next end
+    if c and (d.allowed or charges_denied(l, a) and l.capacity > most) then return next end
     clear(l, d)
     return nil
   end
@@ -893,7 +906,7 @@ local function general(now, given, names, stored, lives, answers)
     elseif goal >= full and k.used <= of(k, l, goal) then
       k.used = k.used + mul_div_ceil(cost, k.unit, unit)
       d.allowed, d.wait = true, until_units(k, l, t, full)
-    elseif l.charges_denied then
+    elseif charges_denied(l, a) then
       k.used = min(max(k.used, (l.capacity + reach) * k.unit), k.used + mul_div_ceil(cost, k.unit, unit))
       d.never = l.takes_denied and cost > full
       if not d.never then d.retry = until_units(k, l, t, max(0, goal)) end
@@ -1058,7 +1071,8 @@ local function general(now, given, names, stored, lives, answers)
         cost, reserve = had - to, -to
       end
     end
-    local flags, value, remaining, retry, reset, wait = charge_window(l, s.value, starts, cost, reserve, given)
+    local flags, value, remaining, retry, reset, wait =
+      charge_window(l, s.value, starts, cost, reserve, given, not charges_denied(l, a))
     if l.settles then
       peaks = peaked(l, peaks and { unpack(peaks) }, t, l.capacity - had, l.capacity - value, a.of)
       if beyond(l, a) then wait = 0 end
@@ -1256,7 +1270,7 @@ local function general(now, given, names, stored, lives, answers)
       return kept_of(l, phase, s, a)
     end
     local next = take(l, phase, is, a, d, dry_run)
-    if dry_run or l.rate == 0 or (d.never and not l.takes_denied) then
+    if dry_run or l.rate == 0 or (a.free and not d.allowed) or (d.never and not takes_denied(l, a)) then
       return next == is and s or with(next, s and s.denials)
     end
     if l.after > 0 and not d.allowed and not d.never and a.cost > 0 then
@@ -1415,7 +1429,12 @@ local function general(now, given, names, stored, lives, answers)
   -- true, and that follow each other, form a row. The charge behind the row is its alternative. take_all makes either
   -- the charges of the row or the alternative. It returns whether the group was charged.
   function take_all(charges, first, last)
-    local all, never, at = true, false, first
+    local all, never, at, free = true, false, first, false
+    for i = first, last do
+      local c = charges[i]
+      free = free or c.cost < 0 or (c.own and c.own < 0)
+    end
+    for i = first, last do charges[i].free = free or charges[i].free end
     while at <= last do
       local to = alternatives(charges, at, last)
       local allowed, is_never = peek(charges, at, to)
@@ -1424,14 +1443,10 @@ local function general(now, given, names, stored, lives, answers)
     at = first
     while at <= last do
       local to = alternatives(charges, at, last)
-      local within = allow(charges, at, to - 1)
-      for i = at, to do
-        if at == to or i == to and not within then
-          charge_if(charges[i], all, never)
-        elseif i < to then
-          charge_if(charges[i], all and within, never)
-        end
-      end
+      local c, within = charges[to], allow(charges, at, to - 1)
+      for i = at, to - 1 do charge_if(charges[i], all and within, never) end
+      if at == to or not within or c.own then charge_if(c, all, never) end
+      if at < to and c.own and not c.allowed then own_retry(c) end
       at = to + 1
     end
     return all
@@ -1451,45 +1466,75 @@ local function general(now, given, names, stored, lives, answers)
   end
 
   -- peek decides a row and its alternative, charges[last], as dry runs. It returns whether either of them can be charged
-  -- now, and whether neither can ever be charged. For a charge without a row, first equals last.
+  -- now, and whether neither can ever be charged. For a charge without a row, first equals last. If the row can be charged,
+  -- peek replaces the cost of the alternative by its own.
   function peek(charges, first, last)
     local never = false
     for i = first, last - 1 do
       local c = charges[i]
-      take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, true)
-      never = never or (c.never and not c.limit.takes_denied)
+      dry_run_of(c, c, c)
+      never = never or (c.never and not takes_denied(c.limit, c))
     end
     local c = charges[last]
     if first < last and allow(charges, first, last - 1) then
-      c.allowed, c.never, c.retry, c.wait, c.value, c.remaining, c.reset = false, false, 0, 0, 0, 0, 0
-      c.blocked, c.lost, c.timed = 0, 0, true
-      return true, false
+      if not c.own then
+        c.allowed, c.never, c.retry, c.wait, c.value, c.remaining, c.reset = false, false, 0, 0, 0, 0, 0
+        c.blocked, c.lost, c.timed = 0, 0, true
+        return true, false
+      end
+      c.cost, c.reserve = c.own, c.own_reserve
     end
-    take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, true)
-    return c.allowed, c.never and not c.limit.takes_denied and (never or first == last)
+    dry_run_of(c, c, c)
+    if first < last and c.own and c.never then never = never or again(c, c.own, c.own_reserve, c.free).never end
+    return c.allowed, c.never and not takes_denied(c.limit, c) and (never or first == last)
+  end
+
+  -- again returns the decision of a dry run of c with another cost, reserve and free.
+  function again(c, cost, reserve, free)
+    return dry_run_of(c, {
+      cost = cost, reserve = reserve, free = free, max_wait = c.max_wait, of = c.of, raw = c.raw, settle = c.settle,
+    }, {})
+  end
+
+  -- dry_run_of decides the charge a of the bucket of c as a dry run, and stores the decision in d, which it returns.
+  function dry_run_of(c, a, d)
+    take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), a, d, true)
+    return d
   end
 
   -- charge_if charges c if pays is true, or if its limit charges denied requests. Otherwise it changes only
   -- the clock of the state, and the denials that a penalty counts. never means that the group can never be
   -- charged; such a denial does not count.
   function charge_if(c, pays, never)
-    local l = c.limit
-    if pays or l.charges_denied or (not never and l.after > 0 and not c.allowed and not c.never) then
+    local l, charges = c.limit, charges_denied(c.limit, c)
+    if pays or charges or (not never and l.after > 0 and not c.allowed and not c.never and not c.free) then
       take_one(c)
     elseif not never then
-      remember(c, kept_of(l, c.phase, state[c.key], c))
+      remember(c, kept_of(l, c.phase, state[c.key], c), c.dry_run or c.free)
     end
-    if not pays and c.allowed and not l.charges_denied then
+    if pays or not c.allowed then return end
+    if not charges then
       local is = {}
       take_counted(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
       c.value, c.remaining, c.reset, c.timed = is.value, is.remaining, is.reset, is.timed
       c.wait, c.lost = 0, 0
+    elseif not c.dry_run then
+      c.retry = again(c, c.cost, c.reserve, true).retry -- until it is allowed, not until it is after another denial
     end
+  end
+
+  -- own_retry stores the retry time of the own cost of c, which was denied, in c.wait. The sidecar combines it with
+  -- those of the row, because times in windows of different calendars cannot be compared here.
+  function own_retry(c)
+    local is = again(c, c.own, c.own_reserve, c.free)
+    if c.never and not is.never then c.never, c.retry = false, 0 end
+    c.wait = is.retry
   end
 
   -- take_one decides the charge c alone, stores the decision in c, and keeps the next state for writing.
   function take_one(c)
-    remember(c, take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.dry_run))
+    local s = take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.dry_run)
+    remember(c, s, c.dry_run or (c.free and not c.allowed))
   end
 
   -- token_bucket.go ----------------------------------------------------------------------------------
@@ -1542,7 +1587,8 @@ local function general(now, given, names, stored, lives, answers)
       least, d.lost = charged(l, had, l.q, a.cost)
       cost = had - least
     end
-    local flags, value, remaining, retry, reset, wait = charge_tokens(l, s.value, ticks, cost, least, given)
+    local flags, value, remaining, retry, reset, wait =
+      charge_tokens(l, s.value, ticks, cost, least, given, not charges_denied(l, a))
     if l.settles then
       peaks = peaked(l, peaks and { unpack(peaks) }, t, l.v - had, l.v - value, a.of)
       if beyond(l, a) then wait = 0 end
@@ -1692,16 +1738,17 @@ local function general(now, given, names, stored, lives, answers)
     return s
   end
 
-  -- remember keeps s, the next state of the bucket of c, for later charges of the same call and for writing.
-  function remember(c, s)
+  -- remember keeps s, the next state of the bucket of c, for later charges of the same call and for writing. If same is
+  -- true, the decision changes nothing but the clock of a new bucket.
+  function remember(c, s, same)
     if s and s ~= state[c.key] then
       if s.by == c.limit then s.phase = c.phase end -- else the state keeps the phase of an earlier limit
       state[c.key], dirty[c.key] = s, c.limit
-    elseif s and s.log and not c.dry_run then
+    elseif s and s.log and not same then
       denied_logs[c.key] = c.limit
     end
     -- The stored period never gets shorter: a longer one may still need the counts.
-    if s and c.limit.kind == SLIDING and not c.dry_run then
+    if s and c.limit.kind == SLIDING and not same then
       local period = c.limit.period * c.limit.tick
       if not s.period or s.period < period then s.period, dirty[c.key] = period, c.limit end
     end
@@ -1809,7 +1856,9 @@ local function general(now, given, names, stored, lives, answers)
     if floor(flags / 2) % 2 == 1 then c.max_wait, c.of, pos = unpack_at('<dd', blob, pos) end
     c.limit, c.more, c.reserve = limits[what % 1048576], flags % 2 == 1, floor(flags / 4) % 2 == 1
     c.dry_run, c.raw = floor(flags / 8) % 2 == 1, floor(flags / 16) % 2 == 1
-    c.settle, c.instead = flags % 64 >= 32, flags >= 64
+    c.settle, c.instead = flags % 64 >= 32, flags % 128 >= 64
+    c.own, c.own_reserve, c.free = nil, flags % 512 >= 256, flags >= 512
+    if flags % 256 >= 128 then c.own, pos = unpack_at('<d', blob, pos) end
     return pos
   end
 
@@ -1848,7 +1897,7 @@ local function general(now, given, names, stored, lives, answers)
     for i = 1, #group do
       local g = group[i]
       if g.dry_run then return false end
-      if g.limit.charges_denied and g.cost > 0 then return true end
+      all = all or (charges_denied(g.limit, g) and g.cost > 0)
     end
     return all
   end

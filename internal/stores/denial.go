@@ -53,7 +53,7 @@ func (d *denial) answer(i int, c *backend.Charge, sinceSubmit, sinceArrival algo
 	was := &d.charges[i]
 	terms := was.Terms
 	terms.Cost = max(terms.Cost, c.Terms.Cost)
-	if was.Limit != c.Limit || terms != c.Terms || was.Then != c.Then || !bytes.Equal(was.Key, c.Key) {
+	if was.Limit != c.Limit || terms != c.Terms || was.Then != c.Then || c.Own != nil || !bytes.Equal(was.Key, c.Key) {
 		return false
 	}
 	*answer = d.decisions[i]
@@ -79,6 +79,14 @@ func (d *denial) answer(i int, c *backend.Charge, sinceSubmit, sinceArrival algo
 // allowed.
 func retryLater(c *backend.Charge, d *backend.Decision, delay algorithms.Micros) algorithms.Micros {
 	return peekLater(c, d, delay, c.Terms).RetryAfter
+}
+
+// allowedAfter returns the time until c is allowed again, which was charged although another charge of its group was
+// denied. d is the decision on c; d.Value must be the whole state of the bucket.
+func allowedAfter(c *backend.Charge, d *backend.Decision) algorithms.Micros {
+	again := c.Terms
+	again.Free = true // a denial would be charged, too
+	return peekLater(c, d, 0, again).RetryAfter
 }
 
 func peekLater(c *backend.Charge, d *backend.Decision, delay algorithms.Micros, terms algorithms.Charge) algorithms.Decision {
@@ -129,7 +137,7 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, submittedA
 			blocked = min(blocked, d.Blocked)
 		}
 		switch {
-		case d.Err != nil || charges[i].Limit.ChargesDenied() || charges[i].Terms.Cost < 0:
+		case d.Err != nil || charges[i].Limit.ChargesDenied() || charges[i].Terms.Cost < 0 || charges[i].Own != nil:
 			return nil
 		case d.Never:
 			return nil // no retry can succeed, so the denial has no retry time
@@ -223,7 +231,7 @@ func groupHash(charges []backend.Charge) uint64 {
 
 func refundsOrResets(charges []backend.Charge) bool {
 	for i := range charges {
-		if charges[i].Terms.Cost < 0 || charges[i].Reset {
+		if charges[i].Refunds() || charges[i].Reset {
 			return true
 		}
 	}

@@ -291,7 +291,7 @@ func (s *DeniedStore) changedBy(bucket uint64) *atomic.Uint64 {
 func (s *DeniedStore) clearConsumed(charges []backend.Charge) {
 	for i := range charges {
 		c := &charges[i]
-		if c.Terms.Cost <= 0 || c.Terms.DryRun {
+		if c.Terms.Cost <= 0 && c.Own == nil || c.Terms.DryRun {
 			continue
 		}
 		s.ClearBucket(c.Key)
@@ -300,7 +300,7 @@ func (s *DeniedStore) clearConsumed(charges []backend.Charge) {
 
 func (s *DeniedStore) clearChanged(charges []backend.Charge) {
 	for i := range charges {
-		if charges[i].Terms.Cost < 0 || charges[i].Reset {
+		if charges[i].Refunds() || charges[i].Reset {
 			s.ClearBucket(charges[i].Key)
 		}
 	}

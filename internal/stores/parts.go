@@ -129,7 +129,7 @@ func (t *partsBatch) plan() {
 // addPart adds the part whose first charge is group[first]. group is the last one of t.groups, and at is its position
 // in the whole batch.
 func (t *partsBatch) addPart(group []backend.Charge, at, first int) {
-	number, later := t.numbers[first], false
+	number, later, refunds := t.numbers[first], false, refundsOrResets(group)
 	for i := first; i < len(group); i++ {
 		later = later || t.numbers[i] == number && refundsOrResets(group[i:i+1])
 	}
@@ -143,7 +143,8 @@ func (t *partsBatch) addPart(group []backend.Charge, at, first int) {
 	for i := first; i < len(group); i++ {
 		if t.numbers[i] == number {
 			e.charges, e.positions = append(e.charges, group[i]), append(e.positions, int32(at+i))
-			e.charges[len(e.charges)-1].Group = len(t.parts)
+			last := &e.charges[len(e.charges)-1]
+			last.Group, last.Terms.Free = len(t.parts), last.Terms.Free || refunds
 		}
 	}
 	t.parts = append(t.parts, part{in, from, len(e.charges), len(t.groups) - 1, later})
@@ -211,7 +212,7 @@ func (p *part) err() (err error) {
 }
 
 // pass copies the decisions of p to the whole batch. If p will be undone, Remaining and Wait of the copies are those
-// after the undo.
+// after the undo. What stays charged, although another part denied, has its own retry time (algorithms.TakeAll).
 func (t *partsBatch) pass(p *part) {
 	decisions, e := t.outer.Decisions, &p.in.inner
 	for i := p.from; i < p.to; i++ {
@@ -220,10 +221,15 @@ func (t *partsBatch) pass(p *part) {
 	if !t.mustUndo(p) {
 		return
 	}
-	for i := range p.refundable() {
+	for i, units := range p.refundable() {
 		d := &decisions[e.positions[i]]
-		d.Remaining = min(d.Remaining+e.charges[i].Terms.Cost, e.charges[i].Limit.Capacity)
+		d.Remaining = min(d.Remaining+units, e.charges[i].Limit.Capacity)
 		d.Wait = 0
+	}
+	for i := p.from; i < p.to; i++ {
+		if d, c := &decisions[e.positions[i]], &e.charges[i]; d.Allowed && c.ChargesDenied() {
+			d.RetryAfter = allowedAfter(c, d)
+		}
 	}
 }
 
@@ -276,24 +282,25 @@ func (t *partsBatch) mustUndo(p *part) bool {
 }
 
 func (t *partsBatch) undoPart(p *part, n int) {
-	for i := range p.refundable() {
+	for i, units := range p.refundable() {
 		c := p.in.inner.charges[i]
-		c.Terms = algorithms.Charge{Cost: -c.Terms.Cost, Hash: c.Terms.Hash, ChargedAt: p.in.inner.decisions[i].At}
-		c.Group, c.Canceled, c.Then = n, nil, false
+		c.Terms = algorithms.Charge{Cost: -units, Hash: c.Terms.Hash, ChargedAt: p.in.inner.decisions[i].At}
+		c.Group, c.Canceled, c.Then, c.Own = n, nil, false, nil
 		t.undo = append(t.undo, c)
 	}
 }
 
-// refundable yields the positions in p.in of the charges of p that consumed units, for the undo. It leaves
-// out charges of limits that charge denied requests.
-func (p *part) refundable() iter.Seq[int] {
-	return func(yield func(int) bool) {
+// refundable yields the positions in p.in of the charges of p that consumed units, and these units, for the undo. It
+// leaves out what is charged even if the group is denied.
+func (p *part) refundable() iter.Seq2[int, int64] {
+	return func(yield func(int, int64) bool) {
 		e := &p.in.inner
 		for at, size := p.from, 0; at < p.to; at += size {
 			size = backend.Alternatives(e.charges[at:p.to])
-			from, to := backend.Paid(e.decisions[at : at+size])
-			for i := at + from; i < at+to; i++ {
-				if !e.charges[i].Limit.ChargesDenied() && !yield(i) {
+			one, decisions := e.charges[at:at+size], e.decisions[at:at+size]
+			from, to := backend.Paid(one, decisions)
+			for i := from; i < to; i++ {
+				if units := backend.Cost(one, decisions, i); units != 0 && !one[i].ChargesDenied() && !yield(at+i, units) {
 					return
 				}
 			}

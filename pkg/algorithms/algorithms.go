@@ -140,6 +140,10 @@ type Charge struct {
 	// Reserve allows the charge to take the bucket below zero, down to -MaxReserved. It has an effect only on token
 	// buckets and fixed windows (Limit.CanReserve).
 	Reserve bool
+	// Free means that a denial changes nothing: no limit charges this request if it is denied, and no Penalty counts
+	// the denial. TakeAll sets it for all charges of a group that contains a refund. A Store that charges such a
+	// group in several steps must set it in all of them.
+	Free bool
 	// DryRun makes Take return the Decision without consuming anything. The returned State need not be stored,
 	// except for a new bucket that does not start full: without a stored State its time of creation is
 	// unknown, and no units flow in.
@@ -253,13 +257,13 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 		d.later(back)
 	}
 	switch {
-	case d.Never && !l.TakesDenied:
+	case d.Never && !l.takesDenied(a):
 		*s = was
 	case a.Cost < 0 && !seen && l.startsFilled(): // a full bucket needs no refund
 		*s = was
-	case a.Cost != 0 && !a.DryRun && (d.Allowed || l.ChargesDenied()): // s is the charged state
+	case a.Cost != 0 && !a.DryRun && (d.Allowed || l.chargesDenied(a)): // s is the charged state
 	default:
-		if *s = was; !l.stays(seen, a.DryRun) {
+		if *s = was; !l.stays(seen, a.DryRun || a.Free && !d.Allowed) {
 			l.start(s, now, a.Hash)
 		}
 	}
@@ -276,8 +280,8 @@ func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 		s.Denials = l.denialsAt(&s, now)
 	}
 	kept, _, seen := l.begin(s, now, a.Hash)
-	kept = l.keep(s, kept, seen, a.DryRun)
-	if kept.Denials = s.Denials; a.DryRun {
+	kept = l.keep(s, kept, seen, a.DryRun || a.Free)
+	if kept.Denials = s.Denials; a.DryRun || a.Free {
 		kept.Denials = was
 	}
 	return kept
@@ -292,8 +296,8 @@ func (l *Limit) keep(s, kept State, seen, dryRun bool) State {
 	return kept
 }
 
-// stays reports whether a decision that charges nothing leaves the stored state untouched. seen means that the
-// bucket is stored. A bucket that starts full is not stored before its first charge.
+// stays reports whether a decision that charges nothing leaves the stored state untouched. dryRun includes denials
+// of charges that are Free. seen means that the bucket is stored. A bucket that starts full is not stored before its first charge.
 func (l *Limit) stays(seen, dryRun bool) bool { return seen && dryRun || !seen && l.startsFilled() }
 
 // start prepares s for a decision of l. It returns the time of the decision, and whether s was stored before.
@@ -354,6 +358,14 @@ func (l *Limit) startsFilled() bool { return l.Initial >= l.Capacity }
 
 // ChargesDenied is for Stores. It reports whether l charges denied requests, too.
 func (l *Limit) ChargesDenied() bool { return l.Overdraw || l.TakesDenied }
+
+// chargesDenied reports whether l charges a even if it is denied. A denied reservation does no work, so it is not
+// charged; a settlement corrects the charge of work that was done.
+func (l *Limit) chargesDenied(a *Charge) bool {
+	return l.ChargesDenied() && !a.Free && (!a.Reserve || a.Settle)
+}
+
+func (l *Limit) takesDenied(a *Charge) bool { return l.TakesDenied && l.chargesDenied(a) }
 
 func (l *Limit) fresh(now Micros) State {
 	s := State{By: l, At: l.tickOf(now)}

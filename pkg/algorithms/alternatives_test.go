@@ -118,7 +118,11 @@ func TestRetryOfAlternativesIsExact(t *testing.T) {
 		for range length(t, 400) {
 			cost := roll.between(1, 12)
 			for i := range group {
-				group[i].Charge = Charge{Cost: cost}
+				group[i].Charge, group[i].Own = Charge{Cost: cost}, nil
+				if i == len(group)-1 && roll.once(2) { // the request also names the alternative
+					group[i].Own = &Own{Cost: roll.between(-1, 4)}
+					group[i].Charge.Cost += group[i].Own.Cost
+				}
 			}
 			if TakeAll(now, group) {
 				if group[0].Decision.Allowed {
@@ -156,9 +160,6 @@ type retry struct {
 }
 
 func retryAt(b Bucket) retry {
-	if b.Decision.Allowed {
-		return retry{}
-	}
 	return retry{b.Decision.RetryAfter, b.Decision.Never}
 }
 
@@ -180,14 +181,11 @@ func retryOf(group []Bucket) (all retry) {
 	for at, n := 0, 0; at < len(group); at += n {
 		n = alternatives(group[at:])
 		one := group[at : at+n]
-		if n > 1 && allow(one[:n-1]) {
-			continue
-		}
 		plan, instead := retry{}, retryAt(one[n-1])
 		for i := range one[:n-1] {
 			plan = plan.and(retryAt(one[i]))
 		}
-		if n > 1 {
+		if n > 1 && one[n-1].Own == nil {
 			instead = plan.or(instead)
 		}
 		all = all.and(instead)

@@ -70,7 +70,7 @@ func (l *Limit) takeConverted(s, was *State, now, at Micros, a *Charge, d *Decis
 	if !ok {
 		return false
 	}
-	if l.TakeAt(&next, now, a, d); !d.Allowed && (!l.ChargesDenied() || l.Capacity <= most) {
+	if l.TakeAt(&next, now, a, d); !d.Allowed && (!l.chargesDenied(a) || l.Capacity <= most) {
 		*d = Decision{}
 		return false
 	}
@@ -313,7 +313,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 	case goal >= full && k.used <= k.of(l, goal):
 		k.used += mulDivCeil(cost, k.unit, unit)
 		d.Allowed, d.Wait = true, k.until(l, now, full)
-	case l.ChargesDenied():
+	case l.chargesDenied(a):
 		k.used = min(max(k.used, (l.Capacity+reach)*k.unit), k.used+mulDivCeil(cost, k.unit, unit))
 		if d.Never = l.TakesDenied && cost > full; !d.Never {
 			d.RetryAfter = k.until(l, now, max(0, goal))

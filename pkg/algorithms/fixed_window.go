@@ -94,17 +94,17 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Charge, d *Decision) {
 		if value < 0 {
 			d.Wait = until(ceilDiv(-value, l.Rate))
 		}
-	case l.TakesDenied:
+	case l.takesDenied(a):
 		value = l.overdrawn(value, cost)
 		if d.Never = cost > l.Capacity; !d.Never {
 			d.RetryAfter = until(1)
 		}
-	case l.Overdraw:
+	case l.chargesDenied(a):
 		value = l.overdrawn(value, cost)
 		d.RetryAfter = until(max(1, ceilDiv(min(cost, l.Capacity+r)-r-value, l.Rate)))
 	case cost > l.Capacity+r:
 		d.Never = true
-	case l.PerRequest:
+	case l.clears():
 		d.RetryAfter = until(1)
 	default:
 		d.RetryAfter = until(ceilDiv(cost-r-value, l.Rate))

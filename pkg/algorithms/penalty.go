@@ -136,7 +136,7 @@ func (l *Limit) takeCounted(s State, now Micros, a Charge) (State, Decision) {
 	next, d := l.Take(s, now, a)
 	next.Denials = s.Denials
 	switch {
-	case a.DryRun, d.Never && !l.TakesDenied:
+	case a.DryRun, a.Free && !d.Allowed, d.Never && !l.takesDenied(&a):
 		next.Denials = was.Denials
 	case l.counts(&d, a):
 		next.Denials = l.counted(s.Denials, at)
@@ -162,7 +162,7 @@ func (l *Limit) seen(s *State) bool {
 }
 
 func (l *Limit) counts(d *Decision, a Charge) bool {
-	return l.Penalty.After > 0 && !d.Allowed && !d.Never && a.Cost > 0 && !a.DryRun
+	return l.Penalty.After > 0 && !d.Allowed && !d.Never && a.Cost > 0 && !a.DryRun && !a.Free
 }
 
 // blocked returns the decision on charge a for a bucket that a Penalty blocks: a denial, and Never if the cost can

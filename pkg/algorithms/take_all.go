@@ -1,7 +1,7 @@
 package algorithms
 
-// Bucket is one of several buckets that are decided together. TakeAll reads Limit, Charge, Then and State,
-// and writes State and Decision.
+// Bucket is one of several buckets that are decided together. TakeAll reads the other fields, and writes State and
+// Decision. It may change Charge to the charge that it decides.
 type Bucket struct {
 	Limit    *Limit
 	Charge   Charge
@@ -11,6 +11,16 @@ type Bucket struct {
 	// is the first bucket without Then behind the row. The row is charged if all its buckets allow their costs.
 	// Otherwise the alternative is charged instead.
 	Then bool
+	// Own is used only for the alternative of a row. It is what the request asks of this bucket itself: if the row is
+	// charged, Own is charged too, in place of Charge. So Charge must have the sum of Own and of what this bucket pays
+	// for the row. nil means that nothing is asked of this bucket itself.
+	Own *Own
+}
+
+// Own has the terms of a Charge that differ if the charge does not include what its bucket pays for others.
+type Own struct {
+	Cost    int64
+	Reserve bool
 }
 
 // TakeAll charges all buckets at time now, or none of them. It reports whether it charged them. No bucket may
@@ -21,34 +31,46 @@ type Bucket struct {
 // can never fit, no state changes, and no denial is counted for a Penalty.
 //
 // A limit that charges denied requests (Limit.ChargesDenied) is an exception: it charges its bucket whatever
-// the other buckets decide.
+// the other buckets decide. If it allowed the cost that it charged although another bucket denied, its Decision has
+// both Allowed and the RetryAfter of the same charge. So the longest RetryAfter of all Decisions is that of the group.
+// A reservation is never charged if it is denied, because no work follows. If a group contains a refund, a denial
+// changes nothing (Charge.Free).
 //
 // A row of buckets with Then has an alternative: the bucket behind the row. TakeAll charges either the row or
 // the alternative. If the row allows its costs, the alternative gets a zero Decision, and its State is not
-// read.
+// read, unless it has an Own. If the row and an alternative with Own deny, the RetryAfter of the alternative is that of
+// both: the earliest time at which either the row and Own, or Charge, are allowed.
 func TakeAll(now Micros, buckets []Bucket) bool {
 	if len(buckets) == 1 {
 		b := &buckets[0]
 		b.Limit.TakeAt(&b.State, now, &b.Charge, &b.Decision)
 		return b.Decision.Allowed
 	}
-	all, never := true, false
+	free, all, never := false, true, false
+	for i := range buckets {
+		free = free || buckets[i].refunds()
+	}
 	for at, n := 0, 0; at < len(buckets); at += n {
 		n = alternatives(buckets[at:])
+		for i := range buckets[at : at+n] {
+			buckets[at+i].Charge.Free = free || buckets[at+i].Charge.Free
+		}
 		allowed, isNever := peek(now, buckets[at:at+n])
 		all, never = all && allowed, never || isNever
 	}
 	for at, n := 0, 0; at < len(buckets); at += n {
 		n = alternatives(buckets[at:])
 		one := buckets[at : at+n]
-		last, within := n-1, allow(one[:n-1])
-		for i := range one {
-			switch {
-			case n == 1 || i == last && !within:
-				one[i].chargeIf(now, all, never)
-			case i < last:
-				one[i].chargeIf(now, all && within, never)
-			}
+		row, last := one[:n-1], &one[n-1]
+		within := allow(row)
+		for i := range row {
+			row[i].chargeIf(now, all && within, never)
+		}
+		if n == 1 || !within || last.Own != nil {
+			last.chargeIf(now, all, never)
+		}
+		if last.Own != nil && !within && !last.Decision.Allowed {
+			last.retryWith(now, row)
 		}
 	}
 	return all
@@ -74,41 +96,78 @@ func allow(buckets []Bucket) bool {
 }
 
 // peek decides a row with Then and its alternative as a dry run. It reports whether either of them can be
-// charged now, and whether neither can ever be charged. A bucket without Then comes alone.
+// charged now, and whether neither can ever be charged. A bucket without Then comes alone. If the row can be charged,
+// peek sets the Charge of the alternative to its Own.
 func peek(now Micros, one []Bucket) (allowed, never bool) {
-	last := len(one) - 1
-	for i := range one {
-		b := &one[i]
-		if i == last && last > 0 && allow(one[:last]) {
-			b.Decision = Decision{}
-			return true, false
-		}
-		state, dryRun := b.State, b.Charge
-		dryRun.DryRun = true
-		b.Limit.TakeAt(&state, now, &dryRun, &b.Decision)
-		isNever := b.Decision.Never && !b.Limit.TakesDenied
-		if i < last {
-			never = never || isNever
-			continue
-		}
-		allowed, never = b.Decision.Allowed, isNever && (never || last == 0)
+	row, b := one[:len(one)-1], &one[len(one)-1]
+	for i := range row {
+		row[i].Decision = row[i].dryRun(now, row[i].Charge)
+		never = never || row[i].isNever()
 	}
-	return allowed, never
+	within := len(row) > 0 && allow(row)
+	switch {
+	case within && b.Own == nil:
+		b.Decision = Decision{}
+		return true, false
+	case within:
+		b.Charge = b.own()
+	}
+	b.Decision = b.dryRun(now, b.Charge)
+	if len(row) > 0 && b.Own != nil && b.Decision.Never {
+		never = never || b.dryRun(now, b.own()).Never
+	}
+	return b.Decision.Allowed, b.isNever() && (never || len(row) == 0)
 }
+
+func (b *Bucket) refunds() bool { return b.Charge.Cost < 0 || b.Own != nil && b.Own.Cost < 0 }
+
+func (b *Bucket) own() Charge {
+	a := b.Charge
+	a.Cost, a.Reserve = b.Own.Cost, b.Own.Reserve
+	return a
+}
+
+func (b *Bucket) dryRun(now Micros, a Charge) (d Decision) {
+	state := b.State
+	a.DryRun = true
+	b.Limit.TakeAt(&state, now, &a, &d)
+	return d
+}
+
+// isNever reports whether the Decision on b means that the group can never be charged.
+func (b *Bucket) isNever() bool { return b.Decision.Never && !b.Limit.takesDenied(&b.Charge) }
 
 // chargeIf charges b if pays is true, or if its limit charges denied requests. Otherwise it only
 // prepares the State (see afterDenial), or counts a denial for a Penalty. never means that the group can never be
 // charged: the denial then does not count, and the State stays as it is.
 func (b *Bucket) chargeIf(now Micros, pays, never bool) {
+	charges := b.Limit.chargesDenied(&b.Charge)
 	switch {
-	case pays || b.Limit.ChargesDenied(), !never && b.Limit.counts(&b.Decision, b.Charge):
+	case pays || charges, !never && b.Limit.counts(&b.Decision, b.Charge):
 		b.Limit.TakeAt(&b.State, now, &b.Charge, &b.Decision)
 	case !never:
 		b.State = b.Limit.afterDenial(b.State, now, b.Charge)
 	}
-	if !pays && b.Decision.Allowed && !b.Limit.ChargesDenied() {
+	switch {
+	case pays || !b.Decision.Allowed:
+	case !charges:
 		b.Decision = b.Limit.uncharged(b.State, now, b.Charge, b.Decision)
+	case !b.Charge.DryRun:
+		again := b.Charge
+		again.Free = true // the time until it is allowed, not until it is allowed after it was denied and charged again
+		b.Decision.RetryAfter = b.dryRun(now, again).RetryAfter
 	}
+}
+
+// retryWith sets the retry time of b to that of b and of the row before it, which both denied.
+func (b *Bucket) retryWith(now Micros, row []Bucket) {
+	own := b.dryRun(now, b.own())
+	with := own.Retry()
+	for i := range row {
+		with = with.Both(row[i].Decision.Retry())
+	}
+	is := b.Decision.Retry().Either(with)
+	b.Decision.RetryAfter, b.Decision.Never = is.After, is.Never
 }
 
 // uncharged returns d with the amounts and times of the bucket without charge a. d is the decision of a bucket that

@@ -7,33 +7,63 @@ import (
 	"pgregory.net/rapid"
 )
 
-// takeEach is the reference implementation of TakeAll. It tries every charge on a copy. If each row with Then, or
-// the alternative behind it, allows its costs, takeEach stores the copies of the buckets that pay.
+// takeEach is the reference implementation of TakeAll. It tries every charge on a copy. Of each row with Then, it tries
+// the row with the Own of its alternative, and then the alternative alone. If one of the two is allowed for each row,
+// takeEach stores the copies of the buckets that pay.
 func takeEach(now Micros, buckets []Bucket) (all bool) {
 	all = true
 	never := false
+	free := slices.ContainsFunc(buckets, func(b Bucket) bool { return b.Charge.Cost < 0 || b.Own != nil && b.Own.Cost < 0 })
 	tried, first := make([]State, len(buckets)), make([]Decision, len(buckets))
 	pays, skipped := make([]bool, len(buckets)), make([]bool, len(buckets))
-	firstOfRow, rowAllowed, rowNever := 0, true, false
-	for i := range buckets {
+	try := func(i int, a Charge) {
 		b := &buckets[i]
-		dryRun := b.Charge
+		dryRun := a
 		dryRun.DryRun = true
 		_, first[i] = b.Limit.Take(clone(b.State), now, dryRun)
-		tried[i], b.Decision = b.Limit.Take(clone(b.State), now, b.Charge)
-		no := b.Decision.Never && !b.Limit.TakesDenied
-		if b.Then && i+1 < len(buckets) {
-			rowAllowed, rowNever = rowAllowed && b.Decision.Allowed, rowNever || no
-			continue
+		tried[i], b.Decision = b.Limit.Take(clone(b.State), now, a)
+		b.Charge = a
+	}
+	takesDenied := func(b *Bucket) bool { return b.Limit.TakesDenied && !free && (!b.Charge.Reserve || b.Charge.Settle) }
+	for start := 0; start < len(buckets); {
+		last := start
+		for last+1 < len(buckets) && buckets[last].Then {
+			last++
 		}
-		for k := firstOfRow; k < i; k++ {
-			pays[k] = rowAllowed
+		rowAllowed, rowNever := true, false
+		for i := start; i < last; i++ {
+			a := buckets[i].Charge
+			a.Free = free
+			try(i, a)
+			rowAllowed = rowAllowed && buckets[i].Decision.Allowed
+			rowNever = rowNever || buckets[i].Decision.Never && !takesDenied(&buckets[i])
 		}
-		if skipped[i] = i > firstOfRow && rowAllowed; !skipped[i] {
-			all, pays[i] = all && b.Decision.Allowed, true
-			never = never || no && (rowNever || i == firstOfRow)
+		b := &buckets[last]
+		a := b.Charge
+		a.Free = free
+		own := a
+		if b.Own != nil && start < last {
+			own.Cost, own.Reserve, own.DryRun = b.Own.Cost, b.Own.Reserve, true
+			_, d := b.Limit.Take(clone(b.State), now, own)
+			rowNever = rowNever || d.Never
+			own.DryRun = a.DryRun
 		}
-		firstOfRow, rowAllowed, rowNever = i+1, true, false
+		for i := start; i < last; i++ {
+			pays[i] = rowAllowed
+		}
+		switch {
+		case start < last && rowAllowed && b.Own == nil:
+			skipped[last] = true
+		case start < last && rowAllowed:
+			try(last, own)
+		default:
+			try(last, a)
+		}
+		if !skipped[last] {
+			all, pays[last] = all && b.Decision.Allowed, true
+			never = never || b.Decision.Never && !takesDenied(b) && (rowNever || start == last)
+		}
+		start = last + 1
 	}
 	for i := range buckets {
 		b := &buckets[i]
@@ -41,13 +71,20 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 			b.Decision = Decision{}
 			continue
 		}
-		zero := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun}
+		takes := (b.Limit.Overdraw || b.Limit.TakesDenied) && !free && (!b.Charge.Reserve || b.Charge.Settle)
+		zero := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun || free}
 		kept, is := b.Limit.Take(clone(b.State), now, zero)
 		switch {
-		case b.Decision.Never && !b.Limit.TakesDenied && !never: // this charge can never be allowed, but an alternative can pay
+		case b.Decision.Never && !takesDenied(b) && !never: // this charge can never be allowed, but an alternative can pay
 			b.State = kept
-		case all && pays[i], b.Limit.Overdraw, b.Limit.TakesDenied, !never && !b.Decision.Allowed:
+		case all && pays[i], takes, !never && !b.Decision.Allowed:
 			b.State = tried[i]
+			if b.Decision.Allowed && !(all && pays[i]) && !b.Charge.DryRun { // charged, although the group is denied
+				again := b.Charge
+				again.DryRun, again.Free = true, true
+				_, d := b.Limit.Take(clone(b.State), now, again)
+				b.Decision.RetryAfter = d.RetryAfter
+			}
 			continue
 		case never:
 			b.Decision = first[i] // the group can never be allowed, so no denial is counted
@@ -59,7 +96,31 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 			b.Decision.Value = is.Value
 		}
 	}
+	tellBoth(now, buckets)
 	return all
+}
+
+// tellBoth sets the retry time of each alternative with Own that denied, and whose row denied too: the earlier of the
+// times at which the row and Own are allowed, and at which the alternative is.
+func tellBoth(now Micros, buckets []Bucket) {
+	for last := 1; last < len(buckets); last++ {
+		b := &buckets[last]
+		if b.Then && last < len(buckets)-1 || !buckets[last-1].Then || b.Own == nil || b.Decision.Allowed {
+			continue
+		}
+		row, denied := retry{}, false
+		for i := last - 1; i >= 0 && buckets[i].Then; i-- {
+			row, denied = row.and(retryAt(buckets[i])), denied || !buckets[i].Decision.Allowed
+		}
+		if !denied {
+			continue
+		}
+		own := b.Charge
+		own.Cost, own.Reserve, own.DryRun = b.Own.Cost, b.Own.Reserve, true
+		_, d := b.Limit.Take(clone(b.State), now, own)
+		told := row.and(retryAt(Bucket{Decision: d})).or(retryAt(*b))
+		b.Decision.RetryAfter, b.Decision.Never = told.after, told.never
+	}
 }
 
 func TestTakeAllAgreesWithReferenceImplementation(t *testing.T) {
@@ -86,7 +147,12 @@ func TestTakeAllAgreesWithReferenceImplementation(t *testing.T) {
 				if !roll.once(8) {
 					one[i].Charge = Charge{Hash: hash, Cost: roll.of(0, 1, 1, 2), DryRun: roll.once(10)}
 				}
-				one[i].Then = roll.once(3)
+				one[i].Then, one[i].Own = roll.once(3), nil
+				if i > 0 && one[i-1].Then && roll.once(2) {
+					one[i].Then = false
+					one[i].Own = &Own{roll.of(-2, -1, 0, 1, 1, 3), one[i].Charge.Reserve && roll.once(2)}
+					one[i].Charge.Cost = min(maxExact, max(one[i].Own.Cost, -1)+roll.of(1, 2))
+				}
 				two[i] = one[i]
 				two[i].State = clone(one[i].State)
 			}

@@ -102,7 +102,7 @@ func (l *Limit) takeTokens(s *State, now Micros, a *Charge, d *Decision) {
 		if s.Value < 0 {
 			d.Wait = l.span(now, ceilDiv(-s.Value, l.p))
 		}
-	case l.Overdraw:
+	case l.chargesDenied(a):
 		floor := min(s.Value, -l.MaxReserved*l.q)
 		s.Value = max(floor, s.Value-cost)
 		// A cost above capacity is never available at once. RetryAfter is then the time until the bucket is full.

@@ -28,14 +28,13 @@ type IdempotencyKey struct {
 // ConsumedAny is for Stores. It reports whether a decided group may have consumed units: it is not a dry run,
 // and it is allowed or one of its limits charges denied requests. If so, the Store must keep its decisions.
 func ConsumedAny(charges []Charge, decisions []Decision) bool {
+	takes, refunds := false, false
 	for i := range charges {
-		d := &decisions[i]
-		if d.Err != nil || charges[i].Terms.DryRun {
+		c := &charges[i]
+		if decisions[i].Err != nil || c.Terms.DryRun {
 			return false
 		}
-		if charges[i].Limit.ChargesDenied() && charges[i].Terms.Cost > 0 {
-			return true
-		}
+		takes, refunds = takes || c.ChargesDenied(), refunds || c.Refunds()
 	}
-	return Allowed(charges, decisions)
+	return takes && !refunds || Allowed(charges, decisions)
 }

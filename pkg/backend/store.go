@@ -22,7 +22,7 @@ import (
 // A wrapper that counts requests must skip the charges of a Limiter that are not requests:
 //
 //   - dry runs (Terms.DryRun), which Peek makes, and also calls with a MaxWait before they reserve;
-//   - refunds (a negative Terms.Cost), settlements (Terms.Settle) and resets (Reset);
+//   - refunds (Charge.Refunds), settlements (Terms.Settle) and resets (Reset);
 //   - alternatives that were not needed (see Decision).
 type Store interface {
 	// Submit decides b.Charges and writes b.Decisions.
@@ -196,6 +196,10 @@ type Charge struct {
 	// charges with Then are allowed, they are charged. Otherwise the last charge of the row is charged instead, if it
 	// is allowed. The charges of a row must be in one Slot, and have neither Shards nor a Lease.
 	Then bool
+	// Own belongs to the last charge of a row (algorithms.Bucket). If it is not nil, the request also names this bucket
+	// itself: Own is then charged together with the row, and Terms has the sum of Own and of what the bucket pays for
+	// the row.
+	Own *algorithms.Own
 	// IdempotencyKey identifies the group for repetition; nil means that it cannot be repeated. All charges
 	// of a group have the same.
 	IdempotencyKey *IdempotencyKey
@@ -208,13 +212,22 @@ type Charge struct {
 }
 
 // NeverFits reports whether the bucket can never hold the cost of c. It is false for a charge of any cost that the
-// limit makes in any case: a limit with Overdraw charges even what it denies, and a limit with Settles allows
-// every settlement.
+// limit makes in any case: a limit with Overdraw charges even what it denies, except for reservations, and a limit with
+// Settles allows every settlement.
 func (c *Charge) NeverFits() bool {
-	if c.Limit.Overdraw || c.Limit.Settles && c.Terms.Settle {
+	if c.Limit.Overdraw && (!c.Terms.Reserve || c.Terms.Settle) || c.Limit.Settles && c.Terms.Settle {
 		return false
 	}
 	return c.Terms.Cost > c.Limit.Most(c.Terms.Reserve)
+}
+
+// Refunds reports whether c may be a refund.
+func (c *Charge) Refunds() bool { return c.Terms.Cost < 0 || c.Own != nil && c.Own.Cost < 0 }
+
+// ChargesDenied is for Stores. It reports whether c is charged even if it is denied. If a group contains a refund, none
+// of its charges is.
+func (c *Charge) ChargesDenied() bool {
+	return c.Limit.ChargesDenied() && c.Terms.Cost > 0 && !c.Terms.Free && (!c.Terms.Reserve || c.Terms.Settle)
 }
 
 // GroupLen returns the length of the first group in charges, which must not be empty.
@@ -245,19 +258,31 @@ func fits(decisions []Decision) bool {
 	return true
 }
 
-// Paid is for Stores. decisions are those of the alternatives that Alternatives counts, at least one. Paid returns
-// the indexes start <= i < end of the charges that were consumed: either all charges with Then, or only the last
-// charge. start equals end if neither was allowed.
-func Paid(decisions []Decision) (start, end int) {
+// Paid is for Stores. one has the charges that Alternatives counts, at least one, and decisions has theirs. Paid
+// returns the indexes start <= i < end of the charges that were consumed: either all charges with Then, and the last
+// one if it has an Own, or only the last charge. start equals end if neither was allowed.
+func Paid(one []Charge, decisions []Decision) (start, end int) {
 	last := len(decisions) - 1
+	within := last > 0 && fits(decisions[:last])
 	switch {
-	case last > 0 && fits(decisions[:last]):
+	case within && one[last].Own == nil:
 		return 0, last
-	case decisions[last].Allowed:
-		return last, last + 1
-	default:
+	case !decisions[last].Allowed:
 		return 0, 0
+	case within:
+		return 0, last + 1
+	default:
+		return last, last + 1
 	}
+}
+
+// Cost is for Stores. It returns the units that charge i of the alternatives consumed, if Paid has counted it. one and
+// decisions are those of Paid.
+func Cost(one []Charge, decisions []Decision, i int) int64 {
+	if last := len(one) - 1; last > 0 && i == last && one[last].Own != nil && fits(decisions[:last]) {
+		return one[last].Own.Cost
+	}
+	return one[i].Terms.Cost
 }
 
 // Allowed reports whether a decided group is allowed. All charges without alternatives must be allowed. Of each row of
@@ -265,7 +290,7 @@ func Paid(decisions []Decision) (start, end int) {
 func Allowed(group []Charge, decisions []Decision) bool {
 	for at, n := 0, 0; at < len(group); at += n {
 		n = Alternatives(group[at:])
-		if start, end := Paid(decisions[at : at+n]); start == end {
+		if start, end := Paid(group[at:at+n], decisions[at:at+n]); start == end {
 			return false
 		}
 	}

@@ -21,22 +21,35 @@ func decided(allowed ...bool) []backend.Decision {
 	return decisions
 }
 
-// Either all charges with Then are consumed, or only the last one, or none.
+// Either all charges with Then are consumed, with the Own of the last one, or only the last one, or none.
 func TestPaid(t *testing.T) {
 	for _, test := range []struct {
+		own       bool
 		decisions []backend.Decision
 		from, to  int
+		units     int64 // of the last charge
 	}{
-		{decided(true), 0, 1},
-		{decided(false), 0, 0},
-		{decided(true, false), 0, 1},
-		{decided(false, true), 1, 2},
-		{decided(true, true, false), 0, 2},
-		{decided(true, false, true), 2, 3},
-		{decided(true, false, false), 0, 0},
+		{false, decided(true), 0, 1, 7},
+		{false, decided(false), 0, 0, 7},
+		{false, decided(true, false), 0, 1, 7},
+		{false, decided(false, true), 1, 2, 7},
+		{false, decided(true, true, false), 0, 2, 7},
+		{false, decided(true, false, true), 2, 3, 7},
+		{false, decided(true, false, false), 0, 0, 7},
+		{true, decided(true, true, true), 0, 3, 2},
+		{true, decided(true, true, false), 0, 0, 2},
+		{true, decided(true, false, true), 2, 3, 7},
+		{true, decided(false, false), 0, 0, 7},
 	} {
-		if from, to := backend.Paid(test.decisions); from != test.from || to != test.to {
-			t.Errorf("%+v: charges %d to %d were consumed, want %d to %d", test.decisions, from, to, test.from, test.to)
+		one := make([]backend.Charge, len(test.decisions))
+		last := len(one) - 1
+		one[last].Terms.Cost = 7
+		if test.own {
+			one[last].Own = &algorithms.Own{Cost: 2}
+		}
+		from, to := backend.Paid(one, test.decisions)
+		if units := backend.Cost(one, test.decisions, last); from != test.from || to != test.to || units != test.units {
+			t.Errorf("%+v: charges %d to %d were consumed, of the last one %d, want %d to %d, and %d", test.decisions, from, to, units, test.from, test.to, test.units)
 		}
 	}
 }
@@ -58,8 +71,15 @@ func TestConsumedAny(t *testing.T) {
 		"one of two denies":              {[]backend.Charge{charge(usual, 1, false), charge(usual, 1, false)}, decided(true, false), false},
 		"denied and charged":             {[]backend.Charge{charge(usual, 1, false), charge(overdraw, 1, false)}, decided(true, false), true},
 		"a dry run of a limit that charges denials": {[]backend.Charge{charge(overdraw, 1, true)}, decided(false), false},
-		"a denied refund": {[]backend.Charge{charge(usual, 1, false), charge(overdraw, -1, false)}, decided(false, true), false},
-		"a failure":       {[]backend.Charge{charge(overdraw, 1, false)}, []backend.Decision{{Err: errors.New("test")}}, false},
+		"a denied refund":        {[]backend.Charge{charge(usual, 1, false), charge(overdraw, -1, false)}, decided(false, true), false},
+		"denied beside a refund": {[]backend.Charge{charge(usual, -1, false), charge(overdraw, 1, false)}, decided(true, false), false},
+		"denied beside a refund of the last of a row": {
+			[]backend.Charge{{Limit: usual, Then: true}, {Limit: usual, Own: &algorithms.Own{Cost: -1}}, charge(overdraw, 1, false)}, decided(true, true, false), false,
+		},
+		"a denied reservation":               {[]backend.Charge{{Limit: overdraw, Terms: algorithms.Charge{Cost: 1, Reserve: true}}}, decided(false), false},
+		"a denied settlement":                {[]backend.Charge{{Limit: overdraw, Terms: algorithms.Charge{Cost: 1, Reserve: true, Settle: true}}}, decided(false), true},
+		"what is asked of the last of a row": {[]backend.Charge{{Limit: usual, Then: true}, {Limit: usual, Own: &algorithms.Own{Cost: 1}}}, decided(true, false), false},
+		"a failure":                          {[]backend.Charge{charge(overdraw, 1, false)}, []backend.Decision{{Err: errors.New("test")}}, false},
 	} {
 		if got := backend.ConsumedAny(test.charges, test.decisions); got != test.want {
 			t.Errorf("%s: consumed %v, want %v", name, got, test.want)

@@ -347,6 +347,7 @@ type charge struct {
 	terms algorithms.Charge
 	more  bool // the group continues with the next charge
 	then  bool
+	own   *algorithms.Own
 	life  int64  // how long the record of the request stays, in ms; only in a head
 	hash  string // the hash of the request; only in a head
 }
@@ -366,9 +367,13 @@ func (t *batchCharging) read(r *reader) (c charge, ok bool) {
 	c.limit, c.more, c.then = t.limits[number-1], flags&1 != 0, flags&64 != 0
 	c.terms = algorithms.Charge{
 		Cost: cost, Hash: uint64(phase), Reserve: flags&4 != 0, DryRun: flags&8 != 0, Scaled: flags&16 != 0, Settle: flags&32 != 0,
+		Free: flags&512 != 0,
 	}
 	if flags&2 != 0 {
 		c.terms.MaxWait, c.terms.ChargedAt = algorithms.Micros(r.number()), algorithms.Micros(r.number())
+	}
+	if flags&128 != 0 {
+		c.own = &algorithms.Own{Cost: r.number(), Reserve: flags&256 != 0}
 	}
 	return c, true
 }
@@ -413,7 +418,7 @@ func (t *batchCharging) charge(group []charge) (took bool) {
 	s := t.server
 	buckets, before := t.buckets[:0], t.before[:0]
 	for i := range group {
-		b := algorithms.Bucket{Limit: group[i].limit, Charge: group[i].terms, Then: group[i].then}
+		b := algorithms.Bucket{Limit: group[i].limit, Charge: group[i].terms, Then: group[i].then, Own: group[i].own}
 		if v := s.get(group[i].key); v != nil {
 			b.State = v.state
 		}
@@ -427,7 +432,7 @@ func (t *batchCharging) charge(group []charge) (took bool) {
 		if b.State.By != nil {
 			s.put(group[i].key, &value{state: b.State, bucket: true, until: expiry(b.State, t.now)})
 		}
-		t.out = answer(t.out, &b.Decision)
+		t.out = answer(t.out, &b.Decision, group[i].own != nil)
 	}
 	if slices.ContainsFunc(group, func(c charge) bool { return c.then }) {
 		s.w.judge.pays(s, group, before, buckets, took)
@@ -447,8 +452,13 @@ func expiry(s algorithms.State, now algorithms.Micros) algorithms.Micros {
 	return now + ms*1000
 }
 
-func answer(out []byte, d *algorithms.Decision) []byte {
+// answer appends the answer to a charge. own means that the charge has an Own: a denial then has the retry time of Own in
+// place of the wait. The sidecar combines it with the others, which TakeAll has done already.
+func answer(out []byte, d *algorithms.Decision, own bool) []byte {
 	flags, last := byte(0), d.Wait
+	if own && !d.Allowed {
+		last = d.RetryAfter
+	}
 	if d.Allowed {
 		flags |= 1
 	}

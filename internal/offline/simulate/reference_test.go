@@ -148,7 +148,7 @@ func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*matched {
 	}
 	// If one limit of a request by name can never allow the cost, the request is a mistake and consumes nothing.
 	mistake := len(c.Limits) > 0 && slices.ContainsFunc(group, func(b algorithms.Bucket) bool {
-		return !b.Limit.Overdraw && b.Charge.Cost > b.Limit.Most(b.Charge.Reserve)
+		return (!b.Limit.Overdraw || b.Charge.Reserve) && b.Charge.Cost > b.Limit.Most(b.Charge.Reserve)
 	})
 	for i := range group {
 		group[i].Charge.DryRun = mistake
@@ -213,6 +213,8 @@ func (w *reference) line(all []*matched) decisionLine {
 		}
 		if !d.Allowed && !m.shadow {
 			line.OK, never = false, never || d.Never
+		}
+		if !m.shadow { // a limit with overdraw may be charged, and have a retry time, although it allows
 			line.Retry = max(line.Retry, int64(d.RetryAfter))
 		}
 		line.Limit = append(line.Limit, one)

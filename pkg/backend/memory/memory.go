@@ -155,10 +155,10 @@ func (s *Store) reset(hash uint64, c *backend.Charge) {
 	}
 }
 
-// changesUnits reports whether d consumed or refunded units. Such a decision is valid only if the new state
-// can be stored.
+// changesUnits reports whether d, the decision on c, consumed or refunded units if its group was charged. Such a
+// decision is valid only if the new state can be stored.
 func changesUnits(c *backend.Charge, d *algorithms.Decision) bool {
-	return !c.Terms.DryRun && c.Terms.Cost != 0 && (d.Allowed || c.Limit.ChargesDenied())
+	return !c.Terms.DryRun && (c.Terms.Cost != 0 || c.Own != nil) && (d.Allowed || c.ChargesDenied())
 }
 
 // group has the buffers for a decision on several buckets.
@@ -180,7 +180,7 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 	for i := range cs {
 		g.buckets = append(g.buckets, algorithms.Bucket{})
 		b := &g.buckets[i] // filled in place, because it is large
-		b.Limit, b.Charge, b.Then = cs[i].Limit, cs[i].Terms, cs[i].Then
+		b.Limit, b.Charge, b.Then, b.Own = cs[i].Limit, cs[i].Terms, cs[i].Then, cs[i].Own
 		e := s.stripe(g.hashes[i]).table.find(g.hashes[i], cs[i].Key)
 		if e != nil {
 			e.copy(&b.State)
@@ -193,7 +193,7 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 		if s.makeRoom(s.stripe(g.hashes[i]), &cs[i], g.entries[i], &b.State, now, g.entries...) {
 			continue
 		}
-		if changesUnits(&cs[i], &b.Decision) && (all || cs[i].Limit.ChargesDenied()) {
+		if changesUnits(&cs[i], &b.Decision) && (all || cs[i].ChargesDenied()) {
 			s.releaseAndFail(g, cs[:i], decisions)
 			return
 		}

@@ -146,6 +146,11 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 			}
 			for i := range charges[from:] {
 				charges[from+i].Then = from+i < len(charges)-1 && rng.IntN(4) == 0
+				if i > 0 && charges[from+i-1].Then && charges[from+i].Limit.Penalty.After == 0 && rng.IntN(2) == 0 {
+					c := &charges[from+i] // the request also names the alternative
+					c.Then, c.Own = false, &algorithms.Own{Cost: rng.Int64N(6) - 2, Reserve: c.Terms.Reserve && rng.IntN(2) == 0}
+					c.Terms.Cost = c.Own.Cost + 1 + rng.Int64N(4)
+				}
 				if once != nil {
 					charges[from+i].IdempotencyKey = once
 					once.Digest[len(charges)-from]++ // a group of the same size with the same id counts as a repetition
@@ -268,7 +273,7 @@ func (w *reference) storedDecisions(group []backend.Charge) []backend.Decision {
 func (w *reference) take(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
 	buckets := make([]algorithms.Bucket, len(charges))
 	for i, c := range charges {
-		buckets[i] = algorithms.Bucket{Limit: c.Limit, Charge: c.Terms, Then: c.Then, State: w.states[string(c.Key)]}
+		buckets[i] = algorithms.Bucket{Limit: c.Limit, Charge: c.Terms, Then: c.Then, State: w.states[string(c.Key)], Own: c.Own}
 	}
 	algorithms.TakeAll(now, buckets)
 	for i, c := range charges {

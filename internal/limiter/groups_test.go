@@ -1,0 +1,288 @@
+package limiter_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+const debts = `
+domain: d
+hash_tag: domain
+limits:
+  debt: {algorithm: token_bucket, rate: 60, period: 1m, capacity: 100, overdraw: true, max_reserved: 1000}
+  day: {algorithm: fixed_window, rate: 50, period: 1d, start: 2026-01-01T00:00:00Z, overdraw: true, max_reserved: 200}
+  other: {algorithm: token_bucket, rate: 6, period: 1m, capacity: 5}
+  strict: {algorithm: token_bucket, rate: 1, period: 1m, capacity: 1, penalty: {after: 2, for: 1m, max: 2m}}
+  growing: {algorithm: token_bucket, rate: 60, period: 1m, capacity: 100, initial: 0}
+`
+
+func named(name string, cost int64) limiter.NamedCharge {
+	return limiter.NamedCharge{Name: name, Count: cost}
+}
+
+// A denied group that contains a refund changes nothing: neither the refund nor the cost of a limit with overdraw is
+// taken, and no denial is counted for a penalty.
+func TestADeniedGroupWithARefundChangesNothing(t *testing.T) {
+	b := newBench(t, debts)
+	b.together(t, "bob", named("debt", 150))
+	b.together(t, "bob", named("strict", 1))
+	for range 3 {
+		for _, request := range [][]limiter.NamedCharge{
+			{named("debt", -30), named("strict", 1)},
+			{named("debt", 30), named("other", -1), named("strict", 1)},
+			{named("growing", -1), named("strict", 1)},
+		} {
+			if c := b.together(t, "bob", request...); !c.Denied || c.Results[len(request)-1].Decision.Blocked > 0 || c.RetryAfter < minute {
+				t.Errorf("%v: got %+v; want denied, not blocked", request, c.Verdict)
+			}
+		}
+	}
+	b.now += 60*sec - 1
+	b.remains(t, "bob", map[string]int64{"debt": 9, "strict": 0, "other": 5}) // 50 units of debt less 60 units since
+	b.now++
+	if c := b.together(t, "bob", named("debt", -30), named("strict", 1)); c.Denied {
+		t.Errorf("at the time of the retry: got %+v; want allowed", c.Verdict)
+	}
+	b.remains(t, "bob", map[string]int64{"debt": 40})
+}
+
+// A denied reservation does no work, so it is not charged, whatever the limit. Its settlement would need an id.
+func TestADeniedReservationChargesNothing(t *testing.T) {
+	b := newBench(t, debts)
+	reserve := func(cost int64) limiter.NamedCharge {
+		return limiter.NamedCharge{Name: "debt", Count: cost, Reserve: true}
+	}
+	for _, step := range []struct {
+		request []limiter.NamedCharge
+		denied  bool
+		left    int64
+	}{
+		{[]limiter.NamedCharge{named("other", 5)}, false, 100},
+		{[]limiter.NamedCharge{reserve(50), named("other", 1)}, true, 100},
+		{[]limiter.NamedCharge{named("debt", 40), named("other", 1)}, true, 60}, // no reservation
+		{[]limiter.NamedCharge{reserve(1061)}, true, 60},
+		{[]limiter.NamedCharge{reserve(1101)}, true, 60},
+		{[]limiter.NamedCharge{reserve(60)}, false, 0},
+	} {
+		if c := b.together(t, "bob", step.request...); c.Denied != step.denied {
+			t.Errorf("%v: got %+v; want denied %t", step.request, c.Verdict, step.denied)
+		}
+		b.remains(t, "bob", map[string]int64{"debt": step.left})
+	}
+}
+
+// The time that a denied group is told is exact for the same request alone, although each denial is charged to the
+// limits with overdraw.
+func TestTheRetryTimeOfAGroupWithOverdrawIsExact(t *testing.T) {
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		b := newBench(t, debts)
+		denied := 0
+		for step := range 60 {
+			request := []limiter.NamedCharge{named("debt", 1+rng.Int64N(100))}
+			if rng.IntN(2) == 0 {
+				request = append(request, named("day", 1+rng.Int64N(50)))
+			}
+			request = append(request, named("other", rng.Int64N(6)))
+			rng.Shuffle(len(request), func(i, j int) { request[i], request[j] = request[j], request[i] })
+			c := b.together(t, "bob", request...)
+			for tries := 0; c.Denied; tries++ {
+				if denied++; c.RetryAfter <= 0 || tries > 0 && rng.IntN(2) == 0 {
+					t.Fatalf("seed %d, step %d: %v at the time of the retry: %+v; want allowed", seed, step, request, c.Verdict)
+				}
+				check := limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true}}
+				for _, n := range request {
+					n.Key = []string{"bob"}
+					check.Limits = append(check.Limits, n)
+				}
+				b.now += c.RetryAfter - 1
+				if err := b.Check(t.Context(), &check); err != nil || !check.Denied {
+					t.Fatalf("seed %d, step %d: %v 1 us before the retry: %v, %+v; want denied, as it was: %+v", seed, step, request, err, check.Results, c.Results)
+				}
+				b.now++
+				c = b.together(t, "bob", request...)
+			}
+			b.now += algorithms.Micros(rng.Int64N(int64(20 * sec)))
+		}
+		if denied < 5 {
+			t.Errorf("seed %d: %d denials, want at least 5", seed, denied)
+		}
+	}
+}
+
+const modelled = `
+domain: d
+hash_tag: entry:user
+limits:
+  plan: {algorithm: token_bucket, rate: 10, period: 1m, then: credits}
+  pace: {algorithm: fixed_window, rate: 8, period: 10s, start: 2026-01-01T00:00:00Z, then: credits}
+  credits: {algorithm: token_bucket, rate: 6, period: 1m, capacity: 15}
+  other: {algorithm: token_bucket, rate: 100, period: 1m, capacity: 20}
+descriptors:
+  - key: user
+    descriptors:
+      - {key: plan, value: x, limit: plan}
+      - {key: pace, value: x, limit: pace}
+      - {key: other, value: x, limit: other}
+`
+
+// model is the reference implementation for requests that name limits, their payers, or both. It tries on copies
+// whether all limits with their payers' own costs are allowed, and then whether the payer is allowed alone.
+type model struct {
+	limits  map[string]*algorithms.Limit
+	buckets map[string]algorithms.State
+	now     algorithms.Micros
+}
+
+// take charges request, if it is allowed at m.now, and charge is true.
+func (m *model) take(request []limiter.NamedCharge, charge bool) (allowed bool) {
+	sums, isNamed := map[string]int64{}, map[string]bool{}
+	for _, n := range request {
+		sums[n.Name] += n.Count
+		isNamed[n.Name] = true
+	}
+	pays := max(0, sums["plan"], sums["pace"])
+	without := []string{}
+	for name := range isNamed {
+		if pays == 0 || name == "credits" || name == "other" || sums[name] <= 0 {
+			without = append(without, name)
+		}
+	}
+	row := map[string]int64{}
+	credits := map[string]int64{"credits": sums["credits"] + pays}
+	for name := range isNamed {
+		row[name] = sums[name]
+	}
+	for _, name := range without {
+		if name != "credits" {
+			credits[name] = sums[name]
+		}
+	}
+	if pays == 0 {
+		credits = row
+	}
+	for _, costs := range []map[string]int64{row, credits} {
+		next, all := map[string]algorithms.State{}, true
+		for name, cost := range costs {
+			state, d := m.limits[name].Take(m.buckets[name], m.now, algorithms.Charge{Cost: cost})
+			next[name], all = state, all && d.Allowed
+		}
+		if !all {
+			continue
+		}
+		for name, state := range next {
+			if charge {
+				m.buckets[name] = state
+			}
+		}
+		return true
+	}
+	return false
+}
+
+func (m *model) allows(request []limiter.NamedCharge, at algorithms.Micros) bool {
+	copied := *m
+	copied.now = at
+	return copied.take(request, false)
+}
+
+// Requests name limits and their payers in every order, with refunds, once or very often. Each is decided as the model
+// does, and told the exact time of the retry; a dry run is answered alike.
+func TestGroupsAgreeWithAModel(t *testing.T) {
+	allowed, denied, by := 0, 0, 0
+	for seed := range uint64(150) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		b := newBench(t, modelled)
+		m := &model{limits: map[string]*algorithms.Limit{}, buckets: map[string]algorithms.State{}, now: b.now}
+		for name, p := range b.Current().Domains["d"].Named {
+			m.limits[name] = p.Limit
+		}
+		for range 60 {
+			request := someCharges(rng, seed%3 == 0)
+			check := limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true}}
+			for _, n := range request {
+				n.Key = []string{"bob"}
+				check.Limits = append(check.Limits, n)
+			}
+			if err := b.Check(t.Context(), &check); err != nil {
+				t.Fatal(err)
+			}
+			var c *limiter.Call
+			if seed%3 == 0 { // a proxy, which cannot name the payer
+				c = b.batched(t, request)
+			} else {
+				c = b.together(t, "bob", request...)
+			}
+			want := m.take(request, true)
+			if c.Denied == want || check.Denied == want || c.RetryAfter != check.RetryAfter || c.Never != check.Never {
+				t.Fatalf("seed %d: %v: got %+v, a dry run %+v; want allowed %t", seed, request, c.Verdict, check.Verdict, want)
+			}
+			for i := range c.Results {
+				if c.Results[i].For != nil && want {
+					by++
+				}
+			}
+			if allowed++; !want {
+				allowed, denied = allowed-1, denied+1
+				if c.Never && m.allows(request, m.now+100*algorithms.Day) {
+					t.Fatalf("seed %d: %v is denied for ever, but allowed later: %+v", seed, request, c.Verdict)
+				}
+				if at := m.now + c.RetryAfter; !c.Never && (m.allows(request, at-1) || !m.allows(request, at)) {
+					t.Fatalf("seed %d: %v: %d us is not the exact time of the retry: %+v", seed, request, c.RetryAfter, c.Verdict)
+				}
+			}
+			for name, l := range m.limits {
+				_, d := l.Take(m.buckets[name], m.now, algorithms.Charge{DryRun: true})
+				if r := b.named(t, name, 0, "bob").Results[0]; r.Decision.Value != d.Value {
+					t.Fatalf("seed %d: %s after %v: holds %d, want %d", seed, name, request, r.Decision.Value, d.Value)
+				}
+			}
+			b.now += algorithms.Micros(rng.Int64N(int64(6 * sec)))
+			m.now = b.now
+		}
+	}
+	if allowed < 1000 || denied < 1000 || by < 300 {
+		t.Errorf("%d allowed, %d denied, %d paid by credits; want at least 1000, 1000 and 300", allowed, denied, by)
+	}
+}
+
+// someCharges returns a few charges, or more than are compared one by one. proxied means that none is of the payer.
+func someCharges(rng *rand.Rand, proxied bool) (request []limiter.NamedCharge) {
+	names := []string{"plan", "pace", "other", "credits"}
+	if proxied {
+		names = names[:3]
+	}
+	for range 1 + rng.IntN(4) {
+		request = append(request, named(names[rng.IntN(len(names))], rng.Int64N(12)-3))
+	}
+	if rng.IntN(4) == 0 {
+		for range 20 {
+			request = append(request, named(names[rng.IntN(len(names))], rng.Int64N(3)-1))
+		}
+	}
+	return request
+}
+
+// batched sends request as the descriptors of one call, which is answered in a Batch.
+func (b *bench) batched(t *testing.T, request []limiter.NamedCharge) *limiter.Call {
+	t.Helper()
+	c := &limiter.Call{}
+	c.Request.Domain = "d"
+	for _, n := range request {
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: "bob"}, {Key: n.Name, Value: "x"}}, n.Count
+	}
+	batch, done := b.NewBatch(), make(chan bool, 1)
+	if planned, err := batch.Add(c); !planned || err != nil {
+		t.Fatalf("planned %t, %v", planned, err)
+	}
+	batch.Submit(time.Time{}, nil, func() { done <- true })
+	<-done
+	batch.Finish(c)
+	return c
+}
