@@ -30,11 +30,13 @@ type received struct {
 	// successors, such as WSGI, do not distinguish "-" from "_". Some applications treat trailers as headers.
 	keys []string
 	path string
+	// tenant is the value of the parameter tenant, as applications decode it.
+	tenant string
 }
 
 func (s *stack) receive(r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body) // trailers follow the body; without a whole body there are none
-	got := &received{path: r.URL.Path}
+	got := &received{path: r.URL.Path, tenant: r.URL.Query().Get("tenant")}
 	for _, fields := range []http.Header{r.Header, r.Trailer} {
 		for name, lines := range fields {
 			if strings.EqualFold(strings.ReplaceAll(name, "_", "-"), "X-Api-Key") {
@@ -68,6 +70,9 @@ type keyAttack struct {
 
 const apiKey = "x-api-key"
 
+// trailer is not the name of a header: its value is sent as the key in a trailer, after the body.
+const trailer = "TRAILER"
+
 func oneLine(before, after string) func(string) []header {
 	return func(key string) []header { return []header{{apiKey, before + key + after}} }
 }
@@ -97,6 +102,10 @@ var keyAttacks = []keyAttack{
 	{"a blank that is not ASCII", false, oneLine("", "\u00a0")},
 	{"a blank of Japanese text", false, oneLine("\u3000", "")},
 	{"a byte order mark", false, oneLine("\ufeff", "")},
+	{"in a trailer", false, func(key string) []header { return []header{{trailer, key}} }},
+	{"in a trailer, and junk in a header", false, func(key string) []header { return []header{{apiKey, "other-than-" + key}, {trailer, key}} }},
+	{"in a trailer of HTTP/2", true, func(key string) []header { return []header{{trailer, key}} }},
+	{"in a trailer of HTTP/2 with a length", true, func(key string) []header { return []header{{"content-length", "0"}, {trailer, key}} }},
 	{"blanks in HTTP/1", false, oneLine("  ", " \t ")},
 	{"a vertical tab in HTTP/1", false, oneLine("", "\v")},
 	{"junk in a second line", false, twoLines(header{apiKey, "KEY"}, header{apiKey, "JUNK"})},
@@ -180,6 +189,35 @@ func (g gateway) code(t *testing.T, a keyAttack, key string) int {
 		return g.overHTTP2(t, "/", a.lines(key)...)
 	}
 	return g.http1(t, g.port, "", "/", a.lines(key)...).code
+}
+
+// queryAttacks are spellings of the query tenant=acme%20KEY.
+var queryAttacks = []string{"tenant=acme+KEY", "%74enant=acme%20KEY", "tenan%74=acme+KEY", "tenant=acme%20KEY%20", "tenant=acme%20KEY%0a", "tenant=%61cme%20KEY", "x=y&tenant=acme%20KEY", "x=%26&tenant=acme+KEY"}
+
+// queriesCannotBeRespelled empties the bucket of a tenant, and then sends the tenant in each spelling.
+func (g gateway) queriesCannotBeRespelled(t *testing.T, network int) {
+	t.Helper()
+	for i, attack := range queryAttacks {
+		t.Run(attack, func(t *testing.T) {
+			key := "q" + strconv.Itoa(i)
+			g := g
+			g.client = fmt.Sprintf("127.70.%d.%d", network, i+1)
+			send := func(query string) answer { return g.http1(t, g.port, "", "/?"+strings.ReplaceAll(query, "KEY", key)) }
+			from := time.Now()
+			perTenant.drain(t, func() answer { return send("tenant=acme%20KEY") })
+			passed := 0
+			for range perTenant.capacity {
+				g.last.Store(nil)
+				send(attack)
+				if got := g.last.Load(); got != nil && strings.TrimSpace(got.tenant) == "acme "+key {
+					passed++
+				}
+			}
+			if most := int(time.Since(from)/perTenant.each) + 1; passed > most {
+				t.Errorf("%d of %d requests reached the application with the tenant, want at most %d", passed, perTenant.capacity, most)
+			}
+		})
+	}
 }
 
 // malformed are headers that HTTP forbids but that some proxies accept over HTTP/2. An auth request that a
@@ -372,10 +410,15 @@ func (g gateway) http1(t *testing.T, port, from, path string, headers ...header)
 		headers = headers[1:]
 	}
 	fmt.Fprintf(&request, "GET %s HTTP/1.1\r\nHost: shop.test\r\nConnection: close\r\n", path)
+	var after string // the body
 	for _, h := range headers {
+		if h.name == trailer {
+			after = "1\r\nx\r\n0\r\n" + apiKey + ": " + h.value + "\r\n\r\n"
+			h = header{"Transfer-Encoding", "chunked"}
+		}
 		fmt.Fprintf(&request, "%s: %s\r\n", h.name, h.value)
 	}
-	request.WriteString("\r\n")
+	request.WriteString("\r\n" + after)
 	conn := g.dial(t, port, from)
 	defer conn.Close()
 	if _, err := conn.Write(request.Bytes()); err != nil {
@@ -422,7 +465,12 @@ func (g gateway) overHTTP2(t *testing.T, path string, headers ...header) int {
 	if len(headers) == 0 || headers[0].name != ":authority" && headers[0].name != "host" {
 		pseudo = append(pseudo, header{":authority", "shop.test"})
 	}
+	var after string // the key in a trailer
 	for _, h := range append(pseudo, headers...) {
+		if h.name == trailer {
+			after = h.value
+			continue
+		}
 		if err := encoder.WriteField(hpack.HeaderField{Name: strings.ToLower(h.name), Value: h.value}); err != nil {
 			t.Fatal(err)
 		}
@@ -433,9 +481,17 @@ func (g gateway) overHTTP2(t *testing.T, path string, headers ...header) int {
 	framer := http2.NewFramer(conn, conn)
 	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	if err := errors.Join(framer.WriteSettings(), framer.WriteHeaders(http2.HeadersFrameParam{
-		StreamID: 1, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true,
+		StreamID: 1, BlockFragment: block.Bytes(), EndStream: after == "", EndHeaders: true,
 	})); err != nil {
 		t.Fatal(err)
+	}
+	if after != "" {
+		block.Reset()
+		if err := errors.Join(encoder.WriteField(hpack.HeaderField{Name: apiKey, Value: after}), framer.WriteHeaders(http2.HeadersFrameParam{
+			StreamID: 1, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true,
+		})); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for {
 		frame, err := framer.ReadFrame()

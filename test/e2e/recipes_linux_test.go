@@ -26,7 +26,9 @@ func (s *stack) asGateway() gateway {
 
 func TestEnvoyUnderAttack(t *testing.T) {
 	t.Parallel()
-	newStack(t, "", envoyAcceptsProxyProtocol).asGateway().attack(t, 1)
+	g := newStack(t, "", envoyAcceptsProxyProtocol).asGateway()
+	g.attack(t, 1)
+	t.Run("a query", func(t *testing.T) { g.queriesCannotBeRespelled(t, 1) })
 }
 
 func TestEnvoyExtAuthzUnderAttack(t *testing.T) {
@@ -38,7 +40,9 @@ func TestNginxUnderAttack(t *testing.T) {
 	t.Parallel()
 	s := newNginxStack(t, "", append(longTimeouts, change{"listen 127.0.0.1:8000;", "listen 127.0.0.1:8000; listen 127.0.0.1:8001 proxy_protocol; listen 127.0.0.1:8002 http2; " +
 		"set_real_ip_from 127.0.0.0/8; real_ip_header proxy_protocol;"})...)
-	gateway{stack: s.stack, port: "8000", http2: "8002", proxied: "8001"}.attack(t, 3)
+	g := gateway{stack: s.stack, port: "8000", http2: "8002", proxied: "8001"}
+	g.attack(t, 3)
+	t.Run("a query", func(t *testing.T) { g.queriesCannotBeRespelled(t, 3) })
 }
 
 var haproxyFailsOpen = change{"http-request return status 503", "# http-request return status 503"}
