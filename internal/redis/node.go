@@ -82,7 +82,8 @@ func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []b
 // decide makes the call c. An error means that a part of it failed.
 //
 // If a call got no answer, its outcome is unknown, so it is never sent again. If the server did not know the
-// script, or could not run it, no charge was made, so the call is sent again.
+// script, or could not run it, no charge was made, so the call is sent again. The same applies if the script failed at
+// the value of a bucket. Then the halves of the call are sent, so that only the groups of that bucket fail.
 func (n *node) decide(ctx context.Context, c *call) (failed error) {
 	f := &c.payload
 	f.resets = f.resets[:0]
@@ -99,8 +100,15 @@ func (n *node) decide(ctx context.Context, c *call) (failed error) {
 		scriptRuns = n.plan(c, true)
 		n.run(ctx, f, scriptRuns, false)
 	}
+	if len(scriptRuns) == 1 && isSpoiled(scriptRuns[0].err) {
+		if first, rest := c.halves(); len(rest.runs) > 0 {
+			return cmp.Or(failed, n.decide(ctx, first), n.decide(ctx, rest))
+		}
+	}
 	for _, t := range scriptRuns {
-		failed = cmp.Or(failed, t.answer())
+		if err := t.answer(); !isSpoiled(t.err) {
+			failed = cmp.Or(failed, err)
+		}
 	}
 	return failed
 }
@@ -334,6 +342,12 @@ func isForeign(err error) bool {
 
 func isCompileError(err error) bool {
 	return isReply(err, "ERR") && strings.Contains(err.Error(), "compiling script")
+}
+
+// isSpoiled reports whether the script has failed while it read the buckets, because another program has written a value
+// that is not a bucket. The script has then written nothing. The server works, so the error is no failure of the server.
+func isSpoiled(err error) bool {
+	return isReply(err, "WRONGTYPE ") || isReply(err, "ERR") && strings.Contains(err.Error(), "user_script:") && !isCompileError(err) && !isForbidden(err)
 }
 
 // unavailable wraps err as backend.ErrUnavailable. If the call certainly had no effect, the result is also a

@@ -1673,6 +1673,14 @@ local function general(now, given, names, stored, lives, answers)
 
   -- The buckets --------------------------------------------------------------------------------------
 
+  -- sound fails unless the numbers in b are those of a bucket: with others, such as infinity, a loop might never end.
+  local function sound(b)
+    for at = 2, #b, 8 do
+      local n = unpack_at('<d', b, at)
+      if not (n >= -EXACT and n <= EXACT) then error('a value in Redis is not a bucket') end
+    end
+  end
+
   -- load reads the state of key k, or returns false if there is none. It compares the numbers of the state with
   -- those of l at once, so that usually nothing must be converted.
   function load(k, l, phase)
@@ -1690,6 +1698,7 @@ local function general(now, given, names, stored, lives, answers)
         state[k] = false
         return false
       end
+      sound(b)
       local tick = byte(b) == 1 and 1000 or 1
       if byte(b) == 2 then
         local value, at, rate, capacity, calendar, window, next, pos = unpack_at('<ddddddd', b, 2)
@@ -2207,14 +2216,15 @@ if state then settle() end
 
 -- A key may live up to an eighth longer than necessary, so that few lifetimes must be converted to strings.
 -- The strings of the last two lifetimes are reused: a bucket and the record of its settlement alternate.
-local to, text, other, other_text = 0, '', 0, ''
+-- A lifetime that is no such number comes from a spoiled value. It must not fail, because other keys are written already.
+local to, text, other, other_text = 0, '86400000', 0, '86400000'
 for i = 1, #names do
   local ms = lives[i]
   if ms then
     if ms > to or to > ms * 1.125 then
       to, text, other, other_text = other, other_text, to, text
       if ms > to or to > ms * 1.125 then
-        to = ms + (ms - ms % 16) / 16
+        to = math.max(1, math.min(ms + (ms - ms % 16) / 16, 9007199254740992))
         text = string.format('%d', to)
       end
     end

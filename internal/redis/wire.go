@@ -244,11 +244,12 @@ func (w *wire) answered() (c *call, over bool) {
 }
 
 // conclude ends the call c with its answer. If nothing was decided, go-redis makes the call again: the server lacks the
-// script, cannot compile it or does not serve a slot, or the script needs other windows of a calendar.
+// script, cannot compile it or does not serve a slot, the script needs other windows of a calendar, or it has failed at the
+// value of a bucket.
 func (w *wire) conclude(c *call) {
 	t := c.payload.scriptRuns[0]
 	_, outsideCalendar := t.outsideCalendar()
-	if outsideCalendar || isReply(t.err, "NOSCRIPT") || isRedirect(t.err) || isForeign(t.err) || isCompileError(t.err) {
+	if outsideCalendar || isReply(t.err, "NOSCRIPT") || isRedirect(t.err) || isForeign(t.err) || isCompileError(t.err) || isSpoiled(t.err) {
 		t.reply = ""
 		w.sender.spawn(func() { w.sender.makeCalls(c, w.sender.clock.Now()) })
 		return
