@@ -253,10 +253,20 @@ func (c *Call) deniedByBlock() bool {
 // neverFits reports whether no bucket of p can ever hold the cost of charge. An adjusted limit that cannot hold it is no
 // reason if the configured one can: the adjustment expires.
 func neverFits(p *descriptors.Policy, charge *backend.Charge) bool {
-	if !charge.NeverFits() || p.Adjusted == nil || p.Adjusted.Configured == nil {
-		return charge.NeverFits()
+	return charge.NeverFits() && !fitsConfigured(p, charge)
+}
+
+// fitsConfigured reports whether an adjustment has changed the numbers of p, and the configured limit can hold the cost
+// of charge.
+func fitsConfigured(p *descriptors.Policy, charge *backend.Charge) bool {
+	if p.Adjusted == nil || p.Adjusted.Configured == nil {
+		return false
 	}
-	return charge.Terms.Cost > p.Adjusted.Configured.Most(charge.Terms.Reserve)
+	cost, reserve := charge.Terms.Cost, charge.Terms.Reserve
+	if own := charge.Own; own != nil {
+		cost, reserve = own.Cost, own.Reserve
+	}
+	return cost <= p.Adjusted.Configured.Most(reserve)
 }
 
 // deniedUntilExpiry gives the denials by adjusted limits that can never hold their costs a retry time, if the
@@ -266,7 +276,7 @@ func (c *Call) deniedUntilExpiry() {
 		return
 	}
 	set := func(p *descriptors.Policy, charge int) {
-		if d := &c.decisions[charge]; d.Never && !neverFits(p, &c.charges[charge]) {
+		if d := &c.decisions[charge]; d.Never && fitsConfigured(p, &c.charges[charge]) {
 			d.Never, d.RetryAfter = false, max(1, p.Adjusted.Expires-c.adjusted.now())
 		}
 	}
