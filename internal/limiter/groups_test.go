@@ -5,9 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 const debts = `
@@ -285,4 +287,43 @@ func (b *bench) batched(t *testing.T, request []limiter.NamedCharge) *limiter.Ca
 	<-done
 	batch.Finish(c)
 	return c
+}
+
+// While the store is down, a cost may be more than this process's own bucket can hold. That is no denial by an
+// adjustment, although other limits are adjusted.
+func TestACostBeyondTheLocalShareBesideAnAdjustment(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  tuned: {algorithm: token_bucket, rate: 10, period: 1m}
+descriptors:
+  - {key: user, rate_limit: {algorithm: fixed_window, rate: 8, period: 1d, on_backend_failure: local, local_share: 25%}}
+`)
+	b.adjust("tuned", map[string]adjust.Change{"bob": {Block: true}})
+	b.store.err = backend.ErrUnavailable
+	if c := b.send(t, 3, "user=ann"); !c.Denied || !c.Never {
+		t.Errorf("got %+v; want denied for ever", c.Verdict)
+	}
+}
+
+// Two parts of a request have one bucket, and credits pay for both. The reservation has two equal parts, so that each is
+// settled.
+func TestCreditsPaidForTwoPartsAreSettledForBoth(t *testing.T) {
+	p := newProxy(t)
+	p.swap(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
+	id := p.start(60, "user=bob", "user=bob") // 120 units, more than the plan can hold
+	p.want("prepaid", "bob", 380)
+	p.done(id, 20)
+	p.want("prepaid", "bob", 460)
+	p.want("plan", "bob", 100)
+
+	b := newBench(t, settledPlans)
+	twice := limiter.NamedCharge{Name: "plan", Count: 60, Reserve: true}
+	c := b.together(t, "bob", twice, twice)
+	if part, ok := c.Part(0, ""); !ok || part.Count != 120 || part.Times != 2 {
+		t.Errorf("got %+v; want 120 units in two parts", part)
+	}
+	if part, ok := c.Part(1, ""); ok {
+		t.Errorf("got %+v; want one part for both", part)
+	}
 }
