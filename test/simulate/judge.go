@@ -43,6 +43,7 @@ type bucket struct {
 	leaseDuration algorithms.Micros
 	numbers       []*algorithms.Limit
 	charged       int64 // units that the servers charged, less refunds
+	returned      int64 // units that the servers refunded to a bucket of the domain plans
 	admitted      []admission
 	phase         int64
 	server        *server
@@ -356,9 +357,9 @@ func (j *judge) stateOf(r *limiter.Result) (state algorithms.State) {
 }
 
 // adjustable reports whether the configured numbers alone do not decide about b: credits may pay for "plan" and
-// "pace", and adjustments may change the numbers of "tuned".
+// "pace", a request may name "credits" as well, and adjustments may change the numbers of "tuned".
 func (j *judge) adjustable(b *bucket) bool {
-	return b.limit == "plan" || b.limit == "pace" || b.limit == "tuned"
+	return b.limit == "plan" || b.limit == "pace" || b.limit == "credits" || b.limit == "tuned"
 }
 
 func costOf(c *limiter.Call, r *limiter.Result) (cost int64) {
@@ -460,9 +461,18 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 	if s.allowedWith != nil {
 		s.allowedWith(c)
 	}
+	sums := sumsOf(c)
 	for i := range c.Results {
 		r := &c.Results[i]
 		b := j.bucket(string(r.Key))
+		if s.witness == "seen" { // the sum is admitted once; refunds are known from the servers, because an answer may be lost
+			at := slices.IndexFunc(sums, func(p payment) bool { return p.key == string(r.Key) })
+			if sums[at].units > 0 {
+				b.admitted = append(b.admitted, admission{r.Decision.At, r.Decision.At, sums[at].units})
+			}
+			sums[at].units = 0
+			continue
+		}
 		at, now := r.Decision.At, b.server.now()
 		// A lease answers at once, with a time by the clock of the process.
 		if b.leaseDuration != 0 && (now-at > 20_000 || s.moment == j.w.now) && s.pause == s.process.pausedUntil {

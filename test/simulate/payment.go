@@ -12,7 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Requests of the domain "plans" have one or two limits. If these deny, credits pay for the request. Each
+// Requests of the domain "plans" have one or two limits. If these deny, credits pay for the request. A request may also
+// name the credits themselves, to consume them or to top them up, and may name a limit twice, with a refund. Each
 // request also has a bucket of its own, the witness, which shows the judge when a server charged it.
 
 type payment struct {
@@ -33,55 +34,111 @@ func (w *world) pay(rng *rand.Rand, id string, p *process, within time.Duration)
 	if len(r.costs) == 1 || rng.IntN(2) == 0 {
 		r.costs = append(r.costs, cost{"pace", key, 1 + rng.Int64N(4)})
 	}
+	r.underID = rng.IntN(2) == 0
+	if rng.IntN(4) == 0 { // the limit again, mostly a refund
+		r.costs = append(r.costs, cost{r.costs[1].limit, key, rng.Int64N(5) - 3})
+	}
+	if r.underID && rng.IntN(2) == 0 { // only requests for named limits can name credits
+		if rng.IntN(4) == 0 {
+			r.costs = r.costs[:1]
+		}
+		r.costs = append(r.costs, cost{"credits", key, rng.Int64N(12) - 6})
+		w.seen(sawCreditsNamed)
+	}
 	rng.Shuffle(len(r.costs), func(i, j int) { r.costs[i], r.costs[j] = r.costs[j], r.costs[i] })
-	if rng.IntN(2) == 0 {
-		r.underID = true
+	if r.underID {
 		w.checkRepeatedly(rng, r, p, within)
 		return
 	}
 	w.after(0, p, func() { p.deliver(rng, []*request{r}, within, nil) })
 }
 
-// pays checks the charges of a group with credits, by the states of its buckets before and after. If each
-// bucket of the plan had enough units, the plan pays. Otherwise the credits pay the largest of the costs, or
-// nothing is charged.
-func (j *judge) pays(s *server, group []charge, before []algorithms.State, buckets []algorithms.Bucket, took bool) {
-	left := func(i int, state algorithms.State) int64 {
-		_, d := group[i].limit.Take(state, s.now(), algorithms.Charge{Hash: group[i].terms.Hash, DryRun: true})
-		return d.Value / group[i].limit.Unit()
-	}
-	within, largest := true, int64(0)
+// plansGroup reports whether a group is of the domain "plans".
+func plansGroup(group []charge) bool { return strings.Contains(group[0].key, "plans") }
+
+// row is what the judge knows of a group of the domain "plans".
+type row struct {
+	within  bool  // each limit of the plan has enough units, and so have the credits for what is asked of them
+	largest int64 // the largest cost of the plan
+	has     []int64
+}
+
+func (j *judge) rowOf(s *server, group []charge, before []algorithms.State) (r row) {
+	r.within = true
 	for i := range group {
-		if c := &group[i]; c.then {
-			within, largest = within && left(i, before[i]) >= c.terms.Cost, max(largest, c.terms.Cost)
+		c := &group[i]
+		r.has = append(r.has, unitsIn(s, c, before[i]))
+		if c.then {
+			r.within, r.largest = r.within && r.has[i] >= c.terms.Cost, max(r.largest, c.terms.Cost)
 		}
+	}
+	return r
+}
+
+func unitsIn(s *server, c *charge, state algorithms.State) int64 {
+	_, d := c.limit.Take(state, s.now(), algorithms.Charge{Hash: c.terms.Hash, DryRun: true})
+	return d.Value / c.limit.Unit()
+}
+
+// cost returns what charge i of group costs its bucket if the group is allowed. If each bucket of the plan had enough
+// units, the plan pays. Otherwise the credits pay the largest of its costs. What is asked of the credits themselves is
+// charged in any case.
+func (r *row) cost(group []charge, i int) int64 {
+	c := &group[i]
+	switch instead := i > 0 && group[i-1].then && !c.then; {
+	case c.then && !r.within:
+		return 0
+	case instead && r.within && c.own == nil:
+		return 0
+	case instead && r.within:
+		return c.own.Cost
+	case instead && c.own != nil:
+		return c.own.Cost + r.largest
+	case instead:
+		return r.largest
+	default:
+		return c.terms.Cost
+	}
+}
+
+// pays checks the charges of a group of the domain "plans", by the states of its buckets before and after.
+func (j *judge) pays(s *server, group []charge, before []algorithms.State, buckets []algorithms.Bucket, took bool) {
+	r := j.rowOf(s, group, before)
+	should := true
+	for i := range group {
+		if cost := r.cost(group, i); cost > 0 {
+			should = should && r.has[i] >= cost
+		}
+	}
+	if took != should {
+		j.fail("a group of plans was allowed %v, want %v: %+v of %v", took, should, group, r.has)
 	}
 	var paid []payment
 	var witness *bucket
 	for i := range group {
 		c, want := &group[i], int64(0)
-		instead := i > 0 && group[i-1].then && !c.then
-		key, had := bucketOf(c.key), left(i, before[i])
-		units, of := had-left(i, buckets[i].State), j.bucket(key)
-		of.decidedBy(c.limit)
-		switch {
-		case took && c.then && within, took && !c.then && !instead:
-			want = c.terms.Cost
-		case took && instead && !within:
-			want = largest
+		if took {
+			want = r.cost(group, i)
 		}
-		if units != want {
-			j.fail("%q was charged %d, want %d: the group was allowed %v, the plan has enough %v", key, units, want, took, within)
+		key, had := bucketOf(c.key), r.has[i]
+		left := unitsIn(s, c, buckets[i].State)
+		units, of := had-left, j.bucket(key)
+		of.decidedBy(c.limit)
+		isCut := want < 0 && units <= 0 && left == c.limit.Capacity // a refund fills the bucket at most
+		if units != want && !isCut {
+			j.fail("%q was charged %d, want %d: the group was allowed %v, the plan has enough %v", key, units, want, took, r.within)
 		}
 		of.name = c.key
 		if of.charged += units; of.first == 0 {
 			of.first = s.now()
 		}
+		of.returned += max(0, -units)
 		of.last = s.now()
-		if !c.then && !instead {
+		switch {
+		case strings.Contains(key, "seen"):
 			witness = of
-		} else if units != 0 {
-			paid = append(paid, payment{key, units})
+		case want != 0:
+			paid = append(paid, payment{key, want})
 		}
 		j.w.mix(uint64(units))
 		if j.w.log != nil {
@@ -100,7 +157,6 @@ func (j *judge) pays(s *server, group []charge, before []algorithms.State, bucke
 
 // namesPayer records the buckets that paid for a request, according to an answer.
 func (j *judge) namesPayer(r *request, c *limiter.Call) {
-	var paid []payment
 	for i := range c.Results {
 		is := &c.Results[i]
 		if is.For != nil {
@@ -112,11 +168,22 @@ func (j *judge) namesPayer(r *request, c *limiter.Call) {
 				j.w.seen(sawCreditsForTwo)
 			}
 		}
-		if r.costs[is.Descriptor].limit != "seen" && is.Cost > 0 {
-			paid = append(paid, payment{string(is.Key), is.Cost})
-		}
 	}
-	r.paid = append(r.paid, paid)
+	r.paid = append(r.paid, slices.DeleteFunc(sumsOf(c), func(p payment) bool { return p.units == 0 || strings.Contains(p.key, "seen") }))
+}
+
+// sumsOf returns the sum of the costs of each bucket in an answer.
+func sumsOf(c *limiter.Call) (sums []payment) {
+	for i := range c.Results {
+		is := &c.Results[i]
+		at := slices.IndexFunc(sums, func(p payment) bool { return p.key == string(is.Key) })
+		if at < 0 {
+			at = len(sums)
+			sums = append(sums, payment{key: string(is.Key)})
+		}
+		sums[at].units += is.Cost
+	}
+	return sums
 }
 
 // paid checks at the end that each answer named the buckets that the servers charged for the request.

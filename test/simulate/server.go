@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -434,7 +433,7 @@ func (t *batchCharging) charge(group []charge) (took bool) {
 		}
 		t.out = answer(t.out, &b.Decision, group[i].own != nil)
 	}
-	if slices.ContainsFunc(group, func(c charge) bool { return c.then }) {
+	if plansGroup(group) {
 		s.w.judge.pays(s, group, before, buckets, took)
 		return took
 	}

@@ -74,6 +74,7 @@ const (
 	sawCreditsForTwo
 	sawCreditsReplayed
 	sawCreditsDenied
+	sawCreditsNamed
 	sawAdjusted
 	sawExpired
 	sawRaced
@@ -112,7 +113,7 @@ var faultNames = [faults]string{
 	sawKept:      "confirmed charge checked after a failover",
 	sawStaleName: "Sentinel names the old master after a failover",
 	sawRetry:     "retry time compared with the server",
-	sawRewritten: "changes made again that a failover lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits",
+	sawRewritten: "changes made again that a failover lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits", sawCreditsNamed: "credits named beside their limit, or topped up",
 }
 
 type Counts [faults]int
