@@ -234,7 +234,7 @@ func TestSearchingAKey(t *testing.T) {
 // bytes escaped.
 func TestKeysOfAnyBytes(t *testing.T) {
 	d := newTestPages(t)
-	for _, key := range []string{"", "\xff\x00", "<script>alert(1)</script>", `"><svg/onload=alert(1)>`, "a,b=c\\", "\u202egnp.exe", "&value=x", strings.Repeat("k", 200)} {
+	for _, key := range []string{"", "\xff\x00\x01\xfe", "<script>alert(1)</script>", `"><svg/onload=alert(1)>`, "a,b=c\\", "\u202egnp.exe", "&value=x", strings.Repeat("k", 200)} {
 		d.request(t, 21, user(key))
 		has(t, d.read(t, keyLink("d", "send", []string{key})), "Denied now", "Denied 1 time since")
 		has(t, d.read(t, descriptorLink("d", []descriptors.Entry{user(key)})), "Denied now")
