@@ -145,3 +145,52 @@ func TestAReservationThatOnlyShadowModeAllows(t *testing.T) {
 	s.post("/v1/limit", settleBody(id, "0"), 200)
 	s.wantLeft("tokens", 0)
 }
+
+// A reset forgives what was consumed, so a reservation from before it is not refunded.
+func TestAReservationFromBeforeAResetIsNotRefunded(t *testing.T) {
+	const limits = `
+limits:
+  tokens: {algorithm: token_bucket, rate: 100, period: 365d, max_reserved: 0}
+  daily:  {algorithm: fixed_window, rate: 100, period: 365d, start: 2026-01-01T00:00:00Z, max_reserved: 0}
+  known:  {algorithm: token_bucket, rate: 100, period: 365d, max_reserved: 0, settle: {estimate: 10}}
+`
+	onEachStore(t, limits, func(t *testing.T, s *onStore) {
+		for _, name := range []string{"tokens", "daily", "known"} {
+			s.clock.Set(s.clock.Now() + algorithms.Second)
+			reserve := func(count string) string {
+				return s.post("/v1/limit", `{"name":"`+name+`","key":"bob","count":`+count+`,"reserve":true}`, 200).Reservation
+			}
+			before := reserve("100")
+			s.clock.Set(s.clock.Now() + algorithms.Second)
+			s.post("/v1/reset", `{"name":"`+name+`","key":"bob"}`, 200)
+			s.post("/v1/reset", `{"name":"`+name+`","key":"ann"}`, 200)
+			s.clock.Set(s.clock.Now() + algorithms.Second)
+			s.post("/v1/limit", `{"name":"`+name+`","key":"bob","count":60}`, 200)
+			s.clock.Set(s.clock.Now() + algorithms.Second)
+			after := reserve("40")
+			s.post("/v1/limit", settleBody(before, "0"), 200)
+			s.wantLeft(name, 0)
+			s.post("/v1/limit", settleBody(before, "0"), 200)
+			s.post("/v1/limit", settleBody(after, "10"), 200)
+			s.wantLeft(name, 30)
+		}
+	})
+}
+
+func TestAnOldReservationIsNotRefunded(t *testing.T) {
+	const limits = `
+limits:
+  tokens: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 1000, max_reserved: 200}
+`
+	onEachStore(t, limits, func(t *testing.T, s *onStore) {
+		s.post("/v1/limit", `{"name":"tokens","key":"bob","count":1000}`, 200)
+		early := s.post("/v1/limit", `{"name":"tokens","key":"bob","count":100,"reserve":true}`, 202).Reservation
+		late := s.post("/v1/limit", `{"name":"tokens","key":"bob","count":100,"reserve":true}`, 202).Reservation
+		s.clock.Set(storetest.Start + algorithms.Day - 1)
+		s.post("/v1/limit", settleBody(early, "0"), 200)
+		s.wantLeft("tokens", -100) // 24 of the 100 units have flowed in since, and would have in any case
+		s.clock.Set(storetest.Start + algorithms.Day)
+		s.post("/v1/limit", settleBody(late, "0"), 200)
+		s.wantLeft("tokens", -99) // a unit has flowed in, and nothing is refunded
+	})
+}

@@ -125,6 +125,14 @@ func (l *Limiter) take(ctx context.Context, c *Call) error {
 	c.decisions = slices.Grow(c.decisions[:0], n)[:n]
 	clear(c.decisions)
 	mistake := c.dryRunMistake()
+	if c.Settle != nil && !mistake {
+		if err := l.dropRefunds(ctx, c); err != nil {
+			for i := range c.decisions {
+				c.decisions[i].Err = err
+			}
+			return nil
+		}
+	}
 	first := n
 	if c.IdempotencyKey.ID != "" { // the first group shows whether the ID belongs to another request; then no other group is charged
 		first = backend.GroupLen(c.charges)

@@ -196,6 +196,9 @@ func (l *Limiter) reset(ctx context.Context, name string, charge backend.Charge)
 			return fmt.Errorf("reset the local bucket of limit %q: %w", name, err)
 		}
 	}
+	if err := l.markReset(ctx, &charge); err != nil {
+		return fmt.Errorf("reset a bucket of limit %q: %w", name, err)
+	}
 	if err := backend.ResetBucket(ctx, l.store, charge); err != nil {
 		return fmt.Errorf("reset a bucket of limit %q: %w", name, err)
 	}

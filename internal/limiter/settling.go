@@ -368,7 +368,10 @@ func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
 		case part.expired(now):
 			reason = Expired
 		default:
-			c.planPart(i, &r.ID, part, p, real, now)
+			one := c.planPart(i, &r.ID, part, p, real, now)
+			if terms := &c.charges[one.charge].Terms; needsResetMark(p.Limit) { // the mark cannot be read here
+				terms.Cost = max(0, terms.Cost)
+			}
 			continue
 		}
 		c.Settlements = append(c.Settlements, Settlement{Descriptor: i, Reason: reason, charge: noCharge})

@@ -32,6 +32,7 @@ type Secrets func() []string
 // length is bounded.
 type Keys struct {
 	secrets, old Secrets
+	store        string
 	current      atomic.Pointer[ring]
 	// unique is the start of the ID of each reservation of this process. made is the number of IDs created so
 	// far.
@@ -50,6 +51,14 @@ const (
 	form         = 3
 	signatureLen = 16
 )
+
+// OfStore makes k sign ids for one store only: Keys with the same secrets and another name of the store do not accept them.
+// A store in this process needs it, because another process with the same secrets does not know which ids were
+// settled here. Call it before the first use of k.
+func (k *Keys) OfStore(name string) *Keys {
+	k.store = "\x00" + name
+	return k
+}
 
 // NewKeys returns Keys that sign with secrets. Ids of the old form (oldForm) are accepted if one of oldSecrets signed
 // them. If oldSecrets is nil, they are not accepted.
@@ -73,7 +82,7 @@ func (k *Keys) ring() *ring {
 	}
 	r = &ring{secrets: slices.Clone(secrets)}
 	for _, secret := range r.secrets {
-		key := signingKey(secret)
+		key := signingKey(secret + k.store)
 		r.macs = append(r.macs, &sync.Pool{New: func() any { return hmac.New(sha256.New, key[:]) }})
 	}
 	k.current.Store(r)

@@ -291,3 +291,18 @@ func FuzzOpen(f *testing.F) {
 		}
 	})
 }
+
+// Two processes that keep buckets in memory have the same secrets, and do not know what the other one settled.
+func TestKeysOfAStoreAcceptOnlyItsIDs(t *testing.T) {
+	var r limiter.Reserved
+	shared, one, other := keysOf("s"), keysOf("s").OfStore("one"), keysOf("s").OfStore("other")
+	id := string(one.Append(nil, largest()))
+	for name, k := range map[string]*Keys{"another store": other, "a shared store": shared} {
+		if k.Open(id, &r) || one.Open(string(k.Append(nil, largest())), &r) {
+			t.Errorf("%s accepts an id of this store, or this store accepts one of it", name)
+		}
+	}
+	if !one.Open(id, &r) {
+		t.Error("the store does not accept its own id")
+	}
+}

@@ -46,12 +46,13 @@ func (s *server) newSettleKeys() (*settleKeys, error) {
 			return nil, err
 		}
 	}
+	k.keys = reservation.NewKeys(k.secrets, k.old)
 	var random []string
-	if s.config.Redis.URL == "" {
+	if s.config.Redis.URL == "" { // the buckets are in this process, so no other one may settle its reservations
 		random = []string{k.own}
+		k.keys.OfStore(k.own)
 	}
 	k.random.Store(&random)
-	k.keys = reservation.NewKeys(k.secrets, k.old)
 	return k, nil
 }
 
