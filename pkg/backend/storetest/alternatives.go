@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -88,9 +89,63 @@ func alternativesPay(t *testing.T, clock *Clock, store backend.Store) {
 	}
 	expect(t, store, credits, 0, true, 3, 0)
 
+	namesPayer(t, clock, store)
+
 	plan, credits = window(300, algorithms.Day), window(200, algorithms.Day)
 	plan.Key, credits.Key, plan.Then = []byte("crowded plan"), []byte("crowded credits"), true
 	if n := hammer(store, 16, 100, plan, credits); n != 500 {
 		t.Errorf("admitted %d of 1600, want exactly 500", n)
+	}
+}
+
+// namesPayer sends groups that also name the bucket of the payer: Own of the credits is charged in any case.
+func namesPayer(t *testing.T, clock *Clock, store backend.Store) {
+	t.Helper()
+	for i, test := range []struct {
+		plan, credits int64 // units before the group
+		cost, own     int64
+		allowed       bool
+		planLeft      int64
+		creditsLeft   int64
+		retry         algorithms.Micros // of the credits
+	}{
+		{plan: 10, credits: 15, cost: 10, own: 10, allowed: true, planLeft: 0, creditsLeft: 5},
+		{plan: 0, credits: 15, cost: 10, own: 10, planLeft: 0, creditsLeft: 15, retry: minute},
+		{plan: 0, credits: 20, cost: 10, own: 10, allowed: true, planLeft: 0, creditsLeft: 0},
+		{plan: 10, credits: 9, cost: 10, own: 10, planLeft: 10, creditsLeft: 9, retry: 60 * minute},
+		{plan: 9, credits: 0, cost: 10, own: 1, planLeft: 9, creditsLeft: 0, retry: 60 * minute},
+		{plan: 10, credits: 5, cost: 5, own: -900, allowed: true, planLeft: 5, creditsLeft: 905},
+		{plan: 0, credits: 0, cost: 5, own: -900, allowed: true, planLeft: 0, creditsLeft: 895},
+		{plan: 10, credits: 0, cost: 5, own: 0, allowed: true, planLeft: 5, creditsLeft: 0},
+	} {
+		plan, credits := token(10, minute, 10), token(1, 60*minute, 1000)
+		plan.Key, credits.Key = fmt.Appendf(nil, "named plan %d", i), fmt.Appendf(nil, "named credits %d", i)
+		plan.Terms.Cost, credits.Terms.Cost = 10-test.plan, 1000-test.credits
+		take(store, plan, credits)
+		plan.Then, plan.Terms.Cost = true, test.cost
+		credits.Own, credits.Terms.Cost = &algorithms.Own{Cost: test.own}, test.own+test.cost
+		group := []backend.Charge{plan, credits}
+		check := []backend.Charge{plan, credits}
+		check[0].Terms.DryRun, check[1].Terms.DryRun = true, true
+		dry, d := take(store, check...), take(store, withID(byte(100+i), group...)...)
+		if got := backend.Allowed(group, d); got != test.allowed || backend.Allowed(check, dry) != got || d[1].RetryAfter != test.retry || dry[1].RetryAfter != test.retry {
+			t.Errorf("step %d, %+v: got %+v, a dry run %+v", i, test, d, dry)
+		}
+		if again := take(store, withID(byte(100+i), group...)...); test.allowed && (!again[0].Replayed || again[1].Decision != d[1].Decision) {
+			t.Errorf("step %d: the repeat got %+v, want the first decision, %+v", i, again, d)
+		}
+		plan.Then, credits.Own = false, nil
+		expect(t, store, plan, 0, true, test.planLeft, 0)
+		expect(t, store, credits, 0, true, test.creditsLeft, 0)
+		if !test.allowed {
+			clock.Set(clock.Now() + test.retry - 1)
+			if d := take(store, group...); backend.Allowed(group, d) {
+				t.Errorf("step %d, 1 us before the retry: got %+v, want a denial", i, d)
+			}
+			clock.Set(clock.Now() + 1)
+			if d := take(store, group...); !backend.Allowed(group, d) {
+				t.Errorf("step %d, at the time of the retry: got %+v, want it allowed", i, d)
+			}
+		}
 	}
 }

@@ -104,6 +104,13 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 		}
 		var charges []backend.Charge
 		for group := range 1 + rng.IntN(3) {
+			if rng.IntN(20) == 0 {
+				i := rng.IntN(len(specs))
+				charges = append(charges, backend.Charge{
+					Key: fmt.Appendf(nil, "%d/%d/%d", seed, i, rng.IntN(2)), Limit: limits[i], Owner: fmt.Sprint(i), Group: group, Slot: 1 + seed, Reset: true,
+				})
+				continue
+			}
 			var once *backend.IdempotencyKey
 			if rng.IntN(10) == 0 {
 				once = &backend.IdempotencyKey{ID: [16]byte{byte(seed), byte(rng.IntN(6))}, Lifetime: 1000 * algorithms.Day}
@@ -271,6 +278,10 @@ func (w *reference) storedDecisions(group []backend.Charge) []backend.Decision {
 }
 
 func (w *reference) take(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
+	if charges[0].Reset {
+		delete(w.states, string(charges[0].Key))
+		return []backend.Decision{{Decision: algorithms.Decision{Allowed: true}}}
+	}
 	buckets := make([]algorithms.Bucket, len(charges))
 	for i, c := range charges {
 		buckets[i] = algorithms.Bucket{Limit: c.Limit, Charge: c.Terms, Then: c.Then, State: w.states[string(c.Key)], Own: c.Own}
