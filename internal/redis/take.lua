@@ -523,7 +523,7 @@ local function general(now, given, names, stored, lives, answers)
     local is, dry_run = with(s, denials_at(l, s)), a.dry_run or a.free
     local kept, _, seen = begin(l, phase, is, now)
     kept = keep(l, is, kept, seen, dry_run)
-    if dry_run and kept == is then return s end
+    if dry_run then return kept == is and s or with(kept, s and s.denials or nil) end
     return with(kept, is and is.denials)
   end
 
@@ -1233,7 +1233,7 @@ local function general(now, given, names, stored, lives, answers)
   function forgotten_at(l, denials)
     local n, at = #denials, 0
     if n > 0 then at = denials[n] + l.period * l.tick end
-    if denials.blocks > 0 then at = max(at, denials.till + l.longest_block) end
+    if denials.blocks > 0 then at = max(at, denials.till + (l.longest_block or 0)) end -- nil: a dry run keeps them
     return at
   end
 
@@ -1266,7 +1266,7 @@ local function general(now, given, names, stored, lives, answers)
     local at, is = time_of(l, s), with(s, denials)
     if denials and a.cost >= 0 and not (a.settle and a.cost == 0) and at < denials.till then
       blocked(l, phase, is, denials.till, a, d)
-      if d.never or dry_run then return s end
+      if d.never then return s end
       return kept_of(l, phase, s, a)
     end
     local next = take(l, phase, is, a, d, dry_run)
