@@ -116,7 +116,7 @@ func (r *rig) fill() {
 }
 
 func (r *rig) answered(c *call) {
-	r.q.took(c, at(r.now))
+	r.q.took(c, at(r.now), false)
 	c.markKnown()
 	r.q.complete(c)
 	r.end(c)

@@ -418,15 +418,16 @@ func (q *queue) size() int {
 
 // took learns from the call c, which was answered or has failed now. The server has worked on c since it was sent, or
 // since it answered the call before. That includes the time on the network, if it answered that call before c arrived.
-// So the shortest of several times counts, and small calls do not.
-func (q *queue) took(c *call, now time.Time) {
+// So the shortest of several times counts, and small calls do not. Nor does a call that has failed before its timeout:
+// the server has not decided it.
+func (q *queue) took(c *call, now time.Time, failed bool) {
 	q.usual += (now.Sub(c.started) - q.usual) / 8
 	since := c.started
 	if q.ended.After(since) {
 		since = q.ended
 	}
 	q.ended = now
-	if c.charges < minBatch {
+	if c.charges < minBatch || failed && now.Sub(c.started) < q.timeout {
 		return
 	}
 	pace := max(1, now.Sub(since)/time.Duration(c.charges))

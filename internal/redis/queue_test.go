@@ -298,7 +298,7 @@ func TestAnOutageThatIsOverRefusesNoBurst(t *testing.T) {
 		last += 10 * ms
 		submit(t, &q, batchOf(1), at(last))
 		c := sent(t, &q, at(last))
-		q.took(c, at(last+10*ms))
+		q.took(c, at(last+10*ms), true)
 		q.complete(c)
 		q.callEnded(at(last + 10*ms))
 	}
@@ -308,6 +308,28 @@ func TestAnOutageThatIsOverRefusesNoBurst(t *testing.T) {
 		b.Deadline = at(burst + 10*ms)
 		if _, err := q.submit(b, at(burst)); err != nil {
 			t.Fatalf("batch %d of a burst to an idle server: %v; want no error", i+1, err)
+		}
+	}
+}
+
+// The time for a charge is learned from large calls that the server has decided, or did not decide within the timeout.
+func TestQueueLearnsThePaceOfTheServer(t *testing.T) {
+	for _, test := range []struct {
+		is      string
+		charges int
+		took    time.Duration
+		failed  bool
+		want    time.Duration
+	}{
+		{"a large call", 100, ms, false, 10 * time.Microsecond},
+		{"a small call", 31, ms, false, 0},
+		{"a call without a connection", 100, 0, true, 0},
+		{"a call that the server did not decide within the timeout", 100, 10 * ms, true, 100 * time.Microsecond},
+	} {
+		q := newQueue(10 * ms)
+		q.took(&call{charges: test.charges, started: at(0)}, at(test.took), test.failed)
+		if q.pace != test.want {
+			t.Errorf("%s: got %v for a charge, want %v", test.is, q.pace, test.want)
 		}
 	}
 }

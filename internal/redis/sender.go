@@ -306,7 +306,7 @@ func (l *sender) complete(c *call, outcome event) {
 		now := l.clock.Now()
 		l.step(outcome, now)
 		if c.permit == doSend {
-			l.queue.took(c, now)
+			l.queue.took(c, now, outcome == callFailed)
 		}
 	}
 	l.queue.complete(c)
