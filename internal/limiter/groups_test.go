@@ -1,6 +1,7 @@
 package limiter_test
 
 import (
+	"maps"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -121,10 +122,10 @@ const modelled = `
 domain: d
 hash_tag: entry:user
 limits:
-  plan: {algorithm: token_bucket, rate: 10, period: 1m, then: credits}
-  pace: {algorithm: fixed_window, rate: 8, period: 10s, start: 2026-01-01T00:00:00Z, then: credits}
-  credits: {algorithm: token_bucket, rate: 6, period: 1m, capacity: 15}
-  other: {algorithm: token_bucket, rate: 100, period: 1m, capacity: 20}
+  plan: {algorithm: token_bucket, rate: 10, period: 1m, max_reserved: 3, then: credits}
+  pace: {algorithm: fixed_window, rate: 8, period: 10s, max_reserved: 0, start: 2026-01-01T00:00:00Z, then: credits}
+  credits: {algorithm: token_bucket, rate: 6, period: 1m, capacity: 15, max_reserved: 2}
+  other: {algorithm: token_bucket, rate: 100, period: 1m, capacity: 20, max_reserved: 5}
 descriptors:
   - key: user
     descriptors:
@@ -136,42 +137,43 @@ descriptors:
 // model is the reference implementation for requests that name limits, their payers, or both. It tries on copies
 // whether all limits with their payers' own costs are allowed, and then whether the payer is allowed alone.
 type model struct {
-	limits  map[string]*algorithms.Limit
-	buckets map[string]algorithms.State
-	now     algorithms.Micros
+	limits    map[string]*algorithms.Limit
+	buckets   map[string]algorithms.State
+	now       algorithms.Micros
+	unlimited string // the limit that an operator made unlimited; "" means none
+	blocked   string // the limit whose key an operator blocks
 }
 
 // take charges request, if it is allowed at m.now, and charge is true.
 func (m *model) take(request []limiter.NamedCharge, charge bool) (allowed bool) {
-	sums, isNamed := map[string]int64{}, map[string]bool{}
+	row, reserve := map[string]int64{}, map[string]bool{}
 	for _, n := range request {
-		sums[n.Name] += n.Count
-		isNamed[n.Name] = true
+		if n.Count >= 0 && n.Name == m.blocked {
+			return false
+		}
+		if n.Count >= 0 && n.Name == m.unlimited {
+			continue
+		}
+		_, again := row[n.Name]
+		row[n.Name] += n.Count
+		reserve[n.Name] = n.Reserve && (!again || reserve[n.Name])
 	}
-	pays := max(0, sums["plan"], sums["pace"])
-	without := []string{}
-	for name := range isNamed {
-		if pays == 0 || name == "credits" || name == "other" || sums[name] <= 0 {
-			without = append(without, name)
+	pays := int64(0)
+	for _, name := range []string{"plan", "pace"} {
+		if pays = max(pays, row[name]); row[name] > 0 && m.unlimited == "credits" {
+			delete(row, name)
 		}
 	}
-	row := map[string]int64{}
-	credits := map[string]int64{"credits": sums["credits"] + pays}
-	for name := range isNamed {
-		row[name] = sums[name]
-	}
-	for _, name := range without {
-		if name != "credits" {
-			credits[name] = sums[name]
-		}
-	}
-	if pays == 0 {
-		credits = row
+	credits := maps.Clone(row)
+	if pays > 0 && m.blocked != "credits" && m.unlimited != "credits" {
+		maps.DeleteFunc(credits, func(name string, cost int64) bool { return cost > 0 && (name == "plan" || name == "pace") })
+		credits["credits"] += pays
 	}
 	for _, costs := range []map[string]int64{row, credits} {
 		next, all := map[string]algorithms.State{}, true
 		for name, cost := range costs {
-			state, d := m.limits[name].Take(m.buckets[name], m.now, algorithms.Charge{Cost: cost})
+			a := algorithms.Charge{Cost: cost, Reserve: reserve[name] && costs[name] == row[name]} // what credits pay is not reserved
+			state, d := m.limits[name].Take(m.buckets[name], m.now, a)
 			next[name], all = state, all && d.Allowed
 		}
 		if !all {
@@ -193,27 +195,31 @@ func (m *model) allows(request []limiter.NamedCharge, at algorithms.Micros) bool
 	return copied.take(request, false)
 }
 
-// Requests name limits and their payers in every order, with refunds, once or very often. Each is decided as the model
-// does, and told the exact time of the retry; a dry run is answered alike.
+// Requests name limits and their payers in every order, with refunds and reservations, once or very often, while an
+// operator changes limits and resets buckets. Each is decided as the model does, and told the exact time of the retry; a
+// dry run is answered alike.
 func TestGroupsAgreeWithAModel(t *testing.T) {
 	allowed, denied, by := 0, 0, 0
-	for seed := range uint64(150) {
+	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		b := newBench(t, modelled)
-		m := &model{limits: map[string]*algorithms.Limit{}, buckets: map[string]algorithms.State{}, now: b.now}
+		m, keys := &model{limits: map[string]*algorithms.Limit{}, buckets: map[string]algorithms.State{}, now: b.now}, map[string][]byte{}
 		for name, p := range b.Current().Domains["d"].Named {
-			m.limits[name] = p.Limit
+			m.limits[name], keys[name] = p.Limit, b.named(t, name, 0, "bob").Results[0].Key
 		}
-		for range 60 {
+		for step := range 60 {
+			if seed%2 == 0 && step%6 == 0 { // the last adjustment is in force for a minute
+				m.adjust(b, rng)
+			}
+			if rng.IntN(20) == 0 {
+				name := modelNames[rng.IntN(4)]
+				delete(m.buckets, name)
+				if err := backend.ResetBucket(t.Context(), b.store, backend.Charge{Key: keys[name], Limit: m.limits[name]}); err != nil {
+					t.Fatal(err)
+				}
+			}
 			request := someCharges(rng, seed%3 == 0)
-			check := limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true}}
-			for _, n := range request {
-				n.Key = []string{"bob"}
-				check.Limits = append(check.Limits, n)
-			}
-			if err := b.Check(t.Context(), &check); err != nil {
-				t.Fatal(err)
-			}
+			check := b.checked(t, request)
 			var c *limiter.Call
 			if seed%3 == 0 { // a proxy, which cannot name the payer
 				c = b.batched(t, request)
@@ -224,43 +230,84 @@ func TestGroupsAgreeWithAModel(t *testing.T) {
 			if c.Denied == want || check.Denied == want || c.RetryAfter != check.RetryAfter || c.Never != check.Never {
 				t.Fatalf("seed %d: %v: got %+v, a dry run %+v; want allowed %t", seed, request, c.Verdict, check.Verdict, want)
 			}
+			if want {
+				allowed++
+			} else if denied++; seed%2 > 0 {
+				exactRetry(t, m, request, c)
+			}
 			for i := range c.Results {
 				if c.Results[i].For != nil && want {
 					by++
 				}
 			}
-			if allowed++; !want {
-				allowed, denied = allowed-1, denied+1
-				if c.Never && m.allows(request, m.now+100*algorithms.Day) {
-					t.Fatalf("seed %d: %v is denied for ever, but allowed later: %+v", seed, request, c.Verdict)
-				}
-				if at := m.now + c.RetryAfter; !c.Never && (m.allows(request, at-1) || !m.allows(request, at)) {
-					t.Fatalf("seed %d: %v: %d us is not the exact time of the retry: %+v", seed, request, c.RetryAfter, c.Verdict)
-				}
-			}
 			for name, l := range m.limits {
 				_, d := l.Take(m.buckets[name], m.now, algorithms.Charge{DryRun: true})
-				if r := b.named(t, name, 0, "bob").Results[0]; r.Decision.Value != d.Value {
-					t.Fatalf("seed %d: %s after %v: holds %d, want %d", seed, name, request, r.Decision.Value, d.Value)
+				dryRun, got := []backend.Charge{{Key: keys[name], Limit: l, Terms: algorithms.Charge{DryRun: true}}}, make([]backend.Decision, 1)
+				if backend.Take(t.Context(), b.store, dryRun, got); got[0].Value != d.Value {
+					t.Fatalf("seed %d: %s after %v: holds %d, want %d: %+v", seed, name, request, got[0].Value, d.Value, c.Results)
 				}
 			}
 			b.now += algorithms.Micros(rng.Int64N(int64(6 * sec)))
 			m.now = b.now
 		}
 	}
-	if allowed < 1000 || denied < 1000 || by < 300 {
-		t.Errorf("%d allowed, %d denied, %d paid by credits; want at least 1000, 1000 and 300", allowed, denied, by)
+	if allowed < 2000 || denied < 2000 || by < 500 {
+		t.Errorf("%d allowed, %d denied, %d paid by credits; want at least 2000, 2000 and 500", allowed, denied, by)
+	}
+}
+
+var modelNames = []string{"plan", "pace", "other", "credits"}
+
+// adjust makes one limit unlimited, blocked, or no limit.
+func (m *model) adjust(b *bench, rng *rand.Rand) {
+	name, change := modelNames[rng.IntN(4)], adjust.Change{}
+	m.unlimited, m.blocked = "", ""
+	switch rng.IntN(4) {
+	case 0:
+		change.Unlimited, m.unlimited = true, name
+	case 1:
+		change.Block, m.blocked = true, name
+	default:
+		b.Adjust(nil, nil)
+		return
+	}
+	b.adjust(name, map[string]adjust.Change{"bob": change})
+}
+
+func (b *bench) checked(t *testing.T, request []limiter.NamedCharge) *limiter.Call {
+	t.Helper()
+	check := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true}}
+	for _, n := range request {
+		n.Key = []string{"bob"}
+		check.Limits = append(check.Limits, n)
+	}
+	if err := b.Check(t.Context(), check); err != nil {
+		t.Fatal(err)
+	}
+	return check
+}
+
+// exactRetry checks the retry time of a denied request by the model.
+func exactRetry(t *testing.T, m *model, request []limiter.NamedCharge, c *limiter.Call) {
+	t.Helper()
+	if c.Never && m.allows(request, m.now+100*algorithms.Day) {
+		t.Fatalf("%v is denied for ever, but allowed later: %+v", request, c.Verdict)
+	}
+	if at := m.now + c.RetryAfter; !c.Never && (m.allows(request, at-1) || !m.allows(request, at)) {
+		t.Fatalf("%v: %d us is not the exact time of the retry: %+v", request, c.RetryAfter, c.Verdict)
 	}
 }
 
 // someCharges returns a few charges, or more than are compared one by one. proxied means that none is of the payer.
 func someCharges(rng *rand.Rand, proxied bool) (request []limiter.NamedCharge) {
-	names := []string{"plan", "pace", "other", "credits"}
+	names := modelNames
 	if proxied {
 		names = names[:3]
 	}
 	for range 1 + rng.IntN(4) {
-		request = append(request, named(names[rng.IntN(len(names))], rng.Int64N(12)-3))
+		n := named(names[rng.IntN(len(names))], rng.Int64N(12)-3)
+		n.Reserve = !proxied && rng.IntN(3) == 0
+		request = append(request, n)
 	}
 	if rng.IntN(4) == 0 {
 		for range 20 {

@@ -111,6 +111,44 @@ func TestALimitWithOverdrawIsChargedIfAnotherPartDenies(t *testing.T) {
 	})
 }
 
+// A group over two servers is decided in parts. What a limit with overdraw consumed although another part denied has a
+// retry time. Nothing stays consumed if the group contains a refund, in whatever part, or if the units were reserved.
+func TestWhatADeniedPartOfAGroupChanges(t *testing.T) {
+	overdraw := compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Day, Overdraw: true, MaxReserved: new(int64(50))})
+	other := compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Day})
+	reserved := of(overdraw, "overdraw", 6)
+	reserved.Terms.Reserve = true
+	for name, test := range map[string]struct {
+		first, second []backend.Charge
+		left          int64 // units of the limit with overdraw, of 10
+		retry         algorithms.Micros
+	}{
+		"charged":            {[]backend.Charge{of(overdraw, "overdraw", 6)}, []backend.Charge{of(other, "denies", 11)}, 4, algorithms.Day / 5},
+		"reserved":           {[]backend.Charge{reserved}, []backend.Charge{of(other, "denies", 11)}, 10, 0},
+		"beside a refund":    {[]backend.Charge{of(overdraw, "overdraw", 6), of(other, "refund", -1)}, []backend.Charge{of(other, "denies", 11)}, 10, 0},
+		"a refund elsewhere": {[]backend.Charge{of(overdraw, "overdraw", 6)}, []backend.Charge{of(other, "denies", 11), of(other, "refund", -1)}, 10, 0},
+		"it denies":          {[]backend.Charge{of(overdraw, "overdraw", 13)}, []backend.Charge{of(other, "allows", 1)}, 0, 13 * algorithms.Day / 10},
+		"it denies a refund": {[]backend.Charge{of(overdraw, "overdraw", 13)}, []backend.Charge{of(other, "refund", -1)}, 10, 0},
+		"its refund":         {[]backend.Charge{of(overdraw, "overdraw", -6)}, []backend.Charge{of(other, "denies", 11)}, 10, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				undos := stores.NewUndos(time.Minute)
+				defer undos.Close()
+				store := memory.New(memory.Config{Clock: storetest.Times(wall)})
+				decisions := chargeInParts(t, undos, part(store, test.first...), part(store, test.second...))
+				synctest.Wait()
+				if d := decisions[0]; d.RetryAfter != test.retry {
+					t.Errorf("got %+v, want retry after %d", d, test.retry)
+				}
+				if n := left(t, store, of(overdraw, "overdraw", 1)); n != test.left {
+					t.Errorf("%d left, want %d", n, test.left)
+				}
+			})
+		})
+	}
+}
+
 // The error of a group is ErrNotTaken if no units stay consumed: each part was not sent, or was charged and is
 // undone. The error is only ErrUnavailable if a part gave no answer, or if a refund was made, which cannot be undone
 // reliably.
