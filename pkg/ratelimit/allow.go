@@ -262,8 +262,12 @@ func denied(requests []Request) error {
 		}
 	}
 	r := &requests[longest].Result
+	retryAfter := r.RetryAfter
+	for i := range requests { // a limit with overdraw may have been charged, and have a retry time, although it allows
+		retryAfter = max(retryAfter, requests[i].Result.RetryAfter)
+	}
 	return &DeniedError{Result{
-		Limit: r.Limit, Window: r.Window, Remaining: r.Remaining, RetryAfter: r.RetryAfter,
+		Limit: r.Limit, Window: r.Window, Remaining: r.Remaining, RetryAfter: retryAfter,
 		ResetAfter: r.ResetAfter, Wait: r.Wait, Payer: strings.Clone(r.Payer),
 	}}
 }
