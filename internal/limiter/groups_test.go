@@ -79,7 +79,7 @@ func TestADeniedReservationChargesNothing(t *testing.T) {
 	}
 }
 
-// The time that a denied group is told is exact for the same request alone, although each denial is charged to the
+// The retry time of a denied group is exact for the same request alone, although each denial is charged to the
 // limits with overdraw.
 func TestTheRetryTimeOfAGroupWithOverdrawIsExact(t *testing.T) {
 	for seed := range uint64(60) {
@@ -291,7 +291,7 @@ func (b *bench) checked(t *testing.T, request []limiter.NamedCharge) *limiter.Ca
 func exactRetry(t *testing.T, m *model, request []limiter.NamedCharge, c *limiter.Call) {
 	t.Helper()
 	if c.Never && m.allows(request, m.now+100*algorithms.Day) {
-		t.Fatalf("%v is denied for ever, but allowed later: %+v", request, c.Verdict)
+		t.Fatalf("%v is never allowed by its answer, but allowed later: %+v", request, c.Verdict)
 	}
 	if at := m.now + c.RetryAfter; !c.Never && (m.allows(request, at-1) || !m.allows(request, at)) {
 		t.Fatalf("%v: %d us is not the exact time of the retry: %+v", request, c.RetryAfter, c.Verdict)
@@ -349,7 +349,7 @@ descriptors:
 	b.adjust("tuned", map[string]adjust.Change{"bob": {Block: true}})
 	b.store.err = backend.ErrUnavailable
 	if c := b.send(t, 3, "user=ann"); !c.Denied || !c.Never {
-		t.Errorf("got %+v; want denied for ever", c.Verdict)
+		t.Errorf("got %+v; want a denial without a retry time", c.Verdict)
 	}
 }
 

@@ -33,7 +33,7 @@ func TestAPlanAndItsCreditsInOneRequest(t *testing.T) {
 		"the credits first":                       {plan: 10, credits: 15, request: []limiter.NamedCharge{charge("credits", 10), charge("plan", 10)}, after: [2]int64{0, 5}},
 		"the credits lack what they would pay":    {plan: 0, credits: 15, request: []limiter.NamedCharge{charge("plan", 10), charge("credits", 10)}, after: [2]int64{0, 15}, retry: minute},
 		"the credits pay both":                    {plan: 0, credits: 20, request: []limiter.NamedCharge{charge("plan", 10), charge("credits", 10)}, after: [2]int64{0, 0}, costs: []int64{10, 10}, policies: []string{"credits", "credits"}},
-		"the credits lack what is asked of them":  {plan: 10, credits: 9, request: []limiter.NamedCharge{charge("plan", 10), charge("credits", 10)}, after: [2]int64{10, 9}, retry: 60 * minute},
+		"the credits lack their own cost":         {plan: 10, credits: 9, request: []limiter.NamedCharge{charge("plan", 10), charge("credits", 10)}, after: [2]int64{10, 9}, retry: 60 * minute},
 		"the credits have enough before the plan": {plan: 9, credits: 1, request: []limiter.NamedCharge{charge("plan", 10), charge("credits", 2)}, after: [2]int64{9, 1}, retry: 60 * minute},
 		"the plan has enough before the credits":  {plan: 9, credits: 5, request: []limiter.NamedCharge{charge("plan", 10), charge("credits", 2)}, after: [2]int64{9, 5}, retry: minute / 10},
 		"neither can ever pay":                    {plan: 10, credits: 10, request: []limiter.NamedCharge{charge("plan", 11), charge("credits", 990)}, after: [2]int64{10, 10}, retry: never},

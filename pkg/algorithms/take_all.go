@@ -13,7 +13,7 @@ type Bucket struct {
 	Then bool
 	// Own is used only for the alternative of a row. It is what the request asks of this bucket itself: if the row is
 	// charged, Own is charged too, in place of Charge. So Charge must have the sum of Own and of what this bucket pays
-	// for the row. nil means that nothing is asked of this bucket itself.
+	// for the row. nil means that the request does not name this bucket itself.
 	Own *Own
 }
 

@@ -76,10 +76,10 @@ func TestConsumedAny(t *testing.T) {
 		"denied beside a refund of the last of a row": {
 			[]backend.Charge{{Limit: usual, Then: true}, {Limit: usual, Own: &algorithms.Own{Cost: -1}}, charge(overdraw, 1, false)}, decided(true, true, false), false,
 		},
-		"a denied reservation":               {[]backend.Charge{{Limit: overdraw, Terms: algorithms.Charge{Cost: 1, Reserve: true}}}, decided(false), false},
-		"a denied settlement":                {[]backend.Charge{{Limit: overdraw, Terms: algorithms.Charge{Cost: 1, Reserve: true, Settle: true}}}, decided(false), true},
-		"what is asked of the last of a row": {[]backend.Charge{{Limit: usual, Then: true}, {Limit: usual, Own: &algorithms.Own{Cost: 1}}}, decided(true, false), false},
-		"a failure":                          {[]backend.Charge{charge(overdraw, 1, false)}, []backend.Decision{{Err: errors.New("test")}}, false},
+		"a denied reservation":              {[]backend.Charge{{Limit: overdraw, Terms: algorithms.Charge{Cost: 1, Reserve: true}}}, decided(false), false},
+		"a denied settlement":               {[]backend.Charge{{Limit: overdraw, Terms: algorithms.Charge{Cost: 1, Reserve: true, Settle: true}}}, decided(false), true},
+		"the own cost of the last of a row": {[]backend.Charge{{Limit: usual, Then: true}, {Limit: usual, Own: &algorithms.Own{Cost: 1}}}, decided(true, false), false},
+		"a failure":                         {[]backend.Charge{charge(overdraw, 1, false)}, []backend.Decision{{Err: errors.New("test")}}, false},
 	} {
 		if got := backend.ConsumedAny(test.charges, test.decisions); got != test.want {
 			t.Errorf("%s: consumed %v, want %v", name, got, test.want)

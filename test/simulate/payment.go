@@ -58,7 +58,7 @@ func plansGroup(group []charge) bool { return strings.Contains(group[0].key, "pl
 
 // row is what the judge knows of a group of the domain "plans".
 type row struct {
-	within  bool  // each limit of the plan has enough units, and so have the credits for what is asked of them
+	within  bool  // each limit of the plan has enough units, and so have the credits for their own cost
 	largest int64 // the largest cost of the plan
 	has     []int64
 }
@@ -81,7 +81,7 @@ func unitsIn(s *server, c *charge, state algorithms.State) int64 {
 }
 
 // cost returns what charge i of group costs its bucket if the group is allowed. If each bucket of the plan had enough
-// units, the plan pays. Otherwise the credits pay the largest of its costs. What is asked of the credits themselves is
+// units, the plan pays. Otherwise the credits pay the largest of its costs. The own cost of the credits is
 // charged in any case.
 func (r *row) cost(group []charge, i int) int64 {
 	c := &group[i]
