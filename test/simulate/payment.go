@@ -77,7 +77,8 @@ func (j *judge) rowOf(s *server, group []charge, before []algorithms.State) (r r
 
 func unitsIn(s *server, c *charge, state algorithms.State) int64 {
 	_, d := c.limit.Take(state, s.now(), algorithms.Charge{Hash: c.terms.Hash, DryRun: true})
-	return d.Value / c.limit.Unit()
+	unit := c.limit.Unit()
+	return (d.Value - ((d.Value%unit)+unit)%unit) / unit // rounded down, also below 0, where a smaller limit may find it
 }
 
 // cost returns what charge i of group costs its bucket if the group is allowed. If each bucket of the plan had enough
