@@ -191,6 +191,6 @@ limits:
 		s.wantLeft("tokens", -100) // 24 of the 100 units have flowed in since, and would have in any case
 		s.clock.Set(storetest.Start + algorithms.Day)
 		s.post("/v1/limit", settleBody(late, "0"), 200)
-		s.wantLeft("tokens", -99) // a unit has flowed in, and nothing is refunded
+		s.wantLeft("tokens", -100) // nothing is refunded; before, it would have been 76 units
 	})
 }

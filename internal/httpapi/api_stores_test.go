@@ -105,6 +105,14 @@ func (s *onStore) post(path, body string, code int) (answer apiReply) {
 // wantLeft checks what is left of the bucket of bob.
 func (s *onStore) wantLeft(limit string, want int64) {
 	s.t.Helper()
+	if left := s.leftOf(limit); left != want {
+		s.t.Errorf("%s: %d left; want %d", limit, left, want)
+	}
+}
+
+// leftOf returns what is left of the bucket of bob, below 0 if it has a debt.
+func (s *onStore) leftOf(limit string) int64 {
+	s.t.Helper()
 	w := call(s, "GET", "/v1/limits/"+limit+"?key=bob", "")
 	var got struct {
 		Value int64
@@ -113,9 +121,15 @@ func (s *onStore) wantLeft(limit string, want int64) {
 	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Code != 200 {
 		s.t.Fatalf("got %d %s, %v", w.Code, w.Body, err)
 	}
-	if left := got.Value / got.Scale; left != want {
-		s.t.Errorf("%s: %d left; want %d", limit, left, want)
+	return wholeUnits(got.Value, got.Scale)
+}
+
+// wholeUnits returns value/scale, rounded down.
+func wholeUnits(value, scale int64) int64 {
+	if value < 0 {
+		return -((-value-1)/scale + 1)
 	}
+	return value / scale
 }
 
 // bobs are the limits that reset and left know.
