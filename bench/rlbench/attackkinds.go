@@ -72,6 +72,9 @@ var attackKinds = []attackKind{
 			}
 		})
 	}},
+	{"100 connections", onRedis, false, func(ctx context.Context, c *attackCmd) {
+		hold(ctx, c.GRPC, 100, requests(16_000, http2.Setting{}, true))
+	}},
 	{"1000 outstanding", onRedis, false, func(ctx context.Context, c *attackCmd) { outstanding(ctx, c, 1, 1000) }},
 	{"10000 outstanding", onRedis, false, func(ctx context.Context, c *attackCmd) { outstanding(ctx, c, 10, 1000) }},
 	{"bursts", onRedis, false, func(ctx context.Context, c *attackCmd) {

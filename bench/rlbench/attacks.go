@@ -96,7 +96,8 @@ func (c *attacksCmd) attack(a *app, w *tabwriter.Writer, dir string, kind attack
 		more = append(more, "--tls-cert", filepath.Join(dir, "cert.pem"), "--tls-key", filepath.Join(dir, "key.pem"))
 		target = "tls:" + grpc
 	}
-	if err := group.enter(); err != nil { // the sidecar starts in it, because it reads the bound at its start
+	// The sidecar inherits the group and the processor, because it reads both at its start.
+	if err := errors.Join(group.enter(), pin(os.Getpid(), 0)); err != nil {
 		return err
 	}
 	server, err := c.serve(a, dir, configured([]string{"user_id={}"}), grpc, more...)
@@ -104,7 +105,7 @@ func (c *attacksCmd) attack(a *app, w *tabwriter.Writer, dir string, kind attack
 		return err
 	}
 	defer server.stop()
-	if err := errors.Join(pin(server.pid(), 0), pin(os.Getpid(), 1)); err != nil {
+	if err := pin(os.Getpid(), 1); err != nil {
 		return err
 	}
 	self, err := os.Executable()

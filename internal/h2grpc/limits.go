@@ -75,10 +75,13 @@ const (
 	// last request may exceed that. maxWeight is also the number of charges that package redis sends in one call.
 	// Decoded requests need about 1 KiB each.
 	maxBatch, maxWeight = 256, 256
-	// maxOutstanding bounds the weight of all requests that are submitted and not answered. The Store refuses at once
-	// what it cannot decide in time, and usually that is less: requests that wait unread cannot be answered in time. A
-	// connection may have a weight of ownOutstanding even beyond that.
-	maxOutstanding, ownOutstanding = 8192, 64
+	// leastTurn is the number of requests that a connection may submit in one turn, however many connections do. With
+	// fewer, most of its time would be the cost of a turn.
+	leastTurn = 128
+	// maxOutstanding bounds the weight of all requests that are submitted and not answered. With 8192, ten connections
+	// with a thousand requests each leave a client with few requests no time. A connection may have a weight of
+	// ownOutstanding even beyond that.
+	maxOutstanding, ownOutstanding = 2048, 64
 
 	// maxTotalBuffered is the default of Config.BufferedBytes. While all connections together hold more than that,
 	// conn.allowance lowers the bounds of each connection, at most down to ownBuffered. The bytes are those of

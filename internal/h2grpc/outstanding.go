@@ -3,6 +3,7 @@ package h2grpc
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // outstanding bounds the weight of all operations in the Store. When the bound is reached, a connection waits for
@@ -11,8 +12,13 @@ import (
 type outstanding struct {
 	mu      sync.Mutex
 	weight  int          // the weight of the admitted operations
+	sharers atomic.Int32 // the number of connections with admitted operations
 	waiting []*operation // in the order of arrival; at most one per connection
 }
+
+// turn returns the number of requests after which a connection yields to the others: its fair share of one call of the
+// Store. A request passes several goroutines, each of which waits for its turn, so that long turns add up.
+func (s *outstanding) turn() int { return max(leastTurn, maxWeight/max(1, int(s.sharers.Load()))) }
 
 // share is one connection's part of outstanding. It is guarded by outstanding.mu.
 type share struct {
@@ -48,6 +54,9 @@ func (o *operation) fitsOwn() bool { return o.conn.share.weight+o.weight <= ownO
 func (s *outstanding) admit(o *operation) {
 	s.weight += o.weight
 	mine := &o.conn.share
+	if mine.weight == 0 {
+		s.sharers.Add(1)
+	}
 	mine.weight += o.weight
 	if mine.waiting == o {
 		mine.waiting = nil
@@ -61,7 +70,9 @@ func (s *outstanding) leave(o *operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.weight -= o.weight
-	o.conn.share.weight -= o.weight
+	if o.conn.share.weight -= o.weight; o.conn.share.weight == 0 {
+		s.sharers.Add(-1)
+	}
 	n := 0
 	for ; n < len(s.waiting) && s.fits(s.waiting[n]); n++ {
 		s.admit(s.waiting[n])

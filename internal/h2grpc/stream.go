@@ -239,6 +239,9 @@ func (c *conn) appendArrival(s *stream, message []byte) {
 	} else {
 		a.stream, s.state = s, waiting
 	}
+	if !c.server.config.Inline {
+		c.heads.work += turnWork / c.server.outstanding.turn()
+	}
 	if len(c.arrived) >= maxBatch {
 		c.answerReady()
 	}

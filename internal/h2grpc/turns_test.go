@@ -55,6 +55,34 @@ func TestAConnectionYieldsAfterMuchWork(t *testing.T) {
 	})
 }
 
+// A connection with many requests must yield after its share of one call of the Store, or the requests of others would
+// wait for its whole read buffer at each goroutine that they pass.
+func TestAConnectionYieldsAfterItsShareOfACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		former := yield
+		defer func() { yield = former }()
+		var yields atomic.Int64
+		yield = func() { yields.Add(1) }
+		store := &pendingStore{}
+		l := serve(t, &echo{store: store})
+		for range 2 { // so that a share is leastTurn
+			other := dial(t, l)
+			other.send("other")
+			other.flush()
+		}
+		c := dial(t, l)
+		for range 4 * leastTurn {
+			c.send("m")
+		}
+		c.flush()
+		synctest.Wait()
+		if n := yields.Load(); n < 3 || n > 4 {
+			t.Errorf("the connection yielded %d times for %d requests; want 3 or 4 times", n, 4*leastTurn)
+		}
+		store.complete()
+	})
+}
+
 // The goroutines of many streams of the other handler must not be made, or ended, at once.
 func TestAConnectionYieldsBetweenStreamsOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
