@@ -118,6 +118,10 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 		return done
 	}
 	if err != nil {
+		if advice := removedAdvice(args, err); advice != "" {
+			fmt.Fprintf(stderr, "rlsidecar: %s\n", advice)
+			return exitUsage
+		}
 		fmt.Fprintf(stderr, "rlsidecar: %s%s\nTry: rlsidecar %s--help\n", refenv.MaskedText(err.Error()), usageAdvice(args, err), commandOf(parser, args))
 		return exitUsage
 	}

@@ -106,6 +106,9 @@ Example:
 }
 
 func (c *serveCmd) Run(a *app) error {
+	if removed := removedVariables(); removed != nil {
+		return exitError{exitUsage, errors.New(strings.Join(removed, "\n"))}
+	}
 	if a.reference.err != nil {
 		return exitError{exitUsage, a.reference.err}
 	}
