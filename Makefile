@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate catalogue histories bench bench-compare overload keys size soak chart release tools clean
+.PHONY: help build run test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories bench bench-compare overload keys size soak chart release tools clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -29,8 +29,6 @@ fuzz: ## run each fuzz target for FUZZTIME (default 30s), and list the number of
 	@scripts/fuzz.sh
 mutate: ## plant faults by rule into the packages PKG, all of them or SAMPLE of each, and print those that no test notices
 	@go run ./test/plant -sample $(or $(SAMPLE),0) $(PKG)
-catalogue: ## plant the faults of test/mutation, one at a time; fails if the tests miss one. MUTATE=-write writes the table
-	@go run ./test/mutation $(MUTATE)
 histories: ## check the decisions of concurrent sidecars on a failing Redis; each run takes HISTORIES (default 1m)
 	@HISTORIES=$${HISTORIES:-1m} go test -vet=off -count=1 -v -timeout 3h ./test/histories
 bench: ## run the benchmarks of the packages, and compare with other limiters and servers

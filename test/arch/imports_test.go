@@ -89,7 +89,6 @@ var importers = map[string]map[string]string{
 		"internal/config":            "reads limits",
 		"internal/offline/scenario":  "reads scenarios",
 		"internal/reference/migrate": "reads, and rewrites, the reference server's limits",
-		"test/mutation":              "reads faults",
 	},
 	"go.opentelemetry.io":        {"internal/telemetry/tracing": "sends traces"},
 	"github.com/DataDog":         {"internal/telemetry/statsd": "sends metrics"},

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -23,23 +24,21 @@ var luaRules = []struct {
 	find *regexp.Regexp // the first group is replaced
 	by   func(old string) string
 }{
-	{"moved comparison", regexp.MustCompile(`[^<>=~](<=|>=|<|>)[^<>=]`), func(old string) string {
-		return map[string]string{"<": "<=", "<=": "<", ">": ">=", ">=": ">"}[old]
-	}},
-	{"exchanged == and ~=", regexp.MustCompile(`(==|~=)`), func(old string) string {
-		return map[string]string{"==": "~=", "~=": "=="}[old]
-	}},
-	{"exchanged and and or", regexp.MustCompile(`\b(and|or)\b`), func(old string) string {
-		return map[string]string{"and": "or", "or": "and"}[old]
-	}},
-	{"exchanged true and false", regexp.MustCompile(`\b(true|false)\b`), func(old string) string {
-		return map[string]string{"true": "false", "false": "true"}[old]
-	}},
-	{"exchanged + and -", regexp.MustCompile(` ([+-]) `), func(old string) string {
-		return map[string]string{"+": "-", "-": "+"}[old]
-	}},
+	{"moved comparison", regexp.MustCompile(`[^<>=~](<=|>=|<|>)[^<>=]`), exchange("<", "<=", ">", ">=")},
+	{"exchanged == and ~=", regexp.MustCompile(`(==|~=)`), exchange("==", "~=")},
+	{"exchanged and and or", regexp.MustCompile(`\b(and|or)\b`), exchange("and", "or")},
+	{"exchanged true and false", regexp.MustCompile(`\b(true|false)\b`), exchange("true", "false")},
+	{"exchanged + and -", regexp.MustCompile(` ([+-]) `), exchange("+", "-")},
 	{"changed constant", regexp.MustCompile(`\b([0-9]+)\b`), func(old string) string { return "(" + old + " + 1)" }},
-	{"deleted statement", regexp.MustCompile(`^\s*([a-z_0-9.\[\]]+(?:, [a-z_0-9.\[\]]+)* = .*[^,{(])$`), func(string) string { return "" }},
+	{"deleted statement", regexp.MustCompile(`^\s*(` + luaStatement + `)[ \x01]*$`), func(string) string { return "" }},
+}
+
+// luaStatement matches an assignment, a call, and an early return, if it ends in its line.
+const luaStatement = `[a-z_0-9.\[\]]+(?:, [a-z_0-9.\[\]]+)* = .*[^,{(]|[a-z_.]+\(.*\)|if .* then return.* end`
+
+// exchange returns a function that returns the other text of a pair.
+func exchange(pairs ...string) func(string) string {
+	return func(old string) string { return pairs[slices.Index(pairs, old)^1] }
 }
 
 var luaText = regexp.MustCompile(`'[^']*'|--.*`)
@@ -80,9 +79,6 @@ func (p *pkg) luaFaults(script, content string) {
 				old := code[at[2]:at[3]]
 				if r.rule == "deleted statement" {
 					old = line[at[2]:at[3]]
-				}
-				if strings.HasPrefix(strings.TrimSpace(code), "local function") || strings.HasPrefix(strings.TrimSpace(code), "for ") && r.rule == "deleted statement" {
-					continue
 				}
 				p.faults = append(p.faults, fault{
 					place: fmt.Sprintf("%s/%s:%d", p.path, script, number+1), rule: r.rule, text: strings.TrimSpace(line),
@@ -153,10 +149,7 @@ func plantedSum[T plantedInteger](n int, a, b T) T {
 }
 
 func plantedDifference[T plantedInteger](n int, a, b T) T {
-	if planted(n) {
-		return a + b
-	}
-	return a - b
+	return plantedSum(n, a, -b)
 }
 
 func plantedMin[T plantedInteger](n int, a T, others ...T) T {

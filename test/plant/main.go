@@ -209,15 +209,14 @@ func (b *binary) baseline(ctx context.Context, folder string) error {
 	os.Remove(list)
 	start := time.Now()
 	if out, err := b.run(ctx, 30*time.Minute, "PLANTED_REACHED="+list); err != nil {
-		return fmt.Errorf("without a fault: %s: %w\n%s", b.pkg, err, tail(out))
+		return fmt.Errorf("without a fault: %s: %w\n%s", b.pkg, err, out[max(0, len(out)-4000):])
 	}
 	b.timeout = 10*time.Since(start) + 10*time.Second
 	content, _ := os.ReadFile(list)
 	b.reached = map[int]bool{}
 	for _, line := range strings.Fields(string(content)) {
-		if n, err := strconv.Atoi(line); err == nil {
-			b.reached[n] = true
-		}
+		n, _ := strconv.Atoi(line)
+		b.reached[n] = true
 	}
 	return ctx.Err()
 }
@@ -246,5 +245,3 @@ func (b *binary) run(ctx context.Context, timeout time.Duration, env string) ([]
 	}
 	return out.Bytes(), err
 }
-
-func tail(out []byte) []byte { return out[max(0, len(out)-4000):] }

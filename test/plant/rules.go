@@ -177,6 +177,14 @@ func (p *pkg) walk(n ast.Node) {
 			}
 		case *ast.BlockStmt:
 			p.deletions(n.List)
+		case *ast.SwitchStmt:
+			if n.Tag == nil {
+				for _, clause := range n.Body.List {
+					for _, e := range clause.(*ast.CaseClause).List {
+						p.condition(e)
+					}
+				}
+			}
 		case *ast.CaseClause:
 			p.deletions(n.Body)
 			if slices.ContainsFunc(n.List, func(e ast.Expr) bool { return p.info.Types[e].IsType() }) {
@@ -237,17 +245,13 @@ func (p *pkg) operator(binary *ast.BinaryExpr) {
 			p.replace(binary.OpPos, 1, ",")
 		}
 	case token.LAND, token.LOR:
-		not := ""
+		before := "(planted(%d) || ("
 		if binary.Op == token.LOR {
-			not = "!"
+			before = "(!planted(%d) && ("
 		}
 		for _, side := range []ast.Expr{binary.X, binary.Y} {
 			n := p.add(side, "dropped side of "+binary.Op.String())
-			if not == "" {
-				p.around(side, fmt.Sprintf("(planted(%d) || (", n), "))")
-			} else {
-				p.around(side, fmt.Sprintf("(!planted(%d) && (", n), "))")
-			}
+			p.around(side, fmt.Sprintf(before, n), "))")
 		}
 	case token.EQL, token.NEQ:
 		n := p.add(binary, "exchanged == and !=")
@@ -358,10 +362,10 @@ func isBlank(e ast.Expr) bool {
 	return ok && ident.Name == "_"
 }
 
-// condition negates a condition that is a variable. Other conditions have faults of their own.
+// condition negates a condition that is a variable or an element. Other conditions have faults of their own.
 func (p *pkg) condition(e ast.Expr) {
 	switch e.(type) {
-	case *ast.Ident, *ast.SelectorExpr:
+	case *ast.Ident, *ast.SelectorExpr, *ast.IndexExpr:
 		if is := p.info.Types[e]; is.Value == nil && isBoolean(is.Type) {
 			p.negated(e)
 		}
