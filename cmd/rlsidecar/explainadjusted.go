@@ -65,7 +65,7 @@ func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *descriptor
 			continue
 		}
 		x := appliedAdjustment{ID: a.ID, Author: a.Author, Reason: a.Reason}
-		words, err := a.Words(configured)
+		words, err := limiter.AdjustmentWords(a, configured)
 		switch x.InForce = r.Policy.Adjusted != nil && r.Policy.Adjusted.ID == a.ID; {
 		case err != nil:
 			words = "ignored: " + err.Error()

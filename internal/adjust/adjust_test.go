@@ -6,33 +6,50 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 const minute = 60 * algorithms.Second
 
-func policy(t testing.TB, s algorithms.Spec) *descriptors.Policy {
-	t.Helper()
-	l, err := algorithms.Compile(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &descriptors.Policy{
-		Domain: "edge", Name: "send_message", Limit: &l, Open: []int{0}, Extras: &descriptors.Extras{OpenKeys: []string{"user_id"}},
-	}
-}
-
 func number(n int64) *int64 { return &n }
 
-// limits has one limit, "send_message" of the domain "edge": 10 a minute, and at most 20 at once.
-type limits struct{ p *descriptors.Policy }
+// limits has one limit of the domain "edge".
+type limits struct {
+	name string
+	spec algorithms.Spec
+}
 
-func (l limits) Adjustable(domain, limit string) (string, []*descriptors.Policy, error) {
-	if limit != l.p.Name || domain != "" && domain != l.p.Domain {
-		return "", nil, fmt.Errorf("no limit is named %q", limit)
+func (l limits) Adjustable(t *Target) (string, algorithms.Kind, error) {
+	if t.Limit != l.name || t.Domain != "" && t.Domain != "edge" {
+		return "", 0, fmt.Errorf("no limit is named %q", t.Limit)
 	}
-	return l.p.Domain, []*descriptors.Policy{l.p}, nil
+	if !t.AllKeys && len(t.Key) != 1 {
+		return "", 0, fmt.Errorf("the key has %d values; a bucket of limit %s is identified by 1 (user_id)", len(t.Key), t.Limit)
+	}
+	return "edge", l.spec.Kind, nil
+}
+
+func (l limits) Words(a *Adjustment) (string, error) {
+	if _, _, err := l.Adjustable(&a.Target); err != nil {
+		return "", err
+	}
+	if a.Change.Block || a.Change.Unlimited {
+		return a.Change.String(), nil
+	}
+	limit, err := algorithms.Compile(l.spec)
+	if err != nil {
+		return "", err
+	}
+	spec, err := a.Change.Spec(&limit)
+	if err == nil {
+		_, err = algorithms.Compile(spec)
+	}
+	return a.Target.String() + ": " + a.Change.String(), err
+}
+
+// tenPerMinute has the limit send_message: 10 a minute, and at most 20 at once.
+func tenPerMinute() limits {
+	return limits{"send_message", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Capacity: number(20)}}
 }
 
 type clock struct{ now time.Time }
@@ -45,8 +62,7 @@ func service(t *testing.T, dir string, c *clock) (*Service, *Local) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Capacity: number(20)})
-	return NewService(k, limits{p}, nil), k
+	return NewService(k, tenPerMinute(), nil), k
 }
 
 func bob(c Change) Proposal {

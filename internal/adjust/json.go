@@ -77,7 +77,7 @@ func (a Adjustment) MarshalJSON() ([]byte, error) { return json.Marshal(a.form()
 
 func (a *Adjustment) form() adjustmentJSON {
 	f := adjustmentJSON{
-		ID: a.ID, Domain: a.Target.Domain, Limit: a.Target.Limit, AllKeys: a.Target.AllKeys, Algorithm: kindName(a.Algorithm),
+		ID: a.ID, Domain: a.Target.Domain, Limit: a.Target.Limit, AllKeys: a.Target.AllKeys, Algorithm: KindName(a.Algorithm),
 		changeJSON: a.Change.form(), Expires: moment(a.Expires), Created: moment(a.Created), Author: a.Author, Reason: a.Reason,
 	}
 	text := true
@@ -120,7 +120,8 @@ func (a *Adjustment) UnmarshalJSON(text []byte) error {
 // guaranteed is the name of algorithms.Guaranteed in JSON. In a configuration it is a token_bucket too.
 const guaranteed = "token_bucket+guaranteed"
 
-func kindName(k algorithms.Kind) string {
+// KindName returns the name of k in JSON.
+func KindName(k algorithms.Kind) string {
 	switch k {
 	case 0:
 		return ""
@@ -133,7 +134,7 @@ func kindName(k algorithms.Kind) string {
 
 func parseKind(name string) (algorithms.Kind, error) {
 	for k := range algorithms.Guaranteed + 1 {
-		if kindName(k) == name {
+		if KindName(k) == name {
 			return k, nil
 		}
 	}

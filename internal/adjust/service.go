@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
@@ -122,9 +121,11 @@ type Proposal struct {
 
 // Limits finds the limits of adjustments in the configuration.
 type Limits interface {
-	// Adjustable returns the policies of a limit, which have one name and share their numbers, and their
-	// domain. The parameter domain may be empty if only one domain has the limit.
-	Adjustable(domain, limit string) (in string, policies []*descriptors.Policy, err error)
+	// Adjustable returns the domain and the algorithm of the limit of t. The domain of t may be empty if only one
+	// domain has the limit. The error is the reason why t cannot be adjusted.
+	Adjustable(t *Target) (domain string, algorithm algorithms.Kind, err error)
+	// Words describes the effect of a in a sentence. The error is the reason if a has no effect.
+	Words(a *Adjustment) (string, error)
 }
 
 // Service implements the operations of operators on adjustments. The admin API and the admin page use it.
@@ -189,20 +190,11 @@ func (s *Service) Find(id string) (Shown, error) {
 
 func (s *Service) show(a *Adjustment, now algorithms.Micros) Shown {
 	shown := Shown{Adjustment: a, Left: time.Duration(a.Expires-now) * time.Microsecond}
-	words, err := s.words(a)
+	words, err := s.limits.Words(a)
 	if shown.Words = words; err != nil {
 		shown.Ignored = err.Error()
 	}
 	return shown
-}
-
-// words describes the effect of a. The error is the reason if a has no effect.
-func (s *Service) words(a *Adjustment) (string, error) {
-	_, policies, err := s.limits.Adjustable(a.Target.Domain, a.Target.Limit)
-	if err != nil {
-		return "", err
-	}
-	return a.Words(policies[0])
 }
 
 // Preview returns the adjustment that p would make, and changes nothing. The error is a *Mistake.
@@ -294,44 +286,14 @@ func (s *Service) operation(p Proposal) (Operation, error) {
 	if p.For <= 0 && p.Until.IsZero() {
 		return Operation{}, &Mistake{"state the duration of the adjustment (for) or its end (until): every adjustment expires"}
 	}
-	in, policies, err := s.limits.Adjustable(p.Target.Domain, p.Target.Limit)
+	domain, algorithm, err := s.limits.Adjustable(&p.Target)
 	if err != nil {
 		return Operation{}, &Mistake{err.Error()}
 	}
-	p.Target.Domain = in
-	if err := checkValues(&p.Target, policies); err != nil {
-		return Operation{}, err
-	}
+	p.Target.Domain = domain
 	a := &Adjustment{
-		ID: p.Target.ID(), Target: p.Target, Change: p.Change, Algorithm: policies[0].Limit.Kind,
+		ID: p.Target.ID(), Target: p.Target, Change: p.Change, Algorithm: algorithm,
 		Author: p.Author, Reason: p.Reason, Expires: algorithms.Micros(p.Until.UnixMicro()),
 	}
 	return Operation{Author: p.Author, Reason: p.Reason, Target: a.ID, After: a, For: min(p.For, 2*MaxFor), Expect: p.Expect}, nil
-}
-
-// checkValues returns a *Mistake if no request has a key with as many values as t.Key. policies are those of the
-// limit. If no descriptor uses the limit, any key is accepted, because applications choose the keys.
-func checkValues(t *Target, policies []*descriptors.Policy) error {
-	if t.AllKeys {
-		return nil
-	}
-	var uses []string
-	for _, p := range policies {
-		switch {
-		case p.Extra().Named: // the named limit itself
-			continue
-		case p.Whole && len(t.Key)%2 == 0, !p.Whole && len(p.Open) == len(t.Key):
-			return nil
-		case p.Whole:
-			uses = append(uses, "key,value,key,value… of the whole descriptor")
-		case len(p.Open) == 0:
-			uses = append(uses, "no value")
-		default:
-			uses = append(uses, fmt.Sprintf("%d (%s)", len(p.Open), strings.Join(p.Extra().OpenKeys, ", ")))
-		}
-	}
-	if len(uses) == 0 {
-		return nil
-	}
-	return &Mistake{fmt.Sprintf("the key has %d values; a bucket of limit %s is identified by %s", len(t.Key), descriptors.Printable(t.Limit), uses[0])}
 }

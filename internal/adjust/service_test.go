@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -22,9 +21,7 @@ func TestAnAdjustmentIsSetListedReplacedAndDeleted(t *testing.T) {
 	if err != nil || version != 1 {
 		t.Fatalf("version %d, %v; want version 1 and no error", version, err)
 	}
-	want := "limit send_message of domain edge, key bob: token bucket: 100 per 1m, up to 200 at once, until 2026-03-01 18:00:00 UTC" +
-		" (configured: token bucket: 10 per 1m, up to 20 at once); consumed units stay consumed"
-	if set.Words != want {
+	if want := "limit send_message of domain edge, key bob: rate 100, capacity 200"; set.Words != want {
 		t.Errorf("words\n%s, want\n%s", set.Words, want)
 	}
 	const replaces = `; replaces the adjustment "rate 100, capacity 200" by ann (launch), which would have ended at 2026-03-01 18:00:00 UTC`
@@ -173,9 +170,8 @@ func TestThereIsABoundOnAdjustments(t *testing.T) {
 
 func TestChangesAreReported(t *testing.T) {
 	_, k := service(t, "", newClock())
-	p := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute})
 	var reported []string
-	s := NewService(k, limits{p}, func(e *Entry) { reported = append(reported, e.Reason) })
+	s := NewService(k, tenPerMinute(), func(e *Entry) { reported = append(reported, e.Reason) })
 	shown, _, err := s.Set(t.Context(), bob(Change{Block: true}))
 	if err != nil {
 		t.Fatal(err)
@@ -272,52 +268,6 @@ func TestAnUnexpectedVersionChangesNothing(t *testing.T) {
 	}
 }
 
-// If the whole descriptor identifies a bucket, the key of an adjustment has keys and values in turn, so their number
-// is even.
-func TestAKeyHasTheValuesOfABucket(t *testing.T) {
-	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
-	whole, open := &descriptors.Policy{Whole: true}, &descriptors.Policy{Open: []int{0}}
-	for _, test := range []struct {
-		policies []*descriptors.Policy
-		values   int
-		ok       bool
-	}{
-		{[]*descriptors.Policy{named}, 3, true},
-		{[]*descriptors.Policy{named, open}, 0, false},
-		{[]*descriptors.Policy{named, open}, 1, true},
-		{[]*descriptors.Policy{named, whole}, 1, false},
-		{[]*descriptors.Policy{named, whole}, 2, true},
-		{[]*descriptors.Policy{open, whole}, 1, true},
-	} {
-		err := checkValues(&Target{Limit: "l", Key: make([]string, test.values)}, test.policies)
-		if (err == nil) != test.ok {
-			t.Errorf("%d policies and %d values: got %v; want an error: %v", len(test.policies), test.values, err, !test.ok)
-		}
-	}
-}
-
-func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
-	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
-	whole, none := &descriptors.Policy{Whole: true}, &descriptors.Policy{}
-	open := &descriptors.Policy{Open: []int{0, 1}, Extras: &descriptors.Extras{OpenKeys: []string{"user", "path"}}}
-	for _, test := range []struct {
-		policies []*descriptors.Policy
-		want     string
-	}{
-		{[]*descriptors.Policy{named, open}, "the key has 3 values; a bucket of limit l is identified by 2 (user, path)"},
-		{[]*descriptors.Policy{named, none}, "the key has 3 values; a bucket of limit l is identified by no value"},
-		{[]*descriptors.Policy{named, whole}, "the key has 3 values; a bucket of limit l is identified by key,value,key,value… of the whole descriptor"},
-	} {
-		if err := checkValues(&Target{Limit: "l", Key: make([]string, 3)}, test.policies); err == nil || err.Error() != test.want {
-			t.Errorf("got %v; want %q", err, test.want)
-		}
-	}
-	whole.Open = []int{0}
-	if err := checkValues(&Target{Limit: "l", Key: make([]string, 1)}, []*descriptors.Policy{whole}); err == nil {
-		t.Error("one value identifies a whole descriptor; want an error, because keys and values alternate")
-	}
-}
-
 func TestEachOperationHasItsOwnID(t *testing.T) {
 	s, _ := service(t, "", newClock())
 	seen := map[string]bool{}
@@ -359,14 +309,14 @@ func TestAnAdjustmentWithoutALimitIsShownAsIgnored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	removed := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute})
-	removed.Name = "another"
+	removed := tenPerMinute()
+	removed.name = "another"
 	for _, test := range []struct {
 		limits         Limits
 		words, ignored string
 	}{
 		{s.limits, set.Words, ""},
-		{limits{removed}, "", `no limit is named "send_message"`},
+		{removed, "", `no limit is named "send_message"`},
 	} {
 		got, err := NewService(k, test.limits, nil).Find(set.ID)
 		if err != nil || got.Words != test.words || got.Ignored != test.ignored {

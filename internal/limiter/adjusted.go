@@ -45,7 +45,7 @@ func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
 	if found, ok := c.others.Load(p); ok {
 		return found.(*descriptors.Policy)
 	}
-	changed, err := c.adjustment.Apply(p)
+	changed, err := apply(c.adjustment, p)
 	if err != nil {
 		changed = p
 	} else if p.Limit == c.original.Limit {
@@ -141,7 +141,7 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 func compileLimit(p *descriptors.Policy, list []*adjust.Adjustment, applied map[string]bool) *adjustedLimit {
 	limit := &adjustedLimit{keys: map[string]*change{}}
 	for _, a := range list {
-		copied, err := a.Apply(p)
+		copied, err := apply(a, p)
 		if err != nil {
 			continue
 		}
@@ -297,9 +297,27 @@ func (r *Result) block(now algorithms.Micros) {
 	d.Blocked, d.RetryAfter = max(d.Blocked, left), max(d.RetryAfter, left)
 }
 
-// Adjustable implements adjust.Limits. It returns the domain and the policies of the limit with this name. The error
-// is a *RequestError or ErrNoConfig.
-func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descriptors.Policy, err error) {
+// Adjustable implements adjust.Limits. The error is ErrNoConfig, a *RequestError, or describes a mistake in the key of t.
+func (l *Limiter) Adjustable(t *adjust.Target) (domain string, algorithm algorithms.Kind, err error) {
+	domain, policies, err := l.adjustable(t.Domain, t.Limit)
+	if err != nil {
+		return "", 0, err
+	}
+	return domain, policies[0].Limit.Kind, checkValues(t, policies)
+}
+
+// Words implements adjust.Limits.
+func (l *Limiter) Words(a *adjust.Adjustment) (string, error) {
+	_, policies, err := l.adjustable(a.Target.Domain, a.Target.Limit)
+	if err != nil {
+		return "", err
+	}
+	return AdjustmentWords(a, policies[0])
+}
+
+// adjustable returns the policies of a limit, which have one name and share their numbers, and their domain. The
+// parameter domain may be empty if only one domain has the limit. The error is a *RequestError or ErrNoConfig.
+func (l *Limiter) adjustable(domain, limit string) (in string, policies []*descriptors.Policy, err error) {
 	s := l.Current()
 	if s == nil {
 		return "", nil, ErrNoConfig

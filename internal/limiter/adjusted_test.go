@@ -445,7 +445,7 @@ func manyLimits(n int) (l *limiter.Limiter, names []string) {
 	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"a": {Name: "a"}, "b": {Name: "b"}}}
 	for i := range n {
 		name := fmt.Sprintf("limit%d", i%50_000)
-		s.Policies = append(s.Policies, &descriptors.Policy{Domain: []string{"a", "b"}[i/50_000%2], Name: name, Index: i, Owner: strconv.Itoa(i)})
+		s.Policies = append(s.Policies, &descriptors.Policy{Limit: &algorithms.Limit{}, Domain: []string{"a", "b"}[i/50_000%2], Name: name, Index: i, Owner: strconv.Itoa(i)})
 		names = append(names, name)
 	}
 	l = limiter.New(memory.New(memory.Config{}), limiter.Config{})
@@ -457,16 +457,16 @@ func TestAdjustableFindsEachUseOfALimit(t *testing.T) {
 	l, names := manyLimits(100_000)
 	for _, domain := range []string{"a", "b"} {
 		for _, name := range names[:50_000] {
-			in, found, err := l.Adjustable(domain, name)
-			if err != nil || in != domain || len(found) != 1 || found[0].Name != name || found[0].Domain != domain {
-				t.Fatalf("limit %s of domain %s: %d policies of domain %q, %v; want its only policy", name, domain, len(found), in, err)
+			in, _, err := l.Adjustable(&adjust.Target{Domain: domain, Limit: name, AllKeys: true})
+			if err != nil || in != domain {
+				t.Fatalf("limit %s of domain %s: domain %q, %v; want the limit", name, domain, in, err)
 			}
 		}
 	}
-	if _, _, err := l.Adjustable("", names[7]); err == nil || !strings.Contains(err.Error(), "several domains have a limit named") {
+	if _, _, err := l.Adjustable(&adjust.Target{Limit: names[7], AllKeys: true}); err == nil || !strings.Contains(err.Error(), "several domains have a limit named") {
 		t.Errorf("without the domain: %v; want an error about several domains", err)
 	}
-	if _, _, err := l.Adjustable("a", "limit"); err == nil {
+	if _, _, err := l.Adjustable(&adjust.Target{Domain: "a", Limit: "limit", AllKeys: true}); err == nil {
 		t.Error("a prefix of a name was found; want an error")
 	}
 }
@@ -475,7 +475,7 @@ func TestAdjustableFindsEachUseOfALimit(t *testing.T) {
 func BenchmarkAdjustable(b *testing.B) {
 	l, names := manyLimits(100_000)
 	for i := 0; b.Loop(); i++ {
-		if _, _, err := l.Adjustable("a", names[i*7919%50_000]); err != nil {
+		if _, _, err := l.Adjustable(&adjust.Target{Domain: "a", Limit: names[i*7919%50_000], AllKeys: true}); err != nil {
 			b.Fatal(err)
 		}
 	}

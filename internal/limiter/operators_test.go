@@ -15,8 +15,8 @@ import (
 
 func TestBeforeAConfigurationNothingIsAdjustableOrReset(t *testing.T) {
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
-	if in, policies, err := l.Adjustable("", "calls"); !errors.Is(err, limiter.ErrNoConfig) || in != "" || policies != nil {
-		t.Errorf("got %q, %v, %v; want the error limiter.ErrNoConfig", in, policies, err)
+	if in, _, err := l.Adjustable(&adjust.Target{Limit: "calls"}); !errors.Is(err, limiter.ErrNoConfig) || in != "" {
+		t.Errorf("got %q, %v; want the error limiter.ErrNoConfig", in, err)
 	}
 	if keys, all := l.Buckets(&adjust.Adjustment{Target: adjust.Target{AllKeys: true}}); keys != nil || all {
 		t.Errorf("got %v, %t; want no buckets", keys, all)
@@ -39,13 +39,12 @@ func TestAResetReportsThatTheStoreFailed(t *testing.T) {
 	}
 }
 
-// Without a domain, Adjustable searches all domains. It returns the policies of the limit: its own, and one for each
-// of the two descriptors that use it.
+// Without a domain, Adjustable searches all domains.
 func TestALimitIsAdjustableWithoutItsDomain(t *testing.T) {
 	b := newBench(t, adjustable)
-	in, policies, err := b.Adjustable("", "calls")
-	if err != nil || in != "d" || len(policies) < 2 {
-		t.Errorf("got %q, %d policies, %v; want the uses of the limit in domain d", in, len(policies), err)
+	in, kind, err := b.Adjustable(&adjust.Target{Limit: "calls", AllKeys: true})
+	if err != nil || in != "d" || kind != b.Current().Policies[0].Limit.Kind {
+		t.Errorf("got %q, %s, %v; want the limit of domain d", in, kind, err)
 	}
 }
 
@@ -109,7 +108,7 @@ func TestErrorsOfAdjustableAndInspectedLimits(t *testing.T) {
 	for _, c := range []struct{ domain, limit, want string }{
 		{"d", "own", ""}, {"", "own", "several domains"}, {"none", "own", `domain "none" is not configured`}, {"d", "none", `no limit named "none"`}, {"", "none", `no limit is named "none"`},
 	} {
-		_, _, err := b.Adjustable(c.domain, c.limit)
+		_, _, err := b.Adjustable(&adjust.Target{Domain: c.domain, Limit: c.limit, AllKeys: true})
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("adjusting %s of %q: got the error %v, want %q", c.limit, c.domain, err, c.want)
 		}

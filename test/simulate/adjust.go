@@ -34,12 +34,15 @@ func tunedLimits(p *descriptors.Policy) (all []*algorithms.Limit) {
 		return nil
 	}
 	for _, rate := range tunedRates {
-		a := adjust.Adjustment{Change: adjust.Change{Rate: &rate}}
-		changed, err := a.Apply(p)
+		spec, err := (&adjust.Change{Rate: &rate}).Spec(p.Limit)
 		if err != nil {
 			panic(err)
 		}
-		all = append(all, changed.Limit)
+		limit, err := algorithms.Compile(spec)
+		if err != nil {
+			panic(err)
+		}
+		all = append(all, &limit)
 	}
 	return all
 }

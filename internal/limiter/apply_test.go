@@ -1,22 +1,37 @@
-package adjust
+package limiter
 
 import (
-	"math"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
+const minute = 60 * algorithms.Second
+
+func number(n int64) *int64 { return &n }
+
+func policy(t testing.TB, s algorithms.Spec) *descriptors.Policy {
+	t.Helper()
+	l, err := algorithms.Compile(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &descriptors.Policy{
+		Domain: "edge", Name: "send_message", Limit: &l, Open: []int{0}, Extras: &descriptors.Extras{OpenKeys: []string{"user_id"}},
+	}
+}
+
 // A block denies everything, so it ends shadow mode and quota mode.
 func TestABlockEndsShadowAndQuotaMode(t *testing.T) {
 	p := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute})
 	p.Shadow, p.Quota, p.Reference = true, true, true
-	for _, c := range []Change{{Block: true}, {Unlimited: true}, {Factor: 2000}} {
-		got, err := (&Adjustment{ID: "id", Change: c, Created: 3, Expires: 7}).Apply(p)
+	for _, c := range []adjust.Change{{Block: true}, {Unlimited: true}, {Factor: 2000}} {
+		got, err := apply(&adjust.Adjustment{ID: "id", Change: c, Created: 3, Expires: 7}, p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,14 +55,14 @@ func TestOnlyABlockAppliesToALimitWithoutNumbers(t *testing.T) {
 	zero := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 0, Period: minute})
 	zero.Reference = true
 	for name, p := range map[string]*descriptors.Policy{"unlimited": unlimited, "rate 0": zero} {
-		if got, err := (&Adjustment{Change: Change{Block: true}}).Apply(p); err != nil || got.Reference {
+		if got, err := apply(&adjust.Adjustment{Change: adjust.Change{Block: true}}, p); err != nil || got.Reference {
 			t.Errorf("%s: a block: %v; want no error, and no window to report", name, err)
 		}
-		if _, err := (&Adjustment{Change: Change{Factor: 2000}}).Apply(p); err == nil || !strings.Contains(err.Error(), "no numbers to change") {
+		if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Factor: 2000}}, p); err == nil || !strings.Contains(err.Error(), "no numbers to change") {
 			t.Errorf("%s: a factor: %v; want an error with \"no numbers to change\"", name, err)
 		}
 	}
-	if _, err := (&Adjustment{Change: Change{Unlimited: true}}).Apply(unlimited); err == nil {
+	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Unlimited: true}}, unlimited); err == nil {
 		t.Error("an unlimited limit was adjusted to unlimited; want an error")
 	}
 }
@@ -61,7 +76,7 @@ func TestAnAdjustmentLeavesSharedExtrasAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Extras.Lease, p.Extras.Local, p.Extras.LocalShare = &algorithms.Lease{Most: 30, For: 1000}, &local, 0.2
-	got, err := (&Adjustment{Change: Change{Factor: 500}}).Apply(p)
+	got, err := apply(&adjust.Adjustment{Change: adjust.Change{Factor: 500}}, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,25 +92,25 @@ func TestReservationsFitTheAdjustedCapacity(t *testing.T) {
 	p.Extras.Settle = &descriptors.Settle{Estimate: 50, Least: 20, Most: 200}
 	configured := *p.Extras.Settle
 	for _, c := range []struct {
-		change Change
+		change adjust.Change
 		want   descriptors.Settle
 		words  string
 	}{
-		{Change{Factor: 10}, descriptors.Settle{Estimate: 10, Least: 10, Most: 10}, "10 per 1m, up to 10 at once; a request reserves at most 10, until"},
-		{Change{Factor: 30}, descriptors.Settle{Estimate: 30, Least: 20, Most: 30}, "30 per 1m, up to 30 at once; a request reserves at most 30, until"},
-		{Change{Factor: 200}, configured, "200 per 1m, up to 200 at once, until"},
-		{Change{Factor: 2000}, configured, "2000 per 1m, up to 2000 at once, until"},
-		{Change{Capacity: number(0)}, descriptors.Settle{Estimate: 1, Least: 1, Most: 1}, "; a request reserves at most 1, until"},
+		{adjust.Change{Factor: 10}, descriptors.Settle{Estimate: 10, Least: 10, Most: 10}, "10 per 1m, up to 10 at once; a request reserves at most 10, until"},
+		{adjust.Change{Factor: 30}, descriptors.Settle{Estimate: 30, Least: 20, Most: 30}, "30 per 1m, up to 30 at once; a request reserves at most 30, until"},
+		{adjust.Change{Factor: 200}, configured, "200 per 1m, up to 200 at once, until"},
+		{adjust.Change{Factor: 2000}, configured, "2000 per 1m, up to 2000 at once, until"},
+		{adjust.Change{Capacity: number(0)}, descriptors.Settle{Estimate: 1, Least: 1, Most: 1}, "; a request reserves at most 1, until"},
 	} {
-		a := &Adjustment{Change: c.change, Expires: 1}
-		got, err := a.Apply(p)
+		a := &adjust.Adjustment{Change: c.change, Expires: 1}
+		got, err := apply(a, p)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if *got.Extras.Settle != c.want || *p.Extras.Settle != configured {
 			t.Errorf("%s: %+v, and configured %+v; want %+v and %+v", c.change.String(), *got.Extras.Settle, *p.Extras.Settle, c.want, configured)
 		}
-		if words, err := a.Words(p); err != nil || !strings.Contains(words, c.words) {
+		if words, err := AdjustmentWords(a, p); err != nil || !strings.Contains(words, c.words) {
 			t.Errorf("%s: %q, %v; want %q in it", c.change.String(), words, err, c.words)
 		}
 	}
@@ -104,37 +119,21 @@ func TestReservationsFitTheAdjustedCapacity(t *testing.T) {
 func TestTheCapacityOfAnAdjustedLimit(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		p := policy(t, algorithms.Spec{Kind: kind, Rate: 10, Period: minute})
-		if _, err := (&Adjustment{Change: Change{Capacity: number(3)}}).Apply(p); err == nil || !strings.Contains(err.Error(), "has no capacity") {
+		if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Capacity: number(3)}}, p); err == nil || !strings.Contains(err.Error(), "has no capacity") {
 			t.Errorf("%s: %v; want an error with \"has no capacity\"", kind, err)
 		}
 	}
 	queue := policy(t, algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: minute, Capacity: number(5)})
-	got, err := (&Adjustment{Change: Change{Rate: number(8)}}).Apply(queue)
+	got, err := apply(&adjust.Adjustment{Change: adjust.Change{Rate: number(8)}}, queue)
 	want := policy(t, algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 8, Period: minute, Capacity: number(5)})
 	if err != nil || *got.Limit != *want.Limit {
 		t.Errorf("got %+v, %v; want %+v", got, err, want.Limit)
 	}
 	initial := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Initial: number(8)})
-	got, err = (&Adjustment{Change: Change{Factor: 500}}).Apply(initial)
+	got, err = apply(&adjust.Adjustment{Change: adjust.Change{Factor: 500}}, initial)
 	want = policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: minute, Initial: number(4)}) // below the capacity as before
 	if err != nil || *got.Limit != *want.Limit {
 		t.Errorf("got %+v, %v; want %+v", got, err, want.Limit)
-	}
-}
-
-func TestScaleIsExactAndBounded(t *testing.T) {
-	for _, test := range []struct{ n, by, of, want int64 }{
-		{7, 1500, 1000, 10},
-		{math.MaxInt64, 3, 3, math.MaxInt64},
-		{math.MaxInt64, 2, 3, 6148914691236517204},
-		{math.MaxInt64, 2, 1, math.MaxInt64},
-		{math.MaxInt64, 1000, 1, math.MaxInt64},
-		{1 << 62, 4, 1, math.MaxInt64},
-		{1 << 62, 3, 1, math.MaxInt64},
-	} {
-		if got := scale(test.n, test.by, test.of); got != test.want {
-			t.Errorf("%d * %d / %d is %d, want %d", test.n, test.by, test.of, got, test.want)
-		}
 	}
 }
 
@@ -148,27 +147,27 @@ func TestAdjustedLimits(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		was    algorithms.Spec
-		change Change
+		change adjust.Change
 		want   algorithms.Spec
 	}{
-		{"a rate, and with it the capacity that was not configured", bucket, Change{Rate: number(50)}, with(func(s *algorithms.Spec) { s.Rate = 50 })},
-		{"a rate, and the capacity stays", with(func(s *algorithms.Spec) { s.Capacity = number(20) }), Change{Rate: number(50)},
+		{"a rate, and with it the capacity that was not configured", bucket, adjust.Change{Rate: number(50)}, with(func(s *algorithms.Spec) { s.Rate = 50 })},
+		{"a rate, and the capacity stays", with(func(s *algorithms.Spec) { s.Capacity = number(20) }), adjust.Change{Rate: number(50)},
 			with(func(s *algorithms.Spec) { s.Rate, s.Capacity = 50, number(20) })},
-		{"a capacity below initial", with(func(s *algorithms.Spec) { s.Capacity, s.Initial = number(20), number(15) }), Change{Capacity: number(5)},
+		{"a capacity below initial", with(func(s *algorithms.Spec) { s.Capacity, s.Initial = number(20), number(15) }), adjust.Change{Capacity: number(5)},
 			with(func(s *algorithms.Spec) { s.Capacity, s.Initial = number(5), number(4) })},
-		{"a factor", with(func(s *algorithms.Spec) { s.Capacity = number(15) }), Change{Factor: 1500},
+		{"a factor", with(func(s *algorithms.Spec) { s.Capacity = number(15) }), adjust.Change{Factor: 1500},
 			with(func(s *algorithms.Spec) { s.Rate, s.Capacity = 15, number(22) })},
-		{"a factor of both rates", with(func(s *algorithms.Spec) { s.Minimum = &algorithms.Rate{Units: 2, Period: algorithms.Second} }), Change{Factor: 3000},
+		{"a factor of both rates", with(func(s *algorithms.Spec) { s.Minimum = &algorithms.Rate{Units: 2, Period: algorithms.Second} }), adjust.Change{Factor: 3000},
 			with(func(s *algorithms.Spec) {
 				s.Rate, s.Minimum = 30, &algorithms.Rate{Units: 6, Period: algorithms.Second}
 			})},
-		{"a queue", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: minute, Capacity: number(4)}, Change{Factor: 2000},
+		{"a queue", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: minute, Capacity: number(4)}, adjust.Change{Factor: 2000},
 			algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 10, Period: minute, Capacity: number(8)}},
-		{"a period", bucket, Change{Period: 2 * minute}, with(func(s *algorithms.Spec) { s.Period = 2 * minute })},
+		{"a period", bucket, adjust.Change{Period: 2 * minute}, with(func(s *algorithms.Spec) { s.Period = 2 * minute })},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			a := &Adjustment{Change: test.change}
-			got, err := a.Apply(policy(t, test.was))
+			a := &adjust.Adjustment{Change: test.change}
+			got, err := apply(a, policy(t, test.was))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -186,7 +185,7 @@ func TestShardsLeaseAndLocalShareFollowTheNumbers(t *testing.T) {
 	p.Extras.Lease, p.Extras.LocalShare = &algorithms.Lease{Most: 10, For: 1000}, 0.2
 	local, _ := algorithms.Compile(descriptors.Part(spec, 0.2))
 	p.Extras.Local = &local
-	got, err := (&Adjustment{Change: Change{Factor: 10_000}}).Apply(p)
+	got, err := apply(&adjust.Adjustment{Change: adjust.Change{Factor: 10_000}}, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,32 +196,32 @@ func TestShardsLeaseAndLocalShareFollowTheNumbers(t *testing.T) {
 	if len(got.Extras.Shards) != 4 || sum != 1000 || got.Extras.Lease.Most != 100 || got.Extras.Local.Rate != 200 || p.Extras.Lease.Most != 10 {
 		t.Errorf("shards hold %d, lease %+v, local %+v; want 4 shards of 1000 together, a lease of 100, and a local rate of 200", sum, got.Extras.Lease, got.Extras.Local)
 	}
-	if _, err := (&Adjustment{Change: Change{Rate: number(3)}}).Apply(p); err == nil || !strings.Contains(err.Error(), "4 shards") {
+	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Rate: number(3)}}, p); err == nil || !strings.Contains(err.Error(), "4 shards") {
 		t.Errorf("3 units on 4 shards: %v; want an error that contains \"4 shards\"", err)
 	}
 }
 
 func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
 	window := policy(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 10, Period: minute})
-	a := &Adjustment{Change: Change{Factor: 2000}, Algorithm: algorithms.TokenBucket}
-	if _, err := a.Apply(window); err == nil || err.Error() != "the limit is a sliding_window now; the adjustment was made for a token_bucket" {
+	a := &adjust.Adjustment{Change: adjust.Change{Factor: 2000}, Algorithm: algorithms.TokenBucket}
+	if _, err := apply(a, window); err == nil || err.Error() != "the limit is a sliding_window now; the adjustment was made for a token_bucket" {
 		t.Errorf("got %v; want an error about the other algorithm", err)
 	}
-	a.Change = Change{Block: true}
-	if got, err := a.Apply(window); err != nil || !got.Adjusted.Block {
+	a.Change = adjust.Change{Block: true}
+	if got, err := apply(a, window); err != nil || !got.Adjusted.Block {
 		t.Errorf("a block applies to any algorithm: %v; want no error, and a block", err)
 	}
-	if _, err := (&Adjustment{Change: Change{Capacity: number(3)}}).Apply(window); err == nil {
+	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Capacity: number(3)}}, window); err == nil {
 		t.Error("a sliding window got a capacity; want an error")
 	}
 }
 
 func TestTheCalendarKeepsItsPeriod(t *testing.T) {
 	day := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendar.Day.In(time.UTC)})
-	if _, err := (&Adjustment{Change: Change{Period: minute}}).Apply(day); err == nil || !strings.Contains(err.Error(), "is a calendar day, which cannot be adjusted") {
+	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Period: minute}}, day); err == nil || !strings.Contains(err.Error(), "is a calendar day, which cannot be adjusted") {
 		t.Errorf("got %v; want an error that contains \"is a calendar day, which cannot be adjusted\"", err)
 	}
-	if got, err := (&Adjustment{Change: Change{Rate: number(20)}}).Apply(day); err != nil || got.Limit.Calendar == nil || got.Limit.Rate != 20 {
+	if got, err := apply(&adjust.Adjustment{Change: adjust.Change{Rate: number(20)}}, day); err != nil || got.Limit.Calendar == nil || got.Limit.Rate != 20 {
 		t.Errorf("got %+v, %v; want no error, and the rate 20 in calendar windows", got, err)
 	}
 }
@@ -230,13 +229,59 @@ func TestTheCalendarKeepsItsPeriod(t *testing.T) {
 // A block does not put a limit into the reference form. A factor may lower a rate to 1 unit, and not below.
 func TestABlockAndTheLeastFactor(t *testing.T) {
 	p := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute})
-	if got, err := (&Adjustment{Change: Change{Block: true}}).Apply(p); err != nil || got.Reference {
+	if got, err := apply(&adjust.Adjustment{Change: adjust.Change{Block: true}}, p); err != nil || got.Reference {
 		t.Errorf("a block: got the reference form %v, %v; want that of the limit", got.Reference, err)
 	}
-	if got, err := (&Adjustment{Change: Change{Factor: 100}}).Apply(p); err != nil || got.Limit.Rate != 1 {
+	if got, err := apply(&adjust.Adjustment{Change: adjust.Change{Factor: 100}}, p); err != nil || got.Limit.Rate != 1 {
 		t.Errorf("a tenth of 10: got %+v, %v; want a rate of 1", got, err)
 	}
-	if _, err := (&Adjustment{Change: Change{Factor: 99}}).Apply(p); !contains(err, "is less than 1") {
+	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Factor: 99}}, p); err == nil || !strings.Contains(err.Error(), "is less than 1") {
 		t.Errorf("less than a tenth of 10: got %v; want an error with \"is less than 1\"", err)
+	}
+}
+
+// If the whole descriptor identifies a bucket, the key of an adjustment has keys and values in turn, so their number
+// is even.
+func TestAKeyHasTheValuesOfABucket(t *testing.T) {
+	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
+	whole, open := &descriptors.Policy{Whole: true}, &descriptors.Policy{Open: []int{0}}
+	for _, test := range []struct {
+		policies []*descriptors.Policy
+		values   int
+		ok       bool
+	}{
+		{[]*descriptors.Policy{named}, 3, true},
+		{[]*descriptors.Policy{named, open}, 0, false},
+		{[]*descriptors.Policy{named, open}, 1, true},
+		{[]*descriptors.Policy{named, whole}, 1, false},
+		{[]*descriptors.Policy{named, whole}, 2, true},
+		{[]*descriptors.Policy{open, whole}, 1, true},
+	} {
+		err := checkValues(&adjust.Target{Limit: "l", Key: make([]string, test.values)}, test.policies)
+		if (err == nil) != test.ok {
+			t.Errorf("%d policies and %d values: got %v; want an error: %v", len(test.policies), test.values, err, !test.ok)
+		}
+	}
+}
+
+func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
+	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
+	whole, none := &descriptors.Policy{Whole: true}, &descriptors.Policy{}
+	open := &descriptors.Policy{Open: []int{0, 1}, Extras: &descriptors.Extras{OpenKeys: []string{"user", "path"}}}
+	for _, test := range []struct {
+		policies []*descriptors.Policy
+		want     string
+	}{
+		{[]*descriptors.Policy{named, open}, "the key has 3 values; a bucket of limit l is identified by 2 (user, path)"},
+		{[]*descriptors.Policy{named, none}, "the key has 3 values; a bucket of limit l is identified by no value"},
+		{[]*descriptors.Policy{named, whole}, "the key has 3 values; a bucket of limit l is identified by key,value,key,value… of the whole descriptor"},
+	} {
+		if err := checkValues(&adjust.Target{Limit: "l", Key: make([]string, 3)}, test.policies); err == nil || err.Error() != test.want {
+			t.Errorf("got %v; want %q", err, test.want)
+		}
+	}
+	whole.Open = []int{0}
+	if err := checkValues(&adjust.Target{Limit: "l", Key: make([]string, 1)}, []*descriptors.Policy{whole}); err == nil {
+		t.Error("one value identifies a whole descriptor; want an error, because keys and values alternate")
 	}
 }

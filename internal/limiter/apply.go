@@ -1,0 +1,122 @@
+package limiter
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// apply returns a copy of p with the change of a. The error is the reason why a does not apply to p as it is
+// configured now. The caller then uses p itself.
+func apply(a *adjust.Adjustment, p *descriptors.Policy) (*descriptors.Policy, error) {
+	changed := *p
+	changed.Adjusted = &descriptors.Adjusted{ID: a.ID, Expires: a.Expires, Unlimited: a.Change.Unlimited, Block: a.Change.Block}
+	switch {
+	case a.Change.Block:
+		changed.Shadow, changed.Quota = false, false
+		changed.Reference = p.Reference && p.Limit.Rate > 0 // without numbers there is no window to report
+		return &changed, nil
+	case p.Unlimited:
+		return nil, errors.New("the limit is configured as unlimited: it has no numbers to change; it can be blocked")
+	case a.Change.Unlimited:
+		changed.Unlimited = true
+		return &changed, nil
+	case a.Algorithm != 0 && a.Algorithm != p.Limit.Kind:
+		return nil, fmt.Errorf("the limit is a %s now; the adjustment was made for a %s", adjust.KindName(p.Limit.Kind), adjust.KindName(a.Algorithm))
+	}
+	spec, err := a.Change.Spec(p.Limit)
+	if err != nil {
+		return nil, err
+	}
+	return &changed, renumber(&changed, p, spec)
+}
+
+// renumber sets the numbers of changed, a copy of p, to those of spec, and changes its shards, lease, reservations and
+// local bucket accordingly.
+func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
+	limit, err := algorithms.Compile(spec)
+	if err != nil {
+		return fmt.Errorf("the limit cannot have these numbers: %w", err)
+	}
+	changed.Limit, changed.Adjusted.Configured = &limit, p.Limit
+	if p.Extras == nil {
+		return nil
+	}
+	more := *p.Extras // a copy, because other policies share the original
+	changed.Extras = &more
+	if n := len(more.Shards); n > 0 {
+		if more.Shards, err = algorithms.Split(spec, n); err != nil {
+			return fmt.Errorf("the limit has %d shards, and these numbers cannot be split: %w", n, err)
+		}
+	}
+	if more.Settle != nil {
+		more.Settle = more.Settle.Within(limit.Capacity)
+	}
+	if more.Lease != nil {
+		lease := *more.Lease
+		lease.Most = adjust.Scale(lease.Most, limit.Capacity, max(1, p.Limit.Capacity))
+		more.Lease = &lease
+	}
+	if more.Local != nil {
+		local, err := algorithms.Compile(descriptors.Part(spec, more.LocalShare))
+		if err != nil {
+			return fmt.Errorf("the share of this process cannot have these numbers: %w", err)
+		}
+		more.Local = &local
+	}
+	return nil
+}
+
+// AdjustmentWords describes in a sentence the effect of a on a limit that is configured as p. The error is the reason if
+// a has no effect.
+func AdjustmentWords(a *adjust.Adjustment, p *descriptors.Policy) (string, error) {
+	changed, err := apply(a, p)
+	if err != nil {
+		return "", err
+	}
+	until := time.UnixMicro(int64(a.Expires)).UTC().Truncate(time.Second).Format("2006-01-02 15:04:05 UTC")
+	switch {
+	case a.Change.Block:
+		return fmt.Sprintf("%s: every request is denied until %s", a.Target.String(), until), nil
+	case a.Change.Unlimited:
+		return fmt.Sprintf("%s: every request is allowed and charged nothing until %s (configured: %s); consumed units stay consumed", a.Target.String(), until, p.Words()), nil
+	default:
+		words := changed.Words()
+		if s := changed.Extra().Settle; s != p.Extra().Settle {
+			words += fmt.Sprintf("; a request reserves at most %d", s.Most)
+		}
+		return fmt.Sprintf("%s: %s, until %s (configured: %s); consumed units stay consumed", a.Target.String(), words, until, p.Words()), nil
+	}
+}
+
+// checkValues returns an error if no request has a key with as many values as t.Key. policies are those of the
+// limit. If no descriptor uses the limit, any key is accepted, because applications choose the keys.
+func checkValues(t *adjust.Target, policies []*descriptors.Policy) error {
+	if t.AllKeys {
+		return nil
+	}
+	var uses []string
+	for _, p := range policies {
+		switch {
+		case p.Extra().Named: // the named limit itself
+			continue
+		case p.Whole && len(t.Key)%2 == 0, !p.Whole && len(p.Open) == len(t.Key):
+			return nil
+		case p.Whole:
+			uses = append(uses, "key,value,key,value… of the whole descriptor")
+		case len(p.Open) == 0:
+			uses = append(uses, "no value")
+		default:
+			uses = append(uses, fmt.Sprintf("%d (%s)", len(p.Open), strings.Join(p.Extra().OpenKeys, ", ")))
+		}
+	}
+	if len(uses) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the key has %d values; a bucket of limit %s is identified by %s", len(t.Key), descriptors.Printable(t.Limit), uses[0])
+}
