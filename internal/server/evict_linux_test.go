@@ -1,16 +1,12 @@
 package server
 
 import (
-	"errors"
 	"io"
 	"net"
 	"testing"
 	"time"
 
 	"go.uber.org/zap"
-
-	"github.com/rlsidecar/rlsidecar/internal/nonblock"
-	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
 func bounded(inner net.Listener, most int) *boundedListener {
@@ -74,76 +70,5 @@ func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 	}
 	if s := l.stats(); s.Evicted != 2 || s.Refused != 1 || s.Open != 4 {
 		t.Errorf("got %+v; want evicted 2, 1 refused and open 4", s)
-	}
-}
-
-func TestClosingAListenerClosesParkedConnections(t *testing.T) {
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := newParkingListener(bounded(nonblock.Listener(inner), 10))
-	dial := func() (client net.Conn, socket *boundedSocket) {
-		t.Helper()
-		client, err := net.Dial("tcp", inner.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { client.Close() })
-		c, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return client, c.(*parkable).boundedSocket
-	}
-	parked, socket := dial()
-	late, lateSocket := dial()
-	if err := l.park(socket, time.Time{}); err != nil {
-		t.Fatal(err)
-	}
-	closed := make(chan error, 1)
-	go func() { closed <- l.Close() }()
-	redistest.Eventually(t, "the listener is closed", func() bool { return len(closed) == 1 })
-	_ = l.park(lateSocket, time.Time{})
-	for name, client := range map[string]net.Conn{"parked before": parked, "parked after": late} {
-		_ = client.SetReadDeadline(time.Now().Add(time.Minute))
-		if _, err := client.Read(make([]byte, 1)); err != io.EOF { //nolint:errorlint // Read returns io.EOF unwrapped
-			t.Errorf("%s: the client reads %v; want the error %v", name, err, io.EOF)
-		}
-	}
-}
-
-// A new process takes over the port. A client whose connection was accepted before the old listener was
-// closed must be served. Otherwise its connection would end without an answer.
-func TestAConnectionAcceptedBeforeCloseIsServed(t *testing.T) {
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := bounded(nonblock.Listener(inner), 10)
-	l := newParkingListener(all)
-	client, err := net.Dial("tcp", inner.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	redistest.Eventually(t, "the connection is accepted", func() bool { return all.stats().Open == 1 })
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	c, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Write([]byte("answer")); err != nil {
-		t.Fatal(err)
-	}
-	c.Close()
-	_ = client.SetReadDeadline(time.Now().Add(time.Minute))
-	if answer, err := io.ReadAll(client); err != nil || string(answer) != "answer" {
-		t.Errorf("the client reads %q, %v; want no error and answer %q", answer, err, "answer")
-	}
-	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("then %v; want the error net.ErrClosed", err)
 	}
 }

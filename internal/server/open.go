@@ -137,8 +137,6 @@ func (o *opening) http() error {
 	plain := d.serve
 	if s.config.HTTPProxyProtocol {
 		d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(l)) }
-	} else {
-		d.serve = func(l net.Listener) error { return plain(newParkingListener(l)) }
 	}
 	return o.add("http", s.config.HTTP, &o.running.HTTP, d)
 }
@@ -206,7 +204,6 @@ func (s *server) httpListener(h *http.Server) listener {
 	}
 	var ending firstRequests
 	h.ConnState = func(nc net.Conn, state http.ConnState) {
-		parkIdle(nc, state)
 		ending.changed(nc, state)
 		innerConn(nc).changed(state)
 	}

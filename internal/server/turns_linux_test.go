@@ -41,7 +41,7 @@ func TestRequestsThatArriveTogetherTakeTurns(t *testing.T) {
 	})})
 	l := bounded(nonblock.Listener(plain), 10)
 	served := make(chan error, 1)
-	go func() { served <- d.serve(newParkingListener(l)) }()
+	go func() { served <- d.serve(l) }()
 	defer func() {
 		now, cancel := context.WithCancel(context.Background())
 		cancel()
