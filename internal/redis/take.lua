@@ -458,7 +458,7 @@ local function general(now, given, names, stored, lives, answers)
     calendar_start, locate, same_scale, converted, take_converted, adopt_balance, balance, consumed, kept_tokens, after, kept_window,
     outlived, units, of, until_units, until_used, ticks_to, give_units, given_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, smallest, mul_div, mul_div_ceil,
     phase_of, window_of, take_window, windows_to_full, take_guaranteed, guaranteed_retry,
-    take_turn, unit_of, most_of_windows, charges_denied, takes_denied, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
+    take_turn, too_late, unit_of, most_of_windows, charges_denied, takes_denied, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
     beyond, passed, peaks_of, adopt_peaks,
     blocked, with, full_of, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, alternatives, allow,
     peek, dry_run_of, again, own_retry, charge_if, take_one,
@@ -929,13 +929,13 @@ local function general(now, given, names, stored, lives, answers)
       return
     end
     local wait = span(l, t, ceil_div(units(k, l), l.p))
-    local late = a.max_wait > 0 and wait + lag > a.max_wait
+    local late = too_late(a, wait, lag)
+    local goal = cost == 0 and EXACT or l.v - cost
     if cost == 0 and not late then
       d.allowed, d.wait = true, wait
-    elseif late and wait <= a.max_wait and units(k, l) <= l.v - cost then
+    elseif late and wait <= a.max_wait and units(k, l) <= goal then
       d.retry = wait - a.max_wait
     else
-      local goal = cost == 0 and EXACT or l.v - cost
       if a.max_wait > 0 then
         local turns = floor(a.max_wait / l.tick)
         if turns < ceil_div(goal, l.p) then goal = turns * l.p end
@@ -1137,7 +1137,7 @@ local function general(now, given, names, stored, lives, answers)
     local wait = span(l, t, ceil_div(l.v - value, l.p))
     local next = take_tokens(l, s, t, a, d)
     if a.cost < 0 or d.never then return next end
-    if a.max_wait > 0 and wait > 0 and wait + lag > a.max_wait then
+    if too_late(a, wait, lag) then
       local retry = wait - a.max_wait
       if not d.allowed then retry = max(retry, d.retry) end
       d.allowed, d.retry, d.wait = false, retry, 0
@@ -1146,6 +1146,12 @@ local function general(now, given, names, stored, lives, answers)
     end
     if d.allowed then d.wait = wait end
     return next
+  end
+
+  -- too_late reports whether a turn in wait, while the clock is lag behind, is later than the charge a accepts. A
+  -- request that finds the queue empty does not wait, however far the clock is behind.
+  function too_late(a, wait, lag)
+    return a.max_wait > 0 and wait > 0 and wait + lag > a.max_wait
   end
 
   -- lease.go -----------------------------------------------------------------------------------------

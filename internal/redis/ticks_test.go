@@ -13,7 +13,7 @@ import (
 )
 
 // Limits with small numbers count in microseconds, and those with large numbers in milliseconds. Many requests arrive
-// within the same millisecond.
+// within the same millisecond. Sometimes the clock steps back.
 func TestTheScriptDecidesLikePackageAlgorithmsWhenTheTickChanges(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }
@@ -65,6 +65,10 @@ func TestTheScriptDecidesLikePackageAlgorithmsWhenTheTickChanges(t *testing.T) {
 					now += algorithms.Micros(rng.Int64N(int64(s / 4)))
 				case 1:
 					now += max(0, retry-algorithms.Micros(rng.IntN(2)))
+				case 2:
+					if rng.IntN(10) == 0 {
+						now -= algorithms.Micros(rng.Int64N(int64(s)))
+					}
 				default:
 					now += algorithms.Micros(rng.Int64N(1500))
 				}
@@ -79,7 +83,7 @@ func TestTheScriptDecidesLikePackageAlgorithmsWhenTheTickChanges(t *testing.T) {
 					a.ChargedAt = now - algorithms.Micros(rng.Int64N(5000))
 				case 3:
 					if c.specs[0].Kind == leaky {
-						a.MaxWait = algorithms.Micros(1 + rng.Int64N(int64(s)))
+						a.MaxWait, a.Cost = algorithms.Micros(1+rng.Int64N(int64(s))), a.Cost*int64(rng.IntN(2))
 					}
 				}
 				charges := []backend.Charge{{Key: []byte("a"), Limit: limit, Terms: a}}

@@ -338,17 +338,17 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, lag 
 		return
 	}
 	wait := l.span(now, ceilDiv(k.units(l), l.p))
-	late := a.MaxWait > 0 && wait+lag > a.MaxWait
+	late := a.tooLate(wait, lag)
+	goal := l.v - cost // the largest consumption that leaves room for the request
+	if cost == 0 {
+		goal = maxExact // it needs no room
+	}
 	switch {
 	case cost == 0 && !late:
 		d.Allowed, d.Wait = true, wait
-	case late && wait <= a.MaxWait && k.units(l) <= l.v-cost: // denied only until the clock has caught up
+	case late && wait <= a.MaxWait && k.units(l) <= goal: // denied only until the clock has caught up
 		d.RetryAfter = wait - a.MaxWait
 	default:
-		goal := l.v - cost
-		if cost == 0 {
-			goal = maxExact
-		}
 		if a.MaxWait > 0 {
 			// Within a tick the wait becomes shorter, but the next tick may begin with the same wait again. So RetryAfter
 			// ends where a tick begins with a wait that is short enough, which is at most a tick too late.

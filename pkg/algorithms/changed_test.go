@@ -10,7 +10,7 @@ import (
 
 // changing is the reference model of a bucket whose limit changes. It stores the consumption as fractions of
 // units, and the numbers of the limit that last wrote the bucket. It finds retry_after, and most other times,
-// by trying moments, not by a formula. Its clock never steps back.
+// by trying moments, not by a formula. Its clock steps back by at most a minute.
 type changing struct {
 	s      Spec
 	tick   Micros
@@ -88,6 +88,14 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 	}
 	v.s, v.tick, v.ts = s, tick, t/tick*tick
 	return v, false
+}
+
+// clock returns the time of the bucket at time t, and how far t is behind it.
+func (m *changing) clock(t Micros) (at, behind Micros) {
+	if m.stored && t < m.ts {
+		return m.ts, m.ts - t
+	}
+	return t, 0
 }
 
 // flown returns m at time t. It is in its own numbers if s has others (isKept).
@@ -213,10 +221,14 @@ func (m *changing) remaining(s Spec, tick Micros, isKept bool) *big.Rat {
 }
 
 func (m changing) passes(s Spec, tick, t Micros, a Charge) bool {
+	t, behind := m.clock(t)
 	v, isKept := m.view(s, tick, t, a.Hash)
 	left, cost := v.remaining(s, tick, isKept), m.cost(s, tick, a)
 	capacities, flows := parts(s)
 	turn := (&watch{tick: tick}).after(t, up(over(minus(sum(capacities), left), times(flows[0], whole(int64(tick))))))
+	if turn > 0 {
+		turn += behind
+	}
 	switch {
 	case s.Kind == LeakyBucket && a.MaxWait > 0 && turn > a.MaxWait:
 		return false
@@ -276,9 +288,10 @@ func first(now, tick Micros, reached func(t Micros) bool) Micros {
 	return search(start, start/tick*tick+2*tick-1, reached) - now
 }
 
-func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
+func (m *changing) decide(s Spec, real Micros, a Charge) (d Decision) {
 	tick := tickOf(s)
-	pass := m.passes(s, tick, now, a)
+	pass := m.passes(s, tick, real, a)
+	now, behind := m.clock(real)
 	v, isKept := m.flown(s, tick, now, a.Hash)
 	capacities, flows := parts(s)
 	inexact := isKept && (s.Overdraw || s.TakesDenied) && less(whole(holds(m.s, m.tick)), sum(capacities))
@@ -370,11 +383,11 @@ func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 		}
 		yes := func(t Micros) bool { return stored.passes(s, tick, t, a) }
 		if isKept && s.Kind == LeakyBucket { // the wait for a turn must be short enough from the start of a tick on
-			yes = func(t Micros) bool { return stored.passes(s, tick, t/tick*tick, a) }
+			yes = func(t Micros) bool { return stored.passes(s, tick, max(min(t, now), t/tick*tick), a) }
 		}
 		if late { // a cost above the capacity is never available at once; the rest of it becomes a debt
 			yes = func(t Micros) bool {
-				v, isKept := stored.view(s, tick, t, a.Hash)
+				v, isKept := stored.view(s, tick, max(t, now), a.Hash)
 				return !less(v.remaining(s, tick, isKept), minus(least(cost, plus(capacity, r)), r))
 			}
 		}
@@ -384,9 +397,11 @@ func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 		}
 		switch next := e.step(now, 1) - now; {
 		case late && s.Kind == FixedWindow && yes(now+next):
-			d.RetryAfter = next
-		case !late || !yes(now):
-			d.RetryAfter = first(now, coarse, yes)
+			d.RetryAfter = next + behind
+		case late && yes(now):
+			d.RetryAfter = behind
+		default:
+			d.RetryAfter = first(real, coarse, yes)
 		}
 	}
 	used := after.shown(s, tick)
@@ -407,6 +422,11 @@ func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 		}
 	case !full(now):
 		d.ResetAfter = first(now, coarse, full)
+	}
+	for _, t := range []*Micros{&d.ResetAfter, &d.Wait} {
+		if *t > 0 {
+			*t += behind
+		}
 	}
 	switch {
 	case a.DryRun, d.Never && !s.TakesDenied, a.Cost < 0 && !m.stored, !m.stored && !charges, !m.stored && a.Cost == 0:
@@ -441,7 +461,7 @@ func (roll dice) changeable(kind Kind) (Spec, *Limit) {
 	}
 }
 
-// The limits charge in turn, like processes that read their configurations at different times.
+// The limits charge in turn, like processes that read their configurations and their clocks at different times.
 func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 	for _, k := range kinds {
 		if k.kind == SlidingWindow || k.kind == SlidingLog {
@@ -499,6 +519,9 @@ func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 						now += Micros(roll.of(0, 0, 1, roll(1000), roll(1e6), l.period/max(1, l.Rate)*int64(l.tick)))
 					} else {
 						now += max(0, got.RetryAfter-Micros(roll(2)))
+					}
+					if roll.once(8) { // the clock steps back, by at most a minute
+						now = max(now-Micros(roll.of(1, roll(1000), roll(2e6), roll(60e6), 60e6)), s.At-minute)
 					}
 					if now > MaxTime/2 {
 						return

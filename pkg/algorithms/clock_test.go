@@ -35,6 +35,25 @@ func TestWaitCountsAClockThatIsBehind(t *testing.T) {
 	})
 }
 
+// A request of cost 0 needs no room in the queue. So it is denied only while it would wait too long, also if the queue
+// is in the numbers of a limit that held more.
+func TestALookAtAChangedQueueWhileTheClockIsBehind(t *testing.T) {
+	long := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: new(int64(9))})
+	short := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: new(int64(1))})
+	s := runSteps(t, long, State{}, []step{{at: 100 * sec, cost: 4, allowed: true, left: 6}})
+	runSteps(t, short, s, []step{
+		{at: 70 * sec, cost: 0, maxWait: 5 * sec, left: -2, retry: 29 * sec}, // in 29 s the wait is 4 s, and 1 s more until the clock has caught up
+		{at: 99*sec - us, cost: 0, maxWait: 5 * sec, left: -2, retry: us},
+		{at: 99 * sec, cost: 0, maxWait: 5 * sec, allowed: true, left: -2, wait: 5 * sec},
+		{at: 70 * sec, cost: 1, maxWait: 5 * sec, left: -2, retry: 33 * sec}, // there is room when the clock shows 103 s
+	})
+	// A request that finds the queue empty does not wait.
+	s = runSteps(t, long, State{}, []step{{at: 100 * sec, cost: 1, allowed: true, left: 9}, {at: 100 * sec, cost: -1, allowed: true, left: 10}})
+	for _, l := range []*Limit{long, short} {
+		runSteps(t, l, s, []step{{at: 70 * sec, cost: 0, maxWait: 5 * sec, allowed: true, left: l.Capacity}})
+	}
+}
+
 // The corrected state is stored at once, even by a denial.
 func TestClockIsCorrectedAfterAMinute(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})

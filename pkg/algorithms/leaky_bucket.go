@@ -18,7 +18,7 @@ func (l *Limit) takeTurn(s *State, now Micros, a *Charge, d *Decision, lag Micro
 	l.takeTokens(s, now, a, d)
 	switch {
 	case a.Cost < 0 || d.Never:
-	case a.MaxWait > 0 && wait > 0 && wait+lag > a.MaxWait:
+	case a.tooLate(wait, lag):
 		late := Decision{Value: value, Remaining: max(0, value/l.q), RetryAfter: wait - a.MaxWait, ResetAfter: wait}
 		if !d.Allowed {
 			late.RetryAfter = max(late.RetryAfter, d.RetryAfter)
@@ -27,4 +27,10 @@ func (l *Limit) takeTurn(s *State, now Micros, a *Charge, d *Decision, lag Micro
 	case d.Allowed:
 		d.Wait = wait
 	}
+}
+
+// tooLate reports whether a turn in wait, while the clock is lag behind, is later than charge a accepts. A request that
+// finds the queue empty does not wait, however far the clock is behind.
+func (a *Charge) tooLate(wait, lag Micros) bool {
+	return a.MaxWait > 0 && wait > 0 && wait+lag > a.MaxWait
 }
