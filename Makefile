@@ -39,8 +39,8 @@ keys: ## send 100,000 distinct keys a second for a minute, in memory and on Redi
 	@scripts/rlbench.sh keys
 overload: ## send two and five times as many requests as a server can decide
 	@scripts/rlbench.sh overload
-size: ## print the size of each part with its budget, and write the column "lines" of ARCHITECTURE.md
-	@go run ./scripts/size
+size: ## print the size of each part with its budget, and write the column "lines" of ARCHITECTURE.md. LIST=-list names what is too large
+	@go run ./scripts/size $(LIST)
 soak: ## run traffic, reloads, faults and rotations for FOR (default 5m); memory must not grow, and counts must be exact
 	@FOR=$${FOR:-5m} go test -vet=off -count=1 -timeout 0 -v ./test/soak
 chart: ## test the Helm chart with Helm 3 and 4 in a real API server; the first run builds them from source

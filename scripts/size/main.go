@@ -1,17 +1,21 @@
 // Size prints how large the program is, and how large each part may become. It counts the lines of the files that git
-// tracks, as wc -l does. It also writes the column "lines" of ARCHITECTURE.md. Run it with make size.
+// tracks, as wc -l does. It also writes the column "lines" of ARCHITECTURE.md. Run it with make size. With LIST=-list it
+// prints each function and struct that is too large instead, and writes nothing.
 package main
 
 import (
+	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"log"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"text/tabwriter"
 )
@@ -32,7 +36,16 @@ type row struct {
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("size: ")
+	list := flag.Bool("list", false, "print the functions and structs that are too large")
+	flag.Parse()
 	files := strings.Fields(output("git", "ls-files", "--cached", "--others", "--exclude-standard"))
+	long, large, many := shapes(files)
+	if *list {
+		for _, one := range slices.Concat(long, large, many) {
+			fmt.Println(one)
+		}
+		return
+	}
 	lines := map[string]int{}
 	for _, f := range files {
 		content, err := os.ReadFile(f)
@@ -55,10 +68,9 @@ func main() {
 	}
 	print(flags(), 50, "flags of serve")
 	print(commands(), 13, "commands at the top level")
-	long, large, many := shapes(files)
-	print(long, 0, fmt.Sprintf("functions over %d lines", longFunction))
-	print(large, 0, fmt.Sprintf("structs over %d fields", largeStruct))
-	print(many, 0, fmt.Sprintf("functions with more than %d parameters", manyParameters))
+	print(len(long), 0, fmt.Sprintf("functions over %d lines", longFunction))
+	print(len(large), 0, fmt.Sprintf("structs over %d fields", largeStruct))
+	print(len(many), 0, fmt.Sprintf("functions with more than %d parameters", manyParameters))
 	table.Flush()
 	writeRooms(lines)
 }
@@ -134,10 +146,13 @@ func commands() int {
 	return len(names)
 }
 
-// shapes counts the functions and structs of the program that exceed the limits above.
-func shapes(files []string) (long, large, many int) {
+// shapes returns the functions and structs of the program that exceed the limits above, each with its place and size.
+func shapes(files []string) (long, large, many []string) {
 	positions := token.NewFileSet()
 	structs := map[string]*ast.StructType{} // by folder and name
+	name := func(n ast.Node, name string, size int, unit string) string {
+		return fmt.Sprintf("%s: %s has %d %s", positions.Position(n.Pos()), name, size, unit)
+	}
 	for _, f := range files {
 		if !isProgram(f) || !strings.HasSuffix(f, ".go") {
 			continue
@@ -149,11 +164,11 @@ func shapes(files []string) (long, large, many int) {
 		ast.Inspect(file, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.FuncDecl:
-				if positions.Position(n.End()).Line-positions.Position(n.Pos()).Line+1 > longFunction {
-					long++
+				if size := positions.Position(n.End()).Line - positions.Position(n.Pos()).Line + 1; size > longFunction {
+					long = append(long, name(n, n.Name.Name, size, "lines"))
 				}
-				if fields(n.Type.Params, "", nil) > manyParameters {
-					many++
+				if size := fields(n.Type.Params, "", nil); size > manyParameters {
+					many = append(many, name(n, n.Name.Name, size, "parameters"))
 				}
 			case *ast.TypeSpec:
 				if s, ok := n.Type.(*ast.StructType); ok {
@@ -163,9 +178,10 @@ func shapes(files []string) (long, large, many int) {
 			return true
 		})
 	}
-	for name, s := range structs {
-		if fields(s.Fields, strings.TrimSuffix(name, filepath.Ext(name)), structs) > largeStruct {
-			large++
+	for _, key := range slices.Sorted(maps.Keys(structs)) {
+		s, of := structs[key], filepath.Ext(key)
+		if size := fields(s.Fields, strings.TrimSuffix(key, of), structs); size > largeStruct {
+			large = append(large, name(s, of[1:], size, "fields"))
 		}
 	}
 	return long, large, many

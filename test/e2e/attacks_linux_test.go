@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,51 +11,16 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-
-	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
 // The tables of this file list requests that a client could send to avoid its limit. The functions below send
 // them through a proxy and check that the limit still applies.
-
-type received struct {
-	// keys has the values of all headers that an application might treat as X-Api-Key. CGI and its
-	// successors, such as WSGI, do not distinguish "-" from "_". Some applications treat trailers as headers.
-	keys []string
-	path string
-	// tenant is the value of the parameter tenant, as applications decode it.
-	tenant string
-}
-
-func (s *stack) receive(r *http.Request) {
-	_, _ = io.Copy(io.Discard, r.Body) // trailers follow the body; without a whole body there are none
-	got := &received{path: r.URL.Path, tenant: r.URL.Query().Get("tenant")}
-	for _, fields := range []http.Header{r.Header, r.Trailer} {
-		for name, lines := range fields {
-			if strings.EqualFold(strings.ReplaceAll(name, "_", "-"), "X-Api-Key") {
-				got.keys = append(got.keys, lines...)
-			}
-		}
-	}
-	s.counts.add(r)
-	s.last.Store(got)
-}
-
-// gateway is a recipe that the test attacks: a proxy in front of the application of a stack.
-type gateway struct {
-	*stack
-	port    string   // the port for HTTP/1
-	http2   string   // the port for HTTP/2 without TLS; "" if the proxy does not support it
-	proxied string   // the port for HTTP/1 after a PROXY protocol header
-	client  string   // the address of the client; "" means any
-	keys    bucket   // the numbers of the limit for each key; zero means perKey
-	gaps    []string // names of keyAttacks that are known to succeed
-}
 
 type header struct{ name, value string }
 
@@ -125,98 +88,80 @@ var keyAttacks = []keyAttack{
 	{"underscores in a second name of HTTP/2", true, twoLines(header{apiKey, "JUNK"}, header{"x_api_key", "KEY"})},
 }
 
-// keysCannotBeRespelled empties the bucket of a key, and then sends the key in each spelling. Requests with
-// the key may reach the application only as often as units have refilled.
-func (g gateway) keysCannotBeRespelled(t *testing.T) {
+// keysCannotBeRespelled sends a key in each spelling, before and after honest requests have emptied its bucket. No more
+// requests with the key may reach the application than the limit allows. gaps names the attacks that are known to
+// succeed.
+func (s *stack) keysCannotBeRespelled(t *testing.T, gaps ...string) {
 	t.Helper()
-	if g.http2 != "" {
-		if code := g.overHTTP2(t, "/", header{apiKey, "honest"}); code != http.StatusOK {
+	if s.http2 != "" {
+		if code := s.overHTTP2(t, "", "/", header{apiKey, "honest"}); code != http.StatusOK {
 			t.Fatalf("a request without an attack, over HTTP/2: status %d, want 200", code)
 		}
 	}
 	for i, a := range keyAttacks {
-		if a.http2 && g.http2 == "" {
+		if a.http2 && s.http2 == "" {
 			continue
 		}
 		t.Run(a.name, func(t *testing.T) {
 			key := "attacked" + strconv.Itoa(i)
-			g := g
-			g.client = fmt.Sprintf("127.67.0.%d", i+1) // The address of the client has a limit, too.
-			from := time.Now()
-			keys := g.keys
-			if keys == (bucket{}) {
-				keys = perKey
-			}
-			keys.drain(t, func() answer { return g.http1(t, g.port, "", "/", header{apiKey, key}) })
-			passed, tries, lines := 0, keys.capacity+2, []string(nil)
-			for range tries {
-				g.last.Store(nil)
-				code := g.code(t, a, key)
-				if code == http.StatusTooManyRequests {
-					continue
-				}
-				got := g.last.Load()
-				if got == nil { // the proxy may refuse the request
-					break
-				}
-				if len(got.keys) > 1 {
-					lines = got.keys
-				}
-				for _, line := range got.keys {
-					if target.Trim(line) == key {
-						passed++
-						break
+			client := fmt.Sprintf("127.67.0.%d", i+1) // The address of the client has a limit, too.
+			from, several := time.Now(), []string(nil)
+			attack := func(n int) {
+				for range n {
+					s.last.Store(nil)
+					var code int
+					if a.http2 {
+						code = s.overHTTP2(t, client, "/", a.lines(key)...)
+					} else {
+						code = s.http1(t, s.port, client, "/", a.lines(key)...).code
+					}
+					got := s.last.Load()
+					if got == nil && code != http.StatusTooManyRequests {
+						return // the proxy refuses the request, and would refuse it again
+					}
+					if got != nil && len(got.keys) > 1 {
+						several = got.keys
 					}
 				}
 			}
-			most := int(time.Since(from)/keys.each) + 1
-			switch known := slices.Contains(g.gaps, a.name); {
-			case known && passed <= most && lines == nil:
+			attack(2)
+			for denied := false; !denied; {
+				a := s.http1(t, s.port, client, "/", header{apiKey, key})
+				if denied = a.code == http.StatusTooManyRequests; !denied && s.countOf("key "+key) > s.keys.mostIn(from)+5 {
+					t.Fatalf("after %d requests with the key none is denied", s.countOf("key "+key))
+				}
+			}
+			attack(s.keys.capacity + 2)
+			passed, most := s.countOf("key "+key), s.keys.mostIn(from)
+			switch known := slices.Contains(gaps, a.name); {
+			case known && passed <= most && several == nil:
 				t.Error("this gap no longer exists: remove it from this list and from the README")
 			case known:
-			case lines != nil:
-				t.Errorf("the application received the keys %q, want one key", lines)
+			case several != nil:
+				t.Errorf("the application received the keys %q, want one key", several)
 			case passed > most:
-				t.Errorf("%d of %d requests reached the application with the key, want at most %d", passed, tries, most)
+				t.Errorf("%d requests reached the application with the key, want at most %d", passed, most)
 			}
 		})
 	}
-}
-
-func (g gateway) code(t *testing.T, a keyAttack, key string) int {
-	t.Helper()
-	if a.http2 {
-		return g.overHTTP2(t, "/", a.lines(key)...)
-	}
-	return g.http1(t, g.port, "", "/", a.lines(key)...).code
 }
 
 // queryAttacks are spellings of the query tenant=acme%20KEY.
 var queryAttacks = []string{"tenant=acme+KEY", "%74enant=acme%20KEY", "tenan%74=acme+KEY", "tenant=acme%20KEY%20", "tenant=acme%20KEY%0a", "tenant=%61cme%20KEY", "x=y&tenant=acme%20KEY", "x=%26&tenant=acme+KEY"}
 
-// queriesCannotBeRespelled empties the bucket of a tenant, and then sends the tenant in each spelling.
-func (g gateway) queriesCannotBeRespelled(t *testing.T, network int) {
+// queriesCannotBeRespelled sends a tenant in each spelling, before and after honest requests have emptied its bucket.
+func (s *stack) queriesCannotBeRespelled(t *testing.T) {
 	t.Helper()
 	for i, attack := range queryAttacks {
-		t.Run(attack, func(t *testing.T) {
-			key := "q" + strconv.Itoa(i)
-			g := g
-			g.client = fmt.Sprintf("127.70.%d.%d", network, i+1)
-			send := func(query string) answer { return g.http1(t, g.port, "", "/?"+strings.ReplaceAll(query, "KEY", key)) }
-			from := time.Now()
-			perTenant.drain(t, func() answer { return send("tenant=acme%20KEY") })
-			passed := 0
-			for range perTenant.capacity {
-				g.last.Store(nil)
-				send(attack)
-				if got := g.last.Load(); got != nil && strings.TrimSpace(got.tenant) == "acme "+key {
-					passed++
-				}
-			}
-			if most := int(time.Since(from)/perTenant.each) + 1; passed > most {
-				t.Errorf("%d of %d requests reached the application with the tenant, want at most %d", passed, perTenant.capacity, most)
-			}
-		})
+		key := "q" + strconv.Itoa(i)
+		client := fmt.Sprintf("127.70.0.%d", i+1)
+		from := time.Now()
+		for _, query := range slices.Concat([]string{attack, attack}, slices.Repeat([]string{"tenant=acme%20KEY"}, perTenant.capacity), slices.Repeat([]string{attack}, 5)) {
+			s.http1(t, s.port, client, "/?"+strings.ReplaceAll(query, "KEY", key))
+		}
+		if passed, most := s.countOf("tenant acme "+key), perTenant.mostIn(from); passed > most {
+			t.Errorf("%s: %d requests reached the application with the tenant, want at most %d", attack, passed, most)
+		}
 	}
 }
 
@@ -232,9 +177,9 @@ var malformed = []header{
 // malformedRequestsAreLimited sends each of malformed more often than its limit allows. The proxy must refuse
 // or limit these requests. The proxy must fail open, and the application must accept malformed requests, as
 // serveAnything does: otherwise nothing is tested.
-func (g gateway) malformedRequestsAreLimited(t *testing.T) {
+func (s *stack) malformedRequestsAreLimited(t *testing.T) {
 	t.Helper()
-	if code := g.overHTTP2(t, "/"); code != http.StatusOK {
+	if code := s.overHTTP2(t, "", "/"); code != http.StatusOK {
 		t.Fatalf("a well-formed request: status %d, want 200", code)
 	}
 	for i, h := range malformed {
@@ -244,7 +189,7 @@ func (g gateway) malformedRequestsAreLimited(t *testing.T) {
 				limit = perTenant
 			}
 			for range 2 * limit.capacity {
-				code := g.overHTTP2(t, fmt.Sprintf("/?tenant=malformed%d", i), h)
+				code := s.overHTTP2(t, "", fmt.Sprintf("/?tenant=malformed%d", i), h)
 				if code == http.StatusOK {
 					passed++
 				} else if code != http.StatusTooManyRequests {
@@ -252,7 +197,7 @@ func (g gateway) malformedRequestsAreLimited(t *testing.T) {
 					return
 				}
 			}
-			if most := limit.capacity + int(time.Since(from)/limit.each); passed > most {
+			if most := limit.mostIn(from); passed > most {
 				t.Errorf("%d requests were allowed, want at most %d", passed, most)
 			}
 		})
@@ -293,38 +238,54 @@ func serveAnything(t *testing.T, address string) {
 
 // pathAttacks are paths that some application treats as /login.
 var pathAttacks = []string{
+	"/login", "/login?next=1", "//login", "/x/../login", "/./login", "/%6cogin", "/x/%2e%2e/login", "/../../login", "/login#x", "/login?a=b#c",
+	"http://shop.test/login", "/nginx/../login", "/json/../../login",
 	"/LOGIN", "/Login?next=1", "/login/", "/login//", "/login;x", "/login;x=1/", "/LOGIN;x/", "/;x/login", "/a;x/..;y/login",
 	`/\login`, `\login`, "/%5clogin", "/a%5c..%5clogin", "/login%3bx", "/login/.", "/%4cogin/",
 }
 
-// sameApplicationPath returns the path that an application serves if it ignores case, trailing slashes and
-// path parameters, and treats backslashes as slashes.
-func sameApplicationPath(path string) string {
-	return target.Fold(target.Path(path), target.IgnoreCase|target.IgnoreTrailingSlash|target.IgnoreParameters|target.IgnoreBackslash)
-}
+// forged are headers with which a client could claim another address or another path.
+var forged = []header{{"X-Real-IP", "9.9.9.9"}, {"X-Forwarded-For", "9.9.9.9"}, {"X-Original-URI", "/"}, {"X-Forwarded-Uri", "/"}, {"X-Original-Method", "PUT"}, {"X-Forwarded-Method", "PUT"}}
 
-// pathsCannotBeRespelled sends the five logins that an address may send in a minute, and then one with another
-// spelling of the path. network is a part of the client's address that no other test uses.
-func (g gateway) pathsCannotBeRespelled(t *testing.T, network int) {
+// loginsCannotBeDisguised sends logins of one address in each spelling of the path and with each list of headers, before
+// and after honest logins. Exactly five of them in a minute may reach the application.
+func (s *stack) loginsCannotBeDisguised(t *testing.T) {
 	t.Helper()
-	for i, path := range pathAttacks {
-		t.Run(path, func(t *testing.T) {
+	type login struct {
+		path    string
+		headers []header
+	}
+	for name, attacks := range map[string][]login{"paths": nil, "headers": nil} {
+		for _, path := range pathAttacks {
+			if name == "paths" {
+				attacks = append(attacks, login{path, forged})
+			}
+		}
+		for _, headers := range connectionAttacks() {
+			if name == "headers" {
+				attacks = append(attacks, login{"/login", headers})
+			}
+		}
+		t.Run(name, func(t *testing.T) {
+			client := ""
 			sameMinute(t, func(attempt int) bool {
-				client := fmt.Sprintf("127.66.%d.%d", 100+network, 3*i+attempt)
-				for range 5 {
-					if g.http1(t, g.port, client, "/login").code != http.StatusOK {
-						return false
+				client = fmt.Sprintf("127.66.%d.%d", len(name), attempt+1)
+				mark := header{attackHeader, name + strconv.Itoa(attempt)}
+				for _, one := range slices.Concat(attacks, slices.Repeat([]login{{"/login", nil}}, 5), attacks) {
+					before := s.countOf("login " + mark.value)
+					s.http1(t, s.port, client, one.path, append([]header{mark}, one.headers...)...)
+					if n := s.countOf("login " + mark.value); n > 5 && n > before {
+						t.Logf("login %d reached the application: %s %.80q", n, one.path, one.headers)
 					}
 				}
-				g.last.Store(nil)
-				code := g.http1(t, g.port, client, path).code
-				got := g.last.Load()
-				if code == http.StatusOK && got != nil && sameApplicationPath(got.path) == "/login" {
-					t.Logf("the application received %q", got.path)
-					return false
-				}
-				return true
+				return s.countOf("login "+mark.value) == 5
 			})
+			if code := s.get(t, fmt.Sprintf("127.66.%d.99", len(name)), "/login").code; code != http.StatusOK {
+				t.Errorf("another address: status %d, want 200", code)
+			}
+			if code := s.get(t, client, "/").code; code != http.StatusOK {
+				t.Errorf("another path: status %d, want 200", code)
+			}
 		})
 	}
 }
@@ -348,39 +309,16 @@ func connectionAttacks() (attacks [][]header) {
 		[]header{{"Trailer", "X-Forwarded-For"}, {"TE", "trailers"}},
 		[]header{{"Max-Forwards", "0"}},
 		[]header{{"Range", "bytes=0-0"}, {"If-None-Match", "*"}},
+		[]header{{"Connection", "X-Forwarded-For, X-Forwarded-Uri, X-Forwarded-Method, X-Original-URI, X-Real-IP"}},
 	)
-}
-
-// headersDoNotLiftLimits sends the five logins that an address may send in a minute, and then one with the
-// headers of a connection attack. network is a part of the client's address that no other test uses.
-func (g gateway) headersDoNotLiftLimits(t *testing.T, network int) {
-	t.Helper()
-	for i, headers := range connectionAttacks() {
-		name := fmt.Sprintf("%.80q", headers)
-		t.Run(name, func(t *testing.T) {
-			sameMinute(t, func(attempt int) bool {
-				client := fmt.Sprintf("127.68.%d.%d", 100+network, 3*i+attempt)
-				for range 5 {
-					if g.http1(t, g.port, client, "/login").code != http.StatusOK {
-						return false
-					}
-				}
-				if code := g.http1(t, g.port, client, "/login", headers...).code; code == http.StatusOK || code == http.StatusSwitchingProtocols {
-					t.Logf("the sixth login: status %d, want 429", code)
-					return false
-				}
-				return true
-			})
-		})
-	}
 }
 
 // ipv6NetworksAreOneClient sends logins from many addresses of one /64, because one client can own such a
 // network.
-func (g gateway) ipv6NetworksAreOneClient(t *testing.T) {
+func (s *stack) ipv6NetworksAreOneClient(t *testing.T) {
 	t.Helper()
 	login := func(address string) int {
-		return g.http1(t, g.proxied, "", "/login", header{"PROXY", address}).code
+		return s.http1(t, s.proxied, "", "/login", header{"PROXY", address}).code
 	}
 	sameMinute(t, func(attempt int) bool {
 		codes := map[int]int{}
@@ -399,10 +337,10 @@ func (g gateway) ipv6NetworksAreOneClient(t *testing.T) {
 	})
 }
 
-// http1 sends GET path over a new connection, byte for byte. from is the client's address; "" means g.client.
-// If the first header has the name PROXY, its value is sent as the client's address in a PROXY protocol
-// header. The answer is zero if the proxy closes the connection without one.
-func (g gateway) http1(t *testing.T, port, from, path string, headers ...header) answer {
+// http1 sends GET path over a new connection, byte for byte. from is the client's address; "" means any. If the first
+// header has the name PROXY, its value is sent as the client's address in a PROXY protocol header. The answer is zero if
+// the proxy closes the connection without one.
+func (s *stack) http1(t *testing.T, port, from, path string, headers ...header) answer {
 	t.Helper()
 	var request bytes.Buffer
 	if len(headers) > 0 && headers[0].name == "PROXY" {
@@ -418,47 +356,20 @@ func (g gateway) http1(t *testing.T, port, from, path string, headers ...header)
 		}
 		fmt.Fprintf(&request, "%s: %s\r\n", h.name, h.value)
 	}
-	request.WriteString("\r\n" + after)
-	conn := g.dial(t, port, from)
-	defer conn.Close()
-	if _, err := conn.Write(request.Bytes()); err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	a, err := s.try(t, from, port, request.String()+"\r\n"+after)
 	if err != nil {
 		t.Logf("%q: no answer: %v", request.String(), err)
-		return answer{}
 	}
-	defer resp.Body.Close()
-	body, _ := io.ReadAll(resp.Body) // the status is enough; the rest of the answer may be missing
-	return answer{resp.StatusCode, resp.Header, string(body)}
-}
-
-func (g gateway) dial(t *testing.T, port, from string) net.Conn {
-	t.Helper()
-	if from == "" {
-		from = g.client
-	}
-	var dialer net.Dialer
-	if from != "" {
-		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
-	defer cancel()
-	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(g.addr, port))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = conn.SetDeadline(time.Now().Add(maxWait))
-	return conn
+	return a
 }
 
 // overHTTP2 sends GET path over HTTP/2, with values that Go's net/http client refuses to send. It returns the
 // status, or 0 if the proxy refused the stream or the connection.
-func (g gateway) overHTTP2(t *testing.T, path string, headers ...header) int {
+func (s *stack) overHTTP2(t *testing.T, from, path string, headers ...header) int {
 	t.Helper()
-	conn := g.dial(t, g.http2, "")
+	conn := dialFrom(t, from, net.JoinHostPort(s.addr, s.http2))
 	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(maxWait))
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
 	pseudo := []header{{":method", "GET"}, {":scheme", "http"}, {":path", path}}
@@ -511,6 +422,89 @@ func (g gateway) overHTTP2(t *testing.T, path string, headers ...header) int {
 			return code
 		case *http2.RSTStreamFrame, *http2.GoAwayFrame:
 			return 0
+		}
+	}
+}
+
+// marker is part of all values in hostile requests. No answer may contain it.
+const marker = "zq7injected"
+
+// hostileRequestsAreLimited sends requests that could make rlsidecar answer with an error. A proxy that can fail open
+// should do so in this test, because then such an error lets a request avoid its limit. The application must accept
+// malformed requests, as serveAnything does. tenants reports whether the recipe limits the parameter tenant.
+func (s *stack) hostileRequestsAreLimited(t *testing.T, tenants bool) {
+	t.Helper()
+	get := func(path string, headers ...string) string {
+		return strings.Join(append([]string{"GET " + path + " HTTP/1.1", "Host: shop.test", "Connection: close"}, headers...), "\r\n") + "\r\n\r\n"
+	}
+	host := func(name string) string {
+		return "GET / HTTP/1.1\r\nHost: " + name + "\r\nConnection: close\r\nX-Api-Key: " + marker + fmt.Sprintf("%x", name) + "\r\n\r\n"
+	}
+	for name, request := range map[string]string{
+		"a key that is not UTF-8": get("/", "X-Api-Key: "+marker+"\xff"),
+		"a key of UTF-8":          get("/", "X-Api-Key: "+marker+"ключ"),
+		"a cut-off rune":          get("/", "X-Api-Key: "+marker+"\xe2\x82"),
+		"a surrogate":             get("/", "X-Api-Key: "+marker+"\xed\xa0\x80"),
+		"control bytes":           get("/", "X-Api-Key: "+marker+"\x01\x1b[31m\x7f"),
+		"a key that contains the name of another entry": get("/", "X-Api-Key: "+marker+",remote_address=1.2.3.4_api_key"),
+		"a key of 16 KiB":                         get("/", "X-Api-Key: "+marker+strings.Repeat("x", 16<<10)),
+		"CR LF in a path":                         get("/%0d%0aX-Api-Key:%20x", "X-Api-Key: "+marker+"crlf"),
+		"a target of 16 KiB":                      get("/"+strings.Repeat("x", 16<<10), "X-Api-Key: "+marker+"long"),
+		"dots":                                    get("/a//b/../../v1/auth/../x", "X-Api-Key: "+marker+"dots"),
+		"a malformed host":                        host("a\"b<c>"),
+		"a host that is not UTF-8":                host("\xff"),
+		"a control byte in the host":              host("a\x01b"),
+		"a delete byte in the host":               host("a\x7fb"),
+		"a tab in the host":                       host("a\tb"),
+		"forged headers of an auth request":       get("/", "X-Api-Key: "+marker+"head", "X-Real-IP: 9.9.9.9", "X-Forwarded-For: 9.9.9.9", "X-Original-URI: /", "X-Forwarded-Uri: /", "X-Forwarded-Host: a,b"),
+		"query: CR LF":                            get("/?tenant=" + marker + "%0d%0aX-Injected:%20yes%0d%0a%0d%0a"),
+		"query: ampersands and equals signs":      get("/?a=b&tenant=" + marker + "%26tenant%3Dx&tenant=2"),
+		"query: an escaped name":                  get("/?a=b&%74enant=" + marker + "%26tenant%3dy&tenant=2"),
+		"query: escaped bytes that are not UTF-8": get("/?tenant=" + marker + "%ff%fe%00%7f"),
+		"query: raw bytes that are not UTF-8":     get("/?tenant=" + marker + "\xff\xfe"),
+	} {
+		limit := perKey
+		if strings.HasPrefix(name, "query") {
+			if limit = perTenant; !tenants {
+				continue
+			}
+		}
+		t.Run(name, func(t *testing.T) {
+			codes, from := map[int]int{}, time.Now()
+			for range 2 * limit.capacity {
+				a := s.do(t, "", request)
+				if codes[a.code]++; strings.Contains(a.raw, marker) {
+					t.Fatalf("the answer contains bytes of the request:\n%.500q", a.raw)
+				}
+			}
+			refused := codes[400] + codes[414] + codes[431] + codes[501] // by the proxy itself
+			if most := limit.mostIn(from); refused < 2*limit.capacity && (refused > 0 || codes[200] < limit.capacity || codes[200] > most || codes[200]+codes[429] < 2*limit.capacity) {
+				t.Errorf("got the statuses %v; want that the proxy refuses each request, or allows %d to %d of them", codes, limit.capacity, most)
+			}
+		})
+	}
+	if a := s.key(t, marker)(); a.code != 200 { // each value had a bucket of its own
+		t.Errorf("a key that none of the requests above sent: status %d, want 200", a.code)
+	}
+}
+
+// everyHeaderSizeIsLimited sends keys and paths from 1 KiB to 600 KiB. If the proxy accepts one, it must fit into the
+// request for a decision. An allowed answer without the header named proof was not limited.
+func (s *stack) everyHeaderSizeIsLimited(t *testing.T, proof string) {
+	t.Helper()
+	for n := 1 << 10; n < 600<<10; n += n/64 + 1 {
+		big := strings.Repeat("x", n)
+		for _, request := range []string{
+			"GET /?tenant=big HTTP/1.1\r\nHost: shop.test\r\nConnection: close\r\nX-Api-Key: " + big + "\r\n\r\n",
+			"GET /" + big + " HTTP/1.1\r\nHost: shop.test\r\nConnection: close\r\n\r\n",
+		} {
+			a, err := s.try(t, "", s.port, request)
+			if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+				continue // the proxy refused the request before it had read all of it
+			}
+			if err != nil || a.code < 400 && a.header.Get(proof) == "" {
+				t.Errorf("%d bytes: got %v %d %v; want an error status or the header %s", n, err, a.code, a.header, proof)
+			}
 		}
 	}
 }

@@ -114,7 +114,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		for _, line := range []string{
 			"GET /", "GET /limit?domain=d&name=send", "GET /key?domain=d&limit=send&value=bob", "GET /adjustments", "GET /configuration", "GET /fleet", "GET /login", "GET /metrics", "GET /rlconfig",
 			"GET /api/conditions", "GET /api/top", "GET /api/adjustments", "GET /api/adjustments/audit", "GET /api/adjustments/audit/verify", "GET /api/buckets?limit=send&key=bob",
-			"GET /debug/pprof/", "GET /debug/pprof/cmdline", "GET /debug/pprof/heap?debug=1", "GET /debug/pprof/goroutine?debug=2", "GET /debug/pprof/allocs?debug=1",
+			"GET /debug/vars", "GET /debug/pprof/", "GET /debug/pprof/cmdline", "GET /debug/pprof/symbol", "GET /debug/pprof/heap?debug=1", "GET /debug/pprof/goroutine?debug=2", "GET /debug/pprof/allocs?debug=1",
 		} {
 			for _, token := range []string{secret("admin-token"), secret("admin-read-token"), "canary-guess", ""} {
 				request("6070", token, line, "")
@@ -184,6 +184,19 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		t.Errorf("env: %v\n%s", err, out)
 	}
 	clean("env", string(out))
+
+	// A password in the URL of a Redis that does not answer.
+	to := loopback()
+	unreachable := serve(t, to, "--config", filepath.Join(dir, "limits.yaml"), "--log-level", "debug", "--redis-url",
+		fmt.Sprintf("redis://bob:%s@127.0.0.1:%d/0", secret("redis-password"), redistest.FreePort(t)))
+	for _, url := range []string{":8080/v1/limits/send?key=bob", ":6070/", ":6070/api/conditions", ":6070/metrics", ":6070/debug/pprof/cmdline", ":6070/debug/vars", ":6070/debug/pprof/goroutine?debug=2"} {
+		_, text := fetch("http://" + to + url)
+		clean(url, text)
+	}
+	if err := unreachable.stop(); err != nil || !strings.Contains(unreachable.output.String(), "redis") {
+		t.Errorf("got %v; want an error of Redis in the log", err)
+	}
+	clean("the log without Redis", unreachable.output.String())
 
 	if err := filepath.WalkDir(state, func(path string, d os.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {

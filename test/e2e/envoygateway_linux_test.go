@@ -185,6 +185,9 @@ func egLimits(t *testing.T, list []any) (out []*conf.RateLimitDescriptor) {
 	return out
 }
 
+// perMinute is the limit in envoy-gateway.yaml.
+const perMinute = 5
+
 // TestEnvoyGatewayDeployment runs the Deployment that Envoy Gateway renders, with rlsidecar as its program:
 // the same environment, ports, probes, certificates and control plane. A real Envoy sends requests with the
 // configuration that Envoy Gateway generates.
@@ -266,7 +269,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	}
 
 	// Envoy connects with its certificate, to the service name that Envoy Gateway uses.
-	s := sidecarStack(t, "")
+	s := newStack(t, "10000", "")
 	s.addr, s.sidecar = "127.0.0.1", sidecar
 	s.serveApplication(t)
 	clientFolder := t.TempDir()
@@ -286,11 +289,11 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	var last answer
 	sameMinute(t, func(attempt int) bool {
 		codes := map[int]int{}
-		for range 2 * perMinute.capacity {
+		for range 2 * perMinute {
 			last = s.key(t, fmt.Sprint("alice", attempt))()
 			codes[last.code]++
 		}
-		return codes[200] == perMinute.capacity && codes[429] == perMinute.capacity
+		return codes[200] == perMinute && codes[429] == perMinute
 	})
 	if last.header.Get("x-ratelimit-limit") == "" || last.header.Get("x-envoy-ratelimited") != "" {
 		t.Errorf("got %v; want the header x-ratelimit-limit, and not x-envoy-ratelimited", last.header)
@@ -300,7 +303,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	}
 
 	// The metrics have the names and labels that Envoy Gateway's dashboard reads.
-	_, page := (&reference{client: s.client}).fetch("http://127.0.0.1:19001/metrics")
+	_, page := fetch("http://127.0.0.1:19001/metrics")
 	for _, name := range []string{
 		"rate_limit_total_hits", "rate_limit_over_limit", "rate_limit_near_limit", "rate_limit_within_limit", "rate_limit_shadow_mode",
 		"should_rate_limit_error", "total_requests", "response_time_seconds_count", "config_load_success", "config_load_error",
@@ -316,7 +319,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	// After the control plane has stopped, its last limits stay in force, and no probe fails.
 	plane.Stop()
 	eventually(t, "the stream is gone", func() bool {
-		_, page := (&reference{client: s.client}).fetch("http://127.0.0.1:19001/metrics")
+		_, page := fetch("http://127.0.0.1:19001/metrics")
 		return strings.Contains(page, "\nrlsidecar_xds_connected 0")
 	})
 	if got := send("bob"); !strings.HasPrefix(got, "OK | OK left 4 of 5/MINUTE") {

@@ -171,11 +171,7 @@ func (s *stack) gatewayFile(t *testing.T, r rendered) string {
 	} {
 		text = bytes.ReplaceAll(text, []byte(c.old), []byte(c.new))
 	}
-	path := filepath.Join(t.TempDir(), "envoy.yaml")
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return s.writeText(t, "envoy.yaml", string(text))
 }
 
 func limitsFile(t *testing.T, others object) string {
@@ -196,15 +192,15 @@ func limitsFile(t *testing.T, others object) string {
 	return dir
 }
 
-// The sidecar has the arguments of the Deployment, except for addresses.
-func newRecipe(t *testing.T, limits object) *stack {
+// newRecipe starts the sidecar with the arguments of the Deployment, except for addresses.
+func newRecipe(t *testing.T, port string, limits object) *stack {
 	t.Helper()
-	s := sidecarStack(t, "")
+	s := newStack(t, port, "")
 	s.serveApplication(t)
 	pod := at[object](t, manifest(t, "rlsidecar.yaml", "Deployment"), "spec", "template", "spec")
 	container := pod["containers"].([]any)[0].(object)
-	var args []string
-	for _, arg := range container["command"].([]any)[1:] {
+	args := []string(nil)
+	for _, arg := range container["command"].([]any)[2:] { // after rlsidecar serve
 		switch arg := arg.(string); arg {
 		case "/etc/rlsidecar":
 			args = append(args, limitsFile(t, limits))
@@ -214,121 +210,12 @@ func newRecipe(t *testing.T, limits object) *stack {
 			args = append(args, arg)
 		}
 	}
-	s.sidecar = start(t, sidecarProgram, append(args, "--admin-listen", s.addr+":6070", "--drain-delay", "0s")...)
-	for _, port := range []string{":8081", ":8080"} {
-		awaitPort(t, s.sidecar, "tcp", s.addr+port)
-	}
+	s.sidecar = serve(t, s.addr, args...)
 	return s
 }
 
-var (
-	perAddress = bucket{20, time.Second} // the limit of addresses in examples/kubernetes/rlsidecar.yaml
-	perMinute  = bucket{5, 0}            // the fixed window in envoy-gateway.yaml; drain cannot use it, because it divides by each, which is 0
-)
-
-// startRecipe starts a recipe with a real Envoy, with these listener filters. If render is nil, Envoy's
-// configuration is the one that the gateway's own code has made. ofGateway reports whether the limits are the
-// gateway's, not those of rlsidecar.yaml.
-func startRecipe(t *testing.T, name string, render func(*testing.T) rendered, filters ...any) (s *stack, ofGateway bool) {
-	t.Helper()
-	if render == nil {
-		r := readTranslated(t, name+".yaml")
-		s = newRecipe(t, nil)
-		s.runEnvoy(t, s.translatedFile(t, r, filters...))
-		return s, false
-	}
-	r := render(t)
-	if len(filters) > 0 {
-		r.Listener = object{"listener_filters": filters}
-	}
-	s = newRecipe(t, r.Limits)
-	s.runEnvoy(t, s.gatewayFile(t, r))
-	return s, r.Limits != nil
-}
-
-func TestKubernetesEnvoys(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		render func(*testing.T) rendered // nil means the configuration that the gateway's own code has made
-		keys   bucket                    // the bucket of a value of x-api-key; zero if the recipe does not send that header
-		gone   int                       // the status of an answer while the sidecar does not run
-	}{
-		{"istio", istioRenders, perKey, 503},
-		{"contour", nil, perKey, 500},
-		{"kgateway", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "kgateway.yaml") }, bucket{}, 500},
-		{"envoy-gateway", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "envoy-gateway.yaml") }, perMinute, 500},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			tooltest.Path(t, "envoy") // skips the test if Envoy is missing
-			s, ofGateway := startRecipe(t, c.name, c.render)
-			switch c.keys {
-			case bucket{}:
-			case perMinute:
-				sameMinute(t, func(attempt int) bool {
-					codes := make(map[int]int)
-					for range 2 * perMinute.capacity {
-						codes[s.key(t, "alice"+strconv.Itoa(attempt))().code]++
-					}
-					return codes[200] == perMinute.capacity && codes[429] == perMinute.capacity
-				})
-			default:
-				c.keys.drain(t, s.key(t, "alice"))
-			}
-			if a := s.key(t, "bob")(); a.code != http.StatusOK {
-				t.Errorf("another key: status %d, want 200", a.code)
-			}
-			if !ofGateway {
-				perAddress.drain(t, func() answer { return s.get(t, "127.66.7.1", "/") })
-			}
-			s.sidecar.kill()
-			if a := s.get(t, "127.66.7.2", "/", "x-api-key: carol"); a.code != c.gone {
-				t.Errorf("without rlsidecar: %d, want %d", a.code, c.gone)
-			}
-		})
-	}
-}
-
-// TestKubernetesEnvoysUnderAttack sends keyAttacks, and requests from the addresses of one network, through
-// each recipe. The README of the recipes lists known gaps. The test also fails if a listed gap no longer
-// exists.
-func TestKubernetesEnvoysUnderAttack(t *testing.T) {
-	t.Parallel()
-	perYear := bucket{perMinute.capacity, 365 * 24 * time.Hour} // The windows are so long that none ends during the test.
-	for _, c := range []struct {
-		name      string
-		render    func(*testing.T) rendered
-		keys      bucket   // the buckets of keys in the recipe; zero if it does not count keys
-		gaps      []string // names of keyAttacks that are known to succeed
-		addresses bool     // the recipe counts addresses
-		separate  bool     // each address of a network has a bucket of its own
-	}{
-		{"istio", istioRenders, perKey, nil, true, false},
-		{"contour", nil, perKey, lineGaps, true, true},
-		{"kgateway", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "kgateway.yaml") }, bucket{}, nil, true, true},
-		{"envoy-gateway", func(t *testing.T) rendered { t.Helper(); return inAYear(t, readRendered(t, "envoy-gateway.yaml")) },
-			perYear, []string{"an empty first line"}, false, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			tooltest.Path(t, "envoy") // skips the test if Envoy is missing
-			s, _ := startRecipe(t, c.name, c.render, object{
-				"name": "envoy.filters.listener.proxy_protocol",
-				"typed_config": object{
-					"@type":                                 "type.googleapis.com/envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol",
-					"allow_requests_without_proxy_protocol": true,
-				},
-			})
-			g := s.asGateway()
-			if c.keys != (bucket{}) {
-				g.keys, g.gaps = c.keys, c.gaps
-				g.keysCannotBeRespelled(t)
-			}
-			if c.addresses {
-				g.networkHasOneBucket(t, c.separate)
-			}
-		})
-	}
-}
+// perAddress is the limit of addresses in examples/kubernetes/rlsidecar.yaml.
+var perAddress = bucket{20, time.Second}
 
 // lineGaps names the keyAttacks that succeed on a gateway that counts the first of several lines of a header
 // but forwards all of them, and that forwards names with underscores.
@@ -336,6 +223,62 @@ var lineGaps = []string{
 	"junk in a first line", "an empty first line", "names of another case", "junk in a first line of HTTP/2",
 	"underscores in the name", "underscores in a second name", "one underscore in a second name",
 	"another underscore in a second name", "underscores in a second name of HTTP/2",
+	"junk in a second line", "the same line twice", "bytes that are not UTF-8 in a second line", "junk in a second line of HTTP/2",
+}
+
+// TestKubernetesEnvoys sends the attacks through each recipe, with a real Envoy. The README of the recipes lists the
+// known gaps. The test also fails if a listed gap no longer exists.
+func TestKubernetesEnvoys(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name     string
+		render   func(*testing.T) rendered // nil means the configuration that the gateway's own code has made
+		keys     bucket                    // the bucket of a value of x-api-key; perAddress if the recipe does not count that header
+		gaps     []string                  // names of keyAttacks that are known to succeed
+		separate bool                      // each address of a network has a bucket of its own
+		gone     int                       // the status of an answer while the sidecar does not run
+	}{
+		{"istio", istioRenders, perKey, nil, false, 503},
+		{"contour", nil, perKey, lineGaps, true, 500},
+		{"kgateway", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "kgateway.yaml") }, perAddress, nil, true, 500},
+		// The windows are so long that none ends during the test.
+		{"envoy-gateway", func(t *testing.T) rendered { t.Helper(); return inAYear(t, readRendered(t, "envoy-gateway.yaml")) },
+			bucket{perMinute, 365 * 24 * time.Hour}, []string{"an empty first line"}, false, 500},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			tooltest.Path(t, "envoy") // skips the test if Envoy is missing
+			filter := object{
+				"name": "envoy.filters.listener.proxy_protocol",
+				"typed_config": object{
+					"@type":                                 "type.googleapis.com/envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol",
+					"allow_requests_without_proxy_protocol": true,
+				},
+			}
+			var s *stack
+			if c.render == nil {
+				s = newRecipe(t, "10000", nil)
+				s.runEnvoy(t, s.translatedFile(t, readTranslated(t, c.name+".yaml"), filter))
+			} else {
+				r := c.render(t)
+				r.Listener = object{"listener_filters": []any{filter}}
+				s = newRecipe(t, "10000", r.Limits)
+				s.runEnvoy(t, s.gatewayFile(t, r))
+			}
+			s.http2, s.proxied, s.keys = s.port, s.port, c.keys
+			if c.keys != perAddress {
+				t.Run("keys", func(t *testing.T) { s.keysCannotBeRespelled(t, c.gaps...) })
+			}
+			if c.name != "envoy-gateway" { // its limits are its own
+				t.Run("addresses", func(t *testing.T) { s.networkHasOneBucket(t, c.separate) })
+			}
+			t.Run("tunnels", s.tunnelsAreCounted)
+			s.sidecar.kill()
+			if a := s.get(t, "127.66.7.2", "/", "x-api-key: carol"); a.code != c.gone {
+				t.Errorf("without rlsidecar: %d, want %d", a.code, c.gone)
+			}
+		})
+	}
 }
 
 func inAYear(t *testing.T, r rendered) rendered {
@@ -347,41 +290,37 @@ func inAYear(t *testing.T, r rendered) rendered {
 
 // networkHasOneBucket sends requests from more addresses of one /64 than a bucket has units. The addresses
 // must share a bucket, or, if separate is true, each must have a bucket of its own.
-func (g gateway) networkHasOneBucket(t *testing.T, separate bool) {
+func (s *stack) networkHasOneBucket(t *testing.T, separate bool) {
 	t.Helper()
+	perAddress.drain(t, func() answer { return s.get(t, "127.66.7.1", "/") })
 	from, passed, tries := time.Now(), 0, perAddress.capacity+10
 	for i := range tries {
-		if g.http1(t, g.proxied, "", "/", header{"PROXY", fmt.Sprintf("2001:db8:1:7::%x", i+1)}).code == http.StatusOK {
+		if s.http1(t, s.proxied, "", "/", header{"PROXY", fmt.Sprintf("2001:db8:1:7::%x", i+1)}).code == http.StatusOK {
 			passed++
 		}
 	}
-	most := perAddress.capacity + int(time.Since(from)/perAddress.each)
+	most := perAddress.mostIn(from)
 	switch {
 	case separate && passed < tries && most < tries:
 		t.Errorf("%d of %d addresses of one /64 passed: the README says that each has a bucket of its own", passed, tries)
 	case !separate && passed > most:
 		t.Errorf("%d addresses of one /64 passed, want at most %d", passed, most)
 	}
-	if code := g.http1(t, g.proxied, "", "/", header{"PROXY", "2001:db8:1:8::1"}).code; code != http.StatusOK {
+	if code := s.http1(t, s.proxied, "", "/", header{"PROXY", "2001:db8:1:8::1"}).code; code != http.StatusOK {
 		t.Errorf("another /64: status %d, want 200", code)
 	}
 }
 
-// newIngressNginx starts an NGINX with the configuration that ingress-nginx makes of the recipe.
-func newIngressNginx(t *testing.T) *front {
-	t.Helper()
+// TestKubernetesIngressNginx starts an NGINX with the configuration that ingress-nginx makes of the recipe.
+func TestKubernetesIngressNginx(t *testing.T) {
+	t.Parallel()
 	program := tooltest.Path(t, "nginx")
 	annotations := at[object](t, manifest(t, "ingress-nginx.yaml", "Ingress"), "metadata", "annotations")
 	annotation := func(name string) string {
 		t.Helper()
 		return at[string](t, annotations, "nginx.ingress.kubernetes.io/"+name)
 	}
-	data, err := os.ReadFile(kubernetes + "rendered/ingress-nginx.conf")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := newRecipe(t, nil)
-	text := string(data)
+	text := example(t, "kubernetes/rendered/ingress-nginx.conf")
 	for _, name := range []string{"auth", "configuration", "server"} {
 		mark := "# " + name + "-snippet\n"
 		if strings.Count(text, mark) != 1 {
@@ -392,36 +331,22 @@ func newIngressNginx(t *testing.T) *front {
 	if url := strings.Replace(annotation("auth-url"), "rlsidecar.rate-limits.svc.cluster.local", "127.0.0.1", 1); !strings.Contains(text, "set $target "+url+";") {
 		t.Errorf("%s is not the address in the settings", url)
 	}
-	for _, c := range []change{{"_timeout 50ms", "_timeout 10s"}, {"_timeout 100ms", "_timeout 10s"}, {"127.0.0.1", s.addr}, {"pid nginx.pid;", "pid nginx.pid;" + userDirective()}} {
-		if !strings.Contains(text, c.old) {
-			t.Fatalf("no %q", c.old)
-		}
-		text = strings.ReplaceAll(text, c.old, c.new)
-	}
-	f := &front{stack: s, dir: t.TempDir()}
-	if err := os.WriteFile(filepath.Join(f.dir, "nginx.conf"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f.run(t, program, "-p", f.dir, "-e", "stderr", "-c", "nginx.conf")
-	return f
-}
-
-func TestKubernetesIngressNginx(t *testing.T) {
-	t.Parallel()
-	f := newIngressNginx(t)
-	denial := perKey.drain(t, f.asKey(t, "alice"))
+	s := newRecipe(t, "8000", nil)
+	s.writeText(t, "nginx.conf", changed(t, "ingress-nginx.conf", text, change{"_timeout 50ms", "_timeout 10s"}, change{"_timeout 100ms", "_timeout 10s"}, change{"pid nginx.pid;", "pid nginx.pid;" + userDirective()}))
+	s.run(t, program, "-p", s.dir, "-e", "stderr", "-c", "nginx.conf")
+	denial := perKey.drain(t, s.key(t, "alice"))
 	if got, err := strconv.Atoi(denial.header.Get("Retry-After")); err != nil || got < 1 || got > 6 {
 		t.Errorf("Retry-After %q, want 1 to 6 s", denial.header.Get("Retry-After"))
 	}
-	gateway{stack: f.stack, port: "8000"}.keysCannotBeRespelled(t)
+	t.Run("keys", func(t *testing.T) { s.keysCannotBeRespelled(t) })
 	path := 0
-	perAddress.drain(t, func() answer {
-		// Forged headers or another path do not avoid the limit.
+	perAddress.drain(t, func() answer { // Forged headers or another path do not avoid the limit.
 		path++
-		return f.send(t, "127.66.7.3", "/"+strconv.Itoa(path), append(forged, "X-Original-URL: http://a/")...)
+		return s.http1(t, s.port, "127.66.7.3", "/"+strconv.Itoa(path), append(forged, header{"X-Original-URL", "http://a/"})...)
 	})
-	f.sidecar.kill()
-	if a := f.asKey(t, "bob")(); a.code != http.StatusServiceUnavailable {
+	t.Run("tunnels", s.tunnelsAreCounted)
+	s.sidecar.kill()
+	if a := s.key(t, "bob")(); a.code != http.StatusServiceUnavailable {
 		t.Errorf("without rlsidecar: status %d, want 503", a.code)
 	}
 }

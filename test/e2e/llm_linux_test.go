@@ -25,12 +25,10 @@ func newModel(t *testing.T, delay string) *model {
 	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, root+"/examples/llm/model").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	m := &model{sidecarStack(t, "")}
+	m := &model{newStack(t, "10000", root+"/examples/llm/limits.yaml")}
 	awaitPort(t, start(t, program, "-listen", m.addr+":9000", "-delay", delay), "tcp", m.addr+":9000")
-	m.sidecar = start(t, sidecarProgram, "serve", "--config", root+"/examples/llm/limits.yaml",
-		"--grpc-listen", m.addr+":8081", "--http-listen", m.addr+":8080", "--admin-listen", m.addr+":6070", "--drain-delay", "0s")
-	awaitPort(t, m.sidecar, "tcp", m.addr+":8081")
-	m.runEnvoy(t, m.envoyFile(t, "llm/envoy.yaml", longTimeout))
+	m.startSidecar(t)
+	m.runEnvoy(t, m.write(t, "llm/envoy.yaml", longTimeout))
 	return m
 }
 

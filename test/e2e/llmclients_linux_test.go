@@ -29,14 +29,6 @@ func pageFiles(t *testing.T, page string) map[string]string {
 	return files
 }
 
-func replaced(t *testing.T, text, old, replacement string) string {
-	t.Helper()
-	if !strings.Contains(text, old) {
-		t.Fatalf("the text no longer contains %q", old)
-	}
-	return strings.ReplaceAll(text, old, replacement)
-}
-
 // TestOpenAIPackage runs the Python package openai with the configuration of
 // docs/howto/answer-llm-clients.md. To suit a test, a request refills in 12 s instead of 20 s, tokens do not
 // refill, and Envoy's timeout is longer.
@@ -45,9 +37,8 @@ func TestOpenAIPackage(t *testing.T) {
 	envoy, python := tooltest.Path(t, "envoy"), tooltest.Path(t, "python-openai")
 	files := pageFiles(t, "docs/howto/answer-llm-clients.md")
 	addr, dir := loopback(), t.TempDir()
-	limits := replaced(t, files["limits.yaml"], "rate: 3, period: 1m", "rate: 3, period: 36s")
-	limits = replaced(t, limits, "rate: 100000, period: 1m", "rate: 100000, period: 30d")
-	proxy := replaced(t, replaced(t, files["envoy.yaml"], "127.0.0.1", addr), "timeout: 0.05s", "timeout: 10s")
+	limits := changed(t, "limits.yaml", files["limits.yaml"], change{"rate: 3, period: 1m", "rate: 3, period: 36s"}, change{"rate: 100000, period: 1m", "rate: 100000, period: 30d"})
+	proxy := changed(t, "envoy.yaml", files["envoy.yaml"], change{"127.0.0.1", addr}, longTimeout)
 	for name, text := range map[string]string{"limits.yaml": limits, "envoy.yaml": proxy} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -59,9 +50,7 @@ func TestOpenAIPackage(t *testing.T) {
 		_, _ = io.WriteString(w, `{"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [
 			{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}]}`)
 	})
-	sidecar := start(t, sidecarProgram, "serve", "--config", filepath.Join(dir, "limits.yaml"), "--grpc-listen", addr+":8081",
-		"--http-listen", addr+":8080", "--admin-listen", addr+":6070", "--backend-timeout", "2s")
-	awaitPort(t, sidecar, "tcp", addr+":8081")
+	serve(t, addr, "--config", filepath.Join(dir, "limits.yaml"), "--backend-timeout", "2s")
 	p := start(t, envoy, "-c", filepath.Join(dir, "envoy.yaml"), "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
 	awaitPort(t, p, "tcp", addr+":10000")
 
@@ -91,20 +80,12 @@ func TestOpenAIPackage(t *testing.T) {
 	if lines[6] == "late" {
 		denials = "[23]"
 	}
-	resp, err := http.Get("http://" + addr + ":6070/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	metrics, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, metrics := fetch("http://" + addr + ":6070/metrics")
 	for _, want := range []string{
 		`rlsidecar_requests_total{code="over_limit",domain="ai"} ` + denials, `rlsidecar_requests_total{code="ok",domain="ai"} 4`,
 		`rlsidecar_requests_missing_descriptor_total{domain="ai"} 1`,
 	} {
-		if !regexp.MustCompile(`(?m)^` + strings.ReplaceAll(want, "{", `\{`) + `$`).Match(metrics) {
+		if !regexp.MustCompile(`(?m)^` + strings.ReplaceAll(want, "{", `\{`) + `$`).MatchString(metrics) {
 			t.Errorf("the metrics lack %s", want)
 		}
 	}

@@ -3,9 +3,13 @@ package e2e
 import (
 	"bytes"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -139,6 +143,61 @@ func eventually(t *testing.T, what string, ok func() bool) {
 			t.Fatalf("after %v this is still not true: %s", maxWait, what)
 		}
 	}
+}
+
+// serve starts a sidecar on the ports 8080, 8081 and 6070 of addr, and waits until it is ready. args may choose other
+// listeners.
+func serve(t *testing.T, addr string, args ...string) *process {
+	t.Helper()
+	p := start(t, sidecarProgram, append([]string{
+		"serve", "--grpc-listen", addr + ":8081", "--http-listen", addr + ":8080", "--admin-listen", addr + ":6070", "--drain-delay", "0s",
+	}, args...)...)
+	eventually(t, "rlsidecar is ready", func() bool {
+		if !p.running() {
+			t.Fatalf("rlsidecar ended: %v", p.err)
+		}
+		return strings.Contains(p.output.String(), "rlsidecar is ready")
+	})
+	return p
+}
+
+func awaitPort(t *testing.T, p *process, network, address string) {
+	t.Helper()
+	eventually(t, "it listens on "+address, func() bool {
+		if !p.running() {
+			t.Fatalf("%s ended: %v", p.cmd.Path, p.err)
+		}
+		conn, err := net.Dial(network, address)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err == nil
+	})
+}
+
+var fetching = &http.Client{Timeout: maxWait, Transport: &http.Transport{DisableKeepAlives: true}}
+
+// fetch returns status 0 if there is no answer.
+func fetch(url string) (code int, body string) {
+	resp, err := fetching.Get(url)
+	if err != nil {
+		return 0, ""
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text)
+}
+
+// metric returns the sum of the series of the sidecar at addr whose text begins with prefix.
+func metric(addr, prefix string) (sum float64) {
+	_, page := fetch("http://" + addr + ":6070/metrics")
+	for line := range strings.Lines(page) {
+		if strings.HasPrefix(line, prefix) {
+			value, _ := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndexByte(line, ' ')+1:]), 64)
+			sum += value
+		}
+	}
+	return sum
 }
 
 type lockedBuffer struct {

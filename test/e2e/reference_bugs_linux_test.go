@@ -185,7 +185,7 @@ func TestBugMetricsAreLateAndAbsent(t *testing.T) {
 func TestBugDebugPageHasNoLimits(t *testing.T) {
 	r := inMemory(t, plain)
 	r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
-	if _, page := r.fetch("http://" + r.debug + "/metrics"); !strings.Contains(page, `ratelimit_service_rate_limit_total_hits{domain="d",key1="two"`) {
+	if _, page := fetch("http://" + r.debug + "/metrics"); !strings.Contains(page, `ratelimit_service_rate_limit_total_hits{domain="d",key1="two"`) {
 		t.Errorf("got %.300s; want the counter total_hits of key1 \"two\"", page)
 	}
 }

@@ -107,22 +107,12 @@ func (r *reference) write(t *testing.T, name, text string) {
 
 // The code is 0 if there is no answer.
 func (r *reference) get(path string) (code int, body string) {
-	return r.fetch("http://" + r.addr + ":8080" + path)
+	return fetch("http://" + r.addr + ":8080" + path)
 }
 
 func (r *reference) metrics() string {
-	_, page := r.fetch("http://" + r.addr + ":9090/metrics")
+	_, page := fetch("http://" + r.addr + ":9090/metrics")
 	return page
-}
-
-func (r *reference) fetch(url string) (code int, body string) {
-	resp, err := r.client.Get(url)
-	if err != nil {
-		return 0, ""
-	}
-	defer resp.Body.Close()
-	text, _ := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(text)
 }
 
 // metric returns "" if the series does not exist.
@@ -265,7 +255,7 @@ func (s *script) run() {
 			}
 		case "page":
 			path, want, _ := strings.Cut(rest, " ")
-			if code, body := s.r.fetch("http://" + s.r.debug + path); code != http.StatusOK || !slices.Contains(strings.Split(body, "\n"), want) {
+			if code, body := fetch("http://" + s.r.debug + path); code != http.StatusOK || !slices.Contains(strings.Split(body, "\n"), want) {
 				s.wrong(body)
 			}
 		case "reload":

@@ -141,41 +141,63 @@ const outcome = `document.querySelector('.outcome').textContent`
 func TestReportInABrowser(t *testing.T) {
 	t.Parallel()
 	address := writeReport(t)
-	for _, scheme := range []string{"light", "dark"} {
-		for _, width := range []int64{390, 1440} {
-			t.Run(fmt.Sprintf("%s %d", scheme, width), func(t *testing.T) {
-				b := newBrowser(t)
-				media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}
-				if _, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, media); err != nil {
-					t.Fatal(err)
-				}
-				b.do(chromedp.EmulateViewport(width, 900), chromedp.Navigate(address))
-				if title := in[string](b, `document.title`); title != "Limits for access.log" {
-					t.Errorf("the title is %q, want %q", title, "Limits for access.log")
-				}
-				if got := in[int64](b, `document.documentElement.scrollWidth`); got > width {
-					t.Errorf("the page is %d px wide, want at most %d", got, width)
-				}
-				if dark := in[string](b, `getComputedStyle(document.body).backgroundColor`) == "rgb(13, 17, 23)"; dark != (scheme == "dark") {
-					t.Errorf("the dark color scheme is in use: %t, want the %s one", dark, scheme)
-				}
-				followsTheKeyboard(t, b)
-				followsTheMouse(t, b)
-				if n := in[int](b, `document.querySelectorAll('img, main script').length`); n != 0 {
-					t.Errorf("keys added %d elements to the page, want 0", n)
-				}
-				if output := b.console(); len(output) > 0 {
-					t.Errorf("the console of the browser reports %q", output)
-				}
-				picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
-				if err != nil {
-					t.Fatal(err)
-				}
-				keepPicture(t, "report.png", picture)
-				axe(t, b)
-			})
-		}
+	for width, scheme := range screens {
+		t.Run(fmt.Sprintf("%s %d", scheme, width), func(t *testing.T) {
+			b := newBrowser(t)
+			b.emulate(width, scheme)
+			b.do(chromedp.Navigate(address))
+			if title := in[string](b, `document.title`); title != "Limits for access.log" {
+				t.Errorf("the title is %q, want %q", title, "Limits for access.log")
+			}
+			followsTheKeyboard(t, b)
+			followsTheMouse(t, b)
+			b.wellMade(width, scheme, fmt.Sprintf("report-%s-%d.png", scheme, width), "img, main script")
+			if output := b.console(); len(output) > 0 {
+				t.Errorf("the console of the browser reports %q", output)
+			}
+		})
 	}
+}
+
+// screens has the color scheme for each width of a screen.
+var screens = map[int64]string{390: "light", 1440: "dark"}
+
+func (b *browser) emulate(width int64, scheme string) {
+	b.t.Helper()
+	media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}
+	if _, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, media); err != nil {
+		b.t.Fatal(err)
+	}
+	b.do(chromedp.EmulateViewport(width, 900))
+}
+
+// wellMade checks the form of a page, and that keys and names have added no element to it that the selector hostile
+// finds. It keeps a picture of the page.
+func (b *browser) wellMade(width int64, scheme, picture, hostile string) {
+	b.t.Helper()
+	if got := in[int64](b, `document.documentElement.scrollWidth`); got > width {
+		b.t.Errorf("the page is %d px wide, want at most %d", got, width)
+	}
+	if dark := in[string](b, `getComputedStyle(document.body).backgroundColor`) == "rgb(13, 17, 23)"; dark != (scheme == "dark") {
+		b.t.Errorf("the dark color scheme is in use: %t, want the %s one", dark, scheme)
+	}
+	if n := in[int](b, `document.querySelectorAll('`+hostile+`').length`); n != 0 {
+		b.t.Errorf("keys or names added %d elements to the page, want 0", n)
+	}
+	if text := in[string](b, `document.body.innerHTML`); strings.Contains(text, "\u202e") || strings.Contains(text, "\xff") {
+		b.t.Error("the page contains unescaped bytes of a client")
+	}
+	shot, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
+	if err == nil {
+		_, err = png.Decode(bytes.NewReader(shot))
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(b.t.ArtifactDir(), picture), shot, 0o600)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	axe(b.t, b)
 }
 
 func followsTheKeyboard(t *testing.T, b *browser) {
@@ -252,15 +274,5 @@ func axe(t *testing.T, b *browser) {
 	in[bool](b, string(script)+"; true")
 	if found := in[string](b, `axe.run().then(r => JSON.stringify(r.violations.map(v => [v.id, v.nodes.map(n => n.html)]), null, 1))`); found != "[]" {
 		t.Errorf("axe finds %s", found)
-	}
-}
-
-func keepPicture(t *testing.T, name string, picture []byte) {
-	t.Helper()
-	if _, err := png.Decode(bytes.NewReader(picture)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(t.ArtifactDir(), name), picture, 0o600); err != nil {
-		t.Fatal(err)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -67,18 +66,7 @@ func fileOf(t *testing.T, name, text string) string {
 func startSettler(t *testing.T, args ...string) *settler {
 	t.Helper()
 	s := &settler{t: t, addr: loopback(), client: &http.Client{Timeout: maxWait}}
-	s.process = start(t, sidecarProgram, append([]string{
-		"serve", "--config", budgetFile(t), "--drain-delay", "0s",
-		"--grpc-listen", s.addr + ":8081", "--http-listen", s.addr + ":8080", "--admin-listen", s.addr + ":6070",
-	}, args...)...)
-	eventually(t, "it is ready", func() bool {
-		answer, err := s.client.Get("http://" + s.addr + ":8080/readyz")
-		if err != nil {
-			return false
-		}
-		answer.Body.Close()
-		return answer.StatusCode == http.StatusOK
-	})
+	s.process = serve(t, s.addr, append([]string{"--config", budgetFile(t)}, args...)...)
 	conn, err := grpc.NewClient(s.addr+":8081", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -177,26 +165,9 @@ func (s *settler) want(limit, key string, want int) {
 	}
 }
 
-func (s *settler) metric(prefix string) (sum float64) {
-	s.t.Helper()
-	resp, err := s.client.Get("http://" + s.addr + ":6070/metrics")
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	text, _ := io.ReadAll(resp.Body)
-	for line := range strings.SplitSeq(string(text), "\n") {
-		if strings.HasPrefix(line, prefix) {
-			value, _ := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
-			sum += value
-		}
-	}
-	return sum
-}
-
-// changed returns id with another character at i. It stays base64, because the text of a descriptor must not
+// tampered returns id with another character at i. It stays base64, because the text of a descriptor must not
 // contain ";" or ",".
-func changed(id string, i int) string {
+func tampered(id string, i int) string {
 	other := "A"
 	if id[i] == 'A' {
 		other = "B"
@@ -241,7 +212,7 @@ func TestAChangedKeyFileKeepsReservations(t *testing.T) {
 	s.want("tokens", "proxy", 1_000_000-37)
 	s.want("tokens", "program", 1_000_000-37)
 
-	forged := changed(s.mustStart("user=forged"), 40)
+	forged := tampered(s.mustStart("user=forged"), 40)
 	if err := s.done(forged, 0); err != nil {
 		t.Errorf("a forged id must have no effect and be no error: %v", err)
 	}
@@ -272,24 +243,6 @@ func TestAChangedKeyFileKeepsReservations(t *testing.T) {
 	s.want("tokens", "late", 1_000_000-100)
 	if text := s.output.String(); strings.Contains(text, strings.TrimSpace(keyLine(firstKey))) {
 		t.Error("the log shows a key")
-	}
-}
-
-func TestAKeyFileThatCannotBeUsedEndsTheStart(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct{ path, why string }{
-		"missing":    {filepath.Join(t.TempDir(), "none"), "no such file"},
-		"a folder":   {t.TempDir(), "is a directory"},
-		"empty":      {fileOf(t, "keys", ""), "has 0 keys; write one or two lines with a key each"},
-		"short":      {fileOf(t, "keys", "short\n"), "fewer than 16 characters; make one with: openssl rand -hex 32"},
-		"three keys": {fileOf(t, "keys", keyLine(firstKey)+keyLine(secondKey)+keyLine(thirdKey)), "has 3 keys; write one or two lines with a key each"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			at := loopback()
-			p := start(t, sidecarProgram, "serve", "--config", budgetFile(t), "--settle-key-file", c.path,
-				"--grpc-listen", at+":8081", "--http-listen", at+":8080")
-			p.refuses(t, 3, c.why)
-		})
 	}
 }
 
@@ -328,13 +281,8 @@ func TestReservationsWithoutPermissionForTheSharedKey(t *testing.T) {
 	}
 	s.want("tokens", "bob", 1_000_000-3)
 	eventually(t, "the condition is reported", func() bool {
-		resp, err := s.client.Get("http://" + s.addr + ":6070/api/conditions")
-		if err != nil {
-			return false
-		}
-		defer resp.Body.Close()
-		text, _ := io.ReadAll(resp.Body)
-		return strings.Contains(string(text), "settle-key-not-shared") && strings.Contains(string(text), "--settle-key-file")
+		_, text := fetch("http://" + s.addr + ":6070/api/conditions")
+		return strings.Contains(text, "settle-key-not-shared") && strings.Contains(text, "--settle-key-file")
 	})
 	for range 12 { // the limit of 1000 allows only 10 estimates of 100
 		_, _ = s.start("poor=eve")
@@ -450,7 +398,7 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 	s := startSettler(t)
 	t.Run("sends an id that it made up, or changed", func(t *testing.T) {
 		mine := s.mustStart("user=mine")
-		theirs := changed(s.mustStart("user=theirs"), 60)
+		theirs := tampered(s.mustStart("user=theirs"), 60)
 		for _, id := range []string{"", "none", "mine", mine + "A", mine[:len(mine)-4], theirs, strings.Repeat("A", 3000)} {
 			if err := s.done(id, 0); err != nil {
 				t.Errorf("a proxy settles %.20q: %v, want no error", id, err)
@@ -510,7 +458,7 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 		s.want("tokens", "hangs up", 1_000_000-100)
 	})
 	t.Run("never settles, in thousands of streams", func(t *testing.T) {
-		buckets := s.metric("rlsidecar_memory_keys ")
+		buckets := metric(s.addr, "rlsidecar_memory_keys ")
 		var all sync.WaitGroup
 		var mu sync.Mutex
 		allowed := 0
@@ -529,7 +477,7 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 		if allowed != 10 {
 			t.Errorf("%d reservations of 100 units are open in a bucket of 1000, want 10", allowed)
 		}
-		if more := s.metric("rlsidecar_memory_keys ") - buckets; more > 10 {
+		if more := metric(s.addr, "rlsidecar_memory_keys ") - buckets; more > 10 {
 			t.Errorf("unsettled reservations use %g buckets, want at most 10", more)
 		}
 	})

@@ -2,9 +2,6 @@ package e2e
 
 import (
 	"net/http"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -36,37 +33,9 @@ var secondSidecar = change{
 
 type restarts struct {
 	*stack
-	limits, redis string
-	admitted      atomic.Int64 // units admitted for the key "bounded"
-	answered      atomic.Int64
-	stop          func() // stops the clients of load and waits for them
-}
-
-func newRestarts(t *testing.T) *restarts {
-	t.Helper()
-	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
-	s := &restarts{stack: sidecarStack(t, ""), limits: filepath.Join(t.TempDir(), "limits.yaml"), redis: "redis://" + redistest.Start(t).Addr}
-	if err := os.WriteFile(s.limits, []byte(restartLimits), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s.serveApplication(t)
-	return s
-}
-
-// The drain delay is two intervals of Envoy's health check.
-func (s *restarts) serve(t *testing.T, port string, more ...string) *process {
-	t.Helper()
-	p := start(t, sidecarProgram, append([]string{
-		"serve", "--config", s.limits, "--redis-url", s.redis, "--backend-timeout", "5s",
-		"--grpc-listen", s.addr + ":" + port, "--http-listen", "", "--admin-listen", "", "--drain-delay", "2s",
-	}, more...)...)
-	eventually(t, "rlsidecar listens", func() bool {
-		if !p.running() {
-			t.Fatalf("rlsidecar ended: %v", p.err)
-		}
-		return strings.Contains(p.output.tail(), "listening")
-	})
-	return p
+	admitted atomic.Int64 // units admitted for the key "bounded"
+	answered atomic.Int64
+	stop     func() // stops the clients of load and waits for them
 }
 
 // load sends up to 1,000 requests a second until s.stop is called. Every answer must be 200, or for the key
@@ -123,26 +92,19 @@ func (s *restarts) during(t *testing.T, n int64) {
 	eventually(t, "load", func() bool { return s.answered.Load() > before+n })
 }
 
-// from is the start of the load.
-func (s *restarts) check(t *testing.T, from time.Time) {
-	t.Helper()
-	s.stop()
-	took := time.Since(from).Seconds()
-	t.Logf("%d requests in %.1f s, %.0f a second; %d of %d units admitted", s.answered.Load(), took, float64(s.answered.Load())/took, s.admitted.Load(), bounded)
-	if got := s.admitted.Load(); got != bounded {
-		t.Errorf("%d requests of the bounded key were admitted, want %d", got, bounded)
-	}
-	if n := s.stat("cluster.app.ratelimit.error"); n > 0 { // -1 means that the counter does not exist, because there was no error
-		t.Errorf("%d rate limit requests of Envoy failed, want 0", n)
-	}
-}
-
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
-	s := newRestarts(t)
+	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
+	s := &restarts{stack: newStack(t, "10000", "")}
+	s.serveApplication(t)
+	limits, redis := s.writeText(t, "limits.yaml", restartLimits), "redis://"+redistest.Start(t).Addr
 	ports := []string{"8081", "8082"}
-	sidecars := []*process{s.serve(t, ports[0]), s.serve(t, ports[1])}
-	s.startEnvoy(t, secondSidecar)
+	launch := func(i int) *process { // the drain delay is two intervals of Envoy's health check
+		return serve(t, s.addr, "--config", limits, "--redis-url", redis, "--backend-timeout", "5s",
+			"--grpc-listen", s.addr+":"+ports[i], "--http-listen", "", "--admin-listen", "", "--drain-delay", "2s")
+	}
+	sidecars := []*process{launch(0), launch(1)}
+	s.runEnvoy(t, s.write(t, "envoy/envoy.yaml", longTimeout, secondSidecar))
 	s.awaitSidecars(t, 2)
 	from := time.Now()
 	s.load(t)
@@ -157,33 +119,19 @@ func TestRollingRestart(t *testing.T) {
 		}
 		eventually(t, "it stops", func() bool { return !old.running() })
 		s.during(t, 200) // requests while only one of the sidecars runs
-		sidecars[i] = s.serve(t, ports[i])
+		sidecars[i] = launch(i)
 		s.awaitSidecars(t, 2)
 		s.during(t, 200)
 	}
 	eventually(t, "the bound is reached", func() bool { return s.admitted.Load() >= bounded })
 	s.during(t, 500)
-	s.check(t, from)
-}
-
-// The new process starts before the old one ends.
-func TestTakingOverThePort(t *testing.T) {
-	t.Parallel()
-	s := newRestarts(t)
-	old := s.serve(t, "8081", "--reuse-port")
-	s.startEnvoy(t)
-	s.awaitSidecar(t)
-	from := time.Now()
-	s.load(t)
-	for range 2 {
-		s.during(t, 500)
-		next := s.serve(t, "8081", "--reuse-port")
-		if err := old.stop(); err != nil {
-			t.Error(err)
-		}
-		old = next
+	s.stop()
+	took := time.Since(from).Seconds()
+	t.Logf("%d requests in %.1f s, %.0f a second; %d of %d units admitted", s.answered.Load(), took, float64(s.answered.Load())/took, s.admitted.Load(), bounded)
+	if got := s.admitted.Load(); got != bounded {
+		t.Errorf("%d requests of the bounded key were admitted, want %d", got, bounded)
 	}
-	eventually(t, "the bound is reached", func() bool { return s.admitted.Load() >= bounded })
-	s.during(t, 500)
-	s.check(t, from)
+	if n := s.stat("cluster.app.ratelimit.error"); n > 0 { // -1 means that the counter does not exist, because there was no error
+		t.Errorf("%d rate limit requests of Envoy failed, want 0", n)
+	}
 }

@@ -108,11 +108,9 @@ type api struct {
 
 func startAPI(t *testing.T) *api {
 	t.Helper()
-	a := &api{addr: loopback() + ":8080", client: http.Client{Timeout: maxWait}}
-	a.url = "http://" + a.addr
-	a.process = start(t, sidecarProgram, "serve", "--config", root+"/examples/http-api/limits.yaml",
-		"--grpc-listen", strings.TrimSuffix(a.addr, "0")+"1", "--http-listen", a.addr, "--admin-listen", "", "--drain-delay", "0s")
-	awaitPort(t, a.process, "tcp", a.addr)
+	host := loopback()
+	a := &api{addr: host + ":8080", url: "http://" + host + ":8080", client: http.Client{Timeout: maxWait}}
+	a.process = serve(t, host, "--config", root+"/examples/http-api/limits.yaml", "--admin-listen", "")
 	return a
 }
 

@@ -14,10 +14,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
@@ -42,35 +44,47 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// stack is an application behind Envoy, which calls rlsidecar. Configurations and ports are those of
-// examples/envoy, but on a loopback address that no other test uses.
+// stack is an application behind a proxy, which calls rlsidecar. Configurations and ports are those of an example, but
+// on a loopback address that no other test uses.
 type stack struct {
-	owner   *testing.T // the end of this test stops the processes
-	addr    string
-	envoy   *process
-	sidecar *process
-	socket  string // path of the sidecar's Unix socket; empty means TCP
-	client  *http.Client
-	last    atomic.Pointer[received] // the last request that the application received
-	counts  counts
+	owner          *testing.T // the end of this test stops the processes
+	addr           string
+	port           string // the proxy's port for HTTP/1
+	http2          string // the proxy's port for HTTP/2 without TLS; "" if it does not support it
+	proxied        string // the proxy's port for HTTP/1 after a PROXY protocol header
+	dir            string // has the configuration of the proxy
+	limits         string // the configuration of the sidecar
+	args           []string
+	keys           bucket // the limit for each key; zero if there is none
+	proxy, sidecar *process
+	client         *http.Client
+
+	arrived atomic.Int64            // requests that reached the application
+	last    atomic.Pointer[arrival] // the last of them
+	mu      sync.Mutex
+	counts  map[string]int // requests that reached the application, by the texts of countOf; guarded by mu
+}
+
+// arrival is a request that the application received.
+type arrival struct {
+	// keys has the values of all headers that an application might treat as X-Api-Key. CGI and its successors, such as
+	// WSGI, do not distinguish "-" from "_". Some applications treat trailers as headers.
+	keys []string
+	body string
+}
+
+func newStack(t *testing.T, port, limits string, args ...string) *stack {
+	t.Helper()
+	s := &stack{
+		owner: t, addr: loopback(), port: port, dir: t.TempDir(), limits: limits, args: args, keys: perKey,
+		client: &http.Client{Timeout: maxWait, Transport: &http.Transport{}}, counts: map[string]int{},
+	}
+	t.Cleanup(s.client.CloseIdleConnections)
+	return s
 }
 
 // change replaces a part of an example's configuration.
 type change struct{ old, new string }
-
-// These are changes to examples/envoy/envoy.yaml. startEnvoy always makes longTimeout, because 50 ms may be too
-// short on a busy machine.
-var (
-	longTimeout = change{"timeout: 0.05s", "timeout: 10s"}
-	failOpen    = change{"failure_mode_deny: true", "failure_mode_deny: false"}
-)
-
-func overSocket(path string) change {
-	return change{
-		"{ socket_address: { address: 127.0.0.1, port_value: 8081 } }",
-		"{ pipe: { path: " + path + " } }",
-	}
-}
 
 var stacks atomic.Int32
 
@@ -81,87 +95,66 @@ func loopback() string {
 	return fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1))
 }
 
-func newStack(t *testing.T, socket string, changes ...change) *stack {
-	t.Helper()
-	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
-	s := sidecarStack(t, socket)
-	s.serveApplication(t)
-	s.startSidecar(t)
-	s.startEnvoy(t, changes...)
-	s.awaitSidecar(t)
-	return s
-}
-
-// sidecarStack returns a stack without running processes.
-func sidecarStack(t *testing.T, socket string) *stack {
-	t.Helper()
-	s := &stack{
-		owner:  t,
-		addr:   loopback(),
-		socket: socket,
-		client: &http.Client{Timeout: maxWait, Transport: &http.Transport{}},
-	}
-	t.Cleanup(s.client.CloseIdleConnections)
-	return s
-}
-
-func (s *stack) startEnvoy(t *testing.T, changes ...change) {
-	t.Helper()
-	s.runEnvoy(t, s.envoyFile(t, "envoy/envoy.yaml", append([]change{longTimeout}, changes...)...))
-}
-
-func (s *stack) envoyFile(t *testing.T, name string, changes ...change) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "envoy.yaml")
-	text := example(t, name, append(changes, change{"127.0.0.1", s.addr})...)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-func (s *stack) runEnvoy(t *testing.T, config string) {
-	t.Helper()
-	s.envoy = start(s.owner, tooltest.Path(t, "envoy"), "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
-	eventually(t, "Envoy is ready", func() bool {
-		if !s.envoy.running() {
-			t.Fatalf("Envoy ended: %v", s.envoy.err)
-		}
-		return strings.HasPrefix(s.admin("/ready"), "LIVE")
-	})
-}
-
-// The test fails if the file lacks the text that a change replaces.
 func example(t *testing.T, name string, changes ...change) string {
 	t.Helper()
 	data, err := os.ReadFile(root + "/examples/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := string(data)
+	return changed(t, name, string(data), changes...)
+}
+
+// changed returns text with changes. The test fails if the text, which is that of a file, lacks the text that a change
+// replaces.
+func changed(t *testing.T, name, text string, changes ...change) string {
+	t.Helper()
 	for _, c := range changes {
 		if !strings.Contains(text, c.old) {
-			t.Fatalf("examples/%s no longer has %q", name, c.old)
+			t.Fatalf("%s no longer has %q", name, c.old)
 		}
 		text = strings.ReplaceAll(text, c.old, c.new)
 	}
 	return text
 }
 
-func (s *stack) startSidecar(t *testing.T) {
+// write writes an example with changes into the folder of the stack.
+func (s *stack) write(t *testing.T, name string, changes ...change) (path string) {
 	t.Helper()
-	network, address, flag := "tcp", s.addr+":8081", s.addr+":8081"
-	if s.socket != "" {
-		network, address, flag = "unix", s.socket, "unix://"+s.socket
-	}
-	s.sidecar = start(s.owner, sidecarProgram, "serve", "--config", root+"/examples/envoy/rlsidecar.yaml",
-		"--grpc-listen", flag, "--http-listen", s.addr+":8080", "--admin-listen", s.addr+":6070", "--drain-delay", "0s")
-	awaitPort(t, s.sidecar, network, address)
+	return s.writeText(t, filepath.Base(name), example(t, name, changes...))
 }
 
-func (s *stack) awaitSidecar(t *testing.T) {
+func (s *stack) writeText(t *testing.T, name, text string) (path string) {
 	t.Helper()
-	s.awaitSidecars(t, 1)
+	path = filepath.Join(s.dir, name)
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(text, "127.0.0.1", s.addr)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// startSidecar starts the sidecar, or starts it again.
+func (s *stack) startSidecar(t *testing.T) {
+	t.Helper()
+	s.sidecar = serve(s.owner, s.addr, append([]string{"--config", s.limits}, s.args...)...)
+}
+
+// run starts the proxy in the folder of its configuration.
+func (s *stack) run(t *testing.T, program string, args ...string) {
+	t.Helper()
+	s.proxy = startIn(s.owner, s.dir, program, args...)
+	awaitPort(t, s.proxy, "tcp", s.addr+":"+s.port)
+}
+
+func (s *stack) runEnvoy(t *testing.T, config string) {
+	t.Helper()
+	s.proxy = start(s.owner, tooltest.Path(t, "envoy"), "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
+	eventually(t, "Envoy is ready", func() bool {
+		if !s.proxy.running() {
+			t.Fatalf("Envoy ended: %v", s.proxy.err)
+		}
+		_, ready := fetch("http://" + s.addr + ":9901/ready")
+		return strings.HasPrefix(ready, "LIVE")
+	})
 }
 
 func (s *stack) awaitSidecars(t *testing.T, n int) {
@@ -171,11 +164,28 @@ func (s *stack) awaitSidecars(t *testing.T, n int) {
 	})
 }
 
-// The answers of the application contain no byte of the request.
+// stat returns a counter or gauge of Envoy, or -1 if it does not exist.
+func (s *stack) stat(name string) int {
+	_, stats := fetch("http://" + s.addr + ":9901/stats?filter=" + name)
+	for line := range strings.Lines(stats) {
+		if value, ok := strings.CutPrefix(line, name+": "); ok {
+			if n, err := strconv.Atoi(strings.TrimSpace(value)); err == nil {
+				return n
+			}
+		}
+	}
+	return -1
+}
+
+// serveApplication starts an application that answers 403 to /forbidden, 500 to /broken, and 200 to all other
+// requests. Its answers contain no byte of the request.
 func (s *stack) serveApplication(t *testing.T) {
 	t.Helper()
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
 		s.receive(r)
+		if code, ok := map[string]int{"/forbidden": http.StatusForbidden, "/broken": http.StatusInternalServerError}[r.URL.Path]; ok {
+			w.WriteHeader(code)
+		}
 		_, _ = io.WriteString(w, "application")
 	})
 }
@@ -192,27 +202,51 @@ func serveAt(t *testing.T, address string, handler http.HandlerFunc) {
 	t.Cleanup(func() { _ = server.Close(); <-served })
 }
 
-// admin returns "" if there is no answer.
-func (s *stack) admin(path string) string {
-	resp, err := s.client.Get("http://" + s.addr + ":9901" + path)
-	if err != nil {
-		return ""
-	}
-	defer resp.Body.Close()
-	body, _ := io.ReadAll(resp.Body)
-	return string(body)
-}
+// attackHeader names the attack that a request belongs to.
+const attackHeader = "X-Attack"
 
-// stat returns -1 if the counter or gauge does not exist.
-func (s *stack) stat(name string) int {
-	for line := range strings.Lines(s.admin("/stats?filter=" + name)) {
-		if value, ok := strings.CutPrefix(line, name+": "); ok {
-			if n, err := strconv.Atoi(strings.TrimSpace(value)); err == nil {
-				return n
+func (s *stack) receive(r *http.Request) {
+	body, _ := io.ReadAll(r.Body) // trailers follow the body; without a whole body there are none
+	got := &arrival{body: string(body)}
+	counts := []string{"tenant " + strings.TrimSpace(r.URL.Query().Get("tenant"))}
+	if name := r.Header.Get(attackHeader); name != "" && sameApplicationPath(r.URL.Path) == "/login" {
+		counts = append(counts, "login "+name)
+	}
+	for _, fields := range []http.Header{r.Header, r.Trailer} {
+		for name, lines := range fields {
+			if strings.EqualFold(strings.ReplaceAll(name, "_", "-"), "X-Api-Key") {
+				got.keys = append(got.keys, lines...)
 			}
 		}
 	}
-	return -1
+	of := map[string]bool{}
+	for _, key := range got.keys {
+		of["key "+target.Trim(key)] = true
+	}
+	for text := range of {
+		counts = append(counts, text)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, text := range counts {
+		s.counts[text]++
+	}
+	s.arrived.Add(1)
+	s.last.Store(got)
+}
+
+// countOf returns how many requests reached the application with a key ("key KEY"), with a tenant ("tenant TENANT"), or
+// with the path /login in an attack ("login NAME").
+func (s *stack) countOf(what string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.counts[what]
+}
+
+// sameApplicationPath returns the path that an application serves if it ignores case, trailing slashes and
+// path parameters, and treats backslashes as slashes.
+func sameApplicationPath(path string) string {
+	return target.Fold(target.Path(path), target.IgnoreCase|target.IgnoreTrailingSlash|target.IgnoreParameters|target.IgnoreBackslash)
 }
 
 type answer struct {
@@ -221,41 +255,59 @@ type answer struct {
 	raw    string
 }
 
-// get sends GET path to Envoy's port 10000, with headers ("name: value"), byte for byte. from is the client's
-// address; "" means any.
+// get sends GET path to the proxy with headers ("name: value"), byte for byte. from is the client's address; "" means
+// any.
 func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
 	t.Helper()
-	raw, err := s.exchange(t, from, "10000", path, headers...)
-	if err != nil {
-		t.Fatalf("GET %.100q: %v", path, err)
-	}
-	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(raw)), nil)
-	if err != nil {
-		t.Fatalf("GET %.100q: %v in %.200q", path, err, raw)
-	}
-	_ = resp.Body.Close()
-	return answer{resp.StatusCode, resp.Header, string(raw)}
+	lines := append([]string{"GET " + path + " HTTP/1.1", "Host: shop.test", "Connection: close"}, headers...)
+	return s.do(t, from, strings.Join(lines, "\r\n")+"\r\n\r\n")
 }
 
-// exchange opens a connection to a port of Envoy, sends GET path and returns all bytes until the connection ends. The
-// other parameters are those of get.
-func (s *stack) exchange(t *testing.T, from, port, path string, headers ...string) ([]byte, error) {
+func (s *stack) do(t *testing.T, from, request string) answer {
+	t.Helper()
+	a, err := s.try(t, from, s.port, request)
+	if err != nil {
+		t.Fatalf("%.100q: %v", request, err)
+	}
+	return a
+}
+
+// key returns a function that sends a request with a key.
+func (s *stack) key(t *testing.T, value string) func() answer {
+	t.Helper()
+	return func() answer { t.Helper(); return s.get(t, "", "/", "X-Api-Key: "+value) }
+}
+
+// try sends a request to a port. It returns an error if the connection ends without a valid answer.
+func (s *stack) try(t *testing.T, from, port, request string) (answer, error) {
+	t.Helper()
+	conn := dialFrom(t, from, net.JoinHostPort(s.addr, port))
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(maxWait))
+	if _, err := io.WriteString(conn, request); err != nil {
+		return answer{}, err
+	}
+	var raw bytes.Buffer
+	resp, err := http.ReadResponse(bufio.NewReader(io.TeeReader(conn, &raw)), nil)
+	if err != nil {
+		return answer{}, fmt.Errorf("%w after %.200q", err, raw.String())
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, resp.Body) // the status is enough; the rest of the answer may be missing
+	return answer{resp.StatusCode, resp.Header, raw.String()}, nil
+}
+
+func dialFrom(t *testing.T, client, address string) net.Conn {
 	t.Helper()
 	var dialer net.Dialer
-	if from != "" {
-		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
+	if client != "" {
+		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(client)}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
-	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(s.addr, port))
+	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(maxWait))
-	lines := append([]string{"GET " + path + " HTTP/1.1", "host: shop.test", "connection: close"}, headers...)
-	if _, err := io.WriteString(conn, strings.Join(lines, "\r\n")+"\r\n\r\n"); err != nil {
-		return nil, err
-	}
-	return io.ReadAll(conn)
+	return conn
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -118,9 +117,5 @@ func (s *stack) translatedFile(t *testing.T, r translated, filters ...any) strin
 		t.Fatal(err)
 	}
 	text = bytes.ReplaceAll(text, []byte("timeout: 0.050s"), []byte("timeout: 10s")) // on a busy machine 50 ms may be too short
-	path := filepath.Join(t.TempDir(), "envoy.yaml")
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return s.writeText(t, "envoy.yaml", string(text))
 }

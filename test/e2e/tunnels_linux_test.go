@@ -3,7 +3,6 @@ package e2e
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -15,39 +14,11 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-
-	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
 // A proxy that forwards an upgrade, or CONNECT, hands the connection over to the application if the application
 // agrees. The proxy then sends no auth request for the requests inside this tunnel. The applications of the tests
 // agree to every upgrade, and count the requests that arrive.
-
-// tunnelHeader names the attack that a request belongs to.
-const tunnelHeader = "X-Tunnel"
-
-// counts has the number of requests of each attack that reached the application.
-type counts struct {
-	mu sync.Mutex
-	of map[string]int // guarded by mu
-}
-
-func (c *counts) add(r *http.Request) {
-	if name := r.Header.Get(tunnelHeader); name != "" {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.of == nil {
-			c.of = map[string]int{}
-		}
-		c.of[name]++
-	}
-}
-
-func (c *counts) get(name string) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.of[name]
-}
 
 // newApplication returns a server for HTTP/1 and HTTP/2 without TLS that agrees to every upgrade, and serves requests
 // inside the tunnel like those outside.
@@ -189,8 +160,11 @@ func (a tunnelAttack) requests(t *testing.T, n int, headers ...header) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	if !a.http2 {
-		for range n {
+		for i := range n {
 			fmt.Fprint(&out, "GET /login HTTP/1.1\r\nHost: shop.test\r\n")
+			if i == n-1 {
+				fmt.Fprint(&out, "Connection: close\r\n")
+			}
 			for _, h := range headers {
 				fmt.Fprintf(&out, "%s: %s\r\n", h.name, h.value)
 			}
@@ -222,10 +196,10 @@ func (a tunnelAttack) requests(t *testing.T, n int, headers ...header) []byte {
 // tunnelTime is how long an attack waits for the end of a connection.
 const tunnelTime = 3 * time.Second
 
-// attackTunnel sends n requests through a tunnel to address, all with the header tunnelHeader: name.
+// attackTunnel sends n requests through a tunnel to address, all with the header attackHeader: name.
 func attackTunnel(t *testing.T, address, client, name string, a tunnelAttack, n int) {
 	t.Helper()
-	headers := []header{{tunnelHeader, name}, {"X-Api-Key", name}, {"X-User", name}}
+	headers := []header{{attackHeader, name}, {"X-Api-Key", name}, {"X-User", name}}
 	first := a.request
 	if first == "" {
 		first = "GET /login HTTP/1.1"
@@ -260,7 +234,7 @@ func attackTunnel(t *testing.T, address, client, name string, a tunnelAttack, n 
 // attackStream sends n requests as the body of a stream of HTTP/2 that starts with pseudo.
 func attackStream(t *testing.T, address, client, name string, pseudo []header, inside tunnelAttack, n int) {
 	t.Helper()
-	headers := []header{{tunnelHeader, name}, {"X-Api-Key", name}}
+	headers := []header{{attackHeader, name}, {"X-Api-Key", name}}
 	conn := dialFrom(t, client, address)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(tunnelTime))
@@ -281,115 +255,57 @@ func attackStream(t *testing.T, address, client, name string, pseudo []header, i
 		if err != nil { // the connection or the time has ended
 			return
 		}
+		if h := frame.Header(); h.StreamID == 1 && (h.Type == http2.FrameRSTStream || h.Flags.Has(http2.FlagHeadersEndStream) && h.Type != http2.FrameWindowUpdate) {
+			return // the stream has ended
+		}
 		if settings, ok := frame.(*http2.SettingsFrame); ok && !settings.IsAck() {
 			_ = framer.WriteSettingsAck()
 		}
 	}
 }
 
-func dialFrom(t *testing.T, client, address string) net.Conn {
-	t.Helper()
-	var dialer net.Dialer
-	if client != "" {
-		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(client)}
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
-	defer cancel()
-	conn, err := dialer.DialContext(ctx, "tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return conn
-}
-
 // TestTunnelAttacks checks the attacks: without a proxy, all of their requests reach the application.
 func TestTunnelAttacks(t *testing.T) {
 	t.Parallel()
-	s := &stack{owner: t, addr: loopback()}
+	s := newStack(t, "9000", "")
 	s.serveApplication(t)
 	const n = 20
 	for _, a := range tunnelAttacks {
 		t.Run(a.name, func(t *testing.T) {
 			t.Parallel()
-			if attackTunnel(t, s.addr+":9000", "", a.name, a, n); s.counts.get(a.name) < n {
-				t.Errorf("%d requests reached the application, want at least %d", s.counts.get(a.name), n)
+			if attackTunnel(t, s.addr+":9000", "", a.name, a, n); s.countOf("login "+a.name) < n {
+				t.Errorf("%d requests reached the application, want at least %d", s.countOf("login "+a.name), n)
 			}
 		})
 	}
 }
 
 // tunnelsAreCounted opens a tunnel with the first, allowed request, and then sends four times as many requests as
-// the limit allows. network is a part of the clients' addresses that no other test uses.
-func (g gateway) tunnelsAreCounted(t *testing.T, network int) {
+// the limit allows.
+func (s *stack) tunnelsAreCounted(t *testing.T) {
 	t.Helper()
-	keys := g.keys
-	if keys == (bucket{}) {
-		keys = perKey
-	}
+	n := 4 * s.keys.capacity
 	attack := func(i int, name string, send func(t *testing.T, client, name string)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			from := time.Now()
-			send(t, fmt.Sprintf("127.69.%d.%d", network, i+1), t.Name())
-			if got, most := g.counts.get(t.Name()), keys.capacity+int(time.Since(from)/keys.each)+1; got > most {
+			send(t, fmt.Sprintf("127.69.0.%d", i+1), t.Name())
+			if got, most := s.countOf("login "+t.Name()), s.keys.mostIn(from)+1; got > most {
 				t.Errorf("%d requests reached the application, want at most %d", got, most)
 			}
 		})
 	}
 	for i, a := range tunnelAttacks {
 		attack(i, a.name, func(t *testing.T, client, name string) {
-			attackTunnel(t, g.addr+":"+g.port, client, name, a, 4*keys.capacity)
+			attackTunnel(t, s.addr+":"+s.port, client, name, a, n)
 		})
 	}
 	for i, a := range connectAttacks {
-		if g.http2 == "" {
+		if s.http2 == "" {
 			break
 		}
 		attack(len(tunnelAttacks)+i, "HTTP/2: "+a.name, func(t *testing.T, client, name string) {
-			attackStream(t, g.addr+":"+g.http2, client, name, a.pseudo, tunnelAttack{http2: a.http2}, 4*keys.capacity)
-		})
-	}
-}
-
-func TestTunnelsAreCounted(t *testing.T) {
-	t.Parallel()
-	never := func(capacity int) bucket { return bucket{capacity, 365 * 24 * time.Hour} }
-	recipe := func(name string, render func(*testing.T) rendered, keys bucket) func(t *testing.T) gateway {
-		return func(t *testing.T) gateway {
-			t.Helper()
-			tooltest.Path(t, "envoy") // skips the test if Envoy is missing
-			s, _ := startRecipe(t, name, render)
-			g := s.asGateway()
-			g.keys = keys
-			return g
-		}
-	}
-	asFront := func(s *front, http2 string) gateway { return gateway{stack: s.stack, port: "8000", http2: http2} }
-	nginxHTTP2 := change{"listen 127.0.0.1:8000;", "listen 127.0.0.1:8000; listen 127.0.0.1:8002 http2;"}
-	caddyHTTP2 := change{"max_header_size 64KB", "protocols h1 h2 h2c\n\t\tmax_header_size 64KB"}
-	for network, c := range []struct {
-		name  string
-		start func(t *testing.T) gateway
-	}{
-		{"envoy", func(t *testing.T) gateway { return newStack(t, "").asGateway() }},
-		{"ext_authz", func(t *testing.T) gateway { return newExtAuthzStack(t).asGateway() }},
-		{"nginx", func(t *testing.T) gateway {
-			return asFront(newNginxStack(t, "", append(longTimeouts, nginxHTTP2)...), "8002")
-		}},
-		{"haproxy", func(t *testing.T) gateway { return asFront(newHAProxy(t, longHAProxyTimeouts...), "8000") }},
-		{"caddy", func(t *testing.T) gateway {
-			return asFront(newCaddy(t, append(longCaddyTimeouts, caddyHTTP2)...), "8000")
-		}},
-		{"traefik", func(t *testing.T) gateway { return asFront(newTraefik(t), "8000") }},
-		{"ingress-nginx", func(t *testing.T) gateway { return asFront(newIngressNginx(t), "") }},
-		{"istio", recipe("istio", istioRenders, perKey)},
-		{"contour", recipe("contour", nil, perKey)},
-		{"kgateway", recipe("kgateway", func(t *testing.T) rendered { return readRendered(t, "kgateway.yaml") }, perAddress)},
-		{"envoy-gateway", recipe("envoy-gateway", func(t *testing.T) rendered { return inAYear(t, readRendered(t, "envoy-gateway.yaml")) }, never(perMinute.capacity))},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			c.start(t).tunnelsAreCounted(t, network)
+			attackStream(t, s.addr+":"+s.http2, client, name, a.pseudo, tunnelAttack{http2: a.http2}, n)
 		})
 	}
 }

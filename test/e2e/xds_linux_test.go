@@ -17,9 +17,8 @@ func TestXDSExample(t *testing.T) {
 	}
 	addr, client := loopback(), &http.Client{Timeout: maxWait, Transport: &http.Transport{DisableKeepAlives: true}}
 	plane := start(t, program, "-listen", addr+":18001")
-	sidecar := start(t, sidecarProgram, "serve", "--xds-server", addr+":18001", "--xds-node-id", "edge", "--xds-backoff", "10ms", "--xds-max-backoff", "100ms",
-		"--grpc-listen", addr+":8081", "--http-listen", addr+":8080", "--admin-listen", addr+":6070", "--admin-token", "t", "--metrics-listen", addr+":9090", "--drain-delay", "0s")
-	awaitPort(t, sidecar, "tcp", addr+":8080")
+	serve(t, addr, "--xds-server", addr+":18001", "--xds-node-id", "edge", "--xds-backoff", "10ms", "--xds-max-backoff", "100ms",
+		"--admin-token", "t", "--metrics-listen", addr+":9090")
 	send := func(key string) int {
 		t.Helper()
 		resp, err := client.Post("http://"+addr+":8080/json", "application/json",
