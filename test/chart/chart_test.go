@@ -185,8 +185,7 @@ func TestKubernetesAcceptsTheManifests(t *testing.T) {
 }
 
 // TestRulesAndDashboardArriveAsTheyAre checks that Prometheus and Grafana get the files of the chart
-// unchanged. These files contain templates of their own, which Helm must not render. test/observability
-// compares them with examples/observability.
+// unchanged. These files contain templates of their own, which Helm must not render.
 func TestRulesAndDashboardArriveAsTheyAre(t *testing.T) {
 	read := func(name string) []byte {
 		data, err := os.ReadFile(filepath.Join(ours, "files", name))

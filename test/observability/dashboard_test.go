@@ -95,21 +95,3 @@ func TestDashboardLayout(t *testing.T) {
 		t.Errorf("the first row has the panels %q, want Block ratio, Store errors, Denied by limit, p99, Used share", got)
 	}
 }
-
-// TestChartHasTheSameFiles compares the copies in the chart with the originals. Helm cannot read files
-// outside of a chart.
-func TestChartHasTheSameFiles(t *testing.T) {
-	for _, name := range []string{"rules.yaml", "dashboard.json"} {
-		source, err := os.ReadFile(filepath.Join(examples, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		copied, err := os.ReadFile(filepath.Join(root, "charts/rlsidecar/files", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(source, copied) {
-			t.Errorf("charts/rlsidecar/files/%s differs; run: cp examples/observability/%[1]s charts/rlsidecar/files/", name)
-		}
-	}
-}

@@ -34,7 +34,7 @@ func TestRunbooksAnswerEachAlert(t *testing.T) {
 		}
 		at := -1
 		for _, lead := range []string{"**Users.**", "**Cause.**", "**Act.**", "**Over when**"} {
-			found := strings.Index(body, "\n"+lead)
+			found := strings.Index(body, "\n- "+lead)
 			if found <= at {
 				t.Errorf("%s: no %s, or not in this order", alert.Alert, lead)
 			}
