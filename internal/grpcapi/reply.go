@@ -32,6 +32,10 @@ const (
 
 	durationSeconds = 1
 
+	// longestDuration is the longest google.protobuf.Duration, in seconds: 10,000 years. JSON cannot express a longer one.
+	// Credits of which one a year flows in take longer to be full.
+	longestDuration = 315_576_000_000
+
 	codeOK        = 1
 	codeOverLimit = 2
 )
@@ -82,6 +86,7 @@ func (s *status) report(v *limiter.Verdict, i int) {
 	case p.Alone && p.Reference: // the reference server has no permanent denials, and reports the reset time
 		s.reset = replies.Seconds(r.Decision.ResetAfter)
 	}
+	s.reset = min(s.reset, longestDuration)
 }
 
 // appendVerdict appends the RateLimitResponse for v, without headers and metadata. The overall code is

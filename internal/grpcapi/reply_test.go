@@ -7,6 +7,7 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -87,6 +88,8 @@ func TestStatus(t *testing.T) {
 				LimitRemaining: 1, DurationUntilReset: &durationpb.Duration{Seconds: 9}}},
 		{"more left than can be said", result(plain, limiter.Allowed, algorithms.Decision{Remaining: 1 << 40, ResetAfter: 1e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: shown, LimitRemaining: math.MaxUint32, DurationUntilReset: &durationpb.Duration{Seconds: 1}}},
+		{"full after more years than a Duration can have", result(plain, limiter.Allowed, algorithms.Decision{ResetAfter: 100_000 * 365 * algorithms.Day}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 10_000 * 365.25 * 86_400}}},
 		{"a name, two minutes", result(&descriptors.Policy{RateName: "ho\"ur é/1", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: 2 * minute})}, limiter.Allowed, algorithms.Decision{ResetAfter: 120e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, DurationUntilReset: &durationpb.Duration{Seconds: 120}, CurrentLimit: &rls.RateLimitResponse_RateLimit{
 				Name: "ho_ur___/1", RequestsPerUnit: 7, Unit: rls.RateLimitResponse_RateLimit_MINUTE, UnitMultiplier: wrapperspb.UInt32(2)}}},
@@ -98,6 +101,9 @@ func TestStatus(t *testing.T) {
 		}
 		for i, known := range []*knownLimits{nil, &known, &known} {
 			got := reread(t, appendVerdict(nil, v, known))
+			if _, err := protojson.Marshal(got); err != nil {
+				t.Errorf("%s: as JSON: %v", c.name, err)
+			}
 			if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 				t.Errorf("%s: %d: (-want +got)\n%s", c.name, i, diff)
 			}
