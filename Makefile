@@ -27,8 +27,8 @@ docs: ## generate the parts of docs/ that come from the code: reference and pict
 	@UPDATE_DOCS=1 go test -count=1 -run 'Reference|Pictures' ./test/docgen ./internal/telemetry/metrics ./cmd/rlsidecar
 fuzz: ## run each fuzz target for FUZZTIME (default 30s), and list the number of executions
 	@scripts/fuzz.sh
-mutate: ## plant faults by rule into the packages PKG, all of them or SAMPLE of each, and print those that no test notices
-	@go run ./test/plant -sample $(or $(SAMPLE),0) $(PKG)
+mutate: ## plant faults by rule into the packages PKG, all of them or SAMPLE of each, and print those that no test notices. MUTATE has flags, such as -only take.lua
+	@go run ./test/plant -sample $(or $(SAMPLE),0) $(MUTATE) $(PKG)
 histories: ## check the decisions of concurrent sidecars on a failing Redis; each run takes HISTORIES (default 1m)
 	@HISTORIES=$${HISTORIES:-1m} go test -vet=off -count=1 -v -timeout 3h ./test/histories
 bench: ## run the benchmarks of the packages, and compare with other limiters and servers

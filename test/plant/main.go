@@ -9,7 +9,8 @@
 //
 // The rules, for Go: a comparison of numbers is moved by one; == and !=, + and -, min and max are exchanged; one side of
 // && or || is dropped; a condition is negated; an assignment, a call or a send is deleted; a field of a struct is left
-// out; an error is not returned; a constant is changed. The rules for the Redis script are in lua.go. The faulty files are given to the compiler in an overlay, so the tree never changes.
+// out; an error is not returned; a constant is changed. The rules for the Redis script are in lua.go. The compiler gets the
+// faulty files in an overlay, so the tree never changes.
 //
 // The tests of the package notice a fault if they fail, or take ten times as long as without a fault. For some
 // packages the tests of other packages judge too (judges).
@@ -60,20 +61,25 @@ var judges = map[string][]judge{
 	"internal/redis":  {{"./test/simulate", []string{"-test.run=TestSimulation", "-seeds=300"}}},
 }
 
+var (
+	sample = flag.Int("sample", 0, "plant only this `number` of faults of each package, chosen at random; 0 means all")
+	seed   = flag.Uint64("seed", 1, "the seed of the random choice")
+	list   = flag.Bool("list", false, "list the faults, and run no tests")
+	only   = flag.String("only", "", "plant only into files whose name contains this `text`, such as take.lua")
+	tests  = flag.String("run", "", "run only the tests of the package that match this `expression`")
+)
+
 func main() {
-	sample := flag.Int("sample", 0, "plant only this `number` of faults of each package, chosen at random; 0 means all")
-	seed := flag.Uint64("seed", 1, "the seed of the random choice")
-	list := flag.Bool("list", false, "list the faults, and run no tests")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, flag.Args(), *sample, *seed, *list); err != nil {
+	if err := run(ctx, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "plant:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, patterns []string, sample int, seed uint64, list bool) error {
+func run(ctx context.Context, patterns []string) error {
 	if len(patterns) == 0 {
 		return errors.New("name a package, such as ./pkg/algorithms")
 	}
@@ -81,13 +87,12 @@ func run(ctx context.Context, patterns []string, sample int, seed uint64, list b
 	if err != nil {
 		return err
 	}
-	var rows []string
 	for _, p := range packages {
 		faults, overlay, err := p.plant()
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.path, err)
 		}
-		if list {
+		if *list {
 			for i, f := range faults {
 				fmt.Printf("%d %s: %s: %s\n", i+1, f.place, f.rule, f.text)
 			}
@@ -96,15 +101,11 @@ func run(ctx context.Context, patterns []string, sample int, seed uint64, list b
 		if len(faults) == 0 {
 			continue
 		}
-		row, err := p.judge(ctx, faults, overlay, sample, seed)
+		row, err := p.judge(ctx, faults, overlay)
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.path, err)
 		}
-		rows = append(rows, row)
 		fmt.Println(row)
-	}
-	if len(rows) > 1 {
-		fmt.Printf("\n| package | planted | noticed |\n|---|---|---|\n%s\n", strings.Join(rows, "\n"))
 	}
 	return ctx.Err()
 }
@@ -119,7 +120,7 @@ type binary struct {
 }
 
 // judge runs the tests for each fault, or for a sample of them, and returns a row of the table of results.
-func (p *pkg) judge(ctx context.Context, faults []fault, overlay map[string][]byte, sample int, seed uint64) (string, error) {
+func (p *pkg) judge(ctx context.Context, faults []fault, overlay map[string][]byte) (string, error) {
 	folder, err := os.MkdirTemp("", "plant-")
 	if err != nil {
 		return "", err
@@ -130,7 +131,7 @@ func (p *pkg) judge(ctx context.Context, faults []fault, overlay map[string][]by
 		return "", err
 	}
 	var binaries []*binary
-	for i, j := range append([]judge{{"./" + p.path, nil}}, judges[p.path]...) {
+	for i, j := range append([]judge{{"./" + p.path, []string{"-test.run=" + *tests}}}, judges[p.path]...) {
 		b := &binary{judge: j, path: filepath.Join(folder, fmt.Sprintf("judge%d.test", i)), dir: filepath.Clean(j.pkg)}
 		if err := b.build(ctx, file); err != nil {
 			return "", err
@@ -143,9 +144,10 @@ func (p *pkg) judge(ctx context.Context, faults []fault, overlay map[string][]by
 		}
 		binaries = append(binaries, b)
 	}
-	chosen := rand.New(rand.NewPCG(seed, 0)).Perm(len(faults))
-	if sample > 0 && sample < len(chosen) {
-		chosen = chosen[:sample]
+	chosen := rand.New(rand.NewPCG(*seed, 0)).Perm(len(faults))
+	chosen = slices.DeleteFunc(chosen, func(n int) bool { return !strings.Contains(faults[n].place, *only) })
+	if *sample > 0 && *sample < len(chosen) {
+		chosen = chosen[:*sample]
 	}
 	slices.Sort(chosen)
 	unnoticed := p.runAll(ctx, binaries, chosen)
@@ -159,7 +161,7 @@ func (p *pkg) judge(ctx context.Context, faults []fault, overlay map[string][]by
 		fmt.Printf("%s: %s: %s%s\n", f.place, f.rule, f.text, note)
 	}
 	noticed := len(chosen) - len(unnoticed)
-	return fmt.Sprintf("| `%s` | %d | %d (%.0f %%) |", p.path, len(chosen), noticed, 100*float64(noticed)/float64(max(1, len(chosen)))), ctx.Err()
+	return fmt.Sprintf("| `%s` | %d | %d | %.0f %% |", p.path, len(chosen), noticed, 100*float64(noticed)/float64(max(1, len(chosen)))), ctx.Err()
 }
 
 // runAll runs the binaries for each chosen fault, and returns the faults that none of them notices.

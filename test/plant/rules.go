@@ -124,10 +124,9 @@ func importsOf(file *ast.File) map[string]string {
 	names := map[string]string{}
 	for _, spec := range file.Imports {
 		path := strings.Trim(spec.Path.Value, `"`)
+		names[path] = "" // the name of the package
 		if spec.Name != nil {
 			names[path] = spec.Name.Name
-		} else {
-			names[path] = "" // the name of the package
 		}
 	}
 	return names
