@@ -10,7 +10,9 @@ import (
 // removedSettings has the settings that earlier versions had, by the names of their flags, with what to do instead.
 // The text follows "has been removed: ". A row covers the flag of every command and the variable: reuse-port covers
 // --reuse-port and RLSIDECAR_REUSE_PORT.
-var removedSettings = map[string]string{}
+var removedSettings = map[string]string{
+	"reuse-port": "run two sidecars on one Redis, and restart one after the other (docs/operations.md, Restart)",
+}
 
 // removedCommands has the commands that earlier versions had, with what to do instead. A name may have two words, such
 // as "adjust verify".

@@ -81,7 +81,6 @@ type serveCmd struct {
 
 	HTTPHeaders httpHeaders `name:"http-headers" default:"ietf,x,retry_after" placeholder:"SETS" env:"RLSIDECAR_HTTP_HEADERS" help:"Rate limit headers of HTTP answers, for domains without the key http_headers: none, or any of ietf, x, openai and retry_after (${default})."`
 
-	ReusePort    bool          `env:"RLSIDECAR_REUSE_PORT" help:"Share the ports and sockets with another rlsidecar process that has this flag, so that a new process can replace the old one without a gap. Linux only."`
 	DrainDelay   time.Duration `default:"2s" env:"RLSIDECAR_DRAIN_DELAY" help:"After SIGTERM, the time to serve while not ready, so that proxies notice. Make it at least twice the interval of their health checks (${default})."`
 	DrainTimeout time.Duration `default:"10s" env:"RLSIDECAR_DRAIN_TIMEOUT" help:"After --drain-delay, the time to wait for requests in flight (${default})."`
 
@@ -186,7 +185,6 @@ func (c *serveCmd) settings(plane server.XDS) server.Config {
 		HTTPHeaders:   httpapi.HeaderSets(c.HTTPHeaders),
 		MemoryMaxKeys: c.MemoryMaxKeys,
 		Redis:         c.redis(),
-		ReusePort:     c.ReusePort,
 		DrainDelay:    c.DrainDelay, DrainTimeout: c.DrainTimeout,
 		Version: version, Revision: revision,
 	}

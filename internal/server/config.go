@@ -94,10 +94,6 @@ type Config struct {
 	// MemoryMaxKeys bounds the number of buckets in memory. 0 means memory.DefaultMaxKeys.
 	MemoryMaxKeys int
 
-	// ReusePort shares the ports and sockets with other processes that have ReusePort set too, so that a new
-	// process can replace an old one without an interruption. It needs Linux.
-	ReusePort bool
-
 	// DrainDelay is how long the server still accepts requests after it has reported that it is not ready.
 	// Clients notice the report in that time.
 	DrainDelay time.Duration
@@ -133,9 +129,6 @@ func (c *Config) Check() error {
 	}
 	if c.Metrics != "" && !strings.HasPrefix(c.MetricsPath, "/") {
 		return fmt.Errorf("--metrics-path must start with /, but is %q", c.MetricsPath)
-	}
-	if c.ReusePort && !canSharePorts {
-		return errors.New("--reuse-port needs Linux; leave it out here, and restart one instance after the other")
 	}
 	if len(c.Paths) > 0 && c.XDS.Server != "" {
 		return errors.New("--config and --xds-server cannot be combined; give one of them")

@@ -222,9 +222,9 @@ func (l *boundedListener) remove(c *boundedConn) {
 
 type boundedConn struct {
 	net.Conn
-	firstRequest
 	listener          *boundedListener
 	header            headerLines
+	unread            bool // the first request is not read yet; used by the ConnState of an http.Server
 	reservedForHealth bool
 	lastReceived      atomic.Int64 // when bytes were last received, on the listener's clock
 }

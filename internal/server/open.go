@@ -1,18 +1,15 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"go.uber.org/zap"
-	"google.golang.org/grpc/peer"
 
 	"github.com/rlsidecar/rlsidecar/internal/admin"
 	"github.com/rlsidecar/rlsidecar/internal/config"
@@ -27,10 +24,6 @@ func address(name string, a net.Addr) zap.Field {
 	}
 	return zap.Stringer(name, a)
 }
-
-// defaultHTTPIdle is longer than the default idle timeouts of NGINX, Traefik and Caddy. If the sidecar closed an idle
-// connection first, the proxy might be sending a request on it.
-const defaultHTTPIdle = 5 * time.Minute
 
 type listener struct {
 	name    string
@@ -70,10 +63,7 @@ func (s *server) open() (listeners []listener, running Running, err error) {
 		}
 	}
 	s.boundListeners(o.listeners)
-	if err = takeOver(o.listeners); err != nil {
-		o.abort()
-	}
-	return o.listeners, o.running, err
+	return o.listeners, o.running, nil
 }
 
 type opening struct {
@@ -98,8 +88,8 @@ func (o *opening) abort() {
 // has port 0.
 func (o *opening) add(name, address string, actual *net.Addr, d listener) (err error) {
 	d.name = name
-	if d.socket, err = listen(address, o.server.config.ReusePort); err != nil {
-		if errors.Is(err, syscall.EADDRINUSE) && !o.server.config.ReusePort {
+	if d.socket, err = listen(address); err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) {
 			err = fmt.Errorf("%w: another process listens there; stop it, or give another address with --%s-listen", err, name)
 		}
 		err = fmt.Errorf("listen on %s: %w", address, err)
@@ -130,10 +120,7 @@ func (o *opening) http() error {
 	if s.config.NoJSON {
 		c.AnswerJSON = nil
 	}
-	d := s.httpListener(&http.Server{
-		Handler: httpapi.New(c), ReadTimeout: 10 * time.Second,
-		WriteTimeout: 75 * time.Second, // longer than the longest delay of an answer
-	})
+	d := s.httpListener(httpapi.New(c), 75*time.Second) // longer than the longest delay of an answer
 	plain := d.serve
 	if s.config.HTTPProxyProtocol {
 		d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(l)) }
@@ -157,7 +144,7 @@ func (o *opening) admin() error {
 		Limiter: s.limiter, Log: s.log, Adjust: s.adjust.service, Used: s.watch.usage.Top, Unmatched: s.unmatched.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
 		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Settling: s.metrics.SettleTally, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
 	})
-	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // no WriteTimeout, because a profile may take long
+	d := s.httpListener(h, 0) // a profile may take long
 	d.closedLast = true
 	return o.add("admin", s.config.Admin, &o.running.Admin, d)
 }
@@ -173,7 +160,7 @@ func (o *opening) metrics() error {
 	if isLocal(s.config.Metrics) {
 		h = httpauth.LocalHostOnly(h, "use an address or localhost as the host name")
 	}
-	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
+	d := s.httpListener(h, time.Minute)
 	d.closedLast = true
 	return o.add("metrics", s.config.Metrics, &o.running.Metrics, d)
 }
@@ -192,42 +179,4 @@ func (s *server) httpAPI() *httpapi.API {
 
 func (s *server) authHandler() *httpapi.Auth {
 	return &httpapi.Auth{Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log}
-}
-
-func (s *server) httpListener(h *http.Server) listener {
-	h.ReadHeaderTimeout = 5 * time.Second
-	h.IdleTimeout = cmp.Or(s.config.HTTPIdleTimeout, defaultHTTPIdle)
-	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		// The address only has to differ between connections. Reading the actual address from c could block
-		// until the PROXY header arrives.
-		return peer.NewContext(withConn(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
-	}
-	var ending firstRequests
-	h.ConnState = func(nc net.Conn, state http.ConnState) {
-		ending.changed(nc, state)
-		innerConn(nc).changed(state)
-	}
-	h.MaxHeaderBytes = maxHeader - readAhead
-	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // the errors are mistakes of clients
-	var leaving atomic.Bool
-	handler := h.Handler
-	h.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		connOf(r).header.end()
-		if leaving.Load() {
-			w.Header().Set("Connection", "close") // the client continues on another connection, to another process
-		}
-		if !refuseHeader(w, r) && !onlyHealth(w, r) {
-			handler.ServeHTTP(w, r)
-		}
-	})
-	return listener{
-		unready: func() { leaving.Store(true) },
-		serve:   func(l net.Listener) error { return ending.serve(h, l) },
-		stop: func(ctx context.Context) {
-			ending.stop(ctx)
-			if h.Shutdown(ctx) != nil {
-				h.Close()
-			}
-		},
-	}
 }

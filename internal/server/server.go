@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -291,29 +290,6 @@ func (s *server) beReady(listeners []listener) {
 	}
 }
 
-// emptyQueues waits, for at most a second, until the listeners have accepted the connections that arrived
-// before leavePort. The kernel resets the connections in a listener's queue when the listener is closed.
-func emptyQueues(ctx context.Context, listeners []listener) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	pause := time.NewTicker(10 * time.Millisecond)
-	defer pause.Stop()
-	// Accept passes a connection to its server only after it has removed the connection from the queue. After
-	// the queues have been empty twice, the server has the last connection.
-	for empty := 0; empty < 2; {
-		if slices.ContainsFunc(listeners, func(d listener) bool { return queued(d.socket) }) {
-			empty = 0
-		} else {
-			empty++
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-pause.C:
-		}
-	}
-}
-
 // serve serves on the listeners, and calls started. When the context running ends or a listener fails, serve drains and
 // closes the listeners in order. It returns the error of the listener, or nil.
 func (s *server) serve(running context.Context, listeners []listener, started func()) error {
@@ -344,13 +320,6 @@ func (s *server) serve(running context.Context, listeners []listener, started fu
 		}
 	}
 	s.ready.Store(false) // after unready, so that an answer of /readyz with 503 closes its connection
-	for _, d := range listeners {
-		if s.config.ReusePort {
-			if err := leavePort(d.socket); err != nil {
-				s.log.Warn("new connections still arrive at this process until it closes the port, because the port could not be given to the new process earlier", zap.Stringer("port", d.socket.Addr()), zap.Error(err))
-			}
-		}
-	}
 	var failure error
 	if running.Err() == nil {
 		failure = context.Cause(ctx)
@@ -360,9 +329,6 @@ func (s *server) serve(running context.Context, listeners []listener, started fu
 	}
 	bound, cancel := context.WithTimeout(context.Background(), s.config.DrainTimeout)
 	defer cancel()
-	if s.config.ReusePort {
-		emptyQueues(bound, listeners)
-	}
 	for _, last := range []bool{false, true} {
 		var stopping sync.WaitGroup
 		for _, d := range listeners {

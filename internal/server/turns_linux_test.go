@@ -31,14 +31,14 @@ func TestRequestsThatArriveTogetherTakeTurns(t *testing.T) {
 	var greedy atomic.Int64 // requests of the greedy client that were served
 	at := make(chan int64, 1)
 	arrived := make(chan struct{})
-	d := (&server{log: zap.NewNop()}).httpListener(&http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	d := (&server{log: zap.NewNop()}).httpListener(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path == "/quiet":
 			at <- greedy.Load()
 		case greedy.Add(1) == 1:
 			<-arrived // the first request waits until the requests of both clients are in their sockets
 		}
-	})})
+	}), 0)
 	l := bounded(nonblock.Listener(plain), 10)
 	served := make(chan error, 1)
 	go func() { served <- d.serve(l) }()

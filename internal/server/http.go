@@ -1,0 +1,108 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc/peer"
+)
+
+// defaultHTTPIdle is longer than the default idle timeouts of NGINX, Traefik and Caddy. If the sidecar closed an idle
+// connection first, the proxy might be sending a request on it.
+const defaultHTTPIdle = 5 * time.Minute
+
+// httpServer is an http.Server whose end loses no request.
+type httpServer struct {
+	http.Server
+	unready atomic.Bool  // answers close their connections
+	unread  atomic.Int64 // accepted connections whose first request net/http has not read
+
+	mu       sync.Mutex
+	listener net.Listener  // guarded by mu; nil before serve and after stop
+	served   chan struct{} // closed when serve ends
+	stopped  bool          // guarded by mu
+}
+
+// httpListener returns the listener of HTTP whose requests handler serves. The timeout bounds the time to write an
+// answer; 0 means none.
+func (s *server) httpListener(handler http.Handler, timeout time.Duration) listener {
+	h := &httpServer{served: make(chan struct{})}
+	h.ReadTimeout, h.ReadHeaderTimeout, h.WriteTimeout = 10*time.Second, 5*time.Second, timeout
+	h.IdleTimeout = cmp.Or(s.config.HTTPIdleTimeout, defaultHTTPIdle)
+	h.MaxHeaderBytes = maxHeader - readAhead
+	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // the errors are mistakes of clients
+	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		// The address only has to differ between connections. Reading the actual address from c could block
+		// until the PROXY header arrives.
+		return peer.NewContext(withConn(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
+	}
+	h.ConnState = func(nc net.Conn, state http.ConnState) {
+		c := innerConn(nc)
+		if c.unread != (state == http.StateNew) {
+			if c.unread = !c.unread; c.unread {
+				h.unread.Add(1)
+			} else {
+				h.unread.Add(-1)
+			}
+		}
+		c.changed(state)
+	}
+	h.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		connOf(r).header.end()
+		if h.unready.Load() {
+			w.Header().Set("Connection", "close") // the client continues on another connection, to another process
+		}
+		if !refuseHeader(w, r) && !onlyHealth(w, r) {
+			handler.ServeHTTP(w, r)
+		}
+	})
+	return listener{unready: func() { h.unready.Store(true) }, serve: h.serve, stop: h.stop}
+}
+
+func (h *httpServer) serve(l net.Listener) error {
+	h.mu.Lock()
+	if h.stopped {
+		h.mu.Unlock()
+		return l.Close()
+	}
+	h.listener = l
+	h.mu.Unlock()
+	defer close(h.served)
+	err := h.Serve(l)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.stopped {
+		return nil
+	}
+	return err
+}
+
+// stop closes the listener, and waits for the requests in flight until ctx ends.
+//
+// After Shutdown has begun, net/http reads the first request of a connection and closes the connection without an
+// answer. Proxies open a connection for each request while the listener is not ready. So stop first waits until these
+// requests are read. It does not wait longer than 5 s, as long as Shutdown waits for a connection that sends nothing.
+func (h *httpServer) stop(ctx context.Context) {
+	h.mu.Lock()
+	h.stopped = true
+	l := h.listener
+	h.mu.Unlock()
+	if l != nil {
+		l.Close()
+		<-h.served // now unread counts all accepted connections
+	}
+	soon, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	for pause := time.Millisecond; h.unread.Load() > 0 && soon.Err() == nil; pause = min(2*pause, 50*time.Millisecond) {
+		time.Sleep(pause)
+	}
+	if h.Shutdown(ctx) != nil {
+		h.Close()
+	}
+}
