@@ -5,7 +5,7 @@
 // waiting. The announcement itself is cheap, but it wakes the runtime's monitor thread, which sleeps when
 // the process is idle. A process that is idle between requests pays for this with two or three thread
 // switches per request. For a Redis Cluster, one announcement less per call saved an eighth of the processor time
-// (docs/where-time-goes.md).
+// (docs/performance.md).
 //
 // For the same reason, a Pool runs short functions on goroutines that it keeps, and wakes these through the
 // poller.

@@ -1302,7 +1302,10 @@ local function general(now, given, names, stored, lives, answers)
   -- blocked decides a on s, which a penalty blocks until the time till: the charge is denied, and the amounts in d
   -- are those of the bucket without the charge.
   function blocked(l, phase, s, till, a, d)
+    local free = a.free
+    a.free = true -- a blocked request is not charged, also by a limit that charges denied ones
     take(l, phase, s, a, d, true)
+    a.free = free
     if d.never then return end
     local own = d.retry
     take(l, phase, s, { cost = 0, max_wait = 0, of = 0 }, d, true)

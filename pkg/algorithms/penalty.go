@@ -168,7 +168,7 @@ func (l *Limit) counts(d *Decision, a Charge) bool {
 // blocked returns the decision on charge a for a bucket that a Penalty blocks: a denial, and Never if the cost can
 // never fit.
 func (l *Limit) blocked(s State, now Micros, a Charge) Decision {
-	a.DryRun = true
+	a.DryRun, a.Free = true, true // a blocked request is not charged, also by a limit that charges denied ones
 	_, own := l.Take(s, now, a)
 	if own.Never {
 		return own

@@ -139,6 +139,10 @@ func vectors() []vector {
 	settlingWindow.Settles = true
 	blocked := tenPerMinute
 	blocked.Penalty = &algorithms.Penalty{After: 1, For: minute, Max: minute}
+	slowBlocked := window
+	slowBlocked.Penalty = &algorithms.Penalty{After: 1, For: 2 * s, Max: 2 * s}
+	largeBlocked := slowBlocked // admits more units than slowBlocked can express
+	largeBlocked.Rate, largeBlocked.Period, largeBlocked.TakesDenied = 1e9, s, true
 	return []vector{
 		{"1 one is there", perSecond(plain), []step{{cost: 1, allowed: true}}},
 		{"2 none is there", perSecond(plain), []step{
@@ -381,6 +385,13 @@ func vectors() []vector {
 			{cost: 1, retry: minute},
 			{cost: 0, retry: minute},
 			{cost: 0, settle: true, allowed: true},
+		}},
+		// A blocked request is not charged, even if the limit charges denied requests. So it does not convert the bucket.
+		{"blocked, under other numbers", slowBlocked, []step{
+			{cost: 10, allowed: true},
+			{at: 1 * s, cost: 1, retry: 59 * s, setsUp: true},
+			{at: 2 * s, by: largeBlocked, cost: 1e9, left: 1e9 - 10, retry: 58 * s},
+			{at: 60 * s, by: largeBlocked, cost: 1e9, allowed: true},
 		}},
 	}
 }
