@@ -146,10 +146,13 @@ type domain struct {
 	referenced []text // the named limits that descriptors refer to
 	// patterns has the places of the steps for which matchesSeveral returns true.
 	patterns map[sibling]place
-	// roots are the top-level descriptors of the document that is being compiled. They are recorded only if
-	// several documents have the domain.
-	roots  []root
-	spread bool
+}
+
+func newDomain(name string) *domain {
+	return &domain{
+		Domain: &limiter.Domain{Name: name, Tree: &descriptors.Tree{}, Named: map[string]*descriptors.Policy{}},
+		limits: map[string]*named{}, nodes: map[*descriptors.Node]place{}, patterns: map[sibling]place{},
+	}
 }
 
 // sibling identifies a step below parent by the result of step.composite.
@@ -205,12 +208,7 @@ func (c *compiler) build(d *domain) {
 			return
 		}
 	}
-	b := c.merge(d)
-	if b != nil {
-		c.problems = append(c.problems, b.problems...)
-	} else {
-		b = c.compileDomain(d)
-	}
+	b := c.compileDomain(d)
 	c.use(b)
 	if c.loader != nil && !c.full && d.Name != "" {
 		c.loader.built[d.Name] = b
@@ -225,7 +223,7 @@ func (c *compiler) compileDomain(d *domain) *built {
 		c.loader.refill(d.docs)
 	}
 	problems, mistakes, policies := len(c.problems), c.mistakes, c.policies
-	blocks := c.domain(d)
+	c.domain(d)
 	late := len(c.problems)
 	c.checkReplaces(d)
 	d.assignNames()
@@ -233,9 +231,6 @@ func (c *compiler) compileDomain(d *domain) *built {
 	b := &built{
 		Domain: d.Domain, docs: d.docs, mistakes: c.mistakes - mistakes, incomplete: c.incomplete,
 		problems: slices.Clone(c.problems[problems:late]), late: slices.Clone(c.problems[late:]),
-	}
-	if d.spread && b.mistakes == 0 && !b.incomplete && d.isSum() {
-		b.blocks = blocks
 	}
 	return b
 }
@@ -250,7 +245,7 @@ func (c *compiler) use(b *built) {
 	}
 }
 
-func (c *compiler) domain(d *domain) []*block {
+func (c *compiler) domain(d *domain) {
 	c.settings(d)
 	for _, doc := range d.docs {
 		for _, l := range doc.Limits.value {
@@ -258,10 +253,9 @@ func (c *compiler) domain(d *domain) []*block {
 		}
 	}
 	c.payers(d)
-	d.spread = len(d.docs) > 1
-	blocks := make([]*block, len(d.docs))
-	for i, doc := range d.docs {
-		blocks[i] = c.block(d, doc)
+	for _, doc := range d.docs {
+		c.shared.newDocument()
+		c.descriptors(d, d.Tree, nil, newPath(), doc.Descriptors.value)
 	}
 	c.checkPayers(d)
 	c.warnRequire(d)
@@ -270,7 +264,6 @@ func (c *compiler) domain(d *domain) []*block {
 		c.warn(headers.at, "http_headers: openai describes no limit, as no limit of domain %q has a unit_name; add \"unit_name: tokens\" or \"unit_name: requests\" to limits", d.Name)
 	}
 	c.settleEntries(d)
-	return blocks
 }
 
 // settings sets the settings of the domain from its documents. Settings that several documents have must be

@@ -45,9 +45,6 @@ type built struct {
 	// incomplete means that a file could not be read when the domain was compiled, so that mistakes may be
 	// missing.
 	incomplete bool
-	// blocks has one block for each of docs, so that a changed document can be compiled alone. It is nil if
-	// the domain is not the sum of its documents, or has only one document.
-	blocks []*block
 }
 
 // smallChange is the total size of changed files, in bytes, up to which a Load parses all of them before it compiles

@@ -32,10 +32,8 @@ type shared struct {
 // the memory.
 type chunks struct {
 	policies []descriptors.Policy // the unused rest of the last chunk
-	nodes    []descriptors.Node   // the unused rest of the last chunk
 	text     strings.Builder      // the last chunk of texts
 	size     int                  // the size of the last chunk of policies
-	sizeNode int                  // the size of the last chunk of nodes
 }
 
 // A chunk has at most mostInChunk policies or nodes, and a chunk of texts has about textPerPolicy bytes for each
@@ -50,8 +48,6 @@ func (c *chunks) copyPolicy(p *descriptors.Policy) *descriptors.Policy {
 	*own = *p
 	return own
 }
-
-func (c *chunks) node() *descriptors.Node { return nextOf(&c.nodes, &c.sizeNode) }
 
 // nextOf returns an item of a chunk. If the chunk is used up, nextOf allocates one of twice the size, up to
 // mostInChunk. So small documents have small chunks.

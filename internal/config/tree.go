@@ -98,9 +98,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 			c.descriptors(d, tree, node, steps, one.Descriptors.value)
 			continue
 		}
-		made := c.shared.node()
-		node := tree.Put(parent, s.Pattern, made)
-		added := node == made
+		node, added := tree.Add(parent, s.Pattern)
 		first := d.nodes[node]
 		if s.matchesSeveral() { // differently written steps can be equal, such as value_prefix: a and value: a*
 			same := sibling{parent, s.composite()}
@@ -112,9 +110,6 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		}
 		if added {
 			d.nodes[node] = at
-			if parent == nil && d.spread {
-				d.roots = append(d.roots, root{s.Pattern, node})
-			}
 		} else {
 			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, steps.name(), first)
 			node = &descriptors.Node{}
