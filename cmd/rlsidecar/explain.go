@@ -218,14 +218,14 @@ func described(d *limiter.Domain, entries []descriptors.Entry) explained {
 	if text := settlement(d, entries); text != "" {
 		return explained{Steps: []stepTaken{}, Limits: []limitApplied{}, Settles: text}
 	}
-	x := followed(d.Tree.Explain(entries))
+	x := followed(d.Tree.Explain(entries, descriptors.HasLimits))
 	if p := d.MostOverride(entries); p != nil {
 		x.MaxOverride = &bound{p.Place.String(), p.Words()}
 	}
 	return x
 }
 
-func followed(x descriptors.Explanation) explained {
+func followed(x descriptors.Explanation[descriptors.Limits]) explained {
 	e := explained{Steps: []stepTaken{}, Limits: []limitApplied{}}
 	for _, s := range x.Steps {
 		e.Steps = append(e.Steps, stepTaken{entryText(s.Entry), s.Pattern, s.How.String(), s.Over})

@@ -97,13 +97,13 @@ func example(s *limiter.Snapshot) (domain string, entries []descriptors.Entry, o
 	for _, name := range slices.Sorted(maps.Keys(s.Domains)) {
 		tree := s.Domains[name].Tree
 		// The explanation of an empty descriptor lists the descriptors that would match limits.
-		miss := tree.Explain(nil).Miss
+		miss := tree.Explain(nil, descriptors.HasLimits).Miss
 		if miss == nil {
 			continue
 		}
 		for _, pattern := range miss.Near {
 			entries := filled(pattern)
-			if node := tree.Match(entries); node != nil && len(node.Policies) > 0 {
+			if node := tree.Match(entries); node != nil && len(node.Found.Policies) > 0 {
 				return name, entries, true
 			}
 		}

@@ -505,5 +505,5 @@ func (c *compiler) canMatch(domain string, entries []limiter.AuthEntry) bool {
 	for i, e := range entries {
 		possible[i] = descriptors.Possible{Key: e.Key, Value: e.Value, Known: e.From == limiter.FromValue}
 	}
-	return d.Tree.CouldMatch(possible)
+	return d.Tree.CouldMatch(possible, descriptors.HasLimits)
 }

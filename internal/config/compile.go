@@ -141,7 +141,7 @@ type domain struct {
 	headers    headerSets
 	limits     map[string]*named
 	names      []string // the names of the limits, in the order of the files
-	nodes      map[*descriptors.Node]place
+	nodes      map[*descriptors.Node[descriptors.Limits]]place
 	uses       []use
 	referenced []text // the named limits that descriptors refer to
 	// patterns has the places of the steps for which matchesSeveral returns true.
@@ -150,14 +150,14 @@ type domain struct {
 
 func newDomain(name string) *domain {
 	return &domain{
-		Domain: &limiter.Domain{Name: name, Tree: &descriptors.Tree{}, Named: map[string]*descriptors.Policy{}},
-		limits: map[string]*named{}, nodes: map[*descriptors.Node]place{}, patterns: map[sibling]place{},
+		Domain: &limiter.Domain{Name: name, Tree: &descriptors.Tree[descriptors.Limits]{}, Named: map[string]*descriptors.Policy{}},
+		limits: map[string]*named{}, nodes: map[*descriptors.Node[descriptors.Limits]]place{}, patterns: map[sibling]place{},
 	}
 }
 
 // sibling identifies a step below parent by the result of step.composite.
 type sibling struct {
-	parent    *descriptors.Node
+	parent    *descriptors.Node[descriptors.Limits]
 	composite string
 }
 

@@ -48,7 +48,7 @@ func match(t *testing.T, s *limiter.Snapshot, domain, descriptor string) []*desc
 	if node == nil {
 		return nil
 	}
-	return node.Policies
+	return node.Found.Policies
 }
 
 func one(t *testing.T, s *limiter.Snapshot, domain, descriptor string) *descriptors.Policy {

@@ -69,9 +69,9 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 
 // warnSlots warns of a descriptor whose limits are charged as a group although a Redis Cluster may keep their
 // buckets in different slots.
-func (c *compiler) warnSlots(one *descriptor, steps path, node *descriptors.Node) {
+func (c *compiler) warnSlots(one *descriptor, steps path, node *descriptors.Node[descriptors.Limits]) {
 	separate := 0
-	for _, p := range node.Policies {
+	for _, p := range node.Found.Policies {
 		if !p.Unlimited && !p.Alone && !p.Shadow && !p.Quota && p.Extra().Slot == (descriptors.Slot{}) {
 			separate++
 		}

@@ -31,7 +31,7 @@ descriptors:
 		if err != nil {
 			t.Fatal(err)
 		}
-		return s.Domains["edge"].Tree.Match(entries).Policies[0].SlotOf(entries)
+		return s.Domains["edge"].Tree.Match(entries).Found.Policies[0].SlotOf(entries)
 	}
 	a, b := slot("tenant=a"), slot("tenant=b")
 	if a == 0 || a == b || slot("tenant=a,user=x") != a || slot("tenant=a,user=y") != a {

@@ -75,7 +75,7 @@ func (c *compiler) warnBlanks(at place, key, value string, how descriptors.How) 
 	}
 }
 
-func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descriptors.Node, above path, list []*descriptor) {
+func (c *compiler) descriptors(d *domain, tree *descriptors.Tree[descriptors.Limits], parent *descriptors.Node[descriptors.Limits], above path, list []*descriptor) {
 	for _, one := range list {
 		if c.full {
 			return
@@ -93,7 +93,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 			c.mistake(one.ShareThreshold.at, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'; remove it, or end the value in *", s.composite())
 		}
 		if s.Key == "" { // the mistake has been reported already, and the level is unknown
-			node := &descriptors.Node{}
+			node := &descriptors.Node[descriptors.Limits]{}
 			c.place(d, one, steps, node)
 			c.descriptors(d, tree, node, steps, one.Descriptors.value)
 			continue
@@ -112,14 +112,14 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 			d.nodes[node] = at
 		} else {
 			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, steps.name(), first)
-			node = &descriptors.Node{}
+			node = &descriptors.Node[descriptors.Limits]{}
 		}
 		c.place(d, one, steps, node)
 		c.descriptors(d, tree, node, steps, one.Descriptors.value)
 	}
 }
 
-func (c *compiler) place(d *domain, one *descriptor, steps path, node *descriptors.Node) {
+func (c *compiler) place(d *domain, one *descriptor, steps path, node *descriptors.Node[descriptors.Limits]) {
 	for _, name := range one.Limit.value {
 		l := d.limits[name.value]
 		switch {
@@ -141,7 +141,7 @@ func (c *compiler) place(d *domain, one *descriptor, steps path, node *descripto
 		}
 	}
 	if one.MaxOverride.ok {
-		node.MaxOverride = c.maxOverride(d, one.MaxOverride.value, steps)
+		node.Found.MaxOverride = c.maxOverride(d, one.MaxOverride.value, steps)
 	}
 	for i, l := range one.RateLimit.value {
 		if l.Then.stated() {
@@ -177,7 +177,7 @@ func (c *compiler) checkSettle(at place, p *draft) {
 }
 
 // useAt completes p for the place that uses the limit, and adds it to the node.
-func (c *compiler) useAt(d *domain, one *descriptor, steps path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
+func (c *compiler) useAt(d *domain, one *descriptor, steps path, node *descriptors.Node[descriptors.Limits], p *draft, named bool, replaces []*replacement) {
 	c.warnHits(one.at, p)
 	p.Shadow = p.Shadow || one.Shadow.value
 	p.Quota = p.Quota || one.Quota.value
@@ -187,7 +187,7 @@ func (c *compiler) useAt(d *domain, one *descriptor, steps path, node *descripto
 	p.more.Metadata = one.Metadata.value
 	p.Detailed = one.Detailed.value
 	number := ""
-	if n := len(node.Policies); n > 0 {
+	if n := len(node.Found.Policies); n > 0 {
 		number = "#" + strconv.Itoa(n+1)
 	}
 	p.StatKey = d.Name + "." + steps.name() + number
@@ -206,7 +206,7 @@ func (c *compiler) useAt(d *domain, one *descriptor, steps path, node *descripto
 		p.more.StatLevels = steps.levels()
 		p.more.StatLevels[len(steps)-1] += number
 	}
-	node.Policies = append(node.Policies, c.add(d, p, one.at, replaces))
+	node.Found.Policies = append(node.Found.Policies, c.add(d, p, one.at, replaces))
 }
 
 // add converts p to a Policy, and adds it to d with the next Index. If there are too many limits, add reports that

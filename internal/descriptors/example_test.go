@@ -26,11 +26,8 @@ func ExampleParse() {
 
 // A wrapper of a Store gets keys as bytes.
 func ExampleKeyText() {
-	p := descriptors.Policy{
-		Limit:  &algorithms.Limit{Kind: algorithms.TokenBucket},
-		Prefix: descriptors.Prefix("mail", "limit", "send", algorithms.TokenBucket),
-	}
-	key, _ := p.AppendKeyOf(nil, []string{"bob", "\xff"})
+	keys := descriptors.Keys{Prefix: descriptors.Prefix("mail", "limit", "send", algorithms.TokenBucket)}
+	key, _ := keys.AppendOf(nil, []string{"bob", "\xff"}, false)
 	fmt.Println(descriptors.KeyText(key))
 	// Output: limit send of domain mail, key bob,\xff
 }

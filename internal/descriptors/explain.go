@@ -3,16 +3,19 @@ package descriptors
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/spelling"
 )
 
 // Explanation describes step by step how Match treats a descriptor.
-type Explanation struct {
+type Explanation[T any] struct {
 	// Steps are the entries that matched a pattern, with their patterns, in order.
 	Steps []Step
 	// Node is the node at which the descriptor ended. It is nil if an entry matched no pattern, or if there is no entry.
-	Node *Node
+	Node *Node[T]
 	// Miss describes why no limit applies. It is nil if a limit applies.
 	Miss *Miss
 }
@@ -92,9 +95,10 @@ func entriesText(n int) string {
 	return fmt.Sprintf("%d entries", n)
 }
 
-// Explain matches entries as Match does, and describes each step, or why no limit applies.
-func (t *Tree) Explain(entries []Entry) Explanation {
-	var x Explanation
+// Explain matches entries as Match does, and describes each step, or why no limit applies. found reports whether a
+// limit applies at a node.
+func (t *Tree[T]) Explain(entries []Entry, found func(*Node[T]) bool) Explanation[T] {
+	var x Explanation[T]
 	at, shorter := &t.root, 0
 	for i := range entries {
 		e := &entries[i]
@@ -106,170 +110,102 @@ func (t *Tree) Explain(entries []Entry) Explanation {
 		}
 		x.Steps = append(x.Steps, at.step(e, node))
 		x.Node, at = node, &node.next
-		if len(node.Policies) > 0 {
+		if found(node) {
 			shorter = i + 1
 		}
 	}
-	if x.Node == nil || len(x.Node.Policies) == 0 {
-		x.Miss = at.ended(len(entries))
+	if x.Node == nil || !found(x.Node) {
+		x.Miss = at.ended(len(entries), found)
 		x.Miss.Shorter = shorter
 	}
 	return x
 }
 
-type matched struct {
-	Pattern
-	node *Node
-}
-
-// matching lists all patterns that match e, in order of precedence.
-func (at *level) matching(e *Entry) []matched {
-	var all []matched
-	add := func(p Pattern, node *Node) { all = append(all, matched{p, node}) }
-	t := at.tables()
-	v := t.keys.get(e.Key)
-	if v == nil {
-		v = newValues()
-	}
-	if node := v.exact.get(e.Value); node != nil {
-		add(Pattern{Key: e.Key, How: Exact, Text: e.Value}, node)
-	}
-	for _, n := range v.prefix.lengths {
-		if n <= len(e.Value) && v.prefix.nodes[e.Value[:n]] != nil {
-			add(Pattern{Key: e.Key, How: HasPrefix, Text: e.Value[:n]}, v.prefix.nodes[e.Value[:n]])
+// step describes e, which leads to node, and the other patterns that match e, in order of precedence.
+func (at *level[T]) step(e *Entry, node *Node[T]) Step {
+	all := slices.DeleteFunc(at.branches(), func(b branch[T]) bool { return !b.matchesEntry(e) })
+	wild := func(b branch[T]) bool { return b.How == Wildcard || b.How == Regex }
+	slices.SortFunc(all, func(a, b branch[T]) int {
+		if wild(a) && wild(b) {
+			return cmp.Compare(a.order, b.order)
 		}
-	}
-	for _, n := range v.suffix.lengths {
-		if n > len(e.Value) {
-			continue
-		}
-		if end := e.Value[len(e.Value)-n:]; v.suffix.nodes[end] != nil {
-			add(Pattern{Key: e.Key, How: HasSuffix, Text: end}, v.suffix.nodes[end])
-		}
-	}
-	var wild []wildcard
-	for _, w := range v.wild {
-		if w.matches(e.Value) {
-			wild = append(wild, w)
-		}
-	}
-	for _, w := range t.loose {
-		if glob(w.Text, e.Key, e.Value) {
-			wild = append(wild, w)
-		}
-	}
-	slices.SortFunc(wild, func(a, b wildcard) int { return cmp.Compare(a.order, b.order) })
-	for _, w := range wild {
-		add(w.Pattern, w.node)
-	}
-	if v.open != nil {
-		add(Pattern{Key: e.Key, How: Any}, v.open)
-	}
-	return all
-}
-
-func (at *level) step(e *Entry, node *Node) Step {
+		return cmp.Or(cmp.Compare(a.How, b.How), cmp.Compare(len(b.Text), len(a.Text)))
+	})
 	s := Step{Entry: *e}
-	for _, p := range at.matching(e) {
-		if p.node == node {
-			s.Pattern, s.How = p.Shown(), p.How
+	for _, b := range all {
+		if b.node == node {
+			s.Pattern, s.How = b.Shown(), b.How
 		} else {
-			s.Over = append(s.Over, p.Shown())
+			s.Over = append(s.Over, b.Shown())
 		}
 	}
 	return s
 }
 
-func (at *level) miss(i int, e *Entry) *Miss {
-	m := &Miss{At: i, Entry: *e}
-	t := at.tables()
-	v := t.keys.get(e.Key)
+func (b *branch[T]) matchesEntry(e *Entry) bool {
 	switch {
-	case v != nil:
-		m.Reason = NoValue
-		m.near(e.Value, v.names())
-	case t.keys.value != nil || len(t.loose) > 0:
-		m.Reason = NoKey
-		m.near(e.Key, t.names())
+	case b.Key == "":
+		return joined{e.Key, e.Value, true}.matches(b.Text)
+	case b.Key != e.Key:
+		return false
+	case b.How == Exact:
+		return e.Value == b.Text
+	case b.How == HasPrefix:
+		return strings.HasPrefix(e.Value, b.Text)
+	case b.How == HasSuffix:
+		return strings.HasSuffix(e.Value, b.Text)
 	default:
-		m.Reason = TooLong
+		return b.How == Any || b.matches(e.Value)
+	}
+}
+
+func (at *level[T]) miss(i int, e *Entry) *Miss {
+	m := &Miss{Reason: TooLong, At: i, Entry: *e}
+	var keys, values []string
+	for _, b := range at.branches() {
+		switch {
+		case b.Key == "":
+			keys = append(keys, b.Shown())
+		case b.Key == e.Key:
+			values = append(values, b.value())
+		default:
+			keys = append(keys, Printable(b.Key))
+		}
+	}
+	switch {
+	case len(values) > 0:
+		m.Reason = NoValue
+		m.near(e.Value, values)
+	case len(keys) > 0:
+		m.Reason = NoKey
+		m.near(e.Key, slices.Compact(slices.Sorted(slices.Values(keys))))
 	}
 	return m
 }
 
 // ended explains why no limit applies to a descriptor of n entries, all of which matched. at is the level below the
 // last entry.
-func (at *level) ended(n int) *Miss {
+func (at *level[T]) ended(n int, found func(*Node[T]) bool) *Miss {
 	m := &Miss{Reason: TooShort, At: n}
-	var below []string
-	at.walk("", func(path string, node *Node) {
-		if len(node.Policies) > 0 {
-			below = append(below, path)
+	depths := map[string]int{}
+	at.all(nil, func(path []Pattern, node *Node[T]) bool {
+		if found(node) {
+			shown := make([]string, len(path))
+			for i := range path {
+				shown[i] = path[i].Shown()
+			}
+			depths[strings.Join(shown, ",")] = len(path)
 		}
+		return true
 	})
-	if len(below) == 0 {
+	if len(depths) == 0 {
 		m.Reason = Unlimited
 		return m
 	}
-	depth := func(path string) int { return strings.Count(path, ",") }
-	slices.SortFunc(below, func(a, b string) int {
-		return cmp.Or(cmp.Compare(depth(a), depth(b)), cmp.Compare(a, b))
-	})
-	m.cut(below)
+	m.cut(slices.SortedFunc(maps.Keys(depths), func(a, b string) int {
+		return cmp.Or(cmp.Compare(depths[a], depths[b]), cmp.Compare(a, b))
+	}))
 	return m
-}
-
-// walk calls visit for all nodes below the level. above is the text of the patterns that lead to the level. The
-// argument path of visit also has the patterns from the level to the node.
-func (at *level) walk(above string, visit func(path string, node *Node)) {
-	enter := func(p Pattern, node *Node) {
-		name := p.Shown()
-		visit(above+name, node)
-		node.next.walk(above+name+",", visit)
-	}
-	t := at.tables()
-	for key, v := range t.keys.all() {
-		v.patterns(key, enter)
-		if v.open != nil {
-			enter(Pattern{Key: key, How: Any}, v.open)
-		}
-	}
-	for _, w := range t.loose {
-		enter(w.Pattern, w.node)
-	}
-}
-
-// patterns calls visit for each pattern of key, except the pattern that matches every value.
-func (v *values) patterns(key string, visit func(Pattern, *Node)) {
-	for value, node := range v.exact.all() {
-		visit(Pattern{Key: key, How: Exact, Text: value}, node)
-	}
-	for text, node := range v.prefix.nodes {
-		visit(Pattern{Key: key, How: HasPrefix, Text: text}, node)
-	}
-	for text, node := range v.suffix.nodes {
-		visit(Pattern{Key: key, How: HasSuffix, Text: text}, node)
-	}
-	for _, w := range v.wild {
-		visit(w.Pattern, w.node)
-	}
-}
-
-func (v *values) names() []string {
-	var names []string
-	v.patterns("", func(p Pattern, _ *Node) { names = append(names, p.value()) })
-	return names
-}
-
-func (t *tables) names() []string {
-	var names []string
-	for key := range t.keys.all() {
-		names = append(names, Printable(key))
-	}
-	for _, w := range t.loose {
-		names = append(names, w.Shown())
-	}
-	return names
 }
 
 // near sets m.Near to the names that are most similar to text, and m.More to the number of the others. The names must be
@@ -278,7 +214,7 @@ func (m *Miss) near(text string, names []string) {
 	text = Printable(text)
 	far := make(map[string]int, len(names))
 	for _, name := range names {
-		far[name] = distance(text, name)
+		far[name] = spelling.Distance(text, name)
 	}
 	slices.SortFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(far[a], far[b]), cmp.Compare(a, b))
@@ -289,26 +225,4 @@ func (m *Miss) near(text string, names []string) {
 func (m *Miss) cut(names []string) {
 	n := min(len(names), maxNear)
 	m.Near, m.More = names[:n], len(names)-n
-}
-
-// distance returns the number of insertions, deletions and changes of bytes that turn a into b (Levenshtein
-// distance).
-func distance(a, b string) int {
-	row := make([]int, len(b)+1) // row[j] is the distance between the processed part of a and the first j bytes of b
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
-				change++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

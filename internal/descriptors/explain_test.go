@@ -9,21 +9,23 @@ import (
 )
 
 // treeOf returns a Tree of paths. A path is a list of patterns (see patternOf) with commas between them. Paths
-// that end in "!" have a limit.
-func treeOf(tb fataler, paths ...string) *Tree {
-	t := &Tree{}
+// that end in "!" find their text.
+func treeOf(tb fataler, paths ...string) *Tree[string] {
+	t := &Tree[string]{}
 	for _, path := range paths {
 		path, limited := strings.CutSuffix(path, "!")
-		var node *Node
+		var node *Node[string]
 		for part := range strings.SplitSeq(path, ",") {
 			node, _ = t.Add(node, patternOf(tb, part))
 		}
 		if limited {
-			node.Policies = append(node.Policies, &Policy{Name: path})
+			node.Found = path
 		}
 	}
 	return t
 }
+
+func found(n *Node[string]) bool { return n.Found != "" }
 
 func TestExplainShowsStepsAndMisses(t *testing.T) {
 	tree := treeOf(t, "user!", "path=/login!", "path=/login,address!", "path=/signup", "path=/static/*!", "path=*.png!", "path!",
@@ -55,7 +57,7 @@ func TestExplainShowsStepsAndMisses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		x := tree.Explain(entries)
+		x := tree.Explain(entries, found)
 		var steps []string
 		for _, s := range x.Steps {
 			text := s.Pattern + " " + s.How.String()
@@ -79,7 +81,7 @@ func TestExplainShowsStepsAndMisses(t *testing.T) {
 
 func TestNearestFirstAndAtMostFive(t *testing.T) {
 	tree := treeOf(t, "path=/login!", "path=/logout", "path=/logs", "path=/a", "path=/b", "path=/lo*in/x", "path=/\xff")
-	x := tree.Explain([]Entry{{"path", "/logn"}})
+	x := tree.Explain([]Entry{{"path", "/logn"}}, found)
 	const want = `value "/logn" of path: matches no value at this level; the values are /login, /logs, /logout, /\xff, /a and 2 more`
 	if got := x.Miss.String(); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -110,8 +112,8 @@ func TestExplainAgreesWithMatch(t *testing.T) {
 		for range rapid.IntRange(0, 4).Draw(t, "entries") {
 			entries = append(entries, Entry{key.Draw(t, "key"), value.Draw(t, "value")})
 		}
-		x, node := tree.Explain(entries), tree.Match(entries)
-		limited := node != nil && len(node.Policies) > 0
+		x, node := tree.Explain(entries, found), tree.Match(entries)
+		limited := node != nil && found(node)
 		switch {
 		case x.Node != node:
 			t.Fatalf("%v, %v: Explain and Match return different nodes; want the same", paths, entries)
@@ -129,7 +131,7 @@ func TestExplainAgreesWithMatch(t *testing.T) {
 			return
 		}
 		if n := x.Miss.Shorter; n > 0 {
-			if shorter := tree.Match(entries[:n]); n >= len(entries) || shorter == nil || len(shorter.Policies) == 0 {
+			if shorter := tree.Match(entries[:n]); n >= len(entries) || shorter == nil || !found(shorter) {
 				t.Fatalf("%v, %v: Shorter is %d; want fewer than all entries, and a limit for them", paths, entries, n)
 			}
 		}
@@ -137,12 +139,12 @@ func TestExplainAgreesWithMatch(t *testing.T) {
 }
 
 func TestExplainAtItsEdges(t *testing.T) {
-	explain := func(descriptor string, paths ...string) Explanation {
+	explain := func(descriptor string, paths ...string) Explanation[string] {
 		entries, err := Parse(descriptor)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return treeOf(t, paths...).Explain(entries)
+		return treeOf(t, paths...).Explain(entries, found)
 	}
 	if m := explain("user=1,deep=1", "user!", "user,deep,end!").Miss; m == nil || m.Reason != TooShort || m.Shorter != 1 || m.More != 0 {
 		t.Errorf("got %+v, want too short, and a limit for the first entry", m)
@@ -172,7 +174,7 @@ func TestShorterDescriptorsThatMatch(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := 0
-		if x := tree.Explain(entries); x.Miss != nil {
+		if x := tree.Explain(entries, found); x.Miss != nil {
 			got = x.Miss.Shorter
 		}
 		if got != want {
@@ -180,17 +182,17 @@ func TestShorterDescriptorsThatMatch(t *testing.T) {
 		}
 	}
 	short := grow(t, "key\n,x")
-	if x := short.Explain([]Entry{{"key\t", "1"}}); x.Miss == nil || x.Miss.Reason != NoKey || !slices.Equal(x.Miss.Near, []string{`key\n`}) {
+	if x := short.Explain([]Entry{{"key\t", "1"}}, found); x.Miss == nil || x.Miss.Reason != NoKey || !slices.Equal(x.Miss.Near, []string{`key\n`}) {
 		t.Errorf("got %+v; want no such key, near %q", x.Miss, `key\n`)
 	}
-	if x := grow(t, "a", "k_*").Explain([]Entry{{"b", "1"}}); x.Miss == nil || x.Miss.Reason != NoKey || len(x.Miss.Near) != 2 {
+	if x := grow(t, "a", "k_*").Explain([]Entry{{"b", "1"}}, found); x.Miss == nil || x.Miss.Reason != NoKey || len(x.Miss.Near) != 2 {
 		t.Errorf("got %+v; want no such key, near 2 others", x.Miss)
 	}
 }
 
 func TestPatternsThatTakePrecedence(t *testing.T) {
 	tree := grow(t, "a", "a^=x", "a^=xy", "a$=z", "a_*", "a=x*y*", "a~=x.*", "a=xyz", "a^=longer than the value", "a$=longer than the value")
-	x := tree.Explain([]Entry{{"a", "xyz"}})
+	x := tree.Explain([]Entry{{"a", "xyz"}}, found)
 	if len(x.Steps) != 1 || x.Steps[0].Pattern != "a=xyz" || x.Steps[0].How != Exact || !slices.Equal(x.Steps[0].Over, []string{"a=xy*", "a=x*", "a=*z", "a_*", "a=x*y*", "a~x.*", "a"}) {
 		t.Errorf("got %+v; want a=xyz, over the other patterns that match xyz", x.Steps)
 	}

@@ -14,14 +14,10 @@ func FuzzKey(f *testing.F) {
 	f.Add(strings.Repeat("a", 200)+",b", strings.Repeat("a", 200)+"b", ",")
 	f.Add("\x01a\x01b", "\x01a,\x01b", ",")
 	f.Fuzz(func(t *testing.T, a, b, separator string) {
-		limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: algorithms.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := &Policy{Prefix: Prefix("d", "limit", "l", limit.Kind), Limit: &limit}
+		p := &Keys{Prefix: Prefix("d", "limit", "l", algorithms.FixedWindow)}
 		one, other := strings.Split(a, separator), strings.Split(b, separator)
-		keyA, hashA := p.AppendKeyOf(nil, one)
-		keyB, hashB := p.AppendKeyOf(nil, other)
+		keyA, hashA := p.AppendOf(nil, one, true)
+		keyB, hashB := p.AppendOf(nil, other, true)
 		if same := slices.Equal(one, other); same != (string(keyA) == string(keyB)) || same && hashA != hashB {
 			t.Errorf("%q and %q: keys %q and %q, hashes %d and %d; want equal ones: %t", one, other, keyA, keyB, hashA, hashB, same)
 		}

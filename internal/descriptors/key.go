@@ -33,55 +33,54 @@ func Prefix(domain, namespace, id string, kind algorithms.Kind) string {
 	return string(key)
 }
 
-// AppendKey appends to dst the key of p's bucket for a descriptor. It also returns the hash from which a
-// fixed window derives its phase: the hash of a single value, or else of the values with their lengths. For a
-// policy that is Whole, the keys and values of all entries take the place of the values. For other algorithms the
-// hash is 0.
-func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64) {
-	if p.Whole {
-		return p.appendWhole(dst, entries)
-	}
-	dst = append(append(dst, p.Prefix...), formValues)
+// Keys makes the keys of the buckets of one limit.
+type Keys struct {
+	// Prefix is the start of the keys.
+	Prefix string
+	// Open lists the positions of the entries whose values identify a bucket.
+	Open []int
+	// Whole means that all keys and values of the descriptor identify a bucket, not only the entries in Open.
+	Whole bool
+}
+
+// Append appends to dst the key of the bucket of a descriptor. If hashed is true, it also returns a hash: of a single
+// value, or else of the values with their lengths. If k is Whole, the keys and values of all entries take the place of
+// the values.
+func (k *Keys) Append(dst []byte, entries []Entry, hashed bool) (key []byte, hash uint64) {
+	dst = append(append(dst, k.Prefix...), formValues)
 	values := len(dst)
-	for _, i := range p.Open {
-		dst = appendValue(dst, entries[i].Value)
+	if k.Whole {
+		for i := range entries {
+			dst = appendValue(appendValue(dst, entries[i].Key), entries[i].Value)
+		}
+	} else {
+		for _, i := range k.Open {
+			dst = appendValue(dst, entries[i].Value)
+		}
 	}
 	switch {
-	case p.Limit.Kind != algorithms.FixedWindow:
-	case len(p.Open) == 1:
-		hash = xxhash.Sum64String(entries[p.Open[0]].Value)
+	case !hashed:
+	case len(k.Open) == 1 && !k.Whole:
+		hash = xxhash.Sum64String(entries[k.Open[0]].Value)
 	default:
 		hash = xxhash.Sum64(dst[values:])
 	}
 	return foldKey(dst, values), hash
 }
 
-// AppendKeyOf does what AppendKey does, but key lists the values that identify the bucket. For a policy that is
-// Whole, key has the key and the value of each entry.
-func (p *Policy) AppendKeyOf(dst []byte, key []string) ([]byte, uint64) {
-	dst = append(append(dst, p.Prefix...), formValues)
+// AppendOf does what Append does, but list has the values that identify the bucket. If k is Whole, list has the
+// key and the value of each entry.
+func (k *Keys) AppendOf(dst []byte, list []string, hashed bool) (key []byte, hash uint64) {
+	dst = append(append(dst, k.Prefix...), formValues)
 	values := len(dst)
-	for _, v := range key {
+	for _, v := range list {
 		dst = appendValue(dst, v)
 	}
-	var hash uint64
 	switch {
-	case p.Limit.Kind != algorithms.FixedWindow:
-	case len(key) == 1:
-		hash = xxhash.Sum64String(key[0])
+	case !hashed:
+	case len(list) == 1:
+		hash = xxhash.Sum64String(list[0])
 	default:
-		hash = xxhash.Sum64(dst[values:])
-	}
-	return foldKey(dst, values), hash
-}
-
-func (p *Policy) appendWhole(dst []byte, entries []Entry) (key []byte, hash uint64) {
-	dst = append(append(dst, p.Prefix...), formValues)
-	values := len(dst)
-	for i := range entries {
-		dst = appendValue(appendValue(dst, entries[i].Key), entries[i].Value)
-	}
-	if p.Limit.Kind == algorithms.FixedWindow {
 		hash = xxhash.Sum64(dst[values:])
 	}
 	return foldKey(dst, values), hash

@@ -11,9 +11,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// all returns a policy whose buckets are identified by the values of n entries.
-func all(n int) *Policy {
-	p := &Policy{Prefix: Prefix("d", "limit", "x", algorithms.FixedWindow), Limit: &algorithms.Limit{Kind: algorithms.FixedWindow}}
+// all returns the Keys of a limit whose buckets are identified by the values of n entries.
+func all(n int) *Keys {
+	p := &Keys{Prefix: Prefix("d", "limit", "x", algorithms.FixedWindow)}
 	for i := range n {
 		p.Open = append(p.Open, i)
 	}
@@ -57,27 +57,27 @@ func TestKeysAreEqualExactlyIfTheValuesAre(t *testing.T) {
 				b[i].Key = raw(t, "other key")
 			}
 		}
-		keyA, hashA := all(len(a)).AppendKey(nil, a)
-		keyB, hashB := all(len(b)).AppendKey(nil, b)
+		keyA, hashA := all(len(a)).Append(nil, a, true)
+		keyB, hashB := all(len(b)).Append(nil, b, true)
 		same := slices.Equal(valuesOf(a), valuesOf(b))
 		if bytes.Equal(keyA, keyB) != same || same && hashA != hashB {
 			t.Errorf("%q and %q: same values %t, keys %q and %q; want equal keys and hashes exactly for the same values", a, b, same, keyA, keyB)
 		}
-		if again, hash := all(len(a)).AppendKeyOf([]byte("before"), valuesOf(a)); string(again) != "before"+string(keyA) || hash != hashA {
-			t.Errorf("%q: AppendKeyOf returned %q, %d; want the key %q after the prefix, and %d", a, again, hash, keyA, hashA)
+		if again, hash := all(len(a)).AppendOf([]byte("before"), valuesOf(a), true); string(again) != "before"+string(keyA) || hash != hashA {
+			t.Errorf("%q: AppendOf returned %q, %d; want the key %q after the prefix, and %d", a, again, hash, keyA, hashA)
 		}
 	})
 }
 
 func TestKeysOfWholeDescriptorsAreEqualExactlyIfTheyAre(t *testing.T) {
-	p := &Policy{Whole: true, Prefix: Prefix("d", "path", "x*", algorithms.FixedWindow), Limit: &algorithms.Limit{Kind: algorithms.FixedWindow}}
+	p := &Keys{Whole: true, Prefix: Prefix("d", "path", "x*", algorithms.FixedWindow)}
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := rawEntries(t, "a"), rawEntries(t, "b")
 		if rapid.Bool().Draw(t, "same") {
 			b = slices.Clone(a)
 		}
-		keyA, hashA := p.AppendKey(nil, a)
-		keyB, hashB := p.AppendKey(nil, b)
+		keyA, hashA := p.Append(nil, a, true)
+		keyB, hashB := p.Append(nil, b, true)
 		if same := slices.Equal(a, b); bytes.Equal(keyA, keyB) != same || same && hashA != hashB {
 			t.Errorf("%q and %q: same %t, keys %q and %q; want equal keys and hashes exactly for the same entries", a, b, same, keyA, keyB)
 		}
@@ -86,13 +86,13 @@ func TestKeysOfWholeDescriptorsAreEqualExactlyIfTheyAre(t *testing.T) {
 
 // Keys must not simply join texts: (a, b_c) and (a_b, c) are the same text for the reference server.
 func TestKeysDoNotJoin(t *testing.T) {
-	p := &Policy{Whole: true, Prefix: Prefix("d", "override", "60000000", algorithms.FixedWindow), Limit: &algorithms.Limit{}}
+	p := &Keys{Whole: true, Prefix: Prefix("d", "override", "60000000", algorithms.FixedWindow)}
 	seen := map[string][]Entry{}
 	for _, entries := range [][]Entry{
 		{{"a", "b_c"}}, {{"a_b", "c"}}, {{"a", "b"}, {"c", ""}}, {{"a", ""}, {"b", "c"}}, {{"a_b_c", ""}}, {{"", "a_b_c"}},
 		{{"a", "b"}, {"c", "d"}}, {{"c", "d"}, {"a", "b"}}, {{"a", "\x01b"}}, {{"a\x01", "b"}}, {{"a", strings.Repeat("b", 200)}}, {{"a", strings.Repeat("b", 201)}},
 	} {
-		key, _ := p.AppendKey(nil, entries)
+		key, _ := p.Append(nil, entries, true)
 		if other, twice := seen[string(key)]; twice {
 			t.Errorf("%q and %q have the same key; want different keys", entries, other)
 		}
@@ -117,7 +117,7 @@ func TestPrefixesKeepLimitsApart(t *testing.T) {
 		key := func(l limit, entries []Entry) []byte {
 			p := all(len(entries))
 			p.Prefix = Prefix(l.domain, l.what, l.id, l.kind)
-			k, _ := p.AppendKey(nil, entries)
+			k, _ := p.Append(nil, entries, true)
 			return k
 		}
 		if a != b && bytes.Equal(key(a, entriesA), key(b, entriesB)) {
@@ -129,35 +129,35 @@ func TestPrefixesKeepLimitsApart(t *testing.T) {
 func TestLongValuesDoNotMakeLongKeys(t *testing.T) {
 	p := all(1)
 	for _, n := range []int{0, 126, 127, 128, 129, 1 << 20} {
-		key, _ := p.AppendKey(nil, []Entry{{"k", strings.Repeat("x", n)}})
+		key, _ := p.Append(nil, []Entry{{"k", strings.Repeat("x", n)}}, true)
 		if most := len(p.Prefix) + 1 + maxValues; len(key) > most {
 			t.Errorf("a value of %d bytes makes a key of %d bytes, want at most %d", n, len(key), most)
 		}
 	}
 }
 
-func TestAppendKeyAllocatesNothing(t *testing.T) {
+func TestKeysAllocateNothing(t *testing.T) {
 	dst := make([]byte, 0, 4096)
 	entries := []Entry{{"user", "bob"}, {"path", strings.Repeat("/x", 200)}, {"k", "v"}}
-	for name, p := range map[string]*Policy{
-		"one":   {Prefix: all(0).Prefix, Limit: all(0).Limit, Open: []int{0}},
+	for name, p := range map[string]*Keys{
+		"one":   {Prefix: all(0).Prefix, Open: []int{0}},
 		"all":   all(3), // a digest replaces the values, because they are long
-		"whole": {Prefix: all(0).Prefix, Limit: all(0).Limit, Whole: true},
+		"whole": {Prefix: all(0).Prefix, Whole: true},
 	} {
-		if n := testing.AllocsPerRun(100, func() { p.AppendKey(dst, entries) }); n > 0 {
-			t.Errorf("%s: AppendKey: %v allocations, want 0", name, n)
+		if n := testing.AllocsPerRun(100, func() { p.Append(dst, entries, true) }); n > 0 {
+			t.Errorf("%s: Append: %v allocations, want 0", name, n)
 		}
 	}
 	p, key := all(0), []string{"bob", "eve"}
-	if n := testing.AllocsPerRun(100, func() { p.AppendKeyOf(dst, key) }); n > 0 {
-		t.Errorf("AppendKeyOf: %v allocations, want 0", n)
+	if n := testing.AllocsPerRun(100, func() { p.AppendOf(dst, key, true) }); n > 0 {
+		t.Errorf("AppendOf: %v allocations, want 0", n)
 	}
 }
 
 func BenchmarkAppendKey(b *testing.B) {
 	dst := make([]byte, 0, 4096)
 	for name, c := range map[string]struct {
-		p       *Policy
+		p       *Keys
 		entries []Entry
 	}{
 		"one":    {all(1), []Entry{{"user_id", "bob"}}},
@@ -167,18 +167,17 @@ func BenchmarkAppendKey(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				c.p.AppendKey(dst, c.entries)
+				c.p.Append(dst, c.entries, true)
 			}
 		})
 	}
 }
 
 func TestKeyText(t *testing.T) {
-	limit := &algorithms.Limit{Kind: algorithms.TokenBucket}
-	p := Policy{Limit: limit, Prefix: Prefix("edge", "limit", "send", limit.Kind)}
-	inline := Policy{Limit: limit, Prefix: Prefix("edge", "inline", "tenant", limit.Kind)}
-	key := func(p *Policy, values ...string) []byte {
-		k, _ := p.AppendKeyOf(nil, values)
+	p := Keys{Prefix: Prefix("edge", "limit", "send", algorithms.TokenBucket)}
+	inline := Keys{Prefix: Prefix("edge", "inline", "tenant", algorithms.TokenBucket)}
+	key := func(p *Keys, values ...string) []byte {
+		k, _ := p.AppendOf(nil, values, true)
 		return k
 	}
 	for _, c := range []struct {
@@ -210,10 +209,9 @@ func TestKeyText(t *testing.T) {
 }
 
 func TestKeysOfExactly128BytesAreKept(t *testing.T) {
-	limit := algorithms.Limit{}
-	p := &Policy{Limit: &limit, Prefix: "1a\x01d\x05limit\x01n"}
+	p := &Keys{Prefix: "1a\x01d\x05limit\x01n"}
 	for n, want := range map[int]byte{127: 'v', 128: 'd'} {
-		key, _ := p.AppendKeyOf(nil, []string{strings.Repeat("x", n)})
+		key, _ := p.AppendOf(nil, []string{strings.Repeat("x", n)}, false)
 		if got := key[len(p.Prefix)]; got != want {
 			t.Errorf("%d bytes and their length: got the form %c, want %c", n, got, want)
 		}
@@ -241,12 +239,11 @@ func TestTextsOfStrangeKeys(t *testing.T) {
 }
 
 func TestHashesOfWholeDescriptors(t *testing.T) {
-	window := &Policy{Whole: true, Limit: limitOf(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: algorithms.Second})}
-	bucket := &Policy{Whole: true, Limit: limitOf(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})}
-	_, a := window.AppendKey(nil, []Entry{{"k", "a"}})
-	_, b := window.AppendKey([]byte("before"), []Entry{{"k", "b"}})
-	_, again := window.AppendKey([]byte("before"), []Entry{{"k", "a"}})
-	_, none := bucket.AppendKey(nil, []Entry{{"k", "a"}})
+	whole := &Keys{Whole: true}
+	_, a := whole.Append(nil, []Entry{{"k", "a"}}, true)
+	_, b := whole.Append([]byte("before"), []Entry{{"k", "b"}}, true)
+	_, again := whole.Append([]byte("before"), []Entry{{"k", "a"}}, true)
+	_, none := whole.Append(nil, []Entry{{"k", "a"}}, false)
 	if a == 0 || b == 0 || a == b || a != again || none != 0 {
 		t.Errorf("hashes %x, %x, %x and %x; want two different ones, the first again, and 0", a, b, again, none)
 	}

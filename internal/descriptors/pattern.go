@@ -111,3 +111,62 @@ func (p *Pattern) value() string {
 	}
 	return text
 }
+
+// matches reports whether p, whose key has no "*" and whose How is Wildcard or Regex, matches value.
+func (p *Pattern) matches(value string) bool {
+	if p.regex != nil {
+		return p.regex.MatchString(value)
+	}
+	return joined{value: value}.matches(p.Text)
+}
+
+// joined is the text key_value or, unless both is true, value alone. It does not copy the bytes.
+type joined struct {
+	key, value string
+	both       bool
+}
+
+// matches reports whether pattern matches j. Each "*" in pattern matches any text.
+func (j joined) matches(pattern string) bool {
+	// The usual two-pointer algorithm: after a mismatch, the last "*" matches one more byte.
+	p, s, star, mark := 0, 0, -1, 0
+	for s < j.len() {
+		switch {
+		case p < len(pattern) && pattern[p] == '*':
+			star, mark = p, s
+			p++
+		case p < len(pattern) && pattern[p] == j.at(s):
+			p++
+			s++
+		case star >= 0:
+			mark++
+			p, s = star+1, mark
+		default:
+			return false
+		}
+	}
+	for p < len(pattern) && pattern[p] == '*' {
+		p++
+	}
+	return p == len(pattern)
+}
+
+func (j joined) len() int {
+	if !j.both {
+		return len(j.value)
+	}
+	return len(j.key) + 1 + len(j.value)
+}
+
+func (j joined) at(i int) byte {
+	switch n := len(j.key); {
+	case !j.both:
+		return j.value[i]
+	case i < n:
+		return j.key[i]
+	case i == n:
+		return '_'
+	default:
+		return j.value[i-n-1]
+	}
+}

@@ -11,7 +11,7 @@ func TestBoundsOfExpressions(t *testing.T) {
 		t.Fatal(err)
 	}
 	for value, want := range map[string]bool{"abc": true, "a\nc": true, "abc\n": false, "abcd": false, "xabc": false} {
-		if got := (&wildcard{Pattern: p}).matches(value); got != want {
+		if got := p.matches(value); got != want {
 			t.Errorf("%q: matches %v, want %v", value, got, want)
 		}
 	}

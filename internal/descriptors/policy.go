@@ -27,14 +27,10 @@ type Policy struct {
 	Place Place
 	// Limit has the numbers. Policies with equal numbers may share one Limit, so replace it, and never change it.
 	Limit *algorithms.Limit
-	// Prefix is the start of the keys of the policy's buckets.
-	Prefix string
-	// Open lists the positions of the entries whose values identify a bucket.
-	Open []int
+	// Keys makes the keys of the policy's buckets. They are Whole for most limits at or below a key with a "*", and
+	// for overrides.
+	Keys
 
-	// Whole means that all keys and values of the descriptor identify a bucket, not only the entries in Open.
-	// It is set for most limits at or below a key with a "*", and for overrides.
-	Whole bool
 	// Unlimited means that the policy always allows and charges nothing.
 	Unlimited bool
 	// Reference means that the limit is written in the reference server's form, with unit and
@@ -164,6 +160,30 @@ func (s *Settle) Within(capacity int64) *Settle {
 	cut.Estimate, cut.Least, cut.Most = min(s.Estimate, most), min(s.Least, most), most
 	return &cut
 }
+
+// AppendKey appends to dst the key of p's bucket for a descriptor. It also returns the hash from which a fixed window
+// derives its phase; for other algorithms the hash is 0.
+func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64) {
+	return p.Keys.Append(dst, entries, p.Limit.Kind == algorithms.FixedWindow)
+}
+
+// AppendKeyOf does what AppendKey does, but key lists the values that identify the bucket. For a policy that is
+// Whole, key has the key and the value of each entry.
+func (p *Policy) AppendKeyOf(dst []byte, key []string) ([]byte, uint64) {
+	return p.Keys.AppendOf(dst, key, p.Limit.Kind == algorithms.FixedWindow)
+}
+
+// Limits is what a descriptor finds in the Tree of a domain.
+type Limits struct {
+	// Policies are the limits at this place. If there are none, the configuration does not limit descriptors that
+	// end here.
+	Policies []*Policy
+	// MaxOverride bounds the limits that come with requests for this place. nil means that the place sets no bound.
+	MaxOverride *Policy
+}
+
+// HasLimits reports whether n has limits.
+func HasLimits(n *Node[Limits]) bool { return len(n.Found.Policies) > 0 }
 
 // PerSecond reports whether l is a limit per second, as the reference server defines it. The buckets of such
 // limits can be kept in a separate Redis.

@@ -53,9 +53,9 @@ func TestSlotsOfDescriptorsAndKeys(t *testing.T) {
 	}{
 		"no extras":           {Policy{}, 0, 0, []string{"1"}},
 		"a fixed slot":        {Policy{Extras: &Extras{Slot: Slot{Fixed: 7}}}, 7, 7, []string{"1"}},
-		"not the first entry": {Policy{Open: []int{1, 2}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 9}}}, SlotNumber("3"), SlotNumber("3"), []string{"2", "3"}},
-		"the second value":    {Policy{Open: []int{0, 1}, Extras: &Extras{Slot: Slot{Value: 2}}}, SlotNumber("2"), SlotNumber("y"), []string{"x", "y"}},
-		"a key that is short": {Policy{Open: []int{0, 1}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 7}}}, SlotNumber("2"), 7, []string{"x"}},
+		"not the first entry": {Policy{Keys: Keys{Open: []int{1, 2}}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 9}}}, SlotNumber("3"), SlotNumber("3"), []string{"2", "3"}},
+		"the second value":    {Policy{Keys: Keys{Open: []int{0, 1}}, Extras: &Extras{Slot: Slot{Value: 2}}}, SlotNumber("2"), SlotNumber("y"), []string{"x", "y"}},
+		"a key that is short": {Policy{Keys: Keys{Open: []int{0, 1}}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 7}}}, SlotNumber("2"), 7, []string{"x"}},
 		"an entry":            {Policy{Extras: &Extras{Slot: Slot{Entry: "b", Fixed: 7}}}, SlotNumber("2"), 7, []string{"x"}},
 		"an entry in a key":   {Policy{Extras: &Extras{Slot: Slot{Entry: "b", Fixed: 7}}}, SlotNumber("2"), SlotNumber("y"), []string{"a", "b", "b", "y", "b", "z", "b"}},
 		"an entry that lacks": {Policy{Extras: &Extras{Slot: Slot{Entry: "c", Fixed: 7}}}, 7, 7, nil},

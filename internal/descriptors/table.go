@@ -1,9 +1,6 @@
 package descriptors
 
-import (
-	"iter"
-	"maps"
-)
+import "iter"
 
 // table maps texts to values. Most tables in a tree with several levels have one entry. Such a table has no
 // map, because even an empty map with room for one entry takes 256 bytes, and because a comparison is faster
@@ -44,16 +41,4 @@ func (t *table[V]) all() iter.Seq2[string, *V] {
 			}
 		}
 	}
-}
-
-func (t *table[V]) copied(change func(*V) *V) table[V] {
-	own := *t
-	if t.value != nil {
-		own.value = change(t.value)
-	}
-	own.more = maps.Clone(t.more)
-	for text, value := range own.more {
-		own.more[text] = change(value)
-	}
-	return own
 }

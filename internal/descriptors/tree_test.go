@@ -36,13 +36,13 @@ type fataler interface {
 }
 
 // grow returns a tree of patterns. Each is a list of levels in the form of patternOf, with commas between them.
-// The policy of a node has the list as its name.
-func grow(tb testing.TB, patterns ...string) *Tree {
+// The node of the last level finds the list.
+func grow(tb testing.TB, patterns ...string) *Tree[string] {
 	tb.Helper()
-	tree := &Tree{}
-	nodes := map[string]*Node{}
+	tree := &Tree[string]{}
+	nodes := map[string]*Node[string]{}
 	for _, p := range patterns {
-		parent, path := (*Node)(nil), ""
+		parent, path := (*Node[string])(nil), ""
 		for step := range strings.SplitSeq(p, ",") {
 			path += "," + step
 			node, added := tree.Add(parent, patternOf(tb, step))
@@ -51,12 +51,14 @@ func grow(tb testing.TB, patterns ...string) *Tree {
 			}
 			nodes[path], parent = node, node
 		}
-		parent.Policies = append(parent.Policies, &Policy{Name: p})
+		if parent.Found == "" {
+			parent.Found = p
+		}
 	}
 	return tree
 }
 
-func matchedName(tb testing.TB, tree *Tree, descriptor string) string {
+func matchedText(tb testing.TB, tree *Tree[string], descriptor string) string {
 	tb.Helper()
 	entries, err := Parse(descriptor)
 	if err != nil {
@@ -66,10 +68,10 @@ func matchedName(tb testing.TB, tree *Tree, descriptor string) string {
 	switch {
 	case node == nil:
 		return "nothing"
-	case len(node.Policies) == 0:
+	case node.Found == "":
 		return "no limit"
 	default:
-		return node.Policies[0].Name
+		return node.Found
 	}
 }
 
@@ -77,7 +79,7 @@ func TestMatch(t *testing.T) {
 	for _, c := range []struct {
 		what     string
 		patterns []string
-		want     map[string]string // descriptor -> the name of the policy that it matches
+		want     map[string]string // descriptor -> the text that it finds
 	}{
 		{"exact over wildcard over open, whatever the order", []string{"k", "k=a*", "k=ab"}, map[string]string{
 			"k=ab": "k=ab", "k=ac": "k=a*", "k=b": "k", "k=": "k", "j=ab": "nothing",
@@ -122,7 +124,7 @@ func TestMatch(t *testing.T) {
 	} {
 		tree := grow(t, c.patterns...)
 		for descriptor, want := range c.want {
-			if got := matchedName(t, tree, descriptor); got != want {
+			if got := matchedText(t, tree, descriptor); got != want {
 				t.Errorf("%s: %s matches %s, want %s", c.what, descriptor, got, want)
 			}
 		}
@@ -135,7 +137,7 @@ func TestMatch(t *testing.T) {
 	}
 }
 
-// matches is the reference implementation of glob, without a key.
+// matches is the reference implementation of joined.matches.
 func matches(pattern, text string) bool {
 	switch {
 	case pattern == "":
@@ -154,7 +156,7 @@ func letters(of string, most int) *rapid.Generator[string] {
 func TestGlobAgreesWithItsDefinition(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pattern, key, value := letters("ab_*", 8).Draw(t, "pattern"), letters("ab_", 4).Draw(t, "key"), letters("ab_*", 8).Draw(t, "value")
-		if got, want := glob(pattern, "", value), matches(pattern, value); got != want {
+		if got, want := (joined{value: value}).matches(pattern), matches(pattern, value); got != want {
 			t.Errorf("%q on %q: %t, want %t", pattern, value, got, want)
 		}
 		if got, want := (joined{key, value, true}).matches(pattern), matches(pattern, key+"_"+value); got != want {
@@ -166,13 +168,13 @@ func TestGlobAgreesWithItsDefinition(t *testing.T) {
 // plain is the reference implementation of Tree, without regard for speed.
 type plain struct {
 	Pattern
-	policy *Policy
-	below  []*plain
+	found string
+	below []*plain
 }
 
-func (p *plain) match(entries []Entry) *Policy {
+func (p *plain) match(entries []Entry) string {
 	if len(entries) == 0 {
-		return p.policy
+		return p.found
 	}
 	e := entries[0]
 	is := func(c *plain, how How) bool { return c.How == how && c.Key == e.Key && !strings.Contains(c.Key, "*") }
@@ -211,13 +213,13 @@ func (p *plain) match(entries []Entry) *Policy {
 			return best.match(entries[1:])
 		}
 	}
-	return nil
+	return ""
 }
 
 // Add must return the same node for the same pattern. Package config relies on that to notice that a configuration
 // states a place twice.
 func TestEachPatternHasOneNode(t *testing.T) {
-	tree := &Tree{}
+	tree := &Tree[string]{}
 	for _, text := range []string{"a", "a=b", "a^=b", "a$=b", "a~=b+", "a=b*", "a*=b"} {
 		first, added := tree.Add(nil, patternOf(t, text))
 		again, addedAgain := tree.Add(nil, patternOf(t, text))
@@ -229,10 +231,10 @@ func TestEachPatternHasOneNode(t *testing.T) {
 
 func TestMatchAgreesWithAPlainTree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		tree, reference := &Tree{}, &plain{}
+		tree, reference := &Tree[string]{}, &plain{}
 		count := 0
-		var fill func(parent *Node, p *plain, depth int)
-		fill = func(parent *Node, above *plain, depth int) {
+		var fill func(parent *Node[string], p *plain, depth int)
+		fill = func(parent *Node[string], above *plain, depth int) {
 			for range rapid.IntRange(0, 5).Draw(t, "children") {
 				key := rapid.SampledFrom([]string{"a", "b", "a_b", "a*", "*", "b*a"}).Draw(t, "key")
 				p := patternOf(t, key+rapid.SampledFrom([]string{"", "=a", "=ab", "=*", "=a*", "=*b", "=a*b"}).Draw(t, "value"))
@@ -244,8 +246,8 @@ func TestMatchAgreesWithAPlainTree(t *testing.T) {
 					continue
 				}
 				count++
-				child := &plain{Pattern: p, policy: &Policy{Name: fmt.Sprint(count)}}
-				node.Policies = []*Policy{child.policy}
+				child := &plain{Pattern: p, found: fmt.Sprint(count)}
+				node.Found = child.found
 				above.below = append(above.below, child)
 				if depth > 1 {
 					fill(node, child, depth-1)
@@ -259,12 +261,12 @@ func TestMatchAgreesWithAPlainTree(t *testing.T) {
 				entries[i].Key = rapid.SampledFrom([]string{"a", "b", "a_b", "ab", "ba", ""}).Draw(t, "key")
 				entries[i].Value = letters("ab_", 3).Draw(t, "value")
 			}
-			var got *Policy
+			got := ""
 			if node := tree.Match(entries); node != nil {
-				got = node.Policies[0]
+				got = node.Found
 			}
 			if want := reference.match(entries); got != want {
-				t.Fatalf("%v matches %+v, want %+v", entries, got, want)
+				t.Fatalf("%v finds %s, want %s", entries, got, want)
 			}
 		}
 	})
@@ -305,7 +307,7 @@ func BenchmarkMatch(b *testing.B) {
 func TestPatternsWithOneTextAreDifferent(t *testing.T) {
 	tree := treeOf(t, "k=a*!", "k~=a*!")
 	for descriptor, want := range map[string]string{"k=ab": "k=a*", "k=aa": "k=a*", "k=": "k~=a*"} {
-		if got := matchedName(t, tree, descriptor); got != want {
+		if got := matchedText(t, tree, descriptor); got != want {
 			t.Errorf("%s: got %s, want %s", descriptor, got, want)
 		}
 	}
@@ -338,7 +340,7 @@ func TestCouldMatch(t *testing.T) {
 				entries = append(entries, Possible{Key: key, Value: value, Known: value != "?"})
 			}
 		}
-		if got := tree.CouldMatch(entries); got != c.want {
+		if got := tree.CouldMatch(entries, found); got != c.want {
 			t.Errorf("%q of %q: %t, want %t", c.possible, c.paths, got, c.want)
 		}
 	}
@@ -346,7 +348,7 @@ func TestCouldMatch(t *testing.T) {
 
 func TestAPatternHasOneNode(t *testing.T) {
 	for _, texts := range []string{"a a", "a=1 a=1", "a=1 a=2 a=1", "a a=1 a", "a b a b", "a^=p a^=p", "a$=s a^=p a$=s", "a~=x a~=y a~=x", "k_* k_* a k_*", "a=1 a a=1"} {
-		tree, nodes := &Tree{}, map[string]*Node{}
+		tree, nodes := &Tree[string]{}, map[string]*Node[string]{}
 		for _, text := range strings.Fields(texts) {
 			node, added := tree.Add(nil, patternOf(t, text))
 			if was := nodes[text]; added != (was == nil) || was != nil && was != node {
@@ -354,7 +356,7 @@ func TestAPatternHasOneNode(t *testing.T) {
 			}
 			nodes[text] = node
 		}
-		seen := map[*Node]bool{}
+		seen := map[*Node[string]]bool{}
 		for text, node := range nodes {
 			if seen[node] {
 				t.Errorf("%s: %s has the node of another pattern", texts, text)
@@ -362,7 +364,7 @@ func TestAPatternHasOneNode(t *testing.T) {
 			seen[node] = true
 		}
 	}
-	tree := &Tree{}
+	tree := &Tree[string]{}
 	empty, _ := tree.Add(nil, Pattern{Key: "a", How: Exact})
 	if got := tree.Match([]Entry{{Key: "a", Value: "x"}}); got != nil {
 		t.Error("a pattern for the empty value matches another value")
@@ -370,7 +372,7 @@ func TestAPatternHasOneNode(t *testing.T) {
 	if got := tree.Match([]Entry{{Key: "a"}}); got != empty {
 		t.Error("a pattern for the empty value does not match it")
 	}
-	if got := (&Tree{}).Match([]Entry{{}}); got != nil {
+	if got := (&Tree[string]{}).Match([]Entry{{}}); got != nil {
 		t.Error("an empty Tree matches an empty entry")
 	}
 }

@@ -36,7 +36,7 @@ import (
 
 // snapshot returns a configuration with one domain "d". The key of each policy is its name, with any value.
 func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
-	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}, Policies: policies}
+	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree[descriptors.Limits]{}, Policies: policies}
 	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": d}, Policies: policies}
 	for i, p := range policies {
 		if p.Limit == nil {
@@ -45,7 +45,7 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 		p.Index, p.Domain, p.Owner, p.Open = i, "d", "d/"+p.Name, []int{0}
 		p.Prefix = descriptors.Prefix("d", "path", p.Name, p.Limit.Kind)
 		node, _ := d.Tree.Add(nil, descriptors.ValuePattern(p.Name, ""))
-		node.Policies = append(node.Policies, p)
+		node.Found.Policies = append(node.Found.Policies, p)
 	}
 	return s
 }

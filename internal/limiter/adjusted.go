@@ -189,7 +189,7 @@ func (c *Call) adjustOverridden(i int) {
 	if node == nil {
 		return
 	}
-	for _, p := range node.Policies {
+	for _, p := range node.Found.Policies {
 		if c.adjusted.limits[p] == nil {
 			continue
 		}

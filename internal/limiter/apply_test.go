@@ -22,7 +22,7 @@ func policy(t testing.TB, s algorithms.Spec) *descriptors.Policy {
 		t.Fatal(err)
 	}
 	return &descriptors.Policy{
-		Domain: "edge", Name: "send_message", Limit: &l, Open: []int{0}, Extras: &descriptors.Extras{OpenKeys: []string{"user_id"}},
+		Domain: "edge", Name: "send_message", Limit: &l, Keys: descriptors.Keys{Open: []int{0}}, Extras: &descriptors.Extras{OpenKeys: []string{"user_id"}},
 	}
 }
 
@@ -244,7 +244,7 @@ func TestABlockAndTheLeastFactor(t *testing.T) {
 // is even.
 func TestAKeyHasTheValuesOfABucket(t *testing.T) {
 	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
-	whole, open := &descriptors.Policy{Whole: true}, &descriptors.Policy{Open: []int{0}}
+	whole, open := &descriptors.Policy{Keys: descriptors.Keys{Whole: true}}, &descriptors.Policy{Keys: descriptors.Keys{Open: []int{0}}}
 	for _, test := range []struct {
 		policies []*descriptors.Policy
 		values   int
@@ -266,8 +266,8 @@ func TestAKeyHasTheValuesOfABucket(t *testing.T) {
 
 func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
 	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
-	whole, none := &descriptors.Policy{Whole: true}, &descriptors.Policy{}
-	open := &descriptors.Policy{Open: []int{0, 1}, Extras: &descriptors.Extras{OpenKeys: []string{"user", "path"}}}
+	whole, none := &descriptors.Policy{Keys: descriptors.Keys{Whole: true}}, &descriptors.Policy{}
+	open := &descriptors.Policy{Keys: descriptors.Keys{Open: []int{0, 1}}, Extras: &descriptors.Extras{OpenKeys: []string{"user", "path"}}}
 	for _, test := range []struct {
 		policies []*descriptors.Policy
 		want     string

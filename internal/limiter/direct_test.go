@@ -36,7 +36,7 @@ func directLimits(t *rapid.T) map[string]*descriptors.Policy {
 		}
 		name := fmt.Sprint(i)
 		named[name] = &descriptors.Policy{
-			Index: i, Domain: "d", Name: name, Owner: "d/" + name, Limit: &limit, Prefix: descriptors.Prefix("d", "limit", name, limit.Kind),
+			Index: i, Domain: "d", Name: name, Owner: "d/" + name, Limit: &limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("d", "limit", name, limit.Kind)},
 		}
 	}
 	return named
@@ -47,7 +47,7 @@ func TestADirectDecidesLikeACall(t *testing.T) {
 		now := 1_767_225_600 * algorithms.Second
 		clock := func() algorithms.Micros { return now }
 		named := directLimits(t)
-		snapshot := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": {Name: "d", Tree: &descriptors.Tree{}, Named: named}}}
+		snapshot := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": {Name: "d", Tree: &descriptors.Tree[descriptors.Limits]{}, Named: named}}}
 		l := limiter.New(memory.New(memory.Config{Clock: storetest.Times(clock)}), limiter.Config{})
 		l.Swap(snapshot)
 		store := memory.New(memory.Config{Clock: storetest.Times(clock)})
@@ -128,7 +128,7 @@ func TestADirectTakesAnyNumberOfLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, store := &descriptors.Policy{Limit: &limit, Prefix: "p"}, memory.New(memory.Config{})
+	p, store := &descriptors.Policy{Limit: &limit, Keys: descriptors.Keys{Prefix: "p"}}, memory.New(memory.Config{})
 	var d limiter.Direct
 	for n := range 70 {
 		for i := range n {

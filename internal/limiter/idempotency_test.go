@@ -75,7 +75,7 @@ func TestAnIDWithAnotherRequestIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return &descriptors.Policy{Domain: "d", Name: "own", Limit: &l, Prefix: descriptors.Prefix("d", "inline", "own", l.Kind)}
+		return &descriptors.Policy{Domain: "d", Name: "own", Limit: &l, Keys: descriptors.Keys{Prefix: descriptors.Prefix("d", "inline", "own", l.Kind)}}
 	}
 	for name, pair := range map[string][2]limiter.NamedCharge{
 		"key":    {{Name: "one", Key: []string{"a"}, Count: 1}, {Name: "one", Key: []string{"b"}, Count: 1}},

@@ -420,7 +420,7 @@ descriptors:
 func TestNamedLimitsOfADomainWithoutAValidConfigurationAreNotUnknown(t *testing.T) {
 	b := newBench(t, "domain: d\nlimits:\n  calls: {algorithm: token_bucket, rate: 5, period: 1m}\n")
 	broken := *b.Current()
-	broken.Domains = map[string]*limiter.Domain{"d": {Name: "d", Tree: &descriptors.Tree{}, Broken: true}}
+	broken.Domains = map[string]*limiter.Domain{"d": {Name: "d", Tree: &descriptors.Tree[descriptors.Limits]{}, Broken: true}}
 	b.Swap(&broken)
 	c := &limiter.Call{}
 	c.Request.Domain, c.Limits = "d", []limiter.NamedCharge{{Name: "calls", Count: 1}}

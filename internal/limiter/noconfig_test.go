@@ -59,7 +59,7 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 // they can be repeated.
 func TestRequestsWithoutAConfiguration(t *testing.T) {
 	deny, now := descriptors.Deny, func() algorithms.Micros { return 1 }
-	broken := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}, Broken: true, OnFailure: descriptors.Allow}
+	broken := &limiter.Domain{Name: "d", Tree: &descriptors.Tree[descriptors.Limits]{}, Broken: true, OnFailure: descriptors.Allow}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &deny, Now: now})
 	settle := limiter.Settle{Reserved: &limiter.Reserved{Domain: descriptors.PrefixNumber("d")}}
 	if err := l.Settle(t.Context(), &limiter.Call{}, settle); !errors.Is(err, limiter.ErrNoConfig) {

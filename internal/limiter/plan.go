@@ -138,13 +138,13 @@ func (c *Call) applyLimits(i int) {
 		}
 	}
 	node := domain.Tree.Match(d.Entries)
-	if node == nil || len(node.Policies) == 0 {
+	if node == nil || len(node.Found.Policies) == 0 {
 		if d.HasOverride { // the request should be limited, but the numbers of its override could not be parsed
 			c.Results = append(c.Results, Result{Descriptor: i, Cost: d.Cost, charge: noCharge})
 		}
 		return
 	}
-	for _, p := range node.Policies {
+	for _, p := range node.Found.Policies {
 		c.apply(i, p)
 	}
 }

@@ -68,7 +68,7 @@ func (s *Snapshot) domain(name string, last *Call) *Domain {
 // Domain has the limits of one domain.
 type Domain struct {
 	Name string
-	Tree *descriptors.Tree
+	Tree *descriptors.Tree[descriptors.Limits]
 	// Policies has the policies of the domain, each at its Index.
 	Policies []*descriptors.Policy
 	Named    map[string]*descriptors.Policy
@@ -109,8 +109,8 @@ func (d *Domain) MostOverride(entries []descriptors.Entry) *descriptors.Policy {
 	if !d.Bounded {
 		return nil
 	}
-	if node := d.Tree.Match(entries); node != nil && node.MaxOverride != nil {
-		return node.MaxOverride
+	if node := d.Tree.Match(entries); node != nil && node.Found.MaxOverride != nil {
+		return node.Found.MaxOverride
 	}
 	return d.MaxOverride
 }
@@ -132,8 +132,8 @@ func (d *Domain) override(o Override) *descriptors.Policy {
 	}
 	p := &descriptors.Policy{
 		Index: -1, Domain: d.Name, Name: "override", Owner: d.Name + "//#override", Limit: &limit,
-		Prefix: descriptors.Prefix(d.Name, "override", fmt.Sprint(int64(o.Period)), limit.Kind),
-		Whole:  true, Reference: true, Alone: d.Alone, OnFailure: d.OnFailure, Extras: &descriptors.Extras{Slot: d.Slot},
+		Keys:      descriptors.Keys{Prefix: descriptors.Prefix(d.Name, "override", fmt.Sprint(int64(o.Period)), limit.Kind), Whole: true},
+		Reference: true, Alone: d.Alone, OnFailure: d.OnFailure, Extras: &descriptors.Extras{Slot: d.Slot},
 	}
 	if local, err := algorithms.Compile(descriptors.Part(spec, d.LocalShare)); err == nil && d.OnFailure == descriptors.Local {
 		p.Extras.Local = &local

@@ -97,7 +97,7 @@ func TestUsageIsEstimatedAtAnyRate(t *testing.T) {
 		w := newWatch(time.Now())
 		w.thin.Store(thin)
 		o := observers{Metrics: metrics.New("", ""), watch: w}
-		policy := &descriptors.Policy{Domain: "d", Name: "send", Open: []int{0}}
+		policy := &descriptors.Policy{Domain: "d", Name: "send", Keys: descriptors.Keys{Open: []int{0}}}
 		c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: "bob"}}}}}}
 		c.Verdict.Domain = &limiter.Domain{Name: "d"}
 		c.Results = []limiter.Result{{Policy: policy, Key: []byte("bob"), Cost: 2}}

@@ -39,7 +39,7 @@ func calls(tb testing.TB) map[string]func() {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := descriptors.Policy{Limit: &limit, Prefix: descriptors.Prefix("", "limit", "bare", limit.Kind)}
+	p := descriptors.Policy{Limit: &limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("", "limit", "bare", limit.Kind)}}
 	key, hash := p.AppendKeyOf(nil, []string{"bob"})
 	charges := []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1, Hash: hash}}}
 	decisions := make([]backend.Decision, 1)

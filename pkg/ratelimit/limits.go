@@ -130,7 +130,7 @@ func (l Limit) named(domain, name string) (*limit, error) {
 	}
 	return newLimit(descriptors.Policy{
 		Domain: domain, Name: name, Owner: domain + "/" + name, Limit: &numbers,
-		Prefix: descriptors.Prefix(domain, "limit", name, numbers.Kind), Extras: &descriptors.Extras{Named: true, Weights: weights},
+		Keys: descriptors.Keys{Prefix: descriptors.Prefix(domain, "limit", name, numbers.Kind)}, Extras: &descriptors.Extras{Named: true, Weights: weights},
 	}), nil
 }
 
@@ -150,7 +150,7 @@ func (l Limit) inline(domain, name string) (*limit, error) {
 	}
 	m := newLimit(descriptors.Policy{
 		Index: -1, Domain: domain, Name: name, Owner: domain + "/#inline", Limit: &numbers,
-		Prefix: descriptors.Prefix(domain, "inline", name, numbers.Kind), Extras: &descriptors.Extras{Named: true, Weights: weights},
+		Keys: descriptors.Keys{Prefix: descriptors.Prefix(domain, "inline", name, numbers.Kind)}, Extras: &descriptors.Extras{Named: true, Weights: weights},
 	})
 	m.inline = true
 	return m, nil

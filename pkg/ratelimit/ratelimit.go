@@ -147,7 +147,7 @@ func New(c Config) (*Limiter, error) {
 	}
 	l := &Limiter{store: c.Store, domain: c.Domain, keys: c.keys(), maxWait: c.MaxWait, named: make(map[string]*limit, len(c.Limits))}
 	l.direct.New = func() any { return new(limiter.Direct) }
-	domain := &limiter.Domain{Name: c.Domain, Tree: &descriptors.Tree{}, Named: make(map[string]*descriptors.Policy, len(c.Limits)), Settling: map[uint64]*descriptors.Policy{}}
+	domain := &limiter.Domain{Name: c.Domain, Tree: &descriptors.Tree[descriptors.Limits]{}, Named: make(map[string]*descriptors.Policy, len(c.Limits)), Settling: map[uint64]*descriptors.Policy{}}
 	snapshot := &limiter.Snapshot{Domains: map[string]*limiter.Domain{c.Domain: domain}}
 	for _, name := range slices.Sorted(maps.Keys(c.Limits)) {
 		one, err := c.Limits[name].named(c.Domain, name)

@@ -623,7 +623,7 @@ func TestTheKeyOfABucketIsThatOfTheSidecar(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := descriptors.Policy{Limit: &limit, Prefix: descriptors.Prefix("test", "limit", "log", limit.Kind), Open: []int{1}}
+	p := descriptors.Policy{Limit: &limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("test", "limit", "log", limit.Kind), Open: []int{1}}}
 	key, hash := p.AppendKey(nil, []descriptors.Entry{{Key: "path", Value: "/"}, {Key: "user", Value: "bob"}})
 	var d [1]backend.Decision
 	backend.Take(t.Context(), store, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1, Hash: hash}}}, d[:])

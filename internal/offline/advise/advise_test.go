@@ -28,7 +28,7 @@ func policyOf(t testing.TB, spec algorithms.Spec) *descriptors.Policy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &descriptors.Policy{Domain: "edge", Name: "per_client", Limit: &l, Open: []int{0}}
+	return &descriptors.Policy{Domain: "edge", Name: "per_client", Limit: &l, Keys: descriptors.Keys{Open: []int{0}}}
 }
 
 func addRequests(h *History, client string, at algorithms.Micros, n int) {

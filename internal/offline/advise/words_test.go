@@ -58,8 +58,8 @@ func TestOneBucket(t *testing.T) {
 	}{
 		"one bucket":           {1, descriptors.Policy{}, "", true},
 		"two clients":          {2, descriptors.Policy{}, "", false},
-		"a whole descriptor":   {1, descriptors.Policy{Whole: true}, "", false},
-		"an entry":             {1, descriptors.Policy{Open: []int{0}}, "", false},
+		"a whole descriptor":   {1, descriptors.Policy{Keys: descriptors.Keys{Whole: true}}, "", false},
+		"an entry":             {1, descriptors.Policy{Keys: descriptors.Keys{Open: []int{0}}}, "", false},
 		"the key of a request": {1, descriptors.Policy{}, "bob", false},
 	} {
 		a := &Advice{Clients: test.clients, Policy: &test.policy, clients: []ClientNeed{{Client: &Client{Shown: test.shown}}}}

@@ -31,7 +31,7 @@ func limit(tb testing.TB, rate int64) *algorithms.Limit {
 
 // snapshot returns a Snapshot with one domain, "d". Each policy belongs to a descriptor that has its name as the key.
 func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
-	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}, Policies: policies}
+	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree[descriptors.Limits]{}, Policies: policies}
 	for i, p := range policies {
 		if p.Limit == nil {
 			p.Limit = &algorithms.Limit{}
@@ -46,7 +46,7 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 			p.Extras.StatLevels = []string{p.Name}
 		}
 		node, _ := d.Tree.Add(nil, descriptors.ValuePattern(p.Name, ""))
-		node.Policies = append(node.Policies, p)
+		node.Found.Policies = append(node.Found.Policies, p)
 	}
 	return &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": d}, Policies: policies}
 }

@@ -39,7 +39,7 @@ func TestReference(t *testing.T) {
 	m.Answered(time.Millisecond)
 	l := limiter.New(m.Backend(store, time.Second, func(error) {}), limiter.Config{Observer: m})
 	configured := snapshot(&descriptors.Policy{Name: "plain", Limit: limit(t, 2)}, &descriptors.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true})
-	configured.Domains["strict"] = &limiter.Domain{Name: "strict", Tree: &descriptors.Tree{}, Require: []limiter.Requirement{{"user"}}}
+	configured.Domains["strict"] = &limiter.Domain{Name: "strict", Tree: &descriptors.Tree[descriptors.Limits]{}, Require: []limiter.Requirement{{"user"}}}
 	l.Swap(configured)
 	send(t, l, "d", "plain", "v", 1)
 	send(t, l, "d", "shadow", "v", 1)

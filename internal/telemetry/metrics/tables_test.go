@@ -135,7 +135,7 @@ func TestDomainsBeyondTheBoundShareOverflow(t *testing.T) {
 	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{}}
 	for i := range 5 {
 		name := fmt.Sprint("d", i)
-		s.Domains[name] = &limiter.Domain{Name: name, Tree: &descriptors.Tree{}}
+		s.Domains[name] = &limiter.Domain{Name: name, Tree: &descriptors.Tree[descriptors.Limits]{}}
 	}
 	l.Swap(s)
 	for i := range 5 {
