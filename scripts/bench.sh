@@ -29,7 +29,7 @@ shorten() {
 code=0
 echo
 go test -run '^$' -bench . -benchmem -benchtime "${BENCHTIME:-0.2s}" \
-  ./pkg/algorithms ./internal/descriptors ./pkg/backend/memory ./pkg/ratelimit ./internal/limiter ./internal/grpcapi 2>&1 | shorten || code=1
+  ./pkg/algorithms ./pkg/descriptors ./pkg/backend/memory ./pkg/ratelimit ./internal/limiter ./internal/grpcapi 2>&1 | shorten || code=1
 echo
 (cd bench/library && go test -run '^$' -bench . -benchmem -benchtime "${BENCHTIME:-0.2s}" . 2>&1) | shorten || code=1
 

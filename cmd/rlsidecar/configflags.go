@@ -6,7 +6,6 @@ import (
 	"os"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
@@ -34,7 +33,7 @@ func (f configFlags) Validate() error {
 }
 
 func (f configFlags) options() config.Options {
-	failure, _ := descriptors.ParseOnFailure(f.OnBackendFailure) // kong has already checked the value
+	failure, _ := limiter.ParseOnFailure(f.OnBackendFailure) // kong has already checked the value
 	return config.Options{ConsumeEach: f.Consume == "each", OnFailure: failure, LocalShare: f.LocalShare, KeepBlanks: f.KeepBlanks, MaxLimits: f.MaxLimits}
 }
 

@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 type explainCmd struct {
@@ -218,14 +218,14 @@ func described(d *limiter.Domain, entries []descriptors.Entry) explained {
 	if text := settlement(d, entries); text != "" {
 		return explained{Steps: []stepTaken{}, Limits: []limitApplied{}, Settles: text}
 	}
-	x := followed(d.Tree.Explain(entries, descriptors.HasLimits))
+	x := followed(d.Tree.Explain(entries, limiter.HasLimits))
 	if p := d.MostOverride(entries); p != nil {
 		x.MaxOverride = &bound{p.Place.String(), p.Words()}
 	}
 	return x
 }
 
-func followed(x descriptors.Explanation[descriptors.Limits]) explained {
+func followed(x descriptors.Explanation[limiter.Limits]) explained {
 	e := explained{Steps: []stepTaken{}, Limits: []limitApplied{}}
 	for _, s := range x.Steps {
 		e.Steps = append(e.Steps, stepTaken{entryText(s.Entry), s.Pattern, s.How.String(), s.Over})
@@ -261,7 +261,7 @@ func applied(call *limiter.Call, i int) limitApplied {
 	return x
 }
 
-func bucket(p *descriptors.Policy, entries []descriptors.Entry) []string {
+func bucket(p *limiter.Policy, entries []descriptors.Entry) []string {
 	identifying := []string{}
 	for i, e := range entries {
 		if p.Whole || slices.Contains(p.Open, i) {
@@ -277,7 +277,7 @@ func together(r *limiter.Result) bool {
 	return !p.Alone && !p.Shadow && !p.Quota && r.Outcome != limiter.Replaced && r.Outcome != limiter.Unlimited
 }
 
-func notes(p *descriptors.Policy) (notes []string) {
+func notes(p *limiter.Policy) (notes []string) {
 	add := func(when bool, text string) {
 		if when {
 			notes = append(notes, text)
@@ -294,7 +294,7 @@ func notes(p *descriptors.Policy) (notes []string) {
 	if t := p.Extra().Then; t != nil {
 		add(true, fmt.Sprintf("a request that it does not allow is charged to limit %s instead, for the same values: %s", t.Name, t.Words()))
 	}
-	add(p.OnFailure != descriptors.Deny, "on_backend_failure: "+p.OnFailure.String())
+	add(p.OnFailure != limiter.Deny, "on_backend_failure: "+p.OnFailure.String())
 	return notes
 }
 

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -56,7 +55,7 @@ type appliedAdjustment struct {
 
 // adjusted lists the adjustments of the limit and key of result i of call that have not expired. configured is
 // the limit's policy without adjustments.
-func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *descriptors.Policy, now algorithms.Micros) (list []appliedAdjustment) {
+func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *limiter.Policy, now algorithms.Micros) (list []appliedAdjustment) {
 	r := &call.Results[i]
 	key := call.AppendValues(nil, r)
 	for _, a := range set.All() {

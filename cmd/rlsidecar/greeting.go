@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/server"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // greeting returns the state of the sidecar and the addresses of its listeners. json states whether the HTTP
@@ -97,7 +97,7 @@ func example(s *limiter.Snapshot) (domain string, entries []descriptors.Entry, o
 	for _, name := range slices.Sorted(maps.Keys(s.Domains)) {
 		tree := s.Domains[name].Tree
 		// The explanation of an empty descriptor lists the descriptors that would match limits.
-		miss := tree.Explain(nil, descriptors.HasLimits).Miss
+		miss := tree.Explain(nil, limiter.HasLimits).Miss
 		if miss == nil {
 			continue
 		}

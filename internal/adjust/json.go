@@ -9,8 +9,9 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // adjustmentJSON is the form of an Adjustment in Redis, in files and in the admin API.
@@ -259,7 +260,7 @@ func spanText(d algorithms.Micros) string {
 
 // ParseSpan parses a span of time in the form of configurations: 500ms, 30s, 1h30m, 2d.
 func ParseSpan(text string) (algorithms.Micros, error) {
-	span, err := descriptors.ParseSpan(text)
+	span, err := duration.Parse(text)
 	if err != nil {
 		return 0, fmt.Errorf("%q %w", descriptors.Printable(text), err)
 	}

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // ErrConflict is returned for a change that expected another version, because another change was made before it.

@@ -8,7 +8,8 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const auditPageSize = 50
@@ -142,7 +143,7 @@ func changeWords(c *adjust.Change) string {
 		parts = append(parts, fmt.Sprintf("rate %d", *c.Rate))
 	}
 	if c.Period != 0 {
-		parts = append(parts, "period "+descriptors.Span(c.Period))
+		parts = append(parts, "period "+duration.Format(c.Period))
 	}
 	if c.Capacity != nil {
 		parts = append(parts, fmt.Sprintf("capacity %d", *c.Capacity))

@@ -17,7 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
@@ -49,11 +49,11 @@ type Config struct {
 	Current func() *limiter.Snapshot
 	// Reload returns the result of the last load of the configuration.
 	Reload func() Reload
-	Tally  func(*descriptors.Policy) metrics.Tally
+	Tally  func(*limiter.Policy) metrics.Tally
 	// Settling returns the numbers of a limit's reservations. EstimateNow returns the units that a request
 	// reserves now, and whether that number was learned.
-	Settling    func(*descriptors.Policy) metrics.SettleTally
-	EstimateNow func(*descriptors.Policy) (units int64, learned bool)
+	Settling    func(*limiter.Policy) metrics.SettleTally
+	EstimateNow func(*limiter.Policy) (units int64, learned bool)
 	// Denied returns the n keys that were denied most, and when counting began.
 	Denied func(n int) (since time.Time, top []denials.Denied)
 	// Unmatched returns the n most frequent shapes of requests that matched no limit, and when counting began.
@@ -203,10 +203,10 @@ func (p *pages) rlconfig(w http.ResponseWriter, _ *http.Request) {
 }
 
 // numbers formats the numbers of p. It uses the reference form if the configuration did.
-func numbers(p *descriptors.Policy) string {
+func numbers(p *limiter.Policy) string {
 	l := p.Limit
 	period := l.Period()
-	length, zone := descriptors.Span(period), ""
+	length, zone := duration.Format(period), ""
 	if l.Calendar != nil {
 		length, zone = l.Calendar.Unit, " time_zone="+l.Calendar.Zone
 	}
@@ -230,5 +230,5 @@ func unit(period algorithms.Micros) string {
 			return name
 		}
 	}
-	return descriptors.Span(period)
+	return duration.Format(period)
 }

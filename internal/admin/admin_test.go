@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
@@ -19,6 +18,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func compile(t *testing.T, s algorithms.Spec) *algorithms.Limit {
@@ -37,8 +37,8 @@ func fixture(t *testing.T) Config {
 	capacity := int64(20)
 	start := algorithms.Micros(0)
 	minute := 60 * algorithms.Second
-	s := &limiter.Snapshot{Hash: "0123456789abcdef", Policies: []*descriptors.Policy{
-		{Domain: "d", Name: "path_/login", StatKey: "d.path_/login", Reference: true, Place: descriptors.Place{File: "a.yaml", Line: 3},
+	s := &limiter.Snapshot{Hash: "0123456789abcdef", Policies: []*limiter.Policy{
+		{Domain: "d", Name: "path_/login", StatKey: "d.path_/login", Reference: true, Place: limiter.Place{File: "a.yaml", Line: 3},
 			Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute, Start: &start})},
 		{Domain: "d", Name: "send", StatKey: "d.user_id", Shadow: true,
 			Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Capacity: &capacity})},
@@ -61,7 +61,7 @@ func fixture(t *testing.T) Config {
 		Reload: func() Reload {
 			return Reload{Paths: []string{"a.yaml", "b"}, Loaded: time.Unix(0, 0), Failed: time.Unix(86400, 0), Refused: []Refusal{{Text: "a.yaml:1:2: <wrong>"}}}
 		},
-		Tally: func(p *descriptors.Policy) metrics.Tally {
+		Tally: func(p *limiter.Policy) metrics.Tally {
 			switch p.Name {
 			case "send":
 				return metrics.Tally{Allowed: 1234, Shadowed: 56}

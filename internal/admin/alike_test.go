@@ -4,24 +4,24 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // alike must notice a change of any field except Index and Place.
 func TestAChangeOfAnyFieldIsNoticed(t *testing.T) {
-	a := &descriptors.Policy{Limit: &algorithms.Limit{}}
-	for i := range reflect.TypeFor[descriptors.Policy]().NumField() {
+	a := &limiter.Policy{Limit: &algorithms.Limit{}}
+	for i := range reflect.TypeFor[limiter.Policy]().NumField() {
 		b := *a
 		b.Limit = &algorithms.Limit{} // equal numbers, another pointer
-		name := reflect.TypeFor[descriptors.Policy]().Field(i).Name
+		name := reflect.TypeFor[limiter.Policy]().Field(i).Name
 		switch field := reflect.ValueOf(&b).Elem().Field(i); name {
 		case "Limit":
 			b.Limit.Rate = 1
 		case "Adjusted":
-			b.Adjusted = &descriptors.Adjusted{}
+			b.Adjusted = &limiter.PolicyAdjustment{}
 		case "Extras":
-			b.Extras = &descriptors.Extras{Named: true}
+			b.Extras = &limiter.Extras{Named: true}
 		case "Open":
 			b.Open = []int{0}
 		case "Place":

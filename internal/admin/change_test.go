@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // The author and the reason are stored. Without a service for adjustments only a reset is possible.

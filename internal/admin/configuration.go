@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Reload is the result of the last load of the configuration.
@@ -125,7 +125,7 @@ func differing(before, after *limiter.Snapshot) (old, now *limiter.Snapshot) {
 // It returns the policies of d that are not the same pointers as the policies at the same positions of
 // counterpart. It returns all policies if positions cannot be compared: without a counterpart, with another
 // number of policies, or if a domain has named limits, because several uses of a named limit count as one limit.
-func changed(d, counterpart *limiter.Domain) (list []*descriptors.Policy) {
+func changed(d, counterpart *limiter.Domain) (list []*limiter.Policy) {
 	if counterpart == nil || len(d.Policies) != len(counterpart.Policies) || len(d.Named) > 0 || len(counterpart.Named) > 0 {
 		return d.Policies
 	}
@@ -140,19 +140,19 @@ func changed(d, counterpart *limiter.Domain) (list []*descriptors.Policy) {
 // alike reports whether a and b are certainly equal, except for Place and Index. It may return false for equal limits,
 // for example if they have Extras of their own. The comparison saves memory: if one file of a large domain changes,
 // all limits of the domain may be compiled again, and the descriptions of 100,000 limits occupy tens of MiB.
-func alike(a, b *descriptors.Policy) bool {
+func alike(a, b *limiter.Policy) bool {
 	return a == b || a.Domain == b.Domain && a.Name == b.Name && a.Owner == b.Owner && *a.Limit == *b.Limit && a.Prefix == b.Prefix &&
 		slices.Equal(a.Open, b.Open) && a.Whole == b.Whole && a.Unlimited == b.Unlimited && a.Reference == b.Reference &&
 		a.Shadow == b.Shadow && a.Quota == b.Quota && a.Alone == b.Alone && a.Detailed == b.Detailed && a.OnFailure == b.OnFailure &&
 		a.Adjusted == b.Adjusted && a.RateName == b.RateName && a.StatKey == b.StatKey && a.Extras == b.Extras
 }
 
-func (c *Changes) add(before, after *descriptors.Policy) {
+func (c *Changes) add(before, after *limiter.Policy) {
 	if len(c.Rows) == maxChangedRows {
 		return
 	}
 	var row Changed
-	for _, l := range []*descriptors.Policy{before, after} {
+	for _, l := range []*limiter.Policy{before, after} {
 		if l != nil {
 			row.Domain, row.Limit, row.Place = descriptors.Printable(l.Domain), descriptors.Printable(l.Name), l.Place.String()
 		}
@@ -166,7 +166,7 @@ func (c *Changes) add(before, after *descriptors.Policy) {
 	c.Rows = append(c.Rows, row)
 }
 
-func describe(l *descriptors.Policy) string {
+func describe(l *limiter.Policy) string {
 	parts := []string{l.Words()}
 	for _, f := range facts(l) {
 		parts = append(parts, f.Name+": "+f.Text)

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Report is what a sidecar stores in Redis for the other sidecars that share it.

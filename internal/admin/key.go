@@ -12,11 +12,11 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const (
@@ -217,7 +217,7 @@ func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 	return c, nil
 }
 
-func openKeys(l *descriptors.Policy) string {
+func openKeys(l *limiter.Policy) string {
 	if len(l.Open) == 0 {
 		return "no value"
 	}
@@ -442,7 +442,7 @@ type adjustedRow struct {
 	Link                                               string // the page of the key; "" if the adjustment applies to all keys
 }
 
-func (p *pages) adjustedBy(limit *descriptors.Policy) *adjustedRow {
+func (p *pages) adjustedBy(limit *limiter.Policy) *adjustedRow {
 	if limit.Adjusted == nil || p.Adjust == nil {
 		return nil
 	}

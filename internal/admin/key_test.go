@@ -18,7 +18,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
@@ -26,6 +25,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const sample = `domain: d
@@ -480,7 +480,7 @@ func TestRecentDecisionsAreSorted(t *testing.T) {
 	event := func(second int, outcome limiter.Outcome) denials.Event {
 		return denials.Event{At: began.Add(time.Duration(second) * time.Second), Outcome: outcome}
 	}
-	l := &descriptors.Policy{Domain: "d", Name: "l"}
+	l := &limiter.Policy{Domain: "d", Name: "l"}
 	known := events{now: began.Add(time.Minute)}
 	known.denied = []denials.Denied{{Domain: "d", Limit: "l", Times: 2, Exact: true, Recent: []denials.Event{event(4, limiter.Denied), event(2, limiter.Denied)}}}
 	known.used = []usage.Used{{Domain: "d", Limit: "l", Recent: []denials.Event{event(5, limiter.Allowed), event(3, limiter.Allowed)}}}

@@ -12,11 +12,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const maxListRows = 20
@@ -121,7 +123,7 @@ func (p *pages) used(domain, name string) (since string, rows []usedRow) {
 	return at(from), rows
 }
 
-func facts(l *descriptors.Policy) (list []fact) {
+func facts(l *limiter.Policy) (list []fact) {
 	add := func(name, text string) { list = append(list, fact{name, text}) }
 	if l.Unlimited {
 		return nil
@@ -144,7 +146,7 @@ func facts(l *descriptors.Policy) (list []fact) {
 		add("Lease", fmt.Sprintf("up to %d units", l.Extra().Lease.Most))
 	}
 	if l.Extra().MaxDelay > 0 {
-		add("Answers are held for up to", descriptors.Span(l.Extra().MaxDelay))
+		add("Answers are held for up to", duration.Format(l.Extra().MaxDelay))
 	}
 	if then := l.Extra().Then; then != nil {
 		add("What it does not allow is paid by", descriptors.Printable(then.Name)+" (then)")
@@ -190,7 +192,7 @@ const (
 
 // source reads the lines of the file that configure l. For a named limit these are the lines of its
 // definition.
-func (p *pages) source(l *descriptors.Policy) source {
+func (p *pages) source(l *limiter.Policy) source {
 	if d := p.Current().Domains[l.Domain]; d != nil && d.Named[l.Name] != nil {
 		l = d.Named[l.Name]
 	}
@@ -271,7 +273,7 @@ func readLines(name string, visit func(n int, text string) bool) {
 	}
 }
 
-func asYAML(l *descriptors.Policy) (lines []sourceLine) {
+func asYAML(l *limiter.Policy) (lines []sourceLine) {
 	add := func(text string) { lines = append(lines, sourceLine{len(lines) + 1, text, false}) }
 	add("rate_limit:")
 	add("  name: " + strconv.Quote(l.Name))
@@ -279,7 +281,7 @@ func asYAML(l *descriptors.Policy) (lines []sourceLine) {
 		add("  unlimited: true")
 		return lines
 	}
-	period := descriptors.Span(l.Limit.Period())
+	period := duration.Format(l.Limit.Period())
 	if c := l.Limit.Calendar; c != nil {
 		period = c.Unit
 	}

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const (
@@ -26,7 +26,7 @@ const (
 // catalog lists the limits of one Snapshot by name. A limit occurs once, even if several places use it.
 type catalog struct {
 	snapshot *limiter.Snapshot
-	limits   []*descriptors.Policy
+	limits   []*limiter.Policy
 }
 
 // catalogs keeps the last catalog, because sorting 100,000 names takes longer than a page may take.
@@ -41,15 +41,15 @@ func (c *catalogs) of(s *limiter.Snapshot) *catalog {
 	}
 	made := &catalog{snapshot: s, limits: slices.Clone(s.Policies)}
 	slices.SortStableFunc(made.limits, compareNames)
-	made.limits = slices.CompactFunc(made.limits, func(a, b *descriptors.Policy) bool { return a.Domain == b.Domain && a.Name == b.Name })
+	made.limits = slices.CompactFunc(made.limits, func(a, b *limiter.Policy) bool { return a.Domain == b.Domain && a.Name == b.Name })
 	c.last.Store(made)
 	return made
 }
 
 // compareNames orders policies by domain and name. It orders the uses of a named limit before its definition,
 // because only the uses have the names of the keys.
-func compareNames(a, b *descriptors.Policy) int {
-	definition := func(l *descriptors.Policy) int {
+func compareNames(a, b *limiter.Policy) int {
+	definition := func(l *limiter.Policy) int {
 		if l.Extra().Named {
 			return 1
 		}
@@ -58,8 +58,8 @@ func compareNames(a, b *descriptors.Policy) int {
 	return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name), definition(a)-definition(b), cmp.Compare(a.Index, b.Index))
 }
 
-func (c *catalog) find(domain, name string) *descriptors.Policy {
-	i, found := slices.BinarySearchFunc(c.limits, descriptors.Policy{Domain: domain, Name: name, Index: -1}, func(a *descriptors.Policy, b descriptors.Policy) int {
+func (c *catalog) find(domain, name string) *limiter.Policy {
+	i, found := slices.BinarySearchFunc(c.limits, limiter.Policy{Domain: domain, Name: name, Index: -1}, func(a *limiter.Policy, b limiter.Policy) int {
 		return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name))
 	})
 	if !found {
@@ -123,7 +123,7 @@ type limitRow struct {
 }
 
 type ranked struct {
-	limit  *descriptors.Policy
+	limit  *limiter.Policy
 	tally  metrics.Tally
 	rate   float64
 	denied uint64
@@ -199,7 +199,7 @@ func (b *overviewBody) link(sort, show string, page int) string {
 
 // ranked returns the limits that match the query and the filter of b, in the order that b states. all are the limits
 // of the catalog.
-func (p *pages) ranked(all []*descriptors.Policy, b *overviewBody) []ranked {
+func (p *pages) ranked(all []*limiter.Policy, b *overviewBody) []ranked {
 	list := make([]ranked, len(all))
 	for i, l := range all {
 		list[i] = ranked{limit: l, tally: p.Tally(l)}
@@ -238,14 +238,14 @@ func (p *pages) limitRow(r *ranked) limitRow {
 	}
 }
 
-func deniedWord(l *descriptors.Policy) string {
+func deniedWord(l *limiter.Policy) string {
 	if l.Shadow {
 		return "would have been denied"
 	}
 	return "denied"
 }
 
-func modes(l *descriptors.Policy) string {
+func modes(l *limiter.Policy) string {
 	var list []string
 	if l.Shadow {
 		list = append(list, "shadow")

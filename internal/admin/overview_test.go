@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
@@ -135,12 +134,12 @@ func many(tb testing.TB, n int) Config {
 	tb.Helper()
 	s := &limiter.Snapshot{}
 	for i := range n {
-		s.Policies = append(s.Policies, &descriptors.Policy{Index: i, Domain: "d", Name: fmt.Sprintf("limit%07d", n-i), Unlimited: true})
+		s.Policies = append(s.Policies, &limiter.Policy{Index: i, Domain: "d", Name: fmt.Sprintf("limit%07d", n-i), Unlimited: true})
 	}
 	var t testing.T
 	c := fixture(&t)
 	c.Current = func() *limiter.Snapshot { return s }
-	c.Tally = func(p *descriptors.Policy) metrics.Tally { return metrics.Tally{Allowed: uint64(p.Index)} }
+	c.Tally = func(p *limiter.Policy) metrics.Tally { return metrics.Tally{Allowed: uint64(p.Index)} }
 	return c
 }
 

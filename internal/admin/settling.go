@@ -3,10 +3,11 @@ package admin
 import (
 	"fmt"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-func (p *pages) settling(l *descriptors.Policy) []fact {
+func (p *pages) settling(l *limiter.Policy) []fact {
 	s := l.Extra().Settle
 	if s == nil || p.Settling == nil {
 		return nil
@@ -17,7 +18,7 @@ func (p *pages) settling(l *descriptors.Policy) []fact {
 		{"Reserved", fmt.Sprintf("%s, %s", units(t.Reserved), times(t.Starts, "request"))},
 		{"Settled with the real cost", times(t.Settled, "time")},
 		{"Settled without one (unknown_cost)", times(t.Unknown, "time")},
-		{"Settled late (after " + descriptors.Span(s.TTL) + ")", times(t.Late, "time")},
+		{"Settled late (after " + duration.Format(s.TTL) + ")", times(t.Late, "time")},
 		{"Real costs", units(t.Real)},
 		{"Lost beyond max_debt", units(t.Lost)},
 	}
@@ -27,7 +28,7 @@ func (p *pages) settling(l *descriptors.Policy) []fact {
 	return list
 }
 
-func (p *pages) reserves(l *descriptors.Policy) string {
+func (p *pages) reserves(l *limiter.Policy) string {
 	s := l.Extra().Settle
 	if s == nil || p.EstimateNow == nil {
 		return ""

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -16,13 +15,13 @@ import (
 
 func TestWordsAboutABucket(t *testing.T) {
 	limit := compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 10 * algorithms.Second})
-	plain := &descriptors.Policy{Limit: limit, OnFailure: descriptors.Allow}
-	blocked := &descriptors.Policy{Limit: limit, Adjusted: &descriptors.Adjusted{Block: true}}
-	free := &descriptors.Policy{Limit: limit, Adjusted: &descriptors.Adjusted{Unlimited: true}}
+	plain := &limiter.Policy{Limit: limit, OnFailure: limiter.Allow}
+	blocked := &limiter.Policy{Limit: limit, Adjusted: &limiter.PolicyAdjustment{Block: true}}
+	free := &limiter.Policy{Limit: limit, Adjusted: &limiter.PolicyAdjustment{Unlimited: true}}
 	full := fmt.Errorf("charge: %w", backend.ErrFull)
 	decision := func(d algorithms.Decision) backend.Decision { return backend.Decision{Decision: d} }
 	for _, test := range []struct {
-		policy      *descriptors.Policy
+		policy      *limiter.Policy
 		decision    backend.Decision
 		state, left string
 	}{

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/spelling"
 )
 
 // A message about a mistake consists of the mistake and a suggested correction. This file makes the suggestions.
@@ -73,12 +75,16 @@ func unknownKey(key string, holder *level) string {
 
 // didYouMean returns "; did you mean …?" with the most similar item of known, or "" if no item is similar enough.
 func didYouMean(word string, known []string) string {
+	const mostWords, longest = 1000, 64 // a longer search would take too much time
 	best, least := "", 0
-	if len(known) > 1000 {
-		return "" // a longer search would take too much time
+	if len(known) > mostWords || len(word) > longest {
+		return ""
 	}
 	for _, k := range known {
-		if d := distance(strings.ToLower(word), strings.ToLower(k)); d <= max(1, len(k)/3) && (best == "" || d < least) {
+		if len(k) > longest {
+			continue
+		}
+		if d := spelling.Distance(strings.ToLower(word), strings.ToLower(k)); d <= max(1, len(k)/3) && (best == "" || d < least) {
 			best, least = k, d
 		}
 	}
@@ -86,34 +92,6 @@ func didYouMean(word string, known []string) string {
 		return ""
 	}
 	return fmt.Sprintf("; did you mean %q?", best)
-}
-
-// distance returns the number of edits that turn a into b. An edit inserts, deletes or replaces a byte, or swaps two
-// neighbours. Words of more than 64 bytes never count as similar.
-func distance(a, b string) int {
-	const most = 64
-	if len(a) > most || len(b) > most {
-		return len(a) + len(b)
-	}
-	var before, last, row [most + 1]int
-	for j := range row {
-		last[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			change := 1
-			if a[i-1] == b[j-1] {
-				change = 0
-			}
-			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+change)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				row[j] = min(row[j], before[j-2]+1)
-			}
-		}
-		before, last = last, row
-	}
-	return last[len(b)]
 }
 
 // syntaxAdvice explains the most common messages of the YAML library.

@@ -25,17 +25,3 @@ func TestALongNameIsNotSuggestedForAnyWord(t *testing.T) {
 		t.Errorf("got %s; want no suggestion", text)
 	}
 }
-
-func TestEditDistance(t *testing.T) {
-	for _, c := range []struct {
-		a, b string
-		want int
-	}{{"", "", 0}, {"", "abc", 3}, {"abc", "abc", 0}, {"abc", "acb", 1}, {"vlaue", "value", 1}, {"xb", "by", 2}, {"bx", "yb", 2}, {"kitten", "sitting", 3}, {strings.Repeat("x", 65), "x", 66}} {
-		if got := distance(c.a, c.b); got != c.want {
-			t.Errorf("from %q to %q: %d, want %d", c.a, c.b, got, c.want)
-		}
-		if got := distance(c.b, c.a); got != c.want {
-			t.Errorf("from %q to %q: %d, want %d", c.b, c.a, got, c.want)
-		}
-	}
-}

@@ -9,9 +9,9 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const (
@@ -505,5 +505,5 @@ func (c *compiler) canMatch(domain string, entries []limiter.AuthEntry) bool {
 	for i, e := range entries {
 		possible[i] = descriptors.Possible{Key: e.Key, Value: e.Value, Known: e.From == limiter.FromValue}
 	}
-	return d.Tree.CouldMatch(possible, descriptors.HasLimits)
+	return d.Tree.CouldMatch(possible, limiter.HasLimits)
 }

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Compile compiles files in the given order. The Snapshot is nil if a Problem is not a warning. The result depends
@@ -141,7 +141,7 @@ type domain struct {
 	headers    headerSets
 	limits     map[string]*named
 	names      []string // the names of the limits, in the order of the files
-	nodes      map[*descriptors.Node[descriptors.Limits]]place
+	nodes      map[*limiter.Node]place
 	uses       []use
 	referenced []text // the named limits that descriptors refer to
 	// patterns has the places of the steps for which matchesSeveral returns true.
@@ -150,28 +150,28 @@ type domain struct {
 
 func newDomain(name string) *domain {
 	return &domain{
-		Domain: &limiter.Domain{Name: name, Tree: &descriptors.Tree[descriptors.Limits]{}, Named: map[string]*descriptors.Policy{}},
-		limits: map[string]*named{}, nodes: map[*descriptors.Node[descriptors.Limits]]place{}, patterns: map[sibling]place{},
+		Domain: &limiter.Domain{Name: name, Tree: &limiter.Tree{}, Named: map[string]*limiter.Policy{}},
+		limits: map[string]*named{}, nodes: map[*limiter.Node]place{}, patterns: map[sibling]place{},
 	}
 }
 
 // sibling identifies a step below parent by the result of step.composite.
 type sibling struct {
-	parent    *descriptors.Node[descriptors.Limits]
+	parent    *limiter.Node
 	composite string
 }
 
 type named struct {
 	at     place
-	draft  *draft              // nil if the limit has a mistake, which has been reported
-	then   text                // the limit that pays for requests that this limit denies
-	policy *descriptors.Policy // the result of compiling draft
-	used   place               // where the limit is used first
+	draft  *draft          // nil if the limit has a mistake, which has been reported
+	then   text            // the limit that pays for requests that this limit denies
+	policy *limiter.Policy // the result of compiling draft
+	used   place           // where the limit is used first
 }
 
 // use is a policy with a RateName or with items of the key "replaces". Checks of the whole domain need these policies.
 type use struct {
-	policy   *descriptors.Policy
+	policy   *limiter.Policy
 	replaces []*replacement
 }
 
@@ -260,7 +260,7 @@ func (c *compiler) domain(d *domain) {
 	c.checkPayers(d)
 	c.warnRequire(d)
 	if headers := d.headers; headers.value.OpenAI && len(d.Policies) > 0 && !c.incomplete &&
-		!slices.ContainsFunc(d.Policies, func(p *descriptors.Policy) bool { return p.Extra().Unit != descriptors.NoUnit }) {
+		!slices.ContainsFunc(d.Policies, func(p *limiter.Policy) bool { return p.Extra().Unit != limiter.NoUnit }) {
 		c.warn(headers.at, "http_headers: openai describes no limit, as no limit of domain %q has a unit_name; add \"unit_name: tokens\" or \"unit_name: requests\" to limits", d.Name)
 	}
 	c.settleEntries(d)
@@ -311,7 +311,7 @@ func (c *compiler) settings(d *domain) {
 	d.share = part.or(cmp.Or(d.share, c.o.LocalShare))
 	d.LocalShare = d.share
 	switch {
-	case !answer.ok || badShare || d.OnFailure != descriptors.Local:
+	case !answer.ok || badShare || d.OnFailure != limiter.Local:
 	case d.share > 0:
 		c.warn(answer.at, "while the backend is unreachable, each sidecar allows %s of each limit, so more than %d sidecars exceed the limit",
 			percent(d.share), int(math.Floor(1/d.share)))
@@ -326,7 +326,7 @@ func (c *compiler) settings(d *domain) {
 
 // maxOverride compiles l, the bound of overrides for the descriptor at the end of the path steps. steps is nil if
 // the bound applies to the whole domain. The result is nil if l has a mistake.
-func (c *compiler) maxOverride(d *domain, l *limit, steps path) *descriptors.Policy {
+func (c *compiler) maxOverride(d *domain, l *limit, steps path) *limiter.Policy {
 	if l.Unlimited.value {
 		c.mistake(l.Unlimited.at, "unlimited has no meaning in max_override; remove max_override, because overrides are unbounded without it")
 		return nil

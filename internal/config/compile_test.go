@@ -7,9 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // good compiles files a.yaml, b.yaml, …, which must be accepted.
@@ -40,7 +41,7 @@ func numbered(contents []string) (files []File) {
 }
 
 // match returns the policies that descriptor, such as "user=ann,path=/", matches.
-func match(t *testing.T, s *limiter.Snapshot, domain, descriptor string) []*descriptors.Policy {
+func match(t *testing.T, s *limiter.Snapshot, domain, descriptor string) []*limiter.Policy {
 	t.Helper()
 	entries, err := descriptors.Parse(descriptor)
 	must(t, err)
@@ -51,7 +52,7 @@ func match(t *testing.T, s *limiter.Snapshot, domain, descriptor string) []*desc
 	return node.Found.Policies
 }
 
-func one(t *testing.T, s *limiter.Snapshot, domain, descriptor string) *descriptors.Policy {
+func one(t *testing.T, s *limiter.Snapshot, domain, descriptor string) *limiter.Policy {
 	t.Helper()
 	policies := match(t, s, domain, descriptor)
 	if len(policies) != 1 {
@@ -161,7 +162,7 @@ func TestWindowsOfAnyLength(t *testing.T) {
 	s := good(t, Options{}, string(fixtures(t, "windows.good.yaml")[0].Data))
 	for descriptor, want := range map[string]string{"a=1": "5m", "b=1": "30s", "c=1": "3h"} {
 		p := one(t, s, "windows", descriptor)
-		if got := descriptors.Span(p.Limit.Period()); got != want || *p.Limit.Spec().Start != 0 || !p.Reference {
+		if got := duration.Format(p.Limit.Period()); got != want || *p.Limit.Spec().Start != 0 || !p.Reference {
 			t.Errorf("%s: windows of %s, want %s, with the clock", descriptor, got, want)
 		}
 	}
@@ -196,7 +197,7 @@ descriptors:
 ---
 {domain: d%%2F, descriptors: [{key: a, %[1]s}], limits: {x: {algorithm: fixed_window, rate: 1, period: 1d}}}
 `, limit))
-	owners, prefixes := map[string]descriptors.Place{}, map[string]descriptors.Place{}
+	owners, prefixes := map[string]limiter.Place{}, map[string]limiter.Place{}
 	for _, p := range s.Policies {
 		if other, have := owners[p.Owner]; have {
 			t.Errorf("%s and %s have the owner %q; want different owners", p.Place, other, p.Owner)
@@ -316,17 +317,17 @@ descriptors:
     shadow_mode: true
     rate_limit: {unlimited: true, requests_per_unit: 7}
 `
-	s := good(t, Options{OnFailure: descriptors.Local, LocalShare: 0.5, ConsumeEach: true}, file)
+	s := good(t, Options{OnFailure: limiter.Local, LocalShare: 0.5, ConsumeEach: true}, file)
 	a, c := one(t, s, "d", "a=1"), one(t, s, "d", "c=1")
 	b := match(t, s, "d", "b=1")
 	switch {
-	case !a.Shadow || a.Quota || a.OnFailure != descriptors.Allow || a.RateName != "other" || a.Name != "n" || !a.Alone || a.Reference:
+	case !a.Shadow || a.Quota || a.OnFailure != limiter.Allow || a.RateName != "other" || a.Name != "n" || !a.Alone || a.Reference:
 		t.Errorf("a: got %+v; want the named limit n with the name other in shadow mode, charged alone, allowed on failure", a)
 	case !reflect.DeepEqual(a.Extra().Metadata, map[string]any{"plan": "gold"}):
 		t.Errorf("a: got the metadata %v; want plan: gold", a.Extra().Metadata)
 	case a.Limit.TakesDenied || !b[0].Limit.TakesDenied || b[1].Limit.TakesDenied:
 		t.Errorf("TakesDenied is %t, %t, %t; want it only for the limit in the reference form", a.Limit.TakesDenied, b[0].Limit.TakesDenied, b[1].Limit.TakesDenied)
-	case !b[0].Quota || b[0].Shadow || !b[1].Quota || !b[1].Shadow || b[0].OnFailure != descriptors.Local || b[0].Extra().Local == nil:
+	case !b[0].Quota || b[0].Shadow || !b[1].Quota || !b[1].Shadow || b[0].OnFailure != limiter.Local || b[0].Extra().Local == nil:
 		t.Errorf("b: got %+v and %+v; want both in quota mode, only the second in shadow mode, and a local share", b[0], b[1])
 	case !reflect.DeepEqual(b[0].Extra().Replaces, []string{"other"}) || b[1].Extra().MaxDelay != 250_000:
 		t.Errorf("b: got the replaced limits %v and the delay %d us; want other and 250000 us", b[0].Extra().Replaces, b[1].Extra().MaxDelay)
@@ -334,10 +335,10 @@ descriptors:
 		t.Errorf("c: got %+v; want an unlimited limit in shadow mode, without a name", c)
 	}
 	s = good(t, Options{}, file)
-	if b := match(t, s, "d", "b=1")[0]; b.Alone || b.Limit.TakesDenied || b.OnFailure != descriptors.Deny || s.Domains["d"].Alone {
+	if b := match(t, s, "d", "b=1")[0]; b.Alone || b.Limit.TakesDenied || b.OnFailure != limiter.Deny || s.Domains["d"].Alone {
 		t.Errorf("by default: %+v; want it charged together with others, without TakesDenied, denying on failure", b)
 	}
-	reported := bad(t, Options{OnFailure: descriptors.Local}, file)
+	reported := bad(t, Options{OnFailure: limiter.Local}, file)
 	if !strings.HasPrefix(reported, "a.yaml:12:9: on_backend_failure local needs a local_share") {
 		t.Errorf("got the problems\n%s\nwant a text that starts with %q", reported, "a.yaml:12:9: on_backend_failure local needs a local_share")
 	}
@@ -348,8 +349,8 @@ func TestSettingsOfADomainHoldInAllItsFiles(t *testing.T) {
 		"{domain: d, descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]}",
 		"{domain: d, consume: each, on_backend_failure: error}",
 		"{domain: d, consume: each}")
-	if p := one(t, s, "d", "a=1"); !p.Alone || p.OnFailure != descriptors.Error || s.Domains["d"].OnFailure != descriptors.Error {
-		t.Errorf("got %+v; want p.Alone true, p.OnFailure descriptors.Error and s.Domains[\"d\"].OnFailure descriptors.Error", p)
+	if p := one(t, s, "d", "a=1"); !p.Alone || p.OnFailure != limiter.Error || s.Domains["d"].OnFailure != limiter.Error {
+		t.Errorf("got %+v; want p.Alone true, p.OnFailure limiter.Error and s.Domains[\"d\"].OnFailure limiter.Error", p)
 	}
 }
 
@@ -466,7 +467,7 @@ func TestHashIdentifiesAConfiguration(t *testing.T) {
 		good(t, Options{}, "domain: a\n---\ndomain: b").Hash,
 		good(t, Options{ConsumeEach: true}, "domain: a", "domain: b").Hash,
 		good(t, Options{ConsumeTogether: true}, "domain: a", "domain: b").Hash,
-		good(t, Options{OnFailure: descriptors.Allow}, "domain: a", "domain: b").Hash,
+		good(t, Options{OnFailure: limiter.Allow}, "domain: a", "domain: b").Hash,
 	} {
 		if other == first {
 			t.Errorf("hash %s for another configuration too; want another hash", other)

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
@@ -28,7 +27,7 @@ type Options struct {
 	// ConsumeTogether overrides ConsumeEach and each domain's `consume: each`.
 	ConsumeTogether bool
 	// OnFailure is the default of `on_backend_failure`.
-	OnFailure descriptors.OnFailure
+	OnFailure limiter.OnFailure
 	// LocalShare is the default of local_share for limits whose on_backend_failure is local.
 	LocalShare float64
 	// KeepBlanks keeps blanks at the ends of the descriptor values in requests.

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/weights"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -188,14 +187,14 @@ type (
 	moment    struct{ given[algorithms.Micros] } // a time in the format of RFC 3339
 	share     struct{ given[float64] }           // "20%" or 0.2; more than 0, at most 1
 	algorithm struct{ given[algorithms.Kind] }
-	consume   struct{ given[bool] }                  // each (stored as true) or together
-	failure   struct{ given[descriptors.OnFailure] } // the name of an on_backend_failure mode
-	names     struct{ given[[]text] }                // a name or a list of names
+	consume   struct{ given[bool] }              // each (stored as true) or together
+	failure   struct{ given[limiter.OnFailure] } // the name of an on_backend_failure mode
+	names     struct{ given[[]text] }            // a name or a list of names
 
 	requirements struct{ given[[][]text] } // a list of keys, and of lists of alternative keys
 
-	denyBody   struct{ given[descriptors.Body] }
-	unitName   struct{ given[descriptors.Unit] }
+	denyBody   struct{ given[limiter.Body] }
+	unitName   struct{ given[limiter.Unit] }
 	headerSets struct{ given[limiter.HeaderSets] } // a word or a list of words
 
 	weightMap      struct{ given[*weights.Weights] } // a mapping of names to weights such as 4, 0.1 or 1/10
@@ -332,15 +331,15 @@ func (p place) file() string {
 	return p.src.file
 }
 
-// shown returns p as a descriptors.Place: the file and line, or the path inside a Message.
-func (p place) shown() descriptors.Place {
+// shown returns p as a limiter.Place: the file and line, or the path inside a Message.
+func (p place) shown() limiter.Place {
 	switch {
 	case p.src == nil:
-		return descriptors.Place{}
+		return limiter.Place{}
 	case p.src.path != "":
-		return descriptors.Place{File: p.src.file + ": " + p.src.path}
+		return limiter.Place{File: p.src.file + ": " + p.src.path}
 	default:
-		return descriptors.Place{File: p.src.file, Line: int(p.line)}
+		return limiter.Place{File: p.src.file, Line: int(p.line)}
 	}
 }
 

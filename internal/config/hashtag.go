@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
 // hashTag determines which buckets a Redis Cluster keeps in one slot: all buckets of the domain, or the
@@ -31,27 +31,27 @@ func (c *compiler) hashTag(t text) hashTag {
 
 // slot returns the Slot of a policy of the descriptor at the end of the path steps. whole means that all entries of
 // the request identify the policy's buckets. The Slot is zero if t determines none for them.
-func (t hashTag) slot(domain string, steps path, whole bool) descriptors.Slot {
+func (t hashTag) slot(domain string, steps path, whole bool) limiter.Slot {
 	switch {
 	case t.domain:
-		return descriptors.Slot{Fixed: descriptors.SlotNumber(domain)}
+		return limiter.Slot{Fixed: limiter.SlotNumber(domain)}
 	case t.entry == "":
-		return descriptors.Slot{}
+		return limiter.Slot{}
 	case whole:
-		return descriptors.Slot{Entry: t.entry}
+		return limiter.Slot{Entry: t.entry}
 	}
 	values := 0
 	for _, s := range steps {
 		switch {
 		case s.Key == t.entry && s.identifiesBucket():
-			return descriptors.Slot{Value: values + 1}
+			return limiter.Slot{Value: values + 1}
 		case s.Key == t.entry:
-			return descriptors.Slot{Fixed: descriptors.SlotNumber(s.Text)}
+			return limiter.Slot{Fixed: limiter.SlotNumber(s.Text)}
 		case s.identifiesBucket():
 			values++
 		}
 	}
-	return descriptors.Slot{}
+	return limiter.Slot{}
 }
 
 // sameSlot reports a mistake if the slot of a named limit's buckets differs between the places that use the
@@ -69,10 +69,10 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 
 // warnSlots warns of a descriptor whose limits are charged as a group although a Redis Cluster may keep their
 // buckets in different slots.
-func (c *compiler) warnSlots(one *descriptor, steps path, node *descriptors.Node[descriptors.Limits]) {
+func (c *compiler) warnSlots(one *descriptor, steps path, node *limiter.Node) {
 	separate := 0
 	for _, p := range node.Found.Policies {
-		if !p.Unlimited && !p.Alone && !p.Shadow && !p.Quota && p.Extra().Slot == (descriptors.Slot{}) {
+		if !p.Unlimited && !p.Alone && !p.Shadow && !p.Quota && p.Extra().Slot == (limiter.Slot{}) {
 			separate++
 		}
 	}

@@ -4,7 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func TestHashTagKeepsARequestsBucketsInOneSlot(t *testing.T) {
@@ -44,11 +45,11 @@ descriptors:
 	const other = "domain: shop\nhash_tag: domain\nlimits: {byName: {rate: 1, period: 1m, algorithm: token_bucket}, used: {rate: 1, period: 1m, algorithm: token_bucket}}\n" +
 		"descriptors: [{key: user, limit: used}]\n"
 	for name, p := range good(t, Options{}, other).Domains["shop"].Named {
-		if p.SlotOfKey([]string{"x"}) != descriptors.SlotNumber("shop") {
-			t.Errorf("limit %s: slot %d, want %d, that of the domain", name, p.SlotOfKey([]string{"x"}), descriptors.SlotNumber("shop"))
+		if p.SlotOfKey([]string{"x"}) != limiter.SlotNumber("shop") {
+			t.Errorf("limit %s: slot %d, want %d, that of the domain", name, p.SlotOfKey([]string{"x"}), limiter.SlotNumber("shop"))
 		}
 	}
-	for tag, want := range map[string]uint64{"domain": descriptors.SlotNumber("shop"), "entry:user": 0} {
+	for tag, want := range map[string]uint64{"domain": limiter.SlotNumber("shop"), "entry:user": 0} {
 		d := good(t, Options{}, strings.Replace(other, "hash_tag: domain", "hash_tag: "+tag, 1)).Domains["shop"]
 		p, err := Inline(d, "own", []byte(`{"algorithm":"token_bucket","rate":1,"period":"1m"}`))
 		if err != nil {
@@ -58,8 +59,8 @@ descriptors:
 			t.Errorf("hash_tag %s: a limit that comes with a request has the slot %d, want %d", tag, got, want)
 		}
 	}
-	if slot("tenant=gold") != descriptors.SlotNumber("gold") || slot("path=/") != 0 {
-		t.Errorf("slots of tenant=gold %d, path=/ %d; want %d, that of the text gold, and 0", slot("tenant=gold"), slot("path=/"), descriptors.SlotNumber("gold"))
+	if slot("tenant=gold") != limiter.SlotNumber("gold") || slot("path=/") != 0 {
+		t.Errorf("slots of tenant=gold %d, path=/ %d; want %d, that of the text gold, and 0", slot("tenant=gold"), slot("path=/"), limiter.SlotNumber("gold"))
 	}
 }
 
@@ -106,10 +107,10 @@ descriptors:
     rate_limit: {unit: day, requests_per_unit: 1}
 `)
 	p := one(t, s, "d", "path=/a,method=GET,user=ann")
-	if want := (descriptors.Slot{Value: 2}); p.Extra().Slot != want {
+	if want := (limiter.Slot{Value: 2}); p.Extra().Slot != want {
 		t.Errorf("the slot is %+v, want that of the second value", p.Extra().Slot)
 	}
-	if p := one(t, s, "d", "anything=1"); !p.Whole || p.Extra().Slot != (descriptors.Slot{Entry: "user"}) {
+	if p := one(t, s, "d", "anything=1"); !p.Whole || p.Extra().Slot != (limiter.Slot{Entry: "user"}) {
 		t.Errorf("the slot of %+v is %+v, want that of the entry user, for a whole descriptor", p, p.Extra().Slot)
 	}
 }

@@ -8,14 +8,14 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Inline compiles a limit of d that comes with a request. text is a JSON object with the numbers of a named
 // limit, parsed as strictly as a file. The other settings are the defaults of the domain. The limit never
 // shares buckets with a limit in a file, even if the names are equal.
-func Inline(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, error) {
+func Inline(d *limiter.Domain, name string, text []byte) (*limiter.Policy, error) {
 	if err := checkInlineKeys(text); err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func Inline(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, e
 		}
 	}
 	p := *s.Domains[d.Name].Named[name]
-	p.Index, p.Place, p.StatKey = -1, descriptors.Place{}, ""
+	p.Index, p.Place, p.StatKey = -1, limiter.Place{}, ""
 	p.Owner = owner(d.Name) + "/#inline"
 	p.Prefix = descriptors.Prefix(d.Name, "inline", name, p.Limit.Kind)
 	more := *p.Extra()

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
 func TestAnInlineLimitHasTheSettingsOfItsDomain(t *testing.T) {
@@ -16,10 +16,10 @@ func TestAnInlineLimitHasTheSettingsOfItsDomain(t *testing.T) {
 		t.Fatal(err)
 	}
 	named := d.Named["l"]
-	if p.OnFailure != descriptors.Local || p.Extra().LocalShare != 0.5 || p.Extra().Local == nil || p.Extra().Local.Rate != 5 {
+	if p.OnFailure != limiter.Local || p.Extra().LocalShare != 0.5 || p.Extra().Local == nil || p.Extra().Local.Rate != 5 {
 		t.Errorf("got %v with %+v; want local decisions on half of the limit", p.OnFailure, p.Extra())
 	}
-	if p.Index != -1 || p.Place != (descriptors.Place{}) || p.StatKey != "" || p.Prefix == named.Prefix || p.Owner == named.Owner {
+	if p.Index != -1 || p.Place != (limiter.Place{}) || p.StatKey != "" || p.Prefix == named.Prefix || p.Owner == named.Owner {
 		t.Errorf("got %+v; want no number, no place, and other buckets than the named limit", p)
 	}
 	for _, key := range []string{"then", "max_delay", "penalty", "name", "time_zone"} {

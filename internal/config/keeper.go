@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
@@ -125,7 +124,7 @@ func (c *compiler) broken(docs []*document, stale map[string]bool) {
 	for name := range stale {
 		if !slices.ContainsFunc(docs, func(d *document) bool { return d.Domain.value == name }) &&
 			!slices.ContainsFunc(c.stale, func(b *built) bool { return b.Name == name }) {
-			c.snapshot.Domains[name] = &limiter.Domain{Name: name, Tree: &descriptors.Tree[descriptors.Limits]{}, OnFailure: c.o.OnFailure, Broken: true}
+			c.snapshot.Domains[name] = &limiter.Domain{Name: name, Tree: &limiter.Tree{}, OnFailure: c.o.OnFailure, Broken: true}
 		}
 	}
 }

@@ -8,9 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // units are the units of the reference form. A month has 30 days, a year has 365. Without a time_zone, windows
@@ -167,7 +169,7 @@ func (l *limit) rewritten() string {
 		rate = fmt.Sprint(l.RequestsPerUnit.value)
 	}
 	if window, known := l.window(); known {
-		period = descriptors.Span(window)
+		period = duration.Format(window)
 	}
 	return fmt.Sprintf("{algorithm: %s, rate: %s, period: %s}", kind, rate, period)
 }
@@ -237,7 +239,7 @@ func (c *compiler) checkTimeZone(l *limit, isReference bool) {
 	case l.TimeZone.ok && period.span > 0:
 		c.mistake(l.TimeZone.at, "time_zone needs period day, week, month or year; write one of these, or remove time_zone")
 	case !l.TimeZone.ok && period.span == 0:
-		c.mistake(l.Period.at, "period %s is a calendar unit and needs a time_zone; add \"time_zone: UTC\" or another, or write %s", period.unit, descriptors.Span(units[period.unit.String()]))
+		c.mistake(l.Period.at, "period %s is a calendar unit and needs a time_zone; add \"time_zone: UTC\" or another, or write %s", period.unit, duration.Format(units[period.unit.String()]))
 	}
 }
 
@@ -354,7 +356,7 @@ func (c *compiler) lease(l *limit, p *draft) {
 	case terms.For.value < minLease || terms.For.value > maxLease:
 		c.mistake(terms.For.at, "for must be between 1ms and 1m")
 	default:
-		p.more.Lease = &algorithms.Lease{Most: descriptors.PartOf(p.Limit.Capacity, terms.Max.value), For: terms.For.value}
+		p.more.Lease = &algorithms.Lease{Most: limiter.ShareOf(p.Limit.Capacity, terms.Max.value), For: terms.For.value}
 		c.warnLease(l, p)
 	}
 }
@@ -378,7 +380,7 @@ func specErrors(err error) algorithms.SpecErrors {
 
 func (c *compiler) failure(d *domain, l *limit, p *draft) {
 	p.OnFailure = l.OnFailure.or(d.OnFailure)
-	if p.OnFailure != descriptors.Local {
+	if p.OnFailure != limiter.Local {
 		if l.LocalShare.ok {
 			c.warn(l.LocalShare.at, "local_share has no effect: on_backend_failure is %s here, not local; remove local_share, or write \"on_backend_failure: local\"", p.OnFailure)
 		}
@@ -389,7 +391,7 @@ func (c *compiler) failure(d *domain, l *limit, p *draft) {
 		c.mistake(l.place("on_backend_failure"), "on_backend_failure local needs a local_share; add \"local_share: 20%%\"")
 		return
 	}
-	local, err := algorithms.Compile(descriptors.Part(l.spec, share))
+	local, err := algorithms.Compile(limiter.SpecShare(l.spec, share))
 	if err != nil { // a mistake in the numbers of the whole limit has been reported
 		return
 	}

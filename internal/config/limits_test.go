@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -27,7 +27,7 @@ descriptors:
 	if want := (algorithms.Penalty{After: 3, For: 60 * algorithms.Second, Max: 3600 * algorithms.Second}); a.Limit.Penalty != want {
 		t.Errorf("the penalty is %+v, want %+v", a.Limit.Penalty, want)
 	}
-	for name, p := range map[string]*descriptors.Policy{"Europe/Berlin": b, "America/Lima": d} {
+	for name, p := range map[string]*limiter.Policy{"Europe/Berlin": b, "America/Lima": d} {
 		if p.Limit.Calendar == nil || p.Limit.Calendar.Zone != name || p.Limit.Calendar.Unit != "week" {
 			t.Errorf("the calendar is %+v, want weeks in %s", p.Limit.Calendar, name)
 		}

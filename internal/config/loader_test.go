@@ -9,7 +9,6 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
@@ -232,7 +231,7 @@ func TestAChangedFileHasTheSettingsOfItsDomain(t *testing.T) {
 		"on_backend_failure: allow", "on_backend_failure: local\nlocal_share: 20%", "on_backend_failure: error", "consume: each",
 		"hash_tag: domain", "hash_tag: entry:k1", "deny_body: openai", "local_share: 50%", "http_headers: openai",
 	} {
-		l := NewLoader(Options{LocalShare: 0.1, OnFailure: descriptors.Deny})
+		l := NewLoader(Options{LocalShare: 0.1, OnFailure: limiter.Deny})
 		descriptorsOf := func(key string, rate int) string {
 			return fmt.Sprintf("domain: d\ndescriptors:\n- {key: %s, rate_limit: {algorithm: token_bucket, rate: %d, period: 1s}}\n"+
 				"- {key: %s, value: x, rate_limit: {algorithm: token_bucket, rate: %d, period: 1s, on_backend_failure: local}}\n", key, rate, key, rate+1)
@@ -272,7 +271,7 @@ func TestTheHashDependsOnTheFilesOfAConfiguration(t *testing.T) {
 	if one.Hash == two.Hash {
 		t.Error("two configurations with the same bytes in other files have one hash")
 	}
-	three, _ := Compile([]File{{"a.yaml", []byte(first)}, {"b.yaml", []byte(moved + second)}}, Options{OnFailure: descriptors.Allow})
+	three, _ := Compile([]File{{"a.yaml", []byte(first)}, {"b.yaml", []byte(moved + second)}}, Options{OnFailure: limiter.Allow})
 	if two.Hash == three.Hash {
 		t.Error("two configurations with other defaults for failures have one hash")
 	}

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func perMinute(n uint32) *MessageLimit { return &MessageLimit{Unit: "minute", RequestsPerUnit: n} }

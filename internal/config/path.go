@@ -3,7 +3,7 @@ package config
 import (
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // step is one level of the path to a descriptor.

@@ -7,7 +7,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -175,7 +175,7 @@ func (c *compiler) settles(l *limit, p *draft, s algorithms.Spec) {
 	terms := l.Settle.value
 	s.Settles, s.MaxDebt = true, terms.MaxDebt.pointer()
 	c.numbers(l, p, s)
-	settle := &descriptors.Settle{
+	settle := &limiter.SettleTerms{
 		Estimate: terms.Estimate.value, Least: terms.Least.value, Most: terms.Most.or(p.Limit.Capacity),
 		TrustDeclared: terms.TrustDeclared.value, Unknown: -1, TTL: terms.TTL.or(defaultSettleTTL),
 	}
@@ -187,7 +187,7 @@ func (c *compiler) settles(l *limit, p *draft, s algorithms.Spec) {
 	if e := terms.Estimate.learned; e != nil {
 		const quarter = 4
 		least := (e.First.value + quarter - 1) / quarter
-		settle.Learn = &descriptors.Learn{Quantile: e.Learn.value, Least: max(1, terms.Least.or(least)), Values: map[string]map[string]bool{}}
+		settle.Learn = &limiter.Learn{Quantile: e.Learn.value, Least: max(1, terms.Least.or(least)), Values: map[string]map[string]bool{}}
 		for _, key := range e.Per.value {
 			settle.Learn.Per = append(settle.Learn.Per, key.value)
 			settle.Learn.Values[key.value] = map[string]bool{}
@@ -199,8 +199,8 @@ func (c *compiler) settles(l *limit, p *draft, s algorithms.Spec) {
 // learnValues collects the values that have estimates of their own. They are the values without a "*" that the
 // descriptors of d have for the keys in per.
 func (d *domain) learnValues() {
-	var add func(learn *descriptors.Learn, list []*descriptor)
-	add = func(learn *descriptors.Learn, list []*descriptor) {
+	var add func(learn *limiter.Learn, list []*descriptor)
+	add = func(learn *limiter.Learn, list []*descriptor) {
 		for _, one := range list {
 			if values := learn.Values[one.Key.value]; values != nil && one.Value.ok && !strings.Contains(one.Value.value, "*") {
 				values[one.Value.value] = true
@@ -267,7 +267,7 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 		c.mistake(u.at, "unknown_cost is most, but most is missing; add \"most: N\", the most units that a request reserves")
 	}
 	if ttl := s.TTL; ttl.ok && (ttl.value < minSettleTTL || ttl.value > maxSettleTTL) {
-		c.mistake(ttl.at, "ttl must be between 1s and 1d, but is %s", descriptors.Span(ttl.value))
+		c.mistake(ttl.at, "ttl must be between 1s and 1d, but is %s", duration.Format(ttl.value))
 	}
 }
 
@@ -278,10 +278,10 @@ func (c *compiler) settleEntries(d *domain) {
 	for _, doc := range d.docs {
 		agree(c, d, "settle", &stated.given, &doc.Settle.given)
 	}
-	d.Settling = map[uint64]*descriptors.Policy{}
+	d.Settling = map[uint64]*limiter.Policy{}
 	for _, p := range d.Policies {
 		if p.Extra().Settle != nil {
-			d.Settling[descriptors.PrefixNumber(p.Prefix)] = p
+			d.Settling[limiter.PrefixNumber(p.Prefix)] = p
 		}
 	}
 	if len(d.Settling) == 0 {

@@ -3,15 +3,15 @@ package config
 import (
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/weights"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // draft is a policy that is being compiled.
 type draft struct {
-	descriptors.Policy
-	more descriptors.Extras
+	limiter.Policy
+	more limiter.Extras
 }
 
 // mostShared bounds each table of shared. A full table is cleared.
@@ -21,7 +21,7 @@ const mostShared = 4096
 // different numbers. The copies are immutable.
 type shared struct {
 	numbers map[algorithms.Limit]*algorithms.Limit
-	extra   map[extrasKey]*descriptors.Extras
+	extra   map[extrasKey]*limiter.Extras
 	open    map[string][]int
 	texts   map[string]string
 	chunks
@@ -31,9 +31,9 @@ type shared struct {
 // lie between the garbage of parsing and compiling. After the collection of the garbage, the gaps would be a tenth of
 // the memory.
 type chunks struct {
-	policies []descriptors.Policy // the unused rest of the last chunk
-	text     strings.Builder      // the last chunk of texts
-	size     int                  // the size of the last chunk of policies
+	policies []limiter.Policy // the unused rest of the last chunk
+	text     strings.Builder  // the last chunk of texts
+	size     int              // the size of the last chunk of policies
 }
 
 // A chunk has at most mostInChunk policies or nodes, and a chunk of texts has about textPerPolicy bytes for each
@@ -43,7 +43,7 @@ const mostInChunk, textPerPolicy = 32, 128
 // newDocument starts new chunks. Documents share no chunk, so that a changed document's memory can be freed.
 func (c *chunks) newDocument() { *c = chunks{} }
 
-func (c *chunks) copyPolicy(p *descriptors.Policy) *descriptors.Policy {
+func (c *chunks) copyPolicy(p *limiter.Policy) *limiter.Policy {
 	own := nextOf(&c.policies, &c.size)
 	*own = *p
 	return own
@@ -76,23 +76,23 @@ type extrasKey struct {
 	named                  bool
 	openKeys, replaces     string
 	statValues, statLevels string
-	slot                   descriptors.Slot
+	slot                   limiter.Slot
 	lease                  algorithms.Lease // the zero value means that there is no lease
 	shards                 int
 	split                  *algorithms.Limit // the limit that is split into shards; nil if there are none
 	local                  *algorithms.Limit
 	localShare             float64
 	maxDelay               algorithms.Micros
-	denyBody               descriptors.Body
-	unit                   descriptors.Unit
-	settle                 descriptors.Settle // the zero value means that there is no settle
+	denyBody               limiter.Body
+	unit                   limiter.Unit
+	settle                 limiter.SettleTerms // the zero value means that there is no settle
 	weights                string
-	then                   *descriptors.Policy
+	then                   *limiter.Policy
 }
 
 func newShared() *shared {
 	return &shared{
-		numbers: map[algorithms.Limit]*algorithms.Limit{}, extra: map[extrasKey]*descriptors.Extras{}, open: map[string][]int{},
+		numbers: map[algorithms.Limit]*algorithms.Limit{}, extra: map[extrasKey]*limiter.Extras{}, open: map[string][]int{},
 		texts: map[string]string{},
 	}
 }
@@ -127,7 +127,7 @@ func (s *shared) limit(l algorithms.Limit) *algorithms.Limit {
 	return oneOf(s.numbers, l, func() *algorithms.Limit { return &own })
 }
 
-func (s *shared) policy(d *draft) *descriptors.Policy {
+func (s *shared) policy(d *draft) *limiter.Policy {
 	p := s.copyPolicy(&d.Policy)
 	p.Prefix, p.StatKey = s.copyText(p.Prefix), s.copyText(p.StatKey)
 	p.Owner = p.Prefix // the same prefix means the same buckets
@@ -141,7 +141,7 @@ func (s *shared) policy(d *draft) *descriptors.Policy {
 	return p
 }
 
-func (s *shared) extras(d *draft) *descriptors.Extras {
+func (s *shared) extras(d *draft) *limiter.Extras {
 	m := &d.more
 	if m.Metadata != nil {
 		own := *m
@@ -165,7 +165,7 @@ func (s *shared) extras(d *draft) *descriptors.Extras {
 	if key == (extrasKey{}) {
 		return nil
 	}
-	return oneOf(s.extra, key, func() *descriptors.Extras { own := *m; return &own })
+	return oneOf(s.extra, key, func() *limiter.Extras { own := *m; return &own })
 }
 
 // positions encodes list as text, one byte for each number. The numbers are below the depth of a tree, which is at

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
 // Limits share equal parts, which are stored once. Parts that differ must not be shared.
@@ -23,7 +23,7 @@ func TestLimitsThatDifferShareNothing(t *testing.T) {
 		text += fmt.Sprintf("  - {key: x, value: %s, descriptors: [{key: k, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, %s}}]}\n", value, limits[value])
 	}
 	s := good(t, Options{}, text)
-	of := func(value string) *descriptors.Extras {
+	of := func(value string) *limiter.Extras {
 		t.Helper()
 		for _, p := range s.Policies {
 			if p.Name == "x_"+value+".k" {

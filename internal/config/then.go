@@ -1,7 +1,7 @@
 package config
 
 import (
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -54,7 +54,7 @@ func (c *compiler) checkThen(d *domain, name string, l *named) {
 	case plan.more.Settle == nil && payer.more.Settle != nil:
 		c.mistake(at, "then: limit %q has settle, and this limit has not: reservations charged to that limit would never be settled; add settle to this limit", l.then.value)
 	}
-	if descriptors.PerSecond(plan.Limit) != descriptors.PerSecond(payer.Limit) {
+	if limiter.PerSecond(plan.Limit) != limiter.PerSecond(payer.Limit) {
 		c.mistake(at, "then: one of the two limits is per second, so that with --redis-per-second-url they are in different Redis servers, "+
 			"which cannot decide in one step; use another period, or algorithm token_bucket")
 	}
@@ -67,7 +67,7 @@ func (c *compiler) checkThen(d *domain, name string, l *named) {
 }
 
 // checkThenCombinations checks a limit that has "then", or one that pays. which describes this limit in messages.
-func (c *compiler) checkThenCombinations(at place, p *descriptors.Policy, more *descriptors.Extras, which string) {
+func (c *compiler) checkThenCombinations(at place, p *limiter.Policy, more *limiter.Extras, which string) {
 	for _, other := range []struct {
 		key, why string
 		stated   bool
@@ -99,7 +99,7 @@ func (c *compiler) payerAt(d *domain, one *descriptor, steps path, name text, l 
 		c.mistake(one.Shadow.at, thenCombination+"shadow_mode: limit %q has then, and here it would deny nothing; remove one", name.value)
 	case one.Quota.value:
 		c.mistake(one.Quota.at, thenCombination+"quota_mode: limit %q has then, and such limits deny only together; remove one", name.value)
-	case q.more.Slot == (descriptors.Slot{}):
+	case q.more.Slot == (limiter.Slot{}):
 		c.mistake(name.at, "limit %q has then, and hash_tag names entry %q, which is not among the entries here: the two buckets would be in different slots; "+
 			"use \"hash_tag: domain\", or another limit here", name.value, d.tag.entry)
 	default:

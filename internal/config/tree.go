@@ -4,8 +4,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // step parses the level that a descriptor describes. The Key of the result is empty if the level cannot be
@@ -75,7 +76,7 @@ func (c *compiler) warnBlanks(at place, key, value string, how descriptors.How) 
 	}
 }
 
-func (c *compiler) descriptors(d *domain, tree *descriptors.Tree[descriptors.Limits], parent *descriptors.Node[descriptors.Limits], above path, list []*descriptor) {
+func (c *compiler) descriptors(d *domain, tree *limiter.Tree, parent *limiter.Node, above path, list []*descriptor) {
 	for _, one := range list {
 		if c.full {
 			return
@@ -93,7 +94,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree[descriptors.Lim
 			c.mistake(one.ShareThreshold.at, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'; remove it, or end the value in *", s.composite())
 		}
 		if s.Key == "" { // the mistake has been reported already, and the level is unknown
-			node := &descriptors.Node[descriptors.Limits]{}
+			node := &limiter.Node{}
 			c.place(d, one, steps, node)
 			c.descriptors(d, tree, node, steps, one.Descriptors.value)
 			continue
@@ -112,14 +113,14 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree[descriptors.Lim
 			d.nodes[node] = at
 		} else {
 			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, steps.name(), first)
-			node = &descriptors.Node[descriptors.Limits]{}
+			node = &limiter.Node{}
 		}
 		c.place(d, one, steps, node)
 		c.descriptors(d, tree, node, steps, one.Descriptors.value)
 	}
 }
 
-func (c *compiler) place(d *domain, one *descriptor, steps path, node *descriptors.Node[descriptors.Limits]) {
+func (c *compiler) place(d *domain, one *descriptor, steps path, node *limiter.Node) {
 	for _, name := range one.Limit.value {
 		l := d.limits[name.value]
 		switch {
@@ -177,7 +178,7 @@ func (c *compiler) checkSettle(at place, p *draft) {
 }
 
 // useAt completes p for the place that uses the limit, and adds it to the node.
-func (c *compiler) useAt(d *domain, one *descriptor, steps path, node *descriptors.Node[descriptors.Limits], p *draft, named bool, replaces []*replacement) {
+func (c *compiler) useAt(d *domain, one *descriptor, steps path, node *limiter.Node, p *draft, named bool, replaces []*replacement) {
 	c.warnHits(one.at, p)
 	p.Shadow = p.Shadow || one.Shadow.value
 	p.Quota = p.Quota || one.Quota.value
@@ -211,7 +212,7 @@ func (c *compiler) useAt(d *domain, one *descriptor, steps path, node *descripto
 
 // add converts p to a Policy, and adds it to d with the next Index. If there are too many limits, add reports that
 // and does not add the Policy.
-func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *descriptors.Policy {
+func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *limiter.Policy {
 	policy := c.shared.policy(p)
 	if c.policies == c.o.maxLimits() {
 		c.tooMany(at)

@@ -11,7 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
@@ -163,7 +163,7 @@ func (z *zone) read(p *parser, key string, n *yaml.Node) {
 }
 
 func parseSpan(text string) (algorithms.Micros, error) {
-	span, err := descriptors.ParseSpan(text)
+	span, err := duration.Parse(text)
 	if err != nil {
 		return 0, fmt.Errorf("%q %w", short(text), err)
 	}
@@ -264,19 +264,19 @@ var algorithmNames = func() map[string]algorithms.Kind {
 	return byName
 }()
 
-var failureNames = func() map[string]descriptors.OnFailure {
-	byName := map[string]descriptors.OnFailure{}
-	for _, f := range []descriptors.OnFailure{descriptors.Deny, descriptors.Allow, descriptors.Local, descriptors.Error} {
+var failureNames = func() map[string]limiter.OnFailure {
+	byName := map[string]limiter.OnFailure{}
+	for _, f := range []limiter.OnFailure{limiter.Deny, limiter.Allow, limiter.Local, limiter.Error} {
 		byName[f.String()] = f
 	}
 	return byName
 }()
 
 var (
-	bodyNames = map[string]descriptors.Body{
-		"openai": descriptors.OpenAIBody, "anthropic": descriptors.AnthropicBody, "problem+json": descriptors.ProblemBody, "text": descriptors.TextBody,
+	bodyNames = map[string]limiter.Body{
+		"openai": limiter.OpenAIBody, "anthropic": limiter.AnthropicBody, "problem+json": limiter.ProblemBody, "text": limiter.TextBody,
 	}
-	unitNames = map[string]descriptors.Unit{"requests": descriptors.Requests, "tokens": descriptors.Tokens}
+	unitNames = map[string]limiter.Unit{"requests": limiter.Requests, "tokens": limiter.Tokens}
 )
 
 func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value T, ok bool) {

@@ -5,13 +5,13 @@ package grpcapi
 import (
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // The race detector makes a sync.Pool drop its content, so this test does not run under it.
 func TestABatchAllocatesNothing(t *testing.T) {
-	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
+	p := &limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
 	s, _ := newServer(t, newLimiter(p), Options{})
 	run := batchOf(s, 16)
 	run()

@@ -12,7 +12,6 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -22,8 +21,8 @@ import (
 // The configuration changes between two requests. Each answer must show the limit that its request matched,
 // although the two limits have the same name and the same place in the cache of encoded limits.
 func TestABatchOverASwapShowsBothLimits(t *testing.T) {
-	hourly := func(rate int64) *descriptors.Policy {
-		return &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: rate, Period: hour})}
+	hourly := func(rate int64) *limiter.Policy {
+		return &limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: rate, Period: hour})}
 	}
 	l := newLimiter(hourly(5))
 	s, _ := newServer(t, l, Options{})
@@ -67,7 +66,7 @@ func (s *brokenStore) Submit(b *backend.Batch) {
 // Store may still refer.
 func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	store := &brokenStore{}
-	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
+	p := &limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
 	l := limiter.New(store, limiter.Config{})
 	l.Swap(snapshot(p))
 	s, counted := newServer(t, l, Options{})
@@ -105,7 +104,7 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 }
 
 func TestALargeRequestKeepsNoMemory(t *testing.T) {
-	l := newLimiter(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})})
+	l := newLimiter(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})})
 	s, _ := newServer(t, l, Options{})
 	batch := s.NewBatch(l)
 	for _, c := range []struct {
@@ -131,7 +130,7 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
-	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
+	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
 	s, _ := newServer(t, l, Options{})
 	batch := s.NewBatch(l)
 	var canceled atomic.Bool
@@ -147,7 +146,7 @@ func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 }
 
 func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
-	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
+	p := &limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
 	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
 	l.Swap(snapshot(p))
@@ -185,7 +184,7 @@ func (s *recordingStore) Submit(b *backend.Batch) { s.batch = b }
 func TestAReusedBatchChargesItsOwnRequestsOnly(t *testing.T) {
 	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
-	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
+	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
 	s, _ := newServer(t, l, Options{})
 	batch := s.NewBatch(l)
 	for _, requests := range []int{3, 1, 2} {
@@ -203,9 +202,9 @@ func TestAReusedBatchChargesItsOwnRequestsOnly(t *testing.T) {
 
 // The weight of a request is the larger one of its numbers of charges and descriptors, whatever was added before it.
 func TestTheWeightOfABatchIsASum(t *testing.T) {
-	var policies []*descriptors.Policy
+	var policies []*limiter.Policy
 	for _, kind := range []algorithms.Kind{algorithms.TokenBucket, algorithms.FixedWindow, algorithms.SlidingLog} {
-		policies = append(policies, &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: kind, Rate: 9, Period: hour})})
+		policies = append(policies, &limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: kind, Rate: 9, Period: hour})})
 	}
 	l := newLimiter(policies...)
 	s, _ := newServer(t, l, Options{})
@@ -286,7 +285,7 @@ func TestADenialOfATooLargeMessageIsCounted(t *testing.T) {
 func TestARefusedRequestIsKnownInAReusedBatch(t *testing.T) {
 	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
-	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
+	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
 	s, _ := newServer(t, l, Options{})
 	batch := s.NewBatch(l)
 	batch.Add(request("k"), time.Now(), 0, nil)

@@ -5,7 +5,6 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/replies"
 )
@@ -25,7 +24,7 @@ func appendForClient(b []byte, v *limiter.Verdict) []byte {
 		}
 	}
 	format := replies.Format(v)
-	if format == descriptors.NoBody {
+	if format == limiter.NoBody {
 		return b
 	}
 	b = appendHeader(b, "content-type", replies.ContentType(format))

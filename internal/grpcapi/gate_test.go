@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/peer"
 	grpcstatus "google.golang.org/grpc/status"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -115,7 +114,7 @@ func TestWaitsForAdmissionAreShort(t *testing.T) {
 // The on_backend_failure of the limit must determine the answer to a request that is not admitted. The request must
 // be reported like other requests.
 func TestARequestThatIsNotAdmittedIsAnsweredByItsLimit(t *testing.T) {
-	for onFailure, want := range map[descriptors.OnFailure]int32{descriptors.Deny: int32(over), descriptors.Allow: int32(ok)} {
+	for onFailure, want := range map[limiter.OnFailure]int32{limiter.Deny: int32(over), limiter.Allow: int32(ok)} {
 		synctest.Test(t, func(t *testing.T) {
 			sent, observed := make(chan struct{}), &observed{}
 			s, _ := newServer(t, slowStore(sent).limiter(t, onFailure, observed), Options{QueueTimeout: 5 * ms})
@@ -163,10 +162,10 @@ func (s slowStore) Submit(b *backend.Batch) {
 	b.Done(b)
 }
 
-func (s slowStore) limiter(tb testing.TB, onFailure descriptors.OnFailure, o limiter.Observer) *limiter.Limiter {
+func (s slowStore) limiter(tb testing.TB, onFailure limiter.OnFailure, o limiter.Observer) *limiter.Limiter {
 	tb.Helper()
 	l := limiter.New(s, limiter.Config{Observer: o})
-	l.Swap(snapshot(&descriptors.Policy{
+	l.Swap(snapshot(&limiter.Policy{
 		Name: "k", OnFailure: onFailure, Limit: compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second}),
 	}))
 	return l

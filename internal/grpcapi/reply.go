@@ -6,7 +6,6 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -44,7 +43,7 @@ const (
 type status struct {
 	over bool
 	// policy has the name of the shown limit, and limit has its numbers. limit is nil if no limit is shown.
-	policy    *descriptors.Policy
+	policy    *limiter.Policy
 	limit     *algorithms.Limit
 	remaining uint32
 	// reset is in seconds; 0 is omitted.
@@ -138,7 +137,7 @@ func (s *status) append(b []byte, known *knownLimits) []byte {
 
 // knownLimits caches the encoded form of a few limits.
 type knownLimits [8]struct {
-	policy *descriptors.Policy
+	policy *limiter.Policy
 	limit  *algorithms.Limit
 	bytes  []byte
 }

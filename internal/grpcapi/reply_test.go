@@ -14,10 +14,10 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func verdict(denied bool, results ...limiter.Result) *limiter.Verdict {
@@ -29,7 +29,7 @@ func verdict(denied bool, results ...limiter.Result) *limiter.Verdict {
 	return v
 }
 
-func result(p *descriptors.Policy, o limiter.Outcome, d algorithms.Decision) limiter.Result {
+func result(p *limiter.Policy, o limiter.Outcome, d algorithms.Decision) limiter.Result {
 	return limiter.Result{Policy: p, Outcome: o, Decision: backend.Decision{Decision: d}}
 }
 
@@ -50,10 +50,10 @@ const (
 func TestStatus(t *testing.T) {
 	perMinute := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
 	local := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 2, Period: minute})
-	plain := &descriptors.Policy{Limit: perMinute}
+	plain := &limiter.Policy{Limit: perMinute}
 	shown := &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: rls.RateLimitResponse_RateLimit_MINUTE}
 	var known knownLimits // all limits have the same place in this cache
-	failed := func(p *descriptors.Policy, o limiter.Outcome) limiter.Result {
+	failed := func(p *limiter.Policy, o limiter.Outcome) limiter.Result {
 		return limiter.Result{Policy: p, Outcome: o, Decision: backend.Decision{Err: backend.ErrUnavailable}}
 	}
 	for _, c := range []struct {
@@ -73,24 +73,24 @@ func TestStatus(t *testing.T) {
 			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown}},
 		{"over with units left", result(plain, limiter.Denied, algorithms.Decision{Remaining: 3, RetryAfter: 1500e3}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 2}}},
-		{"never, as the reference server", result(&descriptors.Policy{Limit: perMinute, Alone: true, Reference: true}, limiter.Denied, algorithms.Decision{Never: true, ResetAfter: 9e6}),
+		{"never, as the reference server", result(&limiter.Policy{Limit: perMinute, Alone: true, Reference: true}, limiter.Denied, algorithms.Decision{Never: true, ResetAfter: 9e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 9}}},
-		{"never, charged alone", result(&descriptors.Policy{Limit: perMinute, Alone: true}, limiter.Denied, algorithms.Decision{Never: true, ResetAfter: 9e6}),
+		{"never, charged alone", result(&limiter.Policy{Limit: perMinute, Alone: true}, limiter.Denied, algorithms.Decision{Never: true, ResetAfter: 9e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown}},
-		{"unlimited", result(&descriptors.Policy{Unlimited: true}, limiter.Unlimited, algorithms.Decision{}),
+		{"unlimited", result(&limiter.Policy{Unlimited: true}, limiter.Unlimited, algorithms.Decision{}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, LimitRemaining: math.MaxUint32}},
 		{"a denial without a limit", result(nil, limiter.Denied, algorithms.Decision{Never: true}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: over}},
 		{"backend unreachable, denied", failed(plain, limiter.FailedDenied), &rls.RateLimitResponse_DescriptorStatus{Code: over}},
 		{"backend away, allowed", failed(plain, limiter.FailedAllowed), &rls.RateLimitResponse_DescriptorStatus{Code: ok}},
-		{"backend away, this process's own bucket", result(&descriptors.Policy{Limit: perMinute, Extras: &descriptors.Extras{Local: local}}, limiter.FailedAllowed, algorithms.Decision{Remaining: 1, ResetAfter: 9e6}),
+		{"backend away, this process's own bucket", result(&limiter.Policy{Limit: perMinute, Extras: &limiter.Extras{Local: local}}, limiter.FailedAllowed, algorithms.Decision{Remaining: 1, ResetAfter: 9e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 2, Unit: rls.RateLimitResponse_RateLimit_MINUTE},
 				LimitRemaining: 1, DurationUntilReset: &durationpb.Duration{Seconds: 9}}},
 		{"more left than can be said", result(plain, limiter.Allowed, algorithms.Decision{Remaining: 1 << 40, ResetAfter: 1e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: shown, LimitRemaining: math.MaxUint32, DurationUntilReset: &durationpb.Duration{Seconds: 1}}},
 		{"full after more years than a Duration can have", result(plain, limiter.Allowed, algorithms.Decision{ResetAfter: 100_000 * 365 * algorithms.Day}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 10_000 * 365.25 * 86_400}}},
-		{"a name, two minutes", result(&descriptors.Policy{RateName: "ho\"ur é/1", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: 2 * minute})}, limiter.Allowed, algorithms.Decision{ResetAfter: 120e6}),
+		{"a name, two minutes", result(&limiter.Policy{RateName: "ho\"ur é/1", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: 2 * minute})}, limiter.Allowed, algorithms.Decision{ResetAfter: 120e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, DurationUntilReset: &durationpb.Duration{Seconds: 120}, CurrentLimit: &rls.RateLimitResponse_RateLimit{
 				Name: "ho_ur___/1", RequestsPerUnit: 7, Unit: rls.RateLimitResponse_RateLimit_MINUTE, UnitMultiplier: wrapperspb.UInt32(2)}}},
 	} {
@@ -115,8 +115,8 @@ func TestStatus(t *testing.T) {
 // the request. Limits in the reference form are shown nevertheless, as by the reference server.
 func TestADenialShowsOnlyTheLimitsThatDeny(t *testing.T) {
 	perMinute := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
-	p, quota := &descriptors.Policy{Limit: perMinute}, &descriptors.Policy{Limit: perMinute, Quota: true}
-	reference := &descriptors.Policy{Limit: perMinute, Reference: true}
+	p, quota := &limiter.Policy{Limit: perMinute}, &limiter.Policy{Limit: perMinute, Quota: true}
+	reference := &limiter.Policy{Limit: perMinute, Reference: true}
 	shown := &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: rls.RateLimitResponse_RateLimit_MINUTE}
 	in := func(seconds int64) *durationpb.Duration { return &durationpb.Duration{Seconds: seconds} }
 	passed := algorithms.Decision{Allowed: true, ResetAfter: 9e6}
@@ -148,7 +148,7 @@ func TestADenialShowsOnlyTheLimitsThatDeny(t *testing.T) {
 }
 
 func TestAnAdjustedLimitIsShownAtOnce(t *testing.T) {
-	p := &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})}
+	p := &limiter.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})}
 	adjusted := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 50, Period: minute})
 	var known knownLimits
 	for _, limit := range []*algorithms.Limit{p.Limit, adjusted, p.Limit} {
@@ -171,7 +171,7 @@ func TestDescriptorWithoutLimitIsBareOK(t *testing.T) {
 
 func TestLongNestedMessagesAreMoved(t *testing.T) {
 	for _, n := range []int{1, 100, 113, 126, 127, 128, 200, 1 << 14, 1 << 15} {
-		p := &descriptors.Policy{RateName: strings.Repeat("n", n), Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: minute})}
+		p := &limiter.Policy{RateName: strings.Repeat("n", n), Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: minute})}
 		got := reread(t, appendVerdict(nil, verdict(false, result(p, limiter.Allowed, algorithms.Decision{Remaining: 6})), nil))
 		if s := got.Statuses[0]; s.CurrentLimit.Name != p.RateName || s.LimitRemaining != 6 || s.DurationUntilReset.Seconds != 1 {
 			t.Errorf("%d: got %v; want the name of the limit, 6 remaining and a reset after 1 s", n, s)
@@ -181,15 +181,15 @@ func TestLongNestedMessagesAreMoved(t *testing.T) {
 
 // The limits are in the reference form. The headers must describe the limit that the reference server chooses.
 func TestHeadersAreOfTheMostRestrictiveLimit(t *testing.T) {
-	limit := func(rate int64) *descriptors.Policy {
-		return &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: minute}), Alone: true, Reference: true}
+	limit := func(rate int64) *limiter.Policy {
+		return &limiter.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: minute}), Alone: true, Reference: true}
 	}
 	quota := limit(30)
 	quota.Quota = true
 	allowed := func(rate, left int64) limiter.Result {
 		return result(limit(rate), limiter.Allowed, algorithms.Decision{Remaining: left, ResetAfter: algorithms.Micros(rate) * second})
 	}
-	denied := func(p *descriptors.Policy) limiter.Result {
+	denied := func(p *limiter.Policy) limiter.Result {
 		return result(p, limiter.Denied, algorithms.Decision{Remaining: 2, RetryAfter: algorithms.Micros(p.Limit.Rate) * second})
 	}
 	never := result(limit(40), limiter.Denied, algorithms.Decision{Never: true})
@@ -208,7 +208,7 @@ func TestHeadersAreOfTheMostRestrictiveLimit(t *testing.T) {
 		{"a quota's denial before another's", []limiter.Result{denied(quota), denied(limit(20))}, "x-limit=20 x-left=0 x-reset=20"},
 		{"no time that helps", []limiter.Result{never}, "x-limit=40 x-left=0"},
 		{"nothing is known", []limiter.Result{away}, "x-ratelimit-reason=backend-failure"},
-		{"no limit", []limiter.Result{result(&descriptors.Policy{}, limiter.Unlimited, algorithms.Decision{})}, ""},
+		{"no limit", []limiter.Result{result(&limiter.Policy{}, limiter.Unlimited, algorithms.Decision{})}, ""},
 	} {
 		h, err := Headers{"X-Limit", "X-Left", "X-Reset"}.check()
 		if err != nil {
@@ -237,8 +237,8 @@ func TestHeaderNamesAreChecked(t *testing.T) {
 
 func TestMetadata(t *testing.T) {
 	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
-	policy := func(m map[string]any) *descriptors.Policy {
-		return &descriptors.Policy{Limit: limit, Extras: &descriptors.Extras{Metadata: m}}
+	policy := func(m map[string]any) *limiter.Policy {
+		return &limiter.Policy{Limit: limit, Extras: &limiter.Extras{Metadata: m}}
 	}
 	first := map[string]any{"a": 1, "nested": map[string]any{"x": "first"}}
 	second := map[string]any{"a": 2, "b": true, "nested": map[string]any{"x": "second", "y": "second"}}
@@ -281,7 +281,7 @@ func TestMetadata(t *testing.T) {
 		t.Errorf("a request that is allowed because the store failed: got %v; want backend_failure", got)
 	}
 	x.call.Verdict = *verdict(true, result(policy(nil), limiter.Allowed, algorithms.Decision{}))
-	x.call.Results[0].Policy.Extras = &descriptors.Extras{Metadata: map[string]any{"not": make(chan int)}}
+	x.call.Results[0].Policy.Extras = &limiter.Extras{Metadata: map[string]any{"not": make(chan int)}}
 	if got := reread(t, appendMetadata(nil, x)).DynamicMetadata; got.Fields["domain"].GetStringValue() != "dom" || got.Fields["metadata"] != nil {
 		t.Errorf("metadata that is not JSON: got %v; want the domain, and no metadata", got)
 	}
@@ -303,8 +303,8 @@ func TestNamesOfLimitsKeepLettersAndDigits(t *testing.T) {
 // In shadow mode a request is allowed although a limit denies. As in the reference server, the headers describe
 // the limit that denies, and its status shows the units that are left.
 func TestAnAllowedRequestShowsTheLimitThatWouldDeny(t *testing.T) {
-	limit := func(rate int64) *descriptors.Policy {
-		return &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: minute})}
+	limit := func(rate int64) *limiter.Policy {
+		return &limiter.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: minute})}
 	}
 	v := verdict(false, result(limit(20), limiter.Denied, algorithms.Decision{Remaining: 3, RetryAfter: 5 * second}),
 		result(limit(10), limiter.Allowed, algorithms.Decision{Allowed: true, Remaining: 1, ResetAfter: 9 * second}))
@@ -328,7 +328,7 @@ func TestAnAllowedRequestShowsTheLimitThatWouldDeny(t *testing.T) {
 // The proxy forwards these headers and the body to its client. The header set "retry_after" decides about
 // Retry-After, and no retry is proposed where none can succeed.
 func TestPartsOfAnAnswerForTheClient(t *testing.T) {
-	p := &descriptors.Policy{RateName: "n", Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute}), Extras: &descriptors.Extras{Unit: descriptors.Tokens}}
+	p := &limiter.Policy{RateName: "n", Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute}), Extras: &limiter.Extras{Unit: limiter.Tokens}}
 	openAI, without := &limiter.HeaderSets{OpenAI: true}, &limiter.HeaderSets{OpenAI: true, NoRetryAfter: true}
 	const numbers = "x-ratelimit-limit-tokens=5 x-ratelimit-remaining-tokens=0 x-ratelimit-reset-tokens=9s"
 	for _, c := range []struct {
@@ -340,16 +340,16 @@ func TestPartsOfAnAnswerForTheClient(t *testing.T) {
 		{"no domain", nil, false, false, ""},
 		{"a denial without a domain", nil, true, false, ""},
 		{"neither headers nor a body", &limiter.Domain{}, true, false, ""},
-		{"allowed", &limiter.Domain{Headers: openAI, DenyBody: descriptors.TextBody}, false, false, numbers},
+		{"allowed", &limiter.Domain{Headers: openAI, DenyBody: limiter.TextBody}, false, false, numbers},
 		{"denied", &limiter.Domain{Headers: openAI}, true, false, numbers + " retry-after-ms=2000 retry-after=2"},
 		{"denied for good", &limiter.Domain{Headers: openAI}, true, true, numbers + " x-should-retry=false"},
 		{"denied, without Retry-After", &limiter.Domain{Headers: without}, true, false, numbers},
 		{"other headers", &limiter.Domain{Headers: &limiter.HeaderSets{X: true}}, true, false, ""},
-		{"a body", &limiter.Domain{DenyBody: descriptors.TextBody}, true, false,
+		{"a body", &limiter.Domain{DenyBody: limiter.TextBody}, true, false,
 			"content-type=text/plain; charset=utf-8 Rate limit reached for \"n\". Please try again in 2s.\n"},
-		{"a body without Retry-After", &limiter.Domain{Headers: &limiter.HeaderSets{NoRetryAfter: true}, DenyBody: descriptors.TextBody}, true, false,
+		{"a body without Retry-After", &limiter.Domain{Headers: &limiter.HeaderSets{NoRetryAfter: true}, DenyBody: limiter.TextBody}, true, false,
 			"content-type=text/plain; charset=utf-8 Rate limit reached for \"n\".\n"},
-		{"a body, allowed", &limiter.Domain{DenyBody: descriptors.TextBody}, false, false, ""},
+		{"a body, allowed", &limiter.Domain{DenyBody: limiter.TextBody}, false, false, ""},
 	} {
 		outcome := limiter.Allowed
 		if c.denied {
@@ -384,7 +384,7 @@ func TestTextsOfOverrides(t *testing.T) {
 }
 
 func TestReasonsInHeaders(t *testing.T) {
-	p := &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute}), Alone: true, Reference: true}
+	p := &limiter.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute}), Alone: true, Reference: true}
 	away := limiter.Result{Policy: p, Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: backend.ErrUnavailable}}
 	missing := verdict(true)
 	missing.Missing = limiter.Requirement{"user"}
@@ -415,18 +415,18 @@ func TestResetTimesOfTheReferenceServer(t *testing.T) {
 	none := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Period: minute, Start: new(algorithms.Micros)})
 	never := algorithms.Decision{Never: true, ResetAfter: 9 * second}
 	for _, c := range []struct {
-		p     descriptors.Policy
+		p     limiter.Policy
 		never bool
 		want  int64
 	}{
-		{descriptors.Policy{Limit: none, Reference: true, Alone: true}, true, 50},
-		{descriptors.Policy{Limit: none, Reference: true}, false, 50},
-		{descriptors.Policy{Limit: none}, true, 0}, {descriptors.Policy{Limit: none}, false, 0},
-		{descriptors.Policy{Limit: limit, Reference: true, Alone: true}, true, 9},
-		{descriptors.Policy{Limit: limit, Reference: true, Alone: true}, false, 9},
-		{descriptors.Policy{Limit: limit, Reference: true}, true, 0},
-		{descriptors.Policy{Limit: limit, Reference: true}, false, 0},
-		{descriptors.Policy{Limit: limit, Alone: true}, true, 0},
+		{limiter.Policy{Limit: none, Reference: true, Alone: true}, true, 50},
+		{limiter.Policy{Limit: none, Reference: true}, false, 50},
+		{limiter.Policy{Limit: none}, true, 0}, {limiter.Policy{Limit: none}, false, 0},
+		{limiter.Policy{Limit: limit, Reference: true, Alone: true}, true, 9},
+		{limiter.Policy{Limit: limit, Reference: true, Alone: true}, false, 9},
+		{limiter.Policy{Limit: limit, Reference: true}, true, 0},
+		{limiter.Policy{Limit: limit, Reference: true}, false, 0},
+		{limiter.Policy{Limit: limit, Alone: true}, true, 0},
 	} {
 		r := result(&c.p, limiter.Denied, never)
 		r.Decision.At = 10 * second
@@ -443,7 +443,7 @@ func TestLimitsWithEqualNumbersKeepTheirNames(t *testing.T) {
 	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
 	var known knownLimits
 	for _, name := range []string{"a", "b", "b", "a"} {
-		p := &descriptors.Policy{RateName: name, Limit: limit}
+		p := &limiter.Policy{RateName: name, Limit: limit}
 		r := reread(t, appendVerdict(nil, verdict(false, result(p, limiter.Allowed, algorithms.Decision{Remaining: 1})), &known))
 		if got := r.Statuses[0].CurrentLimit.Name; got != name {
 			t.Errorf("got the name %s, want %s", got, name)

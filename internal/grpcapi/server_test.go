@@ -27,16 +27,16 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // snapshot returns a configuration with one domain "d". The key of each policy is its name, with any value.
-func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
-	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree[descriptors.Limits]{}, Policies: policies}
+func snapshot(policies ...*limiter.Policy) *limiter.Snapshot {
+	d := &limiter.Domain{Name: "d", Tree: &limiter.Tree{}, Policies: policies}
 	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": d}, Policies: policies}
 	for i, p := range policies {
 		if p.Limit == nil {
@@ -163,7 +163,7 @@ func request(keys ...string) []byte {
 	return b
 }
 
-func newLimiter(policies ...*descriptors.Policy) *limiter.Limiter {
+func newLimiter(policies ...*limiter.Policy) *limiter.Limiter {
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
 	l.Swap(snapshot(policies...))
 	return l
@@ -177,10 +177,10 @@ func (f storeFunc) Submit(b *backend.Batch) {
 	b.Done(b)
 }
 
-func (f storeFunc) limiter(tb testing.TB, onFailure descriptors.OnFailure) *limiter.Limiter {
+func (f storeFunc) limiter(tb testing.TB, onFailure limiter.OnFailure) *limiter.Limiter {
 	tb.Helper()
 	l := limiter.New(f, limiter.Config{})
-	l.Swap(snapshot(&descriptors.Policy{
+	l.Swap(snapshot(&limiter.Policy{
 		Name: "k", OnFailure: onFailure, Limit: compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second}),
 	}))
 	return l
@@ -255,7 +255,7 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		core, logged := observer.New(zapcore.InfoLevel)
 		var counted refusals
-		s, err := New(storeFunc(func([]backend.Decision) { panic("bug") }).limiter(t, descriptors.Deny), &counted, Options{}, zap.New(core))
+		s, err := New(storeFunc(func([]backend.Decision) { panic("bug") }).limiter(t, limiter.Deny), &counted, Options{}, zap.New(core))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -280,7 +280,7 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 
 func TestErrorPolicyIsUnavailable(t *testing.T) {
 	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
-		s, _ := newServer(t, storeFunc(func(d []backend.Decision) { d[0].Err = backend.ErrUnavailable }).limiter(t, descriptors.Error), Options{})
+		s, _ := newServer(t, storeFunc(func(d []backend.Decision) { d[0].Err = backend.ErrUnavailable }).limiter(t, limiter.Error), Options{})
 		if _, err := send(s, t.Context(), request("k")); grpcstatus.Code(err) != codes.Unavailable {
 			t.Error(err)
 		}
@@ -289,7 +289,7 @@ func TestErrorPolicyIsUnavailable(t *testing.T) {
 
 func TestACallAfterItsDeadlineIsNotCharged(t *testing.T) {
 	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
-		s, _ := newServer(t, storeFunc(func([]backend.Decision) { t.Error("the store was called") }).limiter(t, descriptors.Deny), Options{})
+		s, _ := newServer(t, storeFunc(func([]backend.Decision) { t.Error("the store was called") }).limiter(t, limiter.Deny), Options{})
 		ctx, cancel := context.WithTimeout(t.Context(), -1)
 		defer cancel()
 		if _, err := send(s, ctx, request("k")); grpcstatus.Code(err) != codes.DeadlineExceeded {
@@ -298,10 +298,10 @@ func TestACallAfterItsDeadlineIsNotCharged(t *testing.T) {
 	})
 }
 
-func leaky(t *testing.T) *descriptors.Policy {
+func leaky(t *testing.T) *limiter.Policy {
 	t.Helper()
 	queue := int64(1000)
-	return &descriptors.Policy{Name: "jobs", Extras: &descriptors.Extras{MaxDelay: 90 * second}, Limit: compile(t, algorithms.Spec{
+	return &limiter.Policy{Name: "jobs", Extras: &limiter.Extras{MaxDelay: 90 * second}, Limit: compile(t, algorithms.Spec{
 		Kind: algorithms.LeakyBucket, Rate: 1, Period: second, Capacity: &queue,
 	})}
 }
@@ -408,7 +408,7 @@ func TestDelayedAnswersAreBounded(t *testing.T) {
 }
 
 func TestJSON(t *testing.T) {
-	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: hour})}
+	p := &limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: hour})}
 	s, counted := newServer(t, newLimiter(p), Options{})
 	const body = `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}`
 	for _, c := range []struct {
@@ -469,7 +469,7 @@ func TestJSON(t *testing.T) {
 	if counted.count(Malformed) != 3 {
 		t.Errorf("%d requests were counted as malformed; want 3", counted.count(Malformed))
 	}
-	s.limiter = storeFunc(func(d []backend.Decision) { d[0].Err = errors.New("unreachable") }).limiter(t, descriptors.Error)
+	s.limiter = storeFunc(func(d []backend.Decision) { d[0].Err = errors.New("unreachable") }).limiter(t, limiter.Error)
 	if code, got := s.AnswerJSON(t.Context(), []byte(body), false); code != 503 || string(got) != "unreachable\n" {
 		t.Errorf("got %d %s; want status 503 and \"unreachable\"", code, got)
 	}
@@ -507,7 +507,7 @@ func (rawCodec) Name() string { return "proto" }
 var _ encoding.CodecV2 = rawCodec{}
 
 func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
-	p := &descriptors.Policy{Name: "k", RateName: "name", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: hour})}
+	p := &limiter.Policy{Name: "k", RateName: "name", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: hour})}
 	s, _ := newServer(t, newLimiter(p), Options{Headers: &usual})
 	g := grpc.NewServer(grpc.ForceServerCodecV2(Codec()))
 	s.Register(g)
@@ -553,7 +553,7 @@ func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
 
 func BenchmarkBatch(b *testing.B) {
 	const many = 16
-	p := &descriptors.Policy{Name: "k", Limit: compile(b, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
+	p := &limiter.Policy{Name: "k", Limit: compile(b, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
 	s, _ := newServer(b, newLimiter(p), Options{})
 	send := batchOf(s, many)
 	b.ReportAllocs()
@@ -585,7 +585,7 @@ func batchOf(s *Server, n int) (send func()) {
 }
 
 func BenchmarkShouldRateLimit(b *testing.B) {
-	p := &descriptors.Policy{Name: "k", Limit: compile(b, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
+	p := &limiter.Policy{Name: "k", Limit: compile(b, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
 	s, _ := newServer(b, newLimiter(p), Options{})
 	data := mem.BufferSlice{mem.SliceBuffer(request("k"))}
 	codec := Codec()
@@ -643,7 +643,7 @@ func (panics) Open(string, *limiter.Reserved) bool { panic("bug") }
 
 func TestAPanicAroundADecisionIsADenial(t *testing.T) {
 	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
-		p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
+		p := &limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
 		for name, c := range map[string]limiter.Config{
 			"before": {IDs: panics{}, Now: func() algorithms.Micros { return 1 }}, "after": {Observer: panics{}},
 		} {
@@ -669,8 +669,8 @@ func TestAPanicAroundADecisionIsADenial(t *testing.T) {
 
 func TestHeadersAndBodiesOfAServer(t *testing.T) {
 	for _, h := range []*Headers{nil, {"X-Limit", "X-Left", "X-Reset"}} {
-		l := newLimiter(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: hour})})
-		l.Current().Domains["d"].DenyBody = descriptors.TextBody
+		l := newLimiter(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: hour})})
+		l.Current().Domains["d"].DenyBody = limiter.TextBody
 		s, _ := newServer(t, l, Options{Headers: h})
 		for i := range 2 {
 			got, err := sendByGRPC(s, t.Context(), request("k"))

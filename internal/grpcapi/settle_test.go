@@ -11,7 +11,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -31,14 +30,14 @@ func settleServerWith(t *testing.T, ids limiter.IDs, o Options) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &descriptors.Policy{Name: "user", Limit: &limit, Extras: &descriptors.Extras{
-		Settle:   &descriptors.Settle{Estimate: 100, Most: 1000, Unknown: -1, TTL: minute},
+	p := &limiter.Policy{Name: "user", Limit: &limit, Extras: &limiter.Extras{
+		Settle:   &limiter.SettleTerms{Estimate: 100, Most: 1000, Unknown: -1, TTL: minute},
 		Metadata: map[string]any{"plan": "gold", "settle": "not the id"},
 	}}
 	s := snapshot(p)
 	d := s.Domains["d"]
 	d.Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
-	d.Settling = map[uint64]*descriptors.Policy{descriptors.PrefixNumber(p.Prefix): p}
+	d.Settling = map[uint64]*limiter.Policy{limiter.PrefixNumber(p.Prefix): p}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{
 		IDs: ids,
 		Now: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },

@@ -12,7 +12,6 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -37,9 +36,9 @@ func sliceBytes(v reflect.Value) (n int) {
 // each unit of its weight, in addition to a few times the bytes on the wire. It must also need at least a hundredth
 // of that. With less, the weight would be far too large.
 func TestWeightBoundsTheOutstandingWork(t *testing.T) {
-	var policies []*descriptors.Policy
+	var policies []*limiter.Policy
 	for i := range 5 {
-		policies = append(policies, &descriptors.Policy{
+		policies = append(policies, &limiter.Policy{
 			Name: fmt.Sprint("k", i), Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second}),
 		})
 	}

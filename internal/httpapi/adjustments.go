@@ -7,7 +7,7 @@ import (
 	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Adjustments serves the paths below /api/adjustments on the admin listener.

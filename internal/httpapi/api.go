@@ -9,11 +9,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // maxRequestBody bounds the body of a request to the API, in bytes.
@@ -29,7 +29,7 @@ type API struct {
 	Closed  bool
 	Headers HeaderSets
 	// Inline compiles a limit that comes with a request; nil means that requests cannot contain limits.
-	Inline func(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, error)
+	Inline func(d *limiter.Domain, name string, text []byte) (*limiter.Policy, error)
 
 	inlines inlines
 	working slots

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const (
@@ -18,7 +18,7 @@ const (
 type inlines struct {
 	mu       sync.Mutex        // guards the fields after it
 	of       *limiter.Snapshot // the configuration under which compiled was made
-	compiled map[inline]*descriptors.Policy
+	compiled map[inline]*limiter.Policy
 }
 
 type inline struct{ domain, name, text string }
@@ -40,13 +40,13 @@ func (a *API) addInlineLimit(req *apiRequest) error {
 
 // inlineOf compiles text, which a reservation contains as the configuration of the limit called name. Its errors
 // are those of inline.
-func (a *API) inlineOf(domain, name, text string) (*descriptors.Policy, error) {
+func (a *API) inlineOf(domain, name, text string) (*limiter.Policy, error) {
 	return a.inline(inline{domain, name, text})
 }
 
 // inline returns a compiled limit that came with a request. Its errors are a *limiter.RequestError and
 // ErrNoConfig.
-func (a *API) inline(what inline) (*descriptors.Policy, error) {
+func (a *API) inline(what inline) (*limiter.Policy, error) {
 	if a.Inline == nil {
 		return nil, &limiter.RequestError{Problem: "config in requests is off here; the sidecar must be started with --api-inline-config"}
 	}
@@ -62,7 +62,7 @@ func (a *API) inline(what inline) (*descriptors.Policy, error) {
 	a.inlines.mu.Lock()
 	defer a.inlines.mu.Unlock()
 	if a.inlines.of != s || len(a.inlines.compiled) >= maxInlines {
-		a.inlines.of, a.inlines.compiled = s, map[inline]*descriptors.Policy{}
+		a.inlines.of, a.inlines.compiled = s, map[inline]*limiter.Policy{}
 	}
 	if p := a.inlines.compiled[what]; p != nil {
 		return p, nil

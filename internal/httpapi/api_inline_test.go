@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
@@ -65,7 +64,7 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 // domain, name and text, while the configuration stays the same.
 func TestCompiledLimitsOfRequests(t *testing.T) {
 	a := &API{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{}), Inline: config.Inline}
-	compile := func(domain, name, text string) *descriptors.Policy {
+	compile := func(domain, name, text string) *limiter.Policy {
 		t.Helper()
 		p, err := a.inline(inline{domain, name, text})
 		if err != nil {
@@ -83,10 +82,10 @@ func TestCompiledLimitsOfRequests(t *testing.T) {
 		t.Errorf("the limit of domain other has the domain %s and the prefix of domain edge", p.Domain)
 	}
 	a.Limiter.Swap(authSnapshot(t, "domain: edge\non_backend_failure: allow\n---\ndomain: other\n"))
-	if p := compile("edge", "own", text); p.OnFailure != descriptors.Allow {
+	if p := compile("edge", "own", text); p.OnFailure != limiter.Allow {
 		t.Errorf("after a reload, on_backend_failure of the limit is %v; want that of the new configuration", p.OnFailure)
 	}
-	a.Inline = func(*limiter.Domain, string, []byte) (*descriptors.Policy, error) { return &descriptors.Policy{}, nil }
+	a.Inline = func(*limiter.Domain, string, []byte) (*limiter.Policy, error) { return &limiter.Policy{}, nil }
 	for i := range 2 * maxInlines {
 		compile("edge", strconv.Itoa(i), text)
 		if n := len(a.inlines.compiled); n > maxInlines {

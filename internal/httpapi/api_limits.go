@@ -7,8 +7,8 @@ import (
 	"net/url"
 	"slices"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // description has the exact numbers of a limit: rate units become available in each period of period_us microseconds.
@@ -45,7 +45,7 @@ type bucket struct {
 	BlockedBy  string `json:"blocked_by,omitempty"`
 }
 
-func describe(p *descriptors.Policy) description {
+func describe(p *limiter.Policy) description {
 	l := p.Limit
 	d := description{
 		Domain: p.Domain, Name: p.Name, Algorithm: l.Kind.String(), Rate: l.Rate,

@@ -13,10 +13,11 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/weights"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const (
@@ -342,7 +343,7 @@ func (p *parser) remember() (algorithms.Micros, error) {
 	if err != nil {
 		return 0, err
 	}
-	span, err := descriptors.ParseSpan(text)
+	span, err := duration.Parse(text)
 	if err != nil || span < leastRemember || span > limiter.MaxRemember {
 		return 0, fmt.Errorf("must be a time from 1s to 30d, such as 168h or 7d, but is %q", descriptors.Printable(text))
 	}

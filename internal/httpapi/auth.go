@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/delay"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
@@ -227,9 +226,9 @@ func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a 
 // These values of Content-Length and Content-Type are allocated once.
 var (
 	noBody       = []string{"0"}
-	contentTypes = func() (all [descriptors.TextBody + 1][]string) {
+	contentTypes = func() (all [limiter.TextBody + 1][]string) {
 		for f := range all {
-			all[f] = []string{replies.ContentType(descriptors.Body(f))}
+			all[f] = []string{replies.ContentType(limiter.Body(f))}
 		}
 		return all
 	}()
@@ -238,9 +237,9 @@ var (
 // appendBody appends the body of a denial, by default problem details (RFC 9457). It contains no bytes from the
 // client. noRetryAfter omits the retry time.
 func (a *authAnswer) appendBody(b []byte, noRetryAfter bool) (body []byte, contentType []string) {
-	switch format := descriptors.ProblemBody; {
+	switch format := limiter.ProblemBody; {
 	case a.v != nil:
-		if own := replies.Format(a.v); own != descriptors.NoBody {
+		if own := replies.Format(a.v); own != limiter.NoBody {
 			format = own
 		}
 		return replies.AppendBody(b, format, a.v, noRetryAfter), contentTypes[format]
@@ -249,5 +248,5 @@ func (a *authAnswer) appendBody(b []byte, noRetryAfter bool) (body []byte, conte
 	default:
 		b = append(b, `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429}`+"\n"...)
 	}
-	return b, contentTypes[descriptors.ProblemBody]
+	return b, contentTypes[limiter.ProblemBody]
 }

@@ -20,7 +20,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -975,7 +974,7 @@ func TestClientsOverTCPAreNotThoseOfAUnixSocket(t *testing.T) {
 
 // A limit takes precedence over a failure of the store.
 func TestTheReasonOfADenial(t *testing.T) {
-	p := &descriptors.Policy{Limit: &algorithms.Limit{}}
+	p := &limiter.Policy{Limit: &algorithms.Limit{}}
 	for _, test := range []struct {
 		verdict limiter.Verdict
 		code    int

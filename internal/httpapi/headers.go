@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -159,7 +158,7 @@ func (l *lines) parameter(name string, n int64) {
 	l.text = strconv.AppendInt(l.text, n, 10)
 }
 
-func (l *lines) name(p *descriptors.Policy) { l.text = replies.AppendName(l.text, p) }
+func (l *lines) name(p *limiter.Policy) { l.text = replies.AppendName(l.text, p) }
 
 // wholeSeconds returns d in whole seconds, rounded up.
 func wholeSeconds(d algorithms.Micros) int64 { return clamp(replies.Seconds(d)) }

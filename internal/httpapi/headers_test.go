@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -72,7 +71,7 @@ func TestHeadersOfAFullBucket(t *testing.T) {
 }
 
 func TestAHiddenResultHidesNoOther(t *testing.T) {
-	first, second := &descriptors.Policy{Owner: "first"}, &descriptors.Policy{Owner: "second"}
+	first, second := &limiter.Policy{Owner: "first"}, &limiter.Policy{Owner: "second"}
 	v := &limiter.Verdict{Results: []limiter.Result{{Policy: first}, {Policy: second}, {Policy: second}, {Policy: second}}}
 	v.Results[1].Decision.Err = backend.ErrUnavailable
 	for i, want := range map[int]bool{0: true, 1: false, 2: false, 3: true} {

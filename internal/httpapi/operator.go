@@ -12,12 +12,12 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Operator serves operators, with the paths below /api/ of the admin port. It shows buckets, the keys denied most,
@@ -35,7 +35,7 @@ type Operator struct {
 	// Log records resets of buckets.
 	Log *zap.Logger
 	// Settling returns the reservations of a limit with settle. It is Metrics.SettleTally.
-	Settling func(*descriptors.Policy) metrics.SettleTally
+	Settling func(*limiter.Policy) metrics.SettleTally
 	// Adjustments is nil if limits cannot be adjusted.
 	Adjustments *Adjustments
 }
@@ -153,7 +153,7 @@ type Settling struct {
 	LostUnits     uint64 `json:"lost_units"`
 }
 
-func (o *Operator) settling(p *descriptors.Policy) *Settling {
+func (o *Operator) settling(p *limiter.Policy) *Settling {
 	if p.Extra().Settle == nil || o.Settling == nil {
 		return nil
 	}

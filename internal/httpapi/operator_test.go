@@ -16,7 +16,6 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
@@ -25,6 +24,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const operated = `
@@ -241,10 +241,10 @@ func TestUnmatchedRequestsAreAddedUp(t *testing.T) {
 }
 
 func TestSettlingIsShown(t *testing.T) {
-	o := &Operator{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{}), Settling: func(*descriptors.Policy) metrics.SettleTally {
+	o := &Operator{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{}), Settling: func(*limiter.Policy) metrics.SettleTally {
 		return metrics.SettleTally{Starts: 1, Settled: 2, Unknown: 3, Late: 4, Reserved: 5, Real: 6, Lost: 7}
 	}}
-	p := &descriptors.Policy{Limit: &algorithms.Limit{MaxDebt: 8}, Extras: &descriptors.Extras{Settle: &descriptors.Settle{Estimate: 9, Most: 100}}}
+	p := &limiter.Policy{Limit: &algorithms.Limit{MaxDebt: 8}, Extras: &limiter.Extras{Settle: &limiter.SettleTerms{Estimate: 9, Most: 100}}}
 	want := Settling{Estimate: 9, MaxDebt: 8, Reserved: 1, Settled: 2, Unknown: 3, Late: 4, ReservedUnits: 5, RealUnits: 6, LostUnits: 7}
 	if got := o.settling(p); *got != want {
 		t.Errorf("got %+v, want %+v", *got, want)
@@ -409,15 +409,15 @@ func TestBucketsShowWhenTheNextRequestIsAllowed(t *testing.T) {
 }
 
 func TestSettlingIsShownOnlyForLimitsThatSettle(t *testing.T) {
-	settles := &descriptors.Policy{Limit: &algorithms.Limit{}, Extras: &descriptors.Extras{Settle: &descriptors.Settle{}}}
+	settles := &limiter.Policy{Limit: &algorithms.Limit{}, Extras: &limiter.Extras{Settle: &limiter.SettleTerms{}}}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
-	counts := func(*descriptors.Policy) metrics.SettleTally { return metrics.SettleTally{} }
+	counts := func(*limiter.Policy) metrics.SettleTally { return metrics.SettleTally{} }
 	for _, test := range []struct {
-		policy *descriptors.Policy
-		counts func(*descriptors.Policy) metrics.SettleTally
+		policy *limiter.Policy
+		counts func(*limiter.Policy) metrics.SettleTally
 		shown  bool
 	}{
-		{settles, counts, true}, {settles, nil, false}, {&descriptors.Policy{Limit: &algorithms.Limit{}}, counts, false},
+		{settles, counts, true}, {settles, nil, false}, {&limiter.Policy{Limit: &algorithms.Limit{}}, counts, false},
 	} {
 		if got := (&Operator{Limiter: l, Settling: test.counts}).settling(test.policy); (got != nil) != test.shown {
 			t.Errorf("settles %v, counted %v: got %+v; want numbers: %v", test.policy == settles, test.counts != nil, got, test.shown)

@@ -3,7 +3,6 @@ package httpapi
 import (
 	"strconv"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
@@ -12,7 +11,7 @@ import (
 // once, whichever id a client uses.
 func (a *API) identify(answer *apiAnswer, req *apiRequest) {
 	c := req.call
-	all := limiter.Reserved{Domain: descriptors.PrefixNumber(c.Verdict.Domain.Name)}
+	all := limiter.Reserved{Domain: limiter.PrefixNumber(c.Verdict.Domain.Name)}
 	var results []int // the result of each part
 	for i := range c.Results {
 		descriptor := c.Results[i].Descriptor

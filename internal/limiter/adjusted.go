@@ -5,9 +5,9 @@ import (
 	"sync"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // inUse is immutable. Adjust and Swap replace it as a whole.
@@ -18,7 +18,7 @@ type inUse struct {
 
 // adjusted is immutable. It contains only policies that have an adjustment.
 type adjusted struct {
-	limits map[*descriptors.Policy]*adjustedLimit
+	limits map[*Policy]*adjustedLimit
 	now    func() algorithms.Micros
 }
 
@@ -32,18 +32,18 @@ type adjustedLimit struct {
 // copy of original is made in advance, each other copy at the first request that needs it.
 type change struct {
 	adjustment *adjust.Adjustment
-	original   *descriptors.Policy
-	copy       *descriptors.Policy
-	others     sync.Map // maps a *descriptors.Policy to its adjusted copy, or to itself if the adjustment does not apply
+	original   *Policy
+	copy       *Policy
+	others     sync.Map // maps a *Policy to its adjusted copy, or to itself if the adjustment does not apply
 }
 
 // policy returns a copy of p with the adjusted numbers, or p itself if the adjustment does not apply to p.
-func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
+func (c *change) policy(p *Policy) *Policy {
 	if p == c.original {
 		return c.copy
 	}
 	if found, ok := c.others.Load(p); ok {
-		return found.(*descriptors.Policy)
+		return found.(*Policy)
 	}
 	changed, err := apply(c.adjustment, p)
 	if err != nil {
@@ -52,7 +52,7 @@ func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
 		changed.Limit = c.copy.Limit // equal limits share a pointer, because stores compare pointers first
 	}
 	found, _ := c.others.LoadOrStore(p, changed)
-	return found.(*descriptors.Policy)
+	return found.(*Policy)
 }
 
 // Adjusted describes how a Set of adjustments applies to a configuration.
@@ -112,7 +112,7 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 	if len(byName) == 0 {
 		return nil, result
 	}
-	compiled := &adjusted{limits: map[*descriptors.Policy]*adjustedLimit{}, now: now}
+	compiled := &adjusted{limits: map[*Policy]*adjustedLimit{}, now: now}
 	owners := map[string]*adjustedLimit{}
 	applied := map[string]bool{}
 	for _, p := range s.Policies {
@@ -138,7 +138,7 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 }
 
 // compileLimit sets applied[a.ID] for each adjustment a that changes the limit of p. It returns nil if there is none.
-func compileLimit(p *descriptors.Policy, list []*adjust.Adjustment, applied map[string]bool) *adjustedLimit {
+func compileLimit(p *Policy, list []*adjust.Adjustment, applied map[string]bool) *adjustedLimit {
 	limit := &adjustedLimit{keys: map[string]*change{}}
 	for _, a := range list {
 		copied, err := apply(a, p)
@@ -159,7 +159,7 @@ func compileLimit(p *descriptors.Policy, list []*adjust.Adjustment, applied map[
 	return limit
 }
 
-func bucketKey(p *descriptors.Policy, values []string) []byte {
+func bucketKey(p *Policy, values []string) []byte {
 	key, _ := p.AppendKeyOf(nil, values)
 	return key
 }
@@ -252,13 +252,13 @@ func (c *Call) deniedByBlock() bool {
 
 // neverFits reports whether no bucket of p can ever hold the cost of charge. An adjusted limit that cannot hold it is no
 // reason if the configured one can: the adjustment expires.
-func neverFits(p *descriptors.Policy, charge *backend.Charge) bool {
+func neverFits(p *Policy, charge *backend.Charge) bool {
 	return charge.NeverFits() && !fitsConfigured(p, charge)
 }
 
 // fitsConfigured reports whether an adjustment has changed the numbers of p, and the configured limit can hold the cost
 // of charge.
-func fitsConfigured(p *descriptors.Policy, charge *backend.Charge) bool {
+func fitsConfigured(p *Policy, charge *backend.Charge) bool {
 	if p.Adjusted == nil || p.Adjusted.Configured == nil {
 		return false
 	}
@@ -275,7 +275,7 @@ func (c *Call) deniedUntilExpiry() {
 	if c.adjusted == nil {
 		return
 	}
-	set := func(p *descriptors.Policy, charge int) {
+	set := func(p *Policy, charge int) {
 		if d := &c.decisions[charge]; d.Never && fitsConfigured(p, &c.charges[charge]) {
 			d.Never, d.RetryAfter = false, max(1, p.Adjusted.Expires-c.adjusted.now())
 		}
@@ -317,7 +317,7 @@ func (l *Limiter) Words(a *adjust.Adjustment) (string, error) {
 
 // adjustable returns the policies of a limit, which have one name and share their numbers, and their domain. The
 // parameter domain may be empty if only one domain has the limit. The error is a *RequestError or ErrNoConfig.
-func (l *Limiter) adjustable(domain, limit string) (in string, policies []*descriptors.Policy, err error) {
+func (l *Limiter) adjustable(domain, limit string) (in string, policies []*Policy, err error) {
 	s := l.Current()
 	if s == nil {
 		return "", nil, ErrNoConfig

@@ -13,11 +13,11 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const minute = 60 * algorithms.Second
@@ -445,7 +445,7 @@ func manyLimits(n int) (l *limiter.Limiter, names []string) {
 	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"a": {Name: "a"}, "b": {Name: "b"}}}
 	for i := range n {
 		name := fmt.Sprintf("limit%d", i%50_000)
-		s.Policies = append(s.Policies, &descriptors.Policy{Limit: &algorithms.Limit{}, Domain: []string{"a", "b"}[i/50_000%2], Name: name, Index: i, Owner: strconv.Itoa(i)})
+		s.Policies = append(s.Policies, &limiter.Policy{Limit: &algorithms.Limit{}, Domain: []string{"a", "b"}[i/50_000%2], Name: name, Index: i, Owner: strconv.Itoa(i)})
 		names = append(names, name)
 	}
 	l = limiter.New(memory.New(memory.Config{}), limiter.Config{})

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // The race detector drops pooled objects, so these tests are skipped under it.

@@ -7,15 +7,15 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // apply returns a copy of p with the change of a. The error is the reason why a does not apply to p as it is
 // configured now. The caller then uses p itself.
-func apply(a *adjust.Adjustment, p *descriptors.Policy) (*descriptors.Policy, error) {
+func apply(a *adjust.Adjustment, p *Policy) (*Policy, error) {
 	changed := *p
-	changed.Adjusted = &descriptors.Adjusted{ID: a.ID, Expires: a.Expires, Unlimited: a.Change.Unlimited, Block: a.Change.Block}
+	changed.Adjusted = &PolicyAdjustment{ID: a.ID, Expires: a.Expires, Unlimited: a.Change.Unlimited, Block: a.Change.Block}
 	switch {
 	case a.Change.Block:
 		changed.Shadow, changed.Quota = false, false
@@ -38,7 +38,7 @@ func apply(a *adjust.Adjustment, p *descriptors.Policy) (*descriptors.Policy, er
 
 // renumber sets the numbers of changed, a copy of p, to those of spec, and changes its shards, lease, reservations and
 // local bucket accordingly.
-func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
+func renumber(changed, p *Policy, spec algorithms.Spec) error {
 	limit, err := algorithms.Compile(spec)
 	if err != nil {
 		return fmt.Errorf("the limit cannot have these numbers: %w", err)
@@ -63,7 +63,7 @@ func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
 		more.Lease = &lease
 	}
 	if more.Local != nil {
-		local, err := algorithms.Compile(descriptors.Part(spec, more.LocalShare))
+		local, err := algorithms.Compile(SpecShare(spec, more.LocalShare))
 		if err != nil {
 			return fmt.Errorf("the share of this process cannot have these numbers: %w", err)
 		}
@@ -74,7 +74,7 @@ func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
 
 // AdjustmentWords describes in a sentence the effect of a on a limit that is configured as p. The error is the reason if
 // a has no effect.
-func AdjustmentWords(a *adjust.Adjustment, p *descriptors.Policy) (string, error) {
+func AdjustmentWords(a *adjust.Adjustment, p *Policy) (string, error) {
 	changed, err := apply(a, p)
 	if err != nil {
 		return "", err
@@ -96,7 +96,7 @@ func AdjustmentWords(a *adjust.Adjustment, p *descriptors.Policy) (string, error
 
 // checkValues returns an error if no request has a key with as many values as t.Key. policies are those of the
 // limit. If no descriptor uses the limit, any key is accepted, because applications choose the keys.
-func checkValues(t *adjust.Target, policies []*descriptors.Policy) error {
+func checkValues(t *adjust.Target, policies []*Policy) error {
 	if t.AllKeys {
 		return nil
 	}

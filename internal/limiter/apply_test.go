@@ -6,23 +6,23 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const minute = 60 * algorithms.Second
 
 func number(n int64) *int64 { return &n }
 
-func policy(t testing.TB, s algorithms.Spec) *descriptors.Policy {
+func policy(t testing.TB, s algorithms.Spec) *Policy {
 	t.Helper()
 	l, err := algorithms.Compile(s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &descriptors.Policy{
-		Domain: "edge", Name: "send_message", Limit: &l, Keys: descriptors.Keys{Open: []int{0}}, Extras: &descriptors.Extras{OpenKeys: []string{"user_id"}},
+	return &Policy{
+		Domain: "edge", Name: "send_message", Limit: &l, Keys: descriptors.Keys{Open: []int{0}}, Extras: &Extras{OpenKeys: []string{"user_id"}},
 	}
 }
 
@@ -35,7 +35,7 @@ func TestABlockEndsShadowAndQuotaMode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := descriptors.Adjusted{ID: "id", Expires: 7, Unlimited: c.Unlimited, Block: c.Block}
+		want := PolicyAdjustment{ID: "id", Expires: 7, Unlimited: c.Unlimited, Block: c.Block}
 		if c.Factor != 0 {
 			want.Configured = p.Limit
 		}
@@ -51,10 +51,10 @@ func TestABlockEndsShadowAndQuotaMode(t *testing.T) {
 
 // These limits have no window, so a block takes them out of the reference form, in which answers report a window.
 func TestOnlyABlockAppliesToALimitWithoutNumbers(t *testing.T) {
-	unlimited := &descriptors.Policy{Limit: &algorithms.Limit{}, Unlimited: true, Reference: true}
+	unlimited := &Policy{Limit: &algorithms.Limit{}, Unlimited: true, Reference: true}
 	zero := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 0, Period: minute})
 	zero.Reference = true
-	for name, p := range map[string]*descriptors.Policy{"unlimited": unlimited, "rate 0": zero} {
+	for name, p := range map[string]*Policy{"unlimited": unlimited, "rate 0": zero} {
 		if got, err := apply(&adjust.Adjustment{Change: adjust.Change{Block: true}}, p); err != nil || got.Reference {
 			t.Errorf("%s: a block: %v; want no error, and no window to report", name, err)
 		}
@@ -71,7 +71,7 @@ func TestOnlyABlockAppliesToALimitWithoutNumbers(t *testing.T) {
 func TestAnAdjustmentLeavesSharedExtrasAlone(t *testing.T) {
 	spec := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: minute}
 	p := policy(t, spec)
-	local, err := algorithms.Compile(descriptors.Part(spec, 0.2))
+	local, err := algorithms.Compile(SpecShare(spec, 0.2))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,18 +89,18 @@ func TestAnAdjustmentLeavesSharedExtrasAlone(t *testing.T) {
 // A request that reserved more than the adjusted capacity would always be denied.
 func TestReservationsFitTheAdjustedCapacity(t *testing.T) {
 	p := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: minute})
-	p.Extras.Settle = &descriptors.Settle{Estimate: 50, Least: 20, Most: 200}
+	p.Extras.Settle = &SettleTerms{Estimate: 50, Least: 20, Most: 200}
 	configured := *p.Extras.Settle
 	for _, c := range []struct {
 		change adjust.Change
-		want   descriptors.Settle
+		want   SettleTerms
 		words  string
 	}{
-		{adjust.Change{Factor: 10}, descriptors.Settle{Estimate: 10, Least: 10, Most: 10}, "10 per 1m, up to 10 at once; a request reserves at most 10, until"},
-		{adjust.Change{Factor: 30}, descriptors.Settle{Estimate: 30, Least: 20, Most: 30}, "30 per 1m, up to 30 at once; a request reserves at most 30, until"},
+		{adjust.Change{Factor: 10}, SettleTerms{Estimate: 10, Least: 10, Most: 10}, "10 per 1m, up to 10 at once; a request reserves at most 10, until"},
+		{adjust.Change{Factor: 30}, SettleTerms{Estimate: 30, Least: 20, Most: 30}, "30 per 1m, up to 30 at once; a request reserves at most 30, until"},
 		{adjust.Change{Factor: 200}, configured, "200 per 1m, up to 200 at once, until"},
 		{adjust.Change{Factor: 2000}, configured, "2000 per 1m, up to 2000 at once, until"},
-		{adjust.Change{Capacity: number(0)}, descriptors.Settle{Estimate: 1, Least: 1, Most: 1}, "; a request reserves at most 1, until"},
+		{adjust.Change{Capacity: number(0)}, SettleTerms{Estimate: 1, Least: 1, Most: 1}, "; a request reserves at most 1, until"},
 	} {
 		a := &adjust.Adjustment{Change: c.change, Expires: 1}
 		got, err := apply(a, p)
@@ -183,7 +183,7 @@ func TestShardsLeaseAndLocalShareFollowTheNumbers(t *testing.T) {
 	p := policy(t, spec)
 	p.Extras.Shards, _ = algorithms.Split(spec, 4)
 	p.Extras.Lease, p.Extras.LocalShare = &algorithms.Lease{Most: 10, For: 1000}, 0.2
-	local, _ := algorithms.Compile(descriptors.Part(spec, 0.2))
+	local, _ := algorithms.Compile(SpecShare(spec, 0.2))
 	p.Extras.Local = &local
 	got, err := apply(&adjust.Adjustment{Change: adjust.Change{Factor: 10_000}}, p)
 	if err != nil {
@@ -243,19 +243,19 @@ func TestABlockAndTheLeastFactor(t *testing.T) {
 // If the whole descriptor identifies a bucket, the key of an adjustment has keys and values in turn, so their number
 // is even.
 func TestAKeyHasTheValuesOfABucket(t *testing.T) {
-	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
-	whole, open := &descriptors.Policy{Keys: descriptors.Keys{Whole: true}}, &descriptors.Policy{Keys: descriptors.Keys{Open: []int{0}}}
+	named := &Policy{Extras: &Extras{Named: true}}
+	whole, open := &Policy{Keys: descriptors.Keys{Whole: true}}, &Policy{Keys: descriptors.Keys{Open: []int{0}}}
 	for _, test := range []struct {
-		policies []*descriptors.Policy
+		policies []*Policy
 		values   int
 		ok       bool
 	}{
-		{[]*descriptors.Policy{named}, 3, true},
-		{[]*descriptors.Policy{named, open}, 0, false},
-		{[]*descriptors.Policy{named, open}, 1, true},
-		{[]*descriptors.Policy{named, whole}, 1, false},
-		{[]*descriptors.Policy{named, whole}, 2, true},
-		{[]*descriptors.Policy{open, whole}, 1, true},
+		{[]*Policy{named}, 3, true},
+		{[]*Policy{named, open}, 0, false},
+		{[]*Policy{named, open}, 1, true},
+		{[]*Policy{named, whole}, 1, false},
+		{[]*Policy{named, whole}, 2, true},
+		{[]*Policy{open, whole}, 1, true},
 	} {
 		err := checkValues(&adjust.Target{Limit: "l", Key: make([]string, test.values)}, test.policies)
 		if (err == nil) != test.ok {
@@ -265,23 +265,23 @@ func TestAKeyHasTheValuesOfABucket(t *testing.T) {
 }
 
 func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
-	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
-	whole, none := &descriptors.Policy{Keys: descriptors.Keys{Whole: true}}, &descriptors.Policy{}
-	open := &descriptors.Policy{Keys: descriptors.Keys{Open: []int{0, 1}}, Extras: &descriptors.Extras{OpenKeys: []string{"user", "path"}}}
+	named := &Policy{Extras: &Extras{Named: true}}
+	whole, none := &Policy{Keys: descriptors.Keys{Whole: true}}, &Policy{}
+	open := &Policy{Keys: descriptors.Keys{Open: []int{0, 1}}, Extras: &Extras{OpenKeys: []string{"user", "path"}}}
 	for _, test := range []struct {
-		policies []*descriptors.Policy
+		policies []*Policy
 		want     string
 	}{
-		{[]*descriptors.Policy{named, open}, "the key has 3 values; a bucket of limit l is identified by 2 (user, path)"},
-		{[]*descriptors.Policy{named, none}, "the key has 3 values; a bucket of limit l is identified by no value"},
-		{[]*descriptors.Policy{named, whole}, "the key has 3 values; a bucket of limit l is identified by key,value,key,value… of the whole descriptor"},
+		{[]*Policy{named, open}, "the key has 3 values; a bucket of limit l is identified by 2 (user, path)"},
+		{[]*Policy{named, none}, "the key has 3 values; a bucket of limit l is identified by no value"},
+		{[]*Policy{named, whole}, "the key has 3 values; a bucket of limit l is identified by key,value,key,value… of the whole descriptor"},
 	} {
 		if err := checkValues(&adjust.Target{Limit: "l", Key: make([]string, 3)}, test.policies); err == nil || err.Error() != test.want {
 			t.Errorf("got %v; want %q", err, test.want)
 		}
 	}
 	whole.Open = []int{0}
-	if err := checkValues(&adjust.Target{Limit: "l", Key: make([]string, 1)}, []*descriptors.Policy{whole}); err == nil {
+	if err := checkValues(&adjust.Target{Limit: "l", Key: make([]string, 1)}, []*Policy{whole}); err == nil {
 		t.Error("one value identifies a whole descriptor; want an error, because keys and values alternate")
 	}
 }

@@ -5,9 +5,9 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Call is a request and its answer, with the buffers of both. A listener reuses Calls (Reset), so that a
@@ -93,7 +93,7 @@ type NamedCharge struct {
 	Costs   map[string]int64
 	Reserve bool
 	// Inline is a limit that came with the request under this Name. nil means that the limit is configured.
-	Inline *descriptors.Policy
+	Inline *Policy
 }
 
 // Outcome is the outcome of one Result.
@@ -119,10 +119,10 @@ type Result struct {
 	Descriptor int
 	// For is set if the payer of a policy with Then paid. It is the policy that the descriptor matched;
 	// Policy, Key and Decision are those of the payer.
-	For *descriptors.Policy
+	For *Policy
 	// Policy is nil for an override that could not be parsed and replaces no configured limit. Such a
 	// Result is denied.
-	Policy *descriptors.Policy
+	Policy *Policy
 	// Key identifies the bucket; its bytes are opaque. It is nil if the request has no bucket: the Policy is
 	// unlimited or nil.
 	Key []byte

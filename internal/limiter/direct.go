@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -31,7 +30,7 @@ func (d *Direct) Reset() {
 
 // Add adds a charge to the bucket of the limit p for a key. Costs of the same bucket are added up; the sum is
 // reserved only if each of them is. Add sets terms.Hash.
-func (d *Direct) Add(p *descriptors.Policy, key []string, terms algorithms.Charge) {
+func (d *Direct) Add(p *Policy, key []string, terms algorithms.Charge) {
 	start := len(d.keys)
 	d.keys, terms.Hash = p.AppendKeyOf(d.keys, key)
 	bucket := d.keys[start:]
@@ -81,7 +80,7 @@ func (d *Direct) Decision(i int) (*backend.Decision, *backend.Charge) {
 	return &d.decisions[d.chargeIndex[i]], &d.charges[d.chargeIndex[i]]
 }
 
-func setPolicy(charge *backend.Charge, p *descriptors.Policy) {
+func setPolicy(charge *backend.Charge, p *Policy) {
 	more := p.Extra()
 	charge.Limit, charge.Owner, charge.Shards, charge.Lease = p.Limit, p.Owner, more.Shards, more.Lease
 }

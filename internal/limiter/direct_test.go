@@ -8,16 +8,16 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // The limits are small, so that random requests are often denied.
-func directLimits(t *rapid.T) map[string]*descriptors.Policy {
+func directLimits(t *rapid.T) map[string]*limiter.Policy {
 	capacity, queue := int64(12), int64(2)
 	specs := []algorithms.Spec{
 		{Kind: algorithms.TokenBucket, Rate: 7, Period: algorithms.Second, Capacity: &capacity},
@@ -28,14 +28,14 @@ func directLimits(t *rapid.T) map[string]*descriptors.Policy {
 		{Kind: algorithms.LeakyBucket, Rate: 3, Period: algorithms.Second, Capacity: &queue},
 		{Kind: algorithms.TokenBucket, Rate: 3, Period: algorithms.Second, Penalty: &algorithms.Penalty{After: 2, For: 2 * algorithms.Second, Max: 4 * algorithms.Second}},
 	}
-	named := map[string]*descriptors.Policy{}
+	named := map[string]*limiter.Policy{}
 	for i, spec := range specs {
 		limit, err := algorithms.Compile(spec)
 		if err != nil {
 			t.Fatal(err)
 		}
 		name := fmt.Sprint(i)
-		named[name] = &descriptors.Policy{
+		named[name] = &limiter.Policy{
 			Index: i, Domain: "d", Name: name, Owner: "d/" + name, Limit: &limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("d", "limit", name, limit.Kind)},
 		}
 	}
@@ -47,7 +47,7 @@ func TestADirectDecidesLikeACall(t *testing.T) {
 		now := 1_767_225_600 * algorithms.Second
 		clock := func() algorithms.Micros { return now }
 		named := directLimits(t)
-		snapshot := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": {Name: "d", Tree: &descriptors.Tree[descriptors.Limits]{}, Named: named}}}
+		snapshot := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": {Name: "d", Tree: &limiter.Tree{}, Named: named}}}
 		l := limiter.New(memory.New(memory.Config{Clock: storetest.Times(clock)}), limiter.Config{})
 		l.Swap(snapshot)
 		store := memory.New(memory.Config{Clock: storetest.Times(clock)})
@@ -115,7 +115,7 @@ limits:
 
 func TestADirectChargeHasTheLeaseOfItsLimit(t *testing.T) {
 	limit := algorithms.Limit{}
-	p := &descriptors.Policy{Limit: &limit, Extras: &descriptors.Extras{Lease: &algorithms.Lease{Most: 5, For: 1}}}
+	p := &limiter.Policy{Limit: &limit, Extras: &limiter.Extras{Lease: &algorithms.Lease{Most: 5, For: 1}}}
 	var d limiter.Direct
 	d.Add(p, []string{"bob"}, algorithms.Charge{Cost: 1})
 	if _, charge := d.Decision(0); charge.Lease != p.Extras.Lease {
@@ -128,7 +128,7 @@ func TestADirectTakesAnyNumberOfLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, store := &descriptors.Policy{Limit: &limit, Keys: descriptors.Keys{Prefix: "p"}}, memory.New(memory.Config{})
+	p, store := &limiter.Policy{Limit: &limit, Keys: descriptors.Keys{Prefix: "p"}}, memory.New(memory.Config{})
 	var d limiter.Direct
 	for n := range 70 {
 		for i := range n {

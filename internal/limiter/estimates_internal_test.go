@@ -3,7 +3,7 @@ package limiter
 import (
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func TestEstimatesOfDifferentLimitsAreSeparate(t *testing.T) {
@@ -12,7 +12,7 @@ func TestEstimatesOfDifferentLimitsAreSeparate(t *testing.T) {
 		for _, value := range []string{"", "large", "small"} {
 			c := &Call{}
 			c.AddDescriptor().Entries = []descriptors.Entry{{Key: "model", Value: value}}
-			cell := c.cell(&descriptors.Policy{Keys: descriptors.Keys{Prefix: prefix}, Extras: &descriptors.Extras{Settle: &descriptors.Settle{Learn: &descriptors.Learn{
+			cell := c.cell(&Policy{Keys: descriptors.Keys{Prefix: prefix}, Extras: &Extras{Settle: &SettleTerms{Learn: &Learn{
 				Per: []string{"model"}, Values: map[string]map[string]bool{"model": {"large": true, "small": true}},
 			}}}})
 			if was, known := seen[cell]; known || cell == 0 {
@@ -26,7 +26,7 @@ func TestEstimatesOfDifferentLimitsAreSeparate(t *testing.T) {
 // A listed value has its own estimate only in entries with the key under which it is listed. All other values have one
 // estimate together.
 func TestAnEstimateIsOfTheKeyThatListsIt(t *testing.T) {
-	p := &descriptors.Policy{Keys: descriptors.Keys{Prefix: "p"}, Extras: &descriptors.Extras{Settle: &descriptors.Settle{Learn: &descriptors.Learn{
+	p := &Policy{Keys: descriptors.Keys{Prefix: "p"}, Extras: &Extras{Settle: &SettleTerms{Learn: &Learn{
 		Per: []string{"model"}, Values: map[string]map[string]bool{"model": {"large": true}},
 	}}}}
 	cell := func(key, value string) uint64 {

@@ -3,7 +3,6 @@ package limiter
 import (
 	"errors"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -122,9 +121,9 @@ func (c *Call) failed(r *Result, d *backend.Decision) Outcome {
 	switch {
 	case r.settle: // on_backend_failure does not apply, because the caller must repeat the settlement
 		return FailedDenied
-	case p.Shadow || p.OnFailure == descriptors.Allow:
+	case p.Shadow || p.OnFailure == Allow:
 		return FailedAllowed
-	case p.OnFailure == descriptors.Error:
+	case p.OnFailure == Error:
 		c.Err = d.Err
 		return FailedDenied
 	default: // on_backend_failure is deny, or it is local and the local bucket could not decide either
@@ -138,7 +137,7 @@ func (c *Call) deniedOtherwise(quotas int) bool {
 	quotasDenied := 0
 	for i := range c.Results {
 		r := &c.Results[i]
-		answersError := r.Decision.Err != nil && r.Policy != nil && r.Policy.OnFailure == descriptors.Error
+		answersError := r.Decision.Err != nil && r.Policy != nil && r.Policy.OnFailure == Error
 		if !r.Outcome.Denies() || answersError {
 			continue
 		}

@@ -3,16 +3,15 @@ package limiter
 import (
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 func TestWhichResultsDeny(t *testing.T) {
-	plain, quota := &descriptors.Policy{}, &descriptors.Policy{Quota: true}
+	plain, quota := &Policy{}, &Policy{Quota: true}
 	for _, c := range []struct {
 		denied, quotas bool
-		p              *descriptors.Policy
+		p              *Policy
 		outcome        Outcome
 		want           bool
 	}{

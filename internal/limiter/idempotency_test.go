@@ -5,10 +5,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func (b *bench) once(t *testing.T, domain, id string, limits ...limiter.NamedCharge) (*limiter.Call, error) {
@@ -70,12 +70,12 @@ func TestPartsOfAnIdempotencyIDAreSeparate(t *testing.T) {
 
 // The digest of a request covers the values of its keys, and the limits that come with it.
 func TestAnIDWithAnotherRequestIsRefused(t *testing.T) {
-	inline := func(rate int64) *descriptors.Policy {
+	inline := func(rate int64) *limiter.Policy {
 		l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: sec})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return &descriptors.Policy{Domain: "d", Name: "own", Limit: &l, Keys: descriptors.Keys{Prefix: descriptors.Prefix("d", "inline", "own", l.Kind)}}
+		return &limiter.Policy{Domain: "d", Name: "own", Limit: &l, Keys: descriptors.Keys{Prefix: descriptors.Prefix("d", "inline", "own", l.Kind)}}
 	}
 	for name, pair := range map[string][2]limiter.NamedCharge{
 		"key":    {{Name: "one", Key: []string{"a"}, Count: 1}, {Name: "one", Key: []string{"b"}, Count: 1}},

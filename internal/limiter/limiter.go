@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -39,7 +38,7 @@ type Config struct {
 	// NoConfig is the on_backend_failure for requests with descriptors that arrive before a configuration is
 	// loaded. Local denies them, because no bucket is known. nil means that they get ErrNoConfig, as all other
 	// requests do.
-	NoConfig *descriptors.OnFailure
+	NoConfig *OnFailure
 	// IDs encodes reservations. nil means that no reservation can be settled, and that all ids count as
 	// forged.
 	IDs IDs
@@ -195,11 +194,11 @@ func (l *Limiter) observe(c *Call) {
 
 // withoutConfig answers c if there is no configuration for c. Named limits get an error, because their client
 // can handle it. Descriptors get a Verdict, because a proxy would allow the request after an error.
-func (l *Limiter) withoutConfig(c *Call, answer *descriptors.OnFailure) error {
-	if answer == nil || *answer == descriptors.Error || len(c.Limits) > 0 || c.Settle != nil {
+func (l *Limiter) withoutConfig(c *Call, answer *OnFailure) error {
+	if answer == nil || *answer == Error || len(c.Limits) > 0 || c.Settle != nil {
 		return ErrNoConfig
 	}
-	denied := *answer != descriptors.Allow
+	denied := *answer != Allow
 	for range c.Descriptors {
 		c.Statuses = append(c.Statuses, Status{Result: -1, Denied: denied})
 	}

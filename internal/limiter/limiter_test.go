@@ -10,12 +10,12 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 type bench struct {
@@ -420,7 +420,7 @@ descriptors:
 func TestNamedLimitsOfADomainWithoutAValidConfigurationAreNotUnknown(t *testing.T) {
 	b := newBench(t, "domain: d\nlimits:\n  calls: {algorithm: token_bucket, rate: 5, period: 1m}\n")
 	broken := *b.Current()
-	broken.Domains = map[string]*limiter.Domain{"d": {Name: "d", Tree: &descriptors.Tree[descriptors.Limits]{}, Broken: true}}
+	broken.Domains = map[string]*limiter.Domain{"d": {Name: "d", Tree: &limiter.Tree{}, Broken: true}}
 	b.Swap(&broken)
 	c := &limiter.Call{}
 	c.Request.Domain, c.Limits = "d", []limiter.NamedCharge{{Name: "calls", Count: 1}}

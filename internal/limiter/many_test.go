@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/cputest"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const manyYAML = `

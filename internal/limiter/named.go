@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // RequestError is a mistake in a request for a named limit.
@@ -26,7 +26,7 @@ func missing(format string, args ...any) *RequestError {
 
 // Limit returns a named limit. domain may be empty if only one domain has the name. The error is a
 // *RequestError.
-func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, error) {
+func (s *Snapshot) Limit(domain, name string) (*Domain, *Policy, error) {
 	if domain != "" {
 		d := s.Domains[domain]
 		if d == nil {
@@ -56,7 +56,7 @@ func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, err
 
 // inspected returns a limit for an operator: the named limit or, if there is none, the limit of a descriptor with this
 // name. The error is a *RequestError.
-func (s *Snapshot) inspected(domain, name string) (*Domain, *descriptors.Policy, error) {
+func (s *Snapshot) inspected(domain, name string) (*Domain, *Policy, error) {
 	d, p, err := s.Limit(domain, name)
 	if missing, ok := errors.AsType[*RequestError](err); !ok || !missing.Missing || domain != "" && s.Domains[domain] == nil {
 		return d, p, err
@@ -101,7 +101,7 @@ func (s *Snapshot) InlineDomain(domain, name string) (*Domain, error) {
 // reachable returns a *RequestError if no proxy charges the bucket of key. That is so if descriptors use the
 // named limit p, but none of them has as many open entries as key has values. For a use that is Whole, key has the key
 // and the value of each entry. If no descriptor uses p, applications choose the keys, and every key is reachable.
-func (s *Snapshot) reachable(p *descriptors.Policy, key []string) error {
+func (s *Snapshot) reachable(p *Policy, key []string) error {
 	var uses []string
 	for _, use := range s.Policies {
 		if use.Owner != p.Owner || use == p && p.Extra().Named {
@@ -127,7 +127,7 @@ func (s *Snapshot) reachable(p *descriptors.Policy, key []string) error {
 
 const maxListedUses = 8
 
-func openKeys(p *descriptors.Policy) string {
+func openKeys(p *Policy) string {
 	names := make([]string, len(p.Extra().OpenKeys))
 	for i, key := range p.Extra().OpenKeys {
 		names[i] = descriptors.Printable(key)
@@ -149,7 +149,7 @@ func values(n int) string {
 	}
 }
 
-func (s *Snapshot) limit(domain string, charge *NamedCharge) (*Domain, *descriptors.Policy, error) {
+func (s *Snapshot) limit(domain string, charge *NamedCharge) (*Domain, *Policy, error) {
 	if charge.Inline == nil {
 		return s.Limit(domain, charge.Name)
 	}

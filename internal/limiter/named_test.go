@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -26,7 +25,7 @@ func TestTheDomainOfALimitThatComesWithARequest(t *testing.T) {
 }
 
 func TestErrorsOfInlineLimits(t *testing.T) {
-	d := &limiter.Domain{Name: "d", Named: map[string]*descriptors.Policy{"configured": {}}}
+	d := &limiter.Domain{Name: "d", Named: map[string]*limiter.Policy{"configured": {}}}
 	one := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": d}}
 	for _, c := range []struct{ domain, name, want string }{
 		{"d", "x", ""}, {"", "x", ""}, {"none", "x", "is not configured"}, {"d", "configured", "is in the configuration"}, {"", "configured", "is in the configuration"},
@@ -37,7 +36,7 @@ func TestErrorsOfInlineLimits(t *testing.T) {
 		}
 	}
 	b := newBench(t, adjustable)
-	c := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "x", Inline: &descriptors.Policy{Domain: "removed"}}}}}
+	c := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "x", Inline: &limiter.Policy{Domain: "removed"}}}}}
 	var problem *limiter.RequestError
 	if err := b.Check(t.Context(), c); !errors.As(err, &problem) || !problem.Missing {
 		t.Errorf("a limit of a domain that was removed: got the error %v, want a missing domain", err)
@@ -63,7 +62,7 @@ limits:
 	c := b.together(t, "bob", limiter.NamedCharge{Name: "tokens", Costs: map[string]int64{"in": 10, "out": 4}, Reserve: true})
 	b.remains(t, "bob", map[string]int64{"tokens": 70})
 	part, _ := c.Part(0, "")
-	r := &limiter.Reserved{ID: [16]byte{1}, Domain: descriptors.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}
+	r := &limiter.Reserved{ID: [16]byte{1}, Domain: limiter.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}
 	var problem *limiter.RequestError
 	if err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r, Costs: map[string]int64{"on": 1}}); !errors.As(err, &problem) {
 		t.Errorf("a settlement with an unknown kind: got the error %v, want a *RequestError", err)

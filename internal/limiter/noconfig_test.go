@@ -4,7 +4,6 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -24,7 +23,7 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 	if err := l.Check(t.Context(), call()); !errors.Is(err, limiter.ErrNoConfig) {
 		t.Errorf("by default: %v; want the error limiter.ErrNoConfig", err)
 	}
-	for answer, denied := range map[descriptors.OnFailure]bool{descriptors.Deny: true, descriptors.Local: true, descriptors.Allow: false} {
+	for answer, denied := range map[limiter.OnFailure]bool{limiter.Deny: true, limiter.Local: true, limiter.Allow: false} {
 		l = with(limiter.Config{NoConfig: &answer})
 		c := call()
 		if err := l.Check(t.Context(), c); err != nil || c.Denied != denied || !c.Failed || len(c.Statuses) != 2 {
@@ -40,15 +39,15 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 			t.Errorf("%s, by name: %v; want the error limiter.ErrNoConfig", answer, err)
 		}
 	}
-	l = with(limiter.Config{NoConfig: new(descriptors.Error)})
+	l = with(limiter.Config{NoConfig: new(limiter.Error)})
 	if err := l.Check(t.Context(), call()); !errors.Is(err, limiter.ErrNoConfig) {
 		t.Errorf("error: %v; want the error limiter.ErrNoConfig", err)
 	}
-	l = with(limiter.Config{NoConfig: new(descriptors.Deny), Modes: limiter.Modes{Shadow: true}})
+	l = with(limiter.Config{NoConfig: new(limiter.Deny), Modes: limiter.Modes{Shadow: true}})
 	if c := call(); l.Check(t.Context(), c) != nil || c.Denied || !c.WouldDeny || !c.Statuses[0].Denied {
 		t.Errorf("shadow mode of all: %+v; want l.Check(t.Context(), c) nil, allowed, c.WouldDeny true and c.Statuses[0].Denied true", c.Verdict)
 	}
-	l = with(limiter.Config{NoConfig: new(descriptors.Deny)})
+	l = with(limiter.Config{NoConfig: new(limiter.Deny)})
 	l.Swap(&limiter.Snapshot{})
 	if c := call(); l.Check(t.Context(), c) != nil || c.Denied {
 		t.Error("an empty configuration denies; want allowed")
@@ -58,10 +57,10 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 // A domain without a valid configuration has its own on_backend_failure. Settlements get an error instead, because
 // they can be repeated.
 func TestRequestsWithoutAConfiguration(t *testing.T) {
-	deny, now := descriptors.Deny, func() algorithms.Micros { return 1 }
-	broken := &limiter.Domain{Name: "d", Tree: &descriptors.Tree[descriptors.Limits]{}, Broken: true, OnFailure: descriptors.Allow}
+	deny, now := limiter.Deny, func() algorithms.Micros { return 1 }
+	broken := &limiter.Domain{Name: "d", Tree: &limiter.Tree{}, Broken: true, OnFailure: limiter.Allow}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &deny, Now: now})
-	settle := limiter.Settle{Reserved: &limiter.Reserved{Domain: descriptors.PrefixNumber("d")}}
+	settle := limiter.Settle{Reserved: &limiter.Reserved{Domain: limiter.PrefixNumber("d")}}
 	if err := l.Settle(t.Context(), &limiter.Call{}, settle); !errors.Is(err, limiter.ErrNoConfig) {
 		t.Errorf("a settlement: got %v, want %v", err, limiter.ErrNoConfig)
 	}
@@ -81,7 +80,7 @@ func TestRequestsWithoutAConfiguration(t *testing.T) {
 // In shadow mode, a request before the first configuration is allowed. WouldDeny is true only if Config.NoConfig would
 // deny the request without shadow mode.
 func TestShadowModeReportsNoDenialThatWouldNotBe(t *testing.T) {
-	for answer, want := range map[descriptors.OnFailure]bool{descriptors.Allow: false, descriptors.Deny: true} {
+	for answer, want := range map[limiter.OnFailure]bool{limiter.Allow: false, limiter.Deny: true} {
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &answer, Modes: limiter.Modes{Shadow: true}})
 		if c := callOf("a"); l.Check(t.Context(), c) != nil || c.Denied || c.WouldDeny != want {
 			t.Errorf("%s: %+v; want allowed, and would deny %t", answer, c.Verdict, want)

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -55,7 +54,7 @@ func withLimit(t *testing.T) *limiter.Snapshot {
 
 func TestARequestWithoutAConfigurationIsObserved(t *testing.T) {
 	seen := &counts{}
-	l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: new(descriptors.Deny), Observer: seen})
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: new(limiter.Deny), Observer: seen})
 	if err := l.Check(t.Context(), callOf("a")); err != nil || seen.calls != 1 {
 		t.Errorf("error %v, %d calls were observed, want 1", err, seen.calls)
 	}

@@ -7,10 +7,10 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func TestBeforeAConfigurationNothingIsAdjustableOrReset(t *testing.T) {
@@ -24,7 +24,7 @@ func TestBeforeAConfigurationNothingIsAdjustableOrReset(t *testing.T) {
 	if err := l.Reset(t.Context(), callOf("a")); !errors.Is(err, limiter.ErrNoConfig) {
 		t.Errorf("got the error %v, want limiter.ErrNoConfig", err)
 	}
-	l.Swap(&limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": {Name: "d", Tree: &descriptors.Tree[descriptors.Limits]{}, Broken: true}}})
+	l.Swap(&limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": {Name: "d", Tree: &limiter.Tree{}, Broken: true}}})
 	if err := l.Reset(t.Context(), callOf("a")); !errors.Is(err, limiter.ErrNoConfig) {
 		t.Errorf("a domain without a valid configuration: got the error %v, want limiter.ErrNoConfig", err)
 	}

@@ -4,11 +4,11 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func (b *bench) together(tb testing.TB, key string, counts ...limiter.NamedCharge) *limiter.Call {
@@ -222,7 +222,7 @@ func reserveAndSettle(t *testing.T, b *bench, count int64) (payer string, settle
 	if c.Denied || !ok {
 		t.Fatalf("%d: got %+v; want allowed and reserved", count, c.Verdict)
 	}
-	r := &limiter.Reserved{Domain: descriptors.PrefixNumber(c.Verdict.Domain.Name), Parts: []limiter.ReservedPart{part}}
+	r := &limiter.Reserved{Domain: limiter.PrefixNumber(c.Verdict.Domain.Name), Parts: []limiter.ReservedPart{part}}
 	b.ID(r)
 	return c.Results[0].Policy.Name, func(real int64) *limiter.Call {
 		t.Helper()

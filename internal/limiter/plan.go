@@ -10,10 +10,10 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // These values of Result.charge mean that the Result has no charge.
@@ -149,7 +149,7 @@ func (c *Call) applyLimits(i int) {
 	}
 }
 
-func (c *Call) apply(i int, p *descriptors.Policy) {
+func (c *Call) apply(i int, p *Policy) {
 	d := &c.Descriptors[i]
 	c.Results = append(c.Results, Result{})
 	r := &c.Results[len(c.Results)-1]
@@ -203,14 +203,14 @@ func (c *Call) replace() {
 
 func (c *Call) replaceMany() {
 	var replaced map[string]bool
-	var seen map[*descriptors.Policy]bool
+	var seen map[*Policy]bool
 	for i := range c.Results {
 		p := c.Results[i].Policy
 		if p == nil || len(p.Extra().Replaces) == 0 || seen[p] {
 			continue
 		}
 		if seen == nil {
-			replaced, seen = map[string]bool{}, map[*descriptors.Policy]bool{}
+			replaced, seen = map[string]bool{}, map[*Policy]bool{}
 		}
 		seen[p] = true
 		for _, name := range p.Extra().Replaces {

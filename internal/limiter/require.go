@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Requirement is a list of keys. A request satisfies it if an entry in any of its descriptors has one of these

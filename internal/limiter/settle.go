@@ -7,9 +7,9 @@ import (
 	"math/big"
 	"strconv"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const (
@@ -39,7 +39,7 @@ type Settle struct {
 	// limit.
 	Costs map[string]int64
 	// Inline compiles a limit that came with the request. nil means that requests cannot have limits.
-	Inline func(domain, name, config string) (*descriptors.Policy, error)
+	Inline func(domain, name, config string) (*Policy, error)
 }
 
 // Open decodes id to r. It returns false if id is malformed or not signed with a known key, or if Config.IDs is
@@ -81,7 +81,7 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 
 // PartOf returns the part for count units of p that an application reserved at the time reservedAt. bucket has the
 // name of the limit and the key in the application's request.
-func PartOf(p *descriptors.Policy, bucket ByName, count int64, reservedAt algorithms.Micros) ReservedPart {
+func PartOf(p *Policy, bucket ByName, count int64, reservedAt algorithms.Micros) ReservedPart {
 	return ReservedPart{
 		Limit: limitNumber(p), Slot: p.SlotOfKey(bucket.Values), Count: count, Times: 1, At: reservedAt, Inflow: inflow(p.Limit), ByName: bucket,
 	}
@@ -94,13 +94,13 @@ func inflow(l *algorithms.Limit) scaled.Inflow {
 
 // limitNumber returns a number that identifies the buckets of p. If the algorithm or the number of shards
 // changes, the limit has other buckets, and so the number changes.
-func limitNumber(p *descriptors.Policy) uint64 {
+func limitNumber(p *Policy) uint64 {
 	return LimitNumber(p.Prefix, len(p.Extra().Shards))
 }
 
 // LimitNumber returns the number of the limit with this prefix of keys and number of shards.
 func LimitNumber(prefix string, shards int) uint64 {
-	return descriptors.PrefixNumber(prefix) + uint64(shards)
+	return PrefixNumber(prefix) + uint64(shards)
 }
 
 // Due returns the time at which the units of p are available.
@@ -115,7 +115,7 @@ func (p *ReservedPart) expired(now algorithms.Micros) bool {
 // terms returns whether a settlement of p is late, and how long the store must remember the settlement. l is the limit
 // of p. A reservation for a proxy is late after its ttl, and its settlement is remembered for another ttl. A
 // settle-done that arrives even later is charged as a late one.
-func (p *ReservedPart) terms(l *descriptors.Policy, now algorithms.Micros) (late bool, storedFor algorithms.Micros) {
+func (p *ReservedPart) terms(l *Policy, now algorithms.Micros) (late bool, storedFor algorithms.Micros) {
 	if p.Name != "" {
 		return false, p.Due() + Within - now + ClockSlack
 	}
@@ -127,7 +127,7 @@ func (p *ReservedPart) terms(l *descriptors.Policy, now algorithms.Micros) (late
 }
 
 // limitOf returns the limit of a part. The error is a *RequestError, ErrChanged, or an error of inline.
-func (c *Call) limitOf(part *ReservedPart, inline func(domain, name, config string) (*descriptors.Policy, error)) (p *descriptors.Policy, err error) {
+func (c *Call) limitOf(part *ReservedPart, inline func(domain, name, config string) (*Policy, error)) (p *Policy, err error) {
 	d := c.Verdict.Domain
 	switch {
 	case part.Name == "":
@@ -166,7 +166,7 @@ func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 	t := c.Settle
 	c.Snapshot = s
 	for _, d := range s.Domains {
-		if descriptors.PrefixNumber(d.Name) == t.Reserved.Domain {
+		if PrefixNumber(d.Name) == t.Reserved.Domain {
 			c.Verdict.Domain = d
 			break
 		}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -40,7 +39,7 @@ func (b *bench) consume(tb testing.TB, count int64, reserve bool) (*limiter.Call
 
 func reservedBy(c *limiter.Call) (*limiter.Reserved, bool) {
 	part, ok := c.Part(0, "")
-	return &limiter.Reserved{ID: [16]byte{1}, Domain: descriptors.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}, ok
+	return &limiter.Reserved{ID: [16]byte{1}, Domain: limiter.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}, ok
 }
 
 // cancel settles r with a cost of 0.
@@ -231,7 +230,7 @@ limits:
   two: {algorithm: token_bucket, rate: 100, period: 1d}
 `)
 	parts := func(names ...string) *limiter.Reserved {
-		r := &limiter.Reserved{ID: [16]byte{1}, Domain: descriptors.PrefixNumber("d")}
+		r := &limiter.Reserved{ID: [16]byte{1}, Domain: limiter.PrefixNumber("d")}
 		for _, name := range []string{"one", "two"} {
 			part := limiter.PartOf(b.Current().Domains["d"].Named[name], limiter.ByName{Name: name}, 10, b.now)
 			part.Number = len(r.Parts)
@@ -274,8 +273,8 @@ func TestALimitThatCameWithItsRequestIsSettledByItself(t *testing.T) {
 	configured := b.Current().Domains["d"].Named["jobs"]
 	own := *configured
 	part := limiter.PartOf(&own, limiter.ByName{Name: "jobs", Config: "its configuration"}, 5, b.now)
-	r, c := &limiter.Reserved{ID: [16]byte{1}, Domain: descriptors.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}, &limiter.Call{}
-	inline := func(_, _, _ string) (*descriptors.Policy, error) { return &own, nil }
+	r, c := &limiter.Reserved{ID: [16]byte{1}, Domain: limiter.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}, &limiter.Call{}
+	inline := func(_, _, _ string) (*limiter.Policy, error) { return &own, nil }
 	if err := b.Settle(t.Context(), c, limiter.Settle{Reserved: r, Real: 5, Inline: inline}); err != nil || c.Results[0].Policy != &own {
 		t.Errorf("error %v; want the limit that came with the request", err)
 	}
@@ -313,7 +312,7 @@ func TestTheChargeOfASettlement(t *testing.T) {
 	b.store.Store = rec
 	part := limiter.PartOf(jobs, limiter.ByName{Name: "jobs", Values: []string{"bob"}}, 5, b.now)
 	part.Slot = 0
-	r := &limiter.Reserved{ID: [16]byte{1, 2, 3, 15: 4}, Domain: descriptors.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}
+	r := &limiter.Reserved{ID: [16]byte{1, 2, 3, 15: 4}, Domain: limiter.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}
 	if err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r, Real: 7}); err != nil || len(rec.charges) != 1 {
 		t.Fatalf("error %v, %d charges; want one charge", err, len(rec.charges))
 	}
@@ -361,7 +360,7 @@ func TestReservationsThatCannotBeSettled(t *testing.T) {
 	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")
 	call, _ := b.consume(t, 5, false)
 	r, _ := reservedBy(call)
-	settle := func(r limiter.Reserved, inline func(_, _, _ string) (*descriptors.Policy, error)) error {
+	settle := func(r limiter.Reserved, inline func(_, _, _ string) (*limiter.Policy, error)) error {
 		return b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: &r, Inline: inline})
 	}
 	foreign, own := *r, *r
@@ -373,7 +372,7 @@ func TestReservationsThatCannotBeSettled(t *testing.T) {
 	if err := settle(foreign, nil); !errors.As(err, &problem) || !problem.Missing {
 		t.Errorf("another domain: got the error %v, want a missing domain", err)
 	}
-	if err := settle(own, func(_, _, _ string) (*descriptors.Policy, error) { return nil, failure }); !errors.Is(err, failure) {
+	if err := settle(own, func(_, _, _ string) (*limiter.Policy, error) { return nil, failure }); !errors.Is(err, failure) {
 		t.Errorf("a limit that came with the request: got the error %v, want %v", err, failure)
 	}
 	b.swap(t, "domain: d\nlimits:\n  other: {algorithm: token_bucket, rate: 10, period: 1d}\n")

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"hash/maphash"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -29,7 +28,7 @@ type Reserved struct {
 	// ID is different for each request of a domain, except a repeat with the same idempotency key. All parts of one
 	// request have the same ID, even if they are in separate ids.
 	ID [16]byte
-	// Domain is descriptors.PrefixNumber of the domain's name.
+	// Domain is PrefixNumber of the domain's name.
 	Domain uint64
 	Parts  []ReservedPart
 }
@@ -92,7 +91,7 @@ type Estimates interface {
 // Settlement is the settlement of one reserved bucket, or of an id that settles nothing.
 type Settlement struct {
 	// Policy is nil if nothing is settled; then Reason is the cause.
-	Policy *descriptors.Policy
+	Policy *Policy
 	Reason Unsettled
 	// Descriptor is the index of the descriptor with the id.
 	Descriptor int
@@ -173,7 +172,7 @@ func (c *Call) reserve(r *Result) {
 }
 
 // estimate returns the estimate for a request, and whether it was learned. cell is 0 if none is learned.
-func (c *Config) estimate(s *descriptors.Settle, cell uint64) (units int64, learned bool) {
+func (c *Config) estimate(s *SettleTerms, cell uint64) (units int64, learned bool) {
 	if cell != 0 {
 		if units = c.Estimates.Estimate(cell); units > 0 {
 			return max(units, s.Learn.Least), true
@@ -185,7 +184,7 @@ func (c *Config) estimate(s *descriptors.Settle, cell uint64) (units int64, lear
 // EstimateNow returns the number of units of p, a limit with settle, that a request reserves if it declares
 // no cost. If p has an estimate for each of several values, it is that for all values not listed. learned reports
 // whether the estimate was learned.
-func (l *Limiter) EstimateNow(p *descriptors.Policy) (units int64, learned bool) {
+func (l *Limiter) EstimateNow(p *Policy) (units int64, learned bool) {
 	s, cell := p.Extra().Settle, uint64(0)
 	if s.Learn != nil && l.config.Estimates != nil {
 		cell = (&Call{}).cell(p)
@@ -196,16 +195,16 @@ func (l *Limiter) EstimateNow(p *descriptors.Policy) (units int64, learned bool)
 
 // cell returns the number of the estimate for p. There is one for each combination of values that p's
 // estimates distinguish.
-func (c *Call) cell(p *descriptors.Policy) uint64 {
+func (c *Call) cell(p *Policy) uint64 {
 	const mix = 0x9E3779B97F4A7C15
-	number := descriptors.PrefixNumber(p.Prefix)
+	number := PrefixNumber(p.Prefix)
 	learn := p.Extras.Settle.Learn
 	for _, key := range learn.Per {
 		value := uint64(0)
 		for i := range c.Descriptors {
 			for _, e := range c.Descriptors[i].Entries {
 				if e.Key == key && learn.Values[key][e.Value] {
-					value = descriptors.SlotNumber(e.Value)
+					value = SlotNumber(e.Value)
 				}
 			}
 		}
@@ -261,7 +260,7 @@ func (c *Call) AppendID(dst []byte) []byte {
 		c.collectReserved(r, true)
 	}
 	if len(r.Parts) > 0 {
-		r.Domain = descriptors.PrefixNumber(c.Verdict.Domain.Name)
+		r.Domain = PrefixNumber(c.Verdict.Domain.Name)
 		before := len(dst)
 		if dst = c.config.IDs.Append(dst, r); len(dst) > before {
 			return dst
@@ -352,7 +351,7 @@ func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
 		reason = NoneReserved
 	case c.config.IDs == nil || len(id) > MaxID || !c.config.IDs.Open(id, r):
 		reason = Forged
-	case r.Domain != descriptors.PrefixNumber(c.Verdict.Domain.Name):
+	case r.Domain != PrefixNumber(c.Verdict.Domain.Name):
 		reason = Foreign
 	}
 	if reason != Settles {
@@ -380,7 +379,7 @@ func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
 
 // planPart adds the settlement and the charge of one part of a reservation, and returns the Result of the charge. id is
 // the ID of the reservation, p the limit of the part. real is -1 if the real cost is unknown.
-func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.Policy, real int64, now algorithms.Micros) Result {
+func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *Policy, real int64, now algorithms.Micros) Result {
 	r := Result{Descriptor: i, Policy: p, hash: part.Hash, slot: part.Slot, settle: true, reserve: true}
 	start := len(c.keys)
 	if part.Name == "" {
@@ -434,7 +433,7 @@ func (c *Call) settlementID(id *[16]byte, part *ReservedPart, r *Result) (unique
 	}
 	const odd = 0x9E3779B97F4A7C15 // a product with an odd number is different for each part
 	unique = *id
-	first := binary.BigEndian.Uint64(id[:8]) ^ descriptors.PrefixNumber(c.Verdict.Domain.Name) ^ odd*uint64(part.Number+1)
+	first := binary.BigEndian.Uint64(id[:8]) ^ PrefixNumber(c.Verdict.Domain.Name) ^ odd*uint64(part.Number+1)
 	binary.BigEndian.PutUint64(unique[:8], first)
 	return unique
 }
@@ -450,7 +449,7 @@ func (c *Call) oldSettlementID(id *[16]byte, r *Result) [16]byte {
 }
 
 // realCost returns the real cost of a part in units. real is -1 if the proxy did not report it.
-func realCost(terms *descriptors.Settle, part *ReservedPart, real int64) int64 {
+func realCost(terms *SettleTerms, part *ReservedPart, real int64) int64 {
 	const most = 1 << 53 // more than any bucket can hold
 	switch {
 	case real >= 0:

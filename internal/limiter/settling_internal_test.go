@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -31,18 +30,18 @@ func TestEachPartHasItsOwnSettlement(t *testing.T) {
 func TestSettlementsOfIDsWithoutNumbers(t *testing.T) {
 	id := [16]byte{1}
 	c := &Call{Verdict: Verdict{Domain: &Domain{Name: "d"}}, config: &Config{}}
-	check := func(name string, p *descriptors.Policy, part string) {
+	check := func(name string, p *Policy, part string) {
 		t.Helper()
 		got := c.settlementID(&id, &ReservedPart{Number: -1}, &Result{Policy: p})
 		if want := IdempotencyID("d", "settle "+string(id[:]), part); got != want {
 			t.Errorf("%s: got %x, want %x, the ID of part %s", name, got, want, part)
 		}
 	}
-	check("charged with others", &descriptors.Policy{}, "0")
+	check("charged with others", &Policy{}, "0")
 	c.config = &Config{Modes: Modes{Quota: true}}
-	check("quota mode of the process", &descriptors.Policy{}, "1")
+	check("quota mode of the process", &Policy{}, "1")
 	c.config = &Config{}
-	for name, p := range map[string]*descriptors.Policy{
+	for name, p := range map[string]*Policy{
 		"shadow": {Shadow: true}, "quota": {Quota: true}, "unlimited": {Unlimited: true},
 	} {
 		check(name, p, "1")
@@ -87,13 +86,13 @@ func TestTimesOfUndos(t *testing.T) {
 func TestRealCosts(t *testing.T) {
 	part := &ReservedPart{Count: 30, Times: 3}
 	for _, c := range []struct {
-		terms      *descriptors.Settle
+		terms      *SettleTerms
 		real, want int64
 	}{
 		{nil, 7, 21}, {nil, 0, 0}, {nil, -1, 30},
-		{&descriptors.Settle{Unknown: 5}, -1, 15}, {&descriptors.Settle{Unknown: 0}, -1, 0}, {&descriptors.Settle{Unknown: -1}, -1, 30},
-		{&descriptors.Settle{Unknown: -1, Estimate: 20, Learn: &descriptors.Learn{}}, -1, 60},
-		{&descriptors.Settle{Unknown: -1, Estimate: 9, Learn: &descriptors.Learn{}}, -1, 30},
+		{&SettleTerms{Unknown: 5}, -1, 15}, {&SettleTerms{Unknown: 0}, -1, 0}, {&SettleTerms{Unknown: -1}, -1, 30},
+		{&SettleTerms{Unknown: -1, Estimate: 20, Learn: &Learn{}}, -1, 60},
+		{&SettleTerms{Unknown: -1, Estimate: 9, Learn: &Learn{}}, -1, 30},
 		{nil, 1 << 62, 1 << 53 / 3 * 3}, // the largest product of 3 up to 2^53
 	} {
 		if got := realCost(c.terms, part, c.real); got != c.want {
@@ -104,7 +103,7 @@ func TestRealCosts(t *testing.T) {
 
 func TestHowLongSettlementsAreStored(t *testing.T) {
 	const at, ttl = 1000 * algorithms.Second, 60 * algorithms.Second
-	l := &descriptors.Policy{Extras: &descriptors.Extras{Settle: &descriptors.Settle{TTL: ttl}}}
+	l := &Policy{Extras: &Extras{Settle: &SettleTerms{TTL: ttl}}}
 	for _, c := range []struct {
 		name  string // the name of the limit that an application reserved; "" means a reservation of a proxy
 		after algorithms.Micros

@@ -7,15 +7,15 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Snapshot is one compiled configuration. It is immutable: a reload replaces it as a whole.
 type Snapshot struct {
 	Domains map[string]*Domain
 	// Policies has the policies of all domains.
-	Policies []*descriptors.Policy
+	Policies []*Policy
 	// Auth is for the HTTP listener. If it is nil, auth requests are denied.
 	Auth *Auth
 	// KeepBlanks keeps blanks at the ends of descriptor values. Otherwise they are removed before limits are
@@ -33,7 +33,7 @@ type Snapshot struct {
 // withName returns the policies with this name, and in this domain unless domain is "", in the order of
 // Policies. It uses an index, because an operator may have 10,000 adjustments in a configuration of 100,000
 // limits. The index is made at the first call, because requests do not need it.
-func (s *Snapshot) withName(domain, name string) (policies []*descriptors.Policy) {
+func (s *Snapshot) withName(domain, name string) (policies []*Policy) {
 	s.byName.made.Do(func() {
 		list := make([]int32, len(s.Policies))
 		for i := range list {
@@ -68,36 +68,36 @@ func (s *Snapshot) domain(name string, last *Call) *Domain {
 // Domain has the limits of one domain.
 type Domain struct {
 	Name string
-	Tree *descriptors.Tree[descriptors.Limits]
+	Tree *Tree
 	// Policies has the policies of the domain, each at its Index.
-	Policies []*descriptors.Policy
-	Named    map[string]*descriptors.Policy
+	Policies []*Policy
+	Named    map[string]*Policy
 	// Broken means that the domain's configuration has never been valid. OnFailure decides its requests.
 	Broken bool
 	// Alone means `consume: each`.
 	Alone bool
 	// OnFailure, Slot and, with OnFailure local, LocalShare are the domain's defaults, for overrides.
-	OnFailure  descriptors.OnFailure
-	Slot       descriptors.Slot
+	OnFailure  OnFailure
+	Slot       Slot
 	LocalShare float64
 	// Require lists the entries that a request must have; without them it is denied.
 	Require []Requirement
 	// Settle has the keys of entries that contain reservations. It is nil if proxies settle reservations of
 	// no limit of the domain. Settling has the limits whose reservations they settle, one for each set of
-	// buckets, by descriptors.PrefixNumber.
+	// buckets, by PrefixNumber.
 	Settle   *SettleEntries
-	Settling map[uint64]*descriptors.Policy
+	Settling map[uint64]*Policy
 	// DenyBody is the body of denials by limits without a body of their own.
-	DenyBody descriptors.Body
+	DenyBody Body
 	// Headers are the sets of headers of the HTTP listener; nil means its defaults. OpenAI headers are sent
 	// to Envoy too.
 	Headers *HeaderSets
 	// MaxOverride bounds overrides, unless the descriptor has a bound of its own. nil means no bound. Bounded means
 	// that there is a bound here or at any descriptor.
-	MaxOverride *descriptors.Policy
+	MaxOverride *Policy
 	Bounded     bool
 
-	overrides     sync.Map // maps an Override to its *descriptors.Policy
+	overrides     sync.Map // maps an Override to its *Policy
 	overrideCount atomic.Int64
 }
 
@@ -105,7 +105,7 @@ type Domain struct {
 const maxOverrides = 4096
 
 // MostOverride returns the bound of an override with these entries, or nil.
-func (d *Domain) MostOverride(entries []descriptors.Entry) *descriptors.Policy {
+func (d *Domain) MostOverride(entries []descriptors.Entry) *Policy {
 	if !d.Bounded {
 		return nil
 	}
@@ -117,9 +117,9 @@ func (d *Domain) MostOverride(entries []descriptors.Entry) *descriptors.Policy {
 
 // override compiles an override. It returns nil if its numbers describe no window. The Index of its Policy
 // is -1.
-func (d *Domain) override(o Override) *descriptors.Policy {
+func (d *Domain) override(o Override) *Policy {
 	if p, ok := d.overrides.Load(o); ok {
-		return p.(*descriptors.Policy)
+		return p.(*Policy)
 	}
 	epoch := algorithms.Micros(0)
 	spec := algorithms.Spec{
@@ -130,12 +130,12 @@ func (d *Domain) override(o Override) *descriptors.Policy {
 	if err != nil {
 		return nil
 	}
-	p := &descriptors.Policy{
+	p := &Policy{
 		Index: -1, Domain: d.Name, Name: "override", Owner: d.Name + "//#override", Limit: &limit,
 		Keys:      descriptors.Keys{Prefix: descriptors.Prefix(d.Name, "override", fmt.Sprint(int64(o.Period)), limit.Kind), Whole: true},
-		Reference: true, Alone: d.Alone, OnFailure: d.OnFailure, Extras: &descriptors.Extras{Slot: d.Slot},
+		Reference: true, Alone: d.Alone, OnFailure: d.OnFailure, Extras: &Extras{Slot: d.Slot},
 	}
-	if local, err := algorithms.Compile(descriptors.Part(spec, d.LocalShare)); err == nil && d.OnFailure == descriptors.Local {
+	if local, err := algorithms.Compile(SpecShare(spec, d.LocalShare)); err == nil && d.OnFailure == Local {
 		p.Extras.Local = &local
 	}
 	if d.overrideCount.Add(1) > maxOverrides {
@@ -156,4 +156,4 @@ type SettleEntries struct {
 
 // SetLoaded makes limit, a *ratelimit.Limit, the limit p of a configuration file. Package ratelimit sets this
 // variable for package limitsfile, so that the exported API of ratelimit needs no such function.
-var SetLoaded func(limit any, p *descriptors.Policy)
+var SetLoaded func(limit any, p *Policy)

@@ -4,7 +4,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
@@ -55,39 +54,39 @@ func denier(v *limiter.Verdict) *limiter.Result {
 
 // Format returns the format of the body for v. The limit that explains the denial determines the format, or
 // else the domain. Format returns NoBody if neither states a format, or if v is not a denial.
-func Format(v *limiter.Verdict) descriptors.Body {
+func Format(v *limiter.Verdict) limiter.Body {
 	if !v.Denied || v.Domain == nil {
-		return descriptors.NoBody
+		return limiter.NoBody
 	}
-	if r := denier(v); r != nil && r.Policy.Extra().DenyBody != descriptors.NoBody {
+	if r := denier(v); r != nil && r.Policy.Extra().DenyBody != limiter.NoBody {
 		return r.Policy.Extra().DenyBody
 	}
 	return v.Domain.DenyBody
 }
 
 // ContentType returns the content type of a body in format f.
-func ContentType(f descriptors.Body) string {
+func ContentType(f limiter.Body) string {
 	switch f {
-	case descriptors.OpenAIBody, descriptors.AnthropicBody:
+	case limiter.OpenAIBody, limiter.AnthropicBody:
 		return "application/json"
-	case descriptors.ProblemBody:
+	case limiter.ProblemBody:
 		return "application/problem+json"
-	case descriptors.TextBody, descriptors.NoBody:
+	case limiter.TextBody, limiter.NoBody:
 	}
 	return "text/plain; charset=utf-8"
 }
 
 // AppendBody appends to b the body for v in format f. v must be a denial. noRetryAfter omits the retry time.
-func AppendBody(b []byte, f descriptors.Body, v *limiter.Verdict, noRetryAfter bool) []byte {
+func AppendBody(b []byte, f limiter.Body, v *limiter.Verdict, noRetryAfter bool) []byte {
 	d := explain(v, noRetryAfter)
 	switch f {
-	case descriptors.OpenAIBody:
+	case limiter.OpenAIBody:
 		return d.appendOpenAI(b)
-	case descriptors.AnthropicBody:
+	case limiter.AnthropicBody:
 		return d.appendAnthropic(b)
-	case descriptors.ProblemBody:
+	case limiter.ProblemBody:
 		return d.appendProblem(b, v)
-	case descriptors.TextBody, descriptors.NoBody:
+	case limiter.TextBody, limiter.NoBody:
 	}
 	return append(d.appendMessage(b), '\n')
 }
@@ -125,7 +124,7 @@ func (d *denial) appendOpenAI(b []byte) []byte {
 	case failed:
 		kind, code = "server_error", "rate_limit_unavailable"
 	case reached, never:
-		if d.result != nil && d.result.Policy.Extra().Unit != descriptors.NoUnit {
+		if d.result != nil && d.result.Policy.Extra().Unit != limiter.NoUnit {
 			kind = d.result.Policy.Extra().Unit.String()
 		}
 	}

@@ -4,18 +4,17 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
 type headerNames struct{ limit, remaining, reset string }
 
 var unitHeaders = [...]struct {
-	unit descriptors.Unit
+	unit limiter.Unit
 	headerNames
 }{
-	{descriptors.Requests, headerNames{"x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"}},
-	{descriptors.Tokens, headerNames{"x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"}},
+	{limiter.Requests, headerNames{"x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"}},
+	{limiter.Tokens, headerNames{"x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"}},
 }
 
 // longestWait is the longest time, in seconds, that the client library openai obeys in retry-after-ms. For a longer

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -66,7 +65,7 @@ func mostRestrictive(v *limiter.Verdict, accept func(*limiter.Result) bool) int 
 
 // AppendName appends the name of p's limit as a String of RFC 9651, which is also valid JSON. A limit without
 // a name gets a number, because its path in the configuration would reveal the keys of descriptors.
-func AppendName(b []byte, p *descriptors.Policy) []byte {
+func AppendName(b []byte, p *limiter.Policy) []byte {
 	b = append(b, '"')
 	if p.RateName == "" {
 		b = strconv.AppendInt(append(b, "limit-"...), int64(p.Index)+1, 10)

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -18,34 +17,34 @@ const (
 )
 
 // policy returns the policy of a token bucket of 100 units an hour.
-func policy(t *testing.T, name string, unit descriptors.Unit, body descriptors.Body) *descriptors.Policy {
+func policy(t *testing.T, name string, unit limiter.Unit, body limiter.Body) *limiter.Policy {
 	t.Helper()
 	l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: 3600 * second})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &descriptors.Policy{RateName: name, Index: 6, Limit: &l, Extras: &descriptors.Extras{Unit: unit, DenyBody: body}}
+	return &limiter.Policy{RateName: name, Index: 6, Limit: &l, Extras: &limiter.Extras{Unit: unit, DenyBody: body}}
 }
 
-func result(p *descriptors.Policy, o limiter.Outcome, d algorithms.Decision) limiter.Result {
+func result(p *limiter.Policy, o limiter.Outcome, d algorithms.Decision) limiter.Result {
 	return limiter.Result{Policy: p, Outcome: o, Decision: backend.Decision{Decision: d}}
 }
 
-func denied(body descriptors.Body, retry algorithms.Micros, results ...limiter.Result) *limiter.Verdict {
+func denied(body limiter.Body, retry algorithms.Micros, results ...limiter.Result) *limiter.Verdict {
 	return &limiter.Verdict{Domain: &limiter.Domain{DenyBody: body}, Denied: true, RetryAfter: retry, Results: results}
 }
 
 func TestBodies(t *testing.T) {
-	tokens := result(policy(t, "tokens", descriptors.Tokens, descriptors.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: 359_100 * ms})
-	shorter := result(policy(t, "calls", descriptors.Requests, descriptors.TextBody), limiter.Denied, algorithms.Decision{RetryAfter: second})
-	longer := result(policy(t, "", descriptors.NoUnit, descriptors.TextBody), limiter.Denied, algorithms.Decision{RetryAfter: 3600 * second})
-	hostile := result(policy(t, "a\"\\\r\n\xff{", descriptors.Tokens, descriptors.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: second})
-	local := result(policy(t, "local", descriptors.NoUnit, descriptors.NoBody), limiter.FailedDenied, algorithms.Decision{RetryAfter: 7200 * second})
+	tokens := result(policy(t, "tokens", limiter.Tokens, limiter.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: 359_100 * ms})
+	shorter := result(policy(t, "calls", limiter.Requests, limiter.TextBody), limiter.Denied, algorithms.Decision{RetryAfter: second})
+	longer := result(policy(t, "", limiter.NoUnit, limiter.TextBody), limiter.Denied, algorithms.Decision{RetryAfter: 3600 * second})
+	hostile := result(policy(t, "a\"\\\r\n\xff{", limiter.Tokens, limiter.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: second})
+	local := result(policy(t, "local", limiter.NoUnit, limiter.NoBody), limiter.FailedDenied, algorithms.Decision{RetryAfter: 7200 * second})
 	away := limiter.Result{Policy: tokens.Policy, Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: backend.ErrUnavailable}}
 	never := result(tokens.Policy, limiter.Denied, algorithms.Decision{Never: true})
 	unreadable := limiter.Result{Outcome: limiter.Denied, Decision: backend.Decision{Decision: algorithms.Decision{Never: true}}}
 	forGood := func(v *limiter.Verdict) *limiter.Verdict { v.Never = true; return v }
-	missing := func(f descriptors.Body) *limiter.Verdict {
+	missing := func(f limiter.Body) *limiter.Verdict {
 		v := forGood(denied(f, 0))
 		v.Missing = limiter.Requirement{"user"}
 		return v
@@ -56,33 +55,33 @@ func TestBodies(t *testing.T) {
 		noRetryAfter bool
 		want         string
 	}{
-		{"openai", denied(descriptors.OpenAIBody, 359_100*ms, tokens), false,
+		{"openai", denied(limiter.OpenAIBody, 359_100*ms, tokens), false,
 			`{"error":{"message":"Rate limit reached for \"tokens\". Please try again in 6m0s.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`},
-		{"openai, of the limit that denies longest", denied(descriptors.OpenAIBody, 359_100*ms, shorter, tokens), false,
+		{"openai, of the limit that denies longest", denied(limiter.OpenAIBody, 359_100*ms, shorter, tokens), false,
 			`{"error":{"message":"Rate limit reached for \"tokens\". Please try again in 6m0s.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`},
-		{"openai, for good", forGood(denied(descriptors.OpenAIBody, 0, never)), false,
+		{"openai, for good", forGood(denied(limiter.OpenAIBody, 0, never)), false,
 			`{"error":{"message":"The request needs more than limit \"tokens\" ever allows.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`},
-		{"openai, a limit that cannot be read", forGood(denied(descriptors.OpenAIBody, 0, unreadable)), false,
+		{"openai, a limit that cannot be read", forGood(denied(limiter.OpenAIBody, 0, unreadable)), false,
 			`{"error":{"message":"The request needs more than its limit ever allows.","type":"requests","param":null,"code":"rate_limit_exceeded"}}`},
-		{"openai, missing", missing(descriptors.OpenAIBody), false,
+		{"openai, missing", missing(limiter.OpenAIBody), false,
 			`{"error":{"message":"The request lacks a value that is required.","type":"invalid_request_error","param":null,"code":"missing_descriptor"}}`},
-		{"openai, the store is unreachable", denied(descriptors.OpenAIBody, 0, away), false,
+		{"openai, the store is unreachable", denied(limiter.OpenAIBody, 0, away), false,
 			`{"error":{"message":"Rate limits cannot be checked at the moment. Please try again in 1s.","type":"server_error","param":null,"code":"rate_limit_unavailable"}}`},
-		{"a limit that denies comes before a bucket of the process", denied(descriptors.OpenAIBody, 7200*second, local, tokens), false,
+		{"a limit that denies comes before a bucket of the process", denied(limiter.OpenAIBody, 7200*second, local, tokens), false,
 			`{"error":{"message":"Rate limit reached for \"tokens\". Please try again in 2h0m0s.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`},
-		{"anthropic", denied(descriptors.AnthropicBody, 1, tokens), false,
+		{"anthropic", denied(limiter.AnthropicBody, 1, tokens), false,
 			`{"type":"error","error":{"type":"rate_limit_error","message":"Rate limit reached for \"tokens\". Please try again in 1s."}}`},
-		{"anthropic, missing", missing(descriptors.AnthropicBody), false,
+		{"anthropic, missing", missing(limiter.AnthropicBody), false,
 			`{"type":"error","error":{"type":"invalid_request_error","message":"The request lacks a value that is required."}}`},
-		{"anthropic, the store is unreachable", denied(descriptors.AnthropicBody, 0, away), true,
+		{"anthropic, the store is unreachable", denied(limiter.AnthropicBody, 0, away), true,
 			`{"type":"error","error":{"type":"overloaded_error","message":"Rate limits cannot be checked at the moment."}}`},
-		{"problem+json", denied(descriptors.ProblemBody, second, tokens), true,
+		{"problem+json", denied(limiter.ProblemBody, second, tokens), true,
 			`{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429,"detail":"Rate limit reached for \"tokens\".","violated-policies":["tokens"]}`},
-		{"problem+json, the store is unreachable", denied(descriptors.ProblemBody, 0, away), false,
+		{"problem+json, the store is unreachable", denied(limiter.ProblemBody, 0, away), false,
 			`{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Too Many Requests","status":429}`},
-		{"the body of the limit", denied(descriptors.OpenAIBody, 3600*second, tokens, longer), false,
+		{"the body of the limit", denied(limiter.OpenAIBody, 3600*second, tokens, longer), false,
 			`Rate limit reached for "limit-7". Please try again in 1h0m0s.`},
-		{"a hostile name", denied(descriptors.OpenAIBody, second, hostile), false,
+		{"a hostile name", denied(limiter.OpenAIBody, second, hostile), false,
 			`{"error":{"message":"Rate limit reached for \"a\\\"\\\\___{\". Please try again in 1s.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`},
 	} {
 		f := Format(c.v)
@@ -94,20 +93,20 @@ func TestBodies(t *testing.T) {
 			t.Errorf("%s: %s; want valid JSON", c.name, got)
 		}
 	}
-	if f := Format(&limiter.Verdict{Domain: &limiter.Domain{DenyBody: descriptors.TextBody}}); f != descriptors.NoBody {
+	if f := Format(&limiter.Verdict{Domain: &limiter.Domain{DenyBody: limiter.TextBody}}); f != limiter.NoBody {
 		t.Errorf("the format for an allowed request is %s; want none", f)
 	}
-	if f := Format(denied(descriptors.NoBody, second, tokens)); f != descriptors.NoBody {
+	if f := Format(denied(limiter.NoBody, second, tokens)); f != limiter.NoBody {
 		t.Errorf("the format for a denial is %s although none is configured; want none", f)
 	}
 }
 
 func TestOpenAIHeaders(t *testing.T) {
 	tokens := func(left int64, reset algorithms.Micros) limiter.Result {
-		return result(policy(t, "t", descriptors.Tokens, descriptors.NoBody), limiter.Allowed, algorithms.Decision{Allowed: true, Remaining: left, ResetAfter: reset})
+		return result(policy(t, "t", limiter.Tokens, limiter.NoBody), limiter.Allowed, algorithms.Decision{Allowed: true, Remaining: left, ResetAfter: reset})
 	}
-	other := result(policy(t, "o", descriptors.NoUnit, descriptors.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: 121 * second})
-	calls := result(policy(t, "c", descriptors.Requests, descriptors.NoBody), limiter.Denied, algorithms.Decision{Remaining: 0, RetryAfter: 1, ResetAfter: second})
+	other := result(policy(t, "o", limiter.NoUnit, limiter.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: 121 * second})
+	calls := result(policy(t, "c", limiter.Requests, limiter.NoBody), limiter.Denied, algorithms.Decision{Remaining: 0, RetryAfter: 1, ResetAfter: second})
 	shadow := tokens(0, second)
 	shadow.Outcome = limiter.Shadowed
 	for _, c := range []struct {
@@ -138,8 +137,8 @@ func TestOpenAIHeaders(t *testing.T) {
 }
 
 func TestMostRestrictive(t *testing.T) {
-	p := policy(t, "p", descriptors.NoUnit, descriptors.NoBody)
-	shadow := policy(t, "shadow", descriptors.NoUnit, descriptors.NoBody)
+	p := policy(t, "p", limiter.NoUnit, limiter.NoBody)
+	shadow := policy(t, "shadow", limiter.NoUnit, limiter.NoBody)
 	shadow.Shadow = true
 	allows := func(left int64) limiter.Result {
 		return result(p, limiter.Allowed, algorithms.Decision{Remaining: left})
@@ -172,7 +171,7 @@ func TestMostRestrictive(t *testing.T) {
 }
 
 func TestNumbersOfTheLocalBucket(t *testing.T) {
-	p := policy(t, "p", descriptors.NoUnit, descriptors.NoBody)
+	p := policy(t, "p", limiter.NoUnit, limiter.NoBody)
 	p.Extras.Local = &algorithms.Limit{}
 	for outcome, want := range map[limiter.Outcome]*algorithms.Limit{
 		limiter.Allowed: p.Limit, limiter.Denied: p.Limit, limiter.FailedAllowed: p.Extras.Local, limiter.FailedDenied: p.Extras.Local,
@@ -187,14 +186,14 @@ func TestNamesInAnswersAreBounded(t *testing.T) {
 	for name, want := range map[string]string{
 		"": `"limit-7"`, strings.Repeat("n", MaxName): `"` + strings.Repeat("n", MaxName) + `"`, strings.Repeat("n", MaxName+1): `"` + strings.Repeat("n", MaxName) + `"`,
 	} {
-		if got := string(AppendName(nil, policy(t, name, descriptors.NoUnit, descriptors.NoBody))); got != want {
+		if got := string(AppendName(nil, policy(t, name, limiter.NoUnit, limiter.NoBody))); got != want {
 			t.Errorf("%q: got %s, want %s", name, got, want)
 		}
 	}
 }
 
 func TestHeadersOfADebt(t *testing.T) {
-	v := limiter.Verdict{Results: []limiter.Result{result(policy(t, "t", descriptors.Tokens, descriptors.NoBody), limiter.Allowed, algorithms.Decision{Remaining: -5})}}
+	v := limiter.Verdict{Results: []limiter.Result{result(policy(t, "t", limiter.Tokens, limiter.NoBody), limiter.Allowed, algorithms.Decision{Remaining: -5})}}
 	found := false
 	OpenAIHeaders(&v, false, func(name string, value []byte) {
 		if name == "x-ratelimit-remaining-tokens" {
@@ -212,7 +211,7 @@ func TestHeadersOfADebt(t *testing.T) {
 // and no limits that a local bucket decided.
 func TestBodiesNameTheLimitsThatDeny(t *testing.T) {
 	named := func(name string, o limiter.Outcome) limiter.Result {
-		return result(policy(t, name, descriptors.NoUnit, descriptors.NoBody), o, algorithms.Decision{RetryAfter: second})
+		return result(policy(t, name, limiter.NoUnit, limiter.NoBody), o, algorithms.Decision{RetryAfter: second})
 	}
 	quota := named("quota", limiter.Denied)
 	quota.Policy.Quota = true
@@ -221,23 +220,23 @@ func TestBodiesNameTheLimitsThatDeny(t *testing.T) {
 	const problem = `{"type":"https://iana.org/assignments/http-problem-types#`
 	for _, c := range []struct {
 		name    string
-		f       descriptors.Body
+		f       limiter.Body
 		never   bool
 		missing bool
 		results []limiter.Result
 		want    string
 	}{
-		{"two limits deny", descriptors.ProblemBody, false, false,
+		{"two limits deny", limiter.ProblemBody, false, false,
 			[]limiter.Result{named("allows", limiter.Allowed), named("a", limiter.Denied), quota, named("b", limiter.Denied), named("local", limiter.FailedDenied)},
 			problem + `quota-exceeded","title":"Too Many Requests","status":429,"detail":"Rate limit reached for \"a\".","violated-policies":["a","b"]}`},
-		{"for good, by an override that cannot be read", descriptors.ProblemBody, true, false, []limiter.Result{named("allows", limiter.Allowed), unreadable},
+		{"for good, by an override that cannot be read", limiter.ProblemBody, true, false, []limiter.Result{named("allows", limiter.Allowed), unreadable},
 			problem + `quota-exceeded","title":"Too Many Requests","status":429,"detail":"The request needs more than its limit ever allows.","violated-policies":[]}`},
-		{"for good", descriptors.ProblemBody, true, false, []limiter.Result{named("a", limiter.Denied)},
+		{"for good", limiter.ProblemBody, true, false, []limiter.Result{named("a", limiter.Denied)},
 			problem + `quota-exceeded","title":"Too Many Requests","status":429,"detail":"The request needs more than limit \"a\" ever allows.","violated-policies":["a"]}`},
-		{"a value is missing", descriptors.ProblemBody, true, true, []limiter.Result{named("a", limiter.Allowed)},
+		{"a value is missing", limiter.ProblemBody, true, true, []limiter.Result{named("a", limiter.Allowed)},
 			`{"type":"urn:rlsidecar:problem:missing-descriptor","title":"The request lacks a value that is required","status":429}`},
-		{"a quota and a failed store", descriptors.TextBody, false, false, []limiter.Result{quota, named("local", limiter.FailedDenied)}, "Rate limits cannot be checked at the moment."},
-		{"no unit", descriptors.OpenAIBody, false, false, []limiter.Result{named("a", limiter.Denied)},
+		{"a quota and a failed store", limiter.TextBody, false, false, []limiter.Result{quota, named("local", limiter.FailedDenied)}, "Rate limits cannot be checked at the moment."},
+		{"no unit", limiter.OpenAIBody, false, false, []limiter.Result{named("a", limiter.Denied)},
 			`{"error":{"message":"Rate limit reached for \"a\".","type":"requests","param":null,"code":"rate_limit_exceeded"}}`},
 	} {
 		v := denied(c.f, second, c.results...)
@@ -248,15 +247,15 @@ func TestBodiesNameTheLimitsThatDeny(t *testing.T) {
 			t.Errorf("%s: got\n%swant\n%s", c.name, got, c.want)
 		}
 	}
-	if f := Format(&limiter.Verdict{Denied: true}); f != descriptors.NoBody {
+	if f := Format(&limiter.Verdict{Denied: true}); f != limiter.NoBody {
 		t.Errorf("the format of a denial without a domain is %s; want none", f)
 	}
 }
 
 func TestWhatHeadersDescribe(t *testing.T) {
-	shadow, unlimited := policy(t, "shadow", descriptors.NoUnit, descriptors.NoBody), policy(t, "unlimited", descriptors.NoUnit, descriptors.NoBody)
+	shadow, unlimited := policy(t, "shadow", limiter.NoUnit, limiter.NoBody), policy(t, "unlimited", limiter.NoUnit, limiter.NoBody)
 	shadow.Shadow, unlimited.Unlimited = true, true
-	plain := policy(t, "plain", descriptors.NoUnit, descriptors.NoBody)
+	plain := policy(t, "plain", limiter.NoUnit, limiter.NoBody)
 	for _, c := range []struct {
 		name string
 		r    limiter.Result
@@ -279,14 +278,14 @@ func TestWhatHeadersDescribe(t *testing.T) {
 }
 
 func TestOfEqualDenialsTheFirstIsDescribed(t *testing.T) {
-	r := result(policy(t, "p", descriptors.NoUnit, descriptors.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: second})
-	if got := MostRestrictive(denied(descriptors.NoBody, second, r, r)); got != 0 {
+	r := result(policy(t, "p", limiter.NoUnit, limiter.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: second})
+	if got := MostRestrictive(denied(limiter.NoBody, second, r, r)); got != 0 {
 		t.Errorf("got %d, want 0", got)
 	}
 }
 
 func TestNumbersWithoutALocalBucket(t *testing.T) {
-	p := policy(t, "p", descriptors.NoUnit, descriptors.NoBody)
+	p := policy(t, "p", limiter.NoUnit, limiter.NoBody)
 	for _, outcome := range []limiter.Outcome{limiter.FailedAllowed, limiter.FailedDenied} {
 		if r := result(p, outcome, algorithms.Decision{}); Limit(&r) != p.Limit {
 			t.Errorf("outcome %v: got %v, want the numbers of the limit", outcome, Limit(&r))
@@ -295,7 +294,7 @@ func TestNumbersWithoutALocalBucket(t *testing.T) {
 }
 
 func TestNamesInAnswersKeepPrintableASCII(t *testing.T) {
-	if got := string(AppendName(nil, policy(t, " !~a\x1f\x7f\"", descriptors.NoUnit, descriptors.NoBody))); got != `" !~a__\""` {
+	if got := string(AppendName(nil, policy(t, " !~a\x1f\x7f\"", limiter.NoUnit, limiter.NoBody))); got != `" !~a__\""` {
 		t.Errorf("got %s; want printable ASCII in quotes, with _ for other bytes", got)
 	}
 }

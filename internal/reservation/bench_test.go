@@ -5,11 +5,11 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // BenchmarkSettle compares a plain decision in memory with a reservation, its id, and its settlement, as a

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func keysOf(secrets ...string) *Keys { return NewKeys(func() []string { return secrets }, nil) }
@@ -230,7 +230,7 @@ func TestIDsOfTheOldFormAreAccepted(t *testing.T) {
 			Number: -1, Limit: limits[id], Count: 1 << 52, Times: 1, At: 1_767_225_600 * algorithms.Second, Inflow: scaled.Inflow{Units: 10, Span: 60_000_000},
 			ByName: limiter.ByName{Name: "tokens", Values: []string{"bob", "\xff\x00", ""}, Config: config, Wait: 30 * algorithms.Second},
 		}
-		if string(r.ID[:]) != "0123456789abcdef" || r.Domain != descriptors.PrefixNumber("ai") || len(r.Parts) != 1 || !reflect.DeepEqual(p, want) {
+		if string(r.ID[:]) != "0123456789abcdef" || r.Domain != limiter.PrefixNumber("ai") || len(r.Parts) != 1 || !reflect.DeepEqual(p, want) {
 			t.Errorf("got %+v; want the reservation of an older version, decoded", r)
 		}
 		for i := range id {

@@ -4,10 +4,10 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // oldForm is the version of the layout that only the HTTP API and package ratelimit used, before all reservations
@@ -53,6 +53,6 @@ func decodeOld(b []byte, r *limiter.Reserved) bool {
 		what = "inline"
 	}
 	p.Limit = limiter.LimitNumber(descriptors.Prefix(domain, what, p.Name, kind), shards)
-	r.Domain, r.Parts = descriptors.PrefixNumber(domain), append(r.Parts[:0], p)
+	r.Domain, r.Parts = limiter.PrefixNumber(domain), append(r.Parts[:0], p)
 	return true
 }

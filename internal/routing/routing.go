@@ -8,9 +8,9 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/clientip"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Request is a request as a proxy received it. All fields except Client contain bytes that the client chose.

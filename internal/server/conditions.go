@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 )
@@ -101,7 +100,7 @@ func sentence(clause string) string {
 }
 
 // usesNamed reports whether p only refers to a named limit. The named limit has a policy of its own in s.
-func usesNamed(s *limiter.Snapshot, p *descriptors.Policy) bool {
+func usesNamed(s *limiter.Snapshot, p *limiter.Policy) bool {
 	if p.Extra().Named {
 		return false
 	}
@@ -114,8 +113,8 @@ func (s *server) answeredMeanwhile() string { return "Meanwhile requests are " +
 // answeredBy returns the end of a sentence. It tells by which on_backend_failure requests are answered while the
 // backend fails, and for how many limits each value is set.
 func (s *server) answeredBy() string {
-	modes := []descriptors.OnFailure{descriptors.Deny, descriptors.Allow, descriptors.Local, descriptors.Error}
-	counts := map[descriptors.OnFailure]int{}
+	modes := []limiter.OnFailure{limiter.Deny, limiter.Allow, limiter.Local, limiter.Error}
+	counts := map[limiter.OnFailure]int{}
 	if current := s.limiter.Current(); current != nil {
 		for _, p := range current.Policies {
 			if !p.Unlimited && !usesNamed(current, p) {

@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
 	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
@@ -46,7 +46,7 @@ type Redis struct {
 }
 
 // bySecond reports whether the limit of c is a limit per second, as the reference server defines it.
-func bySecond(c *backend.Charge) bool { return descriptors.PerSecond(c.Limit) }
+func bySecond(c *backend.Charge) bool { return limiter.PerSecond(c.Limit) }
 
 // UnusableRedis is a mistake in the settings of Redis that retrying cannot correct: a file is missing, or
 // settings contradict each other.

@@ -8,7 +8,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
@@ -16,6 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func TestFullMemoryIsReported(t *testing.T) {
@@ -97,7 +97,7 @@ func TestUsageIsEstimatedAtAnyRate(t *testing.T) {
 		w := newWatch(time.Now())
 		w.thin.Store(thin)
 		o := observers{Metrics: metrics.New("", ""), watch: w}
-		policy := &descriptors.Policy{Domain: "d", Name: "send", Keys: descriptors.Keys{Open: []int{0}}}
+		policy := &limiter.Policy{Domain: "d", Name: "send", Keys: descriptors.Keys{Open: []int{0}}}
 		c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: "bob"}}}}}}
 		c.Verdict.Domain = &limiter.Domain{Name: "d"}
 		c.Results = []limiter.Result{{Policy: policy, Key: []byte("bob"), Cost: 2}}

@@ -13,8 +13,8 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
 )
 
@@ -202,7 +202,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 
 func TestStartWithoutConfigurationMayAllow(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
-	x := start(t, "", from(p, startWithout), func(c *Config) { c.Defaults.OnFailure = descriptors.Allow })
+	x := start(t, "", from(p, startWithout), func(c *Config) { c.Defaults.OnFailure = limiter.Allow })
 	if a := x.send(t, "k=v"); a.OverallCode != ok {
 		t.Errorf("got %v; want OK", a)
 	}

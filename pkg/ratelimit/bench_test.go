@@ -5,10 +5,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
@@ -39,7 +40,7 @@ func calls(tb testing.TB) map[string]func() {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := descriptors.Policy{Limit: &limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("", "limit", "bare", limit.Kind)}}
+	p := limiter.Policy{Limit: &limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("", "limit", "bare", limit.Kind)}}
 	key, hash := p.AppendKeyOf(nil, []string{"bob"})
 	charges := []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1, Hash: hash}}}
 	decisions := make([]backend.Decision, 1)

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Limits has limits by name.
@@ -65,11 +65,11 @@ type Limit struct {
 	Weights map[string]string
 
 	// loaded is set by package limitsfile. Then the other fields have no effect.
-	loaded *descriptors.Policy
+	loaded *limiter.Policy
 }
 
 func init() {
-	limiter.SetLoaded = func(limit any, p *descriptors.Policy) { limit.(*Limit).loaded = p }
+	limiter.SetLoaded = func(limit any, p *limiter.Policy) { limit.(*Limit).loaded = p }
 }
 
 // Penalty blocks a key after repeated denials.
@@ -128,9 +128,9 @@ func (l Limit) named(domain, name string) (*limit, error) {
 	if err = errors.Join(err, wrong); err != nil {
 		return nil, err
 	}
-	return newLimit(descriptors.Policy{
+	return newLimit(limiter.Policy{
 		Domain: domain, Name: name, Owner: domain + "/" + name, Limit: &numbers,
-		Keys: descriptors.Keys{Prefix: descriptors.Prefix(domain, "limit", name, numbers.Kind)}, Extras: &descriptors.Extras{Named: true, Weights: weights},
+		Keys: descriptors.Keys{Prefix: descriptors.Prefix(domain, "limit", name, numbers.Kind)}, Extras: &limiter.Extras{Named: true, Weights: weights},
 	}), nil
 }
 
@@ -148,15 +148,15 @@ func (l Limit) inline(domain, name string) (*limit, error) {
 	if err = errors.Join(err, wrong); err != nil {
 		return nil, err
 	}
-	m := newLimit(descriptors.Policy{
+	m := newLimit(limiter.Policy{
 		Index: -1, Domain: domain, Name: name, Owner: domain + "/#inline", Limit: &numbers,
-		Keys: descriptors.Keys{Prefix: descriptors.Prefix(domain, "inline", name, numbers.Kind)}, Extras: &descriptors.Extras{Named: true, Weights: weights},
+		Keys: descriptors.Keys{Prefix: descriptors.Prefix(domain, "inline", name, numbers.Kind)}, Extras: &limiter.Extras{Named: true, Weights: weights},
 	})
 	m.inline = true
 	return m, nil
 }
 
-func newLimit(p descriptors.Policy) *limit {
+func newLimit(p limiter.Policy) *limit {
 	units, seconds := limiter.Shown(p.Limit)
 	return &limit{policy: p, units: units, window: time.Duration(seconds) * time.Second}
 }

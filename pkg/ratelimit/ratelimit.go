@@ -35,7 +35,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -130,7 +129,7 @@ type Limiter struct {
 }
 
 type limit struct {
-	policy descriptors.Policy
+	policy limiter.Policy
 	units  int64         // Result.Limit
 	window time.Duration // Result.Window
 	inline bool          // the limit came with a request
@@ -147,7 +146,7 @@ func New(c Config) (*Limiter, error) {
 	}
 	l := &Limiter{store: c.Store, domain: c.Domain, keys: c.keys(), maxWait: c.MaxWait, named: make(map[string]*limit, len(c.Limits))}
 	l.direct.New = func() any { return new(limiter.Direct) }
-	domain := &limiter.Domain{Name: c.Domain, Tree: &descriptors.Tree[descriptors.Limits]{}, Named: make(map[string]*descriptors.Policy, len(c.Limits)), Settling: map[uint64]*descriptors.Policy{}}
+	domain := &limiter.Domain{Name: c.Domain, Tree: &limiter.Tree{}, Named: make(map[string]*limiter.Policy, len(c.Limits)), Settling: map[uint64]*limiter.Policy{}}
 	snapshot := &limiter.Snapshot{Domains: map[string]*limiter.Domain{c.Domain: domain}}
 	for _, name := range slices.Sorted(maps.Keys(c.Limits)) {
 		one, err := c.Limits[name].named(c.Domain, name)
@@ -161,7 +160,7 @@ func New(c Config) (*Limiter, error) {
 		one.policy.Index = len(snapshot.Policies)
 		l.named[name], domain.Named[name] = one, &one.policy
 		if one.policy.Limit.Settles {
-			domain.Settling[descriptors.PrefixNumber(one.policy.Prefix)] = &one.policy
+			domain.Settling[limiter.PrefixNumber(one.policy.Prefix)] = &one.policy
 		}
 		snapshot.Policies = append(snapshot.Policies, &one.policy)
 	}

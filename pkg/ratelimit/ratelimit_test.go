@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -20,6 +19,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
@@ -623,7 +623,7 @@ func TestTheKeyOfABucketIsThatOfTheSidecar(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := descriptors.Policy{Limit: &limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("test", "limit", "log", limit.Kind), Open: []int{1}}}
+	p := limiter.Policy{Limit: &limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("test", "limit", "log", limit.Kind), Open: []int{1}}}
 	key, hash := p.AppendKey(nil, []descriptors.Entry{{Key: "path", Value: "/"}, {Key: "user", Value: "bob"}})
 	var d [1]backend.Decision
 	backend.Take(t.Context(), store, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1, Hash: hash}}}, d[:])

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/delay"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -221,7 +220,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 // reservation returns the Reservation of n units of m, which d has allowed. If id is zero, it draws a random one.
 func (l *Limiter) reservation(m *limit, values []string, n int64, d *backend.Decision, id [16]byte) Reservation {
 	made := Reservation{keys: l.keys, made: time.Now()}
-	made.data.ID, made.data.Domain = id, descriptors.PrefixNumber(l.domain)
+	made.data.ID, made.data.Domain = id, limiter.PrefixNumber(l.domain)
 	if made.data.ID == ([16]byte{}) {
 		_, _ = rand.Read(made.data.ID[:]) // never fails
 	}
@@ -256,7 +255,7 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, n int64) (Result, e
 	if string(text) == limiter.None {
 		return Result{Allowed: true}, nil
 	}
-	if err != nil || !l.keys.Open(string(text), &data) || data.Domain != descriptors.PrefixNumber(l.domain) {
+	if err != nil || !l.keys.Open(string(text), &data) || data.Domain != limiter.PrefixNumber(l.domain) {
 		return Result{}, ErrReservation
 	}
 	for i := range data.Parts {

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -38,7 +37,7 @@ func bindPayers(named map[string]*limit) (problems []error) {
 }
 
 // then returns the limit that pays for what m does not allow, or nil.
-func (m *limit) then() *descriptors.Policy { return m.policy.Extra().Then }
+func (m *limit) then() *limiter.Policy { return m.policy.Extra().Then }
 
 func (l *Limiter) oneOrPayer(ctx context.Context, m *limit, key []string, terms algorithms.Charge) (Result, error) {
 	c := limiter.Call{Request: limiter.Request{

@@ -94,7 +94,7 @@ func rows() []row {
 		{"internal/redis", 7_500, in("internal/redis")},
 		{"internal/stores", 2_200, in("internal/stores")},
 		{"take.lua", 1_800, ends("take.lua")},
-		{"config and descriptors", 5_800, in("internal/config", "internal/descriptors", "pkg/descriptors")},
+		{"config and descriptors", 5_800, in("internal/config", "pkg/descriptors")},
 		{"server", 3_000, in("internal/server")},
 		{"adjust", 1_150, in("internal/adjust")},
 		{"telemetry", 2_800, in("internal/telemetry")},

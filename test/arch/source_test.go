@@ -12,7 +12,7 @@ import (
 )
 
 // clockless lists packages that get time and randomness as arguments, so that their decisions can be repeated.
-var clockless = []string{"pkg/algorithms", "pkg/calendar", "internal/descriptors", "internal/limiter", "internal/offline/simulate"}
+var clockless = []string{"pkg/algorithms", "pkg/calendar", "pkg/descriptors", "internal/limiter", "internal/offline/simulate"}
 
 // These are the packages, and the functions of package time, that clockless packages must not use.
 var (

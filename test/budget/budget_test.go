@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
@@ -17,6 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Each user has a budget of 100,000 tokens, and up to 100 calls in flight. Sidecars learn estimates from the

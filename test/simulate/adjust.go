@@ -14,7 +14,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/adjust/shared"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
@@ -29,7 +28,7 @@ var chain = adjust.NewChain([]byte("a secret of all sidecars"))
 
 var tunedRates = []int64{4, 70}
 
-func tunedLimits(p *descriptors.Policy) (all []*algorithms.Limit) {
+func tunedLimits(p *limiter.Policy) (all []*algorithms.Limit) {
 	if p.Name != "tuned" {
 		return nil
 	}

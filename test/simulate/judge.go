@@ -9,7 +9,6 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -203,8 +202,8 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 }
 
 // policies has the on_backend_failure of limits. Limits that are not in it deny.
-var policies = map[string]descriptors.OnFailure{
-	"lenient": descriptors.Allow, "strict": descriptors.Error, "share": descriptors.Local,
+var policies = map[string]limiter.OnFailure{
+	"lenient": limiter.Allow, "strict": limiter.Error, "share": limiter.Local,
 }
 
 // failedAs checks the answer to a request that the store could not decide. Each undecided limit must answer by
@@ -217,13 +216,13 @@ func (j *judge) failedAs(s *sending, c *limiter.Call) {
 		k := &s.costs[r.Descriptor]
 		policy := policies[k.limit]
 		switch {
-		case r.Decision.Err != nil && (policy == descriptors.Deny || policy == descriptors.Local):
+		case r.Decision.Err != nil && (policy == limiter.Deny || policy == limiter.Local):
 			mustDeny = true
-		case r.Decision.Err != nil && policy == descriptors.Error:
+		case r.Decision.Err != nil && policy == limiter.Error:
 			mustErr = true
 		case r.Decision.Err == nil && !r.Decision.Allowed:
 			mustDeny = true
-		case r.Outcome == limiter.FailedAllowed && policy == descriptors.Local:
+		case r.Outcome == limiter.FailedAllowed && policy == limiter.Local:
 			b := j.bucket(string(r.Key))
 			if b.local == nil {
 				b.local = map[*process]int64{}

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // estimate is the number of units that a reservation charges in each of its buckets. Real costs are from 0 to realEnd-1.

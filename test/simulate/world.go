@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -257,7 +256,7 @@ var knownLimits = func() map[limitNumbers]*algorithms.Limit {
 	return all
 }()
 
-func shardsOf(p *descriptors.Policy) (all []*algorithms.Limit) {
+func shardsOf(p *limiter.Policy) (all []*algorithms.Limit) {
 	for i := range p.Extra().Shards {
 		all = append(all, &p.Extra().Shards[i])
 	}

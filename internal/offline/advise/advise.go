@@ -6,7 +6,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -43,7 +43,7 @@ type ClientNeed struct {
 
 // Advice describes one limit: its clients, the candidates, and the suggestion.
 type Advice struct {
-	Policy *descriptors.Policy
+	Policy *limiter.Policy
 	// Clients is the number of clients kept: 1 of each Every. About is the estimated number of all clients.
 	Clients, About, Every int64
 	// Denied is the number of kept clients that the limit denied at least once, in the replay of the whole
@@ -74,7 +74,7 @@ const maxLargestNeeds = 10
 
 // Advise searches the history of p for limits that deny requests of at most share of the clients. It returns nil if
 // the history is empty, or if p has the rate 0.
-func (h *History) Advise(ctx context.Context, p *descriptors.Policy, share float64) (*Advice, error) {
+func (h *History) Advise(ctx context.Context, p *limiter.Policy, share float64) (*Advice, error) {
 	a := &Advice{
 		Policy: p, Share: share, Clients: int64(len(h.clients)), Every: 1 << h.level,
 		shape: newShape(p),

@@ -9,9 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const (
@@ -22,13 +23,13 @@ const (
 
 var perMinute = algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: minute}
 
-func policyOf(t testing.TB, spec algorithms.Spec) *descriptors.Policy {
+func policyOf(t testing.TB, spec algorithms.Spec) *limiter.Policy {
 	t.Helper()
 	l, err := algorithms.Compile(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &descriptors.Policy{Domain: "edge", Name: "per_client", Limit: &l, Keys: descriptors.Keys{Open: []int{0}}}
+	return &limiter.Policy{Domain: "edge", Name: "per_client", Limit: &l, Keys: descriptors.Keys{Open: []int{0}}}
 }
 
 func addRequests(h *History, client string, at algorithms.Micros, n int) {
@@ -44,7 +45,7 @@ func addRequests(h *History, client string, at algorithms.Micros, n int) {
 	}
 }
 
-func adviceOn(t testing.TB, h *History, p *descriptors.Policy, share float64) *Advice {
+func adviceOn(t testing.TB, h *History, p *limiter.Policy, share float64) *Advice {
 	t.Helper()
 	a, err := h.Advise(t.Context(), p, share)
 	if err != nil {

@@ -3,7 +3,7 @@ package advise
 import (
 	"math"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -13,11 +13,11 @@ const none = math.MaxInt64
 // shape makes limits that differ from a configured one in a number n. n is the rate and the capacity. For a limit with
 // a guaranteed minimum, n is the capacity of the burst bucket.
 type shape struct {
-	policy *descriptors.Policy
+	policy *limiter.Policy
 	limits map[int64]*algorithms.Limit // limits that were made before; nil if the number is out of range
 }
 
-func newShape(p *descriptors.Policy) *shape { return &shape{p, map[int64]*algorithms.Limit{}} }
+func newShape(p *limiter.Policy) *shape { return &shape{p, map[int64]*algorithms.Limit{}} }
 
 // at returns the limit with number n, or nil if it cannot be computed exactly.
 func (s *shape) at(n int64) *algorithms.Limit {

@@ -3,7 +3,7 @@ package advise
 import (
 	"fmt"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -17,7 +17,7 @@ func (a *Advice) Period() string {
 	if l.Calendar != nil {
 		return l.Calendar.Unit
 	}
-	return descriptors.Span(l.Period())
+	return duration.Format(l.Period())
 }
 
 // Field returns the configuration key whose number differs between candidates.
@@ -87,7 +87,7 @@ func (a *Advice) Of(n int64) string {
 		return fmt.Sprintf("{requests_per_unit: %d}", n)
 	case l.Kind == algorithms.Guaranteed:
 		sure := l.Spec().Minimum
-		return fmt.Sprintf("{algorithm: token_bucket, rate: %d, %s, capacity: %d, guaranteed: {rate: %d, period: %s}}", l.Rate, period, n, sure.Units, descriptors.Span(sure.Period))
+		return fmt.Sprintf("{algorithm: token_bucket, rate: %d, %s, capacity: %d, guaranteed: {rate: %d, period: %s}}", l.Rate, period, n, sure.Units, duration.Format(sure.Period))
 	case l.Kind == algorithms.TokenBucket, l.Kind == algorithms.LeakyBucket, l.Kind == algorithms.FixedWindow && l.Capacity != l.Rate:
 		return fmt.Sprintf("{algorithm: %s, rate: %d, %s, capacity: %d}", l.Kind, n, period, n)
 	default:

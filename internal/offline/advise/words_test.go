@@ -4,9 +4,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func TestAClientIsAnOutlierFromFiveTimesTheNextNeed(t *testing.T) {
@@ -19,14 +20,14 @@ func TestAClientIsAnOutlierFromFiveTimesTheNextNeed(t *testing.T) {
 }
 
 func TestSuggestionsAreLinesOfAConfiguration(t *testing.T) {
-	reference := func(spec algorithms.Spec) *descriptors.Policy {
+	reference := func(spec algorithms.Spec) *limiter.Policy {
 		p := policyOf(t, spec)
 		p.Reference = true
 		return p
 	}
 	month := calendar.Month.In(time.UTC)
 	for _, test := range []struct {
-		policy                         *descriptors.Policy
+		policy                         *limiter.Policy
 		period, numbers, candidate, of string
 	}{
 		{reference(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute}), "1m", "requests_per_unit: 5", "requests_per_unit: 9", "{unit: minute, requests_per_unit: 9}"},
@@ -52,15 +53,15 @@ func TestSuggestionsAreLinesOfAConfiguration(t *testing.T) {
 func TestOneBucket(t *testing.T) {
 	for name, test := range map[string]struct {
 		clients int64
-		policy  descriptors.Policy
+		policy  limiter.Policy
 		shown   string
 		want    bool
 	}{
-		"one bucket":           {1, descriptors.Policy{}, "", true},
-		"two clients":          {2, descriptors.Policy{}, "", false},
-		"a whole descriptor":   {1, descriptors.Policy{Keys: descriptors.Keys{Whole: true}}, "", false},
-		"an entry":             {1, descriptors.Policy{Keys: descriptors.Keys{Open: []int{0}}}, "", false},
-		"the key of a request": {1, descriptors.Policy{}, "bob", false},
+		"one bucket":           {1, limiter.Policy{}, "", true},
+		"two clients":          {2, limiter.Policy{}, "", false},
+		"a whole descriptor":   {1, limiter.Policy{Keys: descriptors.Keys{Whole: true}}, "", false},
+		"an entry":             {1, limiter.Policy{Keys: descriptors.Keys{Open: []int{0}}}, "", false},
+		"the key of a request": {1, limiter.Policy{}, "bob", false},
 	} {
 		a := &Advice{Clients: test.clients, Policy: &test.policy, clients: []ClientNeed{{Client: &Client{Shown: test.shown}}}}
 		if got := a.OneBucket(); got != test.want {

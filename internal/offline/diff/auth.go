@@ -5,9 +5,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func auth(was, is *limiter.Auth) []Change {

@@ -8,8 +8,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 type Kind string
@@ -126,7 +127,7 @@ func headers(h *limiter.HeaderSets) string {
 	return list(sets)
 }
 
-func boundOf(p *descriptors.Policy) string {
+func boundOf(p *limiter.Policy) string {
 	if p == nil {
 		return "none"
 	}
@@ -147,14 +148,14 @@ func differences(parts ...part) (details []string) {
 
 // limitsOf returns the policies of each limit. A named limit is identified by its name, any other by the place of its
 // descriptor, so that a limit whose algorithm changes is found in both configurations.
-func limitsOf(s *limiter.Snapshot) map[string][]*descriptors.Policy {
+func limitsOf(s *limiter.Snapshot) map[string][]*limiter.Policy {
 	named := map[string]string{} // the names, by owner
 	for _, p := range s.Policies {
 		if p.Extra().Named {
 			named[p.Owner] = p.Domain + "/" + p.Name
 		}
 	}
-	all := map[string][]*descriptors.Policy{}
+	all := map[string][]*limiter.Policy{}
 	for _, p := range s.Policies {
 		id, ok := named[p.Owner]
 		if !ok {
@@ -165,7 +166,7 @@ func limitsOf(s *limiter.Snapshot) map[string][]*descriptors.Policy {
 	return all
 }
 
-func title(p *descriptors.Policy) string {
+func title(p *limiter.Policy) string {
 	return descriptors.Printable(p.Domain) + "/" + descriptors.Printable(p.Name)
 }
 
@@ -198,7 +199,7 @@ func changedLimits(was, is *limiter.Snapshot) (all []Change) {
 }
 
 // numbers compares the settings that all places of a limit share.
-func (c *Change) numbers(was, is *descriptors.Policy) {
+func (c *Change) numbers(was, is *limiter.Policy) {
 	switch {
 	case was.Unlimited || is.Unlimited:
 		c.Details = append(c.Details, differences(part{"numbers", was.Words(), is.Words()})...)
@@ -221,22 +222,22 @@ func (c *Change) numbers(was, is *descriptors.Policy) {
 	c.Details = append(c.Details, differences(part{"lease", lease(was), lease(is)}, part{"weights", weights(was), weights(is)})...)
 }
 
-func weights(p *descriptors.Policy) string {
+func weights(p *limiter.Policy) string {
 	if w := p.Extra().Weights; w != nil {
 		return w.String()
 	}
 	return "none"
 }
 
-func lease(p *descriptors.Policy) string {
+func lease(p *limiter.Policy) string {
 	l := p.Extra().Lease
 	if l == nil {
 		return "none"
 	}
-	return fmt.Sprintf("up to %d for %s", l.Most, descriptors.Span(l.For))
+	return fmt.Sprintf("up to %d for %s", l.Most, duration.Format(l.For))
 }
 
-func (c *Change) places(was, is []*descriptors.Policy) {
+func (c *Change) places(was, is []*limiter.Policy) {
 	old, new := byPlace(was), byPlace(is)
 	at, compared := map[string][]string{}, 0
 	for _, place := range names(old, new) {
@@ -266,8 +267,8 @@ func (c *Change) places(was, is []*descriptors.Policy) {
 	}
 }
 
-func byPlace(policies []*descriptors.Policy) map[string]*descriptors.Policy {
-	all := map[string]*descriptors.Policy{}
+func byPlace(policies []*limiter.Policy) map[string]*limiter.Policy {
+	all := map[string]*limiter.Policy{}
 	for _, p := range policies {
 		place := "descriptor " + p.StatKey
 		if p.Extra().Named {
@@ -279,7 +280,7 @@ func byPlace(policies []*descriptors.Policy) map[string]*descriptors.Policy {
 }
 
 // form describes what one bucket of p is for. The result continues the text "a bucket for each".
-func form(p *descriptors.Policy) string {
+func form(p *limiter.Policy) string {
 	switch {
 	case p.Whole:
 		return "descriptor"
@@ -301,14 +302,14 @@ func list(texts []string) string {
 	return strings.Join(shown, ", ")
 }
 
-func payerOf(p *descriptors.Policy) string {
+func payerOf(p *limiter.Policy) string {
 	if then := p.Extra().Then; then != nil {
 		return then.Name
 	}
 	return "none"
 }
 
-func slot(p *descriptors.Policy) string {
+func slot(p *limiter.Policy) string {
 	switch s := p.Extra().Slot; {
 	case s.Value > 0:
 		return fmt.Sprintf("by value %d of the key", s.Value)
@@ -328,14 +329,14 @@ func onOff(b bool) string {
 	return "off"
 }
 
-func onFailure(p *descriptors.Policy) string {
-	if p.OnFailure == descriptors.Local {
+func onFailure(p *limiter.Policy) string {
+	if p.OnFailure == limiter.Local {
 		return fmt.Sprintf("local, a share of %g", p.Extra().LocalShare)
 	}
 	return p.OnFailure.String()
 }
 
-func modes(p *descriptors.Policy) (details []string) {
+func modes(p *limiter.Policy) (details []string) {
 	add := func(is bool, text string) {
 		if is {
 			details = append(details, text)
@@ -343,6 +344,6 @@ func modes(p *descriptors.Policy) (details []string) {
 	}
 	add(p.Shadow, "shadow_mode: it never denies")
 	add(p.Quota, "quota_mode: it denies only together with all other quota limits of the request")
-	add(p.OnFailure != descriptors.Deny, "on_backend_failure: "+onFailure(p))
+	add(p.OnFailure != limiter.Deny, "on_backend_failure: "+onFailure(p))
 	return details
 }

@@ -5,7 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const (
@@ -23,7 +24,7 @@ type place struct {
 }
 
 // placesOf lists the places of a tree for which an example descriptor exists.
-func placesOf(t *descriptors.Tree[descriptors.Limits]) (all []place) {
+func placesOf(t *limiter.Tree) (all []place) {
 next:
 	for patterns := range t.All() {
 		var p place
@@ -55,7 +56,7 @@ func (p *place) keys(n int) string {
 // These examples are not enough if only one configuration has a place such as user=a. That place takes precedence over
 // user=*, so the descriptor user=a,path=x no longer matches the place user=*,path=x of the other configuration. moved
 // therefore also tries user=a with the remaining entries of each longer place of the other configuration.
-func moved(domain string, was, is *descriptors.Tree[descriptors.Limits]) (all []Change) {
+func moved(domain string, was, is *limiter.Tree) (all []Change) {
 	before, after := placesOf(was), placesOf(is)
 	tried := map[string]bool{}
 	try := func(p place) {
@@ -120,7 +121,7 @@ func combined(short, long []place) (all []place) {
 	return all
 }
 
-func matchedBy(t *descriptors.Tree[descriptors.Limits], entries []descriptors.Entry) (names []string) {
+func matchedBy(t *limiter.Tree, entries []descriptors.Entry) (names []string) {
 	if node := t.Match(entries); node != nil {
 		for _, p := range node.Found.Policies {
 			names = append(names, title(p))
@@ -130,7 +131,7 @@ func matchedBy(t *descriptors.Tree[descriptors.Limits], entries []descriptors.En
 	return names
 }
 
-func bound(t *descriptors.Tree[descriptors.Limits], entries []descriptors.Entry) string {
+func bound(t *limiter.Tree, entries []descriptors.Entry) string {
 	if node := t.Match(entries); node != nil {
 		return boundOf(node.Found.MaxOverride)
 	}

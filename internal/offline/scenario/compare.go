@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -95,7 +95,7 @@ func (a answer) String() string {
 	case a.never:
 		words = []string{"denied for good: more than the limit can ever hold"}
 	case !a.ok:
-		words = []string{"denied", "retry after " + descriptors.Span(a.retryAfter)}
+		words = []string{"denied", "retry after " + duration.Format(a.retryAfter)}
 	}
 	if a.settlement != "" {
 		words = append(words, "settlement "+a.settlement, fmt.Sprintf("cost %d", a.cost), fmt.Sprintf("lost %d", a.lost))
@@ -110,7 +110,7 @@ func (a answer) String() string {
 		words = append(words, "remaining "+strconv.FormatInt(a.remaining, 10))
 	}
 	if a.wait > 0 {
-		words = append(words, "wait "+descriptors.Span(a.wait))
+		words = append(words, "wait "+duration.Format(a.wait))
 	}
 	return strings.Join(words, ", ")
 }
@@ -183,10 +183,10 @@ func (e *Expectation) difference(got answer) string {
 		wrong(!got.limited || *e.Remaining != got.remaining, "remaining %d", *e.Remaining)
 	}
 	if e.RetryAfter != nil {
-		wrong(*e.RetryAfter != got.retryAfter, "retry after %s", descriptors.Span(*e.RetryAfter))
+		wrong(*e.RetryAfter != got.retryAfter, "retry after %s", duration.Format(*e.RetryAfter))
 	}
 	if e.Wait != nil {
-		wrong(*e.Wait != got.wait, "wait %s", descriptors.Span(*e.Wait))
+		wrong(*e.Wait != got.wait, "wait %s", duration.Format(*e.Wait))
 	}
 	if e.Reserved != nil {
 		wrong(*e.Reserved != got.reserved, "reserved %d", *e.Reserved)

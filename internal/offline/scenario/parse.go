@@ -13,9 +13,10 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Parse reads a file of scenarios. The File is nil if there is any problem.
@@ -151,7 +152,7 @@ func (d *decoder) checkStep(n *yaml.Node, s *Step, now algorithms.Micros) {
 	}
 	switch {
 	case s.At < now:
-		d.mistake(n, "time goes back: this step is at %s, the last request was at %s", descriptors.Span(s.At), descriptors.Span(now))
+		d.mistake(n, "time goes back: this step is at %s, the last request was at %s", duration.Format(s.At), duration.Format(now))
 	case n.Kind == yaml.MappingNode && kinds != 1:
 		d.mistake(n, "a step needs descriptors, limits or done: one of the three")
 	case s.Reserves != "" && len(s.Descriptors) == 0:

@@ -5,12 +5,13 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Failure describes an answer that differs from the expected one.
@@ -58,7 +59,7 @@ func (r *run) step(ctx context.Context, start algorithms.Micros, s *Step) *Failu
 		if s.Times > 1 {
 			times = fmt.Sprintf(", request %d of %d", n+1, s.Times)
 		}
-		return &Failure{where, fmt.Sprintf("at %s%s: %s", descriptors.Span(at), times, what)}
+		return &Failure{where, fmt.Sprintf("at %s%s: %s", duration.Format(at), times, what)}
 	}
 	return nil
 }

@@ -6,8 +6,8 @@ import (
 	"math"
 	"text/tabwriter"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func writeAdvice(w io.Writer, a *advise.Advice) {

@@ -11,9 +11,9 @@ import (
 	"io"
 	"slices"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // maxDrawn bounds the limits in an HTML report. The report has the limits with the most requests.

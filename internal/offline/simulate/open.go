@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // maxOpen bounds the calls that are not settled yet. If there are more, the one with the earliest settlement
@@ -112,7 +112,7 @@ func (r *replay) idOfNamed(c *limiter.Call) string {
 	for i := range c.Results {
 		if part, ok := c.Part(i, ""); ok && c.Limits[c.Results[i].Descriptor].Reserve && !c.Denied {
 			part.Number = i
-			reserved.Domain = descriptors.PrefixNumber(c.Verdict.Domain.Name)
+			reserved.Domain = limiter.PrefixNumber(c.Verdict.Domain.Name)
 			reserved.Parts = append(reserved.Parts, part)
 		}
 	}

@@ -11,9 +11,10 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const topKeys = 10
@@ -118,7 +119,7 @@ func (t *tally) limits(w io.Writer) {
 	_ = table.Flush() // w is a strings.Builder in every call, and returns no error
 }
 
-func titleOf(p *descriptors.Policy) string {
+func titleOf(p *limiter.Policy) string {
 	return descriptors.Printable(p.Domain) + "/" + descriptors.Printable(p.Name)
 }
 

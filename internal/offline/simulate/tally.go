@@ -1,7 +1,6 @@
 package simulate
 
 import (
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
@@ -36,7 +35,7 @@ type tally struct {
 	timeline         timeline
 	withoutHistory   bool // the replay needs no history of clients
 	rows             []*row
-	byPolicy         map[*descriptors.Policy]*row // policies that share buckets share a row
+	byPolicy         map[*limiter.Policy]*row // policies that share buckets share a row
 	owners           []string
 	scratch          []byte
 	values           []string
@@ -49,7 +48,7 @@ type denied struct {
 }
 
 type row struct {
-	policy *descriptors.Policy
+	policy *limiter.Policy
 	// denied is the number of requests that this limit alone would have denied.
 	requests, denied int64
 	shadow, quota    bool // a policy of this row that a request matched has this mode
@@ -61,7 +60,7 @@ type row struct {
 }
 
 func newTally(s *limiter.Snapshot, historyBytes int64) *tally {
-	t := &tally{topDenied: topk.New[denied](maxTopDenied), byPolicy: make(map[*descriptors.Policy]*row, len(s.Policies))}
+	t := &tally{topDenied: topk.New[denied](maxTopDenied), byPolicy: make(map[*limiter.Policy]*row, len(s.Policies))}
 	memory := advise.NewMemory(historyBytes)
 	byOwner := map[string]*row{}
 	for _, p := range s.Policies {

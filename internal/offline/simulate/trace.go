@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // trace reads lines of a trace. Each line is a JSON object in one of two forms:

@@ -11,11 +11,11 @@ import (
 	"unsafe"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const limits = `
@@ -175,14 +175,14 @@ func TestReasonsOfDenials(t *testing.T) {
 	failed := func(err error) *limiter.Result {
 		return &limiter.Result{Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: err}}
 	}
-	blocked := &descriptors.Policy{Adjusted: &descriptors.Adjusted{Block: true}}
+	blocked := &limiter.Policy{Adjusted: &limiter.PolicyAdjustment{Block: true}}
 	for want, r := range map[string]*limiter.Result{
 		Full:    failed(fmt.Errorf("charge: %w", backend.ErrFull)),
 		Backend: failed(backend.ErrUnavailable),
 		Never:   {Outcome: limiter.Denied, Decision: backend.Decision{Decision: algorithms.Decision{Never: true}}},
 		Blocked: {Outcome: limiter.Denied, Policy: blocked, Decision: backend.Decision{Decision: algorithms.Decision{Blocked: algorithms.Second}}},
-		Penalty: {Outcome: limiter.Denied, Policy: &descriptors.Policy{}, Decision: backend.Decision{Decision: algorithms.Decision{Blocked: algorithms.Second}}},
-		Limit:   {Outcome: limiter.Denied, Policy: &descriptors.Policy{}},
+		Penalty: {Outcome: limiter.Denied, Policy: &limiter.Policy{}, Decision: backend.Decision{Decision: algorithms.Decision{Blocked: algorithms.Second}}},
+		Limit:   {Outcome: limiter.Denied, Policy: &limiter.Policy{}},
 	} {
 		if got := reasonOf(r); got != want {
 			t.Errorf("%+v: got the reason %s, want %s", r, got, want)
@@ -265,7 +265,7 @@ func TestFailuresAreCountedByLimit(t *testing.T) {
 		a.want(t, err.Error(), fmt.Sprintf("100 d/send %s [] [] false", why))
 	}
 	a := newRequester(t, unreachable{})
-	a.limiter = limiter.New(unreachable{}, limiter.Config{NoConfig: new(descriptors.Deny)})
+	a.limiter = limiter.New(unreachable{}, limiter.Config{NoConfig: new(limiter.Deny)})
 	a.send(t, "user=bob", 1)
 	a.want(t, "no configuration", "1 d/ no-config [] [] false")
 	a.Unrouted(NoRoute)
@@ -384,10 +384,10 @@ func TestTheLastDenialsOfAKey(t *testing.T) {
 func TestDenialsAreCountedByTheirReasonAndKey(t *testing.T) {
 	blocked := backend.Decision{Decision: algorithms.Decision{Blocked: algorithms.Second}}
 	never := backend.Decision{Decision: algorithms.Decision{Never: true}}
-	block := &descriptors.Policy{Name: "l", Adjusted: &descriptors.Adjusted{Block: true}}
-	adjusted := &descriptors.Policy{Name: "l", Adjusted: &descriptors.Adjusted{}}
+	block := &limiter.Policy{Name: "l", Adjusted: &limiter.PolicyAdjustment{Block: true}}
+	adjusted := &limiter.Policy{Name: "l", Adjusted: &limiter.PolicyAdjustment{}}
 	a := newRequester(t, memory.New(memory.Config{}))
-	observe := func(domain, key string, p *descriptors.Policy, d backend.Decision) {
+	observe := func(domain, key string, p *limiter.Policy, d backend.Decision) {
 		c := &limiter.Call{Request: limiter.Request{Domain: domain, Descriptors: []limiter.Descriptor{{}}}}
 		r := limiter.Result{Policy: p, Decision: d, Outcome: limiter.Denied}
 		if key != "" {
@@ -397,7 +397,7 @@ func TestDenialsAreCountedByTheirReasonAndKey(t *testing.T) {
 		a.Observe(c)
 	}
 	for n, d := range map[int]struct {
-		policy   *descriptors.Policy
+		policy   *limiter.Policy
 		decision backend.Decision
 	}{10: {block, blocked}, 20: {adjusted, blocked}, 30: {adjusted, never}} {
 		for range n {

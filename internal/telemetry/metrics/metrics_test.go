@@ -13,11 +13,11 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func limit(tb testing.TB, rate int64) *algorithms.Limit {
@@ -30,8 +30,8 @@ func limit(tb testing.TB, rate int64) *algorithms.Limit {
 }
 
 // snapshot returns a Snapshot with one domain, "d". Each policy belongs to a descriptor that has its name as the key.
-func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
-	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree[descriptors.Limits]{}, Policies: policies}
+func snapshot(policies ...*limiter.Policy) *limiter.Snapshot {
+	d := &limiter.Domain{Name: "d", Tree: &limiter.Tree{}, Policies: policies}
 	for i, p := range policies {
 		if p.Limit == nil {
 			p.Limit = &algorithms.Limit{}
@@ -41,7 +41,7 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 		if p.StatKey == "" {
 			p.StatKey = "d." + p.Name
 			if p.Extras == nil {
-				p.Extras = &descriptors.Extras{}
+				p.Extras = &limiter.Extras{}
 			}
 			p.Extras.StatLevels = []string{p.Name}
 		}
@@ -105,10 +105,10 @@ func TestDecisionsAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Swap(snapshot(
-		&descriptors.Policy{Name: "plain", Limit: limit(t, 2)},
-		&descriptors.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true},
-		&descriptors.Policy{Name: "free", Unlimited: true},
-		&descriptors.Policy{Name: "penalty", Limit: &penalized},
+		&limiter.Policy{Name: "plain", Limit: limit(t, 2)},
+		&limiter.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true},
+		&limiter.Policy{Name: "free", Unlimited: true},
+		&limiter.Policy{Name: "penalty", Limit: &penalized},
 	))
 	for range 3 {
 		send(t, l, "d", "plain", "v", 1)
@@ -147,7 +147,7 @@ func TestDecisionsAreCounted(t *testing.T) {
 	for limit, want := range map[string]Tally{
 		"plain": {Allowed: 2, Denied: 2}, "penalty": {Allowed: 2, Denied: 4}, "shadow": {Shadowed: 1, Allowed: tallies["d/shadow"].Allowed}, "none": {},
 	} {
-		if got := m.Tally(&descriptors.Policy{Domain: "d", Name: limit}); got != want || tallies["d/"+limit] != want {
+		if got := m.Tally(&limiter.Policy{Domain: "d", Name: limit}); got != want || tallies["d/"+limit] != want {
 			t.Errorf("%s: %+v, and %+v of all, want %+v", limit, got, tallies["d/"+limit], want)
 		}
 	}
@@ -160,9 +160,9 @@ func TestFailuresAreCounted(t *testing.T) {
 	m := New("", "")
 	l := limiter.New(broken{}, limiter.Config{Observer: m})
 	l.Swap(snapshot(
-		&descriptors.Policy{Name: "deny", Limit: limit(t, 2)},
-		&descriptors.Policy{Name: "allow", Limit: limit(t, 2), OnFailure: descriptors.Allow},
-		&descriptors.Policy{Name: "error", Limit: limit(t, 2), OnFailure: descriptors.Error},
+		&limiter.Policy{Name: "deny", Limit: limit(t, 2)},
+		&limiter.Policy{Name: "allow", Limit: limit(t, 2), OnFailure: limiter.Allow},
+		&limiter.Policy{Name: "error", Limit: limit(t, 2), OnFailure: limiter.Error},
 	))
 	for _, key := range []string{"deny", "allow", "error"} {
 		send(t, l, "d", key, "v", 3)
@@ -190,9 +190,9 @@ func TestHitsAreCountedAsInTheReferenceServer(t *testing.T) {
 	m := New("", "")
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	l.Swap(snapshot(
-		&descriptors.Policy{Name: "k", Limit: limit(t, 10), StatKey: "d.k_v.k2.k3"},
-		&descriptors.Policy{Name: "l", Limit: limit(t, 1), Shadow: true, StatKey: "d.k_v.k2.k4"}, // the first two levels are the same as those of k
-		&descriptors.Policy{Name: "ip", Limit: limit(t, 10), StatKey: "d.ip_10.0.0.1:80"},
+		&limiter.Policy{Name: "k", Limit: limit(t, 10), StatKey: "d.k_v.k2.k3"},
+		&limiter.Policy{Name: "l", Limit: limit(t, 1), Shadow: true, StatKey: "d.k_v.k2.k4"}, // the first two levels are the same as those of k
+		&limiter.Policy{Name: "ip", Limit: limit(t, 10), StatKey: "d.ip_10.0.0.1:80"},
 	))
 	send(t, l, "d", "k", "v", 9) // one hit is near the limit
 	send(t, l, "d", "k", "v", 1) // the hit is near the limit
@@ -232,7 +232,7 @@ func TestHitsAreCountedWithinAndOverTheLimit(t *testing.T) {
 		}
 		m := New("", "")
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-		l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: &window, Alone: each}))
+		l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: &window, Alone: each}))
 		nearest := int64(float32(capacity) * 0.8)
 		var count, near, over, within int64
 		for _, hits := range rapid.SliceOfN(rapid.Int64Range(1, 15), 1, 8).Draw(rt, "hits") {
@@ -260,9 +260,9 @@ func TestRuntimeSeriesAreBounded(t *testing.T) {
 	m := New("", "")
 	m.series.maxRuntime = 100
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-	policies := func() []*descriptors.Policy {
-		return []*descriptors.Policy{
-			{Name: "k", Limit: limit(t, 10), Extras: &descriptors.Extras{StatValues: []int{0}}},
+	policies := func() []*limiter.Policy {
+		return []*limiter.Policy{
+			{Name: "k", Limit: limit(t, 10), Extras: &limiter.Extras{StatValues: []int{0}}},
 			{Name: "all", Limit: limit(t, 10), Detailed: true},
 		}
 	}
@@ -299,11 +299,11 @@ func TestRuntimeSeriesAreBounded(t *testing.T) {
 func TestCountersSurviveReloads(t *testing.T) {
 	m := New("", "")
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-	first := snapshot(&descriptors.Policy{Name: "a", Limit: limit(t, 9)}, &descriptors.Policy{Name: "b", Limit: limit(t, 9)})
+	first := snapshot(&limiter.Policy{Name: "a", Limit: limit(t, 9)}, &limiter.Policy{Name: "b", Limit: limit(t, 9)})
 	l.Swap(first)
 	send(t, l, "d", "a", "v", 1)
 	send(t, l, "d", "b", "v", 1)
-	l.Swap(snapshot(&descriptors.Policy{Name: "b", Limit: limit(t, 3)}, &descriptors.Policy{Name: "c", Limit: limit(t, 9)}))
+	l.Swap(snapshot(&limiter.Policy{Name: "b", Limit: limit(t, 3)}, &limiter.Policy{Name: "c", Limit: limit(t, 9)}))
 	send(t, l, "d", "b", "v", 1)
 	// This call was in flight when the configuration changed.
 	late := &limiter.Call{}
@@ -330,7 +330,7 @@ func TestCountersSurviveReloads(t *testing.T) {
 func TestOverridesAreCounted(t *testing.T) {
 	m := New("", "")
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-	l.Swap(snapshot(&descriptors.Policy{Name: "a", Limit: limit(t, 9)}))
+	l.Swap(snapshot(&limiter.Policy{Name: "a", Limit: limit(t, 9)}))
 	for _, o := range []limiter.Override{{Rate: 1, Period: algorithms.Day}, {Rate: 1, Period: 0}} {
 		c := &limiter.Call{}
 		c.Request.Domain = "d"
@@ -381,7 +381,7 @@ func TestMetricsOfTheProcess(t *testing.T) {
 func TestConcurrentDecisionsAreAllCounted(t *testing.T) {
 	m := New("", "")
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10), Extras: &descriptors.Extras{StatValues: []int{0}}}))
+	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: limit(t, 10), Extras: &limiter.Extras{StatValues: []int{0}}}))
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
@@ -392,13 +392,13 @@ func TestConcurrentDecisionsAreAllCounted(t *testing.T) {
 	}
 	wg.Go(func() {
 		for range 20 {
-			l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10), Extras: &descriptors.Extras{StatValues: []int{0}}}))
+			l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: limit(t, 10), Extras: &limiter.Extras{StatValues: []int{0}}}))
 			scrape(t, m, "rlsidecar_")
 			time.Sleep(time.Millisecond)
 		}
 	})
 	wg.Wait()
-	if got := m.Tally(&descriptors.Policy{Domain: "d", Name: "k"}); got.Allowed+got.Denied != 4000 {
+	if got := m.Tally(&limiter.Policy{Domain: "d", Name: "k"}); got.Allowed+got.Denied != 4000 {
 		t.Errorf("got %+v; want 4000 decisions", got)
 	}
 }
@@ -406,7 +406,7 @@ func TestConcurrentDecisionsAreAllCounted(t *testing.T) {
 func BenchmarkObserve(b *testing.B) {
 	m := New("", "")
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(b, 10_000)}))
+	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: limit(b, 10_000)}))
 	c := &limiter.Call{}
 	c.Request.Domain = "d"
 	d := c.AddDescriptor()
@@ -423,7 +423,7 @@ func BenchmarkObserve(b *testing.B) {
 func TestAMissingEntryIsNotUnmatched(t *testing.T) {
 	m := New("", "")
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-	s := snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10)})
+	s := snapshot(&limiter.Policy{Name: "k", Limit: limit(t, 10)})
 	s.Domains["d"].Require = []limiter.Requirement{{"user"}}
 	l.Swap(s)
 	send(t, l, "d", "other", "v", 1)

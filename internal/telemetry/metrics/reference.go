@@ -10,8 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // These are the indexes of the reference server's counters. They have the names of its Prometheus exporter,
@@ -108,7 +108,7 @@ func (s *seriesSet) get(name string, l labels) *series {
 }
 
 // keep removes all series except the series in used, the overflow series, and the runtime series of policies.
-func (s *seriesSet) keep(used map[*series]bool, policies []*descriptors.Policy) {
+func (s *seriesSet) keep(used map[*series]bool, policies []*limiter.Policy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	statKeys := map[string]bool{}
@@ -135,7 +135,7 @@ func (s *seriesSet) keep(used map[*series]bool, policies []*descriptors.Policy) 
 
 // of returns the series of p for a request with these entries. It returns configured, the series without values of
 // requests, if there is no room for another series or the values are too long.
-func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, configured *series) *series {
+func (s *seriesSet) of(p *limiter.Policy, entries []descriptors.Entry, configured *series) *series {
 	entries = entries[:min(s.levels, len(entries))]
 	var room [maxRuntimeKey]byte
 	key, ok := appendRuntimeKey(room[:0], p, entries)
@@ -164,7 +164,7 @@ func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, confi
 
 // appendRuntimeKey appends the key of p's runtime series: the stat key of p, and the values of the request that
 // are part of the name. It returns false if the key is longer than maxRuntimeKey.
-func appendRuntimeKey(b []byte, p *descriptors.Policy, entries []descriptors.Entry) ([]byte, bool) {
+func appendRuntimeKey(b []byte, p *limiter.Policy, entries []descriptors.Entry) ([]byte, bool) {
 	if len(p.StatKey) > cap(b) {
 		return b, false
 	}
@@ -183,12 +183,12 @@ func appendRuntimeKey(b []byte, p *descriptors.Policy, entries []descriptors.Ent
 }
 
 // fromRequest reports whether the request's value of entry i is part of the name.
-func fromRequest(p *descriptors.Policy, i int) bool {
+func fromRequest(p *limiter.Policy, i int) bool {
 	return p.Detailed || slices.Contains(p.Extra().StatValues, i)
 }
 
 // labelsOf returns the labels of p. They come from the configuration only.
-func labelsOf(p *descriptors.Policy) labels {
+func labelsOf(p *limiter.Policy) labels {
 	key, ok := strings.CutPrefix(p.StatKey, p.Domain+".")
 	if !ok {
 		key = p.Name
@@ -201,7 +201,7 @@ func labelsOf(p *descriptors.Policy) labels {
 	return l
 }
 
-func runtimeLabels(p *descriptors.Policy, entries []descriptors.Entry) labels {
+func runtimeLabels(p *limiter.Policy, entries []descriptors.Entry) labels {
 	l := labelsOf(p)
 	for i := range min(2, len(entries)) {
 		if fromRequest(p, i) {
@@ -211,7 +211,7 @@ func runtimeLabels(p *descriptors.Policy, entries []descriptors.Entry) labels {
 	return l
 }
 
-func runtimeName(p *descriptors.Policy, entries []descriptors.Entry) string {
+func runtimeName(p *limiter.Policy, entries []descriptors.Entry) string {
 	parts := append([]string{p.Domain}, p.Extra().StatLevels...)
 	for i := range entries {
 		if fromRequest(p, i) && i < len(p.Extra().StatLevels) {

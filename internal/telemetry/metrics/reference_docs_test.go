@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
@@ -38,8 +37,8 @@ func TestReference(t *testing.T) {
 	m.TooLarge("entries")
 	m.Answered(time.Millisecond)
 	l := limiter.New(m.Backend(store, time.Second, func(error) {}), limiter.Config{Observer: m})
-	configured := snapshot(&descriptors.Policy{Name: "plain", Limit: limit(t, 2)}, &descriptors.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true})
-	configured.Domains["strict"] = &limiter.Domain{Name: "strict", Tree: &descriptors.Tree[descriptors.Limits]{}, Require: []limiter.Requirement{{"user"}}}
+	configured := snapshot(&limiter.Policy{Name: "plain", Limit: limit(t, 2)}, &limiter.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true})
+	configured.Domains["strict"] = &limiter.Domain{Name: "strict", Tree: &limiter.Tree{}, Require: []limiter.Requirement{{"user"}}}
 	l.Swap(configured)
 	send(t, l, "d", "plain", "v", 1)
 	send(t, l, "d", "shadow", "v", 1)

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -20,7 +19,7 @@ func TestTheReferenceServersOwnCounters(t *testing.T) {
 		m.Refused(reason)
 	}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m, Modes: limiter.Modes{Shadow: true}})
-	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 1)}))
+	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: limit(t, 1)}))
 	send(t, l, "d", "k", "v", 1)
 	send(t, l, "d", "k", "v", 1)
 	m.Observe(&limiter.Call{Verdict: limiter.Verdict{Snapshot: l.Current(), Failed: true}})
@@ -48,7 +47,7 @@ func TestNearLimitRatio(t *testing.T) {
 		m := New("", "")
 		m.SetNearLimit(ratio)
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-		l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10)}))
+		l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: limit(t, 10)}))
 		send(t, l, "d", "k", "v", 10)
 		name := `ratelimit_service_rate_limit_near_limit{domain="d",key1="k",key2=""}`
 		if got := scrape(t, m, name)[name]; got != want {

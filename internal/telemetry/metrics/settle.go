@@ -5,7 +5,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
@@ -18,7 +17,7 @@ type settleMetrics struct {
 	ignored     *prometheus.CounterVec
 	error       *prometheus.HistogramVec
 
-	limits sync.Map // maps *descriptors.Policy to *settleSeries
+	limits sync.Map // maps *limiter.Policy to *settleSeries
 
 	mu   sync.Mutex
 	used map[[2]string]*settleSeries // by domain and limit; guarded by mu
@@ -89,7 +88,7 @@ func (s *settleMetrics) swapped(next *limiter.Snapshot) {
 
 // of returns the series of the limit of p, and makes them if necessary. Once mostSettling limits have series, all
 // further limits share the series of otherSettling.
-func (s *settleMetrics) of(p *descriptors.Policy) *settleSeries {
+func (s *settleMetrics) of(p *limiter.Policy) *settleSeries {
 	if have, ok := s.limits.Load(p); ok {
 		return have.(*settleSeries)
 	}

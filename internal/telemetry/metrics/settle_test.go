@@ -9,12 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 type failing struct {
@@ -44,8 +44,8 @@ func settling(t *testing.T, m *Metrics, configured *limiter.Snapshot) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &descriptors.Policy{Name: "tokens", Limit: &numbers, Extras: &descriptors.Extras{
-		Settle: &descriptors.Settle{Estimate: 100, Most: 1000, Unknown: -1, TTL: algorithms.Second},
+	p := &limiter.Policy{Name: "tokens", Limit: &numbers, Extras: &limiter.Extras{
+		Settle: &limiter.SettleTerms{Estimate: 100, Most: 1000, Unknown: -1, TTL: algorithms.Second},
 	}}
 	s := snapshot(p)
 	d := s.Domains["d"]
@@ -53,7 +53,7 @@ func settling(t *testing.T, m *Metrics, configured *limiter.Snapshot) {
 	s.Domains = maps.Clone(configured.Domains)
 	s.Domains["ai"] = d
 	d.Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
-	d.Settling = map[uint64]*descriptors.Policy{descriptors.PrefixNumber(p.Prefix): p}
+	d.Settling = map[uint64]*limiter.Policy{limiter.PrefixNumber(p.Prefix): p}
 	var now algorithms.Micros = 1_767_225_600 * algorithms.Second
 	store := &failing{Store: memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(now)) }})}
 	l := limiter.New(store, limiter.Config{

@@ -4,7 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
 // SettleTally has the numbers of a limit's reservations since the program started. It is zero for a limit without
@@ -18,7 +18,7 @@ type SettleTally struct {
 }
 
 // SettleTally returns the SettleTally of the limit to which p belongs.
-func (m *Metrics) SettleTally(p *descriptors.Policy) SettleTally {
+func (m *Metrics) SettleTally(p *limiter.Policy) SettleTally {
 	m.settle.mu.Lock()
 	s := m.settle.used[[2]string{label(p.Domain), label(p.Name)}]
 	m.settle.mu.Unlock()

@@ -6,7 +6,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
@@ -54,7 +53,7 @@ type counted struct {
 }
 
 // place returns where the counters of p are stored, or nil if t does not have p.
-func (t *domainTable) place(p *descriptors.Policy) *atomic.Pointer[counted] {
+func (t *domainTable) place(p *limiter.Policy) *atomic.Pointer[counted] {
 	switch {
 	case t.late != nil:
 		return t.late[p.Index]
@@ -141,7 +140,7 @@ func (t *domainTable) each(visit func(*counted)) {
 }
 
 // first creates the counters for place in t, at the first decision. For an override, p is nil or has an Index below 0.
-func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *descriptors.Policy) *counted {
+func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *limiter.Policy) *counted {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if have := place.Load(); have != nil {
@@ -223,9 +222,9 @@ func (m *Metrics) late(c *limiter.Call) *domainTable {
 }
 
 // has reports whether t contains the limit of p. t may be nil. The caller holds m.mu.
-func (m *Metrics) has(t *domainTable, p *descriptors.Policy) bool {
+func (m *Metrics) has(t *domainTable, p *limiter.Policy) bool {
 	return t != nil && (m.limits[[2]string{p.Domain, p.Name}] != nil || // usually true, and takes less time than the search below
-		slices.ContainsFunc(t.domain.Policies, func(other *descriptors.Policy) bool { return other.Name == p.Name }))
+		slices.ContainsFunc(t.domain.Policies, func(other *limiter.Policy) bool { return other.Name == p.Name }))
 }
 
 // Folding reports whether a limit or domain has been counted as overflow since the start.

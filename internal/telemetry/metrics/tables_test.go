@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // started returns a limiter with n limits, k0 to kn-1, each for one key and any value, and the Metrics to which
@@ -20,10 +20,10 @@ func started(t *testing.T, n int) (*Metrics, *limiter.Limiter) {
 	return m, l
 }
 
-func manyLimits(t *testing.T, n int) (list []*descriptors.Policy) {
+func manyLimits(t *testing.T, n int) (list []*limiter.Policy) {
 	t.Helper()
 	for i := range n {
-		list = append(list, &descriptors.Policy{Name: fmt.Sprint("k", i), Limit: limit(t, 9)})
+		list = append(list, &limiter.Policy{Name: fmt.Sprint("k", i), Limit: limit(t, 9)})
 	}
 	return list
 }
@@ -54,7 +54,7 @@ func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 		t.Errorf("%d samples after a reload; want %d as before", again, n)
 	}
 	send(t, l, "d", "k7", "v", 1)
-	if got := m.Tally(&descriptors.Policy{Domain: "d", Name: "k7"}); got.Allowed != 2 {
+	if got := m.Tally(&limiter.Policy{Domain: "d", Name: "k7"}); got.Allowed != 2 {
 		t.Errorf("got %+v; want 2 allowed", got)
 	}
 }
@@ -135,7 +135,7 @@ func TestDomainsBeyondTheBoundShareOverflow(t *testing.T) {
 	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{}}
 	for i := range 5 {
 		name := fmt.Sprint("d", i)
-		s.Domains[name] = &limiter.Domain{Name: name, Tree: &descriptors.Tree[descriptors.Limits]{}}
+		s.Domains[name] = &limiter.Domain{Name: name, Tree: &limiter.Tree{}}
 	}
 	l.Swap(s)
 	for i := range 5 {

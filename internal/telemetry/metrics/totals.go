@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
@@ -32,7 +31,7 @@ func (l *limitCounts) tally() (t Tally) {
 
 // Tally returns the Tally of the limit to which p belongs. It is zero for a limit that has decided nothing, and for one
 // that is counted as overflow.
-func (m *Metrics) Tally(p *descriptors.Policy) Tally {
+func (m *Metrics) Tally(p *limiter.Policy) Tally {
 	m.mu.Lock()
 	l := m.limits[[2]string{p.Domain, p.Name}]
 	m.mu.Unlock()

@@ -12,9 +12,9 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Shape is what requests that matched no limit have in common: the domain, and the keys of the descriptors.

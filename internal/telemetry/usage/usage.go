@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Used is a key with an estimate of the units that it consumed.

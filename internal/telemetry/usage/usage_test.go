@@ -6,14 +6,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func call(key string, cost int64, outcome limiter.Outcome) *limiter.Call {
 	c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: key}}}}}}
-	policy := &descriptors.Policy{Domain: "d", Name: "send", Keys: descriptors.Keys{Open: []int{0}}}
+	policy := &limiter.Policy{Domain: "d", Name: "send", Keys: descriptors.Keys{Open: []int{0}}}
 	c.Results = []limiter.Result{{Policy: policy, Key: []byte(key), Cost: cost, Outcome: outcome}}
 	return c
 }

@@ -1,4 +1,4 @@
-package descriptors
+package limiter
 
 import (
 	"math/bits"
@@ -6,8 +6,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// PartOf returns n*share, rounded down. share is from 0 to 1; its decimals after the ninth do not count. n is at least 0.
-func PartOf(n int64, share float64) int64 {
+// ShareOf returns n*share, rounded down. share is from 0 to 1; its decimals after the ninth do not count. n is at least 0.
+func ShareOf(n int64, share float64) int64 {
 	const one = 1_000_000_000
 	billionths := min(one, uint64(share*one+1e-3)) // 0.29*one may be less than 290,000,000 in floating point
 	high, low := bits.Mul64(uint64(n), billionths)
@@ -15,14 +15,14 @@ func PartOf(n int64, share float64) int64 {
 	return int64(part)
 }
 
-// Part returns s with all amounts multiplied by share (0 to 1) and rounded down. A rate or capacity above 0 stays
+// SpecShare returns s with all amounts multiplied by share (0 to 1) and rounded down. A rate or capacity above 0 stays
 // at least 1.
-func Part(s algorithms.Spec, share float64) algorithms.Spec {
+func SpecShare(s algorithms.Spec, share float64) algorithms.Spec {
 	part := func(n *int64, least int64) *int64 {
 		if n == nil {
 			return nil
 		}
-		m := min(*n, max(least, PartOf(*n, share)))
+		m := min(*n, max(least, ShareOf(*n, share)))
 		return &m
 	}
 	s.Rate = *part(&s.Rate, 1)

@@ -1,4 +1,4 @@
-package descriptors
+package limiter
 
 import (
 	"strings"
@@ -10,11 +10,11 @@ import (
 func TestWordsOfSettlements(t *testing.T) {
 	limit := &algorithms.Limit{}
 	for _, test := range []struct {
-		settle Settle
+		settle SettleTerms
 		want   []string
 	}{
-		{Settle{Most: 9, Unknown: 0, Least: 1}, []string{"is not reported costs 0 units", "; at least 1 and at most 9"}},
-		{Settle{Most: 9, Unknown: -1}, []string{"is not reported costs what it reserved", "; at most 9"}},
+		{SettleTerms{Most: 9, Unknown: 0, Least: 1}, []string{"is not reported costs 0 units", "; at least 1 and at most 9"}},
+		{SettleTerms{Most: 9, Unknown: -1}, []string{"is not reported costs what it reserved", "; at most 9"}},
 	} {
 		got := strings.Join(test.settle.Words(limit), "\n")
 		for _, want := range test.want {
@@ -49,10 +49,10 @@ func TestLimitsInWords(t *testing.T) {
 		}
 	}
 	token, window := limitOf(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: second, Settles: true, MaxDebt: number(4)}), limitOf(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 9, Period: second, Settles: true})
-	usual := &Settle{Estimate: 100, Most: 50, Unknown: -1, TTL: minute}
-	learned := &Settle{Estimate: 100, Least: 10, Most: 500, TrustDeclared: true, Unknown: 7, TTL: minute, Learn: &Learn{Quantile: 0.995, Per: []string{"model", "a\n"}}}
+	usual := &SettleTerms{Estimate: 100, Most: 50, Unknown: -1, TTL: minute}
+	learned := &SettleTerms{Estimate: 100, Least: 10, Most: 500, TrustDeclared: true, Unknown: 7, TTL: minute, Learn: &Learn{Quantile: 0.995, Per: []string{"model", "a\n"}}}
 	for _, c := range []struct {
-		s    *Settle
+		s    *SettleTerms
 		l    *algorithms.Limit
 		i    int
 		want string
@@ -64,10 +64,10 @@ func TestLimitsInWords(t *testing.T) {
 		{usual, token, 3, "a real cost can take the bucket down to -4; what goes beyond is lost, and counted"},
 		{learned, token, 0, `a request reserves the learned estimate (p99.5 of the real costs; 100 until enough are known), one for each configured value of model and a\n, or its declared hits, even if these are fewer; at least 10 and at most 500`},
 		{learned, token, 2, "a request whose real cost is not reported costs 7 units"},
-		{&Settle{Estimate: 3, Least: 20, Most: 50, Learn: &Learn{Quantile: 0.9}}, token, 0, "a request reserves the learned estimate (p90 of the real costs; 3 until enough are known), or its declared hits if these are more; at least 20 and at most 50"},
-		{&Settle{Estimate: 40, Most: 50, Unknown: -1, Learn: &Learn{Quantile: 0.9, Least: 10}}, token, 0, "a request reserves the learned estimate (p90 of the real costs, at least 10; 40 until enough are known), or its declared hits if these are more; at most 50"},
-		{&Settle{Estimate: 40, Most: 50, Unknown: -1, Learn: &Learn{Quantile: 0.9, Least: 10}}, token, 2, "a request whose real cost is not reported costs what it reserved, but at least 40 units"},
-		{&Settle{Estimate: 3, Least: 20, Most: 50}, token, 0, "a request reserves 20 units, the estimate, or its declared hits if these are more; at least 20 and at most 50"},
+		{&SettleTerms{Estimate: 3, Least: 20, Most: 50, Learn: &Learn{Quantile: 0.9}}, token, 0, "a request reserves the learned estimate (p90 of the real costs; 3 until enough are known), or its declared hits if these are more; at least 20 and at most 50"},
+		{&SettleTerms{Estimate: 40, Most: 50, Unknown: -1, Learn: &Learn{Quantile: 0.9, Least: 10}}, token, 0, "a request reserves the learned estimate (p90 of the real costs, at least 10; 40 until enough are known), or its declared hits if these are more; at most 50"},
+		{&SettleTerms{Estimate: 40, Most: 50, Unknown: -1, Learn: &Learn{Quantile: 0.9, Least: 10}}, token, 2, "a request whose real cost is not reported costs what it reserved, but at least 40 units"},
+		{&SettleTerms{Estimate: 3, Least: 20, Most: 50}, token, 0, "a request reserves 20 units, the estimate, or its declared hits if these are more; at least 20 and at most 50"},
 	} {
 		if got := c.s.Words(c.l)[c.i]; got != c.want {
 			t.Errorf("got %q, want %q", got, c.want)

@@ -1,4 +1,5 @@
-package descriptors
+// Package duration reads and writes durations in the notation of the configuration, such as 1h30m.
+package duration
 
 import (
 	"fmt"
@@ -16,10 +17,10 @@ var spanUnits = map[string]algorithms.Micros{
 	"h": 3600 * algorithms.Second, "d": algorithms.Day, "w": 7 * algorithms.Day,
 }
 
-// ParseSpan parses a duration in the configuration's notation: whole numbers with units, one after the other.
+// Parse parses a duration in the configuration's notation: whole numbers with units, one after the other.
 // Their sum must be above 0. An error is the end of a sentence that starts with the text, such as "is empty;
 // write …".
-func ParseSpan(text string) (sum algorithms.Micros, err error) {
+func Parse(text string) (sum algorithms.Micros, err error) {
 	mistake := func(what string) (algorithms.Micros, error) {
 		return 0, fmt.Errorf("%s; write whole numbers with us, ms, s, m, h, d or w: 500ms, 30s, 1h30m", what)
 	}
@@ -53,9 +54,9 @@ func ParseSpan(text string) (sum algorithms.Micros, err error) {
 	return sum, nil
 }
 
-// Span formats a duration in the configuration's notation: 1d, 1h, 1m30s, 1s500ms, 200ms. If d is above
-// algorithms.MaxTime and not a whole number of days, Span omits the fraction of a second.
-func Span(d algorithms.Micros) string {
+// Format formats a duration in the configuration's notation: 1d, 1h, 1m30s, 1s500ms, 200ms. If d is above
+// algorithms.MaxTime and not a whole number of days, Format omits the fraction of a second.
+func Format(d algorithms.Micros) string {
 	if d >= algorithms.Day && d%algorithms.Day == 0 {
 		return fmt.Sprintf("%dd", d/algorithms.Day)
 	}
@@ -66,9 +67,9 @@ func Span(d algorithms.Micros) string {
 	if d > algorithms.MaxTime {
 		return sign + fmt.Sprintf("%ds", d/algorithms.Second)
 	}
-	for _, unit := range []algorithms.Micros{algorithms.Second, 1000} { // ParseSpan accepts no fractions, so the text must be 1s500ms, not 1.5s
+	for _, unit := range []algorithms.Micros{algorithms.Second, 1000} { // Parse accepts no fractions, so the text must be 1s500ms, not 1.5s
 		if d > unit && d%unit != 0 {
-			return sign + Span(d-d%unit) + Span(d%unit)
+			return sign + Format(d-d%unit) + Format(d%unit)
 		}
 	}
 	text := (time.Duration(d) * time.Microsecond).String()

@@ -1,9 +1,8 @@
-// Package descriptors finds the policies that match a request, and the key of the request's bucket in each
-// policy.
+// Package descriptors finds what is configured for a descriptor, and makes the keys of buckets.
 //
-// A proxy sends descriptors: ordered lists of entries, each a key and a value. A Tree holds the compiled
-// patterns of one domain. Tree.Match finds the Node of a descriptor without allocating, and Policy.AppendKey
-// builds the key of the bucket.
+// A proxy sends descriptors: ordered lists of entries, each a key and a value. A Tree holds the patterns of one
+// domain, and what descriptors find there, such as limits. Tree.Match finds the Node of a descriptor without
+// allocating. Keys makes the key of a limit's bucket from the values of the entries.
 //
 // Keys and values are raw bytes that clients choose. They need not be valid UTF-8.
 package descriptors

@@ -1,4 +1,4 @@
-package descriptors
+package limiter
 
 import (
 	"strconv"
@@ -8,6 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/internal/weights"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Policy is a limit as one place of a configuration uses it. It has the numbers of the limit, and settings
@@ -29,7 +30,7 @@ type Policy struct {
 	Limit *algorithms.Limit
 	// Keys makes the keys of the policy's buckets. They are Whole for most limits at or below a key with a "*", and
 	// for overrides.
-	Keys
+	descriptors.Keys
 
 	// Unlimited means that the policy always allows and charges nothing.
 	Unlimited bool
@@ -49,7 +50,7 @@ type Policy struct {
 	OnFailure OnFailure
 	// Adjusted is set in the copy of a policy that an operator's adjustment has created. It is nil for a
 	// configured policy.
-	Adjusted *Adjusted
+	Adjusted *PolicyAdjustment
 
 	// RateName is the name that a rate_limit states. It appears in answers, and Replaces refers to it.
 	RateName string
@@ -100,7 +101,7 @@ type Extras struct {
 	Unit Unit
 	// Settle describes how requests reserve units until their real cost is known. nil means that they reserve
 	// nothing.
-	Settle *Settle
+	Settle *SettleTerms
 	// Then is the policy that pays for requests that this policy does not allow, with the same values of the
 	// descriptor. nil means that there is none.
 	Then *Policy
@@ -108,9 +109,9 @@ type Extras struct {
 	Metadata map[string]any
 }
 
-// Settle describes how a request reserves units of a limit, for work whose cost is known only when the work
+// SettleTerms describe how a request reserves units of a limit, for work whose cost is known only when the work
 // is done.
-type Settle struct {
+type SettleTerms struct {
 	// Estimate is the number of units that a request reserves if it declares nothing. If TrustDeclared is false, a
 	// request that declares less reserves Estimate too.
 	Estimate int64
@@ -142,7 +143,7 @@ type Learn struct {
 
 // Reserves returns the number of units that a request reserves. estimate is s.Estimate, or the learned estimate.
 // declared is the number that the request declares; 0 or less means that it declares nothing.
-func (s *Settle) Reserves(estimate, declared int64) int64 {
+func (s *SettleTerms) Reserves(estimate, declared int64) int64 {
 	units := max(declared, estimate)
 	if s.TrustDeclared && declared > 0 {
 		units = declared
@@ -151,7 +152,7 @@ func (s *Settle) Reserves(estimate, declared int64) int64 {
 }
 
 // Within returns s for a bucket that holds at most capacity units: a request that reserves more would always be denied.
-func (s *Settle) Within(capacity int64) *Settle {
+func (s *SettleTerms) Within(capacity int64) *SettleTerms {
 	most := max(1, capacity) // 0 units would always be allowed
 	if s.Most <= most {
 		return s
@@ -163,7 +164,7 @@ func (s *Settle) Within(capacity int64) *Settle {
 
 // AppendKey appends to dst the key of p's bucket for a descriptor. It also returns the hash from which a fixed window
 // derives its phase; for other algorithms the hash is 0.
-func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64) {
+func (p *Policy) AppendKey(dst []byte, entries []descriptors.Entry) (key []byte, hash uint64) {
 	return p.Keys.Append(dst, entries, p.Limit.Kind == algorithms.FixedWindow)
 }
 
@@ -182,8 +183,14 @@ type Limits struct {
 	MaxOverride *Policy
 }
 
+// Tree finds the limits of descriptors in one domain, and Node is a place in it.
+type (
+	Tree = descriptors.Tree[Limits]
+	Node = descriptors.Node[Limits]
+)
+
 // HasLimits reports whether n has limits.
-func HasLimits(n *Node[Limits]) bool { return len(n.Found.Policies) > 0 }
+func HasLimits(n *Node) bool { return len(n.Found.Policies) > 0 }
 
 // PerSecond reports whether l is a limit per second, as the reference server defines it. The buckets of such
 // limits can be kept in a separate Redis.
@@ -194,8 +201,8 @@ func PerSecond(l *algorithms.Limit) bool {
 // PrefixNumber returns a number that identifies a limit by the prefix of its keys (Policy.Prefix).
 func PrefixNumber(prefix string) uint64 { return xxhash.Sum64String(prefix) }
 
-// Adjusted describes the adjustment of a policy by an operator, except the adjusted numbers.
-type Adjusted struct {
+// PolicyAdjustment describes the adjustment of a policy by an operator, except the adjusted numbers.
+type PolicyAdjustment struct {
 	ID string
 	// Expires is when the adjustment ends, on the clock of the store of adjustments.
 	Expires algorithms.Micros
@@ -217,6 +224,7 @@ func (p *Policy) Extra() *Extras {
 	return p.Extras
 }
 
+// Place is where a configuration has a limit.
 type Place struct {
 	// File is the name of a file, or a place in a message of a control plane.
 	File string
@@ -244,7 +252,7 @@ type Slot struct {
 
 // SlotOf returns a number that all buckets of one slot share. It returns 0 if the bucket of this descriptor is not
 // grouped.
-func (p *Policy) SlotOf(entries []Entry) uint64 {
+func (p *Policy) SlotOf(entries []descriptors.Entry) uint64 {
 	if p.Extras == nil {
 		return 0
 	}

@@ -1,24 +1,25 @@
-package descriptors
+package limiter
 
 import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func TestWhatARequestReserves(t *testing.T) {
 	for _, test := range []struct {
-		settle             Settle
+		settle             SettleTerms
 		estimate, declared int64
 		want               int64
 	}{
-		{Settle{Most: 100}, 10, 0, 10},
-		{Settle{Most: 100}, 10, 20, 20},
-		{Settle{Most: 100}, 10, 5, 10},
-		{Settle{Most: 100, TrustDeclared: true}, 10, 5, 5},
-		{Settle{Most: 100, TrustDeclared: true}, 10, 0, 10},
-		{Settle{Most: 100, Least: 7}, 1, 0, 7},
-		{Settle{Most: 100}, 500, 0, 100},
+		{SettleTerms{Most: 100}, 10, 0, 10},
+		{SettleTerms{Most: 100}, 10, 20, 20},
+		{SettleTerms{Most: 100}, 10, 5, 10},
+		{SettleTerms{Most: 100, TrustDeclared: true}, 10, 5, 5},
+		{SettleTerms{Most: 100, TrustDeclared: true}, 10, 0, 10},
+		{SettleTerms{Most: 100, Least: 7}, 1, 0, 7},
+		{SettleTerms{Most: 100}, 500, 0, 100},
 	} {
 		if got := test.settle.Reserves(test.estimate, test.declared); got != test.want {
 			t.Errorf("%+v: got %d, want %d", test, got, test.want)
@@ -45,7 +46,7 @@ func TestLimitsThatCountByTheSecond(t *testing.T) {
 }
 
 func TestSlotsOfDescriptorsAndKeys(t *testing.T) {
-	entries := []Entry{{"a", "1"}, {"b", "2"}, {"b", "3"}}
+	entries := []descriptors.Entry{{Key: "a", Value: "1"}, {Key: "b", Value: "2"}, {Key: "b", Value: "3"}}
 	for name, c := range map[string]struct {
 		p         Policy
 		of, ofKey uint64
@@ -53,9 +54,9 @@ func TestSlotsOfDescriptorsAndKeys(t *testing.T) {
 	}{
 		"no extras":           {Policy{}, 0, 0, []string{"1"}},
 		"a fixed slot":        {Policy{Extras: &Extras{Slot: Slot{Fixed: 7}}}, 7, 7, []string{"1"}},
-		"not the first entry": {Policy{Keys: Keys{Open: []int{1, 2}}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 9}}}, SlotNumber("3"), SlotNumber("3"), []string{"2", "3"}},
-		"the second value":    {Policy{Keys: Keys{Open: []int{0, 1}}, Extras: &Extras{Slot: Slot{Value: 2}}}, SlotNumber("2"), SlotNumber("y"), []string{"x", "y"}},
-		"a key that is short": {Policy{Keys: Keys{Open: []int{0, 1}}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 7}}}, SlotNumber("2"), 7, []string{"x"}},
+		"not the first entry": {Policy{Keys: descriptors.Keys{Open: []int{1, 2}}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 9}}}, SlotNumber("3"), SlotNumber("3"), []string{"2", "3"}},
+		"the second value":    {Policy{Keys: descriptors.Keys{Open: []int{0, 1}}, Extras: &Extras{Slot: Slot{Value: 2}}}, SlotNumber("2"), SlotNumber("y"), []string{"x", "y"}},
+		"a key that is short": {Policy{Keys: descriptors.Keys{Open: []int{0, 1}}, Extras: &Extras{Slot: Slot{Value: 2, Fixed: 7}}}, SlotNumber("2"), 7, []string{"x"}},
 		"an entry":            {Policy{Extras: &Extras{Slot: Slot{Entry: "b", Fixed: 7}}}, SlotNumber("2"), 7, []string{"x"}},
 		"an entry in a key":   {Policy{Extras: &Extras{Slot: Slot{Entry: "b", Fixed: 7}}}, SlotNumber("2"), SlotNumber("y"), []string{"a", "b", "b", "y", "b", "z", "b"}},
 		"an entry that lacks": {Policy{Extras: &Extras{Slot: Slot{Entry: "c", Fixed: 7}}}, 7, 7, nil},

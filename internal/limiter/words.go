@@ -1,8 +1,9 @@
-package descriptors
+package limiter
 
 import (
 	"fmt"
 
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -15,7 +16,7 @@ func (p *Policy) Words() string {
 	case l.Rate == 0:
 		return "allows nothing"
 	}
-	period := Span(l.Period())
+	period := duration.Format(l.Period())
 	text := ""
 	switch l.Kind {
 	case algorithms.TokenBucket:
@@ -23,7 +24,7 @@ func (p *Policy) Words() string {
 	case algorithms.Guaranteed:
 		minimum := l.Spec().Minimum
 		text = fmt.Sprintf("token bucket: %s guaranteed, and a bank of up to %d that fills at %d per %s",
-			fmt.Sprintf("%d per %s", minimum.Units, Span(minimum.Period)), l.Capacity-minimum.Units, l.Rate, period)
+			fmt.Sprintf("%d per %s", minimum.Units, duration.Format(minimum.Period)), l.Capacity-minimum.Units, l.Rate, period)
 	case algorithms.FixedWindow:
 		text = windowWords(l, period)
 	case algorithms.SlidingWindow:
@@ -42,9 +43,9 @@ func (p *Policy) Words() string {
 		text += fmt.Sprintf("; reservations up to %d ahead", n)
 	}
 	if p := l.Penalty; p.After > 0 {
-		text += fmt.Sprintf("; penalty: after %d denied within %s a bucket is blocked for %s", p.After, period, Span(p.For))
+		text += fmt.Sprintf("; penalty: after %d denied within %s a bucket is blocked for %s", p.After, period, duration.Format(p.For))
 		if p.Max > p.For {
-			text += fmt.Sprintf(", twice as long each time, up to %s", Span(p.Max))
+			text += fmt.Sprintf(", twice as long each time, up to %s", duration.Format(p.Max))
 		}
 	}
 	if l.Overdraw {
@@ -82,7 +83,7 @@ func windowWords(l *algorithms.Limit, period string) string {
 	case *start == 0:
 		return text + ", starting with the clock (UTC)"
 	default:
-		return text + fmt.Sprintf(", starting %s after the clock's (UTC)", Span(*start))
+		return text + fmt.Sprintf(", starting %s after the clock's (UTC)", duration.Format(*start))
 	}
 }
 
@@ -94,7 +95,7 @@ func leakyWords(l *algorithms.Limit, period string, delay algorithms.Micros) str
 		text += ", no queue"
 	}
 	if delay > 0 {
-		text += fmt.Sprintf("; held for up to %s", Span(delay))
+		text += fmt.Sprintf("; held for up to %s", duration.Format(delay))
 	}
 	return text
 }

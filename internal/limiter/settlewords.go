@@ -1,4 +1,4 @@
-package descriptors
+package limiter
 
 import (
 	"fmt"
@@ -6,12 +6,14 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Words describes how requests reserve units of l and settle them. Each text states one fact.
-func (s *Settle) Words(l *algorithms.Limit) []string {
-	within := Span(s.TTL)
+func (s *SettleTerms) Words(l *algorithms.Limit) []string {
+	within := duration.Format(s.TTL)
 	if l.Kind == algorithms.FixedWindow {
 		within += " and in the same window"
 	}
@@ -24,7 +26,7 @@ func (s *Settle) Words(l *algorithms.Limit) []string {
 }
 
 // EstimateWords describes the estimate for a request that declares no cost.
-func (s *Settle) EstimateWords() string {
+func (s *SettleTerms) EstimateWords() string {
 	if s.Learn == nil {
 		return fmt.Sprintf("%d units, the estimate", max(s.Least, min(s.Estimate, s.Most)))
 	}
@@ -37,14 +39,14 @@ func (s *Settle) EstimateWords() string {
 	if len(s.Learn.Per) > 0 {
 		keys := make([]string, len(s.Learn.Per))
 		for i, key := range s.Learn.Per {
-			keys[i] = Printable(key)
+			keys[i] = descriptors.Printable(key)
 		}
 		text += ", one for each configured value of " + strings.Join(keys, " and ")
 	}
 	return text
 }
 
-func (s *Settle) declaredWords() string {
+func (s *SettleTerms) declaredWords() string {
 	text := ", or its declared hits if these are more"
 	if s.TrustDeclared {
 		text = ", or its declared hits, even if these are fewer"
@@ -55,7 +57,7 @@ func (s *Settle) declaredWords() string {
 	return text + fmt.Sprintf("; at most %d", s.Most)
 }
 
-func (s *Settle) unknownWords() string {
+func (s *SettleTerms) unknownWords() string {
 	switch {
 	case s.Unknown >= 0:
 		return fmt.Sprintf("%d units", s.Unknown)
