@@ -80,7 +80,7 @@ func (b *penaltyReference) decide(now Micros, a Charge) Decision {
 
 func (b *penaltyReference) decideBlocked(now Micros, a Charge) Decision {
 	dryRun := a
-	dryRun.DryRun = true
+	dryRun.DryRun, dryRun.Free = true, true // a blocked request is not charged, also by a limit that charges denied ones
 	own := b.bucket.decide(now, dryRun)
 	if own.Never {
 		return own

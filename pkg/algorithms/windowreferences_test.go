@@ -161,7 +161,7 @@ func (b *counterReference) decide(now Micros, a Charge) (d Decision) {
 		d.Allowed = true
 		count += cost
 	default:
-		if takes = b.s.TakesDenied; takes {
+		if takes = b.s.TakesDenied && !a.Free; takes {
 			count = max(count, min(count+cost, capacity+reserved))
 		}
 		if d.Never = cost > capacity; !d.Never {
