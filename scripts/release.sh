@@ -24,7 +24,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 rlsidecar() { go run -trimpath -buildvcs=false -ldflags "-X 'main.linkedVersion=$VERSION'" ./cmd/rlsidecar "$@"; }
 mkdir "$work/common" "$work/common/completions"
-rlsidecar man >"$work/common/rlsidecar.1"
+scripts/man.sh "$VERSION" >"$work/common/rlsidecar.1"
 for shell in bash zsh fish; do rlsidecar completion $shell >"$work/common/completions/rlsidecar.$shell"; done
 cp LICENSE README.md CHANGELOG.md packaging/rlsidecar.service "$work/common/"
 

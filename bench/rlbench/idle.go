@@ -42,8 +42,12 @@ func (c *idleCmd) row(a *app, w *tabwriter.Writer, dir, protocol, name string, u
 		return err
 	}
 	most := fmt.Sprint(c.Connections + 16)
-	server, err := c.serve(a, dir, configured([]string{"user_id={}"}), listen, "--"+protocol+"-listen", listen,
-		"--grpc-max-connections", most, "--http-max-connections", most)
+	for _, name := range []string{"RLSIDECAR_GRPC_MAX_CONNECTIONS", "RLSIDECAR_HTTP_MAX_CONNECTIONS"} {
+		if err := os.Setenv(name, most); err != nil {
+			return err
+		}
+	}
+	server, err := c.serve(a, dir, configured([]string{"user_id={}"}), listen, "--"+protocol+"-listen", listen)
 	if err != nil {
 		return err
 	}

@@ -50,9 +50,12 @@ func (c *sizeCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	if err := os.Setenv("RLSIDECAR_MAX_LIMITS", fmt.Sprint(c.Limits)); err != nil {
+		return err
+	}
 	start := time.Now()
 	server, err := startChild(a, "rlsidecar", listen, c.Sidecar, "serve", "--config", folder, "--drain-delay", "0s",
-		"--grpc-listen", listen, "--http-listen", httpListen, "--admin-listen", admin, "--max-limits", fmt.Sprint(c.Limits))
+		"--grpc-listen", listen, "--http-listen", httpListen, "--admin-listen", admin)
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	served := make(chan int)
 	go func() {
 		served <- run(ctx, []string{
-			"serve", "--config", write(t, operated), "--drain-delay", "0s", "--admin-token", "s3cret",
+			"serve", "--config", write(t, operated), "--drain-delay", "0s", "--admin-token-file", write(t, "s3cret\n"),
 			"--grpc-listen", "unix://" + filepath.Join(dir, "grpc"), "--http-listen", httpAt, "--admin-listen", adminAt,
 		}, nil, io.Discard, &log)
 	}()
@@ -59,10 +59,11 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 
+	token := write(t, "s3cret\n")
 	command := func(code int, want string, args ...string) {
 		t.Helper()
 		var out output
-		got := run(t.Context(), append(args, "--admin-listen", adminAt, "--admin-token", "s3cret"), nil, &out, &out)
+		got := run(t.Context(), append(args, "--admin-listen", adminAt, "--admin-token-file", token), nil, &out, &out)
 		var lines []string
 		for line := range strings.Lines(out.String()) {
 			if !strings.HasPrefix(line, "since ") {
@@ -130,9 +131,11 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	if code := run(t.Context(), []string{"top", "--admin-listen", adminAt, "--admin-token-file", file}, nil, &listed, &listed); code != exitDone || !strings.HasPrefix(listed.String(), "since ") {
 		t.Errorf("a token from a file: exit code %d, want %d\n%s", code, exitDone, listed.String())
 	}
-	command(exitUsage, "two tokens are given", "top", "--admin-token-file", file)
+	t.Setenv("RLSIDECAR_ADMIN_TOKEN", "s3cret")
+	command(exitUsage, "two tokens are given", "top")
+	t.Setenv("RLSIDECAR_ADMIN_TOKEN", "")
 	wrong("is empty", "top", "--admin-listen", adminAt, "--admin-token-file", write(t, ""))
-	wrong("give --admin-token", "top", "--admin-listen", adminAt)
+	wrong("give --admin-token-file", "top", "--admin-listen", adminAt)
 	wrong("is this rlsidecar's admin listener?", "top", "--admin-listen", httpAt)
 	wrong("is a sidecar running there?", "top", "--admin-listen", "unix://"+filepath.Join(dir, "none"))
 	var out output

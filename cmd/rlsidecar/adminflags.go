@@ -21,9 +21,9 @@ import (
 )
 
 type adminFlags struct {
-	AdminListen    string        `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Address of the sidecar's admin listener: the value of serve's --admin-listen (${default})."`
-	AdminToken     string        `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token of the admin listener, if it requires one."`
-	AdminTokenFile tokenFile     `placeholder:"FILE" env:"RLSIDECAR_ADMIN_TOKEN_FILE" help:"File that contains the bearer token."`
+	AdminListen    string        `setting:"flag" default:"127.0.0.1:6070" placeholder:"ADDR" help:"Address of the sidecar's admin listener: the value of serve's --admin-listen (${default})."`
+	AdminToken     string        `setting:"variable" placeholder:"TOKEN" help:"Bearer token of the admin listener, if it requires one."`
+	AdminTokenFile tokenFile     `setting:"flag" placeholder:"FILE" help:"File that contains the bearer token, if the listener requires one."`
 	Timeout        time.Duration `default:"5s" help:"How long to wait for the answer (${default})."`
 	Format         string        `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }
@@ -87,7 +87,7 @@ func (f *adminFlags) token() (httpauth.Token, error) {
 	case f.AdminTokenFile == "":
 		return httpauth.FixedToken(f.AdminToken), nil
 	case f.AdminToken != "":
-		return nil, exitError{exitUsage, errors.New("two tokens are given; give only one of --admin-token and --admin-token-file")}
+		return nil, exitError{exitUsage, errors.New("two tokens are given; give only one of --admin-token-file and RLSIDECAR_ADMIN_TOKEN")}
 	default:
 		return httpauth.FileToken(string(f.AdminTokenFile), zap.NewNop())
 	}
@@ -97,7 +97,7 @@ func (f *adminFlags) refused(answer *http.Response, body []byte) error {
 	var problem struct{ Title, Detail string }
 	switch {
 	case answer.StatusCode == http.StatusUnauthorized:
-		return fmt.Errorf("query %s: the token is missing or wrong; give --admin-token-file or --admin-token", f.AdminListen)
+		return fmt.Errorf("query %s: the token is missing or wrong; give --admin-token-file, or set RLSIDECAR_ADMIN_TOKEN", f.AdminListen)
 	case json.Unmarshal(body, &problem) != nil || problem.Title == "":
 		return fmt.Errorf("query %s: the answer is %s; is this rlsidecar's admin listener? (--admin-listen)", f.AdminListen, answer.Status)
 	case problem.Detail == "":

@@ -2,19 +2,23 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/alecthomas/kong"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
 type checkCmd struct {
-	Paths    []string `arg:"" name:"path" help:"File, folder of *.yaml and *.yml files, or folder/**."`
-	Format   string   `enum:"text,json" default:"text" help:"Format of the output: text or json."`
-	RedisURL string   `name:"redis-url" placeholder:"URL" env:"RLSIDECAR_REDIS_URL" help:"The URL that serve will use. check does not connect to it. With redis+cluster://, check warns about descriptors whose limits a cluster charges in several steps."`
-	configFlags
+	Paths     []string `arg:"" optional:"" name:"path" help:"File, folder of *.yaml and *.yml files, or folder/**."`
+	Reference bool     `help:"Instead, report what differs from the reference server, envoyproxy/ratelimit: in the files or, without PATH, in the environment."`
+	Format    string   `enum:"text,json" default:"text" help:"Format of the output: text or json."`
+	RedisURL  string   `name:"redis-url" placeholder:"URL" setting:"flag" help:"The URL that serve will use. check does not connect to it. With redis+cluster://, check warns about descriptors whose limits a cluster charges in several steps."`
+	configSettings
 }
 
 func (checkCmd) Help() string {
@@ -22,13 +26,26 @@ func (checkCmd) Help() string {
 exits with 1 if there is one. Lines with "warning:" do not change the exit code. All
 paths together are one configuration.
 
+With --reference, the files are those of envoyproxy/ratelimit. check prints a line for
+each setting that rlsidecar refuses or that has another effect in rlsidecar, with the
+remedy: file:line:column: refused|differs: text. Without PATH, it prints the environment
+variables of envoyproxy/ratelimit, with their values and effects. Secrets are not shown.
+
 Example:
 
   rlsidecar check limits.yaml
-  rlsidecar check --format json /etc/rlsidecar/`
+  rlsidecar check --format json /etc/rlsidecar/
+  rlsidecar check --reference ratelimit/config/*.yaml
+  rlsidecar check --reference`
 }
 
-func (c *checkCmd) Run(a *app) error {
+func (c *checkCmd) Run(a *app, parsed *kong.Context) error {
+	switch {
+	case c.Reference:
+		return c.checkReference(a, parsed)
+	case len(c.Paths) == 0:
+		return exitError{exitUsage, errors.New("no configuration: name a file or a folder")}
+	}
 	if err := readable(c.Paths); err != nil {
 		return err
 	}

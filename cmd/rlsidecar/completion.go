@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,7 +9,8 @@ import (
 )
 
 type completionCmd struct {
-	Shell string `arg:"" enum:"bash,zsh,fish" help:"bash, zsh or fish."`
+	Shell string   `arg:"" enum:"bash,zsh,fish,words" help:"bash, zsh or fish. The scripts themselves use words."`
+	Words []string `arg:"" optional:"" passthrough:"" hidden:"" help:"For words: the words typed so far; the last is incomplete."`
 }
 
 func (completionCmd) Help() string {
@@ -23,117 +23,90 @@ Example:
   rlsidecar completion fish > /etc/fish/completions/rlsidecar.fish`
 }
 
+// completionScripts ask this program for the words that may follow, as lines of a word, a tab and its help. Without
+// words, they complete file names. zsh calls the function at once when it loads it from a file of the same name.
+var completionScripts = map[string]string{
+	"bash": `_rlsidecar() {
+  local IFS=$'\n'
+  COMPREPLY=($(rlsidecar completion words -- "${COMP_WORDS[@]:0:COMP_CWORD+1}" | cut -f1))
+}
+complete -o default -F _rlsidecar rlsidecar
+`,
+	"zsh": `#compdef rlsidecar
+_rlsidecar() {
+  local -a offers=("${(@f)$(rlsidecar completion words -- "${(@)words[1,CURRENT]}")}")
+  offers=("${offers[@]/$'\t'/:}")
+  [[ -z $offers ]] && _files || _describe word offers
+}
+if [[ $funcstack[1] == _rlsidecar ]]; then _rlsidecar "$@"; else compdef _rlsidecar rlsidecar; fi
+`,
+	"fish": `function __rlsidecar
+  set -l offers (rlsidecar completion words -- (commandline -opc) (commandline -ct))
+  test -n "$offers"; and printf '%s\n' $offers; or __fish_complete_path (commandline -ct)
+end
+complete -c rlsidecar -f -a '(__rlsidecar)'
+`,
+}
+
 func (c *completionCmd) Run(a *app, parsed *kong.Context) error {
-	write := map[string]func(*bytes.Buffer, []*kong.Node){"bash": bashCompletion, "zsh": zshCompletion, "fish": fishCompletion}[c.Shell]
-	var b bytes.Buffer
-	write(&b, parsed.Model.Children)
-	_, err := b.WriteTo(a.stdout)
-	return err
+	if c.Shell != "words" {
+		_, err := fmt.Fprint(a.stdout, completionScripts[c.Shell])
+		return err
+	}
+	for _, o := range offers(parsed.Model.Node, slices.DeleteFunc(c.Words, func(w string) bool { return w == "--" })) {
+		if _, err := fmt.Fprintln(a.stdout, o); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// choices returns nil if v accepts any word.
-func choices(v *kong.Value) []string {
-	if v.Enum == "" {
+// offers returns the words that may stand in place of the last of words, each with a tab and its help. It returns none
+// where only a file name or free text may stand. bash splits --flag=value into three words, other shells do not.
+func offers(node *kong.Node, words []string) (list []string) {
+	if n := len(words); n > 1 && words[n-1] == "=" {
+		words = append(words, "")
+	}
+	words = slices.DeleteFunc(words, func(w string) bool { return w == "=" })
+	if len(words) < 2 {
 		return nil
 	}
-	return strings.Split(v.Enum, ",")
-}
-
-func argument(command *kong.Node) *kong.Value {
-	if len(command.Positional) == 0 {
-		return nil
+	typed, previous, before := words[len(words)-1], words[len(words)-2], ""
+	if name, value, ok := strings.Cut(typed, "="); ok && strings.HasPrefix(name, "--") {
+		typed, previous, before = value, name, name+"="
 	}
-	return command.Positional[0]
-}
-
-func bashCompletion(b *bytes.Buffer, commands []*kong.Node) {
-	var names []string
-	for _, c := range commands {
-		names = append(names, c.Name)
+	offer := func(word, help string) {
+		if word != "" && strings.HasPrefix(word, typed) {
+			list = append(list, before+word+"\t"+help)
+		}
 	}
-	b.WriteString("# bash completion of rlsidecar. Where it has no words, bash completes files.\n" +
-		"_rlsidecar() {\n  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words=\n" +
-		"  [ \"$prev\" != = ] || prev=${COMP_WORDS[COMP_CWORD-2]}\n  [ \"$cur\" != = ] || { cur=; prev=${COMP_WORDS[COMP_CWORD-1]}; }\n" +
-		"  case $COMP_CWORD:${COMP_WORDS[1]}:$prev:$cur in\n")
-	fmt.Fprintf(b, "    1:*) words=%s ;;\n", quote(strings.Join(names, " ")))
-	for _, c := range commands {
-		var flags []string
-		for _, f := range c.Flags {
-			flags = append(flags, "--"+f.Name)
-			if words := choices(f.Value); words != nil {
-				fmt.Fprintf(b, "    *:%s:--%s:*) words=%s ;;\n", c.Name, f.Name, quote(strings.Join(words, " ")))
+	for _, word := range words[1 : len(words)-1] {
+		if i := slices.IndexFunc(node.Children, func(c *kong.Node) bool { return c.Name == word }); i >= 0 {
+			node = node.Children[i]
+		}
+	}
+	flag, ofFlag := strings.CutPrefix(previous, "--")
+	i := slices.IndexFunc(node.Flags, func(f *kong.Flag) bool { return f.Name == flag })
+	switch {
+	case ofFlag && i >= 0 && !node.Flags[i].IsBool():
+		for _, choice := range node.Flags[i].EnumSlice() {
+			offer(choice, "")
+		}
+	case strings.HasPrefix(typed, "-"):
+		for _, f := range node.Flags {
+			if !f.Hidden && f.Name != "help" {
+				offer("--"+f.Name, f.Help)
 			}
 		}
-		fmt.Fprintf(b, "    *:%s:*:-*) words=%s ;;\n", c.Name, quote(strings.Join(append(flags, "--help"), " ")))
-		if arg := argument(c); arg != nil && choices(arg) != nil {
-			fmt.Fprintf(b, "    2:%s:*) words=%s ;;\n", c.Name, quote(strings.Join(choices(arg), " ")))
+		offer("--help", "Show what it does.")
+	case len(node.Children) > 0:
+		for _, c := range node.Children {
+			offer(c.Name, c.Help)
+		}
+	case len(node.Positional) > 0:
+		for _, choice := range node.Positional[0].EnumSlice() {
+			offer(choice, "")
 		}
 	}
-	b.WriteString("  esac\n  COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n}\ncomplete -o default -F _rlsidecar rlsidecar\n")
-}
-
-func zshCompletion(b *bytes.Buffer, commands []*kong.Node) {
-	b.WriteString("#compdef rlsidecar\n# zsh completion of rlsidecar.\n_rlsidecar() {\n  if (( CURRENT == 2 )); then\n    local -a commands=(\n")
-	for _, c := range commands {
-		fmt.Fprintf(b, "      %s\n", quote(c.Name+":"+c.Help))
-	}
-	b.WriteString("    )\n    _describe command commands\n    return\n  fi\n  local command=$words[2]\n  shift words\n  (( CURRENT-- ))\n  case $command in\n")
-	inBrackets := strings.NewReplacer(`\`, `\\`, `[`, `\[`, `]`, `\]`, `:`, `\:`)
-	for _, c := range commands {
-		fmt.Fprintf(b, "    %s)\n      _arguments '--help[Show what it does.]'", c.Name)
-		for _, f := range c.Flags {
-			if f.Name == "help" {
-				continue
-			}
-			spec := "--" + f.Name + "[" + inBrackets.Replace(f.Help) + "]"
-			if words := choices(f.Value); words != nil {
-				spec += ":word:(" + strings.Join(words, " ") + ")"
-			} else if !f.IsBool() {
-				spec += ":" + inBrackets.Replace(strings.ToLower(f.FormatPlaceHolder())) + ":_files"
-			}
-			if f.IsSlice() {
-				spec = "*" + spec
-			}
-			fmt.Fprintf(b, " \\\n        %s", quote(spec))
-		}
-		if arg := argument(c); arg != nil && choices(arg) != nil {
-			fmt.Fprintf(b, " \\\n        %s", quote("1:"+arg.Name+":("+strings.Join(choices(arg), " ")+")"))
-		} else {
-			fmt.Fprintf(b, " \\\n        '*:file:_files'")
-		}
-		b.WriteString(" ;;\n")
-	}
-	// When zsh loads the function from a file of the same name, the script calls the function at once. When
-	// sourced, the script only registers the function.
-	b.WriteString("  esac\n}\nif [[ $funcstack[1] == _rlsidecar ]]; then _rlsidecar \"$@\"; else compdef _rlsidecar rlsidecar; fi\n")
-}
-
-func fishCompletion(b *bytes.Buffer, commands []*kong.Node) {
-	b.WriteString("# fish completion of rlsidecar.\n")
-	for _, c := range commands {
-		fmt.Fprintf(b, "complete -c rlsidecar -n __fish_use_subcommand -f -a %s -d %s\n", c.Name, fishQuote(c.Help))
-	}
-	for _, c := range commands {
-		line := fmt.Sprintf("complete -c rlsidecar -n '__fish_seen_subcommand_from %s'", c.Name)
-		for _, f := range c.Flags {
-			takes := " -r" // the flag takes a value; fish offers file names, unless there are choices
-			switch {
-			case f.IsBool():
-				takes = ""
-			case choices(f.Value) != nil:
-				takes = " -x -a " + fishQuote(strings.Join(choices(f.Value), " "))
-			}
-			fmt.Fprintf(b, "%s -l %s%s -d %s\n", line, f.Name, takes, fishQuote(f.Help))
-		}
-		if !slices.ContainsFunc(c.Flags, func(f *kong.Flag) bool { return f.Name == "help" }) {
-			fmt.Fprintf(b, "%s -l help -d 'Show what it does.'\n", line)
-		}
-		if arg := argument(c); arg != nil && choices(arg) != nil {
-			fmt.Fprintf(b, "%s -f -a %s\n", line, fishQuote(strings.Join(choices(arg), " ")))
-		}
-	}
-}
-
-func fishQuote(s string) string {
-	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
+	return list
 }

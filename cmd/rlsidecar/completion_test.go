@@ -41,6 +41,8 @@ var completions = []struct {
 	{[]string{"rlsidecar", "serve", "--log-level", ""}, []string{"debug", "info", "warn", "error"}},
 	{[]string{"rlsidecar", "serve", "--http-listen", "x", "--log-f"}, []string{"--log-format"}},
 	{[]string{"rlsidecar", "completion", "f"}, []string{"fish"}},
+	{[]string{"rlsidecar", "adjust", "se"}, []string{"set"}},
+	{[]string{"rlsidecar", "adjust", "set", "--prev"}, []string{"--preview"}},
 }
 
 func TestBashCompletes(t *testing.T) {
@@ -62,7 +64,7 @@ func TestFishCompletes(t *testing.T) {
 	fish, script := tooltest.Path(t, "fish"), printed(t, "completion", "fish")
 	for _, c := range completions {
 		var got []string
-		for _, line := range outputOf(t, fish, "--no-config", "-c", "source "+script+"; complete -C "+fishQuote(strings.Join(c.line, " "))) {
+		for _, line := range outputOf(t, fish, "--no-config", "-c", "source "+script+"; complete -C "+quote(strings.Join(c.line, " "))) {
 			word, _, _ := strings.Cut(line, "\t")
 			got = append(got, word)
 		}
@@ -87,24 +89,5 @@ func TestZshLoadsItsCompletion(t *testing.T) {
 	}
 	if got := outputOf(t, zsh, "-fc", "fpath=("+folder+" $fpath); "+setup+"print $_comps[rlsidecar]; autoload +X _rlsidecar && print loaded"); !slices.Equal(got, []string{"_rlsidecar", "loaded"}) {
 		t.Errorf("loaded from a folder: got %q; want the function _rlsidecar, registered for rlsidecar", got)
-	}
-}
-
-func TestManualPageIsWellFormed(t *testing.T) {
-	mandoc, page := tooltest.Path(t, "mandoc"), printed(t, "man")
-	out, _ := exec.Command(mandoc, "-T", "lint", "-W", "warning", page).CombinedOutput() // mandoc's exit code is the severity of the worst finding
-	for line := range strings.Lines(string(out)) {
-		if !strings.Contains(line, "missing date") { // the page has no date, so that builds are reproducible
-			t.Errorf("mandoc: %s", line)
-		}
-	}
-	text := strings.Join(outputOf(t, mandoc, "-T", "ascii", page), "\n")
-	for strip := strings.Index(text, "\b"); strip >= 0; strip = strings.Index(text, "\b") {
-		text = text[:strip-1] + text[strip+1:] // mandoc writes a bold letter as the letter, a backspace and the letter
-	}
-	for _, want := range []string{"--on-backend-failure", "RLSIDECAR_REDIS_URL", "rlsidecar serve --config limits.yaml"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the page does not have %q", want)
-		}
 	}
 }

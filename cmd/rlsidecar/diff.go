@@ -19,9 +19,9 @@ type diffCmd struct {
 	Log           string `placeholder:"FILE" help:"Trace or access log to replay with both configurations, optionally compressed with gzip; - is standard input."`
 	JSON          bool   `name:"json" help:"Print JSON."`
 	ExitCode      bool   `help:"Exit with 1 if there are differences."`
-	MemoryMaxKeys int    `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"Maximum number of buckets of each configuration (${default})."`
+	MemoryMaxKeys int    `default:"1000000" placeholder:"N" setting:"flag" help:"Maximum number of buckets of each configuration (${default})."`
 	logFlags
-	configFlags
+	configSettings
 }
 
 func (diffCmd) Help() string {

@@ -11,7 +11,7 @@ import (
 )
 
 type doctorCmd struct {
-	redisFlags
+	redisSettings
 	Wait   time.Duration `default:"5s" help:"Maximum duration of the whole check (${default})."`
 	Format string        `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }

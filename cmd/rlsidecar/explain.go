@@ -23,7 +23,7 @@ type explainCmd struct {
 	Hits        *int64   `placeholder:"N" help:"Hits that the request declares, for limits with settle."`
 	requestToExplain
 	adjustedFlags
-	configFlags
+	configSettings
 }
 
 func (explainCmd) Help() string {

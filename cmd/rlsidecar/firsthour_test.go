@@ -206,16 +206,6 @@ func TestExplainNeedsADomainOnlyIfThereAreSeveral(t *testing.T) {
 	contains(t, "explain", out.String(), "--domain", "d, edge")
 }
 
-func TestVersionFlag(t *testing.T) {
-	var flag, command output
-	if code := run(t.Context(), []string{"--version"}, nil, &flag, &flag); code != exitDone {
-		t.Errorf("exit code %d, want %d", code, exitDone)
-	}
-	if code := run(t.Context(), []string{"version"}, nil, &command, &command); code != exitDone || flag.String() != command.String() {
-		t.Errorf("exit code %d, want %d: %q, but --version prints %q", code, exitDone, command.String(), flag.String())
-	}
-}
-
 func TestMessagesSuggestTheRightText(t *testing.T) {
 	const limit = "domain: d\nlimits: {a: {algorithm: %s, rate: %s, period: %s%s}}\n"
 	for _, c := range []struct{ config, want string }{

@@ -9,9 +9,9 @@ import (
 )
 
 type healthcheckCmd struct {
-	HTTPListen string        `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"Address of the HTTP listener, as given to serve. If empty, check the gRPC listener (${default})."`
-	GRPCListen string        `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Address of the gRPC listener, as given to serve. Used if --http-listen is empty (${default})."`
-	TLSCert    string        `name:"tls-cert" placeholder:"FILE" env:"RLSIDECAR_TLS_CERT" help:"As given to serve. If it is set, the gRPC listener is checked over TLS; the file itself is not read."`
+	HTTPListen string        `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" setting:"flag" help:"Address of the HTTP listener, as given to serve. If empty, check the gRPC listener (${default})."`
+	GRPCListen string        `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" setting:"flag" help:"Address of the gRPC listener, as given to serve. Used if --http-listen is empty (${default})."`
+	TLSCert    string        `name:"tls-cert" placeholder:"FILE" setting:"flag" help:"As given to serve. If it is set, the gRPC listener is checked over TLS; the file itself is not read."`
 	Live       bool          `help:"Also succeed if the sidecar answers but is not ready. Use it for startup and liveness probes: restarting a sidecar that waits for Redis does not help."`
 	Timeout    time.Duration `default:"1s" help:"How long to wait for the answer (${default})."`
 }

@@ -27,7 +27,7 @@ const (
 
 // commands is the command line. The file of each command has the command's name.
 type commands struct {
-	PrintVersion versionFlag `name:"version" help:"Print version, commit and Go version."`
+	Version versionFlag `help:"Print version, commit and Go version."`
 
 	Serve       serveCmd       `cmd:"" help:"Run the sidecar."`
 	Check       checkCmd       `cmd:"" help:"Check configurations, and print file:line:column of every mistake."`
@@ -40,12 +40,8 @@ type commands struct {
 	Adjust      adjustCmd      `cmd:"" help:"Change a limit of running sidecars for some time, for one key or all keys; block a key."`
 	Top         topCmd         `cmd:"" help:"List the keys that a running sidecar denied most, with the reasons."`
 	Doctor      doctorCmd      `cmd:"" help:"Check whether a Redis server is fit to keep limits."`
-	Env         envCmd         `cmd:"" help:"List the environment variables, with their values and effects."`
-	Migrate     migrateCmd     `cmd:"" help:"Report what differs from envoyproxy/ratelimit for its configuration files."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Check whether the sidecar on this machine is ready."`
-	Version     versionCmd     `cmd:"" help:"Print version, commit and Go version."`
 	Completion  completionCmd  `cmd:"" help:"Print a script that completes commands in a shell."`
-	Man         manCmd         `cmd:"" help:"Print the manual page."`
 }
 
 type app struct {
@@ -98,14 +94,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 func start(ctx context.Context, asReference bool, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	reference := readEnvironment(asReference)
 	done := -1 // the exit code after --help or --version, or -1
-	parser, err := kong.New(&commands{},
-		kong.Name("rlsidecar"),
-		kong.Description("A rate limiter that proxies call before every request."),
-		kong.Writers(stdout, stderr),
-		kong.Resolvers(kong.ResolverFunc(reference.resolve)),
-		kong.Exit(func(code int) { done = code }),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-	)
+	parser, err := newParser(&commands{}, reference, stdout, stderr, func(code int) { done = code })
 	if err != nil {
 		fmt.Fprintf(stderr, "rlsidecar: %v\n", err)
 		return exitFailed
@@ -113,15 +102,15 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 	if len(args) > 0 && args[0] == "help" {
 		args = append(slices.Clone(args[1:]), "--help")
 	}
+	if advice := removedAdvice(parser.Model.Node, args); advice != "" {
+		fmt.Fprintf(stderr, "rlsidecar: %s\n", advice)
+		return exitUsage
+	}
 	command, err := parser.Parse(args)
 	if done >= 0 {
 		return done
 	}
 	if err != nil {
-		if advice := removedAdvice(args, err); advice != "" {
-			fmt.Fprintf(stderr, "rlsidecar: %s\n", advice)
-			return exitUsage
-		}
 		fmt.Fprintf(stderr, "rlsidecar: %s%s\nTry: rlsidecar %s--help\n", refenv.MaskedText(err.Error()), usageAdvice(args, err), commandOf(parser, args))
 		return exitUsage
 	}
@@ -139,6 +128,18 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 		fmt.Fprintf(stderr, "rlsidecar: %v\n", err)
 		return exitFailed
 	}
+}
+
+func newParser(c *commands, r reference, stdout, stderr io.Writer, exit func(int)) (*kong.Kong, error) {
+	return kong.New(c,
+		kong.Name("rlsidecar"),
+		kong.Description("A rate limiter that proxies call before every request."),
+		kong.Writers(stdout, stderr),
+		kong.PostBuild(nameVariables),
+		kong.Resolvers(kong.ResolverFunc(r.resolve)),
+		kong.Exit(exit),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+	)
 }
 
 // commandOf returns the command with which args start, and a space. It returns "" if args do not start with a

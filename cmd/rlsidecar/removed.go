@@ -2,36 +2,60 @@ package main
 
 import (
 	"os"
-	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/alecthomas/kong"
 )
 
 // removedSettings has the settings that earlier versions had, by the names of their flags, with what to do instead.
 // The text follows "has been removed: ". A row covers the flag of every command and the variable: reuse-port covers
 // --reuse-port and RLSIDECAR_REUSE_PORT.
 var removedSettings = map[string]string{
-	"reuse-port": "run two sidecars on one Redis, and restart one after the other (docs/operations.md, Restart)",
+	"reuse-port":                  "run two sidecars on one Redis, and restart one after the other (docs/operations.md, Restart)",
+	"tracing-protocol":            "set the variable OTEL_EXPORTER_OTLP_PROTOCOL to http/protobuf or grpc",
+	"tracing-sampling-rate":       "set the variables OTEL_TRACES_SAMPLER=parentbased_traceidratio and OTEL_TRACES_SAMPLER_ARG",
+	"tracing-service-name":        "set the variable OTEL_SERVICE_NAME",
+	"tracing-service-namespace":   "set service.namespace in the variable OTEL_RESOURCE_ATTRIBUTES",
+	"tracing-service-instance-id": "set service.instance.id in the variable OTEL_RESOURCE_ATTRIBUTES",
 }
 
 // removedCommands has the commands that earlier versions had, with what to do instead. A name may have two words, such
 // as "adjust verify".
-var removedCommands = map[string]string{}
+var removedCommands = map[string]string{
+	"env":     "use rlsidecar check --reference; rlsidecar serve --help lists rlsidecar's own settings",
+	"man":     "the packages of a release contain the manual page",
+	"migrate": "use rlsidecar check --reference FILE",
+	"version": "use rlsidecar --version",
+}
 
-var unknownFlag = regexp.MustCompile(`^unknown flag --([a-z0-9-]+)`)
-
-// removedAdvice returns the message for a command line with a removed flag or command. err is the mistake that the
-// parser found. removedAdvice returns "" if args has neither.
-func removedAdvice(args []string, err error) string {
+// removedAdvice returns the message for a command line with a removed flag or command, or with the flag of a setting
+// that has only a variable. It returns "" if args has none.
+func removedAdvice(model *kong.Node, args []string) string {
 	for n := min(2, len(args)); n > 0; n-- {
 		name := strings.Join(args[:n], " ")
 		if instead, ok := removedCommands[name]; ok {
 			return "the command " + name + " has been removed: " + instead
 		}
 	}
-	if found := unknownFlag.FindStringSubmatch(err.Error()); found != nil {
-		if instead, ok := removedSettings[found[1]]; ok {
-			return "--" + found[1] + " has been removed: " + instead
+	onlyVariables := map[string]bool{}
+	_ = kong.Visit(model, func(node kong.Visitable, next kong.Next) error { // fails only if the function does
+		if flag, ok := node.(*kong.Flag); ok && flag.Hidden {
+			onlyVariables[flag.Name] = true
+		}
+		return next(nil)
+	})
+	for _, arg := range args {
+		if arg == "--" {
+			break
+		}
+		name, isFlag := strings.CutPrefix(arg, "--")
+		name, _, _ = strings.Cut(name, "=")
+		if instead, ok := removedSettings[name]; ok && isFlag {
+			return "--" + name + " has been removed: " + instead
+		}
+		if isFlag && onlyVariables[name] {
+			return "--" + name + " is not a flag: set the variable " + variableName(name)
 		}
 	}
 	return ""
@@ -40,7 +64,7 @@ func removedAdvice(args []string, err error) string {
 // removedVariables returns a message for each removed variable that is set.
 func removedVariables() (messages []string) {
 	for flag, instead := range removedSettings {
-		if name := ownPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_")); os.Getenv(name) != "" {
+		if name := variableName(flag); os.Getenv(name) != "" {
 			messages = append(messages, name+" has been removed: "+instead)
 		}
 	}

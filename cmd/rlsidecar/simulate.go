@@ -19,8 +19,8 @@ type simulateCmd struct {
 	Decisions     string `placeholder:"FILE" help:"Write one line of JSON for each request to this file. With -, they go to standard output and the report to standard error."`
 	HTML          string `name:"html" placeholder:"FILE" help:"Write the report as an HTML file, in which you can try other limits."`
 	DenyAtMost    string `default:"1%" placeholder:"SHARE" help:"Suggest the smallest limits that deny requests of at most this share of the clients (${default})."`
-	MemoryMaxKeys int    `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"Maximum number of buckets (${default})."`
-	configFlags
+	MemoryMaxKeys int    `default:"1000000" placeholder:"N" setting:"flag" help:"Maximum number of buckets (${default})."`
+	configSettings
 }
 
 func (simulateCmd) Help() string {

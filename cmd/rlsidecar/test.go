@@ -16,7 +16,7 @@ type testCmd struct {
 	Files   []string `arg:"" name:"file" help:"File with scenarios."`
 	Only    string   `name:"run" placeholder:"REGEXP" help:"Run only scenarios whose names match."`
 	Verbose bool     `short:"v" help:"Also print the scenarios that pass."`
-	configFlags
+	configSettings
 }
 
 func (testCmd) Help() string {

@@ -10,16 +10,6 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-type versionCmd struct{}
-
-func (versionCmd) Help() string {
-	return `Example:
-
-  rlsidecar version`
-}
-
-func (versionCmd) Run(a *app) error { return printVersion(a.stdout) }
-
 func printVersion(w io.Writer) error {
 	version, revision := build()
 	_, err := fmt.Fprintf(w, "rlsidecar %s\ncommit %s\n%s %s/%s\n",

@@ -482,8 +482,8 @@ func TestFilesLargerThanTheBoundsAreRefused(t *testing.T) {
 	}
 	many := "domain: a\ndescriptors: [{key: a, rate_limit: [&l {unit: day, requests_per_unit: 5}" + strings.Repeat(", *l", DefaultMaxLimits) + "]}]"
 	reported = bad(t, Options{}, many)
-	if reported != "a.yaml: the configuration has more than 100000 limits; make it smaller, or raise --max-limits" {
-		t.Errorf("got %v; want reported %q", reported, "a.yaml: the configuration has more than 100000 limits; make it smaller, or raise --max-limits")
+	if reported != "a.yaml: the configuration has more than 100000 limits; make it smaller, or raise RLSIDECAR_MAX_LIMITS" {
+		t.Errorf("got %v; want reported %q", reported, "a.yaml: the configuration has more than 100000 limits; make it smaller, or raise RLSIDECAR_MAX_LIMITS")
 	}
 }
 

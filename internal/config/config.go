@@ -101,9 +101,9 @@ func Load(paths []string, o Options) (*limiter.Snapshot, Problems) {
 }
 
 func readAll(paths []string, o *Options) *source {
-	files, problems := read(paths)
+	files, problems := Read(paths)
 	s := parseAll(files, o)
-	for _, p := range problems { // all problems from read are mistakes
+	for _, p := range problems { // all problems from Read are mistakes
 		s.incomplete = true
 		s.mistakes++
 		s.lost = append(s.lost, p.File)

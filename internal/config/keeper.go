@@ -29,7 +29,7 @@ func NewKeeper(o Options) *Keeper { return &Keeper{loader: NewLoader(o)} }
 //   - the changed domains and the kept versions together have more than Options.MaxLimits limits, or
 //   - a route would name a domain that does not exist.
 func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, stale []string) {
-	read := k.loader.read(read(paths))
+	read := k.loader.read(Read(paths))
 	defer k.loader.evict(read)
 	return k.compile(read)
 }

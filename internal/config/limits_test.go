@@ -237,7 +237,7 @@ func TestWarningsAboutBlanks(t *testing.T) {
 	for _, kept := range []bool{false, true} {
 		_, problems := Compile(numbered([]string{domain}), Options{KeepBlanks: kept})
 		if got := strings.Contains(problems.Error(), "never matches"); got == kept {
-			t.Errorf("--keep-blanks %t: got %v; want a warning: %t", kept, problems, !kept)
+			t.Errorf("RLSIDECAR_KEEP_BLANKS %t: got %v; want a warning: %t", kept, problems, !kept)
 		}
 	}
 }

@@ -23,10 +23,10 @@ func Root(path string) string {
 	return path
 }
 
-// read reads the files of paths, sorted by name within each folder. A path is a file, a folder of *.yaml and
+// Read reads the files of paths, sorted by name within each folder. A path is a file, a folder of *.yaml and
 // *.yml files, or folder/** for all files below the folder that are not hidden. A file that is named twice is read
 // once.
-func read(paths []string) (files []File, problems Problems) {
+func Read(paths []string) (files []File, problems Problems) {
 	var whole bytes.Buffer // used for all files, so that each file is copied only once
 	problems = eachFile(paths, func(name string, content io.Reader) error {
 		whole.Reset()
@@ -39,7 +39,7 @@ func read(paths []string) (files []File, problems Problems) {
 	return files, problems
 }
 
-// eachFile calls visit with the content of each file that read returns, in the same order. It returns a problem for
+// eachFile calls visit with the content of each file that Read returns, in the same order. It returns a problem for
 // each path or file that cannot be read, and for each error of visit.
 func eachFile(paths []string, visit func(name string, content io.Reader) error) (problems Problems) {
 	seen := map[string]bool{}

@@ -59,7 +59,7 @@ func NewLoader(o Options) *Loader {
 
 // Load does what the function Load does, but parses and compiles only changed files and domains.
 func (l *Loader) Load(paths []string) (*limiter.Snapshot, Problems) {
-	s := l.read(read(paths))
+	s := l.read(Read(paths))
 	defer l.evict(s)
 	return l.compiler(s).compile(s.docs, s.files)
 }

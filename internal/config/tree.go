@@ -72,7 +72,7 @@ func (c *compiler) warnBlanks(at place, key, value string, how descriptors.How) 
 	atEnd := how != descriptors.HasPrefix && target.TrimRight(value) != value
 	if !c.o.KeepBlanks && (atStart || atEnd) {
 		c.warn(at, "%s %q never matches: blanks at the ends of descriptor values are removed before they are compared; "+
-			"remove them here, or keep them everywhere with --keep-blanks", key, short(value))
+			"remove them here, or keep them everywhere with RLSIDECAR_KEEP_BLANKS", key, short(value))
 	}
 }
 
@@ -230,7 +230,7 @@ func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *
 // at is the place of the first limit beyond the bound.
 func (c *compiler) tooMany(at place) {
 	if !c.full {
-		c.mistake(inFile(at.file()), "the configuration has more than %d limits; make it smaller, or raise --max-limits", c.o.maxLimits())
+		c.mistake(inFile(at.file()), "the configuration has more than %d limits; make it smaller, or raise RLSIDECAR_MAX_LIMITS", c.o.maxLimits())
 	}
 	c.full = true
 }

@@ -74,8 +74,8 @@ func TestProxiesAndApplicationsShareABucket(t *testing.T) {
 func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {
 	everywhere := func(c *Config) { c.HTTP = "0.0.0.0:0" }
 	x := start(t, named, everywhere)
-	if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"send"}`); code != 401 || !strings.Contains(answer, "--api-token") {
-		t.Errorf("without a token: %d %s; want code 401 and an answer that contains %q", code, answer, "--api-token")
+	if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"send"}`); code != 401 || !strings.Contains(answer, "--api-token-file") {
+		t.Errorf("without a token: %d %s; want code 401 and an answer that contains %q", code, answer, "--api-token-file")
 	}
 	if n := x.logs.FilterMessageSnippet("the HTTP API is off").Len(); n != 1 {
 		t.Errorf("logged %d times, want once", n)

@@ -110,10 +110,10 @@ func (c *Config) Check() error {
 		return err
 	}
 	if c.AdminToken != "" && c.AdminTokenFile != "" {
-		return errors.New("two admin tokens are given; give only one of --admin-token and --admin-token-file")
+		return errors.New("two admin tokens are given; give only one of RLSIDECAR_ADMIN_TOKEN and --admin-token-file")
 	}
 	if c.APIToken != "" && c.APITokenFile != "" {
-		return errors.New("two API tokens are given; give only one of --api-token and --api-token-file")
+		return errors.New("two API tokens are given; give only one of RLSIDECAR_API_TOKEN and --api-token-file")
 	}
 	if c.Admin != "" && !isLocal(c.Admin) && c.AdminToken == "" && c.AdminTokenFile == "" {
 		return fmt.Errorf("--admin-listen %s can be reached from other machines; give --admin-token-file, or listen on 127.0.0.1", c.Admin)
@@ -122,13 +122,13 @@ func (c *Config) Check() error {
 		return errors.New("--admin-read-token-file has no effect without an admin token, because every client may read without one; give --admin-token-file too")
 	}
 	if c.GRPCMaxConnections < 0 || c.HTTPMaxConnections < 0 {
-		return errors.New("--grpc-max-connections and --http-max-connections must not be negative; leave them out for the default")
+		return errors.New("RLSIDECAR_GRPC_MAX_CONNECTIONS and RLSIDECAR_HTTP_MAX_CONNECTIONS must not be negative; leave them out for the default")
 	}
 	if c.MaxConnectionIdle < 0 || c.HTTPIdleTimeout < 0 {
-		return errors.New("--grpc-max-connection-idle and --http-idle-timeout must not be negative")
+		return errors.New("RLSIDECAR_GRPC_MAX_CONNECTION_IDLE and RLSIDECAR_HTTP_IDLE_TIMEOUT must not be negative")
 	}
 	if c.Metrics != "" && !strings.HasPrefix(c.MetricsPath, "/") {
-		return fmt.Errorf("--metrics-path must start with /, but is %q", c.MetricsPath)
+		return fmt.Errorf("RLSIDECAR_METRICS_PATH must start with /, but is %q", c.MetricsPath)
 	}
 	if len(c.Paths) > 0 && c.XDS.Server != "" {
 		return errors.New("--config and --xds-server cannot be combined; give one of them")

@@ -83,7 +83,7 @@ func (s *server) boundListeners(listeners []listener) {
 		d.bounded = l
 	}
 	if files > 0 && uint64(sum) >= files {
-		s.log.Warn("this process may open too few files for the maximum number of connections; raise the limit of open files (ulimit -n), or lower --grpc-max-connections and --http-max-connections", zap.Int("connections", sum), zap.Uint64("files", files))
+		s.log.Warn("this process may open too few files for the maximum number of connections; raise the limit of open files (ulimit -n), or lower RLSIDECAR_GRPC_MAX_CONNECTIONS and RLSIDECAR_HTTP_MAX_CONNECTIONS", zap.Int("connections", sum), zap.Uint64("files", files))
 	}
 }
 
@@ -155,7 +155,7 @@ func (l *boundedListener) retry(err error) bool {
 	if t, ok := errors.AsType[net.Error](err); !ok || !t.Temporary() {
 		return false
 	}
-	l.log.Warn("connections cannot be accepted; if the error is about open files, raise their limit (ulimit -n), or lower --grpc-max-connections and --http-max-connections", zap.Error(err))
+	l.log.Warn("connections cannot be accepted; if the error is about open files, raise their limit (ulimit -n), or lower RLSIDECAR_GRPC_MAX_CONNECTIONS and RLSIDECAR_HTTP_MAX_CONNECTIONS", zap.Error(err))
 	return (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)) && l.all.makeRoom()
 }
 
@@ -166,7 +166,7 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 	full := len(l.open) >= l.max && !l.evict()
 	if full && len(l.open) >= l.max+l.extra {
 		l.refused.Add(1)
-		l.log.Warn("connections are refused, because the maximum number is open; raise --grpc-max-connections or --http-max-connections, or use fewer connections", zap.Int("max", l.max))
+		l.log.Warn("connections are refused, because the maximum number is open; raise RLSIDECAR_GRPC_MAX_CONNECTIONS or RLSIDECAR_HTTP_MAX_CONNECTIONS, or use fewer connections", zap.Int("max", l.max))
 		return nil
 	}
 	c := &boundedConn{Conn: nc, listener: l, reservedForHealth: full}
@@ -192,7 +192,7 @@ func (l *boundedListener) evict() bool {
 		if _, open := l.open[c]; open && c.idleAt(now) {
 			delete(l.open, c)
 			l.evicted.Add(1)
-			l.log.Warn("idle connections are closed to make room for new ones, because the maximum number is open; raise --grpc-max-connections or --http-max-connections if clients reconnect too often", zap.Int("max", l.max))
+			l.log.Warn("idle connections are closed to make room for new ones, because the maximum number is open; raise RLSIDECAR_GRPC_MAX_CONNECTIONS or RLSIDECAR_HTTP_MAX_CONNECTIONS if clients reconnect too often", zap.Int("max", l.max))
 			c.Conn.Close()
 			return true
 		}

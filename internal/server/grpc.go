@@ -50,7 +50,7 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	d := listener{ready: func() { h.set(healthpb.HealthCheckResponse_SERVING) }, unready: h.Shutdown}
 	fast := cmp.Or(s.config.Engine, defaultEngine) == FastEngine
 	if fast && s.tracing != nil { // the fast engine creates no span for a call
-		s.log.Info("the engine grpc-go is used, because --tracing needs it")
+		s.log.Info("the engine grpc-go is used, because RLSIDECAR_TRACING needs it")
 		fast = false
 	}
 	if fast {

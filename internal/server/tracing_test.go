@@ -94,7 +94,7 @@ func TestDecisionsAreTraced(t *testing.T) {
 			t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
 			t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "zone=eu,service.namespace=other")
 			x := start(t, answers, func(c *Config) {
-				c.Tracing = &tracing.Config{Protocol: protocol, Share: 1, Service: "RateLimit", Namespace: "edge", Instance: "i1"}
+				c.Tracing = &tracing.Config{Protocol: protocol, Service: "RateLimit", Namespace: "edge", Instance: "i1"}
 			})
 			const marker, caller, callerSpan = "zq7client", "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 			send := func(headers ...string) {
@@ -157,7 +157,7 @@ func TestDeadCollectorDelaysNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+listener.Addr().String())
-	x := start(t, answers, func(c *Config) { c.Tracing = &tracing.Config{Protocol: "http", Share: 1} })
+	x := start(t, answers, func(c *Config) { c.Tracing = &tracing.Config{Protocol: "http"} })
 	for range 3000 { // more than the queue can hold
 		if a := x.send(t, "free=v"); a.OverallCode != ok {
 			t.Fatalf("got %v; want OK", a)
@@ -167,7 +167,7 @@ func TestDeadCollectorDelaysNobody(t *testing.T) {
 }
 
 func TestWrongTracingDoesNotStart(t *testing.T) {
-	for _, c := range []tracing.Config{{Protocol: "zipkin"}, {Protocol: "http", Share: 1.5}, {Protocol: "http", Share: -1}} {
+	for _, c := range []tracing.Config{{Protocol: "zipkin"}, {Protocol: "http", Share: new(1.5)}, {Protocol: "http", Share: new(-1.0)}} {
 		if err := run(t, Config{GRPC: "127.0.0.1:0", Tracing: &c}); err == nil {
 			t.Errorf("%+v: Run returned no error; want one", c)
 		}

@@ -52,7 +52,7 @@ func (x *XDS) check() error {
 	case (x.Cert == "") != (x.Key == ""):
 		return errors.New("a client certificate for the xDS server needs both --xds-tls-cert and --xds-tls-key")
 	case x.MaxMessage < 0 || x.MinBackoff < 0 || x.MaxBackoff < 0:
-		return errors.New("--xds-max-message, --xds-backoff and --xds-max-backoff must not be negative")
+		return errors.New("RLSIDECAR_XDS_MAX_MESSAGE, RLSIDECAR_XDS_BACKOFF and RLSIDECAR_XDS_MAX_BACKOFF must not be negative")
 	}
 	for name, value := range x.Headers {
 		if err := xds.CheckHeader(name, value); err != nil {

@@ -28,7 +28,7 @@ const (
 	fieldListValues  = 1 // of google.protobuf.ListValue
 )
 
-// For each limit that --max-limits allows, a response may have so many descriptors and details.
+// For each limit that RLSIDECAR_MAX_LIMITS allows, a response may have so many descriptors and details.
 const descriptorsPerLimit, detailsPerLimit = 2, 10
 
 // tooLarge returns why a response cannot be decoded within the bound on limits, or "".
@@ -39,7 +39,7 @@ func tooLarge(resources []*anypb.Any, maxLimits int) string {
 			s.descriptor(below, 1)
 		}
 	}
-	const text = "the configuration has %d %s, more than the %d that --max-limits allows; make it smaller, or raise --max-limits"
+	const text = "the configuration has %d %s, more than the %d that RLSIDECAR_MAX_LIMITS allows; make it smaller, or raise RLSIDECAR_MAX_LIMITS"
 	switch {
 	case s.limits > maxLimits:
 		return fmt.Sprintf(text, s.limits, "limits", maxLimits)

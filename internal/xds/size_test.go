@@ -24,7 +24,7 @@ func limited(n int) (list []*ratelimit.RateLimitDescriptor) {
 	return list
 }
 
-// TestLargeResponsesAreRefusedBeforeTheyAreDecoded refuses a response with five times as many limits as --max-limits
+// TestLargeResponsesAreRefusedBeforeTheyAreDecoded refuses a response with five times as many limits as RLSIDECAR_MAX_LIMITS
 // allows. The refusal must need much less memory than the response itself.
 func TestLargeResponsesAreRefusedBeforeTheyAreDecoded(t *testing.T) {
 	const most = 20_000
@@ -41,8 +41,8 @@ func TestLargeResponsesAreRefusedBeforeTheyAreDecoded(t *testing.T) {
 	if allocated, size := after.TotalAlloc-before.TotalAlloc, len(list[0].GetValue()); allocated > uint64(size)/4 {
 		t.Errorf("the refusal of %d bytes allocated %d bytes; want at most a quarter of them", size, allocated)
 	}
-	if text := r.GetErrorDetail().GetMessage(); r.VersionInfo != "1" || !strings.Contains(text, "100000 limits, more than the 20000 that --max-limits allows") {
-		t.Errorf("got version %s and %q; want version 1, the numbers and --max-limits", r.VersionInfo, text)
+	if text := r.GetErrorDetail().GetMessage(); r.VersionInfo != "1" || !strings.Contains(text, "100000 limits, more than the 20000 that RLSIDECAR_MAX_LIMITS allows") {
+		t.Errorf("got version %s and %q; want version 1, the numbers and RLSIDECAR_MAX_LIMITS", r.VersionInfo, text)
 	}
 }
 

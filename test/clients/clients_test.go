@@ -64,7 +64,8 @@ func serve(t *testing.T, limits string) (api, admin string) {
 	t.Helper()
 	var output lockedBuffer
 	cmd := exec.Command(sidecarProgram, "serve", "--config", limits, "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0",
-		"--admin-listen", "127.0.0.1:0", "--api-token", token, "--drain-delay", "0s")
+		"--admin-listen", "127.0.0.1:0", "--drain-delay", "0s")
+	cmd.Env = append(os.Environ(), "RLSIDECAR_API_TOKEN="+token)
 	cmd.Stdout, cmd.Stderr = &output, &output
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

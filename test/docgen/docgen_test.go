@@ -3,8 +3,12 @@ package docgen_test
 import (
 	"encoding/xml"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 	"github.com/rlsidecar/rlsidecar/test/docgen"
 )
 
@@ -40,5 +44,28 @@ func TestPictures(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		docgen.Check(t, "../..", "pictures/"+name, text)
+	}
+}
+
+func TestManualPageIsWellFormed(t *testing.T) {
+	mandoc := tooltest.Path(t, "mandoc")
+	page, err := exec.Command("../../scripts/man.sh", "v1.2.3").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "rlsidecar.1")
+	if err := os.WriteFile(file, page, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, _ := exec.Command(mandoc, "-T", "lint", "-W", "warning", file).CombinedOutput() // mandoc's exit code is the severity of the worst finding
+	for line := range strings.Lines(string(out)) {
+		if !strings.Contains(line, "missing date") { // the page has no date, so that builds are reproducible
+			t.Errorf("mandoc: %s", line)
+		}
+	}
+	for _, want := range []string{`\-\-on\-backend\-failure`, "RLSIDECAR_REDIS_URL", `rlsidecar serve \-\-config limits.yaml`} {
+		if !strings.Contains(string(page), want) {
+			t.Errorf("the page does not have %q", want)
+		}
 	}
 }

@@ -46,7 +46,7 @@ func eachListener(t *testing.T, test func(request)) {
 				}
 				a := request{T: t, addr: loopback() + ":8081"}
 				network, listen := "tcp", a.addr
-				args := []string{"serve", "--config", config, "--http-listen", "", "--admin-listen", "", "--drain-delay", "0s", "--grpc-engine", engine, "--max-descriptors", "1000"}
+				args := []string{"RLSIDECAR_MAX_DESCRIPTORS=1000", sidecarProgram, "serve", "--config", config, "--http-listen", "", "--admin-listen", "", "--drain-delay", "0s", "--grpc-engine", engine}
 				switch kind {
 				case "unix":
 					a.socket = filepath.Join(dir, "s")
@@ -56,7 +56,7 @@ func eachListener(t *testing.T, test func(request)) {
 					a.ca = dir + "/ca.crt"
 					args = append(args, "--tls-cert", dir+"/tls.crt", "--tls-key", dir+"/tls.key")
 				}
-				p := start(t, sidecarProgram, append(args, "--grpc-listen", listen)...)
+				p := start(t, "env", append(args, "--grpc-listen", listen)...)
 				awaitPort(t, p, network, strings.TrimPrefix(listen, "unix://"))
 				test(a)
 			})

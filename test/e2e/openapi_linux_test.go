@@ -31,7 +31,8 @@ func TestTheAPIsAreAsDescribed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	serve(t, addr, "--config", root+"/examples/http-api/limits.yaml", "--api-inline-config", "--api-token", "s3cret", "--admin-token", "s3cret")
+	serve(t, addr, "RLSIDECAR_API_TOKEN=s3cret", "RLSIDECAR_ADMIN_TOKEN=s3cret",
+		"--config", root+"/examples/http-api/limits.yaml", "--api-inline-config")
 	for name, c := range map[string]struct {
 		document   string
 		operations int

@@ -146,12 +146,16 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 // serve starts a sidecar on the ports 8080, 8081 and 6070 of addr, and waits until it is ready. args may choose other
-// listeners.
+// listeners. They may begin with variables, as RLSIDECAR_NAME=VALUE.
 func serve(t *testing.T, addr string, args ...string) *process {
 	t.Helper()
-	p := start(t, sidecarProgram, append([]string{
-		"serve", "--grpc-listen", addr + ":8081", "--http-listen", addr + ":8080", "--admin-listen", addr + ":6070", "--drain-delay", "0s",
-	}, args...)...)
+	var variables []string
+	for len(args) > 0 && strings.HasPrefix(args[0], "RLSIDECAR_") {
+		variables, args = append(variables, args[0]), args[1:]
+	}
+	p := start(t, "env", append(append(variables,
+		sidecarProgram, "serve", "--grpc-listen", addr+":8081", "--http-listen", addr+":8080", "--admin-listen", addr+":6070", "--drain-delay", "0s",
+	), args...)...)
 	eventually(t, "rlsidecar is ready", func() bool {
 		if !p.running() {
 			t.Fatalf("rlsidecar ended: %v", p.err)

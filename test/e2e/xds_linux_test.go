@@ -17,8 +17,8 @@ func TestXDSExample(t *testing.T) {
 	}
 	addr, client := loopback(), &http.Client{Timeout: maxWait, Transport: &http.Transport{DisableKeepAlives: true}}
 	plane := start(t, program, "-listen", addr+":18001")
-	serve(t, addr, "--xds-server", addr+":18001", "--xds-node-id", "edge", "--xds-backoff", "10ms", "--xds-max-backoff", "100ms",
-		"--admin-token", "t", "--metrics-listen", addr+":9090")
+	serve(t, addr, "RLSIDECAR_XDS_BACKOFF=10ms", "RLSIDECAR_XDS_MAX_BACKOFF=100ms", "RLSIDECAR_ADMIN_TOKEN=t",
+		"--xds-server", addr+":18001", "--xds-node-id", "edge", "--metrics-listen", addr+":9090")
 	send := func(key string) int {
 		t.Helper()
 		resp, err := client.Post("http://"+addr+":8080/json", "application/json",

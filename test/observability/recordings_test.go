@@ -144,7 +144,9 @@ func inMemory(t *testing.T, made map[string]recording) {
 		budgets.send(t, 1, "ai", "settle_end", "made-up")
 		budgets.send(t, 1, "ai", "app", "x") // lacks the user
 	})
-	crowded := startSidecar(t, limits, "--http-max-connections", "4")
+	t.Setenv("RLSIDECAR_HTTP_MAX_CONNECTIONS", "4")
+	crowded := startSidecar(t, limits)
+	t.Setenv("RLSIDECAR_HTTP_MAX_CONNECTIONS", "")
 	made["no connection left"] = crowded.record(t, func() {
 		for range 30 {
 			c, err := net.Dial("tcp", crowded.http)

@@ -42,7 +42,7 @@ const (
 	less  = "A client that has used more than the new limit holds is denied until the excess has refilled."
 )
 
-// Compare lists the changes from one configuration to another, in this order: --keep-blanks, domains, limits,
+// Compare lists the changes from one configuration to another, in this order: RLSIDECAR_KEEP_BLANKS, domains, limits,
 // descriptors, and the section auth.
 func Compare(was, is *limiter.Snapshot) []Change {
 	all := []Change{}

@@ -1,6 +1,5 @@
 // Package migrate reports what rlsidecar does differently for a configuration of the reference server,
-// envoyproxy/ratelimit. It can also rewrite a file: it removes keys that the reference server ignores and rlsidecar
-// rejects, and states the defaults that differ. Both are functions of the file's text.
+// envoyproxy/ratelimit.
 package migrate
 
 import (
@@ -68,43 +67,6 @@ func Review(files []config.File) []Note {
 		return cmp.Or(order[a.File]-order[b.File], a.Line-b.Line, a.Column-b.Column)
 	})
 	return notes
-}
-
-// Write returns the file with three changes. The defaults of rlsidecar that differ from the reference server's are
-// stated, with the reference server's values in comments. Keys that the reference server ignores are removed. So are
-// all documents but the first, which the reference server ignores too.
-func Write(f config.File) ([]byte, error) {
-	docs, err := documents(f.Data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", f.Name, err)
-	}
-	if len(docs) == 0 {
-		return nil, fmt.Errorf("%s: the file is empty; give a configuration file", f.Name)
-	}
-	root := docs[0] // the reference server reads only the first document
-	prune(root, top)
-	at := 0
-	for i := 0; i+1 < len(root.Content); i += 2 {
-		if root.Content[i].Value == "domain" {
-			at = i + 2
-		}
-	}
-	state := func(key, value, comment string) {
-		if find(root, key) == nil {
-			pair := []*yaml.Node{{Kind: yaml.ScalarNode, Value: key}, {Kind: yaml.ScalarNode, Value: value, LineComment: "# " + comment}}
-			root.Content = slices.Insert(root.Content, at, pair...)
-			at += 2
-		}
-	}
-	state("consume", "together", "each: as envoyproxy/ratelimit, where a denied request consumes")
-	state("on_backend_failure", "deny", "error: as envoyproxy/ratelimit, where the proxy's failure mode decides")
-	var out bytes.Buffer
-	e := yaml.NewEncoder(&out)
-	e.SetIndent(2)
-	if err := errors.Join(e.Encode(root), e.Close()); err != nil {
-		return nil, fmt.Errorf("%s: %w", f.Name, err)
-	}
-	return out.Bytes(), nil
 }
 
 // documents returns the documents of data that are mappings, up to the first mistake in the syntax.
@@ -175,22 +137,6 @@ func find(n *yaml.Node, key string) *yaml.Node {
 		}
 	}
 	return nil
-}
-
-// prune removes the keys that the reference server ignores: keys at a wrong level, and all but the last of
-// duplicate keys.
-func prune(n *yaml.Node, l *level) {
-	for i := 0; i+1 < len(n.Content); {
-		key := n.Content[i].Value
-		if l.ignored(key) || again(n, i) {
-			n.Content = slices.Delete(n.Content, i, i+2)
-			continue
-		}
-		if below := l.below[key]; below != nil {
-			each(n.Content[i+1], func(n *yaml.Node) { prune(n, below) })
-		}
-		i += 2
-	}
 }
 
 // again reports whether a later key of the mapping n equals the key at i. It reports false for the merge key <<,

@@ -5,13 +5,14 @@ import (
 	"strings"
 )
 
-func (r *reader) redis() {
+// redis reports whether the files of REDIS_TLS_… have an effect.
+func (r *reader) redis() (withTLS bool) {
 	switch r.choice("BACKEND_TYPE", "redis", "memory", "memcache") {
 	case "memcache":
 		r.mistake("BACKEND_TYPE", "memcached cannot decide and charge in one step, so limits in it do not hold; set redis (with REDIS_URL) or memory")
-		return
+		return false
 	case "memory":
-		return
+		return false
 	}
 	r.copyPrefix()
 	perSecond := r.bool("REDIS_PERSECOND")
@@ -22,26 +23,18 @@ func (r *reader) redis() {
 	if r.counts("REDIS_URL") {
 		r.server("REDIS_", "redis-url")
 	}
-	switch _, there := r.Flags["redis-url"]; {
+	switch _, there := r.Values["redis-url"]; {
 	case there && perSecond:
 		r.server("REDIS_PERSECOND_", "redis-per-second-url")
 	case perSecond:
 		r.mistake("REDIS_PERSECOND", "REDIS_URL, for the limits that are not per second, is missing; set REDIS_URL, or remove REDIS_PERSECOND")
 	case !there:
-		return
+		return false
 	}
-	if !tls {
-		return
-	}
-	r.copy("redis-tls-ca", "REDIS_TLS_CACERT")
-	r.copy("redis-tls-cert", "REDIS_TLS_CLIENT_CERT")
-	r.copy("redis-tls-key", "REDIS_TLS_CLIENT_KEY")
-	if r.bool("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION") {
-		r.set("redis-tls-skip-hostname", "true", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION")
-	}
+	return tls
 }
 
-func (r *reader) server(prefix, flag string) {
+func (r *reader) server(prefix, setting string) {
 	form := r.choice(prefix+"TYPE", "single", "sentinel", "cluster")
 	where := r.given(prefix + "URL")
 	socket := ""
@@ -72,7 +65,7 @@ func (r *reader) server(prefix, flag string) {
 	if problem != "" {
 		r.mistake(prefix+"URL", "%s", problem)
 	}
-	r.set(flag, text, prefix+"URL")
+	r.Values[setting] = text
 }
 
 // copyPrefix sets the prefix of keys to CACHE_KEY_PREFIX, followed by the default prefix. So Redis permissions for
@@ -84,7 +77,7 @@ func (r *reader) copyPrefix() {
 	case strings.ContainsAny(prefix, "{}"):
 		r.mistake("CACHE_KEY_PREFIX", "braces choose cluster slots and cannot be part of it; remove them")
 	case prefix != "":
-		r.set("redis-key-prefix", prefix+"rl:", "CACHE_KEY_PREFIX")
+		r.Values["redis-key-prefix"] = prefix + "rl:"
 	}
 }
 

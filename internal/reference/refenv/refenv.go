@@ -1,6 +1,6 @@
-// Package refenv converts the environment of the reference server, envoyproxy/ratelimit, to values for flags of
-// `rlsidecar serve`, by the flags' names. Read is a function of its arguments: the package reads no files and uses no
-// network.
+// Package refenv converts the environment of the reference server, envoyproxy/ratelimit, to values for settings of
+// `rlsidecar serve`, by the settings' names. Read is a function of its arguments: the package reads no files and uses
+// no network.
 //
 // A setting that cannot be honored is an error if limits would not hold as intended. It is a warning if something
 // else is missing. It is silent if only the implementation differs.
@@ -9,6 +9,7 @@ package refenv
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"path"
 	"slices"
@@ -17,14 +18,15 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
 
 // Settings is the result of reading an environment.
 type Settings struct {
-	// Flags are flags of serve, by name.
-	Flags map[string]Flag
-	// XDS is the control plane that provides the configuration; nil means that files do.
-	XDS *XDS
+	// Values are values of settings of serve, by the names of their flags.
+	Values map[string]string
+	// Tracing has the details of tracing.
+	Tracing tracing.Config
 	// Rewrites change the metrics sent to DogStatsD.
 	Rewrites []statsd.Rewrite
 	// ConsumeTogether means that a denied request consumes nothing from any limit, even if the configuration has
@@ -34,27 +36,19 @@ type Settings struct {
 	Warnings []string
 }
 
-// Flag is the value of a flag.
-type Flag struct {
-	Value string
-	From  string // the name of the variable; of several variables, the most specific one
-}
-
 // Read reads env. With asServer, the program replaces the reference server and uses its defaults; otherwise unset
 // variables have no effect. Empty variables count as not set. The error lists each variable that cannot be used.
 func Read(env map[string]string, asServer bool) (Settings, error) {
-	r := &reader{env: env, asServer: asServer, Settings: Settings{Flags: map[string]Flag{}}}
+	r := &reader{env: env, asServer: asServer, Settings: Settings{Values: map[string]string{}}}
 	r.files()
 	r.listeners()
 	r.admin()
 	r.tls()
-	r.redis()
+	redisOverTLS := r.redis()
 	r.ConsumeTogether = r.bool("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT")
-	r.answers()
 	r.metrics()
 	r.tracing()
-	r.logging()
-	r.readXDS()
+	r.copyAll(redisOverTLS)
 	return r.Settings, errors.Join(r.mistakes...)
 }
 
@@ -80,19 +74,59 @@ func (r *reader) value(name string) string {
 // counts reports whether a variable has an effect: it is set, or its default applies.
 func (r *reader) counts(name string) bool { return r.asServer || r.given(name) != "" }
 
-func (r *reader) set(flag, value, from string) { r.Flags[flag] = Flag{value, from} }
-
-// copy sets flag to the value of the variable, or to the variable's default if that has an effect (counts). It never
-// sets an empty value.
-func (r *reader) copy(flag, name string) {
-	if v := r.value(name); v != "" && r.counts(name) {
-		r.set(flag, v, name)
+// copyAll gives each variable that sets a setting to that setting, if the variable has an effect. It never sets an
+// empty value.
+func (r *reader) copyAll(redisOverTLS bool) {
+	fromPlane := r.choice("CONFIG_TYPE", "file", "grpc_xds_sotw") == "grpc_xds_sotw"
+	active := [...]bool{
+		xds:       fromPlane,
+		xdsTLS:    fromPlane && r.bool("CONFIG_GRPC_XDS_SERVER_USE_TLS"),
+		serverTLS: r.bool("GRPC_SERVER_USE_TLS"),
+		redisTLS:  redisOverTLS,
+	}
+	for _, v := range variables {
+		if v.Sets == "" || v.when == always && !r.counts(v.Name) || v.when != always && !active[v.when] || r.value(v.Name) == "" {
+			continue
+		}
+		r.Values[v.Sets] = r.checked(v)
 	}
 }
 
+// checked returns the value of v in the form of a setting.
+func (r *reader) checked(v Variable) string {
+	switch v.kind {
+	case truth:
+		return strconv.FormatBool(r.bool(v.Name))
+	case span:
+		return r.duration(v.Name).String()
+	case bytes:
+		return strconv.Itoa(r.integer(v.Name, math.MaxInt32))
+	case level:
+		return levels[r.choice(v.Name, "panic", "fatal", "error", "warn", "warning", "info", "debug", "trace")]
+	case format:
+		return r.choice(v.Name, "text", "json")
+	case share:
+		if ratio, err := strconv.ParseFloat(r.value(v.Name), 32); err != nil || ratio <= 0 || ratio > 1 {
+			r.mistake(v.Name, "write a share above 0, up to 1, such as 0.8")
+		}
+	case equalPairs:
+		r.pairs(v.Name, "=:") // the reference server expects "=", but its documentation shows ":"
+	case colonPairs:
+		r.pairs(v.Name, ":")
+	}
+	return r.value(v.Name)
+}
+
+// levels maps the levels of logrus to those of --log-level, which has none above error.
+var levels = map[string]string{
+	"panic": "error", "fatal": "error", "error": "error", "warn": "warn", "warning": "warn", "info": "info", "debug": "debug", "trace": "debug",
+}
+
 func (r *reader) mistake(name, format string, args ...any) {
-	shown := byName(name).Shown(r.env[name])
-	r.mistakes = append(r.mistakes, fmt.Errorf("%s=%s: %s", name, shown, fmt.Sprintf(format, args...)))
+	err := fmt.Errorf("%s=%s: %s", name, byName(name).Shown(r.env[name]), fmt.Sprintf(format, args...))
+	if !slices.ContainsFunc(r.mistakes, func(e error) bool { return e.Error() == err.Error() }) { // some variables are read twice
+		r.mistakes = append(r.mistakes, err)
+	}
 }
 
 func (r *reader) warn(format string, args ...any) {
@@ -142,8 +176,8 @@ func (r *reader) files() {
 		return
 	}
 	folder := path.Join(r.value("RUNTIME_ROOT"), r.value("RUNTIME_SUBDIRECTORY"), r.value("RUNTIME_APPDIRECTORY"))
-	// The flag is a list separated by commas, so a comma in the path needs a backslash.
-	r.set("config", strings.ReplaceAll(path.Join(folder, "**"), ",", `\,`), "RUNTIME_ROOT")
+	// The setting is a list separated by commas, so a comma in the path needs a backslash.
+	r.Values["config"] = strings.ReplaceAll(path.Join(folder, "**"), ",", `\,`)
 }
 
 func (r *reader) listeners() {
@@ -153,23 +187,16 @@ func (r *reader) listeners() {
 	}
 	r.listen("http-listen", host, "PORT")
 	if v := r.given("GRPC_UDS"); v != "" {
-		r.set("grpc-listen", "unix://"+v, "GRPC_UDS")
+		r.Values["grpc-listen"] = "unix://" + v
 	} else {
 		r.listen("grpc-listen", r.given("GRPC_HOST"), "GRPC_PORT")
 	}
-	for flag, name := range map[string]string{
-		"grpc-max-connection-age": "GRPC_MAX_CONNECTION_AGE", "grpc-max-connection-age-grace": "GRPC_MAX_CONNECTION_AGE_GRACE",
-	} {
-		if r.counts(name) {
-			r.set(flag, r.duration(name).String(), name)
-		}
-	}
 }
 
-// listen sets the flag of a listener from a host and a port. If neither has an effect, it sets nothing. Without a
+// listen sets the address of a listener from a host and a port. If neither has an effect, it sets nothing. Without a
 // host the listener is open on all interfaces if the program replaces the reference server, and otherwise only
 // on loopback.
-func (r *reader) listen(flag, host, portName string) {
+func (r *reader) listen(setting, host, portName string) {
 	if host == "" && !r.counts(portName) {
 		return
 	}
@@ -177,7 +204,7 @@ func (r *reader) listen(flag, host, portName string) {
 		host = loopback
 	}
 	port := r.integer(portName, 65535)
-	r.set(flag, net.JoinHostPort(host, strconv.Itoa(port)), portName)
+	r.Values[setting] = net.JoinHostPort(host, strconv.Itoa(port))
 }
 
 const loopback = "127.0.0.1"
@@ -201,6 +228,9 @@ func (r *reader) admin() {
 }
 
 func (r *reader) tls() {
+	if (r.given("CONFIG_GRPC_XDS_CLIENT_TLS_CERT") == "") != (r.given("CONFIG_GRPC_XDS_CLIENT_TLS_KEY") == "") {
+		r.mistake("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "a client certificate needs both a certificate and CONFIG_GRPC_XDS_CLIENT_TLS_KEY")
+	}
 	if !r.bool("GRPC_SERVER_USE_TLS") {
 		return
 	}
@@ -209,41 +239,19 @@ func (r *reader) tls() {
 			r.mistake("GRPC_SERVER_USE_TLS", "%s is not set; name a PEM file", name)
 		}
 	}
-	r.copy("tls-cert", "GRPC_SERVER_TLS_CERT")
-	r.copy("tls-key", "GRPC_SERVER_TLS_KEY")
-	r.copy("tls-client-ca", "GRPC_CLIENT_TLS_CACERT")
-	if r.given("GRPC_CLIENT_TLS_CACERT") != "" { // without a CA the reference server requires no certificate
-		r.copy("tls-client-name", "GRPC_CLIENT_TLS_SAN")
+	if r.given("GRPC_CLIENT_TLS_CACERT") != "" && r.given("GRPC_CLIENT_TLS_SAN") != "" { // without a CA the reference server requires no certificate
+		r.Values["tls-client-name"] = r.given("GRPC_CLIENT_TLS_SAN")
 	}
-}
-
-func (r *reader) answers() {
-	for flag, name := range map[string]string{
-		"response-headers": "LIMIT_RESPONSE_HEADERS_ENABLED", "dynamic-metadata": "RESPONSE_DYNAMIC_METADATA",
-		"shadow-mode": "SHADOW_MODE", "quota-mode": "QUOTA_MODE",
-	} {
-		if r.counts(name) {
-			r.set(flag, strconv.FormatBool(r.bool(name)), name)
-		}
-	}
-	r.copy("limit-header", "LIMIT_LIMIT_HEADER")
-	r.copy("remaining-header", "LIMIT_REMAINING_HEADER")
-	r.copy("reset-header", "LIMIT_RESET_HEADER")
 }
 
 func (r *reader) metrics() {
-	ratio, err := strconv.ParseFloat(r.value("NEAR_LIMIT_RATIO"), 32)
-	if err != nil || ratio <= 0 || ratio > 1 {
-		r.mistake("NEAR_LIMIT_RATIO", "write a share above 0, up to 1, such as 0.8")
-	}
-	r.copy("near-limit-ratio", "NEAR_LIMIT_RATIO")
 	if r.bool("DISABLE_STATS") {
 		return
 	}
 	r.statsd()
 	if r.bool("USE_PROMETHEUS") {
-		r.set("metrics-listen", r.value("PROMETHEUS_ADDR"), "PROMETHEUS_ADDR")
-		r.set("metrics-path", r.value("PROMETHEUS_PATH"), "PROMETHEUS_PATH")
+		r.Values["metrics-listen"] = r.value("PROMETHEUS_ADDR")
+		r.Values["metrics-path"] = r.value("PROMETHEUS_PATH")
 	}
 }
 
@@ -257,26 +265,37 @@ func (r *reader) tracing() {
 	if !r.bool("TRACING_ENABLED") {
 		return
 	}
-	r.set("tracing", "true", "TRACING_ENABLED")
-	r.set("tracing-protocol", protocol, "TRACING_EXPORTER_PROTOCOL")
-	r.copy("tracing-sampling-rate", "TRACING_SAMPLING_RATE")
-	if r.given("TRACING_SERVICE_NAME") != "" || r.env["OTEL_SERVICE_NAME"] == "" {
-		r.copy("tracing-service-name", "TRACING_SERVICE_NAME")
+	r.Values["tracing"] = "true"
+	r.Tracing = tracing.Config{
+		Protocol: protocol, Share: &rate, Service: r.given("TRACING_SERVICE_NAME"),
+		Namespace: r.given("TRACING_SERVICE_NAMESPACE"), Instance: r.given("TRACING_SERVICE_INSTANCE_ID"),
 	}
-	r.copy("tracing-service-namespace", "TRACING_SERVICE_NAMESPACE")
-	r.copy("tracing-service-instance-id", "TRACING_SERVICE_INSTANCE_ID")
+	if r.Tracing.Service == "" && r.asServer && r.env["OTEL_SERVICE_NAME"] == "" {
+		r.Tracing.Service = r.value("TRACING_SERVICE_NAME")
+	}
 }
 
-// levels maps the levels of logrus to those of --log-level, which has none above error.
-var levels = map[string]string{
-	"panic": "error", "fatal": "error", "error": "error", "warn": "warn", "warning": "warn", "info": "info", "debug": "debug", "trace": "debug",
+// pairs checks a list of pairs.
+func (r *reader) pairs(name, separators string) {
+	if _, ok := Pairs(r.value(name), separators); !ok {
+		r.mistake(name, "write name%svalue, with commas between several", separators[:1])
+	}
 }
 
-func (r *reader) logging() {
-	if r.counts("LOG_LEVEL") {
-		r.set("log-level", levels[r.choice("LOG_LEVEL", "panic", "fatal", "error", "warn", "warning", "info", "debug", "trace")], "LOG_LEVEL")
+// Pairs parses a list of pairs, with commas between them. One of separators stands between the name and the value of a
+// pair. ok is false if a pair has no name or no separator.
+func Pairs(list, separators string) (pairs map[string]string, ok bool) {
+	pairs = map[string]string{}
+	for pair := range strings.SplitSeq(list, ",") {
+		pair = strings.TrimSpace(pair)
+		if pair == "" {
+			continue
+		}
+		i := strings.IndexAny(pair, separators)
+		if i < 1 {
+			return nil, false
+		}
+		pairs[strings.TrimSpace(pair[:i])] = strings.TrimSpace(pair[i+1:])
 	}
-	if r.counts("LOG_FORMAT") {
-		r.set("log-format", r.choice("LOG_FORMAT", "text", "json"), "LOG_FORMAT")
-	}
+	return pairs, true
 }

@@ -6,7 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
 
 func with(words ...string) map[string]string {
@@ -16,14 +17,6 @@ func with(words ...string) map[string]string {
 		env[name] = value
 	}
 	return env
-}
-
-func values(s Settings) map[string]string {
-	m := map[string]string{}
-	for name, f := range s.Flags {
-		m[name] = f.Value
-	}
-	return m
 }
 
 // defaults returns the flags of a program that replaces the reference server, if no variable is set.
@@ -47,8 +40,8 @@ func TestNothingSetMeansNothing(t *testing.T) {
 		}
 	}
 	s, err := Read(empty, false)
-	if err != nil || len(s.Flags) > 0 || s.XDS != nil || len(s.Warnings) > 0 {
-		t.Errorf("got %+v, %v; want no flags, control plane or warnings", s, err)
+	if err != nil || len(s.Values) > 0 || len(s.Warnings) > 0 {
+		t.Errorf("got %+v, %v; want no values or warnings", s, err)
 	}
 }
 
@@ -56,8 +49,8 @@ func TestEveryVariableOfTheReferenceServerIsListed(t *testing.T) {
 	redis := "SOCKET_TYPE TYPE URL POOL_SIZE AUTH TLS SENTINEL_AUTH PIPELINE_WINDOW PIPELINE_LIMIT CLUSTER_PIPELINE_PARALLELISM TIMEOUT POOL_ON_EMPTY_BEHAVIOR"
 	listed := map[string]bool{}
 	for _, v := range Variables() {
-		if listed[v.Name] = true; v.Effect == "" {
-			t.Errorf("%s has no Effect", v.Name)
+		if listed[v.Name] = true; v.Effect == "" && v.Sets == "" {
+			t.Errorf("%s has no effect", v.Name)
 		}
 	}
 	for prefix, names := range map[string]string{
@@ -91,8 +84,8 @@ func TestEveryVariableOfTheReferenceServerIsListed(t *testing.T) {
 
 func TestDefaultsOfTheReferenceServer(t *testing.T) {
 	s, err := Read(nil, true)
-	if err != nil || !maps.Equal(values(s), defaults()) || len(s.Warnings) != 1 || !strings.HasPrefix(s.Warnings[0], "REDIS_URL is not set") {
-		t.Errorf("got %v, %v, %v; want the defaults, and one warning about REDIS_URL", values(s), s.Warnings, err)
+	if err != nil || !maps.Equal(s.Values, defaults()) || len(s.Warnings) != 1 || !strings.HasPrefix(s.Warnings[0], "REDIS_URL is not set") {
+		t.Errorf("got %v, %v, %v; want the defaults, and one warning about REDIS_URL", s.Values, s.Warnings, err)
 	}
 }
 
@@ -118,13 +111,9 @@ func TestMeaningOfSettings(t *testing.T) {
 		"USE_STATSD=false":                                           {"statsd-address": "", "statsd-protocol": "", "statsd-interval": ""},
 		"DISABLE_STATS=true USE_PROMETHEUS=true":                     {"statsd-address": "", "statsd-protocol": "", "statsd-interval": ""},
 		"STATSD_HOST=::1 STATSD_PORT=9125 STATSD_PROTOCOL=UDP STATS_FLUSH_INTERVAL=1s EXTRA_TAGS=b:2,a:1:0": {
-			"statsd-address": "[::1]:9125", "statsd-protocol": "udp", "statsd-interval": "1s", "statsd-tags": "a=1:0,b=2",
+			"statsd-address": "[::1]:9125", "statsd-protocol": "udp", "statsd-interval": "1s", "statsd-tags": "b:2,a:1:0",
 		},
-		"TRACING_ENABLED=true OTEL_SERVICE_NAME=x": {"tracing": "true", "tracing-protocol": "http", "tracing-sampling-rate": "1"},
-		"TRACING_ENABLED=true TRACING_EXPORTER_PROTOCOL=grpc TRACING_SAMPLING_RATE=0.1 TRACING_SERVICE_NAMESPACE=n TRACING_SERVICE_INSTANCE_ID=i": {
-			"tracing": "true", "tracing-protocol": "grpc", "tracing-sampling-rate": "0.1", "tracing-service-name": "RateLimit",
-			"tracing-service-namespace": "n", "tracing-service-instance-id": "i",
-		},
+		"TRACING_ENABLED=true":                         {"tracing": "true"},
 		"TRACING_SERVICE_NAME=x":                       {},
 		"USE_DOG_STATSD=true STATSD_HOST=dog":          {"statsd-address": "dog:8125", "statsd-protocol": "udp", "statsd-format": "dogstatsd"},
 		"PROMETHEUS_ADDR=:19001 NEAR_LIMIT_RATIO=0.5":  {"near-limit-ratio": "0.5"},
@@ -148,7 +137,7 @@ func TestMeaningOfSettings(t *testing.T) {
 		},
 		"REDIS_URL=h:1 REDIS_PERSECOND=true": {"redis-url": "redis://h:1", "redis-per-second-url": "unix:///var/run/nutcracker/ratelimitpersecond.sock"},
 		"REDIS_URL=h:1 REDIS_PERSECOND=true REDIS_PERSECOND_URL=g:2 REDIS_PERSECOND_AUTH=u:p REDIS_PERSECOND_TLS=true REDIS_TLS_CACERT=a": {
-			"redis-url": "redis://h:1", "redis-per-second-url": "rediss://u:p@g:2", "redis-tls-ca": "a",
+			"redis-url": "redis://h:1", "redis-per-second-url": "rediss://u:p@g:2", "redis-tls-ca": "a", "redis-tls-skip-hostname": "false",
 		},
 		"REDIS_URL=h:1 REDIS_PERSECOND=true REDIS_PERSECOND_TYPE=sentinel REDIS_PERSECOND_URL=main,s:1 REDIS_PERSECOND_SENTINEL_AUTH=q": {
 			"redis-url": "redis://h:1", "redis-per-second-url": "redis+sentinel://s:1/main?sentinel_password=q",
@@ -159,7 +148,7 @@ func TestMeaningOfSettings(t *testing.T) {
 			"redis-url": "redis+sentinel://:p@s1:1,s2:2/main?sentinel_password=q%26",
 		},
 		"REDIS_TYPE=SENTINEL REDIS_URL=main,s1:1 REDIS_TLS=true REDIS_SENTINEL_AUTH=u:q": {
-			"redis-url": "rediss+sentinel://s1:1/main?sentinel_password=q&sentinel_username=u",
+			"redis-url": "rediss+sentinel://s1:1/main?sentinel_password=q&sentinel_username=u", "redis-tls-skip-hostname": "false",
 		},
 		"REDIS_TYPE=cluster REDIS_URL=a:1,b:2":                      {"redis-url": "redis+cluster://a:1,b:2"},
 		"REDIS_TYPE=CLUSTER REDIS_URL=rediss://u:p@a:1,redis://b:2": {"redis-url": "rediss+cluster://u:p@a:1,b:2"},
@@ -168,7 +157,7 @@ func TestMeaningOfSettings(t *testing.T) {
 		expected := defaults()
 		maps.Copy(expected, want)
 		maps.DeleteFunc(expected, func(_, value string) bool { return value == "" })
-		if got := values(s); err != nil || !maps.Equal(got, expected) {
+		if got := s.Values; err != nil || !maps.Equal(got, expected) {
 			t.Errorf("%s: error %v, want none\n got %v\nwant %v", text, err, got, expected)
 		}
 	}
@@ -190,7 +179,7 @@ func TestServeUsesOnlyVariablesThatAreSet(t *testing.T) {
 		"DEBUG_HOST=127.0.0.1":   {"admin-listen": "127.0.0.1:6070"},
 	} {
 		s, err := Read(with(strings.Fields(text)...), false)
-		if got := values(s); err != nil || !maps.Equal(got, want) || len(s.Warnings) > 0 {
+		if got := s.Values; err != nil || !maps.Equal(got, want) || len(s.Warnings) > 0 {
 			t.Errorf("%s: error %v, flags %v, warnings %v; want only the flags %v", text, err, got, s.Warnings, want)
 		}
 	}
@@ -281,18 +270,13 @@ func TestEnvoyGateway(t *testing.T) {
 	maps.Copy(expected, map[string]string{
 		"log-level": "info", "tls-cert": "/certs/tls.crt", "tls-key": "/certs/tls.key",
 		"redis-url": "rediss://redis:6379", "redis-tls-cert": "/redis-certs/tls.crt", "redis-tls-key": "/redis-certs/tls.key",
-		"metrics-listen": ":19001", "metrics-path": "/metrics",
+		"redis-tls-skip-hostname": "false", "metrics-listen": ":19001", "metrics-path": "/metrics",
+		"xds-server": "envoy-gateway:18001", "xds-node-id": "envoy-ratelimit", "xds-tls": "true", "xds-tls-ca": "/certs/ca.crt",
+		"xds-tls-cert": "/certs/tls.crt", "xds-tls-key": "/certs/tls.key", "xds-backoff": "10s", "xds-max-backoff": "1m0s",
+		"xds-max-message": "0", "start-without-config": "true",
 	})
-	if err != nil || !maps.Equal(values(s), expected) || len(s.Warnings) > 0 {
-		t.Errorf("got %v %q %v; want %v and no warnings", values(s), s.Warnings, err, expected)
-	}
-	want := &XDS{
-		Server: "envoy-gateway:18001", NodeID: "envoy-ratelimit", NodeMetadata: map[string]string{}, Headers: map[string]string{},
-		UseTLS: true, CA: "/certs/ca.crt", Cert: "/certs/tls.crt", Key: "/certs/tls.key",
-		BackoffInitial: 10 * time.Second, BackoffMax: time.Minute, StartWithoutInitial: true,
-	}
-	if !reflect.DeepEqual(s.XDS, want) {
-		t.Errorf("got %+v; want %+v", s.XDS, want)
+	if err != nil || !maps.Equal(s.Values, expected) || len(s.Warnings) > 0 {
+		t.Errorf("got %v %q %v; want %v and no warnings", s.Values, s.Warnings, err, expected)
 	}
 	known := map[string]bool{"OTEL_EXPORTER_OTLP_ENDPOINT": true}
 	for _, v := range Variables() {
@@ -305,10 +289,25 @@ func TestEnvoyGateway(t *testing.T) {
 	}
 }
 
-func TestPairs(t *testing.T) {
-	s, err := Read(with("CONFIG_TYPE=grpc_xds_sotw", "CONFIG_GRPC_XDS_NODE_METADATA=a=b, c:d", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=x-a:1,x-b:2:3"), false)
-	if err != nil || !maps.Equal(s.XDS.NodeMetadata, map[string]string{"a": "b", "c": "d"}) || !maps.Equal(s.XDS.Headers, map[string]string{"x-a": "1", "x-b": "2:3"}) {
-		t.Errorf("got %+v, %v; want the node metadata a, c and the headers x-a, x-b", s.XDS, err)
+func TestTracing(t *testing.T) {
+	for _, c := range []struct {
+		env      string
+		asServer bool
+		want     tracing.Config
+	}{
+		{"TRACING_SERVICE_NAME=x", true, tracing.Config{}},
+		{"TRACING_ENABLED=true", true, tracing.Config{Protocol: "http", Share: new(1.0), Service: "RateLimit"}},
+		{"TRACING_ENABLED=true", false, tracing.Config{Protocol: "http", Share: new(1.0)}},
+		{"TRACING_ENABLED=true OTEL_SERVICE_NAME=x", true, tracing.Config{Protocol: "http", Share: new(1.0)}},
+		{"TRACING_ENABLED=true TRACING_SERVICE_NAME=x OTEL_SERVICE_NAME=y", true, tracing.Config{Protocol: "http", Share: new(1.0), Service: "x"}},
+		{
+			"TRACING_ENABLED=true TRACING_EXPORTER_PROTOCOL=grpc TRACING_SAMPLING_RATE=0.1 TRACING_SERVICE_NAMESPACE=n TRACING_SERVICE_INSTANCE_ID=i", true,
+			tracing.Config{Protocol: "grpc", Share: new(0.1), Service: "RateLimit", Namespace: "n", Instance: "i"},
+		},
+	} {
+		if s, err := Read(with(strings.Fields(c.env)...), c.asServer); err != nil || !reflect.DeepEqual(s.Tracing, c.want) {
+			t.Errorf("%s: got %+v, %v; want %+v", c.env, s.Tracing, err, c.want)
+		}
 	}
 }
 
@@ -369,14 +368,11 @@ func TestValuesAtTheirBounds(t *testing.T) {
 		"DEBUG_HOST=127.0.0.1":          {"admin-listen": "127.0.0.1:6070"},
 		"REDIS_URL=redis://@h:1":        {"redis-url": "redis://@h:1"},
 		"REDIS_URL=h:1 REDIS_TLS=false": {"redis-url": "redis://h:1"},
-		"TRACING_ENABLED=true TRACING_SERVICE_NAME=x OTEL_SERVICE_NAME=y": {
-			"tracing": "true", "tracing-protocol": "http", "tracing-sampling-rate": "1", "tracing-service-name": "x",
-		},
 	} {
 		s, err := Read(with(strings.Fields(text)...), true)
 		expected := defaults()
 		maps.Copy(expected, want)
-		if got := values(s); err != nil || !maps.Equal(got, expected) {
+		if got := s.Values; err != nil || !maps.Equal(got, expected) {
 			t.Errorf("%s: error %v, want none\n got %v\nwant %v", text, err, got, expected)
 		}
 		if strings.Contains(strings.Join(s.Warnings, "\n"), "debug port") {
@@ -413,7 +409,7 @@ func TestTheDebugPortNeedsAToken(t *testing.T) {
 		"DEBUG_PORT=6071 RLSIDECAR_ADMIN_LISTEN=:9": false, "DEBUG_PORT=6071 RLSIDECAR_ADMIN_TOKEN=x": false, "DEBUG_HOST=localhost": false,
 	} {
 		s, err := Read(with(strings.Fields(text+" REDIS_URL=h:1")...), true)
-		address := s.Flags["admin-listen"].Value
+		address := s.Values["admin-listen"]
 		if got := strings.Contains(strings.Join(s.Warnings, "\n"), "RLSIDECAR_ADMIN_TOKEN"); err != nil || got != warned || warned && !strings.HasPrefix(address, "127.0.0.1:") {
 			t.Errorf("%s: got %s, %q, %v; want a warning, and 127.0.0.1: %t", text, address, s.Warnings, err, warned)
 		}

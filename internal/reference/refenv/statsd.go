@@ -3,7 +3,6 @@ package refenv
 import (
 	"net"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -21,34 +20,28 @@ func (r *reader) statsd() {
 	interval := r.duration("STATS_FLUSH_INTERVAL")
 	protocol := r.choice("STATSD_PROTOCOL", "tcp", "udp")
 	address := net.JoinHostPort(r.value("STATSD_HOST"), strconv.Itoa(r.integer("STATSD_PORT", 65535)))
-	from := "USE_STATSD"
 	switch {
 	case dog && plain:
 		r.mistake("USE_DOG_STATSD", "USE_STATSD is true too; set it to false")
 		return
 	case dog:
-		from = "USE_DOG_STATSD"
-		r.set("statsd-format", "dogstatsd", from)
-		r.set("statsd-protocol", "udp", from) // STATSD_PROTOCOL applies only to StatsD
+		r.Values["statsd-format"] = "dogstatsd"
+		r.Values["statsd-protocol"] = "udp" // STATSD_PROTOCOL applies only to StatsD
 		r.rewrites()
 	case plain:
-		r.set("statsd-protocol", protocol, "STATSD_PROTOCOL")
+		r.Values["statsd-protocol"] = protocol
 	default:
 		return
 	}
-	r.set("statsd-address", address, from)
+	r.Values["statsd-address"] = address
 	if interval > 0 {
-		r.set("statsd-interval", interval.String(), "STATS_FLUSH_INTERVAL")
+		r.Values["statsd-interval"] = interval.String()
 	} else {
 		r.mistake("STATS_FLUSH_INTERVAL", "write a duration above 0, such as 10s")
 	}
-	var tags []string
-	for key, value := range r.pairs("EXTRA_TAGS", ":") {
-		tags = append(tags, key+"="+value)
-	}
-	if len(tags) > 0 {
-		slices.Sort(tags)
-		r.set("statsd-tags", strings.Join(tags, ","), "EXTRA_TAGS")
+	if tags := r.given("EXTRA_TAGS"); tags != "" {
+		r.pairs("EXTRA_TAGS", ":")
+		r.Values["statsd-tags"] = tags
 	}
 }
 

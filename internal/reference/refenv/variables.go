@@ -11,11 +11,43 @@ type Variable struct {
 	Name string
 	// Default is the default of the reference server. It applies if the program replaces that server.
 	Default string
-	// Effect describes what the variable does here.
+	// Sets is the setting of serve that takes the value. "" means that the variable sets none, or sets it together with
+	// other variables.
+	Sets string
+	kind kind
+	when when
+	// Effect describes what else the variable does here.
 	Effect string
 	// Secret means that the value must not be shown.
 	Secret bool
 }
+
+// kind is the form of a value that becomes the value of a setting.
+type kind int
+
+const (
+	text kind = iota
+	truth
+	span  // a duration
+	share // above 0, up to 1
+	bytes
+	level  // of the log
+	format // of the log
+	equalPairs
+	colonPairs
+)
+
+// when is the condition under which a variable sets its setting. If it is not always, other variables turn the
+// function on, and then defaults apply too.
+type when int
+
+const (
+	always when = iota
+	xds
+	xdsTLS
+	serverTLS
+	redisTLS
+)
 
 // Shown returns value with its secret parts masked.
 func (v Variable) Shown(value string) string {
@@ -98,22 +130,22 @@ var variables = []Variable{
 	{Name: "RUNTIME_WATCH_ROOT", Default: "true", Effect: none + "replaced links and changed files are both noticed"},
 	{Name: "MERGE_DOMAIN_CONFIG", Default: "false", Effect: none + "a domain can always span several files"},
 	{Name: "CONFIG_TYPE", Default: "FILE", Effect: "FILE or GRPC_XDS_SOTW"},
-	{Name: "FORCE_START_WITHOUT_INITIAL_CONFIG", Default: "false", Effect: "--start-without-config, with CONFIG_TYPE=GRPC_XDS_SOTW"},
-	{Name: "CONFIG_GRPC_XDS_SERVER_URL", Default: "localhost:18000", Effect: "--xds-server"},
-	{Name: "CONFIG_GRPC_XDS_NODE_ID", Default: "default", Effect: "--xds-node-id"},
-	{Name: "CONFIG_GRPC_XDS_NODE_METADATA", Effect: "--xds-node-metadata: k=v,k=v"},
-	{Name: "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", Effect: "--xds-header: k:v,k:v", Secret: true},
-	{Name: "CONFIG_GRPC_XDS_SERVER_USE_TLS", Default: "false", Effect: "--xds-tls"},
-	{Name: "CONFIG_GRPC_XDS_SERVER_TLS_CACERT", Effect: "--xds-tls-ca"},
-	{Name: "CONFIG_GRPC_XDS_SERVER_TLS_SAN", Effect: "--xds-tls-server-name"},
-	{Name: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Effect: "--xds-tls-cert"},
-	{Name: "CONFIG_GRPC_XDS_CLIENT_TLS_KEY", Effect: "--xds-tls-key"},
+	{Name: "FORCE_START_WITHOUT_INITIAL_CONFIG", Default: "false", Sets: "start-without-config", kind: truth, when: xds},
+	{Name: "CONFIG_GRPC_XDS_SERVER_URL", Default: "localhost:18000", Sets: "xds-server", when: xds},
+	{Name: "CONFIG_GRPC_XDS_NODE_ID", Default: "default", Sets: "xds-node-id", when: xds},
+	{Name: "CONFIG_GRPC_XDS_NODE_METADATA", Sets: "xds-node-metadata", kind: equalPairs, when: xds, Effect: "k=v,k=v"},
+	{Name: "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", Sets: "xds-header", kind: colonPairs, when: xds, Effect: "k:v,k:v", Secret: true},
+	{Name: "CONFIG_GRPC_XDS_SERVER_USE_TLS", Default: "false", Sets: "xds-tls", kind: truth, when: xds, Effect: "whether CONFIG_GRPC_XDS_…_TLS_… have an effect"},
+	{Name: "CONFIG_GRPC_XDS_SERVER_TLS_CACERT", Sets: "xds-tls-ca", when: xdsTLS},
+	{Name: "CONFIG_GRPC_XDS_SERVER_TLS_SAN", Sets: "xds-tls-server-name", when: xdsTLS},
+	{Name: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Sets: "xds-tls-cert", when: xdsTLS},
+	{Name: "CONFIG_GRPC_XDS_CLIENT_TLS_KEY", Sets: "xds-tls-key", when: xdsTLS},
 	{Name: "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Default: "3s", Effect: none + "the pauses after a failed stream apply"},
-	{Name: "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Default: "10s", Effect: "--xds-backoff"},
-	{Name: "XDS_CLIENT_BACKOFF_MAX_INTERVAL", Default: "60s", Effect: "--xds-max-backoff"},
+	{Name: "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Default: "10s", Sets: "xds-backoff", kind: span, when: xds},
+	{Name: "XDS_CLIENT_BACKOFF_MAX_INTERVAL", Default: "60s", Sets: "xds-max-backoff", kind: span, when: xds},
 	{Name: "XDS_CLIENT_BACKOFF_RANDOM_FACTOR", Default: "0.5", Effect: none + "pauses double, with jitter"},
 	{Name: "XDS_CLIENT_BACKOFF_JITTER", Default: "true", Effect: none + "pauses always have jitter"},
-	{Name: "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Default: "0", Effect: "--xds-max-message"},
+	{Name: "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Default: "0", Sets: "xds-max-message", kind: bytes, when: xds},
 
 	{Name: "HOST", Default: "0.0.0.0", Effect: "host of --http-listen, when started as ratelimit"},
 	{Name: "PORT", Default: "8080", Effect: "port of --http-listen"},
@@ -122,17 +154,17 @@ var variables = []Variable{
 	{Name: "GRPC_UDS", Effect: "--grpc-listen, as a Unix socket"},
 	{Name: "DEBUG_HOST", Default: "0.0.0.0", Effect: "host of --admin-listen; 127.0.0.1 unless RLSIDECAR_ADMIN_TOKEN is set"},
 	{Name: "DEBUG_PORT", Default: "6070", Effect: "port of --admin-listen"},
-	{Name: "GRPC_MAX_CONNECTION_AGE", Default: "24h", Effect: "--grpc-max-connection-age"},
-	{Name: "GRPC_MAX_CONNECTION_AGE_GRACE", Default: "1h", Effect: "--grpc-max-connection-age-grace"},
+	{Name: "GRPC_MAX_CONNECTION_AGE", Default: "24h", Sets: "grpc-max-connection-age", kind: span},
+	{Name: "GRPC_MAX_CONNECTION_AGE_GRACE", Default: "1h", Sets: "grpc-max-connection-age-grace", kind: span},
 	{Name: "GRPC_SERVER_USE_TLS", Default: "false", Effect: "whether GRPC_SERVER_TLS_… and GRPC_CLIENT_TLS_… have an effect"},
-	{Name: "GRPC_SERVER_TLS_CERT", Effect: "--tls-cert"},
-	{Name: "GRPC_SERVER_TLS_KEY", Effect: "--tls-key"},
-	{Name: "GRPC_CLIENT_TLS_CACERT", Effect: "--tls-client-ca"},
+	{Name: "GRPC_SERVER_TLS_CERT", Sets: "tls-cert", when: serverTLS},
+	{Name: "GRPC_SERVER_TLS_KEY", Sets: "tls-key", when: serverTLS},
+	{Name: "GRPC_CLIENT_TLS_CACERT", Sets: "tls-client-ca", when: serverTLS},
 	{Name: "GRPC_CLIENT_TLS_SAN", Effect: "--tls-client-name"},
 	{Name: "GRPC_SERVER_TLS_CA_CERT", Effect: none + "Envoy Gateway sets it, and the reference server does not read it: clients need no certificate"},
 	{Name: "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", Default: "false", Effect: none + "this is always so"},
-	{Name: "LOG_LEVEL", Default: "WARN", Effect: "--log-level"},
-	{Name: "LOG_FORMAT", Default: "text", Effect: "--log-format; the keys of json differ"},
+	{Name: "LOG_LEVEL", Default: "WARN", Sets: "log-level", kind: level},
+	{Name: "LOG_FORMAT", Default: "text", Sets: "log-format", kind: format, Effect: "the keys of json differ"},
 
 	{Name: "BACKEND_TYPE", Default: "redis", Effect: "redis or memory; memcache is rejected"},
 	{Name: "REDIS_TYPE", Default: "SINGLE", Effect: "form of --redis-url"},
@@ -141,10 +173,10 @@ var variables = []Variable{
 	{Name: "REDIS_AUTH", Effect: "credentials of --redis-url", Secret: true},
 	{Name: "REDIS_SENTINEL_AUTH", Effect: "credentials of the Sentinels", Secret: true},
 	{Name: "REDIS_TLS", Default: "false", Effect: "rediss:// in --redis-url; whether REDIS_TLS_… have an effect"},
-	{Name: "REDIS_TLS_CACERT", Effect: "--redis-tls-ca"},
-	{Name: "REDIS_TLS_CLIENT_CERT", Effect: "--redis-tls-cert"},
-	{Name: "REDIS_TLS_CLIENT_KEY", Effect: "--redis-tls-key"},
-	{Name: "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", Default: "false", Effect: "--redis-tls-skip-hostname"},
+	{Name: "REDIS_TLS_CACERT", Sets: "redis-tls-ca", when: redisTLS},
+	{Name: "REDIS_TLS_CLIENT_CERT", Sets: "redis-tls-cert", when: redisTLS},
+	{Name: "REDIS_TLS_CLIENT_KEY", Sets: "redis-tls-key", when: redisTLS},
+	{Name: "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", Default: "false", Sets: "redis-tls-skip-hostname", kind: truth, when: redisTLS},
 	{Name: "REDIS_TIMEOUT", Default: "10s", Effect: none + "it bounds only connecting; --backend-timeout bounds every call"},
 	{Name: "REDIS_POOL_SIZE", Default: "10", Effect: ownPool},
 	{Name: "REDIS_POOL_ON_EMPTY_BEHAVIOR", Default: "WAIT", Effect: ownPool},
@@ -183,33 +215,33 @@ var variables = []Variable{
 	{Name: "MEMCACHE_TLS_CACERT", Effect: memcache},
 	{Name: "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", Default: "false", Effect: memcache},
 
-	{Name: "SHADOW_MODE", Default: "false", Effect: "--shadow-mode"},
-	{Name: "QUOTA_MODE", Default: "false", Effect: "--quota-mode"},
-	{Name: "LIMIT_RESPONSE_HEADERS_ENABLED", Default: "false", Effect: "--response-headers"},
-	{Name: "LIMIT_LIMIT_HEADER", Default: "RateLimit-Limit", Effect: "--limit-header"},
-	{Name: "LIMIT_REMAINING_HEADER", Default: "RateLimit-Remaining", Effect: "--remaining-header"},
-	{Name: "LIMIT_RESET_HEADER", Default: "RateLimit-Reset", Effect: "--reset-header"},
-	{Name: "RESPONSE_DYNAMIC_METADATA", Default: "false", Effect: "--dynamic-metadata"},
+	{Name: "SHADOW_MODE", Default: "false", Sets: "shadow-mode", kind: truth},
+	{Name: "QUOTA_MODE", Default: "false", Sets: "quota-mode", kind: truth},
+	{Name: "LIMIT_RESPONSE_HEADERS_ENABLED", Default: "false", Sets: "response-headers", kind: truth},
+	{Name: "LIMIT_LIMIT_HEADER", Default: "RateLimit-Limit", Sets: "limit-header"},
+	{Name: "LIMIT_REMAINING_HEADER", Default: "RateLimit-Remaining", Sets: "remaining-header"},
+	{Name: "LIMIT_RESET_HEADER", Default: "RateLimit-Reset", Sets: "reset-header"},
+	{Name: "RESPONSE_DYNAMIC_METADATA", Default: "false", Sets: "dynamic-metadata", kind: truth},
 
 	{Name: "USE_PROMETHEUS", Default: "false", Effect: "whether PROMETHEUS_ADDR and PROMETHEUS_PATH have an effect"},
 	{Name: "PROMETHEUS_ADDR", Default: ":9090", Effect: "--metrics-listen"},
-	{Name: "PROMETHEUS_PATH", Default: "/metrics", Effect: "--metrics-path"},
+	{Name: "PROMETHEUS_PATH", Default: "/metrics", Effect: "RLSIDECAR_METRICS_PATH"},
 	{Name: "PROMETHEUS_MAPPER_YAML", Effect: none + "names are always those of the default mapping"},
 	{Name: "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", Default: "false", Effect: none + "times are in seconds"},
-	{Name: "NEAR_LIMIT_RATIO", Default: "0.8", Effect: "--near-limit-ratio"},
+	{Name: "NEAR_LIMIT_RATIO", Default: "0.8", Sets: "near-limit-ratio", kind: share},
 	{Name: "USE_STATSD", Default: "true", Effect: "send metrics to StatsD; the default is true unless USE_DOG_STATSD or USE_PROMETHEUS is"},
 	{Name: "STATSD_HOST", Default: "localhost", Effect: "host of --statsd-address"},
 	{Name: "STATSD_PORT", Default: "8125", Effect: "port of --statsd-address"},
 	{Name: "STATSD_PROTOCOL", Default: "tcp", Effect: "--statsd-protocol; DogStatsD always uses udp"},
 	{Name: "USE_DOG_STATSD", Default: "false", Effect: "--statsd-format dogstatsd"},
 	{Name: "USE_DOG_STATSD_MOGRIFIERS", Effect: "names of rewrites, tried in this order, with DOG_STATSD_MOGRIFIER_<NAME>_PATTERN, _NAME and _TAGS"},
-	{Name: "EXTRA_TAGS", Effect: "--statsd-tags"},
-	{Name: "STATS_FLUSH_INTERVAL", Default: "10s", Effect: "--statsd-interval; has no effect on Prometheus"},
+	{Name: "EXTRA_TAGS", Effect: "RLSIDECAR_STATSD_TAGS"},
+	{Name: "STATS_FLUSH_INTERVAL", Default: "10s", Effect: "RLSIDECAR_STATSD_INTERVAL; has no effect on Prometheus"},
 	{Name: "DISABLE_STATS", Default: "false", Effect: "true: no StatsD, and no PROMETHEUS_ADDR"},
-	{Name: "TRACING_ENABLED", Default: "false", Effect: "--tracing; whether the other TRACING_… have an effect"},
-	{Name: "TRACING_SERVICE_NAME", Default: "RateLimit", Effect: "--tracing-service-name"},
-	{Name: "TRACING_SERVICE_NAMESPACE", Effect: "--tracing-service-namespace"},
-	{Name: "TRACING_SERVICE_INSTANCE_ID", Effect: "--tracing-service-instance-id"},
-	{Name: "TRACING_EXPORTER_PROTOCOL", Default: "http", Effect: "--tracing-protocol"},
-	{Name: "TRACING_SAMPLING_RATE", Default: "1", Effect: "--tracing-sampling-rate"},
+	{Name: "TRACING_ENABLED", Default: "false", Effect: "RLSIDECAR_TRACING; whether the other TRACING_… have an effect"},
+	{Name: "TRACING_SERVICE_NAME", Default: "RateLimit", Effect: "OTEL_SERVICE_NAME"},
+	{Name: "TRACING_SERVICE_NAMESPACE", Effect: "service.namespace in OTEL_RESOURCE_ATTRIBUTES"},
+	{Name: "TRACING_SERVICE_INSTANCE_ID", Effect: "service.instance.id in OTEL_RESOURCE_ATTRIBUTES"},
+	{Name: "TRACING_EXPORTER_PROTOCOL", Default: "http", Effect: "OTEL_EXPORTER_OTLP_PROTOCOL"},
+	{Name: "TRACING_SAMPLING_RATE", Default: "1", Effect: "OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG"},
 }

@@ -28,7 +28,7 @@ const (
 var hitDescs = [...]*prometheus.Desc{
 	totalHits:   hitDesc("total_hits", "Hits requested."),
 	withinLimit: hitDesc("within_limit", "Hits allowed."),
-	nearLimit:   hitDesc("near_limit", "Allowed hits above 80 % of the limit. --near-limit-ratio sets another share."),
+	nearLimit:   hitDesc("near_limit", "Allowed hits above 80 % of the limit. RLSIDECAR_NEAR_LIMIT_RATIO sets another share."),
 	overLimit:   hitDesc("over_limit", "Hits above a limit. Of a denied request, only the hits that did not fit count."),
 	shadowMode:  hitDesc("shadow_mode", "Hits that would have been denied without shadow mode."),
 }

@@ -7,6 +7,7 @@
 package tracing
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -32,14 +33,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
 )
 
-// Config configures Start. The environment variable OTEL_EXPORTER_OTLP_ENDPOINT contains the address of the
-// collector.
+// Config configures Start. OpenTelemetry's variables apply to what the fields leave out. OTEL_EXPORTER_OTLP_ENDPOINT is
+// the address of the collector.
 type Config struct {
-	// Protocol is "http" or "grpc".
+	// Protocol is "http" or "grpc". If it is empty, OTEL_EXPORTER_OTLP_PROTOCOL applies.
 	Protocol string
 	// Share is how many of the traces that start here are sampled, from 0 (none) to 1 (all). For a trace that
-	// a caller started, the caller's decision applies. If Share is 1, OTEL_TRACES_SAMPLER applies.
-	Share float64
+	// a caller started, the caller's decision applies. If Share is nil or 1, OTEL_TRACES_SAMPLER applies.
+	Share *float64
 	// Service, Namespace and Instance identify this process. If they are empty, OTEL_SERVICE_NAME and
 	// OTEL_RESOURCE_ATTRIBUTES apply.
 	Service, Namespace, Instance string
@@ -48,13 +49,17 @@ type Config struct {
 
 // Check returns an error if c is invalid.
 func (c *Config) Check() error {
-	switch {
-	case c.Protocol != "http" && c.Protocol != "grpc":
-		return fmt.Errorf("tracing: the protocol is %q; write http or grpc", c.Protocol)
-	case !(c.Share >= 0 && c.Share <= 1):
-		return fmt.Errorf("tracing: the share of traces is %v; write a number from 0 to 1", c.Share)
+	switch protocol := c.protocol(); {
+	case protocol != "http" && protocol != "http/protobuf" && protocol != "grpc":
+		return fmt.Errorf("tracing: the protocol is %q; set OTEL_EXPORTER_OTLP_PROTOCOL to http/protobuf or grpc", protocol)
+	case c.Share != nil && !(*c.Share >= 0 && *c.Share <= 1):
+		return fmt.Errorf("tracing: the share of traces is %v; write a number from 0 to 1", *c.Share)
 	}
 	return nil
+}
+
+func (c *Config) protocol() string {
+	return cmp.Or(c.Protocol, os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL"), "http")
 }
 
 // Tracing sends spans. Its queue is bounded to a few thousand spans. Further spans are dropped, for example
@@ -73,7 +78,7 @@ const timeout = 5 * time.Second
 // variables, and ignores them.
 func Start(ctx context.Context, c Config, log *zap.Logger) (*Tracing, error) {
 	var client otlptrace.Client
-	if c.Protocol == "grpc" {
+	if c.protocol() == "grpc" {
 		client = otlptracegrpc.NewClient(otlptracegrpc.WithTimeout(timeout))
 	} else {
 		client = otlptracehttp.NewClient(otlptracehttp.WithTimeout(timeout))
@@ -87,12 +92,12 @@ func Start(ctx context.Context, c Config, log *zap.Logger) (*Tracing, error) {
 		return nil, fmt.Errorf("tracing: %w", err)
 	}
 	options := []trace.TracerProviderOption{trace.WithBatcher(exporter), trace.WithResource(own)}
-	if c.Share < 1 {
-		options = append(options, trace.WithSampler(trace.ParentBased(trace.TraceIDRatioBased(c.Share))))
+	if c.Share != nil && *c.Share < 1 {
+		options = append(options, trace.WithSampler(trace.ParentBased(trace.TraceIDRatioBased(*c.Share))))
 	}
 	log = logthrottle.Log(log, time.Minute)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		log.Warn("traces cannot be sent; check OTEL_EXPORTER_OTLP_ENDPOINT and --tracing-protocol", zap.Error(err))
+		log.Warn("traces cannot be sent; check OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_PROTOCOL", zap.Error(err))
 	}))
 	t := &Tracing{
 		provider:   trace.NewTracerProvider(options...),

@@ -104,7 +104,7 @@ func TestStartsAsTheReferenceServer(t *testing.T) {
 
 func TestArgumentsDoNotStartTheReferenceServer(t *testing.T) {
 	var out, stderr output
-	if code := runAs(t.Context(), []string{"/bin/ratelimit", "version"}, nil, &out, &stderr); code != exitDone || !strings.HasPrefix(out.String(), "rlsidecar ") {
+	if code := runAs(t.Context(), []string{"/bin/ratelimit", "--version"}, nil, &out, &stderr); code != exitDone || !strings.HasPrefix(out.String(), "rlsidecar ") {
 		t.Errorf("exit code %d, want %d: %s%s", code, exitDone, out.String(), stderr.String())
 	}
 }
@@ -147,12 +147,13 @@ func TestReferenceFlagsExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := map[string]bool{}
-	for _, command := range parser.Model.Children {
-		if command.Name == "serve" {
-			for _, flag := range command.Flags {
-				known[flag.Name] = true
-			}
+	known := map[string]bool{"": true}
+	for _, flag := range parser.Model.Children[0].Flags { // serve
+		known[flag.Name] = true
+	}
+	for _, v := range refenv.Variables() {
+		if !known[v.Sets] {
+			t.Errorf("%s sets %s, which serve does not have", v.Name, v.Sets)
 		}
 	}
 	settings, err := refenv.Read(map[string]string{
@@ -165,7 +166,7 @@ func TestReferenceFlagsExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name := range settings.Flags {
+	for name := range settings.Values {
 		if !known[name] {
 			t.Errorf("serve has no --%s", name)
 		}
