@@ -19,7 +19,7 @@ formatted() {
   [ -z "$files" ] || { echo "gofmt would change these; make fmt does it:"; echo "$files"; return 1; }
 }
 
-# spelling checks the pages. TestLanguage in test/docgen checks their words and line lengths.
+# spelling checks the pages. TestLines in test/docgen checks their line lengths.
 spelling() { find . -name '*.md' -not -path './.*' -not -path './dist/*' -print0 | xargs -0 codespell; }
 
 others() { go list ./... | grep -vE '/test/(clients|e2e|image|release)$|/internal/redis$|/internal/server$'; }
