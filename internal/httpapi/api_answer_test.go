@@ -35,6 +35,25 @@ func TestACostThatNeverFitsNamesItsLimit(t *testing.T) {
 		`limit "tokens": the cost is 40, but the limit can never hold more than 30`}.check(t, h)
 }
 
+// If one limit of a list can never allow its cost, none of them may be charged, and the request_id must stay
+// unused.
+func TestACostThatNeverFitsChargesNothing(t *testing.T) {
+	h, clock := onClock(t)
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"credit","key":"a","count":4},{"name":"few","key":"a","count":4}],"request_id":"r"}`, 400,
+			`limit "few": the cost is 4, but the limit can never hold more than 3`},
+		exchangeStep{0, "/v1/check", `{"name":"credit","key":"a","count":0}`, 200,
+			`{"ok":true,"limits":[{"name":"credit","key":"a","ok":true,"remaining":10,"limit":10,"reset_after_ms":0}]}`},
+		exchangeStep{0, "/v1/limit", `{"name":"credit","key":"a","count":4,"request_id":"r"}`, 200,
+			`{"ok":true,"limits":[{"name":"credit","key":"a","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`},
+	)
+	var p problem
+	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"credit","key":"b"},{"name":"few","key":"b","count":2},{"name":"few","key":"b","count":2}]}`)
+	if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 400 || p.Detail != `limit "few": the cost is 4, but the limit can never hold more than 3` {
+		t.Errorf("a limit named twice: got %d %s; want status 400 with the sum of the costs", w.Code, w.Body)
+	}
+}
+
 func TestAnAnswerIsDegradedIfOneLimitIs(t *testing.T) {
 	l := limiter.New(halfFailing{memory.New(memory.Config{})}, limiter.Config{})
 	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  plain: {algorithm: token_bucket, rate: 1, period: 1h, on_backend_failure: allow}\n"+

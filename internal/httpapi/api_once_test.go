@@ -146,28 +146,6 @@ func TestASettlementThatIsTooMuch(t *testing.T) {
 	)
 }
 
-func TestARefundBelongsToItsWindow(t *testing.T) {
-	h, clock := onClock(t)
-	in := reserve(t, h, `{"name":"hourly","key":"a","count":60,"reserve":true}`)
-	late := reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`)
-	const hour = 3600 * algorithms.Second
-	script(t, h, clock,
-		exchangeStep{hour - 1000*ms, "/v1/limit", settleBody(in, "10"), 200,
-			`{"ok":true,"limits":[{"name":"hourly","key":"a","ok":true,"remaining":90,"limit":100,"reset_after_ms":1000}]}`},
-		exchangeStep{hour, "/v1/limit", `{"name":"hourly","key":"b","count":30}`, 200,
-			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":70,"limit":100,"reset_after_ms":3600000}]}`},
-		exchangeStep{hour, "/v1/limit", settleBody(late, "10"), 410, `the reservation is too old; settle within an hour after its units are available`},
-	)
-	late = reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`)
-	waits := reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`) // 10 of these units are available now, and 50 in the next window
-	script(t, h, clock,
-		exchangeStep{2*hour - 1, "/v1/limit", settleBody(late, "60"), 200,
-			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":0,"limit":100,"reset_after_ms":3600001}]}`},
-		exchangeStep{3*hour - 1, "/v1/limit", settleBody(waits, "0"), 200, // the window in which the units were reserved has ended, so nothing is refunded
-			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":50,"limit":100,"reset_after_ms":1}]}`},
-	)
-}
-
 func TestForgedReservationsAreRefused(t *testing.T) {
 	bare, _ := onClock(t)
 	for _, id := range []string{"", "x", "AAAA", strings.Repeat("A", 60_000)} {
@@ -240,41 +218,6 @@ func TestSeveralReservedLimits(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"tokens","key":"c","ok":true,"remaining":0,"limit":10,"reset_after_ms":180000},{"name":"hourly","key":"c","ok":true,"remaining":66,"limit":100,"reset_after_ms":3600000}]}`},
 		exchangeStep{24_000 * ms, "/v1/check", `{"limits":[{"name":"tokens","key":"a","count":0},{"name":"hourly","key":"a","count":0}]}`, 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":10,"limit":10,"reset_after_ms":0},{"name":"hourly","key":"a","ok":true,"remaining":100,"limit":100,"reset_after_ms":3576000}]}`},
-	)
-}
-
-// These ids are from an earlier version, for 5 and 3 units of the limit tokens.
-const oldA, oldB = "ARAwMTIzNDU2Nzg5YWJjZGVmgICBsYTpkQOAgIGxhOmRAwEABQRlZGdlBnRva2VucwABAWEKgI7OHISytzCup8A2qTUXJTpRcXU",
-	"ARAwMTIzNDU2Nzg5YWJjZGVngICBsYTpkQOAgIGxhOmRAwEAAwRlZGdlBnRva2VucwABAWIKgI7OHOc1h5sLA9IZqf09aBXums8"
-
-// An id from before an upgrade must stay valid. If the previous version has settled it, nothing may be
-// refunded again.
-func TestIDsFromBeforeAnUpgrade(t *testing.T) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
-	store := memory.New(memory.Config{Clock: clock.Time})
-	var l *limiter.Limiter
-	h := apiAt(t, store, clock.Now, func(a *API) { l = a.Limiter })
-	for _, key := range []string{"a", "b"} {
-		if w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"`+key+`","count":8}`); w.Code != 200 {
-			t.Fatalf("got %d %s; want status 200", w.Code, w.Body)
-		}
-	}
-	p := l.Current().Domains["edge"].Named["tokens"]
-	key, _ := p.AppendKeyOf(nil, []string{"b"})
-	byBefore := backend.Charge{Key: key, Limit: p.Limit, Terms: algorithms.Charge{Cost: -3, Settle: true}, IdempotencyKey: &backend.IdempotencyKey{
-		ID: limiter.IdempotencyID("edge", "settle 0123456789abcdeg", "0"), Digest: [32]byte{1}, Lifetime: 3660 * algorithms.Second,
-	}}
-	backend.Take(t.Context(), store, []backend.Charge{byBefore}, make([]backend.Decision, 1))
-	const left = `{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`
-	script(t, h, clock,
-		exchangeStep{0, "/v1/limit", settleBody(oldA, "1"), 200, left},
-		exchangeStep{0, "/v1/limit", settleBody(oldA, "1"), 200, left},
-		exchangeStep{0, "/v1/limit", settleBody(oldA, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
-		exchangeStep{0, "/v1/limit", settleBody(oldB, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
-		exchangeStep{0, "/v1/check", `{"name":"tokens","key":"b","count":0}`, 200,
-			`{"ok":true,"limits":[{"name":"tokens","key":"b","ok":true,"remaining":5,"limit":10,"reset_after_ms":30000}]}`},
-		exchangeStep{3_600_000 * ms, "/v1/limit", settleBody(oldA, "1"), 410, `the reservation is too old; settle within an hour after its units are available`},
 	)
 }
 
@@ -359,28 +302,6 @@ func TestALimitThatStartedAfreshIsNotSettled(t *testing.T) {
 	l.Swap(s)
 	exchangeStep{0, "/v1/limit", settleBody(id, "1"), 410,
 		`limit "tokens": the limit has another algorithm or number of shards now, so its bucket is new and nothing can be settled`}.check(t, h)
-}
-
-// The id contains the refill rate at the time of the reservation. Ten units were reserved at 10 a minute. Since
-// then 5 units have refilled, and were consumed. Then the rate falls to 1 a minute. Canceling must still refund at
-// most 5 units. It refunds none here, because the clock of the store might be ahead by limiter.ClockSlack.
-func TestAReservationIsCancelledAtALowerRate(t *testing.T) {
-	var l *limiter.Limiter
-	h, clock := onClock(t, func(a *API) { l = a.Limiter })
-	id := reserve(t, h, `{"name":"tokens","key":"a","count":10,"reserve":true}`)
-	script(t, h, clock, exchangeStep{30_000 * ms, "/v1/limit", `{"name":"tokens","key":"a","count":5}`, 200,
-		`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`})
-	changed := strings.Replace(apiLimits, "tokens: {algorithm: token_bucket, rate: 10, period: 1m", "tokens: {algorithm: token_bucket, capacity: 10, rate: 1, period: 1m", 1)
-	if changed == apiLimits {
-		t.Fatal("the limit is written in another way")
-	}
-	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(changed)}}, config.Options{})
-	if problems.Bad() {
-		t.Fatal(problems)
-	}
-	l.Swap(s)
-	exchangeStep{0, "/v1/limit", settleBody(id, "0"), 200,
-		`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":600000}]}`}.check(t, h)
 }
 
 type keyed struct {

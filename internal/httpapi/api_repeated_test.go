@@ -79,35 +79,6 @@ limits:
 	})
 }
 
-// An id is that of one request, whatever kinds of limits it has. Another request with it charges nothing.
-func TestAnIDIsOfOneRequestWithAnyLimits(t *testing.T) {
-	bodies := []string{
-		`{"name":"jobs","key":"bob","request_id":"ID"}`,
-		`{"name":"seen","key":"bob","request_id":"ID"}`,
-		`{"limits":[{"name":"seen","key":"bob"},{"name":"seen2","key":"bob"}],"request_id":"ID"}`,
-		`{"limits":[{"name":"seen","key":"bob"},{"name":"other","key":"bob"},{"name":"quota","key":"bob"}],"request_id":"ID"}`,
-		`{"name":"quota","key":"bob","request_id":"ID"}`,
-		`{"name":"plan","key":"bob","request_id":"ID"}`,
-	}
-	onEachStore(t, repeatedLimits, func(t *testing.T, s *onStore) {
-		for i, first := range bodies {
-			for j, second := range bodies {
-				if i == j {
-					continue
-				}
-				s.reset()
-				id := string(rune('a'+i)) + string(rune('a'+j))
-				s.post("/v1/limit", replaceID(first, id), 200)
-				before := s.left()
-				s.post("/v1/limit", replaceID(second, id), 422)
-				if after := s.left(); after != before {
-					t.Errorf("%s after %s: left %v; want %v, because nothing is charged", second, first, after, before)
-				}
-			}
-		}
-	})
-}
-
 // A settlement that is repeated gets the first answer, even if its cost would be a mistake now.
 func TestARepeatedSettlementGetsTheFirstAnswer(t *testing.T) {
 	onEachStore(t, repeatedLimits, func(t *testing.T, s *onStore) {

@@ -132,7 +132,7 @@ func wholeUnits(value, scale int64) int64 {
 	return value / scale
 }
 
-// bobs are the limits that reset and left know.
+// bobs are the limits that reset knows.
 var bobs = []string{"jobs", "other", "plan", "credits", "seen", "seen2", "quota"}
 
 func (s *onStore) reset() {
@@ -141,20 +141,6 @@ func (s *onStore) reset() {
 	for _, limit := range bobs {
 		s.post("/v1/reset", `{"name":"`+limit+`","key":"bob"}`, 200)
 	}
-}
-
-// left returns what is left of each bucket of bob.
-func (s *onStore) left() (all [7]int64) {
-	s.t.Helper()
-	for i, limit := range bobs {
-		w := call(s, "GET", "/v1/limits/"+limit+"?key=bob", "")
-		var got struct{ Remaining int64 }
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Code != 200 {
-			s.t.Fatalf("got %d %s, %v", w.Code, w.Body, err)
-		}
-		all[i] = got.Remaining
-	}
-	return all
 }
 
 func replaceID(body, id string) string { return strings.ReplaceAll(body, `"ID"`, `"`+id+`"`) }

@@ -11,8 +11,6 @@ import (
 	"net/http/httptest"
 	"regexp"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -429,25 +427,6 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 type breaking struct{}
 
 func (breaking) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
-
-func TestManyClientsGetExactlyTheLimit(t *testing.T) {
-	h, _ := apiInMemory(t)
-	var admitted atomic.Int64
-	var wg sync.WaitGroup
-	for range 16 {
-		wg.Go(func() {
-			for range 20 {
-				if call(h, "POST", "/v1/limit", `{"limits":[{"name":"send","key":"all"},{"name":"tokens","key":"all"}]}`).Code == 200 {
-					admitted.Add(1)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if n := admitted.Load(); n != 10 {
-		t.Errorf("admitted %d, want exactly 10", n)
-	}
-}
 
 func TestWithoutConfigurationIsUnavailable(t *testing.T) {
 	h := New(Config{API: &API{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}})

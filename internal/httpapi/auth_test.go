@@ -84,9 +84,11 @@ func put(h http.Handler, peer, line string, headers ...string) *httptest.Respons
 			r.Header.Add(name, value)
 		}
 	}
+	local := net.Addr(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8080})
 	if peer == "@" {
-		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Net: "unix", Name: "@x"})))
+		local = &net.UnixAddr{Net: "unix", Name: "@x"}
 	}
+	r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, local))
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
 	return w
@@ -301,17 +303,9 @@ func TestClientIP(t *testing.T) {
 		{"Envoy adds itself", other, proxy, []string{"X-Real-IP: 1.2.3.4", "X-Forwarded-For: 127.0.0.1"}, "1.2.3.4"},
 		{"appended, after the client's", nginx, proxy, []string{"X-Real-IP: 6.6.6.6", "X-Real-IP: 1.2.3.4"}, "1.2.3.4"},
 		{"no address", nginx, proxy, []string{"X-Real-IP: unix:", "X-Forwarded-For: 1.2.3.4"}, "1.2.3.4"},
-		{"rightmost", other, proxy, []string{"X-Forwarded-For: 6.6.6.6, 1.2.3.4"}, "1.2.3.4"},
 		{"rightmost that is not trusted", other, proxy, []string{"X-Forwarded-For: 6.6.6.6, 1.2.3.4,10.1.1.1 , 127.0.0.1"}, "1.2.3.4"},
-		{"over several lines", other, proxy, []string{"X-Forwarded-For: 6.6.6.6, 1.2.3.4", "X-Forwarded-For: 10.1.1.1"}, "1.2.3.4"},
-		{"all are trusted", other, proxy, []string{"X-Forwarded-For: 10.2.2.2, 10.1.1.1"}, "10.2.2.2"},
-		{"nothing is an address", other, proxy, []string{"X-Forwarded-For: 6.6.6.6, garbage"}, "127.0.0.1"},
 		{"addresses before an invalid one are ignored", other, proxy, []string{"X-Real-IP: 6.6.6.6", "X-Forwarded-For: 6.6.6.6, unknown, 10.1.1.1"}, "10.1.1.1"},
-		{"empty hops", other, proxy, []string{"X-Forwarded-For: 1.2.3.4, , "}, "1.2.3.4"},
-		{"ports", other, proxy, []string{"X-Forwarded-For: 1.2.3.4:80, 10.1.1.1:80"}, "1.2.3.4"},
 		{"IPv6 is a network", nginx, proxy, []string{"X-Real-IP: 2001:db8:1:2:3:4:5:6"}, "2001:db8:1:2::/64"},
-		{"in brackets, with a port and a zone", other, proxy, []string{"X-Forwarded-For: [2001:db8:1:2:3:4:5:6%eth0]:80"}, "2001:db8:1:2::/64"},
-		{"IPv4 in IPv6", nginx, proxy, []string{"X-Real-IP: ::ffff:1.2.3.4"}, "1.2.3.4"},
 		{"a peer of IPv4 in IPv6", nginx, "[::ffff:127.0.0.1]:80", []string{"X-Real-IP: 1.2.3.4"}, "1.2.3.4"},
 		{"through a socket", nginx, "@", []string{"X-Real-IP: 1.2.3.4"}, "1.2.3.4"},
 		{"through a socket, hops", other, "@", []string{"X-Forwarded-For: 6.6.6.6, 1.2.3.4"}, "1.2.3.4"},
@@ -465,19 +459,6 @@ func TestAnswers(t *testing.T) {
 	})
 }
 
-func TestNginxIsDeniedWith403(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d, _ := authHandler(t, strings.Replace(limits, "auth:\n", "auth:\n  trusted_proxies: [127.0.0.1]\n", 1))
-		var w *httptest.ResponseRecorder
-		for range 3 {
-			w = put(d.handler(), proxy, "GET /v1/auth/nginx", "X-Original-URI: /a", "X-Key: k")
-		}
-		if w.Code != 403 || w.Body.Len() > 0 || w.Header()["Retry-After"][0] != "30" || w.Header()["Content-Length"][0] != "0" {
-			t.Errorf("got %d %s; want status 403 with Retry-After 30, without a body", w.Code, outcomeOf(w))
-		}
-	})
-}
-
 func TestHeaderSetsAreChosen(t *testing.T) {
 	const ietf, x, after = `RateLimit-Policy="pair";q=2;w=60 RateLimit="pair";r=1;t=30 `, `X-RateLimit-Limit=2 X-RateLimit-Remaining=1 X-RateLimit-Reset=30 `, `Retry-After=30 `
 	for sets, want := range map[string]string{
@@ -585,6 +566,10 @@ func TestWithoutLimits(t *testing.T) {
 			if w.Code != c.code || reason(w) != c.reason {
 				t.Errorf("%s: got %d %q; want %d %q", c.name, w.Code, reason(w), c.code, c.reason)
 			}
+			problem := map[string]string{reasonPanic: "#temporary-reduced-capacity", reasonNoRoute: "#quota-exceeded"}[c.reason]
+			if w.Code == 429 && (!json.Valid(w.Body.Bytes()) || !strings.Contains(w.Body.String(), problem)) {
+				t.Errorf("%s: got the body %s; want the problem %s", c.name, w.Body, problem)
+			}
 		}
 		if len(*refused) > 0 {
 			*refused = (*refused)[1:]
@@ -632,21 +617,20 @@ func TestRequestsAreDelayedUntilTheirTurn(t *testing.T) {
 			t.Errorf("no room for a delayed answer: got %d; want status 429", w.Code)
 		}
 	})
-}
-
-func TestADelayEndsWithTheClient(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // the client disconnects
 		d, _ := authHandler(t, turns)
 		put(d.handler(), proxy, "GET /v1/auth")
 		ctx, cancel := context.WithCancel(t.Context())
-		r := httptest.NewRequestWithContext(ctx, "GET", "/v1/auth", nil)
-		done := make(chan struct{})
-		go func() { defer close(done); d.handler().ServeHTTP(httptest.NewRecorder(), r) }()
+		w, done := httptest.NewRecorder(), make(chan struct{})
+		go func() {
+			defer close(done)
+			d.handler().ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/v1/auth", nil))
+		}()
 		synctest.Wait()
 		cancel()
 		<-done
-		if d.delays.Waiting() != 0 {
-			t.Error("the answer is still held")
+		if outcomeOf(w) != "" || d.delays.Waiting() != 0 {
+			t.Errorf("a client that has disconnected got %q, and %d answers are held; want none", outcomeOf(w), d.delays.Waiting())
 		}
 	})
 }
@@ -803,30 +787,6 @@ auth:
 			}
 		})
 	}
-	for _, c := range []struct {
-		name    string
-		handler http.Handler
-	}{{"bare over a connection", bare}, {"auth over a connection", d.handler()}} {
-		b.Run(c.name, func(b *testing.B) {
-			server := httptest.NewServer(c.handler)
-			defer server.Close()
-			conn, err := net.Dial("tcp", server.Listener.Addr().String())
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer conn.Close()
-			reader := bufio.NewReader(conn)
-			for b.Loop() {
-				if _, err := io.WriteString(conn, "GET /v1/auth/nginx HTTP/1.1\r\nHost: a\r\nX-Original-URI: /a/b?c=d\r\nX-Original-Method: GET\r\nX-Real-IP: 192.0.2.7\r\nX-User: bob\r\n\r\n"); err != nil {
-					b.Fatal(err)
-				}
-				resp, err := http.ReadResponse(reader, nil)
-				if err != nil || resp.StatusCode != 200 {
-					b.Fatal(resp, err)
-				}
-			}
-		})
-	}
 }
 
 // The domain requires an entry for which a request has no value. The request must be denied, whatever the
@@ -927,51 +887,6 @@ auth:
 	})
 }
 
-func TestADelayedAnswerIsSentOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d, _ := authHandler(t, turns)
-		put(d.handler(), proxy, "GET /v1/auth")
-		start := time.Now()
-		w := put(d.handler(), proxy, "GET /v1/auth")
-		if delay := time.Since(start); outcomeOf(w) == "" || delay.Round(time.Millisecond) != time.Second {
-			t.Errorf("got %d %q after %v; want an answer after 1 s", w.Code, outcomeOf(w), delay)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		w = httptest.NewRecorder()
-		go func() {
-			defer close(done)
-			d.handler().ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/v1/auth", nil))
-		}()
-		synctest.Wait()
-		cancel()
-		<-done
-		if outcomeOf(w) != "" {
-			t.Errorf("a client that has disconnected got %s; want no answer", outcomeOf(w))
-		}
-	})
-}
-
-// A client over TCP is trusted by its address, also if clients of Unix sockets are trusted.
-func TestClientsOverTCPAreNotThoseOfAUnixSocket(t *testing.T) {
-	for _, peer := range []string{foreign, proxy} {
-		e := &echo{snapshot: authSnapshot(t, "domain: d\nauth: {trusted_proxies: [unix, 127.0.0.1], routes: [{descriptors: [[{key: ip, from: client_ip}]]}]}")}
-		d := &Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}
-		r := httptest.NewRequest("GET", "/v1/auth/nginx", nil)
-		r.RequestURI, r.RemoteAddr = "/v1/auth/nginx", peer
-		r.Header.Set("X-Real-Ip", "1.2.3.4")
-		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8080})))
-		d.handler().ServeHTTP(httptest.NewRecorder(), r)
-		want := `[d 1 ip="1.2.3.4"]`
-		if peer == foreign {
-			want = `[d 1 ip="203.0.113.9"]`
-		}
-		if got := fmt.Sprint(e.descriptors); got != want {
-			t.Errorf("peer %s: got %s; want %s", peer, got, want)
-		}
-	}
-}
-
 // A limit takes precedence over a failure of the store.
 func TestTheReasonOfADenial(t *testing.T) {
 	p := &limiter.Policy{Limit: &algorithms.Limit{}}
@@ -991,22 +906,6 @@ func TestTheReasonOfADenial(t *testing.T) {
 	} {
 		if got := answerTo(&test.verdict); got.code != test.code || got.reason != test.reason {
 			t.Errorf("%+v: got %d %q; want %d %q", test.verdict, got.code, got.reason, test.code, test.reason)
-		}
-	}
-}
-
-// The body of a denial without a verdict has a problem type: reduced capacity for an internal error, an exceeded quota for
-// a request without a route and for one with a repeated header.
-func TestBodiesWithoutAVerdict(t *testing.T) {
-	for reason, want := range map[string]string{reasonPanic: "#temporary-reduced-capacity", reasonNoRoute: "#quota-exceeded", reasonRepeated: "#quota-exceeded"} {
-		a := authAnswer{code: http.StatusTooManyRequests, reason: reason}
-		body, kind := a.appendBody(nil, false)
-		var p struct {
-			Type   string
-			Status int
-		}
-		if err := json.Unmarshal(body, &p); err != nil || !strings.HasSuffix(p.Type, want) || p.Status != 429 || kind[0] != "application/problem+json" {
-			t.Errorf("%s: got %s %v, %v; want the type %s", reason, body, kind, err, want)
 		}
 	}
 }

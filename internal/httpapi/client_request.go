@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/clientip"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
 	"github.com/rlsidecar/rlsidecar/internal/target"
@@ -69,4 +71,31 @@ func (a *clientRequest) header(name string) string {
 		return lines[len(lines)-1]
 	}
 	return ""
+}
+
+func (a *clientRequest) setPeer() {
+	if httpauth.ThroughUnixSocket(a.r) {
+		a.trusted = a.auth.TrustUnix
+		return
+	}
+	if peer, ok := clientip.Peer(a.r.RemoteAddr); ok {
+		a.peer = peer
+		a.trusted = a.auth.Trusts(a.peer)
+	}
+}
+
+// client returns the address of the client. That is the peer, unless a trusted proxy names another address.
+func (a *clientRequest) client() netip.Addr {
+	if !a.trusted {
+		return a.peer
+	}
+	realIP, hasRealIP := clientip.Hop(a.header("X-Real-Ip"))
+	if a.nginx && hasRealIP {
+		return realIP
+	}
+	nearest, untrusted := clientip.Forwarded(a.r.Header["X-Forwarded-For"], a.peer, a.auth.Trusts)
+	if hasRealIP && !untrusted { // with ext_authz, Envoy appends its own address to X-Forwarded-For, so nearest would be Envoy
+		return realIP
+	}
+	return nearest
 }

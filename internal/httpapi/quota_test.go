@@ -88,27 +88,6 @@ func (o observers) Observe(c *limiter.Call) {
 	}
 }
 
-func TestAQuotaThatDoesNotDenyIsNotReportedToApplications(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
-		l.Swap(authSnapshot(t, quotas))
-		h := New(Config{API: &API{Limiter: l, Headers: HeaderSets{IETF: true, X: true}}})
-		const all = `{"limits":[{"name":"slow","key":"x"},{"name":"plain","key":"x"},{"name":"other","key":"x"}]}`
-		if w := call(h, "POST", "/v1/limit", all); w.Code != 200 {
-			t.Fatalf("got %d %s; want status 200", w.Code, w.Body)
-		}
-		w := call(h, "POST", "/v1/limit", all)
-		if w.Code != 429 || !strings.HasPrefix(w.Body.String(), `{"ok":false,"retry_after_ms":10000,`) || sent(w, "RateLimit") != `"plain";r=0;t=10` || sent(w, "Retry-After") != "10" {
-			t.Errorf("got %d %v %s; want status 429 by plain, with a retry after 10 s", w.Code, w.Header(), w.Body)
-		}
-		// A cost above the capacity of one quota limit must not be a mistake while other quota limits allow it.
-		w = call(h, "POST", "/v1/limit", `{"limits":[{"name":"slow","key":"y","count":5},{"name":"other","key":"y"},{"name":"plain","key":"x"}]}`)
-		if w.Code != 429 || sent(w, "Retry-After") != "10" {
-			t.Errorf("a cost that a quota limit can never hold: got %d %v %s; want status 429 with Retry-After 10", w.Code, w.Header(), w.Body)
-		}
-	})
-}
-
 // If the store cannot decide the limit "plain", its failure is the reason for the denial, whatever a quota limit
 // decides.
 func TestAQuotaThatDoesNotDenyHidesNoFailure(t *testing.T) {
