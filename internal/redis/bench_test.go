@@ -15,11 +15,9 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 // bare is a simple token bucket script with one key. No correct script can be much faster, so the benchmarks
@@ -87,31 +85,6 @@ func roomy(b *testing.B) map[string]*algorithms.Limit {
 	return limits
 }
 
-func storeLoad(b *testing.B, s backend.Store) workload {
-	b.Helper()
-	limit := roomy(b)["token bucket"]
-	return func(n int) time.Duration {
-		start := time.Now()
-		var next atomic.Int64
-		var wg sync.WaitGroup
-		for range 256 {
-			wg.Go(func() {
-				charge := backend.Charge{Limit: limit, Terms: algorithms.Charge{Cost: 1}}
-				var d [1]backend.Decision
-				for i := next.Add(1); i <= int64(n); i = next.Add(1) {
-					charge.Key = strconv.AppendInt(append(charge.Key[:0], "edge/limit/"...), i*7919%benchKeys, 10)
-					if backend.Take(context.Background(), s, []backend.Charge{charge}, d[:]); d[0].Err != nil {
-						b.Errorf("got %v; want no error", d[0].Err)
-						return
-					}
-				}
-			})
-		}
-		wg.Wait()
-		return time.Since(start)
-	}
-}
-
 func compare(b *testing.B, servers []*redistest.Server, ours, ceiling workload) {
 	b.Helper()
 	const each = 20_480
@@ -153,33 +126,6 @@ func cpuSeconds(b *testing.B, servers []*redistest.Server) (sum float64) {
 	return sum
 }
 
-func BenchmarkStandalone(b *testing.B) {
-	server := redistest.Start(b)
-	s := open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
-	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})
-	b.Cleanup(func() { client.Close() })
-	goredis.NewScript(bare).Load(context.Background(), client)
-	compare(b, []*redistest.Server{server}, storeLoad(b, s), bareLoad(b, client))
-}
-
-func BenchmarkCluster(b *testing.B) {
-	c := redistest.StartCluster(b, 3)
-	s := open(b, Config{URL: c.URL(), Timeout: 5 * time.Second})
-	var addrs []string
-	for _, m := range c.Masters {
-		addrs = append(addrs, m.Addr)
-	}
-	client := goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: addrs, Protocol: 2, DisableIdentity: true})
-	b.Cleanup(func() { client.Close() })
-	err := client.ForEachMaster(context.Background(), func(ctx context.Context, m *goredis.Client) error {
-		return goredis.NewScript(bare).Load(ctx, m).Err()
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	compare(b, c.Masters, storeLoad(b, s), bareLoad(b, client))
-}
-
 func benchNode(b *testing.B) (server *redistest.Server, client *goredis.Client, n *node) {
 	b.Helper()
 	server = redistest.Start(b)
@@ -211,77 +157,6 @@ func BenchmarkCalls(b *testing.B) {
 			})
 		}
 	}
-}
-
-func BenchmarkHotKey(b *testing.B) {
-	const many = 1 << 40
-	for name, rate := range map[string]int64{"leased": many, "denied": 1} {
-		b.Run(name, func(b *testing.B) {
-			start := algorithms.Micros(0)
-			limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: 365 * algorithms.Day, Start: &start})
-			if err != nil {
-				b.Fatal(err)
-			}
-			charge := backend.Charge{Key: []byte("edge/limit/hot"), Limit: &limit, Terms: algorithms.Charge{Cost: 1}, Owner: "bench"}
-			charge.Lease = &algorithms.Lease{Most: rate / 20, For: 250_000}
-			server := redistest.Start(b)
-			denied := stores.Denied(open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second}), stores.DeniedConfig{})
-			ours := stores.Deadline(stores.Lease(denied, stores.LeaseConfig{}), 5*time.Second, 2*time.Millisecond, nil)
-			beside := memory.New(memory.Config{})
-			load := func(s backend.Store) workload {
-				return func(n int) time.Duration {
-					start := time.Now()
-					var wg sync.WaitGroup
-					for range 4 {
-						wg.Go(func() {
-							charges, d := []backend.Charge{charge}, make([]backend.Decision, 1)
-							for range n / 4 {
-								if backend.Take(context.Background(), s, charges, d); d[0].Err != nil {
-									b.Errorf("got %v; want no error", d[0].Err)
-									return
-								}
-							}
-						})
-					}
-					wg.Wait()
-					return time.Since(start)
-				}
-			}
-			compareHot(b, server, load(ours), load(beside))
-		})
-	}
-}
-
-func compareHot(b *testing.B, server *redistest.Server, ours, inMemory workload) {
-	b.Helper()
-	const each = 1_000_000
-	ours(10_000)
-	inMemory(10_000)
-	calls := func() float64 { return scriptsRun(b, server) }
-	var cpu [2]time.Duration
-	var took [2]time.Duration
-	var redisCPU, redisCalls float64
-	rounds := 0
-	for b.Loop() {
-		rounds++
-		beforeCPU, beforeCalls := cpuSeconds(b, []*redistest.Server{server}), calls()
-		for i, run := range []workload{ours, inMemory} {
-			before := processCPU(b)
-			took[i] += run(each)
-			cpu[i] += processCPU(b) - before
-			if i == 0 {
-				redisCPU += cpuSeconds(b, []*redistest.Server{server}) - beforeCPU
-				redisCalls += calls() - beforeCalls
-			}
-		}
-	}
-	n := float64(rounds * each)
-	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(float64(cpu[0])/n, "cpu-ns/decision")
-	b.ReportMetric(float64(cpu[1])/n, "cpu-ns/memory")
-	b.ReportMetric(took[1].Seconds()/took[0].Seconds(), "rate-ratio")
-	b.ReportMetric(redisCPU/n*1e6, "redis-s/million")
-	b.ReportMetric(redisCalls/took[0].Seconds(), "redis-calls/s")
 }
 
 func scriptsRun(b *testing.B, servers ...*redistest.Server) (n float64) {

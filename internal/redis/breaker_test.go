@@ -359,30 +359,6 @@ func TestBreakerDoesNotCountShortDeadlines(t *testing.T) {
 	})
 }
 
-func TestBreakerSurvivesPanics(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		broken, reported := true, &changes{}
-		s := newSender(10*ms, func(_ context.Context, c *call) error {
-			if broken {
-				panic("broken")
-			}
-			return echo(c)
-		})
-		s.changed = reported.record
-		for range 30 {
-			if ok(t, s) {
-				t.Error("a call whose decide panicked was answered, want an error")
-			}
-			time.Sleep(5 * ms)
-		}
-		broken = false
-		time.Sleep(200 * ms)
-		if !ok(t, s) || reported.all != "open closed " {
-			t.Errorf("not answered after probes that panicked, or reported %q; want %q", reported.all, "open closed ")
-		}
-	})
-}
-
 // An error of a decision, such as ErrFull, is an answer.
 func TestBreakerDistinguishesFailuresFromAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

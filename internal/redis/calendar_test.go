@@ -58,36 +58,3 @@ func TestCalendarUsesTheServersClock(t *testing.T) {
 		})
 	}
 }
-
-// Among the days are those of 23 and 25 hours, on which daylight saving time begins and ends.
-func TestCalendarEdgesInRedis(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	var now algorithms.Micros
-	s := open(t, Config{URL: "redis://" + server.Addr, Clock: func() algorithms.Micros { return now }, Timeout: 5 * time.Second})
-	l := days(t, 10, 25)
-	const hour = 3600 * algorithms.Second
-	for i, is := range []struct {
-		at      string
-		cost    int64
-		reserve bool
-		want    algorithms.Decision
-	}{
-		{"2026-03-28T12:00:00+01:00", 25, false, algorithms.Decision{Allowed: true, ResetAfter: (12 + 23 + 24) * hour}},
-		{"2026-03-28T23:59:59.999999+01:00", 11, false, algorithms.Decision{RetryAfter: 23*hour + 1, ResetAfter: (23+24)*hour + 1}},
-		{"2026-03-29T00:00:00+01:00", 10, false, algorithms.Decision{Allowed: true, ResetAfter: (23 + 24 + 24) * hour}},
-		{"2026-03-29T00:00:00+01:00", 250, true, algorithms.Decision{Allowed: true, Value: -250, Wait: (23 + 24*24) * hour, ResetAfter: (23 + 27*24) * hour}},
-		{"2026-10-25T00:00:00+02:00", 25, false, algorithms.Decision{Allowed: true, ResetAfter: (25 + 24 + 24) * hour}},
-	} {
-		at, err := time.Parse(time.RFC3339Nano, is.at)
-		if err != nil {
-			t.Fatal(err)
-		}
-		now = algorithms.Micros(at.UnixMicro())
-		var d [1]backend.Decision
-		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: l, Terms: algorithms.Charge{Cost: is.cost, Reserve: is.reserve}}}, d[:])
-		if d[0].Err != nil || d[0].Decision != is.want {
-			t.Errorf("step %d:\n got %+v\nwant %+v", i, d[0], is.want)
-		}
-	}
-}

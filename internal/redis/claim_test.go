@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -199,64 +198,18 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 
 func TestClaimsPassTheBreaker(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"one server", "a Cluster"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var servers []*redistest.Server
-			var url string
-			if name == "a Cluster" {
-				c := redistest.StartCluster(t, 3, "--cluster-require-full-coverage", "no").Steady()
-				servers, url = append(c.Masters, c.Replicas...), c.URL()
-			} else {
-				servers = []*redistest.Server{redistest.Start(t)}
-				url = "redis://" + servers[0].Addr
-			}
-			s := open(t, Config{URL: url, Timeout: 50 * time.Millisecond})
-			group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
-			if s.cluster != nil {
-				takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(9)}}) // from now on the layout is known
-			}
-			for _, server := range servers {
-				server.Pause()
-			}
-			taken := submitFunc(func(b *backend.Batch) { t.Error("a group was charged"); b.Fail(backend.ErrUnavailable) })
-			redistest.Eventually(t, "the circuit breaker is open", func() bool {
-				d := chargeClaimed(s, group, taken)
-				return errors.Is(d[0].Err, errOpen) && errors.Is(d[0].Err, backend.ErrNotTaken)
-			})
-			for _, server := range servers {
-				server.Resume()
-			}
-			redistest.Eventually(t, "groups are charged again", func() bool {
-				group[0].IdempotencyKey.ID[0]++ // a new ID, because a claim that got no answer may stay until it is deleted
-				return chargeClaimed(s, group, decidedAs(true))[0].Err == nil
-			})
-		})
-	}
-}
-
-// ErrNotTaken means that a call certainly had no effect, because Redis refused it or it had no connection. A call whose
-// answer is lost may have had an effect.
-func TestErrNotTaken(t *testing.T) {
 	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
-	submit := func(s backend.Store) error {
-		return takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}})[0].Err
-	}
-	server.Do("CONFIG", "SET", "maxmemory", "1")
-	if err := submit(s); !errors.Is(err, backend.ErrNotTaken) || !strings.Contains(err.Error(), "OOM") {
-		t.Errorf("out of memory: %v; want the error backend.ErrNotTaken and an error that contains %q", err, "OOM")
-	}
-	server.Do("CONFIG", "SET", "maxmemory", "0")
-	n := seed(t)
-	p := startProxy(t, server.Addr, n)
-	tampered := open(t, Config{URL: "redis://" + p.Addr, Timeout: time.Second})
-	p.do(faults{share: 1, close: true})
-	if err := submit(tampered); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrNotTaken) {
-		t.Errorf("no answer: %v; want an ErrUnavailable that is not an ErrNotTaken", err)
-	}
-	server.Kill()
-	redistest.Eventually(t, "no connection can be made", func() bool {
-		return errors.Is(submit(s), backend.ErrNotTaken)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 50 * time.Millisecond})
+	group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
+	server.Pause()
+	taken := submitFunc(func(b *backend.Batch) { t.Error("a group was charged"); b.Fail(backend.ErrUnavailable) })
+	redistest.Eventually(t, "the circuit breaker is open", func() bool {
+		d := chargeClaimed(s, group, taken)
+		return errors.Is(d[0].Err, errOpen) && errors.Is(d[0].Err, backend.ErrNotTaken)
+	})
+	server.Resume()
+	redistest.Eventually(t, "groups are charged again", func() bool {
+		group[0].IdempotencyKey.ID[0]++ // a new ID, because a claim that got no answer may stay until it is deleted
+		return chargeClaimed(s, group, decidedAs(true))[0].Err == nil
 	})
 }

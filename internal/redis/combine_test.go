@@ -265,18 +265,6 @@ func TestAMasterOfAnOldLayoutIsNotInTheNewOne(t *testing.T) {
 	}
 }
 
-// go-redis makes a new client when a node joins again.
-func TestANodeThatJoinsAgainHasANewSender(t *testing.T) {
-	c := &cluster{senders: map[string]*senderTo{}, sender: func(string, *node) backend.Store { return nil }}
-	one, two := goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"}), goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"})
-	defer one.Close()
-	defer two.Close()
-	first, again, second := c.senderOf(one), c.senderOf(one), c.senderOf(two)
-	if first != again || first == second || second.client != two {
-		t.Error("a client has several senders, or a new client has an old sender; want one sender of its own for each client")
-	}
-}
-
 // The answer to a group with an idempotency key begins with a head. It states whether the group was decided now,
 // repeated or refused, and applies to the charges of that group alone.
 func TestEachGroupHasItsOwnHead(t *testing.T) {
@@ -313,43 +301,6 @@ func TestEachGroupHasItsOwnHead(t *testing.T) {
 	}
 }
 
-// The shards are read one after the other, so their times differ.
-func TestShardsAreDecidedAtTheLatestOfTheirTimes(t *testing.T) {
-	c, m := sharded(t, windowSpec(30), 3, "k"), &shardMemory{clock: time.Now}
-	answers := make([]backend.Decision, 3)
-	for i, at := range []algorithms.Micros{10, 30, 20} {
-		answers[i].At = at
-	}
-	if _, now, err := peekedStates(m, &c, answers); now != 30 || err != nil {
-		t.Errorf("decided at %d, error %v; want 30 and no error", now, err)
-	}
-}
-
-// Two seconds after its charge, a refund of 50 units to a shard that refills with 5 a second returns 40. The other 10
-// have flowed in, and count as refunded.
-func TestUnitsThatFlowedIntoAShardCountAsRefunded(t *testing.T) {
-	capacity := int64(200)
-	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, Capacity: &capacity}, 2, "k")
-	unit, charged := c.Shards[0].Unit(), algorithms.Micros(time.Now().UnixMicro())
-	m := &refund{charge: c, memory: &shardMemory{clock: time.Now}}
-	m.sent = []shardCharge{{0, algorithms.Charge{Cost: -50 * unit, Scaled: true, ChargedAt: charged}}}
-	answers := make([]backend.Decision, 2)
-	answers[0].Value, answers[1].Value, answers[1].At = 20*unit, 60*unit, charged+2*algorithms.Second
-	if fitted, err := m.fitted(answers); fitted != 50*unit || err != nil {
-		t.Errorf("%v units are refunded, error %v; want 50", float64(fitted)/float64(unit), err)
-	}
-}
-
-// A refund that was not sent is certain to have changed nothing, unless an earlier part of it was made.
-func TestARefundThatWasNotSentChangedNothing(t *testing.T) {
-	for rest, certain := range map[int64]bool{10: true, 9: false} {
-		m := &refund{rest: rest, whole: 10}
-		if m.fail(backend.ErrNotTaken); errors.Is(m.is.Err, backend.ErrNotTaken) != certain || !errors.Is(m.is.Err, backend.ErrUnavailable) {
-			t.Errorf("%d of 10 units are left: got the error %v; want ErrNotTaken: %v", rest, m.is.Err, certain)
-		}
-	}
-}
-
 // The caller may reuse the bytes of its keys before an undo has ended.
 func TestAnUndoOfShardsHasItsOwnKey(t *testing.T) {
 	h := &heldShards{}
@@ -360,91 +311,5 @@ func TestAnUndoOfShardsHasItsOwnKey(t *testing.T) {
 	copy(c.Key, "next")
 	if len(h.waiting) != 1 || string(h.waiting[0].Charges[0].Key) != "mine" {
 		t.Errorf("%d batches were submitted, want one for the key \"mine\"", len(h.waiting))
-	}
-}
-
-// The debt of a shard does not reduce what the other shards have.
-func TestAShardInDebtHasNothingLeft(t *testing.T) {
-	c, m := sharded(t, windowSpec(30), 2, "k"), &shardMemory{clock: time.Now}
-	decision := func(value int64) *backend.Decision {
-		return &backend.Decision{Decision: algorithms.Decision{Value: value}}
-	}
-	m.observe(c.Key, c.Shards, 0, decision(-5))
-	if left := m.observe(c.Key, c.Shards, 1, decision(7)); left != 7 {
-		t.Errorf("%d units are left, want 7", left)
-	}
-}
-
-// In the last attempt the second shard denies its part, because another process has consumed from it. The part that the
-// first shard allowed is refunded, so the denial counts it as available.
-func TestADenialOfShardsCountsTheUnitsThatAreRefunded(t *testing.T) {
-	for _, test := range []struct{ second, remaining int64 }{{5, 35}, {15, 20}} {
-		c, memory := sharded(t, windowSpec(60), 2, "k"), &shardMemory{clock: time.Now, random: rand.IntN}
-		c.Terms.Cost = 40
-		unit, now := c.Shards[0].Unit(), algorithms.Micros(time.Now().UnixMicro())
-		state := func(units int64, allowed bool) backend.Decision {
-			return backend.Decision{Decision: algorithms.Decision{Allowed: allowed, Value: units * unit}, At: now}
-		}
-		m := &combine{charge: c, memory: memory, tries: 2}
-		m.step(nil)
-		parts, _ := m.step([]backend.Decision{state(30, true), state(30, true)})
-		if len(parts) != 2 {
-			t.Fatalf("%d shards are charged, want 2", len(parts))
-		}
-		first := parts[0].Terms.Cost / unit
-		charges, undo := m.step([]backend.Decision{state(30-first, true), state(test.second, false)})
-		if len(charges) != 0 || len(undo) != 1 || undo[0].first.terms.Cost != -first*unit {
-			t.Fatalf("%d charges and %d refunds follow, want only a refund of %d units", len(charges), len(undo), first)
-		}
-		d := m.decision()
-		enough := 30+test.second >= c.Terms.Cost
-		if d.Allowed || d.Err != nil || d.Remaining != test.remaining || (d.RetryAfter == 1) != enough {
-			t.Errorf("the second shard has %d units: got %+v; want a denial with %d units left; a retry succeeds at once: %v",
-				test.second, d, test.remaining, enough)
-		}
-	}
-}
-
-// A refund to a token bucket has been reduced by the inflow since the charge. If its parts had the time of the charge,
-// the shards would subtract the inflow again. Parts for windows need that time, to compare it with the start of a window.
-func TestThePartsOfATokenBucketHaveNoTimeOfTheCharge(t *testing.T) {
-	for kind, want := range map[algorithms.Kind]algorithms.Micros{algorithms.TokenBucket: 0, algorithms.FixedWindow: 7} {
-		if got := partOf(&algorithms.Limit{Kind: kind}, &algorithms.Charge{ChargedAt: 7}); got != want {
-			t.Errorf("%s: the charge was made at %d, want %d", kind, got, want)
-		}
-	}
-}
-
-// If the shards cannot be read again, the answer is the error alone, without numbers of the attempt before.
-func TestAnErrorOfShardsComesAlone(t *testing.T) {
-	c := sharded(t, windowSpec(60), 2, "k")
-	m := &combine{charge: c, memory: &shardMemory{clock: time.Now}}
-	m.is = backend.Decision{Decision: algorithms.Decision{Remaining: 5, RetryAfter: 1}}
-	m.step([]backend.Decision{{Err: backend.ErrUnavailable}, {}})
-	if d := m.decision(); !errors.Is(d.Err, backend.ErrUnavailable) || d.Decision != (algorithms.Decision{}) {
-		t.Errorf("got %+v, want only ErrUnavailable", d)
-	}
-}
-
-// The parts of a reservation are reservations, and each part has the hash of the charge, which sets the start of its
-// windows.
-func TestThePartsOfAChargeHaveItsTerms(t *testing.T) {
-	c := sharded(t, windowSpec(60), 2, "k")
-	c.Terms.Hash = 77
-	for i, peek := range peekAll(&c) {
-		if peek.Terms.Hash != 77 || !peek.Terms.DryRun || peek.Terms.Cost != 0 || peek.Group != i {
-			t.Errorf("shard %d is read with %+v; want a dry run with the hash 77", i, peek.Terms)
-		}
-	}
-	now := algorithms.Micros(time.Now().UnixMicro())
-	buckets := make([]algorithms.Bucket, 2)
-	for i := range buckets {
-		buckets[i] = algorithms.Bucket{Limit: &c.Shards[i], State: algorithms.State{By: &c.Shards[i], Value: 30 * c.Shards[i].Unit(), At: now}}
-	}
-	_, parts := planShards(now, buckets, algorithms.Charge{Cost: 40, Hash: 77, Reserve: true, ChargedAt: 5})
-	for i, part := range parts {
-		if part.Cost <= 0 || part.Hash != 77 || !part.Reserve || !part.Scaled || part.ChargedAt != 5 {
-			t.Errorf("the part of shard %d is %+v; want a reservation with the hash 77 and the time of the charge", i, part)
-		}
 	}
 }

@@ -2,9 +2,7 @@ package redis
 
 import (
 	"testing"
-	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -34,8 +32,9 @@ func TestDenialsAreNotReadAsPeaks(t *testing.T) {
 			} {
 				t.Run(name+" "+step, func(t *testing.T) {
 					t.Parallel()
-					clock := &storetest.Clock{}
-					ours := open(t, Config{URL: "redis://" + redistest.Start(t).Addr, Clock: clock.Now, Timeout: 5 * time.Second})
+					clock, c := &storetest.Clock{}, on(t, "server")
+					c.Clock = clock.Now
+					ours := open(t, c)
 					want := memory.New(memory.Config{Clock: clock.Time})
 					now := storetest.Start
 					decide := func(l *algorithms.Limit, a algorithms.Charge) algorithms.Decision {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 type dialed struct {
@@ -270,54 +269,6 @@ func TestALateAnswerIsASignOfLife(t *testing.T) {
 			t.Errorf("%d signs of life; want 1", signOfLife.Load())
 		}
 	})
-}
-
-// The late answer makes the next call a probe, even if the pause after the last probe has not ended.
-func TestAnOutageEndsWithALateAnswer(t *testing.T) {
-	faulty(t)
-	server := redistest.Start(t)
-	p := startProxy(t, server.Addr, 1)
-	opened := make(chan bool, 10)
-	s := open(t, Config{URL: "redis://" + p.Addr, Timeout: deadline, Changed: func(_ string, open bool) { opened <- open }})
-	limit := limitOf(1_000_000)
-	call := func() error {
-		var d [1]backend.Decision
-		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: limit}}, d[:])
-		return d[0].Err
-	}
-	redistest.Eventually(t, "Redis answers", func() bool { return call() == nil })
-	quick := 0
-	for range 10 {
-		p.do(faults{hole: true})
-		for open := false; !open; {
-			_ = call()
-			select {
-			case open = <-opened:
-			default:
-			}
-		}
-		for end := time.Now().Add(400 * ms); time.Now().Before(end); { // until the pauses between probes are long
-			_ = call()
-			time.Sleep(ms)
-		}
-		p.do(faults{})
-		redistest.Eventually(t, "the late answer is read", func() bool {
-			line := s.lines.of(p.Addr, nil)
-			line.mu.Lock()
-			defer line.mu.Unlock()
-			return line.late == nil
-		})
-		if call() == nil {
-			quick++
-		}
-		redistest.Eventually(t, "it answers", func() bool { return call() == nil })
-		for len(opened) > 0 {
-			<-opened
-		}
-	}
-	if quick < 8 { // if the pause has just ended, the next call is a probe without the late answer, too
-		t.Errorf("the first call after the outage was answered %d times of 10; want at least 8", quick)
-	}
 }
 
 // A probe sends the whole text of the script. A server that was restarted does not know the script, and

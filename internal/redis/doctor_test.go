@@ -77,35 +77,14 @@ func TestExamineStandalone(t *testing.T) {
 	}
 }
 
-func TestExamineCluster(t *testing.T) {
-	t.Parallel()
-	c := redistest.StartCluster(t, 3).Steady()
-	s := open(t, Config{URL: c.URL(), Timeout: 5 * time.Second})
-	all := s.Examine(t.Context(), 0)
-	if got := findingsOf(all, "cluster"); !strings.HasPrefix(got, "ok: ") {
-		t.Errorf("cluster: %q; want a text that starts with %q", got, "ok: ")
-	}
-	if got := findingsOf(all, "coverage"); !strings.HasPrefix(got, "warning: ") {
-		t.Errorf("coverage, by default: %q; want a text that starts with %q", got, "warning: ")
-	}
-	for _, check := range []string{"script", "permissions"} {
-		if got := findingsOf(all, check); strings.Count(got, "ok: ") != 3 {
-			t.Errorf("%s on three masters: %q; want three that are ok", check, got)
-		}
-	}
-	c.Masters[1].Do("ACL", "SETUSER", "default", "-set", "-asking")
-	if got := findingsOf(s.Examine(t.Context(), 0), "permissions"); strings.Count(got, "ok: ") != 2 || !strings.Contains(got, "may not run set, asking, which") {
-		t.Errorf("one master does not permit all: %q; want two that are ok, and a text that contains %q", got, "may not run set, asking, which")
-	}
-}
-
-func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
+func TestExamineClusterWithThePermissionsOfTheDocumentation(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/redis.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := redistest.StartCluster(t, 3).Steady()
+	examineCluster(t, c)
 	rules := 0
 	for line := range strings.Lines(string(text)) {
 		if words := strings.Fields(strings.ReplaceAll(line, ">PASSWORD", ">secret")); strings.HasPrefix(line, "ACL SETUSER rlsidecar ") {
@@ -142,5 +121,26 @@ func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 		if err := backend.ResetBucket(t.Context(), s, charge); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+func examineCluster(t *testing.T, c *redistest.Cluster) {
+	t.Helper()
+	s := open(t, Config{URL: c.URL(), Timeout: 5 * time.Second})
+	all := s.Examine(t.Context(), 0)
+	if got := findingsOf(all, "cluster"); !strings.HasPrefix(got, "ok: ") {
+		t.Errorf("cluster: %q; want a text that starts with %q", got, "ok: ")
+	}
+	if got := findingsOf(all, "coverage"); !strings.HasPrefix(got, "warning: ") {
+		t.Errorf("coverage, by default: %q; want a text that starts with %q", got, "warning: ")
+	}
+	for _, check := range []string{"script", "permissions"} {
+		if got := findingsOf(all, check); strings.Count(got, "ok: ") != 3 {
+			t.Errorf("%s on three masters: %q; want three that are ok", check, got)
+		}
+	}
+	c.Masters[1].Do("ACL", "SETUSER", "default", "-set", "-asking")
+	if got := findingsOf(s.Examine(t.Context(), 0), "permissions"); strings.Count(got, "ok: ") != 2 || !strings.Contains(got, "may not run set, asking, which") {
+		t.Errorf("one master does not permit all: %q; want two that are ok, and a text that contains %q", got, "may not run set, asking, which")
 	}
 }

@@ -95,43 +95,6 @@ func TestFaultClusterMasterStopped(t *testing.T) {
 	}
 }
 
-func TestFaultClusterMasterStoppedUnderShards(t *testing.T) {
-	faulty(t)
-	c := redistest.StartCluster(t, 3, "--cluster-require-full-coverage", "no").Steady()
-	s := open(t, Config{URL: c.URL(), Timeout: deadline})
-	for _, r := range c.Replicas { // so that no replica takes the master's place
-		r.Kill()
-	}
-	l := newLoad(t, deadline)
-	l.addRequest(0, sharded(t, windowSpec(900_000), 9, "hot"))
-	l.start(4, s)
-	l.normal(l.began, generous)
-	c.Masters[1].Pause()
-	at := time.Now()
-	time.Sleep(2 * time.Second)
-	share := l.share(at.Add(500*ms), time.Now(), nil)
-	t.Logf("%.1f %% were answered with one of three masters gone", 100*share)
-	if share < 0.6 {
-		t.Errorf("%.1f %% were answered with one of three masters gone; want at least 60 %%", 100*share)
-	}
-	c.Masters[1].Resume()
-	l.normal(time.Now(), generous)
-	l.check(s, 0)
-}
-
-func TestFaultClusterReplicaKilled(t *testing.T) {
-	c := startCluster(t)
-	c.cluster.Steady()
-	at := time.Now()
-	c.cluster.Replicas[0].Kill()
-	time.Sleep(2 * time.Second)
-	if share := c.share(at, time.Now(), nil); share < 0.9 {
-		t.Errorf("%.1f %% were answered, want at least 90 %%: %s", 100*share, c.failures())
-	}
-	c.normal(at, generous)
-	c.check(c.store, 0)
-}
-
 func TestFaultClusterTwoMastersDead(t *testing.T) {
 	c := startCluster(t)
 	for i := range 2 { // so that no replica takes their place

@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -47,21 +46,6 @@ func TestFaultSentinelMasterStopped(t *testing.T) {
 	})
 }
 
-func TestFaultSentinelFailover(t *testing.T) {
-	underSentinels(t, 1, func(s *redistest.Sentinels) func() {
-		s.Sentinels[0].Do("SENTINEL", "FAILOVER", "main")
-		return func() {}
-	})
-}
-
-func TestFaultSentinelReplicaKilled(t *testing.T) {
-	underSentinels(t, 0, func(s *redistest.Sentinels) func() {
-		s.Steady()
-		s.Replicas[0].Kill()
-		return func() { s.Replicas[0].Restart() }
-	})
-}
-
 // The master is known, so the Sentinels are not needed until it fails, not even for new connections.
 func TestFaultSentinelsKilled(t *testing.T) {
 	underSentinels(t, 0, func(s *redistest.Sentinels) func() {
@@ -92,21 +76,6 @@ func TestFaultSentinelMasterKilledWithConfirmation(t *testing.T) {
 	servers.Master.Restart() // becomes a replica; two replicas must confirm each charge
 	l.normal(time.Now(), time.Minute)
 	l.check(s, 0)
-}
-
-func TestUnconfirmedChargesDoNotCount(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t) // without replicas
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: deadline, WaitReplicas: 1})
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Day})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var d [1]backend.Decision
-	backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
-	if !errors.Is(d[0].Err, backend.ErrUnavailable) {
-		t.Errorf("allowed without a confirmation: %+v; want the error backend.ErrUnavailable", d[0])
-	}
 }
 
 // The server reports in time that replicas have not confirmed a charge, even if it does not have the

@@ -124,53 +124,51 @@ func set(args ...any) func(*testing.T, *redistest.Server, *goredis.Client) {
 
 func nothing(*testing.T, *redistest.Server, *goredis.Client) {}
 
-func TestFaultNone(t *testing.T) {
-	fault{hit: nothing, length: time.Second, repair: nothing, served: true}.run(t)
-}
-
-func TestFaultServerKilledAndRestartedEmpty(t *testing.T) {
-	fault{
-		hit:    func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Kill() },
-		length: 2 * time.Second,
-		repair: func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Restart() },
-		lost:   1,
-	}.run(t)
-}
-
-func TestFaultServerStopped(t *testing.T) {
-	fault{
-		hit:    func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Pause() },
-		length: 2 * time.Second,
-		repair: func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Resume() },
-	}.run(t)
-}
-
-func TestFaultClientsPaused(t *testing.T) {
-	fault{
-		hit:    set("CLIENT", "PAUSE", 1500, "ALL"),
-		length: 1500 * ms,
-		repair: nothing, // the pause ends by itself
-	}.run(t)
-}
-
-func TestFaultOutOfMemory(t *testing.T) {
-	fault{
-		hit:    set("CONFIG", "SET", "maxmemory", 1),
-		length: time.Second,
-		repair: set("CONFIG", "SET", "maxmemory", 0),
-		clean:  true,
-	}.run(t)
-}
-
-// Servers before 7.0 do not refuse the script before its first command. They refuse its first write.
-func TestFaultOutOfMemoryWithoutShebang(t *testing.T) {
-	fault{
-		plain:  true,
-		hit:    set("CONFIG", "SET", "maxmemory", 1),
-		length: time.Second,
-		repair: set("CONFIG", "SET", "maxmemory", 0),
-		clean:  true,
-	}.run(t)
+func TestFaults(t *testing.T) {
+	refused := func(hit, repair []any) fault {
+		return fault{hit: set(hit...), length: time.Second, repair: set(repair...), clean: true}
+	}
+	for name, f := range map[string]fault{
+		"none": {hit: nothing, length: time.Second, repair: nothing, served: true},
+		"killed and restarted empty": {
+			hit:    func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Kill() },
+			length: 2 * time.Second,
+			repair: func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Restart() },
+			lost:   1,
+		},
+		"stopped": {
+			hit:    func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Pause() },
+			length: 2 * time.Second,
+			repair: func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Resume() },
+		},
+		"out of memory": refused([]any{"CONFIG", "SET", "maxmemory", 1}, []any{"CONFIG", "SET", "maxmemory", 0}),
+		"out of memory without shebang": {
+			plain: true, // servers before 7.0 do not refuse the script before its first command; they refuse its first write
+			hit:   set("CONFIG", "SET", "maxmemory", 1), length: time.Second, repair: set("CONFIG", "SET", "maxmemory", 0), clean: true,
+		},
+		"no permission": refused([]any{"ACL", "SETUSER", "default", "-eval", "-evalsha"}, []any{"ACL", "SETUSER", "default", "+@all"}),
+		"read-only":     refused([]any{"REPLICAOF", "127.0.0.1", 1}, []any{"REPLICAOF", "NO", "ONE"}),
+		"no more clients, with connections": {
+			hit: set("CONFIG", "SET", "maxclients", 1), length: time.Second, repair: set("CONFIG", "SET", "maxclients", 10_000), served: true,
+		},
+		"no more clients, without connections": {
+			hit: func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
+				t.Helper()
+				do(t, admin, "CONFIG", "SET", "maxclients", 1)
+				do(t, admin, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+			},
+			length: time.Second, repair: set("CONFIG", "SET", "maxclients", 10_000),
+		},
+	} {
+		t.Run(name, f.run)
+	}
+	for name, f := range map[string]faults{
+		"connections closed after the script ran": {share: 0.05, close: true},
+		"connections reset after the script ran":  {share: 0.05, reset: true},
+		"late answers":                            {share: 0.05, late: 3 * deadline},
+	} {
+		t.Run(name, func(t *testing.T) { tampered(t, f) })
+	}
 }
 
 func TestFaultScriptsFlushed(t *testing.T) {
@@ -221,15 +219,6 @@ func TestFaultBusyScript(t *testing.T) {
 	}.run(t)
 }
 
-func TestFaultNoPermission(t *testing.T) {
-	fault{
-		hit:    set("ACL", "SETUSER", "default", "-eval", "-evalsha"),
-		length: time.Second,
-		repair: set("ACL", "SETUSER", "default", "+@all"),
-		clean:  true,
-	}.run(t)
-}
-
 func TestFaultPasswordChanged(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "password")
 	write := func(text string) {
@@ -274,28 +263,6 @@ func TestFaultPasswordChanged(t *testing.T) {
 	}.run(t)
 }
 
-func TestFaultMaxClients(t *testing.T) {
-	t.Run("existing connections still work", func(t *testing.T) {
-		fault{
-			hit:    set("CONFIG", "SET", "maxclients", 1),
-			length: time.Second,
-			repair: set("CONFIG", "SET", "maxclients", 10_000),
-			served: true,
-		}.run(t)
-	})
-	t.Run("new connections are refused", func(t *testing.T) {
-		fault{
-			hit: func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
-				t.Helper()
-				do(t, admin, "CONFIG", "SET", "maxclients", 1)
-				do(t, admin, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-			},
-			length: time.Second,
-			repair: set("CONFIG", "SET", "maxclients", 10_000),
-		}.run(t)
-	})
-}
-
 func TestFaultLoading(t *testing.T) {
 	fault{
 		args: []string{"--enable-debug-command", "yes", "--dbfilename", "dump.rdb"},
@@ -315,24 +282,6 @@ func TestFaultLoading(t *testing.T) {
 		length: time.Second,
 		repair: func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Wait() },
 		lost:   1,
-	}.run(t)
-}
-
-func TestFaultNoReplicas(t *testing.T) {
-	fault{
-		hit:    set("CONFIG", "SET", "min-replicas-to-write", 1),
-		length: time.Second,
-		repair: set("CONFIG", "SET", "min-replicas-to-write", 0),
-		clean:  true,
-	}.run(t)
-}
-
-func TestFaultReadOnly(t *testing.T) {
-	fault{
-		hit:    set("REPLICAOF", "127.0.0.1", 1),
-		length: time.Second,
-		repair: set("REPLICAOF", "NO", "ONE"),
-		clean:  true,
 	}.run(t)
 }
 
@@ -367,18 +316,6 @@ func tampered(t *testing.T, f faults) {
 	})
 }
 
-func TestFaultConnectionClosedAfterTheScriptRan(t *testing.T) {
-	tampered(t, faults{share: 0.05, close: true})
-}
-
-func TestFaultConnectionResetAfterTheScriptRan(t *testing.T) {
-	tampered(t, faults{share: 0.05, reset: true})
-}
-
-func TestFaultAnswersComeLate(t *testing.T) {
-	tampered(t, faults{share: 0.05, late: 3 * deadline})
-}
-
 func TestFaultBlackHole(t *testing.T) {
 	through(t, func(p **proxy) fault {
 		before := int64(0)
@@ -400,34 +337,6 @@ func TestFaultBlackHole(t *testing.T) {
 			},
 		}
 	})
-}
-
-// After a restart, a connection is dialed and logged in, and the script is loaded. Even if that takes
-// longer than a call may, the probe that does it closes the circuit breaker.
-func TestFaultPreparingAConnectionIsSlowerThanACall(t *testing.T) {
-	faulty(t)
-	server := redistest.Start(t)
-	p := startProxy(t, server.Addr, seed(t))
-	changed := make(chan bool, 100)
-	const timeout = 60 * ms
-	s := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout, Changed: func(_ string, open bool) { changed <- open }})
-	l := startLoadWithin(t, timeout, 4, s)
-	redistest.Eventually(t, "each request is admitted", l.admitted)
-	server.Kill()
-	if !<-changed {
-		t.Fatal("the breaker closed before it opened")
-	}
-	p.do(faults{far: 40 * ms}) // the answers to the login and to the script take 80 ms
-	server.Restart()
-	server.Wait()
-	select {
-	case open := <-changed:
-		if open {
-			t.Error("the breaker opened twice")
-		}
-	case <-time.After(time.Minute):
-		t.Errorf("still open after a minute: %s", l.failures())
-	}
 }
 
 func TestFaultNoServerAtStart(t *testing.T) {

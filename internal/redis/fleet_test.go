@@ -30,10 +30,10 @@ func members(tb testing.TB, s *Store) (all []string) {
 
 func TestProcessesReportToEachOther(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	for name, url := range map[string]string{"one server": "redis://" + server.Addr, "cluster": redistest.StartCluster(t, 3).URL()} {
-		t.Run(name, func(t *testing.T) {
-			a, b := open(t, Config{URL: url, Timeout: 5 * time.Second}), open(t, Config{URL: url, Timeout: 5 * time.Second})
+	for _, form := range []string{"server", "cluster"} {
+		t.Run(form, func(t *testing.T) {
+			c := on(t, form)
+			a, b := open(t, c), open(t, c)
 			if got := members(t, a); len(got) > 0 {
 				t.Errorf("before any report there is %q; want 0", got)
 			}

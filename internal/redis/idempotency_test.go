@@ -80,9 +80,8 @@ func TestRecordsLiveAsLongAsTheyMust(t *testing.T) {
 // A Cluster cannot charge these groups in one step: they have buckets in several slots, or shards.
 func TestClaimsAreMadeOnce(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.StartCluster(t, 3).Steady()
-	one := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
-	other := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
+	cluster := on(t, "cluster")
+	one, other := open(t, cluster), open(t, cluster)
 	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Terms: algorithms.Charge{Cost: 1}}
 	shards := sharded(t, windowSpec(100), 10, "s")
@@ -95,23 +94,13 @@ func TestClaimsAreMadeOnce(t *testing.T) {
 // The claim is in the first Redis, and the group has a bucket in each of the two.
 func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"one server", "behind Sentinels", "a Cluster"} {
-		t.Run(name, func(t *testing.T) {
-			var first string
-			switch name {
-			case "behind Sentinels":
-				first = redistest.StartSentinels(t).Steady().URL()
-			case "a Cluster":
-				first = redistest.StartCluster(t, 3).Steady().URL()
-			default:
-				first = "redis://" + redistest.Start(t).Addr
-			}
-			second := "redis://" + redistest.Start(t).Addr
+	for _, form := range []string{"server", "sentinel", "cluster"} {
+		t.Run(form, func(t *testing.T) {
+			first, second := on(t, form), on(t, "server")
 			divided := func() backend.Store {
 				undos := stores.NewUndos(time.Second)
 				t.Cleanup(undos.Close)
-				in := func(url string) backend.Store { return open(t, Config{URL: url, Timeout: 5 * time.Second}) }
-				return stores.Divided(in(first), in(second), func(c *backend.Charge) bool { return c.Key[0]%2 == 0 }, undos)
+				return stores.Divided(open(t, first), open(t, second), func(c *backend.Charge) bool { return c.Key[0]%2 == 0 }, undos)
 			}
 			a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
 			b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Terms: algorithms.Charge{Cost: 1}}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
-	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
@@ -16,7 +15,6 @@ import (
 
 func leasing(t *testing.T, c Config) *stores.LeaseStore {
 	t.Helper()
-	c.Timeout = 5 * time.Second
 	s := stores.Lease(open(t, c), stores.LeaseConfig{})
 	t.Cleanup(s.Close)
 	return s
@@ -24,76 +22,22 @@ func leasing(t *testing.T, c Config) *stores.LeaseStore {
 
 func TestLeasesAreBounded(t *testing.T) {
 	t.Parallel()
-	urls := map[string]string{
-		"standalone": "redis://" + redistest.Start(t).Addr,
-		"sentinel":   redistest.StartSentinels(t).Steady().URL(),
-		"cluster":    redistest.StartCluster(t, 3).Steady().URL(),
-	}
-	for name, url := range urls {
-		t.Run(name, func(t *testing.T) {
+	for _, form := range []string{"server", "sentinel", "cluster"} {
+		t.Run(form, func(t *testing.T) {
 			storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 				t.Helper()
-				return leasing(t, Config{URL: url, Clock: now})
+				c := on(t, form)
+				c.Clock = now
+				return leasing(t, c)
 			})
 		})
-	}
-}
-
-// The next lease is requested while the current one still has units, so a slow Redis delays no request.
-func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
-	faulty(t)
-	const timeout, late = 40 * ms, 100 * ms
-	p := startProxy(t, redistest.Start(t).Addr, 0)
-	below := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout, detachedTimeout: time.Minute}) // long enough for a busy machine
-	lease := stores.Lease(below, stores.LeaseConfig{Timeout: time.Minute})
-	s := stores.Deadline(lease, timeout, ms, nil)
-	const limit = 1_000_000
-	c := backend.Charge{Key: []byte("hot"), Limit: limitOf(limit), Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
-	c.Lease = &algorithms.Lease{Most: limit / 20, For: 2 * algorithms.Second}
-	decide := func(s backend.Store, c backend.Charge) backend.Decision {
-		var d [1]backend.Decision
-		backend.Take(context.Background(), s, []backend.Charge{c}, d[:])
-		return d[0]
-	}
-	var admitted, unanswered int64
-	requestFor := func(length time.Duration) {
-		for end := time.Now().Add(length); time.Now().Before(end); time.Sleep(ms) {
-			switch d := decide(s, c); {
-			case d.Allowed:
-				admitted++
-			case d.Err != nil:
-				unanswered++
-			default:
-				t.Fatalf("a leased key was denied: %+v", d)
-			}
-		}
-	}
-	requestFor(time.Second)
-	p.do(faults{share: 1, late: late})
-	before, damaged := unanswered, p.damaged.Load()
-	requestFor(4 * time.Second)
-	t.Logf("%d admitted, %d not answered, %d answers late, %+v", admitted, unanswered-before, p.damaged.Load()-damaged, lease.Stats())
-	if unanswered > before {
-		t.Errorf("%d requests for a leased key were not answered; want 0", unanswered-before)
-	}
-	cold := c
-	cold.Key = []byte("cold")
-	if d := decide(s, cold); d.Err == nil {
-		t.Errorf("redis was not late for other keys: %+v; want an error", d)
-	}
-	p.do(faults{})
-	lease.Close()
-	c.Terms.Cost = 0
-	redistest.Eventually(t, "redis answers", func() bool { return decide(below, c).Err == nil })
-	if d := decide(below, c); d.Remaining > limit-admitted || d.Remaining < limit-admitted-unanswered {
-		t.Errorf("%d admitted and %d not answered of %d: %d are left; want %d to %d", admitted, unanswered, int64(limit), d.Remaining, limit-admitted-unanswered, limit-admitted)
 	}
 }
 
 func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 	t.Parallel()
 	const sidecars, workers, span = 4, 4, 3 * time.Second
-	url := "redis://" + redistest.Start(t).Addr
+	config := on(t, "server")
 	for name, spec := range map[string]algorithms.Spec{
 		"fixed window": {Kind: algorithms.FixedWindow, Rate: 2000, Period: algorithms.Second / 2},
 		"token bucket": {Kind: algorithms.TokenBucket, Rate: 4000, Period: algorithms.Second},
@@ -117,7 +61,7 @@ func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 			var wg sync.WaitGroup
 			end := time.Now().Add(span)
 			for range sidecars {
-				s := leasing(t, Config{URL: url})
+				s := leasing(t, config)
 				for range workers {
 					wg.Go(func() {
 						var d [1]backend.Decision

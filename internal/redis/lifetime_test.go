@@ -128,70 +128,33 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	}
 }
 
-func TestCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
-	per := func(rate int64, period algorithms.Micros) backend.Charge {
-		l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: rate, Period: period})
-		return backend.Charge{Key: []byte("k"), Limit: l, Terms: algorithms.Charge{Cost: 5}}
-	}
-	var d [1]backend.Decision
-	const minute, hour = 60 * algorithms.Second, 3600 * algorithms.Second
-	for _, is := range []struct {
-		charge  backend.Charge
-		allowed bool
-		least   time.Duration
-	}{
-		{per(5, minute), true, 0},
-		{per(5, hour), false, time.Hour - time.Minute},
-		{per(10, minute), true, time.Hour - time.Minute},
-	} {
-		if backend.Take(t.Context(), s, []backend.Charge{is.charge}, d[:]); d[0].Allowed != is.allowed {
-			t.Fatalf("got %+v; want allowed %v", d[0], is.allowed)
-		}
-		if left := livesFor(t, server, "k"); left < is.least {
-			t.Errorf("lives for %v, want %v and more", left, is.least)
-		}
-	}
-}
-
-func TestALogLivesAsLongAsTheLongerPeriod(t *testing.T) {
+func TestCountsAndLogsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	const minute, hour = 60 * algorithms.Second, 3600 * algorithms.Second
-	var d [1]backend.Decision
 	for _, is := range []struct {
-		period  algorithms.Micros
-		peek    bool
-		allowed bool
-		least   time.Duration
-		most    time.Duration
+		kind        algorithms.Kind
+		rate        int64
+		period      algorithms.Micros
+		peek        bool
+		allowed     bool
+		least, most time.Duration
 	}{
-		{minute, false, true, 0, time.Minute + time.Second},
-		{hour, true, false, 0, time.Minute + time.Second}, // a dry run writes nothing
-		{hour, false, false, time.Hour - time.Minute, time.Hour + time.Second},
-		{minute, false, false, time.Hour - time.Minute, time.Hour + time.Second},
+		{algorithms.SlidingWindow, 3, minute, false, true, 0, 3 * time.Minute},
+		{algorithms.SlidingWindow, 3, hour, false, false, time.Hour - time.Minute, 3 * time.Hour},
+		{algorithms.SlidingWindow, 6, minute, false, true, time.Hour - time.Minute, 3 * time.Hour},
+		{algorithms.SlidingLog, 3, minute, false, true, 0, time.Minute + time.Second},
+		{algorithms.SlidingLog, 3, hour, true, false, 0, time.Minute + time.Second}, // a dry run writes nothing
+		{algorithms.SlidingLog, 3, hour, false, false, time.Hour - time.Minute, time.Hour + time.Second},
+		{algorithms.SlidingLog, 3, minute, false, false, time.Hour - time.Minute, time.Hour + time.Second},
 	} {
-		l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 3, Period: is.period})
-		charge := backend.Charge{Key: []byte("k"), Limit: l, Terms: algorithms.Charge{Cost: 3, DryRun: is.peek}}
-		if backend.Take(t.Context(), s, []backend.Charge{charge}, d[:]); d[0].Err != nil || d[0].Allowed != is.allowed {
-			t.Fatalf("%v: got %+v; want no error and allowed %v", is, d[0], is.allowed)
+		l := compiled(t, algorithms.Spec{Kind: is.kind, Rate: is.rate, Period: is.period})
+		charge := backend.Charge{Key: []byte(is.kind.String()), Limit: l, Terms: algorithms.Charge{Cost: 3, DryRun: is.peek}}
+		if d := takeAll(s, []backend.Charge{charge})[0]; d.Err != nil || d.Allowed != is.allowed {
+			t.Fatalf("%+v: got %+v; want no error and allowed %v", is, d, is.allowed)
 		}
-		if left := livesFor(t, server, "k"); left < is.least || left > is.most {
-			t.Errorf("%v: the log lives for %v; want %v to %v", is, left, is.least, is.most)
+		if left := livesFor(t, server, is.kind.String()); left < is.least || left > is.most {
+			t.Errorf("%+v: the state lives for %v; want %v to %v", is, left, is.least, is.most)
 		}
-	}
-}
-
-// A count that an older version wrote does not contain its period.
-func TestCountsOfAnOlderVersionAreRead(t *testing.T) {
-	server := redistest.Start(t)
-	now := algorithms.Micros(1_767_225_600_000_000)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second, Clock: func() algorithms.Micros { return now }})
-	server.Client().Set(t.Context(), "rl:{}old", string(doubles([]byte{0}, 3, 0, float64(now))), 0)
-	l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 5, Period: algorithms.Second})
-	var d [1]backend.Decision
-	if backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("old"), Limit: l, Terms: algorithms.Charge{Cost: 1}}}, d[:]); !d[0].Allowed || d[0].Remaining != 1 {
-		t.Errorf("3 and 1 of 5: %+v; want allowed and 1 remaining", d[0])
 	}
 }

@@ -8,24 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-func TestEachLimitOfACallHasOneIndex(t *testing.T) {
-	x := &scriptRun{}
-	for _, n := range []int{1, fewLimits, fewLimits + 1, fewLimits + 2, 1000, 3} {
-		x.reset(n)
-		limits := make([]algorithms.Limit, n)
-		for range 2 {
-			for i := range limits {
-				if got := x.limit(&limits[i]); got != i+1 {
-					t.Fatalf("limit %d of %d has number %d; want %v", i, n, got, i+1)
-				}
-			}
-		}
-		if len(x.limits) != n {
-			t.Errorf("%d limits are listed, want %d", len(x.limits), n)
-		}
-	}
-}
-
 // Sixteen times as many limits must not take a hundred times the processor time. A search for each limit in a list takes
 // up to 256 times as long.
 func TestTimeGrowsAsTheNumberOfLimits(t *testing.T) {

@@ -53,6 +53,7 @@ func faulty(t *testing.T) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
+	shared.End()
 	if left := leakedGoroutines(); code == 0 && left != nil {
 		fmt.Fprintln(os.Stderr, "goroutines are left:", left)
 		code = 1

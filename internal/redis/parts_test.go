@@ -116,7 +116,7 @@ func TestMovedSlots(t *testing.T) {
 // A record is in the slot of its group. So the same ID with a bucket in another slot is another call, not an error.
 func TestTheSameIDInAnotherSlotIsAnotherCall(t *testing.T) {
 	t.Parallel()
-	s := open(t, Config{URL: redistest.StartCluster(t, 3).URL(), Timeout: 5 * time.Second})
+	s := open(t, on(t, "cluster"))
 	charges, _ := slotsOf(s, "id")
 	for i, c := range charges {
 		if d := takeAll(s, underID(1, c)); !d[0].Allowed || d[0].Replayed {
@@ -298,55 +298,15 @@ func takeShard(s *Store, c backend.Charge, i int, terms algorithms.Charge) backe
 	return takeAll(s, []backend.Charge{part})[0]
 }
 
-// A group is denied, and its charges in other slots or in shards are refunded. A refund is made only during
-// the window of the charge. Here the undo arrives after the next window was charged, so it refunds nothing.
-func TestUndoOfAWindowThatIsOver(t *testing.T) {
-	t.Parallel()
-	url := redistest.StartCluster(t, 3).URL()
-	start := algorithms.Micros(0)
-	window := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: 100 * algorithms.Second, Start: &start}
-	tokens := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second}
-	for name, shards := range map[string]int{"slots": 0, "shards": 2} {
-		t.Run(name, func(t *testing.T) {
-			s, clock := openWithFixedClock(t, url)
-			clock.Set(1_000_000_150 * algorithms.Second) // the middle of a window
-			gate := make(chan struct{})
-			sender := s.cluster.sender
-			s.cluster.sender = func(addr string, n *node) backend.Store { return gated{sender(addr, n), gate} }
-			a := sharded(t, window, max(2, shards), "undo "+name)
-			if shards == 0 {
-				a.Shards = nil
-			}
-			denies := sharded(t, tokens, 2, "denies "+name)
-			denies.Shards = nil
-			a.Terms.Cost, denies.Terms.Cost = 7, 11
-			d := takeAll(s, []backend.Charge{a, denies})
-			if d[0].Err != nil || d[1].Allowed {
-				t.Fatalf("got %+v; want no error and denied", d)
-			}
-			clock.Set(1_000_000_250 * algorithms.Second)
-			if d := takeOne(t, s, a, algorithms.Charge{Cost: 6}); !d.Allowed {
-				t.Fatalf("the next window: %+v; want allowed", d)
-			}
-			close(gate)
-			s.undos.Close() // waits for the undo
-			if d := takeOne(t, s, a, algorithms.Charge{DryRun: true}); d.Remaining != 4 {
-				t.Errorf("%d left of 10 after 6, want 4", d.Remaining)
-			}
-		})
-	}
-}
-
 // A charge over several shards is denied, because other processes have used up one of them. The charges of the
 // other shards are refunded if the undo arrives in the window that was charged. An undo that arrives in the
 // next window refunds nothing.
 func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 	t.Parallel()
-	url := redistest.StartCluster(t, 3).URL()
 	start := algorithms.Micros(0)
 	for name, want := range map[string]int64{"the same window": 12, "the next window": 14} {
 		t.Run(name, func(t *testing.T) {
-			s, clock := openWithFixedClock(t, url)
+			s, clock := openWithFixedClock(t, on(t, "cluster"))
 			clock.Set(1_000_000_150 * algorithms.Second) // the middle of a window
 			c := sharded(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20, Period: 100 * algorithms.Second, Start: &start}, 2, "race "+name)
 			gate, sender := make(chan struct{}), s.cluster.sender

@@ -33,8 +33,7 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 	redistest.Eventually(t, "the replica follows", func() bool {
 		return strings.Contains(replica.Do("INFO", "replication"), "master_link_status:up")
 	})
-	cluster := redistest.StartCluster(t, 3).Steady()
-	sentinels := redistest.StartSentinels(t).Steady()
+	cluster, sentinels := sharedCluster(), sharedSentinels()
 	gone := redistest.Start(t)
 	gone.Kill()
 	trusted := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: ca.Pool()}

@@ -61,26 +61,6 @@ func equalLocations(a, b location) bool {
 		a.password == b.password && a.sentinelUsername == b.sentinelUsername && a.sentinelPassword == b.sentinelPassword && a.db == b.db
 }
 
-// A duration equal to the timeout is too long. The proposed timeout is twice the 99th percentile, rounded up to whole
-// milliseconds.
-func TestLatencyAtTheTimeout(t *testing.T) {
-	const ms = time.Millisecond
-	for _, test := range []struct {
-		took []time.Duration
-		is   Severity
-		want string
-	}{
-		{[]time.Duration{10 * ms}, Problem, "set --backend-timeout to 20ms"},
-		{[]time.Duration{ms, ms, 10*ms + 1}, Fine, "the median took 1ms and 99 % at most 1ms"}, // the index of the percentile is rounded down
-		{[]time.Duration{10*ms + 1}, Problem, "set --backend-timeout to 21ms"},
-		{[]time.Duration{ms, ms, ms, 10 * ms, 10 * ms}, Warning, "the proxy's timeout for the rate limit service to at least 30ms"},
-	} {
-		if is, text := judgeLatency(test.took, 10*ms); is != test.is || !strings.Contains(text, test.want) {
-			t.Errorf("%v: got %s: %s; want %s: %s", test.took, is, text, test.is, test.want)
-		}
-	}
-}
-
 // A burst of dials is followed by one dial for each dialPause. The time counts from the first dial of the burst.
 func TestTheBudgetOfDials(t *testing.T) {
 	start := time.Unix(1000, 0)
@@ -100,16 +80,6 @@ func TestTheBudgetOfDials(t *testing.T) {
 	for timeout, want := range map[time.Duration]int{10 * time.Millisecond: 30, 100 * time.Millisecond: 12, 0: 8 + 2*101} {
 		if got := burst(timeout); got != want {
 			t.Errorf("with a timeout of %v a burst has %d dials, want %d", timeout, got, want)
-		}
-	}
-}
-
-func TestUnitsOfShardsAreRoundedDown(t *testing.T) {
-	for _, test := range []struct{ v, whole, shard, want int64 }{
-		{7, 1, 2, 3}, {-7, 1, 2, -4}, {-8, 1, 2, -4}, {0, 5, 3, 0}, {1 << 62, 4, 8, 1 << 61}, {-1 << 62, 4, 8, -1 << 61},
-	} {
-		if got := wholeUnits(test.v, test.whole, test.shard); got != test.want {
-			t.Errorf("%d/%d is %d/%d, want %d", test.v, test.shard, got, test.whole, test.want)
 		}
 	}
 }
@@ -177,15 +147,6 @@ func TestAStoredAnswerBelongsToOneRequest(t *testing.T) {
 	}
 }
 
-func TestTheLifetimeOfARecordIsRoundedUp(t *testing.T) {
-	for micros, want := range map[algorithms.Micros]int64{0: 1, 1: 1, 1000: 1, 1001: 2, 5000: 5} {
-		once := &backend.IdempotencyKey{Lifetime: micros}
-		if got := lifetime(once); got != want || lifetimeDuration(once) != time.Duration(want)*time.Millisecond {
-			t.Errorf("%d us: got %d ms and %v, want %d ms", micros, got, lifetimeDuration(once), want)
-		}
-	}
-}
-
 // The times of a decision by a calendar are numbers of windows. After the calendar was removed, their lengths are
 // unknown, and the times become 0. A blocked bucket has no earlier retry time than the end of its block.
 func TestTimesOfACalendarThatIsGone(t *testing.T) {
@@ -193,19 +154,5 @@ func TestTimesOfACalendarThatIsGone(t *testing.T) {
 	fromWindows(nil, 0, &d)
 	if d.RetryAfter != 9 || d.ResetAfter != 0 || d.Wait != 0 {
 		t.Errorf("got %+v; want 0, and the retry time of the block", d)
-	}
-}
-
-// The answer to a charge contains at most one of three values: the units that a settlement lost, the rest of a block, or
-// the wait of a reservation.
-func TestAnswersAreDecodedAsTheyWereEncoded(t *testing.T) {
-	for _, want := range []algorithms.Decision{
-		{}, {Allowed: true, Value: 5, Remaining: 4, ResetAfter: 3, Wait: 2}, {Never: true, Value: -5, RetryAfter: 1},
-		{Allowed: true, Lost: 6}, {RetryAfter: 7, Blocked: 7},
-	} {
-		text := encode(nil, &backend.Decision{Decision: want})
-		if got := decode(string(text)).Decision; got != want {
-			t.Errorf("got %+v, want %+v", got, want)
-		}
 	}
 }

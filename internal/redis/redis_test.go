@@ -7,15 +7,13 @@ import (
 	"testing"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-func conforms(t *testing.T, url string, flush func()) {
+func conforms(t *testing.T, c func() Config) {
 	t.Helper()
 	for name, how := range map[string]func(backend.Store) backend.Store{
 		"waiting": func(s backend.Store) backend.Store { return s },
@@ -24,8 +22,9 @@ func conforms(t *testing.T, url string, flush func()) {
 		t.Run(name, func(t *testing.T) {
 			storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 				t.Helper()
-				flush()
-				return how(open(t, Config{URL: url, Clock: now, Timeout: 5 * time.Second}))
+				c := c()
+				c.Clock = now
+				return how(open(t, c))
 			})
 		})
 	}
@@ -48,35 +47,38 @@ func open(tb testing.TB, c Config) *Store {
 
 func TestStandaloneExact(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
 	t.Run("tcp", func(t *testing.T) {
-		conforms(t, "redis://"+server.Addr, func() { server.Do("FLUSHALL") })
+		conforms(t, func() Config { return on(t, "server") })
 	})
 	t.Run("unix", func(t *testing.T) {
-		conforms(t, "unix://"+server.Socket, func() { server.Do("FLUSHALL") })
+		storetest.Vectors(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+			t.Helper()
+			c := on(t, "server")
+			c.URL, c.Clock = "unix://"+sharedServer().Socket, now
+			return open(t, c)
+		})
 	})
 }
 
 func TestSentinelExact(t *testing.T) {
 	t.Parallel()
-	s := redistest.StartSentinels(t).Steady()
-	conforms(t, s.URL(), func() { s.Master.Do("FLUSHALL") })
+	storetest.Vectors(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+		t.Helper()
+		c := on(t, "sentinel")
+		c.Clock = now
+		return open(t, c)
+	})
 }
 
 func TestClusterExact(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 3).Steady()
-	flush := func() {
-		for _, m := range c.Masters {
-			m.Do("FLUSHALL")
-		}
-	}
-	conforms(t, c.URL(), flush)
+	conforms(t, func() Config { return on(t, "cluster") })
 	t.Run("groups over several slots", func(t *testing.T) {
-		flush()
 		storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 			t.Helper()
-			return open(t, Config{URL: c.URL(), Clock: now, Timeout: 5 * time.Second})
+			c := on(t, "cluster")
+			c.Clock = now
+			return open(t, c)
 		})
 	})
 }
@@ -143,38 +145,6 @@ func TestDenialsLiveAsLongAsTheyCount(t *testing.T) {
 				t.Errorf("%s: after %d denials it lives %v more, want %v", kind, n, left, least)
 			}
 		}
-	}
-}
-
-func TestOldServersGetTheScriptWithoutShebang(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	n := newNode(goredis.NewClient(&goredis.Options{Addr: server.Addr}), keys{prefix: "rl:"}, nil)
-	n.plain.Store(true)
-	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
-		server.Do("FLUSHALL")
-		n.now = now
-		return newSender(5*time.Second, n.decide)
-	})
-}
-
-func TestParse(t *testing.T) {
-	for _, url := range []string{
-		"", "localhost:6379", "http://x", "redis://", "unix://host/x", "redis://h/x", "redis://h/0?x=1",
-		"redis+sentinel://h", "redis+sentinel://h/a/b", "redis+cluster://h/1", "redis+x://h",
-	} {
-		if l, err := parse(url); err == nil {
-			t.Errorf("%q is read as %+v; want an error", url, l)
-		}
-	}
-	l, err := parse("rediss+sentinel://me:a%40b@one:1,two/main?db=3&sentinel_password=s")
-	if err != nil || !l.tls || l.form != "sentinel" || l.username != "me" || l.password != "a@b" ||
-		len(l.hosts) != 2 || l.hosts[0] != "one:1" || l.hosts[1] != "two:26379" || l.master != "main" ||
-		l.db != 3 || l.sentinelPassword != "s" {
-		t.Errorf("got %+v %v; want the parts of the URL, with the password decoded and the default port of Sentinels", l, err)
-	}
-	if _, err := parse("redis://user:secret@h/x"); err == nil || strings.Contains(err.Error(), "secret") {
-		t.Errorf("a password is shown: %v; want an error and no %q", err, "secret")
 	}
 }
 

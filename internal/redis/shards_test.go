@@ -70,11 +70,12 @@ func sum(all []int64) (n int64) {
 	return n
 }
 
-func openWithFixedClock(tb testing.TB, url string) (*Store, *storetest.Clock) {
+func openWithFixedClock(tb testing.TB, c Config) (*Store, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
 	clock.Set(algorithms.Micros(time.Now().UnixMicro()))
-	return open(tb, Config{URL: url, Timeout: 5 * time.Second, Clock: clock.Now}), clock
+	c.Clock = clock.Now
+	return open(tb, c), clock
 }
 
 func TestShards(t *testing.T) {
@@ -82,27 +83,24 @@ func TestShards(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a cluster")
 	}
-	cluster := redistest.StartCluster(t, 3).Steady()
-	url := cluster.URL()
-	t.Run("admit exactly the limit", func(t *testing.T) { shardsAdmitTheLimit(t, url) })
-	t.Run("deny only if units are missing", func(t *testing.T) { shardsDenyOnlyMissingUnits(t, url) })
-	t.Run("allow a cost larger than each shard", func(t *testing.T) { shardsServeLargeCosts(t, url) })
-	t.Run("get refunds, the emptiest first", func(t *testing.T) { shardsGetRefunds(t, url) })
-	t.Run("lose no concurrent refund", func(t *testing.T) { shardsLoseNothing(t, url) })
-	t.Run("end level after a reservation", func(t *testing.T) { shardsSpreadAReservation(t, url) })
-	t.Run("report the retry time after another sidecar was faster", func(t *testing.T) { shardsLostARace(t, url) })
-	t.Run("are refunded if their group is denied", func(t *testing.T) { shardsInAGroup(t, url) })
+	cluster := redistest.StartCluster(t, 3).Steady() // of its own, because its commands are counted
+	config := Config{URL: cluster.URL(), Timeout: 5 * time.Second}
+	t.Run("admit exactly the limit", func(t *testing.T) { shardsAdmitTheLimit(t, config) })
+	t.Run("deny only if units are missing", func(t *testing.T) { shardsDenyOnlyMissingUnits(t, config) })
+	t.Run("get refunds, the emptiest first", func(t *testing.T) { shardsGetRefunds(t, config) })
+	t.Run("end level after a reservation", func(t *testing.T) { shardsSpreadAReservation(t, config) })
+	t.Run("report the retry time after another sidecar was faster", func(t *testing.T) { shardsLostARace(t, config) })
 	t.Run("spread a hot key over the masters", func(t *testing.T) { shardsSpreadAHotKey(t, cluster) })
-	t.Run("answer dry runs as one bucket", func(t *testing.T) { shardsArePeekedAsOne(t, url) })
-	t.Run("admit more than two choices alone", func(t *testing.T) { shardsAdmitMore(t, url) })
+	t.Run("answer dry runs as one bucket", func(t *testing.T) { shardsArePeekedAsOne(t, config) })
+	t.Run("admit more than two choices alone", func(t *testing.T) { shardsAdmitMore(t, config) })
 }
 
 // Many goroutines charge concurrently, with costs that often need several shards. The limit is never
 // exceeded, and all of it is admitted at the end. (Some requests may be denied while units of failed
 // combinations are being refunded.)
-func shardsAdmitTheLimit(t *testing.T, url string) {
+func shardsAdmitTheLimit(t *testing.T, config Config) {
 	t.Helper()
-	s := open(t, Config{URL: url, Timeout: 5 * time.Second})
+	s := open(t, config)
 	n := seed(t)
 	for _, shards := range []int{2, 3, 7, 16} {
 		const limit = 480
@@ -141,9 +139,9 @@ func shardsAdmitTheLimit(t *testing.T, url string) {
 
 // While there are no other requests, a request is denied exactly if the sum of all shards is less than its
 // cost. The answer contains that sum. The request is allowed at its retry time, and not before.
-func shardsDenyOnlyMissingUnits(t *testing.T, url string) {
+func shardsDenyOnlyMissingUnits(t *testing.T, config Config) {
 	t.Helper()
-	s, clock := openWithFixedClock(t, url)
+	s, clock := openWithFixedClock(t, config)
 	n := seed(t)
 	rng := rand.New(rand.NewPCG(n, 5))
 	capacity := int64(60)
@@ -192,34 +190,9 @@ func shardsDenyOnlyMissingUnits(t *testing.T, url string) {
 	}
 }
 
-func shardsServeLargeCosts(t *testing.T, url string) {
+func shardsGetRefunds(t *testing.T, config Config) {
 	t.Helper()
-	s, _ := openWithFixedClock(t, url)
-	for _, shards := range []int{2, 5} {
-		const limit = 50
-		c := sharded(t, windowSpec(limit), shards, fmt.Sprintf("large %d", shards))
-		if d := takeOne(t, s, c, algorithms.Charge{Cost: limit + 1}); d.Allowed || !d.Never {
-			t.Errorf("%d shards: more than the limit: %+v; want a denial with Never", shards, d)
-		}
-		if d := takeOne(t, s, c, algorithms.Charge{Cost: limit/int64(shards) + 3}); !d.Allowed {
-			t.Errorf("%d shards: more than one shard: %+v; want allowed", shards, d)
-		}
-		if left := values(t, s, c); sum(left) != limit-limit/int64(shards)-3 {
-			t.Errorf("%d shards: left %v; want a sum of %d", shards, left, limit-limit/int64(shards)-3)
-		}
-		takeOne(t, s, c, algorithms.Charge{Cost: -limit})
-		if d := takeOne(t, s, c, algorithms.Charge{Cost: limit}); !d.Allowed || d.Remaining != 0 {
-			t.Errorf("%d shards: all of the limit: %+v; want allowed and 0 remaining", shards, d)
-		}
-		if left := values(t, s, c); sum(left) != 0 {
-			t.Errorf("%d shards: left %v; want a sum of 0", shards, left)
-		}
-	}
-}
-
-func shardsGetRefunds(t *testing.T, url string) {
-	t.Helper()
-	s, _ := openWithFixedClock(t, url)
+	s, _ := openWithFixedClock(t, config)
 	c := sharded(t, windowSpec(40), 4, "back")
 	takeOne(t, s, c, algorithms.Charge{Cost: 40})
 	for i, cost := range []int64{-1, -4, -6} { // refund different amounts, so that the shards are not equal
@@ -238,41 +211,9 @@ func shardsGetRefunds(t *testing.T, url string) {
 	}
 }
 
-// Nearly every refund finds room, and none is made twice.
-func shardsLoseNothing(t *testing.T, url string) {
+func shardsSpreadAReservation(t *testing.T, config Config) {
 	t.Helper()
-	var stores []*Store
-	for range 3 {
-		stores = append(stores, open(t, Config{URL: url, Timeout: 5 * time.Second}))
-	}
-	const limit = 60
-	c := sharded(t, windowSpec(limit), 6, "nothing lost")
-	var taken atomic.Int64
-	for range 30 {
-		var wg sync.WaitGroup
-		for i := range 12 {
-			wg.Go(func() {
-				if takeOne(t, stores[i%3], c, algorithms.Charge{Cost: 4}).Allowed {
-					taken.Add(4)
-					takeOne(t, stores[i%3], c, algorithms.Charge{Cost: -4})
-				}
-			})
-		}
-		wg.Wait()
-	}
-	for _, s := range stores { // Close also waits for refunds in flight
-		s.Close()
-	}
-	left := sum(values(t, open(t, Config{URL: url, Timeout: 5 * time.Second}), c))
-	t.Logf("%d of %d refunded units were lost", limit-left, taken.Load())
-	if left > limit || left < limit-taken.Load()/50 {
-		t.Errorf("%d of %d refunded units were lost; want at most one in 50, and none refunded twice", limit-left, taken.Load())
-	}
-}
-
-func shardsSpreadAReservation(t *testing.T, url string) {
-	t.Helper()
-	s, clock := openWithFixedClock(t, url)
+	s, clock := openWithFixedClock(t, config)
 	capacity, reserve := int64(12), int64(24)
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 6, Period: algorithms.Second, Capacity: &capacity, MaxReserved: &reserve}, 4, "reserved")
 	one := c.Shards[0].Unit()
@@ -298,9 +239,9 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 }
 
 // shardsLostARace lets another sidecar charge a shard between the dry runs and the charge.
-func shardsLostARace(t *testing.T, url string) {
+func shardsLostARace(t *testing.T, config Config) {
 	t.Helper()
-	s, _ := openWithFixedClock(t, url)
+	s, _ := openWithFixedClock(t, config)
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 20 * algorithms.Second}, 2, "race")
 	sender := s.cluster.sender
 	var other sync.Once
@@ -315,21 +256,6 @@ func shardsLostARace(t *testing.T, url string) {
 	if d.RetryAfter != want.RetryAfter || d.RetryAfter != 6*algorithms.Second || d.Remaining != 12 {
 		t.Errorf("got %+v, want %+v: 3 of 15 are missing, and one of two shards is full", d.Decision, want.Decision)
 	}
-}
-
-func shardsInAGroup(t *testing.T, url string) {
-	t.Helper()
-	s, _ := openWithFixedClock(t, url)
-	c := sharded(t, windowSpec(30), 3, "grouped")
-	other := backend.Charge{Key: []byte("beside it"), Limit: limitOf(1), Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
-	for i, want := range []bool{true, false, false} {
-		d := make([]backend.Decision, 2)
-		backend.Take(t.Context(), s, []backend.Charge{c, other}, d)
-		if allowed, err := decided(d); err != nil || allowed != want {
-			t.Errorf("%d: got %+v; want no error and allowed %v", i, d, want)
-		}
-	}
-	redistest.Eventually(t, "the units of the denied groups are refunded", func() bool { return sum(values(t, s, c)) == 29 })
 }
 
 var scriptCalls = regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`)
@@ -422,9 +348,9 @@ func (o offered) choices(tb testing.TB, seed uint64, n int) float64 {
 // If the offered load equals the limit, and each charge goes to the fuller of two random shards, about 1 - 0.33/c of
 // the load is admitted, where c is the number of tokens in a shard. The Store tries the other shards before it denies,
 // so it must admit at least as much at this load, and at least as much as two choices at any load.
-func shardsAdmitMore(t *testing.T, url string) {
+func shardsAdmitMore(t *testing.T, config Config) {
 	t.Helper()
-	s, clock := openWithFixedClock(t, url)
+	s, clock := openWithFixedClock(t, config)
 	n := seed(t)
 	t.Log("share of the requests admitted, by the tokens of a shard and the load offered:")
 	t.Log(" c  load   one shard  two choices  this")
@@ -449,9 +375,9 @@ func shardsAdmitMore(t *testing.T, url string) {
 }
 
 // The result of a dry run must not depend on which shards were charged.
-func shardsArePeekedAsOne(t *testing.T, url string) {
+func shardsArePeekedAsOne(t *testing.T, config Config) {
 	t.Helper()
-	s, clock := openWithFixedClock(t, url)
+	s, clock := openWithFixedClock(t, config)
 	whole := memory.New(memory.Config{Clock: clock.Time})
 	number := func(n int64) *int64 { return &n }
 	for name, spec := range map[string]algorithms.Spec{

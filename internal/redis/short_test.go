@@ -7,11 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -68,9 +66,10 @@ func TestTheFastLoopDecidesLikePackageAlgorithmsWithInitial(t *testing.T) {
 func loopEqualsMemory(t *testing.T, seed uint64, specs [][]algorithms.Spec, jump algorithms.Micros) {
 	t.Helper()
 	const s = algorithms.Second
-	server := redistest.Start(t)
 	now, clock := storetest.Start, &storetest.Clock{}
-	ours := open(t, Config{URL: "redis://" + server.Addr, Clock: clock.Now, Timeout: 5 * time.Second})
+	c := on(t, "server")
+	c.Clock = clock.Now
+	ours := open(t, c)
 	want := memory.New(memory.Config{Clock: clock.Time, MaxKeys: 10_000})
 	rng := rand.New(rand.NewPCG(seed, 2))
 	limits := make([]*algorithms.Limit, len(specs))
@@ -137,6 +136,8 @@ func loopEqualsMemory(t *testing.T, seed uint64, specs [][]algorithms.Spec, jump
 // call. All other charges need general.
 func TestPlainChargesDoNotRunTheGeneralFunction(t *testing.T) {
 	t.Parallel()
+	client := goredis.NewClient(&goredis.Options{Addr: strings.TrimPrefix(on(t, "server").URL, "redis://")})
+	defer client.Close()
 	const head = "local function general(now, given, names, stored, lives, answers)\n"
 	broken := strings.Replace(source, head, head+"  error('general was called')\n", 1)
 	if broken == source {
@@ -242,10 +243,7 @@ func TestPlainChargesDoNotRunTheGeneralFunction(t *testing.T) {
 		"bucket twice in a group": {calls{{charge("a", 0, token), charge("a", 0, token)}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := redistest.Start(t)
-			client := goredis.NewClient(&goredis.Options{Addr: server.Addr})
-			defer client.Close()
-			node := newNode(client, keys{prefix: "rl:"}, nil)
+			node := newNode(client, keys{prefix: on(t, "server").KeyPrefix}, nil)
 			var err error
 			for _, charges := range c.calls {
 				b := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges))}

@@ -94,9 +94,11 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 		}
 	}
 	reference := reference{states: map[string]algorithms.State{}, records: map[[16]byte][]backend.Decision{}}
-	now := Start
+	now, retry := Start, algorithms.Micros(0) // retry is the retry time of a denial
 	for step := range 300 {
-		now += jump(rng)
+		if now += jump(rng); rng.IntN(8) == 0 {
+			now += max(0, retry-algorithms.Micros(rng.IntN(2)))
+		}
 		clock.Set(now)
 		if i := rng.IntN(len(specs)); rng.IntN(5) == 0 && specs[i].Rate > 0 {
 			specs[i] = changed(rng, specs[i], Specs()[i])
@@ -153,7 +155,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 			}
 			for i := range charges[from:] {
 				charges[from+i].Then = from+i < len(charges)-1 && rng.IntN(4) == 0
-				if i > 0 && charges[from+i-1].Then && charges[from+i].Limit.Penalty.After == 0 && rng.IntN(2) == 0 {
+				if once == nil && i > 0 && charges[from+i-1].Then && charges[from+i].Limit.Penalty.After == 0 && rng.IntN(2) == 0 {
 					c := &charges[from+i] // the request also names the alternative
 					c.Then, c.Own = false, &algorithms.Own{Cost: rng.Int64N(6) - 2, Reserve: c.Terms.Reserve && rng.IntN(2) == 0}
 					c.Terms.Cost = c.Own.Cost + 1 + rng.Int64N(4)
@@ -174,6 +176,9 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 			if got.Blocked > 0 {
 				blocked++
 			}
+			if retry = 0; got.RetryAfter < algorithms.Day {
+				retry = got.RetryAfter
+			}
 		}
 	}
 	return blocked
@@ -184,6 +189,17 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
 	const second = algorithms.Second
 	n := func(most int64) *int64 { v := rng.Int64N(most); return &v }
+	if original.Penalty != nil && !s.TakesDenied && (s.Kind == algorithms.TokenBucket && s.Minimum == nil || s.Kind == algorithms.FixedWindow) && rng.IntN(2) == 0 {
+		// With the same numbers: denials and peaks are stored in the same place.
+		if s.Settles = !s.Settles; !s.Settles {
+			s.Penalty, s.MaxDebt = original.Penalty, nil
+			return s
+		}
+		if s.Penalty = nil; s.Kind == algorithms.FixedWindow && s.Capacity != nil {
+			s.Rate = max(s.Rate, *s.Capacity)
+		}
+		return s
+	}
 	s.Rate, s.Capacity, s.Initial, s.MaxReserved = 1+rng.Int64N(30), nil, nil, nil
 	if s.Penalty = original.Penalty; rng.IntN(3) == 0 {
 		s.Penalty = nil
@@ -304,6 +320,8 @@ func jump(rng *rand.Rand) algorithms.Micros {
 		return algorithms.Micros(rng.Int64N(int64(3 * algorithms.Day)))
 	case 3, 4, 5:
 		return 0
+	case 6, 7, 8, 9:
+		return algorithms.Micros(rng.Int64N(1500)) // limits with large numbers count in milliseconds
 	default:
 		return algorithms.Micros(rng.Int64N(int64(algorithms.Second)))
 	}
