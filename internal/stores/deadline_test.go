@@ -14,7 +14,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 func TestDeadlineIsTheEarlierOne(t *testing.T) {
@@ -52,20 +51,6 @@ func TestDeadlineIsTheEarlierOne(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestDeadlinePassesAnswersOn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := stores.Deadline(after(4*ms, echo), 5*ms, ms, nil)
-		if d := take(t.Context(), s, costs(true, 3)...); d[0].Err != nil || d[0].Remaining != 3 {
-			t.Errorf("got %+v; want no error and 3 remaining", d)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if d := take(ctx, s, costs(true, 3)...); !errors.Is(d[0].Err, context.DeadlineExceeded) || !errors.Is(d[0].Err, backend.ErrUnavailable) {
-			t.Errorf("got %+v; want the error context.DeadlineExceeded and the error backend.ErrUnavailable", d)
-		}
-	})
 }
 
 // A caller gets its batch back at the deadline, and reuses it. A later decision of the Store must not be
@@ -130,37 +115,6 @@ func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 	})
 }
 
-func TestDeadlineKeepsKnownDecisions(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		next := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		var slow atomic.Bool
-		s := stores.Deadline(stores.Denied(batchFunc(func(b *backend.Batch) {
-			if slow.Load() {
-				time.Sleep(time.Minute)
-			}
-			backend.Take(context.Background(), next, b.Charges, b.Decisions)
-		}), stores.DeniedConfig{}), 5*ms, ms, nil)
-		limit := tokens(t, 1, algorithms.Day, 1)
-		take(t.Context(), s, of(limit, "a", 1))
-		take(t.Context(), s, of(limit, "a", 1))
-		slow.Store(true)
-		denied, other := of(limit, "a", 1), of(limit, "b", 1)
-		other.Group = 1
-		done := make(chan struct{})
-		b := &backend.Batch{
-			Charges: []backend.Charge{denied, other}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2),
-			Done: func(*backend.Batch) { close(done) },
-		}
-		if s.Submit(b); !b.Known[0].Load() || b.Known[1].Load() || b.Decisions[0].Allowed || b.Decisions[0].RetryAfter == 0 {
-			t.Errorf("known %v and %v, %+v; want only the first one known, denied with a retry time", b.Known[0].Load(), b.Known[1].Load(), b.Decisions[0])
-		}
-		if <-done; b.Decisions[0].Err != nil || !errors.Is(b.Decisions[1].Err, backend.ErrUnavailable) {
-			t.Errorf("got %+v; want no error and the error backend.ErrUnavailable", b.Decisions)
-		}
-		time.Sleep(time.Hour) // until the late batches have ended, too
-	})
-}
-
 func TestDeadlineFailsOnlyUndecidedGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		routes := [2]stores.Route{{Store: after(ms, echo)}, {Store: batchFunc(func(*backend.Batch) { time.Sleep(time.Minute) })}}
@@ -206,36 +160,6 @@ func TestAnswersAtTheDeadlineAreSent(t *testing.T) {
 		synctest.Wait()
 		if ended.Load() != 3 || flushed.Load() == 0 {
 			t.Errorf("%d of 3 batches ended at the deadline, and their answers were sent %d times; want all 3 ended, and their answers sent at least once", ended.Load(), flushed.Load())
-		}
-	})
-}
-
-// After Done the batch belongs to its caller again, and may already have another source.
-func TestTheSourceOfALateBatchIsFlushed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		flushed := ""
-		late := submitFunc(func(b *backend.Batch) { time.AfterFunc(time.Hour, func() { b.Fail(errDown) }) }) // flushes nothing
-		s := stores.Deadline(late, 5*ms, ms, nil)
-		s.Submit(&backend.Batch{
-			Charges: costs(true, 1), Decisions: make([]backend.Decision, 1), Source: &backend.Source{Flush: func() { flushed += "own " }},
-			Done: func(b *backend.Batch) { b.Source = &backend.Source{Flush: func() { flushed += "other " }} },
-		})
-		time.Sleep(6 * ms)
-		if synctest.Wait(); flushed != "own " {
-			t.Errorf("flushed %q; want the source of the late batch, once", flushed)
-		}
-		time.Sleep(time.Hour)
-	})
-}
-
-func TestADeadlineOfASourceWithoutFlush(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := stores.Deadline(submitFunc(func(*backend.Batch) {}), 10*ms, 0, nil)
-		done := 0
-		s.Submit(&backend.Batch{Charges: costs(false, 1), Decisions: make([]backend.Decision, 1), Source: &backend.Source{}, Done: func(*backend.Batch) { done++ }})
-		time.Sleep(20 * ms)
-		if synctest.Wait(); done != 1 {
-			t.Errorf("the batch ended %d times, want once", done)
 		}
 	})
 }

@@ -9,8 +9,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-const millisecond = algorithms.Micros(1000)
-
 // deniedTokens returns the denial of 5 units of an empty bucket, to which 10 units flow in each second. The group was
 // submitted at start, and its decision arrived 20 ms later.
 func deniedTokens(t *testing.T, start time.Time) (d *denial, charge backend.Charge) {
@@ -28,63 +26,22 @@ func deniedTokens(t *testing.T, start time.Time) (d *denial, charge backend.Char
 	return denialOf([]backend.Charge{charge}, decisions, start, start.Add(20*time.Millisecond), time.Second), charge
 }
 
-// The units in the bucket are computed from the time of the submission, and the retry times from the arrival of the
-// answer. A larger cost has a later retry time.
-func TestACachedDenialIsComputedForTheCurrentTime(t *testing.T) {
-	start := time.Unix(1_767_225_600, 0)
-	d, charge := deniedTokens(t, start)
-	for _, test := range []struct {
-		after, retry, reset algorithms.Micros
-		cost, remaining     int64
-	}{
-		{after: 20 * millisecond, cost: 5, retry: 500 * millisecond, reset: 980 * millisecond},
-		{after: 50 * millisecond, cost: 5, retry: 470 * millisecond, reset: 950 * millisecond},
-		{after: 50 * millisecond, cost: 7, retry: 670 * millisecond, reset: 950 * millisecond},
-		{after: 100*millisecond - 1, cost: 5, retry: 420*millisecond + 1, reset: 900*millisecond + 1},
-		{after: 100 * millisecond, cost: 5, retry: 420 * millisecond, reset: 900 * millisecond, remaining: 1},
-		{after: 250 * millisecond, cost: 10, retry: 770 * millisecond, reset: 750 * millisecond, remaining: 2},
+// unchanged returns unknown for a rate of 0. It also returns unknown for a decision that differs from the one computed
+// from Decision.Value and the limit, because Value is then not the whole state of the bucket.
+func TestADecisionOfAnUnknownStateIsNotComputed(t *testing.T) {
+	never := &algorithms.Limit{Kind: algorithms.TokenBucket}
+	if got := unchanged(&backend.Charge{Limit: never}, &backend.Decision{}); got != unknown {
+		t.Errorf("a rate of 0: got %d, want unknown", got)
+	}
+	d, charge := deniedTokens(t, time.Unix(1_767_225_600, 0))
+	for name, change := range map[string]func(*backend.Decision){
+		"as decided": func(*backend.Decision) {}, "more remaining": func(d *backend.Decision) { d.Remaining++ },
+		"another reset time": func(d *backend.Decision) { d.ResetAfter++ }, "another retry time": func(d *backend.Decision) { d.RetryAfter++ },
 	} {
-		charge.Terms.Cost = test.cost
-		got := make([]backend.Decision, 1)
-		denied := d.answerGroup([]backend.Charge{charge}, got, start.Add(time.Duration(test.after)*time.Microsecond))
-		if g := got[0]; !denied || g.RetryAfter != test.retry || g.ResetAfter != test.reset || g.Remaining != test.remaining {
-			t.Errorf("%d units after %d us: denied %v, retry after %d, reset after %d, %d remaining; want %+v", test.cost, test.after, denied, g.RetryAfter, g.ResetAfter, g.Remaining, test)
-		}
-	}
-	charge.Terms.Cost = 5
-	if d.answerGroup([]backend.Charge{charge}, make([]backend.Decision, 1), start.Add(500*time.Millisecond)) {
-		t.Error("denied at the time at which the cost is available")
-	}
-}
-
-// Only decisions that contain the whole state of a bucket can be computed for a later time.
-func TestUnchangedIsKnownForWholeStates(t *testing.T) {
-	compiled := func(spec algorithms.Spec) *algorithms.Limit {
-		spec.Rate, spec.Period = 10, algorithms.Second
-		l, err := algorithms.Compile(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return &l
-	}
-	usual := compiled(algorithms.Spec{Kind: algorithms.TokenBucket})
-	for name, test := range map[string]struct {
-		limit  *algorithms.Limit
-		shards []algorithms.Limit
-		known  bool
-	}{
-		"token bucket":   {usual, nil, true},
-		"shards":         {usual, []algorithms.Limit{*usual}, false},
-		"penalty":        {compiled(algorithms.Spec{Kind: algorithms.TokenBucket, Penalty: &algorithms.Penalty{After: 5, For: algorithms.Second, Max: algorithms.Second}}), nil, false},
-		"sliding window": {compiled(algorithms.Spec{Kind: algorithms.SlidingWindow}), nil, false},
-		"sliding log":    {compiled(algorithms.Spec{Kind: algorithms.SlidingLog}), nil, false},
-		"leaky bucket":   {compiled(algorithms.Spec{Kind: algorithms.LeakyBucket}), nil, false},
-	} {
-		c, d := backend.Charge{Key: []byte("a"), Limit: test.limit, Terms: algorithms.Charge{Cost: 1}}, make([]backend.Decision, 1)
-		backend.Take(t.Context(), memory.New(memory.Config{}), []backend.Charge{c}, d)
-		c.Shards = test.shards
-		if got := unchanged(&c, &d[0]); (got != unknown) != test.known {
-			t.Errorf("%s: got %d, want known %v", name, got, test.known)
+		decision := d.decisions[0]
+		change(&decision)
+		if got := unchanged(&charge, &decision); (got == unknown) != (name != "as decided") {
+			t.Errorf("%s: got %d; want unknown, %d, unless the decision is as decided", name, got, unknown)
 		}
 	}
 }

@@ -136,41 +136,6 @@ func TestALargerCostHasItsOwnRetryTime(t *testing.T) {
 	}
 }
 
-// If Value does not describe the whole bucket, a larger cost is sent to the wrapped Store.
-func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
-	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
-		synctest.Test(t, func(t *testing.T) {
-			s, calls := newDenied(stores.DeniedConfig{})
-			limit := compile(t, algorithms.Spec{Kind: kind, Rate: 3, Period: algorithms.Second})
-			take(t.Context(), s, of(limit, "a", 2))
-			if d := take(t.Context(), s, of(limit, "a", 2))[0]; d.Allowed || calls.count() != 2 {
-				t.Errorf("%s: got %+v, next got %d batches; want denied and 2 batches", kind, d, calls.count())
-			}
-			take(t.Context(), s, of(limit, "a", 2))
-			if calls.count() != 2 {
-				t.Errorf("%s: the same charge was sent to next again; want it answered from the cache", kind)
-			}
-			take(t.Context(), s, of(limit, "a", 3))
-			if calls.count() != 3 {
-				t.Errorf("%s: a larger cost was answered from the cache; want it sent to next", kind)
-			}
-		})
-	}
-}
-
-func TestACostThatNeverFitsIsNotRemembered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{})
-		limit := tokens(t, 1, algorithms.Second, 3)
-		take(t.Context(), s, of(limit, "a", 3))
-		take(t.Context(), s, of(limit, "a", 1)) // denied, and cached
-		d := take(t.Context(), s, of(limit, "a", 4))[0]
-		if d.Allowed || !d.Never || calls.count() != 3 {
-			t.Errorf("got %+v, next got %d batches; want a denial with Never, and 3 batches", d, calls.count())
-		}
-	})
-}
-
 func TestMaxAgeBoundsRememberedDenials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, calls := newDenied(stores.DeniedConfig{MaxAge: 300 * ms})
@@ -203,30 +168,6 @@ func TestARefundForgetsTheDenial(t *testing.T) {
 	})
 }
 
-// A denial that was in flight during a refund may be outdated, so it is not cached.
-func TestADenialFromBeforeARefundIsNotRemembered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		slow := storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			backend.Take(ctx, buckets, charges, decisions)
-			if charges[0].Terms.Cost > 0 {
-				time.Sleep(10 * ms)
-			}
-		})
-		s := stores.Denied(slow, stores.DeniedConfig{})
-		limit := tokens(t, 1, 60*algorithms.Second, 1)
-		take(t.Context(), s, of(limit, "a", 1))
-		go take(t.Context(), s, of(limit, "a", 1)) // denied, with the answer 10 ms later
-		synctest.Wait()
-		time.Sleep(ms)
-		take(t.Context(), s, of(limit, "a", -1))
-		time.Sleep(20 * ms)
-		if d := take(t.Context(), s, of(limit, "a", 1))[0]; !d.Allowed {
-			t.Errorf("got %+v; want allowed", d)
-		}
-	})
-}
-
 func TestClearBucketRemovesTheDenialsOfABucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, calls := newDenied(stores.DeniedConfig{})
@@ -241,45 +182,6 @@ func TestClearBucketRemovesTheDenialsOfABucket(t *testing.T) {
 		s.Clear()
 		expect(t, s, calls, 6, of(limit, "a", 1), false, time.Minute)
 		expect(t, s, calls, 7, of(limit, "b", 1), false, time.Minute)
-	})
-}
-
-func TestDeniedGroups(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{})
-		few, many := tokens(t, 1, algorithms.Second, 1), tokens(t, 100, algorithms.Second, 100)
-		pair := func(a, b int64) []backend.Charge {
-			return []backend.Charge{of(few, "few", a), of(many, "many", b)}
-		}
-		take(t.Context(), s, pair(1, 1)...)
-		for i := range 3 {
-			d := take(t.Context(), s, pair(1, 1)...)
-			if d[0].Allowed || !d[1].Allowed || d[1].Remaining != 99 || calls.count() != 2 {
-				t.Errorf("%d: got %+v, next got %d batches; want the first denied, the second allowed with 99 remaining, and 2 batches", i, d, calls.count())
-			}
-		}
-		// A limit that allowed may deny a higher cost, so the group is sent to the wrapped Store. A group with only the
-		// limit that denied is another group, so it is sent to the wrapped Store, too.
-		take(t.Context(), s, pair(1, 2)...)
-		take(t.Context(), s, of(few, "few", 1))
-		if calls.count() != 4 {
-			t.Errorf("next got %d batches; want 4", calls.count())
-		}
-		// A batch has a denied group and another group. Only the other group is sent to the wrapped Store.
-		other := of(many, "other", 5)
-		other.Group = 7
-		d := take(t.Context(), s, append(pair(1, 2), other)...)
-		got := calls.last(t)
-		if d[0].Allowed || !d[2].Allowed || d[2].Remaining != 95 || len(got) != 1 || string(got[0].Key) != "other" {
-			t.Errorf("got %+v, sent %+v; want the first denied, the third allowed with 95 remaining, and one charge sent, of the key %q", d, got, "other")
-		}
-		// A refund to one bucket of the group removes the group's denial.
-		take(t.Context(), s, of(many, "many", -1))
-		n := calls.count()
-		take(t.Context(), s, pair(1, 2)...)
-		if calls.count() != n+1 {
-			t.Error("the denial of the group is still cached after a refund to one of its buckets")
-		}
 	})
 }
 
@@ -350,37 +252,6 @@ func TestErrorsAreNotRemembered(t *testing.T) {
 	if broken.count() != 3 {
 		t.Errorf("next got %d of 3 batches; want 3", broken.count())
 	}
-}
-
-// This process consumes units after a denial was cached. The cached denial must take them into account: if a
-// smaller cost is allowed, the retry time of a larger cost becomes later.
-func TestAnAllowedChargeForgetsADenial(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{})
-		limit := tokens(t, 10, 3600*algorithms.Second, 10) // one unit every 6 minutes
-		expect(t, s, calls, 1, of(limit, "a", 5), true, 0)
-		expect(t, s, calls, 2, of(limit, "a", 8), false, 18*time.Minute)
-		expect(t, s, calls, 2, of(limit, "a", 8), false, 18*time.Minute)
-		expect(t, s, calls, 3, of(limit, "a", 5), true, 0)
-		expect(t, s, calls, 4, of(limit, "a", 8), false, 48*time.Minute)
-		if d := take(t.Context(), s, of(limit, "a", 8))[0]; d.Remaining != 0 || calls.count() != 4 {
-			t.Errorf("%d remain, next got %d batches; want 0 and 4", d.Remaining, calls.count())
-		}
-		// Another group charges the denied bucket, in a batch of two groups.
-		expect(t, s, calls, 5, of(limit, "b", 2), true, 0)
-		expect(t, s, calls, 6, of(limit, "b", 9), false, 6*time.Minute)
-		one, other := of(limit, "b", 1), of(limit, "c", 1)
-		other.Group = 1
-		take(t.Context(), s, one, other)
-		expect(t, s, calls, 8, of(limit, "b", 9), false, 12*time.Minute)
-		// A dry run and a denial consume nothing.
-		peek := of(limit, "b", 1)
-		peek.Terms.DryRun = true
-		take(t.Context(), s, peek)
-		take(t.Context(), s, of(limit, "b", 8))
-		n := calls.count()
-		expect(t, s, calls, n, of(limit, "b", 9), false, 12*time.Minute)
-	})
 }
 
 // A denial that was in flight while this process consumed units of its bucket may be outdated, so it is not

@@ -67,28 +67,6 @@ func TestCachedDenialsKeepTheTimesOfTheStore(t *testing.T) {
 	})
 }
 
-// The decisions of a batch are zero when the wrapped Store gets it, even if the cache has a denial of other charges
-// of the same buckets.
-func TestAGroupThatIsNotCachedHasNoDecisions(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Denied(batchFunc(func(b *backend.Batch) {
-			for i, d := range b.Decisions {
-				if d != (backend.Decision{}) {
-					t.Errorf("decision %d is %+v before the group is decided", i, d)
-				}
-			}
-			backend.Take(t.Context(), buckets, b.Charges, b.Decisions)
-		}), stores.DeniedConfig{})
-		limit := tokens(t, 1, 10*algorithms.Second, 3)
-		empty := of(limit, "b", 3)
-		take(t.Context(), s, empty)
-		take(t.Context(), s, of(limit, "a", 1), empty) // denied
-		empty.Terms.Reserve = true
-		take(t.Context(), s, of(limit, "a", 1), empty)
-	})
-}
-
 func TestOneCallerRevalidatesAnOldDenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &recorder{next: after(10*ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}

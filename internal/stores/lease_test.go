@@ -390,21 +390,6 @@ func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 	})
 }
 
-func TestARarelyUsedKeyGetsNoLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := newLease()
-		limit := fixed(t, 1_000_000, algorithms.Day)
-		for i := range 1000 {
-			take(t.Context(), s, leased(limit, "slow", 1, 50_000))
-			take(t.Context(), s, leased(limit, fmt.Sprint(i), 1, 50_000))
-			time.Sleep(40 * ms) // 7 requests in 250 ms
-		}
-		if stats := s.Stats(); stats != (stores.LeaseStats{}) || calls.count() != 2000 {
-			t.Errorf("%+v, next got %d batches; want stats %v and 2000 batches", stats, calls.count(), stores.LeaseStats{})
-		}
-	})
-}
-
 // The fewer units are left, the fewer are leased: at most an eighth of them, and one more. All units are admitted.
 func TestLeasesShrinkNearExhaustion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -461,28 +446,6 @@ func TestUnitsThatHaveRefilledDoNotCountAsReturned(t *testing.T) {
 	})
 }
 
-// The request that makes the key hot is canceled after its answer.
-func TestALeaseOutlivesItsRequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			if canceled := charges[0].Canceled; canceled != nil && canceled.Load() { // as the Redis store does
-				decisions[0].Err = backend.ErrNotTaken
-				return
-			}
-			backend.Take(ctx, below, charges, decisions)
-		}), stores.LeaseConfig{})
-		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-		c.Canceled = &atomic.Bool{}
-		requests := warm(t, s, c)
-		c.Canceled.Store(true)
-		time.Sleep(400 * ms)
-		if is := left(t, below, leased(c.Limit, "a", 0, 500)); is != 10_000-requests {
-			t.Errorf("%d of 10000 were used, %d are left; want %v", requests, is, 10_000-requests)
-		}
-	})
-}
-
 func TestALeaseEndsWithItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, calls := newLease()
@@ -501,45 +464,6 @@ func TestALeaseEndsWithItsWindow(t *testing.T) {
 		}
 		if granted := s.Stats().Leased; left(t, below, c) != 9999-granted { // units of the previous window must not refill this one
 			t.Errorf("%d are left, %d are granted; want %v", left(t, below, c), granted, 9999-granted)
-		}
-	})
-}
-
-func TestRefundsSubtractTheInflow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, below, _ := newLease()
-		c := leased(tokens(t, 100, algorithms.Second, 10_000), "a", 1, 500)
-		for range 7 {
-			take(t.Context(), s, c)
-		}
-		take(t.Context(), s, c) // makes the key hot
-		take(t.Context(), s, c) // leases units
-		granted, before := s.Stats().Leased, left(t, below, c)
-		time.Sleep(100 * ms) // 10 units flow in
-		s.Clear()
-		if keys := s.Stats().Keys; keys != 0 {
-			t.Errorf("%d keys are still hot; want none", keys)
-		}
-		if granted < 11 || left(t, below, c) != min(10_000, before+10+granted-10) {
-			t.Errorf("%d units were granted; %d were left before the return, and %d after it; want at least 11 granted, and their return without the 10 that flowed in", granted, before, left(t, below, c))
-		}
-	})
-}
-
-// Only the wrapped Store denies, and only after this process has returned all its leased units.
-func TestADenialReturnsTheLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, _, _ := newLease()
-		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
-		requests := warm(t, s, c)
-		c.Terms.Cost = 1000 - requests
-		all := c
-		all.Terms.Cost++
-		if d := take(t.Context(), s, all)[0]; d.Allowed || d.Remaining != 1000-requests {
-			t.Errorf("requested one unit more than the limit: %+v; want denied and %d remaining", d, 1000-requests)
-		}
-		if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != 0 {
-			t.Errorf("requested all units: %+v; want allowed and 0 remaining", d)
 		}
 	})
 }
@@ -751,56 +675,6 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 			n := calls.count()
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || calls.count() != n+1 || s.Stats().Leased != granted {
 				t.Errorf("with an idempotency key: %+v, next got %d batches; want allowed, 1 batch and %d leased units", d, calls.count()-n, granted)
-			}
-		}
-	})
-}
-
-// If the wrapped Store has too few units for the cost and a lease, the cost alone is requested in a second batch.
-func TestAMissingLeaseCausesNoError(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, below, calls := newLease()
-		limit := fixed(t, 1000, algorithms.Day)
-		c := leased(limit, "a", 1, 500)
-		for range 8 {
-			take(t.Context(), s, c)
-		}
-		take(t.Context(), below, of(limit, "a", 991)) // by another process
-		n := calls.count()
-		if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != 0 || calls.count() != n+2 {
-			t.Errorf("%+v, next got %d batches; want allowed, none remaining and 2 batches", d, calls.count()-n)
-		}
-		if d := take(t.Context(), s, c)[0]; d.Allowed || d.RetryAfter == 0 {
-			t.Errorf("got %+v; want denied and retry after above 0", d)
-		}
-	})
-}
-
-func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := newLease()
-		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
-		requests := warm(t, s, hot)
-		var many []backend.Charge
-		for i := range 6 {
-			c := hot
-			if c.Group = i; i%2 == 1 {
-				c = of(fixed(t, 1, algorithms.Day), fmt.Sprint(i%4), 1)
-				c.Group = i
-			}
-			many = append(many, c)
-		}
-		n := calls.count()
-		got := take(t.Context(), s, many...)
-		if calls.count() != n+1 || len(calls.last(t)) != 3 {
-			t.Errorf("next got %d batches, last %+v; want 1 batch of 3 charges", calls.count()-n, calls.last(t))
-		}
-		for i, want := range []struct {
-			allowed   bool
-			remaining int64
-		}{{true, 10_000 - requests - 1}, {true, 0}, {true, 10_000 - requests - 2}, {true, 0}, {true, 10_000 - requests - 3}, {false, 0}} {
-			if got[i].Allowed != want.allowed || got[i].Remaining != want.remaining {
-				t.Errorf("%d: got %+v, want %+v", i, got[i], want)
 			}
 		}
 	})

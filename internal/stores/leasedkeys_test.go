@@ -24,41 +24,6 @@ func hotBucket(t *testing.T) (*leaseShard, *hotKey) {
 	return &leaseShard{maxHotKeys: 4, hotKeys: map[string]*hotKey{"a": l}}, l
 }
 
-func TestDecisionsThatAHotKeyRecords(t *testing.T) {
-	for name, test := range map[string]struct {
-		d         backend.Decision
-		recorded  bool
-		remaining int64
-	}{
-		"a cached denial":          {backend.Decision{At: 5}, false, 40},
-		"a new denial":             {backend.Decision{At: 6}, true, 0},
-		"allowed at the same time": {backend.Decision{At: 5, Decision: algorithms.Decision{Allowed: true, Remaining: 30}}, true, 30},
-		"a failure":                {backend.Decision{At: 5, Err: backend.ErrUnavailable}, false, 0}, // with 0 remaining, no lease is requested until the store answers
-		"a failure without a time": {backend.Decision{Err: backend.ErrUnavailable}, false, 0},
-	} {
-		_, l := hotBucket(t)
-		l.last, l.lastAt = backend.Decision{At: 5, Decision: algorithms.Decision{Remaining: 40}}, -1
-		s := Lease(nil, LeaseConfig{})
-		s.recordDecision(&leaseBatch{store: s, direct: l, lastAt: 5, outer: &backend.Batch{Charges: []backend.Charge{l.charge}, Decisions: []backend.Decision{test.d}}})
-		if recorded := l.lastAt != -1; recorded != test.recorded || l.last.Remaining != test.remaining {
-			t.Errorf("%s: recorded %t, %d remaining; want %t and %d", name, recorded, l.last.Remaining, test.recorded, test.remaining)
-		}
-	}
-}
-
-// A decision that is a little older than the last one is not recorded, because decisions may arrive in another order. One
-// that is a second older, or more, is recorded: it means that the clock of the wrapped Store has stepped back.
-func TestTheNewestDecisionCounts(t *testing.T) {
-	for older, want := range map[algorithms.Micros]bool{-5: true, 0: true, 1: false, algorithms.Second - 1: false, algorithms.Second: true, algorithms.Day: true} {
-		_, l := hotBucket(t)
-		l.last.At = 100 * algorithms.Day
-		l.record(&backend.Decision{At: l.last.At - older}, 0, time.Second)
-		if got := l.lastAt == time.Second; got != want {
-			t.Errorf("a decision that is %d us older: recorded %t, want %t", older, got, want)
-		}
-	}
-}
-
 // A lease has half the units that the key uses in the duration of a lease, in whole multiples of the cost, and at
 // most an eighth of the remaining units. Lease.Most bounds the sum of the lease and the units that are being
 // requested. Each failure halves the lease.
@@ -206,76 +171,6 @@ func TestLeasesHaveOneTimer(t *testing.T) {
 	}
 }
 
-func TestTheNumberOfHotKeysOfAShard(t *testing.T) {
-	for keys, want := range map[int]int{0: 256, -1: 256, 1: 1, 64: 1, 6400: 100} {
-		if got := Lease(nil, LeaseConfig{MaxKeys: keys}).shards[5].maxHotKeys; got != want {
-			t.Errorf("%d keys: %d in a shard, want %d", keys, got, want)
-		}
-	}
-}
-
-// Time is counted by the monotonic clock, from 0. If the wall clock steps forward, the step counts too, as after a
-// suspension. If it steps back, the step does not count. Both clocks start at arbitrary values.
-func TestElapsedCountsFromItsStart(t *testing.T) {
-	const s = time.Second
-	monotonic, wall := 100*s, 5000*s
-	e := newElapsed(func() (time.Duration, time.Duration) { return monotonic, wall })
-	for i, step := range []struct{ monotonic, wall, now time.Duration }{{0, 0, 0}, {1 * s, 1 * s, 1 * s}, {1 * s, 4 * s, 5 * s}, {2 * s, -9 * s, 7 * s}} {
-		monotonic, wall = monotonic+step.monotonic, wall+step.wall
-		if now := e.now(); now != step.now {
-			t.Errorf("step %d: %v have passed, want %v", i, now, step.now)
-		}
-	}
-}
-
-// Several groups may have the same hash.
-func TestADenialAnswersItsOwnGroup(t *testing.T) {
-	start := time.Unix(1_767_225_600, 0)
-	d, charge := deniedTokens(t, start)
-	other := charge
-	other.Key = []byte("b")
-	for name, group := range map[string][]backend.Charge{"a longer group": {charge, charge}, "another key": {other}} {
-		if d.answerGroup(group, make([]backend.Decision, len(group)), start.Add(30*time.Millisecond)) {
-			t.Errorf("%s got the cached denial; want no answer", name)
-		}
-	}
-	if !d.answerGroup([]backend.Charge{charge}, make([]backend.Decision, 1), start.Add(30*time.Millisecond)) {
-		t.Error("the group of the denial got no answer; want the cached denial")
-	}
-}
-
-// unchanged returns unknown for a rate of 0. It also returns unknown for a decision that differs from the one computed
-// from Decision.Value and the limit, because Value is then not the whole state of the bucket.
-func TestADecisionOfAnUnknownStateIsNotComputed(t *testing.T) {
-	never := &algorithms.Limit{Kind: algorithms.TokenBucket}
-	if got := unchanged(&backend.Charge{Limit: never}, &backend.Decision{}); got != unknown {
-		t.Errorf("a rate of 0: got %d, want unknown", got)
-	}
-	d, charge := deniedTokens(t, time.Unix(1_767_225_600, 0))
-	for name, change := range map[string]func(*backend.Decision){
-		"as decided": func(*backend.Decision) {}, "more remaining": func(d *backend.Decision) { d.Remaining++ },
-		"another reset time": func(d *backend.Decision) { d.ResetAfter++ }, "another retry time": func(d *backend.Decision) { d.RetryAfter++ },
-	} {
-		decision := d.decisions[0]
-		change(&decision)
-		if got := unchanged(&charge, &decision); (got == unknown) != (name != "as decided") {
-			t.Errorf("%s: got %d; want unknown, %d, unless the decision is as decided", name, got, unknown)
-		}
-	}
-}
-
-func TestOnlyNegativeCostsAndResetsAreRefunds(t *testing.T) {
-	cost := func(n int64) backend.Charge { return backend.Charge{Terms: algorithms.Charge{Cost: n}} }
-	for _, test := range []struct {
-		charges []backend.Charge
-		want    bool
-	}{{nil, false}, {[]backend.Charge{cost(0), cost(1)}, false}, {[]backend.Charge{cost(1), cost(-1)}, true}, {[]backend.Charge{{Reset: true}}, true}} {
-		if got := refundsOrResets(test.charges); got != test.want {
-			t.Errorf("%+v: %t, want %t", test.charges, got, test.want)
-		}
-	}
-}
-
 func TestARouterReportsDecidedBatches(t *testing.T) {
 	var seen []int
 	decide := decided{}
@@ -306,3 +201,11 @@ func TestARouterReportsDecidedBatches(t *testing.T) {
 type decided struct{}
 
 func (decided) Submit(b *backend.Batch) { b.Finish() }
+
+func TestTheNumberOfHotKeysOfAShard(t *testing.T) {
+	for keys, want := range map[int]int{0: 256, -1: 256, 1: 1, 64: 1, 6400: 100} {
+		if got := Lease(nil, LeaseConfig{MaxKeys: keys}).shards[5].maxHotKeys; got != want {
+			t.Errorf("%d keys: %d in a shard, want %d", keys, got, want)
+		}
+	}
+}

@@ -57,29 +57,6 @@ func TestLeasesAreGrantedAgainAfterAnOutage(t *testing.T) {
 	}
 }
 
-// While the circuit breaker is open, calls fail at once. A hot key whose leases are small gets leases again after such
-// an outage.
-func TestSmallLeasesAreGrantedAgainAfterAnOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var down atomic.Bool
-		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(failsWhile(&down, store), stores.LeaseConfig{})
-		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
-		for second := range 4 {
-			down.Store(second == 1)
-			before := s.Stats().Served
-			for range 125 {
-				take(t.Context(), s, c)
-				time.Sleep(8 * ms)
-			}
-			if served := s.Stats().Served - before; second != 1 && served < 100 {
-				t.Errorf("second %d: %d of 125 requests were decided from leases; want at least 100", second, served)
-			}
-		}
-		s.Close()
-	})
-}
-
 func TestResetFollowsALeaseThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &aheadFails{Store: memory.New(memory.Config{Clock: storetest.Times(wall)}), pause: 20 * ms}
@@ -127,23 +104,6 @@ func TestALateLeaseOfAKeyWithoutRequestsIsReturned(t *testing.T) {
 		}
 		s.Close()
 	})
-}
-
-func TestChangedTermsDropLeases(t *testing.T) {
-	for name, terms := range map[string]algorithms.Lease{"fewer units": {Most: 10, For: 250_000}, "a shorter time": {Most: 500, For: 50_000}} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s, _, _ := newLease()
-				c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-				warm(t, s, c)
-				c.Limit, c.Lease = fixed(t, 10_000, algorithms.Day), &terms // a new configuration
-				if take(t.Context(), s, c); s.Stats().Leased != 0 {
-					t.Errorf("got %+v, want no leased units", s.Stats())
-				}
-				s.Close()
-			})
-		})
-	}
 }
 
 func TestUnitsOfADroppedLeaseAreNotPutBack(t *testing.T) {
@@ -252,41 +212,6 @@ func TestALeaseAheadChargesTheSameBucket(t *testing.T) {
 		s.Close()
 		if ahead == 0 {
 			t.Error("no lease was requested ahead")
-		}
-	})
-}
-
-func TestADeniedLeaseIsNotGranted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		buckets, denied := memory.New(memory.Config{Clock: storetest.Times(wall)}), false
-		s := stores.Lease(submitFunc(func(b *backend.Batch) {
-			if b.Detached && b.Charges[0].Terms.Cost > 0 && !denied {
-				denied = true
-				b.Decisions[0].At = algorithms.Micros(time.Now().UnixMicro())
-				b.Finish()
-				return
-			}
-			buckets.Submit(b)
-		}), stores.LeaseConfig{})
-		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 200)
-		for !denied {
-			take(t.Context(), s, c)
-			time.Sleep(ms)
-		}
-		if left := s.Stats().Leased; left >= 200 {
-			t.Errorf("%d units are leased after a denied request for more; want fewer than one lease", left)
-		}
-		total := 0
-		for range 1000 {
-			take(t.Context(), s, c)
-			time.Sleep(ms)
-			total++
-		}
-		s.Close()
-		probe := c
-		probe.Lease, probe.Terms.DryRun = nil, true
-		if d := take(t.Context(), buckets, probe)[0]; d.Remaining > 1_000_000-int64(total) {
-			t.Errorf("%d units are left after %d requests and more; want no more than %d", d.Remaining, total, 1_000_000-total)
 		}
 	})
 }

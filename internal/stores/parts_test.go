@@ -88,29 +88,6 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	}
 }
 
-// If another part denies, the charge of a limit with overdraw stays, as it would in one step. The charges
-// of the other limits are refunded.
-func TestALimitWithOverdrawIsChargedIfAnotherPartDenies(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		undos := stores.NewUndos(time.Minute)
-		defer undos.Close()
-		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		day := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Day}
-		plain := compile(t, day)
-		day.Overdraw = true
-		overdraw := compile(t, day)
-		paid, refunded, denies := of(overdraw, "paid", 3), of(plain, "refunded", 4), of(plain, "denies", 11)
-		decisions := chargeInParts(t, undos, part(store, paid, refunded), part(store, denies))
-		synctest.Wait()
-		if decisions[0].Remaining != 7 || decisions[1].Remaining != 10 || decisions[2].Allowed {
-			t.Errorf("got %+v; want 7 and 10 remaining in the first two, and the third denied", decisions)
-		}
-		if a, b, c := left(t, store, paid), left(t, store, refunded), left(t, store, denies); a != 7 || b != 10 || c != 10 {
-			t.Errorf("%d, %d and %d left, want 7, 10 and 10", a, b, c)
-		}
-	})
-}
-
 // A group over two servers is decided in parts. What a limit with overdraw consumed although another part denied has a
 // retry time. Nothing stays consumed if the group contains a refund, in whatever part, or if the units were reserved.
 func TestWhatADeniedPartOfAGroupChanges(t *testing.T) {

@@ -66,42 +66,6 @@ func TestABatchOfOneRouteIsNotCopied(t *testing.T) {
 	}
 }
 
-func TestADividedBatchEndsWithItsLastPart(t *testing.T) {
-	limit := tokens(t, 10, algorithms.Day, 10)
-	for _, order := range [][3]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
-		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		parts := [3]*pendingStore{{next: store}, {next: store}, {next: store}}
-		router := byFirstByte(parts[0], parts[1], parts[2])
-		// Groups that are not adjacent may have the same number. One charge is too large for its bucket.
-		charges := []backend.Charge{of(limit, "a1", 1), of(limit, "b1", 2), of(limit, "a2", 3), of(limit, "a3", 11), of(limit, "c1", 4), of(limit, "b2", 5)}
-		for i, group := range []int{0, 1, 0, 0, 2, 0} {
-			charges[i].Group = group
-		}
-		b, done := submit(router, charges)
-		for i, part := range order {
-			if *done != 0 {
-				t.Fatalf("done after %d of 3 parts; want done 0", i)
-			}
-			inner := parts[part].waiting[0]
-			if inner.Waits || inner.Source != b.Source {
-				t.Errorf("got %+v; want not waits and source %v", inner, b.Source)
-			}
-			parts[part].decide(0)
-		}
-		if *done != 1 {
-			t.Fatalf("done %d times; want 1", *done)
-		}
-		for i, want := range []struct {
-			allowed   bool
-			remaining int64
-		}{{true, 9}, {true, 8}, {true, 10}, {false, 10}, {true, 6}, {true, 5}} {
-			if d := b.Decisions[i]; d.Err != nil || d.Remaining != want.remaining || d.Allowed != want.allowed {
-				t.Errorf("order %v, charge %d: got %+v, want %+v", order, i, d, want)
-			}
-		}
-	}
-}
-
 func TestThePartsOfABatchKeepItsSettings(t *testing.T) {
 	a, b := &pendingStore{}, &pendingStore{}
 	router := byFirstByte(a, b)
