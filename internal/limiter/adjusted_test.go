@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -60,20 +58,6 @@ descriptors:
   - {key: free, rate_limit: {name: free, unlimited: true}}
   - {key: window, rate_limit: {name: window, unit: hour, requests_per_unit: 5}}
 `
-
-func TestAnAdjustmentGivesOneKeyOtherNumbers(t *testing.T) {
-	b := newBench(t, adjustable)
-	got := b.adjust("calls", map[string]adjust.Change{"bob": {Rate: number(100), Capacity: number(200)}})
-	if got.InForce != 1 || got.Ignored != 0 || got.Next != b.now+minute {
-		t.Errorf("got %+v; want in force 1, ignored 0 and next %v", got, b.now+minute)
-	}
-	if n := b.allowed(t, 250, "user=bob"); n != 200 {
-		t.Errorf("bob got %d, want 200", n)
-	}
-	if n := b.allowed(t, 50, "user=ann"); n != 20 {
-		t.Errorf("ann got %d, want 20", n)
-	}
-}
 
 // ends are the times from now until each adjustment expires. An adjustment that expires now has no effect and is not
 // the next one to expire.
@@ -344,42 +328,6 @@ func TestPoliciesThatAreNotAdjustedKeepTheirPointers(t *testing.T) {
 	}
 }
 
-func TestDisagreeingSidecarsNeverAdmitMoreThanTheLargerLimit(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		b := newBench(t, adjustable)
-		other := &bench{Limiter: limiter.New(b.store, limiter.Config{}), store: b.store, now: b.now}
-		other.Swap(b.Current())
-		rate, capacity := rapid.Int64Range(1, 40).Draw(rt, "rate"), rapid.Int64Range(0, 60).Draw(rt, "capacity")
-		change := map[string]adjust.Change{"bob": {Rate: &rate, Capacity: &capacity}}
-		began, count := b.now, int64(0)
-		for range rapid.IntRange(1, 60).Draw(rt, "steps") {
-			one := b
-			if rapid.Bool().Draw(rt, "other") {
-				one = other
-			}
-			switch rapid.IntRange(0, 6).Draw(rt, "what") {
-			case 0:
-				one.adjust("calls", change)
-			case 1:
-				one.adjust("calls", nil)
-			case 2:
-				b.now += algorithms.Micros(rapid.Int64Range(0, 20e6).Draw(rt, "passed"))
-				other.now = b.now
-			default:
-				cost := rapid.Int64Range(1, 10).Draw(rt, "cost")
-				if !one.send(t, cost, "user=bob").Denied {
-					count += cost
-				}
-			}
-		}
-		passed := int64(b.now - began)
-		most := max(capacity, 20) + passed*max(rate, 10)/int64(minute)
-		if count > most {
-			rt.Fatalf("%d admitted in %d us, the larger limit admits %d", count, passed, most)
-		}
-	})
-}
-
 func TestHostileKeysAreAdjustedByTheirBytes(t *testing.T) {
 	b := newBench(t, adjustable)
 	long := string(slices.Repeat([]byte{0xff, 'x'}, 2000))
@@ -471,16 +419,6 @@ func TestAdjustableFindsEachUseOfALimit(t *testing.T) {
 	}
 }
 
-// The admin page finds the limits of at most 10,000 adjustments in this way.
-func BenchmarkAdjustable(b *testing.B) {
-	l, names := manyLimits(100_000)
-	for i := 0; b.Loop(); i++ {
-		if _, _, err := l.Adjustable(&adjust.Target{Domain: "a", Limit: names[i*7919%50_000], AllKeys: true}); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 func TestAnAdjustmentAppliesToItsDomain(t *testing.T) {
 	const limits = "limits:\n  jobs: {algorithm: fixed_window, rate: 10, period: 1d}\ndescriptors:\n  - {key: a, limit: jobs}\n"
 	b := newBench(t, "domain: other\n"+limits+"---\ndomain: d\n"+limits)
@@ -509,28 +447,6 @@ func TestABlockEndsWithItsRequest(t *testing.T) {
 		if err := b.Check(t.Context(), c); err != nil || c.Denied != (user == "bad") {
 			t.Errorf("%s: error %v, denied %v; want only the blocked user denied", user, err, c.Denied)
 		}
-	}
-}
-
-func TestAdjustedReturnsTheResultOfAdjust(t *testing.T) {
-	b := newBench(t, adjustable)
-	want := b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
-	if got := b.Adjusted(); got != want || got.InForce != 1 {
-		t.Errorf("got %+v, want %+v with one in force", got, want)
-	}
-}
-
-// The clock of the last call of Adjust decides which adjustments have expired.
-func TestEachAdjustHasItsOwnClock(t *testing.T) {
-	b := newBench(t, adjustable)
-	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
-	a := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{"bob"}}, Change: adjust.Change{Block: true}, Expires: b.now + minute}
-	a.ID = a.Target.ID()
-	if got := b.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{a}), func() algorithms.Micros { return b.now + minute }); got.InForce != 0 {
-		t.Errorf("got %+v, want none in force", got)
-	}
-	if b.send(t, 1, "user=bob").Denied {
-		t.Error("denied by an adjustment that has expired")
 	}
 }
 
@@ -606,27 +522,6 @@ descriptors:
 	}
 }
 
-func TestAnAdjustmentHasEachBucketOnce(t *testing.T) {
-	b := newBench(t, adjustable)
-	a := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{"bob"}}}
-	if keys, all := b.Buckets(a); len(keys) != 1 || all { // two descriptors use the limit
-		t.Errorf("got %d keys, all %v; want one key", len(keys), all)
-	}
-}
-
-func TestABlockIsNotShownIfTheStoreFails(t *testing.T) {
-	b := newBench(t, adjustable)
-	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
-	b.store.err = backend.ErrUnavailable
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}}
-	if err := b.Check(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
-	if d := c.Results[0].Decision; d.Err == nil || d.Blocked != 0 || d.RetryAfter != 0 {
-		t.Errorf("got %+v, want an error and no other field", d)
-	}
-}
-
 // An adjustment expires, so a cost that only the adjusted limit cannot hold gets a retry time.
 func TestACostAboveALoweredLimitWaitsForTheExpiry(t *testing.T) {
 	b := newBench(t, adjustable)
@@ -671,33 +566,5 @@ limits:
 	}
 	if c := b.named(t, "plan", 101, "bob"); !c.Never {
 		t.Errorf("got %+v; want never", c.Results)
-	}
-}
-
-// An adjustment of credits neither adds units nor makes units unusable.
-func TestAdjustedCreditsKeepTheirUnits(t *testing.T) {
-	for name, change := range map[string]adjust.Change{
-		"raised": {Capacity: number(200_000)}, "a factor above 1": {Factor: 2000}, "lowered": {Capacity: number(50_000)},
-		"lowered to the initial units": {Capacity: number(1000)}, "a factor below 1": {Factor: 500},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, `
-domain: d
-limits:
-  calls: {algorithm: token_bucket, rate: 100, period: 365d, capacity: 100000, initial: 1000}
-`)
-			left := func(key string) int64 { return b.named(t, "calls", 0, key).Results[0].Decision.Remaining }
-			b.named(t, "calls", 500, "bob")
-			b.named(t, "calls", 1000, "ann")
-			b.adjust("calls", map[string]adjust.Change{"*": change})
-			if bob, ann := left("bob"), left("ann"); bob != 500 || ann != 0 {
-				t.Errorf("adjusted: bob has %d, ann %d; want 500 and 0", bob, ann)
-			}
-			b.now += minute // the adjustment has expired
-			b.named(t, "calls", -100, "bob")
-			if bob, ann := left("bob"), left("ann"); bob != 600 || ann != 0 {
-				t.Errorf("after the end: bob has %d, ann %d; want 600 and 0", bob, ann)
-			}
-		})
 	}
 }

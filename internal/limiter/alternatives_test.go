@@ -1,12 +1,10 @@
 package limiter_test
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 const plans = `
@@ -72,29 +70,6 @@ func TestTheAnswerNamesThePayer(t *testing.T) {
 	}
 }
 
-func TestSeveralLimitsOfAPlanArePaidOnce(t *testing.T) {
-	b := newBench(t, plans)
-	if c := b.send(t, 6, "user=bob,both=x"); c.Denied || len(c.Results) != 3 || c.Results[0].For != nil {
-		t.Fatalf("within the plan: %+v; want allowed, 3 elements and for nil", c.Verdict)
-	}
-	c := b.send(t, 6, "user=bob,both=x") // the limit per minute denies; the limit per day would allow
-	cost := int64(0)
-	for i := range c.Results {
-		if r := &c.Results[i]; r.For != nil {
-			cost += r.Cost
-			if r.Policy.Name != "credits" || r.Decision.Remaining != 14 {
-				t.Errorf("result %d: %s, %+v; want name %q and 14 remaining", i, r.Policy.Name, r.Decision, "credits")
-			}
-		}
-	}
-	if c.Denied || cost != 6 || c.Results[2].For != nil || c.Results[2].Decision.Remaining != 988 {
-		t.Errorf("paid %d, %+v; want allowed, cost 6, for nil and 988 remaining", cost, c.Verdict)
-	}
-	if c := b.send(t, 15, "user=bob,both=x"); !c.Denied || c.RetryAfter != 3600*algorithms.Second {
-		t.Errorf("the credits have 14, and the plan never allows 15: %+v; want denied and retry after %v", c.Verdict, 3600*algorithms.Second)
-	}
-}
-
 func TestRefundsAndDryRunsConcernTheNamedLimit(t *testing.T) {
 	b := newBench(t, plans)
 	b.send(t, 10, "user=bob")
@@ -111,30 +86,5 @@ func TestRefundsAndDryRunsConcernTheNamedLimit(t *testing.T) {
 	}
 	if left := b.named(t, "credits", 0, "bob").Results[0].Decision.Remaining; left != 20 {
 		t.Errorf("%d credits are left, want all 20", left)
-	}
-}
-
-func TestARepeatedRequestHasTheSamePayer(t *testing.T) {
-	b := newBench(t, plans)
-	b.named(t, "per_minute", 10, "bob")
-	for i := range 3 {
-		c := &limiter.Call{}
-		c.Request.Domain, c.IdempotencyKey = "d", limiter.IdempotencyKey{ID: "order 1", Lifetime: 3600 * algorithms.Second}
-		c.Limits = append(c.Limits, limiter.NamedCharge{Name: "per_minute", Key: []string{"bob"}, Count: 5})
-		if err := b.Check(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		if r := c.Results[0]; c.Denied || r.Policy.Name != "credits" || r.Decision.Remaining != 15 || c.Replayed != (i > 0) {
-			t.Errorf("time %d: %s, %+v; want allowed, name %q, 15 remaining and replayed %v", i, r.Policy.Name, c.Verdict, "credits", i > 0)
-		}
-		b.now += 60 * algorithms.Second // now per_minute has enough units again
-	}
-}
-
-func TestAFailingStoreChargesNeither(t *testing.T) {
-	b := newBench(t, plans)
-	b.store.err = backend.ErrUnavailable
-	if c := b.send(t, 1, "user=bob"); !c.Denied || !c.Failed || !errors.Is(c.Results[0].Decision.Err, backend.ErrUnavailable) {
-		t.Errorf("got %+v; want denied, failed and the error backend.ErrUnavailable", c.Verdict)
 	}
 }

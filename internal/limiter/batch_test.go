@@ -1,7 +1,6 @@
 package limiter_test
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -156,35 +155,6 @@ func newLimiterOn(t *testing.T, store backend.Store, observer limiter.Observer) 
 	l := limiter.New(store, limiter.Config{Local: memory.New(memory.Config{}), Observer: observer})
 	l.Swap(s)
 	return l
-}
-
-// If the store fails, each call of a batch is answered by the on_backend_failure of its own limit.
-func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
-	store := &pendingStore{}
-	batch := newLimiterOn(t, store, nil).NewBatch()
-	var calls []*limiter.Call
-	for _, key := range []string{"a", "f", "l", "e", "s", "u"} {
-		c := callOf(key)
-		if planned, err := batch.Add(c); !planned || err != nil {
-			t.Fatalf("got %v %v %v; want planned and no error", key, planned, err)
-		}
-		calls = append(calls, c)
-	}
-	done := 0
-	batch.Submit(time.Time{}, nil, func() { done++ })
-	late := fmt.Errorf("%w: late", backend.ErrUnavailable)
-	store.batches[0].Fail(late)
-	var denied []bool
-	for _, c := range calls {
-		batch.Finish(c)
-		denied = append(denied, c.Denied)
-	}
-	if want := []bool{true, false, false, true, false, false}; !slices.Equal(denied, want) || done != 1 {
-		t.Errorf("denied %v, want %v; done was called %d times", denied, want, done)
-	}
-	if !errors.Is(calls[3].Err, late) || !calls[0].Failed {
-		t.Errorf("got %+v; want the error of the late call, and the outcome failed", calls[3].Verdict)
-	}
 }
 
 // A batch contains all charges of its calls, with the deadline and the source. Some calls can be finished
@@ -379,20 +349,5 @@ func TestABatchEndsWithItsStore(t *testing.T) {
 			t.Errorf("done was called %d times, want 1", done)
 		}
 		batch.Finish(c)
-	}
-}
-
-// A store that panics may never call Done.
-func TestAStoreThatPanicsAndForgetsTheBatchHasEndedIt(t *testing.T) {
-	batch, done := newLimiterOn(t, panics{&pendingStore{}}, nil).NewBatch(), 0
-	if _, err := batch.Add(callOf("a")); err != nil {
-		t.Fatal(err)
-	}
-	func() {
-		defer func() { _ = recover() }()
-		batch.Submit(time.Time{}, nil, func() { done++ })
-	}()
-	if done != 1 {
-		t.Errorf("done was called %d times, want 1", done)
 	}
 }

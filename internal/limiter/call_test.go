@@ -67,16 +67,6 @@ func TestAReusedCallHasThePayerOfItsKey(t *testing.T) {
 	}
 }
 
-func TestADescriptorThatIsUsedAgainIsEmpty(t *testing.T) {
-	c := callOf("a")
-	d := &c.Descriptors[0]
-	d.Cost, d.Explicit, d.Declared, d.HasOverride, d.Override = 7, true, true, true, limiter.Override{Rate: 1, Period: 1}
-	c.Reset()
-	if d := c.AddDescriptor(); len(d.Entries) != 0 || d.Cost != 0 || d.Explicit || d.Declared || d.HasOverride || d.Override != (limiter.Override{}) {
-		t.Errorf("got %+v, want an empty descriptor", d)
-	}
-}
-
 func TestValuesOfABucket(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: minute, requests_per_unit: 3}}\n  - {key: u, rate_limit: {unlimited: true}}\n")
 	c := &limiter.Call{}

@@ -95,34 +95,6 @@ func TestAReusedDirectForgetsErrors(t *testing.T) {
 	}
 }
 
-// Programs that use package ratelimit see a blocked bucket as empty, like clients of the sidecar.
-func TestADirectShowsABlockedBucketAsEmpty(t *testing.T) {
-	b := newBench(t, `
-domain: d
-limits:
-  jobs: {algorithm: token_bucket, rate: 5, period: 1m, penalty: {after: 1, for: 1m, max: 1h}}
-`)
-	var d limiter.Direct
-	for _, step := range []struct{ cost, remaining int64 }{{1, 4}, {5, 0}, {1, 0}} { // 5 units are denied, and start the block
-		d.Reset()
-		d.Add(b.Current().Domains["d"].Named["jobs"], nil, algorithms.Charge{Cost: step.cost})
-		d.Take(t.Context(), b.store)
-		if got, _ := d.Decision(0); got.Remaining != step.remaining || got.Allowed != (step.remaining > 0) {
-			t.Errorf("cost %d: got %+v, want %d remaining", step.cost, *got, step.remaining)
-		}
-	}
-}
-
-func TestADirectChargeHasTheLeaseOfItsLimit(t *testing.T) {
-	limit := algorithms.Limit{}
-	p := &limiter.Policy{Limit: &limit, Extras: &limiter.Extras{Lease: &algorithms.Lease{Most: 5, For: 1}}}
-	var d limiter.Direct
-	d.Add(p, []string{"bob"}, algorithms.Charge{Cost: 1})
-	if _, charge := d.Decision(0); charge.Lease != p.Extras.Lease {
-		t.Errorf("got the lease %v, want %v", charge.Lease, p.Extras.Lease)
-	}
-}
-
 func TestADirectTakesAnyNumberOfLimits(t *testing.T) {
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: sec})
 	if err != nil {

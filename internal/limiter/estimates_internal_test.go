@@ -6,23 +6,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-func TestEstimatesOfDifferentLimitsAreSeparate(t *testing.T) {
-	seen := map[uint64]string{}
-	for _, prefix := range []string{"a", "b", "c", "d"} {
-		for _, value := range []string{"", "large", "small"} {
-			c := &Call{}
-			c.AddDescriptor().Entries = []descriptors.Entry{{Key: "model", Value: value}}
-			cell := c.cell(&Policy{Keys: descriptors.Keys{Prefix: prefix}, Extras: &Extras{Settle: &SettleTerms{Learn: &Learn{
-				Per: []string{"model"}, Values: map[string]map[string]bool{"model": {"large": true, "small": true}},
-			}}}})
-			if was, known := seen[cell]; known || cell == 0 {
-				t.Errorf("%s with %q: got the cell %d, which is that of %q; want another one that is not 0", prefix, value, cell, was)
-			}
-			seen[cell] = prefix + value
-		}
-	}
-}
-
 // A listed value has its own estimate only in entries with the key under which it is listed. All other values have one
 // estimate together.
 func TestAnEstimateIsOfTheKeyThatListsIt(t *testing.T) {

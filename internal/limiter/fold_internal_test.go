@@ -7,25 +7,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-func TestWhichResultsDeny(t *testing.T) {
-	plain, quota := &Policy{}, &Policy{Quota: true}
-	for _, c := range []struct {
-		denied, quotas bool
-		p              *Policy
-		outcome        Outcome
-		want           bool
-	}{
-		{true, false, plain, Denied, true}, {true, false, plain, FailedDenied, true}, {true, false, nil, Denied, true},
-		{true, false, plain, Allowed, false}, {true, true, plain, Allowed, false}, {true, false, plain, Shadowed, false},
-		{false, false, plain, Denied, false}, {true, false, quota, Denied, false}, {true, true, quota, Denied, true}, {true, true, quota, Allowed, false},
-	} {
-		v := &Verdict{Denied: c.denied, quotasDeny: c.quotas}
-		if got := v.Denies(&Result{Policy: c.p, Outcome: c.outcome}); got != c.want {
-			t.Errorf("%+v: got %t, want %t", c, got, c.want)
-		}
-	}
-}
-
 func TestTheStatusOfADescriptor(t *testing.T) {
 	allowed := func(left int64) Result {
 		return Result{Outcome: Allowed, Decision: backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: left}}}

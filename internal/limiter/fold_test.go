@@ -30,47 +30,6 @@ descriptors:
 	}
 }
 
-func TestTheFirstOfTwoEqualLimitsIsReported(t *testing.T) {
-	b := newBench(t, `
-domain: d
-limits:
-  one: {algorithm: fixed_window, rate: 2, period: 1d}
-  two: {algorithm: fixed_window, rate: 2, period: 1d}
-descriptors:
-  - {key: a, limit: [one, two]}
-`)
-	for _, denied := range []bool{false, false, true} {
-		c := b.send(t, 1, "a=1")
-		if first, second := c.Results[0].Decision, c.Results[1].Decision; first.Remaining != second.Remaining || first.RetryAfter != second.RetryAfter {
-			t.Fatalf("the two limits differ: %+v and %+v", first, second)
-		}
-		if s := c.Statuses[0]; s.Denied != denied || s.Result != 0 {
-			t.Errorf("denied %v, result %d is reported; want denied %v and result 0", s.Denied, s.Result, denied)
-		}
-	}
-}
-
-func TestTheStatusIsThatOfTheLongestDenial(t *testing.T) {
-	for _, order := range []string{"[short, long]", "[long, short]"} {
-		b := newBench(t, `
-domain: d
-limits:
-  short: {algorithm: fixed_window, rate: 1, period: 1s}
-  long: {algorithm: token_bucket, rate: 1, period: 1h}
-descriptors:
-  - {key: a, limit: `+order+`}
-`)
-		b.send(t, 1, "a=1")
-		c := b.send(t, 1, "a=1")
-		if status := c.Statuses[0]; !status.Denied || c.Results[status.Result].Policy.Name != "long" {
-			t.Errorf("%s: got %+v; want denied and name %q", order, status, "long")
-		}
-		if c.RetryAfter != 3600*algorithms.Second {
-			t.Errorf("%s: retry after %d us, want %d", order, c.RetryAfter, 3600*algorithms.Second)
-		}
-	}
-}
-
 // Of two denials, the one that can never become an allowance is more restrictive, in any order.
 func TestADenialForeverIsReportedFirst(t *testing.T) {
 	b := newBench(t, `

@@ -28,57 +28,6 @@ func named(name string, cost int64) limiter.NamedCharge {
 	return limiter.NamedCharge{Name: name, Count: cost}
 }
 
-// A denied group that contains a refund changes nothing: neither the refund nor the cost of a limit with overdraw is
-// taken, and no denial is counted for a penalty.
-func TestADeniedGroupWithARefundChangesNothing(t *testing.T) {
-	b := newBench(t, debts)
-	b.together(t, "bob", named("debt", 150))
-	b.together(t, "bob", named("strict", 1))
-	for range 3 {
-		for _, request := range [][]limiter.NamedCharge{
-			{named("debt", -30), named("strict", 1)},
-			{named("debt", 30), named("other", -1), named("strict", 1)},
-			{named("growing", -1), named("strict", 1)},
-		} {
-			if c := b.together(t, "bob", request...); !c.Denied || c.Results[len(request)-1].Decision.Blocked > 0 || c.RetryAfter < minute {
-				t.Errorf("%v: got %+v; want denied, not blocked", request, c.Verdict)
-			}
-		}
-	}
-	b.now += 60*sec - 1
-	b.remains(t, "bob", map[string]int64{"debt": 9, "strict": 0, "other": 5}) // 50 units of debt less 60 units since
-	b.now++
-	if c := b.together(t, "bob", named("debt", -30), named("strict", 1)); c.Denied {
-		t.Errorf("at the time of the retry: got %+v; want allowed", c.Verdict)
-	}
-	b.remains(t, "bob", map[string]int64{"debt": 40})
-}
-
-// A denied reservation does no work, so it is not charged, whatever the limit. Its settlement would need an id.
-func TestADeniedReservationChargesNothing(t *testing.T) {
-	b := newBench(t, debts)
-	reserve := func(cost int64) limiter.NamedCharge {
-		return limiter.NamedCharge{Name: "debt", Count: cost, Reserve: true}
-	}
-	for _, step := range []struct {
-		request []limiter.NamedCharge
-		denied  bool
-		left    int64
-	}{
-		{[]limiter.NamedCharge{named("other", 5)}, false, 100},
-		{[]limiter.NamedCharge{reserve(50), named("other", 1)}, true, 100},
-		{[]limiter.NamedCharge{named("debt", 40), named("other", 1)}, true, 60}, // no reservation
-		{[]limiter.NamedCharge{reserve(1061)}, true, 60},
-		{[]limiter.NamedCharge{reserve(1101)}, true, 60},
-		{[]limiter.NamedCharge{reserve(60)}, false, 0},
-	} {
-		if c := b.together(t, "bob", step.request...); c.Denied != step.denied {
-			t.Errorf("%v: got %+v; want denied %t", step.request, c.Verdict, step.denied)
-		}
-		b.remains(t, "bob", map[string]int64{"debt": step.left})
-	}
-}
-
 // The retry time of a denied group is exact for the same request alone, although each denial is charged to the
 // limits with overdraw.
 func TestTheRetryTimeOfAGroupWithOverdrawIsExact(t *testing.T) {

@@ -110,26 +110,6 @@ descriptors:
 	}
 }
 
-func TestTheSameBucketTwiceIsAddedUp(t *testing.T) {
-	const yaml = `
-domain: d
-descriptors:
-  - {key: a, rate_limit: {algorithm: token_bucket, rate: 10, period: 1m}}
-`
-	b := newBench(t, yaml)
-	c := b.send(t, 4, "a=1", "a=1")
-	if c.Denied || c.Results[0].Decision.Remaining != 2 || c.Results[1].Decision.Remaining != 2 {
-		t.Errorf("4 and 4 of 10: %+v; want it allowed, with 2 remaining in both results", c.Results)
-	}
-	b = newBench(t, yaml)
-	if c := b.send(t, 6, "a=1", "a=1"); !c.Denied || !c.Never || c.RetryAfter != 0 {
-		t.Errorf("6 and 6 of 10 can never fit: %+v; want denied, never and retry after 0", c.Verdict)
-	}
-	if n := b.left(t, "a=1"); n != 10 {
-		t.Errorf("%d left, want 10", n)
-	}
-}
-
 func TestShadowAndQuotaLimitsAreNotPartOfTheGroup(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -177,32 +157,6 @@ descriptors:
 	c = &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "sent"}}}}
 	if err := b.Check(t.Context(), c); err == nil {
 		t.Error("a limit that does not exist was found; want an error")
-	}
-}
-
-func TestAListOfLimitsIsAllOrNoneWhateverTheDomainConsumes(t *testing.T) {
-	for _, consume := range []string{"together", "each"} {
-		b := newBench(t, `
-domain: d
-consume: `+consume+`
-limits:
-  many: {algorithm: token_bucket, rate: 5, period: 1h}
-  one:  {algorithm: token_bucket, rate: 1, period: 1h}
-`)
-		list := func() *limiter.Call {
-			c := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "many", Count: 1}, {Name: "one", Count: 1}}}}
-			if err := b.Check(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
-			return c
-		}
-		list()
-		if c := list(); !c.Denied || c.Results[0].Decision.Remaining != 4 {
-			t.Errorf("consume %s: one is empty, and many has %+v; want denied and 4 remaining", consume, c.Results[0].Decision)
-		}
-		if c := list(); c.Results[0].Decision.Remaining != 4 {
-			t.Errorf("consume %s: a denied list costs nothing: %+v; want 4 remaining", consume, c.Results[0].Decision)
-		}
 	}
 }
 

@@ -47,22 +47,6 @@ func TestCostsOfABucketAreAddedUpHoweverMany(t *testing.T) {
 	}
 }
 
-func TestALimitIsReplacedHoweverManyThereAre(t *testing.T) {
-	for _, n := range []int{1, 15, 16, 17, 100} {
-		b := newBench(t, manyYAML)
-		texts := []string{"other=1", "a=1"}
-		for i := range n {
-			texts = append(texts, fmt.Sprint("named=", i))
-		}
-		c := b.send(t, 1, texts...)
-		for i, r := range c.Results {
-			if want := i >= 2; (r.Outcome == limiter.Replaced) != want {
-				t.Errorf("%d limits: limit %d: outcome %d; want %v", n, i, r.Outcome, want)
-			}
-		}
-	}
-}
-
 // Sixteen times as many descriptors must take less than sixty times the processor time. If each descriptor
 // were compared with every other one, it would take up to 256 times as long.
 func TestTimeGrowsAsTheNumberOfDescriptors(t *testing.T) {

@@ -54,28 +54,6 @@ descriptors:
 	}
 }
 
-// With this many limits in a request, replaceMany finds the replaced ones.
-func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
-	var yaml strings.Builder
-	yaml.WriteString("domain: d\ndescriptors:\n")
-	var texts []string
-	for i := range 12 {
-		fmt.Fprintf(&yaml, "  - {key: low%d, rate_limit: {name: low%d, unit: hour, requests_per_unit: 1}}\n", i, i)
-		fmt.Fprintf(&yaml, "  - {key: high%d, rate_limit: {unit: hour, requests_per_unit: 10, replaces: [{name: low%d}]}}\n", i, i)
-		texts = append(texts, fmt.Sprintf("low%d=1", i), fmt.Sprintf("high%d=1", i))
-	}
-	b := newBench(t, yaml.String())
-	c := b.send(t, 5, texts...)
-	if c.Denied {
-		t.Fatalf("denied: %+v", c.Verdict)
-	}
-	for i := range c.Results {
-		if r := &c.Results[i]; (r.Outcome == limiter.Replaced) != (i%2 == 0) {
-			t.Errorf("%s: outcome %d; want %v", texts[i], r.Outcome, i%2 == 0)
-		}
-	}
-}
-
 func TestOfManyLimitsTheNamedOneIsReplaced(t *testing.T) {
 	var yaml strings.Builder
 	yaml.WriteString("domain: d\ndescriptors:\n  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: n3}]}}\n  - {key: free, rate_limit: {unlimited: true, name: free}}\n")

@@ -2,12 +2,8 @@ package limiter_test
 
 import (
 	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"testing"
-
-	"pgregory.net/rapid"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/config"
@@ -55,109 +51,6 @@ func (b *bench) remaining(tb testing.TB) int64 {
 	tb.Helper()
 	c, _ := b.consume(tb, 0, false)
 	return c.Results[0].Decision.Remaining
-}
-
-// In the case "lower", a reservation is made while 10 units flow in every second. Then the rate is lowered to 1 a
-// second. In the 5 seconds at the old rate, 50 units have flowed in and were consumed. So canceling 100 units may
-// refund at most 50. The refund is smaller still, because the store's clock may be a minute ahead.
-func TestARefundAfterTheRateWasLowered(t *testing.T) {
-	for _, c := range []struct {
-		name, then, now string
-		count           int64
-		after           algorithms.Micros
-		most, least     int64
-	}{
-		{"the rate is the same", "rate: 10, period: 1s", "rate: 10, period: 1s", 100, 5 * sec, 50, 50},
-		{"lower", "rate: 10, period: 1s", "rate: 1, period: 1s", 100, 5 * sec, 50, 0},
-		{"lower, and all was charged long ago", "rate: 10, period: 1s", "rate: 1, period: 1s", 100, 50 * sec, 0, 0},
-		{"slightly lower", "rate: 1000, period: 1h", "rate: 900, period: 1h", 100, 36 * sec, 90, 87},
-		{"higher", "rate: 1, period: 1s", "rate: 10, period: 1s", 100, 5 * sec, 50, 50},
-		{"another period", "rate: 600, period: 1m", "rate: 10, period: 1s", 100, 5 * sec, 50, 50},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			b := newBench(t, "domain: d\ndescriptors: []\n")
-			const form = "algorithm: token_bucket, capacity: 100, "
-			b.jobs(t, form+c.then)
-			call, ok := b.consume(t, min(c.count, b.remaining(t)), false)
-			if !ok {
-				t.Fatal("denied")
-			}
-			r, ok := reservedBy(call)
-			if !ok {
-				t.Fatal("not reserved")
-			}
-			b.now += c.after
-			for b.remaining(t) > 0 { // other requests consume the inflow
-				b.consume(t, b.remaining(t), false)
-			}
-			b.jobs(t, form+c.now)
-			b.cancel(t, r)
-			if got := b.remaining(t); got > c.most || got < c.least {
-				t.Errorf("%d returned, want %d to %d", got, c.least, c.most)
-			}
-		})
-	}
-}
-
-// After a reservation is canceled, the bucket must hold no more units than without the reservation. That
-// applies whatever is consumed before and after, and whenever the rate is lowered.
-func TestARefundAfterTheRateWasLoweredStaysWithinTheBound(t *testing.T) {
-	cancelled, returned := 0, 0
-	rapid.Check(t, func(rt *rapid.T) {
-		draw := func(least, most int, what string) int64 { return int64(rapid.IntRange(least, most).Draw(rt, what)) }
-		capacity := draw(20, 60, "capacity")
-		numbers := func(rate, period int64) string {
-			return fmt.Sprintf("algorithm: token_bucket, capacity: %d, rate: %d, period: %ds", capacity, rate, period)
-		}
-		with, without := newBench(t, "domain: d\ndescriptors: []\n"), newBench(t, "domain: d\ndescriptors: []\n")
-		both := [...]*bench{with, without}
-		rate, period := draw(1, 50, "rate"), draw(1, 3600, "period")
-		first, second := numbers(rate, period), numbers(draw(1, int(rate), "then"), period)
-		with.jobs(t, first)
-		without.jobs(t, first)
-		// others sends requests. Those that are allowed beside the reservation must be allowed without it, too.
-		others := func() {
-			for range draw(0, 3, "others") {
-				step := algorithms.Micros(draw(0, 20, "step")) * sec / 4
-				with.now, without.now = with.now+step, without.now+step
-				cost := draw(1, 20, "cost")
-				if _, ok := with.consume(t, cost, false); ok {
-					if _, ok := without.consume(t, cost, false); !ok {
-						rt.Fatalf("%d are allowed beside the reservation, but not without it", cost)
-					}
-				}
-			}
-		}
-		others()
-		call, ok := with.consume(t, draw(1, 20, "reserved"), false)
-		if !ok {
-			return
-		}
-		r, _ := reservedBy(call)
-		others()
-		with.jobs(t, second)
-		without.jobs(t, second)
-		others()
-		before := with.remaining(t)
-		with.cancel(t, r)
-		if cancelled++; with.remaining(t) > before {
-			returned++
-		}
-		if a, b := with.remaining(t), without.remaining(t); a > b {
-			rt.Fatalf("%s, then %s: %d are left, %d without the reservation", first, second, a, b)
-		}
-		others()
-		for _, b := range both {
-			b.now += 7 * sec
-		}
-		if a, b := with.remaining(t), without.remaining(t); a > b {
-			rt.Fatalf("%s, then %s: later %d are left, %d without the reservation", first, second, a, b)
-		}
-	})
-	t.Logf("%d cancelled, %d of them returned something", cancelled, returned)
-	if cancelled > 50 && returned == 0 {
-		t.Error("no cancellation refunded anything, so nothing was tested")
-	}
 }
 
 // If the number of shards changes, the limit uses other buckets. The reservation consumed nothing from them,
@@ -342,16 +235,6 @@ func TestABlockAllowsSettlements(t *testing.T) {
 	b.now += minute
 	if n := b.remaining(t); n != 3 {
 		t.Errorf("%d are left after the settlement, want 3", n)
-	}
-}
-
-func TestOnlyBucketsWithUnitsToComeCanReserve(t *testing.T) {
-	b := newBench(t, "domain: d\nlimits:\n  log: {algorithm: sliding_log, rate: 1, period: 1h}\n  sure: {algorithm: token_bucket, rate: 10, period: 1h, guaranteed: {rate: 1, period: 1m}}\n")
-	for name, want := range map[string]string{"log": `limit "log" is a sliding_log,`, "sure": `limit "sure" is a token_bucket with a guaranteed minimum,`} {
-		c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: name, Count: 1, Reserve: true}}}}
-		if err := b.Check(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got the error %v, want %q", name, err, want)
-		}
 	}
 }
 

@@ -198,14 +198,6 @@ func TestACostThatIsNotReportedIsTheUnknownCost(t *testing.T) {
 	}
 }
 
-func TestOnlyTheFirstSettleDoneCounts(t *testing.T) {
-	p := newProxy(t)
-	id := p.start(absent, "user=bob")
-	p.send("d", []int64{0}, "settle_end="+id)
-	p.done(id, 5)
-	p.want("tokens", "bob", 900)
-}
-
 func TestLimitsOfARequestAreReservedTogether(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob", "team=red")
@@ -223,14 +215,6 @@ func TestLimitsOfARequestAreReservedTogether(t *testing.T) {
 	p.want("tokens", "bob", 920)
 	p.want("team", "red", 70)
 	p.want("calls", "red", 4)
-}
-
-func TestABucketThatIsChargedTwiceIsSettledTwice(t *testing.T) {
-	p := newProxy(t)
-	id := p.start(absent, "user=bob", "user=bob")
-	p.want("tokens", "bob", 800)
-	p.done(id, 30)
-	p.want("tokens", "bob", 940)
 }
 
 func TestIDsThatChargeNothing(t *testing.T) {
@@ -378,21 +362,6 @@ func TestShadowLimitsReserve(t *testing.T) {
 	}
 }
 
-func TestReservationsOfStreamsThatNeverEndNeedNoMemory(t *testing.T) {
-	p := newProxy(t)
-	store := memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return p.now })})
-	p.store.Store = store
-	denied := 0
-	for range 10_000 {
-		if p.send("d", []int64{1}, "user=bob").Denied {
-			denied++
-		}
-	}
-	if keys := store.Stats().Keys; keys > 8 || denied != 9_990 {
-		t.Errorf("%d keys, %d denied; want a few and 9990", keys, denied)
-	}
-}
-
 func TestASettleDoneNeedsNoRequiredEntries(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -420,17 +389,6 @@ func TestLocalBucketsReserveNothing(t *testing.T) {
 	if id := string(c.AppendID(nil)); id != limiter.None {
 		t.Errorf("the id is %s, want none", id)
 	}
-}
-
-func TestASettlementIsRememberedForTwiceItsTTL(t *testing.T) {
-	p := newProxy(t)
-	id := p.start(absent, "user=bob")
-	p.done(id, 37)
-	p.now += 2*60*sec + limiter.ClockSlack - 1
-	if c := p.done(id, 900); !c.Settlements[0].Repeated {
-		t.Errorf("again after two minutes: %+v; want repeated", c.Settlements)
-	}
-	p.want("tokens", "bob", 963)
 }
 
 func TestTheFirstRealCostOfAnIDSettles(t *testing.T) {
@@ -465,17 +423,6 @@ func TestWithoutKeysAllIDsAreForged(t *testing.T) {
 	if c := p.done(id, 5); c.Denied || len(c.Settlements) != 1 || c.Settlements[0].Reason != limiter.Forged || p.Open(id, r) || p.ID(r) != "" {
 		t.Errorf("got %+v; want an allowed request with one forged id", c.Verdict)
 	}
-}
-
-// If two descriptors settle the same reservation, the one with a real cost takes precedence.
-func TestARealCostOf0Settles(t *testing.T) {
-	p := newProxy(t)
-	id := p.start(absent, "user=bob")
-	c := p.send("d", []int64{absent, 0}, "settle="+id, "settle="+id)
-	if s := c.Settlements; len(s) != 1 || s[0].Real != 0 || s[0].Unknown || s[0].Descriptor != 1 {
-		t.Errorf("got %+v, want the cost 0 of descriptor 1", s)
-	}
-	p.want("tokens", "bob", 1000)
 }
 
 func TestTooManyReservationsChargeNothing(t *testing.T) {
@@ -534,15 +481,6 @@ func TestDescriptorsBesideASettleDone(t *testing.T) {
 	p.want("tokens", "bob", 995)
 }
 
-func TestAReservationOfAProxyDoesNotExpire(t *testing.T) {
-	p := newProxy(t)
-	id := p.start(absent, "user=bob")
-	p.now += 2 * limiter.Within
-	if s := p.done(id, 150).Settlements; len(s) != 1 || s[0].Policy == nil || !s[0].Late {
-		t.Errorf("got %+v; want a late settlement", s)
-	}
-}
-
 // An id has parts of limits with settle only. If there are too many, those in shadow mode are left out. A request that
 // consumes nothing gets no id.
 func TestWhatAnIDContains(t *testing.T) {
@@ -562,14 +500,5 @@ func TestWhatAnIDContains(t *testing.T) {
 	d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: "bob"}}, 1
 	if err := p.Check(t.Context(), c); err != nil || string(c.AppendID(nil)) != limiter.None {
 		t.Errorf("a dry run: error %v, %+v; want no reservation", err, c.Verdict)
-	}
-}
-
-func TestASettleDoneWithoutAClock(t *testing.T) {
-	p := newProxy(t)
-	p.Limiter = limiter.New(p.store, limiter.Config{})
-	p.swap(t, tokens)
-	if c := p.done("some id", 5); c.Denied || len(c.Settlements) != 0 {
-		t.Errorf("got %+v; want an allowed request that settles nothing", c.Verdict)
 	}
 }

@@ -20,12 +20,3 @@ func TestCompiledOverridesAreBounded(t *testing.T) {
 		t.Errorf("%d overrides are kept and %d are counted, want %d", kept, d.overrideCount.Load(), maxOverrides)
 	}
 }
-
-func TestDomainsThatRequireEntries(t *testing.T) {
-	s := &Snapshot{Domains: map[string]*Domain{"free": {}, "strict": {Require: []Requirement{{"user"}}}}}
-	for domain, want := range map[string]bool{"unknown": false, "free": false, "strict": true} {
-		if got := s.Requires(domain); got != want {
-			t.Errorf("%s: %t, want %t", domain, got, want)
-		}
-	}
-}
