@@ -20,21 +20,6 @@ func TestAClockThatIsSetBackStandsStillForAMinute(t *testing.T) {
 	})
 }
 
-func TestWaitCountsAClockThatIsBehind(t *testing.T) {
-	run(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, nil, []step{
-		{at: 100 * sec, cost: 1, allowed: true, left: 0},
-		{at: 70 * sec, cost: 2, reserve: true, allowed: true, left: -2, wait: 32 * sec},
-	})
-	run(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: new(int64(9))}, nil, []step{
-		{at: 100 * sec, cost: 1, allowed: true, left: 9},
-		{at: 70 * sec, cost: 1, allowed: true, left: 8, wait: 31 * sec},
-		// No request waits longer than MaxWait, whatever the reason for the wait.
-		{at: 70 * sec, cost: 1, maxWait: 5 * sec, left: 8, retry: 27 * sec},
-		{at: 97*sec - us, cost: 1, maxWait: 5 * sec, left: 8, retry: us},
-		{at: 97 * sec, cost: 1, maxWait: 5 * sec, allowed: true, left: 7, wait: 5 * sec},
-	})
-}
-
 // A request of cost 0 needs no room in the queue. So it is denied only while it would wait too long, also if the queue
 // is in the numbers of a limit that held more.
 func TestALookAtAChangedQueueWhileTheClockIsBehind(t *testing.T) {
@@ -52,55 +37,6 @@ func TestALookAtAChangedQueueWhileTheClockIsBehind(t *testing.T) {
 	for _, l := range []*Limit{long, short} {
 		runSteps(t, l, s, []step{{at: 70 * sec, cost: 0, maxWait: 5 * sec, allowed: true, left: l.Capacity}})
 	}
-}
-
-// The corrected state is stored at once, even by a denial.
-func TestClockIsCorrectedAfterAMinute(t *testing.T) {
-	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
-	s := runSteps(t, l, State{}, []step{
-		{at: hour, cost: 99, allowed: true, left: 1},
-		{at: hour - minute - us, cost: 2, left: 1, retry: sec},
-	})
-	if want := t0 + hour - minute - us; s.At != want || s.Value != l.q {
-		t.Fatalf("the clock was not corrected: %+v; want At %v and value %v", s, want, l.q)
-	}
-	runSteps(t, l, s, []step{
-		{at: hour - minute - us + sec, cost: 2, allowed: true, left: 0},
-		{at: hour, cost: 60, left: 59, retry: sec - us}, // tokens flow in from the corrected time on, so the minute of the step back counts twice
-	})
-}
-
-func TestADryRunCorrectsNothing(t *testing.T) {
-	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec})
-	s, _ := l.Take(State{}, t0, Charge{Cost: 1})
-	next, d := l.Take(s, t0-hour, Charge{Cost: 1, DryRun: true})
-	if !same(s, next) || d.RetryAfter != sec {
-		t.Errorf("after a dry run the state is %+v, was %+v; decision %+v", next, s, d)
-	}
-}
-
-func TestACorrectedLogCountsFromNow(t *testing.T) {
-	run(t, Spec{Kind: SlidingLog, Rate: 2, Period: sec}, nil, []step{
-		{at: hour, cost: 1, allowed: true, left: 1},
-		{at: hour + 500*ms, cost: 1, allowed: true, left: 0},
-		{at: 0, cost: 1, left: 0, retry: sec, reset: sec}, // both units count as if charged now
-		{at: sec - us, cost: 1, left: 0, retry: us},
-		{at: sec, cost: 2, allowed: true, left: 0},
-	})
-}
-
-func TestCorrectedWindowsKeepTheirValue(t *testing.T) {
-	run(t, Spec{Kind: FixedWindow, Rate: 2, Period: sec, Start: new(t0)}, nil, []step{
-		{at: hour, cost: 2, allowed: true, left: 0},
-		{at: 300 * ms, cost: 1, left: 0, retry: 700 * ms},
-		{at: sec, cost: 2, allowed: true, left: 0},
-	})
-	run(t, Spec{Kind: SlidingWindow, Rate: 2, Period: sec}, nil, []step{
-		{at: hour, cost: 2, allowed: true, left: 0},
-		{at: 300 * ms, cost: 1, left: 0, retry: 1200 * ms},
-		{at: 1500*ms - us, cost: 1, left: 0, retry: us},
-		{at: 1500 * ms, cost: 1, allowed: true, left: 0},
-	})
 }
 
 // Tokens flow in only for forward steps of the clock. RetryAfter is at most a minute longer than the time that
@@ -157,18 +93,6 @@ func TestTheFirstChargeStartsTheClock(t *testing.T) {
 	})
 }
 
-func TestFullBucketIsCreatedByItsFirstChargeOnly(t *testing.T) {
-	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec})
-	for _, a := range []Charge{{Cost: 0}, {Cost: 1, DryRun: true}, {Cost: 2}} {
-		if s, _ := l.Take(State{}, t0, a); s.By != nil {
-			t.Errorf("%+v created %+v; want By nil", a, s)
-		}
-	}
-	if s, _ := l.Take(State{}, t0, Charge{Cost: 1}); s.By != l {
-		t.Error("a charge created nothing")
-	}
-}
-
 func TestABucketThatWasFullForADayStartsAtInitial(t *testing.T) {
 	bucket := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(1))}
 	window := Spec{Kind: FixedWindow, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(1)), Start: new(t0)}
@@ -180,4 +104,20 @@ func TestABucketThatWasFullForADayStartsAtInitial(t *testing.T) {
 			{at: 6*sec + Day, cost: 2, allowed: true, left: 0},
 		})
 	}
+}
+
+// The corrected state is stored at once, even by a denial.
+func TestClockIsCorrectedAfterAMinute(t *testing.T) {
+	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
+	s := runSteps(t, l, State{}, []step{
+		{at: hour, cost: 99, allowed: true, left: 1},
+		{at: hour - minute - us, cost: 2, left: 1, retry: sec},
+	})
+	if want := t0 + hour - minute - us; s.At != want || s.Value != l.q {
+		t.Fatalf("the clock was not corrected: %+v; want At %v and value %v", s, want, l.q)
+	}
+	runSteps(t, l, s, []step{
+		{at: hour - minute - us + sec, cost: 2, allowed: true, left: 0},
+		{at: hour, cost: 60, left: 59, retry: sec - us}, // tokens flow in from the corrected time on, so the minute of the step back counts twice
+	})
 }

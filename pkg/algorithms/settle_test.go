@@ -69,23 +69,3 @@ func TestChargesNeverExceedTheBoundWithSettlements(t *testing.T) {
 		t.Errorf("%d of %d settlements returned units; want at least a tenth", returned, settled)
 	}
 }
-
-// The tokens that have flowed in since the charge are not refunded again.
-func TestALateCancellationRefundsLessTheInflow(t *testing.T) {
-	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec})
-	for _, c := range []struct {
-		after Micros
-		left  int64
-	}{{0, 10}, {300 * ms, 10}, {900 * ms, 10}, {sec, 10}, {8 * sec, 10}} {
-		s, _ := l.Take(State{}, t0, Charge{Cost: 10})
-		s, _ = l.Take(s, t0+c.after, Charge{Cost: -10, ChargedAt: t0, Settle: true})
-		if got := left(l, s, t0+c.after); got != c.left {
-			t.Errorf("canceled after %d ms: %d left, want %d", c.after/ms, got, c.left)
-		}
-	}
-	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
-	s, _ = l.Take(s, t0+sec, Charge{Cost: 10})
-	if s, _ = l.Take(s, t0+sec, Charge{Cost: -10, ChargedAt: t0, Settle: true}); left(l, s, t0+sec) != 0 {
-		t.Errorf("%d units were refunded twice; want 0", left(l, s, t0+sec))
-	}
-}

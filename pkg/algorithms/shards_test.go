@@ -82,23 +82,6 @@ func TestShards(t *testing.T) {
 	}
 }
 
-func TestANewShardIsFull(t *testing.T) {
-	shards := mustSplit(t, oneASecond(20), 2)
-	if d := TakeShards(t0, shards, Charge{Cost: 15}); !d.Allowed || d.Remaining != 5 {
-		t.Errorf("fresh shards: %+v; want allowed and 5 remaining", d)
-	}
-	shards = mustSplit(t, oneASecond(20), 2)
-	if d := TakeShards(t0, shards, Charge{Cost: 0}); !d.Allowed || shards[0].State.By != nil || shards[1].State.By != nil {
-		t.Errorf("cost 0 created shards: %+v; want d.Allowed true, shards[0].State.By nil and shards[1].State.By nil", shards)
-	}
-	slow := oneASecond(20)
-	slow.Initial = new(int64(1))
-	shards = mustSplit(t, slow, 2)
-	if d := TakeShards(t0, shards, Charge{Cost: 2}); d.Allowed || d.RetryAfter != sec || shards[1].State.At != t0 {
-		t.Errorf("shards that start empty: %+v, %+v; want denied, retry after %v and At %v", d, shards, sec, t0)
-	}
-}
-
 // Sums of the values of the largest shards must not overflow.
 func TestTheMostThatManyShardsCanReserve(t *testing.T) {
 	s := Spec{Kind: TokenBucket, Rate: 1_000_000, Period: sec, Capacity: new(int64(MaxShards))}
@@ -182,61 +165,4 @@ func TestTheShardsAddUpToTheLimit(t *testing.T) {
 			t.Fatalf("%s in %d: max_reserved %d; want reserved %v", show(s), len(shards), reserved, whole.MaxReserved)
 		}
 	})
-}
-
-func TestTheUndoOfAShardedChargeCountsAllInflow(t *testing.T) {
-	capacity := int64(40)
-	parts, err := Split(Spec{Kind: TokenBucket, Rate: 4, Period: sec, Capacity: &capacity}, 4)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		after Micros
-		want  int64
-	}{{0, 40}, {3 * sec, 28}, {9 * sec, 4}, {10 * sec, 0}, {20 * sec, 0}} {
-		unit := parts[0].Unit()
-		if got := undoneOf(len(parts), func(i int) *Limit { return &parts[i] }, 40*unit, t0, t0+c.after); got != c.want*unit {
-			t.Errorf("after %d s: %d are returned, want %d", c.after/sec, got/unit, c.want)
-		}
-	}
-}
-
-func TestShardsAreFullWhenTheLastOneIs(t *testing.T) {
-	shards := mustSplit(t, oneASecond(20), 2)
-	for _, c := range []struct {
-		at    Micros
-		cost  int64
-		reset Micros
-	}{{0, 0, 0}, {0, 3, 6 * sec}, {0, 1, 6 * sec}, {2 * sec, 0, 4 * sec}, {10 * sec, 0, 0}} {
-		if d := TakeShards(t0+c.at, shards, Charge{Cost: c.cost}); !d.Allowed || d.ResetAfter != c.reset {
-			t.Errorf("after %d s: %+v; want allowed, full after %d s", c.at/sec, d, c.reset/sec)
-		}
-	}
-}
-
-// Shards that are still in the numbers of a higher limit keep their consumption.
-func TestShardsOfALowerLimitHandleAClockThatIsSetBack(t *testing.T) {
-	shards := mustSplit(t, oneASecond(20), 2)
-	TakeShards(t0, shards, Charge{Cost: 20})
-	low := mustSplit(t, oneASecond(4), 2)
-	for i := range shards {
-		shards[i].Limit = low[i].Limit
-	}
-	if d := TakeShards(t0-10*sec, shards, Charge{Cost: 1}); d.Allowed || d.Remaining != 0 {
-		t.Errorf("got %+v; want denied and nothing remaining", d)
-	}
-}
-
-// Before the first undo, the clock has stepped back by a second.
-func TestTheUndoOfAShardedWindow(t *testing.T) {
-	shards := mustSplit(t, Spec{Kind: FixedWindow, Rate: 20, Period: minute, Start: new(t0)}, 2)
-	TakeShards(t0+30*sec, shards, Charge{Cost: 20})
-	for _, c := range []struct {
-		at   Micros
-		left int64
-	}{{29 * sec, 5}, {31 * sec, 10}} {
-		if d := TakeShards(t0+c.at, shards, Charge{Cost: -5, ChargedAt: t0 + 30*sec}); !d.Allowed || d.Remaining != c.left {
-			t.Errorf("after %d s: %+v; want %d remaining", c.at/sec, d, c.left)
-		}
-	}
 }

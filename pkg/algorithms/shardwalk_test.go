@@ -274,14 +274,3 @@ func TestTwoChoicePicksTheFullerShard(t *testing.T) {
 		}
 	})
 }
-
-func TestShardsHandleAClockThatIsSetBack(t *testing.T) {
-	shards := mustSplit(t, oneASecond(20), 2)
-	TakeShards(t0+100*sec, shards, Charge{Cost: 20})
-	if d := TakeShards(t0+70*sec, shards, Charge{Cost: 1}); d.Allowed || d.RetryAfter != 31*sec {
-		t.Errorf("half a minute back: %+v; want denied and retry after %v", d, 31*sec)
-	}
-	if d := TakeShards(t0, shards, Charge{Cost: 1}); d.Allowed || d.RetryAfter != sec || shards[0].State.At != t0 {
-		t.Errorf("100 s back: %+v, %+v; want denied, retry after %v and At %v", d, shards, sec, t0)
-	}
-}

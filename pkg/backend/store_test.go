@@ -288,11 +288,3 @@ func TestABatchWithoutKnownDecisions(t *testing.T) {
 		t.Errorf("Done was called %d times, with %+v; want once, with ErrFull", done, b.Decisions[0])
 	}
 }
-
-// A limit with Overdraw also charges denied requests.
-func TestADenialOfNoUnitsConsumesNothing(t *testing.T) {
-	c := []backend.Charge{{Limit: &algorithms.Limit{Overdraw: true}}}
-	if backend.ConsumedAny(c, decided(false)) {
-		t.Error("a denied request of 0 units: got true; want false, because nothing was consumed")
-	}
-}

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
@@ -20,7 +19,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
@@ -40,16 +38,6 @@ func waiting(t *testing.T, maxWait time.Duration, limits ratelimit.Limits, wrap 
 		t.Fatal(err)
 	}
 	return l
-}
-
-func TestARefundOfOneUnit(t *testing.T) {
-	l, _ := newLimiterAndClock(t)
-	if _, err := l.AllowN(t.Context(), 10, "send"); err != nil {
-		t.Fatal(err)
-	}
-	if r, err := l.Refund(t.Context(), 1, "send"); err != nil || r.Remaining != 1 {
-		t.Errorf("%+v %v; want 1 remaining", r, err)
-	}
 }
 
 func TestACostThatNeverFitsReportsTheBucket(t *testing.T) {
@@ -210,33 +198,6 @@ func TestAnUndoThatFailsIsReported(t *testing.T) {
 	})
 }
 
-func TestTheLongestDenialIsReported(t *testing.T) {
-	limits := ratelimit.Limits{"short": ratelimit.TokenBucket(1, time.Second), "long": ratelimit.TokenBucket(1, time.Minute), "mid": ratelimit.TokenBucket(1, 10*time.Second), "free": ratelimit.TokenBucket(9, time.Hour)}
-	for _, order := range []string{"short long mid free", "long mid free short", "free mid short long", "mid free long short", "long short", "free short long"} {
-		l := waiting(t, 0, limits, unchanged)
-		var requests []ratelimit.Request
-		for name := range strings.FieldsSeq(order) {
-			if name != "free" {
-				if _, err := l.Allow(t.Context(), name); err != nil {
-					t.Fatal(err)
-				}
-			}
-			requests = append(requests, ratelimit.Request{Name: name, N: 1})
-		}
-		denied, ok := errors.AsType[*ratelimit.DeniedError](l.AllowAll(t.Context(), requests))
-		if !ok || denied.Result.RetryAfter != time.Minute {
-			t.Errorf("%s: got %+v; want retry after a minute", order, denied)
-		}
-	}
-}
-
-func TestCostsOfAnUnknownLimit(t *testing.T) {
-	l, _ := newLimiterAndClock(t)
-	if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "nope", Costs: map[string]int64{"a": 1}}}); !errors.Is(err, ratelimit.ErrUnknown) {
-		t.Errorf("got %v; want ErrUnknown", err)
-	}
-}
-
 func TestALimitHasAtMost16Weights(t *testing.T) {
 	many := ratelimit.TokenBucket(1, time.Second)
 	many.Weights = map[string]string{}
@@ -246,41 +207,6 @@ func TestALimitHasAtMost16Weights(t *testing.T) {
 	if _, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"l": many}}); err == nil || !strings.Contains(err.Error(), "must have 1 to 16 names, but has 17") {
 		t.Errorf("17 weights: got %v; want an error", err)
 	}
-}
-
-// The guaranteed rate is available while the bank for bursts is empty.
-func TestAGuaranteedRate(t *testing.T) {
-	limit := ratelimit.TokenBucket(10, time.Hour)
-	limit.Guaranteed = &ratelimit.Rate{Units: 2, Period: time.Second}
-	l, clock := limiterOn(t, ratelimit.Limits{"l": limit})
-	if r, err := l.AllowN(t.Context(), 12, "l"); err != nil || r.Remaining != 0 {
-		t.Fatalf("%+v %v; want 12 units allowed, 10 of the bank and 2 guaranteed ones, and none remaining", r, err)
-	}
-	clock.Set(storetest.Start + algorithms.Second)
-	if r, err := l.AllowN(t.Context(), 2, "l"); err != nil {
-		t.Errorf("a second later: %+v %v; want 2 units allowed", r, err)
-	}
-	if _, err := l.Allow(t.Context(), "l"); !errors.Is(err, ratelimit.ErrDenied) {
-		t.Errorf("a third unit: %v; want ErrDenied", err)
-	}
-}
-
-func TestTheDelayOfAReservationFromItsText(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := limiterFor(t, memory.New(memory.Config{}), nil)
-		reserve(t, l, 10, "send", "bob")
-		made := reserve(t, l, 1, "send", "bob")
-		var read ratelimit.Reservation
-		if err := read.UnmarshalText([]byte(text(t, made))); err != nil {
-			t.Fatal(err)
-		}
-		for _, want := range []time.Duration{6 * time.Second, 4 * time.Second, 2 * time.Second, 0, 0} {
-			if got := read.Delay(); got != want {
-				t.Errorf("got %v, want %v", got, want)
-			}
-			time.Sleep(2 * time.Second)
-		}
-	})
 }
 
 // WaitN returns nil only if it has consumed the units.
@@ -415,47 +341,6 @@ limits:
 func TestWaitingEndsWithAnErrorOfTheStore(t *testing.T) {
 	if err := limiterFor(t, unreachable{}, nil).Wait(t.Context(), "log"); !errors.Is(err, ratelimit.ErrUnavailable) {
 		t.Errorf("got %v; want ErrUnavailable", err)
-	}
-}
-
-// The limit of the program must have the algorithm of the sidecar's limit, and Settles.
-func TestReservationsOfAProxyAreSettled(t *testing.T) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
-	store := memory.New(memory.Config{Clock: clock.Time})
-	secrets := func() []string { return []string{"secret"} }
-	snapshot, problems := config.Compile([]config.File{{Name: "c", Data: []byte(`
-domain: d
-limits:
-  tokens: {algorithm: token_bucket, rate: 60, period: 1m, settle: {estimate: 10, ttl: 1m}}
-descriptors: [{key: user, limit: tokens}]
-`)}}, config.Options{})
-	if problems.Bad() {
-		t.Fatal(problems)
-	}
-	sidecar := limiter.New(store, limiter.Config{IDs: reservation.NewKeys(secrets, nil), Now: clock.Now, Estimates: &estimate.Estimates{}})
-	sidecar.Swap(snapshot)
-	c := &limiter.Call{}
-	c.Request.Domain = "d"
-	d := c.AddDescriptor()
-	d.Entries = append(d.Entries, descriptors.Entry{Key: "user", Value: "bob"})
-	if err := sidecar.Check(t.Context(), c); err != nil || c.Denied {
-		t.Fatal(err, c.Denied)
-	}
-	var r ratelimit.Reservation
-	if err := r.UnmarshalText(c.AppendID(nil)); err != nil {
-		t.Fatal(err)
-	}
-	for settles, want := range map[bool]error{false: ratelimit.ErrExpired, true: nil} {
-		limit := ratelimit.TokenBucket(60, time.Minute)
-		limit.Settles = settles
-		l, err := ratelimit.New(ratelimit.Config{Store: store, Domain: "d", Secret: "secret", Limits: ratelimit.Limits{"tokens": limit}, Clock: clock.Time})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := l.Settle(t.Context(), r, 3); !errors.Is(err, want) || err == nil && got.Remaining != 57 {
-			t.Errorf("settles %v: %+v %v; want %v, and without an error 57 remaining", settles, got, err, want)
-		}
 	}
 }
 

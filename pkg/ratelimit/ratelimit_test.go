@@ -510,29 +510,6 @@ func TestAnExpiredReservationIsNotSettled(t *testing.T) {
 	}
 }
 
-func TestASettlementWithoutDifferenceIsAcceptedDuringABlock(t *testing.T) {
-	l, _ := newLimiterAndClock(t)
-	ctx := t.Context()
-	exact, more := reserve(t, l, 4, "blocked"), reserve(t, l, 1, "blocked")
-	if _, err := l.AllowN(ctx, 9, "blocked"); !errors.Is(err, ratelimit.ErrDenied) { // starts the block
-		t.Fatalf("got %v; want the error ratelimit.ErrDenied", err)
-	}
-	if r, err := l.Allow(ctx, "blocked"); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != time.Minute {
-		t.Fatalf("5 units are left, and the bucket is blocked: %+v %v; want the error ratelimit.ErrDenied and retry after %v", r, err, time.Minute)
-	}
-	for range 2 {
-		if r, err := l.Settle(ctx, exact, 4); err != nil || r.Remaining != 5 {
-			t.Errorf("no difference: %+v %v; want no error and 5 remaining", r, err)
-		}
-	}
-	if _, err := l.Settle(ctx, exact, 5); !errors.Is(err, ratelimit.ErrReused) {
-		t.Errorf("with another cost: %v; want the error ratelimit.ErrReused", err)
-	}
-	if r, err := l.Settle(ctx, more, 2); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != time.Minute {
-		t.Errorf("one unit more: %+v %v; want the error ratelimit.ErrDenied and retry after %v", r, err, time.Minute)
-	}
-}
-
 func TestResetMakesANewBucket(t *testing.T) {
 	l, _ := newLimiterAndClock(t)
 	ctx := t.Context()
@@ -714,32 +691,5 @@ func TestManyGoroutinesGetExactlyTheLimit(t *testing.T) {
 	wg.Wait()
 	if n := admitted.Load(); n != 5 {
 		t.Errorf("admitted %d, want exactly 5", n)
-	}
-}
-
-func TestTheLongestTimeIsNotNegative(t *testing.T) {
-	slow := ratelimit.TokenBucket(1, 200*365*24*time.Hour)
-	slow.Capacity = new(int64(3))
-	l, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"slow": slow}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		if r, err := l.Allow(t.Context(), "slow"); err != nil || r.ResetAfter <= 0 {
-			t.Errorf("%+v, %v; want allowed, with a time until the bucket is full", r, err)
-		}
-	}
-	if r, _ := l.Peek(t.Context(), 3, "slow"); r.RetryAfter <= 0 {
-		t.Errorf("%+v; want a positive time", r)
-	}
-}
-
-func TestTheOwnerOfALimitThatComesWithARequest(t *testing.T) {
-	store, own := &recording{Store: memory.New(memory.Config{})}, ratelimit.TokenBucket(5, time.Second)
-	if err := limiterFor(t, store, nil).AllowAll(t.Context(), []ratelimit.Request{{Name: "tenant", N: 1, Limit: &own}}); err != nil {
-		t.Fatal(err)
-	}
-	if got := store.charges[0].Owner; got != "test/#inline" {
-		t.Errorf("got the owner %s, want test/#inline", got)
 	}
 }

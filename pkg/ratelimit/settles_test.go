@@ -12,38 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// A bucket of 10 units has 8 reserved for 30 s. It is not full in that time, so no inflow is lost. With
-// Settles the refund is exact. Without it, the refund is reduced by the units that have flowed in.
-func TestRefundsWithSettlesAreExact(t *testing.T) {
-	ten := ratelimit.TokenBucket(10, time.Minute)
-	exact := ten
-	exact.Settles = true
-	debt := int64(3)
-	bounded := exact
-	bounded.MaxDebt = &debt
-	l, clock := limiterOn(t, ratelimit.Limits{"plain": ten, "exact": exact, "bounded": bounded})
-	plain, reserved := reserve(t, l, 8, "plain"), reserve(t, l, 8, "exact")
-	over := reserve(t, l, 10, "bounded")
-	clock.Set(storetest.Start + 30*algorithms.Second)
-	if r, err := l.Settle(t.Context(), plain, 4); err != nil || r.Remaining != 7 {
-		t.Errorf("plain: %+v %v; want no error and 7 remaining", r, err)
-	}
-	if r, err := l.Settle(t.Context(), reserved, 4); err != nil || r.Remaining != 10 { // 6 are left and 5 flow in, so the bucket is full
-		t.Errorf("exact: %+v %v; want no error and 10 remaining", r, err)
-	}
-	if r, err := l.Settle(t.Context(), over, 100); err != nil || r.Remaining != 0 { // the bucket has 5 units and is charged 8 of the 90, down to its MaxDebt of 3
-		t.Errorf("over: %+v %v; want no error and 0 remaining", r, err)
-	}
-	clock.Set(storetest.Start + 48*algorithms.Second)
-	if r, err := l.Peek(t.Context(), 0, "bounded"); err == nil && r.Remaining != 0 {
-		t.Errorf("after the debt: %+v %v; want 0 remaining", r, err)
-	}
-	clock.Set(storetest.Start + 54*algorithms.Second)
-	if _, err := l.Allow(t.Context(), "bounded"); err != nil {
-		t.Errorf("a unit after the debt of 3: %v; want no error", err)
-	}
-}
-
 func TestInvalidSettlesAreErrorsOfNew(t *testing.T) {
 	debt, two := int64(1), int64(2)
 	for want, limit := range map[string]ratelimit.Limit{

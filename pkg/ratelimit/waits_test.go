@@ -138,17 +138,6 @@ func TestADeadlineBeforeMaxWaitDeniesAtOnce(t *testing.T) {
 	}
 }
 
-// The next window starts in 10 s. Then the 4 units that are missing are available.
-func TestAWindowThatStartsSoonIsAwaited(t *testing.T) {
-	limit := ratelimit.FixedWindow(4, time.Minute)
-	limit.Start, limit.MaxReserved = time.UnixMicro(int64(storetest.Start-50*algorithms.Second)), new(int64(20))
-	l, _ := limiterWith(t, limit, 30*time.Second, unchanged)
-	r, err := l.ReserveN(t.Context(), 8, "l")
-	if err != nil || r.Delay().Round(time.Second) != 10*time.Second {
-		t.Errorf("a delay of %v, %v; want 10 s", r.Delay(), err)
-	}
-}
-
 func TestWaitDoesNotPoll(t *testing.T) {
 	var calls atomic.Int64
 	l, err := ratelimit.New(ratelimit.Config{
@@ -165,23 +154,6 @@ func TestWaitDoesNotPoll(t *testing.T) {
 	}
 	if n := calls.Load(); n > 10 {
 		t.Errorf("%d calls of the store for two waits; want at most 10", n)
-	}
-}
-
-// Each reservation of one AllowOnce has its own id.
-func TestReservationsOfACallAreSettledOneByOne(t *testing.T) {
-	l, _ := limiterWith(t, ratelimit.TokenBucket(10, time.Minute), 0, unchanged)
-	requests := []ratelimit.Request{{Name: "l", Key: []string{"bob"}, N: 6, Reserve: true}, {Name: "l", Key: []string{"carol"}, N: 6, Reserve: true}}
-	if err := l.AllowOnce(t.Context(), "call", requests); err != nil {
-		t.Fatal(err)
-	}
-	if r, err := l.Settle(t.Context(), requests[0].Reservation, -1); err == nil {
-		t.Errorf("a negative cost was settled: %+v; want an error", r)
-	}
-	for i, left := range []int64{9, 7} {
-		if r, err := l.Settle(t.Context(), requests[i].Reservation, 10-left); err != nil || r.Remaining != left {
-			t.Errorf("%s: %+v %v, want %d left", requests[i].Key, r, err, left)
-		}
 	}
 }
 
@@ -219,30 +191,6 @@ func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 	}
 	if err := l.AllowAll(t.Context(), soon); !errors.Is(err, ratelimit.ErrDenied) || soon[0].Reservation.Name() != "" {
 		t.Errorf("requests that are used again and denied keep the former reservation: %+v %v; want the error ratelimit.ErrDenied and no soon[0].Reservation", soon, err)
-	}
-}
-
-// Another caller reserves units between the dry run and the charge.
-func TestAGroupWhoseWaitBecomesTooLongIsReturned(t *testing.T) {
-	calls := 0
-	l, _ := limiterWith(t, ratelimit.TokenBucket(10, time.Minute), 30*time.Second, func(s backend.Store) backend.Store {
-		return before{s, func(b *backend.Batch) {
-			if calls++; calls == 1 {
-				other := b.Charges[0]
-				other.Terms.Cost = 15
-				backend.Take(context.Background(), s, []backend.Charge{other}, make([]backend.Decision, 1))
-			}
-		}}
-	})
-	requests := []ratelimit.Request{{Name: "l", Key: []string{"bob"}, N: 5, Reserve: true}, {Name: "l", Key: []string{"carol"}, N: 4}}
-	if err := l.AllowAll(t.Context(), requests); !errors.Is(err, ratelimit.ErrDenied) {
-		t.Errorf("got %v; want the error ratelimit.ErrDenied", err)
-	}
-	if r, err := l.Peek(t.Context(), 0, "l", "bob"); !errors.Is(err, ratelimit.ErrDenied) || r.ResetAfter != 90*time.Second {
-		t.Errorf("the denied call consumed units of bob: %+v %v; want the 15 of the other call", r, err)
-	}
-	if r, err := l.Peek(t.Context(), 0, "l", "carol"); err != nil || r.Remaining != 10 {
-		t.Errorf("the denied call consumed units of carol: %+v %v; want no error and 10 remaining", r, err)
 	}
 }
 

@@ -175,32 +175,6 @@ func TestAGroupWithoutRoomConsumesNothing(t *testing.T) {
 	}
 }
 
-func TestCountedDenialsUseRoom(t *testing.T) {
-	clock, s := at(100)
-	l := limit(t, algorithms.Spec{
-		Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second,
-		Penalty: &algorithms.Penalty{After: 100, For: algorithms.Second, Max: algorithms.Second},
-	})
-	consume(s, "a", "0", l, 1)
-	for i, want := range []int{3, 4, 5} {
-		if d := consume(s, "a", "0", l, 1); d.Allowed || s.Stats().Keys != want {
-			t.Fatalf("denial %d: %+v, holds %d, want %d", i, d, s.Stats().Keys, want)
-		}
-	}
-	for range 200 { // there is no room to count more denials; the charge must be denied nevertheless
-		if d := consume(s, "a", "0", l, 1); d.Err != nil || d.Allowed {
-			t.Fatalf("got %v; want no error and denied", d)
-		}
-	}
-	if n := s.Stats().Keys; n > 100 {
-		t.Errorf("holds %d, want at most 100", n)
-	}
-	clock.Set(storetest.Start + 2*algorithms.Second)
-	if s.Sweep(); s.Stats().Keys != 0 {
-		t.Errorf("holds %d, want 0", s.Stats().Keys)
-	}
-}
-
 // A bucket of a limit that settles counts as three, because it needs up to 300 bytes beyond its key.
 func TestBucketsWithPeaksUseTheRoomOfThree(t *testing.T) {
 	const n = 50_000
@@ -227,18 +201,6 @@ func TestBucketsWithPeaksUseTheRoomOfThree(t *testing.T) {
 	clock.Set(storetest.Start + 200*algorithms.Second)
 	if s.Sweep(); s.Stats().Keys != 0 {
 		t.Errorf("holds %d, want 0", s.Stats().Keys)
-	}
-}
-
-func TestRefundsToNewBucketsUseNoRoom(t *testing.T) {
-	_, s := at(10)
-	for i := range 100 {
-		if d := consume(s, "a", fmt.Sprint(i), tokens(t, 5), -1); !d.Allowed {
-			t.Fatalf("got %v; want allowed", d)
-		}
-	}
-	if n := s.Stats().Keys; n != 0 {
-		t.Errorf("holds %d buckets that equal new ones; want 0", n)
 	}
 }
 
@@ -331,23 +293,6 @@ func BenchmarkTakeMany(b *testing.B) {
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*many), "ns/charge")
 		})
-	}
-}
-
-func TestResetFreesRoom(t *testing.T) {
-	_, s := at(100)
-	log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 60, Period: algorithms.Second})
-	for range 3 {
-		if d := consume(s, "a", "x", log, 60); !d.Allowed {
-			t.Fatalf("got %v; want allowed", d)
-		}
-		consume(s, "a", "y", tokens(t, 1), 1)
-		if err := backend.ResetBucket(t.Context(), s, backend.Charge{Key: []byte("a/x")}); err != nil {
-			t.Fatal(err)
-		}
-		if n := s.Stats().Keys; n != 1 {
-			t.Errorf("holds %d, want 1", n)
-		}
 	}
 }
 

@@ -199,30 +199,6 @@ func TestEveryRecordIsFound(t *testing.T) {
 	}
 }
 
-// A sweep may run in the minute in which a record expires, but before that moment. It keeps the record for a later
-// sweep.
-func TestARecordThatExpiresWithinAMinuteIsSwept(t *testing.T) {
-	clock, s := at(100)
-	limit := tokens(t, 100)
-	for id := range byte(10) {
-		clock.Set(storetest.Start - storetest.Start%minute + algorithms.Micros(id)*25*algorithms.Second)
-		d := make([]backend.Decision, 1)
-		backend.Take(context.Background(), s, []backend.Charge{{
-			Key: []byte("k"), Limit: limit, Owner: "a/x", Terms: algorithms.Charge{Cost: 1},
-			IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: minute},
-		}}, d)
-		if !d[0].Allowed || d[0].Replayed {
-			t.Fatalf("%d: got %+v, want allowed", id, d[0])
-		}
-		s.Sweep()
-	}
-	clock.Set(storetest.Start + 60*minute)
-	s.Sweep()
-	if got := s.Stats().Keys; got != 0 {
-		t.Errorf("%d kept, want none", got)
-	}
-}
-
 // A sweep for new room includes the stripe whose lock the request already holds.
 func TestNewIDsFindTheRoomOfExpiredRecords(t *testing.T) {
 	clock, s := at(2)
@@ -247,63 +223,6 @@ func TestNewIDsFindTheRoomOfExpiredRecords(t *testing.T) {
 			t.Fatalf("%d refusals are counted, want %d", full, id+1)
 		}
 		clock.Set(s.clock() + 2*minute)
-	}
-}
-
-func TestTheSecondRecordOfAnIDIsSwept(t *testing.T) {
-	clock, s := at(100)
-	l := tokens(t, 100)
-	take := func() {
-		backend.Take(t.Context(), s, []backend.Charge{{
-			Key: []byte("k"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1},
-			IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: 3 * minute},
-		}}, make([]backend.Decision, 1))
-	}
-	start := storetest.Start - storetest.Start%minute
-	clock.Set(start)
-	take()
-	clock.Set(start + 3*minute) // the first record has expired and is not swept yet
-	take()
-	for passed := algorithms.Micros(4); passed <= 5; passed++ {
-		clock.Set(start + passed*minute)
-		if s.Sweep(); s.Stats().Keys != 1 {
-			t.Fatalf("after %d minutes: holds %d, want 1, the second record", passed, s.Stats().Keys)
-		}
-	}
-	clock.Set(start + 7*minute)
-	if s.Sweep(); s.Stats().Keys != 0 {
-		t.Errorf("after 7 minutes: holds %d, want none", s.Stats().Keys)
-	}
-}
-
-func TestADeniedGroupKeepsTheRoomOfAnExpiredRecord(t *testing.T) {
-	for _, test := range []struct{ first, second int }{{1, 2}, {2, 1}, {2, 2}, {3, 1}} {
-		clock, s := at(100)
-		l := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 3, Period: algorithms.Day})
-		take := func(n int, cost int64) backend.Decision {
-			charges, d := make([]backend.Charge, n), make([]backend.Decision, n)
-			for i := range charges {
-				charges[i] = backend.Charge{
-					Key: []byte{'k', byte(i)}, Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: cost},
-					IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: algorithms.Second},
-				}
-			}
-			backend.Take(t.Context(), s, charges, d)
-			return d[0]
-		}
-		take(test.first, 3)
-		clock.Set(storetest.Start + algorithms.Second)
-		keys := s.Stats().Keys
-		if d := take(test.second, 3); d.Allowed || d.Err != nil || d.Replayed {
-			t.Fatalf("%+v: got %+v; want a denial", test, d)
-		}
-		if got := s.Stats().Keys; got != keys {
-			t.Errorf("%+v: holds %d after the denial, want %d, as before", test, got, keys)
-		}
-		clock.Set(storetest.Start + 3*algorithms.Day)
-		if s.Sweep(); s.Stats().Keys != 0 {
-			t.Errorf("%+v: holds %d after everything has expired, want none", test, s.Stats().Keys)
-		}
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 // growing returns limits whose buckets need different amounts of room.
@@ -231,46 +230,6 @@ func TestRunSweepsANearlyFullStoreEverySecond(t *testing.T) {
 	}
 }
 
-// A reload can change the limit of a bucket.
-func TestABucketGrowsAndShrinksWithItsLimit(t *testing.T) {
-	limits := growing(t)
-	plain, log, settles, penalty := limits[0], limits[1], limits[2], limits[4]
-	for _, test := range []struct {
-		name  string
-		limit *algorithms.Limit
-		cost  int64
-		want  int
-	}{{"a sliding log", log, 3, 1 + 3}, {"peaks", settles, 1, 1 + peaksRoom}, {"a denial", penalty, 4, 1 + 2}} {
-		for _, other := range []string{"alone", "in a group"} {
-			t.Run(test.name+" "+other, func(t *testing.T) {
-				clock, s := at(10)
-				take := func(l *algorithms.Limit, cost int64) backend.Decision {
-					charges := []backend.Charge{{Key: []byte("k"), Owner: "a", Limit: l, Terms: algorithms.Charge{Cost: cost}}}
-					if other == "in a group" {
-						charges = append(charges, backend.Charge{Key: []byte("other"), Owner: "a", Limit: plain}) // a dry run
-					}
-					d := make([]backend.Decision, len(charges))
-					backend.Take(t.Context(), s, charges, d)
-					return d[0]
-				}
-				take(plain, 1)
-				take(test.limit, test.cost)
-				if n := s.Stats().Keys; n != test.want {
-					t.Errorf("with %s: holds %d, want %d", test.name, n, test.want)
-				}
-				clock.Set(storetest.Start + 15*algorithms.Second)
-				take(plain, 1)
-				if n := s.Stats().Keys; n != 1 {
-					t.Errorf("without: holds %d, want 1", n)
-				}
-				if err := consistent(s); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-	}
-}
-
 // Without room for its state, a decision that would change units is an error. Other decisions are made.
 func TestDecisionsWithoutRoom(t *testing.T) {
 	limits := growing(t)
@@ -333,59 +292,6 @@ func TestDecisionsWithoutRoom(t *testing.T) {
 	}
 }
 
-func TestAGroupLocksTheStripesOfItsBuckets(t *testing.T) {
-	_, s := at(100)
-	charges := make([]backend.Charge, 5)
-	want := map[uint64]bool{}
-	for i := range charges {
-		charges[i].Key = fmt.Append(nil, i)
-		want[s.hash(charges[i].Key)%stripeCount] = true
-	}
-	locked := func() map[uint64]bool {
-		held := map[uint64]bool{}
-		for i := range s.stripes {
-			if s.stripes[i].mu.TryLock() {
-				s.stripes[i].mu.Unlock()
-			} else {
-				held[uint64(i)] = true
-			}
-		}
-		return held
-	}
-	g := &group{}
-	hashes := []uint64{s.hash(charges[0].Key), s.hash(charges[1].Key)}
-	s.lock(g, hashes, charges)
-	if held := locked(); !maps.Equal(held, want) {
-		t.Errorf("the stripes %v are locked, want %v", held, want)
-	}
-	g.buckets = append(g.buckets, algorithms.Bucket{State: algorithms.State{Log: make([]algorithms.Micros, 1)}})
-	s.unlock(g)
-	if held := locked(); len(held) != 0 {
-		t.Errorf("the stripes %v are locked, want none", held)
-	}
-	if g.buckets[:1][0].State.Log != nil {
-		t.Error("the group refers to the log of a bucket after its decision; want it cleared")
-	}
-}
-
-func TestAGroupWithoutRoomReturnsItToTheOwnerOfTheBucket(t *testing.T) {
-	_, s := at(4)
-	s.SetOwners([]string{"a", "b"})
-	log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 3, Period: algorithms.Day})
-	consume(s, "a", "log", log, 1)
-	d := make([]backend.Decision, 2)
-	backend.Take(t.Context(), s, []backend.Charge{
-		{Key: []byte("a/log"), Owner: "b", Limit: log, Terms: algorithms.Charge{Cost: 1}},
-		{Key: []byte("b/new"), Owner: "b", Limit: log, Terms: algorithms.Charge{Cost: 2}},
-	}, d)
-	if !errors.Is(d[0].Err, backend.ErrFull) {
-		t.Errorf("got %+v, want ErrFull", d[0])
-	}
-	if err := consistent(s); err != nil {
-		t.Error(err)
-	}
-}
-
 // An attacker must not know which keys collide, unless the Store is for replays.
 func TestOnlyRepeatableStoresHashKeysEqually(t *testing.T) {
 	hashes := func(repeatable bool) (different, collisions int) {
@@ -443,27 +349,4 @@ func TestAFullStoreDecidesRequestsOfNoUnits(t *testing.T) {
 	if d := consume(s, "a", "new", l, 1); !errors.Is(d.Err, backend.ErrFull) {
 		t.Errorf("1 unit: got %+v; want ErrFull", d)
 	}
-}
-
-func TestRunSweepsRecords(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := New(Config{})
-		l := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Day})
-		for id := range byte(50) {
-			backend.Take(t.Context(), s, []backend.Charge{{
-				Key: []byte{id}, Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1},
-				IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: minute},
-			}}, make([]backend.Decision, 1))
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { s.Run(ctx); close(done) }()
-		time.Sleep(3 * time.Minute)
-		synctest.Wait()
-		if n := s.Stats().Keys; n != 50 {
-			t.Errorf("holds %d, want the 50 buckets and no record", n)
-		}
-		cancel()
-		<-done
-	})
 }

@@ -79,29 +79,6 @@ func TestCreditsPayForAProgram(t *testing.T) {
 	has(t, l, "credits", 0)
 }
 
-func TestCreditsPayOnceForSeveralLimits(t *testing.T) {
-	l := planned(t)
-	requests := []ratelimit.Request{{Name: "plan", Key: []string{"bob"}, N: 2, Reserve: true}, {Name: "team", Key: []string{"bob"}, N: 4, Reserve: true}}
-	if err := l.AllowAll(t.Context(), requests); err != nil || requests[0].Result.Payer != "credits" || requests[1].Result.Payer != "credits" {
-		t.Fatalf("got %+v, %v; want no error, requests[0].Result.Payer %q and requests[1].Result.Payer %q", requests, err, "credits", "credits")
-	}
-	has(t, l, "credits", 6)
-	has(t, l, "plan", 3)
-	paid := 0
-	for i := range requests {
-		if r := &requests[i].Reservation; r.N() > 0 {
-			paid++
-			if result, err := l.Settle(t.Context(), *r, 1); err != nil || r.Name() != "credits" || r.N() != 4 || result.Remaining != 9 {
-				t.Errorf("%d units of %s: %+v, %v; want no error, r.Name() %q, r.N() 4 and result.Remaining 9", r.N(), r.Name(), result, err, "credits")
-			}
-		}
-	}
-	if paid != 1 {
-		t.Errorf("%d reservations, want one", paid)
-	}
-	has(t, l, "credits", 9)
-}
-
 func TestReservationsAreSettledWhereTheyWerePaid(t *testing.T) {
 	l := planned(t)
 	r, err := l.ReserveN(t.Context(), 5, "plan", "bob")
@@ -139,34 +116,6 @@ func TestAPayerMustBeConfigured(t *testing.T) {
 	c.Store = memory.New(memory.Config{})
 	if _, err := ratelimit.New(c); err == nil || !strings.Contains(err.Error(), `limit "plan": limit "credits", which pays for what it does not allow, is not in Config.Limits`) {
 		t.Errorf("error %v; want an error that contains %q", err, `limit "plan": limit "credits", which pays for what it does not allow, is not in Config.Limits`)
-	}
-}
-
-// Both limits have the same payer, which is charged once.
-func TestOneOfSeveralRequestsHasTheReservation(t *testing.T) {
-	l := planned(t)
-	requests := []ratelimit.Request{{Name: "plan", Key: []string{"bob"}, N: 2, Reserve: true}, {Name: "team", Key: []string{"bob"}, N: 4, Reserve: true}}
-	if err := l.AllowAll(t.Context(), requests); err != nil {
-		t.Fatal(err)
-	}
-	if first, second := requests[0].Reservation.Name(), requests[1].Reservation.Name(); first != "credits" || second != "" {
-		t.Errorf("got reservations of %q and %q; want one of credits, and none", first, second)
-	}
-}
-
-// The limit can hold 3 units, but its payer can pay for 5.
-func TestACostThatThePayerCanPayIsNotErrNeverFits(t *testing.T) {
-	c, err := limitsfile.Parse("", "limits.yaml", []byte(strings.Replace(plans, "rate: 3, period: 1h, max_reserved: 0", "rate: 3, period: 1h", 1)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Store, c.Secret, c.MaxWait = memory.New(memory.Config{}), "secret", time.Minute
-	l, err := ratelimit.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.ReserveN(t.Context(), 5, "plan", "bob"); errors.Is(err, ratelimit.ErrNeverFits) {
-		t.Errorf("5 units of a limit of 3, for which credits can pay: got %v; want another error or none", err)
 	}
 }
 
