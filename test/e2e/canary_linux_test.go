@@ -177,13 +177,14 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		return strings.Contains(p.output.String(), "WRONGPASS")
 	})
 	pages()
-	env := exec.CommandContext(t.Context(), sidecarProgram, "env")
-	env.Env = append(os.Environ(), "RLSIDECAR_API_TOKEN="+secret("api-token"), "RLSIDECAR_ADMIN_TOKEN="+secret("admin-token"), "RLSIDECAR_REDIS_URL=redis://:"+secret("redis-password")+"@"+redis.Addr)
+	env := exec.CommandContext(t.Context(), sidecarProgram, "check", "--reference")
+	env.Env = append(os.Environ(), "REDIS_AUTH="+secret("redis-password"), "REDIS_URL=redis://:"+secret("redis-password")+"@"+redis.Addr,
+		"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=authorization:"+secret("api-token"))
 	out, err := env.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "RLSIDECAR_API_TOKEN") {
-		t.Errorf("env: %v\n%s", err, out)
+	if err != nil || !strings.Contains(string(out), "REDIS_AUTH") {
+		t.Errorf("check --reference: %v\n%s", err, out)
 	}
-	clean("env", string(out))
+	clean("check --reference", string(out))
 
 	// A password in the URL of a Redis that does not answer.
 	to := loopback()

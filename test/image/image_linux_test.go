@@ -386,7 +386,7 @@ func TestImageRunsCommands(t *testing.T) {
 	if got := c.decide(t, request("path", "/login")); got != ok {
 		t.Errorf("/login: %v, want %v", got, ok)
 	}
-	out := c.run(t, "podman", "exec", c.name, "rlsidecar", "version")
+	out := c.run(t, "podman", "exec", c.name, "rlsidecar", "--version")
 	if !strings.HasPrefix(out, "rlsidecar "+version+"\n") {
 		t.Errorf("version: got %s, want rlsidecar %s", out, version)
 	}
