@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,13 +10,13 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/server"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 type adminFlags struct {
@@ -31,13 +30,8 @@ type adminFlags struct {
 // maxAnswer bounds the size of an answer, in bytes.
 const maxAnswer = 16 << 20
 
-// request sends a request for a path below /api/, and decodes the answer into target. With --format json it also
-// prints the answer, indented.
-func (f *adminFlags) request(a *app, method, path string, query url.Values, target any) error {
-	return f.send(a, method, path, query, nil, target)
-}
-
-// send is like request, but sends content as a JSON body. nil means no body.
+// send sends a request for a path below /api/, with content as its JSON body unless it is nil. It decodes the answer into
+// target. With --format json it also prints the answer, indented.
 func (f *adminFlags) send(a *app, method, path string, query url.Values, content []byte, target any) error {
 	if f.AdminListen == "" {
 		return exitError{exitUsage, errors.New("there is no admin listener to query; give --admin-listen")}
@@ -138,42 +132,11 @@ func (b *bucketArgs) query() (url.Values, error) {
 	return q, nil
 }
 
-// shownKey is a key as the admin listener sends it: text, bytes in the form {"base64": …}, or a list of
-// these.
-type shownKey []string
-
-func (k *shownKey) UnmarshalJSON(data []byte) error {
-	var v any
-	if err := json.Unmarshal(data, &v); err != nil {
-		return err
+// writeTable writes rows in columns. Its callers escape the texts of clients.
+func writeTable(w io.Writer, rows ...[]string) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(table, strings.Join(row, "\t"))
 	}
-	list, ok := v.([]any)
-	if !ok {
-		list = []any{v}
-	}
-	for _, v := range list {
-		switch v := v.(type) {
-		case string:
-			*k = append(*k, v)
-		case map[string]any:
-			coded, _ := v["base64"].(string)
-			raw, err := base64.StdEncoding.DecodeString(coded)
-			if err != nil {
-				return err
-			}
-			*k = append(*k, string(raw))
-		default:
-			return fmt.Errorf("a key is %v", v)
-		}
-	}
-	return nil
-}
-
-// Bytes that a client chose must not reach a terminal unescaped.
-func (k shownKey) String() string {
-	texts := make([]string, len(k))
-	for i, v := range k {
-		texts[i] = descriptors.Printable(v)
-	}
-	return strings.Join(texts, ",")
+	return table.Flush()
 }

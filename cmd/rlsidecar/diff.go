@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"os"
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -88,40 +86,16 @@ func (c *diffCmd) configuration(a *app, path string) (*limiter.Snapshot, error) 
 }
 
 func (c *diffCmd) replay(a *app, was, is *limiter.Snapshot) (*simulate.Comparison, error) {
-	sides := [2]simulate.Config{{Snapshot: was}, {Snapshot: is}}
-	for i := range sides {
-		side := &sides[i]
-		var err error
-		if side.Templates, err = c.templates(); err != nil {
-			return nil, exitError{exitUsage, err}
-		}
-		if !c.Auth {
-			continue
-		}
-		if side.Snapshot.Auth == nil {
-			return nil, exitError{exitUsage, errors.New("--auth needs a section auth in both configurations")}
-		}
-		side.Templates = simulate.RouteTemplates(simulate.Format(c.Format), side.Snapshot.Auth)
-	}
-	domains := maps.Clone(was.Domains)
-	maps.Copy(domains, is.Domains)
-	domain, err := c.domain(domains)
+	sides, err := c.configs(c.MemoryMaxKeys, was, is)
 	if err != nil {
 		return nil, exitError{exitUsage, err}
 	}
-	old := &sides[0]
-	old.Name, old.Input = "standard input", a.stdin
-	if c.Log != "-" {
-		file, err := os.Open(c.Log)
-		if err != nil {
-			return nil, err
-		}
-		defer file.Close()
-		old.Name, old.Input = c.Log, file
+	name, log, err := openLog(a, c.Log)
+	if err != nil {
+		return nil, err
 	}
-	meter := newMeter(a.stderr)
-	defer meter.clear()
-	old.Format, old.Domain, old.MaxKeys, old.Progress = simulate.Format(c.Format), domain, c.MemoryMaxKeys, meter.show
+	defer log.Close()
+	sides[0].Name, sides[0].Input = name, log
 	return simulate.Compare(a.ctx, sides[0], sides[1])
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"text/tabwriter"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
@@ -37,10 +36,8 @@ func (c *getCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	var answer struct {
-		Buckets []gotBucket `json:"buckets"`
-	}
-	if err := c.request(a, http.MethodGet, "buckets", query, &answer); err != nil {
+	var answer struct{ Buckets []httpapi.OperatorBucket }
+	if err := c.send(a, http.MethodGet, "buckets", query, nil, &answer); err != nil {
 		return err
 	}
 	if len(answer.Buckets) == 0 {
@@ -52,26 +49,8 @@ func (c *getCmd) Run(a *app) error {
 	return nil
 }
 
-// gotBucket is a bucket in the answer of the API. Times are in milliseconds.
-type gotBucket struct {
-	Domain     string            `json:"domain"`
-	Name       string            `json:"name"`
-	Key        shownKey          `json:"key"`
-	Remaining  int64             `json:"remaining"`
-	Capacity   int64             `json:"capacity"`
-	RetryAfter int64             `json:"retry_after_ms"`
-	ResetAfter int64             `json:"reset_after_ms"`
-	BlockedFor int64             `json:"blocked_for_ms"`
-	BlockedBy  string            `json:"blocked_by"`
-	Value      int64             `json:"value"`
-	Scale      int64             `json:"value_scale"`
-	Then       string            `json:"then"`
-	Settle     *httpapi.Settling `json:"settle"`
-}
-
-func writeBuckets(out io.Writer, buckets []gotBucket) error {
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprint(table, "DOMAIN\tLIMIT\tKEY\tREMAINING\tOF\tNEXT IN\tFULL IN\n")
+func writeBuckets(out io.Writer, buckets []httpapi.OperatorBucket) error {
+	rows := [][]string{{"DOMAIN", "LIMIT", "KEY", "REMAINING", "OF", "NEXT IN", "FULL IN"}}
 	for _, b := range buckets {
 		next := duration(b.RetryAfter)
 		switch {
@@ -81,15 +60,14 @@ func writeBuckets(out io.Writer, buckets []gotBucket) error {
 			next = "now"
 		}
 		full := duration(max(b.ResetAfter, b.BlockedFor)) // a blocked key is not full before the block ends
-		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key,
-			b.Remaining, b.Capacity, next, full)
+		rows = append(rows, []string{descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key.String(), fmt.Sprint(b.Remaining), fmt.Sprint(b.Capacity), next, full})
 	}
-	if err := table.Flush(); err != nil {
+	if err := writeTable(out, rows...); err != nil {
 		return err
 	}
 	for _, b := range buckets {
 		if b.Settle != nil {
-			writeSettling(out, b.Settle, whole(b.Key), descriptors.Printable(b.Name), b.Value, b.Scale)
+			writeSettling(out, b.Settle, whole(b.Key.String()), descriptors.Printable(b.Name), b.Value, b.Scale)
 		}
 		if b.Then != "" {
 			fmt.Fprintf(out, "limit %s pays for requests that limit %s does not allow; get shows its bucket by that name\n",
@@ -97,7 +75,7 @@ func writeBuckets(out io.Writer, buckets []gotBucket) error {
 		}
 		if b.BlockedFor > 0 {
 			left := time.Duration(b.BlockedFor) * time.Millisecond
-			fmt.Fprintf(out, "%s of limit %s is blocked for %v, until %s, %s\n", whole(b.Key), descriptors.Printable(b.Name), left,
+			fmt.Fprintf(out, "%s of limit %s is blocked for %v, until %s, %s\n", whole(b.Key.String()), descriptors.Printable(b.Name), left,
 				time.Now().Add(left).UTC().Format("2006-01-02 15:04:05 UTC"), blockers[b.BlockedBy])
 		}
 	}

@@ -3,6 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
+	"maps"
+	"os"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/offline/simulate"
@@ -13,6 +16,39 @@ type logFlags struct {
 	Descriptor []string `sep:"none" placeholder:"KEY=%X,…" help:"Descriptor to make from each line of an access log. May be repeated."`
 	Auth       bool     `help:"Instead of --descriptor: make descriptors by the routes of the section auth."`
 	Domain     string   `help:"Domain of the requests. Required for an access log if several domains are configured."`
+}
+
+// configs returns how to replay a log with each of snapshots. It returns an error if the flags do not fit together.
+func (c *logFlags) configs(maxKeys int, snapshots ...*limiter.Snapshot) (all []simulate.Config, err error) {
+	templates, err := c.templates()
+	if err != nil {
+		return nil, err
+	}
+	domains := map[string]*limiter.Domain{}
+	for _, s := range snapshots {
+		if c.Auth && s.Auth == nil {
+			return nil, errors.New("--auth needs a section auth in each configuration")
+		}
+		if c.Auth {
+			templates = simulate.RouteTemplates(simulate.Format(c.Format), s.Auth)
+		}
+		maps.Copy(domains, s.Domains)
+		all = append(all, simulate.Config{Snapshot: s, Format: simulate.Format(c.Format), Templates: templates, MaxKeys: maxKeys})
+	}
+	domain, err := c.domain(domains)
+	for i := range all {
+		all[i].Domain = domain
+	}
+	return all, err
+}
+
+// openLog opens a log and returns its name. "" and "-" are standard input.
+func openLog(a *app, file string) (name string, log io.ReadCloser, err error) {
+	if file == "" || file == "-" {
+		return "standard input", io.NopCloser(a.stdin), nil
+	}
+	log, err = os.Open(file)
+	return file, log, err
 }
 
 // templates parses the values of --descriptor. It returns an error if --format, --descriptor and --auth do not fit

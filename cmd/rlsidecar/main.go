@@ -87,10 +87,6 @@ func runAs(ctx context.Context, argv []string, stdin io.Reader, stdout, stderr i
 	return start(ctx, asReference, args, stdin, stdout, stderr)
 }
 
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	return start(ctx, false, args, stdin, stdout, stderr)
-}
-
 func start(ctx context.Context, asReference bool, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	reference := readEnvironment(asReference)
 	done := -1 // the exit code after --help or --version, or -1
@@ -111,7 +107,8 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 		return done
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "rlsidecar: %s%s\nTry: rlsidecar %s--help\n", refenv.MaskedText(err.Error()), usageAdvice(args, err), commandOf(parser, args))
+		command, advice := usageAdvice(args, err)
+		fmt.Fprintf(stderr, "rlsidecar: %s%s\nTry: rlsidecar %s--help\n", refenv.MaskedText(err.Error()), advice, command)
 		return exitUsage
 	}
 	err = command.Run(&app{ctx, stdin, stdout, stderr, reference})
@@ -142,34 +139,20 @@ func newParser(c *commands, r reference, stdout, stderr io.Writer, exit func(int
 	)
 }
 
-// commandOf returns the command with which args start, and a space. It returns "" if args do not start with a
-// command.
-func commandOf(parser *kong.Kong, args []string) string {
-	for _, c := range parser.Model.Children {
-		if len(args) > 0 && c.Name == args[0] {
-			return c.Name + " "
-		}
+// usageAdvice returns the command for --help that fits a mistake in args, and how to name a configuration if that was
+// the mistake.
+func usageAdvice(args []string, err error) (command, advice string) {
+	parse, ok := errors.AsType[*kong.ParseError](err)
+	if !ok || parse.Context.Selected() == nil {
+		return "", ""
 	}
-	return ""
-}
-
-func usageAdvice(args []string, err error) string {
-	if len(args) == 0 {
-		return ""
-	}
-	word, isArgument := strings.CutPrefix(err.Error(), "unexpected argument ")
-	switch {
-	case isArgument:
-	case strings.HasPrefix(err.Error(), "missing flags: --config") && len(args) > 1:
+	command = parse.Context.Selected().Path() + " "
+	word, ok := strings.CutPrefix(err.Error(), "unexpected argument ")
+	if !ok && strings.HasPrefix(err.Error(), "missing flags: --config") && len(args) > 1 {
 		word = args[1]
-	default:
-		return ""
 	}
-	switch args[0] {
-	case "serve", "explain", "simulate":
-		if _, err := os.Stat(word); err == nil || strings.HasSuffix(word, ".yaml") || strings.HasSuffix(word, ".yml") {
-			return "; a configuration is given by --config: rlsidecar " + args[0] + " --config " + word
-		}
+	if strings.HasSuffix(word, ".yaml") || strings.HasSuffix(word, ".yml") {
+		advice = "; a configuration is given by --config: rlsidecar " + command + "--config " + word
 	}
-	return ""
+	return command, advice
 }

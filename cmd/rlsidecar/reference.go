@@ -5,7 +5,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/alecthomas/kong"
 
@@ -136,9 +135,5 @@ func (c *checkCmd) print(a *app, v any, lines [][]string) error {
 	if c.Format == "json" {
 		return writeJSON(a.stdout, v)
 	}
-	w := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
-	for _, words := range lines {
-		fmt.Fprintln(w, strings.Join(words, "\t"))
-	}
-	return w.Flush()
+	return writeTable(a.stdout, lines...)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 
+	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -30,14 +31,8 @@ func (c *resetCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	var answer struct {
-		Reset []struct {
-			Domain string   `json:"domain"`
-			Name   string   `json:"name"`
-			Key    shownKey `json:"key"`
-		} `json:"reset"`
-	}
-	if err := c.request(a, http.MethodPost, "reset", query, &answer); err != nil {
+	var answer struct{ Reset []httpapi.ResetBucket }
+	if err := c.send(a, http.MethodPost, "reset", query, nil, &answer); err != nil {
 		return err
 	}
 	if len(answer.Reset) == 0 {
@@ -47,16 +42,16 @@ func (c *resetCmd) Run(a *app) error {
 		return nil
 	}
 	for _, b := range answer.Reset {
-		if _, err := fmt.Fprintf(a.stdout, "reset %s of limit %s in domain %s\n", whole(b.Key), descriptors.Printable(b.Name), descriptors.Printable(b.Domain)); err != nil {
+		if _, err := fmt.Fprintf(a.stdout, "reset %s of limit %s in domain %s\n", whole(b.Key.String()), descriptors.Printable(b.Name), descriptors.Printable(b.Domain)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func whole(k shownKey) string {
-	if len(k) == 0 {
+func whole(key string) string {
+	if key == "" {
 		return "the bucket"
 	}
-	return "the bucket of " + k.String()
+	return "the bucket of " + key
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +13,11 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
+
+// run runs the program with args.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	return start(ctx, false, args, stdin, stdout, stderr)
+}
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){

@@ -7,7 +7,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/offline/simulate"
 )
@@ -54,10 +53,6 @@ Example:
 }
 
 func (c *simulateCmd) Run(a *app) error {
-	templates, err := c.templates()
-	if err != nil {
-		return exitError{exitUsage, err}
-	}
 	share, err := parseShare(c.DenyAtMost)
 	if err != nil {
 		return exitError{exitUsage, fmt.Errorf("--deny-at-most: %w", err)}
@@ -66,30 +61,17 @@ func (c *simulateCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	if c.Auth {
-		if snapshot.Auth == nil {
-			return exitError{exitUsage, errors.New("--auth needs a section auth in the configuration")}
-		}
-		templates = simulate.RouteTemplates(simulate.Format(c.Format), snapshot.Auth)
-	}
-	domain, err := c.domain(snapshot.Domains)
+	runs, err := c.configs(c.MemoryMaxKeys, snapshot)
 	if err != nil {
 		return exitError{exitUsage, err}
 	}
-	name, input := "standard input", a.stdin
-	if c.File != "" {
-		file, err := os.Open(c.File)
-		if err != nil {
-			return err
-		}
-		defer file.Close()
-		name, input = c.File, file
+	name, log, err := openLog(a, c.File)
+	if err != nil {
+		return err
 	}
-	run := simulate.Config{
-		Snapshot: snapshot, Name: name, Input: input, Format: simulate.Format(c.Format),
-		Templates: templates, Domain: domain, MaxKeys: c.MemoryMaxKeys, Share: share,
-	}
-	return c.run(a, run)
+	defer log.Close()
+	runs[0].Name, runs[0].Input, runs[0].Share = name, log, share
+	return c.run(a, runs[0])
 }
 
 // run replays the log and writes the report. If decisions go to standard output, the report goes to standard error.
@@ -110,10 +92,7 @@ func (c *simulateCmd) run(a *app, run simulate.Config) error {
 }
 
 func (c *simulateCmd) replay(a *app, run simulate.Config, report io.Writer) error {
-	meter := newMeter(a.stderr)
-	run.Progress = meter.show
 	done, err := simulate.Run(a.ctx, run)
-	meter.clear()
 	if _, ok := errors.AsType[*simulate.LineError](err); ok {
 		return exitError{exitNo, err}
 	}
@@ -138,34 +117,4 @@ func parseShare(text string) (float64, error) {
 		return 0, fmt.Errorf("%q is not a percentage below 100 %%, such as 1%% or 0.5%%", text)
 	}
 	return n / 100, nil
-}
-
-// meter shows the progress on a terminal.
-type meter struct {
-	w           io.Writer // nil if stderr is not a terminal
-	start, last time.Time
-}
-
-func newMeter(w io.Writer) *meter {
-	now := time.Now()
-	m := &meter{start: now, last: now}
-	if file, ok := w.(*os.File); ok {
-		if info, err := file.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
-			m.w = w
-		}
-	}
-	return m
-}
-
-func (m *meter) show(lines int64) {
-	if now := time.Now(); m.w != nil && now.Sub(m.last) >= time.Second {
-		m.last = now
-		fmt.Fprintf(m.w, "\r%d lines, %.0f per second ", lines, float64(lines)/now.Sub(m.start).Seconds())
-	}
-}
-
-func (m *meter) clear() {
-	if m.w != nil && m.last != m.start {
-		fmt.Fprint(m.w, "\r\x1b[K")
-	}
 }

@@ -1,14 +1,15 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -46,43 +47,51 @@ Example:
 }
 
 func (c *topCmd) Run(a *app) error {
+	path := "top"
 	if c.Unmatched {
-		return c.unmatched(a)
+		path = "unmatched"
 	}
 	var answer struct {
-		Since  time.Time `json:"since"`
-		Denied []struct {
-			Domain     string     `json:"domain"`
-			Name       string     `json:"name"`
-			Why        string     `json:"why"`
-			Key        shownKey   `json:"key"`
-			Descriptor []shownKey `json:"descriptor"`
-			Cut        bool       `json:"cut"`
-			Denied     int64      `json:"denied"`
-			Exact      bool       `json:"exact"`
-		} `json:"denied"`
-		Unmatched int64 `json:"unmatched"`
+		Since     time.Time
+		Denied    []httpapi.DeniedKey
+		Unmatched json.RawMessage // a list of shapes with --unmatched, otherwise the number of requests
 	}
-	if err := c.request(a, http.MethodGet, "top", url.Values{"n": {strconv.Itoa(c.Count)}}, &answer); err != nil || c.Format != "text" {
+	if err := c.send(a, http.MethodGet, path, url.Values{"n": {strconv.Itoa(c.Count)}}, nil, &answer); err != nil || c.Format != "text" {
 		return err
 	}
-	since := answer.Since.UTC().Format("2006-01-02 15:04:05 UTC")
-	if len(answer.Denied) == 0 {
-		fmt.Fprintf(a.stdout, "no request was denied since %s\n", since)
-		if answer.Unmatched > 0 {
-			fmt.Fprintf(a.stdout, "at least %d requests matched no limit and were allowed: rlsidecar top --unmatched shows them\n", answer.Unmatched)
+	since := "since " + answer.Since.UTC().Format("2006-01-02 15:04:05 UTC") + "\n"
+	var rows [][]string
+	switch {
+	case c.Unmatched:
+		var shapes []httpapi.UnmatchedShape
+		if err := json.Unmarshal(answer.Unmatched, &shapes); err != nil {
+			return err
+		}
+		if len(shapes) == 0 {
+			_, err := fmt.Fprint(a.stdout, "every request matched a limit ", since)
+			return err
+		}
+		rows = unmatchedRows(shapes)
+	case len(answer.Denied) == 0:
+		fmt.Fprint(a.stdout, "no request was denied ", since)
+		if n := string(answer.Unmatched); n != "" && n != "0" {
+			fmt.Fprintf(a.stdout, "at least %s requests matched no limit and were allowed: rlsidecar top --unmatched shows them\n", n)
 		}
 		return nil
+	default:
+		rows = deniedRows(answer.Denied)
 	}
-	fmt.Fprintf(a.stdout, "since %s\n", since)
-	table := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprint(table, "DENIED\tWHY\tDOMAIN\tLIMIT\tKEY\n")
-	for _, d := range answer.Denied {
-		times := strconv.FormatInt(d.Denied, 10)
+	fmt.Fprint(a.stdout, since)
+	return writeTable(a.stdout, rows...)
+}
+
+func deniedRows(denied []httpapi.DeniedKey) [][]string {
+	rows := [][]string{{"DENIED", "WHY", "DOMAIN", "LIMIT", "KEY"}}
+	for _, d := range denied {
+		times, key := strconv.FormatInt(d.Denied, 10), d.Key.String()
 		if !d.Exact {
 			times = "at least " + times
 		}
-		key := d.Key.String()
 		if d.Descriptor != nil {
 			var entries []descriptors.Entry
 			for _, e := range d.Descriptor {
@@ -95,47 +104,27 @@ func (c *topCmd) Run(a *app) error {
 		if d.Cut {
 			key += "…"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", times, descriptors.Printable(d.Why), descriptors.Printable(d.Domain), descriptors.Printable(d.Name), key)
+		rows = append(rows, []string{times, descriptors.Printable(d.Why), descriptors.Printable(d.Domain), descriptors.Printable(d.Name), key})
 	}
-	return table.Flush()
+	return rows
 }
 
-func (c *topCmd) unmatched(a *app) error {
-	var answer struct {
-		Since     time.Time `json:"since"`
-		Unmatched []struct {
-			Domain      string     `json:"domain"`
-			Configured  bool       `json:"configured"`
-			Descriptors []shownKey `json:"descriptors"`
-			Cut         bool       `json:"cut"`
-			Requests    int64      `json:"requests"`
-		} `json:"unmatched"`
-	}
-	if err := c.request(a, http.MethodGet, "unmatched", url.Values{"n": {strconv.Itoa(c.Count)}}, &answer); err != nil || c.Format != "text" {
-		return err
-	}
-	since := answer.Since.UTC().Format("2006-01-02 15:04:05 UTC")
-	if len(answer.Unmatched) == 0 {
-		_, err := fmt.Fprintf(a.stdout, "every request matched a limit since %s\n", since)
-		return err
-	}
-	fmt.Fprintf(a.stdout, "since %s\n", since)
-	table := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprint(table, "REQUESTS\tWHY\tDOMAIN\tKEYS OF THE DESCRIPTORS\n")
-	for _, u := range answer.Unmatched {
+func unmatchedRows(shapes []httpapi.UnmatchedShape) [][]string {
+	rows := [][]string{{"REQUESTS", "WHY", "DOMAIN", "KEYS OF THE DESCRIPTORS"}}
+	for _, u := range shapes {
 		why := "no limit matches"
 		if !u.Configured {
 			why = "no such domain"
 		}
-		texts := make([]string, len(u.Descriptors))
-		for i, keys := range u.Descriptors {
-			texts[i] = keys.String()
+		var texts []string
+		for _, keys := range u.Descriptors {
+			texts = append(texts, keys.String())
 		}
 		text := strings.Join(texts, " | ")
 		if u.Cut {
 			text += "…"
 		}
-		fmt.Fprintf(table, "at least %d\t%s\t%s\t%s\n", u.Requests, why, descriptors.Printable(u.Domain), text)
+		rows = append(rows, []string{fmt.Sprintf("at least %d", u.Requests), why, descriptors.Printable(u.Domain), text})
 	}
-	return table.Flush()
+	return rows
 }

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // apiAnswer is the decision on a request. Times are in ms, rounded up.
@@ -65,6 +67,42 @@ func (k key) MarshalJSON() ([]byte, error) {
 		return json.Marshal(values[0])
 	}
 	return json.Marshal(values)
+}
+
+func (k *key) UnmarshalJSON(data []byte) error {
+	var v any
+	if err := json.Unmarshal(data, &v); err != nil {
+		return err
+	}
+	list, ok := v.([]any)
+	if !ok {
+		list = []any{v}
+	}
+	for _, v := range list {
+		switch v := v.(type) {
+		case string:
+			*k = append(*k, v)
+		case map[string]any:
+			coded, _ := v["base64"].(string)
+			raw, err := base64.StdEncoding.DecodeString(coded)
+			if err != nil {
+				return err
+			}
+			*k = append(*k, string(raw))
+		default:
+			return fmt.Errorf("a key is %v", v)
+		}
+	}
+	return nil
+}
+
+// String returns the values with the bytes escaped that must not reach a terminal.
+func (k key) String() string {
+	shown := make([]string, len(k))
+	for i, v := range k {
+		shown[i] = descriptors.Printable(v)
+	}
+	return strings.Join(shown, ",")
 }
 
 func (a *API) answer(w http.ResponseWriter, req *apiRequest) {

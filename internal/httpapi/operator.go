@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -79,7 +78,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 	if next == nil {
 		return
 	}
-	all := []operatorBucket{}
+	all := []OperatorBucket{}
 	for i := range c.Results {
 		result := &c.Results[i]
 		switch {
@@ -89,7 +88,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 			unavailable.write(w, "the bucket could not be read, because the store did not answer in time; rlsidecar doctor finds the cause", result.Policy.Name)
 			return
 		}
-		b := operatorBucket{bucket: bucketOf(c, result), Settle: o.settling(result.Policy)}
+		b := OperatorBucket{bucket: bucketOf(c, result), Settle: o.settling(result.Policy)}
 		if i < len(next.Results) && next.Results[i].Decision.Err == nil {
 			b.RetryAfter = millis(next.Results[i].Decision.RetryAfter)
 		}
@@ -128,7 +127,8 @@ func (o *Operator) inspected(w http.ResponseWriter, r *http.Request, cost int64)
 	return c
 }
 
-type operatorBucket struct {
+// OperatorBucket is a bucket in an answer for operators.
+type OperatorBucket struct {
 	bucket
 	// RetryAfter is the time for which a request of one unit is denied. If the limit has "then", it takes the
 	// limit that pays into account.
@@ -166,7 +166,8 @@ func (o *Operator) settling(p *limiter.Policy) *Settling {
 	return s
 }
 
-type resetBucket struct {
+// ResetBucket is a bucket that was reset.
+type ResetBucket struct {
 	Domain string `json:"domain"`
 	Name   string `json:"name"`
 	Key    key    `json:"key,omitempty"`
@@ -182,27 +183,19 @@ func (o *Operator) reset(w http.ResponseWriter, r *http.Request) {
 		mistake(w, err)
 		return
 	}
-	all := []resetBucket{}
+	all := []ResetBucket{}
 	for i := range c.Results {
 		if result := &c.Results[i]; result.Key != nil {
-			f := resetBucket{result.Policy.Domain, result.Policy.Name, c.AppendValues(nil, result)}
-			o.Log.Info("a bucket was reset", zap.String("domain", f.Domain), zap.String("limit", f.Name), zap.String("key", printable(f.Key)))
+			f := ResetBucket{result.Policy.Domain, result.Policy.Name, c.AppendValues(nil, result)}
+			o.Log.Info("a bucket was reset", zap.String("domain", f.Domain), zap.String("limit", f.Name), zap.String("key", f.Key.String()))
 			all = append(all, f)
 		}
 	}
 	send(w, http.StatusOK, "application/json", map[string]any{"reset": all})
 }
 
-func printable(values []string) string {
-	shown := make([]string, len(values))
-	for i, v := range values {
-		shown[i] = descriptors.Printable(v)
-	}
-	return strings.Join(shown, ",")
-}
-
-// deniedKey is the JSON form of denials.Denied.
-type deniedKey struct {
+// DeniedKey is the JSON form of denials.Denied.
+type DeniedKey struct {
 	Domain string `json:"domain"`
 	Name   string `json:"name,omitempty"`
 	Why    string `json:"why"`
@@ -222,9 +215,9 @@ func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	since, top := o.Denied(n)
-	all := []deniedKey{}
+	all := []DeniedKey{}
 	for _, d := range top {
-		k := deniedKey{
+		k := DeniedKey{
 			Domain: d.Domain, Name: d.Limit, Why: d.Why, Key: d.Key, Cut: d.Cut, Denied: d.Times, Exact: d.Exact,
 			Last: d.Last.UTC().Truncate(time.Millisecond),
 		}
@@ -245,8 +238,8 @@ func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", answer)
 }
 
-// unmatchedShape is the JSON form of unmatched.Shape.
-type unmatchedShape struct {
+// UnmatchedShape is the JSON form of unmatched.Shape.
+type UnmatchedShape struct {
 	Domain     string `json:"domain"`
 	Configured bool   `json:"configured"`
 	// Descriptors has the keys of each descriptor.
@@ -263,9 +256,9 @@ func (o *Operator) unmatched(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	since, top := o.Unmatched(n)
-	all := []unmatchedShape{}
+	all := []UnmatchedShape{}
 	for _, shape := range top {
-		s := unmatchedShape{
+		s := UnmatchedShape{
 			Domain: shape.Domain, Configured: shape.Configured, Descriptors: []key{}, Cut: shape.Cut, Requests: shape.Requests,
 			Last: shape.Last.UTC().Truncate(time.Millisecond),
 		}

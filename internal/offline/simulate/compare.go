@@ -76,12 +76,9 @@ func Compare(ctx context.Context, oldConfig, newConfig Config) (*Comparison, err
 		case err != nil:
 			return nil, fmt.Errorf("read %s: %w", oldConfig.Name, err)
 		}
-		if in.number%progressEvery == 0 {
+		if in.number%sweepEvery == 0 {
 			if ctx.Err() != nil {
 				return nil, context.Cause(ctx)
-			}
-			if oldConfig.Progress != nil {
-				oldConfig.Progress(in.number)
 			}
 			old.sweep(in.number)
 			new.sweep(in.number)

@@ -43,8 +43,6 @@ type Config struct {
 	// HistoryBytes bounds the memory for requests that are kept to find suggestions; 0 means
 	// advise.DefaultMemory.
 	HistoryBytes int64
-	// Progress is called at intervals with the number of lines read; it may be nil.
-	Progress func(lines int64)
 }
 
 // LineError is a mistake in the input.
@@ -62,8 +60,8 @@ type reader interface {
 	read(line string, c *limiter.Call) (algorithms.Micros, error)
 }
 
-// progressEvery is the number of lines between two calls of Progress.
-const progressEvery = 1 << 12
+// sweepEvery is the number of lines between two sweeps.
+const sweepEvery = 1 << 12
 
 type replay struct {
 	Config
@@ -144,12 +142,9 @@ func (r *replay) all(ctx context.Context) error {
 		case err != nil:
 			return fmt.Errorf("read %s: %w", r.Name, err)
 		}
-		if in.number%progressEvery == 0 {
+		if in.number%sweepEvery == 0 {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
-			}
-			if r.Progress != nil {
-				r.Progress(in.number)
 			}
 			r.sweep(in.number)
 		}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"testing"
 
@@ -245,7 +244,7 @@ func run(t *testing.T, s *limiter.Snapshot, input string, maxKeys int) string {
 func TestRunStopsWhenItsContextEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	input := strings.Repeat(`{"time_us":5,"limits":[{"name":"send"}]}`+"\n", progressEvery+1)
+	input := strings.Repeat(`{"time_us":5,"limits":[{"name":"send"}]}`+"\n", sweepEvery+1)
 	_, err := Run(ctx, Config{Snapshot: compiled(t, small), Name: "trace", Input: strings.NewReader(input), Format: JSONL})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v; want context.Canceled", err)
@@ -282,20 +281,4 @@ func reportOn(t *testing.T, c Config, input string) (text, decisions string) {
 		t.Fatal(err)
 	}
 	return report.String(), out.String()
-}
-
-func TestProgressOfALongInput(t *testing.T) {
-	var at []int64
-	const lines = 2*progressEvery + 10
-	r, err := Run(t.Context(), Config{
-		Snapshot: compiled(t, small), Name: "trace", Format: JSONL, Progress: func(line int64) { at = append(at, line) },
-		Input: strings.NewReader(strings.Repeat(`{"time_us":5,"limits":[{"name":"send"}]}`+"\n", lines)),
-	})
-	if err != nil || !slices.Equal(at, []int64{progressEvery, 2 * progressEvery}) {
-		t.Fatalf("got the lines %v, %v; want %d and %d", at, err, progressEvery, 2*progressEvery)
-	}
-	var text strings.Builder
-	if err := r.WriteText(&text); err != nil || !strings.Contains(text.String(), fmt.Sprint(lines-20)) {
-		t.Errorf("got\n%s\n%v; want %d denied requests", text.String(), err, lines-20)
-	}
 }
