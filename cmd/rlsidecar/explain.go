@@ -36,8 +36,7 @@ With --request, it first prints the matching route of the section auth and the
 descriptors that the route makes. Headers and address are trusted, as if a trusted proxy
 had sent them.
 
-With --adjusted, it prints the adjustments in force at a running sidecar; with --state-dir,
-those in the folder of a sidecar without Redis.
+With --adjusted, it prints the adjustments in force at a running sidecar.
 
 Example:
 

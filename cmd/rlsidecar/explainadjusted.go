@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -13,19 +12,13 @@ import (
 )
 
 type adjustedFlags struct {
-	Adjusted bool   `help:"Show the adjustments in force at a running sidecar."`
-	StateDir string `placeholder:"DIR" help:"Show the adjustments that are kept in this folder: the value of serve's --state-dir."`
+	Adjusted bool `help:"Show the adjustments in force at a running sidecar."`
 	adminFlags
 }
 
 // adjustments returns the adjustments to show, or nil if the flags request none.
 func (f *adjustedFlags) adjustments(a *app) (*adjust.Set, error) {
-	switch {
-	case f.Adjusted && f.StateDir != "":
-		return nil, exitError{exitUsage, errors.New("--adjusted and --state-dir cannot be combined; give one of them")}
-	case f.StateDir != "":
-		return adjust.ReadSet(f.StateDir)
-	case !f.Adjusted:
+	if !f.Adjusted {
 		return nil, nil
 	}
 	query := f.adminFlags

@@ -89,8 +89,8 @@ func (c *serveCmd) settings(r reference) (s server.Config, err error) {
 	s = server.Config{
 		Paths: c.Config, Defaults: c.options(), Isolate: c.Reload == "isolate",
 		GRPC: c.GRPCListen, HTTP: c.HTTPListen, HTTPProxyProtocol: c.HTTPProxyProtocol, Admin: c.AdminListen, AdminToken: c.AdminToken,
-		AdminReadTokenFile: string(c.AdminReadTokenFile), StateDir: c.StateDir, AuditKeyFile: string(c.AuditKeyFile),
-		APIToken: c.APIToken, APITokenFile: string(c.APITokenFile), AdminTokenFile: string(c.AdminTokenFile), NoJSON: c.HTTPJSON == "off",
+		AdminReadTokenFile: string(c.AdminReadTokenFile),
+		APIToken:           c.APIToken, APITokenFile: string(c.APITokenFile), AdminTokenFile: string(c.AdminTokenFile), NoJSON: c.HTTPJSON == "off",
 		APIInlineConfig: c.APIInlineConfig, SettleKeyFile: string(c.SettleKeyFile),
 		TLS:     server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
 		Metrics: c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,

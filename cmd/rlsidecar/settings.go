@@ -73,8 +73,6 @@ type serveSettings struct {
 	AdminToken         string    `setting:"variable" placeholder:"TOKEN" help:"Bearer token of the admin listener, instead of --admin-token-file."`
 	AdminTokenFile     tokenFile `setting:"flag" placeholder:"FILE" help:"File that contains the bearer token of the admin listener. Read again when it changes. A token is required unless the listener is a Unix socket or a loopback address."`
 	AdminReadTokenFile tokenFile `setting:"flag" placeholder:"FILE" help:"File that contains a second token of the admin listener, for readers. It cannot change or reset anything."`
-	StateDir           string    `setting:"flag" placeholder:"DIR" help:"Folder for adjustments, so that they survive a restart. Redis keeps them too; with Redis, the folder is necessary only to start while Redis is unreachable (none)."`
-	AuditKeyFile       tokenFile `setting:"flag" placeholder:"FILE" help:"File with a secret of 16 characters or more, which protects the audit of adjustments: a person without the secret cannot forge entries. All sidecars need the same secret (none)."`
 
 	MetricsListen  string        `setting:"flag" placeholder:"ADDR" help:"Address of a listener for metrics only, without a token (none)."`
 	MetricsPath    string        `setting:"variable" default:"/metrics" help:"Path of the metrics at --metrics-listen."`

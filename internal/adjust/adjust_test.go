@@ -3,6 +3,7 @@ package adjust
 import (
 	"flag"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -56,17 +57,21 @@ type clock struct{ now time.Time }
 
 func (c *clock) Now() time.Time { return c.now }
 
-func service(t *testing.T, dir string, c *clock) (*Service, *Local) {
-	t.Helper()
-	k, err := NewLocal(dir, NewChain(nil), c.Now)
-	if err != nil {
-		t.Fatal(err)
-	}
+func service(c *clock) (*Service, *Keeper) {
+	k := NewKeeper(Config{Clock: c.Now})
 	return NewService(k, tenPerMinute(), nil), k
 }
 
 func bob(c Change) Proposal {
-	return Proposal{Target: Target{Limit: "send_message", Key: []string{"bob"}}, Change: c, For: 2 * time.Hour, Author: "ann", Reason: "launch"}
+	return Proposal{Target: Target{Limit: "send_message", Key: []string{"bob"}}, Change: c, For: Span(120 * minute), Author: "ann", Reason: "launch"}
+}
+
+// contains reports whether err is an error with the given text, or nil if the text is "".
+func contains(err error, text string) bool {
+	if text == "" {
+		return err == nil
+	}
+	return err != nil && strings.Contains(err.Error(), text)
 }
 
 func newClock() *clock { return &clock{time.Date(2026, 3, 1, 16, 0, 0, 0, time.UTC)} }

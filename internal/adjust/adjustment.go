@@ -1,6 +1,7 @@
 // Package adjust changes the numbers of single limits without a deployment: an operator sets other numbers for one key,
-// or for all keys of a limit, for some time. The package has adjustments, the immutable Set of those in force, their
-// effect on a limit, the chained audit of changes, and the Service that the admin API and the page use.
+// or for all keys of a limit, for some time. The package has adjustments, their effect on a limit, the immutable Set of
+// those in force with the last changes, the Keeper that shares it with other sidecars, and the Service that the admin API
+// and the page use.
 //
 // An adjustment changes numbers as a new configuration does: consumed units stay consumed. So sidecars that disagree
 // for a moment never admit more than the larger of the two limits.
@@ -12,12 +13,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"slices"
+	"math"
+	"strconv"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -28,13 +30,11 @@ const (
 	// MaxAdjustments bounds how many adjustments are in force at a time.
 	MaxAdjustments = 10_000
 	// MaxFor bounds the time until an adjustment expires. Longer changes belong in the configuration.
-	MaxFor = 30 * 24 * time.Hour
+	MaxFor = Span(30 * algorithms.Day)
 
-	maxAuthor    = 128  // bytes
-	maxReason    = 512  // bytes
-	maxName      = 1024 // bytes of a domain's or a limit's name
-	maxKeyBytes  = 4096 // bytes of all values of a key together
-	maxKeyValues = 256
+	maxAuthor = 128  // bytes
+	maxReason = 512  // bytes
+	maxKey    = 4096 // bytes of all values of a key together, and one more for each value
 )
 
 // Adjustment is a change of one limit's numbers, for one key or for all keys, until Expires.
@@ -65,13 +65,32 @@ type Target struct {
 // configured number. However, a Rate without a Capacity also changes a capacity that equals the configured rate, except
 // that of a leaky bucket.
 type Change struct {
-	Rate, Capacity *int64
-	Period         algorithms.Micros
-	Factor         Factor
+	Rate     *int64 `json:"rate,omitempty"`
+	Capacity *int64 `json:"capacity,omitempty"`
+	Period   Span   `json:"period,omitempty"`
+	Factor   Factor `json:"factor,omitempty"`
 	// Unlimited charges the bucket as before and never denies.
-	Unlimited bool
+	Unlimited bool `json:"unlimited,omitempty"`
 	// Block denies every request. Refunds and settlements are still made.
-	Block bool
+	Block bool `json:"block,omitempty"`
+}
+
+// Span is a span of time, with the text of configurations: 500ms, 30s, 1h30m, 2d.
+type Span algorithms.Micros
+
+// MarshalText returns the text that UnmarshalText parses.
+func (s Span) MarshalText() ([]byte, error) {
+	return []byte(duration.Format(algorithms.Micros(s))), nil
+}
+
+// UnmarshalText parses a span.
+func (s *Span) UnmarshalText(text []byte) error {
+	span, err := duration.Parse(string(text))
+	if err != nil {
+		return fmt.Errorf("%q %w", descriptors.Printable(string(text)), err)
+	}
+	*s = Span(span)
+	return nil
 }
 
 // Factor multiplies the configured rates and capacity. It is in thousandths, so that every sidecar computes equal
@@ -83,29 +102,23 @@ const (
 	maxFactor        = 1_000_000 * one
 )
 
-func (f Factor) String() string {
-	text := fmt.Sprintf("%d.%03d", f/one, f%one)
-	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
-}
+func (f Factor) String() string { return strconv.FormatFloat(float64(f)/float64(one), 'f', -1, 64) }
 
-// ParseFactor parses a decimal number with at most three decimal places.
-func ParseFactor(text string) (Factor, error) {
-	wrong := fmt.Errorf("factor %q must be a number from 0.001 to %d, with at most three decimal places", descriptors.Printable(text), maxFactor/one)
-	whole, fraction, _ := strings.Cut(text, ".")
-	if len(whole) == 0 || len(whole) > 7 || len(fraction) > 3 || strings.HasSuffix(text, ".") {
-		return 0, wrong
+// MarshalJSON writes a number.
+func (f Factor) MarshalJSON() ([]byte, error) { return []byte(f.String()), nil }
+
+// UnmarshalJSON reads a number.
+func (f *Factor) UnmarshalJSON(text []byte) error { return f.UnmarshalText(text) }
+
+// UnmarshalText parses a decimal number with at most three decimal places.
+func (f *Factor) UnmarshalText(text []byte) error {
+	x, err := strconv.ParseFloat(string(text), 64)
+	n := math.Round(x * float64(one))
+	if err != nil || n < 1 || n > float64(maxFactor) || n/float64(one) != x {
+		return fmt.Errorf("factor %q must be a number from 0.001 to %d, with at most three decimal places", descriptors.Printable(string(text)), maxFactor/one)
 	}
-	var f Factor
-	for _, c := range []byte(whole + fraction + "000"[len(fraction):]) {
-		if c < '0' || c > '9' {
-			return 0, wrong
-		}
-		f = f*10 + Factor(c-'0')
-	}
-	if f < 1 || f > maxFactor {
-		return 0, wrong
-	}
-	return f, nil
+	*f = Factor(n)
+	return nil
 }
 
 // ID identifies the target. It is the start of a digest, because keys can be long and hold any bytes.
@@ -142,6 +155,9 @@ func (t *Target) KeyText() string {
 	return "key " + strings.Join(shown, ",")
 }
 
+// End returns the time of the expiry as text.
+func (a *Adjustment) End() string { return moment(a.Expires).Format("2006-01-02 15:04:05 UTC") }
+
 // Check returns an error for mistakes in a that do not depend on the configuration.
 func (a *Adjustment) Check() error {
 	for _, check := range []error{a.Target.check(), a.Change.check(), checkText("author", a.Author, maxAuthor), checkText("reason", a.Reason, maxReason)} {
@@ -152,7 +168,7 @@ func (a *Adjustment) Check() error {
 	switch lasts := a.Expires - a.Created; {
 	case lasts <= 0:
 		return errors.New("the adjustment would expire in the past; give a later time")
-	case lasts > algorithms.Micros(MaxFor/time.Microsecond):
+	case lasts > algorithms.Micros(MaxFor):
 		return errors.New("an adjustment may last at most 30 days; for a longer time, change the configuration")
 	}
 	return nil
@@ -162,19 +178,15 @@ func (t *Target) check() error {
 	switch {
 	case t.Domain == "" || t.Limit == "":
 		return errors.New("name the domain and the limit")
-	case len(t.Domain) > maxName || len(t.Limit) > maxName:
-		return fmt.Errorf("the names of the domain and the limit may have at most %d bytes each", maxName)
 	case t.AllKeys && len(t.Key) > 0:
 		return errors.New("an adjustment is for one key or for all keys; give one of the two")
-	case len(t.Key) > maxKeyValues:
-		return fmt.Errorf("a key may have at most %d values, but this one has %d", maxKeyValues, len(t.Key))
 	}
-	bytes := 0
+	bytes := len(t.Key)
 	for _, v := range t.Key {
 		bytes += len(v)
 	}
-	if bytes > maxKeyBytes {
-		return fmt.Errorf("a key may have at most %d bytes, but this one has %d", maxKeyBytes, bytes)
+	if bytes > maxKey {
+		return fmt.Errorf("a key may have at most %d bytes, with one more for each value, but this one has %d", maxKey, bytes)
 	}
 	return nil
 }
@@ -213,7 +225,7 @@ func (c *Change) String() string {
 	add("rate", c.Rate)
 	add("capacity", c.Capacity)
 	if c.Period != 0 {
-		parts = append(parts, "period "+spanText(c.Period))
+		parts = append(parts, "period "+duration.Format(algorithms.Micros(c.Period)))
 	}
 	switch {
 	case c.Block:
@@ -238,16 +250,4 @@ func checkText(name, text string, maxBytes int) error {
 		return fmt.Errorf("%s must be plain text in UTF-8, on one line", name)
 	}
 	return nil
-}
-
-func (a *Adjustment) equal(b *Adjustment) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	same := func(x, y *int64) bool { return x == y || x != nil && y != nil && *x == *y }
-	return a.ID == b.ID && slices.Equal(a.Target.Key, b.Target.Key) && a.Expires == b.Expires && a.Created == b.Created &&
-		a.Algorithm == b.Algorithm && a.Author == b.Author && a.Reason == b.Reason &&
-		same(a.Change.Rate, b.Change.Rate) && same(a.Change.Capacity, b.Change.Capacity) &&
-		a.Change.Period == b.Change.Period && a.Change.Factor == b.Change.Factor &&
-		a.Change.Unlimited == b.Change.Unlimited && a.Change.Block == b.Change.Block
 }

@@ -33,7 +33,7 @@ func (c *Change) Spec(l *algorithms.Limit) (algorithms.Spec, error) {
 		if l.Calendar != nil {
 			return s, fmt.Errorf("the period of this limit is a calendar %s, which cannot be adjusted; adjust rate or capacity instead", l.Calendar.Unit)
 		}
-		s.Period = c.Period
+		s.Period = algorithms.Micros(c.Period)
 	}
 	if c.Rate != nil {
 		s.Rate = *c.Rate

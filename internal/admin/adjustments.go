@@ -1,18 +1,17 @@
 package admin
 
 import (
-	"context"
 	"fmt"
 	"net/http"
-	"strconv"
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/duration"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-const auditPageSize = 50
+const auditShown = 50
 
 type adjustmentsBody struct {
 	// Off means that adjustments are not enabled. Problem is the reason why they cannot be read or changed
@@ -25,9 +24,6 @@ type adjustmentsBody struct {
 	Rows       []adjustedRow
 	More       string
 	Audit      []auditRow
-	Older      string
-	// Fault is the reason why the audit cannot be shown.
-	Fault string
 }
 
 type auditRow struct{ At, Author, Reason, What string }
@@ -36,10 +32,9 @@ func (p *pages) adjustments(w http.ResponseWriter, r *http.Request, v viewer) {
 	b := adjustmentsBody{Off: p.Adjust == nil, Done: done[r.URL.Query().Get("done")]}
 	if p.Adjust != nil {
 		p.listAdjustments(&b)
-		ctx, cancel := context.WithTimeout(r.Context(), lookupTime)
-		defer cancel()
-		before, _ := strconv.ParseUint(r.URL.Query().Get("before"), 10, 64)
-		p.audit(ctx, &b, before)
+		for _, e := range p.Adjust.Audit(auditShown) {
+			b.Audit = append(b.Audit, auditRow{At: moment(algorithms.Micros(e.At.UnixMicro())), Author: e.Author, Reason: e.Reason, What: auditWords(e)})
+		}
 	}
 	p.show(w, r, v, http.StatusOK, adjustmentsPage, frame{Title: "Adjustments", Section: "/adjustments", Body: b})
 }
@@ -56,20 +51,6 @@ func (p *pages) listAdjustments(b *adjustmentsBody) {
 	}
 	if n := len(all) - len(b.Rows); n > 0 {
 		b.More = plural(int64(n), "more adjustment") + ": rlsidecar adjust list has them all."
-	}
-}
-
-func (p *pages) audit(ctx context.Context, b *adjustmentsBody, before uint64) {
-	entries, err := p.Adjust.Audit(ctx, before, auditPageSize)
-	if err != nil {
-		b.Fault = err.Error()
-		return
-	}
-	for _, e := range entries {
-		b.Audit = append(b.Audit, auditRow{At: moment(e.At), Author: e.Author, Reason: e.Reason, What: auditWords(e)})
-	}
-	if len(entries) == auditPageSize {
-		b.Older = "/adjustments?before=" + strconv.FormatUint(entries[len(entries)-1].Version, 10)
 	}
 }
 
@@ -143,7 +124,7 @@ func changeWords(c *adjust.Change) string {
 		parts = append(parts, fmt.Sprintf("rate %d", *c.Rate))
 	}
 	if c.Period != 0 {
-		parts = append(parts, "period "+duration.Format(c.Period))
+		parts = append(parts, "period "+duration.Format(algorithms.Micros(c.Period)))
 	}
 	if c.Capacity != nil {
 		parts = append(parts, fmt.Sprintf("capacity %d", *c.Capacity))

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -87,11 +86,11 @@ func (c *change) proposal() (p adjust.Proposal, err error) {
 	if !c.allKeys {
 		p.Target.Key = c.subject.Key
 	}
-	if p.For, err = time.ParseDuration(c.lasts); err != nil {
+	if err := p.For.UnmarshalText([]byte(c.lasts)); err != nil {
 		return p, errors.New("the duration must be like 1h or 30m")
 	}
 	if p.Change.Block = c.do == "block"; !p.Change.Block {
-		p.Change.Factor, err = adjust.ParseFactor(c.factor)
+		err = p.Change.Factor.UnmarshalText([]byte(c.factor))
 	}
 	return p, err
 }

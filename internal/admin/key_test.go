@@ -75,11 +75,7 @@ func newTestPages(t *testing.T) *testPages {
 	d.limiter = limiter.New(memory.New(memory.Config{Clock: storetest.Times(micros)}), limiter.Config{})
 	d.limiter.Swap(s)
 	d.denials, d.usage = denials.New(clock), usage.New(clock)
-	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), clock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keeper.Watch(func(set *adjust.Set) { d.limiter.Adjust(set, micros) })
+	keeper := adjust.NewKeeper(adjust.Config{Clock: clock, Changed: func(set *adjust.Set) { d.limiter.Adjust(set, micros) }})
 	core, logs := observer.New(zap.InfoLevel)
 	d.logs = logs
 	h := guarded(t, func(c *Config) {

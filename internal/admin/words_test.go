@@ -67,13 +67,9 @@ func TestWordsAboutDurationsAndChanges(t *testing.T) {
 			t.Errorf("%d: got %q, want %q", d, got, want)
 		}
 	}
-	factor, err := adjust.ParseFactor("2.5")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for want, c := range map[string]adjust.Change{
-		"block": {Block: true}, "unlimited": {Unlimited: true}, "2.5 times as much": {Factor: factor},
-		"rate 7": {Rate: new(int64(7))}, "rate 7, period 1m, capacity 9": {Rate: new(int64(7)), Period: 60 * algorithms.Second, Capacity: new(int64(9))},
+		"block": {Block: true}, "unlimited": {Unlimited: true}, "2.5 times as much": {Factor: 2500},
+		"rate 7": {Rate: new(int64(7))}, "rate 7, period 1m, capacity 9": {Rate: new(int64(7)), Period: 60_000_000, Capacity: new(int64(9))},
 		"capacity 0": {Capacity: new(int64)},
 	} {
 		if got := changeWords(&c); got != want {

@@ -3,11 +3,8 @@ package httpapi
 import (
 	"errors"
 	"net/http"
-	"net/url"
-	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Adjustments serves the paths below /api/adjustments on the admin listener.
@@ -26,16 +23,15 @@ var (
 	wrongAdjustment  = kind{"wrong-adjustment", "The adjustment cannot be made", http.StatusBadRequest}
 )
 
-// An answer lists defaultEntries entries of the audit, or the number that the request states, up to maxEntries.
-const defaultEntries, maxEntries = 50, 1000
+// defaultEntries is the number of entries of the audit in an answer, unless the request states one.
+const defaultEntries = 50
 
 func (a *Adjustments) paths() map[string]map[string]http.HandlerFunc {
 	return map[string]map[string]http.HandlerFunc{
-		"/api/adjustments":              {http.MethodGet: a.list, http.MethodPost: a.changes(a.set)},
-		"/api/adjustments/preview":      {http.MethodPost: a.preview},
-		"/api/adjustments/audit":        {http.MethodGet: a.audit},
-		"/api/adjustments/audit/verify": {http.MethodGet: a.verify},
-		"/api/adjustments/{id}":         {http.MethodGet: a.show, http.MethodDelete: a.changes(a.remove)},
+		"/api/adjustments":         {http.MethodGet: a.list, http.MethodPost: a.changes(a.set)},
+		"/api/adjustments/preview": {http.MethodPost: a.preview},
+		"/api/adjustments/audit":   {http.MethodGet: a.audit},
+		"/api/adjustments/{id}":    {http.MethodGet: a.show, http.MethodDelete: a.changes(a.remove)},
 	}
 }
 
@@ -136,58 +132,16 @@ func (a *Adjustments) remove(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *Adjustments) audit(w http.ResponseWriter, r *http.Request) {
-	before, n, err := page(r.URL.RawQuery)
+	n, err := howMany(r.URL.RawQuery, defaultEntries)
 	if err != nil {
 		malformed.write(w, err.Error(), "")
 		return
 	}
-	entries, err := a.Service.Audit(r.Context(), before, n)
-	if err != nil {
-		a.mistake(w, err)
-		return
-	}
+	entries := a.Service.Audit(n)
 	if entries == nil {
 		entries = []*adjust.Entry{}
 	}
 	send(w, http.StatusOK, "application/json", map[string]any{"entries": entries})
-}
-
-func (a *Adjustments) verify(w http.ResponseWriter, r *http.Request) {
-	n, err := a.Service.Verify(r.Context())
-	answer := map[string]any{"entries": n, "whole": err == nil}
-	switch broken, is := errors.AsType[*adjust.BrokenChain](err); {
-	case is:
-		answer["problem"] = broken.Error()
-	case err != nil:
-		a.mistake(w, err)
-		return
-	}
-	send(w, http.StatusOK, "application/json", answer)
-}
-
-// page parses the query that selects a part of the audit: n entries that are older than the given version. If the
-// query has no version, the result is 0, which selects the newest entries.
-func page(raw string) (version uint64, n int, err error) {
-	values, err := url.ParseQuery(raw)
-	if err != nil {
-		return 0, 0, errors.New("the query cannot be parsed")
-	}
-	n = defaultEntries
-	for name, list := range values {
-		switch {
-		case len(list) != 1 || name != "n" && name != "before":
-			return 0, 0, errors.New("the only parameters are n and before, at most once each; remove " + descriptors.Printable(name))
-		case name == "n":
-			if n, err = strconv.Atoi(list[0]); err != nil || n < 1 || n > maxEntries {
-				return 0, 0, errors.New("n must be from 1 to 1000")
-			}
-		default:
-			if version, err = strconv.ParseUint(list[0], 10, 64); err != nil {
-				return 0, 0, errors.New("before must be the version of an entry")
-			}
-		}
-	}
-	return version, n, nil
 }
 
 func (a *Adjustments) mistake(w http.ResponseWriter, err error) {

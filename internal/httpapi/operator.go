@@ -209,7 +209,7 @@ type DeniedKey struct {
 }
 
 func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
-	n, err := howMany(r.URL.RawQuery)
+	n, err := howMany(r.URL.RawQuery, defaultTop)
 	if err != nil {
 		malformed.write(w, err.Error(), "")
 		return
@@ -250,7 +250,7 @@ type UnmatchedShape struct {
 }
 
 func (o *Operator) unmatched(w http.ResponseWriter, r *http.Request) {
-	n, err := howMany(r.URL.RawQuery)
+	n, err := howMany(r.URL.RawQuery, defaultTop)
 	if err != nil {
 		malformed.write(w, err.Error(), "")
 		return
@@ -274,12 +274,12 @@ func (o *Operator) conditions(w http.ResponseWriter, _ *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"conditions": append([]conditions.Condition{}, o.Conditions()...)})
 }
 
-func howMany(raw string) (int, error) {
+func howMany(raw string, otherwise int) (int, error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
 		return 0, errors.New("the query cannot be parsed")
 	}
-	n := defaultTop
+	n := otherwise
 	for name, list := range values {
 		if name != "n" || len(list) != 1 {
 			return 0, errors.New("the only parameter is n, at most once")

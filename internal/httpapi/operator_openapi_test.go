@@ -17,6 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -24,7 +25,7 @@ import (
 
 // describedOperator returns an operator's handler over a store and a keeper of adjustments. None of its lists
 // is empty.
-func describedOperator(t *testing.T, store backend.Store, k adjust.Keeper) *Operator {
+func describedOperator(t *testing.T, store backend.Store, k *adjust.Keeper) *Operator {
 	t.Helper()
 	l := limiter.New(store, limiter.Config{})
 	l.Swap(authSnapshot(t, operated))
@@ -47,29 +48,25 @@ func describedOperator(t *testing.T, store backend.Store, k adjust.Keeper) *Oper
 	}
 }
 
-type unreachable struct{ adjust.Keeper }
+// unreachable is an adjust.Ledger.
+type unreachable struct{}
 
-func (unreachable) Change(context.Context, adjust.Operation) (*adjust.Entry, error) {
-	return nil, errors.New("no answer")
+func (unreachable) Read(context.Context, string) (string, algorithms.Micros, []string, map[string]string, error) {
+	return "", 0, nil, nil, errors.New("no answer")
 }
 
-func (unreachable) Audit(context.Context, uint64, int) ([]*adjust.Entry, error) {
-	return nil, errors.New("no answer")
+func (unreachable) Write(context.Context, string, string, []string, map[string]string) (bool, error) {
+	return false, errors.New("no answer")
 }
-
-func (unreachable) Verify(context.Context) (int, error) { return 0, errors.New("no answer") }
 
 // operatorSamples has a request for each described status of each path and method, except those that other tests
 // check.
 func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 	t.Helper()
-	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), time.Now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	keeper := adjust.NewKeeper(adjust.Config{})
 	o := describedOperator(t, memory.New(memory.Config{}), keeper)
 	h := o.Handler()
-	away := describedOperator(t, broken{backend.ErrUnavailable}, unreachable{keeper}).Handler()
+	away := describedOperator(t, broken{backend.ErrUnavailable}, adjust.NewKeeper(adjust.Config{Ledger: unreachable{}})).Handler()
 	reader := describedOperator(t, memory.New(memory.Config{}), keeper)
 	reader.Adjustments.MayChange = func(*http.Request) error { return errors.New("no") }
 	json, foreign := []string{"Content-Type", "application/json"}, []string{"Origin", "https://elsewhere.example"}
@@ -122,7 +119,6 @@ func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 	for _, only := range []int{409, 503} { // a preview changes nothing
 		delete(preview, only)
 	}
-	const audit = "/api/adjustments/audit"
 	return map[string]map[string]map[int]sample{
 		"/api/buckets":             {"get": buckets("GET", "/api/buckets")},
 		"/api/reset":               {"post": with(with(buckets("POST", "/api/reset"), 403, sample{h: h, method: "POST", path: "/api/reset", header: foreign}), 415, sample{h: h, method: "POST", path: "/api/reset", header: form})},
@@ -132,8 +128,7 @@ func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 		"/api/openapi.json":        {"get": get("/api/openapi.json")},
 		"/api/adjustments":         {"get": get("/api/adjustments"), "post": change("POST", "/api/adjustments", bob)},
 		"/api/adjustments/preview": {"post": preview},
-		audit:                      {"get": with(list(audit), 503, sample{h: away, method: "GET", path: audit})},
-		audit + "/verify":          {"get": with(get(audit+"/verify"), 503, sample{h: away, method: "GET", path: audit + "/verify"})},
+		"/api/adjustments/audit":   {"get": list("/api/adjustments/audit")},
 		"/api/adjustments/{id}": {
 			"get":    with(get("/api/adjustments/"+shown), 404, sample{h: h, method: "GET", path: "/api/adjustments/none"}),
 			"delete": with(change("DELETE", "/api/adjustments/"+deleted, `{"author":"ann","reason":"over"}`), 404, sample{h: h, method: "DELETE", path: "/api/adjustments/none", body: `{"author":"ann","reason":"over"}`, header: json}),

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -79,7 +78,7 @@ func AdjustmentWords(a *adjust.Adjustment, p *Policy) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	until := time.UnixMicro(int64(a.Expires)).UTC().Truncate(time.Second).Format("2006-01-02 15:04:05 UTC")
+	until := a.End()
 	switch {
 	case a.Change.Block:
 		return fmt.Sprintf("%s: every request is denied until %s", a.Target.String(), until), nil

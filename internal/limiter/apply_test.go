@@ -163,7 +163,7 @@ func TestAdjustedLimits(t *testing.T) {
 			})},
 		{"a queue", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: minute, Capacity: number(4)}, adjust.Change{Factor: 2000},
 			algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 10, Period: minute, Capacity: number(8)}},
-		{"a period", bucket, adjust.Change{Period: 2 * minute}, with(func(s *algorithms.Spec) { s.Period = 2 * minute })},
+		{"a period", bucket, adjust.Change{Period: adjust.Span(2 * minute)}, with(func(s *algorithms.Spec) { s.Period = 2 * minute })},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := &adjust.Adjustment{Change: test.change}
@@ -218,7 +218,7 @@ func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
 
 func TestTheCalendarKeepsItsPeriod(t *testing.T) {
 	day := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendar.Day.In(time.UTC)})
-	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Period: minute}}, day); err == nil || !strings.Contains(err.Error(), "is a calendar day, which cannot be adjusted") {
+	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Period: adjust.Span(minute)}}, day); err == nil || !strings.Contains(err.Error(), "is a calendar day, which cannot be adjusted") {
 		t.Errorf("got %v; want an error that contains \"is a calendar day, which cannot be adjusted\"", err)
 	}
 	if got, err := apply(&adjust.Adjustment{Change: adjust.Change{Rate: number(20)}}, day); err != nil || got.Limit.Calendar == nil || got.Limit.Rate != 20 {

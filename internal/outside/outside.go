@@ -54,12 +54,9 @@ type World struct {
 // ErrorReply.
 type Command struct {
 	Args  []any
-	Reply any // string, int64, []any, []string (for HSCAN), []Entry, []Slots, or nil
+	Reply any // string, int64, []any, []Slots, or nil
 	Err   error
 }
-
-// Entry is an entry of a stream in Redis, with the fields that redis.Ledger writes.
-type Entry struct{ ID, Body, MAC string }
 
 // Slots is a part of the reply to CLUSTER SLOTS: the node at Addr is the master of the slots From to To, both included.
 type Slots struct {

@@ -5,9 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
-	"strings"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -15,23 +13,27 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Ledger stores a few thousand values that all processes share, with a version and a log of changes. The
-// caller defines the meaning of the values. All keys are in one slot, so one script can make a change. After the
-// key prefix, the names are:
+// Ledger stores a few thousand values that all processes share, with a head, which names their version, and the last
+// changes. The caller defines the meaning of the texts. All keys are in one slot, so one script can make a change. After
+// the key prefix, the names are:
 //
-//	{NAME}head    a hash with the fields version, mac, checkpoint, checkpoint_mac and signature
-//	{NAME}values  a hash with a field for each ID
-//	{NAME}log     a stream: the entry of version N has the ID N-0 and the fields body and mac
-//	{NAME}secret  a hash with the field secret
+//	{NAME}set      a hash with a field for each ID, and the field head
+//	{NAME}changes  a list of changes, the newest first
+//	{NAME}secret   a hash with the field secret
 //
 // Calls of a Ledger are slow. They use their own connections, so that no decision waits for them.
 type Ledger struct {
-	store                     *Store
-	head, values, log, secret string
+	store                *Store
+	set, changes, secret string
 }
 
-// ledgerTimeout is the timeout of a call of a Ledger. It is long because the answer may be large.
-const ledgerTimeout = time.Second
+const (
+	// ledgerTimeout is the timeout of a call of a Ledger. It is long because the answer may be large.
+	ledgerTimeout = time.Second
+	// ledgerChanges is the number of changes that a Ledger keeps.
+	ledgerChanges = 1000
+	ledgerHead    = "head"
+)
 
 // OpenLedger opens the ledger with the given name, in the Redis of c.
 func OpenLedger(c Config, name string) (*Ledger, error) {
@@ -41,61 +43,22 @@ func OpenLedger(c Config, name string) (*Ledger, error) {
 		return nil, err
 	}
 	start := s.config.KeyPrefix + "{" + name + "}"
-	return &Ledger{s, start + "head", start + "values", start + "log", start + "secret"}, nil
+	return &Ledger{s, start + "set", start + "changes", start + "secret"}, nil
 }
 
 // Close closes the connections.
 func (l *Ledger) Close() error { return l.store.Close() }
 
-// LedgerHead is the state of a Ledger.
-type LedgerHead struct {
-	// Version is the number of changes so far. MAC is the MAC of the newest entry.
-	Version uint64
-	MAC     string
-	// Checkpoint is the version of the newest entry that was removed from the log. CheckpointMAC is the MAC of
-	// that entry, and Signature is the signature of the checkpoint.
-	Checkpoint               uint64
-	CheckpointMAC, Signature string
-	// Now is the time of the server.
-	Now algorithms.Micros
-}
+//go:embed ledger_read.lua
+var ledgerReadLua string
 
-// LedgerEntry is an entry of the log.
-type LedgerEntry struct {
-	Version   uint64
-	Body, MAC string
-}
-
-// LedgerChange describes a change for Append.
-type LedgerChange struct {
-	// Head is the head that the change is based on. Append does nothing if the ledger has another head.
-	Head  LedgerHead
-	Entry LedgerEntry
-	// ID gets Value. If Value is "", ID is removed. The IDs in Expired are removed, too.
-	ID, Value string
-	Expired   []string
-	// If Trim is true, Checkpoint, its MAC and its signature are stored, and the entries up to and including
-	// Checkpoint are removed.
-	Trim                     bool
-	Checkpoint               uint64
-	CheckpointMAC, Signature string
-}
-
-//go:embed ledger_head.lua
-var ledgerHeadLua string
-
-//go:embed ledger_append.lua
-var ledgerAppendLua string
-
-//go:embed ledger_restore.lua
-var ledgerRestoreLua string
-
-var ledgerHead, ledgerAppend, ledgerRestore = goredis.NewScript(ledgerHeadLua), goredis.NewScript(ledgerAppendLua), goredis.NewScript(ledgerRestoreLua)
+//go:embed ledger_write.lua
+var ledgerWriteLua string
 
 //go:embed ledger_secret.lua
 var ledgerSecretLua string
 
-var ledgerSecret = goredis.NewScript(ledgerSecretLua)
+var ledgerRead, ledgerWrite, ledgerSecret = goredis.NewScript(ledgerReadLua), goredis.NewScript(ledgerWriteLua), goredis.NewScript(ledgerSecretLua)
 
 // Secret returns the secret that all processes share. If Redis has none yet, Secret stores the given one and returns
 // it.
@@ -109,174 +72,74 @@ func (l *Ledger) Secret(ctx context.Context, initial string) (string, error) {
 	return secret, nil
 }
 
-// Head returns the head of the ledger, with the server's time.
-func (l *Ledger) Head(ctx context.Context) (h LedgerHead, err error) {
+// Read returns the head ("" if the ledger is empty), and the time of the server. If the head is not known, it returns
+// changes, the newest first: those up to that of known if the ledger has them, and then values is nil; otherwise the
+// last changes, and all values by ID.
+func (l *Ledger) Read(ctx context.Context, known string) (head string, now algorithms.Micros, changes []string, values map[string]string, err error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
-	texts, err := ledgerHead.Run(ctx, l.store.client, []string{l.head}).StringSlice()
+	reply, err := ledgerRead.Run(ctx, l.store.client, []string{l.set, l.changes}, known).Slice()
 	if err != nil {
-		return h, l.failed(err)
+		return "", 0, nil, nil, l.failed(err)
 	}
-	if len(texts) != 7 {
-		return h, fmt.Errorf("redis: the state of the adjustments has %d parts", len(texts))
+	if len(reply) != 5 {
+		return "", 0, nil, nil, fmt.Errorf("redis: the reply with the adjustments has %d parts", len(reply))
 	}
-	var numbers [4]uint64
-	for i, at := range []int{0, 2, 5, 6} {
-		if numbers[i], err = strconv.ParseUint(texts[at], 10, 63); err != nil {
-			return h, fmt.Errorf("redis: the state of the adjustments cannot be read: %w", err)
+	var numbers [2]int64
+	for i := range numbers {
+		if numbers[i], err = strconv.ParseInt(fmt.Sprint(reply[1+i]), 10, 54); err != nil {
+			return "", 0, nil, nil, fmt.Errorf("redis: the time in the reply with the adjustments cannot be read: %w", err)
 		}
 	}
-	return LedgerHead{
-		Version: numbers[0], MAC: texts[1], Checkpoint: numbers[1], CheckpointMAC: texts[3], Signature: texts[4],
-		Now: algorithms.Micros(numbers[2])*algorithms.Second + algorithms.Micros(numbers[3]),
-	}, nil
+	head, now = fmt.Sprint(reply[0]), algorithms.Micros(numbers[0])*algorithms.Second+algorithms.Micros(numbers[1])
+	changes = textsOf(reply[3])
+	if pairs, ok := reply[4].([]any); ok {
+		values = make(map[string]string, len(pairs)/2)
+		for texts := textsOf(pairs); len(texts) > 1; texts = texts[2:] {
+			values[texts[0]] = texts[1]
+		}
+		delete(values, ledgerHead)
+	} else if head != known && len(changes) == 0 {
+		return "", 0, nil, nil, errors.New("redis: the reply has no adjustments")
+	}
+	return head, now, changes, values, nil
 }
 
-// Append makes a change if the ledger still has the head c.Head, and reports whether it did. After an error
-// the outcome is unknown.
-func (l *Ledger) Append(ctx context.Context, c *LedgerChange) (done bool, err error) {
-	ctx, cancel := l.bound(ctx)
-	defer cancel()
-	args := []any{c.Head.Version, c.Head.MAC, c.Entry.Version, c.Entry.MAC, c.Entry.Body, c.ID, c.Value, "", c.CheckpointMAC, c.Signature}
-	if c.Trim {
-		args[7] = c.Checkpoint
+func textsOf(reply any) []string {
+	elements, _ := reply.([]any)
+	texts := make([]string, len(elements))
+	for i, e := range elements {
+		texts[i] = fmt.Sprint(e)
 	}
-	for _, id := range c.Expired {
-		args = append(args, id)
-	}
-	n, err := ledgerAppend.Run(ctx, l.store.client, []string{l.head, l.values, l.log}, args...).Int()
-	return n == 1, l.failed(err)
+	return texts
 }
 
-// Restore writes a head and values into an empty ledger, for example after a server has lost its data. It
-// returns false if the ledger is not empty: then another process was faster.
-func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]string) (done bool, err error) {
+// Write replaces the head from ("" if the ledger must be empty) by the head to, appends changes, the oldest first, and
+// sets values; the value "" removes an ID. It does all of it or, if from is not the head, nothing, and reports which.
+// After an error the outcome is unknown.
+func (l *Ledger) Write(ctx context.Context, from, to string, changes []string, values map[string]string) (done bool, err error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
-	args := []any{h.Version, h.MAC, h.Checkpoint, h.CheckpointMAC, h.Signature}
+	args := []any{from, to, ledgerChanges, len(changes)}
+	for _, change := range changes {
+		args = append(args, change)
+	}
 	for id, value := range values {
 		args = append(args, id, value)
 	}
-	n, err := ledgerRestore.Run(ctx, l.store.client, []string{l.head, l.values}, args...).Int()
+	n, err := ledgerWrite.Run(ctx, l.store.client, []string{l.set, l.changes}, args...).Int()
 	return n == 1, l.failed(err)
-}
-
-// Values calls visit for each ID and its value. If a value changes meanwhile, visit may get the old value or
-// the new one. oldest is the smallest version that the ledger had meanwhile: if it is less than a version
-// that was read before, the server has lost data, and values may be missing.
-func (l *Ledger) Values(ctx context.Context, visit func(id, value string)) (oldest uint64, err error) {
-	const pageSize = 500 // values; together they have some hundred KB
-	oldest = math.MaxUint64
-	for cursor := "0"; ; {
-		var before, values, after *goredis.Cmd // see recovering
-		page, cancel := l.bound(ctx)
-		_, err := l.store.client.Pipelined(page, func(pipe goredis.Pipeliner) error {
-			before = pipe.Do(page, "hmget", l.head, "version")
-			values = pipe.Do(page, "hscan", l.values, cursor, "count", pageSize)
-			after = pipe.Do(page, "hmget", l.head, "version")
-			return nil
-		})
-		cancel()
-		if err != nil {
-			return 0, l.failed(err)
-		}
-		for _, cmd := range []*goredis.Cmd{before, after} {
-			version, err := versionOf(cmd.Val())
-			if err != nil {
-				return 0, err
-			}
-			oldest = min(oldest, version)
-		}
-		next, pairs := pageOf(values.Val())
-		for i := 0; i+1 < len(pairs); i += 2 {
-			visit(fmt.Sprint(pairs[i]), fmt.Sprint(pairs[i+1]))
-		}
-		if cursor = next; cursor == "0" {
-			return oldest, nil
-		} else if cursor == "" {
-			return 0, errors.New("redis: the reply to HSCAN has no cursor")
-		}
-	}
-}
-
-// versionOf returns the version in the reply to HMGET; 0 if the ledger is empty.
-func versionOf(reply any) (version uint64, err error) {
-	parts, _ := reply.([]any)
-	if len(parts) != 1 {
-		return 0, fmt.Errorf("redis: the version of the adjustments has %d parts", len(parts))
-	}
-	if parts[0] == nil {
-		return 0, nil
-	}
-	if version, err = strconv.ParseUint(fmt.Sprint(parts[0]), 10, 63); err != nil {
-		return 0, fmt.Errorf("redis: the state of the adjustments cannot be read: %w", err)
-	}
-	return version, nil
-}
-
-// pageOf returns the cursor and the elements in the reply to HSCAN. If the reply has another form, the cursor is "".
-func pageOf(reply any) (cursor string, elements []any) {
-	if parts, _ := reply.([]any); len(parts) == 2 {
-		cursor, _ = parts[0].(string)
-		elements, _ = parts[1].([]any)
-	}
-	return cursor, elements
-}
-
-// From returns up to n entries, starting with the given version, oldest first.
-func (l *Ledger) From(ctx context.Context, version uint64, n int) ([]LedgerEntry, error) {
-	ctx, cancel := l.bound(ctx)
-	defer cancel()
-	found, err := l.store.client.XRangeN(ctx, l.log, entryID(version), "+", int64(n)).Result()
-	return l.entries(found, err)
-}
-
-// Before returns up to n entries older than the given version, newest first. If version is 0, it starts with
-// the newest entry.
-func (l *Ledger) Before(ctx context.Context, version uint64, n int) ([]LedgerEntry, error) {
-	ctx, cancel := l.bound(ctx)
-	defer cancel()
-	from := "+"
-	switch version {
-	case 0:
-	case 1:
-		return nil, nil
-	default:
-		from = entryID(version - 1)
-	}
-	found, err := l.store.client.XRevRangeN(ctx, l.log, from, "-", int64(n)).Result()
-	return l.entries(found, err)
 }
 
 func (l *Ledger) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, l.store.clock.Now().Add(ledgerTimeout))
 }
 
-func entryID(version uint64) string { return strconv.FormatUint(version, 10) + "-0" }
-
-func (l *Ledger) entries(found []goredis.XMessage, err error) ([]LedgerEntry, error) {
-	if err != nil {
-		return nil, l.failed(err)
-	}
-	list := make([]LedgerEntry, len(found))
-	for i, m := range found {
-		number, _, _ := strings.Cut(m.ID, "-")
-		version, err := strconv.ParseUint(number, 10, 63)
-		if err != nil {
-			return nil, fmt.Errorf("redis: an entry of the audit of adjustments cannot be read: %w", err)
-		}
-		body, _ := m.Values["body"].(string)
-		mac, _ := m.Values["mac"].(string)
-		list[i] = LedgerEntry{version, body, mac}
-	}
-	return list, nil
-}
-
 // ErrForbidden means that the Redis user has no permission for a command that a Ledger needs.
 var ErrForbidden = errors.New("the user may not run what this feature needs; it needs " + ledgerPermissions)
 
 // ledgerPermissions has all permissions that a Ledger needs. Limits need some of them, too.
-const ledgerPermissions = "+evalsha +eval +time +hmget +hset +hdel +hscan +exists +xadd +xrange +xrevrange +xtrim"
+const ledgerPermissions = "+evalsha +eval +time +hmget +hgetall +hset +hdel +lrange +lpush +ltrim"
 
 func (l *Ledger) failed(err error) error {
 	if isForbidden(err) {
@@ -289,15 +152,13 @@ func (l *Ledger) failed(err error) error {
 // of the commands fails or changes nothing.
 func refusedOfLedger(ctx context.Context, client *goredis.Client, key string) (names []string) {
 	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
-		pipe.Exists(ctx, key)
 		pipe.HMGet(ctx, key, "f")
+		pipe.Do(ctx, "hgetall", key)
 		pipe.HSet(ctx, key, "f", "")
 		pipe.HDel(ctx, key, "f")
-		pipe.Do(ctx, "hscan", key, 0, "count", 1)
-		pipe.XAdd(ctx, &goredis.XAddArgs{Stream: key, ID: "1-0", Values: []string{"f", ""}})
-		pipe.Do(ctx, "xrange", key, "-", "+", "count", 1)
-		pipe.Do(ctx, "xrevrange", key, "+", "-", "count", 1)
-		pipe.XTrimMinID(ctx, key, "0-0")
+		pipe.Do(ctx, "lrange", key, 0, 0)
+		pipe.LPush(ctx, key, "")
+		pipe.LTrim(ctx, key, 0, 0)
 		return nil
 	})
 	for _, cmd := range cmds {

@@ -98,13 +98,6 @@ func setReply(cmd goredis.Cmder, c *outside.Command) {
 		cmd.SetVal(c.Reply.(int64))
 	case *goredis.BoolCmd:
 		cmd.SetVal(c.Reply != nil)
-	case *goredis.XMessageSliceCmd:
-		entries := c.Reply.([]outside.Entry)
-		found := make([]goredis.XMessage, len(entries))
-		for i, e := range entries {
-			found[i] = goredis.XMessage{ID: e.ID, Values: map[string]any{"body": e.Body, "mac": e.MAC}}
-		}
-		cmd.SetVal(found)
 	default:
 		panic(fmt.Sprintf("redis: a simulation has no replies for %T", cmd))
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	inredis "github.com/rlsidecar/rlsidecar/internal/adjust/shared"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
@@ -23,18 +21,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-type adjustKeeper interface {
-	adjust.Keeper
-	// Watch calls observe with the current Set, and then with each new Set. It makes one call at a time.
-	Watch(observe func(*adjust.Set))
-}
-
 type adjustments struct {
 	server  *server
-	keeper  adjustKeeper
+	keeper  *adjust.Keeper
 	service *adjust.Service
-	shared  *inredis.Keeper // the same as keeper if the adjustments are in Redis, else nil
-	ledger  *redis.Ledger   // nil unless the adjustments are in Redis
+	ledger  *redis.Ledger // nil unless the adjustments are in Redis
 
 	mu          sync.Mutex
 	applied     *adjust.Set       // guarded by mu
@@ -48,57 +39,38 @@ type adjustments struct {
 // are dropped. Finding the buckets of so many adjustments would take longer.
 const manyChanges = 100
 
-// newAdjustments opens the keeper and applies the adjustments that it knows. The method prefetch reads those in Redis.
+// newAdjustments opens the keeper. The method prefetch reads the adjustments in Redis.
 func (s *server) newAdjustments() (*adjustments, error) {
-	key, err := s.auditKey()
-	if err != nil {
-		return nil, err
-	}
 	a := &adjustments{server: s, applied: adjust.NewSet(adjust.Head{}, nil), nextChanged: make(chan struct{}, 1)}
-	if err := a.open(adjust.NewChain(key)); err != nil {
-		return nil, err
+	config := adjust.Config{Changed: a.apply}
+	if s.config.Redis.URL != "" {
+		var err error
+		if a.ledger, err = s.config.Redis.ledger(); err != nil {
+			return nil, err
+		}
+		config.Ledger = a.ledger
 	}
+	a.keeper = adjust.NewKeeper(config)
 	a.service = adjust.NewService(a.keeper, s.limiter, func(e *adjust.Entry) {
 		s.log.Info("adjustment", zap.Reflect("change", e))
 	})
-	a.keeper.Watch(a.apply)
 	s.metrics.WatchAdjustments(a.stats)
 	return a, nil
-}
-
-func (a *adjustments) open(chain *adjust.Chain) (err error) {
-	c := &a.server.config
-	if c.Redis.URL == "" {
-		a.keeper, err = adjust.NewLocal(c.StateDir, chain, time.Now)
-		return err
-	}
-	if a.ledger, err = c.Redis.ledger(); err != nil {
-		return err
-	}
-	a.shared, err = inredis.New(inredis.Config{Ledger: a.ledger, Chain: chain, Dir: c.StateDir, Place: "Redis"})
-	if err != nil {
-		a.ledger.Close()
-		return err
-	}
-	a.keeper = a.shared
-	return nil
 }
 
 // prefetch reads the adjustments from Redis before the first request, so that blocked keys stay blocked after a
 // restart. ctx bounds the wait.
 func (a *adjustments) prefetch(ctx context.Context) {
-	if a.shared != nil {
-		if err := a.shared.Poll(ctx); err != nil {
-			a.server.log.Warn("adjustments cannot be read from Redis yet; the last known ones are in force; rlsidecar doctor finds the cause", zap.Int("known", a.keeper.Set().Len()), zap.Error(err))
-		}
+	if err := a.keeper.Poll(ctx); err != nil {
+		a.server.log.Warn("adjustments cannot be read from Redis yet, so none is in force; rlsidecar doctor finds the cause", zap.Error(err))
 	}
 }
 
 func (a *adjustments) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	if a.shared != nil {
-		wg.Go(func() { a.shared.Run(ctx, a.report) })
+	if a.ledger != nil {
+		wg.Go(func() { a.keeper.Run(ctx, a.report) })
 	}
 	a.expire(ctx)
 }
@@ -137,7 +109,7 @@ func (a *adjustments) report() {
 		Name: adjustmentsStale, Severity: conditions.Warning,
 		Summary: fmt.Sprintf("Adjustments are not up to date: %s Known adjustments (%d) stay in force until they expire.",
 			strings.TrimSuffix(status.Err.Error(), ".")+".", a.keeper.Set().Len()),
-		Remedy: "Check that Redis runs and can be reached, and that --state-dir can be written.",
+		Remedy: "Check that Redis runs and can be reached.",
 	})
 }
 
@@ -150,9 +122,13 @@ func (a *adjustments) reportLost(status *adjust.Status) {
 		a.server.conditions.Clear(adjustmentsLost)
 		return
 	}
+	const mostNamed = 20
 	var targets []string
-	for _, lost := range status.Lost {
+	for _, lost := range status.Lost[:min(len(status.Lost), mostNamed)] {
 		targets = append(targets, fmt.Sprintf("%s (%s, by %s)", lost.Target.String(), lost.Change.String(), descriptors.Printable(lost.Author)))
+	}
+	if more := len(status.Lost) - mostNamed; more > 0 {
+		targets = append(targets, fmt.Sprintf("%d more", more))
 	}
 	summary := "Redis has lost changes of adjustments, for example in a failover, and other changes were made since. Not as they were set or deleted: " +
 		strings.Join(targets, "; ") + "."
@@ -165,28 +141,12 @@ func (a *adjustments) reportLost(status *adjust.Status) {
 	}
 }
 
-// auditKey returns nil if no secret for the audit is configured.
-func (s *server) auditKey() ([]byte, error) {
-	if s.config.AuditKeyFile == "" {
-		return nil, nil
-	}
-	key, err := os.ReadFile(s.config.AuditKeyFile)
-	if err != nil {
-		return nil, fmt.Errorf("--audit-key-file: %w", err)
-	}
-	text := strings.TrimSpace(string(key))
-	if len(text) < 16 {
-		return nil, fmt.Errorf("--audit-key-file: %s has fewer than 16 characters; write a longer secret, such as the output of: openssl rand -hex 32", s.config.AuditKeyFile)
-	}
-	return []byte(text), nil
-}
-
 // apply puts set in force, without its expired adjustments. Like a reload, it returns the leases of the
 // affected buckets and removes their cached denials.
 func (a *adjustments) apply(set *adjust.Set) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	set = set.Without(set.Expired(a.keeper.Now(), set.Len()))
+	set = set.Live(a.keeper.Now())
 	changed := adjust.Differences(a.applied, set)
 	a.applied = set
 	if len(changed) == 0 {

@@ -45,24 +45,19 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	}
 	a.adjust(t, `"key":["eve"],"rate":1,"capacity":1500,"for":"1h"`)
 	eventually(t, "the raised limit is in force at both", func() bool { return a.allowed(t, 1, "eve") == 1 && b.allowed(t, 1, "eve") == 1 })
-	code, answer := b.asAdmin(t, "GET", "/api/adjustments/audit/verify", "")
-	if code != 200 || answer["whole"] != true || answer["entries"] != 3.0 {
-		t.Errorf("got %d %v; want status 200, a whole audit and 3 entries", code, answer)
+	code, answer := b.asAdmin(t, "GET", "/api/adjustments/audit", "")
+	if entries, _ := answer["entries"].([]any); code != 200 || len(entries) != 3 {
+		t.Errorf("got %d %v; want status 200 and 3 changes", code, answer)
 	}
 }
 
-func TestAStartWithoutRedisBlocksBlockedKeys(t *testing.T) {
+// While Redis is unreachable, known adjustments stay in force, and changes are rejected. A Redis without data gets them again.
+func TestAdjustmentsWhileRedisIsAway(t *testing.T) {
 	t.Parallel()
-	redis, dir, tokens := redistest.Start(t), t.TempDir(), withTokens(t)
-	open := strings.Replace(oneLimit, "capacity: 2", "capacity: 2, on_backend_failure: allow", 1)
-	kept := func(c *Config) { c.StateDir = dir }
-	x := start(t, open, tokens, onRedis("redis://"+redis.Addr), kept)
+	redis := redistest.Start(t)
+	x := start(t, strings.Replace(oneLimit, "capacity: 2", "capacity: 2, on_backend_failure: allow", 1), withTokens(t), onRedis("redis://"+redis.Addr))
 	x.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
-	if err := x.stop(); err != nil {
-		t.Fatal(err)
-	}
 	redis.Kill()
-	x = start(t, open, tokens, onRedis("redis://"+redis.Addr), kept)
 	if n := x.allowed(t, 3, "eve"); n != 0 {
 		t.Errorf("eve is blocked, and gets %d; want 0", n)
 	}
@@ -74,7 +69,7 @@ func TestAStartWithoutRedisBlocksBlockedKeys(t *testing.T) {
 		t.Errorf("a change while Redis is unreachable: %d %v; want code 503 and a text that contains %q", code, answer, "nothing was changed")
 	}
 	redis.Restart() // with an empty database
-	eventually(t, "Redis has the adjustment again", func() bool { return redis.Do("HLEN", "rl:{adjustments}values") == "1" })
+	eventually(t, "Redis has the adjustment again", func() bool { return redis.Do("HLEN", "rl:{adjustments}set") == "2" })
 }
 
 func TestAnAdjustmentEndsByItselfAtEverySidecar(t *testing.T) {
@@ -111,7 +106,7 @@ func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 	eventually(t, "the condition is reported", func() bool {
 		return strings.Contains(x.conditions(t), "warning "+adjustmentsOff+": ")
 	})
-	redis.Do("ACL", "SETUSER", "limits", "+hmget", "+hset", "+hdel", "+hscan", "+exists", "+xadd", "+xrange", "+xrevrange", "+xtrim")
+	redis.Do("ACL", "SETUSER", "limits", "+hmget", "+hgetall", "+hset", "+hdel", "+lrange", "+lpush", "+ltrim")
 	eventually(t, "the condition is over", func() bool { return !strings.Contains(x.conditions(t), adjustmentsOff) })
 }
 
@@ -128,20 +123,20 @@ func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 	a.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)
 	eventually(t, "the block is in force at the other sidecar", func() bool { return b.allowed(t, 1, "bob") == 0 })
 	for _, replica := range servers.Replicas {
-		eventually(t, "the replica has the block", func() bool { return replica.Do("HLEN", "rl:{adjustments}values") == "1" })
+		eventually(t, "the replica has the block", func() bool { return replica.Do("HLEN", "rl:{adjustments}set") == "2" })
 	}
 	servers.Master.Do("ACL", "SETUSER", "default", "-psync", "-sync")
 	servers.Master.Do("CLIENT", "KILL", "TYPE", "replica")
 	a.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
 	for _, replica := range servers.Replicas {
-		if n := replica.Do("HLEN", "rl:{adjustments}values"); n != "1" {
-			t.Fatalf("the replica has %s adjustments; want %q", n, "1")
+		if n := replica.Do("HLEN", "rl:{adjustments}set"); n != "2" {
+			t.Fatalf("the replica has %s fields; want the head and one adjustment", n)
 		}
 	}
 	servers.Master.Kill()
 	eventually(t, "the new master has both", func() bool {
 		for _, replica := range servers.Replicas {
-			if strings.Contains(replica.Do("INFO", "replication"), "role:master") && replica.Do("HLEN", "rl:{adjustments}values") == "2" {
+			if strings.Contains(replica.Do("INFO", "replication"), "role:master") && replica.Do("HLEN", "rl:{adjustments}set") == "3" {
 				return true
 			}
 		}
@@ -152,9 +147,6 @@ func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 		list, _ := answer["adjustments"].([]any)
 		return len(list) == 2 && b.allowed(t, 1, "eve") == 0
 	})
-	if code, answer := b.asAdmin(t, "GET", "/api/adjustments/audit/verify", ""); code != 200 || answer["whole"] != true || answer["entries"] != 2.0 {
-		t.Errorf("got %d %v; want status 200, a whole audit and 2 entries", code, answer)
-	}
 	if n := a.logs.FilterMessageSnippet("has written them again").Len() + b.logs.FilterMessageSnippet("has written them again").Len(); n == 0 {
 		t.Error("no log has a line about the lost adjustment; want one")
 	}
@@ -168,11 +160,10 @@ func TestLostAdjustmentsAreACondition(t *testing.T) {
 	x := start(t, oneLimit, tokens, onRedis("redis://"+redis.Addr))
 	x.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)
 	x.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
-	// The version stays the same, but its entry differs, as if a sidecar that did not know eve's block had
-	// made a change. The test writes all values at once, as a failover does. Otherwise a poll could read a
+	// The version stays the same, but its change differs, as if a sidecar that did not know eve's block had
+	// made one. The test writes all values at once, as a failover does. Otherwise a poll could read a
 	// state in which no change is lost yet.
-	redis.Do("EVAL", `redis.call('HSET', KEYS[1], 'mac', 'another') return redis.call('HDEL', KEYS[2], ARGV[1])`,
-		2, "rl:{adjustments}head", "rl:{adjustments}values", x.idOf(t, "eve"))
+	redis.Do("EVAL", `redis.call('HSET', KEYS[1], 'head', '2 another') return redis.call('HDEL', KEYS[1], ARGV[1])`, 1, "rl:{adjustments}set", x.idOf(t, "eve"))
 	conditions := func() string {
 		_, answer := x.asAdmin(t, "GET", "/api/conditions", "")
 		return fmt.Sprint(answer["conditions"])

@@ -118,9 +118,6 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	if code != 200 || len(entries) != 2 || entries[0].(map[string]any)["reason"] != "over" {
 		t.Errorf("got %d %v; want status 200 and 2 entries, the first with the reason %q", code, answer, "over")
 	}
-	if code, answer = x.asAdmin(t, "GET", "/api/adjustments/audit/verify", ""); code != 200 || answer["whole"] != true || answer["entries"] != 3.0 {
-		t.Errorf("got %d %v; want status 200, a whole audit and 3 entries", code, answer)
-	}
 	for _, line := range []string{`rlsidecar_adjustments{state="applied"} 1`, "rlsidecar_adjustments_version 3"} {
 		r, _ := http.NewRequest("GET", "http://"+x.Admin.String()+"/metrics", nil)
 		r.Header.Set("Authorization", "Bearer "+readSecret)
@@ -204,20 +201,6 @@ func TestTheUnixSocketOfTheAdminPortNeedsNoToken(t *testing.T) {
 	defer response.Body.Close()
 	if response.StatusCode != 200 {
 		t.Errorf("got %d %s; want status 200", response.StatusCode, body(t, response))
-	}
-}
-
-func TestAdjustmentsSurviveARestart(t *testing.T) {
-	dir, tokens := t.TempDir(), withTokens(t)
-	kept := func(c *Config) { c.StateDir = dir }
-	x := start(t, oneLimit, tokens, kept)
-	x.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
-	if err := x.stop(); err != nil {
-		t.Fatal(err)
-	}
-	x = start(t, oneLimit, tokens, kept)
-	if n := x.allowed(t, 3, "eve"); n != 0 {
-		t.Errorf("eve is blocked, and gets %d; want 0", n)
 	}
 }
 

@@ -50,11 +50,6 @@ type Config struct {
 	// AdminReadTokenFile contains a token that permits only reading at Admin. "" means that there is no such
 	// token.
 	AdminReadTokenFile string
-	// StateDir is the folder in which adjustments are stored, so that they survive a restart. "" means that
-	// there is none.
-	StateDir string
-	// AuditKeyFile contains the secret that protects the audit of adjustments. "" means that there is none.
-	AuditKeyFile string
 	// APIToken, or the content of APITokenFile, is required for the HTTP API. Without a token the API is on
 	// only if HTTP can be reached only from this machine.
 	APIToken, APITokenFile string

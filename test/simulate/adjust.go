@@ -13,18 +13,13 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/adjust/shared"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // Operators adjust the limit "tuned" through any sidecar, sometimes two operators at the same time. All
 // sidecars read the adjustments from a shared ledger in Redis.
-
-// chain authenticates the entries of the ledger. All sidecars have its secret.
-var chain = adjust.NewChain([]byte("a secret of all sidecars"))
 
 var tunedRates = []int64{4, 70}
 
@@ -52,13 +47,9 @@ func (p *process) openLedger(url string) {
 		panic(err)
 	}
 	p.ledger = ledger
-	p.keeper, err = shared.New(shared.Config{Ledger: ledger, Chain: chain, Outside: p.outside(), Pause: p.pause})
-	if err != nil {
-		panic(err)
-	}
 	applied := adjust.NewSet(adjust.Head{}, nil)
-	p.keeper.Watch(func(set *adjust.Set) { // package server does the same
-		set = set.Without(set.Expired(p.keeper.Now(), set.Len()))
+	use := func(set *adjust.Set) { // package server does the same
+		set = set.Live(p.keeper.Now())
 		var keys [][]byte
 		for _, a := range adjust.Differences(applied, set) {
 			of, _ := p.limiter.Buckets(a)
@@ -72,7 +63,9 @@ func (p *process) openLedger(url string) {
 		for _, key := range keys {
 			p.denied.ClearBucket(key)
 		}
-	})
+	}
+	pause := func(longest time.Duration) { p.pause(time.Duration(p.rng.Int64N(int64(longest)))) }
+	p.keeper = adjust.NewKeeper(adjust.Config{Ledger: ledger, Clock: p.outside().Clock.Now, Pause: pause, Changed: use})
 	var poll func()
 	poll = func() {
 		if p.crashed || p.closing || p.w.lastPoll > 0 && p.w.now > p.w.lastPoll {
@@ -81,8 +74,13 @@ func (p *process) openLedger(url string) {
 		p.useKeeper(func() {
 			before := p.keeper.Status().Rewritten
 			_ = p.keeper.Poll(context.Background())
-			if p.keeper.Status().Rewritten > before {
+			status := p.keeper.Status()
+			if status.Rewritten > before {
 				p.w.seen(sawRewritten)
+			}
+			for _, a := range status.Lost {
+				p.w.seen(sawReportedLost)
+				p.w.judge.reportedLost[a.ID] = true
 			}
 		})
 		pause := 10_000 + p.rng.Int64N(30_000)
@@ -109,7 +107,7 @@ func (p *process) pause(d time.Duration) {
 }
 
 func (w *world) operate(rng *rand.Rand) {
-	w.judge.changes = map[string]string{}
+	w.judge.changes, w.judge.newest, w.judge.reportedLost = map[string]string{}, map[string]madeChange{}, map[string]bool{}
 	for n := range 1 + rng.IntN(6) {
 		at := time.Duration(rng.Int64N(int64(w.length)))
 		if !w.faultless && rng.IntN(4) == 0 { // this failover may lose the change
@@ -125,16 +123,16 @@ func (w *world) operate(rng *rand.Rand) {
 			})
 		}
 		for i := range 1 + rng.IntN(2) { // two operators at the same time
-			o := adjust.Operation{ID: fmt.Sprintf("%d.%d", n, i), Author: "operator", Reason: "a test"}
+			o := adjust.Operation{Entry: adjust.Entry{Head: adjust.Head{ID: fmt.Sprintf("%d.%d", n, i)}, Author: "operator", Reason: "a test"}}
 			a := &adjust.Adjustment{Author: o.Author, Reason: o.Reason, Target: adjust.Target{Domain: "sim", Limit: "tuned", Key: []string{strconv.Itoa(rng.IntN(2))}}}
 			a.ID = a.Target.ID()
 			o.Target = a.ID
 			if rng.IntN(5) > 0 {
 				rate := tunedRates[rng.IntN(len(tunedRates))]
 				a.Change.Rate, a.Algorithm = &rate, algorithms.FixedWindow
-				o.After, o.For = a, time.Duration(5+rng.Int64N(60))*time.Millisecond
+				o.After, o.For = a, adjust.Span(5000+1000*rng.Int64N(60))
 				if rng.IntN(2) == 0 {
-					o.For = time.Hour
+					o.For = adjust.Span(3600 * algorithms.Second)
 				}
 			}
 			p := w.processes[rng.IntN(len(w.processes))]
@@ -143,10 +141,19 @@ func (w *world) operate(rng *rand.Rand) {
 	}
 }
 
+// madeChange is a change whose answer confirms it, and during which no other one was made.
+type madeChange struct {
+	entry *adjust.Entry
+	by    *process
+}
+
 func (w *world) change(p *process, o adjust.Operation) {
 	if p.crashed {
 		return
 	}
+	w.judge.begun++
+	begun, alone := w.judge.begun, w.judge.begun == w.judge.ended+1
+	delete(w.judge.newest, o.Target)
 	e, err := p.keeper.Change(context.Background(), o)
 	outcome := "made"
 	switch {
@@ -155,11 +162,15 @@ func (w *world) change(p *process, o adjust.Operation) {
 		outcome = "not known"
 	case err != nil:
 		outcome = "not made"
-	case e.Operation != o.ID:
-		w.judge.fail("operation %s was answered with the entry of %s", o.ID, e.Operation)
+	case e.ID != o.ID:
+		w.judge.fail("operation %s was answered with the entry of %s", o.ID, e.ID)
 	}
 	if p.crashed { // the process has died, so the operator gets no answer
 		outcome = "not known"
+	}
+	w.judge.ended++
+	if outcome == "made" && alone && w.judge.begun == begun {
+		w.judge.newest[o.Target] = madeChange{e, p}
 	}
 	w.note("%s: operation %s: %s, %v", p.name, o.ID, outcome, err)
 	w.judge.changes[o.ID] = outcome
@@ -198,7 +209,7 @@ func (j *judge) unadjusted(p *process, r *limiter.Result) {
 	}
 }
 
-const ledgerHeadKey, ledgerLogKey, ledgerValuesKey = "rl:{adjustments}head", "rl:{adjustments}log", "rl:{adjustments}values"
+const ledgerSetKey, ledgerChangesKey, ledgerHead = "rl:{adjustments}set", "rl:{adjustments}changes", "head"
 
 func (w *world) ledgerServer() *server {
 	if w.watched != nil {
@@ -207,7 +218,7 @@ func (w *world) ledgerServer() *server {
 	if w.layout == nil {
 		return w.servers[0]
 	}
-	return w.masterOf(ledgerHeadKey)
+	return w.masterOf(ledgerSetKey)
 }
 
 // converged checks that all sidecars know all changes, some time after the last fault.
@@ -216,14 +227,11 @@ func (j *judge) converged() {
 	if !w.hasOperators {
 		return
 	}
-	var head adjust.Head
-	if v := w.ledgerServer().get(ledgerHeadKey); v != nil {
-		head.MAC = v.fields["mac"]
-		head.Version, _ = strconv.ParseUint(v.fields["version"], 10, 64)
-	}
+	j.inForceOrLost()
+	head := w.ledgerServer().fields(ledgerSetKey)[ledgerHead]
 	for _, p := range w.processes {
-		if is := p.keeper.Set().Head; is != head && p.pausedUntil < w.lastPoll-int64(200*time.Millisecond) {
-			j.fail("%s knows change %d of the adjustments, the newest is %d: %v", p.name, is.Version, head.Version, p.keeper.Status().Err)
+		if is := p.keeper.Set().Head.String(); is != head && p.pausedUntil < w.lastPoll-int64(200*time.Millisecond) {
+			j.fail("%s knows change %q of the adjustments, the newest is %q: %v", p.name, is, head, p.keeper.Status().Err)
 		}
 		j.knowsAll(p)
 		for _, a := range p.keeper.Set().All() {
@@ -234,14 +242,41 @@ func (j *judge) converged() {
 	}
 }
 
+// inForceOrLost checks that the newest change of each target is in force or was reported as lost, if its sidecar still
+// runs. Until all changes have ended, another one may be newer.
+func (j *judge) inForceOrLost() {
+	fields := j.w.ledgerServer().fields(ledgerSetKey)
+	for _, id := range slices.Sorted(maps.Keys(j.newest)) {
+		made := j.newest[id]
+		after := made.entry.After
+		if made.by.crashed || made.by.closing || made.by.pausedUntil >= j.w.lastPoll-int64(200*time.Millisecond) || made.by.keeper.Status().Err != nil || j.clockStepped ||
+			after != nil && after.Expires < made.by.keeper.Now()+late {
+			continue
+		}
+		if j.reportedLost[id] {
+			continue
+		}
+		is, text := new(adjust.Adjustment), fields[id]
+		if text != "" && json.Unmarshal([]byte(text), is) != nil {
+			is = nil
+		}
+		if (after == nil) != (text == "") || after != nil && is.Created != after.Created {
+			j.fail("operation %s was confirmed and is neither in force nor reported as lost: the server has %q", made.entry.ID, text)
+		}
+	}
+}
+
 // knowsAll checks that p has the adjustments that the server has, and no others. Either may lack adjustments
 // that have expired or soon will.
 func (j *judge) knowsAll(p *process) {
-	set, fields, soon := p.keeper.Set(), j.w.ledgerServer().fields(ledgerValuesKey), p.keeper.Now()+late
+	set, fields, soon := p.keeper.Set(), j.w.ledgerServer().fields(ledgerSetKey), p.keeper.Now()+late
 	if p.keeper.Status().Err != nil || p.pausedUntil >= j.w.lastPoll-int64(200*time.Millisecond) {
 		return
 	}
 	for _, id := range slices.Sorted(maps.Keys(fields)) {
+		if id == ledgerHead {
+			continue
+		}
 		a := new(adjust.Adjustment)
 		if err := json.Unmarshal([]byte(fields[id]), a); err != nil {
 			j.fail("an adjustment cannot be read: %v", err)
@@ -258,41 +293,23 @@ func (j *judge) knowsAll(p *process) {
 	}
 }
 
-// audited checks the audit log at the end. Its chain must be complete. Each change whose answer confirms it
-// must be in the log once, unless a server lost it. A change whose answer refuses it must not be in the log.
+// audited checks the last changes at the end. Each change whose answer confirms it must be there once, unless a server
+// lost it. A change whose answer refuses it must not be there.
 func (j *judge) audited() {
 	w := j.w
 	if !w.hasOperators {
 		return
 	}
-	s := w.ledgerServer()
 	count := map[string]int{}
-	var entries []*adjust.Entry
-	if v := s.get(ledgerLogKey); v != nil {
-		for _, f := range v.log {
-			e, err := adjust.ParseEntry([]byte(f.Body), f.MAC)
-			if err != nil {
-				j.fail("the audit log: %v", err)
-				return
-			}
-			entries = append(entries, e)
-			count[e.Operation]++
-		}
-	}
-	if v := s.get(ledgerHeadKey); v != nil {
-		number := func(name string) uint64 {
-			n, _ := strconv.ParseUint(v.fields[name], 10, 64)
-			return n
-		}
-		from := adjust.Checkpoint{Head: adjust.Head{Version: number("checkpoint"), MAC: v.fields["checkpoint_mac"]}, Signature: v.fields["signature"]}
-		if err := chain.Broken(from, entries, adjust.Head{Version: number("version"), MAC: v.fields["mac"]}); err != nil {
-			j.fail("the audit log: %v", err)
-		}
+	for _, change := range w.ledgerServer().list(ledgerChangesKey) {
+		head, _, _ := strings.Cut(change, "\n")
+		_, id, _ := strings.Cut(head, " ")
+		count[id]++
 	}
 	for _, id := range slices.Sorted(maps.Keys(j.changes)) {
 		switch outcome, n := j.changes[id], count[id]; {
 		case n > 1, outcome == "not made" && n > 0, outcome == "made" && n == 0 && j.losses+j.failovers == 0:
-			j.fail("operation %s was answered as %s, the audit log has it %d times", id, outcome, n)
+			j.fail("operation %s was answered as %s, the ledger has it %d times", id, outcome, n)
 		}
 	}
 }
@@ -325,77 +342,64 @@ func (s *server) hset(key string, pairs ...string) {
 	s.put(key, &value{fields: fields})
 }
 
-// ledgerHead does what ledger_head.lua does.
-func (s *server) ledgerHead(key string) any {
-	h, now := s.fields(key), s.now()
-	or := func(text, other string) string {
-		if text == "" {
-			return other
-		}
-		return text
+// ledgerRead does what ledger_read.lua does.
+func (s *server) ledgerRead(keys []any, args []string) any {
+	fields, now, known := s.fields(keys[0].(string)), s.now(), args[0]
+	head := fields[ledgerHead]
+	reply := []any{head, strconv.FormatInt(int64(now/algorithms.Second), 10), strconv.FormatInt(int64(now%algorithms.Second), 10), nil, nil}
+	if head == known {
+		return reply
 	}
-	return []any{
-		or(h["version"], "0"), h["mac"], or(h["checkpoint"], "0"), h["checkpoint_mac"], h["signature"],
-		strconv.FormatInt(int64(now/algorithms.Second), 10), strconv.FormatInt(int64(now%algorithms.Second), 10),
+	version := func(text string) int {
+		number, _, _ := strings.Cut(text, " ")
+		n, _ := strconv.Atoi(number)
+		return n
 	}
-}
-
-// ledgerAppend does what ledger_append.lua does.
-func (s *server) ledgerAppend(keys []any, args []string) any {
-	head, values, log := keys[0].(string), keys[1].(string), keys[2].(string)
-	h := s.fields(head)
-	if version := h["version"]; version != args[0] && (version != "" || args[0] != "0") || h["mac"] != args[1] {
-		s.w.seen(sawRaced)
-		return int64(0)
+	changes := s.list(keys[1].(string))
+	n := version(head) - version(known)
+	if known != "" && 0 < n && n < 100 && n < len(changes) && strings.HasPrefix(changes[n], known+"\n") {
+		reply[3] = anyOf(changes[:n+1])
+		return reply
 	}
-	var entries []outside.Entry
-	if v := s.get(log); v != nil {
-		entries = v.log
-	}
-	s.put(log, &value{log: append(slices.Clone(entries), outside.Entry{ID: args[2] + "-0", Body: args[4], MAC: args[3]})})
-	s.hset(head, "version", args[2], "mac", args[3])
-	s.hset(values, args[5], args[6])
-	for _, id := range args[10:] {
-		s.hset(values, id, "")
-	}
-	return int64(1) // a run is too short for entries to be trimmed
-}
-
-// ledgerRestore does what ledger_restore.lua does.
-func (s *server) ledgerRestore(keys []any, args []string) any {
-	head, values := keys[0].(string), keys[1].(string)
-	if s.get(head) != nil {
-		return int64(0)
-	}
-	s.w.seen(sawRestored)
-	s.hset(head, "version", args[0], "mac", args[1], "checkpoint", args[2], "checkpoint_mac", args[3], "signature", args[4])
-	for i := 5; i < len(args); i += 2 {
-		s.hset(values, args[i], args[i+1])
-	}
-	return int64(1)
-}
-
-func (s *server) hscan(key string) []any {
 	pairs := []any{}
-	fields := s.fields(key)
 	for _, id := range slices.Sorted(maps.Keys(fields)) {
 		pairs = append(pairs, id, fields[id])
 	}
-	return []any{"0", pairs}
+	reply[3], reply[4] = anyOf(changes), pairs
+	return reply
 }
 
-func (s *server) xrange(key, from string, n int64) []outside.Entry {
-	v := s.get(key)
-	if v == nil {
-		return nil
+func anyOf(texts []string) []any {
+	all := make([]any, len(texts))
+	for i, text := range texts {
+		all[i] = text
 	}
-	at := func(id string) uint64 {
-		number, _ := strconv.ParseUint(strings.TrimSuffix(id, "-0"), 10, 64)
-		return number
+	return all
+}
+
+// ledgerWrite does what ledger_write.lua does. A run is too short for changes to be trimmed.
+func (s *server) ledgerWrite(keys []any, args []string) any {
+	set, changes := keys[0].(string), keys[1].(string)
+	if s.fields(set)[ledgerHead] != args[0] {
+		s.w.seen(sawRaced)
+		return int64(0)
 	}
-	i := slices.IndexFunc(v.log, func(e outside.Entry) bool { return at(e.ID) >= at(from) })
-	if i < 0 {
-		return nil
+	if args[0] == "" && !strings.HasPrefix(args[1], "1 ") {
+		s.w.seen(sawRestored)
 	}
-	return v.log[i:min(len(v.log), i+int(n))]
+	n, _ := strconv.Atoi(args[3])
+	list := s.list(changes)
+	for _, change := range args[4 : 4+n] {
+		list = append([]string{change}, list...)
+	}
+	s.put(changes, &value{list: list})
+	s.hset(set, append(args[4+n:], ledgerHead, args[1])...)
+	return int64(1)
+}
+
+func (s *server) list(key string) []string {
+	if v := s.get(key); v != nil {
+		return v.list
+	}
+	return nil
 }

@@ -94,7 +94,7 @@ func (j *judge) finish() {
 	}
 	for _, s := range w.servers {
 		for key, v := range s.keys {
-			if v.until == 0 && v.fields == nil && v.log == nil {
+			if v.until == 0 && v.fields == nil && v.list == nil {
 				j.fail("%s: %q has no lifetime", s.name, key)
 			}
 		}

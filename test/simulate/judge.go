@@ -31,7 +31,11 @@ type judge struct {
 	unclean          bool // a process crashed, or a call had no answer, so leased units may be lost
 	clockStepped     bool
 	clockSteppedBack bool
-	changes          map[string]string // the answer to each change of an operator, by the ID of its operation
+
+	changes      map[string]string     // the answer to each change of an operator, by the ID of its operation
+	begun, ended int                   // how many changes have begun and ended
+	newest       map[string]madeChange // by the ID of the adjustment
+	reportedLost map[string]bool       // the IDs of adjustments that a sidecar reported as lost
 }
 
 type bucket struct {

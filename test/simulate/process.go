@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/adjust/shared"
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
@@ -43,7 +43,7 @@ type process struct {
 	wallAhead time.Duration
 
 	stores      []*redis.Store
-	keeper      *shared.Keeper // nil if limits are not adjusted
+	keeper      *adjust.Keeper // nil if limits are not adjusted
 	ledger      *redis.Ledger
 	keeperInUse bool
 	undos       *stores.Undos // nil unless the process has two stores

@@ -39,13 +39,13 @@ type server struct {
 	alone            bool // it has no replica, because a failover has made both servers masters
 }
 
-// value is the content of a key: a bucket, a string, a hash or a stream.
+// value is the content of a key: a bucket, a string, a hash or a list.
 type value struct {
 	state  algorithms.State
 	text   string
 	bucket bool
 	fields map[string]string // the fields of a hash; a change replaces the map
-	log    []outside.Entry   // the entries of a stream
+	list   []string          // the elements of a list
 	until  algorithms.Micros // when the key expires; 0 means never
 }
 
@@ -54,9 +54,8 @@ type script int
 const (
 	takeScript script = iota + 1
 	replaceScript
-	headScript
-	appendScript
-	restoreScript
+	ledgerReadScript
+	ledgerWriteScript
 )
 
 func newServer(w *world, name string) *server {
@@ -218,10 +217,6 @@ func (s *server) command(args []any) (any, error) {
 			return []any{v.fields[args[2].(string)]}, nil
 		}
 		return []any{nil}, nil
-	case "hscan": // key cursor count n
-		return s.hscan(args[1].(string)), nil
-	case "xrange": // key from to count n
-		return s.xrange(args[1].(string), args[2].(string), args[5].(int64)), nil
 	case "del":
 		if s.get(args[1].(string)) == nil {
 			return int64(0), nil
@@ -256,9 +251,8 @@ func nameOf(text string) (sha string, which script) {
 	}{
 		{"call('PSETEX', names[i]", takeScript},
 		{"GET', KEYS[1]) ~= ARGV[1]", replaceScript},
-		{"'HMGET', KEYS[1], 'version', 'mac', 'checkpoint'", headScript},
-		{"'XADD', KEYS[3]", appendScript},
-		{"'EXISTS', KEYS[1]) == 1", restoreScript},
+		{"'HGETALL', KEYS[1]", ledgerReadScript},
+		{"'LPUSH', KEYS[2]", ledgerWriteScript},
 	} {
 		if strings.Contains(text, other.part) {
 			which = other.which
@@ -276,12 +270,10 @@ func (s *server) script(which script, args []any) (any, error) {
 	n := args[2].(int64)
 	keys, rest := args[3:3+n], args[3+n:]
 	switch which {
-	case headScript:
-		return s.ledgerHead(keys[0].(string)), nil
-	case appendScript:
-		return s.ledgerAppend(keys, textsOf(rest)), nil
-	case restoreScript:
-		return s.ledgerRestore(keys, textsOf(rest)), nil
+	case ledgerReadScript:
+		return s.ledgerRead(keys, textsOf(rest)), nil
+	case ledgerWriteScript:
+		return s.ledgerWrite(keys, textsOf(rest)), nil
 	}
 	if which == replaceScript {
 		key := keys[0].(string)

@@ -80,6 +80,7 @@ const (
 	sawUnknownChange
 	sawRestored
 	sawRewritten
+	sawReportedLost
 	sawReadOnly
 	sawKept
 	sawStaleName
@@ -112,7 +113,7 @@ var faultNames = [faults]string{
 	sawKept:      "confirmed charge checked after a failover",
 	sawStaleName: "Sentinel names the old master after a failover",
 	sawRetry:     "retry time compared with the server",
-	sawRewritten: "changes made again that a failover lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits", sawCreditsNamed: "credits named beside their limit, or topped up",
+	sawRewritten: "changes made again that a failover lost", sawReportedLost: "adjustment reported as lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits", sawCreditsNamed: "credits named beside their limit, or topped up",
 }
 
 type Counts [faults]int
