@@ -11,11 +11,14 @@ import (
 // alike must notice a change of any field except Index and Place.
 func TestAChangeOfAnyFieldIsNoticed(t *testing.T) {
 	a := &limiter.Policy{Limit: &algorithms.Limit{}}
-	for i := range reflect.TypeFor[limiter.Policy]().NumField() {
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[limiter.Policy]()) {
+		if f.Anonymous {
+			continue
+		}
 		b := *a
 		b.Limit = &algorithms.Limit{} // equal numbers, another pointer
-		name := reflect.TypeFor[limiter.Policy]().Field(i).Name
-		switch field := reflect.ValueOf(&b).Elem().Field(i); name {
+		name := f.Name
+		switch field := reflect.ValueOf(&b).Elem().FieldByIndex(f.Index); name {
 		case "Limit":
 			b.Limit.Rate = 1
 		case "Adjusted":
