@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories bench bench-compare overload keys size soak chart release tools clean
+.PHONY: help build run test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories bench bench-compare overload size soak chart release tools clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -31,12 +31,10 @@ mutate: ## plant faults by rule into the packages PKG, all of them or SAMPLE of 
 	@go run ./test/plant -sample $(or $(SAMPLE),0) $(MUTATE) $(PKG)
 histories: ## check the decisions of concurrent sidecars on a failing Redis; each run takes HISTORIES (default 1m)
 	@HISTORIES=$${HISTORIES:-1m} go test -vet=off -count=1 -v -timeout 3h ./test/histories
-bench: ## run the benchmarks of the packages, and compare with other limiters and servers
+bench: ## run the benchmarks of the packages, and load large configurations
 	@scripts/bench.sh
 bench-compare: ## measure the targets of docs/performance.md, each compared with its ceiling
 	@scripts/rlbench.sh targets
-keys: ## send 100,000 distinct keys a second for a minute, in memory and on Redis; memory and series must not grow
-	@scripts/rlbench.sh keys
 overload: ## send two and five times as many requests as a server can decide
 	@scripts/rlbench.sh overload
 size: ## print the size of each part with its budget, and write the column "lines" of ARCHITECTURE.md. LIST=-list names what is too large

@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
-# Measures costs: the benchmarks of the packages, rlsidecar compared with an empty gRPC server, and large
-# configurations. If wrk and nginx are installed, it also compares the HTTP listener with a bare HTTP handler. It
-# takes about four minutes. docs/performance.md explains the figures. The script passes its arguments to rlbench
-# compare (--help lists them). BENCHTIME (default 0.2s) is the duration of each package benchmark.
+# Measures costs: the benchmarks of the packages, and large configurations. docs/performance.md explains the figures.
+# BENCHTIME (default 0.2s) is the duration of each package benchmark.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$(mktemp -d)
@@ -31,21 +29,11 @@ echo
 go test -run '^$' -bench . -benchmem -benchtime "${BENCHTIME:-0.2s}" \
   ./pkg/algorithms ./pkg/descriptors ./pkg/backend/memory ./pkg/ratelimit ./internal/limiter ./internal/grpcapi 2>&1 | shorten || code=1
 echo
-(cd bench/library && go test -run '^$' -bench . -benchmem -benchtime "${BENCHTIME:-0.2s}" . 2>&1) | shorten || code=1
 
 go build -buildvcs=false -o "$dir/rlsidecar" ./cmd/rlsidecar
 (cd bench && go build -buildvcs=false -o "$dir/rlbench" ./rlbench)
 echo
-"$dir/rlbench" compare --ceiling grpc-go --sidecar "$dir/rlsidecar" "$@" || code=1
-echo
 for shape in flat deep domain; do
   "$dir/rlbench" size --shape "$shape" --sidecar "$dir/rlsidecar" || code=1
 done
-PATH="$PATH:/usr/sbin"
-if command -v wrk >/dev/null && command -v nginx >/dev/null; then
-  echo
-  "$dir/rlbench" http --sidecar "$dir/rlsidecar" --nginx-conf examples/nginx/nginx.conf || code=1
-else
-  echo "wrk or nginx is missing: the HTTP listener is not measured"
-fi
 exit $code

@@ -5,9 +5,7 @@
 #             mean nothing.
 #   overload  sends two and five times as many requests as rlsidecar can decide, over one connection and over 500. It
 #             takes about eight minutes. It needs two processors without other work; otherwise its figures mean nothing.
-#   keys      sends 100,000 distinct keys a second for a minute, in five runs: in memory, keys that are allowed, that are
-#             denied, and for which there is no room; on Redis, keys that are allowed and that are denied. It fails if the
-#             number of series or the memory grows with the keys.
+#   attacks   measures a client with few requests beside each of several attacks. It needs root.
 # The flags are those of rlbench COMMAND (--help).
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -27,7 +27,7 @@ race() {
 }
 
 observability_module() { (cd test/observability && go vet ./... && go test -vet=off -count=1 ./...); }
-bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...) && (cd bench/library && go vet ./...); }
+bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...); }
 gateways_module() { (cd test/cluster/gateways/contour && go vet ./... && CGO_ENABLED=0 go test -vet=off -count=1 ./...); }
 chart_module() { (cd test/chart && go vet ./... && go test -vet=off -count=1 ./...); }
 

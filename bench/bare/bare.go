@@ -1,6 +1,5 @@
 // Package bare calls Redis as directly as possible. Run sends pipelines of a token bucket script with one key,
-// over separate connections. Fan sends calls with many keys to several servers at the same time. Benchmarks
-// compare the cost of a limiter on Redis with the cost of this package.
+// over separate connections. Benchmarks compare the cost of a limiter on Redis with the cost of this package.
 package bare
 
 import (

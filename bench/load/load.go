@@ -1,5 +1,6 @@
 // Package load sends many requests to an Envoy RateLimitService and measures the cost of an answer.
 //
+// The client works on HTTP/2 frames. It makes one write for all requests that can be sent, as a proxy under load does.
 // It has two modes. In a closed loop every answer starts the next request, so the server is always busy, and
 // latencies show little more than the length of the queue. In an open loop requests are due at a fixed rate,
 // whether or not answers arrive. A latency counts from the time at which the request was due, so that a stall
@@ -18,11 +19,6 @@ import (
 	"time"
 )
 
-const (
-	GRPC = "grpc" // grpc-go; it makes about one write for each request, as most proxies do
-	Raw  = "raw"  // HTTP/2 frames; it makes one write for all requests that can be sent, as a proxy under load does
-)
-
 // answerTimeout bounds the wait for the last answers of a run, and for the first answer on a connection. Tests shorten
 // it.
 var answerTimeout = 30 * time.Second
@@ -30,7 +26,6 @@ var answerTimeout = 30 * time.Second
 // Config describes a run. Run replaces zero fields by their defaults.
 type Config struct {
 	Target      string // host:port or unix:///path
-	Client      string // GRPC or Raw; the default is GRPC
 	Connections int    // the default is 4
 	Outstanding int    // requests of one connection that may wait for their answers; the default is 16
 
@@ -41,7 +36,7 @@ type Config struct {
 	InTurn      bool     // uses the keys one after the other, not at random
 
 	// Settle makes about half of the requests settlements. Each settles the reservation in the answer to an
-	// earlier request. An answer without a reservation is an error. Settle works only with Raw.
+	// earlier request. An answer without a reservation is an error.
 	Settle bool
 
 	Rate     float64       // requests a second in an open loop; 0 means a closed loop
@@ -53,9 +48,6 @@ type Config struct {
 }
 
 func (c *Config) check() error {
-	if c.Client == "" {
-		c.Client = GRPC
-	}
 	if c.Connections == 0 {
 		c.Connections = 4
 	}
@@ -77,10 +69,6 @@ func (c *Config) check() error {
 	switch {
 	case c.Target == "":
 		return errors.New("no target")
-	case c.Client != GRPC && c.Client != Raw:
-		return fmt.Errorf("client must be %s or %s, but is %q", GRPC, Raw, c.Client)
-	case c.Settle && c.Client != Raw:
-		return fmt.Errorf("only the client %s settles reservations", Raw)
 	case c.Connections < 0 || c.Outstanding < 0 || c.Rate < 0 || c.Requests < 0 || c.Warmup < 0 || c.Duration < 0:
 		return errors.New("no number may be negative")
 	case c.Keys < 1 || c.FirstKey < 0 || c.FirstKey+c.Keys > maxKeys:
@@ -89,13 +77,6 @@ func (c *Config) check() error {
 		return errors.New("a number of requests and a warm-up cannot be combined")
 	}
 	return nil
-}
-
-type connection interface {
-	// send sends the requests of s. It returns the answers when all requests are answered, when ctx ends, or
-	// when the connection fails.
-	send(ctx context.Context, s *schedule) *recorder
-	close()
 }
 
 // Run sends the requests that c describes. It returns an error if there is no usable Result. Errors of the
@@ -112,9 +93,9 @@ func Run(ctx context.Context, c Config) (Result, error) {
 	defer cancel()
 
 	r := &run{Config: c}
-	connections := make([]connection, c.Connections)
+	connections := make([]*rawConnection, c.Connections)
 	for i := range connections {
-		if connections[i], err = r.connect(ctx, request); err != nil {
+		if connections[i], err = dialRaw(ctx, r, request); err != nil {
 			return Result{}, fmt.Errorf("connect to %s: %w", c.Target, err)
 		}
 		defer connections[i].close()
@@ -139,13 +120,6 @@ func Run(ctx context.Context, c Config) (Result, error) {
 	}
 	result.fill(c, total)
 	return result, nil
-}
-
-func (r *run) connect(ctx context.Context, req request) (connection, error) {
-	if r.Client == Raw {
-		return dialRaw(ctx, r, req)
-	}
-	return dialGRPC(r, req)
 }
 
 type run struct {

@@ -60,52 +60,42 @@ func listen(t *testing.T, s rls.RateLimitServiceServer) (address string) {
 
 func allow(string) (rls.RateLimitResponse_Code, error) { return rls.RateLimitResponse_OK, nil }
 
-var clients = []string{GRPC, Raw}
-
 func TestEveryKeyIsSentOnce(t *testing.T) {
-	for _, client := range clients {
-		t.Run(client, func(t *testing.T) {
-			s, address := serve(t, allow)
-			r, err := Run(t.Context(), Config{Target: address, Client: client, PID: os.Getpid(),
-				Keys: 500, FirstKey: 7, InTurn: true, Requests: 500})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if r.OK != 500 || r.OverLimit != 0 || r.Failed() != 0 || r.CPU <= 0 || r.RSS <= 0 || r.P50 <= 0 || r.Max < r.P99 {
-				t.Errorf("got %v; want 500 allowed answers, no other answer, and CPU, memory and times above 0", &r)
-			}
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if len(s.started) != 500 || s.started["00000007"] != 1 || s.started["00000506"] != 1 {
-				t.Errorf("the server received %d different keys; want 500, and each of them once", len(s.started))
-			}
-		})
+	s, address := serve(t, allow)
+	r, err := Run(t.Context(), Config{Target: address, PID: os.Getpid(),
+		Keys: 500, FirstKey: 7, InTurn: true, Requests: 500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.OK != 500 || r.OverLimit != 0 || r.Failed() != 0 || r.CPU <= 0 || r.RSS <= 0 || r.P50 <= 0 || r.Max < r.P99 {
+		t.Errorf("got %v; want 500 allowed answers, no other answer, and CPU, memory and times above 0", &r)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.started) != 500 || s.started["00000007"] != 1 || s.started["00000506"] != 1 {
+		t.Errorf("the server received %d different keys; want 500, and each of them once", len(s.started))
 	}
 }
 
 func TestAnswersAreDistinguished(t *testing.T) {
-	for _, client := range clients {
-		t.Run(client, func(t *testing.T) {
-			_, address := serve(t, func(value string) (rls.RateLimitResponse_Code, error) {
-				switch value {
-				case "00000000":
-					return rls.RateLimitResponse_OVER_LIMIT, nil
-				case "00000001":
-					return rls.RateLimitResponse_UNKNOWN, nil
-				case "00000002":
-					return 0, status.Error(codes.Internal, "no")
-				default:
-					return rls.RateLimitResponse_OK, nil
-				}
-			})
-			r, err := Run(t.Context(), Config{Target: address, Client: client, Keys: 10, InTurn: true, Requests: 100})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if r.OverLimit != 10 || r.OK != 70 || r.Failed() != 20 || r.Errors["the answer cannot be decoded, or its code is unknown"] != 10 {
-				t.Errorf("got %v; want 70 allowed, 10 denied, and 20 failed, half of which cannot be decoded", &r)
-			}
-		})
+	_, address := serve(t, func(value string) (rls.RateLimitResponse_Code, error) {
+		switch value {
+		case "00000000":
+			return rls.RateLimitResponse_OVER_LIMIT, nil
+		case "00000001":
+			return rls.RateLimitResponse_UNKNOWN, nil
+		case "00000002":
+			return 0, status.Error(codes.Internal, "no")
+		default:
+			return rls.RateLimitResponse_OK, nil
+		}
+	})
+	r, err := Run(t.Context(), Config{Target: address, Keys: 10, InTurn: true, Requests: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.OverLimit != 10 || r.OK != 70 || r.Failed() != 20 || r.Errors["the answer cannot be decoded, or its code is unknown"] != 10 {
+		t.Errorf("got %v; want 70 allowed, 10 denied, and 20 failed, half of which cannot be decoded", &r)
 	}
 }
 
@@ -131,7 +121,7 @@ func TestHalfOfTheRequestsSettle(t *testing.T) {
 		}
 		return response
 	}))
-	r, err := Run(t.Context(), Config{Target: address, Client: Raw, Domain: "ai", Settle: true, Requests: 1000})
+	r, err := Run(t.Context(), Config{Target: address, Domain: "ai", Settle: true, Requests: 1000})
 	if err != nil || r.OK != 1000 || r.Failed() != 0 {
 		t.Fatalf("got %v, %v; want 1000 allowed answers and no failure", &r, err)
 	}
@@ -147,48 +137,21 @@ func TestHalfOfTheRequestsSettle(t *testing.T) {
 	}
 }
 
-func TestAnAnswerWithoutAReservationIsAnError(t *testing.T) {
-	_, address := serve(t, allow)
-	r, err := Run(t.Context(), Config{Target: address, Client: Raw, Settle: true, Requests: 10})
-	if err != nil || r.Errors["answer without a reservation"] != 10 {
-		t.Errorf("got %v, %v; want 10 answers without a reservation", &r, err)
-	}
-}
-
-func TestOpenLoopKeepsItsRate(t *testing.T) {
-	for _, client := range clients {
-		t.Run(client, func(t *testing.T) {
-			_, address := serve(t, allow)
-			r, err := Run(t.Context(), Config{Target: address, Client: client, Connections: 2, Rate: 500, Duration: 400 * time.Millisecond})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if r.OK != 200 || r.Failed() != 0 {
-				t.Errorf("got %v; want 200 allowed answers and no failure", &r)
-			}
-		})
-	}
-}
-
 func TestAStallDelaysAllRequestsThatWereDue(t *testing.T) {
-	for _, client := range clients {
-		t.Run(client, func(t *testing.T) {
-			var once sync.Once
-			_, address := serve(t, func(string) (rls.RateLimitResponse_Code, error) {
-				once.Do(func() { time.Sleep(200 * time.Millisecond) })
-				return rls.RateLimitResponse_OK, nil
-			})
-			r, err := Run(t.Context(), Config{Target: address, Client: client, Connections: 1, Outstanding: 1,
-				Rate: 500, Duration: 400 * time.Millisecond})
-			if err != nil {
-				t.Fatal(err)
-			}
-			// Half of the requests were due during the stall. If latency were measured from the time of sending, only one
-			// would be late.
-			if r.Failed() > 0 || r.P99 < 100 || r.Max < 200 {
-				t.Errorf("got %v; want no failure, p99 of at least 100 ms and a maximum of at least 200 ms", &r)
-			}
-		})
+	var once sync.Once
+	_, address := serve(t, func(string) (rls.RateLimitResponse_Code, error) {
+		once.Do(func() { time.Sleep(200 * time.Millisecond) })
+		return rls.RateLimitResponse_OK, nil
+	})
+	r, err := Run(t.Context(), Config{Target: address, Connections: 1, Outstanding: 1,
+		Rate: 500, Duration: 400 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Half of the requests were due during the stall. If latency were measured from the time of sending, only one
+	// would be late.
+	if r.Failed() > 0 || r.P99 < 100 || r.Max < 200 {
+		t.Errorf("got %v; want no failure, p99 of at least 100 ms and a maximum of at least 200 ms", &r)
 	}
 }
 
@@ -196,56 +159,29 @@ func TestOpenLoopThatFallsBehindEnds(t *testing.T) {
 	before := answerTimeout
 	t.Cleanup(func() { answerTimeout = before })
 	answerTimeout = 2 * time.Second
-	for _, client := range clients {
-		t.Run(client, func(t *testing.T) {
-			_, address := serve(t, func(string) (rls.RateLimitResponse_Code, error) {
-				time.Sleep(10 * time.Millisecond)
-				return rls.RateLimitResponse_OK, nil
-			})
-			r, err := Run(t.Context(), Config{Target: address, Client: client, Connections: 1, Outstanding: 1,
-				Rate: 10000, Duration: 100 * time.Millisecond})
-			if err != nil {
-				t.Fatal(err)
-			}
-			// 1,000 requests take 10 seconds, of which the run waits for 2.
-			if r.Failed() > 0 || r.OK == 0 || r.OK > 500 || r.PerSecond > 200 {
-				t.Errorf("got %v; want only the answers that arrived in time: 1 to 500, at most 200 per second, no failure", &r)
-			}
-		})
+	_, address := serve(t, func(string) (rls.RateLimitResponse_Code, error) {
+		time.Sleep(10 * time.Millisecond)
+		return rls.RateLimitResponse_OK, nil
+	})
+	r, err := Run(t.Context(), Config{Target: address, Connections: 1, Outstanding: 1,
+		Rate: 10000, Duration: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
 	}
-}
-
-func TestAServerThatStopsIsAnError(t *testing.T) {
-	for _, client := range clients {
-		t.Run(client, func(t *testing.T) {
-			var g *grpc.Server
-			address := "unix://" + filepath.Join(t.TempDir(), "s")
-			listener, err := Listen(t.Context(), address)
-			if err != nil {
-				t.Fatal(err)
-			}
-			g = grpc.NewServer()
-			rls.RegisterRateLimitServiceServer(g, &server{answer: allow, started: map[string]int{}})
-			go func() { _ = g.Serve(listener) }()
-			time.AfterFunc(50*time.Millisecond, g.Stop)
-			r, err := Run(t.Context(), Config{Target: address, Client: client, Duration: 200 * time.Millisecond})
-			if err == nil && r.Failed() == 0 {
-				t.Errorf("got %v; want failed requests or an error", &r)
-			}
-		})
+	// 1,000 requests take 10 seconds, of which the run waits for 2.
+	if r.Failed() > 0 || r.OK == 0 || r.OK > 500 || r.PerSecond > 200 {
+		t.Errorf("got %v; want only the answers that arrived in time: 1 to 500, at most 200 per second, no failure", &r)
 	}
 }
 
 func TestInvalidConfigsAreRefused(t *testing.T) {
 	for name, c := range map[string]Config{
 		"no target":              {},
-		"client":                 {Target: "x:1", Client: "curl"},
 		"keys":                   {Target: "x:1", FirstKey: maxKeys},
 		"descriptor":             {Target: "x:1", Descriptors: []string{"key"}},
-		"no server":              {Target: "unix:///nowhere/s", Client: Raw},
+		"no server":              {Target: "unix:///nowhere/s"},
 		"no such PID":            {Target: "x:1", PID: 1 << 22, Requests: 1},
 		"negative":               {Target: "x:1", Rate: -1},
-		"settlements":            {Target: "x:1", Settle: true},
 		"requests and a warm-up": {Target: "x:1", Requests: 1, Warmup: 1},
 	} {
 		if r, err := Run(t.Context(), c); err == nil {

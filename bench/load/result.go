@@ -51,7 +51,6 @@ func (r *recorder) merge(o *recorder) {
 // Result describes the measured part of a run. Errors also has the errors of the warm-up, and PeakRSS covers the whole
 // life of the server.
 type Result struct {
-	Client      string  `json:"client"`
 	Connections int     `json:"connections"`
 	Outstanding int     `json:"outstanding"`
 	Keys        int     `json:"keys"`
@@ -87,7 +86,7 @@ func (r *Result) Failed() (n int64) {
 }
 
 func (r *Result) fill(c Config, total *recorder) {
-	r.Client, r.Connections, r.Outstanding, r.Keys, r.Rate = c.Client, c.Connections, c.Outstanding, c.Keys, c.Rate
+	r.Connections, r.Outstanding, r.Keys, r.Rate = c.Connections, c.Outstanding, c.Keys, c.Rate
 	r.OK, r.OverLimit, r.Errors = total.ok, total.over, total.errors
 	r.P50 = milliseconds(total.latency.quantile(0.5))
 	r.P99 = milliseconds(total.latency.quantile(0.99))
@@ -109,8 +108,8 @@ func (r *Result) String() string {
 	if r.Rate > 0 {
 		loop = fmt.Sprintf("open loop at %g/s", r.Rate)
 	}
-	fmt.Fprintf(&b, "%s %dx%d, %s, %d keys: %d requests in %.2f s, %.0f/s; OK %d, OVER_LIMIT %d, errors %d; p50 %.2f ms, p99 %.2f ms, max %.1f ms",
-		r.Client, r.Connections, r.Outstanding, loop, r.Keys, r.Answers(), r.Seconds, r.PerSecond,
+	fmt.Fprintf(&b, "%dx%d, %s, %d keys: %d requests in %.2f s, %.0f/s; OK %d, OVER_LIMIT %d, errors %d; p50 %.2f ms, p99 %.2f ms, max %.1f ms",
+		r.Connections, r.Outstanding, loop, r.Keys, r.Answers(), r.Seconds, r.PerSecond,
 		r.OK, r.OverLimit, r.Failed(), r.P50, r.P99, r.Max)
 	if r.CPU > 0 {
 		fmt.Fprintf(&b, "; server: CPU %.2f us/request, RSS %d MiB, peak %d MiB", r.CPU, r.RSS>>20, r.PeakRSS>>20)

@@ -1,9 +1,7 @@
 package load
 
 import (
-	"context"
 	"math/rand/v2"
-	"runtime"
 	"syscall"
 	"time"
 )
@@ -54,21 +52,6 @@ func (s *schedule) sleepUntil(at time.Duration) {
 	for d := at - s.now(); d > 0; d = at - s.now() {
 		t := syscall.NsecToTimespec(int64(d))
 		_ = syscall.Nanosleep(&t, nil) // after an early wake-up the loop checks the time again
-	}
-}
-
-// pace sends each time of an open loop to times when that time has come. It closes times at the end.
-func (s *schedule) pace(ctx context.Context, times chan<- time.Duration) {
-	defer close(times)
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	for at, more := s.next(); more; at, more = s.next() {
-		s.sleepUntil(at)
-		select {
-		case times <- at:
-		case <-ctx.Done():
-			return
-		}
 	}
 }
 

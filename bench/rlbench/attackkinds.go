@@ -93,7 +93,7 @@ var attackKinds = []attackKind{
 }
 
 func outstanding(ctx context.Context, c *attackCmd, connections, each int) {
-	_, _ = load.Run(ctx, load.Config{Target: c.GRPC, Client: load.Raw, Connections: connections, Outstanding: each, Descriptors: []string{"user_id={}"}, Keys: 1000, Duration: c.Duration})
+	_, _ = load.Run(ctx, load.Config{Target: c.GRPC, Connections: connections, Outstanding: each, Descriptors: []string{"user_id={}"}, Keys: 1000, Duration: c.Duration})
 }
 
 // repeat calls f on n goroutines, again and again, until ctx ends.

@@ -2,15 +2,9 @@ package main
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"os"
 	"os/exec"
@@ -46,7 +40,7 @@ func (c *attacksCmd) Run(a *app) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if err := writeCertificate(dir); err != nil {
+	if _, _, err := selfSigned(dir); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.stdout, "%s; load average %s\n", machine(), loadAverage())
@@ -138,6 +132,7 @@ func (c *attacksCmd) attack(a *app, w *tabwriter.Writer, dir string, kind attack
 	return nil
 }
 
+// startRedis starts a Redis server on the first processor.
 func startRedis(ctx context.Context, program, dir string) (*child, string, error) {
 	if err := find(program); err != nil {
 		return nil, "", err
@@ -198,26 +193,6 @@ func (g group) remove() {
 	if g.folder != "" {
 		_ = os.Remove(g.folder)
 	}
-}
-
-// writeCertificate writes cert.pem and key.pem.
-func writeCertificate(dir string) error {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return err
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"localhost"}}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return err
-	}
-	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return err
-	}
-	return errors.Join(
-		os.WriteFile(filepath.Join(dir, "cert.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), 0o600),
-		os.WriteFile(filepath.Join(dir, "key.pem"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600))
 }
 
 type attackCmd struct {

@@ -22,18 +22,12 @@ const maxWait = 2 * time.Minute
 type child struct {
 	name    string
 	address string
-	foreign int // if not 0, the process ID of a server that rlbench has not started and does not stop; command is then nil
 	command *exec.Cmd
 	output  bytes.Buffer // read only after the process has exited
 	exited  chan struct{}
 }
 
-func (c *child) pid() int {
-	if c.command == nil {
-		return c.foreign
-	}
-	return c.command.Process.Pid
-}
+func (c *child) pid() int { return c.command.Process.Pid }
 
 func startChild(ctx context.Context, name, address, program string, args ...string) (*child, error) {
 	c := &child{name: name, address: address, command: exec.Command(program, args...), exited: make(chan struct{})}
@@ -62,9 +56,6 @@ func startChild(ctx context.Context, name, address, program string, args ...stri
 }
 
 func (c *child) stop() {
-	if c.command == nil {
-		return
-	}
 	_ = c.command.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-c.exited:
@@ -74,7 +65,7 @@ func (c *child) stop() {
 	}
 }
 
-func startCeiling(ctx context.Context, kind string) (*child, error) {
+func startCeiling(ctx context.Context) (*child, error) {
 	program, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -83,11 +74,11 @@ func startCeiling(ctx context.Context, kind string) (*child, error) {
 	if err != nil {
 		return nil, err
 	}
-	return startChild(ctx, "the ceiling", address, program, "ceiling", "--kind", kind, "--listen", address)
+	return startChild(ctx, "the ceiling", address, program, "ceiling", "--listen", address)
 }
 
 type sidecar struct {
-	Sidecar    string   `required:"" xor:"server" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
+	Sidecar    string   `required:"" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
 	SidecarArg []string `sep:"none" placeholder:"ARG" help:"Additional argument of that program. May be repeated."`
 	Admin      string   `placeholder:"ADDR" help:"Address of its admin listener, for profiles during the run (a free port)."`
 }

@@ -16,23 +16,21 @@ const redisTimeout = "5s"
 // loadConfig returns the closed loop of most rows: 4 connections with 16 outstanding requests each.
 func (b *bench) loadConfig(key string, keys int) load.Config {
 	return load.Config{
-		Client: load.Raw, Connections: 4, Outstanding: 16, Duration: b.Duration,
+		Connections: 4, Outstanding: 16, Duration: b.Duration,
 		Descriptors: []string{key + "={}"}, Keys: keys,
 	}
 }
 
-// variant is an rlsidecar program to measure, with one of its gRPC engines.
+// variant is an rlsidecar program to measure.
 type variant struct {
-	label           string
-	engine, program string
+	label, program string
 }
 
-func (b *bench) variants(engines []string) (all []variant) {
-	for _, engine := range engines {
-		all = append(all, variant{engine, engine, b.Sidecar})
-		if b.Before != "" {
-			all = append(all, variant{engine + ", before", engine, b.Before})
-		}
+// variants returns the program, and with --before the one from before a change.
+func (b *bench) variants() []variant {
+	all := []variant{{"now", b.Sidecar}}
+	if b.Before != "" {
+		all = append(all, variant{"before", b.Before})
 	}
 	return all
 }
@@ -74,7 +72,7 @@ func on(redis *child) buckets {
 
 // filled starts a sidecar, and sends it a request for each key of c. It returns the sidecar as a candidate.
 func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (candidate, error) {
-	args := slices.Concat([]string{"--grpc-engine", v.engine}, kept.flags)
+	args := slices.Clone(kept.flags)
 	if len(kept.servers) > 0 {
 		args = append(args, v.redisFlags()...)
 	}
@@ -96,7 +94,7 @@ type findAll func(variant string, ceiling, ours rounds) []finding
 // against measures the ceiling and each variant of the sidecar. The function sidecar starts a variant.
 func (b *bench) against(ceiling candidate, sidecar func(v variant) (candidate, error), find findAll) (found []finding, err error) {
 	all := []candidate{ceiling}
-	variants := b.variants(b.Engine)
+	variants := b.variants()
 	for _, v := range variants {
 		c, err := sidecar(v)
 		if err != nil {
@@ -116,7 +114,7 @@ func (b *bench) against(ceiling candidate, sidecar func(v variant) (candidate, e
 
 // besideMemory compares each variant of the sidecar on redis with the same variant in memory.
 func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find findAll) (found []finding, err error) {
-	for _, v := range b.variants(b.Engine) {
+	for _, v := range b.variants() {
 		inMemory, err := b.filled(v, buckets{}, c, denied)
 		if err != nil {
 			return nil, err
@@ -137,7 +135,7 @@ func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find find
 // empty starts the ceiling, an empty RateLimitService on HTTP/2 frames. The result sends it the requests of
 // c.
 func (b *bench) empty(c load.Config) (candidate, error) {
-	s, err := b.started(startCeiling(b, "h2"))
+	s, err := b.started(startCeiling(b))
 	if err != nil {
 		return candidate{}, err
 	}
@@ -155,9 +153,9 @@ func inMemoryComparison(b *bench, keys int, target float64) ([]finding, error) {
 		return nil, err
 	}
 	return b.against(ceiling, func(v variant) (candidate, error) { return b.filled(v, buckets{}, c, false) },
-		func(engine string, ceiling, ours rounds) []finding {
+		func(variant string, ceiling, ours rounds) []finding {
 			return []finding{{
-				name: fmt.Sprintf("in memory, %s keys: CPU us a request", thousands(keys)), engine: engine,
+				name: fmt.Sprintf("in memory, %s keys: CPU us a request", thousands(keys)), variant: variant,
 				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: target,
 			}}
 		})
@@ -180,9 +178,9 @@ func redisComparison(b *bench) ([]finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.against(ceiling, b.onRedis(redis, c, false), func(engine string, ceiling, ours rounds) []finding {
+	return b.against(ceiling, b.onRedis(redis, c, false), func(variant string, ceiling, ours rounds) []finding {
 		return []finding{{
-			name: "on Redis, 10k keys: CPU us of the sidecar for a request", engine: engine,
+			name: "on Redis, 10k keys: CPU us of the sidecar for a request", variant: variant,
 			ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: 3,
 		}}
 	})
@@ -216,14 +214,14 @@ func throughputComparison(b *bench) ([]finding, error) {
 	}}
 	c := b.loadConfig("user_id", keys)
 	c.Connections, c.Outstanding = connections, pipeline
-	return b.against(script, b.onRedis(redis, c, false), func(engine string, ceiling, ours rounds) []finding {
+	return b.against(script, b.onRedis(redis, c, false), func(variant string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				name: "on Redis: decisions/s, compared with the minimal script", engine: engine,
+				name: "on Redis: decisions/s, compared with the minimal script", variant: variant,
 				ceiling: ceiling.of(samplePerSecond), ours: ours.of(samplePerSecond), format: "%.0f", atLeast: true, target: 1,
 			},
 			{
-				name: "on Redis: CPU us of Redis for a decision", engine: engine,
+				name: "on Redis: CPU us of Redis for a decision", variant: variant,
 				ceiling: ceiling.of(sampleRedisCPU), ours: ours.of(sampleRedisCPU), format: "%.2f", target: 0.6,
 			},
 		}
@@ -235,14 +233,14 @@ func leaseComparison(b *bench) ([]finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.besideMemory(redis, b.loadConfig("leased_id", 1), false, func(engine string, ceiling, ours rounds) []finding {
+	return b.besideMemory(redis, b.loadConfig("leased_id", 1), false, func(variant string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				name: "hot key, leased: requests/s, compared with memory", engine: engine,
+				name: "hot key, leased: requests/s, compared with memory", variant: variant,
 				ceiling: ceiling.of(samplePerSecond), ours: ours.of(samplePerSecond), format: "%.0f", atLeast: true, target: 0.8,
 			},
 			{
-				name: "hot key, leased: CPU s of Redis for a million requests", engine: engine,
+				name: "hot key, leased: CPU s of Redis for a million requests", variant: variant,
 				ours: ours.of(sampleRedisCPU), format: "%.3f", target: 0.1,
 			},
 		}
@@ -254,14 +252,14 @@ func deniedComparison(b *bench) ([]finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.besideMemory(redis, b.loadConfig("hot_id", 1), true, func(engine string, ceiling, ours rounds) []finding {
+	return b.besideMemory(redis, b.loadConfig("hot_id", 1), true, func(variant string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				name: "hot key, denied: CPU us a request, compared with memory", engine: engine,
+				name: "hot key, denied: CPU us a request, compared with memory", variant: variant,
 				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: 1.1,
 			},
 			{
-				name: "hot key, denied: calls to Redis a second", engine: engine,
+				name: "hot key, denied: calls to Redis a second", variant: variant,
 				ours: ours.of(sampleRedisCalls), format: "%.2f", target: 1,
 			},
 		}
@@ -279,14 +277,14 @@ func openComparison(b *bench) ([]finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.against(ceiling, b.onRedis(redis, c, false), func(engine string, ceiling, ours rounds) []finding {
+	return b.against(ceiling, b.onRedis(redis, c, false), func(variant string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				name: "5,000/s on Redis, open loop: p99 ms", engine: engine,
+				name: "5,000/s on Redis, open loop: p99 ms", variant: variant,
 				ceiling: ceiling.of(sampleP99), ours: ours.of(sampleP99), format: "%.2f", target: 1.5,
 			},
 			{
-				name: "5,000/s on Redis, open loop: CPU us of the sidecar for a request", engine: engine,
+				name: "5,000/s on Redis, open loop: CPU us of the sidecar for a request", variant: variant,
 				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.1f", target: 1.5,
 			},
 		}
@@ -307,7 +305,7 @@ func sizeComparison(b *bench) (found []finding, err error) {
 	keys := b.keysMany()
 	c := b.loadConfig("user_id", keys)
 	c.InTurn, c.Requests = true, int64(keys)
-	for _, v := range b.variants(b.Engine[:1]) {
+	for _, v := range b.variants() {
 		var bucket, resident []float64
 		for range b.Repeats {
 			empty, full, err := b.resident(v, c)
@@ -318,15 +316,15 @@ func sizeComparison(b *bench) (found []finding, err error) {
 			resident = append(resident, float64(full)/(1<<20))
 		}
 		found = append(found,
-			finding{name: fmt.Sprintf("memory: bytes of a bucket without its key of %d bytes", benchKey), engine: v.label, ours: bucket, format: "%.0f", target: 100},
-			finding{name: fmt.Sprintf("memory: MiB resident with %s keys", thousands(keys)), engine: v.label, ours: resident, format: "%.0f", target: 150})
+			finding{name: fmt.Sprintf("memory: bytes of a bucket without its key of %d bytes", benchKey), variant: v.label, ours: bucket, format: "%.0f", target: 100},
+			finding{name: fmt.Sprintf("memory: MiB resident with %s keys", thousands(keys)), variant: v.label, ours: resident, format: "%.0f", target: 150})
 	}
 	return found, nil
 }
 
 // resident returns the resident memory of a new server in bytes, before the requests of c and after them.
 func (b *bench) resident(v variant, c load.Config) (empty, full int64, err error) {
-	s, err := b.sidecarOf(v).start(b, b.dir, c, "--grpc-engine", v.engine)
+	s, err := b.sidecarOf(v).start(b, b.dir, c)
 	if err != nil {
 		return 0, 0, err
 	}

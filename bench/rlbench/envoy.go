@@ -37,14 +37,14 @@ func envoyComparison(b *bench) ([]finding, error) {
 	if err := find(b.Wrk); err != nil {
 		return nil, err
 	}
-	empty, err := b.started(startCeiling(b, "h2"))
+	empty, err := b.started(startCeiling(b))
 	if err != nil {
 		return nil, err
 	}
 	servers := map[string]*child{"empty": empty}
 	behind := []limitedBy{{Name: "empty", Limiter: empty.address}}
-	for i, v := range b.variants(b.Engine) {
-		s, err := b.started(b.sidecarOf(v).start(b, b.dir, b.loadConfig("user_id", 1), "--grpc-engine", v.engine))
+	for i, v := range b.variants() {
+		s, err := b.started(b.sidecarOf(v).start(b, b.dir, b.loadConfig("user_id", 1)))
 		if err != nil {
 			return nil, err
 		}
@@ -64,14 +64,14 @@ func envoyComparison(b *bench) ([]finding, error) {
 	return b.against(through(behind[0]), func(variant) (candidate, error) {
 		next++
 		return through(behind[next]), nil
-	}, func(engine string, ceiling, ours rounds) []finding {
+	}, func(variant string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				name: "behind Envoy, in memory: CPU us a request", engine: engine,
+				name: "behind Envoy, in memory: CPU us a request", variant: variant,
 				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.1f", target: 1.3,
 			},
 			{
-				name: "behind Envoy, in memory: requests/s through Envoy", engine: engine,
+				name: "behind Envoy, in memory: requests/s through Envoy", variant: variant,
 				ceiling: ceiling.of(samplePerSecond), ours: ours.of(samplePerSecond), format: "%.0f", atLeast: true, target: 0.97,
 			},
 		}

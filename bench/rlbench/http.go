@@ -9,10 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/bench/load"
@@ -38,18 +35,6 @@ func (c *httpCeilingCmd) Run(a *app) error {
 		return fmt.Errorf("serve on %s: %w", c.Listen, err)
 	}
 	return nil
-}
-
-// httpCmd measures rlsidecar with the requests that NGINX sends, and NGINX with and without rlsidecar.
-type httpCmd struct {
-	Sidecar     string        `required:"" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
-	NginxConf   string        `required:"" type:"existingfile" placeholder:"FILE" help:"The file examples/nginx/nginx.conf."`
-	Nginx       string        `default:"nginx" help:"The NGINX program."`
-	Wrk         string        `default:"wrk" help:"The wrk program."`
-	Repeats     int           `default:"5" help:"Number of measurements of each, in turn."`
-	Duration    time.Duration `default:"2s" help:"Duration of one measurement."`
-	Connections int           `default:"16"`
-	Admin       string        `placeholder:"ADDR" help:"Address of the sidecar's admin listener, for profiles during the run (a free port)."`
 }
 
 // httpLimits is a configuration with routes like those of examples/nginx/rlsidecar.yaml. Its limits are never
@@ -90,145 +75,6 @@ const nginxHeaders = `, ["Host"] = "rlsidecar", ["X-Forwarded-Host"] = "shop.tes
 type target struct {
 	name, address, script string
 	processes             []*child
-}
-
-func (c *httpCmd) Run(a *app) error {
-	dir, err := os.MkdirTemp("", "rlbench")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	var at [8]string
-	for i := range at {
-		if at[i], err = freeAddress(); err != nil {
-			return err
-		}
-	}
-	if c.Admin != "" {
-		at[3] = c.Admin
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	limits := filepath.Join(dir, "limits.yaml")
-	if err := os.WriteFile(limits, []byte(httpLimits), 0o600); err != nil {
-		return err
-	}
-	var children []*child
-	defer func() {
-		for _, c := range slices.Backward(children) {
-			c.stop()
-		}
-	}()
-	run := func(name, address, program string, args ...string) (*child, error) {
-		p, err := startChild(a, name, address, program, args...)
-		if err == nil {
-			children = append(children, p)
-		}
-		return p, err
-	}
-	bare, err := run("a bare handler", at[0], self, "http-ceiling", "--listen", at[0])
-	if err != nil {
-		return err
-	}
-	sidecar, err := run("rlsidecar", at[1], c.Sidecar, "serve", "--config", limits, "--grpc-listen", at[2],
-		"--http-listen", at[1], "--admin-listen", at[3], "--drain-delay", "0s")
-	if err != nil {
-		return err
-	}
-	targets := []target{
-		{"a bare handler", at[0], fmt.Sprintf(script, "/v1/auth/nginx", nginxHeaders), []*child{bare}},
-		{"rlsidecar", at[1], fmt.Sprintf(script, "/v1/auth/nginx", nginxHeaders), []*child{sidecar}},
-	}
-	for i, change := range [][2]string{{"auth_request     /_rl;", "auth_request off;"}, {"", ""}} {
-		folder := filepath.Join(dir, strconv.Itoa(i))
-		if err := c.nginxFolder(folder, at[4+i], at[1], at[0], change); err != nil {
-			return err
-		}
-		name := []string{"NGINX alone", "NGINX and rlsidecar"}[i]
-		nginx, err := run(name, at[4+i], c.Nginx, "-p", folder, "-e", "stderr", "-c", "nginx.conf")
-		if err != nil {
-			return err
-		}
-		processes := []*child{nginx, sidecar}[:1+i]
-		targets = append(targets, target{name, at[4+i], fmt.Sprintf(script, "/a/b?c=d", `, ["Host"] = "shop.test"`), processes})
-	}
-	return c.measure(a, dir, targets)
-}
-
-// nginxFolder writes the example configuration of NGINX to folder, for a measurement: with these addresses, one
-// process, no access log, timeouts of 10 s, and change[0] replaced by change[1]. It fails if the example no
-// longer contains a text that must be replaced.
-func (c *httpCmd) nginxFolder(folder, listen, sidecar, app string, change [2]string) error {
-	text, err := os.ReadFile(c.NginxConf)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Join(folder, "tmp"), 0o700); err != nil {
-		return err
-	}
-	user := ""
-	if os.Getuid() == 0 {
-		user = "user root;"
-	}
-	conf := string(text)
-	for _, r := range [][2]string{
-		{"127.0.0.1:8000", listen}, {"127.0.0.1:8080", sidecar}, {"127.0.0.1:9000", app},
-		{"worker_processes auto;", "master_process off;" + user}, {"access_log access.log limited;", "access_log off;"},
-		{"_timeout 50ms", "_timeout 10s"}, {"_timeout    50ms", "_timeout 10s"}, {"_timeout    100ms", "_timeout 10s"}, change,
-	} {
-		if !strings.Contains(conf, r[0]) {
-			return fmt.Errorf("%s no longer has %q", c.NginxConf, r[0])
-		}
-		conf = strings.ReplaceAll(conf, r[0], r[1])
-	}
-	return os.WriteFile(filepath.Join(folder, "nginx.conf"), []byte(conf), 0o600)
-}
-
-// measure loads each target in turn. It prints the medians, and the ratios of the second target to the first and of
-// the fourth to the third.
-func (c *httpCmd) measure(a *app, dir string, targets []target) error {
-	rates, costs := make([][]float64, len(targets)), make([][][]float64, len(targets))
-	for i := range targets {
-		costs[i] = make([][]float64, len(targets[i].processes))
-	}
-	client := wrk{program: c.Wrk, connections: c.Connections, duration: c.Duration, script: filepath.Join(dir, "script.lua")}
-	for round := range c.Repeats {
-		for i := range targets {
-			if round%2 == 1 { // reverses the order in every second round, because the order may affect the result
-				i = len(targets) - 1 - i
-			}
-			rate, cost, err := client.run(a, targets[i])
-			if err != nil {
-				return fmt.Errorf("%s: %w", targets[i].name, err)
-			}
-			rates[i] = append(rates[i], rate)
-			for k := range cost {
-				costs[i][k] = append(costs[i][k], cost[k])
-			}
-		}
-	}
-	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "\treq/s\tratio\t(from to)\tCPU us/req\tratio\t(from to)\tof rlsidecar\t")
-	for i, t := range targets {
-		base := i - i%2
-		fmt.Fprintf(w, "%s\t%.0f\t%s\t%.1f\t%s\t", t.name, median(rates[i]), ratios(rates[i], rates[base]), median(costs[i][0]), ratios(costs[i][0], costs[base][0]))
-		if len(t.processes) > 1 {
-			fmt.Fprintf(w, "%.1f", median(costs[i][1]))
-		}
-		fmt.Fprintln(w, "\t")
-	}
-	return w.Flush()
-}
-
-// ratios formats the median, the smallest and the largest of the ratios values[i]/bases[i].
-func ratios(values, bases []float64) string {
-	var all []float64
-	for i := range values {
-		all = append(all, values[i]/bases[i])
-	}
-	return fmt.Sprintf("%.2f\t(%.2f %.2f)", median(all), slices.Min(all), slices.Max(all))
 }
 
 var (
@@ -332,7 +178,7 @@ func httpComparison(b *bench) ([]finding, error) {
 		return nil, err
 	}
 	all := []candidate{handler}
-	variants := b.variants(b.Engine[:1])
+	variants := b.variants()
 	for _, v := range variants {
 		for _, flags := range [][]string{nil, append(v.redisFlags(), on(redis).flags...)} {
 			address, err := freeAddress()
@@ -355,11 +201,11 @@ func httpComparison(b *bench) ([]finding, error) {
 		inMemory, onRedis := measured[1+2*i], measured[2+2*i]
 		found = append(found,
 			finding{
-				name: "/v1/auth on Redis: CPU us a request, compared with a bare handler", engine: v.label,
+				name: "/v1/auth on Redis: CPU us a request, compared with a bare handler", variant: v.label,
 				ceiling: measured[0].of(sampleCPU), ours: onRedis.of(sampleCPU), format: "%.1f",
 			},
 			finding{
-				name: "/v1/auth on Redis: CPU us a request, compared with memory", engine: v.label,
+				name: "/v1/auth on Redis: CPU us a request, compared with memory", variant: v.label,
 				ceiling: inMemory.of(sampleCPU), ours: onRedis.of(sampleCPU), format: "%.1f", target: 1.6,
 			})
 	}

@@ -1,4 +1,4 @@
-// Command rlbench measures RateLimitService servers. It measures a single server (load, compare), or compares
+// Command rlbench measures RateLimitService servers. It measures a single server (load), or compares
 // each function of rlsidecar with the least possible cost (targets).
 package main
 
@@ -21,14 +21,9 @@ import (
 type commands struct {
 	Load        loadCmd        `cmd:"" default:"withargs" help:"Send requests to a server and measure. This is the default command."`
 	Ceiling     ceilingCmd     `cmd:"" help:"Serve an empty RateLimitService, which answers OK."`
-	Compare     compareCmd     `cmd:"" help:"Measure rlsidecar, or any server (--target), and an empty one in turn, and print the ratios."`
 	Targets     targetsCmd     `cmd:"" help:"Compare rlsidecar with the lowest possible cost of each operation, and print the distance from the targets."`
-	HTTP        httpCmd        `cmd:"" name:"http" help:"Compare auth requests with a minimal HTTP handler, and NGINX with and without auth requests. Requires wrk and NGINX."`
 	HTTPCeiling httpCeilingCmd `cmd:"" name:"http-ceiling" help:"Serve HTTP with a handler that answers 200."`
-	Memory      memoryCmd      `cmd:"" help:"Send more keys than rlsidecar may keep, and print its memory."`
 	Size        sizeCmd        `cmd:"" help:"Measure what a configuration of 100,000 limits costs: start, memory, a reload, metrics."`
-	Keys        keysCmd        `cmd:"" help:"Send 100,000 distinct keys a second for a minute, and print memory and the number of series."`
-	Idle        idleCmd        `cmd:"" help:"Measure the memory of idle connections."`
 	Attacks     attacksCmd     `cmd:"" help:"Measure a client with few requests beside each of several attacks, and the memory of the sidecar. Requires root."`
 	Attack      attackCmd      `cmd:"" help:"Attack a server on this machine. The command attacks uses it."`
 	Overload    overloadCmd    `cmd:"" help:"Send more requests than rlsidecar can decide, and measure how many are decided in time."`
@@ -53,13 +48,12 @@ func main() {
 func options() []kong.Option {
 	return []kong.Option{
 		kong.Name("rlbench"), kong.Description("Measures Envoy RateLimitService servers."), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.Vars{"scenarios": strings.Join(scenarioNames(), ", "), "comparisons": strings.Join(comparisonNames(), ", ")},
+		kong.Vars{"comparisons": strings.Join(comparisonNames(), ", ")},
 	}
 }
 
 type loadCmd struct {
 	Target      string        `required:"" placeholder:"ADDR" help:"The server: host:port or unix:///path."`
-	Client      string        `enum:"grpc,raw" default:"grpc" help:"grpc: grpc-go, with one write for each request. raw: HTTP/2 frames, with many requests in one write."`
 	Connections int           `short:"c" default:"4"`
 	Outstanding int           `short:"o" default:"16" help:"Number of requests in flight on one connection."`
 	Domain      string        `default:"bench"`
@@ -67,7 +61,7 @@ type loadCmd struct {
 	Keys        int           `short:"k" default:"1" help:"Number of different keys."`
 	FirstKey    int           `help:"Number of the first key."`
 	InTurn      bool          `help:"Use the keys one after the other instead of at random."`
-	Settle      bool          `help:"About half of the requests settle reservations of earlier requests. The domain must have settle: {key: settle, end: settle_end}. Requires --client raw."`
+	Settle      bool          `help:"About half of the requests settle reservations of earlier requests. The domain must have settle: {key: settle, end: settle_end}."`
 	Rate        float64       `help:"Open loop: requests per second. Latencies count from the time at which a request was due."`
 	Requests    int64         `short:"n" help:"Number of requests after which to stop, in place of a duration."`
 	Duration    time.Duration `short:"d" default:"3s"`
@@ -78,7 +72,7 @@ type loadCmd struct {
 
 func (c *loadCmd) Run(a *app) error {
 	r, err := load.Run(a, load.Config{
-		Target: c.Target, Client: c.Client, Connections: c.Connections, Outstanding: c.Outstanding,
+		Target: c.Target, Connections: c.Connections, Outstanding: c.Outstanding,
 		Domain: c.Domain, Descriptors: c.Descriptor, Keys: c.Keys, FirstKey: c.FirstKey, InTurn: c.InTurn,
 		Settle: c.Settle, Rate: c.Rate, Requests: c.Requests, Duration: c.Duration, Warmup: c.Warmup, PID: c.PID,
 	})

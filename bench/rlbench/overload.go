@@ -72,21 +72,11 @@ type overloaded struct {
 func (c *overloadCmd) rows(a *app, w *tabwriter.Writer, dir, store string, connections, inFlight int) error {
 	var more []string
 	if store == "redis" {
-		if err := find(c.Redis); err != nil {
-			return err
-		}
-		address, port, err := freePort()
-		if err != nil {
-			return err
-		}
-		r, err := startChild(a, "redis-server", address, c.Redis, "--bind", "127.0.0.1", "--port", port, "--dir", dir, "--save", "", "--appendonly", "no")
+		r, address, err := startRedis(a, c.Redis, dir)
 		if err != nil {
 			return err
 		}
 		defer r.stop()
-		if err := pin(r.pid(), 0); err != nil {
-			return err
-		}
 		more = append(more, "--redis-url", "redis://"+address)
 	}
 	listen, err := freeAddress()
@@ -155,7 +145,7 @@ func (o *overloaded) capacity(a *app) (float64, error) {
 	const outstanding = 64
 	connections := min(o.connections, outstanding)
 	r, err := load.Run(a, load.Config{
-		Target: o.address, Client: load.Raw, Connections: connections, Outstanding: outstanding / connections, Descriptors: o.descriptors(), Keys: 1000,
+		Target: o.address, Connections: connections, Outstanding: outstanding / connections, Descriptors: o.descriptors(), Keys: 1000,
 		Warmup: o.Duration / 2, Duration: o.Duration, PID: o.pid(),
 	})
 	fmt.Fprintln(a.stderr, &r)

@@ -25,18 +25,17 @@ type path struct {
 	descriptor []string // the keys of a request's descriptors, which determine its limits
 	plain      []string // the keys for the sidecar on one plain Redis; nil means the same keys
 	denied     bool
-	servers    int     // the number of servers that a request needs; 0 means one
 	target     float64 // the highest permitted cost, as a multiple of the cost on one plain Redis
 	start      func(b *bench) (buckets, error)
 }
 
 var paths = []path{
-	{name: "cluster", what: "a Cluster of three masters, 10k keys", keys: 10_000, descriptor: []string{"user_id"}, servers: 3, target: 1.15, start: onCluster},
+	{name: "cluster", what: "a Cluster of three masters, 10k keys", keys: 10_000, descriptor: []string{"user_id"}, target: 1.15, start: onCluster},
 	{name: "leased", what: "leased limits, 10k keys", keys: 10_000, descriptor: []string{"leased_id"}, plain: []string{"window_id"}, target: 1.15, start: onOne},
 	{name: "leased-hot", what: "leased limit, one hot key", keys: 1, descriptor: []string{"leased_id"}, plain: []string{"window_id"}, target: 1.15, start: onOne},
 	{name: "denied-keys", what: "remembered denials, 10k keys", keys: 10_000, descriptor: []string{"hot_id"}, plain: []string{"user_id"}, denied: true, target: 1.15, start: onOne},
 	{name: "second", what: "a second Redis, limits by the second, 10k keys", keys: 10_000, descriptor: []string{"second_id"}, target: 1.15, start: onTwo},
-	{name: "both", what: "a second Redis, a limit in each, 10k keys", keys: 10_000, descriptor: []string{"user_id", "second_id"}, servers: 2, target: 1.15, start: onTwo},
+	{name: "both", what: "a second Redis, a limit in each, 10k keys", keys: 10_000, descriptor: []string{"user_id", "second_id"}, target: 1.15, start: onTwo},
 	{name: "tls", what: "TLS to Redis, 10k keys", keys: 10_000, descriptor: []string{"user_id"}, target: 1.6, start: onTLS},
 }
 
@@ -47,9 +46,7 @@ func pathComparisons() (all []comparison) {
 	return all
 }
 
-// measure measures in turn an empty server, a sidecar on one plain Redis, a sidecar on this path and, if a request
-// needs several servers, programs that only call Redis. It uses only the first engine, because the higher cost of
-// the other would hide the difference.
+// measure measures in turn an empty server, a sidecar on one plain Redis, and a sidecar on this path.
 func (p path) measure(b *bench) ([]finding, error) {
 	plainRedis, err := b.redis()
 	if err != nil {
@@ -70,7 +67,7 @@ func (p path) measure(b *bench) ([]finding, error) {
 		return nil, err
 	}
 	all := []candidate{empty}
-	variants := b.variants(b.Engine[:1])
+	variants := b.variants()
 	for _, v := range variants {
 		onPlain, err := b.filled(v, on(plainRedis), plain, false)
 		if err != nil {
@@ -82,7 +79,6 @@ func (p path) measure(b *bench) ([]finding, error) {
 		}
 		all = append(all, onPlain, ours)
 	}
-	all = append(all, p.bare(b, kept)...)
 	measured, err := b.inTurn(all...)
 	if err != nil {
 		return nil, err
@@ -90,56 +86,17 @@ func (p path) measure(b *bench) ([]finding, error) {
 	var found []finding
 	for i, v := range variants {
 		onPlain, ours := measured[1+2*i], measured[2+2*i]
-		if bare := measured[1+2*len(variants):]; len(bare) > 0 {
-			found = append(found, p.least(v, onPlain, bare[0], bare[1]))
-		}
 		found = append(found,
 			finding{
-				name: p.what + ": CPU us a request, compared with an empty server", engine: v.label,
+				name: p.what + ": CPU us a request, compared with an empty server", variant: v.label,
 				ceiling: measured[0].of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f",
 			},
 			finding{
-				name: p.what + ": CPU us a request, compared with one plain Redis", engine: v.label,
+				name: p.what + ": CPU us a request, compared with one plain Redis", variant: v.label,
 				ceiling: onPlain.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: p.target,
 			})
 	}
 	return found, nil
-}
-
-// bare returns two candidates that only call Redis. One sends all charges to one server in one call. The
-// other divides the same charges among the servers of p.
-func (p path) bare(b *bench, kept buckets) (all []candidate) {
-	const requests = 32 // half of the 64 outstanding requests, because the others are in transit
-	if p.servers == 0 {
-		return nil
-	}
-	for _, n := range []int{1, p.servers} {
-		var addresses []string
-		for i := range n {
-			addresses = append(addresses, kept.servers[i].address)
-		}
-		all = append(all, candidate{fmt.Sprintf("a bare program on %d", n), func() (out sample, err error) {
-			charges := requests * len(p.descriptor)
-			cpu, err := bare.Fan(b, addresses, charges, b.Duration)
-			out.CPU = cpu.Seconds() * 1e6 * float64(len(p.descriptor))
-			return out, err
-		}})
-	}
-	return all
-}
-
-// least returns a finding that compares two costs: that on one plain Redis as the ceiling, and an estimate of
-// the least possible cost of p. The estimate is the cost on one plain Redis plus the cost that a bare program
-// has on several servers beyond that on one.
-func (p path) least(v variant, onPlain, one, several rounds) finding {
-	f := finding{
-		name: p.what + ": the least possible, compared with one plain Redis", engine: v.label,
-		ceiling: onPlain.of(sampleCPU), format: "%.2f",
-	}
-	for i := range onPlain {
-		f.ours = append(f.ours, onPlain[i].CPU+several[i].CPU-one[i].CPU)
-	}
-	return f
 }
 
 func descriptors(keys []string) (all []string) {

@@ -53,7 +53,7 @@ func settleComparison(b *bench) (found []finding, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, v := range b.variants(b.Engine) {
+	for _, v := range b.variants() {
 		for _, kept := range []buckets{{}, on(redis)} {
 			rows, err := b.settling(v, kept, redis)
 			if err != nil {
@@ -77,7 +77,7 @@ func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding
 		return nil, err
 	}
 	flags := slices.Concat(kept.flags, []string{
-		"--grpc-engine", v.engine, "--grpc-listen", listen, "--http-listen", http, "--memory-max-keys", "5000000",
+		"--grpc-listen", listen, "--http-listen", http, "--memory-max-keys", "5000000",
 	})
 	where := "in memory"
 	if len(kept.servers) > 0 {
@@ -101,8 +101,8 @@ func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding
 		}
 		row := func(what string, value func(sample) float64) {
 			found = append(found, finding{
-				name:   fmt.Sprintf("reserve and settle, %s, %s: CPU us of %s, compared with one plain decision", way.name, where, what),
-				engine: v.label, ceiling: measured[0].of(value), ours: both(value), format: "%.2f", target: 2.2,
+				name:    fmt.Sprintf("reserve and settle, %s, %s: CPU us of %s, compared with one plain decision", way.name, where, what),
+				variant: v.label, ceiling: measured[0].of(value), ours: both(value), format: "%.2f", target: 2.2,
 			})
 		}
 		if row("the sidecar", sampleCPU); len(kept.servers) > 0 {

@@ -22,7 +22,6 @@ type targetsCmd struct {
 	sidecar
 
 	Before   string        `type:"existingfile" placeholder:"FILE" help:"An rlsidecar program from before a change. Each row is measured for both programs, in turn."`
-	Engine   []string      `enum:"fast,grpc-go" default:"fast,grpc-go" help:"gRPC engine of rlsidecar (--grpc-engine)."`
 	Redis    string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. If it is not found, nothing is measured on Redis."`
 	Envoy    string        `default:"envoy" placeholder:"FILE" help:"The Envoy program. If it is not found, nothing is measured behind Envoy."`
 	Wrk      string        `default:"wrk" placeholder:"FILE" help:"The wrk program, which sends HTTP requests. If it is not found, nothing is measured behind Envoy and over HTTP."`
@@ -152,7 +151,7 @@ func find(program string) error {
 // finding is a row of the table. It has the results of rlsidecar in each round, and those of the ceiling in
 // the same round.
 type finding struct {
-	name, engine  string
+	name, variant string
 	ceiling, ours []float64 // if ceiling is nil, ours alone is compared with the target
 	format        string
 	atLeast       bool    // the target is a lower bound, not an upper bound
@@ -160,7 +159,7 @@ type finding struct {
 }
 
 func (f *finding) MarshalJSON() ([]byte, error) {
-	return json.Marshal(map[string]any{"what": f.name, "engine": f.engine, "ceiling": f.ceiling, "rlsidecar": f.ours, "target": f.target})
+	return json.Marshal(map[string]any{"what": f.name, "variant": f.variant, "ceiling": f.ceiling, "rlsidecar": f.ours, "target": f.target})
 }
 
 // judged returns the values that are compared with the target: the ratios to the ceiling, if there is one.
@@ -208,7 +207,7 @@ func (c *targetsCmd) print(a *app, findings []finding) error {
 		return nil
 	}
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "what\tengine\tceiling\trlsidecar\tratio, or value (least to greatest)\ttarget\t")
+	fmt.Fprintln(w, "what\tprogram\tceiling\trlsidecar\tratio, or value (least to greatest)\ttarget\t")
 	for _, f := range findings {
 		ceiling, mark := "", "missed"
 		if f.ceiling != nil {
@@ -220,7 +219,7 @@ func (c *targetsCmd) print(a *app, findings []finding) error {
 		case f.isMet():
 			mark = "met"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t"+f.format+"\t%s\t%s\t%s\n", f.name, f.engine, ceiling, median(f.ours), f.ratio(), f.bound(), mark)
+		fmt.Fprintf(w, "%s\t%s\t%s\t"+f.format+"\t%s\t%s\t%s\n", f.name, f.variant, ceiling, median(f.ours), f.ratio(), f.bound(), mark)
 	}
 	return w.Flush()
 }

@@ -10,7 +10,6 @@ import (
 
 // About 4,000 different keys are sent to each of three limits. The first limit allows them, the second denies them,
 // and the buckets of the third fill the memory. No key adds a metrics series, and the memory for keys is bounded.
-// `rlbench keys` does the same for a minute at 100,000 keys a second.
 func TestKeysMakeNoSeries(t *testing.T) {
 	const room = 2000
 	x := start(t, `
