@@ -1,11 +1,9 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,26 +22,401 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// The tests of this file check that rlsidecar does not have known bugs of the reference server. Each test has
-// the name of a bug, and uses that server's environment and files. Numbers like #785 are issues of
+const plain = `
+domain: d
+descriptors:
+  - {key: two, rate_limit: {unit: year, requests_per_unit: 2}}
+  - {key: ten, rate_limit: {unit: year, requests_per_unit: 10}}
+`
+
+// raised is plain with 5 units of the first limit.
+var raised = strings.Replace(plain, "requests_per_unit: 2", "requests_per_unit: 5", 1)
+
+// noRedis is the environment of a Redis that does not exist.
+var noRedis = []string{"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1"}
+
+// bug is a bug of the reference server that rlsidecar does not have. Numbers like #785 are issues of
 // envoyproxy/ratelimit.
-
-// inMemory also makes the test parallel.
-func inMemory(t *testing.T, limits string, env ...string) *reference {
-	t.Helper()
-	t.Parallel()
-	return newReference(t, map[string]string{"limits.yaml": limits}, append([]string{"BACKEND_TYPE=memory"}, env...)...)
+type bug struct {
+	name   string // what the reference server does
+	limits string // "" means plain
+	redis  bool   // a Redis runs; otherwise the limits are in memory, unless env names another backend
+	env    []string
+	script string // in the format of testdata/reference/README.md
+	check  func(t *testing.T, r *reference, redis *redistest.Server)
 }
 
-// onRedis also makes the test parallel.
-func onRedis(t *testing.T, limits string, env ...string) (*reference, *redistest.Server) {
-	t.Helper()
-	t.Parallel()
-	redis := redistest.Start(t)
-	env = append([]string{"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + redis.Addr}, env...)
-	return newReference(t, map[string]string{"limits.yaml": limits}, env...), redis
+var bugs = []bug{
+	{name: "ends at an override of an unknown unit (#1202)", script: `
+		> d any=a;limit=5/0
+		< OVER_LIMIT | OVER_LIMIT left 0
+		> d any=a;limit=5/99
+		< OVER_LIMIT | OVER_LIMIT left 0
+		# rlsidecar uses the configured limit instead of the override
+		> d two=a;limit=5/99
+		< OK | OK left 1 of 2/YEAR reset`},
+	{name: "loses the metadata of limits whose metrics are named after values", env: []string{"RESPONSE_DYNAMIC_METADATA=true"}, limits: `
+domain: d
+descriptors:
+  - {key: a, metadata: {tier: gold}, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 9}}
+  - {key: b, metadata: {tier: gold}, value_to_metric: true, rate_limit: {unit: year, requests_per_unit: 9}}
+`, check: func(t *testing.T, r *reference, _ *redistest.Server) {
+		for _, text := range []string{"a=1", "b=1"} {
+			if got := r.metadata(t, text); got != "map[tier:gold]" {
+				t.Errorf("%s: got %s; want the metadata tier: gold", text, got)
+			}
+		}
+	}},
+	// Concurrent requests could also crash the process.
+	{name: "adds the metadata of one limit to the answer of another", env: []string{"RESPONSE_DYNAMIC_METADATA=true"}, limits: `
+domain: d
+descriptors:
+  - {key: a, metadata: {info: {a: 1}}, rate_limit: {unit: year, requests_per_unit: 1000000}}
+  - {key: b, metadata: {info: {b: 2}}, rate_limit: {unit: year, requests_per_unit: 1000000}}
+`, check: func(t *testing.T, r *reference, _ *redistest.Server) {
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				for range 100 {
+					if got := r.metadata(t, "a=1", "b=1"); got != "map[info:map[a:1 b:2]]" {
+						t.Errorf("a request for both limits: got %s, want the metadata of both", got)
+					}
+				}
+			})
+		}
+		all.Wait()
+		if a, b := r.metadata(t, "a=1"), r.metadata(t, "b=1"); a != "map[info:map[a:1]]" || b != "map[info:map[b:2]]" {
+			t.Errorf("requests for one limit each: got %s and %s, want the metadata of that limit only", a, b)
+		}
+	}},
+	{name: "counts cached denials twice", redis: true, env: []string{"LOCAL_CACHE_SIZE_IN_BYTES=1000000", "RLSIDECAR_CONSUME=each"}, limits: `
+domain: d
+descriptors:
+  - {key: a, descriptors: [{key: b, rate_limit: {unit: year, requests_per_unit: 1}}]}
+`, script: "> d a=1,b=1\n< OK | OK left 0 of 1/YEAR reset\n" + strings.Repeat("> d a=1,b=1\n< OVER_LIMIT | OVER_LIMIT left 0 of 1/YEAR reset\n", 4) +
+		`metric ratelimit_service_rate_limit_over_limit{domain="d",key1="a",key2="b"} 4`,
+		check: func(t *testing.T, r *reference, _ *redistest.Server) {
+			if strings.Contains(r.metrics(), "local_cache") {
+				t.Error("the metrics contain local_cache, want no such series")
+			}
+		}},
+	// In rlsidecar the first decision creates all counters of its limit, and counters are always current.
+	{name: "updates counters every ten seconds, and has none before their first event (#785)", script: `
+		> d two=a
+		< OK | OK left 1 of 2/YEAR reset
+		metric ratelimit_service_rate_limit_over_limit{domain="d",key1="two",key2=""} 0
+		> d two=a
+		< OK | OK left 0 of 2/YEAR reset
+		> d two=a
+		< OVER_LIMIT | OVER_LIMIT left 0 of 2/YEAR reset
+		metric ratelimit_service_rate_limit_over_limit{domain="d",key1="two",key2=""} 1
+		# the debug port of the reference server has no statistics of limits
+		page /metrics ratelimit_service_rate_limit_over_limit{domain="d",key1="two",key2=""} 1`},
+	{name: "has a series for each value of an override or of detailed_metric, and for each domain (#275, #1132)", limits: `
+domain: d
+descriptors:
+  - {key: user, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 10}}
+`, check: func(t *testing.T, r *reference, _ *redistest.Server) {
+		send := func(request *rls.RateLimitRequest) {
+			if _, err := r.rls.ShouldRateLimit(t.Context(), request); err != nil {
+				t.Fatal(err)
+			}
+		}
+		flood := func(from, to int) {
+			for i := from; i < to; i++ {
+				send(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("any=%d;limit=1/YEAR", i))))
+				send(rlstest.Request(fmt.Sprintf("nowhere%d", i), rlstest.Descriptor("a=b")))
+			}
+		}
+		flood(0, 1) // The first requests of each kind create the series.
+		before := strings.Count(r.metrics(), "\n")
+		flood(1, 300)
+		if grown := strings.Count(r.metrics(), "\n") - before; grown > 20 {
+			t.Errorf("300 requests of each kind added %d lines to the metrics, want at most 20", grown)
+		}
+		for i := range 10_050 { // detailed_metric adds series by value on purpose, up to 10,000
+			send(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("user=%d", i))))
+		}
+		if n := strings.Count(r.metrics(), "ratelimit_service_rate_limit_total_hits{"); n < 10_000 || n > 10_010 {
+			t.Errorf("%d series, want 10,000 to 10,010", n)
+		}
+	}},
+	{name: "does not end while a client watches its health, and closes its port before clients notice (#1103)", env: []string{"RLSIDECAR_DRAIN_DELAY=300ms"},
+		check: func(t *testing.T, r *reference, _ *redistest.Server) {
+			watch, err := r.health.Watch(t.Context(), &healthpb.HealthCheckRequest{Service: "ratelimit"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if first, err := watch.Recv(); err != nil || first.Status != healthpb.HealthCheckResponse_SERVING {
+				t.Fatalf("got %v, %v; want SERVING", first, err)
+			}
+			if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			if next, err := watch.Recv(); err != nil || next.Status != healthpb.HealthCheckResponse_NOT_SERVING {
+				t.Fatalf("got %v, %v; want NOT_SERVING", next, err)
+			}
+			if answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a"))); problem != "" || rlstest.Response(answer) != "OK | OK left 1 of 2/YEAR reset" {
+				t.Errorf("while the server drains: got %v %s; want the answer of the limit", answer, problem)
+			}
+			select {
+			case <-r.exited:
+			case <-time.After(maxWait):
+				t.Error("the process does not end")
+			}
+		}},
+	{name: "ends at SIGHUP, which makes other servers read their files again", check: func(t *testing.T, r *reference, _ *redistest.Server) {
+		before := r.metric("ratelimit_service_config_load_success")
+		if err := r.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the files are read again", func() bool { return r.metric("ratelimit_service_config_load_success") > before })
+	}},
+	{name: "opens no port before Redis has answered, and logs no errors (#597)", env: noRedis, script: `
+		> d two=a
+		< OVER_LIMIT | OVER_LIMIT left 0
+		> d nothing=a
+		< OK | OK left 0`, check: func(t *testing.T, r *reference, _ *redistest.Server) {
+		eventually(t, "the error is in the log", func() bool { return strings.Contains(r.output.tail(), "redis could not decide") })
+	}},
+	{name: "hangs while Redis stalls, because REDIS_TIMEOUT applies only to connecting (#462, #978, #1188)", redis: true,
+		env: []string{"REDIS_TIMEOUT=60s", "RLSIDECAR_BACKEND_TIMEOUT=50ms"}, check: func(t *testing.T, r *reference, redis *redistest.Server) {
+			redis.Pause()
+			defer redis.Resume()
+			for range 50 {
+				answer, err := r.rls.ShouldRateLimit(t.Context(), rlstest.Request("d", rlstest.Descriptor("two=a")))
+				if err != nil || answer.OverallCode != rls.RateLimitResponse_OVER_LIMIT {
+					t.Fatalf("got %v, %v; want OVER_LIMIT", answer, err)
+				}
+			}
+		}},
+	{name: "answers 400 at /json while Redis fails", env: append(noRedis, "RLSIDECAR_ON_BACKEND_FAILURE=error"), check: func(t *testing.T, r *reference, _ *redistest.Server) {
+		if _, problem := r.overHTTP(t, rlstest.Request("d", rlstest.Descriptor("two=a"))); !strings.HasPrefix(problem, "Unavailable: ") {
+			t.Errorf("got %q, want the code Unavailable", problem)
+		}
+	}},
+	{name: "must be restarted after a restart of Redis (#750)", redis: true, script: `
+		> d two=a
+		< OK | OK left 1 of 2/YEAR reset`, check: func(t *testing.T, r *reference, redis *redistest.Server) {
+		redis.Kill()
+		if answer, _ := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a"))); answer.GetOverallCode() != rls.RateLimitResponse_OVER_LIMIT {
+			t.Errorf("without Redis: got %v; want OVER_LIMIT", answer)
+		}
+		redis.Restart()
+		eventually(t, "limits count again", func() bool {
+			answer, _ := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=b;hits=0")))
+			return answer.GetOverallCode() == rls.RateLimitResponse_OK
+		})
+	}},
+	{name: "charges the other limits of a denied request (#427, #440, #1060)", redis: true, script: `
+		> d two=a ten=a
+		< OK | OK left 1 of 2/YEAR reset | OK left 9 of 10/YEAR reset
+		> d two=a ten=a
+		< OK | OK left 0 of 2/YEAR reset | OK left 8 of 10/YEAR reset
+		> d two=a ten=a
+		< OVER_LIMIT | OVER_LIMIT left 0 of 2/YEAR reset | OK left 8 of 10/YEAR reset
+		> d ten=a;hits=0
+		< OK | OK left 8 of 10/YEAR reset`},
+	// In rlsidecar an answer for more hits than are left shows 0 remaining, but these units are still available.
+	{name: "consumes what is left at a denial of more hits", script: `
+		> d ten=a;hits=7
+		< OK | OK left 3 of 10/YEAR reset
+		> d ten=a;hits=5
+		< OVER_LIMIT | OVER_LIMIT left 0 of 10/YEAR reset
+		> d ten=a;hits=3
+		< OK | OK left 0 of 10/YEAR reset`},
+	{name: "has one key in Redis for different descriptors, because it joins their parts with _", redis: true, limits: `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {unit: year, requests_per_unit: 1}, descriptors: [{key: b, rate_limit: {unit: year, requests_per_unit: 1}}]}
+  - {key: a_b, rate_limit: {unit: year, requests_per_unit: 1}}
+`, script: "> d a=b_c\nONE\n> d a_b=c\nONE\n> d a=x_b_y\nONE\n> d a=x,b=y\nONE\n# An override has a bucket of its own, too.\n> d a=q;limit=1/YEAR\nONE\n> d a=q\nONE"},
+	// Each hit also extended the lifetime of a key.
+	{name: "leaves keys in Redis that never expire (#80, #595)", redis: true, env: []string{"EXPIRATION_JITTER_MAX_SECONDS=300"},
+		limits: plain + "  - {key: quick, rate_limit: {unit: second, requests_per_unit: 5}}\n", script: `
+		> d quick=a
+		< OK | OK left 4 of 5/SECOND reset
+		> d ten=a
+		< OK | OK left 9 of 10/YEAR reset`, check: func(t *testing.T, _ *reference, redis *redistest.Server) {
+			found := 0
+			for key := range strings.FieldsSeq(strings.Trim(redis.Do("keys", "rl:{}1*"), "[]")) {
+				found++
+				if ttl := redis.Do("pttl", key); strings.HasPrefix(ttl, "-1") {
+					t.Errorf("%q never expires", key)
+				}
+			}
+			if found == 0 {
+				t.Error("Redis has no bucket, want at least that of ten")
+			}
+			eventually(t, "the bucket with a window of a second is gone", func() bool { return !strings.Contains(redis.Do("keys", "*"), "quick") })
+		}},
+	{name: "does not see a raised limit before the next window, with its cache", redis: true, env: []string{"LOCAL_CACHE_SIZE_IN_BYTES=1000000"}, script: `
+		> d two=a
+		< OK | OK left 1 of 2/YEAR reset
+		> d two=a
+		< OK | OK left 0 of 2/YEAR reset
+		> d two=a
+		< OVER_LIMIT | OVER_LIMIT left 0 of 2/YEAR reset
+		reload limits.yaml
+		> d two=a
+		< OK | OK left 2 of 5/YEAR reset`},
+	{name: "refuses two limits for one descriptor (#107, #262, #390, #693)", limits: `
+domain: d
+descriptors:
+  - key: k
+    rate_limit:
+      - {unit: hour, requests_per_unit: 1}
+      - {unit: year, requests_per_unit: 9}
+`, script: `
+		> d k=a
+		< OK | OK left 0 of 1/HOUR reset
+		> d k=a
+		< OVER_LIMIT | OVER_LIMIT left 0 of 1/HOUR reset`},
+	{name: "cannot block clients that are denied too often (#276, #918)", limits: penalized, script: blocked, check: isBlocked},
+	{name: "cannot block clients that are denied too often, on Redis (#276, #918)", redis: true, limits: penalized, script: blocked, check: isBlocked},
+	{name: "has only windows of one unit of time (#190, #439)", limits: `
+domain: d
+descriptors:
+  - {key: k, rate_limit: {unit: 45d, requests_per_unit: 2}}
+  - {key: k2, rate_limit: {unit: day, unit_multiplier: 45, requests_per_unit: 2}}
+`, check: func(t *testing.T, r *reference, _ *redistest.Server) {
+		for _, key := range []string{"k", "k2"} {
+			answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor(key+"=a")))
+			if problem != "" {
+				t.Fatal(problem)
+			}
+			limit, left := answer.Statuses[0].CurrentLimit, answer.Statuses[0].DurationUntilReset.AsDuration()
+			if limit.Unit.String() != "DAY" || limit.UnitMultiplier.GetValue() != 45 || left <= 0 || left > 45*24*time.Hour {
+				t.Errorf("%s: got %v, which resets in %v; want 45 days", key, limit, left)
+			}
+		}
+	}},
+	{name: "matches values only as a whole, or by * (#235, #317, #433, #438)", limits: `
+domain: d
+descriptors:
+  - {key: path, value_prefix: /api/, rate_limit: {unit: year, requests_per_unit: 1}}
+  - {key: path, value_suffix: .png, rate_limit: {unit: year, requests_per_unit: 2}}
+  - {key: path, value_regex: "/v[0-9]+/.*", rate_limit: {unit: year, requests_per_unit: 3}}
+`, script: `
+		> d path=/api/x path=/x.png path=/v12/x path=/x
+		< OK | OK left 0 of 1/YEAR reset | OK left 1 of 2/YEAR reset | OK left 2 of 3/YEAR reset | OK left 0`},
+	{name: "ends if metrics are sent to two places, of which one is the default", env: []string{"USE_STATSD="}, script: `metric ratelimit_service_config_load_success 1`},
+	{name: "misses files that are edited in place", env: []string{"RUNTIME_WATCH_ROOT=true"}, check: func(t *testing.T, r *reference, _ *redistest.Server) {
+		if err := os.WriteFile(filepath.Join(r.files, "limits.yaml"), []byte(raised), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r.awaitRaised(t)
+	}},
+	{name: "reads only the first document of a file (#431, #927)", limits: "domain: other\n---" + plain, script: `
+		> d two=a
+		< OK | OK left 1 of 2/YEAR reset`},
+	{name: "shares its port with a second server", check: func(t *testing.T, r *reference, _ *redistest.Server) {
+		second := launchReference(t, map[string]string{"limits.yaml": plain}, "BACKEND_TYPE=memory", "GRPC_HOST="+r.addr)
+		second.refuses(t, 3, "address already in use")
+	}},
+	{name: "waits forever for the rest of an HTTP request", check: func(t *testing.T, r *reference, _ *redistest.Server) {
+		conn, err := net.Dial("tcp", r.addr+":8080")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := fmt.Fprintf(conn, "POST /json HTTP/1.1\r\n"); err != nil { // the rest of the request is not sent
+			t.Fatal(err)
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(maxWait))
+		if _, err := conn.Read(make([]byte, 1)); err == nil {
+			t.Error("an incomplete request was answered")
+		} else if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+			t.Error("the connection is still open")
+		}
+	}},
 }
 
+func TestTheReferenceServerAndItsBugs(t *testing.T) {
+	t.Parallel()
+	for _, b := range bugs {
+		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
+			env, redis := []string{"BACKEND_TYPE=memory"}, (*redistest.Server)(nil)
+			if b.redis {
+				redis = redistest.Start(t)
+				env = []string{"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + redis.Addr}
+			} else if len(b.env) > 1 && b.env[0] == noRedis[0] {
+				env = nil
+			}
+			if b.limits == "" {
+				b.limits = plain
+			}
+			r := newReference(t, map[string]string{"limits.yaml": b.limits}, append(env, b.env...)...)
+			lines := strings.Split(strings.ReplaceAll(b.script, "ONE", "< OK | OK left 0 of 1/YEAR reset"), "\n")
+			(&script{T: t, r: r, send: r.overGRPC, later: map[string]string{"limits.yaml": raised}, lines: lines}).run()
+			if b.check != nil {
+				b.check(t, r, redis)
+			} else if !r.running() {
+				t.Error("the process ended")
+			}
+		})
+	}
+}
+
+const penalized = `
+domain: d
+descriptors:
+  - {key: login, rate_limit: {unit: year, requests_per_unit: 3, penalty: {after: 2, for: 100d, max: 200d}}}
+`
+
+// In the third request the block denies, although two units are left.
+const blocked = `
+	> d login=a
+	< OK | OK left 2 of 3/YEAR reset
+	> d login=a;hits=3
+	< OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset
+	> d login=a;hits=3
+	< OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset
+	> d login=a
+	< OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset
+	> d login=a;hits=0
+	< OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset
+	> d login=b
+	< OK | OK left 2 of 3/YEAR reset`
+
+func isBlocked(t *testing.T, r *reference, _ *redistest.Server) {
+	answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("login=a")))
+	if problem != "" {
+		t.Fatal(problem)
+	}
+	// Envoy can send this duration to the client, as x-ratelimit-reset and Retry-After.
+	if left := answer.Statuses[0].DurationUntilReset.AsDuration(); left < 99*24*time.Hour || left > 100*24*time.Hour {
+		t.Errorf("blocked for %v, want 100 days", left)
+	}
+	if n := r.metric(`rlsidecar_decisions_total{domain="d",limit="login",outcome="blocked"}`); n != "4" {
+		t.Errorf("%s denials by blocks are counted, want 4", n)
+	}
+}
+
+// metadata returns the metadata of limits in the answer to a request with these descriptors.
+func (r *reference) metadata(t *testing.T, texts ...string) string {
+	t.Helper()
+	request := rlstest.Request("d")
+	for _, text := range texts {
+		request.Descriptors = append(request.Descriptors, rlstest.Descriptor(text))
+	}
+	answer, err := r.rls.ShouldRateLimit(t.Context(), request)
+	if err != nil {
+		t.Error(err)
+	}
+	return fmt.Sprint(answer.GetDynamicMetadata().AsMap()["metadata"])
+}
+
+func (r *reference) awaitRaised(t *testing.T) {
+	t.Helper()
+	eventually(t, "the new limit counts", func() bool {
+		answer, _ := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a;hits=0")))
+		return answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() == 5
+	})
+}
+
+// expect sends a request of the domain d.
 func (r *reference) expect(t *testing.T, want string, texts ...string) {
 	t.Helper()
 	request := rlstest.Request("d")
@@ -60,73 +433,18 @@ func (r *reference) expect(t *testing.T, want string, texts ...string) {
 	}
 }
 
-const plain = `
-domain: d
-descriptors:
-  - {key: two, rate_limit: {unit: year, requests_per_unit: 2}}
-  - {key: ten, rate_limit: {unit: year, requests_per_unit: 10}}
-`
+// The tests below are of bugs that need another start, or several files.
 
-// In the reference server (#1202), a request with an override of an unknown unit ended the process.
-func TestBugUnknownUnitOfAnOverrideEndsTheProcess(t *testing.T) {
-	r := inMemory(t, plain)
-	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "any=a;limit=5/0")
-	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "any=a;limit=5/99")
-	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a;limit=5/99") // rlsidecar uses the configured limit instead of the override.
-	if !r.running() {
-		t.Error("the process ended")
-	}
-}
-
-// In the reference server, a limit had no metadata if its metrics were named after values.
-func TestBugMetadataLostWithDetailedMetric(t *testing.T) {
-	r := inMemory(t, `
-domain: d
-descriptors:
-  - {key: a, metadata: {tier: gold}, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 9}}
-  - {key: b, metadata: {tier: gold}, value_to_metric: true, rate_limit: {unit: year, requests_per_unit: 9}}
-`, "RESPONSE_DYNAMIC_METADATA=true")
-	for _, text := range []string{"a=1", "b=1"} {
-		answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor(text)))
-		if got := answer.GetDynamicMetadata().AsMap()["metadata"]; fmt.Sprint(got) != "map[tier:gold]" {
-			t.Errorf("%s: got %v %s; want the metadata tier: gold", text, got, problem)
-		}
-	}
-}
-
-// In the reference server, if the metadata of two limits had the same key, an answer for one limit could contain the
-// metadata of the other. Concurrent requests could crash the process.
-func TestBugMetadataOfOneLimitLeaksIntoAnother(t *testing.T) {
-	r := inMemory(t, `
-domain: d
-descriptors:
-  - {key: a, metadata: {info: {a: 1}}, rate_limit: {unit: year, requests_per_unit: 1000000}}
-  - {key: b, metadata: {info: {b: 2}}, rate_limit: {unit: year, requests_per_unit: 1000000}}
-`, "RESPONSE_DYNAMIC_METADATA=true")
-	metadata := func(texts ...string) string {
-		request := rlstest.Request("d")
-		for _, text := range texts {
-			request.Descriptors = append(request.Descriptors, rlstest.Descriptor(text))
-		}
-		answer, err := r.rls.ShouldRateLimit(t.Context(), request)
-		if err != nil {
-			t.Error(err)
-		}
-		return fmt.Sprint(answer.GetDynamicMetadata().AsMap()["metadata"])
-	}
-	var all sync.WaitGroup
-	for range 8 {
-		all.Go(func() {
-			for range 100 {
-				if got := metadata("a=1", "b=1"); got != "map[info:map[a:1 b:2]]" {
-					t.Errorf("a request for both limits: got %s, want the metadata of both", got)
-				}
-			}
-		})
-	}
-	all.Wait()
-	if a, b := metadata("a=1"), metadata("b=1"); a != "map[info:map[a:1]]" || b != "map[info:map[b:2]]" {
-		t.Errorf("requests for one limit each: got %s and %s, want the metadata of that limit only", a, b)
+// With memcached the reference server never became ready, and limits by month and year had no effect. After a mistake in
+// the first configuration it ran, but answered each call with an error: proxies that fail open allowed all requests.
+func TestBugsOfTheStart(t *testing.T) {
+	t.Parallel()
+	launchReference(t, nil, "BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=localhost:11211").refuses(t, 2, "set redis (with REDIS_URL) or memory")
+	limits := map[string]string{"limits.yaml": "domain: d\ndescriptors: [{key: k, rate_limit: {unit: fortnight, requests_per_unit: 1}}]\n"}
+	r := launchReference(t, limits, "BACKEND_TYPE=memory")
+	r.refuses(t, 1, "invalid rate limit unit 'fortnight'")
+	if out := r.output.tail(); !strings.Contains(out, "limits.yaml:2:") {
+		t.Errorf("got %s; want the mistake in limits.yaml:2", out)
 	}
 }
 
@@ -144,118 +462,6 @@ func TestBugWildcardsOfSeveralFilesInRandomOrder(t *testing.T) {
 	r.expect(t, "OK | OK left 13 of 14/YEAR reset", "k=abcdx")
 }
 
-// The Prometheus metrics of the reference server counted hits twice if a cached denial denied them and the limit was
-// below the first level of descriptors.
-func TestBugOverLimitCountedTwiceWithLocalCache(t *testing.T) {
-	r, _ := onRedis(t, `
-domain: d
-descriptors:
-  - {key: a, descriptors: [{key: b, rate_limit: {unit: year, requests_per_unit: 1}}]}
-`, "LOCAL_CACHE_SIZE_IN_BYTES=1000000", "RLSIDECAR_CONSUME=each")
-	for range 5 {
-		r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("a=1,b=1")))
-	}
-	if got := r.metric(`ratelimit_service_rate_limit_over_limit{domain="d",key1="a",key2="b"}`); got != "4" {
-		t.Errorf("%s over the limit, want 4", got)
-	}
-	if strings.Contains(r.metrics(), "local_cache") {
-		t.Error("the metrics contain local_cache, want no such series")
-	}
-}
-
-// In the reference server (#785 and others), counters changed only every ten seconds, and a counter did not exist
-// before its first event. In rlsidecar the first decision creates all counters of its limit, and counters are always
-// current.
-func TestBugMetricsAreLateAndAbsent(t *testing.T) {
-	r := inMemory(t, plain)
-	const over = `ratelimit_service_rate_limit_over_limit{domain="d",key1="two",key2=""}`
-	r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
-	if got := r.metric(over); got != "0" {
-		t.Errorf("after the first request, which is allowed: %q hits over the limit, want 0", got)
-	}
-	for range 2 {
-		r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
-	}
-	if got := r.metric(over); got != "1" {
-		t.Errorf("directly after a denial: %q hits over the limit, want 1", got)
-	}
-}
-
-// In the reference server, the page with the statistics on the debug port contained no statistics of limits.
-func TestBugDebugPageHasNoLimits(t *testing.T) {
-	r := inMemory(t, plain)
-	r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
-	if _, page := fetch("http://" + r.debug + "/metrics"); !strings.Contains(page, `ratelimit_service_rate_limit_total_hits{domain="d",key1="two"`) {
-		t.Errorf("got %.300s; want the counter total_hits of key1 \"two\"", page)
-	}
-}
-
-// In the reference server (#275, #1132), each value of a descriptor with an override or with detailed_metric, and
-// each domain that was not configured, added one series that was never removed.
-func TestBugMetricsGrowWithoutBound(t *testing.T) {
-	r := inMemory(t, `
-domain: d
-descriptors:
-  - {key: user, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 10}}
-`)
-	send := func(request *rls.RateLimitRequest) {
-		if _, err := r.rls.ShouldRateLimit(t.Context(), request); err != nil {
-			t.Fatal(err)
-		}
-	}
-	flood := func(from, to int) {
-		for i := from; i < to; i++ {
-			send(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("any=%d;limit=1/YEAR", i))))
-			send(rlstest.Request(fmt.Sprintf("nowhere%d", i), rlstest.Descriptor("a=b")))
-		}
-	}
-	flood(0, 1) // The first requests of each kind create the series.
-	before := strings.Count(r.metrics(), "\n")
-	flood(1, 300)
-	if grown := strings.Count(r.metrics(), "\n") - before; grown > 20 {
-		t.Errorf("300 requests of each kind added %d lines to the metrics, want at most 20", grown)
-	}
-	// detailed_metric adds series by value on purpose, up to 10,000.
-	for i := range 10_050 {
-		send(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("user=%d", i))))
-	}
-	if n := strings.Count(r.metrics(), "ratelimit_service_rate_limit_total_hits{"); n < 10_000 || n > 10_010 {
-		t.Errorf("%d series, want 10,000 to 10,010", n)
-	}
-}
-
-// With memcached the reference server never became ready, and limits by month and year had no effect.
-func TestBugMemcacheIsNeverReady(t *testing.T) {
-	t.Parallel()
-	r := launchReference(t, nil, "BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=localhost:11211")
-	r.refuses(t, 2, "set redis (with REDIS_URL) or memory")
-}
-
-// A client that watched the health check kept the reference server (#1103) from ending. The server closed its port
-// before clients had noticed that it was not healthy.
-func TestBugHealthWatchBlocksTheEnd(t *testing.T) {
-	r := inMemory(t, plain, "RLSIDECAR_DRAIN_DELAY=300ms")
-	watch, err := r.health.Watch(t.Context(), &healthpb.HealthCheckRequest{Service: "ratelimit"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if first, err := watch.Recv(); err != nil || first.Status != healthpb.HealthCheckResponse_SERVING {
-		t.Fatalf("got %v, %v; want SERVING", first, err)
-	}
-	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if next, err := watch.Recv(); err != nil || next.Status != healthpb.HealthCheckResponse_NOT_SERVING {
-		t.Fatalf("got %v, %v; want NOT_SERVING", next, err)
-	}
-	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a") // Requests are still answered while the server drains.
-	select {
-	case <-r.exited:
-	case <-time.After(maxWait):
-		t.Error("the process does not end")
-	}
-}
-
 // In the reference server, a health check that named no service never failed.
 func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
 	t.Parallel()
@@ -269,16 +475,6 @@ func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
 			return err == nil
 		})
 	}
-}
-
-// In the reference server, SIGHUP ended the process, although it makes other servers read their files again.
-func TestBugHangupEndsTheProcess(t *testing.T) {
-	r := inMemory(t, plain)
-	before := r.metric("ratelimit_service_config_load_success")
-	if err := r.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the files are read again", func() bool { return r.metric("ratelimit_service_config_load_success") > before })
 }
 
 // The reference server did not start if a crash had left the file of a socket.
@@ -299,224 +495,6 @@ func TestBugStaleSocketIsFatal(t *testing.T) {
 		if _, err := os.Stat(socket); err != nil {
 			t.Fatal("the killed process left no file of its socket")
 		}
-	}
-}
-
-// After a mistake in the first configuration the reference server ran, but answered each call with an error. Proxies
-// that fail open allowed all requests.
-func TestBugBadFirstConfigurationRunsWithoutLimits(t *testing.T) {
-	t.Parallel()
-	r := launchReference(t, map[string]string{"limits.yaml": "domain: d\ndescriptors: [{key: k, rate_limit: {unit: fortnight, requests_per_unit: 1}}]\n"}, "BACKEND_TYPE=memory")
-	r.killed = true // rlsidecar ends with an error
-	select {
-	case <-r.exited:
-	case <-time.After(maxWait):
-		t.Fatal("the process runs, want that it ends with an error")
-	}
-	if out := r.output.tail(); r.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "limits.yaml:2:") || !strings.Contains(out, "invalid rate limit unit 'fortnight'") {
-		t.Errorf("%d: got %s; want exit code 1 and the mistake in limits.yaml:2", r.cmd.ProcessState.ExitCode(), out)
-	}
-}
-
-// In the reference server, no port was open before Redis had answered, not even the port of the health check.
-func TestBugNoPortBeforeRedisAnswers(t *testing.T) {
-	t.Parallel()
-	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1")
-	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "two=a")
-	r.expect(t, "OK | OK left 0", "nothing=a")
-}
-
-// In the reference server (#462, #978, #1188), calls hung while Redis stalled, because REDIS_TIMEOUT applied only to
-// connecting.
-func TestBugCallsHangWhileRedisStalls(t *testing.T) {
-	r, redis := onRedis(t, plain, "REDIS_TIMEOUT=60s", "RLSIDECAR_BACKEND_TIMEOUT=50ms")
-	redis.Pause()
-	defer redis.Resume()
-	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
-	defer cancel()
-	for range 50 {
-		answer, err := r.rls.ShouldRateLimit(ctx, rlstest.Request("d", rlstest.Descriptor("two=a")))
-		if err != nil || answer.OverallCode != rls.RateLimitResponse_OVER_LIMIT {
-			t.Fatalf("got %v, %v; want OVER_LIMIT", answer, err)
-		}
-	}
-}
-
-// While Redis failed, /json of the reference server answered 400 Bad Request, although the request was correct.
-func TestBugJSONReportsBadRequestForRedisErrors(t *testing.T) {
-	t.Parallel()
-	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1", "RLSIDECAR_ON_BACKEND_FAILURE=error")
-	if _, problem := r.overHTTP(t, rlstest.Request("d", rlstest.Descriptor("two=a"))); !strings.HasPrefix(problem, "Unavailable: ") {
-		t.Errorf("got %q, want the code Unavailable", problem)
-	}
-}
-
-// After a restart or a failover of Redis, the reference server (#750) had to be restarted.
-func TestBugRedisIsNotFoundAgain(t *testing.T) {
-	r, redis := onRedis(t, plain)
-	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
-	redis.Kill()
-	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "two=a")
-	redis.Restart()
-	eventually(t, "limits count again", func() bool {
-		answer, _ := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=b;hits=0")))
-		return answer.GetOverallCode() == rls.RateLimitResponse_OK
-	})
-}
-
-// In the reference server (#427, #440, #1060), if one limit denied a request, the other limits were charged
-// nevertheless.
-func TestBugDenialsConsumeOtherLimits(t *testing.T) {
-	r, _ := onRedis(t, plain)
-	for range 5 {
-		r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a"), rlstest.Descriptor("ten=a")))
-	}
-	r.expect(t, "OK | OK left 8 of 10/YEAR reset", "ten=a;hits=0")
-}
-
-// In the reference server, a denial of 5 hits consumed the 3 units that were left. In rlsidecar such an answer shows
-// 0 remaining, but the 3 units are still available.
-func TestBugDenialBurnsTheWindow(t *testing.T) {
-	r := inMemory(t, plain)
-	r.expect(t, "OK | OK left 3 of 10/YEAR reset", "ten=a;hits=7")
-	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 10/YEAR reset", "ten=a;hits=5")
-	r.expect(t, "OK | OK left 0 of 10/YEAR reset", "ten=a;hits=3")
-}
-
-// In the reference server, the parts of a key in Redis were joined by "_", so that different descriptors shared a
-// bucket.
-func TestBugDifferentDescriptorsShareABucket(t *testing.T) {
-	r, _ := onRedis(t, `
-domain: d
-descriptors:
-  - {key: a, rate_limit: {unit: year, requests_per_unit: 1}, descriptors: [{key: b, rate_limit: {unit: year, requests_per_unit: 1}}]}
-  - {key: a_b, rate_limit: {unit: year, requests_per_unit: 1}}
-`)
-	for _, text := range []string{"a=b_c", "a_b=c", "a=x_b_y", "a=x,b=y"} {
-		r.expect(t, "OK | OK left 0 of 1/YEAR reset", text)
-	}
-	r.expect(t, "OK | OK left 0 of 1/YEAR reset", "a=q;limit=1/YEAR") // An override has a bucket of its own, too.
-	r.expect(t, "OK | OK left 0 of 1/YEAR reset", "a=q")
-}
-
-// In the reference server (#80, #595), if a connection was lost between two commands, the key in Redis never expired.
-// Each hit also extended the lifetime of a key.
-func TestBugKeysThatNeverExpire(t *testing.T) {
-	r, redis := onRedis(t, plain+"  - {key: quick, rate_limit: {unit: second, requests_per_unit: 5}}\n", "EXPIRATION_JITTER_MAX_SECONDS=300")
-	r.expect(t, "OK | OK left 4 of 5/SECOND reset", "quick=a")
-	r.expect(t, "OK | OK left 9 of 10/YEAR reset", "ten=a")
-	found := 0
-	for key := range strings.FieldsSeq(strings.Trim(redis.Do("keys", "rl:{}1*"), "[]")) {
-		found++
-		if ttl := redis.Do("pttl", key); strings.HasPrefix(ttl, "-1") {
-			t.Errorf("%q never expires", key)
-		}
-	}
-	if found == 0 {
-		t.Error("Redis has no bucket, want at least that of ten")
-	}
-	eventually(t, "the bucket with a window of a second is gone", func() bool { return !strings.Contains(redis.Do("keys", "*"), "quick") })
-}
-
-// With the local cache of the reference server, a raised limit had no effect before the next window.
-func TestBugRaisedLimitIsNotSeen(t *testing.T) {
-	r, _ := onRedis(t, plain, "LOCAL_CACHE_SIZE_IN_BYTES=1000000")
-	for range 4 {
-		r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
-	}
-	r.write(t, "limits.yaml", strings.Replace(plain, "requests_per_unit: 2", "requests_per_unit: 5", 1))
-	eventually(t, "the changed file is loaded", func() bool { return r.metric("ratelimit_service_config_load_success") == "2" })
-	r.expect(t, "OK | OK left 2 of 5/YEAR reset", "two=a")
-}
-
-// The reference server (#107, #262, #390, #693) refused two limits for the same descriptor.
-func TestBugOneLimitForADescriptorOnly(t *testing.T) {
-	r := inMemory(t, `
-domain: d
-descriptors:
-  - key: k
-    rate_limit:
-      - {unit: hour, requests_per_unit: 1}
-      - {unit: year, requests_per_unit: 9}
-`)
-	r.expect(t, "OK | OK left 0 of 1/HOUR reset", "k=a")
-	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 1/HOUR reset", "k=a")
-}
-
-// In the reference server (#276, #918), it was not possible to block clients that were denied too often.
-func TestBugNoBlockForPersistentClients(t *testing.T) {
-	const limits = `
-domain: d
-descriptors:
-  - {key: login, rate_limit: {unit: year, requests_per_unit: 3, penalty: {after: 2, for: 100d, max: 200d}}}
-`
-	blocked := func(t *testing.T, r *reference) {
-		t.Helper()
-		r.expect(t, "OK | OK left 2 of 3/YEAR reset", "login=a")
-		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=3")
-		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=3")
-		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a") // the block denies, although two units are left
-		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=0")
-		r.expect(t, "OK | OK left 2 of 3/YEAR reset", "login=b")
-		answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("login=a")))
-		if problem != "" {
-			t.Fatal(problem)
-		}
-		// Envoy can send this duration to the client, as x-ratelimit-reset and Retry-After.
-		if left := answer.Statuses[0].DurationUntilReset.AsDuration(); left < 99*24*time.Hour || left > 100*24*time.Hour {
-			t.Errorf("blocked for %v, want 100 days", left)
-		}
-		if n := r.metric(`rlsidecar_decisions_total{domain="d",limit="login",outcome="blocked"}`); n != "4" {
-			t.Errorf("%s denials by blocks are counted, want 4", n)
-		}
-	}
-	t.Run("in memory", func(t *testing.T) { blocked(t, inMemory(t, limits)) })
-	t.Run("on Redis", func(t *testing.T) {
-		r, _ := onRedis(t, limits)
-		blocked(t, r)
-	})
-}
-
-// In the reference server (#190, #439), windows could only be one second, minute, hour, day, week, month or year
-// long.
-func TestBugOnlyWholeUnits(t *testing.T) {
-	r := inMemory(t, `
-domain: d
-descriptors:
-  - {key: k, rate_limit: {unit: 45d, requests_per_unit: 2}}
-  - {key: k2, rate_limit: {unit: day, unit_multiplier: 45, requests_per_unit: 2}}
-`)
-	for _, key := range []string{"k", "k2"} {
-		answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor(key+"=a")))
-		if problem != "" {
-			t.Fatal(problem)
-		}
-		limit, left := answer.Statuses[0].CurrentLimit, answer.Statuses[0].DurationUntilReset.AsDuration()
-		if limit.Unit.String() != "DAY" || limit.UnitMultiplier.GetValue() != 45 || left <= 0 || left > 45*24*time.Hour {
-			t.Errorf("%s: got %v, which resets in %v; want 45 days", key, limit, left)
-		}
-	}
-}
-
-// In the reference server (#235, #317, #433, #438), a value could only match as a whole, or by "*".
-func TestBugValuesByWildcardOnly(t *testing.T) {
-	r := inMemory(t, `
-domain: d
-descriptors:
-  - {key: path, value_prefix: /api/, rate_limit: {unit: year, requests_per_unit: 1}}
-  - {key: path, value_suffix: .png, rate_limit: {unit: year, requests_per_unit: 2}}
-  - {key: path, value_regex: "/v[0-9]+/.*", rate_limit: {unit: year, requests_per_unit: 3}}
-`)
-	r.expect(t, "OK | OK left 0 of 1/YEAR reset | OK left 1 of 2/YEAR reset | OK left 2 of 3/YEAR reset | OK left 0",
-		"path=/api/x", "path=/x.png", "path=/v12/x", "path=/x")
-}
-
-// In the reference server, the process ended if metrics were sent to two places. One of them was on by default, so
-// that Prometheus needed USE_STATSD=false.
-func TestBugPrometheusNeedsStatsdOff(t *testing.T) {
-	r := inMemory(t, plain, "USE_STATSD=")
-	if r.metric("ratelimit_service_config_load_success") != "1" {
-		t.Errorf("got %v; want a configuration that was loaded once", r.output.tail())
 	}
 }
 
@@ -552,32 +530,10 @@ func TestBugOtherFilesBreakTheLoad(t *testing.T) {
 	r := newReference(t, nil, "BACKEND_TYPE=memory", "RUNTIME_ROOT="+data, "RUNTIME_IGNOREDOTFILES=false")
 	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
 	mount("..2026_01_02", strings.Replace(plain, "requests_per_unit: 2", "requests_per_unit: 5", 1))
-	eventually(t, "the new one counts", func() bool {
-		answer, _ := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a;hits=0")))
-		return answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() == 5
-	})
+	r.awaitRaised(t)
 	if got := r.metric("ratelimit_service_config_load_error"); got != "0" {
 		t.Errorf("%s loads failed, want 0", got)
 	}
-}
-
-// With RUNTIME_WATCH_ROOT, which is on by default, the reference server missed files that were edited in place.
-func TestBugEditedFilesAreNotSeen(t *testing.T) {
-	r := inMemory(t, plain, "RUNTIME_WATCH_ROOT=true")
-	file := filepath.Join(r.files, "limits.yaml")
-	if err := os.WriteFile(file, []byte(strings.Replace(plain, "requests_per_unit: 2", "requests_per_unit: 5", 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the new one counts", func() bool {
-		answer, _ := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a;hits=0")))
-		return answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() == 5
-	})
-}
-
-// Of several YAML documents in a file, the reference server (#431, #927) read only the first.
-func TestBugOnlyTheFirstDocumentIsRead(t *testing.T) {
-	r := inMemory(t, "domain: other\n---"+plain)
-	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
 }
 
 // In the reference server, the config check ended with a stack trace if the file was not YAML or had an unknown key.
@@ -594,41 +550,4 @@ func TestBugConfigCheckPanics(t *testing.T) {
 	if !ok || exit.ExitCode() != 1 || strings.Contains(string(out), "goroutine") || !strings.Contains(string(out), "a.yaml:2:1") || !strings.Contains(string(out), "b.yaml:") {
 		t.Errorf("%v: got %s; want exit code 1 and mistakes in both files, without a stack trace", err, out)
 	}
-}
-
-// Two processes of the reference server could listen on one port without a warning. Each got half of the requests.
-func TestBugSecondServerOnTheSamePort(t *testing.T) {
-	r := inMemory(t, plain)
-	second := launchReference(t, map[string]string{"limits.yaml": plain}, "BACKEND_TYPE=memory", "GRPC_HOST="+r.addr)
-	second.refuses(t, 3, "address already in use")
-}
-
-// In the reference server, the HTTP port waited forever for the rest of an incomplete request.
-func TestBugHTTPWithoutTimeouts(t *testing.T) {
-	r := inMemory(t, plain)
-	conn, err := net.Dial("tcp", r.addr+":8080")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if _, err := fmt.Fprintf(conn, "POST /json HTTP/1.1\r\n"); err != nil { // the rest of the request is not sent
-		t.Fatal(err)
-	}
-	_ = conn.SetReadDeadline(time.Now().Add(maxWait))
-	if _, err := conn.Read(make([]byte, 1)); err == nil {
-		t.Error("an incomplete request was answered")
-	} else if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-		t.Error("the connection is still open")
-	}
-}
-
-// In the reference server (#597), errors appeared only in a counter.
-func TestBugErrorsAreNotLogged(t *testing.T) {
-	t.Parallel()
-	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1")
-	if code, _ := r.get("/healthcheck"); code != http.StatusOK {
-		t.Errorf("got %v; want status 200", code)
-	}
-	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "two=a")
-	eventually(t, "the error is in the log", func() bool { return strings.Contains(r.output.tail(), "redis could not decide") })
 }
