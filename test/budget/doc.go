@@ -1,2 +1,3 @@
-// Package budget tests how exactly parallel requests keep a budget, if their costs are known only at their end.
+// Package budget tests that a client which hangs up before its costs are known keeps its budget, with the configuration of
+// docs/howto/limit-llm-tokens.md.
 package budget

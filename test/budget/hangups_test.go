@@ -18,6 +18,7 @@ import (
 
 // The numbers of the configuration in docs/howto/limit-llm-tokens.md.
 const (
+	budget       = 100_000
 	first, least = 1500, 375
 	inTenSeconds = budget + budget/6 // a full bucket, and what it refills in ten seconds
 )
