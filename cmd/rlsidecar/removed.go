@@ -12,6 +12,7 @@ import (
 // The text follows "has been removed: ". A row covers the flag of every command and the variable: reuse-port covers
 // --reuse-port and RLSIDECAR_REUSE_PORT.
 var removedSettings = map[string]string{
+	"grpc-engine":                 "remove the setting; one implementation serves every call",
 	"reuse-port":                  "run two sidecars on one Redis, and restart one after the other (docs/operations.md, Restart)",
 	"tracing-protocol":            "set the variable OTEL_EXPORTER_OTLP_PROTOCOL to http/protobuf or grpc",
 	"tracing-sampling-rate":       "set the variables OTEL_TRACES_SAMPLER=parentbased_traceidratio and OTEL_TRACES_SAMPLER_ARG",

@@ -94,7 +94,7 @@ func (c *serveCmd) settings(r reference) (s server.Config, err error) {
 		APIInlineConfig: c.APIInlineConfig, SettleKeyFile: string(c.SettleKeyFile),
 		TLS:     server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
 		Metrics: c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,
-		Engine: server.Engine(c.GRPCEngine), MaxConnectionAge: c.MaxConnectionAge, MaxConnectionGrace: c.MaxConnectionAgeGrace,
+		MaxConnectionAge: c.MaxConnectionAge, MaxConnectionGrace: c.MaxConnectionAgeGrace,
 		MaxConnectionIdle: c.MaxConnectionIdle, HTTPIdleTimeout: c.HTTPIdleTimeout,
 		GRPCMaxConnections: c.GRPCMaxConnections, HTTPMaxConnections: c.HTTPMaxConnections,
 		Modes: limiter.Modes{Shadow: c.ShadowMode, Quota: c.QuotaMode},

@@ -41,7 +41,6 @@ type serveSettings struct {
 	StartWithoutConfig bool          `setting:"flag" help:"Start before the control plane has sent a configuration. Until then, on_backend_failure decides and the sidecar is not ready."`
 
 	GRPCListen            string        `setting:"flag" default:"127.0.0.1:8081" placeholder:"ADDR" help:"Address of the gRPC listener, for Envoy: host:port, unix:///path or unix://@name (${default})."`
-	GRPCEngine            string        `setting:"flag" enum:"fast,grpc-go" default:"fast" help:"gRPC implementation. fast answers ShouldRateLimit directly on HTTP/2 and needs a fraction of the CPU time; grpc-go uses the gRPC library for every call (${default})."`
 	TLSCert               string        `name:"tls-cert" setting:"flag" placeholder:"FILE" help:"Certificate of the gRPC listener. Read again when it changes."`
 	TLSKey                string        `name:"tls-key" setting:"flag" placeholder:"FILE" help:"Private key of that certificate."`
 	TLSClientCA           string        `name:"tls-client-ca" setting:"flag" placeholder:"FILE" help:"Require client certificates signed by this CA."`

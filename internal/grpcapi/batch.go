@@ -9,11 +9,12 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Batch decides many requests in one backend.Batch. Each gets the same answer as from ShouldRateLimit.
+// Batch decides many requests in one backend.Batch.
 // Listeners reuse a Batch, so that a request causes no allocation. Requests are numbered from 0 in the
 // order of Add.
 //
@@ -21,7 +22,6 @@ import (
 // after Submit for requests that are Known.
 type Batch struct {
 	server   *Server
-	limiter  *limiter.Limiter
 	checks   *limiter.Batch
 	requests []*batched
 	used     int
@@ -34,6 +34,7 @@ type batched struct {
 	exchange
 	state  batchState
 	weight int
+	span   tracing.Span
 	err    error // a gRPC status if the state is failed
 }
 
@@ -46,10 +47,8 @@ const (
 	failed
 )
 
-// NewBatch makes an empty Batch for requests to l.
-func (s *Server) NewBatch(l *limiter.Limiter) *Batch {
-	return &Batch{server: s, limiter: l, checks: l.NewBatch()}
-}
+// NewBatch makes an empty Batch.
+func (s *Server) NewBatch() *Batch { return &Batch{server: s, checks: s.limiter.NewBatch()} }
 
 func (s *Server) newBatched() *batched {
 	return &batched{exchange: exchange{bounds: s.options.Bounds}}
@@ -58,7 +57,7 @@ func (s *Server) newBatched() *batched {
 // Reset empties b. The messages that were added may change from then on. Reset releases the memory of large requests.
 func (b *Batch) Reset() {
 	if b.panicked != nil { // the store may still use parts of b, so b gets new ones
-		*b = *b.server.NewBatch(b.limiter)
+		*b = *b.server.NewBatch()
 		return
 	}
 	for i, r := range b.requests[:b.used] {
@@ -75,14 +74,15 @@ func (b *Batch) Len() int { return b.used }
 
 // Add adds a RateLimitRequest, which must stay unchanged until Reset. left is the time until the caller's
 // deadline; 0 means no deadline, and a negative value that it has passed. If canceled is not nil, it
-// becomes true when the caller cancels the request.
-func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool) {
+// becomes true when the caller cancels the request. caller is the result of Tracing.Caller, or nil.
+func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, caller any) {
 	if b.used == len(b.requests) {
 		b.requests = append(b.requests, b.server.newBatched())
 	}
 	r := b.requests[b.used]
 	b.used++
-	r.state, r.err, r.wire = answered, nil, message
+	r.state, r.err, r.wire = toFinish, nil, message
+	r.span = b.server.options.Tracing.Start(caller, arrived)
 	charges := b.checks.Charges()
 	b.plan(r, arrived, left, canceled)
 	r.weight = max(len(r.limits), b.checks.Charges()-charges)
@@ -107,12 +107,9 @@ func (b *Batch) plan(r *batched, arrived time.Time, left time.Duration, canceled
 		return
 	}
 	r.call.Request.MaxDelay, r.call.Arrived, r.call.Canceled = b.server.delays.LongestFor(left), arrived, canceled
-	planned, err := b.checks.Add(&r.call)
-	if !planned {
+	if planned, err := b.checks.Add(&r.call); !planned {
 		r.answered(b.server, err)
-		return
 	}
-	r.state = toFinish
 }
 
 // Weight returns the size of the batch: the sum over its requests of the number of charges or the number of
@@ -124,13 +121,16 @@ func (r *batched) fail(err error) {
 	if r.state, r.err = failed, err; err == nil {
 		r.state = refused
 	}
+	r.span.End(&r.call, r.state == refused, err)
 }
 
 func (r *batched) answered(s *Server, err error) {
 	r.state = answered
 	if err := s.failure(&r.call, err); err != nil {
 		r.fail(err)
+		return
 	}
+	r.span.End(&r.call, r.call.Denied, nil)
 }
 
 // deny is deferred by functions that work on r. After a panic it denies r.
@@ -198,7 +198,7 @@ func (b *Batch) Delay(i int) algorithms.Micros {
 }
 
 // Denial returns a RateLimitResponse for a request without a verdict.
-func (s *Server) Denial() []byte { return denial().data }
+func (s *Server) Denial() []byte { return appendCode(nil, responseCode, true) }
 
 // Oversized counts a request that exceeds the bounds of its listener.
 func (s *Server) Oversized() { s.tooLarge(BoundBytes) }

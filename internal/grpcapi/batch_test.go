@@ -26,7 +26,7 @@ func TestABatchOverASwapShowsBothLimits(t *testing.T) {
 	}
 	l := newLimiter(hourly(5))
 	s, _ := newServer(t, l, Options{})
-	batch := s.NewBatch(l)
+	batch := s.NewBatch()
 	message, err := proto.Marshal(rlstest.Request("d", rlstest.Descriptor("k=v")))
 	if err != nil {
 		t.Fatal(err)
@@ -34,9 +34,9 @@ func TestABatchOverASwapShowsBothLimits(t *testing.T) {
 	for _, after := range []*limiter.Snapshot{snapshot(hourly(9)), snapshot(hourly(7))} {
 		batch.Reset()
 		first := l.Current().Policies[0].Limit.Rate
-		batch.Add(message, time.Now(), 0, nil)
+		batch.Add(message, time.Now(), 0, nil, nil)
 		l.Swap(after)
-		batch.Add(message, time.Now(), 0, nil)
+		batch.Add(message, time.Now(), 0, nil, nil)
 		submit(batch)
 		for i, want := range []int64{first, after.Policies[0].Limit.Rate} {
 			batch.Finish(i)
@@ -70,9 +70,9 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	l := limiter.New(store, limiter.Config{})
 	l.Swap(snapshot(p))
 	s, counted := newServer(t, l, Options{})
-	batch, done := s.NewBatch(l), 0
+	batch, done := s.NewBatch(), 0
 	for range 3 {
-		batch.Add(request("k"), time.Now(), 0, nil)
+		batch.Add(request("k"), time.Now(), 0, nil, nil)
 	}
 	batch.Submit(time.Time{}, nil, func() { done++ })
 	for i := range 3 {
@@ -87,12 +87,12 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 		t.Errorf("done was called %d times, %d panics were counted; want 1 and 3", done, counted.count(Panicked))
 	}
 	batch.Reset()
-	batch.Add(request("k"), time.Now(), 0, nil)
+	batch.Add(request("k"), time.Now(), 0, nil, nil)
 	batch.Submit(time.Time{}, nil, func() { done++ })
 	batch.Finish(0)
 	kept := store.kept
 	batch.Reset()
-	batch.Add(request("k"), time.Now(), 0, nil)
+	batch.Add(request("k"), time.Now(), 0, nil, nil)
 	if kept.Fail(backend.ErrUnavailable); done != 2 || batch.Len() != 1 {
 		t.Errorf("done was called %d times; want 2 calls, and a batch of 1 request", done)
 	}
@@ -106,7 +106,7 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	l := newLimiter(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})})
 	s, _ := newServer(t, l, Options{})
-	batch := s.NewBatch(l)
+	batch := s.NewBatch()
 	for _, c := range []struct {
 		descriptors, length int
 		kept                bool
@@ -119,7 +119,7 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		batch.Add(message, time.Now(), 0, nil)
+		batch.Add(message, time.Now(), 0, nil, nil)
 		batch.Reset()
 		if n := cap(batch.requests[0].limits); (n > 0) != c.kept || n > 32 {
 			t.Errorf("after a request with %d descriptors of %d bytes there is room for %d; want room for at most 32, and none after a large request", c.descriptors, c.length, n)
@@ -132,9 +132,9 @@ func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 	l := limiter.New(&store, limiter.Config{})
 	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
 	s, _ := newServer(t, l, Options{})
-	batch := s.NewBatch(l)
+	batch := s.NewBatch()
 	var canceled atomic.Bool
-	batch.Add(request("k"), time.Now(), 0, &canceled)
+	batch.Add(request("k"), time.Now(), 0, &canceled, nil)
 	batch.Submit(time.Time{}, nil, func() {})
 	if c := &store.batch.Charges[0]; c.Canceled == nil || c.Canceled.Load() {
 		t.Fatalf("got %+v; want a charge with Canceled set and false", c)
@@ -151,11 +151,11 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	l := limiter.New(&store, limiter.Config{})
 	l.Swap(snapshot(p))
 	s, _ := newServer(t, l, Options{})
-	batch, done := s.NewBatch(l), 0
+	batch, done := s.NewBatch(), 0
 	for _, message := range [][]byte{request("k"), request("unlimited"), nil} {
-		batch.Add(message, time.Now(), 0, nil)
+		batch.Add(message, time.Now(), 0, nil, nil)
 	}
-	batch.Add(request("k"), time.Now(), -1, nil) // the deadline has passed
+	batch.Add(request("k"), time.Now(), -1, nil, nil) // the deadline has passed
 	batch.Submit(time.Time{}, nil, func() { done++ })
 	var known []bool
 	for i := range 4 {
@@ -186,10 +186,10 @@ func TestAReusedBatchChargesItsOwnRequestsOnly(t *testing.T) {
 	l := limiter.New(&store, limiter.Config{})
 	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
 	s, _ := newServer(t, l, Options{})
-	batch := s.NewBatch(l)
+	batch := s.NewBatch()
 	for _, requests := range []int{3, 1, 2} {
 		for range requests {
-			batch.Add(request("k"), time.Now(), 0, nil)
+			batch.Add(request("k"), time.Now(), 0, nil, nil)
 		}
 		submit(batch)
 		if n := len(store.batch.Charges); n != requests || batch.Len() != requests || batch.Weight() != requests {
@@ -208,12 +208,12 @@ func TestTheWeightOfABatchIsASum(t *testing.T) {
 	}
 	l := newLimiter(policies...)
 	s, _ := newServer(t, l, Options{})
-	batch, want := s.NewBatch(l), 0
+	batch, want := s.NewBatch(), 0
 	for _, c := range []struct {
 		keys   []string
 		weight int
 	}{{[]string{"k"}, 3}, {[]string{"none", "none"}, 2}, {[]string{"k", "none", "none"}, 3}, {[]string{"k", "none", "none", "none"}, 4}, {nil, 0}} {
-		batch.Add(request(c.keys...), time.Now(), 0, nil)
+		batch.Add(request(c.keys...), time.Now(), 0, nil, nil)
 		if want += c.weight; batch.Weight() != want {
 			t.Errorf("after a request for %v the weight is %d, want %d", c.keys, batch.Weight(), want)
 		}
@@ -262,17 +262,6 @@ func TestTheMemoryThatARequestOfABatchMayKeep(t *testing.T) {
 	}
 }
 
-func TestALargeRequestDoesNotStayInThePool(t *testing.T) {
-	x := newExchange()
-	x.call.Results = make([]limiter.Result, 0, 4096)
-	x.free()
-	for range 10 {
-		if got := exchanges.Get().(*exchange); got == x {
-			t.Fatal("the pool has kept a large request")
-		}
-	}
-}
-
 func TestADenialOfATooLargeMessageIsCounted(t *testing.T) {
 	s, counted := newServer(t, newLimiter(), Options{})
 	r, err := response(s.Denial())
@@ -287,13 +276,13 @@ func TestARefusedRequestIsKnownInAReusedBatch(t *testing.T) {
 	l := limiter.New(&store, limiter.Config{})
 	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
 	s, _ := newServer(t, l, Options{})
-	batch := s.NewBatch(l)
-	batch.Add(request("k"), time.Now(), 0, nil)
+	batch := s.NewBatch()
+	batch.Add(request("k"), time.Now(), 0, nil, nil)
 	submit(batch)
 	store.batch.Fail(backend.ErrUnavailable)
 	batch.Reset()
-	batch.Add(nil, time.Now(), 0, nil)
-	batch.Add(request("k"), time.Now(), 0, nil)
+	batch.Add(nil, time.Now(), 0, nil, nil)
+	batch.Add(request("k"), time.Now(), 0, nil, nil)
 	submit(batch)
 	if !batch.Known(0) || batch.Known(1) {
 		t.Errorf("known: %t and %t; want true and false", batch.Known(0), batch.Known(1))

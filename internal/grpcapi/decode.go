@@ -69,18 +69,6 @@ func (x *exchange) decode() error {
 	return nil
 }
 
-// estimateWeight estimates the weight of m (see Batch.Weight) before it is decoded. The result is at
-// least 1 and at most bound.
-func (m *message) estimateWeight(bound int) (n int) {
-	for b := m.wire; len(b) > 0 && n < bound; {
-		tag, _, _, rest := field(b)
-		if b = rest; tag == requestDescriptors<<3|bytesType {
-			n++
-		}
-	}
-	return max(1, n)
-}
-
 func (x *exchange) decodeDescriptor(b []byte, d *limiter.Descriptor, a *descriptorFields) bool {
 	for len(b) > 0 {
 		tag, varint, value, rest := field(b)

@@ -2,9 +2,10 @@ package grpcapi
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"slices"
+	"sync/atomic"
+	"time"
 
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -12,15 +13,17 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// refusedJSON is the error for a body that is not decided. reason is the argument of Observer.Refused.
-type refusedJSON struct {
-	code         int
-	reason, text string
-}
-
-func (e *refusedJSON) Error() string { return e.text }
+const (
+	// mostSmall is the number of JSON objects of a small request. Its decoded form needs less memory than a connection
+	// counts for.
+	mostSmall = 64
+	// mostLarge is the number of larger requests in JSON that are decided at a time. The others wait in turn.
+	mostLarge = 16
+)
 
 var deniedJSON = []byte(`{"overallCode":"OVER_LIMIT"}`)
 
@@ -28,43 +31,90 @@ var deniedJSON = []byte(`{"overallCode":"OVER_LIMIT"}`)
 // RateLimitResponse. Otherwise it is a text: 400 if the request is invalid or no configuration is loaded, 403
 // if it has a refund and is not trusted, and 503 if the RPC would fail for another reason.
 func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (code int, response []byte) {
-	objects := jsonObjects(body)
-	if objects > s.options.Bounds.mostObjects() {
+	arrived := time.Now()
+	defer s.Answered(arrived)
+	code, response, delay := s.decideJSON(ctx, body, trusted, arrived)
+	if delay > 0 {
+		if err := s.delays.Wait(ctx, delay); err != nil {
+			return failedJSON(grpcstatus.FromContextError(err).Err())
+		}
+	}
+	return code, response
+}
+
+// decideJSON returns the answer to a request, and how long it must be delayed.
+func (s *Server) decideJSON(ctx context.Context, body []byte, trusted bool, arrived time.Time) (code int, response []byte, delay algorithms.Micros) {
+	switch objects := jsonObjects(body); {
+	case objects > s.options.Bounds.mostObjects():
 		s.tooLarge(BoundDescriptors)
-		return http.StatusTooManyRequests, deniedJSON
-	}
-	a, err := s.serve(ctx, func(v any) (err error) {
-		m := v.(*message)
-		s.enter(ctx, m, max(1, objects/2), len(body)) // a descriptor with one entry weighs 1, and is two objects
-		var request rls.RateLimitRequest
-		if err := protojson.Unmarshal(body, &request); err != nil {
-			return &refusedJSON{http.StatusBadRequest, Malformed, "not a RateLimitRequest: " + err.Error() + "\n"}
-		}
-		if !trusted && refunds(&request) {
-			return &refusedJSON{http.StatusForbidden, Untrusted, "is_negative_hits needs the token of --api-token-file: Authorization: Bearer TOKEN\n"}
-		}
-		m.wire, err = (proto.MarshalOptions{}).MarshalAppend(m.wire[:0], &request)
-		return err
-	})
-	if err == nil {
-		var reply rls.RateLimitResponse
-		if err = proto.Unmarshal(a.data, &reply); err == nil {
-			response, err = protojson.Marshal(&reply)
+		return http.StatusTooManyRequests, deniedJSON, 0
+	case objects > mostSmall:
+		select {
+		case s.large <- struct{}{}:
+			defer func() { <-s.large }()
+		case <-ctx.Done():
+			code, response = failedJSON(grpcstatus.FromContextError(ctx.Err()).Err())
+			return code, response, 0
 		}
 	}
-	refused, is := errors.AsType[*refusedJSON](err)
-	switch {
-	case is:
-		return refused.code, []byte(refused.text)
-	case err == nil && a.denied:
+	var request rls.RateLimitRequest
+	if err := protojson.Unmarshal(body, &request); err != nil {
+		s.observer.Refused(Malformed)
+		return http.StatusBadRequest, []byte("not a RateLimitRequest: " + err.Error() + "\n"), 0
+	}
+	if !trusted && refunds(&request) {
+		s.observer.Refused(Untrusted)
+		return http.StatusForbidden, []byte("is_negative_hits needs the token of --api-token-file: Authorization: Bearer TOKEN\n"), 0
+	}
+	wire, err := proto.Marshal(&request)
+	if err != nil {
+		code, response = failedJSON(err)
+		return code, response, 0
+	}
+	b := s.decide(ctx, wire, arrived)
+	code, response = answerInJSON(b)
+	return code, response, b.Delay(0)
+}
+
+// decide decides one RateLimitRequest.
+func (s *Server) decide(ctx context.Context, wire []byte, arrived time.Time) *Batch {
+	var canceled atomic.Bool
+	defer context.AfterFunc(ctx, func() { canceled.Store(true) })()
+	decided := make(chan struct{})
+	b := s.NewBatch()
+	b.Add(wire, arrived, 0, &canceled, nil)
+	b.Submit(time.Time{}, nil, func() { close(decided) })
+	<-decided
+	b.Finish(0)
+	return b
+}
+
+// answerInJSON returns the answer to the only request of b.
+func answerInJSON(b *Batch) (code int, response []byte) {
+	answer, err := b.Append(nil, 0)
+	if err != nil {
+		return failedJSON(err)
+	}
+	var reply rls.RateLimitResponse
+	if err := proto.Unmarshal(answer, &reply); err != nil {
+		return failedJSON(err)
+	}
+	if response, err = protojson.Marshal(&reply); err != nil {
+		return failedJSON(err)
+	}
+	if reply.OverallCode == rls.RateLimitResponse_OVER_LIMIT {
 		return http.StatusTooManyRequests, response
-	case err == nil:
-		return http.StatusOK, response
-	case grpcstatus.Code(err) == codes.Unknown:
-		return http.StatusBadRequest, []byte(grpcstatus.Convert(err).Message() + "\n")
-	default:
-		return http.StatusServiceUnavailable, []byte(grpcstatus.Convert(err).Message() + "\n")
 	}
+	return http.StatusOK, response
+}
+
+// failedJSON returns the answer for err, a gRPC status or an error of protobuf.
+func failedJSON(err error) (code int, response []byte) {
+	code = http.StatusServiceUnavailable
+	if s, is := grpcstatus.FromError(err); is && s.Code() == codes.Unknown {
+		code = http.StatusBadRequest
+	}
+	return code, []byte(grpcstatus.Convert(err).Message() + "\n")
 }
 
 func refunds(r *rls.RateLimitRequest) bool {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
 
 // Options configures a Server. The zero Options adds nothing to answers beside the verdict.
@@ -25,8 +26,8 @@ type Options struct {
 	Metadata bool
 	// Bounds limits the size of requests; the zero Bounds mean the defaults.
 	Bounds Bounds
-	// QueueTimeout is how long a request may wait for its turn under overload; 0 means 10 ms.
-	QueueTimeout time.Duration
+	// Tracing, if not nil, traces each request.
+	Tracing *tracing.Tracing
 	// Answered, if not nil, is called with the duration of each call.
 	Answered func(time.Duration)
 }

@@ -100,14 +100,6 @@ func appendVerdict(b []byte, v *limiter.Verdict, known *knownLimits) []byte {
 	return b
 }
 
-// denial returns a denial without statuses, for a request without a verdict.
-func denial() *answer {
-	a := newAnswer()
-	a.denied = true
-	a.data = appendCode(a.data, responseCode, true)
-	return a
-}
-
 func appendCode(b []byte, field protowire.Number, over bool) []byte {
 	code := uint64(codeOK)
 	if over {

@@ -11,7 +11,6 @@
 package grpcapi
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -49,23 +48,18 @@ type Observer interface {
 	TooLarge(bound string)
 }
 
-// Checker is implemented by limiter.Limiter.
-type Checker interface {
-	Check(context.Context, *limiter.Call) error
-}
-
 // Server implements ShouldRateLimit.
 type Server struct {
-	limiter  Checker
+	limiter  *limiter.Limiter
 	observer Observer
 	options  Options
 	panics   *zap.Logger // writes at most one line a second
 	delays   delay.Room
-	gate     gate
+	large    chan struct{} // has an element for each large request in JSON that is being decided
 }
 
 // New makes a Server. It returns an error if a header name in o is invalid.
-func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, error) {
+func New(l *limiter.Limiter, observer Observer, o Options, log *zap.Logger) (*Server, error) {
 	if o.Headers != nil {
 		h, err := o.Headers.check()
 		if err != nil {
@@ -74,94 +68,23 @@ func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, err
 		o.Headers = &h
 	}
 	o.Bounds = o.Bounds.withDefaults()
-	o.QueueTimeout = cmp.Or(o.QueueTimeout, defaultQueueTimeout)
-	s := &Server{limiter: l, observer: observer, options: o, panics: logthrottle.Log(log, time.Second)}
-	s.gate.overflow = make(chan struct{}, gateOverflow)
-	return s, nil
+	return &Server{
+		limiter: l, observer: observer, options: o, panics: logthrottle.Log(log, time.Second), large: make(chan struct{}, mostLarge),
+	}, nil
 }
 
-// Register adds the service to g, which must use Codec. Interceptors of g are not called for this service,
-// because its messages do not belong to the protobuf library.
-func (s *Server) Register(g grpc.ServiceRegistrar) {
+// Register adds the service to g, so that the reflection service of g lists it. Calls of ShouldRateLimit must not reach
+// g: they are answered with an error.
+func Register(g grpc.ServiceRegistrar) {
+	unserved := func(any, context.Context, func(any) error, grpc.UnaryServerInterceptor) (any, error) {
+		return nil, grpcstatus.Error(codes.Internal, "this call must not reach the gRPC library")
+	}
 	g.RegisterService(&grpc.ServiceDesc{
 		ServiceName: ServiceName,
 		HandlerType: (*any)(nil),
-		Methods:     []grpc.MethodDesc{{MethodName: "ShouldRateLimit", Handler: shouldRateLimit}},
+		Methods:     []grpc.MethodDesc{{MethodName: "ShouldRateLimit", Handler: unserved}},
 		Metadata:    "envoy/service/ratelimit/v3/rls.proto",
-	}, s)
-}
-
-func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
-	a, err := srv.(*Server).serve(ctx, decode)
-	if err != nil {
-		return nil, err
-	}
-	return a, nil
-}
-
-// serve answers one request. read must copy the request to the wire field of its argument, a *message.
-func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, err error) {
-	if s.options.Answered != nil {
-		start := time.Now()
-		defer func() { s.options.Answered(time.Since(start)) }()
-	}
-	m := messages.Get().(*message)
-	m.gateState = outside
-	defer func() {
-		s.leave(m)
-		if p := recover(); p != nil { // objects that are still in use are not returned to their pools
-			s.panicked(p)
-			a, err = denial(), nil
-			return
-		}
-		m.free()
-	}()
-	if err := read(m); err != nil {
-		reason := Malformed
-		if refused, is := errors.AsType[*refusedJSON](err); is {
-			reason = refused.reason
-		}
-		s.observer.Refused(reason)
-		return nil, err
-	}
-	s.enter(ctx, m, m.estimateWeight(s.options.Bounds.Descriptors), len(m.wire))
-	x := exchanges.Get().(*exchange)
-	x.bounds, x.wire = s.options.Bounds, m.wire
-	if err = x.decode(); err != nil {
-		s.observer.Refused(Malformed)
-		err = grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err) // the same text as in grpc-go
-	} else {
-		a, err = s.answer(ctx, m, x)
-	}
-	x.free()
-	return a, err
-}
-
-// enter waits until the gate admits m. If that takes too long, it sets m.gateState to notAdmitted. It does nothing if
-// m has been at the gate before.
-func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
-	if m.gateState != outside {
-		return
-	}
-	var ok bool
-	if m.pass, ok = s.gate.enter(ctx, s.options.QueueTimeout, weight, bytes); ok {
-		m.gateState = inside
-		return
-	}
-	m.gateState = notAdmitted
-	s.gate.overflow <- struct{}{}
-}
-
-// leave releases what m occupies at the gate, if anything. A second call has no effect.
-func (s *Server) leave(m *message) {
-	switch m.gateState {
-	case inside:
-		s.gate.leave(m.pass)
-	case notAdmitted:
-		<-s.gate.overflow
-	case outside:
-	}
-	m.gateState = outside
+	}, nil)
 }
 
 // Panicked records a panic during a request, which is then denied.
@@ -177,45 +100,6 @@ var (
 	errNoDomain      = grpcstatus.Error(codes.Unknown, "rate limit domain must not be empty")
 	errNoDescriptors = grpcstatus.Error(codes.Unknown, "rate limit descriptor list must not be empty")
 )
-
-// ended is a context whose deadline has passed. With it, a store that would have to wait fails at once. It is not
-// canceled, because the limiter does not report the failures of canceled requests.
-var ended = func() context.Context {
-	ctx, cancel := context.WithDeadline(context.Background(), time.Unix(0, 0))
-	cancel()
-	return ctx
-}()
-
-func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, error) {
-	if refused, err := s.refuse(x); refused {
-		if err != nil {
-			return nil, err
-		}
-		return denial(), nil
-	}
-	if ctx.Err() != nil { // the caller no longer waits, so nothing is charged
-		return nil, grpcstatus.FromContextError(ctx.Err()).Err()
-	}
-	c := &x.call
-	c.Request.MaxDelay = s.delays.Longest(ctx)
-	checkCtx := ctx
-	if m.gateState == notAdmitted {
-		checkCtx = ended
-	}
-	if err := s.failure(c, s.limiter.Check(checkCtx, c)); err != nil {
-		return nil, err
-	}
-	s.leave(m) // a delayed answer does not count at the gate
-	if c.Verdict.Delay > 0 {
-		if err := s.delays.Wait(ctx, c.Verdict.Delay); err != nil {
-			return nil, grpcstatus.FromContextError(err).Err()
-		}
-	}
-	a := newAnswer()
-	a.denied = c.Denied
-	a.data = s.appendReply(a.data, x, nil)
-	return a, nil
-}
 
 // refuse reports whether x must not be passed to the limiter. The answer is then err, or a denial if err is
 // nil.

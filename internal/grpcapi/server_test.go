@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -18,13 +17,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/mem"
 	grpcstatus "google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -76,37 +70,9 @@ func newServer(tb testing.TB, l *limiter.Limiter, o Options) (*Server, *refusals
 	return s, r
 }
 
-type sender func(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error)
-
-// senders are the ways to send a request. All must get equal answers.
-var senders = map[string]sender{"by gRPC": sendByGRPC, "in a batch": sendInBatch}
-
-// each runs test with each sender, in a synctest bubble of its own.
-func each(t *testing.T, test func(*testing.T, sender)) {
-	t.Helper()
-	for name, send := range senders {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { test(t, send) })
-		})
-	}
-}
-
-func sendByGRPC(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error) {
-	reply, err := shouldRateLimit(s, ctx, func(v any) error {
-		return Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, v)
-	}, nil)
-	if err != nil {
-		return nil, err
-	}
-	out, err := Codec().Marshal(reply)
-	if err != nil {
-		return nil, err
-	}
-	return response(out.Materialize())
-}
-
-func sendInBatch(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error) {
-	b := s.NewBatch(s.limiter.(*limiter.Limiter))
+// send decides a request alone in a batch.
+func send(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error) {
+	b := s.NewBatch()
 	deadline, ok := ctx.Deadline()
 	left := time.Duration(0)
 	if ok {
@@ -114,7 +80,7 @@ func sendInBatch(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitRes
 	}
 	var canceled atomic.Bool
 	canceled.Store(ctx.Err() != nil && !ok)
-	b.Add(wire, time.Now(), left, &canceled)
+	b.Add(wire, time.Now(), left, &canceled, nil)
 	done := make(chan struct{})
 	b.Submit(deadline, nil, func() { close(done) })
 	<-done
@@ -141,7 +107,7 @@ func response(wire []byte) (*rls.RateLimitResponse, error) {
 	return &r, proto.Unmarshal(wire, &r)
 }
 
-func (send sender) must(t *testing.T, s *Server, key string) {
+func mustAllow(t *testing.T, s *Server, key string) {
 	t.Helper()
 	if got, err := send(s, t.Context(), request(key)); err != nil || got.OverallCode != ok {
 		t.Errorf("got %v, %v; want OK", got, err)
@@ -187,7 +153,7 @@ func (f storeFunc) limiter(tb testing.TB, onFailure limiter.OnFailure) *limiter.
 }
 
 func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
-	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
+	synctest.Test(t, func(t *testing.T) {
 		s, counted := newServer(t, limiter.New(memory.New(memory.Config{}), limiter.Config{}), Options{})
 		noDomain, _ := proto.Marshal(&rls.RateLimitRequest{Descriptors: []*ratelimit.RateLimitDescriptor{{}}})
 		for _, c := range []struct {
@@ -216,7 +182,7 @@ func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
 }
 
 func TestTooMuchIsDenied(t *testing.T) {
-	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
+	synctest.Test(t, func(t *testing.T) {
 		s, counted := newServer(t, newLimiter(), Options{})
 		keys := make([]string, DefaultDescriptors+1)
 		got, err := send(s, t.Context(), request(keys...))
@@ -236,7 +202,7 @@ func TestTooMuchIsDenied(t *testing.T) {
 }
 
 func TestBoundsOfARequestCanBeRaised(t *testing.T) {
-	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
+	synctest.Test(t, func(t *testing.T) {
 		s, _ := newServer(t, newLimiter(), Options{Bounds: Bounds{Descriptors: 200, Entries: 1}})
 		for n, want := range map[int]rls.RateLimitResponse_Code{200: ok, 201: over} {
 			if got, err := send(s, t.Context(), request(make([]string, n)...)); err != nil || got.OverallCode != want {
@@ -252,7 +218,7 @@ func TestBoundsOfARequestCanBeRaised(t *testing.T) {
 }
 
 func TestPanicIsADenialLoggedOnce(t *testing.T) {
-	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
+	synctest.Test(t, func(t *testing.T) {
 		core, logged := observer.New(zapcore.InfoLevel)
 		var counted refusals
 		s, err := New(storeFunc(func([]backend.Decision) { panic("bug") }).limiter(t, limiter.Deny), &counted, Options{}, zap.New(core))
@@ -279,7 +245,7 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 }
 
 func TestErrorPolicyIsUnavailable(t *testing.T) {
-	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
+	synctest.Test(t, func(t *testing.T) {
 		s, _ := newServer(t, storeFunc(func(d []backend.Decision) { d[0].Err = backend.ErrUnavailable }).limiter(t, limiter.Error), Options{})
 		if _, err := send(s, t.Context(), request("k")); grpcstatus.Code(err) != codes.Unavailable {
 			t.Error(err)
@@ -288,7 +254,7 @@ func TestErrorPolicyIsUnavailable(t *testing.T) {
 }
 
 func TestACallAfterItsDeadlineIsNotCharged(t *testing.T) {
-	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
+	synctest.Test(t, func(t *testing.T) {
 		s, _ := newServer(t, storeFunc(func([]backend.Decision) { t.Error("the store was called") }).limiter(t, limiter.Deny), Options{})
 		ctx, cancel := context.WithTimeout(t.Context(), -1)
 		defer cancel()
@@ -307,7 +273,7 @@ func leaky(t *testing.T) *limiter.Policy {
 }
 
 func TestAnswersAreDelayedUntilTheirTurn(t *testing.T) {
-	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
+	synctest.Test(t, func(t *testing.T) {
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		start := time.Now()
 		for i := range 3 {
@@ -321,13 +287,8 @@ func TestAnswersAreDelayedUntilTheirTurn(t *testing.T) {
 		}
 		// The turns of the leaky bucket are a second apart. The turn after the next one is less than 2 ms
 		// before this caller's deadline, so no time is left for sending the answer.
-		go send.must(t, s, "jobs")
+		go mustAllow(t, s, "jobs")
 		synctest.Wait()
-		s.gate.mu.Lock()
-		if s.gate.weight != 0 {
-			t.Errorf("a delayed answer has the weight %d at the gate; want 0", s.gate.weight)
-		}
-		s.gate.mu.Unlock()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second+time.Millisecond)
 		defer cancel()
 		if got, err := send(s, ctx, request("jobs")); err != nil || got.OverallCode != over {
@@ -345,8 +306,12 @@ func TestDurationsAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []time.Duration
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{Answered: func(d time.Duration) { got = append(got, d) }})
-		sender(sendByGRPC).must(t, s, "jobs")
-		sender(sendByGRPC).must(t, s, "jobs")        // has its turn a second later
+		const body = `{"domain":"d","descriptors":[{"entries":[{"key":"jobs","value":"v"}]}]}`
+		for range 2 { // the second has its turn a second later
+			if code, text := s.AnswerJSON(t.Context(), []byte(body), false); code != 200 {
+				t.Errorf("got %d %s; want status 200", code, text)
+			}
+		}
 		s.Answered(time.Now().Add(-3 * time.Second)) // for a listener that sends in batches
 		if want := []time.Duration{0, time.Second, 3 * time.Second}; !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
@@ -378,9 +343,9 @@ func TestTheLargestRequestInJSONIsDecided(t *testing.T) {
 }
 
 func TestADelayEndsWithTheCaller(t *testing.T) {
-	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
+	synctest.Test(t, func(t *testing.T) {
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
-		send.must(t, s, "jobs")
+		mustAllow(t, s, "jobs")
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
 		if _, err := send(s, ctx, request("jobs")); grpcstatus.Code(err) != codes.Canceled {
@@ -393,9 +358,9 @@ func TestADelayEndsWithTheCaller(t *testing.T) {
 }
 
 func TestDelayedAnswersAreBounded(t *testing.T) {
-	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
+	synctest.Test(t, func(t *testing.T) {
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
-		send.must(t, s, "jobs")
+		mustAllow(t, s, "jobs")
 		s.delays.Most = -1
 		if got, err := send(s, t.Context(), request("jobs")); err != nil || got.OverallCode != over {
 			t.Errorf("got %v, %v; want OVER_LIMIT", got, err)
@@ -494,38 +459,9 @@ func equalJSON(a, b any) bool {
 var usual = Headers{"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"}
 
 // rawCodec sends bytes unchanged, as Envoy does.
-type rawCodec struct{}
-
-func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
-	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
-}
-
-func (rawCodec) Unmarshal(b mem.BufferSlice, v any) error { *v.(*[]byte) = b.Materialize(); return nil }
-
-func (rawCodec) Name() string { return "proto" }
-
-var _ encoding.CodecV2 = rawCodec{}
-
 func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
 	p := &limiter.Policy{Name: "k", RateName: "name", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: hour})}
 	s, _ := newServer(t, newLimiter(p), Options{Headers: &usual})
-	g := grpc.NewServer(grpc.ForceServerCodecV2(Codec()))
-	s.Register(g)
-	listener := bufconn.Listen(1 << 20)
-	served := make(chan error)
-	go func() { served <- g.Serve(listener) }()
-	defer func() {
-		g.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	}()
-	conn, err := grpc.NewClient("passthrough:///", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
 	for name, value := range map[string]string{
 		"not UTF-8": "bob\xff", "NUL": "x\x00x", "line ends": "a\r\ninjected: yes", "long": strings.Repeat("x", 60<<10),
 		"empty": "", "half a rune": "\xe2\x82",
@@ -536,8 +472,11 @@ func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
 		wire = appendText(appendText(wire, entryKey, "k"), entryValue, value)
 		wire = closeMessage(closeMessage(wire, entry), at)
 		for i, want := range []rls.RateLimitResponse_Code{ok, over} {
-			var raw []byte
-			err := conn.Invoke(t.Context(), "/"+ServiceName+"/ShouldRateLimit", wire, &raw, grpc.ForceCodecV2(rawCodec{}))
+			batch := s.NewBatch()
+			batch.Add(wire, time.Now(), 0, nil, nil)
+			submit(batch)
+			batch.Finish(0)
+			raw, err := batch.Append(nil, 0)
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
@@ -569,11 +508,11 @@ func submit(b *Batch) {
 }
 
 func batchOf(s *Server, n int) (send func()) {
-	batch, message, now, room := s.NewBatch(s.limiter.(*limiter.Limiter)), request("k"), time.Now(), make([]byte, 0, 4096)
+	batch, message, now, room := s.NewBatch(), request("k"), time.Now(), make([]byte, 0, 4096)
 	return func() {
 		batch.Reset()
 		for range n {
-			batch.Add(message, now, 0, nil)
+			batch.Add(message, now, 0, nil, nil)
 		}
 		submit(batch)
 		out := room
@@ -581,42 +520,6 @@ func batchOf(s *Server, n int) (send func()) {
 			batch.Finish(i)
 			out, _ = batch.Append(out, i)
 		}
-	}
-}
-
-func BenchmarkShouldRateLimit(b *testing.B) {
-	p := &limiter.Policy{Name: "k", Limit: compile(b, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
-	s, _ := newServer(b, newLimiter(p), Options{})
-	data := mem.BufferSlice{mem.SliceBuffer(request("k"))}
-	codec := Codec()
-	decode := func(v any) error { return codec.Unmarshal(data, v) }
-	b.ReportAllocs()
-	for b.Loop() {
-		reply, err := shouldRateLimit(s, b.Context(), decode, nil)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if _, err := codec.Marshal(reply); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-type failing struct{ error }
-
-func (c failing) Check(context.Context, *limiter.Call) error { return c.error }
-
-func TestAnErrorOfTheLimiterIsAnError(t *testing.T) {
-	s, counted := newServer(t, newLimiter(), Options{})
-	for _, want := range []error{limiter.ErrNoConfig, errors.New("another")} {
-		s.limiter = failing{want}
-		reply, err := sendByGRPC(s, t.Context(), request("k"))
-		if got := grpcstatus.Convert(err); got.Code() != codes.Unknown || got.Message() != want.Error() {
-			t.Errorf("got %v, %v; want the code Unknown and the message %q", reply, err, want)
-		}
-	}
-	if n := counted.count(NoConfig); n != 1 {
-		t.Errorf("%d requests without a configuration were counted, want 1", n)
 	}
 }
 
@@ -642,7 +545,7 @@ func (panics) Append(dst []byte, _ *limiter.Reserved) []byte { return dst }
 func (panics) Open(string, *limiter.Reserved) bool { panic("bug") }
 
 func TestAPanicAroundADecisionIsADenial(t *testing.T) {
-	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
+	synctest.Test(t, func(t *testing.T) {
 		p := &limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
 		for name, c := range map[string]limiter.Config{
 			"before": {IDs: panics{}, Now: func() algorithms.Micros { return 1 }}, "after": {Observer: panics{}},
@@ -660,9 +563,6 @@ func TestAPanicAroundADecisionIsADenial(t *testing.T) {
 			if n := counted.count(Panicked); n != 2 {
 				t.Errorf("%s: %d panics were counted, want 2", name, n)
 			}
-			if server.gate.weight != 0 {
-				t.Errorf("%s: the gate has the weight %d, want 0", name, server.gate.weight)
-			}
 		}
 	})
 }
@@ -673,7 +573,7 @@ func TestHeadersAndBodiesOfAServer(t *testing.T) {
 		l.Current().Domains["d"].DenyBody = limiter.TextBody
 		s, _ := newServer(t, l, Options{Headers: h})
 		for i := range 2 {
-			got, err := sendByGRPC(s, t.Context(), request("k"))
+			got, err := send(s, t.Context(), request("k"))
 			if err != nil {
 				t.Fatal(err)
 			}

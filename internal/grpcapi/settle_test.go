@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -55,7 +56,7 @@ func entry(key, value string, hits *wrapperspb.UInt64Value) *ratelimit.RateLimit
 	}
 }
 
-func sent(t *testing.T, send sender, s *Server, hits uint32, list ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
+func sent(t *testing.T, s *Server, hits uint32, list ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
 	t.Helper()
 	wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: list, HitsAddend: hits})
 	if err != nil {
@@ -81,15 +82,15 @@ func idOf(t *testing.T, r *rls.RateLimitResponse) string {
 
 func TestTheAnswerHasTheReservationsID(t *testing.T) {
 	for _, o := range []Options{{}, {Metadata: true}} {
-		each(t, func(t *testing.T, send sender) {
+		synctest.Test(t, func(t *testing.T) {
 			s := settleServer(t, o)
 			remaining := func() uint32 {
 				t.Helper()
-				r := sent(t, send, s, 0, entry("user", "bob", nil)) // this request reserves 100 units
-				sent(t, send, s, 0, entry("settle", idOf(t, r), hits(0)))
+				r := sent(t, s, 0, entry("user", "bob", nil)) // this request reserves 100 units
+				sent(t, s, 0, entry("settle", idOf(t, r), hits(0)))
 				return r.GetStatuses()[0].GetLimitRemaining() + 100
 			}
-			first := sent(t, send, s, 0, entry("user", "bob", nil))
+			first := sent(t, s, 0, entry("user", "bob", nil))
 			id := idOf(t, first)
 			if len(id) < 60 || first.GetStatuses()[0].GetLimitRemaining() != 900 {
 				t.Fatalf("got %v; want 900 remaining and the id of a reservation", first)
@@ -97,7 +98,7 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 			if plan := first.GetDynamicMetadata().GetFields()["metadata"].GetStructValue().GetFields()["plan"]; o.Metadata != (plan.GetStringValue() == "gold") {
 				t.Errorf("plan in the metadata: got %v; want gold only if metadata is enabled", plan)
 			}
-			done := sent(t, send, s, 0, entry("settle", id, hits(37)), entry("settle_end", id, hits(0)))
+			done := sent(t, s, 0, entry("settle", id, hits(37)), entry("settle_end", id, hits(0)))
 			if len(done.GetStatuses()) != 2 || done.GetOverallCode() != rls.RateLimitResponse_OK || !o.Metadata && done.GetDynamicMetadata() != nil {
 				t.Errorf("got %v; want OK with two statuses, and metadata only if they are enabled", done)
 			}
@@ -106,19 +107,19 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 			}
 			// The cost may be declared by the descriptor or by the request.
 			for _, declared := range []*rls.RateLimitResponse{
-				sent(t, send, s, 0, entry("user", "carol", hits(300))), sent(t, send, s, 300, entry("user", "dave", nil)),
+				sent(t, s, 0, entry("user", "carol", hits(300))), sent(t, s, 300, entry("user", "dave", nil)),
 			} {
 				if left := declared.GetStatuses()[0].GetLimitRemaining(); left != 700 {
 					t.Errorf("%d left, want 700", left)
 				}
 			}
 			// If the descriptor has no hits, the cost is unknown, even if the request has hits.
-			erin := idOf(t, sent(t, send, s, 0, entry("user", "erin", nil)))
-			sent(t, send, s, 5, entry("settle", erin, nil))
-			if left := sent(t, send, s, 0, entry("user", "erin", nil)).GetStatuses()[0].GetLimitRemaining(); left != 800 {
+			erin := idOf(t, sent(t, s, 0, entry("user", "erin", nil)))
+			sent(t, s, 5, entry("settle", erin, nil))
+			if left := sent(t, s, 0, entry("user", "erin", nil)).GetStatuses()[0].GetLimitRemaining(); left != 800 {
 				t.Errorf("%d left, want 800", left)
 			}
-			denied := sent(t, send, s, 0, entry("user", "bob", hits(1000)))
+			denied := sent(t, s, 0, entry("user", "bob", hits(1000)))
 			if denied.GetOverallCode() != rls.RateLimitResponse_OVER_LIMIT || idOf(t, denied) != limiter.None {
 				t.Errorf("got %v; want OVER_LIMIT and no reservation", denied)
 			}
@@ -137,7 +138,7 @@ func (idOfLength) Open(string, *limiter.Reserved) bool { return false }
 func TestIDsOfEveryLengthAreAnswered(t *testing.T) {
 	for n := 1; n < limiter.MaxID; n += 1 + n/200 {
 		s := settleServerWith(t, idOfLength(n), Options{})
-		if got := idOf(t, sent(t, sendByGRPC, s, 0, entry("user", "bob", nil))); got != strings.Repeat("i", n) {
+		if got := idOf(t, sent(t, s, 0, entry("user", "bob", nil))); got != strings.Repeat("i", n) {
 			t.Fatalf("an id of %d bytes: got %q", n, got)
 		}
 	}

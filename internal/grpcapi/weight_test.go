@@ -46,7 +46,7 @@ func TestWeightBoundsTheOutstandingWork(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	most := 0.0
 	for range 300 {
-		b := s.NewBatch(s.limiter.(*limiter.Limiter))
+		b := s.NewBatch()
 		wire, requests := 0, 1+rng.IntN(50)
 		for range requests {
 			request := &rls.RateLimitRequest{Domain: "d"}
@@ -64,7 +64,7 @@ func TestWeightBoundsTheOutstandingWork(t *testing.T) {
 				t.Fatal(err)
 			}
 			wire += len(message)
-			b.Add(message, time.Now(), 0, nil)
+			b.Add(message, time.Now(), 0, nil, nil)
 		}
 		submit(b)
 		sum := sliceBytes(reflect.ValueOf(b.checks).Elem())

@@ -42,8 +42,8 @@ type scaleBatch struct {
 	weight int
 }
 
-func (b *scaleBatch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool) {
-	b.echoBatch.Add(bytes.Clone(message), arrived, left, canceled)
+func (b *scaleBatch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, trace any) {
+	b.echoBatch.Add(bytes.Clone(message), arrived, left, canceled, trace)
 	w, _ := strconv.Atoi(string(message))
 	b.weight += w
 	b.scale.mu.Lock()
@@ -239,10 +239,10 @@ type stoppedBatch struct {
 	stopped *stopped
 }
 
-func (b *stoppedBatch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool) {
+func (b *stoppedBatch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, trace any) {
 	b.stopped.at <- struct{}{}
 	<-b.stopped.on
-	b.echoBatch.Add(message, arrived, left, canceled)
+	b.echoBatch.Add(message, arrived, left, canceled, trace)
 }
 
 // Many connections have requests that are never completed. The number of bytes that they hold must be
@@ -481,7 +481,7 @@ func TestTheBytesOfAHandlerAreBounded(t *testing.T) {
 		c := dial(t, l, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
 		_ = c.to.WriteWindowUpdate(0, 1<<30)
 		// The client blocks the handler that writes first; maxOut blocks the other handler.
-		ids := []uint32{c.open(c.fields("grpc-encoding", "gzip")), c.open(c.fields("grpc-encoding", "gzip"))}
+		ids := []uint32{c.open(c.fields(":path", "/other")), c.open(c.fields(":path", "/other"))}
 		c.flush()
 		synctest.Wait()
 		conn := serverOf(l).openConns()[0]

@@ -115,7 +115,7 @@ type life struct {
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	c := &conn{server: s, socket: nc, nc: nc, heads: newHeadReader(s.config.Path)}
+	c := &conn{server: s, socket: nc, nc: nc, heads: newHeadReader(&s.config)}
 	c.changed = sync.NewCond(&c.mu)
 	c.source.Flush = func() {
 		c.mu.Lock()

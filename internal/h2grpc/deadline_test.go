@@ -2,7 +2,6 @@ package h2grpc
 
 import (
 	"fmt"
-	"net/http"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -143,26 +142,6 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 		}
 		if r := send(c, "50m", 51*ms); r.fields["grpc-status"] != "4" {
 			t.Errorf("late: got %+v; want grpc-status 4", r)
-		}
-	})
-	synctest.Test(t, func(t *testing.T) { // Config.Others serves these requests
-		var reported []string
-		c := dial(t, serve(t, &echo{}, func(c *Config) {
-			c.Others = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				reported = append(reported, r.Header.Get("Grpc-Timeout"))
-				others(w, r)
-			})
-		}))
-		for _, slowly := range []time.Duration{0, 30 * ms, 60 * ms} {
-			id := c.open(c.fields("grpc-timeout", "50m"))
-			c.flush()
-			time.Sleep(slowly)
-			_ = c.to.WriteData(id, true, []byte("\x01unusual"))
-			c.flush()
-			c.answer(id)
-		}
-		if want := []string{"51m", "21m", "1m"}; !slices.Equal(reported, want) {
-			t.Errorf("passed to Config.Others with the timeouts %v; want %v", reported, want)
 		}
 	})
 }

@@ -126,8 +126,8 @@ func (c *client) cut(rt *rapid.T, message string, more []string) uint32 {
 	return id
 }
 
-func TestBothContentTypesAreUsual(t *testing.T) {
-	for _, kind := range []string{"application/grpc", "application/grpc+proto"} {
+func TestTheMethodServesAllContentTypesOfGRPC(t *testing.T) {
+	for _, kind := range []string{"application/grpc", "application/grpc+proto", "application/grpc+json", "application/grpc;charset=utf-8", "application/grpc+"} {
 		synctest.Test(t, func(t *testing.T) {
 			c := dial(t, serve(t, &echo{}, func(c *Config) { c.Others = http.NotFoundHandler() }))
 			for range 3 {
@@ -303,69 +303,6 @@ func TestAnAnswerEndsItsStream(t *testing.T) {
 			if r.reset != nil {
 				t.Errorf("stream %d was reset with %v long after its answer; want no reset", id, *r.reset)
 			}
-		}
-	})
-}
-
-func TestUnusualRequestsAreHandedOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := dial(t, serve(t, &echo{}))
-		for name, send := range map[string]func() uint32{
-			"POST " + path + " 6": func() uint32 { return c.send("m", "grpc-encoding", "gzip") },
-			"POST /other 5": func() uint32 {
-				id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a", "content-type", "application/grpc"))
-				_ = c.to.WriteData(id, true, framed(""))
-				return id
-			},
-			"POST " + path + " 7": func() uint32 { // the flag for compression is set
-				id := c.open(c.fields())
-				_ = c.to.WriteData(id, true, []byte{1, 0, 0, 0, 2, 'a', 'b'})
-				return id
-			},
-			"POST " + path + " 3": func() uint32 { // an incomplete prefix
-				id := c.open(c.fields())
-				_ = c.to.WriteData(id, true, []byte{0, 0, 0})
-				return id
-			},
-			"POST " + path + " 8": func() uint32 { // the message is shorter than its prefix says
-				id := c.open(c.fields())
-				_ = c.to.WriteData(id, true, []byte{0, 0, 0, 0, 9, 'a', 'b', 'c'})
-				return id
-			},
-			"POST " + path + " 12": func() uint32 {
-				id := c.open(c.fields())
-				_ = c.to.WriteData(id, true, append(framed("a"), framed("b")...))
-				return id
-			},
-			"POST " + path + " 0": func() uint32 {
-				id := c.next
-				c.next += 2
-				_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: true, BlockFragment: c.fields()})
-				return id
-			},
-		} {
-			id := send()
-			c.flush()
-			if r := c.answer(id); string(r.data) != name || r.fields["grpc-status"] != "0" {
-				t.Errorf("got %s %+v; want the body %q and grpc-status 0", r.data, r, name)
-			}
-			c.must("usual", "usual")
-		}
-		id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a", "content-type", "application/grpc"))
-		long := 3 * streamWindow
-		go func() { // sends as much as the window allows, repeatedly
-			for range long / 16_000 {
-				_ = c.to.WriteData(id, false, make([]byte, 16_000))
-				if c.write() != nil {
-					return
-				}
-				synctest.Wait()
-			}
-			_ = c.to.WriteData(id, true, nil)
-			_ = c.write()
-		}()
-		if r := c.answer(id); string(r.data) != fmt.Sprint("POST /other ", long/16_000*16_000) {
-			t.Errorf("got %s; want the number of all bytes of the body", r.data)
 		}
 	})
 }

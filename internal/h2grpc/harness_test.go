@@ -81,7 +81,7 @@ func (b *echoBatch) Reset() {
 	b.inner.Charges = b.inner.Charges[:0]
 }
 
-func (b *echoBatch) Add(message []byte, _ time.Time, left time.Duration, canceled *atomic.Bool) {
+func (b *echoBatch) Add(message []byte, _ time.Time, left time.Duration, canceled *atomic.Bool, _ any) {
 	var late error
 	if left < 0 {
 		late = context.DeadlineExceeded
@@ -277,9 +277,14 @@ func (c *client) write() error {
 	return err
 }
 
-// fields encodes the usual header fields and those in more, in which names and values alternate.
+// fields encodes the usual header fields and those in more, in which names and values alternate. If more begins with a
+// path, it is the path of the request.
 func (c *client) fields(more ...string) []byte {
-	list := append([]string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "test",
+	at := path
+	if len(more) > 0 && more[0] == ":path" {
+		at, more = more[1], more[2:]
+	}
+	list := append([]string{":method", "POST", ":scheme", "http", ":path", at, ":authority", "test",
 		"content-type", "application/grpc", "te", "trailers"}, more...)
 	return c.encode(list...)
 }

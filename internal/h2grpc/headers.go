@@ -14,8 +14,8 @@ import (
 
 // head is the part of a request's header fields that the server uses.
 type head struct {
-	// forMethod means that the request is for the Method and has no unusual fields.
-	forMethod bool
+	forMethod bool          // the request is for the Method
+	gzip      bool          // its message may be compressed
 	timeout   time.Duration // grpc-timeout; 0 means none
 	// length is the content-length; -1 means that there is none.
 	length int64
@@ -26,6 +26,7 @@ type head struct {
 	tooLong bool
 	// refusal is the answer to a request that is not served (see parsedFields.refused). It is nil for other requests.
 	refusal *refusal
+	trace   any // the result of Config.Trace
 }
 
 type refusal struct {
@@ -40,6 +41,7 @@ var (
 	refusedAuthority = &refusal{http.StatusBadRequest, Status{13, "no host or :authority header present"}}
 	refusedHead      = &refusal{http.StatusMethodNotAllowed, Status{13, ""}} // the answer to HEAD has no body
 	refusedMethod    = &refusal{http.StatusMethodNotAllowed, Status{13, "invalid method, should be POST"}}
+	refusedTimeout   = &refusal{http.StatusBadRequest, Status{13, "malformed grpc-timeout"}}
 )
 
 // headReader decodes header blocks. Proxies send the same block for each request, because all its fields
@@ -47,6 +49,7 @@ var (
 // change, such a block is decoded only once.
 type headReader struct {
 	path    string
+	trace   func(field func(name string) string) any // see Config.Trace
 	decoder *hpack.Decoder
 	fields  []hpack.HeaderField // the fields of the last block, or none if the block was known; valid until release or the next block
 	size    int
@@ -58,8 +61,8 @@ type headReader struct {
 	other     head   // the meaning of a block that is not cached
 }
 
-func newHeadReader(path string) *headReader {
-	r := &headReader{path: path}
+func newHeadReader(c *Config) *headReader {
+	r := &headReader{path: c.Path, trace: c.Trace}
 	r.decoder = hpack.NewDecoder(4096, r.field)
 	r.decoder.SetMaxStringLength(maxHeaders)
 	return r
@@ -180,7 +183,7 @@ func afterString(b []byte) []byte {
 }
 
 func (r *headReader) head() head {
-	p := parsedFields{head: head{length: -1, tooLong: r.tooLong}, usual: true}
+	p := parsedFields{head: head{length: -1, tooLong: r.tooLong}}
 	for i := range r.fields {
 		if f := &r.fields[i]; strings.HasPrefix(f.Name, ":") {
 			p.addPseudo(f)
@@ -189,10 +192,22 @@ func (r *headReader) head() head {
 		}
 	}
 	p.malformed = p.malformed || !p.complete()
-	p.forMethod = p.usual && !p.malformed && p.method == http.MethodPost && p.path == r.path &&
-		(p.contentType == typeField.Value || p.contentType == typeField.Value+"+proto")
 	p.refusal = p.refused()
+	p.forMethod = !p.malformed && p.method == http.MethodPost && p.path == r.path && (p.refusal == nil || p.tooLong)
+	if p.forMethod && r.trace != nil {
+		p.trace = r.trace(r.value)
+	}
 	return p.head
+}
+
+// value returns the value of the first field with the given name, or "".
+func (r *headReader) value(name string) string {
+	for i := range r.fields {
+		if r.fields[i].Name == name {
+			return r.fields[i].Value
+		}
+	}
+	return ""
 }
 
 type parsedFields struct {
@@ -202,7 +217,8 @@ type parsedFields struct {
 	pseudo  [4]int // number of :method, :path, :scheme and :authority fields
 	hosts   int    // number of host fields
 	regular bool   // a field that is not a pseudo field has occurred
-	usual   bool   // no field requires Config.Others
+	// badTimeout means that grpc-timeout is malformed.
+	badTimeout bool
 }
 
 // addPseudo adds a field whose name starts with a colon (RFC 9113, 8.3).
@@ -231,14 +247,12 @@ func (p *parsedFields) add(f *hpack.HeaderField) {
 	}
 	switch f.Name {
 	case "content-type":
-		p.usual = p.usual && p.contentType == ""
 		p.contentType = f.Value
 	case "grpc-encoding":
-		p.usual = p.usual && f.Value == "identity"
+		p.gzip = f.Value == "gzip"
 	case "grpc-timeout":
 		timeout, ok := parseTimeout(f.Value)
-		p.usual = p.usual && ok && p.timeout == 0
-		p.timeout = timeout
+		p.timeout, p.badTimeout = timeout, !ok
 	case "content-length":
 		n, err := strconv.ParseUint(f.Value, 10, 62)
 		p.malformed = p.malformed || err != nil || p.length >= 0 && p.length != int64(n)
@@ -272,6 +286,8 @@ func (p *parsedFields) refused() *refusal {
 		return refusedAuthority
 	case p.method != http.MethodPost:
 		return refusedMethod
+	case p.badTimeout:
+		return refusedTimeout
 	}
 	return nil
 }

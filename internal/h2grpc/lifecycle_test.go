@@ -248,7 +248,7 @@ func TestTheGraceOfOldConnectionsStartsWithGOAWAY(t *testing.T) {
 				c.MaxConnectionAge, c.MaxConnectionGrace = time.Hour, grace
 				c.Others = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 			}))
-			c.open(c.fields("grpc-encoding", "gzip"))
+			c.open(c.fields(":path", "/other"))
 			c.flush()
 			var going time.Time
 			for {
@@ -280,7 +280,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 			c.must("m", "m")
 		}
 		busy, used, pings := dial(t, l), dial(t, l), dial(t, l)
-		busy.open(busy.fields("grpc-encoding", "gzip"))
+		busy.open(busy.fields(":path", "/other"))
 		busy.flush()
 		pings.must("m", "m")
 		began := time.Now()
@@ -416,7 +416,7 @@ func TestGraceEndsOldConnectionsOnly(t *testing.T) {
 					break
 				}
 			}
-			id := c.open(c.fields("grpc-encoding", "gzip")) // as if sent before the GOAWAY arrived
+			id := c.open(c.fields(":path", "/other")) // as if sent before the GOAWAY arrived
 			c.flush()
 			go func() { time.Sleep(time.Minute); close(release) }()
 			if r := c.answer(id); !r.ended {

@@ -102,7 +102,7 @@ func (o *operation) fill(c *conn, list []arrival) (n int) {
 			o.messages = append(o.messages, a.message...) // if this reallocates, the batch still uses the former array
 			message, canceled = o.messages[from:len(o.messages):len(o.messages)], &r.canceled
 		}
-		o.batch.Add(message, o.arrived, a.left, canceled)
+		o.batch.Add(message, o.arrived, a.left, canceled, a.trace)
 	}
 	o.weight, o.size = o.batch.Weight(), len(o.messages)+n*requestSize
 	return n

@@ -89,36 +89,6 @@ func (c *conn) newRequest(s *stream, fields []hpack.HeaderField) *http.Request {
 	return r
 }
 
-// handBodyToOthers passes a stream of the Method to Config.Others because its message is missing or unusual. The
-// received part of the message is in s.body. The client's header fields are no longer known, so the handler gets
-// the usual ones.
-func (c *conn) handBodyToOthers(s *stream) error {
-	fields := []hpack.HeaderField{
-		{Name: ":method", Value: "POST"}, {Name: ":path", Value: c.server.config.Path},
-		{Name: ":authority", Value: "localhost"}, {Name: "te", Value: "trailers"}, typeField,
-	}
-	if s.head.timeout > 0 {
-		left := max(0, s.head.timeout-c.now.Sub(s.opened))
-		ms := min(left.Milliseconds()+1, 99_999_999)
-		fields = append(fields, hpack.HeaderField{Name: "grpc-timeout", Value: strconv.FormatInt(ms, 10) + "m"})
-	}
-	got := s.body
-	ended := s.ended
-	s.ended = false
-	if err := c.handToOthers(s, fields); err != nil || s.state != handedToOthers {
-		return err
-	}
-	s.ended = ended
-	if len(got) > 0 {
-		s.buffered, c.buffered = len(got), c.buffered+len(got)
-		s.other.body.write(got)
-	}
-	if ended {
-		s.other.body.end(nil)
-	}
-	return nil
-}
-
 func (c *conn) handlerEnded(w *responseWriter) {
 	if !w.broken {
 		w.finish()

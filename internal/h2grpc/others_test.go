@@ -65,20 +65,6 @@ func TestOthersReceiveAndAnswerAllFields(t *testing.T) {
 	}
 }
 
-func TestOtherContentTypesAreHandedOver(t *testing.T) {
-	for _, kind := range []string{"application/grpc+json", "application/grpc;charset=utf-8", "application/grpc+"} {
-		synctest.Test(t, func(t *testing.T) {
-			c := dial(t, serve(t, &echo{}))
-			id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", kind))
-			_ = c.to.WriteData(id, true, framed("m"))
-			c.flush()
-			if r := c.answer(id); string(r.data) != "POST "+path+" 6" {
-				t.Errorf("%s: got %s; want the answer of Config.Others", kind, r.data)
-			}
-		})
-	}
-}
-
 // The answers of Config.Others obey both windows of the client, to the byte. SETTINGS may open a window too.
 func TestOthersObeyTheWindows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -86,7 +72,7 @@ func TestOthersObeyTheWindows(t *testing.T) {
 		c := dial(t, serve(t, &echo{}, withOthers(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write(bytes.Repeat([]byte("x"), size))
 		})), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-		id := c.open(c.fields("grpc-encoding", "gzip"))
+		id := c.open(c.fields(":path", "/other"))
 		r := c.reply(id)
 		for _, step := range []struct {
 			open func()
@@ -128,7 +114,7 @@ func TestAHandlerWithoutAWindowEndsWithItsConnection(t *testing.T) {
 		}))
 		for range cap(ended) {
 			c := dial(t, l, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-			c.open(c.fields("grpc-encoding", "gzip"))
+			c.open(c.fields(":path", "/other"))
 			c.flush()
 		}
 		synctest.Wait()
@@ -147,7 +133,7 @@ func TestAHandlerWithoutAWindowEndsWithItsConnection(t *testing.T) {
 func TestTheWindowOfAStreamIsReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
-		id := c.open(c.fields("grpc-encoding", "gzip"))
+		id := c.open(c.fields(":path", "/other"))
 		c.flush()
 		granted, sent := streamWindow, 0
 		for sent < 2*streamWindow {
@@ -180,50 +166,42 @@ func TestTheWindowOfAStreamIsReturned(t *testing.T) {
 // again when there is room. A client that continues to open streams is disconnected, because each of them is
 // expensive.
 func TestTheStreamsOfOthersAreBounded(t *testing.T) {
-	for name, send := range map[string]func(c *client) uint32{
-		"by its fields": func(c *client) uint32 { return c.open(c.fields("grpc-encoding", "gzip")) },
-		"by its message": func(c *client) uint32 {
-			id := c.open(c.fields())
-			_ = c.to.WriteData(id, false, []byte("\x01unusual"))
-			return id
-		},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			c := dial(t, serve(t, &echo{}))
-			var ids []uint32
-			for range maxOthers {
-				ids = append(ids, send(c))
+	synctest.Test(t, func(t *testing.T) {
+		send := func(c *client) uint32 { return c.open(c.fields(":path", "/other")) }
+		c := dial(t, serve(t, &echo{}))
+		var ids []uint32
+		for range maxOthers {
+			ids = append(ids, send(c))
+		}
+		over := send(c)
+		c.flush()
+		if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeRefusedStream {
+			t.Errorf("got %+v; want a reset with REFUSED_STREAM", r)
+		}
+		for _, id := range ids {
+			if r := c.reply(id); r.ended || r.reset != nil {
+				t.Errorf("%d: got %+v; want an open stream", id, r)
 			}
-			over := send(c)
-			c.flush()
-			if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeRefusedStream {
-				t.Errorf("%s: got %+v; want a reset with REFUSED_STREAM", name, r)
-			}
-			for _, id := range ids {
-				if r := c.reply(id); r.ended || r.reset != nil {
-					t.Errorf("%s: %d: got %+v; want an open stream", name, id, r)
-				}
-			}
-			_ = c.to.WriteData(ids[0], true, nil)
-			c.flush()
-			c.answer(ids[0])
-			synctest.Wait()
-			again := send(c)
-			_ = c.to.WriteData(again, true, nil)
-			c.flush()
-			if r := c.answer(again); r.reset != nil {
-				t.Errorf("%s: with room: got %+v; want an answer", name, r)
-			}
-			for range maxOthers/2 + framesPerTick/otherReset {
-				send(c)
-			}
-			go func() { _ = c.write() }()
-			began := time.Now()
-			if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm || time.Since(began) > 2*time.Second {
-				t.Errorf("%s: ended with %v after %v; want ENHANCE_YOUR_CALM within 2 s", name, code, time.Since(began))
-			}
-		})
-	}
+		}
+		_ = c.to.WriteData(ids[0], true, nil)
+		c.flush()
+		c.answer(ids[0])
+		synctest.Wait()
+		again := send(c)
+		_ = c.to.WriteData(again, true, nil)
+		c.flush()
+		if r := c.answer(again); r.reset != nil {
+			t.Errorf("with room: got %+v; want an answer", r)
+		}
+		for range maxOthers/2 + framesPerTick/otherReset {
+			send(c)
+		}
+		go func() { _ = c.write() }()
+		began := time.Now()
+		if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm || time.Since(began) > 2*time.Second {
+			t.Errorf("ended with %v after %v; want ENHANCE_YOUR_CALM within 2 s", code, time.Since(began))
+		}
+	})
 }
 
 // A handler may answer before it has read the request. Then the client need not send the rest, the context of the
@@ -240,7 +218,7 @@ func TestAnAnswerOfOthersEndsItsStream(t *testing.T) {
 			}))
 			c := dial(t, l)
 			for _, whole := range []bool{false, true} {
-				id := c.open(c.fields("grpc-encoding", "gzip"))
+				id := c.open(c.fields(":path", "/other"))
 				if whole {
 					_ = c.to.WriteData(id, true, nil)
 				}

@@ -75,7 +75,7 @@ func TestAPanicInAHandlerResetsItsStream(t *testing.T) {
 			c.Others = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("in the handler") })
 		}))
 		for range maxOthers + 1 {
-			id := c.open(c.fields("grpc-encoding", "gzip"))
+			id := c.open(c.fields(":path", "/other"))
 			c.flush()
 			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeInternal {
 				t.Fatalf("got %+v; want a reset with INTERNAL_ERROR", r)

@@ -94,7 +94,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	case !h.forMethod:
 		return c.handToOthers(c.moveToOpen(), c.heads.fields)
 	case end: // a request without a message
-		return c.handBodyToOthers(c.moveToOpen())
+		return c.refuseMessage(&c.fresh, notOneMessage)
 	}
 	return nil
 }
@@ -198,10 +198,7 @@ func (c *conn) part(s *stream, data []byte) error {
 		s.body = append(s.body, data...)
 		s.buffered += len(data)
 		c.buffered += len(data)
-		switch {
-		case unusual(s.body):
-			return c.handBodyToOthers(s)
-		case tooLong(s.body), c.held() > c.allowance():
+		if tooLong(s.body) || c.held() > c.allowance() {
 			c.denyUnread(s)
 		}
 		return nil
@@ -245,36 +242,5 @@ func (c *conn) complete(s *stream, data []byte) error {
 		s.body = append(s.body, data...)
 		message = s.body
 	}
-	if tooLong(message) {
-		c.denyUnread(s)
-		return nil
-	}
-	if unusual(message) || len(message) < prefixLen || len(message)-prefixLen != int(binary.BigEndian.Uint32(message[1:])) {
-		s = c.ensureOpen(s)
-		s.body = append(s.body[:0], message...)
-		return c.handBodyToOthers(s)
-	}
-	c.appendArrival(s, message[prefixLen:])
-	return nil
-}
-
-// prefixLen is the length of gRPC's message prefix: a compression flag and the length of the message.
-const prefixLen = 5
-
-// tooLong reports whether body starts with the prefix of a message that is longer than maxMessage. Such a request is
-// denied. A library would answer with an error, and Envoy allows a request after an error.
-func tooLong(body []byte) bool {
-	return len(body) >= prefixLen && body[0] == 0 && binary.BigEndian.Uint32(body[1:]) > maxMessage
-}
-
-// unusual reports whether a request whose received bytes are body must be served by Config.Others: its message is
-// compressed, or bytes follow the message.
-func unusual(body []byte) bool {
-	if len(body) == 0 {
-		return false
-	}
-	if body[0] != 0 {
-		return true
-	}
-	return len(body) >= prefixLen && uint64(len(body)-prefixLen) > uint64(binary.BigEndian.Uint32(body[1:]))
+	return c.message(s, message)
 }

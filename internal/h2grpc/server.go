@@ -5,8 +5,7 @@
 // each request, which would cost more than a cheap method itself. If the method answers at once, a request needs
 // no goroutine and no allocation.
 //
-// Other methods, and unusual requests for this one (compression, other content types, malformed messages),
-// are passed to an http.Handler stream by stream. That handler is a grpc.Server.
+// Calls of other methods are passed to an http.Handler stream by stream. That handler is a grpc.Server.
 //
 // The package does not know the content of messages. Memory and processor time per client are bounded; see
 // limits.go.
@@ -50,8 +49,9 @@ type Batch interface {
 	Reset()
 	// Add adds a message, which stays unchanged until Reset. left is the time until the caller's deadline;
 	// 0 means that there is none, and a negative value that the deadline has passed. canceled becomes true
-	// when the client cancels the request or disconnects; with Config.Inline it is nil.
-	Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool)
+	// when the client cancels the request or disconnects; with Config.Inline it is nil. trace is the result of
+	// Config.Trace.
+	Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, trace any)
 	// Submit starts to decide all requests, by deadline unless that is zero. It calls done exactly once,
 	// from any goroutine, possibly before Submit returns. With Config.Inline it always does so before. If
 	// it calls done after Submit has returned, it must call source.Flush afterwards.
@@ -79,8 +79,11 @@ type Status struct {
 type Config struct {
 	Path   string // /package.Service/Method
 	Method Method
-	// Others serves the streams that Method does not serve; see the package comment.
+	// Others serves the streams of other methods.
 	Others http.Handler
+	// Trace, if not nil, is called for each request for the Method, with a function that returns the value of a header
+	// field, or "". Its result is passed to Batch.Add.
+	Trace func(field func(name string) string) any
 
 	// Inline means that Batch.Submit always calls done before it returns. The server then does not copy
 	// messages, and leaves deadlines to the Method.
@@ -116,6 +119,7 @@ type Server struct {
 	outstanding   outstanding
 	bufferedBytes atomic.Int64 // the sum of conn.counted
 	connCount     atomic.Int64
+	decompressing sync.Mutex // see conn.compressed
 
 	goroutines   sync.WaitGroup
 	closing      chan struct{} // closed when Stop begins

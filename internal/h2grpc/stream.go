@@ -222,6 +222,7 @@ type arrival struct {
 	stream  *stream       // nil if the request is not in conn.open
 	message []byte        // a part of the read buffer, or of the stream's body
 	left    time.Duration // see Batch.Add
+	trace   any           // see Batch.Add
 }
 
 func (c *conn) appendArrival(s *stream, message []byte) {
@@ -233,7 +234,7 @@ func (c *conn) appendArrival(s *stream, message []byte) {
 	}
 	c.arrived = append(c.arrived, arrival{})
 	a := &c.arrived[len(c.arrived)-1]
-	a.id, a.message, a.left = s.id, message, left
+	a.id, a.message, a.left, a.trace = s.id, message, left, s.head.trace
 	if s == &c.fresh {
 		c.fresh = stream{}
 	} else {

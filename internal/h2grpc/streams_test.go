@@ -26,7 +26,7 @@ func TestTheMemoryOfStreamsIsBounded(t *testing.T) {
 	for name, open := range map[string]func(c *client){
 		"requests without a body":           func(c *client) { c.open(c.fields()) },
 		"requests that are refused":         func(c *client) { c.open(c.encode(text...)) },
-		"requests for the other handler":    func(c *client) { c.open(c.fields("grpc-encoding", "gzip")) },
+		"requests for the other handler":    func(c *client) { c.open(c.fields(":path", "/other")) },
 		"answers that wait for the windows": func(c *client) { c.send("m") },
 		"requests with a byte of the body": func(c *client) {
 			_ = c.to.WriteData(c.open(c.fields()), false, []byte{0})
@@ -75,7 +75,7 @@ func TestTheMemoryOfStreamsIsBounded(t *testing.T) {
 // A connection ends if its client does not read an answer for windowTimeout, whichever handler has written the answer.
 // A client that reads slowly stays connected.
 func TestAClientThatGivesNoWindowIsDisconnected(t *testing.T) {
-	for name, more := range map[string][]string{"the method": nil, "another handler": {"grpc-encoding", "gzip"}} {
+	for name, more := range map[string][]string{"the method": nil, "another handler": {":path", "/another.Service/Method"}} {
 		for _, slow := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
 				l := serve(t, &echo{})

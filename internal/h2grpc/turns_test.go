@@ -92,7 +92,7 @@ func TestAConnectionYieldsBetweenStreamsOfOthers(t *testing.T) {
 		yield = func() { yields.Add(1) }
 		c := dial(t, serve(t, &echo{}, withOthers(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })))
 		for range maxOthers {
-			c.open(c.fields("grpc-encoding", "gzip"))
+			c.open(c.fields(":path", "/other"))
 		}
 		c.flush()
 		synctest.Wait()

@@ -229,7 +229,7 @@ func TestTheWindowOfAConnectionIsReturned(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
 		granted, sent := int64(65_535), int64(0)
 		for sent < connWindow+connWindow/4 {
-			id := c.open(c.fields("grpc-encoding", "gzip")) // Config.Others reads the request to its end
+			id := c.open(c.fields(":path", "/other")) // Config.Others reads the request to its end
 			_ = c.to.WriteData(id, true, make([]byte, 16_000))
 			_ = c.to.WriteWindowUpdate(0, 100) // makes room for the answer
 			for c.flush(); !c.reply(id).ended || granted < sent+32_000; {
@@ -257,7 +257,7 @@ func TestDataBeyondAStreamsWindowIsRefused(t *testing.T) {
 		}))
 		ids := make([]uint32, 3)
 		for i := range ids {
-			ids[i] = c.open(c.fields("grpc-encoding", "gzip"))
+			ids[i] = c.open(c.fields(":path", "/other"))
 		}
 		var sent sync.WaitGroup
 		sent.Go(func() {

@@ -36,7 +36,6 @@ func (x *instance) metric(t *testing.T, pattern string) (sum float64) {
 const failedOutcomes = `rlsidecar_decisions_total\{.*outcome="failed_[a-z]*".*\}`
 
 func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
-	concurrent(t)
 	redis := redistest.Start(t)
 	x := start(t, shared, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = time.Minute })
 	x.send(t, "all=1")
@@ -74,7 +73,6 @@ func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 
 func TestSilentRedisIsNoticedUnderShortDeadlines(t *testing.T) {
 	t.Parallel()
-	concurrent(t)
 	redis := redistest.Start(t)
 	x := start(t, shared, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = 100 * time.Millisecond })
 	x.send(t, "all=1")

@@ -114,8 +114,8 @@ func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 // new master, so that it is in force everywhere.
 func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 	t.Parallel()
-	if testing.Short() || engine == GRPCEngine {
-		t.Skip("waits some seconds for a failover, and is the same with both engines")
+	if testing.Short() {
+		t.Skip("waits some seconds for a failover")
 	}
 	servers, tokens := redistest.StartSentinels(t), withTokens(t)
 	a := start(t, oneLimit, tokens, onRedis(servers.URL()))

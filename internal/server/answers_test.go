@@ -231,7 +231,6 @@ func TestADenialChargesNothingUnlessConsumeIsEach(t *testing.T) {
 }
 
 func TestManyWorkersGetExactlyTheLimit(t *testing.T) {
-	concurrent(t)
 	x := start(t, `
 domain: d
 limits:

@@ -98,9 +98,6 @@ func TestASlowRedisIsACondition(t *testing.T) {
 }
 
 func TestMetricsThatOverflowAreACondition(t *testing.T) {
-	if engine == GRPCEngine {
-		t.Skip("takes ten seconds and does not depend on the engine")
-	}
 	t.Parallel()
 	const limits = 10_001
 	var b strings.Builder

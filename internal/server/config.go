@@ -64,8 +64,6 @@ type Config struct {
 	APIInlineConfig bool
 	// TLS names the files of the gRPC listener.
 	TLS TLSFiles
-	// Engine is the engine of the gRPC listener. "" means the default.
-	Engine Engine
 	// MaxConnectionAge is the age at which gRPC connections are drained. Requests still in flight are aborted
 	// after another MaxConnectionGrace. 0 means never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration
@@ -138,7 +136,7 @@ func (c *Config) Check() error {
 			return err
 		}
 	}
-	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.check(), c.Engine.check())
+	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.check())
 }
 
 func (c *Config) checkAddresses() error {

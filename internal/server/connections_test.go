@@ -54,7 +54,6 @@ const admitAll = "domain: d\nauth: {default: allow}\ndescriptors: [{key: k, rate
 
 func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 	t.Parallel()
-	concurrent(t)
 	const most = 5
 	x := start(t, admitAll, func(c *Config) { c.GRPCMaxConnections, c.HTTPMaxConnections = most, most })
 	var silent []net.Conn
@@ -199,7 +198,6 @@ func TestAnIdleConnectionIsClosedWhenFileDescriptorsRunOut(t *testing.T) {
 }
 
 func TestIdleConnectionsEnd(t *testing.T) {
-	concurrent(t)
 	const idle = 100 * time.Millisecond
 	x := start(t, admitAll, func(c *Config) { c.MaxConnectionIdle, c.HTTPIdleTimeout = idle, idle })
 	x.send(t, "k=v")

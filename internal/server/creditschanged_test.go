@@ -141,7 +141,6 @@ func TestARemovedPayerIsSettledInItsBucket(t *testing.T) {
 // While clients send requests, reloads change between two payers and none. The units missing in the three buckets must
 // equal the cost of the allowed requests.
 func TestReloadsOfThePayerUnderLoad(t *testing.T) {
-	concurrent(t)
 	much := func(payer string) string {
 		return strings.NewReplacer("capacity: 100}", "capacity: 1500}", "capacity: 200}", "capacity: 1500}").Replace(paidBy(payer))
 	}

@@ -1,124 +1,76 @@
 package server
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"net"
-	"runtime"
-	"time"
+	"runtime/debug"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/h2grpc"
 )
 
-// Engine is an implementation of the gRPC listener.
-type Engine string
-
-const (
-	FastEngine Engine = "fast"    // package h2grpc; methods other than ShouldRateLimit use grpc-go
-	GRPCEngine Engine = "grpc-go" // grpc-go for all methods
-)
-
-const defaultEngine = FastEngine
-
-func (e Engine) check() error {
-	switch e {
-	case "", FastEngine, GRPCEngine:
-		return nil
-	}
-	return fmt.Errorf("the gRPC engine %q is unknown; write %s or %s", string(e), FastEngine, GRPCEngine)
-}
-
+// grpcListener returns the gRPC listener. Package h2grpc answers ShouldRateLimit. It passes calls of other methods to a
+// server of the gRPC library.
 func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
+	c := h2grpc.Config{
+		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: grpcMethod{api},
+		Inline:           s.stack.redis == nil, // the memory store decides before Submit returns
+		SubmitTimeout:    s.config.Redis.Timeout,
+		BufferedBytes:    bufferedBytes(debug.SetMemoryLimit(-1)),
+		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
+	}
+	if s.tracing != nil {
+		c.Trace = s.tracing.Caller
+	}
 	if s.config.TLS.Cert != "" {
 		config, err := s.config.TLS.server(s.log)
 		if err != nil {
 			return listener{}, err
 		}
 		s.handshakes = newHandshakes(config)
+		c.Handshake = s.handshakes.server
 	}
 	h := newHealthServer()
-	d := listener{ready: func() { h.set(healthpb.HealthCheckResponse_SERVING) }, unready: h.Shutdown}
-	fast := cmp.Or(s.config.Engine, defaultEngine) == FastEngine
-	if fast && s.tracing != nil { // the fast engine creates no span for a call
-		s.log.Info("the engine grpc-go is used, because RLSIDECAR_TRACING needs it")
-		fast = false
-	}
-	if fast {
-		others := newGRPCServer(api, h)
-		f := s.fastServer(api, others)
-		d.serve = f.Serve
-		d.stop = func(ctx context.Context) {
+	others := grpc.NewServer(grpc.WaitForHandlers(true))
+	grpcapi.Register(others)
+	healthpb.RegisterHealthServer(others, h)
+	reflection.Register(others)
+	c.Others = others
+	f := h2grpc.New(c)
+	return listener{
+		ready: func() { h.set(healthpb.HealthCheckResponse_SERVING) }, unready: h.Shutdown, serve: f.Serve,
+		stop: func(ctx context.Context) {
 			h.end()
 			f.Stop(ctx)
 			others.Stop()
-		}
-		return d, nil
-	}
-	g := newGRPCServer(api, h, s.grpcOptions()...)
-	d.serve = func(l net.Listener) error {
-		if err := g.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stop may have been called before serve
-			return err
-		}
-		return nil
-	}
-	d.stop = func(ctx context.Context) {
-		h.end()
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			g.GracefulStop()
-		}()
-		select {
-		case <-done:
-		case <-ctx.Done():
-			g.Stop()
-			<-done
-		}
-	}
-	return d, nil
+		},
+	}, nil
 }
 
-func newGRPCServer(api *grpcapi.Server, h *healthServer, options ...grpc.ServerOption) *grpc.Server {
-	g := grpc.NewServer(append(options, grpc.ForceServerCodecV2(grpcapi.Codec()), grpc.WaitForHandlers(true))...)
-	api.Register(g)
-	healthpb.RegisterHealthServer(g, h)
-	reflection.Register(g)
-	return g
-}
+// bufferedBytes returns h2grpc.Config.BufferedBytes: an eighth of the memory limit in bytes (math.MaxInt64 if there is
+// none), from 4 to 32 MiB. A request can have 4 MiB.
+func bufferedBytes(memory int64) int { return int(min(max(memory/8, 4<<20), 32<<20)) }
 
-// grpcOptions returns the options of a grpc-go server that accepts connections itself, without the fast engine.
-func (s *server) grpcOptions() []grpc.ServerOption {
-	options := []grpc.ServerOption{
-		// Envoy pings as often as it is configured to, even without a call in flight. With the default of 5
-		// minutes the server would close the connection.
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// Envoy ignores the server's limit of streams: calls beyond the limit fail, and Envoy then allows the
-		// requests. So the limit is higher than the number of streams that Envoy opens, as in the fast engine.
-		grpc.MaxConcurrentStreams(16 << 10),
-		// Worker goroutines keep their grown stacks. Growing a stack for each call took a fifth of a call's
-		// time. Only an idle worker accepts a call, so there must be enough workers for a burst.
-		grpc.NumStreamWorkers(uint32(max(128, 4*runtime.GOMAXPROCS(0)))),
+// grpcMethod implements h2grpc.Method with ShouldRateLimit.
+type grpcMethod struct{ *grpcapi.Server }
+
+func (m grpcMethod) NewBatch() h2grpc.Batch { return grpcBatch{m.Server.NewBatch()} }
+
+type grpcBatch struct{ *grpcapi.Batch }
+
+func (b grpcBatch) Append(to []byte, i int) ([]byte, *h2grpc.Status) {
+	to, err := b.Batch.Append(to, i)
+	if err == nil {
+		return to, nil
 	}
-	options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{ // a value of 0 means no bound
-		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionAgeGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
-	}))
-	if s.handshakes != nil {
-		options = append(options, grpc.Creds(s.handshakes.credentials()))
-	}
-	if s.tracing != nil {
-		options = append(options, grpc.StatsHandler(s.tracing.Handler("/"+grpcapi.ServiceName+"/ShouldRateLimit")))
-	}
-	return options
+	s := status.Convert(err)
+	return to, &h2grpc.Status{Code: uint32(s.Code()), Message: s.Message()}
 }
 
 // healthServer implements grpc.health.v1 with Watch calls that the server can end. GracefulStop would wait

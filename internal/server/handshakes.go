@@ -5,8 +5,6 @@ import (
 	"net"
 	"runtime"
 
-	"google.golang.org/grpc/credentials"
-
 	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
@@ -83,20 +81,4 @@ func (c *handshakeConn) pause() {
 func (c *handshakeConn) end() {
 	c.pause()
 	c.ended = true
-}
-
-// credentials returns the credentials of a grpc-go server.
-func (h *handshakes) credentials() credentials.TransportCredentials {
-	return handshakeCredentials{credentials.NewTLS(h.config), h}
-}
-
-type handshakeCredentials struct {
-	credentials.TransportCredentials
-	handshakes *handshakes
-}
-
-func (h handshakeCredentials) ServerHandshake(nc net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	c := h.handshakes.begin(nc)
-	defer c.end()
-	return h.TransportCredentials.ServerHandshake(c)
 }

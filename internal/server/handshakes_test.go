@@ -35,9 +35,6 @@ func (k *countingKey) Sign(random io.Reader, digest []byte, o crypto.SignerOpts)
 }
 
 func TestFewHandshakesComputeAtATime(t *testing.T) {
-	if engine == GRPCEngine {
-		t.Skip("the bound does not depend on the engine")
-	}
 	ca := certtest.New(t)
 	pair, err := tls.X509KeyPair(ca.Issue(t, 1))
 	if err != nil {
@@ -144,7 +141,7 @@ func TestTheListenerBoundsHandshakes(t *testing.T) {
 	ca := certtest.New(t)
 	folder := t.TempDir()
 	ca.Secret(t, folder, 1)
-	s, err := newServer(Config{Engine: engine, TLS: TLSFiles{Cert: filepath.Join(folder, "tls.crt"), Key: filepath.Join(folder, "tls.key")}}, zap.NewNop())
+	s, err := newServer(Config{TLS: TLSFiles{Cert: filepath.Join(folder, "tls.crt"), Key: filepath.Join(folder, "tls.key")}}, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -24,35 +23,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-var engine Engine
-
-// bothEngines runs all tests with each engine, because both must behave in the same way. With -short, which
-// the race detector uses, the engine grpc-go skips tests that call start and not concurrent.
-type bothEngines struct{ *testing.M }
-
-func (m bothEngines) Run() (code int) {
-	for _, engine = range []Engine{FastEngine, GRPCEngine} {
-		if c := m.M.Run(); c != 0 {
-			fmt.Printf("FAILED with the %s engine\n", engine)
-			code = c
-		}
-	}
-	return code
-}
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(bothEngines{m}) }
-
-var concurrentTests sync.Map
-
-// concurrent marks a test that has many gRPC requests in flight at the same time, or aborts some. Call it
-// before start.
-func concurrent(tb testing.TB) { concurrentTests.Store(tb.Name(), true) }
-
-func isConcurrent(tb testing.TB) bool {
-	name, _, _ := strings.Cut(tb.Name(), "/")
-	_, is := concurrentTests.Load(name)
-	return is
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 type instance struct {
 	Running
@@ -66,15 +37,12 @@ type instance struct {
 
 func start(tb testing.TB, yaml string, edit ...func(*Config)) *instance {
 	tb.Helper()
-	if testing.Short() && engine == GRPCEngine && !isConcurrent(tb) {
-		tb.Skip("in short mode only the fast engine runs this test")
-	}
 	core, logs := observer.New(zapcore.InfoLevel)
 	x := &instance{file: filepath.Join(tb.TempDir(), "limits.yaml"), logs: logs, hangup: make(chan os.Signal)}
 	x.write(tb, yaml)
 	c := Config{
 		Paths: []string{x.file}, Hangup: x.hangup,
-		GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0", DrainTimeout: 10 * time.Second, Engine: engine,
+		GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0", DrainTimeout: 10 * time.Second,
 	}
 	for _, e := range edit {
 		e(&c)

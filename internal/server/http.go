@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"google.golang.org/grpc/peer"
 )
 
 // defaultHTTPIdle is longer than the default idle timeouts of NGINX, Traefik and Caddy. If the sidecar closed an idle
@@ -37,11 +36,7 @@ func (s *server) httpListener(handler http.Handler, timeout time.Duration) liste
 	h.IdleTimeout = cmp.Or(s.config.HTTPIdleTimeout, defaultHTTPIdle)
 	h.MaxHeaderBytes = maxHeader - readAhead
 	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // the errors are mistakes of clients
-	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		// The address only has to differ between connections. Reading the actual address from c could block
-		// until the PROXY header arrives.
-		return peer.NewContext(withConn(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
-	}
+	h.ConnContext = withConn
 	h.ConnState = func(nc net.Conn, state http.ConnState) {
 		c := innerConn(nc)
 		if c.unread != (state == http.StateNew) {

@@ -22,9 +22,6 @@ func inUse() (bytes uint64) {
 // After a few KiB of traffic, an idle connection needs at most 12 KiB over gRPC, and over HTTP what net/http keeps. Both
 // include the client's end, which is in this process too.
 func TestIdleConnectionsCostLittle(t *testing.T) {
-	if engine == GRPCEngine {
-		t.Skip("grpc-go needs more memory for an idle connection")
-	}
 	const connections = 1000
 	x := start(t, admitAll, func(c *Config) { c.GRPCMaxConnections, c.HTTPMaxConnections = 2*connections, 2*connections })
 	var call bytes.Buffer

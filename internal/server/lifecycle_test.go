@@ -237,7 +237,6 @@ func (x *instance) awaitJobs(t *testing.T, n int) {
 }
 
 func TestDrainAnswersEveryRequest(t *testing.T) {
-	concurrent(t)
 	t.Parallel()
 	// The delay must be longer than all steps before the clients stop, even on a busy machine.
 	x := start(t, strings.Replace(delaying, "500ms", "6s", 1), func(c *Config) { c.DrainDelay = 5 * time.Second })
@@ -318,7 +317,6 @@ func TestDrainIsBounded(t *testing.T) {
 }
 
 func TestReloadUnderLoad(t *testing.T) {
-	concurrent(t)
 	config := func(n int) string { return strings.ReplaceAll(small, "1000000", fmt.Sprint(1_000_000+n)) }
 	x := start(t, config(0))
 	var clients sync.WaitGroup

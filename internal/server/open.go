@@ -43,14 +43,8 @@ func (s *server) open() (listeners []listener, running Running, err error) {
 	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // measuring takes time, so it is off if only the admin listener would serve the result
 		s.config.Answers.Answered = s.metrics.Answered
 	}
-	if s.config.Redis.URL != "" {
-		s.config.Answers.QueueTimeout = s.config.Redis.Timeout
-	}
-	decide := grpcapi.Checker(s.limiter)
-	if s.tracing != nil {
-		decide = s.tracing.Decisions(decide)
-	}
-	api, err := grpcapi.New(decide, s.metrics, s.config.Answers, s.log)
+	s.config.Answers.Tracing = s.tracing
+	api, err := grpcapi.New(s.limiter, s.metrics, s.config.Answers, s.log)
 	if err != nil {
 		return nil, running, err
 	}

@@ -126,7 +126,6 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 // milliseconds. No client gets an error. Every admitted unit was charged. Every charged unit was admitted, or its
 // answer may have been lost.
 func TestRedisFailsUnderLoad(t *testing.T) {
-	concurrent(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	const limit = 1_000_000
@@ -264,7 +263,6 @@ descriptors:
 `
 
 func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
-	concurrent(t)
 	t.Parallel()
 	main, second := redistest.Start(t), redistest.Start(t)
 	x := start(t, twoPeriods, onRedis("redis://"+main.Addr), func(c *Config) { c.Redis.PerSecondURL = "redis://" + second.Addr })
@@ -353,7 +351,6 @@ func TestThePerSecondRedisNeedsARedisURL(t *testing.T) {
 // Sidecars with leases stay within the limit together. They return unused units on a reload and when they
 // stop. A reset also drops leased units.
 func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
-	concurrent(t)
 	redis := redistest.Start(t)
 	const limit, most = 10_000, 500
 	leased := strings.Replace(shared, "rate: 300, period: 365d", "lease: {max: 5%, for: 1m}, rate: 10000, period: 365d", 1)

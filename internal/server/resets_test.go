@@ -49,7 +49,6 @@ func recorded(t *testing.T, n int) []byte {
 
 // A client that resets its connection, after any byte or at any time, must leave nothing behind that still runs.
 func TestResetConnectionsLeaveNothingRunning(t *testing.T) {
-	concurrent(t)
 	redis := redistest.Start(t)
 	x := start(t, shared, onRedis("redis://"+redis.Addr))
 	x.send(t, "all=1")

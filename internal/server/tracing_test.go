@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"testing"
 
@@ -121,31 +120,35 @@ func TestDecisionsAreTraced(t *testing.T) {
 					t.Errorf("the process %s lacks the value %s", process, want)
 				}
 			}
-			calls, decided := spans["envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"], spans["decide"]
-			if len(calls) != 4 || len(decided) != 3 || len(spans) != 2 {
-				t.Fatalf("%d calls, %d decisions of %d names; want 4, 3 and 2", len(calls), len(decided), len(spans))
+			calls := spans["envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"]
+			if len(calls) != 4 || len(spans) != 1 {
+				t.Fatalf("%d calls of %d names; want 4 of one name", len(calls), len(spans))
 			}
-			of := inTrace(decided, caller)
+			of := inTrace(calls, caller)
 			if len(of) != 2 {
-				t.Fatalf("%d decisions are in their caller's trace, want 2: %v", len(of), decided)
+				t.Fatalf("%d calls are in their caller's trace, want 2: %v", len(of), calls)
 			}
-			// A call's span ends after its answer is sent, so the spans arrive in any order.
 			for _, span := range of {
-				call := slices.IndexFunc(calls, func(c *trace.Span) bool { return slices.Equal(c.SpanId, span.ParentSpanId) })
-				if call < 0 || hex.EncodeToString(calls[call].TraceId) != caller || hex.EncodeToString(calls[call].ParentSpanId) != callerSpan {
-					t.Errorf("the decision %v has no call as its parent that belongs to the caller's span; calls: %v", span, calls)
+				if hex.EncodeToString(span.ParentSpanId) != callerSpan || span.Kind != trace.Span_SPAN_KIND_SERVER || span.EndTimeUnixNano < span.StartTimeUnixNano {
+					t.Errorf("got the span %v; want a span of a server whose parent is the caller's span", span)
+				}
+				for _, want := range []string{"OVER_LIMIT", `"ratelimit.domain"`, `"d"`, `"ratelimit.denied_by"`, `"zero"`, `"rpc.system"`, `"rpc.grpc.status_code"`} {
+					if !strings.Contains(span.String(), want) {
+						t.Errorf("the span %s lacks %s", span, want)
+					}
 				}
 			}
-			text := of[0].String()
-			for _, want := range []string{"OVER_LIMIT", `"ratelimit.domain"`, `"d"`, `"ratelimit.denied_by"`, `"zero"`} {
-				if !strings.Contains(text, want) {
-					t.Errorf("the span %s lacks %s", text, want)
-				}
-			}
-			for _, span := range slices.Concat(calls, decided) {
+			failed := 0
+			for _, span := range calls {
 				if strings.Contains(span.String(), marker) {
 					t.Errorf("the span %s contains the client's text %q; want none of its text", span, marker)
 				}
+				if span.Status.GetCode() == trace.Status_STATUS_CODE_ERROR {
+					failed++
+				}
+			}
+			if failed != 1 {
+				t.Errorf("%d calls have failed, want 1: the request without a domain", failed)
 			}
 		})
 	}

@@ -1,7 +1,6 @@
-// Package tracing sends spans to an OpenTelemetry collector: one for each gRPC call that Handler traces, and one for
-// each decision that package grpcapi requests. The span of a call continues the trace of the caller (W3C or B3
-// headers), and contains the span of the decision. The standard OTEL_… environment variables configure the exporter
-// and the resource.
+// Package tracing sends spans to an OpenTelemetry collector, one for each sampled call of ShouldRateLimit. The span
+// continues the trace of the caller (W3C or B3 headers). The standard OTEL_… environment variables configure the
+// exporter and the resource.
 //
 // Spans contain no texts from requests: no keys, no values, and only configured domains.
 package tracing
@@ -11,9 +10,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
-	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"go.opentelemetry.io/contrib/propagators/b3"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -21,13 +20,12 @@ import (
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
-	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	"go.opentelemetry.io/otel/sdk/trace"
 	api "go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
-	"google.golang.org/grpc/stats"
+	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
@@ -136,54 +134,70 @@ func (t *Tracing) Stop() {
 	_ = t.provider.Shutdown(ctx) // the error handler logs errors
 }
 
-// Handler returns a handler for a gRPC server. The handler traces calls of the given methods.
-func (t *Tracing) Handler(methods ...string) stats.Handler {
-	known := map[string]bool{}
-	for _, m := range methods {
-		known[m] = true
+// Caller returns the caller's span for Start, from the header fields of its request. field returns the value of a
+// field, or "".
+func (t *Tracing) Caller(field func(name string) string) any {
+	return t.propagator.Extract(context.Background(), carrier(field))
+}
+
+type carrier func(name string) string
+
+func (c carrier) Get(name string) string { return c(strings.ToLower(name)) }
+
+func (carrier) Set(string, string) {}
+
+func (carrier) Keys() []string { return nil }
+
+const (
+	service = "envoy.service.ratelimit.v3.RateLimitService"
+	method  = "ShouldRateLimit"
+)
+
+// Span is the span of a call. The zero Span is that of a call that is not sampled.
+type Span struct{ span api.Span }
+
+// Start starts the span of a call that has arrived at the given time. caller is the result of Caller, or nil. If t is
+// nil, the call is not sampled.
+func (t *Tracing) Start(caller any, arrived time.Time) Span {
+	if t == nil {
+		return Span{}
 	}
-	return otelgrpc.NewServerHandler(
-		otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(t.propagator), otelgrpc.WithMeterProvider(metricnoop.NewMeterProvider()),
-		// Without the filter, a client could put any text into a span, as the name of a method.
-		otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return known[info.FullMethodName] }))
-}
-
-// Checker is the part of limiter.Limiter that Decisions wraps.
-type Checker interface {
-	Check(context.Context, *limiter.Call) error
-}
-
-// Decisions returns a Checker that passes all calls to next, and traces the decisions.
-func (t *Tracing) Decisions(next Checker) Checker { return &decisions{t.tracer, next} }
-
-type decisions struct {
-	tracer api.Tracer
-	next   Checker
-}
-
-func (d *decisions) Check(ctx context.Context, c *limiter.Call) error {
-	ctx, span := d.tracer.Start(ctx, "decide")
-	defer span.End()
-	err := d.next.Check(ctx, c)
-	if span.IsRecording() {
-		describe(span, c, err)
+	parent, ok := caller.(context.Context)
+	if !ok {
+		parent = context.Background()
 	}
-	return err
+	_, span := t.tracer.Start(parent, service+"/"+method, api.WithSpanKind(api.SpanKindServer), api.WithTimestamp(arrived))
+	if !span.IsRecording() {
+		return Span{}
+	}
+	span.SetAttributes(attribute.String("rpc.system", "grpc"), attribute.String("rpc.service", service), attribute.String("rpc.method", method))
+	return Span{span}
+}
+
+// End ends the span of c. err is the gRPC status of the answer, or nil. If c has a delay, the span includes it.
+func (s Span) End(c *limiter.Call, denied bool, err error) {
+	if s.span == nil {
+		return
+	}
+	code := grpcstatus.Code(err)
+	s.span.SetAttributes(attribute.Int("rpc.grpc.status_code", int(code)))
+	switch {
+	case err != nil:
+		s.span.SetStatus(codes.Error, code.String())
+	case denied:
+		s.span.SetAttributes(attribute.String("ratelimit.code", "OVER_LIMIT"))
+	default:
+		s.span.SetAttributes(attribute.String("ratelimit.code", "OK"))
+	}
+	describe(s.span, c)
+	s.span.End(api.WithTimestamp(time.Now().Add(time.Duration(c.Verdict.Delay) * time.Microsecond)))
 }
 
 // mostNames bounds the number of limit names in one span.
 const mostNames = 8
 
 // describe adds the decision to span. All names that it adds come from the configuration.
-func describe(span api.Span, c *limiter.Call, err error) {
-	switch {
-	case err != nil || c.Err != nil:
-		span.SetStatus(codes.Error, "not decided")
-	case c.Denied:
-		span.SetAttributes(attribute.String("ratelimit.code", "OVER_LIMIT"))
-	default:
-		span.SetAttributes(attribute.String("ratelimit.code", "OK"))
-	}
+func describe(span api.Span, c *limiter.Call) {
 	if c.Verdict.Domain != nil {
 		span.SetAttributes(attribute.String("ratelimit.domain", c.Verdict.Domain.Name))
 	}
