@@ -6,8 +6,8 @@ import (
 	"io"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/diff"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/offline/diff"
 	"github.com/rlsidecar/rlsidecar/internal/offline/simulate"
 )
 

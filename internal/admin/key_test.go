@@ -396,7 +396,7 @@ func TestTheConfigurationPage(t *testing.T) {
 	has(t, page, "after.yaml", "2001-09-09 01:46:40 UTC", fmt.Sprintf("%.12s", after.Hash), "5 limits in 1 domain",
 		"2001-09-09 02:46:40 UTC", "The configuration before it stays in use.", "bad.yaml:3:",
 		"<mark>3    send:  {algorithm: token_bucket, rate: 10, period: 1m, capacity: &lt;b&gt;}</mark>", "4    login:",
-		"1 added, 1 removed, 1 changed.", "token bucket: 10 per 1m", "token bucket: 11 per 1m", "not there", "removed")
+		"1 added, 1 removed, 1 changed.", "token bucket: 10 per 1m", "token bucket: 11 per 1m", "added", "removed", "Consumption is kept")
 	has(t, get(New(fixture(t)), "/configuration", "").Body.String(), "a.yaml, b", "a.yaml:1:2: &lt;wrong&gt;", "There was no configuration before this one.")
 
 	token := httpauth.FixedToken("secret")

@@ -108,6 +108,9 @@ func TestEachPartOfALimitIsCompared(t *testing.T) {
 		{"lease", "algorithm: token_bucket, rate: 1000, period: 1m", "lease: {max: 5%, for: 250ms}, algorithm: token_bucket, rate: 1000, period: 1m", "lease: none -> up to 50 for 250ms", false},
 		{"penalty", "algorithm: token_bucket, " + fixed, "penalty: {after: 3, for: 1m, max: 1h}, algorithm: token_bucket, " + fixed, "penalty: after 3 denied within 1m a bucket is blocked for 1m", false},
 		{"unlimited", "algorithm: token_bucket, " + fixed, "unlimited: true", "-> unlimited", false},
+		{"settle", "algorithm: token_bucket, settle: {estimate: 2}, " + fixed, "algorithm: token_bucket, settle: {estimate: 3}, " + fixed, "settle: ", false},
+		{"unit", "algorithm: token_bucket, " + fixed, "algorithm: token_bucket, unit_name: tokens, " + fixed, "unit_name: ", false},
+		{"deny_body", "algorithm: token_bucket, " + fixed, "algorithm: token_bucket, deny_body: openai, " + fixed, "deny_body: ", false},
 		{"max_delay", "algorithm: leaky_bucket, " + fixed, "max_delay: 2s, algorithm: leaky_bucket, " + fixed, "held for up to 2s", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -54,7 +54,7 @@ func Compare(was, is *limiter.Snapshot) []Change {
 	for _, name := range names(was.Domains, is.Domains) {
 		all = append(all, domain(name, was.Domains[name], is.Domains[name])...)
 	}
-	all = append(all, changedLimits(was, is)...)
+	all = append(all, Limits(was, is)...)
 	for _, name := range names(was.Domains, is.Domains) {
 		if old, new := was.Domains[name], is.Domains[name]; old != nil && new != nil {
 			all = append(all, moved(name, old.Tree, new.Tree)...)
@@ -170,12 +170,14 @@ func title(p *limiter.Policy) string {
 	return descriptors.Printable(p.Domain) + "/" + descriptors.Printable(p.Name)
 }
 
-// changedLimits compares the limits with equal names, and limits without a name that have equal descriptors.
-func changedLimits(was, is *limiter.Snapshot) (all []Change) {
+// Limits lists the changes of limits. It compares the limits with equal names, and limits without a name that have equal
+// descriptors.
+func Limits(was, is *limiter.Snapshot) (all []Change) {
 	before, after := limitsOf(was), limitsOf(is)
 	for _, id := range names(before, after) {
 		old, new := before[id], after[id]
 		switch {
+		case slices.Equal(old, new): // a reload keeps the limits of files that did not change
 		case old == nil:
 			c := Change{Kind: Added, What: "limit", Name: title(new[0]), Place: new[0].Place.String(), Details: []string{new[0].Words()}}
 			c.Details = append(c.Details, modes(new[0])...)
@@ -219,12 +221,23 @@ func (c *Change) numbers(was, is *limiter.Policy) {
 		c.Fresh = true
 		c.Details = append(c.Details, fmt.Sprintf("shards: %d -> %d", max(1, old), max(1, new)))
 	}
-	c.Details = append(c.Details, differences(part{"lease", lease(was), lease(is)}, part{"weights", weights(was), weights(is)})...)
+	c.Details = append(c.Details, differences(
+		part{"lease", lease(was), lease(is)}, part{"weights", weights(was), weights(is)}, part{"settle", settle(was), settle(is)},
+		part{"unit_name", was.Extra().Unit.String(), is.Extra().Unit.String()},
+		part{"deny_body", was.Extra().DenyBody.String(), is.Extra().DenyBody.String()},
+	)...)
 }
 
 func weights(p *limiter.Policy) string {
 	if w := p.Extra().Weights; w != nil {
 		return w.String()
+	}
+	return "none"
+}
+
+func settle(p *limiter.Policy) string {
+	if s := p.Extra().Settle; s != nil {
+		return strings.Join(s.Words(p.Limit), "; ")
 	}
 	return "none"
 }
