@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"slices"
 
 	"github.com/cespare/xxhash/v2"
@@ -58,36 +56,14 @@ func Compare(ctx context.Context, oldConfig, newConfig Config) (*Comparison, err
 		return nil, err
 	}
 	old.tally.withoutHistory, new.tally.withoutHistory = true, true
-	in, err := newLines(oldConfig.Input)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", oldConfig.Name, err)
-	}
 	c := &Comparison{}
-	for {
-		line, err := in.next()
-		switch {
-		case errors.Is(err, io.EOF):
-			c.Requests, c.Unread = new.tally.requests, new.tally.unread
-			c.Denied.finish()
-			c.Allowed.finish()
-			return c, new.unread(in.number)
-		case errors.Is(err, errLongLine):
-			return nil, &LineError{oldConfig.Name, in.number, err}
-		case err != nil:
-			return nil, fmt.Errorf("read %s: %w", oldConfig.Name, err)
-		}
-		if in.number%sweepEvery == 0 {
-			if ctx.Err() != nil {
-				return nil, context.Cause(ctx)
-			}
-			old.sweep(in.number)
-			new.sweep(in.number)
-		}
-		if line == "" {
-			continue
-		}
-		if err := errors.Join(old.one(ctx, line, in.number), new.one(ctx, line, in.number)); err != nil {
-			return nil, &LineError{oldConfig.Name, in.number, err}
+	sweep := func(number int64) {
+		old.sweep(number)
+		new.sweep(number)
+	}
+	lines, err := oldConfig.eachLine(ctx, sweep, func(line string, number int64) error {
+		if err := errors.Join(old.one(ctx, line, number), new.one(ctx, line, number)); err != nil {
+			return &LineError{oldConfig.Name, number, err}
 		}
 		switch before, after := old.call.Denied, new.call.Denied; {
 		case after && !before:
@@ -95,7 +71,15 @@ func Compare(ctx context.Context, oldConfig, newConfig Config) (*Comparison, err
 		case before && !after:
 			c.Allowed.add(&old.call)
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
+	c.Requests, c.Unread = new.tally.requests, new.tally.unread
+	c.Denied.finish()
+	c.Allowed.finish()
+	return c, new.unread(lines)
 }
 
 // add counts a request. c is the call whose answer denies it.

@@ -128,34 +128,49 @@ func newReplay(c Config) (*replay, error) {
 }
 
 func (r *replay) all(ctx context.Context) error {
-	in, err := newLines(r.Input)
+	lines, err := r.eachLine(ctx, r.sweep, func(line string, number int64) error {
+		if err := r.one(ctx, line, number); err != nil {
+			return &LineError{r.Name, number, err}
+		}
+		if err := r.write(); err != nil {
+			return fmt.Errorf("write decisions: %w", err)
+		}
+		return nil
+	})
 	if err != nil {
-		return fmt.Errorf("read %s: %w", r.Name, err)
+		return err
+	}
+	return r.unread(lines)
+}
+
+// eachLine calls visit with each line of the input that is not empty, and sweep at intervals. It returns the number of
+// all lines.
+func (c *Config) eachLine(ctx context.Context, sweep func(number int64), visit func(line string, number int64) error) (lines int64, err error) {
+	in, err := newLines(c.Input)
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", c.Name, err)
 	}
 	for {
 		line, err := in.next()
 		switch {
 		case errors.Is(err, io.EOF):
-			return r.unread(in.number)
+			return in.number, nil
 		case errors.Is(err, errLongLine):
-			return &LineError{r.Name, in.number, err}
+			return 0, &LineError{c.Name, in.number, err}
 		case err != nil:
-			return fmt.Errorf("read %s: %w", r.Name, err)
+			return 0, fmt.Errorf("read %s: %w", c.Name, err)
 		}
 		if in.number%sweepEvery == 0 {
 			if ctx.Err() != nil {
-				return context.Cause(ctx)
+				return 0, context.Cause(ctx)
 			}
-			r.sweep(in.number)
+			sweep(in.number)
 		}
 		if line == "" {
 			continue
 		}
-		if err := r.one(ctx, line, in.number); err != nil {
-			return &LineError{r.Name, in.number, err}
-		}
-		if err := r.write(); err != nil {
-			return fmt.Errorf("write decisions: %w", err)
+		if err := visit(line, in.number); err != nil {
+			return 0, err
 		}
 	}
 }
