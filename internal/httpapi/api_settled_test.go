@@ -61,3 +61,32 @@ func TestAReservationBesideAnUnlimitedLimit(t *testing.T) {
 		s.wantLeft("credits", 26)
 	})
 }
+
+// A request names a plan twice, and reserves only one of its parts. Credits pay for both. The reservation has the units of
+// that part. If the payer paid the larger cost of another limit, nothing was reserved.
+func TestCreditsPaidForAPartThatIsNotReserved(t *testing.T) {
+	const limits = `
+hash_tag: domain
+limits:
+  plan:    {algorithm: fixed_window, rate: 10, period: 365d, start: 2026-01-01T00:00:00Z, max_reserved: 0, then: credits}
+  pace:    {algorithm: fixed_window, rate: 8, period: 365d, start: 2026-01-01T00:00:00Z, max_reserved: 0, then: credits}
+  credits: {algorithm: fixed_window, rate: 100, period: 365d, start: 2026-01-01T00:00:00Z, max_reserved: 0}
+`
+	onEachStore(t, limits, func(t *testing.T, s *onStore) {
+		twice := s.post("/v1/limit", `{"limits":[{"name":"plan","key":"bob","count":12},{"name":"plan","key":"bob","count":28,"reserve":true}]}`, 200)
+		s.wantLeft("credits", 60)
+		if twice.Reservation == "" || twice.Limits[1].Reservation != twice.Reservation || twice.Limits[0].Reservation != "" {
+			t.Errorf("got %+v; want a reservation of the second part", twice)
+		}
+		s.post("/v1/limit", settleBody(twice.Reservation, "20"), 200)
+		s.wantLeft("credits", 68)
+
+		larger := s.post("/v1/limit", `{"limits":[{"name":"plan","key":"bob","count":11},{"name":"pace","key":"bob","count":5,"reserve":true}]}`, 200)
+		s.wantLeft("credits", 57)
+		if larger.Reservation != limiter.None {
+			t.Errorf("got %+v; want the reservation %q", larger, limiter.None)
+		}
+		s.wantLeft("plan", 10)
+		s.wantLeft("pace", 8)
+	})
+}

@@ -21,8 +21,10 @@ func (a *API) identify(answer *apiAnswer, req *apiRequest) {
 		if part, ok := c.Part(i, string(req.configs[descriptor])); ok {
 			part.Number = i
 			all.Parts, results = append(all.Parts, part), append(results, i)
-		} else if c.Results[i].Outcome == limiter.Unlimited { // the client needs an id, although there is nothing to settle
+		} else if r := &c.Results[i]; r.Outcome == limiter.Unlimited { // the client needs an id, although there is nothing to settle
 			answer.Reservation, answer.Limits[i].Reservation = limiter.None, limiter.None
+		} else if r.For != nil { // the payer paid the larger cost of another limit
+			answer.Reservation = limiter.None
 		}
 	}
 	if len(results) == 0 {

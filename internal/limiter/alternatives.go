@@ -22,6 +22,9 @@ type payer struct {
 	plan    int  // the index into Call.charges of the first charge of the row; the others follow, and then that of the payer
 	largest int  // the index into Call.charges of the first charge of the row with the largest cost
 	paid    bool // another Result already has the cost of the payer
+	// reserved is the part of the cost that the request reserves: it can also name a limit without reserving. reserves
+	// is the number of its Results.
+	reserved, reserves int64
 }
 
 // place is where a charge of group 0 belongs.
@@ -202,6 +205,9 @@ func (c *Call) foldAlternatives(r *Result) {
 	switch from, to := backend.Paid(one, decisions); {
 	case from == last:
 		parts := c.resultsOf(f.largest)
+		if !f.paid {
+			f.reserved, f.reserves = c.reservedOf(f.largest)
+		}
 		r.For, r.Policy, r.Key, r.hash, r.slot, r.charge = r.Policy, f.Policy, f.Key, f.hash, f.slot, f.charge
 		r.Decision = decisions[last]
 		if r.Cost, r.times = f.Cost, parts; f.paid { // the payer is charged once for all limits of the plan
@@ -219,6 +225,17 @@ func (c *Call) foldAlternatives(r *Result) {
 		}
 		r.Decision.RetryAfter, r.Decision.Never = retry.After, retry.Never
 	}
+}
+
+// reservedOf returns the sum of the costs of the Results that reserve, among those that have the charge with this index,
+// and their number.
+func (c *Call) reservedOf(charge int) (units, n int64) {
+	for i := range c.Results {
+		if r := &c.Results[i]; r.charge == charge && r.reserve {
+			units, n = units+r.Cost, n+1
+		}
+	}
+	return units, n
 }
 
 // resultsOf returns how many Results have the charge with this index.

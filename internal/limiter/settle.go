@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"slices"
 	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
@@ -65,17 +66,20 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	if r.charge < 0 || c.decisions[r.charge].Err != nil || r.local || r.Cost < 0 {
 		return p, false
 	}
-	count, name := r.Cost, named.Name
-	if r.For != nil { // only the bucket that paid is settled
-		if name = r.Policy.Name; count == 0 {
+	count, times, name := r.Cost, int64(1), named.Name
+	if r.For != nil { // only the bucket that paid is settled, once for all limits of the plan
+		f := &c.payers[r.payer-1]
+		first := slices.IndexFunc(c.Results, func(other Result) bool { return other.payer == r.payer && other.reserve })
+		if first != i || f.reserved == 0 {
 			return p, false
 		}
+		count, times, name = f.reserved, f.reserves, r.Policy.Name
 	}
 	if !c.Consumed(r) { // in shadow mode a request is allowed although its units were not consumed
 		count = 0
 	}
 	p = PartOf(r.Policy, ByName{Name: name, Values: named.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At)
-	p.Times = max(1, r.times)
+	p.Times = times
 	return p, true
 }
 
