@@ -192,7 +192,6 @@ local function with_peaks()
       if left < room then return nil end
       return { t + l.tick, 0 }
     elseif #peaks == 0 then
-      if left < room then return peaks end
       return { t, 0 }
     elseif l.kind == 2 then -- a window
       return peaks

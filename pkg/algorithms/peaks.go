@@ -90,7 +90,7 @@ func (l *Limit) peaked(p *Peaks, t Micros, was, room int64, a *Charge) *Peaks {
 		return nil
 	case p == nil:
 		next.push(t+l.tick, 0)
-	case p.n == 0 && room < was, p.n > 0 && l.Kind == FixedWindow:
+	case p.n > 0 && l.Kind == FixedWindow:
 		return p
 	case p.n == 0:
 		next.push(t, 0)

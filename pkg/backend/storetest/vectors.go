@@ -135,6 +135,8 @@ func vectors() []vector {
 	halfSettling.Rate = 5000
 	slowSettling := settling
 	slowSettling.Rate, slowSettling.Capacity = 1000, n(10_000)
+	settlingCredits := credits(1000)
+	settlingCredits.Settles = true
 	settlingWindow := window
 	settlingWindow.Settles = true
 	blocked := tenPerMinute
@@ -370,6 +372,12 @@ func vectors() []vector {
 			{at: 62 * s, cost: -3, of: 1 * s, settle: true, allowed: true, left: 1},
 			{at: 62 * s, cost: 15, of: 1 * s, settle: true, allowed: true, left: -10, lost: 4},
 			{at: 62 * s, cost: 1, left: -10, retry: 118 * s},
+		}},
+		// A request reserves 40 units and adds 56, so its charge is a refund of 16.
+		{"settled after the first units were added", settlingCredits, []step{
+			{at: 1 * s, cost: -16, allowed: true, left: 16},
+			{at: 1 * s, cost: -7, of: 1 * s, settle: true, allowed: true, left: 23},
+			{at: 2 * s, cost: -7, of: 1*s - 1, settle: true, allowed: true, left: 23}, // a reservation from before the bucket was new
 		}},
 		{"settled by other numbers", settling, []step{
 			{at: 1 * s, cost: 10000, allowed: true},
