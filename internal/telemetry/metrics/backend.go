@@ -37,10 +37,7 @@ func (m *Metrics) Backend(store backend.Store, timeout time.Duration, onFailure 
 		t.inner.Done = t.ended
 		return t
 	}
-	allowed := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "rlsidecar_backend_timeout_seconds",
-		Help: "The value of --backend-timeout. Calls to the backend that take longer are failures.",
-	})
+	allowed := newGauge("rlsidecar_backend_timeout_seconds", "The value of --backend-timeout. Calls to the backend that take longer are failures.", nil)
 	allowed.Set(timeout.Seconds())
 	m.registry.MustRegister(b.seconds, b.failures, b.abandoned, allowed)
 	return b
@@ -123,36 +120,25 @@ func isAnswer(err error) bool {
 
 // WatchLeases adds the metrics of leases. Call it once.
 func (m *Metrics) WatchLeases(stats func() stores.LeaseStats) {
-	gauge := func(name, help string, value func(stores.LeaseStats) float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
-	}
-	total := func(name, help string, value func(stores.LeaseStats) float64) prometheus.Collector {
-		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
-	}
-	m.registry.MustRegister(
-		total("rlsidecar_lease_served_total", "Charges decided from leased units, without a call to the backend.", func(s stores.LeaseStats) float64 { return float64(s.Served) }),
-		total("rlsidecar_lease_borrowed_units_total", "Units leased from the store.", func(s stores.LeaseStats) float64 { return float64(s.Granted) }),
-		total("rlsidecar_lease_returned_units_total", "Unused leased units that were returned to the store. Not counted: units that the bucket had refilled since the lease began.", func(s stores.LeaseStats) float64 { return float64(s.Returned) }),
-		gauge("rlsidecar_lease_units", "Units that are leased to this process now.", func(s stores.LeaseStats) float64 { return float64(s.Leased) }),
-		gauge("rlsidecar_lease_keys", "Keys with enough requests to have a lease.", func(s stores.LeaseStats) float64 { return float64(s.Keys) }),
-	)
+	w := watcher[stores.LeaseStats]{m, stats, nil}
+	w.total("rlsidecar_lease_served_total", "Charges decided from leased units, without a call to the backend.", func(s stores.LeaseStats) float64 { return float64(s.Served) })
+	w.total("rlsidecar_lease_borrowed_units_total", "Units leased from the store.", func(s stores.LeaseStats) float64 { return float64(s.Granted) })
+	w.total("rlsidecar_lease_returned_units_total", "Unused leased units that were returned to the store. Not counted: units that the bucket had refilled since the lease began.", func(s stores.LeaseStats) float64 { return float64(s.Returned) })
+	w.gauge("rlsidecar_lease_units", "Units that are leased to this process now.", func(s stores.LeaseStats) float64 { return float64(s.Leased) })
+	w.gauge("rlsidecar_lease_keys", "Keys with enough requests to have a lease.", func(s stores.LeaseStats) float64 { return float64(s.Keys) })
 }
 
 // WatchUndos adds a counter of the refunds and clean-ups that were never sent to the backend. Call it once.
 func (m *Metrics) WatchUndos(dropped func() int64) {
-	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "rlsidecar_backend_undos_dropped_total",
-		Help: "Refunds, and deletions of idempotency keys, that were not sent because 1,024 were in flight. If one part of a request is denied, the other parts are refunded. A refund that is not sent makes the limit admit less, never more.",
-	}, func() float64 { return float64(dropped()) }))
+	watcher[int64]{m, dropped, nil}.total("rlsidecar_backend_undos_dropped_total",
+		"Refunds, and deletions of idempotency keys, that were not sent because 1,024 were in flight. If one part of a request is denied, the other parts are refunded. A refund that is not sent makes the limit admit less, never more.",
+		func(n int64) float64 { return float64(n) })
 }
 
 // WatchBreakers adds a gauge for each server of the backend. The gauge is 1 while the server's circuit
 // breaker is open. Call the returned functions when a breaker opens or closes. Call WatchBreakers once.
 func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {
-	open := prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "rlsidecar_backend_breaker_open",
-		Help: "1 while the circuit breaker of a server of the backend is open, because the server fails.",
-	}, []string{"server"})
+	open := gaugeVec("rlsidecar_backend_breaker_open", "1 while the circuit breaker of a server of the backend is open, because the server fails.", "server")
 	m.registry.MustRegister(open)
 	return func(server string) { open.WithLabelValues(server).Set(1) },
 		func(server string) { open.WithLabelValues(server).Set(0) }
@@ -179,10 +165,7 @@ func (m *Metrics) Examined(server, check string, passed bool) {
 // WatchControlPlane adds a gauge that is 1 while a stream to the control plane is open. Call the returned
 // function when the stream opens or ends. Call WatchControlPlane once.
 func (m *Metrics) WatchControlPlane() (connected func(bool)) {
-	up := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "rlsidecar_xds_connected",
-		Help: "1 while a stream to the xDS server is open. While it is 0, the configuration does not change.",
-	})
+	up := newGauge("rlsidecar_xds_connected", "1 while a stream to the xDS server is open. While it is 0, the configuration does not change.", nil)
 	m.registry.MustRegister(up)
 	return func(is bool) {
 		if is {

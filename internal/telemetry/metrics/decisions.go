@@ -211,35 +211,20 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	}
 	m.collectDecisions(send)
 	m.series.collect(send)
+	m.settle.collect(send)
 }
 
-// collectDecisions sends the counters of all limits. It adds up limits with equal labels, because two names
-// that are not valid UTF-8 can become equal.
 func (m *Metrics) collectDecisions(send func(*prometheus.Desc, uint64, ...string)) {
-	sums := make(map[[2]string]*[outcomeCount + 1]uint64, len(m.limits))
 	for _, l := range m.limits {
-		labels := [2]string{l.domain, l.limit}
-		sum := sums[labels]
-		if sum == nil {
-			sum = new([outcomeCount + 1]uint64)
-			sums[labels] = sum
-		}
-		for o := range outcomeNames {
-			sum[o] += l.sum(o)
-		}
-		sum[outcomeCount] += l.blockedSum()
-	}
-	for labels, sum := range sums {
-		for o, n := range sum {
-			name := "blocked"
-			if o < int(outcomeCount) {
-				name = outcomeNames[o]
-			}
+		for o, name := range outcomeNames {
 			// Alerts use these two outcomes, so their series exist from the limit's first decision on. The other
 			// series exist only when they are not zero.
-			if n > 0 || o == int(limiter.Allowed) || o == int(limiter.Denied) {
-				send(decisionsDesc, n, labels[0], labels[1], name)
+			if n := l.sum(o); n > 0 || o == int(limiter.Allowed) || o == int(limiter.Denied) {
+				send(decisionsDesc, n, l.domain, l.limit, name)
 			}
+		}
+		if n := l.blockedSum(); n > 0 {
+			send(decisionsDesc, n, l.domain, l.limit, "blocked")
 		}
 	}
 	limits, domains, hits := m.folded()

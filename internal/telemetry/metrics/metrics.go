@@ -59,58 +59,66 @@ type Metrics struct {
 // version and commit of the program.
 func New(version, revision string) *Metrics {
 	m := &Metrics{
-		registry: prometheus.NewRegistry(),
-		stripes:  stripesFor(runtime.GOMAXPROCS(0)),
-		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "rlsidecar_requests_refused_total",
-			Help: "Requests that were answered before any limit was applied. The reason decides the answer. too_much, panic, auth_repeated and auth_not_configured: a denial. auth_no_route and auth_no_descriptor: the default of the section auth. no_config: that of on_backend_failure. malformed, no_domain and no_descriptors: an error.",
-		}, []string{"reason"}),
-		tooLarge: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "rlsidecar_requests_too_large_total",
-			Help: "Requests that were denied because they exceed a bound: of descriptors, of a descriptor's entries, or of bytes.",
-		}, []string{"bound"}),
-		loads: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "rlsidecar_config_reloads_total",
-			Help: "Configurations loaded or rejected, including the first.",
-		}, []string{"result"}),
-		loadOK: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "rlsidecar_config_last_reload_successful",
-			Help: "1 if the last configuration was valid, 0 if an earlier one is still in use for some or all domains.",
-		}),
-		loadedAt: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "rlsidecar_config_last_reload_success_timestamp_seconds",
-			Help: "Time at which the last valid configuration was loaded, in seconds since 1970.",
-		}),
+		registry: prometheus.NewRegistry(), stripes: stripesFor(runtime.GOMAXPROCS(0)), nearRatio: defaultNearRatio,
+		refused: counterVec("rlsidecar_requests_refused_total",
+			"Requests that were answered before any limit was applied. The reason decides the answer. too_much, panic, auth_repeated and auth_not_configured: a denial. auth_no_route and auth_no_descriptor: the default of the section auth. no_config: that of on_backend_failure. malformed, no_domain and no_descriptors: an error.",
+			"reason"),
+		tooLarge: counterVec("rlsidecar_requests_too_large_total",
+			"Requests that were denied because they exceed a bound: of descriptors, of a descriptor's entries, or of bytes.", "bound"),
+		loads: counterVec("rlsidecar_config_reloads_total", "Configurations loaded or rejected, including the first.", "result"),
+		loadOK: newGauge("rlsidecar_config_last_reload_successful",
+			"1 if the last configuration was valid, 0 if an earlier one is still in use for some or all domains.", nil),
+		loadedAt: newGauge("rlsidecar_config_last_reload_success_timestamp_seconds",
+			"Time at which the last valid configuration was loaded, in seconds since 1970.", nil),
+		stale: gaugeVec("rlsidecar_config_stale",
+			"1 for each domain that keeps an earlier version, because its configuration has a mistake (--reload isolate).", "domain"),
+		examined: gaugeVec("rlsidecar_backend_unfit",
+			"1 for each check of the backend's settings that fails: check \"eviction\" means that Redis may evict live buckets. The checks run at the start, and then every minute until all have passed; afterwards only the clock is checked.",
+			"check"),
+		unfit: map[string]map[string]bool{}, service: newService(), settle: newSettleMetrics(), most: maxLimits,
+		limits: map[[2]string]*limitCounts{}, domains: map[string]*domainCounts{},
 	}
-	m.stale = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "rlsidecar_config_stale",
-		Help: "1 for each domain that keeps an earlier version, because its configuration has a mistake (--reload isolate).",
-	}, []string{"domain"})
-	m.examined = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "rlsidecar_backend_unfit",
-		Help: "1 for each check of the backend's settings that fails: check \"eviction\" means that Redis may evict live buckets. The checks run at the start, and then every minute until all have passed; afterwards only the clock is checked.",
-	}, []string{"check"})
-	m.unfit = map[string]map[string]bool{}
 	m.domainNotFound = newCounter(m.stripes)
-	m.nearRatio, m.service = defaultNearRatio, newService()
 	m.series.stripes, m.series.maxRuntime, m.series.levels = m.stripes, maxRuntimeSeries, 2 // the labels key1 and key2
-	m.most, m.series.maxStatic, m.series.folding = maxLimits, maxLimits, &m.folding
-	m.limits, m.domains = map[[2]string]*limitCounts{}, map[string]*domainCounts{}
+	m.series.maxStatic, m.series.folding = maxLimits, &m.folding
 	m.current.Store(&table{})
 	m.loads.WithLabelValues("success")
 	m.loads.WithLabelValues("failure")
-	build := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "rlsidecar_build_info", Help: "Always 1. The labels describe the program.",
-		ConstLabels: prometheus.Labels{
-			"version": label(version), "revision": label(revision), "goversion": runtime.Version(),
-		},
-	})
+	build := newGauge("rlsidecar_build_info", "Always 1. The labels describe the program.",
+		prometheus.Labels{"version": label(version), "revision": label(revision), "goversion": runtime.Version()})
 	build.Set(1)
-	m.settle = newSettleMetrics()
-	m.registry.MustRegister(m.settle.collectors()...)
-	m.registry.MustRegister(m, m.refused, m.tooLarge, m.loads, m.loadOK, m.loadedAt, m.stale, m.examined, m.service.seconds, build,
+	m.registry.MustRegister(m, m.refused, m.tooLarge, m.loads, m.loadOK, m.loadedAt, m.stale, m.examined, m.service.seconds, m.settle.ignored, m.settle.ratio, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
+}
+
+func counterVec(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+func gaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+}
+
+func newGauge(name, help string, constant prometheus.Labels) prometheus.Gauge {
+	return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: constant})
+}
+
+// watcher registers metrics that read statistics of type S.
+type watcher[S any] struct {
+	m      *Metrics
+	stats  func() S
+	labels prometheus.Labels
+}
+
+func (w watcher[S]) gauge(name, help string, value func(S) float64) {
+	o := prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: w.labels}
+	w.m.registry.MustRegister(prometheus.NewGaugeFunc(o, func() float64 { return value(w.stats()) }))
+}
+
+func (w watcher[S]) total(name, help string, value func(S) float64) {
+	o := prometheus.CounterOpts{Name: name, Help: help, ConstLabels: w.labels}
+	w.m.registry.MustRegister(prometheus.NewCounterFunc(o, func() float64 { return value(w.stats()) }))
 }
 
 func stripesFor(procs int) int {
@@ -128,18 +136,11 @@ func (m *Metrics) Handler() http.Handler {
 
 // WatchMemory adds the metrics of a memory store. Call it once.
 func (m *Metrics) WatchMemory(stats func() memory.Stats) {
-	gauge := func(name, help string, value func(memory.Stats) float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
-	}
-	total := func(name, help string, value func(memory.Stats) float64) prometheus.Collector {
-		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
-	}
-	m.registry.MustRegister(
-		gauge("rlsidecar_memory_keys", "Buckets and entries of sliding logs in memory.", func(s memory.Stats) float64 { return float64(s.Keys) }),
-		gauge("rlsidecar_memory_keys_max", "Maximum number of buckets and entries of sliding logs in memory.", func(s memory.Stats) float64 { return float64(s.MaxKeys) }),
-		total("rlsidecar_memory_full_total", "Charges refused because memory had no room for a new bucket.", func(s memory.Stats) float64 { return float64(s.Full) }),
-		total("rlsidecar_memory_swept_total", "Buckets deleted from memory because they were equal to new ones.", func(s memory.Stats) float64 { return float64(s.Swept) }),
-	)
+	w := watcher[memory.Stats]{m, stats, nil}
+	w.gauge("rlsidecar_memory_keys", "Buckets and entries of sliding logs in memory.", func(s memory.Stats) float64 { return float64(s.Keys) })
+	w.gauge("rlsidecar_memory_keys_max", "Maximum number of buckets and entries of sliding logs in memory.", func(s memory.Stats) float64 { return float64(s.MaxKeys) })
+	w.total("rlsidecar_memory_full_total", "Charges refused because memory had no room for a new bucket.", func(s memory.Stats) float64 { return float64(s.Full) })
+	w.total("rlsidecar_memory_swept_total", "Buckets deleted from memory because they were equal to new ones.", func(s memory.Stats) float64 { return float64(s.Swept) })
 }
 
 // ConnectionStats describes the connections of a listener.
@@ -150,19 +151,11 @@ type ConnectionStats struct {
 
 // WatchConnections adds the metrics of a listener's connections. Call it once for each listener.
 func (m *Metrics) WatchConnections(listener string, stats func() ConnectionStats) {
-	labels := prometheus.Labels{"listener": listener}
-	gauge := func(name, help string, value func(ConnectionStats) float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 { return value(stats()) })
-	}
-	total := func(name, help string, value func(ConnectionStats) float64) prometheus.Collector {
-		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 { return value(stats()) })
-	}
-	m.registry.MustRegister(
-		gauge("rlsidecar_connections", "Open connections.", func(s ConnectionStats) float64 { return float64(s.Open) }),
-		gauge("rlsidecar_connections_max", "Maximum number of open connections.", func(s ConnectionStats) float64 { return float64(s.Max) }),
-		total("rlsidecar_connections_evicted_total", "Idle connections closed to make room for new ones.", func(s ConnectionStats) float64 { return float64(s.Evicted) }),
-		total("rlsidecar_connections_refused_total", "Connections refused because the maximum was reached.", func(s ConnectionStats) float64 { return float64(s.Refused) }),
-	)
+	w := watcher[ConnectionStats]{m, stats, prometheus.Labels{"listener": listener}}
+	w.gauge("rlsidecar_connections", "Open connections.", func(s ConnectionStats) float64 { return float64(s.Open) })
+	w.gauge("rlsidecar_connections_max", "Maximum number of open connections.", func(s ConnectionStats) float64 { return float64(s.Max) })
+	w.total("rlsidecar_connections_evicted_total", "Idle connections closed to make room for new ones.", func(s ConnectionStats) float64 { return float64(s.Evicted) })
+	w.total("rlsidecar_connections_refused_total", "Connections refused because the maximum was reached.", func(s ConnectionStats) float64 { return float64(s.Refused) })
 }
 
 // Loaded counts a configuration. used is false if all or a part of it was rejected because of mistakes. at is the time at

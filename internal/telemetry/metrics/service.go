@@ -6,7 +6,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
@@ -53,10 +52,10 @@ const defaultNearRatio = 0.8
 func (m *Metrics) SetNearLimit(ratio float64) { m.nearRatio = float32(ratio) }
 
 // refuse counts a request that was answered without any limit, if the reference server counts a service_error for the
-// same reason.
+// same reason. The reasons are those of package grpcapi.
 func (s *service) refuse(reason string) {
 	switch reason {
-	case grpcapi.Malformed, grpcapi.NoDomain, grpcapi.NoDescriptors, grpcapi.NoConfig:
+	case "malformed", "no_domain", "no_descriptors", "no_config":
 		s.badRequests.Add(1)
 	}
 }

@@ -15,7 +15,7 @@ func TestTheReferenceServersOwnCounters(t *testing.T) {
 	m.Answered(2 * time.Millisecond)
 	m.Loaded(true, time.Now())
 	m.Loaded(false, time.Now())
-	for _, reason := range []string{grpcapi.NoDomain, grpcapi.Malformed, grpcapi.TooMuch} {
+	for _, reason := range []string{grpcapi.NoDomain, grpcapi.NoDescriptors, grpcapi.NoConfig, grpcapi.Malformed, grpcapi.TooMuch} {
 		m.Refused(reason)
 	}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m, Modes: limiter.Modes{Shadow: true}})
@@ -32,7 +32,7 @@ func TestTheReferenceServersOwnCounters(t *testing.T) {
 		`ratelimit_service_response_time_seconds_bucket{grpc_method="ShouldRateLimit",le="0.001"}`:  "0",
 		`ratelimit_service_config_load_success`:                                                     "1",
 		`ratelimit_service_config_load_error`:                                                       "1",
-		`ratelimit_service_should_rate_limit_error{err_type="service_error"}`:                       "2",
+		`ratelimit_service_should_rate_limit_error{err_type="service_error"}`:                       "4",
 		`ratelimit_service_should_rate_limit_error{err_type="redis_error"}`:                         "2",
 		`ratelimit_service_global_shadow_mode`:                                                      "1",
 	} {

@@ -34,8 +34,8 @@ type Shape struct {
 const (
 	// maxKept bounds the number of shapes in a window.
 	maxKept = 64
-	// maxText bounds how many bytes of a shape are stored.
-	maxText = 512
+	// maxText bounds how many bytes of a shape are stored, and maxDomain those of its domain.
+	maxText, maxDomain = 1024, 512
 	// warnPause is the minimum time between two warnings. warnAgain is the minimum time between two warnings
 	// about one shape. maxWarned bounds the number of shapes whose last warning is remembered.
 	warnPause = time.Minute
@@ -80,7 +80,7 @@ func (r *Recorder) Observe(c *limiter.Call) {
 	cut := r.setKey(c)
 	counted, added := r.shapes.AddN(now, r.key, 1)
 	if added {
-		counted.Value = describe(c, cut)
+		counted.Value = shapeOf(string(r.key), c.Verdict.Domain != nil, cut)
 	}
 	counted.Value.Last = now
 	shape := counted.Value
@@ -91,43 +91,35 @@ func (r *Recorder) Observe(c *limiter.Call) {
 	}
 }
 
+const descriptorMark, keyMark = "\xff\x00", "\xff\x01"
+
 // setKey sets r.key to the key of c's shape, and reports whether that key is incomplete. The caller holds mu.
 func (r *Recorder) setKey(c *limiter.Call) (cut bool) {
-	r.key = append(r.key[:0], c.Request.Domain[:min(len(c.Request.Domain), maxText)]...)
-	cut = len(c.Request.Domain) > maxText
-	for i := range c.Descriptors {
-		r.key = append(r.key, 0xff, 0)
-		for _, e := range c.Descriptors[i].Entries {
-			if len(r.key)+len(e.Key) > 2*maxText {
-				return true
-			}
-			r.key = append(append(r.key, 0xff, 1), e.Key...)
+	add := func(mark, text string) {
+		if left := maxText - len(r.key); len(mark)+len(text) > left {
+			cut = true
+		} else if !cut {
+			r.key = append(append(r.key, mark...), text...)
 		}
-		if len(r.key) > maxText {
-			return cut || i < len(c.Descriptors)-1
+	}
+	r.key = append(r.key[:0], c.Request.Domain[:min(len(c.Request.Domain), maxDomain)]...)
+	cut = len(c.Request.Domain) > maxDomain
+	for i := range c.Descriptors {
+		add(descriptorMark, "")
+		for _, e := range c.Descriptors[i].Entries {
+			add(keyMark, e.Key)
 		}
 	}
 	return cut
 }
 
-// describe returns the Shape of c. It copies the texts of c, because the listener reuses their memory.
-func describe(c *limiter.Call, cut bool) Shape {
-	s := Shape{Domain: strings.Clone(c.Request.Domain[:min(len(c.Request.Domain), maxText)]), Configured: c.Verdict.Domain != nil, Cut: cut}
-	left := maxText
-	for i := range c.Descriptors {
-		keys := []string{}
-		for _, e := range c.Descriptors[i].Entries {
-			if left -= len(e.Key) + 1; left < 0 {
-				s.Cut = true
-				return s
-			}
-			keys = append(keys, strings.Clone(e.Key))
-		}
-		if left -= 8; left < 0 {
-			s.Cut = true
-			return s
-		}
-		s.Keys = append(s.Keys, keys)
+// shapeOf returns the Shape with a key that setKey has made. If a text of the request contains the marks, the Shape has
+// more keys.
+func shapeOf(key string, configured, cut bool) Shape {
+	parts := strings.Split(key, descriptorMark)
+	s := Shape{Domain: parts[0], Configured: configured, Cut: cut}
+	for _, part := range parts[1:] {
+		s.Keys = append(s.Keys, strings.Split(part, keyMark)[1:])
 	}
 	return s
 }
