@@ -22,7 +22,7 @@ import (
 // that it declares, but at least 100 and at most 1,000.
 func settleServer(t *testing.T, o Options) *Server {
 	t.Helper()
-	return settleServerWith(t, reservation.NewKeys(func() []string { return []string{"secret"} }, nil), o)
+	return settleServerWith(t, reservation.NewKeys(func() []string { return []string{"secret"} }), o)
 }
 
 func settleServerWith(t *testing.T, ids limiter.IDs, o Options) *Server {

@@ -60,7 +60,7 @@ func newConsole(t *testing.T, snapshot *limiter.Snapshot) *console {
 	t.Helper()
 	c := &console{t: t}
 	c.clock.Set(storetest.Start)
-	keys := reservation.NewKeys(func() []string { return []string{"secret"} }, nil)
+	keys := reservation.NewKeys(func() []string { return []string{"secret"} })
 	l := limiter.New(memory.New(memory.Config{Clock: c.clock.Time}), limiter.Config{IDs: keys, Now: c.clock.Now})
 	l.Swap(snapshot)
 	h := New(Config{API: &API{Limiter: l, Inline: config.Inline}})

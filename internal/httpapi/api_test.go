@@ -65,7 +65,7 @@ func apiAt(tb testing.TB, store backend.Store, now func() algorithms.Micros, edi
 		}
 		return []string{a.Token()}
 	}
-	a.Limiter = limiter.New(store, limiter.Config{Local: memory.New(memory.Config{}), IDs: reservation.NewKeys(token, token), Now: now})
+	a.Limiter = limiter.New(store, limiter.Config{Local: memory.New(memory.Config{}), IDs: reservation.NewKeys(token), Now: now})
 	a.Limiter.Swap(snapshot)
 	for _, e := range edit {
 		e(a)

@@ -28,7 +28,7 @@ func (l *learned) Learn(_ uint64, _ float64, _ uint64, _ algorithms.Micros, real
 func TestEstimatesLearnTheCostOfOneRequest(t *testing.T) {
 	p, costs := newProxy(t), &learned{}
 	p.Limiter = limiter.New(p.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return p.now }, Estimates: costs,
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now }, Estimates: costs,
 	})
 	p.swap(t, `
 domain: d
@@ -53,7 +53,7 @@ descriptors:
 func TestWhatEstimatesDoNotLearn(t *testing.T) {
 	p, costs := newProxy(t), &learned{}
 	p.Limiter = limiter.New(p.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return p.now }, Estimates: costs,
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now }, Estimates: costs,
 	})
 	const learns = "domain: d\nlimits:\n  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: {learn: p90, first: 100}, unknown_cost: 7}}\n" +
 		"descriptors:\n  - {key: user, limit: tokens}\n"
@@ -123,7 +123,7 @@ func TestAnUnknownCostIsAtLeastTheFirstEstimate(t *testing.T) {
 	} {
 		p := newProxy(t)
 		p.Limiter = limiter.New(p.store, limiter.Config{
-			IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return p.now }, Estimates: c.learned,
+			IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now }, Estimates: c.learned,
 		})
 		p.swap(t, "domain: d\nlimits:\n  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {"+c.settle+"}}\ndescriptors:\n  - {key: user, limit: tokens}\n")
 		call := p.send("d", []int64{c.hits}, "user=bob")
@@ -159,7 +159,7 @@ func TestSettlementsWithoutADecisionAreNotLearned(t *testing.T) {
 		p, costs := newProxy(t), &learned{}
 		with := func(e limiter.Estimates) {
 			p.Limiter = limiter.New(p.store, limiter.Config{
-				IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return p.now }, Estimates: e,
+				IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now }, Estimates: e,
 			})
 			p.swap(t, learns)
 		}
@@ -184,7 +184,7 @@ func TestSettlementsWithoutADecisionAreNotLearned(t *testing.T) {
 func TestEstimatesAreLearned(t *testing.T) {
 	p := newProxy(t)
 	p.Limiter = limiter.New(p.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return p.now },
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now },
 		Estimates: &estimate.Estimates{},
 	})
 	p.swap(t, `

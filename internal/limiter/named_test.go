@@ -51,7 +51,7 @@ limits:
   plain: {algorithm: token_bucket, rate: 100, period: 1d}
 `)
 	b.Limiter = limiter.New(b.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }, nil), Now: func() algorithms.Micros { return b.now },
+		IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }), Now: func() algorithms.Micros { return b.now },
 	})
 	b.Swap(newBench(t, `
 domain: d

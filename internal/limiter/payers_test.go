@@ -158,7 +158,7 @@ func TestAProxySettlesWhereItWasPaid(t *testing.T) {
 func TestSettlementsChangeTheBucketThatPaid(t *testing.T) {
 	b := newBench(t, settledPlans)
 	b.Limiter = limiter.New(b.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }, nil), Now: func() algorithms.Micros { return b.now },
+		IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }), Now: func() algorithms.Micros { return b.now },
 	})
 	b.swap(t, settledPlans)
 	payer, settle := reserveAndSettle(t, b, 90)

@@ -99,12 +99,7 @@ func inflow(l *algorithms.Limit) scaled.Inflow {
 // limitNumber returns a number that identifies the buckets of p. If the algorithm or the number of shards
 // changes, the limit has other buckets, and so the number changes.
 func limitNumber(p *Policy) uint64 {
-	return LimitNumber(p.Prefix, len(p.Extra().Shards))
-}
-
-// LimitNumber returns the number of the limit with this prefix of keys and number of shards.
-func LimitNumber(prefix string, shards int) uint64 {
-	return PrefixNumber(prefix) + uint64(shards)
+	return PrefixNumber(p.Prefix) + uint64(len(p.Extra().Shards))
 }
 
 // Due returns the time at which the units of p are available.

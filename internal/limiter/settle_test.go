@@ -196,15 +196,13 @@ func TestOnlyUnitsOfTheStoreAreSettled(t *testing.T) {
 	}
 }
 
-// The store recognizes a repeated settlement by the id of the reservation and the real cost. A part without a slot, from
-// the id of an earlier version, has the slot of its key.
+// The store recognizes a repeated settlement by the id of the reservation and the real cost.
 func TestTheChargeOfASettlement(t *testing.T) {
 	b := newBench(t, "domain: d\nhash_tag: domain\nlimits:\n  jobs: {algorithm: token_bucket, rate: 10, period: 1d}\n")
 	jobs := b.Current().Domains["d"].Named["jobs"]
 	rec := &recorded{Store: b.store.Store}
 	b.store.Store = rec
 	part := limiter.PartOf(jobs, limiter.ByName{Name: "jobs", Values: []string{"bob"}}, 5, b.now)
-	part.Slot = 0
 	r := &limiter.Reserved{ID: [16]byte{1, 2, 3, 15: 4}, Domain: limiter.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}
 	if err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r, Real: 7}); err != nil || len(rec.charges) != 1 {
 		t.Fatalf("error %v, %d charges; want one charge", err, len(rec.charges))

@@ -386,9 +386,6 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *Policy, real
 		c.keys = append(append(c.keys, p.Prefix...), part.Key...)
 	} else {
 		c.keys, r.hash = p.AppendKeyOf(c.keys, part.Values)
-		if r.slot == 0 { // ids of earlier versions have no slot
-			r.slot = p.SlotOfKey(part.Values)
-		}
 	}
 	r.Key = c.keys[start:]
 	if c.adjusted != nil {
@@ -412,7 +409,7 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *Policy, real
 	c.groups++
 	c.add(&r, c.groups)
 	once := &backend.IdempotencyKey{
-		ID:       c.settlementID(id, part, &r),
+		ID:       c.settlementID(id, part),
 		Lifetime: storedFor,
 	}
 	copy(once.Digest[:], id[:])
@@ -427,25 +424,12 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *Policy, real
 // The ID of a reservation is unique in its domain, and no caller can choose it. So no hash is needed: the first half
 // of the ID is combined with the domain and the number of the part. Reservations of different domains may have the
 // same ID, because it may be a hash of a request_id.
-func (c *Call) settlementID(id *[16]byte, part *ReservedPart, r *Result) (unique [16]byte) {
-	if part.Number < 0 {
-		return c.oldSettlementID(id, r)
-	}
+func (c *Call) settlementID(id *[16]byte, part *ReservedPart) (unique [16]byte) {
 	const odd = 0x9E3779B97F4A7C15 // a product with an odd number is different for each part
 	unique = *id
 	first := binary.BigEndian.Uint64(id[:8]) ^ PrefixNumber(c.Verdict.Domain.Name) ^ odd*uint64(part.Number+1)
 	binary.BigEndian.PutUint64(unique[:8], first)
 	return unique
-}
-
-// oldSettlementID returns the IdempotencyID that the version which did not number the parts of reservations
-// used. It used part 1 for limits that are not charged in a group with others.
-func (c *Call) oldSettlementID(id *[16]byte, r *Result) [16]byte {
-	part := "0"
-	if r.Policy.Shadow || r.Policy.Quota || c.config.Modes.Quota || r.Policy.Unlimited {
-		part = "1"
-	}
-	return IdempotencyID(c.Verdict.Domain.Name, "settle "+string(id[:]), part)
 }
 
 // realCost returns the real cost of a part in units. real is -1 if the proxy did not report it.

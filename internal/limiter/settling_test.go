@@ -56,7 +56,7 @@ func newProxyOf(t *testing.T, secrets reservation.Secrets) *proxy {
 	t.Helper()
 	b := newBench(t, tokens)
 	b.Limiter = limiter.New(b.store, limiter.Config{
-		IDs: reservation.NewKeys(secrets, nil), Now: func() algorithms.Micros { return b.now },
+		IDs: reservation.NewKeys(secrets), Now: func() algorithms.Micros { return b.now },
 	})
 	b.swap(t, tokens)
 	return &proxy{b, t}
@@ -377,7 +377,7 @@ func TestLocalBucketsReserveNothing(t *testing.T) {
 	b := newBench(t, tokens)
 	b.Limiter = limiter.New(b.store, limiter.Config{
 		Local: memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return b.now })}),
-		IDs:   reservation.NewKeys(func() []string { return []string{"a secret"} }, nil), Now: func() algorithms.Micros { return b.now },
+		IDs:   reservation.NewKeys(func() []string { return []string{"a secret"} }), Now: func() algorithms.Micros { return b.now },
 	})
 	p := &proxy{b, t}
 	p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: local\nlocal_share: 20%\n", 1))
@@ -451,7 +451,7 @@ func TestTooManyReservationsChargeNothing(t *testing.T) {
 func TestARequestThatWouldBeDeniedReservesNothing(t *testing.T) {
 	p := newProxy(t)
 	p.Limiter = limiter.New(p.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return p.now }, Modes: limiter.Modes{Shadow: true},
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now }, Modes: limiter.Modes{Shadow: true},
 	})
 	p.swap(t, tokens)
 	for range 3 {

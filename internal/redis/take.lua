@@ -1717,7 +1717,7 @@ local function general(now, given, names, stored, lives, answers)
         if l.calendar ~= calendar or l.rate ~= rate or l.capacity ~= capacity then
           s.by = {
             kind = WINDOW, tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = calendar,
-            longest = (hours > 0 and hours or 8786) * HOUR,
+            longest = hours * HOUR,
           }
         end
       elseif l.kind == WINDOW then
@@ -1728,10 +1728,9 @@ local function general(now, given, names, stored, lives, answers)
           s.by = { kind = WINDOW, tick = tick, rate = rate, period = period, capacity = capacity, phase = old }
         end
       elseif l.kind == SLIDING then
-        local value, prev, at, pos = unpack_at('<ddd', b, 2)
-        last = pos
-        s = { by = l, value = value, prev = prev, at = at }
-        if byte(b) == 4 then s.period, last = unpack_at('<d', b, pos), pos + 16 end
+        local value, prev, at, period = unpack_at('<dddd', b, 2)
+        last = 42
+        s = { by = l, value = value, prev = prev, at = at, period = period }
       elseif l.kind == GUARANTEED then
         local value, prev, at, p, q, v, p1, v1, pos = unpack_at('<dddddddd', b, 2)
         last = pos

@@ -31,9 +31,9 @@ type Secrets func() []string
 // has at most limiter.MaxID bytes, whatever the client sent, because it contains keys of buckets, whose
 // length is bounded.
 type Keys struct {
-	secrets, old Secrets
-	store        string
-	current      atomic.Pointer[ring]
+	secrets Secrets
+	store   string
+	current atomic.Pointer[ring]
 	// unique is the start of the ID of each reservation of this process. made is the number of IDs created so
 	// far.
 	unique [8]byte
@@ -45,10 +45,8 @@ const (
 	// reservation is shorter than maxText.
 	MaxKey = 16 << 10
 	// maxText bounds the length of an id, in bytes. A body with an id may have at most 64 KiB.
-	maxText = 48 << 10
-	// form is the version of the layout. Ids of form 2 are not accepted. No release issued them, and their
-	// settlements had other IdempotencyIDs.
-	form         = 3
+	maxText      = 48 << 10
+	form         = 3 // the version of the layout
 	signatureLen = 16
 )
 
@@ -60,10 +58,9 @@ func (k *Keys) OfStore(name string) *Keys {
 	return k
 }
 
-// NewKeys returns Keys that sign with secrets. Ids of the old form (oldForm) are accepted if one of oldSecrets signed
-// them. If oldSecrets is nil, they are not accepted.
-func NewKeys(secrets, oldSecrets Secrets) *Keys {
-	k := &Keys{secrets: secrets, old: oldSecrets}
+// NewKeys returns Keys that sign with secrets.
+func NewKeys(secrets Secrets) *Keys {
+	k := &Keys{secrets: secrets}
 	_, _ = rand.Read(k.unique[:]) // rand.Read never fails
 	return k
 }
@@ -129,9 +126,6 @@ func (k *Keys) Open(id string, r *limiter.Reserved) bool {
 	room := buffers.Get().(*[]byte)
 	defer buffers.Put(room)
 	b, sum := split((*room)[:0], id)
-	if len(b) > 0 && b[0] == oldForm {
-		return k.openOld(b, sum, r)
-	}
 	ring := k.ring()
 	all := b[:len(b)+len(sum)]
 	for i := range ring.secrets {
@@ -146,10 +140,10 @@ func (k *Keys) Open(id string, r *limiter.Reserved) bool {
 // Decode decodes id to r without verifying its signature. It returns ErrForged if id is malformed.
 func Decode(id string, r *limiter.Reserved) error {
 	b, _ := split(nil, id)
-	if len(b) > 0 && b[0] == oldForm && decodeOld(b, r) || decode(b, r) {
-		return nil
+	if !decode(b, r) {
+		return ErrForged
 	}
-	return ErrForged
+	return nil
 }
 
 // split decodes id into the memory of room, and splits it into the encoded reservation and the signature.

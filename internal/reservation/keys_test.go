@@ -11,11 +11,9 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-func keysOf(secrets ...string) *Keys { return NewKeys(func() []string { return secrets }, nil) }
+func keysOf(secrets ...string) *Keys { return NewKeys(func() []string { return secrets }) }
 
 // largest returns the reservation of a proxy's request with the longest id.
 func largest() *limiter.Reserved {
@@ -83,7 +81,7 @@ func fixed() *limiter.Reserved {
 // The function that returns the list of secrets may overwrite the list later.
 func TestKeysFollowTheirSecrets(t *testing.T) {
 	secrets := []string{"first"}
-	k := NewKeys(func() []string { return secrets }, nil)
+	k := NewKeys(func() []string { return secrets })
 	var r limiter.Reserved
 	made := func() string { return string(k.Append(nil, largest())) }
 	signedBy := func(id, secret string) bool { return keysOf(secret).Open(id, &r) }
@@ -138,7 +136,7 @@ func TestSignedIDsWithImpossibleContentsAreRefused(t *testing.T) {
 			t.Errorf("%s: accepted", name)
 		}
 	}
-	for _, version := range []byte{0, oldForm, form - 1, form + 1, 255} {
+	for _, version := range []byte{0, form - 1, form + 1, 255} {
 		b := appendReserved(nil, named())
 		if b[0] = version; k.Open(signed(b), &r) {
 			t.Errorf("version %d: accepted", version)
@@ -210,79 +208,13 @@ func TestChangedIDsAreRefused(t *testing.T) {
 	}
 }
 
-func TestIDsOfTheOldFormAreAccepted(t *testing.T) {
-	const (
-		inline = "ARAwMTIzNDU2Nzg5YWJjZGVmgICBsYTpkQOAh6i_hOmRAwEEgICAgICAgAgCYWkGdG9rZW5zCnsicmF0ZSI6MX0DA2JvYgL_AAAKgI7OHAVayntGP9FZsTf-9-6Wnog"
-		plain  = "ARAwMTIzNDU2Nzg5YWJjZGVmgICBsYTpkQOAh6i_hOmRAwEAgICAgICAgAgCYWkGdG9rZW5zAAMDYm9iAv8AAAqAjs4chJ9YrUTMzOmdxS3LWsAuWw"
-	)
-	old := NewKeys(func() []string { return []string{"new"} }, func() []string { return []string{"other", "secret"} })
-	var r limiter.Reserved
-	limits := map[string]uint64{
-		inline: limiter.LimitNumber(descriptors.Prefix("ai", "inline", "tokens", algorithms.TokenBucket), 4),
-		plain:  limiter.LimitNumber(descriptors.Prefix("ai", "limit", "tokens", algorithms.TokenBucket), 0),
-	}
-	for id, config := range map[string]string{inline: `{"rate":1}`, plain: ""} {
-		if !old.Open(id, &r) || Decode(id, &r) != nil {
-			t.Fatalf("the id %s is refused", id)
-		}
-		p := r.Parts[0]
-		want := limiter.ReservedPart{
-			Number: -1, Limit: limits[id], Count: 1 << 52, Times: 1, At: 1_767_225_600 * algorithms.Second, Inflow: scaled.Inflow{Units: 10, Span: 60_000_000},
-			ByName: limiter.ByName{Name: "tokens", Values: []string{"bob", "\xff\x00", ""}, Config: config, Wait: 30 * algorithms.Second},
-		}
-		if string(r.ID[:]) != "0123456789abcdef" || r.Domain != limiter.PrefixNumber("ai") || len(r.Parts) != 1 || !reflect.DeepEqual(p, want) {
-			t.Errorf("got %+v; want the reservation of an older version, decoded", r)
-		}
-		for i := range id {
-			if old.Open(id[:i]+"A"+id[i+1:], &r) && id[i] != 'A' || old.Open(id[:i], &r) {
-				t.Fatalf("changed or cut at %d: accepted", i)
-			}
-		}
-		if keysOf("secret").Open(id, &r) {
-			t.Error("accepted by keys that do not accept the old form")
-		}
-	}
-}
-
-func TestImpossibleIDsOfTheOldFormAreRefused(t *testing.T) {
-	old := NewKeys(func() []string { return nil }, func() []string { return []string{"secret"} })
-	signer := keysOf("secret").ring()
-	encode := func(id string, due, count int64, name string) string {
-		b := []byte{oldForm}
-		text := func(s string) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
-		number := func(n int64) { b = binary.AppendUvarint(b, uint64(n)) }
-		text(id)
-		for _, n := range []int64{1000, due, 1, 0, count} { // at, due, kind, shards, count
-			number(n)
-		}
-		for _, s := range []string{"ai", name, ""} { // domain, name, config
-			text(s)
-		}
-		number(0) // values
-		return base64.RawURLEncoding.EncodeToString(signer.sign(b, 0, b))
-	}
-	const id = "0123456789abcdef"
-	var r limiter.Reserved
-	if !old.Open(encode(id, 1000, 5, "tokens"), &r) || r.Parts[0].Count != 5 || r.Parts[0].Wait != 0 {
-		t.Fatalf("got %+v; want 5 reserved units, without a wait", r)
-	}
-	for name, text := range map[string]string{
-		"an ID that is too long": encode(id+"0", 1000, 5, "tokens"), "due before it was made": encode(id, 999, 5, "tokens"),
-		"a negative count": encode(id, 1000, -5, "tokens"), "no name": encode(id, 1000, 5, ""),
-	} {
-		if old.Open(text, &r) {
-			t.Errorf("%s: accepted as %+v", name, r)
-		}
-	}
-}
-
 // No content of an id may cause a panic, and Decode reads content without a valid signature. A text that announces
 // a huge number of values must be refused at once.
 func FuzzOpen(f *testing.F) {
 	f.Add(appendReserved(nil, largest()))
 	f.Add(appendReserved(nil, named()))
 	f.Add([]byte{form})
-	f.Add(binary.AppendUvarint([]byte{oldForm, 0, 0, 0, 0, 0, 0, 0, 0, 0}, math.MaxUint64))
+	f.Add(binary.AppendUvarint(appendReserved(nil, named())[:40], math.MaxUint64))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var r limiter.Reserved
 		id := base64.RawURLEncoding.EncodeToString(append(b, make([]byte, signatureLen)...))

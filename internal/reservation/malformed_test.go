@@ -2,27 +2,11 @@ package reservation
 
 import (
 	"encoding/base64"
-	"encoding/binary"
 	"strings"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
-
-func oldBody(count int64) []byte {
-	b := []byte{oldForm}
-	text := func(s string) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
-	text("0123456789abcdef")
-	for _, n := range []int64{1000, 1000, 1, 0, count} { // at, due, kind, shards, count
-		b = binary.AppendUvarint(b, uint64(n))
-	}
-	text("ai")
-	text("tokens")
-	text("")
-	b = binary.AppendUvarint(b, 1)
-	text("bob")
-	return b
-}
 
 // unsigned returns the text of an id whose signature is zero. Decode reads such ids.
 func unsigned(b []byte) string {
@@ -32,14 +16,9 @@ func unsigned(b []byte) string {
 func TestMalformedIDsAreRefused(t *testing.T) {
 	k := keysOf("secret")
 	id := string(k.Append(nil, named()))
-	otherForm := oldBody(5)
-	otherForm[0] = form
 	texts := map[string]string{
 		"empty": "", "a letter": "A", "only a signature": unsigned(nil), "not base64": "!", "an id and more": id + "!", "an id and more text": id + "AA!",
-		"content of the old form in the new one": unsigned(otherForm), "too long": id + strings.Repeat("A", maxText),
-	}
-	for i := range oldBody(5) {
-		texts["an old id, cut at "+string(rune('0'+i))] = unsigned(oldBody(5)[:i])
+		"too long": id + strings.Repeat("A", maxText),
 	}
 	for name, text := range texts {
 		var r limiter.Reserved
@@ -49,10 +28,6 @@ func TestMalformedIDsAreRefused(t *testing.T) {
 		if k.Open(text, &r) {
 			t.Errorf("%s: opened as %+v; want it refused", name, r)
 		}
-	}
-	var r limiter.Reserved
-	if err := Decode(unsigned(oldBody(5)), &r); err != nil || r.Parts[0].Count != 5 || r.Parts[0].Values[0] != "bob" {
-		t.Errorf("the whole old id: got %+v, %v; want 5 units of bob", r, err)
 	}
 }
 
@@ -64,9 +39,6 @@ func TestAReservationOfNoUnitsIsValid(t *testing.T) {
 	var r limiter.Reserved
 	if k := keysOf("secret"); !k.Open(string(k.Append(nil, of)), &r) || len(r.Parts) != 2 || r.Parts[0].Count != 0 {
 		t.Errorf("got %+v; want two parts of 0 units", r)
-	}
-	if err := Decode(unsigned(oldBody(0)), &r); err != nil || len(r.Parts) != 1 || r.Parts[0].Count != 0 {
-		t.Errorf("the old form: got %+v, %v; want one part of 0 units", r, err)
 	}
 }
 

@@ -46,7 +46,7 @@ func (s *server) newSettleKeys() (*settleKeys, error) {
 			return nil, err
 		}
 	}
-	k.keys = reservation.NewKeys(k.secrets, k.old)
+	k.keys = reservation.NewKeys(k.secrets)
 	var random []string
 	if s.config.Redis.URL == "" { // the buckets are in this process, so no other one may settle its reservations
 		random = []string{k.own}
@@ -54,15 +54,6 @@ func (s *server) newSettleKeys() (*settleKeys, error) {
 	}
 	k.random.Store(&random)
 	return k, nil
-}
-
-// old returns the secrets with which earlier versions signed ids of the old form: the current and the previous token of
-// the HTTP API, or "" if there is no token. This version signs no such ids, but still accepts them.
-func (k *settleKeys) old() []string {
-	if k.server.tokens.api == nil {
-		return []string{""}
-	}
-	return k.ofToken(k.server.tokens.api())
 }
 
 func randomSecret() string {

@@ -271,7 +271,7 @@ limits:
 	if problems.Bad() {
 		t.Fatal(problems)
 	}
-	sidecar := limiter.New(store, limiter.Config{IDs: reservation.NewKeys(secrets, nil), Now: clock.Now})
+	sidecar := limiter.New(store, limiter.Config{IDs: reservation.NewKeys(secrets), Now: clock.Now})
 	sidecar.Swap(snapshot)
 	h := httpapi.New(httpapi.Config{API: &httpapi.API{Limiter: sidecar, Inline: config.Inline}})
 	reserved := func(body string) (r ratelimit.Reservation) {

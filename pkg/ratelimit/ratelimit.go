@@ -178,8 +178,7 @@ func (c *Config) keys() *reservation.Keys {
 	if c.FormerSecret != "" {
 		secrets = append(secrets, c.FormerSecret)
 	}
-	list := func() []string { return secrets }
-	return reservation.NewKeys(list, list)
+	return reservation.NewKeys(func() []string { return secrets })
 }
 
 func (c *Config) now() algorithms.Micros {

@@ -48,7 +48,7 @@ func newGuide(t *testing.T) *guide {
 	g := &guide{t: t, now: time.Unix(1_767_225_600, 0)}
 	clock := func() time.Time { return g.now }
 	g.Limiter = limiter.New(memory.New(memory.Config{Clock: clock}), limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Estimates: &estimate.Estimates{},
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Estimates: &estimate.Estimates{},
 		Now: func() algorithms.Micros { return algorithms.Micros(g.now.UnixMicro()) },
 	})
 	g.Swap(snapshot)

@@ -114,7 +114,7 @@ func (l *local) Submit(b *backend.Batch) {
 	l.store.Submit(b)
 }
 
-var reservationKeys = reservation.NewKeys(func() []string { return []string{"a secret of all sidecars"} }, nil)
+var reservationKeys = reservation.NewKeys(func() []string { return []string{"a secret of all sidecars"} })
 
 func onSecondServer(l *algorithms.Limit) bool {
 	return l.Period() <= algorithms.Second

@@ -32,7 +32,7 @@ type run struct {
 func (s *Scenario) Run(ctx context.Context, snapshot *limiter.Snapshot) (failures []Failure) {
 	r := &run{ids: map[string][]string{}}
 	r.limiter = limiter.New(memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(r.now)) }}), limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"of all scenarios"} }, nil), Estimates: &estimate.Estimates{},
+		IDs: reservation.NewKeys(func() []string { return []string{"of all scenarios"} }), Estimates: &estimate.Estimates{},
 		Now: func() algorithms.Micros { return r.now },
 	})
 	r.limiter.Swap(snapshot)

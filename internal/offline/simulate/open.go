@@ -60,7 +60,7 @@ func (o *openCalls) Pop() any {
 
 // The ids never leave the process, so the key needs no secrecy.
 func newIDs() limiter.IDs {
-	return reservation.NewKeys(func() []string { return []string{"of this run"} }, nil)
+	return reservation.NewKeys(func() []string { return []string{"of this run"} })
 }
 
 // estimates learns from samples as a sidecar does: each key counts once a second. A sidecar ignores a sample if

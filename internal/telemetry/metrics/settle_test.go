@@ -57,7 +57,7 @@ func settling(t *testing.T, m *Metrics, configured *limiter.Snapshot) {
 	var now algorithms.Micros = 1_767_225_600 * algorithms.Second
 	store := &failing{Store: memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(now)) }})}
 	l := limiter.New(store, limiter.Config{
-		Observer: m, IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return now },
+		Observer: m, IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return now },
 	})
 	l.Swap(s)
 	send := func(key, value string, cost int64, explicit bool) (id string) {
