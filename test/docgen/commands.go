@@ -80,9 +80,12 @@ func (p *page) flags(c Command, described map[string]string) {
 			described[key] = c.Path
 		default:
 			described[key] = c.Path
-			p.item(code(cmp.Or(f.Name, f.Variable)), plain(f.Help), f.facts()...)
+			p.row("setting | variables | meaning", code(cmp.Or(f.Name, f.Variable)), plain(f.Help), f.facts()...)
 			begun = true
 		}
+	}
+	if begun && len(shared) > 0 {
+		p.line()
 	}
 	for _, at := range slices.Sorted(maps.Keys(shared)) {
 		p.prose("- ", "as for ["+code(at)+"](#"+strings.ReplaceAll(at, " ", "-")+"): "+strings.Join(shared[at], ", "))
@@ -99,7 +102,7 @@ func (p *page) flags(c Command, described map[string]string) {
 			if f.Default != "" {
 				facts = append(facts, "default "+code(f.Default))
 			}
-			p.item(code(f.Variable), plain(f.Help), facts...)
+			p.row("variable | of the reference server, default | meaning", code(f.Variable), plain(f.Help), facts...)
 		}
 		p.line()
 	}

@@ -32,9 +32,13 @@ func Check(t *testing.T, root, name, text string) {
 	}
 }
 
-type page struct{ strings.Builder }
+type page struct {
+	strings.Builder
+	inTable bool // the last line belongs to a table
+}
 
 func (p *page) line(parts ...string) {
+	p.inTable = false
 	for _, part := range parts {
 		p.WriteString(part)
 	}
@@ -70,13 +74,24 @@ func (p *page) prose(head, text string) {
 	p.line(line)
 }
 
-// item writes an item of a list: a name, short facts, and its meaning. It leaves out empty facts.
-func (p *page) item(name, meaning string, facts ...string) {
-	p.itemAfter("- ", name, meaning, facts...)
+// row writes a row of a table: a name, short facts, and its meaning. It leaves out empty facts. heads are the titles of
+// the columns, which precede the first row.
+func (p *page) row(heads, name, meaning string, facts ...string) {
+	if !p.inTable {
+		p.line("| ", heads, " |\n|---|---|---|")
+	}
+	facts = slices.DeleteFunc(facts, func(fact string) bool { return fact == "" })
+	cells := []string{name, strings.Join(facts, "; "), strings.Join(strings.Fields(meaning), " ")}
+	for i := range cells {
+		cells[i] = strings.ReplaceAll(cells[i], "|", `\|`)
+	}
+	p.line(strings.ReplaceAll("| "+strings.Join(cells, " | ")+" |", "  ", " "))
+	p.inTable = true
 }
 
-// itemAfter writes an item as item does. head starts the item: the marker of a list, which may be nested.
-func (p *page) itemAfter(head, name, meaning string, facts ...string) {
+// item writes an item of a list: a name, short facts, and its meaning. It leaves out empty facts. head is the marker of
+// the list, which may be nested.
+func (p *page) item(head, name, meaning string, facts ...string) {
 	facts = slices.DeleteFunc(facts, func(fact string) bool { return fact == "" })
 	if len(facts) > 0 {
 		name += " (" + strings.Join(facts, "; ") + ")"

@@ -53,7 +53,7 @@ func Metrics(text string) string {
 		if len(labels[name]) > 0 {
 			labelled = "labels " + code(strings.Join(labels[name], "`, `"))
 		}
-		p.item(code(name), help[name], kind[name], labelled)
+		p.row("metric | type and labels | meaning", code(name), help[name], kind[name], labelled)
 	}
 	return p.String()
 }

@@ -202,7 +202,7 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 }
 
 // properties lists the keys of an object. head starts each item. If inner is not nil, it returns the object
-// that a value contains, and the keys of this object follow in a nested list.
+// that a value contains, and the keys of this object follow in a nested list. Otherwise the keys are a table.
 func (p *page) properties(all schemas, s *schema, link func(string) string, head string, inner func(*schema) *schema) {
 	for _, key := range s.Properties.keys {
 		if s.Properties.of[key].forbidden() {
@@ -217,10 +217,11 @@ func (p *page) properties(all schemas, s *schema, link func(string) string, head
 		case of.Default != nil:
 			standard = "default " + code(strings.Trim(string(of.Default), `"`))
 		}
-		p.itemAfter(head, code(key), of.Description, all.kind(value, link), standard)
 		if inner == nil {
+			p.row("field | type | meaning", code(key), of.Description, all.kind(value, link), standard)
 			continue
 		}
+		p.item(head, code(key), of.Description, all.kind(value, link), standard)
 		if object := inner(value); object != nil {
 			p.properties(all, object, link, "  "+head, inner)
 		}
@@ -450,14 +451,12 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 	p.prose("", o.Summary+" "+o.Description)
 	p.line()
 	if len(o.Parameters) > 0 {
-		p.line("Parameters:")
-		p.line()
 		for i := range o.Parameters {
 			of := &o.Parameters[i]
 			if of.Ref != "" {
 				of = api.Components.Parameters[last(of.Ref)]
 			}
-			p.item(code(of.Name), of.Description, "in the "+of.In, all.kind(&of.Schema, link))
+			p.row("parameter | type | meaning", code(of.Name), of.Description, "in the "+of.In, all.kind(&of.Schema, link))
 		}
 		p.line()
 	}
@@ -479,8 +478,6 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 			}
 		}
 	}
-	p.line("Answers:")
-	p.line()
 	var common []string
 	for _, status := range o.Responses.keys {
 		if a := o.Responses.of[status]; api.common(a) {
@@ -490,7 +487,8 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 		}
 	}
 	if len(common) > 0 {
-		p.prose("- ", strings.Join(common, ", ")+": [as for other calls](#"+anchor(commonTitle)+").")
+		p.line()
+		p.prose("", "Also "+strings.Join(common, ", ")+", [as other calls](#"+anchor(commonTitle)+").")
 	}
 	p.line()
 }
@@ -557,5 +555,5 @@ func (p *page) answer(api *openAPI, all schemas, link func(string) string, statu
 	if names := a.Headers.keys; len(names) > 0 {
 		text += " With " + code(strings.Join(names, "`, `")) + "."
 	}
-	p.item(status, text, strings.Join(kinds, "; "))
+	p.row("answer | body | meaning", status, text, strings.Join(kinds, "; "))
 }
