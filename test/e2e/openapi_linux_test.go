@@ -19,7 +19,7 @@ func generated(options ...string) []string {
 	if n := os.Getenv("EXAMPLES"); n != "" {
 		return append(options, "--max-examples", n)
 	}
-	return append(options, "--phases", "fuzzing", "--max-examples", "10")
+	return append(options, "--phases", "fuzzing", "--max-examples", "4")
 }
 
 // TestTheAPIsAreAsDescribed runs Schemathesis on both OpenAPI documents that a sidecar serves. It sends valid and
@@ -39,7 +39,7 @@ func TestTheAPIsAreAsDescribed(t *testing.T) {
 		options    []string
 	}{
 		"applications": {":8080/openapi.json", 11, []string{"--config-file", config}},
-		"operators":    {":6070/api/openapi.json", 12, nil},
+		"operators":    {":6070/api/openapi.json", 11, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -115,7 +115,7 @@ func TestAHundredParallelCallsKeepTheBudget(t *testing.T) {
 	}
 }
 
-// TestLearnedEstimatesUseTheBudget lets the sidecar learn estimates from the calls of 600 users. Then other
+// TestLearnedEstimatesUseTheBudget lets the sidecar learn estimates from the calls of 300 users. Then other
 // users use budgets of 100,000 tokens until their first denial. At least 95 % of each budget must be charged
 // then. With p90, about twice the mean cost here, calls one after another must also have used that much.
 // Calls in flight together use only about half, because the rest is reserved. p66 is about the mean cost, so
@@ -133,7 +133,7 @@ descriptors:
   - {key: p66, limit: p66}
 `))
 	random := rand.New(rand.NewPCG(9, 5))
-	for user := range 600 {
+	for user := range 300 {
 		tokens := heavyTail(random)
 		for _, limit := range []string{"p90", "p66"} {
 			if err := s.done(s.mustStart(fmt.Sprintf("%s=teacher%d", limit, user)), tokens); err != nil {
@@ -170,7 +170,7 @@ descriptors:
 		}
 		return charged, used
 	}
-	const users = 40
+	const users = 15
 	meanUsed := func(limit string, atOnce bool) int {
 		sum := 0
 		for user := range users {

@@ -117,7 +117,7 @@ func TestFloodsOfStreamsFitIntoASmallContainer(t *testing.T) {
 			stop := make(chan struct{})
 			before := s.anonymous(t)
 			attack := flood.run(s.grpc, stop)
-			took, denied, most := s.quiet(t, 6*time.Second)
+			took, denied, most := s.quiet(t, 3*time.Second)
 			close(stop)
 			attack.Wait()
 			late := 0

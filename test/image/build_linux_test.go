@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -20,7 +19,6 @@ import (
 const (
 	root     = "../.."
 	tag      = "localhost/rlsidecar:test"
-	prefix   = "rlsidecar-image" // the start of the names of folders with storage
 	version  = "v0.0.0-test"
 	patience = 30 * time.Minute // long enough to compile everything on a busy machine with an empty cache
 )
@@ -28,7 +26,6 @@ const (
 // engine is buildah and podman with a storage folder of their own.
 type engine struct {
 	dir   string
-	lock  *os.File // locked while dir is in use
 	tool  map[string]string
 	built bool
 }
@@ -42,42 +39,11 @@ func newEngine(t *testing.T) *engine {
 	for _, tool := range []string{"buildah", "podman", "runc"} {
 		e.tool[tool] = tooltest.Path(t, tool)
 	}
-	removeAbandoned(t, e.tool)
 	var err error
-	if e.dir, err = os.MkdirTemp("", prefix); err != nil { //nolint:usetesting // it outlives the test
-		t.Fatal(err)
-	}
-	if e.lock, err = os.Create(filepath.Join(e.dir, "lock")); err == nil {
-		err = syscall.Flock(int(e.lock.Fd()), syscall.LOCK_EX)
-	}
-	if err != nil {
+	if e.dir, err = os.MkdirTemp("", "rlsidecar-image"); err != nil { //nolint:usetesting // it outlives the test
 		t.Fatal(err)
 	}
 	return e
-}
-
-// removeAbandoned removes containers and files of earlier tests that were killed. Containers of podman
-// outlive the process that started them.
-func removeAbandoned(t *testing.T, tool map[string]string) {
-	t.Helper()
-	locks, err := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*", "lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range locks {
-		lock, err := os.Open(path)
-		if err != nil {
-			continue // another process is removing it
-		}
-		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-			lock.Close() // in use
-			continue
-		}
-		abandoned := &engine{dir: filepath.Dir(path), lock: lock, tool: tool}
-		if err := abandoned.remove(); err != nil {
-			t.Errorf("remove the containers of an earlier test: %v", err)
-		}
-	}
 }
 
 // image returns the engine with the image. The first test that needs the image builds it.
@@ -110,7 +76,6 @@ func (e *engine) remove() error {
 	_, _ = e.try("podman", "image", "unmount", "--all")
 	_, _ = e.try("buildah", "rm", "--all")
 	_, _ = e.try("buildah", "rmi", "--all", "--force")
-	defer e.lock.Close()
 	return os.RemoveAll(e.dir)
 }
 

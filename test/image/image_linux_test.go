@@ -5,13 +5,9 @@ import (
 	"context"
 	"debug/elf"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -288,98 +284,6 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	}
 }
 
-// TestStopUnderLoadLosesNoAnswer sends SIGTERM to the container while clients send requests over gRPC and
-// HTTP. The clients stop a second after the sidecar has become not ready, as a proxy does. Every request must
-// get an answer.
-func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
-	c := asReference(t, "stop", "--env=RLSIDECAR_HTTP_LISTEN=unix:///sock/http")
-	watch, err := c.probe.Watch(t.Context(), &healthpb.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	unready := make(chan struct{})
-	go func() {
-		defer close(unready)
-		for {
-			r, err := watch.Recv()
-			if err != nil {
-				t.Errorf("the sidecar ended before it reported that it was draining: %v", err)
-				return
-			}
-			if r.GetStatus() != healthpb.HealthCheckResponse_SERVING {
-				return
-			}
-		}
-	}()
-	late := make(chan struct{}) // closed a second after the sidecar has become not ready
-	go func() { defer close(late); <-unready; time.Sleep(time.Second) }()
-	var wg sync.WaitGroup
-	load := func(decide func(context.Context) error) *atomic.Int64 {
-		var answered atomic.Int64
-		for range 4 {
-			wg.Go(func() {
-				for {
-					select {
-					case <-late:
-						return
-					default:
-					}
-					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-					err := decide(ctx)
-					cancel()
-					if err != nil {
-						t.Errorf("after %d answers: %v", answered.Load(), err)
-						return
-					}
-					answered.Add(1)
-				}
-			})
-		}
-		return &answered
-	}
-	byGRPC := load(func(ctx context.Context) error {
-		_, err := c.rls.ShouldRateLimit(ctx, request("free", "x"))
-		return err
-	})
-	byHTTP := load(c.requestByHTTP(t))
-	c.eventually(t, "clients get answers", func() bool { return byGRPC.Load() > 1000 && byHTTP.Load() > 1000 })
-	c.run(t, "podman", "kill", "--signal=TERM", c.name)
-	wg.Wait()
-	c.run(t, "podman", "wait", c.name)
-	if s := c.state(t); s.ExitCode != 0 || s.OOMKilled {
-		t.Errorf("the container ended with %+v, want exit code 0", s)
-	}
-	t.Logf("%d answers by gRPC, %d by HTTP", byGRPC.Load(), byHTTP.Load())
-}
-
-// requestByHTTP returns a function that sends a request through /sock/http. The request must be allowed.
-func (c *container) requestByHTTP(t *testing.T) func(context.Context) error {
-	t.Helper()
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", filepath.Join(c.dir, "http"))
-	}}
-	t.Cleanup(transport.CloseIdleConnections)
-	const body = `{"domain": "edge", "descriptors": [{"entries": [{"key": "free", "value": "x"}]}]}`
-	return func(ctx context.Context) error {
-		// A POST, because Go's client would repeat a GET after the connection has ended, and so hide a lost answer.
-		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sidecar/json", strings.NewReader(body))
-		if err != nil {
-			return err
-		}
-		answer, err := transport.RoundTrip(r)
-		if err != nil {
-			return err
-		}
-		defer answer.Body.Close()
-		text, err := io.ReadAll(answer.Body)
-		if err == nil && answer.StatusCode != http.StatusOK {
-			err = fmt.Errorf("%s: %s", answer.Status, text)
-		}
-		return err
-	}
-}
-
 func TestImageRunsCommands(t *testing.T) {
 	e := image(t)
 	c := e.start(t, "command", tag, "/bin/rlsidecar", "serve", "--config", "/data/config", "--grpc-listen", "unix:///sock/grpc")
@@ -453,35 +357,5 @@ func TestImageForAnotherProcessor(t *testing.T) {
 	}
 	if err := serve.Wait(); err != nil {
 		t.Errorf("after SIGTERM the server ended with %v; want exit code 0\n%s", err, output.String())
-	}
-}
-
-// TestAbandonedContainersAreRemoved leaves a container behind, as a killed test does. The next test must remove
-// it, but no container that is in use.
-func TestAbandonedContainersAreRemoved(t *testing.T) {
-	archive := filepath.Join(t.TempDir(), "image.tar")
-	image(t).run(t, "podman", "save", "--output", archive, tag)
-	killed := newEngine(t)
-	killed.run(t, "podman", "load", "--input", archive)
-	process := fmt.Sprint("/proc/", killed.start(t, "abandoned", "--env=RUNTIME_ROOT=/data", "--env=BACKEND_TYPE=memory", tag).state(t).Pid)
-	if _, err := os.Stat(process); err != nil {
-		t.Fatal(err)
-	}
-	next := newEngine(t)
-	if _, err := os.Stat(process); err != nil {
-		t.Errorf("a container in use was removed: %v", err)
-	}
-	killed.lock.Close()
-	removeAbandoned(t, next.tool)
-	for _, path := range []string{process, killed.dir} {
-		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is still there: %v", path, err)
-		}
-	}
-	if err := next.remove(); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(images.dir); err != nil {
-		t.Errorf("files in use were removed: %v", err)
 	}
 }
