@@ -227,6 +227,18 @@ func attackTunnel(t *testing.T, address, client, name string, a tunnelAttack, n 
 			_, _ = io.Copy(io.Discard, resp.Body)
 		}
 		_, _ = conn.Write(rest)
+		framer := http2.NewFramer(io.Discard, answers)
+		for ended := 0; a.http2 && resp.StatusCode == http.StatusSwitchingProtocols && ended < n; {
+			frame, err := framer.ReadFrame()
+			if err != nil {
+				return
+			}
+			if h := frame.Header(); h.StreamID > 1 && h.Flags.Has(http2.FlagHeadersEndStream) && (h.Type == http2.FrameHeaders || h.Type == http2.FrameData) {
+				if ended++; ended == n {
+					return
+				}
+			}
+		}
 	}
 	_, _ = io.Copy(io.Discard, answers) // until the connection or the time ends
 }
