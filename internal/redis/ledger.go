@@ -76,33 +76,89 @@ func (l *Ledger) Secret(ctx context.Context, initial string) (string, error) {
 // changes, the newest first: those up to that of known if the ledger has them, and then values is nil; otherwise the
 // last changes, and all values by ID.
 func (l *Ledger) Read(ctx context.Context, known string) (head string, now algorithms.Micros, changes []string, values map[string]string, err error) {
+	const attempts = 20
+	for range attempts {
+		first, err := l.page(ctx, known, firstCursor)
+		if err != nil {
+			return "", 0, nil, nil, err
+		}
+		if first.cursor == "" {
+			return first.head, first.now, first.changes, nil, nil
+		}
+		values, err := l.values(ctx, first)
+		if err != nil || values != nil {
+			return first.head, first.now, first.changes, values, err
+		}
+	}
+	return "", 0, nil, nil, errors.New("redis: the adjustments change faster than they can be read")
+}
+
+// values returns the values of page, which is the first one, and of those that follow. It returns nil if the ledger has
+// changed meanwhile, or if values are missing, because Redis has lost its data and has got it again.
+func (l *Ledger) values(ctx context.Context, page *ledgerPage) (map[string]string, error) {
+	values, head := map[string]string{}, page.head
+	for {
+		for texts := page.values; len(texts) > 1; texts = texts[2:] {
+			values[texts[0]] = texts[1]
+		}
+		if page.cursor == firstCursor {
+			break
+		}
+		var err error
+		if page, err = l.page(ctx, "", page.cursor); err != nil {
+			return nil, err
+		}
+		if page.head != head {
+			return nil, nil
+		}
+	}
+	if len(values) != page.size {
+		return nil, nil
+	}
+	delete(values, ledgerHead)
+	return values, nil
+}
+
+const firstCursor = "0" // is also the cursor that follows the last page
+
+// ledgerPage is a reply of ledger_read.lua. cursor is "" if there are no values.
+type ledgerPage struct {
+	head            string
+	now             algorithms.Micros
+	changes, values []string
+	cursor          string
+	size            int
+}
+
+func (l *Ledger) page(ctx context.Context, known, cursor string) (*ledgerPage, error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
-	reply, err := ledgerRead.Run(ctx, l.store.client, []string{l.set, l.changes}, known).Slice()
+	reply, err := ledgerRead.Run(ctx, l.store.client, []string{l.set, l.changes}, known, cursor).Slice()
 	if err != nil {
-		return "", 0, nil, nil, l.failed(err)
+		return nil, l.failed(err)
 	}
-	if len(reply) != 5 {
-		return "", 0, nil, nil, fmt.Errorf("redis: the reply with the adjustments has %d parts", len(reply))
+	if n := len(reply); n != 3 && n != 4 && n != 7 {
+		return nil, fmt.Errorf("redis: the reply with the adjustments has %d parts", n)
 	}
 	var numbers [2]int64
 	for i := range numbers {
 		if numbers[i], err = strconv.ParseInt(fmt.Sprint(reply[1+i]), 10, 54); err != nil {
-			return "", 0, nil, nil, fmt.Errorf("redis: the time in the reply with the adjustments cannot be read: %w", err)
+			return nil, fmt.Errorf("redis: the time in the reply with the adjustments cannot be read: %w", err)
 		}
 	}
-	head, now = fmt.Sprint(reply[0]), algorithms.Micros(numbers[0])*algorithms.Second+algorithms.Micros(numbers[1])
-	changes = textsOf(reply[3])
-	if pairs, ok := reply[4].([]any); ok {
-		values = make(map[string]string, len(pairs)/2)
-		for texts := textsOf(pairs); len(texts) > 1; texts = texts[2:] {
-			values[texts[0]] = texts[1]
-		}
-		delete(values, ledgerHead)
-	} else if head != known && len(changes) == 0 {
-		return "", 0, nil, nil, errors.New("redis: the reply has no adjustments")
+	p := &ledgerPage{head: fmt.Sprint(reply[0]), now: algorithms.Micros(numbers[0])*algorithms.Second + algorithms.Micros(numbers[1])}
+	if len(reply) > 3 {
+		p.changes = textsOf(reply[3])
 	}
-	return head, now, changes, values, nil
+	if len(reply) > 4 {
+		p.cursor, p.values = fmt.Sprint(reply[4]), textsOf(reply[6])
+		if p.size, err = strconv.Atoi(fmt.Sprint(reply[5])); err != nil {
+			return nil, fmt.Errorf("redis: the number of adjustments cannot be read: %w", err)
+		}
+	} else if p.head != known && len(p.changes) == 0 {
+		return nil, errors.New("redis: the reply has no adjustments")
+	}
+	return p, nil
 }
 
 func textsOf(reply any) []string {
@@ -139,7 +195,7 @@ func (l *Ledger) bound(ctx context.Context) (context.Context, context.CancelFunc
 var ErrForbidden = errors.New("the user may not run what this feature needs; it needs " + ledgerPermissions)
 
 // ledgerPermissions has all permissions that a Ledger needs. Limits need some of them, too.
-const ledgerPermissions = "+evalsha +eval +time +hmget +hgetall +hset +hdel +lrange +lpush +ltrim"
+const ledgerPermissions = "+evalsha +eval +time +hmget +hscan +hlen +hset +hdel +lrange +lpush +ltrim"
 
 func (l *Ledger) failed(err error) error {
 	if isForbidden(err) {
@@ -153,7 +209,8 @@ func (l *Ledger) failed(err error) error {
 func refusedOfLedger(ctx context.Context, client *goredis.Client, key string) (names []string) {
 	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
 		pipe.HMGet(ctx, key, "f")
-		pipe.Do(ctx, "hgetall", key)
+		pipe.Do(ctx, "hscan", key, 0, "count", 1)
+		pipe.HLen(ctx, key)
 		pipe.HSet(ctx, key, "f", "")
 		pipe.HDel(ctx, key, "f")
 		pipe.Do(ctx, "lrange", key, 0, 0)

@@ -131,7 +131,7 @@ func (s *fakeServer) reply(name string, words []string) string {
 		case strings.HasPrefix(words[3], "rl:{ledger}secret"):
 			return bulks("secret")
 		case strings.HasPrefix(words[3], "rl:{ledger}"):
-			return "*5\r\n" + bulks("2 b", "1", "1") + "*1\r\n" + bulks("2 b\n{}") + "*4\r\n" + bulks("head", "2 b", "id", "value")
+			return "*7\r\n" + bulks("2 b", "1", "1") + "*1\r\n" + bulks("2 b\n{}") + bulks("0") + ":2\r\n*4\r\n" + bulks("head", "2 b", "id", "value")
 		}
 		return bulk(encode(doubles(nil, 1e15), &backend.Decision{Decision: algorithms.Decision{Allowed: true}}))
 	case "cluster slots":

@@ -106,7 +106,7 @@ func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 	eventually(t, "the condition is reported", func() bool {
 		return strings.Contains(x.conditions(t), "warning "+adjustmentsOff+": ")
 	})
-	redis.Do("ACL", "SETUSER", "limits", "+hmget", "+hgetall", "+hset", "+hdel", "+lrange", "+lpush", "+ltrim")
+	redis.Do("ACL", "SETUSER", "limits", "+hmget", "+hscan", "+hlen", "+hset", "+hdel", "+lrange", "+lpush", "+ltrim")
 	eventually(t, "the condition is over", func() bool { return !strings.Contains(x.conditions(t), adjustmentsOff) })
 }
 

@@ -346,7 +346,7 @@ func (s *server) hset(key string, pairs ...string) {
 func (s *server) ledgerRead(keys []any, args []string) any {
 	fields, now, known := s.fields(keys[0].(string)), s.now(), args[0]
 	head := fields[ledgerHead]
-	reply := []any{head, strconv.FormatInt(int64(now/algorithms.Second), 10), strconv.FormatInt(int64(now%algorithms.Second), 10), nil, nil}
+	reply := []any{head, strconv.FormatInt(int64(now/algorithms.Second), 10), strconv.FormatInt(int64(now%algorithms.Second), 10)}
 	if head == known {
 		return reply
 	}
@@ -358,15 +358,13 @@ func (s *server) ledgerRead(keys []any, args []string) any {
 	changes := s.list(keys[1].(string))
 	n := version(head) - version(known)
 	if known != "" && 0 < n && n < 100 && n < len(changes) && strings.HasPrefix(changes[n], known+"\n") {
-		reply[3] = anyOf(changes[:n+1])
-		return reply
+		return append(reply, anyOf(changes[:n+1]))
 	}
 	pairs := []any{}
 	for _, id := range slices.Sorted(maps.Keys(fields)) {
 		pairs = append(pairs, id, fields[id])
 	}
-	reply[3], reply[4] = anyOf(changes), pairs
-	return reply
+	return append(reply, anyOf(changes), "0", int64(len(fields)), pairs) // all values are one part
 }
 
 func anyOf(texts []string) []any {

@@ -251,7 +251,7 @@ func nameOf(text string) (sha string, which script) {
 	}{
 		{"call('PSETEX', names[i]", takeScript},
 		{"GET', KEYS[1]) ~= ARGV[1]", replaceScript},
-		{"'HGETALL', KEYS[1]", ledgerReadScript},
+		{"'HSCAN', KEYS[1]", ledgerReadScript},
 		{"'LPUSH', KEYS[2]", ledgerWriteScript},
 	} {
 		if strings.Contains(text, other.part) {
