@@ -146,33 +146,6 @@ func TestNghttp2(t *testing.T) {
 	})
 }
 
-// The GET must be refused with a status, not with a reset.
-func TestCurl(t *testing.T) {
-	t.Parallel()
-	curl := tooltest.Path(t, "curl")
-	eachListener(t, func(t request) {
-		args := []string{"--silent", "--show-error", "--http2-prior-knowledge", "--dump-header", "-", "--output", t.TempDir() + "/answer"}
-		base := "http://" + t.addr
-		switch {
-		case t.socket != "":
-			args = append(args, "--unix-socket", t.socket)
-		case t.ca != "":
-			base = "https://sidecar"
-			args = append(args, "--cacert", t.ca, "--connect-to", "::"+t.addr)
-		}
-		file := requestFile(t.T, "once=a")
-		for range 2 {
-			output := run(t.T, curl, append(args, "-H", "content-type: application/grpc", "-H", "te: trailers", "--data-binary", "@"+file, base+shouldRateLimit)...)
-			if !strings.HasPrefix(output, "HTTP/2 200") || !strings.Contains(output, "grpc-status: 0") {
-				t.Errorf("got %s; want HTTP/2 200 and grpc-status 0", output)
-			}
-		}
-		if output := run(t.T, curl, append(args, base+"/")...); !strings.HasPrefix(output, "HTTP/2 4") {
-			t.Errorf("GET: got %s; want a 4xx status", output)
-		}
-	})
-}
-
 // TestH2spec runs the tests of h2spec, several times, because a single success may be chance.
 func TestH2spec(t *testing.T) {
 	t.Parallel()
@@ -186,7 +159,7 @@ func TestH2spec(t *testing.T) {
 		if t.ca != "" {
 			args = append(args, "--tls", "--insecure")
 		}
-		for range 5 {
+		for range 2 {
 			if output := run(t.T, h2spec, args...); !strings.Contains(output, "146 tests, 146 passed, 0 skipped, 0 failed") {
 				_, failures, _ := strings.Cut(output, "Failures:")
 				t.Errorf("got %s; want 146 tests passed", failures)
