@@ -4,12 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
@@ -19,7 +17,6 @@ import (
 type adjustCmd struct {
 	Set    adjustSetCmd    `cmd:"" help:"Change a limit's numbers, for one key or all keys, for some time; or block a key."`
 	List   adjustListCmd   `cmd:"" help:"List the adjustments in force."`
-	Show   adjustShowCmd   `cmd:"" help:"Show one adjustment."`
 	Delete adjustDeleteCmd `cmd:"" help:"End an adjustment before it expires."`
 	Audit  adjustAuditCmd  `cmd:"" help:"List the last changes with author and reason."`
 }
@@ -78,7 +75,11 @@ func (c *adjustSetCmd) Run(a *app) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	body, err := json.Marshal(c.proposal())
+	body, err := json.Marshal(adjust.Proposal{
+		Target: adjust.Target{Domain: c.Domain, Limit: c.Limit, Key: c.Key, AllKeys: c.AllKeys},
+		Change: adjust.Change{Rate: c.Rate, Capacity: c.Capacity, Period: c.Period, Factor: c.Factor, Unlimited: c.Unlimited, Block: c.Block},
+		For:    c.For, Until: c.Until, Author: c.Author, Reason: c.Reason, Expect: c.ExpectVersion,
+	})
 	if err != nil {
 		return err
 	}
@@ -86,10 +87,7 @@ func (c *adjustSetCmd) Run(a *app) error {
 	if c.Preview {
 		path += "/preview"
 	}
-	var answer struct {
-		Version    uint64
-		Adjustment shownAdjustment
-	}
+	var answer struct{ Adjustment adjust.Shown }
 	if err := c.send(a, http.MethodPost, path, nil, body, &answer); err != nil || c.Format == "json" {
 		return err
 	}
@@ -99,34 +97,6 @@ func (c *adjustSetCmd) Run(a *app) error {
 		_, err = fmt.Fprintf(a.stdout, "set %s\nto end it earlier: rlsidecar adjust delete %s --reason …\n", answer.Adjustment.Words, answer.Adjustment.ID)
 	}
 	return err
-}
-
-func (c *adjustSetCmd) proposal() adjust.Proposal {
-	return adjust.Proposal{
-		Target: adjust.Target{Domain: c.Domain, Limit: c.Limit, Key: c.Key, AllKeys: c.AllKeys},
-		Change: adjust.Change{Rate: c.Rate, Capacity: c.Capacity, Period: c.Period, Factor: c.Factor, Unlimited: c.Unlimited, Block: c.Block},
-		For:    c.For, Until: c.Until, Author: c.Author, Reason: c.Reason, Expect: c.ExpectVersion,
-	}
-}
-
-// shownAdjustment is an adjustment as the admin listener sends it.
-type shownAdjustment struct {
-	adjust.Adjustment
-	Words, Ignored string
-	Left           int64 `json:"left_s"`
-}
-
-func (s *shownAdjustment) UnmarshalJSON(text []byte) error {
-	var also struct {
-		Words   string `json:"words"`
-		Ignored string `json:"ignored"`
-		Left    int64  `json:"left_s"`
-	}
-	if err := json.Unmarshal(text, &also); err != nil {
-		return err
-	}
-	s.Words, s.Ignored, s.Left = also.Words, also.Ignored, also.Left
-	return json.Unmarshal(text, &s.Adjustment)
 }
 
 type adjustListCmd struct{ adminFlags }
@@ -142,10 +112,10 @@ Example:
 
 func (c *adjustListCmd) Run(a *app) error {
 	var answer struct {
-		Version     uint64            `json:"version"`
-		Adjustments []shownAdjustment `json:"adjustments"`
-		KeptIn      string            `json:"kept_in"`
-		Problem     string            `json:"problem"`
+		Version     uint64
+		Adjustments []adjust.Shown
+		KeptIn      string `json:"kept_in"`
+		Problem     string
 	}
 	if err := c.send(a, http.MethodGet, "adjustments", nil, nil, &answer); err != nil || c.Format == "json" {
 		return err
@@ -153,58 +123,22 @@ func (c *adjustListCmd) Run(a *app) error {
 	if answer.Problem != "" {
 		fmt.Fprintf(a.stderr, "rlsidecar: the store of adjustments cannot be read (%s); these are the last known ones\n", answer.Problem)
 	}
-	adjustments := "adjustments"
-	if len(answer.Adjustments) == 1 {
-		adjustments = "adjustment"
-	}
-	fmt.Fprintf(a.stdout, "%d %s, version %d, kept in %s\n", len(answer.Adjustments), adjustments, answer.Version, answer.KeptIn)
-	return writeAdjustments(a.stdout, answer.Adjustments)
-}
-
-func writeAdjustments(w io.Writer, all []shownAdjustment) error {
-	if len(all) == 0 {
+	fmt.Fprintf(a.stdout, "%s, version %d, kept in %s\n", count(len(answer.Adjustments), "adjustment"), answer.Version, answer.KeptIn)
+	if len(answer.Adjustments) == 0 {
 		return nil
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprint(table, "ID\tDOMAIN\tLIMIT\tKEY\tCHANGE\tLEFT\tAUTHOR\tREASON\n")
-	for i := range all {
-		s := &all[i]
+	rows := [][]string{{"ID", "DOMAIN", "LIMIT", "KEY", "CHANGE", "LEFT", "AUTHOR", "REASON"}}
+	for _, s := range answer.Adjustments {
 		change := s.Change.String()
 		if s.Ignored != "" {
-			change += " (ignored)"
+			change += " (ignored: " + s.Ignored + ")"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%v\t%s\t%s\n", s.ID, descriptors.Printable(s.Target.Domain), descriptors.Printable(s.Target.Limit),
-			s.Target.KeyText(), change, time.Duration(s.Left)*time.Second, descriptors.Printable(s.Author), descriptors.Printable(s.Reason))
+		rows = append(rows, []string{
+			s.ID, descriptors.Printable(s.Target.Domain), descriptors.Printable(s.Target.Limit), s.Target.KeyText(), change, s.Left.String(),
+			descriptors.Printable(s.Author), descriptors.Printable(s.Reason),
+		})
 	}
-	return table.Flush()
-}
-
-type adjustShowCmd struct {
-	ID string `arg:"" help:"ID of the adjustment, from adjust list."`
-	adminFlags
-}
-
-func (adjustShowCmd) Help() string {
-	return `Exits with 1 if there is no such adjustment.
-
-Example:
-
-  rlsidecar adjust show 4a534f8ae84cdbdd1f4f6e86`
-}
-
-func (c *adjustShowCmd) Run(a *app) error {
-	var answer struct{ Adjustment shownAdjustment }
-	if err := c.send(a, http.MethodGet, "adjustments/"+url.PathEscape(c.ID), nil, nil, &answer); err != nil || c.Format == "json" {
-		return err
-	}
-	s := &answer.Adjustment
-	text := s.Words
-	if s.Ignored != "" {
-		text = s.Target.String() + ": " + s.Change.String() + ", IGNORED: " + s.Ignored
-	}
-	_, err := fmt.Fprintf(a.stdout, "%s\nset by %s at %s: %s\nexpires %s, in %v\n", text, descriptors.Printable(s.Author), when(int64(s.Created)),
-		descriptors.Printable(s.Reason), when(int64(s.Expires)), time.Duration(s.Left)*time.Second)
-	return err
+	return writeTable(a.stdout, rows...)
 }
 
 func when(micros int64) string { return time.UnixMicro(micros).UTC().Format("2006-01-02 15:04:05 UTC") }
@@ -256,14 +190,11 @@ Example:
 
 func (c *adjustAuditCmd) Run(a *app) error {
 	query := url.Values{"n": {strconv.Itoa(c.N)}}
-	var answer struct {
-		Entries []adjust.Entry
-	}
+	var answer struct{ Entries []adjust.Entry }
 	if err := c.send(a, http.MethodGet, "adjustments/audit", query, nil, &answer); err != nil || c.Format == "json" {
 		return err
 	}
-	table := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprint(table, "VERSION\tAT\tAUTHOR\tTARGET\tBEFORE\tAFTER\tREASON\n")
+	rows := [][]string{{"VERSION", "AT", "AUTHOR", "TARGET", "BEFORE", "AFTER", "REASON"}}
 	for _, e := range answer.Entries {
 		target, before, after := "", "-", "-"
 		if e.Before != nil {
@@ -272,7 +203,7 @@ func (c *adjustAuditCmd) Run(a *app) error {
 		if e.After != nil {
 			target, after = e.After.Target.String(), e.After.Change.String()+" until "+when(int64(e.After.Expires))
 		}
-		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Version, when(e.At.UnixMicro()), descriptors.Printable(e.Author), target, before, after, descriptors.Printable(e.Reason))
+		rows = append(rows, []string{fmt.Sprint(e.Version), when(e.At.UnixMicro()), descriptors.Printable(e.Author), target, before, after, descriptors.Printable(e.Reason)})
 	}
-	return table.Flush()
+	return writeTable(a.stdout, rows...)
 }

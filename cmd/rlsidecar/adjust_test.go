@@ -67,11 +67,8 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 		}
 	}
 	explainAdjusted(t, file, adminAt)
-	command(exitDone, "set by ann at", "show", id[1])
-	command(exitDone, `"factor": 10`, "show", id[1], "--format", "json")
 	command(exitDone, "deleted "+id[1], "delete", id[1], "--reason", "over")
 	command(exitNo, "there is no such adjustment", "delete", id[1], "--reason", "over")
-	command(exitNo, "there is no such adjustment", "show", id[1])
 	command(exitDone, "6        20", "audit", "-n", "1")
 
 	command(exitUsage, "every adjustment expires", "set", "--limit", "send", "--key", "bob", "--block", "--reason", "test")

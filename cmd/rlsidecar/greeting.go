@@ -72,22 +72,13 @@ func curl(a net.Addr) string {
 }
 
 func requestBody(domain string, entries []descriptors.Entry) string {
-	type entry struct {
-		Key   string `json:"key"`
-		Value string `json:"value"`
-	}
-	type descriptor struct {
-		Entries []entry `json:"entries"`
-	}
-	d := descriptor{}
+	name, _ := json.Marshal(domain) // cannot fail, and neither can the next call, because all values are strings
+	var list []map[string]string
 	for _, e := range entries {
-		d.Entries = append(d.Entries, entry(e))
+		list = append(list, map[string]string{"key": e.Key, "value": e.Value})
 	}
-	text, _ := json.Marshal(struct { // cannot fail, because all values are strings
-		Domain      string       `json:"domain"`
-		Descriptors []descriptor `json:"descriptors"`
-	}{domain, []descriptor{d}})
-	return string(text)
+	text, _ := json.Marshal(list)
+	return fmt.Sprintf(`{"domain":%s,"descriptors":[{"entries":%s}]}`, name, text)
 }
 
 // quote quotes s as one word of a shell.

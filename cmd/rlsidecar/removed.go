@@ -28,10 +28,11 @@ var removedSettings = map[string]string{
 // removedCommands has the commands that earlier versions had, with what to do instead. A name may have two words, such
 // as "adjust verify".
 var removedCommands = map[string]string{
-	"env":     "use rlsidecar check --reference; rlsidecar serve --help lists rlsidecar's own settings",
-	"man":     "the packages of a release contain the manual page",
-	"migrate": "use rlsidecar check --reference FILE",
-	"version": "use rlsidecar --version",
+	"adjust show": "use rlsidecar adjust list, or adjust audit for the time of the change",
+	"env":         "use rlsidecar check --reference; rlsidecar serve --help lists rlsidecar's own settings",
+	"man":         "the packages of a release contain the manual page",
+	"migrate":     "use rlsidecar check --reference FILE",
+	"version":     "use rlsidecar --version",
 }
 
 // removedAdvice returns the message for a command line with a removed flag or command, or with the flag of a setting

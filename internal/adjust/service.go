@@ -74,6 +74,16 @@ func (s Shown) MarshalJSON() ([]byte, error) {
 	return json.Marshal(text)
 }
 
+// UnmarshalJSON reads what MarshalJSON writes.
+func (s *Shown) UnmarshalJSON(text []byte) error {
+	var also adjustmentJSON
+	if err := json.Unmarshal(text, &also); err != nil {
+		return err
+	}
+	s.Words, s.Ignored, s.Left = also.Words, also.Ignored, time.Duration(also.Left)*time.Second
+	return json.Unmarshal(text, &s.Adjustment)
+}
+
 // Status returns the Status of the Keeper.
 func (s *Service) Status() Status { return s.keeper.Status() }
 
