@@ -14,6 +14,13 @@ awk -v version="$1" '
   /^```/ { code = !code; print code ? ".PP\n.nf" : ".fi"; next }
   code { print roff($0); next }
   /^##/ { print (/^###/ ? ".SS " : ".SH ") roff(substr($0, index($0, " ") + 1)); heading = 1; next }
+  /^\|---|^\| (setting|variable) / { next }
+  /^\| / { # a row of a table: the name, the variables, the meaning
+    gsub(/\\\|/, "\001"); n = split($0, cell, / *\| */)
+    text = roff(cell[4] (cell[3] == "" ? "" : " (" cell[3] ")")); name = roff(cell[2])
+    gsub(/\001/, "|", text); gsub(/\001/, "|", name)
+    gap = heading = 0; print ".TP\n.B " name "\n" text; next
+  }
   /^- / { gap = heading = 0; print ".IP \\(bu 2\n" roff(substr($0, 3)); next }
   /^$/ { gap = !heading; next }
   { if (gap) print ".PP"; gap = heading = 0; sub(/^ +/, ""); print roff($0) }
