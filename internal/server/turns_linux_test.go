@@ -75,7 +75,7 @@ func TestRequestsThatArriveTogetherTakeTurns(t *testing.T) {
 		closeQuiet()  //nolint:errcheck,gosec // as above
 	}
 	slices.Sort(waits)
-	if median := waits[len(waits)/2]; median > 20 { // not the largest: a thread that already waits in the poller can take a turn's event
-		t.Errorf("the second client waited until the first one had %d requests served; want a median of at most 20", waits)
+	if median := waits[len(waits)/2]; median > 60 { // not the largest: a thread that already waits in the poller can take a turn's event
+		t.Errorf("the second client waited until the first one had %d requests served; want a median of at most 60", waits)
 	}
 }
