@@ -24,5 +24,5 @@ local changes = {}
 if ARGV[2] == '0' then
   changes = redis.call('LRANGE', KEYS[2], 0, -1)
 end
-local page = redis.call('HSCAN', KEYS[1], ARGV[2], 'COUNT', 500)
+local page = redis.call('HSCAN', KEYS[1], ARGV[2], 'COUNT', 250)
 return {head, time[1], time[2], changes, page[1], redis.call('HLEN', KEYS[1]), page[2]}
