@@ -46,8 +46,8 @@ func (c *Call) requestDigest() [32]byte {
 			parts = append(parts, fmt.Sprint(named.Inline.Limit))
 		}
 	}
-	for i := range c.payers { // a reload may change the payer; an answer that was stored with the former payer must then not be used
-		parts = append(parts, "then", c.payers[i].Policy.Prefix)
+	for i := range c.charges { // a reload may change them and their order; the answers that were stored for the former ones must then not be used
+		parts = append(parts, string(c.charges[i].Key), strconv.FormatBool(c.charges[i].Then))
 	}
 	return digest(parts...)
 }

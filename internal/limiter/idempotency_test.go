@@ -122,3 +122,25 @@ limits:
 		t.Errorf("got the error %v, want backend.ErrReused", err)
 	}
 }
+
+// Two limits have one payer. If one of them has it no longer, the stored answers are in another order than the charges, so
+// none of them may be used.
+func TestAnIDIsOfOneOrderOfCharges(t *testing.T) {
+	const yaml = `
+domain: d
+hash_tag: domain
+limits:
+  hours: {algorithm: token_bucket, rate: 10, period: 1h, then: credits}
+  days: {algorithm: token_bucket, rate: 20, period: 1d, then: credits}
+  credits: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 20}
+`
+	b := newBench(t, yaml)
+	both := []limiter.NamedCharge{{Name: "hours", Count: 1}, {Name: "days", Count: 1}}
+	if _, err := b.once(t, "d", "id", both...); err != nil {
+		t.Fatal(err)
+	}
+	b.swap(t, strings.Replace(yaml, "period: 1d, then: credits", "period: 1d", 1))
+	if c, err := b.once(t, "d", "id", both...); !errors.Is(err, backend.ErrReused) {
+		t.Errorf("got %+v and the error %v, want backend.ErrReused", c.Results, err)
+	}
+}
