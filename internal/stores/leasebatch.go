@@ -265,7 +265,7 @@ func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration
 		case p.leased:
 			s.countServed(c)
 		default:
-			s.decide(c, p, &t.answers[p.position], d, all, t.began, now)
+			t.decide(c, p, d, all, now)
 		}
 		if failed != nil {
 			*d = backend.Decision{Err: failed}
@@ -274,20 +274,20 @@ func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration
 	return true
 }
 
-// decide computes d, the decision on c. answer is the decision of the wrapped Store on the charge that was submitted
-// for c, whose cost may include units to lease. groupAllowed means that the wrapped Store allowed all charges of the
-// group.
-func (s *LeaseStore) decide(c *backend.Charge, p *leasePart, answer, d *backend.Decision, groupAllowed bool, requestedAt, now time.Duration) {
+// decide computes d, the decision on c, from the decision of the wrapped Store on the charge that was submitted for c,
+// whose cost may include units to lease. groupAllowed means that the wrapped Store allowed all charges of the group.
+func (t *leaseBatch) decide(c *backend.Charge, p *leasePart, d *backend.Decision, groupAllowed bool, now time.Duration) {
+	answer := &t.answers[p.position]
 	*d = *answer
 	switch {
 	case p.hotKey == nil:
 	case answer.Err != nil:
-		s.receive(c, p, 0, nil, requestedAt, now)
+		t.store.receive(c, p, 0, nil, t.began, now)
 	case !groupAllowed:
-		s.receive(c, p, 0, answer, requestedAt, now)
+		t.store.receive(c, p, 0, answer, t.began, now)
 	default:
 		*d = later(c, *answer, p.borrow, 0)
-		s.receive(c, p, p.borrow, answer, requestedAt, now)
+		t.store.receive(c, p, p.borrow, answer, t.began, now)
 	}
 }
 

@@ -146,13 +146,12 @@ func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 	for i := range shards {
 		b := &shards[i]
 		next := State{By: b.Limit, Value: left[i], At: b.Limit.tickOf(max(now, begun[i].At))}
-		had := b.Limit.leftAt(begun[i], now, a.Hash)
 		d.Value += left[i]
 		d.ResetAfter = max(d.ResetAfter, b.Limit.fullAt(next, a.Hash)-now)
 		if left[i] < 0 && a.Reserve && a.Cost > 0 && d.Allowed {
 			d.Wait = max(d.Wait, b.Limit.waitAt(next, a.Hash)-now)
 		}
-		if d.Allowed && !a.DryRun && left[i] != had {
+		if d.Allowed && !a.DryRun && left[i] != b.Limit.leftAt(begun[i], now, a.Hash) {
 			b.State = next
 		} else {
 			b.State = b.Limit.keep(b.State, begun[i], seen[i], a.DryRun)
