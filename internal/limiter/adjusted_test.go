@@ -450,26 +450,6 @@ func TestABlockEndsWithItsRequest(t *testing.T) {
 	}
 }
 
-// A limit may have a single bucket, whose key has no values. An adjustment of this key takes precedence over an
-// adjustment of all keys.
-func TestAnAdjustmentOfTheOnlyKeyTakesPrecedence(t *testing.T) {
-	for _, limit := range []string{"a", "b", "c", "e", "f", "g"} { // the name decides which of the two adjustments is compiled first
-		b := newBench(t, "domain: d\nlimits:\n  "+limit+": {algorithm: token_bucket, rate: 10, period: 1m}\ndescriptors:\n  - {key: x, value: y, limit: "+limit+"}\n")
-		var all []*adjust.Adjustment
-		for _, target := range []adjust.Target{{Domain: "d", Limit: limit, AllKeys: true}, {Domain: "d", Limit: limit}} {
-			a := &adjust.Adjustment{ID: target.ID(), Target: target, Change: adjust.Change{Block: target.AllKeys}, Expires: b.now + minute}
-			if !target.AllKeys {
-				a.Change.Rate = number(3)
-			}
-			all = append(all, a)
-		}
-		b.Adjust(adjust.NewSet(adjust.Head{}, all), func() algorithms.Micros { return b.now })
-		if n := b.allowed(t, 5, "x=y"); n != 3 {
-			t.Errorf("limit %s: %d requests are allowed, want 3", limit, n)
-		}
-	}
-}
-
 func TestALimitThatABlockLeavesUnchargedCountsAsReplaced(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
@@ -499,26 +479,6 @@ func TestABlockHasARetryTime(t *testing.T) {
 	now = b.now + 1
 	if c := b.send(t, 1, "user=bob"); !c.Denied || c.RetryAfter != 1 {
 		t.Errorf("at the end: %+v, want a retry after 1 us", c.Verdict)
-	}
-}
-
-// A penalty may block the bucket for longer than the operator's block.
-func TestTheLongerOfTwoBlocksIsReported(t *testing.T) {
-	b := newBench(t, `
-domain: d
-limits:
-  calls: {algorithm: token_bucket, rate: 1, period: 1h, penalty: {after: 1, for: 30m, max: 30m}}
-descriptors:
-  - {key: user, limit: calls}
-`)
-	b.allowed(t, 3, "user=bob")
-	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}, Count: 1}}}}
-	if err := b.Check(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
-	if d := c.Results[0].Decision; d.Blocked != 30*minute || d.RetryAfter < 30*minute {
-		t.Errorf("blocked for %d us, retry after %d us; want %d and no less", d.Blocked, d.RetryAfter, 30*minute)
 	}
 }
 

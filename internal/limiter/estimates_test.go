@@ -3,7 +3,6 @@ package limiter_test
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
@@ -47,29 +46,6 @@ descriptors:
 	id = p.start(absent, "user=joe", "user=joe")
 	p.done(id, absent)
 	p.want("tokens", "joe", 986)
-}
-
-// A cost is learned only if it is real, and if the limit learns both when it is reserved and when it is settled.
-func TestWhatEstimatesDoNotLearn(t *testing.T) {
-	p, costs := newProxy(t), &learned{}
-	p.Limiter = limiter.New(p.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now }, Estimates: costs,
-	})
-	const learns = "domain: d\nlimits:\n  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: {learn: p90, first: 100}, unknown_cost: 7}}\n" +
-		"descriptors:\n  - {key: user, limit: tokens}\n"
-	forgets := strings.Replace(learns, "{learn: p90, first: 100}", "100", 1)
-	p.swap(t, learns)
-	unknown, late := p.start(absent, "user=bob"), p.start(absent, "user=bob")
-	p.done(unknown, absent)
-	p.swap(t, forgets)
-	p.done(late, 30)
-	none := p.start(absent, "user=bob")
-	p.swap(t, learns)
-	p.done(none, 40)
-	p.want("tokens", "bob", 1000-7-30-40)
-	if len(costs.costs) != 0 {
-		t.Errorf("learned %v, want nothing", costs.costs)
-	}
 }
 
 type guess int64
@@ -132,21 +108,6 @@ func TestAnUnknownCostIsAtLeastTheFirstEstimate(t *testing.T) {
 		}
 		p.done(string(call.AppendID(nil)), absent)
 		p.want("tokens", "bob", 1000-c.charged)
-	}
-}
-
-// Nothing settles what an auth request reserves, so its cost stays unknown.
-func TestARequestThatIsNotSettledReservesTheFirstEstimate(t *testing.T) {
-	for learned, want := range map[guess]int64{0: 100, 3: 100, 300: 300} {
-		p := newProxy(t)
-		p.Limiter = limiter.New(p.store, limiter.Config{Now: func() algorithms.Micros { return p.now }, Estimates: learned})
-		p.swap(t, "domain: d\nlimits:\n  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: {learn: p90, first: 100}}}\n"+
-			"descriptors:\n  - {key: user, limit: tokens}\n")
-		c := callOf("user")
-		c.Unsettled = true
-		if err := p.Check(t.Context(), c); err != nil || c.Results[0].Cost != want {
-			t.Errorf("learned %d: error %v, %d units; want %d", learned, err, c.Results[0].Cost, want)
-		}
 	}
 }
 

@@ -30,25 +30,6 @@ descriptors:
 	}
 }
 
-// Of two denials, the one that can never become an allowance is more restrictive, in any order.
-func TestADenialForeverIsReportedFirst(t *testing.T) {
-	b := newBench(t, `
-domain: d
-limits:
-  small: {algorithm: fixed_window, rate: 1, period: 1d}
-  large: {algorithm: fixed_window, rate: 3, period: 1d}
-descriptors:
-  - {key: a, limit: [small, large]}
-  - {key: b, limit: [large, small]}
-`)
-	for key, want := range map[string]int{"a": 0, "b": 1} {
-		b.send(t, 1, key+"=1")
-		if c := b.send(t, 3, key+"=1"); !c.Denied || c.Statuses[0].Result != want {
-			t.Errorf("%s: result %d is reported, %+v; want %d", key, c.Statuses[0].Result, c.Verdict, want)
-		}
-	}
-}
-
 func TestARequestThatNeverFitsHasNoRetryTime(t *testing.T) {
 	for _, order := range []string{"[never, later]", "[later, never]"} {
 		b := newBench(t, `

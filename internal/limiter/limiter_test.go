@@ -141,25 +141,6 @@ descriptors:
 	}
 }
 
-func TestANamedLimitAndADescriptorShareABucket(t *testing.T) {
-	b := newBench(t, `
-domain: d
-limits:
-  send: {algorithm: token_bucket, rate: 5, period: 1h}
-descriptors:
-  - {key: user, limit: send}
-`)
-	b.send(t, 2, "user=bob")
-	c := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "send", Key: []string{"bob"}, Count: 2}}}}
-	if err := b.Check(t.Context(), c); err != nil || c.Denied || c.Results[0].Decision.Remaining != 1 {
-		t.Errorf("got %v %+v; want no error, allowed and 1 remaining", err, c.Results)
-	}
-	c = &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "sent"}}}}
-	if err := b.Check(t.Context(), c); err == nil {
-		t.Error("a limit that does not exist was found; want an error")
-	}
-}
-
 func TestOnBackendFailureAnswersIfTheStoreFails(t *testing.T) {
 	b := newBench(t, `
 domain: d

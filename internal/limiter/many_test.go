@@ -3,7 +3,6 @@ package limiter_test
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -19,33 +18,6 @@ descriptors:
   - {key: named, rate_limit: {unit: hour, requests_per_unit: 1000000, name: one}}
   - {key: other, rate_limit: {unit: hour, requests_per_unit: 1000000, replaces: [{name: one}]}}
 `
-
-func TestCostsOfABucketAreAddedUpHoweverMany(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	for range 300 {
-		b := newBench(t, manyYAML)
-		n, values := 1+rng.IntN(200), 1+rng.IntN(100)
-		sum := map[int]int64{}
-		var requested []int
-		c := &limiter.Call{}
-		c.Request.Domain = "d"
-		for range n {
-			value, cost := rng.IntN(values), 1+rng.Int64N(5)
-			d := c.AddDescriptor()
-			d.Entries, d.Cost = append(d.Entries, descriptors.Entry{Key: "a", Value: fmt.Sprint(value)}), cost
-			sum[value] += cost
-			requested = append(requested, value)
-		}
-		if err := b.Check(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		for i, value := range requested {
-			if got, want := c.Results[i].Decision.Remaining, 1_000_000-sum[value]; got != want {
-				t.Fatalf("descriptor %d of %d: %d left, want %d", i, n, got, want)
-			}
-		}
-	}
-}
 
 // Sixteen times as many descriptors must take less than sixty times the processor time. If each descriptor
 // were compared with every other one, it would take up to 256 times as long.

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 const modesYAML = `
@@ -48,16 +47,6 @@ func TestQuotaModeDeniesOnlyIfEveryDescriptorIsDenied(t *testing.T) {
 		got := b.send(t, 1, c.descriptors...)
 		if got.Denied != c.denied || got.Statuses[0].Denied != c.overA {
 			t.Errorf("%v: denied %t, a %t; want %+v", c.descriptors, got.Denied, got.Statuses[0].Denied, c)
-		}
-	}
-}
-
-func TestShadowModeHasNoErrors(t *testing.T) {
-	for _, shadow := range []bool{false, true} {
-		b := newBench(t, batched, limiter.Modes{Shadow: shadow})
-		b.store.err = backend.ErrUnavailable
-		if c := b.send(t, 1, "e=1"); (c.Err == nil) != shadow || c.Denied == shadow {
-			t.Errorf("shadow %v: error %v, denied %v", shadow, c.Err, c.Denied)
 		}
 	}
 }

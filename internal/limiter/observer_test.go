@@ -52,14 +52,6 @@ func withLimit(t *testing.T) *limiter.Snapshot {
 	return newBench(t, "domain: d\nlimits:\n  calls: {algorithm: token_bucket, rate: 10, period: 1m, on_backend_failure: allow}\ndescriptors:\n  - {key: user, limit: calls}\n").Current()
 }
 
-func TestARequestWithoutAConfigurationIsObserved(t *testing.T) {
-	seen := &counts{}
-	l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: new(limiter.Deny), Observer: seen})
-	if err := l.Check(t.Context(), callOf("a")); err != nil || seen.calls != 1 {
-		t.Errorf("error %v, %d calls were observed, want 1", err, seen.calls)
-	}
-}
-
 // swapped records which configuration is in use when the Observer receives another one.
 type swapped struct {
 	counts

@@ -48,18 +48,6 @@ func TestALimitIsAdjustableWithoutItsDomain(t *testing.T) {
 	}
 }
 
-func TestANameInSeveralDomainsNeedsTheDomain(t *testing.T) {
-	const limits = "limits:\n  calls: {algorithm: token_bucket, rate: 10, period: 1m}\n"
-	s := newBench(t, "domain: d\n"+limits+"---\ndomain: other\n"+limits).Current()
-	var problem *limiter.RequestError
-	if d, p, err := s.Limit("", "calls"); !errors.As(err, &problem) || problem.Missing || d != nil || p != nil {
-		t.Errorf("got %v, %v, %v; want an error about several domains", d, p, err)
-	}
-	if d, p, err := s.Limit("other", "calls"); err != nil || d.Name != "other" || p.Domain != "other" {
-		t.Errorf("got %v, %v, %v; want the limit of the domain", d, p, err)
-	}
-}
-
 // The whole descriptor identifies the buckets of a limit with a wildcard, so an operator must state it.
 func TestAnOperatorStatesTheDescriptorOfAWildcard(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors:\n  - {key: 'path_*', rate_limit: {name: starred, algorithm: token_bucket, rate: 10, period: 1m}}\n")
@@ -180,26 +168,6 @@ func TestAnOperatorMayInspectWithoutTheRequiredEntries(t *testing.T) {
 	}
 	if c = callOf("a"); b.Check(t.Context(), c) != nil || !c.Denied || !c.Never {
 		t.Errorf("got %+v, want a denial", c.Verdict)
-	}
-}
-
-func TestAnOperatorFindsLimitsOfDescriptors(t *testing.T) {
-	b := newBench(t, `
-domain: d
-descriptors:
-  - {key: a, rate_limit: {name: own, algorithm: token_bucket, rate: 10, period: 1m}}
-  - {key: u, rate_limit: {name: free, unlimited: true}}
-`)
-	if problem := b.inspect(t, "own", "1"); problem != "" {
-		t.Errorf("%s; want no error", problem)
-	}
-	for _, key := range [][]string{nil, {"1", "2"}} {
-		if problem := b.inspect(t, "own", key...); !strings.Contains(problem, "identified by 1 value") {
-			t.Errorf("key %q: got %q, want the error that a bucket has one value", key, problem)
-		}
-	}
-	if problem := b.inspect(t, "free", "1"); !strings.Contains(problem, `no limit named "free"`) {
-		t.Errorf("an unlimited descriptor: got %q, want the error that there is no limit", problem)
 	}
 }
 

@@ -4,8 +4,6 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/reservation"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -121,25 +119,6 @@ limits:
   prepaid: {algorithm: fixed_window, rate: 500, period: 1d, settle: {estimate: 30}}
 `
 
-func reserveAndSettle(t *testing.T, b *bench, count int64) (payer string, settle func(real int64) *limiter.Call) {
-	t.Helper()
-	c := b.together(t, "bob", limiter.NamedCharge{Name: "plan", Count: count, Reserve: true})
-	part, ok := c.Part(0, "")
-	if c.Denied || !ok {
-		t.Fatalf("%d: got %+v; want allowed and reserved", count, c.Verdict)
-	}
-	r := &limiter.Reserved{Domain: limiter.PrefixNumber(c.Verdict.Domain.Name), Parts: []limiter.ReservedPart{part}}
-	b.ID(r)
-	return c.Results[0].Policy.Name, func(real int64) *limiter.Call {
-		t.Helper()
-		c := &limiter.Call{}
-		if err := b.Settle(t.Context(), c, limiter.Settle{Reserved: r, Real: real}); err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
-}
-
 func TestAProxySettlesWhereItWasPaid(t *testing.T) {
 	p := newProxy(t)
 	p.swap(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
@@ -151,42 +130,6 @@ func TestAProxySettlesWhereItWasPaid(t *testing.T) {
 	p.done(first, 10)
 	p.want("plan", "bob", 90)
 	p.want("prepaid", "bob", 460)
-}
-
-// A reservation must be settled in the bucket that paid: in that of the limit with "then", even if a debt results,
-// or in that of its payer, even after a reload that removes "then".
-func TestSettlementsChangeTheBucketThatPaid(t *testing.T) {
-	b := newBench(t, settledPlans)
-	b.Limiter = limiter.New(b.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }), Now: func() algorithms.Micros { return b.now },
-	})
-	b.swap(t, settledPlans)
-	payer, settle := reserveAndSettle(t, b, 90)
-	if settle(150); payer != "plan" {
-		t.Errorf("paid by %s; want payer %q", payer, "plan")
-	}
-	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 500}) // the limit named plan has a debt of 50
-	if c := b.named(t, "plan", 0, "bob"); c.Results[0].For != nil || c.Results[0].Policy.Name != "plan" {
-		t.Errorf("a request for no units of a plan in debt: %+v; want for nil and name %q", c.Results[0], "plan")
-	}
-	payer, settle = reserveAndSettle(t, b, 200)
-	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 300})
-	b.swap(t, `
-domain: d
-hash_tag: domain
-limits:
-  plan: {algorithm: fixed_window, rate: 100, period: 1d, max_reserved: 0, settle: {estimate: 30}}
-  prepaid: {algorithm: fixed_window, rate: 500, period: 1d, settle: {estimate: 30}}
-`)
-	for range 2 {
-		settle(60)
-	}
-	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 440})
-	if c := b.named(t, "plan", 1, "bob"); payer != "prepaid" || !c.Denied {
-		t.Errorf("paid by %s; after the reload nothing pays: %+v; want prepaid, and then denied", payer, c.Verdict)
-	}
-	b.named(t, "plan", -60, "bob")
-	b.remains(t, "bob", map[string]int64{"plan": 10, "prepaid": 440})
 }
 
 const paid = `

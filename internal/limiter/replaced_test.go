@@ -28,32 +28,6 @@ descriptors:
 	}
 }
 
-// The limit vip replaces base and free, but free is unlimited, so only base is replaced. The override of the descriptor
-// unknown does not compile. So it has no limit to replace, and is denied.
-func TestOnlyALimitWithNumbersIsReplaced(t *testing.T) {
-	b := newBench(t, `
-domain: d
-descriptors:
-  - {key: base, rate_limit: {unit: hour, requests_per_unit: 5, name: base}}
-  - {key: free, rate_limit: {unlimited: true, name: free}}
-  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: base}, {name: free}]}}
-`)
-	c := &limiter.Call{}
-	c.Request.Domain = "d"
-	for _, key := range []string{"base", "free", "vip", "unknown"} {
-		d := c.AddDescriptor()
-		d.Entries, d.Cost, d.HasOverride = []descriptors.Entry{{Key: key, Value: "1"}}, 1, key == "unknown"
-	}
-	if err := b.Check(t.Context(), c); err != nil || len(c.Results) != 4 {
-		t.Fatalf("error %v, %d results; want 4", err, len(c.Results))
-	}
-	for i, want := range []limiter.Outcome{limiter.Replaced, limiter.Unlimited, limiter.Allowed, limiter.Denied} {
-		if got := c.Results[i].Outcome; got != want {
-			t.Errorf("result %d: outcome %d, want %d", i, got, want)
-		}
-	}
-}
-
 func TestOfManyLimitsTheNamedOneIsReplaced(t *testing.T) {
 	var yaml strings.Builder
 	yaml.WriteString("domain: d\ndescriptors:\n  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: n3}]}}\n  - {key: free, rate_limit: {unlimited: true, name: free}}\n")

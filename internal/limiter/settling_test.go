@@ -284,27 +284,6 @@ func TestThePreviousSigningKeyIsAccepted(t *testing.T) {
 	}
 }
 
-func TestWhileTheStoreFailsNothingIsReserved(t *testing.T) {
-	p := newProxy(t)
-	id := p.start(absent, "user=bob")
-	p.store.err = errors.New("away")
-	if c := p.send("d", []int64{absent}, "user=bob"); !c.Denied || string(c.AppendID(nil)) != limiter.None {
-		t.Errorf("start: %+v; want denied and c.AppendID(nil) %v", c.Verdict, limiter.None)
-	}
-	if c := p.done(id, 5); !c.Denied || !c.Failed || !c.Settlements[0].Failed() {
-		t.Errorf("done: %+v, want a denial, so that it is repeated", c.Verdict)
-	}
-	p.store.err = nil
-	p.done(id, 5)
-	p.want("tokens", "bob", 995)
-
-	p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: allow\n", 1))
-	p.store.err = errors.New("away")
-	if id := p.start(absent, "user=bob"); id != limiter.None {
-		t.Errorf("id %s of an answer by policy; want %v", id, limiter.None)
-	}
-}
-
 // A settle-done may contain other descriptors. Its own keys match no limit, and the other descriptors are
 // decided as usual. So a proxy without apply_on_stream_done charges more, never less.
 func TestASettleDoneWithOtherDescriptors(t *testing.T) {
@@ -362,45 +341,6 @@ func TestShadowLimitsReserve(t *testing.T) {
 	}
 }
 
-func TestASettleDoneNeedsNoRequiredEntries(t *testing.T) {
-	p := newProxy(t)
-	id := p.start(absent, "user=bob")
-	if c := p.send("d", []int64{5}, "settle="+id); c.Denied {
-		t.Errorf("got %+v; want allowed", c.Verdict)
-	}
-	p.want("tokens", "bob", 995)
-}
-
-// While the store fails, this process's own bucket may allow units. They must not be settled in the store,
-// because the store has not charged them.
-func TestLocalBucketsReserveNothing(t *testing.T) {
-	b := newBench(t, tokens)
-	b.Limiter = limiter.New(b.store, limiter.Config{
-		Local: memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return b.now })}),
-		IDs:   reservation.NewKeys(func() []string { return []string{"a secret"} }), Now: func() algorithms.Micros { return b.now },
-	})
-	p := &proxy{b, t}
-	p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: local\nlocal_share: 20%\n", 1))
-	p.store.err = errors.New("away")
-	c := p.send("d", []int64{absent}, "user=bob")
-	if c.Denied || !c.Failed {
-		t.Fatalf("got %+v; want allowed and failed", c.Verdict)
-	}
-	if id := string(c.AppendID(nil)); id != limiter.None {
-		t.Errorf("the id is %s, want none", id)
-	}
-}
-
-func TestTheFirstRealCostOfAnIDSettles(t *testing.T) {
-	p := newProxy(t)
-	id := p.start(absent, "user=bob")
-	c := p.send("d", []int64{0, absent, 5, 9}, "settle_end="+id, "settle="+id, "settle="+id, "settle="+id)
-	if s := c.Settlements; len(s) != 1 || s[0].Real != 5 || s[0].Descriptor != 2 {
-		t.Errorf("got %+v, want the cost 5 of descriptor 2", s)
-	}
-	p.want("tokens", "bob", 995)
-}
-
 func TestAFailedSettlementIsDeniedAtItsDescriptor(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -448,22 +388,6 @@ func TestTooManyReservationsChargeNothing(t *testing.T) {
 	p.want("team", "red", 150)
 }
 
-func TestARequestThatWouldBeDeniedReservesNothing(t *testing.T) {
-	p := newProxy(t)
-	p.Limiter = limiter.New(p.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now }, Modes: limiter.Modes{Shadow: true},
-	})
-	p.swap(t, tokens)
-	for range 3 {
-		p.start(absent, "user=bob", "team=red")
-	}
-	c := p.send("d", []int64{absent, absent}, "user=bob", "team=red")
-	if id := string(c.AppendID(nil)); c.Denied || !c.WouldDeny || id != limiter.None {
-		t.Errorf("got %+v with the id %s; want an allowed request without an id", c.Verdict, id)
-	}
-	p.want("tokens", "bob", 700)
-}
-
 // Clients choose descriptors. A descriptor without entries matches nothing. An id as the value of an entry with
 // another key than settle settles nothing.
 func TestDescriptorsBesideASettleDone(t *testing.T) {
@@ -500,5 +424,46 @@ func TestWhatAnIDContains(t *testing.T) {
 	d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: "bob"}}, 1
 	if err := p.Check(t.Context(), c); err != nil || string(c.AppendID(nil)) != limiter.None {
 		t.Errorf("a dry run: error %v, %+v; want no reservation", err, c.Verdict)
+	}
+}
+
+func TestWhileTheStoreFailsNothingIsReserved(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	p.store.err = errors.New("away")
+	if c := p.send("d", []int64{absent}, "user=bob"); !c.Denied || string(c.AppendID(nil)) != limiter.None {
+		t.Errorf("start: %+v; want denied and c.AppendID(nil) %v", c.Verdict, limiter.None)
+	}
+	if c := p.done(id, 5); !c.Denied || !c.Failed || !c.Settlements[0].Failed() {
+		t.Errorf("done: %+v, want a denial, so that it is repeated", c.Verdict)
+	}
+	p.store.err = nil
+	p.done(id, 5)
+	p.want("tokens", "bob", 995)
+
+	p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: allow\n", 1))
+	p.store.err = errors.New("away")
+	if id := p.start(absent, "user=bob"); id != limiter.None {
+		t.Errorf("id %s of an answer by policy; want %v", id, limiter.None)
+	}
+}
+
+// While the store fails, this process's own bucket may allow units. They must not be settled in the store,
+// because the store has not charged them.
+func TestLocalBucketsReserveNothing(t *testing.T) {
+	b := newBench(t, tokens)
+	b.Limiter = limiter.New(b.store, limiter.Config{
+		Local: memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return b.now })}),
+		IDs:   reservation.NewKeys(func() []string { return []string{"a secret"} }), Now: func() algorithms.Micros { return b.now },
+	})
+	p := &proxy{b, t}
+	p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: local\nlocal_share: 20%\n", 1))
+	p.store.err = errors.New("away")
+	c := p.send("d", []int64{absent}, "user=bob")
+	if c.Denied || !c.Failed {
+		t.Fatalf("got %+v; want allowed and failed", c.Verdict)
+	}
+	if id := string(c.AppendID(nil)); id != limiter.None {
+		t.Errorf("the id is %s, want none", id)
 	}
 }

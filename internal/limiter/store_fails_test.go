@@ -24,24 +24,6 @@ descriptors:
 	}
 }
 
-func TestAnOverrideHasALocalBucket(t *testing.T) {
-	b := newBench(t, `
-domain: d
-on_backend_failure: local
-local_share: 50%
-descriptors:
-  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}
-`)
-	b.store.err = backend.ErrUnavailable
-	for i := range 4 {
-		c := callOf("a")
-		c.Descriptors[0].HasOverride, c.Descriptors[0].Override = true, limiter.Override{Rate: 6, Period: minute}
-		if err := b.Check(t.Context(), c); err != nil || c.Denied != (i >= 3) || c.Results[0].Decision.Err != nil {
-			t.Errorf("request %d: error %v, %+v; want the local bucket of 3 units to decide", i, err, c.Results[0])
-		}
-	}
-}
-
 // The store decides one limit and fails for another. If the limit that it has decided denies, the request is denied: after
 // an error, a proxy might allow it.
 func TestADenialTakesPrecedenceOverAnError(t *testing.T) {

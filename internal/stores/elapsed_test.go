@@ -59,29 +59,3 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 		})
 	}
 }
-
-func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		machine := &suspendable{began: time.Now()}
-		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(store, stores.LeaseConfig{Clocks: machine.clocks})
-		c := leased(fixed(t, 100_000, algorithms.Day), "a", 1, 50_000)
-		warm(t, s, c)
-		for range 100 {
-			machine.ahead.Add(-int64(time.Minute))
-			time.Sleep(ms)
-			if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Err != nil {
-				t.Fatalf("got %+v; want allowed and no error", d)
-			}
-		}
-		time.Sleep(300 * ms)
-		served := s.Stats().Served
-		s.ReturnUnits()
-		if leased := s.Stats().Leased; leased != 0 {
-			t.Errorf("%d units are still leased after the lease has expired; want 0", leased)
-		}
-		if served < 50 {
-			t.Errorf("served %d of 100 from leases; want at least 50", served)
-		}
-	})
-}

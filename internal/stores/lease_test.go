@@ -415,25 +415,6 @@ func TestLeasesShrinkNearExhaustion(t *testing.T) {
 	})
 }
 
-func TestUnusedUnitsAreReturned(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, below, _ := newLease()
-		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-		requests := warm(t, s, c)
-		if granted := s.Stats().Leased; left(t, below, c) != 10_000-requests-granted {
-			t.Errorf("%d of 10000 were requested, %d are leased and %d are left; want a sum of 10000", requests, granted, left(t, below, c))
-		}
-		time.Sleep(400 * ms)
-		if stats := s.Stats(); stats.Leased != 0 || left(t, below, c) != 10_000-requests {
-			t.Errorf("%d of 10000 were used, %d are left: %+v; want all others left, and none leased", requests, left(t, below, c), stats)
-		}
-		time.Sleep(2 * time.Second)
-		if stats := s.Stats(); stats.Keys != 0 || stats.Granted == 0 || stats.Granted != stats.Returned+stats.Served {
-			t.Errorf("after all requests have ended: %+v; want no keys, and Granted = Returned + Served above 0", stats)
-		}
-	})
-}
-
 func TestUnitsThatHaveRefilledDoNotCountAsReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, _ := newLease()
@@ -560,22 +541,6 @@ func TestChangedNumbersDropLeases(t *testing.T) {
 	})
 }
 
-func TestResetDropsTheLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(store, stores.LeaseConfig{})
-		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-		warm(t, s, c)
-		if err := backend.ResetBucket(t.Context(), s, c); err != nil {
-			t.Fatal(err)
-		}
-		s.Clear()
-		if rest := left(t, store, c); rest != 10_000 || s.Stats().Keys != 0 {
-			t.Errorf("%d are left, %+v; want 10_000 left and no keys", rest, s.Stats())
-		}
-	})
-}
-
 // lateAhead is a Store that answers requests for a lease in the background late. The batches of such requests are
 // Detached, and no goroutine waits for them in Submit.
 type lateAhead struct{ *memory.Store }
@@ -633,25 +598,6 @@ func TestCloseWaitsForUnitsThatAreBeingReturned(t *testing.T) {
 		s.Close()
 		if n := left(t, store, c); n != 10_000-requests {
 			t.Errorf("%d units are left of 10,000 after %d requests; want %v", n, requests, 10_000-requests)
-		}
-	})
-}
-
-func TestDryRunsCountLeasedUnitsAsConsumed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, below, _ := newLease()
-		other := stores.Lease(below, stores.LeaseConfig{})
-		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-		requests := warm(t, s, c)
-		want := 10_000 - requests - s.Stats().Leased
-		c.Terms.DryRun = true
-		for _, cost := range []int64{0, 1, want, want + 1} {
-			c.Terms.Cost = cost
-			for name, d := range map[string]backend.Decision{"the borrower": take(t.Context(), s, c)[0], "another": take(t.Context(), other, c)[0]} {
-				if d.Allowed != (cost <= want) || d.Allowed && d.Remaining != want-cost {
-					t.Errorf("%s: dry run of %d with %d units left: %+v; want it allowed if the units suffice, with the difference remaining", name, cost, want, d)
-				}
-			}
 		}
 	})
 }
@@ -744,25 +690,6 @@ func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
 	})
 }
 
-func TestALeaseSeesDecisionsAfterAClockWasSetBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var back atomic.Int64
-		below := memory.New(memory.Config{Clock: func() time.Time { return time.Now().Add(-time.Duration(back.Load())) }})
-		s := stores.Lease(below, stores.LeaseConfig{})
-		c := leased(fixed(t, 100_000, 1000*algorithms.Day), "a", 1, 500)
-		warm(t, s, c)
-		back.Store(int64(time.Hour))
-		for range 600 {
-			take(t.Context(), s, c)
-			time.Sleep(ms)
-		}
-		got, is := take(t.Context(), s, c)[0], left(t, below, leased(c.Limit, "a", 0, 500))
-		if want := is + s.Stats().Leased; got.Remaining != want {
-			t.Errorf("%d remain, want %d", got.Remaining, want)
-		}
-	})
-}
-
 func TestKeysWithLeasesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -775,6 +702,25 @@ func TestKeysWithLeasesAreBounded(t *testing.T) {
 		}
 		if keys := s.Stats().Keys; keys < 64 || keys > 128 {
 			t.Errorf("%d keys are hot; want 64 to 128", keys)
+		}
+	})
+}
+
+func TestUnusedUnitsAreReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, below, _ := newLease()
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		requests := warm(t, s, c)
+		if granted := s.Stats().Leased; left(t, below, c) != 10_000-requests-granted {
+			t.Errorf("%d of 10000 were requested, %d are leased and %d are left; want a sum of 10000", requests, granted, left(t, below, c))
+		}
+		time.Sleep(400 * ms)
+		if stats := s.Stats(); stats.Leased != 0 || left(t, below, c) != 10_000-requests {
+			t.Errorf("%d of 10000 were used, %d are left: %+v; want all others left, and none leased", requests, left(t, below, c), stats)
+		}
+		time.Sleep(2 * time.Second)
+		if stats := s.Stats(); stats.Keys != 0 || stats.Granted == 0 || stats.Granted != stats.Returned+stats.Served {
+			t.Errorf("after all requests have ended: %+v; want no keys, and Granted = Returned + Served above 0", stats)
 		}
 	})
 }

@@ -170,25 +170,6 @@ func TestALeaseGrantedDuringAResetIsDropped(t *testing.T) {
 	})
 }
 
-func TestClearBucketReturnsUnits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(store, stores.LeaseConfig{})
-		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-		requests := warm(t, s, c)
-		synctest.Wait()
-		s.ClearBucket([]byte("another"))
-		if rest := left(t, store, c); rest >= 10_000-requests || s.Stats().Keys != 1 {
-			t.Errorf("%d are left after %d requests, %d hot keys; want a lease", rest, requests, s.Stats().Keys)
-		}
-		s.ClearBucket([]byte("a"))
-		if rest := left(t, store, c); rest != 10_000-requests || s.Stats().Keys != 0 {
-			t.Errorf("%d are left after %d requests, %d hot keys; want %d and 0", rest, requests, s.Stats().Keys, 10_000-requests)
-		}
-		s.Close()
-	})
-}
-
 func TestALeaseAheadChargesTheSameBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ahead := 0
