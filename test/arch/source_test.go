@@ -65,7 +65,6 @@ const maxLines, maxFields = 60, 25
 
 // mayBeLong lists the functions and structs that may exceed the bounds, with the reason.
 var mayBeLong = map[string]string{
-	"pkg/algorithms.TakeShards":   "its parts share the slices and sums of its first loop",
 	"cmd/rlsidecar.serveSettings": "has one field for each setting",
 	"internal/server.Config":      "has one field for each flag, or group of flags",
 	"internal/config.limit":       "has one field for each key of a limit",
