@@ -63,42 +63,6 @@ func sent(t *testing.T, q *queue, now time.Time) *call {
 	return c
 }
 
-func TestQueueStartsCalls(t *testing.T) {
-	q := newQueue(10 * ms)
-	is := func(what string, got, want effects) {
-		t.Helper()
-		if got != want {
-			t.Errorf("%s: got %+v, want %+v", what, got, want)
-		}
-	}
-	is("idle", submit(t, &q, batchOf(1), at(0)), effects{start: true})
-	first := sent(t, &q, at(0))
-	is("one is in flight", submit(t, &q, batchOf(1), at(2*ms)), effects{tickAfter: 3 * ms})
-	is("a tick is awaited", submit(t, &q, batchOf(1), at(3*ms)), effects{})
-	is("the first is late", q.tick(at(5*ms)), effects{start: true})
-	second := sent(t, &q, at(5*ms))
-	if second.charges != 2 {
-		t.Errorf("%d charges; want charges 2", second.charges)
-	}
-	is("two are in flight", submit(t, &q, batchOf(ones(256)...), at(20*ms)), effects{})
-	q.complete(first)
-	is("one of two has ended", q.callEnded(at(21*ms)), effects{start: true})
-	third := sent(t, &q, at(21*ms))
-	is("enough wait", submit(t, &q, batchOf(1), at(22*ms)), effects{})
-	q.complete(second)
-	is("few wait", q.callEnded(at(22*ms)), effects{tickAfter: 4 * ms})
-	is("enough wait for another", submit(t, &q, batchOf(ones(255)...), at(23*ms)), effects{start: true})
-	fourth := sent(t, &q, at(23*ms))
-	is("the tick comes for nothing", q.tick(at(26*ms)), effects{})
-	q.complete(third)
-	is("nothing waits", q.callEnded(at(27*ms)), effects{})
-	q.complete(fourth)
-	q.callEnded(at(27 * ms))
-	if !q.idle() {
-		t.Error("not idle")
-	}
-}
-
 // A call has room for 256 charges. While several sources have waiting charges, each gets an equal share of that
 // room, in turn. So a source with thousands of charges does not delay the others.
 func TestQueueServesSourcesInTurn(t *testing.T) {
@@ -162,42 +126,6 @@ func TestQueueKeepsADryRunWithItsRefund(t *testing.T) {
 	}
 }
 
-func TestQueueSpreadsLargeBatches(t *testing.T) {
-	for name, sizes := range map[string][]int{
-		"1000 groups":          ones(1000),
-		"one more than fits":   ones(257),
-		"groups of 100":        slices.Repeat([]int{100}, 9),
-		"groups of all sizes":  {1, 255, 256, 1, 254, 2, 256, 3},
-		"one larger than fits": {300},
-	} {
-		t.Run(name, func(t *testing.T) {
-			q := newQueue(10 * ms)
-			b := batchOf(sizes...)
-			submit(t, &q, b, at(0))
-			next := 0
-			for next < len(b.Charges) {
-				c := sent(t, &q, at(0))
-				if len(c.runs) != 1 || c.runs[0].from != next {
-					t.Fatalf("got %s after %d charges; want one run that continues there", c.text(b), next)
-				}
-				to := c.runs[0].to
-				if to < len(b.Charges) && b.Charges[to].Group == b.Charges[to-1].Group || to-next > 256 && len(sizes) > 1 {
-					t.Fatalf("got %s; want whole groups, and at most 256 charges", c.text(b))
-				}
-				if q.waiting != 0 || len(c.ended) > 0 {
-					t.Fatal("the rest was sent before the first part was answered")
-				}
-				next = to
-				q.complete(c)
-				if ended := len(c.ended) == 1; ended != (next == len(b.Charges)) {
-					t.Fatalf("ended %v after %d charges; want ended %v", ended, next, next == len(b.Charges))
-				}
-				q.callEnded(at(0))
-			}
-		})
-	}
-}
-
 func TestQueueDropsAbandonedCharges(t *testing.T) {
 	q := newQueue(10 * ms)
 	late, rest, known := batchOf(1, 1), batchOf(1, 2, 1), batchOf(2, 2)
@@ -243,30 +171,6 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 	q.complete(c)
 	if do := q.callEnded(at(11 * ms)); !do.start || q.fill(c, at(11*ms)) || len(c.ended) != 1 || !errors.Is(long.Decisions[256].Err, backend.ErrNotTaken) {
 		t.Errorf("the rest of a late batch: %+v; want it to end unsent, with the error backend.ErrNotTaken", long.Decisions[256])
-	}
-}
-
-// The server runs the resets of a call before its charges. So a reset that follows charges of its batch
-// waits for the next call.
-func TestQueueKeepsResetsInOrder(t *testing.T) {
-	q := newQueue(10 * ms)
-	b := batchOf(1, 1, 1, 1, 1)
-	b.Charges[0].Reset, b.Charges[3].Reset = true, true
-	other := in(&backend.Source{}, batchOf(1))
-	other.Charges[0].Reset = true
-	submit(t, &q, b, at(0))
-	submit(t, &q, other, at(0))
-	c := sent(t, &q, at(0))
-	if got := c.text(b, other); got != "a1-3 b1-1 " {
-		t.Errorf("got %q; want %q", got, "a1-3 b1-1 ")
-	}
-	q.inFlight++
-	if q.fill(&call{}, at(0)) {
-		t.Error("the second reset is sent before the answer to the first charges")
-	}
-	q.complete(c)
-	if c := sent(t, &q, at(0)); c.text(b) != "a4-5 " {
-		t.Errorf("got %q; want %q", c.text(b), "a4-5 ")
 	}
 }
 
