@@ -77,7 +77,7 @@ type serveSettings struct {
 	MetricsPath    string        `setting:"variable" default:"/metrics" help:"Path of the metrics at --metrics-listen."`
 	NearLimitRatio float64       `setting:"variable" default:"0.8" help:"Above this share of a limit, allowed hits count as near_limit in the metrics."`
 	StatsdAddress  string        `setting:"flag" placeholder:"HOST:PORT" help:"Send the metrics of the reference server, under its names, to this StatsD server (not sent)."`
-	StatsdProtocol string        `setting:"flag" enum:"tcp,udp" default:"udp" help:"Protocol of StatsD: tcp or udp (${default})."`
+	StatsdProtocol string        `setting:"variable" enum:"tcp,udp" default:"udp" help:"Protocol of StatsD: tcp or udp."`
 	StatsdFormat   string        `setting:"flag" enum:"statsd,dogstatsd" default:"statsd" help:"Format of StatsD: statsd, which writes tags into the names of metrics, or dogstatsd (${default})."`
 	StatsdTags     string        `setting:"variable" placeholder:"K=V,…" help:"Tags of every StatsD metric."`
 	StatsdInterval time.Duration `setting:"variable" default:"10s" help:"Time between two transmissions to StatsD."`

@@ -232,7 +232,7 @@ var variables = []Variable{
 	{Name: "USE_STATSD", Default: "true", Effect: "send metrics to StatsD; the default is true unless USE_DOG_STATSD or USE_PROMETHEUS is"},
 	{Name: "STATSD_HOST", Default: "localhost", Effect: "host of --statsd-address"},
 	{Name: "STATSD_PORT", Default: "8125", Effect: "port of --statsd-address"},
-	{Name: "STATSD_PROTOCOL", Default: "tcp", Effect: "--statsd-protocol; DogStatsD always uses udp"},
+	{Name: "STATSD_PROTOCOL", Default: "tcp", Effect: "RLSIDECAR_STATSD_PROTOCOL; DogStatsD always uses udp"},
 	{Name: "USE_DOG_STATSD", Default: "false", Effect: "--statsd-format dogstatsd"},
 	{Name: "USE_DOG_STATSD_MOGRIFIERS", Effect: "names of rewrites, tried in this order, with DOG_STATSD_MOGRIFIER_<NAME>_PATTERN, _NAME and _TAGS"},
 	{Name: "EXTRA_TAGS", Effect: "RLSIDECAR_STATSD_TAGS"},

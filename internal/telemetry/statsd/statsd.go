@@ -123,7 +123,7 @@ type sink struct {
 func (s *sink) report(err error) {
 	switch {
 	case err != nil && !s.failed:
-		s.config.Log.Warn("metrics cannot be sent to statsd; check --statsd-address and --statsd-protocol", zap.String("statsd", s.config.Address), zap.Error(err))
+		s.config.Log.Warn("metrics cannot be sent to statsd; check --statsd-address and RLSIDECAR_STATSD_PROTOCOL", zap.String("statsd", s.config.Address), zap.Error(err))
 	case err == nil && s.failed:
 		s.config.Log.Info("metrics are sent to statsd again", zap.String("statsd", s.config.Address))
 	}
