@@ -87,7 +87,7 @@ func (c *serveCmd) settings(r reference) (s server.Config, err error) {
 	}
 	version, revision := build()
 	s = server.Config{
-		Paths: c.Config, Defaults: c.options(), Isolate: c.Reload == "isolate",
+		Paths: c.Config, Defaults: c.options(),
 		GRPC: c.GRPCListen, HTTP: c.HTTPListen, HTTPProxyProtocol: c.HTTPProxyProtocol, Admin: c.AdminListen, AdminToken: c.AdminToken,
 		AdminReadTokenFile: string(c.AdminReadTokenFile),
 		APIToken:           c.APIToken, APITokenFile: string(c.APITokenFile), AdminTokenFile: string(c.AdminTokenFile), NoJSON: c.HTTPJSON == "off",

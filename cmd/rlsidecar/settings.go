@@ -23,7 +23,6 @@ import (
 // serveSettings are the settings of serve.
 type serveSettings struct {
 	Config []string `setting:"flag" placeholder:"PATH" help:"File, folder of *.yaml and *.yml files, or folder/** for all files below it. May be repeated; in the variable, separate several by commas. Required without --xds-server."`
-	Reload string   `setting:"flag" enum:"all,isolate" default:"all" help:"Effect of a mistake in the configuration. all: the whole new configuration is rejected. isolate: only the domains with a mistake are rejected."`
 	configSettings
 
 	XDSServer          string        `setting:"flag" placeholder:"HOST:PORT" help:"Get the configuration from this control plane, over ADS, instead of from files."`

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// A reload of one file keeps all other limits of its domain. The comparison must count only the limits that differ.
+// A reload compiles all limits again. The comparison must count only the limits that differ.
 func TestComparisonAfterAReloadOfOneFile(t *testing.T) {
 	folder := t.TempDir()
 	write := func(file string, rate int, more string) {
@@ -19,11 +19,10 @@ func TestComparisonAfterAReloadOfOneFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	loader := config.NewLoader(config.Options{})
 	for _, file := range []string{"a", "b", "c"} {
 		write(file, 1, "")
 	}
-	first, problems := loader.Load([]string{folder})
+	first, problems := config.Load([]string{folder}, config.Options{})
 	if problems.Bad() {
 		t.Fatalf("got %v; want no mistakes", problems)
 	}
@@ -41,7 +40,7 @@ func TestComparisonAfterAReloadOfOneFile(t *testing.T) {
 		{"a domain less", func() { write("c", 1, "") }, 0, 1, 0},
 	} {
 		step.change()
-		next, problems := loader.Load([]string{folder})
+		next, problems := config.Load([]string{folder}, config.Options{})
 		if problems.Bad() {
 			t.Fatalf("got %v; want no mistakes", problems)
 		}

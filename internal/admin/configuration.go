@@ -2,7 +2,6 @@ package admin
 
 import (
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
@@ -16,12 +15,9 @@ type Reload struct {
 	Paths []string
 	// Loaded is when the current configuration was loaded.
 	Loaded time.Time
-	// Failed is when the last load found mistakes, and Refused has them. It is zero if there were none. The domains
-	// without mistakes may be in use all the same; then Failed equals Loaded, and Stale has the other domains.
+	// Failed is when the last load found mistakes, and Refused has them. It is zero if there were none.
 	Failed  time.Time
 	Refused []Refusal
-	// Stale are the domains with a mistake. Each keeps its last valid version, or has none.
-	Stale []string
 	// Changes are the differences from the previous configuration. It is nil if there was no previous one.
 	Changes *Changes
 }
@@ -100,10 +96,6 @@ func (p *pages) configuration(w http.ResponseWriter, r *http.Request, v viewer) 
 		b.Limits = plural(int64(len(p.catalogs.of(s).limits)), "limit")
 		b.Domains = plural(int64(len(s.Domains)), "domain")
 		b.Stays = "The configuration before it stays in use."
-	}
-	if len(b.Stale) > 0 {
-		b.Stays = "These domains stay as they were before, or are answered by on_backend_failure if they never were without a mistake: " +
-			strings.Join(b.Stale, ", ") + ". The others are in use as they are configured."
 	}
 	if c := b.Changes; c != nil && c.Added+c.Removed+c.Edited > len(c.Rows) {
 		b.More = plural(int64(c.Added+c.Removed+c.Edited-len(c.Rows)), "more limit")

@@ -180,11 +180,8 @@ func (p *pages) inspect(ctx context.Context, s *subject, cost int64) (*limiter.C
 	if err := p.Limiter.Check(ctx, c); err != nil {
 		return nil, err
 	}
-	switch d := c.Verdict.Domain; {
-	case d == nil:
+	if c.Verdict.Domain == nil {
 		return nil, fmt.Errorf("domain %q is not configured", descriptors.Printable(s.Domain))
-	case d.Broken:
-		return nil, limiter.ErrNoConfig
 	}
 	return c, nil
 }

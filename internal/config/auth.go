@@ -124,14 +124,14 @@ func (l *authDescList) read(p *parser, key string, n *yaml.Node) {
 	l.set(p, n, list, true)
 }
 
-// auth compiles the sections auth of c.authDocs. The routes are in the order of the files. Settings that
+// auth compiles the sections auth of docs. The routes are in the order of the files. Settings that
 // several sections have must be equal, and only one section may have trusted_proxies.
-func (c *compiler) auth() {
+func (c *compiler) auth(docs []*document) {
 	var trusted textList
 	var bits whole
 	before := c.mistakes
 	var allow authDefault
-	for _, doc := range c.authDocs {
+	for _, doc := range docs {
 		a := doc.Auth.value
 		if a == nil {
 			continue
@@ -161,7 +161,7 @@ func (c *compiler) auth() {
 		c.trust(all, t)
 	}
 	var routes []*route // the parsed route of each item of all.Routes
-	for _, doc := range c.authDocs {
+	for _, doc := range docs {
 		if doc.Auth.value == nil {
 			continue
 		}
@@ -177,7 +177,7 @@ func (c *compiler) auth() {
 	if c.mistakes == before {
 		c.warnSpelling(all, routes)
 	}
-	if from := c.firstClientIPSource(); from.at.line > 0 && !trusted.stated() {
+	if from := firstClientIPSource(docs); from.at.line > 0 && !trusted.stated() {
 		c.warn(from.at, "%s is the address of the proxy itself, because no proxy is trusted; add trusted_proxies: [127.0.0.1/32, \"::1/128\", unix]", from.value)
 	}
 }
@@ -194,8 +194,8 @@ func agreeAuth[T comparable](c *compiler, key string, common, section *given[T])
 }
 
 // firstClientIPSource returns the first source that needs trusted_proxies, or the zero text.
-func (c *compiler) firstClientIPSource() text {
-	for _, doc := range c.authDocs {
+func firstClientIPSource(docs []*document) text {
+	for _, doc := range docs {
 		if doc.Auth.value == nil {
 			continue
 		}

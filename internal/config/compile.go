@@ -7,10 +7,12 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -23,35 +25,50 @@ func Compile(files []File, o Options) (*limiter.Snapshot, Problems) {
 // source is a configuration that was parsed and is not yet compiled.
 type source struct {
 	report
-	files []File // in the order in which they were read
+	files []string // the names of the files, in the order in which they were read
 	docs  []*document
 	hash  string
-	// lost are files and folders that could not be read completely, so that the domains in the missing part
-	// are unknown. The item "" means that any file may be affected.
-	lost []string
-	// cached means that a Loader keeps the parsed files, so that it can reuse compiled domains.
-	cached bool
 }
 
+// keptBytes is the size of files of which the parsed form stays in memory until it is compiled. That form takes about
+// twenty times the size of its file. So the descriptors of further files are parsed again when they are compiled.
+const keptBytes = 2 << 20
+
 func parseAll(files []File, o *Options) *source {
-	s := &source{files: files, hash: hash(files)}
-	nodes := newBudget(o)
+	s := &source{hash: hash(files)}
+	nodes, size := newBudget(o), 0
 	for _, f := range files {
-		before := s.incomplete
-		s.incomplete = false
+		s.files = append(s.files, f.Name)
 		docs := parse(f, &s.report, nodes)
-		if s.incomplete || len(docs) == 0 || nodes.usedUp() {
-			s.lost = append(s.lost, f.Name)
+		if size += len(f.Data); size > keptBytes && len(docs) == 1 {
+			docs[0].Descriptors.value = nil
+			docs[0].again = func() []*descriptor { return parse(f, &report{}, newBudget(o))[0].Descriptors.value }
 		}
-		s.incomplete = s.incomplete || before
 		s.docs = append(s.docs, docs...)
 	}
 	return s
 }
 
+// descriptors returns the top-level descriptors of d.
+func (d *document) descriptors() []*descriptor {
+	if d.again != nil {
+		return d.again()
+	}
+	return d.Descriptors.value
+}
+
 func (s *source) compile(o Options) (*limiter.Snapshot, Problems) {
-	c := newCompiler(o, s)
-	return c.compile(s.docs, s.files)
+	c := &compiler{o: o, report: s.report, bad: map[string]bool{}, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}, KeepBlanks: o.KeepBlanks}}
+	c.snapshot.Hash = hash([]File{{Data: fmt.Appendf(nil, "%s %t %t %s %g %t", s.hash, o.ConsumeEach, o.ConsumeTogether, o.OnFailure, o.LocalShare, o.KeepBlanks)}})
+	for _, d := range c.domains(s.docs) {
+		c.domain(d)
+	}
+	c.auth(s.docs)
+	c.sortProblems(s.files)
+	if c.problems.Bad() {
+		return nil, c.problems
+	}
+	return c.snapshot, c.problems
 }
 
 // hash does not depend on the names of the files.
@@ -68,57 +85,54 @@ type compiler struct {
 	report
 	o        Options
 	snapshot *limiter.Snapshot
-	shared   *shared
-	policies int      // number of policies compiled so far
-	loader   *Loader  // the Loader if the source is cached, or else nil
-	built    []*built // the compiled domains of snapshot
-	stale    []*built // the last valid versions of domains with a mistake; they stay in use
-	full     bool     // Options.MaxLimits is exceeded; further limits are ignored
-	// bad are the domains that contain a mistake. badAuth means that a section auth contains one.
-	bad     map[string]bool
-	badAuth bool
-	// authDocs are the documents whose section auth is compiled. nil means all documents.
-	authDocs []*document
+	policies int             // number of policies compiled so far
+	full     bool            // Options.MaxLimits is exceeded; further limits are ignored
+	bad      map[string]bool // the domains that contain a mistake
+	// lastExtras and lastLimit are those of the limit before. Limits in a row mostly share them.
+	lastExtras *limiter.Extras
+	lastLimit  *algorithms.Limit
 }
 
-func newCompiler(o Options, s *source) *compiler {
-	c := &compiler{o: o, shared: newShared(), bad: map[string]bool{}, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}, KeepBlanks: o.KeepBlanks}}
-	c.problems, c.mistakes, c.incomplete = slices.Clone(s.problems), s.mistakes, s.incomplete
-	c.snapshot.Hash = hash([]File{{Data: fmt.Appendf(nil, "%s %t %t %s %g %t", s.hash, o.ConsumeEach, o.ConsumeTogether, o.OnFailure, o.LocalShare, o.KeepBlanks)}})
-	return c
+// draft is a policy that is being compiled.
+type draft struct {
+	limiter.Policy
+	more limiter.Extras
 }
 
-func (c *compiler) compile(docs []*document, files []File) (*limiter.Snapshot, Problems) {
-	if c.authDocs == nil {
-		c.authDocs = docs
+func (c *compiler) policy(d *draft) *limiter.Policy {
+	p := d.Policy
+	p.Owner = p.Prefix // the same prefix means the same buckets
+	switch own := d.more.Settle != nil || d.more.Then != nil; {
+	case own:
+		p.Extras = d.extras()
+	case c.lastExtras != nil && reflect.DeepEqual(c.lastExtras, &d.more):
+		p.Extras = c.lastExtras
+	default:
+		c.lastExtras = d.extras()
+		p.Extras = c.lastExtras
 	}
-	for _, d := range c.domains(docs) {
-		c.build(d)
+	if c.lastLimit == nil || *c.lastLimit != *p.Limit {
+		c.lastLimit = p.Limit
 	}
-	for _, b := range c.stale {
-		if c.policies+len(b.Policies) > c.o.maxLimits() {
-			c.tooMany(b.docs[0].at)
-			c.bad[b.Name] = true
-			continue
-		}
-		c.use(b)
+	p.Limit = c.lastLimit
+	return &p
+}
+
+// extras returns nil if no field is set, because most limits need none.
+func (d *draft) extras() *limiter.Extras {
+	if reflect.ValueOf(&d.more).Elem().IsZero() {
+		return nil
 	}
-	before := c.mistakes
-	c.auth()
-	c.badAuth = c.mistakes > before
-	c.sortProblems(files)
-	if c.problems.Bad() {
-		return nil, c.problems
-	}
-	return c.snapshot, c.problems
+	more := d.more
+	return &more
 }
 
 // sortProblems sorts the problems by the order of the files and removes duplicates. A mistake inside a YAML anchor is
 // found again at each alias.
-func (c *compiler) sortProblems(files []File) {
+func (c *compiler) sortProblems(files []string) {
 	order := map[string]int{}
 	for i, f := range files {
-		order[f.Name] = i
+		order[f] = i
 	}
 	slices.SortStableFunc(c.problems, func(a, b Problem) int {
 		return cmp.Or(order[a.File]-order[b.File], a.Line-b.Line, a.Column-b.Column)
@@ -195,57 +209,9 @@ func (c *compiler) domains(docs []*document) (list []*domain) {
 	return list
 }
 
-// build adds d to the Snapshot. It compiles d, or reuses the compiled form of an earlier load.
-func (c *compiler) build(d *domain) {
-	if c.loader != nil && !c.full {
-		if b := c.loader.cached(d, c.incomplete); b != nil && c.policies+len(b.Policies) <= c.o.maxLimits() {
-			c.problems = append(c.problems, b.problems...)
-			if !c.incomplete {
-				c.problems = append(c.problems, b.late...)
-			}
-			c.mistakes += b.mistakes
-			c.use(b)
-			return
-		}
-	}
-	b := c.compileDomain(d)
-	c.use(b)
-	if c.loader != nil && !c.full && d.Name != "" {
-		c.loader.built[d.Name] = b
-		for _, doc := range d.docs {
-			doc.compiled = true
-		}
-	}
-}
-
-func (c *compiler) compileDomain(d *domain) *built {
-	if c.loader != nil {
-		c.loader.refill(d.docs)
-	}
-	problems, mistakes, policies := len(c.problems), c.mistakes, c.policies
-	c.domain(d)
-	late := len(c.problems)
-	c.checkReplaces(d)
-	d.assignNames()
-	c.policies = policies
-	b := &built{
-		Domain: d.Domain, docs: d.docs, mistakes: c.mistakes - mistakes, incomplete: c.incomplete,
-		problems: slices.Clone(c.problems[problems:late]), late: slices.Clone(c.problems[late:]),
-	}
-	return b
-}
-
-func (c *compiler) use(b *built) {
-	c.policies += len(b.Policies)
-	c.built = append(c.built, b)
-	c.snapshot.Domains[b.Name] = b.Domain
-	c.snapshot.Policies = append(c.snapshot.Policies, b.Policies...)
-	if b.mistakes > 0 {
-		c.bad[b.Name] = true
-	}
-}
-
+// domain compiles d and adds it to the Snapshot.
 func (c *compiler) domain(d *domain) {
+	before := c.mistakes
 	c.settings(d)
 	for _, doc := range d.docs {
 		for _, l := range doc.Limits.value {
@@ -254,8 +220,7 @@ func (c *compiler) domain(d *domain) {
 	}
 	c.payers(d)
 	for _, doc := range d.docs {
-		c.shared.newDocument()
-		c.descriptors(d, d.Tree, nil, newPath(), doc.Descriptors.value)
+		c.descriptors(d, d.Tree, nil, newPath(), doc.descriptors())
 	}
 	c.checkPayers(d)
 	c.warnRequire(d)
@@ -264,6 +229,14 @@ func (c *compiler) domain(d *domain) {
 		c.warn(headers.at, "http_headers: openai describes no limit, as no limit of domain %q has a unit_name; add \"unit_name: tokens\" or \"unit_name: requests\" to limits", d.Name)
 	}
 	c.settleEntries(d)
+	c.checkReplaces(d)
+	d.assignNames()
+	for _, doc := range d.docs { // they take more memory than the compiled limits
+		doc.Limits, doc.Descriptors, doc.again = namedLimits{}, descriptorList{}, nil
+	}
+	c.snapshot.Domains[d.Name] = d.Domain
+	c.snapshot.Policies = append(c.snapshot.Policies, d.Policies...)
+	c.bad[d.Name] = c.mistakes > before
 }
 
 // settings sets the settings of the domain from its documents. Settings that several documents have must be

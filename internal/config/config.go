@@ -1,6 +1,6 @@
 // Package config reads and compiles configurations: files, and messages of a control plane. Parsing is strict:
 // the package reports all mistakes at once, each with its place, and does not use a configuration that contains
-// a mistake. A Keeper rejects only the domains that contain mistakes.
+// a mistake.
 //
 // The format is a superset of the format of envoyproxy/ratelimit. If that server has a message for a mistake,
 // the message here starts with the same text.
@@ -37,6 +37,15 @@ type Options struct {
 	MaxLimits int
 	// Cluster enables warnings about limits that a Redis Cluster cannot charge in one step.
 	Cluster bool
+	// Pause, unless nil, is called again and again while a configuration is loaded, for each limit and each piece of a
+	// file. Loading 100,000 limits takes seconds, in which requests may wait for the processor.
+	Pause func()
+}
+
+func (o *Options) pause() {
+	if o.Pause != nil {
+		o.Pause()
+	}
 }
 
 // DefaultMaxLimits is the default of Options.MaxLimits.
@@ -97,17 +106,12 @@ func (p Problems) Bad() bool {
 // below the folder that are not hidden. The Snapshot is nil if a Problem is not a warning. A file that cannot be
 // read is such a Problem.
 func Load(paths []string, o Options) (*limiter.Snapshot, Problems) {
-	return readAll(paths, &o).compile(o)
-}
-
-func readAll(paths []string, o *Options) *source {
 	files, problems := Read(paths)
-	s := parseAll(files, o)
-	for _, p := range problems { // all problems from Read are mistakes
+	s := parseAll(files, &o)
+	if len(problems) > 0 { // they all are mistakes
 		s.incomplete = true
-		s.mistakes++
-		s.lost = append(s.lost, p.File)
+		s.mistakes += len(problems)
+		s.problems = append(problems, s.problems...)
 	}
-	s.problems = append(problems, s.problems...)
-	return s
+	return s.compile(o)
 }

@@ -18,23 +18,21 @@ import (
 // document is a YAML document. It contains a domain, or a part of one.
 type document struct {
 	at          place
-	incomplete  bool           // a key could not be read, so no key counts as missing
-	bad         bool           // the structure of the document has a mistake
-	part        *part          // the part of a Loader that contains the document; nil without a Loader
-	compiled    bool           // the domain is compiled, so that the limits and descriptors may be dropped
-	Domain      text           `key:"domain"`
-	Consume     consume        `key:"consume"`
-	OnFailure   failure        `key:"on_backend_failure"`
-	LocalShare  share          `key:"local_share"`
-	HashTag     text           `key:"hash_tag"`
-	MaxOverride oneLimit       `key:"max_override"`
-	Require     requirements   `key:"require"`
-	DenyBody    denyBody       `key:"deny_body"`
-	Headers     headerSets     `key:"http_headers"`
-	Settle      settleDomain   `key:"settle"`
-	Limits      namedLimits    `key:"limits"`
-	Descriptors descriptorList `key:"descriptors"`
-	Auth        authSection    `key:"auth"`
+	incomplete  bool                 // a key could not be read, so no key counts as missing
+	again       func() []*descriptor // parses the descriptors again, if they were dropped to save memory
+	Domain      text                 `key:"domain"`
+	Consume     consume              `key:"consume"`
+	OnFailure   failure              `key:"on_backend_failure"`
+	LocalShare  share                `key:"local_share"`
+	HashTag     text                 `key:"hash_tag"`
+	MaxOverride oneLimit             `key:"max_override"`
+	Require     requirements         `key:"require"`
+	DenyBody    denyBody             `key:"deny_body"`
+	Headers     headerSets           `key:"http_headers"`
+	Settle      settleDomain         `key:"settle"`
+	Limits      namedLimits          `key:"limits"`
+	Descriptors descriptorList       `key:"descriptors"`
+	Auth        authSection          `key:"auth"`
 }
 
 type auth struct {

@@ -60,7 +60,7 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 	switch {
 	case l.used == place{}:
 		l.draft.more.Slot, l.used = p.more.Slot, name.at
-		l.policy.Extras = c.shared.extras(l.draft)
+		l.policy.Extras = l.draft.extras()
 	case l.draft.more.Slot != p.more.Slot:
 		c.mistake(name.at, "hash_tag would split the buckets of limit %q: entry %q is missing in its key here, or is at another place than at %s; use another limit, or \"hash_tag: domain\"",
 			name.value, d.tag.entry, l.used)

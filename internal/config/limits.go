@@ -97,7 +97,7 @@ func badName(name string) string {
 func (c *compiler) limit(d *domain, l *limit, name string) (p draft, ok bool) {
 	before := c.mistakes
 	p.Domain, p.RateName, p.Shadow, p.Quota, p.Alone = d.Name, l.Name.value, l.Shadow.value, l.Quota.value, d.Alone
-	p.Limit = c.shared.limit(algorithms.Limit{}) // every Policy needs a Limit, even if the numbers are not compiled
+	p.Limit = &algorithms.Limit{} // every Policy needs a Limit, even if the numbers are not compiled
 	p.more.Replaces = c.replaces(l, name)
 	p.more.DenyBody, p.more.Unit = l.DenyBody.value, l.UnitName.value
 	switch isReference, ok := c.form(l, name != ""); {
@@ -315,7 +315,7 @@ func (c *compiler) missing(l *limit) {
 func (c *compiler) numbers(l *limit, p *draft, s algorithms.Spec) {
 	l.spec = s
 	compiled, err := algorithms.Compile(s)
-	p.Limit = c.shared.limit(compiled)
+	p.Limit = &compiled
 	for _, w := range specErrors(err) {
 		switch {
 		case w.Field == "capacity" && !l.Capacity.stated():
@@ -395,7 +395,7 @@ func (c *compiler) failure(d *domain, l *limit, p *draft) {
 	if err != nil { // a mistake in the numbers of the whole limit has been reported
 		return
 	}
-	p.more.Local, p.more.LocalShare = c.shared.limit(local), share
+	p.more.Local, p.more.LocalShare = &local, share
 	if stated := l.OnFailure.ok || l.LocalShare.ok; stated && !p.Unlimited && p.Limit.Rate > 0 {
 		c.warnLocal(l, p, share)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -101,7 +102,7 @@ func TestLoadReportsUnreadableFiles(t *testing.T) {
 func TestLoadReadsFoldersBelowAFolder(t *testing.T) {
 	root := t.TempDir()
 	for level, folder := 1, root; level <= maxFolders+1; level++ {
-		must(t, os.WriteFile(filepath.Join(folder, fmt.Sprintf("%02d", level)), []byte(of(fmt.Sprintf("d%02d", level), level)), 0o600))
+		must(t, os.WriteFile(filepath.Join(folder, fmt.Sprintf("%02d", level)), fmt.Appendf(nil, "domain: d%02d\n", level), 0o600))
 		folder = filepath.Join(folder, "folder")
 		must(t, os.Mkdir(folder, 0o700))
 	}
@@ -113,5 +114,36 @@ func TestLoadReadsFoldersBelowAFolder(t *testing.T) {
 	must(t, os.Symlink("nowhere", link))
 	if s, problems := Load([]string{filepath.Join(root, "**")}, Options{}); s != nil || len(problems) != 1 || problems[0].File != link {
 		t.Errorf("got %v, %v; want one problem, of %s", s, problems, link)
+	}
+}
+
+// The descriptors of files beyond keptBytes are parsed again when they are compiled.
+func TestLargeFilesGiveTheSameConfiguration(t *testing.T) {
+	texts := []string{
+		"domain: a\nrequire: [user]\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}, {key: model, value: gpt, limit: tokens}]\n",
+		"domain: a\nlimits: {tokens: {algorithm: token_bucket, rate: 9, period: 1s, settle: {estimate: {learn: p90, first: 5, per: [model]}}}}\n",
+		"domain: b\ndescriptors: [{key: x, rate_limit: {unit: day, requests_per_unit: 2}}]\n",
+		"domain: b\ndescriptors: [{key: x, rate_limit: {unit: day, requests_per_unit: 2}}, {key: y, rate_limit: {unit: nonsense}}]\n",
+		"domain: a\ndescriptors: [{key: model, value: llama, descriptors: [{key: z, rate_limit: {unit: day, requests_per_unit: 2}}]}]\n",
+		"domain: c\ndescriptors: [{key: settle, rate_limit: {unit: day, requests_per_unit: 2}}]\n---\ndomain: a\n",
+	}
+	for _, mistakes := range []bool{false, true} {
+		var small, large []File
+		for i, text := range texts {
+			if i == 3 && !mistakes {
+				continue
+			}
+			name := fmt.Sprintf("f%d.yaml", i)
+			small = append(small, File{name, []byte(text)})
+			large = append(large, File{name, []byte(text + "#" + strings.Repeat("x", keptBytes/2))})
+		}
+		want, wantProblems := Compile(small, Options{})
+		got, problems := Compile(large, Options{})
+		if want != nil && got != nil {
+			got.Hash = want.Hash
+		}
+		if (want == nil) != mistakes || !slices.Equal(problems, wantProblems) || !reflect.DeepEqual(got, want) {
+			t.Errorf("mistakes %t: got %v, want %v, and the same configuration", mistakes, problems, wantProblems)
+		}
 	}
 }

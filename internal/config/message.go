@@ -63,16 +63,9 @@ func readMessages(messages []Message) *source {
 	for i := range messages {
 		m := &messages[i]
 		r := reader{report: &s.report, file: MessageFile(m.Domain, m.Name)}
-		s.files = append(s.files, File{Name: r.file})
-		switch name := cmp.Or(m.Domain, m.Name); {
-		case !m.Unreadable:
+		s.files = append(s.files, r.file)
+		if !m.Unreadable {
 			s.docs = append(s.docs, r.document(m))
-		case name == "":
-			s.lost = append(s.lost, "")
-		default:
-			d := &document{at: inFile(r.file), bad: true}
-			r.text(&d.Domain, "domain", name)
-			s.docs = append(s.docs, d)
 		}
 		s.incomplete = s.incomplete || m.Unreadable
 	}
@@ -94,10 +87,9 @@ type reader struct {
 func (r *reader) at(path string) place { return place{src: &origin{r.file, path}, line: 1} }
 
 func (r *reader) document(m *Message) *document {
-	d, before := &document{at: inFile(r.file)}, r.mistakes
+	d := &document{at: inFile(r.file)}
 	r.text(&d.Domain, "domain", m.Domain)
 	d.Descriptors.given = given[[]*descriptor]{r.at("descriptors"), r.descriptors("", 1, m.Descriptors), true}
-	d.bad = r.mistakes > before
 	return d
 }
 

@@ -110,17 +110,3 @@ func TestNoMessagesAreNoLimits(t *testing.T) {
 		t.Errorf("got %v, %v; want a configuration without domains, and no problems", s, problems)
 	}
 }
-
-// If a message cannot be decoded, and neither its domain nor its name is known, it may concern any domain. So there is
-// no configuration before the first valid one.
-func TestAnUnreadableFirstMessageGivesNoConfiguration(t *testing.T) {
-	k := NewKeeper(Options{})
-	reported := Problems{{File: "xds", Message: "cannot be decoded"}}
-	valid := Message{Name: "b", Domain: "b", Descriptors: []MessageDescriptor{{Key: "k", Limit: &MessageLimit{Unit: "day", RequestsPerUnit: 1}}}}
-	if s, problems, stale := k.CompileMessages([]Message{{Unreadable: true}, valid}, reported); s != nil || len(stale) > 0 || !problems.Bad() {
-		t.Errorf("got %q, stale %v, %v; want no configuration", shown(s), stale, problems)
-	}
-	if s, _, stale := k.CompileMessages([]Message{valid}, nil); shown(s) != "b 1" || len(stale) > 0 {
-		t.Errorf("got %q, stale %v; want domain b", shown(s), stale)
-	}
-}

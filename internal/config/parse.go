@@ -10,7 +10,6 @@ import (
 	"sort"
 	"strconv"
 	"strings"
-	"sync/atomic"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -26,25 +25,16 @@ const (
 	leastNodes, nodesPerLimit = 4 << 20, 41
 )
 
-// budget is the number of nodes that may still be read. Files that are read concurrently share a budget.
+// budget is the number of nodes that may still be read in all files.
 type budget struct {
-	most int64
-	left atomic.Int64 // below 0 means that the budget is used up; the mistake has been reported
-	all  *budget      // the larger budget that this one is a part of, or nil
-}
-
-func (b *budget) consume(n int) bool {
-	there := b.all == nil || b.all.consume(n)
-	return b.left.Add(-int64(n)) >= 0 && there
+	most, left int64 // left below 0 means that the budget is used up; the mistake has been reported
+	pause      func()
 }
 
 func newBudget(o *Options) *budget {
-	b := &budget{most: max(leastNodes, nodesPerLimit*int64(o.maxLimits()))}
-	b.left.Store(b.most)
-	return b
+	most := max(leastNodes, nodesPerLimit*int64(o.maxLimits()))
+	return &budget{most, most, o.pause}
 }
-
-func (b *budget) usedUp() bool { return b.left.Load() < 0 || b.all != nil && b.all.usedUp() }
 
 type report struct {
 	problems Problems
@@ -89,12 +79,11 @@ func parse(f File, r *report, nodes *budget) (docs []*document) {
 		p.mistake(inFile(f.Name), "the file is larger than %d MiB; split it", maxFileSize>>20)
 		return nil
 	}
-	roots, err := decode(f.Data)
+	roots, err := decode(pausing{bytes.NewReader(f.Data), nodes.pause})
 	for _, root := range roots {
 		if !isNull(root) {
-			d, before := &document{at: p.at(root)}, p.mistakes
+			d := &document{at: p.at(root)}
 			d.incomplete = !p.object(root, "the file", d)
-			d.bad = p.mistakes > before
 			docs = append(docs, d)
 		}
 	}
@@ -106,9 +95,20 @@ func parse(f File, r *report, nodes *budget) (docs []*document) {
 	return docs
 }
 
-// decode splits data into YAML documents, up to the first syntax error.
-func decode(data []byte) (roots []*yaml.Node, err error) {
-	for decoder := yaml.NewDecoder(bytes.NewReader(data)); ; {
+// pausing calls pause before each Read. The YAML library reads pieces of 512 bytes.
+type pausing struct {
+	io.Reader
+	pause func()
+}
+
+func (r pausing) Read(p []byte) (int, error) {
+	r.pause()
+	return r.Reader.Read(p)
+}
+
+// decode splits the text into YAML documents, up to the first syntax error.
+func decode(text io.Reader) (roots []*yaml.Node, err error) {
+	for decoder := yaml.NewDecoder(text); ; {
 		var n yaml.Node
 		switch err := decoder.Decode(&n); {
 		case errors.Is(err, io.EOF):
@@ -134,7 +134,7 @@ func (p *parser) syntax(data []byte, err error) {
 		ends[i] = end
 	}
 	line := sort.Search(len(lines)-1, func(i int) bool {
-		_, err := decode(data[:ends[i]])
+		_, err := decode(bytes.NewReader(data[:ends[i]]))
 		return err != nil && libraryLine.ReplaceAllString(err.Error(), "") == text
 	})
 	p.incomplete = true
@@ -157,10 +157,11 @@ func (p *parser) enter(n *yaml.Node) bool {
 }
 
 func (p *parser) consume(n *yaml.Node, nodes int) bool {
-	if p.nodes.usedUp() { // the mistake has been reported already
+	if p.nodes.left < 0 { // the mistake has been reported already
 		return false
 	}
-	if !p.nodes.consume(nodes) {
+	p.nodes.pause()
+	if p.nodes.left -= int64(nodes); p.nodes.left < 0 {
 		p.mistake(p.at(n), "the configuration has more than %d YAML nodes, with aliases followed; make it smaller", p.nodes.most)
 		return false
 	}

@@ -60,10 +60,11 @@ func (c *compiler) warnRequire(d *domain) {
 	}
 	known, first, patterns := map[string]bool{}, map[string]bool{}, false
 	for _, doc := range d.docs {
-		for _, one := range doc.Descriptors.value {
+		list := doc.descriptors()
+		for _, one := range list {
 			first[one.Key.value] = true
 		}
-		addEntryKeys(doc.Descriptors.value, known)
+		addEntryKeys(list, known)
 	}
 	for key := range known {
 		patterns = patterns || strings.Contains(key, "*")

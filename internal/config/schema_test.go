@@ -68,7 +68,7 @@ func compileSchema(t *testing.T) *jsonschema.Schema {
 }
 
 func validate(s *jsonschema.Schema, f File) error {
-	roots, err := decode(f.Data)
+	roots, err := decode(bytes.NewReader(f.Data))
 	for _, root := range roots {
 		if isNull(root) && len(roots) > 1 {
 			continue

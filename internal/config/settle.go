@@ -208,10 +208,11 @@ func (d *domain) learnValues() {
 			add(learn, one.Descriptors.value)
 		}
 	}
-	for _, p := range d.Settling {
-		if learn := p.Extras.Settle.Learn; learn != nil {
-			for _, doc := range d.docs {
-				add(learn, doc.Descriptors.value)
+	for _, doc := range d.docs {
+		list := doc.descriptors()
+		for _, p := range d.Settling {
+			if learn := p.Extras.Settle.Learn; learn != nil {
+				add(learn, list)
 			}
 		}
 	}
@@ -295,7 +296,7 @@ func (c *compiler) settleEntries(d *domain) {
 	entries := stated.or(defaultSettle)
 	d.Settle = &entries
 	for _, doc := range d.docs {
-		for _, one := range doc.Descriptors.value {
+		for _, one := range doc.descriptors() {
 			if key := one.Key.value; key == entries.Key || key == entries.End {
 				c.mistake(one.Key.at, "descriptors with the key %q settle reservations, and match no limit; choose another key, or other names in the domain's settle", key)
 			}

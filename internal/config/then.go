@@ -22,9 +22,9 @@ func (c *compiler) payers(d *domain) {
 		if c.mistakes > before || t == nil || t.draft == nil {
 			continue
 		}
-		t.policy.Extras = c.shared.extras(t.draft)
+		t.policy.Extras = t.draft.extras()
 		l.draft.more.Then = t.policy
-		l.policy.Extras = c.shared.extras(l.draft)
+		l.policy.Extras = l.draft.extras()
 	}
 }
 

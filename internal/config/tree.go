@@ -37,7 +37,7 @@ func (c *compiler) step(one *descriptor) step {
 			return s
 		case v.how == descriptors.Exact:
 			c.warnBlanks(v.at, v.key, v.value, v.how)
-			s.Pattern = descriptors.ValuePattern("", c.shared.text(v.value))
+			s.Pattern = descriptors.ValuePattern("", v.value)
 			continue
 		case v.value == "":
 			c.mistake(v.at, "%s is empty; remove it to match any value, or write a value", v.key)
@@ -61,7 +61,7 @@ func (c *compiler) step(one *descriptor) step {
 	if reported == 0 {
 		s.How = descriptors.Any
 	}
-	s.Key = c.shared.text(one.Key.value)
+	s.Key = one.Key.value
 	return s
 }
 
@@ -81,6 +81,7 @@ func (c *compiler) descriptors(d *domain, tree *limiter.Tree, parent *limiter.No
 		if c.full {
 			return
 		}
+		c.o.pause()
 		at := one.at
 		if one.Key.stated() {
 			at = one.Key.at
@@ -213,7 +214,7 @@ func (c *compiler) useAt(d *domain, one *descriptor, steps path, node *limiter.N
 // add converts p to a Policy, and adds it to d with the next Index. If there are too many limits, add reports that
 // and does not add the Policy.
 func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *limiter.Policy {
-	policy := c.shared.policy(p)
+	policy := c.policy(p)
 	if c.policies == c.o.maxLimits() {
 		c.tooMany(at)
 		return policy

@@ -116,12 +116,8 @@ func (o *Operator) inspected(w http.ResponseWriter, r *http.Request, cost int64)
 		mistake(w, err)
 		return nil
 	}
-	switch d := c.Verdict.Domain; {
-	case d == nil:
+	if c.Verdict.Domain == nil {
 		mistake(w, &limiter.RequestError{Missing: true, Problem: fmt.Sprintf("domain %q is not configured", descriptors.Printable(c.Request.Domain))})
-		return nil
-	case d.Broken:
-		mistake(w, limiter.ErrNoConfig)
 		return nil
 	}
 	return c

@@ -347,10 +347,6 @@ func TestBucketsShowWhenTheNextRequestIsAllowed(t *testing.T) {
 			t.Errorf("%s: got %s; want %s and a retry time of 6 s: %v", query, got, want, empty)
 		}
 	}
-	l.Current().Domains["edge"].Broken = true
-	if w := call(h, "GET", "/api/buckets?domain=edge&descriptor=user%3Dbob", ""); w.Code != 503 {
-		t.Errorf("a domain without a valid configuration: got %d %s; want status 503", w.Code, w.Body)
-	}
 }
 
 func TestSettlingIsShownOnlyForLimitsThatSettle(t *testing.T) {

@@ -155,7 +155,7 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	c.config = &l.config
 	u := l.current.Load() // loaded once, so that one configuration and its adjustments decide the whole request
 	if u == nil {
-		return false, l.withoutConfig(c, l.config.NoConfig)
+		return false, l.withoutConfig(c)
 	}
 	c.adjusted = u.adjusted
 	if c.Settle != nil {
@@ -164,9 +164,6 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	}
 	if err := c.plan(u.snapshot, last); err != nil {
 		return false, err
-	}
-	if d := c.Verdict.Domain; d != nil && d.Broken {
-		return false, l.withoutConfig(c, &d.OnFailure)
 	}
 	if c.done > 0 && l.config.Now != nil {
 		c.planSettlements(l.config.Now())
@@ -192,9 +189,10 @@ func (l *Limiter) observe(c *Call) {
 	}
 }
 
-// withoutConfig answers c if there is no configuration for c. Named limits get an error, because their client
+// withoutConfig answers c before the first configuration. Named limits get an error, because their client
 // can handle it. Descriptors get a Verdict, because a proxy would allow the request after an error.
-func (l *Limiter) withoutConfig(c *Call, answer *OnFailure) error {
+func (l *Limiter) withoutConfig(c *Call) error {
+	answer := l.config.NoConfig
 	if answer == nil || *answer == Error || len(c.Limits) > 0 || c.Settle != nil {
 		return ErrNoConfig
 	}

@@ -349,17 +349,3 @@ descriptors:
 		t.Errorf("got %+v; want outcome %v, blocked above 0 and 0 remaining", r.Decision, limiter.Denied)
 	}
 }
-
-// If the configuration of a domain is invalid, its limits are unknown. So a name must not be reported as
-// missing.
-func TestNamedLimitsOfADomainWithoutAValidConfigurationAreNotUnknown(t *testing.T) {
-	b := newBench(t, "domain: d\nlimits:\n  calls: {algorithm: token_bucket, rate: 5, period: 1m}\n")
-	broken := *b.Current()
-	broken.Domains = map[string]*limiter.Domain{"d": {Name: "d", Tree: &limiter.Tree{}, Broken: true}}
-	b.Swap(&broken)
-	c := &limiter.Call{}
-	c.Request.Domain, c.Limits = "d", []limiter.NamedCharge{{Name: "calls", Count: 1}}
-	if err := b.Check(t.Context(), c); !errors.Is(err, limiter.ErrNoConfig) {
-		t.Errorf("got %v, want ErrNoConfig", err)
-	}
-}

@@ -172,11 +172,8 @@ func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 	if err := c.plan(u.snapshot, nil); err != nil {
 		return err
 	}
-	switch d := c.Verdict.Domain; {
-	case d == nil:
+	if c.Verdict.Domain == nil {
 		return missing("domain %q is not configured", descriptors.Printable(c.Request.Domain))
-	case d.Broken:
-		return ErrNoConfig
 	}
 	for i := range c.Results {
 		r := &c.Results[i]

@@ -54,11 +54,9 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 	}
 }
 
-// A domain without a valid configuration has its own on_backend_failure. Settlements get an error instead, because
-// they can be repeated.
+// Settlements get an error, because they can be repeated.
 func TestRequestsWithoutAConfiguration(t *testing.T) {
 	deny, now := limiter.Deny, func() algorithms.Micros { return 1 }
-	broken := &limiter.Domain{Name: "d", Tree: &limiter.Tree{}, Broken: true, OnFailure: limiter.Allow}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &deny, Now: now})
 	settle := limiter.Settle{Reserved: &limiter.Reserved{Domain: limiter.PrefixNumber("d")}}
 	if err := l.Settle(t.Context(), &limiter.Call{}, settle); !errors.Is(err, limiter.ErrNoConfig) {
@@ -66,10 +64,6 @@ func TestRequestsWithoutAConfiguration(t *testing.T) {
 	}
 	if c := callOf("a"); l.Check(t.Context(), c) != nil || !c.Denied || !c.Failed || c.WouldDeny {
 		t.Errorf("before a configuration: got %+v, want denied", c.Verdict)
-	}
-	l.Swap(&limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": broken}})
-	if c := callOf("a"); l.Check(t.Context(), c) != nil || c.Denied || !c.Failed || c.WouldDeny {
-		t.Errorf("of a broken domain: got %+v, want allowed", c.Verdict)
 	}
 	shadow := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &deny, Modes: limiter.Modes{Shadow: true}})
 	if c := callOf("a"); shadow.Check(t.Context(), c) != nil || c.Denied || !c.WouldDeny {

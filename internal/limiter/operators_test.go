@@ -24,10 +24,6 @@ func TestBeforeAConfigurationNothingIsAdjustableOrReset(t *testing.T) {
 	if err := l.Reset(t.Context(), callOf("a")); !errors.Is(err, limiter.ErrNoConfig) {
 		t.Errorf("got the error %v, want limiter.ErrNoConfig", err)
 	}
-	l.Swap(&limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": {Name: "d", Tree: &limiter.Tree{}, Broken: true}}})
-	if err := l.Reset(t.Context(), callOf("a")); !errors.Is(err, limiter.ErrNoConfig) {
-		t.Errorf("a domain without a valid configuration: got the error %v, want limiter.ErrNoConfig", err)
-	}
 }
 
 func TestAResetReportsThatTheStoreFailed(t *testing.T) {

@@ -70,9 +70,6 @@ func trimBlanks(entries []descriptors.Entry) {
 }
 
 func (c *Call) planLimits(s *Snapshot) error {
-	if d := s.Domains[c.Request.Domain]; d != nil && d.Broken {
-		return ErrNoConfig
-	}
 	for i := range c.Limits {
 		named := &c.Limits[i]
 		d, p, err := s.limit(c.Request.Domain, named)

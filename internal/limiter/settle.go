@@ -170,11 +170,8 @@ func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 			break
 		}
 	}
-	switch d := c.Verdict.Domain; {
-	case d == nil:
+	if c.Verdict.Domain == nil {
 		return missing("the domain of the reservation is not configured")
-	case d.Broken:
-		return ErrNoConfig
 	}
 	for i := range t.Reserved.Parts {
 		part := &t.Reserved.Parts[i]

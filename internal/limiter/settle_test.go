@@ -101,18 +101,6 @@ func TestADenialInShadowModeReservesNothing(t *testing.T) {
 	}
 }
 
-// The numbers of the domain's limits are not known, so the client must repeat the settlement later.
-func TestADomainWithoutAValidConfigurationSettlesNothing(t *testing.T) {
-	b := newBench(t, "domain: d\ndescriptors: []\n")
-	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1h")
-	c, _ := b.consume(t, 5, true)
-	r, _ := reservedBy(c)
-	b.Current().Domains["d"].Broken = true
-	if err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r}); !errors.Is(err, limiter.ErrNoConfig) {
-		t.Errorf("%v, want ErrNoConfig", err)
-	}
-}
-
 // A settlement consists of a group for each of its buckets. It counts as repeated (Replayed) if one of them was settled
 // before.
 func TestAnAnswerIsRepeatedIfOneOfItsGroupsIs(t *testing.T) {

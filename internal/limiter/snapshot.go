@@ -72,8 +72,6 @@ type Domain struct {
 	// Policies has the policies of the domain, each at its Index.
 	Policies []*Policy
 	Named    map[string]*Policy
-	// Broken means that the domain's configuration has never been valid. OnFailure decides its requests.
-	Broken bool
 	// Alone means `consume: each`.
 	Alone bool
 	// OnFailure, Slot and, with OnFailure local, LocalShare are the domain's defaults, for overrides.

@@ -13,7 +13,6 @@ import (
 // of a Redis server follows.
 const (
 	configurationRefused = "configuration-refused"
-	configurationStale   = "configuration-stale"
 	breakerOpen          = "redis-breaker-open/"
 	redisRefuses         = "redis-refuses/"
 	redisAway            = "redis-away/"
@@ -23,10 +22,9 @@ const (
 	authMissing          = "auth-not-configured"
 )
 
-func (s *server) reportReload(problems config.Problems, stale []string) {
+func (s *server) reportReload(problems config.Problems) {
 	if !problems.Bad() {
 		s.conditions.Clear(configurationRefused)
-		s.conditions.Clear(configurationStale)
 		return
 	}
 	mistakes, first := 0, ""
@@ -41,22 +39,11 @@ func (s *server) reportReload(problems config.Problems, stale []string) {
 	if mistakes > 1 {
 		first += fmt.Sprintf(" (and %d more)", mistakes-1)
 	}
-	c := conditions.Condition{
+	s.conditions.Set(conditions.Condition{
 		Name: configurationRefused, Severity: conditions.Degraded,
 		Summary: "The configuration was refused, and the previous one stays in use: " + first + ".",
 		Remedy:  "Correct the configuration; it is read again when it changes. rlsidecar check finds all mistakes.",
-	}
-	if len(stale) > 0 {
-		c.Name = configurationStale
-		c.Summary = fmt.Sprintf("The new configuration was rejected for the domains %s, which keep their last valid version; the other domains are up to date: %s.",
-			strings.Join(stale, ", "), first)
-	}
-	for _, name := range []string{configurationRefused, configurationStale} {
-		if name != c.Name {
-			s.conditions.Clear(name)
-		}
-	}
-	s.conditions.Set(c)
+	})
 }
 
 func (s *server) reportOverflow() {

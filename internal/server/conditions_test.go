@@ -53,15 +53,6 @@ func TestARefusedConfigurationIsACondition(t *testing.T) {
 	}
 }
 
-func TestAStaleDomainIsACondition(t *testing.T) {
-	x := start(t, shared, func(c *Config) { c.Isolate = true })
-	x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
-	x.reload(t)
-	if got := x.conditions(t); !strings.HasPrefix(got, "degraded configuration-stale: ") || !strings.Contains(got, "domains d,") {
-		t.Errorf("got %q; want a text that starts with %q and contains %q", got, "degraded configuration-stale: ", "domains d,")
-	}
-}
-
 func TestAnOpenBreakerIsACondition(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

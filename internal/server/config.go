@@ -22,8 +22,6 @@ import (
 type Config struct {
 	// Paths are the configuration files and folders.
 	Paths []string
-	// Isolate limits the effect of a mistake in the configuration to the domain that contains the mistake.
-	Isolate bool
 	// XDS is the control plane that provides the configuration, if Paths does not.
 	XDS XDS
 	// Defaults are the values of settings that the files do not contain.

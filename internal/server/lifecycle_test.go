@@ -376,80 +376,21 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 }
 
-func TestReloadIsolates(t *testing.T) {
-	two := func(d, e string) string {
-		return fmt.Sprintf("domain: d\ndescriptors:\n  - {key: k, %s}\n---\ndomain: e\ndescriptors:\n  - {key: k, %s}\n", d, e)
-	}
-	const five, nine, wrong = "rate_limit: {unit: year, requests_per_unit: 5}", "rate_limit: {unit: year, requests_per_unit: 9}", "nonsense: 1"
-	isolate := func(c *Config) { c.Isolate = true }
-	x := start(t, two(five, five), isolate)
-	x.write(t, two(nine, wrong))
-	x.reload(t)
-	expect(t, x.send(t, "k=v"), ok, "OK left 8 of 9/YEAR reset")
-	expect(t, x.put(t, request("e", descriptor("k=v"))), ok, "OK left 4 of 5/YEAR reset")
-	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "was rejected for the domains e") {
-		t.Errorf("the front page does not show it:\n%s; want a text that contains %q", page, "was rejected for the domains e")
-	}
-	if page := body(t, get(t, x.Admin, "/configuration")); !strings.Contains(page, "These domains stay as they were") || !strings.Contains(page, "<mark>7    - {key: k, nonsense: 1}</mark>") {
-		t.Errorf("the configuration page does not show it:\n%s; want a text that contains %q and a text that contains %q", page, "These domains stay as they were", "<mark>7    - {key: k, nonsense: 1}</mark>")
-	}
-	metrics := body(t, get(t, x.Admin, "/metrics"))
-	for _, line := range []string{`rlsidecar_config_stale{domain="e"} 1`, "rlsidecar_config_last_reload_successful 0"} {
-		if !strings.Contains(metrics, "\n"+line+"\n") {
-			t.Errorf("the metrics lack the line %s", line)
-		}
-	}
-	if x.logs.FilterMessageSnippet("refused in part").Len() == 0 || x.logs.FilterMessageSnippet("these domains").Len() == 0 {
-		t.Error("the log lacks the lines about the refused configuration and its domains; want both")
-	}
-
-	// A domain that was never valid denies, because its limits are unknown.
-	y := start(t, two(five, wrong), isolate)
-	expect(t, y.send(t, "k=v"), ok, "OK left 4 of 5/YEAR reset")
-	expect(t, y.put(t, request("e", descriptor("k=v"))), over, "OVER_LIMIT left 0")
-	requests, err := http.Post("http://"+y.HTTP.String()+"/v1/limit", "application/json", strings.NewReader(`{"domain": "e", "name": "x"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer http.DefaultClient.CloseIdleConnections()
-	if requests.Body.Close(); requests.StatusCode != http.StatusServiceUnavailable {
-		t.Errorf("the API answers %d; want status 503", requests.StatusCode)
-	}
-	y.write(t, two(nine, nine))
-	y.reload(t)
-	expect(t, y.put(t, request("e", descriptor("k=v"))), ok, "OK left 8 of 9/YEAR reset")
-	y.write(t, two(wrong, five)) // d keeps the second configuration, not the first
-	y.reload(t)
-	expect(t, y.send(t, "k=v"), ok, "OK left 7 of 9/YEAR reset")
-	expect(t, y.put(t, request("e", descriptor("k=v"))), ok, "OK left 3 of 5/YEAR reset")
-
-	if _, is := errors.AsType[config.Problems](run(t, Config{Paths: []string{x.file + ".gone"}, GRPC: "127.0.0.1:0", Isolate: true})); !is {
-		t.Error("the configuration file is missing: got another error; want config.Problems")
-	}
-}
-
-// The time of a refusal and the stale domains on the admin page are those of the last reload only.
+// The time of a refusal and the mistakes on the admin page are those of the last reload only.
 func TestTheAdminPageShowsTheLastReload(t *testing.T) {
-	for _, isolate := range []bool{false, true} {
-		x := start(t, small, func(c *Config) { c.Isolate = isolate })
-		const refused, stale = "<h2>Refused <small>20", "These domains stay as they were"
-		page := func() string { return body(t, get(t, x.Admin, "/configuration")) }
-		for range 2 {
-			x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
-			x.reload(t)
-			if got := page(); !strings.Contains(got, refused) || strings.Contains(got, stale) != isolate {
-				t.Errorf("after a mistake: the page is\n%s\nwant the time of the refusal, and stale domains: %t", got, isolate)
-			}
-			x.write(t, small)
-			x.reload(t)
-			if got := page(); strings.Contains(got, "<h2>Refused") || strings.Contains(got, stale) {
-				t.Errorf("isolate %v, after it was corrected:\n%s; want no %q and no %q", isolate, got, "<h2>Refused", stale)
-			}
-		}
-		x.write(t, small+"auth:\n  routes: [{domain: nowhere, descriptors: [[{key: k, value: v}]]}]\n")
+	x := start(t, small)
+	const refused, line = "<h2>Refused <small>20", "<mark>2  descriptors: [{key: a, rate_limit: {}}]</mark>"
+	page := func() string { return body(t, get(t, x.Admin, "/configuration")) }
+	for range 2 {
+		x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
 		x.reload(t)
-		if got := page(); !strings.Contains(got, refused) || strings.Contains(got, stale) {
-			t.Errorf("isolate %t, after a mistake in auth: the page is\n%s\nwant the time of the refusal, and no stale domain", isolate, got)
+		if got := page(); !strings.Contains(got, refused) || !strings.Contains(got, line) {
+			t.Errorf("after a mistake: the page is\n%s\nwant the time of the refusal, and the line of the mistake", got)
+		}
+		x.write(t, small)
+		x.reload(t)
+		if got := page(); strings.Contains(got, "<h2>Refused") {
+			t.Errorf("after it was corrected:\n%s; want no %q", got, "<h2>Refused")
 		}
 	}
 }
@@ -462,14 +403,9 @@ func TestAReloadKeepsTheGarbageCollectorSettings(t *testing.T) {
 	}
 	was := setting()
 	x := start(t, small)
-	for _, yaml := range []string{
-		small + strings.Repeat("# a comment that makes this configuration large\n", manyBytes/40),
-		"domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n", // refused, while the large configuration is in use
-	} {
-		x.write(t, yaml)
-		x.reload(t)
-		eventually(t, "the setting after a reload is that before the start", func() bool { return setting() == was })
-	}
+	x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
+	x.reload(t)
+	eventually(t, "the setting after a reload is that before the start", func() bool { return setting() == was })
 }
 
 // Keys of an unlimited limit have no buckets, so no part of the memory is reserved for that limit. Half of

@@ -31,10 +31,8 @@ func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) 
 			}
 		})
 	})
-	if problems, stale := s.load(); s.limiter.Current() == nil {
+	if problems := s.load(); s.limiter.Current() == nil {
 		return problems
-	} else if problems.Bad() {
-		s.refused(problems, stale)
 	}
 	wg.Go(func() { s.follow(background, changed) })
 	return nil
@@ -52,68 +50,44 @@ func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// refused logs the mistakes among problems. stale is that of apply.
-func (s *server) refused(problems config.Problems, stale []string) {
-	condition := "configuration refused; the one before it stays in use"
-	if len(stale) > 0 {
-		condition = "configuration refused in part"
-		s.log.Error("the configuration of these domains has mistakes; they keep their last valid version or, without one, are answered by on_backend_failure; the other domains are updated",
-			zap.Strings("domains", stale))
-	}
+func (s *server) refused(problems config.Problems) {
 	for _, p := range problems {
 		if !p.Warning {
-			s.log.Error(condition, zap.Stringer("problem", p))
+			s.log.Error("configuration refused; the one before it stays in use", zap.Stringer("problem", p))
 		}
 	}
 }
 
-// load reads the configuration and puts it in use if it is valid. With a keeper, a mistake in one domain does not stop
-// the others. load logs warnings, and returns all problems, and the stale domains of apply.
-func (s *server) load() (problems config.Problems, stale []string) {
-	defer s.collectMoreOften()()
-	start := time.Now()
-	if s.keeper != nil {
-		snapshot, problems, stale := s.keeper.Load(s.config.Paths)
-		s.apply(snapshot, problems, stale, s.config.Paths, start)
-		return problems, stale
+// load reads the configuration and puts it in use if it is valid. It logs warnings, and returns all problems.
+func (s *server) load() config.Problems {
+	start, o := time.Now(), s.config.Defaults
+	if s.limiter.Current() != nil { // requests may wait, and the configuration in use takes memory, too
+		defer debug.SetGCPercent(debug.SetGCPercent(reloadGC))
+		o.Pause = (&turns{start}).pause
 	}
-	snapshot, problems := s.loader.Load(s.config.Paths)
-	s.apply(snapshot, problems, nil, s.config.Paths, start)
-	return problems, nil
+	snapshot, problems := config.Load(s.config.Paths, o)
+	s.apply(snapshot, problems, s.config.Paths, start)
+	return problems
 }
 
-// manyBytes is the least size, in bytes, of a configuration that counts as large. Its parsed form takes about twenty
-// times as much memory.
-const manyBytes = 1 << 20
+// reloadGC is the garbage that the heap may gain before a collection during a reload, as a percentage of the live heap.
+// With Go's default of 100, a reload of 100,000 limits takes a third more memory.
+const reloadGC = 50
 
-// collectMoreOften reduces the memory that loading a large configuration, or the first one, needs. Until end is
-// called, the garbage collector runs more often. If the configuration is large, end also returns unused memory to
-// the system.
-func (s *server) collectMoreOften() (end func()) {
-	bytes := s.loader.Bytes
-	if s.keeper != nil {
-		bytes = s.keeper.Bytes
-	}
-	// often is the garbage that the heap may gain before a collection, as a percentage of the live heap. With
-	// 25 instead of 50, a start with 100,000 limits took a fifth more processor time, and its peak was 510 MiB
-	// instead of 530.
-	const often = 50
-	if s.limiter.Current() != nil && bytes() < manyBytes {
-		return func() {}
-	}
-	before := debug.SetGCPercent(often)
-	return func() {
-		debug.SetGCPercent(before)
-		if bytes() >= manyBytes {
-			debug.FreeOSMemory()
-		}
+// turns divides a long computation into turns of a millisecond with short pauses. The scheduler would let it run for
+// 10 ms, and requests wait that long if there is only one processor.
+type turns struct{ last time.Time }
+
+func (t *turns) pause() {
+	if time.Since(t.last) > time.Millisecond {
+		time.Sleep(250 * time.Microsecond)
+		t.last = time.Now()
 	}
 }
 
 // apply puts snapshot in use. sources are the places from which it was read, and start is when reading began.
-// snapshot is nil if no part of the configuration can be used. stale lists the domains with a mistake, whose earlier
-// version, if there is one, stays in use.
-func (s *server) apply(snapshot *limiter.Snapshot, problems config.Problems, stale, sources []string, start time.Time) {
+// snapshot is nil if the configuration has a mistake.
+func (s *server) apply(snapshot *limiter.Snapshot, problems config.Problems, sources []string, start time.Time) {
 	now := time.Now()
 	for _, p := range problems {
 		if p.Warning {
@@ -132,7 +106,7 @@ func (s *server) apply(snapshot *limiter.Snapshot, problems config.Problems, sta
 	s.mu.Lock()
 	s.reload.Paths = sources
 	if snapshot != nil {
-		s.reload.Loaded, s.reload.Stale = now, stale
+		s.reload.Loaded = now
 	}
 	s.reload.Failed, s.reload.Refused = time.Time{}, refusals
 	if problems.Bad() {
@@ -140,10 +114,7 @@ func (s *server) apply(snapshot *limiter.Snapshot, problems config.Problems, sta
 	}
 	s.mu.Unlock()
 	s.metrics.Loaded(!problems.Bad(), now) // called after swap: once the metric counts a configuration, that configuration decides
-	if snapshot != nil {
-		s.metrics.Stale(stale)
-	}
-	s.reportReload(problems, stale)
+	s.reportReload(problems)
 	if snapshot != nil {
 		s.checkAuth(snapshot)
 		s.isConfigured()

@@ -15,7 +15,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/admin"
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
@@ -65,10 +64,6 @@ type server struct {
 	// configured is closed when the first configuration is in use.
 	configured   chan struct{}
 	isConfigured func()
-
-	// Only the goroutine that loads configurations uses loader and keeper. keeper is nil without Isolate.
-	loader *config.Loader
-	keeper *config.Keeper
 
 	mu     sync.Mutex
 	reload admin.Reload // guarded by mu
@@ -159,10 +154,6 @@ func (s *server) newLimiter() *limiter.Limiter {
 func newServer(c Config, log *zap.Logger) (*server, error) {
 	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{}), conditions: conditions.New(time.Now)}
 	s.metrics.WatchConditions(s.conditions.List)
-	s.loader = config.NewLoader(c.Defaults)
-	if c.Isolate {
-		s.keeper = config.NewKeeper(c.Defaults)
-	}
 	s.isConfigured = sync.OnceFunc(func() { close(s.configured) })
 	if c.NearLimitRatio > 0 {
 		s.metrics.SetNearLimit(c.NearLimitRatio)

@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/xds"
 )
 
@@ -101,25 +100,16 @@ func (s *server) waitForFirst(ctx context.Context) {
 	}
 }
 
-// useMessages puts a complete configuration in use. The error lists all its mistakes. With Isolate, a
-// configuration with mistakes is used except for the domains that contain them. The control plane still
-// receives a rejection.
+// useMessages puts a complete configuration in use. The error lists all its mistakes.
 func (s *server) useMessages(messages []config.Message, problems config.Problems) error {
 	start := time.Now()
-	var snapshot *limiter.Snapshot
-	var stale []string
-	if s.keeper != nil {
-		snapshot, problems, stale = s.keeper.CompileMessages(messages, problems)
-	} else {
-		var more config.Problems
-		snapshot, more = config.CompileMessages(messages, s.config.Defaults)
-		if problems = append(problems, more...); problems.Bad() {
-			snapshot = nil
-		}
+	snapshot, more := config.CompileMessages(messages, s.config.Defaults)
+	if problems = append(problems, more...); problems.Bad() {
+		snapshot = nil
 	}
-	s.apply(snapshot, problems, stale, []string{"xds:" + s.config.XDS.Server}, start)
+	s.apply(snapshot, problems, []string{"xds:" + s.config.XDS.Server}, start)
 	if problems.Bad() {
-		s.refused(problems, stale)
+		s.refused(problems)
 		return slices.DeleteFunc(problems, func(p config.Problem) bool { return p.Warning })
 	}
 	if len(messages) == 0 {

@@ -246,29 +246,3 @@ func TestWrongControlPlaneDoesNotStart(t *testing.T) {
 		}
 	}
 }
-
-func TestControlPlaneIsIsolated(t *testing.T) {
-	domain := func(name string, list ...*conf.RateLimitDescriptor) *conf.RateLimitConfig {
-		return &conf.RateLimitConfig{Name: name, Domain: name, Descriptors: list}
-	}
-	p := newPlane(t, "127.0.0.1:0")
-	p.Set(t, "n", "1", domain("d", perUnit("k", 5, year)), domain("e", perUnit("k", 5, year)))
-	x := start(t, "", from(p), func(c *Config) { c.Isolate = true })
-	p.Set(t, "n", "2", domain("d", perUnit("k", 9, year)), domain("e", perUnit("", 7, year)))
-	x.shows(t, `rlsidecar_config_stale{domain="e"} 1`)
-	x.shows(t, "rlsidecar_config_last_reload_successful 0")
-	left := func(domain string) uint32 {
-		return x.put(t, request(domain, descriptor("k=v"))).Statuses[0].LimitRemaining
-	}
-	if d, e := left("d"), left("e"); d != 8 || e != 4 {
-		t.Errorf("%d left in d, %d in e; want 8 and 4", d, e)
-	}
-	if why := <-p.Refused; !strings.Contains(why, "xds:e") {
-		t.Errorf("refused for %s; want a text that contains %q", why, "xds:e")
-	}
-	p.Set(t, "n", "3", domain("d", perUnit("k", 9, year)), domain("e", perUnit("k", 7, year)))
-	x.shows(t, "rlsidecar_config_last_reload_successful 1")
-	if e := left("e"); e != 5 || strings.Contains(body(t, get(t, x.Admin, "/metrics")), "rlsidecar_config_stale{") {
-		t.Errorf("%d left in e, want 5, and no stale domain in the metrics", e)
-	}
-}

@@ -130,13 +130,9 @@ func inMemory(t *testing.T, made map[string]recording) {
 			small.send(t, 1, "edge", "user_id", user)
 		}
 	})
-	isolated := startSidecar(t, limits, "--reload", "isolate")
-	made["a request that is too large"] = isolated.record(t, func() {
-		isolated.send(t, 1, "edge", "user_id", "bob"+strings.Repeat(`"},{"key":"user_id","value":"bob`, 20))
-	})
-	made["a bad reload of one domain"] = isolated.record(t, func() {
-		isolated.write(t, limits+"nonsense: 1\n")
-		eventually(t, "the domain is stale", func() bool { return isolated.exports(t, "rlsidecar_config_stale") })
+	plain := startSidecar(t, limits)
+	made["a request that is too large"] = plain.record(t, func() {
+		plain.send(t, 1, "edge", "user_id", "bob"+strings.Repeat(`"},{"key":"user_id","value":"bob`, 20))
 	})
 	budgets := startSidecar(t, reserving)
 	made["reservations"] = budgets.record(t, func() {

@@ -35,7 +35,6 @@ type Metrics struct {
 	tooLarge       *prometheus.CounterVec
 	loads          *prometheus.CounterVec
 	loadOK         prometheus.Gauge
-	stale          *prometheus.GaugeVec
 	loadedAt       prometheus.Gauge
 	examined       *prometheus.GaugeVec
 
@@ -70,8 +69,6 @@ func New(version, revision string) *Metrics {
 			"1 if the last configuration was valid, 0 if an earlier one is still in use for some or all domains.", nil),
 		loadedAt: newGauge("rlsidecar_config_last_reload_success_timestamp_seconds",
 			"Time at which the last valid configuration was loaded, in seconds since 1970.", nil),
-		stale: gaugeVec("rlsidecar_config_stale",
-			"1 for each domain that keeps an earlier version, because its configuration has a mistake (--reload isolate).", "domain"),
 		examined: gaugeVec("rlsidecar_backend_unfit",
 			"1 for each check of the backend's settings that fails: check \"eviction\" means that Redis may evict live buckets. The checks run at the start, and then every minute until all have passed; afterwards only the clock is checked.",
 			"check"),
@@ -87,7 +84,7 @@ func New(version, revision string) *Metrics {
 	build := newGauge("rlsidecar_build_info", "Always 1. The labels describe the program.",
 		prometheus.Labels{"version": label(version), "revision": label(revision), "goversion": runtime.Version()})
 	build.Set(1)
-	m.registry.MustRegister(m, m.refused, m.tooLarge, m.loads, m.loadOK, m.loadedAt, m.stale, m.examined, m.service.seconds, m.settle.ignored, m.settle.ratio, build,
+	m.registry.MustRegister(m, m.refused, m.tooLarge, m.loads, m.loadOK, m.loadedAt, m.examined, m.service.seconds, m.settle.ignored, m.settle.ratio, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -171,14 +168,6 @@ func (m *Metrics) Loaded(used bool, at time.Time) {
 	m.loads.WithLabelValues("success").Inc()
 	m.loadOK.Set(1)
 	m.loadedAt.Set(float64(at.UnixMilli()) / 1000)
-}
-
-// Stale records which domains have kept an earlier version because of a mistake.
-func (m *Metrics) Stale(domains []string) {
-	m.stale.Reset()
-	for _, name := range domains {
-		m.stale.WithLabelValues(name).Set(1)
-	}
 }
 
 // Refused counts a request that was answered without any limit.

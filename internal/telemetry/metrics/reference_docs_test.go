@@ -32,7 +32,6 @@ func TestReference(t *testing.T) {
 	m.WatchControlPlane()(true)
 	m.WatchConditions(func() []conditions.Condition { return []conditions.Condition{{Name: "redis-away/server"}} })
 	m.Loaded(true, time.Unix(1, 0))
-	m.Stale([]string{"d"})
 	m.Refused("malformed")
 	m.TooLarge("entries")
 	m.Answered(time.Millisecond)
