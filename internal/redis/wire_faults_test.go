@@ -199,34 +199,6 @@ func TestACalendarThatEndedIsSentAgain(t *testing.T) {
 	})
 }
 
-// The lost call is a failure for the circuit breaker.
-func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fallback := &server{latency: ms}
-		l, _, conn := wired(fallback, func([]string) string { return "" })
-		l.setWire(conn)
-		start(l, limited(1)).fails(t, 10*ms, backend.ErrUnavailable)
-		synctest.Wait()
-		l.mu.Lock()
-		if l.circuit.misses != 1 {
-			t.Errorf("%d failures count; want 1", l.circuit.misses)
-		}
-		l.mu.Unlock()
-		near, far := net.Pipe()
-		p := &peer{Conn: far, reply: echoed}
-		go p.serve()
-		l.wire.mu.Lock()
-		l.wire.conn = near
-		l.wire.mu.Unlock()
-		go l.wire.read(near, near)
-		start(l, limited(1)).is(t, 0)
-		if calls := p.calls.Load(); calls != 1 {
-			t.Errorf("%d calls by the new connection; want 1", calls)
-		}
-		l.close()
-	})
-}
-
 // close waits for the call in flight, and then closes the connection. If the connection stayed open, its reader would
 // not end, and synctest would report a deadlock.
 func TestClosingWaitsForTheCallInFlight(t *testing.T) {

@@ -97,21 +97,6 @@ func limited(sizes ...int) *backend.Batch {
 	return b
 }
 
-func TestCallsUseTheWire(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fallback := &server{}
-		l, p, conn := wired(fallback, echoed)
-		l.setWire(conn)
-		for range 3 {
-			start(l, limited(1, 1, 1)).is(t, 0)
-		}
-		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 3 || others != 0 {
-			t.Errorf("%d calls by the wire and %d others; want 3 and 0", calls, others)
-		}
-		l.close()
-	})
-}
-
 // slowWrites returns from Write some time after the other end has received the bytes. It records whether
 // two writes overlap.
 type slowWrites struct {
@@ -200,17 +185,6 @@ func TestTheWireStaysUsableAfterACallIsLate(t *testing.T) {
 			t.Errorf("%d calls by the wire and %d others; want 6 and 0", calls, others)
 		}
 		l.close()
-	})
-}
-
-func TestCallsAfterTheEndOfAWireAreNotLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, p, conn := wired(&server{latency: ms}, echoed)
-		l.setWire(conn)
-		start(l, limited(1)).is(t, 0)
-		p.Close()
-		synctest.Wait()
-		start(l, limited(1)).is(t, ms)
 	})
 }
 
