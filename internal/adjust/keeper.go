@@ -295,7 +295,8 @@ func (k *Keeper) reload(head string, changes []string, values map[string]string)
 func (k *Keeper) recordLost(was, next *Set) {
 	var made []*Entry
 	for _, e := range next.changes {
-		if _, known := was.since(e.Head.String()); !known {
+		_, known := was.since(e.Head.String())
+		if own := was.newest(e.Target); !known && (own == nil || !e.At.Before(own.At)) {
 			made = append(made, e)
 		}
 	}

@@ -296,6 +296,27 @@ func TestLostChangesThatWouldOverruleAnOperatorAreListed(t *testing.T) {
 	}
 }
 
+// A sidecar still reaches the old master and changes a target, after another sidecar has changed the same target at the
+// new master. The later change is lost, and so it is listed.
+func TestALaterChangeAtAnOldMasterIsListed(t *testing.T) {
+	o := newOperators(t)
+	a := o.keeper()
+	o.block(a, "ann")
+	old := o.ledger.content.clone()
+	b := o.keeper()
+	for _, key := range []string{"bob", "eve", "tim"} {
+		o.block(b, key)
+	}
+	promoted := o.ledger.content
+	o.ledger.content, o.clock.now = old, o.clock.now.Add(time.Second)
+	o.block(a, "bob")
+	o.ledger.content = promoted
+	o.poll(a)
+	o.want("a", a, "ann bob eve tim", "bob")
+	o.poll(b)
+	o.want("b", b, "ann bob eve tim", "")
+}
+
 // The list of changes in Redis may be lost alone, or end after the newest change that a sidecar knows. It then reads the
 // values, and reports no loss.
 func TestASidecarFarBehindReportsNoLoss(t *testing.T) {

@@ -129,6 +129,16 @@ func (s *Set) since(head string) (entries []*Entry, known bool) {
 	return s.changes[i+1:], i >= 0
 }
 
+// newest returns the last change of a target, or nil.
+func (s *Set) newest(target string) *Entry {
+	for _, e := range slices.Backward(s.changes) {
+		if e.Target == target {
+			return e
+		}
+	}
+	return nil
+}
+
 // Differences returns the adjustments that are in only one of two Sets, or that are not equal in both. For the
 // latter it returns those of a.
 func Differences(a, b *Set) (changed []*Adjustment) {
