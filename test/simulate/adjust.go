@@ -18,13 +18,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Operators adjust the limit "tuned" through any sidecar, sometimes two operators at the same time. All
-// sidecars read the adjustments from a shared ledger in Redis.
+// Operators adjust the limits "tuned", and "plan", for which credits pay, through any sidecar, sometimes two operators
+// at the same time. All sidecars read the adjustments from a shared ledger in Redis.
 
 var tunedRates = []int64{4, 70}
 
+func isTuned(p *limiter.Policy) bool { return p.Name == "tuned" || p.Name == "plan" }
+
 func tunedLimits(p *limiter.Policy) (all []*algorithms.Limit) {
-	if p.Name != "tuned" {
+	if !isTuned(p) {
 		return nil
 	}
 	for _, rate := range tunedRates {
@@ -125,6 +127,9 @@ func (w *world) operate(rng *rand.Rand) {
 		for i := range 1 + rng.IntN(2) { // two operators at the same time
 			o := adjust.Operation{Entry: adjust.Entry{Head: adjust.Head{ID: fmt.Sprintf("%d.%d", n, i)}, Author: "operator", Reason: "a test"}}
 			a := &adjust.Adjustment{Author: o.Author, Reason: o.Reason, Target: adjust.Target{Domain: "sim", Limit: "tuned", Key: []string{strconv.Itoa(rng.IntN(2))}}}
+			if rng.IntN(3) == 0 {
+				a.Target.Domain, a.Target.Limit = "plans", "plan"
+			}
 			a.ID = a.Target.ID()
 			o.Target = a.ID
 			if rng.IntN(5) > 0 {
@@ -172,7 +177,7 @@ func (w *world) change(p *process, o adjust.Operation) {
 	if outcome == "made" && alone && w.judge.begun == begun {
 		w.judge.newest[o.Target] = madeChange{e, p}
 	}
-	w.note("%s: operation %s: %s, %v", p.name, o.ID, outcome, err)
+	w.note("%s: operation %s of %s (to %v): %s, %v", p.name, o.ID, o.Target, o.After != nil, outcome, err)
 	w.judge.changes[o.ID] = outcome
 }
 
@@ -199,7 +204,7 @@ func (j *judge) adjusted(p *process, r *limiter.Result) {
 // unadjusted checks that p knows no adjustment of r, which has the configured numbers. It checks nothing after
 // a clock has stepped: an adjustment that has expired is not used again if the server's clock steps back.
 func (j *judge) unadjusted(p *process, r *limiter.Result) {
-	if p.keeper == nil || r.Policy.Name != "tuned" || p.keeperInUse || j.clockStepped {
+	if p.keeper == nil || !isTuned(r.Policy) || p.keeperInUse || j.clockStepped {
 		return
 	}
 	for _, a := range p.keeper.Set().All() {
@@ -258,7 +263,11 @@ func (j *judge) inForceOrLost() {
 		}
 		is, text := new(adjust.Adjustment), fields[id]
 		if text != "" && json.Unmarshal([]byte(text), is) != nil {
-			is = nil
+			j.fail("an adjustment cannot be read: %q", text)
+			return
+		}
+		if text != "" && is.Expires < made.by.keeper.Now()+late {
+			text = "" // it has no effect any more
 		}
 		if (after == nil) != (text == "") || after != nil && is.Created != after.Created {
 			j.fail("operation %s was confirmed and is neither in force nor reported as lost: the server has %q", made.entry.ID, text)

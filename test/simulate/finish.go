@@ -268,7 +268,7 @@ func (j *judge) bounded(b *bucket) {
 		capacity, rate, period = max(capacity, l.Capacity), max(rate, l.Rate), int64(l.Period())
 	}
 	// After a loss of data the bucket is full again. A replaced master that still answers has a bucket of its own.
-	capacity, rate = capacity*int64(1+j.losses)+b.returned, rate*int64(1+j.losses)
+	capacity, rate = capacity*int64(1+j.losses+j.resets[b.id()])+b.returned, rate*int64(1+j.losses)
 	slices.SortStableFunc(b.admitted, func(x, y admission) int { return cmp.Compare(x.at, y.at) })
 	switch b.kind {
 	case algorithms.FixedWindow:

@@ -26,6 +26,7 @@ type judge struct {
 	probes           []*probe
 	buckets          map[string]*bucket // by key
 	named            map[cost]*bucket   // by limit and value
+	resets           map[cost]int       // how often operators reset a bucket, or tried to
 	failovers        int
 	losses           int  // how often a server lost its data, or may have lost unconfirmed charges in a failover
 	unclean          bool // a process crashed, or a call had no answer, so leased units may be lost
@@ -67,6 +68,8 @@ type admission struct {
 	at, until algorithms.Micros
 	units     int64
 }
+
+func (b *bucket) id() cost { return cost{limit: b.limit, value: b.value} }
 
 const mostProblems = 10
 

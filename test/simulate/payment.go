@@ -54,7 +54,9 @@ func (w *world) pay(rng *rand.Rand, id string, p *process, within time.Duration)
 }
 
 // plansGroup reports whether a group is of the domain "plans".
-func plansGroup(group []charge) bool { return strings.Contains(group[0].key, "plans") }
+func plansGroup(group []charge) bool {
+	return strings.Contains(group[0].key, "plans") && group[0].limit != resetMark
+}
 
 // row is what the judge knows of a group of the domain "plans".
 type row struct {

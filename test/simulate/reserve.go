@@ -195,6 +195,7 @@ func (j *judge) consumed(b *bucket) {
 			}
 		}
 	}
+	capacity *= int64(1 + j.resets[b.id()])
 	if b.kind == algorithms.TokenBucket {
 		l := b.numbers[0] // all configurations have the same number
 		capacity += int64(b.last-b.first)*l.Rate/(int64(l.Period())) + 1

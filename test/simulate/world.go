@@ -85,6 +85,7 @@ const (
 	sawKept
 	sawStaleName
 	sawRetry
+	sawReset
 	faults
 )
 
@@ -113,6 +114,7 @@ var faultNames = [faults]string{
 	sawKept:      "confirmed charge checked after a failover",
 	sawStaleName: "Sentinel names the old master after a failover",
 	sawRetry:     "retry time compared with the server",
+	sawReset:     "bucket reset",
 	sawRewritten: "changes made again that a failover lost", sawReportedLost: "adjustment reported as lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits", sawCreditsNamed: "credits named beside their limit, or topped up",
 }
 
@@ -254,6 +256,8 @@ var knownLimits = func() map[limitNumbers]*algorithms.Limit {
 			}
 		}
 	}
+	n := scaled.Of(resetMark)
+	all[limitNumbers{int64(resetMark.Kind), resetMark.Capacity, resetMark.MaxReserved, resetMark.Rate, n.Period, n.P, n.Q, n.V, n.Tick, resetMark.Initial, n.P1, n.V1, resetMark.MaxDebt}] = resetMark
 	return all
 }()
 
@@ -286,7 +290,7 @@ func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Lim
 
 func newWorld(p Plan, log func(string, ...any)) *world {
 	w := &world{loop: newLoop(p.Seed), plan: p, log: log}
-	w.judge = &judge{w: w, buckets: map[string]*bucket{}, named: map[cost]*bucket{}, open: map[*sending]bool{}}
+	w.judge = &judge{w: w, buckets: map[string]*bucket{}, named: map[cost]*bucket{}, resets: map[cost]int{}, open: map[*sending]bool{}}
 	w.faultless = w.rng.IntN(5) == 0
 	w.noMoreFaults = w.faultless
 	w.clockMayStepBack, w.mayLoseData = w.rng.IntN(4) == 0, w.rng.IntN(4) == 0
