@@ -323,7 +323,7 @@ func TestImageForAnotherProcessor(t *testing.T) {
 		t.Errorf("the program is for %v, %v; want %v", made.Machine, err, want)
 	}
 	qemu := tooltest.Path(t, emulator)
-	if out, err := exec.Command(qemu, file, "version").Output(); err != nil || !strings.HasPrefix(string(out), "rlsidecar "+version+"\n") {
+	if out, err := exec.Command(qemu, file, "--version").Output(); err != nil || !strings.HasPrefix(string(out), "rlsidecar "+version+"\n") {
 		t.Errorf("version: got %v, %s; want rlsidecar %s", err, out, version)
 	}
 	scenarios, err := filepath.Glob(root + "/examples/*/*.scenarios.yaml")

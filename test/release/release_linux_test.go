@@ -33,7 +33,10 @@ func source(t *testing.T, folder string) string {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range []string{"go.mod", "go.sum", "LICENSE", "README.md", "CHANGELOG.md"} {
+	if err := os.MkdirAll(filepath.Join(folder, "docs/reference"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"go.mod", "go.sum", "LICENSE", "README.md", "CHANGELOG.md", "docs/reference/cli.md"} {
 		data, err := os.ReadFile(filepath.Join(root, name))
 		if err == nil {
 			err = os.WriteFile(filepath.Join(folder, name), data, 0o600)
@@ -134,7 +137,7 @@ func versionOf(t *testing.T, program []byte) (path string) {
 	if err := os.WriteFile(path, program, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(path, "version").Output()
+	out, err := exec.Command(path, "--version").Output()
 	if want := "rlsidecar " + version + "\ncommit 0123456\n"; err != nil || !strings.HasPrefix(string(out), want) {
 		t.Errorf("version: %s, %v; want %s", out, err, want)
 	}
