@@ -177,7 +177,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	switch {
 	case failed:
 		j.w.seen(sawFailed)
-		warm := j.w.layout == nil && j.w.watched == nil || s.at > time.Hour+150*time.Millisecond // before this time the process learns the layout and loads scripts
+		warm := j.w.layout == nil && j.w.watched == nil && len(j.resets) == 0 || s.at > time.Hour+150*time.Millisecond // before this time the process learns the layout, loads scripts, and may reset a bucket, each in a call of its own
 		if j.w.faultless && warm && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
 			j.fail("request %s: %v, though nothing is wrong", s.id, firstErr(c))
 		}
