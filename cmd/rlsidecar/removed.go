@@ -20,7 +20,7 @@ var removedSettings = map[string]string{
 	"tracing-service-name":        "set the variable OTEL_SERVICE_NAME",
 	"tracing-service-namespace":   "set service.namespace in the variable OTEL_RESOURCE_ATTRIBUTES",
 	"tracing-service-instance-id": "set service.instance.id in the variable OTEL_RESOURCE_ATTRIBUTES",
-	"audit-key-file":              "the list of the last changes has no hashes; Redis decides who may write it",
+	"audit-key-file":              "the list of the last changes has no hashes; the permissions of the Redis user protect it",
 	"before":                      "adjust audit -n 1000 lists all changes that are kept",
 	"state-dir":                   "with Redis, adjustments survive a restart of the sidecar; without Redis, write permanent blocks into the configuration, as requests_per_unit: 0. To explain the adjustments in force, use --adjusted",
 	"verify":                      "the list of the last changes has no hashes; use adjust audit without it",

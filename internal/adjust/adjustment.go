@@ -69,7 +69,7 @@ type Change struct {
 	Capacity *int64 `json:"capacity,omitempty"`
 	Period   Span   `json:"period,omitempty"`
 	Factor   Factor `json:"factor,omitempty"`
-	// Unlimited charges the bucket as before and never denies.
+	// Unlimited allows every request and charges nothing. Refunds are still made.
 	Unlimited bool `json:"unlimited,omitempty"`
 	// Block denies every request. Refunds and settlements are still made.
 	Block bool `json:"block,omitempty"`

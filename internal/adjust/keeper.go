@@ -295,8 +295,10 @@ func (k *Keeper) reload(head string, changes []string, values map[string]string)
 func (k *Keeper) recordLost(was, next *Set) {
 	var made []*Entry
 	for _, e := range next.changes {
-		_, known := was.since(e.Head.String())
-		if own := was.newest(e.Target); !known && (own == nil || !e.At.Before(own.At)) {
+		if _, known := was.since(e.Head.String()); known {
+			continue
+		}
+		if own := was.newest(e.Target); own == nil || !e.At.Before(own.At) {
 			made = append(made, e)
 		}
 	}

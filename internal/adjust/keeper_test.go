@@ -126,7 +126,7 @@ func (o *operators) poll(all ...*Keeper) {
 	}
 }
 
-// want checks who is blocked, and whose adjustment is reported as lost.
+// want checks which keys are blocked, and which adjustments are reported as lost.
 func (o *operators) want(name string, k *Keeper, blocked, lost string) {
 	o.Helper()
 	keys := func(all []*Adjustment) string {

@@ -246,18 +246,21 @@ var compiled = func() (all []*limiter.Snapshot) {
 // limitNumbers identify a limit in all configurations by its numbers.
 type limitNumbers [13]int64
 
+func numbersOf(l *algorithms.Limit) limitNumbers {
+	n := scaled.Of(l)
+	return limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, n.Period, n.P, n.Q, n.V, n.Tick, l.Initial, n.P1, n.V1, l.MaxDebt}
+}
+
 var knownLimits = func() map[limitNumbers]*algorithms.Limit {
 	all := map[limitNumbers]*algorithms.Limit{}
 	for _, s := range compiled {
 		for _, p := range s.Policies {
 			for _, l := range slices.Concat(shardsOf(p), tunedLimits(p), []*algorithms.Limit{p.Limit}) {
-				n := scaled.Of(l)
-				all[limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, n.Period, n.P, n.Q, n.V, n.Tick, l.Initial, n.P1, n.V1, l.MaxDebt}] = l
+				all[numbersOf(l)] = l
 			}
 		}
 	}
-	n := scaled.Of(resetMark)
-	all[limitNumbers{int64(resetMark.Kind), resetMark.Capacity, resetMark.MaxReserved, resetMark.Rate, n.Period, n.P, n.Q, n.V, n.Tick, resetMark.Initial, n.P1, n.V1, resetMark.MaxDebt}] = resetMark
+	all[numbersOf(resetMark)] = resetMark
 	return all
 }()
 
