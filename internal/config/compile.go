@@ -220,7 +220,7 @@ func (c *compiler) domain(d *domain) {
 	}
 	c.payers(d)
 	for _, doc := range d.docs {
-		c.descriptors(d, d.Tree, nil, newPath(), doc.descriptors())
+		c.descriptors(d, nil, newPath(), doc.descriptors())
 	}
 	c.checkPayers(d)
 	c.warnRequire(d)

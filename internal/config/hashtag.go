@@ -69,9 +69,9 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 
 // warnSlots warns of a descriptor whose limits are charged as a group although a Redis Cluster may keep their
 // buckets in different slots.
-func (c *compiler) warnSlots(one *descriptor, steps path, node *limiter.Node) {
+func (c *compiler) warnSlots(at site) {
 	separate := 0
-	for _, p := range node.Found.Policies {
+	for _, p := range at.node.Found.Policies {
 		if !p.Unlimited && !p.Alone && !p.Shadow && !p.Quota && p.Extra().Slot == (limiter.Slot{}) {
 			separate++
 		}
@@ -80,11 +80,11 @@ func (c *compiler) warnSlots(one *descriptor, steps path, node *limiter.Node) {
 		return
 	}
 	add := `"hash_tag: domain"`
-	for _, s := range steps {
+	for _, s := range at.steps {
 		if s.identifiesBucket() {
 			add = fmt.Sprintf(`"hash_tag: entry:%s"`, short(s.Key))
 			break
 		}
 	}
-	c.warn(one.at, "a Redis Cluster charges the %d limits of this descriptor in several steps, because each has its own slot; add %s to the domain", separate, add)
+	c.warn(at.one.at, "a Redis Cluster charges the %d limits of this descriptor in several steps, because each has its own slot; add %s to the domain", separate, add)
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"reflect"
 	"regexp"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -71,25 +72,37 @@ func (p *parser) at(n *yaml.Node) place {
 	return place{src: p.src, line: int32(n.Line), column: int32(n.Column)}
 }
 
-// parse also returns documents with mistakes, because later steps may find further mistakes in them.
-func parse(f File, r *report, nodes *budget) (docs []*document) {
-	p := &parser{report: r, src: &origin{file: f.Name}, nodes: nodes}
+// Documents splits a file into YAML documents, and omits empty ones. After a syntax error, which the Problems have, the
+// documents before the error are returned.
+func Documents(f File) ([]*yaml.Node, Problems) {
+	r := &report{}
+	roots := r.documents(f, newBudget(&Options{}), "")
+	return roots, r.problems
+}
+
+// documents is Documents with the start of the message for a syntax error.
+func (r *report) documents(f File, nodes *budget, start string) (roots []*yaml.Node) {
 	if len(f.Data) > maxFileSize {
-		p.incomplete = true
-		p.mistake(inFile(f.Name), "the file is larger than %d MiB; split it", maxFileSize>>20)
+		r.incomplete = true
+		r.mistake(inFile(f.Name), "the file is larger than %d MiB; split it", maxFileSize>>20)
 		return nil
 	}
 	roots, err := decode(pausing{bytes.NewReader(f.Data), nodes.pause})
-	for _, root := range roots {
-		if !isNull(root) {
-			d := &document{at: p.at(root)}
-			d.incomplete = !p.object(root, "the file", d)
-			docs = append(docs, d)
-		}
-	}
 	if err != nil {
-		p.syntax(f.Data, err)
-	} else if len(docs) == 0 {
+		r.syntax(f, start, err)
+	}
+	return slices.DeleteFunc(roots, isNull)
+}
+
+// parse also returns documents with mistakes, because later steps may find further mistakes in them.
+func parse(f File, r *report, nodes *budget) (docs []*document) {
+	p, before := &parser{report: r, src: &origin{file: f.Name}, nodes: nodes}, r.mistakes
+	for _, root := range r.documents(f, nodes, "error loading config file: ") {
+		d := &document{at: p.at(root)}
+		d.incomplete = !p.object(root, "the file", d)
+		docs = append(docs, d)
+	}
+	if len(docs) == 0 && r.mistakes == before {
 		p.mistake(inFile(f.Name), "config file cannot have empty domain: the file is empty; write \"domain: NAME\"")
 	}
 	return docs
@@ -125,21 +138,22 @@ func decode(text io.Reader) (roots []*yaml.Node, err error) {
 var libraryLine = regexp.MustCompile(`^yaml: (line \d+: )?`)
 
 // syntax reports a syntax error of the YAML library at the first line that causes the error.
-func (p *parser) syntax(data []byte, err error) {
+func (r *report) syntax(f File, start string, err error) {
 	text := libraryLine.ReplaceAllString(err.Error(), "")
-	lines := bytes.SplitAfter(data, []byte("\n"))
+	lines := bytes.SplitAfter(f.Data, []byte("\n"))
 	ends := make([]int, len(lines))
 	for i, end := 0, 0; i < len(lines); i++ {
 		end += len(lines[i])
 		ends[i] = end
 	}
 	line := sort.Search(len(lines)-1, func(i int) bool {
-		_, err := decode(bytes.NewReader(data[:ends[i]]))
+		_, err := decode(bytes.NewReader(f.Data[:ends[i]]))
 		return err != nil && libraryLine.ReplaceAllString(err.Error(), "") == text
 	})
-	p.incomplete = true
+	r.incomplete = true
 	column := len(lines[line]) - len(bytes.TrimLeft(lines[line], " \t"))
-	p.mistake(place{src: p.src, line: int32(line + 1), column: int32(column + 1)}, "error loading config file: yaml: %s%s", text, syntaxAdvice(text))
+	at := place{src: &origin{file: f.Name}, line: int32(line + 1), column: int32(column + 1)}
+	r.mistake(at, "%syaml: %s%s", start, text, syntaxAdvice(text))
 }
 
 // enter counts the children of n against the budget, and reports whether they may be read. Each successful

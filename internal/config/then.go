@@ -88,7 +88,8 @@ func (c *compiler) checkThenCombinations(at place, p *limiter.Policy, more *limi
 
 // payerAt compiles the limit that pays for p at the place of a descriptor, and sets it as the Then of p. name
 // is the name of p's limit.
-func (c *compiler) payerAt(d *domain, one *descriptor, steps path, name text, l *named, p *draft) {
+func (c *compiler) payerAt(at site, name text, l *named, p *draft) {
+	d, one, steps := at.d, at.one, at.steps
 	t := d.limits[l.then.value]
 	q := *t.draft
 	q.Place, q.more.Named, q.more.Metadata = name.at.shown(), false, one.Metadata.value

@@ -76,7 +76,15 @@ func (c *compiler) warnBlanks(at place, key, value string, how descriptors.How) 
 	}
 }
 
-func (c *compiler) descriptors(d *domain, tree *limiter.Tree, parent *limiter.Node, above path, list []*descriptor) {
+// site is a descriptor of a domain, with the steps of the path to it, and its node in the tree.
+type site struct {
+	d     *domain
+	one   *descriptor
+	steps path
+	node  *limiter.Node
+}
+
+func (c *compiler) descriptors(d *domain, parent *limiter.Node, above path, list []*descriptor) {
 	for _, one := range list {
 		if c.full {
 			return
@@ -96,11 +104,11 @@ func (c *compiler) descriptors(d *domain, tree *limiter.Tree, parent *limiter.No
 		}
 		if s.Key == "" { // the mistake has been reported already, and the level is unknown
 			node := &limiter.Node{}
-			c.place(d, one, steps, node)
-			c.descriptors(d, tree, node, steps, one.Descriptors.value)
+			c.place(site{d, one, steps, node})
+			c.descriptors(d, node, steps, one.Descriptors.value)
 			continue
 		}
-		node, added := tree.Add(parent, s.Pattern)
+		node, added := d.Tree.Add(parent, s.Pattern)
 		first := d.nodes[node]
 		if s.matchesSeveral() { // differently written steps can be equal, such as value_prefix: a and value: a*
 			same := sibling{parent, s.composite()}
@@ -116,12 +124,14 @@ func (c *compiler) descriptors(d *domain, tree *limiter.Tree, parent *limiter.No
 			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, steps.name(), first)
 			node = &limiter.Node{}
 		}
-		c.place(d, one, steps, node)
-		c.descriptors(d, tree, node, steps, one.Descriptors.value)
+		c.place(site{d, one, steps, node})
+		c.descriptors(d, node, steps, one.Descriptors.value)
 	}
 }
 
-func (c *compiler) place(d *domain, one *descriptor, steps path, node *limiter.Node) {
+// place compiles the limits of a descriptor, and adds them to its node.
+func (c *compiler) place(s site) {
+	d, one, steps, node := s.d, s.one, s.steps, s.node
 	for _, name := range one.Limit.value {
 		l := d.limits[name.value]
 		switch {
@@ -135,9 +145,9 @@ func (c *compiler) place(d *domain, one *descriptor, steps path, node *limiter.N
 				c.checkSettle(name.at, &p)
 			}
 			if p.more.Then != nil {
-				c.payerAt(d, one, steps, name, l, &p)
+				c.payerAt(s, name, l, &p)
 			}
-			c.useAt(d, one, steps, node, &p, true, nil)
+			c.useAt(s, &p, true, nil)
 			c.sameSlot(d, l, name, &p)
 			d.referenced = append(d.referenced, name)
 		}
@@ -164,10 +174,10 @@ func (c *compiler) place(d *domain, one *descriptor, steps path, node *limiter.N
 		if p.Limit.Overdraw {
 			c.checkSettle(l.place("overdraw"), &p)
 		}
-		c.useAt(d, one, steps, node, &p, false, l.Replaces.value)
+		c.useAt(s, &p, false, l.Replaces.value)
 	}
 	if c.o.Cluster {
-		c.warnSlots(one, steps, node)
+		c.warnSlots(s)
 	}
 }
 
@@ -178,8 +188,9 @@ func (c *compiler) checkSettle(at place, p *draft) {
 	}
 }
 
-// useAt completes p for the place that uses the limit, and adds it to the node.
-func (c *compiler) useAt(d *domain, one *descriptor, steps path, node *limiter.Node, p *draft, named bool, replaces []*replacement) {
+// useAt completes p for the descriptor that uses the limit, and adds it to the node.
+func (c *compiler) useAt(at site, p *draft, named bool, replaces []*replacement) {
+	d, one, steps, node := at.d, at.one, at.steps, at.node
 	c.warnHits(one.at, p)
 	p.Shadow = p.Shadow || one.Shadow.value
 	p.Quota = p.Quota || one.Quota.value

@@ -10,6 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -113,20 +114,11 @@ func (d *decoder) boolean(n *yaml.Node, what string) bool {
 }
 
 func (d *decoder) span(n *yaml.Node, what string) algorithms.Micros {
-	if at, ok := parseSpan(n.Value); ok && n.Kind == yaml.ScalarNode {
-		return at
+	at, err := duration.Parse(n.Value)
+	if n.Kind != yaml.ScalarNode || err != nil && n.Value != "0s" {
+		d.mistake(n, "%s must be a time such as 0s, 200ms, 1m30s or 1d, to the microsecond", what)
 	}
-	d.mistake(n, "%s must be a time such as 0s, 200ms, 1m30s or 1d, to the microsecond", what)
-	return 0
-}
-
-func parseSpan(text string) (algorithms.Micros, bool) {
-	if days, ok := strings.CutSuffix(text, "d"); ok {
-		n, err := strconv.ParseInt(days, 10, 32)
-		return algorithms.Micros(n) * algorithms.Day, err == nil && n >= 0
-	}
-	span, err := time.ParseDuration(text)
-	return algorithms.Micros(span.Microseconds()), err == nil && span >= 0 && span%time.Microsecond == 0
+	return at
 }
 
 func (d *decoder) moment(n *yaml.Node, what string) algorithms.Micros {

@@ -1,13 +1,8 @@
 package scenario
 
 import (
-	"bytes"
 	"cmp"
-	"errors"
-	"io"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -21,22 +16,17 @@ import (
 
 // Parse reads a file of scenarios. The File is nil if there is any problem.
 func Parse(name string, data []byte) (*File, config.Problems) {
-	d := &decoder{file: name}
-	from := yaml.NewDecoder(bytes.NewReader(data))
-	var doc yaml.Node
-	if err := from.Decode(&doc); errors.Is(err, io.EOF) {
-		d.mistake(&yaml.Node{Line: 1, Column: 1}, "the file is empty")
-		return nil, d.problems
-	} else if err != nil {
-		d.mistake(&yaml.Node{Line: lineOf(err), Column: 1}, "%v", err)
+	docs, problems := config.Documents(config.File{Name: name, Data: data})
+	d := &decoder{file: name, problems: problems}
+	if len(docs) == 0 {
+		if len(problems) == 0 {
+			d.mistake(&yaml.Node{Line: 1, Column: 1}, "the file is empty")
+		}
 		return nil, d.problems
 	}
-	f := d.document(doc.Content[0])
-	var more yaml.Node
-	if err := from.Decode(&more); err == nil {
-		d.mistake(&more, "the file has a second YAML document; use one file for each document")
-	} else if !errors.Is(err, io.EOF) {
-		d.mistake(&yaml.Node{Line: lineOf(err), Column: 1}, "%v", err)
+	f := d.document(docs[0])
+	if len(docs) > 1 {
+		d.mistake(docs[1], "the file has a second YAML document; use one file for each document")
 	}
 	if len(d.problems) > 0 {
 		slices.SortStableFunc(d.problems, func(a, b config.Problem) int {
@@ -45,17 +35,6 @@ func Parse(name string, data []byte) (*File, config.Problems) {
 		return nil, d.problems
 	}
 	return f, nil
-}
-
-var inLine = regexp.MustCompile(`line (\d+)`)
-
-// lineOf returns the line that an error of package yaml names, or 1 if it names none.
-func lineOf(err error) int {
-	if found := inLine.FindStringSubmatch(err.Error()); found != nil {
-		line, _ := strconv.Atoi(found[1]) // the expression matches only digits
-		return line
-	}
-	return 1
 }
 
 func (d *decoder) document(n *yaml.Node) *File {

@@ -134,9 +134,9 @@ func TestMistakesHaveTheirPlace(t *testing.T) {
 	}
 	for _, test := range []struct{ text, want string }{
 		{"", "s.yaml:1:1: the file is empty"},
-		{"a: [", "s.yaml:1:1: yaml: line 1: did not find expected node content"},
+		{"a: [", "s.yaml:1:1: yaml: did not find expected node content"},
 		{"[]", "s.yaml:1:1: the file must be a mapping"},
-		{"config: c\nscenarios: []\n---\nx: y", "s.yaml:3:1: the file has a second YAML document"},
+		{"config: c\nscenarios: []\n---\nx: y", "s.yaml:4:1: the file has a second YAML document"},
 		{"scenarios: []", "s.yaml:1:1: the file needs config"},
 		{"config: c\nscenarios: []\nconfig: d", "s.yaml:3:1: the file has config twice"},
 		{"config: c\nscenarios: {}", "s.yaml:2:12: scenarios must be a list"},

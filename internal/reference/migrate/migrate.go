@@ -3,11 +3,8 @@
 package migrate
 
 import (
-	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -43,9 +40,11 @@ func Review(files []config.File) []Note {
 	var notes []Note
 	for _, f := range files {
 		r := &review{file: f.Name}
-		docs, _ := documents(f.Data) // Compile reports mistakes in the syntax
+		docs, _ := config.Documents(f) // Compile reports mistakes in the syntax
 		for i, doc := range docs {
-			r.document(doc, i)
+			if doc.Kind == yaml.MappingNode {
+				r.document(doc, i)
+			}
 		}
 		notes = append(notes, r.notes...)
 	}
@@ -67,21 +66,6 @@ func Review(files []config.File) []Note {
 		return cmp.Or(order[a.File]-order[b.File], a.Line-b.Line, a.Column-b.Column)
 	})
 	return notes
-}
-
-// documents returns the documents of data that are mappings, up to the first mistake in the syntax.
-func documents(data []byte) (roots []*yaml.Node, err error) {
-	for d := yaml.NewDecoder(bytes.NewReader(data)); ; {
-		var n yaml.Node
-		if err := d.Decode(&n); errors.Is(err, io.EOF) {
-			return roots, nil
-		} else if err != nil {
-			return roots, err
-		}
-		if root := n.Content[0]; root.Kind == yaml.MappingNode {
-			roots = append(roots, root)
-		}
-	}
 }
 
 type level struct {
