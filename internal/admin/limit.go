@@ -123,36 +123,13 @@ func (p *pages) used(domain, name string) (since string, rows []usedRow) {
 	return at(from), rows
 }
 
+// facts returns the settings of l that are not the default, and what happens if the store cannot decide. Settlement has
+// a section of its own.
 func facts(l *limiter.Policy) (list []fact) {
-	add := func(name, text string) { list = append(list, fact{name, text}) }
-	if l.Unlimited {
-		return nil
-	}
-	add("A bucket is identified by", openKeys(l))
-	add("If the store cannot decide", l.OnFailure.String()+" (on_backend_failure)")
-	if l.Shadow {
-		add("Shadow mode", "it never denies; requests that it would have denied are counted")
-	}
-	if l.Quota {
-		add("Quota", "it denies only together with all other quota limits of the request")
-	}
-	if l.Alone {
-		add("Consumption", "decided on its own, not all or none with the other limits of the request")
-	}
-	if n := len(l.Extra().Shards); n > 0 {
-		add("Shards", strconv.Itoa(n))
-	}
-	if l.Extra().Lease != nil {
-		add("Lease", fmt.Sprintf("up to %d units", l.Extra().Lease.Most))
-	}
-	if l.Extra().MaxDelay > 0 {
-		add("Answers are held for up to", duration.Format(l.Extra().MaxDelay))
-	}
-	if then := l.Extra().Then; then != nil {
-		add("What it does not allow is paid by", descriptors.Printable(then.Name)+" (then)")
-	}
-	if len(l.Extra().Replaces) > 0 {
-		add("Replaces", strings.Join(l.Extra().Replaces, ", "))
+	for _, f := range l.Facts() {
+		if (!f.Default || f.Name == "on_backend_failure") && f.Name != "settle" && !l.Unlimited {
+			list = append(list, fact{f.Name, f.Text})
+		}
 	}
 	return list
 }

@@ -7,9 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -84,7 +82,7 @@ func domain(name string, was, is *limiter.Domain) []Change {
 		return []Change{c}
 	}
 	c.Details = differences(
-		part{"consume", consume(was.Alone), consume(is.Alone)},
+		part{"consume", limiter.ConsumeWord(was.Alone), limiter.ConsumeWord(is.Alone)},
 		part{"require", required(was.Require), required(is.Require)},
 		part{"deny_body", was.DenyBody.String(), is.DenyBody.String()},
 		part{"http_headers", headers(was.Headers), headers(is.Headers)},
@@ -97,19 +95,12 @@ func domain(name string, was, is *limiter.Domain) []Change {
 	return []Change{c}
 }
 
-func consume(alone bool) string {
-	if alone {
-		return "each"
-	}
-	return "together"
-}
-
 func required(all []limiter.Requirement) string {
 	keys := make([]string, len(all))
 	for i := range all {
 		keys[i] = all[i].String()
 	}
-	return list(keys)
+	return limiter.ListWords(keys)
 }
 
 func headers(h *limiter.HeaderSets) string {
@@ -125,7 +116,7 @@ func headers(h *limiter.HeaderSets) string {
 			sets = append(sets, set.name)
 		}
 	}
-	return list(sets)
+	return limiter.ListWords(sets)
 }
 
 func boundOf(p *limiter.Policy) string {
@@ -225,37 +216,6 @@ func (c *Change) numbers(was, is *limiter.Policy) {
 	if title(was) != title(is) {
 		c.Details = append(c.Details, fmt.Sprintf("name: %s -> %s", title(was), title(is)))
 	}
-	if old, new := len(was.Extra().Shards), len(is.Extra().Shards); old != new {
-		c.Fresh = true
-		c.Details = append(c.Details, fmt.Sprintf("shards: %d -> %d", max(1, old), max(1, new)))
-	}
-	c.Details = append(c.Details, differences(
-		part{"lease", lease(was), lease(is)}, part{"weights", weights(was), weights(is)}, part{"settle", settle(was), settle(is)},
-		part{"unit_name", was.Extra().Unit.String(), is.Extra().Unit.String()},
-		part{"deny_body", was.Extra().DenyBody.String(), is.Extra().DenyBody.String()},
-	)...)
-}
-
-func weights(p *limiter.Policy) string {
-	if w := p.Extra().Weights; w != nil {
-		return w.String()
-	}
-	return "none"
-}
-
-func settle(p *limiter.Policy) string {
-	if s := p.Extra().Settle; s != nil {
-		return strings.Join(s.Words(p.Limit), "; ")
-	}
-	return "none"
-}
-
-func lease(p *limiter.Policy) string {
-	l := p.Extra().Lease
-	if l == nil {
-		return "none"
-	}
-	return fmt.Sprintf("up to %d for %s", l.Most, duration.Format(l.For))
 }
 
 func (c *Change) places(was, is []*limiter.Policy) {
@@ -267,22 +227,19 @@ func (c *Change) places(was, is []*limiter.Policy) {
 			continue // moved compares the descriptors that match other limits
 		}
 		compared++
-		if form(a) != form(b) || a.Extra().Slot != b.Extra().Slot { // the slot is a part of the key in Redis
-			c.Fresh = true
-		}
-		for _, d := range differences(
-			part{"hash_tag", slot(a), slot(b)}, part{"metadata", fmt.Sprint(a.Extra().Metadata), fmt.Sprint(b.Extra().Metadata)},
-			part{"a bucket for each", form(a), form(b)}, part{"then", payerOf(a), payerOf(b)},
-			part{"shadow_mode", onOff(a.Shadow), onOff(b.Shadow)}, part{"quota_mode", onOff(a.Quota), onOff(b.Quota)},
-			part{"consume", consume(a.Alone), consume(b.Alone)}, part{"on_backend_failure", onFailure(a), onFailure(b)},
-			part{"replaces", list(a.Extra().Replaces), list(b.Extra().Replaces)},
-		) {
+		was, is := a.Facts(), b.Facts()
+		for i := range was {
+			if was[i] == is[i] {
+				continue
+			}
+			c.Fresh = c.Fresh || was[i].Fresh
+			d := fmt.Sprintf("%s: %s -> %s", was[i].Name, was[i].Text, is[i].Text)
 			at[d] = append(at[d], place)
 		}
 	}
 	for _, d := range slices.Sorted(maps.Keys(at)) {
 		if places := at[d]; len(places) < compared {
-			d += " (" + list(places) + ")"
+			d += " (" + limiter.ListWords(places) + ")"
 		}
 		c.Details = append(c.Details, d)
 	}
@@ -300,71 +257,12 @@ func byPlace(policies []*limiter.Policy) map[string]*limiter.Policy {
 	return all
 }
 
-// form describes what one bucket of p is for. The result continues the text "a bucket for each".
-func form(p *limiter.Policy) string {
-	switch {
-	case p.Whole:
-		return "descriptor"
-	case len(p.Open) == 0:
-		return "limit"
-	default:
-		return list(p.Extra().OpenKeys)
-	}
-}
-
-func list(texts []string) string {
-	if len(texts) == 0 {
-		return "nothing"
-	}
-	shown := make([]string, len(texts))
-	for i, text := range texts {
-		shown[i] = descriptors.Printable(text)
-	}
-	return strings.Join(shown, ", ")
-}
-
-func payerOf(p *limiter.Policy) string {
-	if then := p.Extra().Then; then != nil {
-		return then.Name
-	}
-	return "none"
-}
-
-func slot(p *limiter.Policy) string {
-	switch s := p.Extra().Slot; {
-	case s.Value > 0:
-		return fmt.Sprintf("by value %d of the key", s.Value)
-	case s.Entry != "":
-		return "by the value of " + descriptors.Printable(s.Entry)
-	case s.Fixed > 0:
-		return fmt.Sprintf("fixed, number %d", s.Fixed)
-	default:
-		return "none"
-	}
-}
-
-func onOff(b bool) string {
-	if b {
-		return "on"
-	}
-	return "off"
-}
-
-func onFailure(p *limiter.Policy) string {
-	if p.OnFailure == limiter.Local {
-		return fmt.Sprintf("local, a share of %g", p.Extra().LocalShare)
-	}
-	return p.OnFailure.String()
-}
-
+// modes returns those facts of p which a person who adds a limit should check.
 func modes(p *limiter.Policy) (details []string) {
-	add := func(is bool, text string) {
-		if is {
-			details = append(details, text)
+	for _, f := range p.Facts() {
+		if !f.Default && slices.Contains([]string{"shadow_mode", "quota_mode", "on_backend_failure"}, f.Name) {
+			details = append(details, f.Name+": "+f.Text)
 		}
 	}
-	add(p.Shadow, "shadow_mode: it never denies")
-	add(p.Quota, "quota_mode: it denies only together with all other quota limits of the request")
-	add(p.OnFailure != limiter.Deny, "on_backend_failure: "+onFailure(p))
 	return details
 }

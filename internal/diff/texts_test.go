@@ -81,7 +81,7 @@ limit edge/log changed at test.yaml:9, anew: false
 	Consumption is kept: what was used stays used.
 limit edge/new added at test.yaml:6, anew: false
 	token bucket: 5 per 1m, up to 5 at once
-	shadow_mode: it never denies
+	shadow_mode: on
 	on_backend_failure: local, a share of 0.5
 limit edge/parts changed at test.yaml:8, anew: true
 	numbers: token bucket: 90 per 1m, up to 90 at once -> token bucket: 80 per 1m, up to 80 at once
@@ -89,7 +89,7 @@ limit edge/parts changed at test.yaml:8, anew: true
 	The buckets start anew: each client gets up to one capacity more, once.
 limit edge/quota added at test.yaml:7, anew: false
 	token bucket: 5 per 1m, up to 5 at once
-	quota_mode: it denies only together with all other quota limits of the request
+	quota_mode: on
 limit edge/renamed changed at test.yaml:5, anew: false
 	weights: get: 1, post: 4 -> none
 limit other/path added at test.yaml:18, anew: false

@@ -265,7 +265,7 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 func TestOperatorsSeeThePayer(t *testing.T) {
 	x := start(t, paidBy("a"))
 	for where, want := range map[string]string{
-		body(t, get(t, x.Admin, "/limit?domain=d&name=plan")):               "<dt>What it does not allow is paid by</dt><dd>a (then)</dd>",
+		body(t, get(t, x.Admin, "/limit?domain=d&name=plan")):               "<dt>then</dt><dd>a</dd>",
 		body(t, get(t, x.Admin, "/api/buckets?domain=d&limit=plan&key=b")):  `"then":"a"`,
 		body(t, get(t, x.HTTP, "/v1/limits/plan?domain=d&key=b")):           `"then":"a"`,
 		body(t, get(t, x.Admin, "/api/buckets?domain=d&descriptor=user=b")): `"then":"a"`,
