@@ -23,6 +23,7 @@ import (
 type Batch struct {
 	server   *Server
 	checks   *limiter.Batch
+	listener limiter.Listener
 	requests []*batched
 	used     int
 	panicked any // the value of a panic in Submit
@@ -107,6 +108,7 @@ func (b *Batch) plan(r *batched, arrived time.Time, left time.Duration, canceled
 		return
 	}
 	r.call.Request.MaxDelay, r.call.Arrived, r.call.Canceled = b.server.delays.LongestFor(left), arrived, canceled
+	r.call.Listener = b.listener
 	if planned, err := b.checks.Add(&r.call); !planned {
 		r.answered(b.server, err)
 	}
@@ -206,11 +208,4 @@ func (s *Server) Oversized() { s.tooLarge(BoundBytes) }
 // Later calls answer after d, unless stop is called before.
 func (s *Server) Later(d algorithms.Micros, answer func()) (stop func()) {
 	return s.delays.Later(d, answer)
-}
-
-// Answered reports the duration of a request to Options.Answered, if that is set.
-func (s *Server) Answered(arrived time.Time) {
-	if s.options.Answered != nil {
-		s.options.Answered(time.Since(arrived))
-	}
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -31,9 +32,7 @@ var deniedJSON = []byte(`{"overallCode":"OVER_LIMIT"}`)
 // RateLimitResponse. Otherwise it is a text: 400 if the request is invalid or no configuration is loaded, 403
 // if it has a refund and is not trusted, and 503 if the RPC would fail for another reason.
 func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (code int, response []byte) {
-	arrived := time.Now()
-	defer s.Answered(arrived)
-	code, response, delay := s.decideJSON(ctx, body, trusted, arrived)
+	code, response, delay := s.decideJSON(ctx, body, trusted, time.Now())
 	if delay > 0 {
 		if err := s.delays.Wait(ctx, delay); err != nil {
 			return failedJSON(grpcstatus.FromContextError(err).Err())
@@ -82,6 +81,7 @@ func (s *Server) decide(ctx context.Context, wire []byte, arrived time.Time) *Ba
 	defer context.AfterFunc(ctx, func() { canceled.Store(true) })()
 	decided := make(chan struct{})
 	b := s.NewBatch()
+	b.listener = limiter.OverJSON
 	b.Add(wire, arrived, 0, &canceled, nil)
 	b.Submit(time.Time{}, nil, func() { close(decided) })
 	<-decided

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"strconv"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -28,8 +27,6 @@ type Options struct {
 	Bounds Bounds
 	// Tracing, if not nil, traces each request.
 	Tracing *tracing.Tracing
-	// Answered, if not nil, is called with the duration of each call.
-	Answered func(time.Duration)
 }
 
 // Headers has the names of response headers.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -298,23 +297,6 @@ func TestAnswersAreDelayedUntilTheirTurn(t *testing.T) {
 		defer cancel()
 		if got, err := send(s, ctx, request("jobs")); err != nil || got.OverallCode != ok {
 			t.Errorf("in time: got %v, %v; want OK", got, err)
-		}
-	})
-}
-
-func TestDurationsAreReported(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var got []time.Duration
-		s, _ := newServer(t, newLimiter(leaky(t)), Options{Answered: func(d time.Duration) { got = append(got, d) }})
-		const body = `{"domain":"d","descriptors":[{"entries":[{"key":"jobs","value":"v"}]}]}`
-		for range 2 { // the second has its turn a second later
-			if code, text := s.AnswerJSON(t.Context(), []byte(body), false); code != 200 {
-				t.Errorf("got %d %s; want status 200", code, text)
-			}
-		}
-		s.Answered(time.Now().Add(-3 * time.Second)) // for a listener that sends in batches
-		if want := []time.Duration{0, time.Second, 3 * time.Second}; !slices.Equal(got, want) {
-			t.Errorf("got %v, want %v", got, want)
 		}
 	})
 }

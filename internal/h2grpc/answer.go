@@ -147,7 +147,7 @@ func (c *conn) dequeue(s *stream) {
 // delay delays the answer to request i of o. c.mu is held.
 func (c *conn) delay(o *operation, i int) {
 	answer, status := c.encode(nil, o.batch, i)
-	id, s, arrived := o.requests[i].id, o.requests[i].stream, o.arrived
+	id, s := o.requests[i].id, o.requests[i].stream
 	if s == nil {
 		s = &stream{id: id, ended: true}
 		c.addToOpen(s)
@@ -160,7 +160,6 @@ func (c *conn) delay(o *operation, i int) {
 			return
 		}
 		c.respond(id, s, func(to []byte) ([]byte, *Status) { return append(to, answer...), status })
-		c.server.config.Method.Answered(arrived)
 		c.flush()
 	})
 }

@@ -39,9 +39,6 @@ func TestManyRequestsInOneWrite(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if n := m.answered.Load(); n != 3*3*maxBatch {
-			t.Errorf("%d answers are counted; want %d", n, 3*3*maxBatch)
-		}
 	})
 }
 

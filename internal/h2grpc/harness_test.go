@@ -33,7 +33,7 @@ type echo struct {
 	room  delay.Room
 	store backend.Store // decides all requests except those that start with "now"; if nil, all requests are known at once
 
-	answered  atomic.Int64
+	finished  atomic.Int64
 	oversized atomic.Int64
 
 	mu       sync.Mutex
@@ -53,10 +53,9 @@ func (m *echo) batchSizes() []int {
 	return slices.Clone(m.batches)
 }
 
-func (m *echo) NewBatch() Batch    { return newEchoBatch(m) }
-func (m *echo) Denial() []byte     { return []byte("denied") }
-func (m *echo) Oversized()         { m.oversized.Add(1) }
-func (m *echo) Answered(time.Time) { m.answered.Add(1) }
+func (m *echo) NewBatch() Batch { return newEchoBatch(m) }
+func (m *echo) Denial() []byte  { return []byte("denied") }
+func (m *echo) Oversized()      { m.oversized.Add(1) }
 func (m *echo) Later(d algorithms.Micros, answer func()) func() {
 	return m.room.Later(d, answer)
 }
@@ -128,6 +127,7 @@ func (b *echoBatch) panicIn(f string, i int) {
 
 func (b *echoBatch) Finish(i int) {
 	b.panicIn("Finish", i)
+	b.method.finished.Add(1)
 	if of := b.of[i]; of >= 0 && b.inner.Decisions != nil {
 		d := &b.inner.Decisions[of]
 		if b.late[i] = d.Err; d.Remaining != 0 && d.Remaining != nameOf(b.messages[i]) {

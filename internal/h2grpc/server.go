@@ -35,8 +35,6 @@ type Method interface {
 	Oversized()
 	// Later calls answer after d, unless stop is called before.
 	Later(d algorithms.Micros, answer func()) (stop func())
-	// Answered is called after each answer of a Batch, with the arrival time of its request.
-	Answered(arrived time.Time)
 	// Panicked is called with the value of a recovered panic. After a panic in a Batch, all its requests,
 	// or the one that caused it, are denied. After a panic in Config.Others, the stream is reset.
 	Panicked(value any)

@@ -290,7 +290,6 @@ func (c *conn) answer(o *operation, i int) {
 		c.respond(r.id, r.stream, func(to []byte) ([]byte, *Status) { return c.encode(to, o.batch, i) })
 	}
 	c.framesLeft = min(framesPerTick, c.framesLeft+1)
-	c.server.config.Method.Answered(o.arrived)
 }
 
 // encode appends the answer to request i of b, which is finished. After a panic it appends a denial.

@@ -40,7 +40,7 @@ func TestAConnectionYieldsAfterMuchWork(t *testing.T) {
 		}
 		nc.in <- c.out.Bytes()
 		synctest.Wait()
-		if n := m.answered.Load(); n != requests+1 {
+		if n := m.finished.Load(); n != requests+1 {
 			t.Errorf("%d requests were answered; want %d", n, requests+1)
 		}
 		if least := requests * 100 * 2000 / turnWork / 2; len(turns) < least {

@@ -141,7 +141,7 @@ func (a *API) limit(r *http.Request, req *apiRequest, dryRun bool) error {
 	if req.id != "" {
 		c.IdempotencyKey = limiter.IdempotencyKey{ID: "request " + req.id, Lifetime: req.remember}
 	}
-	c.Arrived = time.Now()
+	c.Arrived, c.Listener = time.Now(), limiter.OverHTTP
 	return a.Limiter.Check(r.Context(), c)
 }
 
@@ -155,6 +155,7 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, req *apiRequest) {
 		unknownReservation.write(w, "reservation "+reservation.ErrForged.Error(), "")
 		return
 	}
+	req.call.Arrived, req.call.Listener = time.Now(), limiter.OverHTTP
 	err := a.Limiter.Settle(r.Context(), req.call, limiter.Settle{Reserved: &of, Real: req.count, Costs: req.costs, Inline: a.inlineOf})
 	switch name := of.Parts[0].Name; {
 	case errors.Is(err, backend.ErrReused):

@@ -140,7 +140,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *clientRequest, own, 
 	if routing.Fill(c, of.auth, route, &of.Request); len(c.Descriptors) == 0 && !s.Requires(c.Request.Domain) {
 		return d.unrouted(of, NoDescriptor)
 	}
-	c.Request.MaxDelay, c.Arrived = d.delays.Longest(r.Context()), time.Now()
+	c.Request.MaxDelay, c.Arrived, c.Listener = d.delays.Longest(r.Context()), time.Now(), limiter.OverAuth
 	switch err := d.Limiter.Check(r.Context(), c); {
 	case err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable}

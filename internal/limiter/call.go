@@ -56,6 +56,8 @@ type Request struct {
 	Inspect bool
 	// Arrived is the time of arrival by this process's clock. It is zero if the listener does not know it.
 	Arrived time.Time
+	// Listener is for telemetry only.
+	Listener Listener
 	// Canceled, if not nil, becomes true when the client no longer waits for the answer. A request that the
 	// store has queued is then not charged.
 	Canceled *atomic.Bool
@@ -63,6 +65,25 @@ type Request struct {
 	// Listeners that report the wait leave it 0.
 	MaxDelay algorithms.Micros
 }
+
+// Listener names the API through which a Request came.
+type Listener uint8
+
+// The listeners. The zero value is that of most requests.
+const (
+	OverGRPC Listener = iota // Envoy's RateLimitService
+	OverJSON                 // the same messages in JSON
+	OverHTTP                 // /v1/limit and its relatives, for applications
+	OverAuth                 // /v1/auth, for proxies
+
+	Listeners = iota // their number
+)
+
+// IsRateLimitService reports whether l is Envoy's RateLimitService, over gRPC or in JSON.
+func (l Listener) IsRateLimitService() bool { return l <= OverJSON }
+
+// String returns the name for metrics.
+func (l Listener) String() string { return [...]string{"grpc", "json", "v1", "auth"}[l] }
 
 // Descriptor is one descriptor of a Request, with the settings that the request has for it.
 type Descriptor struct {

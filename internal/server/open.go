@@ -40,9 +40,6 @@ type listener struct {
 
 // open opens the listeners. After an error none of them stays open.
 func (s *server) open() (listeners []listener, running Running, err error) {
-	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // measuring takes time, so it is off if only the admin listener would serve the result
-		s.config.Answers.Answered = s.metrics.Answered
-	}
 	s.config.Answers.Tracing = s.tracing
 	api, err := grpcapi.New(s.limiter, s.metrics, s.config.Answers, s.log)
 	if err != nil {

@@ -72,6 +72,23 @@ type domainCounts struct {
 	domain string
 }
 
+// count counts the answer to c.
+func (d *domainCounts) count(at int, c *limiter.Call) {
+	switch {
+	case c.Err != nil:
+		d.counter[at][requestError].Add(1)
+	case c.Denied:
+		d.counter[at][requestOver].Add(1)
+	default:
+		d.counter[at][requestOK].Add(1)
+	}
+	if c.Missing != nil {
+		d.counter[at][requestMissing].Add(1)
+	} else if len(c.Results) == 0 && !c.Failed && !c.IsDone() {
+		d.counter[at][requestUnmatched].Add(1)
+	}
+}
+
 // Swapped implements limiter.Observer. Limits that are also in s keep their counters, and the counters of
 // other limits are removed. Swapped creates no counters, because a limit gets them at its first decision.
 func (m *Metrics) Swapped(s *limiter.Snapshot) {
@@ -84,7 +101,7 @@ func (m *Metrics) Swapped(s *limiter.Snapshot) {
 // Observe implements limiter.Observer. It allocates nothing for a limit that has counters.
 func (m *Metrics) Observe(c *limiter.Call) { m.ObserveAt(c, rand.Uint32()) }
 
-// ObserveAt does what Observe does. The caller provides a random number.
+// ObserveAt does what Observe does. The caller provides a random number, whose low 9 bits are used.
 func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 	// Any stripe is correct, but it should rarely be one that another CPU is using. A random stripe is as good
 	// as the stripe of the current CPU, which Go does not expose.
@@ -94,6 +111,7 @@ func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 		return
 	}
 	m.service.observe(c)
+	m.latency.observe(c, random>>stripeBits)
 	if c.Verdict.Domain == nil {
 		m.domainNotFound[at][0].Add(1)
 		if len(c.Limits) == 0 {
@@ -114,19 +132,7 @@ func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 	if domain == nil {
 		domain = m.firstOfDomain(t)
 	}
-	switch {
-	case c.Err != nil:
-		domain.counter[at][requestError].Add(1)
-	case c.Denied:
-		domain.counter[at][requestOver].Add(1)
-	default:
-		domain.counter[at][requestOK].Add(1)
-	}
-	if c.Missing != nil {
-		domain.counter[at][requestMissing].Add(1)
-	} else if len(c.Results) == 0 && !c.Failed && !c.IsDone() {
-		domain.counter[at][requestUnmatched].Add(1)
-	}
+	domain.count(at, c)
 	for i := range c.Results {
 		r := &c.Results[i]
 		if c.Settle != nil && r.Policy.Extra().Settle != nil {
@@ -199,7 +205,9 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	defer m.mu.Unlock()
 	send(notFoundDesc, m.domainNotFound.sum(0))
 	send(unmatchedDesc, m.domainNotFound.sum(requestUnmatched), "")
-	m.service.collect(send)
+	allowed, denied := m.requests()
+	m.service.collect(send, allowed+denied)
+	m.latency.collect(out)
 	for _, d := range m.domains {
 		for code, name := range requestCodes {
 			send(requestsDesc, d.sum(code), d.domain, name)

@@ -22,7 +22,9 @@ import (
 )
 
 // maxStripes bounds the memory of a counter on a machine with many CPUs. A stripe takes 64 bytes.
-const maxStripes = 8
+const maxStripes = 1 << stripeBits
+
+const stripeBits = 3
 
 // Metrics holds the counters of one instance of the program. It implements limiter.Observer.
 type Metrics struct {
@@ -43,7 +45,8 @@ type Metrics struct {
 
 	series    seriesSet
 	nearRatio float32 // a share of a limit; hits above this share count as near_limit
-	service   *service
+	service   service
+	latency   latency
 	settle    *settleMetrics
 
 	most    int // the bound maxLimits; tests set a lower one
@@ -72,10 +75,11 @@ func New(version, revision string) *Metrics {
 		examined: gaugeVec("rlsidecar_backend_unfit",
 			"1 for each check of the backend's settings that fails: check \"eviction\" means that Redis may evict live buckets. The checks run at the start, and then every minute until all have passed; afterwards only the clock is checked.",
 			"check"),
-		unfit: map[string]map[string]bool{}, service: newService(), settle: newSettleMetrics(), most: maxLimits,
+		unfit: map[string]map[string]bool{}, settle: newSettleMetrics(), most: maxLimits,
 		limits: map[[2]string]*limitCounts{}, domains: map[string]*domainCounts{},
 	}
 	m.domainNotFound = newCounter(m.stripes)
+	m.latency.every.Store(1)
 	m.series.stripes, m.series.maxRuntime, m.series.levels = m.stripes, maxRuntimeSeries, 2 // the labels key1 and key2
 	m.series.maxStatic, m.series.folding = maxLimits, &m.folding
 	m.current.Store(&table{})
@@ -84,7 +88,7 @@ func New(version, revision string) *Metrics {
 	build := newGauge("rlsidecar_build_info", "Always 1. The labels describe the program.",
 		prometheus.Labels{"version": label(version), "revision": label(revision), "goversion": runtime.Version()})
 	build.Set(1)
-	m.registry.MustRegister(m, m.refused, m.tooLarge, m.loads, m.loadOK, m.loadedAt, m.examined, m.service.seconds, m.settle.ignored, m.settle.ratio, build,
+	m.registry.MustRegister(m, m.refused, m.tooLarge, m.loads, m.loadOK, m.loadedAt, m.examined, m.settle.ignored, m.settle.ratio, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -414,6 +414,7 @@ func BenchmarkObserve(b *testing.B) {
 	if err := l.Check(b.Context(), c); err != nil {
 		b.Fatal(err)
 	}
+	c.Arrived = time.Now()
 	b.ReportAllocs()
 	for b.Loop() {
 		m.Observe(c)

@@ -34,7 +34,6 @@ func TestReference(t *testing.T) {
 	m.Loaded(true, time.Unix(1, 0))
 	m.Refused("malformed")
 	m.TooLarge("entries")
-	m.Answered(time.Millisecond)
 	l := limiter.New(m.Backend(store, time.Second, func(error) {}), limiter.Config{Observer: m})
 	configured := snapshot(&limiter.Policy{Name: "plain", Limit: limit(t, 2)}, &limiter.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true})
 	configured.Domains["strict"] = &limiter.Domain{Name: "strict", Tree: &limiter.Tree{}, Require: []limiter.Requirement{{"user"}}}
@@ -43,6 +42,7 @@ func TestReference(t *testing.T) {
 	send(t, l, "d", "shadow", "v", 1)
 	send(t, l, "elsewhere", "plain", "v", 1)
 	send(t, l, "strict", "plain", "v", 1)
+	m.Observe(&limiter.Call{Request: limiter.Request{Arrived: time.Now()}, Verdict: limiter.Verdict{Snapshot: configured}})
 	settling(t, m, configured)
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))

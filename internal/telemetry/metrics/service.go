@@ -2,7 +2,6 @@ package metrics
 
 import (
 	"sync/atomic"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -12,37 +11,13 @@ import (
 // service holds the counters that the reference server keeps about itself. They have the names of its
 // Prometheus exporter. No label comes from requests.
 type service struct {
-	seconds               *prometheus.HistogramVec
-	answered              prometheus.Observer // the histogram of ShouldRateLimit, in seconds
-	calls                 atomic.Uint64
+	others                atomic.Uint64 // requests that did not come through ShouldRateLimit
 	loaded, refused       atomic.Uint64
 	unlimited             atomic.Uint64
 	badRequests, failures atomic.Uint64
-
-	times *timings // nil without StatsD
-}
-
-func newService() *service {
-	s := &service{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "ratelimit_service_response_time_seconds",
-		Help: "Duration of gRPC calls. Measured only with --metrics-listen or StatsD, because measuring takes time.",
-		// Envoy's default timeout is 20 ms. It ignores later answers.
-		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .02, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
-	}, []string{"grpc_method"})}
-	s.answered = s.seconds.WithLabelValues(shouldRateLimit)
-	return s
 }
 
 const shouldRateLimit = "ShouldRateLimit"
-
-// Answered counts a gRPC call that took d to answer.
-func (m *Metrics) Answered(d time.Duration) {
-	m.service.calls.Add(1)
-	m.service.answered.Observe(d.Seconds())
-	if m.service.times != nil {
-		m.service.times.add(d)
-	}
-}
 
 // defaultNearRatio is the default of the reference server.
 const defaultNearRatio = 0.8
@@ -61,6 +36,9 @@ func (s *service) refuse(reason string) {
 }
 
 func (s *service) observe(c *limiter.Call) {
+	if !c.Listener.IsRateLimitService() {
+		s.others.Add(1)
+	}
 	if c.WouldDeny {
 		s.unlimited.Add(1)
 	}
@@ -71,7 +49,7 @@ func (s *service) observe(c *limiter.Call) {
 
 var (
 	callsDesc = prometheus.NewDesc("ratelimit_service_total_requests",
-		"gRPC calls answered. Counted only with --metrics-listen or StatsD.", []string{"grpc_method"}, nil)
+		"Requests of Envoy's RateLimitService that were answered, over gRPC or in JSON.", []string{"grpc_method"}, nil)
 	errorsDesc = prometheus.NewDesc("ratelimit_service_should_rate_limit_error",
 		"Requests that were rejected (service_error), and those that the backend could not decide (redis_error), whatever their answer was.", []string{"err_type"}, nil)
 	loadedDesc = prometheus.NewDesc("ratelimit_service_config_load_success",
@@ -82,8 +60,14 @@ var (
 		"Requests that would have been denied without the global shadow mode.", nil, nil)
 )
 
-func (s *service) collect(send func(*prometheus.Desc, uint64, ...string)) {
-	send(callsDesc, s.calls.Load(), shouldRateLimit)
+// calls returns the number of requests of Envoy's RateLimitService. all is the number of requests that the limiter
+// answered.
+func (s *service) calls(all uint64) uint64 {
+	return all - min(all, s.others.Load()) + s.badRequests.Load()
+}
+
+func (s *service) collect(send func(*prometheus.Desc, uint64, ...string), requests uint64) {
+	send(callsDesc, s.calls(requests), shouldRateLimit)
 	send(errorsDesc, s.badRequests.Load(), "service_error")
 	send(errorsDesc, s.failures.Load(), "redis_error")
 	send(loadedDesc, s.loaded.Load())

@@ -14,7 +14,7 @@ import (
 // Without Statsd, only the first two levels count, because the metrics of Prometheus have labels for two levels.
 func (m *Metrics) Statsd() statsd.Source {
 	m.series.levels = maxLevels
-	m.service.times = &timings{}
+	m.latency.sent = &timings{}
 	return source{m}
 }
 
@@ -35,13 +35,14 @@ func (s source) Counters() (list []statsd.Counter) {
 	}
 	const limits, own = "ratelimit.service.rate_limit.", "ratelimit.service."
 	m := s.m
+	allowed, denied := m.Requests()
 	add(limits+"unknown.domain_not_found", m.domainNotFound.sum(0)) // a fixed name, because the domain's name comes from the client
 	add(own+"config_load_success", m.service.loaded.Load())
 	add(own+"config_load_error", m.service.refused.Load())
 	add(own+"global_shadow_mode", m.service.unlimited.Load())
 	add(own+"call.should_rate_limit.redis_error", m.service.failures.Load())
 	add(own+"call.should_rate_limit.service_error", m.service.badRequests.Load())
-	add("ratelimit_server."+shouldRateLimit+".total_requests", m.service.calls.Load())
+	add("ratelimit_server."+shouldRateLimit+".total_requests", m.service.calls(allowed+denied))
 	m.series.mu.RLock()
 	defer m.series.mu.RUnlock()
 	for name, one := range m.series.all {
@@ -56,7 +57,7 @@ func (s source) Counters() (list []statsd.Counter) {
 }
 
 func (s source) Timings() (string, []time.Duration) {
-	return "ratelimit_server." + shouldRateLimit + ".response_time", s.m.service.times.take()
+	return "ratelimit_server." + shouldRateLimit + ".response_time", s.m.latency.sent.take()
 }
 
 // timings keeps a random sample of the durations since the last call of take. Each of them is in the sample with the

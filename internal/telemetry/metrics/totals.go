@@ -56,6 +56,11 @@ func (m *Metrics) Tallies(visit func(domain, limit string, t Tally)) {
 func (m *Metrics) Requests() (allowed, denied uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.requests()
+}
+
+// requests is Requests for a caller that holds m.mu.
+func (m *Metrics) requests() (allowed, denied uint64) {
 	allowed = m.domainNotFound.sum(0)
 	for _, d := range m.domains {
 		allowed += d.sum(requestOK)
