@@ -29,7 +29,7 @@ import (
 //
 // Deadline must be the outermost wrapper, because it may end a Batch before the Stores below do. Therefore it submits
 // a copy of the Batch to the wrapped Store. The copy lives until the wrapped Store has ended it. Late decisions are
-// written to the copy and never read.
+// written to the copy and never read. Groups that the wrapped Store decides at once (immediate) are not copied.
 //
 // If panicked is not nil, it is called with the value of each panic in a Done that the timer calls.
 func Deadline(next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
@@ -39,6 +39,7 @@ func Deadline(next backend.Store, timeout, margin time.Duration, panicked func(v
 // DeadlineBy does what Deadline does, with a given clock.
 func DeadlineBy(clock outside.Clock, next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
 	s := &deadlineStore{clock: clock, next: next, timeout: timeout, margin: margin, panicked: panicked}
+	s.immediate, _ = next.(immediate)
 	s.attempts.New = func() any {
 		t := &attempt{store: s, at: notQueued}
 		t.inner.Done = func(*backend.Batch) { s.ended(t) }
@@ -47,9 +48,16 @@ func DeadlineBy(clock outside.Clock, next backend.Store, timeout, margin time.Du
 	return s
 }
 
+// immediate is a Store that decides some groups at once.
+type immediate interface {
+	// decideAtOnce decides groups of b, marks them as known, and adds the other groups to rest. It does not block.
+	decideAtOnce(b *backend.Batch, rest *excerpt)
+}
+
 type deadlineStore struct {
 	clock           outside.Clock
 	next            backend.Store
+	immediate       immediate // next, or nil
 	timeout, margin time.Duration
 	panicked        func(value any)
 	attempts        sync.Pool
@@ -62,8 +70,9 @@ type deadlineStore struct {
 // attempt is a Batch of a caller, with the copy that was submitted to the wrapped Store.
 type attempt struct {
 	store *deadlineStore
-	inner backend.Batch // the copy
-	keys  []byte        // the keys of inner's charges
+	rest  excerpt       // the copied groups
+	keys  []byte        // the keys of rest's charges
+	inner backend.Batch // has rest
 	until time.Time
 	// users is 2 at first: the submitting goroutine, and the wrapped Store until it has ended inner. An attempt with
 	// 0 users is reused.
@@ -93,6 +102,16 @@ func (s *deadlineStore) Submit(b *backend.Batch) {
 		return
 	}
 	t := s.attempts.Get().(*attempt)
+	if s.immediate != nil {
+		s.immediate.decideAtOnce(b, &t.rest)
+	} else {
+		t.rest.add(b.Charges, 0)
+	}
+	if len(t.rest.charges) == 0 {
+		s.attempts.Put(t)
+		b.Done(b)
+		return
+	}
 	t.load(b, until)
 	s.next.Submit(&t.inner)
 	s.await(t)
@@ -102,18 +121,18 @@ func (s *deadlineStore) Submit(b *backend.Batch) {
 func (t *attempt) load(b *backend.Batch, until time.Time) {
 	t.outer, t.until = b, until
 	t.users.Store(2)
+	t.rest.prepare()
 	in := &t.inner
-	in.Charges = append(in.Charges[:0], b.Charges...)
-	in.Decisions, in.Known = zeroed(in.Decisions, len(b.Charges)), zeroed(in.Known, len(b.Charges))
+	in.Charges, in.Decisions, in.Known = t.rest.charges, t.rest.decisions, t.rest.known
 	in.Deadline, in.Waits, in.Source = until, b.Waits, b.Source
 	size := 0
-	for i := range b.Charges {
-		size += len(b.Charges[i].Key)
+	for i := range in.Charges {
+		size += len(in.Charges[i].Key)
 	}
 	keys := slices.Grow(t.keys[:0], size)
-	for i := range b.Charges {
+	for i := range in.Charges {
 		from := len(keys)
-		keys = append(keys, b.Charges[i].Key...)
+		keys = append(keys, in.Charges[i].Key...)
 		in.Charges[i].Key = keys[from:]
 	}
 	t.keys = keys
@@ -124,27 +143,15 @@ func (t *attempt) load(b *backend.Batch, until time.Time) {
 func (s *deadlineStore) await(t *attempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := t.outer
-	if b == nil {
+	if t.outer == nil {
 		return
 	}
-	if b.Known != nil {
-		t.passKnown()
+	for at, end := range t.rest.groups() {
+		if isKnown(&t.inner, at, end) {
+			t.rest.pass(t.outer, at, end)
+		}
 	}
 	s.setTimer(s.deadlines.add(t))
-}
-
-// passKnown copies the known decisions to the caller's batch. store.mu must be held.
-func (t *attempt) passKnown() {
-	b := t.outer
-	for at := 0; at < len(b.Charges); {
-		end := at + backend.GroupLen(b.Charges[at:])
-		if isKnown(&t.inner, at, end) && !b.IsKnown(at) {
-			copy(b.Decisions[at:end], t.inner.Decisions[at:end])
-			b.SetKnown(at, end)
-		}
-		at = end
-	}
 }
 
 // setTimer does nothing if at is zero. mu must be held.
@@ -185,19 +192,16 @@ func (s *deadlineStore) overdue() {
 // groups. store.mu must be held, so that t does not end meanwhile. The wrapped Store may still be writing
 // unknown decisions, so failUnknown does not read them.
 func (t *attempt) failUnknown() {
-	b := t.outer
-	for at := 0; at < len(b.Charges); {
-		end := at + backend.GroupLen(b.Charges[at:])
-		switch {
-		case b.IsKnown(at):
-		case isKnown(&t.inner, at, end):
-			copy(b.Decisions[at:end], t.inner.Decisions[at:end])
-		default:
-			for i := at; i < end; i++ {
-				b.Decisions[i] = backend.Decision{Err: errNoAnswer}
+	for at, end := range t.rest.groups() {
+		if isKnown(&t.inner, at, end) {
+			t.rest.fill(t.outer, at, end)
+			continue
+		}
+		for _, i := range t.rest.positions[at:end] {
+			if !t.outer.IsKnown(int(i)) {
+				t.outer.Decisions[i] = backend.Decision{Err: errNoAnswer}
 			}
 		}
-		at = end
 	}
 }
 
@@ -230,11 +234,7 @@ func (s *deadlineStore) ended(t *attempt) {
 	s.deadlines.remove(t)
 	s.mu.Unlock()
 	if b != nil {
-		for i := range b.Decisions {
-			if !b.IsKnown(i) {
-				b.Decisions[i] = t.inner.Decisions[i]
-			}
-		}
+		t.rest.fill(b, 0, len(t.rest.charges))
 		defer b.Done(b)
 	}
 	t.release()
@@ -244,9 +244,9 @@ func (t *attempt) release() {
 	if t.users.Add(-1) > 0 {
 		return
 	}
-	clear(t.inner.Charges) // so that limits of an old configuration can be garbage-collected
+	t.rest.reset()
 	t.inner.Source = nil
-	if cap(t.inner.Charges) <= maxReused {
+	if cap(t.rest.charges) <= maxReused {
 		t.store.attempts.Put(t)
 	}
 }

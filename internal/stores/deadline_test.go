@@ -118,7 +118,7 @@ func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 func TestDeadlineFailsOnlyUndecidedGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		routes := [2]stores.Route{{Store: after(ms, echo)}, {Store: batchFunc(func(*backend.Batch) { time.Sleep(time.Minute) })}}
-		router := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Group%2] }, nil)
+		router := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[(group[0].Key[0]-'a')%2] }, nil)
 		s := stores.Deadline(router, 5*ms, ms, nil)
 		done := make(chan struct{})
 		b := &backend.Batch{

@@ -212,6 +212,16 @@ func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decisi
 	return d != nil, nil
 }
 
+// decideGroup answers a group from the cache, unless its denial must be revalidated.
+func (s *DeniedStore) decideGroup(charges []backend.Charge, decisions []backend.Decision, now time.Time) bool {
+	d := s.find(charges, decisions, now)
+	if d != nil && (now.Before(d.revalidateAt) || d.revalidating.Load()) {
+		return true
+	}
+	clear(decisions)
+	return false
+}
+
 // find answers a group from its cached denial, and returns the denial, even if it is older than MaxAge. It returns nil
 // if the cache cannot answer the group.
 func (s *DeniedStore) find(charges []backend.Charge, decisions []backend.Decision, now time.Time) *denial {

@@ -1,6 +1,7 @@
 package stores
 
 import (
+	"iter"
 	"slices"
 	"sync/atomic"
 
@@ -13,17 +14,17 @@ type excerpt struct {
 	decisions []backend.Decision
 	known     []atomic.Bool
 	positions []int32 // the positions of the charges in the whole batch
-	groups    int
+	numbers   int
 }
 
 // add appends one or more adjacent groups of the whole batch. position is the position of their first charge there.
 func (e *excerpt) add(charges []backend.Charge, position int) {
 	for i := range charges {
 		if i == 0 || charges[i].Group != charges[i-1].Group {
-			e.groups++ // groups are renumbered, because groups that were not adjacent in the whole batch may have equal numbers
+			e.numbers++ // groups are renumbered, because groups that were not adjacent in the whole batch may have equal numbers
 		}
 		e.charges = append(e.charges, charges[i])
-		e.charges[len(e.charges)-1].Group = e.groups
+		e.charges[len(e.charges)-1].Group = e.numbers
 		e.positions = append(e.positions, int32(position+i))
 	}
 }
@@ -45,19 +46,32 @@ func (e *excerpt) pass(whole *backend.Batch, from, to int) {
 	}
 }
 
-// fill copies all decisions that are not known in the whole batch. It does not mark them as known, because
+// fill copies e.decisions[from:to], if they are not known in the whole batch. It does not mark them as known, because
 // the whole batch ends now.
-func (e *excerpt) fill(whole *backend.Batch) {
-	for i, at := range e.positions {
-		if !whole.IsKnown(int(at)) {
+func (e *excerpt) fill(whole *backend.Batch, from, to int) {
+	for i := from; i < to; i++ {
+		if at := int(e.positions[i]); !whole.IsKnown(at) {
 			whole.Decisions[at] = e.decisions[i]
+		}
+	}
+}
+
+// groups yields the position of the first charge of each group, and the one behind its last charge.
+func (e *excerpt) groups() iter.Seq2[int, int] {
+	return func(yield func(int, int) bool) {
+		for from := 0; from < len(e.charges); {
+			to := from + backend.GroupLen(e.charges[from:])
+			if !yield(from, to) {
+				return
+			}
+			from = to
 		}
 	}
 }
 
 func (e *excerpt) reset() {
 	clear(e.charges) // so that limits of an old configuration can be garbage-collected
-	e.charges, e.positions, e.groups = e.charges[:0], e.positions[:0], 0
+	e.charges, e.positions, e.numbers = e.charges[:0], e.positions[:0], 0
 }
 
 func zeroed[T any](s []T, n int) []T {

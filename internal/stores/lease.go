@@ -108,6 +108,63 @@ func (s *LeaseStore) Submit(b *backend.Batch) {
 	}
 }
 
+// decideAtOnce implements immediate: it decides groups from leases and from the denial cache.
+func (s *LeaseStore) decideAtOnce(b *backend.Batch, rest *excerpt) {
+	denied, _ := s.next.(*DeniedStore)
+	if denied != nil && denied.cachedGroups.Load() == 0 {
+		denied = nil
+	}
+	leases := anyLease(b.Charges)
+	if denied == nil && !leases || refundsOrResets(b.Charges) {
+		rest.add(b.Charges, 0)
+		return
+	}
+	var now time.Duration
+	var wall time.Time
+	if leases {
+		now = s.now()
+	}
+	if denied != nil {
+		wall = denied.config.Clock()
+	}
+	for at := 0; at < len(b.Charges); {
+		end := at + backend.GroupLen(b.Charges[at:])
+		charges, decisions := b.Charges[at:end], b.Decisions[at:end]
+		var known bool
+		switch {
+		case len(charges) == 1 && canLease(&charges[0]):
+			known = s.decideOne(&charges[0], &decisions[0], now)
+		case denied != nil && !anyLease(charges):
+			known = denied.decideGroup(charges, decisions, wall)
+		}
+		if known {
+			b.SetKnown(at, end)
+		} else {
+			rest.add(charges, at)
+		}
+		at = end
+	}
+}
+
+// decideOne decides c from the leases of its bucket if they suffice.
+func (s *LeaseStore) decideOne(c *backend.Charge, d *backend.Decision, now time.Duration) bool {
+	sh, _ := s.shard(c.Key)
+	sh.mu.Lock()
+	l := sh.find(c)
+	if l == nil {
+		sh.mu.Unlock()
+		return false
+	}
+	enough, request := s.consume(sh, l, c, now)
+	if enough {
+		sh.stats.Served++
+		*d = l.answer(now)
+	}
+	sh.mu.Unlock()
+	request.submit()
+	return enough
+}
+
 // submitGroups decides the groups of b for which leased units suffice, and submits all other groups to the wrapped
 // Store.
 func (s *LeaseStore) submitGroups(b *backend.Batch) {

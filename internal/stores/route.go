@@ -147,12 +147,10 @@ func (d *division) ended(p *divisionPart) {
 		ended(&p.batch)
 	}
 	if d.pendingParts.Load() > 1 { // otherwise this is the last part
-		for from := 0; from < len(p.inner.charges); {
-			to := from + backend.GroupLen(p.inner.charges[from:])
+		for from, to := range p.inner.groups() {
 			if !p.batch.IsKnown(from) {
 				d.decided(p, from, to)
 			}
-			from = to
 		}
 	}
 	if d.pendingParts.Add(-1) == 0 {
@@ -164,7 +162,7 @@ func (d *division) ended(p *divisionPart) {
 func (d *division) conclude() {
 	b := d.outer
 	for _, p := range d.parts[:d.usedParts] {
-		p.inner.fill(b)
+		p.inner.fill(b, 0, len(p.inner.charges))
 	}
 	d.reset()
 	d.router.divisions.Put(d)

@@ -86,8 +86,8 @@ func (w *world) start(name string) *process {
 		p.undos = stores.NewUndosBy(p, max(100*time.Millisecond, 4*timeout))
 		all = stores.Divided(p.stores[0], p.stores[1], func(c *backend.Charge) bool { return onSecondServer(c.Limit) }, p.undos)
 	}
-	p.denied = stores.Denied(all, stores.DeniedConfig{Clock: p.Now})
-	p.lease = stores.Lease(waiting{p, p.denied, true}, stores.LeaseConfig{Clocks: p.clocks, Clock: p})
+	p.denied = stores.Denied(waiting{p, all, true}, stores.DeniedConfig{Clock: p.Now})
+	p.lease = stores.Lease(p.denied, stores.LeaseConfig{Clocks: p.clocks, Clock: p})
 	top := stores.DeadlineBy(p, p.lease, timeout, margin, func(v any) { w.judge.fail("panic in %s: %v", name, v) })
 	p.skew = algorithms.Micros(rng.Int64N(2_000_000) - 1_000_000)
 	p.limiter = limiter.New(waiting{p, top, false}, limiter.Config{
