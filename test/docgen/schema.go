@@ -429,12 +429,20 @@ func reference(text []byte, title, source string, introduction ...string) (strin
 	p.line("## Objects")
 	p.line()
 	for _, name := range api.Components.Schemas.keys {
-		s := all.whole(*all[name])
-		if len(s.Properties.keys) == 0 {
+		if link(name) == "" {
 			continue
 		}
 		p.line("### ", name)
 		p.line()
+		s := *all[name]
+		for i := range s.AllOf {
+			if to := link(last(s.AllOf[i].Ref)); to != "" {
+				s.Description += " It has the fields of " + to + ", and these:"
+				s.AllOf = slices.Delete(slices.Clone(s.AllOf), i, i+1)
+				break
+			}
+		}
+		s = all.whole(s)
 		if s.Description != "" {
 			p.prose("", s.Description)
 			p.line()
