@@ -29,6 +29,7 @@ type descriptorFields struct {
 
 func (x *exchange) reset() {
 	x.call.Reset()
+	x.call.Returns = true
 	x.limits = x.limits[:0]
 	x.hits, x.excess, x.entryCount = 0, "", 0
 }

@@ -524,6 +524,8 @@ func (panics) Observe(*limiter.Call) { panic("bug") }
 
 func (panics) Append(dst []byte, _ *limiter.Reserved) []byte { return dst }
 
+func (panics) NewID() (id [16]byte) { return id }
+
 func (panics) Open(string, *limiter.Reserved) bool { panic("bug") }
 
 func TestAPanicAroundADecisionIsADenial(t *testing.T) {

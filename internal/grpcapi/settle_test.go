@@ -132,6 +132,7 @@ type idOfLength int
 func (n idOfLength) Append(dst []byte, _ *limiter.Reserved) []byte {
 	return append(dst, strings.Repeat("i", int(n))...)
 }
+func (idOfLength) NewID() (id [16]byte)                { return id }
 func (idOfLength) Open(string, *limiter.Reserved) bool { return false }
 
 // The messages around the id have length prefixes, whose size depends on the length of the id.

@@ -33,7 +33,10 @@ type Call struct {
 	reserved Reserved // the content of an id that is made or opened; its memory is reused
 	reserves int      // how many Results have a limit with settle that is not in shadow mode
 	done     int      // how many Descriptors settle reservations
-	groups   int      // the last used Charge.Group; 0 is the group of limits that are charged together
+	slotID   [16]byte // of the slots; zero if there are none
+	slots    int      // how many charges take slots
+	returns  []slotReturn
+	groups   int // the last used Charge.Group; 0 is the group of limits that are charged together
 }
 
 // Request has either the descriptors that a proxy sent, or limits by name.
@@ -51,6 +54,8 @@ type Request struct {
 	DryRun         bool
 	// Unsettled means that the answer has no id, so that nothing settles what the request reserves.
 	Unsettled bool
+	// Returns means that the answer has an id with which its client returns slots. Otherwise concurrency limits deny.
+	Returns bool
 	// Inspect is DryRun for an operator. The Observer does not get the request. The key of a named limit
 	// must have as many values as there are open entries in the descriptors that use the limit.
 	Inspect bool
@@ -152,6 +157,8 @@ type Result struct {
 	Cost     int64
 	Decision backend.Decision
 	Outcome  Outcome
+	// NoReturn means that a concurrency limit denies because the answer has no id, so that nothing could return a slot.
+	NoReturn bool
 
 	hash      uint64
 	slot      uint64
@@ -228,6 +235,7 @@ func (c *Call) Reset() {
 	c.Descriptors, c.Limits = descriptors, limits
 	c.Results, c.Statuses, c.Settlements = results, statuses, settlements
 	c.reserves, c.done, c.groups = 0, 0, 0
+	c.slotID, c.slots, c.returns = [16]byte{}, 0, c.returns[:0]
 	c.charges, c.keys, c.payers = c.charges[:0], c.keys[:0], c.payers[:0]
 	c.config, c.adjusted, c.blocked, c.excepted = nil, nil, false, false
 }

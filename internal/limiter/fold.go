@@ -12,6 +12,7 @@ func (c *Call) fold() {
 		c.Statuses = append(c.Statuses, Status{Result: -1})
 	}
 	c.foldSettlements()
+	c.foldReturns()
 	c.deniedUntilExpiry()
 	quotas, quotasDenied := 0, 0
 	for i := range c.Results {

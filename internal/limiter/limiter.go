@@ -44,9 +44,16 @@ type Config struct {
 	IDs IDs
 	// Estimates learns the costs of requests. nil means that limits keep their configured estimate.
 	Estimates Estimates
+	// Repeater submits the returns and renewals of slots for which no caller waits. nil submits each of them once.
+	Repeater Repeater
+	// Process is different for each process if the store, or Local, belongs to one process only. It is 0 if slots need no
+	// origin.
+	Process uint64
 	// Now returns the time that decides whether reservations are late or expired. It is required if IDs is
 	// set.
 	Now func() algorithms.Micros
+
+	slots *slotCounters
 }
 
 // Modes change the outcome of denials, whatever the configuration is.
@@ -72,7 +79,12 @@ type Limiter struct {
 }
 
 // New returns a Limiter without a Snapshot.
-func New(store backend.Store, c Config) *Limiter { return &Limiter{store: store, config: c} }
+func New(store backend.Store, c Config) *Limiter {
+	if c.slots = (&slotCounters{}); c.Repeater == nil {
+		c.Repeater = submitOnce{}
+	}
+	return &Limiter{store: store, config: c}
+}
 
 // Swap uses s for all Calls that start from now on.
 func (l *Limiter) Swap(s *Snapshot) {
@@ -174,10 +186,16 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 // answer completes c from its decisions. The caller then reports c to the Observer (observe), unless c was
 // canceled and on_backend_failure answered it: no client gets that answer.
 func (l *Limiter) answer(c *Call) {
+	if c.slots > 0 {
+		l.returnUnknown(c)
+	}
 	if len(c.charges) > 0 {
 		c.decideLocally(l.config.Local)
 	}
 	c.fold()
+	if c.slots > 0 {
+		l.foldSlots(c)
+	}
 	if len(c.Settlements) > 0 && l.config.Estimates != nil {
 		c.updateEstimates()
 	}

@@ -93,6 +93,12 @@ func (c *Call) planLimits(s *Snapshot) error {
 			return &RequestError{Problem: fmt.Sprintf("limit %q is a %s, which cannot be reserved", descriptors.Printable(p.Name), kindName(p.Limit))}
 		}
 		c.Verdict.Domain = d
+		if p.Limit.Kind == algorithms.Concurrency {
+			if named.Count < 0 {
+				return &RequestError{Problem: fmt.Sprintf("limit %q counts requests in flight, so its count must not be negative; return the slot by its id", descriptors.Printable(p.Name))}
+			}
+			c.reserves++
+		}
 		r := Result{Descriptor: i, Policy: p, Cost: named.Count, charge: toCharge}
 		r.reserve = named.Reserve
 		start := len(c.keys)
@@ -169,7 +175,7 @@ func (c *Call) apply(i int, p *Policy) {
 	if c.adjusted != nil && c.allowUnlimited(r) {
 		return
 	}
-	if settles && !r.Policy.Shadow {
+	if (settles || r.Policy.Limit.Kind == algorithms.Concurrency) && !r.Policy.Shadow {
 		c.reserves++
 	}
 }
@@ -234,7 +240,7 @@ func (c *Call) charge() {
 		c.excepted = true
 		return
 	}
-	if c.deniedByReserves() {
+	if c.deniedByReserves() || c.deniedByReturns() {
 		return
 	}
 	haveThen := false
@@ -324,6 +330,9 @@ func (c *Call) add(r *Result, group int) {
 	terms := &charge.Terms
 	terms.Cost, terms.Hash, terms.ChargedAt, terms.Reserve, terms.DryRun = r.Cost, r.hash, r.chargedAt, r.reserve, c.DryRun
 	terms.Settle = r.settle
+	if p.Limit.Kind == algorithms.Concurrency && !c.DryRun {
+		c.addSlot(p, terms)
+	}
 	if delay := p.Extra().MaxDelay; delay > 0 && c.Request.MaxDelay > 0 {
 		terms.MaxWait = min(delay, c.Request.MaxDelay)
 	}

@@ -164,17 +164,15 @@ func (l *Limiter) Settle(ctx context.Context, c *Call, s Settle) error {
 func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 	t := c.Settle
 	c.Snapshot = s
-	for _, d := range s.Domains {
-		if PrefixNumber(d.Name) == t.Reserved.Domain {
-			c.Verdict.Domain = d
-			break
-		}
-	}
-	if c.Verdict.Domain == nil {
+	if c.Verdict.Domain = s.domainOf(t.Reserved); c.Verdict.Domain == nil {
 		return missing("the domain of the reservation is not configured")
 	}
 	for i := range t.Reserved.Parts {
 		part := &t.Reserved.Parts[i]
+		if part.TTL > 0 {
+			c.planReturn(i, &t.Reserved.ID, part)
+			continue
+		}
 		p, err := c.limitOf(part, t.Inline)
 		if err != nil {
 			return err

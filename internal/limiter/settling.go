@@ -15,13 +15,16 @@ import (
 // cost. An application settles in a similar way: it reserves limits by name, and settles the id with its
 // own request (Settle).
 
-// MaxReserved is the largest number of limits with settle that a request may match, not counting limits in shadow
-// mode. A request that matches more is denied, so that its id has a bounded size.
+// MaxReserved is the largest number of limits with settle and of concurrency limits that a request may match, not
+// counting limits in shadow mode. A request that matches more is denied, so that its id has a bounded size.
 const MaxReserved = 8
 
 // MaxID bounds the id of a reservation for a proxy, in bytes. Applications may use longer keys, so their
 // ids may be longer.
 const MaxID = 4096
+
+// MaxSlotPrefix bounds the prefix of the keys of a concurrency limit, in bytes, because ids contain it.
+const MaxSlotPrefix = 150
 
 // Reserved describes the units that a request reserved. It is the content of an id.
 type Reserved struct {
@@ -53,6 +56,11 @@ type ReservedPart struct {
 	// At is when the units were reserved. Inflow is the speed at which the bucket refilled then.
 	At     algorithms.Micros
 	Inflow scaled.Inflow
+	// TTL is not 0 if the part is a slot of a concurrency limit: its ttl. Key is then the whole key, and the id and
+	// Number name the slot. Origin is Config.Process of the process whose memory has the slot, or 0 if a store that all
+	// processes share has it.
+	TTL    algorithms.Micros
+	Origin uint64
 	// ByName is set if an application reserved the limit by its name.
 	ByName
 }
@@ -71,6 +79,8 @@ type ByName struct {
 
 // IDs encodes reservations as signed texts, and decodes them.
 type IDs interface {
+	// NewID returns an ID that no other request has.
+	NewID() [16]byte
 	// Append appends the id of r. It sets r.ID if that is zero. It returns dst if ids cannot be signed at
 	// present, or if the id would be too long.
 	Append(dst []byte, r *Reserved) []byte
@@ -232,7 +242,7 @@ func (c *Call) deniedByReserves() bool {
 		r := &c.Results[i]
 		switch {
 		case r.charge != toCharge:
-		case r.Policy.Extra().Settle != nil && !r.Policy.Shadow:
+		case (r.Policy.Extra().Settle != nil || r.Policy.Limit.Kind == algorithms.Concurrency) && !r.Policy.Shadow:
 			r.Outcome, r.charge, r.Decision.Never = Denied, noCharge, true
 		default:
 			r.Outcome, r.charge = Replaced, noCharge
@@ -254,9 +264,12 @@ func (c *Call) Started() bool {
 // are none.
 func (c *Call) AppendID(dst []byte) []byte {
 	r := &c.reserved
-	r.ID, r.Parts = [16]byte{}, r.Parts[:0]
+	r.ID, r.Parts = c.slotID, r.Parts[:0]
 	if c.config.IDs != nil {
 		c.collectReserved(r, false)
+		for part := range c.Slots() {
+			r.Parts = append(r.Parts, part)
+		}
 		c.collectReserved(r, true)
 	}
 	if len(r.Parts) > 0 {
@@ -360,6 +373,10 @@ func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
 	}
 	for j := range r.Parts {
 		part := &r.Parts[j]
+		if part.TTL > 0 {
+			c.planReturn(i, &r.ID, part)
+			continue
+		}
 		p, err := c.limitOf(part, nil)
 		switch {
 		case err != nil:

@@ -65,6 +65,19 @@ func (s *Snapshot) domain(name string, last *Call) *Domain {
 	return s.Domains[name]
 }
 
+// domainOf returns the domain of a reservation, or nil if it is not configured. s may be nil.
+func (s *Snapshot) domainOf(r *Reserved) *Domain {
+	if s == nil {
+		return nil
+	}
+	for _, d := range s.Domains {
+		if PrefixNumber(d.Name) == r.Domain {
+			return d
+		}
+	}
+	return nil
+}
+
 // Domain has the limits of one domain.
 type Domain struct {
 	Name string
@@ -81,8 +94,8 @@ type Domain struct {
 	// Require lists the entries that a request must have; without them it is denied.
 	Require []Requirement
 	// Settle has the keys of entries that contain reservations. It is nil if proxies settle reservations of
-	// no limit of the domain. Settling has the limits whose reservations they settle, one for each set of
-	// buckets, by PrefixNumber.
+	// no limit of the domain. Settling has the limits whose reservations they settle, and the concurrency limits, one for
+	// each set of buckets, by PrefixNumber.
 	Settle   *SettleEntries
 	Settling map[uint64]*Policy
 	// DenyBody is the body of denials by limits without a body of their own.

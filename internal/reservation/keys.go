@@ -65,6 +65,13 @@ func NewKeys(secrets Secrets) *Keys {
 	return k
 }
 
+// NewID implements limiter.IDs.
+func (k *Keys) NewID() (id [16]byte) {
+	copy(id[:8], k.unique[:])
+	binary.BigEndian.PutUint64(id[8:], k.made.Add(1))
+	return id
+}
+
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 type ring struct {
@@ -107,8 +114,7 @@ func (k *Keys) Append(dst []byte, r *limiter.Reserved) []byte {
 		return dst
 	}
 	if r.ID == ([16]byte{}) {
-		copy(r.ID[:8], k.unique[:])
-		binary.BigEndian.PutUint64(r.ID[8:], k.made.Add(1))
+		r.ID = k.NewID()
 	}
 	room := buffers.Get().(*[]byte)
 	defer buffers.Put(room)
@@ -159,8 +165,11 @@ func split(room []byte, id string) (b, sum []byte) {
 	return b[:len(b)-signatureLen], b[len(b)-signatureLen:]
 }
 
-// isByName is the flag of a part that was reserved by name. Lower flags belong to Slot, Hash and Cell.
-const isByName = 1 << 3
+// These are flags of a part: it was reserved by name, or it is a slot. Lower flags belong to Slot, Hash and Cell.
+const (
+	isByName = 1 << 3
+	isSlot   = 1 << 4
+)
 
 func appendReserved(b []byte, r *limiter.Reserved) []byte {
 	b = append(append(b, form), r.ID[:]...)
@@ -181,6 +190,14 @@ func appendPart(b []byte, p *limiter.ReservedPart) []byte {
 			b[at] |= 1 << i
 			b = binary.BigEndian.AppendUint64(b, n)
 		}
+	}
+	if p.TTL > 0 {
+		b[at] |= isSlot
+		b = append(b, byte(p.Number))
+		for _, n := range [...]uint64{p.Origin, uint64(p.Count), uint64(p.TTL), uint64(len(p.Key))} {
+			b = binary.AppendUvarint(b, n)
+		}
+		return append(b, p.Key...)
 	}
 	for _, n := range [...]uint64{uint64(p.Count), uint64(p.Times), uint64(p.At), uint64(p.Inflow.Units), uint64(p.Inflow.Span)} {
 		b = binary.AppendUvarint(b, n)
@@ -211,10 +228,10 @@ func decode(b []byte, r *limiter.Reserved) bool {
 	r.Parts = r.Parts[:0]
 	for n := 0; len(parts) > 0 && n < int(parts[0]) && !f.short; n++ {
 		p := f.part()
-		if p.Name == "" {
+		if p.Name == "" && p.TTL == 0 {
 			p.Number = n
 		}
-		if p.Count < 0 || p.Times < 1 || p.Number < 0 || p.Wait < 0 {
+		if p.Count < 0 || p.Times < 1 && p.TTL == 0 || p.TTL < 0 || p.Number < 0 || p.Wait < 0 {
 			return false
 		}
 		r.Parts = append(r.Parts, p)
@@ -238,6 +255,15 @@ func (f *fields) part() (p limiter.ReservedPart) {
 		if has&(1<<i) != 0 {
 			*n = f.uint64()
 		}
+	}
+	if has&isSlot != 0 {
+		if b := f.bytes(1); b != nil {
+			p.Number = int(b[0])
+		}
+		p.Origin, p.Count, p.TTL = f.number(), int64(f.number()), algorithms.Micros(f.number())
+		p.Key = append(p.Key, f.bytes(f.number())...)
+		f.short = f.short || p.TTL <= 0
+		return p
 	}
 	p.Count, p.Times, p.At = int64(f.number()), int64(f.number()), algorithms.Micros(f.number())
 	p.Inflow = scaled.Inflow{Units: int64(f.number()), Span: int64(f.number())}

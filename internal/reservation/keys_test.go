@@ -11,6 +11,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 func keysOf(secrets ...string) *Keys { return NewKeys(func() []string { return secrets }) }
@@ -41,7 +42,14 @@ func named() *limiter.Reserved {
 
 func TestAnIDContainsAllThatWasReserved(t *testing.T) {
 	small := &limiter.Reserved{Domain: 1, Parts: []limiter.ReservedPart{{Limit: 2, Key: []byte("v\x03bob"), Count: 100, Times: 1, At: 5}}}
-	for _, want := range []*limiter.Reserved{small, largest(), named()} {
+	slots := &limiter.Reserved{ID: [16]byte{9}, Domain: 1, Parts: append([]limiter.ReservedPart(nil), small.Parts...)}
+	for n := range limiter.MaxReserved - 1 { // as long as config allows
+		slots.Parts = append(slots.Parts, limiter.ReservedPart{
+			Number: n, Limit: math.MaxUint64, Key: bytes.Repeat([]byte{0xff}, limiter.MaxSlotPrefix+130), Slot: math.MaxUint64, Count: algorithms.MaxSlots,
+			TTL: algorithms.MaxSlotTTL, Origin: math.MaxUint64,
+		})
+	}
+	for _, want := range []*limiter.Reserved{small, largest(), named(), slots} {
 		k := keysOf("secret")
 		id := string(k.Append([]byte("before"), want))[len("before"):]
 		var got, unverified limiter.Reserved

@@ -6,6 +6,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
@@ -140,7 +141,10 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 }
 
 func (s *server) newLimiter() *limiter.Limiter {
-	c := limiter.Config{Observer: s.observer(), Modes: s.config.Modes, IDs: s.settle.keys, Now: wallClock, Estimates: &estimate.Estimates{}}
+	c := limiter.Config{
+		Observer: s.observer(), Modes: s.config.Modes, IDs: s.settle.keys, Now: wallClock, Estimates: &estimate.Estimates{},
+		Repeater: s.stack.repeats, Process: rand.Uint64() | 1,
+	}
 	if s.config.XDS.Server != "" && s.config.XDS.StartWithout {
 		c.NoConfig = &s.config.Defaults.OnFailure
 	}

@@ -14,6 +14,9 @@ import (
 // the request if the answer is late.
 const answerMargin = 2 * time.Millisecond
 
+// repeatPatience is how long the end of the program waits for returns of slots that the store has not answered.
+const repeatPatience = time.Second
+
 // stack holds the Stores, from the one that the limiter calls down to the Redis servers.
 type stack struct {
 	top    backend.Store
@@ -22,6 +25,8 @@ type stack struct {
 	lease  *stores.LeaseStore  // nil without Redis
 	redis  []*redis.Store      // empty without Redis; the second one, if present, is for limits per second
 	undos  *stores.Undos       // refunds for requests with limits in both Redis servers; nil with one Redis
+	// repeats submits the returns and renewals of slots.
+	repeats *stores.Repeats
 }
 
 func (s *server) newStack() (st stack, err error) {
@@ -29,6 +34,7 @@ func (s *server) newStack() (st stack, err error) {
 	st.memory = memory.New(memory.Config{MaxKeys: s.config.MemoryMaxKeys})
 	s.metrics.WatchMemory(st.memory.Stats)
 	st.top = st.memory
+	st.repeats = stores.NewRepeats(max(100*time.Millisecond, 4*c.Timeout))
 	switch {
 	case c.URL == "" && c.PerSecondURL == "":
 		return st, nil
@@ -68,6 +74,7 @@ func (st *stack) undosDropped() (n int64) {
 
 // close closes the Stores. No batch may be submitted after it has been called.
 func (st *stack) close() {
+	st.repeats.Close(repeatPatience)
 	if st.lease != nil {
 		st.lease.Close()
 	}

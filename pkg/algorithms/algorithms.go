@@ -62,6 +62,7 @@ const (
 	SlidingLog
 	LeakyBucket
 	Guaranteed
+	Concurrency
 
 	// otherNumbers selects takeKept in TakeAt: the State is expressed in the numbers of another Limit.
 	otherNumbers Kind = 255
@@ -81,6 +82,8 @@ func (k Kind) String() string {
 		return "sliding_log"
 	case LeakyBucket:
 		return "leaky_bucket"
+	case Concurrency:
+		return "concurrency"
 	default:
 		return "unknown"
 	}
@@ -109,6 +112,9 @@ type State struct {
 	// Peaks has the peaks of a limit that settles. It is nil if the limit does not settle or if the peaks are
 	// unknown. A Store saves the result of Peaks.All, and restores it with NewPeaks.
 	Peaks *Peaks
+	// Slots has the slots of a concurrency limit. Value is then the number of their units, and Prev their number. It is
+	// nil if there was never a slot.
+	Slots *Slots
 }
 
 // Charge is a request for units of one bucket.
@@ -160,6 +166,9 @@ type Charge struct {
 	//
 	// Other limits decide a positive Cost like the cost of a request.
 	Settle bool
+	// Slot names the slot of a charge of a concurrency limit. It is required, except for dry runs. The other fields of
+	// such a charge have no effect, except for Cost, Free and DryRun. The Slot must not change while States refer to it.
+	Slot *Slot
 
 	counted bool // set by takeCounted, which applies the penalty before it calls TakeAt again
 }
@@ -189,7 +198,8 @@ type Decision struct {
 	// Wait is the time until reserved units are available, or until the turn in a leaky bucket.
 	Wait Micros
 	// Lost is the number of units, rounded up, that a settlement did not charge because the bucket would have gone
-	// below -MaxDebt.
+	// below -MaxDebt. For an operation on a slot, see SlotOp; for the taking of one, it is the number of units of
+	// expired slots that were removed.
 	Lost int64
 }
 
@@ -204,7 +214,9 @@ type Decision struct {
 //   - The limit may charge denied requests (Overdraw, TakesDenied) or count denials (Penalty).
 func (l *Limit) Take(s State, now Micros, a Charge) (State, Decision) {
 	var d Decision
-	l.TakeAt(&s, now, &a, &d)
+	if l.TakeAt(&s, now, &a, &d); !a.DryRun {
+		s.Slots.Apply()
+	}
 	return s, d
 }
 
@@ -220,6 +232,10 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	*d = Decision{}
 	if l.Rate == 0 { // the formulas below divide by Rate
 		d.Allowed, d.Never = a.Cost <= 0, a.Cost > 0
+		return
+	}
+	if l.Kind == Concurrency {
+		l.takeSlots(s, now, a, d)
 		return
 	}
 	was := *s
@@ -253,9 +269,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	if a.Settle && a.Cost == 0 {
 		d.Allowed, d.RetryAfter = true, 0
 	}
-	if back := at - now; back > 0 { // no units flow in until the clock has caught up
-		d.later(back)
-	}
+	d.later(at - now) // no units flow in until the clock has caught up
 	switch {
 	case d.Never && !l.takesDenied(a):
 		*s = was
@@ -272,7 +286,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 // afterDenial returns the state to store for a bucket that is not charged because another bucket of its group
 // denied, or because a Penalty blocks it: s as start prepares it, without outdated Denials.
 func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
-	if l.Rate == 0 {
+	if l.Rate == 0 || l.Kind == Concurrency {
 		return s
 	}
 	was := s.Denials
@@ -392,6 +406,9 @@ func (s State) FreshAt() Micros {
 	if l == nil || l.Rate == 0 {
 		return s.At
 	}
+	if l.Kind == Concurrency {
+		return s.Slots.lastExpiry(s.At)
+	}
 	at := s.At
 	switch l.Kind {
 	case FixedWindow:
@@ -446,6 +463,9 @@ func (l *Limit) fullAt(s State, hash uint64) Micros {
 // later adds lag, the time that a clock needs to catch up after it stepped back, to every waiting time in d.
 // Times of 0 stay 0, except the RetryAfter of a denial.
 func (d *Decision) later(lag Micros) {
+	if lag <= 0 {
+		return
+	}
 	if !d.Allowed && !d.Never {
 		d.RetryAfter += lag
 	}

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// Spec describes a limit as it is configured. Compile checks it and returns a Limit.
+// Spec describes a limit as it is configured. Compile checks it and returns a Limit. A Concurrency limit has only a
+// Capacity, a Period, which is the ttl of its slots, and possibly Overdraw.
 type Spec struct {
 	Kind Kind
 	// Rate is the number of units per Period. A token bucket gains Rate units in each Period, a fixed window
@@ -65,7 +66,7 @@ type Limit struct {
 	TakesDenied bool
 	PerRequest  bool
 
-	Rate        int64 // units in each period
+	Rate        int64 // units in each period; for a concurrency limit, Capacity
 	Capacity    int64 // units; for a guaranteed bucket, both parts; for a leaky bucket, queue + 1
 	Initial     int64 // units
 	MaxReserved int64 // units
@@ -147,6 +148,9 @@ func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 	if errs := check(s); len(errs) > 0 {
 		return Limit{}, errs
 	}
+	if s.Kind == Concurrency {
+		return Limit{Kind: Concurrency, Overdraw: s.Overdraw, Rate: *s.Capacity, Capacity: *s.Capacity, Initial: *s.Capacity, numbers: numbers{tick: 1, period: int64(s.Period)}}, nil
+	}
 	if s.Calendar != nil {
 		s.Period = s.Calendar.Usual
 	}
@@ -199,6 +203,10 @@ func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 func check(s Spec) (errs SpecErrors) {
 	add := func(field, format string, args ...any) {
 		errs = append(errs, SpecError{Field: field, Problem: fmt.Sprintf(format, args...)})
+	}
+	if s.Kind == Concurrency {
+		s.checkSlots(add)
+		return errs
 	}
 	s.checkNumbers(add)
 	s.checkModes(add)

@@ -267,7 +267,7 @@ func TestSettingsThatDoNotFitTogetherAreRefused(t *testing.T) {
 		problem string
 	}{
 		"guaranteed as an algorithm":    {func(s *Spec) { s.Kind = Guaranteed }, "algorithm", "must not be guaranteed"},
-		"an unknown algorithm":          {func(s *Spec) { s.Kind = Guaranteed + 1 }, "algorithm", "is missing"},
+		"an unknown algorithm":          {func(s *Spec) { s.Kind = Concurrency + 1 }, "algorithm", "is missing"},
 		"a calendar of a bucket":        {func(s *Spec) { s.Calendar = calendars[0] }, "time_zone", "belongs to algorithm fixed_window"},
 		"a calendar and a start":        {func(s *Spec) { s.Kind, s.Calendar, s.Start = FixedWindow, calendars[0], new(t0) }, "start", "cannot be combined with time_zone"},
 		"a debt without settlements":    {func(s *Spec) { s.MaxDebt = n(1) }, "max_debt", "belongs to limits that settle"},

@@ -2,6 +2,10 @@ package algorithms
 
 // Spec returns a Spec that compiles to l.
 func (l *Limit) Spec() Spec {
+	if l.Kind == Concurrency {
+		capacity := l.Capacity
+		return Spec{Kind: Concurrency, Capacity: &capacity, Period: l.Period(), Overdraw: l.Overdraw}
+	}
 	s := Spec{
 		Kind: l.Kind, Rate: l.Rate, Period: l.Period(), Calendar: l.Calendar,
 		Overdraw: l.Overdraw, TakesDenied: l.TakesDenied, PerRequest: l.PerRequest, Settles: l.Settles,

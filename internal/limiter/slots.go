@@ -1,0 +1,409 @@
+package limiter
+
+import (
+	"errors"
+	"iter"
+	"slices"
+	"sync/atomic"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// A request takes a slot of each concurrency limit that it matches. Its id is drawn before the charge, so that slots can
+// be returned even if the outcome of the charge stays unknown. Whoever notices the end of the request returns the slots
+// by the id. Returns and renewals change nothing when they are repeated.
+
+// SlotDoor is the part of the program that noticed the end of a request.
+type SlotDoor uint8
+
+// The doors.
+const (
+	DoorSelf      SlotDoor = iota // the limiter: the outcome of the charge is unknown, or another limit denied the request
+	DoorDone                      // a settle-done of a proxy
+	DoorHTTP                      // the HTTP API, or package ratelimit
+	DoorReset                     // a check of a proxy that was reset
+	DoorLog                       // a line of an access log
+	DoorAccessLog                 // a record of Envoy's access log service
+
+	slotDoors = iota
+)
+
+var slotDoorNames = [slotDoors]string{"self", "done", "http", "reset", "log", "access-log"}
+
+// String returns the name for metrics.
+func (d SlotDoor) String() string { return slotDoorNames[d] }
+
+// SlotOutcome is the outcome of the return or the renewal of one slot.
+type SlotOutcome uint8
+
+// The outcomes.
+const (
+	SlotReturned SlotOutcome = iota
+	SlotRenewed
+	SlotGone    // nothing was returned: the slot was returned before, or has expired
+	SlotLost    // nothing was renewed: the slot was returned, or has expired
+	SlotForeign // the slot is in the memory of another process
+	SlotBadID   // the id is not signed with a known key, or has no slots
+	SlotFailed  // the store did not answer
+
+	slotOutcomes = iota
+)
+
+var slotOutcomeNames = [slotOutcomes]string{"returned", "renewed", "gone", "lost", "foreign", "bad-id", "failed"}
+
+// String returns the name for metrics and for the HTTP API.
+func (o SlotOutcome) String() string { return slotOutcomeNames[o] }
+
+// Repeater submits charges for which no caller waits.
+type Repeater interface {
+	// Repeat submits a copy of c to store, for a bounded time, until the store decides it. If unless is not nil, a
+	// decision for which it returns true is repeated too. Then Repeat calls done with the last decision, whose Err is
+	// set if there was none. Repeat does not block.
+	Repeat(store backend.Store, c *backend.Charge, unless func(*backend.Decision) bool, done func(*backend.Decision))
+}
+
+// submitOnce is the Repeater of a Limiter without another one.
+type submitOnce struct{}
+
+func (submitOnce) Repeat(store backend.Store, c *backend.Charge, _ func(*backend.Decision) bool, done func(*backend.Decision)) {
+	charge := *c
+	charge.Key = slices.Clone(c.Key)
+	store.Submit(&backend.Batch{
+		Charges: []backend.Charge{charge}, Decisions: make([]backend.Decision, 1), Detached: true,
+		Done: func(b *backend.Batch) { done(&b.Decisions[0]) },
+	})
+}
+
+// slotCounters counts slots. All its fields are sums since the start.
+type slotCounters struct {
+	taken, expired atomic.Uint64
+	ended          [slotDoors][slotOutcomes]atomic.Uint64
+}
+
+// SlotCounts has numbers of slots since the start.
+type SlotCounts struct {
+	// Taken counts slots, Expired counts the units of slots that were neither returned nor renewed in time, when
+	// another request found them. Ended counts the outcomes of returns and renewals.
+	Taken, Expired uint64
+	Ended          [slotDoors][slotOutcomes]uint64
+}
+
+// SlotCounts returns the current numbers.
+func (l *Limiter) SlotCounts() (n SlotCounts) {
+	c := l.config.slots
+	n.Taken, n.Expired = c.taken.Load(), c.expired.Load()
+	for door := range n.Ended {
+		for outcome := range n.Ended[door] {
+			n.Ended[door][outcome] = c.ended[door][outcome].Load()
+		}
+	}
+	return n
+}
+
+func (s *slotCounters) end(door SlotDoor, outcome SlotOutcome) { s.ended[door][outcome].Add(1) }
+
+// ReturnSlots returns the slots of an id. It does not wait for the store. It returns the shortest ttl of the slots, or 0
+// if the id is not signed or has no slots.
+func (l *Limiter) ReturnSlots(id string, door SlotDoor) algorithms.Micros {
+	return l.endSlots(id, algorithms.ReturnSlot, door)
+}
+
+// RenewSlots lets the slots of an id expire a ttl after now, unless they have expired. It does not wait for the store, and
+// returns what ReturnSlots returns.
+func (l *Limiter) RenewSlots(id string, door SlotDoor) algorithms.Micros {
+	return l.endSlots(id, algorithms.RenewSlot, door)
+}
+
+func (l *Limiter) endSlots(id string, op algorithms.SlotOp, door SlotDoor) (ttl algorithms.Micros) {
+	var r Reserved
+	if !l.Open(id, &r) {
+		l.config.slots.end(door, SlotBadID)
+		return 0
+	}
+	for i := range r.Parts {
+		part := &r.Parts[i]
+		if part.TTL == 0 {
+			continue
+		}
+		if ttl == 0 || part.TTL < ttl {
+			ttl = part.TTL
+		}
+		store := l.config.storeOf(part, l.store)
+		if store == nil {
+			l.config.slots.end(door, SlotForeign)
+			continue
+		}
+		charge := slotCharge(&r.ID, part, op, l.Current().domainOf(&r))
+		l.config.repeat(store, &charge, nil, door)
+	}
+	if ttl == 0 {
+		l.config.slots.end(door, SlotBadID)
+	}
+	return ttl
+}
+
+// originOf returns ReservedPart.Origin of a slot that this process takes, in its own buckets if local is true.
+func (c *Config) originOf(local bool) uint64 {
+	if c.Local != nil && !local { // with a store for this process alone, there is another one for all
+		return 0
+	}
+	return c.Process
+}
+
+// storeOf returns the store that has the slot of part: shared, which is the store of the limiter, or Local. It returns
+// nil if the slot is in the memory of another process.
+func (c *Config) storeOf(part *ReservedPart, shared backend.Store) backend.Store {
+	switch part.Origin {
+	case c.originOf(false):
+		return shared
+	case c.originOf(true):
+		return c.Local
+	default:
+		return nil
+	}
+}
+
+// slotLimit is the limit of returns and renewals. They need no configured limit.
+var slotLimit = func() *algorithms.Limit {
+	capacity := int64(algorithms.MaxSlots)
+	l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.Concurrency, Capacity: &capacity, Period: algorithms.MaxSlotTTL})
+	if err != nil {
+		panic(err)
+	}
+	return &l
+}()
+
+// slotCharge returns the charge for an operation on the slot of part. A renewal has the ttl of the configured limit, or
+// else that of the part. d is the domain of the part, or nil.
+func slotCharge(id *[16]byte, part *ReservedPart, op algorithms.SlotOp, d *Domain) backend.Charge {
+	ttl := part.TTL
+	if d != nil && d.Settling[part.Limit] != nil {
+		ttl = d.Settling[part.Limit].Limit.Period()
+	}
+	return backend.Charge{
+		Key: part.Key, Limit: slotLimit, Slot: part.Slot,
+		Terms: algorithms.Charge{Cost: part.Count, Slot: &algorithms.Slot{ID: *id, Part: uint8(part.Number), Op: op, TTL: ttl}},
+	}
+}
+
+// slotOutcome returns the outcome of an operation on a slot that the store has decided.
+func slotOutcome(op algorithms.SlotOp, d *backend.Decision) SlotOutcome {
+	switch {
+	case d.Err != nil:
+		return SlotFailed
+	case op == algorithms.RenewSlot && d.Lost > 0:
+		return SlotLost
+	case op == algorithms.RenewSlot:
+		return SlotRenewed
+	case d.Lost > 0:
+		return SlotGone
+	default:
+		return SlotReturned
+	}
+}
+
+func (c *Config) repeat(store backend.Store, charge *backend.Charge, unless func(*backend.Decision) bool, door SlotDoor) {
+	op, counters := charge.Terms.Slot.Op, c.slots
+	c.Repeater.Repeat(store, charge, unless, func(d *backend.Decision) { counters.end(door, slotOutcome(op, d)) })
+}
+
+// addSlot makes terms, those of a charge of p, take a slot. A limit in shadow mode takes none if the id has no room for
+// it, or if there is no id.
+func (c *Call) addSlot(p *Policy, terms *algorithms.Charge) {
+	if p.Shadow {
+		if c.reserves >= MaxReserved || c.cannotReturn(p) {
+			terms.DryRun = true
+			return
+		}
+		c.reserves++
+	}
+	if c.slots == 0 {
+		c.slotID = c.newSlotID()
+	}
+	terms.Slot = &algorithms.Slot{ID: c.slotID, Part: uint8(c.slots)}
+	c.slots++
+}
+
+// newSlotID returns the ID of the slots of c. It is the same for a repeated request.
+func (c *Call) newSlotID() [16]byte {
+	if c.IdempotencyKey.ID != "" {
+		return IdempotencyID("slots", c.Verdict.Domain.Name, c.IdempotencyKey.ID)
+	}
+	return c.config.IDs.NewID()
+}
+
+// cannotReturn reports whether p is a concurrency limit, and the answer of c has no id that could return a slot.
+func (c *Call) cannotReturn(p *Policy) bool {
+	return p.Limit.Kind == algorithms.Concurrency && !c.DryRun && (c.config.IDs == nil || !c.Returns)
+}
+
+// deniedByReturns denies a request whose slots nobody could return. Nothing is charged then. It reports whether it did.
+func (c *Call) deniedByReturns() bool {
+	denied := false
+	for i := range c.Results {
+		if r := &c.Results[i]; r.charge == toCharge && !r.Policy.Shadow && c.cannotReturn(r.Policy) {
+			r.Outcome, r.charge, r.Decision.Never, r.NoReturn, denied = Denied, noCharge, true, true, true
+		}
+	}
+	for i := range c.Results {
+		if r := &c.Results[i]; denied && r.charge == toCharge {
+			r.Outcome, r.charge = Replaced, noCharge
+		}
+	}
+	return denied
+}
+
+// tookSlot reports whether r, one of c's Results, took a slot, and is the first one of its charge.
+func (c *Call) tookSlot(r *Result) bool {
+	if r.charge < 0 || c.charges[r.charge].Terms.Slot == nil || c.charges[r.charge].Terms.Cost <= 0 {
+		return false
+	}
+	for i := range c.Results {
+		if first := &c.Results[i]; first.charge == r.charge {
+			if first != r {
+				return false
+			}
+			break
+		}
+	}
+	charge, d := &c.charges[r.charge], &c.decisions[r.charge]
+	if charge.Limit.Overdraw && d.Err == nil && !charge.Terms.DryRun { // in shadow mode, a denied request takes its slot too
+		return !d.Never
+	}
+	return c.Consumed(r)
+}
+
+// Slots yields a part of an id for each slot that c, which is answered, has taken.
+func (c *Call) Slots() iter.Seq[ReservedPart] {
+	return func(yield func(ReservedPart) bool) {
+		if c.slots == 0 || c.Denied || c.WouldDeny {
+			return
+		}
+		for i := range c.Results {
+			if r := &c.Results[i]; c.tookSlot(r) && !yield(c.slotPart(r)) {
+				return
+			}
+		}
+	}
+}
+
+func (c *Call) slotPart(r *Result) ReservedPart {
+	charge := &c.charges[r.charge]
+	return ReservedPart{
+		Number: int(charge.Terms.Slot.Part), Limit: limitNumber(r.Policy), Key: charge.Key, Slot: charge.Slot, Count: charge.Terms.Cost,
+		TTL: charge.Limit.Period(), Origin: c.config.originOf(r.local),
+	}
+}
+
+// HasSlots reports whether c, which is answered, has taken slots, so that its id contains them.
+func (c *Call) HasSlots() bool {
+	for range c.Slots() {
+		return true
+	}
+	return false
+}
+
+// SlotID is the ID of the slots of c. It is zero if c asked for none.
+func (c *Call) SlotID() [16]byte { return c.slotID }
+
+// returnUnknown returns the slots of c whose charges have an unknown outcome. A request with an idempotency key keeps
+// them, because it may be repeated.
+func (l *Limiter) returnUnknown(c *Call) {
+	for i := range c.charges {
+		charge, err := &c.charges[i], c.decisions[i].Err
+		if charge.Terms.Slot == nil || charge.IdempotencyKey != nil || !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrNotTaken) {
+			continue
+		}
+		back := returnOf(charge)
+		l.config.repeat(l.store, &back, isGone, DoorSelf)
+	}
+}
+
+// isGone reports whether a return found no slot. Its take may still arrive.
+func isGone(d *backend.Decision) bool { return d.Lost > 0 }
+
+// returnOf returns the charge that returns the slot of a charge.
+func returnOf(charge *backend.Charge) backend.Charge {
+	slot := *charge.Terms.Slot
+	slot.Op = algorithms.ReturnSlot
+	return backend.Charge{Key: charge.Key, Limit: slotLimit, Slot: charge.Slot, Terms: algorithms.Charge{Cost: charge.Terms.Cost, Slot: &slot}}
+}
+
+// foldSlots counts the slots of c. If the request is denied, it returns them: those of limits in shadow mode were taken.
+func (l *Limiter) foldSlots(c *Call) {
+	for i := range c.Results {
+		r := &c.Results[i]
+		if !c.tookSlot(r) || r.Decision.Replayed {
+			continue
+		}
+		l.config.slots.taken.Add(1)
+		l.config.slots.expired.Add(uint64(max(0, c.decisions[r.charge].Lost)))
+		if c.Denied || c.WouldDeny {
+			l.returnResult(c, r, DoorSelf)
+		}
+	}
+}
+
+func (l *Limiter) returnResult(c *Call, r *Result, door SlotDoor) {
+	store, back := l.store, returnOf(&c.charges[r.charge])
+	if r.local {
+		store = l.config.Local
+	}
+	l.config.repeat(store, &back, nil, door)
+}
+
+// ReturnSlotsOf returns the slots of c, which is answered, because the answer was not used. It does not wait for the
+// store.
+func (l *Limiter) ReturnSlotsOf(c *Call, door SlotDoor) {
+	for i := range c.Results {
+		if r := &c.Results[i]; c.slots > 0 && !c.Denied && !c.WouldDeny && c.tookSlot(r) {
+			l.returnResult(c, r, door)
+		}
+	}
+}
+
+// slotReturn is the return of a slot by a settlement: a charge of the Call.
+type slotReturn struct{ descriptor, charge int }
+
+// planReturn adds the return of a slot, which descriptor i settles.
+func (c *Call) planReturn(i int, id *[16]byte, part *ReservedPart) {
+	back := slotCharge(id, part, algorithms.ReturnSlot, nil)
+	switch part.Origin {
+	case c.config.originOf(false):
+		c.groups++
+		back.Group = c.groups
+		start := len(c.keys)
+		c.keys = append(c.keys, part.Key...)
+		back.Key = c.keys[start:]
+		c.returns = append(c.returns, slotReturn{i, len(c.charges)})
+		c.charges = append(c.charges, back)
+	case c.config.originOf(true):
+		c.config.repeat(c.config.Local, &back, nil, c.slotDoor())
+	default:
+		c.config.slots.end(c.slotDoor(), SlotForeign)
+	}
+}
+
+// slotDoor returns the door of a settlement.
+func (c *Call) slotDoor() SlotDoor {
+	if c.Settle != nil {
+		return DoorHTTP
+	}
+	return DoorDone
+}
+
+// foldReturns counts the returns of a settlement. If the store failed, the settlement is denied, so that its sender can
+// repeat it.
+func (c *Call) foldReturns() {
+	for _, r := range c.returns {
+		d := &c.decisions[r.charge]
+		c.config.slots.end(c.slotDoor(), slotOutcome(algorithms.ReturnSlot, d))
+		if d.Err != nil {
+			c.Failed, c.Denied = true, true
+			if r.descriptor < len(c.Statuses) {
+				c.Statuses[r.descriptor].Denied = true
+			}
+		}
+	}
+}
