@@ -395,6 +395,23 @@ func TestTheAdminPageShowsTheLastReload(t *testing.T) {
 	}
 }
 
+func TestTheLogOfAReloadHasItsChanges(t *testing.T) {
+	const limit = "domain: d\nlimits: {per_user: {algorithm: token_bucket, rate: %d, period: 1m, capacity: 3}}\ndescriptors: [{key: user, limit: per_user}]\n"
+	x := start(t, fmt.Sprintf(limit, 300))
+	x.write(t, fmt.Sprintf(limit, 3))
+	x.reload(t)
+	var got []string
+	eventually(t, "the log has the change", func() bool {
+		for _, line := range x.logs.FilterMessage("limit changed").All() {
+			got = append(got, fmt.Sprint(line.ContextMap()))
+		}
+		return len(got) > 0
+	})
+	if !strings.Contains(got[0], "d/per_user") || !strings.Contains(got[0], "300 per 1m, up to 3 at once -> token bucket: 3 per 1m") {
+		t.Errorf("the log says %s; want that d/per_user had 300, and has 3 now", got)
+	}
+}
+
 func TestAReloadKeepsTheGarbageCollectorSettings(t *testing.T) {
 	setting := func() uint64 {
 		sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}

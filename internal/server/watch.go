@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/rlsidecar/rlsidecar/internal/admin"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
@@ -114,7 +116,21 @@ func (s *server) runWatch(ctx context.Context) {
 			s.mu.Lock()
 			s.reload.Changes = changes
 			s.mu.Unlock()
+			s.logChanges(changes)
 		}
+	}
+}
+
+// mostLogged bounds the lines in the log about the changes of one reload.
+const mostLogged = 20
+
+func (s *server) logChanges(c *admin.Changes) {
+	rows := c.Rows[:min(mostLogged, len(c.Rows))]
+	for _, change := range rows {
+		s.log.Info("limit "+string(change.Kind), zap.String("limit", change.Name), zap.String("place", change.Place), zap.Strings("details", change.Details))
+	}
+	if more := c.Added + c.Removed + c.Edited - len(rows); more > 0 {
+		s.log.Info("more limits changed; the page Configuration lists them", zap.Int("limits", more))
 	}
 }
 
