@@ -16,11 +16,11 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-var promql = parser.NewParser(parser.Options{})
+var syntax = parser.NewParser(parser.Options{})
 
 func rules(t *testing.T) (all []rulefmt.Rule) {
 	t.Helper()
-	groups, errs := rulefmt.ParseFile(examples+"/rules.yaml", false, model.UTF8Validation, promql, slog.New(slog.DiscardHandler))
+	groups, errs := rulefmt.ParseFile(examples+"/rules.yaml", false, model.UTF8Validation, syntax, slog.New(slog.DiscardHandler))
 	if len(errs) > 0 {
 		t.Fatal(errs)
 	}
@@ -182,7 +182,7 @@ func matches(series labels.Labels, matchers []*labels.Matcher) bool {
 
 func selectors(t *testing.T, text string) [][]*labels.Matcher {
 	t.Helper()
-	expr, err := promql.ParseExpr(text)
+	expr, err := syntax.ParseExpr(text)
 	if err != nil {
 		t.Errorf("%v\n%s", err, text)
 		return nil
@@ -192,7 +192,7 @@ func selectors(t *testing.T, text string) [][]*labels.Matcher {
 
 func grouping(t *testing.T, text string) (all []string) {
 	t.Helper()
-	expr, err := promql.ParseExpr(text)
+	expr, err := syntax.ParseExpr(text)
 	if err != nil {
 		return nil
 	}

@@ -1,12 +1,19 @@
 package observability
 
 import (
+	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
@@ -23,6 +30,22 @@ descriptors:
   - {key: account, limit: export}
   - {key: client, limit: observed, shadow_mode: true}
 `
+
+const mixed = `
+domain: edge
+limits:
+  send_message: {algorithm: token_bucket, rate: 1000, period: 1m, capacity: 2000, lease: {max: 10%, for: 250ms}}
+  export: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}
+  observed: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}
+descriptors:
+  - {key: user_id, limit: send_message}
+  - {key: account, limit: export}
+  - {key: client, limit: observed, shadow_mode: true}
+auth:
+  trusted_proxies: [127.0.0.1]
+  routes: [{descriptors: [[{key: user_id, from: "header:X-User"}]]}]
+---
+` + reserving
 
 const reserving = `
 domain: ai
@@ -77,6 +100,7 @@ func withRedis(t *testing.T, made map[string]recording) {
 	}
 	normal := func() { server.Do("flushall"); traffic(s) } // deletes all buckets first, so that new ones have all their units
 	made["healthy"] = s.record(t, normal)
+	made["mixed"] = mixedTraffic(t, server.Addr)
 	made["attack on one key"] = s.record(t, func() { normal(); s.send(t, 300, "edge", "user_id", "eve") })
 	made["a limit that is too low"] = s.record(t, func() {
 		normal()
@@ -94,6 +118,20 @@ func withRedis(t *testing.T, made map[string]recording) {
 	made["Redis paused"] = paused.record(t, func() { traffic(paused) })
 	server.Resume()
 
+	slow := startSidecar(t, limits, "--redis-url", "redis://"+server.Addr, "--backend-timeout", "3s")
+	traffic(slow)
+	made["Redis is slow"] = slow.record(t, func() {
+		server.Do("client", "pause", 1600, "all")
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() { slow.send(t, 1, "edge", "user_id", fmt.Sprint("slow", i)) })
+		}
+		wg.Wait()
+	})
+	evicting := startSidecar(t, limits, "--redis-url", "redis://"+redistest.Start(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru").Addr)
+	eventually(t, "it is known that Redis may evict", func() bool { return evicting.exports(t, "rlsidecar_backend_unfit") })
+	made["Redis that may evict"] = evicting.record(t, func() {})
+
 	locked := redistest.Start(t, "--requirepass", "right")
 	password := filepath.Join(t.TempDir(), "password")
 	if err := os.WriteFile(password, []byte("wrong"), 0o600); err != nil {
@@ -109,6 +147,60 @@ func withRedis(t *testing.T, made map[string]recording) {
 			return s.exports(t, `rlsidecar_config_reloads_total{instance="10.0.0.1:9090", job="rlsidecar", namespace="edge", result="failure"}`)
 		})
 	})
+}
+
+// mixedTraffic records a sidecar that gets all kinds of requests over all of its listeners.
+func mixedTraffic(t *testing.T, redis string) recording {
+	t.Helper()
+	s := startSidecar(t, mixed, "--redis-url", "redis://"+redis, "--backend-timeout", "2s")
+	conn, err := grpc.NewClient(s.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return s.record(t, func() {
+		for i := range 40 {
+			user := fmt.Sprint("user", i%4)
+			entry := &ratelimit.RateLimitDescriptor{Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: "user_id", Value: user}}}
+			request := &rls.RateLimitRequest{Domain: "edge", Descriptors: []*ratelimit.RateLimitDescriptor{entry}}
+			if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request); err != nil {
+				t.Fatal(err)
+			}
+			s.send(t, 1, "edge", "user_id", user)
+			s.send(t, 1, "edge", "account", user)
+			s.send(t, 1, "edge", "client", user)
+			s.post(t, "/v1/limit", `{"domain": "edge", "name": "send_message", "key": "`+user+`"}`)
+			s.auth(t, user)
+		}
+		_, id, _ := strings.Cut(s.post(t, "/v1/limit", `{"domain": "ai", "name": "tokens", "key": "bob", "reserve": true}`), `"reservation":"`)
+		id, _, _ = strings.Cut(id, `"`)
+		s.post(t, "/v1/limit", `{"reservation": "`+id+`", "count": 50}`)
+		s.send(t, 1, "ai", "settle_end", "made-up")
+		s.send(t, 1, "ai", "app", "x")         // lacks the user
+		s.send(t, 1, "edge", "userid", "bob")  // matches no limit
+		s.send(t, 1, "egde", "user_id", "bob") // is not configured
+		s.send(t, 1, "", "user_id", "bob")     // is refused
+		s.send(t, 1, "edge", "user_id", "bob"+strings.Repeat(`"},{"key":"user_id","value":"bob`, 20))
+		s.write(t, strings.Replace(mixed, "rate: 1000", "rate: 900", 1))
+		eventually(t, "the change is loaded", func() bool {
+			return s.scrape(t)[`rlsidecar_config_reloads_total{instance="10.0.0.1:9090", job="rlsidecar", namespace="edge", result="success"}`].value == 2
+		})
+	})
+}
+
+// auth sends the request that a proxy sends for a request of user.
+func (s *sidecar) auth(t *testing.T, user string) {
+	t.Helper()
+	request, err := http.NewRequest("GET", "http://"+s.http+"/v1/auth", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("X-User", user)
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
 }
 
 // exports reports whether s has a value above 0 for a series whose name begins with series.
@@ -129,16 +221,6 @@ func inMemory(t *testing.T, made map[string]recording) {
 		for _, user := range strings.Split("abcdefghijklmnopqrst", "") {
 			small.send(t, 1, "edge", "user_id", user)
 		}
-	})
-	plain := startSidecar(t, limits)
-	made["a request that is too large"] = plain.record(t, func() {
-		plain.send(t, 1, "edge", "user_id", "bob"+strings.Repeat(`"},{"key":"user_id","value":"bob`, 20))
-	})
-	budgets := startSidecar(t, reserving)
-	made["reservations"] = budgets.record(t, func() {
-		budgets.send(t, 2, "ai", "user", "bob")
-		budgets.send(t, 1, "ai", "settle_end", "made-up")
-		budgets.send(t, 1, "ai", "app", "x") // lacks the user
 	})
 	t.Setenv("RLSIDECAR_HTTP_MAX_CONNECTIONS", "4")
 	crowded := startSidecar(t, limits)

@@ -85,8 +85,7 @@ func TestAdjustCommandsOfTheRunbooks(t *testing.T) {
 	if len(commands) != 2 {
 		t.Errorf("%d commands found, want 2", len(commands))
 	}
-	s.send(t, 1, "edge", "user_id", "eve")
-	if !s.exports(t, `rlsidecar_requests_total{code="over_limit"`) {
-		t.Error("the request of eve was not denied; want it blocked")
+	if got := s.post(t, "/json", `{"domain":"edge","descriptors":[{"entries":[{"key":"user_id","value":"eve"}]}]}`); !strings.Contains(got, "OVER_LIMIT") {
+		t.Errorf("the answer to eve is %s; want it blocked", got)
 	}
 }

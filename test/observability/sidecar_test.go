@@ -59,18 +59,18 @@ func rlsidecar(t *testing.T) string {
 }
 
 type sidecar struct {
-	config               string // the path of the configuration file
-	http, admin, metrics string // host:port
-	cmd                  *exec.Cmd
+	config            string // the path of the configuration file
+	grpc, http, admin string // host:port
+	cmd               *exec.Cmd
 }
 
 // startSidecar starts a sidecar with this configuration, and waits until it answers.
 func startSidecar(t *testing.T, config string, args ...string) *sidecar {
 	t.Helper()
 	address := func() string { return fmt.Sprint("127.0.0.1:", redistest.FreePort(t)) }
-	s := &sidecar{config: filepath.Join(t.TempDir(), "limits.yaml"), http: address(), admin: address(), metrics: address()}
+	s := &sidecar{config: filepath.Join(t.TempDir(), "limits.yaml"), grpc: address(), http: address(), admin: address()}
 	s.write(t, config)
-	all := []string{"serve", "--grpc-listen", address(), "--http-listen", s.http, "--admin-listen", s.admin, "--metrics-listen", s.metrics, "--drain-delay", "0s"}
+	all := []string{"serve", "--grpc-listen", s.grpc, "--http-listen", s.http, "--admin-listen", s.admin, "--drain-delay", "0s"}
 	if config != "" {
 		all = append(all, "--config", s.config)
 	}
@@ -110,15 +110,24 @@ func (s *sidecar) write(t *testing.T, config string) {
 // they are, so a value can contain more entries.
 func (s *sidecar) send(t *testing.T, n int, domain, key, value string) {
 	t.Helper()
-	body := `{"domain":"` + domain + `","descriptors":[{"entries":[{"key":"` + key + `","value":"` + value + `"}]}]}`
 	for range n {
-		response, err := http.Post("http://"+s.http+"/json", "application/json", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, _ = io.Copy(io.Discard, response.Body)
-		response.Body.Close()
+		s.post(t, "/json", `{"domain":"`+domain+`","descriptors":[{"entries":[{"key":"`+key+`","value":"`+value+`"}]}]}`)
 	}
+}
+
+// post returns the body of the answer.
+func (s *sidecar) post(t *testing.T, path, body string) string {
+	t.Helper()
+	response, err := http.Post("http://"+s.http+path, "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 type sample struct {
@@ -129,7 +138,12 @@ type sample struct {
 
 func (s *sidecar) scrape(t *testing.T) map[string]sample {
 	t.Helper()
-	response, err := http.Get("http://" + s.metrics + "/metrics")
+	return scrape(t, s.admin)
+}
+
+func scrape(t *testing.T, address string) map[string]sample {
+	t.Helper()
+	response, err := http.Get("http://" + address + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func (m *Metrics) Backend(store backend.Store, timeout time.Duration, onFailure 
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "rlsidecar_backend_seconds",
 			Help:    "Duration of decisions by the backend, failures included.",
-			Buckets: []float64{.0001, .0002, .0005, .001, .002, .003, .005, .01, .02, .05, .1},
+			Buckets: []float64{.0001, .0002, .0005, .001, .002, .003, .005, .01, .02, .05, .1, .25, .5, 1, 2.5, 5},
 		}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "rlsidecar_backend_failures_total",
