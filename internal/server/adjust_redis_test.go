@@ -110,48 +110,6 @@ func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 	eventually(t, "the condition is over", func() bool { return !strings.Contains(x.conditions(t), adjustmentsOff) })
 }
 
-// The master dies before its replicas have the block of eve. The sidecar that set this block writes it again to the
-// new master, so that it is in force everywhere.
-func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
-	t.Parallel()
-	if testing.Short() {
-		t.Skip("waits some seconds for a failover")
-	}
-	servers, tokens := redistest.StartSentinels(t), withTokens(t)
-	a := start(t, oneLimit, tokens, onRedis(servers.URL()))
-	b := start(t, oneLimit, tokens, onRedis(servers.URL()))
-	a.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)
-	eventually(t, "the block is in force at the other sidecar", func() bool { return b.allowed(t, 1, "bob") == 0 })
-	for _, replica := range servers.Replicas {
-		eventually(t, "the replica has the block", func() bool { return replica.Do("HLEN", "rl:{adjustments}set") == "2" })
-	}
-	servers.Master.Do("ACL", "SETUSER", "default", "-psync", "-sync")
-	servers.Master.Do("CLIENT", "KILL", "TYPE", "replica")
-	a.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
-	for _, replica := range servers.Replicas {
-		if n := replica.Do("HLEN", "rl:{adjustments}set"); n != "2" {
-			t.Fatalf("the replica has %s fields; want the head and one adjustment", n)
-		}
-	}
-	servers.Master.Kill()
-	eventually(t, "the new master has both", func() bool {
-		for _, replica := range servers.Replicas {
-			if strings.Contains(replica.Do("INFO", "replication"), "role:master") && replica.Do("HLEN", "rl:{adjustments}set") == "3" {
-				return true
-			}
-		}
-		return false
-	})
-	eventually(t, "the second block is in force at the other sidecar", func() bool {
-		_, answer := b.asAdmin(t, "GET", "/api/adjustments", "")
-		list, _ := answer["adjustments"].([]any)
-		return len(list) == 2 && b.allowed(t, 1, "eve") == 0
-	})
-	if n := a.logs.FilterMessageSnippet("has written them again").Len() + b.logs.FilterMessageSnippet("has written them again").Len(); n == 0 {
-		t.Error("no log has a line about the lost adjustment; want one")
-	}
-}
-
 // After a failover Redis has an older state, and another operator has made a change since. A condition names
 // the lost block until it is set again.
 func TestLostAdjustmentsAreACondition(t *testing.T) {

@@ -2,9 +2,7 @@ package server
 
 import (
 	"encoding/json"
-	"fmt"
 	"strings"
-	"sync"
 	"testing"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -83,53 +81,5 @@ func TestCreditsPayThroughEveryListener(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// Redis is killed and started again. Clients repeat requests with an id until they get an answer. Afterwards,
-// the plan and the credits together have paid exactly once for each request.
-func TestCreditsAreChargedOnceThoughRedisIsKilled(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
-	x := start(t, creditsYAML, onRedis("redis://"+redis.Addr))
-	if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"credits","key":"bob","count":-500}`); code != 200 {
-		t.Fatalf("got %v %v; want code 200", code, answer)
-	}
-	const requests = 120
-	var wg sync.WaitGroup
-	half := make(chan struct{}, requests)
-	for worker := range 4 {
-		wg.Go(func() {
-			for id := worker; id < requests; id += 4 {
-				body := fmt.Sprintf(`{"name":"plan","key":"bob","count":3,"request_id":"%d"}`, id)
-				eventually(t, "request is answered", func() bool {
-					code, answer := post(t, x.HTTP, "/v1/limit", body)
-					if code == 429 {
-						t.Errorf("denied: %s; want code other than 429", answer)
-					}
-					return code == 200
-				})
-				half <- struct{}{}
-			}
-		})
-	}
-	for range 3 {
-		for range requests / 6 {
-			<-half
-		}
-		redis.Kill()
-		redis.Restart("--appendonly", "yes", "--appendfsync", "always")
-	}
-	wg.Wait()
-	left := func(name string) (n int64) {
-		var answered struct{ Limits []struct{ Remaining int64 } }
-		_, answer := post(t, x.HTTP, "/v1/limit", `{"name":"`+name+`","key":"bob","count":0}`)
-		if err := json.Unmarshal([]byte(answer), &answered); err != nil || len(answered.Limits) != 1 {
-			t.Fatalf("got %s (%v); want JSON with one limit", answer, err)
-		}
-		return answered.Limits[0].Remaining
-	}
-	if plan, credits := left("plan"), left("credits"); plan != 1 || credits != 500-3*(requests-3) {
-		t.Errorf("%d of the plan and %d credits are left, want 1 and %d", plan, credits, 500-3*(requests-3))
 	}
 }

@@ -4,11 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
@@ -135,130 +131,6 @@ func TestARemovedPayerIsSettledInItsBucket(t *testing.T) {
 	}
 	if left := x.remaining(t, "settled_a", "bob"); left != 460 {
 		t.Errorf("%d are left, want 460", left)
-	}
-}
-
-// While clients send requests, reloads change between two payers and none. The units missing in the three buckets must
-// equal the cost of the allowed requests.
-func TestReloadsOfThePayerUnderLoad(t *testing.T) {
-	much := func(payer string) string {
-		return strings.NewReplacer("capacity: 100}", "capacity: 1500}", "capacity: 200}", "capacity: 1500}").Replace(paidBy(payer))
-	}
-	x := start(t, much("a"), onRedis("redis://"+redistest.Start(t).Addr))
-	var allowed atomic.Int64
-	var wg sync.WaitGroup
-	stop := make(chan struct{})
-	for range 4 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				r := request("d", descriptor("user=bob"))
-				r.HitsAddend = 3
-				if x.put(t, r).OverallCode == rls.RateLimitResponse_OK {
-					allowed.Add(3)
-				}
-			}
-		})
-	}
-	for i := 0; x.remaining(t, "a", "bob") >= 3 || x.remaining(t, "b", "bob") >= 3; i++ {
-		x.write(t, much([]string{"b", "", "a"}[i%3]))
-		x.reload(t)
-	}
-	close(stop)
-	wg.Wait()
-	if lost := 3010 - x.remaining(t, "plan", "bob") - x.remaining(t, "a", "bob") - x.remaining(t, "b", "bob"); lost != allowed.Load() {
-		t.Errorf("the allowed requests cost %d, and the buckets have lost %d; want equal numbers", allowed.Load(), lost)
-	}
-}
-
-func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
-	for name, store := range map[string]func() string{
-		"memory": func() string { return "" },
-		"redis":  func() string { return "redis://" + redistest.Start(t).Addr },
-	} {
-		t.Run(name, func(t *testing.T) {
-			x := start(t, paidBy("a"), onRedis(store()), withTokens(t))
-			adjust := func(limit, key, change string) (id string) {
-				t.Helper()
-				body := fmt.Sprintf(`{"domain":"d","limit":%q,"key":[%q],"author":"ann","reason":"test","for":"1h",%s}`, limit, key, change)
-				code, answer := x.asAdmin(t, "POST", "/api/adjustments", body)
-				adjustment, _ := answer["adjustment"].(map[string]any)
-				if code != 200 || adjustment == nil {
-					t.Fatalf("%s: got %d %v; want 200 and an adjustment", body, code, answer)
-				}
-				return adjustment["id"].(string)
-			}
-			end := func(id string) {
-				t.Helper()
-				if code, answer := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 200 {
-					t.Errorf("got %d %v; want code 200", code, answer)
-				}
-			}
-			send := func(key string, count int, code int, text string) {
-				t.Helper()
-				x.expect(t, fmt.Sprintf(`{"name":"plan","key":%q,"count":%d}`, key, count), code, text)
-			}
-
-			id := adjust("a", "bob", `"capacity":1000`)
-			send("bob", 600, 200, `"payer":"a"`)
-			send("bob", 600, 429, `"remaining":10`)
-			send("eve", 600, 400, "never-fits")
-			end(id)
-			if left := x.remaining(t, "a", "bob"); left != 0 { // 600 of 100 are consumed
-				t.Errorf("%d credits are left; want 0 left", left)
-			}
-			send("bob", 11, 429, `"remaining":10`)
-			send("bob", 10, 200, `"remaining":0`)
-			id = adjust("plan", "eve", `"factor":5`)
-			send("eve", 50, 200, `"remaining":0`)
-			send("eve", 1, 200, `"payer":"a"`)
-			end(id)
-
-			// A blocked plan denies, however many credits are left. Blocked credits pay nothing.
-			id = adjust("plan", "joe", `"block":true`)
-			send("joe", 1, 429, `"remaining":0`)
-			end(id)
-			id = adjust("a", "joe", `"block":true`)
-			send("joe", 8, 200, `"remaining":2`)
-			send("joe", 8, 429, `"remaining":2`)
-			end(id)
-			send("joe", 8, 200, `"payer":"a"`)
-			if x.remaining(t, "plan", "joe") != 2 || x.remaining(t, "a", "joe") != 92 {
-				t.Errorf("joe has %d and %d credits left, want 2 and 92", x.remaining(t, "plan", "joe"), x.remaining(t, "a", "joe"))
-			}
-
-			// If the plan or the payer is unlimited, everything is allowed, and neither bucket is charged.
-			id = adjust("plan", "joe", `"unlimited":true`)
-			send("joe", 10, 200, "")
-			end(id)
-			id = adjust("a", "kim", `"unlimited":true`)
-			send("kim", 9, 200, "")
-			send("kim", 9, 200, "")
-			end(id)
-			send("kim", 9, 200, `"remaining":1`)
-			if x.remaining(t, "a", "joe") != 92 || x.remaining(t, "a", "kim") != 100 {
-				t.Errorf("joe has %d and kim %d credits left, want 92 and 100", x.remaining(t, "a", "joe"), x.remaining(t, "a", "kim"))
-			}
-
-			// Reservations made under adjusted numbers of the credits are settled in their bucket, whatever
-			// the numbers are by then.
-			id = adjust("settled_a", "kim", `"capacity":5000`)
-			reservation := reserved(t, x.expect(t, `{"name":"estimated","key":"kim","count":3000,"reserve":true}`, 200, `"payer":"settled_a"`))
-			x.expect(t, `{"reservation":"`+reservation+`","count":1000}`, 200, `"remaining":4000`)
-			reservation = reserved(t, x.expect(t, `{"name":"estimated","key":"kim","count":3000,"reserve":true}`, 200, `"payer":"settled_a"`))
-			end(id)
-			for range 2 {
-				x.expect(t, `{"reservation":"`+reservation+`","count":0}`, 200, "")
-			}
-			x.expect(t, `{"name":"estimated","key":"kim","count":400,"reserve":true}`, 429, "") // 1,000 of 500 are used
-			if left := x.remaining(t, "estimated", "kim"); left != 100 {
-				t.Errorf("the plan was charged: %d left; want 100 left", left)
-			}
-		})
 	}
 }
 

@@ -225,35 +225,6 @@ func TestARaisedLimitAppliesAtOnce(t *testing.T) {
 	}
 }
 
-// During a rolling update one sidecar has 100 a day and the other 10, on one Redis. Together they admit the
-// larger number.
-func TestTwoSidecarsWithDifferentNumbers(t *testing.T) {
-	t.Parallel()
-	for _, algorithm := range []string{"token_bucket", "fixed_window", "leaky_bucket"} {
-		t.Run(algorithm, func(t *testing.T) {
-			redis := redistest.Start(t)
-			sidecar := func(n int) *instance {
-				const limits = "domain: d\nlimits:\n  all: {algorithm: %s, rate: %d, period: 24h, capacity: %d}\ndescriptors:\n  - {key: all, limit: all}\n"
-				return start(t, fmt.Sprintf(limits, algorithm, n, n), onRedis("redis://"+redis.Addr))
-			}
-			sidecars := [...]*instance{sidecar(100), sidecar(10)}
-			began, admitted := time.Now(), 0
-			for i := range 600 {
-				if sidecars[i%2].send(t, "all=1").OverallCode == rls.RateLimitResponse_OK {
-					admitted++
-				}
-			}
-			most := 100 + int(time.Since(began)/(24*time.Hour/100)) + 1
-			if algorithm == "leaky_bucket" {
-				most++
-			}
-			if admitted < 100 || admitted > most {
-				t.Errorf("admitted %d, want 100 to %d", admitted, most)
-			}
-		})
-	}
-}
-
 const twoPeriods = `
 domain: d
 descriptors:
