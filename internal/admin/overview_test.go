@@ -188,17 +188,6 @@ func TestHundredThousandLimits(t *testing.T) {
 	}
 }
 
-func BenchmarkHundredThousandLimits(b *testing.B) {
-	h := New(many(b, 100_000))
-	for _, path := range []string{"/", "/?sort=rate", "/?sort=name&page=500", "/?q=777"} {
-		b.Run(path[1:], func(b *testing.B) {
-			for b.Loop() {
-				get(h, path, "")
-			}
-		})
-	}
-}
-
 func TestLinksOfTheOverview(t *testing.T) {
 	h := New(many(t, 450))
 	body := get(h, "/?q=limit&sort=name&show=all&page=2", "").Body.String()

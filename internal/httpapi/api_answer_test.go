@@ -215,17 +215,6 @@ func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 	}
 }
 
-func TestTheLongestWaitIsReported(t *testing.T) {
-	h := manyLimits(t, "  slow: {algorithm: leaky_bucket, rate: 1, period: 10s, capacity: 9}\n  fast: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 9}\n")
-	const body = `{"limits":[{"name":"slow","key":"a"},{"name":"fast","key":"a"}]}`
-	call(h, "POST", "/v1/limit", body)
-	w := call(h, "POST", "/v1/limit", body)
-	var answer apiReply
-	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 202 || answer.Wait != 10_000 {
-		t.Errorf("got %d %s %v; want status 202 and a wait of 10 s", w.Code, w.Body, err)
-	}
-}
-
 // One limit denies, and the store cannot decide the other. The answer must report the denial.
 func TestADenialIsNotAFailureOfAnotherLimit(t *testing.T) {
 	l := limiter.New(halfFailing{memory.New(memory.Config{})}, limiter.Config{})

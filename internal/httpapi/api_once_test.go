@@ -16,7 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func onClock(tb testing.TB, edit ...func(*API)) (http.Handler, *storetest.Clock) {
@@ -99,53 +98,6 @@ func reserve(t *testing.T, h http.Handler, body string) string {
 
 func settleBody(id, count string) string { return `{"reservation":"` + id + `","count":` + count + `}` }
 
-func TestAReservationIsSettledOnce(t *testing.T) {
-	h, clock := onClock(t)
-	less := reserve(t, h, `{"name":"tokens","key":"a","count":20,"reserve":true}`)
-	more := reserve(t, h, `{"name":"tokens","key":"b","count":2,"reserve":true}`)
-	none := reserve(t, h, `{"name":"tokens","key":"c","count":0,"reserve":true}`)
-	as := reserve(t, h, `{"name":"tokens","key":"d","count":3,"reserve":true}`)
-	script(t, h, clock,
-		exchangeStep{0, "/v1/check", settleBody(less, "1"), 400, `reservation and request_id belong to /v1/limit: a dry run consumes nothing`},
-		exchangeStep{0, "/v1/limit", settleBody(less, "12"), 200, // the bucket is still below zero, but the client need not wait, because the work is done
-			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
-		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "12"), 200,
-			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
-		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "13"), 409, `the reservation was settled with another count before; the first count stays in force`},
-		exchangeStep{12_000 * ms, "/v1/check", `{"name":"tokens","key":"a","count":0}`, 200,
-			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
-		exchangeStep{12_000 * ms, "/v1/limit", settleBody(more, "11"), 200, // 2 of 10 were reserved and have refilled since; now 9 more are charged
-			`{"ok":true,"limits":[{"name":"tokens","key":"b","ok":true,"remaining":1,"limit":10,"reset_after_ms":54000}]}`},
-		exchangeStep{12_000 * ms, "/v1/limit", settleBody(none, "4"), 200,
-			`{"ok":true,"limits":[{"name":"tokens","key":"c","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`},
-		exchangeStep{12_000 * ms, "/v1/limit", settleBody(as, "3"), 200,
-			`{"ok":true,"limits":[{"name":"tokens","key":"d","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
-		exchangeStep{12_000 * ms, "/v1/limit", settleBody(as, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
-	)
-}
-
-func TestASettlementThatIsTooMuch(t *testing.T) {
-	h, clock := onClock(t)
-	const at = algorithms.Micros(0)
-	big := reserve(t, h, `{"name":"tokens","key":"a","count":30,"reserve":true}`) // the largest possible reservation
-	credit := reserve(t, h, `{"name":"credit","key":"a","count":2,"reserve":true}`)
-	script(t, h, clock,
-		exchangeStep{at, "/v1/limit", settleBody(big, "61"), 400, `limit "tokens": the cost is 31, but the limit can never hold more than 30`},
-		exchangeStep{at, "/v1/limit", settleBody(big, "31"), 429, // a denial consumes nothing, so the settlement can be repeated
-			`{"ok":false,"retry_after_ms":6000,"limits":[{"name":"tokens","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":180000,"retry_after_ms":6000}]}`},
-		exchangeStep{6000 * ms, "/v1/limit", settleBody(big, "31"), 200,
-			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":180000}]}`},
-		// With overdraw, the cost beyond the reservation is charged although it is not available, down to a debt of
-		// max_reserved. The answer reports that it was not available.
-		exchangeStep{6000 * ms, "/v1/limit", settleBody(credit, "100"), 429,
-			`{"ok":false,"retry_after_ms":90000,"limits":[{"name":"credit","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":90000,"retry_after_ms":90000}]}`},
-		exchangeStep{8000 * ms, "/v1/limit", settleBody(credit, "100"), 429,
-			`{"ok":false,"retry_after_ms":90000,"limits":[{"name":"credit","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":90000,"retry_after_ms":90000}]}`},
-		exchangeStep{36_000 * ms, "/v1/check", `{"name":"credit","key":"a","count":0}`, 200,
-			`{"ok":true,"limits":[{"name":"credit","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
-	)
-}
-
 func TestForgedReservationsAreRefused(t *testing.T) {
 	bare, _ := onClock(t)
 	for _, id := range []string{"", "x", "AAAA", strings.Repeat("A", 60_000)} {
@@ -219,50 +171,6 @@ func TestSeveralReservedLimits(t *testing.T) {
 		exchangeStep{24_000 * ms, "/v1/check", `{"limits":[{"name":"tokens","key":"a","count":0},{"name":"hourly","key":"a","count":0}]}`, 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":10,"limit":10,"reset_after_ms":0},{"name":"hourly","key":"a","ok":true,"remaining":100,"limit":100,"reset_after_ms":3576000}]}`},
 	)
-}
-
-// All ids have the same form. An application can settle a proxy's reservation, and a proxy that of an
-// application.
-func TestProxiesAndApplicationsSettleForEachOther(t *testing.T) {
-	const limits = `
-domain: edge
-limits:
-  llm: {algorithm: token_bucket, rate: 1000, period: 1d, settle: {estimate: 100}}
-descriptors:
-  - {key: user, limit: llm}
-`
-	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(limits)}}, config.Options{})
-	if problems.Bad() {
-		t.Fatal(problems)
-	}
-	var l *limiter.Limiter
-	h, clock := onClock(t, func(a *API) { l = a.Limiter; l.Swap(snapshot) })
-	send := func(key, value string, hits int64) *limiter.Call {
-		t.Helper()
-		c := &limiter.Call{}
-		c.Request.Domain = "edge"
-		d := c.AddDescriptor()
-		d.Entries, d.Cost, d.Explicit, d.Declared = []descriptors.Entry{{Key: key, Value: value}}, hits, true, true
-		if err := l.Check(t.Context(), c); err != nil || c.Denied {
-			t.Fatal(err, c.Verdict)
-		}
-		return c
-	}
-	const left = `{"ok":true,"limits":[{"name":"llm","ok":true,"remaining":960,"limit":1000,"reset_after_ms":3456000}]}`
-	byProxy := string(send("user", "bob", 1).AppendID(nil))
-	byProgram := reserve(t, h, `{"name":"llm","key":"eve","count":300,"reserve":true}`)
-	send("settle", byProgram, 25)
-	script(t, h, clock,
-		exchangeStep{0, "/v1/limit", settleBody(byProxy, "40"), 200, left},
-		exchangeStep{0, "/v1/limit", settleBody(byProxy, "40"), 200, left},
-		exchangeStep{0, "/v1/limit", settleBody(byProxy, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
-		exchangeStep{0, "/v1/limit", settleBody(byProgram, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
-		exchangeStep{0, "/v1/check", `{"name":"llm","key":"eve","count":0}`, 200,
-			`{"ok":true,"limits":[{"name":"llm","key":"eve","ok":true,"remaining":975,"limit":1000,"reset_after_ms":2160000}]}`},
-	)
-	if s := send("settle", byProxy, 0).Settlements; len(s) != 1 || !s[0].Repeated {
-		t.Errorf("the proxy's own settlement: got %+v; want one that is repeated", s)
-	}
 }
 
 // While the store fails, a settlement must be an error, whatever on_backend_failure is, so that the client

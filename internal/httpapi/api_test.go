@@ -134,64 +134,6 @@ func script(t *testing.T, h http.Handler, clock *storetest.Clock, steps ...excha
 
 const ms = algorithms.Micros(1000)
 
-func TestLimitReportsTheRetryTime(t *testing.T) {
-	h, clock := apiInMemory(t)
-	script(t, h, clock,
-		exchangeStep{0, "/v1/limit", `{"name":"send","key":"bob","count":4}`, 200,
-			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`},
-		exchangeStep{0, "/v1/limit", `{"name":"send","key":"bob","count":10}`, 429,
-			`{"ok":false,"retry_after_ms":24000,"limits":[{"name":"send","key":"bob","ok":false,"remaining":6,"limit":10,"reset_after_ms":24000,"retry_after_ms":24000}]}`},
-		exchangeStep{0, "/v1/check", `{"name":"send","key":"bob","count":6}`, 200, // the state after the request, if it were not a dry run
-			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
-		exchangeStep{24000*ms - 1, "/v1/limit", `{"name":"send","key":"bob","count":10}`, 429,
-			`{"ok":false,"retry_after_ms":1,"limits":[{"name":"send","key":"bob","ok":false,"remaining":9,"limit":10,"reset_after_ms":1,"retry_after_ms":1}]}`},
-		exchangeStep{24000 * ms, "/v1/limit", `{"domain":"edge","name":"send","key":["bob"],"count":10}`, 200,
-			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
-		exchangeStep{24000 * ms, "/v1/limit", `{"name":"send","key":"bob","count":-3}`, 200,
-			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":3,"limit":10,"reset_after_ms":42000}]}`},
-		// A third of a second is 333,334 us, rounded up, and 334 ms in the answer.
-		exchangeStep{0, "/v1/limit", `{"name":"third"}`, 200, `{"ok":true,"limits":[{"name":"third","ok":true,"remaining":0,"limit":1,"reset_after_ms":334}]}`},
-		exchangeStep{0, "/v1/limit", `{"name":"third"}`, 429,
-			`{"ok":false,"retry_after_ms":334,"limits":[{"name":"third","ok":false,"remaining":0,"limit":1,"reset_after_ms":334,"retry_after_ms":334}]}`},
-	)
-}
-
-func TestSeveralLimitsAreChargedTogether(t *testing.T) {
-	h, clock := apiInMemory(t)
-	script(t, h, clock,
-		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"few","key":["a","b"],"count":3},{"name":"send"}]}`, 200,
-			`{"ok":true,"limits":[{"name":"few","key":["a","b"],"ok":true,"remaining":0,"limit":3,"reset_after_ms":3000},` +
-				`{"name":"send","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
-		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"few","key":["a","b"],"count":3},{"name":"send"}]}`, 429,
-			`{"ok":false,"retry_after_ms":3000,"limits":[{"name":"few","key":["a","b"],"ok":false,"remaining":0,"limit":3,"reset_after_ms":3000,"retry_after_ms":3000},` +
-				`{"name":"send","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
-		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"few","key":"c","count":2},{"name":"few","key":"c","count":2}]}`, 400,
-			`limit "few": the cost is 4, but the limit can never hold more than 3`},
-	)
-}
-
-func TestReservedForLaterIsAccepted(t *testing.T) {
-	h, clock := apiInMemory(t)
-	script(t, h, clock,
-		exchangeStep{0, "/v1/limit", `{"name":"tokens","key":"k","count":10,"reserve":true}`, 200,
-			`{"ok":true,"limits":[{"name":"tokens","key":"k","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
-		exchangeStep{0, "/v1/limit", `{"name":"tokens","key":"k","count":5,"reserve":true}`, 202,
-			`{"ok":true,"wait_ms":30000,"limits":[{"name":"tokens","key":"k","ok":true,"remaining":0,"limit":10,"reset_after_ms":90000,"wait_ms":30000}]}`},
-		exchangeStep{0, "/v1/limit", `{"name":"tokens","key":"k","count":31,"reserve":true}`, 400, `limit "tokens": the cost is 31, but the limit can never hold more than 30`},
-		exchangeStep{0, "/v1/limit", `{"name":"log","reserve":true}`, 400, `limit "log" is a sliding_log, which cannot be reserved`},
-		exchangeStep{0, "/v1/limit", `{"name":"jobs"}`, 200, `{"ok":true,"limits":[{"name":"jobs","ok":true,"remaining":2,"limit":3,"reset_after_ms":1000}]}`},
-		exchangeStep{0, "/v1/limit", `{"name":"jobs"}`, 202, `{"ok":true,"wait_ms":1000,"limits":[{"name":"jobs","ok":true,"remaining":1,"limit":3,"reset_after_ms":2000,"wait_ms":1000}]}`},
-	)
-}
-
-func TestShadowDenialsAreReportedAndAllowed(t *testing.T) {
-	h, clock := apiInMemory(t)
-	script(t, h, clock,
-		exchangeStep{0, "/v1/limit", `{"name":"seen"}`, 200, `{"ok":true,"limits":[{"name":"seen","ok":true,"shadow":true,"remaining":0,"limit":1,"reset_after_ms":1000}]}`},
-		exchangeStep{0, "/v1/limit", `{"name":"seen"}`, 200, `{"ok":true,"limits":[{"name":"seen","ok":false,"shadow":true,"remaining":0,"limit":1,"reset_after_ms":1000,"retry_after_ms":1000}]}`},
-	)
-}
-
 func TestMistakesAreExplained(t *testing.T) {
 	h, clock := apiInMemory(t)
 	for _, c := range []struct {
@@ -324,18 +266,6 @@ func TestBackendFailureIsAnsweredByPolicy(t *testing.T) {
 		t.Errorf("beyond local_share: got %d %s; want status 429, degraded", w.Code, w.Body)
 	}
 	exchangeStep{0, "/v1/limit", `{"name":"send"}`, 503, "the memory of the sidecar has no room for another bucket or request_id, so nothing was consumed; raise --memory-max-keys, let ids be remembered for a shorter time (remember), or keep them in Redis (--redis-url)"}.check(t, apiOver(t, broken{backend.ErrFull}))
-}
-
-func TestHeadersDescribeTheMostRestrictiveLimit(t *testing.T) {
-	h, _ := apiInMemory(t)
-	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"send","count":5},{"name":"few","count":3}]}`)
-	if sent(w, "X-RateLimit-Limit") != "3" || sent(w, "X-RateLimit-Remaining") != "0" || sent(w, "X-RateLimit-Reset") != "3" || sent(w, "Retry-After") != "" {
-		t.Errorf("allowed: got %v; want the numbers of the limit few, and no Retry-After", w.Header())
-	}
-	w = call(h, "POST", "/v1/limit", `{"limits":[{"name":"send","count":10},{"name":"few","count":3}]}`)
-	if sent(w, "X-RateLimit-Limit") != "10" || sent(w, "X-RateLimit-Reset") != "30" || sent(w, "Retry-After") != "30" {
-		t.Errorf("denied: got %v; want the numbers of the limit send, and Retry-After 30", w.Header())
-	}
 }
 
 func TestCallersNeedPermission(t *testing.T) {

@@ -669,21 +669,6 @@ func TestBodiesAreNotWaitedFor(t *testing.T) {
 	}
 }
 
-func TestConnectionsAreKept(t *testing.T) {
-	d, _ := authHandler(t, limits)
-	_, conn, reader := wire(t, d)
-	for _, method := range []string{"GET", "HEAD", "POST", "GET", "OPTIONS", "DELETE", "GET", "GET", "HEAD", "GET"} {
-		fmt.Fprintf(conn, "%s /v1/auth/unnamed HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", method)
-		resp, err := http.ReadResponse(reader, &http.Request{Method: method})
-		if err != nil {
-			t.Fatal(method, err)
-		}
-		if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.Close {
-			t.Fatalf("%s: got %v, closes: %t; want no error and false", method, err, resp.Close)
-		}
-	}
-}
-
 func TestUnixSocketsAreRecognized(t *testing.T) {
 	e := &echo{snapshot: authSnapshot(t, "domain: d\nauth: {trusted_proxies: [unix], routes: [{descriptors: [[{key: ip, from: client_ip}]]}]}")}
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
@@ -753,41 +738,6 @@ type nothingWriter struct{ header http.Header }
 func (w *nothingWriter) Header() http.Header         { return w.header }
 func (w *nothingWriter) WriteHeader(int)             {}
 func (w *nothingWriter) Write(b []byte) (int, error) { return len(b), nil }
-
-// BenchmarkAuth also measures a handler that does nothing. Its cost is that of the benchmark and of net/http.
-func BenchmarkAuth(b *testing.B) {
-	d, _ := authHandler(b, `
-domain: d
-limits: {l: {algorithm: token_bucket, rate: 1000000000, period: 1s}}
-descriptors: [{key: ip, limit: l}, {key: path, descriptors: [{key: user, limit: l}]}]
-auth:
-  trusted_proxies: [127.0.0.0/8]
-  routes: [{descriptors: [[{key: ip, from: client_ip}], [{key: path, from: path}, {key: user, from: "header:X-User"}]]}]
-`)
-	bare := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header()["Content-Length"] = noBody
-		w.WriteHeader(http.StatusOK)
-	})
-	for _, c := range []struct {
-		name    string
-		handler http.Handler
-	}{{"bare", bare}, {"auth", d.handler()}} {
-		b.Run(c.name, func(b *testing.B) {
-			r := httptest.NewRequest("GET", "/v1/auth/nginx", nil)
-			r.RemoteAddr, r.Body = proxy, http.NoBody
-			r.Header.Set("X-Original-URI", "/a/b?c=d")
-			r.Header.Set("X-Original-Method", "GET")
-			r.Header.Set("X-Real-IP", "192.0.2.7")
-			r.Header.Set("X-User", "bob")
-			w := &nothingWriter{http.Header{}}
-			b.ReportAllocs()
-			for b.Loop() {
-				c.handler.ServeHTTP(w, r)
-				clear(w.header)
-			}
-		})
-	}
-}
 
 // The domain requires an entry for which a request has no value. The request must be denied, whatever the
 // default is.

@@ -366,21 +366,6 @@ func TestTheDenialCacheAnswersLikeItsStore(t *testing.T) {
 	}
 }
 
-func BenchmarkDenied(b *testing.B) {
-	s := stores.Denied(memory.New(memory.Config{}), stores.DeniedConfig{MaxAge: time.Hour})
-	limit := tokens(b, 1, algorithms.Day, 1)
-	charges := []backend.Charge{of(limit, "attacked", 1)}
-	decisions := make([]backend.Decision, 1)
-	backend.Take(b.Context(), s, charges, decisions)
-	b.ReportAllocs()
-	for b.Loop() {
-		backend.Take(b.Context(), s, charges, decisions)
-	}
-	if decisions[0].Allowed {
-		b.Error("allowed, want the cached denial")
-	}
-}
-
 func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, calls := newDenied(stores.DeniedConfig{})

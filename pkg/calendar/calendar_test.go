@@ -146,14 +146,6 @@ func TestResultsDoNotDependOnEarlierCalls(t *testing.T) {
 	}
 }
 
-func BenchmarkWindow(b *testing.B) {
-	c := in(b, Day, "Europe/Berlin")
-	now := at(b, "2026-07-01T00:00:00Z")
-	for b.Loop() {
-		c.Window(now)
-	}
-}
-
 // In St. John's, clocks were set back by an hour a minute after midnight. The day that had begun must not
 // end.
 func TestADayDoesNotEndWhenClocksAreSetBack(t *testing.T) {

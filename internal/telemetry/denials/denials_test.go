@@ -330,28 +330,6 @@ func denied(tb testing.TB, a *requester, text string) *limiter.Call {
 	return c
 }
 
-func BenchmarkObserve(b *testing.B) {
-	a := newRequester(b, memory.New(memory.Config{}))
-	a.Recorder = New(time.Now)
-	b.Run("one key", func(b *testing.B) {
-		c := denied(b, a, "user=bob")
-		b.ReportAllocs()
-		for b.Loop() {
-			a.Observe(c)
-		}
-	})
-	b.Run("many keys", func(b *testing.B) {
-		var all []*limiter.Call
-		for i := range 10_000 {
-			all = append(all, denied(b, a, fmt.Sprint("user=", i)))
-		}
-		b.ReportAllocs()
-		for i := 0; b.Loop(); i++ {
-			a.Observe(all[i%len(all)])
-		}
-	})
-}
-
 // The denials are a minute apart, so two windows count them.
 func TestTheLastDenialsOfAKey(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))

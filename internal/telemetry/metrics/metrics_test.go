@@ -403,24 +403,6 @@ func TestConcurrentDecisionsAreAllCounted(t *testing.T) {
 	}
 }
 
-func BenchmarkObserve(b *testing.B) {
-	m := New("", "")
-	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: limit(b, 10_000)}))
-	c := &limiter.Call{}
-	c.Request.Domain = "d"
-	d := c.AddDescriptor()
-	d.Entries, d.Cost = []descriptors.Entry{{Key: "k", Value: "v"}}, 1
-	if err := l.Check(b.Context(), c); err != nil {
-		b.Fatal(err)
-	}
-	c.Arrived = time.Now()
-	b.ReportAllocs()
-	for b.Loop() {
-		m.Observe(c)
-	}
-}
-
 func TestAMissingEntryIsNotUnmatched(t *testing.T) {
 	m := New("", "")
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
