@@ -103,7 +103,7 @@ func (b *Batch) plan(r *batched, arrived time.Time, left time.Duration, canceled
 		r.fail(err)
 		return
 	}
-	if left < 0 { // the deadline has passed, so nothing is charged
+	if left < 0 && !b.server.limiter.OnlySettles(&r.call.Request) { // the deadline has passed, so nothing is charged
 		r.fail(grpcstatus.FromContextError(context.DeadlineExceeded).Err())
 		return
 	}
@@ -198,6 +198,18 @@ func (b *Batch) Delay(i int) algorithms.Micros {
 	}
 	return 0
 }
+
+// Slots returns the id of the slots that request i has taken, or "" if it has none. Call it after Finish.
+func (b *Batch) Slots(i int) string {
+	if r := b.requests[i]; r.state == answered && r.call.HasSlots() {
+		r.id = r.call.AppendID(r.id[:0])
+		return string(r.id)
+	}
+	return ""
+}
+
+// Unused returns the slots of an answer that its client does not use.
+func (s *Server) Unused(id string) { s.limiter.ReturnSlots(id, limiter.DoorReset) }
 
 // Denial returns a RateLimitResponse for a request without a verdict.
 func (s *Server) Denial() []byte { return appendCode(nil, responseCode, true) }

@@ -8,6 +8,7 @@ type exchange struct {
 	call   limiter.Call
 	wire   []byte
 	limits []descriptorFields // one for each descriptor in call.Descriptors
+	id     []byte             // the id of the slots that the call has taken; empty if it has none, or if Batch.Slots was not called
 	// hits is the hits_addend of the request.
 	hits   uint32
 	bounds Bounds
@@ -32,6 +33,15 @@ func (x *exchange) reset() {
 	x.call.Returns = true
 	x.limits = x.limits[:0]
 	x.hits, x.excess, x.entryCount = 0, "", 0
+	x.id = x.id[:0]
+}
+
+// appendID appends the id of what the call has reserved.
+func (x *exchange) appendID(b []byte) []byte {
+	if len(x.id) > 0 {
+		return append(b, x.id...)
+	}
+	return x.call.AppendID(b)
 }
 
 // large reports whether x keeps more memory than most requests need. A Batch keeps at most 256 exchanges.

@@ -163,13 +163,13 @@ func appendMetadata(b []byte, x *exchange) []byte {
 // level, and in "metadata" with the metadata of limits.
 const settleField = "settle"
 
-// appendSettle appends dynamic metadata with the id of the reservation that c made:
+// appendSettle appends dynamic metadata with the id of the reservation that x made:
 //
 //	{settle: ID, metadata: {settle: ID}}
 //
 // The id is first appended alone, because the lengths at the start of the messages around it depend on its
 // length. The metadata is appended after it and then moved to its place.
-func appendSettle(b []byte, c *limiter.Call) []byte {
+func appendSettle(b []byte, x *exchange) []byte {
 	const (
 		structFields           = 1
 		fieldKey, fieldValue   = 1, 2
@@ -182,7 +182,7 @@ func appendSettle(b []byte, c *limiter.Call) []byte {
 		return binary.AppendUvarint(append(b, byte(field)<<3|byte(protowire.BytesType)), uint64(n))
 	}
 	from := len(b)
-	b = c.AppendID(b)
+	b = x.appendID(b)
 	message := len(b)
 	id := b[from:message:message]
 	value := sizeOf(len(id))

@@ -131,6 +131,8 @@ func (s *Server) failure(c *limiter.Call, err error) error {
 		return grpcstatus.Error(codes.Unknown, err.Error())
 	case err != nil:
 		return grpcstatus.Error(codes.Unknown, err.Error())
+	case c.Failed && c.IsDone():
+		return grpcstatus.Error(codes.Unavailable, "the store did not settle in time; repeat the call")
 	case c.Err != nil:
 		return grpcstatus.Error(codes.Unavailable, c.Err.Error())
 	}
@@ -148,7 +150,7 @@ func (s *Server) appendReply(b []byte, x *exchange, known *knownLimits) []byte {
 	case s.options.Metadata:
 		b = appendMetadata(b, x)
 	case x.call.Started():
-		b = appendSettle(b, &x.call)
+		b = appendSettle(b, x)
 	}
 	return b
 }

@@ -9,12 +9,15 @@ import (
 
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
@@ -26,6 +29,11 @@ func settleServer(t *testing.T, o Options) *Server {
 }
 
 func settleServerWith(t *testing.T, ids limiter.IDs, o Options) *Server {
+	t.Helper()
+	return settleServerOn(t, memory.New(memory.Config{}), ids, o)
+}
+
+func settleServerOn(t *testing.T, store backend.Store, ids limiter.IDs, o Options) *Server {
 	t.Helper()
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour, Settles: true})
 	if err != nil {
@@ -39,7 +47,7 @@ func settleServerWith(t *testing.T, ids limiter.IDs, o Options) *Server {
 	d := s.Domains["d"]
 	d.Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
 	d.Settling = map[uint64]*limiter.Policy{limiter.PrefixNumber(p.Prefix): p}
-	l := limiter.New(memory.New(memory.Config{}), limiter.Config{
+	l := limiter.New(store, limiter.Config{
 		IDs: ids,
 		Now: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
 	})
@@ -142,5 +150,58 @@ func TestIDsOfEveryLengthAreAnswered(t *testing.T) {
 		if got := idOf(t, sent(t, s, 0, entry("user", "bob", nil))); got != strings.Repeat("i", n) {
 			t.Fatalf("an id of %d bytes: got %q", n, got)
 		}
+	}
+}
+
+// failing is a store that fails while down is set.
+type failing struct {
+	backend.Store
+	down bool
+}
+
+func (f *failing) Submit(b *backend.Batch) {
+	if f.down {
+		b.Fail(backend.ErrUnavailable)
+		return
+	}
+	f.Store.Submit(b)
+}
+
+// A proxy ignores the answer to a settle-done, and may have given up waiting for it. So its deadline prevents nothing, and
+// if the store fails, the answer is an error after which proxies repeat the call.
+func TestASettleDoneIsDetached(t *testing.T) {
+	keys := reservation.NewKeys(func() []string { return []string{"secret"} })
+	store := &failing{Store: memory.New(memory.Config{})}
+	s := settleServerOn(t, store, keys, Options{})
+	call := func(left time.Duration, list ...*ratelimit.RateLimitDescriptor) (*rls.RateLimitResponse, codes.Code) {
+		t.Helper()
+		wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: list})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := t.Context()
+		if left != 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, left)
+			defer cancel()
+		}
+		reply, err := send(s, ctx, wire)
+		return reply, grpcstatus.Code(err)
+	}
+	reply, _ := call(0, entry("user", "bob", nil)) // reserves 100 of 1,000
+	done := entry("settle", idOf(t, reply), hits(7))
+	store.down = true
+	if _, code := call(0, done); code != codes.Unavailable {
+		t.Errorf("the store fails: got %v, want Unavailable", code)
+	}
+	store.down = false
+	if _, code := call(-time.Second, entry("user", "bob", nil)); code != codes.DeadlineExceeded {
+		t.Errorf("another request after its deadline: got %v, want DeadlineExceeded", code)
+	}
+	if _, code := call(-time.Second, done, entry("settle_end", "none", hits(0))); code != codes.OK {
+		t.Errorf("after its deadline: got %v, want OK", code)
+	}
+	if reply, _ := call(0, entry("user", "bob", hits(0))); reply.GetStatuses()[0].GetLimitRemaining() != 893 {
+		t.Errorf("%d left, want 893: 1,000 less the real cost of 7 and another estimate", reply.GetStatuses()[0].GetLimitRemaining())
 	}
 }

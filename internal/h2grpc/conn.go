@@ -45,6 +45,7 @@ type conn struct {
 	flow
 	streams
 	requests
+	slotAnswers slotAnswers
 	life
 }
 

@@ -26,6 +26,7 @@ func (c *conn) onReset(f frameHeader, payload []byte) error {
 		}
 		c.drop(s)
 	}
+	c.returnSlots(f.stream)
 	return c.countFrames(cost)
 }
 
@@ -246,6 +247,7 @@ func (c *conn) tick(now time.Time) {
 		return
 	}
 	c.shrink()
+	c.slotAnswers.forget(now)
 	if c.busy() || c.last != c.lastAtTick {
 		c.lastAtTick, c.usedAt = c.last, now
 	} else if late(c.lastReceived, c.server.config.Tick) {

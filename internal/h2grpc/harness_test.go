@@ -27,7 +27,8 @@ import (
 const path = "/echo.Echo/Echo"
 
 // echo is a Method that answers with the message. A message may select another behavior: "fail", "hold"
-// (for a second), "long N" (N bytes), or "panic in F" (where F is Submit, Finish, Delay or Append). A request that
+// at its end (for a second), "long N" (N bytes), or "panic in F" (where F is Submit, Finish, Delay or Append). The answer to a
+// message that contains "slot" has slots, and their id is the message. A request that
 // the Store could not decide is answered "late".
 type echo struct {
 	room  delay.Room
@@ -39,6 +40,7 @@ type echo struct {
 	mu       sync.Mutex
 	batches  []int // the number of requests of each batch
 	panicked []any
+	unused   []string
 }
 
 func (m *echo) Panicked(value any) {
@@ -51,6 +53,12 @@ func (m *echo) batchSizes() []int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.batches)
+}
+
+func (m *echo) Unused(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.unused = append(m.unused, id)
 }
 
 func (m *echo) NewBatch() Batch { return newEchoBatch(m) }
@@ -154,9 +162,16 @@ func (b *echoBatch) Append(to []byte, i int) ([]byte, *Status) {
 	return append(to, message...), nil
 }
 
+func (b *echoBatch) Slots(i int) string {
+	if b.late[i] == nil && bytes.Contains(b.messages[i], []byte("slot")) {
+		return string(b.messages[i])
+	}
+	return ""
+}
+
 func (b *echoBatch) Delay(i int) algorithms.Micros {
 	b.panicIn("Delay", i)
-	if string(b.messages[i]) == "hold" {
+	if bytes.HasSuffix(b.messages[i], []byte("hold")) {
 		return algorithms.Second
 	}
 	return 0

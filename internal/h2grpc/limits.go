@@ -99,6 +99,10 @@ const (
 	// otherReset is the number of frames that the reset of a stream of Config.Others counts as.
 	otherReset = 50
 
+	// A connection remembers the last slotAnswersKept answers with slots, but not those that are older than answerAge, nor
+	// more than slotBytesKept bytes of ids. Envoy resets a call within milliseconds of its answer.
+	slotAnswersKept, slotBytesKept, answerAge = 4096, 1 << 20, 5 * time.Second
+
 	// handshakeTimeout is the time for the TLS handshake and the client's preface.
 	handshakeTimeout = 20 * time.Second
 	// blockTimeout is the time for all frames of one header block.

@@ -31,6 +31,7 @@ type request struct {
 	finished bool // the Batch has computed the answer
 	answered bool // the answer was sent, or is about to be sent
 	delay    algorithms.Micros
+	slots    string // see Batch.Slots
 }
 
 // These are the states of an operation. The reader submits it. If the Store completes the operation before the
@@ -261,7 +262,7 @@ func (o *operation) finish(early bool) {
 				}
 				r.answered = early
 				o.batch.Finish(i)
-				r.delay, r.finished = o.batch.Delay(i), true
+				r.delay, r.slots, r.finished = o.batch.Delay(i), o.batch.Slots(i), true
 			}
 		})
 	}
@@ -278,6 +279,9 @@ func (o *operation) answer() {
 			c.answer(o, i)
 		default:
 			c.resetInStore--
+			if r.slots != "" {
+				c.server.config.Method.Unused(r.slots)
+			}
 		}
 	}
 }
@@ -291,7 +295,7 @@ func (o *operation) recycle() {
 	}
 	for i := range o.requests {
 		r := &o.requests[i]
-		r.stream, r.finished, r.answered = nil, false, false
+		r.stream, r.finished, r.answered, r.slots = nil, false, false, ""
 		if r.canceled.Load() {
 			r.canceled.Store(false) // atomic, because a Store may still read it
 		}

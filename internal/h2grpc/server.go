@@ -35,6 +35,9 @@ type Method interface {
 	Oversized()
 	// Later calls answer after d, unless stop is called before.
 	Later(d algorithms.Micros, answer func()) (stop func())
+	// Unused is called with the id of each slot (Batch.Slots) whose answer the client does not use: it reset the call
+	// before the answer, or within 5 s after it. It must not block.
+	Unused(id string)
 	// Panicked is called with the value of a recovered panic. After a panic in a Batch, all its requests,
 	// or the one that caused it, are denied. After a panic in Config.Others, the stream is reset.
 	Panicked(value any)
@@ -63,6 +66,9 @@ type Batch interface {
 	// Weight returns the size of the batch: the sum over its requests of the number of charges or the number of
 	// descriptors, whichever is larger.
 	Weight() int
+	// Slots returns the id of the slots that request i occupies until they are returned, or "" if it occupies none.
+	// The server calls it once, after Finish.
+	Slots(i int) string
 	// Delay returns how long the answer to request i must be delayed; 0 means not at all.
 	Delay(i int) algorithms.Micros
 }

@@ -155,6 +155,7 @@ func (c *conn) abort(id uint32, code http2.ErrCode) {
 	c.answerReady()
 	if s := c.find(id); s != nil {
 		c.drop(s)
+		c.returnSlots(id)
 	}
 	c.recordReset(id)
 	c.out = appendReset(c.out, id, code)
@@ -276,6 +277,7 @@ func (c *conn) answerReady() {
 // of a panic, is denied. c.mu is held.
 func (c *conn) answer(o *operation, i int) {
 	r := &o.requests[i]
+	c.remember(r.id, r.slots)
 	if s := r.stream; s != nil {
 		c.releaseBody(s)
 		s.state = incomplete // so that drop does not add it to conn.resetInStore

@@ -189,6 +189,7 @@ func (l *Limiter) answer(c *Call) {
 	if c.slots > 0 {
 		l.returnUnknown(c)
 	}
+	l.repeatReturns(c)
 	if len(c.charges) > 0 {
 		c.decideLocally(l.config.Local)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // A proxy settles in two requests. The first (settle-start) reserves units of all limits with settle that
@@ -145,12 +146,30 @@ const None = "none"
 
 // settling reports whether descriptor i belongs to a settle-done, and whether its key is SettleEntries.End.
 func (c *Call) settling(i int) (isDone, isEnd bool) {
-	names, entries := c.Verdict.Domain.Settle, c.Descriptors[i].Entries
-	if names == nil || len(entries) == 0 {
+	return c.Verdict.Domain.Settle.settles(c.Descriptors[i].Entries)
+}
+
+func (s *SettleEntries) settles(entries []descriptors.Entry) (isDone, isEnd bool) {
+	if s == nil || len(entries) == 0 {
 		return false, false
 	}
-	isEnd = entries[0].Key == names.End
-	return isEnd || entries[0].Key == names.Key, isEnd
+	isEnd = entries[0].Key == s.End
+	return isEnd || entries[0].Key == s.Key, isEnd
+}
+
+// OnlySettles reports what Call.IsDone will report for a Call with r. It has an effect
+// that is wanted even if its caller no longer waits.
+func (l *Limiter) OnlySettles(r *Request) bool {
+	s := l.Current()
+	if s == nil || s.Domains[r.Domain] == nil {
+		return false
+	}
+	for i := range r.Descriptors {
+		if isDone, _ := s.Domains[r.Domain].Settle.settles(r.Descriptors[i].Entries); !isDone {
+			return false
+		}
+	}
+	return len(r.Descriptors) > 0
 }
 
 func (c *Call) countDone() {

@@ -393,13 +393,24 @@ func (c *Call) slotDoor() SlotDoor {
 	return DoorDone
 }
 
+// repeatReturns repeats the returns of a settlement that the store did not decide in time. They do not depend on the
+// sender of the settlement, which may have given up.
+func (l *Limiter) repeatReturns(c *Call) {
+	for _, r := range c.returns {
+		if c.decisions[r.charge].Err != nil {
+			l.config.repeat(l.store, &c.charges[r.charge], nil, c.slotDoor())
+		}
+	}
+}
+
 // foldReturns counts the returns of a settlement. If the store failed, the settlement is denied, so that its sender can
-// repeat it.
+// repeat it. repeatReturns counts that return.
 func (c *Call) foldReturns() {
 	for _, r := range c.returns {
 		d := &c.decisions[r.charge]
-		c.config.slots.end(c.slotDoor(), slotOutcome(algorithms.ReturnSlot, d))
-		if d.Err != nil {
+		if d.Err == nil {
+			c.config.slots.end(c.slotDoor(), slotOutcome(algorithms.ReturnSlot, d))
+		} else {
 			c.Failed, c.Denied = true, true
 			if r.descriptor < len(c.Statuses) {
 				c.Statuses[r.descriptor].Denied = true
