@@ -66,6 +66,7 @@ var importers = map[string]map[string]string{
 	"google.golang.org/grpc": {
 		"internal/testkit/xdstest":   "is for tests",
 		"examples/xds":               "is another program",
+		"internal/accesslog":         "is a service of the gRPC listener",
 		"internal/grpcapi":           "is the gRPC listener",
 		"pkg/ratelimit/grpclimit":    "has gRPC interceptors",
 		"internal/server":            "starts and drains its server",
@@ -75,6 +76,7 @@ var importers = map[string]map[string]string{
 	"google.golang.org/protobuf": {
 		"pkg/ratelimit/grpclimit":  "adds details to statuses",
 		"internal/testkit/rlstest": "is for tests",
+		"internal/accesslog":       "reads messages of access logs",
 		"internal/grpcapi":         "converts messages to requests",
 		"internal/xds":             "converts messages to configuration",
 	},
