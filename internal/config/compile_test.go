@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -59,49 +58,6 @@ func one(t *testing.T, s *limiter.Snapshot, domain, descriptor string) *limiter.
 		t.Fatalf("%s matches %d policies, want 1", descriptor, len(policies))
 	}
 	return policies[0]
-}
-
-func TestPoliciesHaveAnIndexAndAPlace(t *testing.T) {
-	s := good(t, Options{}, `domain: d
-limits:
-  named: {algorithm: token_bucket, rate: 5, period: 1s}
-descriptors:
-  - key: user
-    limit: named
-  - key: path
-    value: /a
-    rate_limit:
-      - {unit: second, requests_per_unit: 1}
-      - {unit: day, requests_per_unit: 9}
-    descriptors:
-      - key: user
-        limit: [named]
-        rate_limit: {unit: hour, requests_per_unit: 3}
-`)
-	var got []string
-	for i, p := range s.Policies {
-		if p.Index != i {
-			t.Errorf("the policy at %d has Index %d; want %[1]d", i, p.Index)
-		}
-		got = append(got, strings.Join([]string{p.Place.String(), p.Name, p.StatKey, p.RateName}, " "))
-		if shares := p.Owner == s.Domains["d"].Named["named"].Owner; shares != (p.Name == "named") {
-			t.Errorf("policy %d, %s, has the owner %q; want that of the named limit: %t", i, p.Name, p.Owner, p.Name == "named")
-		}
-	}
-	want := []string{
-		"a.yaml:3 named d.named named",
-		"a.yaml:6 named d.user named",
-		"a.yaml:10 path_/a d.path_/a ",
-		"a.yaml:11 path_/a#2 d.path_/a#2 ",
-		"a.yaml:14 named d.path_/a.user named",
-		"a.yaml:15 path_/a.user d.path_/a.user#2 ",
-	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
-	if p := s.Domains["d"].Named["named"]; p != s.Policies[0] || len(p.Open) != 0 {
-		t.Errorf("the named limit is %+v; want the first policy, without open entries", p)
-	}
 }
 
 func TestANamedLimitHasTheSameBucketsWhereverItIsUsed(t *testing.T) {
@@ -158,16 +114,6 @@ descriptors:
 	}
 }
 
-func TestWindowsOfAnyLength(t *testing.T) {
-	s := good(t, Options{}, string(fixtures(t, "windows.good.yaml")[0].Data))
-	for descriptor, want := range map[string]string{"a=1": "5m", "b=1": "30s", "c=1": "3h"} {
-		p := one(t, s, "windows", descriptor)
-		if got := duration.Format(p.Limit.Period()); got != want || *p.Limit.Spec().Start != 0 || !p.Reference {
-			t.Errorf("%s: windows of %s, want %s, with the clock", descriptor, got, want)
-		}
-	}
-}
-
 func TestInlineLimitsHaveBucketsOfTheirOwn(t *testing.T) {
 	limit := "rate_limit: {unit: day, requests_per_unit: 1}"
 	s := good(t, Options{}, fmt.Sprintf(`
@@ -209,83 +155,6 @@ descriptors:
 	}
 }
 
-func TestEntriesWithoutAValueIdentifyBuckets(t *testing.T) {
-	s := good(t, Options{}, `
-domain: d
-descriptors:
-  - key: a
-    value: x
-    descriptors:
-      - key: b
-        descriptors:
-          - key: c
-            value: /api/*
-            rate_limit: {unit: day, requests_per_unit: 1}
-          - key: c
-            value: /static/*
-            share_threshold: true
-            rate_limit: {unit: day, requests_per_unit: 1}
-  - key: k*
-    rate_limit: {unit: day, requests_per_unit: 1}
-  - key: shared_*
-    share_threshold: true
-    rate_limit: {unit: day, requests_per_unit: 1}
-`)
-	for descriptor, want := range map[string]string{
-		"a=x,b=1,c=/api/z":    "[1 2] whole false",
-		"a=x,b=1,c=/static/z": "[1] whole false",
-		"kk=1":                "[] whole true",
-		"shared_a=1":          "[] whole false",
-	} {
-		p := one(t, s, "d", descriptor)
-		if got := fmt.Sprintf("%v whole %t", p.Open, p.Whole); got != want {
-			t.Errorf("%s: %s, want %s", descriptor, got, want)
-		}
-	}
-}
-
-func TestStatKeysAreThoseOfTheReferenceServer(t *testing.T) {
-	s := good(t, Options{}, `
-domain: d
-descriptors:
-  - key: a
-    value_to_metric: true
-    descriptors:
-      - key: b
-        value: x*
-        value_to_metric: true
-        descriptors:
-          - key: c
-            value: y
-            value_to_metric: true
-            rate_limit: {unit: day, requests_per_unit: 1}
-          - key: c
-            value: "*"
-            share_threshold: true
-            value_to_metric: true
-            rate_limit: {unit: day, requests_per_unit: 1}
-          - key: c
-            detailed_metric: true
-            rate_limit: {unit: day, requests_per_unit: 1}
-  - key: e
-    rate_limit: {unit: day, requests_per_unit: 1}
-`)
-	for _, want := range []string{
-		"d.a.b_x*.c_y [0 1] false",
-		"d.a.b_x*.c_* [0 1] false",
-		"d.a.b_x*.c [] true",
-		"d.e [] false",
-	} {
-		found := false
-		for _, p := range s.Policies {
-			found = found || fmt.Sprintf("%s %v %t", p.StatKey, p.Extra().StatValues, p.Detailed) == want
-		}
-		if !found {
-			t.Errorf("no policy has the StatKey, StatValues and Detailed %s; want one", want)
-		}
-	}
-}
-
 func TestUnitsAreClockAlignedWindows(t *testing.T) {
 	for unit, seconds := range map[string]int64{
 		"second": 1, "Minute": 60, "HOUR": 3600, "day": 86400, "week": 604800, "month": 2592000, "year": 31536000,
@@ -296,51 +165,6 @@ func TestUnitsAreClockAlignedWindows(t *testing.T) {
 		if l.Kind != algorithms.FixedWindow || int64(l.Period()) != seconds*1e6 || *l.Spec().Start != 0 || l.Rate != 4294967295 || l.Capacity != l.Rate || !p.Reference {
 			t.Errorf("%s: got %+v with the limit %+v; want a fixed window of %d s in the reference form that starts at 0, with rate and capacity 4294967295", unit, p, l, seconds)
 		}
-	}
-}
-
-func TestModesOfALimitAreCompiled(t *testing.T) {
-	const file = `
-domain: d
-limits:
-  n: {algorithm: token_bucket, rate: 5, period: 1s, shadow_mode: true, on_backend_failure: allow, name: other}
-descriptors:
-  - key: a
-    limit: n
-    metadata: {plan: gold}
-  - key: b
-    quota_mode: true
-    rate_limit:
-      - {unit: day, requests_per_unit: 1, replaces: [{name: other}]}
-      - {algorithm: leaky_bucket, rate: 5, period: 1s, max_delay: 250ms, shadow_mode: true}
-  - key: c
-    shadow_mode: true
-    rate_limit: {unlimited: true, requests_per_unit: 7}
-`
-	s := good(t, Options{OnFailure: limiter.Local, LocalShare: 0.5, ConsumeEach: true}, file)
-	a, c := one(t, s, "d", "a=1"), one(t, s, "d", "c=1")
-	b := match(t, s, "d", "b=1")
-	switch {
-	case !a.Shadow || a.Quota || a.OnFailure != limiter.Allow || a.RateName != "other" || a.Name != "n" || !a.Alone || a.Reference:
-		t.Errorf("a: got %+v; want the named limit n with the name other in shadow mode, charged alone, allowed on failure", a)
-	case !reflect.DeepEqual(a.Extra().Metadata, map[string]any{"plan": "gold"}):
-		t.Errorf("a: got the metadata %v; want plan: gold", a.Extra().Metadata)
-	case a.Limit.TakesDenied || !b[0].Limit.TakesDenied || b[1].Limit.TakesDenied:
-		t.Errorf("TakesDenied is %t, %t, %t; want it only for the limit in the reference form", a.Limit.TakesDenied, b[0].Limit.TakesDenied, b[1].Limit.TakesDenied)
-	case !b[0].Quota || b[0].Shadow || !b[1].Quota || !b[1].Shadow || b[0].OnFailure != limiter.Local || b[0].Extra().Local == nil:
-		t.Errorf("b: got %+v and %+v; want both in quota mode, only the second in shadow mode, and a local share", b[0], b[1])
-	case !reflect.DeepEqual(b[0].Extra().Replaces, []string{"other"}) || b[1].Extra().MaxDelay != 250_000:
-		t.Errorf("b: got the replaced limits %v and the delay %d us; want other and 250000 us", b[0].Extra().Replaces, b[1].Extra().MaxDelay)
-	case !c.Unlimited || !c.Shadow || c.RateName != "":
-		t.Errorf("c: got %+v; want an unlimited limit in shadow mode, without a name", c)
-	}
-	s = good(t, Options{}, file)
-	if b := match(t, s, "d", "b=1")[0]; b.Alone || b.Limit.TakesDenied || b.OnFailure != limiter.Deny || s.Domains["d"].Alone {
-		t.Errorf("by default: %+v; want it charged together with others, without TakesDenied, denying on failure", b)
-	}
-	reported := bad(t, Options{OnFailure: limiter.Local}, file)
-	if !strings.HasPrefix(reported, "a.yaml:12:9: on_backend_failure local needs a local_share") {
-		t.Errorf("got the problems\n%s\nwant a text that starts with %q", reported, "a.yaml:12:9: on_backend_failure local needs a local_share")
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-var update = flag.Bool("update", false, "write the problems of testdata/*.yaml to the *.txt files beside them")
+var update = flag.Bool("update", false, "write the problems of testdata/*.yaml, and what they compile to, to the *.txt files beside them")
 
 // fixtures returns the files in testdata whose names end in suffix, named without the folder.
 func fixtures(tb testing.TB, suffix string) (files []File) {
@@ -27,27 +27,32 @@ func fixtures(tb testing.TB, suffix string) (files []File) {
 	return files
 }
 
-// golden compares the problems of a file with the .txt beside it. If there is no .txt, there must be no problem.
-func golden(t *testing.T, f File, problems Problems) {
+// golden compares text with the file name in testdata. If there is no such file, there must be no text.
+func golden(t *testing.T, name, text string) {
 	t.Helper()
-	name := filepath.Join("testdata", strings.TrimSuffix(f.Name, ".yaml")+".txt")
-	got := problems.Error()
-	if got != "" {
-		got += "\n"
-	}
+	name = filepath.Join("testdata", name)
 	switch {
-	case *update && got == "":
+	case *update && text == "":
 		_ = os.Remove(name)
 	case *update:
-		write(t, name, got)
+		write(t, name, text)
 	}
 	want, err := os.ReadFile(name)
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatalf("read %s: %v; want its content, or that it does not exist", name, err)
 	}
-	if got != string(want) {
-		t.Errorf("got the problems\n%s\nwant (go test -update writes them)\n%s", got, want)
+	if text != string(want) {
+		t.Errorf("got\n%s\nwant (go test -update writes it)\n%s", text, want)
 	}
+}
+
+func goldenProblems(t *testing.T, f File, problems Problems) {
+	t.Helper()
+	text := problems.Error()
+	if text != "" {
+		text += "\n"
+	}
+	golden(t, strings.TrimSuffix(f.Name, ".yaml")+".txt", text)
 }
 
 func TestGoodFilesAreAccepted(t *testing.T) {
@@ -57,7 +62,8 @@ func TestGoodFilesAreAccepted(t *testing.T) {
 			if s == nil || problems.Bad() {
 				t.Fatalf("got the problems\n%v\nwant no mistakes", problems)
 			}
-			golden(t, f, problems)
+			goldenProblems(t, f, problems)
+			golden(t, strings.TrimSuffix(f.Name, ".yaml")+".limits.txt", described(s))
 		})
 	}
 }
@@ -69,7 +75,7 @@ func TestBadFilesAreRefusedWithEveryMistake(t *testing.T) {
 			if s != nil || !problems.Bad() {
 				t.Fatalf("got a snapshot: %t, problems\n%v\nwant no snapshot, and a mistake", s != nil, problems)
 			}
-			golden(t, f, problems)
+			goldenProblems(t, f, problems)
 		})
 	}
 }

@@ -90,27 +90,3 @@ func TestWarningsAboutSlots(t *testing.T) {
 		t.Errorf("an entry without a key: got %s; want a mistake", text)
 	}
 }
-
-func TestTheSlotOfALaterValue(t *testing.T) {
-	s := good(t, Options{}, `
-domain: d
-hash_tag: entry:user
-descriptors:
-  - key: path
-    descriptors:
-      - key: method
-        value: GET
-        descriptors:
-          - key: user
-            rate_limit: {unit: day, requests_per_unit: 1}
-  - key: any*
-    rate_limit: {unit: day, requests_per_unit: 1}
-`)
-	p := one(t, s, "d", "path=/a,method=GET,user=ann")
-	if want := (limiter.Slot{Value: 2}); p.Extra().Slot != want {
-		t.Errorf("the slot is %+v, want that of the second value", p.Extra().Slot)
-	}
-	if p := one(t, s, "d", "anything=1"); !p.Whole || p.Extra().Slot != (limiter.Slot{Entry: "user"}) {
-		t.Errorf("the slot of %+v is %+v, want that of the entry user, for a whole descriptor", p, p.Extra().Slot)
-	}
-}

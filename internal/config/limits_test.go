@@ -4,49 +4,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Limits with the same unit and time zone share one Calendar.
-func TestTheReferenceFormHasPenaltiesAndCalendars(t *testing.T) {
-	s := good(t, Options{}, `
-domain: d
-descriptors:
-  - key: a
-    rate_limit: {unit: day, requests_per_unit: 5, penalty: {after: 3, for: 1m, max: 1h}}
-  - key: b
-    rate_limit: {unit: WEEK, requests_per_unit: 5, time_zone: Europe/Berlin, unit_multiplier: 1}
-  - key: c
-    rate_limit: {unit: week, requests_per_unit: 6, time_zone: Europe/Berlin}
-  - key: d
-    rate_limit: {unit: week, requests_per_unit: 5, time_zone: America/Lima}
-`)
-	a, b, c, d := one(t, s, "d", "a=1"), one(t, s, "d", "b=1"), one(t, s, "d", "c=1"), one(t, s, "d", "d=1")
-	if want := (algorithms.Penalty{After: 3, For: 60 * algorithms.Second, Max: 3600 * algorithms.Second}); a.Limit.Penalty != want {
-		t.Errorf("the penalty is %+v, want %+v", a.Limit.Penalty, want)
-	}
-	for name, p := range map[string]*limiter.Policy{"Europe/Berlin": b, "America/Lima": d} {
-		if p.Limit.Calendar == nil || p.Limit.Calendar.Zone != name || p.Limit.Calendar.Unit != "week" {
-			t.Errorf("the calendar is %+v, want weeks in %s", p.Limit.Calendar, name)
-		}
-	}
-	if b.Limit.Calendar != c.Limit.Calendar {
-		t.Error("two limits with one time zone have different calendars, so that they share nothing")
-	}
-}
-
-func TestBoundsOfOverridesAreCompiled(t *testing.T) {
-	const bound = "max_override: {unit: day, requests_per_unit: 5}\n"
-	whole := good(t, Options{}, "domain: d\n"+bound+"descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n").Domains["d"]
-	if !whole.Bounded || whole.MaxOverride == nil || !whole.MaxOverride.Whole || whole.MaxOverride.Limit.Rate != 5 {
-		t.Errorf("the domain has %+v, bounded: %v; want a bound of 5 for whole descriptors", whole.MaxOverride, whole.Bounded)
-	}
-	part := good(t, Options{}, "domain: d\ndescriptors:\n  - key: k\n    "+bound).Domains["d"]
-	if m := part.Policies[0]; !part.Bounded || part.MaxOverride != nil || m.Whole || len(m.Open) != 1 || m.Name != "k#max_override" {
-		t.Errorf("the descriptor has %+v, bounded: %v; want a bound for each value of k", m, part.Bounded)
-	}
+func TestABoundOfOverridesHasNumbersOnly(t *testing.T) {
 	for setting, want := range map[string]string{
 		"settle: {estimate: 5}": "settle cannot be combined with max_override",
 		"then: other":           "then cannot be combined with max_override",
@@ -55,14 +15,6 @@ func TestBoundsOfOverridesAreCompiled(t *testing.T) {
 		if !strings.Contains(text, want) {
 			t.Errorf("%s: got %s; want %q", setting, text, want)
 		}
-	}
-}
-
-func TestADomainHasTheResponseBodyOfItsDocuments(t *testing.T) {
-	const limits = "descriptors: [{key: %s, rate_limit: {unit: day, requests_per_unit: 1, unit_name: tokens}}]\n"
-	d := good(t, Options{}, "domain: d\ndeny_body: openai\nhttp_headers: openai\n"+fmt.Sprintf(limits, "a"), "domain: d\n"+fmt.Sprintf(limits, "b")).Domains["d"]
-	if d.DenyBody == (good(t, Options{}, "domain: d\n"+fmt.Sprintf(limits, "a")).Domains["d"].DenyBody) || d.Headers == nil || !d.Headers.OpenAI {
-		t.Errorf("the domain has the body %v and the headers %+v; want those of OpenAI", d.DenyBody, d.Headers)
 	}
 }
 
@@ -239,22 +191,5 @@ func TestWarningsAboutBlanks(t *testing.T) {
 		if got := strings.Contains(problems.Error(), "never matches"); got == kept {
 			t.Errorf("RLSIDECAR_KEEP_BLANKS %t: got %v; want a warning: %t", kept, problems, !kept)
 		}
-	}
-}
-
-func TestTwoLimitsWithOneNameKeepTheNamesOfTheirPlaces(t *testing.T) {
-	s := good(t, Options{}, `
-domain: d
-descriptors:
-  - {key: a, rate_limit: {name: same, unit: hour, requests_per_unit: 1}}
-  - {key: b, rate_limit: {name: same, unit: hour, requests_per_unit: 2}}
-  - {key: c, rate_limit: {name: other, unit: hour, requests_per_unit: 3}}
-`)
-	var names []string
-	for _, p := range s.Policies {
-		names = append(names, p.Name)
-	}
-	if got := strings.Join(names, " "); got == "" || strings.Contains(got, "same") || !strings.Contains(got, "other") {
-		t.Errorf("the names of the limits are %q; want other, and two without same", got)
 	}
 }
