@@ -24,6 +24,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -54,8 +55,9 @@ type Config struct {
 	// reserves now, and whether that number was learned.
 	Settling    func(*limiter.Policy) metrics.SettleTally
 	EstimateNow func(*limiter.Policy) (units int64, learned bool)
-	// Denied returns the n keys that were denied most, and when counting began.
-	Denied func(n int) (since time.Time, top []denials.Denied)
+	// Denied returns the n keys that were denied most, with what they have in common. Shadowed does so for denials that
+	// shadow mode prevented.
+	Denied, Shadowed func(n int) denials.Top
 	// Unmatched returns the n most frequent shapes of requests that matched no limit, and when counting began.
 	Unmatched func(n int) (since time.Time, top []unmatched.Shape)
 	// Used returns the keys that consumed most, and when counting began.
@@ -65,8 +67,10 @@ type Config struct {
 	Times   *history.Times
 	// Conditions returns the current problems, the worst first.
 	Conditions func() []conditions.Condition
-	// Fleet returns the sidecars that share the Redis of this sidecar. It is nil without Redis.
-	Fleet func(context.Context) Fleet
+	// Line returns the state in one line.
+	Line func() status.Line
+	// Status returns the whole state. It reads Redis, for a bounded time.
+	Status func(context.Context) status.Status
 	// API serves the paths below /api/.
 	API http.Handler
 }

@@ -71,13 +71,13 @@ func fixture(t *testing.T) Config {
 				return metrics.Tally{}
 			}
 		},
-		Denied: func(n int) (time.Time, []denials.Denied) {
+		Denied: func(n int) denials.Top {
 			last := time.Unix(86400, 0)
-			return time.Unix(43200, 0), []denials.Denied{
+			return denials.Top{Since: time.Unix(43200, 0), Keys: []denials.Denied{
 				{Domain: "d", Limit: "send", Why: denials.Limit, Key: []string{"bob"}, Entries: []descriptors.Entry{{Key: "user", Value: "<script>alert(1)</script>"}, {Key: "ip", Value: "::1"}}, Times: 77, Exact: true, Last: last},
 				{Domain: "d", Limit: "send", Why: denials.Never, Key: []string{"a\r\n", "\xff\"'&"}, Times: 8, Cut: true, Last: last},
 				{Domain: "d", Limit: "other", Why: denials.Backend, Times: 9, Exact: true, Last: last},
-			}[:min(n, 3)]
+			}[:min(n, 3)]}
 		},
 		API: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "api") }),
 	}

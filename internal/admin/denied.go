@@ -34,9 +34,9 @@ type deniedRow struct {
 // since is the text of the time at which counting began.
 func (p *pages) denied(n int, match func(*denials.Denied) bool) (since string, rows []deniedRow) {
 	now := p.Now()
-	from, top := p.Denied(maxDenied)
-	for i := range top {
-		d := &top[i]
+	top := p.Denied(maxDenied)
+	for i := range top.Keys {
+		d := &top.Keys[i]
 		if match != nil && !match(d) {
 			continue
 		}
@@ -57,7 +57,7 @@ func (p *pages) denied(n int, match func(*denials.Denied) bool) (since string, r
 			break
 		}
 	}
-	return at(from), rows
+	return at(top.Since), rows
 }
 
 // maxDenied is larger than the number of keys that package denials stores.

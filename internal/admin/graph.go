@@ -19,21 +19,19 @@ type graph struct {
 
 const graphHeight = 24
 
-// sparkline draws one column for each group of width steps. width must divide history.Steps. denied is the word for
+// sparkline draws one column for each group of width steps. width must divide their number. denied is the word for
 // denied requests in the text.
-func sparkline(p *history.Points, width int, denied string) graph {
-	columns := make([]history.Totals, 0, history.Steps/width)
+func sparkline(p []history.Point, width int, denied string) graph {
+	columns := make([]history.Totals, 0, len(p)/width)
 	most := uint64(0)
-	for i := 0; i < history.Steps; i += width {
-		var sum history.Totals
-		for _, point := range p[i : i+width] {
-			sum.Allowed += uint64(point.Allowed)
-			sum.Denied += uint64(point.Denied)
-		}
+	for i := 0; i < len(p); i += width {
+		sum := history.Sum(p[i : i+width])
+		sum.Denied += sum.Shadowed
 		columns = append(columns, sum)
 		most = max(most, sum.Allowed+sum.Denied)
 	}
-	sum := p.Sum()
+	sum := history.Sum(p)
+	sum.Denied += sum.Shadowed
 	g := graph{Width: len(columns), Height: graphHeight, Most: float64(most) / (float64(width) * history.Step.Seconds())}
 	g.Text = fmt.Sprintf("Last 15 minutes: %s allowed, %s %s, at most %s.", count(sum.Allowed), count(sum.Denied), denied, rate(g.Most))
 	if most == 0 {

@@ -235,7 +235,7 @@ type events struct {
 // explain completes b from c, which is a dry run of cost 1.
 func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.Call) {
 	known := events{now: p.Now()}
-	_, known.denied = p.Denied(maxDenied)
+	known.denied = p.Denied(maxDenied).Keys
 	_, known.used = p.Used()
 	peek, _ := p.inspect(ctx, s, 0) // a dry run of cost 0 shows the remaining units, which may differ for a cost of 1
 	for i := range c.Results {

@@ -65,12 +65,12 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 		p.problem(w, r, v, http.StatusNotFound, "There is no limit of this name in the configuration in use.", "")
 		return
 	}
-	points := p.History.Limit(history.Key{Domain: domain, Limit: name})
+	_, points := p.History.Limit(history.Key{Domain: domain, Limit: name}, history.Recent)
 	b := limitBody{
 		ID:     history.Key{Domain: domain, Limit: name},
 		Domain: descriptors.Printable(domain), Name: descriptors.Printable(name), Words: l.Words(), Mode: modes(l), Done: doneForAll[q.Get("done")],
-		Facts: facts(l), Source: p.source(l), Graph: sparkline(&points, 1, deniedWord(l)), Legend: deniedWord(l),
-		Minutes: minutes(&points), Total: p.Tally(l), Unlimited: l.Unlimited,
+		Facts: facts(l), Source: p.source(l), Graph: sparkline(points, 2, deniedWord(l)), Legend: deniedWord(l),
+		Minutes: minutes(points), Total: p.Tally(l), Unlimited: l.Unlimited,
 		Settling: p.settling(l),
 	}
 	b.Since, b.Denied = p.denied(maxListRows, func(d *denials.Denied) bool { return d.Domain == domain && d.Limit == name })
@@ -135,14 +135,12 @@ func facts(l *limiter.Policy) (list []fact) {
 }
 
 // minutes returns the latest minute first.
-func minutes(p *history.Points) (rows []minuteRow) {
-	const width = 6
-	for i := history.Steps - width; i >= 0; i -= width {
-		row := minuteRow{Ago: fmt.Sprintf("%d to %d", (history.Steps-width-i)/width, (history.Steps-i)/width)}
-		for _, point := range p[i : i+width] {
-			row.Allowed += uint64(point.Allowed)
-			row.Denied += uint64(point.Denied)
-		}
+func minutes(p []history.Point) (rows []minuteRow) {
+	const width = int(time.Minute / history.Step)
+	for i := len(p) - width; i >= 0; i -= width {
+		row := minuteRow{Ago: fmt.Sprintf("%d to %d", (len(p)-width-i)/width, (len(p)-i)/width)}
+		sum := history.Sum(p[i : i+width])
+		row.Allowed, row.Denied = sum.Allowed, sum.Denied+sum.Shadowed
 		rows = append(rows, row)
 	}
 	return rows

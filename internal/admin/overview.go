@@ -123,10 +123,11 @@ type limitRow struct {
 }
 
 type ranked struct {
-	limit  *limiter.Policy
-	tally  metrics.Tally
-	rate   float64
-	denied uint64
+	limit      *limiter.Policy
+	tally      metrics.Tally
+	rate       float64
+	denied     uint64
+	deniedRate float64
 }
 
 var sorts = []struct{ key, name string }{{"denied", "denied most"}, {"rate", "busiest"}, {"name", "name"}}
@@ -204,11 +205,15 @@ func (p *pages) ranked(all []*limiter.Policy, b *overviewBody) []ranked {
 	for i, l := range all {
 		list[i] = ranked{limit: l, tally: p.Tally(l)}
 	}
-	p.History.Recent(len(all), func(i int) history.Key { return history.Key{Domain: all[i].Domain, Limit: all[i].Name} },
-		func(i int, points *history.Points) {
-			allowed, denied := points.Rate()
-			list[i].rate, list[i].denied = allowed+denied, points.Sum().Denied
+	p.History.Rates(len(all), func(i int) history.Key { return history.Key{Domain: all[i].Domain, Limit: all[i].Name} },
+		func(i int, r history.Rate) {
+			list[i].rate, list[i].deniedRate = r.Allowed+r.Denied+r.Shadowed, r.Denied+r.Shadowed
 		})
+	for i := range list {
+		_, points := p.History.Limit(history.Key{Domain: all[i].Domain, Limit: all[i].Name}, history.Recent)
+		sum := history.Sum(points)
+		list[i].denied = sum.Denied + sum.Shadowed
+	}
 	query := strings.ToLower(b.Query)
 	list = slices.DeleteFunc(list, func(l ranked) bool {
 		switch {
@@ -229,12 +234,11 @@ func (p *pages) ranked(all []*limiter.Policy, b *overviewBody) []ranked {
 
 func (p *pages) limitRow(r *ranked) limitRow {
 	l := r.limit
-	points := p.History.Limit(history.Key{Domain: l.Domain, Limit: l.Name})
-	_, denied := points.Rate()
+	_, points := p.History.Limit(history.Key{Domain: l.Domain, Limit: l.Name}, history.Recent)
 	return limitRow{
 		Domain: descriptors.Printable(l.Domain), Name: descriptors.Printable(l.Name), Link: limitLink(l.Domain, l.Name),
 		Words: l.Words(), Mode: modes(l), Shadow: l.Shadow, Total: r.tally,
-		Rate: r.rate, DeniedRate: denied, Denied: r.denied, Graph: sparkline(&points, 3, deniedWord(l)),
+		Rate: r.rate, DeniedRate: r.deniedRate, Denied: r.denied, Graph: sparkline(points, 6, deniedWord(l)),
 	}
 }
 

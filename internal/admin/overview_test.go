@@ -94,7 +94,7 @@ func TestDeniedKeysAreShownAsText(t *testing.T) {
 		}
 	}
 	c := fixture(t)
-	c.Denied = func(int) (time.Time, []denials.Denied) { return time.Unix(0, 0), nil }
+	c.Denied = func(int) denials.Top { return denials.Top{} }
 	has(t, get(New(c), "/", "").Body.String(), "No key was denied")
 }
 

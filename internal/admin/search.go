@@ -111,7 +111,7 @@ func (p *pages) searchRecorded(b *searchBody, query string) {
 		}
 		return entries != nil && strings.Contains(descriptors.Format(entries), query)
 	}
-	_, denied := p.Denied(maxDenied)
+	denied := p.Denied(maxDenied).Keys
 	for i := range denied {
 		if d := &denied[i]; len(b.Recorded) < maxFound && !d.Cut && contains(d.Key, d.Entries) {
 			times := plural(d.Times, "time")

@@ -62,7 +62,7 @@ func TestASearchFindsRecordedKeys(t *testing.T) {
 	var denied []denials.Denied
 	var used []usage.Used
 	p := &pages{Config: Config{
-		Denied: func(int) (time.Time, []denials.Denied) { return began, denied },
+		Denied: func(int) denials.Top { return denials.Top{Since: began, Keys: denied} },
 		Used:   func() (time.Time, []usage.Used) { return began, used },
 	}}
 	search := func() string {

@@ -128,8 +128,8 @@ func (p *pages) banner() *banner {
 	if list := p.Conditions(); len(list) > 0 {
 		b.Worst, b.Others = &list[0], list[1:]
 	}
-	points := p.History.All()
-	b.Allowed, b.Denied = points.Rate()
+	now := p.History.Rate()
+	b.Allowed, b.Denied = now.Allowed, now.Denied
 	b.Rate = b.Allowed + b.Denied
 	if times, of := p.Times.Quantiles(.5, .99); of > 0 {
 		b.Median, b.Slowest = short(times[0]), short(times[1])

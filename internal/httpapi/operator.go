@@ -1,12 +1,15 @@
 package httpapi
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -15,7 +18,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -24,9 +29,13 @@ import (
 // authorization.
 type Operator struct {
 	Limiter *limiter.Limiter
-	// Denied returns the keys denied most, and the time since which they are counted. It is
-	// denials.Recorder.Top.
-	Denied func(n int) (since time.Time, top []denials.Denied)
+	// Denied returns the keys denied most, and what they have in common. Shadowed does so for denials that shadow mode
+	// prevented. Both are the method Top of a denials.Recorder.
+	Denied, Shadowed func(n int) denials.Top
+	// Used is the method Top of a usage.Recorder.
+	Used func() (since time.Time, top []usage.Used)
+	// Status returns the state of the sidecar.
+	Status func(context.Context) status.Status
 	// Unmatched is the method Top of an unmatched.Recorder.
 	Unmatched func(n int) (since time.Time, top []unmatched.Shape)
 	// Conditions is the method List of a conditions.Registry.
@@ -61,6 +70,7 @@ func (o *Operator) paths() map[string]map[string]http.HandlerFunc {
 		"/api/top":          {http.MethodGet: o.top},
 		"/api/unmatched":    {http.MethodGet: o.unmatched},
 		"/api/conditions":   {http.MethodGet: o.conditions},
+		"/api/status":       {http.MethodGet: o.status},
 		"/api/openapi.json": {http.MethodGet: describeOperators},
 	}
 	if o.Adjustments != nil {
@@ -204,34 +214,112 @@ type DeniedKey struct {
 	Last       time.Time `json:"last"`
 }
 
+// DeniedPart is the JSON form of denials.Part: what denied keys of one limit have in common.
+type DeniedPart struct {
+	Domain string `json:"domain"`
+	Name   string `json:"name"`
+	// Position is the index of the value in the key, and Entry the key of its entry. In the list of limits they and
+	// Value are absent.
+	Position *int   `json:"position,omitempty"`
+	Entry    string `json:"entry,omitempty"`
+	Value    key    `json:"value,omitempty"`
+	Cut      bool   `json:"cut,omitempty"`
+	Denied   int64  `json:"denied"`
+	Exact    bool   `json:"exact"`
+	// Keys is the number of keys among the counted ones, so a lower bound. Share is the share of all denials.
+	Keys  int     `json:"keys"`
+	Share float64 `json:"share"`
+}
+
+// UsedKey is the JSON form of usage.Used.
+type UsedKey struct {
+	Domain string `json:"domain"`
+	Name   string `json:"name"`
+	Key    key    `json:"key,omitempty"`
+	Cut    bool   `json:"cut,omitempty"`
+	// Units is an estimate. Remaining and Capacity are those of the bucket when it was last seen.
+	Units     int64 `json:"units"`
+	Remaining int64 `json:"remaining"`
+	Capacity  int64 `json:"capacity"`
+}
+
+// TopAnswer is the answer of /api/top.
+type TopAnswer struct {
+	Since time.Time `json:"since"`
+	// Total is the number of denials, one for each limit that denied.
+	Total  int64        `json:"total"`
+	Denied []DeniedKey  `json:"denied"`
+	Limits []DeniedPart `json:"limits"`
+	Parts  []DeniedPart `json:"parts"`
+	// Busiest has the keys that consumed most. It is empty with shadow=true.
+	Busiest []UsedKey `json:"busiest"`
+	// Unmatched is the number of requests that matched no limit.
+	Unmatched int64 `json:"unmatched"`
+}
+
 func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
-	n, err := howMany(r.URL.RawQuery, defaultTop)
+	values, n, err := listQuery(r.URL.RawQuery, defaultTop, "shadow")
+	shadow := values.Get("shadow")
+	if err == nil && shadow != "" && shadow != "true" && shadow != "false" {
+		err = errors.New("shadow must be true or false")
+	}
 	if err != nil {
 		malformed.write(w, err.Error(), "")
 		return
 	}
-	since, top := o.Denied(n)
-	all := []DeniedKey{}
-	for _, d := range top {
-		k := DeniedKey{
-			Domain: d.Domain, Name: d.Limit, Why: d.Why, Key: d.Key, Cut: d.Cut, Denied: d.Times, Exact: d.Exact,
-			Last: d.Last.UTC().Truncate(time.Millisecond),
-		}
-		for _, e := range d.Entries {
-			k.Descriptor = append(k.Descriptor, key{e.Key, e.Value})
-		}
-		all = append(all, k)
+	of := o.Denied
+	if shadow == "true" {
+		of = o.Shadowed
 	}
-	answer := map[string]any{"since": since.UTC().Truncate(time.Millisecond), "denied": all}
+	top := of(n)
+	answer := TopAnswer{
+		Since: top.Since.UTC().Truncate(time.Millisecond), Total: top.Total, Denied: []DeniedKey{}, Busiest: []UsedKey{},
+		Limits: deniedParts(top.Limits, top.Total), Parts: deniedParts(top.Parts, top.Total),
+	}
+	for i := range top.Keys {
+		answer.Denied = append(answer.Denied, deniedKey(&top.Keys[i]))
+	}
+	if o.Used != nil && shadow != "true" {
+		_, used := o.Used()
+		for _, u := range used[:min(n, len(used))] {
+			answer.Busiest = append(answer.Busiest, UsedKey{u.Domain, u.Limit, u.Key, u.Cut, u.Units, u.Remaining, u.Capacity})
+		}
+	}
 	if o.Unmatched != nil {
-		requests := int64(0)
 		_, shapes := o.Unmatched(maxTop)
 		for _, shape := range shapes {
-			requests += shape.Requests
+			answer.Unmatched += shape.Requests
 		}
-		answer["unmatched"] = requests
 	}
 	send(w, http.StatusOK, "application/json", answer)
+}
+
+func deniedKey(d *denials.Denied) DeniedKey {
+	k := DeniedKey{
+		Domain: d.Domain, Name: d.Limit, Why: d.Why, Key: d.Key, Cut: d.Cut, Denied: d.Times, Exact: d.Exact,
+		Last: d.Last.UTC().Truncate(time.Millisecond),
+	}
+	for _, e := range d.Entries {
+		k.Descriptor = append(k.Descriptor, key{e.Key, e.Value})
+	}
+	return k
+}
+
+func deniedParts(list []denials.Part, total int64) []DeniedPart {
+	all := []DeniedPart{}
+	for i := range list {
+		p := &list[i]
+		part := DeniedPart{Domain: p.Domain, Name: p.Limit, Cut: p.Cut, Denied: p.Times, Exact: p.Exact, Keys: p.Keys, Share: float64(p.Times) / float64(max(1, total))}
+		if p.Position != denials.WholeLimit {
+			part.Position, part.Entry, part.Value = &p.Position, p.Entry, key{p.Value}
+		}
+		all = append(all, part)
+	}
+	return all
+}
+
+func (o *Operator) status(w http.ResponseWriter, r *http.Request) {
+	send(w, http.StatusOK, "application/json", o.Status(r.Context()))
 }
 
 // UnmatchedShape is the JSON form of unmatched.Shape.
@@ -270,21 +358,31 @@ func (o *Operator) conditions(w http.ResponseWriter, _ *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"conditions": append([]conditions.Condition{}, o.Conditions()...)})
 }
 
-func howMany(raw string, otherwise int) (int, error) {
-	values, err := url.ParseQuery(raw)
-	if err != nil {
-		return 0, errors.New("the query cannot be parsed")
+func howMany(raw string, otherwise int) (n int, err error) {
+	_, n, err = listQuery(raw, otherwise)
+	return n, err
+}
+
+// listQuery parses a query with the parameter n and others.
+func listQuery(raw string, otherwise int, others ...string) (values url.Values, n int, err error) {
+	if values, err = url.ParseQuery(raw); err != nil {
+		return nil, 0, errors.New("the query cannot be parsed")
 	}
-	n := otherwise
+	n = otherwise
 	for name, list := range values {
-		if name != "n" || len(list) != 1 {
-			return 0, errors.New("the only parameter is n, at most once")
-		}
-		if n, err = strconv.Atoi(list[0]); err != nil || n < 1 || n > maxTop {
-			return 0, fmt.Errorf("n must be from 1 to %d", maxTop)
+		switch {
+		case name != "n" && !slices.Contains(others, name):
+			return nil, 0, errors.New("unknown parameter " + descriptors.Printable(name) + "; valid are " + strings.Join(append([]string{"n"}, others...), ", "))
+		case len(list) != 1:
+			return nil, 0, errors.New(name + " occurs twice; send it once")
 		}
 	}
-	return n, nil
+	if text, has := values["n"]; has {
+		if n, err = strconv.Atoi(text[0]); err != nil || n < 1 || n > maxTop {
+			return nil, 0, fmt.Errorf("n must be from 1 to %d", maxTop)
+		}
+	}
+	return values, n, nil
 }
 
 // selectedBuckets returns a Call for the buckets that the query selects. The query has a limit and its key, or a

@@ -16,7 +16,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -30,12 +32,30 @@ func describedOperator(t *testing.T, store backend.Store, k *adjust.Keeper) *Ope
 	l := limiter.New(store, limiter.Config{})
 	l.Swap(authSnapshot(t, operated))
 	now := time.Now()
-	return &Operator{
-		Limiter: l, Log: zap.NewNop(),
-		Denied: func(int) (time.Time, []denials.Denied) {
-			return now, []denials.Denied{
+	top := func(int) denials.Top {
+		return denials.Top{
+			Since: now, Total: 9,
+			Keys: []denials.Denied{
 				{Domain: "edge", Limit: "send", Why: denials.Limit, Key: []string{"a", "\xff"}, Entries: []descriptors.Entry{{Key: "user", Value: "\xff"}}, Times: 7, Exact: true, Last: now},
 				{Domain: "edge", Why: denials.Backend, Cut: true, Last: now},
+			},
+			Limits: []denials.Part{{Domain: "edge", Limit: "send", Position: denials.WholeLimit, Times: 7, Exact: true, Keys: 2}},
+			Parts:  []denials.Part{{Domain: "edge", Limit: "send", Entry: "user", Value: "\xff", Cut: true, Times: 7}},
+		}
+	}
+	return &Operator{
+		Limiter: l, Log: zap.NewNop(),
+		Denied: top, Shadowed: top,
+		Used: func() (time.Time, []usage.Used) {
+			return now, []usage.Used{{Domain: "edge", Limit: "send", Key: []string{"a", "\xff"}, Cut: true, Units: 64, Remaining: 2, Capacity: 5}}
+		},
+		Status: func(context.Context) status.Status {
+			failing := conditions.Condition{Name: "redis-slow", Severity: conditions.Degraded, Since: now, Headline: "h", Summary: "s.", Remedy: "r.", Error: "e"}
+			return status.Status{
+				NotReady: "n", Config: "c", Loaded: now, Conditions: []conditions.Condition{failing}, Traffic: status.Traffic{MostlyBy: "l"},
+				State: status.LineOf([]conditions.Condition{failing}, "", &status.Traffic{}),
+				Store: status.Store{Kind: "redis", Servers: []status.Server{{Address: "a"}}, AsOf: now, Problem: "p", Timeout: 1},
+				Fleet: status.Fleet{Self: "x", AsOf: now, Problem: "p", Sidecars: []status.Sidecar{{ID: "x", Report: status.Report{Link: "l", Wrong: "w"}}}},
 			}
 		},
 		Unmatched: func(int) (time.Time, []unmatched.Shape) {
@@ -125,6 +145,7 @@ func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 		"/api/top":                 {"get": list("/api/top")},
 		"/api/unmatched":           {"get": list("/api/unmatched")},
 		"/api/conditions":          {"get": get("/api/conditions")},
+		"/api/status":              {"get": get("/api/status")},
 		"/api/openapi.json":        {"get": get("/api/openapi.json")},
 		"/api/adjustments":         {"get": get("/api/adjustments"), "post": change("POST", "/api/adjustments", bob)},
 		"/api/adjustments/preview": {"post": preview},

@@ -42,12 +42,12 @@ func operator(tb testing.TB, store backend.Store) (http.Handler, *limiter.Limite
 	l := limiter.New(store, limiter.Config{})
 	l.Swap(authSnapshot(tb, operated))
 	core, logs := observer.New(zap.InfoLevel)
-	top := func(n int) (time.Time, []denials.Denied) {
+	top := func(n int) denials.Top {
 		all := []denials.Denied{
 			{Domain: "edge", Limit: "send", Why: denials.Limit, Key: []string{"<b>\xff"}, Entries: []descriptors.Entry{{Key: "user", Value: "<b>\xff"}}, Times: 7, Exact: true, Last: time.UnixMicro(int64(storetest.Start))},
 			{Domain: "edge", Limit: "send", Why: denials.Backend, Times: 3, Cut: true, Last: time.UnixMicro(int64(storetest.Start))},
 		}
-		return time.UnixMicro(int64(storetest.Start - algorithms.Second)), all[:min(n, len(all))]
+		return denials.Top{Since: time.UnixMicro(int64(storetest.Start - algorithms.Second)), Keys: all[:min(n, len(all))]}
 	}
 	return (&Operator{Limiter: l, Denied: top, Log: zap.New(core)}).Handler(), l, logs
 }
@@ -166,7 +166,8 @@ func TestOperatorsMistakes(t *testing.T) {
 		{"GET /api/top?n=1001", 400, "from 1 to 1000"},
 		{"GET /api/top?n=x", 400, "from 1 to 1000"},
 		{"GET /api/top?n=1&n=2", 400, "once"},
-		{"GET /api/top?m=1", 400, "once"},
+		{"GET /api/top?m=1", 400, "valid are n, shadow"},
+		{"GET /api/top?shadow=1", 400, "true or false"},
 		{"GET /api/", 404, ""},
 		{"GET /api/x", 404, ""},
 	} {
@@ -290,7 +291,7 @@ func FuzzOperator(f *testing.F) {
 }
 
 func TestTheQueryOfALongList(t *testing.T) {
-	for query, want := range map[string]string{"": "", fmt.Sprint("n=", maxTop): "", fmt.Sprint("n=", maxTop+1): "n must be from 1", "n=0": "n must be from 1", "n=x": "n must be from 1", "n=1&n=2": "the only parameter is n", "n=%zz": "cannot be parsed"} {
+	for query, want := range map[string]string{"": "", fmt.Sprint("n=", maxTop): "", fmt.Sprint("n=", maxTop+1): "n must be from 1", "n=0": "n must be from 1", "n=x": "n must be from 1", "n=1&n=2": "n occurs twice", "m=1": "valid are n", "n=%zz": "cannot be parsed"} {
 		if n, err := howMany(query, 20); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || err == nil && n < 1 {
 			t.Errorf("%q: got %d, %v; want an error with %q", query, n, err, want)
 		}

@@ -94,7 +94,7 @@ func (a *adjustments) report() {
 	forbidden := errors.Is(status.Err, redis.ErrForbidden)
 	if forbidden {
 		registry.Set(conditions.Condition{
-			Name: adjustmentsOff, Severity: conditions.Warning,
+			Name: adjustmentsOff, Severity: conditions.Warning, Headline: "Limits cannot be adjusted: the Redis user lacks permissions",
 			Summary: "Limits cannot be adjusted while the sidecar runs: " + status.Err.Error() + ".",
 			Remedy:  "Permit the user in Redis what the summary names; rlsidecar doctor checks it.",
 		})
@@ -106,7 +106,7 @@ func (a *adjustments) report() {
 		return
 	}
 	registry.Set(conditions.Condition{
-		Name: adjustmentsStale, Severity: conditions.Warning,
+		Name: adjustmentsStale, Severity: conditions.Warning, Headline: "Adjustments are not up to date: Redis does not answer",
 		Summary: fmt.Sprintf("Adjustments are not up to date: %s Known adjustments (%d) stay in force until they expire.",
 			strings.TrimSuffix(status.Err.Error(), ".")+".", a.keeper.Set().Len()),
 		Remedy: "Check that Redis runs and can be reached.",
@@ -133,7 +133,7 @@ func (a *adjustments) reportLost(status *adjust.Status) {
 	summary := "Redis has lost changes of adjustments, for example in a failover, and other changes were made since. Not as they were set or deleted: " +
 		strings.Join(targets, "; ") + "."
 	isNew := a.server.conditions.Set(conditions.Condition{
-		Name: adjustmentsLost, Severity: conditions.Degraded, Summary: summary,
+		Name: adjustmentsLost, Severity: conditions.Degraded, Headline: "Redis has lost adjustments: set them again", Summary: summary,
 		Remedy: "Set or delete each of them again (rlsidecar adjust set, rlsidecar adjust delete). The condition ends when you have, or when they expire.",
 	})
 	if isNew {

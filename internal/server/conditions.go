@@ -40,7 +40,7 @@ func (s *server) reportReload(problems config.Problems) {
 		first += fmt.Sprintf(" (and %d more)", mistakes-1)
 	}
 	s.conditions.Set(conditions.Condition{
-		Name: configurationRefused, Severity: conditions.Degraded,
+		Name: configurationRefused, Severity: conditions.Degraded, Headline: "New configuration refused, the old one stays: " + first,
 		Summary: "The configuration was refused, and the previous one stays in use: " + first + ".",
 		Remedy:  "Correct the configuration; it is read again when it changes. rlsidecar check finds all mistakes.",
 	})
@@ -51,7 +51,7 @@ func (s *server) reportOverflow() {
 		return
 	}
 	if s.conditions.Set(conditions.Condition{
-		Name: metricsOverflow, Severity: conditions.Warning,
+		Name: metricsOverflow, Severity: conditions.Warning, Headline: "Metrics count some limits together; limits work as configured",
 		Summary: "More than 10,000 limits or domains have decided requests: the metrics count the others together, as (overflow). Limits work as configured.",
 		Remedy:  "Limits need no action. To see the metrics of each limit, divide the configuration among several sidecars, or remove limits that are not used.",
 	}) {
@@ -61,7 +61,7 @@ func (s *server) reportOverflow() {
 
 func (s *server) reportNoAuth() {
 	added := s.conditions.Set(conditions.Condition{
-		Name: authMissing, Severity: conditions.Critical,
+		Name: authMissing, Severity: conditions.Critical, Headline: "A proxy calls /v1/auth, which has no routes: all its requests are denied",
 		Summary: "A proxy calls /v1/auth, and the configuration has no auth section: every such request is denied.",
 		Remedy:  "Add a section auth with routes to a configuration file, or configure the proxy to use another listener.",
 	})

@@ -1,18 +1,21 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"math"
 	mathrand "math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/admin"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 )
 
 const (
@@ -24,29 +27,43 @@ const (
 	reportTimeout = 2 * time.Second
 )
 
-// fleet stores the report of this process in Redis, and reads the reports of the sidecars that share that
-// Redis.
+// fleet stores the report of this process in Redis, and reads the reports of the sidecars that share that Redis, and
+// what its servers report about themselves.
 type fleet struct {
-	store *redis.Store
-	id    string
+	stores []*redis.Store
+	id     string
 
 	mu      sync.Mutex
 	lastErr error // the error of the last attempt to store the report, or nil; guarded by mu
+
+	reading   sync.Mutex      // held while Redis is read
+	sidecars  status.Fleet    // as last read; guarded by reading
+	servers   []status.Server // as last read; guarded by reading
+	serversAt time.Time       // guarded by reading
+	serverErr error           // guarded by reading
+	readAt    time.Time       // when Redis was last asked; guarded by reading
 }
+
+// readAgainAfter is the age at which what was read from Redis is read again for a viewer.
+const readAgainAfter = time.Second
 
 // newFleet returns the fleet of this process, or nil without Redis or without an admin listener.
 func (s *server) newFleet() *fleet {
 	if len(s.stack.redis) == 0 || s.watch == nil {
 		return nil
 	}
-	host, err := os.Hostname()
-	if err != nil {
-		host = "sidecar"
-	}
-	return &fleet{store: s.stack.redis[0], id: host[:min(len(host), 64)] + "-" + strings.ToLower(rand.Text()[:6])}
+	return &fleet{stores: s.stack.redis, id: hostname() + "-" + strings.ToLower(rand.Text()[:6])}
 }
 
-func (f *fleet) run(ctx context.Context, report func() admin.Report) {
+func hostname() string {
+	host, err := os.Hostname()
+	if err != nil {
+		return "sidecar"
+	}
+	return host[:min(len(host), 64)]
+}
+
+func (f *fleet) run(ctx context.Context, report func() status.Report) {
 	for n := 0; ; n++ {
 		err := f.report(ctx, report())
 		if n%tidyEvery == 0 && err == nil {
@@ -63,39 +80,87 @@ func (f *fleet) run(ctx context.Context, report func() admin.Report) {
 	}
 }
 
-func (f *fleet) report(ctx context.Context, report admin.Report) error {
+func (f *fleet) report(ctx context.Context, report status.Report) error {
 	text, err := json.Marshal(report)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	return f.store.Report(ctx, f.id, string(text))
+	return f.stores[0].Report(ctx, f.id, string(text))
 }
 
 func (f *fleet) members(ctx context.Context) ([]redis.Member, error) {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	return f.store.Fleet(ctx)
+	return f.stores[0].Fleet(ctx)
 }
 
-func (f *fleet) read(ctx context.Context) admin.Fleet {
+// read returns the sidecars and the servers. What cannot be read is as it was read last.
+func (f *fleet) read(ctx context.Context) (sidecars status.Fleet, store status.Store) {
+	f.reading.Lock()
+	defer f.reading.Unlock()
+	if now := time.Now(); now.Sub(f.readAt) > readAgainAfter {
+		f.readServers(ctx, now)
+		f.readSidecars(ctx, now)
+		f.readAt = time.Now()
+	}
+	sidecars, store = f.sidecars, status.Store{Kind: "redis", Servers: f.servers, AsOf: f.serversAt}
+	if f.serverErr != nil {
+		store.Problem = f.serverErr.Error()
+	}
+	return sidecars, store
+}
+
+// readServers reads the servers. The caller holds f.reading.
+func (f *fleet) readServers(ctx context.Context, now time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
+	var servers []status.Server
+	for _, store := range f.stores {
+		infos, err := store.Info(ctx)
+		if f.serverErr = err; err != nil {
+			return
+		}
+		for _, i := range infos {
+			servers = append(servers, status.Server(i))
+		}
+	}
+	slices.SortFunc(servers, func(a, b status.Server) int { return cmp.Compare(a.Address, b.Address) })
+	f.servers, f.serversAt = servers, now
+}
+
+// readSidecars reads the sidecars. The caller holds f.reading.
+func (f *fleet) readSidecars(ctx context.Context, now time.Time) {
+	f.sidecars.Self = f.id
+	if f.serverErr != nil && !errors.Is(f.serverErr, redis.ErrNotPermitted) { // the next call would wait as long
+		f.sidecars.Problem = f.serverErr.Error()
+		return
+	}
 	list, err := f.members(ctx)
 	f.mu.Lock()
 	problem := errors.Join(f.lastErr, err)
 	f.mu.Unlock()
-	out := admin.Fleet{Self: f.id, Problem: problem}
+	if f.sidecars.Problem = ""; problem != nil {
+		f.sidecars.Problem = problem.Error()
+	}
+	if err != nil && list == nil {
+		return
+	}
+	f.sidecars.Sidecars, f.sidecars.AsOf = []status.Sidecar{}, now
 	for _, m := range list {
-		member := admin.Member{ID: m.ID, Age: m.Age}
-		if json.Unmarshal([]byte(m.Report), &member.Report) == nil {
-			out.Members = append(out.Members, member)
+		one := status.Sidecar{ID: m.ID, Age: m.Age.Seconds()}
+		if json.Unmarshal([]byte(m.Report), &one.Report) == nil {
+			f.sidecars.Sidecars = append(f.sidecars.Sidecars, one)
 		}
 	}
-	return out
+	slices.SortFunc(f.sidecars.Sidecars, func(a, b status.Sidecar) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-func (s *server) report() admin.Report {
-	r := admin.Report{Version: s.config.Version, Started: s.watch.started.Truncate(time.Second).UTC()}
+// report returns the Report of this process. Only fleet.run calls it.
+func (s *server) report() status.Report {
+	w := s.watch
+	r := status.Report{Version: s.config.Version, Link: s.adminLink, Started: w.started.Truncate(time.Second).UTC()}
 	if len(r.Version) > 64 {
 		r.Version = r.Version[:64]
 	}
@@ -103,8 +168,16 @@ func (s *server) report() admin.Report {
 		r.Config, r.Loaded = current.Hash[:min(len(current.Hash), 12)], s.lastReload().Loaded.Truncate(time.Second).UTC()
 	}
 	r.Allowed, r.Denied = s.metrics.Requests()
+	now, used := time.Now(), processorTime()
+	if seconds := now.Sub(w.reportedAt).Seconds(); !w.reportedAt.IsZero() && seconds > 0 {
+		r.AllowedRate, r.DeniedRate = round(float64(r.Allowed-w.reported[0])/seconds), round(float64(r.Denied-w.reported[1])/seconds)
+		r.Load = round((used - w.reportedUse).Seconds() / seconds)
+	}
+	w.reportedAt, w.reportedUse, w.reported = now, used, [2]uint64{r.Allowed, r.Denied}
 	if list := s.conditions.List(); len(list) > 0 {
 		r.Wrong = list[0].Name[:min(len(list[0].Name), 100)]
 	}
 	return r
 }
+
+func round(x float64) float64 { return math.Round(x*100) / 100 }

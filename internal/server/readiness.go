@@ -170,7 +170,7 @@ func (s *server) reportFindings(found []redis.Finding, previous map[string]redis
 		name := redisFinding + f.Check + "/" + f.Server
 		unfit[name] = f
 		c := conditions.Condition{
-			Name: name, Severity: conditions.Warning,
+			Name: name, Severity: conditions.Warning, Headline: "Redis, " + f.Check + ": " + f.Text,
 			Summary: "Redis at " + f.Server + ", " + f.Check + ": " + f.Text + ".",
 			Remedy:  "rlsidecar doctor reports it too. The check is repeated every minute until it passes.",
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -13,9 +14,10 @@ import (
 )
 
 const (
-	failureTick = 5 * time.Second
-	// healthyTicks is the number of ticks without a failure after which Redis counts as healthy again.
-	healthyTicks = 12
+	failureTick = time.Second
+	// healthyTicks is the number of ticks without a failure after which Redis counts as healthy again. They end within the
+	// five seconds that the line of state may need to turn green.
+	healthyTicks = 3
 )
 
 type redisFailures struct {
@@ -53,11 +55,19 @@ func (t *redisFailures) changed(open bool) {
 	t.breakerWasOpen.Store(true)
 }
 
+// lastText returns the last failure, or "".
+func (t *redisFailures) lastText() string {
+	if last := t.last.Load(); last != nil {
+		return (*last).Error()
+	}
+	return ""
+}
+
 // cause returns a space and the last failure in parentheses, to be part of a sentence. If there was no failure, it
 // returns "".
 func (t *redisFailures) cause() string {
-	if last := t.last.Load(); last != nil {
-		return " (" + (*last).Error() + ")"
+	if text := t.lastText(); text != "" {
+		return " (" + text + ")"
 	}
 	return ""
 }
@@ -83,11 +93,12 @@ func (s *server) watchFailures(ctx context.Context) {
 func (s *server) reportSlow(failedBatches uint64) {
 	c := conditions.Condition{
 		Name: redisSlow, Severity: conditions.Degraded,
-		Summary: fmt.Sprintf("Redis could not decide %s of requests in the %v before %s%s. They were %s",
-			batches(failedBatches), failureTick, time.Now().UTC().Format("15:04:05 UTC"), s.redisFailures.cause(), s.answeredBy()),
-		Remedy: "Run rlsidecar doctor to find the cause.",
+		Summary: fmt.Sprintf("Redis could not decide %s of requests in the second before %s%s. They were %s",
+			batches(failedBatches), time.Now().UTC().Format("15:04:05 UTC"), s.redisFailures.cause(), s.answeredBy()),
+		Remedy: "Run rlsidecar doctor to find the cause.", Headline: "Redis fails sometimes", Error: s.redisFailures.lastText(),
 	}
 	if last := s.redisFailures.last.Load(); last != nil && isLate(*last) {
+		c.Headline = fmt.Sprintf("Redis too slow, timeout %v", s.config.Redis.Timeout)
 		c.Remedy = fmt.Sprintf("Its answers take longer than --backend-timeout (%v). rlsidecar doctor measures how long they take, and suggests a value.",
 			s.config.Redis.Timeout)
 	}
@@ -109,7 +120,7 @@ func (s *server) breakerChanged(server string, open bool) {
 	}
 	s.conditions.Clear(redisSlow) // the condition that follows is more severe
 	s.conditions.Set(conditions.Condition{
-		Name: breakerOpen + server, Severity: conditions.Critical,
+		Name: breakerOpen + server, Severity: conditions.Critical, Headline: "Redis gives no answer in time", Error: s.redisFailures.lastText(),
 		Summary: "Redis at " + server + " gives no answer" + s.redisFailures.cause() + ", and its circuit breaker is open. " + s.answeredMeanwhile(),
 		Remedy:  "Check that Redis runs and can be reached; rlsidecar doctor finds the cause. The circuit breaker closes with the first answer.",
 	})
@@ -117,8 +128,9 @@ func (s *server) breakerChanged(server string, open bool) {
 
 func (s *server) reportMistake(place string, m *redis.Mistake) {
 	s.conditions.Clear(redisAway + place)
+	clause, _, _ := strings.Cut(m.Problem, " (")
 	s.conditions.Set(conditions.Condition{
-		Name: redisRefuses + place, Severity: conditions.Critical,
+		Name: redisRefuses + place, Severity: conditions.Critical, Headline: "Redis " + clause, Error: m.Error(),
 		Summary: "Redis at " + m.Server + " " + m.Problem + ". This sidecar is not ready until Redis has decided once. " + s.answeredMeanwhile(),
 		Remedy:  sentence(m.Remedy),
 	})
@@ -126,7 +138,7 @@ func (s *server) reportMistake(place string, m *redis.Mistake) {
 
 func (s *server) reportAway(place string, err error) {
 	s.conditions.Set(conditions.Condition{
-		Name: redisAway + place, Severity: conditions.Critical,
+		Name: redisAway + place, Severity: conditions.Critical, Headline: "Redis has not answered since the start", Error: err.Error(),
 		Summary: "Redis at " + place + " has not answered since the start (" + err.Error() + "). " + s.answeredMeanwhile(),
 		Remedy:  "Check the address, and that Redis runs and can be reached; rlsidecar doctor finds the cause.",
 	})

@@ -50,7 +50,7 @@ func (s *server) newStack() (st stack, err error) {
 		st.top = stores.Divided(st.top, st.redis[1], bySecond, st.undos)
 	}
 	s.metrics.WatchUndos(s.stack.undosDropped)
-	st.top = s.metrics.Backend(st.top, c.Timeout, s.backendFailed())
+	st.top = s.metrics.Backend(st.top, c.Timeout, s.storeTimes.Add, s.backendFailed())
 	// The lease store and the denial cache work during an outage of Redis. The lease store wraps the denial
 	// cache, because leased units are available even after a denial by Redis.
 	st.denied = stores.Denied(st.top, stores.DeniedConfig{})

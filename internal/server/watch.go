@@ -28,7 +28,13 @@ type watch struct {
 	thin                 atomic.Uint32
 	requestsAtLastSample uint64
 
-	fleet *fleet // nil without Redis
+	recent recentTraffic
+	fleet  *fleet // nil without Redis
+	// The last Report was made at reportedAt, when the process had used reportedUse of processor time. reported has the
+	// numbers of allowed and denied requests. Only the method report uses them.
+	reportedAt  time.Time
+	reportedUse time.Duration
+	reported    [2]uint64
 	// full is the number of charges for which memory had no room, at the last sample. fullAt is when that
 	// number last increased.
 	full    uint64
@@ -68,7 +74,8 @@ func thinned(n uint64) uint32 {
 type observers struct {
 	*metrics.Metrics
 	unmatched *unmatched.Recorder
-	denials   *denials.Recorder // denials and watch are nil without an admin listener
+	denials   *denials.Recorder // denials, shadowed and watch are nil without an admin listener
+	shadowed  *denials.Recorder
 	watch     *watch
 }
 
@@ -85,6 +92,7 @@ func (o observers) Observe(c *limiter.Call) {
 	if c.Denied {
 		o.denials.Observe(c)
 	}
+	o.shadowed.ObserveShadowed(c)
 	if random>>16%sampleEvery == 0 { // metrics uses the low bits of random
 		o.watch.sample(c, random>>16/sampleEvery)
 	}
@@ -103,12 +111,18 @@ func (w *watch) sample(c *limiter.Call, random uint32) {
 func (s *server) runWatch(ctx context.Context) {
 	ticker := time.NewTicker(history.Step)
 	defer ticker.Stop()
+	seconds := time.NewTicker(trafficTick)
+	defer seconds.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case now := <-seconds.C:
+			allowed, denied := s.metrics.Requests()
+			s.watch.recent.add(now, allowed, denied)
 		case now := <-ticker.C:
 			s.watch.read(now, s.metrics)
+			s.storeTimes.Turn()
 			s.reportMemory(now)
 			s.reportOverflow()
 		case swapped := <-s.watch.swapped:
@@ -134,17 +148,19 @@ func (s *server) logChanges(c *admin.Changes) {
 	}
 }
 
-// read samples the counters. For a limit, a request that was allowed only because of shadow mode counts as
-// denied. In the totals of all requests it counts as allowed.
+// read samples the counters. In the totals of all requests, a request that was allowed only because of shadow mode
+// counts as allowed, and once as shadowed for each limit that would have denied it.
 func (w *watch) read(now time.Time, m *metrics.Metrics) {
 	w.times.Turn()
 	allowed, denied := m.Requests()
 	requests := allowed + denied
 	w.thin.Store(thinned(max(requests, w.requestsAtLastSample) - w.requestsAtLastSample))
 	w.requestsAtLastSample = requests
-	w.history.Sample(now, history.Totals{Allowed: allowed, Denied: denied}, func(visit func(history.Key, history.Totals)) {
+	all := history.Totals{Allowed: allowed, Denied: denied}
+	m.Tallies(func(_, _ string, t metrics.Tally) { all.Shadowed += t.Shadowed })
+	w.history.Sample(now, all, func(visit func(history.Key, history.Totals)) {
 		m.Tallies(func(domain, limit string, t metrics.Tally) {
-			visit(history.Key{Domain: domain, Limit: limit}, history.Totals{Allowed: t.Allowed, Denied: t.Denied + t.Shadowed})
+			visit(history.Key{Domain: domain, Limit: limit}, history.Totals(t))
 		})
 	})
 }
@@ -179,13 +195,13 @@ func (s *server) reportMemory(now time.Time) {
 	switch {
 	case !s.watch.fullAt.IsZero() && now.Sub(s.watch.fullAt) < fullFor:
 		s.conditions.Set(conditions.Condition{
-			Name: memoryFull, Severity: conditions.Critical,
+			Name: memoryFull, Severity: conditions.Critical, Headline: "Memory is full: new keys have no bucket",
 			Summary: fmt.Sprintf("Memory has no room for another bucket: all %d are in use. Keys that were not seen yet are answered by on_backend_failure.", stats.MaxKeys),
 			Remedy:  remedy,
 		})
 	case stats.Keys > stats.MaxKeys/10*9:
 		s.conditions.Set(conditions.Condition{
-			Name: memoryFull, Severity: conditions.Warning,
+			Name: memoryFull, Severity: conditions.Warning, Headline: fmt.Sprintf("Memory is nearly full: %d of %d buckets", stats.Keys, stats.MaxKeys),
 			Summary: fmt.Sprintf("Memory is nearly full: %d of %d buckets are in use. When all are, keys that were not seen yet are answered by on_backend_failure.", stats.Keys, stats.MaxKeys),
 			Remedy:  remedy,
 		})
@@ -198,7 +214,7 @@ func (s *server) reportMemory(now time.Time) {
 // when the stream opens (true) or ends (false). That function first calls next with the same value.
 func (s *server) reportControlPlane(server string, next func(bool)) func(bool) {
 	away := conditions.Condition{
-		Name: controlPlaneAway, Severity: conditions.Degraded,
+		Name: controlPlaneAway, Severity: conditions.Degraded, Headline: "The control plane cannot be reached; the configuration stays as it is",
 		Summary: "There is no stream from the xDS server " + server + ". The configuration stays as it is, and changes do not arrive.",
 		Remedy:  "Check that the server runs, and --xds-server. The stream is opened again by itself.",
 	}

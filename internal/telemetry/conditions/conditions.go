@@ -48,11 +48,18 @@ type Condition struct {
 	Severity Severity `json:"severity"`
 	// Since is when the condition was first set.
 	Since time.Time `json:"since"`
+	// Headline is the problem in a few words, without a period. At most MaxHeadline bytes of it are kept.
+	Headline string `json:"headline"`
 	// Summary describes the problem, and how requests are answered while it lasts. Remedy describes what the
 	// operator can do. Both are printable sentences, and may quote texts from the network.
 	Summary string `json:"summary"`
 	Remedy  string `json:"remedy"`
+	// Error is the last error of the network or of a file that caused the problem, or "".
+	Error string `json:"error,omitempty"`
 }
+
+// MaxHeadline bounds the Headline of a Condition, in bytes.
+const MaxHeadline = 100
 
 const (
 	// maxConditions bounds the number of conditions in a Registry. At the bound, a new condition replaces the
@@ -82,7 +89,8 @@ func (r *Registry) Set(c Condition) (added bool) {
 	if r == nil {
 		return false
 	}
-	c.Name, c.Summary, c.Remedy = printable(c.Name, maxName), printable(c.Summary, maxText), printable(c.Remedy, maxText)
+	c.Name, c.Headline = printable(c.Name, maxName), printable(c.Headline, MaxHeadline-len("…"))
+	c.Summary, c.Remedy, c.Error = printable(c.Summary, maxText), printable(c.Remedy, maxText), printable(c.Error, maxText)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before, known := r.all[c.Name]

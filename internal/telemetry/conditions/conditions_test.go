@@ -68,8 +68,8 @@ func TestTextsFromTheNetworkArePrintable(t *testing.T) {
 }
 
 func TestConditionAsJSON(t *testing.T) {
-	text, err := json.Marshal(Condition{Name: "n", Severity: Critical, Since: time.Unix(0, 0).UTC(), Summary: "s.", Remedy: "r."})
-	if want := `{"name":"n","severity":"critical","since":"1970-01-01T00:00:00Z","summary":"s.","remedy":"r."}`; err != nil || string(text) != want {
+	text, err := json.Marshal(Condition{Name: "n", Severity: Critical, Since: time.Unix(0, 0).UTC(), Headline: "h", Summary: "s.", Remedy: "r."})
+	if want := `{"name":"n","severity":"critical","since":"1970-01-01T00:00:00Z","headline":"h","summary":"s.","remedy":"r."}`; err != nil || string(text) != want {
 		t.Errorf("%s, %v; want %s", text, err, want)
 	}
 }

@@ -1,5 +1,5 @@
-// Package denials counts which keys are denied most, and why. It counts denials of the last five to ten
-// minutes in bounded memory (package topk).
+// Package denials counts which keys are denied most, and why, and which limits and which values of one entry
+// these keys have in common. It counts denials of the last five to ten minutes in bounded memory (package topk).
 package denials
 
 import (
@@ -35,8 +35,8 @@ const (
 // Denied is a key with the number of its denials.
 type Denied struct {
 	Domain, Limit string
-	// Why is one of the reasons above. Some reasons do not depend on the key. For these, all keys of a limit
-	// count as one Denied without Key and Entries.
+	// Why is one of the reasons above: that of the last denial. Some reasons do not depend on the key. For these,
+	// all keys of a limit count as one Denied without Key and Entries.
 	Why string
 	// Key has the values that identify the bucket. Entries is the descriptor, if the request had one. Both
 	// contain bytes that a client chose.
@@ -50,6 +50,9 @@ type Denied struct {
 	First, Last time.Time
 	// Recent are the last denials, newest first.
 	Recent []Event
+
+	names []string // the keys of the entries of Key, if the limit has them
+	whole bool     // Key has the key and the value of each entry
 }
 
 // Event is a decision about a key.
@@ -87,6 +90,17 @@ type counted struct {
 	events Events
 }
 
+// Top is what Recorder.Top returns.
+type Top struct {
+	// Since is when counting began, which is at most ten minutes ago. Total is the number of denials since then, one
+	// for each limit that denied.
+	Since time.Time
+	Total int64
+	// Keys, Limits and Parts are sorted, those with the most denials first.
+	Keys          []Denied
+	Limits, Parts []Part
+}
+
 const (
 	// Each shard has its own lock, so that denied requests rarely wait for each other.
 	shards = 8
@@ -97,7 +111,7 @@ const (
 	maxShown = 256
 )
 
-// Recorder counts denials. It is safe for concurrent use.
+// Recorder counts denials, or requests that shadow mode allowed. It is safe for concurrent use.
 type Recorder struct {
 	now    func() time.Time
 	began  time.Time
@@ -106,26 +120,24 @@ type Recorder struct {
 }
 
 type shard struct {
-	mu   sync.Mutex
-	keys topk.Windows[counted] // guarded by mu
-	_    [64]byte              // separates the locks of two shards into different cache lines
+	mu    sync.Mutex
+	keys  topk.Windows[counted] // guarded by mu
+	parts topk.Windows[Part]    // guarded by mu
+	_     [64]byte              // separates the locks of two shards into different cache lines
 }
 
 // New returns a Recorder that reads the time from now.
 func New(now func() time.Time) *Recorder {
 	r := &Recorder{now: now, began: now(), seed: maphash.MakeSeed()}
 	for i := range r.shards {
-		r.shards[i].keys = topk.NewWindows[counted](maxKept)
+		r.shards[i].keys, r.shards[i].parts = topk.NewWindows[counted](maxKept), topk.NewWindows[Part](maxKept)
 	}
 	return r
 }
 
 // Observe counts the denials of c.
 func (r *Recorder) Observe(c *limiter.Call) {
-	now := c.Arrived // accurate enough; reading the clock would take a tenth of a denial's time
-	if now.IsZero() {
-		now = r.now()
-	}
+	now := r.arrival(c)
 	if len(c.Results) == 0 {
 		reason := NoConfig
 		if c.Missing != nil {
@@ -139,6 +151,23 @@ func (r *Recorder) Observe(c *limiter.Call) {
 			r.count(now, c, result, reasonOf(result))
 		}
 	}
+}
+
+// ObserveShadowed counts the denials of c that did not happen, because shadow mode allowed the request.
+func (r *Recorder) ObserveShadowed(c *limiter.Call) {
+	for i := range c.Results {
+		if result := &c.Results[i]; result.Outcome == limiter.Shadowed || c.WouldDeny && result.Outcome.Denies() {
+			r.count(r.arrival(c), c, result, reasonOf(result))
+		}
+	}
+}
+
+// arrival returns c.Arrived, which is accurate enough; reading the clock would take a tenth of a denial's time.
+func (r *Recorder) arrival(c *limiter.Call) time.Time {
+	if c.Arrived.IsZero() {
+		return r.now()
+	}
+	return c.Arrived
 }
 
 func reasonOf(r *limiter.Result) string {
@@ -161,35 +190,45 @@ func reasonOf(r *limiter.Result) string {
 func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result, why string) {
 	var room [256]byte
 	aboutKey := why == Limit || why == Penalty || why == Blocked || why == Never
-	key := append(room[:0], why...)
+	key := room[:0]
 	switch {
 	case aboutKey && result.Key != nil:
 		key = append(append(key, 'k'), result.Key...)
 	case result.Policy != nil:
-		key = append(append(key, 'o'), result.Policy.Owner...)
+		key = append(append(append(key, 'o'), why...), result.Policy.Owner...)
 	default:
-		key = append(append(key, 'd'), cut(c.Request.Domain)...)
+		key = append(append(append(key, 'd'), why...), cut(c.Request.Domain)...)
 	}
 	event := Event{At: now, Cost: result.Cost, Outcome: result.Outcome}
 	event.Remaining, event.RetryAfter = result.Decision.Remaining, result.Decision.RetryAfter
-	r.add(key, event, func() Denied { return describe(c, result, why, aboutKey) })
+	s := r.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.add(key, event, why, func() Denied { return describe(c, result, why, aboutKey) })
+	if result.Policy != nil {
+		s.addParts(now, c, result, aboutKey)
+	}
 }
 
 // Unrouted counts a request that was denied before any limit was evaluated. why is NoRoute or NoAuth.
 func (r *Recorder) Unrouted(why string) {
-	r.add([]byte(why), Event{At: r.now(), Outcome: limiter.Denied}, func() Denied { return Denied{Why: why} })
-}
-
-func (r *Recorder) add(key []byte, event Event, describe func() Denied) {
-	s := &r.shards[maphash.Bytes(r.seed, key)%shards]
+	key := []byte(why)
+	s := r.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.add(key, Event{At: r.now(), Outcome: limiter.Denied}, why, func() Denied { return Denied{Why: why} })
+}
+
+func (r *Recorder) shard(key []byte) *shard { return &r.shards[maphash.Bytes(r.seed, key)%shards] }
+
+// add counts a denial. The caller holds s.mu.
+func (s *shard) add(key []byte, event Event, why string, describe func() Denied) {
 	d, added := s.keys.AddN(event.At, key, 1)
 	if added {
 		d.Value = counted{Denied: describe()}
 		d.Value.First = event.At
 	}
-	d.Value.Last = event.At
+	d.Value.Last, d.Value.Why = event.At, why
 	d.Value.events.Add(event)
 }
 
@@ -204,6 +243,7 @@ func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool
 	}
 	if result.Policy != nil {
 		d.Limit = strings.Clone(cut(result.Policy.Name)) // copied, because the name may come from a request
+		d.names, d.whole = result.Policy.Extra().OpenKeys, result.Policy.Whole
 	}
 	if !aboutKey {
 		return d
@@ -232,17 +272,23 @@ func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool
 
 func cut(text string) string { return text[:min(len(text), maxShown)] }
 
-// Top returns the n keys with the most denials, or all if there are fewer, the highest first. since is when counting
-// began, which is at most ten minutes ago.
-func (r *Recorder) Top(n int) (since time.Time, top []Denied) {
+// Top returns the n keys with the most denials, or all if there are fewer, and as many limits and parts.
+func (r *Recorder) Top(n int) Top {
 	now := r.now()
+	t := Top{Since: topk.Since(now, r.began)}
+	all, missed := parts{}, make([]int64, shards)
 	for i := range r.shards {
-		top = r.shards[i].top(now, top)
+		var total int64
+		t.Keys = r.shards[i].top(now, t.Keys)
+		total, missed[i] = r.shards[i].read(now, i, all)
+		t.Total += total
 	}
-	slices.SortFunc(top, func(a, b Denied) int {
+	slices.SortFunc(t.Keys, func(a, b Denied) int {
 		return cmp.Or(cmp.Compare(b.Times, a.Times), b.Last.Compare(a.Last), cmp.Compare(a.Limit, b.Limit), slices.Compare(a.Key, b.Key))
 	})
-	return topk.Since(now, r.began), top[:min(n, len(top))]
+	t.Limits, t.Parts = sorted(all.complete(t.Keys, missed), n)
+	t.Keys = t.Keys[:min(n, len(t.Keys))]
+	return t
 }
 
 func (s *shard) top(now time.Time, dst []Denied) []Denied {

@@ -28,6 +28,10 @@ descriptors:
     value: /login
     descriptors:
       - {key: ip, rate_limit: {unit: year, requests_per_unit: 1}}
+  - {key: try, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 1}}
+  - key: tenant
+    descriptors:
+      - {key: u, rate_limit: {unit: year, requests_per_unit: 1}}
   - {key: "any*", rate_limit: {unit: year, requests_per_unit: 0}}
 `
 
@@ -76,8 +80,7 @@ func (a *requester) send(tb testing.TB, text string, cost int64) {
 
 func (a *requester) listed(n int) string {
 	var lines []string
-	_, top := a.Top(n)
-	for _, d := range top {
+	for _, d := range a.Top(n).Keys {
 		least := ""
 		if !d.Exact {
 			least = " or more"
@@ -109,9 +112,8 @@ func TestTopListsDenials(t *testing.T) {
 	a.clock = a.clock.Add(time.Second)
 	a.send(t, "user=bob", 2) // 2 units can never be allowed
 	a.send(t, "send bob", 1) // a request by name, for the same bucket
-	bob := `4 d/send limit ["bob"] [{"user" "bob"}] false`
+	bob := `5 d/send limit ["bob"] [{"user" "bob"}] false`
 	rest := []string{
-		`1 d/send never ["bob"] [{"user" "bob"}] false`,
 		`1 d/path_/login.ip limit ["192.0.2.1"] [{"path" "/login"} {"ip" "192.0.2.1"}] false`,
 		`1 d/send limit ["eve"] [{"user" "eve"}] false`,
 	}
@@ -119,17 +121,17 @@ func TestTopListsDenials(t *testing.T) {
 	if got := a.listed(1); got != bob {
 		t.Errorf("the first: %s; want %v", got, bob)
 	}
-	since, top := a.Top(1)
-	if !since.Equal(a.clock.Add(-2*time.Second)) || !top[0].Last.Equal(a.clock) {
-		t.Errorf("since %v, last %v; want %v and %v", since, top[0].Last, a.clock.Add(-2*time.Second), a.clock)
+	top := a.Top(1)
+	if !top.Since.Equal(a.clock.Add(-2*time.Second)) || !top.Keys[0].Last.Equal(a.clock) {
+		t.Errorf("since %v, last %v; want %v and %v", top.Since, top.Keys[0].Last, a.clock.Add(-2*time.Second), a.clock)
 	}
 
 	a.clock = a.clock.Add(5 * time.Minute) // the next window of counts; the list adds up both windows
 	a.send(t, "user=bob", 1)
-	a.want(t, "over two windows", append([]string{`5 d/send limit ["bob"] [{"user" "bob"}] false`}, rest...)...)
+	a.want(t, "over two windows", append([]string{`6 d/send limit ["bob"] [{"user" "bob"}] false`}, rest...)...)
 	a.clock = a.clock.Add(5 * time.Minute)
 	a.want(t, "one later", `1 d/send limit ["bob"] [{"user" "bob"}] false`)
-	if since, _ := a.Top(1); !since.Equal(time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC)) {
+	if since := a.Top(1).Since; !since.Equal(time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC)) {
 		t.Errorf("since %v; want 03:05, when the previous window began", since)
 	}
 	a.clock = a.clock.Add(-time.Hour) // the clock steps back, and then ahead by more than two windows
@@ -142,7 +144,7 @@ func TestADenialHasTheTimeOfTheRequest(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	a.Recorder = New(func() time.Time { return a.clock.Add(time.Second) })
 	a.Observe(&limiter.Call{Request: limiter.Request{Domain: "d", Arrived: a.clock}})
-	if _, top := a.Top(1); !top[0].Last.Equal(a.clock) {
+	if top := a.Top(1).Keys; !top[0].Last.Equal(a.clock) {
 		t.Errorf("last %v, want %v", top[0].Last, a.clock)
 	}
 }
@@ -153,7 +155,7 @@ func TestLongKeysAreTruncated(t *testing.T) {
 	a.send(t, "anyone=\xff\r\n\x00<b>", 1)
 	a.send(t, "anybody="+long, 1)
 	a.send(t, "anybody="+long+"y", 1)
-	_, top := a.Top(10)
+	top := a.Top(10).Keys
 	if len(top) != 3 {
 		t.Fatalf("%d keys; want 3", len(top))
 	}
@@ -241,7 +243,7 @@ func TestTextsOfClientsAreCopied(t *testing.T) {
 func TestEstimatedCountsAreNotExact(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	add := func(key string) {
-		a.add([]byte(key), Event{At: a.clock}, func() Denied { return Denied{Limit: key} })
+		a.shard([]byte(key)).add([]byte(key), Event{At: a.clock}, Limit, func() Denied { return Denied{Limit: key} })
 	}
 	for i := range 4 * shards * maxKept {
 		add(fmt.Sprint("other", i))
@@ -249,7 +251,7 @@ func TestEstimatedCountsAreNotExact(t *testing.T) {
 	for range 50 {
 		add("often")
 	}
-	_, top := a.Top(1)
+	top := a.Top(1).Keys
 	if top[0].Limit != "often" || top[0].Times != 50 || top[0].Exact {
 		t.Errorf("got %+v; want at least 50 denials of the last key", top[0])
 	}
@@ -281,7 +283,7 @@ func TestMemoryForDenialsIsBounded(t *testing.T) {
 			a.send(t, "anyone=often", 1)
 		}
 	}
-	_, top := a.Top(1 << 20)
+	top := a.Top(1 << 20).Keys
 	if len(top) != shards*maxKept {
 		t.Errorf("%d keys are kept, want %d", len(top), shards*maxKept)
 	}
@@ -340,7 +342,7 @@ func TestTheLastDenialsOfAKey(t *testing.T) {
 		a.clock = a.clock.Add(time.Minute)
 	}
 	a.clock = a.clock.Add(-time.Minute)
-	_, top := a.Top(1)
+	top := a.Top(1).Keys
 	if d := top[0]; d.Times != 8 || !d.First.Equal(first) || !d.Last.Equal(a.clock) || len(d.Recent) != 8 {
 		t.Fatalf("got %+v; want 8 denials, all of them recent, and the times of the first and the last", d)
 	}
@@ -352,49 +354,117 @@ func TestTheLastDenialsOfAKey(t *testing.T) {
 	for range 20 {
 		a.send(t, "user=bob", 1)
 	}
-	if _, top = a.Top(1); len(top[0].Recent) > 16 || !top[0].First.Equal(first) {
+	if top = a.Top(1).Keys; len(top[0].Recent) > 16 || !top[0].First.Equal(first) {
 		t.Errorf("%d decisions are kept, and the first denial was at %v; want at most 16, and %v", len(top[0].Recent), top[0].First, first)
 	}
 }
 
 // A block and a denial that no wait can change are counted by key. If an adjustment does not block, the reason is the limit.
 // Requests without a bucket, because of an override that could not be parsed, are counted by domain.
-func TestDenialsAreCountedByTheirReasonAndKey(t *testing.T) {
+// A key is one row, with the reason of its last denial. Requests without a policy are counted by their domain.
+func TestAKeyIsCountedOnceForAllReasons(t *testing.T) {
 	blocked := backend.Decision{Decision: algorithms.Decision{Blocked: algorithms.Second}}
 	never := backend.Decision{Decision: algorithms.Decision{Never: true}}
 	block := &limiter.Policy{Name: "l", Adjusted: &limiter.PolicyAdjustment{Block: true}}
 	adjusted := &limiter.Policy{Name: "l", Adjusted: &limiter.PolicyAdjustment{}}
 	a := newRequester(t, memory.New(memory.Config{}))
-	observe := func(domain, key string, p *limiter.Policy, d backend.Decision) {
+	observe := func(times int, domain, key string, p *limiter.Policy, d backend.Decision) {
 		c := &limiter.Call{Request: limiter.Request{Domain: domain, Descriptors: []limiter.Descriptor{{}}}}
 		r := limiter.Result{Policy: p, Decision: d, Outcome: limiter.Denied}
 		if key != "" {
 			r.Key = []byte(key)
 		}
 		c.Results, c.Denied = []limiter.Result{r}, true
-		a.Observe(c)
-	}
-	for n, d := range map[int]struct {
-		policy   *limiter.Policy
-		decision backend.Decision
-	}{10: {block, blocked}, 20: {adjusted, blocked}, 30: {adjusted, never}} {
-		for range n {
-			observe("d", "one", d.policy, d.decision)
-		}
-		for range n - 1 {
-			observe("d", "two", d.policy, d.decision)
+		for range times {
+			a.Observe(c)
 		}
 	}
-	for n, domain := range map[int]string{2: "d", 3: "e"} {
-		for range n {
-			observe(domain, "", nil, backend.Decision{})
+	observe(10, "d", "one", adjusted, never)
+	observe(20, "d", "one", adjusted, blocked)
+	observe(5, "d", "one", block, blocked)
+	observe(9, "d", "two", block, blocked)
+	observe(8, "d", "two", adjusted, blocked)
+	observe(2, "d", "", nil, backend.Decision{})
+	observe(3, "e", "", nil, backend.Decision{})
+	a.want(t, "all", `35 d/l blocked [] [] false`, `17 d/l penalty [] [] false`, `3 e/ limit [] [] false`, `2 d/ limit [] [] false`)
+}
+
+func listedParts(list []Part) string {
+	var lines []string
+	for _, p := range list {
+		least := ""
+		if !p.Exact {
+			least = " or more"
+		}
+		lines = append(lines, fmt.Sprintf("%d%s %s %d %s=%q %d keys", p.Times, least, p.Limit, p.Position, p.Entry, p.Value, p.Keys))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// A tenant with 40 users is denied, and 20 others a little: the tenant, not one of the users, is what they share.
+func TestDenialsAreCountedByEachValueOfTheKey(t *testing.T) {
+	a := newRequester(t, memory.New(memory.Config{}))
+	for user := range 40 {
+		for range 12 {
+			a.send(t, fmt.Sprintf("tenant=evil,u=%d", user), 1)
 		}
 	}
-	a.want(t, "all",
-		`30 d/l never [] [] false`, `29 d/l never [] [] false`,
-		`20 d/l penalty [] [] false`, `19 d/l penalty [] [] false`,
-		`10 d/l blocked [] [] false`, `9 d/l blocked [] [] false`,
-		`3 e/ limit [] [] false`, `2 d/ limit [] [] false`)
+	for user := range 20 {
+		for range 3 {
+			a.send(t, fmt.Sprintf("tenant=honest%d,u=%d", user, user), 1)
+		}
+	}
+	for range 4 {
+		a.send(t, "user=bob", 1)
+	}
+	a.send(t, "any-path=/a", 1) // the key of this limit has the whole descriptor
+	top := a.Top(3)
+	if top.Total != 484 {
+		t.Errorf("%d denials in all; want 484", top.Total)
+	}
+	for got, want := range map[string]string{
+		listedParts(top.Limits): "480 tenant.u -1 =\"\" 60 keys\n3 send -1 =\"\" 1 keys\n1 any* -1 =\"\" 1 keys",
+		listedParts(top.Parts):  "440 tenant.u 0 tenant=\"evil\" 40 keys\n13 tenant.u 1 u=\"0\" 2 keys\n13 tenant.u 1 u=\"1\" 2 keys",
+	} {
+		if got != want {
+			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+	}
+	var alone []Part
+	for _, p := range a.Top(100).Parts {
+		if p.Limit != "tenant.u" {
+			alone = append(alone, p)
+		}
+	}
+	if got, want := listedParts(alone), "3 send 0 user=\"bob\" 1 keys\n1 any* 1 any-path=\"/a\" 1 keys"; got != want {
+		t.Errorf("keys of one value:\n%s\nwant\n%s", got, want)
+	}
+}
+
+// However many keys a tenant invents, and however many others are denied, the tenant stays on top.
+func TestAPartWithEndlessKeysIsFound(t *testing.T) {
+	a := newRequester(t, memory.New(memory.Config{}))
+	for i := range 6000 {
+		a.send(t, fmt.Sprintf("tenant=evil,u=%d", i), 2) // more than the limit can ever hold
+		a.send(t, fmt.Sprintf("tenant=%d,u=%d", i, i), 2)
+	}
+	top := a.Top(1)
+	evil := top.Parts[0]
+	if evil.Value != "evil" || evil.Times < 5000 || evil.Times > 6000 || evil.Keys < 100 || top.Total != 12_000 {
+		t.Errorf("%+v of %d; want evil with about 6,000 of 12,000", evil, top.Total)
+	}
+}
+
+func TestRequestsThatShadowModeAllowedAreCountedApart(t *testing.T) {
+	a := newRequester(t, memory.New(memory.Config{}))
+	for range 3 {
+		c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Cost: 1, Entries: []descriptors.Entry{{Key: "try", Value: "bob"}}}}}}
+		if err := a.limiter.Check(t.Context(), c); err != nil || c.Denied {
+			t.Fatalf("error %v, denied %t; want an answer of shadow mode", err, c.Denied)
+		}
+		a.ObserveShadowed(c)
+	}
+	a.want(t, "shadow", `2 d/try limit ["bob"] [{"try" "bob"}] false`)
 }
 
 func TestFailuresOfDifferentLimitsAreApart(t *testing.T) {
@@ -425,7 +495,7 @@ func TestTheTextsOfADenialShareOneBound(t *testing.T) {
 		for range 2 {
 			a.send(t, "path=/login,ip="+strings.Repeat("x", n), 1)
 		}
-		_, top := a.Top(1)
+		top := a.Top(1).Keys
 		if len(top) != 1 || len(top[0].Entries) != 2 {
 			t.Fatalf("%d bytes: got %+v; want one denial with two entries", n, top)
 		}

@@ -1,97 +1,129 @@
-// Package history keeps the numbers of requests of the last fifteen minutes, in steps of ten seconds and in
-// bounded memory. It reads existing counters, so it does no work for a request. The exception is Times.Add, which
-// callers may call for a sample of the decisions.
+// Package history keeps the numbers of requests of the last fifteen minutes and of the last day, in bounded memory. It
+// reads existing counters, so it does no work for a request. The exception is Times.Add, which callers may call for a
+// sample of the decisions.
 package history
 
 import (
+	"cmp"
 	"hash/maphash"
 	"math"
+	"slices"
 	"sync"
 	"time"
 )
 
-const (
-	// Step is the duration that one Point covers.
-	Step = 10 * time.Second
-	// Steps is the number of Points in a series. Together they cover fifteen minutes.
-	Steps = 90
-	// MaxSeries bounds the number of limits that have a series at the same time. A series takes 720 bytes, so
-	// all take 6 MB. A limit has a series from its first request until fifteen minutes after its last.
-	MaxSeries = 8192
-	// recent is the number of steps that Rate covers: one minute.
-	recent = 6
+// Range is a span of time with a number of steps.
+type Range struct {
+	Step  time.Duration
+	Steps int
+}
+
+// Step is the duration of one step of Recent, and the time between two samples.
+const Step = 5 * time.Second
+
+// Recent and Day are the ranges that a Recorder keeps.
+var (
+	Recent = Range{Step, 180}
+	Day    = Range{2 * time.Minute, 720}
 )
 
-// Totals are counters since the program started.
-type Totals struct{ Allowed, Denied uint64 }
+const (
+	// MaxSeries bounds the number of limits that have points. They are the busiest ones. The points of a limit take
+	// 11 kB, so all take 2.2 MB.
+	MaxSeries = 200
+	// minute is the number of samples in a minute, after which the busiest limits are chosen again.
+	minute = int64(time.Minute / Step)
+	// maxMarks bounds the number of marks.
+	maxMarks = 100
+)
+
+// Totals are counters since the program started. Shadowed counts requests that shadow mode allowed although a limit was
+// reached.
+type Totals struct{ Allowed, Denied, Shadowed uint64 }
 
 // since returns the increase from start to t. If a counter is lower than in start, the counters were reset, and
 // t is the increase.
 func (t Totals) since(start Totals) Totals {
-	if t.Allowed < start.Allowed || t.Denied < start.Denied {
+	if t.Allowed < start.Allowed || t.Denied < start.Denied || t.Shadowed < start.Shadowed {
 		return t
 	}
-	return Totals{t.Allowed - start.Allowed, t.Denied - start.Denied}
+	return Totals{t.Allowed - start.Allowed, t.Denied - start.Denied, t.Shadowed - start.Shadowed}
 }
 
 // Point has the counts of one step.
-type Point struct{ Allowed, Denied uint32 }
+type Point struct{ Allowed, Denied, Shadowed uint32 }
 
-// Points are the points of the last fifteen minutes, oldest first.
-type Points [Steps]Point
-
-// Sum adds all points.
-func (p *Points) Sum() (sum Totals) { return sumOf(p[:]) }
-
-// Rate returns the numbers of requests per second, averaged over the last minute.
-func (p *Points) Rate() (allowed, denied float64) {
-	sum := sumOf(p[Steps-recent:])
-	seconds := recent * Step.Seconds()
-	return float64(sum.Allowed) / seconds, float64(sum.Denied) / seconds
+func (p *Point) add(t Totals) {
+	p.Allowed, p.Denied, p.Shadowed = plus(p.Allowed, t.Allowed), plus(p.Denied, t.Denied), plus(p.Shadowed, t.Shadowed)
 }
 
-func sumOf(points []Point) (sum Totals) {
+func plus(a uint32, b uint64) uint32 { return uint32(min(uint64(a)+b, math.MaxUint32)) }
+
+// Sum adds points.
+func Sum(points []Point) (sum Totals) {
 	for _, p := range points {
 		sum.Allowed += uint64(p.Allowed)
 		sum.Denied += uint64(p.Denied)
+		sum.Shadowed += uint64(p.Shadowed)
 	}
 	return sum
 }
 
-// Key names a limit.
+// Rate has requests per second, averaged over the last minute.
+type Rate struct{ Allowed, Denied, Shadowed float64 }
+
+// Mark is an event on the time axis: a reload, or an adjustment.
+type Mark struct {
+	At   time.Time
+	Text string
+}
+
+// Key identifies a limit.
 type Key struct{ Domain, Limit string }
 
-// Recorder keeps the series of all limits. It is safe for concurrent use.
+// Recorder keeps the points of all requests and of the busiest limits, and the rates of all limits that have decided a
+// request. It is safe for concurrent use.
 type Recorder struct {
 	seed  maphash.Seed
-	began time.Time // has a monotonic reading, so that setting the clock moves no point
+	began time.Time
 
-	mu           sync.Mutex
-	step         int64 // the step of the last sample, counted from began; mu guards this and the following fields
-	all          *series
-	limits       map[uint64]entry // by the hash of a Key, to store no names; only limits that have counted something
-	seriesCount  int
-	dropped      int // the number of limits that counted something in the last sample and found no room for a series
-	sampleNumber uint32
+	mu      sync.Mutex
+	step    int64             // the number of the last Step; guarded by mu
+	sample  uint32            // counts the samples; guarded by mu
+	all     entry             // guarded by mu
+	limits  map[uint64]*entry // by the hash of the Key; guarded by mu
+	kept    int               // the number of limits that have a series; guarded by mu
+	dropped int               // the number of limits that had requests in the last minute, but have no series; guarded by mu
+	marks   []Mark            // oldest first; guarded by mu
 }
 
+// entry has the rate of a limit, and its points if it is among the busiest.
 type entry struct {
-	last         Totals
-	series       *series // nil without traffic for fifteen minutes, or without room
-	sampleNumber uint32  // of the last sample that contained this limit
+	key    Key
+	last   Totals
+	sample uint32 // the last sample that contained this limit
+	minute ring
+	series *series
 }
 
-// series is a ring of points, indexed by step modulo Steps.
-type series struct {
-	points          [Steps]Point
-	lastWrittenStep int64
-	lastCountedStep int64
-	totals          Totals
+type series struct{ recent, day ring }
+
+// ring has the points of the last len(points) steps, indexed by the number of the step modulo their number.
+type ring struct {
+	points []Point
+	last   int64 // the last step that was written
 }
+
+func newEntry() *entry      { return &entry{minute: newRing(int(minute))} }
+func newSeries() *series    { return &series{newRing(Recent.Steps), newRing(Day.Steps)} }
+func newRing(n int) ring    { return ring{points: make([]Point, n)} }
+func dayStep(n int64) int64 { return n / int64(Day.Step/Step) }
 
 // New returns an empty Recorder that begins at the time now.
 func New(now time.Time) *Recorder {
-	return &Recorder{seed: maphash.MakeSeed(), began: now, all: &series{}, limits: map[uint64]entry{}}
+	r := &Recorder{seed: maphash.MakeSeed(), began: now, limits: map[uint64]*entry{}, all: *newEntry()}
+	r.all.series = newSeries()
+	return r
 }
 
 // Sample adds the counts since the previous sample. requests is the total of all requests. limits calls visit
@@ -99,125 +131,220 @@ func New(now time.Time) *Recorder {
 func (r *Recorder) Sample(now time.Time, requests Totals, limits func(visit func(Key, Totals))) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	step := max(r.step, int64(now.Sub(r.began)/Step))
-	r.step = step
-	r.sampleNumber++
-	r.dropped = 0
-	r.all.add(step, requests.since(r.all.totals))
-	r.all.totals = requests
-	limits(func(key Key, totals Totals) { r.limit(step, key, totals) })
+	r.step = max(r.step, int64(now.Sub(r.began)/Step))
+	r.sample++
+	r.all.add(r.step, requests)
+	limits(func(key Key, totals Totals) { r.addLimit(key, totals) })
 	for hash, e := range r.limits {
-		if e.sampleNumber != r.sampleNumber { // the sample did not contain the limit, so it was removed
-			r.remove(&e)
+		if e.sample != r.sample { // the sample did not contain the limit, so it was removed
+			r.forget(e)
 			delete(r.limits, hash)
 		}
 	}
+	if int64(r.sample)%minute == 0 {
+		r.choose()
+	}
 }
 
-// limit adds the counts of one limit to its series. The caller holds r.mu.
-func (r *Recorder) limit(step int64, key Key, totals Totals) {
+// addLimit adds the counts of one limit. The caller holds r.mu.
+func (r *Recorder) addLimit(key Key, totals Totals) {
 	if totals == (Totals{}) {
 		return
 	}
 	hash := r.hash(key)
 	e := r.limits[hash]
-	moved := totals.since(e.last)
-	e.last, e.sampleNumber = totals, r.sampleNumber
-	switch {
-	case e.series == nil && moved == (Totals{}):
-	case e.series == nil && r.seriesCount == MaxSeries:
-		r.dropped++
-	case e.series == nil:
-		e.series = &series{}
-		r.seriesCount++
-		e.series.add(step, moved)
-	default:
-		e.series.add(step, moved)
-		if step-e.series.lastCountedStep >= Steps {
-			r.remove(&e)
-		}
+	if e == nil {
+		e = newEntry()
+		e.key = key
+		r.limits[hash] = e
 	}
-	r.limits[hash] = e
+	e.sample = r.sample
+	if e.series == nil && r.kept < MaxSeries && totals != e.last {
+		e.series = newSeries()
+		r.kept++
+	}
+	e.add(r.step, totals)
 }
 
-// remove removes the series of e. The caller holds r.mu.
-func (r *Recorder) remove(e *entry) {
+func (e *entry) add(step int64, totals Totals) {
+	moved := totals.since(e.last)
+	e.last = totals
+	e.minute.add(step, moved)
+	if e.series != nil {
+		e.series.recent.add(step, moved)
+		e.series.day.add(dayStep(step), moved)
+	}
+}
+
+// forget removes the points of e. The caller holds r.mu.
+func (r *Recorder) forget(e *entry) {
 	if e.series != nil {
 		e.series = nil
-		r.seriesCount--
+		r.kept--
+	}
+}
+
+// choose gives points to the limits that are busiest now, and takes them from limits that are less busy, or that had no
+// request for a day. The caller holds r.mu.
+func (r *Recorder) choose() {
+	type candidate struct {
+		entry *entry
+		sum   uint64
+	}
+	var list []candidate
+	for _, e := range r.limits {
+		t := Sum(e.minute.read(r.step))
+		sum := t.Allowed + t.Denied + t.Shadowed
+		switch {
+		case sum > 0 || e.series != nil && Sum(e.series.day.read(dayStep(r.step))) != (Totals{}):
+			list = append(list, candidate{e, sum})
+		default:
+			r.forget(e)
+		}
+	}
+	slices.SortFunc(list, func(a, b candidate) int {
+		kept := func(c candidate) int {
+			if c.entry.series != nil {
+				return 0
+			}
+			return 1
+		}
+		return cmp.Or(cmp.Compare(b.sum, a.sum), kept(a)-kept(b))
+	})
+	r.dropped = 0
+	for _, c := range list[min(len(list), MaxSeries):] {
+		r.forget(c.entry)
+		if c.sum > 0 {
+			r.dropped++
+		}
+	}
+	for _, c := range list[:min(len(list), MaxSeries)] {
+		if c.entry.series == nil {
+			c.entry.series = newSeries()
+			r.kept++
+		}
 	}
 }
 
 func (r *Recorder) hash(key Key) uint64 { return maphash.Comparable(r.seed, key) }
 
-// add adds counts to the point of a step. It first clears the points of the steps since s.lastWrittenStep, which had no sample.
-func (s *series) add(step int64, counts Totals) {
-	if step-s.lastWrittenStep >= Steps {
-		s.points = [Steps]Point{}
+// add adds counts to the point of a step. It first clears the points of the steps since g.last, which had no sample.
+func (g *ring) add(step int64, counts Totals) {
+	n := int64(len(g.points))
+	if step-g.last >= n {
+		clear(g.points)
 	} else {
-		for i := s.lastWrittenStep + 1; i <= step; i++ {
-			s.points[i%Steps] = Point{}
+		for i := g.last + 1; i <= step; i++ {
+			g.points[i%n] = Point{}
 		}
 	}
-	s.lastWrittenStep = step
-	p := &s.points[step%Steps]
-	p.Allowed, p.Denied = plus(p.Allowed, counts.Allowed), plus(p.Denied, counts.Denied)
-	if counts != (Totals{}) {
-		s.lastCountedStep = step
-	}
+	g.last = max(g.last, step)
+	g.points[step%n].add(counts)
 }
 
-func plus(a uint32, b uint64) uint32 { return uint32(min(uint64(a)+b, math.MaxUint32)) }
-
-// read returns the points of the steps up to and including step. Steps without a sample are zero.
-func (s *series) read(step int64) (p Points) {
+// read returns the points of the steps up to and including step, the oldest first. Steps without a sample are zero.
+func (g *ring) read(step int64) []Point {
+	n := int64(len(g.points))
+	p := make([]Point, n)
 	for i := range p {
-		at := step - int64(Steps-1-i)
-		if at >= 0 && at <= s.lastWrittenStep && at > s.lastWrittenStep-Steps {
-			p[i] = s.points[at%Steps]
+		at := step - n + 1 + int64(i)
+		if at >= 0 && at <= g.last && at > g.last-n {
+			p[i] = g.points[at%n]
 		}
 	}
 	return p
 }
 
-// All returns the series of all requests.
-func (r *Recorder) All() Points {
+// All returns the points of all requests in a range, which is Recent or Day, the oldest first. end is the end of the last
+// point.
+func (r *Recorder) All(of Range) (end time.Time, points []Point) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.all.read(r.step)
+	return r.read(&r.all, of)
 }
 
-// Limit returns the series of one limit. All points are zero if the limit had no traffic in the last fifteen
-// minutes.
-func (r *Recorder) Limit(key Key) Points {
+// Limit returns the points of a limit, like All. They are nil if the limit is not among the busiest.
+func (r *Recorder) Limit(key Key, of Range) (end time.Time, points []Point) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if s := r.limits[r.hash(key)].series; s != nil {
-		return s.read(r.step)
-	}
-	return Points{}
+	return r.read(r.limits[r.hash(key)], of)
 }
 
-// Recent calls visit for each limit that has a series. keys is the number of limits, and key returns the Key
-// of limit i.
-func (r *Recorder) Recent(keys int, key func(i int) Key, visit func(i int, p *Points)) {
+// The caller holds r.mu.
+func (r *Recorder) read(e *entry, of Range) (end time.Time, points []Point) {
+	step := r.step
+	if of == Day {
+		step = dayStep(step)
+	}
+	end = r.began.Add(time.Duration(step+1) * of.Step)
+	switch {
+	case e == nil || e.series == nil:
+		return end, nil
+	case of == Day:
+		return end, e.series.day.read(step)
+	default:
+		return end, e.series.recent.read(step)
+	}
+}
+
+func (r *Recorder) rate(e *entry) Rate {
+	if e == nil {
+		return Rate{}
+	}
+	t, seconds := Sum(e.minute.read(r.step)), time.Minute.Seconds()
+	return Rate{float64(t.Allowed) / seconds, float64(t.Denied) / seconds, float64(t.Shadowed) / seconds}
+}
+
+// Rate returns the rate of all requests.
+func (r *Recorder) Rate() Rate {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.seriesCount == 0 {
-		return
-	}
-	for i := range keys {
-		if s := r.limits[r.hash(key(i))].series; s != nil {
-			p := s.read(r.step)
-			visit(i, &p)
+	return r.rate(&r.all)
+}
+
+// Rates calls visit with the rate of each of n limits that has decided a request. key returns the Key of limit i.
+func (r *Recorder) Rates(n int, key func(i int) Key, visit func(i int, rate Rate)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range n {
+		if e := r.limits[r.hash(key(i))]; e != nil {
+			visit(i, r.rate(e))
 		}
 	}
 }
 
-// Dropped returns the number of limits that had traffic in the last step but have no series, because
-// MaxSeries other limits have one.
+// MostDenied returns the limit that denied most in the last minute, or the zero Key if none did.
+func (r *Recorder) MostDenied() (key Key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	most := uint64(0)
+	for _, e := range r.limits {
+		if denied := Sum(e.minute.read(r.step)).Denied; denied > most {
+			key, most = e.key, denied
+		}
+	}
+	return key
+}
+
+// Dropped returns the number of limits that had requests in the last minute but have no points, because MaxSeries other
+// limits are busier.
 func (r *Recorder) Dropped() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.dropped
+}
+
+// Mark adds an event at the time at.
+func (r *Recorder) Mark(at time.Time, text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.marks = append(r.marks, Mark{at, text})
+	r.marks = r.marks[max(0, len(r.marks)-maxMarks):]
+}
+
+// Marks returns the events, the oldest first.
+func (r *Recorder) Marks() []Mark {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.marks)
 }

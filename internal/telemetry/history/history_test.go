@@ -7,107 +7,151 @@ import (
 	"time"
 )
 
-var began = time.Unix(1e9, 0)
+var (
+	began = time.Unix(1e9, 0)
+	login = Key{"d", "login"}
+)
 
 func sampleLogin(r *Recorder, at time.Duration, t Totals) {
-	r.Sample(began.Add(at), t, func(visit func(Key, Totals)) { visit(Key{"d", "login"}, t) })
+	r.Sample(began.Add(at), t, func(visit func(Key, Totals)) { visit(login, t) })
 }
 
 func TestPointsCountOneStepEach(t *testing.T) {
 	r := New(began)
-	sampleLogin(r, 0, Totals{5, 0})
-	sampleLogin(r, 10*time.Second, Totals{25, 3})
-	sampleLogin(r, 20*time.Second, Totals{25, 3})
-	sampleLogin(r, 50*time.Second, Totals{26, 10}) // two steps were not sampled
-	p := r.Limit(Key{"d", "login"})
-	want := map[int]Point{Steps - 6: {5, 0}, Steps - 5: {20, 3}, Steps - 1: {1, 7}}
+	sampleLogin(r, 0, Totals{5, 0, 0})
+	sampleLogin(r, 5*time.Second, Totals{25, 3, 1})
+	sampleLogin(r, 10*time.Second, Totals{25, 3, 1})
+	sampleLogin(r, 25*time.Second, Totals{26, 10, 1}) // two steps were not sampled
+	end, p := r.Limit(login, Recent)
+	last := len(p) - 1
+	want := map[int]Point{last - 5: {5, 0, 0}, last - 4: {20, 3, 1}, last: {1, 7, 0}}
 	for i := range p {
 		if p[i] != want[i] {
-			t.Errorf("step %d is %v, want %v", i-Steps+1, p[i], want[i])
+			t.Errorf("step %d is %v, want %v", i-last, p[i], want[i])
 		}
 	}
-	if sum := p.Sum(); sum != (Totals{26, 10}) || r.All() != p {
-		t.Errorf("the sum of all points is %v, the total is %v; want %v and %v", sum, r.All(), Totals{26, 10}, p)
+	if at := began.Add(30 * time.Second); !end.Equal(at) || Sum(p) != (Totals{26, 10, 1}) {
+		t.Errorf("%v until %v; want all until %v", Sum(p), end, at)
 	}
-	if allowed, denied := p.Rate(); allowed != 26./60 || denied != 10./60 {
-		t.Errorf("%v allowed and %v denied a second; want %v and %v", allowed, denied, 26./60, 10./60)
+	for _, of := range []Range{Recent, Day} {
+		if _, all := r.All(of); Sum(all) != (Totals{26, 10, 1}) || len(all) != of.Steps {
+			t.Errorf("%v in %d points of all requests; want %v in %d", Sum(all), len(all), Totals{26, 10, 1}, of.Steps)
+		}
+	}
+	want2 := Rate{26. / 60, 10. / 60, 1. / 60}
+	r.Rates(1, func(int) Key { return login }, func(_ int, got Rate) {
+		if got != want2 || r.all.series == nil {
+			t.Errorf("%v a second; want %v", got, want2)
+		}
+	})
+	if got := r.Rate(); got != want2 {
+		t.Errorf("all requests: %v a second; want %v", got, want2)
 	}
 }
 
-func sum(r *Recorder) Totals {
-	p := r.Limit(Key{"d", "login"})
-	return p.Sum()
+func sums(r *Recorder) [2]Totals {
+	_, recent := r.Limit(login, Recent)
+	_, day := r.Limit(login, Day)
+	return [2]Totals{Sum(recent), Sum(day)}
 }
 
-func TestCountsAreDroppedAfterFifteenMinutes(t *testing.T) {
+// All requests are in the first step. They leave the recent points after 15 minutes, and those of the day after a day.
+func TestCountsAreDroppedInTime(t *testing.T) {
 	r := New(began)
-	for at := time.Duration(0); at <= 20*time.Minute; at += Step {
-		sampleLogin(r, at, Totals{1, 1}) // all requests are in the first step
-		left := sum(r)
-		if want := (Totals{1, 1}); at < 15*time.Minute && left != want {
-			t.Fatalf("after %v: %v; want %v", at, left, want)
+	one := Totals{1, 1, 0}
+	for at := time.Duration(0); at <= 25*time.Hour; at += Step {
+		sampleLogin(r, at, one)
+		var want [2]Totals
+		if at < 15*time.Minute {
+			want[0] = one
 		}
-		if at >= 15*time.Minute && (left != Totals{} || r.seriesCount != 0) {
-			t.Fatalf("after %v: %v, %d series; want %v left and 0 kept", at, left, r.seriesCount, Totals{})
+		if at < 24*time.Hour {
+			want[1] = one
+		}
+		if got := sums(r); got != want {
+			t.Fatalf("after %v: %v; want %v", at, got, want)
 		}
 	}
-	sampleLogin(r, 21*time.Minute, Totals{4, 1})
-	if left := sum(r); left != (Totals{3, 0}) {
-		t.Errorf("a limit that is added again has %v, want only its new decisions", left)
+	if r.kept != 0 {
+		t.Errorf("%d limits have points; want none", r.kept)
+	}
+	sampleLogin(r, 25*time.Hour+time.Minute, Totals{4, 1, 0})
+	if got, want := sums(r), (Totals{3, 0, 0}); got != [2]Totals{want, want} {
+		t.Errorf("got %v; want only the new decisions", got)
 	}
 }
 
-// The ring of points is used again after fifteen minutes. A point must not keep the count of an earlier step.
-func TestSteadyTrafficIsCountedForFifteenMinutes(t *testing.T) {
+// The rings are used again. A point must not keep the count of an earlier step.
+func TestSteadyTrafficIsCounted(t *testing.T) {
 	r := New(began)
-	for i := range 3 * Steps {
-		sampleLogin(r, time.Duration(i)*Step, Totals{uint64(i + 1), 0})
-		if got, want := sum(r).Allowed, uint64(min(i+1, Steps)); got != want {
+	for i := range 2 * 24 * 3600 / 5 {
+		sampleLogin(r, time.Duration(i)*Step, Totals{Allowed: uint64(i + 1)})
+		if got, want := sums(r)[0].Allowed, uint64(min(i+1, Recent.Steps)); got != want {
 			t.Fatalf("after step %d: %d requests, want %d", i, got, want)
 		}
+	}
+	if got := sums(r)[1].Allowed; got != 24*3600/5 {
+		t.Errorf("%d requests in a day; want one each five seconds", got)
 	}
 }
 
 func TestClocksAndCountersThatGoBack(t *testing.T) {
 	r := New(began)
-	sampleLogin(r, time.Minute, Totals{10, 0})
-	sampleLogin(r, 0, Totals{12, 0})          // the clock was set back
-	sampleLogin(r, time.Minute, Totals{3, 0}) // the limit was removed and added again
-	if left := sum(r); left != (Totals{15, 0}) {
-		t.Errorf("got %v; want %v left", left, Totals{15, 0})
+	sampleLogin(r, time.Minute, Totals{10, 0, 0})
+	sampleLogin(r, 0, Totals{12, 0, 0})          // the clock was set back
+	sampleLogin(r, time.Minute, Totals{3, 0, 0}) // the limit was removed and added again
+	if left := sums(r)[0]; left != (Totals{15, 0, 0}) {
+		t.Errorf("got %v; want 15 requests", left)
 	}
-	sampleLogin(r, 1e5*time.Hour, Totals{1<<32 + 9, 0}) // far in the future, with more requests than a point can hold
-	if left := sum(r); left != (Totals{1<<32 - 1, 0}) {
-		t.Errorf("got %v; want %v left", left, Totals{1<<32 - 1, 0})
+	sampleLogin(r, 1e5*time.Hour, Totals{1<<32 + 9, 0, 0}) // far in the future, with more requests than a point can hold
+	if left := sums(r)[0]; left != (Totals{1<<32 - 1, 0, 0}) {
+		t.Errorf("got %v; want the most that a point can hold", left)
 	}
 }
 
-func TestMemoryIsBounded(t *testing.T) {
+func TestTheBusiestLimitsHavePoints(t *testing.T) {
 	const limits = 20_000
 	r := New(began)
-	sample := func(step, n int) {
+	sample := func(step, n, busy int) {
 		r.Sample(began.Add(time.Duration(step)*Step), Totals{}, func(visit func(Key, Totals)) {
 			for i := range n {
-				visit(Key{"d", fmt.Sprint("limit", i)}, Totals{Allowed: uint64(step)})
+				count := uint64(step)
+				if i == busy {
+					count *= 10
+				}
+				visit(Key{"d", fmt.Sprint("limit", i)}, Totals{Allowed: count})
 			}
 		})
 	}
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	for step := 1; step <= 5; step++ {
-		sample(step, limits)
+	for step := 1; step <= 24; step++ {
+		sample(step, limits, limits-1)
 	}
 	runtime.GC()
 	runtime.ReadMemStats(&after)
-	if r.seriesCount != MaxSeries || r.Dropped() != limits-MaxSeries {
-		t.Errorf("%d limits have a series, %d have none; want %d and %d", r.seriesCount, r.Dropped(), MaxSeries, limits-MaxSeries)
+	if r.kept != MaxSeries || r.Dropped() != limits-MaxSeries {
+		t.Errorf("%d limits have points, %d have none; want %d and %d", r.kept, r.Dropped(), MaxSeries, limits-MaxSeries)
+	}
+	if _, points := r.Limit(Key{"d", fmt.Sprint("limit", limits-1)}, Recent); points == nil {
+		t.Error("the busiest limit, which came last, has no points")
 	}
 	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 20<<20 {
 		t.Errorf("%d limits use %d KiB; want at most %d KiB", limits, used>>10, 20<<10)
 	}
-	sample(6, 1)
-	if len(r.limits) != 1 || r.seriesCount > 1 {
-		t.Errorf("%d limits and %d series are left; want 1 limit and at most 1 series", len(r.limits), r.seriesCount)
+	sample(25, 1, 0)
+	if len(r.limits) != 1 || r.kept > 1 {
+		t.Errorf("%d limits, and %d with points, are left; want at most 1", len(r.limits), r.kept)
+	}
+}
+
+func TestMarksAreBounded(t *testing.T) {
+	r := New(began)
+	for i := range maxMarks + 5 {
+		r.Mark(began, fmt.Sprint(i))
+	}
+	if marks := r.Marks(); len(marks) != maxMarks || marks[0].Text != "5" {
+		t.Errorf("%d marks from %q; want the last %d", len(marks), marks[0].Text, maxMarks)
 	}
 }

@@ -21,7 +21,7 @@ type Times struct {
 	current [timeBuckets]atomic.Uint32
 
 	mu       sync.Mutex
-	steps    [recent][timeBuckets]uint32 // the steps of the last minute; guarded by mu
+	steps    [minute][timeBuckets]uint32 // the steps of the last minute; guarded by mu
 	nextStep int                         // an index into steps; guarded by mu
 }
 
@@ -35,7 +35,7 @@ func (t *Times) Turn() {
 	for i := range t.current {
 		t.steps[t.nextStep][i] = t.current[i].Swap(0)
 	}
-	t.nextStep = (t.nextStep + 1) % recent
+	t.nextStep = (t.nextStep + 1) % int(minute)
 }
 
 // Quantiles returns, for each share, the duration within which that share of the decisions of about the last

@@ -23,14 +23,14 @@ func TestQuantiles(t *testing.T) {
 	if of != 10_000 {
 		t.Errorf("of %d; want 10_000", of)
 	}
-	for range recent + 1 {
+	for range minute + 1 {
 		times.Turn()
 	}
 	if got, of := times.Quantiles(.5); of != 0 || got[0] != 0 {
 		t.Errorf("after a minute: %v of %d decisions; want 0 of 0", got, of)
 	}
 	times.Add(time.Second)
-	for range recent {
+	for range minute {
 		times.Turn()
 	}
 	if _, of := times.Quantiles(.5); of != 1 {

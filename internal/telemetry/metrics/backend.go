@@ -12,12 +12,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Backend returns a Store that wraps store, and counts and times its answers. When store could not decide, the
-// wrapper calls onFailure with the error, unless the caller canceled the request or had a clearly shorter deadline
+// Backend returns a Store that wraps store, and counts and times its answers. It calls onAnswer with the duration of
+// each. When store could not decide, the wrapper calls onFailure with the error, unless the caller canceled the request or had a clearly shorter deadline
 // than timeout. timeout is the deadline of store. Call Backend once.
-func (m *Metrics) Backend(store backend.Store, timeout time.Duration, onFailure func(error)) backend.Store {
+func (m *Metrics) Backend(store backend.Store, timeout time.Duration, onAnswer func(time.Duration), onFailure func(error)) backend.Store {
 	b := &timed{
-		next: store, timeout: timeout, failed: onFailure,
+		next: store, timeout: timeout, answered: onAnswer, failed: onFailure,
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "rlsidecar_backend_seconds",
 			Help:    "Duration of decisions by the backend, failures included.",
@@ -46,6 +46,7 @@ func (m *Metrics) Backend(store backend.Store, timeout time.Duration, onFailure 
 type timed struct {
 	next                backend.Store
 	timeout             time.Duration
+	answered            func(time.Duration)
 	failed              func(error)
 	timings             sync.Pool
 	seconds             prometheus.Histogram
@@ -97,7 +98,9 @@ func (b *timed) took(batch *backend.Batch, start time.Time) {
 		return
 	}
 	if !batch.Charges[0].Reset {
-		b.seconds.Observe(time.Since(start).Seconds())
+		d := time.Since(start)
+		b.seconds.Observe(d.Seconds())
+		b.answered(d)
 	}
 	if err != nil {
 		b.failures.Inc()

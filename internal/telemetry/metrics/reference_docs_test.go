@@ -34,7 +34,7 @@ func TestReference(t *testing.T) {
 	m.Loaded(true, time.Unix(1, 0))
 	m.Refused("malformed")
 	m.TooLarge("entries")
-	l := limiter.New(m.Backend(store, time.Second, func(error) {}), limiter.Config{Observer: m})
+	l := limiter.New(m.Backend(store, time.Second, func(time.Duration) {}, func(error) {}), limiter.Config{Observer: m})
 	configured := snapshot(&limiter.Policy{Name: "plain", Limit: limit(t, 2)}, &limiter.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true})
 	configured.Domains["strict"] = &limiter.Domain{Name: "strict", Tree: &limiter.Tree{}, Require: []limiter.Requirement{{"user"}}}
 	l.Swap(configured)

@@ -12,6 +12,7 @@ import (
 // Counter counts items by their keys. Each item has a value of type V. A Counter is not safe for concurrent use.
 type Counter[V any] struct {
 	max   int
+	total int64 // the occurrences of all items
 	byKey map[string]*Counted[V]
 	// least contains all items. Once there are max items, it is a heap ordered by count. Before that, no item
 	// is replaced, so the order does not matter. container/heap is not used, because its two method calls for
@@ -64,6 +65,7 @@ func (h *Counter[V]) AddN(key []byte, n int64) (c *Counted[V], added bool) {
 		h.byKey[c.key] = c
 	}
 	c.Count += n
+	h.total += n
 	h.least[c.heapIndex].count = c.Count
 	switch {
 	case len(h.least) < h.max:

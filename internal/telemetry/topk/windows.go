@@ -51,6 +51,17 @@ func (w *Windows[V]) Most(key string) (n int64) {
 	return n
 }
 
+// Total returns the number of occurrences of all items in the two windows that are current at the time now.
+func (w *Windows[V]) Total(now time.Time) (n int64) {
+	w.turn(now)
+	for _, counter := range []*Counter[V]{w.recent, w.before} {
+		if counter != nil {
+			n += counter.total
+		}
+	}
+	return n
+}
+
 // turn starts a new counter if there is none yet, or if the window of w.recent has ended by the time now. The old
 // counter becomes w.before if its window was the previous one; otherwise w.before becomes nil. If the clock was set
 // back, nothing changes.

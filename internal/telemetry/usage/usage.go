@@ -22,6 +22,8 @@ type Used struct {
 	Entries []descriptors.Entry
 	Cut     bool
 	Units   int64
+	// Remaining and Capacity are those of the bucket at the last decision in the sample.
+	Remaining, Capacity int64
 	// Recent are the decisions in the sample, newest first.
 	Recent []denials.Event
 }
@@ -75,6 +77,7 @@ func (r *Recorder) add(now time.Time, c *limiter.Call, result *limiter.Result, w
 		d := denials.Describe(c, result)
 		one.Value = counted{Used: Used{Domain: d.Domain, Limit: d.Limit, Key: d.Key, Entries: d.Entries, Cut: d.Cut}}
 	}
+	one.Value.Remaining, one.Value.Capacity = result.Decision.Remaining, result.Policy.Limit.Capacity
 	one.Value.events.Add(denials.Event{At: now, Cost: result.Cost, Outcome: result.Outcome, Remaining: result.Decision.Remaining})
 }
 

@@ -8,13 +8,15 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func call(key string, cost int64, outcome limiter.Outcome) *limiter.Call {
 	c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: key}}}}}}
-	policy := &limiter.Policy{Domain: "d", Name: "send", Keys: descriptors.Keys{Open: []int{0}}}
-	c.Results = []limiter.Result{{Policy: policy, Key: []byte(key), Cost: cost, Outcome: outcome}}
+	policy := &limiter.Policy{Domain: "d", Name: "send", Keys: descriptors.Keys{Open: []int{0}}, Limit: &algorithms.Limit{Capacity: 40}}
+	c.Results = []limiter.Result{{Policy: policy, Key: []byte(key), Cost: cost, Outcome: outcome, Decision: backend.Decision{Decision: algorithms.Decision{Remaining: 7}}}}
 	return c
 }
 
@@ -39,7 +41,7 @@ func TestTopListsTheKeysThatConsumedMost(t *testing.T) {
 	if len(top) != 2 || top[0].Key[0] != "bob" || top[0].Units != 31*64 || top[1].Key[0] != "ann" || top[1].Units != 5*64 || !since.Equal(time.Unix(1e9, 0)) {
 		t.Fatalf("since %v: got %+v; want %d units of bob and %d of ann, since %v", since, top, 31*64, 5*64, time.Unix(1e9, 0))
 	}
-	if d := top[0]; d.Domain != "d" || d.Limit != "send" || d.Entries[0].Value != "bob" || len(d.Recent) != 9 || d.Recent[0].Cost != 1 || d.Recent[1].Cost != 3 {
+	if d := top[0]; d.Domain != "d" || d.Limit != "send" || d.Entries[0].Value != "bob" || d.Remaining != 7 || d.Capacity != 40 || len(d.Recent) != 9 || d.Recent[0].Cost != 1 || d.Recent[1].Cost != 3 {
 		t.Errorf("got %+v; want domain %q, limit %q, first value %q, and 9 recent decisions, of which the newest two have the costs 1 and 3", d, "d", "send", "bob")
 	}
 	now = now.Add(2 * topk.Window)

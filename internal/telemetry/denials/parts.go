@@ -1,0 +1,198 @@
+package denials
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
+)
+
+// WholeLimit is the Position of a Part that consists of all keys of its limit.
+const WholeLimit = -1
+
+// Part is what denied keys of one limit have in common: the limit, or the value at one position of the key. It has the
+// number of their denials.
+type Part struct {
+	Domain, Limit string
+	// Position is the index of the value in the key, and Entry the key of its entry in the descriptor. Entry is "" for a
+	// limit that requests name. Value has bytes that a client chose.
+	Position     int
+	Entry, Value string
+	// Cut means that the value was too long and is incomplete.
+	Cut bool
+	// Times is the number of denials if Exact is true. Otherwise it is a lower bound.
+	Times int64
+	Exact bool
+	// Keys is the number of keys with this value among the keys that are counted, so that it is a lower bound too.
+	Keys int
+}
+
+// addParts counts a denial for the limit of result and, if the denial is about the key, for each value of a key that has
+// several. A key with a single value is counted as a whole, which needs no second counter. The caller holds s.mu.
+func (s *shard) addParts(now time.Time, c *limiter.Call, result *limiter.Result, aboutKey bool) {
+	var room [256]byte
+	var list [8]string
+	owner := append(append(room[:0], result.Policy.Owner...), 0)
+	limit, added := s.parts.AddN(now, owner, 1)
+	if added {
+		limit.Value = newPart(c, result, WholeLimit, nil)
+	}
+	if !aboutKey || result.Key == nil {
+		return
+	}
+	first, step := 0, 1
+	if result.Policy.Whole { // the values are those of the entries, after their keys
+		first, step = 1, 2
+	}
+	values := c.AppendValues(list[:0], result)
+	if len(values) < 2*step {
+		return
+	}
+	for i := first; i < len(values) && i < maxPositions; i += step {
+		part, added := s.parts.AddN(now, append(append(owner, byte(i+1)), cut(values[i])...), 1)
+		if added {
+			part.Value = newPart(c, result, i, values)
+		}
+	}
+}
+
+// maxPositions bounds how many values of a key are counted.
+const maxPositions = 16
+
+func newPart(c *limiter.Call, result *limiter.Result, position int, values []string) Part {
+	of := describe(c, result, "", false)
+	p := Part{Domain: of.Domain, Limit: of.Limit, Position: position}
+	if position == WholeLimit {
+		return p
+	}
+	p.Entry = entryAt(result.Policy, position, values)
+	p.Value, p.Cut = strings.Clone(cut(values[position])), len(values[position]) > maxShown
+	return p
+}
+
+// entryAt returns the key of the entry whose value is at a position of the key of p. values are those of the key.
+func entryAt(p *limiter.Policy, position int, values []string) string {
+	if p.Whole {
+		return strings.Clone(cut(values[position-1]))
+	}
+	if names := p.Extra().OpenKeys; position < len(names) {
+		return names[position]
+	}
+	return ""
+}
+
+// positions returns the positions of Key that have values. The others have the keys of their entries.
+func (d *Denied) positions() (list []int) {
+	for i := range d.Key {
+		if !d.whole || i%2 == 1 {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
+// Entry returns the key of the entry whose value is at a position of Key, or "".
+func (d *Denied) Entry(position int) string {
+	switch {
+	case d.whole && position > 0:
+		return d.Key[position-1]
+	case position < len(d.names):
+		return d.names[position]
+	}
+	return ""
+}
+
+// parts collects the counts of all shards, by the keys of shard.parts.
+type parts map[string]*collected
+
+type collected struct {
+	Part
+	missed int64 // how many more denials the Part may have
+	seen   uint8 // the shards that count the Part, one bit each
+}
+
+// read adds the parts that the shard with index at counts. total is the number of all denials that it counts, and
+// missed the most denials of a Part that it does not count.
+func (s *shard) read(now time.Time, at int, all parts) (total, missed int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.parts.Each(now, func(_ int, c *topk.Counted[Part]) {
+		part := all[c.Key()]
+		if part == nil {
+			part = &collected{Part: c.Value}
+			all[c.Key()] = part
+		}
+		if part.seen&(1<<at) == 0 {
+			part.seen |= 1 << at
+			part.missed += s.parts.Most(c.Key())
+		}
+		part.Times += c.Least()
+		part.missed -= c.Least()
+	})
+	return s.keys.Total(now), s.parts.Most("")
+}
+
+type partID struct {
+	domain, limit string
+	position      int
+	value         string
+}
+
+func (p *Part) id() partID { return partID{p.Domain, p.Limit, p.Position, p.Value} }
+
+// complete returns the Parts of all shards, with those that are the only value of a key. keys are all counted keys, and
+// missed has a number for each shard, see read.
+func (all parts) complete(keys []Denied, missed []int64) map[partID]*Part {
+	byID := map[partID]*Part{}
+	for _, part := range all {
+		for at, n := range missed {
+			if part.seen&(1<<at) == 0 {
+				part.missed += n
+			}
+		}
+		part.Exact = part.missed == 0
+		byID[part.id()] = &part.Part
+	}
+	for i := range keys {
+		d := &keys[i]
+		if limit := byID[partID{d.Domain, d.Limit, WholeLimit, ""}]; limit != nil && d.Key != nil {
+			limit.Keys++
+		}
+		positions := d.positions()
+		for _, at := range positions {
+			part := &Part{Domain: d.Domain, Limit: d.Limit, Position: at, Entry: d.Entry(at), Value: d.Key[at], Cut: d.Cut, Exact: true}
+			if known := byID[part.id()]; known != nil {
+				part = known
+			} else if len(positions) > 1 {
+				continue
+			}
+			if len(positions) == 1 {
+				part.Times, part.Exact = part.Times+d.Times, part.Exact && d.Exact
+			}
+			part.Keys++
+			byID[part.id()] = part
+		}
+	}
+	return byID
+}
+
+// sorted returns the n limits and the n values with the most denials.
+func sorted(all map[partID]*Part, n int) (limits, values []Part) {
+	for _, part := range all {
+		if part.Position == WholeLimit {
+			limits = append(limits, *part)
+		} else {
+			values = append(values, *part)
+		}
+	}
+	for _, list := range [][]Part{limits, values} {
+		slices.SortFunc(list, func(a, b Part) int {
+			return cmp.Or(cmp.Compare(b.Times, a.Times), cmp.Compare(b.Keys, a.Keys), cmp.Compare(a.Domain, b.Domain),
+				cmp.Compare(a.Limit, b.Limit), cmp.Compare(a.Position, b.Position), cmp.Compare(a.Value, b.Value))
+		})
+	}
+	return limits[:min(n, len(limits))], values[:min(n, len(values))]
+}
