@@ -160,7 +160,7 @@ func (f *fleet) readSidecars(ctx context.Context, now time.Time) {
 // report returns the Report of this process. Only fleet.run calls it.
 func (s *server) report() status.Report {
 	w := s.watch
-	r := status.Report{Version: s.config.Version, Link: s.adminLink, Started: w.started.Truncate(time.Second).UTC()}
+	r := status.Report{Version: s.config.Version, Link: w.link, Started: w.started.Truncate(time.Second).UTC()}
 	if len(r.Version) > 64 {
 		r.Version = r.Version[:64]
 	}

@@ -50,7 +50,6 @@ type server struct {
 	stack           stack
 	metrics         *metrics.Metrics
 	denials         *denials.Recorder // nil without an admin listener
-	shadowed        *denials.Recorder // denials that shadow mode prevented; nil without an admin listener
 	watch           *watch            // nil without an admin listener
 	limiter         *limiter.Limiter
 	adjust          *adjustments
@@ -64,7 +63,6 @@ type server struct {
 	noAuthLogged    atomic.Bool
 	redisFailures   redisFailures
 	storeTimes      history.Times // the durations of calls to Redis
-	adminLink       string        // the address of the admin listener for other machines, or ""
 	redisReadiness  *readiness
 	// configured is closed when the first configuration is in use.
 	configured   chan struct{}
@@ -206,9 +204,9 @@ func (s *server) token(fixed, file string) (httpauth.Token, error) {
 func (s *server) observer() limiter.Observer {
 	s.unmatched = unmatched.New(time.Now, s.log)
 	if s.config.Admin != "" {
-		s.denials, s.shadowed, s.watch = denials.New(time.Now), denials.New(time.Now), newWatch(time.Now())
+		s.denials, s.watch = denials.New(time.Now), newWatch(time.Now())
 	}
-	return observers{s.metrics, s.unmatched, s.denials, s.shadowed, s.watch}
+	return observers{s.metrics, s.unmatched, s.denials, s.watch}
 }
 
 // Refused implements httpapi.AuthObserver.

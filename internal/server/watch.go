@@ -28,8 +28,10 @@ type watch struct {
 	thin                 atomic.Uint32
 	requestsAtLastSample uint64
 
-	recent recentTraffic
-	fleet  *fleet // nil without Redis
+	shadowed *denials.Recorder // denials that shadow mode prevented
+	recent   recentTraffic
+	fleet    *fleet // nil without Redis
+	link     string // the address of the admin listener for other machines, or ""
 	// The last Report was made at reportedAt, when the process had used reportedUse of processor time. reported has the
 	// numbers of allowed and denied requests. Only the method report uses them.
 	reportedAt  time.Time
@@ -45,7 +47,7 @@ type watch struct {
 type swap struct{ before, after *limiter.Snapshot }
 
 func newWatch(now time.Time) *watch {
-	w := &watch{started: now, history: history.New(now), usage: usage.New(time.Now), swapped: make(chan swap, 1)}
+	w := &watch{started: now, history: history.New(now), usage: usage.New(time.Now), shadowed: denials.New(time.Now), swapped: make(chan swap, 1)}
 	w.thin.Store(1)
 	return w
 }
@@ -74,8 +76,7 @@ func thinned(n uint64) uint32 {
 type observers struct {
 	*metrics.Metrics
 	unmatched *unmatched.Recorder
-	denials   *denials.Recorder // denials, shadowed and watch are nil without an admin listener
-	shadowed  *denials.Recorder
+	denials   *denials.Recorder // denials and watch are nil without an admin listener
 	watch     *watch
 }
 
@@ -92,7 +93,7 @@ func (o observers) Observe(c *limiter.Call) {
 	if c.Denied {
 		o.denials.Observe(c)
 	}
-	o.shadowed.ObserveShadowed(c)
+	o.watch.shadowed.ObserveShadowed(c)
 	if random>>16%sampleEvery == 0 { // metrics uses the low bits of random
 		o.watch.sample(c, random>>16/sampleEvery)
 	}
