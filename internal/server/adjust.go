@@ -27,10 +27,9 @@ type adjustments struct {
 	service *adjust.Service
 	ledger  *redis.Ledger // nil unless the adjustments are in Redis
 
-	mu          sync.Mutex
-	applied     *adjust.Set       // guarded by mu
-	next        algorithms.Micros // when the first adjustment expires, or 0; guarded by mu
-	nextChanged chan struct{}
+	mu      sync.Mutex
+	applied *adjust.Set       // guarded by mu
+	next    algorithms.Micros // when the first adjustment expires, or 0; guarded by mu
 
 	loggedRewritten uint64 // used only by report
 }
@@ -41,7 +40,7 @@ const manyChanges = 100
 
 // newAdjustments opens the keeper. The method prefetch reads the adjustments in Redis.
 func (s *server) newAdjustments() (*adjustments, error) {
-	a := &adjustments{server: s, applied: adjust.NewSet(adjust.Head{}, nil), nextChanged: make(chan struct{}, 1)}
+	a := &adjustments{server: s, applied: adjust.NewSet(adjust.Head{}, nil)}
 	config := adjust.Config{Changed: a.apply}
 	if s.config.Redis.URL != "" {
 		var err error
@@ -173,10 +172,6 @@ func (a *adjustments) apply(set *adjust.Set) {
 	}
 	a.next = result.Next
 	a.server.log.Info("adjustments in use", zap.Uint64("version", set.Head.Version), zap.Int("applied", result.InForce), zap.Int("ignored", result.Ignored))
-	select {
-	case a.nextChanged <- struct{}{}:
-	default:
-	}
 }
 
 // buckets returns the keys of the buckets that the adjustments in changes affect. all means that keys is nil, because
@@ -195,25 +190,14 @@ func (a *adjustments) buckets(changes []*adjust.Adjustment) (keys [][]byte, all 
 	return keys, false
 }
 
-// expire drops expired adjustments until ctx ends. An expired adjustment has no effect even before expire drops it,
-// because each request compares the time.
+// expire drops expired adjustments each second until ctx ends. An expired adjustment has no effect even before expire
+// drops it, because each request compares the time.
 func (a *adjustments) expire(ctx context.Context) {
-	const longest = time.Minute // bounds the wait, because the clock may be set to another time meanwhile
-	timer := time.NewTimer(longest)
-	defer timer.Stop()
-	for {
+	for sleep(ctx, time.Second) {
 		a.mu.Lock()
-		wait := longest
-		if a.next > 0 {
-			wait = min(longest, time.Duration(max(0, a.next-a.keeper.Now()))*time.Microsecond)
-		}
+		due := a.next > 0 && a.next <= a.keeper.Now()
 		a.mu.Unlock()
-		timer.Reset(wait)
-		select {
-		case <-ctx.Done():
-			return
-		case <-a.nextChanged:
-		case <-timer.C:
+		if due {
 			a.apply(a.keeper.Set())
 		}
 	}
