@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -22,17 +22,12 @@ type adjustCmd struct {
 }
 
 type by struct {
-	Author string `env:"USER" placeholder:"NAME" help:"Your name, for the audit."`
+	Author string `env:"RLSIDECAR_AUTHOR,USER" default:"admin" placeholder:"NAME" help:"Your name, for the audit. Default: $RLSIDECAR_AUTHOR, $USER or, if both are empty, admin."`
 	Reason string `required:"" placeholder:"TEXT" help:"The reason, for the audit."`
 }
 
-// Shells in containers often have no $USER.
-func (b *by) check() error {
-	if strings.TrimSpace(b.Author) == "" {
-		return exitError{exitUsage, errors.New("the audit needs the author of a change, and $USER is not set; add --author NAME")}
-	}
-	return nil
-}
+// author returns the name for the audit. Shells in containers often have no $USER.
+func (b *by) author() string { return cmp.Or(strings.TrimSpace(b.Author), "admin") }
 
 type adjustSetCmd struct {
 	Limit   string   `required:"" placeholder:"NAME" help:"Name of the limit."`
@@ -72,13 +67,10 @@ Example:
 }
 
 func (c *adjustSetCmd) Run(a *app) error {
-	if err := c.check(); err != nil {
-		return err
-	}
 	body, err := json.Marshal(adjust.Proposal{
 		Target: adjust.Target{Domain: c.Domain, Limit: c.Limit, Key: c.Key, AllKeys: c.AllKeys},
 		Change: adjust.Change{Rate: c.Rate, Capacity: c.Capacity, Period: c.Period, Factor: c.Factor, Unlimited: c.Unlimited, Block: c.Block},
-		For:    c.For, Until: c.Until, Author: c.Author, Reason: c.Reason, Expect: c.ExpectVersion,
+		For:    c.For, Until: c.Until, Author: c.author(), Reason: c.Reason, Expect: c.ExpectVersion,
 	})
 	if err != nil {
 		return err
@@ -160,10 +152,7 @@ Example:
 }
 
 func (c *adjustDeleteCmd) Run(a *app) error {
-	if err := c.check(); err != nil {
-		return err
-	}
-	body, err := json.Marshal(map[string]any{"author": c.Author, "reason": c.Reason, "version": c.ExpectVersion})
+	body, err := json.Marshal(map[string]any{"author": c.author(), "reason": c.Reason, "version": c.ExpectVersion})
 	if err != nil {
 		return err
 	}

@@ -103,7 +103,7 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 
 	command(exitNo, "no limit has a bucket for this descriptor", "get", "--domain", "edge", "--descriptor", "path=/x")
 	command(exitNo, "no limit has a bucket for this descriptor", "reset", "--domain", "edge", "--descriptor", "path=/x")
-	command(exitNo, `no limit is named "sned"`, "get", "sned")
+	command(exitNo, `no limit is named "sned"; did you mean "send"?`, "get", "sned")
 
 	for _, verb := range []string{"get", "reset"} { // the number of values of a key must fit a descriptor; no descriptor uses apps, so any number fits
 		const send, team = "a bucket of this limit is identified by 1 value (user)", "a bucket of this limit is identified by 1 value (org) or by 2 values (org, team)"

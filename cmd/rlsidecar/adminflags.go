@@ -24,7 +24,7 @@ type adminFlags struct {
 	AdminToken     string        `setting:"variable" placeholder:"TOKEN" help:"Bearer token of the admin listener, if it requires one."`
 	AdminTokenFile tokenFile     `setting:"flag" placeholder:"FILE" help:"File that contains the bearer token, if the listener requires one."`
 	Timeout        time.Duration `default:"5s" help:"How long to wait for the answer (${default})."`
-	Format         string        `enum:"text,json" default:"text" help:"Format of the output: text or json."`
+	format
 }
 
 // maxAnswer bounds the size of an answer, in bytes.

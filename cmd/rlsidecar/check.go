@@ -16,8 +16,8 @@ import (
 type checkCmd struct {
 	Paths     []string `arg:"" optional:"" name:"path" help:"File, folder of *.yaml and *.yml files, or folder/**."`
 	Reference bool     `help:"Instead, report what differs from the reference server, envoyproxy/ratelimit: in the files or, without PATH, in the environment."`
-	Format    string   `enum:"text,json" default:"text" help:"Format of the output: text or json."`
-	RedisURL  string   `name:"redis-url" placeholder:"URL" setting:"flag" help:"The URL that serve will use. check does not connect to it. With redis+cluster://, check warns about descriptors whose limits a cluster charges in several steps."`
+	format
+	RedisURL string `name:"redis-url" placeholder:"URL" setting:"flag" help:"The URL that serve will use. check does not connect to it. With redis+cluster://, check warns about descriptors whose limits a cluster charges in several steps."`
 	configSettings
 }
 

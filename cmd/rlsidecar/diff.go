@@ -15,9 +15,9 @@ type diffCmd struct {
 	Old           string `arg:"" placeholder:"OLD" help:"File, folder of *.yaml and *.yml files, or folder/**."`
 	New           string `arg:"" placeholder:"NEW" help:"File, folder of *.yaml and *.yml files, or folder/**."`
 	Log           string `placeholder:"FILE" help:"Trace or access log to replay with both configurations, optionally compressed with gzip; - is standard input."`
-	JSON          bool   `name:"json" help:"Print JSON."`
 	ExitCode      bool   `help:"Exit with 1 if there are differences."`
 	MemoryMaxKeys int    `default:"1000000" placeholder:"N" setting:"flag" help:"Maximum number of buckets of each configuration (${default})."`
+	format
 	logFlags
 	configSettings
 }
@@ -28,7 +28,7 @@ and quota mode, failure policy, and whether its buckets start anew. It also list
 descriptors that match other limits than before, and changed routes of the section auth.
 
 With --log, it replays a log with both configurations, and counts the requests and
-clients that only one of them denies. "simulate --help" explains the flags --format,
+clients that only one of them denies. "simulate --help" explains the flags --log-format,
 --descriptor and --auth.
 
 Exit codes: 0 success; 1 there are differences (with --exit-code); 2 wrong usage; 3
@@ -37,8 +37,8 @@ failure, such as a configuration with a mistake.
 Example:
 
   rlsidecar diff old.yaml new.yaml
-  rlsidecar diff --exit-code --json main/limits/ limits/
-  rlsidecar diff old.yaml new.yaml --log access.log.gz --format nginx --descriptor remote_address=%h`
+  rlsidecar diff --exit-code --format json main/limits/ limits/
+  rlsidecar diff old.yaml new.yaml --log access.log.gz --log-format nginx --descriptor remote_address=%h`
 }
 
 type difference struct {
@@ -64,7 +64,7 @@ func (c *diffCmd) Run(a *app) error {
 			return err
 		}
 	}
-	if c.JSON {
+	if c.Format == "json" {
 		err = writeJSON(a.stdout, d)
 	} else {
 		err = writeDifference(a.stdout, d)

@@ -12,8 +12,8 @@ import (
 
 type doctorCmd struct {
 	redisSettings
-	Wait   time.Duration `default:"5s" help:"Maximum duration of the whole check (${default})."`
-	Format string        `enum:"text,json" default:"text" help:"Format of the output: text or json."`
+	Wait time.Duration `default:"5s" help:"Maximum duration of the whole check (${default})."`
+	format
 }
 
 func (doctorCmd) Help() string {

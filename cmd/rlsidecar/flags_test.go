@@ -32,19 +32,19 @@ func TestFlagsOfALog(t *testing.T) {
 		domain  string
 		wrong   string // a part of the error; "" means that there is none
 	}{
-		"a trace":                      {logFlags{Format: "jsonl"}, two, "", ""},
-		"a trace with a domain":        {logFlags{Format: "jsonl", Domain: "b"}, two, "b", ""},
-		"a trace with descriptors":     {logFlags{Format: "jsonl", Descriptor: descriptor}, one, "", "--descriptor needs --format"},
-		"a trace with routes":          {logFlags{Format: "jsonl", Auth: true}, one, "", "--auth needs --format"},
-		"a log":                        {logFlags{Format: "nginx", Descriptor: descriptor}, one, "a", ""},
-		"a log with two domains":       {logFlags{Format: "nginx", Descriptor: descriptor}, two, "", "needs --domain"},
-		"a log with a domain":          {logFlags{Format: "nginx", Descriptor: descriptor, Domain: "b"}, two, "b", ""},
-		"a log with another domain":    {logFlags{Format: "nginx", Descriptor: descriptor, Domain: "c"}, two, "", "is not configured"},
-		"a log without descriptors":    {logFlags{Format: "envoy"}, one, "", "needs --descriptor"},
-		"a log with routes":            {logFlags{Format: "envoy", Auth: true}, two, "", ""},
-		"routes and descriptors":       {logFlags{Format: "nginx", Auth: true, Descriptor: descriptor}, one, "", "cannot be combined"},
-		"routes and a domain":          {logFlags{Format: "nginx", Auth: true, Domain: "a"}, one, "", "cannot be combined"},
-		"a descriptor that is invalid": {logFlags{Format: "nginx", Descriptor: []string{"user=%?"}}, one, "", "%?"},
+		"a trace":                      {logFlags{LogFormat: "jsonl"}, two, "", ""},
+		"a trace with a domain":        {logFlags{LogFormat: "jsonl", Domain: "b"}, two, "b", ""},
+		"a trace with descriptors":     {logFlags{LogFormat: "jsonl", Descriptor: descriptor}, one, "", "--descriptor needs --log-format"},
+		"a trace with routes":          {logFlags{LogFormat: "jsonl", Auth: true}, one, "", "--auth needs --log-format"},
+		"a log":                        {logFlags{LogFormat: "nginx", Descriptor: descriptor}, one, "a", ""},
+		"a log with two domains":       {logFlags{LogFormat: "nginx", Descriptor: descriptor}, two, "", "needs --domain"},
+		"a log with a domain":          {logFlags{LogFormat: "nginx", Descriptor: descriptor, Domain: "b"}, two, "b", ""},
+		"a log with another domain":    {logFlags{LogFormat: "nginx", Descriptor: descriptor, Domain: "c"}, two, "", "is not configured"},
+		"a log without descriptors":    {logFlags{LogFormat: "envoy"}, one, "", "needs --descriptor"},
+		"a log with routes":            {logFlags{LogFormat: "envoy", Auth: true}, two, "", ""},
+		"routes and descriptors":       {logFlags{LogFormat: "nginx", Auth: true, Descriptor: descriptor}, one, "", "cannot be combined"},
+		"routes and a domain":          {logFlags{LogFormat: "nginx", Auth: true, Domain: "a"}, one, "", "cannot be combined"},
+		"a descriptor that is invalid": {logFlags{LogFormat: "nginx", Descriptor: []string{"user=%?"}}, one, "", "%?"},
 	} {
 		_, err := test.flags.templates()
 		domain := ""

@@ -12,7 +12,7 @@ import (
 )
 
 type logFlags struct {
-	Format     string   `enum:"jsonl,nginx,envoy" default:"jsonl" help:"Format of the log: jsonl (a trace), nginx (combined) or envoy (default or JSON)."`
+	LogFormat  string   `enum:"jsonl,nginx,envoy" default:"jsonl" help:"Format of the log: jsonl (a trace), nginx (combined) or envoy (default or JSON)."`
 	Descriptor []string `sep:"none" placeholder:"KEY=%X,…" help:"Descriptor to make from each line of an access log. May be repeated."`
 	Auth       bool     `help:"Instead of --descriptor: make descriptors by the routes of the section auth."`
 	Domain     string   `help:"Domain of the requests. Required for an access log if several domains are configured."`
@@ -30,10 +30,10 @@ func (c *logFlags) configs(maxKeys int, snapshots ...*limiter.Snapshot) (all []s
 			return nil, errors.New("--auth needs a section auth in each configuration")
 		}
 		if c.Auth {
-			templates = simulate.RouteTemplates(simulate.Format(c.Format), s.Auth)
+			templates = simulate.RouteTemplates(simulate.Format(c.LogFormat), s.Auth)
 		}
 		maps.Copy(domains, s.Domains)
-		all = append(all, simulate.Config{Snapshot: s, Format: simulate.Format(c.Format), Templates: templates, MaxKeys: maxKeys})
+		all = append(all, simulate.Config{Snapshot: s, Format: simulate.Format(c.LogFormat), Templates: templates, MaxKeys: maxKeys})
 	}
 	domain, err := c.domain(domains)
 	for i := range all {
@@ -51,23 +51,23 @@ func openLog(a *app, file string) (name string, log io.ReadCloser, err error) {
 	return file, log, err
 }
 
-// templates parses the values of --descriptor. It returns an error if --format, --descriptor and --auth do not fit
+// templates parses the values of --descriptor. It returns an error if --log-format, --descriptor and --auth do not fit
 // together.
 func (c *logFlags) templates() (simulate.Templates, error) {
-	isLog := simulate.Format(c.Format) != simulate.JSONL
+	isLog := simulate.Format(c.LogFormat) != simulate.JSONL
 	switch {
 	case c.Auth && !isLog:
-		return simulate.Templates{}, errors.New("--auth needs --format nginx or envoy; a trace contains its descriptors")
+		return simulate.Templates{}, errors.New("--auth needs --log-format nginx or envoy; a trace contains its descriptors")
 	case c.Auth && len(c.Descriptor) > 0:
 		return simulate.Templates{}, errors.New("--auth and --descriptor cannot be combined; give one of them")
 	case c.Auth:
 		return simulate.Templates{}, nil // the section auth determines the descriptors
 	case isLog && len(c.Descriptor) == 0:
-		return simulate.Templates{}, fmt.Errorf("--format %s needs --descriptor, such as --descriptor remote_address=%%h,path=%%U, or --auth", c.Format)
+		return simulate.Templates{}, fmt.Errorf("--log-format %s needs --descriptor, such as --descriptor remote_address=%%h,path=%%U, or --auth", c.LogFormat)
 	case !isLog && len(c.Descriptor) > 0:
-		return simulate.Templates{}, errors.New("--descriptor needs --format nginx or envoy; a trace contains its descriptors")
+		return simulate.Templates{}, errors.New("--descriptor needs --log-format nginx or envoy; a trace contains its descriptors")
 	}
-	return simulate.ParseTemplates(simulate.Format(c.Format), c.Descriptor)
+	return simulate.ParseTemplates(simulate.Format(c.LogFormat), c.Descriptor)
 }
 
 // domain returns --domain or, for an access log without it, the only configured domain. With --auth it returns "",
@@ -78,10 +78,10 @@ func (c *logFlags) domain(domains map[string]*limiter.Domain) (string, error) {
 		return "", fmt.Errorf("domain %q is not configured; the configuration has %v", c.Domain, names)
 	case c.Auth && c.Domain != "":
 		return "", errors.New("--auth and --domain cannot be combined; the routes of auth state the domain")
-	case c.Auth || c.Domain != "" || simulate.Format(c.Format) == simulate.JSONL:
+	case c.Auth || c.Domain != "" || simulate.Format(c.LogFormat) == simulate.JSONL:
 		return c.Domain, nil
 	case len(names) != 1:
-		return "", fmt.Errorf("--format %s needs --domain, one of %v", c.Format, names)
+		return "", fmt.Errorf("--log-format %s needs --domain, one of %v", c.LogFormat, names)
 	default:
 		return names[0], nil
 	}

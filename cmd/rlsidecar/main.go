@@ -44,6 +44,10 @@ type commands struct {
 	Completion  completionCmd  `cmd:"" help:"Print a script that completes commands in a shell."`
 }
 
+type format struct {
+	Format string `enum:"text,json" default:"text" help:"Format of the output: text or json."`
+}
+
 type app struct {
 	ctx            context.Context
 	stdin          io.Reader
@@ -95,8 +99,8 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 		fmt.Fprintf(stderr, "rlsidecar: %v\n", err)
 		return exitFailed
 	}
-	if len(args) > 0 && args[0] == "help" {
-		args = append(slices.Clone(args[1:]), "--help")
+	if len(args) == 0 || args[0] == "help" {
+		args = append(slices.Clone(args[min(1, len(args)):]), "--help")
 	}
 	if advice := removedAdvice(parser.Model.Node, args); advice != "" {
 		fmt.Fprintf(stderr, "rlsidecar: %s\n", advice)

@@ -13,6 +13,7 @@ import (
 // --reuse-port and RLSIDECAR_REUSE_PORT.
 var removedSettings = map[string]string{
 	"grpc-engine":                 "remove the setting; one implementation serves every call",
+	"json":                        "use --format json",
 	"reload":                      "a configuration with a mistake is refused as a whole, and the one before it stays in use; check files with rlsidecar check before you deploy them",
 	"reuse-port":                  "run two sidecars on one Redis, and restart one after the other (docs/operations.md, Restart)",
 	"tracing-protocol":            "set the variable OTEL_EXPORTER_OTLP_PROTOCOL to http/protobuf or grpc",

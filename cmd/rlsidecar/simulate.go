@@ -48,8 +48,8 @@ change the suggestion.
 Example:
 
   rlsidecar simulate --config limits.yaml trace.jsonl --decisions decisions.jsonl
-  rlsidecar simulate --config limits.yaml --format nginx --domain edge --descriptor remote_address=%h,path=%U --html report.html access.log.gz
-  rlsidecar simulate --config limits.yaml --format nginx --auth access.log.gz`
+  rlsidecar simulate --config limits.yaml --log-format nginx --domain edge --descriptor remote_address=%h,path=%U --html report.html access.log.gz
+  rlsidecar simulate --config limits.yaml --log-format nginx --auth access.log.gz`
 }
 
 func (c *simulateCmd) Run(a *app) error {

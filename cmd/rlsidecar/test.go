@@ -1,11 +1,14 @@
 package main
 
 import (
+	"encoding/xml"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -16,6 +19,7 @@ type testCmd struct {
 	Files   []string `arg:"" name:"file" help:"File with scenarios."`
 	Only    string   `name:"run" placeholder:"REGEXP" help:"Run only scenarios whose names match."`
 	Verbose bool     `short:"v" help:"Also print the scenarios that pass."`
+	Format  string   `enum:"text,json,junit" default:"text" help:"Format of the output: text, json, or junit for CI systems."`
 	configSettings
 }
 
@@ -27,6 +31,7 @@ the format.
 Example:
 
   rlsidecar test chat.yaml
+  rlsidecar test --format junit chat.yaml > report.xml
 
 where chat.yaml is
 
@@ -44,67 +49,93 @@ func (c *testCmd) Run(a *app) error {
 	if err != nil {
 		return exitError{exitUsage, fmt.Errorf("--run: %w", err)}
 	}
-	t := &testRun{app: a, cmd: c, only: only}
+	t := &testRun{app: a, cmd: c, only: only, tested: tested{Files: []*testedFile{}}}
 	for _, name := range c.Files {
 		if err := t.file(name); err != nil {
 			return err
 		}
 	}
-	verdict := "ok"
-	if t.failed > 0 || t.faulty > 0 {
-		verdict = "FAIL"
+	switch c.Format {
+	case "json":
+		err = writeJSON(a.stdout, t.tested)
+	case "junit":
+		err = t.writeJUnit(a.stdout)
+	default:
+		err = t.writeText(a.stdout, c.Verbose)
 	}
-	fmt.Fprintf(a.stdout, "%s: %s passed, %d failed\n", verdict, count(t.passed, "scenario"), t.failed)
 	switch {
-	case t.faulty > 0, t.failed > 0:
+	case err != nil:
+		return err
+	case t.Failed > 0, t.Faulty > 0:
 		return exitError{code: exitNo}
-	case t.passed == 0:
+	case t.Passed == 0:
 		return exitError{exitNo, errors.New("no scenario was run; check the files and --run")}
 	default:
 		return nil
 	}
 }
 
-type testRun struct {
-	app    *app
-	cmd    *testCmd
-	only   *regexp.Regexp
-	passed int
-	failed int
-	faulty int // the number of files that contain mistakes
+// tested has the results of all files.
+type tested struct {
+	Passed int `json:"passed"`
+	Failed int `json:"failed"`
+	// Faulty is the number of files that contain mistakes.
+	Faulty int           `json:"faulty_files"`
+	Files  []*testedFile `json:"files"`
 }
 
-// file runs the scenarios of one file. It prints mistakes in the file. An error ends the command.
+type testedFile struct {
+	Name      string           `json:"file"`
+	Mistakes  []string         `json:"mistakes,omitempty"`
+	Scenarios []testedScenario `json:"scenarios,omitempty"`
+}
+
+type testedScenario struct {
+	Name string `json:"name"`
+	Line int    `json:"line"`
+	// Failures has a line for each wrong answer. It is empty if the scenario has passed.
+	Failures []string `json:"failures,omitempty"`
+}
+
+type testRun struct {
+	app  *app
+	cmd  *testCmd
+	only *regexp.Regexp
+	tested
+}
+
+// file runs the scenarios of one file. An error ends the command.
 func (t *testRun) file(name string) error {
 	data, err := os.ReadFile(name)
 	if err != nil {
 		return err
 	}
+	out := &testedFile{Name: name}
+	t.Files = append(t.Files, out)
 	f, problems := scenario.Parse(name, data)
 	if f == nil {
-		t.print(problems)
-		t.faulty++
+		t.faulty(out, problems)
 		return nil
 	}
-	snapshot, err := t.load(name, f.Configs)
+	snapshot, err := t.load(out, f.Configs)
 	if err != nil || snapshot == nil {
 		return err
 	}
 	for i := range f.Scenarios {
 		if s := &f.Scenarios[i]; t.only.MatchString(s.Name) {
-			t.scenario(name, s, snapshot)
+			t.scenario(out, s, snapshot)
 		}
 	}
 	return nil
 }
 
-// load loads the configuration that the scenario file called name states. paths are relative to that file. If the
-// configuration has mistakes, load prints and counts them, and returns nil.
-func (t *testRun) load(name string, paths []string) (*limiter.Snapshot, error) {
+// load loads the configuration of a file with scenarios. paths are relative to that file. If the configuration has
+// mistakes, load counts them, and returns nil.
+func (t *testRun) load(out *testedFile, paths []string) (*limiter.Snapshot, error) {
 	var full []string
 	for _, path := range paths {
 		if !filepath.IsAbs(path) {
-			path = filepath.Join(filepath.Dir(name), path)
+			path = filepath.Join(filepath.Dir(out.Name), path)
 		}
 		full = append(full, path)
 	}
@@ -113,30 +144,102 @@ func (t *testRun) load(name string, paths []string) (*limiter.Snapshot, error) {
 	}
 	snapshot, problems := config.Load(full, t.cmd.options())
 	if snapshot == nil {
-		t.print(problems)
-		t.faulty++
+		t.faulty(out, problems)
 	}
 	return snapshot, nil
 }
 
-func (t *testRun) print(problems config.Problems) {
+func (t *testRun) faulty(out *testedFile, problems config.Problems) {
+	t.Faulty++
 	for _, p := range problems {
-		fmt.Fprintln(t.app.stdout, p)
+		out.Mistakes = append(out.Mistakes, p.String())
 	}
 }
 
-func (t *testRun) scenario(file string, s *scenario.Scenario, snapshot *limiter.Snapshot) {
-	failures := s.Run(t.app.ctx, snapshot)
-	if len(failures) == 0 {
-		t.passed++
-		if t.cmd.Verbose {
-			fmt.Fprintf(t.app.stdout, "--- PASS: %s\n", s.Name)
+func (t *testRun) scenario(out *testedFile, s *scenario.Scenario, snapshot *limiter.Snapshot) {
+	result := testedScenario{Name: s.Name, Line: s.Place.Line}
+	for _, f := range s.Run(t.app.ctx, snapshot) {
+		result.Failures = append(result.Failures, fmt.Sprintf("%s:%d:%d: %s", out.Name, f.Place.Line, f.Place.Column, f.Message))
+	}
+	if len(result.Failures) == 0 {
+		t.Passed++
+	} else {
+		t.Failed++
+	}
+	out.Scenarios = append(out.Scenarios, result)
+}
+
+func (t *tested) writeText(w io.Writer, verbose bool) error {
+	var out strings.Builder
+	for _, f := range t.Files {
+		for _, mistake := range f.Mistakes {
+			out.WriteString(mistake + "\n")
 		}
-		return
+		for _, s := range f.Scenarios {
+			switch {
+			case len(s.Failures) > 0:
+				fmt.Fprintf(&out, "--- FAIL: %s (%s:%d)\n    %s\n", s.Name, f.Name, s.Line, strings.Join(s.Failures, "\n    "))
+			case verbose:
+				fmt.Fprintf(&out, "--- PASS: %s\n", s.Name)
+			}
+		}
 	}
-	t.failed++
-	fmt.Fprintf(t.app.stdout, "--- FAIL: %s (%s:%d)\n", s.Name, file, s.Place.Line)
-	for _, f := range failures {
-		fmt.Fprintf(t.app.stdout, "    %s:%d:%d: %s\n", file, f.Place.Line, f.Place.Column, f.Message)
+	verdict := "ok"
+	if t.Failed > 0 || t.Faulty > 0 {
+		verdict = "FAIL"
 	}
+	fmt.Fprintf(&out, "%s: %s passed, %d failed\n", verdict, count(t.Passed, "scenario"), t.Failed)
+	_, err := io.WriteString(w, out.String())
+	return err
+}
+
+type junitSuite struct {
+	Name     string      `xml:"name,attr"`
+	Tests    int         `xml:"tests,attr"`
+	Failures int         `xml:"failures,attr"`
+	Errors   int         `xml:"errors,attr"`
+	Cases    []junitCase `xml:"testcase"`
+}
+
+type junitCase struct {
+	Name    string     `xml:"name,attr"`
+	Class   string     `xml:"classname,attr"`
+	Failure *junitText `xml:"failure"`
+	Error   *junitText `xml:"error"`
+}
+
+type junitText struct {
+	Message string `xml:"message,attr"`
+	Text    string `xml:",chardata"`
+}
+
+// writeJUnit writes a suite for each file, in the form that CI systems read.
+func (t *tested) writeJUnit(w io.Writer) error {
+	var all struct {
+		XMLName xml.Name     `xml:"testsuites"`
+		Suites  []junitSuite `xml:"testsuite"`
+	}
+	text := func(lines []string) *junitText { return &junitText{lines[0], strings.Join(lines, "\n")} }
+	for _, f := range t.Files {
+		suite := junitSuite{Name: f.Name, Tests: len(f.Scenarios)}
+		if len(f.Mistakes) > 0 {
+			suite.Tests, suite.Errors = 1, 1
+			suite.Cases = []junitCase{{Name: "mistakes", Class: f.Name, Error: text(f.Mistakes)}}
+		}
+		for _, s := range f.Scenarios {
+			one := junitCase{Name: s.Name, Class: f.Name}
+			if len(s.Failures) > 0 {
+				one.Failure = text(s.Failures)
+				suite.Failures++
+			}
+			suite.Cases = append(suite.Cases, one)
+		}
+		all.Suites = append(all.Suites, suite)
+	}
+	out, err := xml.MarshalIndent(all, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s%s\n", xml.Header, out)
+	return err
 }

@@ -36,7 +36,7 @@ func wordAdvice(word string, known []string) string {
 	if word == "fail_open" && slices.Contains(known, "allow") {
 		return "; write allow"
 	}
-	return didYouMean(word, known)
+	return spelling.DidYouMean(word, known)
 }
 
 // adviseAt reports whether advice on a misplaced key may name l as the level of that key. holder is the level at which
@@ -67,31 +67,10 @@ func unknownKey(key string, holder *level) string {
 	if own, known := ownWords[strings.ToLower(key)]; known && slices.Contains(holder.keys, own) {
 		return fmt.Sprintf("%s; write %s", message, own)
 	}
-	if guess := didYouMean(key, holder.keys); guess != "" {
+	if guess := spelling.DidYouMean(key, holder.keys); guess != "" {
 		return message + guess
 	}
 	return fmt.Sprintf("%s; %s has %s", message, holder.subject, strings.Join(holder.keys, ", "))
-}
-
-// didYouMean returns "; did you mean …?" with the most similar item of known, or "" if no item is similar enough.
-func didYouMean(word string, known []string) string {
-	const mostWords, longest = 1000, 64 // a longer search would take too much time
-	best, least := "", 0
-	if len(known) > mostWords || len(word) > longest {
-		return ""
-	}
-	for _, k := range known {
-		if len(k) > longest {
-			continue
-		}
-		if d := spelling.Distance(strings.ToLower(word), strings.ToLower(k)); d <= max(1, len(k)/3) && (best == "" || d < least) {
-			best, least = k, d
-		}
-	}
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf("; did you mean %q?", best)
 }
 
 // syntaxAdvice explains the most common messages of the YAML library.

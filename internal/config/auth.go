@@ -10,6 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/spelling"
 	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -97,7 +98,7 @@ func (m *matchMap) read(p *parser, key string, n *yaml.Node) {
 			list = append(list, item)
 		default:
 			p.mistake(p.at(e.key), "config error, unknown key '%s'%s; match has path, method, host and header:X-Name",
-				short(item.key), didYouMean(item.key, []string{"path", "method", "host"}))
+				short(item.key), spelling.DidYouMean(item.key, []string{"path", "method", "host"}))
 		}
 	}
 	m.set(p, n, list, p.mistakes == before)
@@ -252,7 +253,7 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 	case out.Domain == "":
 		c.mistake(r.Domain.at, "the domain of a route must not be empty")
 	default:
-		c.mistake(r.Domain.at, "there is no domain %q, so the route would limit nothing%s", short(out.Domain), didYouMean(out.Domain, sortedKeys(c.snapshot.Domains)))
+		c.mistake(r.Domain.at, "there is no domain %q, so the route would limit nothing%s", short(out.Domain), spelling.DidYouMean(out.Domain, sortedKeys(c.snapshot.Domains)))
 	}
 	if r.Hits.ok && (r.Hits.value < 1 || r.Hits.value > math.MaxUint32) {
 		c.mistake(r.Hits.at, "hits must be from 1 to %d, but is %d", uint32(math.MaxUint32), r.Hits.value)
@@ -306,7 +307,7 @@ func (c *compiler) pathIgnores(out *limiter.Route, r *route) {
 		ignore, known := pathIgnoreNames[word.value]
 		if !known {
 			names := sortedKeys(pathIgnoreNames)
-			c.mistake(word.at, "an item of path_ignores must be one of %s, but is %q%s", strings.Join(names, ", "), short(word.value), didYouMean(word.value, names))
+			c.mistake(word.at, "an item of path_ignores must be one of %s, but is %q%s", strings.Join(names, ", "), short(word.value), spelling.DidYouMean(word.value, names))
 		}
 		out.Ignore |= ignore
 	}
@@ -464,7 +465,7 @@ func (c *compiler) source(from text, out *limiter.AuthEntry) {
 	out.Name = name
 	switch {
 	case !known:
-		guess := didYouMean(kind, append(sortedKeys(unnamedSources), sortedKeys(namedSources)...))
+		guess := spelling.DidYouMean(kind, append(sortedKeys(unnamedSources), sortedKeys(namedSources)...))
 		c.mistake(from.at, "from must be client_ip, client_network, method, path, host, header:NAME, query:NAME, cookie:NAME or jwt:CLAIM, but is %q%s", short(from.value), guess)
 	case hasName && name == "":
 		c.mistake(from.at, "from: %s needs a name; write \"%s:NAME\"", from.value, kind)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/spelling"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -189,7 +190,7 @@ func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	case p.Unlimited, known:
 	case l.Unit.stated() && !l.Unit.ok, !l.Unit.stated() && l.incomplete: // the mistake has been reported already
 	default:
-		c.mistake(unitAt(), "invalid rate limit unit '%s'; write one of second, minute, hour, day, week, month, year, or a duration such as 30s%s", short(l.Unit.value), didYouMean(l.Unit.value, sortedKeys(units)))
+		c.mistake(unitAt(), "invalid rate limit unit '%s'; write one of second, minute, hour, day, week, month, year, or a duration such as 30s%s", short(l.Unit.value), spelling.DidYouMean(l.Unit.value, sortedKeys(units)))
 	}
 	if p.Unlimited && l.Penalty.stated() {
 		c.mistake(l.Penalty.at, "penalty cannot be combined with unlimited, which never denies; remove one")
@@ -426,7 +427,7 @@ func (c *compiler) checkReplaces(d *domain) {
 			switch name := r.Name.value; {
 			case name == "":
 			case !known[name]:
-				c.warn(r.Name.at, "replaces %q, but no limit of domain %q has that name%s", name, d.Name, didYouMean(name, names))
+				c.warn(r.Name.at, "replaces %q, but no limit of domain %q has that name%s", name, d.Name, spelling.DidYouMean(name, names))
 			case u.policy.RateName != "" && replaces[[2]string{name, u.policy.RateName}]:
 				c.warn(r.Name.at, "%q and %q replace each other: a request that matches both is limited by neither", u.policy.RateName, name)
 			}
@@ -457,7 +458,7 @@ func (d *domain) assignNames() {
 }
 
 func (c *compiler) limitAdvice(d *domain, name string) string {
-	if guess := didYouMean(name, d.names); guess != "" {
+	if guess := spelling.DidYouMean(name, d.names); guess != "" {
 		return guess
 	}
 	if len(d.names) == 0 {

@@ -7,6 +7,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/spelling"
 )
 
 // Each item of the list is a key, or a list of alternative keys.
@@ -74,7 +75,7 @@ func (c *compiler) warnRequire(d *domain) {
 		for _, t := range alternatives {
 			required[t.value] = true
 			if !known[t.value] && !patterns {
-				c.warn(t.at, "require: no descriptor of domain %q has the key %q%s", d.Name, t.value, didYouMean(t.value, sortedKeys(known)))
+				c.warn(t.at, "require: no descriptor of domain %q has the key %q%s", d.Name, t.value, spelling.DidYouMean(t.value, sortedKeys(known)))
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/spelling"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
@@ -138,7 +139,7 @@ func (c *period) read(p *parser, key string, n *yaml.Node) {
 		return
 	case isWord:
 		p.mistake(p.at(n), "%s must be a duration such as 30s, 1h or 1d, or, with a time_zone, one of day, week, month, year, but is %s%s",
-			key, describe(n), didYouMean(v.Value, sortedKeys(calendarUnits)))
+			key, describe(n), spelling.DidYouMean(v.Value, sortedKeys(calendarUnits)))
 		c.set(p, n, cycle{}, false)
 		return
 	}

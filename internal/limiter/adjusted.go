@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/spelling"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -331,14 +332,17 @@ func (l *Limiter) adjustable(domain, limit string) (in string, policies []*Polic
 		}
 		in, policies = p.Domain, append(policies, p)
 	}
-	switch {
-	case policies != nil:
+	if policies != nil {
 		return in, policies, nil
-	case domain != "":
-		return "", nil, missing("domain %q has no limit named %q"+notAdjustable, domain, descriptors.Printable(limit))
-	default:
-		return "", nil, missing("no limit is named %q"+notAdjustable, descriptors.Printable(limit))
 	}
+	similar := spelling.DidYouMean(limit, s.namesIn(domain))
+	if similar == "" {
+		similar = notAdjustable
+	}
+	if domain != "" {
+		return "", nil, missing("domain %q has no limit named %q%s", domain, descriptors.Printable(limit), similar)
+	}
+	return "", nil, missing("no limit is named %q%s", descriptors.Printable(limit), similar)
 }
 
 // notAdjustable ends the error for a limit that is not configured. A limit that comes with requests cannot be

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/spelling"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -58,7 +59,8 @@ func (s *Snapshot) Limit(domain, name string) (*Domain, *Policy, error) {
 // name. The error is a *RequestError.
 func (s *Snapshot) inspected(domain, name string) (*Domain, *Policy, error) {
 	d, p, err := s.Limit(domain, name)
-	if missing, ok := errors.AsType[*RequestError](err); !ok || !missing.Missing || domain != "" && s.Domains[domain] == nil {
+	unknown, ok := errors.AsType[*RequestError](err)
+	if !ok || !unknown.Missing || domain != "" && s.Domains[domain] == nil {
 		return d, p, err
 	}
 	for _, use := range s.withName(domain, name) {
@@ -73,9 +75,21 @@ func (s *Snapshot) inspected(domain, name string) (*Domain, *Policy, error) {
 		}
 	}
 	if p == nil {
-		return nil, nil, err
+		unknown.Problem += spelling.DidYouMean(name, s.namesIn(domain))
+		return nil, nil, unknown
 	}
 	return s.Domains[p.Domain], p, nil
+}
+
+// namesIn returns the names of the limits of a domain, or of all domains if it is "".
+func (s *Snapshot) namesIn(domain string) (names []string) {
+	for _, p := range s.Policies {
+		if domain == "" || p.Domain == domain {
+			names = append(names, p.Name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // InlineDomain returns the domain of a limit that comes with a request. domain may be empty if only one domain is

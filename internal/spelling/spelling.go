@@ -1,6 +1,32 @@
 // Package spelling compares words that people write with the words that a program knows.
 package spelling
 
+import (
+	"fmt"
+	"strings"
+)
+
+// DidYouMean returns "; did you mean …?" with the most similar item of known, or "" if no item is similar enough.
+func DidYouMean(word string, known []string) string {
+	const mostWords, longest = 1000, 64 // a longer search would take too much time
+	best, least := "", 0
+	if len(known) > mostWords || len(word) > longest {
+		return ""
+	}
+	for _, k := range known {
+		if len(k) > longest {
+			continue
+		}
+		if d := Distance(strings.ToLower(word), strings.ToLower(k)); d <= max(1, len(k)/3) && (best == "" || d < least) {
+			best, least = k, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %q?", best)
+}
+
 // Distance returns the number of edits that turn a into b. An edit inserts, deletes or replaces a byte, or swaps two
 // neighbours.
 func Distance(a, b string) int {
