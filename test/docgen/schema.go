@@ -104,6 +104,17 @@ func (all schemas) resolve(s *schema) schema {
 	return merged
 }
 
+// plain reports whether s is an object with one or two keys, without a description because the names explain it. The pages describe such an object
+// where it is used.
+func (s *schema) plain() bool {
+	for _, of := range s.Properties.of {
+		if of.Description != "" {
+			return false
+		}
+	}
+	return s.Description == "" && len(s.Properties.keys) > 0 && len(s.Properties.keys) < 3
+}
+
 // whole returns s with the keys of all schemas that it combines (allOf).
 func (all schemas) whole(s schema) schema {
 	for i := range s.AllOf {
@@ -131,6 +142,12 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 	}
 	of := all.resolve(s)
 	var words []string
+	if link != nil && of.plain() {
+		for _, key := range of.Properties.keys {
+			words = append(words, code(key)+": "+all.kind(&of.Properties.of[key].schema, link))
+		}
+		return "object of " + strings.Join(words, ", ")
+	}
 	switch {
 	case of.Const != nil:
 		return code(fmt.Sprint(of.Const))
@@ -410,7 +427,7 @@ func reference(text []byte, title, source string, introduction ...string) (strin
 	}
 	all := schemas(api.Components.Schemas.of)
 	link := func(name string) string {
-		if s := all[name]; s != nil && len(all.whole(*s).Properties.keys) > 0 {
+		if s := all[name]; s != nil && len(all.whole(*s).Properties.keys) > 0 && !s.plain() {
 			return "[" + name + "](#" + anchor(name) + ")"
 		}
 		return ""
@@ -495,8 +512,7 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 		}
 	}
 	if len(common) > 0 {
-		p.line()
-		p.prose("", "Also "+strings.Join(common, ", ")+", [as other calls](#"+anchor(commonTitle)+").")
+		p.row("answer | body | meaning", strings.Join(common, ", "), "[as other calls](#"+anchor(commonTitle)+")")
 	}
 	p.line()
 }
