@@ -64,7 +64,7 @@ func (c *changes) record(open bool) {
 }
 
 func guarding(s *server, reported *changes) *sender {
-	l := newSender(10*ms, s.decide)
+	l := blocking(10*ms, s.decide)
 	l.changed = reported.record
 	return l
 }
@@ -86,7 +86,7 @@ func TestAStallDeniesOnlyTheRequestsDuringIt(t *testing.T) {
 			t.Run(fmt.Sprint(stall, " with a deadline ", withDeadline), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					server := &stalling{from: time.Now().Add(50 * ms), length: stall}
-					s := backend.Store(newSender(timeout, server.decide))
+					s := backend.Store(blocking(timeout, server.decide))
 					if withDeadline {
 						s = stores.Deadline(s, timeout, ms, nil)
 					}
@@ -286,14 +286,13 @@ func TestBreakerGivesProbesTime(t *testing.T) {
 		p, reported := &server{}, &changes{}
 		l := guarding(p, reported)
 		l.probeTimeout = 250 * ms
-		l.probe = func(ctx context.Context, c *call) error {
-			select {
-			case <-time.After(40 * ms): // the time to dial, log in and load the script
-				return p.decide(ctx, c)
-			case <-ctx.Done():
-				c.fail(errDown)
-				return errDown
-			}
+		l.decide = func(c *call, until time.Time, done func(*call, error)) {
+			go func() {
+				if c.permit == doProbe && time.Until(until) >= 40*ms {
+					time.Sleep(40 * ms) // the time to dial, log in and load the script
+				}
+				done(c, p.decide(t.Context(), c))
+			}()
 		}
 		s := stores.Deadline(l, 10*ms, ms, nil)
 		p.broken.Store(true)
@@ -364,7 +363,7 @@ func TestBreakerDistinguishesFailuresFromAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for err, want := range map[error]string{nil: "", errDown: "open "} {
 			reported := &changes{}
-			s := newSender(10*ms, func(_ context.Context, c *call) error {
+			s := blocking(10*ms, func(_ context.Context, c *call) error {
 				for _, r := range c.runs {
 					r.batch.Decisions[r.from].Err = backend.ErrFull
 				}
@@ -387,7 +386,7 @@ func TestBreakerDistinguishesFailuresFromAnswers(t *testing.T) {
 func TestOnlyClaimsWithTheTimeOfACallOpenTheCircuit(t *testing.T) {
 	for within, opens := range map[time.Duration]bool{2 * ms: false, 10 * ms: true} {
 		synctest.Test(t, func(t *testing.T) {
-			l := newSender(10*ms, nil)
+			l := blocking(10*ms, nil)
 			for range 20 {
 				ctx, cancel := context.WithTimeout(t.Context(), within)
 				_ = l.guard(ctx, func() error {

@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -40,7 +38,7 @@ func TestCalendarUsesTheServersClock(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			server.Do("FLUSHALL")
-			n := newNode(goredis.NewClient(&goredis.Options{Addr: server.Addr}), keys{prefix: "rl:"}, nil)
+			n := nodeTo(t, server.Client())
 			n.wall = func() algorithms.Micros { return algorithms.Micros(time.Now().Add(ahead).UnixMicro()) }
 			l := days(t, 2, 2)
 			for i, admitted := range []bool{true, true, false, false} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,7 +14,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -29,9 +29,8 @@ type cluster struct {
 	spawn   func(f func())
 	keys    keys
 	sum     uint16 // keys.sum(), computed once
-	now     func() algorithms.Micros
 	timeout time.Duration
-	sender  func(addr string, n *node) backend.Store
+	sender  func(addr string, at func(addr string) *node) (backend.Store, *node)
 	undos   *stores.Undos
 
 	router                  *stores.Router
@@ -57,12 +56,11 @@ type masters interface {
 	ForEachMaster(ctx context.Context, f func(ctx context.Context, client *goredis.Client) error) error
 }
 
-// senderTo has the senders to one master. client shows whether they are outdated: go-redis makes a new client
-// when a node leaves the cluster and joins again.
+// senderTo has the senders to one node.
 type senderTo struct {
 	stores.Route
 
-	client *goredis.Client
+	node *node
 }
 
 // layout has the sender of each slot that was used since the last reload. A reload replaces the layout with an empty
@@ -116,10 +114,10 @@ const (
 	reloadTimeout = time.Second
 )
 
-func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(addr string, n *node) backend.Store, claims claims) *cluster {
+func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(addr string, at func(addr string) *node) (backend.Store, *node), claims claims) *cluster {
 	s := &cluster{
 		client: client, masters: c.mastersOf(client), clock: claims.clock, spawn: func(f func()) { go f() },
-		keys: k, sum: k.sum(), now: c.Clock, timeout: c.Timeout, sender: sender, undos: claims.undos, senders: map[string]*senderTo{},
+		keys: k, sum: k.sum(), timeout: c.Timeout, sender: sender, undos: claims.undos, senders: map[string]*senderTo{},
 	}
 	s.open, s.end = context.WithCancel(context.Background())
 	s.layout.Store(&layout{made: s.clock.Now()})
@@ -211,28 +209,37 @@ func (c *cluster) findSender(slot int, charge *backend.Charge) *stores.Route {
 	if err != nil {
 		return &stores.Route{Store: refusing{unavailable(err)}}
 	}
-	sender := c.senderOf(client)
+	sender := c.senderOf(client.Options().Addr)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l.note(slot, sender)
 	return &sender.Route
 }
 
-func (c *cluster) senderOf(client *goredis.Client) *senderTo {
-	addr := client.Options().Addr
+func (c *cluster) senderOf(addr string) *senderTo {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	sender := c.senders[addr]
-	if sender == nil || sender.client != client {
-		n := newNode(client, c.keys, c.now)
-		n.redirect = func(ctx context.Context, cmd goredis.Cmder) error {
-			c.reload()
-			return c.client.Process(ctx, cmd)
-		}
-		sender = &senderTo{stores.Route{Store: c.sender(addr, n)}, client}
+	if sender == nil {
+		store, n := c.sender(addr, func(to string) *node { return c.redirected(addr, to) })
+		sender = &senderTo{stores.Route{Store: store}, n}
 		c.senders[addr] = sender
 	}
 	return sender
+}
+
+// redirected returns the node at the address to, to which the node at the address from has redirected a command. It is
+// nil if to is no address.
+func (c *cluster) redirected(from, to string) *node {
+	c.reload()
+	host, port, _ := net.SplitHostPort(to)
+	if host == "" { // the server does not know its own name
+		host, _, _ = net.SplitHostPort(from)
+	}
+	if to = net.JoinHostPort(host, port); !isAddress(to) {
+		return nil
+	}
+	return c.senderOf(to).node
 }
 
 type unknown struct {

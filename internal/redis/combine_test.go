@@ -245,7 +245,7 @@ func (movingMasters) ForEachMaster(context.Context, func(context.Context, *gored
 func TestAMasterOfAnOldLayoutIsNotInTheNewOne(t *testing.T) {
 	client := goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
-	c := &cluster{senders: map[string]*senderTo{}, open: t.Context(), sender: func(string, *node) backend.Store { return nil }}
+	c := &cluster{senders: map[string]*senderTo{}, open: t.Context(), sender: func(string, func(string) *node) (backend.Store, *node) { return nil, nil }}
 	moves := false
 	c.masters = movingMasters{client, func() {
 		if moves {

@@ -16,7 +16,6 @@ import (
 // goroutine and writes it on others.
 type conn struct {
 	net.Conn
-	inner    net.Conn // the connection without the wrapper of package nonblock
 	line     *line
 	age      uint32
 	check    idleCheck
@@ -26,7 +25,7 @@ type conn struct {
 }
 
 func newConn(l *line, nc net.Conn, age uint32) *conn {
-	c := &conn{Conn: nc, inner: nc, line: l, age: age, bounds: newReplyBounds()}
+	c := &conn{Conn: nc, line: l, age: age, bounds: newReplyBounds()}
 	c.check.conn = c
 	if n := nonblock.Wrap(nc); n != nil {
 		c.Conn, c.check.quiet, c.check.ended = n, n.Quiet, n.Ended
@@ -48,7 +47,7 @@ var errOutdated = notSent("the master has changed")
 // line.invalidate) before the first byte of a call was sent. A call that has been sent in part is sent
 // completely.
 func (c *conn) Write(b []byte) (int, error) {
-	if c.age != c.line.age.Load() && !c.awaiting.Load() {
+	if c.outdated() && !c.awaiting.Load() {
 		return 0, errOutdated
 	}
 	c.awaiting.Store(true)
@@ -86,13 +85,8 @@ func isEnd(err error) bool {
 // reads from it.
 func (c *conn) ended() bool { return c.check.ended != nil && c.check.ended() }
 
-// Close implements net.Conn. If an answer is outstanding, the connection may stay open to wait for it.
-func (c *conn) Close() error {
-	if c.awaiting.Swap(false) && c.line.await(c.inner) {
-		return nil
-	}
-	return c.Conn.Close()
-}
+// outdated reports whether another server is the master now.
+func (c *conn) outdated() bool { return c.age != c.line.age.Load() }
 
 // SyscallConn implements syscall.Conn. go-redis uses it to check a connection before each call, because the
 // server may have closed it.
@@ -113,7 +107,7 @@ var errEnded = notSent("the server has closed the connection")
 // returns an error if the connection must not be used.
 func (l *idleCheck) Read(f func(fd uintptr) bool) error {
 	switch {
-	case l.conn.age != l.conn.line.age.Load():
+	case l.conn.outdated():
 		return errOutdated
 	case l.quiet != nil && l.quiet():
 		return nil

@@ -26,8 +26,6 @@ const (
 	redialDemand = time.Second
 	// dialPause is the time between two dials of a server that does not answer, after the burst is used up.
 	dialPause = 100 * time.Millisecond
-	// lateAnswer is how long a connection waits for an answer after its call has ended.
-	lateAnswer = 2 * time.Second
 )
 
 // line dials one server, or the current master, and makes the connections that go-redis uses.
@@ -53,8 +51,7 @@ type line struct {
 	lastDemand time.Time // the time of the last call that needed a connection while down was set
 	spare      net.Conn  // a connection that redial made
 	spareAt    time.Time
-	late       net.Conn // the connection that waits for the answer to a call that has ended
-	signOfLife func()   // called when the server gives a sign of life; must not block
+	signOfLife func() // called when the server gives a sign of life; must not block
 }
 
 // lines has the lines of a Store, by the address of the server. With Sentinels, the line to the current master is
@@ -336,47 +333,15 @@ func (l *line) answered() {
 	l.budget = l.budget.full()
 }
 
-// await keeps nc open after its call has ended, and calls signOfLife when the answer arrives. At most one
-// connection waits: a later one replaces it. await returns false if nc does not wait.
-func (l *line) await(nc net.Conn) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return false
-	}
-	if l.late != nil {
-		l.late.Close()
-	}
-	l.late = nc
-	l.running.Go(func() {
-		var b [1]byte
-		_ = nc.SetReadDeadline(time.Now().Add(lateAnswer))
-		n, _ := nc.Read(b[:])
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.late == nc {
-			l.late = nil
-		}
-		nc.Close()
-		if n > 0 {
-			l.signOfLife()
-		}
-	})
-	return true
-}
-
-// close stops all goroutines of l. It closes the connections that no client has: the spare one, and the one that
-// waits for a late answer.
+// close stops all goroutines of l, and closes the spare connection.
 func (l *line) close() {
 	l.mu.Lock()
 	if !l.closed {
 		l.closed = true
 		close(l.closing)
 	}
-	for _, nc := range []net.Conn{l.spare, l.late} {
-		if nc != nil {
-			nc.Close()
-		}
+	if l.spare != nil {
+		l.spare.Close()
 	}
 	l.mu.Unlock()
 	l.running.Wait()

@@ -237,46 +237,12 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 	})
 }
 
-// A line keeps only one connection open for a late answer: the newest one.
-func TestALateAnswerIsASignOfLife(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, d, signOfLife := lineTo(t)
-		defer l.close()
-		var ends []net.Conn
-		for range 3 {
-			c := l.connect(t.Context())
-			server := <-d.ends
-			ends = append(ends, server)
-			go func() { _, _ = server.Read(make([]byte, 10)) }()
-			if _, err := c.Write([]byte("PING")); err != nil {
-				t.Fatal(err)
-			}
-			_ = c.SetReadDeadline(time.Now().Add(10 * ms))
-			if _, err := c.Read(make([]byte, 10)); err == nil {
-				t.Fatal("an answer arrived, although none was sent")
-			}
-			c.Close()
-		}
-		synctest.Wait()
-		for i, server := range ends {
-			_, err := server.Write([]byte("+"))
-			if last := i == 2; (err == nil) != last {
-				t.Errorf("connection %d of 3: writing a late answer gives the error %v; want success only on the last", i+1, err)
-			}
-		}
-		synctest.Wait()
-		if signOfLife.Load() != 1 {
-			t.Errorf("%d signs of life; want 1", signOfLife.Load())
-		}
-	})
-}
-
 // A probe sends the whole text of the script. A server that was restarted does not know the script, and
 // would need a second call.
 func TestAProbeSendsTheScript(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client()
-	n := newNode(client, keys{prefix: "rl:"}, nil)
+	n := nodeTo(t, client)
 	for _, probe := range []bool{true, false} {
 		server.Do("SCRIPT", "FLUSH")
 		server.Do("CONFIG", "RESETSTAT")
@@ -285,7 +251,9 @@ func TestAProbeSendsTheScript(t *testing.T) {
 		if probe {
 			c.permit = doProbe
 		}
-		if err := n.decide(t.Context(), c); err != nil || !b.Decisions[0].Allowed {
+		failed := make(chan error)
+		n.start(c, time.Now().Add(time.Minute), func(_ *call, err error) { failed <- err })
+		if err := <-failed; err != nil || !b.Decisions[0].Allowed {
 			t.Fatalf("got %+v, %v; want no error and allowed", b.Decisions[0], err)
 		}
 		stats := client.Info(t.Context(), "commandstats").Val()

@@ -97,8 +97,8 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 		probe.Slot, _ = s.slotAt(ctx, own)
 	}
 	var d [1]backend.Decision
-	n := newNode(client, keys{prefix: s.config.KeyPrefix}, nil)
-	n.replicas = s.config.replicas()
+	n := s.node(client.Options(), func() {})
+	defer n.wire.close()
 	n.Take(ctx, []backend.Charge{probe}, d[:])
 	if d[0].Err != nil {
 		found(Problem, "script", "%s", advice(d[0].Err, s.endpoint.form))

@@ -99,7 +99,7 @@ func (p perSlot) Submit(b *backend.Batch) {
 func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
-		l := newSender(time.Minute, func(_ context.Context, c *call) error {
+		l := blocking(time.Minute, func(_ context.Context, c *call) error {
 			if calls++; calls > 1 {
 				time.Sleep(20 * ms)
 			}
@@ -125,7 +125,7 @@ func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 		for i := range after {
 			after[i].Group += 10 // adjacent groups must have different numbers
 		}
-		check("two senders", &serverSenders{l, l}, slices.Concat(many(300, 300), after), 300)
+		check("two senders", &serverSenders{usual: l, long: l}, slices.Concat(many(300, 300), after), 300)
 	})
 }
 

@@ -56,9 +56,7 @@ func (f fault) run(t *testing.T) {
 	}
 	s := open(t, c)
 	if f.plain {
-		n := newNode(s.client.(*goredis.Client), keys{prefix: "rl:"}, nil)
-		n.plain.Store(true)
-		s.store = s.sender(server.Addr, n)
+		s.store.(*serverSenders).node.plain.Store(true)
 	}
 	l := startLoadWithin(t, deadline, 4, s)
 	l.normal(l.began, generous)

@@ -61,12 +61,12 @@ func TestManyBucketsAtOnce(t *testing.T) {
 func TestLargeGroupsUseAnotherSender(t *testing.T) {
 	var usual, long int
 	count := func(n *int) *sender {
-		return newSender(time.Minute, func(_ context.Context, c *call) error {
+		return blocking(time.Minute, func(_ context.Context, c *call) error {
 			*n += c.charges
 			return nil
 		})
 	}
-	s := &serverSenders{count(&usual), count(&long)}
+	s := &serverSenders{usual: count(&usual), long: count(&long)}
 	takeAll(s, many(1, 1))
 	takeAll(s, many(1000, 256))
 	if usual != 1001 || long != 0 {

@@ -24,7 +24,9 @@ const (
 // measure returns the sorted durations of dry runs of probe. It stops at the first error, so the result may be empty.
 func (s *Store) measure(ctx context.Context, client *goredis.Client, probe backend.Charge) []time.Duration {
 	probe.Terms.DryRun = true
-	n := newNode(client, s.keys, nil)
+	n := s.node(client.Options(), func() {})
+	defer n.wire.close()
+	n.replicas.count = 0
 	var took []time.Duration
 	for began := time.Now(); len(took) < latencyCalls && (len(took) < latencyLeast || time.Since(began) < latencyMost); {
 		var d [1]backend.Decision

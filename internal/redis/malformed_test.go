@@ -133,7 +133,7 @@ func (s *fakeServer) reply(name string, words []string) string {
 		case strings.HasPrefix(words[3], "rl:{ledger}"):
 			return "*7\r\n" + bulks("2 b", "1", "1") + "*1\r\n" + bulks("2 b\n{}") + bulks("0") + ":2\r\n*4\r\n" + bulks("head", "2 b", "id", "value")
 		}
-		return bulk(encode(doubles(nil, 1e15), &backend.Decision{Decision: algorithms.Decision{Allowed: true}}))
+		return bulks(string(encode(doubles(nil, 1e15), &backend.Decision{Decision: algorithms.Decision{Allowed: true}})))
 	case "cluster slots":
 		return "*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n" + bulks(host) + ":" + port + "\r\n" + bulks("0123456789012345678901234567890123456789")
 	case "sentinel get-master-addr-by-name":

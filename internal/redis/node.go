@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -20,47 +21,73 @@ import (
 
 // node makes the calls to one Redis server, or to the current master. Usually one run of the script decides all
 // charges of a call.
+//
+// If a command got no reply, its outcome is unknown, so it is never sent again. It is sent again if it certainly had no
+// effect: the server did not know the script or could not run it, does not serve the slot, or the script failed at the
+// value of a bucket.
 type node struct {
-	client *goredis.Client
-	keys   keys
-	// redirect is set in a cluster. After this node has replied that it does not serve the slot of a command,
-	// redirect sends the command to the node that does.
-	redirect func(ctx context.Context, cmd goredis.Cmder) error
+	wire transport
+	keys keys
+	// at returns the node at an address, to which a server of a Cluster has redirected a command. It is nil if the server
+	// belongs to no Cluster.
+	at       func(addr string) *node
 	now      func() algorithms.Micros // nil means the server's clock
 	wall     func() algorithms.Micros // the time of this machine, which approximates the time of the server's clock
 	clock    outside.Clock
 	replicas replicas
 	plain    atomic.Bool // the server does not know scripts with a shebang
 	loaded   atomic.Bool // used with replicas: the server had the script at the last call
+	panicked func(value any)
 }
 
-func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *node {
+func newNode(wire transport, keys keys, now func() algorithms.Micros) *node {
 	return &node{
-		client: client, keys: keys, now: now, clock: outside.System,
+		wire: wire, keys: keys, now: now, clock: outside.System, panicked: func(any) {},
 		wall: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
 	}
 }
 
-func (n *node) withTimeout(timeout time.Duration) *node {
-	p := newNode(withTimeout(n.client, timeout), n.keys, n.now)
-	p.redirect, p.wall, p.clock, p.replicas = n.redirect, n.wall, n.clock, n.replicas
-	p.plain.Store(n.plain.Load())
-	return p
+// replicas has the number of replicas that must confirm writes, and how long a call waits for them. The wait is
+// three quarters of the timeout of a call, so that the server's answer arrives before the call ends.
+type replicas struct {
+	count int
+	wait  time.Duration
 }
 
-// payload is the content of a call: one or several runs of the script, and resets.
+// payload is the content of a call: its commands, and the exchange that sends them.
 type payload struct {
 	scriptRuns []*scriptRun
 	used       int
-	resets     []reset
-	cmds       []once
+	steps      []step // the commands that have no final reply yet
+	again      []step
+	sent       int // the number of steps in exchange; they are the first ones
+	exchange   exchange
+	failed     error // the first failure of a part of the call
+	done       func(c *call, failed error)
 	name       []byte
 }
 
-type reset struct {
-	name     string
-	decision *backend.Decision
+// step is a command of a call: a run of the script, or the reset of a bucket if run is nil.
+type step struct {
+	run    *scriptRun
+	bucket string
+	reset  *backend.Decision
+
+	to     *node
+	full   bool // send the whole text of the script, not only its hash
+	plain  bool // it was last sent without a shebang
+	asking bool // the slot is moving to the node "to"
+	sends  int
 }
+
+const (
+	// maxSends is how often a command is sent: with a hash, with the text, without a shebang, with other calendar
+	// windows, and to other nodes.
+	maxSends = 6
+	// tryAgainPause is the time before a command is sent again that needs several keys of a slot that is moving. It
+	// doubles each time.
+	tryAgainPause = time.Millisecond
+)
 
 // scriptRun returns a run of the script for slot. most is the largest number of charges that it may get.
 func (f *payload) scriptRun(slot, most int) *scriptRun {
@@ -74,74 +101,89 @@ func (f *payload) scriptRun(slot, most int) *scriptRun {
 	return t
 }
 
+// Take decides charges and waits for the decisions.
 func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	c := &call{charges: len(charges), runs: []run{{&backend.Batch{Charges: charges, Decisions: decisions}, 0, len(charges)}}}
-	_ = n.decide(ctx, c) // the decisions contain the error
+	until, bounded := ctx.Deadline()
+	if !bounded {
+		until = n.clock.Now().Add(time.Minute)
+	}
+	ended := make(chan struct{})
+	n.start(c, until, func(*call, error) { close(ended) })
+	<-ended
 }
 
-// decide makes the call c. An error means that a part of it failed.
-//
-// If a call got no answer, its outcome is unknown, so it is never sent again. If the server did not know the
-// script, or could not run it, no charge was made, so the call is sent again. The same applies if the script failed at
-// the value of a bucket. Then the halves of the call are sent, so that only the groups of that bucket fail.
-func (n *node) decide(ctx context.Context, c *call) (failed error) {
+// start makes the call c, which must end soon after the time until. Then it calls done, with an error if a part of the
+// call failed; the decisions contain the errors, too.
+func (n *node) start(c *call, until time.Time, done func(c *call, failed error)) {
 	f := &c.payload
-	f.resets = f.resets[:0]
-	scriptRuns := n.plan(c, false)
-	if len(f.resets) > 0 {
-		failed = n.reset(ctx, f.resets)
+	f.used, f.failed, f.done, f.steps = 0, nil, done, f.steps[:0]
+	x := &f.exchange
+	x.until = until
+	if x.done == nil {
+		x.done = func() { n.proceed(c, n.replied) }
 	}
-	if len(scriptRuns) == 0 {
-		return failed
-	}
-	n.run(ctx, f, scriptRuns, c.permit == doProbe)
-	if scriptRuns[0].slots && (isRedirect(scriptRuns[0].err) || isForeign(scriptRuns[0].err)) {
-		// After a slot has moved, each run is sent alone, so that go-redis can redirect it.
-		scriptRuns = n.plan(c, true)
-		n.run(ctx, f, scriptRuns, false)
-	}
-	if len(scriptRuns) == 1 && isSpoiled(scriptRuns[0].err) {
-		if first, rest := c.halves(); len(rest.runs) > 0 {
-			return cmp.Or(failed, n.decide(ctx, first), n.decide(ctx, rest))
+	// If the server lacks the script, nothing is written. WAIT waits for the replicas nevertheless, which may take most of
+	// the time of the call. So the first call has the whole text. So has a probe, because the server may have lost it.
+	full := c.permit == doProbe || n.replicas.count > 0 && !n.loaded.Load()
+	n.proceed(c, func(c *call) bool {
+		n.plan(c, c.runs, false)
+		for i := range f.steps {
+			f.steps[i].full = full
 		}
-	}
-	for _, t := range scriptRuns {
-		if err := t.answer(); !isSpoiled(t.err) {
-			failed = cmp.Or(failed, err)
-		}
-	}
-	return failed
+		return n.send(c)
+	})
 }
 
-// plan fills c.payload with the runs of the script that the charges of c need: one for all, or, with bySlot, one
-// for each slot. Resets need no run of the script. A group is never divided, because all its buckets are in one
-// slot.
-func (n *node) plan(c *call, bySlot bool) []*scriptRun {
-	f, group := &c.payload, 0
-	f.used = 0
-	for _, r := range c.runs {
+// proceed calls f, which reports whether c has ended. Unless it has, c must not be used after f.
+func (n *node) proceed(c *call, f func(*call) bool) {
+	if n.recovered(c, f) {
+		c.payload.done(c, c.payload.failed)
+	}
+}
+
+// recovered calls f. A panic ends c with an error: it is then unknown whether the charges were consumed.
+func (n *node) recovered(c *call, f func(*call) bool) (over bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			n.panicked(p)
+			over, c.payload.failed = true, fmt.Errorf("%w: panic: %v", backend.ErrUnavailable, p)
+			c.fail(c.payload.failed)
+		}
+	}()
+	return f(c)
+}
+
+// plan appends to c.payload.steps the commands that the charges of runs need: the resets, and one run of the script for
+// all other charges or, with bySlot, one for each slot. A group is never divided, because all its buckets are in one slot.
+func (n *node) plan(c *call, runs []run, bySlot bool) {
+	f, group, first := &c.payload, 0, c.payload.used
+	for _, r := range runs {
 		charges, decisions := r.batch.Charges[:r.to], r.batch.Decisions[:r.to]
+		var t *scriptRun
 		for i := r.from; i < r.to; i++ {
 			charge := &charges[i]
 			f.name = n.keys.append(f.name[:0], charge)
 			if charge.Reset {
-				if !bySlot { // with bySlot, the resets have been sent before
-					f.resets = append(f.resets, reset{string(f.name), &decisions[i]})
-				}
+				f.steps = append(f.steps, step{to: n, bucket: string(f.name), reset: &decisions[i]})
 				continue
 			}
-			slot := 0
-			if n.redirect != nil && (bySlot || charge.IdempotencyKey != nil) { // only a cluster has several slots
-				slot = n.keys.slot(charge, f.name)
+			end, slot := len(f.name), 0 // the name of the record, if there is one, follows in the same buffer
+			starts := i == r.from || charge.Group != charges[i-1].Group
+			if starts {
+				if n.at != nil && (bySlot || charge.IdempotencyKey != nil) { // only a cluster has several slots
+					slot = n.keys.slot(charge, f.name)
+				}
+				t = f.find(first, slot, bySlot, c.charges)
 			}
-			t := f.find(slot, bySlot, c.charges)
-			t.slots = t.slots || n.redirect != nil && !bySlot && t.mayDiffer(charge, f.name)
-			end := len(f.name) // the name of the record, if there is one, follows in the same buffer
-			if i == r.from || charge.Group != charges[i-1].Group {
+			t.slots = t.slots || n.at != nil && !bySlot && t.mayDiffer(charge, f.name)
+			if starts {
+				size := backend.GroupLen(charges[i:])
+				t.covers(run{r.batch, i, i + size})
 				group++
 				if charge.IdempotencyKey != nil {
-					f.name = n.keys.appendRecord(f.name, charge, slot, n.redirect != nil)
-					t.head(charge.IdempotencyKey, backend.GroupLen(charges[i:]), f.name[end:])
+					f.name = n.keys.appendRecord(f.name, charge, slot, n.at != nil)
+					t.head(charge.IdempotencyKey, size, f.name[end:])
 				}
 			}
 			t.add(charge, &decisions[i], f.name[:end], group)
@@ -151,16 +193,16 @@ func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 	if n.now != nil {
 		now = n.now()
 	}
-	for _, t := range f.scriptRuns[:f.used] {
+	for _, t := range f.scriptRuns[first:f.used] {
 		t.finish(now, n.wall)
+		f.steps = append(f.steps, step{run: t, to: n})
 	}
-	return f.scriptRuns[:f.used]
 }
 
-// find returns the run of the script for a slot. If bySlot is false, one run serves all slots. most is the largest number
-// of charges that the run may get.
-func (f *payload) find(slot int, bySlot bool, most int) *scriptRun {
-	for _, have := range f.scriptRuns[:f.used] {
+// find returns the run of the script for a slot, among those from first on. If bySlot is false, one run serves all slots.
+// most is the largest number of charges that the run may get.
+func (f *payload) find(first, slot int, bySlot bool, most int) *scriptRun {
+	for _, have := range f.scriptRuns[first:f.used] {
 		if have.slot == slot || !bySlot {
 			return have
 		}
@@ -168,157 +210,245 @@ func (f *payload) find(slot int, bySlot bool, most int) *scriptRun {
 	return f.scriptRun(slot, most)
 }
 
-// reset deletes buckets. An error means that one of them could not be deleted.
-func (n *node) reset(ctx context.Context, resets []reset) (failed error) {
-	pipe := n.client.Pipeline()
-	for _, r := range resets { // one DEL for each key, because in a Cluster they are in different slots
-		pipe.Del(ctx, r.name)
+// send sends the first steps of c that go to the same node. If there are none, c has ended.
+func (n *node) send(c *call) (over bool) {
+	f, x := &c.payload, &c.payload.exchange
+	if len(f.steps) == 0 {
+		return true
 	}
-	cmds, _ := pipe.Exec(ctx) // each command has its own error
-	for i, r := range resets {
-		err := cmds[i].Err()
-		if n.redirect != nil && isRedirect(err) {
-			cmd := goredis.NewCmd(ctx, "del", r.name)
-			err = n.redirect(ctx, cmd)
+	to, runs := f.steps[0].to, 0
+	x.commands, f.sent = x.commands[:0], 0
+	for i := range f.steps {
+		s := &f.steps[i]
+		if s.to != to {
+			break
 		}
+		f.sent++
+		s.sends++
+		if s.asking {
+			x.commands = append(x.commands, []any{"asking"})
+		}
+		if s.run == nil {
+			x.commands = append(x.commands, []any{"del", s.bucket})
+			continue
+		}
+		runs++
+		s.plain = to.plain.Load()
+		x.commands = append(x.commands, s.run.arguments(s.run.form(s.plain), s.full))
+	}
+	if n.replicas.count > 0 && runs > 0 {
+		for i := range f.steps[:f.sent] {
+			n.touch(x, &f.steps[i])
+		}
+		wait := min(n.replicas.wait, outside.Until(n.clock, x.until)*3/4)
+		x.commands = append(x.commands, []any{"wait", n.replicas.count, max(1, wait.Milliseconds())})
+	}
+	to.wire.start(x)
+	return false
+}
+
+// touch adds a write of each record of an idempotency key. Since Redis 7.2, WAIT waits only for the writes of its own
+// connection. If the script only reads an answer from a record, it writes nothing. WAIT would then also count replicas
+// that have neither the record nor the charge.
+func (n *node) touch(x *exchange, s *step) {
+	if s.run == nil {
+		return
+	}
+	for _, is := range s.run.records {
+		if s.asking {
+			x.commands = append(x.commands, []any{"asking"})
+		}
+		x.commands = append(x.commands, []any{"pexpire", s.run.keys[is.key-1], is.life})
+	}
+}
+
+// replied handles the replies to the steps that were sent. It sends those again that certainly had no effect, and all
+// others that have not been sent yet.
+func (n *node) replied(c *call) (over bool) {
+	f, x := &c.payload, &c.payload.exchange
+	sent, rest := f.steps[:f.sent], f.steps[f.sent:]
+	f.steps, f.again = f.again[:0], f.steps
+	unconfirmed := n.unconfirmed(x)
+	pause, at := time.Duration(0), 0
+	for i := range sent {
+		s := &sent[i]
+		err := x.err
+		if err == nil {
+			if s.asking {
+				at++
+			}
+			err = s.receive(x.replies[at])
+			at++
+		}
+		switch {
+		case unconfirmed != nil && s.run != nil: // WAIT has used up most of the time
+			f.failed = cmp.Or(f.failed, s.conclude(joined(unconfirmed, err)))
+		case x.err == nil && n.splits(c, s, err):
+		case x.err == nil && s.sends < maxSends && n.repeats(s, err):
+			if f.steps = append(f.steps, *s); isReply(err, "TRYAGAIN") {
+				pause = tryAgainPause << s.sends
+			}
+		default:
+			f.failed = cmp.Or(f.failed, s.conclude(err))
+		}
+	}
+	f.steps = append(f.steps, rest...)
+	clear(f.again)
+	if pause > 0 {
+		n.clock.AfterFunc(pause, func() { n.proceed(c, n.send) })
+		return false
+	}
+	return n.send(c)
+}
+
+// unconfirmed returns the reason why replicas have not confirmed the writes of x, or nil.
+func (n *node) unconfirmed(x *exchange) error {
+	if last := x.commands[len(x.commands)-1]; last[0] != "wait" || x.err != nil {
+		return nil
+	}
+	r := x.replies[len(x.replies)-1]
+	have, err := strconv.Atoi(r.text)
+	switch {
+	case r.kind == '-': // the script may have run nevertheless
+		return fmt.Errorf("%w: %w", backend.ErrUnavailable, refusal(r.text))
+	case err != nil || have < n.replicas.count:
+		return fmt.Errorf("%d of %d replicas have confirmed it in time", have, n.replicas.count)
+	default:
+		return nil
+	}
+}
+
+// joined returns an error that is both, if both are errors.
+func joined(first, second error) error {
+	if second == nil {
+		return first
+	}
+	return fmt.Errorf("%w: %w", first, second)
+}
+
+// receive stores the reply to s, and returns its error.
+func (s *step) receive(r reply) (err error) {
+	switch {
+	case r.kind == '-':
+		err = refusal(r.text)
+	case r.kind != '$' && s.run != nil, r.kind != ':' && s.run == nil:
+		err = fmt.Errorf("redis: invalid reply: %.20q", r.text)
+	}
+	if s.run != nil {
+		s.run.reply, s.run.err = r.text, err
+	}
+	return err
+}
+
+// repeats reports whether s must be sent again, because the server has certainly not run it. If so, it prepares s.
+func (n *node) repeats(s *step, err error) bool {
+	switch {
+	case isReply(err, "NOSCRIPT"):
+		s.to.loaded.Store(false)
+		s.full = true
+	case isCompileError(err) && !s.plain: // the server does not know shebangs
+		s.to.plain.Store(true)
+		s.full = true
+	case isRedirect(err):
+		return n.redirects(s, err)
+	case s.run != nil:
+		now, outside := s.run.outsideCalendar()
+		if outside {
+			s.run.writeLimits(now)
+		}
+		return outside
+	default:
+		return false
+	}
+	return true
+}
+
+// redirects makes s go to the node that err names. TRYAGAIN names none.
+func (n *node) redirects(s *step, err error) bool {
+	words := strings.Fields(err.Error())
+	switch {
+	case n.at == nil:
+		return false
+	case words[0] == "TRYAGAIN":
+		return true
+	case len(words) != 3:
+		return false
+	}
+	s.to, s.asking, s.full = n.at(words[2]), words[0] == "ASK", true
+	return s.to != nil
+}
+
+// splits replaces s by several runs of the script, and reports whether it has. After a slot has moved, each slot gets
+// its own run, which can be redirected. After the script has failed at the value of a bucket, each half of the groups gets
+// a run, so that only the groups of that bucket fail.
+func (n *node) splits(c *call, s *step, err error) bool {
+	f, t := &c.payload, s.run
+	switch {
+	case t == nil:
+		return false
+	case t.slots && (isRedirect(err) || isForeign(err)):
+		n.plan(c, t.runs, true)
+		return true
+	case !isSpoiled(err):
+		return false
+	}
+	first, rest := halves(t.runs)
+	if len(rest) == 0 {
+		return false
+	}
+	from := len(f.steps)
+	n.plan(c, first, false)
+	n.plan(c, rest, false)
+	for i := range f.steps[from:] {
+		half := &f.steps[from+i]
+		half.to, half.asking = s.to, s.asking
+	}
+	return true
+}
+
+// halves divides the groups of runs in two. rest is empty if there is one group.
+func halves(runs []run) (first, rest []run) {
+	all := 0
+	for _, r := range runs {
+		all += r.to - r.from
+	}
+	n := 0
+	for _, r := range runs {
+		for at := r.from; at < r.to; {
+			size, _ := group(r.batch, at)
+			next := run{r.batch, at, at + size}
+			if n > 0 && n+size > all/2 {
+				rest = append(rest, next)
+				n = all
+			} else {
+				first = append(first, next)
+				n += size
+			}
+			at += size
+		}
+	}
+	return first, rest
+}
+
+// conclude makes the decisions of s, which has failed unless err is nil. It returns the error, unless the server works.
+func (s *step) conclude(err error) error {
+	if s.run == nil {
 		if err != nil {
 			err = unavailable(err)
-			failed = err
 		}
-		*r.decision = backend.Decision{Decision: algorithms.Decision{Allowed: err == nil}, Err: err}
+		*s.reset = backend.Decision{Decision: algorithms.Decision{Allowed: err == nil}, Err: err}
+		return err
+	}
+	if err == nil && s.full {
+		s.to.loaded.Store(true)
+	}
+	s.run.err = err
+	failed := s.run.answer()
+	if s.run.reply = ""; isSpoiled(err) {
+		return nil
 	}
 	return failed
 }
-
-// run sends runs of the script. restarted means that the server may have lost the script, so that run sends
-// its whole text. run sends the runs again in three cases:
-//
-//   - The server lacks the script: run sends the whole text.
-//   - The server does not know shebangs: run sends the text without one.
-//   - The server's time is outside of the calendar windows that were sent: run sends other windows.
-func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun, restarted bool) {
-	old := n.plain.Load()
-	// If the server lacks the script, nothing is written. WAIT waits for the replicas nevertheless, which may
-	// take most of the time of the call. So the first call has the whole text.
-	full := restarted || n.replicas.count > 0 && !n.loaded.Load()
-	unconfirmed := n.send(ctx, f, scriptRuns, old, full)
-	if again := failed(scriptRuns, func(t *scriptRun) bool { return isReply(t.err, "NOSCRIPT") }); len(again) > 0 {
-		n.loaded.Store(false)
-		if unconfirmed != nil { // WAIT has used up most of the time
-			for _, t := range again {
-				t.err = fmt.Errorf("%w: %w", unconfirmed, t.err)
-			}
-			return
-		}
-		n.send(ctx, f, again, old, true)
-	} else if full && !slices.ContainsFunc(scriptRuns, func(t *scriptRun) bool { return t.reply == "" }) {
-		n.loaded.Store(true)
-	}
-	if !old {
-		if again := failed(scriptRuns, func(t *scriptRun) bool { return isCompileError(t.err) }); len(again) > 0 {
-			n.plain.Store(true)
-			old = true
-			n.send(ctx, f, again, old, true)
-		}
-	}
-	if again := failed(scriptRuns, func(t *scriptRun) bool { _, yes := t.outsideCalendar(); return yes }); len(again) > 0 {
-		for _, t := range again {
-			now, _ := t.outsideCalendar()
-			t.writeLimits(now)
-		}
-		n.send(ctx, f, again, old, false)
-	}
-}
-
-// send sends runs of the script. old means that the server does not know shebangs. full means that the whole
-// text of the script is sent, not only its hash. The result is the reason why replicas have not confirmed the
-// writes, or nil.
-func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, old, full bool) (unconfirmed error) {
-	f.cmds = f.cmds[:0]
-	for _, t := range scriptRuns {
-		f.cmds = append(f.cmds, once{goredis.NewCmd(ctx, t.arguments(t.form(old), full)...)})
-	}
-	if len(scriptRuns) == 1 && n.replicas.count == 0 {
-		_ = n.client.Process(ctx, f.cmds[0]) // the command has the error
-	} else {
-		pipe := n.client.Pipeline()
-		for _, cmd := range f.cmds {
-			_ = pipe.Process(ctx, cmd)
-		}
-		n.replicas.touch(ctx, pipe, scriptRuns)
-		confirmed := n.replicas.confirm(ctx, pipe, n.clock)
-		_, _ = pipe.Exec(ctx) // each command has its own error
-		unconfirmed = confirmed()
-	}
-	for i, t := range scriptRuns {
-		cmd := f.cmds[i]
-		if n.redirect != nil && !t.slots && isRedirect(cmd.Err()) { // this node did not run it
-			cmd = once{goredis.NewCmd(ctx, t.arguments(t.form(old), true)...)}
-			_ = n.redirect(ctx, cmd)
-			if cmd.Err() == nil && n.replicas.count > 0 {
-				cmd.SetErr(errors.New("charged at another master, whose replicas did not confirm"))
-			}
-		}
-		t.reply, t.err = cmd.Text()
-		t.err = cmp.Or(t.err, unconfirmed)
-	}
-	return unconfirmed
-}
-
-// replicas has the number of replicas that must confirm writes, and how long a call waits for them. The wait is
-// three quarters of the timeout of a call, so that the server's answer arrives before the call ends. If a
-// call ended without an answer, its connection would have to be closed.
-type replicas struct {
-	count int
-	wait  time.Duration
-}
-
-// touch adds to pipe a write of each record of an idempotency key. Since Redis 7.2, WAIT waits only for the
-// writes of its own connection. If the script only reads an answer from a record, it writes nothing. WAIT
-// would then also count replicas that have neither the record nor the charge.
-func (r replicas) touch(ctx context.Context, pipe goredis.Pipeliner, scriptRuns []*scriptRun) {
-	if r.count == 0 {
-		return
-	}
-	for _, t := range scriptRuns {
-		for _, is := range t.records {
-			_ = pipe.Process(ctx, once{goredis.NewCmd(ctx, "pexpire", strings.Clone(t.keys[is.key-1]), is.life)})
-		}
-	}
-}
-
-// confirm adds WAIT to pipe. Call the returned function after pipe was sent. It returns the reason why
-// replicas have not confirmed the writes, or nil.
-func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner, clock outside.Clock) (unconfirmed func() error) {
-	if r.count == 0 {
-		return func() error { return nil }
-	}
-	wait := r.wait
-	if end, ok := ctx.Deadline(); ok {
-		wait = min(wait, outside.Until(clock, end)*3/4)
-	}
-	cmd := once{goredis.NewCmd(ctx, "wait", r.count, max(1, wait.Milliseconds()))}
-	_ = pipe.Process(ctx, cmd)
-	return func() error {
-		if n, err := cmd.Int(); err != nil || n < r.count {
-			return cmp.Or(err, fmt.Errorf("%d of %d replicas have confirmed it in time", n, r.count))
-		}
-		return nil
-	}
-}
-
-func failed(scriptRuns []*scriptRun, hasFailed func(*scriptRun) bool) []*scriptRun {
-	if !slices.ContainsFunc(scriptRuns, hasFailed) {
-		return nil
-	}
-	return slices.DeleteFunc(slices.Clone(scriptRuns), func(t *scriptRun) bool { return !hasFailed(t) })
-}
-
-// once is a command that go-redis must not send again when the answer is lost, because its charges may have
-// been consumed.
-type once struct{ *goredis.Cmd }
-
-func (once) NoRetry() bool { return true }
 
 // isReply reports whether err is an error reply of the server that starts with one of codes.
 func isReply(err error, codes ...string) bool {

@@ -46,7 +46,7 @@ type Config struct {
 	// otherwise.
 	Outside *outside.World
 
-	connections     int           // the largest number of connections to a server; 0 means as many as the senders need
+	connections     int           // the largest number of connections to a server if the Store decides no charges, and 0 otherwise
 	detachedTimeout time.Duration // for tests: replaces the constant detachedTimeout, unless 0
 }
 
@@ -117,45 +117,52 @@ func Open(c Config) (*Store, error) {
 		co := clusterOptions(o, u.hosts)
 		client := goredis.NewClusterClient(co)
 		s.client = client
-		s.cluster = newCluster(client, k, c, s.sender, s.claims)
+		s.cluster = newCluster(client, k, c, func(addr string, at func(string) *node) (backend.Store, *node) {
+			to := *o
+			to.Addr = addr
+			w := s.sender(addr, &to, at)
+			return w, w.node
+		}, s.claims)
 		s.store = s.cluster
 	case "sentinel":
 		client := s.newFailoverClient(o, dial, u)
 		s.client = client
-		s.store = s.sender(u.master, newNode(client, k, c.Clock))
+		s.store = s.sender(u.master, o, nil)
 	default:
 		client := c.newClient(o)
 		s.client = client
-		s.store = s.sender(o.Addr, newNode(client, k, c.Clock))
+		s.store = s.sender(o.Addr, o, nil)
 	}
 	return s, nil
 }
 
-// sender makes the senders to one server. server is its address, or the name of the master.
-func (s *Store) sender(server string, n *node) backend.Store {
-	n.replicas = s.config.replicas()
-	if c := s.config.Outside; c != nil {
-		n.clock, n.wall = s.clock, func() algorithms.Micros { return algorithms.Micros(c.Clock.Now().UnixMicro()) }
+// sender makes the senders to one server. server is its address, or the name of the master. o has the options of the
+// connections. For at, see node.
+func (s *Store) sender(server string, o *goredis.Options, at func(addr string) *node) *serverSenders {
+	w := &serverSenders{}
+	make := func(timeout time.Duration) *sender {
+		n := s.node(o, w.signOfLife)
+		n.now, n.at = s.config.Clock, at
+		l := newSender(timeout, n.start)
+		l.spawn, l.clock, l.panicked, l.end = s.spawn, s.clock, n.panicked, n.wire.close
+		w.node = n
+		return l
 	}
-	usual := newSender(s.config.Timeout, n.decide)
-	usual.spawn, usual.clock, usual.start = s.spawn, s.clock, s.starter.add
-	if s.config.Outside == nil && s.config.connections == 0 && n.replicas.count == 0 {
-		usual.wire = &wire{node: n, sender: usual}
-	}
-	if s.config.Changed != nil {
-		usual.changed = func(open bool) { s.config.Changed(server, open) }
-	}
-	w := &serverSenders{usual, usual}
 	if timeout := cmp.Or(s.config.detachedTimeout, detachedTimeout); s.config.Timeout < timeout {
-		detached := n.withTimeout(timeout)
-		s.simulate(detached.client)
-		w.long = newSender(timeout, detached.decide)
-		w.long.spawn, w.long.clock = s.spawn, s.clock
-		usual.probe, usual.probeTimeout = w.long.decide, timeout
+		w.long = make(timeout)
 	}
-	if s.config.Panicked != nil {
-		usual.panicked, w.long.panicked = s.config.Panicked, s.config.Panicked
+	w.usual = make(s.config.Timeout)
+	if to, real := w.node.wire.(*wire); real && s.config.connections == 0 {
+		to.warm()
 	}
+	w.usual.start = s.starter.add
+	if s.config.Changed != nil {
+		w.usual.changed = func(open bool) { s.config.Changed(server, open) }
+	}
+	if w.long == nil {
+		w.long = w.usual
+	}
+	w.usual.probeTimeout = w.long.timeout
 	s.lines.notify(server, w.signOfLife)
 	s.sendersMu.Lock()
 	defer s.sendersMu.Unlock()
@@ -164,6 +171,22 @@ func (s *Store) sender(server string, n *node) backend.Store {
 	}
 	s.sendersByServer[server] = w
 	return w
+}
+
+// node makes a node with connections of its own, which its user must close.
+func (s *Store) node(o *goredis.Options, alive func()) *node {
+	n := newNode(nil, s.keys, nil)
+	n.replicas = replicas{s.config.WaitReplicas, s.config.Timeout * 3 / 4}
+	if s.config.Panicked != nil {
+		n.panicked = s.config.Panicked
+	}
+	if world := s.config.Outside; world != nil {
+		n.clock, n.wall = s.clock, func() algorithms.Micros { return algorithms.Micros(s.clock.Now().UnixMicro()) }
+		n.wire = s.simulatedWire(o)
+	} else {
+		n.wire = &wire{options: *o, alive: alive}
+	}
+	return n
 }
 
 // senderTo implements claims.senderOf.
@@ -180,8 +203,6 @@ func (s *Store) senderTo(bucket *backend.Charge) *sender {
 	}
 	return nil
 }
-
-func (c Config) replicas() replicas { return replicas{c.WaitReplicas, c.Timeout * 3 / 4} }
 
 // Submit implements backend.Store.
 func (s *Store) Submit(b *backend.Batch) { s.store.Submit(b) }
@@ -265,15 +286,11 @@ func (c Config) options(l location) *goredis.Options {
 		ReadTimeout:           2 * c.Timeout, // longer than the usual deadline, so that the deadline ends the call
 		WriteTimeout:          2 * c.Timeout,
 		PoolTimeout:           c.Timeout,
-		PoolSize:              cmp.Or(c.connections, 8), // twice the number of calls that the two senders have in flight
-		MinIdleConns:          4,
+		PoolSize:              cmp.Or(c.connections, 8), // of calls that charge nothing, such as claims of idempotency keys
 		PipelinePoolSize:      -1,
 		MaintNotificationsConfig: &maintnotifications.Config{
 			Mode: maintnotifications.ModeDisabled, // the other modes raise timeouts to ten seconds
 		},
-	}
-	if c.connections > 0 {
-		o.MinIdleConns = 0
 	}
 	if c.PasswordFile != "" {
 		o.CredentialsProviderContext = func(context.Context) (string, string, error) {

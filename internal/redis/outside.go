@@ -2,7 +2,9 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strconv"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -19,8 +21,7 @@ func (c Config) newClient(o *goredis.Options) *goredis.Client {
 	return client
 }
 
-// simulate makes client call simulated servers if c belongs to a simulation. WithTimeout returns a client
-// without hooks, so simulate must be called again for that client.
+// simulate makes client call simulated servers if c belongs to a simulation.
 func (c Config) simulate(client *goredis.Client) {
 	if c.Outside != nil {
 		client.AddHook(simulation{c.Outside, client.Options().Addr})
@@ -35,6 +36,51 @@ func (s *Store) simulate(client *goredis.Client) {
 		return
 	}
 	s.config.simulate(client)
+}
+
+// simulatedWire is the transport to a simulated server.
+type simulatedWire struct {
+	world  *outside.World
+	client *goredis.Client
+}
+
+func (s *Store) simulatedWire(o *goredis.Options) *simulatedWire {
+	own := *o
+	own.MinIdleConns = 0 // no real connection is made
+	client := newClient(&own)
+	s.simulate(client)
+	return &simulatedWire{s.config.Outside, client}
+}
+
+func (w *simulatedWire) close() { _ = w.client.Close() }
+
+func (w *simulatedWire) start(x *exchange) {
+	w.world.Go(func() {
+		ctx, cancel := context.WithDeadline(context.Background(), x.until)
+		defer cancel()
+		pipe := w.client.Pipeline()
+		var cmds []*goredis.Cmd
+		for _, command := range x.commands {
+			cmds = append(cmds, pipe.Do(ctx, command...))
+		}
+		_, _ = pipe.Exec(ctx) // each command has its own error
+		x.replies, x.err = x.replies[:0], nil
+		for _, cmd := range cmds {
+			r, err := cmd.Result()
+			var refused goredis.Error
+			switch r := r.(type) {
+			case string:
+				x.replies = append(x.replies, reply{kind: '$', text: r})
+			case int64:
+				x.replies = append(x.replies, reply{kind: ':', text: strconv.FormatInt(r, 10)})
+			default:
+				if x.replies = append(x.replies, reply{kind: '-', text: err.Error()}); !errors.As(err, &refused) {
+					x.err = err
+				}
+			}
+		}
+		x.done()
+	})
 }
 
 // simulation is a goredis.Hook that sends the commands of a client to a simulated server.
@@ -76,9 +122,6 @@ func (s simulation) call(ctx context.Context, cmds []goredis.Cmder) {
 }
 
 func setReply(cmd goredis.Cmder, c *outside.Command) {
-	if own, ok := cmd.(once); ok {
-		cmd = own.Cmd
-	}
 	err := c.Err
 	if _, set := cmd.(*goredis.BoolCmd); c.Reply == nil && err == nil && !set { // SET NX replies nil for false
 		err = goredis.Nil

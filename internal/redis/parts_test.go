@@ -13,8 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -91,15 +89,9 @@ func TestMovedSlots(t *testing.T) {
 		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 		charges, numbers := slotsOf(s, "lost")
 		moveEmptySlot(t, cluster, numbers[0])
-		hook := &lostAnswers{}
-		if err := s.cluster.client.ForEachMaster(t.Context(), func(_ context.Context, c *goredis.Client) error {
-			if c.Options().Addr == cluster.Masters[1].Addr {
-				c.AddHook(hook)
-			}
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		to := s.cluster.senderOf(cluster.Masters[1].Addr).node
+		hook := &lostReplies{transport: to.wire}
+		to.wire = hook
 		if d := takeAll(s, charges[:1]); !errors.Is(d[0].Err, backend.ErrUnavailable) || errors.Is(d[0].Err, backend.ErrNotTaken) {
 			t.Errorf("got %+v; want an ErrUnavailable that is not an ErrNotTaken", d)
 		}
@@ -128,67 +120,37 @@ func TestTheSameIDInAnotherSlotIsAnotherCall(t *testing.T) {
 	}
 }
 
-// A slot has moved since the layout was last read. WAIT at its former master confirms nothing about the charge at the
-// new one.
-func TestAChargeAtAnotherMasterIsUnconfirmed(t *testing.T) {
+// A slot has moved since the layout was last read. The replicas of its new master confirm the charge.
+func TestAChargeAtAnotherMasterIsConfirmedThere(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
-	s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second, WaitReplicas: 1})
-	charges, numbers := slotsOf(s, "unconfirmed")
-	if err := s.cluster.client.ForEachMaster(t.Context(), func(_ context.Context, c *goredis.Client) error {
-		c.AddHook(confirming{})
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if d := takeAll(s, charges[1:]); !d[0].Allowed {
-		t.Fatalf("before the move: got %+v; want allowed, because the hook confirms it", d)
-	}
-	moveEmptySlot(t, cluster, numbers[0])
-	if d := takeAll(s, charges[:1]); !errors.Is(d[0].Err, backend.ErrUnavailable) || errors.Is(d[0].Err, backend.ErrNotTaken) {
-		t.Errorf("got %+v; want an ErrUnavailable that is not an ErrNotTaken", d)
-	}
-}
-
-type confirming struct{}
-
-func (confirming) DialHook(next goredis.DialHook) goredis.DialHook          { return next }
-func (confirming) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook { return next }
-
-func (confirming) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []goredis.Cmder) error {
-		err := next(ctx, cmds)
-		for _, cmd := range cmds {
-			if wait, ok := cmd.(once); ok && cmd.Name() == "wait" {
-				wait.SetErr(nil)
-				wait.SetVal(int64(1))
-			}
+	for replicas, allowed := range map[int]bool{1: true, 2: false} {
+		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second, WaitReplicas: replicas})
+		charges, numbers := slotsOf(s, fmt.Sprint("confirmed by ", replicas))
+		moveEmptySlot(t, cluster, numbers[0])
+		d := takeAll(s, charges[:1])[0]
+		if d.Allowed != allowed || errors.Is(d.Err, backend.ErrUnavailable) == allowed {
+			t.Errorf("%d replicas must confirm: got %+v; want allowed %v, and otherwise an ErrUnavailable", replicas, d, allowed)
 		}
-		return err
 	}
 }
 
-type lostAnswers struct {
+type lostReplies struct {
+	transport
+
 	lost atomic.Int32
 	over atomic.Bool
 }
 
-func (l *lostAnswers) DialHook(next goredis.DialHook) goredis.DialHook { return next }
-
-func (l *lostAnswers) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
-	return next
-}
-
-func (l *lostAnswers) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
-	return func(ctx context.Context, cmd goredis.Cmder) error {
-		err := next(ctx, cmd)
-		if name := cmd.Name(); name != "eval" && name != "evalsha" || l.over.Load() || err != nil {
-			return err
+func (l *lostReplies) start(x *exchange) {
+	if done := x.done; !l.over.Load() {
+		x.done = func() {
+			l.lost.Add(1)
+			x.done, x.err = done, io.EOF
+			done()
 		}
-		l.lost.Add(1)
-		cmd.SetErr(io.EOF)
-		return io.EOF
 	}
+	l.transport.start(x)
 }
 
 // Of the two shards that are drawn, the one with more units is charged first. The inflow since its last known
@@ -311,8 +273,9 @@ func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 			c := sharded(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20, Period: 100 * algorithms.Second, Start: &start}, 2, "race "+name)
 			gate, sender := make(chan struct{}), s.cluster.sender
 			var other sync.Once
-			s.cluster.sender = func(addr string, n *node) backend.Store {
-				return contended(gated{sender(addr, n), gate}, &other)
+			s.cluster.sender = func(addr string, at func(string) *node) (backend.Store, *node) {
+				store, n := sender(addr, at)
+				return contended(gated{store, gate}, &other), n
 			}
 			c.Terms = algorithms.Charge{Cost: 15}
 			if d := takeAllShards(s, c); d.Allowed || d.Err != nil {

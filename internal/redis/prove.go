@@ -85,8 +85,8 @@ func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
 	if err := client.Ping(ctx).Err(); err != nil {
 		return err
 	}
-	n := newNode(client, s.keys, nil)
-	n.replicas = s.config.replicas()
+	n := s.node(client.Options(), func() {})
+	defer n.wire.close()
 	var d [2]backend.Decision
 	n.Take(ctx, charges, d[:len(charges)])
 	if d[0].Err != nil {

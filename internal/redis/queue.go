@@ -118,23 +118,6 @@ func (c *call) add(e *entry, n int) {
 	}
 }
 
-// halves divides the runs of c between two calls. rest is empty if c has a single group.
-func (c *call) halves() (first, rest *call) {
-	first, rest = &call{}, &call{}
-	half := first
-	for _, r := range c.runs {
-		for at := r.from; at < r.to; {
-			n, _ := group(r.batch, at)
-			if first.charges > 0 && first.charges+n > c.charges/2 {
-				half = rest
-			}
-			half.runs, half.charges = append(half.runs, run{r.batch, at, at + n}), half.charges+n
-			at += n
-		}
-	}
-	return first, rest
-}
-
 func (c *call) fail(err error) {
 	for _, r := range c.runs {
 		fail(r.batch.Decisions[r.from:r.to], err)

@@ -47,6 +47,7 @@ type scriptRun struct {
 	slot       int    // the slot of the keys, if each slot has its own run (payload.find)
 	slots      bool   // in a cluster: the keys may be in several slots
 	tag        uint64 // Charge.Slot of the first charge; see mayDiffer
+	runs       []run  // the charges
 	targets    []target
 	args       []any    // evalsha, hash, number of keys, keys, time, limits, charges, keys of other slots
 	names      []byte   // the names of the keys, one after the other
@@ -92,9 +93,20 @@ func (t *scriptRun) reset(most int) {
 	clear(t.numbers)
 	clear(t.keys)
 	clear(t.targets)
+	clear(t.runs)
 	t.args, t.targets, t.slots = append(t.args[:0], "evalsha", nil, nil), t.targets[:0], false
+	t.runs = t.runs[:0]
 	t.names, t.keys = t.names[:0], t.keys[:0]
 	t.limits, t.limitBytes, t.charges, t.records, t.last = t.limits[:0], t.limitBytes[:0], t.charges[:0], t.records[:0], -1
+}
+
+// covers records that t has the charges of r, which are a group.
+func (t *scriptRun) covers(r run) {
+	if last := len(t.runs) - 1; last >= 0 && t.runs[last].batch == r.batch && t.runs[last].to == r.from {
+		t.runs[last].to = r.to
+		return
+	}
+	t.runs = append(t.runs, r)
 }
 
 // The flags of a charge. They are stored in one double, together with the number of the limit, which is below

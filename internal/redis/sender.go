@@ -17,19 +17,19 @@ import (
 // Each call has the timeout of the sender, whatever the deadlines of its batches are. So a batch with little
 // time does not end a call that other batches need.
 type sender struct {
-	// decide makes a call. An error means that a part of the call failed; the error wraps
-	// backend.ErrUnavailable.
-	decide  func(ctx context.Context, c *call) error
+	// decide makes the call c, which must end soon after the time until. Then it calls done, with an error if a part of
+	// the call failed; the error wraps backend.ErrUnavailable. decide does not wait.
+	decide  func(c *call, until time.Time, done func(c *call, failed error))
+	ended   func(c *call, failed error) // the method callEnded, stored once so that a call does not allocate
 	timeout time.Duration
-	// probe replaces decide for a call that probes a server, with probeTimeout as the timeout. Such a call often
-	// prepares a connection first (dial, log in, load the script). A caller still waits no longer than until
-	// its own deadline.
-	probe        func(ctx context.Context, c *call) error
+	// probeTimeout is the timeout of a call that probes a server. Such a call often prepares a connection first (dial, log
+	// in, load the script). A caller still waits no longer than until its own deadline.
 	probeTimeout time.Duration
 	spawn        func(f func())
-	// start arranges that the call that is due is made soon. If start is nil, spawn runs worker for it.
+	// start arranges that the call that is due is made soon. If start is nil, spawn runs work for it.
 	start func(l *sender)
-	wire  *wire // nil if decide makes all calls
+	// end releases what decide uses. It may be nil.
+	end func()
 	// changed is called with true when the circuit opens, and with false when it closes. It must not block, because mu is
 	// locked during the call.
 	changed func(open bool)
@@ -37,7 +37,7 @@ type sender struct {
 	panicked func(value any)
 
 	clock  outside.Clock
-	worker func() // the method run, stored once so that spawn does not allocate
+	worker func() // the method work, stored once so that spawn does not allocate
 	calls  sync.Pool
 
 	mu      sync.Mutex
@@ -49,14 +49,14 @@ type sender struct {
 
 var errClosed = fmt.Errorf("%w: the store is closed", backend.ErrNotTaken)
 
-func newSender(timeout time.Duration, decide func(ctx context.Context, c *call) error) *sender {
+func newSender(timeout time.Duration, decide func(c *call, until time.Time, done func(c *call, failed error))) *sender {
 	l := &sender{
-		clock: outside.System, decide: decide, timeout: timeout, probe: decide, probeTimeout: timeout, queue: newQueue(timeout),
+		clock: outside.System, decide: decide, timeout: timeout, probeTimeout: timeout, queue: newQueue(timeout),
 		spawn:    func(f func()) { go f() },
 		changed:  func(bool) {},
 		panicked: func(any) {},
 	}
-	l.worker = l.run
+	l.worker, l.ended = l.work, l.callEnded
 	l.calls.New = func() any { return &call{} }
 	return l
 }
@@ -69,24 +69,17 @@ func (l *sender) Submit(b *backend.Batch) {
 	now := l.clock.Now()
 	var do effects
 	l.mu.Lock()
-	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hasShortDeadline(b, now) // with an open circuit the call may be a probe, which may end after the deadline of b
 	err := l.refuses(now)
 	if err == nil {
 		do, err = l.queue.submit(b, now)
-	}
-	var c *call
-	if err == nil && here {
-		c = l.calls.Get().(*call)
-		l.fill(c, now)
-	} else if err == nil {
 		l.arm(do)
 	}
 	l.mu.Unlock()
 	switch {
 	case err != nil:
 		b.Fail(err)
-	case here:
-		l.callHere(c, b, now)
+	case do.start && b.Waits: // the goroutine does nothing else
+		l.work()
 	case do.start:
 		l.begin()
 	}
@@ -98,12 +91,6 @@ func (l *sender) begin() {
 	} else {
 		l.spawn(l.worker)
 	}
-}
-
-// hasShortDeadline reports whether less than seven eighths of the timeout of a call remain until the deadline of b.
-// If a call ended so early without an answer, that would not show that the server fails.
-func (l *sender) hasShortDeadline(b *backend.Batch, now time.Time) bool {
-	return !b.Deadline.IsZero() && b.Deadline.Sub(now) < l.timeout-l.timeout/8
 }
 
 // refuses returns an error if no batch may be submitted now. mu must be held.
@@ -135,109 +122,59 @@ func (l *sender) tick() {
 	l.arm(do)
 	l.mu.Unlock()
 	if do.start {
-		l.run()
+		l.work()
 	}
-}
-
-// callHere makes the call c, which carries only b, on the goroutine that submitted b. That goroutine waits
-// anyway, and waking another goroutine takes longer than the rest of a call. The call ends by b's deadline
-// at the latest.
-func (l *sender) callHere(c *call, b *backend.Batch, now time.Time) {
-	until := now.Add(l.timeout)
-	if !b.Deadline.IsZero() && b.Deadline.Before(until) {
-		until = b.Deadline
-	}
-	if len(c.runs) > 0 {
-		l.send(c, until)
-		l.finishCall()
-	}
-	l.completeBatches(c)
-	l.calls.Put(c)
 }
 
 // few is the number of batches that may be completed before the next call starts. Completing so few is faster
 // than letting another goroutine start the call.
 const few = 8
 
-// byWire makes the call that is due. It returns false, and makes no call, if the wire is not free. If the wire
-// cannot send this call, another goroutine makes it with decide.
-func (l *sender) byWire(now time.Time) bool {
-	if l.wire == nil || !l.wire.reserve() {
-		return false
-	}
-	c := l.calls.Get().(*call)
-	l.mu.Lock()
-	l.fill(c, now)
-	l.mu.Unlock()
-	if len(c.ended) > 0 || c.permit != doSend || !l.wire.send(c, now.Add(l.timeout)) {
-		l.wire.release()
-		l.spawn(func() { l.makeCalls(c, now) })
-	}
-	return true
-}
-
-func (l *sender) run() {
-	if !l.byWire(l.clock.Now()) {
-		l.work()
-	}
-}
-
-// work makes the calls that are due with decide, until the wire can make them or none is due.
+// work makes the call that is due.
 func (l *sender) work() {
 	c, now := l.calls.Get().(*call), l.clock.Now()
 	l.mu.Lock()
 	l.fill(c, now)
 	l.mu.Unlock()
-	l.makeCalls(c, now)
-}
-
-// makeCalls makes the call c with decide; c was filled at time now. Then it makes the calls that have become due,
-// until the wire can make them or none is due.
-func (l *sender) makeCalls(c *call, now time.Time) {
-	defer l.calls.Put(c)
-	for {
-		if len(c.ended) > few && len(c.runs) > 0 { // these batches are not sent (too late, canceled); completing them must not delay the call
-			late := &call{ended: c.ended}
-			c.ended = nil
-			l.spawn(func() { l.completeBatches(late) })
-		}
-		l.completeBatches(c)
-		if len(c.runs) == 0 {
-			return
-		}
-		l.send(c, now.Add(l.timeout))
-		if len(c.ended) > few {
-			l.finishCall()
-			l.completeBatches(c)
-			return
-		}
-		l.completeBatches(c)
-		now = l.clock.Now()
-		if !l.endCall(now) || l.byWire(now) {
-			return
-		}
-		l.mu.Lock()
-		l.fill(c, now)
-		l.mu.Unlock()
+	late := call{ended: c.ended} // these batches are not sent (too late, canceled)
+	c.ended = nil
+	switch {
+	case len(c.runs) == 0:
+		l.calls.Put(c)
+	case c.permit == doRefuse:
+		c.fail(errOpen)
+		l.complete(c, nil)
+		l.spawn(func() { l.concluded(c) })
+	case c.permit == doProbe:
+		l.decide(c, now.Add(l.probeTimeout), l.ended)
+	default:
+		l.decide(c, now.Add(l.timeout), l.ended)
+	}
+	if len(late.ended) > 0 {
+		l.completeBatches(&late)
 	}
 }
 
-// concluded ends the call c, which the wire has sent, after its answer has arrived or the wire has failed.
+// callEnded ends the call c, which was sent. failed is not nil if a part of it failed.
+func (l *sender) callEnded(c *call, failed error) {
+	l.complete(c, failed)
+	l.concluded(c)
+}
+
+// concluded completes the batches that have ended with the call c, and starts the next call if one is due.
 func (l *sender) concluded(c *call) {
-	if len(c.ended) > few {
-		l.finishCall()
+	next := len(c.ended) <= few
+	if next {
 		l.completeBatches(c)
-	} else {
+	}
+	due := l.endCall(l.clock.Now())
+	if due {
+		l.work()
+	}
+	if !next {
 		l.completeBatches(c)
-		l.finishCall()
 	}
 	l.calls.Put(c)
-}
-
-func (l *sender) finishCall() {
-	if now := l.clock.Now(); l.endCall(now) && !l.byWire(now) {
-		l.spawn(l.worker)
-	}
 }
 
 // endCall ends a call, and reports whether another one is due.
@@ -276,37 +213,23 @@ func (l *sender) signOfLife() {
 	l.step(serverHeard, l.clock.Now())
 }
 
-// send makes the call c, which must end by the time until, or within probeTimeout if it is a probe. If the circuit
-// refuses the call, send answers it with an error. Afterwards c.ended has the completed batches.
-func (l *sender) send(c *call, until time.Time) {
-	outcome, decide := callAnswered, l.decide
-	if c.permit == doProbe {
-		decide, until = l.probe, l.clock.Now().Add(l.probeTimeout)
-	}
-	if c.permit == doRefuse {
-		c.fail(errOpen)
-	} else if l.try(c, decide, until) != nil {
+// complete returns the batches of c to the queue after the call has ended. Afterwards c.ended has the completed ones.
+func (l *sender) complete(c *call, failed error) {
+	c.markKnown()
+	outcome := callAnswered
+	if failed != nil {
 		outcome = callFailed
 	}
 	if c.permit == doProbe {
 		outcome += ofProbe
 	}
-	if l.wire != nil && outcome == callAnswered {
-		l.wire.dial()
-	}
-	l.complete(c, outcome)
-}
-
-// complete returns the batches of c to the queue after the call has ended. Afterwards c.ended has the completed ones.
-func (l *sender) complete(c *call, outcome event) {
-	c.markKnown()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c.permit != doRefuse {
 		now := l.clock.Now()
 		l.step(outcome, now)
 		if c.permit == doSend {
-			l.queue.took(c, now, outcome == callFailed)
+			l.queue.took(c, now, failed != nil)
 		}
 	}
 	l.queue.complete(c)
@@ -343,21 +266,6 @@ func (l *sender) guard(ctx context.Context, f func() error) error {
 	defer l.mu.Unlock()
 	l.step(outcome, l.clock.Now())
 	return err
-}
-
-// try makes the call c. If the call panics, try returns an error: it is then unknown whether the charges were
-// consumed.
-func (l *sender) try(c *call, decide func(context.Context, *call) error, until time.Time) (err error) {
-	ctx, cancel := context.WithDeadline(context.Background(), until)
-	defer cancel()
-	defer func() {
-		if p := recover(); p != nil {
-			l.panicked(p)
-			err = fmt.Errorf("%w: panic: %v", backend.ErrUnavailable, p)
-			c.fail(err)
-		}
-	}()
-	return decide(ctx, c)
 }
 
 func (l *sender) completeBatches(c *call) {
@@ -402,8 +310,8 @@ func (l *sender) close() {
 	}
 	c.ended = l.queue.drain(errClosed, nil)
 	l.mu.Unlock()
-	if l.wire != nil {
-		l.wire.close()
+	if l.end != nil {
+		l.end()
 	}
 	l.completeBatches(c)
 }

@@ -16,8 +16,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
+// blocking returns a sender whose calls are made by decide, which blocks until ctx ends.
+func blocking(timeout time.Duration, decide func(ctx context.Context, c *call) error) *sender {
+	l := newSender(timeout, nil)
+	l.decide = func(c *call, until time.Time, done func(*call, error)) {
+		l.spawn(func() {
+			ctx, cancel := context.WithDeadline(context.Background(), until)
+			defer cancel()
+			done(c, decide(ctx, c))
+		})
+	}
+	return l
+}
+
 func senderDecidedBy(next backend.Store, timeout time.Duration) *sender {
-	return newSender(timeout, func(_ context.Context, c *call) (failed error) {
+	return blocking(timeout, func(_ context.Context, c *call) (failed error) {
 		for _, r := range c.runs {
 			backend.Take(context.Background(), next, r.batch.Charges[r.from:r.to], r.batch.Decisions[r.from:r.to])
 			for _, d := range r.batch.Decisions[r.from:r.to] {
@@ -39,7 +52,7 @@ func TestTheSenderReturnsTheStoresAnswers(t *testing.T) {
 			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
 				l := senderDecidedBy(memory.New(memory.Config{Clock: storetest.Times(now)}), time.Minute)
 				change(l)
-				return &serverSenders{l, l}
+				return &serverSenders{usual: l, long: l}
 			})
 		})
 	}
@@ -89,7 +102,7 @@ func (a *answer) fails(t *testing.T, after time.Duration, want error) {
 func TestAnIdleServerIsCalledAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{}
-		l := newSender(10*ms, p.decide)
+		l := blocking(10*ms, p.decide)
 		for n := range 3 {
 			start(l, batchOf(n+1)).is(t, 0)
 			b := batchOf(1)
@@ -106,7 +119,7 @@ func TestAnIdleServerIsCalledAtOnce(t *testing.T) {
 func TestBatchesUnderLoadShareCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{latency: ms}
-		l := newSender(10*ms, p.decide)
+		l := blocking(10*ms, p.decide)
 		first := start(l, batchOf(1))
 		synctest.Wait()
 		second, third := start(l, batchOf(2, 1)), start(l, batchOf(1, 1, 3))
@@ -128,7 +141,7 @@ func TestALateCallDelaysOthersForHalfItsTimeout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := atomic.Int64{}
-				l := newSender(10*ms, func(ctx context.Context, c *call) error {
+				l := blocking(10*ms, func(ctx context.Context, c *call) error {
 					if calls.Add(1) == 1 {
 						<-ctx.Done()
 						c.fail(errDown)
@@ -150,38 +163,10 @@ func TestALateCallDelaysOthersForHalfItsTimeout(t *testing.T) {
 	}
 }
 
-// If a caller waits, and has enough time, its goroutine makes the call itself. The call ends by the caller's
-// deadline.
-func TestAWaitingCallerMakesTheCallItself(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		own := false
-		l := newSender(16*ms, func(ctx context.Context, c *call) error {
-			<-ctx.Done()
-			c.fail(errDown)
-			return errDown
-		})
-		l.spawn = func(f func()) { own = true; go f() }
-		for _, test := range []struct {
-			within, want time.Duration
-			own          bool
-		}{{15 * ms, 15 * ms, false}, {20 * ms, 16 * ms, false}, {14 * ms, 14 * ms, false}, {13 * ms, 16 * ms, true}} {
-			own = false
-			began := time.Now()
-			ctx, cancel := context.WithTimeout(t.Context(), test.within)
-			b := batchOf(1)
-			backend.Take(ctx, l, b.Charges, b.Decisions)
-			cancel()
-			if took := time.Since(began); own != test.own || took != test.want {
-				t.Errorf("with %v left: %v, on another goroutine: %v; want %v, %v", test.within, took, own, test.want, test.own)
-			}
-		}
-	})
-}
-
 func TestLateBatchesAreNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{latency: 30 * ms} // does not obey the timeout of a call
-		l := newSender(10*ms, p.decide)
+		l := blocking(10*ms, p.decide)
 		l.queue.maxCalls = 1
 		first := start(l, batchOf(1))
 		synctest.Wait()
@@ -198,7 +183,7 @@ func TestLateBatchesAreNotSent(t *testing.T) {
 func TestTheSenderMeasuresItsCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{latency: 4 * ms}
-		l := newSender(10*ms, p.decide)
+		l := blocking(10*ms, p.decide)
 		for range 60 {
 			backend.Take(t.Context(), l, batchOf(1).Charges, make([]backend.Decision, 1))
 		}
@@ -216,7 +201,7 @@ func TestTheSenderMeasuresItsCalls(t *testing.T) {
 func TestDoneFunctionsDoNotDelayTheNextCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{latency: ms}
-		l := newSender(time.Minute, p.decide)
+		l := blocking(time.Minute, p.decide)
 		var notified sync.WaitGroup
 		submit := func(n int) {
 			for range n {
@@ -245,25 +230,9 @@ func TestDoneFunctionsDoNotDelayTheNextCall(t *testing.T) {
 
 func TestAPanicHarmsNoOtherBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		broken := true
 		var panics []any
-		l := newSender(10*ms, func(_ context.Context, c *call) error {
-			time.Sleep(ms)
-			if broken {
-				panic("the call")
-			}
-			return echo(c)
-		})
+		l := blocking(10*ms, (&server{latency: ms}).decide)
 		l.panicked = func(value any) { panics = append(panics, value) }
-		for range 3 {
-			first := start(l, batchOf(1))
-			synctest.Wait()
-			second := start(l, batchOf(2))
-			first.fails(t, ms, backend.ErrUnavailable)
-			second.fails(t, 2*ms, backend.ErrUnavailable)
-		}
-		synctest.Wait()
-		broken = false
 		panicking := func(text string) *backend.Batch {
 			b := in(&backend.Source{Flush: func() { panic("flush " + text) }}, batchOf(1))
 			b.Done = func(*backend.Batch) { panic(text) }
@@ -274,7 +243,7 @@ func TestAPanicHarmsNoOtherBatch(t *testing.T) {
 		l.Submit(panicking("second"))
 		start(l, batchOf(3)).is(t, 2*ms)
 		start(l, batchOf(1)).is(t, ms)
-		if got := fmt.Sprint(panics[6:]); got != "[first flush first second flush second]" {
+		if got := fmt.Sprint(panics); got != "[first flush first second flush second]" {
 			t.Errorf("reported: %s; want %q", got, "[first flush first second flush second]")
 		}
 	})
@@ -285,7 +254,7 @@ func TestAPanicHarmsNoOtherBatch(t *testing.T) {
 func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{latency: ms}
-		l := newSender(10*ms, p.decide)
+		l := blocking(10*ms, p.decide)
 		log := ""
 		a := &backend.Source{Flush: func() { log += "A " }}
 		b := &backend.Source{Flush: func() { log += "B " }}
@@ -308,7 +277,7 @@ func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{latency: 5 * ms}
-		l := newSender(10*ms, p.decide)
+		l := blocking(10*ms, p.decide)
 		large := start(l, batchOf(ones(300)...))
 		synctest.Wait()
 		waits := start(l, batchOf(1))
@@ -328,7 +297,7 @@ func TestClose(t *testing.T) {
 }
 
 func TestAnEmptyBatchIsDone(t *testing.T) {
-	l := newSender(10*ms, (&server{}).decide)
+	l := blocking(10*ms, (&server{}).decide)
 	<-start(l, batchOf()).done
 }
 
@@ -344,9 +313,9 @@ func TestGroupsThatAreTooLargeCostNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := &server{}
-				l := newSender(10*ms, p.decide)
+				l := blocking(10*ms, p.decide)
 				b := batchOf(sizes...)
-				<-start(&serverSenders{l, newSender(detachedTimeout, p.decide)}, b).done
+				<-start(&serverSenders{usual: l, long: blocking(detachedTimeout, p.decide)}, b).done
 				at := 0
 				for _, size := range sizes {
 					for range size {

@@ -65,14 +65,6 @@ func (c *sentinelConn) call(command ...string) (reply, error) {
 	return readReply(c.replies)
 }
 
-// reply is a reply in the protocol RESP2. Every form of a reply has all fields, so a reply of another form than the
-// caller expects has zero fields where the expected form has values.
-type reply struct {
-	text     string  // of a text, a number or a bulk string
-	elements []reply // of an array
-	null     bool
-}
-
 // at returns the text of element i of an array.
 func (r *reply) at(i int) string {
 	if i >= len(r.elements) {

@@ -14,7 +14,10 @@ const detachedTimeout = 250 * time.Millisecond
 // serverSenders has the two senders to one server. long has a longer timeout: it sends detached batches, and
 // groups so large that a healthy server may exceed the timeout. usual sends everything else. If usual has a timeout
 // of detachedTimeout or more, long is the same sender.
-type serverSenders struct{ usual, long *sender }
+type serverSenders struct {
+	usual, long *sender
+	node        *node // of usual
+}
 
 func (w *serverSenders) Submit(b *backend.Batch) {
 	switch {

@@ -245,7 +245,10 @@ func shardsLostARace(t *testing.T, config Config) {
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 20 * algorithms.Second}, 2, "race")
 	sender := s.cluster.sender
 	var other sync.Once
-	s.cluster.sender = func(addr string, n *node) backend.Store { return contended(sender(addr, n), &other) }
+	s.cluster.sender = func(addr string, at func(string) *node) (backend.Store, *node) {
+		store, n := sender(addr, at)
+		return contended(store, &other), n
+	}
 	c.Terms = algorithms.Charge{Cost: 15}
 	d := takeAllShards(s, c)
 	if d.Allowed || d.Err != nil {

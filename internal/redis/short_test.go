@@ -243,11 +243,13 @@ func TestPlainChargesDoNotRunTheGeneralFunction(t *testing.T) {
 		"bucket twice in a group": {calls{{charge("a", 0, token), charge("a", 0, token)}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			node := newNode(client, keys{prefix: on(t, "server").KeyPrefix}, nil)
+			node := newNode(nil, keys{prefix: on(t, "server").KeyPrefix}, nil)
 			var err error
 			for _, charges := range c.calls {
 				b := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges))}
-				tr := node.plan(&call{charges: len(charges), runs: []run{{b, 0, len(charges)}}}, false)[0]
+				c := &call{charges: len(charges)}
+				node.plan(c, []run{{b, 0, len(charges)}}, false)
+				tr := c.payload.scriptRuns[0]
 				tr.reply, tr.err = client.Do(t.Context(), tr.arguments(newScript(broken), true)...).Text()
 				err = tr.answer()
 			}

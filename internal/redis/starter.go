@@ -3,8 +3,7 @@ package redis
 import "sync"
 
 // starter starts the calls of several senders on one goroutine. Until that goroutine runs, requests of other
-// connections can join the calls. The goroutine writes each call to the wire of its sender. Calls that no wire can
-// send need more goroutines.
+// connections can join the calls.
 type starter struct {
 	spawn func(f func())
 
@@ -34,22 +33,11 @@ func (s *starter) start() {
 	due := s.due
 	s.due, s.spare = s.spare[:0], nil
 	s.mu.Unlock()
-	var last *sender
-	now := due[0].clock.Now()
 	for i, l := range due {
 		due[i] = nil
-		if l.byWire(now) {
-			continue
-		}
-		if last != nil {
-			last.spawn(last.worker)
-		}
-		last = l
+		l.work()
 	}
 	s.mu.Lock()
 	s.spare = due[:0]
 	s.mu.Unlock()
-	if last != nil {
-		last.work()
-	}
 }

@@ -1,309 +1,206 @@
 package redis
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	goredis "github.com/redis/go-redis/v9"
-
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// maxFrame is the largest size of a call that the wire sends. The buffer of an idle socket accepts so many
-// bytes in one write. The goroutine that starts a call may have to start calls to other servers, so it must
-// not wait for a server that does not read.
-const maxFrame = 32 << 10
+// transport sends commands to one server.
+type transport interface {
+	// start sends x, and calls x.done when x has its replies or has failed, at the latest soon after x.until. It never
+	// waits for the server, and does not call x.done before it returns.
+	start(x *exchange)
+	// close makes the transport refuse further exchanges. Those in flight end first.
+	close()
+}
 
-// maxScriptReply is the largest reply of the script: for a group of the largest size, with the heads of its records.
-const maxScriptReply = headSize + 2*maxGroup*answerSize
+// exchange has commands that are sent in one write, and the replies to them. It is never sent twice, so a caller that
+// starts it again must know that no command has run.
+type exchange struct {
+	commands [][]any
+	until    time.Time // the time by which the replies must have arrived
+	done     func()
 
-// wire is a connection that a sender uses for its usual calls. The goroutine that starts a call writes it
-// without waiting, and another goroutine reads the answers.
+	// replies has a reply for each command, valid until done returns, unless err is set. If err means that nothing was
+	// sent, neverRan(err) is true. Otherwise the commands may have run.
+	replies []reply
+	err     error
+
+	out []byte // the commands as they are sent
+}
+
+func (x *exchange) end(err error) {
+	x.err = err
+	x.done()
+}
+
+const (
+	// maxFrame is the largest number of bytes that are written on the goroutine that starts an exchange, together with
+	// the bytes that were written before and are not answered. The buffer of an idle socket accepts so many bytes in one
+	// write. The goroutine may have to start calls to other servers, so it must not wait for a server that does not read.
+	maxFrame = 32 << 10
+	// lateAnswer is how long a connection waits for an answer after its exchange has ended.
+	lateAnswer = 2 * time.Second
+)
+
+var (
+	errNoReply  = fmt.Errorf("no reply in time: %w", context.DeadlineExceeded)
+	errNoConn   = &net.OpError{Op: "dial", Net: "tcp", Err: fmt.Errorf("not sent in time: %w", context.DeadlineExceeded)}
+	errNoServer = notSent("the store is closed")
+	errDrained  = errors.New("the connection was replaced")
+)
+
+// wire is the transport to a real server. It has one connection for new exchanges, and sends them without waiting for the
+// replies to earlier ones. One goroutine for each connection reads the replies, in the order of the exchanges.
 //
-// With go-redis, each call waits on another goroutine, takes a connection from the pool, checks it, and sets
-// timers. In a Cluster, where calls are small, this is most of the cost of a call.
+// go-redis connects the wire and logs in. With go-redis, each call would wait on another goroutine, take a connection
+// from the pool, check it, and set timers. In a Cluster, where calls are small, this would be most of the cost of a call.
 //
-// go-redis connects the wire and logs in. It also makes all other calls: the first calls, probes, resets, large
-// calls (maxFrame), calls with a script that the server does not know or with slots that have moved, and calls while
-// the wire is broken or busy.
+// When a reply is late, the next exchange gets another connection. The old one stays open for a while, because a late
+// reply shows that the server works.
 type wire struct {
-	node   *node
-	sender *sender
+	options goredis.Options // of the connections
+	alive   func()          // called when a reply has arrived that no call waits for
 
-	mu      sync.Mutex
-	conn    net.Conn // nil if not connected; this and the following fields are guarded by mu
-	busy    bool     // the wire is reserved: a call is about to be written, being written, or in flight
-	call    *call    // the call in flight, or nil
-	until   time.Time
-	readBy  time.Time // the read deadline of conn, which may have been set for an earlier call; zero means none
-	writeBy time.Time // the write deadline of conn; zero means none
-	broken  error     // not nil if the connection must not be used any more
-	closed  bool
-	dialing bool
-	dialed  time.Time // the time of the last attempt to dial
-
-	// writing is held during send. Without it, the next call could overwrite out during a Write, because the answer to a
-	// call may be read before its Write has returned.
-	writing sync.Mutex
-	out     []byte // the frame that is being written; guarded by writing
+	mu     sync.Mutex
+	pipes  []*pipe // the connections that are not closed; this and the following fields are guarded by mu
+	timer  *time.Timer
+	due    time.Time // when timer calls tick; zero if it does not
+	closed bool
 }
 
-// reserve reserves the wire for a call. It returns false if the wire has another call, or no connection that can be
-// used.
-func (w *wire) reserve() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.conn == nil || w.busy || w.broken != nil {
-		return false
-	}
-	w.busy = true
-	return true
+// pipe is a connection with the exchanges on it. Its fields are guarded by the mutex of the wire, except where noted.
+type pipe struct {
+	conn       net.Conn  // nil while it is being made
+	flights    []flight  // the exchanges without all their replies, in the order in which they are sent
+	written    int       // how many flights are written or being written
+	writing    bool      // a goroutine writes, or makes conn and will write
+	current    *exchange // the exchange that is being written, unless its replies have already arrived
+	unanswered int       // the bytes of the written flights
+	over       bool      // gets no more exchanges
+	dead       bool      // has failed: conn is closed, and flights is empty
+	closeBy    time.Time // if not zero, conn is closed at this time
+
+	replies []reply // used by the goroutine that reads
 }
 
-// release ends a reservation without a call.
-func (w *wire) release() {
-	w.mu.Lock()
-	w.busy = false
-	w.mu.Unlock()
+// flight is an exchange on a connection. The exchange is nil if it has ended without a reply.
+type flight struct {
+	x           *exchange
+	count, size int // of the commands
 }
 
-// send writes the call c; reserve must have reserved the wire for it. It returns false if c was not sent and
-// go-redis must send it.
-func (w *wire) send(c *call, until time.Time) bool {
-	w.writing.Lock()
-	defer w.writing.Unlock()
-	if !w.encode(c) {
-		return false
+// start implements transport.
+func (w *wire) start(x *exchange) {
+	x.err, x.out = nil, x.out[:0]
+	for _, command := range x.commands {
+		x.out = appendCommand(x.out, command)
 	}
 	w.mu.Lock()
-	if w.conn == nil || w.broken != nil || ended(w.conn) { // broken since reserve; the reader may not have noticed yet
+	p := w.usable()
+	if p == nil {
 		w.mu.Unlock()
-		return false
+		go x.end(errNoServer)
+		return
 	}
-	conn := w.conn
-	w.call, w.until = c, until
-	w.deadlines(conn, until)
+	p.flights = append(p.flights, flight{x, len(x.commands), len(x.out)})
+	w.arm(x.until)
+	writes := !p.writing
+	p.writing = true
+	large := p.unanswered+len(x.out) > maxFrame
 	w.mu.Unlock()
-	_, err := conn.Write(w.out)
-	if err == nil {
-		return true
+	switch {
+	case writes && large:
+		go w.write(p, false)
+	case writes:
+		w.write(p, true)
 	}
+}
+
+// warm connects w, so that the first exchange does not have to wait.
+func (w *wire) warm() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	mine := w.call == c // false if the reader has found the connection closed and has answered the call
-	if w.conn == conn && w.broken == nil {
-		w.broken = err
-	}
-	_ = conn.SetReadDeadline(time.Unix(1, 0)) // makes Read fail, so that the reader closes the connection and answers the call in flight
-	if mine && neverRan(err) {
-		w.call = nil
-		return false
-	}
-	return true
+	w.usable()
 }
 
-// deadlines sets the deadlines of conn for a call that must end by until. The deadline of a Read may be an earlier one,
-// of a call before; the reader then sets the next deadline (goesOn). The deadline of a Write is at most the timeout of a
-// call later than until. Setting both deadlines for each call would cost as much as a system call. mu must be held.
-func (w *wire) deadlines(conn net.Conn, until time.Time) {
-	if w.readBy.IsZero() {
-		w.readBy = until
-		_ = conn.SetReadDeadline(until) // if this fails, Write fails too
+// usable returns the connection for the next exchange. It starts to make one if there is none. The result is nil if w is
+// closed. mu must be held.
+func (w *wire) usable() *pipe {
+	if n := len(w.pipes); n > 0 && !w.pipes[n-1].over {
+		p := w.pipes[n-1]
+		if !p.ended() {
+			return p
+		}
+		p.retire()
 	}
-	if w.writeBy.Before(until) {
-		w.writeBy = until.Add(w.sender.timeout)
-		_ = conn.SetWriteDeadline(w.writeBy)
-	}
-}
-
-// ended reports whether the server has closed nc. If a call were written to such a connection, nothing would
-// show whether the server has run it.
-func ended(nc net.Conn) bool {
-	c, ok := nc.(*conn)
-	return ok && c.ended()
-}
-
-// encode writes the frame of c to out. It returns false if c is more than a single run of the script, or too
-// large for the wire.
-func (w *wire) encode(c *call) (ok bool) {
-	defer func() {
-		if p := recover(); p != nil { // go-redis will then make the call, panic in the same way, and report the panic
-			ok = false
-		}
-	}()
-	f := &c.payload
-	f.resets = f.resets[:0]
-	runs := w.node.plan(c, false)
-	if len(runs) != 1 || len(f.resets) > 0 {
-		return false
-	}
-	w.out = appendCommand(w.out[:0], runs[0].arguments(runs[0].form(w.node.plain.Load()), false))
-	return len(w.out) <= maxFrame
-}
-
-// read reads the answers on conn until the connection fails. Then it closes conn and client, which made conn.
-func (w *wire) read(conn net.Conn, client io.Closer) {
-	defer client.Close()
-	defer conn.Close()
-	buf := make([]byte, 0, 4096)
-	for {
-		if len(buf) == cap(buf) {
-			buf = slices.Grow(buf, cap(buf))
-		}
-		n, err := conn.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		if err != nil {
-			if w.goesOn(conn, err) {
-				continue
-			}
-			break
-		}
-		text, refused, whole, err := parseReply(buf)
-		if err != nil {
-			w.goesOn(conn, err)
-			break
-		}
-		if !whole {
-			continue
-		}
-		c, over := w.answered()
-		if c == nil {
-			break
-		}
-		t := c.payload.scriptRuns[0]
-		t.reply, t.err = "", nil
-		if refused {
-			t.err = refusal(text)
-		} else {
-			t.reply = unsafe.String(unsafe.SliceData(text), len(text)) // the string is valid until conclude returns, because buf is not changed before
-		}
-		buf = buf[:0]
-		w.conclude(c)
-		if over {
-			return
-		}
-	}
-	w.mu.Lock()
-	c := w.call
-	err := w.broken
-	w.conn, w.call, w.broken, w.readBy, w.writeBy = nil, nil, nil, time.Time{}, time.Time{}
-	w.busy = w.busy && c == nil // if the wire is reserved but has no call yet, the goroutine that reserved it releases it
-	w.mu.Unlock()
-	if c != nil {
-		c.fail(unavailable(err))
-		w.sender.complete(c, callFailed)
-		w.sender.concluded(c)
-	}
-}
-
-// goesOn reports whether conn can still be used after a Read has failed with err. It can if the deadline was
-// set for an earlier call. goesOn then sets the next deadline. Otherwise it marks the wire as broken.
-func (w *wire) goesOn(conn net.Conn, err error) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	idle := w.call == nil && !w.busy
-	if w.broken != nil || w.closed && idle || !errors.Is(err, os.ErrDeadlineExceeded) || w.call != nil && !time.Now().Before(w.until) {
-		if w.broken == nil {
-			w.broken = err
-		}
-		return false
-	}
-	w.readBy = time.Time{}
-	if w.call != nil {
-		w.readBy = w.until
-	}
-	_ = conn.SetReadDeadline(w.readBy)
-	return true
-}
-
-// answered returns the call in flight, whose answer has arrived, or nil if there is none. over means that the
-// wire must be closed.
-func (w *wire) answered() (c *call, over bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if c = w.call; c == nil {
-		w.broken = errors.New("the server sent an answer without a call")
-		return nil, true
-	}
-	w.call, w.busy = nil, false
 	if w.closed {
-		w.conn, over = nil, true
+		return nil
 	}
-	return c, over
+	p := &pipe{writing: true}
+	w.pipes = append(w.pipes, p)
+	go w.connect(p)
+	return p
 }
 
-// conclude ends the call c with its answer. If nothing was decided, go-redis makes the call again: the server lacks the
-// script, cannot compile it or does not serve a slot, the script needs other windows of a calendar, or it has failed at the
-// value of a bucket.
-func (w *wire) conclude(c *call) {
-	t := c.payload.scriptRuns[0]
-	_, outsideCalendar := t.outsideCalendar()
-	if outsideCalendar || isReply(t.err, "NOSCRIPT") || isRedirect(t.err) || isForeign(t.err) || isCompileError(t.err) || isSpoiled(t.err) {
-		t.reply = ""
-		w.sender.spawn(func() { w.sender.makeCalls(c, w.sender.clock.Now()) })
-		return
-	}
-	outcome := callAnswered
-	if w.answer(c, t) != nil {
-		outcome = callFailed
-	}
-	t.reply = ""
-	w.sender.complete(c, outcome)
-	w.sender.concluded(c)
+// ended reports whether the server has closed the connection, or is not the master any more. If a call were written to
+// such a connection, nothing would show whether the server has run it.
+func (p *pipe) ended() bool {
+	c, ok := p.conn.(*conn)
+	return ok && (c.outdated() || len(p.flights) == 0 && c.ended())
 }
 
-func (w *wire) answer(c *call, t *scriptRun) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			w.sender.panicked(p)
-			err = fmt.Errorf("%w: panic: %v", backend.ErrUnavailable, p)
-			c.fail(err)
-		}
-	}()
-	return t.answer()
+// retire makes p get no more exchanges, and closes it if it has none.
+func (p *pipe) retire() {
+	p.over = true
+	if len(p.flights) == 0 {
+		p.close()
+	}
 }
 
-// dial connects the wire in the background. It does nothing if the wire is connected, being dialed or closed, or if
-// the last attempt was less than dialPause ago.
-func (w *wire) dial() {
+// close makes Read and Write fail, and so ends p. It does not wait: closing a TLS connection may.
+func (p *pipe) close() {
+	if p.conn != nil {
+		go p.conn.Close()
+	}
+}
+
+// connect makes the connection of p.
+func (w *wire) connect(p *pipe) {
+	conn, client, err := w.dial()
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	now := time.Now()
-	if w.closed || w.conn != nil || w.dialing || now.Sub(w.dialed) < dialPause {
+	if err == nil && p.over && len(p.flights) == 0 {
+		err = errDrained
+	}
+	p.conn = conn
+	w.mu.Unlock()
+	if err != nil {
+		w.fail(p, err)
+		client.Close()
 		return
 	}
-	w.dialing, w.dialed = true, now
 	go func() {
-		conn, client := w.connect()
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.dialing = false
-		switch {
-		case conn == nil || w.closed:
-			client.Close()
-		default:
-			w.conn = conn
-			go w.read(conn, client)
-		}
+		w.fail(p, w.read(p))
+		client.Close()
 	}()
+	w.write(p, false)
 }
 
-// connect makes a connection that is ready for calls. It uses the pool of a separate client, which the caller must
-// close. If it fails, conn is nil.
-func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
-	o := *w.node.client.Options()
+// dial makes a connection that is ready for commands. It uses the pool of a separate client, which the caller must close.
+func (w *wire) dial() (conn net.Conn, client *goredis.Client, err error) {
+	o := w.options
 	o.PoolSize, o.MinIdleConns, o.MaxRetries = 1, 0, -1
+	timeout := max(detachedTimeout, o.DialTimeout)
+	o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = timeout, timeout, timeout
 	var made atomic.Pointer[net.Conn] // atomic, because go-redis may still dial after Ping has timed out
 	dial := o.Dialer
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -314,76 +211,213 @@ func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
 		return nc, err
 	}
 	client = newClient(&o)
-	ctx, cancel := context.WithTimeout(context.Background(), detachedTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	if client.Ping(ctx).Err() != nil {
-		return nil, client
+	if err := client.Ping(ctx).Err(); err != nil {
+		return nil, client, err
 	}
-	return *made.Load(), client
+	return *made.Load(), client, nil
 }
 
-// close closes the wire. A call in flight ends first.
+// write writes the exchanges of p, one after the other; the caller has set p.writing. With inline, another goroutine
+// continues before a write that may have to wait.
+func (w *wire) write(p *pipe, inline bool) {
+	w.mu.Lock()
+	for !p.dead && p.written < len(p.flights) {
+		f := p.flights[p.written]
+		if inline && p.unanswered+f.size > maxFrame {
+			w.mu.Unlock()
+			go w.write(p, false)
+			return
+		}
+		p.written++
+		p.unanswered += f.size
+		p.current = f.x
+		w.mu.Unlock()
+		_, err := p.conn.Write(f.x.out)
+		w.mu.Lock()
+		unanswered := p.current != nil
+		if err == nil && !p.dead || !unanswered && p.dead {
+			p.current = nil
+			continue
+		}
+		w.mu.Unlock()
+		w.fail(p, cmp.Or(err, errDrained))
+		if unanswered { // fail leaves the exchange that is being written to this goroutine
+			f.x.end(cmp.Or(err, errDrained))
+		}
+		return
+	}
+	p.writing = false
+	w.mu.Unlock()
+}
+
+// read reads the replies on the connection of p until it fails, or until p is over and has no more exchanges.
+func (w *wire) read(p *pipe) error {
+	buf := make([]byte, 0, 4096)
+	for {
+		if len(buf) == cap(buf) {
+			buf = slices.Grow(buf, cap(buf))
+		}
+		n, failed := p.conn.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		used, err := w.answer(p, buf)
+		if err = cmp.Or(err, failed); err != nil {
+			return err
+		}
+		buf = buf[:copy(buf, buf[used:])]
+	}
+}
+
+// answer ends the exchanges of p whose replies are in have, and returns the number of bytes of these replies.
+func (w *wire) answer(p *pipe, have []byte) (used int, err error) {
+	for used < len(have) {
+		w.mu.Lock()
+		count := 0
+		if p.written > 0 {
+			count = p.flights[0].count
+		}
+		w.mu.Unlock()
+		if count == 0 {
+			return used, fmt.Errorf("the server sent %.20q without a command", have[used:])
+		}
+		p.replies = p.replies[:0]
+		at := used
+		for range count {
+			r, size, err := parseReply(have[at:])
+			if err != nil || size == 0 {
+				return used, err
+			}
+			p.replies = append(p.replies, r)
+			at += size
+		}
+		used = at
+		if err := w.answered(p); err != nil {
+			return used, err
+		}
+	}
+	return used, nil
+}
+
+// answered ends the first exchange of p with p.replies. An error means that p must be closed.
+func (w *wire) answered(p *pipe) error {
+	w.mu.Lock()
+	if p.written == 0 { // p has failed meanwhile
+		w.mu.Unlock()
+		return errDrained
+	}
+	f := p.flights[0]
+	p.flights = slices.Delete(p.flights, 0, 1)
+	p.written--
+	p.unanswered -= f.size
+	if p.current == f.x { // the server has all its bytes, so its memory may be used again although Write has not returned
+		p.current = nil
+	}
+	over := p.over && len(p.flights) == 0
+	w.mu.Unlock()
+	if f.x == nil {
+		w.alive()
+	} else {
+		f.x.replies = p.replies
+		f.x.end(nil)
+	}
+	if over {
+		return errDrained
+	}
+	return nil
+}
+
+// fail closes p, and ends its exchanges with err. It does not end the one that is being written, whose bytes are still
+// in use.
+func (w *wire) fail(p *pipe, err error) {
+	w.mu.Lock()
+	flights, written := p.flights, p.written
+	if !p.dead {
+		p.dead, p.over, p.flights, p.written = true, true, nil, 0
+		w.pipes = slices.DeleteFunc(w.pipes, func(have *pipe) bool { return have == p })
+		p.close()
+	}
+	current := p.current
+	w.mu.Unlock()
+	lost, unsent := err, err
+	if neverRan(err) {
+		lost = errors.New(err.Error())
+	} else {
+		unsent = &net.OpError{Op: "dial", Net: "tcp", Err: err}
+	}
+	for i, f := range flights {
+		switch {
+		case f.x == nil || f.x == current:
+		case i < written:
+			f.x.end(lost)
+		default:
+			f.x.end(unsent)
+		}
+	}
+}
+
+// arm makes sure that tick is called at the time until, or earlier. mu must be held.
+func (w *wire) arm(until time.Time) {
+	switch {
+	case !w.due.IsZero() && !until.Before(w.due):
+		return
+	case w.timer == nil:
+		w.timer = time.AfterFunc(time.Until(until), w.tick)
+	default:
+		w.timer.Reset(time.Until(until))
+	}
+	w.due = until
+}
+
+// tick ends the exchanges that have no reply in time.
+func (w *wire) tick() {
+	var late, unsent []*exchange
+	w.mu.Lock()
+	now := time.Now()
+	w.due = time.Time{}
+	for _, p := range w.pipes {
+		for i := 0; i < len(p.flights); i++ {
+			switch x := p.flights[i].x; {
+			case x == nil:
+			case now.Before(x.until):
+				w.arm(x.until)
+			case i >= p.written:
+				unsent = append(unsent, x)
+				p.flights = slices.Delete(p.flights, i, i+1)
+				i--
+			case x == p.current:
+				p.close() // write ends x
+			default:
+				late = append(late, x)
+				p.flights[i].x = nil
+				if p.over = true; p.closeBy.IsZero() {
+					p.closeBy = now.Add(lateAnswer)
+				}
+			}
+		}
+		switch {
+		case p.closeBy.IsZero():
+		case now.Before(p.closeBy):
+			w.arm(p.closeBy)
+		default:
+			p.close()
+		}
+	}
+	w.mu.Unlock()
+	for _, x := range late {
+		x.end(errNoReply)
+	}
+	for _, x := range unsent {
+		x.end(errNoConn)
+	}
+}
+
+// close implements transport.
 func (w *wire) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true
-	if w.conn != nil && !w.busy {
-		_ = w.conn.SetReadDeadline(time.Unix(1, 0))
-	}
-}
-
-type refusal string
-
-func (r refusal) Error() string { return string(r) }
-
-// RedisError marks refusal as a reply, as go-redis does.
-func (refusal) RedisError() {}
-
-func appendCommand(dst []byte, args []any) []byte {
-	dst = appendSize(dst, '*', len(args))
-	for _, arg := range args {
-		switch arg := arg.(type) {
-		case string:
-			dst = append(appendSize(dst, '$', len(arg)), arg...)
-		case *string:
-			dst = append(appendSize(dst, '$', len(*arg)), *arg...)
-		case []byte:
-			dst = append(appendSize(dst, '$', len(arg)), arg...)
-		case int:
-			var digits [20]byte
-			text := strconv.AppendInt(digits[:0], int64(arg), 10)
-			dst = append(appendSize(dst, '$', len(text)), text...)
-		default:
-			panic(fmt.Sprintf("redis: an argument is a %T", arg))
-		}
-		dst = append(dst, "\r\n"...)
-	}
-	return dst
-}
-
-func appendSize(dst []byte, kind byte, n int) []byte {
-	return append(strconv.AppendInt(append(dst, kind), int64(n), 10), "\r\n"...)
-}
-
-// parseReply parses a bulk string or an error reply (refused). whole is false if bytes are missing. An error
-// means that the bytes are neither, or that more bytes follow.
-func parseReply(have []byte) (text []byte, refused, whole bool, err error) {
-	line, rest, ok := bytes.Cut(have, []byte("\r\n"))
-	switch {
-	case !ok:
-		return nil, false, false, nil
-	case len(line) > 0 && line[0] == '-' && len(rest) == 0:
-		return line[1:], true, true, nil
-	case len(line) == 0 || line[0] != '$':
-		return nil, false, false, fmt.Errorf("the server answered %.20q to a script call", have)
-	}
-	n, err := strconv.Atoi(string(line[1:]))
-	switch {
-	case err != nil || n < 0 || n > maxScriptReply || len(rest) > n+2:
-		return nil, false, false, fmt.Errorf("the server answered %.20q to a script call", have)
-	case len(rest) < n+2:
-		return nil, false, false, nil
-	default:
-		return rest[:n], false, true, nil
+	for _, p := range w.pipes {
+		p.retire()
 	}
 }
