@@ -258,7 +258,7 @@ func (n *node) touch(x *exchange, s *step) {
 		if s.asking {
 			x.commands = append(x.commands, []any{"asking"})
 		}
-		x.commands = append(x.commands, []any{"pexpire", s.run.keys[is.key-1], is.life})
+		x.commands = append(x.commands, []any{"pexpire", &s.run.keys[is.key-1], is.life})
 	}
 }
 

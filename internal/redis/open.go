@@ -184,7 +184,7 @@ func (s *Store) node(o *goredis.Options, alive func()) *node {
 		n.clock, n.wall = s.clock, func() algorithms.Micros { return algorithms.Micros(s.clock.Now().UnixMicro()) }
 		n.wire = s.simulatedWire(o)
 	} else {
-		n.wire = &wire{options: *o, alive: alive}
+		n.wire = newWire(o, alive)
 	}
 	return n
 }

@@ -68,8 +68,8 @@ var (
 // When a reply is late, the next exchange gets another connection. The old one stays open for a while, because a late
 // reply shows that the server works.
 type wire struct {
-	options goredis.Options // of the connections
-	alive   func()          // called when a reply has arrived that no call waits for
+	dial  func() (conn net.Conn, release func(), err error) // release is called after conn has been closed, or the dial has failed
+	alive func()                                            // called when a reply has arrived that no call waits for
 
 	mu     sync.Mutex
 	pipes  []*pipe // the connections that are not closed; this and the following fields are guarded by mu
@@ -97,6 +97,10 @@ type pipe struct {
 type flight struct {
 	x           *exchange
 	count, size int // of the commands
+}
+
+func newWire(o *goredis.Options, alive func()) *wire {
+	return &wire{dial: func() (net.Conn, func(), error) { return dialWire(*o) }, alive: alive}
 }
 
 // start implements transport.
@@ -159,10 +163,10 @@ func (p *pipe) ended() bool {
 	return ok && (c.outdated() || len(p.flights) == 0 && c.ended())
 }
 
-// retire makes p get no more exchanges, and closes it if it has none.
+// retire makes p get no more exchanges, and closes it if none waits for replies.
 func (p *pipe) retire() {
 	p.over = true
-	if len(p.flights) == 0 {
+	if !slices.ContainsFunc(p.flights, func(f flight) bool { return f.x != nil }) {
 		p.close()
 	}
 }
@@ -176,7 +180,7 @@ func (p *pipe) close() {
 
 // connect makes the connection of p.
 func (w *wire) connect(p *pipe) {
-	conn, client, err := w.dial()
+	conn, release, err := w.dial()
 	w.mu.Lock()
 	if err == nil && p.over && len(p.flights) == 0 {
 		err = errDrained
@@ -185,21 +189,20 @@ func (w *wire) connect(p *pipe) {
 	w.mu.Unlock()
 	if err != nil {
 		w.fail(p, err)
-		client.Close()
+		release()
 		return
 	}
 	go func() {
 		w.fail(p, w.read(p))
-		client.Close()
+		release()
 	}()
 	w.write(p, false)
 }
 
-// dial makes a connection that is ready for commands. It uses the pool of a separate client, which the caller must close.
-func (w *wire) dial() (conn net.Conn, client *goredis.Client, err error) {
-	o := w.options
-	o.PoolSize, o.MinIdleConns, o.MaxRetries = 1, 0, -1
+// dialWire makes a connection that is ready for commands. It uses the pool of a separate client, which release closes.
+func dialWire(o goredis.Options) (conn net.Conn, release func(), err error) {
 	timeout := max(detachedTimeout, o.DialTimeout)
+	o.PoolSize, o.MinIdleConns, o.MaxRetries = 1, 0, -1
 	o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = timeout, timeout, timeout
 	var made atomic.Pointer[net.Conn] // atomic, because go-redis may still dial after Ping has timed out
 	dial := o.Dialer
@@ -210,13 +213,14 @@ func (w *wire) dial() (conn net.Conn, client *goredis.Client, err error) {
 		}
 		return nc, err
 	}
-	client = newClient(&o)
+	client := newClient(&o)
+	release = func() { _ = client.Close() }
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	if err := client.Ping(ctx).Err(); err != nil {
-		return nil, client, err
+		return nil, release, err
 	}
-	return *made.Load(), client, nil
+	return *made.Load(), release, nil
 }
 
 // write writes the exchanges of p, one after the other; the caller has set p.writing. With inline, another goroutine

@@ -2,41 +2,27 @@ package redis
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
-
-type peer struct {
-	net.Conn // the server's end of the connection
-
-	reply func(args []string) string
-	calls atomic.Int64
-}
-
-func (p *peer) serve() {
-	for r := bufio.NewReader(p.Conn); ; {
-		args, err := readCommand(r)
-		if err != nil {
-			return
-		}
-		p.calls.Add(1)
-		if text := p.reply(args); text != "" {
-			_, _ = io.WriteString(p.Conn, text)
-		}
-	}
-}
 
 func readCommand(r *bufio.Reader) (args []string, err error) {
 	size := func() (n int, err error) {
@@ -76,7 +62,7 @@ func echoed(args []string) string {
 // nodeTo returns a node with its own connections to the server of client.
 func nodeTo(tb testing.TB, client *goredis.Client) *node {
 	tb.Helper()
-	n := newNode(&wire{options: *client.Options(), alive: func() {}}, keys{prefix: "rl:"}, nil)
+	n := newNode(newWire(client.Options(), func() {}), keys{prefix: "rl:"}, nil)
 	tb.Cleanup(n.wire.close)
 	return n
 }
@@ -87,4 +73,296 @@ func limited(sizes ...int) *backend.Batch {
 		b.Charges[i].Limit = limit
 	}
 	return b
+}
+
+// peers are the servers that a wire connects to, one after the other.
+type peers struct {
+	reply    func(args []string) string   // "" means that no reply is sent
+	wrap     func(conn net.Conn) net.Conn // may replace the wire's end of a connection
+	dialing  time.Duration
+	failing  error // the error of a dial, or nil
+	deaf     bool  // the server does not read
+	dials    atomic.Int64
+	commands atomic.Int64
+	alive    atomic.Int64
+	ends     []net.Conn
+}
+
+func (p *peers) dial() (net.Conn, func(), error) {
+	p.dials.Add(1)
+	time.Sleep(p.dialing)
+	if p.failing != nil {
+		return nil, func() {}, p.failing
+	}
+	near, far := net.Pipe()
+	p.ends = append(p.ends, far)
+	if !p.deaf {
+		go p.serve(far)
+	}
+	if p.wrap != nil {
+		near = p.wrap(near)
+	}
+	return near, func() {}, nil
+}
+
+func (p *peers) serve(conn net.Conn) {
+	for r := bufio.NewReader(conn); ; {
+		args, err := readCommand(r)
+		if err != nil {
+			return
+		}
+		p.commands.Add(1)
+		if text := p.reply(args); text != "" {
+			_, _ = io.WriteString(conn, text)
+		}
+	}
+}
+
+// sender returns a sender whose timeout is 10 ms, and the node that makes its calls.
+func (p *peers) sender(t *testing.T) (*sender, *node) {
+	t.Helper()
+	w := &wire{dial: p.dial, alive: func() { p.alive.Add(1) }}
+	n := newNode(w, keys{prefix: "rl:"}, nil)
+	l := newSender(10*ms, n.start)
+	l.end = w.close
+	t.Cleanup(l.close)
+	return l, n
+}
+
+// replies returns a function that returns these replies one after the other, and then those of echoed.
+func replies(first ...string) func(args []string) string {
+	return func(args []string) string {
+		if len(first) == 0 {
+			return echoed(args)
+		}
+		text := first[0]
+		first = first[1:]
+		return text
+	}
+}
+
+var errWrite = errors.New("connection reset")
+
+// badWrites is a connection whose first Write fails.
+type badWrites struct {
+	net.Conn
+
+	err   error
+	sends bool // the other end has received everything 1 ms before the error
+}
+
+func (b *badWrites) Write(text []byte) (int, error) {
+	err := b.err
+	if b.err = nil; err != nil && !b.sends {
+		return 0, err
+	}
+	n, failed := b.Conn.Write(text)
+	if err != nil {
+		time.Sleep(ms)
+	}
+	return n, cmp.Or(err, failed)
+}
+
+// Each failure of a server or of the network ends a call in time. The error says whether the call can have run. Nothing is
+// sent twice, and the next call succeeds.
+func TestACallThatFails(t *testing.T) {
+	const unknown, never = "unknown", "never"
+	for name, test := range map[string]struct {
+		peers    *peers
+		after    time.Duration
+		outcome  string // "" means an answer
+		commands int64
+		alive    int64
+	}{
+		"no reply": {&peers{reply: replies("")}, 10 * ms, unknown, 1, 0},
+		"a late reply": {&peers{reply: func() func([]string) string {
+			late := replies("")
+			return func(args []string) string {
+				if text := late(args); text != "" {
+					return text
+				}
+				time.Sleep(12 * ms)
+				return ":1\r\n"
+			}
+		}()}, 10 * ms, unknown, 1, 1},
+		"the server does not read":        {&peers{deaf: true}, 10 * ms, unknown, 0, 0},
+		"refused":                         {&peers{failing: notSent("refused")}, 0, never, 0, 0},
+		"the login fails":                 {&peers{failing: io.EOF}, 0, never, 0, 0},
+		"the dial takes long":             {&peers{dialing: 30 * ms, reply: echoed}, 10 * ms, never, 0, 0},
+		"the dial takes a while":          {&peers{dialing: 3 * ms, reply: echoed}, 3 * ms, "", 1, 0},
+		"the write fails":                 {&peers{wrap: func(c net.Conn) net.Conn { return &badWrites{c, errWrite, false} }}, 0, unknown, 0, 0},
+		"the write fails later":           {&peers{reply: replies(""), wrap: func(c net.Conn) net.Conn { return &badWrites{c, errWrite, true} }}, ms, unknown, 1, 0},
+		"the write fails after a reply":   {&peers{reply: echoed, wrap: func(c net.Conn) net.Conn { return &badWrites{c, errWrite, true} }}, 0, "", 1, 0},
+		"not written":                     {&peers{wrap: func(c net.Conn) net.Conn { return &badWrites{c, errOutdated, false} }}, 0, never, 0, 0},
+		"another protocol":                {&peers{reply: replies("HTTP/1.1 400\r\n")}, 0, unknown, 1, 0},
+		"another kind of reply":           {&peers{reply: replies("+OK\r\n")}, 0, unknown, 1, 0},
+		"null":                            {&peers{reply: replies("$-1\r\n")}, 0, unknown, 1, 0},
+		"a length that is none":           {&peers{reply: replies("$x\r\n")}, 0, unknown, 1, 0},
+		"an array":                        {&peers{reply: replies("*1\r\n")}, 0, unknown, 1, 0},
+		"too long":                        {&peers{reply: replies("$999999\r\n")}, 0, unknown, 1, 0},
+		"too short":                       {&peers{reply: replies("$3\r\nabc\r\n")}, 0, unknown, 1, 0},
+		"without a meaning":               {&peers{reply: replies(bulks(string(append(doubles(nil, 1), 255))))}, 0, unknown, 1, 0},
+		"two replies":                     {&peers{reply: replies("$1\r\nx\r\n$1\r\ny\r\n")}, 0, unknown, 1, 0},
+		"out of memory":                   {&peers{reply: replies("-OOM no memory\r\n")}, 0, never, 1, 0},
+		"busy":                            {&peers{reply: replies("-BUSY a script runs\r\n")}, 0, never, 1, 0},
+		"another error":                   {&peers{reply: replies("-ERR no\r\n")}, 0, unknown, 1, 0},
+		"not of a Cluster":                {&peers{reply: replies("-MOVED 1 127.0.0.1:1\r\n")}, 0, never, 1, 0},
+		"the script is missing":           {&peers{reply: replies("-NOSCRIPT missing\r\n")}, 0, "", 2, 0},
+		"the script is missing always":    {&peers{reply: replies(slices.Repeat([]string{"-NOSCRIPT missing\r\n"}, 6)...)}, 0, never, 6, 0},
+		"without shebangs":                {&peers{reply: replies("-ERR Error compiling script\r\n")}, 0, "", 2, 0},
+		"the script cannot be compiled":   {&peers{reply: replies("-ERR Error compiling script\r\n", "-ERR Error compiling script\r\n")}, 0, unknown, 2, 0},
+		"all calendar windows have ended": {&peers{reply: replies(bulks(string(doubles(nil, 1))))}, 0, "", 2, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := test.peers
+				l, _ := p.sender(t)
+				a := start(l, limited(1))
+				<-a.done
+				err := a.Decisions[0].Err
+				got := map[bool]string{true: never, false: unknown}[errors.Is(err, backend.ErrNotTaken)]
+				if err == nil {
+					got = ""
+				}
+				if a.after != test.after || got != test.outcome || p.commands.Load() != test.commands || err != nil && !errors.Is(err, backend.ErrUnavailable) {
+					t.Errorf("%v after %v, outcome %q, %d commands; want outcome %q after %v, %d commands", err, a.after, got, p.commands.Load(), test.outcome, test.after, test.commands)
+				}
+				time.Sleep(time.Second)
+				if p.alive.Load() != test.alive {
+					t.Errorf("%d signs of life; want %d", p.alive.Load(), test.alive)
+				}
+				p.failing, p.dialing, p.deaf, p.reply, p.wrap = nil, 0, false, echoed, nil
+				start(l, limited(1)).is(t, 0)
+				l.close()
+			})
+		})
+	}
+}
+
+// Several calls are in flight. Each gets its own reply, and a late one does not end the others.
+func TestCallsInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		due := make(chan string, 10)
+		p := &peers{}
+		p.reply = func(args []string) string { due <- echoed(args); return "" }
+		l, n := p.sender(t)
+		n.wire.(*wire).warm()
+		synctest.Wait()
+		l.queue.maxBatch = 1
+		l.queue.maxCalls = 4
+		var all []*answer
+		for i := range 4 {
+			b := limited(1)
+			b.Charges[0].Terms.Cost = int64(i)
+			all = append(all, start(l, b))
+			time.Sleep(3 * ms)
+		}
+		synctest.Wait()
+		for range 4 {
+			_, _ = io.WriteString(p.ends[0], <-due)
+		}
+		all[0].fails(t, 10*ms, backend.ErrUnavailable)
+		for i, a := range all[1:] {
+			a.is(t, 12*ms-time.Duration(i+1)*3*ms)
+		}
+		if p.dials.Load() != 1 || p.alive.Load() != 1 {
+			t.Errorf("%d dials, %d signs of life; want one of each", p.dials.Load(), p.alive.Load())
+		}
+		p.reply = echoed
+		start(l, limited(1)).is(t, 0)
+		if p.dials.Load() != 2 {
+			t.Errorf("%d dials after a late reply; want 2", p.dials.Load())
+		}
+		l.close()
+	})
+}
+
+// A call that is too large for the buffer of a socket is written on another goroutine, so that Submit does not wait for a
+// server that does not read. The same applies to calls behind it.
+func TestSubmitDoesNotWaitForTheNetwork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &peers{deaf: true}
+		l, n := p.sender(t)
+		n.wire.(*wire).warm()
+		synctest.Wait()
+		large := limited(1)
+		large.Charges[0].Key = make([]byte, maxFrame)
+		l.queue.maxBatch = 1
+		l.start = func(l *sender) { l.work() }
+		began := time.Now()
+		first, second := start(l, large), start(l, limited(1))
+		if took := time.Since(began); took > 0 {
+			t.Errorf("Submit took %v; want 0", took)
+		}
+		first.fails(t, 10*ms, backend.ErrUnavailable)
+		second.fails(t, 10*ms, backend.ErrNotTaken)
+		l.close()
+	})
+}
+
+// close waits for the calls in flight, and then closes the connection. If it stayed open, its reader would not end, and
+// synctest would report a deadlock.
+func TestClosingWaitsForTheCallsInFlight(t *testing.T) {
+	for _, dialing := range []time.Duration{0, 2 * ms} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &peers{dialing: dialing, reply: func(args []string) string { time.Sleep(3 * ms); return echoed(args) }}
+			l, _ := p.sender(t)
+			a := start(l, limited(1))
+			time.Sleep(ms)
+			l.close()
+			a.is(t, dialing+3*ms)
+			synctest.Wait()
+			if _, err := p.ends[0].Read(make([]byte, 1)); err == nil {
+				t.Error("the connection is open")
+			}
+			start(l, limited(1)).fails(t, 0, backend.ErrNotTaken)
+		})
+	}
+}
+
+// A panic while a call is encoded ends this call alone.
+func TestACallThatCannotBeEncoded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &peers{reply: echoed}
+		l, n := p.sender(t)
+		panics := 0
+		n.panicked = func(any) { panics++ }
+		bad := limited(1)
+		bad.Charges[0].Limit = nil
+		start(l, bad).fails(t, 0, backend.ErrUnavailable)
+		start(l, limited(1)).is(t, 0)
+		if panics != 1 {
+			t.Errorf("%d panics reported; want 1", panics)
+		}
+		l.close()
+	})
+}
+
+func TestRepliesInPieces(t *testing.T) {
+	for whole, want := range map[string]string{"$5\r\nab\r\nc\r\n": "ab\r\nc", "-ERR no\r\n": "ERR no", "$0\r\n\r\n": "", ":12\r\n": "12"} {
+		for n := range len(whole) + 1 {
+			r, size, err := parseReply([]byte(whole[:n]))
+			if n < len(whole) && size > 0 || n == len(whole) && (size != n || r.text != want || r.kind != whole[0]) || err != nil {
+				t.Errorf("%q: got %+v of %d bytes, %v; want %q only if nothing is missing", whole[:n], r, size, err, want)
+			}
+		}
+	}
+}
+
+// After the server has closed all connections, calls use a new one, and no call is lost.
+func TestNoCallIsLostWhenConnectionsEnd(t *testing.T) {
+	r := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + r.Addr, Timeout: 5 * time.Second})
+	for range 5 {
+		for range 20 {
+			if d := takeAll(s, limited(1).Charges)[0]; d.Err != nil {
+				t.Fatalf("got %v; want no error", d.Err)
+			}
+		}
+		before := s.client.PoolStats().Hits
+		closeUsed(r)
+		if s.client.PoolStats().Hits != before {
+			t.Error("a call that charges used the pool of go-redis")
+		}
+	}
 }
