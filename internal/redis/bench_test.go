@@ -159,7 +159,7 @@ func BenchmarkCalls(b *testing.B) {
 	}
 }
 
-func scriptsRun(b *testing.B, servers ...*redistest.Server) (n float64) {
+func scriptsRun(b testing.TB, servers ...*redistest.Server) (n float64) {
 	b.Helper()
 	for _, s := range servers {
 		for name, value := range fields(s.Do("INFO", "commandstats")) {

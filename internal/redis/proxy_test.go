@@ -35,7 +35,7 @@ type faults struct {
 	reset bool          // the connection is reset in place of the answer
 	late  time.Duration // the delay of the answer
 	hole  bool          // no bytes pass on any connection, in either direction
-	far   time.Duration // the delay of every answer, also to logins
+	far   time.Duration // the time of a round trip, also of a login
 }
 
 func startProxy(tb testing.TB, server string, seed uint64) *proxy {
@@ -134,8 +134,9 @@ func (p *proxy) serve(client net.Conn) {
 		return
 	}
 	defer p.drop(server)
-	// A connection has one call in flight, so the server's next reply after a script call is the script's
-	// answer.
+	answers := p.behind(client)
+	defer close(answers)
+	// The server's next bytes after a script call count as the script's answer.
 	var script atomic.Bool
 	p.done.Go(func() {
 		defer server.Close()
@@ -175,15 +176,29 @@ func (p *proxy) serve(client net.Conn) {
 				time.Sleep(f.late)
 			}
 		}
-		time.Sleep(p.far())
-		if _, err := client.Write(buffer[:n]); err != nil {
-			return
-		}
+		p.mu.Lock()
+		due := time.Now().Add(p.faults.far)
+		p.mu.Unlock()
+		answers <- delayed{bytes.Clone(buffer[:n]), due}
 	}
 }
 
-func (p *proxy) far() time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.faults.far
+type delayed struct {
+	text []byte
+	due  time.Time
+}
+
+// behind returns a channel for bytes that are written to client when they are due. Bytes that follow each other closely
+// are not delayed more than the first ones.
+func (p *proxy) behind(client net.Conn) chan<- delayed {
+	answers := make(chan delayed, 1000)
+	p.done.Go(func() {
+		for a := range answers {
+			time.Sleep(time.Until(a.due))
+			if _, err := client.Write(a.text); err != nil {
+				client.Close()
+			}
+		}
+	})
+	return answers
 }

@@ -26,10 +26,15 @@ const (
 	// portion is how many full calls a server should decide within the timeout of a call. A batch that comes while two
 	// full calls are in flight waits for both, and for its own call.
 	portion = 8
-	// maxCalls is the largest number of calls in flight to one server. With two, the server works on one while
+	// maxCalls is the largest number of calls in flight to a near server. With two, the server works on one while
 	// the other is on the network. With more, each call would carry fewer charges, so each charge would cost
 	// more.
 	maxCalls = 2
+	// farCalls is the largest number of calls in flight to a server whose round trip takes longer than nearTrip. So
+	// a batch that comes while calls are in flight waits for a sixteenth of a round trip instead of up to a whole one. It
+	// waits for nearTrip at least: a far server gets no more calls a second than a near one.
+	farCalls = 16
+	nearTrip = time.Millisecond
 )
 
 // queue decides when a call to one server starts, and which groups the call carries. It is a state machine
@@ -37,7 +42,8 @@ const (
 //
 // If no call is in flight, the first batch starts a call at once. While one is in flight, batches wait. The next
 // call starts when it has ended, when it has been in flight for half of timeout, or when enough charges wait to
-// fill a call. Large calls cost less for each charge, but one late call must not delay all other charges.
+// fill a call. Large calls cost less for each charge, but one late call must not delay all other charges. To a far
+// server more calls may be in flight, and the next one starts earlier (farCalls).
 //
 // fill takes charges from the sources in turn. A batch with more charges than fit into a call is sent in
 // several calls, one after the other, so that its groups are decided in their order. A batch that the server would
@@ -52,8 +58,10 @@ type queue struct {
 	started   time.Time     // when the last call started
 	ended     time.Time     // when the last call was answered
 	usual     time.Duration // a moving average of the durations of calls
+	trip      time.Duration // the shortest recent duration of a small call, which is about that of a round trip
 	pace      time.Duration // the server's time for a charge in large calls; 0 if unknown
 	armed     bool          // a call of tick is scheduled
+	sent      int           // the number of charges in flight
 	waiting   int           // the number of charges that wait in places
 	suspended int           // the number of charges that wait until an earlier part of the same batch has been answered
 
@@ -189,11 +197,14 @@ func (q *queue) callEnded(now time.Time) effects {
 }
 
 func (q *queue) startDue(now time.Time) effects {
-	long := q.timeout / 2
+	most, pause := q.maxCalls, q.timeout/2
+	if q.trip > nearTrip {
+		most, pause = max(most, farCalls), min(pause, max(nearTrip, q.trip/farCalls))
+	}
 	switch out := now.Sub(q.started); {
-	case q.waiting == 0 || q.inFlight >= q.maxCalls:
+	case q.waiting == 0 || q.inFlight >= most:
 		return effects{}
-	case q.inFlight == 0 || out >= long || q.waiting >= q.size():
+	case q.inFlight == 0 || out >= pause || q.waiting >= q.size():
 		q.inFlight++
 		q.started = now
 		return effects{start: true}
@@ -201,7 +212,7 @@ func (q *queue) startDue(now time.Time) effects {
 		return effects{}
 	default:
 		q.armed = true
-		return effects{tickAfter: long - out}
+		return effects{tickAfter: pause - out}
 	}
 }
 
@@ -287,6 +298,7 @@ func (q *queue) fill(c *call, now time.Time) bool {
 		return false
 	}
 	c.started = now
+	q.sent += c.charges
 	return true
 }
 
@@ -364,7 +376,7 @@ func (q *queue) room(b *backend.Batch, now time.Time) int {
 	} else {
 		sources++
 	}
-	fits := int(b.Deadline.Sub(now)/q.pace) - q.inFlight*q.size() - q.suspended
+	fits := int(b.Deadline.Sub(now)/q.pace) - q.sent - q.suspended
 	fits = max(fits, q.size())
 	fits = max(fits/sources-own, fits*3/4-q.waiting) // of the time for all sources, a part is for variations
 	if fits >= most {
@@ -404,7 +416,14 @@ func (q *queue) size() int {
 // So the shortest of several times counts, and small calls do not. Nor does a call that has failed before its timeout:
 // the server has not decided it.
 func (q *queue) took(c *call, now time.Time, failed bool) {
-	q.usual += (now.Sub(c.started) - q.usual) / 8
+	took := now.Sub(c.started)
+	q.usual += (took - q.usual) / 8
+	if c.charges < minBatch && !failed {
+		if q.trip > 0 {
+			took = min(took, q.trip+q.trip/8+1)
+		}
+		q.trip = took
+	}
 	since := c.started
 	if q.ended.After(since) {
 		since = q.ended
@@ -475,6 +494,7 @@ func (q *queue) complete(c *call) {
 		}
 		c.entries[i] = nil
 	}
+	q.sent -= c.charges
 	clear(c.runs)
 	c.runs, c.entries, c.charges = c.runs[:0], c.entries[:0], 0
 }

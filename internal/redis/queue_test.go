@@ -250,6 +250,7 @@ func TestQueueRefusesHopelessBatches(t *testing.T) {
 	for range 16 { // 512 charges; two calls, of 156 charges each, are in flight
 		submit(t, &q, by(&backend.Source{}, 10*ms, 32), at(0))
 	}
+	q.sent = 312
 	for _, test := range []struct {
 		is       string
 		batch    *backend.Batch
@@ -273,6 +274,36 @@ func TestQueueRefusesHopelessBatches(t *testing.T) {
 		}
 		if accepted != test.accepted || err != nil && !errors.Is(err, errBusy) {
 			t.Errorf("%s: %d charges are accepted, with the error %v; want %d", test.is, accepted, err, test.accepted)
+		}
+	}
+}
+
+// While a call to a far server is in flight, the next one starts after a sixteenth of a round trip, or a millisecond.
+func TestQueueHasMoreCallsInFlightToAFarServer(t *testing.T) {
+	for _, test := range []struct {
+		trip, pause time.Duration
+		most        int
+	}{{ms / 2, 100 * ms, 2}, {ms, 100 * ms, 2}, {2 * ms, ms, 16}, {80 * ms, 5 * ms, 16}, {4 * time.Second, 100 * ms, 16}} {
+		q := newQueue(200 * ms)
+		q.took(&call{charges: minBatch, started: at(0)}, at(9*time.Second), false) // a large call, whose duration is also that of its work
+		q.took(&call{charges: 1, started: at(0)}, at(test.trip), false)
+		q.took(&call{charges: 1, started: at(0)}, at(0), true) // has failed
+		now := time.Hour
+		for n := 1; ; n++ {
+			switch do := submit(t, &q, batchOf(1), at(now)); {
+			case n == 1 && !do.start, n == 2 && do != (effects{tickAfter: test.pause}):
+				t.Fatalf("%v away, batch %d: %+v; want the first to start a call, and the second after %v", test.trip, n, do, test.pause)
+			case n > 1:
+				now += test.pause
+				do = q.tick(at(now))
+				if do.start != (n <= test.most) {
+					t.Errorf("%v away, call %d: starts %v; want at most %d in flight", test.trip, n, do.start, test.most)
+				}
+			}
+			if n > test.most {
+				break
+			}
+			sent(t, &q, at(now))
 		}
 	}
 }
