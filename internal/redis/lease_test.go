@@ -13,9 +13,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-func leasing(t *testing.T, c Config) *stores.LeaseStore {
+func leasing(t *testing.T, c Config) *stores.CacheStore {
 	t.Helper()
-	s := stores.Lease(open(t, c), stores.LeaseConfig{})
+	s := stores.Cache(open(t, c), stores.CacheConfig{})
 	t.Cleanup(s.Close)
 	return s
 }

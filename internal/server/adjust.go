@@ -15,6 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -140,6 +141,19 @@ func (a *adjustments) reportLost(status *adjust.Status) {
 	}
 }
 
+// clearCache empties the cache, or forgets the buckets with these keys. cache is nil without Redis.
+func clearCache(cache *stores.CacheStore, keys [][]byte, all bool) {
+	switch {
+	case cache == nil:
+	case all:
+		cache.Clear()
+	default:
+		for _, key := range keys {
+			cache.ClearBucket(key)
+		}
+	}
+}
+
 // apply puts set in force, without its expired adjustments. Like a reload, it returns the leases of the
 // affected buckets and removes their cached denials.
 func (a *adjustments) apply(set *adjust.Set) {
@@ -152,24 +166,10 @@ func (a *adjustments) apply(set *adjust.Set) {
 		return
 	}
 	keys, all := a.buckets(changed)
-	stack := &a.server.stack
-	if stack.lease != nil {
-		if all {
-			stack.lease.Clear()
-		}
-		for _, key := range keys {
-			stack.lease.ClearBucket(key)
-		}
-	}
+	cache := a.server.stack.cache
+	clearCache(cache, keys, all) // before the change, while the limits under which units were leased are still in use
 	result := a.server.limiter.Adjust(set, a.keeper.Now)
-	if stack.denied != nil {
-		if all {
-			stack.denied.Clear()
-		}
-		for _, key := range keys {
-			stack.denied.ClearBucket(key)
-		}
-	}
+	clearCache(cache, keys, all) // after the change, so that a raised limit applies at once
 	a.next = result.Next
 	a.server.log.Info("adjustments in use", zap.Uint64("version", set.Head.Version), zap.Int("applied", result.InForce), zap.Int("ignored", result.Ignored))
 }

@@ -142,11 +142,11 @@ func (s *server) lastReload() admin.Reload {
 
 func (s *server) swap(snapshot *limiter.Snapshot, limits []string) {
 	s.stack.memory.SetOwners(limits)
-	if s.stack.lease != nil {
-		s.stack.lease.Clear() // before the swap, while the limits under which the units were granted are still in use
+	if s.stack.cache != nil {
+		s.stack.cache.Clear() // before the swap, while the limits under which the units were granted are still in use
 	}
 	s.limiter.Swap(snapshot)
-	if s.stack.denied != nil {
-		s.stack.denied.Clear() // after the swap, so that a raised limit applies at once
+	if s.stack.cache != nil {
+		s.stack.cache.Clear() // after the swap, so that a raised limit applies at once
 	}
 }

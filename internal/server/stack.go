@@ -20,11 +20,10 @@ const repeatPatience = time.Second
 // stack holds the Stores, from the one that the limiter calls down to the Redis servers.
 type stack struct {
 	top    backend.Store
-	memory *memory.Store       // all buckets; with Redis, only the buckets of on_backend_failure local
-	denied *stores.DeniedStore // nil without Redis
-	lease  *stores.LeaseStore  // nil without Redis
-	redis  []*redis.Store      // empty without Redis; the second one, if present, is for limits per second
-	undos  *stores.Undos       // refunds for requests with limits in both Redis servers; nil with one Redis
+	memory *memory.Store      // all buckets; with Redis, only the buckets of on_backend_failure local
+	cache  *stores.CacheStore // nil without Redis
+	redis  []*redis.Store     // empty without Redis; the second one, if present, is for limits per second
+	undos  *stores.Undos      // refunds for requests with limits in both Redis servers; nil with one Redis
 	// repeats submits the returns and renewals of slots.
 	repeats *stores.Repeats
 }
@@ -51,13 +50,10 @@ func (s *server) newStack() (st stack, err error) {
 	}
 	s.metrics.WatchUndos(s.stack.undosDropped)
 	st.top = s.metrics.Backend(st.top, c.Timeout, s.storeTimes.Add, s.backendFailed())
-	// The lease store and the denial cache work during an outage of Redis. The lease store wraps the denial
-	// cache, because leased units are available even after a denial by Redis.
-	st.denied = stores.Denied(st.top, stores.DeniedConfig{})
-	st.lease = stores.Lease(st.denied, stores.LeaseConfig{Timeout: leaseTimeout})
-	s.metrics.WatchLeases(st.lease.Stats)
+	st.cache = stores.Cache(st.top, stores.CacheConfig{Timeout: leaseTimeout}) // also works during an outage of Redis
+	s.metrics.WatchLeases(st.cache.Stats)
 	// Deadline is the outermost Store, so that the answer is in time whatever the inner Stores do.
-	st.top = stores.Deadline(st.lease, c.Timeout, answerMargin, s.storePanicked)
+	st.top = stores.Deadline(st.cache, c.Timeout, answerMargin, s.storePanicked)
 	return st, nil
 }
 
@@ -75,8 +71,8 @@ func (st *stack) undosDropped() (n int64) {
 // close closes the Stores. No batch may be submitted after it has been called.
 func (st *stack) close() {
 	st.repeats.Close(repeatPatience)
-	if st.lease != nil {
-		st.lease.Close()
+	if st.cache != nil {
+		st.cache.Close()
 	}
 	if st.undos != nil {
 		st.undos.Close()

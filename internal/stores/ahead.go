@@ -9,8 +9,8 @@ import (
 
 // ahead is a request for a lease that is made in the background, before the lease is needed.
 type ahead struct {
-	store       *LeaseStore
-	shard       *leaseShard
+	store       *CacheStore
+	shard       *cacheShard
 	hotKey      *hotKey
 	units       int64
 	requestedAt time.Duration
@@ -23,7 +23,7 @@ type ahead struct {
 // leaseAhead prepares a request for the next lease of l. It returns nil if no lease is wanted, or if
 // s.background permits no further call. The lock of sh is held. After releasing it, the caller must call
 // submit on the result.
-func (s *LeaseStore) leaseAhead(sh *leaseShard, l *hotKey, cost int64, now time.Duration) *ahead {
+func (s *CacheStore) leaseAhead(sh *cacheShard, l *hotKey, cost int64, now time.Duration) *ahead {
 	l.low, l.early = -1, never
 	units := l.leaseSize(cost, now)
 	if units == 0 || !s.background.Begin() {
@@ -46,6 +46,7 @@ func (a *ahead) submit() {
 	a.requestedAt = s.now()
 	a.batch = backend.Batch{Charges: a.charge[:], Decisions: a.answer[:], Deadline: s.config.Clock.Now().Add(s.config.Timeout), Detached: true}
 	a.batch.Done = func(*backend.Batch) {
+		s.forget(a.charge[0].Key)
 		for _, f := range s.grantedAhead(a) {
 			f()
 		}
@@ -56,7 +57,7 @@ func (a *ahead) submit() {
 
 // grantedAhead records the decision on a lease that was requested in the background. The caller must call the
 // functions that it returns, without holding the lock of the shard.
-func (s *LeaseStore) grantedAhead(a *ahead) (then []func()) {
+func (s *CacheStore) grantedAhead(a *ahead) (then []func()) {
 	sh, l, d := a.shard, a.hotKey, &a.answer[0]
 	sh.mu.Lock()
 	defer sh.mu.Unlock()

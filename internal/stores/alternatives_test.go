@@ -18,32 +18,15 @@ func planAndCredits(plan, credits *algorithms.Limit, cost int64) []backend.Charg
 	return group
 }
 
-func TestADenialOfAlternativesIsRememberedUntilEitherCanPay(t *testing.T) {
+func TestADenialOfAlternativesIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{})
-		plan, credits := tokens(t, 10, algorithms.Second, 3), tokens(t, 20, algorithms.Second, 2)
-		want := func(cost int64, byPlan, byCredits bool, times int) {
-			t.Helper()
-			d := take(t.Context(), s, planAndCredits(plan, credits, cost)...)
-			if d[0].Err != nil || d[0].Allowed != byPlan || d[1].Allowed != byCredits {
-				t.Errorf("cost %d: got %+v, want by plan %t, by credits %t", cost, d, byPlan, byCredits)
-			}
-			if n := calls.count(); n != times {
-				t.Errorf("cost %d: next got %d batches, want %d", cost, n, times)
+		s, calls := newCache(stores.CacheConfig{})
+		group := planAndCredits(tokens(t, 10, algorithms.Second, 3), tokens(t, 20, algorithms.Second, 2), 4)
+		for n := range 3 {
+			if d := take(t.Context(), s, group...); backend.Allowed(group, d) || calls.count() != n+1 {
+				t.Errorf("got %+v, next got %d batches; want a denial, and %d batches", d, calls.count(), n+1)
 			}
 		}
-		want(3, true, false, 1)
-		want(1, false, true, 2)
-		want(1, false, true, 3) // a denial by the plan alone is not cached
-		want(1, false, false, 4)
-		want(1, false, false, 4)
-		time.Sleep(50*ms - time.Microsecond)
-		want(1, false, false, 4)
-		time.Sleep(time.Microsecond) // the credits refill faster than the plan
-		want(1, false, true, 5)
-		want(1, false, false, 6)
-		take(t.Context(), s, of(credits, "credits", -1)) // as if the customer had bought credits
-		want(1, false, true, 8)
 	})
 }
 
@@ -84,7 +67,7 @@ func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 func TestALeaseIsNotUsedWhereAlternativesAreDecided(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		next := &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
-		s := stores.Lease(next, stores.LeaseConfig{Timeout: time.Second})
+		s := stores.Cache(next, stores.CacheConfig{Timeout: time.Second})
 		defer s.Close()
 		plan, credits := tokens(t, 1, algorithms.Day, 100), tokens(t, 1, algorithms.Day, 50)
 		leased := of(tokens(t, 1, algorithms.Day, 1000), "leased", 1)

@@ -8,66 +8,108 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// submitOne answers a Batch of one charge from a lease of its bucket, or submits the Batch to the wrapped Store. If
-// units must be returned first, or a new lease is requested with the charge, submitGroups does the work.
-func (s *LeaseStore) submitOne(b *backend.Batch) {
-	c := &b.Charges[0]
-	if !canLease(c) {
-		s.next.Submit(b)
-		return
-	}
-	now := s.now()
-	sh, hash := s.shard(c.Key)
-	sh.mu.Lock()
-	l := sh.find(c)
-	if l == nil {
-		if l = sh.warm(c, hash, now); l == nil {
-			sh.mu.Unlock()
-			s.next.Submit(b)
-			return
-		}
-		s.arm()
-	} else if enough, request := s.consume(sh, l, c, now); enough {
-		sh.stats.Served++
-		b.Decisions[0] = l.answer(now)
-		sh.mu.Unlock()
-		request.submit()
-		b.Done(b)
-		return
-	} else if l.left() > 0 || len(sh.returns) > 0 || !l.borrowing && l.leaseSize(c.Terms.Cost, now) > 0 {
-		sh.mu.Unlock()
-		s.submitGroups(b)
-		return
-	} else {
-		l.count(c.Terms.Cost, now)
-	}
-	was := l.last.At
-	sh.mu.Unlock()
-	t := s.newBatch(b, now)
-	t.direct, t.lastAt = l, was
-	t.submit(b.Charges, b.Decisions, b.Waits)
+// mayLease reports whether charges of a group can use leased units. Of several alternatives only the wrapped Store can
+// decide which is charged.
+func mayLease(group []backend.Charge) bool {
+	return anyLease(group) && !slices.ContainsFunc(group, func(c backend.Charge) bool { return c.Then })
 }
 
-// recordDecision records the decision of the wrapped Store on the only charge of t, which requested no lease.
-func (s *LeaseStore) recordDecision(t *leaseBatch) {
-	c, d, l := &t.outer.Charges[0], &t.outer.Decisions[0], t.direct
-	if !d.Allowed && d.Err == nil && d.At == t.lastAt { // a cached denial is not new information
-		return
+func anyLease(charges []backend.Charge) bool {
+	for i := range charges {
+		if charges[i].Lease != nil {
+			return true
+		}
 	}
+	return false
+}
+
+func canLease(c *backend.Charge) bool {
+	a := &c.Terms
+	return c.Lease != nil && c.IdempotencyKey == nil && a.Cost > 0 && !a.DryRun && !a.Reserve && !a.Scaled && c.Limit.CanReserve() && !denialChangesBucket(c)
+}
+
+func denialChangesBucket(c *backend.Charge) bool {
+	return c.Limit.ChargesDenied() || c.Limit.Penalty.After > 0
+}
+
+// denialChangesGroup reports whether a denial changes a bucket of the group. Such a group leases nothing: if
+// a grant is denied, the group is submitted a second time, which would record its denial twice.
+func denialChangesGroup(group []backend.Charge) bool {
+	return slices.ContainsFunc(group, func(c backend.Charge) bool { return denialChangesBucket(&c) })
+}
+
+// consult answers charges of a group from leases and remembered decisions, and appends a part for each charge to parts.
+// known means that the group is decided: leases pay for all its charges, or all are answered and one of them is denied.
+// The caller must then call answerKnown. Otherwise it must call putBackAll, or submit the group without the leased
+// charges.
+func (s *CacheStore) consult(charges []backend.Charge, parts []cachePart, decisions []backend.Decision, now time.Duration) (_ []cachePart, known bool) {
+	leases, remembers := mayLease(charges), remembers(charges)
+	answered, leased, denied := 0, 0, false
+	if !leases && !remembers {
+		return parts, false
+	}
+	for i := range charges {
+		parts = append(parts, cachePart{})
+		p := &parts[len(parts)-1]
+		s.answer(&charges[i], p, &decisions[i], leases && canLease(&charges[i]), remembers, now)
+		switch {
+		case p.leased:
+			answered, leased = answered+1, leased+1
+		case p.denial != nil:
+			answered, denied = answered+1, denied || !decisions[i].Allowed
+		case !leases:
+			return parts, false
+		}
+	}
+	return parts, answered == len(charges) && (denied || leased == answered)
+}
+
+// answer answers c from its leases or from a remembered decision, if it can.
+func (s *CacheStore) answer(c *backend.Charge, p *cachePart, d *backend.Decision, leases, remembers bool, now time.Duration) {
+	var request *ahead
+	defer func() { request.submit() }() // runs after the lock is released
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if d.Err != nil {
-		l.last.Remaining = 0
-	} else {
-		l.record(d, t.began, s.now())
+	b := sh.buckets[string(c.Key)]
+	if b == nil {
+		return
+	}
+	if b.hot != nil && leases {
+		if l := sh.find(c); l != nil {
+			if request = s.consumePart(sh, l, c, p, now); p.leased {
+				*d = l.answer(now)
+				return
+			}
+			remembers = remembers && l.left() == 0 // before a denial, leased units are returned
+		}
+	}
+	if remembers && b.denial != nil && b.denial.answer(c, d, now) {
+		p.denial = b.denial
+	}
+}
+
+// answerKnown completes the answer of a group that consult has decided.
+func (s *CacheStore) answerKnown(charges []backend.Charge, parts []cachePart, decisions []backend.Decision, now time.Duration) {
+	if slices.ContainsFunc(parts, func(p cachePart) bool { return !p.leased }) {
+		s.putBackAll(charges, parts, decisions, now)
+		return
+	}
+	s.served.Add(uint64(len(charges)))
+}
+
+func (s *CacheStore) putBackAll(charges []backend.Charge, parts []cachePart, decisions []backend.Decision, now time.Duration) {
+	for i := range parts {
+		if parts[i].leased {
+			s.putBack(&charges[i], &parts[i], &decisions[i], now)
+		}
 	}
 }
 
 // consume charges c to the leases of l. If the leases have too few units or have expired, it consumes nothing
 // and enough is false. The lock of sh is held. After releasing it, the caller must call submit on request,
 // which may be nil.
-func (s *LeaseStore) consume(sh *leaseShard, l *hotKey, c *backend.Charge, now time.Duration) (enough bool, request *ahead) {
+func (s *CacheStore) consume(sh *cacheShard, l *hotKey, c *backend.Charge, now time.Duration) (enough bool, request *ahead) {
 	if l.grants[1].left > 0 && (l.grants[0].left == 0 || now >= l.grants[0].until) {
 		sh.rotate(l, now)
 	}
@@ -92,7 +134,7 @@ type consumedUnits struct {
 
 // rotate removes the first grant, which has expired or is used up, and stores the return of its unused units. The
 // second grant becomes the first.
-func (sh *leaseShard) rotate(l *hotKey, now time.Duration) {
+func (sh *cacheShard) rotate(l *hotKey, now time.Duration) {
 	sh.queueReturn(sh.returnCharge(&l.charge, l.grants[0].left, &l.grants[0], now))
 	l.grants[0], l.grants[1] = l.grants[1], grant{}
 	l.arm()
@@ -100,7 +142,7 @@ func (sh *leaseShard) rotate(l *hotKey, now time.Duration) {
 
 // queueReturn leaves c to the timer, which sends the waiting returns. If maxReturns returns already wait, the
 // units of c are lost.
-func (sh *leaseShard) queueReturn(c backend.Charge) {
+func (sh *cacheShard) queueReturn(c backend.Charge) {
 	if c.Terms.Cost < 0 && len(sh.returns) < maxReturns {
 		sh.returns = append(sh.returns, c)
 	}
@@ -145,25 +187,13 @@ func (l *hotKey) span() time.Duration { return time.Duration(l.charge.Lease.For)
 
 func micros(d time.Duration) algorithms.Micros { return algorithms.Micros(d / time.Microsecond) }
 
-// consumePart charges c, which is part of a group, to the leases of its key, and writes the decision to d. If
-// there are no leases or too few units in them, it consumes nothing and returns a part with leased false. If
-// the group is denied, the caller must undo the charge with putBack.
-func (s *LeaseStore) consumePart(c *backend.Charge, d *backend.Decision, now time.Duration) (p leasePart) {
-	if !canLease(c) {
-		return p
-	}
-	var request *ahead
-	defer func() { request.submit() }() // runs after the lock is released
-	sh, _ := s.shard(c.Key)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	l := sh.find(c)
-	if l == nil {
-		return p
-	}
+// consumePart charges c to the leases of l, and sets p. If there are no leases or too few units in them, it consumes
+// nothing. If the group is denied, the caller must undo the charge with putBack. The lock of sh is held. After releasing
+// it, the caller must call submit on request, which may be nil.
+func (s *CacheStore) consumePart(sh *cacheShard, l *hotKey, c *backend.Charge, p *cachePart, now time.Duration) (request *ahead) {
 	was := l.grants
 	if p.leased, request = s.consume(sh, l, c, now); !p.leased {
-		return p
+		return nil
 	}
 	if l.grants[0].serial != was[0].serial { // the second grant has become the first
 		was[0], was[1] = was[1], grant{}
@@ -172,20 +202,12 @@ func (s *LeaseStore) consumePart(c *backend.Charge, d *backend.Decision, now tim
 	for i := range was {
 		p.from[i] = consumedUnits{was[i], was[i].left - l.grants[i].left}
 	}
-	*d = l.answer(now)
-	return p
-}
-
-func (s *LeaseStore) countServed(c *backend.Charge) {
-	sh, _ := s.shard(c.Key)
-	sh.mu.Lock()
-	sh.stats.Served++
-	sh.mu.Unlock()
+	return request
 }
 
 // putBack undoes the charge of p to leases. It writes the decision without that charge to d. Units of a grant that no
 // longer exists are returned to the wrapped Store. If the hot key was removed meanwhile, the units are lost.
-func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decision, now time.Duration) {
+func (s *CacheStore) putBack(c *backend.Charge, p *cachePart, d *backend.Decision, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -211,12 +233,12 @@ func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decisio
 //
 // The hot key l is nil if the key is not hot. Otherwise the caller must call receive with the decision on the
 // request. ending means that the current leases expire too early for this request.
-func (s *LeaseStore) borrow(c *backend.Charge, ending, mayBorrow bool, list []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
+func (s *CacheStore) borrow(c *backend.Charge, ending, mayBorrow bool, list []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if l = sh.find(c); l == nil {
-		if l = sh.warm(c, hash, now); l == nil {
+		if l = sh.warm(c, hash/cacheShards, now); l == nil {
 			return nil, 0, list
 		}
 		s.arm()

@@ -1,8 +1,8 @@
 // Package stores has wrappers: Stores that add behavior to another Store.
 //
 //   - Deadline answers in time, whatever the wrapped Store does.
-//   - Lease decides charges of hot keys in this process, from units that were charged in advance.
-//   - Denied is a cache of denials.
+//   - Cache decides in this process what it can: charges of hot keys, from units that were charged in advance, and
+//     denials of buckets that were denied before.
 //   - Divided keeps some buckets in a second Store.
 //
 // The Redis store and Divided use Router, Parts and Undos. Router divides a batch by server, Parts charges a group

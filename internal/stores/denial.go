@@ -2,12 +2,8 @@ package stores
 
 import (
 	"bytes"
-	"math"
-	"slices"
 	"sync/atomic"
 	"time"
-
-	"github.com/cespare/xxhash/v2"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -15,50 +11,54 @@ import (
 
 const unknown algorithms.Micros = -1
 
-// denial is the cached answer to a group.
+// forgetAfter is how many times MaxAge a remembered decision may be old. An older one has had no requests that would
+// have revalidated it.
+const forgetAfter = 10
+
+// denial is the remembered decision on one charge of a denied group. The charge itself may have been allowed.
 type denial struct {
-	hash         uint64 // by groupHash
-	charges      []backend.Charge
-	decisions    []backend.Decision
-	unchangedFor []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not contain the whole state of the bucket
-	submittedAt  time.Time
-	revalidateAt time.Time // from this time on, one caller revalidates the denial
-	retryAt      time.Time // the earliest time at which a retry may succeed: submittedAt plus the retry time of the group
-	arrivedAt    time.Time
+	charge       backend.Charge
+	decision     backend.Decision
+	unchangedFor algorithms.Micros // how long Remaining stays unchanged; unknown if the decision does not contain the whole state of the bucket
+	submittedAt  time.Duration
+	arrivedAt    time.Duration
+	revalidateAt time.Duration // from this time on, one caller revalidates the denial
+	until        time.Duration // before the earliest time at which a retry may succeed
 	revalidating atomic.Bool
 }
 
-// answerGroup writes the decisions on a group if d is the denial of the same group. It reports whether the
-// group is still denied. If it returns false, the decisions are meaningless.
-func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decision, now time.Time) (denied bool) {
-	if !now.Before(d.retryAt) || len(charges) != len(d.charges) {
-		return false
+// newDenial remembers d, the decision on c. The group was submitted at submittedAt, and its decisions arrived at
+// arrivedAt.
+func newDenial(c *backend.Charge, d *backend.Decision, submittedAt, arrivedAt, maxAge time.Duration) *denial {
+	is := &denial{charge: *c, decision: *d, submittedAt: submittedAt, arrivedAt: arrivedAt, unchangedFor: unchanged(c, d)}
+	is.charge.Key, is.charge.Canceled = bytes.Clone(c.Key), nil
+	lasts := forgetAfter * maxAge
+	if !d.Allowed {
+		lasts = min(lasts, time.Duration(d.RetryAfter)*time.Microsecond)
 	}
-	sinceSubmit, sinceArrival := algorithms.Micros(now.Sub(d.submittedAt)/time.Microsecond), algorithms.Micros(max(0, now.Sub(d.arrivedAt))/time.Microsecond)
-	for i := range charges {
-		if !d.answer(i, &charges[i], sinceSubmit, sinceArrival, &decisions[i]) {
-			return false
-		}
+	if c.Limit.Penalty.After > 0 {
+		lasts = min(lasts, time.Duration(d.Blocked)*time.Microsecond)
 	}
-	return !backend.Allowed(charges, decisions)
+	is.revalidateAt, is.until = submittedAt+min(maxAge, lasts), submittedAt+lasts
+	return is
 }
 
-// answer computes the decision on c from charge i of the denied group. It returns false if c is another charge, if
-// its cost is smaller, if the decision on a larger cost is unknown, or if a denied charge would now be allowed.
+// answer computes the decision on c from a remembered decision on the same bucket. It returns false if the numbers of
+// the limit have changed, if c's cost is smaller, if the decision on a larger cost is unknown, or if a denied charge
+// would now be allowed.
 //
-// sinceSubmit and sinceArrival are the times since the group was submitted to the wrapped Store, and since the
-// decisions arrived. The wrapped Store decided between these two moments. Retry times count from the arrival, so that
-// none is too early. So every caller receives a retry time that ends at the same moment as that of the first caller.
-func (d *denial) answer(i int, c *backend.Charge, sinceSubmit, sinceArrival algorithms.Micros, answer *backend.Decision) bool {
-	was := &d.charges[i]
-	terms := was.Terms
+// The wrapped Store decided after submittedAt, and before arrivedAt. Retry times count from the arrival, so that none is
+// too early. So every caller receives a retry time that ends at the same moment as that of the first caller.
+func (d *denial) answer(c *backend.Charge, answer *backend.Decision, now time.Duration) bool {
+	terms := d.charge.Terms
 	terms.Cost = max(terms.Cost, c.Terms.Cost)
-	if was.Limit != c.Limit || terms != c.Terms || was.Then != c.Then || c.Own != nil || !bytes.Equal(was.Key, c.Key) {
+	if now >= d.until || d.charge.Limit != c.Limit || terms != c.Terms {
 		return false
 	}
-	*answer = d.decisions[i]
-	switch more := terms.Cost > was.Terms.Cost; {
-	case more && (answer.Allowed || d.unchangedFor[i] == unknown):
+	sinceSubmit, sinceArrival := micros(now-d.submittedAt), micros(max(0, now-d.arrivedAt))
+	*answer = d.decision
+	switch more := terms.Cost > d.charge.Terms.Cost; {
+	case more && (answer.Allowed || d.unchangedFor == unknown):
 		return false // a bucket that allowed a cost might deny a larger one
 	case more:
 		answer.RetryAfter = retryLater(c, answer, sinceArrival)
@@ -66,12 +66,131 @@ func (d *denial) answer(i int, c *backend.Charge, sinceSubmit, sinceArrival algo
 		answer.RetryAfter -= sinceArrival
 		answer.Blocked = max(0, answer.Blocked-sinceArrival)
 	}
-	if unchangedFor := d.unchangedFor[i]; unchangedFor == unknown || sinceSubmit < unchangedFor {
+	if d.unchangedFor == unknown || sinceSubmit < d.unchangedFor {
 		answer.ResetAfter = max(0, answer.ResetAfter-sinceSubmit)
 	} else {
 		answer.Remaining, answer.ResetAfter = remainsLater(c, answer, sinceSubmit)
 	}
 	return answer.Allowed || answer.RetryAfter > 0
+}
+
+// remembers reports whether the decisions on a denied group may be remembered, and answer such a group.
+func remembers(group []backend.Charge) bool {
+	for i := range group {
+		c := &group[i]
+		repeatable, alternative := c.IdempotencyKey != nil, c.Then || c.Own != nil
+		if repeatable || alternative || c.Reset || c.Terms.DryRun || c.Terms.Settle || c.Terms.Cost < 0 {
+			return false
+		}
+		if c.Limit.ChargesDenied() || c.Limit.Kind == algorithms.Concurrency { // other sidecars return slots at any time
+			return false
+		}
+	}
+	return true
+}
+
+// remember updates the remembered decisions after the wrapped Store has decided a group. parts is nil, or has the parts
+// of charges; the held ones were not submitted.
+func (s *CacheStore) remember(t *flight, charges []backend.Charge, parts []cachePart, decisions []backend.Decision, now time.Duration) {
+	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // ConsumedAny is false for an allowed group that has both a dry run and a charge
+		for i := range charges {
+			if c := &charges[i]; (c.Terms.Cost > 0 || c.Own != nil) && !c.Terms.DryRun && (parts == nil || !parts[i].held) {
+				s.forget(c.Key)
+			}
+		}
+		return
+	}
+	if !remembers(charges) {
+		return
+	}
+	for i := range charges {
+		d := &decisions[i]
+		if d.Err != nil || d.Never || !d.Allowed && d.RetryAfter == 0 || charges[i].Limit.Penalty.After > 0 && d.Blocked == 0 {
+			return // an unknown outcome, or a denial that no retry time ends, or that a penalty must count
+		}
+	}
+	for i := range charges {
+		if parts == nil || !parts[i].held {
+			s.rememberDenial(t, newDenial(&charges[i], &decisions[i], t.began, now, s.config.MaxAge))
+		}
+	}
+}
+
+func allAllowed(charges []backend.Charge, decisions []backend.Decision) bool {
+	for i := range decisions {
+		if decisions[i].Err != nil {
+			return false
+		}
+	}
+	return backend.Allowed(charges, decisions)
+}
+
+// rememberDenial remembers d, unless this process may have changed the bucket since it submitted the flight t.
+func (s *CacheStore) rememberDenial(t *flight, d *denial) {
+	sh, hash := s.shard(d.charge.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.buckets[string(d.charge.Key)] == nil && len(sh.buckets) >= sh.maxBuckets {
+		sh.forgetDenials(func(*denial) bool { return true })
+	}
+	// insert raises s.cached before s.changed is read here, and forget writes s.changed before it reads s.cached. So
+	// either d counts as outdated, or forget removes it.
+	b := sh.insert(d.charge.Key)
+	if s.clearedAt.Load() < t.number && s.changedBy(hash).Load() < t.number {
+		b.denial = d
+		s.arm()
+	}
+	sh.clean(d.charge.Key, b)
+}
+
+func (s *CacheStore) changedBy(hash uint64) *atomic.Uint64 {
+	return &s.changed[hash%uint64(len(s.changed))]
+}
+
+// forget removes the remembered decision on a bucket, because this process has changed the bucket. A later decision is
+// remembered only if its flight begins after forget.
+func (s *CacheStore) forget(key []byte) {
+	sh, hash := s.shard(key)
+	s.changedBy(hash).Store(s.submitted.Load())
+	if s.cached.Load() == 0 {
+		return
+	}
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if b := sh.buckets[string(key)]; b != nil {
+		b.denial = nil
+		sh.clean(key, b)
+	}
+}
+
+// forgetRefunded forgets the decisions on buckets that charges refund or reset.
+func (s *CacheStore) forgetRefunded(charges []backend.Charge) {
+	for i := range charges {
+		if charges[i].Refunds() || charges[i].Reset {
+			s.forget(charges[i].Key)
+		}
+	}
+}
+
+// forgetDenial removes d, unless a newer decision has replaced it.
+func (s *CacheStore) forgetDenial(d *denial) {
+	sh, _ := s.shard(d.charge.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if b := sh.buckets[string(d.charge.Key)]; b != nil && b.denial == d {
+		b.denial = nil
+		sh.clean(d.charge.Key, b)
+	}
+}
+
+// forgetDenials removes the decisions for which which returns true.
+func (sh *cacheShard) forgetDenials(which func(*denial) bool) {
+	for key, b := range sh.buckets {
+		if b.denial != nil && which(b.denial) {
+			b.denial = nil
+			sh.clean([]byte(key), b)
+		}
+	}
 }
 
 // retryLater returns the retry time of c at the time d.At+delay. d is the earlier denial of the cost of c, or of a
@@ -125,115 +244,21 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	return peekLater(c, d, 0, algorithms.Charge{Cost: d.Remaining + 1, Hash: c.Terms.Hash}).RetryAfter
 }
 
-// denialOf returns the denial of a group, to be cached for at most maxAge. The group was submitted at submittedAt, and
-// its decisions arrived at arrivedAt. denialOf returns nil if the group was not denied, or if its denial must not be
-// cached.
-func denialOf(charges []backend.Charge, decisions []backend.Decision, submittedAt, arrivedAt time.Time, maxAge time.Duration) *denial {
-	lasts, plan, blocked := algorithms.Micros(0), algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
-	for i := range charges {
-		d := &decisions[i]
-		instead := i > 0 && charges[i-1].Then
-		if charges[i].Limit.Penalty.After > 0 {
-			blocked = min(blocked, d.Blocked)
-		}
-		switch {
-		case d.Err != nil || charges[i].Limit.ChargesDenied() || charges[i].Terms.Cost < 0 || charges[i].Own != nil:
-			return nil
-		case d.Never:
-			return nil // no retry can succeed, so the denial has no retry time
-		case charges[i].Then:
-			plan = max(plan, d.RetryAfter)
-			continue
-		case !d.Allowed && instead && d.RetryAfter == 0:
-			return nil // the alternative was not needed, so whether it would allow is unknown
-		case !d.Allowed && instead:
-			lasts = max(lasts, min(plan, d.RetryAfter))
-		case !d.Allowed:
-			lasts = max(lasts, d.RetryAfter)
-		}
-		plan = 0
+// later returns d, the decision on c, changed for a bucket that has a number of extra units, and for a time that is
+// delay microseconds later.
+func later(c *backend.Charge, d backend.Decision, extra int64, delay algorithms.Micros) backend.Decision {
+	if extra == 0 && delay == 0 {
+		return d
 	}
-	if lasts = min(lasts, blocked); lasts == 0 {
-		return nil
+	if len(c.Shards) > 0 { // d.Value is a sum over the shards, so peekAt cannot compute from it
+		d.Remaining = min(c.Limit.Capacity, d.Remaining+extra)
+		d.ResetAfter = max(0, d.ResetAfter-delay)
+		d.At += delay
+		return d
 	}
-	d := &denial{hash: groupHash(charges), decisions: slices.Clone(decisions), submittedAt: submittedAt, arrivedAt: arrivedAt}
-	d.retryAt = submittedAt.Add(time.Duration(lasts) * time.Microsecond)
-	d.revalidateAt = submittedAt.Add(min(maxAge, d.retryAt.Sub(submittedAt)))
-	for i := range charges {
-		c := charges[i]
-		c.Key = bytes.Clone(c.Key)
-		d.charges = append(d.charges, c)
-		d.unchangedFor = append(d.unchangedFor, unchanged(&c, &decisions[i]))
-	}
+	was := d.At
+	d.At += delay
+	there := peekAt(c, d.Value+extra*c.Limit.Unit(), was, d.At)
+	d.Value, d.Remaining, d.ResetAfter = there.Value, there.Remaining, there.ResetAfter
 	return d
-}
-
-// denials is the bounded set of cached denials. It is a state machine without a lock or a clock.
-type denials struct {
-	most    int
-	groups  map[uint64]*denial  // by denial.hash
-	buckets map[uint64][]uint64 // for each bucket, by the hash of its key: the hashes of its denied groups
-	listed  int                 // the number of hashes in buckets, including hashes of groups that were removed
-}
-
-func newDenials(most int) denials {
-	return denials{most: most, groups: map[uint64]*denial{}, buckets: map[uint64][]uint64{}}
-}
-
-// add adds d, and replaces an older denial of the same group. If there is no room, it removes all other
-// denials first.
-func (s *denials) add(d *denial) {
-	// The lists in buckets have their own bound: a group that was removed because of one bucket is still listed
-	// under its other buckets.
-	if len(s.groups) >= s.most || s.listed >= 8*s.most {
-		s.clear()
-	}
-	if s.groups[d.hash] == nil {
-		for i := range d.charges {
-			bucket := xxhash.Sum64(d.charges[i].Key)
-			s.buckets[bucket] = append(s.buckets[bucket], d.hash)
-			s.listed++
-		}
-	}
-	s.groups[d.hash] = d
-}
-
-func (s *denials) remove(d *denial) {
-	if s.groups[d.hash] == d {
-		delete(s.groups, d.hash)
-	}
-}
-
-func (s *denials) removeBucket(keyHash uint64) {
-	for _, group := range s.buckets[keyHash] {
-		delete(s.groups, group)
-	}
-	s.listed -= len(s.buckets[keyHash])
-	delete(s.buckets, keyHash)
-}
-
-func (s *denials) clear() {
-	clear(s.groups)
-	clear(s.buckets)
-	s.listed = 0
-}
-
-func groupHash(charges []backend.Charge) uint64 {
-	if len(charges) == 1 {
-		return xxhash.Sum64(charges[0].Key)
-	}
-	var h uint64
-	for i := range charges {
-		h = h*0x9E3779B97F4A7C15 + xxhash.Sum64(charges[i].Key)
-	}
-	return h
-}
-
-func refundsOrResets(charges []backend.Charge) bool {
-	for i := range charges {
-		if charges[i].Refunds() || charges[i].Reset {
-			return true
-		}
-	}
-	return false
 }

@@ -1,6 +1,7 @@
 package stores
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -9,21 +10,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// deniedTokens returns the denial of 5 units of an empty bucket, to which 10 units flow in each second. The group was
-// submitted at start, and its decision arrived 20 ms later.
-func deniedTokens(t *testing.T, start time.Time) (d *denial, charge backend.Charge) {
+func tenASecond(t *testing.T) *algorithms.Limit {
 	t.Helper()
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := memory.New(memory.Config{Clock: func() time.Time { return start }})
-	charge = backend.Charge{Key: []byte("a"), Limit: &limit, Terms: algorithms.Charge{Cost: 10}}
-	decisions := make([]backend.Decision, 1)
-	backend.Take(t.Context(), store, []backend.Charge{charge}, decisions)
-	charge.Terms.Cost, decisions[0] = 5, backend.Decision{}
-	backend.Take(t.Context(), store, []backend.Charge{charge}, decisions)
-	return denialOf([]backend.Charge{charge}, decisions, start, start.Add(20*time.Millisecond), time.Second), charge
+	return &limit
 }
 
 // unchanged returns unknown for a rate of 0. It also returns unknown for a decision that differs from the one computed
@@ -33,12 +26,18 @@ func TestADecisionOfAnUnknownStateIsNotComputed(t *testing.T) {
 	if got := unchanged(&backend.Charge{Limit: never}, &backend.Decision{}); got != unknown {
 		t.Errorf("a rate of 0: got %d, want unknown", got)
 	}
-	d, charge := deniedTokens(t, time.Unix(1_767_225_600, 0))
+	start := time.Unix(1_767_225_600, 0)
+	store := memory.New(memory.Config{Clock: func() time.Time { return start }})
+	charge := backend.Charge{Key: []byte("a"), Limit: tenASecond(t), Terms: algorithms.Charge{Cost: 10}}
+	backend.Take(t.Context(), store, []backend.Charge{charge}, make([]backend.Decision, 1))
+	charge.Terms.Cost = 5
+	denied := make([]backend.Decision, 1)
+	backend.Take(t.Context(), store, []backend.Charge{charge}, denied)
 	for name, change := range map[string]func(*backend.Decision){
 		"as decided": func(*backend.Decision) {}, "more remaining": func(d *backend.Decision) { d.Remaining++ },
 		"another reset time": func(d *backend.Decision) { d.ResetAfter++ }, "another retry time": func(d *backend.Decision) { d.RetryAfter++ },
 	} {
-		decision := d.decisions[0]
+		decision := denied[0]
 		change(&decision)
 		if got := unchanged(&charge, &decision); (got == unknown) != (name != "as decided") {
 			t.Errorf("%s: got %d; want unknown, %d, unless the decision is as decided", name, got, unknown)
@@ -46,39 +45,80 @@ func TestADecisionOfAnUnknownStateIsNotComputed(t *testing.T) {
 	}
 }
 
-// For a plan and its payer, the shorter of their retry times counts. For several plans with one payer, the longest
-// retry time of the plans is compared with that of the payer. For several such pairs, the longest result counts.
-func TestADenialLastsUntilARetryCanSucceed(t *testing.T) {
-	limit, start := &algorithms.Limit{}, time.Unix(1_767_225_600, 0)
-	denied := func(retry algorithms.Micros) backend.Decision {
-		return backend.Decision{Decision: algorithms.Decision{RetryAfter: retry}}
-	}
-	never, allowed := backend.Decision{Decision: algorithms.Decision{Never: true}}, backend.Decision{Decision: algorithms.Decision{Allowed: true}}
-	plan := backend.Charge{Limit: limit, Terms: algorithms.Charge{Cost: 1}, Then: true}
-	last := backend.Charge{Limit: limit, Terms: algorithms.Charge{Cost: 1}}
-	refund := backend.Charge{Limit: limit, Terms: algorithms.Charge{Cost: -1}}
-	for name, test := range map[string]struct {
-		charges   []backend.Charge
-		decisions []backend.Decision
-		want      time.Duration // 0 means that the denial is not cached
-	}{
-		"one":                         {[]backend.Charge{last}, []backend.Decision{denied(5)}, 5},
-		"two":                         {[]backend.Charge{last, last}, []backend.Decision{denied(5), denied(3)}, 5},
-		"never":                       {[]backend.Charge{last, last}, []backend.Decision{denied(5), never}, 0},
-		"with a refund":               {[]backend.Charge{refund, last}, []backend.Decision{allowed, denied(5)}, 0},
-		"the plan is first":           {[]backend.Charge{plan, plan, last}, []backend.Decision{denied(5), denied(3), denied(10)}, 5},
-		"the payer is first":          {[]backend.Charge{plan, last}, []backend.Decision{denied(10), denied(4)}, 4},
-		"two plans":                   {[]backend.Charge{plan, last, plan, last}, []backend.Decision{denied(10), denied(9), denied(2), denied(20)}, 9},
-		"the second plan is the last": {[]backend.Charge{plan, last, plan, last}, []backend.Decision{denied(4), denied(9), denied(7), denied(20)}, 7},
+// What the cache must not answer reaches the wrapped Store, although the same charge has just been denied.
+func TestWhatIsNeverAnsweredFromTheCache(t *testing.T) {
+	overdraw := *tenASecond(t)
+	overdraw.Overdraw = true
+	slots := algorithms.Limit{Kind: algorithms.Concurrency}
+	for name, change := range map[string]func(c *backend.Charge, d *backend.Decision){
+		"plain":             func(*backend.Charge, *backend.Decision) {},
+		"a dry run":         func(c *backend.Charge, _ *backend.Decision) { c.Terms.DryRun = true },
+		"a settlement":      func(c *backend.Charge, _ *backend.Decision) { c.Terms.Settle = true },
+		"a refund":          func(c *backend.Charge, _ *backend.Decision) { c.Terms.Cost = -1 },
+		"a repeatable one":  func(c *backend.Charge, _ *backend.Decision) { c.IdempotencyKey = &backend.IdempotencyKey{} },
+		"an alternative":    func(c *backend.Charge, _ *backend.Decision) { c.Own = &algorithms.Own{Cost: 1} },
+		"an overdraw":       func(c *backend.Charge, _ *backend.Decision) { c.Limit = &overdraw },
+		"a slot":            func(c *backend.Charge, _ *backend.Decision) { c.Limit = &slots },
+		"never":             func(_ *backend.Charge, d *backend.Decision) { d.Never = true },
+		"without an end":    func(_ *backend.Charge, d *backend.Decision) { d.RetryAfter = 0 },
+		"an unknown answer": func(_ *backend.Charge, d *backend.Decision) { *d = backend.Decision{Err: backend.ErrUnavailable} },
 	} {
-		d := denialOf(test.charges, test.decisions, start, start, time.Second)
-		if got := time.Duration(0); d != nil {
-			got = d.retryAt.Sub(start) / time.Microsecond
-			if got != test.want {
-				t.Errorf("%s: lasts %d us, want %d us", name, got, test.want)
-			}
-		} else if test.want != 0 {
-			t.Errorf("%s: not cached, want %d us", name, test.want)
+		charge := backend.Charge{Key: []byte("a"), Limit: tenASecond(t), Terms: algorithms.Charge{Cost: 1}}
+		decision := backend.Decision{Decision: algorithms.Decision{RetryAfter: algorithms.Second}}
+		change(&charge, &decision)
+		calls := 0
+		s := Cache(storeFunc(func(b *backend.Batch) {
+			calls++
+			b.Decisions[0] = decision
+		}), CacheConfig{})
+		for range 2 {
+			backend.Take(t.Context(), s, []backend.Charge{charge}, make([]backend.Decision, 1))
 		}
+		if want := map[bool]int{true: 1, false: 2}[name == "plain"]; calls != want {
+			t.Errorf("%s: %d calls, want %d", name, calls, want)
+		}
+	}
+}
+
+type storeFunc func(b *backend.Batch)
+
+func (f storeFunc) Submit(b *backend.Batch) {
+	f(b)
+	b.Done(b)
+}
+
+// The cache is bounded, and empty once its denials have ended and its keys are no longer hot.
+func TestTheCacheIsBounded(t *testing.T) {
+	const most = 2 * cacheShards
+	now, limit := time.Hour, tenASecond(t)
+	s := Cache(storeFunc(func(b *backend.Batch) {
+		for i := range b.Decisions {
+			b.Decisions[i] = backend.Decision{Decision: algorithms.Decision{RetryAfter: algorithms.Second}}
+		}
+	}), CacheConfig{MaxKeys: most, Clocks: func() (monotonic, wall time.Duration) { return now, now }})
+	defer s.Close()
+	for i := range 20_000 {
+		charges := []backend.Charge{{Key: []byte("all")}, {Key: fmt.Append(nil, i)}}
+		for j := range charges {
+			charges[j].Limit, charges[j].Terms.Cost = limit, 1
+		}
+		backend.Take(t.Context(), s, charges, make([]backend.Decision, 2))
+		if i%7 == 0 {
+			s.ClearBucket(charges[1].Key)
+		}
+		if n := s.cached.Load(); n > most {
+			t.Fatalf("%d buckets are cached after %d denials; want at most %d", n, i+1, most)
+		}
+	}
+	listed := 0
+	for i := range s.shards {
+		listed += len(s.shards[i].buckets)
+	}
+	if n := s.cached.Load(); n < most/2 || int(n) != listed {
+		t.Errorf("%d buckets are cached, %d listed; want at least %d, counted correctly", n, listed, most/2)
+	}
+	now += time.Second
+	if s.ReturnUnits(); s.cached.Load() != 0 {
+		t.Errorf("%d buckets are cached after their denials have ended; want none", s.cached.Load())
 	}
 }

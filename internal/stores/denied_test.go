@@ -18,9 +18,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-func newDenied(c stores.DeniedConfig) (s *stores.DeniedStore, calls *recorder) {
+func newCache(c stores.CacheConfig) (s *stores.CacheStore, calls *recorder) {
 	calls = &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
-	return stores.Denied(calls, c), calls
+	return stores.Cache(calls, c), calls
 }
 
 func of(limit *algorithms.Limit, key string, cost int64) backend.Charge {
@@ -45,7 +45,7 @@ func expect(t *testing.T, s backend.Store, calls *recorder, batches int, c backe
 
 func TestADenialIsCachedUntilARetryCanSucceed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{})
+		s, calls := newCache(stores.CacheConfig{})
 		limit := tokens(t, 10, algorithms.Second, 3) // one unit every 100 ms
 		expect(t, s, calls, 1, of(limit, "a", 3), true, 0)
 		expect(t, s, calls, 2, of(limit, "a", 2), false, 200*ms)
@@ -65,7 +65,7 @@ func TestADenialIsCachedUntilARetryCanSucceed(t *testing.T) {
 func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &recorder{next: after(ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
-		s := stores.Denied(calls, stores.DeniedConfig{})
+		s := stores.Cache(calls, stores.CacheConfig{})
 		limit := tokens(t, 1, algorithms.Second, 3)
 		submit := func(charges ...backend.Charge) (b *backend.Batch, done chan struct{}) {
 			done = make(chan struct{})
@@ -124,7 +124,7 @@ func TestALargerCostHasItsOwnRetryTime(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s, calls := newDenied(stores.DeniedConfig{})
+				s, calls := newCache(stores.CacheConfig{})
 				limit := compile(t, test.spec)
 				expect(t, s, calls, 1, of(limit, "a", 2), true, 0)
 				expect(t, s, calls, 2, of(limit, "a", 2), false, test.two)
@@ -138,7 +138,7 @@ func TestALargerCostHasItsOwnRetryTime(t *testing.T) {
 
 func TestMaxAgeBoundsRememberedDenials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{MaxAge: 300 * ms})
+		s, calls := newCache(stores.CacheConfig{MaxAge: 300 * ms})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		expect(t, s, calls, 1, of(limit, "a", 1), true, 0)
 		expect(t, s, calls, 2, of(limit, "a", 1), false, time.Minute)
@@ -152,7 +152,7 @@ func TestMaxAgeBoundsRememberedDenials(t *testing.T) {
 
 func TestARefundForgetsTheDenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{})
+		s, calls := newCache(stores.CacheConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 2)
 		expect(t, s, calls, 1, of(limit, "a", 2), true, 0)
 		expect(t, s, calls, 2, of(limit, "a", 1), false, time.Minute)
@@ -170,7 +170,7 @@ func TestARefundForgetsTheDenial(t *testing.T) {
 
 func TestClearBucketRemovesTheDenialsOfABucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{})
+		s, calls := newCache(stores.CacheConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		for _, key := range []string{"a", "b"} {
 			take(t.Context(), s, of(limit, key, 1))
@@ -187,7 +187,7 @@ func TestClearBucketRemovesTheDenialsOfABucket(t *testing.T) {
 
 func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{})
+		s, calls := newCache(stores.CacheConfig{})
 		most := int64(10)
 		limit := compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second, Overdraw: true, MaxReserved: &most})
 		for range 5 {
@@ -203,7 +203,7 @@ func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
 // block its denial is cached, until the block ends.
 func TestOfALimitWithPenaltyOnlyBlocksAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{MaxAge: time.Hour})
+		s, calls := newCache(stores.CacheConfig{MaxAge: time.Hour})
 		limit := compile(t, algorithms.Spec{
 			Kind: algorithms.TokenBucket, Rate: 1, Period: 60 * algorithms.Second,
 			Penalty: &algorithms.Penalty{After: 3, For: 2 * algorithms.Second, Max: 100 * algorithms.Second},
@@ -244,7 +244,7 @@ func TestOfALimitWithPenaltyOnlyBlocksAreRemembered(t *testing.T) {
 
 func TestErrorsAreNotRemembered(t *testing.T) {
 	broken := &recorder{next: storeFunc(func(_ context.Context, _ []backend.Charge, decisions []backend.Decision) { fail(decisions) })}
-	s := stores.Denied(broken, stores.DeniedConfig{})
+	s := stores.Cache(broken, stores.CacheConfig{})
 	limit := tokens(t, 1, algorithms.Second, 1)
 	for range 3 {
 		take(t.Context(), s, of(limit, "a", 1))
@@ -259,12 +259,12 @@ func TestErrorsAreNotRemembered(t *testing.T) {
 func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Denied(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		s := stores.Cache(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			backend.Take(ctx, buckets, charges, decisions)
 			if charges[0].Terms.Cost == 8 {
 				time.Sleep(10 * ms)
 			}
-		}), stores.DeniedConfig{})
+		}), stores.CacheConfig{})
 		limit := tokens(t, 10, 3600*algorithms.Second, 10)
 		take(t.Context(), s, of(limit, "a", 5))
 		go take(t.Context(), s, of(limit, "a", 8)) // denied, with the answer 10 ms later
@@ -280,7 +280,7 @@ func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 
 func TestARememberedDenialReportsRemainingUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{})
+		s, calls := newCache(stores.CacheConfig{})
 		limit := tokens(t, 10, algorithms.Second, 10)
 		take(t.Context(), s, of(limit, "a", 10))
 		take(t.Context(), s, of(limit, "a", 9))
@@ -298,17 +298,17 @@ func inAnotherGroup(charges []backend.Charge, i int) bool {
 	})
 }
 
-// For random requests, a DeniedStore must allow and deny the same groups as a store without a cache, with the same retry
+// For random requests, a Cache must allow and deny the same groups as a store without a cache, with the same retry
 // times. Remaining and ResetAfter are compared only for token buckets and fixed windows without a penalty. For other
 // limits a cached decision does not contain the whole state of the bucket, so they may be outdated.
-func TestTheDenialCacheAnswersLikeItsStore(t *testing.T) {
+func TestDenialsFromTheCacheAreThoseOfTheStore(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {
 		seeds = 5
 	}
 	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) {
-			s, calls := newDenied(stores.DeniedConfig{MaxGroups: 7})
+			s, calls := newCache(stores.CacheConfig{MaxKeys: 200})
 			reference := memory.New(memory.Config{Clock: storetest.Times(wall)})
 			rng := rand.New(rand.NewPCG(seed, 3))
 			specs := storetest.Specs()
@@ -368,7 +368,7 @@ func TestTheDenialCacheAnswersLikeItsStore(t *testing.T) {
 
 func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{})
+		s, calls := newCache(stores.CacheConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		once := of(limit, "a", 1)
 		once.IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: 60 * algorithms.Second}
@@ -401,7 +401,7 @@ func TestADenialFromBeforeAllWereForgottenIsNotRemembered(t *testing.T) {
 			backend.Take(ctx, buckets, charges, decisions)
 			time.Sleep(10 * ms)
 		})}
-		s := stores.Denied(calls, stores.DeniedConfig{})
+		s := stores.Cache(calls, stores.CacheConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		take(t.Context(), s, of(limit, "a", 1))
 		go take(t.Context(), s, of(limit, "a", 1)) // denied, with the answer 10 ms later

@@ -17,12 +17,12 @@ import (
 func TestADenialDuringARefundEndsWithTheRefund(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Denied(batchFunc(func(b *backend.Batch) {
+		s := stores.Cache(batchFunc(func(b *backend.Batch) {
 			if b.Charges[0].Terms.Cost < 0 {
 				time.Sleep(10 * ms)
 			}
 			backend.Take(t.Context(), buckets, b.Charges, b.Decisions)
-		}), stores.DeniedConfig{})
+		}), stores.CacheConfig{})
 		limit := tokens(t, 1, algorithms.Second, 3)
 		take(t.Context(), s, of(limit, "a", 3))
 		refunded := make(chan struct{})
@@ -50,7 +50,7 @@ func TestCachedDenialsKeepTheTimesOfTheStore(t *testing.T) {
 			backend.Take(t.Context(), calls, b.Charges, b.Decisions)
 			time.Sleep(20 * ms)
 		})
-		s := stores.Denied(slow, stores.DeniedConfig{})
+		s := stores.Cache(slow, stores.CacheConfig{})
 		limit := tokens(t, 10, algorithms.Second, 3)
 		start := time.Now()
 		take(t.Context(), s, of(limit, "a", 3))
@@ -70,7 +70,7 @@ func TestCachedDenialsKeepTheTimesOfTheStore(t *testing.T) {
 func TestOneCallerRevalidatesAnOldDenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &recorder{next: after(10*ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
-		s := stores.Denied(calls, stores.DeniedConfig{MaxAge: time.Second})
+		s := stores.Cache(calls, stores.CacheConfig{MaxAge: time.Second})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		take(t.Context(), s, of(limit, "a", 1))
 		take(t.Context(), s, of(limit, "a", 1)) // denied for a minute

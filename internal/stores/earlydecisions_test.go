@@ -59,7 +59,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), []bool{true, false, true, true}},
 		{"a cached denial", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
-			s := stores.Denied(next, stores.DeniedConfig{})
+			s := stores.Cache(next, stores.CacheConfig{})
 			denied := of(day, "denied", 3)
 			take(t.Context(), s, denied)
 			if d := take(t.Context(), s, denied)[0]; d.Allowed || d.Err != nil {
@@ -70,7 +70,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			[]bool{true, false, true, true, true}},
 		{"a lease", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
-			s := stores.Lease(next, stores.LeaseConfig{})
+			s := stores.Cache(next, stores.CacheConfig{})
 			t.Cleanup(s.Close)
 			warm(t, s, leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000))
 			return s
@@ -78,7 +78,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			[]bool{true, false, true, true, true}},
 		{"a lease above a denial cache", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
-			s := stores.Lease(stores.Denied(next, stores.DeniedConfig{}), stores.LeaseConfig{})
+			s := stores.Cache(next, stores.CacheConfig{})
 			t.Cleanup(s.Close)
 			warm(t, s, leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000))
 			return s
@@ -86,7 +86,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			[]bool{true, false, true, true, true}},
 		{"a lease that ends", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
-			s := stores.Lease(next, stores.LeaseConfig{})
+			s := stores.Cache(next, stores.CacheConfig{})
 			t.Cleanup(s.Close)
 			hot := leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000)
 			warm(t, s, hot)
@@ -162,9 +162,9 @@ func TestADeniedGroupInPartsIsRefunded(t *testing.T) {
 // refusedLease wraps a Store in a LeaseStore that has a hot key without a lease, and returns a charge of that key. When
 // the LeaseStore requests a lease with this charge, the wrapped Store denies the request, because another sidecar has
 // consumed all units but one.
-func refusedLease(t *testing.T, next backend.Store) (*stores.LeaseStore, backend.Charge) {
+func refusedLease(t *testing.T, next backend.Store) (*stores.CacheStore, backend.Charge) {
 	t.Helper()
-	s := stores.Lease(next, stores.LeaseConfig{})
+	s := stores.Cache(next, stores.CacheConfig{})
 	t.Cleanup(s.Close)
 	hot := leased(fixed(t, 1000, algorithms.Day), "hot", 1, 500)
 	warm(t, s, hot)
@@ -243,8 +243,8 @@ func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 	next := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Key[0]%servers] }, nil)
 	undos := stores.NewUndos(time.Second)
 	defer undos.Close()
-	denied := stores.Denied(stores.Parts(next, func(_ int, c *backend.Charge) int { return int(c.Key[0] % servers) }, undos), stores.DeniedConfig{})
-	lease := stores.Lease(denied, stores.LeaseConfig{})
+	denied := stores.Cache(stores.Parts(next, func(_ int, c *backend.Charge) int { return int(c.Key[0] % servers) }, undos), stores.CacheConfig{})
+	lease := stores.Cache(denied, stores.CacheConfig{})
 	defer lease.Close()
 	take(t.Context(), denied, of(day, "never", 2_000_000), of(day, "x", 1))
 	s := stores.Deadline(lease, time.Minute, 0, nil)

@@ -41,7 +41,7 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				machine := &suspendable{began: time.Now()}
 				store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-				s := stores.Lease(store, stores.LeaseConfig{Clocks: machine.clocks})
+				s := stores.Cache(store, stores.CacheConfig{Clocks: machine.clocks})
 				before(machine)
 				limit := fixed(t, 1000, 10*algorithms.Second)
 				c := leased(limit, "a", 1, 500)

@@ -26,7 +26,7 @@ func TestAFailedRequestForALeaseIsNotRepeated(t *testing.T) {
 			fail(b.Decisions)
 			b.Finish()
 		})}
-		s := stores.Lease(calls, stores.LeaseConfig{})
+		s := stores.Cache(calls, stores.CacheConfig{})
 		hot, other := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500), of(fixed(t, 100, algorithms.Day), "other", 1)
 		for _, group := range [][]backend.Charge{{hot}, {hot, other}} {
 			down = false
@@ -68,7 +68,7 @@ func TestAGroupWithoutADeadlineUsesNoLease(t *testing.T) {
 // answer only together with a later one.
 func TestAResetThatHadToWaitIsFlushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := stores.Lease(lateAhead{memory.New(memory.Config{Clock: storetest.Times(wall)})}, stores.LeaseConfig{})
+		s := stores.Cache(lateAhead{memory.New(memory.Config{Clock: storetest.Times(wall)})}, stores.CacheConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		for range warm(t, s, c) * 30 {
 			take(t.Context(), s, c)
@@ -96,7 +96,7 @@ func TestOneRequestAtATimeRequestsALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		calls := &recorder{next: after(10*ms, store)}
-		s := stores.Lease(calls, stores.LeaseConfig{})
+		s := stores.Cache(calls, stores.CacheConfig{})
 		hot := leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 500)
 		for range 10 { // makes the key hot
 			take(t.Context(), s, hot)
@@ -125,7 +125,7 @@ func TestOneRequestAtATimeRequestsALease(t *testing.T) {
 // put back again when the batch ends.
 func TestAGroupThatIsKnownEarlyIsSettledOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := stores.Lease(twoServers(), stores.LeaseConfig{})
+		s := stores.Cache(twoServers(), stores.CacheConfig{})
 		defer s.Close()
 		day := fixed(t, 10_000, algorithms.Day)
 		hot, other, slow := leased(day, "hot", 1, 500), of(fixed(t, 1, algorithms.Day), "other", 2), of(day, "slow", 1)
@@ -164,7 +164,7 @@ func TestAGroupThatIsKnownEarlyIsSettledOnce(t *testing.T) {
 // A caller may use the memory of its keys for another request once it has its answer.
 func TestACachedDenialHasItsOwnKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, calls := newDenied(stores.DeniedConfig{})
+		s, calls := newCache(stores.CacheConfig{})
 		limit := tokens(t, 1, algorithms.Day, 1)
 		buffer := []byte("a")
 		c := of(limit, "", 1)
@@ -178,6 +178,37 @@ func TestACachedDenialHasItsOwnKey(t *testing.T) {
 		}
 		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Allowed || calls.count() != before+1 {
 			t.Errorf("the denied key: got %+v after %d batches, want a denial from the cache", d, calls.count()-before)
+		}
+	})
+}
+
+// A remembered denial of a bucket and leases of the same bucket know of each other: units that are leased after the
+// denial are missing in it, and leased units are returned before a denial.
+func TestADenialAndALeaseOfOneBucket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, below, _ := newLease()
+		limit := fixed(t, 1000, algorithms.Day)
+		hot := leased(limit, "a", 1, 500)
+		warm(t, s, hot)
+		rest := left(t, below, hot)
+		large := of(limit, "a", rest+1)
+		for granted := s.Stats().Granted; s.Stats().Granted == granted; { // until the next lease has been granted
+			if d := take(t.Context(), s, large)[0]; d.Allowed || d.Remaining != rest {
+				t.Fatalf("without a lease: got %+v; want denied, and %d remaining", d, rest)
+			}
+			take(t.Context(), s, hot)
+			synctest.Wait()
+		}
+		if rest = left(t, below, hot); rest >= large.Terms.Cost {
+			t.Fatalf("%d are left; want fewer, because of the lease", rest)
+		}
+		for range 2 {
+			if d := take(t.Context(), s, large)[0]; d.Allowed || d.Remaining != rest {
+				t.Errorf("after another lease: got %+v; want denied, and %d remaining", d, rest)
+			}
+		}
+		if d := take(t.Context(), s, leased(limit, "a", rest+s.Stats().Leased, 500))[0]; !d.Allowed {
+			t.Errorf("the rest and all leased units: got %+v; want allowed", d)
 		}
 	})
 }

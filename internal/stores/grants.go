@@ -4,10 +4,7 @@ import (
 	"bytes"
 	"math"
 	"slices"
-	"sync"
 	"time"
-
-	"github.com/cespare/xxhash/v2"
 
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -15,8 +12,6 @@ import (
 )
 
 const (
-	// leaseShards is the number of locks over which the leases are spread.
-	leaseShards = 64
 	// hotRequests is the number of requests within the duration of a lease that makes a key hot. For fewer
 	// requests, a lease saves next to nothing.
 	hotRequests = 8
@@ -29,18 +24,8 @@ const (
 	never      = time.Duration(math.MaxInt64)
 )
 
-type leaseShard struct {
-	mu         sync.Mutex
-	maxHotKeys int
-	hotKeys    map[string]*hotKey // guarded by mu, like the following fields
-	returns    []backend.Charge   // refunds of unused units that wait to be sent
-	heat       *[256]heat         // request rates of keys that are not hot, by a part of their hash; nil until the first charge that may lease
-	stats      LeaseStats
-	_          [64]byte
-}
-
-// heat counts the requests for all cold keys that share an element of leaseShard.heat. So a key may become hot too
-// early. The only cost is an unnecessary element of hotKeys.
+// heat counts the requests for all cold keys that share an element of cacheShard.heat. So a key may become hot too
+// early. The only cost is an unnecessary hot key.
 type heat struct {
 	since    time.Duration
 	requests int
@@ -78,13 +63,13 @@ type grant struct {
 	left      int64 // units
 	until     time.Duration
 	chargedAt algorithms.Micros // when the wrapped Store granted the lease, by its clock
-	grantedAt time.Duration     // when the lease was requested, by LeaseStore.now
+	grantedAt time.Duration     // when the lease was requested, by CacheStore.now
 	serial    int               // the number of the grant, from 1
 }
 
-// LeaseStats describes a LeaseStore. Leased and Keys are current numbers. The other fields count since the
-// LeaseStore was made.
-type LeaseStats struct {
+// CacheStats describes the leases of a CacheStore. Leased and Keys are current numbers. The other fields count since
+// the CacheStore was made.
+type CacheStats struct {
 	Served   uint64 // charges decided from leases
 	Granted  uint64 // units
 	Returned uint64 // units returned, less the inflow since their grants
@@ -93,15 +78,15 @@ type LeaseStats struct {
 }
 
 // Stats returns the current statistics.
-func (s *LeaseStore) Stats() (sum LeaseStats) {
+func (s *CacheStore) Stats() (sum CacheStats) {
+	sum.Served = s.served.Load()
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.mu.Lock()
-		sum.Served += sh.stats.Served
 		sum.Granted += sh.stats.Granted
 		sum.Returned += sh.stats.Returned
-		sum.Keys += len(sh.hotKeys)
-		for _, l := range sh.hotKeys {
+		sum.Keys += len(sh.hot)
+		for l := range sh.hot {
 			sum.Leased += l.left()
 		}
 		sh.mu.Unlock()
@@ -109,15 +94,10 @@ func (s *LeaseStore) Stats() (sum LeaseStats) {
 	return sum
 }
 
-func (s *LeaseStore) shard(key []byte) (*leaseShard, uint64) {
-	hash := xxhash.Sum64(key)
-	return &s.shards[hash%leaseShards], hash / leaseShards
-}
-
 // find returns the hot key of c's bucket, or nil. It drops a hot key whose limit, lease terms, shards or slot have
 // changed.
-func (sh *leaseShard) find(c *backend.Charge) *hotKey {
-	l := sh.hotKeys[string(c.Key)]
+func (sh *cacheShard) find(c *backend.Charge) *hotKey {
+	l := sh.buckets[string(c.Key)].hotKey()
 	if l == nil || l.charge.Limit == c.Limit {
 		return l
 	}
@@ -150,7 +130,7 @@ func (l *hotKey) leaseSize(cost int64, now time.Duration) int64 {
 
 // warm counts a request for a key that is not hot. When there have been enough requests, warm makes the key
 // hot, without a lease, and returns it. It returns nil if the key stays cold, or if there is no room for it.
-func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *hotKey {
+func (sh *cacheShard) warm(c *backend.Charge, hash uint64, now time.Duration) *hotKey {
 	if sh.heat == nil {
 		sh.heat = new([256]heat)
 	}
@@ -162,20 +142,21 @@ func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *h
 		return nil
 	}
 	h.requests = 0
-	if len(sh.hotKeys) >= sh.maxHotKeys {
-		if sh.cool(now); len(sh.hotKeys) >= sh.maxHotKeys {
+	if most := max(1, sh.maxBuckets/4); len(sh.hot) >= most {
+		if sh.cool(now); len(sh.hot) >= most {
 			return nil
 		}
 	}
 	l := &hotKey{charge: *c, used: hotRequests * float64(c.Terms.Cost), since: h.since, lastRequestAt: now, edge: never}
 	l.charge.Key, l.charge.Canceled = bytes.Clone(c.Key), nil // the memory of Key and Canceled belongs to the request
-	sh.hotKeys[string(c.Key)] = l
+	sh.insert(c.Key).hot = l
+	sh.hot[l] = struct{}{}
 	return l
 }
 
 // returnAll removes the leases of l, and the waiting returns of earlier leases of its key. It returns list with the
 // charges appended that return the unused units of all of them.
-func (sh *leaseShard) returnAll(list []backend.Charge, l *hotKey, now time.Duration) []backend.Charge {
+func (sh *cacheShard) returnAll(list []backend.Charge, l *hotKey, now time.Duration) []backend.Charge {
 	for i := range l.grants {
 		if back := sh.returnCharge(&l.charge, l.grants[i].left, &l.grants[i], now); back.Terms.Cost < 0 {
 			list = append(list, back)
@@ -195,7 +176,7 @@ func (sh *leaseShard) returnAll(list []backend.Charge, l *hotKey, now time.Durat
 
 // returnCharge returns the charge that returns unused units of the grant g to c's bucket. The cost of the charge
 // is 0 if there is nothing to return. Otherwise returnCharge counts the units in the statistics.
-func (sh *leaseShard) returnCharge(c *backend.Charge, units int64, g *grant, now time.Duration) backend.Charge {
+func (sh *cacheShard) returnCharge(c *backend.Charge, units int64, g *grant, now time.Duration) backend.Charge {
 	back := *c
 	back.Lease, back.Terms = nil, algorithms.Charge{Hash: c.Terms.Hash}
 	if units == 0 || len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
@@ -232,7 +213,7 @@ func unused(l *algorithms.Limit, units int64, sinceGrant algorithms.Micros) int6
 // receive records d, the decision of the wrapped Store on the charge of p, which was requested at requestedAt. units
 // is the number of units granted beyond the cost. d is nil if the request failed, or if it will be repeated with the
 // cost alone.
-func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *backend.Decision, requestedAt, now time.Duration) {
+func (s *CacheStore) receive(c *backend.Charge, p *cachePart, units int64, d *backend.Decision, requestedAt, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -268,7 +249,7 @@ func (l *hotKey) record(d *backend.Decision, requestedAt, now time.Duration) {
 
 // granted adds a lease. Its units were requested at requestedAt, and d is the decision of the wrapped Store that
 // granted them. If l was removed meanwhile, the units are lost.
-func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, requestedAt, now time.Duration) {
+func (sh *cacheShard) granted(l *hotKey, units int64, d *backend.Decision, requestedAt, now time.Duration) {
 	sh.stats.Granted += uint64(units)
 	if l.removed {
 		return
@@ -292,8 +273,8 @@ func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, reque
 
 // expire ends expired leases. It returns list with all waiting returns appended, including the returns of the unused
 // units of these leases.
-func (sh *leaseShard) expire(list []backend.Charge, now time.Duration) []backend.Charge {
-	for _, l := range sh.hotKeys {
+func (sh *cacheShard) expire(list []backend.Charge, now time.Duration) []backend.Charge {
+	for l := range sh.hot {
 		for i := range l.grants {
 			if g := &l.grants[i]; g.left > 0 && now >= g.until {
 				sh.queueReturn(sh.returnCharge(&l.charge, g.left, g, now))
@@ -310,10 +291,10 @@ func (sh *leaseShard) expire(list []backend.Charge, now time.Duration) []backend
 }
 
 // cool removes keys that are no longer hot: they had no recent requests, and no units are leased or being requested.
-func (sh *leaseShard) cool(now time.Duration) {
-	for key, l := range sh.hotKeys {
+func (sh *cacheShard) cool(now time.Duration) {
+	for l := range sh.hot {
 		if l.left() == 0 && !l.borrowing && l.ahead == nil && now-l.lastRequestAt > max(time.Second, l.span()) {
-			sh.drop([]byte(key))
+			sh.drop(l.charge.Key)
 		}
 	}
 }
@@ -321,20 +302,23 @@ func (sh *leaseShard) cool(now time.Duration) {
 // drop removes the hot key of a bucket, with its leases and its waiting returns. If a lease of the key is
 // being requested in the background and visit is not nil, drop calls visit with that lease, while the lock of the
 // key's shard is held.
-func (s *LeaseStore) drop(key []byte, visit func(*ahead)) {
+func (s *CacheStore) drop(key []byte, visit func(*ahead)) {
 	sh, _ := s.shard(key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if l := sh.hotKeys[string(key)]; l != nil && l.ahead != nil && visit != nil {
+	if l := sh.buckets[string(key)].hotKey(); l != nil && l.ahead != nil && visit != nil {
 		visit(l.ahead)
 	}
 	sh.drop(key)
 	sh.returns = slices.DeleteFunc(sh.returns, func(back backend.Charge) bool { return bytes.Equal(back.Key, key) })
 }
 
-func (sh *leaseShard) drop(key []byte) {
-	if l := sh.hotKeys[string(key)]; l != nil {
+func (sh *cacheShard) drop(key []byte) {
+	b := sh.buckets[string(key)]
+	if l := b.hotKey(); l != nil {
 		l.removed, l.grants = true, [2]grant{}
-		delete(sh.hotKeys, string(key))
+		delete(sh.hot, l)
+		b.hot = nil
+		sh.clean(key, b)
 	}
 }

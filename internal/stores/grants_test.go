@@ -50,7 +50,7 @@ func TestWaitingReturnsBelongToTheirBucket(t *testing.T) {
 		}
 		return text
 	}
-	s := Lease(nil, LeaseConfig{MaxKeys: leaseShards}) // one hot key for each lock
+	s := Cache(nil, CacheConfig{})
 	sh, _ := s.shard([]byte("a"))
 	l := &hotKey{charge: waiting("a", 1)}
 	l.charge.Lease = &algorithms.Lease{Most: 100, For: 50_000}
@@ -63,10 +63,10 @@ func TestWaitingReturnsBelongToTheirBucket(t *testing.T) {
 	}
 
 	sh.returns = []backend.Charge{waiting("b", -1), waiting("a", -2), waiting("a", -4)}
-	sh.hotKeys["a"] = l
+	sh.insert([]byte("a")).hot, sh.hot[l] = l, struct{}{}
 	l.ahead = &ahead{}
 	s.drop([]byte("a"), nil)
-	if keys(sh.returns) != "b" || len(sh.hotKeys) != 0 || !l.removed || l.left() != 0 {
-		t.Errorf("after a reset of a: %s waits, %d keys, %d units; want b, and none", keys(sh.returns), len(sh.hotKeys), l.left())
+	if keys(sh.returns) != "b" || len(sh.hot)+len(sh.buckets) != 0 || !l.removed || l.left() != 0 {
+		t.Errorf("after a reset of a: %s waits, %d keys, %d units; want b, and none", keys(sh.returns), len(sh.hot)+len(sh.buckets), l.left())
 	}
 }

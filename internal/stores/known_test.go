@@ -16,8 +16,7 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		calls := &recorder{next: below}
-		denied := stores.Denied(calls, stores.DeniedConfig{})
-		lease := stores.Lease(denied, stores.LeaseConfig{})
+		lease := stores.Cache(calls, stores.CacheConfig{})
 		s := stores.Deadline(lease, 5*ms, ms, nil)
 		submit := func(what string, want bool, charges ...backend.Charge) []backend.Decision {
 			t.Helper()
@@ -60,7 +59,7 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		time.Sleep(time.Second)
 		submit("an old denial", false, a)
 		submit("a renewed denial", true, a)
-		denied.Clear()
+		lease.Clear()
 		submit("a removed denial", false, a)
 
 		hot := leased(many, "hot", 1, 10_000)

@@ -262,7 +262,7 @@ func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, action func(int, *rand
 		if !w.calm {
 			lifetime = min(lifetime, time.Duration(rng.Int64N(int64(4*time.Second))))
 		}
-		s := stores.Lease(link, stores.LeaseConfig{Clocks: clocks})
+		s := stores.Cache(link, stores.CacheConfig{Clocks: clocks})
 		ctx, cancel := context.WithTimeout(context.Background(), lifetime)
 		var work sync.WaitGroup
 		for i := range simWorkers {

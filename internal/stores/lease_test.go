@@ -15,10 +15,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-func newLease() (s *stores.LeaseStore, below backend.Store, calls *recorder) {
+func newLease() (s *stores.CacheStore, below backend.Store, calls *recorder) {
 	below = memory.New(memory.Config{Clock: storetest.Times(wall)})
 	calls = &recorder{next: below}
-	return stores.Lease(calls, stores.LeaseConfig{}), below, calls
+	return stores.Cache(calls, stores.CacheConfig{}), below, calls
 }
 
 func leased(limit *algorithms.Limit, key string, cost, maxUnits int64) backend.Charge {
@@ -33,7 +33,7 @@ func fixed(tb testing.TB, rate int64, period algorithms.Micros) *algorithms.Limi
 }
 
 // warm submits c every ms until a lease has been granted. It returns the number of charges.
-func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (requests int64) {
+func warm(t *testing.T, s *stores.CacheStore, c backend.Charge) (requests int64) {
 	t.Helper()
 	for s.Stats().Leased == 0 {
 		if requests++; requests > 100 {
@@ -89,12 +89,12 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 					const late, from = 40 * ms, 500 * ms
 					began := time.Now()
 					store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-					s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+					s := stores.Cache(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 						if time.Since(began) > from {
 							time.Sleep(late)
 						}
 						backend.Take(ctx, store, charges, decisions)
-					}), stores.LeaseConfig{})
+					}), stores.CacheConfig{})
 					limit := compile(t, spec)
 					c := leased(limit, "a", 1, limit.Capacity/5)
 					starts := func(at time.Time) bool { // reports whether a window starts at that time, or started recently
@@ -170,13 +170,13 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 		const most, late = 50, 20 * ms
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		var n atomic.Int64
-		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		s := stores.Cache(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			time.Sleep(time.Duration(n.Add(1)%7) * time.Microsecond) // consecutive requests do not arrive at the same time
 			backend.Take(ctx, store, charges, decisions)
 			if time.Sleep(late); detached(ctx) { // older answers arrive after newer ones
 				time.Sleep(2 * late)
 			}
-		}), stores.LeaseConfig{})
+		}), stores.CacheConfig{})
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, most)
 		reached, still := int64(0), false
 		for i := range int64(3000) {
@@ -211,7 +211,7 @@ func TestLeasesEndInTimeWithASlowClock(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				born := time.Now()
 				calls := &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
-				s := stores.Lease(calls, stores.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) { // 500 ppm slow
+				s := stores.Cache(calls, stores.CacheConfig{Clocks: func() (monotonic, wall time.Duration) { // 500 ppm slow
 					slow := time.Since(born) * 9995 / 10_000
 					return slow, slow
 				}})
@@ -238,7 +238,7 @@ func TestLeasesEndInTimeWithASlowClock(t *testing.T) {
 func TestADenialEndsWhenUnitsAreReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(stores.Denied(store, stores.DeniedConfig{}), stores.LeaseConfig{})
+		s := stores.Cache(store, stores.CacheConfig{})
 		spec := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: algorithms.Day, Start: new(algorithms.Micros), MaxReserved: new(int64)}
 		c := leased(compile(t, spec), "a", 1, 500)
 		requests := warm(t, s, c)
@@ -258,12 +258,12 @@ func TestADenialEndsWhenUnitsAreReturned(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(stores.Denied(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		s := stores.Cache(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			backend.Take(ctx, store, charges, decisions)
 			if detached(ctx) {
 				time.Sleep(30 * ms)
 			}
-		}), stores.DeniedConfig{}), stores.LeaseConfig{})
+		}), stores.CacheConfig{})
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 		requests := warm(t, s, c)
 		for rest := left(t, store, c); rest > 1000-requests-40 && left(t, store, c) == rest; requests++ { // until the next lease is in flight
@@ -293,7 +293,7 @@ func TestLeasesRequestFewerUnitsDuringAnOutage(t *testing.T) {
 				fail(decisions)
 			}
 		})}
-		s := stores.Lease(calls, stores.LeaseConfig{})
+		s := stores.Cache(calls, stores.CacheConfig{})
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
 		for range 1000 {
 			take(t.Context(), s, c)
@@ -359,7 +359,7 @@ func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 				time.Sleep(100 * ms)
 			}
 		})}
-		s := stores.Lease(calls, stores.LeaseConfig{})
+		s := stores.Cache(calls, stores.CacheConfig{})
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		none := of(fixed(t, 1, algorithms.Day), "other", 1)
 		take(t.Context(), store, none)
@@ -498,7 +498,7 @@ func TestLeasesOutliveAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(failsWhile(&down, store), stores.LeaseConfig{})
+		s := stores.Cache(failsWhile(&down, store), stores.CacheConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		warm(t, s, c)
 		began := time.Now().Add(-ms)
@@ -558,7 +558,7 @@ func (s lateAhead) Submit(b *backend.Batch) {
 func TestResetWaitsForLeasesInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(lateAhead{store}, stores.LeaseConfig{})
+		s := stores.Cache(lateAhead{store}, stores.CacheConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		for range warm(t, s, c) * 30 {
 			take(t.Context(), s, c)
@@ -585,13 +585,13 @@ func TestCloseWaitsForUnitsThatAreBeingReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		returning := make(chan struct{}, 1)
-		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		s := stores.Cache(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			if charges[0].Terms.Cost < 0 {
 				returning <- struct{}{}
 				time.Sleep(100 * ms)
 			}
 			backend.Take(ctx, store, charges, decisions)
-		}), stores.LeaseConfig{})
+		}), stores.CacheConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		requests := warm(t, s, c)
 		<-returning // the lease has expired
@@ -628,7 +628,7 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 
 func TestLeaseAllocatesNothing(t *testing.T) {
 	store := memory.New(memory.Config{})
-	s := stores.Lease(store, stores.LeaseConfig{})
+	s := stores.Cache(store, stores.CacheConfig{})
 	limit := fixed(t, 1_000_000_000, algorithms.Day)
 	var d [1]backend.Decision
 	for name, c := range map[string]backend.Charge{"without terms": of(limit, "a", 1), "leased": leased(limit, "b", 1, 1_000_000)} {
@@ -642,7 +642,7 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 func TestLeaseIsBounded(t *testing.T) {
 	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
-		s := stores.Lease(memory.New(memory.Config{Clock: storetest.Times(now)}), stores.LeaseConfig{})
+		s := stores.Cache(memory.New(memory.Config{Clock: storetest.Times(now)}), stores.CacheConfig{})
 		return s
 	})
 }
@@ -693,7 +693,7 @@ func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
 func TestKeysWithLeasesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(below, stores.LeaseConfig{MaxKeys: 128})
+		s := stores.Cache(below, stores.CacheConfig{MaxKeys: 128})
 		limit := fixed(t, 10_000, algorithms.Day)
 		for range 20 {
 			for key := range 1000 {

@@ -12,7 +12,7 @@ import (
 )
 
 // hotBucket returns a shard with one hot key "a". The bucket refills by 1,000 units a second, and its leases last 50 ms.
-func hotBucket(t *testing.T) (*leaseShard, *hotKey) {
+func hotBucket(t *testing.T) (*cacheShard, *hotKey) {
 	t.Helper()
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second})
 	if err != nil {
@@ -21,7 +21,7 @@ func hotBucket(t *testing.T) (*leaseShard, *hotKey) {
 	l := &hotKey{charge: backend.Charge{
 		Key: []byte("a"), Limit: &limit, Lease: &algorithms.Lease{Most: 100, For: 50_000}, Terms: algorithms.Charge{Cost: 3, Hash: 9},
 	}, edge: never}
-	return &leaseShard{maxHotKeys: 4, hotKeys: map[string]*hotKey{"a": l}}, l
+	return &cacheShard{store: &CacheStore{}, maxBuckets: 16, buckets: map[string]*bucket{"a": {hot: l}}, hot: map[*hotKey]struct{}{l: {}}}, l
 }
 
 // A lease has half the units that the key uses in the duration of a lease, in whole multiples of the cost, and at
@@ -92,8 +92,8 @@ func TestWhichKeysBecomeCold(t *testing.T) {
 		sh, l := hotBucket(t)
 		l.lastRequestAt = time.Hour
 		test.change(l)
-		if sh.cool(time.Hour + test.after); (len(sh.hotKeys) == 0) != test.cold || l.removed != test.cold {
-			t.Errorf("%s: %d keys, removed %t; want cold %t", name, len(sh.hotKeys), l.removed, test.cold)
+		if sh.cool(time.Hour + test.after); (len(sh.hot) == 0) != test.cold || l.removed != test.cold {
+			t.Errorf("%s: %d keys, removed %t; want cold %t", name, len(sh.hot), l.removed, test.cold)
 		}
 	}
 }
@@ -106,8 +106,8 @@ func TestTheEndOfAGrant(t *testing.T) {
 		t.Errorf("got %+v; want 5 units that were charged at 77, from 1 s until 50 ms later, less 51 us", g)
 	}
 	sh.drop([]byte("a"))
-	if sh.granted(l, 5, &backend.Decision{}, time.Second, 2*time.Second); l.left() != 0 || !l.removed || len(sh.hotKeys) != 0 {
-		t.Errorf("a removed key: got %d units, removed %t, %d hot keys; want none, true, and none", l.left(), l.removed, len(sh.hotKeys))
+	if sh.granted(l, 5, &backend.Decision{}, time.Second, 2*time.Second); l.left() != 0 || !l.removed || len(sh.hot) != 0 {
+		t.Errorf("a removed key: got %d units, removed %t, %d hot keys; want none, true, and none", l.left(), l.removed, len(sh.hot))
 	}
 }
 
@@ -133,21 +133,6 @@ func TestReturnsOfOneKey(t *testing.T) {
 	}
 }
 
-func TestADroppedKeyReturnsNothing(t *testing.T) {
-	s := Lease(nil, LeaseConfig{})
-	sh, _ := s.shard([]byte("a"))
-	_, l := hotBucket(t)
-	l.ahead = &ahead{}
-	sh.hotKeys["a"] = l
-	for _, key := range []string{"a", "b"} {
-		sh.returns = append(sh.returns, backend.Charge{Key: []byte(key), Terms: algorithms.Charge{Cost: -1}})
-	}
-	s.drop([]byte("a"), nil)
-	if len(sh.hotKeys) != 0 || !l.removed || len(sh.returns) != 1 || string(sh.returns[0].Key) != "b" {
-		t.Errorf("%d keys, %+v waiting; want no key, and the return of the other one", len(sh.hotKeys), sh.returns)
-	}
-}
-
 type timers struct {
 	outside.Clock
 	count int
@@ -157,7 +142,7 @@ func (c *timers) AfterFunc(time.Duration, func()) outside.Timer { c.count++; ret
 
 func TestLeasesHaveOneTimer(t *testing.T) {
 	clock := &timers{Clock: outside.System}
-	s := Lease(nil, LeaseConfig{Clock: clock})
+	s := Cache(nil, CacheConfig{Clock: clock})
 	if s.arm(); clock.count != 1 {
 		t.Errorf("%d timers, want 1", clock.count)
 	}
@@ -201,11 +186,3 @@ func TestARouterReportsDecidedBatches(t *testing.T) {
 type decided struct{}
 
 func (decided) Submit(b *backend.Batch) { b.Finish() }
-
-func TestTheNumberOfHotKeysOfAShard(t *testing.T) {
-	for keys, want := range map[int]int{0: 256, -1: 256, 1: 1, 64: 1, 6400: 100} {
-		if got := Lease(nil, LeaseConfig{MaxKeys: keys}).shards[5].maxHotKeys; got != want {
-			t.Errorf("%d keys: %d in a shard, want %d", keys, got, want)
-		}
-	}
-}

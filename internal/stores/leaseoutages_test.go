@@ -34,7 +34,7 @@ func TestLeasesAreGrantedAgainAfterAnOutage(t *testing.T) {
 	for _, every := range []time.Duration{ms, 8 * ms} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &aheadFails{Store: memory.New(memory.Config{Clock: storetest.Times(wall)}), pause: ms}
-			s := stores.Lease(store, stores.LeaseConfig{})
+			s := stores.Cache(store, stores.CacheConfig{})
 			c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 200)
 			send := func(n int) (served uint64) {
 				before := s.Stats().Served
@@ -60,7 +60,7 @@ func TestLeasesAreGrantedAgainAfterAnOutage(t *testing.T) {
 func TestResetFollowsALeaseThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &aheadFails{Store: memory.New(memory.Config{Clock: storetest.Times(wall)}), pause: 20 * ms}
-		s := stores.Lease(store, stores.LeaseConfig{})
+		s := stores.Cache(store, stores.CacheConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		store.down.Store(true)
 		for range warm(t, s, c) * 30 {
@@ -83,12 +83,12 @@ func TestResetFollowsALeaseThatFails(t *testing.T) {
 func TestALateLeaseOfAKeyWithoutRequestsIsReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		s := stores.Cache(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			backend.Take(ctx, store, charges, decisions)
 			if detached(ctx) && charges[0].Terms.Cost > 0 {
 				time.Sleep(1500 * ms)
 			}
-		}), stores.LeaseConfig{})
+		}), stores.CacheConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		requests := warm(t, s, c)
 		for s.Stats().Leased > 0 {
@@ -109,12 +109,12 @@ func TestALateLeaseOfAKeyWithoutRequestsIsReturned(t *testing.T) {
 func TestUnitsOfADroppedLeaseAreNotPutBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		s := stores.Cache(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			if string(charges[0].Key) == "b" {
 				time.Sleep(20 * ms)
 			}
 			backend.Take(ctx, store, charges, decisions)
-		}), stores.LeaseConfig{})
+		}), stores.CacheConfig{})
 		a, b := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500), of(fixed(t, 1, algorithms.Day), "b", 1)
 		take(t.Context(), store, b)
 		warm(t, s, a)
@@ -144,12 +144,12 @@ func TestUnitsOfADroppedLeaseAreNotPutBack(t *testing.T) {
 func TestALeaseGrantedDuringAResetIsDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Lease(batchFunc(func(b *backend.Batch) {
+		s := stores.Cache(batchFunc(func(b *backend.Batch) {
 			if b.Charges[0].Reset {
 				time.Sleep(50 * ms)
 			}
 			backend.Take(t.Context(), store, b.Charges, b.Decisions)
-		}), stores.LeaseConfig{})
+		}), stores.CacheConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		done := make(chan struct{})
 		go func() {
@@ -175,7 +175,7 @@ func TestALeaseAheadChargesTheSameBucket(t *testing.T) {
 		ahead := 0
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 200)
 		c.Terms.Hash = 12345
-		s := stores.Lease(observed{memory.New(memory.Config{Clock: storetest.Times(wall)}), func(b *backend.Batch) {
+		s := stores.Cache(observed{memory.New(memory.Config{Clock: storetest.Times(wall)}), func(b *backend.Batch) {
 			for i := range b.Charges {
 				if !b.Detached || b.Charges[i].Terms.Cost <= 0 {
 					continue
@@ -185,7 +185,7 @@ func TestALeaseAheadChargesTheSameBucket(t *testing.T) {
 					t.Errorf("got %+v; want the key and the hash of the request, and no lease", got)
 				}
 			}
-		}}, stores.LeaseConfig{})
+		}}, stores.CacheConfig{})
 		for range 1000 {
 			take(t.Context(), s, c)
 			time.Sleep(ms)

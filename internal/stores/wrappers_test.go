@@ -17,11 +17,8 @@ func TestWrappersAnswerTheExamplesLikeTheStoreAlone(t *testing.T) {
 		"deadline": func(_ *testing.T, next backend.Store, _ func() time.Time) backend.Store {
 			return stores.Deadline(next, time.Minute, ms, nil)
 		},
-		"denied": func(_ *testing.T, next backend.Store, now func() time.Time) backend.Store {
-			return stores.Denied(next, stores.DeniedConfig{Clock: now})
-		},
-		"lease": func(_ *testing.T, next backend.Store, now func() time.Time) backend.Store {
-			return stores.Lease(next, stores.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) {
+		"cache": func(_ *testing.T, next backend.Store, now func() time.Time) backend.Store {
+			return stores.Cache(next, stores.CacheConfig{Clocks: func() (monotonic, wall time.Duration) {
 				at := time.Duration(now().UnixNano())
 				return at, at
 			}})
@@ -33,7 +30,7 @@ func TestWrappersAnswerTheExamplesLikeTheStoreAlone(t *testing.T) {
 	}
 	wrappers["all"] = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store {
 		t.Helper()
-		for _, name := range []string{"divided", "denied", "lease", "deadline"} { // in the order of package server
+		for _, name := range []string{"divided", "cache", "deadline"} { // in the order of package server
 			next = wrappers[name](t, next, now)
 		}
 		return next

@@ -59,11 +59,11 @@ func (p *process) openLedger(url string) {
 		}
 		applied = set
 		for _, key := range keys {
-			p.lease.ClearBucket(key)
+			p.cache.ClearBucket(key)
 		}
 		p.limiter.Adjust(set, p.keeper.Now)
 		for _, key := range keys {
-			p.denied.ClearBucket(key)
+			p.cache.ClearBucket(key)
 		}
 	}
 	pause := func(longest time.Duration) { p.pause(time.Duration(p.rng.Int64N(int64(longest)))) }

@@ -85,10 +85,10 @@ func (j *judge) finish() {
 		s.unknown = true
 	}
 	for _, p := range w.processes {
-		if stats := p.lease.Stats(); stats.Leased != 0 || stats.Keys != 0 {
+		if stats := p.cache.Stats(); stats.Leased != 0 || stats.Keys != 0 {
 			j.fail("%s: leases are left: %+v", p.name, stats)
 		}
-		if stats := p.lease.Stats(); stats.Served > 0 {
+		if stats := p.cache.Stats(); stats.Served > 0 {
 			w.seen(sawLease)
 		}
 	}

@@ -47,8 +47,7 @@ type process struct {
 	ledger      *redis.Ledger
 	keeperInUse bool
 	undos       *stores.Undos // nil unless the process has two stores
-	denied      *stores.DeniedStore
-	lease       *stores.LeaseStore
+	cache       *stores.CacheStore
 	limiter     *limiter.Limiter
 	skew        algorithms.Micros // the error of its estimate of the server's clock
 	free        []*delivery
@@ -86,9 +85,8 @@ func (w *world) start(name string) *process {
 		p.undos = stores.NewUndosBy(p, max(100*time.Millisecond, 4*timeout))
 		all = stores.Divided(p.stores[0], p.stores[1], func(c *backend.Charge) bool { return onSecondServer(c.Limit) }, p.undos)
 	}
-	p.denied = stores.Denied(waiting{p, all, true}, stores.DeniedConfig{Clock: p.Now})
-	p.lease = stores.Lease(p.denied, stores.LeaseConfig{Clocks: p.clocks, Clock: p})
-	top := stores.DeadlineBy(p, p.lease, timeout, margin, func(v any) { w.judge.fail("panic in %s: %v", name, v) })
+	p.cache = stores.Cache(waiting{p, all, true}, stores.CacheConfig{Clocks: p.clocks, Clock: p})
+	top := stores.DeadlineBy(p, p.cache, timeout, margin, func(v any) { w.judge.fail("panic in %s: %v", name, v) })
 	p.skew = algorithms.Micros(rng.Int64N(2_000_000) - 1_000_000)
 	p.limiter = limiter.New(waiting{p, top, false}, limiter.Config{
 		Local: &local{process: p},
@@ -157,8 +155,7 @@ func (p *process) outside() *outside.World {
 // reload replaces the configuration, in the same way as the server.
 func (p *process) reload(s *limiter.Snapshot) {
 	p.limiter.Swap(s)
-	p.lease.Clear()
-	p.denied.Clear()
+	p.cache.Clear()
 }
 
 func (p *process) monotonic() time.Duration {

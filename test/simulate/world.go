@@ -391,7 +391,7 @@ func (w *world) runPlan() {
 		w.judge.fail("20 s after the end there are still events")
 	}
 	for _, p := range w.processes {
-		w.do(p.lease.Close)
+		w.do(p.cache.Close)
 	}
 	w.run(w.now + int64(5*time.Second))
 	w.judge.finish()
@@ -564,7 +564,7 @@ func (w *world) graceful(i int) {
 	p := w.processes[i]
 	w.note("%s ends", p.name)
 	p.closing = true
-	w.after(1500*time.Millisecond, p, p.lease.Close)
+	w.after(1500*time.Millisecond, p, p.cache.Close)
 	w.boots++
 	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))
 }

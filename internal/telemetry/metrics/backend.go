@@ -122,13 +122,13 @@ func isAnswer(err error) bool {
 }
 
 // WatchLeases adds the metrics of leases. Call it once.
-func (m *Metrics) WatchLeases(stats func() stores.LeaseStats) {
-	w := watcher[stores.LeaseStats]{m, stats, nil}
-	w.total("rlsidecar_lease_served_total", "Charges decided from leased units, without a call to the backend.", func(s stores.LeaseStats) float64 { return float64(s.Served) })
-	w.total("rlsidecar_lease_borrowed_units_total", "Units leased from the store.", func(s stores.LeaseStats) float64 { return float64(s.Granted) })
-	w.total("rlsidecar_lease_returned_units_total", "Unused leased units that were returned to the store. Not counted: units that the bucket had refilled since the lease began.", func(s stores.LeaseStats) float64 { return float64(s.Returned) })
-	w.gauge("rlsidecar_lease_units", "Units that are leased to this process now.", func(s stores.LeaseStats) float64 { return float64(s.Leased) })
-	w.gauge("rlsidecar_lease_keys", "Keys with enough requests to have a lease.", func(s stores.LeaseStats) float64 { return float64(s.Keys) })
+func (m *Metrics) WatchLeases(stats func() stores.CacheStats) {
+	w := watcher[stores.CacheStats]{m, stats, nil}
+	w.total("rlsidecar_lease_served_total", "Charges decided from leased units, without a call to the backend.", func(s stores.CacheStats) float64 { return float64(s.Served) })
+	w.total("rlsidecar_lease_borrowed_units_total", "Units leased from the store.", func(s stores.CacheStats) float64 { return float64(s.Granted) })
+	w.total("rlsidecar_lease_returned_units_total", "Unused leased units that were returned to the store. Not counted: units that the bucket had refilled since the lease began.", func(s stores.CacheStats) float64 { return float64(s.Returned) })
+	w.gauge("rlsidecar_lease_units", "Units that are leased to this process now.", func(s stores.CacheStats) float64 { return float64(s.Leased) })
+	w.gauge("rlsidecar_lease_keys", "Keys with enough requests to have a lease.", func(s stores.CacheStats) float64 { return float64(s.Keys) })
 }
 
 // WatchUndos adds a counter of the refunds and clean-ups that were never sent to the backend. Call it once.

@@ -22,7 +22,7 @@ func TestReference(t *testing.T) {
 	m := New("v1", "rev")
 	store := memory.New(memory.Config{})
 	m.WatchMemory(store.Stats)
-	m.WatchLeases(func() stores.LeaseStats { return stores.LeaseStats{} })
+	m.WatchLeases(func() stores.CacheStats { return stores.CacheStats{} })
 	m.WatchUndos(func() int64 { return 0 })
 	m.WatchAdjustments(func() AdjustmentStats { return AdjustmentStats{} })
 	opened, _ := m.WatchBreakers()

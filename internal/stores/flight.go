@@ -1,0 +1,339 @@
+package stores
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// flight is a call of the wrapped Store, with a Batch or a part of it. flights are reused.
+type flight struct {
+	store   *CacheStore
+	outer   *backend.Batch
+	first   *flight      // the call whose groups this call repeats; nil if this call repeats none
+	pending atomic.Int32 // the number of calls in flight: this one, and those that repeat groups of this one
+	inner   backend.Batch
+	number  uint64
+	began   time.Duration // when the flight began, by CacheStore.now
+
+	whole       bool // inner is the whole outer batch, and shares its slices
+	refunds     bool // inner has refunds or resets
+	groups      []flightGroup
+	parts       []cachePart      // the charges of the groups that may lease
+	returns     []backend.Charge // refunds of unused units, which are sent before the other charges
+	rest        excerpt          // unless whole: the charges of inner; Group is the index in groups, or negative for returns
+	revalidated []*denial
+	onKnown     func(from, to int)
+}
+
+type flightGroup struct {
+	at, end int  // the charges are outer.Charges[at:end]
+	parts   int  // the index in flight.parts, or noParts
+	from    int  // with noParts, unless whole: the index in flight.rest
+	done    bool // the group is decided, or another call decides it
+}
+
+const noParts = -1
+
+// cachePart is one charge of a group that is decided.
+type cachePart struct {
+	denial *denial          // the remembered decision that answers the charge, or nil
+	hotKey *hotKey          // nil if the key is not hot, or if the charge cannot be leased
+	leased bool             // the charge was made to leases
+	held   bool             // it was when the group was submitted, so this charge was not submitted
+	from   [2]consumedUnits // if leased: the units from each grant
+	borrow int64            // units requested beyond the cost
+	index  int              // unless the flight is whole: the index of this charge in flight.rest
+}
+
+func (s *CacheStore) newFlight(b *backend.Batch, now time.Duration) *flight {
+	t := s.flights.Get().(*flight)
+	t.outer, t.began, t.number = b, now, s.submitted.Add(1)
+	t.pending.Store(1)
+	return t
+}
+
+// plan decides the groups of t.outer that the cache can decide, and prepares the submission of the others. If the cache
+// has nothing to contribute, consult is false.
+func (t *flight) plan(consult bool) {
+	b := t.outer
+	t.whole = true
+	if t.refunds = refundsOrResets(b.Charges); t.refunds {
+		t.store.forgetRefunded(b.Charges)
+	}
+	for at := 0; at < len(b.Charges); {
+		end := at + backend.GroupLen(b.Charges[at:])
+		if consult {
+			t.planGroup(at, end)
+		} else {
+			t.groups = append(t.groups, flightGroup{at: at, end: end, parts: noParts})
+		}
+		at = end
+	}
+}
+
+func (t *flight) planGroup(at, end int) {
+	s, charges, decisions := t.store, t.outer.Charges[at:end], t.outer.Decisions[at:end]
+	g := flightGroup{at: at, end: end, parts: len(t.parts)}
+	all, known := s.consult(charges, t.parts, decisions, t.began)
+	parts := all[g.parts:]
+	if known && !t.revalidates(parts) {
+		s.answerKnown(charges, parts, decisions, t.began)
+		t.outer.SetKnown(at, end)
+		t.whole = false
+		return
+	}
+	if t.parts = all; !mayLease(charges) {
+		t.parts, g.parts = all[:g.parts], noParts
+		clear(decisions)
+	} else {
+		t.lease(charges, parts, decisions)
+	}
+	t.groups = append(t.groups, g)
+}
+
+// revalidates reports whether t must submit a group that is denied by remembered decisions, because one of them is old
+// and no other call revalidates it.
+func (t *flight) revalidates(parts []cachePart) (claimed bool) {
+	for i := range parts {
+		if d := parts[i].denial; parts[i].isOld(t.began) && d.revalidating.CompareAndSwap(false, true) {
+			t.revalidated = append(t.revalidated, d)
+			claimed = true
+		}
+	}
+	return claimed
+}
+
+func (p *cachePart) isOld(now time.Duration) bool {
+	return p.denial != nil && now >= p.denial.revalidateAt && !p.denial.revalidating.Load()
+}
+
+// lease determines which charges of a group are submitted, and for how many units beyond their cost.
+func (t *flight) lease(charges []backend.Charge, parts []cachePart, decisions []backend.Decision) {
+	s, mayBorrow := t.store, !denialChangesGroup(charges)
+	for i := range charges {
+		p := &parts[i]
+		ending := p.leased && !p.lastsUntil(s.config.Clock, t.outer.Deadline, t.began)
+		if ending {
+			s.putBack(&charges[i], p, &decisions[i], t.began)
+		}
+		if p.leased {
+			p.held, t.whole = true, false
+			continue
+		}
+		if canLease(&charges[i]) {
+			p.hotKey, p.borrow, t.returns = s.borrow(&charges[i], ending, mayBorrow, t.returns, t.began)
+		}
+		t.whole = t.whole && p.borrow == 0 && len(t.returns) == 0
+		decisions[i] = backend.Decision{}
+	}
+}
+
+// lastsUntil reports whether the lease that p was charged to lasts until deadline, the latest time at which the
+// wrapped Store answers. It returns false if deadline is zero, which means that there is none.
+func (p *cachePart) lastsUntil(clock outside.Clock, deadline time.Time, now time.Duration) bool {
+	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
+}
+
+// submit submits the groups of t to the wrapped Store.
+func (t *flight) submit(waits bool) {
+	if len(t.groups) == 0 {
+		t.finishCall()
+		return
+	}
+	in, b := &t.inner, t.outer
+	if t.whole {
+		in.Charges, in.Decisions, in.Known, in.OnKnown = b.Charges, b.Decisions, b.Known, b.OnKnown
+	} else {
+		t.gather()
+		in.Charges, in.Decisions, in.Known, in.OnKnown = t.rest.charges, t.rest.decisions, t.rest.known, t.onKnown
+	}
+	in.Deadline, in.Detached, in.Waits, in.Source = b.Deadline, b.Detached, waits, b.Source
+	t.store.next.Submit(in)
+}
+
+// gather fills t.rest.
+func (t *flight) gather() {
+	for i := range t.returns {
+		t.add(&t.returns[i], -1-i, -1)
+	}
+	if len(t.returns) > 0 {
+		t.refunds = true
+		t.store.forgetRefunded(t.returns)
+	}
+	for n := range t.groups {
+		g := &t.groups[n]
+		g.from = len(t.rest.charges)
+		parts := t.partsOf(g)
+		for i := range t.outer.Charges[g.at:g.end] {
+			if parts == nil || !parts[i].held {
+				t.add(&t.outer.Charges[g.at+i], n, g.at+i)
+			}
+			if parts != nil && !parts[i].held {
+				parts[i].index = len(t.rest.charges) - 1
+				t.rest.charges[parts[i].index].Terms.Cost += parts[i].borrow
+			}
+		}
+	}
+	t.rest.prepare()
+}
+
+func (t *flight) add(c *backend.Charge, group, position int) {
+	t.rest.charges, t.rest.positions = append(t.rest.charges, *c), append(t.rest.positions, int32(position))
+	t.rest.charges[len(t.rest.charges)-1].Group = group
+}
+
+func (t *flight) partsOf(g *flightGroup) []cachePart {
+	if g.parts == noParts {
+		return nil
+	}
+	return t.parts[g.parts : g.parts+g.end-g.at]
+}
+
+// answerKnown answers the groups that the wrapped Store has decided before the end of the call.
+func (t *flight) answerKnown(from, to int) {
+	now := t.store.now()
+	var again *flight
+	for i := from; i < to; i++ {
+		if n := t.rest.charges[i].Group; n >= 0 && (i == from || n != t.rest.charges[i-1].Group) {
+			again = t.conclude(&t.groups[n], again, now)
+		}
+	}
+	again.repeat()
+}
+
+// ended is the Done function of inner.
+func (t *flight) ended(*backend.Batch) {
+	now := t.store.now()
+	var again *flight
+	for n := range t.groups {
+		if g := &t.groups[n]; !g.done {
+			again = t.conclude(g, again, now)
+		}
+	}
+	again.repeat()
+	for _, d := range t.revalidated {
+		t.store.forgetDenial(d)
+	}
+	if t.refunds {
+		t.store.forgetRefunded(t.inner.Charges)
+	}
+	t.finishCall()
+}
+
+// conclude answers g with the decisions of the wrapped Store. There is one exception: if the wrapped Store denied g
+// although g requested units beyond its cost, g is submitted again with the cost alone. conclude then adds g to
+// repetition, the call that repeats such groups. repetition is nil before the first such group. The caller must call
+// repeat on the result.
+//
+// conclude may be called before the other groups of the batch are decided. These may need more time than g has until
+// its deadline.
+func (t *flight) conclude(g *flightGroup, repetition *flight, now time.Duration) *flight {
+	s, charges, decisions, parts := t.store, t.outer.Charges[g.at:g.end], t.outer.Decisions[g.at:g.end], t.partsOf(g)
+	if parts != nil && t.deniedLease(parts) {
+		g.done = true
+		if repetition == nil {
+			t.pending.Add(1)
+			repetition = s.newFlight(t.outer, now)
+			repetition.first = t
+		}
+		for i := range parts {
+			if p := &parts[i]; p.borrow > 0 {
+				s.receive(&charges[i], p, 0, nil, t.began, now)
+			}
+		}
+		repetition.groups = append(repetition.groups, flightGroup{at: g.at, end: g.end, parts: len(repetition.parts)})
+		repetition.parts = append(repetition.parts, parts...)
+		return repetition
+	}
+	switch {
+	case parts != nil:
+		t.settle(charges, parts, decisions, now)
+	case !t.whole:
+		copy(decisions, t.rest.decisions[g.from:])
+	}
+	s.remember(t, charges, parts, decisions, now)
+	if g.done = true; !t.whole {
+		t.outer.SetKnown(g.at, g.end)
+	}
+	return repetition
+}
+
+// repeat submits the call t, which may be nil. Batch.Waits must be false, because repeat runs in Done or OnKnown,
+// which must not block.
+func (t *flight) repeat() {
+	if t != nil {
+		t.submit(false)
+	}
+}
+
+// deniedLease reports whether the wrapped Store denied a charge of a group that requested units beyond its cost.
+func (t *flight) deniedLease(parts []cachePart) bool {
+	return slices.ContainsFunc(parts, func(p cachePart) bool {
+		return p.borrow > 0 && t.rest.decisions[p.index].Err == nil && !t.rest.decisions[p.index].Allowed
+	})
+}
+
+// settle answers a group that may lease with the decisions of the wrapped Store.
+func (t *flight) settle(charges []backend.Charge, parts []cachePart, decisions []backend.Decision, now time.Duration) {
+	var failed error
+	all := true
+	for i := range parts {
+		if p := &parts[i]; !p.held {
+			if !t.whole {
+				decisions[i] = t.rest.decisions[p.index]
+			}
+			failed, all = decisions[i].Err, all && decisions[i].Allowed
+		}
+	}
+	for i := range parts {
+		p, c, d := &parts[i], &charges[i], &decisions[i]
+		switch {
+		case p.leased && !all:
+			t.store.putBack(c, p, d, now)
+		case p.leased:
+			t.store.served.Add(1)
+		case p.hotKey == nil:
+		case failed != nil:
+			t.store.receive(c, p, 0, nil, t.began, now)
+		case !all:
+			t.store.receive(c, p, 0, d, t.began, now)
+		default:
+			answer := *d
+			*d = later(c, answer, p.borrow, 0)
+			t.store.receive(c, p, p.borrow, &answer, t.began, now)
+		}
+		if failed != nil {
+			*d = backend.Decision{Err: failed}
+		}
+	}
+}
+
+// finishCall is called when t, or a call that repeats groups of t, has ended. After the last of these calls it ends
+// the caller's Batch. If t itself repeats groups of another call, it calls finishCall of that call instead.
+func (t *flight) finishCall() {
+	if t.pending.Add(-1) > 0 {
+		return
+	}
+	b, first := t.outer, t.first
+	t.release()
+	if first != nil {
+		first.finishCall()
+		return
+	}
+	b.Done(b)
+}
+
+func (t *flight) release() {
+	clear(t.parts)
+	clear(t.returns)
+	clear(t.revalidated)
+	t.rest.reset()
+	t.groups, t.parts, t.returns, t.revalidated = t.groups[:0], t.parts[:0], t.returns[:0], t.revalidated[:0]
+	t.outer, t.first, t.whole, t.refunds = nil, nil, false, false
+	t.inner = backend.Batch{Done: t.inner.Done}
+	t.store.flights.Put(t)
+}
