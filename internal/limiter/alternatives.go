@@ -40,7 +40,7 @@ const unlimited = -1
 // payerOf returns the payer of r, whose limit has Then. It returns false if an operator blocks the key of the payer, which
 // is then not charged.
 func (c *Call) payerOf(r *Result) (f Result, ok bool) {
-	f = Result{Descriptor: r.Descriptor, Policy: r.Policy.Extras.Then, cell: r.cell}
+	f = Result{Descriptor: r.Descriptor, Policy: r.Policy.Extras.Then, cell: r.cell, maxWait: r.maxWait}
 	start := len(c.keys)
 	if len(c.Limits) > 0 {
 		key := c.Limits[r.Descriptor].Key

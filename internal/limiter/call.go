@@ -118,6 +118,7 @@ type NamedCharge struct {
 	// limit.
 	Costs   map[string]int64
 	Reserve bool
+	MaxWait algorithms.Micros // the longest acceptable wait for the units (algorithms.Charge.MaxWait); 0 means no bound
 	// Inline is a limit that came with the request under this Name. nil means that the limit is configured.
 	Inline *Policy
 }
@@ -164,6 +165,7 @@ type Result struct {
 	slot      uint64
 	cell      uint64            // the number of the estimate; 0 means that no estimate is learned
 	chargedAt algorithms.Micros // Charge.ChargedAt of a settlement; 0 for other charges
+	maxWait   algorithms.Micros
 	reserve   bool
 	settle    bool
 	local     bool  // this process's own bucket decided

@@ -100,7 +100,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 			c.reserves++
 		}
 		r := Result{Descriptor: i, Policy: p, Cost: named.Count, charge: toCharge}
-		r.reserve = named.Reserve
+		r.reserve, r.maxWait = named.Reserve, named.MaxWait
 		start := len(c.keys)
 		c.keys, r.hash = p.AppendKeyOf(c.keys, named.Key)
 		r.slot = p.SlotOfKey(named.Key)
@@ -287,7 +287,7 @@ func (c *Call) chargeTogether(r *Result) {
 }
 
 func chargeOf(r *Result) algorithms.Charge {
-	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve}
+	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve, MaxWait: r.maxWait}
 }
 
 // charged returns the index of the charge with this key in group 0, or -1. If it returns -1, the caller must add a
@@ -329,7 +329,7 @@ func (c *Call) add(r *Result, group int) {
 	charge.Canceled = c.Canceled
 	terms := &charge.Terms
 	terms.Cost, terms.Hash, terms.ChargedAt, terms.Reserve, terms.DryRun = r.Cost, r.hash, r.chargedAt, r.reserve, c.DryRun
-	terms.Settle = r.settle
+	terms.Settle, terms.MaxWait = r.settle, r.maxWait
 	if p.Limit.Kind == algorithms.Concurrency && !c.DryRun {
 		c.addSlot(p, terms)
 	}

@@ -456,14 +456,18 @@ func (t *scriptRun) tellBoth(i int) {
 	d.RetryAfter, d.Never = is.After, is.Never
 }
 
-// fromWindows converts the times in d, which are numbers of windows, to durations. d was decided at time at.
+// fromWindows converts the times in d, which are numbers of windows, to durations. Those below 0 are durations already,
+// with a minus sign. d was decided at time at.
 // c is the calendar of the limit. It is nil if d was made, and stored as a record, when the limit still had a
 // calendar. The times are unknown then, and become 0.
 func fromWindows(c *algorithms.Calendar, at algorithms.Micros, d *algorithms.Decision) {
 	for _, span := range [...]*algorithms.Micros{&d.RetryAfter, &d.ResetAfter, &d.Wait} {
-		if n := int64(*span); c != nil {
+		switch n := int64(*span); {
+		case n < 0:
+			*span = -*span
+		case c != nil:
 			*span = c.After(at, n)
-		} else {
+		default:
 			*span = 0
 		}
 	}

@@ -78,20 +78,19 @@
 -- tables, and calls the same charge_tokens and charge_window as general. It calls functions of settling only for
 -- limits that settle, and functions of general only for charges that it cannot decide.
 
--- charge_tokens and charge_window contain all arithmetic of take_tokens and take_window. They use no locals
--- from outside, because each would cost time in each call: x - x % 1 is floor(x), and x + -x % 1 is the
--- ceiling. Both return: 1 for allowed, 2 for never or 0 for denied; the next value; the remaining units; and
--- three numbers of ticks or window starts, until a retry succeeds, until the bucket is full (for a window at
--- least 1), and until the reserved units are there.
-
--- charge_tokens computes a charge of a token bucket. ticks have passed since the bucket held value. value, cost,
--- least and refund are in 1/q unit. The charge is allowed if the value after it is not below least. If refund is
--- not nil, it is added to the bucket, and cost is ignored. If keeps is true, a denial takes nothing, whatever the
--- limit.
-local function charge_tokens(l, value, ticks, cost, least, refund, keeps)
-  local p, v = l.p, l.v
+-- charge_level contains all arithmetic of token buckets, fixed windows and leaky buckets. It uses no locals from outside,
+-- because each would cost time in each call: x - x % 1 is floor(x), and x + -x % 1 is the ceiling.
+--
+-- steps have started since the bucket held value: ticks, or windows. p flows in at the start of each step; l.p is larger
+-- than any value if each window starts at capacity. value, cost, least and refund are in 1/q unit. The charge is allowed
+-- if the value after it is not below least. If refund is not nil, it is added to the bucket, and cost is ignored. If keeps
+-- is true, a denial takes nothing, whatever the limit. p, q and v are those of l.
+--
+-- It returns: 1 for allowed, 2 for never or 0 for denied; the next value; the remaining units; and three numbers of
+-- steps, until a retry succeeds, until the bucket is full, and until the reserved units are there.
+local function charge_level(l, p, q, v, value, steps, cost, least, refund, keeps)
   local flags, retry, wait = 1, 0, 0
-  local flown = ticks * p
+  local flown = steps * p
   if flown < v - value then value = value + flown else value = v end
   if refund then
     value = value + refund
@@ -102,72 +101,28 @@ local function charge_tokens(l, value, ticks, cost, least, refund, keeps)
       wait = -value / p
       wait = wait + -wait % 1
     end
-  else
-    flags, retry = 0, cost + least
-    if l.overdraw and not keeps then
-      if retry > v then retry = v end -- a bucket never holds more than v: retry when it is full
-      local bottom = -l.max_reserved * l.q
-      if value < bottom then bottom = value end
-      value = value - cost
-      if value < bottom then value = bottom end
-    elseif retry > v then
-      flags, retry = 2, value
-    end
-    retry = (retry - value) / p
-    retry = retry + -retry % 1
-  end
-  local remaining, reset = value / l.q, (v - value) / p
-  return flags, value, remaining > 0 and remaining - remaining % 1 or 0, retry, reset + -reset % 1, wait
-end
-
--- charge_window computes a charge of a fixed window. starts is the number of windows that have started since the
--- bucket held value. value, cost, reserve and refund are in units. The charge is allowed if the value after it is
--- not below -reserve. If refund is not nil, it is added to the bucket, and cost is ignored. keeps is that of
--- charge_tokens.
-local function charge_window(l, value, starts, cost, reserve, refund, keeps)
-  local rate, capacity, clears = l.rate, l.capacity, l.clears
-  local flags, retry, wait = 1, 0, 0
-  if starts > 0 then
-    value = value + starts * rate
-    if clears or value > capacity then value = capacity end
-  end
-  if refund then
-    value = value + refund
-    if value > capacity then value = capacity end
-  elseif cost <= capacity + reserve and value - cost >= -reserve then
-    value = value - cost
-    if value < 0 then
-      wait = -value / rate
-      wait = wait + -wait % 1
-    end
   elseif l.charges_denied and not keeps then
-    local bottom, most = -l.max_reserved, capacity + l.max_reserved
+    local bottom = -l.max_reserved * q
     if value < bottom then bottom = value end
-    value = value - (cost < most and cost or most)
+    value = value - cost
     if value < bottom then value = bottom end
-    if not l.takes_denied then
-      most = capacity + reserve
-      flags, retry = 0, ((cost < most and cost or most) - reserve - value) / rate
-      retry = retry > 1 and retry + -retry % 1 or 1
-    elseif cost > capacity then
+    if l.takes_denied and cost > v then
       flags = 2
     else
-      flags, retry = 0, 1
+      flags, retry = 0, cost + least
+      if retry > v then retry = v end -- a bucket never holds more than v: retry when it is full
+      retry = (retry - value) / p
+      retry = retry + -retry % 1
+      if l.length and retry < 1 then retry = 1 end
     end
-  elseif cost > capacity + reserve then
+  elseif cost > v - least then
     flags = 2
-  elseif clears then
-    flags, retry = 0, 1
   else
-    flags, retry = 0, (cost - reserve - value) / rate
+    flags, retry = 0, (cost + least - value) / p
     retry = retry + -retry % 1
   end
-  local reset = 1
-  if not clears and value < capacity then
-    reset = (capacity - value) / rate
-    reset = reset + -reset % 1
-  end
-  return flags, value, value > 0 and value or 0, retry, reset, wait
+  local remaining, reset = value / q, (v - value) / p
+  return flags, value, remaining > 0 and remaining - remaining % 1 or 0, retry, reset + -reset % 1, wait
 end
 
 -- with_peaks creates the functions for limits that settle. The loop and general call it when a charge has
@@ -186,18 +141,19 @@ local function with_peaks()
   -- itself. room is what the bucket lacked to be full before the charge, and left is what it lacks now. since is
   -- the time of the charge that a refund corrects, or 0.
   function peaked(l, peaks, t, room, left, since)
-    t = t - t % l.tick
+    local tick = l.tick or 1
+    t = t - t % tick
     if room == left then return peaks end
     if not peaks then
       if left < room then return nil end
-      return { t + l.tick, 0 }
+      return { t + tick, 0 }
     elseif #peaks == 0 then
       return { t, 0 }
-    elseif l.kind == 2 then -- a window
+    elseif l.length then -- a window
       return peaks
     elseif left < room then
-      if since > 0 then lower(peaks, since - since % l.tick, room - left) end
-      return push(peaks, t + l.tick, left)
+      if since > 0 then lower(peaks, since - since % tick, room - left) end
+      return push(peaks, t + tick, left)
     end
     return push(peaks, t, room)
   end
@@ -254,14 +210,14 @@ local function with_peaks()
   -- that are lost. The cost lowers the value to -max_debt at most; the rest of the cost is lost. value is in 1/unit
   -- unit, the cost in units.
   function charged(l, value, unit, cost)
-    local to = max(min(value, -l.max_debt * unit), value - min(cost, l.capacity + l.max_debt) * unit)
+    local to = max(min(value, -l.max_debt * unit), value - min(cost, l.v / l.q + l.max_debt) * unit)
     return to, cost - floor((value - to) / unit)
   end
 
   -- room_since returns the smallest room that a bucket has had since a charge at time since. at is the time of its
   -- last charge, peaks are its peaks, and room is its room now. The result is 0 if it is not known.
   function room_since(l, at, peaks, since, room)
-    since = since - since % l.tick
+    since = since - since % (l.tick or 1)
     if since > at or not peaks or #peaks == 0 then return 0 end
     for i = 1, #peaks, 2 do
       if peaks[i] > since then return min(room, peaks[i + 1]) end
@@ -294,7 +250,7 @@ local function settling()
     if n == 8 then return pack('<ddd', -1, now, 0) end
     local till, last = unpack_at('<dd', b, size - 15)
     if till > now + 1 then return false end
-    if not l.q or till >= now and last <= room then return sub(b, head + 1) end
+    if l.length or till >= now and last <= room then return sub(b, head + 1) end
     local at = till > now and till or now
     while last >= room do
       size = size - 16
@@ -352,10 +308,9 @@ local function settling()
     local since, _ = 0
     if flags % 4 >= 2 then _, since, next = unpack_at('<dd', blob, next) end
     if cost < 0 and since == 0 then return end
-    local b, unit, full = stored[k], 1, l.capacity
+    local b, unit, full = stored[k], l.q, l.v
     local value, at, head, start, had = nil, now, 41
-    if l.q then
-      unit, full = l.q, l.v
+    if not l.length then
       had = full
       if b then
         local ms, is, then_, p, q, v = unpack_at('<Bddddd', b)
@@ -365,11 +320,11 @@ local function settling()
         if flown < v - is then had = is + flown end
       end
     else
-      head, start, had = 49, now - (now - phase) % l.period, full
+      head, start, had = 49, now - (now - phase) % l.length, full
       if b then
         if #b < 49 then return end
         local ms, is, then_, rate, period, capacity, old = unpack_at('<Bdddddd', b)
-        if ms ~= 0 or then_ > now or rate ~= l.rate or period ~= l.period or capacity ~= full or old ~= phase then return end
+        if ms ~= 0 or then_ > now or rate ~= l.rate or period ~= l.length or capacity ~= full or old ~= phase then return end
         at, had = then_, is
         if at < start then
           local starts = (start - at) / period
@@ -409,12 +364,12 @@ local function settling()
       reset = reset + -reset % 1
     else
       reset = (full - value) / l.rate
-      reset = start + (reset > 1 and reset + -reset % 1 or 1) * l.period - now
+      reset = start + (reset > 1 and reset + -reset % 1 or 1) * l.length - now
     end
     local remaining = value > 0 and floor(value / unit) or 0
     if cost > 0 or cost < 0 and b then
       if start then
-        stored[k] = pack('<Bdddddd', 0, value, now, l.rate, l.period, full, phase) .. tail
+        stored[k] = pack('<Bdddddd', 0, value, now, l.rate, l.length, full, phase) .. tail
       else
         stored[k] = pack('<Bddddd', 0, value, now, l.p, l.q, full) .. tail
       end
@@ -456,12 +411,12 @@ local function general(now, given, names, stored, lives, answers)
   local take, clear, kept_of, keep, begin, fresh, fresh_at, full_at, later, span, give_back, ceil_div, calendar_time,
     calendar_start, locate, same_scale, converted, take_converted, adopt_balance, balance, consumed, kept_tokens, after, kept_window,
     outlived, units, of, until_units, until_used, ticks_to, give_units, given_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, smallest, mul_div, mul_div_ceil,
-    phase_of, window_of, take_window, windows_to_full, take_guaranteed, guaranteed_retry,
-    take_turn, too_late, unit_of, most_of_windows, charges_denied, takes_denied, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
+    phase_of, window_of, until_step, at_most, inflow_in, take_level, may_wait, await, refund_of, take_guaranteed, guaranteed_retry,
+    most_of_windows, charges_denied, takes_denied, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
     beyond, passed, peaks_of, adopt_peaks,
-    blocked, with, full_of, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, alternatives, allow,
+    blocked, with, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, alternatives, allow,
     peek, dry_run_of, again, own_retry, charge_if, take_one,
-    elapsed, flow, cost_in, back, returned, take_tokens, log_load, log_size, log_at, log_clamp, log_cut, log_write,
+    elapsed, flow, cost_in, returned, log_load, log_size, log_at, log_clamp, log_cut, log_write,
     log_outlive, load, remember, save, lifetime, pack_denials, unpack_denials, pack_peaks, unpack_peaks
 
   local peaked, charged, room_since, push = with_peaks()
@@ -489,14 +444,10 @@ local function general(now, given, names, stored, lives, answers)
       next = take_converted(l, phase, kept, at, a, d, dry_run)
       if next then return dry_run and s or next end
       next = take_kept(l, phase, kept, at, a, d, at - now)
-    elseif l.kind == TOKEN then
-      next = take_tokens(l, kept, at, a, d)
-    elseif l.kind == LEAKY then
-      next = take_turn(l, kept, at, a, d, at - now)
+    elseif l.kind <= WINDOW or l.kind == LEAKY then
+      next = take_level(l, phase, kept, at, a, d, at - now)
     elseif l.kind == GUARANTEED then
       next = take_guaranteed(l, kept, at, a, d)
-    elseif l.kind == WINDOW then
-      next = take_window(l, phase, kept, at, a, d)
     elseif l.kind == SLIDING then
       next = take_sliding(l, kept, at, a, d)
     else
@@ -579,13 +530,9 @@ local function general(now, given, names, stored, lives, answers)
   -- stored in Redis.
   function fresh(l, t, log)
     local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, peaks = l.settles and {} or nil }
-    if l.kind == TOKEN or l.kind == LEAKY or l.kind == GUARANTEED then
-      s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
-    elseif l.kind == WINDOW then
-      s.value = l.initial
-      locate(l, s)
-    end
-    return s
+    if l.kind == SLIDING or l.kind == LOG then return s end
+    s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
+    return locate(l, s)
   end
 
   -- fresh_at returns the time at which s, the state after a charge of l, equals a full bucket.
@@ -598,7 +545,7 @@ local function general(now, given, names, stored, lives, answers)
     elseif not by.calendar then
       return full_at(by, s, by.phase or s.phase)
     end
-    local n = s.value < by.capacity and windows_to_full(by, s.value) or 0
+    local n = ceil_div(by.v - s.value, by.p)
     if by.calendar == l.calendar then return now + calendar_time(l, s.window + n - l.window) end
     return s.next + max(0, n - 1) * by.longest
   end
@@ -611,10 +558,10 @@ local function general(now, given, names, stored, lives, answers)
     elseif l.kind == GUARANTEED then
       at = at + max(ceil_div(l.v - s.value, l.p), ceil_div(l.v1 - s.prev, l.p1))
     elseif l.kind == WINDOW then
-      if s.value < l.capacity then
-        if l.edges then return calendar_start(l, s.window + windows_to_full(l, s.value)) end
-        at = phase + (window_of(l, phase, s.at) + windows_to_full(l, s.value)) * l.period
-      end
+      local n = ceil_div(l.v - s.value, l.p)
+      if n <= 0 then return s.at end
+      if l.edges then return calendar_start(l, s.window + n) end
+      at = phase + (window_of(l, phase, s.at) + n) * l.period
     elseif l.kind == SLIDING then
       local e = at % l.period
       if s.value > 0 then
@@ -633,14 +580,6 @@ local function general(now, given, names, stored, lives, answers)
     if not d.allowed and not d.never then d.retry = d.retry + lag end
     if d.reset > 0 then d.reset = d.reset + lag end
     if d.wait > 0 then d.wait = d.wait + lag end
-  end
-
-  -- span returns the time from t until the start of a later tick. ticks is the distance of that tick from the
-  -- one that contains t. It is 0 if ticks is at most 0.
-  function span(l, t, ticks)
-    if ticks <= 0 then return 0 end
-    if l.tick == 1 then return ticks end
-    return (floor(t / l.tick) + ticks) * l.tick - t
   end
 
   -- give_back returns the units that a refund of cost, which is negative, adds: at most what a bucket can lack in exact
@@ -699,7 +638,7 @@ local function general(now, given, names, stored, lives, answers)
   -- consumption; and the largest consumption in units that s can express without a conversion.
   function converted(l, phase, s, t)
     local k = consumed(l, s, t)
-    local c = { by = l, value = full_of(l) - units(k, l), prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials }
+    local c = { by = l, value = l.v - units(k, l), prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials }
     if l.kind == GUARANTEED then c.prev = l.v1 - units(kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), l) end
     if c.value < 0 or c.prev < 0 then return false end
     c.peaks = adopt_peaks(l, phase, s)
@@ -722,9 +661,9 @@ local function general(now, given, names, stored, lives, answers)
   -- value, as far as that fits.
   function adopt_balance(l, phase, s, t)
     local k, peaks = consumed(l, s, t), adopt_peaks(l, phase, s)
-    local full = full_of(k.old)
+    local full = k.old.v
     local c = {
-      by = l, value = balance(l, full - k.used, k.unit, full_of(l)), prev = 0, at = t - t % l.tick, phase = 0,
+      by = l, value = balance(l, full - k.used, k.unit, l.v), prev = 0, at = t - t % l.tick, phase = 0,
       denials = s.denials, peaks = peaks,
     }
     if l.kind == GUARANTEED then
@@ -732,7 +671,7 @@ local function general(now, given, names, stored, lives, answers)
       c.prev = balance(l, s.by.v1 - k1.used, k1.unit, l.v1)
     end
     if peaks and #peaks > 0 then
-      c.peaks = push({ unpack(peaks) }, max(c.at, s.at + l.tick), max(0, balance(l, full, k.unit, full_of(l)) - c.value))
+      c.peaks = push({ unpack(peaks) }, max(c.at, s.at + l.tick), max(0, balance(l, full, k.unit, l.v) - c.value))
     end
     return locate(l, c)
   end
@@ -742,9 +681,9 @@ local function general(now, given, names, stored, lives, answers)
   function balance(l, value, unit, full)
     if value < 0 then
       local most = l.kind == WINDOW and most_of_windows(l.rate, l.longest or l.period) or l.kind == TOKEN and floor((EXACT - l.p) / l.q)
-      return max(-mul_div_ceil(-value, unit_of(l), unit), -(most and most - l.capacity or 0) * unit_of(l))
+      return max(-mul_div_ceil(-value, l.q, unit), -(most and most - l.capacity or 0) * l.q)
     end
-    local n = mul_div(value, unit_of(l), unit)
+    local n = mul_div(value, l.q, unit)
     return min(full, n)
   end
 
@@ -802,17 +741,17 @@ local function general(now, given, names, stored, lives, answers)
   function outlived(s)
     local old, longest = s.by, s.by.longest
     return {
-      kind = WINDOW, tick = 1, rate = old.rate, period = longest, capacity = old.capacity,
+      kind = WINDOW, tick = 1, rate = old.rate, period = longest, capacity = old.capacity, p = old.rate, q = 1, v = old.v,
       phase = s.next - floor(s.next / longest) * longest,
     }
   end
 
   -- units returns k.used in the unit of l, rounded up.
-  function units(k, l) return mul_div_ceil(k.used, unit_of(l), k.unit) end
+  function units(k, l) return mul_div_ceil(k.used, l.q, k.unit) end
 
   -- of converts n, in the unit of l, to the unit of k, rounded down.
   function of(k, l, n)
-    local used = mul_div(n, k.unit, unit_of(l))
+    local used = mul_div(n, k.unit, l.q)
     return used
   end
 
@@ -859,11 +798,11 @@ local function general(now, given, names, stored, lives, answers)
     k.room = room_since(k.old, s.at, peaks, a.of, had)
     if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, lag) else decide_kept(l, k, t, a, d) end
     if l.settles then peaks = peaked(k.old, peaks and { unpack(peaks) }, k.now, had, k.used, a.of) end
-    d.value = full_of(l) - units(k, l)
-    d.remaining = max(0, floor(d.value / unit_of(l)))
+    d.value = l.v - units(k, l)
+    d.remaining = max(0, floor(d.value / l.q))
     d.reset = until_units(k, l, t, 0)
     local next = {
-      by = k.old, value = full_of(k.old) - k.used, prev = 0, at = k.now - k.now % k.old.tick, phase = k.phase or 0,
+      by = k.old, value = k.old.v - k.used, prev = 0, at = k.now - k.now % k.old.tick, phase = k.phase or 0,
       peaks = peaks,
     }
     if k.edges then locate(l, next) end
@@ -873,7 +812,7 @@ local function general(now, given, names, stored, lives, answers)
   -- decide_kept decides the charge a on a token bucket or a fixed window whose state has other numbers than l. k is
   -- the consumption at time t.
   function decide_kept(l, k, t, a, d)
-    local unit, full = unit_of(l), full_of(l)
+    local unit, full = l.q, l.v
     local cost, r = cost_in(l, unit, a), 0
     if a.reserve then r = l.max_reserved end
     local reach = max(0, min(l.max_reserved, k.most - l.capacity))
@@ -882,6 +821,7 @@ local function general(now, given, names, stored, lives, answers)
       goal = min(goal, full)
       if cost <= reach * unit then goal = full + reach * unit - cost end
     end
+    if a.reserve and a.max_wait > 0 then goal = min(goal, full, full - cost + inflow_in(l, a.max_wait)) end
     if cost < 0 then
       local over = a.of > 0 and l.kind == WINDOW
         and window_of(k.edges and l or k.old, k.phase, a.of) ~= k.window
@@ -894,7 +834,7 @@ local function general(now, given, names, stored, lives, answers)
       d.allowed, d.lost = true, a.cost - floor((k.used - had) / k.unit)
     elseif cost == 0 then
       local room = of(k, l, goal)
-      local debt = max(room, full_of(k.old))
+      local debt = max(room, k.old.v)
       if k.used <= debt then
         d.allowed = true
       elseif debt > room then
@@ -909,7 +849,7 @@ local function general(now, given, names, stored, lives, answers)
       k.used = min(max(k.used, (l.capacity + reach) * k.unit), k.used + mul_div_ceil(cost, k.unit, unit))
       d.never = l.takes_denied and cost > full
       if not d.never then d.retry = until_units(k, l, t, max(0, goal)) end
-    elseif cost > full + r * unit then
+    elseif cost > full + r * unit or goal < 0 then
       d.never = true
     else
       d.retry = until_units(k, l, t, goal)
@@ -928,17 +868,14 @@ local function general(now, given, names, stored, lives, answers)
       return
     end
     local wait = span(l, t, ceil_div(units(k, l), l.p))
-    local late = too_late(a, wait, lag)
+    local late = a.max_wait > 0 and wait > 0 and wait + lag > a.max_wait
     local goal = cost == 0 and EXACT or l.v - cost
     if cost == 0 and not late then
       d.allowed, d.wait = true, wait
     elseif late and wait <= a.max_wait and units(k, l) <= goal then
       d.retry = wait - a.max_wait
     else
-      if a.max_wait > 0 then
-        local turns = floor(a.max_wait / l.tick)
-        if turns < ceil_div(goal, l.p) then goal = turns * l.p end
-      end
+      if a.max_wait > 0 then goal = min(goal, inflow_in(l, a.max_wait)) end
       d.retry = until_units(k, l, t, goal)
     end
   end
@@ -1040,67 +977,13 @@ local function general(now, given, names, stored, lives, answers)
   -- phase_of returns the phase with which s was written: that of its numbers if they have one, or else s.phase.
   function phase_of(s) return s.by.phase or s.phase end
 
-  -- fixed_window.go ----------------------------------------------------------------------------------
-
-  -- window_of returns the number of the window in which t lies. Of a calendar, only the windows in ARGV[2] are
-  -- known: a time before them gets the number l.first - 1, and each later time gets the number of the last one.
-  function window_of(l, phase, t)
-    if not l.edges then return floor((floor(t / l.tick) - phase) / l.period) end
-    local n = 0
-    while n < #l.edges and t >= l.edges[n + 1] do n = n + 1 end
-    return l.first + n - 1
-  end
-
-  function take_window(l, phase, s, t, a, d)
-    local window, given = window_of(l, phase, t)
-    if a.cost < 0 then
-      local over = a.of > 0 and window_of(l, phase, a.of) ~= window
-      given = over and 0 or give_back(l, a.cost)
-    end
-    local starts = window - (s.window or window_of(l, phase, s.at))
-    local cost, reserve, peaks, had = a.cost, a.reserve and l.max_reserved or 0, l.settles and s.peaks or nil
-    if l.settles then
-      local _
-      _, had = charge_window(l, s.value, starts, 0, EXACT)
-      if given and a.of > 0 then
-        given = min(given, room_since(l, s.at, peaks, a.of, l.capacity - had))
-      elseif beyond(l, a) then
-        local to
-        to, d.lost = charged(l, had, 1, cost)
-        cost, reserve = had - to, -to
-      end
-    end
-    local flags, value, remaining, retry, reset, wait =
-      charge_window(l, s.value, starts, cost, reserve, given, not charges_denied(l, a))
-    if l.settles then
-      peaks = peaked(l, peaks and { unpack(peaks) }, t, l.capacity - had, l.capacity - value, a.of)
-      if beyond(l, a) then wait = 0 end
-    end
-    d.allowed, d.never, d.value, d.remaining = flags == 1, flags == 2, value, remaining
-    -- starts_in returns the time from t until the n-th window start. For a calendar it returns a number of windows,
-    -- which the sidecar converts to a time.
-    local function starts_in(n)
-      if n == 0 then return 0 end
-      if l.edges then return window - l.window + n end
-      return (phase + (window + n) * l.period) * l.tick - t
-    end
-    d.retry, d.reset, d.wait = starts_in(retry), starts_in(reset), starts_in(wait)
-    return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, peaks = peaks })
-  end
-
-  function windows_to_full(l, value)
-    local n = ceil_div(l.capacity - value, l.rate)
-    if l.clears then n = min(n, 1) end
-    return n
-  end
-
   -- guaranteed.go ------------------------------------------------------------------------------------
 
   function take_guaranteed(l, s, t, a, d)
     local e = elapsed(l, s.at, t)
     local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
     if a.cost < 0 then
-      local c = back(l, give_back(l, a.cost) * l.q, t, a)
+      local c = refund_of(l, 0, s, nil, give_back(l, a.cost) * l.q, 0, t, a)
       local bank = min(c, l.v - v2)
       v1, v2 = min(l.v1, v1 + c - bank), v2 + bank
       d.allowed = true
@@ -1127,36 +1010,99 @@ local function general(now, given, names, stored, lives, answers)
     return max(ceil_div(c - v1 - v2, l.p1 + l.p), ceil_div(c - l.v1 - v2, l.p), ceil_div(c - v1 - l.v, l.p1))
   end
 
-  -- leaky_bucket.go ----------------------------------------------------------------------------------
+  -- level.go -----------------------------------------------------------------------------------------
 
-  -- take_turn is take for a leaky bucket. lag is how far the clock is behind t, after it has stepped back; each request
-  -- waits that much longer.
-  function take_turn(l, s, t, a, d, lag)
-    local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
-    local wait = span(l, t, ceil_div(l.v - value, l.p))
-    local next = take_tokens(l, s, t, a, d)
-    if a.cost < 0 or d.never then return next end
-    if too_late(a, wait, lag) then
-      local retry = wait - a.max_wait
-      if not d.allowed then retry = max(retry, d.retry) end
-      d.allowed, d.retry, d.wait = false, retry, 0
-      d.value, d.remaining, d.reset = value, max(0, floor(value / l.q)), wait
-      return s
+  -- take_level is take for token buckets, fixed windows and leaky buckets. lag is how far the clock is behind t, after it
+  -- has stepped back.
+  function take_level(l, phase, s, t, a, d, lag)
+    local cost, steps = cost_in(l, l.q, a), elapsed(l, s.at, t)
+    if l.kind == WINDOW then steps = window_of(l, phase, t) - (s.window or window_of(l, phase, s.at)) end
+    local had = flow(s.value, l.v, l.p, steps)
+    local least, given, peaks = a.reserve and -l.max_reserved * l.q or 0, nil, l.settles and s.peaks or nil
+    if cost < 0 then
+      given = refund_of(l, phase, s, peaks, -cost, l.v - had, t, a)
+    elseif beyond(l, a) then
+      least, d.lost = charged(l, had, l.q, a.cost)
+      cost = had - least
     end
-    if d.allowed then d.wait = wait end
-    return next
+    local flags, value, remaining, retry, reset = charge_level(l, l.p, l.q, l.v, had, 0, cost, least, given, not charges_denied(l, a))
+    d.allowed, d.never, d.retry = flags == 1, flags == 2, until_step(l, phase, t, retry)
+    if (d.allowed or a.max_wait > 0 and not d.never) and may_wait(l, a) then
+      await(l, phase, had, cost, retry, t, a, d, lag)
+      if not d.allowed then
+        local _
+        _, value, remaining, _, reset = charge_level(l, l.p, l.q, l.v, had, 0, 0, -EXACT)
+      end
+    end
+    if l.settles then peaks = peaked(l, peaks and { unpack(peaks) }, t, l.v - had, l.v - value, a.of) end
+    if l.kind == WINDOW then reset = max(1, reset) end
+    d.value, d.remaining, d.reset = value, remaining, until_step(l, phase, t, reset)
+    return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, peaks = peaks })
   end
 
-  -- too_late reports whether a turn in wait, while the clock is lag behind, is later than the charge a accepts. A
-  -- request that finds the queue empty does not wait, however far the clock is behind.
-  function too_late(a, wait, lag)
-    return a.max_wait > 0 and wait > 0 and wait + lag > a.max_wait
+  -- may_wait reports whether l may allow the charge a with a wait.
+  function may_wait(l, a) return (a.reserve or l.kind == LEAKY) and a.cost >= 0 and not beyond(l, a) end
+
+  -- await sets d.wait, the time until the turn in a leaky bucket or until reserved units are there. If a does not accept
+  -- the wait, await denies the charge. retry is the number of steps until the level allows the cost, and 0 if it does now.
+  function await(l, phase, had, cost, retry, t, a, d, lag)
+    local wait = ceil_div((l.kind == LEAKY and l.v or cost) - had, l.p)
+    if wait <= 0 then return end
+    if a.max_wait > 0 then
+      local early = at_most(l, phase, t, wait) - a.max_wait
+      if cost - l.v > inflow_in(l, a.max_wait) then
+        d.allowed, d.never, d.retry = false, true, 0
+      elseif early + (d.timed and lag or 0) > 0 then
+        -- The times of a calendar are counted in windows. A number below 0 is a time.
+        if retry == 0 or at_most(l, phase, t, retry) < early then d.retry = d.timed and early or -early end
+        d.allowed = false
+      end
+    end
+    if d.allowed then d.wait = until_step(l, phase, t, wait) end
   end
 
-  -- lease.go -----------------------------------------------------------------------------------------
+  -- inflow_in returns the least that flows in during a time of this length, at most 2^53.
+  function inflow_in(l, time)
+    return flow(0, EXACT, l.p, floor(time / (l.longest or (l.kind == WINDOW and l.period or 1) * l.tick)))
+  end
 
-  -- unit_of returns the part of a state's value that makes one unit.
-  function unit_of(l) return l.kind == WINDOW and 1 or l.q end
+  -- flow returns value after e ticks, in each of which p flows in, up to full.
+  function flow(value, full, p, e)
+    if e >= -floor((value - full) / p) then return full end
+    return value + e * p
+  end
+
+  -- cost_in returns the cost of a in 1/unit unit of the limit. It is limited to a little more than the
+  -- largest cost that can ever be allowed, and a refund as by give_back, so that later computations stay exact.
+  function cost_in(l, unit, a)
+    local most = l.capacity + l.max_reserved
+    if a.cost < 0 then return a.raw and max(-give_back(l, -EXACT) * unit, a.cost) or -give_back(l, a.cost) * unit end
+    if a.raw then return min(a.cost, most * unit + 1) end
+    if a.cost > most then return most * unit + 1 end
+    return a.cost * unit
+  end
+
+  -- refund_of returns how much of given, in 1/q unit, the refund a adds at time t. If a corrects a charge at the time a.of,
+  -- that is given less what has flowed in since; or at most what the peaks allow, if l settles; and nothing after the
+  -- window of the charge has ended. room is how far the bucket is below full.
+  function refund_of(l, phase, s, peaks, given, room, t, a)
+    if a.of <= 0 then
+      return given
+    elseif l.kind == WINDOW and window_of(l, phase, a.of) ~= window_of(l, phase, t) then
+      return 0
+    elseif l.settles then
+      return min(given, room_since(l, s.at, peaks, a.of, room))
+    elseif l.kind == WINDOW then
+      return given
+    end
+    return returned(given, l.p + l.p1, elapsed(l, a.of, t))
+  end
+
+  -- returned returns refund, less an inflow of p in each of ticks, and at least 0. It is 0 if ticks is below 0.
+  function returned(refund, p, ticks)
+    if ticks < 0 or ticks >= ceil_div(refund, p) then return 0 end
+    return refund - ticks * p
+  end
 
   -- limit.go -----------------------------------------------------------------------------------------
 
@@ -1321,11 +1267,6 @@ local function general(now, given, names, stored, lives, answers)
     }
   end
 
-  -- shards.go ----------------------------------------------------------------------------------------
-
-  -- full_of returns the value of a full bucket, in the unit of a state's value.
-  function full_of(l) return l.kind == WINDOW and l.capacity or l.v end
-
   -- sliding_counter.go -------------------------------------------------------------------------------
 
   function take_sliding(l, s, t, a, d)
@@ -1429,6 +1370,48 @@ local function general(now, given, names, stored, lives, answers)
       if log_at(log, mid) > before then hi = mid else lo = mid end
     end
     return lo
+  end
+
+  -- steps.go -----------------------------------------------------------------------------------------
+
+  -- elapsed returns the number of ticks of l from time at to time t, both in microseconds. It is negative if t
+  -- is before at.
+  function elapsed(l, at, t)
+    if l.tick == 1 then return t - at end
+    return floor(t / l.tick) - floor(at / l.tick)
+  end
+
+  -- until_step returns the time from t until the start of the n-th step from then: a window or a tick. For a calendar it
+  -- returns a number of windows, which the sidecar converts to a time.
+  function until_step(l, phase, t, n)
+    if l.kind ~= WINDOW then return span(l, t, n) end
+    if n <= 0 then return 0 end
+    if l.edges then return window_of(l, 0, t) - l.window + n end
+    return (phase + (window_of(l, phase, t) + n) * l.period) * l.tick - t
+  end
+
+  -- at_most is until_step. For a calendar it returns a time from now, in which each window after the next two counts as
+  -- the longest possible one.
+  function at_most(l, phase, t, n)
+    if l.edges then return calendar_time(l, window_of(l, 0, t) - l.window + n) end
+    return until_step(l, phase, t, n)
+  end
+
+  -- span returns the time from t until the start of a later tick. ticks is the distance of that tick from the
+  -- one that contains t. It is 0 if ticks is at most 0.
+  function span(l, t, ticks)
+    if ticks <= 0 then return 0 end
+    if l.tick == 1 then return ticks end
+    return (floor(t / l.tick) + ticks) * l.tick - t
+  end
+
+  -- window_of returns the number of the window in which t lies. Of a calendar, only the windows in ARGV[2] are
+  -- known: a time before them gets the number l.first - 1, and each later time gets the number of the last one.
+  function window_of(l, phase, t)
+    if not l.edges then return floor((floor(t / l.tick) - phase) / l.period) end
+    local n = 0
+    while n < #l.edges and t >= l.edges[n + 1] do n = n + 1 end
+    return l.first + n - 1
   end
 
   -- take_all.go --------------------------------------------------------------------------------------
@@ -1545,67 +1528,6 @@ local function general(now, given, names, stored, lives, answers)
     remember(c, s, c.dry_run or (c.free and not c.allowed))
   end
 
-  -- token_bucket.go ----------------------------------------------------------------------------------
-
-  -- elapsed returns the number of ticks of l from time at to time t, both in microseconds. It is negative if t
-  -- is before at.
-  function elapsed(l, at, t)
-    if l.tick == 1 then return t - at end
-    return floor(t / l.tick) - floor(at / l.tick)
-  end
-
-  -- flow returns value after e ticks, in each of which p flows in, up to full.
-  function flow(value, full, p, e)
-    if e >= -floor((value - full) / p) then return full end
-    return value + e * p
-  end
-
-  -- cost_in returns the cost of a in 1/unit unit of the limit. It is limited to a little more than the
-  -- largest cost that can ever be allowed, and a refund as by give_back, so that later computations stay exact.
-  function cost_in(l, unit, a)
-    local most = l.capacity + l.max_reserved
-    if a.cost < 0 then return a.raw and max(-give_back(l, -EXACT) * unit, a.cost) or -give_back(l, a.cost) * unit end
-    if a.raw then return min(a.cost, most * unit + 1) end
-    if a.cost > most then return most * unit + 1 end
-    return a.cost * unit
-  end
-
-  -- back returns how much of refund, in 1/q unit, is refunded at time t: all of it, less what has flowed in since the
-  -- time a.of of the charge that a corrects. If a.of is 0, that time is unknown, and all is refunded.
-  function back(l, refund, t, a)
-    if a.of <= 0 then return refund end
-    return returned(refund, l.p + l.p1, elapsed(l, a.of, t))
-  end
-
-  -- returned returns refund, less an inflow of p in each of ticks, and at least 0. It is 0 if ticks is below 0.
-  function returned(refund, p, ticks)
-    if ticks < 0 or ticks >= ceil_div(refund, p) then return 0 end
-    return refund - ticks * p
-  end
-
-  function take_tokens(l, s, t, a, d)
-    local cost, ticks = cost_in(l, l.q, a), elapsed(l, s.at, t)
-    local least, given, peaks, had = a.reserve and -l.max_reserved * l.q or 0, nil, l.settles and s.peaks or nil
-    if l.settles then had = flow(s.value, l.v, l.p, ticks) end
-    if cost < 0 and l.settles and a.of > 0 then
-      given = min(-cost, room_since(l, s.at, peaks, a.of, l.v - had))
-    elseif cost < 0 then
-      given = back(l, -cost, t, a)
-    elseif beyond(l, a) then
-      least, d.lost = charged(l, had, l.q, a.cost)
-      cost = had - least
-    end
-    local flags, value, remaining, retry, reset, wait =
-      charge_tokens(l, s.value, ticks, cost, least, given, not charges_denied(l, a))
-    if l.settles then
-      peaks = peaked(l, peaks and { unpack(peaks) }, t, l.v - had, l.v - value, a.of)
-      if beyond(l, a) then wait = 0 end
-    end
-    d.allowed, d.never, d.value, d.remaining = flags == 1, flags == 2, value, remaining
-    d.retry, d.reset, d.wait = span(l, t, retry), span(l, t, reset), span(l, t, wait)
-    return { by = l, value = value, prev = 0, at = l.tick == 1 and t or t - t % l.tick, phase = 0, peaks = peaks }
-  end
-
   -- The log ------------------------------------------------------------------------------------------
 
   -- A log is a list of times, oldest first. It is read only where necessary and written at the end. log_write removes the
@@ -1717,7 +1639,7 @@ local function general(now, given, names, stored, lives, answers)
         if l.calendar ~= calendar or l.rate ~= rate or l.capacity ~= capacity then
           s.by = {
             kind = WINDOW, tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = calendar,
-            longest = hours * HOUR,
+            longest = hours * HOUR, p = rate, q = 1, v = capacity,
           }
         end
       elseif l.kind == WINDOW then
@@ -1725,7 +1647,10 @@ local function general(now, given, names, stored, lives, answers)
         last = pos
         s = { by = l, value = value, prev = 0, at = at, phase = phase }
         if l.rate ~= rate or l.period ~= period or l.capacity ~= capacity or phase ~= old or l.tick ~= tick or l.edges then
-          s.by = { kind = WINDOW, tick = tick, rate = rate, period = period, capacity = capacity, phase = old }
+          s.by = {
+            kind = WINDOW, tick = tick, rate = rate, period = period, capacity = capacity, phase = old, p = rate, q = 1,
+            v = capacity,
+          }
         end
       elseif l.kind == SLIDING then
         local value, prev, at, period = unpack_at('<dddd', b, 2)
@@ -1847,6 +1772,7 @@ local function general(now, given, names, stored, lives, answers)
     l.overdraw, l.takes_denied = flags % 2 == 1, floor(flags / 2) % 2 == 1
     l.per_request = floor(flags / 4) % 2 == 1
     l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
+    if l.kind == WINDOW then l.length, l.p, l.q, l.v = l.period, l.clears and EXACT or l.rate, 1, l.capacity end
     l.after = 0
     if l.settles then l.max_debt, at = unpack_at('<d', ARGV[2], at) end
     if flags >= 16 then l.after, l.block, l.longest_block, at = unpack_at('<ddd', ARGV[2], at) end
@@ -2008,24 +1934,21 @@ do
       settles = true
       local max_debt = unpack_at('<d', limits, at + 104)
       if kind == 1 then -- at most eight fields: a ninth would double the table
-        usual[i] = {
-          capacity = capacity, max_reserved = max_reserved, p = p, q = q, v = v, tick = 1, below = below, max_debt = max_debt,
-        }
+        usual[i] = { max_reserved = max_reserved, p = p, q = q, v = v, below = below, max_debt = max_debt }
       else
         usual[i] = {
-          kind = kind, capacity = capacity, max_reserved = max_reserved, rate = rate, period = period, tick = 1,
-          below = below, max_debt = max_debt,
+          length = period, rate = rate, max_reserved = max_reserved, p = rate, q = 1, v = capacity, below = below,
+          max_debt = max_debt,
         }
       end
       at = at + 8
     elseif kind == 1 then
-      usual[i] = { capacity = capacity, max_reserved = max_reserved, p = p, q = q, v = v, below = below }
+      usual[i] = { max_reserved = max_reserved, p = p, q = q, v = v, below = below }
     else
       local takes_denied = flags % 4 >= 2
       usual[i] = {
-        capacity = capacity, rate = rate, period = period, max_reserved = max_reserved,
-        clears = flags > 32, takes_denied = takes_denied, charges_denied = takes_denied, per_request = flags >= 36,
-        below = below,
+        length = period, rate = rate, max_reserved = max_reserved, p = flags > 32 and 9007199254740992 or rate, q = 1,
+        v = capacity, takes_denied = takes_denied, charges_denied = takes_denied, below = below,
       }
     end
     at = at + 104
@@ -2079,75 +2002,55 @@ while k > 0 do
     if not l or state and state[k] ~= nil then break end
     local cost, phase, flags
     cost, phase, next_k, next_what = unpack_at('<dddd', blob, pos + 16)
-    if cost <= 0 or cost > l.capacity then break end
+    local p, q, v, length = l.p, l.q, l.v, l.length
     local value, remaining, retry, wait, written
-    local most = reserve and l.max_reserved or 0 -- how far below zero the bucket may go
-    local q = l.q
-    if q then
-      local p, v = l.p, l.v
-      local ticks = 0
-      value = v
-      if b then
-        if #b ~= 41 and not l.max_debt then break end
-        local ms, is, at, p2, q2, v2 = unpack_at('<Bddddd', b)
-        if ms ~= 0 or at > now or p ~= p2 or q ~= q2 or v ~= v2 then break end
-        value, ticks = is, now - at
-        if l.below and ticks >= 86400000000 then break end -- a day: it may count as new
-      elseif l.below then
+    cost, value = cost * q, v
+    if cost <= 0 or cost > v then break end
+    local steps, since, head = 0, 0, 41 -- since: the time from the start of the step until now
+    if length then since, head = (now - phase) % length, 49 end
+    if b then
+      if #b ~= head and not l.max_debt then break end
+      local ms, is, at, p2, q2, v2, phase2 = unpack_at(length and '<Bdddddd' or '<Bddddd', b)
+      if ms ~= 0 or at > now or v2 ~= v then break end
+      value, steps = is, now - at
+      if length then
+        if p2 ~= l.rate or q2 ~= length or phase2 ~= phase then break end
+        steps = (steps - since) / length
+        steps = steps > 0 and steps + -steps % 1 or 0
+      elseif p2 ~= p or q2 ~= q then
         break
       end
-      local had = value
-      flags, value, remaining, retry, reset, wait = charge_tokens(l, had, ticks, cost * q, -most * q)
-      if flags == 1 then
-        if denied then
-          flags, value, remaining, retry, reset = charge_tokens(l, had, ticks, 0, 0)
-        else
-          written = pack('<Bddddd', 0, value, now, p, q, v)
-          if l.max_debt then
-            local tail = behind(l, b, 41, now, v - value - cost * q)
-            if not tail then
-              reset = nil
-              break
-            end
-            written = written .. tail
-          end
-        end
+      if l.below and now - at >= 86400000000 then break end -- a day: it may count as new
+    elseif l.below then
+      break
+    end
+    local had, least = value, 0
+    if reserve then
+      if l.charges_denied then break end
+      least = -l.max_reserved * q
+    end
+    flags, value, remaining, retry, reset, wait = charge_level(l, p, q, v, had, steps, cost, least)
+    if denied then
+      if flags == 1 then flags, value, remaining, retry, reset = charge_level(l, p, q, v, had, steps, 0, 0) end
+    elseif flags == 1 or l.charges_denied then
+      if length then
+        written = pack('<Bdddddd', 0, value, now, l.rate, length, v, phase)
+      else
+        written = pack('<Bddddd', 0, value, now, p, q, v)
       end
-    else
-      local rate, period, capacity = l.rate, l.period, l.capacity
-      local start, starts = now - (now - phase) % period, 0
-      value = capacity
-      if b then
-        if #b ~= 49 and not l.max_debt then break end
-        local ms, is, at, rate2, period2, capacity2, phase2 = unpack_at('<Bdddddd', b)
-        if ms ~= 0 or at > now or rate ~= rate2 or period ~= period2 or capacity ~= capacity2 or phase ~= phase2 then break end
-        value = is
-        if at < start then
-          starts = (start - at) / period
-          starts = starts + -starts % 1
+      if l.max_debt then
+        local tail = behind(l, b, head, now, v - value - cost)
+        if not tail then
+          reset = nil
+          break
         end
-        if l.below and now - at >= 86400000000 then break end
-      elseif l.below then
-        break
+        written = written .. tail
       end
-      local had = value
-      if reserve and l.charges_denied then break end
-      flags, value, remaining, retry, reset, wait = charge_window(l, had, starts, cost, most)
-      if denied and flags == 1 then flags, value, remaining, retry, reset = charge_window(l, had, starts, 0, 0) end
-      if retry > 0 then retry = start + retry * period - now end
-      if wait > 0 then wait = start + wait * period - now end
-      reset = start + reset * period - now
-      if l.charges_denied or flags == 1 and not denied then
-        written = pack('<Bdddddd', 0, value, now, rate, period, capacity, phase)
-        if l.max_debt then
-          local tail = behind(l, b, 49, now, capacity - value - cost)
-          if not tail then
-            reset = nil
-            break
-          end
-          written = written .. tail
-        end
-      end
+    end
+    if length then
+      if retry > 0 then retry = retry * length - since end
+      if wait > 0 then wait = wait * length - since end
+      reset = (reset > 1 and reset or 1) * length - since
     end
     local together = first or joined
     if together then

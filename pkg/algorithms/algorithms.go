@@ -126,8 +126,9 @@ type Charge struct {
 	// Hash identifies the bucket's key; any hash function will do, but each charge of a bucket must use the
 	// same one. A fixed window without a Start derives from Hash when the windows of this key start.
 	Hash uint64
-	// MaxWait is the longest acceptable wait for a turn in a leaky bucket. A request with a later turn is
-	// denied. 0 means no bound.
+	// MaxWait is the longest acceptable wait for a turn in a leaky bucket, or for reserved units (Reserve). A request
+	// that would have to wait longer is denied, and Never is set if that is so even if the bucket is full. For this, every
+	// window counts as long as the longest. 0 means no bound.
 	MaxWait Micros
 	// ChargedAt makes a refund the undo of a charge. It is the time of that charge; 0 means that the refund
 	// is not an undo.
@@ -248,14 +249,10 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 		kind = otherNumbers
 	}
 	switch kind {
-	case TokenBucket:
-		l.takeTokens(s, at, a, d)
-	case LeakyBucket:
-		l.takeTurn(s, at, a, d, at-now)
+	case TokenBucket, FixedWindow, LeakyBucket:
+		l.takeLevel(s, at, a, d, at-now)
 	case Guaranteed:
 		l.takeGuaranteed(s, at, a, d)
-	case FixedWindow:
-		l.takeWindow(s, at, a, d)
 	case SlidingWindow:
 		l.takeSliding(s, at, a, d)
 	case SlidingLog:
@@ -387,10 +384,8 @@ func (l *Limit) fresh(now Micros) State {
 		s.Peaks = noPeaks
 	}
 	switch l.Kind {
-	case TokenBucket, LeakyBucket, Guaranteed:
+	case TokenBucket, FixedWindow, LeakyBucket, Guaranteed:
 		s.Value, s.Prev = l.v-(l.Capacity-l.Initial)*l.q, l.v1
-	case FixedWindow:
-		s.Value = l.Initial
 	case SlidingWindow, SlidingLog:
 	}
 	return s
@@ -409,14 +404,9 @@ func (s State) FreshAt() Micros {
 	if l.Kind == Concurrency {
 		return s.Slots.lastExpiry(s.At)
 	}
-	at := s.At
-	switch l.Kind {
-	case FixedWindow:
-		if at = l.fullAt(s, 0); l.Calendar == nil {
-			at = s.At + Micros(l.period*l.windowsToFull(s.Value))*l.tick
-		}
-	case TokenBucket, LeakyBucket, Guaranteed, SlidingWindow, SlidingLog:
-		at = l.fullAt(s, 0)
+	at := l.fullAt(s, 0)
+	if l.Kind == FixedWindow && l.Calendar == nil {
+		at = s.At + Micros(l.period*ceilDiv(l.v-s.Value, l.p))*l.tick
 	}
 	if !l.startsFilled() {
 		at += Day
@@ -435,15 +425,11 @@ func (s State) FreshAt() Micros {
 func (l *Limit) fullAt(s State, hash uint64) Micros {
 	at := int64(s.At / l.tick)
 	switch l.Kind {
-	case TokenBucket, LeakyBucket:
-		at += ceilDiv(l.v-s.Value, l.p)
+	case TokenBucket, FixedWindow, LeakyBucket:
+		c := l.clockAt(s.At, hash)
+		return s.At + c.until(l, ceilDiv(l.v-s.Value, l.p))
 	case Guaranteed:
 		at += max(ceilDiv(l.v-s.Value, l.p), ceilDiv(l.v1-s.Prev, l.p1))
-	case FixedWindow:
-		if s.Value < l.Capacity {
-			phase := l.phaseOf(hash)
-			return l.windowStart(l.windowOf(s.At, phase)+l.windowsToFull(s.Value), phase)
-		}
 	case SlidingWindow:
 		e := at % l.period
 		switch {
@@ -475,29 +461,6 @@ func (d *Decision) later(lag Micros) {
 	if d.Wait > 0 {
 		d.Wait += lag
 	}
-}
-
-// tickOf returns the start of the tick that contains t. Units flow in only at the start of a tick.
-func (l *Limit) tickOf(t Micros) Micros {
-	if l.tick == 1 { // the usual case; saves a slow division
-		return t
-	}
-	return t - t%l.tick
-}
-
-func (l *Limit) ticks(t Micros) int64 {
-	if l.tick == 1 {
-		return int64(t)
-	}
-	return int64(t / l.tick)
-}
-
-// span returns the time from now to the start of the n-th tick after the one that contains now, or 0 if n <= 0.
-func (l *Limit) span(now Micros, n int64) Micros {
-	if n <= 0 {
-		return 0
-	}
-	return Micros(l.ticks(now)+n)*l.tick - now
 }
 
 // GiveBack is for Stores. It returns the number of units that a negative cost refunds. It is at most what a bucket can lack in exact

@@ -22,7 +22,8 @@ type Edges interface {
 	Start(n int64) Micros
 }
 
-// After is for Stores. It returns the time from now until the n-th window start after now. It returns 0 if n <= 0.
+// After is for Stores. It returns the time from now until the n-th window start after now. It returns 0 if n <= 0,
+// also if c is nil.
 func (c *Calendar) After(now Micros, n int64) Micros {
 	if n <= 0 {
 		return 0

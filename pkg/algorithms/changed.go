@@ -8,7 +8,7 @@ import "math/bits"
 //	used  = V - value'              in the old numbers, at the time of the request
 //	value = V2 - ceil(used*q2/q)    in the new numbers
 //
-// V, value' and q are those of the old limit, V2 and q2 those of the new one (see token_bucket.go). Only an allowed
+// V, value' and q are those of the old limit, V2 and q2 those of the new one (see level.go). Only an allowed
 // charge converts a State, and only if no consumption is lost, that is if used <= V2. Until then the State stays in
 // the old numbers and refills at the old rate. So a denial and a dry run lose nothing, and a client that polls is
 // allowed at the same moment as a client that waits. Decisions are made with V2 - used. While that is below 0:
@@ -50,7 +50,7 @@ func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 func (l *Limit) converted(s *State, now Micros, hash uint64) (next State, most int64, ok bool) {
 	next = State{By: l, At: l.tickOf(now), Denials: s.Denials, Peaks: l.adoptPeaks(s, hash)}
 	k := l.consumed(s, now, hash)
-	most, next.Value = k.most, l.full()-k.units(l)
+	most, next.Value = k.most, l.v-k.units(l)
 	if l.Kind == Guaranteed {
 		k = l.keptTokens(s, s.Prev, s.By.v1, s.By.p1, now)
 		next.Prev = l.v1 - k.units(l)
@@ -84,14 +84,14 @@ func (l *Limit) takeConverted(s, was *State, now, at Micros, a *Charge, d *Decis
 func (l *Limit) adoptBalance(s *State, now Micros, hash uint64) {
 	next := State{By: l, At: l.tickOf(now), Denials: s.Denials}
 	k := l.consumed(s, now, hash)
-	next.Value = l.balance(k.old.full()-k.used, k.unit, l.full())
+	next.Value = l.balance(k.old.v-k.used, k.unit, l.v)
 	if l.Kind == Guaranteed {
 		k1 := l.keptTokens(s, s.Prev, s.By.v1, s.By.p1, now)
 		next.Prev = l.balance(s.By.v1-k1.used, k1.unit, l.v1)
 	}
 	if next.Peaks = l.adoptPeaks(s, hash); next.Peaks != nil && next.Peaks.n > 0 {
 		// Without an earlier charge, the bucket would have been at most full now, under both limits.
-		peaks, most := *next.Peaks, l.balance(k.old.full(), k.unit, l.full())
+		peaks, most := *next.Peaks, l.balance(k.old.v, k.unit, l.v)
 		peaks.push(max(next.At, s.At+l.tick), max(0, most-next.Value))
 		next.Peaks = &peaks
 	}
@@ -271,15 +271,15 @@ func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, lag Micro
 	if l.Settles && !a.DryRun {
 		s.Peaks = k.old.peaked(s.Peaks, k.now, had, k.used, a)
 	}
-	s.Value, s.At = k.old.full()-k.used, k.old.tickOf(k.now)
-	d.Value = l.full() - k.units(l)
+	s.Value, s.At = k.old.v-k.used, k.old.tickOf(k.now)
+	d.Value = l.v - k.units(l)
 	d.Remaining = max(0, floorDiv(d.Value, l.Unit()))
 	d.ResetAfter = k.until(l, now, 0)
 }
 
 // decideKept decides charge a for a token bucket or a fixed window. k is the consumption at time now.
 func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
-	unit, full := l.Unit(), l.full()
+	unit, full := l.Unit(), l.v
 	cost, r := l.costIn(unit, a), int64(0)
 	if a.Reserve {
 		r = l.MaxReserved
@@ -290,6 +290,11 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 		if goal = min(goal, full); cost <= reach*unit {
 			goal = full + reach*unit - cost
 		}
+	}
+	if a.Reserve && a.MaxWait > 0 {
+		// How fast the debt shrinks depends on the limit that charges next. So a charge that would wait is allowed only after
+		// a conversion. RetryAfter ends where a step begins with a wait that is short enough, at most a step too late.
+		goal = min(goal, full, full-cost+l.inflowIn(a.MaxWait))
 	}
 	switch {
 	case cost < 0:
@@ -304,7 +309,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 		k.used = min(most, k.used+wanted)
 		d.Allowed, d.Lost = true, min(a.Cost, maxExact)-(k.used-had)/k.unit
 	case cost == 0:
-		debt := max(k.of(l, goal), k.old.full()) // more consumption than this is a debt by the old numbers too
+		debt := max(k.of(l, goal), k.old.v) // more consumption than this is a debt by the old numbers too
 		if d.Allowed = k.used <= debt; !d.Allowed && debt > k.of(l, goal) {
 			d.RetryAfter = k.untilUsed(l, now, debt)
 		} else if !d.Allowed {
@@ -318,7 +323,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 		if d.Never = l.TakesDenied && cost > full; !d.Never {
 			d.RetryAfter = k.until(l, now, max(0, goal))
 		}
-	case cost > full+r*unit:
+	case cost > full+r*unit || goal < 0:
 		d.Never = true
 	default:
 		d.RetryAfter = k.until(l, now, goal)
@@ -327,7 +332,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 
 // decideKeptTurn is decideKept for a leaky bucket. lag is that of takeKept.
 func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, lag Micros) {
-	cost := l.raw(a)
+	cost := l.costIn(l.q, a)
 	switch {
 	case cost < 0:
 		k.giveBack(l, k.p, a)
@@ -338,7 +343,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, lag 
 		return
 	}
 	wait := l.span(now, ceilDiv(k.units(l), l.p))
-	late := a.tooLate(wait, lag)
+	late := a.MaxWait > 0 && wait > 0 && wait+lag > a.MaxWait
 	goal := l.v - cost // the largest consumption that leaves room for the request
 	if cost == 0 {
 		goal = maxExact // it needs no room
@@ -352,9 +357,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, lag 
 		if a.MaxWait > 0 {
 			// Within a tick the wait becomes shorter, but the next tick may begin with the same wait again. So RetryAfter
 			// ends where a tick begins with a wait that is short enough, which is at most a tick too late.
-			if hi, lo := bits.Mul64(uint64(a.MaxWait/l.tick), uint64(l.p)); hi == 0 && lo < uint64(goal) {
-				goal = int64(lo)
-			}
+			goal = min(goal, l.inflowIn(a.MaxWait))
 		}
 		d.RetryAfter = k.until(l, now, goal)
 	}

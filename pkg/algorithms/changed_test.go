@@ -489,6 +489,9 @@ func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 					}
 					l := limits[i]
 					a := roll.charge(l, now, hash)
+					if k.kind != LeakyBucket {
+						a.MaxWait = 0 // TestRetryAfterIsExact and TestAClientThatPollsIsAllowedAtItsRetryTime cover it
+					}
 					before := s
 					wasModel := model.copy()
 					next, got := l.Take(s, now, a)

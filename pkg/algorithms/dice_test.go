@@ -114,8 +114,8 @@ func (roll dice) charge(l *Limit, now Micros, hash uint64) Charge {
 		a.Reserve = true
 		most = l.Most(true)
 	}
-	if l.Kind == LeakyBucket && roll.once(3) {
-		a.MaxWait = Micros(roll.of(1, l.period/l.Rate+1, l.period*2, roll.between(1, 1e9)))
+	if (l.Kind == LeakyBucket || a.Reserve) && roll.once(3) {
+		a.MaxWait = Micros(roll.of(1, l.period/l.Rate+1, int64(l.tick)*l.period*roll.between(1, 5), roll.between(1, 1e9)))
 	}
 	switch roll(12) {
 	case 0:
@@ -141,6 +141,12 @@ func (roll dice) charge(l *Limit, now Micros, hash uint64) Charge {
 		a.Cost = max(-most-2, min(a.Cost, most+2))*l.q - roll(l.q)
 	}
 	return a
+}
+
+// wholeSteps reports whether a.MaxWait is a whole number of steps of l. Otherwise the retry time of a bucket in the numbers
+// of another limit may be up to a step too late: docs/trust.md describes this case.
+func wholeSteps(l *Limit, a Charge) bool {
+	return a.MaxWait == 0 || l.Calendar == nil && a.MaxWait%max(1, l.length) == 0
 }
 
 // next returns the time of the next charge after one that was decided with d at time now. Now and then the

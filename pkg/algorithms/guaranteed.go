@@ -13,11 +13,11 @@ package algorithms
 // Refunds fill the bank first. Reservations are not supported.
 
 func (l *Limit) takeGuaranteed(s *State, now Micros, a *Charge, d *Decision) {
-	e := l.elapsed(s.At, now)
+	e := l.ticks(now) - l.ticks(s.At)
 	v1, v2 := l.flow(s.Prev, l.v1, l.p1, e), l.flow(s.Value, l.v, l.p, e)
 	switch c := int64(0); {
 	case a.Cost < 0:
-		c = l.back(l.GiveBack(a.Cost)*l.q, now, a)
+		c = l.refund(s, l.GiveBack(a.Cost)*l.q, 0, now, a)
 		bank := min(c, l.v-v2)
 		v1, v2 = min(l.v1, v1+c-bank), v2+bank
 		d.Allowed = true

@@ -7,9 +7,10 @@ func init() {
 	scaled.Returned = returned
 	scaled.Of = func(limit scaled.Limit) scaled.Numbers {
 		l := limit.(*Limit)
-		return scaled.Numbers{
-			Tick: int64(l.tick), Period: l.period, Phase: l.phase, PhaseFromKey: l.phaseFromKey,
-			P: l.p, Q: l.q, V: l.v, P1: l.p1, V1: l.v1,
+		n := scaled.Numbers{Tick: int64(l.tick), Period: l.period, Phase: l.phase, PhaseFromKey: l.phaseFromKey, P1: l.p1, V1: l.v1}
+		if l.Kind != FixedWindow {
+			n.P, n.Q, n.V = l.p, l.q, l.v
 		}
+		return n
 	}
 }

@@ -84,11 +84,13 @@ type Limit struct {
 type numbers struct {
 	tick         Micros // the unit of time: 1 us, or 1,000 us where microseconds do not fit
 	period       int64  // ticks; with a Calendar, its Usual length
+	length       Micros // of a step (see steps.go); 0 with a Calendar
 	reach        int64  // units; the largest debt that can be represented exactly
 	phase        int64  // fixed window: ticks, 0 <= phase < period; 0 with a Calendar
 	phaseFromKey bool   // fixed window: the phase is the hash of the key modulo period
 
-	// Token buckets count in 1/q unit. In these, p is the inflow of each tick, and v the value of a full bucket.
+	// The level of a bucket is in 1/q unit. In these, p is the inflow of each step, and v the level of a full bucket (see
+	// level.go). If each window starts at capacity, p is larger than any level.
 	p, q, v int64
 	// p1 and v1 are p and v of the guaranteed part of a guaranteed bucket. p, v and Capacity-v1/q then
 	// describe the bank.
@@ -345,7 +347,7 @@ func (s Spec) title() string {
 // scale computes the scaled numbers of l for its tick. If a number would exceed the exact range, scale
 // returns the field that is too large and the largest value that would fit, or 0 or less if none fits.
 func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
-	l.period = int64(s.Period / l.tick)
+	l.period, l.length = int64(s.Period/l.tick), l.tick
 	reserved := int64(0)
 	if s.MaxReserved != nil {
 		reserved = *s.MaxReserved
@@ -402,7 +404,7 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	return true, "", 0
 }
 
-// scaleWindow sets the phase of a fixed window. It returns the largest capacity + max_reserved that is computed
+// scaleWindow sets the phase and the other numbers of a fixed window. It returns the largest capacity + max_reserved that is computed
 // exactly, in units, or a negative number if none is.
 func (l *Limit) scaleWindow(s Spec) (most int64) {
 	if l.phaseFromKey = s.Start == nil && s.Calendar == nil; s.Start != nil {
@@ -410,8 +412,11 @@ func (l *Limit) scaleWindow(s Spec) (most int64) {
 		l.phase = start - floorDiv(start, l.period)*l.period
 	}
 	longest := l.period
-	if l.Calendar != nil {
-		longest = int64(l.Calendar.Longest)
+	if l.length = s.Period; l.Calendar != nil {
+		longest, l.length = int64(l.Calendar.Longest), 0
+	}
+	if l.p, l.q, l.v = l.Rate, 1, l.Capacity; l.clears() {
+		l.p = maxExact
 	}
 	return mostOfWindows(l.Rate, longest)
 }

@@ -49,7 +49,7 @@ func TestAClientThatPollsIsAllowedAtItsRetryTime(t *testing.T) {
 				before := s
 				next, d := l.Take(s, now, a)
 				s = next
-				if now+d.RetryAfter < MaxTime && !a.DryRun && !d.Allowed && !d.Never && (k.kind != LeakyBucket || a.MaxWait%l.tick == 0 || before.By == l || before.By == nil) {
+				if now+d.RetryAfter < MaxTime && !a.DryRun && !d.Allowed && !d.Never && (wholeSteps(l, a) || l.Calendar == nil && (before.By == l || before.By == nil)) {
 					polled++
 					if s.By != l {
 						stayed++

@@ -34,10 +34,10 @@ func (m moment) again(at Micros, s State, a Charge) Decision {
 
 func TestRetryAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
-		if m.got.Allowed || m.got.Never || m.charge.DryRun {
+		if m.got.Allowed || m.got.Never || m.charge.DryRun || m.charge.MaxWait > 0 && m.limit.Calendar != nil {
 			return
 		}
-		if m.limit.Overdraw && (m.charge.Cost > m.limit.Capacity && !m.charge.Scaled || m.charge.Cost > m.limit.full()) {
+		if m.limit.Overdraw && (m.charge.Cost > m.limit.Capacity && !m.charge.Scaled || m.charge.Cost > m.limit.v) {
 			return // for a cost that the bucket cannot hold, RetryAfter is the time until the bucket is full
 		}
 		if m.got.RetryAfter <= 0 {
@@ -45,8 +45,8 @@ func TestRetryAfterIsExact(t *testing.T) {
 		}
 		if at := m.now + m.got.RetryAfter; !m.again(at, m.after, m.charge).Allowed {
 			t.Fatalf("denied after retry_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.charge, m.before, *m.limit, m.got)
-		} else if m.limit.Kind == LeakyBucket && m.after.By != m.limit && m.charge.MaxWait%m.limit.tick > 0 {
-			return // at most a tick too late: docs/trust.md describes this case
+		} else if m.after.By != m.limit && !wholeSteps(m.limit, m.charge) {
+			return
 		} else if m.again(at-1, m.after, m.charge).Allowed {
 			t.Fatalf("allowed 1 us before retry_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.charge, m.before, *m.limit, m.got)
 		}

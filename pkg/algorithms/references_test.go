@@ -171,7 +171,20 @@ func (b *tokenReference) decide(now Micros, a Charge) (d Decision) {
 	}
 	short := minus(minus(cost, r), level) // denied if this is above 0
 	takes := true
+	turn := -a.MaxWait // how much longer than MaxWait the wait is
+	tooLong := false   // even if the bucket is full
+	if a.Reserve && a.MaxWait > 0 && a.Cost >= 0 {
+		tooLong = up(over(minus(cost, capacity), flow)).Int64() > int64(a.MaxWait/b.tick)
+		turn = b.after(at, up(over(minus(cost, level), flow))) - a.MaxWait
+	}
 	switch {
+	case tooLong:
+		d.Never, takes = true, false
+	case turn+a.MaxWait > 0 && turn+behind > 0:
+		if d.RetryAfter, takes = turn, false; short.Sign() > 0 {
+			d.RetryAfter = max(turn, b.after(at, up(over(short, flow))))
+		}
+		d.Never = less(plus(capacity, r), cost)
 	case a.Cost < 0:
 		back := minus(whole(0), cost)
 		if a.ChargedAt > 0 {
@@ -191,6 +204,9 @@ func (b *tokenReference) decide(now Micros, a Charge) (d Decision) {
 	}
 	d.Value, d.Remaining = down(times(level, b.unit())).Int64(), notNegative(down(level))
 	d.ResetAfter = b.after(at, toFull(level))
+	if d.Never {
+		d.RetryAfter = 0
+	}
 	if a.Cost < 0 && !kept.seen {
 		takes = false // the bucket is full, so there is nothing to refund
 	}

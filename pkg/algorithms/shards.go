@@ -172,39 +172,25 @@ func undoneOf(n int, shard func(i int) *Limit, units int64, since, now Micros) i
 	for i := range n {
 		p += shard(i).p
 	}
-	return returned(units, p, shard(0).elapsed(since, now))
+	return returned(units, p, shard(0).ticks(now)-shard(0).ticks(since))
 }
 
 // leftAt returns the value that a bucket with state s has at time t if nothing is charged until then. It is in the
 // numbers of l, whatever the numbers of s: consumption above the capacity of l is a debt.
 func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 	t = max(t, s.At)
-	switch {
-	case s.By != l:
+	if s.By != l {
 		k := l.consumed(&s, t, hash)
-		return l.full() - k.units(l)
-	case l.Kind == FixedWindow:
-		value, _, _ := l.roll(&s, t, hash)
-		return value
+		return l.v - k.units(l)
 	}
-	return l.flow(s.Value, l.v, l.p, l.elapsed(s.At, t))
+	c := l.clockAt(t, hash)
+	return l.flow(s.Value, l.v, l.p, c.passed(l, s.At))
 }
 
 // waitAt returns the moment at which the inflow has repaid the debt in s, whose Value must be negative.
 func (l *Limit) waitAt(s State, hash uint64) Micros {
-	if l.Kind == FixedWindow {
-		phase := l.phaseOf(hash)
-		return l.windowStart(l.windowOf(s.At, phase)+ceilDiv(-s.Value, l.Rate), phase)
-	}
-	return Micros(int64(s.At/l.tick)+ceilDiv(-s.Value, l.p)) * l.tick
-}
-
-// full returns the Value of a full bucket. For a guaranteed bucket it is that of the bank.
-func (l *Limit) full() int64 {
-	if l.Kind == FixedWindow {
-		return l.Capacity
-	}
-	return l.v
+	c := l.clockAt(s.At, hash)
+	return s.At + c.until(l, ceilDiv(-s.Value, l.p))
 }
 
 // shardsRetry returns the shortest time after which the shards together hold at least want, in the unit of
@@ -279,13 +265,13 @@ func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 func raise(shards []Bucket, left []int64, amount int64) {
 	used := func(level int64) (sum int64) {
 		for i, v := range left {
-			sum += max(0, min(level, shards[i].Limit.full())-v)
+			sum += max(0, min(level, shards[i].Limit.v)-v)
 		}
 		return sum
 	}
 	lo, hi := slices.Min(left), int64(0)
 	for _, b := range shards {
-		hi = max(hi, b.Limit.full()+1)
+		hi = max(hi, b.Limit.v+1)
 	}
 	for lo+1 < hi { // find the highest level to which amount can raise the shards
 		if mid := lo + (hi-lo)/2; used(mid) <= amount {
@@ -296,7 +282,7 @@ func raise(shards []Bucket, left []int64, amount int64) {
 	}
 	amount -= used(lo)
 	for i, v := range left {
-		full := shards[i].Limit.full()
+		full := shards[i].Limit.v
 		if to := min(lo, full); to > v {
 			left[i] = to
 		}

@@ -209,7 +209,7 @@ func raised(had, has []int64, shards []Bucket) bool {
 		}
 	}
 	for i := range had {
-		if has[i] < had[i] || has[i] < high-1 && has[i] < shards[i].Limit.full() {
+		if has[i] < had[i] || has[i] < high-1 && has[i] < shards[i].Limit.v {
 			return false
 		}
 	}
@@ -218,7 +218,7 @@ func raised(had, has []int64, shards []Bucket) bool {
 
 func full(has []int64, shards []Bucket) bool {
 	for i := range has {
-		if has[i] < shards[i].Limit.full() {
+		if has[i] < shards[i].Limit.v {
 			return false
 		}
 	}

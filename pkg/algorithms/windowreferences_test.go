@@ -101,7 +101,27 @@ func (b *windowReference) decide(now Micros, a Charge) (d Decision) {
 		r = reserved
 	}
 	cost, takes := min(a.Cost, 1<<55), true // 1<<55 is more than any bucket can hold
+	longest, atMost := b.s.Period, edge
+	if b.s.Calendar != nil { // from the third edge on, windows count as the longest possible
+		longest = b.s.Calendar.Longest
+		atMost = func(n Micros) Micros { return edge(min(n, 2)) + max(0, n-2)*longest }
+	}
+	turn := -a.MaxWait // how much longer than MaxWait the wait is
+	if n := edgesToGrant(cost - value); a.Reserve && a.MaxWait > 0 && a.Cost >= 0 && n > 0 {
+		turn += atMost(n)
+	}
 	switch {
+	case turn+a.MaxWait > 0 && edgesToGrant(cost-capacity) > a.MaxWait/longest:
+		d.Never, takes = true, false
+	case turn+a.MaxWait > 0 && turn+behind > 0:
+		if d.RetryAfter, takes = turn, false; value-cost < -r {
+			if n := edgesToGrant(cost - r - value); atMost(n) >= turn {
+				d.RetryAfter = edge(n)
+			}
+		}
+		if d.Never = cost > capacity+r; d.Never {
+			d.RetryAfter = 0
+		}
 	case cost < 0 && a.ChargedAt > 0 && e.start(a.ChargedAt) != e.start(at): // the window of the charge to undo has ended
 		d.Allowed = true
 	case cost < 0:

@@ -21,7 +21,7 @@ import (
 //
 // A wrapper that counts requests must skip the charges of a Limiter that are not requests:
 //
-//   - dry runs (Terms.DryRun), which Peek makes, and also calls with a MaxWait before they reserve;
+//   - dry runs (Terms.DryRun), which Peek makes;
 //   - refunds (Charge.Refunds), settlements (Terms.Settle) and resets (Reset);
 //   - alternatives that were not needed (see Decision).
 type Store interface {

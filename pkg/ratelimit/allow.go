@@ -152,50 +152,29 @@ func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
 // all does what AllowAll does. It denies the requests if a reservation would have to wait longer than maxWait;
 // 0 means no bound.
 func (l *Limiter) all(ctx context.Context, requests []Request, maxWait time.Duration) error {
-	reserves, countsDenials := false, false
 	for i := range requests {
-		r := &requests[i]
-		if err := l.find(r); err != nil {
+		if err := l.find(&requests[i]); err != nil {
 			return err
-		}
-		m := r.limit
-		reserves = reserves || r.Reserve
-		countsDenials = countsDenials || m.policy.Limit.ChargesDenied() || m.policy.Limit.Penalty.After > 0
-		if r.Reserve && l.maxWait > 0 && m.then() == nil && m.neverWithin(r.N, l.maxWait) {
-			return m.naming(ErrNeverFits)
 		}
 	}
 	if len(requests) == 0 {
 		return nil
 	}
-	if maxWait > 0 && reserves { // a dry run first, so that requests whose wait is too long consume nothing
-		err := l.decide(ctx, requests, true)
-		if err == nil && denyLate(requests, maxWait) {
-			return conclude(requests, ErrDenied)
-		}
-		if err != nil && (!countsDenials || !errors.Is(err, ErrDenied)) {
-			return err
-		}
-	}
-	err := l.decide(ctx, requests, false)
-	if err == nil && maxWait > 0 && denyLate(requests, maxWait) { // other requests consumed units since the dry run
-		err = errors.Join(conclude(requests, ErrDenied), l.undoAll(context.WithoutCancel(ctx), requests))
-	}
-	return err
+	return l.decide(ctx, requests, maxWait)
 }
 
-// decide sets the results of requests, whose limits find has set.
-func (l *Limiter) decide(ctx context.Context, requests []Request, dryRun bool) error {
+// decide sets the results of requests, whose limits find has set. maxWait is that of all.
+func (l *Limiter) decide(ctx context.Context, requests []Request, maxWait time.Duration) error {
 	d := l.direct.Get().(*limiter.Direct)
 	defer l.direct.Put(d)
 	defer d.Reset()
 	for i := range requests {
 		r, m := &requests[i], requests[i].limit
 		if m.then() != nil {
-			return l.call(ctx, limiter.IdempotencyKey{}, requests, dryRun)
+			return l.call(ctx, limiter.IdempotencyKey{}, requests, maxWait)
 		}
 		reserve := r.Reserve && m.policy.Limit.CanReserve()
-		d.Add(&m.policy, r.Key, algorithms.Charge{Cost: r.N, Reserve: reserve, DryRun: dryRun})
+		d.Add(&m.policy, r.Key, algorithms.Charge{Cost: r.N, Reserve: reserve, MaxWait: r.bound(maxWait)})
 	}
 	d.Take(ctx, l.store)
 	var worst error
@@ -207,7 +186,7 @@ func (l *Limiter) decide(ctx context.Context, requests []Request, dryRun bool) e
 		worst = moreSevere(worst, err)
 		decision, _ := d.Decision(i)
 		r.cost, r.at, r.payer = r.N, decision.At, nil
-		if r.Reserve && decision.Allowed && !dryRun {
+		if r.Reserve && decision.Allowed {
 			r.Reservation = l.reservation(m, r.Key, r.N, decision, [16]byte{})
 		}
 	}
@@ -227,28 +206,12 @@ func conclude(requests []Request, worst error) error {
 	return worst
 }
 
-// denyLate turns the results of reservations that would have to wait longer than maxWait into denials. It
-// reports whether there is such a reservation.
-func denyLate(requests []Request, maxWait time.Duration) (late bool) {
-	for i := range requests {
-		if r := &requests[i]; r.Reserve && r.Result.Wait > maxWait {
-			r.Result.Allowed, r.Result.RetryAfter, late = false, r.Result.Wait-maxWait, true
-		}
+// bound returns the longest wait that r accepts, for algorithms.Charge.MaxWait. maxWait is that of Limiter.all.
+func (r *Request) bound(maxWait time.Duration) algorithms.Micros {
+	if !r.Reserve || maxWait <= 0 {
+		return 0
 	}
-	for i := range requests {
-		if late { // nothing stays reserved
-			requests[i].Result.Wait = 0
-		}
-	}
-	return late
-}
-
-func (l *Limiter) undoAll(ctx context.Context, requests []Request) error {
-	var problems []error
-	for i := range requests {
-		problems = append(problems, l.undo(ctx, &requests[i]))
-	}
-	return errors.Join(problems...)
+	return algorithms.Micros(max(1, maxWait.Microseconds()))
 }
 
 // denied returns the DeniedError of requests: the result of the limit that denies for the longest time. It

@@ -128,26 +128,6 @@ func TestMaxWaitDoesNotApplyToRequestsThatDoNotReserve(t *testing.T) {
 	}
 }
 
-// The dry run finds the wait, so nothing is charged, not even for a short time.
-func TestAWaitThatIsTooLongChargesNothing(t *testing.T) {
-	charges := 0
-	limits := ratelimit.Limits{"l": with(func(l *ratelimit.Limit) { l.MaxReserved = new(int64(50)) })}
-	l := waiting(t, 20*time.Second, limits, func(s backend.Store) backend.Store {
-		return before{s, func(*backend.Batch) { charges++ }}
-	})
-	for n, want := range map[int64]error{2: nil, 3: ratelimit.ErrDenied} {
-		key := []string{fmt.Sprint(n)}
-		if _, err := l.AllowN(t.Context(), 2, "l", key...); err != nil {
-			t.Fatal(err)
-		}
-		charges = 0
-		err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "l", Key: key, N: n, Reserve: true}, {Name: "l", Key: []string{"another", key[0]}, N: 1}})
-		if !errors.Is(err, want) || charges > 1 || (charges == 1) != (want == nil) {
-			t.Errorf("%d units, of which the last are available in %d s: %v and %d charges; want %v, and a charge only without an error", n, 10*n, err, charges, want)
-		}
-	}
-}
-
 type failing struct {
 	backend.Store
 	fails func(c *backend.Charge) bool
@@ -161,35 +141,11 @@ func (s failing) Submit(b *backend.Batch) {
 	s.Store.Submit(b)
 }
 
-// Without the dry run, the wait could be longer than MaxWait.
-func TestACallWithoutADryRunIsNotCharged(t *testing.T) {
-	charged := false
-	limits := ratelimit.Limits{"l": with(func(l *ratelimit.Limit) {
-		l.MaxReserved, l.Penalty = new(int64(0)), &ratelimit.Penalty{After: 1, For: time.Minute, Max: time.Minute}
-	})}
-	l := waiting(t, time.Hour, limits, func(s backend.Store) backend.Store {
-		return failing{s, func(c *backend.Charge) bool { charged = charged || !c.Terms.DryRun; return c.Terms.DryRun }}
-	})
-	if _, err := l.Reserve(t.Context(), "l"); !errors.Is(err, ratelimit.ErrUnavailable) || charged {
-		t.Errorf("got %v, charged %v; want ErrUnavailable and no charge", err, charged)
-	}
-}
-
 func TestAnUndoThatFailsIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		taken := false
 		l := waiting(t, 30*time.Second, ratelimit.Limits{"l": ratelimit.TokenBucket(10, time.Minute)}, func(s backend.Store) backend.Store {
-			return failing{before{s, func(b *backend.Batch) { // another caller consumes units between the dry run and the charge
-				if other := b.Charges[0]; !taken && string(other.Key) != "" && other.Terms.Cost == 5 {
-					taken, other.Terms.Cost = true, 15
-					backend.Take(context.Background(), s, []backend.Charge{other}, make([]backend.Decision, 1))
-				}
-			}}, func(c *backend.Charge) bool { return c.Terms.Cost < 0 }}
+			return failing{s, func(c *backend.Charge) bool { return c.Terms.Cost < 0 }}
 		})
-		err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "l", Key: []string{"bob"}, N: 5, Reserve: true}})
-		if !errors.Is(err, ratelimit.ErrDenied) || !errors.Is(err, ratelimit.ErrUnavailable) {
-			t.Errorf("a wait that became too long: got %v; want ErrDenied and ErrUnavailable", err)
-		}
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { time.Sleep(time.Second); cancel() }()
 		if err := l.WaitN(ctx, 12, "l", "eve"); !errors.Is(err, context.Canceled) || !errors.Is(err, ratelimit.ErrUnavailable) {

@@ -46,9 +46,9 @@ var (
 	// Result.RetryAfter is the time until the call can be repeated.
 	ErrDenied = errors.New("the rate limit was reached")
 	// ErrNeverFits means that the request needs more units than the limit can ever supply: more than Capacity,
-	// or for reservations and Wait more than Capacity plus MaxReserved. It also means that a reservation of a
-	// token bucket would have to wait longer than Config.MaxWait even if the bucket were full. Nothing was
-	// consumed, and trying again is useless. It is not an ErrDenied.
+	// or for reservations and Wait more than Capacity plus MaxReserved. It also means that a reservation would have
+	// to wait longer than Config.MaxWait even at the start of a window or with a full bucket. Nothing was consumed, and
+	// trying again is useless. It is not an ErrDenied.
 	ErrNeverFits = errors.New("the request needs more units than the rate limit can ever hold")
 	// ErrUnknown means that there is no limit with this name.
 	ErrUnknown = errors.New("no such limit")

@@ -124,19 +124,6 @@ func (l *Limiter) reserve(ctx context.Context, r *Request, maxWait time.Duration
 	return err
 }
 
-// neverWithin reports whether a reservation of n units would have to wait longer than maxWait even if the bucket were
-// full. It is false for fixed windows: they are filled when the next window starts, so a request near the end of a
-// window waits for a short time only.
-func (m *limit) neverWithin(n int64, maxWait time.Duration) bool {
-	numbers := m.policy.Limit
-	if numbers.Kind != algorithms.TokenBucket || n <= numbers.Capacity || numbers.Rate == 0 {
-		return false
-	}
-	period := float64(numbers.Period())
-	const rounding = 1 // microseconds
-	return float64(n-numbers.Capacity)*period/float64(numbers.Rate) > float64(maxWait.Microseconds())+rounding
-}
-
 // undo refunds the units of r, which was allowed, to the bucket that paid, less the units that have flowed in since.
 func (l *Limiter) undo(ctx context.Context, r *Request) error {
 	if r.cost == 0 { // the payer was charged for another request of the call
@@ -342,16 +329,17 @@ func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request, 
 	if len(requests) == 0 {
 		return nil
 	}
-	return l.call(ctx, once, requests, false)
+	return l.call(ctx, once, requests, 0)
 }
 
-// call decides requests whose limits find has set. If once has an ID, it is their idempotency key; then dryRun must be
-// false.
-func (l *Limiter) call(ctx context.Context, once limiter.IdempotencyKey, requests []Request, dryRun bool) error {
-	c := limiter.Call{Request: limiter.Request{Domain: l.domain, DryRun: dryRun, IdempotencyKey: once}}
+// call decides requests whose limits find has set. If once has an ID, it is their idempotency key. maxWait is that of all.
+func (l *Limiter) call(ctx context.Context, once limiter.IdempotencyKey, requests []Request, maxWait time.Duration) error {
+	c := limiter.Call{Request: limiter.Request{Domain: l.domain, IdempotencyKey: once}}
 	for i := range requests {
 		r, m := &requests[i], requests[i].limit
-		named := limiter.NamedCharge{Name: m.policy.Name, Key: clone(r.Key), Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()}
+		named := limiter.NamedCharge{
+			Name: m.policy.Name, Key: clone(r.Key), Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve(), MaxWait: r.bound(maxWait),
+		}
 		if m.inline {
 			inline := m.policy // copied, so that the caller's key stays on the stack (see clone)
 			named.Inline = &inline
@@ -369,7 +357,7 @@ func (l *Limiter) call(ctx context.Context, once limiter.IdempotencyKey, request
 		if r.cost, r.at, r.payer = of.Cost, of.Decision.At, nil; of.For != nil {
 			r.payer = l.named[of.Policy.Name]
 		}
-		if dryRun || !r.Reserve || err != nil || of.For != nil && of.Cost == 0 { // the last condition: the payer was charged for another request of the call
+		if !r.Reserve || err != nil || of.For != nil && of.Cost == 0 { // the last condition: the payer was charged for another request of the call
 			continue
 		}
 		var number [16]byte

@@ -44,28 +44,6 @@ func (s before) Submit(b *backend.Batch) {
 	s.Store.Submit(b)
 }
 
-// Another caller reserves units between the dry run and the charge.
-func TestAWaitThatBecomesTooLongIsReturned(t *testing.T) {
-	calls := 0
-	l, _ := limiterWith(t, ratelimit.TokenBucket(10, time.Minute), 30*time.Second, func(s backend.Store) backend.Store {
-		return before{s, func(b *backend.Batch) {
-			if calls++; calls == 1 {
-				other := b.Charges[0]
-				other.Terms.Cost = 15
-				backend.Take(context.Background(), s, []backend.Charge{other}, make([]backend.Decision, 1))
-			}
-		}}
-	})
-	_, err := l.ReserveN(t.Context(), 5, "l") // the 5 units are available now; after the charge of the other call, they are in 60 s
-	denied, ok := errors.AsType[*ratelimit.DeniedError](err)
-	if !ok || denied.Result.RetryAfter != 30*time.Second {
-		t.Errorf("got %v; want a denial with a retry after 30 s", err)
-	}
-	if r, err := l.Peek(t.Context(), 0, "l"); !errors.Is(err, ratelimit.ErrDenied) || r.ResetAfter != 90*time.Second {
-		t.Errorf("the denied request consumed units: %+v %v; want the 15 of the other call", r, err)
-	}
-}
-
 // The bucket holds 5 units and is full. 2 units flow in during the wait, and another caller consumes one. Without the
 // reservation, the 2 units would not have fitted, so the refund must leave 5 - 1 = 4 units.
 func TestACanceledWaitRefundsLessTheInflow(t *testing.T) {
@@ -194,9 +172,7 @@ func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 	}
 }
 
-// With MaxWait a call begins with a dry run, which a penalty does not count. A denied call must be counted
-// nevertheless.
-func TestADenialBeforeMaxWaitIsCounted(t *testing.T) {
+func TestAPenaltyCountsADenialWithMaxWait(t *testing.T) {
 	limit := ratelimit.TokenBucket(1, time.Second)
 	limit.MaxReserved, limit.Penalty = new(int64(0)), &ratelimit.Penalty{After: 1, For: time.Minute, Max: time.Minute}
 	l, _ := limiterWith(t, limit, time.Hour, unchanged)
@@ -220,16 +196,16 @@ func (r *recording) Submit(b *backend.Batch) {
 	r.Store.Submit(b)
 }
 
-func TestACallWithoutReservationsIsOneBatch(t *testing.T) {
+func TestACallIsOneBatch(t *testing.T) {
 	store := &recording{Store: memory.New(memory.Config{})}
 	l, err := ratelimit.New(ratelimit.Config{Store: store, Limits: testLimits(), MaxWait: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for reserve, want := range map[bool]int{false: 1, true: 2} {
+	for _, reserve := range []bool{false, true} {
 		store.batches = 0
-		if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "send", N: 1, Reserve: reserve}}); err != nil || store.batches != want {
-			t.Errorf("reserve %v: %d batches, %v; want %d", reserve, store.batches, err, want)
+		if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "send", N: 1, Reserve: reserve}}); err != nil || store.batches != 1 {
+			t.Errorf("reserve %v: %d batches, %v; want 1", reserve, store.batches, err)
 		}
 	}
 }

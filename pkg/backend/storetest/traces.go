@@ -149,7 +149,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 						Reserve:   limit.CanReserve() && rng.IntN(4) == 0,
 						ChargedAt: max(0, now-algorithms.Micros(rng.Int64N(int64(3*algorithms.Second)))) * algorithms.Micros(rng.IntN(2)),
 						Settle:    settle,
-						MaxWait:   algorithms.Micros(rng.IntN(2)) * 300_000,
+						MaxWait:   algorithms.Micros(rng.IntN(2)) * algorithms.Micros(1+rng.IntN(9)) * 300_000,
 					},
 				})
 			}
