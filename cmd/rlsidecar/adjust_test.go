@@ -90,7 +90,7 @@ func explainAdjusted(t *testing.T, file, adminAt string) {
 	for entries, wants := range map[string][]string{
 		"user=bob": {
 			"\n    token bucket: 20 per 365d, up to 20 at once\n", ": limit send of domain edge, key bob: token bucket: 20 per 365d",
-			"By ann: launch\n", "not applied, because the adjustment of this key takes precedence: limit send of domain edge, all keys",
+			"By ann: launch\n", "not applied, because a narrower adjustment takes precedence: limit send of domain edge, all keys",
 		},
 		"user=zoe": {"\n    token bucket: 1 per 365d, up to 1 at once\n", ": limit send of domain edge, all keys: token bucket: 1 per 365d"},
 		"user=":    {`, key "": every request is denied until`},

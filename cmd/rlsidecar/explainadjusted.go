@@ -53,7 +53,10 @@ func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *limiter.Po
 	key := call.AppendValues(nil, r)
 	for _, a := range set.All() {
 		t := &a.Target
-		if t.Domain != configured.Domain || t.Limit != configured.Name || a.Expires <= now || !t.AllKeys && !slices.Equal(t.Key, key) {
+		if t.Domain != configured.Domain || t.Limit != configured.Name || a.Expires <= now {
+			continue
+		}
+		if value, has := configured.ValueOf(key, t.Entry); t.Entry != "" && (!has || value != t.Value) || t.Entry == "" && !t.AllKeys && !slices.Equal(t.Key, key) {
 			continue
 		}
 		x := appliedAdjustment{ID: a.ID, Author: a.Author, Reason: a.Reason}
@@ -62,7 +65,7 @@ func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *limiter.Po
 		case err != nil:
 			words = "ignored: " + err.Error()
 		case !x.InForce:
-			words = "not applied, because the adjustment of this key takes precedence: " + words
+			words = "not applied, because a narrower adjustment takes precedence: " + words
 		}
 		x.Words = words
 		list = append(list, x)

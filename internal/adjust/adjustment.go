@@ -1,5 +1,5 @@
 // Package adjust changes the numbers of single limits without a deployment: an operator sets other numbers for one key,
-// or for all keys of a limit, for some time. The package has adjustments, their effect on a limit, the immutable Set of
+// for all keys of a limit, or for all keys with one value (tenant=evil), for some time. The package has adjustments, their effect on a limit, the immutable Set of
 // those in force with the last changes, the Keeper that shares it with other sidecars, and the Service that the admin API
 // and the page use.
 //
@@ -37,7 +37,7 @@ const (
 	maxKey    = 4096 // bytes of all values of a key together, and one more for each value
 )
 
-// Adjustment is a change of one limit's numbers, for one key or for all keys, until Expires.
+// Adjustment is a change of one limit's numbers, for the keys of its Target, until Expires.
 type Adjustment struct {
 	// ID identifies the adjustment: equal targets have equal IDs, so that a second adjustment of a target replaces
 	// the first.
@@ -59,6 +59,9 @@ type Target struct {
 	Key []string
 	// AllKeys means every key of the limit that has no adjustment of its own. Key is then empty.
 	AllKeys bool
+	// Entry, if not "", is the key of an entry. The target is then every key of the limit whose value of that entry is
+	// Value, and that has no adjustment of its own. It takes precedence over AllKeys.
+	Entry, Value string
 }
 
 // Change has exactly one of: other numbers (Rate, Capacity, Period), a Factor, Unlimited, Block. nil or 0 keeps the
@@ -131,6 +134,9 @@ func (t *Target) ID() string {
 	if t.AllKeys {
 		h.Write([]byte("all keys"))
 	}
+	if t.Entry != "" {
+		fmt.Fprintf(h, "match %q=%q", t.Entry, t.Value)
+	}
 	return hex.EncodeToString(h.Sum(nil)[:12])
 }
 
@@ -143,6 +149,8 @@ func (t *Target) KeyText() string {
 	switch {
 	case t.AllKeys:
 		return "all keys"
+	case t.Entry != "":
+		return "all keys with " + descriptors.Format([]descriptors.Entry{{Key: t.Entry, Value: t.Value}})
 	case len(t.Key) == 0:
 		return "no key"
 	}
@@ -180,8 +188,12 @@ func (t *Target) check() error {
 		return errors.New("name the domain and the limit")
 	case t.AllKeys && len(t.Key) > 0:
 		return errors.New("an adjustment is for one key or for all keys; give one of the two")
+	case t.Entry != "" && (t.AllKeys || len(t.Key) > 0):
+		return errors.New("an adjustment of all keys with one value has neither a key nor all keys; give one of the three")
+	case t.Entry == "" && t.Value != "":
+		return errors.New("the value belongs to an entry; name the entry, such as tenant")
 	}
-	bytes := len(t.Key)
+	bytes := len(t.Key) + len(t.Entry) + len(t.Value)
 	for _, v := range t.Key {
 		bytes += len(v)
 	}

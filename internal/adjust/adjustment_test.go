@@ -35,6 +35,9 @@ func TestTheBoundsOfAnAdjustment(t *testing.T) {
 		"no domain":                 {func(a *Adjustment) { a.Target.Domain = "" }, "name the domain and the limit"},
 		"no limit":                  {func(a *Adjustment) { a.Target.Limit = "" }, "name the domain and the limit"},
 		"all keys and a key":        {func(a *Adjustment) { a.Target.AllKeys = true }, "one key or for all keys"},
+		"one value":                 {func(a *Adjustment) { a.Target.Key, a.Target.Entry, a.Target.Value = nil, "tenant", "evil" }, ""},
+		"one value and a key":       {func(a *Adjustment) { a.Target.Entry = "tenant" }, "one of the three"},
+		"a value of no entry":       {func(a *Adjustment) { a.Target.Value = "evil" }, "name the entry"},
 		"long key":                  {func(a *Adjustment) { a.Target.Key = keys(2, text(maxKey/2-1)) }, ""},
 		"too long a key":            {func(a *Adjustment) { a.Target.Key = append(keys(2, text(maxKey/2-1)), "") }, "at most 4096 bytes"},
 		"nothing":                   {func(a *Adjustment) { a.Change = Change{} }, "state what to change"},
@@ -78,6 +81,9 @@ func TestEachTargetHasItsOwnIDAndText(t *testing.T) {
 		{Domain: "d", Limit: "ll"},
 		{Domain: "d", Limit: "l", Key: []string{"ab"}},
 		{Domain: "d", Limit: "l", Key: []string{"all keys"}},
+		{Domain: "d", Limit: "l", Entry: "tenant", Value: "evil"},
+		{Domain: "d", Limit: "l", Entry: "tenant"},
+		{Domain: "d", Limit: "l", Entry: "tenante", Value: "vil"},
 	} {
 		id, text := target.ID(), target.String()
 		if seen[id] || shown[text] {

@@ -22,10 +22,17 @@ type targetJSON struct {
 	Key     []string `json:"key,omitempty"`
 	KeyB64  [][]byte `json:"key_b64,omitempty"`
 	AllKeys bool     `json:"all_keys,omitempty"`
+	// Entry with Value selects all keys with that value. Value and ValueB64 are like Key and KeyB64.
+	Entry    string `json:"entry,omitempty"`
+	Value    string `json:"value,omitempty"`
+	ValueB64 []byte `json:"value_b64,omitempty"`
 }
 
 func (t *Target) form() targetJSON {
-	f := targetJSON{Domain: t.Domain, Limit: t.Limit, Key: t.Key, AllKeys: t.AllKeys}
+	f := targetJSON{Domain: t.Domain, Limit: t.Limit, Key: t.Key, AllKeys: t.AllKeys, Entry: t.Entry, Value: t.Value}
+	if !utf8.ValidString(t.Value) {
+		f.Value, f.ValueB64 = "", []byte(t.Value)
+	}
 	for _, v := range t.Key {
 		if f.KeyB64 = append(f.KeyB64, []byte(v)); !utf8.ValidString(v) {
 			f.Key = nil
@@ -35,7 +42,10 @@ func (t *Target) form() targetJSON {
 }
 
 func (f *targetJSON) target() Target {
-	t := Target{Domain: f.Domain, Limit: f.Limit, AllKeys: f.AllKeys}
+	t := Target{Domain: f.Domain, Limit: f.Limit, AllKeys: f.AllKeys, Entry: f.Entry, Value: f.Value}
+	if f.ValueB64 != nil {
+		t.Value = string(f.ValueB64)
+	}
 	if len(f.Key) > 0 && len(f.KeyB64) == 0 {
 		t.Key = f.Key
 	}
@@ -137,6 +147,9 @@ func ParseProposal(text []byte) (p Proposal, err error) {
 	}
 	if f.Key != nil && f.KeyB64 != nil {
 		return p, errors.New("give the key once: key, or key_b64 for bytes that are not text")
+	}
+	if f.Value != "" && f.ValueB64 != nil {
+		return p, errors.New("give the value once: value, or value_b64 for bytes that are not text")
 	}
 	return Proposal{Target: f.target(), Change: f.Change, For: f.For, Until: f.Until, Author: f.Author, Reason: f.Reason, Expect: f.Version}, nil
 }

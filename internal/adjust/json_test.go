@@ -21,6 +21,9 @@ func TestAdjustmentsAreReadAsTheyWereWritten(t *testing.T) {
 		}
 		if a.Target.AllKeys = len(a.Target.Key) == 0; a.Target.AllKeys {
 			a.Target.Key = nil
+			if rapid.Bool().Draw(t, "match") {
+				a.Target.AllKeys, a.Target.Entry, a.Target.Value = false, "tenant", string(rapid.SliceOf(rapid.Byte()).Draw(t, "value"))
+			}
 		} else {
 			a.Target.Key[0] += string(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes"))
 		}
@@ -146,6 +149,8 @@ func FuzzProposal(f *testing.F) {
 		`{"limit":"l","key":["a","b"],"rate":5,"period":"1m","for":"1h","author":"me","reason":"why"}`,
 		`{"domain":"d","limit":"l","all_keys":true,"factor":1.5,"until":"2026-01-01T00:00:00Z","author":"me","reason":"why","version":3}`,
 		`{"limit":"l","key_b64":["/w=="],"block":true,"for":"2d","author":"me","reason":"why"}`,
+		`{"limit":"l","entry":"tenant","value":"evil","block":true,"for":"2d","author":"me","reason":"why"}`,
+		`{"limit":"l","entry":"tenant","value_b64":"/w==","block":true,"for":"2d","author":"me","reason":"why"}`,
 		`{"limit":"l","unlimited":true,"for":"500ms"}`, `{"limit":"l"} {}`, `[]`, `{"factor":1e300}`,
 	} {
 		f.Add([]byte(text))

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
@@ -25,8 +26,73 @@ type adjusted struct {
 
 // All policies with the same buckets share one adjustedLimit.
 type adjustedLimit struct {
-	all  *change            // nil if there is none
-	keys map[string]*change // by the key of the bucket
+	all     *change            // nil if there is none
+	keys    map[string]*change // by the key of the bucket
+	matches []match            // those of all keys with one value; one for each entry
+}
+
+// match has the adjustments of all keys with one value of an entry, by the value. Blocks come first.
+type match struct {
+	entry    string
+	position int // the index of the value in a key that is not of a whole descriptor
+	block    bool
+	byValue  map[string]*change
+}
+
+// of returns the change for the key of r, or nil. A settlement has no values, and no adjustment of a value.
+func (m *match) of(c *Call, r *Result) *change {
+	switch {
+	case r.settle:
+		return nil
+	case len(c.Limits) > 0:
+		value, _ := r.Policy.valueIn(c.Limits[r.Descriptor].Key, m.entry, m.position)
+		return m.byValue[value]
+	}
+	entries := c.Descriptors[r.Descriptor].Entries
+	if !r.Policy.Whole {
+		if m.position < len(r.Policy.Open) {
+			return m.byValue[entries[r.Policy.Open[m.position]].Value]
+		}
+		return nil
+	}
+	for i := range entries {
+		if one := m.byValue[entries[i].Value]; entries[i].Key == m.entry && one != nil {
+			return one
+		}
+	}
+	return nil
+}
+
+// ValueOf returns the value of an entry in a key of p, in the form of AppendKeyOf.
+func (p *Policy) ValueOf(key []string, entry string) (value string, has bool) {
+	return p.valueIn(key, entry, slices.Index(p.Extra().OpenKeys, entry))
+}
+
+func (p *Policy) valueIn(key []string, entry string, position int) (value string, has bool) {
+	switch {
+	case p.Whole:
+		for i := 0; i+1 < len(key); i += 2 {
+			if key[i] == entry {
+				return key[i+1], true
+			}
+		}
+		return "", false
+	case position < 0 || position >= len(key):
+		return "", false
+	}
+	return key[position], true
+}
+
+// positionOf returns the position in a key of the value of an entry. policies are those of the limit. has is false if
+// no key of the limit has such an entry. Keys of a whole descriptor can have any entry, at any position.
+func positionOf(policies []*Policy, entry string) (position int, has bool) {
+	for _, p := range policies {
+		if i := slices.Index(p.Extra().OpenKeys, entry); i >= 0 {
+			return i, true
+		}
+		has = has || p.Whole
+	}
+	return 0, has
 }
 
 // Several policies with different settings may use the adjusted limit, and each of them needs an adjusted copy. The
@@ -123,7 +189,7 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 		}
 		limit, known := owners[p.Owner]
 		if !known {
-			limit = compileLimit(p, list, applied)
+			limit = compileLimit(p, s.withName(p.Domain, p.Name), list, applied)
 			owners[p.Owner] = limit
 		}
 		if limit != nil {
@@ -138,26 +204,55 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 	return compiled, result
 }
 
-// compileLimit sets applied[a.ID] for each adjustment a that changes the limit of p. It returns nil if there is none.
-func compileLimit(p *Policy, list []*adjust.Adjustment, applied map[string]bool) *adjustedLimit {
+// compileLimit compiles the adjustments of the limit of p. policies are all policies of the limit. It sets applied[a.ID] for each adjustment a that changes the limit of p. It returns nil if there is none.
+func compileLimit(p *Policy, policies []*Policy, list []*adjust.Adjustment, applied map[string]bool) *adjustedLimit {
 	limit := &adjustedLimit{keys: map[string]*change{}}
 	for _, a := range list {
 		copied, err := apply(a, p)
 		if err != nil {
 			continue
 		}
-		applied[a.ID] = true
-		c := &change{adjustment: a, original: p, copy: copied}
-		if a.Target.AllKeys {
-			limit.all = c
+		position, has := 0, true
+		if a.Target.Entry != "" {
+			position, has = positionOf(policies, a.Target.Entry)
+		}
+		if !has {
 			continue
 		}
-		limit.keys[string(bucketKey(p, a.Target.Key))] = c
+		applied[a.ID] = true
+		c := &change{adjustment: a, original: p, copy: copied}
+		switch {
+		case a.Target.AllKeys:
+			limit.all = c
+		case a.Target.Entry != "":
+			limit.addMatch(position, c)
+		default:
+			limit.keys[string(bucketKey(p, a.Target.Key))] = c
+		}
 	}
-	if limit.all == nil && len(limit.keys) == 0 {
+	if limit.all == nil && len(limit.keys) == 0 && limit.matches == nil {
 		return nil
 	}
+	slices.SortStableFunc(limit.matches, func(a, b match) int {
+		switch {
+		case a.block == b.block:
+			return 0
+		case a.block:
+			return -1
+		}
+		return 1
+	})
 	return limit
+}
+
+func (l *adjustedLimit) addMatch(position int, c *change) {
+	t, block := &c.adjustment.Target, c.adjustment.Change.Block
+	i := slices.IndexFunc(l.matches, func(m match) bool { return m.entry == t.Entry && m.block == block })
+	if i < 0 {
+		i = len(l.matches)
+		l.matches = append(l.matches, match{t.Entry, position, block, map[string]*change{}})
+	}
+	l.matches[i].byValue[t.Value] = c
 }
 
 func bucketKey(p *Policy, values []string) []byte {
@@ -166,19 +261,29 @@ func bucketKey(p *Policy, values []string) []byte {
 }
 
 // adjust replaces r.Policy if an adjustment is in force. r.Key must be set. An adjustment of the key takes precedence
-// over an adjustment of all keys.
+// over one of all keys with one value, and that over one of all keys.
 func (c *Call) adjust(r *Result) {
 	limit := c.adjusted.limits[r.Policy]
 	if limit == nil {
 		return
 	}
 	now := c.adjusted.now()
-	for _, one := range [...]*change{limit.keys[string(r.Key)], limit.all} {
-		if one != nil && now < one.adjustment.Expires {
-			r.Policy = one.policy(r.Policy)
+	inForce := func(one *change) bool {
+		if one == nil || now >= one.adjustment.Expires {
+			return false
+		}
+		r.Policy = one.policy(r.Policy)
+		return true
+	}
+	if inForce(limit.keys[string(r.Key)]) {
+		return
+	}
+	for i := range limit.matches {
+		if inForce(limit.matches[i].of(c, r)) {
 			return
 		}
 	}
+	inForce(limit.all)
 }
 
 // adjustOverridden adds a Result for each limit that the override of descriptor i replaces, if an adjustment of
@@ -313,6 +418,9 @@ func (l *Limiter) Words(a *adjust.Adjustment) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := checkValues(&a.Target, policies); err != nil && a.Target.Entry != "" {
+		return "", err
+	}
 	return AdjustmentWords(a, policies[0])
 }
 
@@ -362,7 +470,7 @@ func (l *Limiter) Buckets(a *adjust.Adjustment) (keys [][]byte, all bool) {
 			continue
 		}
 		owners[p.Owner] = true
-		if a.Target.AllKeys {
+		if a.Target.AllKeys || a.Target.Entry != "" {
 			return nil, true
 		}
 		keys = append(keys, bucketKey(p, a.Target.Key))

@@ -77,6 +77,68 @@ func TestTheEarliestAdjustmentEndsNext(t *testing.T) {
 	}
 }
 
+const withTenants = `
+domain: d
+limits:
+  calls: {algorithm: token_bucket, rate: 2, period: 1h}
+descriptors:
+  - {key: tenant, descriptors: [{key: user, limit: calls}]}
+  - {key: "any*", rate_limit: {name: any, algorithm: token_bucket, rate: 2, period: 1h}}
+`
+
+// A block of tenant=evil denies all its keys, however long they are. The own adjustment of a key takes precedence, and one
+// of all keys does not. Refunds are still made, and other tenants do not notice.
+func TestAnAdjustmentOfAllKeysWithOneValue(t *testing.T) {
+	b := newBench(t, withTenants)
+	long := strings.Repeat("x", 2000)
+	set := func(targets map[*adjust.Target]adjust.Change) limiter.Adjusted {
+		var all []*adjust.Adjustment
+		for target, change := range targets {
+			target.Domain = "d"
+			all = append(all, &adjust.Adjustment{ID: target.ID(), Target: *target, Change: change, Expires: b.now + minute})
+		}
+		return b.Adjust(adjust.NewSet(adjust.Head{}, all), func() algorithms.Micros { return b.now })
+	}
+	got := set(map[*adjust.Target]adjust.Change{
+		{Limit: "calls", Entry: "tenant", Value: "evil"}:     {Block: true},
+		{Limit: "calls", Entry: "user", Value: "vip"}:        {Factor: 3000},
+		{Limit: "calls", Key: []string{"evil", "spared"}}:    {Factor: 2000},
+		{Limit: "calls", AllKeys: true}:                      {Factor: 1500},
+		{Limit: "any", Entry: "any-path", Value: "/login"}:   {Block: true},
+		{Limit: "calls", Entry: "country", Value: "nowhere"}: {Block: true},
+		{Limit: "calls", Entry: "user", Value: "evil"}:       {Block: true},
+	})
+	if got.InForce != 6 || got.Ignored != 1 {
+		t.Errorf("%+v; want 6 in force, and that of an unknown entry ignored", got)
+	}
+	for text, want := range map[string]int{
+		"tenant=evil,user=a": 0, "tenant=evil,user=" + long: 0, "tenant=evil,user=vip": 0, "tenant=good,user=evil": 0,
+		"tenant=evil,user=spared": 4, "tenant=good,user=vip": 6, "tenant=good,user=" + long: 3, "tenant=,user=": 3,
+		"any-path=/login": 0, "any-path=/": 2,
+	} {
+		if n := b.allowed(t, 10, text); n != want {
+			t.Errorf("%.40s: %d of 10 allowed; want %d", text, n, want)
+		}
+	}
+	if c := b.named(t, "calls", 1, "evil", "b"); !c.Denied {
+		t.Error("a request that names the limit is allowed; want the block")
+	}
+	if c := b.named(t, "calls", 1, "good"); c.Denied {
+		t.Error("a key with other values than the configured ones is denied")
+	}
+	b.now += minute
+	if n := b.allowed(t, 10, "tenant=evil,user=a"); n != 2 {
+		t.Errorf("after the end: %d of 10 allowed; want 2", n)
+	}
+	if _, all := b.Buckets(&adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Entry: "tenant"}}); !all {
+		t.Error("it affects single buckets; want all, because their keys are not known")
+	}
+	_, _, err := b.Adjustable(&adjust.Target{Domain: "d", Limit: "calls", Entry: "tenat", Value: "evil"})
+	if err == nil || !strings.Contains(err.Error(), `no entry "tenat"; they have tenant, user`) {
+		t.Errorf("got %v; want an error that names the entries", err)
+	}
+}
+
 func TestTheKeysOwnAdjustmentTakesPrecedenceOverThatOfAllKeys(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"*": {Capacity: number(3)}, "bob": {Factor: 2000}, "": {Block: true}})

@@ -3,6 +3,7 @@ package limiter
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
@@ -99,6 +100,9 @@ func checkValues(t *adjust.Target, policies []*Policy) error {
 	if t.AllKeys {
 		return nil
 	}
+	if t.Entry != "" {
+		return checkEntry(t, policies)
+	}
 	var uses []string
 	for _, p := range policies {
 		switch {
@@ -118,4 +122,20 @@ func checkValues(t *adjust.Target, policies []*Policy) error {
 		return nil
 	}
 	return fmt.Errorf("the key has %d values; a bucket of limit %s is identified by %s", len(t.Key), descriptors.Printable(t.Limit), uses[0])
+}
+
+// checkEntry returns an error if no key of the limit has the entry of t.
+func checkEntry(t *adjust.Target, policies []*Policy) error {
+	if _, has := positionOf(policies, t.Entry); has {
+		return nil
+	}
+	var entries []string
+	for _, p := range policies {
+		entries = append(entries, p.Extra().OpenKeys...)
+	}
+	slices.Sort(entries)
+	if entries = slices.Compact(entries); len(entries) == 0 {
+		return fmt.Errorf("the keys of limit %s have no entries; adjust one key, or all keys", descriptors.Printable(t.Limit))
+	}
+	return fmt.Errorf("the keys of limit %s have no entry %q; they have %s", descriptors.Printable(t.Limit), descriptors.Printable(t.Entry), strings.Join(entries, ", "))
 }
