@@ -141,32 +141,6 @@ func (o *operators) want(name string, k *Keeper, blocked, lost string) {
 	}
 }
 
-func TestSidecarsFollowEachOther(t *testing.T) {
-	o := newOperators(t)
-	a, b := o.keeper(), o.keeper()
-	var seen []uint64
-	b.config.Changed = func(s *Set) { seen = append(seen, s.Head.Version) }
-	o.block(a, "bob")
-	o.block(a, "\xff\x00{}\r\n")
-	o.poll(b, b)
-	o.end(b, "bob")
-	o.poll(a)
-	fresh := o.keeper()
-	o.poll(fresh)
-	for _, k := range []*Keeper{a, fresh} {
-		if d := Differences(b.Set(), k.Set()); len(d) > 0 || k.Set().Len() != 1 || k.Set().Head.Version != 3 || len(k.Set().Changes(9)) != 3 {
-			t.Errorf("version %d, %d adjustments, %d differ; want version 3, and one that is equal", k.Set().Head.Version, k.Set().Len(), len(d))
-		}
-	}
-	if !slices.Equal(seen, []uint64{2, 3}) {
-		t.Errorf("the observer got the versions %v; want 2 and 3", seen)
-	}
-	last := fresh.Set().Changes(1)[0]
-	if last.After != nil || last.Before == nil || last.Author != "op" || last.ID != "op3" || !last.At.Equal(o.clock.now) {
-		t.Errorf("the newest change is read as %+v; want the end of the block of bob", last)
-	}
-}
-
 // A change through a sidecar that does not know the newest one is made after it. If the operator expects a version, it is
 // refused.
 func TestSimultaneousChangesAreAllMade(t *testing.T) {

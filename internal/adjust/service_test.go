@@ -53,27 +53,6 @@ func TestAnAdjustmentIsSetListedReplacedAndDeleted(t *testing.T) {
 	}
 }
 
-func TestOfTwoOperatorsTheLastWinsUnlessAVersionIsExpected(t *testing.T) {
-	ctx := context.Background()
-	s, _ := service(newClock())
-	_, seen := s.List()
-	if _, _, err := s.Set(ctx, bob(Change{Factor: 2000})); err != nil {
-		t.Fatal(err)
-	}
-	late := bob(Change{Factor: 3000})
-	late.Expect = &seen
-	if _, _, err := s.Set(ctx, late); !errors.Is(err, ErrConflict) {
-		t.Errorf("with an old version: %v; want ErrConflict", err)
-	}
-	late.Expect = nil
-	if got, _, err := s.Set(ctx, late); err != nil || got.Change.Factor != 3000 {
-		t.Errorf("got %+v, %v; want the factor 3000", got, err)
-	}
-	if entries := s.Audit(10); len(entries) != 2 || entries[0].Before.Change.Factor != 2000 {
-		t.Errorf("the audit: %+v; want both changes, the second with the factor 2 before it", entries)
-	}
-}
-
 func TestMistakesNameTheRemedy(t *testing.T) {
 	s, _ := service(newClock())
 	for want, change := range map[string]func(*Proposal){
@@ -234,21 +213,6 @@ func TestEachOperationHasItsOwnID(t *testing.T) {
 	}
 	if len(seen) != 5 {
 		t.Errorf("5 operations have %d IDs; want 5", len(seen))
-	}
-}
-
-// Operation.entry checks a change at the time of the Keeper's clock, which can be later than the expiry.
-func TestAnEntryOfAnInvalidChangeIsAMistake(t *testing.T) {
-	set, now := NewSet(Head{}, nil), algorithms.Micros(1000)
-	after := valid()
-	after.Expires = now
-	o := Operation{Entry: Entry{Author: "ann", Reason: "launch", Target: after.ID, After: after}}
-	if e, err := o.entry(set, now); e != nil || !contains(err, "in the past") {
-		t.Errorf("got %+v, %v; want a mistake with \"in the past\"", e, err)
-	}
-	o.For = Span(60 * minute)
-	if e, err := o.entry(set, now); err != nil || e.After.Created != now || e.After.Expires != now+3600*algorithms.Second {
-		t.Errorf("got %+v, %v; want an hour from now", e, err)
 	}
 }
 

@@ -2,37 +2,9 @@ package adjust
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
-
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
-
-func TestAProlongedAdjustmentIsADifference(t *testing.T) {
-	until := func(at algorithms.Micros) *Set { return NewSet(Head{}, []*Adjustment{{ID: "a", Expires: at}}) }
-	if got := Differences(until(1), until(2)); len(got) != 1 {
-		t.Errorf("got %v; want one difference", got)
-	}
-}
-
-func TestEachDifferenceOfTwoSetsIsFound(t *testing.T) {
-	of := func(id string, rate int64) *Adjustment {
-		return &Adjustment{ID: id, Change: Change{Rate: number(rate)}}
-	}
-	a := NewSet(Head{}, []*Adjustment{of("equal", 1), of("changed", 2), of("deleted", 3)})
-	b := NewSet(Head{}, []*Adjustment{of("equal", 1), of("changed", 4), of("added", 5)})
-	for _, sets := range [][2]*Set{{a, b}, {b, a}} {
-		var ids []string
-		for _, d := range Differences(sets[0], sets[1]) {
-			ids = append(ids, d.ID)
-		}
-		slices.Sort(ids)
-		if !slices.Equal(ids, []string{"added", "changed", "deleted"}) {
-			t.Errorf("got %v; want added, changed, deleted", ids)
-		}
-	}
-}
 
 // Requests read a Set without a lock, so neither the removal of expired adjustments nor a change may change it.
 func TestASetIsImmutable(t *testing.T) {
@@ -68,18 +40,6 @@ func TestASetKeepsTheLastChanges(t *testing.T) {
 		if known != (want >= 0) || known && len(entries) != want || known && want > 0 && entries[0].Version != MaxChanges+4-uint64(want) {
 			t.Errorf("since %q: %d entries, known %t; want %d (-1: not known)", head, len(entries), known, want)
 		}
-	}
-}
-
-func TestTheTextOfAHead(t *testing.T) {
-	for text, want := range map[string]Head{"12 ab": {12, "ab"}, "": {}, "x ab": {}, "-1 ab": {}, "9223372036854775808 a": {}} {
-		h, err := parseHead(text)
-		if h != want || (err == nil) != (want.Version > 0) || err == nil && h.String() != text {
-			t.Errorf("%q: got %+v, %v; want %+v", text, h, err, want)
-		}
-	}
-	if got := (Head{}).String(); got != "" {
-		t.Errorf("the head before the first change is %q; want none", got)
 	}
 }
 

@@ -371,18 +371,6 @@ func TestPartsOfAnAnswerForTheClient(t *testing.T) {
 	}
 }
 
-func TestTextsOfOverrides(t *testing.T) {
-	for want, a := range map[string]descriptorFields{
-		"requests_per_unit:42 unit:HOUR":                           {requests: 42, unit: 3},
-		"requests_per_unit:42 unit:HOUR unit_multiplier:{value:1}": {requests: 42, unit: 3, multiplier: 1},
-		"requests_per_unit:0 unit:9":                               {unit: 9},
-	} {
-		if got := a.limitText(); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}
-
 func TestReasonsInHeaders(t *testing.T) {
 	p := &limiter.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute}), Alone: true, Reference: true}
 	away := limiter.Result{Policy: p, Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: backend.ErrUnavailable}}
@@ -447,18 +435,6 @@ func TestLimitsWithEqualNumbersKeepTheirNames(t *testing.T) {
 		r := reread(t, appendVerdict(nil, verdict(false, result(p, limiter.Allowed, algorithms.Decision{Remaining: 1})), &known))
 		if got := r.Statuses[0].CurrentLimit.Name; got != name {
 			t.Errorf("got the name %s, want %s", got, name)
-		}
-	}
-}
-
-func TestMetadataOfDifferentKinds(t *testing.T) {
-	m := func(value any) map[string]any { return map[string]any{"k": value} }
-	for _, c := range []struct{ into, from, want any }{ // want nil means a map with the value 1
-		{1, 2, 1}, {m(1), 2, nil}, {1, m(2), 1}, {m(1), m(2), nil},
-	} {
-		got := merge(m(c.into), m(c.from))["k"]
-		if inner, is := got.(map[string]any); c.want != nil && got != c.want || c.want == nil && (!is || inner["k"] != 1) {
-			t.Errorf("%v and %v: got %v, want %v, or if that is nil a map with 1", c.into, c.from, got, c.want)
 		}
 	}
 }

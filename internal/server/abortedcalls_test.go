@@ -70,24 +70,3 @@ func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 		}
 	}
 }
-
-func TestSilentRedisIsNoticedUnderShortDeadlines(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t)
-	x := start(t, shared, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = 100 * time.Millisecond })
-	x.send(t, "all=1")
-	redis.Pause()
-	defer redis.Resume()
-	eventually(t, "the circuit breaker is open, and failures of Redis are counted", func() bool {
-		var wg sync.WaitGroup
-		for range 20 {
-			wg.Go(func() {
-				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-				defer cancel()
-				_, _ = x.rls.ShouldRateLimit(ctx, request("d", descriptor("all=1")))
-			})
-		}
-		wg.Wait()
-		return x.metric(t, `rlsidecar_backend_breaker_open\{.*\}`) == 1 && x.metric(t, "rlsidecar_backend_failures_total") > 0
-	})
-}

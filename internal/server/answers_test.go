@@ -3,8 +3,6 @@ package server
 import (
 	"fmt"
 	"math"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -65,34 +63,4 @@ func TestAnswersAreThoseOfTheReferenceServer(t *testing.T) {
 	// A request that another limit denies is not charged.
 	expect(t, x.send(t, "free=a", "plain=c", "bare=a", "plain=a"), over,
 		unlimited, "OK left 2 of 2/YEAR yearly reset", "OK left 0", "OVER_LIMIT left 0 of 2/YEAR yearly reset")
-}
-
-func TestManyWorkersGetExactlyTheLimit(t *testing.T) {
-	x := start(t, `
-domain: d
-limits:
-  hot: {algorithm: fixed_window, rate: 1000, period: 365d, start: 2026-01-01T00:00:00Z}
-descriptors:
-  - {key: hot, limit: hot}
-`)
-	var allowed atomic.Int64
-	var wg sync.WaitGroup
-	for range 64 {
-		wg.Go(func() {
-			for range 20 {
-				r, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("hot=key")))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if r.OverallCode == ok {
-					allowed.Add(1)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if allowed.Load() != 1000 {
-		t.Errorf("%d allowed; want 1000", allowed.Load())
-	}
 }

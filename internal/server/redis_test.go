@@ -291,28 +291,6 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	redistest.Eventually(t, "the charge is refunded", func() bool { return left("year=z") == 1 })
 }
 
-func TestAnIdempotencyKeyAppliesToBothRedis(t *testing.T) {
-	t.Parallel()
-	main, second := redistest.Start(t), redistest.Start(t)
-	both := func(c *Config) { c.Redis.PerSecondURL = "redis://" + second.Addr }
-	const limits = `
-domain: d
-limits:
-  second: {algorithm: fixed_window, rate: 1000, period: 1s, start: 2026-01-01T00:00:00Z}
-  year: {algorithm: fixed_window, rate: 10, period: 365d, start: 2026-01-01T00:00:00Z}
-`
-	a, b := start(t, limits, onRedis("redis://"+main.Addr), both), start(t, limits, onRedis("redis://"+main.Addr), both)
-	for _, x := range []*instance{a, b, a} {
-		code, answer := post(t, x.HTTP, "/v1/limit", `{"limits":[{"name":"second"},{"name":"year","count":4}],"request_id":"one"}`)
-		if code != 200 || !strings.Contains(answer, `"remaining":6`) {
-			t.Errorf("got %d %s; want code 200 and an answer that contains %q", code, answer, `"remaining":6`)
-		}
-	}
-	if code, answer := post(t, b.HTTP, "/v1/limit", `{"limits":[{"name":"second"},{"name":"year","count":4}],"request_id":"two"}`); code != 200 || !strings.Contains(answer, `"remaining":2`) {
-		t.Errorf("another id: %d %s; want code 200 and an answer that contains %q", code, answer, `"remaining":2`)
-	}
-}
-
 func TestThePerSecondRedisNeedsARedisURL(t *testing.T) {
 	if err := run(t, Config{GRPC: "127.0.0.1:0", Redis: Redis{PerSecondURL: "redis://127.0.0.1:1"}}); err == nil || !strings.Contains(err.Error(), "--redis-url") {
 		t.Errorf("got %v; want an error that contains %q", err, "--redis-url")

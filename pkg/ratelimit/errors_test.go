@@ -200,19 +200,6 @@ func TestWaitingForALimitThatCannotBeReserved(t *testing.T) {
 	}
 }
 
-func TestAllowOnceReservesOnlyWhatIsRequested(t *testing.T) {
-	l, _ := newLimiterAndClock(t)
-	requests := []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 1, Reserve: true}, {Name: "window", N: 1}}
-	if err := l.AllowOnce(t.Context(), "id", requests); err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range requests {
-		if got := r.Reservation.Name(); (got != "") != r.Reserve {
-			t.Errorf("limit %s: got the reservation %q; want one: %v", r.Name, got, r.Reserve)
-		}
-	}
-}
-
 func TestReservationsOfASidecarAreSettled(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)

@@ -1,7 +1,6 @@
 package ratelimit_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"net/http/httptest"
@@ -128,28 +127,6 @@ func TestInvalidCountsAreErrors(t *testing.T) {
 	}
 }
 
-func TestACostThatNeverFitsIsAnErrorOfItsOwn(t *testing.T) {
-	l, _ := newLimiterAndClock(t)
-	ctx := t.Context()
-	r, err := l.AllowN(ctx, 12, "send")
-	if !errors.Is(err, ratelimit.ErrNeverFits) || errors.Is(err, ratelimit.ErrDenied) || r.Limit != 10 {
-		t.Errorf("got %+v %v; want the error ratelimit.ErrNeverFits, an error other than ratelimit.ErrDenied and limit 10", r, err)
-	}
-	if _, err := l.ReserveN(ctx, 26, "burst"); !errors.Is(err, ratelimit.ErrNeverFits) {
-		t.Errorf("beyond capacity and max_reserved: %v; want the error ratelimit.ErrNeverFits", err)
-	}
-	both := []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 6}}
-	if err := l.AllowAll(ctx, both); !errors.Is(err, ratelimit.ErrNeverFits) {
-		t.Errorf("with another limit: %v; want the error ratelimit.ErrNeverFits", err)
-	}
-	if r, err := l.Peek(ctx, 0, "send"); err != nil || r.Remaining != 10 {
-		t.Errorf("nothing was consumed: %+v %v; want no error and 10 remaining", r, err)
-	}
-	if _, err := limiterFor(t, unreachable{}, nil).AllowN(ctx, 12, "send"); !errors.Is(err, ratelimit.ErrNeverFits) {
-		t.Errorf("it is known without the Store: %v; want the error ratelimit.ErrNeverFits", err)
-	}
-}
-
 func TestAllowAllConsumesAllOrNone(t *testing.T) {
 	l, _ := newLimiterAndClock(t)
 	ctx := t.Context()
@@ -206,81 +183,6 @@ func TestReservationsReportTheirTime(t *testing.T) {
 	}
 	if _, err := l.Reserve(t.Context(), "log"); !errors.Is(err, ratelimit.ErrCannotReserve) {
 		t.Errorf("a log: %v; want the error ratelimit.ErrCannotReserve", err)
-	}
-}
-
-func TestMaxWaitDeniesWithoutConsuming(t *testing.T) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
-	l, err := ratelimit.New(ratelimit.Config{
-		Store: memory.New(memory.Config{Clock: clock.Time}), Limits: testLimits(), MaxWait: 30 * time.Second,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.ReserveN(t.Context(), 10, "burst"); err != nil { // 30 s
-		t.Fatal(err)
-	}
-	_, err = l.Reserve(t.Context(), "burst")
-	if denied, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || !errors.Is(err, ratelimit.ErrDenied) || denied.Result.RetryAfter != 6*time.Second {
-		t.Errorf("a wait of 36 s with a MaxWait of 30 s: %v; want a ratelimit.DeniedError, the error ratelimit.ErrDenied and retry after %v", err, 6*time.Second)
-	}
-	if _, err := l.ReserveN(t.Context(), 10, "send", "full"); err != nil {
-		t.Error(err)
-	}
-	if _, err := l.ReserveN(t.Context(), 16, "send"); !errors.Is(err, ratelimit.ErrNeverFits) || errors.Is(err, ratelimit.ErrDenied) {
-		t.Errorf("16 of 10 take 36 s, even if the bucket is full: %v; want the error ratelimit.ErrNeverFits and an error other than ratelimit.ErrDenied", err)
-	}
-	if r, err := l.ReserveN(t.Context(), 15, "send"); err != nil || r.Delay().Round(time.Second) != 30*time.Second {
-		t.Errorf("15 of 10 take 30 s: %v; want no error and r.Delay().Round(time.Second) %v", err, 30*time.Second)
-	}
-	if r, err := l.Peek(t.Context(), 0, "burst"); err != nil && !errors.Is(err, ratelimit.ErrDenied) || r.ResetAfter != time.Minute {
-		t.Errorf("the denial consumed nothing: %+v %v; want reset after %v", r, err, time.Minute)
-	}
-}
-
-func TestWaitWaitsAndConsumes(t *testing.T) {
-	l, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{
-		"bucket": ratelimit.TokenBucket(1, 20*time.Millisecond),
-		"log":    ratelimit.SlidingLog(1, 20*time.Millisecond),
-		"queue":  ratelimit.LeakyBucket(1, 20*time.Millisecond, 10),
-		"slow":   ratelimit.TokenBucket(1, time.Hour),
-		"slowly": ratelimit.SlidingLog(1, time.Hour),
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"bucket", "log", "queue"} {
-		start := time.Now()
-		for range 3 {
-			if err := l.Wait(t.Context(), name); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-		if took := time.Since(start); took < 40*time.Millisecond-time.Microsecond {
-			t.Errorf("%s: three units within %v; want at least %v", name, took, 40*time.Millisecond-time.Microsecond)
-		}
-	}
-	for _, name := range []string{"slow", "slowly"} {
-		if err := l.Wait(t.Context(), name); err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		err := l.Wait(ctx, name)
-		denied, ok := errors.AsType[*ratelimit.DeniedError](err)
-		if !ok || denied.Result.RetryAfter < 50*time.Minute || !errors.Is(err, ratelimit.ErrDenied) {
-			t.Errorf("%s: its turn is after the deadline: %v; want a ratelimit.DeniedError and retry after at least 50 minutes", name, err)
-		}
-		cancel()
-		ctx, cancel = context.WithCancel(t.Context())
-		time.AfterFunc(10*time.Millisecond, cancel)
-		if err := l.Wait(ctx, name); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: canceled while waiting: %v; want the error context.Canceled", name, err)
-		}
-		cancel()
-	}
-	if r, err := l.Peek(t.Context(), 1, "slow"); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter > time.Hour {
-		t.Errorf("a canceled Wait returns its unit: %+v %v; want the error ratelimit.ErrDenied and retry after at most %v", r, err, time.Hour)
 	}
 }
 
