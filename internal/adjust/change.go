@@ -15,6 +15,9 @@ func (c *Change) Spec(l *algorithms.Limit) (algorithms.Spec, error) {
 		return algorithms.Spec{}, errors.New("the limit is configured to allow nothing: it has no numbers to change")
 	}
 	s := l.Spec()
+	if l.Kind == algorithms.Concurrency && (c.Rate != nil || c.Period != 0) {
+		return s, errors.New("a concurrency limit has no rate and no period; adjust capacity")
+	}
 	tied := s.Capacity != nil && *s.Capacity == s.Rate && l.Kind != algorithms.LeakyBucket // a capacity that equals the rate counts as not configured
 	if c.Factor != 0 {
 		s.Rate = c.Factor.multiply(s.Rate)
@@ -24,7 +27,7 @@ func (c *Change) Spec(l *algorithms.Limit) (algorithms.Spec, error) {
 		if s.Minimum != nil {
 			s.Minimum = &algorithms.Rate{Units: c.Factor.multiply(s.Minimum.Units), Period: s.Minimum.Period}
 		}
-		if s.Rate < 1 {
+		if s.Rate < 1 && l.Kind != algorithms.Concurrency {
 			return s, fmt.Errorf("%s times a rate of %d is less than 1; to deny every request, use block", c.Factor, l.Rate)
 		}
 		return fitInitial(s, l), nil

@@ -102,6 +102,9 @@ type draft struct {
 func (c *compiler) policy(d *draft) *limiter.Policy {
 	p := d.Policy
 	p.Owner = p.Prefix // the same prefix means the same buckets
+	if p.Shadow && p.Limit.Kind == algorithms.Concurrency {
+		p.Limit = inShadow(p.Limit)
+	}
 	switch own := d.more.Settle != nil || d.more.Then != nil; {
 	case own:
 		p.Extras = d.extras()
@@ -310,6 +313,10 @@ func (c *compiler) maxOverride(d *domain, l *limit, steps path) *limiter.Policy 
 	}
 	if l.Then.stated() {
 		c.mistake(l.Then.at, "then cannot be combined with max_override; remove then, because nothing pays for limits that come with requests")
+		return nil
+	}
+	if l.Algorithm.value == algorithms.Concurrency {
+		c.mistake(l.Algorithm.at, "algorithm concurrency cannot be combined with max_override; remove max_override, because limits that come with requests have a rate")
 		return nil
 	}
 	p, ok := c.limit(d, l, "")

@@ -99,6 +99,7 @@ type limit struct {
 	Rate        whole      `key:"rate" form:"algorithm"`
 	Period      period     `key:"period" form:"algorithm"`
 	Capacity    whole      `key:"capacity" form:"algorithm"`
+	TTL         span       `key:"ttl" form:"algorithm"`
 	Initial     whole      `key:"initial" form:"algorithm"`
 	MaxReserved whole      `key:"max_reserved" form:"algorithm"`
 	Start       moment     `key:"start" form:"algorithm"`

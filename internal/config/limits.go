@@ -66,6 +66,7 @@ func (c *compiler) named(d *domain, l namedLimit) {
 		p.RateName = l.name
 	}
 	p.Prefix = descriptors.Prefix(d.Name, "limit", l.name, p.Limit.Kind)
+	c.slotPrefix(l.limit.at, &p)
 	p.Place = l.limit.at.shown()
 	p.more.Named = true
 	if d.tag.domain { // a limit that no descriptor uses still needs a slot
@@ -255,9 +256,16 @@ func calendarOf(unit calendar.Unit, zone *time.Location) *algorithms.Calendar {
 var calendars sync.Map
 
 func (c *compiler) algorithmForm(l *limit, p *draft) {
+	if l.Algorithm.value == algorithms.Concurrency {
+		c.concurrency(l, p)
+		return
+	}
 	before := c.mistakes
 	c.missing(l)
 	c.checkTimeZone(l, false)
+	if l.TTL.stated() {
+		c.mistake(l.TTL.at, "ttl belongs to algorithm concurrency: %s; remove ttl", slotExample)
+	}
 	if l.Rate.ok && l.Rate.value == 0 {
 		c.mistake(l.Rate.at, "rate must be at least 1, but is 0")
 	}

@@ -211,7 +211,8 @@ func (d *domain) learnValues() {
 	for _, doc := range d.docs {
 		list := doc.descriptors()
 		for _, p := range d.Settling {
-			if learn := p.Extras.Settle.Learn; learn != nil {
+			if settle := p.Extra().Settle; settle != nil && settle.Learn != nil {
+				learn := settle.Learn
 				add(learn, list)
 			}
 		}
@@ -281,14 +282,14 @@ func (c *compiler) settleEntries(d *domain) {
 	}
 	d.Settling = map[uint64]*limiter.Policy{}
 	for _, p := range d.Policies {
-		if p.Extra().Settle != nil {
+		if p.Extra().Settle != nil || p.Limit.Kind == algorithms.Concurrency {
 			d.Settling[limiter.PrefixNumber(p.Prefix)] = p
 		}
 	}
 	if len(d.Settling) == 0 {
 		d.Settling = nil
 		if stated.ok {
-			c.warn(stated.at, "settle has no effect: no limit of domain %q has settle; add \"settle: %s\" to a limit", d.Name, settleExample)
+			c.warn(stated.at, "settle has no effect: no limit of domain %q has settle or algorithm concurrency; add \"settle: %s\" to a limit", d.Name, settleExample)
 		}
 		return
 	}

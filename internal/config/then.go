@@ -77,6 +77,7 @@ func (c *compiler) checkThenCombinations(at place, p *limiter.Policy, more *limi
 		{"penalty", "a request that another limit pays for is no denial", p.Limit.Penalty.After > 0},
 		{"overdraw", "it charges denied requests, so that both limits would pay", p.Limit.Overdraw},
 		{"algorithm leaky_bucket", "a queue makes requests wait instead of denying them", p.Limit.Kind == algorithms.LeakyBucket},
+		{"algorithm concurrency", "a slot is returned to the bucket that it was taken from", p.Limit.Kind == algorithms.Concurrency},
 		{"shadow_mode", "such a limit denies nothing", p.Shadow},
 		{"quota_mode", "such limits deny only together", p.Quota},
 	} {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -170,6 +171,7 @@ func (c *compiler) place(s site) {
 			p.Name += "#" + strconv.Itoa(i+1)
 		}
 		p.Prefix = descriptors.Prefix(d.Name, "path", id, p.Limit.Kind)
+		c.slotPrefix(l.at, &p)
 		p.Place = l.at.shown()
 		if p.Limit.Overdraw {
 			c.checkSettle(l.place("overdraw"), &p)
@@ -196,6 +198,9 @@ func (c *compiler) useAt(at site, p *draft, named bool, replaces []*replacement)
 	p.Quota = p.Quota || one.Quota.value
 	if one.Quota.value && p.more.Settle != nil {
 		c.mistake(one.Quota.at, "quota_mode cannot be combined with settle, which a limit of this descriptor has: all limits of a request are reserved together; remove one")
+	}
+	if one.Quota.value && p.Limit.Kind == algorithms.Concurrency {
+		c.mistake(one.Quota.at, "quota_mode cannot be combined with algorithm concurrency, which a limit of this descriptor has; remove one")
 	}
 	p.more.Metadata = one.Metadata.value
 	p.Detailed = one.Detailed.value

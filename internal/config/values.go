@@ -262,6 +262,7 @@ var algorithmNames = func() map[string]algorithms.Kind {
 	for k := algorithms.TokenBucket; k <= algorithms.LeakyBucket; k++ {
 		byName[k.String()] = k
 	}
+	byName[algorithms.Concurrency.String()] = algorithms.Concurrency
 	return byName
 }()
 

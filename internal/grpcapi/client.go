@@ -19,7 +19,7 @@ func appendForClient(b []byte, v *limiter.Verdict) []byte {
 	noRetryAfter := d.Headers != nil && d.Headers.NoRetryAfter
 	if d.Headers != nil && d.Headers.OpenAI {
 		replies.OpenAIHeaders(v, noRetryAfter, func(name string, value []byte) { b = appendHeader(b, name, string(value)) })
-		if v.Denied && !v.Never && !noRetryAfter { // Envoy itself adds Retry-After only with enable_retry_after_header
+		if v.Denied && !v.Never && !v.Busy && !noRetryAfter { // Envoy itself adds Retry-After only with enable_retry_after_header
 			b = appendHeader(b, "retry-after", strconv.FormatInt(replies.RetryAfter(v), 10))
 		}
 	}

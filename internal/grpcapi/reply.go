@@ -77,6 +77,7 @@ func (s *status) report(v *limiter.Verdict, i int) {
 	switch { // the reset time is in whole seconds, rounded up, because Envoy copies it to Retry-After and drops fractions
 	case p.Reference && limit.Rate == 0: // as in the reference server, although the next window allows nothing either
 		s.reset = replies.Seconds(limit.WindowEnd(r.Decision.At, 0))
+	case limit.Kind == algorithms.Concurrency: // nobody knows when slots are returned
 	case !status.Denied:
 		s.reset = max(1, replies.Seconds(r.Decision.ResetAfter))
 	case v.Denied && v.Never && !p.Reference: // no wait changes the denial, whatever this limit decided

@@ -245,8 +245,11 @@ func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 	if r.Outcome == limiter.Unlimited { // the bucket was not read
 		return l
 	}
-	reset := millis(d.ResetAfter)
-	l.Remaining, l.ResetAfter = &d.Remaining, &reset
+	l.Remaining = &d.Remaining
+	if r.Policy.Limit.Kind != algorithms.Concurrency { // nobody knows when slots are returned
+		reset := millis(d.ResetAfter)
+		l.ResetAfter = &reset
+	}
 	l.RetryAfter = millis(d.RetryAfter)
 	if d.Allowed && (named.Reserve || r.Policy.Limit.Kind == algorithms.LeakyBucket) {
 		l.Wait = millis(d.Wait)
@@ -258,7 +261,7 @@ func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 func apiHeaders(h http.Header, sets HeaderSets, c *limiter.Call, jitterDelay int64) {
 	var l lines
 	l.verdict(sets, &c.Verdict)
-	if c.Denied {
+	if c.Denied && !c.Busy {
 		l.number("Retry-After", max(1, wholeSeconds(c.RetryAfter+algorithms.Micros(jitterDelay)*1000)))
 	}
 	l.write(h)

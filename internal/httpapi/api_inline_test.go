@@ -37,7 +37,7 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 	)
 	for config, want := range map[string]string{
 		`{"algorithm":"token_bucket","rate":0,"period":"1m"}`:                    `rate must be at least 1, but is 0`,
-		`{"rate":1,"period":"1m"}`:                                               `algorithm is missing; write one of fixed_window, leaky_bucket, sliding_log, sliding_window, token_bucket`,
+		`{"rate":1,"period":"1m"}`:                                               `algorithm is missing; write one of concurrency, fixed_window, leaky_bucket, sliding_log, sliding_window, token_bucket`,
 		`{"algorithm":"fixed_window","rate":1,"period":"1m","rate":2}`:           `key "rate" occurs twice`,
 		`{"algorithm":"sliding_log","rate":20000,"period":"1m"}`:                 `rate must be at most 10000 for sliding_log`,
 		`{"algorithm":"token_bucket","rate":1,"period":"1m","shadow_mode":true}`: `unknown field "shadow_mode"`,

@@ -200,7 +200,7 @@ func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a 
 	if a.v != nil {
 		l.verdict(d.Headers, a.v)
 	}
-	if refused && a.v != nil && !a.v.Never {
+	if refused && a.v != nil && !a.v.Never && !a.v.Busy {
 		l.number(retryAfter, max(1, wholeSeconds(a.v.RetryAfter)))
 	}
 	if a.reason != "" {

@@ -91,6 +91,7 @@ func (l *lines) verdict(s HeaderSets, v *limiter.Verdict) {
 	limit := replies.Limit(r)
 	left, reset := clamp(r.Decision.Remaining), int64(-1)
 	switch {
+	case limit.Kind == algorithms.Concurrency: // nobody knows when slots are returned
 	case !r.Outcome.Denies():
 		reset = wholeSeconds(r.Decision.ResetAfter)
 	case !r.Decision.Never:

@@ -208,6 +208,8 @@ type Verdict struct {
 	// Never means that no wait can change the denial, for example because a cost exceeds the most that its limit can
 	// ever allow, or because Missing is set. RetryAfter is then 0.
 	Never bool
+	// Busy means that only concurrency limits deny, so that the retry time is unknown. RetryAfter is then 0.
+	Busy bool
 	// Missing is the Requirement of the Domain that the request does not satisfy. Such a request is denied and
 	// not charged. It is nil if the request satisfies all.
 	Missing Requirement

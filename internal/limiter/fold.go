@@ -180,13 +180,16 @@ func (c *Call) updateStatus(i int) {
 }
 
 func (c *Call) setRetryAfter() {
+	busy := false
 	for i := range c.Results {
 		// A limit that was charged although another one denied is allowed, and also has a retry time.
 		if r := &c.Results[i]; c.Denies(r) || r.Decision.Allowed {
 			c.Never = c.Never || r.Decision.Never
 			c.RetryAfter = max(c.RetryAfter, r.Decision.RetryAfter)
+			busy = busy || r.Policy != nil && r.Policy.Limit.Kind == algorithms.Concurrency
 		}
 	}
+	c.Busy = busy && !c.Never && !c.Failed && c.RetryAfter == 0
 	if c.Never {
 		c.RetryAfter = 0
 	}

@@ -31,6 +31,8 @@ func (p *Policy) Words() string {
 		text = fmt.Sprintf("sliding window: %d in any %s, the last window weighted by how much of it is still covered", l.Rate, period)
 	case algorithms.SlidingLog:
 		text = fmt.Sprintf("sliding log: %d in any %s, exactly", l.Rate, period)
+	case algorithms.Concurrency:
+		return fmt.Sprintf("concurrency: at most %d in flight; a slot that is neither returned nor renewed is free after %s", l.Capacity, period)
 	case algorithms.LeakyBucket:
 		text = leakyWords(l, period, p.Extra().MaxDelay)
 	default:

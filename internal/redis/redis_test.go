@@ -98,7 +98,7 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 		var d [1]backend.Decision
 		key := []byte{byte('a' + i)}
 		before := time.Now()
-		backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
+		backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1, Slot: &algorithms.Slot{}}}}, d[:])
 		if d[0].Err != nil || !d[0].Allowed {
 			t.Fatalf("%+v: got %+v; want no error and allowed", spec, d[0])
 		}
@@ -107,6 +107,9 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 			t.Fatal(err)
 		}
 		needed := time.Duration(d[0].ResetAfter) * time.Microsecond
+		if limit.Kind == algorithms.Concurrency {
+			needed = time.Duration(limit.Period()) * time.Microsecond
+		}
 		if spec.Initial != nil {
 			needed += 24 * time.Hour
 		}

@@ -123,6 +123,7 @@ const (
 	own      = 128 * oneFlag // the cost of Own follows
 	ownAhead = 256 * oneFlag // Own is reserved
 	free     = 512 * oneFlag
+	slotted  = 1024 * oneFlag // the slot follows
 )
 
 // add appends the charge c to t. The decision will be stored in d. name is the name of c's key, and group is
@@ -159,6 +160,9 @@ func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, gro
 			what += ownAhead
 		}
 	}
+	if c.Terms.Slot != nil {
+		what += slotted
+	}
 	extended := c.Terms.MaxWait != 0 || c.Terms.ChargedAt != 0
 	if extended {
 		what += long
@@ -169,6 +173,10 @@ func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, gro
 	}
 	if c.Own != nil {
 		t.charges = doubles(t.charges, exact(c.Own.Cost))
+	}
+	if s := c.Terms.Slot; s != nil {
+		t.charges = append(append(t.charges, s.ID[:]...), s.Part, byte(s.Op))
+		t.charges = doubles(t.charges, float64(s.TTL))
 	}
 }
 

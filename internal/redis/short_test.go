@@ -138,7 +138,7 @@ func TestPlainChargesDoNotRunTheGeneralFunction(t *testing.T) {
 	t.Parallel()
 	client := goredis.NewClient(&goredis.Options{Addr: strings.TrimPrefix(on(t, "server").URL, "redis://")})
 	defer client.Close()
-	const head = "local function general(now, given, names, stored, lives, answers)\n"
+	const head = "local function general(now, given, names, stored, lives, answers, take_slot)\n"
 	broken := strings.Replace(source, head, head+"  error('general was called')\n", 1)
 	if broken == source {
 		t.Fatal("the script has no function general")

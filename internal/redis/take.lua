@@ -34,6 +34,7 @@
 --                     charges before with flag 64 are made
 --            flag 256 Own is reserved
 --            flag 512 free: a denial changes nothing
+--            flag 1024 a slot (Charge.Slot): 26 bytes follow, its name, the operation and, as a double, the ttl in us
 --
 --            A charge with limit 0 is the head of a group with an idempotency key. Its key is the key of
 --            the record, its cost is the time in ms for which the record is kept, and 32 more bytes
@@ -46,14 +47,15 @@
 --            flag 2   never: the cost is more than the bucket can ever hold
 --                     The last double of a denied charge with Own is not the wait, but the retry time of
 --                     Own; a retry time of 0 means that only Own can be allowed
---            flag 4   the last double is the number of units that a settlement lost. Of a head: replayed
+--            flag 4   the last double is Decision.Lost. Of a head: replayed
 --            flag 8   of a head: the record belongs to another request, nothing was charged
 --            flag 16  the three times are counted in windows of a calendar
 --            flag 32  the last double is the rest of the block by a penalty, in us
 --            flag 64  the last double is 0 and left out
 --            flag 128 the retry time is 0 and left out
 --
--- A stored bucket is a string, except for that of a sliding log, which is a list (see "The log"):
+-- A stored bucket is a string, except for that of a sliding log, which is a list (see "The log"), and that of a
+-- concurrency limit, which is a sorted set (see "Slots"):
 --
 --   byte 0   0: a tick is 1 us; 1: a tick is 1 ms; 2: a window of a calendar; 4: a sliding window counter
 --   then     doubles; at, the time of the last charge, is in us:
@@ -390,17 +392,136 @@ local function settling()
   return behind, settle
 end
 
+-- Slots ------------------------------------------------------------------------------------------
+
+-- with_slots creates the functions for concurrency limits. The main part and general call them for the same buckets.
+--
+-- A bucket is a sorted set. A member is the name of a slot and its units (two bytes), and its score is the time of its
+-- expiry. The scores of the members "u" and "t" are below 0: -1 less the units of all slots, and -1 less the last time.
+local function with_slots(now, given, names)
+  local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
+  local floor, max, min = math.floor, math.max, math.min
+  local STEP_BACK, MAX_SLOTS, DAY = 60000000, 10000, 86400000
+
+  local limits = {} -- by number: capacity, period and overdraw
+  local buckets = {} -- by key: the state after the decisions of this call
+
+  -- load reads the bucket of key k, and when the slot member expires. units and expiry are those of the time b.at. gone
+  -- is the number of units that have expired and are still stored.
+  local function load(k, member)
+    local b = buckets[k]
+    if not b then
+      local scores = call('ZMSCORE', names[k], 'u', 't', member)
+      b = { units = 0, at = now, shift = 0, gone = 0, ends = {}, added = {}, removed = {} }
+      buckets[k] = b
+      if scores[1] then
+        local last = -1 - tonumber(scores[2])
+        if last - now > STEP_BACK then b.shift = last - now elseif last > now then b.at = last end
+        local expired = call('ZRANGEBYSCORE', names[k], 0, b.at + b.shift)
+        for i = 1, #expired do b.gone = b.gone + unpack_at('<H', expired[i], 18) end
+        b.purge, b.units = #expired > 0, -1 - tonumber(scores[1]) - b.gone
+        b.ends[member] = scores[3] and tonumber(scores[3]) - b.shift or 0
+      end
+    elseif not b.ends[member] then
+      local score = call('ZSCORE', names[k], member)
+      b.ends[member] = score and tonumber(score) - b.shift or 0
+    end
+    return b, b.ends[member] or 0
+  end
+
+  -- take_slot decides the charge a of key k, as Limit.takeSlots does, and stores the decision in d.
+  local function take_slot(k, l, a, d, dry_run)
+    local cost = a.cost
+    local member = (a.slot or '') .. pack('<H', max(0, min(cost, MAX_SLOTS + 1)))
+    local b, ends = load(k, member)
+    local own = a.slot and ends > b.at
+    local units = own and b.units - cost or b.units
+    local op, expires, changes = a.op or 0, 0, own
+    d.allowed, d.never, d.retry, d.reset, d.wait, d.blocked, d.lost, d.timed = true, false, 0, 0, 0, 0, 0, true
+    if op == 0 then
+      d.allowed = cost <= 0 or cost <= l.capacity - units
+      changes = d.allowed or (l.overdraw and not a.free and cost <= MAX_SLOTS - units)
+      d.never = not changes and (l.overdraw or cost > l.capacity)
+      changes = changes and cost > 0
+      if cost > 0 and not a.slot and not dry_run then d.allowed, d.never, changes = false, true, false end
+      expires = b.at + l.period
+    else
+      if not own then d.lost = max(0, cost) end
+      if op == 2 then expires = b.at + a.ttl end
+    end
+    if (changes and expires > 0) or (own and not changes) then units = units + cost end
+    d.value, d.remaining = l.capacity - units, max(0, l.capacity - units)
+    if dry_run or cost <= 0 then return end
+    b.moves = b.moves or b.shift > 0
+    if not changes then return end
+    if op == 0 then d.lost = b.gone end
+    b.gone, b.units, b.changed, b.ends[member] = 0, units, true, expires
+    b.added[member] = expires > 0 and expires or nil
+    b.removed[member] = expires == 0 or nil
+  end
+
+  -- take_alone answers the charge at pos, if it is one of a concurrency limit and alone in its group. It returns the
+  -- position of the next charge, and the answer.
+  local function take_alone(blob, pos)
+    local k, what, cost = unpack_at('<ddd', blob, pos)
+    local flags, l = floor(what / 1048576), limits[what % 1048576]
+    if not l or flags % 2 == 1 then return end
+    pos = pos + 32
+    if flags % 4 >= 2 then pos = pos + 16 end
+    if flags % 256 >= 128 then pos = pos + 8 end
+    local a, d = { cost = cost, free = flags % 1024 >= 512 }, {}
+    if flags >= 1024 then a.slot, a.op, a.ttl, pos = unpack_at('<c17Bd', blob, pos) end
+    take_slot(k, l, a, d, flags % 16 >= 8)
+    local answer = (d.allowed and 1 or 0) + (d.never and 2 or 0) + 128
+    if d.lost > 0 then return pos, pack('<Bdddd', answer + 4, d.value, d.remaining, 0, d.lost) end
+    return pos, pack('<Bddd', answer + 64, d.value, d.remaining, 0)
+  end
+
+  -- shift moves the expiries of the slots in Redis to an earlier time.
+  local function shift(name, by)
+    local slots = call('ZRANGEBYSCORE', name, 0, '+inf', 'WITHSCORES')
+    for i = 1, #slots, 2 do call('ZADD', name, max(0, tonumber(slots[i + 1]) - by), slots[i]) end
+    call('ZADD', name, -1 - now, 't')
+  end
+
+  local function write_slots()
+    for k, b in pairs(buckets) do
+      local name = names[k]
+      if b.changed and b.units == 0 then
+        call('DEL', name)
+      else
+        if b.moves then shift(name, b.shift) end
+        if b.changed then
+          local last = 0
+          if b.purge then call('ZREMRANGEBYSCORE', name, 0, b.at) end
+          for member in pairs(b.removed) do call('ZREM', name, member) end
+          for member, expires in pairs(b.added) do
+            call('ZADD', name, expires, member)
+            if expires > last then last = expires end
+          end
+          call('ZADD', name, -1 - b.units, 'u', -1 - b.at, 't')
+          local ms = floor((last - now) / 1000) + 2
+          if given then ms = max(ms, DAY) end -- keys expire by the server's clock, not by the given time
+          if call('PTTL', name) < ms then call('PEXPIRE', name, floor(ms * 1.125)) end
+        end
+      end
+    end
+  end
+
+  return limits, take_slot, take_alone, write_slots
+end
+
 -- general decides charges of every kind. lives has, by key, the lifetimes in ms of the states in stored that
 -- must be written. general returns the states by key, a function that decides charges, and two functions that
 -- write the results. It returns nothing if now is outside of the windows of a calendar in ARGV[2].
-local function general(now, given, names, stored, lives, answers)
+local function general(now, given, names, stored, lives, answers, take_slot)
   local EXACT = 9007199254740992
   local STEP_BACK = 60000000
   local DAY = 86400000000
   local HOUR = 3600000000
   local MAX_TIME = 4503599627370496
 
-  local TOKEN, WINDOW, SLIDING, LOG, LEAKY, GUARANTEED = 1, 2, 3, 4, 5, 6
+  local TOKEN, WINDOW, SLIDING, LOG, LEAKY, GUARANTEED, SLOTS = 1, 2, 3, 4, 5, 6, 7
 
   local floor, max, min = math.floor, math.max, math.min
   local byte, sub, rep = string.byte, string.sub, string.rep
@@ -438,6 +559,10 @@ local function general(now, given, names, stored, lives, answers)
       d.allowed, d.never = a.cost <= 0, a.cost > 0
       return s
     end
+    if l.kind == SLOTS then
+      take_slot(s.key, l, a, d, dry_run)
+      return s
+    end
     local kept, at, seen = begin(l, phase, s, now)
     local next
     if kept.by ~= l then
@@ -469,7 +594,7 @@ local function general(now, given, names, stored, lives, answers)
   -- kept_of returns the state to store in place of s if the charge a is not made: another bucket of the group has
   -- denied, or a penalty blocks this one.
   function kept_of(l, phase, s, a)
-    if l.rate == 0 then return s end
+    if l.rate == 0 or l.kind == SLOTS then return s end
     local is, dry_run = with(s, denials_at(l, s)), a.dry_run or a.free
     local kept, _, seen = begin(l, phase, is, now)
     kept = keep(l, is, kept, seen, dry_run)
@@ -1622,6 +1747,8 @@ local function general(now, given, names, stored, lives, answers)
       local n = log_size(log)
       s = { by = l, value = 0, prev = 0, at = n > 0 and log_at(log, n) or 0, log = log }
       if log.denials then s.denials = unpack_denials(log.denials, 2) end
+    elseif l.kind == SLOTS then
+      s = { key = k } -- the state is in with_slots
     else
       local b, last = stored[k]
       if not b then
@@ -1799,8 +1926,9 @@ local function general(now, given, names, stored, lives, answers)
     c.limit, c.more, c.reserve = limits[what % 1048576], flags % 2 == 1, floor(flags / 4) % 2 == 1
     c.dry_run, c.raw = floor(flags / 8) % 2 == 1, floor(flags / 16) % 2 == 1
     c.settle, c.instead = flags % 64 >= 32, flags % 128 >= 64
-    c.own, c.own_reserve, c.free = nil, flags % 512 >= 256, flags >= 512
+    c.own, c.own_reserve, c.free = nil, flags % 512 >= 256, flags % 1024 >= 512
     if flags % 256 >= 128 then c.own, pos = unpack_at('<d', blob, pos) end
+    if flags >= 1024 then c.slot, c.op, c.ttl, pos = unpack_at('<c17Bd', blob, pos) end
     return pos
   end
 
@@ -1916,9 +2044,13 @@ else
   now = t[1] * 1000000 + t[2]
 end
 
+local names = KEYS
+if #ARGV > 3 then names = { KEYS[1], unpack(ARGV, 4) } end
+
 -- usual has the usual limits by number, and false for each other one. A usual limit is a token bucket or a fixed
 -- window in us with a rate above 0, without overdraw, calendar and penalty. One that settles has max_debt.
 local usual, settles = {}, false -- settles: one of them settles
+local slot_limits, take_slot, take_alone, write_slots -- nil without a concurrency limit
 do
   local limits = ARGV[2]
   local at, size, i = 1, #limits, 0
@@ -1929,6 +2061,10 @@ do
     flags = flags % 128
     if flags % 64 < 32 then
       usual[i] = false
+      if kind == 7 then
+        if not slot_limits then slot_limits, take_slot, take_alone, write_slots = with_slots(now, given, names) end
+        slot_limits[i] = { capacity = capacity, period = period, overdraw = flags % 2 == 1 }
+      end
       at = at + (flags >= 64 and 8 or 0) + (flags % 32 >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
     elseif flags >= 64 then
       settles = true
@@ -1956,11 +2092,11 @@ do
 end
 
 -- Keys of several slots cannot be read in one command.
-local names, stored = KEYS
+local stored
 if #ARGV == 3 then
   stored = call('MGET', unpack(names))
 else
-  names, stored = { names[1], unpack(ARGV, 4) }, {}
+  stored = {}
   for k = 1, #names do stored[k] = call('MGET', names[k])[1] end
 end
 
@@ -2108,11 +2244,15 @@ while k > 0 do
       denied = false
       local next_pos, next_n
       if settles and not state then next_pos, next_n = settle_alone(pos, n, now, given, usual, stored, lives, answers) end
+      if take_alone and not next_pos then
+        next_n = n + 1
+        next_pos, answers[next_n] = take_alone(blob, pos)
+      end
       if next_pos then
         pos, n = next_pos, next_n
       else
         if not state then
-          state, decide, settle, write_logs = general(now, given, names, stored, lives, answers)
+          state, decide, settle, write_logs = general(now, given, names, stored, lives, answers, take_slot)
           if not state then return answers[1] end
         end
         pos, n = decide(pos, n)
@@ -2142,4 +2282,5 @@ for i = 1, #names do
   end
 end
 if state then write_logs() end
+if write_slots then write_slots() end
 return table.concat(answers)

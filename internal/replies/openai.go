@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 type headerNames struct{ limit, remaining, reset string }
@@ -40,13 +41,16 @@ func OpenAIHeaders(v *limiter.Verdict, noRetryAfter bool, add func(name string, 
 		r := &v.Results[at]
 		add(u.limit, strconv.AppendInt(room[:0], Limit(r).Capacity, 10))
 		add(u.remaining, strconv.AppendInt(room[:0], max(0, r.Decision.Remaining), 10))
+		if Limit(r).Kind == algorithms.Concurrency {
+			continue
+		}
 		reset := (r.Decision.ResetAfter + 999) / 1000
 		add(u.reset, appendSpan(room[:0], time.Duration(reset)*time.Millisecond))
 	}
 	if !v.Denied {
 		return
 	}
-	if !v.Never && !noRetryAfter {
+	if !v.Never && !v.Busy && !noRetryAfter {
 		wait := (v.RetryAfter + 999) / 1000
 		if wait == 0 { // the store could not decide, so that no retry time is known
 			wait = 1000

@@ -89,9 +89,9 @@ func Seconds(d algorithms.Micros) int64 {
 }
 
 // RetryAfter returns the number of seconds after which the client of a denied request may try again. 0
-// means never.
+// means never, or that the time is unknown (Verdict.Busy).
 func RetryAfter(v *limiter.Verdict) int64 {
-	if v.Never {
+	if v.Never || v.Busy {
 		return 0
 	}
 	return max(1, Seconds(v.RetryAfter))

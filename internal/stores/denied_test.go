@@ -311,7 +311,7 @@ func TestDenialsFromTheCacheAreThoseOfTheStore(t *testing.T) {
 			s, calls := newCache(stores.CacheConfig{MaxKeys: 200})
 			reference := memory.New(memory.Config{Clock: storetest.Times(wall)})
 			rng := rand.New(rand.NewPCG(seed, 3))
-			specs := storetest.Specs()
+			specs := slices.DeleteFunc(storetest.Specs(), func(s algorithms.Spec) bool { return s.Kind == algorithms.Concurrency })
 			limits := make([]*algorithms.Limit, len(specs))
 			for i := range specs {
 				limits[i] = compile(t, specs[i])

@@ -284,7 +284,11 @@ func (t *partsBatch) mustUndo(p *part) bool {
 func (t *partsBatch) undoPart(p *part, n int) {
 	for i, units := range p.refundable() {
 		c := p.in.inner.charges[i]
-		c.Terms = algorithms.Charge{Cost: -units, Hash: c.Terms.Hash, ChargedAt: p.in.inner.decisions[i].At}
+		if slot := c.Terms.Slot; slot != nil {
+			c.Terms = algorithms.Charge{Cost: units, Slot: &algorithms.Slot{ID: slot.ID, Part: slot.Part, Op: algorithms.ReturnSlot}}
+		} else {
+			c.Terms = algorithms.Charge{Cost: -units, Hash: c.Terms.Hash, ChargedAt: p.in.inner.decisions[i].At}
+		}
 		c.Group, c.Canceled, c.Then, c.Own = n, nil, false, nil
 		t.undo = append(t.undo, c)
 	}

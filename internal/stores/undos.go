@@ -18,6 +18,7 @@ type Undos struct {
 	timeout time.Duration
 	dropped atomic.Int64
 	running sync.WaitGroup
+	repeats *Repeats // of returns of slots
 
 	mu       sync.Mutex
 	inFlight int  // guarded by mu, like closed
@@ -29,13 +30,27 @@ func NewUndos(timeout time.Duration) *Undos { return NewUndosBy(outside.System, 
 
 // NewUndosBy does what NewUndos does, with a given clock.
 func NewUndosBy(clock outside.Clock, timeout time.Duration) *Undos {
-	return &Undos{clock: clock, timeout: timeout}
+	return &Undos{clock: clock, timeout: timeout, repeats: NewRepeatsBy(clock, timeout)}
 }
 
 // Submit submits charges to store as a Detached batch. It copies the charges and their keys first. If
 // maxUndos calls are in flight, or u is closed, Submit drops the charges. A limit whose refund is dropped admits
-// less than it could, never more.
+// less than it could, never more. The return of a slot is repeated until the store decides it (Repeats).
 func (u *Undos) Submit(store backend.Store, charges []backend.Charge) {
+	rest := charges[:0:0]
+	for i := range charges {
+		if charges[i].Terms.Slot == nil {
+			rest = append(rest, charges[i])
+		} else if u.Begin() {
+			u.repeats.Repeat(store, &charges[i], nil, func(*backend.Decision) { u.End() })
+		}
+	}
+	if len(rest) > 0 {
+		u.submit(store, rest)
+	}
+}
+
+func (u *Undos) submit(store backend.Store, charges []backend.Charge) {
 	if !u.Begin() {
 		return
 	}
@@ -98,5 +113,6 @@ func (u *Undos) Close() {
 	u.mu.Lock()
 	u.closed = true
 	u.mu.Unlock()
+	u.repeats.Close(0)
 	u.running.Wait()
 }

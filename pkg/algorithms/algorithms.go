@@ -167,7 +167,7 @@ type Charge struct {
 	//
 	// Other limits decide a positive Cost like the cost of a request.
 	Settle bool
-	// Slot names the slot of a charge of a concurrency limit. It is required, except for dry runs. The other fields of
+	// Slot names the slot of a charge of a concurrency limit. Without it, only dry runs are allowed. The other fields of
 	// such a charge have no effect, except for Cost, Free and DryRun. The Slot must not change while States refer to it.
 	Slot *Slot
 

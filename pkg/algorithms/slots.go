@@ -217,7 +217,7 @@ func (l *Limit) takeSlots(s *State, now Micros, a *Charge, d *Decision) {
 	default:
 		d.Allowed = true
 		if !own {
-			d.Lost = a.Cost
+			d.Lost = max(0, a.Cost)
 		}
 	}
 	if changes && change.expires > 0 || own && !changes {
@@ -243,7 +243,10 @@ func (l *Limit) takeSlots(s *State, now Micros, a *Charge, d *Decision) {
 
 // takeSlot decides whether a, of a bucket with units in other slots, takes its slot.
 func (l *Limit) takeSlot(units int64, a *Charge, d *Decision) bool {
-	d.Allowed = a.Cost <= 0 || a.Cost <= l.Capacity-units
+	if d.Allowed = a.Cost <= 0 || a.Cost <= l.Capacity-units; a.Slot == nil && !a.DryRun && a.Cost > 0 {
+		d.Allowed, d.Never = false, true // nobody could return the slot
+		return false
+	}
 	fits := d.Allowed || l.Overdraw && !a.Free && a.Cost <= MaxSlots-units
 	d.Never = !d.Allowed && (a.Cost > l.Capacity || l.Overdraw) && !fits
 	return fits && a.Cost > 0

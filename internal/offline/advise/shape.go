@@ -48,6 +48,8 @@ func (s *shape) spec(n int64) algorithms.Spec {
 	case algorithms.Guaranteed:
 		spec.Kind, spec.Rate, spec.Capacity = algorithms.TokenBucket, l.Rate, &n
 		spec.Minimum = is.Minimum
+	case algorithms.Concurrency:
+		spec.Rate, spec.Capacity = 0, &n
 	case algorithms.LeakyBucket:
 		spec.Capacity = &n
 	case algorithms.TokenBucket, algorithms.SlidingWindow, algorithms.SlidingLog: // without a Capacity in the Spec, the capacity is the rate

@@ -75,13 +75,14 @@ type more struct {
 	log     []algorithms.Micros
 	denials *algorithms.Denials // of a limit with a penalty
 	peaks   *algorithms.Peaks   // of a limit that settles
+	slots   *algorithms.Slots   // of a concurrency limit
 }
 
 // copy writes the stored state to s, which must be zero.
 func (e *entry) copy(s *algorithms.State) {
 	s.By, s.Value, s.Prev, s.At = e.by, e.value, e.prev, e.at
 	if e.more != nil {
-		s.Log, s.Denials, s.Peaks = e.more.log, e.more.denials, e.more.peaks
+		s.Log, s.Denials, s.Peaks, s.Slots = e.more.log, e.more.denials, e.more.peaks, e.more.slots
 	}
 }
 
@@ -93,13 +94,14 @@ func (e *entry) state() (s algorithms.State) {
 func (e *entry) set(s *algorithms.State) {
 	e.by, e.value, e.prev, e.at = s.By, s.Value, s.Prev, s.At
 	switch {
-	case len(s.Log) == 0 && s.Denials == nil && s.Peaks == nil:
+	case len(s.Log) == 0 && s.Denials == nil && s.Peaks == nil && s.Slots == nil:
 		e.more = nil
 	case e.more != nil:
-		*e.more = more{s.Log, s.Denials, s.Peaks}
+		*e.more = more{s.Log, s.Denials, s.Peaks, s.Slots}
 	default:
-		e.more = &more{s.Log, s.Denials, s.Peaks}
+		e.more = &more{s.Log, s.Denials, s.Peaks, s.Slots}
 	}
+	s.Slots.Apply()
 }
 
 // peaksRoom is the number of entries that Peaks count as. They need 128 bytes; a bucket without Peaks needs
@@ -114,6 +116,9 @@ func extra(s *algorithms.State) int {
 	}
 	if s.Peaks != nil {
 		n += peaksRoom
+	}
+	if s.Slots != nil {
+		n += int(s.Prev)
 	}
 	return n
 }

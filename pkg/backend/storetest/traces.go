@@ -3,6 +3,7 @@ package storetest
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 	_ "time/tzdata" // so that the suite needs no time zone files of the machine
@@ -69,6 +70,9 @@ func Specs() []algorithms.Spec {
 		{Kind: algorithms.TokenBucket, Rate: 999_983, Period: algorithms.Day, Capacity: n(90_000_000), Settles: true, MaxDebt: n(3)},
 		{Kind: algorithms.FixedWindow, Rate: 20, Period: 2 * s, Settles: true, MaxDebt: n(15)},
 		{Kind: algorithms.FixedWindow, Rate: 20, Capacity: n(15), Initial: n(10), Calendar: calendars[0], Settles: true},
+		{Kind: algorithms.Concurrency, Capacity: n(9), Period: 2 * s},
+		{Kind: algorithms.Concurrency, Capacity: n(4), Period: 90 * s},
+		{Kind: algorithms.Concurrency, Capacity: n(5), Period: 5 * s, Overdraw: true},
 	}
 }
 
@@ -100,7 +104,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 			now += max(0, retry-algorithms.Micros(rng.IntN(2)))
 		}
 		clock.Set(now)
-		if i := rng.IntN(len(specs)); rng.IntN(5) == 0 && specs[i].Rate > 0 {
+		if i := rng.IntN(len(specs)); rng.IntN(5) == 0 && (specs[i].Rate > 0 || specs[i].Kind == algorithms.Concurrency) {
 			specs[i] = changed(rng, specs[i], Specs()[i])
 			compile(i)
 		}
@@ -152,9 +156,13 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 						MaxWait:   algorithms.Micros(rng.IntN(2)) * algorithms.Micros(1+rng.IntN(9)) * 300_000,
 					},
 				})
+				if limit.Kind == algorithms.Concurrency {
+					terms := &charges[len(charges)-1].Terms
+					*terms = algorithms.Charge{Cost: min(cost, 20), DryRun: terms.DryRun, Slot: slot(rng)}
+				}
 			}
 			for i := range charges[from:] {
-				charges[from+i].Then = from+i < len(charges)-1 && rng.IntN(4) == 0
+				charges[from+i].Then = from+i < len(charges)-1 && rng.IntN(4) == 0 && !haveSlots(charges[from:])
 				if once == nil && i > 0 && charges[from+i-1].Then && charges[from+i].Limit.Penalty.After == 0 && rng.IntN(2) == 0 {
 					c := &charges[from+i] // the request also names the alternative
 					c.Then, c.Own = false, &algorithms.Own{Cost: rng.Int64N(6) - 2, Reserve: c.Terms.Reserve && rng.IntN(2) == 0}
@@ -184,11 +192,27 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 	return blocked
 }
 
+// slot returns one of a few slots, with an operation.
+func slot(rng *rand.Rand) *algorithms.Slot {
+	return &algorithms.Slot{
+		ID: [16]byte{byte(rng.IntN(8))}, Part: uint8(rng.IntN(2)), Op: algorithms.SlotOp(max(0, rng.IntN(4)-1)), TTL: algorithms.Micros(1+rng.IntN(9)) * algorithms.Second,
+	}
+}
+
+// haveSlots reports whether one of the limits is a concurrency limit. Such a limit has no alternative.
+func haveSlots(group []backend.Charge) bool {
+	return slices.ContainsFunc(group, func(c backend.Charge) bool { return c.Limit.Kind == algorithms.Concurrency })
+}
+
 // changed returns s with other numbers. original is the Spec that s was made from: the result has its Penalty or none,
 // and settles only if original does. Now and then the new numbers count in milliseconds or use other windows.
 func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
 	const second = algorithms.Second
 	n := func(most int64) *int64 { v := rng.Int64N(most); return &v }
+	if s.Kind == algorithms.Concurrency {
+		s.Capacity, s.Period = new(1+rng.Int64N(10)), second*algorithms.Micros(1+rng.IntN(100))
+		return s
+	}
 	if original.Penalty != nil && !s.TakesDenied && (s.Kind == algorithms.TokenBucket && s.Minimum == nil || s.Kind == algorithms.FixedWindow) && rng.IntN(2) == 0 {
 		// With the same numbers: denials and peaks are stored in the same place.
 		if s.Settles = !s.Settles; !s.Settles {
@@ -304,6 +328,7 @@ func (w *reference) take(now algorithms.Micros, charges []backend.Charge) (all [
 	}
 	algorithms.TakeAll(now, buckets)
 	for i, c := range charges {
+		buckets[i].State.Slots.Apply()
 		w.states[string(c.Key)] = buckets[i].State
 		all = append(all, backend.Decision{Decision: buckets[i].Decision, At: now})
 	}

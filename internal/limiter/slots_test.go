@@ -1,0 +1,315 @@
+package limiter_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const inFlight = `
+domain: d
+limits:
+  uploads: {algorithm: concurrency, capacity: 3, ttl: 1m}
+  calls: {algorithm: fixed_window, rate: 2, period: 1d}
+  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 100}}
+descriptors:
+  - {key: tenant, limit: uploads}
+  - {key: mixed, limit: [uploads, calls]}
+  - {key: settled, limit: [uploads, tokens]}
+  - {key: watched, shadow_mode: true, limit: uploads}
+  - {key: call, limit: calls}
+  - {key: local, rate_limit: {algorithm: concurrency, capacity: 4, ttl: 1m, on_backend_failure: local, local_share: 50%}}
+  - {key: many, rate_limit: {algorithm: concurrency, capacity: 4, ttl: 1m}}
+`
+
+// slotBench is a Limiter whose store may fail, and the time.
+type slotBench struct {
+	*limiter.Limiter
+	*testing.T
+	now   algorithms.Micros
+	store *faulty
+}
+
+func newSlotBench(t *testing.T) *slotBench {
+	t.Helper()
+	b := &slotBench{T: t, now: 1_767_225_600 * algorithms.Second}
+	clock := func() algorithms.Micros { return b.now }
+	b.store = &faulty{Store: memory.New(memory.Config{Clock: storetest.Times(clock)})}
+	b.Limiter = limiter.New(b.store, limiter.Config{
+		IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }), Now: clock, Process: 7,
+		Local: memory.New(memory.Config{Clock: storetest.Times(clock)}),
+	})
+	(&bench{Limiter: b.Limiter}).swap(t, inFlight)
+	return b
+}
+
+// ask sends descriptors ("tenant=bob"), and returns the answered Call and its id.
+func (b *slotBench) ask(cost int64, texts ...string) (*limiter.Call, string) {
+	b.Helper()
+	c := &limiter.Call{}
+	c.Request.Domain, c.Returns = "d", true
+	for _, text := range texts {
+		key, value, _ := strings.Cut(text, "=")
+		d := c.AddDescriptor()
+		d.Entries, d.Cost, d.Explicit = []descriptors.Entry{{Key: key, Value: value}}, cost, true
+	}
+	if err := b.Check(b.Context(), c); err != nil {
+		b.Fatal(err)
+	}
+	return c, string(c.AppendID(nil))
+}
+
+func (b *slotBench) allowed(cost int64, texts ...string) (id string) {
+	b.Helper()
+	c, id := b.ask(cost, texts...)
+	if c.Denied || c.HasSlots() != (id != limiter.None) {
+		b.Fatalf("%v: denied %v, id %s, has slots %v", texts, c.Denied, id, c.HasSlots())
+	}
+	return id
+}
+
+func (b *slotBench) denied(cost int64, texts ...string) *limiter.Call {
+	b.Helper()
+	c, id := b.ask(cost, texts...)
+	if !c.Denied || id != limiter.None {
+		b.Fatalf("%v: denied %v with id %s, want a denial without an id", texts, c.Denied, id)
+	}
+	return c
+}
+
+// left returns the remaining units of a limit.
+func (b *slotBench) left(limit, key string) int64 {
+	b.Helper()
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: []string{key}}}}}
+	if err := b.Check(b.Context(), c); err != nil {
+		b.Fatal(err)
+	}
+	return c.Results[0].Decision.Remaining
+}
+
+func (b *slotBench) want(limit, key string, want int64) {
+	b.Helper()
+	if left := b.left(limit, key); left != want {
+		b.Errorf("%s of %s has %d left, want %d", limit, key, left, want)
+	}
+}
+
+func (b *slotBench) counts(door limiter.SlotDoor, outcome limiter.SlotOutcome, want uint64) {
+	b.Helper()
+	if got := b.SlotCounts().Ended[door][outcome]; got != want {
+		b.Errorf("%s %s: counted %d, want %d", door, outcome, got, want)
+	}
+}
+
+func TestASlotIsReturnedOnce(t *testing.T) {
+	b := newSlotBench(t)
+	id := b.allowed(2, "tenant=bob")
+	b.allowed(1, "tenant=bob")
+	c := b.denied(1, "tenant=bob")
+	if c.RetryAfter != 0 || c.Never || c.Results[0].Decision.ResetAfter != 0 {
+		t.Errorf("got %+v, want a denial without times", c.Verdict)
+	}
+	for range 2 {
+		if ttl := b.ReturnSlots(id, limiter.DoorLog); ttl != 60*algorithms.Second {
+			t.Errorf("got a ttl of %d, want a minute", ttl)
+		}
+		b.want("uploads", "bob", 2)
+	}
+	b.counts(limiter.DoorLog, limiter.SlotReturned, 1)
+	b.counts(limiter.DoorLog, limiter.SlotGone, 1)
+	if n := b.SlotCounts().Taken; n != 2 {
+		t.Errorf("counted %d slots, want 2", n)
+	}
+}
+
+func TestARenewalKeepsASlotAndRevivesNone(t *testing.T) {
+	b := newSlotBench(t)
+	kept, lost := b.allowed(1, "tenant=bob"), b.allowed(1, "tenant=bob")
+	b.now += 50 * algorithms.Second
+	b.RenewSlots(kept, limiter.DoorAccessLog)
+	b.now += 50 * algorithms.Second
+	b.RenewSlots(lost, limiter.DoorAccessLog)
+	b.want("uploads", "bob", 2)
+	b.allowed(1, "tenant=bob")
+	if n := b.SlotCounts().Expired; n != 1 {
+		t.Errorf("counted %d expired units, want 1", n)
+	}
+	b.counts(limiter.DoorAccessLog, limiter.SlotRenewed, 1)
+	b.counts(limiter.DoorAccessLog, limiter.SlotLost, 1)
+}
+
+func TestTextsThatAreNoSlotsChangeNothing(t *testing.T) {
+	b := newSlotBench(t)
+	id := b.allowed(3, "tenant=bob")
+	for _, text := range []string{"", "none", "x", id[1:], id[:len(id)-1], id + "A"} {
+		if b.ReturnSlots(text, limiter.DoorLog) != 0 || b.RenewSlots(text, limiter.DoorLog) != 0 {
+			t.Errorf("%q is an id", text)
+		}
+	}
+	b.counts(limiter.DoorLog, limiter.SlotBadID, 12)
+	b.want("uploads", "bob", 0)
+}
+
+func TestASettleDoneReturnsSlotsAndSettles(t *testing.T) {
+	b := newSlotBench(t)
+	id := b.allowed(1, "settled=bob")
+	b.want("uploads", "bob", 2)
+	b.want("tokens", "bob", 900)
+	b.ask(30, "settle="+id, "settle_end="+id)
+	b.want("uploads", "bob", 3)
+	b.want("tokens", "bob", 970)
+	b.counts(limiter.DoorDone, limiter.SlotReturned, 1)
+}
+
+func TestAFailedStoreFailsTheReturn(t *testing.T) {
+	b := newSlotBench(t)
+	id := b.allowed(1, "tenant=bob")
+	b.store.err = backend.ErrUnavailable
+	if c, _ := b.ask(0, "settle_end="+id); !c.Failed || !c.Denied {
+		t.Error("the sender of a return must learn that the store failed")
+	}
+	b.store.err = nil
+	if c, _ := b.ask(0, "settle_end="+id); c.Failed || c.Denied {
+		t.Error("the second return failed")
+	}
+	b.want("uploads", "bob", 3)
+}
+
+func TestAGroupTakesAllOrNothing(t *testing.T) {
+	b := newSlotBench(t)
+	b.allowed(1, "mixed=bob")
+	b.allowed(1, "mixed=bob")
+	if c := b.denied(1, "mixed=bob"); c.RetryAfter == 0 {
+		t.Error("the other limit has a retry time")
+	}
+	b.want("uploads", "bob", 1) // the denied request took no slot
+	b.allowed(1, "tenant=eve", "tenant=eve", "call=eve")
+	b.want("uploads", "eve", 1) // two asks of one bucket are one slot with the sum
+	b.denied(2, "tenant=eve", "call=eve")
+	b.want("calls", "eve", 1)
+}
+
+func TestShadowModeTakesBeyondCapacityAndReturnsWhatIsDenied(t *testing.T) {
+	b := newSlotBench(t)
+	var ids []string
+	for range 5 {
+		ids = append(ids, b.allowed(1, "watched=bob"))
+	}
+	for _, id := range ids[:3] {
+		b.ReturnSlots(id, limiter.DoorDone)
+	}
+	b.want("uploads", "bob", 1)
+	b.allowed(2, "call=bob")
+	b.denied(1, "call=bob", "watched=bob")
+	b.want("uploads", "bob", 1)
+	b.counts(limiter.DoorSelf, limiter.SlotReturned, 1)
+}
+
+func TestWithoutAWayToReturnNothingIsTaken(t *testing.T) {
+	b := newSlotBench(t)
+	c := &limiter.Call{}
+	c.Request.Domain = "d"
+	for _, key := range []string{"tenant", "call"} {
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: "bob"}}, 1
+	}
+	if err := b.Check(t.Context(), c); err != nil || !c.Denied || !c.Results[0].NoReturn || !c.Never {
+		t.Errorf("got %+v, %v; want a denial, because nothing can return the slot", c.Verdict, err)
+	}
+	b.want("uploads", "bob", 3)
+	b.want("calls", "bob", 2)
+}
+
+func TestAtMostEightSlots(t *testing.T) {
+	b := newSlotBench(t)
+	var eight []string
+	for i := range limiter.MaxReserved {
+		eight = append(eight, fmt.Sprint("tenant=", i))
+	}
+	id := b.allowed(1, eight...)
+	b.denied(1, append(eight, "tenant=ninth")...)
+	b.ReturnSlots(id, limiter.DoorDone)
+	b.counts(limiter.DoorDone, limiter.SlotReturned, limiter.MaxReserved)
+	b.want("uploads", "7", 3)
+}
+
+func TestALocalSlotIsReturnedWhereItWasTaken(t *testing.T) {
+	b := newSlotBench(t)
+	b.store.err = backend.ErrNotTaken
+	one := b.allowed(1, "local=bob")
+	b.allowed(1, "local=bob")
+	b.denied(1, "local=bob") // half of 4
+	other := newSlotBench(t)
+	other.Limiter = limiter.New(other.store, limiter.Config{
+		IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }), Process: 8, Local: memory.New(memory.Config{}),
+	})
+	other.ReturnSlots(one, limiter.DoorLog)
+	other.counts(limiter.DoorLog, limiter.SlotForeign, 1)
+	b.denied(1, "local=bob")
+	b.store.err = nil
+	b.ReturnSlots(one, limiter.DoorLog) // the store works again, but does not have the slot
+	b.counts(limiter.DoorLog, limiter.SlotReturned, 1)
+	b.store.err = backend.ErrNotTaken
+	b.allowed(1, "local=bob")
+}
+
+// losing is a Store that decides, and loses some of its answers.
+type losing struct {
+	backend.Store
+	answers int // how many batches lose their answers
+}
+
+func (s *losing) Submit(b *backend.Batch) {
+	backend.Take(context.Background(), s.Store, b.Charges, b.Decisions)
+	if s.answers--; s.answers >= 0 {
+		for i := range b.Decisions {
+			b.Decisions[i] = backend.Decision{Err: backend.ErrUnavailable}
+		}
+	}
+	b.Done(b)
+}
+
+// The take was made, and its answer was lost. So was the answer of the first return. With an idempotency key the client
+// can repeat the request, and gets its slot.
+func TestASlotOfUnknownOutcomeIsReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSlotBench(t)
+		store, repeats := &losing{Store: b.store}, stores.NewRepeats(time.Second)
+		b.Limiter = limiter.New(store, limiter.Config{
+			IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }), Repeater: repeats, Now: func() algorithms.Micros { return b.now },
+		})
+		(&bench{Limiter: b.Limiter}).swap(t, inFlight)
+		store.answers = 2
+		b.denied(1, "tenant=bob")
+		repeats.Close(time.Minute)
+		b.want("uploads", "bob", 3)
+		store.answers = 1
+		named := func() *limiter.Call {
+			c := &limiter.Call{Request: limiter.Request{
+				Domain: "d", Returns: true, Limits: []limiter.NamedCharge{{Name: "uploads", Key: []string{"bob"}, Count: 2}},
+				IdempotencyKey: limiter.IdempotencyKey{ID: "once", Lifetime: algorithms.Day},
+			}}
+			if err := b.Check(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+			return c
+		}
+		first, second := named(), named()
+		if !first.Failed || second.Failed || second.Denied || !second.HasSlots() || first.SlotID() != second.SlotID() {
+			t.Errorf("got %+v and %+v, want a failure and then the slot", first.Verdict, second.Verdict)
+		}
+		b.want("uploads", "bob", 1)
+	})
+}
