@@ -127,253 +127,147 @@ local function charge_level(l, p, q, v, value, steps, cost, least, refund, keeps
   return flags, value, remaining > 0 and remaining - remaining % 1 or 0, retry, reset + -reset % 1, wait
 end
 
--- with_peaks creates the functions for limits that settle. The loop and general call it when a charge has
--- such a limit.
+-- with_peaks creates the functions for limits that settle (peaks.go). They use few locals from outside, because each
+-- would cost time in each call.
+--
+-- A peak is a moment and a room: what the bucket lacked at that moment to be full. Since then it has lacked at least as
+-- much. Peaks are bytes, at most four peaks with two doubles each, oldest first. The functions get a string b, and the
+-- position at from which it has the peaks. If b is nil, the peaks are unknown.
 local function with_peaks()
-  local floor, max, min, huge, remove = math.floor, math.max, math.min, math.huge, table.remove
-  local peaked, push, lower, closest, charged, room_since
-
-  -- peaks.go -----------------------------------------------------------------------------------------
-
-  -- A peak is a moment and a room: what the bucket lacked at that moment to be full. Since then it has lacked at
-  -- least as much. peaks is a list of at most four peaks, oldest first, with the moment and the room of each in turn.
-  -- nil means that they are unknown.
-
-  -- peaked returns peaks, those of a bucket of l, after a charge or a refund at time t. It may change the list
-  -- itself. room is what the bucket lacked to be full before the charge, and left is what it lacks now. since is
-  -- the time of the charge that a refund corrects, or 0.
-  function peaked(l, peaks, t, room, left, since)
-    local tick = l.tick or 1
-    t = t - t % tick
-    if room == left then return peaks end
-    if not peaks then
-      if left < room then return nil end
-      return { t + tick, 0 }
-    elseif #peaks == 0 then
-      return { t, 0 }
-    elseif l.length then -- a window
-      return peaks
-    elseif left < room then
-      if since > 0 then lower(peaks, since - since % tick, room - left) end
-      return push(peaks, t + tick, left)
+  -- push returns the peaks with one more, (till, room). It drops peaks that the new one makes superfluous. If there would
+  -- be five, two neighbours become one, with the time of the later and the room of the earlier one: the two with the
+  -- smallest ratio of their rooms.
+  local function push(b, at, till, room)
+    local pack, unpack_at, sub, size = struct.pack, struct.unpack, string.sub, #b
+    if size >= at then
+      local last_till, last = unpack_at('<dd', b, size - 15)
+      if last_till >= till then
+        if last <= room then return sub(b, at) end
+        till = last_till
+      end
+      while last >= room do
+        size = size - 16
+        if size < at then break end
+        last = unpack_at('<d', b, size - 7)
+      end
     end
-    return push(peaks, t, room)
-  end
-
-  -- push adds the peak (till, room) to peaks, and returns peaks. It removes peaks that the new one makes
-  -- superfluous. A fifth peak is merged with the closest one.
-  function push(peaks, till, room)
-    local n = #peaks
-    if n > 0 and peaks[n - 1] >= till then
-      if peaks[n] <= room then return peaks end
-      till = peaks[n - 1]
-    end
-    while n > 0 and peaks[n] >= room do
-      peaks[n], peaks[n - 1] = nil, nil
-      n = n - 2
-    end
-    peaks[n + 1], peaks[n + 2] = till, room
-    if n == 8 then
-      local i = closest(peaks)
-      peaks[i] = peaks[i + 2] -- the merged peak has the time of the later and the room of the earlier one
-      remove(peaks, i + 3)
-      remove(peaks, i + 2)
-    end
-    return peaks
-  end
-
-  -- lower changes peaks as if a charge of units at time since had never been made: the room of each later peak
-  -- becomes smaller by units.
-  function lower(peaks, since, units)
-    local n, i = #peaks, 1
-    while i < n and peaks[i] <= since do i = i + 2 end
-    if i > n then return end
-    local least = peaks[i + 1] - units
-    for k = i + 1, n, 2 do peaks[k] = peaks[k] - units end
-    while i > 1 and peaks[i - 1] >= least do
-      remove(peaks, i - 1)
-      remove(peaks, i - 2)
-      i = i - 2
-    end
-  end
-
-  -- closest returns the index of the peak, of five, that is merged with the next one. Of all neighbours, these two
-  -- have the smallest ratio of their rooms.
-  function closest(peaks)
-    local at, least = 0, huge
-    for i = 1, 7, 2 do
-      local ratio = peaks[i + 3] / peaks[i + 1]
-      if ratio <= least then at, least = i, ratio end
-    end
-    return at
-  end
-
-  -- charged returns value after a cost that is charged even if it is not available, and the number of units
-  -- that are lost. The cost lowers the value to -max_debt at most; the rest of the cost is lost. value is in 1/unit
-  -- unit, the cost in units.
-  function charged(l, value, unit, cost)
-    local to = max(min(value, -l.max_debt * unit), value - min(cost, l.v / l.q + l.max_debt) * unit)
-    return to, cost - floor((value - to) / unit)
-  end
-
-  -- room_since returns the smallest room that a bucket has had since a charge at time since. at is the time of its
-  -- last charge, peaks are its peaks, and room is its room now. The result is 0 if it is not known.
-  function room_since(l, at, peaks, since, room)
-    since = since - since % (l.tick or 1)
-    if since > at or not peaks or #peaks == 0 then return 0 end
-    for i = 1, #peaks, 2 do
-      if peaks[i] > since then return min(room, peaks[i + 1]) end
-    end
-    return room
-  end
-
-  return peaked, charged, room_since, push
-end
-
--- Settlements --------------------------------------------------------------------------------------
-
--- settling creates the functions for usual limits that settle. They decide as general does. They use no locals
--- from outside of settling, because each would cost time in each call.
-local function settling()
-  local peaked, charged, room_since -- created with the first settlement that needs them
-
-  -- behind returns the peaks of the new state, as bytes, for a bucket of l. b is its old state, whose peaks
-  -- follow head bytes, or false if there is none. room, in the unit of the value, is what the bucket lacked to be
-  -- full before a charge at time now, or what it lacks after a refund in the tick before now. behind does to
-  -- packed peaks what peaked and push do to a list. It returns false if general must decide, because there are
-  -- denials or a clock has stepped back.
-  local function behind(l, b, head, now, room)
-    local pack, unpack_at, sub = struct.pack, struct.unpack, string.sub
-    if not b then return pack('<ddd', -1, now, 0) end
-    local size = #b
-    local n = size - head
-    if n == 0 then return pack('<ddd', -1, now + 1, 0) end
-    if n % 16 ~= 8 or n > 72 or unpack_at('<d', b, head + 1) >= 0 then return false end
-    if n == 8 then return pack('<ddd', -1, now, 0) end
-    local till, last = unpack_at('<dd', b, size - 15)
-    if till > now + 1 then return false end
-    if l.length or till >= now and last <= room then return sub(b, head + 1) end
-    local at = till > now and till or now
-    while last >= room do
-      size = size - 16
-      if size == head + 8 then break end
-      till, last = unpack_at('<dd', b, size - 15)
-    end
-    if size < head + 72 then return sub(b, head + 1, size) .. pack('<dd', at, room) end
-    -- There would be five peaks. Two neighbours become one, with the time of the later and the room of the earlier.
-    -- These two are chosen as in closest.
-    local _, u1, r1, u2, r2, u3, r3, u4, r4 = unpack_at('<ddddddddd', b, head + 1)
+    if size < at + 63 then return sub(b, at, size) .. pack('<dd', till, room) end
+    local u1, r1, u2, r2, u3, r3, u4, r4 = unpack_at('<dddddddd', b, at)
     local least, i = r2 / r1, 1
     if r3 / r2 <= least then least, i = r3 / r2, 2 end
     if r4 / r3 <= least then least, i = r4 / r3, 3 end
     if room / r4 <= least then i = 4 end
     if i == 1 then
-      u1, u2, r2, u3, r3, u4, r4 = u2, u3, r3, u4, r4, at, room
+      u1, u2, r2, u3, r3, u4, r4 = u2, u3, r3, u4, r4, till, room
     elseif i == 2 then
-      u2, u3, r3, u4, r4 = u3, u4, r4, at, room
+      u2, u3, r3, u4, r4 = u3, u4, r4, till, room
     elseif i == 3 then
-      u3, u4, r4 = u4, at, room
+      u3, u4, r4 = u4, till, room
     else
-      u4 = at
+      u4 = till
     end
-    return pack('<ddddddddd', -1, u1, r1, u2, r2, u3, r3, u4, r4)
+    return pack('<dddddddd', u1, r1, u2, r2, u3, r3, u4, r4)
   end
 
-  -- peaks_in returns the peaks of state b, which follow head bytes. It returns nil if they are unknown, and false if
-  -- general must decide.
-  local function peaks_in(b, head, now)
-    local n = #b - head
-    if n == 0 then return nil end
-    local unpack_at = struct.unpack
-    if n % 16 ~= 8 or n > 72 or unpack_at('<d', b, head + 1) >= 0 then return false end
-    if n == 8 then return {} end
-    local u1, r1, u2, r2, u3, r3, u4, r4 = unpack_at(string.sub('<dddddddd', 1, (n - 8) / 8 + 1), b, head + 9)
-    if n == 24 then return u1 <= now + 1 and { u1, r1 } end
-    if n == 40 then return u2 <= now + 1 and { u1, r1, u2, r2 } end
-    if n == 56 then return u3 <= now + 1 and { u1, r1, u2, r2, u3, r3 } end
-    return u4 <= now + 1 and { u1, r1, u2, r2, u3, r3, u4, r4 }
+  -- lower returns the peaks as if a charge of units at time since had never been made: the room of each later peak
+  -- becomes smaller by units.
+  local function lower(b, at, since, units)
+    local next = ''
+    while at <= #b do
+      local till, room
+      till, room, at = struct.unpack('<dd', b, at)
+      next = push(next, 1, till, till > since and room - units or room)
+    end
+    return next
   end
 
-  -- settle decides the settlement at pos, with or without an idempotency key. It returns the position of the
-  -- next charge and the number of answers; or nothing, if general must decide.
+  -- peaked returns the peaks of a bucket of l after a charge or a refund at time t. room is what the bucket lacked to be
+  -- full before the charge, and left is what it lacks now. since is the time of the charge that a refund corrects, or 0.
+  local function peaked(l, b, at, t, room, left, since)
+    if room == left or l.length and b and #b >= at then return b and string.sub(b, at) end -- l.length: a window
+    local tick = l.tick or 1
+    t = t - t % tick
+    if not b then
+      return left > room and struct.pack('<dd', t + tick, 0) or nil
+    elseif #b < at then
+      return struct.pack('<dd', t, 0)
+    elseif left < room then
+      if since > 0 then b, at = lower(b, at, since - since % tick, room - left), 1 end
+      return push(b, at, t + tick, left)
+    end
+    return push(b, at, t, room)
+  end
+
+  -- charged returns value after a cost that is charged even if it is not available, and the number of units
+  -- that are lost. The cost lowers the value to -max_debt at most; the rest of the cost is lost. value is in 1/unit
+  -- unit, the cost in units.
+  local function charged(l, value, unit, cost)
+    local most, to = l.v / l.q + l.max_debt, -l.max_debt * unit
+    if value < to then to = value end
+    most = value - (cost < most and cost or most) * unit
+    if most > to then to = most end
+    most = (value - to) / unit
+    return to, cost - (most - most % 1)
+  end
+
+  -- room_since returns the smallest room that a bucket has had since a charge at time since. last is the time of its
+  -- last charge, and room is its room now. The result is 0 if it is not known.
+  local function room_since(l, last, b, at, since, room)
+    since = since - since % (l.tick or 1)
+    if since > last or not b or #b < at then return 0 end
+    if struct.unpack('<d', b, #b - 15) <= since then return room end -- usually there is no peak after the charge
+    while true do
+      local till, least
+      till, least, at = struct.unpack('<dd', b, at)
+      if till > since then return math.min(room, least) end
+    end
+  end
+
+  -- settle decides the settlement at pos of a usual limit, with or without an idempotency key, as general does. It returns
+  -- the position of the next charge and the number of answers; or nothing, if general must decide.
   local function settle(pos, n, now, given, usual, stored, lives, answers)
-    local pack, unpack_at, floor, min, blob = struct.pack, struct.unpack, math.floor, math.min, ARGV[3]
+    local pack, unpack_at, floor, blob = struct.pack, struct.unpack, math.floor, ARGV[3]
     local k, what, cost, phase, next = unpack_at('<dddd', blob, pos)
-    local record, ttl, of
+    local record, ttl, of, _
     if what == 0 then
       if stored[k] then return end
       record, ttl, of = k, cost, string.sub(blob, next, next + 31)
       k, what, cost, phase, next = unpack_at('<dddd', blob, next + 32)
     end
-    local flags, l = floor(what / 1048576), usual[what % 1048576]
+    local flags, l, since = floor(what / 1048576), usual[what % 1048576], 0
     if not l or not l.max_debt or l.below or flags < 32 or flags > 38 or flags % 2 == 1 then return end
-    local since, _ = 0
     if flags % 4 >= 2 then _, since, next = unpack_at('<dd', blob, next) end
     if cost < 0 and since == 0 then return end
-    local b, unit, full = stored[k], l.q, l.v
-    local value, at, head, start, had = nil, now, 41
-    if not l.length then
-      had = full
-      if b then
-        local ms, is, then_, p, q, v = unpack_at('<Bddddd', b)
-        if ms ~= 0 or then_ > now or p ~= l.p or q ~= l.q or v ~= l.v then return end
-        at = then_
-        local flown = (now - at) * p
-        if flown < v - is then had = is + flown end
-      end
-    else
-      head, start, had = 49, now - (now - phase) % l.length, full
-      if b then
-        if #b < 49 then return end
-        local ms, is, then_, rate, period, capacity, old = unpack_at('<Bdddddd', b)
-        if ms ~= 0 or then_ > now or rate ~= l.rate or period ~= l.length or capacity ~= full or old ~= phase then return end
-        at, had = then_, is
-        if at < start then
-          local starts = (start - at) / period
-          had = min(is + (starts + -starts % 1) * rate, full)
-        end
-      end
+    local p, q, v, length, b = l.p, l.q, l.v, l.length, stored[k]
+    local had, last, into, head = v, now, 0, 41
+    if length then into, head = (now - phase) % length, 49 end
+    local peaks, at = b or '', b and head + 9 or 1
+    if b then
+      if #b == head then peaks = nil elseif unpack_at('<d', b, head + 1) >= 0 then return end -- there are denials
+      local ms, is, p2, q2, v2, phase2
+      ms, is, last, p2, q2, v2, phase2 = unpack_at(length and '<Bdddddd' or '<Bddddd', b)
+      if ms ~= 0 or last > now or p2 ~= p or q2 ~= (length or q) or v2 ~= v or length and phase2 ~= phase then return end
+      local steps = now - last
+      if length then steps = math.max(0, -floor((into - steps) / length)) end
+      if steps * p < v - is then had = is + steps * p end
     end
     if cost == 0 and had < 0 then return end
-    local lost, tail = 0, ''
-    value = had
+    local pay, least, refund, lost = 0, 0, nil, 0
     if cost > 0 then
-      if not charged then peaked, charged, room_since = with_peaks() end
-      value, lost = charged(l, had, unit, cost)
-      tail = behind(l, b, head, now, full - had)
-      if tail and value == had then tail = b and string.sub(b, head + 1) or pack('<d', -1) end
-    elseif b then
-      local most, size = cost < 0 and (not start or since >= start) and min(-cost, floor((full - had) / unit) + 1) * unit or 0, #b
-      if most > 0 and since <= at and size >= head + 24 and unpack_at('<d', b, size - 15) <= since then -- no peak after the charge
-        value = had + min(most, full - had)
-        tail = behind(l, b, head, now + 1, full - value)
-        if tail and value == had then tail = string.sub(b, head + 1) end
-      else
-        local peaks = peaks_in(b, head, now)
-        tail = peaks ~= false and ''
-        if most > 0 and tail then
-          if not charged then peaked, charged, room_since = with_peaks() end
-          value = had + min(most, room_since(l, at, peaks, since, full - had))
-          peaks = peaked(l, peaks, now, full - had, full - value, since)
-        end
-        if peaks then tail = pack(string.sub('<ddddddddd', 1, #peaks + 2), -1, unpack(peaks)) end
-      end
+      least, lost = charged(l, had, q, cost)
+      pay = had - least
+    elseif cost < 0 and not (length and since < now - into) then
+      refund = b and math.min(-cost * q, room_since(l, last, peaks, at, since, v - had)) or 0
     end
-    if not tail then return end
-    local reset
-    if not start then
-      reset = (full - value) / l.p
-      reset = reset + -reset % 1
-    else
-      reset = (full - value) / l.rate
-      reset = start + (reset > 1 and reset + -reset % 1 or 1) * l.length - now
-    end
-    local remaining = value > 0 and floor(value / unit) or 0
+    local _, value, remaining, _, reset = charge_level(l, p, q, v, had, 0, pay, least, refund)
+    if length then reset = math.max(1, reset) * length - into end
     if cost > 0 or cost < 0 and b then
-      if start then
-        stored[k] = pack('<Bdddddd', 0, value, now, l.rate, l.length, full, phase) .. tail
+      local tail = peaked(l, peaks, at, now, v - had, v - value, since)
+      tail = tail and '\0\0\0\0\0\0\240\191' .. tail or '' -- -1 as a double
+      if length then
+        stored[k] = pack('<Bdddddd', 0, value, now, p, length, v, phase) .. tail
       else
-        stored[k] = pack('<Bddddd', 0, value, now, l.p, l.q, full) .. tail
+        stored[k] = pack('<Bddddd', 0, value, now, p, q, v) .. tail
       end
       local ms = floor(reset / 1000) + 2
       if given and ms < 86400000 then ms = 86400000 end -- a day, as in lifetime
@@ -389,7 +283,7 @@ local function settling()
     return next, n + 1
   end
 
-  return behind, settle
+  return peaked, charged, room_since, push, settle
 end
 
 -- Slots ------------------------------------------------------------------------------------------
@@ -538,7 +432,7 @@ local function general(now, given, names, stored, lives, answers, take_slot)
     blocked, with, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, alternatives, allow,
     peek, dry_run_of, again, own_retry, charge_if, take_one,
     elapsed, flow, cost_in, returned, log_load, log_size, log_at, log_clamp, log_cut, log_write,
-    log_outlive, load, remember, save, lifetime, pack_denials, unpack_denials, pack_peaks, unpack_peaks
+    log_outlive, load, remember, save, lifetime, pack_denials, unpack_denials
 
   local peaked, charged, room_since, push = with_peaks()
 
@@ -654,7 +548,7 @@ local function general(now, given, names, stored, lives, answers, take_slot)
   -- fresh returns the state of a new bucket at time t. It keeps log, because log contains which entries are
   -- stored in Redis.
   function fresh(l, t, log)
-    local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, peaks = l.settles and {} or nil }
+    local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, peaks = l.settles and '' or nil }
     if l.kind == SLIDING or l.kind == LOG then return s end
     s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
     return locate(l, s)
@@ -795,8 +689,8 @@ local function general(now, given, names, stored, lives, answers, take_slot)
       local k1 = kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t)
       c.prev = balance(l, s.by.v1 - k1.used, k1.unit, l.v1)
     end
-    if peaks and #peaks > 0 then
-      c.peaks = push({ unpack(peaks) }, max(c.at, s.at + l.tick), max(0, balance(l, full, k.unit, l.v) - c.value))
+    if peaks and peaks ~= '' then
+      c.peaks = push(peaks, 1, max(c.at, s.at + l.tick), max(0, balance(l, full, k.unit, l.v) - c.value))
     end
     return locate(l, c)
   end
@@ -920,9 +814,9 @@ local function general(now, given, names, stored, lives, answers, take_slot)
     local k = consumed(l, s, t)
     if l.kind == WINDOW then d.timed = not k.edges end
     local peaks, had = s.by == k.old and peaks_of(l, phase, s) or nil, k.used
-    k.room = room_since(k.old, s.at, peaks, a.of, had)
+    k.room = room_since(k.old, s.at, peaks, 1, a.of, had)
     if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, lag) else decide_kept(l, k, t, a, d) end
-    if l.settles then peaks = peaked(k.old, peaks and { unpack(peaks) }, k.now, had, k.used, a.of) end
+    if l.settles then peaks = peaked(k.old, peaks, 1, k.now, had, k.used, a.of) end
     d.value = l.v - units(k, l)
     d.remaining = max(0, floor(d.value / l.q))
     d.reset = until_units(k, l, t, 0)
@@ -1159,7 +1053,7 @@ local function general(now, given, names, stored, lives, answers, take_slot)
         _, value, remaining, _, reset = charge_level(l, l.p, l.q, l.v, had, 0, 0, -EXACT)
       end
     end
-    if l.settles then peaks = peaked(l, peaks and { unpack(peaks) }, t, l.v - had, l.v - value, a.of) end
+    if l.settles then peaks = peaked(l, peaks, 1, t, l.v - had, l.v - value, a.of) end
     if l.kind == WINDOW then reset = max(1, reset) end
     d.value, d.remaining, d.reset = value, remaining, until_step(l, phase, t, reset)
     return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, peaks = peaks })
@@ -1216,7 +1110,7 @@ local function general(now, given, names, stored, lives, answers, take_slot)
     elseif l.kind == WINDOW and window_of(l, phase, a.of) ~= window_of(l, phase, t) then
       return 0
     elseif l.settles then
-      return min(given, room_since(l, s.at, peaks, a.of, room))
+      return min(given, room_since(l, s.at, peaks, 1, a.of, room))
     elseif l.kind == WINDOW then
       return given
     end
@@ -1248,7 +1142,7 @@ local function general(now, given, names, stored, lives, answers, take_slot)
   -- t. They state that the bucket was full after all charges until then, so these charges get no refund.
   function passed(l, at, t)
     t = t + HOUR
-    return push({}, min(at, t - t % l.tick) + l.tick, 0)
+    return push('', 1, min(at, t - t % l.tick) + l.tick, 0)
   end
 
   -- peaks_of returns the peaks of s that l can use; nil: none.
@@ -1265,10 +1159,12 @@ local function general(now, given, names, stored, lives, answers, take_slot)
   function adopt_peaks(l, phase, s)
     local peaks = peaks_of(l, phase, s)
     if not peaks or l.kind == WINDOW then return peaks end
-    local next = {}
-    for i = 1, #peaks, 2 do
-      local room = mul_div(peaks[i + 1], l.q, s.by.q)
-      push(next, peaks[i], room)
+    local next, at = '', 1
+    while at <= #peaks do
+      local till, room
+      till, room, at = unpack_at('<dd', peaks, at)
+      room = mul_div(room, l.q, s.by.q)
+      next = push(next, 1, till, room)
     end
     return next
   end
@@ -1799,7 +1695,7 @@ local function general(now, given, names, stored, lives, answers, take_slot)
         end
       end
       if last <= #b then
-        if unpack_at('<d', b, last) < 0 then s.peaks = unpack_peaks(b, last) else s.denials = unpack_denials(b, last) end
+        if unpack_at('<d', b, last) < 0 then s.peaks = sub(b, last + 8) else s.denials = unpack_denials(b, last) end
       end
     end
     state[k] = s
@@ -1842,7 +1738,7 @@ local function general(now, given, names, stored, lives, answers, take_slot)
       b = pack('<Bdddddddd', ms, s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1)
     end
     if s.denials then b = b .. pack_denials(s.denials) end
-    if s.peaks then b = b .. pack_peaks(s.peaks) end
+    if s.peaks then b = b .. pack('<d', -1) .. s.peaks end -- the first double of denials is never below 0
     stored[k], lives[k] = b, lifetime(dirty[k], s)
   end
 
@@ -1853,7 +1749,7 @@ local function general(now, given, names, stored, lives, answers, take_slot)
     if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
     if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
     local peaks = s.peaks
-    if peaks and #peaks > 0 then ttl = max(ttl, floor((peaks[#peaks - 1] - now) / 1000) + 2) end
+    if peaks and peaks ~= '' then ttl = max(ttl, floor((unpack_at('<d', peaks, #peaks - 15) - now) / 1000) + 2) end
     if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by the given time
     return ttl
   end
@@ -1869,23 +1765,6 @@ local function general(now, given, names, stored, lives, answers, take_slot)
     d.blocks, d.till, at = unpack_at('<dd', b, at)
     while at <= #b do d[#d + 1], at = unpack_at('<d', b, at) end
     return d
-  end
-
-  -- The first double of packed peaks is below 0; that of denials never is.
-  function pack_peaks(peaks)
-    local b = pack('<d', -1)
-    for i = 1, #peaks, 2 do b = b .. pack('<dd', peaks[i], peaks[i + 1]) end
-    return b
-  end
-
-  function unpack_peaks(b, at)
-    local peaks = {}
-    at = at + 8
-    while at <= #b do
-      local n = #peaks
-      peaks[n + 1], peaks[n + 2], at = unpack_at('<dd', b, at)
-    end
-    return peaks
   end
 
   -- Limits and charges as they are sent ------------------------------------------------------------
@@ -2107,8 +1986,8 @@ end
 local lives, answers, n = {}, { pack('<d', now) }, 1
 local state, decide, settle, write_logs = false
 
-local behind, settle_alone
-if settles then behind, settle_alone = settling() end
+local peaked, settle_alone, _
+if settles then peaked, _, _, _, settle_alone = with_peaks() end
 
 local blob = ARGV[3]
 local pos, k, what = 1, unpack_at('<dd', blob) -- k and what of the charge at pos
@@ -2175,12 +2054,14 @@ while k > 0 do
         written = pack('<Bddddd', 0, value, now, p, q, v)
       end
       if l.max_debt then
-        local tail = behind(l, b, head, now, v - value - cost)
-        if not tail then
+        local peaks, from = b or '', b and head + 9 or 1
+        if b and #b == head then
+          peaks = nil
+        elseif b and unpack_at('<d', b, head + 1) >= 0 then -- there are denials
           reset = nil
           break
         end
-        written = written .. tail
+        written = written .. '\0\0\0\0\0\0\240\191' .. peaked(l, peaks, from, now, v - value - cost, v - value, 0)
       end
     end
     if length then
