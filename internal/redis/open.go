@@ -69,7 +69,7 @@ type Store struct {
 	endpoint endpoint
 	cluster  *cluster      // nil if this is not a Cluster
 	pool     nonblock.Pool // runs calls
-	lines    lines
+	age      atomic.Uint32 // changes when another server becomes the master
 	starter  *starter
 
 	sentinels *sentinels // nil without Sentinels
@@ -107,9 +107,8 @@ func Open(c Config) (*Store, error) {
 	s.undos = stores.NewUndosBy(s.clock, max(100*time.Millisecond, 4*c.Timeout))
 	s.senderOf, s.starter = s.senderTo, newStarter(s.spawn)
 	o := c.options(u)
-	s.lines = lines{timeout: o.DialTimeout, burst: burst(c.Timeout), all: map[string]*line{}, signOfLife: map[string]func(){}}
 	dial := newDialer(o)
-	o.Dialer = s.lines.dialer(dial)
+	o.Dialer = dialer(dial, &s.age)
 	k := keys{prefix: c.KeyPrefix}
 	s.keys = k
 	switch u.form {
@@ -143,6 +142,9 @@ func (s *Store) sender(server string, o *goredis.Options, at func(addr string) *
 	make := func(timeout time.Duration) *sender {
 		n := s.node(o, w.signOfLife)
 		n.now, n.at = s.config.Clock, at
+		if real, ok := n.wire.(*wire); ok {
+			w.wires = append(w.wires, real)
+		}
 		l := newSender(timeout, n.start)
 		l.spawn, l.clock, l.panicked, l.end = s.spawn, s.clock, n.panicked, n.wire.close
 		w.node = n
@@ -152,8 +154,8 @@ func (s *Store) sender(server string, o *goredis.Options, at func(addr string) *
 		w.long = make(timeout)
 	}
 	w.usual = make(s.config.Timeout)
-	if to, real := w.node.wire.(*wire); real && s.config.connections == 0 {
-		to.warm()
+	if n := len(w.wires); n > 0 && s.config.connections == 0 {
+		w.wires[n-1].warm()
 	}
 	w.usual.start = s.starter.add
 	if s.config.Changed != nil {
@@ -163,7 +165,6 @@ func (s *Store) sender(server string, o *goredis.Options, at func(addr string) *
 		w.long = w.usual
 	}
 	w.usual.probeTimeout = w.long.timeout
-	s.lines.notify(server, w.signOfLife)
 	s.sendersMu.Lock()
 	defer s.sendersMu.Unlock()
 	if s.sendersClosed {
@@ -171,6 +172,16 @@ func (s *Store) sender(server string, o *goredis.Options, at func(addr string) *
 	}
 	s.sendersByServer[server] = w
 	return w
+}
+
+// masterChanged makes all connections outdated.
+func (s *Store) masterChanged() {
+	s.age.Add(1)
+	s.sendersMu.Lock()
+	defer s.sendersMu.Unlock()
+	for _, w := range s.sendersByServer {
+		w.renew()
+	}
 }
 
 // node makes a node with connections of its own, which its user must close.
@@ -253,7 +264,6 @@ func (s *Store) Close() error {
 	for _, w := range sendersByServer { // without the lock, because completing batches may need a sender
 		w.close()
 	}
-	s.lines.close()
 	if s.sentinels != nil {
 		s.sentinels.close()
 	}

@@ -61,29 +61,6 @@ func equalLocations(a, b location) bool {
 		a.password == b.password && a.sentinelUsername == b.sentinelUsername && a.sentinelPassword == b.sentinelPassword && a.db == b.db
 }
 
-// A burst of dials is followed by one dial for each dialPause. The time counts from the first dial of the burst.
-func TestTheBudgetOfDials(t *testing.T) {
-	start := time.Unix(1000, 0)
-	b := budget{burst: 3}.full()
-	for _, test := range []struct {
-		after time.Duration
-		may   bool
-	}{
-		{0, true}, {dialPause - 1, true}, {dialPause - 1, true}, {dialPause - 1, false}, {dialPause, true}, {dialPause, false},
-		{2 * dialPause, true}, {2*dialPause + 1, false}, {time.Hour, true}, {time.Hour, true}, {time.Hour, true}, {time.Hour, false},
-	} {
-		var may bool
-		if b, may = b.consume(start.Add(test.after)); may != test.may {
-			t.Fatalf("after %v: allowed %v, want %v; the budget is %+v", test.after, may, test.may, b)
-		}
-	}
-	for timeout, want := range map[time.Duration]int{10 * time.Millisecond: 30, 100 * time.Millisecond: 12, 0: 8 + 2*101} {
-		if got := burst(timeout); got != want {
-			t.Errorf("with a timeout of %v a burst has %d dials, want %d", timeout, got, want)
-		}
-	}
-}
-
 // If the time of a report is after the current time of the server, its age is 0.
 func TestReportsAreParsed(t *testing.T) {
 	now := time.UnixMilli(1_000_000)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -88,14 +89,14 @@ func TestTheBoundOfAReplyFollowsTheMemoryLimit(t *testing.T) {
 	defer near.Close()
 	defer far.Close()
 	go func() { _, _ = far.Write([]byte("$60000000\r\n")) }()
-	if _, err := newConn(&line{}, near, 0).Read(make([]byte, 100)); err == nil || !strings.Contains(err.Error(), "4194304 bytes") {
+	if _, err := newConn(near, new(atomic.Uint32), 0).Read(make([]byte, 100)); err == nil || !strings.Contains(err.Error(), "4194304 bytes") {
 		t.Errorf("a reply of 60 MB with a memory limit of 64 MiB: got the error %v; want one that names the bound", err)
 	}
 }
 
 func TestReadsFailAtAReplyWithoutBounds(t *testing.T) {
 	for name, wrap := range map[string]func(net.Conn) net.Conn{
-		"a connection of a line": func(nc net.Conn) net.Conn { return newConn(&line{}, nc, 0) },
+		"a connection of a Store": func(nc net.Conn) net.Conn { return newConn(nc, new(atomic.Uint32), 0) },
 		"a connection to a Sentinel": func(nc net.Conn) net.Conn {
 			nc, _ = bounded(func(context.Context, string, string) (net.Conn, error) { return nc, nil })(t.Context(), "", "")
 			return nc

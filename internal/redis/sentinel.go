@@ -97,7 +97,7 @@ type sentinels struct {
 	// username and password log in to the Sentinels. The password is "" if they need none.
 	username, password string
 
-	line    *line
+	moved   func() // called when the master changes
 	closing context.Context
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -121,7 +121,7 @@ func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location)
 	}
 	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = bounded(dial), 1, 0
 	w.closing, w.cancel = context.WithCancel(context.Background())
-	w.line = s.lines.of(l.master, w.connect)
+	w.moved = s.masterChanged
 	s.sentinels = w
 	if w.outside != nil {
 		return w.simulate(o, l.hosts)
@@ -130,7 +130,7 @@ func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location)
 		w.watch(addr)
 	}
 	o.Network, o.Addr = "tcp", l.master
-	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) { return w.line.connect(ctx), nil }
+	o.Dialer = dialer(func(ctx context.Context, _, _ string) (net.Conn, error) { return w.connect(ctx) }, &s.age)
 	o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error { return checkMaster(ctx, cn) }
 	return newClient(o)
 }
@@ -195,7 +195,7 @@ func (w *sentinels) change(event func(view) view) {
 	moved := w.view.master != was.master && was.master != ""
 	starts := w.view.next != was.next && w.view.next != ""
 	if moved || starts {
-		w.line.invalidate()
+		w.moved()
 	}
 	if starts {
 		next := w.view.next

@@ -99,10 +99,11 @@ func TestMessagesOfSentinels(t *testing.T) {
 }
 
 func TestAPromotionEndsConnections(t *testing.T) {
-	w := &sentinels{name: "main", now: time.Now, line: &line{signOfLife: func() {}}, known: make(chan struct{}), outside: &outside.World{Go: func(func()) {}}}
+	ends := 0
+	w := &sentinels{name: "main", now: time.Now, moved: func() { ends++ }, known: make(chan struct{}), outside: &outside.World{Go: func(func()) {}}}
 	for i, step := range []struct {
 		channel, text string
-		ends          uint32 // how often connections have ended until then
+		ends          int // how often connections have ended until then
 	}{
 		{"+switch-master", "main 10.0.0.9 9 10.0.0.1 1", 0}, // the Store knew no master before
 		{"+failover-state-send-slaveof-noone", "slave r 10.0.0.2 2 @ main 10.0.0.1 1", 1},
@@ -112,7 +113,7 @@ func TestAPromotionEndsConnections(t *testing.T) {
 		{"-failover-abort-slave-timeout", "slave r 10.0.0.1 1 @ main 10.0.0.2 2", 3},
 	} {
 		w.message(step.channel, strings.Fields(step.text))
-		if ends := w.line.age.Load(); ends != step.ends {
+		if ends != step.ends {
 			t.Errorf("message %d: connections have ended %d times, want %d", i, ends, step.ends)
 		}
 	}

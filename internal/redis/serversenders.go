@@ -17,6 +17,7 @@ const detachedTimeout = 250 * time.Millisecond
 type serverSenders struct {
 	usual, long *sender
 	node        *node // of usual
+	wires       []*wire
 }
 
 func (w *serverSenders) Submit(b *backend.Batch) {
@@ -35,6 +36,14 @@ func (w *serverSenders) signOfLife() {
 	if w.long != w.usual {
 		w.long.signOfLife()
 	}
+}
+
+// renew is called when another server has become the master.
+func (w *serverSenders) renew() {
+	for _, to := range w.wires {
+		to.renew()
+	}
+	w.signOfLife()
 }
 
 func (w *serverSenders) close() {

@@ -48,6 +48,12 @@ const (
 	// the bytes that were written before and are not answered. The buffer of an idle socket accepts so many bytes in one
 	// write. The goroutine may have to start calls to other servers, so it must not wait for a server that does not read.
 	maxFrame = 32 << 10
+	// redialPause is the time between two attempts to reach a server that cannot be reached. It is so short
+	// that requests are decided at most 100 ms after the server is back. That includes the round trips of an
+	// attempt and of the probe.
+	redialPause = 60 * time.Millisecond
+	// redialDemand is how long such attempts continue after the last exchange.
+	redialDemand = time.Second
 	// lateAnswer is how long a connection waits for an answer after its exchange has ended.
 	lateAnswer = 2 * time.Second
 )
@@ -69,12 +75,14 @@ var (
 // reply shows that the server works.
 type wire struct {
 	dial  func() (conn net.Conn, release func(), err error) // release is called after conn has been closed, or the dial has failed
-	alive func()                                            // called when a reply has arrived that no call waits for
+	alive func()                                            // called when the server gives a sign of life: it can be reached, or its reply comes late
 
 	mu     sync.Mutex
 	pipes  []*pipe // the connections that are not closed; this and the following fields are guarded by mu
 	timer  *time.Timer
 	due    time.Time // when timer calls tick; zero if it does not
+	down   error     // why the server cannot be reached; nil if it may be dialed
+	demand time.Time // when an exchange last needed a new connection
 	closed bool
 }
 
@@ -110,10 +118,10 @@ func (w *wire) start(x *exchange) {
 		x.out = appendCommand(x.out, command)
 	}
 	w.mu.Lock()
-	p := w.usable()
-	if p == nil {
+	p, err := w.usable()
+	if err != nil {
 		w.mu.Unlock()
-		go x.end(errNoServer)
+		go x.end(err)
 		return
 	}
 	p.flights = append(p.flights, flight{x, len(x.commands), len(x.out)})
@@ -134,26 +142,64 @@ func (w *wire) start(x *exchange) {
 func (w *wire) warm() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.usable()
+	_, _ = w.usable()
 }
 
-// usable returns the connection for the next exchange. It starts to make one if there is none. The result is nil if w is
-// closed. mu must be held.
-func (w *wire) usable() *pipe {
+// usable returns the connection for the next exchange. It starts to make one if there is none. An error means that w is
+// closed, or that the server cannot be reached. mu must be held.
+func (w *wire) usable() (*pipe, error) {
 	if n := len(w.pipes); n > 0 && !w.pipes[n-1].over {
 		p := w.pipes[n-1]
 		if !p.ended() {
-			return p
+			return p, nil
 		}
 		p.retire()
 	}
 	if w.closed {
-		return nil
+		return nil, errNoServer
 	}
+	if w.demand = time.Now(); w.down != nil {
+		return nil, w.down
+	}
+	return w.open(), nil
+}
+
+// open starts to make a connection. mu must be held.
+func (w *wire) open() *pipe {
 	p := &pipe{writing: true}
 	w.pipes = append(w.pipes, p)
 	go w.connect(p)
 	return p
+}
+
+// unreachable is called when a connection could not be made in the time took. It arranges the next attempt.
+func (w *wire) unreachable(err error, took time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.down = unsent(err)
+	time.AfterFunc(max(0, redialPause-took), func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		again := w.down != nil && !w.closed && time.Since(w.demand) < redialDemand
+		if w.down = nil; again {
+			w.open()
+		}
+	})
+}
+
+// renew is called when another server has become the master. It may be dialed at once.
+func (w *wire) renew() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.down = nil
+}
+
+// unsent returns an error with which neverRan is true.
+func unsent(err error) error {
+	if neverRan(err) {
+		return err
+	}
+	return &net.OpError{Op: "dial", Net: "tcp", Err: err}
 }
 
 // ended reports whether the server has closed the connection, or is not the master any more. If a call were written to
@@ -180,7 +226,11 @@ func (p *pipe) close() {
 
 // connect makes the connection of p.
 func (w *wire) connect(p *pipe) {
+	began := time.Now()
 	conn, release, err := w.dial()
+	if err != nil {
+		w.unreachable(err, time.Since(began))
+	}
 	w.mu.Lock()
 	if err == nil && p.over && len(p.flights) == 0 {
 		err = errDrained
@@ -196,6 +246,7 @@ func (w *wire) connect(p *pipe) {
 		w.fail(p, w.read(p))
 		release()
 	}()
+	w.alive()
 	w.write(p, false)
 }
 
@@ -343,11 +394,9 @@ func (w *wire) fail(p *pipe, err error) {
 	}
 	current := p.current
 	w.mu.Unlock()
-	lost, unsent := err, err
+	lost := err
 	if neverRan(err) {
 		lost = errors.New(err.Error())
-	} else {
-		unsent = &net.OpError{Op: "dial", Net: "tcp", Err: err}
 	}
 	for i, f := range flights {
 		switch {
@@ -355,7 +404,7 @@ func (w *wire) fail(p *pipe, err error) {
 		case i < written:
 			f.x.end(lost)
 		default:
-			f.x.end(unsent)
+			f.x.end(unsent(err))
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -85,12 +86,31 @@ type peers struct {
 	dials    atomic.Int64
 	commands atomic.Int64
 	alive    atomic.Int64
-	ends     []net.Conn
+
+	mu   sync.Mutex // guards all but the counters, once the wire is used
+	ends []net.Conn
+}
+
+func (p *peers) become(change func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change()
+}
+
+func (p *peers) opened() []net.Conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ends
 }
 
 func (p *peers) dial() (net.Conn, func(), error) {
 	p.dials.Add(1)
-	time.Sleep(p.dialing)
+	p.mu.Lock()
+	dialing := p.dialing
+	p.mu.Unlock()
+	time.Sleep(dialing)
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.failing != nil {
 		return nil, func() {}, p.failing
 	}
@@ -112,7 +132,10 @@ func (p *peers) serve(conn net.Conn) {
 			return
 		}
 		p.commands.Add(1)
-		if text := p.reply(args); text != "" {
+		p.mu.Lock()
+		reply := p.reply
+		p.mu.Unlock()
+		if text := reply(args); text != "" {
 			_, _ = io.WriteString(conn, text)
 		}
 	}
@@ -227,11 +250,11 @@ func TestACallThatFails(t *testing.T) {
 				if a.after != test.after || got != test.outcome || p.commands.Load() != test.commands || err != nil && !errors.Is(err, backend.ErrUnavailable) {
 					t.Errorf("%v after %v, outcome %q, %d commands; want outcome %q after %v, %d commands", err, a.after, got, p.commands.Load(), test.outcome, test.after, test.commands)
 				}
-				time.Sleep(time.Second)
-				if p.alive.Load() != test.alive {
-					t.Errorf("%d signs of life; want %d", p.alive.Load(), test.alive)
+				time.Sleep(3 * time.Second)
+				if late := p.alive.Load() - int64(len(p.opened())); late != test.alive {
+					t.Errorf("%d signs of life beside those of connections; want %d", late, test.alive)
 				}
-				p.failing, p.dialing, p.deaf, p.reply, p.wrap = nil, 0, false, echoed, nil
+				p.become(func() { p.failing, p.dialing, p.deaf, p.reply, p.wrap = nil, 0, false, echoed, nil })
 				start(l, limited(1)).is(t, 0)
 				l.close()
 			})
@@ -259,16 +282,16 @@ func TestCallsInFlight(t *testing.T) {
 		}
 		synctest.Wait()
 		for range 4 {
-			_, _ = io.WriteString(p.ends[0], <-due)
+			_, _ = io.WriteString(p.opened()[0], <-due)
 		}
 		all[0].fails(t, 10*ms, backend.ErrUnavailable)
 		for i, a := range all[1:] {
 			a.is(t, 12*ms-time.Duration(i+1)*3*ms)
 		}
-		if p.dials.Load() != 1 || p.alive.Load() != 1 {
-			t.Errorf("%d dials, %d signs of life; want one of each", p.dials.Load(), p.alive.Load())
+		if p.dials.Load() != 1 || p.alive.Load() != 2 {
+			t.Errorf("%d dials, %d signs of life; want one dial, and a sign of life for it and for the late reply", p.dials.Load(), p.alive.Load())
 		}
-		p.reply = echoed
+		p.become(func() { p.reply = echoed })
 		start(l, limited(1)).is(t, 0)
 		if p.dials.Load() != 2 {
 			t.Errorf("%d dials after a late reply; want 2", p.dials.Load())
@@ -312,7 +335,7 @@ func TestClosingWaitsForTheCallsInFlight(t *testing.T) {
 			l.close()
 			a.is(t, dialing+3*ms)
 			synctest.Wait()
-			if _, err := p.ends[0].Read(make([]byte, 1)); err == nil {
+			if _, err := p.opened()[0].Read(make([]byte, 1)); err == nil {
 				t.Error("the connection is open")
 			}
 			start(l, limited(1)).fails(t, 0, backend.ErrNotTaken)
