@@ -58,7 +58,8 @@ type queue struct {
 	started   time.Time     // when the last call started
 	ended     time.Time     // when the last call was answered
 	usual     time.Duration // a moving average of the durations of calls
-	trip      time.Duration // the shortest recent duration of a small call, which is about that of a round trip
+	trip      time.Duration // the shortest duration of a small call with no other in flight, which is about that of a round trip
+	tripIsOld bool          // the next such call replaces trip, even if it takes longer
 	pace      time.Duration // the server's time for a charge in large calls; 0 if unknown
 	armed     bool          // a call of tick is scheduled
 	sent      int           // the number of charges in flight
@@ -99,6 +100,7 @@ type call struct {
 	entries []*entry
 	charges int
 	started time.Time
+	alone   bool             // no other call was in flight when it started
 	ended   []*backend.Batch // batches whose decisions are complete
 	sources []*backend.Source
 	permit  effect
@@ -166,7 +168,7 @@ func (q *queue) submit(b *backend.Batch, now time.Time) (effects, error) {
 		return effects{}, errFull
 	}
 	if q.idle() && now.Sub(q.started) > q.timeout { // the last calls may have failed in an outage that is over
-		q.usual, q.pace = 0, 0
+		q.usual, q.pace, q.tripIsOld = 0, 0, true
 	}
 	room := q.room(b, now)
 	if room == 0 {
@@ -297,7 +299,7 @@ func (q *queue) fill(c *call, now time.Time) bool {
 		q.inFlight--
 		return false
 	}
-	c.started = now
+	c.started, c.alone = now, q.inFlight == 1
 	q.sent += c.charges
 	return true
 }
@@ -418,11 +420,8 @@ func (q *queue) size() int {
 func (q *queue) took(c *call, now time.Time, failed bool) {
 	took := now.Sub(c.started)
 	q.usual += (took - q.usual) / 8
-	if c.charges < minBatch && !failed {
-		if q.trip > 0 {
-			took = min(took, q.trip+q.trip/8+1)
-		}
-		q.trip = took
+	if c.alone && c.charges < minBatch && !failed && (took < q.trip || q.trip == 0 || q.tripIsOld) {
+		q.trip, q.tripIsOld = took, false
 	}
 	since := c.started
 	if q.ended.After(since) {

@@ -285,9 +285,11 @@ func TestQueueHasMoreCallsInFlightToAFarServer(t *testing.T) {
 		most        int
 	}{{ms / 2, 100 * ms, 2}, {ms, 100 * ms, 2}, {2 * ms, ms, 16}, {80 * ms, 5 * ms, 16}, {4 * time.Second, 100 * ms, 16}} {
 		q := newQueue(200 * ms)
-		q.took(&call{charges: minBatch, started: at(0)}, at(9*time.Second), false) // a large call, whose duration is also that of its work
-		q.took(&call{charges: 1, started: at(0)}, at(test.trip), false)
-		q.took(&call{charges: 1, started: at(0)}, at(0), true) // has failed
+		q.took(&call{charges: minBatch, started: at(0), alone: true}, at(9*time.Second), false) // a large call, whose duration is also that of its work
+		q.took(&call{charges: 1, started: at(0)}, at(ms/4), false)                              // waits for other calls
+		q.took(&call{charges: 1, started: at(0), alone: true}, at(0), true)                     // has failed
+		q.took(&call{charges: 1, started: at(0), alone: true}, at(test.trip), false)
+		q.took(&call{charges: 1, started: at(0), alone: true}, at(2*test.trip), false) // the server was busy
 		now := time.Hour
 		for n := 1; ; n++ {
 			switch do := submit(t, &q, batchOf(1), at(now)); {
