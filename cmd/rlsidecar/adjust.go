@@ -33,6 +33,7 @@ type adjustSetCmd struct {
 	Limit   string   `required:"" placeholder:"NAME" help:"Name of the limit."`
 	Domain  string   `placeholder:"NAME" help:"Domain of the limit. Required if several domains have a limit of this name."`
 	Key     []string `sep:"none" placeholder:"VALUE" help:"Value that identifies the bucket. Repeat it for each value, in the order of the descriptor."`
+	Match   string   `placeholder:"ENTRY=VALUE" help:"Adjust all keys of the limit with this value, such as tenant=evil, that have no adjustment of their own."`
 	AllKeys bool     `help:"Adjust all keys of the limit that have no adjustment of their own."`
 
 	Rate      *int64        `placeholder:"N" help:"Units in each period, instead of the configured ones."`
@@ -52,7 +53,7 @@ type adjustSetCmd struct {
 
 func (adjustSetCmd) Help() string {
 	return `Sends the adjustment to the admin listener of a running sidecar. The listener must have a
-token or be a Unix socket. Give --key or --all-keys, --for or --until, and one change:
+token or be a Unix socket. Give --key, --match or --all-keys, --for or --until, and one change:
 --factor, --unlimited, --block, or any of --rate, --capacity and --period.
 
 With Redis, every sidecar applies the adjustment within about a second. Units that a key
@@ -63,12 +64,21 @@ Example:
   rlsidecar adjust set --limit send_message --key bob --rate 100 --capacity 200 --for 2h --reason "launch"
   rlsidecar adjust set --limit send_message --key bob --factor 10 --until 2026-03-01T18:00:00Z --reason "launch"
   rlsidecar adjust set --limit login --key 192.0.2.7 --block --for 1h --reason "attack, ticket 4711"
+  rlsidecar adjust set --limit per_key --match tenant=evil --block --for 2h --reason "flood"
   rlsidecar adjust set --limit login --all-keys --factor 0.5 --for 30m --reason "database overloaded"`
 }
 
 func (c *adjustSetCmd) Run(a *app) error {
+	target := adjust.Target{Domain: c.Domain, Limit: c.Limit, Key: c.Key, AllKeys: c.AllKeys}
+	if c.Match != "" {
+		match, err := descriptors.Parse(c.Match)
+		if err != nil || len(match) != 1 {
+			return exitError{exitUsage, fmt.Errorf("--match: %q is not one entry with its value, such as tenant=evil", c.Match)}
+		}
+		target.Entry, target.Value = match[0].Key, match[0].Value
+	}
 	body, err := json.Marshal(adjust.Proposal{
-		Target: adjust.Target{Domain: c.Domain, Limit: c.Limit, Key: c.Key, AllKeys: c.AllKeys},
+		Target: target,
 		Change: adjust.Change{Rate: c.Rate, Capacity: c.Capacity, Period: c.Period, Factor: c.Factor, Unlimited: c.Unlimited, Block: c.Block},
 		For:    c.For, Until: c.Until, Author: c.author(), Reason: c.Reason, Expect: c.ExpectVersion,
 	})

@@ -30,21 +30,30 @@ type adminFlags struct {
 // maxAnswer bounds the size of an answer, in bytes.
 const maxAnswer = 16 << 20
 
-// send sends a request for a path below /api/, with content as its JSON body unless it is nil. It decodes the answer into
-// target. With --format json it also prints the answer, indented.
+// send does what call does. With --format json it also prints the answer, indented.
 func (f *adminFlags) send(a *app, method, path string, query url.Values, content []byte, target any) error {
+	body, err := f.call(a, method, path, query, content, target)
+	if err != nil || f.Format != "json" {
+		return err
+	}
+	return writeJSON(a.stdout, json.RawMessage(body))
+}
+
+// call sends a request for a path below /api/, with content as its JSON body unless it is nil. It decodes the answer
+// into target, and returns it.
+func (f *adminFlags) call(a *app, method, path string, query url.Values, content []byte, target any) (body []byte, err error) {
 	if f.AdminListen == "" {
-		return exitError{exitUsage, errors.New("there is no admin listener to query; give --admin-listen")}
+		return nil, exitError{exitUsage, errors.New("there is no admin listener to query; give --admin-listen")}
 	}
 	token, err := f.token()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, f.Timeout)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, "http://localhost/api/"+path+"?"+query.Encode(), bytes.NewReader(content))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if content != nil {
 		r.Header.Set("Content-Type", "application/json")
@@ -57,23 +66,20 @@ func (f *adminFlags) send(a *app, method, path string, query url.Values, content
 		if of, ok := errors.AsType[*url.Error](err); ok { // the text of a url.Error contains the query, so only its cause is shown
 			err = of.Err
 		}
-		return fmt.Errorf("query %s: %w; is a sidecar running there? (--admin-listen)", f.AdminListen, err)
+		return nil, fmt.Errorf("query %s: %w; is a sidecar running there? (--admin-listen)", f.AdminListen, err)
 	}
 	defer answer.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	body, err = io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	if err != nil {
-		return fmt.Errorf("query %s: %w", f.AdminListen, err)
+		return nil, fmt.Errorf("query %s: %w", f.AdminListen, err)
 	}
 	if answer.StatusCode != http.StatusOK {
-		return f.refused(answer, body)
+		return nil, f.refused(answer, body)
 	}
 	if err := json.Unmarshal(body, target); err != nil {
-		return fmt.Errorf("query %s: the answer is not valid: %w; is this rlsidecar's admin listener? (--admin-listen)", f.AdminListen, err)
+		return nil, fmt.Errorf("query %s: the answer is not valid: %w; is this rlsidecar's admin listener? (--admin-listen)", f.AdminListen, err)
 	}
-	if f.Format == "json" {
-		return writeJSON(a.stdout, json.RawMessage(body))
-	}
-	return nil
+	return body, nil
 }
 
 func (f *adminFlags) token() (httpauth.Token, error) {

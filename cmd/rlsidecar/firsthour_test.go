@@ -117,7 +117,7 @@ func TestAPenaltyIsNamed(t *testing.T) {
 			_, api := x.get(t, x.admin, "/api/buckets?limit=send&key=bob")
 			contains(t, "/api/buckets", api, `"blocked_by":"penalty"`, `"blocked_for_ms":29`)
 			_, top := x.tool(t, "top")
-			contains(t, "top", top, "penalty  d       send   user=bob", "limit    d       send   user=bob")
+			contains(t, "top", top, "penalty  d       send   user=bob")
 			if code, out := x.tool(t, "reset", "send", "bob"); code != exitDone {
 				t.Errorf("reset: exit code %d, want %d: %s", code, exitDone, out)
 			}

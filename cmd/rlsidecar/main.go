@@ -38,7 +38,8 @@ type commands struct {
 	Get         getCmd         `cmd:"" help:"Show the units left in a bucket of a running sidecar."`
 	Reset       resetCmd       `cmd:"" help:"Reset a bucket of a running sidecar."`
 	Adjust      adjustCmd      `cmd:"" help:"Change a limit of running sidecars for some time, for one key or all keys; block a key."`
-	Top         topCmd         `cmd:"" help:"List the keys that a running sidecar denied most, with the reasons."`
+	Status      statusCmd      `cmd:"" help:"Show whether a running sidecar is well: problems, traffic, store, fleet, denials."`
+	Top         topCmd         `cmd:"" help:"Show the keys that a running sidecar denied most, with the reasons, until you press q."`
 	Doctor      doctorCmd      `cmd:"" help:"Check whether a Redis server is fit to keep limits."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Check whether the sidecar on this machine is ready."`
 	Completion  completionCmd  `cmd:"" help:"Print a script that completes commands in a shell."`

@@ -10,8 +10,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/rlsidecar/rlsidecar/internal/server"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // run runs the program with args.
@@ -32,7 +36,7 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:           "testdata/script",
 		UpdateScripts: os.Getenv("UPDATE_SCRIPTS") != "",
-		Cmds:          map[string]func(ts *testscript.TestScript, neg bool, args []string){"exits": exits},
+		Cmds:          map[string]func(ts *testscript.TestScript, neg bool, args []string){"exits": exits, "eventually": eventually, "request": request},
 	})
 }
 
@@ -43,15 +47,28 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	want, err := strconv.Atoi(args[0])
 	ts.Check(err)
-	got := 0
-	err = ts.Exec(args[1], args[2:]...)
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		got = exit.ExitCode()
-	} else {
-		ts.Check(err)
-	}
-	if got != want {
+	if got := exitCode(ts, args[1:]); got != want {
 		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
+
+func exitCode(ts *testscript.TestScript, command []string) int {
+	err := ts.Exec(command[0], command[1:]...)
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return exit.ExitCode()
+	}
+	ts.Check(err)
+	return 0
+}
+
+// eventually CODE COMMAND… repeats a command until it exits with CODE.
+func eventually(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	for end := time.Now().Add(time.Minute); exitCode(ts, args[1:]) != want; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			ts.Fatalf("does not exit with %d within a minute: %v", want, args[1:])
+		}
 	}
 }
 
@@ -63,5 +80,19 @@ func TestRecipes(t *testing.T) {
 	var out strings.Builder
 	if code := run(t.Context(), append([]string{"test"}, files...), strings.NewReader(""), &out, &out); code != 0 {
 		t.Errorf("exit code %d, want 0\n%s", code, &out)
+	}
+}
+
+// request TIMES ENTRY=VALUE… sends requests to the HTTP listener at the socket "http", each with one descriptor.
+func request(ts *testscript.TestScript, _ bool, args []string) {
+	times, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	entries, err := descriptors.Parse(strings.Join(args[1:], ","))
+	ts.Check(err)
+	client := server.Client("unix://" + ts.MkAbs("http"))
+	for range times {
+		answer, err := client.Post("http://localhost/json", "application/json", strings.NewReader(requestBody("edge", entries)))
+		ts.Check(err)
+		answer.Body.Close()
 	}
 }

@@ -1,27 +1,35 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
+	"github.com/rlsidecar/rlsidecar/internal/spelling"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 type topCmd struct {
-	Unmatched bool `help:"List instead the requests that matched no limit, by the keys of their descriptors."`
-	Count     int  `short:"n" default:"20" help:"Number of keys to list, up to 1000 (${default})."`
+	Unmatched bool   `help:"List instead the requests that matched no limit, by the keys of their descriptors."`
+	By        string `placeholder:"ENTRY" help:"Group the denied keys by a part: the key of an entry, such as tenant, or limit."`
+	Shadow    bool   `help:"List instead the keys that limits in shadow mode would deny."`
+	Limit     string `placeholder:"NAME" help:"Only keys of this limit."`
+	Once      bool   `help:"Print the list once, also on a terminal."`
+	Count     int    `short:"n" default:"20" help:"Number of keys to list, up to 1000 (${default})."`
 	adminFlags
 }
 
 func (topCmd) Help() string {
-	return `Lists the keys that a running sidecar denied most in the last five to ten minutes. The
-reasons are:
+	return `Lists the keys that a running sidecar denied most in the last five to ten minutes, and the
+busiest keys. On a terminal it refreshes the list every second, with the rates of the last 10 s,
+until you press q. The reasons are:
 
   limit               the limit was reached
   penalty             the penalty of the limit blocks the key; rlsidecar get shows until when
@@ -34,6 +42,7 @@ reasons are:
   no-route            no route of auth matched, or none of its descriptors could be made
   no-auth             the configuration has no auth section, and a proxy calls /v1/auth
 
+With --by, each line is one value of a part of the keys, such as one tenant with all its keys.
 With --unmatched, it lists the requests that matched no limit and were therefore allowed, such
 as those with a typo in the domain or in the key of a descriptor. Values are not kept.
 
@@ -41,72 +50,256 @@ Each sidecar counts only its own decisions. Counts are exact, or marked "at leas
 
 Example:
 
-  rlsidecar top -n 5
-  rlsidecar top --unmatched
-  rlsidecar top --admin-listen unix:///run/rlsidecar/admin.sock --format json`
+  rlsidecar top
+  rlsidecar top --by tenant
+  rlsidecar top --once -n 5 --limit per_key
+  rlsidecar top --shadow --format json`
 }
 
 func (c *topCmd) Run(a *app) error {
-	path := "top"
 	if c.Unmatched {
-		path = "unmatched"
+		return c.unmatched(a)
 	}
+	screen := terminalOf(a)
+	if c.Once || c.Format != "text" || screen == nil {
+		top, err := c.read(a)
+		switch {
+		case err != nil:
+			return err
+		case c.Format == "json":
+			return writeJSON(a.stdout, top)
+		default:
+			return c.write(a.stdout, top, nil)
+		}
+	}
+	recent := &recentCounts{}
+	return screen.refresh(a, time.Second, func(w io.Writer) error {
+		var now status.Status
+		if _, err := c.call(a, http.MethodGet, "status", nil, nil, &now); err != nil {
+			return err
+		}
+		top, err := c.read(a)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "%s    (q ends)\n", now.State.Text)
+		recent.add(time.Now(), top)
+		top.Denied = first(top.Denied, 12) // so that the busiest are on the screen, too
+		return c.write(w, top, recent)
+	})
+}
+
+// read returns what is to be listed.
+func (c *topCmd) read(a *app) (*httpapi.TopAnswer, error) {
+	n := c.Count
+	if n > 0 && n <= mostTop && (c.By != "" || c.Limit != "") {
+		n = mostTop // what to list is chosen here
+	}
+	query := url.Values{"n": {strconv.Itoa(n)}}
+	if c.Shadow {
+		query.Set("shadow", "true")
+	}
+	top := &httpapi.TopAnswer{}
+	if _, err := c.call(a, http.MethodGet, "top", query, nil, top); err != nil {
+		return nil, err
+	}
+	if c.Limit != "" {
+		top.Denied = slices.DeleteFunc(top.Denied, func(k httpapi.DeniedKey) bool { return k.Name != c.Limit })
+		top.Busiest = slices.DeleteFunc(top.Busiest, func(k httpapi.UsedKey) bool { return k.Name != c.Limit })
+		top.Parts = slices.DeleteFunc(top.Parts, func(p httpapi.DeniedPart) bool { return p.Name != c.Limit })
+		top.Limits = slices.DeleteFunc(top.Limits, func(p httpapi.DeniedPart) bool { return p.Name != c.Limit })
+	}
+	switch c.By {
+	case "":
+	case "limit":
+		top.Parts = top.Limits
+	default:
+		var entries []string
+		for _, p := range top.Parts {
+			entries = append(entries, p.Entry)
+		}
+		top.Parts = slices.DeleteFunc(top.Parts, func(p httpapi.DeniedPart) bool { return p.Entry != c.By })
+		slices.Sort(entries)
+		if entries = slices.Compact(entries); len(top.Parts) == 0 && len(entries) > 0 {
+			return nil, exitError{exitNo, fmt.Errorf("no denied key has the part %q; the parts are %s%s", c.By, strings.Join(entries, ", "), spelling.DidYouMean(c.By, entries))}
+		}
+	}
+	if top.Denied, top.Parts = first(top.Denied, c.Count), first(top.Parts, c.Count); c.By != "" {
+		top.Denied, top.Busiest = nil, nil
+	}
+	top.Busiest = first(top.Busiest, c.Count)
+	return top, nil
+}
+
+// mostTop is the most keys that a sidecar lists.
+const mostTop = 1000
+
+func first[T any](list []T, n int) []T { return list[:min(n, len(list))] }
+
+// write writes the lists. recent is nil if no rates are known.
+func (c *topCmd) write(w io.Writer, top *httpapi.TopAnswer, recent *recentCounts) error {
+	since := "since " + top.Since.UTC().Format("2006-01-02 15:04:05 UTC") + "\n"
+	parts, keys := partRows(top.Parts, c.By, 5), [][]string(nil)
+	if c.By != "" {
+		parts = partRows(top.Parts, c.By, c.Count)
+	} else if len(top.Denied) > 0 {
+		keys = deniedRows(top.Denied, recent)
+	}
+	if len(parts)+len(keys) == 0 {
+		what := "no request was denied "
+		if c.Shadow {
+			what = "no limit in shadow mode would have denied a request "
+		}
+		fmt.Fprint(w, what, since)
+		if top.Unmatched > 0 {
+			fmt.Fprintf(w, "at least %d requests matched no limit and were allowed: rlsidecar top --unmatched shows them\n", top.Unmatched)
+		}
+	} else {
+		fmt.Fprint(w, since)
+	}
+	for _, rows := range [][][]string{parts, keys, busiestRows(top.Busiest)} {
+		if len(rows) == 0 {
+			continue
+		}
+		if err := writeTable(w, rows...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func busiestRows(used []httpapi.UsedKey) [][]string {
+	if len(used) == 0 {
+		return nil
+	}
+	rows := [][]string{{"BUSIEST", "LEFT", "OF", "DOMAIN", "LIMIT", "KEY"}}
+	for _, u := range first(used, 5) {
+		rows = append(rows, []string{
+			strconv.FormatInt(u.Units, 10), strconv.FormatInt(u.Remaining, 10), strconv.FormatInt(u.Capacity, 10),
+			descriptors.Printable(u.Domain), descriptors.Printable(u.Name), shown(u.Key.String(), u.Cut),
+		})
+	}
+	return rows
+}
+
+func shown(text string, cut bool) string {
+	if cut {
+		return text + "…"
+	}
+	return text
+}
+
+func atLeast(n int64, exact bool) string {
+	if exact {
+		return strconv.FormatInt(n, 10)
+	}
+	return "at least " + strconv.FormatInt(n, 10)
+}
+
+// partRows has up to n rows about what denied keys have in common. Without by, it leaves out parts with one key, which
+// the list of keys has, too.
+func partRows(parts []httpapi.DeniedPart, by string, n int) [][]string {
+	rows := [][]string{{"DENIED", "SHARE", "KEYS", "DOMAIN", "LIMIT", "PART"}}
+	for _, p := range parts {
+		if by == "" && p.Keys < 2 {
+			continue
+		}
+		part := ""
+		if p.Position != nil {
+			part = shown(descriptors.Printable(p.Entry)+"="+p.Value.String(), p.Cut)
+		}
+		rows = append(rows, []string{
+			atLeast(p.Denied, p.Exact), fmt.Sprintf("%.0f %%", 100*p.Share), fmt.Sprint(p.Keys),
+			descriptors.Printable(p.Domain), descriptors.Printable(p.Name), part,
+		})
+	}
+	if len(rows) == 1 {
+		return nil
+	}
+	return first(rows, n+1)
+}
+
+// deniedRows has a row for each key, with its rate of the last 10 s if recent is not nil.
+func deniedRows(denied []httpapi.DeniedKey, recent *recentCounts) [][]string {
+	rows := [][]string{{"DENIED", "WHY", "DOMAIN", "LIMIT", "KEY"}}
+	if recent != nil {
+		rows[0] = slices.Insert(rows[0], 1, "/S")
+	}
+	for i := range denied {
+		d := &denied[i]
+		row := []string{
+			atLeast(d.Denied, d.Exact), descriptors.Printable(d.Why), descriptors.Printable(d.Domain), descriptors.Printable(d.Name), shown(deniedKey(d), d.Cut),
+		}
+		if recent != nil {
+			row = slices.Insert(row, 1, recent.rate(d))
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// deniedKey returns the key of d, as a descriptor if it came as one.
+func deniedKey(d *httpapi.DeniedKey) string {
+	if d.Descriptor == nil {
+		return d.Key.String()
+	}
+	var entries []descriptors.Entry
+	for _, e := range d.Descriptor {
+		if len(e) == 2 {
+			entries = append(entries, descriptors.Entry{Key: e[0], Value: e[1]})
+		}
+	}
+	return descriptors.Format(entries)
+}
+
+// recentCounts has the denials of each key at the refreshes of the last 10 s.
+type recentCounts struct{ list []countsAt }
+
+type countsAt struct {
+	at     time.Time
+	denied map[string]int64
+}
+
+func (r *recentCounts) add(now time.Time, top *httpapi.TopAnswer) {
+	counts := map[string]int64{}
+	for i := range top.Denied {
+		counts[rateKey(&top.Denied[i])] = top.Denied[i].Denied
+	}
+	r.list = append(r.list, countsAt{now, counts})
+	for now.Sub(r.list[0].at) > 10*time.Second {
+		r.list = r.list[1:]
+	}
+}
+
+func rateKey(d *httpapi.DeniedKey) string { return d.Domain + "\x00" + d.Name + "\x00" + deniedKey(d) }
+
+// rate returns the denials of d in a second, or "" if they are not known yet. A key that was not listed before had none.
+func (r *recentCounts) rate(d *httpapi.DeniedKey) string {
+	oldest := r.list[0]
+	elapsed := r.list[len(r.list)-1].at.Sub(oldest.at)
+	if elapsed <= 0 {
+		return ""
+	}
+	more := d.Denied - oldest.denied[rateKey(d)] // counts fall when an old window ends
+	return fmt.Sprintf("%.1f", float64(max(0, more))/elapsed.Seconds())
+}
+
+func (c *topCmd) unmatched(a *app) error {
 	var answer struct {
 		Since     time.Time
-		Denied    []httpapi.DeniedKey
-		Unmatched json.RawMessage // a list of shapes with --unmatched, otherwise the number of requests
+		Unmatched []httpapi.UnmatchedShape
 	}
-	if err := c.send(a, http.MethodGet, path, url.Values{"n": {strconv.Itoa(c.Count)}}, nil, &answer); err != nil || c.Format != "text" {
+	query := url.Values{"n": {strconv.Itoa(c.Count)}}
+	if err := c.send(a, http.MethodGet, "unmatched", query, nil, &answer); err != nil || c.Format == "json" {
 		return err
 	}
 	since := "since " + answer.Since.UTC().Format("2006-01-02 15:04:05 UTC") + "\n"
-	var rows [][]string
-	switch {
-	case c.Unmatched:
-		var shapes []httpapi.UnmatchedShape
-		if err := json.Unmarshal(answer.Unmatched, &shapes); err != nil {
-			return err
-		}
-		if len(shapes) == 0 {
-			_, err := fmt.Fprint(a.stdout, "every request matched a limit ", since)
-			return err
-		}
-		rows = unmatchedRows(shapes)
-	case len(answer.Denied) == 0:
-		fmt.Fprint(a.stdout, "no request was denied ", since)
-		if n := string(answer.Unmatched); n != "" && n != "0" {
-			fmt.Fprintf(a.stdout, "at least %s requests matched no limit and were allowed: rlsidecar top --unmatched shows them\n", n)
-		}
-		return nil
-	default:
-		rows = deniedRows(answer.Denied)
+	if len(answer.Unmatched) == 0 {
+		_, err := fmt.Fprint(a.stdout, "every request matched a limit ", since)
+		return err
 	}
 	fmt.Fprint(a.stdout, since)
-	return writeTable(a.stdout, rows...)
-}
-
-func deniedRows(denied []httpapi.DeniedKey) [][]string {
-	rows := [][]string{{"DENIED", "WHY", "DOMAIN", "LIMIT", "KEY"}}
-	for _, d := range denied {
-		times, key := strconv.FormatInt(d.Denied, 10), d.Key.String()
-		if !d.Exact {
-			times = "at least " + times
-		}
-		if d.Descriptor != nil {
-			var entries []descriptors.Entry
-			for _, e := range d.Descriptor {
-				if len(e) == 2 {
-					entries = append(entries, descriptors.Entry{Key: e[0], Value: e[1]})
-				}
-			}
-			key = descriptors.Format(entries)
-		}
-		if d.Cut {
-			key += "…"
-		}
-		rows = append(rows, []string{times, descriptors.Printable(d.Why), descriptors.Printable(d.Domain), descriptors.Printable(d.Name), key})
-	}
-	return rows
+	return writeTable(a.stdout, unmatchedRows(answer.Unmatched)...)
 }
 
 func unmatchedRows(shapes []httpapi.UnmatchedShape) [][]string {

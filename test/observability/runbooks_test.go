@@ -82,8 +82,8 @@ func TestAdjustCommandsOfTheRunbooks(t *testing.T) {
 			t.Errorf("%s: %v\n%s", command[1], err, out)
 		}
 	}
-	if len(commands) != 2 {
-		t.Errorf("%d commands found, want 2", len(commands))
+	if len(commands) != 3 {
+		t.Errorf("%d commands found, want 3", len(commands))
 	}
 	if got := s.post(t, "/json", `{"domain":"edge","descriptors":[{"entries":[{"key":"user_id","value":"eve"}]}]}`); !strings.Contains(got, "OVER_LIMIT") {
 		t.Errorf("the answer to eve is %s; want it blocked", got)

@@ -39,6 +39,15 @@ func (s Severity) String() string {
 
 func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
+func (s *Severity) UnmarshalText(text []byte) error {
+	i := slices.Index(severities[:], string(text))
+	if i <= 0 {
+		return fmt.Errorf("unknown severity %q", text)
+	}
+	*s = Severity(i)
+	return nil
+}
+
 // Condition is one problem.
 type Condition struct {
 	// Name identifies the condition. It consists of lower case words joined by hyphens. If there can be
