@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -63,6 +64,7 @@ func (a *API) paths() map[string]map[string]http.HandlerFunc {
 	return map[string]map[string]http.HandlerFunc{
 		"/v1/limit":         {http.MethodPost: func(w http.ResponseWriter, r *http.Request) { a.decide(w, r, false) }},
 		"/v1/check":         {http.MethodPost: func(w http.ResponseWriter, r *http.Request) { a.decide(w, r, true) }},
+		"/v1/renew":         {http.MethodPost: a.renew},
 		"/v1/reset":         {http.MethodPost: a.reset},
 		"/v1/limits":        {http.MethodGet: a.list},
 		"/v1/limits/{name}": {http.MethodGet: a.show},
@@ -137,7 +139,7 @@ func (a *API) limit(r *http.Request, req *apiRequest, dryRun bool) error {
 			return &limiter.RequestError{Problem: "limit " + strconv.Quote(descriptors.Printable(one.Name)) + ": a key can be reserved only if it has 16 KiB or less"}
 		}
 	}
-	c.DryRun = dryRun
+	c.DryRun, c.Returns = dryRun, true
 	if req.id != "" {
 		c.IdempotencyKey = limiter.IdempotencyKey{ID: "request " + req.id, Lifetime: req.remember}
 	}
@@ -155,6 +157,10 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, req *apiRequest) {
 		unknownReservation.write(w, "reservation "+reservation.ErrForged.Error(), "")
 		return
 	}
+	if !req.counted && slices.ContainsFunc(of.Parts, func(p limiter.ReservedPart) bool { return p.TTL == 0 }) {
+		malformed.write(w, "has a reservation without a count; add the real cost as count", "")
+		return
+	}
 	req.call.Arrived, req.call.Listener = time.Now(), limiter.OverHTTP
 	err := a.Limiter.Settle(r.Context(), req.call, limiter.Settle{Reserved: &of, Real: req.count, Costs: req.costs, Inline: a.inlineOf})
 	switch name := of.Parts[0].Name; {
@@ -166,8 +172,42 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, req *apiRequest) {
 		expired.write(w, err.Error(), name)
 	case err != nil:
 		mistake(w, err)
+	case req.call.Failed && len(req.call.Results) == 0: // the return of a slot
+		unavailable.write(w, "the backend did not answer in time; the return of the slot is repeated for a few seconds", "")
 	default:
 		a.answer(w, req)
+	}
+}
+
+// renew renews the slots of a reservation.
+func (a *API) renew(w http.ResponseWriter, r *http.Request) {
+	body, ok := readBody(w, r)
+	if !ok || !a.working.enter(r.Context()) {
+		return
+	}
+	defer a.working.leave()
+	id, err := parseRenewal(body)
+	var of limiter.Reserved
+	switch {
+	case err != nil:
+		malformed.write(w, err.Error(), "")
+		return
+	case !a.Limiter.Open(id, &of):
+		unknownReservation.write(w, "reservation "+reservation.ErrForged.Error(), "")
+		return
+	}
+	outcomes := a.Limiter.Renew(r.Context(), &of)
+	switch {
+	case len(outcomes) == 0:
+		malformed.write(w, "the reservation has no slots, so there is nothing to renew", "")
+	case slices.Contains(outcomes, limiter.SlotFailed):
+		unavailable.write(w, "the backend did not answer in time; renew again", "")
+	case slices.Contains(outcomes, limiter.SlotForeign):
+		unknownReservation.write(w, "the slot is in the memory of another process", "")
+	case slices.Contains(outcomes, limiter.SlotLost):
+		expired.write(w, "a slot of the reservation was returned or has expired, so other requests may have taken its units", "")
+	default:
+		send(w, http.StatusOK, "application/json", done{OK: true})
 	}
 }
 

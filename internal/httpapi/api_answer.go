@@ -30,6 +30,8 @@ type apiAnswer struct {
 	// Degraded means that the store could not decide a limit, so that its on_backend_failure applied.
 	Degraded bool          `json:"degraded,omitempty"`
 	Limits   []limitAnswer `json:"limits"`
+	// Slots has the outcome of each slot that the request returns: returned, gone or foreign.
+	Slots []string `json:"slots,omitempty"`
 }
 
 type limitAnswer struct {
@@ -221,6 +223,9 @@ func (a *API) answerOf(req *apiRequest) apiAnswer {
 			answer.Wait = max(answer.Wait, l.Wait)
 		}
 		answer.Limits[i] = l
+	}
+	for _, outcome := range c.SlotOutcomes {
+		answer.Slots = append(answer.Slots, outcome.String())
 	}
 	if answer.OK && !req.settles && !c.DryRun {
 		a.identify(&answer, req)

@@ -18,10 +18,10 @@ func TestLimitsAreListedAndShown(t *testing.T) {
 	h, clock := apiInMemory(t)
 	w := call(h, "GET", "/v1/limits", "")
 	var list struct{ Limits []description }
-	if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || w.Code != 200 || len(list.Limits) != 13 {
-		t.Fatalf("got %d %s; want status 200 and 13 limits", w.Code, w.Body)
+	if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || w.Code != 200 || len(list.Limits) != 14 {
+		t.Fatalf("got %d %s; want status 200 and 14 limits", w.Code, w.Body)
 	}
-	if got := list.Limits[0]; got.Domain != "edge" || got.Name != "both" || list.Limits[12].Domain != "other" {
+	if got := list.Limits[0]; got.Domain != "edge" || got.Name != "both" || list.Limits[13].Domain != "other" {
 		t.Errorf("got %s; want the limits in the order of domain and name", w.Body)
 	}
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":["a","b"],"count":15,"reserve":true}`)

@@ -82,8 +82,11 @@ type apiReply struct {
 	Wait        int64 `json:"wait_ms"`
 	Limits      []struct {
 		Reservation string
-		RetryAfter  int64 `json:"retry_after_ms"`
+		Remaining   int64
+		ResetAfter  *int64 `json:"reset_after_ms"`
+		RetryAfter  int64  `json:"retry_after_ms"`
 	}
+	Slots []string
 }
 
 func reserve(t *testing.T, h http.Handler, body string) string {

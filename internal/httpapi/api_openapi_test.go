@@ -95,6 +95,11 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 			t.Fatalf("%s: got %d %s; want status 200", body, w.Code, w.Body)
 		}
 	}
+	slot := reserve(t, h, `{"name":"upload","key":"kept"}`)
+	lost := reserve(t, h, `{"name":"upload","key":"lost"}`)
+	if w := call(h, "POST", "/v1/limit", settleBody(lost, "0")); w.Code != 200 {
+		t.Fatalf("got %d %s; want status 200", w.Code, w.Body)
+	}
 	away := apiOver(t, broken{backend.ErrUnavailable})
 	token := apiOver(t, memory.New(memory.Config{}), func(a *API) { a.Token = httpauth.FixedToken("s3cret") })
 	foreign := []string{"Origin", "https://elsewhere.example"}
@@ -133,6 +138,9 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 	} {
 		limit[code] = sample{h: h, method: "POST", path: "/v1/limit", body: body}
 	}
+	renew := post("/v1/renew", `{"reservation":"`+slot+`"}`)
+	renew[404] = sample{h: h, method: "POST", path: "/v1/renew", body: `{"reservation":"x"}`}
+	renew[410] = sample{h: h, method: "POST", path: "/v1/renew", body: `{"reservation":"` + lost + `"}`}
 	show := common("GET", "/v1/limits/few?key=a&key=%ff", "")
 	show[400] = sample{h: h, method: "GET", path: "/v1/limits/few?x=1"}
 	show[404] = sample{h: h, method: "GET", path: "/v1/limits/nope"}
@@ -140,6 +148,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 	list[503] = sample{h: New(Config{API: &API{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}}), method: "GET", path: "/v1/limits"}
 	return map[string]map[string]map[int]sample{
 		"/v1/limit": {"post": limit}, "/v1/check": {"post": send("/v1/check")},
+		"/v1/renew":  {"post": renew},
 		"/v1/reset":  {"post": post("/v1/reset", `{"name":"few","key":"gone"}`)},
 		"/v1/limits": {"get": list}, "/v1/limits/{name}": {"get": show},
 	}

@@ -59,6 +59,7 @@ type apiRequest struct {
 	reservation string
 	count       int64
 	costs       map[string]int64 // by kind of unit
+	counted     bool             // the request states count or costs
 }
 
 // parseRequest parses a request: one limit, or a list of them under "limits", or a reservation to settle.
@@ -93,7 +94,7 @@ func parseRequest(body []byte) (*apiRequest, error) {
 	case err != nil:
 		return nil, err
 	case seen["reservation"]:
-		req.settles, req.count, req.costs = true, one.Count, one.Costs
+		req.settles, req.count, req.costs, req.counted = true, one.Count, one.Costs, seen["count"] || seen["costs"]
 		return req, onlySettles(seen, req.count)
 	case !seen["limits"] && !seen["name"]:
 		return nil, errors.New(`names no limit; write {"name": …} or {"limits": [{"name": …}, …]}`)
@@ -126,12 +127,23 @@ func onlySettles(seen map[string]bool, count int64) error {
 		return errBothCosts
 	case seen["costs"]:
 		return nil
-	case !seen["count"]:
-		return errors.New("has a reservation without a count; add the real cost as count")
 	case count < 0:
 		return fmt.Errorf("count: the real cost of a reservation must be 0 or more, but is %d", count)
 	}
 	return nil
+}
+
+// parseRenewal parses the request to renew the slots of a reservation.
+func parseRenewal(body []byte) (id string, err error) {
+	p, err := newParser(body)
+	if err != nil {
+		return "", err
+	}
+	seen, err := p.object(map[string]func() error{"reservation": p.string(&id)})
+	if err == nil && !seen["reservation"] {
+		err = errors.New(`has no reservation; write {"reservation": ID}`)
+	}
+	return id, err
 }
 
 var errBothCosts = errors.New("has count and costs; send one of them")

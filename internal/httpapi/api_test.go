@@ -39,6 +39,7 @@ limits:
   both:   {algorithm: token_bucket, rate: 1, period: 1s}
   hourly: {algorithm: fixed_window, rate: 100, period: 1h, start: 2026-01-01T00:00:00Z, max_reserved: 100}
   credit: {algorithm: token_bucket, rate: 10, period: 1m, max_reserved: 5, overdraw: true}
+  upload: {algorithm: concurrency, capacity: 2, ttl: 1m}
 ---
 domain: other
 limits:
@@ -166,7 +167,9 @@ func TestMistakesAreExplained(t *testing.T) {
 		{`{"name":"send","jitter":3600001}`, 400, `jitter: must be between 0 and 3600000, an hour in milliseconds, but is 3600001`},
 		{`{"name":"send","jitter":true}`, 400, `jitter: must be a whole number, but is true`},
 		{`{"reservation":"x","name":"send","count":1}`, 400, `name cannot be combined with reservation; send reservation with only count or costs`},
-		{`{"reservation":"x"}`, 400, `has a reservation without a count; add the real cost as count`},
+		{`{"name":"upload","count":-1}`, 400, `limit "upload" counts requests in flight, so its count must not be negative; return the slot by its id`},
+		{`{"name":"upload","count":3}`, 400, `limit "upload": the cost is 3, but the limit can never hold more than 2`},
+		{`{"name":"upload","reserve":true}`, 400, `limit "upload" is a concurrency, which cannot be reserved`},
 		{`{"reservation":"x","count":-1}`, 400, `count: the real cost of a reservation must be 0 or more, but is -1`},
 		{`{"name":"tokens","reserve":true,"key":"` + strings.Repeat("k", reservation.MaxKey+1) + `"}`, 400, `limit "tokens": a key can be reserved only if it has 16 KiB or less`},
 		{`{"name":"send","name":"send"}`, 400, `name occurs twice; send it once`},

@@ -27,10 +27,14 @@ func (a *API) identify(answer *apiAnswer, req *apiRequest) {
 			answer.Reservation = limiter.None
 		}
 	}
+	for i, part := range c.Slots() {
+		all.ID = c.SlotID()
+		all.Parts, results = append(all.Parts, part), append(results, i)
+	}
 	if len(results) == 0 {
 		return
 	}
-	if req.id != "" { // a repeated request must get the same id
+	if req.id != "" && all.ID == ([16]byte{}) { // a repeated request must get the same id
 		all.ID = limiter.IdempotencyID("reservation", req.id, strconv.FormatInt(int64(all.Parts[0].At), 10))
 	}
 	if len(results) <= limiter.MaxReserved {

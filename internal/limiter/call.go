@@ -194,6 +194,8 @@ type Verdict struct {
 	// Settlements has one Settlement for each reserved bucket that the request settles, and one for each id that
 	// settles nothing.
 	Settlements []Settlement
+	// SlotOutcomes has the outcomes of the slots that the request returns, in no particular order.
+	SlotOutcomes []SlotOutcome
 	// Replayed means that the answer, or a part of it, is the stored answer to an earlier request with the same
 	// idempotency key. That part consumed nothing now.
 	Replayed bool
@@ -233,11 +235,11 @@ func (c *Call) Reset() {
 	// Emptied in place: a composite literal would be built on the stack and then copied, which takes three
 	// times as long.
 	descriptors, limits := c.Descriptors[:0], c.Limits[:0]
-	results, statuses, settlements := c.Results[:0], c.Statuses[:0], c.Settlements[:0]
+	results, statuses, settlements, outcomes := c.Results[:0], c.Statuses[:0], c.Settlements[:0], c.SlotOutcomes[:0]
 	c.Request = Request{}
 	c.Verdict = Verdict{}
 	c.Descriptors, c.Limits = descriptors, limits
-	c.Results, c.Statuses, c.Settlements = results, statuses, settlements
+	c.Results, c.Statuses, c.Settlements, c.SlotOutcomes = results, statuses, settlements, outcomes
 	c.reserves, c.done, c.groups = 0, 0, 0
 	c.slotID, c.slots, c.returns = [16]byte{}, 0, c.returns[:0]
 	c.charges, c.keys, c.payers = c.charges[:0], c.keys[:0], c.payers[:0]

@@ -286,7 +286,7 @@ func (c *Call) AppendID(dst []byte) []byte {
 	r.ID, r.Parts = c.slotID, r.Parts[:0]
 	if c.config.IDs != nil {
 		c.collectReserved(r, false)
-		for part := range c.Slots() {
+		for _, part := range c.Slots() {
 			r.Parts = append(r.Parts, part)
 		}
 		c.collectReserved(r, true)

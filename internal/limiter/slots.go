@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"context"
 	"errors"
 	"iter"
 	"slices"
@@ -151,6 +152,26 @@ func (c *Config) originOf(local bool) uint64 {
 	return c.Process
 }
 
+// Renew renews the slots of r, and returns the outcome for each of them. It is empty if r has no slots.
+func (l *Limiter) Renew(ctx context.Context, r *Reserved) (outcomes []SlotOutcome) {
+	for i := range r.Parts {
+		part := &r.Parts[i]
+		if part.TTL == 0 {
+			continue
+		}
+		outcome := SlotForeign
+		if store := l.config.storeOf(part, l.store); store != nil {
+			charge := slotCharge(&r.ID, part, algorithms.RenewSlot, l.Current().domainOf(r))
+			var d [1]backend.Decision
+			backend.Take(ctx, store, []backend.Charge{charge}, d[:])
+			outcome = slotOutcome(algorithms.RenewSlot, &d[0])
+		}
+		l.config.slots.end(DoorHTTP, outcome)
+		outcomes = append(outcomes, outcome)
+	}
+	return outcomes
+}
+
 // storeOf returns the store that has the slot of part: shared, which is the store of the limiter, or Local. It returns
 // nil if the slot is in the memory of another process.
 func (c *Config) storeOf(part *ReservedPart, shared backend.Store) backend.Store {
@@ -274,14 +295,14 @@ func (c *Call) tookSlot(r *Result) bool {
 	return c.Consumed(r)
 }
 
-// Slots yields a part of an id for each slot that c, which is answered, has taken.
-func (c *Call) Slots() iter.Seq[ReservedPart] {
-	return func(yield func(ReservedPart) bool) {
+// Slots yields a part of an id for each slot that c, which is answered, has taken, with the index of its Result.
+func (c *Call) Slots() iter.Seq2[int, ReservedPart] {
+	return func(yield func(int, ReservedPart) bool) {
 		if c.slots == 0 || c.Denied || c.WouldDeny {
 			return
 		}
 		for i := range c.Results {
-			if r := &c.Results[i]; c.tookSlot(r) && !yield(c.slotPart(r)) {
+			if r := &c.Results[i]; c.tookSlot(r) && !yield(i, c.slotPart(r)) {
 				return
 			}
 		}
@@ -379,10 +400,18 @@ func (c *Call) planReturn(i int, id *[16]byte, part *ReservedPart) {
 		c.returns = append(c.returns, slotReturn{i, len(c.charges)})
 		c.charges = append(c.charges, back)
 	case c.config.originOf(true):
-		c.config.repeat(c.config.Local, &back, nil, c.slotDoor())
+		var d [1]backend.Decision
+		backend.Take(context.Background(), c.config.Local, []backend.Charge{back}, d[:])
+		c.slotEnded(slotOutcome(algorithms.ReturnSlot, &d[0]))
 	default:
-		c.config.slots.end(c.slotDoor(), SlotForeign)
+		c.slotEnded(SlotForeign)
 	}
+}
+
+// slotEnded counts and reports the outcome of a return by a settlement.
+func (c *Call) slotEnded(outcome SlotOutcome) {
+	c.config.slots.end(c.slotDoor(), outcome)
+	c.SlotOutcomes = append(c.SlotOutcomes, outcome)
 }
 
 // slotDoor returns the door of a settlement.
@@ -409,7 +438,7 @@ func (c *Call) foldReturns() {
 	for _, r := range c.returns {
 		d := &c.decisions[r.charge]
 		if d.Err == nil {
-			c.config.slots.end(c.slotDoor(), slotOutcome(algorithms.ReturnSlot, d))
+			c.slotEnded(slotOutcome(algorithms.ReturnSlot, d))
 		} else {
 			c.Failed, c.Denied = true, true
 			if r.descriptor < len(c.Statuses) {

@@ -1,0 +1,72 @@
+package httpapi
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+func TestSlotsOverHTTP(t *testing.T) {
+	const limits = `
+limits:
+  uploads: {algorithm: concurrency, capacity: 3, ttl: 1m}
+  calls:   {algorithm: fixed_window, rate: 3, period: 1d}
+  tokens:  {algorithm: fixed_window, rate: 1000, period: 1d}
+`
+	onEachStore(t, limits, func(t *testing.T, s *onStore) {
+		take := func(body string, code int) apiReply {
+			t.Helper()
+			return s.post("/v1/limit", body, code)
+		}
+		returned := func(id, count, want string) {
+			t.Helper()
+			body := `{"reservation":"` + id + `"}`
+			if count != "" {
+				body = settleBody(id, count)
+			}
+			if got := s.post("/v1/limit", body, 200); strings.Join(got.Slots, " ") != want {
+				t.Errorf("got the outcomes %v, want %s", got.Slots, want)
+			}
+		}
+		two := take(`{"name":"uploads","key":"bob","count":2}`, 200)
+		if two.Reservation == "" || two.Limits[0].Remaining != 1 || two.Limits[0].ResetAfter != nil {
+			t.Errorf("got %+v; want an id, 1 left, and no time", two)
+		}
+		denied := take(`{"name":"uploads","key":"bob","count":2}`, 429)
+		if denied.RetryAfter != 0 || denied.Reservation != "" {
+			t.Errorf("got %+v; want neither a time nor an id", denied)
+		}
+		if w := call(s, "POST", "/v1/limit", `{"name":"uploads","key":"bob","count":2}`); w.Header().Get("Retry-After") != "" {
+			t.Errorf("got Retry-After %s; want none", w.Header().Get("Retry-After"))
+		}
+		returned(two.Reservation, "", "returned")
+		returned(two.Reservation, "0", "gone")
+
+		// All or none, with a reservation that is settled by the same id.
+		both := take(`{"limits":[{"name":"uploads","key":"bob","count":3},{"name":"calls","key":"bob"},{"name":"tokens","key":"bob","count":100,"reserve":true}]}`, 200)
+		take(`{"limits":[{"name":"uploads","key":"bob"},{"name":"calls","key":"bob"}]}`, 429)
+		s.post("/v1/limit", `{"reservation":"`+both.Reservation+`"}`, 400)
+		returned(both.Reservation, "30", "returned")
+
+		// A repeated request gets the same slot, even if it was returned.
+		const once = `{"name":"uploads","key":"eve","count":2,"request_id":"one"}`
+		first, second := take(once, 200), take(once, 200)
+		returned(first.Reservation, "", "returned")
+		third := take(once, 200)
+		if second.Reservation != first.Reservation || third.Reservation != first.Reservation {
+			t.Errorf("got the ids %s, %s and %s, want the same", first.Reservation, second.Reservation, third.Reservation)
+		}
+		returned(third.Reservation, "", "gone")
+
+		// Renewed in time, and too late.
+		kept, lost := take(`{"name":"uploads","key":"ann"}`, 200).Reservation, take(`{"name":"uploads","key":"ann"}`, 200).Reservation
+		s.clock.Set(s.clock.Now() + 40*algorithms.Second)
+		s.post("/v1/renew", `{"reservation":"`+kept+`"}`, 200)
+		s.clock.Set(s.clock.Now() + 40*algorithms.Second)
+		s.post("/v1/renew", `{"reservation":"`+lost+`"}`, 410)
+		s.post("/v1/renew", `{"reservation":"`+lost[1:]+`"}`, 404)
+		returned(kept, "", "returned")
+		returned(lost, "", "gone")
+	})
+}
