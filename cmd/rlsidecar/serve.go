@@ -91,7 +91,7 @@ func (c *serveCmd) settings(r reference) (s server.Config, err error) {
 		GRPC: c.GRPCListen, HTTP: c.HTTPListen, HTTPProxyProtocol: c.HTTPProxyProtocol, Admin: c.AdminListen, AdminToken: c.AdminToken,
 		AdminReadTokenFile: string(c.AdminReadTokenFile),
 		APIToken:           c.APIToken, APITokenFile: string(c.APITokenFile), AdminTokenFile: string(c.AdminTokenFile), NoJSON: c.HTTPJSON == "off",
-		APIInlineConfig: c.APIInlineConfig, SettleKeyFile: string(c.SettleKeyFile),
+		APIInlineConfig: c.APIInlineConfig, SettleKeyFile: string(c.SettleKeyFile), LogListen: c.LogListen, AccessLogService: c.AccessLogService,
 		TLS:     server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
 		Metrics: c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,
 		MaxConnectionAge: c.MaxConnectionAge, MaxConnectionGrace: c.MaxConnectionAgeGrace,

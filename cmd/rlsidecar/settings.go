@@ -48,6 +48,7 @@ type serveSettings struct {
 	MaxConnectionAgeGrace time.Duration `name:"grpc-max-connection-age-grace" setting:"variable" placeholder:"TIME" help:"After --grpc-max-connection-age, wait this long for requests in flight, and then close the connection. Default: without end."`
 	MaxConnectionIdle     time.Duration `name:"grpc-max-connection-idle" setting:"variable" default:"15m" help:"Close gRPC connections that had no request for this time, with GOAWAY; 0 means never."`
 	GRPCMaxConnections    int           `setting:"variable" placeholder:"N" help:"Maximum number of gRPC connections. Idle ones are closed to make room for new ones. Default: as many as the limits of open files and memory allow."`
+	AccessLogService      bool          `setting:"variable" help:"true: the gRPC listener also serves Envoy's access log service, which renews the slots of long requests."`
 	MaxDescriptors        int           `setting:"variable" default:"100" help:"Maximum number of descriptors of a request, at most 1000. A request with more is denied."`
 	MaxEntries            int           `setting:"variable" default:"16" help:"Maximum number of entries of a descriptor, at most 100. A request with more is denied."`
 	ResponseHeaders       bool          `setting:"flag" help:"Let Envoy add rate limit headers to its responses (gRPC only; --http-headers is for HTTP)."`
@@ -62,6 +63,7 @@ type serveSettings struct {
 	HTTPHeaders        httpHeaders   `setting:"flag" default:"ietf,x,retry_after" placeholder:"SETS" help:"Rate limit headers of HTTP answers, for domains without the key http_headers: none, or any of ietf, x, openai and retry_after (${default})."`
 	HTTPMaxConnections int           `setting:"variable" placeholder:"N" help:"Maximum number of HTTP connections. Beyond it, only health checks are answered. Default: as many as the limits of open files and memory allow."`
 	HTTPIdleTimeout    time.Duration `setting:"variable" default:"5m" help:"Close HTTP connections that had no request for this time."`
+	LogListen          string        `setting:"flag" placeholder:"URL" help:"Receive the access log of NGINX, HAProxy or Caddy here, over udp://127.0.0.1:PORT or tcp://127.0.0.1:PORT. Each line ends in the id of a slot, which is returned. Required for concurrency limits of requests to /v1/auth (none)."`
 	APIToken           string        `name:"api-token" setting:"variable" placeholder:"TOKEN" help:"Bearer token of the HTTP API (/v1/limit, /v1/check, …), instead of --api-token-file."`
 	APITokenFile       tokenFile     `name:"api-token-file" setting:"flag" placeholder:"FILE" help:"File that contains the bearer token of the HTTP API (/v1/limit, /v1/check, …). Read again when it changes. Without a token, the API is served only if the HTTP listener is a Unix socket or a loopback address."`
 	APIInlineConfig    bool          `name:"api-inline-config" setting:"flag" help:"Let requests to the HTTP API contain their own limits, in the field config. Use it only if the callers may choose their limits."`

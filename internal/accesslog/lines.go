@@ -95,7 +95,7 @@ func (l *Lines) SmallBuffer() int {
 }
 
 // Serve calls ended with the text at the end of each line that can be an id, until Close. That text is "" if there is
-// none, or if the line is too long. ended must not block, and may be called by several goroutines at once.
+// none, or if the line is too long. Lines that end in "-" are of requests without slots, and are ignored. ended must not block, and may be called by several goroutines at once.
 func (l *Lines) Serve(ended func(id string)) error {
 	defer l.senders.Wait()
 	var err error
@@ -134,7 +134,7 @@ func (l *Lines) receive(ended func(id string)) error {
 			return err
 		}
 		for line := range bytes.Lines(packet[:n]) {
-			ended(idOf(line))
+			report(line, ended)
 		}
 	}
 }
@@ -184,7 +184,7 @@ func readLines(r io.Reader, ended func(id string)) {
 	for {
 		line, err := in.ReadSlice('\n')
 		if err == nil {
-			ended(idOf(line))
+			report(line, ended)
 			continue
 		}
 		for errors.Is(err, bufio.ErrBufferFull) {
@@ -195,6 +195,13 @@ func readLines(r io.Reader, ended func(id string)) {
 		if err != nil {
 			return
 		}
+	}
+}
+
+// report calls ended with the id of a line, unless the id is "-", which proxies write for a value that is missing.
+func report(line []byte, ended func(id string)) {
+	if id := idOf(line); id != "-" {
+		ended(id)
 	}
 }
 

@@ -42,7 +42,7 @@ func TestLines(t *testing.T) {
 				{"\n", []string{""}},
 				{"\x00\xff\xfe\n", []string{""}},
 				{id + " \n", []string{""}},
-				{"-\n", []string{"-"}},
+				{"-\n" + "<190>Nov 24 14:00:00 slots: -\n" + id + "\n", []string{id}},
 				{strings.Repeat("x", maxLine+100) + " " + id + "\n" + id + "\n", map[string][]string{"tcp": {"", id}, "udp": {id, id}}[network]},
 			} {
 				send(test.text)

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/routing"
 	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // authPath is the endpoint for proxies. Paths below it are not cleaned, because ext_authz appends the path
@@ -26,6 +28,7 @@ const authPath = "/v1/auth"
 type AuthLimiter interface {
 	Current() *limiter.Snapshot
 	Check(context.Context, *limiter.Call) error
+	ReturnSlots(id string, door limiter.SlotDoor) algorithms.Micros
 }
 
 // AuthObserver receives events about requests that get no verdict from the limiter.
@@ -50,6 +53,11 @@ type Auth struct {
 	Limiter  AuthLimiter
 	Observer AuthObserver
 	Headers  HeaderSets
+	// ReturnsSlots means that the proxy returns slots: its access log has the id that the header X-RateLimit-Slot of the
+	// answer contains. Otherwise concurrency limits deny.
+	ReturnsSlots bool
+	// Gone reports whether the proxy has closed the connection of r. It is called only if ReturnsSlots is set.
+	Gone func(r *http.Request) bool
 	// Log receives panics, at most one message a second.
 	Log *zap.Logger
 
@@ -80,6 +88,7 @@ type authExchange struct {
 	call  limiter.Call
 	lines lines
 	body  []byte
+	slots []byte // the id of the slots that the request has taken; empty if it has none
 }
 
 var authExchanges = sync.Pool{New: func() any { return &authExchange{} }}
@@ -102,10 +111,16 @@ func (d *Auth) serve(w http.ResponseWriter, r *http.Request, own, query string) 
 		_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // if this fails, net/http only waits longer
 	}
 	x := authExchanges.Get().(*authExchange)
-	if a := d.decide(r, x, &clientRequest{r: r, nginx: nginx}, own, query); a.code != 0 {
+	a := d.decide(r, x, &clientRequest{r: r, nginx: nginx}, own, query)
+	if len(x.slots) > 0 && (a.code == 0 || d.Gone(r)) { // the answer has not been written, so the proxy cannot use it
+		d.Limiter.ReturnSlots(string(x.slots), limiter.DoorReset)
+		x.slots, a = x.slots[:0], authAnswer{code: http.StatusServiceUnavailable}
+	}
+	if a.code != 0 {
 		d.reply(w, r, x, a, nginx)
 	}
 	x.call.Reset()
+	x.slots = x.slots[:0]
 	x.lines = lines{text: x.lines.text[:0]}
 	authExchanges.Put(x)
 }
@@ -140,6 +155,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *clientRequest, own, 
 	if routing.Fill(c, of.auth, route, &of.Request); len(c.Descriptors) == 0 && !s.Requires(c.Request.Domain) {
 		return d.unrouted(of, NoDescriptor)
 	}
+	c.Request.Returns = d.ReturnsSlots
 	c.Request.MaxDelay, c.Arrived, c.Listener = d.delays.Longest(r.Context()), time.Now(), limiter.OverAuth
 	switch err := d.Limiter.Check(r.Context(), c); {
 	case err != nil:
@@ -148,6 +164,9 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *clientRequest, own, 
 		return d.unrouted(of, NoRoute)
 	case c.Err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable, reason: reasonFailure}
+	}
+	if c.HasSlots() {
+		x.slots = c.AppendID(x.slots)
 	}
 	if c.Verdict.Delay > 0 && d.delays.Wait(r.Context(), c.Verdict.Delay) != nil {
 		return authAnswer{}
@@ -169,6 +188,8 @@ func answerTo(v *limiter.Verdict) authAnswer {
 		a.code = http.StatusTooManyRequests
 	}
 	switch {
+	case v.Denied && slices.ContainsFunc(v.Results, func(r limiter.Result) bool { return r.NoReturn }):
+		a.reason = reasonNoReturn
 	case v.Denied && v.Missing != nil:
 		a.reason = reasonMissing
 	case v.Denied && v.Never:
@@ -205,6 +226,9 @@ func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a 
 	}
 	if a.reason != "" {
 		l.word("X-RateLimit-Reason", a.reason)
+	}
+	if len(x.slots) > 0 {
+		l.word("X-RateLimit-Slot", string(x.slots))
 	}
 	l.write(w.Header())
 	if !refused || nginx {

@@ -19,7 +19,9 @@ const (
 	reasonNoRoute = "no-route"
 	reasonNever   = "never"
 	reasonMissing = "missing-descriptor"
-	reasonPanic   = "internal-error"
+	// reasonNoReturn means that nobody could return the slot of a concurrency limit, because there is no log listener.
+	reasonNoReturn = "no-return-door"
+	reasonPanic    = "internal-error"
 	// reasonRepeated means that a header or cookie that affects which limits apply was repeated, or that the target
 	// contains "#".
 	reasonRepeated = "repeated"
@@ -38,8 +40,8 @@ const retryAfter = "Retry-After"
 // headers.
 type lines struct {
 	text         []byte
-	names        [8 + replies.MaxHeaders]string
-	ends         [8 + replies.MaxHeaders]int
+	names        [9 + replies.MaxHeaders]string
+	ends         [9 + replies.MaxHeaders]int
 	n            int
 	noRetryAfter bool
 }

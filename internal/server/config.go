@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/accesslog"
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
@@ -54,6 +55,11 @@ type Config struct {
 	// SettleKeyFile contains one or two secrets that sign reservations. The first is the current one. "" means
 	// that the APIToken signs them, or a random key if there is no token.
 	SettleKeyFile string
+	// LogListen is the address at which access logs return slots: udp://HOST:PORT or tcp://HOST:PORT with a loopback
+	// address. "" means that there is no such listener.
+	LogListen string
+	// AccessLogService adds Envoy's access log service, which renews slots, to GRPC.
+	AccessLogService bool
 	// NoJSON removes /json from HTTP.
 	NoJSON bool
 	// HTTPProxyProtocol accepts a PROXY header at the start of HTTP connections from trusted proxies.
@@ -123,6 +129,11 @@ func (c *Config) Check() error {
 	}
 	if len(c.Paths) > 0 && c.XDS.Server != "" {
 		return errors.New("--config and --xds-server cannot be combined; give one of them")
+	}
+	if c.LogListen != "" {
+		if err := accesslog.CheckAddress(c.LogListen); err != nil {
+			return fmt.Errorf("--log-listen: %w", err)
+		}
 	}
 	if c.Statsd.Address != "" {
 		if err := c.Statsd.Check(); err != nil {

@@ -65,6 +65,9 @@ func (s *server) boundListeners(listeners []listener) {
 	all := &bounds{}
 	for i := range listeners {
 		d := &listeners[i]
+		if d.socket == nil { // the log listener, which bounds its connections itself
+			continue
+		}
 		l := &boundedListener{
 			Listener: nonblock.Listener(d.socket), all: all, start: time.Now(), open: map[*boundedConn]struct{}{},
 			log: logthrottle.Log(s.log, time.Second).With(zap.String("listener", d.name)),
@@ -237,6 +240,13 @@ func (c *boundedConn) changed(state http.ConnState) {
 	if socket, ok := c.Conn.(*nonblock.Conn); ok && state == http.StateIdle {
 		socket.TakeTurn()
 	}
+}
+
+// gone reports whether the peer has closed its end of the connection. net/http notices that too, but on another
+// goroutine, which may be late.
+func (c *boundedConn) gone() bool {
+	socket, ok := c.Conn.(*nonblock.Conn)
+	return ok && socket.Ended()
 }
 
 func (c *boundedConn) idleAt(now time.Duration) bool {

@@ -11,8 +11,11 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
+	"github.com/rlsidecar/rlsidecar/internal/accesslog"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/h2grpc"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // grpcListener returns the gRPC listener. Package h2grpc answers ShouldRateLimit. It passes calls of other methods to a
@@ -37,9 +40,12 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 		c.Handshake = s.handshakes.server
 	}
 	h := newHealthServer()
-	others := grpc.NewServer(grpc.WaitForHandlers(true))
+	others := grpc.NewServer(grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(maxOtherMessage))
 	grpcapi.Register(others)
 	healthpb.RegisterHealthServer(others, h)
+	if s.config.AccessLogService {
+		accesslog.NewService(func(id string) algorithms.Micros { return s.limiter.RenewSlots(id, limiter.DoorAccessLog) }).Register(others)
+	}
 	reflection.Register(others)
 	c.Others = others
 	f := h2grpc.New(c)
@@ -52,6 +58,9 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 		},
 	}, nil
 }
+
+// maxOtherMessage bounds the messages of the other services, in bytes. Those of the access log service are the longest.
+const maxOtherMessage = 1 << 20
 
 // bufferedBytes returns h2grpc.Config.BufferedBytes: an eighth of the memory limit in bytes (math.MaxInt64 if there is
 // none), from 4 to 32 MiB. A request can have 4 MiB.

@@ -28,7 +28,7 @@ func address(name string, a net.Addr) zap.Field {
 type listener struct {
 	name    string
 	socket  net.Listener
-	bounded net.Listener // socket, with a bound on its open connections
+	bounded net.Listener // socket, with a bound on its open connections; nil without socket
 	serve   func(net.Listener) error
 	// stop ends serve. It waits for requests in flight, and aborts them when ctx ends.
 	stop func(ctx context.Context)
@@ -47,7 +47,7 @@ func (s *server) open() (listeners []listener, running Running, err error) {
 	}
 	o := &opening{server: s, api: api}
 	o.running.Snapshot = s.limiter.Current()
-	for _, open := range []func() error{o.grpc, o.http, o.admin, o.metrics} {
+	for _, open := range []func() error{o.logs, o.grpc, o.http, o.admin, o.metrics} {
 		if err = open(); err != nil {
 			o.abort()
 			return o.listeners, o.running, err
@@ -169,5 +169,8 @@ func (s *server) httpAPI() *httpapi.API {
 }
 
 func (s *server) authHandler() *httpapi.Auth {
-	return &httpapi.Auth{Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log}
+	return &httpapi.Auth{
+		Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log,
+		ReturnsSlots: s.config.LogListen != "", Gone: func(r *http.Request) bool { return connOf(r).gone() },
+	}
 }

@@ -31,9 +31,9 @@ import (
 
 // Running describes a started server.
 type Running struct {
-	// GRPC, HTTP, Admin and Metrics are the addresses of the listeners. nil means that there is no such
+	// GRPC, HTTP, Admin, Metrics and Logs are the addresses of the listeners. nil means that there is no such
 	// listener.
-	GRPC, HTTP, Admin, Metrics net.Addr
+	GRPC, HTTP, Admin, Metrics, Logs net.Addr
 	// Snapshot is the configuration at the start. It is nil if no configuration has arrived yet.
 	Snapshot *limiter.Snapshot
 	// NotReady lists the reasons for which the server is not ready, one per line. "" means that the server is
@@ -134,7 +134,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	}
 	s.runBackground(background, &wg)
 	return s.serve(ctx, listeners, func() {
-		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
+		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics), address("logs", running.Logs))
 		if !s.ready.Load() {
 			running.NotReady = s.notReady()
 		}
@@ -296,7 +296,7 @@ func (s *server) serve(running context.Context, listeners []listener, started fu
 	for _, d := range listeners {
 		serving.Go(func() {
 			if err := d.serve(d.bounded); err != nil {
-				fail(fmt.Errorf("serve on %s: %w", d.socket.Addr(), err))
+				fail(fmt.Errorf("serve the %s listener: %w", d.name, err))
 			}
 		})
 	}

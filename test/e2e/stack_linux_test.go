@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -135,7 +136,7 @@ func (s *stack) writeText(t *testing.T, name, text string) (path string) {
 // startSidecar starts the sidecar, or starts it again.
 func (s *stack) startSidecar(t *testing.T) {
 	t.Helper()
-	s.sidecar = serve(s.owner, s.addr, append([]string{"--config", s.limits}, s.args...)...)
+	s.sidecar = serve(s.owner, s.addr, append(slices.Clone(s.args), "--config", s.limits)...)
 }
 
 // run starts the proxy in the folder of its configuration.
