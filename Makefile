@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories bench bench-compare overload size soak chart release tools clean
+.PHONY: help build run test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories in-flight bench bench-compare overload size soak chart release tools clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,8 @@ mutate: ## plant faults by rule into the packages PKG, all of them or SAMPLE of 
 	@go run ./test/plant -sample $(or $(SAMPLE),0) $(MUTATE) $(PKG)
 histories: ## check the decisions of concurrent sidecars on a failing Redis; each run takes HISTORIES (default 1m)
 	@HISTORIES=$${HISTORIES:-1m} go test -vet=off -count=1 -v -timeout 3h ./test/histories
+in-flight: ## send REQUESTS (default 12000) that end in every way through Envoy, NGINX, HAProxy and Caddy, and check that no slot is lost
+	@RLSIDECAR_IN_FLIGHT=$(or $(REQUESTS),12000) go test -vet=off -count=1 -v -run TestInFlight ./test/e2e
 bench: ## run the benchmarks of the packages, and load large configurations
 	@scripts/bench.sh
 bench-compare: ## measure the targets of docs/performance.md, each compared with its ceiling

@@ -63,7 +63,6 @@ type serveSettings struct {
 	HTTPHeaders        httpHeaders   `setting:"flag" default:"ietf,x,retry_after" placeholder:"SETS" help:"Rate limit headers of HTTP answers, for domains without the key http_headers: none, or any of ietf, x, openai and retry_after (${default})."`
 	HTTPMaxConnections int           `setting:"variable" placeholder:"N" help:"Maximum number of HTTP connections. Beyond it, only health checks are answered. Default: as many as the limits of open files and memory allow."`
 	HTTPIdleTimeout    time.Duration `setting:"variable" default:"5m" help:"Close HTTP connections that had no request for this time."`
-	LogListen          string        `setting:"flag" placeholder:"URL" help:"Receive the access log of NGINX, HAProxy or Caddy here, over udp://127.0.0.1:PORT or tcp://127.0.0.1:PORT. Each line ends in the id of a slot, which is returned. Required for concurrency limits of requests to /v1/auth (none)."`
 	APIToken           string        `name:"api-token" setting:"variable" placeholder:"TOKEN" help:"Bearer token of the HTTP API (/v1/limit, /v1/check, …), instead of --api-token-file."`
 	APITokenFile       tokenFile     `name:"api-token-file" setting:"flag" placeholder:"FILE" help:"File that contains the bearer token of the HTTP API (/v1/limit, /v1/check, …). Read again when it changes. Without a token, the API is served only if the HTTP listener is a Unix socket or a loopback address."`
 	APIInlineConfig    bool          `name:"api-inline-config" setting:"flag" help:"Let requests to the HTTP API contain their own limits, in the field config. Use it only if the callers may choose their limits."`
@@ -102,6 +101,7 @@ type configSettings struct {
 	OnBackendFailure string  `setting:"flag" enum:"deny,allow,local,error" default:"deny" help:"Answer when Redis does not decide in time, for limits without the key on_backend_failure: deny, allow, local (decide in memory with --local-share of the limit) or error (the proxy decides)."`
 	LocalShare       float64 `setting:"flag" default:"0" help:"Share of a limit that this sidecar allows with on_backend_failure local, for limits without the key local_share: more than 0 and at most 1."`
 	MaxLimits        int     `setting:"variable" default:"100000" help:"Maximum number of limits in a configuration. A named limit counts once for each descriptor that uses it. A limit takes 1 to 2 KB of memory."`
+	LogListen        string  `setting:"flag" placeholder:"URL" help:"Receive the access log of NGINX, HAProxy or Caddy over udp://127.0.0.1:PORT or tcp://127.0.0.1:PORT. Each line ends in the id of a slot, which is returned. Concurrency limits of requests to /v1/auth need it (none)."`
 	KeepBlanks       bool    `setting:"variable" help:"true: keep blanks at the ends of descriptor values. By default they are removed, because a client could get a new bucket by adding a blank."`
 }
 
@@ -132,7 +132,7 @@ func (s configSettings) Validate() error {
 
 func (s configSettings) options() config.Options {
 	failure, _ := limiter.ParseOnFailure(s.OnBackendFailure) // kong has already checked the value
-	return config.Options{ConsumeEach: s.Consume == "each", OnFailure: failure, LocalShare: s.LocalShare, KeepBlanks: s.KeepBlanks, MaxLimits: s.MaxLimits}
+	return config.Options{ConsumeEach: s.Consume == "each", OnFailure: failure, LocalShare: s.LocalShare, KeepBlanks: s.KeepBlanks, MaxLimits: s.MaxLimits, LogListener: s.LogListen != ""}
 }
 
 func (s redisSettings) redis() server.Redis {

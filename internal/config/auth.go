@@ -12,6 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/spelling"
 	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -177,6 +178,7 @@ func (c *compiler) auth(docs []*document) {
 	}
 	if c.mistakes == before {
 		c.warnSpelling(all, routes)
+		c.warnReturns(all, routes)
 	}
 	if from := firstClientIPSource(docs); from.at.line > 0 && !trusted.stated() {
 		c.warn(from.at, "%s is the address of the proxy itself, because no proxy is trusted; add trusted_proxies: [127.0.0.1/32, \"::1/128\", unix]", from.value)
@@ -341,6 +343,23 @@ func (c *compiler) warnSpelling(all *limiter.Auth, routes []*route) {
 				"with what your application ignores in paths, or path_ignores: [] if it ignores nothing",
 				strings.Join(escaping, ", "), map[bool]string{true: "does", false: "do"}[len(escaping) == 1], r.Path+strings.Repeat("*", btoi(r.PathPrefix)))
 			return
+		}
+	}
+}
+
+// warnReturns warns of the first route to a domain with concurrency limits, unless access logs return slots.
+func (c *compiler) warnReturns(all *limiter.Auth, routes []*route) {
+	for i := range all.Routes {
+		d := c.snapshot.Domains[all.Routes[i].Domain]
+		if d == nil || c.o.LogListener {
+			continue
+		}
+		for _, p := range d.Settling {
+			if p.Limit.Kind == algorithms.Concurrency {
+				c.warn(routes[i].at, "a concurrency limit of domain %q denies every request of this route, because nothing returns slots; "+
+					"let the proxy send its access log to --log-listen", d.Name)
+				return
+			}
 		}
 	}
 }

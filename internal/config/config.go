@@ -37,6 +37,8 @@ type Options struct {
 	MaxLimits int
 	// Cluster enables warnings about limits that a Redis Cluster cannot charge in one step.
 	Cluster bool
+	// LogListener means that access logs return slots. Without it, there is a warning about routes to concurrency limits.
+	LogListener bool
 	// Pause, unless nil, is called again and again while a configuration is loaded, for each limit and each piece of a
 	// file. Loading 100,000 limits takes seconds, in which requests may wait for the processor.
 	Pause func()

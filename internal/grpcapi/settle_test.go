@@ -205,3 +205,57 @@ func TestASettleDoneIsDetached(t *testing.T) {
 		t.Errorf("%d left, want 893: 1,000 less the real cost of 7 and another estimate", reply.GetStatuses()[0].GetLimitRemaining())
 	}
 }
+
+// The id of an answer is also the one that returns its slots if the client does not use the answer.
+func TestUnusedAnswersReturnTheirSlots(t *testing.T) {
+	capacity := int64(2)
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.Concurrency, Capacity: &capacity, Period: hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Process: 1,
+		Now: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
+	})
+	slots := snapshot(&limiter.Policy{Name: "user", Limit: &limit})
+	slots.Domains["d"].Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
+	l.Swap(slots)
+	s, _ := newServer(t, l, Options{})
+	check := func(hits uint64) (id, answered string, left uint32) {
+		t.Helper()
+		wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{entry("user", "bob", wrapperspb.UInt64(hits))}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := s.NewBatch()
+		b.Add(wire, time.Now(), 0, nil, nil)
+		b.Submit(time.Time{}, nil, func() {})
+		b.Finish(0)
+		id = b.Slots(0)
+		out, err := b.Append(nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &rls.RateLimitResponse{}
+		if err := proto.Unmarshal(out, r); err != nil {
+			t.Fatal(err)
+		}
+		return id, idOf(t, r), r.GetStatuses()[0].GetLimitRemaining()
+	}
+	first, answered, left := check(1)
+	if first == "" || first != answered || left != 1 {
+		t.Fatalf("got the slots %q, the id %q and %d left; want the same id twice and 1", first, answered, left)
+	}
+	if id, answered, _ := check(0); id != "" || answered != limiter.None {
+		t.Errorf("a dry run: got the slots %q and the id %q", id, answered)
+	}
+	check(1)
+	if id, answered, _ := check(1); id != "" || answered != limiter.None {
+		t.Errorf("a denial: got the slots %q and the id %q", id, answered)
+	}
+	s.Unused(first)
+	s.Unused(first)
+	if _, _, left := check(0); left != 1 {
+		t.Errorf("%d left after a reset, want 1", left)
+	}
+}
