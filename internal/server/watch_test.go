@@ -87,7 +87,7 @@ func TestSidecarsOfOneRedisKnowEachOther(t *testing.T) {
 // At a high rate of requests fewer decisions are recorded, and each recorded one counts for more. The estimate of
 // the units must differ from the true number by at most half.
 func TestUsageIsEstimatedAtAnyRate(t *testing.T) {
-	for requests, want := range map[uint64]uint32{0: 1, 640_000: 1, 640_001 + 64: 2, 10_000_000: 16, 1 << 60: 1024} {
+	for requests, want := range map[uint64]uint32{0: 1, 320_000: 1, 320_001 + 64: 2, 10_000_000: 32, 1 << 60: 1024} {
 		if got := thinned(requests); got != want {
 			t.Errorf("after %d requests in a step, one of %d timed decisions is recorded; want %d", requests, got, want)
 		}
@@ -97,7 +97,7 @@ func TestUsageIsEstimatedAtAnyRate(t *testing.T) {
 		w := newWatch(time.Now())
 		w.thin.Store(thin)
 		o := observers{Metrics: metrics.New("", ""), watch: w}
-		policy := &limiter.Policy{Domain: "d", Name: "send", Keys: descriptors.Keys{Open: []int{0}}}
+		policy := &limiter.Policy{Domain: "d", Name: "send", Limit: &algorithms.Limit{}, Keys: descriptors.Keys{Open: []int{0}}}
 		c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: "bob"}}}}}}
 		c.Verdict.Domain = &limiter.Domain{Name: "d"}
 		c.Results = []limiter.Result{{Policy: policy, Key: []byte("bob"), Cost: 2}}
