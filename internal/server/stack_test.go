@@ -9,6 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
@@ -22,7 +23,7 @@ func TestDroppedUndosAreCounted(t *testing.T) {
 	st := stack{undos: stores.NewUndos(time.Second), redis: []*redis.Store{r}}
 	st.undos.Close()
 	for range 3 {
-		st.undos.Submit(memory.New(memory.Config{}), nil)
+		st.undos.Submit(memory.New(memory.Config{}), make([]backend.Charge, 1))
 	}
 	m := metrics.New("v1", "rev")
 	m.WatchUndos(st.undosDropped)

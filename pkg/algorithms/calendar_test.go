@@ -111,6 +111,14 @@ func TestCalendarWindowOverDaylightSaving(t *testing.T) {
 	}
 }
 
+// Answers state when a window ends also for a limit that allows nothing.
+func TestTheWindowOfALimitThatAllowsNothingEnds(t *testing.T) {
+	l := mustCompile(t, Spec{Kind: FixedWindow, Period: Second, Start: new(Micros)})
+	if got := l.WindowEnd(5*Second+1, 7); got != Second-1 {
+		t.Errorf("got %d us; want %d", got, Second-1)
+	}
+}
+
 // WindowEnd limits the life of leased units.
 func TestCalendarEndsALease(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: FixedWindow, Rate: 10, Calendar: calendars[2]})

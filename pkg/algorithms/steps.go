@@ -106,8 +106,8 @@ func (l *Limit) windowStart(n, phase int64) Micros {
 // WindowEnd is for Stores. It returns the time from now to the next start of a fixed window, for the key with this
 // hash (Charge.Hash). It also works for a limit with a Rate of 0.
 func (l *Limit) WindowEnd(now Micros, hash uint64) Micros {
-	c := l.clockAt(now, hash)
-	return c.until(l, 1)
+	phase := l.phaseOf(hash) // not by a clock, which a Rate of 0 does not have
+	return l.windowStart(l.windowOf(now, phase)+1, phase) - now
 }
 
 // windowOver reports whether l is a fixed window and charge a is the undo of an earlier one (see Charge.ChargedAt)
