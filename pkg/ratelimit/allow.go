@@ -62,6 +62,9 @@ func (l *Limiter) one(ctx context.Context, name string, key []string, terms algo
 	if m == nil {
 		return Result{}, unknown(name)
 	}
+	if m.acquires() && !terms.DryRun {
+		return Result{}, mustAcquire(name)
+	}
 	if terms.Cost > 0 && m.then() != nil {
 		return l.oneOrPayer(ctx, m, key, terms)
 	}
@@ -287,6 +290,8 @@ func (l *Limiter) find(r *Request) (err error) {
 		return unknown(r.Name)
 	case r.N < 1:
 		return unitsError(r.Name, r.N)
+	case r.limit.acquires():
+		return mustAcquire(r.Name)
 	case r.Reserve && r.limit.inline:
 		return fmt.Errorf("limit %q: %w, and neither can one that comes with the request", r.limit.policy.Name, ErrCannotReserve)
 	case r.Reserve && !r.limit.canReserve():

@@ -14,8 +14,8 @@ import (
 // Limits has limits by name.
 type Limits map[string]Limit
 
-// Limit configures one limit. Make one with TokenBucket, FixedWindow, SlidingWindow, SlidingLog or
-// LeakyBucket, and set other fields if necessary. All times are whole numbers of microseconds.
+// Limit configures one limit. Make one with TokenBucket, FixedWindow, SlidingWindow, SlidingLog,
+// LeakyBucket or Concurrency, and set other fields if necessary. All times are whole numbers of microseconds.
 // docs/algorithms.md in the repository compares the algorithms.
 type Limit struct {
 	// Algorithm is one of the kinds of package algorithms, except Guaranteed: set the field Guaranteed.
@@ -26,7 +26,7 @@ type Limit struct {
 	// Period is longer than 0, except with a Calendar.
 	Period time.Duration
 	// Capacity is the most units that a token bucket or a fixed window can hold; nil means Rate. For a leaky bucket it
-	// is the number of places in the queue; nil means none.
+	// is the number of places in the queue; nil means none. For Concurrency it is the number of units in flight.
 	Capacity *int64
 	// Initial is the number of units in a new bucket; nil means Capacity.
 	Initial *int64

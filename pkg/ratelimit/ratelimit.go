@@ -37,6 +37,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -117,6 +118,9 @@ type Config struct {
 	Clock func() time.Time
 }
 
+// repeatTimeout bounds the wait of the Store until it sends the return of a slot.
+const repeatTimeout = time.Second
+
 // Limiter decides requests for a set of limits. It is safe for concurrent use.
 type Limiter struct {
 	store   backend.Store
@@ -126,6 +130,7 @@ type Limiter struct {
 	named   map[string]*limit // never modified
 	limiter *limiter.Limiter  // for what direct cannot do: ids, payers, settlements and resets
 	direct  sync.Pool         // of *limiter.Direct
+	repeats *stores.Repeats   // of returns of slots
 }
 
 type limit struct {
@@ -159,7 +164,7 @@ func New(c Config) (*Limiter, error) {
 		}
 		one.policy.Index = len(snapshot.Policies)
 		l.named[name], domain.Named[name] = one, &one.policy
-		if one.policy.Limit.Settles {
+		if one.policy.Limit.Settles || one.acquires() {
 			domain.Settling[limiter.PrefixNumber(one.policy.Prefix)] = &one.policy
 		}
 		snapshot.Policies = append(snapshot.Policies, &one.policy)
@@ -168,7 +173,8 @@ func New(c Config) (*Limiter, error) {
 	if problems != nil {
 		return nil, errors.Join(problems...)
 	}
-	l.limiter = limiter.New(c.Store, limiter.Config{IDs: l.keys, Now: c.now})
+	l.repeats = stores.NewRepeats(repeatTimeout)
+	l.limiter = limiter.New(c.Store, limiter.Config{IDs: l.keys, Now: c.now, Repeater: l.repeats})
 	l.limiter.Swap(snapshot)
 	return l, nil
 }

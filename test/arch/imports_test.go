@@ -113,7 +113,7 @@ var libraryImports = map[string][]string{
 	"pkg/backend":        {"pkg/algorithms"},
 	"pkg/backend/memory": {"pkg/algorithms", "pkg/backend"},
 	// The library uses the limiter, so that Go programs get the same decisions as clients of the HTTP API.
-	"pkg/ratelimit":           {"pkg/algorithms", "pkg/backend", "internal/delay", "pkg/descriptors", "internal/limiter", "internal/reservation", "internal/weights"},
+	"pkg/ratelimit":           {"pkg/algorithms", "pkg/backend", "internal/delay", "pkg/descriptors", "internal/limiter", "internal/reservation", "internal/stores", "internal/weights"},
 	"pkg/ratelimit/httplimit": {"pkg/ratelimit", "internal/clientip", "internal/delay"},
 	"internal/delay":          {"pkg/algorithms"},
 	"internal/clientip":       {},

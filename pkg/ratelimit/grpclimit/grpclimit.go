@@ -13,6 +13,9 @@
 //
 // Each call consumes one unit. A stream consumes it when it is opened, whatever the number of its messages.
 //
+// With a limit of units in flight (ratelimit.Concurrency), the interceptors release the slot of a call when its handler
+// returns or panics. A denied call has neither RetryInfo nor a pushback.
+//
 // With a leaky bucket, the interceptors wait for the turn of a call before they call the handler. If the
 // context of the call ends before, the handler is not called; the units stay consumed.
 package grpclimit
@@ -110,7 +113,10 @@ func New(limiter *ratelimit.Limiter, c Config) (grpc.UnaryServerInterceptor, grp
 		return nil, nil, fmt.Errorf("grpclimit: %w: %q", ratelimit.ErrUnknown, c.Limit)
 	}
 	unary := func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-		pushback, err := c.decide(ctx, limiter, info.FullMethod)
+		slot, pushback, err := c.decide(ctx, limiter, info.FullMethod)
+		if slot != nil {
+			defer slot.Release()
+		}
 		if err != nil {
 			_ = grpc.SetTrailer(ctx, pushback) // it fails only outside of a call
 			return nil, err
@@ -118,7 +124,10 @@ func New(limiter *ratelimit.Limiter, c Config) (grpc.UnaryServerInterceptor, grp
 		return handle(ctx, request)
 	}
 	stream := func(server any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-		pushback, err := c.decide(s.Context(), limiter, info.FullMethod)
+		slot, pushback, err := c.decide(s.Context(), limiter, info.FullMethod)
+		if slot != nil {
+			defer slot.Release()
+		}
 		if err != nil {
 			s.SetTrailer(pushback)
 			return err
@@ -129,38 +138,49 @@ func New(limiter *ratelimit.Limiter, c Config) (grpc.UnaryServerInterceptor, grp
 }
 
 // decide returns nil for a call that is allowed, after it has waited for the turn of the call in a leaky bucket. For
-// other calls it returns the status, as an error, and the trailer, which may be nil.
-func (c *Config) decide(ctx context.Context, limiter *ratelimit.Limiter, method string) (metadata.MD, error) {
+// other calls it returns the status, as an error, and the trailer, which may be nil. slot is nil if the call has taken none.
+func (c *Config) decide(ctx context.Context, limiter *ratelimit.Limiter, method string) (slot *ratelimit.Slot, trailer metadata.MD, err error) {
 	var values [4]string
 	key := values[:0]
-	var err error
 	if c.Key != nil {
 		key, err = c.Key(ctx, method, key)
 	}
 	var result ratelimit.Result
-	if err == nil {
+	switch {
+	case err != nil:
+	case limiter.Acquires(c.Limit):
+		slot, err = limiter.Acquire(ctx, c.Limit, key...)
+	default:
 		result, err = limiter.Allow(ctx, c.Limit, key...)
 	}
 	switch {
 	case err == nil && result.Wait > 0:
-		return nil, status.FromContextError(delay.For(ctx, result.Wait)).Err() // nil after the wait
+		return nil, nil, status.FromContextError(delay.For(ctx, result.Wait)).Err() // nil after the wait
 	case err == nil:
-		return nil, nil
+		return slot, nil, nil
+	case errors.Is(err, ratelimit.ErrDenied) && limiter.Acquires(c.Limit):
+		return nil, nil, status.Error(codes.ResourceExhausted, "too many calls are in flight")
 	case errors.Is(err, ratelimit.ErrDenied):
-		return denied(result.RetryAfter)
+		trailer, err = denied(result.RetryAfter)
+		return nil, trailer, err
 	}
+	return nil, nil, c.failed(ctx, err)
+}
+
+// failed returns the status of a call that was not decided, or nil if it is allowed nevertheless.
+func (c *Config) failed(ctx context.Context, err error) error {
 	if c.OnError != nil {
 		c.OnError(ctx, err)
 	}
 	switch {
 	case errors.Is(err, ErrNoKey):
-		return nil, status.Error(codes.InvalidArgument, "a value that the rate limit needs is missing or repeated")
+		return status.Error(codes.InvalidArgument, "a value that the rate limit needs is missing or repeated")
 	case errors.Is(err, ratelimit.ErrNeverFits):
-		return nil, status.Error(codes.ResourceExhausted, "the rate limit allows no calls")
+		return status.Error(codes.ResourceExhausted, "the rate limit allows no calls")
 	case c.FailOpen && (errors.Is(err, ratelimit.ErrUnavailable) || errors.Is(err, ratelimit.ErrFull)):
-		return nil, nil
+		return nil
 	default:
-		return nil, status.Error(codes.Unavailable, "the rate limit could not be decided")
+		return status.Error(codes.Unavailable, "the rate limit could not be decided")
 	}
 }
 

@@ -17,6 +17,9 @@
 // With a leaky bucket, the middleware waits for the turn of a request before it calls the handler. If the
 // context of the request ends before, the handler is not called; the units stay consumed.
 //
+// With a limit of units in flight (ratelimit.Concurrency), the middleware releases the slot of a request when the
+// handler returns or panics. A denied request has neither Retry-After nor t.
+//
 // Middleware for several limits can be nested. A denial by an inner limit does not refund the outer ones.
 package httplimit
 
@@ -67,7 +70,10 @@ type handler struct {
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	result, err := h.decide(r)
+	result, slot, err := h.decide(r)
+	if slot != nil {
+		defer slot.Release()
+	}
 	switch {
 	case err == nil:
 		h.headers(w.Header(), &result, result.ResetAfter)
@@ -76,6 +82,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		h.next.ServeHTTP(w, r)
+	case errors.Is(err, ratelimit.ErrDenied) && h.limiter.Acquires(h.config.Limit):
+		write(w, http.StatusTooManyRequests, "Too many requests in flight", "try again later")
 	case errors.Is(err, ratelimit.ErrDenied):
 		h.headers(w.Header(), &result, result.RetryAfter)
 		w.Header().Set("Retry-After", strconv.FormatInt(max(1, seconds(result.RetryAfter)), 10))
@@ -87,20 +95,27 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (h *handler) decide(r *http.Request) (ratelimit.Result, error) {
+// decide returns the slot that the request has taken, or nil.
+func (h *handler) decide(r *http.Request) (result ratelimit.Result, slot *ratelimit.Slot, err error) {
 	var key [4]string
 	values := key[:0]
 	if h.config.Key != nil {
-		var err error
 		if values, err = h.config.Key(r, values); err != nil {
-			return ratelimit.Result{}, err
+			return result, nil, err
 		}
 	}
 	cost := int64(1)
 	if h.config.Cost != nil {
 		cost = h.config.Cost(r)
 	}
-	return h.limiter.AllowN(r.Context(), cost, h.config.Limit, values...)
+	if !h.limiter.Acquires(h.config.Limit) {
+		result, err = h.limiter.AllowN(r.Context(), cost, h.config.Limit, values...)
+		return result, nil, err
+	}
+	if slot, err = h.limiter.AcquireN(r.Context(), cost, h.config.Limit, values...); err == nil {
+		result = slot.Result()
+	}
+	return result, slot, err
 }
 
 func (h *handler) failed(w http.ResponseWriter, r *http.Request, err error) {
@@ -126,7 +141,11 @@ func (h *handler) headers(header http.Header, result *ratelimit.Result, reset ti
 		policy += ";w=" + strconv.FormatInt(seconds(result.Window), 10)
 	}
 	header.Add("RateLimit-Policy", policy)
-	header.Add("RateLimit", name+";r="+strconv.FormatInt(clamp(result.Remaining), 10)+";t="+strconv.FormatInt(seconds(reset), 10))
+	item := name + ";r=" + strconv.FormatInt(clamp(result.Remaining), 10)
+	if !h.limiter.Acquires(h.config.Limit) {
+		item += ";t=" + strconv.FormatInt(seconds(reset), 10)
+	}
+	header.Add("RateLimit", item)
 }
 
 // quoted returns text as a String of RFC 9651, with characters that a String cannot contain replaced.
