@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/rlsidecar/rlsidecar/internal/listen"
 )
 
 // ErrNotReady is the cause of the errors of CheckHTTP and CheckGRPC for a server that is not ready, or no longer
@@ -97,7 +99,7 @@ func CheckGRPC(ctx context.Context, address string, secure bool) error {
 // reach connects to the listener at address. If the listener listens on all addresses of the machine, reach
 // dials the loopback address.
 func reach(ctx context.Context, address string) (net.Conn, error) {
-	if path, isUnix := strings.CutPrefix(address, unixScheme); isUnix {
+	if path, isUnix := strings.CutPrefix(address, listen.UnixScheme); isUnix {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
 	}
 	return new(net.Dialer).DialContext(ctx, "tcp", address)

@@ -10,12 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
 func flagAddress(a net.Addr) string {
 	if a.Network() == "unix" {
-		return unixScheme + a.String()
+		return listen.UnixScheme + a.String()
 	}
 	return a.String()
 }
@@ -37,9 +38,9 @@ func TestChecksReachEveryKindOfAddress(t *testing.T) {
 		{"addresses of this machine", func(*Config) {}, false},
 		{"all addresses", func(c *Config) { c.HTTP, c.GRPC = "0.0.0.0:0", ":0" }, false},
 		{"sockets", func(c *Config) {
-			c.HTTP, c.GRPC = unixScheme+filepath.Join(files, "h"), unixScheme+filepath.Join(files, "g")
+			c.HTTP, c.GRPC = listen.UnixScheme+filepath.Join(files, "h"), listen.UnixScheme+filepath.Join(files, "g")
 		}, false},
-		{"sockets without files", func(c *Config) { c.HTTP, c.GRPC = unixScheme+"@checks-h", unixScheme+"@checks-g" }, false},
+		{"sockets without files", func(c *Config) { c.HTTP, c.GRPC = listen.UnixScheme+"@checks-h", listen.UnixScheme+"@checks-g" }, false},
 		{"TLS", func(c *Config) { c.TLS = TLSFiles{Cert: certFile, Key: keyFile} }, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
@@ -75,10 +76,10 @@ type Config struct {
 	// means never.
 	MaxConnectionIdle time.Duration
 	// HTTPIdleTimeout is the time without a request after which an HTTP connection is closed. 0 means
-	// defaultHTTPIdle.
+	// five minutes.
 	HTTPIdleTimeout time.Duration
 	// GRPCMaxConnections and HTTPMaxConnections bound the number of open connections. 0 means the result of
-	// connectionBounds.
+	// listen.ConnectionBounds.
 	GRPCMaxConnections, HTTPMaxConnections int
 	// Modes change the outcome of all denials.
 	Modes limiter.Modes
@@ -112,7 +113,7 @@ func (c *Config) Check() error {
 	if c.APIToken != "" && c.APITokenFile != "" {
 		return errors.New("two API tokens are given; give only one of RLSIDECAR_API_TOKEN and --api-token-file")
 	}
-	if c.Admin != "" && !isLocal(c.Admin) && c.AdminToken == "" && c.AdminTokenFile == "" {
+	if c.Admin != "" && !listen.IsLocal(c.Admin) && c.AdminToken == "" && c.AdminTokenFile == "" {
 		return fmt.Errorf("--admin-listen %s can be reached from other machines; give --admin-token-file, or listen on 127.0.0.1", c.Admin)
 	}
 	if c.AdminReadTokenFile != "" && c.AdminToken == "" && c.AdminTokenFile == "" {

@@ -15,6 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/h2grpc"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -36,8 +37,8 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 		if err != nil {
 			return listener{}, err
 		}
-		s.handshakes = newHandshakes(config)
-		c.Handshake = s.handshakes.server
+		s.handshakes = listen.NewHandshakes(config)
+		c.Handshake = s.handshakes.Server
 	}
 	h := newHealthServer()
 	others := grpc.NewServer(grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(maxOtherMessage))

@@ -1,11 +1,14 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -16,6 +19,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
+	"github.com/rlsidecar/rlsidecar/internal/listen"
 )
 
 func address(name string, a net.Addr) zap.Field {
@@ -79,7 +83,7 @@ func (o *opening) abort() {
 // has port 0.
 func (o *opening) add(name, address string, actual *net.Addr, d listener) (err error) {
 	d.name = name
-	if d.socket, err = listen(address); err != nil {
+	if d.socket, err = listen.Open(address); err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
 			err = fmt.Errorf("%w: another process listens there; stop it, or give another address with --%s-listen", err, name)
 		}
@@ -105,7 +109,7 @@ func (o *opening) http() error {
 		return nil
 	}
 	c := httpapi.Config{
-		AnswerJSON: o.api.AnswerJSON, Token: s.tokens.api, Local: isLocal(s.config.HTTP),
+		AnswerJSON: o.api.AnswerJSON, Token: s.tokens.api, Local: listen.IsLocal(s.config.HTTP),
 		Ready: s.ready.Load, NotReady: s.notReady, API: s.httpAPI(), Auth: s.authHandler(),
 	}
 	if s.config.NoJSON {
@@ -114,7 +118,7 @@ func (o *opening) http() error {
 	d := s.httpListener(httpapi.New(c), 75*time.Second) // longer than the longest delay of an answer
 	plain := d.serve
 	if s.config.HTTPProxyProtocol {
-		d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(l)) }
+		d.serve = func(l net.Listener) error { return plain(listen.ProxyProtocol(l, s.trusts)) }
 	}
 	return o.add("http", s.config.HTTP, &o.running.HTTP, d)
 }
@@ -148,7 +152,7 @@ func (o *opening) metrics() error {
 	mux := http.NewServeMux()
 	mux.Handle(s.config.MetricsPath, s.metrics.Handler())
 	h := http.Handler(mux)
-	if isLocal(s.config.Metrics) {
+	if listen.IsLocal(s.config.Metrics) {
 		h = httpauth.LocalHostOnly(h, "use an address or localhost as the host name")
 	}
 	d := s.httpListener(h, time.Minute)
@@ -157,7 +161,7 @@ func (o *opening) metrics() error {
 }
 
 func (s *server) httpAPI() *httpapi.API {
-	closed := s.tokens.api == nil && !isLocal(s.config.HTTP)
+	closed := s.tokens.api == nil && !listen.IsLocal(s.config.HTTP)
 	if closed {
 		s.log.Warn("the HTTP API is off, because other machines can reach --http-listen and there is no token; give --api-token-file", zap.String("http", s.config.HTTP))
 	}
@@ -171,6 +175,55 @@ func (s *server) httpAPI() *httpapi.API {
 func (s *server) authHandler() *httpapi.Auth {
 	return &httpapi.Auth{
 		Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log,
-		ReturnsSlots: s.config.LogListen != "", Gone: func(r *http.Request) bool { return connOf(r).gone() },
+		ReturnsSlots: s.config.LogListen != "", Gone: listen.Gone,
 	}
+}
+
+// httpListener returns the listener of HTTP whose requests handler serves. The timeout bounds the time to write an
+// answer; 0 means none.
+func (s *server) httpListener(handler http.Handler, timeout time.Duration) listener {
+	h := listen.NewHTTP(handler, timeout, s.config.HTTPIdleTimeout, s.log)
+	return listener{unready: h.Unready, serve: h.Serve, stop: h.Stop}
+}
+
+func (s *server) boundListeners(listeners []listener) {
+	traffic := 1
+	if s.config.HTTP != "" {
+		traffic = 2
+	}
+	files, sum := listen.FileLimit(), 0
+	each, admin := listen.ConnectionBounds(files, debug.SetMemoryLimit(-1), traffic)
+	all := &listen.Bounds{}
+	for i := range listeners {
+		d := &listeners[i]
+		if d.socket == nil { // the log listener, which bounds its connections itself
+			continue
+		}
+		most, extra := admin, 0
+		switch d.name {
+		case "grpc":
+			most = cmp.Or(s.config.GRPCMaxConnections, each)
+		case "http":
+			most, extra = cmp.Or(s.config.HTTPMaxConnections, each), listen.HealthConnections
+		}
+		sum += most
+		l := all.Add(d.socket, most, extra, s.log.With(zap.String("listener", d.name)))
+		s.metrics.WatchConnections(d.name, l.Stats)
+		d.bounded = l
+	}
+	if files > 0 && uint64(sum) >= files {
+		s.log.Warn("this process may open too few files for the maximum number of connections; raise the limit of open files (ulimit -n), or lower RLSIDECAR_GRPC_MAX_CONNECTIONS and RLSIDECAR_HTTP_MAX_CONNECTIONS", zap.Int("connections", sum), zap.Uint64("files", files))
+	}
+}
+
+func (s *server) trusts(peer net.Addr) bool {
+	snapshot := s.limiter.Current()
+	if snapshot == nil || snapshot.Auth == nil {
+		return false
+	}
+	if peer.Network() == "unix" {
+		return snapshot.Auth.TrustUnix
+	}
+	p, err := netip.ParseAddrPort(peer.String())
+	return err == nil && snapshot.Auth.Trusts(p.Addr())
 }

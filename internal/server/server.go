@@ -20,6 +20,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
@@ -54,8 +55,8 @@ type server struct {
 	limiter         *limiter.Limiter
 	adjust          *adjustments
 	settle          *settleKeys
-	tracing         *tracing.Tracing // nil without tracing
-	handshakes      *handshakes      // nil without TLS
+	tracing         *tracing.Tracing   // nil without tracing
+	handshakes      *listen.Handshakes // nil without TLS
 	unmatched       *unmatched.Recorder
 	conditions      *conditions.Registry
 	tokens          accessTokens

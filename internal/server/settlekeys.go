@@ -12,6 +12,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
@@ -115,7 +116,7 @@ func (k *settleKeys) isNeeded() (settles, byName bool) {
 		settles = settles || d.Settle != nil
 		byName = byName || len(d.Named) > 0
 	}
-	return settles, byName && k.server.config.HTTP != "" && isLocal(k.server.config.HTTP)
+	return settles, byName && k.server.config.HTTP != "" && listen.IsLocal(k.server.config.HTTP)
 }
 
 func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 )
@@ -111,7 +112,7 @@ func (s *server) status(ctx context.Context) status.Status {
 
 // linkOf returns the address at which other machines reach the listener, or "".
 func linkOf(configured string, actual net.Addr) string {
-	if isLocal(configured) {
+	if listen.IsLocal(configured) {
 		return ""
 	}
 	host, port, err := net.SplitHostPort(actual.String())

@@ -53,6 +53,8 @@ var forbidden = map[edge]string{
 	{"internal/telemetry", "internal/admin"}:    "listeners report to telemetry, not the other way",
 	{"internal/h2grpc", "internal/limiter"}:     "HTTP/2 does not depend on the meaning of messages",
 	{"internal/server", "cmd"}:                  "the program starts the server",
+	{"internal/listen", "internal/server"}:      "sockets know no settings",
+	{"internal/listen", "internal/limiter"}:     "sockets know no limits",
 	{"internal/grpcapi", "internal/httpapi"}:    "listeners do not depend on each other",
 	{"internal/grpcapi", "internal/admin"}:      "listeners do not depend on each other",
 	{"internal/httpapi", "internal/grpcapi"}:    "listeners do not depend on each other",

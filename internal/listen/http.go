@@ -1,4 +1,4 @@
-package server
+package listen
 
 import (
 	"cmp"
@@ -12,30 +12,30 @@ import (
 	"go.uber.org/zap"
 )
 
-// defaultHTTPIdle is longer than the default idle timeouts of NGINX, Traefik and Caddy. If the sidecar closed an idle
+// defaultIdle is longer than the default idle timeouts of NGINX, Traefik and Caddy. If the sidecar closed an idle
 // connection first, the proxy might be sending a request on it.
-const defaultHTTPIdle = 5 * time.Minute
+const defaultIdle = 5 * time.Minute
 
-// httpServer is an http.Server whose end loses no request.
-type httpServer struct {
+// HTTPServer is an http.Server whose end loses no request.
+type HTTPServer struct {
 	http.Server
 	unready atomic.Bool  // answers close their connections
 	unread  atomic.Int64 // accepted connections whose first request net/http has not read
 
 	mu       sync.Mutex
-	listener net.Listener  // guarded by mu; nil before serve and after stop
-	served   chan struct{} // closed when serve ends
+	listener net.Listener  // guarded by mu; nil before Serve and after Stop
+	served   chan struct{} // closed when Serve ends
 	stopped  bool          // guarded by mu
 }
 
-// httpListener returns the listener of HTTP whose requests handler serves. The timeout bounds the time to write an
-// answer; 0 means none.
-func (s *server) httpListener(handler http.Handler, timeout time.Duration) listener {
-	h := &httpServer{served: make(chan struct{})}
+// NewHTTP returns a server whose requests handler serves. timeout bounds the time to write an answer; 0 means none. idle
+// is the time without a request after which a connection is closed; 0 means five minutes.
+func NewHTTP(handler http.Handler, timeout, idle time.Duration, log *zap.Logger) *HTTPServer {
+	h := &HTTPServer{served: make(chan struct{})}
 	h.ReadTimeout, h.ReadHeaderTimeout, h.WriteTimeout = 10*time.Second, 5*time.Second, timeout
-	h.IdleTimeout = cmp.Or(s.config.HTTPIdleTimeout, defaultHTTPIdle)
+	h.IdleTimeout = cmp.Or(idle, defaultIdle)
 	h.MaxHeaderBytes = maxHeader - readAhead
-	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // the errors are mistakes of clients
+	h.ErrorLog, _ = zap.NewStdLogAt(log, zap.DebugLevel) // the errors are mistakes of clients
 	h.ConnContext = withConn
 	h.ConnState = func(nc net.Conn, state http.ConnState) {
 		c := innerConn(nc)
@@ -57,10 +57,14 @@ func (s *server) httpListener(handler http.Handler, timeout time.Duration) liste
 			handler.ServeHTTP(w, r)
 		}
 	})
-	return listener{unready: func() { h.unready.Store(true) }, serve: h.serve, stop: h.stop}
+	return h
 }
 
-func (h *httpServer) serve(l net.Listener) error {
+// Unready makes each answer close its connection, so that clients continue elsewhere.
+func (h *HTTPServer) Unready() { h.unready.Store(true) }
+
+// Serve serves the connections of l, which are those of a Listener. It returns nil after Stop.
+func (h *HTTPServer) Serve(l net.Listener) error {
 	h.mu.Lock()
 	if h.stopped {
 		h.mu.Unlock()
@@ -69,7 +73,7 @@ func (h *httpServer) serve(l net.Listener) error {
 	h.listener = l
 	h.mu.Unlock()
 	defer close(h.served)
-	err := h.Serve(l)
+	err := h.Server.Serve(l)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.stopped {
@@ -78,12 +82,12 @@ func (h *httpServer) serve(l net.Listener) error {
 	return err
 }
 
-// stop closes the listener, and waits for the requests in flight until ctx ends.
+// Stop closes the listener, and waits for the requests in flight until ctx ends.
 //
 // After Shutdown has begun, net/http reads the first request of a connection and closes the connection without an
-// answer. Proxies open a connection for each request while the listener is not ready. So stop first waits until these
+// answer. Proxies open a connection for each request while the listener is not ready. So Stop first waits until these
 // requests are read. It does not wait longer than 5 s, as long as Shutdown waits for a connection that sends nothing.
-func (h *httpServer) stop(ctx context.Context) {
+func (h *HTTPServer) Stop(ctx context.Context) {
 	h.mu.Lock()
 	h.stopped = true
 	l := h.listener

@@ -1,4 +1,4 @@
-package server
+package listen
 
 import (
 	"cmp"
@@ -6,7 +6,6 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -27,9 +26,9 @@ const (
 	connectionBytes = 64 << 10
 	// fewestConnections is the smallest default bound of the gRPC and HTTP listeners.
 	fewestConnections = 8
-	// healthConnections is the number of connections that the HTTP listener accepts beyond its bound. They
+	// HealthConnections is the number of connections that the HTTP listener accepts beyond its bound. They
 	// serve only health checks.
-	healthConnections = 16
+	HealthConnections = 16
 	// maxToClose is the largest number of connections that one pass over all connections selects for closing.
 	// passInterval is the shortest time between two passes.
 	maxToClose, passInterval = 64, 100 * time.Millisecond
@@ -39,11 +38,11 @@ const (
 // new one. Tests change evictAfter.
 var evictAfter = time.Second
 
-// connectionBounds returns the default bounds: traffic for each of the gRPC and HTTP listeners, admin for
+// ConnectionBounds returns the default bounds: traffic for each of the gRPC and HTTP listeners, admin for
 // each of the admin and metrics listeners. files is the number of files that this process may open (0 if
 // unknown). memory is its memory limit in bytes (math.MaxInt64 if there is none). listeners is the number of gRPC and
 // HTTP listeners.
-func connectionBounds(files uint64, memory int64, listeners int) (traffic, admin int) {
+func ConnectionBounds(files uint64, memory int64, listeners int) (traffic, admin int) {
 	total, reserve := uint64(mostConnections), uint64(1024) // reserve is for Redis, the configuration and the admin listener
 	if files > 0 {
 		reserve = min(max(files/8, 40), 1024)
@@ -55,48 +54,25 @@ func connectionBounds(files uint64, memory int64, listeners int) (traffic, admin
 	return max(int(total)/listeners, fewestConnections), min(int(reserve)/4, 64)
 }
 
-func (s *server) boundListeners(listeners []listener) {
-	traffic := 1
-	if s.config.HTTP != "" {
-		traffic = 2
-	}
-	files, sum := fileLimit(), 0
-	each, admin := connectionBounds(files, debug.SetMemoryLimit(-1), traffic)
-	all := &bounds{}
-	for i := range listeners {
-		d := &listeners[i]
-		if d.socket == nil { // the log listener, which bounds its connections itself
-			continue
-		}
-		l := &boundedListener{
-			Listener: nonblock.Listener(d.socket), all: all, start: time.Now(), open: map[*boundedConn]struct{}{},
-			log: logthrottle.Log(s.log, time.Second).With(zap.String("listener", d.name)),
-		}
-		switch d.name {
-		case "grpc":
-			l.max = cmp.Or(s.config.GRPCMaxConnections, each)
-		case "http":
-			l.max, l.extra = cmp.Or(s.config.HTTPMaxConnections, each), healthConnections
-		default:
-			l.max = admin
-		}
-		sum += l.max
-		all.listeners = append(all.listeners, l)
-		s.metrics.WatchConnections(d.name, l.stats)
-		d.bounded = l
-	}
-	if files > 0 && uint64(sum) >= files {
-		s.log.Warn("this process may open too few files for the maximum number of connections; raise the limit of open files (ulimit -n), or lower RLSIDECAR_GRPC_MAX_CONNECTIONS and RLSIDECAR_HTTP_MAX_CONNECTIONS", zap.Int("connections", sum), zap.Uint64("files", files))
-	}
-}
+// Bounds has the listeners of a process, which share its open files.
+type Bounds struct{ listeners []*Listener }
 
-type bounds struct{ listeners []*boundedListener }
+// Add returns a Listener on socket with at most most connections, and extra ones for health checks. log gets each
+// message at most once a second.
+func (b *Bounds) Add(socket net.Listener, most, extra int, log *zap.Logger) *Listener {
+	l := &Listener{
+		Listener: nonblock.Listener(socket), all: b, start: time.Now(), open: map[*conn]struct{}{},
+		max: most, extra: extra, log: logthrottle.Log(log, time.Second),
+	}
+	b.listeners = append(b.listeners, l)
+	return l
+}
 
 // makeRoom closes a connection, because this process cannot open more files. It tries the listeners in turn, the
 // one with the most connections first. It reports whether it closed a connection.
-func (b *bounds) makeRoom() bool {
-	byOpen := slices.SortedFunc(slices.Values(b.listeners), func(x, y *boundedListener) int {
-		return cmp.Compare(y.stats().Open, x.stats().Open)
+func (b *Bounds) makeRoom() bool {
+	byOpen := slices.SortedFunc(slices.Values(b.listeners), func(x, y *Listener) int {
+		return cmp.Compare(y.Stats().Open, x.Stats().Open)
 	})
 	for _, l := range byOpen {
 		l.mu.Lock()
@@ -109,12 +85,12 @@ func (b *bounds) makeRoom() bool {
 	return false
 }
 
-// boundedListener bounds the open connections by its field max. Its field extra bounds further connections, which serve
+// Listener bounds the open connections by its field max. Its field extra bounds further connections, which serve
 // only health checks. At the bound max, a new connection replaces the one that has been silent for longest, if that
 // silence has lasted for at least evictAfter. Otherwise the new connection is a further one, or is closed.
-type boundedListener struct {
+type Listener struct {
 	net.Listener
-	all        *bounds
+	all        *Bounds
 	max, extra int
 	log        *zap.Logger // logs each message at most once a second
 	start      time.Time
@@ -122,20 +98,22 @@ type boundedListener struct {
 	evicted, refused atomic.Uint64
 
 	mu       sync.Mutex
-	open     map[*boundedConn]struct{} // guarded by mu
-	toClose  []*boundedConn            // connections to close; the one that has been silent for longest is last; guarded by mu
-	lastPass time.Duration             // guarded by mu
+	open     map[*conn]struct{} // guarded by mu
+	toClose  []*conn            // connections to close; the one that has been silent for longest is last; guarded by mu
+	lastPass time.Duration      // guarded by mu
 }
 
-func (l *boundedListener) now() time.Duration { return time.Since(l.start) }
+func (l *Listener) now() time.Duration { return time.Since(l.start) }
 
-func (l *boundedListener) stats() metrics.ConnectionStats {
+// Stats describes the connections of l.
+func (l *Listener) Stats() metrics.ConnectionStats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return metrics.ConnectionStats{Open: len(l.open), Max: l.max, Evicted: l.evicted.Load(), Refused: l.refused.Load()}
 }
 
-func (l *boundedListener) Accept() (net.Conn, error) {
+// Accept implements net.Listener.
+func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		nc, err := l.Listener.Accept()
 		if err != nil {
@@ -153,7 +131,7 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 
 // retry reports whether Accept should be called again. That is so if Accept failed because too many files
 // were open, and retry has closed a connection.
-func (l *boundedListener) retry(err error) bool {
+func (l *Listener) retry(err error) bool {
 	//nolint:staticcheck // Accept reports by Temporary that another call may succeed
 	if t, ok := errors.AsType[net.Error](err); !ok || !t.Temporary() {
 		return false
@@ -163,7 +141,7 @@ func (l *boundedListener) retry(err error) bool {
 }
 
 // admit returns nc as a connection of l, or nil if there is no room for it.
-func (l *boundedListener) admit(nc net.Conn) net.Conn {
+func (l *Listener) admit(nc net.Conn) net.Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	full := len(l.open) >= l.max && !l.evict()
@@ -172,18 +150,18 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 		l.log.Warn("connections are refused, because the maximum number is open; raise RLSIDECAR_GRPC_MAX_CONNECTIONS or RLSIDECAR_HTTP_MAX_CONNECTIONS, or use fewer connections", zap.Int("max", l.max))
 		return nil
 	}
-	c := &boundedConn{Conn: nc, listener: l, reservedForHealth: full}
+	c := &conn{Conn: nc, listener: l, reservedForHealth: full}
 	c.lastReceived.Store(int64(l.now()))
 	l.open[c] = struct{}{}
 	if socket, ok := nc.(*nonblock.Conn); ok {
-		return &boundedSocket{c, socket}
+		return &socketConn{c, socket}
 	}
 	return c
 }
 
 // evict closes the connection in toClose that has been silent for longest, and reports whether there was one. If
 // toClose is empty, evict first calls choose, unless the last pass was too recent. The caller holds mu.
-func (l *boundedListener) evict() bool {
+func (l *Listener) evict() bool {
 	now := l.now()
 	if len(l.toClose) == 0 && (l.lastPass == 0 || now-l.lastPass >= passInterval) {
 		l.choose(now)
@@ -204,56 +182,56 @@ func (l *boundedListener) evict() bool {
 }
 
 // choose stores in toClose the connections that have been silent for longest, at most maxToClose. The caller holds mu.
-func (l *boundedListener) choose(now time.Duration) {
+func (l *Listener) choose(now time.Duration) {
 	l.lastPass = now
 	for c := range l.open {
 		if c.idleAt(now) {
 			l.toClose = append(l.toClose, c)
 		}
 	}
-	slices.SortFunc(l.toClose, func(a, b *boundedConn) int { return cmp.Compare(b.lastReceived.Load(), a.lastReceived.Load()) })
+	slices.SortFunc(l.toClose, func(a, b *conn) int { return cmp.Compare(b.lastReceived.Load(), a.lastReceived.Load()) })
 	if most := len(l.toClose) - maxToClose; most > 0 {
 		l.toClose = slices.Delete(l.toClose, 0, most)
 	}
 }
 
-func (l *boundedListener) remove(c *boundedConn) {
+func (l *Listener) remove(c *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.open, c)
 }
 
-type boundedConn struct {
+type conn struct {
 	net.Conn
-	listener          *boundedListener
+	listener          *Listener
 	header            headerLines
 	unread            bool // the first request is not read yet; used by the ConnState of an http.Server
 	reservedForHealth bool
 	lastReceived      atomic.Int64 // when bytes were last received, on the listener's clock
 }
 
-func (c *boundedConn) self() *boundedConn { return c }
+func (c *conn) self() *conn { return c }
 
 // changed is called by the ConnState of an http.Server, on the goroutine that serves c.
-func (c *boundedConn) changed(state http.ConnState) {
+func (c *conn) changed(state http.ConnState) {
 	c.header.changed(state)
 	if socket, ok := c.Conn.(*nonblock.Conn); ok && state == http.StateIdle {
 		socket.TakeTurn()
 	}
 }
 
-// gone reports whether the peer has closed its end of the connection. net/http notices that too, but on another
+// Gone reports whether the client has closed its end of the connection of r. net/http notices that too, but on another
 // goroutine, which may be late.
-func (c *boundedConn) gone() bool {
-	socket, ok := c.Conn.(*nonblock.Conn)
+func Gone(r *http.Request) bool {
+	socket, ok := connOf(r).Conn.(*nonblock.Conn)
 	return ok && socket.Ended()
 }
 
-func (c *boundedConn) idleAt(now time.Duration) bool {
+func (c *conn) idleAt(now time.Duration) bool {
 	return now-time.Duration(c.lastReceived.Load()) >= evictAfter
 }
 
-func (c *boundedConn) Read(b []byte) (int, error) {
+func (c *conn) Read(b []byte) (int, error) {
 	if c.header.tooMany() {
 		return 0, c.refuseLines()
 	}
@@ -265,7 +243,7 @@ func (c *boundedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-func (c *boundedConn) Close() error {
+func (c *conn) Close() error {
 	if c.header.next.CompareAndSwap(refusedLines, 0) {
 		time.AfterFunc(lingering, func() { c.Close() }) // not a wait, during which net/http would keep the header
 		return nil
@@ -274,22 +252,22 @@ func (c *boundedConn) Close() error {
 	return c.Conn.Close()
 }
 
-func (c *boundedConn) CloseWrite() error {
+func (c *conn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
 	return errors.ErrUnsupported
 }
 
-// boundedSocket is a boundedConn that also has the methods WriteOnce and Await of its nonblock.Conn.
-type boundedSocket struct {
-	*boundedConn
+// socketConn is a conn that also has the methods WriteOnce and Await of its nonblock.Conn.
+type socketConn struct {
+	*conn
 	socket *nonblock.Conn
 }
 
-func (c *boundedSocket) WriteOnce(b []byte) (int, error) { return c.socket.WriteOnce(b) }
+func (c *socketConn) WriteOnce(b []byte) (int, error) { return c.socket.WriteOnce(b) }
 
-func (c *boundedSocket) Await() error { return c.socket.Await() }
+func (c *socketConn) Await() error { return c.socket.Await() }
 
 // onlyHealth reports whether it has refused the request. It refuses requests other than health checks on a
 // connection that serves only these. After any answer on such a connection, the connection is closed.

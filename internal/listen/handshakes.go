@@ -1,4 +1,4 @@
-package server
+package listen
 
 import (
 	"crypto/tls"
@@ -8,22 +8,24 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
-// handshakes bounds the processor time of TLS handshakes. A handshake computes for milliseconds without a pause, so a
+// Handshakes bounds the processor time of TLS handshakes. A handshake computes for milliseconds without a pause, so a
 // few clients that only begin handshakes would delay everyone. At most a quarter of the processors computes handshakes
 // at a time, at least one; the others wait in turn. A handshake that waits for its client does not count.
-type handshakes struct {
-	config    *tls.Config
-	computing chan struct{} // has an element for each handshake that is computing
+type Handshakes struct {
+	config *tls.Config
+	// Computing has an element for each handshake that is computing.
+	Computing chan struct{}
 }
 
-func newHandshakes(config *tls.Config) *handshakes {
-	return &handshakes{config, make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/4))}
+// NewHandshakes returns Handshakes of servers with config.
+func NewHandshakes(config *tls.Config) *Handshakes {
+	return &Handshakes{config, make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/4))}
 }
 
-func (h *handshakes) begin(nc net.Conn) *handshakeConn { return &handshakeConn{Conn: nc, of: h} }
+func (h *Handshakes) begin(nc net.Conn) *handshakeConn { return &handshakeConn{Conn: nc, of: h} }
 
-// server makes the handshake of a TLS server.
-func (h *handshakes) server(nc net.Conn) (*tls.Conn, error) {
+// Server makes the handshake of a TLS server.
+func (h *Handshakes) Server(nc net.Conn) (*tls.Conn, error) {
 	c := h.begin(nc)
 	defer c.end()
 	t := tls.Server(c, h.config)
@@ -33,9 +35,9 @@ func (h *handshakes) server(nc net.Conn) (*tls.Conn, error) {
 // handshakeConn is the connection below TLS. Until end it may be used on one goroutine only.
 type handshakeConn struct {
 	net.Conn
-	of        *handshakes
+	of        *Handshakes
 	ended     bool
-	computing bool // this handshake has an element in of.computing
+	computing bool // this handshake has an element in of.Computing
 }
 
 // Read implements net.Conn. TLS computes with what Read returns.
@@ -65,7 +67,7 @@ func (c *handshakeConn) Write(b []byte) (int, error) {
 }
 
 func (c *handshakeConn) compute() {
-	c.of.computing <- struct{}{}
+	c.of.Computing <- struct{}{}
 	c.computing = true
 	nonblock.Yield() // otherwise the handshakes that wait in turn would compute one after the other in one time slice
 }
@@ -73,7 +75,7 @@ func (c *handshakeConn) compute() {
 func (c *handshakeConn) pause() {
 	if c.computing {
 		c.computing = false
-		<-c.of.computing
+		<-c.of.Computing
 	}
 }
 

@@ -1,4 +1,4 @@
-package server
+package listen
 
 import (
 	"bytes"
@@ -67,7 +67,7 @@ const headerRefused = "the header of a request must have at most 256 lines and 6
 
 // refuseLines answers the request whose header has too many lines, as net/http answers one that has too many bytes.
 // It returns the error of the read, after which net/http may try to read again, and closes the connection.
-func (c *boundedConn) refuseLines() error {
+func (c *conn) refuseLines() error {
 	if c.header.next.Swap(refusedLines) == refusedLines {
 		return io.EOF
 	}
@@ -85,14 +85,14 @@ func withConn(ctx context.Context, nc net.Conn) context.Context {
 }
 
 // connOf returns the connection of a request.
-func connOf(r *http.Request) *boundedConn { return r.Context().Value(connKey{}).(*boundedConn) }
+func connOf(r *http.Request) *conn { return r.Context().Value(connKey{}).(*conn) }
 
-// innerConn returns the boundedConn in a connection of an http.Server.
-func innerConn(nc net.Conn) *boundedConn {
+// innerConn returns the conn in a connection of an http.Server.
+func innerConn(nc net.Conn) *conn {
 	if p, ok := nc.(*proxyproto.Conn); ok {
 		nc = p.Raw()
 	}
-	return nc.(interface{ self() *boundedConn }).self()
+	return nc.(interface{ self() *conn }).self()
 }
 
 // refuseHeader reports whether it has refused the request, because its header has too many lines.

@@ -1,11 +1,11 @@
 //go:build unix
 
-package server
+package listen
 
 import "syscall"
 
-// fileLimit returns the number of files that this process may open, or 0 if it is unknown.
-func fileLimit() uint64 {
+// FileLimit returns the number of files that this process may open, or 0 if it is unknown.
+func FileLimit() uint64 {
 	var limit syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
 		return 0

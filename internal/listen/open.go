@@ -1,4 +1,4 @@
-package server
+package listen
 
 import (
 	"errors"
@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-const unixScheme = "unix://"
+// UnixScheme starts the address of a Unix socket.
+const UnixScheme = "unix://"
 
-// listen listens at host:port, unix:///path or unix://@name (which has no file). It first removes a socket
+// Open listens at host:port, unix:///path or unix://@name (which has no file). It first removes a socket
 // file at path if no process listens there.
-func listen(address string) (net.Listener, error) {
-	path, isUnix := strings.CutPrefix(address, unixScheme)
+func Open(address string) (net.Listener, error) {
+	path, isUnix := strings.CutPrefix(address, UnixScheme)
 	if !isUnix {
 		return net.Listen("tcp", address)
 	}
@@ -54,8 +55,9 @@ func removeStale(path string) error {
 	return nil
 }
 
-func isLocal(address string) bool {
-	if strings.HasPrefix(address, unixScheme) {
+// IsLocal reports whether only this machine can reach address.
+func IsLocal(address string) bool {
+	if strings.HasPrefix(address, UnixScheme) {
 		return true
 	}
 	host, _, err := net.SplitHostPort(address)

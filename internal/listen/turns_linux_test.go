@@ -1,4 +1,4 @@
-package server
+package listen
 
 import (
 	"context"
@@ -31,21 +31,21 @@ func TestRequestsThatArriveTogetherTakeTurns(t *testing.T) {
 	var greedy atomic.Int64 // requests of the greedy client that were served
 	at := make(chan int64, 1)
 	arrived := make(chan struct{})
-	d := (&server{log: zap.NewNop()}).httpListener(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	d := NewHTTP(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path == "/quiet":
 			at <- greedy.Load()
 		case greedy.Add(1) == 1:
 			<-arrived // the first request waits until the requests of both clients are in their sockets
 		}
-	}), 0)
+	}), 0, 0, zap.NewNop())
 	l := bounded(nonblock.Listener(plain), 10)
 	served := make(chan error, 1)
-	go func() { served <- d.serve(l) }()
+	go func() { served <- d.Serve(l) }()
 	defer func() {
 		now, cancel := context.WithCancel(context.Background())
 		cancel()
-		d.stop(now)
+		d.Stop(now)
 		<-served
 	}()
 	send := func(text string) (closeConn func() error) {

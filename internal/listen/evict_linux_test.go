@@ -1,4 +1,4 @@
-package server
+package listen
 
 import (
 	"io"
@@ -9,9 +9,9 @@ import (
 	"go.uber.org/zap"
 )
 
-func bounded(inner net.Listener, most int) *boundedListener {
-	l := &boundedListener{
-		Listener: inner, all: &bounds{}, max: most, log: zap.NewNop(), start: time.Now().Add(-time.Hour), open: map[*boundedConn]struct{}{},
+func bounded(inner net.Listener, most int) *Listener {
+	l := &Listener{
+		Listener: inner, all: &Bounds{}, max: most, log: zap.NewNop(), start: time.Now().Add(-time.Hour), open: map[*conn]struct{}{},
 	}
 	l.all.listeners = append(l.all.listeners, l)
 	return l
@@ -21,18 +21,18 @@ func bounded(inner net.Listener, most int) *boundedListener {
 // selected connection that has sent something before its turn stays open.
 func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 	l := bounded(nil, 4)
-	admit := func(silent time.Duration) (*boundedConn, net.Conn) {
+	admit := func(silent time.Duration) (*conn, net.Conn) {
 		t.Helper()
 		near, far := net.Pipe()
 		t.Cleanup(func() { near.Close() })
-		c, ok := l.admit(near).(*boundedConn)
+		c, ok := l.admit(near).(*conn)
 		if !ok {
 			return nil, far
 		}
 		c.lastReceived.Store(int64(l.now() - silent))
 		return c, far
 	}
-	isOpen := func(c *boundedConn) bool {
+	isOpen := func(c *conn) bool {
 		_, open := l.open[c]
 		return open
 	}
@@ -43,12 +43,12 @@ func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 	for _, step := range []struct {
 		before   func()
 		admitted bool
-		open     []*boundedConn
-		closed   []*boundedConn
+		open     []*conn
+		closed   []*conn
 	}{
-		{func() {}, true, []*boundedConn{short, middle, busy}, []*boundedConn{long}},
-		{func() { middle.lastReceived.Store(int64(l.now())) }, true, []*boundedConn{middle, busy}, []*boundedConn{short, long}},
-		{func() {}, false, []*boundedConn{middle, busy}, []*boundedConn{short, long}},
+		{func() {}, true, []*conn{short, middle, busy}, []*conn{long}},
+		{func() { middle.lastReceived.Store(int64(l.now())) }, true, []*conn{middle, busy}, []*conn{short, long}},
+		{func() {}, false, []*conn{middle, busy}, []*conn{short, long}},
 	} {
 		step.before()
 		if c, _ := admit(0); (c != nil) != step.admitted {
@@ -68,7 +68,7 @@ func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 	if _, err := end.Read(make([]byte, 1)); err != io.EOF { //nolint:errorlint // net.Pipe returns io.EOF unwrapped
 		t.Errorf("the client of the closed connection reads %v; want the error %v", err, io.EOF)
 	}
-	if s := l.stats(); s.Evicted != 2 || s.Refused != 1 || s.Open != 4 {
+	if s := l.Stats(); s.Evicted != 2 || s.Refused != 1 || s.Open != 4 {
 		t.Errorf("got %+v; want evicted 2, 1 refused and open 4", s)
 	}
 }
