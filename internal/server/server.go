@@ -104,6 +104,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return err
 	}
 	s.limiter = s.newLimiter()
+	s.metrics.WatchSlots(s.limiter.SlotCounts)
 	if s.adjust, err = s.newAdjustments(); err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
@@ -142,6 +143,22 @@ func (m *Metrics) WatchMemory(stats func() memory.Stats) {
 	w.gauge("rlsidecar_memory_keys_max", "Maximum number of buckets and entries of sliding logs in memory.", func(s memory.Stats) float64 { return float64(s.MaxKeys) })
 	w.total("rlsidecar_memory_full_total", "Charges refused because memory had no room for a new bucket.", func(s memory.Stats) float64 { return float64(s.Full) })
 	w.total("rlsidecar_memory_swept_total", "Buckets deleted from memory because they were equal to new ones.", func(s memory.Stats) float64 { return float64(s.Swept) })
+}
+
+// WatchSlots adds the counters of the slots of concurrency limits. Call it once.
+func (m *Metrics) WatchSlots(counts func() limiter.SlotCounts) {
+	w := watcher[limiter.SlotCounts]{m, counts, nil}
+	w.total("rlsidecar_slots_taken_total", "Slots of concurrency limits that requests took.", func(n limiter.SlotCounts) float64 { return float64(n.Taken) })
+	w.total("rlsidecar_slots_expired_units_total", "Units of slots that were neither returned nor renewed within the ttl, counted when a later request found them.",
+		func(n limiter.SlotCounts) float64 { return float64(n.Expired) })
+	for door := range (limiter.SlotCounts{}).Ended {
+		for outcome := range (limiter.SlotCounts{}).Ended[door] {
+			labels := prometheus.Labels{"door": limiter.SlotDoor(door).String(), "outcome": limiter.SlotOutcome(outcome).String()}
+			watcher[limiter.SlotCounts]{m, counts, labels}.total("rlsidecar_slots_ended_total",
+				"Returns and renewals of slots, by the part of the program that noticed the end of the request. Outcomes: returned, renewed, gone (returned before, or expired), lost (a renewal that was too late), foreign (in the memory of another process), bad-id (not signed, or no slots), failed (the store did not answer).",
+				func(n limiter.SlotCounts) float64 { return float64(n.Ended[door][outcome]) })
+		}
+	}
 }
 
 // ConnectionStats describes the connections of a listener.

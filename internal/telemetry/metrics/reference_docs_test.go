@@ -24,6 +24,7 @@ func TestReference(t *testing.T) {
 	m.WatchMemory(store.Stats)
 	m.WatchLeases(func() stores.CacheStats { return stores.CacheStats{} })
 	m.WatchUndos(func() int64 { return 0 })
+	m.WatchSlots(func() (n limiter.SlotCounts) { return n })
 	m.WatchAdjustments(func() AdjustmentStats { return AdjustmentStats{} })
 	opened, _ := m.WatchBreakers()
 	opened("127.0.0.1:6379")
