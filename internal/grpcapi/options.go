@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
 
@@ -21,7 +22,8 @@ import (
 type Options struct {
 	// Headers has the names of response headers that the proxy adds; nil means none.
 	Headers *Headers
-	// Metadata adds dynamic metadata: the request, and the metadata of the limits that allowed it.
+	// Metadata adds dynamic metadata: the request, the metadata of the limits that allowed it, and the limits that
+	// denied it.
 	Metadata bool
 	// Bounds limits the size of requests; the zero Bounds mean the defaults.
 	Bounds Bounds
@@ -122,7 +124,8 @@ func appendHeader(b []byte, name, value string) []byte {
 
 // appendMetadata appends the dynamic metadata of the reference server: the request, and under "metadata"
 // the metadata of the limits whose status is OK. If two limits have the same key, the first one takes
-// precedence. "backend_failure" means that the store could not decide a limit.
+// precedence. "backend_failure" means that the store could not decide a limit. "denied_by" has the names of the limits
+// that deny, separated by commas.
 func appendMetadata(b []byte, x *exchange) []byte {
 	fields := map[string]any{"domain": printable(x.call.Request.Domain)}
 	list := make([]any, len(x.limits))
@@ -144,6 +147,9 @@ func appendMetadata(b []byte, x *exchange) []byte {
 	}
 	if x.call.Failed {
 		fields["backend_failure"] = true
+	}
+	if names := replies.AppendDenying(nil, &x.call.Verdict); len(names) > 0 {
+		fields["denied_by"] = string(names)
 	}
 	message, err := structpb.NewStruct(fields)
 	if err != nil { // the configuration has metadata that is not JSON; the rest is still sent

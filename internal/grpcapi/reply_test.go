@@ -257,8 +257,9 @@ func TestMetadata(t *testing.T) {
 		result(policy(second), limiter.Shadowed, algorithms.Decision{}),
 		result(policy(map[string]any{"denied": true}), limiter.Denied, algorithms.Decision{}), away,
 		result(policy(map[string]any{"unlimited": true}), limiter.Unlimited, algorithms.Decision{}))
+	x.call.Results[2].Policy.Name = "per_user,"
 	want, err := structpb.NewStruct(map[string]any{
-		"domain": "dom", "hitsAddend": 3, "backend_failure": true,
+		"domain": "dom", "hitsAddend": 3, "backend_failure": true, "denied_by": "per_user_",
 		"descriptors": []any{
 			map[string]any{"entries": []any{"path=/é", "raw=a\ufffd\ufffd\ufffd\ufffdb"}, "limit": "requests_per_unit:42 unit:HOUR unit_multiplier:{value:2}", "hitsAddend": -7},
 			map[string]any{"entries": []any{}}, map[string]any{"entries": []any{}}, map[string]any{"entries": []any{}}, map[string]any{"entries": []any{}},

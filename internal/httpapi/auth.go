@@ -230,6 +230,9 @@ func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a 
 	if len(x.slots) > 0 {
 		l.word("X-RateLimit-Slot", string(x.slots))
 	}
+	if refused && nginx && a.v != nil { // NGINX does not send the headers of this answer to the client
+		l.deniedBy(a.v)
+	}
 	l.write(w.Header())
 	if !refused || nginx {
 		if refused {

@@ -390,7 +390,7 @@ auth:
 // headers once more.
 func outcomeOf(w *httptest.ResponseRecorder) string {
 	var list []string
-	for _, name := range []string{"RateLimit-Policy", "RateLimit", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", "Retry-After", "X-RateLimit-Reason", "Content-Length", "Content-Type"} {
+	for _, name := range []string{"RateLimit-Policy", "RateLimit", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", "Retry-After", "X-RateLimit-Reason", "X-RateLimit-Denied-By", "Content-Length", "Content-Type"} {
 		if values, ok := w.Header()[name]; ok {
 			list = append(list, name+"="+strings.Join(values, "|"))
 		}
@@ -484,7 +484,7 @@ auth: {routes: [{hits: 2, descriptors: [[{key: a, value: x}]]}]}
 			d, _ := authHandler(t, fmt.Sprintf(file, sets))
 			put(d.handler(), proxy, "GET /v1/auth/nginx")
 			time.Sleep(30 * time.Second)
-			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); w.Code != 403 || outcomeOf(w) != want+"X-RateLimit-Reason=limit Content-Length=0" {
+			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); w.Code != 403 || outcomeOf(w) != want+"X-RateLimit-Reason=limit X-RateLimit-Denied-By=pair Content-Length=0" {
 				t.Errorf("%s: got %d %s; want status 403 with %sX-RateLimit-Reason=limit", sets, w.Code, outcomeOf(w), want)
 			}
 			d, _ = authHandler(t, strings.Replace(fmt.Sprintf(file, sets), "http_headers", "# ", 1)) // the default of the listener applies

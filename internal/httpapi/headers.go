@@ -61,6 +61,14 @@ func (l *lines) word(name, value string) {
 	l.end(name)
 }
 
+// deniedBy adds a header with the limits that deny, for the log of a proxy.
+func (l *lines) deniedBy(v *limiter.Verdict) {
+	start := len(l.text)
+	if l.text = replies.AppendDenying(l.text, v); len(l.text) > start {
+		l.end("X-RateLimit-Denied-By")
+	}
+}
+
 // write adds the headers to h without changing their spelling.
 func (l *lines) write(h http.Header) {
 	text, values, start := string(l.text), make([]string, l.n), 0

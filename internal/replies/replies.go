@@ -4,6 +4,7 @@
 package replies
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -81,6 +82,32 @@ func AppendName(b []byte, p *limiter.Policy) []byte {
 		}
 	}
 	return append(b, '"')
+}
+
+// AppendDenying appends the names of the limits that deny v, separated by commas, each once and at most eight. A name is
+// that of the configuration, with its path if the limit has no name of its own. It is for the log of a proxy, and not
+// for clients. Bytes that are not visible ASCII, and commas, become "_".
+func AppendDenying(b []byte, v *limiter.Verdict) []byte {
+	const most, longest = 8, 128
+	var names [most]*limiter.Policy
+	n := 0
+	for i := range v.Results {
+		r := &v.Results[i]
+		p := r.Policy
+		if p == nil || !v.Denies(r) || n == most || slices.ContainsFunc(names[:n], func(other *limiter.Policy) bool { return other.Name == p.Name }) {
+			continue
+		}
+		if names[n], n = p, n+1; n > 1 {
+			b = append(b, ',')
+		}
+		for _, c := range []byte(p.Name[:min(len(p.Name), longest)]) {
+			if c <= ' ' || c > '~' || c == ',' {
+				c = '_'
+			}
+			b = append(b, c)
+		}
+	}
+	return b
 }
 
 // Seconds converts d to whole seconds, rounded up.
