@@ -61,6 +61,9 @@ func (c *Call) fold() {
 		c.setRetryAfter()
 		return
 	}
+	if c.Request.MaxDelay == 0 {
+		return
+	}
 	for i := range c.Results {
 		if r := &c.Results[i]; r.Policy != nil && r.Policy.Extra().MaxDelay > 0 && r.Outcome == Allowed {
 			c.Verdict.Delay = max(c.Verdict.Delay, min(r.Decision.Wait, c.Request.MaxDelay))

@@ -193,11 +193,11 @@ func (c *Call) replace() {
 	}
 	for i := range c.Results {
 		p := c.Results[i].Policy
-		if p == nil || len(p.Extra().Replaces) == 0 {
+		if p == nil || p.Extras == nil || len(p.Extras.Replaces) == 0 {
 			continue
 		}
 		for j := range c.Results {
-			if r := &c.Results[j]; r.canBeReplaced() && slices.Contains(p.Extra().Replaces, r.Policy.RateName) {
+			if r := &c.Results[j]; r.canBeReplaced() && slices.Contains(p.Extras.Replaces, r.Policy.RateName) {
 				r.Outcome, r.charge = Replaced, noCharge
 			}
 		}
@@ -240,7 +240,7 @@ func (c *Call) charge() {
 		c.excepted = true
 		return
 	}
-	if c.deniedByReserves() || c.deniedByReturns() {
+	if c.reserves > 0 && (c.deniedByReserves() || c.deniedByReturns()) {
 		return
 	}
 	haveThen := false
@@ -249,9 +249,7 @@ func (c *Call) charge() {
 		if r.charge != toCharge {
 			continue
 		}
-		if r.Policy.Extra().Then != nil {
-			haveThen = true
-		}
+		haveThen = haveThen || r.Policy.Extras != nil && r.Policy.Extras.Then != nil
 		if c.together(r) {
 			c.chargeTogether(r)
 		}

@@ -9,7 +9,12 @@ import (
 // Trim removes blanks from both ends of a value. HTTP/1 parsers and applications remove them too, so without Trim a
 // client could write one value in many ways. Blanks are all characters up to U+0020, the other spaces of Unicode, and
 // the bytes 0x85 and 0xA0, which are spaces to applications that read headers as Latin-1.
-func Trim(value string) string { return TrimRight(TrimLeft(value)) }
+func Trim(value string) string {
+	if value == "" || isGraph(value[0]) && isGraph(value[len(value)-1]) { // most values
+		return value
+	}
+	return TrimRight(TrimLeft(value))
+}
 
 // TrimLeft removes blanks from the start of a value.
 func TrimLeft(value string) string {
