@@ -197,16 +197,18 @@ func (s *CacheStore) decideAtOnce(b *backend.Batch, rest *excerpt) {
 	for at := 0; at < len(b.Charges); {
 		end := at + backend.GroupLen(b.Charges[at:])
 		charges, decisions := b.Charges[at:end], b.Decisions[at:end]
-		parts, known := s.consult(charges, few[:0], decisions, now)
-		if known && !slices.ContainsFunc(parts, func(p cachePart) bool { return p.isOld(now) }) {
-			s.answerKnown(charges, parts, decisions, now)
-			b.SetKnown(at, end)
+		parts, verdict := s.consult(charges, few[:0], decisions, now)
+		if verdict != unanswered && !anyOld(parts, now) {
+			s.answerKnown(verdict, charges, parts, decisions, now)
 		} else {
 			s.putBackAll(charges, parts, decisions, now)
 			clear(decisions)
 			rest.add(charges, at)
 		}
 		at = end
+	}
+	if len(rest.charges) > 0 {
+		rest.markOthers(b)
 	}
 }
 

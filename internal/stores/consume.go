@@ -38,64 +38,80 @@ func denialChangesGroup(group []backend.Charge) bool {
 	return slices.ContainsFunc(group, func(c backend.Charge) bool { return denialChangesBucket(&c) })
 }
 
-// consult answers charges of a group from leases and remembered decisions, and appends a part for each charge to parts.
-// known means that the group is decided: leases pay for all its charges, or all are answered and one of them is denied.
-// The caller must then call answerKnown. Otherwise it must call putBackAll, or submit the group without the leased
-// charges.
-func (s *CacheStore) consult(charges []backend.Charge, parts []cachePart, decisions []backend.Decision, now time.Duration) (_ []cachePart, known bool) {
-	leases, remembers := mayLease(charges), remembers(charges)
-	answered, leased, denied := 0, 0, false
-	if !leases && !remembers {
-		return parts, false
+// verdict is what the cache knows about a group.
+type verdict int
+
+const (
+	unanswered verdict = iota
+	paid               // leases pay for all charges
+	denied             // leases or remembered decisions answer all charges, and one of them is denied
+)
+
+// query has what answer needs for each charge of a group.
+type query struct {
+	leases, remembers bool // whether leases and remembered decisions may answer the group
+	alone             bool // the group has one charge, so a charge to a lease is never undone
+	now               time.Duration
+}
+
+// consult answers charges of a group from leases and remembered decisions, as far as it can, and appends a part for each
+// charge to parts. If the group is answered, the caller must call answerKnown. Otherwise it must call putBackAll, or
+// submit the group without the leased charges.
+func (s *CacheStore) consult(charges []backend.Charge, parts []cachePart, decisions []backend.Decision, now time.Duration) ([]cachePart, verdict) {
+	q := query{leases: mayLease(charges), remembers: remembers(charges), alone: len(charges) == 1, now: now}
+	if !q.leases && !q.remembers {
+		return parts, unanswered
 	}
+	answered, leased, denies := 0, 0, false
 	for i := range charges {
 		parts = append(parts, cachePart{})
 		p := &parts[len(parts)-1]
-		s.answer(&charges[i], p, &decisions[i], leases && canLease(&charges[i]), remembers, now)
+		s.answer(&charges[i], p, &decisions[i], q)
 		switch {
 		case p.leased:
 			answered, leased = answered+1, leased+1
 		case p.denial != nil:
-			answered, denied = answered+1, denied || !decisions[i].Allowed
-		case !leases:
-			return parts, false
+			answered, denies = answered+1, denies || !decisions[i].Allowed
+		case !q.leases:
+			return parts, unanswered
 		}
 	}
-	return parts, answered == len(charges) && (denied || leased == answered)
+	switch {
+	case leased == len(charges):
+		return parts, paid
+	case answered == len(charges) && denies:
+		return parts, denied
+	default:
+		return parts, unanswered
+	}
 }
 
 // answer answers c from its leases or from a remembered decision, if it can.
-func (s *CacheStore) answer(c *backend.Charge, p *cachePart, d *backend.Decision, leases, remembers bool, now time.Duration) {
+func (s *CacheStore) answer(c *backend.Charge, p *cachePart, d *backend.Decision, q query) {
 	var request *ahead
-	defer func() { request.submit() }() // runs after the lock is released
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	b := sh.buckets[string(c.Key)]
-	if b == nil {
-		return
-	}
-	if b.hot != nil && leases {
-		if l := sh.find(c); l != nil {
-			if request = s.consumePart(sh, l, c, p, now); p.leased {
-				*d = l.answer(now)
-				return
-			}
-			remembers = remembers && l.left() == 0 // before a denial, leased units are returned
+	if b := sh.buckets[string(c.Key)]; b != nil {
+		remembers := q.remembers
+		if b.hot != nil && q.leases && canLease(c) {
+			request = s.consumePart(sh, c, p, d, q)
+			remembers = remembers && !p.leased && (b.hot == nil || b.hot.left() == 0) // before a denial, leased units are returned
+		}
+		if remembers && b.denial != nil && b.denial.answer(c, d, q.now) {
+			p.denial = b.denial
 		}
 	}
-	if remembers && b.denial != nil && b.denial.answer(c, d, now) {
-		p.denial = b.denial
-	}
+	sh.mu.Unlock()
+	request.submit()
 }
 
-// answerKnown completes the answer of a group that consult has decided.
-func (s *CacheStore) answerKnown(charges []backend.Charge, parts []cachePart, decisions []backend.Decision, now time.Duration) {
-	if slices.ContainsFunc(parts, func(p cachePart) bool { return !p.leased }) {
-		s.putBackAll(charges, parts, decisions, now)
+// answerKnown completes the answer of a group that consult has answered.
+func (s *CacheStore) answerKnown(v verdict, charges []backend.Charge, parts []cachePart, decisions []backend.Decision, now time.Duration) {
+	if v == paid {
+		s.served.Add(uint64(len(charges)))
 		return
 	}
-	s.served.Add(uint64(len(charges)))
+	s.putBackAll(charges, parts, decisions, now)
 }
 
 func (s *CacheStore) putBackAll(charges []backend.Charge, parts []cachePart, decisions []backend.Decision, now time.Duration) {
@@ -165,10 +181,11 @@ func (l *hotKey) arm() {
 // left includes units of leases that have expired.
 func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
 
-// answer returns the decision on a charge that the leases have paid. It equals the one that the wrapped Store would
+// answer writes the decision on a charge that the leases have paid to d. It equals the one that the wrapped Store would
 // make if no other process had charged the bucket since the decision l.last.
-func (l *hotKey) answer(now time.Duration) backend.Decision {
-	return later(&l.charge, l.last, l.left(), micros(now-l.lastAt))
+func (l *hotKey) answer(d *backend.Decision, now time.Duration) {
+	*d = l.last
+	adapt(&l.charge, d, l.left(), micros(now-l.lastAt))
 }
 
 // count adds requested units to l.used, which determines the rate. When l.used covers more than the duration of a
@@ -187,21 +204,28 @@ func (l *hotKey) span() time.Duration { return time.Duration(l.charge.Lease.For)
 
 func micros(d time.Duration) algorithms.Micros { return algorithms.Micros(d / time.Microsecond) }
 
-// consumePart charges c to the leases of l, and sets p. If there are no leases or too few units in them, it consumes
-// nothing. If the group is denied, the caller must undo the charge with putBack. The lock of sh is held. After releasing
-// it, the caller must call submit on request, which may be nil.
-func (s *CacheStore) consumePart(sh *cacheShard, l *hotKey, c *backend.Charge, p *cachePart, now time.Duration) (request *ahead) {
-	was := l.grants
-	if p.leased, request = s.consume(sh, l, c, now); !p.leased {
+// consumePart charges c to the leases of its key, and writes the decision to d. If there are no leases or too few units
+// in them, it consumes nothing, and p.leased stays false. If the group is denied, the caller must undo the charge with
+// putBack. The lock of sh is held. After releasing it, the caller must call submit on request, which may be nil.
+func (s *CacheStore) consumePart(sh *cacheShard, c *backend.Charge, p *cachePart, d *backend.Decision, q query) (request *ahead) {
+	l := sh.find(c)
+	if l == nil {
 		return nil
 	}
-	if l.grants[0].serial != was[0].serial { // the second grant has become the first
-		was[0], was[1] = was[1], grant{}
+	first, second := l.grants[0], l.grants[1]
+	if p.leased, request = s.consume(sh, l, c, q.now); !p.leased {
+		return nil
+	}
+	l.answer(d, q.now)
+	if q.alone {
+		return request
+	}
+	if l.grants[0].serial != first.serial { // the second grant has become the first
+		first, second = second, grant{}
 	}
 	p.hotKey = l
-	for i := range was {
-		p.from[i] = consumedUnits{was[i], was[i].left - l.grants[i].left}
-	}
+	p.from[0] = consumedUnits{first, first.left - l.grants[0].left}
+	p.from[1] = consumedUnits{second, second.left - l.grants[1].left}
 	return request
 }
 
@@ -224,7 +248,7 @@ func (s *CacheStore) putBack(c *backend.Charge, p *cachePart, d *backend.Decisio
 			s.arm()
 		}
 	}
-	*d = l.answer(now)
+	l.answer(d, now)
 	p.leased = false
 }
 

@@ -50,7 +50,8 @@ func DeadlineBy(clock outside.Clock, next backend.Store, timeout, margin time.Du
 
 // immediate is a Store that decides some groups at once.
 type immediate interface {
-	// decideAtOnce decides groups of b, marks them as known, and adds the other groups to rest. It does not block.
+	// decideAtOnce decides groups of b, and adds the other groups to rest. If there are others, it marks the decided
+	// groups as known. It does not block.
 	decideAtOnce(b *backend.Batch, rest *excerpt)
 }
 

@@ -244,21 +244,20 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	return peekLater(c, d, 0, algorithms.Charge{Cost: d.Remaining + 1, Hash: c.Terms.Hash}).RetryAfter
 }
 
-// later returns d, the decision on c, changed for a bucket that has a number of extra units, and for a time that is
-// delay microseconds later.
-func later(c *backend.Charge, d backend.Decision, extra int64, delay algorithms.Micros) backend.Decision {
+// adapt changes d, a decision on c, for a bucket that has a number of extra units, and for a time that is delay
+// microseconds later.
+func adapt(c *backend.Charge, d *backend.Decision, extra int64, delay algorithms.Micros) {
 	if extra == 0 && delay == 0 {
-		return d
+		return
 	}
 	if len(c.Shards) > 0 { // d.Value is a sum over the shards, so peekAt cannot compute from it
 		d.Remaining = min(c.Limit.Capacity, d.Remaining+extra)
 		d.ResetAfter = max(0, d.ResetAfter-delay)
 		d.At += delay
-		return d
+		return
 	}
 	was := d.At
 	d.At += delay
 	there := peekAt(c, d.Value+extra*c.Limit.Unit(), was, d.At)
 	d.Value, d.Remaining, d.ResetAfter = there.Value, there.Remaining, there.ResetAfter
-	return d
 }

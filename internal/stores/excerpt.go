@@ -69,6 +69,20 @@ func (e *excerpt) groups() iter.Seq2[int, int] {
 	}
 }
 
+// markOthers marks the decisions of the groups that are not in e as known.
+func (e *excerpt) markOthers(whole *backend.Batch) {
+	from := 0
+	for _, position := range e.positions {
+		if to := int(position); from < to {
+			whole.SetKnown(from, to)
+		}
+		from = int(position) + 1
+	}
+	if from < len(whole.Charges) {
+		whole.SetKnown(from, len(whole.Charges))
+	}
+}
+
 func (e *excerpt) reset() {
 	clear(e.charges) // so that limits of an old configuration can be garbage-collected
 	e.charges, e.positions, e.numbers = e.charges[:0], e.positions[:0], 0

@@ -78,10 +78,10 @@ func (t *flight) plan(consult bool) {
 func (t *flight) planGroup(at, end int) {
 	s, charges, decisions := t.store, t.outer.Charges[at:end], t.outer.Decisions[at:end]
 	g := flightGroup{at: at, end: end, parts: len(t.parts)}
-	all, known := s.consult(charges, t.parts, decisions, t.began)
+	all, verdict := s.consult(charges, t.parts, decisions, t.began)
 	parts := all[g.parts:]
-	if known && !t.revalidates(parts) {
-		s.answerKnown(charges, parts, decisions, t.began)
+	if verdict != unanswered && !t.revalidates(parts) {
+		s.answerKnown(verdict, charges, parts, decisions, t.began)
 		t.outer.SetKnown(at, end)
 		t.whole = false
 		return
@@ -99,7 +99,7 @@ func (t *flight) planGroup(at, end int) {
 // and no other call revalidates it.
 func (t *flight) revalidates(parts []cachePart) (claimed bool) {
 	for i := range parts {
-		if d := parts[i].denial; parts[i].isOld(t.began) && d.revalidating.CompareAndSwap(false, true) {
+		if d := parts[i].denial; d != nil && d.isOld(t.began) && d.revalidating.CompareAndSwap(false, true) {
 			t.revalidated = append(t.revalidated, d)
 			claimed = true
 		}
@@ -107,8 +107,18 @@ func (t *flight) revalidates(parts []cachePart) (claimed bool) {
 	return claimed
 }
 
-func (p *cachePart) isOld(now time.Duration) bool {
-	return p.denial != nil && now >= p.denial.revalidateAt && !p.denial.revalidating.Load()
+func anyOld(parts []cachePart, now time.Duration) bool {
+	for i := range parts {
+		if d := parts[i].denial; d != nil && d.isOld(now) {
+			return true
+		}
+	}
+	return false
+}
+
+// isOld reports whether a call must revalidate d.
+func (d *denial) isOld(now time.Duration) bool {
+	return now >= d.revalidateAt && !d.revalidating.Load()
 }
 
 // lease determines which charges of a group are submitted, and for how many units beyond their cost.
@@ -302,9 +312,9 @@ func (t *flight) settle(charges []backend.Charge, parts []cachePart, decisions [
 		case !all:
 			t.store.receive(c, p, 0, d, t.began, now)
 		default:
-			answer := *d
-			*d = later(c, answer, p.borrow, 0)
-			t.store.receive(c, p, p.borrow, &answer, t.began, now)
+			answer, borrowed := *d, p.borrow
+			t.store.receive(c, p, borrowed, &answer, t.began, now)
+			adapt(c, d, borrowed, 0)
 		}
 		if failed != nil {
 			*d = backend.Decision{Err: failed}

@@ -26,7 +26,8 @@ func TestADecisionFromALeaseOfABucketWithShards(t *testing.T) {
 		{0, 60, 100, 200, 5100},
 		{50, 100, 400, 0, 5400}, // Remaining is at most the capacity, and ResetAfter at least 0
 	} {
-		got := later(c, last, test.extra, test.delay)
+		got := last
+		adapt(c, &got, test.extra, test.delay)
 		if got.Remaining != test.remaining || got.ResetAfter != test.reset || got.At != test.time || !got.Allowed {
 			t.Errorf("%d more units, %d us later: got %+v; want %d remaining, full after %d, at %d", test.extra, test.delay, got, test.remaining, test.reset, test.time)
 		}
