@@ -59,15 +59,8 @@ func (c *Call) fold() {
 	}
 	if c.Denied {
 		c.setRetryAfter()
-		return
-	}
-	if c.Request.MaxDelay == 0 {
-		return
-	}
-	for i := range c.Results {
-		if r := &c.Results[i]; r.Policy != nil && r.Policy.Extra().MaxDelay > 0 && r.Outcome == Allowed {
-			c.Verdict.Delay = max(c.Verdict.Delay, min(r.Decision.Wait, c.Request.MaxDelay))
-		}
+	} else if c.Request.MaxDelay > 0 {
+		c.setDelay()
 	}
 }
 
@@ -180,6 +173,14 @@ func (c *Call) updateStatus(i int) {
 		}
 	}
 	s.Result, s.Denied = i, denies
+}
+
+func (c *Call) setDelay() {
+	for i := range c.Results {
+		if r := &c.Results[i]; r.Policy != nil && r.Policy.Extra().MaxDelay > 0 && r.Outcome == Allowed {
+			c.Verdict.Delay = max(c.Verdict.Delay, min(r.Decision.Wait, c.Request.MaxDelay))
+		}
+	}
 }
 
 func (c *Call) setRetryAfter() {
