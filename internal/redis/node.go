@@ -119,7 +119,7 @@ func (n *node) start(c *call, until time.Time, done func(c *call, failed error))
 	f := &c.payload
 	f.used, f.failed, f.done, f.steps = 0, nil, done, f.steps[:0]
 	x := &f.exchange
-	x.until = until
+	x.until, x.leads = until, c.leads
 	if x.done == nil {
 		x.done = func() { n.proceed(c, n.replied) }
 	}
@@ -266,6 +266,7 @@ func (n *node) touch(x *exchange, s *step) {
 // others that have not been sent yet.
 func (n *node) replied(c *call) (over bool) {
 	f, x := &c.payload, &c.payload.exchange
+	x.leads = false // the goroutine that waits for the call only reads the first replies
 	sent, rest := f.steps[:f.sent], f.steps[f.sent:]
 	f.steps, f.again = f.again[:0], f.steps
 	unconfirmed := n.unconfirmed(x)

@@ -146,7 +146,7 @@ func (s *Store) sender(server string, o *goredis.Options, at func(addr string) *
 			w.wires = append(w.wires, real)
 		}
 		l := newSender(timeout, n.start)
-		l.spawn, l.clock, l.panicked, l.end = s.spawn, s.clock, n.panicked, n.wire.close
+		l.spawn, l.clock, l.panicked, l.end, l.lead = s.spawn, s.clock, n.panicked, n.wire.close, n.wire.lead
 		w.node = n
 		return l
 	}
@@ -154,9 +154,6 @@ func (s *Store) sender(server string, o *goredis.Options, at func(addr string) *
 		w.long = make(timeout)
 	}
 	w.usual = make(s.config.Timeout)
-	if n := len(w.wires); n > 0 && s.config.connections == 0 {
-		w.wires[n-1].warm()
-	}
 	w.usual.start = s.starter.add
 	if s.config.Changed != nil {
 		w.usual.changed = func(open bool) { s.config.Changed(server, open) }
@@ -165,6 +162,9 @@ func (s *Store) sender(server string, o *goredis.Options, at func(addr string) *
 		w.long = w.usual
 	}
 	w.usual.probeTimeout = w.long.timeout
+	if n := len(w.wires); n > 0 && s.config.connections == 0 {
+		w.wires[n-1].warm()
+	}
 	s.sendersMu.Lock()
 	defer s.sendersMu.Unlock()
 	if s.sendersClosed {

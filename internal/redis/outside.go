@@ -54,6 +54,8 @@ func (s *Store) simulatedWire(o *goredis.Options) *simulatedWire {
 
 func (w *simulatedWire) close() { _ = w.client.Close() }
 
+func (*simulatedWire) lead() {}
+
 func (w *simulatedWire) start(x *exchange) {
 	w.world.Go(func() {
 		ctx, cancel := context.WithDeadline(context.Background(), x.until)

@@ -101,6 +101,7 @@ type call struct {
 	charges int
 	started time.Time
 	alone   bool             // no other call was in flight when it started
+	leads   bool             // the goroutine that starts the call waits for its end
 	ended   []*backend.Batch // batches whose decisions are complete
 	sources []*backend.Source
 	permit  effect

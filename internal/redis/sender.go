@@ -28,7 +28,9 @@ type sender struct {
 	spawn        func(f func())
 	// start arranges that the call that is due is made soon. If start is nil, spawn runs work for it.
 	start func(l *sender)
-	// end releases what decide uses. It may be nil.
+	// lead is called after decide, by the goroutine that waits for the end of the call. It may use the goroutine until then.
+	lead func()
+	// end releases what decide uses.
 	end func()
 	// changed is called with true when the circuit opens, and with false when it closes. It must not block, because mu is
 	// locked during the call.
@@ -55,8 +57,10 @@ func newSender(timeout time.Duration, decide func(c *call, until time.Time, done
 		spawn:    func(f func()) { go f() },
 		changed:  func(bool) {},
 		panicked: func(any) {},
+		lead:     func() {},
+		end:      func() {},
 	}
-	l.worker, l.ended = l.work, l.callEnded
+	l.worker, l.ended = func() { l.work(nil) }, l.callEnded
 	l.calls.New = func() any { return &call{} }
 	return l
 }
@@ -69,6 +73,7 @@ func (l *sender) Submit(b *backend.Batch) {
 	now := l.clock.Now()
 	var do effects
 	l.mu.Lock()
+	leads := b.Waits && l.queue.idle() && !l.circuit.open && !l.hasShortDeadline(b, now) // with an open circuit the call may be a probe, which may end after the deadline of b
 	err := l.refuses(now)
 	if err == nil {
 		do, err = l.queue.submit(b, now)
@@ -78,8 +83,9 @@ func (l *sender) Submit(b *backend.Batch) {
 	switch {
 	case err != nil:
 		b.Fail(err)
-	case do.start && b.Waits: // the goroutine does nothing else
-		l.work()
+	case do.start && leads:
+		l.work(b)
+		l.lead()
 	case do.start:
 		l.begin()
 	}
@@ -91,6 +97,12 @@ func (l *sender) begin() {
 	} else {
 		l.spawn(l.worker)
 	}
+}
+
+// hasShortDeadline reports whether less than seven eighths of the timeout of a call remain until the deadline of b.
+// If a call ended so early without an answer, that would not show that the server fails.
+func (l *sender) hasShortDeadline(b *backend.Batch, now time.Time) bool {
+	return !b.Deadline.IsZero() && b.Deadline.Sub(now) < l.timeout-l.timeout/8
 }
 
 // refuses returns an error if no batch may be submitted now. mu must be held.
@@ -122,7 +134,7 @@ func (l *sender) tick() {
 	l.arm(do)
 	l.mu.Unlock()
 	if do.start {
-		l.work()
+		l.work(nil)
 	}
 }
 
@@ -130,9 +142,14 @@ func (l *sender) tick() {
 // than letting another goroutine start the call.
 const few = 8
 
-// work makes the call that is due.
-func (l *sender) work() {
+// work makes the call that is due. If leader is not nil, the calling goroutine waits for that batch, so the call ends by
+// its deadline at the latest.
+func (l *sender) work(leader *backend.Batch) {
 	c, now := l.calls.Get().(*call), l.clock.Now()
+	until := now.Add(l.timeout)
+	if c.leads = leader != nil; c.leads && !leader.Deadline.IsZero() && leader.Deadline.Before(until) {
+		until = leader.Deadline
+	}
 	l.mu.Lock()
 	l.fill(c, now)
 	l.mu.Unlock()
@@ -148,7 +165,7 @@ func (l *sender) work() {
 	case c.permit == doProbe:
 		l.decide(c, now.Add(l.probeTimeout), l.ended)
 	default:
-		l.decide(c, now.Add(l.timeout), l.ended)
+		l.decide(c, until, l.ended)
 	}
 	if len(late.ended) > 0 {
 		l.completeBatches(&late)
@@ -169,7 +186,7 @@ func (l *sender) concluded(c *call) {
 	}
 	due := l.endCall(l.clock.Now())
 	if due {
-		l.work()
+		l.work(nil)
 	}
 	if !next {
 		l.completeBatches(c)
@@ -310,8 +327,6 @@ func (l *sender) close() {
 	}
 	c.ended = l.queue.drain(errClosed, nil)
 	l.mu.Unlock()
-	if l.end != nil {
-		l.end()
-	}
+	l.end()
 	l.completeBatches(c)
 }

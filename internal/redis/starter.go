@@ -35,7 +35,7 @@ func (s *starter) start() {
 	s.mu.Unlock()
 	for i, l := range due {
 		due[i] = nil
-		l.work()
+		l.work(nil)
 	}
 	s.mu.Lock()
 	s.spare = due[:0]

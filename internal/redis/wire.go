@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,9 @@ type transport interface {
 	start(x *exchange)
 	// close makes the transport refuse further exchanges. Those in flight end first.
 	close()
+	// lead may be called after start by the goroutine that waits for x, with x.leads set. It may use that goroutine to read
+	// the replies, until x ends. Waking another goroutine takes longer than the rest of a call.
+	lead()
 }
 
 // exchange has commands that are sent in one write, and the replies to them. It is never sent twice, so a caller that
@@ -29,6 +33,7 @@ type exchange struct {
 	commands [][]any
 	until    time.Time // the time by which the replies must have arrived
 	done     func()
+	leads    bool // lead follows
 
 	// replies has a reply for each command, valid until done returns, unless err is set. If err means that nothing was
 	// sent, neverRan(err) is true. Otherwise the commands may have run.
@@ -66,7 +71,8 @@ var (
 )
 
 // wire is the transport to a real server. It has one connection for new exchanges, and sends them without waiting for the
-// replies to earlier ones. One goroutine for each connection reads the replies, in the order of the exchanges.
+// replies to earlier ones. One goroutine for each connection reads the replies, in the order of the exchanges. After an
+// exchange whose caller leads there is none, until the next exchange.
 //
 // go-redis connects the wire and logs in. With go-redis, each call would wait on another goroutine, take a connection
 // from the pool, check it, and set timers. In a Cluster, where calls are small, this would be most of the cost of a call.
@@ -89,6 +95,7 @@ type wire struct {
 // pipe is a connection with the exchanges on it. Its fields are guarded by the mutex of the wire, except where noted.
 type pipe struct {
 	conn       net.Conn  // nil while it is being made
+	release    func()    // called after conn has been closed
 	flights    []flight  // the exchanges without all their replies, in the order in which they are sent
 	written    int       // how many flights are written or being written
 	writing    bool      // a goroutine writes, or makes conn and will write
@@ -97,8 +104,12 @@ type pipe struct {
 	over       bool      // gets no more exchanges
 	dead       bool      // has failed: conn is closed, and flights is empty
 	closeBy    time.Time // if not zero, conn is closed at this time
+	reading    bool      // a goroutine reads
+	led        bool      // the caller of the first exchange reads, until that exchange ends
+	lends      bool      // the goroutine that reads stops when no exchange waits
 
-	replies []reply // used by the goroutine that reads
+	replies []reply // this and the following field are used by the goroutine that reads
+	buf     []byte  // bytes whose replies are not complete
 }
 
 // flight is an exchange on a connection. The exchange is nil if it has ended without a reply.
@@ -128,6 +139,10 @@ func (w *wire) start(x *exchange) {
 	w.arm(x.until)
 	writes := !p.writing
 	p.writing = true
+	if p.lends = x.leads && p.noticesEnd(); !p.lends && !p.reading && p.conn != nil {
+		p.reading = true
+		go w.read(p, false)
+	}
 	large := p.unanswered+len(x.out) > maxFrame
 	w.mu.Unlock()
 	switch {
@@ -136,6 +151,26 @@ func (w *wire) start(x *exchange) {
 	case writes:
 		w.write(p, true)
 	}
+}
+
+// noticesEnd reports whether ended works, so that no goroutine has to read while no exchange waits.
+func (p *pipe) noticesEnd() bool {
+	c, ok := p.conn.(*conn)
+	return ok && c.closed != nil
+}
+
+// lead implements transport.
+func (w *wire) lead() {
+	w.mu.Lock()
+	n := len(w.pipes)
+	if n == 0 || w.pipes[n-1].reading || w.pipes[n-1].conn == nil || len(w.pipes[n-1].flights) == 0 {
+		w.mu.Unlock()
+		return
+	}
+	p := w.pipes[n-1]
+	p.reading, p.led = true, true
+	w.mu.Unlock()
+	w.read(p, true)
 }
 
 // warm connects w, so that the first exchange does not have to wait.
@@ -153,7 +188,7 @@ func (w *wire) usable() (*pipe, error) {
 		if !p.ended() {
 			return p, nil
 		}
-		p.retire()
+		w.retire(p)
 	}
 	if w.closed {
 		return nil, errNoServer
@@ -209,18 +244,11 @@ func (p *pipe) ended() bool {
 	return ok && (c.outdated() || len(p.flights) == 0 && c.ended())
 }
 
-// retire makes p get no more exchanges, and closes it if none waits for replies.
-func (p *pipe) retire() {
+// retire makes p get no more exchanges, and closes it if none waits for replies. mu must be held.
+func (w *wire) retire(p *pipe) {
 	p.over = true
-	if !slices.ContainsFunc(p.flights, func(f flight) bool { return f.x != nil }) {
-		p.close()
-	}
-}
-
-// close makes Read and Write fail, and so ends p. It does not wait: closing a TLS connection may.
-func (p *pipe) close() {
-	if p.conn != nil {
-		go p.conn.Close()
+	if p.conn != nil && !slices.ContainsFunc(p.flights, func(f flight) bool { return f.x != nil }) {
+		go w.fail(p, errDrained)
 	}
 }
 
@@ -235,17 +263,13 @@ func (w *wire) connect(p *pipe) {
 	if err == nil && p.over && len(p.flights) == 0 {
 		err = errDrained
 	}
-	p.conn = conn
+	p.conn, p.release, p.reading = conn, release, err == nil
 	w.mu.Unlock()
 	if err != nil {
 		w.fail(p, err)
-		release()
 		return
 	}
-	go func() {
-		w.fail(p, w.read(p))
-		release()
-	}()
+	go w.read(p, false)
 	w.alive()
 	w.write(p, false)
 }
@@ -307,21 +331,43 @@ func (w *wire) write(p *pipe, inline bool) {
 	w.mu.Unlock()
 }
 
-// read reads the replies on the connection of p until it fails, or until p is over and has no more exchanges.
-func (w *wire) read(p *pipe) error {
-	buf := make([]byte, 0, 4096)
+// read reads the replies on the connection of p until it fails, or until leaves. led means that the caller of the first
+// exchange reads.
+func (w *wire) read(p *pipe, led bool) {
 	for {
-		if len(buf) == cap(buf) {
-			buf = slices.Grow(buf, cap(buf))
+		if len(p.buf) == cap(p.buf) {
+			p.buf = slices.Grow(p.buf, max(4096, cap(p.buf)))
 		}
-		n, failed := p.conn.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		used, err := w.answer(p, buf)
+		n, failed := p.conn.Read(p.buf[len(p.buf):cap(p.buf)])
+		p.buf = p.buf[:len(p.buf)+n]
+		used, err := w.answer(p, p.buf)
+		p.buf = p.buf[:copy(p.buf, p.buf[used:])]
+		if led && errors.Is(failed, os.ErrDeadlineExceeded) { // tick has ended the exchange
+			failed = nil
+		}
 		if err = cmp.Or(err, failed); err != nil {
-			return err
+			w.fail(p, err)
+			return
 		}
-		buf = buf[:copy(buf, buf[used:])]
+		if w.leaves(p, led) {
+			return
+		}
 	}
+}
+
+// leaves reports whether the goroutine that reads p stops. If exchanges wait for replies, another one continues.
+func (w *wire) leaves(p *pipe, led bool) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	idle := len(p.flights) == 0 && len(p.buf) == 0
+	if led && p.led || !led && !(p.lends && idle) {
+		return false
+	}
+	if p.reading = !idle; p.reading {
+		_ = p.conn.SetReadDeadline(time.Time{})
+		go w.read(p, false)
+	}
+	return true
 }
 
 // answer ends the exchanges of p whose replies are in have, and returns the number of bytes of these replies.
@@ -364,6 +410,7 @@ func (w *wire) answered(p *pipe) error {
 	f := p.flights[0]
 	p.flights = slices.Delete(p.flights, 0, 1)
 	p.written--
+	p.led = false
 	p.unanswered -= f.size
 	if p.current == f.x { // the server has all its bytes, so its memory may be used again although Write has not returned
 		p.current = nil
@@ -390,7 +437,12 @@ func (w *wire) fail(p *pipe, err error) {
 	if !p.dead {
 		p.dead, p.over, p.flights, p.written = true, true, nil, 0
 		w.pipes = slices.DeleteFunc(w.pipes, func(have *pipe) bool { return have == p })
-		p.close()
+		go func() { // closing a TLS connection may wait
+			if p.conn != nil {
+				p.conn.Close()
+			}
+			p.release()
+		}()
 	}
 	current := p.current
 	w.mu.Unlock()
@@ -430,16 +482,25 @@ func (w *wire) tick() {
 	w.due = time.Time{}
 	for _, p := range w.pipes {
 		for i := 0; i < len(p.flights); i++ {
-			switch x := p.flights[i].x; {
-			case x == nil:
-			case now.Before(x.until):
+			x := p.flights[i].x
+			if x == nil {
+				continue
+			}
+			if now.Before(x.until) {
 				w.arm(x.until)
+				continue
+			}
+			if i == 0 && p.led {
+				p.led = false
+				_ = p.conn.SetReadDeadline(now) // makes Read return
+			}
+			switch {
 			case i >= p.written:
 				unsent = append(unsent, x)
 				p.flights = slices.Delete(p.flights, i, i+1)
 				i--
 			case x == p.current:
-				p.close() // write ends x
+				go p.conn.Close() // write ends x
 			default:
 				late = append(late, x)
 				p.flights[i].x = nil
@@ -453,7 +514,7 @@ func (w *wire) tick() {
 		case now.Before(p.closeBy):
 			w.arm(p.closeBy)
 		default:
-			p.close()
+			go p.conn.Close()
 		}
 	}
 	w.mu.Unlock()
@@ -471,6 +532,6 @@ func (w *wire) close() {
 	defer w.mu.Unlock()
 	w.closed = true
 	for _, p := range w.pipes {
-		p.retire()
+		w.retire(p)
 	}
 }

@@ -311,7 +311,7 @@ func TestSubmitDoesNotWaitForTheNetwork(t *testing.T) {
 		large := limited(1)
 		large.Charges[0].Key = make([]byte, maxFrame)
 		l.queue.maxBatch = 1
-		l.start = func(l *sender) { l.work() }
+		l.start = func(l *sender) { l.work(nil) }
 		began := time.Now()
 		first, second := start(l, large), start(l, limited(1))
 		if took := time.Since(began); took > 0 {
@@ -370,6 +370,56 @@ func TestRepliesInPieces(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A caller that waits reads the reply itself. It does not wait longer than for a call if there is none, and its goroutine
+// does not read the replies to others.
+func TestAWaitingCallerReadsItsReply(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 300 * ms})
+	w := s.store.(*serverSenders).wires[len(s.store.(*serverSenders).wires)-1]
+	readers := func() (n int) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, p := range w.pipes {
+			if p.reading {
+				n++
+			}
+		}
+		return n
+	}
+	decide := func(waits bool) {
+		t.Helper()
+		b := limited(1)
+		if waits {
+			backend.Take(t.Context(), s, b.Charges, b.Decisions)
+		} else {
+			<-start(s, b).done
+		}
+		if d := b.Decisions[0]; d.Err != nil || !d.Allowed {
+			t.Fatalf("waits %v: got %+v; want allowed", waits, d)
+		}
+	}
+	for range 3 {
+		decide(false)
+		if n := readers(); n != 1 {
+			t.Errorf("%d goroutines read; want 1", n)
+		}
+		decide(true)
+		decide(true)
+		redistest.Eventually(t, "no goroutine reads", func() bool { return readers() == 0 })
+	}
+	server.Pause()
+	began := time.Now()
+	if d := takeAll(s, limited(1).Charges)[0]; !errors.Is(d.Err, backend.ErrUnavailable) {
+		t.Errorf("got %+v; want an ErrUnavailable", d)
+	}
+	if took := time.Since(began); took < 290*ms {
+		t.Errorf("a silent server: failed after %v; want the timeout of 300 ms", took)
+	}
+	server.Resume()
+	redistest.Eventually(t, "calls are decided again", func() bool { return takeAll(s, limited(1).Charges)[0].Err == nil })
 }
 
 // After the server has closed all connections, calls use a new one, and no call is lost.
