@@ -12,9 +12,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// TestCompose does not run examples/compose, because Docker may be missing. It checks that the containers
-// mount only examples/envoy, and that Envoy accepts the configuration which its container makes from
-// envoy.yaml. TestEnvoy runs envoy.yaml itself.
+// TestCompose does not run examples/compose, because Docker may be missing. It checks that the files which the
+// containers mount exist, that Envoy accepts the configuration which its container makes from envoy.yaml, and that
+// Prometheus accepts its own, and listens where Grafana looks for it. TestEnvoy runs envoy.yaml itself, and
+// test/observability the rules and the dashboard.
 func TestCompose(t *testing.T) {
 	t.Parallel()
 	envoy := tooltest.Path(t, "envoy")
@@ -35,8 +36,9 @@ func TestCompose(t *testing.T) {
 	}
 	for name, service := range compose.Services {
 		for _, volume := range service.Volumes {
-			if from, _, _ := strings.Cut(volume, ":"); from != "../envoy" {
-				t.Errorf("%s: this test does not know %s: add it", name, from)
+			from, _, _ := strings.Cut(volume, ":")
+			if _, err := os.Stat(filepath.Join(root, "examples/compose", from)); err != nil {
+				t.Errorf("%s: %v", name, err)
 			}
 		}
 		if name != "envoy" && service.Network != "service:envoy" {
@@ -46,6 +48,7 @@ func TestCompose(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(root, "examples/compose", compose.Services["rlsidecar"].Build, "go.mod")); err != nil {
 		t.Error(err)
 	}
+	checkPrometheus(t, compose.Services["prometheus"].Command)
 	edit, _, _ := strings.Cut(compose.Services["envoy"].Command[2], " > ")
 	edit = strings.Replace(edit, "/example", root+"/examples/envoy", 1)
 	edited, err := exec.Command("sh", "-c", edit).Output()
@@ -65,5 +68,34 @@ func TestCompose(t *testing.T) {
 	command := compose.Services["rlsidecar"].Command
 	if strings.Join(command[:4], " ") != "/bin/rlsidecar serve --config /example/rlsidecar.yaml" {
 		t.Errorf("got %q; want /bin/rlsidecar serve --config /example/rlsidecar.yaml", command)
+	}
+}
+
+// checkPrometheus checks the configuration of Prometheus and of Grafana's data source. command is that of Prometheus.
+func checkPrometheus(t *testing.T, command []string) {
+	t.Helper()
+	observability := filepath.Join(root, "examples/observability")
+	config, err := os.ReadFile(filepath.Join(observability, "prometheus.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := filepath.Abs(filepath.Join(root, "charts/rlsidecar/files/rules.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "prometheus.yml")
+	if err := os.WriteFile(path, []byte(strings.Replace(string(config), "/etc/prometheus/rules.yaml", rules, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(tooltest.Path(t, "promtool"), "check", "config", path).CombinedOutput(); err != nil || !strings.Contains(string(out), "rules found") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	source, err := os.ReadFile(filepath.Join(observability, "grafana/datasource.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := strings.Cut(command[len(command)-1], "--web.listen-address=:")
+	if port == "" || !strings.Contains(string(source), "url: http://127.0.0.1:"+port+"\n") {
+		t.Errorf("Prometheus listens on port %q, and Grafana reads\n%s", port, source)
 	}
 }

@@ -55,6 +55,9 @@ func (m *model) complete(t *testing.T, user, options string, words int) int {
 	if _, err := io.Copy(io.Discard, response.Body); err != nil {
 		t.Error(err)
 	}
+	if retry := response.Header.Get("retry-after"); (retry != "") != (response.StatusCode == http.StatusTooManyRequests) {
+		t.Errorf("status %d with retry-after %q; want a time to retry with 429 only", response.StatusCode, retry)
+	}
 	return response.StatusCode
 }
 
@@ -106,8 +109,8 @@ func TestLanguageModelExample(t *testing.T) {
 	}
 	m.settles(t, "bob", budget-41-21-estimate)
 
-	if code := m.complete(t, "", streamed, 20); code != http.StatusTooManyRequests {
-		t.Errorf("a request without a user: status %d, want 429", code)
+	if code := m.complete(t, "", streamed, 20); code != http.StatusForbidden {
+		t.Errorf("a request without a user: status %d, want 403", code)
 	}
 
 	// After parallel requests of alice, the tokens of the allowed ones are charged to her, and none to bob.

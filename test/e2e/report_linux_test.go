@@ -57,7 +57,7 @@ func writeReport(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	c := exec.CommandContext(t.Context(), sidecarProgram, "simulate", "--config", "limits.yaml", "--format", "nginx", "--descriptor", "path=%U", "--html", "report.html", "access.log")
+	c := exec.CommandContext(t.Context(), sidecarProgram, "simulate", "--config", "limits.yaml", "--log-format", "nginx", "--descriptor", "path=%U", "--html", "report.html", "access.log")
 	c.Dir = dir
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
