@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
@@ -43,7 +44,8 @@ type flights struct {
 	running map[string]int
 	left    map[string]bool
 	most    int
-	slots   int // requests that had the header with the id of a slot
+	slots   int           // requests that had the header with the id of a slot
+	release chan struct{} // ends the requests that hold
 }
 
 func (f *flights) begin(id string) {
@@ -103,6 +105,11 @@ func (f *flights) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	_, kind, _ := strings.Cut(r.URL.Path[1:], "/")
 	switch kind {
+	case "hold":
+		select {
+		case <-f.release:
+		case <-r.Context().Done():
+		}
 	case "slow":
 		wait(time.Duration(rand.IntN(20)) * time.Millisecond)
 	case "stream":
@@ -295,7 +302,7 @@ func (f *flights) test(t *testing.T, s *stack, list []ending, meanwhile func(end
 	all.Wait()
 	close(ended)
 	other.Wait()
-	eventually(t, "no slot is occupied", func() bool { return s.slotsLeft(t) == inFlight })
+	s.awaitSlots(t, inFlight)
 	_, page := fetch("http://" + s.addr + ":6070/metrics")
 	for line := range strings.Lines(page) {
 		if strings.HasPrefix(line, "rlsidecar_slots") && !strings.HasSuffix(line, " 0\n") {
@@ -309,6 +316,11 @@ func (f *flights) test(t *testing.T, s *stack, list []ending, meanwhile func(end
 	if f.slots > 0 && s.port == "8000" { // Envoy does not carry ids in headers
 		t.Errorf("%d requests to the application had a header with a slot; want none", f.slots)
 	}
+}
+
+func (s *stack) awaitSlots(t *testing.T, want int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d slots are free", want), func() bool { return s.slotsLeft(t) == want })
 }
 
 // slotsLeft returns how many more requests may be in flight.
@@ -326,16 +338,16 @@ func (s *stack) slotsLeft(t *testing.T) int {
 	return *bucket.Remaining
 }
 
-// startInFlight starts an example for requests in flight: the application and the sidecar, with a ttl.
-func startInFlight(t *testing.T, name, port, ttl string, args ...string) (*stack, *flights) {
+// startInFlight starts an example for requests in flight: the application, and the sidecar with changed limits.
+func startInFlight(t *testing.T, name, port string, changes []change, args ...string) (*stack, *flights) {
 	t.Helper()
-	f := &flights{running: map[string]int{}, left: map[string]bool{}}
+	f := &flights{running: map[string]int{}, left: map[string]bool{}, release: make(chan struct{})}
 	s := newStack(t, port, filepath.Join(t.TempDir(), "limits.yaml"))
-	if err := os.WriteFile(s.limits, []byte(example(t, name+"/limits.yaml", change{"ttl: " + ttl, "ttl: 10s"})), 0o600); err != nil {
+	if err := os.WriteFile(s.limits, []byte(example(t, name+"/limits.yaml", changes...)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, arg := range args {
-		s.args = append(s.args, strings.ReplaceAll(arg, "127.0.0.1", s.addr))
+		s.args = append(s.args, strings.Replace(arg, "udp://127.0.0.1", "udp://"+s.addr, 1))
 	}
 	listener, err := net.Listen("tcp", s.addr+":9000")
 	if err != nil {
@@ -408,7 +420,7 @@ func (p *process) freezeAgain(t *testing.T) func(ended <-chan struct{}) {
 
 func startByLog(t *testing.T, name string) (*stack, *flights) {
 	t.Helper()
-	return startInFlight(t, name, "8000", "15m", "--log-listen", "udp://127.0.0.1:5140")
+	return startInFlight(t, name, "8000", []change{{"ttl: 15m", "ttl: 10s"}}, "--log-listen", "udp://127.0.0.1:5140")
 }
 
 // envoyRoutes are further ways in which Envoy ends a request.
@@ -446,7 +458,7 @@ const envoyClusters = `
 func TestInFlightBehindEnvoy(t *testing.T) {
 	t.Parallel()
 	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
-	s, f := startInFlight(t, "envoy-in-flight", "10000", "30s", "RLSIDECAR_ACCESS_LOG_SERVICE=true")
+	s, f := startInFlight(t, "envoy-in-flight", "10000", []change{{"ttl: 30s", "ttl: 10s"}}, "RLSIDECAR_ACCESS_LOG_SERVICE=true")
 	s.runEnvoy(t, s.write(t, "envoy-in-flight/envoy.yaml", longTimeout, change{"access_log_flush_interval: 10s", "access_log_flush_interval: 1s"},
 		change{"              - match: { prefix: / }\n", envoyRoutes[1:] + "              - match: { prefix: / }\n"},
 		change{"\n  clusters:\n", envoyClusters},
@@ -459,4 +471,82 @@ func TestInFlightBehindEnvoy(t *testing.T) {
 		list = append(list, ending{"/" + path, never}, ending{"/" + path, soon})
 	}
 	f.test(t, s, list, s.sidecar.freezeAgain(t))
+}
+
+// hold starts n requests that last until f.release is closed, and returns a function that waits for their end.
+func (f *flights) hold(t *testing.T, s *stack, n int) (wait func()) {
+	t.Helper()
+	var held sync.WaitGroup
+	for i := range n {
+		held.Go(func() {
+			if status := f.run(t, s, ending{"/a/hold", never}, "held "+strconv.Itoa(i)); status != http.StatusOK {
+				t.Errorf("a held request: status %d, want 200", status)
+			}
+		})
+	}
+	eventually(t, "all are in flight", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return len(f.running) == n })
+	return held.Wait
+}
+
+// 200 requests end while no sidecar runs. Envoy repeats their done calls, so all slots are free when it runs again.
+func TestDoneCallsAreRepeated(t *testing.T) {
+	t.Parallel()
+	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
+	const n = 200
+	s, f := startInFlight(t, "envoy-in-flight", "10000", []change{{"capacity: 20", "capacity: 200"}, {"ttl: 30s", "ttl: 1h"}},
+		"--redis-url", "redis://"+redistest.Start(t).Addr, "--backend-timeout", "10s")
+	s.runEnvoy(t, s.write(t, "envoy-in-flight/envoy.yaml", longTimeout))
+	wait := f.hold(t, s, n)
+	s.awaitSlots(t, 0)
+	s.sidecar.kill()
+	close(f.release)
+	wait()
+	if code := s.get(t, "", "/a/fast").code; code != http.StatusServiceUnavailable {
+		t.Errorf("a request while no sidecar runs: status %d, want 503", code)
+	}
+	time.Sleep(3 * time.Second)
+	s.startSidecar(t)
+	s.awaitSlots(t, n)
+}
+
+// Envoy reports requests that run for longer than ttl. Without these reports, and without done calls, a slot is free
+// after ttl, and not earlier.
+func TestLongRequestsKeepTheirSlots(t *testing.T) {
+	t.Parallel()
+	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
+	ttl := []change{{"ttl: 30s", "ttl: 3s"}}
+	t.Run("renewed", func(t *testing.T) {
+		t.Parallel()
+		s, f := startInFlight(t, "envoy-in-flight", "10000", ttl, "RLSIDECAR_ACCESS_LOG_SERVICE=true")
+		s.runEnvoy(t, s.write(t, "envoy-in-flight/envoy.yaml", longTimeout, change{"access_log_flush_interval: 10s", "access_log_flush_interval: 0.5s"}))
+		wait := f.hold(t, s, 5)
+		for from := time.Now(); time.Since(from) < 7*time.Second; time.Sleep(100 * time.Millisecond) {
+			if left := s.slotsLeft(t); left != inFlight-5 {
+				t.Fatalf("%v: %d slots are free, want %d", time.Since(from), left, inFlight-5)
+			}
+		}
+		close(f.release)
+		wait()
+		s.awaitSlots(t, inFlight)
+	})
+	t.Run("a plain Envoy", func(t *testing.T) {
+		t.Parallel()
+		s, f := startInFlight(t, "envoy-in-flight", "10000", ttl)
+		config := example(t, "envoy-in-flight/envoy.yaml", longTimeout)
+		from, to := strings.Index(config, "          # Done: "), strings.Index(config, "          - name: envoy.filters.http.router")
+		s.runEnvoy(t, s.writeText(t, "envoy.yaml", config[:from]+config[to:]))
+		began := time.Now()
+		for i := range inFlight {
+			if status := f.run(t, s, ending{"/a/fast", never}, strconv.Itoa(i)); status != http.StatusOK {
+				t.Fatalf("request %d: status %d, want 200", i, status)
+			}
+		}
+		if status := f.run(t, s, ending{"/a/fast", never}, "denied"); status != http.StatusTooManyRequests && time.Since(began) < 3*time.Second {
+			t.Errorf("one more request: status %d, want 429", status)
+		}
+		eventually(t, "a slot expires", func() bool { return f.run(t, s, ending{"/a/fast", never}, "late") == http.StatusOK })
+		if waited := time.Since(began); waited < 3*time.Second {
+			t.Errorf("a slot was free after %v, want 3 s or more", waited)
+		}
+	})
 }
