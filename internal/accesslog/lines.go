@@ -207,7 +207,7 @@ func report(line []byte, ended func(id string)) {
 
 // idOf returns the characters at the end of line that an id may have. In a line of JSON, a quote and a brace may follow.
 func idOf(line []byte) string {
-	line = bytes.TrimRight(line, "\r\n")
+	line = bytes.TrimRight(line, "\r\n ")
 	line = bytes.TrimSuffix(line, []byte(`"}`))
 	start := len(line)
 	for start > 0 && isOfID(line[start-1]) {

@@ -41,7 +41,7 @@ func TestLines(t *testing.T) {
 				{"no id here.\n", []string{""}},
 				{"\n", []string{""}},
 				{"\x00\xff\xfe\n", []string{""}},
-				{id + " \n", []string{""}},
+				{id + " \n" + "12 - \n" + id + "\n", []string{id, id}},
 				{"-\n" + "<190>Nov 24 14:00:00 slots: -\n" + id + "\n", []string{id}},
 				{strings.Repeat("x", maxLine+100) + " " + id + "\n" + id + "\n", map[string][]string{"tcp": {"", id}, "udp": {id, id}}[network]},
 			} {
