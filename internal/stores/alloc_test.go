@@ -39,3 +39,17 @@ func TestDeadlineAllocatesNothing(t *testing.T) {
 		t.Errorf("%.1f allocations; want 0", n)
 	}
 }
+
+func TestTheCacheAllocatesNothing(t *testing.T) {
+	s := stores.Deadline(stores.Cache(memory.New(memory.Config{}), stores.CacheConfig{MaxAge: time.Hour}), time.Minute, ms, nil)
+	limit, one := fixed(t, 1_000_000_000, algorithms.Day), fixed(t, 1, algorithms.Day)
+	var d [2]backend.Decision
+	for name, charges := range map[string][]backend.Charge{
+		"without terms": {of(limit, "a", 1)}, "leased": {leased(limit, "b", 1, 1_000_000)}, "denied": {of(one, "c", 1)},
+		"leased and denied": {leased(limit, "b", 1, 1_000_000), of(one, "d", 1)},
+	} {
+		if n := testing.AllocsPerRun(1000, func() { backend.Take(t.Context(), s, charges, d[:len(charges)]) }); n > 0 {
+			t.Errorf("%s: %.1f allocations; want 0", name, n)
+		}
+	}
+}

@@ -105,7 +105,7 @@ func (s *CacheStore) remember(t *flight, charges []backend.Charge, parts []cache
 	}
 	for i := range charges {
 		d := &decisions[i]
-		if d.Err != nil || d.Never || !d.Allowed && d.RetryAfter == 0 || charges[i].Limit.Penalty.After > 0 && d.Blocked == 0 {
+		if d.Never || !d.Allowed && d.RetryAfter == 0 || charges[i].Limit.Penalty.After > 0 && d.Blocked == 0 {
 			return // an unknown outcome, or a denial that no retry time ends, or that a penalty must count
 		}
 	}

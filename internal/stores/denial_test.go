@@ -63,7 +63,8 @@ func TestWhatIsNeverAnsweredFromTheCache(t *testing.T) {
 		"without an end":    func(_ *backend.Charge, d *backend.Decision) { d.RetryAfter = 0 },
 		"an unknown answer": func(_ *backend.Charge, d *backend.Decision) { *d = backend.Decision{Err: backend.ErrUnavailable} },
 	} {
-		charge := backend.Charge{Key: []byte("a"), Limit: tenASecond(t), Terms: algorithms.Charge{Cost: 1}}
+		plain := backend.Charge{Key: []byte("a"), Limit: tenASecond(t), Terms: algorithms.Charge{Cost: 1}}
+		charge := plain
 		decision := backend.Decision{Decision: algorithms.Decision{RetryAfter: algorithms.Second}}
 		change(&charge, &decision)
 		calls := 0
@@ -71,11 +72,14 @@ func TestWhatIsNeverAnsweredFromTheCache(t *testing.T) {
 			calls++
 			b.Decisions[0] = decision
 		}), CacheConfig{})
-		for range 2 {
-			backend.Take(t.Context(), s, []backend.Charge{charge}, make([]backend.Decision, 1))
+		for _, c := range []backend.Charge{plain, charge, charge} {
+			backend.Take(t.Context(), s, []backend.Charge{c}, make([]backend.Decision, 1))
 		}
-		if want := map[bool]int{true: 1, false: 2}[name == "plain"]; calls != want {
+		if want := map[bool]int{true: 1, false: 3}[name == "plain"]; calls != want {
 			t.Errorf("%s: %d calls, want %d", name, calls, want)
+		}
+		if n := s.cached.Load(); n > 0 && (decision.Never || decision.RetryAfter == 0) {
+			t.Errorf("%s: %d buckets are cached, want none", name, n)
 		}
 	}
 }

@@ -185,16 +185,16 @@ func TestClearBucketRemovesTheDenialsOfABucket(t *testing.T) {
 	})
 }
 
-func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
+// A dry run of a bucket in debt is denied, and its denial is remembered. It must not answer a charge that the bucket
+// makes even if it denies.
+func TestAnOverdrawIsAlwaysCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, calls := newCache(stores.CacheConfig{})
-		most := int64(10)
-		limit := compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second, Overdraw: true, MaxReserved: &most})
-		for range 5 {
-			take(t.Context(), s, of(limit, "a", 1))
-		}
-		if calls.count() != 5 {
-			t.Errorf("next got %d of 5 batches; want 5", calls.count())
+		limit := compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second, Overdraw: true})
+		for n, cost := range []int64{5, 0, 1, 1} {
+			if d := take(t.Context(), s, of(limit, "a", cost))[0]; d.Allowed || calls.count() != n+1 {
+				t.Errorf("cost %d: got %+v, next got %d batches; want a denial, and %d batches", cost, d, calls.count(), n+1)
+			}
 		}
 	})
 }
@@ -240,18 +240,6 @@ func TestOfALimitWithPenaltyOnlyBlocksAreRemembered(t *testing.T) {
 			t.Errorf("after the block: next got %d batches, want 11", calls.count())
 		}
 	})
-}
-
-func TestErrorsAreNotRemembered(t *testing.T) {
-	broken := &recorder{next: storeFunc(func(_ context.Context, _ []backend.Charge, decisions []backend.Decision) { fail(decisions) })}
-	s := stores.Cache(broken, stores.CacheConfig{})
-	limit := tokens(t, 1, algorithms.Second, 1)
-	for range 3 {
-		take(t.Context(), s, of(limit, "a", 1))
-	}
-	if broken.count() != 3 {
-		t.Errorf("next got %d of 3 batches; want 3", broken.count())
-	}
 }
 
 // A denial that was in flight while this process consumed units of its bucket may be outdated, so it is not
@@ -364,33 +352,6 @@ func TestDenialsFromTheCacheAreThoseOfTheStore(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, calls := newCache(stores.CacheConfig{})
-		limit := tokens(t, 1, 60*algorithms.Second, 1)
-		once := of(limit, "a", 1)
-		once.IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: 60 * algorithms.Second}
-		expect(t, s, calls, 1, once, true, 0)
-		expect(t, s, calls, 2, of(limit, "a", 1), false, time.Minute)
-		expect(t, s, calls, 2, of(limit, "a", 1), false, time.Minute) // denied, and cached
-		for _, want := range []int{3, 4} {
-			if d := take(t.Context(), s, once)[0]; !d.Allowed || !d.Replayed || calls.count() != want {
-				t.Errorf("next got %d batches: %+v; want an allowed decision that is Replayed, and %d batches", calls.count(), d, want)
-			}
-		}
-		// The same holds in a batch with other groups.
-		other := of(limit, "b", 1)
-		other.Group = 1
-		if d := take(t.Context(), s, once, other); !d[0].Allowed || !d[0].Replayed || !d[1].Allowed {
-			t.Errorf("got %+v; want both allowed, and the first replayed", d)
-		}
-		b := &backend.Batch{Charges: []backend.Charge{once}, Decisions: make([]backend.Decision, 1), Known: make([]atomic.Bool, 1), Done: func(*backend.Batch) {}}
-		if s.Submit(b); b.Known[0].Load() {
-			t.Error("answered from the cached denial")
-		}
-	})
 }
 
 // Clear is called while a denial is in flight, as by a reload. That denial must not be cached.

@@ -34,40 +34,19 @@ func TestADecisionFromALeaseOfABucketWithShards(t *testing.T) {
 	}
 }
 
-// Returns that wait for the timer belong to their bucket. A reset of the bucket drops them, because they
-// would refund units that the new bucket never lost. Before the bucket gets a new lease, its waiting returns
-// are sent.
-func TestWaitingReturnsBelongToTheirBucket(t *testing.T) {
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: algorithms.Day})
-	if err != nil {
-		t.Fatal(err)
-	}
-	waiting := func(key string, cost int64) backend.Charge {
-		return backend.Charge{Key: []byte(key), Limit: &limit, Terms: algorithms.Charge{Cost: cost}}
-	}
-	keys := func(charges []backend.Charge) (text string) {
-		for i := range charges {
-			text += string(charges[i].Key)
-		}
-		return text
-	}
+// A reset of a bucket drops its lease and its waiting returns, because they would refund units that the new bucket never
+// lost.
+func TestADroppedKeyReturnsNothing(t *testing.T) {
 	s := Cache(nil, CacheConfig{})
 	sh, _ := s.shard([]byte("a"))
-	l := &hotKey{charge: waiting("a", 1)}
-	l.charge.Lease = &algorithms.Lease{Most: 100, For: 50_000}
-	l.grants[0] = grant{left: 7, until: never}
-
-	sh.returns = []backend.Charge{waiting("b", -1), waiting("a", -2), waiting("c", -3), waiting("a", -4)}
-	list := sh.returnAll([]backend.Charge{waiting("x", -5)}, l, 0)
-	if got := keys(list); got != "xaaa" || list[1].Terms.Cost != -7 || keys(sh.returns) != "bc" {
-		t.Errorf("got %s, and %s waits; want x, the lease of a and its two returns, and bc", got, keys(sh.returns))
-	}
-
-	sh.returns = []backend.Charge{waiting("b", -1), waiting("a", -2), waiting("a", -4)}
+	_, l := hotBucket(t)
+	l.ahead, l.grants[0].left = &ahead{}, 7
 	sh.insert([]byte("a")).hot, sh.hot[l] = l, struct{}{}
-	l.ahead = &ahead{}
+	for _, key := range []string{"b", "a", "a"} {
+		sh.returns = append(sh.returns, backend.Charge{Key: []byte(key), Terms: algorithms.Charge{Cost: -1}})
+	}
 	s.drop([]byte("a"), nil)
-	if keys(sh.returns) != "b" || len(sh.hot)+len(sh.buckets) != 0 || !l.removed || l.left() != 0 {
-		t.Errorf("after a reset of a: %s waits, %d keys, %d units; want b, and none", keys(sh.returns), len(sh.hot)+len(sh.buckets), l.left())
+	if len(sh.returns) != 1 || string(sh.returns[0].Key) != "b" || len(sh.hot)+len(sh.buckets) != 0 || !l.removed || l.left() != 0 {
+		t.Errorf("%+v wait, %d keys, %d units; want the return of b, and none", sh.returns, len(sh.hot), l.left())
 	}
 }

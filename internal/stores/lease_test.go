@@ -415,18 +415,6 @@ func TestLeasesShrinkNearExhaustion(t *testing.T) {
 	})
 }
 
-func TestUnitsThatHaveRefilledDoNotCountAsReturned(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, _, _ := newLease()
-		c := leased(compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1_000_000, Period: algorithms.Second}), "a", 1, 500)
-		warm(t, s, c)
-		time.Sleep(400 * ms)
-		if stats := s.Stats(); stats.Leased != 0 || stats.Granted == 0 || stats.Returned != 0 {
-			t.Errorf("after the lease: %+v; want leased 0, granted above 0 and returned 0", stats)
-		}
-	})
-}
-
 func TestALeaseEndsWithItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, calls := newLease()
@@ -624,19 +612,6 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestLeaseAllocatesNothing(t *testing.T) {
-	store := memory.New(memory.Config{})
-	s := stores.Cache(store, stores.CacheConfig{})
-	limit := fixed(t, 1_000_000_000, algorithms.Day)
-	var d [1]backend.Decision
-	for name, c := range map[string]backend.Charge{"without terms": of(limit, "a", 1), "leased": leased(limit, "b", 1, 1_000_000)} {
-		charges := []backend.Charge{c}
-		if n := testing.AllocsPerRun(1000, func() { backend.Take(t.Context(), s, charges, d[:]) }); n > 0 {
-			t.Errorf("%s: %.1f allocations; want 0", name, n)
-		}
-	}
 }
 
 func TestLeaseIsBounded(t *testing.T) {

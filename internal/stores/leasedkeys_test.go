@@ -116,13 +116,13 @@ func TestReturnsOfOneKey(t *testing.T) {
 	other := backend.Charge{Key: []byte("b"), Terms: algorithms.Charge{Cost: -2}}
 	earlier := backend.Charge{Key: []byte("a"), Terms: algorithms.Charge{Cost: -4}}
 	sh.returns = []backend.Charge{other, earlier}
-	l.grants = [2]grant{{left: 30, chargedAt: 5, grantedAt: time.Second}, {left: 7, chargedAt: 6, grantedAt: time.Second - 7*time.Millisecond}}
+	l.grants = [2]grant{{left: 30, chargedAt: 5, grantedAt: time.Second - 10*time.Millisecond}, {left: 7, chargedAt: 6, grantedAt: time.Second - 7*time.Millisecond}}
 	list := sh.returnAll(nil, l, time.Second)
 	if len(list) != 2 || list[0].Terms != (algorithms.Charge{Cost: -30, Hash: 9, ChargedAt: 5}) || list[0].Lease != nil || list[1].Terms.Cost != -4 {
 		t.Errorf("got %+v; want 30 units and the 4 that were waiting: 7 units have flowed in since the second grant", list)
 	}
-	if len(sh.returns) != 1 || !bytes.Equal(sh.returns[0].Key, other.Key) || l.left() != 0 || sh.stats.Returned != 30 {
-		t.Errorf("%+v are waiting, %d leased, %d returned; want the return of the other key, 0 and 30", sh.returns, l.left(), sh.stats.Returned)
+	if len(sh.returns) != 1 || !bytes.Equal(sh.returns[0].Key, other.Key) || l.left() != 0 || sh.stats.Returned != 20 {
+		t.Errorf("%+v are waiting, %d leased, %d returned; want the return of the other key, 0, and 20 because 10 have flowed in", sh.returns, l.left(), sh.stats.Returned)
 	}
 	for range 2 * maxReturns {
 		sh.queueReturn(earlier)
