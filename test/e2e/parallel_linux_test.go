@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"sync"
@@ -112,84 +111,5 @@ func TestAHundredParallelCallsKeepTheBudget(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// TestLearnedEstimatesUseTheBudget lets the sidecar learn estimates from the calls of 300 users. Then other
-// users use budgets of 100,000 tokens until their first denial. At least 95 % of each budget must be charged
-// then. With p90, about twice the mean cost here, calls one after another must also have used that much.
-// Calls in flight together use only about half, because the rest is reserved. p66 is about the mean cost, so
-// calls in flight together must use 95 % on average.
-func TestLearnedEstimatesUseTheBudget(t *testing.T) {
-	t.Parallel()
-	const budget = 100_000
-	s := startSettler(t, "--config", fileOf(t, "learned.yaml", `
-domain: ai
-limits:
-  p90: {algorithm: fixed_window, rate: 100000, period: 300d, settle: {estimate: {learn: p90, first: 1500, least: 100, most: 8000}}}
-  p66: {algorithm: fixed_window, rate: 100000, period: 300d, settle: {estimate: {learn: p66, first: 1500, least: 100, most: 8000}}}
-descriptors:
-  - {key: p90, limit: p90}
-  - {key: p66, limit: p66}
-`))
-	random := rand.New(rand.NewPCG(9, 5))
-	for user := range 300 {
-		tokens := heavyTail(random)
-		for _, limit := range []string{"p90", "p66"} {
-			if err := s.done(s.mustStart(fmt.Sprintf("%s=teacher%d", limit, user)), tokens); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	// charge starts calls until one is denied. If atOnce is true, all calls are in flight until then. Otherwise
-	// each call is settled before the next one starts. charge returns the tokens that were charged at the time
-	// of the denial, and the tokens that the calls used.
-	charge := func(descriptor, limit, user string, atOnce bool) (charged, used int) {
-		type call struct {
-			id     string
-			tokens int
-		}
-		var open []call
-		for {
-			id, err := s.start(descriptor + "=" + user)
-			if err != nil {
-				break
-			}
-			c := call{id, heavyTail(random)}
-			if used += c.tokens; atOnce {
-				open = append(open, c)
-			} else if err := s.done(c.id, c.tokens); err != nil {
-				t.Fatal(err)
-			}
-		}
-		charged = budget - s.left(limit, user)
-		for _, c := range open {
-			if err := s.done(c.id, c.tokens); err != nil {
-				t.Fatal(err)
-			}
-		}
-		return charged, used
-	}
-	const users = 15
-	meanUsed := func(limit string, atOnce bool) int {
-		sum := 0
-		for user := range users {
-			charged, used := charge(limit, limit, fmt.Sprintf("user%d-%t", user, atOnce), atOnce)
-			if charged < budget*95/100 {
-				t.Errorf("%s, user %d, all calls at once %t: %d of %d tokens were charged at the first denial, want at least 95 %%", limit, user, atOnce, charged, budget)
-			}
-			if !atOnce && used < budget*95/100 {
-				t.Errorf("%s, user %d: calls one after another used %d of %d tokens before the first denial, want at least 95 %%", limit, user, used, budget)
-			}
-			sum += used
-		}
-		return sum / users
-	}
-	t.Logf("used on average before the first denial, of %d tokens: p90 one call at a time %d, p90 all at once %d",
-		budget, meanUsed("p90", false), meanUsed("p90", true))
-	atOnce := meanUsed("p66", true)
-	t.Logf("p66 all at once %d", atOnce)
-	if atOnce < budget*95/100 {
-		t.Errorf("calls at once with estimates of p66 used %d of %d tokens before the first denial, want at least 95 %%", atOnce, budget)
 	}
 }
