@@ -2,6 +2,11 @@
 // the package reports all mistakes at once, each with its place, and does not use a configuration that contains
 // a mistake.
 //
+// A configuration passes in one direction. The parser reads YAML into the structs of file.go (parse.go, values.go and the
+// methods read), and a reader converts messages to the same structs (message.go). The compiler checks these structs and
+// compiles them to a Snapshot: the domains (compile.go), the tree (tree.go), the limits (limits.go) and auth (auth.go).
+// Nothing later reads YAML, and nothing earlier knows the Snapshot.
+//
 // The format is a superset of the format of envoyproxy/ratelimit. If that server has a message for a mistake,
 // the message here starts with the same text.
 package config
