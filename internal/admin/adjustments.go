@@ -18,7 +18,6 @@ type adjustmentsBody struct {
 	// now.
 	Off        bool
 	Problem    string
-	Done       string
 	Place      string
 	Persistent bool
 	Rows       []adjustedRow
@@ -29,7 +28,7 @@ type adjustmentsBody struct {
 type auditRow struct{ At, Author, Reason, What string }
 
 func (p *pages) adjustments(w http.ResponseWriter, r *http.Request, v viewer) {
-	b := adjustmentsBody{Off: p.Adjust == nil, Done: done[r.URL.Query().Get("done")]}
+	b := adjustmentsBody{Off: p.Adjust == nil}
 	if p.Adjust != nil {
 		p.listAdjustments(&b)
 		for _, e := range p.Adjust.Audit(auditShown) {
@@ -71,7 +70,8 @@ type limitOf struct{ domain, name string }
 
 type limitAdjustments struct {
 	forAll *adjust.Adjustment // nil if only single keys are adjusted
-	keys   int64
+	// values counts adjustments of all keys with one value, and keys those of one key.
+	values, keys int64
 }
 
 func (p *pages) adjustedLimits() map[limitOf]limitAdjustments {
@@ -82,9 +82,12 @@ func (p *pages) adjustedLimits() map[limitOf]limitAdjustments {
 	for _, a := range p.Adjust.InForce() {
 		of := limitOf{a.Target.Domain, a.Target.Limit}
 		l := limits[of]
-		if a.Target.AllKeys {
+		switch {
+		case a.Target.AllKeys:
 			l.forAll = a
-		} else {
+		case a.Target.Entry != "":
+			l.values++
+		default:
 			l.keys++
 		}
 		limits[of] = l
@@ -98,6 +101,9 @@ func (p *pages) limitAdjustmentWords(l limitAdjustments) string {
 		if shown, err := p.Adjust.Find(l.forAll.ID); err == nil && shown.Ignored == "" {
 			parts = append(parts, "all keys: "+changeWords(&l.forAll.Change)+", until "+moment(l.forAll.Expires))
 		}
+	}
+	if l.values > 0 {
+		parts = append(parts, plural(l.values, "value"))
 	}
 	if l.keys > 0 {
 		parts = append(parts, plural(l.keys, "single key"))

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -46,16 +48,19 @@ func fixture(t *testing.T) Config {
 		{Domain: "d", Name: "<b>free</b>", StatKey: "d.free", Limit: &algorithms.Limit{}, Unlimited: true, Quota: true},
 	}}
 	recorder := history.New(began)
-	recorder.Sample(began.Add(time.Minute), history.Totals{Allowed: 600, Denied: 60}, func(visit func(history.Key, history.Totals)) {
-		visit(history.Key{Domain: "d", Limit: "send"}, history.Totals{Allowed: 120, Denied: 30})
+	recorder.Sample(began.Add(time.Minute), history.Totals{Allowed: 600, Denied: 60, Shadowed: 30}, func(visit func(history.Key, history.Totals)) {
+		visit(history.Key{Domain: "d", Limit: "send"}, history.Totals{Allowed: 120, Shadowed: 30})
 	})
 	return Config{
 		Version: "v1", Started: began, Now: func() time.Time { return began.Add(time.Hour) },
 		Unmatched: func(int) (time.Time, []unmatched.Shape) {
 			return began, []unmatched.Shape{{Domain: "sh0p", Keys: [][]string{{"user", "<b>"}, {"\xff"}}, Requests: 12345, Last: began}, {Domain: "d", Configured: true, Requests: 1, Last: began}}
 		},
-		Used:    func() (time.Time, []usage.Used) { return began, nil },
-		History: recorder, Times: &history.Times{}, Conditions: func() []conditions.Condition { return nil },
+		Used:     func() (time.Time, []usage.Used) { return began, nil },
+		Shadowed: func(int) denials.Top { return denials.Top{} },
+		Line:     func() status.Line { return status.LineOf(nil, "", &status.Traffic{Allowed: 10, Denied: 1}) },
+		Status:   func(context.Context) status.Status { return status.Status{Store: status.Store{Kind: "memory"}} },
+		History:  recorder, Times: &history.Times{}, Conditions: func() []conditions.Condition { return nil },
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "metrics") }),
 		Current: func() *limiter.Snapshot { return s },
 		Reload: func() Reload {
@@ -73,7 +78,7 @@ func fixture(t *testing.T) Config {
 		},
 		Denied: func(n int) denials.Top {
 			last := time.Unix(86400, 0)
-			return denials.Top{Since: time.Unix(43200, 0), Keys: []denials.Denied{
+			return denials.Top{Since: time.Unix(43200, 0), Total: 94, Keys: []denials.Denied{
 				{Domain: "d", Limit: "send", Why: denials.Limit, Key: []string{"bob"}, Entries: []descriptors.Entry{{Key: "user", Value: "<script>alert(1)</script>"}, {Key: "ip", Value: "::1"}}, Times: 77, Exact: true, Last: last},
 				{Domain: "d", Limit: "send", Why: denials.Never, Key: []string{"a\r\n", "\xff\"'&"}, Times: 8, Cut: true, Last: last},
 				{Domain: "d", Limit: "other", Why: denials.Backend, Times: 9, Exact: true, Last: last},

@@ -2,8 +2,11 @@ package admin
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 
 	"go.uber.org/zap"
@@ -15,25 +18,28 @@ import (
 type change struct {
 	do      string // reset, raise, block or end
 	subject subject
-	allKeys bool
-	factor  string
-	lasts   string
-	id      string // the ID of the adjustment to end
+	// match is allKeys, or the key of an entry, whose value is then the only value of subject.Key, or "" for one key.
+	match        string
+	factor, rate string // one of them, for raise
+	lasts        string
+	id           string // the ID of the adjustment to end
 }
 
-// factors and durations are the choices of the form. The first one is the default.
-var (
-	factors   = []string{"2", "5", "10", "100"}
-	durations = []string{"1h", "15m", "8h", "24h", "168h"}
-)
+// allKeys is the match of all keys of a limit. No entry has this key.
+const allKeys = "*"
+
+const defaultFactor, defaultLasts = "2", "1h"
+
+// changeLink returns the link to the form of a change. match is that of change.
+func changeLink(do string, s *subject, match string) string {
+	c := change{do: do, subject: *s, match: match}
+	return "/change?" + c.query().Encode()
+}
 
 func parseChange(q url.Values) (c change, err error) {
-	c = change{do: q.Get("do"), allKeys: q.Get("all") == "1", factor: q.Get("factor"), lasts: q.Get("for"), id: q.Get("id")}
-	if c.factor == "" {
-		c.factor = factors[0]
-	}
-	if c.lasts == "" {
-		c.lasts = durations[0]
+	c = change{do: q.Get("do"), match: q.Get("match"), factor: q.Get("factor"), rate: q.Get("rate"), lasts: or(q.Get("for"), defaultLasts), id: q.Get("id")}
+	if c.factor == "" && c.rate == "" {
+		c.factor = defaultFactor
 	}
 	if done[c.do] == "" {
 		return c, errors.New("there is no such change; follow a link of the page")
@@ -42,8 +48,8 @@ func parseChange(q url.Values) (c change, err error) {
 		return c, nil
 	}
 	found := false
-	if c.subject, found, err = parseSubject(q); err == nil && (!found || c.subject.Limit == "") {
-		err = errors.New("the link has no limit; follow a link of the page")
+	if c.subject, found, err = parseSubject(q); err == nil && (!found || c.subject.Limit == "" || c.match != "" && c.match != allKeys && len(c.subject.Key) != 1) {
+		err = errors.New("the link has no limit, or no value; follow a link of the page")
 	}
 	return c, err
 }
@@ -51,21 +57,21 @@ func parseChange(q url.Values) (c change, err error) {
 // query returns the query from which parseChange parses c.
 func (c *change) query() url.Values {
 	q := url.Values{"do": {c.do}}
-	if c.do == "end" {
-		q.Set("id", c.id)
+	set := func(name, value string) {
+		if value != "" {
+			q.Set(name, value)
+		}
+	}
+	if set("id", c.id); c.do == "end" {
 		return q
 	}
 	q.Set("domain", c.subject.Domain)
 	q.Set("limit", c.subject.Limit)
-	if c.allKeys {
-		q.Set("all", "1")
-	} else {
-		addKey(q, c.subject.Key)
-	}
-	if c.do != "reset" {
-		q.Set("factor", c.factor)
-		q.Set("for", c.lasts)
-	}
+	addKey(q, c.subject.Key)
+	set("match", c.match)
+	set("factor", c.factor)
+	set("rate", c.rate)
+	set("for", c.lasts)
 	return q
 }
 
@@ -74,7 +80,7 @@ func (c *change) back() string {
 	switch {
 	case c.do == "end":
 		return "/adjustments?"
-	case c.allKeys:
+	case c.match != "":
 		return limitLink(c.subject.Domain, c.subject.Limit)
 	default:
 		return c.subject.link()
@@ -82,14 +88,29 @@ func (c *change) back() string {
 }
 
 func (c *change) proposal() (p adjust.Proposal, err error) {
-	p.Target = adjust.Target{Domain: c.subject.Domain, Limit: c.subject.Limit, AllKeys: c.allKeys}
-	if !c.allKeys {
+	p.Target = adjust.Target{Domain: c.subject.Domain, Limit: c.subject.Limit, AllKeys: c.match == allKeys}
+	switch c.match {
+	case allKeys:
+	case "":
 		p.Target.Key = c.subject.Key
+	default:
+		p.Target.Entry, p.Target.Value = c.match, c.subject.Key[0]
 	}
 	if err := p.For.UnmarshalText([]byte(c.lasts)); err != nil {
 		return p, errors.New("the duration must be like 1h or 30m")
 	}
-	if p.Change.Block = c.do == "block"; !p.Change.Block {
+	switch {
+	case c.do == "block":
+		p.Change.Block = true
+	case c.factor != "" && c.rate != "":
+		return p, errors.New("give a factor or a number, not both")
+	case c.rate != "":
+		n, err := strconv.ParseInt(c.rate, 10, 64)
+		if err != nil {
+			return p, errors.New("the number must be a whole number")
+		}
+		p.Change.Rate = &n
+	default:
 		err = p.Change.Factor.UnmarshalText([]byte(c.factor))
 	}
 	return p, err
@@ -97,15 +118,17 @@ func (c *change) proposal() (p adjust.Proposal, err error) {
 
 type changeBody struct {
 	Title, Do, Preview, Problem, Back string
-	Hidden                            []hiddenField
-	Factors, Durations                []choice
-	Author, Reason                    string
+	// Target are the hidden fields that say what is changed, and Hidden those that also say how.
+	Target, Hidden      []hiddenField
+	Numbers, Timed      bool
+	Factor, Rate, Lasts string
+	Author, Reason      string
 }
 
 type hiddenField struct{ Name, Value string }
 
 var changeTitles = map[string]string{
-	"reset": "Reset a bucket", "raise": "Raise a limit", "block": "Block", "end": "End an adjustment",
+	"reset": "Reset a bucket", "raise": "Change a limit for some time", "block": "Block", "end": "End an adjustment",
 }
 
 func (p *pages) preview(w http.ResponseWriter, r *http.Request, v viewer) {
@@ -114,37 +137,60 @@ func (p *pages) preview(w http.ResponseWriter, r *http.Request, v viewer) {
 		p.problem(w, r, v, http.StatusBadRequest, "This cannot be done: "+err.Error()+".", "")
 		return
 	}
-	p.showChange(w, r, v, http.StatusOK, &c, "", "", "")
+	p.showChange(w, r, v, &c, entered{})
 }
 
-func (p *pages) showChange(w http.ResponseWriter, r *http.Request, v viewer, status int, c *change, problem, author, reason string) {
-	if author == "" {
-		author = p.access.sessions.author(v.session)
+// entered is what a person has entered in a form, and the reason why that was not done.
+type entered struct{ problem, author, reason string }
+
+// defaultAuthor is the name of a person who has not given one.
+const defaultAuthor = "operator"
+
+func (p *pages) showChange(w http.ResponseWriter, r *http.Request, v viewer, c *change, e entered) {
+	b := changeBody{
+		Title: changeTitles[c.do], Do: c.do, Problem: e.problem, Back: strings.TrimSuffix(c.back(), "?"),
+		Numbers: c.do == "raise", Timed: c.do == "raise" || c.do == "block", Factor: c.factor, Rate: c.rate, Lasts: c.lasts,
+		Author: or(e.author, or(p.access.sessions.author(v.session), defaultAuthor)), Reason: or(e.reason, p.defaultReason(c)),
 	}
-	b := changeBody{Title: changeTitles[c.do], Do: c.do, Problem: problem, Back: strings.TrimSuffix(c.back(), "?"), Author: author, Reason: reason}
 	for name, values := range c.query() {
 		for _, value := range values {
-			b.Hidden = append(b.Hidden, hiddenField{name, value})
+			field := hiddenField{name, value}
+			b.Hidden = append(b.Hidden, field)
+			if name != "factor" && name != "rate" && name != "for" {
+				b.Target = append(b.Target, field)
+			}
 		}
 	}
-	if c.do == "raise" || c.do == "block" {
-		b.Durations = choices(durations, c.lasts)
-		if c.do == "raise" {
-			b.Factors = choices(factors, c.factor)
-		}
-	}
-	words, err := p.previewWords(c, author, reason)
-	if b.Preview = words; err != nil && problem == "" {
+	words, err := p.previewWords(c, b.Author, b.Reason)
+	if b.Preview = words; err != nil && b.Problem == "" {
 		b.Problem = "This cannot be done: " + err.Error() + "."
+	}
+	status := http.StatusOK
+	if e.problem != "" {
+		status = http.StatusConflict
 	}
 	p.show(w, r, v, status, changePage, frame{Title: b.Title, Body: b})
 }
 
-func choices(list []string, chosen string) (all []choice) {
-	for _, one := range list {
-		all = append(all, choice{Name: one, Chosen: one == chosen})
+// defaultReason describes the denials that a block answers, so that at night two clicks are enough.
+func (p *pages) defaultReason(c *change) string {
+	if c.do != "block" || c.match == allKeys {
+		return ""
 	}
-	return all
+	top := p.Denied(maxDenied)
+	for i := range top.Parts {
+		part := &top.Parts[i]
+		if c.match == "" || part.Domain != c.subject.Domain || part.Limit != c.subject.Limit || part.Entry != c.match || part.Value != c.subject.Key[0] {
+			continue
+		}
+		return fmt.Sprintf("flood: %s of %s since %s", plural(part.Times, "denial"), plural(int64(part.Keys), "key"), clock(top.Since))
+	}
+	for i := range top.Keys {
+		if d := &top.Keys[i]; d.Domain == c.subject.Domain && d.Limit == c.subject.Limit && c.match == "" && slices.Equal(d.Key, c.subject.Key) {
+			return fmt.Sprintf("flood: %s since %s", plural(d.Times, "denial"), clock(top.Since))
+		}
+	}
+	return ""
 }
 
 func (p *pages) previewWords(c *change, author, reason string) (string, error) {
@@ -191,32 +237,41 @@ func (p *pages) change(w http.ResponseWriter, r *http.Request, v viewer) {
 	}
 	author, reason := r.PostFormValue("author"), r.PostFormValue("reason")
 	p.access.sessions.setAuthor(v.session, cut(author, 128))
-	if err := p.apply(r, &c, author, reason); err != nil {
-		p.showChange(w, r, v, http.StatusConflict, &c, "This was not done: "+err.Error()+".", author, reason)
+	id, err := p.apply(r, &c, author, reason)
+	if err != nil {
+		p.showChange(w, r, v, &c, entered{"This was not done: " + err.Error() + ".", author, reason})
 		return
 	}
-	http.Redirect(w, r, c.back()+"&done="+c.do, http.StatusSeeOther)
+	to := c.back() + "&done=" + c.do
+	if id != "" {
+		to += "&id=" + id
+	}
+	http.Redirect(w, r, to, http.StatusSeeOther)
 }
 
-func (p *pages) apply(r *http.Request, c *change, author, reason string) error {
+// apply makes a change. id is the ID of the adjustment that it made, or "".
+func (p *pages) apply(r *http.Request, c *change, author, reason string) (id string, err error) {
 	switch {
 	case strings.TrimSpace(author) == "" || strings.TrimSpace(reason) == "":
-		return errors.New("the name and the reason are missing; they are stored with the change")
+		return "", errors.New("the name and the reason are missing; they are stored with the change")
 	case c.do == "reset":
-		return p.reset(r, &c.subject, author, reason)
+		return "", p.reset(r, &c.subject, author, reason)
 	case p.Adjust == nil:
-		return errors.New("adjustments are off")
+		return "", errors.New("adjustments are off")
 	case c.do == "end":
 		_, err := p.Adjust.Delete(r.Context(), c.id, author, reason, nil)
-		return err
+		return "", err
 	}
 	proposal, err := c.proposal()
 	if err != nil {
-		return err
+		return "", err
 	}
 	proposal.Author, proposal.Reason = author, reason
-	_, _, err = p.Adjust.Set(r.Context(), proposal)
-	return err
+	made, _, err := p.Adjust.Set(r.Context(), proposal)
+	if err != nil {
+		return "", err
+	}
+	return made.ID, nil
 }
 
 func (p *pages) reset(r *http.Request, s *subject, author, reason string) error {

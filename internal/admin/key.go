@@ -104,8 +104,6 @@ type keyBody struct {
 	Limits []keyLimit
 	// Problem is the reason why there is no answer, or "".
 	Problem string
-	// Done confirms the client's last action. It is "" if there was none.
-	Done string
 	// Adjustable means that adjustments are enabled.
 	Adjustable bool
 }
@@ -135,18 +133,12 @@ type recentRow struct {
 	Denied               bool
 }
 
-// done maps the values of the parameter "done" to the texts that confirm the client's last action. doneForAll has the
-// texts on the page of a limit, for actions that affect all keys.
+// done maps the values of the parameter "done" to the texts that confirm the client's last action.
 var done = map[string]string{
 	"reset": "The bucket was reset. It is like a new bucket.",
-	"raise": "The limit was raised for this key.",
-	"block": "The key is blocked.",
+	"raise": "The limit was changed.",
+	"block": "Blocked.",
 	"end":   "The adjustment was ended.",
-}
-
-var doneForAll = map[string]string{
-	"raise": "The limit was raised for all keys.",
-	"block": "All keys are blocked.",
 }
 
 func (p *pages) key(w http.ResponseWriter, r *http.Request, v viewer) {
@@ -160,7 +152,7 @@ func (p *pages) key(w http.ResponseWriter, r *http.Request, v viewer) {
 		p.search(w, r, v, cut(q.Get("q"), maxQueryBytes))
 		return
 	}
-	b := keyBody{Subject: s.String(), Domain: descriptors.Printable(s.Domain), Done: done[q.Get("done")], Adjustable: p.Adjust != nil}
+	b := keyBody{Subject: s.String(), Domain: descriptors.Printable(s.Domain), Adjustable: p.Adjust != nil}
 	ctx, cancel := context.WithTimeout(r.Context(), lookupTime)
 	defer cancel()
 	if call, err := p.inspect(ctx, &s, 1); err != nil {
@@ -168,7 +160,7 @@ func (p *pages) key(w http.ResponseWriter, r *http.Request, v viewer) {
 	} else {
 		p.explain(ctx, &b, &s, call)
 	}
-	p.show(w, r, v, http.StatusOK, keyPage, frame{Title: "Why is this denied?", Section: "/key", Live: b.Done == "", Body: b})
+	p.show(w, r, v, http.StatusOK, keyPage, frame{Title: "Why is this denied?", Section: "/key", Live: true, Body: b})
 }
 
 // inspect returns the current answer to a request with subject s and this cost. It consumes nothing.
@@ -327,13 +319,8 @@ func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now tim
 	}
 	l.State, l.Left = stateWords(result, now), remainingWords(state)
 	l.Adjusted, l.Reserves = p.adjustedBy(limit), p.reserves(limit)
-	q := url.Values{"domain": {limit.Domain}, "limit": {limit.Name}}
-	addKey(q, key)
-	link := func(do string) string {
-		q.Set("do", do)
-		return "/change?" + q.Encode()
-	}
-	l.Reset, l.Raise, l.Block = link("reset"), link("raise"), link("block")
+	of := subject{Domain: limit.Domain, Limit: limit.Name, Key: key}
+	l.Reset, l.Raise, l.Block = changeLink("reset", &of, ""), changeLink("raise", &of, ""), changeLink("block", &of, "")
 	return l
 }
 
@@ -436,7 +423,7 @@ func recent(e denials.Event) recentRow {
 
 type adjustedRow struct {
 	Words, Ignored, Author, Reason, Left, Expires, End string
-	Link                                               string // the page of the key; "" if the adjustment applies to all keys
+	Link                                               string // the page of the key, or of the limit if several keys are adjusted
 }
 
 func (p *pages) adjustedBy(limit *limiter.Policy) *adjustedRow {
@@ -459,7 +446,7 @@ func adjusted(s *adjust.Shown) adjustedRow {
 	if row.Words == "" {
 		row.Words = s.Target.String()
 	}
-	if !s.Target.AllKeys {
+	if row.Link = limitLink(s.Target.Domain, s.Target.Limit); !s.Target.AllKeys && s.Target.Entry == "" {
 		row.Link = keyLink(s.Target.Domain, s.Target.Limit, s.Target.Key)
 	}
 	return row

@@ -256,9 +256,11 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	d.request(t, 25, user("bob"))
 	page := d.read(t, "/key?domain=d&limit=send&value=bob")
 
-	preview := d.click(t, page, "Raise for an hour")
+	preview := d.click(t, page, "Raise or lower")
 	has(t, preview, "limit send of domain d, key bob: token bucket: 20 per 1m, up to 40 at once, until 2001-09-09 02:46:40 UTC (configured:")
 	has(t, d.read(t, "/change?do=raise&domain=d&limit=send&value=bob&factor=10&for=8h"), "100 per 1m, up to 200 at once, until 2001-09-09 09:46:40 UTC")
+	has(t, d.read(t, "/change?do=raise&domain=d&limit=send&value=bob&rate=7&for=90m"), "7 per 1m, up to 20 at once, until 2001-09-09 03:16:40 UTC")
+	has(t, d.read(t, "/change?do=raise&domain=d&limit=send&value=bob&rate=7&factor=2"), "give a factor or a number, not both")
 	if w := d.follow(t, preview, "author", "ann", "reason", ""); w.Code != 409 || !strings.Contains(w.Body.String(), "the reason are missing") {
 		t.Errorf("without a reason: %d; want status 409 and a text that contains %q", w.Code, "the reason are missing")
 	}
@@ -267,7 +269,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 		t.Fatalf("got %d %s; want status 303", w.Code, w.Body)
 	}
 	page = d.read(t, w.Header().Get("Location"))
-	has(t, page, "The limit was raised for this key.", "By ann: “launch &lt;b&gt;”", "20 of 40 left", "Allowed now")
+	has(t, page, "The limit was changed.", ">Undo</button>", "By ann: “launch &lt;b&gt;”", "20 of 40 left", "Allowed now")
 	if n := d.request(t, 30, user("bob")); n != 20 {
 		t.Errorf("%d requests are allowed, want 20", n)
 	}
@@ -276,15 +278,16 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	}
 
 	preview = d.click(t, page, "Block")
-	has(t, preview, "every request is denied until", `value="ann"`)
+	has(t, preview, "every request is denied until", `value="ann"`, `value="flood: 15 denials since `)
 	w = d.follow(t, preview, "reason", "attack")
 	page = d.read(t, w.Header().Get("Location"))
-	has(t, page, "The key is blocked.", "because an operator blocks the key", "(1 hour)")
+	has(t, page, "Blocked.", "because an operator blocks the key", "(1 hour)")
 	if n := d.request(t, 1, user("bob")); n != 0 {
 		t.Error("a blocked key is allowed")
 	}
 
-	has(t, d.read(t, "/"), `<span class="badge">adjusted</span> 1 single key`)
+	has(t, d.read(t, "/limits"), `title="1 single key">adjusted</span>`)
+	has(t, d.read(t, "/key?q=bo"), "key bob", "block until ")
 	list := d.read(t, "/adjustments")
 	has(t, list, "every request is denied", "attack", "launch &lt;b&gt;", "set limit send of domain d, key bob: 2 times as much", "replaced by limit send of domain d, key bob: block")
 	has(t, d.read(t, "/limit?domain=d&name=send"), "every request is denied")
@@ -295,9 +298,20 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	has(t, d.read(t, w.Header().Get("Location")), "The adjustment was ended.", "Nothing is adjusted.", "ended limit send of domain d, key bob: block")
 	has(t, d.read(t, "/change?do=end&id=x"), "there is no such adjustment")
 
+	// All keys with one value, and its undoing.
+	w = d.follow(t, d.read(t, "/change?do=block&domain=d&limit=send&value=eve&match=user"), "author", "ann")
+	page = d.read(t, w.Header().Get("Location"))
+	has(t, page, "Blocked.", "all keys with user=eve: every request is denied", "flood: 10 denials of 1 key since ")
+	if n := d.request(t, 1, user("eve")); n != 0 {
+		t.Error("a key with a blocked value is allowed")
+	}
+	if w := d.send("GET", "/change?do=block&domain=d&limit=send&value=a&value=b&match=user", nil); w.Code != 400 {
+		t.Errorf("two values: %d; want status 400", w.Code)
+	}
+
 	w = d.follow(t, d.click(t, d.read(t, "/limit?domain=d&name=send"), "Block all keys"), "author", "ann", "reason", "attack")
-	has(t, d.read(t, w.Header().Get("Location")), "All keys are blocked.", "all keys: every request is denied")
-	has(t, d.read(t, "/"), `<span class="badge">adjusted</span> all keys: block, until 2001-09-09 02:46:40 UTC`)
+	has(t, d.read(t, w.Header().Get("Location")), "Blocked.", "all keys: every request is denied")
+	has(t, d.read(t, "/limits"), `title="all keys: block, until 2001-09-09 02:46:40 UTC; 1 value">adjusted</span>`)
 	if n := d.request(t, 1, user("carl")); n != 0 {
 		t.Error("a key of a limit that is blocked for all keys is allowed")
 	}
@@ -354,7 +368,7 @@ func TestALimitsPage(t *testing.T) {
 	d.request(t, 25, user("bob"))
 	page := d.read(t, "/limit?domain=d&name=send")
 	has(t, page, "<h1>send <small>d</small>", "token bucket: 10 per 1m, up to 20 at once.", d.file+":3", "3    send:  {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20}",
-		"on_backend_failure", "user=bob", "about 20", `<label for="value0">user</label>`, "The graph in numbers")
+		"on_backend_failure", "user=bob", "about 20", `<label for="value0">user</label>`, "The chart in numbers")
 	if strings.Contains(page, "login:") {
 		t.Error("the page shows the lines of another limit")
 	}

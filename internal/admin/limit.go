@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -24,17 +22,15 @@ import (
 const maxListRows = 20
 
 type limitBody struct {
-	Domain, Name, Words, Mode, Done string
+	Domain, Name, Words, Mode string
 	// ID contains the domain and name as raw bytes, for the form.
 	ID               history.Key
 	Facts            []fact
 	Source           source
-	Graph            graph
-	Legend           string
-	Minutes          []minuteRow
+	Chart            chart
 	Total            metrics.Tally
-	Since, UsedSince string
-	Denied           []deniedRow
+	UsedSince        string
+	Denied, Shadowed who
 	Used             []usedRow
 	// Values has the labels of the form's fields for the key: the names of the values that identify a bucket, or "key"
 	// for a named limit. It is empty if the limit has only one bucket.
@@ -50,13 +46,6 @@ type limitBody struct {
 
 type fact struct{ Name, Text string }
 
-type minuteRow struct {
-	Ago             string
-	Allowed, Denied uint64
-}
-
-type usedRow struct{ Key, Link, Units string }
-
 func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 	q := r.URL.Query()
 	domain, name := q.Get("domain"), q.Get("name")
@@ -65,15 +54,13 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 		p.problem(w, r, v, http.StatusNotFound, "There is no limit of this name in the configuration in use.", "")
 		return
 	}
-	_, points := p.History.Limit(history.Key{Domain: domain, Limit: name}, history.Recent)
+	ofThis := func(d, l string) bool { return d == domain && l == name }
 	b := limitBody{
 		ID:     history.Key{Domain: domain, Limit: name},
-		Domain: descriptors.Printable(domain), Name: descriptors.Printable(name), Words: l.Words(), Mode: modes(l), Done: doneForAll[q.Get("done")],
-		Facts: facts(l), Source: p.source(l), Graph: sparkline(points, 2, deniedWord(l)), Legend: deniedWord(l),
-		Minutes: minutes(points), Total: p.Tally(l), Unlimited: l.Unlimited,
-		Settling: p.settling(l),
+		Domain: descriptors.Printable(domain), Name: descriptors.Printable(name), Words: l.Words(), Mode: modes(l),
+		Facts: facts(l), Source: p.source(l), Chart: p.chartOf("/limit", q), Total: p.Tally(l), Unlimited: l.Unlimited, Settling: p.settling(l),
+		Denied: p.who(p.Denied(maxDenied), "denied", whoKeys, ofThis), Shadowed: p.who(p.Shadowed(maxDenied), "would be denied", whoKeys, ofThis),
 	}
-	b.Since, b.Denied = p.denied(maxListRows, func(d *denials.Denied) bool { return d.Domain == domain && d.Limit == name })
 	b.UsedSince, b.Used = p.used(domain, name)
 	for _, key := range l.Extra().OpenKeys {
 		b.Values = append(b.Values, descriptors.Printable(key))
@@ -83,11 +70,9 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 	}
 	if p.Adjust != nil {
 		b.Adjustments = p.adjustmentsOf(domain, name)
-		q := url.Values{"domain": {domain}, "limit": {name}, "all": {"1"}}
-		if q.Set("do", "block"); v.mayWrite {
-			b.Block = "/change?" + q.Encode()
-			q.Set("do", "raise")
-			b.Raise = "/change?" + q.Encode()
+		if v.mayWrite {
+			all := subject{Domain: domain, Limit: name}
+			b.Block, b.Raise = changeLink("block", &all, allKeys), changeLink("raise", &all, allKeys)
 		}
 	}
 	p.show(w, r, v, http.StatusOK, limitPage, frame{Title: "Limit " + b.Name, Live: true, Body: b})
@@ -103,28 +88,6 @@ func (p *pages) adjustmentsOf(domain, name string) (rows []adjustedRow) {
 	return rows
 }
 
-func (p *pages) used(domain, name string) (since string, rows []usedRow) {
-	from, top := p.Used()
-	for i := range top {
-		u := &top[i]
-		if u.Domain != domain || u.Limit != name {
-			continue
-		}
-		row := usedRow{Key: printable(u.Key), Units: "about " + count(uint64(max(0, u.Units)))}
-		if u.Cut {
-			row.Key += "…"
-		} else {
-			row.Link = keyLink(domain, name, u.Key)
-		}
-		if rows = append(rows, row); len(rows) == maxListRows {
-			break
-		}
-	}
-	return at(from), rows
-}
-
-// facts returns the settings of l that are not the default, and what happens if the store cannot decide. Settlement has
-// a section of its own.
 func facts(l *limiter.Policy) (list []fact) {
 	for _, f := range l.Facts() {
 		if (!f.Default || f.Name == "on_backend_failure") && f.Name != "settle" && !l.Unlimited {
@@ -132,18 +95,6 @@ func facts(l *limiter.Policy) (list []fact) {
 		}
 	}
 	return list
-}
-
-// minutes returns the latest minute first.
-func minutes(p []history.Point) (rows []minuteRow) {
-	const width = int(time.Minute / history.Step)
-	for i := len(p) - width; i >= 0; i -= width {
-		row := minuteRow{Ago: fmt.Sprintf("%d to %d", (len(p)-width-i)/width, (len(p)-i)/width)}
-		sum := history.Sum(p[i : i+width])
-		row.Allowed, row.Denied = sum.Allowed, sum.Denied+sum.Shadowed
-		rows = append(rows, row)
-	}
-	return rows
 }
 
 type source struct {

@@ -2,24 +2,19 @@ package admin
 
 import (
 	"cmp"
-	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const (
-	// rowsShown is the largest number of limits on a page of the overview, and of adjustments on their page.
-	rowsShown     = 100
-	maxDeniedRows = 20
+	// rowsShown is the largest number of limits on a page of their list, and of adjustments on their page.
+	rowsShown     = 50
 	maxQueryBytes = 256
 )
 
@@ -69,21 +64,12 @@ func (c *catalog) find(domain, name string) *limiter.Policy {
 }
 
 type overviewBody struct {
-	Configured bool
-	Denied     []deniedRow
-	Since      string
-	Unmatched  []unmatchedRow
-	Query      string
-	Sort, Show string
-	Sorts      []choice
-	Shows      []choice
-	Rows       []limitRow
-	// First and Last are the positions of the first and the last limit of this page among the Found limits, counted
-	// from 1. All is the number of configured limits.
-	First, Last, Found, All string
-	Previous, Next          string // links to the neighbouring pages; "" if there is no such page
-	// Dropped states how many limits have no sparkline, or is "".
-	Dropped string
+	Configured       bool
+	Chart            chart
+	Denied, Shadowed who
+	Near             []nearRow
+	Unmatched        []unmatchedRow
+	Figures          []fact
 }
 
 type unmatchedRow struct{ Requests, Domain, Keys, Why, Last string }
@@ -108,138 +94,24 @@ type choice struct {
 	Chosen     bool
 }
 
-type limitRow struct {
-	Domain, Name, Link, Words, Mode string
-	// Adjusted describes the adjustments of the limit that are in force. It is "" if there are none.
-	Adjusted string
-	// Rate and DeniedRate are requests per second, averaged over the last minute. Denied is the number of requests
-	// denied in the last fifteen minutes. In shadow mode, DeniedRate and Denied count requests that would have been
-	// denied.
-	Rate, DeniedRate float64
-	Denied           uint64
-	Total            metrics.Tally
-	Graph            graph
-	Shadow           bool
-}
-
-type ranked struct {
-	limit      *limiter.Policy
-	tally      metrics.Tally
-	rate       float64
-	denied     uint64
-	deniedRate float64
-}
-
-var sorts = []struct{ key, name string }{{"denied", "denied most"}, {"rate", "busiest"}, {"name", "name"}}
-
-var shows = []struct{ key, name string }{{"all", "all"}, {"denying", "denying now"}, {"shadow", "shadow mode"}, {"unused", "matched by no request"}}
-
 func (p *pages) overview(w http.ResponseWriter, r *http.Request, v viewer) {
-	q := r.URL.Query()
-	b := overviewBody{Configured: p.Current() != nil, Query: cut(q.Get("q"), maxQueryBytes), Sort: "denied", Show: "all"}
-	if slices.ContainsFunc(sorts, func(s struct{ key, name string }) bool { return s.key == q.Get("sort") }) {
-		b.Sort = q.Get("sort")
-	}
-	if slices.ContainsFunc(shows, func(s struct{ key, name string }) bool { return s.key == q.Get("show") }) {
-		b.Show = q.Get("show")
-	}
-	for _, s := range sorts {
-		b.Sorts = append(b.Sorts, choice{s.name, b.link(s.key, b.Show, 1), s.key == b.Sort})
-	}
-	for _, s := range shows {
-		b.Shows = append(b.Shows, choice{s.name, b.link(b.Sort, s.key, 1), s.key == b.Show})
-	}
-	b.Since, b.Denied = p.denied(maxDeniedRows, nil)
-	b.Unmatched = p.unmatched()
-	all := p.catalogs.of(p.Current()).limits
-	found := p.ranked(all, &b)
-	number, _ := strconv.Atoi(q.Get("page"))
-	last := max(1, (len(found)+rowsShown-1)/rowsShown)
-	number = min(max(number, 1), last)
-	from := (number - 1) * rowsShown
-	shown := found[from:min(from+rowsShown, len(found))]
-	adjusted := p.adjustedLimits()
-	for i := range shown {
-		row := p.limitRow(&shown[i])
-		row.Adjusted = p.limitAdjustmentWords(adjusted[limitOf{shown[i].limit.Domain, shown[i].limit.Name}])
-		b.Rows = append(b.Rows, row)
-	}
-	b.First, b.Last = count(uint64(min(from+1, len(found)))), count(uint64(from+len(shown)))
-	b.Found, b.All = count(uint64(len(found))), count(uint64(len(all)))
-	if number > 1 {
-		b.Previous = b.link(b.Sort, b.Show, number-1)
-	}
-	if number < last {
-		b.Next = b.link(b.Sort, b.Show, number+1)
-	}
-	if n := p.History.Dropped(); n > 0 {
-		b.Dropped = fmt.Sprintf("%s had requests and no graph: at most %s are drawn at a time.", plural(int64(n), "limit"), count(history.MaxSeries))
+	b := overviewBody{
+		Configured: p.Current() != nil, Chart: p.chartOf("/", r.URL.Query()), Figures: p.figures(), Near: p.near(), Unmatched: p.unmatched(),
+		Denied: p.who(p.Denied(maxDenied), "denied", whoKeys, nil), Shadowed: p.who(p.Shadowed(maxDenied), "would be denied", whoLimits, nil),
 	}
 	p.show(w, r, v, http.StatusOK, overviewPage, frame{Title: "Overview", Section: "/", Live: true, Body: b})
 }
 
-func (b *overviewBody) link(sort, show string, page int) string {
-	q := url.Values{}
-	if b.Query != "" {
-		q.Set("q", b.Query)
+func (p *pages) figures() (list []fact) {
+	now := p.History.Rate()
+	list = []fact{{"allowed", rate(now.Allowed)}, {"denied", rate(now.Denied)}}
+	if now.Shadowed > 0 {
+		list = append(list, fact{"would be denied", rate(now.Shadowed)})
 	}
-	if sort != "denied" {
-		q.Set("sort", sort)
+	if times, of := p.Times.Quantiles(.5, .99); of > 0 {
+		list = append(list, fact{"half decided within", short(times[0])}, fact{"99 % within", short(times[1])})
 	}
-	if show != "all" {
-		q.Set("show", show)
-	}
-	if page > 1 {
-		q.Set("page", strconv.Itoa(page))
-	}
-	if len(q) == 0 {
-		return "/#limits"
-	}
-	return "/?" + q.Encode() + "#limits"
-}
-
-// ranked returns the limits that match the query and the filter of b, in the order that b states. all are the limits
-// of the catalog.
-func (p *pages) ranked(all []*limiter.Policy, b *overviewBody) []ranked {
-	list := make([]ranked, len(all))
-	for i, l := range all {
-		list[i] = ranked{limit: l, tally: p.Tally(l)}
-	}
-	p.History.Rates(len(all), func(i int) history.Key { return history.Key{Domain: all[i].Domain, Limit: all[i].Name} },
-		func(i int, r history.Rate) {
-			list[i].rate, list[i].deniedRate = r.Allowed+r.Denied+r.Shadowed, r.Denied+r.Shadowed
-		})
-	for i := range list {
-		_, points := p.History.Limit(history.Key{Domain: all[i].Domain, Limit: all[i].Name}, history.Recent)
-		sum := history.Sum(points)
-		list[i].denied = sum.Denied + sum.Shadowed
-	}
-	query := strings.ToLower(b.Query)
-	list = slices.DeleteFunc(list, func(l ranked) bool {
-		switch {
-		case b.Show == "denying" && l.denied == 0, b.Show == "shadow" && !l.limit.Shadow, b.Show == "unused" && l.tally != metrics.Tally{}:
-			return true
-		default:
-			return query != "" && !strings.Contains(strings.ToLower(l.limit.Domain+"/"+l.limit.Name), query)
-		}
-	})
-	switch b.Sort { // stable, so that equal limits stay in the order of their names
-	case "rate":
-		slices.SortStableFunc(list, func(a, b ranked) int { return cmp.Or(cmp.Compare(b.rate, a.rate), cmp.Compare(b.denied, a.denied)) })
-	case "denied":
-		slices.SortStableFunc(list, func(a, b ranked) int { return cmp.Or(cmp.Compare(b.denied, a.denied), cmp.Compare(b.rate, a.rate)) })
-	}
-	return list
-}
-
-func (p *pages) limitRow(r *ranked) limitRow {
-	l := r.limit
-	_, points := p.History.Limit(history.Key{Domain: l.Domain, Limit: l.Name}, history.Recent)
-	return limitRow{
-		Domain: descriptors.Printable(l.Domain), Name: descriptors.Printable(l.Name), Link: limitLink(l.Domain, l.Name),
-		Words: l.Words(), Mode: modes(l), Shadow: l.Shadow, Total: r.tally,
-		Rate: r.rate, DeniedRate: r.deniedRate, Denied: r.denied, Graph: sparkline(points, 6, deniedWord(l)),
-	}
+	return append(list, fact{"up for", span(p.Now().Sub(p.Started))})
 }
 
 func deniedWord(l *limiter.Policy) string {

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -13,6 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/cputest"
 )
 
@@ -26,7 +28,7 @@ func has(t *testing.T, body string, texts ...string) {
 	}
 }
 
-var limitNames = regexp.MustCompile(`<div class="name"><a href="[^"]*">([^<]*)</a>`)
+var limitNames = regexp.MustCompile(`<td class="name"><a href="[^"]*">([^<]*)</a>`)
 
 func listed(body string) (names []string) {
 	for _, found := range limitNames.FindAllStringSubmatch(body, -1) {
@@ -37,10 +39,9 @@ func listed(body string) (names []string) {
 
 func TestOverviewListsLimits(t *testing.T) {
 	h := New(fixture(t))
-	body := get(h, "/", "").Body.String()
-	has(t, body, "v1", "All is well", "1 hour", "10/s", "1/s", "11/s", "d</small>", "shadow", "quota",
-		"Last 15 minutes: 120 allowed, 30 would have been denied, at most 5.0/s.", "56 of 1,290", "1 of 100",
+	has(t, get(h, "/", "").Body.String(), "v1", "<span class=\"green\">Healthy", "1 hour", "10/s", "1.0/s",
 		"at least 12,345", "sh0p", "user,&lt;b&gt; | \\xff", "the domain is not configured", "no limit matched")
+	has(t, get(h, "/limits", "").Body.String(), "shadow", "quota", "Last 15 minutes: 120 allowed, 30 would have been denied.", "20 %", "2.5/s")
 	for query, want := range map[string][]string{
 		"":                             {"send", "&lt;b&gt;free&lt;/b&gt;", "path_/login"},
 		"?sort=name":                   {"&lt;b&gt;free&lt;/b&gt;", "path_/login", "send"},
@@ -56,27 +57,28 @@ func TestOverviewListsLimits(t *testing.T) {
 		"?page=99999999999999999999":   {"send", "&lt;b&gt;free&lt;/b&gt;", "path_/login"},
 		"?q=%ff%00" + fmt.Sprint(1e99): nil,
 	} {
-		if got := listed(get(h, "/"+query, "").Body.String()); !slices.Equal(got, want) {
+		if got := listed(get(h, "/limits"+query, "").Body.String()); !slices.Equal(got, want) {
 			t.Errorf("%q lists %q, want %q", query, got, want)
 		}
 	}
 	c := fixture(t)
 	c.Current = func() *limiter.Snapshot { return nil }
-	has(t, get(New(c), "/", "").Body.String(), "There is no configuration yet", "No limit is found")
+	has(t, get(New(c), "/", "").Body.String(), "There is no configuration yet")
+	has(t, get(New(c), "/limits", "").Body.String(), "No limit is found")
 }
 
-func TestTheWorstConditionComesFirst(t *testing.T) {
+func TestTheLineOfStateOpensTheCause(t *testing.T) {
 	c := fixture(t)
 	c.Conditions = func() []conditions.Condition {
 		return []conditions.Condition{
-			{Name: "redis-away", Severity: conditions.Critical, Since: began, Summary: "Redis <is> away.", Remedy: "Start it."},
+			{Name: "redis-away", Severity: conditions.Critical, Since: began, Headline: "Redis <is> away", Summary: "Redis at a is away.", Remedy: "Start it.", Error: "dial: <no>"},
 			{Name: "memory-full", Severity: conditions.Warning, Since: began, Summary: "Memory is full.", Remedy: "Raise it."},
 		}
 	}
-	body := get(New(c), "/", "").Body.String()
-	has(t, body, `class="banner critical"`, "Redis &lt;is&gt; away.", "Start it.", "since 2001-09-09 01:46:40 UTC", "1 more", "Memory is full. Raise it.")
-	if strings.Contains(body, "All is well") {
-		t.Error("the page also says that all is well")
+	c.Line = func() status.Line { return status.LineOf(c.Conditions(), "", &status.Traffic{}) }
+	for _, path := range []string{"/", "/state", "/limits"} {
+		has(t, get(New(c), path, "").Body.String(), `<span class="red">Redis &lt;is&gt; away (1 more)</span>`, "Redis at a is away.", "Start it.", "dial: &lt;no&gt;",
+			"2001-09-09 01:46:40 UTC", "Memory is full. Raise it.")
 	}
 }
 
@@ -84,9 +86,9 @@ func TestTheWorstConditionComesFirst(t *testing.T) {
 func TestDeniedKeysAreShownAsText(t *testing.T) {
 	w := get(New(fixture(t)), "/", "")
 	body := w.Body.String()
-	has(t, body, "since 1970-01-01 12:00:00 UTC",
-		`<td class="n">77</td>`, `>user=&lt;script&gt;alert(1)&lt;/script&gt;,ip=::1</a>`, "the limit was reached",
-		`<td class="n">8 or more</td>`, `a\r\n,\xff\&#34;&#39;&amp;…`, "the cost is more than the limit can ever hold",
+	has(t, body, "94 since 12:00:00 UTC",
+		`<td class="n">77</td>`, `>user=&lt;script&gt;alert(1)&lt;/script&gt;,ip=::1</a>`,
+		`<td class="n">≥ 8</td>`, `a\r\n,\xff\&#34;&#39;&amp;…`, "the cost is more than the limit can ever hold",
 		`<td class="n">9</td>`, "the store could not decide", "(all keys)")
 	for _, no := range []string{"<script>alert", "\xff", "alert(1)<"} {
 		if strings.Contains(body, no) {
@@ -143,30 +145,30 @@ func many(tb testing.TB, n int) Config {
 	return c
 }
 
-func TestPagesOfAHundredLimits(t *testing.T) {
-	h := New(many(t, 250))
+func TestPagesOfFiftyLimits(t *testing.T) {
+	h := New(many(t, 130))
 	for page, want := range map[string]struct {
 		first, last, text string
 		n                 int
 	}{
-		"":         {"limit0000001", "limit0000100", "1 to 100 of 250.", 100},
-		"&page=2":  {"limit0000101", "limit0000200", "101 to 200 of 250.", 100},
-		"&page=3":  {"limit0000201", "limit0000250", "201 to 250 of 250.", 50},
-		"&page=4":  {"limit0000201", "limit0000250", "201 to 250 of 250.", 50},
-		"&q=00001": {"limit0000001", "limit0000188", "1 to 100 of 111 found, of 250.", 100},
+		"":         {"limit0000001", "limit0000050", "1 to 50 of 130.", 50},
+		"&page=2":  {"limit0000051", "limit0000100", "51 to 100 of 130.", 50},
+		"&page=3":  {"limit0000101", "limit0000130", "101 to 130 of 130.", 30},
+		"&page=4":  {"limit0000101", "limit0000130", "101 to 130 of 130.", 30},
+		"&q=00000": {"limit0000001", "limit0000050", "1 to 50 of 99 found, of 130.", 50},
 	} {
-		body := get(h, "/?sort=name"+page, "").Body.String()
+		body := get(h, "/limits?sort=name"+page, "").Body.String()
 		names := listed(body)
 		if len(names) != want.n || names[0] != want.first || names[len(names)-1] != want.last || !strings.Contains(body, want.text) {
 			t.Errorf("%q: %d limits, from %s to %s; want %v elements, names[0] %v, names[len(names)-1] %v and a text that contains %q", page, len(names), names[0], names[len(names)-1], want.n, want.first, want.last, want.text)
 		}
-		if strings.Contains(body, `rel="next"`) != (page == "" || page == "&page=2" || page == "&q=00001") || strings.Contains(body, `rel="prev"`) != (page != "" && page != "&q=00001") {
+		if strings.Contains(body, `rel="next"`) != (page == "" || page == "&page=2" || page == "&q=00000") || strings.Contains(body, `rel="prev"`) != (page != "" && page != "&q=00000") {
 			t.Errorf("%q: got %s; want a link to the previous and the next page only if there is one", page, body)
 		}
 	}
 }
 
-// TestHundredThousandLimits compares the processor time for the overview of 100,000 limits with that for 1,000. A limit
+// TestHundredThousandLimits compares the processor time for the list of 100,000 limits with that for 1,000. A limit
 // that is not on the page may cost only a quick check, which takes far less time than printing the limit.
 func TestHundredThousandLimits(t *testing.T) {
 	small, large := New(many(t, 1000)), New(many(t, 100_000))
@@ -174,7 +176,7 @@ func TestHundredThousandLimits(t *testing.T) {
 		best := time.Hour
 		for range 5 {
 			best = min(best, cputest.Time(func() {
-				if body := get(h, "/", "").Body; body.Len() > 200<<10 {
+				if body := get(h, "/limits", "").Body; body.Len() > 200<<10 {
 					t.Errorf("%d bytes; want at most %v", body.Len(), 200<<10)
 				}
 			}))
@@ -188,16 +190,39 @@ func TestHundredThousandLimits(t *testing.T) {
 	}
 }
 
-func TestLinksOfTheOverview(t *testing.T) {
-	h := New(many(t, 450))
-	body := get(h, "/?q=limit&sort=name&show=all&page=2", "").Body.String()
-	has(t, body, `<a href="/?q=limit&amp;sort=name#limits" rel="prev">`, `<a href="/?page=3&amp;q=limit&amp;sort=name#limits" rel="next">`)
-	b := &overviewBody{Query: "a b"}
+func TestLinksOfTheLimits(t *testing.T) {
+	h := New(many(t, 150))
+	body := get(h, "/limits?q=limit&sort=name&show=all&page=2", "").Body.String()
+	has(t, body, `<a href="/limits?q=limit&amp;sort=name" rel="prev">`, `<a href="/limits?page=3&amp;q=limit&amp;sort=name" rel="next">`, `aria-sort="ascending"`)
+	b := &limitsBody{Query: "a b"}
 	for want, got := range map[string]string{
-		"/?q=a+b#limits": b.link("denied", "all", 1), "/?page=2&q=a+b&show=denied#limits": b.link("denied", "denied", 2), "/#limits": (&overviewBody{}).link("denied", "all", 1),
+		"/limits?q=a+b": b.link("denied", "all", 1), "/limits?page=2&q=a+b&show=denying&sort=rate": b.link("rate", "denying", 2), "/limits?": (&limitsBody{}).link("denied", "all", 1),
 	} {
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
+	}
+}
+
+// The chart has the same points as its table, per second. Without a script the table stands alone.
+func TestTheChart(t *testing.T) {
+	c := fixture(t)
+	c.History.Mark(c.Now(), "new <configuration>")
+	h := New(c)
+	has(t, get(h, "/", "").Body.String(), `data-source="/chart?"`, "last 15 minutes", "new &lt;configuration&gt;", `<td class="n">600</td>`)
+	has(t, get(h, "/?range=day", "").Body.String(), `data-source="/chart?range=day"`, "last 24 hours")
+	var data struct {
+		Time                   []int64
+		Allowed, Denied, Would []float64
+		Marks                  [][2]any
+	}
+	for path, want := range map[string]int{"/chart": 180, "/chart?range=day": 720, "/chart?domain=d&name=none": 0, "/chart?domain=d&name=send": 180} {
+		if err := json.Unmarshal(get(h, path, "").Body.Bytes(), &data); err != nil || len(data.Time) != want || len(data.Would) != want || len(data.Marks) != 1 {
+			t.Errorf("%s: %v, %d points, %d marks; want %d points and 1 mark", path, err, len(data.Time), len(data.Marks), want)
+		}
+		data.Time, data.Would = nil, nil
+	}
+	if w := get(h, "/uplot.js", ""); w.Header().Get("Content-Type") != "text/javascript; charset=utf-8" || !strings.Contains(w.Body.String(), "uPlot") {
+		t.Errorf("the library is %s with %d bytes", w.Header().Get("Content-Type"), w.Body.Len())
 	}
 }

@@ -48,6 +48,7 @@ func (p *pages) search(w http.ResponseWriter, r *http.Request, v viewer, query s
 			p.searchDescriptor(ctx, &b, entries)
 		}
 		p.searchKey(ctx, &b, query)
+		p.searchAdjusted(&b, query)
 		p.searchRecorded(&b, query)
 	}
 	p.show(w, r, v, http.StatusOK, searchPage, frame{Title: "Why is this denied?", Section: "/key", Query: query, Body: b})
@@ -63,6 +64,11 @@ func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []d
 		row := foundRow{Key: s.String(), Link: s.link(), Domain: descriptors.Printable(domain), Denied: c.Denied, State: "allowed now"}
 		if c.Denied {
 			row.State = "denied now"
+		}
+		for i := range c.Results {
+			if c.Results[i].Decision.Err != nil {
+				row.State, row.Denied = "unknown: the store did not answer", false
+			}
 		}
 		row.Limit = plural(int64(len(c.Results)), "limit")
 		b.Buckets = append(b.Buckets, row)
@@ -89,7 +95,7 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 			}
 			continue
 		case c.Results[0].Decision.Err != nil:
-			b.Notes = append(b.Notes, "The store did not answer: "+descriptors.Printable(c.Results[0].Decision.Err.Error())+".")
+			b.Notes = append(b.Notes, "Unknown: the store did not answer ("+descriptors.Printable(c.Results[0].Decision.Err.Error())+").")
 			return
 		}
 		result := &c.Results[0]
@@ -99,6 +105,23 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 		row := foundRow{Key: s.String(), Link: s.link(), Limit: descriptors.Printable(l.Name), Domain: descriptors.Printable(l.Domain), State: remainingWords(result)}
 		row.Denied = result.Decision.Remaining <= 0 || result.Decision.Blocked > 0
 		b.Buckets = append(b.Buckets, row)
+	}
+}
+
+// searchAdjusted finds the adjustments in force whose key or value contains the text.
+func (p *pages) searchAdjusted(b *searchBody, query string) {
+	if p.Adjust == nil {
+		return
+	}
+	all, _ := p.Adjust.List()
+	for i := range all {
+		t := &all[i].Target
+		if len(b.Recorded) == maxFound || !strings.Contains(t.KeyText(), query) || t.AllKeys {
+			continue
+		}
+		row := adjusted(&all[i])
+		b.Recorded = append(b.Recorded, foundRow{Key: t.KeyText(), Link: row.Link, Limit: descriptors.Printable(t.Limit),
+			Domain: descriptors.Printable(t.Domain), State: changeWords(&all[i].Change) + " until " + row.Expires, Denied: all[i].Change.Block})
 	}
 }
 

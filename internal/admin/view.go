@@ -6,20 +6,24 @@ import (
 	"embed"
 	"encoding/base64"
 	"html/template"
+	"io"
 	"net/http"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 )
 
 //go:embed assets
 var assets embed.FS
 
-// style and script are part of every page. policy, the content security policy, contains their digests.
+// style and script are part of every page. policy, the content security policy, contains their digests. plot, the library
+// that draws charts, has a path of its own, because browsers then keep it.
 var (
-	style  = asset("assets/page.css")
+	style  = asset("assets/page.css") + asset("assets/uplot/uPlot.min.css")
 	script = asset("assets/page.js")
-	policy = "default-src 'none'; style-src " + digest(style) + "; script-src " + digest(script) +
+	plot   = asset("assets/uplot/uPlot.iife.min.js")
+	policy = "default-src 'none'; style-src " + digest(style) + "; script-src 'self' " + digest(script) +
 		"; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 
@@ -40,6 +44,8 @@ func digest(text string) string {
 // assets/NAME.html.
 var (
 	overviewPage = parse("overview")
+	limitsPage   = parse("limits")
+	statePage    = parse("state")
 	loginPage    = parse("login")
 	problemPage  = parse("problem")
 	limitPage    = parse("limit")
@@ -54,8 +60,16 @@ var (
 
 func parse(name string) *template.Template {
 	return template.Must(template.New("layout.html").Funcs(template.FuncMap{
-		"count": count, "rate": rate, "ago": ago, "at": at, "link": link,
+		"count": count, "rate": rate, "ago": ago, "at": at, "link": link, "whoOf": whoOf,
 	}).ParseFS(assets, "assets/layout.html", "assets/parts.html", "assets/"+name+".html"))
+}
+
+// whoOf are the arguments of the template who.
+func whoOf(w who, mayWrite bool) any {
+	return struct {
+		Who      who
+		MayWrite bool
+	}{w, mayWrite}
 }
 
 func link(section, to, name string) choice { return choice{name, to, section == to} }
@@ -75,28 +89,29 @@ type frame struct {
 	LoggedIn, MayWrite, NeedsToken bool
 	CSRF                           string
 	Query                          string
-	// Banner is nil for clients that may not read.
-	Banner *banner
-	Body   any
+	// State is nil for clients that may not read.
+	State *state
+	// Done confirms the client's last action, or is "". Undo is the ID of the adjustment that it made, or "".
+	Done, Undo, Author string
+	Body               any
 }
 
-type banner struct {
-	// Worst is the first condition, or nil. Others are the conditions after it.
-	Worst  *conditions.Condition
+type state struct {
+	status.Line
+	// Others are all problems, if there are several.
 	Others []conditions.Condition
-	Uptime string
-	// Rate, Allowed and Denied are requests per second, averaged over the last minute.
-	Rate, Allowed, Denied float64
-	// Median and Slowest are the durations within which 50 % and 99 % of the decisions were made. They are ""
-	// if there were no decisions.
-	Median, Slowest string
 }
 
 func (p *pages) show(w http.ResponseWriter, r *http.Request, v viewer, status int, t *template.Template, f frame) {
 	f.Version, f.Style, f.Script = p.Version, template.CSS(style), template.JS(script) //nolint:gosec // they are embedded
 	f.LoggedIn, f.MayWrite, f.CSRF, f.NeedsToken = v.session != nil, v.mayWrite, v.csrf, p.Token == nil && !v.mayWrite
 	if v.mayRead {
-		f.Banner = p.banner()
+		f.State = &state{Line: p.Line()}
+		if list := p.Conditions(); len(list) > 1 {
+			f.State.Others = list
+		}
+		f.Done, f.Undo = done[r.URL.Query().Get("done")], r.URL.Query().Get("id")
+		f.Author = or(p.access.sessions.author(v.session), defaultAuthor)
 	}
 	var body bytes.Buffer
 	if err := t.Execute(&body, f); err != nil {
@@ -123,18 +138,17 @@ func (p *pages) problem(w http.ResponseWriter, r *http.Request, v viewer, status
 	p.show(w, r, v, status, problemPage, frame{Title: http.StatusText(status), Body: problem{text, back}})
 }
 
-func (p *pages) banner() *banner {
-	b := &banner{Uptime: span(p.Now().Sub(p.Started))}
-	if list := p.Conditions(); len(list) > 0 {
-		b.Worst, b.Others = &list[0], list[1:]
-	}
-	now := p.History.Rate()
-	b.Allowed, b.Denied = now.Allowed, now.Denied
-	b.Rate = b.Allowed + b.Denied
-	if times, of := p.Times.Quantiles(.5, .99); of > 0 {
-		b.Median, b.Slowest = short(times[0]), short(times[1])
-	}
-	return b
+// stateLine shows the line of state alone, for the script, which requests it often.
+func (p *pages) stateLine(w http.ResponseWriter, r *http.Request, v viewer) {
+	p.show(w, r, v, http.StatusOK, statePage, frame{Title: "State"})
+}
+
+// library serves the library that draws charts. It has no secrets, so that it needs no permission.
+func library(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/javascript; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Cache-Control", "max-age=86400")
+	_, _ = io.WriteString(w, plot)
 }
 
 func short(d time.Duration) string {

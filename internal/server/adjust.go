@@ -171,6 +171,16 @@ func (a *adjustments) apply(set *adjust.Set) {
 	result := a.server.limiter.Adjust(set, a.keeper.Now)
 	clearCache(cache, keys, all) // after the change, so that a raised limit applies at once
 	a.next = result.Next
+	if a.server.watch != nil {
+		text := changed[0].Target.String() + ": " + changed[0].Change.String()
+		if set.Find(changed[0].ID) == nil {
+			text += " ended"
+		}
+		if more := len(changed) - 1; more > 0 {
+			text += fmt.Sprintf(" (and %d more)", more)
+		}
+		a.server.watch.history.Mark(time.Now(), text)
+	}
 	a.server.log.Info("adjustments in use", zap.Uint64("version", set.Head.Version), zap.Int("applied", result.InForce), zap.Int("ignored", result.Ignored))
 }
 

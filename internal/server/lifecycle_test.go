@@ -168,7 +168,7 @@ func TestHTTPAndAdmin(t *testing.T) {
 		t.Errorf("without token: %d; want status 401", r.StatusCode)
 	}
 	for path, want := range map[string]string{
-		"/":         "1000000",
+		"/limits":   "1000000",
 		"/api/top":  `"denied":[{"domain":"","why":"no-auth","denied":1,"exact":true,`,
 		"/rlconfig": "d.k: unit=YEAR requests_per_unit=1000000, shadow_mode: false, quota_mode: false\n",
 		"/metrics":  `rlsidecar_decisions_total{domain="d",limit="k",outcome="allowed"} 1`,

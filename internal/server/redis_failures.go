@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +19,9 @@ const (
 	// healthyTicks is the number of ticks without a failure after which Redis counts as healthy again. They end within the
 	// five seconds that the line of state may need to turn green.
 	healthyTicks = 3
+	// breakerQuiet is how long a circuit breaker must be closed until its condition ends. The breaker of a server that is
+	// too slow opens and closes all the time.
+	breakerQuiet = 1500 * time.Millisecond
 )
 
 type redisFailures struct {
@@ -26,6 +30,22 @@ type redisFailures struct {
 	openBreakers   atomic.Int32
 	breakerWasOpen atomic.Bool // a circuit breaker was open at some time since the last call of the method recent
 	lastCount      uint64      // the value of count at the last call of the method recent
+
+	mu     sync.Mutex
+	closed map[string]time.Time // when the circuit breaker of a server closed, until its condition ends; guarded by mu
+}
+
+// ended returns the servers whose circuit breakers closed before the time at and did not open since, and forgets them.
+func (t *redisFailures) ended(at time.Time) (servers []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for server, closed := range t.closed {
+		if closed.Before(at) {
+			servers = append(servers, server)
+			delete(t.closed, server)
+		}
+	}
+	return servers
 }
 
 // recent returns the number of failures since its last call. It returns 0 if a circuit breaker was
@@ -46,7 +66,16 @@ func (t *redisFailures) failed(err error) {
 	t.last.Store(&err)
 }
 
-func (t *redisFailures) changed(open bool) {
+func (t *redisFailures) changed(server string, open bool) {
+	t.mu.Lock()
+	if t.closed == nil {
+		t.closed = map[string]time.Time{}
+	}
+	delete(t.closed, server)
+	if !open {
+		t.closed[server] = time.Now()
+	}
+	t.mu.Unlock()
 	if !open {
 		t.openBreakers.Add(-1)
 		return
@@ -81,6 +110,9 @@ func isLate(err error) bool {
 // failures.
 func (s *server) watchFailures(ctx context.Context) {
 	for quiet := 0; sleep(ctx, failureTick); {
+		for _, server := range s.redisFailures.ended(time.Now().Add(-breakerQuiet)) {
+			s.conditions.Clear(breakerOpen + server)
+		}
 		if failed := s.redisFailures.recent(); failed > 0 {
 			quiet = 0
 			s.reportSlow(failed)
@@ -113,9 +145,8 @@ func batches(n uint64) string {
 }
 
 func (s *server) breakerChanged(server string, open bool) {
-	s.redisFailures.changed(open)
+	s.redisFailures.changed(server, open)
 	if !open {
-		s.conditions.Clear(breakerOpen + server)
 		return
 	}
 	s.conditions.Clear(redisSlow) // the condition that follows is more severe

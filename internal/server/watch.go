@@ -132,6 +132,7 @@ func (s *server) runWatch(ctx context.Context) {
 			s.reload.Changes = changes
 			s.mu.Unlock()
 			s.logChanges(changes)
+			s.watch.history.Mark(time.Now(), fmt.Sprintf("new configuration: %d limits added, %d removed, %d changed", changes.Added, changes.Removed, changes.Edited))
 		}
 	}
 }

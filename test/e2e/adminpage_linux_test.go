@@ -171,12 +171,12 @@ func TestAdminPageInABrowser(t *testing.T) {
 	b := newBrowser(t)
 	const name = "%3Cimg+src%3Dx+onerror%3Ddocument.title%3D%27pwned%27%3E"
 	paths := map[string]string{
-		"login": "/login", "overview": "/", "limit": "/limit?domain=shop&name=send", "hostile-limit": "/limit?domain=shop&name=" + name,
+		"login": "/login", "overview": "/", "limits": "/limits", "limit": "/limit?domain=shop&name=send", "hostile-limit": "/limit?domain=shop&name=" + name,
 		"search": "/key?q=b", "key": "/key?domain=shop&limit=send&value=bob", "hostile-key": "/key?domain=shop&limit=send&value=" + name,
 		"raise": "/change?do=raise&domain=shop&limit=send&value=bob", "adjustments": "/adjustments",
 		"configuration": "/configuration", "fleet": "/fleet", "problem": "/limit?domain=shop&name=none",
 	}
-	pages := []string{"login", "overview", "limit", "hostile-limit", "search", "key", "hostile-key", "raise", "adjustments", "configuration", "fleet", "problem"}
+	pages := []string{"login", "overview", "limits", "limit", "hostile-limit", "search", "key", "hostile-key", "raise", "adjustments", "configuration", "fleet", "problem"}
 	loggedIn := false
 	for width, scheme := range screens {
 		b.emulate(width, scheme)
@@ -217,7 +217,7 @@ func TestAdminPageByKeyboard(t *testing.T) {
 	b.tabTo("bob")
 	b.enter()
 	b.shows("Denied now: limit send denies until ", "because it is used up", "retry after 59 minutes")
-	b.tabTo("Raise for an hour")
+	b.tabTo("Raise or lower")
 	b.enter()
 	b.shows("token bucket: 2 per 1h, up to 6 at once, until ")
 	b.tabTo("Your name")
@@ -225,7 +225,7 @@ func TestAdminPageByKeyboard(t *testing.T) {
 	b.tabTo("Reason")
 	b.do(chromedp.KeyEvent("launch"))
 	b.enter()
-	b.shows("The limit was raised for this key.", "3 of 6 left", "By ann: “launch”", "Allowed now")
+	b.shows("The limit was changed.", "3 of 6 left", "By ann: “launch”", "Allowed now")
 	p.deny(t, "send", "bob")
 	b.tabTo("Block")
 	b.enter()
@@ -233,7 +233,7 @@ func TestAdminPageByKeyboard(t *testing.T) {
 	b.tabTo("Reason")
 	b.do(chromedp.KeyEvent("attack"))
 	b.enter()
-	b.shows("The key is blocked.", "because an operator blocks the key")
+	b.shows("Blocked.", "because an operator blocks the key")
 	b.tabTo("Adjustments")
 	b.enter()
 	b.shows("launch", "attack", "replaced by limit send of domain shop, key bob: block")
@@ -251,12 +251,12 @@ func TestThePageRefreshesItself(t *testing.T) {
 	b := newBrowser(t)
 	b.emulate(390, "light")
 	b.logIn(p)
-	b.shows("All is well")
+	b.shows("Healthy")
 	in[bool](b, `window.before = true`)
 	p.deny(t, "send", "latecomer")
 	b.until("the new key", `document.querySelector('#denied').innerText.includes('latecomer')`)
 	p.write(t, strings.Replace(pageLimits, "rate: 1", "rate: <b>", 1))
-	b.until("the refusal", `document.querySelector('#banner').innerText.includes('was refused')`)
+	b.until("the refusal", `document.querySelector('#state').innerText.includes('New configuration refused')`)
 	if !in[bool](b, `window.before`) {
 		t.Error("the page was loaded again")
 	}

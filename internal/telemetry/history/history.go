@@ -313,13 +313,13 @@ func (r *Recorder) Rates(n int, key func(i int) Key, visit func(i int, rate Rate
 	}
 }
 
-// MostDenied returns the limit that denied most in the last minute, or the zero Key if none did.
+// MostDenied returns the limit that denied most in the last fifteen seconds, or the zero Key if none did.
 func (r *Recorder) MostDenied() (key Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	most := uint64(0)
 	for _, e := range r.limits {
-		if denied := Sum(e.minute.read(r.step)).Denied; denied > most {
+		if denied := Sum(e.minute.read(r.step)[minute-3:]).Denied; denied > most {
 			key, most = e.key, denied
 		}
 	}

@@ -1,0 +1,258 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+)
+
+const consoleLimits = `domain: shop
+limits:
+  per_key: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 2}
+descriptors:
+  - {key: tenant, descriptors: [{key: user, limit: per_key}]}
+  - {key: beta, shadow_mode: true, rate_limit: {name: try, algorithm: token_bucket, rate: 1, period: 1h}}
+  - {key: free, descriptors: [{key: user, rate_limit: {name: much, algorithm: token_bucket, rate: 1000000, period: 1s}}]}
+`
+
+// ask sends a request with one descriptor over /json.
+func (p *adminPage) ask(t *testing.T, keysAndValues ...string) (allowed bool) {
+	t.Helper()
+	var entries []map[string]string
+	for i := 0; i < len(keysAndValues); i += 2 {
+		entries = append(entries, map[string]string{"key": keysAndValues[i], "value": keysAndValues[i+1]})
+	}
+	body, err := json.Marshal(map[string]any{"domain": "shop", "descriptors": []any{map[string]any{"entries": entries}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.Post(p.http+"/json", "application/json", strings.NewReader(string(body)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = answer.Body.Close()
+	return answer.StatusCode == http.StatusOK
+}
+
+func startConsole(t *testing.T, flags ...string) *adminPage {
+	t.Helper()
+	p := newConsole(t)
+	p.process = serve(t, p.addr, append(p.flags, flags...)...)
+	return p.adminPage
+}
+
+// console is a sidecar that is not started yet.
+type console struct {
+	*adminPage
+	addr  string
+	flags []string
+}
+
+func newConsole(t *testing.T) *console {
+	t.Helper()
+	dir, addr := t.TempDir(), loopback()
+	p := &console{addr: addr, adminPage: &adminPage{config: filepath.Join(dir, "limits.yaml"), http: "http://" + addr + ":8080", admin: "http://" + addr + ":6070"}}
+	p.write(t, consoleLimits)
+	token := filepath.Join(dir, "token")
+	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.flags = []string{"--config", p.config, "--admin-token-file", token}
+	return p
+}
+
+// click clicks the first element that the selector finds, and waits for the next page.
+func (b *browser) click(selector string) {
+	b.t.Helper()
+	in[bool](b, `window.before = true`)
+	in[bool](b, `document.querySelector('`+selector+`').click(), true`)
+	b.until("another page", `window.before === undefined && document.readyState === 'complete'`)
+}
+
+// A tenant floods with 40 keys beside 20 honest keys. The first screen names it, two clicks stop it, and one click undoes
+// that.
+func TestAFloodIsNamedStoppedAndUndone(t *testing.T) {
+	t.Parallel()
+	p := startConsole(t)
+	for user := range 40 {
+		for range 6 {
+			p.ask(t, "tenant", "evil", "user", fmt.Sprint(user))
+		}
+	}
+	for user := range 20 {
+		p.ask(t, "tenant", fmt.Sprint("honest", user), "user", fmt.Sprint(user))
+		p.ask(t, "beta", "curious")
+	}
+	b := newBrowser(t)
+	b.emulate(1280, "light")
+	b.logIn(p)
+	b.shows("tenant=evil", "160", "100 %", "40 keys", "Would be denied", "beta=curious", "19")
+	if top := in[float64](b, `[...document.querySelectorAll('strong')].find(e => e.textContent === 'tenant=evil').getBoundingClientRect().bottom`); top > 900 {
+		t.Errorf("the flood is named %v px below the top; want it on the first screen", top)
+	}
+	b.click(`#denied a.danger`)
+	b.shows("all keys with tenant=evil: every request is denied until")
+	b.click(`main form[method=post] button.danger`)
+	b.shows("Blocked.")
+	if p.ask(t, "tenant", "evil", "user", "new") || !p.ask(t, "tenant", "honest", "user", "new") {
+		t.Error("a new key of the tenant is allowed, or that of another denied")
+	}
+	b.click(`.banner form button`)
+	b.shows("The adjustment was ended.", "undone")
+	if !p.ask(t, "tenant", "evil", "user", "new") {
+		t.Error("after the undo a new key of the tenant is denied")
+	}
+	b.do(chromedp.Navigate(p.admin + "/"))
+	b.until("the chart", `document.querySelector('.chart canvas') !== null`)
+	b.shows("all keys with tenant=evil: block ended")
+	b.wellMade(1280, "light", "flood.png", `img, base, iframe`)
+	b.do(chromedp.Navigate(p.admin + "/limits"))
+	b.do(chromedp.KeyEvent("/"))
+	b.until("the focus in the filter", `document.activeElement.id === 'q'`)
+	b.do(chromedp.KeyEvent("much"))
+	b.until("the filtered limits", `document.querySelectorAll('#rows tbody tr').length === 1`)
+	if got := in[string](b, `location.search`); !strings.HasPrefix(got, "?q=much&") {
+		t.Errorf("the address has %s; want the filter", got)
+	}
+}
+
+// traffic sends requests until the test ends.
+func (p *adminPage) traffic(t *testing.T, key string) (stop func()) {
+	t.Helper()
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				return
+			case <-time.After(15 * time.Millisecond):
+				p.ask(t, key, fmt.Sprint(i%3), "user", "x")
+			}
+		}
+	})
+	stop = sync.OnceFunc(func() { close(done); wg.Wait() })
+	t.Cleanup(stop)
+	return stop
+}
+
+// slowly forwards connections to an address, and holds each answer for delay.
+type slowly struct {
+	to    string
+	delay atomic.Int64
+}
+
+func (s *slowly) listen(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			to, err := net.Dial("tcp", s.to)
+			if err != nil {
+				from.Close()
+				continue
+			}
+			go func() { _, _ = io.Copy(to, from); to.Close() }()
+			go func() { _, _ = io.Copy(from, s.held(to)); from.Close() }()
+		}
+	}()
+	return l.Addr().String()
+}
+
+type heldReader struct {
+	io.Reader
+	delay *atomic.Int64
+}
+
+func (s *slowly) held(r io.Reader) io.Reader { return heldReader{r, &s.delay} }
+
+func (h heldReader) Read(p []byte) (int, error) {
+	n, err := h.Reader.Read(p)
+	time.Sleep(time.Duration(h.delay.Load()))
+	return n, err
+}
+
+// The line of state says what is wrong and that it is over, on a page that nobody touches. Each may take five seconds; the
+// test waits longer, because the machine may be busy.
+func TestTheLineOfStateFollowsFailures(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	slow := &slowly{to: redis.Addr}
+	p := startConsole(t, "--redis-url", "redis://"+slow.listen(t), "--backend-timeout", "20ms")
+	b := newBrowser(t)
+	b.emulate(1280, "light")
+	b.logIn(p)
+	state := func(what, level string, words ...string) {
+		t.Helper()
+		script := `(() => { const e = document.querySelector('#state span'), t = e.textContent; return e.className === '` + level + `' && t.length <= 100`
+		for _, word := range words {
+			script += ` && t.includes('` + word + `')`
+		}
+		start := time.Now()
+		b.until(what, script+`; })()`)
+		t.Logf("%s: after %v: %s", what, time.Since(start).Round(100*time.Millisecond), in[string](b, `document.querySelector('#state').textContent`))
+	}
+	stop := p.traffic(t, "free")
+	state("healthy", "green", "Healthy", "requests/s")
+	redis.Pause()
+	state("a paused Redis", "red", "Redis gives no answer", "denied")
+	redis.Resume()
+	state("Redis answers again", "green", "Healthy")
+	slow.delay.Store(int64(30 * time.Millisecond))
+	state("a Redis that answers in 30 ms", "red", "Redis", "denied")
+	slow.delay.Store(0)
+	state("a Redis that answers at once", "green", "Healthy")
+	p.write(t, strings.Replace(consoleLimits, "rate: 1,", "rate: none,", 1))
+	state("a refused file", "amber", "New configuration refused, the old one stays")
+	p.write(t, consoleLimits)
+	state("a corrected file", "green", "Healthy")
+	stop()
+	flood := p.traffic(t, "tenant")
+	state("a flood", "amber", "requests/s denied")
+	flood()
+	state("the end of the flood", "green", "Healthy")
+}
+
+// A sidecar with a wrong password is not ready, and says why until the password is right.
+func TestTheLineOfStateOfAWrongPassword(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t, "--requirepass", "right")
+	p := newConsole(t)
+	start(t, sidecarProgram, append([]string{"serve", "--grpc-listen", p.addr + ":8081", "--http-listen", p.addr + ":8080", "--admin-listen", p.addr + ":6070",
+		"--drain-delay", "0s", "--redis-url", "redis://:wrong@" + redis.Addr}, p.flags...)...)
+	eventually(t, "the page answers", func() bool {
+		answer, err := http.Get(p.admin + "/login")
+		if err == nil {
+			_ = answer.Body.Close()
+		}
+		return err == nil
+	})
+	b := newBrowser(t)
+	b.emulate(390, "dark")
+	b.logIn(p.adminPage)
+	b.until("the refusal", `document.querySelector('#state .red').textContent.startsWith('Redis refuses the user or the password')`)
+	in[bool](b, `document.querySelector('#state').click(), true`)
+	b.shows("Cause", "Remedy", "Since", "WRONGPASS", "--redis-password-file")
+	b.wellMade(390, "dark", "password.png", `img, base, iframe`)
+}
