@@ -74,11 +74,9 @@
 -- without free memory refuses a write with the flag denyoom only if it is the first write of the script. So either
 -- nothing is written, or everything.
 --
--- Redis creates the functions of a script again for each EVALSHA. For the hundred functions below that costs
--- more than ten decisions. So most of them are inside of with_peaks, settling and general, which are called only
--- when a charge needs them. A loop at the end decides plain charges. It reads and writes their states without
--- tables, and calls the same charge_tokens and charge_window as general. It calls functions of settling only for
--- limits that settle, and functions of general only for charges that it cannot decide.
+-- Redis creates the functions of a script again for each EVALSHA. For the hundred functions below that costs more than
+-- ten decisions. So a loop decides plain charges. It reads and writes their states without tables, and calls charge_level.
+-- All other functions are created when a charge needs them: each function with_… creates those that stand in it.
 
 -- charge_level contains all arithmetic of token buckets, fixed windows and leaky buckets. It uses no locals from outside,
 -- because each would cost time in each call: x - x % 1 is floor(x), and x + -x % 1 is the ceiling.
@@ -223,8 +221,8 @@ local function with_peaks()
     end
   end
 
-  -- settle decides the settlement at pos of a usual limit, with or without an idempotency key, as general does. It returns
-  -- the position of the next charge and the number of answers; or nothing, if general must decide.
+  -- settle decides the settlement at pos of a usual limit, with or without an idempotency key. It returns the position of
+  -- the next charge and the number of answers; or nothing, if the function decide must decide.
   local function settle(pos, n, now, given, usual, stored, lives, answers)
     local pack, unpack_at, floor, blob = struct.pack, struct.unpack, math.floor, ARGV[3]
     local k, what, cost, phase, next = unpack_at('<dddd', blob, pos)
@@ -288,7 +286,7 @@ end
 
 -- Slots ------------------------------------------------------------------------------------------
 
--- with_slots creates the functions for concurrency limits. The main part and general call them for the same buckets.
+-- with_slots creates the functions for concurrency limits. take_alone and take_slot use the same buckets.
 --
 -- A bucket is a sorted set. A member is the name of a slot and its units (two bytes), and its score is the time of its
 -- expiry. The scores of the members "u" and "t" are below 0: -1 less the units of all slots, and -1 less the last time.
@@ -405,1512 +403,6 @@ local function with_slots(now, given, names)
   return limits, take_slot, take_alone, write_slots
 end
 
--- general decides charges of every kind. lives has, by key, the lifetimes in ms of the states in stored that
--- must be written. general returns the states by key, a function that decides charges, and two functions that
--- write the results. It returns nothing if now is outside of the windows of a calendar in ARGV[2].
-local function general(now, given, names, stored, lives, answers, take_slot)
-  local EXACT = 9007199254740992
-  local STEP_BACK = 60000000
-  local DAY = 86400000000
-  local HOUR = 3600000000
-  local MAX_TIME = 4503599627370496
-
-  local TOKEN, WINDOW, SLIDING, LOG, LEAKY, GUARANTEED, SLOTS = 1, 2, 3, 4, 5, 6, 7
-
-  local floor, max, min = math.floor, math.max, math.min
-  local byte, sub, rep = string.byte, string.sub, string.rep
-  local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
-
-  -- The functions are declared before they are defined, so that they can be in the order of package
-  -- algorithms.
-  local take, clear, kept_of, keep, begin, fresh, fresh_at, full_at, later, span, give_back, ceil_div, calendar_time,
-    calendar_start, locate, same_scale, converted, take_converted, adopt_balance, balance, consumed, kept_tokens, after, kept_window,
-    outlived, units, of, until_units, until_used, ticks_to, give_units, given_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, smallest, mul_div, mul_div_ceil,
-    phase_of, window_of, until_step, at_most, inflow_in, take_level, may_wait, await, refund_of, take_guaranteed, guaranteed_retry,
-    most_of_windows, charges_denied, takes_denied, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
-    beyond, passed, peaks_of, adopt_peaks,
-    blocked, with, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, alternatives, allow,
-    peek, dry_run_of, again, own_retry, charge_if, take_one,
-    elapsed, flow, cost_in, returned, log_load, log_size, log_at, log_clamp, log_cut, log_write,
-    log_outlive, load, remember, save, lifetime, pack_denials, unpack_denials
-
-  local peaked, charged, room_since, push = with_peaks()
-
-  -- A state is created with room for all of its fields, because a table that grows is copied. The phase of a state is that
-  -- of its last charge.
-  local state = {} -- the current state of each key, or false if there is none
-  local dirty = {} -- for each key whose state must be written, the limit that changed the state last
-  local denied_logs = {} -- for each key of a log with a denial, the limit that denied last
-
-  -- algorithms.go ------------------------------------------------------------------------------------
-
-  -- take decides the charge a of a bucket in state s at the time now, and returns the next state. It stores
-  -- the decision in d: allowed, never, value, remaining, retry, reset, wait, blocked, lost, and timed, which is false
-  -- if the times are counted in windows. take ignores penalties; take_counted adds them.
-  function take(l, phase, s, a, d, dry_run)
-    clear(l, d)
-    if l.rate == 0 then
-      d.allowed, d.never = a.cost <= 0, a.cost > 0
-      return s
-    end
-    if l.kind == SLOTS then
-      take_slot(s.key, l, a, d, dry_run)
-      return s
-    end
-    local kept, at, seen = begin(l, phase, s, now)
-    local next
-    if kept.by ~= l then
-      next = take_converted(l, phase, kept, at, a, d, dry_run)
-      if next then return dry_run and s or next end
-      next = take_kept(l, phase, kept, at, a, d, at - now)
-    elseif l.kind <= WINDOW or l.kind == LEAKY then
-      next = take_level(l, phase, kept, at, a, d, at - now)
-    elseif l.kind == GUARANTEED then
-      next = take_guaranteed(l, kept, at, a, d)
-    elseif l.kind == SLIDING then
-      next = take_sliding(l, kept, at, a, d)
-    else
-      next = take_log(l, kept, at, a, d, dry_run)
-    end
-    if a.settle and a.cost == 0 then d.allowed, d.retry = true, 0 end
-    if at > now and d.timed then later(d, at - now) end
-    if d.never and not takes_denied(l, a) then return s end
-    if a.cost < 0 and not seen and l.initial >= l.capacity then return s end
-    if a.cost ~= 0 and not dry_run and (d.allowed or charges_denied(l, a)) then return next end
-    return keep(l, s, kept, seen, dry_run or (a.free and not d.allowed))
-  end
-
-  function clear(l, d)
-    d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
-    d.blocked, d.lost, d.timed = 0, 0, not l.edges
-  end
-
-  -- kept_of returns the state to store in place of s if the charge a is not made: another bucket of the group has
-  -- denied, or a penalty blocks this one.
-  function kept_of(l, phase, s, a)
-    if l.rate == 0 or l.kind == SLOTS then return s end
-    local is, dry_run = with(s, denials_at(l, s)), a.dry_run or a.free
-    local kept, _, seen = begin(l, phase, is, now)
-    kept = keep(l, is, kept, seen, dry_run)
-    if dry_run then return kept == is and s or with(kept, s and s.denials or nil) end
-    return with(kept, is and is.denials)
-  end
-
-  -- keep returns the state to store after a decision that charges nothing: s or kept. kept is s with its clock
-  -- started or corrected.
-  function keep(l, s, kept, seen, dry_run)
-    if (seen and dry_run) or (not seen and l.initial >= l.capacity) then return s end
-    return kept
-  end
-
-  -- begin prepares s, the stored state or nil, for a decision of l at time t. It returns the state, the time at
-  -- which to decide, and whether the bucket was stored before. A state with other numbers than l keeps them, but a
-  -- balance is converted at once, and counts as not stored. If the clock was set back, the returned time or the state is adjusted, as by
-  -- Limit.start.
-  function begin(l, phase, s, t)
-    if not s or (l.kind == LOG and log_size(s.log) == 0) then return fresh(l, t, s and s.log), t, false end
-    local at = t
-    if t < s.at then
-      if s.at - t <= STEP_BACK then
-        at = s.at
-      else
-        s = {
-          by = s.by, value = s.value, prev = s.prev, at = t - t % s.by.tick, log = s.log, phase = s.phase,
-          window = s.window, next = s.next, period = s.period, denials = s.denials,
-          peaks = l.settles and passed(s.by, s.at, t) or nil,
-        }
-        if l.calendar == s.by.calendar then
-          locate(l, s)
-        elseif s.by.calendar then
-          s.by = outlived(s)
-        end
-        if s.log then log_clamp(s.log, t) end
-      end
-    end
-    if s.by ~= l then
-      if same_scale(l, phase, s) then
-        s.by = l
-      elseif l.initial < l.capacity then
-        return adopt_balance(l, phase, s, at), at, false
-      end
-    end
-    if l.initial < l.capacity and s.by == l and not s.denials and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
-      return fresh(l, at), at, false
-    end
-    return s, at, true
-  end
-
-  -- charges_denied reports whether l charges a even if it is denied: no reservation, and nothing that is free.
-  function charges_denied(l, a) return l.charges_denied and not a.free and (not a.reserve or a.settle) end
-
-  function takes_denied(l, a) return l.takes_denied and charges_denied(l, a) end
-
-  -- fresh returns the state of a new bucket at time t. It keeps log, because log contains which entries are
-  -- stored in Redis.
-  function fresh(l, t, log)
-    local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, peaks = l.settles and '' or nil }
-    if l.kind == SLIDING or l.kind == LOG then return s end
-    s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
-    return locate(l, s)
-  end
-
-  -- fresh_at returns the time at which s, the state after a charge of l, equals a full bucket.
-  function fresh_at(l, s)
-    local by = s.by
-    if by.kind == SLIDING then
-      local e = s.at % s.period
-      if s.value > 0 then return s.at + 2 * s.period - e end
-      return s.prev > 0 and s.at + s.period - e or s.at
-    elseif not by.calendar then
-      return full_at(by, s, by.phase or s.phase)
-    end
-    local n = ceil_div(by.v - s.value, by.p)
-    if by.calendar == l.calendar then return now + calendar_time(l, s.window + n - l.window) end
-    return s.next + max(0, n - 1) * by.longest
-  end
-
-  -- full_at returns the moment from which s is completely full if nothing more is charged.
-  function full_at(l, s, phase)
-    local at = floor(s.at / l.tick)
-    if l.kind == TOKEN or l.kind == LEAKY then
-      at = at + ceil_div(l.v - s.value, l.p)
-    elseif l.kind == GUARANTEED then
-      at = at + max(ceil_div(l.v - s.value, l.p), ceil_div(l.v1 - s.prev, l.p1))
-    elseif l.kind == WINDOW then
-      local n = ceil_div(l.v - s.value, l.p)
-      if n <= 0 then return s.at end
-      if l.edges then return calendar_start(l, s.window + n) end
-      at = phase + (window_of(l, phase, s.at) + n) * l.period
-    elseif l.kind == SLIDING then
-      local e = at % l.period
-      if s.value > 0 then
-        at = at + 2 * l.period - e
-      elseif s.prev > 0 then
-        at = at + l.period - e
-      end
-    elseif log_size(s.log) > 0 then
-      return s.at + l.period
-    end
-    return at * l.tick
-  end
-
-  -- later makes every waiting time in d longer by lag, the time that a clock needs to catch up after it stepped back.
-  function later(d, lag)
-    if not d.allowed and not d.never then d.retry = d.retry + lag end
-    if d.reset > 0 then d.reset = d.reset + lag end
-    if d.wait > 0 then d.wait = d.wait + lag end
-  end
-
-  -- give_back returns the units that a refund of cost, which is negative, adds: at most what a bucket can lack in exact
-  -- numbers. The bucket of a window has no more than that, and a guaranteed bucket has no debt.
-  function give_back(l, cost)
-    if l.kind == WINDOW then return min(-cost, EXACT) end
-    return min(-cost, l.kind == TOKEN and floor((EXACT - l.p) / l.q) or l.capacity)
-  end
-
-  function ceil_div(a, b) return -floor(-a / b) end
-
-  -- calendar.go --------------------------------------------------------------------------------------
-
-  -- calendar_time returns the time from now until the n-th window start; the start of the next window is the first.
-  -- If the script did not receive that window, the result may be too long, but never too short.
-  function calendar_time(l, n)
-    local start = calendar_start(l, l.window + n)
-    if start < math.huge then return start - now end
-    return l.edges[5] - now + (l.window + n - l.first - 4) * l.longest
-  end
-
-  -- calendar_start returns the start of a window; 0 for a window before the given ones, which is at least two
-  -- windows ago, and infinity for a window after them.
-  function calendar_start(l, window)
-    if window < l.first then return 0 end
-    return l.edges[window - l.first + 1] or math.huge
-  end
-
-  -- locate stores the number of the calendar window that contains s.at, and the start of the next window, in s.
-  -- They cannot be computed later, when the calendar is unknown.
-  function locate(l, s)
-    if l.edges then
-      s.window = window_of(l, 0, s.at)
-      s.next = calendar_start(l, s.window + 1)
-    end
-    return s
-  end
-
-  -- changed.go ---------------------------------------------------------------------------------------
-
-  -- same_scale reports whether the values of s mean the same under the numbers of l as under those with which s
-  -- was written. Then s needs no conversion.
-  function same_scale(l, phase, s)
-    local old = s.by
-    if l.kind == WINDOW then
-      return l.tick == old.tick and l.rate == old.rate and l.period == old.period
-        and l.capacity == old.capacity and phase == phase_of(s) and l.calendar == old.calendar
-    elseif l.kind == SLIDING or l.kind == LOG then
-      return true
-    end
-    return l.tick == old.tick and l.p == old.p and l.q == old.q and l.v == old.v
-      and l.p1 == old.p1 and l.v1 == old.v1
-  end
-
-  -- converted returns s, which has other numbers than l, as a state of l at time t, or false if that would lose
-  -- consumption; and the largest consumption in units that s can express without a conversion.
-  function converted(l, phase, s, t)
-    local k = consumed(l, s, t)
-    local c = { by = l, value = l.v - units(k, l), prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials }
-    if l.kind == GUARANTEED then c.prev = l.v1 - units(kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), l) end
-    if c.value < 0 or c.prev < 0 then return false end
-    c.peaks = adopt_peaks(l, phase, s)
-    return locate(l, c), k.most
-  end
-
-  -- take_converted decides the charge a on s, which has other numbers than l, at time t if that charge converts s: it is
-  -- allowed, and the conversion loses no consumption. It then returns the next state, else nil. A denied charge that is
-  -- made converts s only if the old numbers cannot express it.
-  function take_converted(l, phase, s, t, a, d, dry_run)
-    if a.cost == 0 then return nil end
-    local c, most = converted(l, phase, s, t)
-    local next = c and take(l, phase, c, a, d, dry_run)
-    if c and (d.allowed or charges_denied(l, a) and l.capacity > most) then return next end
-    clear(l, d)
-    return nil
-  end
-
-  -- adopt_balance returns s, which has other numbers than l, as a state of l at time t. l is a balance: s keeps its
-  -- value, as far as that fits.
-  function adopt_balance(l, phase, s, t)
-    local k, peaks = consumed(l, s, t), adopt_peaks(l, phase, s)
-    local full = k.old.v
-    local c = {
-      by = l, value = balance(l, full - k.used, k.unit, l.v), prev = 0, at = t - t % l.tick, phase = 0,
-      denials = s.denials, peaks = peaks,
-    }
-    if l.kind == GUARANTEED then
-      local k1 = kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t)
-      c.prev = balance(l, s.by.v1 - k1.used, k1.unit, l.v1)
-    end
-    if peaks and peaks ~= '' then
-      c.peaks = push(peaks, 1, max(c.at, s.at + l.tick), max(0, balance(l, full, k.unit, l.v) - c.value))
-    end
-    return locate(l, c)
-  end
-
-  -- balance converts value from the given unit to that of l, rounded down and at most full. A debt that the numbers of
-  -- l cannot express becomes the largest that they can.
-  function balance(l, value, unit, full)
-    if value < 0 then
-      local most = l.kind == WINDOW and most_of_windows(l.rate, l.longest or l.period) or l.kind == TOKEN and floor((EXACT - l.p) / l.q)
-      return max(-mul_div_ceil(-value, l.q, unit), -(most and most - l.capacity or 0) * l.q)
-    end
-    local n = mul_div(value, l.q, unit)
-    return min(full, n)
-  end
-
-  -- consumed returns the consumption of a bucket at time t. Of a guaranteed bucket it is that of the bank.
-  function consumed(l, s, t)
-    if l.kind == WINDOW then return kept_window(l, s, t) end
-    return kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
-  end
-
-  -- kept_tokens returns the consumption of a token bucket, or of one part of a guaranteed bucket, at time t.
-  -- value is what the bucket held at s.at, full is what it can hold, and p flows in with each tick; all three
-  -- are in the numbers of s.by. The result counts in ms if l or s.by counts in ms, and otherwise in us.
-  function kept_tokens(l, s, value, full, p, t)
-    local old = s.by
-    local k = {
-      old = old, unit = old.q, most = floor((EXACT - old.p - old.p1) / old.q), used = full - value, p = p,
-      tick = max(l.tick, old.tick),
-    }
-    if k.tick ~= old.tick then
-      k.used = min(k.used + p * (s.at % k.tick), EXACT)
-      k.p = min(p * (k.tick / old.tick), EXACT)
-    end
-    k.used = after(k, floor(t / k.tick) - floor(s.at / k.tick))
-    k.now = t - t % k.tick
-    return k
-  end
-
-  function after(k, ticks)
-    if ticks >= ceil_div(k.used, k.p) then return 0 end
-    return k.used - ticks * k.p
-  end
-
-  -- kept_window returns the consumption of a fixed window at time t, in the numbers of s.by.
-  function kept_window(l, s, t)
-    local old, k = s.by
-    if old.calendar and old.calendar == l.calendar then
-      k = { old = old, most = most_of_windows(old.rate, l.longest), phase = 0, edges = true }
-      k.window = window_of(l, 0, t)
-      k.n = k.window - s.window
-    else
-      if old.calendar then old = outlived(s) end
-      k = { old = old, most = most_of_windows(old.rate, old.period), phase = old.phase or s.phase }
-      k.window = window_of(old, k.phase, t)
-      k.n = k.window - window_of(old, k.phase, s.at)
-    end
-    k.unit, k.now, k.used = 1, t, old.capacity - s.value
-    if k.n > 0 then
-      if l.clears or k.n >= ceil_div(k.used, old.rate) then k.used = 0 else k.used = k.used - k.n * old.rate end
-    end
-    return k
-  end
-
-  -- outlived returns numbers for s if the calendar of s is unknown: its windows have the length of the longest
-  -- possible window, and one of them starts at s.next.
-  function outlived(s)
-    local old, longest = s.by, s.by.longest
-    return {
-      kind = WINDOW, tick = 1, rate = old.rate, period = longest, capacity = old.capacity, p = old.rate, q = 1, v = old.v,
-      phase = s.next - floor(s.next / longest) * longest,
-    }
-  end
-
-  -- units returns k.used in the unit of l, rounded up.
-  function units(k, l) return mul_div_ceil(k.used, l.q, k.unit) end
-
-  -- of converts n, in the unit of l, to the unit of k, rounded down.
-  function of(k, l, n)
-    local used = mul_div(n, k.unit, l.q)
-    return used
-  end
-
-  -- until_units returns the time from t until the consumption does not exceed bound, which is in the unit of l.
-  function until_units(k, l, t, bound) return until_used(k, l, t, of(k, l, bound)) end
-
-  -- until_used returns the time from t until k.used does not exceed bound, which is in the unit of k.used. If k has a
-  -- calendar, the result is a number of windows.
-  function until_used(k, l, t, bound)
-    if l.kind ~= WINDOW then return max(0, ticks_to(k, bound) * k.tick - (t - k.now)) end
-    local n = ceil_div(k.used - bound, k.old.rate)
-    if l.clears then n = min(n, 1) end
-    n = max(1, n)
-    if k.edges then return k.window - l.window + n end
-    return (k.phase + (k.window + n) * k.old.period) * k.old.tick - t
-  end
-
-  function ticks_to(k, bound) return max(0, ceil_div(k.used - bound, k.p)) end
-
-  -- give_units subtracts the refund of a from k.used. p flows in with each tick of k. If the time of the charge that a
-  -- corrects is known (a.of), what has flowed in since then is not refunded; if l settles, the refund is at most k.room
-  -- instead.
-  function give_units(k, l, p, a) k.used = k.used - min(k.used, given_units(k, l, p, a)) end
-
-  function given_units(k, l, p, a)
-    local n = min(-a.cost, EXACT)
-    local given = a.raw and of(k, l, n) or min(n, k.most) * k.unit
-    if a.of > 0 and l.settles then
-      return min(given, k.room)
-    elseif a.of > 0 and k.tick then
-      return returned(given, p, floor(k.now / k.tick) - floor(a.of / k.tick))
-    end
-    return given
-  end
-
-  -- take_kept decides the charge a on s, which has other numbers than l, at time t. lag is how far the clock is behind
-  -- t, after it has stepped back. If l does not have the calendar of s, the decision has times instead of numbers of
-  -- windows.
-  function take_kept(l, phase, s, t, a, d, lag)
-    if l.kind == GUARANTEED then return take_kept_pair(l, s, t, a, d) end
-    local k = consumed(l, s, t)
-    if l.kind == WINDOW then d.timed = not k.edges end
-    local peaks, had = s.by == k.old and peaks_of(l, phase, s) or nil, k.used
-    k.room = room_since(k.old, s.at, peaks, 1, a.of, had)
-    if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, lag) else decide_kept(l, k, t, a, d) end
-    if l.settles then peaks = peaked(k.old, peaks, 1, k.now, had, k.used, a.of) end
-    d.value = l.v - units(k, l)
-    d.remaining = max(0, floor(d.value / l.q))
-    d.reset = until_units(k, l, t, 0)
-    local next = {
-      by = k.old, value = k.old.v - k.used, prev = 0, at = k.now - k.now % k.old.tick, phase = k.phase or 0,
-      peaks = peaks,
-    }
-    if k.edges then locate(l, next) end
-    return next
-  end
-
-  -- decide_kept decides the charge a on a token bucket or a fixed window whose state has other numbers than l. k is
-  -- the consumption at time t.
-  function decide_kept(l, k, t, a, d)
-    local unit, full = l.q, l.v
-    local cost, r = cost_in(l, unit, a), 0
-    if a.reserve then r = l.max_reserved end
-    local reach = max(0, min(l.max_reserved, k.most - l.capacity))
-    local goal = full + r * unit - cost
-    if a.reserve and reach < r then
-      goal = min(goal, full)
-      if cost <= reach * unit then goal = full + reach * unit - cost end
-    end
-    if a.reserve and a.max_wait > 0 then goal = min(goal, full, full - cost + inflow_in(l, a.max_wait)) end
-    if cost < 0 then
-      local over = a.of > 0 and l.kind == WINDOW
-        and window_of(k.edges and l or k.old, k.phase, a.of) ~= k.window
-      if not over then give_units(k, l, k.p, a) end
-      d.allowed = true
-    elseif beyond(l, a) then
-      local most, had = (l.capacity + min(l.max_debt, k.most - l.capacity)) * k.unit, k.used
-      local wanted = mul_div(min(a.cost, l.capacity + l.max_debt), k.unit, 1)
-      k.used = min(max(had, most), had + wanted)
-      d.allowed, d.lost = true, a.cost - floor((k.used - had) / k.unit)
-    elseif cost == 0 then
-      local room = of(k, l, goal)
-      local debt = max(room, k.old.v)
-      if k.used <= debt then
-        d.allowed = true
-      elseif debt > room then
-        d.retry = until_used(k, l, t, debt)
-      else
-        d.retry = until_units(k, l, t, goal)
-      end
-    elseif goal >= full and k.used <= of(k, l, goal) then
-      k.used = k.used + mul_div_ceil(cost, k.unit, unit)
-      d.allowed, d.wait = true, until_units(k, l, t, full)
-    elseif charges_denied(l, a) then
-      k.used = min(max(k.used, (l.capacity + reach) * k.unit), k.used + mul_div_ceil(cost, k.unit, unit))
-      d.never = l.takes_denied and cost > full
-      if not d.never then d.retry = until_units(k, l, t, max(0, goal)) end
-    elseif cost > full + r * unit or goal < 0 then
-      d.never = true
-    else
-      d.retry = until_units(k, l, t, goal)
-    end
-  end
-
-  -- decide_kept_turn is decide_kept for a leaky bucket. lag is that of take_kept.
-  function decide_kept_turn(l, k, t, a, d, lag)
-    local cost = cost_in(l, l.q, a)
-    if cost < 0 then
-      give_units(k, l, k.p, a)
-      d.allowed = true
-      return
-    elseif cost > l.v then
-      d.never = true
-      return
-    end
-    local wait = span(l, t, ceil_div(units(k, l), l.p))
-    local late = a.max_wait > 0 and wait > 0 and wait + lag > a.max_wait
-    local goal = cost == 0 and EXACT or l.v - cost
-    if cost == 0 and not late then
-      d.allowed, d.wait = true, wait
-    elseif late and wait <= a.max_wait and units(k, l) <= goal then
-      d.retry = wait - a.max_wait
-    else
-      if a.max_wait > 0 then goal = min(goal, inflow_in(l, a.max_wait)) end
-      d.retry = until_units(k, l, t, goal)
-    end
-  end
-
-  -- take_kept_pair is take_kept for a guaranteed bucket.
-  function take_kept_pair(l, s, t, a, d)
-    local old = s.by
-    local sure, bank = kept_tokens(l, s, s.prev, old.v1, old.p1, t), kept_tokens(l, s, s.value, old.v, old.p, t)
-    local larger = mul_div(l.capacity, old.q, 1)
-    local most = min(max(larger, old.v + old.v1), bank.most * bank.unit)
-
-    -- has reports whether cost is available after the given number of ticks of the old numbers.
-    local function has(cost, ticks)
-      local sure2, bank2 = { used = after(sure, ticks), unit = sure.unit }, { used = after(bank, ticks), unit = bank.unit }
-      local v1, v2 = l.v1 - units(sure2, l), l.v - units(bank2, l)
-      return max(0, v1) + max(0, v2) >= cost * l.q
-        and (v1 >= 0 and v2 >= 0 or cost <= floor((most - sure2.used - bank2.used) / bank.unit))
-    end
-
-    -- enough_in returns the time from t until cost is available.
-    local function enough_in(cost)
-      local last = max(ticks_to(sure, 0), ticks_to(bank, 0))
-      return smallest(last, function(n) return has(cost, n) end) * bank.tick - (t - bank.now)
-    end
-
-    if a.cost < 0 then
-      local given = given_units(bank, l, sure.p + bank.p, a)
-      local part = min(given, bank.used)
-      bank.used, sure.used = bank.used - part, max(0, sure.used - (given - part))
-      d.allowed = true
-    elseif a.cost > l.capacity then
-      d.never = true
-    elseif a.cost == 0 then
-      d.allowed = true
-    else
-      d.allowed = has(a.cost, 0)
-      if d.allowed then
-        local part = min(max(0, l.v1 - units(sure, l)), a.cost * l.q)
-        local paid = min(mul_div_ceil(part, sure.unit, l.q), a.cost * sure.unit)
-        sure.used, bank.used = sure.used + paid, bank.used + a.cost * bank.unit - paid
-      else
-        d.retry = enough_in(a.cost)
-      end
-    end
-    local v1, v2 = l.v1 - units(sure, l), l.v - units(bank, l)
-    d.value, d.remaining = v1 + v2, floor((max(0, v1) + max(0, v2)) / l.q)
-    if v1 < 0 or v2 < 0 then
-      d.remaining = max(0, min(d.remaining, floor((most - sure.used - bank.used) / bank.unit)))
-    end
-    d.reset = max(0, enough_in(l.capacity))
-    return { by = old, value = old.v - bank.used, prev = old.v1 - sure.used, at = bank.now, phase = 0 }
-  end
-
-  -- smallest returns the smallest n, 0 <= n <= high, for which holds(n) is true. holds(high) must be true, and so must
-  -- holds of every number between n and high.
-  function smallest(high, holds)
-    local low = -1 -- holds(low) is false
-    while low + 1 < high do
-      local mid = low + floor((high - low) / 2)
-      if holds(mid) then high = mid else low = mid end
-    end
-    return high
-  end
-
-  -- mul_div returns a*b/c, rounded down and limited to 2^53, and the remainder. It stays in the exact range:
-  -- it builds the quotient and the remainder of a*(b mod c) from the bits of a.
-  function mul_div(a, b, c)
-    if b == c then return a, 0 end
-    local whole = floor(b / c)
-    local part = b - whole * c
-    if whole > 0 and a > floor(EXACT / whole) then return EXACT, 0 end
-    local product, quotient, rest, bit = a * whole, 0, 0, 4503599627370496
-    while bit * 2 <= a do bit = bit * 2 end
-    while bit > a and bit > 1 do bit = bit / 2 end
-    while bit >= 1 do
-      quotient, rest = quotient * 2, rest * 2
-      if rest >= c then quotient, rest = quotient + 1, rest - c end
-      if a >= bit then
-        a = a - bit
-        if rest >= c - part then
-          quotient, rest = quotient + 1, rest - (c - part)
-        else
-          rest = rest + part
-        end
-      end
-      bit = bit / 2
-    end
-    if quotient >= EXACT - product then return EXACT, 0 end
-    return product + quotient, rest
-  end
-
-  -- mul_div_ceil returns a*b/c, rounded up and limited to 2^53.
-  function mul_div_ceil(a, b, c)
-    local n, rest = mul_div(a, b, c)
-    if rest > 0 then n = n + 1 end
-    return n
-  end
-
-  -- phase_of returns the phase with which s was written: that of its numbers if they have one, or else s.phase.
-  function phase_of(s) return s.by.phase or s.phase end
-
-  -- guaranteed.go ------------------------------------------------------------------------------------
-
-  function take_guaranteed(l, s, t, a, d)
-    local e = elapsed(l, s.at, t)
-    local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
-    if a.cost < 0 then
-      local c = refund_of(l, 0, s, nil, give_back(l, a.cost) * l.q, 0, t, a)
-      local bank = min(c, l.v - v2)
-      v1, v2 = min(l.v1, v1 + c - bank), v2 + bank
-      d.allowed = true
-    elseif a.cost > l.capacity then
-      d.never = true
-    else
-      local c = a.cost * l.q
-      if v1 + v2 >= c then
-        d.allowed = true
-        local paid = max(0, min(v1, c)) -- v1 is below 0 if take_kept_pair charged the state for a larger limit
-        v1, v2 = v1 - paid, v2 - (c - paid)
-      else
-        d.retry = span(l, t, guaranteed_retry(l, v1, v2, c))
-      end
-    end
-    d.value, d.remaining = v1 + v2, max(0, floor((v1 + v2) / l.q))
-    d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
-    return { by = l, value = v2, prev = v1, at = t - t % l.tick, phase = 0 }
-  end
-
-  -- guaranteed_retry returns the number of ticks after which v1 and v2 together can pay c, which they cannot
-  -- now. All three are in 1/q unit.
-  function guaranteed_retry(l, v1, v2, c)
-    return max(ceil_div(c - v1 - v2, l.p1 + l.p), ceil_div(c - l.v1 - v2, l.p), ceil_div(c - v1 - l.v, l.p1))
-  end
-
-  -- level.go -----------------------------------------------------------------------------------------
-
-  -- take_level is take for token buckets, fixed windows and leaky buckets. lag is how far the clock is behind t, after it
-  -- has stepped back.
-  function take_level(l, phase, s, t, a, d, lag)
-    local cost, steps = cost_in(l, l.q, a), elapsed(l, s.at, t)
-    if l.kind == WINDOW then steps = window_of(l, phase, t) - (s.window or window_of(l, phase, s.at)) end
-    local had = flow(s.value, l.v, l.p, steps)
-    local least, given, peaks = a.reserve and -l.max_reserved * l.q or 0, nil, l.settles and s.peaks or nil
-    if cost < 0 then
-      given = refund_of(l, phase, s, peaks, -cost, l.v - had, t, a)
-    elseif beyond(l, a) then
-      least, d.lost = charged(l, had, l.q, a.cost)
-      cost = had - least
-    end
-    local flags, value, remaining, retry, reset = charge_level(l, l.p, l.q, l.v, had, 0, cost, least, given, not charges_denied(l, a))
-    d.allowed, d.never, d.retry = flags == 1, flags == 2, until_step(l, phase, t, retry)
-    if (d.allowed or a.max_wait > 0 and not d.never) and may_wait(l, a) then
-      await(l, phase, had, cost, retry, t, a, d, lag)
-      if not d.allowed then
-        local _
-        _, value, remaining, _, reset = charge_level(l, l.p, l.q, l.v, had, 0, 0, -EXACT)
-      end
-    end
-    if l.settles then peaks = peaked(l, peaks, 1, t, l.v - had, l.v - value, a.of) end
-    if l.kind == WINDOW then reset = max(1, reset) end
-    d.value, d.remaining, d.reset = value, remaining, until_step(l, phase, t, reset)
-    return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, peaks = peaks })
-  end
-
-  -- may_wait reports whether l may allow the charge a with a wait.
-  function may_wait(l, a) return (a.reserve or l.kind == LEAKY) and a.cost >= 0 and not beyond(l, a) end
-
-  -- await sets d.wait, the time until the turn in a leaky bucket or until reserved units are there. If a does not accept
-  -- the wait, await denies the charge. retry is the number of steps until the level allows the cost, and 0 if it does now.
-  function await(l, phase, had, cost, retry, t, a, d, lag)
-    local wait = ceil_div((l.kind == LEAKY and l.v or cost) - had, l.p)
-    if wait <= 0 then return end
-    if a.max_wait > 0 then
-      local early = at_most(l, phase, t, wait) - a.max_wait
-      if cost - l.v > inflow_in(l, a.max_wait) then
-        d.allowed, d.never, d.retry = false, true, 0
-      elseif early + (d.timed and lag or 0) > 0 then
-        -- The times of a calendar are counted in windows. A number below 0 is a time.
-        if retry == 0 or at_most(l, phase, t, retry) < early then d.retry = d.timed and early or -early end
-        d.allowed = false
-      end
-    end
-    if d.allowed then d.wait = until_step(l, phase, t, wait) end
-  end
-
-  -- inflow_in returns the least that flows in during a time of this length, at most 2^53.
-  function inflow_in(l, time)
-    return flow(0, EXACT, l.p, floor(time / (l.longest or (l.kind == WINDOW and l.period or 1) * l.tick)))
-  end
-
-  -- flow returns value after e ticks, in each of which p flows in, up to full.
-  function flow(value, full, p, e)
-    if e >= -floor((value - full) / p) then return full end
-    return value + e * p
-  end
-
-  -- cost_in returns the cost of a in 1/unit unit of the limit. It is limited to a little more than the
-  -- largest cost that can ever be allowed, and a refund as by give_back, so that later computations stay exact.
-  function cost_in(l, unit, a)
-    local most = l.capacity + l.max_reserved
-    if a.cost < 0 then return a.raw and max(-give_back(l, -EXACT) * unit, a.cost) or -give_back(l, a.cost) * unit end
-    if a.raw then return min(a.cost, most * unit + 1) end
-    if a.cost > most then return most * unit + 1 end
-    return a.cost * unit
-  end
-
-  -- refund_of returns how much of given, in 1/q unit, the refund a adds at time t. If a corrects a charge at the time a.of,
-  -- that is given less what has flowed in since; or at most what the peaks allow, if l settles; and nothing after the
-  -- window of the charge has ended. room is how far the bucket is below full.
-  function refund_of(l, phase, s, peaks, given, room, t, a)
-    if a.of <= 0 then
-      return given
-    elseif l.kind == WINDOW and window_of(l, phase, a.of) ~= window_of(l, phase, t) then
-      return 0
-    elseif l.settles then
-      return min(given, room_since(l, s.at, peaks, 1, a.of, room))
-    elseif l.kind == WINDOW then
-      return given
-    end
-    return returned(given, l.p + l.p1, elapsed(l, a.of, t))
-  end
-
-  -- returned returns refund, less an inflow of p in each of ticks, and at least 0. It is 0 if ticks is below 0.
-  function returned(refund, p, ticks)
-    if ticks < 0 or ticks >= ceil_div(refund, p) then return 0 end
-    return refund - ticks * p
-  end
-
-  -- limit.go -----------------------------------------------------------------------------------------
-
-  -- most_of_windows returns the largest exact capacity + max_reserved of a fixed window with this rate.
-  -- longest is the length of its longest window.
-  function most_of_windows(rate, longest)
-    local windows, most = floor((EXACT - MAX_TIME) / longest) - 1, EXACT - rate
-    if windows <= floor(most / rate) then return windows * rate end
-    return most
-  end
-
-  -- peaks.go -----------------------------------------------------------------------------------------
-
-  -- beyond reports whether a is a settlement that charges units beyond the estimate.
-  function beyond(l, a) return l.settles and a.settle and a.cost > 0 and not a.raw end
-
-  -- passed returns the peaks of a bucket of l that was last charged at time at, after the clock has stepped back to
-  -- t. They state that the bucket was full after all charges until then, so these charges get no refund.
-  function passed(l, at, t)
-    t = t + HOUR
-    return push('', 1, min(at, t - t % l.tick) + l.tick, 0)
-  end
-
-  -- peaks_of returns the peaks of s that l can use; nil: none.
-  function peaks_of(l, phase, s)
-    local old = s.by
-    if not l.settles or l.tick ~= old.tick then return nil end
-    if l.kind == WINDOW and (l.period ~= old.period or phase ~= phase_of(s) or l.calendar ~= old.calendar) then
-      return nil
-    end
-    return s.peaks
-  end
-
-  -- adopt_peaks returns the peaks of s, converted to the numbers of l; nil: they are unknown.
-  function adopt_peaks(l, phase, s)
-    local peaks = peaks_of(l, phase, s)
-    if not peaks or l.kind == WINDOW then return peaks end
-    local next, at = '', 1
-    while at <= #peaks do
-      local till, room
-      till, room, at = unpack_at('<dd', peaks, at)
-      room = mul_div(room, l.q, s.by.q)
-      next = push(next, 1, till, room)
-    end
-    return next
-  end
-
-  -- penalty.go ---------------------------------------------------------------------------------------
-
-  -- Denials are a table with the times of the denials since the last block, oldest first, the number of
-  -- blocks in a row, and the end of the last one. A table is replaced, never changed.
-
-  -- block returns the duration of the k-th block in a row, in us: each is twice as long as the one before, up
-  -- to longest_block.
-  function block(l, k)
-    local span = l.block
-    while k > 1 and span < l.longest_block do
-      span, k = min(2 * span, l.longest_block), k - 1
-    end
-    return span
-  end
-
-  -- denials_at returns the denials of s that still count now; nil: none.
-  function denials_at(l, s)
-    local was = s and s.denials
-    if not was or l.after == 0 then return nil end
-    local n, last = #was, was.till - block(l, was.blocks)
-    if n > 0 then last = max(last, was[n]) end
-    if seen(l, s) then last = max(last, s.at) end
-    local back = last - now
-    if back > STEP_BACK then
-      local moved = { blocks = was.blocks, till = was.till - back }
-      for i = 1, n do moved[i] = was[i] - back end
-      was = moved
-    end
-    if now >= forgotten_at(l, was) then return nil end
-    return was
-  end
-
-  -- forgotten_at returns the time from which on no denial counts.
-  function forgotten_at(l, denials)
-    local n, at = #denials, 0
-    if n > 0 then at = denials[n] + l.period * l.tick end
-    if denials.blocks > 0 then at = max(at, denials.till + (l.longest_block or 0)) end -- nil: a dry run keeps them
-    return at
-  end
-
-  -- counted returns the earlier denials, was (nil: none), without those that no longer count at time t, and with
-  -- one more at t. If they are then as many as start a block, it returns that block in their place, which begins
-  -- at t.
-  function counted(l, was, t)
-    local d = { blocks = 0, till = 0 }
-    if was then
-      if was.blocks > 0 and t < was.till + l.longest_block then d.blocks, d.till = was.blocks, was.till end
-      local before = t - l.period * l.tick
-      for i = 1, #was do
-        if #d > 0 or was[i] > before then d[#d + 1] = was[i] end
-      end
-      if #d > 0 then t = max(t, d[#d]) end
-    end
-    if #d + 1 < l.after then
-      d[#d + 1] = t
-      return d
-    end
-    local blocks = d.blocks
-    if blocks == 0 or block(l, blocks) < l.longest_block then blocks = blocks + 1 end
-    return { blocks = blocks, till = t + block(l, blocks) }
-  end
-
-  -- take_counted is take for a limit with a penalty, and for a bucket that such a limit has charged before.
-  function take_counted(l, phase, s, a, d, dry_run)
-    if l.after == 0 and not (s and s.denials) then return take(l, phase, s, a, d, dry_run) end
-    local denials = denials_at(l, s)
-    local at, is = time_of(l, s), with(s, denials)
-    if denials and a.cost >= 0 and not (a.settle and a.cost == 0) and at < denials.till then
-      blocked(l, phase, is, denials.till, a, d)
-      if d.never then return s end
-      return kept_of(l, phase, s, a)
-    end
-    local next = take(l, phase, is, a, d, dry_run)
-    if dry_run or l.rate == 0 or (a.free and not d.allowed) or (d.never and not takes_denied(l, a)) then
-      return next == is and s or with(next, s and s.denials)
-    end
-    if l.after > 0 and not d.allowed and not d.never and a.cost > 0 then
-      denials = counted(l, denials, at)
-      if at < denials.till then
-        d.blocked = denials.till - now
-        if d.timed then d.retry = max(d.retry, d.blocked) end
-      end
-    end
-    return with(next, denials)
-  end
-
-  -- time_of returns the time of a decision on s: now, or s.at if the clock has stepped back by at most a
-  -- minute.
-  function time_of(l, s)
-    if seen(l, s) and now < s.at and s.at - now <= STEP_BACK then return s.at end
-    return now
-  end
-
-  -- seen reports whether there is a state s with the time of a charge. An empty log has no time.
-  function seen(l, s) return s and (l.kind ~= LOG or log_size(s.log) > 0) end
-
-  -- blocked decides a on s, which a penalty blocks until the time till: the charge is denied, and the amounts in d
-  -- are those of the bucket without the charge.
-  function blocked(l, phase, s, till, a, d)
-    local free = a.free
-    a.free = true -- a blocked request is not charged, also by a limit that charges denied ones
-    take(l, phase, s, a, d, true)
-    a.free = free
-    if d.never then return end
-    local own = d.retry
-    take(l, phase, s, { cost = 0, max_wait = 0, of = 0 }, d, true)
-    d.allowed, d.wait, d.blocked = false, 0, till - now
-    d.retry = d.timed and max(own, d.blocked) or own
-  end
-
-  -- with returns a copy of s with other denials; s itself if it has these already.
-  function with(s, denials)
-    if not s or s.denials == denials then return s end
-    return {
-      by = s.by, value = s.value, prev = s.prev, at = s.at, log = s.log, phase = s.phase,
-      window = s.window, next = s.next, period = s.period, denials = denials, peaks = s.peaks,
-    }
-  end
-
-  -- sliding_counter.go -------------------------------------------------------------------------------
-
-  function take_sliding(l, s, t, a, d)
-    local own, last = s.value, s.prev
-    local tick = floor(t / l.tick)
-    local e = tick % l.period
-    local windows = floor(tick / l.period) - floor(floor(s.at / l.tick) / l.period)
-    if windows == 1 then
-      own, last = 0, own
-    elseif windows ~= 0 then
-      own, last = 0, 0
-    end
-    local cur, prev = window_counts(l, own, last)
-    local cost, left = a.cost, l.period - e
-    if cost < 0 and a.of > 0 and floor(floor(a.of / l.tick) / l.period) ~= floor(tick / l.period) then
-      d.allowed = true
-    elseif cost < 0 then
-      local off = min(-cost, own)
-      own, last = own - off, max(0, last - (-cost - off))
-      cur, prev = window_counts(l, own, last)
-      d.allowed = true
-    elseif cost > l.rate then
-      d.never = true
-    elseif (cur + cost) * l.period + prev * left <= l.rate * l.period then
-      own, cur = own + cost, cur + cost
-      d.allowed = true
-    else
-      d.retry = span(l, t, sliding_retry(l, cur, prev, cost, e))
-    end
-    d.remaining = max(0, floor(((l.rate - cur) * l.period - prev * left) / l.period))
-    d.value = d.remaining
-    if cur > 0 then
-      d.reset = span(l, t, left + l.period)
-    elseif prev > 0 then
-      d.reset = span(l, t, left)
-    end
-    return { by = l, value = own, prev = last, at = t - t % l.tick, phase = 0, period = s.period }
-  end
-
-  -- window_counts returns the counts, limited so that products stay in the exact range: a larger limit may have
-  -- made counts above l.rate. The stored counts are not limited.
-  function window_counts(l, cur, prev)
-    if cur <= l.rate and prev <= l.rate then return cur, prev end
-    local most = floor(EXACT / 3 / l.period)
-    return min(cur, most), min(prev, most)
-  end
-
-  -- sliding_retry returns the number of ticks until cost is allowed. cur and prev are the counts of the
-  -- current and the previous window, and e is the number of ticks since the current one began.
-  function sliding_retry(l, cur, prev, cost, e)
-    local a = l.rate - cur - cost
-    if a >= 0 and prev > 0 then
-      local e2 = l.period - floor(a * l.period / prev)
-      if e2 < l.period then return e2 - e end
-    end
-    local next = l.period - e
-    if cur > 0 then next = next + max(0, l.period - floor((l.rate - cost) * l.period / cur)) end
-    return next
-  end
-
-  -- sliding_log.go -----------------------------------------------------------------------------------
-
-  -- take_log is take for a sliding log.
-  function take_log(l, s, t, a, d, dry_run)
-    local log, cost, out = s.log, a.cost, expired(l, s.log, t)
-    local n = log_size(log) - out
-    local newest = n > 0 and log_at(log, out + n)
-    if cost < 0 and a.of > 0 and a.of <= t - l.period then
-      d.allowed = true
-    elseif cost < 0 then
-      n = n - min(n, -cost)
-      newest = n > 0 and log_at(log, out + n)
-      d.allowed = true
-    elseif cost > l.rate then
-      d.never = true
-    elseif n + cost <= l.rate then
-      d.allowed = true
-      n = n + cost
-      if cost > 0 then newest = t end
-    else
-      d.retry = log_at(log, out + n + cost - l.rate) + l.period - t
-    end
-    d.remaining = max(0, l.rate - n)
-    d.value = d.remaining
-    if newest then d.reset = newest + l.period - t end
-    if d.allowed and cost ~= 0 and not dry_run then
-      if cost < 0 then log_cut(log, log_size(log) - out - n) end
-      log.first = log.first + out
-      for _ = 1, cost do log.added[#log.added + 1] = t end
-    end
-    return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0 }
-  end
-
-  -- expired returns the number of units at the head of log that are at least one period old at time t.
-  function expired(l, log, t)
-    local size, before = log_size(log), t - l.period
-    if size == 0 or log_at(log, 1) > before then return 0 end
-    local lo, hi = 1, size + 1 -- the unit at lo has expired, and the one at hi has not
-    while lo + 1 < hi do
-      local mid = floor((lo + hi) / 2)
-      if log_at(log, mid) > before then hi = mid else lo = mid end
-    end
-    return lo
-  end
-
-  -- steps.go -----------------------------------------------------------------------------------------
-
-  -- elapsed returns the number of ticks of l from time at to time t, both in microseconds. It is negative if t
-  -- is before at.
-  function elapsed(l, at, t)
-    if l.tick == 1 then return t - at end
-    return floor(t / l.tick) - floor(at / l.tick)
-  end
-
-  -- until_step returns the time from t until the start of the n-th step from then: a window or a tick. For a calendar it
-  -- returns a number of windows, which the sidecar converts to a time.
-  function until_step(l, phase, t, n)
-    if l.kind ~= WINDOW then return span(l, t, n) end
-    if n <= 0 then return 0 end
-    if l.edges then return window_of(l, 0, t) - l.window + n end
-    return (phase + (window_of(l, phase, t) + n) * l.period) * l.tick - t
-  end
-
-  -- at_most is until_step. For a calendar it returns a time from now, in which each window after the next two counts as
-  -- the longest possible one.
-  function at_most(l, phase, t, n)
-    if l.edges then return calendar_time(l, window_of(l, 0, t) - l.window + n) end
-    return until_step(l, phase, t, n)
-  end
-
-  -- span returns the time from t until the start of a later tick. ticks is the distance of that tick from the
-  -- one that contains t. It is 0 if ticks is at most 0.
-  function span(l, t, ticks)
-    if ticks <= 0 then return 0 end
-    if l.tick == 1 then return ticks end
-    return (floor(t / l.tick) + ticks) * l.tick - t
-  end
-
-  -- window_of returns the number of the window in which t lies. Of a calendar, only the windows in ARGV[2] are
-  -- known: a time before them gets the number l.first - 1, and each later time gets the number of the last one.
-  function window_of(l, phase, t)
-    if not l.edges then return floor((floor(t / l.tick) - phase) / l.period) end
-    local n = 0
-    while n < #l.edges and t >= l.edges[n + 1] do n = n + 1 end
-    return l.first + n - 1
-  end
-
-  -- take_all.go --------------------------------------------------------------------------------------
-
-  -- take_all decides the group charges[first..last]: it charges all of them, or none. Charges whose field instead is
-  -- true, and that follow each other, form a row. The charge behind the row is its alternative. take_all makes either
-  -- the charges of the row or the alternative. It returns whether the group was charged.
-  function take_all(charges, first, last)
-    local all, never, at, free = true, false, first, false
-    for i = first, last do
-      local c = charges[i]
-      free = free or c.cost < 0 or (c.own and c.own < 0)
-    end
-    for i = first, last do charges[i].free = free or charges[i].free end
-    while at <= last do
-      local to = alternatives(charges, at, last)
-      local allowed, is_never = peek(charges, at, to)
-      all, never, at = all and allowed, never or is_never, to + 1
-    end
-    at = first
-    while at <= last do
-      local to = alternatives(charges, at, last)
-      local c, within = charges[to], allow(charges, at, to - 1)
-      for i = at, to - 1 do charge_if(charges[i], all and within, never) end
-      if at == to or not within or c.own then charge_if(c, all, never) end
-      if at < to and c.own and not c.allowed then own_retry(c) end
-      at = to + 1
-    end
-    return all
-  end
-
-  -- alternatives returns the index of the alternative if a row starts at charges[at], and otherwise at.
-  function alternatives(charges, at, last)
-    while at < last and charges[at].instead do at = at + 1 end
-    return at
-  end
-
-  function allow(charges, first, last)
-    for i = first, last do
-      if not charges[i].allowed then return false end
-    end
-    return true
-  end
-
-  -- peek decides a row and its alternative, charges[last], as dry runs. It returns whether either of them can be charged
-  -- now, and whether neither can ever be charged. For a charge without a row, first equals last. If the row can be charged,
-  -- peek replaces the cost of the alternative by its own.
-  function peek(charges, first, last)
-    local never = false
-    for i = first, last - 1 do
-      local c = charges[i]
-      dry_run_of(c, c, c)
-      never = never or (c.never and not takes_denied(c.limit, c))
-    end
-    local c = charges[last]
-    if first < last and allow(charges, first, last - 1) then
-      if not c.own then
-        c.allowed, c.never, c.retry, c.wait, c.value, c.remaining, c.reset = false, false, 0, 0, 0, 0, 0
-        c.blocked, c.lost, c.timed = 0, 0, true
-        return true, false
-      end
-      c.cost, c.reserve = c.own, c.own_reserve
-    end
-    dry_run_of(c, c, c)
-    if first < last and c.own and c.never then never = never or again(c, c.own, c.own_reserve, c.free).never end
-    return c.allowed, c.never and not takes_denied(c.limit, c) and (never or first == last)
-  end
-
-  -- again returns the decision of a dry run of c with another cost, reserve and free.
-  function again(c, cost, reserve, free)
-    return dry_run_of(c, {
-      cost = cost, reserve = reserve, free = free, max_wait = c.max_wait, of = c.of, raw = c.raw, settle = c.settle,
-    }, {})
-  end
-
-  -- dry_run_of decides the charge a of the bucket of c as a dry run, and stores the decision in d, which it returns.
-  function dry_run_of(c, a, d)
-    take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), a, d, true)
-    return d
-  end
-
-  -- charge_if charges c if pays is true, or if its limit charges denied requests. Otherwise it changes only
-  -- the clock of the state, and the denials that a penalty counts. never means that the group can never be
-  -- charged; such a denial does not count.
-  function charge_if(c, pays, never)
-    local l, charges = c.limit, charges_denied(c.limit, c)
-    if pays or charges or (not never and l.after > 0 and not c.allowed and not c.never and not c.free) then
-      take_one(c)
-    elseif not never then
-      remember(c, kept_of(l, c.phase, state[c.key], c), c.dry_run or c.free)
-    end
-    if pays or not c.allowed then return end
-    if not charges then
-      local is = {}
-      take_counted(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
-      c.value, c.remaining, c.reset, c.timed = is.value, is.remaining, is.reset, is.timed
-      c.wait, c.lost = 0, 0
-    elseif not c.dry_run then
-      c.retry = again(c, c.cost, c.reserve, true).retry -- until it is allowed, not until it is after another denial
-    end
-  end
-
-  -- own_retry stores the retry time of the own cost of c, which was denied, in c.wait. The sidecar combines it with
-  -- those of the row, because times in windows of different calendars cannot be compared here.
-  function own_retry(c)
-    local is = again(c, c.own, c.own_reserve, c.free)
-    if c.never and not is.never then c.never, c.retry = false, 0 end
-    c.wait = is.retry
-  end
-
-  -- take_one decides the charge c alone, stores the decision in c, and keeps the next state for writing.
-  function take_one(c)
-    local s = take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.dry_run)
-    remember(c, s, c.dry_run or (c.free and not c.allowed))
-  end
-
-  -- The log ------------------------------------------------------------------------------------------
-
-  -- A log is a list of times, oldest first. It is read only where necessary and written at the end. log_write removes the
-  -- units in Redis after number log.stored, appends the units in log.added, and removes the oldest log.first units.
-  -- Denials of a penalty are stored before the times, as bytes that start with 'd';
-  -- log.head is then 1, else 0.
-  function log_load(key)
-    local n = call('LLEN', key)
-    local oldest = n > 0 and call('LINDEX', key, 0)
-    local head = oldest and byte(oldest) == 100 and 1 or 0
-    n = n - head
-    return {
-      key = key, listed = n, stored = n, first = 0, added = {},
-      head = head, denials = head == 1 and oldest, oldest = head == 0 and oldest,
-    }
-  end
-
-  function log_size(log) return log.stored + #log.added - log.first end
-
-  -- log_at returns the time of the i-th unit in log, the oldest first. It reads that time from Redis if
-  -- necessary.
-  function log_at(log, i)
-    i = i + log.first
-    if i > log.stored then return log.added[i - log.stored] end
-    if i == 1 and log.oldest then return tonumber(log.oldest) end
-    return tonumber(call('LINDEX', log.key, log.head + i - 1))
-  end
-
-  -- log_clamp changes the times after t in log to t. It is needed after a clock has stepped back.
-  function log_clamp(log, t)
-    local all = {}
-    for i = 1, log_size(log) do all[i] = min(log_at(log, i), t) end
-    log.first, log.stored, log.added = 0, 0, all
-  end
-
-  -- log_cut removes the n newest units.
-  function log_cut(log, n)
-    local added = #log.added
-    for _ = 1, min(n, added) do log.added[#log.added] = nil end
-    log.stored = log.stored - max(0, n - added)
-  end
-
-  -- log_write writes the denials, if there are any, and log after them.
-  function log_write(log, ttl, denials)
-    local key, head = log.key, denials and 1 or 0
-    if denials and log.head == 0 then
-      call('LPUSH', key, denials)
-    elseif denials and denials ~= log.denials then
-      call('LSET', key, 0, denials)
-    elseif log.head > head then
-      call('LPOP', key)
-    end
-    if log_size(log) == 0 then log.first, log.stored, log.added = 0, 0, {} end
-    if log.stored < log.listed then
-      if head + log.stored > 0 then call('LTRIM', key, 0, head + log.stored - 1) else call('DEL', key) end
-    end
-    for i = 1, #log.added, 1000 do
-      call('RPUSH', key, unpack(log.added, i, min(i + 999, #log.added)))
-    end
-    if log.first > 0 then
-      call('LTRIM', key, log.first, -1)
-      if denials then call('LSET', key, 0, denials) end
-    end
-    if head + log_size(log) > 0 then call('PEXPIRE', key, ttl) end
-  end
-
-  -- log_outlive makes log live for at least ttl, in ms: it may have been written under a shorter period. Redis 6.2
-  -- does not support GT; there log lives for exactly ttl.
-  function log_outlive(log, ttl)
-    local reply = redis.pcall('PEXPIRE', log.key, ttl, 'GT')
-    if type(reply) == 'table' and reply.err then call('PEXPIRE', log.key, ttl) end
-  end
-
-  -- The buckets --------------------------------------------------------------------------------------
-
-  -- sound fails unless the numbers in b are those of a bucket: with others, such as infinity, a loop might never end.
-  local function sound(b)
-    for at = 2, #b, 8 do
-      local n = unpack_at('<d', b, at)
-      if not (n >= -EXACT and n <= EXACT) then error('a value in Redis is not a bucket') end
-    end
-  end
-
-  -- load reads the state of key k, or returns false if there is none. It compares the numbers of the state with
-  -- those of l at once, so that usually nothing must be converted.
-  function load(k, l, phase)
-    local s = state[k]
-    if s ~= nil then return s end
-    s = false
-    if l.kind == LOG then
-      local log = log_load(names[k])
-      local n = log_size(log)
-      s = { by = l, value = 0, prev = 0, at = n > 0 and log_at(log, n) or 0, log = log }
-      if log.denials then s.denials = unpack_denials(log.denials, 2) end
-    elseif l.kind == SLOTS then
-      s = { key = k } -- the state is in with_slots
-    else
-      local b, last = stored[k]
-      if not b then
-        state[k] = false
-        return false
-      end
-      sound(b)
-      local tick = byte(b) == 1 and 1000 or 1
-      if byte(b) == 2 then
-        local value, at, rate, capacity, calendar, window, next, pos = unpack_at('<ddddddd', b, 2)
-        last = pos
-        s = { by = l, value = value, prev = 0, at = at, phase = 0, window = window, next = next }
-        local hours = next % 1000000
-        s.next = next - hours
-        if l.calendar ~= calendar or l.rate ~= rate or l.capacity ~= capacity then
-          s.by = {
-            kind = WINDOW, tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = calendar,
-            longest = hours * HOUR, p = rate, q = 1, v = capacity,
-          }
-        end
-      elseif l.kind == WINDOW then
-        local value, at, rate, period, capacity, old, pos = unpack_at('<dddddd', b, 2)
-        last = pos
-        s = { by = l, value = value, prev = 0, at = at, phase = phase }
-        if l.rate ~= rate or l.period ~= period or l.capacity ~= capacity or phase ~= old or l.tick ~= tick or l.edges then
-          s.by = {
-            kind = WINDOW, tick = tick, rate = rate, period = period, capacity = capacity, phase = old, p = rate, q = 1,
-            v = capacity,
-          }
-        end
-      elseif l.kind == SLIDING then
-        local value, prev, at, period = unpack_at('<dddd', b, 2)
-        last = 42
-        s = { by = l, value = value, prev = prev, at = at, period = period }
-      elseif l.kind == GUARANTEED then
-        local value, prev, at, p, q, v, p1, v1, pos = unpack_at('<dddddddd', b, 2)
-        last = pos
-        s = { by = l, value = value, prev = prev, at = at }
-        if l.p ~= p or l.q ~= q or l.v ~= v or l.p1 ~= p1 or l.v1 ~= v1 or l.tick ~= tick then
-          s.by = { kind = GUARANTEED, tick = tick, p = p, q = q, v = v, p1 = p1, v1 = v1 }
-        end
-      else
-        local value, at, p, q, v, pos = unpack_at('<ddddd', b, 2)
-        last = pos
-        s = { by = l, value = value, prev = 0, at = at }
-        if l.p ~= p or l.q ~= q or l.v ~= v or l.tick ~= tick then
-          s.by = { kind = l.kind, tick = tick, p = p, q = q, v = v, p1 = 0, v1 = 0 }
-        end
-      end
-      if last <= #b then
-        if unpack_at('<d', b, last) < 0 then s.peaks = sub(b, last + 8) else s.denials = unpack_denials(b, last) end
-      end
-    end
-    state[k] = s
-    return s
-  end
-
-  -- remember keeps s, the next state of the bucket of c, for later charges of the same call and for writing. If same is
-  -- true, the decision changes nothing but the clock of a new bucket.
-  function remember(c, s, same)
-    if s and s ~= state[c.key] then
-      if s.by == c.limit then s.phase = c.phase end -- else the state keeps the phase of an earlier limit
-      state[c.key], dirty[c.key] = s, c.limit
-    elseif s and s.log and not same then
-      denied_logs[c.key] = c.limit
-    end
-    -- The stored period never gets shorter: a longer one may still need the counts.
-    if s and c.limit.kind == SLIDING and not same then
-      local period = c.limit.period * c.limit.tick
-      if not s.period or s.period < period then s.period, dirty[c.key] = period, c.limit end
-    end
-  end
-
-  -- save prepares the state of key k for writing: it converts the state to bytes, and determines its lifetime.
-  function save(k)
-    local s = state[k]
-    local l = s.by
-    local kind, ms, b = l.kind, l.tick == 1 and 0 or 1
-    if kind == TOKEN or kind == LEAKY then
-      b = pack('<Bddddd', ms, s.value, s.at, l.p, l.q, l.v)
-    elseif l.calendar then
-      -- Calendar windows start at whole seconds. So the microseconds of the next start have room for the length of
-      -- the longest window in hours.
-      local hours = ceil_div(l.longest, HOUR)
-      b = pack('<Bddddddd', 2, s.value, s.at, l.rate, l.capacity, l.calendar, s.window, s.next + hours)
-    elseif kind == WINDOW then
-      b = pack('<Bdddddd', ms, s.value, s.at, l.rate, l.period, l.capacity, phase_of(s))
-    elseif kind == SLIDING then
-      b = pack('<Bddddd', 4, s.value, s.prev, s.at, s.period, 0)
-    else
-      b = pack('<Bdddddddd', ms, s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1)
-    end
-    if s.denials then b = b .. pack_denials(s.denials) end
-    if s.peaks then b = b .. pack('<d', -1) .. s.peaks end -- the first double of denials is never below 0
-    stored[k], lives[k] = b, lifetime(dirty[k], s)
-  end
-
-  -- lifetime returns the time in ms that s, the state after a charge of l, must live: until it equals a
-  -- bucket that was never seen.
-  function lifetime(l, s)
-    local ttl = max(0, floor((fresh_at(l, s) - now) / 1000)) + 2
-    if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
-    if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
-    local peaks = s.peaks
-    if peaks and peaks ~= '' then ttl = max(ttl, floor((unpack_at('<d', peaks, #peaks - 15) - now) / 1000) + 2) end
-    if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by the given time
-    return ttl
-  end
-
-  function pack_denials(denials)
-    local parts = { pack('<dd', denials.blocks, denials.till) }
-    for i = 1, #denials do parts[i + 1] = pack('<d', denials[i]) end
-    return table.concat(parts)
-  end
-
-  function unpack_denials(b, at)
-    local d = {}
-    d.blocks, d.till, at = unpack_at('<dd', b, at)
-    while at <= #b do d[#d + 1], at = unpack_at('<d', b, at) end
-    return d
-  end
-
-  -- Limits and charges as they are sent ------------------------------------------------------------
-
-  local limits, at = {}, 1
-  while at <= #ARGV[2] do
-    local l, flags = {}
-    l.kind, flags, l.capacity, l.max_reserved, l.rate, l.period, l.p, l.q, l.v,
-      l.tick, l.initial, l.p1, l.v1, at = unpack_at('<ddddddddddddd', ARGV[2], at)
-    l.settles, flags = flags % 128 >= 64, flags % 32
-    l.overdraw, l.takes_denied = flags % 2 == 1, floor(flags / 2) % 2 == 1
-    l.per_request = floor(flags / 4) % 2 == 1
-    l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
-    if l.kind == WINDOW then l.length, l.p, l.q, l.v = l.period, l.clears and EXACT or l.rate, 1, l.capacity end
-    l.after = 0
-    if l.settles then l.max_debt, at = unpack_at('<d', ARGV[2], at) end
-    if flags >= 16 then l.after, l.block, l.longest_block, at = unpack_at('<ddd', ARGV[2], at) end
-    if floor(flags / 8) % 2 == 1 then
-      local e = {}
-      l.calendar, l.first, l.longest, e[1], e[2], e[3], e[4], e[5], at = unpack_at('<dddddddd', ARGV[2], at)
-      if now < e[2] or now + STEP_BACK >= e[5] then return end
-      l.edges = e
-      l.window = window_of(l, 0, now)
-    end
-    limits[#limits + 1] = l
-  end
-
-  local blob = ARGV[3]
-  local size = #blob
-
-  -- read reads the charge at pos into c, and returns the position of the next one.
-  local function read(c, pos)
-    local what
-    c.key, what, c.cost, c.phase, pos = unpack_at('<dddd', blob, pos)
-    local flags = floor(what / 1048576)
-    c.max_wait, c.of = 0, 0
-    if floor(flags / 2) % 2 == 1 then c.max_wait, c.of, pos = unpack_at('<dd', blob, pos) end
-    c.limit, c.more, c.reserve = limits[what % 1048576], flags % 2 == 1, floor(flags / 4) % 2 == 1
-    c.dry_run, c.raw = floor(flags / 8) % 2 == 1, floor(flags / 16) % 2 == 1
-    c.settle, c.instead = flags % 64 >= 32, flags % 128 >= 64
-    c.own, c.own_reserve, c.free = nil, flags % 512 >= 256, flags % 1024 >= 512
-    if flags % 256 >= 128 then c.own, pos = unpack_at('<d', blob, pos) end
-    if flags >= 1024 then c.slot, c.op, c.ttl, pos = unpack_at('<c17Bd', blob, pos) end
-    return pos
-  end
-
-  local n -- the number of answers
-
-  -- answer appends the decision on c to answers, in the form that the sidecar reads: flags and five doubles.
-  local function answer(c)
-    n = n + 1
-    local flags = (c.allowed and 1 or 0) + (c.never and 2 or 0) + (c.timed and 0 or 16)
-      + (c.blocked > 0 and 32 or 0) + (c.lost > 0 and 4 or 0)
-    local last = c.blocked > 0 and c.blocked or c.lost > 0 and c.lost or c.wait
-    answers[n] = pack('<Bddddd', flags, c.value, c.remaining, c.retry, c.reset, last)
-  end
-
-  -- A record is the answer to a group with an idempotency key: 32 bytes that identify the request, the time
-  -- of the decision, and the answers.
-  local records, fresh_records = {}, {} -- by key
-
-  -- replay answers the group of the head, whose charges start at pos, from record. If record belongs to
-  -- another request, the answer has flag 8. It returns the position of the next charge.
-  local function replay(head, record, pos)
-    local one, bytes = {}, 0
-    repeat
-      pos, bytes = read(one, pos), bytes + 41
-    until not one.more
-    local same = sub(record, 1, 32) == head.of and #record == 40 + bytes
-    answers[n + 1] = pack('<Bddddd', same and 4 or 8, unpack_at('<d', record, 33), 0, 0, 0, 0)
-    answers[n + 2] = same and sub(record, 41) or rep('\0', bytes)
-    n = n + 2
-    return pos
-  end
-
-  -- took reports whether the answer of group must be stored under its idempotency key, because something was
-  -- consumed. all is whether the group was charged.
-  local function took(group, all)
-    for i = 1, #group do
-      local g = group[i]
-      if g.dry_run then return false end
-      all = all or (charges_denied(g.limit, g) and g.cost > 0)
-    end
-    return all
-  end
-
-  -- decide answers the charge or the group at pos. answered is the number of answers so far. It returns the position
-  -- of the next charge, and the number of answers then.
-  local c = {}
-  local function decide(pos, answered)
-    n, pos = answered, read(c, pos)
-    local head = not c.limit and { key = c.key, ttl = c.cost, of = sub(blob, pos, pos + 31) }
-    if head then
-      pos = pos + 32
-      local record = records[head.key] or stored[head.key]
-      if record then return replay(head, record, pos), n end
-      n = n + 1
-      answers[n] = rep('\0', 41)
-      pos = read(c, pos)
-    end
-    local before, group, all = n
-    if not c.more then
-      take_one(c)
-      answer(c)
-      all = c.allowed
-    else
-      group = { c }
-      repeat
-        local more = {}
-        pos = read(more, pos)
-        group[#group + 1] = more
-      until not more.more
-      all = take_all(group, 1, #group)
-      for i = 1, #group do answer(group[i]) end
-    end
-    if head and took(group or { c }, all) then
-      records[head.key] = head.of .. answers[1] .. table.concat(answers, '', before + 1, n)
-      fresh_records[head.key] = head.ttl
-    end
-    if group then c = {} end
-    return pos, n
-  end
-
-  -- settle writes the records, and prepares the states for writing, except for logs.
-  local function settle()
-    for k, ttl in pairs(fresh_records) do call('PSETEX', names[k], ttl, records[k]) end
-    for k in pairs(dirty) do
-      if not state[k].log then save(k) end
-    end
-  end
-
-  -- write_logs writes the sliding logs that were changed. Of logs that only denied, it extends the lifetime.
-  local function write_logs()
-    for k in pairs(dirty) do
-      local s = state[k]
-      if s.log then log_write(s.log, lifetime(dirty[k], s), s.denials and 'd' .. pack_denials(s.denials)) end
-    end
-    for k, l in pairs(denied_logs) do
-      local s = state[k]
-      if not dirty[k] and log_size(s.log) > 0 then log_outlive(s.log, lifetime(l, s)) end
-    end
-  end
-
-  return state, decide, settle, write_logs
-end
-
 -- The call ----------------------------------------------------------------------------------------
 
 local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
@@ -1981,13 +473,13 @@ end
 
 -- The loop decides plain charges of usual limits: a cost from 1 to the capacity, of a bucket that is new or was last
 -- charged under the same numbers. The charge is alone, possibly with reserve, or in a group of such charges, possibly
--- with an alternative. The loop leaves most settlements to settling, and all others to general, which reads the
--- states that the loop has left in stored.
+-- with an alternative. The loop leaves most settlements to settle_alone, and slots to take_alone. All other charges are
+-- decided by decide, which reads the states that the loop has left in stored.
 local lives, answers, n = {}, { pack('<d', now) }, 1
 local state, decide, settle, write_logs = false
 
-local peaked, settle_alone, _
-if settles then peaked, _, _, _, settle_alone = with_peaks() end
+local peaked, charged, room_since, push, settle_alone
+if settles then peaked, charged, room_since, push, settle_alone = with_peaks() end
 
 local blob = ARGV[3]
 local pos, k, what = 1, unpack_at('<dd', blob) -- k and what of the charge at pos
@@ -1997,149 +489,1651 @@ local pos, k, what = 1, unpack_at('<dd', blob) -- k and what of the charge at po
 local first, before, held
 local m, denied, again = 0, false, false
 local plan -- whether the charge before was allowed, if this one is its alternative; else nil
-while k > 0 do
-  local l, b, joined, reset = usual[what], stored[k], false
-  local next_k, next_what, instead, reserve
-  if l == nil then
-    l, joined = usual[what - 1048576], true -- the next charge belongs to the same group
-    if l == nil and plan == nil then
-      l, instead = usual[what - 68157440], true -- and is its alternative
-      if l == nil and not first then l, joined, instead, reserve = usual[what - 4194304], false, nil, true end
+while true do
+  while k > 0 do
+    local l, b, joined, reset = usual[what], stored[k], false
+    local next_k, next_what, instead, reserve
+    if l == nil then
+      l, joined = usual[what - 1048576], true -- the next charge belongs to the same group
+      if l == nil and plan == nil then
+        l, instead = usual[what - 68157440], true -- and is its alternative
+        if l == nil and not first then l, joined, instead, reserve = usual[what - 4194304], false, nil, true end
+      end
+    end
+    repeat
+      if plan and l ~= nil then -- the alternative is not needed
+        next_k, next_what = unpack_at('<dd', blob, pos + 32)
+        n, reset = n + 1, 0
+        answers[n] = pack('<Bddd', 192, 0, 0, 0)
+        break
+      end
+      if not l or state and state[k] ~= nil then break end
+      local cost, phase, flags
+      cost, phase, next_k, next_what = unpack_at('<dddd', blob, pos + 16)
+      local p, q, v, length = l.p, l.q, l.v, l.length
+      local value, remaining, retry, wait, written
+      cost, value = cost * q, v
+      if cost <= 0 or cost > v then break end
+      local steps, since, head = 0, 0, 41 -- since: the time from the start of the step until now
+      if length then since, head = (now - phase) % length, 49 end
+      if b then
+        if #b ~= head and not l.max_debt then break end
+        local ms, is, at, p2, q2, v2, phase2 = unpack_at(length and '<Bdddddd' or '<Bddddd', b)
+        if ms ~= 0 or at > now or v2 ~= v then break end
+        value, steps = is, now - at
+        if length then
+          if p2 ~= l.rate or q2 ~= length or phase2 ~= phase then break end
+          steps = (steps - since) / length
+          steps = steps > 0 and steps + -steps % 1 or 0
+        elseif p2 ~= p or q2 ~= q then
+          break
+        end
+        if l.below and now - at >= 86400000000 then break end -- a day: it may count as new
+      elseif l.below then
+        break
+      end
+      local had, least = value, 0
+      if reserve then
+        if l.charges_denied then break end
+        least = -l.max_reserved * q
+      end
+      flags, value, remaining, retry, reset, wait = charge_level(l, p, q, v, had, steps, cost, least)
+      if denied then
+        if flags == 1 then flags, value, remaining, retry, reset = charge_level(l, p, q, v, had, steps, 0, 0) end
+      elseif flags == 1 or l.charges_denied then
+        if length then
+          written = pack('<Bdddddd', 0, value, now, l.rate, length, v, phase)
+        else
+          written = pack('<Bddddd', 0, value, now, p, q, v)
+        end
+        if l.max_debt then
+          local peaks, from = b or '', b and head + 9 or 1
+          if b and #b == head then
+            peaks = nil
+          elseif b and unpack_at('<d', b, head + 1) >= 0 then -- there are denials
+            reset = nil
+            break
+          end
+          written = written .. '\0\0\0\0\0\0\240\191' .. peaked(l, peaks, from, now, v - value - cost, v - value, 0)
+        end
+      end
+      if length then
+        if retry > 0 then retry = retry * length - since end
+        if wait > 0 then wait = wait * length - since end
+        reset = (reset > 1 and reset or 1) * length - since
+      end
+      local together = first or joined
+      if together then
+        if denied then
+          if l.charges_denied then
+            reset = nil
+            break
+          end
+        elseif flags == 0 and not instead then
+          denied, again, reset = true, true, nil
+          break
+        end
+        for i = 1, m, 3 do
+          if held[i] == k then reset = nil end -- stored does not have this group's earlier charge of the bucket yet
+        end
+        if not reset then break end
+      end
+      if written then
+        local ttl = (reset - reset % 1000) / 1000 + 2
+        if l.below then ttl = ttl + 86400000 end
+        if given and ttl < 86400000 then ttl = 86400000 end -- a day, as in lifetime
+        if together then
+          held = held or {}
+          held[m + 1], held[m + 2], held[m + 3] = k, written, ttl
+          m = m + 3
+        else
+          stored[k], lives[k] = written, ttl
+        end
+      end
+      n = n + 1
+      if retry > 0 then
+        answers[n] = pack('<Bdddd', flags + 64, value, remaining, retry, reset)
+      elseif wait > 0 then
+        answers[n] = pack('<Bdddd', flags + 128, value, remaining, reset, wait)
+      else
+        answers[n] = pack('<Bddd', flags + 192, value, remaining, reset)
+      end
+      if instead then instead = flags == 1 end
+    until true
+    if reset then
+      plan = instead
+      if not joined then
+        for i = 1, m, 3 do stored[held[i]], lives[held[i]] = held[i + 1], held[i + 2] end
+        first, m, denied = nil, 0, false
+      elseif not first then
+        first, before = pos, n - 1
+      end
+      pos, k, what = pos + 32, next_k, next_what
+    else
+      plan = nil
+      if first then pos, n, first, m = first, before, nil, 0 end
+      if again then
+        again = false
+      else
+        denied = false
+        local next_pos, next_n
+        if settles and not state then next_pos, next_n = settle_alone(pos, n, now, given, usual, stored, lives, answers) end
+        if take_alone and not next_pos then
+          next_n = n + 1
+          next_pos, answers[next_n] = take_alone(blob, pos)
+        end
+        if next_pos then
+          pos, n = next_pos, next_n
+        else
+          if not state then -- the loop decides the charge again after the functions for it were created
+            k, what = unpack_at('<dd', blob, pos)
+            break
+          end
+          pos, n = decide(pos, n)
+        end
+      end
+      k, what = unpack_at('<dd', blob, pos)
     end
   end
-  repeat
-    if plan and l ~= nil then -- the alternative is not needed
-      next_k, next_what = unpack_at('<dd', blob, pos + 32)
-      n, reset = n + 1, 0
-      answers[n] = pack('<Bddd', 192, 0, 0, 0)
-      break
+
+  if k == 0 then break end
+
+  -- What follows is executed only if there is a charge that the loop does not decide.
+
+  local EXACT = 9007199254740992
+  local STEP_BACK = 60000000
+  local DAY = 86400000000
+  local HOUR = 3600000000
+  local MAX_TIME = 4503599627370496
+  local TOKEN, WINDOW, SLIDING, LOG, LEAKY, GUARANTEED, SLOTS = 1, 2, 3, 4, 5, 6, 7
+
+  local floor, max, min = math.floor, math.max, math.min
+  local byte, sub, rep = string.byte, string.sub, string.rep
+
+  -- Each function with_… creates the functions in its line. It is called with the first charge that needs them.
+  local with_changed, same_scale, outlived, take_converted, adopt_balance, take_kept
+  local with_guaranteed, take_guaranteed
+  local with_sliding, take_sliding
+  local with_logs, log_load, log_size, log_at, log_clamp, log_write, log_outlive, take_log
+  local with_penalties, forgotten_at, kept_of_penalized, take_penalized, pack_denials, unpack_denials
+  local with_groups, take_all
+
+  -- A state is created with room for all of its fields, because a table that grows is copied. The phase of a state is that
+  -- of its last charge.
+  state = {} -- the current state of each key, or false if there is none
+  local dirty = {} -- for each key whose state must be written, the limit that changed the state last
+  local denied_logs = {} -- for each key of a log with a denial, the limit that denied last
+
+  -- Steps (steps.go) ---------------------------------------------------------------------------------
+
+  local function ceil_div(a, b) return -floor(-a / b) end
+
+  -- elapsed returns the number of ticks of l from time at to time t, both in microseconds. It is negative if t
+  -- is before at.
+  local function elapsed(l, at, t)
+    if l.tick == 1 then return t - at end
+    return floor(t / l.tick) - floor(at / l.tick)
+  end
+
+  -- span returns the time from t until the start of a later tick. ticks is the distance of that tick from the
+  -- one that contains t. It is 0 if ticks is at most 0.
+  local function span(l, t, ticks)
+    if ticks <= 0 then return 0 end
+    if l.tick == 1 then return ticks end
+    return (floor(t / l.tick) + ticks) * l.tick - t
+  end
+
+  -- window_of returns the number of the window in which t lies. Of a calendar, only the windows in ARGV[2] are
+  -- known: a time before them gets the number l.first - 1, and each later time gets the number of the last one.
+  local function window_of(l, phase, t)
+    if not l.edges then return floor((floor(t / l.tick) - phase) / l.period) end
+    local n = 0
+    while n < #l.edges and t >= l.edges[n + 1] do n = n + 1 end
+    return l.first + n - 1
+  end
+
+  -- calendar_start returns the start of a window; 0 for a window before the given ones, which is at least two
+  -- windows ago, and infinity for a window after them.
+  local function calendar_start(l, window)
+    if window < l.first then return 0 end
+    return l.edges[window - l.first + 1] or math.huge
+  end
+
+  -- calendar_time returns the time from now until the n-th window start; the start of the next window is the first.
+  -- If the script did not receive that window, the result may be too long, but never too short.
+  local function calendar_time(l, n)
+    local start = calendar_start(l, l.window + n)
+    if start < math.huge then return start - now end
+    return l.edges[5] - now + (l.window + n - l.first - 4) * l.longest
+  end
+
+  -- until_step returns the time from t until the start of the n-th step from then: a window or a tick. For a calendar it
+  -- returns a number of windows, which the sidecar converts to a time.
+  local function until_step(l, phase, t, n)
+    if l.kind ~= WINDOW then return span(l, t, n) end
+    if n <= 0 then return 0 end
+    if l.edges then return window_of(l, 0, t) - l.window + n end
+    return (phase + (window_of(l, phase, t) + n) * l.period) * l.tick - t
+  end
+
+  -- at_most is until_step. For a calendar it returns a time from now, in which each window after the next two counts as
+  -- the longest possible one.
+  local function at_most(l, phase, t, n)
+    if l.edges then return calendar_time(l, window_of(l, 0, t) - l.window + n) end
+    return until_step(l, phase, t, n)
+  end
+
+  -- locate stores the number of the calendar window that contains s.at, and the start of the next window, in s.
+  -- They cannot be computed later, when the calendar is unknown.
+  local function locate(l, s)
+    if l.edges then
+      s.window = window_of(l, 0, s.at)
+      s.next = calendar_start(l, s.window + 1)
     end
-    if not l or state and state[k] ~= nil then break end
-    local cost, phase, flags
-    cost, phase, next_k, next_what = unpack_at('<dddd', blob, pos + 16)
-    local p, q, v, length = l.p, l.q, l.v, l.length
-    local value, remaining, retry, wait, written
-    cost, value = cost * q, v
-    if cost <= 0 or cost > v then break end
-    local steps, since, head = 0, 0, 41 -- since: the time from the start of the step until now
-    if length then since, head = (now - phase) % length, 49 end
-    if b then
-      if #b ~= head and not l.max_debt then break end
-      local ms, is, at, p2, q2, v2, phase2 = unpack_at(length and '<Bdddddd' or '<Bddddd', b)
-      if ms ~= 0 or at > now or v2 ~= v then break end
-      value, steps = is, now - at
-      if length then
-        if p2 ~= l.rate or q2 ~= length or phase2 ~= phase then break end
-        steps = (steps - since) / length
-        steps = steps > 0 and steps + -steps % 1 or 0
-      elseif p2 ~= p or q2 ~= q then
-        break
+    return s
+  end
+
+  -- Levels (level.go) --------------------------------------------------------------------------------
+
+  -- beyond reports whether a is a settlement that charges units beyond the estimate.
+  local function beyond(l, a) return l.settles and a.settle and a.cost > 0 and not a.raw end
+
+  -- give_back returns the units that a refund of cost, which is negative, adds: at most what a bucket can lack in exact
+  -- numbers. The bucket of a window has no more than that, and a guaranteed bucket has no debt.
+  local function give_back(l, cost)
+    if l.kind == WINDOW then return min(-cost, EXACT) end
+    return min(-cost, l.kind == TOKEN and floor((EXACT - l.p) / l.q) or l.capacity)
+  end
+
+  -- flow returns value after e ticks, in each of which p flows in, up to full.
+  local function flow(value, full, p, e)
+    if e >= -floor((value - full) / p) then return full end
+    return value + e * p
+  end
+
+  -- cost_in returns the cost of a in 1/unit unit of the limit. It is limited to a little more than the
+  -- largest cost that can ever be allowed, and a refund as by give_back, so that later computations stay exact.
+  local function cost_in(l, unit, a)
+    local most = l.capacity + l.max_reserved
+    if a.cost < 0 then return a.raw and max(-give_back(l, -EXACT) * unit, a.cost) or -give_back(l, a.cost) * unit end
+    if a.raw then return min(a.cost, most * unit + 1) end
+    if a.cost > most then return most * unit + 1 end
+    return a.cost * unit
+  end
+
+  -- inflow_in returns the least that flows in during a time of this length, at most 2^53.
+  local function inflow_in(l, time)
+    return flow(0, EXACT, l.p, floor(time / (l.longest or (l.kind == WINDOW and l.period or 1) * l.tick)))
+  end
+
+  -- returned returns refund, less an inflow of p in each of ticks, and at least 0. It is 0 if ticks is below 0.
+  local function returned(refund, p, ticks)
+    if ticks < 0 or ticks >= ceil_div(refund, p) then return 0 end
+    return refund - ticks * p
+  end
+
+  -- refund_of returns how much of given, in 1/q unit, the refund a adds at time t. If a corrects a charge at the time a.of,
+  -- that is given less what has flowed in since; or at most what the peaks allow, if l settles; and nothing after the
+  -- window of the charge has ended. room is how far the bucket is below full.
+  local function refund_of(l, phase, s, peaks, given, room, t, a)
+    if a.of <= 0 then
+      return given
+    elseif l.kind == WINDOW and window_of(l, phase, a.of) ~= window_of(l, phase, t) then
+      return 0
+    elseif l.settles then
+      return min(given, room_since(l, s.at, peaks, 1, a.of, room))
+    elseif l.kind == WINDOW then
+      return given
+    end
+    return returned(given, l.p + l.p1, elapsed(l, a.of, t))
+  end
+
+  -- charges_denied reports whether l charges a even if it is denied: no reservation, and nothing that is free.
+  local function charges_denied(l, a) return l.charges_denied and not a.free and (not a.reserve or a.settle) end
+
+  local function takes_denied(l, a) return l.takes_denied and charges_denied(l, a) end
+
+  -- may_wait reports whether l may allow the charge a with a wait.
+  local function may_wait(l, a) return (a.reserve or l.kind == LEAKY) and a.cost >= 0 and not beyond(l, a) end
+
+  -- await sets d.wait, the time until the turn in a leaky bucket or until reserved units are there. If a does not accept
+  -- the wait, await denies the charge. retry is the number of steps until the level allows the cost, and 0 if it does now.
+  local function await(l, phase, had, cost, retry, t, a, d, lag)
+    local wait = ceil_div((l.kind == LEAKY and l.v or cost) - had, l.p)
+    if wait <= 0 then return end
+    if a.max_wait > 0 then
+      local early = at_most(l, phase, t, wait) - a.max_wait
+      if cost - l.v > inflow_in(l, a.max_wait) then
+        d.allowed, d.never, d.retry = false, true, 0
+      elseif early + (d.timed and lag or 0) > 0 then
+        -- The times of a calendar are counted in windows. A number below 0 is a time.
+        if retry == 0 or at_most(l, phase, t, retry) < early then d.retry = d.timed and early or -early end
+        d.allowed = false
       end
-      if l.below and now - at >= 86400000000 then break end -- a day: it may count as new
-    elseif l.below then
-      break
     end
-    local had, least = value, 0
-    if reserve then
-      if l.charges_denied then break end
-      least = -l.max_reserved * q
+    if d.allowed then d.wait = until_step(l, phase, t, wait) end
+  end
+
+  -- take_level is take for token buckets, fixed windows and leaky buckets. lag is how far the clock is behind t, after it
+  -- has stepped back.
+  local function take_level(l, phase, s, t, a, d, lag)
+    local cost, steps = cost_in(l, l.q, a), elapsed(l, s.at, t)
+    if l.kind == WINDOW then steps = window_of(l, phase, t) - (s.window or window_of(l, phase, s.at)) end
+    local had = flow(s.value, l.v, l.p, steps)
+    local least, given, peaks = a.reserve and -l.max_reserved * l.q or 0, nil, l.settles and s.peaks or nil
+    if cost < 0 then
+      given = refund_of(l, phase, s, peaks, -cost, l.v - had, t, a)
+    elseif beyond(l, a) then
+      least, d.lost = charged(l, had, l.q, a.cost)
+      cost = had - least
     end
-    flags, value, remaining, retry, reset, wait = charge_level(l, p, q, v, had, steps, cost, least)
-    if denied then
-      if flags == 1 then flags, value, remaining, retry, reset = charge_level(l, p, q, v, had, steps, 0, 0) end
-    elseif flags == 1 or l.charges_denied then
-      if length then
-        written = pack('<Bdddddd', 0, value, now, l.rate, length, v, phase)
+    local flags, value, remaining, retry, reset =
+      charge_level(l, l.p, l.q, l.v, had, 0, cost, least, given, not charges_denied(l, a))
+    d.allowed, d.never, d.retry = flags == 1, flags == 2, until_step(l, phase, t, retry)
+    if (d.allowed or a.max_wait > 0 and not d.never) and may_wait(l, a) then
+      await(l, phase, had, cost, retry, t, a, d, lag)
+      if not d.allowed then
+        local _
+        _, value, remaining, _, reset = charge_level(l, l.p, l.q, l.v, had, 0, 0, -EXACT)
+      end
+    end
+    if l.settles then peaks = peaked(l, peaks, 1, t, l.v - had, l.v - value, a.of) end
+    if l.kind == WINDOW then reset = max(1, reset) end
+    d.value, d.remaining, d.reset = value, remaining, until_step(l, phase, t, reset)
+    return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, peaks = peaks })
+  end
+
+  -- One charge (algorithms.go) -----------------------------------------------------------------------
+
+  local function clear(l, d)
+    d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
+    d.blocked, d.lost, d.timed = 0, 0, not l.edges
+  end
+
+  -- later makes every waiting time in d longer by lag, the time that a clock needs to catch up after it stepped back.
+  local function later(d, lag)
+    if not d.allowed and not d.never then d.retry = d.retry + lag end
+    if d.reset > 0 then d.reset = d.reset + lag end
+    if d.wait > 0 then d.wait = d.wait + lag end
+  end
+
+  -- keep returns the state to store after a decision that charges nothing: s or kept. kept is s with its clock
+  -- started or corrected.
+  local function keep(l, s, kept, seen, dry_run)
+    if (seen and dry_run) or (not seen and l.initial >= l.capacity) then return s end
+    return kept
+  end
+
+  -- fresh returns the state of a new bucket at time t. It keeps log, because log contains which entries are
+  -- stored in Redis.
+  local function fresh(l, t, log)
+    local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, peaks = l.settles and '' or nil }
+    if l.kind == SLIDING or l.kind == LOG then return s end
+    s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
+    return locate(l, s)
+  end
+
+  -- full_at returns the moment from which s is completely full if nothing more is charged.
+  local function full_at(l, s, phase)
+    local at = floor(s.at / l.tick)
+    if l.kind == TOKEN or l.kind == LEAKY then
+      at = at + ceil_div(l.v - s.value, l.p)
+    elseif l.kind == GUARANTEED then
+      at = at + max(ceil_div(l.v - s.value, l.p), ceil_div(l.v1 - s.prev, l.p1))
+    elseif l.kind == WINDOW then
+      local n = ceil_div(l.v - s.value, l.p)
+      if n <= 0 then return s.at end
+      if l.edges then return calendar_start(l, s.window + n) end
+      at = phase + (window_of(l, phase, s.at) + n) * l.period
+    elseif l.kind == SLIDING then
+      local e = at % l.period
+      if s.value > 0 then
+        at = at + 2 * l.period - e
+      elseif s.prev > 0 then
+        at = at + l.period - e
+      end
+    elseif log_size(s.log) > 0 then
+      return s.at + l.period
+    end
+    return at * l.tick
+  end
+
+  -- begin prepares s, the stored state or nil, for a decision of l at time t. It returns the state, the time at
+  -- which to decide, and whether the bucket was stored before. A state with other numbers than l keeps them, but a
+  -- balance is converted at once, and counts as not stored. If the clock was set back, the returned time or the state is
+  -- adjusted, as by Limit.start.
+  local function begin(l, phase, s, t)
+    if not s or (l.kind == LOG and log_size(s.log) == 0) then return fresh(l, t, s and s.log), t, false end
+    if s.by ~= l and not take_kept then with_changed() end
+    local at = t
+    if t < s.at then
+      if s.at - t <= STEP_BACK then
+        at = s.at
       else
-        written = pack('<Bddddd', 0, value, now, p, q, v)
-      end
-      if l.max_debt then
-        local peaks, from = b or '', b and head + 9 or 1
-        if b and #b == head then
-          peaks = nil
-        elseif b and unpack_at('<d', b, head + 1) >= 0 then -- there are denials
-          reset = nil
-          break
+        s = {
+          by = s.by, value = s.value, prev = s.prev, at = t - t % s.by.tick, log = s.log, phase = s.phase,
+          window = s.window, next = s.next, period = s.period, denials = s.denials,
+          peaks = l.settles and push('', 1, min(s.at, t + HOUR - (t + HOUR) % s.by.tick) + s.by.tick, 0) or nil,
+        }
+        if l.calendar == s.by.calendar then
+          locate(l, s)
+        elseif s.by.calendar then
+          s.by = outlived(s)
         end
-        written = written .. '\0\0\0\0\0\0\240\191' .. peaked(l, peaks, from, now, v - value - cost, v - value, 0)
+        if s.log then log_clamp(s.log, t) end
       end
     end
-    if length then
-      if retry > 0 then retry = retry * length - since end
-      if wait > 0 then wait = wait * length - since end
-      reset = (reset > 1 and reset or 1) * length - since
+    if s.by ~= l then
+      if same_scale(l, phase, s) then
+        s.by = l
+      elseif l.initial < l.capacity then
+        return adopt_balance(l, phase, s, at), at, false
+      end
     end
-    local together = first or joined
-    if together then
-      if denied then
-        if l.charges_denied then
-          reset = nil
-          break
+    if l.initial < l.capacity and s.by == l and not s.denials and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
+      return fresh(l, at), at, false
+    end
+    return s, at, true
+  end
+
+  -- take decides the charge a of a bucket in state s at the time now, and returns the next state. It stores
+  -- the decision in d: allowed, never, value, remaining, retry, reset, wait, blocked, lost, and timed, which is false
+  -- if the times are counted in windows. take ignores penalties; take_counted adds them.
+  local function take(l, phase, s, a, d, dry_run)
+    clear(l, d)
+    if l.rate == 0 then
+      d.allowed, d.never = a.cost <= 0, a.cost > 0
+      return s
+    end
+    if l.kind == SLOTS then
+      take_slot(s.key, l, a, d, dry_run)
+      return s
+    end
+    local kept, at, seen = begin(l, phase, s, now)
+    local next
+    if kept.by ~= l then
+      next = take_converted(l, phase, kept, at, a, d, dry_run)
+      if next then return dry_run and s or next end
+      next = take_kept(l, phase, kept, at, a, d, at - now)
+    elseif l.kind <= WINDOW or l.kind == LEAKY then
+      next = take_level(l, phase, kept, at, a, d, at - now)
+    elseif l.kind == GUARANTEED then
+      if not take_guaranteed then with_guaranteed() end
+      next = take_guaranteed(l, kept, at, a, d)
+    elseif l.kind == SLIDING then
+      if not take_sliding then with_sliding() end
+      next = take_sliding(l, kept, at, a, d)
+    else
+      next = take_log(l, kept, at, a, d, dry_run)
+    end
+    if a.settle and a.cost == 0 then d.allowed, d.retry = true, 0 end
+    if at > now and d.timed then later(d, at - now) end
+    if d.never and not takes_denied(l, a) then return s end
+    if a.cost < 0 and not seen and l.initial >= l.capacity then return s end
+    if a.cost ~= 0 and not dry_run and (d.allowed or charges_denied(l, a)) then return next end
+    return keep(l, s, kept, seen, dry_run or (a.free and not d.allowed))
+  end
+
+  -- take_counted is take for a limit that may have a penalty, and for a state that may have denials.
+  local function take_counted(l, phase, s, a, d, dry_run)
+    if l.after == 0 and not (s and s.denials) then return take(l, phase, s, a, d, dry_run) end
+    if not take_penalized then with_penalties() end
+    return take_penalized(l, phase, s, a, d, dry_run)
+  end
+
+  -- kept_of returns the state to store in place of s if the charge a is not made, because another bucket of the group has
+  -- denied.
+  local function kept_of(l, phase, s, a)
+    if l.rate == 0 or l.kind == SLOTS then return s end
+    if s and s.denials then return kept_of_penalized(l, phase, s, a) end
+    local kept, _, seen = begin(l, phase, s, now)
+    return keep(l, s, kept, seen, a.dry_run or a.free)
+  end
+
+  -- The buckets --------------------------------------------------------------------------------------
+
+  -- sound fails unless the numbers in b are those of a bucket: with others, such as infinity, a loop might never end.
+  local function sound(b)
+    for at = 2, #b, 8 do
+      local n = unpack_at('<d', b, at)
+      if not (n >= -EXACT and n <= EXACT) then error('a value in Redis is not a bucket') end
+    end
+  end
+
+  -- load reads the state of key k, or returns false if there is none. It compares the numbers of the state with
+  -- those of l at once, so that usually nothing must be converted.
+  local function load(k, l, phase)
+    local s = state[k]
+    if s ~= nil then return s end
+    s = false
+    if l.kind == LOG then
+      if not log_load then with_logs() end
+      local log = log_load(names[k])
+      local n = log_size(log)
+      s = { by = l, value = 0, prev = 0, at = n > 0 and log_at(log, n) or 0, log = log }
+      if log.denials then
+        if not unpack_denials then with_penalties() end
+        s.denials = unpack_denials(log.denials, 2)
+      end
+    elseif l.kind == SLOTS then
+      s = { key = k } -- the state is in with_slots
+    else
+      local b, last = stored[k]
+      if not b then
+        state[k] = false
+        return false
+      end
+      sound(b)
+      local tick = byte(b) == 1 and 1000 or 1
+      if byte(b) == 2 then
+        local value, at, rate, capacity, calendar, window, next, pos = unpack_at('<ddddddd', b, 2)
+        last = pos
+        s = { by = l, value = value, prev = 0, at = at, phase = 0, window = window, next = next }
+        local hours = next % 1000000
+        s.next = next - hours
+        if l.calendar ~= calendar or l.rate ~= rate or l.capacity ~= capacity then
+          s.by = {
+            kind = WINDOW, tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = calendar,
+            longest = hours * HOUR, p = rate, q = 1, v = capacity,
+          }
         end
-      elseif flags == 0 and not instead then
-        denied, again, reset = true, true, nil
-        break
-      end
-      for i = 1, m, 3 do
-        if held[i] == k then reset = nil end -- stored does not have this group's earlier charge of the bucket yet
-      end
-      if not reset then break end
-    end
-    if written then
-      local ttl = (reset - reset % 1000) / 1000 + 2
-      if l.below then ttl = ttl + 86400000 end
-      if given and ttl < 86400000 then ttl = 86400000 end -- a day, as in lifetime
-      if together then
-        held = held or {}
-        held[m + 1], held[m + 2], held[m + 3] = k, written, ttl
-        m = m + 3
+      elseif l.kind == WINDOW then
+        local value, at, rate, period, capacity, old, pos = unpack_at('<dddddd', b, 2)
+        last = pos
+        s = { by = l, value = value, prev = 0, at = at, phase = phase }
+        if l.rate ~= rate or l.period ~= period or l.capacity ~= capacity or phase ~= old or l.tick ~= tick or l.edges then
+          s.by = {
+            kind = WINDOW, tick = tick, rate = rate, period = period, capacity = capacity, phase = old, p = rate, q = 1,
+            v = capacity,
+          }
+        end
+      elseif l.kind == SLIDING then
+        local value, prev, at, period = unpack_at('<dddd', b, 2)
+        last = 42
+        s = { by = l, value = value, prev = prev, at = at, period = period }
+      elseif l.kind == GUARANTEED then
+        local value, prev, at, p, q, v, p1, v1, pos = unpack_at('<dddddddd', b, 2)
+        last = pos
+        s = { by = l, value = value, prev = prev, at = at }
+        if l.p ~= p or l.q ~= q or l.v ~= v or l.p1 ~= p1 or l.v1 ~= v1 or l.tick ~= tick then
+          s.by = { kind = GUARANTEED, tick = tick, p = p, q = q, v = v, p1 = p1, v1 = v1 }
+        end
       else
-        stored[k], lives[k] = written, ttl
+        local value, at, p, q, v, pos = unpack_at('<ddddd', b, 2)
+        last = pos
+        s = { by = l, value = value, prev = 0, at = at }
+        if l.p ~= p or l.q ~= q or l.v ~= v or l.tick ~= tick then
+          s.by = { kind = l.kind, tick = tick, p = p, q = q, v = v, p1 = 0, v1 = 0 }
+        end
+      end
+      if last <= #b then
+        if unpack_at('<d', b, last) < 0 then
+          s.peaks = sub(b, last + 8)
+        else
+          if not unpack_denials then with_penalties() end
+          s.denials = unpack_denials(b, last)
+        end
       end
     end
+    state[k] = s
+    return s
+  end
+
+  -- remember keeps s, the next state of the bucket of c, for later charges of the same call and for writing. If same is
+  -- true, the decision changes nothing but the clock of a new bucket.
+  local function remember(c, s, same)
+    if s and s ~= state[c.key] then
+      if s.by == c.limit then s.phase = c.phase end -- else the state keeps the phase of an earlier limit
+      state[c.key], dirty[c.key] = s, c.limit
+    elseif s and s.log and not same then
+      denied_logs[c.key] = c.limit
+    end
+    -- The stored period never gets shorter: a longer one may still need the counts.
+    if s and c.limit.kind == SLIDING and not same then
+      local period = c.limit.period * c.limit.tick
+      if not s.period or s.period < period then s.period, dirty[c.key] = period, c.limit end
+    end
+  end
+
+  -- take_one decides the charge c alone, stores the decision in c, and keeps the next state for writing.
+  local function take_one(c)
+    local s = take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.dry_run)
+    remember(c, s, c.dry_run or (c.free and not c.allowed))
+  end
+
+  -- fresh_at returns the time at which s, the state after a charge of l, equals a full bucket.
+  local function fresh_at(l, s)
+    local by = s.by
+    if by.kind == SLIDING then
+      local e = s.at % s.period
+      if s.value > 0 then return s.at + 2 * s.period - e end
+      return s.prev > 0 and s.at + s.period - e or s.at
+    elseif not by.calendar then
+      return full_at(by, s, by.phase or s.phase)
+    end
+    local n = ceil_div(by.v - s.value, by.p)
+    if by.calendar == l.calendar then return now + calendar_time(l, s.window + n - l.window) end
+    return s.next + max(0, n - 1) * by.longest
+  end
+
+  -- lifetime returns the time in ms that s, the state after a charge of l, must live: until it equals a
+  -- bucket that was never seen.
+  local function lifetime(l, s)
+    local ttl = max(0, floor((fresh_at(l, s) - now) / 1000)) + 2
+    if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
+    if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
+    local peaks = s.peaks
+    if peaks and peaks ~= '' then ttl = max(ttl, floor((unpack_at('<d', peaks, #peaks - 15) - now) / 1000) + 2) end
+    if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by the given time
+    return ttl
+  end
+
+  -- save prepares the state of key k for writing: it converts the state to bytes, and determines its lifetime.
+  local function save(k)
+    local s = state[k]
+    local l = s.by
+    local kind, ms, b = l.kind, l.tick == 1 and 0 or 1
+    if kind == TOKEN or kind == LEAKY then
+      b = pack('<Bddddd', ms, s.value, s.at, l.p, l.q, l.v)
+    elseif l.calendar then
+      -- Calendar windows start at whole seconds. So the microseconds of the next start have room for the length of
+      -- the longest window in hours.
+      local hours = ceil_div(l.longest, HOUR)
+      b = pack('<Bddddddd', 2, s.value, s.at, l.rate, l.capacity, l.calendar, s.window, s.next + hours)
+    elseif kind == WINDOW then
+      b = pack('<Bdddddd', ms, s.value, s.at, l.rate, l.period, l.capacity, l.phase or s.phase)
+    elseif kind == SLIDING then
+      b = pack('<Bddddd', 4, s.value, s.prev, s.at, s.period, 0)
+    else
+      b = pack('<Bdddddddd', ms, s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1)
+    end
+    if s.denials then b = b .. pack_denials(s.denials) end
+    if s.peaks then b = b .. pack('<d', -1) .. s.peaks end -- the first double of denials is never below 0
+    stored[k], lives[k] = b, lifetime(dirty[k], s)
+  end
+
+  -- States with other numbers than the limit of the charge (changed.go).
+  function with_changed()
+    -- phase_of returns the phase with which s was written: that of its numbers if they have one, or else s.phase.
+    local function phase_of(s) return s.by.phase or s.phase end
+
+    -- most_of_windows returns the largest exact capacity + max_reserved of a fixed window with this rate.
+    -- longest is the length of its longest window.
+    local function most_of_windows(rate, longest)
+      local windows, most = floor((EXACT - MAX_TIME) / longest) - 1, EXACT - rate
+      if windows <= floor(most / rate) then return windows * rate end
+      return most
+    end
+
+    -- mul_div returns a*b/c, rounded down and limited to 2^53, and the remainder. It stays in the exact range:
+    -- it builds the quotient and the remainder of a*(b mod c) from the bits of a.
+    local function mul_div(a, b, c)
+      if b == c then return a, 0 end
+      local whole = floor(b / c)
+      local part = b - whole * c
+      if whole > 0 and a > floor(EXACT / whole) then return EXACT, 0 end
+      local product, quotient, rest, bit = a * whole, 0, 0, 4503599627370496
+      while bit * 2 <= a do bit = bit * 2 end
+      while bit > a and bit > 1 do bit = bit / 2 end
+      while bit >= 1 do
+        quotient, rest = quotient * 2, rest * 2
+        if rest >= c then quotient, rest = quotient + 1, rest - c end
+        if a >= bit then
+          a = a - bit
+          if rest >= c - part then
+            quotient, rest = quotient + 1, rest - (c - part)
+          else
+            rest = rest + part
+          end
+        end
+        bit = bit / 2
+      end
+      if quotient >= EXACT - product then return EXACT, 0 end
+      return product + quotient, rest
+    end
+
+    -- mul_div_ceil returns a*b/c, rounded up and limited to 2^53.
+    local function mul_div_ceil(a, b, c)
+      local n, rest = mul_div(a, b, c)
+      if rest > 0 then n = n + 1 end
+      return n
+    end
+
+    -- smallest returns the smallest n, 0 <= n <= high, for which holds(n) is true. holds(high) must be true, and so must
+    -- holds of every number between n and high.
+    local function smallest(high, holds)
+      local low = -1 -- holds(low) is false
+      while low + 1 < high do
+        local mid = low + floor((high - low) / 2)
+        if holds(mid) then high = mid else low = mid end
+      end
+      return high
+    end
+
+    -- same_scale reports whether the values of s mean the same under the numbers of l as under those with which s
+    -- was written. Then s needs no conversion.
+    function same_scale(l, phase, s)
+      local old = s.by
+      if l.kind == WINDOW then
+        return l.tick == old.tick and l.rate == old.rate and l.period == old.period
+          and l.capacity == old.capacity and phase == phase_of(s) and l.calendar == old.calendar
+      elseif l.kind == SLIDING or l.kind == LOG then
+        return true
+      end
+      return l.tick == old.tick and l.p == old.p and l.q == old.q and l.v == old.v
+        and l.p1 == old.p1 and l.v1 == old.v1
+    end
+
+    -- outlived returns numbers for s if the calendar of s is unknown: its windows have the length of the longest
+    -- possible window, and one of them starts at s.next.
+    function outlived(s)
+      local old, longest = s.by, s.by.longest
+      return {
+        kind = WINDOW, tick = 1, rate = old.rate, period = longest, capacity = old.capacity, p = old.rate, q = 1, v = old.v,
+        phase = s.next - floor(s.next / longest) * longest,
+      }
+    end
+
+    local function after(k, ticks)
+      if ticks >= ceil_div(k.used, k.p) then return 0 end
+      return k.used - ticks * k.p
+    end
+
+    -- kept_tokens returns the consumption of a token bucket, or of one part of a guaranteed bucket, at time t.
+    -- value is what the bucket held at s.at, full is what it can hold, and p flows in with each tick; all three
+    -- are in the numbers of s.by. The result counts in ms if l or s.by counts in ms, and otherwise in us.
+    local function kept_tokens(l, s, value, full, p, t)
+      local old = s.by
+      local k = {
+        old = old, unit = old.q, most = floor((EXACT - old.p - old.p1) / old.q), used = full - value, p = p,
+        tick = max(l.tick, old.tick),
+      }
+      if k.tick ~= old.tick then
+        k.used = min(k.used + p * (s.at % k.tick), EXACT)
+        k.p = min(p * (k.tick / old.tick), EXACT)
+      end
+      k.used = after(k, floor(t / k.tick) - floor(s.at / k.tick))
+      k.now = t - t % k.tick
+      return k
+    end
+
+    -- kept_window returns the consumption of a fixed window at time t, in the numbers of s.by.
+    local function kept_window(l, s, t)
+      local old, k = s.by
+      if old.calendar and old.calendar == l.calendar then
+        k = { old = old, most = most_of_windows(old.rate, l.longest), phase = 0, edges = true }
+        k.window = window_of(l, 0, t)
+        k.n = k.window - s.window
+      else
+        if old.calendar then old = outlived(s) end
+        k = { old = old, most = most_of_windows(old.rate, old.period), phase = old.phase or s.phase }
+        k.window = window_of(old, k.phase, t)
+        k.n = k.window - window_of(old, k.phase, s.at)
+      end
+      k.unit, k.now, k.used = 1, t, old.capacity - s.value
+      if k.n > 0 then
+        if l.clears or k.n >= ceil_div(k.used, old.rate) then k.used = 0 else k.used = k.used - k.n * old.rate end
+      end
+      return k
+    end
+
+    -- consumed returns the consumption of a bucket at time t. Of a guaranteed bucket it is that of the bank.
+    local function consumed(l, s, t)
+      if l.kind == WINDOW then return kept_window(l, s, t) end
+      return kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
+    end
+
+    -- units returns k.used in the unit of l, rounded up.
+    local function units(k, l) return mul_div_ceil(k.used, l.q, k.unit) end
+
+    -- of converts n, in the unit of l, to the unit of k, rounded down.
+    local function of(k, l, n)
+      local used = mul_div(n, k.unit, l.q)
+      return used
+    end
+
+    local function ticks_to(k, bound) return max(0, ceil_div(k.used - bound, k.p)) end
+
+    -- until_used returns the time from t until k.used does not exceed bound, which is in the unit of k.used. If k has a
+    -- calendar, the result is a number of windows.
+    local function until_used(k, l, t, bound)
+      if l.kind ~= WINDOW then return max(0, ticks_to(k, bound) * k.tick - (t - k.now)) end
+      local n = ceil_div(k.used - bound, k.old.rate)
+      if l.clears then n = min(n, 1) end
+      n = max(1, n)
+      if k.edges then return k.window - l.window + n end
+      return (k.phase + (k.window + n) * k.old.period) * k.old.tick - t
+    end
+
+    -- until_units returns the time from t until the consumption does not exceed bound, which is in the unit of l.
+    local function until_units(k, l, t, bound) return until_used(k, l, t, of(k, l, bound)) end
+
+    local function given_units(k, l, p, a)
+      local n = min(-a.cost, EXACT)
+      local given = a.raw and of(k, l, n) or min(n, k.most) * k.unit
+      if a.of > 0 and l.settles then
+        return min(given, k.room)
+      elseif a.of > 0 and k.tick then
+        return returned(given, p, floor(k.now / k.tick) - floor(a.of / k.tick))
+      end
+      return given
+    end
+
+    -- peaks_of returns the peaks of s that l can use; nil: none.
+    local function peaks_of(l, phase, s)
+      local old = s.by
+      if not l.settles or l.tick ~= old.tick then return nil end
+      if l.kind == WINDOW and (l.period ~= old.period or phase ~= phase_of(s) or l.calendar ~= old.calendar) then
+        return nil
+      end
+      return s.peaks
+    end
+
+    -- adopt_peaks returns the peaks of s, converted to the numbers of l; nil: they are unknown.
+    local function adopt_peaks(l, phase, s)
+      local peaks = peaks_of(l, phase, s)
+      if not peaks or l.kind == WINDOW then return peaks end
+      local next, at = '', 1
+      while at <= #peaks do
+        local till, room
+        till, room, at = unpack_at('<dd', peaks, at)
+        room = mul_div(room, l.q, s.by.q)
+        next = push(next, 1, till, room)
+      end
+      return next
+    end
+
+    -- converted returns s, which has other numbers than l, as a state of l at time t, or false if that would lose
+    -- consumption; and the largest consumption in units that s can express without a conversion.
+    local function converted(l, phase, s, t)
+      local k = consumed(l, s, t)
+      local c = { by = l, value = l.v - units(k, l), prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials }
+      if l.kind == GUARANTEED then c.prev = l.v1 - units(kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), l) end
+      if c.value < 0 or c.prev < 0 then return false end
+      c.peaks = adopt_peaks(l, phase, s)
+      return locate(l, c), k.most
+    end
+
+    -- take_converted decides the charge a on s, which has other numbers than l, at time t if that charge converts s: it is
+    -- allowed, and the conversion loses no consumption. It then returns the next state, else nil. A denied charge that is
+    -- made converts s only if the old numbers cannot express it.
+    function take_converted(l, phase, s, t, a, d, dry_run)
+      if a.cost == 0 then return nil end
+      local c, most = converted(l, phase, s, t)
+      local next = c and take(l, phase, c, a, d, dry_run)
+      if c and (d.allowed or charges_denied(l, a) and l.capacity > most) then return next end
+      clear(l, d)
+      return nil
+    end
+
+    -- balance converts value from the given unit to that of l, rounded down and at most full. A debt that the numbers of
+    -- l cannot express becomes the largest that they can.
+    local function balance(l, value, unit, full)
+      if value < 0 then
+        local most = l.kind == WINDOW and most_of_windows(l.rate, l.longest or l.period)
+          or l.kind == TOKEN and floor((EXACT - l.p) / l.q)
+        return max(-mul_div_ceil(-value, l.q, unit), -(most and most - l.capacity or 0) * l.q)
+      end
+      local n = mul_div(value, l.q, unit)
+      return min(full, n)
+    end
+
+    -- adopt_balance returns s, which has other numbers than l, as a state of l at time t. l is a balance: s keeps its
+    -- value, as far as that fits.
+    function adopt_balance(l, phase, s, t)
+      local k, peaks = consumed(l, s, t), adopt_peaks(l, phase, s)
+      local full = k.old.v
+      local c = {
+        by = l, value = balance(l, full - k.used, k.unit, l.v), prev = 0, at = t - t % l.tick, phase = 0,
+        denials = s.denials, peaks = peaks,
+      }
+      if l.kind == GUARANTEED then
+        local k1 = kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t)
+        c.prev = balance(l, s.by.v1 - k1.used, k1.unit, l.v1)
+      end
+      if peaks and peaks ~= '' then
+        c.peaks = push(peaks, 1, max(c.at, s.at + l.tick), max(0, balance(l, full, k.unit, l.v) - c.value))
+      end
+      return locate(l, c)
+    end
+
+    -- decide_kept decides the charge a on a token bucket or a fixed window whose state has other numbers than l. k is
+    -- the consumption at time t.
+    local function decide_kept(l, k, t, a, d)
+      local unit, full = l.q, l.v
+      local cost, r = cost_in(l, unit, a), 0
+      if a.reserve then r = l.max_reserved end
+      local reach = max(0, min(l.max_reserved, k.most - l.capacity))
+      local goal = full + r * unit - cost
+      if a.reserve and reach < r then
+        goal = min(goal, full)
+        if cost <= reach * unit then goal = full + reach * unit - cost end
+      end
+      if a.reserve and a.max_wait > 0 then goal = min(goal, full, full - cost + inflow_in(l, a.max_wait)) end
+      if cost < 0 then
+        local over = a.of > 0 and l.kind == WINDOW
+          and window_of(k.edges and l or k.old, k.phase, a.of) ~= k.window
+        if not over then k.used = k.used - min(k.used, given_units(k, l, k.p, a)) end
+        d.allowed = true
+      elseif beyond(l, a) then
+        local most, had = (l.capacity + min(l.max_debt, k.most - l.capacity)) * k.unit, k.used
+        local wanted = mul_div(min(a.cost, l.capacity + l.max_debt), k.unit, 1)
+        k.used = min(max(had, most), had + wanted)
+        d.allowed, d.lost = true, a.cost - floor((k.used - had) / k.unit)
+      elseif cost == 0 then
+        local room = of(k, l, goal)
+        local debt = max(room, k.old.v)
+        if k.used <= debt then
+          d.allowed = true
+        elseif debt > room then
+          d.retry = until_used(k, l, t, debt)
+        else
+          d.retry = until_units(k, l, t, goal)
+        end
+      elseif goal >= full and k.used <= of(k, l, goal) then
+        k.used = k.used + mul_div_ceil(cost, k.unit, unit)
+        d.allowed, d.wait = true, until_units(k, l, t, full)
+      elseif charges_denied(l, a) then
+        k.used = min(max(k.used, (l.capacity + reach) * k.unit), k.used + mul_div_ceil(cost, k.unit, unit))
+        d.never = l.takes_denied and cost > full
+        if not d.never then d.retry = until_units(k, l, t, max(0, goal)) end
+      elseif cost > full + r * unit or goal < 0 then
+        d.never = true
+      else
+        d.retry = until_units(k, l, t, goal)
+      end
+    end
+
+    -- decide_kept_turn is decide_kept for a leaky bucket. lag is that of take_kept.
+    local function decide_kept_turn(l, k, t, a, d, lag)
+      local cost = cost_in(l, l.q, a)
+      if cost < 0 then
+        k.used = k.used - min(k.used, given_units(k, l, k.p, a))
+        d.allowed = true
+        return
+      elseif cost > l.v then
+        d.never = true
+        return
+      end
+      local wait = span(l, t, ceil_div(units(k, l), l.p))
+      local late = a.max_wait > 0 and wait > 0 and wait + lag > a.max_wait
+      local goal = cost == 0 and EXACT or l.v - cost
+      if cost == 0 and not late then
+        d.allowed, d.wait = true, wait
+      elseif late and wait <= a.max_wait and units(k, l) <= goal then
+        d.retry = wait - a.max_wait
+      else
+        if a.max_wait > 0 then goal = min(goal, inflow_in(l, a.max_wait)) end
+        d.retry = until_units(k, l, t, goal)
+      end
+    end
+
+    -- take_kept_pair is take_kept for a guaranteed bucket.
+    local function take_kept_pair(l, s, t, a, d)
+      local old = s.by
+      local sure, bank = kept_tokens(l, s, s.prev, old.v1, old.p1, t), kept_tokens(l, s, s.value, old.v, old.p, t)
+      local larger = mul_div(l.capacity, old.q, 1)
+      local most = min(max(larger, old.v + old.v1), bank.most * bank.unit)
+
+      -- has reports whether cost is available after the given number of ticks of the old numbers.
+      local function has(cost, ticks)
+        local sure2, bank2 = { used = after(sure, ticks), unit = sure.unit }, { used = after(bank, ticks), unit = bank.unit }
+        local v1, v2 = l.v1 - units(sure2, l), l.v - units(bank2, l)
+        return max(0, v1) + max(0, v2) >= cost * l.q
+          and (v1 >= 0 and v2 >= 0 or cost <= floor((most - sure2.used - bank2.used) / bank.unit))
+      end
+
+      -- enough_in returns the time from t until cost is available.
+      local function enough_in(cost)
+        local last = max(ticks_to(sure, 0), ticks_to(bank, 0))
+        return smallest(last, function(n) return has(cost, n) end) * bank.tick - (t - bank.now)
+      end
+
+      if a.cost < 0 then
+        local given = given_units(bank, l, sure.p + bank.p, a)
+        local part = min(given, bank.used)
+        bank.used, sure.used = bank.used - part, max(0, sure.used - (given - part))
+        d.allowed = true
+      elseif a.cost > l.capacity then
+        d.never = true
+      elseif a.cost == 0 then
+        d.allowed = true
+      else
+        d.allowed = has(a.cost, 0)
+        if d.allowed then
+          local part = min(max(0, l.v1 - units(sure, l)), a.cost * l.q)
+          local paid = min(mul_div_ceil(part, sure.unit, l.q), a.cost * sure.unit)
+          sure.used, bank.used = sure.used + paid, bank.used + a.cost * bank.unit - paid
+        else
+          d.retry = enough_in(a.cost)
+        end
+      end
+      local v1, v2 = l.v1 - units(sure, l), l.v - units(bank, l)
+      d.value, d.remaining = v1 + v2, floor((max(0, v1) + max(0, v2)) / l.q)
+      if v1 < 0 or v2 < 0 then
+        d.remaining = max(0, min(d.remaining, floor((most - sure.used - bank.used) / bank.unit)))
+      end
+      d.reset = max(0, enough_in(l.capacity))
+      return { by = old, value = old.v - bank.used, prev = old.v1 - sure.used, at = bank.now, phase = 0 }
+    end
+
+    -- take_kept decides the charge a on s, which has other numbers than l, at time t. lag is how far the clock is behind
+    -- t, after it has stepped back. If l does not have the calendar of s, the decision has times instead of numbers of
+    -- windows.
+    function take_kept(l, phase, s, t, a, d, lag)
+      if l.kind == GUARANTEED then return take_kept_pair(l, s, t, a, d) end
+      local k = consumed(l, s, t)
+      if l.kind == WINDOW then d.timed = not k.edges end
+      local peaks, had = s.by == k.old and peaks_of(l, phase, s) or nil, k.used
+      k.room = l.settles and room_since(k.old, s.at, peaks, 1, a.of, had)
+      if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, lag) else decide_kept(l, k, t, a, d) end
+      if l.settles then peaks = peaked(k.old, peaks, 1, k.now, had, k.used, a.of) end
+      d.value = l.v - units(k, l)
+      d.remaining = max(0, floor(d.value / l.q))
+      d.reset = until_units(k, l, t, 0)
+      local next = {
+        by = k.old, value = k.old.v - k.used, prev = 0, at = k.now - k.now % k.old.tick, phase = k.phase or 0,
+        peaks = peaks,
+      }
+      if k.edges then locate(l, next) end
+      return next
+    end
+  end
+
+  -- Token buckets with a guaranteed minimum (guaranteed.go).
+  function with_guaranteed()
+    -- guaranteed_retry returns the number of ticks after which v1 and v2 together can pay c, which they cannot
+    -- now. All three are in 1/q unit.
+    local function guaranteed_retry(l, v1, v2, c)
+      return max(ceil_div(c - v1 - v2, l.p1 + l.p), ceil_div(c - l.v1 - v2, l.p), ceil_div(c - v1 - l.v, l.p1))
+    end
+
+    function take_guaranteed(l, s, t, a, d)
+      local e = elapsed(l, s.at, t)
+      local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
+      if a.cost < 0 then
+        local c = refund_of(l, 0, s, nil, give_back(l, a.cost) * l.q, 0, t, a)
+        local bank = min(c, l.v - v2)
+        v1, v2 = min(l.v1, v1 + c - bank), v2 + bank
+        d.allowed = true
+      elseif a.cost > l.capacity then
+        d.never = true
+      else
+        local c = a.cost * l.q
+        if v1 + v2 >= c then
+          d.allowed = true
+          local paid = max(0, min(v1, c)) -- v1 is below 0 if take_kept_pair charged the state for a larger limit
+          v1, v2 = v1 - paid, v2 - (c - paid)
+        else
+          d.retry = span(l, t, guaranteed_retry(l, v1, v2, c))
+        end
+      end
+      d.value, d.remaining = v1 + v2, max(0, floor((v1 + v2) / l.q))
+      d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
+      return { by = l, value = v2, prev = v1, at = t - t % l.tick, phase = 0 }
+    end
+  end
+
+  -- Sliding window counters (sliding_counter.go).
+  function with_sliding()
+    -- window_counts returns the counts, limited so that products stay in the exact range: a larger limit may have
+    -- made counts above l.rate. The stored counts are not limited.
+    local function window_counts(l, cur, prev)
+      if cur <= l.rate and prev <= l.rate then return cur, prev end
+      local most = floor(EXACT / 3 / l.period)
+      return min(cur, most), min(prev, most)
+    end
+
+    -- sliding_retry returns the number of ticks until cost is allowed. cur and prev are the counts of the
+    -- current and the previous window, and e is the number of ticks since the current one began.
+    local function sliding_retry(l, cur, prev, cost, e)
+      local a = l.rate - cur - cost
+      if a >= 0 and prev > 0 then
+        local e2 = l.period - floor(a * l.period / prev)
+        if e2 < l.period then return e2 - e end
+      end
+      local next = l.period - e
+      if cur > 0 then next = next + max(0, l.period - floor((l.rate - cost) * l.period / cur)) end
+      return next
+    end
+
+    function take_sliding(l, s, t, a, d)
+      local own, last = s.value, s.prev
+      local tick = floor(t / l.tick)
+      local e = tick % l.period
+      local windows = floor(tick / l.period) - floor(floor(s.at / l.tick) / l.period)
+      if windows == 1 then
+        own, last = 0, own
+      elseif windows ~= 0 then
+        own, last = 0, 0
+      end
+      local cur, prev = window_counts(l, own, last)
+      local cost, left = a.cost, l.period - e
+      if cost < 0 and a.of > 0 and floor(floor(a.of / l.tick) / l.period) ~= floor(tick / l.period) then
+        d.allowed = true
+      elseif cost < 0 then
+        local off = min(-cost, own)
+        own, last = own - off, max(0, last - (-cost - off))
+        cur, prev = window_counts(l, own, last)
+        d.allowed = true
+      elseif cost > l.rate then
+        d.never = true
+      elseif (cur + cost) * l.period + prev * left <= l.rate * l.period then
+        own, cur = own + cost, cur + cost
+        d.allowed = true
+      else
+        d.retry = span(l, t, sliding_retry(l, cur, prev, cost, e))
+      end
+      d.remaining = max(0, floor(((l.rate - cur) * l.period - prev * left) / l.period))
+      d.value = d.remaining
+      if cur > 0 then
+        d.reset = span(l, t, left + l.period)
+      elseif prev > 0 then
+        d.reset = span(l, t, left)
+      end
+      return { by = l, value = own, prev = last, at = t - t % l.tick, phase = 0, period = s.period }
+    end
+  end
+
+  -- Sliding logs (sliding_log.go). A log is a list of times, oldest first. It is read only where necessary and written at
+  -- the end. log_write removes the units in Redis after number log.stored, appends the units in log.added, and removes
+  -- the oldest log.first units. Denials of a penalty are stored before the times, as bytes that start with 'd'; log.head
+  -- is then 1, else 0.
+  function with_logs()
+    function log_load(key)
+      local n = call('LLEN', key)
+      local oldest = n > 0 and call('LINDEX', key, 0)
+      local head = oldest and byte(oldest) == 100 and 1 or 0
+      n = n - head
+      return {
+        key = key, listed = n, stored = n, first = 0, added = {},
+        head = head, denials = head == 1 and oldest, oldest = head == 0 and oldest,
+      }
+    end
+
+    function log_size(log) return log.stored + #log.added - log.first end
+
+    -- log_at returns the time of the i-th unit in log, the oldest first. It reads that time from Redis if
+    -- necessary.
+    function log_at(log, i)
+      i = i + log.first
+      if i > log.stored then return log.added[i - log.stored] end
+      if i == 1 and log.oldest then return tonumber(log.oldest) end
+      return tonumber(call('LINDEX', log.key, log.head + i - 1))
+    end
+
+    -- log_clamp changes the times after t in log to t. It is needed after a clock has stepped back.
+    function log_clamp(log, t)
+      local all = {}
+      for i = 1, log_size(log) do all[i] = min(log_at(log, i), t) end
+      log.first, log.stored, log.added = 0, 0, all
+    end
+
+    -- log_cut removes the n newest units.
+    local function log_cut(log, n)
+      local added = #log.added
+      for _ = 1, min(n, added) do log.added[#log.added] = nil end
+      log.stored = log.stored - max(0, n - added)
+    end
+
+    -- log_write writes the denials, if there are any, and log after them.
+    function log_write(log, ttl, denials)
+      local key, head = log.key, denials and 1 or 0
+      if denials and log.head == 0 then
+        call('LPUSH', key, denials)
+      elseif denials and denials ~= log.denials then
+        call('LSET', key, 0, denials)
+      elseif log.head > head then
+        call('LPOP', key)
+      end
+      if log_size(log) == 0 then log.first, log.stored, log.added = 0, 0, {} end
+      if log.stored < log.listed then
+        if head + log.stored > 0 then call('LTRIM', key, 0, head + log.stored - 1) else call('DEL', key) end
+      end
+      for i = 1, #log.added, 1000 do
+        call('RPUSH', key, unpack(log.added, i, min(i + 999, #log.added)))
+      end
+      if log.first > 0 then
+        call('LTRIM', key, log.first, -1)
+        if denials then call('LSET', key, 0, denials) end
+      end
+      if head + log_size(log) > 0 then call('PEXPIRE', key, ttl) end
+    end
+
+    -- log_outlive makes log live for at least ttl, in ms: it may have been written under a shorter period. Redis 6.2
+    -- does not support GT; there log lives for exactly ttl.
+    function log_outlive(log, ttl)
+      local reply = redis.pcall('PEXPIRE', log.key, ttl, 'GT')
+      if type(reply) == 'table' and reply.err then call('PEXPIRE', log.key, ttl) end
+    end
+
+    -- expired returns the number of units at the head of log that are at least one period old at time t.
+    local function expired(l, log, t)
+      local size, before = log_size(log), t - l.period
+      if size == 0 or log_at(log, 1) > before then return 0 end
+      local lo, hi = 1, size + 1 -- the unit at lo has expired, and the one at hi has not
+      while lo + 1 < hi do
+        local mid = floor((lo + hi) / 2)
+        if log_at(log, mid) > before then hi = mid else lo = mid end
+      end
+      return lo
+    end
+
+    -- take_log is take for a sliding log.
+    function take_log(l, s, t, a, d, dry_run)
+      local log, cost, out = s.log, a.cost, expired(l, s.log, t)
+      local n = log_size(log) - out
+      local newest = n > 0 and log_at(log, out + n)
+      if cost < 0 and a.of > 0 and a.of <= t - l.period then
+        d.allowed = true
+      elseif cost < 0 then
+        n = n - min(n, -cost)
+        newest = n > 0 and log_at(log, out + n)
+        d.allowed = true
+      elseif cost > l.rate then
+        d.never = true
+      elseif n + cost <= l.rate then
+        d.allowed = true
+        n = n + cost
+        if cost > 0 then newest = t end
+      else
+        d.retry = log_at(log, out + n + cost - l.rate) + l.period - t
+      end
+      d.remaining = max(0, l.rate - n)
+      d.value = d.remaining
+      if newest then d.reset = newest + l.period - t end
+      if d.allowed and cost ~= 0 and not dry_run then
+        if cost < 0 then log_cut(log, log_size(log) - out - n) end
+        log.first = log.first + out
+        for _ = 1, cost do log.added[#log.added + 1] = t end
+      end
+      return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0 }
+    end
+  end
+
+  -- Limits with a penalty, and states with denials (penalty.go). Denials are a table with the times of the denials since the
+  -- last block, oldest first, the number of blocks in a row, and the end of the last one. A table is replaced, never changed.
+  function with_penalties()
+    -- block returns the duration of the k-th block in a row, in us: each is twice as long as the one before, up
+    -- to longest_block.
+    local function block(l, k)
+      local span = l.block
+      while k > 1 and span < l.longest_block do
+        span, k = min(2 * span, l.longest_block), k - 1
+      end
+      return span
+    end
+
+    -- forgotten_at returns the time from which on no denial counts.
+    function forgotten_at(l, denials)
+      local n, at = #denials, 0
+      if n > 0 then at = denials[n] + l.period * l.tick end
+      if denials.blocks > 0 then at = max(at, denials.till + (l.longest_block or 0)) end -- nil: a dry run keeps them
+      return at
+    end
+
+    -- seen reports whether there is a state s with the time of a charge. An empty log has no time.
+    local function seen(l, s) return s and (l.kind ~= LOG or log_size(s.log) > 0) end
+
+    -- time_of returns the time of a decision on s: now, or s.at if the clock has stepped back by at most a
+    -- minute.
+    local function time_of(l, s)
+      if seen(l, s) and now < s.at and s.at - now <= STEP_BACK then return s.at end
+      return now
+    end
+
+    -- denials_at returns the denials of s that still count now; nil: none.
+    local function denials_at(l, s)
+      local was = s and s.denials
+      if not was or l.after == 0 then return nil end
+      local n, last = #was, was.till - block(l, was.blocks)
+      if n > 0 then last = max(last, was[n]) end
+      if seen(l, s) then last = max(last, s.at) end
+      local back = last - now
+      if back > STEP_BACK then
+        local moved = { blocks = was.blocks, till = was.till - back }
+        for i = 1, n do moved[i] = was[i] - back end
+        was = moved
+      end
+      if now >= forgotten_at(l, was) then return nil end
+      return was
+    end
+
+    -- counted returns the earlier denials, was (nil: none), without those that no longer count at time t, and with
+    -- one more at t. If they are then as many as start a block, it returns that block in their place, which begins
+    -- at t.
+    local function counted(l, was, t)
+      local d = { blocks = 0, till = 0 }
+      if was then
+        if was.blocks > 0 and t < was.till + l.longest_block then d.blocks, d.till = was.blocks, was.till end
+        local before = t - l.period * l.tick
+        for i = 1, #was do
+          if #d > 0 or was[i] > before then d[#d + 1] = was[i] end
+        end
+        if #d > 0 then t = max(t, d[#d]) end
+      end
+      if #d + 1 < l.after then
+        d[#d + 1] = t
+        return d
+      end
+      local blocks = d.blocks
+      if blocks == 0 or block(l, blocks) < l.longest_block then blocks = blocks + 1 end
+      return { blocks = blocks, till = t + block(l, blocks) }
+    end
+
+    -- with returns a copy of s with other denials, and without peaks if there are any; s itself if it has these already.
+    local function with(s, denials)
+      if not s or s.denials == denials then return s end
+      return {
+        by = s.by, value = s.value, prev = s.prev, at = s.at, log = s.log, phase = s.phase,
+        window = s.window, next = s.next, period = s.period, denials = denials, peaks = not denials and s.peaks or nil,
+      }
+    end
+
+    -- kept_of_penalized is kept_of for a state with denials.
+    function kept_of_penalized(l, phase, s, a)
+      local is, dry_run = with(s, denials_at(l, s)), a.dry_run or a.free
+      local kept, _, seen = begin(l, phase, is, now)
+      kept = keep(l, is, kept, seen, dry_run)
+      if dry_run then return kept == is and s or with(kept, s and s.denials or nil) end
+      return with(kept, is and is.denials)
+    end
+
+    -- blocked decides a on s, which a penalty blocks until the time till: the charge is denied, and the amounts in d
+    -- are those of the bucket without the charge.
+    local function blocked(l, phase, s, till, a, d)
+      local free = a.free
+      a.free = true -- a blocked request is not charged, also by a limit that charges denied ones
+      take(l, phase, s, a, d, true)
+      a.free = free
+      if d.never then return end
+      local own = d.retry
+      take(l, phase, s, { cost = 0, max_wait = 0, of = 0 }, d, true)
+      d.allowed, d.wait, d.blocked = false, 0, till - now
+      d.retry = d.timed and max(own, d.blocked) or own
+    end
+
+    function take_penalized(l, phase, s, a, d, dry_run)
+      local denials = denials_at(l, s)
+      local at, is = time_of(l, s), with(s, denials)
+      if denials and a.cost >= 0 and not (a.settle and a.cost == 0) and at < denials.till then
+        blocked(l, phase, is, denials.till, a, d)
+        if d.never then return s end
+        return kept_of_penalized(l, phase, s, a)
+      end
+      local next = take(l, phase, is, a, d, dry_run)
+      if dry_run or l.rate == 0 or (a.free and not d.allowed) or (d.never and not takes_denied(l, a)) then
+        return next == is and s or with(next, s and s.denials)
+      end
+      if l.after > 0 and not d.allowed and not d.never and a.cost > 0 then
+        denials = counted(l, denials, at)
+        if at < denials.till then
+          d.blocked = denials.till - now
+          if d.timed then d.retry = max(d.retry, d.blocked) end
+        end
+      end
+      return with(next, denials)
+    end
+
+    function pack_denials(denials)
+      local parts = { pack('<dd', denials.blocks, denials.till) }
+      for i = 1, #denials do parts[i + 1] = pack('<d', denials[i]) end
+      return table.concat(parts)
+    end
+
+    function unpack_denials(b, at)
+      local d = {}
+      d.blocks, d.till, at = unpack_at('<dd', b, at)
+      while at <= #b do d[#d + 1], at = unpack_at('<d', b, at) end
+      return d
+    end
+  end
+
+  -- Groups (take_all.go).
+  function with_groups()
+    -- alternatives returns the index of the alternative if a row starts at charges[at], and otherwise at.
+    local function alternatives(charges, at, last)
+      while at < last and charges[at].instead do at = at + 1 end
+      return at
+    end
+
+    local function allow(charges, first, last)
+      for i = first, last do
+        if not charges[i].allowed then return false end
+      end
+      return true
+    end
+
+    -- dry_run_of decides the charge a of the bucket of c as a dry run, and stores the decision in d, which it returns.
+    local function dry_run_of(c, a, d)
+      take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), a, d, true)
+      return d
+    end
+
+    -- again returns the decision of a dry run of c with another cost, reserve and free.
+    local function again(c, cost, reserve, free)
+      return dry_run_of(c, {
+        cost = cost, reserve = reserve, free = free, max_wait = c.max_wait, of = c.of, raw = c.raw, settle = c.settle,
+      }, {})
+    end
+
+    -- peek decides a row and its alternative, charges[last], as dry runs. It returns whether either of them can be charged
+    -- now, and whether neither can ever be charged. For a charge without a row, first equals last. If the row can be charged,
+    -- peek replaces the cost of the alternative by its own.
+    local function peek(charges, first, last)
+      local never = false
+      for i = first, last - 1 do
+        local c = charges[i]
+        dry_run_of(c, c, c)
+        never = never or (c.never and not takes_denied(c.limit, c))
+      end
+      local c = charges[last]
+      if first < last and allow(charges, first, last - 1) then
+        if not c.own then
+          c.allowed, c.never, c.retry, c.wait, c.value, c.remaining, c.reset = false, false, 0, 0, 0, 0, 0
+          c.blocked, c.lost, c.timed = 0, 0, true
+          return true, false
+        end
+        c.cost, c.reserve = c.own, c.own_reserve
+      end
+      dry_run_of(c, c, c)
+      if first < last and c.own and c.never then never = never or again(c, c.own, c.own_reserve, c.free).never end
+      return c.allowed, c.never and not takes_denied(c.limit, c) and (never or first == last)
+    end
+
+    -- charge_if charges c if pays is true, or if its limit charges denied requests. Otherwise it changes only
+    -- the clock of the state, and the denials that a penalty counts. never means that the group can never be
+    -- charged; such a denial does not count.
+    local function charge_if(c, pays, never)
+      local l, charges = c.limit, charges_denied(c.limit, c)
+      if pays or charges or (not never and l.after > 0 and not c.allowed and not c.never and not c.free) then
+        take_one(c)
+      elseif not never then
+        remember(c, kept_of(l, c.phase, state[c.key], c), c.dry_run or c.free)
+      end
+      if pays or not c.allowed then return end
+      if not charges then
+        local is = {}
+        take_counted(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
+        c.value, c.remaining, c.reset, c.timed = is.value, is.remaining, is.reset, is.timed
+        c.wait, c.lost = 0, 0
+      elseif not c.dry_run then
+        c.retry = again(c, c.cost, c.reserve, true).retry -- until it is allowed, not until it is after another denial
+      end
+    end
+
+    -- own_retry stores the retry time of the own cost of c, which was denied, in c.wait. The sidecar combines it with
+    -- those of the row, because times in windows of different calendars cannot be compared here.
+    local function own_retry(c)
+      local is = again(c, c.own, c.own_reserve, c.free)
+      if c.never and not is.never then c.never, c.retry = false, 0 end
+      c.wait = is.retry
+    end
+
+    -- take_all decides the group charges[first..last]: it charges all of them, or none. Charges whose field instead is
+    -- true, and that follow each other, form a row. The charge behind the row is its alternative. take_all makes either
+    -- the charges of the row or the alternative. It returns whether the group was charged.
+    function take_all(charges, first, last)
+      local all, never, at, free = true, false, first, false
+      for i = first, last do
+        local c = charges[i]
+        free = free or c.cost < 0 or (c.own and c.own < 0)
+      end
+      for i = first, last do charges[i].free = free or charges[i].free end
+      while at <= last do
+        local to = alternatives(charges, at, last)
+        local allowed, is_never = peek(charges, at, to)
+        all, never, at = all and allowed, never or is_never, to + 1
+      end
+      at = first
+      while at <= last do
+        local to = alternatives(charges, at, last)
+        local c, within = charges[to], allow(charges, at, to - 1)
+        for i = at, to - 1 do charge_if(charges[i], all and within, never) end
+        if at == to or not within or c.own then charge_if(c, all, never) end
+        if at < to and c.own and not c.allowed then own_retry(c) end
+        at = to + 1
+      end
+      return all
+    end
+  end
+
+  -- Limits and charges as they are sent ------------------------------------------------------------
+
+  local limits, at = {}, 1
+  while at <= #ARGV[2] do
+    local l, flags = {}
+    l.kind, flags, l.capacity, l.max_reserved, l.rate, l.period, l.p, l.q, l.v,
+      l.tick, l.initial, l.p1, l.v1, at = unpack_at('<ddddddddddddd', ARGV[2], at)
+    l.settles, flags = flags % 128 >= 64, flags % 32
+    if l.settles and not peaked then peaked, charged, room_since, push = with_peaks() end
+    l.overdraw, l.takes_denied = flags % 2 == 1, floor(flags / 2) % 2 == 1
+    l.per_request = floor(flags / 4) % 2 == 1
+    l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
+    if l.kind == WINDOW then l.length, l.p, l.q, l.v = l.period, l.clears and EXACT or l.rate, 1, l.capacity end
+    l.after = 0
+    if l.settles then l.max_debt, at = unpack_at('<d', ARGV[2], at) end
+    if flags >= 16 then l.after, l.block, l.longest_block, at = unpack_at('<ddd', ARGV[2], at) end
+    if floor(flags / 8) % 2 == 1 then
+      local e = {}
+      l.calendar, l.first, l.longest, e[1], e[2], e[3], e[4], e[5], at = unpack_at('<dddddddd', ARGV[2], at)
+      if now < e[2] or now + STEP_BACK >= e[5] then return answers[1] end
+      l.edges = e
+      l.window = window_of(l, 0, now)
+    end
+    limits[#limits + 1] = l
+  end
+
+  -- read reads the charge at pos into c, and returns the position of the next one.
+  local function read(c, pos)
+    local what
+    c.key, what, c.cost, c.phase, pos = unpack_at('<dddd', blob, pos)
+    local flags = floor(what / 1048576)
+    c.max_wait, c.of = 0, 0
+    if floor(flags / 2) % 2 == 1 then c.max_wait, c.of, pos = unpack_at('<dd', blob, pos) end
+    c.limit, c.more, c.reserve = limits[what % 1048576], flags % 2 == 1, floor(flags / 4) % 2 == 1
+    c.dry_run, c.raw = floor(flags / 8) % 2 == 1, floor(flags / 16) % 2 == 1
+    c.settle, c.instead = flags % 64 >= 32, flags % 128 >= 64
+    c.own, c.own_reserve, c.free = nil, flags % 512 >= 256, flags % 1024 >= 512
+    if flags % 256 >= 128 then c.own, pos = unpack_at('<d', blob, pos) end
+    if flags >= 1024 then c.slot, c.op, c.ttl, pos = unpack_at('<c17Bd', blob, pos) end
+    return pos
+  end
+
+  -- answer appends the decision on c to answers, in the form that the sidecar reads: flags and five doubles.
+  local function answer(c)
     n = n + 1
-    if retry > 0 then
-      answers[n] = pack('<Bdddd', flags + 64, value, remaining, retry, reset)
-    elseif wait > 0 then
-      answers[n] = pack('<Bdddd', flags + 128, value, remaining, reset, wait)
+    local flags = (c.allowed and 1 or 0) + (c.never and 2 or 0) + (c.timed and 0 or 16)
+      + (c.blocked > 0 and 32 or 0) + (c.lost > 0 and 4 or 0)
+    local last = c.blocked > 0 and c.blocked or c.lost > 0 and c.lost or c.wait
+    answers[n] = pack('<Bddddd', flags, c.value, c.remaining, c.retry, c.reset, last)
+  end
+
+  -- A record is the answer to a group with an idempotency key: 32 bytes that identify the request, the time
+  -- of the decision, and the answers.
+  local records, fresh_records = {}, {} -- by key
+
+  -- replay answers the group of the head, whose charges start at pos, from record. If record belongs to
+  -- another request, the answer has flag 8. It returns the position of the next charge.
+  local function replay(head, record, pos)
+    local one, bytes = {}, 0
+    repeat
+      pos, bytes = read(one, pos), bytes + 41
+    until not one.more
+    local same = sub(record, 1, 32) == head.of and #record == 40 + bytes
+    answers[n + 1] = pack('<Bddddd', same and 4 or 8, unpack_at('<d', record, 33), 0, 0, 0, 0)
+    answers[n + 2] = same and sub(record, 41) or rep('\0', bytes)
+    n = n + 2
+    return pos
+  end
+
+  -- took reports whether the answer of group must be stored under its idempotency key, because something was
+  -- consumed. all is whether the group was charged.
+  local function took(group, all)
+    for i = 1, #group do
+      local g = group[i]
+      if g.dry_run then return false end
+      all = all or (charges_denied(g.limit, g) and g.cost > 0)
+    end
+    return all
+  end
+
+  -- decide answers the charge or the group at pos. answered is the number of answers so far. It returns the position
+  -- of the next charge, and the number of answers then.
+  local c = {}
+  function decide(pos, answered)
+    n, pos = answered, read(c, pos)
+    local head = not c.limit and { key = c.key, ttl = c.cost, of = sub(blob, pos, pos + 31) }
+    if head then
+      pos = pos + 32
+      local record = records[head.key] or stored[head.key]
+      if record then return replay(head, record, pos), n end
+      n = n + 1
+      answers[n] = rep('\0', 41)
+      pos = read(c, pos)
+    end
+    local before, group, all = n
+    if not c.more then
+      take_one(c)
+      answer(c)
+      all = c.allowed
     else
-      answers[n] = pack('<Bddd', flags + 192, value, remaining, reset)
+      group = { c }
+      repeat
+        local more = {}
+        pos = read(more, pos)
+        group[#group + 1] = more
+      until not more.more
+      if not take_all then with_groups() end
+      all = take_all(group, 1, #group)
+      for i = 1, #group do answer(group[i]) end
     end
-    if instead then instead = flags == 1 end
-  until true
-  if reset then
-    plan = instead
-    if not joined then
-      for i = 1, m, 3 do stored[held[i]], lives[held[i]] = held[i + 1], held[i + 2] end
-      first, m, denied = nil, 0, false
-    elseif not first then
-      first, before = pos, n - 1
+    if head and took(group or { c }, all) then
+      records[head.key] = head.of .. answers[1] .. table.concat(answers, '', before + 1, n)
+      fresh_records[head.key] = head.ttl
     end
-    pos, k, what = pos + 32, next_k, next_what
-  else
-    plan = nil
-    if first then pos, n, first, m = first, before, nil, 0 end
-    if again then
-      again = false
-    else
-      denied = false
-      local next_pos, next_n
-      if settles and not state then next_pos, next_n = settle_alone(pos, n, now, given, usual, stored, lives, answers) end
-      if take_alone and not next_pos then
-        next_n = n + 1
-        next_pos, answers[next_n] = take_alone(blob, pos)
-      end
-      if next_pos then
-        pos, n = next_pos, next_n
-      else
-        if not state then
-          state, decide, settle, write_logs = general(now, given, names, stored, lives, answers, take_slot)
-          if not state then return answers[1] end
-        end
-        pos, n = decide(pos, n)
-      end
+    if group then c = {} end
+    return pos, n
+  end
+
+  -- settle writes the records, and prepares the states for writing, except for logs.
+  function settle()
+    for k, ttl in pairs(fresh_records) do call('PSETEX', names[k], ttl, records[k]) end
+    for k in pairs(dirty) do
+      if not state[k].log then save(k) end
     end
-    k, what = unpack_at('<dd', blob, pos)
+  end
+
+  -- write_logs writes the sliding logs that were changed. Of logs that only denied, it extends the lifetime.
+  function write_logs()
+    for k in pairs(dirty) do
+      local s = state[k]
+      if s.log then log_write(s.log, lifetime(dirty[k], s), s.denials and 'd' .. pack_denials(s.denials)) end
+    end
+    for k, l in pairs(denied_logs) do
+      local s = state[k]
+      if not dirty[k] and log_size(s.log) > 0 then log_outlive(s.log, lifetime(l, s)) end
+    end
   end
 end
 

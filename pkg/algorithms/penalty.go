@@ -139,7 +139,7 @@ func (l *Limit) takeCounted(s State, now Micros, a Charge) (State, Decision) {
 	case a.DryRun, a.Free && !d.Allowed, d.Never && !l.takesDenied(&a):
 		next.Denials = was.Denials
 	case l.counts(&d, a):
-		next.Denials = l.counted(s.Denials, at)
+		next.Denials, next.Peaks = l.counted(s.Denials, at), nil // a stored state has room for one of them
 		if until := next.Denials.Until; at < until {
 			d.Blocked, d.RetryAfter = until-now, max(d.RetryAfter, until-now)
 		}
