@@ -1,5 +1,10 @@
 package algorithms
 
+import (
+	"maps"
+	"slices"
+)
+
 // A concurrency limit bounds the units in flight. A request takes a slot of its cost, and returns the slot when it is
 // done. A slot that is neither returned nor renewed expires after the ttl, which is Limit.Period. At time t:
 //
@@ -64,6 +69,16 @@ type slotChange struct {
 	shift, until Micros
 	name         slotName
 	expires      Micros
+}
+
+// Clone returns a copy, for a State that is charged several times. s may be nil.
+func (s *Slots) Clone() *Slots {
+	if s == nil {
+		return nil
+	}
+	c := *s
+	c.places, c.heap = maps.Clone(s.places), slices.Clone(s.heap)
+	return &c
 }
 
 // Apply makes the change that the last decision noted. s may be nil.

@@ -98,6 +98,10 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 		case !hot && !pays && rng.IntN(4) == 0:
 			sent++
 			w.reserve(rng, fmt.Sprintf("v%d.%d", n, sent), p, within)
+		case !hot && !pays && rng.IntN(5) == 0:
+			for range 1 + rng.IntN(4) {
+				w.hold(rng, p, within)
+			}
 		case !hot && rng.IntN(24) == 0:
 			w.reset(rng, p)
 		case pays || !hot && rng.IntN(6) == 0:

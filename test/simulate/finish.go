@@ -100,6 +100,7 @@ func (j *judge) finish() {
 		}
 	}
 	j.audited()
+	j.slotsEnd()
 	charged := map[cost]int64{}
 	for _, r := range j.requests {
 		j.request(r, charged)

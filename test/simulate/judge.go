@@ -25,8 +25,9 @@ type judge struct {
 	open             map[*sending]bool
 	probes           []*probe
 	buckets          map[string]*bucket // by key
-	named            map[cost]*bucket   // by limit and value
-	resets           map[cost]int       // how often operators reset a bucket, or tried to
+	slots            map[string]*slotsOf
+	named            map[cost]*bucket // by limit and value
+	resets           map[cost]int     // how often operators reset a bucket, or tried to
 	failovers        int
 	losses           int  // how often a server lost its data, or may have lost unconfirmed charges in a failover
 	unclean          bool // a process crashed, or a call had no answer, so leased units may be lost

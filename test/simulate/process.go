@@ -89,8 +89,8 @@ func (w *world) start(name string) *process {
 	top := stores.DeadlineBy(p, p.cache, timeout, margin, func(v any) { w.judge.fail("panic in %s: %v", name, v) })
 	p.skew = algorithms.Micros(rng.Int64N(2_000_000) - 1_000_000)
 	p.limiter = limiter.New(waiting{p, top, false}, limiter.Config{
-		Local: &local{process: p},
-		IDs:   reservationKeys, Now: func() algorithms.Micros { return w.servers[0].now() + p.skew },
+		Local: &local{process: p}, Process: uint64(len(w.started)), Repeater: stores.NewRepeatsBy(p, 4*timeout),
+		IDs: reservationKeys, Now: func() algorithms.Micros { return w.servers[0].now() + p.skew },
 	})
 	p.limiter.Swap(w.snapshot)
 	if w.hasOperators {

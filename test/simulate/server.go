@@ -366,6 +366,9 @@ func (t *batchCharging) read(r *reader) (c charge, ok bool) {
 	if flags&128 != 0 {
 		c.own = &algorithms.Own{Cost: r.number(), Reserve: flags&256 != 0}
 	}
+	if flags&1024 != 0 {
+		c.terms.Slot = r.slot()
+	}
 	return c, true
 }
 
@@ -413,10 +416,20 @@ func (t *batchCharging) charge(group []charge) (took bool) {
 		if v := s.get(group[i].key); v != nil {
 			b.State = v.state
 		}
+		if group[i].limit.Kind == algorithms.Concurrency {
+			b.State.Slots = b.State.Slots.Clone() // a replica may still have the former state
+		}
 		buckets, before = append(buckets, b), append(before, b.State)
 	}
 	t.buckets, t.before = buckets, before
 	took = algorithms.TakeAll(t.now, buckets)
+	if isSlots(group) {
+		s.chargedSlots(group, buckets, t.now)
+		for i := range buckets {
+			t.out = answer(t.out, &buckets[i].Decision, false)
+		}
+		return took
+	}
 	for i := range buckets {
 		b := &buckets[i]
 		took = took && !b.Charge.DryRun
@@ -458,6 +471,8 @@ func answer(out []byte, d *algorithms.Decision, own bool) []byte {
 	}
 	if d.Blocked > 0 {
 		flags, last = flags|32, d.Blocked
+	} else if d.Lost > 0 {
+		flags, last = flags|4, algorithms.Micros(d.Lost)
 	}
 	return doubles(append(out, flags), d.Value, d.Remaining, int64(d.RetryAfter), int64(d.ResetAfter), int64(last))
 }
@@ -479,6 +494,13 @@ func (r *reader) number() int64 {
 	n := math.Float64frombits(binary.LittleEndian.Uint64([]byte(r.text[r.at : r.at+8])))
 	r.at += 8
 	return int64(n)
+}
+
+func (r *reader) slot() *algorithms.Slot {
+	text := r.bytes(18)
+	slot := &algorithms.Slot{Part: text[16], Op: algorithms.SlotOp(text[17]), TTL: algorithms.Micros(r.number())}
+	copy(slot.ID[:], text)
+	return slot
 }
 
 func (r *reader) bytes(n int) string {

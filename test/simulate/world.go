@@ -86,6 +86,7 @@ const (
 	sawStaleName
 	sawRetry
 	sawReset
+	sawSlot
 	faults
 )
 
@@ -115,6 +116,7 @@ var faultNames = [faults]string{
 	sawStaleName: "Sentinel names the old master after a failover",
 	sawRetry:     "retry time compared with the server",
 	sawReset:     "bucket reset",
+	sawSlot:      "slot taken",
 	sawRewritten: "changes made again that a failover lost", sawReportedLost: "adjustment reported as lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits", sawCreditsNamed: "credits named beside their limit, or topped up",
 }
 
@@ -188,7 +190,9 @@ limits:
   own: {algorithm: fixed_window, rate: 1002, period: 24h, settle: {estimate: 20, ttl: 1m}}
   tokens: {algorithm: fixed_window, rate: 300, period: 24h, settle: {estimate: 20, ttl: 1s}}
   budget: {algorithm: token_bucket, rate: 300, period: 1s, capacity: 100, settle: {estimate: 20, max_debt: 40, ttl: 1m}}
+  slots: {algorithm: concurrency, capacity: 3, ttl: 10m}
 descriptors:
+  - {key: slots, limit: slots}
   - {key: witness, rate_limit: {algorithm: fixed_window, rate: 1001, period: 24h}}
   - {key: day, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h}}
   - {key: window, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 100ms}}
@@ -260,7 +264,7 @@ var knownLimits = func() map[limitNumbers]*algorithms.Limit {
 			}
 		}
 	}
-	all[numbersOf(resetMark)] = resetMark
+	all[numbersOf(resetMark)], all[numbersOf(slotLimit)] = resetMark, slotLimit
 	return all
 }()
 
@@ -293,7 +297,7 @@ func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Lim
 
 func newWorld(p Plan, log func(string, ...any)) *world {
 	w := &world{loop: newLoop(p.Seed), plan: p, log: log}
-	w.judge = &judge{w: w, buckets: map[string]*bucket{}, named: map[cost]*bucket{}, resets: map[cost]int{}, open: map[*sending]bool{}}
+	w.judge = &judge{w: w, buckets: map[string]*bucket{}, slots: map[string]*slotsOf{}, named: map[cost]*bucket{}, resets: map[cost]int{}, open: map[*sending]bool{}}
 	w.faultless = w.rng.IntN(5) == 0
 	w.noMoreFaults = w.faultless
 	w.clockMayStepBack, w.mayLoseData = w.rng.IntN(4) == 0, w.rng.IntN(4) == 0
