@@ -12,12 +12,12 @@ import (
 )
 
 // Conn reads and writes a TCP or Unix socket connection with system calls that the scheduler does not see. At a time it
-// allows one call of Read, Await or Quiet, and one of Write or WriteOnce.
+// allows one call of Read or Await, and one of Write or WriteOnce.
 type Conn struct {
 	net.Conn
 	raw     syscall.RawConn
 	in, out call
-	one     [1]byte        // the buffer of Await and Quiet
+	one     [1]byte        // the buffer of Await
 	polled  [1]unix.PollFd // the argument of ppoll
 
 	wake           chan struct{} // not nil if the connection yields regularly
@@ -25,8 +25,8 @@ type Conn struct {
 	waited         bool          // a Read of more than one byte has waited since the last call of TakeTurn
 
 	// These functions are arguments of the methods of raw. They are stored, so that a call does not allocate them.
-	read, write, writeOnce, peek func(fd uintptr) bool
-	poll                         func(fd uintptr)
+	read, write, writeOnce func(fd uintptr) bool
+	poll                   func(fd uintptr)
 }
 
 // enableYield makes c yield to other goroutines each time it has read share bytes without waiting. It must be called
@@ -60,7 +60,6 @@ func Wrap(nc net.Conn) *Conn {
 		}
 		return true
 	}
-	c.peek = func(fd uintptr) bool { c.in.do(sysRecvfrom, fd); return true }
 	c.poll = func(fd uintptr) {
 		c.polled[0].Fd = int32(fd)
 		c.ppoll()
@@ -124,15 +123,6 @@ func (c *Conn) Await() error {
 	err := c.raw.Read(func(fd uintptr) bool { return c.in.do(sysRecvfrom, fd) })
 	c.in.b = nil
 	return err
-}
-
-// Quiet reports whether there is nothing to read: no bytes, no end of the stream, no error. It must not be
-// called during a Read.
-func (c *Conn) Quiet() bool {
-	c.in = call{b: c.one[:], flags: syscall.MSG_PEEK}
-	err := c.raw.Read(c.peek)
-	c.in.b = nil
-	return err == nil && c.in.err == syscall.EAGAIN
 }
 
 // Ended reports whether c is closed or the peer has closed its end of the connection, even if bytes before the end are

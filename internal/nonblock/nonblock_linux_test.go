@@ -76,8 +76,8 @@ func TestEndedSeesACloseBehindUnreadBytes(t *testing.T) {
 		if _, err := peer.Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
-		for c.Quiet() {
-			time.Sleep(time.Millisecond)
+		if err := c.Await(); err != nil {
+			t.Fatal(err)
 		}
 		if c.Ended() {
 			t.Error("Ended is true although the peer has not closed")
@@ -110,35 +110,6 @@ func TestWriteOnceDoesNotWait(t *testing.T) {
 		}
 		if n, err := c.Write([]byte("x")); n != 1 || err != nil { // waits until the kernel has noticed that there is room
 			t.Errorf("%d bytes written, %v; want 1 and no error", n, err)
-		}
-	})
-}
-
-func TestQuiet(t *testing.T) {
-	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
-		if !c.Quiet() {
-			t.Error("Quiet is false although no bytes have arrived")
-		}
-		_, _ = peer.Write([]byte("ab"))
-		b := make([]byte, 1)
-		for _, want := range []string{"a", "b"} {
-			if c.Quiet() {
-				t.Errorf("Quiet is true although %q is unread", want)
-			}
-			if _, err := c.Read(b); string(b) != want || err != nil {
-				t.Errorf("read %q, %v; want %q", b, err, want)
-			}
-		}
-		if !c.Quiet() {
-			t.Error("Quiet is false although all bytes have been read")
-		}
-		peer.Close()
-		if _, err := c.Read(b); !errors.Is(err, io.EOF) || c.Quiet() {
-			t.Errorf("after the peer has closed: read error %v, Quiet %v; want EOF and false", err, c.Quiet())
-		}
-		c.Close()
-		if c.Quiet() {
-			t.Error("Quiet is true although c is closed")
 		}
 	})
 }
@@ -184,9 +155,8 @@ func TestNothingIsAllocated(t *testing.T) {
 			_, _ = io.ReadFull(peer, echo)
 			_, _ = peer.Write(echo)
 			_, _ = c.Read(b)
-			_ = c.Quiet()
 		}); n > 0 {
-			t.Errorf("%v allocations for a Write, a Read and a Quiet; want 0", n)
+			t.Errorf("%v allocations for a Write and a Read; want 0", n)
 		}
 	})
 }

@@ -19,8 +19,6 @@ func (*Conn) TakeTurn() {}
 
 func (*Conn) Await() error { return net.ErrClosed }
 
-func (*Conn) Quiet() bool { return false }
-
 func (*Conn) Ended() bool { return false }
 
 func (*Conn) CloseWrite() error { return net.ErrClosed }

@@ -76,7 +76,7 @@ func TestRecordsHaveTheDocumentedSize(t *testing.T) {
 	}
 }
 
-// docs/redis.md states that each sidecar has up to 9 connections to each server.
+// docs/redis.md states that each sidecar has up to 10 connections to each server.
 func TestConnectionsToAServerAreBounded(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -101,8 +101,8 @@ func TestConnectionsToAServerAreBounded(t *testing.T) {
 		most = max(most, strings.Count(client.ClientList(t.Context()).Val(), "\n")-1) // not counting the client of this test
 		select {
 		case <-done:
-			if most < 3 || most > 9 {
-				t.Errorf("%d connections at the same time, want 3 to 9", most)
+			if most < 3 || most > 10 {
+				t.Errorf("%d connections at the same time, want 3 to 10", most)
 			}
 			return
 		case <-time.After(time.Millisecond):
