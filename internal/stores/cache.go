@@ -197,9 +197,9 @@ func (s *CacheStore) decideAtOnce(b *backend.Batch, rest *excerpt) {
 	for at := 0; at < len(b.Charges); {
 		end := at + backend.GroupLen(b.Charges[at:])
 		charges, decisions := b.Charges[at:end], b.Decisions[at:end]
-		parts, verdict := s.consult(charges, few[:0], decisions, now)
-		if verdict != unanswered && !anyOld(parts, now) {
-			s.answerKnown(verdict, charges, parts, decisions, now)
+		parts, known := s.consult(charges, few[:0], decisions, now)
+		if known != unanswered && !anyOld(parts, now) {
+			s.answerKnown(known, charges, parts, decisions, now)
 		} else {
 			s.putBackAll(charges, parts, decisions, now)
 			clear(decisions)

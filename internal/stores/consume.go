@@ -93,9 +93,12 @@ func (s *CacheStore) answer(c *backend.Charge, p *cachePart, d *backend.Decision
 	sh.mu.Lock()
 	if b := sh.buckets[string(c.Key)]; b != nil {
 		remembers := q.remembers
-		if b.hot != nil && q.leases && canLease(c) {
-			request = s.consumePart(sh, c, p, d, q)
-			remembers = remembers && !p.leased && (b.hot == nil || b.hot.left() == 0) // before a denial, leased units are returned
+		if q.leases && canLease(c) {
+			if l := sh.hotKeyOf(b, c); l != nil {
+				p.hotKey = l
+				request = s.consumePart(sh, c, p, d, q)
+				remembers = remembers && !p.leased && l.left() == 0 // before a denial, leased units are returned
+			}
 		}
 		if remembers && b.denial != nil && b.denial.answer(c, d, q.now) {
 			p.denial = b.denial
@@ -204,14 +207,11 @@ func (l *hotKey) span() time.Duration { return time.Duration(l.charge.Lease.For)
 
 func micros(d time.Duration) algorithms.Micros { return algorithms.Micros(d / time.Microsecond) }
 
-// consumePart charges c to the leases of its key, and writes the decision to d. If there are no leases or too few units
+// consumePart charges c to the leases of p.hotKey, and writes the decision to d. If there are no leases or too few units
 // in them, it consumes nothing, and p.leased stays false. If the group is denied, the caller must undo the charge with
 // putBack. The lock of sh is held. After releasing it, the caller must call submit on request, which may be nil.
 func (s *CacheStore) consumePart(sh *cacheShard, c *backend.Charge, p *cachePart, d *backend.Decision, q query) (request *ahead) {
-	l := sh.find(c)
-	if l == nil {
-		return nil
-	}
+	l := p.hotKey
 	first, second := l.grants[0], l.grants[1]
 	if p.leased, request = s.consume(sh, l, c, q.now); !p.leased {
 		return nil
@@ -223,7 +223,6 @@ func (s *CacheStore) consumePart(sh *cacheShard, c *backend.Charge, p *cachePart
 	if l.grants[0].serial != first.serial { // the second grant has become the first
 		first, second = second, grant{}
 	}
-	p.hotKey = l
 	p.from[0] = consumedUnits{first, first.left - l.grants[0].left}
 	p.from[1] = consumedUnits{second, second.left - l.grants[1].left}
 	return request

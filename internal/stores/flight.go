@@ -78,10 +78,10 @@ func (t *flight) plan(consult bool) {
 func (t *flight) planGroup(at, end int) {
 	s, charges, decisions := t.store, t.outer.Charges[at:end], t.outer.Decisions[at:end]
 	g := flightGroup{at: at, end: end, parts: len(t.parts)}
-	all, verdict := s.consult(charges, t.parts, decisions, t.began)
+	all, known := s.consult(charges, t.parts, decisions, t.began)
 	parts := all[g.parts:]
-	if verdict != unanswered && !t.revalidates(parts) {
-		s.answerKnown(verdict, charges, parts, decisions, t.began)
+	if known != unanswered && !t.revalidates(parts) {
+		s.answerKnown(known, charges, parts, decisions, t.began)
 		t.outer.SetKnown(at, end)
 		t.whole = false
 		return

@@ -97,7 +97,12 @@ func (s *CacheStore) Stats() (sum CacheStats) {
 // find returns the hot key of c's bucket, or nil. It drops a hot key whose limit, lease terms, shards or slot have
 // changed.
 func (sh *cacheShard) find(c *backend.Charge) *hotKey {
-	l := sh.buckets[string(c.Key)].hotKey()
+	return sh.hotKeyOf(sh.buckets[string(c.Key)], c)
+}
+
+// hotKeyOf does what find does, if b is c's bucket. b may be nil.
+func (sh *cacheShard) hotKeyOf(b *bucket, c *backend.Charge) *hotKey {
+	l := b.hotKey()
 	if l == nil || l.charge.Limit == c.Limit {
 		return l
 	}
