@@ -50,7 +50,9 @@ type Config struct {
 	Current func() *limiter.Snapshot
 	// Reload returns the result of the last load of the configuration.
 	Reload func() Reload
-	Tally  func(*limiter.Policy) metrics.Tally
+	// UseAgain puts the configuration before the last load in use again, until the next load.
+	UseAgain func(author string) error
+	Tally    func(*limiter.Policy) metrics.Tally
 	// Settling returns the numbers of a limit's reservations. EstimateNow returns the units that a request
 	// reserves now, and whether that number was learned.
 	Settling    func(*limiter.Policy) metrics.SettleTally
@@ -105,6 +107,7 @@ func (p *pages) handler() http.Handler {
 	mux.HandleFunc("POST /change", p.form(true, p.change))
 	mux.HandleFunc("GET /adjustments", p.page(p.adjustments))
 	mux.HandleFunc("GET /configuration", p.page(p.configuration))
+	mux.HandleFunc("POST /configuration/again", p.form(true, p.useAgain))
 	mux.HandleFunc("GET /fleet", p.page(p.fleet))
 	mux.HandleFunc("/api/", p.api)
 	mux.HandleFunc("GET /metrics", p.plain(p.Metrics.ServeHTTP))

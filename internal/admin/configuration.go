@@ -1,12 +1,15 @@
 package admin
 
 import (
+	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/diff"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Reload is the result of the last load of the configuration.
@@ -18,9 +21,22 @@ type Reload struct {
 	// Failed is when the last load found mistakes, and Refused has them. It is zero if there were none.
 	Failed  time.Time
 	Refused []Refusal
-	// Changes are the differences from the previous configuration. It is nil if there was no previous one.
+	// Loads are the last configurations that were put in use, the newest first.
+	Loads []Load
+	// Again means that the configuration before the last load was put in use again, until the next load. Before is the
+	// hash of the configuration that can be put in use again, or "".
+	Again  bool
+	Before string
+}
+
+// Load is a configuration that was put in use. Changes are the differences from the previous one.
+type Load struct {
+	At      time.Time
 	Changes *Changes
 }
+
+// MaxLoads is the number of Loads that are kept.
+const MaxLoads = 3
 
 // Refusal is a mistake in a rejected configuration, with the lines of the file that surrounded it at that
 // time.
@@ -57,7 +73,7 @@ type Changes struct {
 	Added, Removed, Edited int
 }
 
-const maxChangedRows = 200
+const maxChangedRows = 50
 
 // Compare returns the differences from before to after.
 func Compare(before, after *limiter.Snapshot) *Changes {
@@ -85,20 +101,52 @@ type configurationBody struct {
 	Stays           string
 	LoadedAt        string
 	FailedAt        string
-	More            string
+	Changed         []loadRow
+	// InForce are the first limits, in words. More is how many others there are, or "".
+	InForce []fact
+	More    string
+	Author  string
+}
+
+type loadRow struct {
+	At, Summary, More string
+	Rows              []diff.Change
 }
 
 func (p *pages) configuration(w http.ResponseWriter, r *http.Request, v viewer) {
-	b := configurationBody{Reload: p.Reload()}
+	b := configurationBody{Reload: p.Reload(), Author: or(p.access.sessions.author(v.session), defaultAuthor)}
 	b.LoadedAt, b.FailedAt = at(b.Loaded), at(b.Failed)
 	if s := p.Current(); s != nil {
 		b.Hash = cut(s.Hash, 12)
-		b.Limits = plural(int64(len(p.catalogs.of(s).limits)), "limit")
+		limits := p.catalogs.of(s).limits
+		b.Limits = plural(int64(len(limits)), "limit")
 		b.Domains = plural(int64(len(s.Domains)), "domain")
 		b.Stays = "The configuration before it stays in use."
+		for _, l := range limits[:min(len(limits), rowsShown)] {
+			b.InForce = append(b.InForce, fact{descriptors.Printable(l.Name), l.Words()})
+		}
+		if more := len(limits) - len(b.InForce); more > 0 {
+			b.More = plural(int64(more), "more limit")
+		}
 	}
-	if c := b.Changes; c != nil && c.Added+c.Removed+c.Edited > len(c.Rows) {
-		b.More = plural(int64(c.Added+c.Removed+c.Edited-len(c.Rows)), "more limit")
+	for _, load := range b.Loads {
+		c := load.Changes
+		row := loadRow{At: at(load.At), Rows: c.Rows, Summary: fmt.Sprintf("%d added, %d removed, %d changed", c.Added, c.Removed, c.Edited)}
+		if more := c.Added + c.Removed + c.Edited - len(c.Rows); more > 0 {
+			row.More = plural(int64(more), "more limit") + " changed"
+		}
+		b.Changed = append(b.Changed, row)
 	}
 	p.show(w, r, v, http.StatusOK, configurationPage, frame{Title: "Configuration", Section: "/configuration", Body: b})
+}
+
+// useAgain puts the configuration before the last load in use again.
+func (p *pages) useAgain(w http.ResponseWriter, r *http.Request, v viewer) {
+	author := strings.TrimSpace(r.PostFormValue("author"))
+	p.access.sessions.setAuthor(v.session, cut(author, 128))
+	if err := p.UseAgain(or(author, defaultAuthor)); err != nil {
+		p.problem(w, r, v, http.StatusConflict, "This was not done: "+err.Error()+".", "/configuration")
+		return
+	}
+	http.Redirect(w, r, "/configuration?done=again", http.StatusSeeOther)
 }

@@ -139,6 +139,7 @@ var done = map[string]string{
 	"raise": "The limit was changed.",
 	"block": "Blocked.",
 	"end":   "The adjustment was ended.",
+	"again": "The earlier configuration is in use, until the next load.",
 }
 
 func (p *pages) key(w http.ResponseWriter, r *http.Request, v viewer) {

@@ -404,13 +404,13 @@ func TestTheConfigurationPage(t *testing.T) {
 	c := fixture(t)
 	c.Current = func() *limiter.Snapshot { return after }
 	c.Reload = func() Reload {
-		return Reload{Paths: []string{"after.yaml"}, Loaded: began, Failed: began.Add(time.Hour), Refused: Refusals(problems), Changes: Compare(before, after)}
+		return Reload{Paths: []string{"after.yaml"}, Loaded: began, Failed: began.Add(time.Hour), Refused: Refusals(problems), Loads: []Load{{began, Compare(before, after)}}, Before: "abc"}
 	}
 	page := get(New(c), "/configuration", "").Body.String()
 	has(t, page, "after.yaml", "2001-09-09 01:46:40 UTC", fmt.Sprintf("%.12s", after.Hash), "5 limits in 1 domain",
 		"2001-09-09 02:46:40 UTC", "The configuration before it stays in use.", "bad.yaml:3:",
 		"<mark>3    send:  {algorithm: token_bucket, rate: 10, period: 1m, capacity: &lt;b&gt;}</mark>", "4    login:",
-		"1 added, 1 removed, 1 changed.", "token bucket: 10 per 1m", "token bucket: 11 per 1m", "added", "removed", "Consumption is kept")
+		"1 added, 1 removed, 1 changed", "token bucket: 10 per 1m", "token bucket: 11 per 1m", "added", "removed", "Consumption is kept")
 	has(t, get(New(fixture(t)), "/configuration", "").Body.String(), "a.yaml, b", "a.yaml:1:2: &lt;wrong&gt;", "There was no configuration before this one.")
 
 	token := httpauth.FixedToken("secret")

@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
@@ -27,20 +28,21 @@ func (s *server) reportReload(problems config.Problems) {
 		s.conditions.Clear(configurationRefused)
 		return
 	}
-	mistakes, first := 0, ""
+	mistakes, first, short := 0, "", ""
 	for _, p := range problems {
 		if p.Warning {
 			continue
 		}
 		if mistakes++; mistakes == 1 {
 			first = p.String()
+			short = strings.TrimPrefix(first, filepath.Dir(p.File)+string(filepath.Separator)) // the line of state has little room
 		}
 	}
 	if mistakes > 1 {
 		first += fmt.Sprintf(" (and %d more)", mistakes-1)
 	}
 	s.conditions.Set(conditions.Condition{
-		Name: configurationRefused, Severity: conditions.Degraded, Headline: "New configuration refused, the old one stays: " + first,
+		Name: configurationRefused, Severity: conditions.Degraded, Headline: "New configuration refused, the old one stays: " + short,
 		Summary: "The configuration was refused, and the previous one stays in use: " + first + ".",
 		Remedy:  "Correct the configuration; it is read again when it changes. rlsidecar check finds all mistakes.",
 	})

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/admin"
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // configure loads the configuration and follows its changes until background ends. It waits for the first
@@ -39,15 +41,52 @@ func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) 
 }
 
 func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
+	var again chan chan error
+	if s.watch != nil {
+		again = s.watch.again
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case answer := <-again:
+			answer <- s.usePrevious()
+			continue
 		case <-changed:
 		case <-s.config.Hangup:
 		}
 		s.refused(s.load())
 	}
+}
+
+// usePrevious puts the configuration before the last load in use, until the next load.
+func (s *server) usePrevious() error {
+	previous, current := s.watch.previous, s.limiter.Current()
+	if previous == nil {
+		return errors.New("no earlier configuration is in memory")
+	}
+	s.swap(previous, owners(previous))
+	s.watch.compare(current, previous)
+	s.mu.Lock()
+	s.reload.Loaded, s.reload.Again, s.reload.Before = time.Now(), true, current.Hash[:min(len(current.Hash), 12)]
+	s.mu.Unlock()
+	s.checkAuth(previous)
+	return nil
+}
+
+// askForThePrevious calls usePrevious in the goroutine that loads configurations. author is for the log.
+func (s *server) askForThePrevious(author string) error {
+	answer := make(chan error, 1)
+	select {
+	case s.watch.again <- answer:
+	case <-time.After(10 * time.Second):
+		return errors.New("the configuration comes from a control plane, or is being loaded now")
+	}
+	err := <-answer
+	if err == nil {
+		s.log.Warn("the earlier configuration is in use again, until the next load", zap.String("author", descriptors.Printable(author)), zap.String("hash", s.limiter.Current().Hash))
+	}
+	return err
 }
 
 func (s *server) refused(problems config.Problems) {
@@ -106,7 +145,10 @@ func (s *server) apply(snapshot *limiter.Snapshot, problems config.Problems, sou
 	s.mu.Lock()
 	s.reload.Paths = sources
 	if snapshot != nil {
-		s.reload.Loaded = now
+		s.reload.Loaded, s.reload.Again, s.reload.Before = now, false, ""
+		if s.watch != nil && s.watch.previous != nil {
+			s.reload.Before = s.watch.previous.Hash[:min(len(s.watch.previous.Hash), 12)]
+		}
 	}
 	s.reload.Failed, s.reload.Refused = time.Time{}, refusals
 	if problems.Bad() {

@@ -42,12 +42,16 @@ type watch struct {
 	full    uint64
 	fullAt  time.Time
 	swapped chan swap
+	// previous is the configuration before the last load, or nil. Only the goroutine that loads configurations uses it. It
+	// also answers requests to put previous in use again.
+	previous *limiter.Snapshot
+	again    chan chan error
 }
 
 type swap struct{ before, after *limiter.Snapshot }
 
 func newWatch(now time.Time) *watch {
-	w := &watch{started: now, history: history.New(now), usage: usage.New(time.Now), shadowed: denials.New(time.Now), swapped: make(chan swap, 1)}
+	w := &watch{started: now, history: history.New(now), usage: usage.New(time.Now), shadowed: denials.New(time.Now), swapped: make(chan swap, 1), again: make(chan chan error)}
 	w.thin.Store(1)
 	return w
 }
@@ -129,7 +133,7 @@ func (s *server) runWatch(ctx context.Context) {
 		case swapped := <-s.watch.swapped:
 			changes := admin.Compare(swapped.before, swapped.after)
 			s.mu.Lock()
-			s.reload.Changes = changes
+			s.reload.Loads = append([]admin.Load{{At: time.Now(), Changes: changes}}, s.reload.Loads[:min(len(s.reload.Loads), admin.MaxLoads-1)]...)
 			s.mu.Unlock()
 			s.logChanges(changes)
 			s.watch.history.Mark(time.Now(), fmt.Sprintf("new configuration: %d limits added, %d removed, %d changed", changes.Added, changes.Removed, changes.Edited))
@@ -178,6 +182,7 @@ func (w *watch) compare(before, after *limiter.Snapshot) {
 	case <-w.swapped:
 	default:
 	}
+	w.previous = before
 	w.swapped <- swap{before, after}
 }
 
