@@ -17,6 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/server"
+	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
 type serveCmd struct{ serveSettings }
@@ -92,7 +93,7 @@ func (c *serveCmd) settings(r reference) (s server.Config, err error) {
 		AdminReadTokenFile: string(c.AdminReadTokenFile),
 		APIToken:           c.APIToken, APITokenFile: string(c.APITokenFile), AdminTokenFile: string(c.AdminTokenFile), NoJSON: c.HTTPJSON == "off",
 		APIInlineConfig: c.APIInlineConfig, SettleKeyFile: string(c.SettleKeyFile), LogListen: c.LogListen, AccessLogService: c.AccessLogService,
-		TLS:     server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
+		TLS:     tlsfiles.Server{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
 		Metrics: c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,
 		MaxConnectionAge: c.MaxConnectionAge, MaxConnectionGrace: c.MaxConnectionAgeGrace,
 		MaxConnectionIdle: c.MaxConnectionIdle, HTTPIdleTimeout: c.HTTPIdleTimeout,

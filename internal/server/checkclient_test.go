@@ -12,6 +12,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
 func flagAddress(a net.Addr) string {
@@ -41,7 +42,7 @@ func TestChecksReachEveryKindOfAddress(t *testing.T) {
 			c.HTTP, c.GRPC = listen.UnixScheme+filepath.Join(files, "h"), listen.UnixScheme+filepath.Join(files, "g")
 		}, false},
 		{"sockets without files", func(c *Config) { c.HTTP, c.GRPC = listen.UnixScheme+"@checks-h", listen.UnixScheme+"@checks-g" }, false},
-		{"TLS", func(c *Config) { c.TLS = TLSFiles{Cert: certFile, Key: keyFile} }, true},
+		{"TLS", func(c *Config) { c.TLS = tlsfiles.Server{Cert: certFile, Key: keyFile} }, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			x := start(t, "domain: d", test.edit)

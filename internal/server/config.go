@@ -17,6 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
+	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
 // Config configures Run. The fields correspond to flags of serve, or to groups of flags, except Hangup, Version
@@ -68,7 +69,7 @@ type Config struct {
 	// APIInlineConfig accepts limits in requests to the HTTP API.
 	APIInlineConfig bool
 	// TLS names the files of the gRPC listener.
-	TLS TLSFiles
+	TLS tlsfiles.Server
 	// MaxConnectionAge is the age at which gRPC connections are drained. Requests still in flight are aborted
 	// after another MaxConnectionGrace. 0 means never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration
@@ -146,7 +147,7 @@ func (c *Config) Check() error {
 			return err
 		}
 	}
-	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.check())
+	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.Check())
 }
 
 func (c *Config) checkAddresses() error {

@@ -33,7 +33,7 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 		c.Trace = s.tracing.Caller
 	}
 	if s.config.TLS.Cert != "" {
-		config, err := s.config.TLS.server(s.log)
+		config, err := s.config.TLS.Config(s.log)
 		if err != nil {
 			return listener{}, err
 		}

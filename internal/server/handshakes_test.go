@@ -12,6 +12,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
 // While all places are taken, the gRPC listener must not answer a client's handshake.
@@ -19,7 +20,7 @@ func TestTheListenerBoundsHandshakes(t *testing.T) {
 	ca := certtest.New(t)
 	folder := t.TempDir()
 	ca.Secret(t, folder, 1)
-	s, err := newServer(Config{TLS: TLSFiles{Cert: filepath.Join(folder, "tls.crt"), Key: filepath.Join(folder, "tls.key")}}, zap.NewNop())
+	s, err := newServer(Config{TLS: tlsfiles.Server{Cert: filepath.Join(folder, "tls.crt"), Key: filepath.Join(folder, "tls.key")}}, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}

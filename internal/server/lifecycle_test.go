@@ -25,6 +25,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
 const small = `
@@ -59,9 +60,9 @@ func TestWrongSettingsDoNotStart(t *testing.T) {
 	for name, c := range map[string]Config{
 		"admin for all, no token":      {Admin: ":6070"},
 		"admin at a name, no token":    {Admin: "example.com:6070"},
-		"certificate without key":      {TLS: TLSFiles{Cert: "a"}},
-		"key without certificate":      {TLS: TLSFiles{Key: "a"}},
-		"CA alone":                     {TLS: TLSFiles{ClientCA: "a"}},
+		"certificate without key":      {TLS: tlsfiles.Server{Cert: "a"}},
+		"key without certificate":      {TLS: tlsfiles.Server{Key: "a"}},
+		"CA alone":                     {TLS: tlsfiles.Server{ClientCA: "a"}},
 		"a header that cannot be sent": {Answers: grpcapi.Options{Headers: &grpcapi.Headers{Limit: "a b", Remaining: "b", Reset: "c"}}},
 	} {
 		if err := run(t, c); err == nil {

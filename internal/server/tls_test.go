@@ -12,12 +12,13 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
 func TestTLSFilesAreReadAgain(t *testing.T) {
 	ca, otherCA := certtest.New(t), certtest.New(t)
 	folder := t.TempDir()
-	files := TLSFiles{Cert: filepath.Join(folder, "cert"), Key: filepath.Join(folder, "key"), ClientCA: filepath.Join(folder, "ca")}
+	files := tlsfiles.Server{Cert: filepath.Join(folder, "cert"), Key: filepath.Join(folder, "key"), ClientCA: filepath.Join(folder, "ca")}
 	write := func(name string, data []byte) {
 		t.Helper()
 		if err := os.WriteFile(name, data, 0o600); err != nil {

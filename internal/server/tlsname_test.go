@@ -13,12 +13,13 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
-func filesOf(t *testing.T, a *certtest.Authority) TLSFiles {
+func filesOf(t *testing.T, a *certtest.Authority) tlsfiles.Server {
 	t.Helper()
 	folder := t.TempDir()
-	f := TLSFiles{Cert: filepath.Join(folder, "cert"), Key: filepath.Join(folder, "key"), ClientCA: filepath.Join(folder, "ca")}
+	f := tlsfiles.Server{Cert: filepath.Join(folder, "cert"), Key: filepath.Join(folder, "key"), ClientCA: filepath.Join(folder, "ca")}
 	cert, key := a.Issue(t, 1)
 	for name, data := range map[string][]byte{f.Cert: cert, f.Key: key, f.ClientCA: a.PEM} {
 		if err := os.WriteFile(name, data, 0o600); err != nil {
@@ -45,7 +46,7 @@ func TestClientNameIsRequired(t *testing.T) {
 			t.Errorf("%s: got %v; want the client accepted: %t", name, err, accepted)
 		}
 	}
-	if err := (TLSFiles{Cert: "c", Key: "k", ClientName: "n"}).check(); err == nil {
+	if err := (tlsfiles.Server{Cert: "c", Key: "k", ClientName: "n"}).Check(); err == nil {
 		t.Error("check accepted a client name without a CA; want an error")
 	}
 }

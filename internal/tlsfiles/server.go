@@ -1,4 +1,4 @@
-package server
+package tlsfiles
 
 import (
 	"crypto/tls"
@@ -9,19 +9,18 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-
-	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
-// TLSFiles names PEM files. Without Cert there is no TLS. With ClientCA, clients must have a certificate that
-// this CA has signed. Changed files are read again at the next handshake.
-type TLSFiles struct {
+// Server names the PEM files of a TLS server. Without Cert there is no TLS. With ClientCA, clients must have a certificate
+// that this CA has signed. Changed files are read again at the next handshake.
+type Server struct {
 	Cert, Key, ClientCA string
 	// ClientName, if not empty, must be one of the DNS names of the client's certificate.
 	ClientName string
 }
 
-func (f TLSFiles) check() error {
+// Check returns an error for files that do not belong together.
+func (f Server) Check() error {
 	switch {
 	case (f.Cert == "") != (f.Key == ""):
 		return errors.New("TLS needs both --tls-cert and --tls-key")
@@ -33,7 +32,9 @@ func (f TLSFiles) check() error {
 	return nil
 }
 
-func (f TLSFiles) server(log *zap.Logger) (*tls.Config, error) {
+// Config returns the configuration of a server. While changed files cannot be used, the previous ones stay in use, and
+// log gets the reason.
+func (f Server) Config(log *zap.Logger) (*tls.Config, error) {
 	k := &reloadingTLS{files: f, log: log}
 	k.seen = f.stamps()
 	var err error
@@ -46,14 +47,14 @@ func (f TLSFiles) server(log *zap.Logger) (*tls.Config, error) {
 	}, nil
 }
 
-func (f TLSFiles) load() (*tls.Config, error) {
+func (f Server) load() (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 	if err != nil {
 		return nil, fmt.Errorf("read TLS certificate and key: %w", err)
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{pair}}
 	if f.ClientCA != "" {
-		if c.ClientCAs, err = tlsfiles.Pool(f.ClientCA); err != nil {
+		if c.ClientCAs, err = Pool(f.ClientCA); err != nil {
 			return nil, fmt.Errorf("read TLS client CA: %w", err)
 		}
 		c.ClientAuth = tls.RequireAndVerifyClientCert
@@ -71,7 +72,7 @@ type stamp struct {
 	size     int64
 }
 
-func (f TLSFiles) stamps() (s [3]stamp) {
+func (f Server) stamps() (s [3]stamp) {
 	for i, name := range []string{f.Cert, f.Key, f.ClientCA} {
 		if info, err := os.Stat(name); err == nil {
 			s[i] = stamp{info.ModTime(), info.Size()}
@@ -83,7 +84,7 @@ func (f TLSFiles) stamps() (s [3]stamp) {
 // reloadingTLS holds the TLS configuration from the last time that the files matched each other. An update writes
 // the files one after the other, so they do not match until it is complete.
 type reloadingTLS struct {
-	files TLSFiles
+	files Server
 	log   *zap.Logger
 
 	mu     sync.Mutex
