@@ -41,17 +41,17 @@ func TestRetryOfAlternativesIsExact(t *testing.T) {
 			}
 			denied++
 			retry := retryOf(group)
-			if retry.never {
+			if retry.Never {
 				if TakeAll(now+Day, copyOf(group)) {
 					t.Fatalf("denied with Never, but allowed a day later: %+v", group)
 				}
 				continue
 			}
-			if retry.after < 1 || TakeAll(now+retry.after-1, copyOf(group)) || !TakeAll(now+retry.after, copyOf(group)) {
-				t.Fatalf("%d us is not the exact retry time of %+v; want after at least 1, denied and allowed", retry.after, group)
+			if retry.After < 1 || TakeAll(now+retry.After-1, copyOf(group)) || !TakeAll(now+retry.After, copyOf(group)) {
+				t.Fatalf("%d us is not the exact retry time of %+v; want after at least 1, denied and allowed", retry.After, group)
 			}
 			if roll.once(2) {
-				now += retry.after
+				now += retry.After
 			}
 		}
 	})
@@ -60,41 +60,18 @@ func TestRetryOfAlternativesIsExact(t *testing.T) {
 	}
 }
 
-type retry struct {
-	after Micros
-	never bool
-}
-
-func retryAt(b Bucket) retry {
-	return retry{b.Decision.RetryAfter, b.Decision.Never}
-}
-
-func (r retry) and(o retry) retry {
-	if r.never || o.never {
-		return retry{never: true}
-	}
-	return retry{after: max(r.after, o.after)}
-}
-
-func (r retry) or(o retry) retry {
-	if r.never || !o.never && o.after < r.after {
-		return o
-	}
-	return r
-}
-
-func retryOf(group []Bucket) (all retry) {
+func retryOf(group []Bucket) (all Retry) {
 	for at, n := 0, 0; at < len(group); at += n {
 		n = alternatives(group[at:])
 		one := group[at : at+n]
-		plan, instead := retry{}, retryAt(one[n-1])
+		plan, instead := Retry{}, one[n-1].Decision.Retry()
 		for i := range one[:n-1] {
-			plan = plan.and(retryAt(one[i]))
+			plan = plan.Both(one[i].Decision.Retry())
 		}
 		if n > 1 && one[n-1].Own == nil {
-			instead = plan.or(instead)
+			instead = plan.Either(instead)
 		}
-		all = all.and(instead)
+		all = all.Both(instead)
 	}
 	return all
 }

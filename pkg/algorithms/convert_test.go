@@ -28,31 +28,6 @@ func TestHugeDebtUnderASlowerLimit(t *testing.T) {
 
 func hourly(n int64, kind Kind) Spec { return Spec{Kind: kind, Rate: n, Period: hour} }
 
-// A denial or a dry run under the lower limit must lose no consumption.
-func TestALowerLimitForgetsNothing(t *testing.T) {
-	for _, kind := range []Kind{TokenBucket, FixedWindow, LeakyBucket} {
-		high, low := hourly(100, kind), hourly(10, kind)
-		if kind == LeakyBucket {
-			high.Capacity, low.Capacity = new(int64(99)), new(int64(9))
-		}
-		l1, l2 := mustCompile(t, high), mustCompile(t, low)
-		var s State
-		admitted := 0
-		for i := range 1000 {
-			l := []*Limit{l1, l2}[i/7%2]
-			for _, dryRun := range []bool{true, false} {
-				var d Decision
-				if s, d = l.Take(s, t0, Charge{Cost: 1, DryRun: dryRun}); d.Allowed && !dryRun {
-					admitted++
-				}
-			}
-		}
-		if admitted != 100 {
-			t.Errorf("%v: admitted %d, want 100", kind, admitted)
-		}
-	}
-}
-
 // A limit that counts in milliseconds is replaced by one that counts in microseconds. Until a charge is allowed, units
 // flow in at the start of each millisecond.
 func TestATickOfTheOldNumbersGainsNothing(t *testing.T) {

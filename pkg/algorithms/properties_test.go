@@ -95,19 +95,6 @@ func TestResetAfterIsExact(t *testing.T) {
 
 func (l *Limit) isFull(d Decision) bool { return d.Remaining == l.Capacity }
 
-// The waits of leaky buckets are compared with the reference implementation only.
-func TestWaitIsExact(t *testing.T) {
-	each(t, 1, 1000, func(t *rapid.T, _ dice, m moment) {
-		if m.got.Wait == 0 || m.charge.DryRun || m.limit.Kind == LeakyBucket {
-			return
-		}
-		dryRun := Charge{Hash: m.charge.Hash, DryRun: true} // cost 0 is denied while the bucket is in debt
-		if at := m.now + m.got.Wait; !m.again(at, m.after, dryRun).Allowed || m.again(at-1, m.after, dryRun).Allowed {
-			t.Fatalf("wait is not exact: at %d %+v of %+v, limit %+v, got %+v", m.now, m.charge, m.before, *m.limit, m.got)
-		}
-	})
-}
-
 // A denial leaves the state unchanged, with these exceptions: a clock that had to be started or corrected,
 // limits that charge denied requests, and the count of denials of a penalty. A dry run does not even correct
 // the clock.

@@ -108,9 +108,9 @@ func tellBoth(now Micros, buckets []Bucket) {
 		if b.Then && last < len(buckets)-1 || !buckets[last-1].Then || b.Own == nil || b.Decision.Allowed {
 			continue
 		}
-		row, denied := retry{}, false
+		row, denied := Retry{}, false
 		for i := last - 1; i >= 0 && buckets[i].Then; i-- {
-			row, denied = row.and(retryAt(buckets[i])), denied || !buckets[i].Decision.Allowed
+			row, denied = row.Both(buckets[i].Decision.Retry()), denied || !buckets[i].Decision.Allowed
 		}
 		if !denied {
 			continue
@@ -118,8 +118,8 @@ func tellBoth(now Micros, buckets []Bucket) {
 		own := b.Charge
 		own.Cost, own.Reserve, own.DryRun = b.Own.Cost, b.Own.Reserve, true
 		_, d := b.Limit.Take(clone(b.State), now, own)
-		told := row.and(retryAt(Bucket{Decision: d})).or(retryAt(*b))
-		b.Decision.RetryAfter, b.Decision.Never = told.after, told.never
+		told := row.Both(d.Retry()).Either(b.Decision.Retry())
+		b.Decision.RetryAfter, b.Decision.Never = told.After, told.Never
 	}
 }
 

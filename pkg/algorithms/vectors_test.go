@@ -102,6 +102,27 @@ func TestSlidingLogExample(t *testing.T) {
 	})
 }
 
+func TestMaxWaitBoundsReservations(t *testing.T) {
+	bucket := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(2)), MaxReserved: new(int64(20))}
+	run(t, bucket, nil, []step{
+		{cost: 7, reserve: true, maxWait: 4 * sec, never: true, left: 2}, // 5 s, even if the bucket is full
+		{cost: 6, reserve: true, maxWait: 4 * sec, allowed: true, left: -4, wait: 4 * sec},
+		{cost: 1, reserve: true, maxWait: 4 * sec, left: -4, retry: sec, reset: 6 * sec},
+		{at: sec - us, cost: 1, reserve: true, maxWait: 4 * sec, left: -4, retry: us},
+		{at: sec, cost: 1, reserve: true, maxWait: 4 * sec, allowed: true, left: -4, wait: 4 * sec},
+		{at: -29 * sec, cost: 1, reserve: true, maxWait: 40 * sec, allowed: true, left: -5, wait: 35 * sec}, // the clock is 30 s behind
+		{at: -29 * sec, cost: 1, reserve: true, maxWait: 30 * sec, left: -5, retry: 6 * sec},                // in 6 s it is 24 s behind
+	})
+	window := Spec{Kind: FixedWindow, Rate: 5, Period: minute, Start: new(t0), MaxReserved: new(int64(20))}
+	run(t, window, nil, []step{
+		{cost: 5, allowed: true, left: 0},
+		{at: 20 * sec, cost: 3, reserve: true, maxWait: 30 * sec, left: 0, retry: 10 * sec, reset: 40 * sec},
+		{at: 30 * sec, cost: 3, reserve: true, maxWait: 30 * sec, allowed: true, left: -3, wait: 30 * sec},
+		{at: 30 * sec, cost: 3, reserve: true, maxWait: 30 * sec, left: -3, retry: minute}, // two windows ahead
+		{at: 30 * sec, cost: 6, reserve: true, maxWait: 30 * sec, never: true, left: -3},   // more than one window holds
+	})
+}
+
 func TestRateZeroNeverAllows(t *testing.T) {
 	for _, kind := range []Kind{TokenBucket, FixedWindow, SlidingWindow, SlidingLog, LeakyBucket} {
 		run(t, Spec{Kind: kind, Rate: 0, Period: sec}, nil, []step{
