@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories in-flight bench bench-compare overload size soak chart release tools clean
+.PHONY: help build run pictures test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories in-flight bench bench-compare overload size soak chart release tools clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -25,6 +25,8 @@ docs-site: ## build the documentation site in dist/site; fails if a link has no 
 	@scripts/docs-site.sh
 docs: ## generate the parts of docs/ that come from the code: reference and pictures
 	@UPDATE_DOCS=1 go test -count=1 -run 'Reference|Pictures' ./test/docgen ./internal/telemetry/metrics ./cmd/rlsidecar
+pictures: ## make the pictures of README.md, from a running sidecar in Chromium
+	@scripts/pictures.sh
 fuzz: ## run each fuzz target for FUZZTIME (default 30s), and list the number of executions
 	@scripts/fuzz.sh
 mutate: ## plant faults by rule into the packages PKG, all of them or SAMPLE of each, and print those that no test notices. MUTATE has flags, such as -only take.lua

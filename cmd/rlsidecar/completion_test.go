@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/alecthomas/kong"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
@@ -43,6 +46,36 @@ var completions = []struct {
 	{[]string{"rlsidecar", "completion", "f"}, []string{"fish"}},
 	{[]string{"rlsidecar", "adjust", "se"}, []string{"set"}},
 	{[]string{"rlsidecar", "adjust", "set", "--prev"}, []string{"--preview"}},
+}
+
+func TestEveryCommandAndFlagIsOffered(t *testing.T) {
+	parser, err := newParser(&commands{}, reference{}, io.Discard, io.Discard, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	offered := func(words ...string) (list []string) {
+		for _, o := range offers(parser.Model.Node, words) {
+			word, _, _ := strings.Cut(o, "\t")
+			list = append(list, word)
+		}
+		return list
+	}
+	var visit func(node *kong.Node, words []string)
+	visit = func(node *kong.Node, words []string) {
+		flags := offered(append(slices.Clone(words), "--")...)
+		for _, f := range node.Flags {
+			if !f.Hidden && !slices.Contains(flags, "--"+f.Name) {
+				t.Errorf("%v: --%s is not offered", words, f.Name)
+			}
+		}
+		for _, c := range node.Children {
+			if !slices.Contains(offered(append(slices.Clone(words), "")...), c.Name) {
+				t.Errorf("%v: %s is not offered", words, c.Name)
+			}
+			visit(c, append(slices.Clone(words), c.Name))
+		}
+	}
+	visit(parser.Model.Node, []string{"rlsidecar"})
 }
 
 func TestBashCompletes(t *testing.T) {

@@ -17,7 +17,7 @@ type simulateCmd struct {
 	logFlags
 	Decisions     string `placeholder:"FILE" help:"Write one line of JSON for each request to this file. With -, they go to standard output and the report to standard error."`
 	HTML          string `name:"html" placeholder:"FILE" help:"Write the report as an HTML file, in which you can try other limits."`
-	DenyAtMost    string `default:"1%" placeholder:"SHARE" help:"Suggest the smallest limits that deny requests of at most this share of the clients (${default})."`
+	DenyAtMost    string `default:"1%" placeholder:"SHARE" help:"Suggest limits that deny requests of at most this share of the clients (${default})."`
 	MemoryMaxKeys int    `default:"1000000" placeholder:"N" setting:"flag" help:"Maximum number of buckets (${default})."`
 	configSettings
 }
@@ -41,9 +41,9 @@ the section auth make the descriptors, as they do for /v1/auth.
 
 The report goes to standard output. It shows the denied requests, by limit and by key, and
 the consumption of clients. For each limit it shows how many clients and requests other
-numbers would have denied. It suggests the smallest number that denies
-requests of at most 1 % of the clients (--deny-at-most), so that one abuser does not
-change the suggestion.
+numbers would have denied. It suggests a number that denies requests of at most 1 % of
+the clients (--deny-at-most): the one with the widest gap between the clients that it
+denies and the rest, or else the smallest.
 
 Example:
 

@@ -59,8 +59,9 @@ type Advice struct {
 	// Share is the share that the caller requested. Error is the largest difference, with a probability of 95 %, between
 	// the share of all clients and the share in the sample. It is 0 if all clients are kept.
 	Share, Error float64
-	// Suggested is the Candidate for Share, or nil if no number is enough.
-	Suggested *Candidate
+	// Suggested is the Candidate with the widest gap between the clients that it denies and the rest, and Smallest the one
+	// with the smallest number. Both deny requests of at most Share of the clients. They are nil if no number is enough.
+	Suggested, Smallest *Candidate
 	// LargestNeeds are the clients with the largest needs, in descending order.
 	LargestNeeds []ClientNeed
 
@@ -194,6 +195,9 @@ func (a *Advice) candidates(ctx context.Context) {
 		numbers = append(numbers, a.smallest(a.room(share)))
 	}
 	suggested := a.suggest(ctx)
+	if a.Smallest != nil {
+		numbers = append(numbers, a.Smallest.N)
+	}
 	for _, n := range numbers {
 		if n != none && (suggested == nil || n != suggested.N) && !slices.ContainsFunc(a.Candidates, func(c Candidate) bool { return c.N == n }) {
 			a.Candidates = append(a.Candidates, a.try(ctx, n))
@@ -210,20 +214,35 @@ func (a *Advice) candidates(ctx context.Context) {
 	}
 }
 
-// suggest returns the smallest number with which a replay of all clients denies requests of no more clients than the
-// share allows, or nil if there is none.
+// suggest returns the number with the widest gap between the clients that it denies and the rest, among the numbers with
+// which a replay of all clients denies requests of no more clients than the share allows. The gap is the need of the
+// first denied client divided by the number. Without a gap of at least widest, it returns the smallest of these
+// numbers, and nil if there is none.
 func (a *Advice) suggest(ctx context.Context) *Candidate {
+	const widest = 1.5
 	room := a.room(a.Share)
+	var best *Candidate
+	gap := widest
 	for i := a.Clients - 1 - room; i < a.Clients && ctx.Err() == nil; i++ {
 		n := a.clients[i].Need
 		if n == none {
-			return nil
+			break
+		}
+		wider := float64(0)
+		if i+1 < a.Clients {
+			wider = float64(a.clients[i+1].Need) / float64(n) // very large if no number is enough for the next client
+		}
+		if best != nil && wider <= gap {
+			continue
 		}
 		if c := a.try(ctx, n); c.Clients <= room {
-			return &c
+			if best == nil {
+				a.Smallest = &c
+			}
+			best, gap = &c, max(gap, wider)
 		}
 	}
-	return nil
+	return best
 }
 
 // room returns the number of clients in the history that a limit may deny. For a sample it is a smaller share

@@ -82,6 +82,22 @@ func TestOneAbuserDoesNotMoveTheSuggestion(t *testing.T) {
 }
 
 // 1 % of 30 clients is less than one client, so the suggestion does not deny the abuser.
+// 4 is the smallest number that denies requests of at most a tenth of the clients. 6 denies the abuser alone.
+func TestTheSuggestionHasTheWidestGap(t *testing.T) {
+	h := NewMemory(0).New()
+	for i := range 60 {
+		addRequests(h, fmt.Sprint("client ", i), start, 1+i%4)
+	}
+	for i := range 3 {
+		addRequests(h, fmt.Sprint("busy ", i), start, 6)
+	}
+	addRequests(h, "abuser", start, 100)
+	a := adviceOn(t, h, policyOf(t, perMinute), 0.1)
+	if a.Suggested.N != 6 || a.Suggested.Clients != 1 || a.Smallest.N != 4 || a.Smallest.Clients != 4 {
+		t.Errorf("got %+v and as the smallest %+v; want 6, which denies one client, and 4, which denies four", a.Suggested, a.Smallest)
+	}
+}
+
 func TestFewClientsNamesTheAbuser(t *testing.T) {
 	h := NewMemory(0).New()
 	for i := range 29 {

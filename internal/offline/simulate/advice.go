@@ -57,6 +57,9 @@ func suggest(w io.Writer, a *advise.Advice) {
 		fmt.Fprintf(w, "    A replay with this limit denies requests of %d of %s (%s). The maximum was %s.\n",
 			a.Suggested.Clients, clients(a.Clients), share(float64(a.Suggested.Clients)/float64(a.Clients)), share(a.Share))
 	}
+	if more := a.Smallest.Clients - a.Suggested.Clients; a.Smallest.N < a.Suggested.N {
+		fmt.Fprintf(w, "    It has the widest gap to the next client. %s would deny %s more.\n", a.Candidate(a.Smallest.N), clients(more))
+	}
 	if o := a.Outlier(); o != nil {
 		fmt.Fprintf(w, "    %s\n", outlierWords(a, o))
 	}
