@@ -3,6 +3,7 @@ package grpcapi
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -156,11 +158,11 @@ func TestIDsOfEveryLengthAreAnswered(t *testing.T) {
 // failing is a store that fails while down is set.
 type failing struct {
 	backend.Store
-	down bool
+	down atomic.Bool
 }
 
 func (f *failing) Submit(b *backend.Batch) {
-	if f.down {
+	if f.down.Load() {
 		b.Fail(backend.ErrUnavailable)
 		return
 	}
@@ -190,11 +192,11 @@ func TestASettleDoneIsDetached(t *testing.T) {
 	}
 	reply, _ := call(0, entry("user", "bob", nil)) // reserves 100 of 1,000
 	done := entry("settle", idOf(t, reply), hits(7))
-	store.down = true
+	store.down.Store(true)
 	if _, code := call(0, done); code != codes.Unavailable {
 		t.Errorf("the store fails: got %v, want Unavailable", code)
 	}
-	store.down = false
+	store.down.Store(false)
 	if _, code := call(-time.Second, entry("user", "bob", nil)); code != codes.DeadlineExceeded {
 		t.Errorf("another request after its deadline: got %v, want DeadlineExceeded", code)
 	}
@@ -206,21 +208,55 @@ func TestASettleDoneIsDetached(t *testing.T) {
 	}
 }
 
-// The id of an answer is also the one that returns its slots if the client does not use the answer.
-func TestUnusedAnswersReturnTheirSlots(t *testing.T) {
+// The return of a slot goes on after the answer to its settle-done, which the proxy may not repeat.
+func TestAReturnIsRepeatedUntilTheStoreDecides(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &failing{Store: memory.New(memory.Config{})}
+		repeats := stores.NewRepeats(time.Second)
+		defer repeats.Close(time.Second)
+		s := slotServer(t, store, repeats)
+		reply := sent(t, s, 0, entry("user", "bob", nil))
+		store.down.Store(true)
+		ctx, cancel := context.WithTimeout(t.Context(), -time.Second)
+		defer cancel()
+		wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{entry("settle_end", idOf(t, reply), hits(0))}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := send(s, ctx, wire); grpcstatus.Code(err) != codes.Unavailable {
+			t.Errorf("the store fails: got %v, want Unavailable", err)
+		}
+		time.Sleep(time.Second)
+		store.down.Store(false)
+		time.Sleep(5 * time.Second)
+		if left := sent(t, s, 0, entry("user", "bob", hits(0))).GetStatuses()[0].GetLimitRemaining(); left != 2 {
+			t.Errorf("%d left when the store is back, want 2", left)
+		}
+	})
+}
+
+// slotServer has one domain. Its limit "user" allows 2 units in flight.
+func slotServer(t *testing.T, store backend.Store, repeats limiter.Repeater) *Server {
+	t.Helper()
 	capacity := int64(2)
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.Concurrency, Capacity: &capacity, Period: hour})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := limiter.New(memory.New(memory.Config{}), limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Process: 1,
+	l := limiter.New(store, limiter.Config{
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Process: 1, Repeater: repeats,
 		Now: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
 	})
 	slots := snapshot(&limiter.Policy{Name: "user", Limit: &limit})
 	slots.Domains["d"].Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
 	l.Swap(slots)
 	s, _ := newServer(t, l, Options{})
+	return s
+}
+
+// The id of an answer is also the one that returns its slots if the client does not use the answer.
+func TestUnusedAnswersReturnTheirSlots(t *testing.T) {
+	s := slotServer(t, memory.New(memory.Config{}), nil)
 	check := func(hits uint64) (id, answered string, left uint32) {
 		t.Helper()
 		wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{entry("user", "bob", wrapperspb.UInt64(hits))}})
