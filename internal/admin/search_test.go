@@ -11,7 +11,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func TestASearchTriesABoundedNumberOfLimits(t *testing.T) {
@@ -56,6 +58,26 @@ func TestASearchMarksTheBucketsThatDeny(t *testing.T) {
 		t.Errorf("got %q; want nothing about a key without requests", got)
 	}
 }
+
+// A store that does not answer must not look as if the key were allowed or denied.
+func TestASearchWithoutTheStoreIsUnknown(t *testing.T) {
+	d := swapped(t, loose)
+	away := limiter.New(unavailable{}, limiter.Config{})
+	away.Swap(d.limiter.Current())
+	p := &pages{Config: Config{Limiter: away, Current: away.Current, Now: func() time.Time { return d.now }}}
+	b := searchBody{Domains: []string{"d"}}
+	p.searchDescriptor(t.Context(), &b, []descriptors.Entry{{Key: "anyone", Value: "x"}})
+	if len(b.Buckets) != 1 || b.Buckets[0].State != "unknown: the store did not answer" || b.Buckets[0].Denied {
+		t.Errorf("a descriptor: %+v; want unknown", b.Buckets)
+	}
+	if p.searchKey(t.Context(), &b, "bob"); len(b.Notes) != 1 || !strings.HasPrefix(b.Notes[0], "Unknown: the store did not answer") {
+		t.Errorf("a key: %q; want unknown", b.Notes)
+	}
+}
+
+type unavailable struct{}
+
+func (unavailable) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
 
 // Keys that were cut are left out, because a link to them would lead to another bucket.
 func TestASearchFindsRecordedKeys(t *testing.T) {
