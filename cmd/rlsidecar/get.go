@@ -60,12 +60,21 @@ func writeBuckets(out io.Writer, buckets []httpapi.OperatorBucket) error {
 			next = "now"
 		}
 		full := duration(max(b.ResetAfter, b.BlockedFor)) // a blocked key is not full before the block ends
+		if b.InFlight != nil && *b.InFlight > 0 {         // nobody knows when requests end
+			full = "unknown"
+			if b.Remaining == 0 {
+				next = "unknown"
+			}
+		}
 		rows = append(rows, []string{descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key.String(), fmt.Sprint(b.Remaining), fmt.Sprint(b.Capacity), next, full})
 	}
 	if err := writeTable(out, rows...); err != nil {
 		return err
 	}
 	for _, b := range buckets {
+		if b.InFlight != nil {
+			fmt.Fprintf(out, "%s of limit %s has %d of %d in flight\n", whole(b.Key.String()), descriptors.Printable(b.Name), *b.InFlight, b.Capacity)
+		}
 		if b.Settle != nil {
 			writeSettling(out, b.Settle, whole(b.Key.String()), descriptors.Printable(b.Name), b.Value, b.Scale)
 		}

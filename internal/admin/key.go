@@ -15,6 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -350,6 +351,8 @@ func stateWords(result *limiter.Result, now time.Time) string {
 		return denies + " " + until() + ", because a penalty blocks the key"
 	case d.Never:
 		return denies + " for good: it can never hold so much"
+	case limit.Limit.Kind == algorithms.Concurrency:
+		return denies + " until requests in flight end"
 	default:
 		return denies + " " + until() + ", because it is used up"
 	}
@@ -359,6 +362,9 @@ func remainingWords(r *limiter.Result) string {
 	d := &r.Decision
 	if d.Err != nil {
 		return ""
+	}
+	if l := r.Policy.Limit; l.Kind == algorithms.Concurrency {
+		return fmt.Sprintf("%s of %s in flight", count(uint64(max(0, l.Capacity-d.Value))), count(uint64(l.Capacity)))
 	}
 	text := fmt.Sprintf("%s of %s left", count(uint64(max(d.Remaining, 0))), count(uint64(r.Policy.Limit.Capacity)))
 	if unit := max(1, r.Policy.Limit.Unit()); d.Value < 0 {

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -36,6 +37,8 @@ type bucket struct {
 	// Value is the remaining amount in units of 1/value_scale. A negative value is a debt.
 	Value int64 `json:"value"`
 	Scale int64 `json:"value_scale"`
+	// InFlight is the number of units in flight, of a concurrency limit.
+	InFlight *int64 `json:"in_flight,omitempty"`
 	// At is the time of this state, by the clock of the store.
 	At         int64 `json:"time_us"`
 	ResetAfter int64 `json:"reset_after_ms"`
@@ -111,6 +114,10 @@ func bucketOf(c *limiter.Call, result *limiter.Result) bucket {
 		description: describe(result.Policy), Key: c.AppendValues(nil, result), Remaining: d.Remaining,
 		Value: d.Value, Scale: max(1, result.Policy.Limit.Unit()), At: int64(d.At), ResetAfter: millis(d.ResetAfter),
 		BlockedFor: millis(d.Blocked),
+	}
+	if l := result.Policy.Limit; l.Kind == algorithms.Concurrency {
+		inFlight := l.Capacity - d.Value
+		b.InFlight = &inFlight
 	}
 	switch adjusted := result.Policy.Adjusted; {
 	case d.Blocked <= 0:

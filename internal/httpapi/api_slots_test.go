@@ -33,6 +33,9 @@ limits:
 		if two.Reservation == "" || two.Limits[0].Remaining != 1 || two.Limits[0].ResetAfter != nil {
 			t.Errorf("got %+v; want an id, 1 left, and no time", two)
 		}
+		if w := call(s, "GET", "/v1/limits/uploads?key=bob", ""); !strings.Contains(w.Body.String(), `"in_flight":2`) {
+			t.Errorf("got %s; want 2 in flight", w.Body)
+		}
 		denied := take(`{"name":"uploads","key":"bob","count":2}`, 429)
 		if denied.RetryAfter != 0 || denied.Reservation != "" {
 			t.Errorf("got %+v; want neither a time nor an id", denied)

@@ -82,7 +82,7 @@ func (r *run) send(ctx context.Context, s *Step, n int) (where Place, what strin
 			return Place{}, problem
 		}
 	}
-	c.DryRun = s.DryRun
+	c.DryRun, c.Returns = s.DryRun, true
 	if len(s.Limits) == 0 { // a request with descriptors may wait up to the max_delay of a leaky bucket, like a request of a proxy
 		c.Request.MaxDelay = algorithms.MaxTime
 	}

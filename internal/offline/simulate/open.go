@@ -116,6 +116,10 @@ func (r *replay) idOfNamed(c *limiter.Call) string {
 			reserved.Parts = append(reserved.Parts, part)
 		}
 	}
+	for _, part := range c.Slots() {
+		reserved.ID, reserved.Domain = c.SlotID(), limiter.PrefixNumber(c.Verdict.Domain.Name)
+		reserved.Parts = append(reserved.Parts, part)
+	}
 	if reserved.Parts == nil {
 		return ""
 	}

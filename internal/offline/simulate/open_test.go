@@ -200,3 +200,22 @@ func TestAKeyCountsOnceASecondForAnEstimate(t *testing.T) {
 		t.Errorf("got %s; want the first estimate, which leaves 700 units", lines[40])
 	}
 }
+
+// A call holds its slot until it ends. Without a duration it ends at once.
+func TestCallsInFlight(t *testing.T) {
+	s := compiled(t, "domain: ai\nlimits: {flights: {algorithm: concurrency, capacity: 2, ttl: 1h}}\ndescriptors: [{key: user, limit: flights}]\n")
+	lasting := `,"settle_after_us":5000000`
+	for _, test := range []struct {
+		lines []string
+		want  string
+	}{
+		{[]string{callOf(0, lasting), callOf(1, lasting), callOf(4, "")}, `"ok":false`},
+		{[]string{callOf(0, lasting), callOf(1, lasting), callOf(5, "")}, `"remaining":0`},
+		{[]string{callOf(0, lasting), callOf(1, ""), callOf(1, ""), callOf(4, "")}, `"remaining":0`},
+	} {
+		got := run(t, s, strings.Join(test.lines, "\n"), 0)
+		if last := strings.Split(got, "\n")[len(test.lines)-1]; !strings.Contains(last, test.want) {
+			t.Errorf("%v:\n%s\nwant %s in the last decision", test.lines, got, test.want)
+		}
+	}
+}

@@ -216,7 +216,7 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 	if err := r.settleDue(ctx, at); err != nil {
 		return err
 	}
-	r.now = at
+	r.now, c.Returns = at, true
 	if len(c.Limits) == 0 {
 		// A request with descriptors may wait up to the max_delay of a leaky bucket, like a request of a proxy.
 		c.Request.MaxDelay = algorithms.MaxTime
@@ -235,6 +235,7 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 	if end.later {
 		return r.settleLater(ctx, c, end)
 	}
+	r.limiter.ReturnSlotsOf(c, limiter.DoorSelf) // without a duration, a request ends at once
 	return nil
 }
 

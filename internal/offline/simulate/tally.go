@@ -131,7 +131,7 @@ func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result
 			d.Value = denied{row, string(t.show(nil, c, r))}
 		}
 	}
-	if r.Policy.Limit.Rate > 0 && !t.withoutHistory {
+	if l := r.Policy.Limit; l.Rate > 0 && l.Kind != algorithms.Concurrency && !t.withoutHistory {
 		t.addToHistory(now, c, r, row)
 	}
 }
