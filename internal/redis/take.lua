@@ -106,14 +106,14 @@ local function charge_level(l, p, q, v, value, steps, cost, least, refund, keeps
     if value < bottom then bottom = value end
     value = value - cost
     if value < bottom then value = bottom end
-    if l.takes_denied and cost > v then
+    if cost > v and l.takes_denied then
       flags = 2
     else
       flags, retry = 0, cost + least
       if retry > v then retry = v end -- a bucket never holds more than v: retry when it is full
       retry = (retry - value) / p
       retry = retry + -retry % 1
-      if l.length and retry < 1 then retry = 1 end
+      if retry < 1 and l.length then retry = 1 end
     end
   elseif cost > v - least then
     flags = 2
