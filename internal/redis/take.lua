@@ -387,14 +387,20 @@ local function with_slots(now, given, names)
           local last = 0
           if b.purge then call('ZREMRANGEBYSCORE', name, 0, b.at) end
           for member in pairs(b.removed) do call('ZREM', name, member) end
+          local scores, n = { -1 - b.units, 'u', -1 - b.at, 't' }, 4
           for member, expires in pairs(b.added) do
-            call('ZADD', name, expires, member)
+            scores[n + 1], scores[n + 2] = expires, member
             if expires > last then last = expires end
+            n = n + 2
+            if n >= 1000 then
+              call('ZADD', name, unpack(scores))
+              scores, n = { -1 - b.units, 'u' }, 2
+            end
           end
-          call('ZADD', name, -1 - b.units, 'u', -1 - b.at, 't')
+          call('ZADD', name, unpack(scores))
           local ms = floor((last - now) / 1000) + 2
           if given then ms = max(ms, DAY) end -- keys expire by the server's clock, not by the given time
-          if call('PTTL', name) < ms then call('PEXPIRE', name, floor(ms * 1.125)) end
+          if last > 0 and call('PTTL', name) < ms then call('PEXPIRE', name, floor(ms * 1.125)) end
         end
       end
     end
