@@ -104,13 +104,6 @@ func (r *Repeats) ended() {
 	}
 }
 
-// Waiting returns the number of charges without a final decision.
-func (r *Repeats) Waiting() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.waiting
-}
-
 // Close waits for the charges without a final decision, for at most patience. Then nothing is submitted again.
 func (r *Repeats) Close(patience time.Duration) {
 	r.mu.Lock()
