@@ -32,10 +32,11 @@ func main() {
 	}
 }
 
-// part is a module of the program, or the Go standard library.
+// part is a module of the program, the Go standard library, or a library that the program embeds.
 type part struct {
 	path, version, sum string
 	folder             string
+	npm                bool   // a package of npm, not a module
 	license            string // its identifier in SPDX
 	texts              []text
 }
@@ -58,6 +59,12 @@ func run(program, sbom, licenses string) error {
 		parts = append(parts, part{path: m.Path, version: m.Version, sum: m.Sum})
 	}
 	for i := range parts {
+		if err := parts[i].find(); err != nil {
+			return err
+		}
+	}
+	parts = append(parts, embedded...)
+	for i := range parts {
 		if err := parts[i].read(); err != nil {
 			return err
 		}
@@ -72,7 +79,11 @@ func run(program, sbom, licenses string) error {
 	return os.WriteFile(licenses, together(parts), 0o644)
 }
 
-func (p *part) read() error {
+// embedded are the parts that the program embeds as files of this repository.
+var embedded = []part{{path: "uplot", version: "1.6.32", folder: "internal/admin/assets/uplot", npm: true}}
+
+// find sets the folder of a module.
+func (p *part) find() error {
 	command := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", p.path+"@"+p.version)
 	if p.path == "std" {
 		command = exec.Command("go", "env", "GOROOT")
@@ -87,6 +98,11 @@ func (p *part) read() error {
 	if p.folder == "" {
 		return fmt.Errorf("%s %s is not in the module cache: go mod download", p.path, p.version)
 	}
+	return nil
+}
+
+// read reads the licences in the folder.
+func (p *part) read() error {
 	entries, err := os.ReadDir(p.folder)
 	if err != nil {
 		return err
@@ -196,6 +212,13 @@ type dependency struct {
 
 func purl(path, version string) string { return "pkg:golang/" + strings.ToLower(path) + "@" + version }
 
+func (p part) purl() string {
+	if p.npm {
+		return "pkg:npm/" + p.path + "@" + p.version
+	}
+	return purl(p.path, p.version)
+}
+
 func licensed(id string) []license {
 	var l license
 	l.License.ID = id
@@ -223,8 +246,8 @@ func describe(info *debug.BuildInfo, parts []part) document {
 	on := dependency{Ref: main.Ref}
 	for _, p := range parts {
 		c := component{
-			Ref: purl(p.path, p.version), Type: "library", Name: p.path, Version: p.version,
-			Licenses: licensed(p.license), PURL: purl(p.path, p.version),
+			Ref: p.purl(), Type: "library", Name: p.path, Version: p.version,
+			Licenses: licensed(p.license), PURL: p.purl(),
 		}
 		// Go's sum of a module is the SHA-256 of a list that contains the SHA-256 of each of its files.
 		if sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(p.sum, "h1:")); err == nil && len(sum) == 32 {
