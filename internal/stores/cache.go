@@ -30,7 +30,8 @@ import (
 //
 // A decision is forgotten as soon as this process consumes or refunds units of its bucket. So only other processes can
 // make a cached denial differ from the answer of the wrapped Store. For token buckets and fixed windows, Remaining and
-// ResetAfter are computed for the current time. For other algorithms, for shards and for limits with a penalty,
+// ResetAfter are computed for the current time. A step of the wall clock ends all remembered decisions, because the
+// time since them is not exact any more. For other algorithms, for shards and for limits with a penalty,
 // Remaining keeps its value and ResetAfter counts down. Of a limit with a penalty only denials during a block are
 // remembered, until the block ends: each denial before a block must be counted, so it must reach the wrapped Store.
 //

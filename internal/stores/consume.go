@@ -100,7 +100,7 @@ func (s *CacheStore) answer(c *backend.Charge, p *cachePart, d *backend.Decision
 				remembers = remembers && !p.leased && l.left() == 0 // before a denial, leased units are returned
 			}
 		}
-		if remembers && b.denial != nil && b.denial.answer(c, d, q.now) {
+		if remembers && b.denial != nil && b.denial.steps == s.elapsed.steps() && b.denial.answer(c, d, q.now) {
 			p.denial = b.denial
 		}
 	}

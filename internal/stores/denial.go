@@ -22,6 +22,7 @@ type denial struct {
 	unchangedFor algorithms.Micros // how long Remaining stays unchanged; unknown if the decision does not contain the whole state of the bucket
 	submittedAt  time.Duration
 	arrivedAt    time.Duration
+	steps        time.Duration // elapsed.steps when the group was submitted
 	revalidateAt time.Duration // from this time on, one caller revalidates the denial
 	until        time.Duration // before the earliest time at which a retry may succeed
 	revalidating atomic.Bool
@@ -111,7 +112,9 @@ func (s *CacheStore) remember(t *flight, charges []backend.Charge, parts []cache
 	}
 	for i := range charges {
 		if parts == nil || !parts[i].held {
-			s.rememberDenial(t, newDenial(&charges[i], &decisions[i], t.began, now, s.config.MaxAge))
+			d := newDenial(&charges[i], &decisions[i], t.began, now, s.config.MaxAge)
+			d.steps = t.steps
+			s.rememberDenial(t, d)
 		}
 	}
 }

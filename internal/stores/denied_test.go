@@ -62,6 +62,21 @@ func TestADenialIsCachedUntilARetryCanSucceed(t *testing.T) {
 	})
 }
 
+func TestAStepOfTheWallClockEndsRememberedDenials(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start, step := time.Now(), time.Duration(0)
+		s, calls := newCache(stores.CacheConfig{Clocks: func() (monotonic, wall time.Duration) {
+			return time.Since(start), time.Since(start) + step
+		}})
+		limit := tokens(t, 1, algorithms.Second, 3)
+		expect(t, s, calls, 1, of(limit, "a", 3), true, 0)
+		expect(t, s, calls, 2, of(limit, "a", 1), false, time.Second)
+		step = 100 * ms
+		expect(t, s, calls, 3, of(limit, "a", 1), false, time.Second) // not 900 ms
+		expect(t, s, calls, 3, of(limit, "a", 1), false, time.Second)
+	})
+}
+
 func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := &recorder{next: after(ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}

@@ -47,8 +47,12 @@ func (e *elapsed) now() time.Duration {
 	if e.stepped(monotonic, wall) {
 		monotonic = e.step()
 	}
-	return monotonic - e.start + time.Duration(e.lost.Load())
+	return monotonic - e.start + e.steps()
 }
+
+// steps returns the sum of the forward steps of the wall clock. While it stays the same, the differences of two times
+// are exact, because they do not contain a step.
+func (e *elapsed) steps() time.Duration { return time.Duration(e.lost.Load()) }
 
 func (e *elapsed) stepped(monotonic, wall time.Duration) bool {
 	return (wall - monotonic - time.Duration(e.gap.Load())).Abs() > clockStep

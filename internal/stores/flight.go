@@ -18,6 +18,7 @@ type flight struct {
 	inner   backend.Batch
 	number  uint64
 	began   time.Duration // when the flight began, by CacheStore.now
+	steps   time.Duration // elapsed.steps at that time
 
 	whole       bool // inner is the whole outer batch, and shares its slices
 	refunds     bool // inner has refunds or resets
@@ -51,7 +52,7 @@ type cachePart struct {
 
 func (s *CacheStore) newFlight(b *backend.Batch, now time.Duration) *flight {
 	t := s.flights.Get().(*flight)
-	t.outer, t.began, t.number = b, now, s.submitted.Add(1)
+	t.outer, t.began, t.steps, t.number = b, now, s.elapsed.steps(), s.submitted.Add(1)
 	t.pending.Store(1)
 	return t
 }
