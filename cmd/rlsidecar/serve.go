@@ -100,7 +100,8 @@ func (c *serveCmd) settings(r reference) (s server.Config, err error) {
 		GRPCMaxConnections: c.GRPCMaxConnections, HTTPMaxConnections: c.HTTPMaxConnections,
 		Modes: limiter.Modes{Shadow: c.ShadowMode, Quota: c.QuotaMode},
 		Answers: grpcapi.Options{
-			Metadata: c.DynamicMetadata, Bounds: grpcapi.Bounds{Descriptors: c.MaxDescriptors, Entries: c.MaxEntries},
+			Metadata: c.DynamicMetadata || c.ReferenceMetadata, DeniedBy: c.DynamicMetadata,
+			Bounds: grpcapi.Bounds{Descriptors: c.MaxDescriptors, Entries: c.MaxEntries},
 		},
 		HTTPHeaders:   httpapi.HeaderSets(c.HTTPHeaders),
 		MemoryMaxKeys: c.MemoryMaxKeys,

@@ -56,6 +56,7 @@ type serveSettings struct {
 	RemainingHeader       string        `setting:"variable" default:"RateLimit-Remaining" help:"Name of the header with the remaining units."`
 	ResetHeader           string        `setting:"variable" default:"RateLimit-Reset" help:"Name of the header with the seconds until a denied request can be repeated or, after an allowed one, until the bucket is full."`
 	DynamicMetadata       bool          `setting:"flag" help:"Add dynamic metadata to gRPC answers, for Envoy's access log and filters."`
+	ReferenceMetadata     bool          `setting:"variable" help:"true: as --dynamic-metadata, but without denied_by, which the reference server does not send."`
 
 	HTTPListen         string        `setting:"flag" default:"127.0.0.1:8080" placeholder:"ADDR" help:"Address of the HTTP listener: auth requests, JSON and health. Empty: no HTTP listener (${default})."`
 	HTTPProxyProtocol  bool          `name:"http-proxy-protocol" setting:"flag" help:"Accept PROXY protocol headers (v1 and v2) from trusted_proxies on the HTTP listener."`

@@ -22,9 +22,9 @@ import (
 type Options struct {
 	// Headers has the names of response headers that the proxy adds; nil means none.
 	Headers *Headers
-	// Metadata adds dynamic metadata: the request, the metadata of the limits that allowed it, and the limits that
-	// denied it.
-	Metadata bool
+	// Metadata adds dynamic metadata: the request, and the metadata of the limits that allowed it. DeniedBy adds the
+	// names of the limits that denied it, too.
+	Metadata, DeniedBy bool
 	// Bounds limits the size of requests; the zero Bounds mean the defaults.
 	Bounds Bounds
 	// Tracing, if not nil, traces each request.
@@ -124,9 +124,9 @@ func appendHeader(b []byte, name, value string) []byte {
 
 // appendMetadata appends the dynamic metadata of the reference server: the request, and under "metadata"
 // the metadata of the limits whose status is OK. If two limits have the same key, the first one takes
-// precedence. "backend_failure" means that the store could not decide a limit. "denied_by" has the names of the limits
-// that deny, separated by commas.
-func appendMetadata(b []byte, x *exchange) []byte {
+// precedence. "backend_failure" means that the store could not decide a limit. With deniedBy, "denied_by" has the names
+// of the limits that deny, separated by commas; the reference server does not send it.
+func appendMetadata(b []byte, x *exchange, deniedBy bool) []byte {
 	fields := map[string]any{"domain": printable(x.call.Request.Domain)}
 	list := make([]any, len(x.limits))
 	for i := range x.limits {
@@ -148,7 +148,7 @@ func appendMetadata(b []byte, x *exchange) []byte {
 	if x.call.Failed {
 		fields["backend_failure"] = true
 	}
-	if names := replies.AppendDenying(nil, &x.call.Verdict); len(names) > 0 {
+	if names := replies.AppendDenying(nil, &x.call.Verdict); deniedBy && len(names) > 0 {
 		fields["denied_by"] = string(names)
 	}
 	message, err := structpb.NewStruct(fields)

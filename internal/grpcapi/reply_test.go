@@ -269,7 +269,7 @@ func TestMetadata(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := reread(t, appendMetadata(nil, x)).DynamicMetadata
+	got := reread(t, appendMetadata(nil, x, true)).DynamicMetadata
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
@@ -278,12 +278,12 @@ func TestMetadata(t *testing.T) {
 	}
 	x.call.Verdict = *verdict(false, away)
 	x.call.Failed = true
-	if got := reread(t, appendMetadata(nil, x)).DynamicMetadata; !got.Fields["backend_failure"].GetBoolValue() {
+	if got := reread(t, appendMetadata(nil, x, true)).DynamicMetadata; !got.Fields["backend_failure"].GetBoolValue() {
 		t.Errorf("a request that is allowed because the store failed: got %v; want backend_failure", got)
 	}
 	x.call.Verdict = *verdict(true, result(policy(nil), limiter.Allowed, algorithms.Decision{}))
 	x.call.Results[0].Policy.Extras = &limiter.Extras{Metadata: map[string]any{"not": make(chan int)}}
-	if got := reread(t, appendMetadata(nil, x)).DynamicMetadata; got.Fields["domain"].GetStringValue() != "dom" || got.Fields["metadata"] != nil {
+	if got := reread(t, appendMetadata(nil, x, true)).DynamicMetadata; got.Fields["domain"].GetStringValue() != "dom" || got.Fields["metadata"] != nil {
 		t.Errorf("metadata that is not JSON: got %v; want the domain, and no metadata", got)
 	}
 }

@@ -148,7 +148,7 @@ func (s *Server) appendReply(b []byte, x *exchange, known *knownLimits) []byte {
 	b = appendForClient(b, &x.call.Verdict)
 	switch {
 	case s.options.Metadata:
-		b = appendMetadata(b, x)
+		b = appendMetadata(b, x, s.options.DeniedBy)
 	case x.call.Started():
 		b = appendSettle(b, x)
 	}

@@ -38,8 +38,8 @@ func TestTheAPIsAreAsDescribed(t *testing.T) {
 		operations int
 		options    []string
 	}{
-		"applications": {":8080/openapi.json", 11, []string{"--config-file", config}},
-		"operators":    {":6070/api/openapi.json", 11, nil},
+		"applications": {":8080/openapi.json", 12, []string{"--config-file", config}},
+		"operators":    {":6070/api/openapi.json", 12, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

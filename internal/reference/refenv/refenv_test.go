@@ -25,7 +25,7 @@ func defaults() map[string]string {
 		"config":      "/srv/runtime_data/current/config/**",
 		"grpc-listen": ":8081", "http-listen": ":8080", "admin-listen": "127.0.0.1:6070",
 		"grpc-max-connection-age": "24h0m0s", "grpc-max-connection-age-grace": "1h0m0s",
-		"response-headers": "false", "dynamic-metadata": "false", "shadow-mode": "false", "quota-mode": "false",
+		"response-headers": "false", "reference-metadata": "false", "shadow-mode": "false", "quota-mode": "false",
 		"limit-header": "RateLimit-Limit", "remaining-header": "RateLimit-Remaining", "reset-header": "RateLimit-Reset",
 		"near-limit-ratio": "0.8", "log-level": "warn", "log-format": "text",
 		"statsd-address": "localhost:8125", "statsd-protocol": "tcp", "statsd-interval": "10s",

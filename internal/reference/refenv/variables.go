@@ -221,7 +221,7 @@ var variables = []Variable{
 	{Name: "LIMIT_LIMIT_HEADER", Default: "RateLimit-Limit", Sets: "limit-header"},
 	{Name: "LIMIT_REMAINING_HEADER", Default: "RateLimit-Remaining", Sets: "remaining-header"},
 	{Name: "LIMIT_RESET_HEADER", Default: "RateLimit-Reset", Sets: "reset-header"},
-	{Name: "RESPONSE_DYNAMIC_METADATA", Default: "false", Sets: "dynamic-metadata", kind: truth},
+	{Name: "RESPONSE_DYNAMIC_METADATA", Default: "false", Sets: "reference-metadata", kind: truth},
 
 	{Name: "USE_PROMETHEUS", Default: "false", Effect: "whether PROMETHEUS_ADDR and PROMETHEUS_PATH have an effect"},
 	{Name: "PROMETHEUS_ADDR", Default: ":9090", Effect: "--metrics-listen"},
