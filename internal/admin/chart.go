@@ -14,10 +14,10 @@ import (
 // chart is a chart of all requests, or of one limit. The script draws it from the answer of Source. Without a script the
 // numbers stand in a table.
 type chart struct {
-	Source, Title string
-	Ranges        []choice
-	Rows          []chartRow
-	Marks         []markRow
+	Source string
+	Ranges []choice
+	Rows   []chartRow
+	Marks  []markRow
 	// Missing means that the limit is not among the busiest, which alone have points.
 	Missing bool
 }
@@ -54,10 +54,10 @@ func (p *pages) chartOf(path string, q url.Values) chart {
 		}
 		return "?" + q.Encode()
 	}
-	c := chart{Source: "/chart" + link(q.Get("range")), Title: "Requests per second, last 15 minutes"}
+	c := chart{Source: "/chart" + link(q.Get("range"))}
 	rows := 15
 	if of == history.Day {
-		c.Title, rows = "Requests per second, last 24 hours", 24
+		rows = 24
 	}
 	c.Ranges = []choice{{"15 minutes", path + link(""), of != history.Day}, {"24 hours", path + link("day"), of == history.Day}}
 	end, points := p.points(key, of)

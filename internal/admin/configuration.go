@@ -108,6 +108,9 @@ type configurationBody struct {
 	Author  string
 }
 
+// inForceShown is the largest number of limits that fit on three screens of a phone beside what the loads changed.
+const inForceShown = 25
+
 type loadRow struct {
 	At, Summary, More string
 	Rows              []diff.Change
@@ -122,7 +125,7 @@ func (p *pages) configuration(w http.ResponseWriter, r *http.Request, v viewer) 
 		b.Limits = plural(int64(len(limits)), "limit")
 		b.Domains = plural(int64(len(s.Domains)), "domain")
 		b.Stays = "The configuration before it stays in use."
-		for _, l := range limits[:min(len(limits), rowsShown)] {
+		for _, l := range limits[:min(len(limits), inForceShown)] {
 			b.InForce = append(b.InForce, fact{descriptors.Printable(l.Name), l.Words()})
 		}
 		if more := len(limits) - len(b.InForce); more > 0 {

@@ -40,7 +40,7 @@ func listed(body string) (names []string) {
 func TestOverviewListsLimits(t *testing.T) {
 	h := New(fixture(t))
 	has(t, get(h, "/", "").Body.String(), "v1", "<span class=\"green\">Healthy", "1 hour", "10/s", "1.0/s",
-		"at least 12,345", "sh0p", "user,&lt;b&gt; | \\xff", "the domain is not configured", "no limit matched")
+		"≥ 12,345", "sh0p", "user,&lt;b&gt; | \\xff", "the domain is not configured", "no limit matched")
 	has(t, get(h, "/limits", "").Body.String(), "shadow", "quota", "Last 15 minutes: 120 allowed, 30 would have been denied.", "20 %", "2.5/s")
 	for query, want := range map[string][]string{
 		"":                             {"send", "&lt;b&gt;free&lt;/b&gt;", "path_/login"},
@@ -209,8 +209,8 @@ func TestTheChart(t *testing.T) {
 	c := fixture(t)
 	c.History.Mark(c.Now(), "new <configuration>")
 	h := New(c)
-	has(t, get(h, "/", "").Body.String(), `data-source="/chart?"`, "last 15 minutes", "new &lt;configuration&gt;", `<td class="n">600</td>`)
-	has(t, get(h, "/?range=day", "").Body.String(), `data-source="/chart?range=day"`, "last 24 hours")
+	has(t, get(h, "/", "").Body.String(), `data-source="/chart?"`, `aria-current="true">15 minutes`, "new &lt;configuration&gt;", `<td class="n">600</td>`)
+	has(t, get(h, "/?range=day", "").Body.String(), `data-source="/chart?range=day"`, `aria-current="true">24 hours`)
 	var data struct {
 		Time                   []int64
 		Allowed, Denied, Would []float64

@@ -14,8 +14,8 @@ import (
 const (
 	// maxTried bounds how many limits a search tries, and how many domains it tries for a descriptor.
 	maxTried = 200
-	// maxFound bounds the rows in each of the two lists of a search.
-	maxFound = 50
+	// maxFound bounds the rows in each of the two lists of a search, so that they fit on three screens of a phone.
+	maxFound = 12
 )
 
 type searchBody struct {
@@ -50,6 +50,9 @@ func (p *pages) search(w http.ResponseWriter, r *http.Request, v viewer, query s
 		p.searchKey(ctx, &b, query)
 		p.searchAdjusted(&b, query)
 		p.searchRecorded(&b, query)
+		if max(len(b.Buckets), len(b.Recorded)) == maxFound {
+			b.Notes = append(b.Notes, fmt.Sprintf("A list has at most %d rows. A longer text finds fewer keys.", maxFound))
+		}
 	}
 	p.show(w, r, v, http.StatusOK, searchPage, frame{Title: "Why is this denied?", Section: "/key", Query: query, Body: b})
 }

@@ -84,7 +84,7 @@ func (p *pages) who(top denials.Top, word string, keys int, match func(domain, l
 				r.Keys = plural(int64(part.Keys), "key")
 			}
 			switch {
-			case part.Position == denials.WholeLimit && len(w.Limits) < whoLimits:
+			case part.Position == denials.WholeLimit && match == nil && len(w.Limits) < whoLimits: // the page of a limit is about that limit
 				w.Limits = append(w.Limits, r)
 			case part.Position != denials.WholeLimit && len(w.Values) < whoValues:
 				if r.Name = partName(part); part.Entry != "" && !part.Cut && p.Adjust != nil {
@@ -150,7 +150,7 @@ func (p *pages) near() (rows []nearRow) {
 	for i := range used[:min(len(used), maxNear)] {
 		u := &used[i]
 		row := nearRow{Key: printable(u.Key), Limit: descriptors.Printable(u.Limit), LimitLink: limitLink(u.Domain, u.Limit)}
-		row.Left = fmt.Sprintf("%s of %s left", count(uint64(max(0, u.Remaining))), count(uint64(u.Capacity)))
+		row.Left = fmt.Sprintf("%s of %s", count(uint64(max(0, u.Remaining))), count(uint64(u.Capacity)))
 		if u.Cut {
 			row.Key += "…"
 		} else {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
@@ -127,6 +128,54 @@ func TestAFloodIsNamedStoppedAndUndone(t *testing.T) {
 	if got := in[string](b, `location.search`); !strings.HasPrefix(got, "?q=much&") {
 		t.Errorf("the address has %s; want the filter", got)
 	}
+}
+
+// Without scripts the page shows everything and changes everything, by its links and forms alone.
+func TestThePageWithoutScripts(t *testing.T) {
+	t.Parallel()
+	p := startConsole(t)
+	for i := range 18 {
+		p.ask(t, "tenant", "evil", "user", fmt.Sprint(i%3))
+	}
+	b := newBrowser(t)
+	b.emulate(390, "dark")
+	off := emulation.SetScriptExecutionDisabledParams{Value: true}
+	if _, err := chromedp.Call(b.ctx, emulation.SetScriptExecutionDisabled, off); err != nil {
+		t.Fatal(err)
+	}
+	b.logIn(p)
+	if in[bool](b, `!document.querySelector('label.live').hidden || document.querySelector('.chart canvas') !== null`) {
+		t.Fatal("the scripts of the page run")
+	}
+	b.shows("tenant=evil", "3 keys", "12")
+	eventually(t, "the chart in numbers", func() bool {
+		b.do(chromedp.Navigate(p.admin + "/"))
+		in[bool](b, `document.querySelector('#chart-rows summary').click(), true`)
+		return strings.Contains(in[string](b, `document.querySelector('#chart-rows tbody').innerText`), "12")
+	})
+	b.do(chromedp.Navigate(p.admin + "/limits"))
+	in[bool](b, `document.querySelector('#q').value = 'much', true`)
+	b.click(`#filter button`)
+	if rows := in[int](b, `document.querySelectorAll('#rows tbody tr').length`); rows != 1 {
+		t.Errorf("the filter leaves %d limits; want 1", rows)
+	}
+	b.do(chromedp.Navigate(p.admin + "/"))
+	b.click(`#denied a.danger`)
+	in[bool](b, `document.querySelector('#for').value = '2h', true`)
+	b.click(`form.search button`)
+	b.shows("all keys with tenant=evil: every request is denied until")
+	b.click(`main form[method=post] button.danger`)
+	b.shows("Blocked.")
+	if p.ask(t, "tenant", "evil", "user", "new") {
+		t.Error("a new key of the blocked tenant is allowed")
+	}
+	b.click(`.banner form button`)
+	b.shows("The adjustment was ended.")
+	if !p.ask(t, "tenant", "evil", "user", "new") {
+		t.Error("after the undo a new key of the tenant is denied")
+	}
+	b.click(`.logout button`)
+	b.shows("Log in")
 }
 
 // traffic sends requests until the test ends.

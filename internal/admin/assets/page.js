@@ -46,7 +46,7 @@
   const axis = more => ({ stroke: () => color('soft'), grid: { stroke: () => color('line'), width: 1 }, ticks: { show: false }, font: '12px ' + color('numbers'), ...more });
   const chart = document.querySelector('.chart');
   let plot = null;
-  const size = () => ({ width: chart.clientWidth, height: 206 });
+  const size = () => ({ width: chart.clientWidth, height: 190 });
   const draw = async () => {
     const answer = await fetch(chart.dataset.source, { credentials: 'same-origin', headers: { 'X-Refresh': '1' } }).catch(() => null);
     if (!answer || !answer.ok) return;
@@ -56,10 +56,10 @@
     if (plot) return plot.setData(columns);
     const day = chart.dataset.source.includes('range=day');
     plot = new uPlot({
-      ...size(), padding: [8, 8, 0, 0], plugins: [drawMarks(data.marks || [])],
+      ...size(), padding: [8, 20, 0, 0], plugins: [drawMarks(data.marks || [])],
       scales: { y: { range: (_, least, most) => [0, Math.max(1, most * 1.1)] } },
       tzDate: at => uPlot.tzDate(new Date(at * 1e3), 'UTC'),
-      axes: [axis({ values: (_, list) => list.map(at => uPlot.fmtDate('{HH}:{mm}')(uPlot.tzDate(new Date(at * 1e3), 'UTC'))) }), axis({ size: 56, values: (_, list) => list.map(v => v + '/s') })],
+      axes: [axis({ size: 30, values: (_, list) => list.map(at => uPlot.fmtDate('{HH}:{mm}')(uPlot.tzDate(new Date(at * 1e3), 'UTC'))) }), axis({ size: 56, values: (_, list) => list.map(v => v + '/s') })],
       series: [{ label: 'UTC', value: day ? '{HH}:{mm}' : '{HH}:{mm}:{ss}' }, line('allowed', 'allowed'), line('denied', 'denied'), line('would be denied', 'would', [6, 4])],
     }, columns, chart);
     addEventListener('resize', () => plot.setSize(size()));
