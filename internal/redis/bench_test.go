@@ -159,24 +159,6 @@ func BenchmarkCalls(b *testing.B) {
 	}
 }
 
-func scriptsRun(b testing.TB, servers ...*redistest.Server) (n float64) {
-	b.Helper()
-	for _, s := range servers {
-		for name, value := range fields(s.Do("INFO", "commandstats")) {
-			if !strings.HasPrefix(name, "cmdstat_evalsha") {
-				continue
-			}
-			text, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
-			v, err := strconv.ParseFloat(text, 64)
-			if err != nil {
-				b.Fatal(err)
-			}
-			n += v
-		}
-	}
-	return n
-}
-
 func processCPU(b *testing.B) time.Duration {
 	b.Helper()
 	var u syscall.Rusage

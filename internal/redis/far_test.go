@@ -2,6 +2,8 @@ package redis
 
 import (
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -78,4 +80,22 @@ func TestAFarLeaseDecidesAtOnce(t *testing.T) {
 	if most := took[requests*9/10]; most > far/8 {
 		t.Errorf("nine of ten requests took at most %v; want much less than a round trip of %v", most, far)
 	}
+}
+
+func scriptsRun(b testing.TB, servers ...*redistest.Server) (n float64) {
+	b.Helper()
+	for _, s := range servers {
+		for name, value := range fields(s.Do("INFO", "commandstats")) {
+			if !strings.HasPrefix(name, "cmdstat_evalsha") {
+				continue
+			}
+			text, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
+			v, err := strconv.ParseFloat(text, 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			n += v
+		}
+	}
+	return n
 }

@@ -312,8 +312,9 @@ func (w *wire) write(p *pipe, inline bool) {
 		p.written++
 		p.unanswered += f.size
 		p.current = f.x
+		out := f.x.out
 		w.mu.Unlock()
-		_, err := p.conn.Write(f.x.out)
+		_, err := p.conn.Write(out)
 		w.mu.Lock()
 		unanswered := p.current != nil
 		if err == nil && !p.dead || !unanswered && p.dead {
@@ -412,8 +413,11 @@ func (w *wire) answered(p *pipe) error {
 	p.written--
 	p.led = false
 	p.unanswered -= f.size
-	if p.current == f.x { // the server has all its bytes, so its memory may be used again although Write has not returned
+	if p.current == f.x { // Write has not returned, and may still use the memory
 		p.current = nil
+		if f.x != nil {
+			f.x.out = nil
+		}
 	}
 	over := p.over && len(p.flights) == 0
 	w.mu.Unlock()

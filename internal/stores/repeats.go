@@ -81,8 +81,9 @@ func (t *repeated) submit() {
 func (t *repeated) decided() {
 	d := &t.decisions[0]
 	if again := d.Err != nil || t.unless != nil && t.unless(d); again && t.of.clock.Now().Add(t.pause).Before(t.until) && !t.of.isClosed() {
-		t.of.clock.AfterFunc(t.pause, t.submit)
+		pause := t.pause
 		t.pause = min(2*t.pause, repeatLast)
+		t.of.clock.AfterFunc(pause, t.submit)
 		return
 	}
 	t.done(d)
