@@ -12,8 +12,8 @@ import (
 
 const runbooks = root + "/docs/runbooks.md"
 
-// TestRunbooksAnswerEachAlert checks that the link of each alert leads to a section about the effect on
-// users, the cause, the remedy, and the end of the alert. TestPages in test/e2e runs the commands of the
+// TestRunbooksAnswerEachAlert checks that the link of each alert leads to a section about the cause, the
+// effect on users, the remedy, and the end of the alert. TestPages in test/e2e runs the commands of the
 // page, and TestExpressionsUseExportedMetrics checks its PromQL.
 func TestRunbooksAnswerEachAlert(t *testing.T) {
 	data, err := os.ReadFile(runbooks)
@@ -33,7 +33,7 @@ func TestRunbooksAnswerEachAlert(t *testing.T) {
 			continue
 		}
 		at := -1
-		for _, lead := range []string{"**Users.**", "**Cause.**", "**Act.**", "**Over when**"} {
+		for _, lead := range []string{"**Cause.**", "**Users.**", "**Act.**", "**Over when**"} {
 			found := strings.Index(body, "\n- "+lead)
 			if found <= at {
 				t.Errorf("%s: no %s, or not in this order", alert.Alert, lead)
