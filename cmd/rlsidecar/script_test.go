@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -36,8 +37,17 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:           "testdata/script",
 		UpdateScripts: os.Getenv("UPDATE_SCRIPTS") != "",
-		Cmds:          map[string]func(ts *testscript.TestScript, neg bool, args []string){"exits": exits, "eventually": eventually, "request": request},
+		Cmds:          map[string]func(ts *testscript.TestScript, neg bool, args []string){"exits": exits, "eventually": eventually, "request": request, "end": end},
 	})
+}
+
+// end ends the adjustment that the last command has made, with the command that it printed.
+func end(ts *testscript.TestScript, neg bool, args []string) {
+	id := regexp.MustCompile(`rlsidecar adjust delete (\w+)`).FindStringSubmatch(ts.ReadFile("stdout"))
+	if neg || len(args) > 0 || id == nil {
+		ts.Fatalf("usage: end, after adjust set")
+	}
+	exits(ts, false, []string{"0", "rlsidecar", "adjust", "delete", id[1], "--reason", "over"})
 }
 
 // exits CODE COMMAND… runs a command that must exit with CODE.
