@@ -12,7 +12,7 @@ import (
 )
 
 type logFlags struct {
-	LogFormat  string   `enum:"jsonl,nginx,envoy" default:"jsonl" help:"Format of the log: jsonl (a trace), nginx (combined) or envoy (default or JSON)."`
+	LogFormat  string   `enum:"jsonl,nginx,envoy" default:"jsonl" help:"Format of the log: jsonl (a trace), nginx (combined, with $request_time or without) or envoy (default or JSON)."`
 	Descriptor []string `sep:"none" placeholder:"KEY=%X,…" help:"Descriptor to make from each line of an access log. May be repeated."`
 	Auth       bool     `help:"Instead of --descriptor: make descriptors by the routes of the section auth."`
 	Domain     string   `help:"Domain of the requests. Required for an access log if several domains are configured."`

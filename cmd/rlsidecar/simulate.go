@@ -43,7 +43,8 @@ The report goes to standard output. It shows the denied requests, by limit and b
 the consumption of clients. For each limit it shows how many clients and requests other
 numbers would have denied. It suggests a number that denies requests of at most 1 % of
 the clients (--deny-at-most): the one with the widest gap between the clients that it
-denies and the rest, or else the smallest.
+denies and the rest, or else the smallest. For a concurrency limit it shows the keys with
+the most requests in flight, if the log has the durations of requests.
 
 Example:
 

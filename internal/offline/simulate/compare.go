@@ -47,6 +47,8 @@ type ChangedBy struct {
 // and the Templates.
 func Compare(ctx context.Context, oldConfig, newConfig Config) (*Comparison, error) {
 	newConfig.Format, newConfig.Name, newConfig.Domain, newConfig.MaxKeys = oldConfig.Format, oldConfig.Name, oldConfig.Domain, oldConfig.MaxKeys
+	durations := hasConcurrency(oldConfig.Snapshot) || hasConcurrency(newConfig.Snapshot)
+	oldConfig.durations, newConfig.durations = durations, durations
 	old, err := newReplay(oldConfig)
 	if err != nil {
 		return nil, err
@@ -61,7 +63,7 @@ func Compare(ctx context.Context, oldConfig, newConfig Config) (*Comparison, err
 		old.sweep(number)
 		new.sweep(number)
 	}
-	lines, err := oldConfig.eachLine(ctx, sweep, func(line string, number int64) error {
+	lines, err := old.eachLine(ctx, sweep, func(line string, number int64) error {
 		if err := errors.Join(old.one(ctx, line, number), new.one(ctx, line, number)); err != nil {
 			return &LineError{oldConfig.Name, number, err}
 		}

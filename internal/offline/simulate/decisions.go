@@ -30,7 +30,7 @@ func (d *decisions) append(dst []byte, c *limiter.Call) []byte {
 	if c.Missing != nil {
 		dst = append(dst, `,"retry_after_us":-1,"error":"missing-descriptor"`...)
 	} else {
-		dst = appendRetry(dst, c.RetryAfter, c.Never, c.Denied && !c.Never && full(c))
+		dst = appendRetry(dst, c.RetryAfter, c.Never, c.Busy, c.Denied && !c.Never && full(c))
 	}
 	if wait, waits := verdictWait(c); waits && !c.Denied {
 		dst = strconv.AppendInt(append(dst, `,"wait_us":`...), int64(wait), 10)
@@ -65,7 +65,8 @@ func (d *decisions) limit(dst []byte, c *limiter.Call, r *limiter.Result) []byte
 	}
 	dst = strconv.AppendBool(append(dst, `,"ok":`...), allowed)
 	dst = strconv.AppendInt(append(dst, `,"remaining":`...), remaining, 10)
-	dst = appendRetry(dst, r.Decision.RetryAfter, r.Decision.Never, errors.Is(r.Decision.Err, backend.ErrFull))
+	busy := !allowed && r.Decision.Err == nil && r.Policy.Limit.Kind == algorithms.Concurrency
+	dst = appendRetry(dst, r.Decision.RetryAfter, r.Decision.Never, busy, errors.Is(r.Decision.Err, backend.ErrFull))
 	if waits(c, r) {
 		dst = strconv.AppendInt(append(dst, `,"wait_us":`...), int64(r.Decision.Wait), 10)
 	}
@@ -75,9 +76,12 @@ func (d *decisions) limit(dst []byte, c *limiter.Call, r *limiter.Result) []byte
 	return append(dst, '}')
 }
 
-func appendRetry(dst []byte, after algorithms.Micros, never, full bool) []byte {
-	if never {
+func appendRetry(dst []byte, after algorithms.Micros, never, busy, full bool) []byte {
+	switch {
+	case never:
 		return append(dst, `,"retry_after_us":-1,"error":"never"`...)
+	case busy:
+		return append(dst, `,"retry_after_us":-1,"error":"busy"`...)
 	}
 	dst = strconv.AppendInt(append(dst, `,"retry_after_us":`...), int64(after), 10)
 	if full {

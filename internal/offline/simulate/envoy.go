@@ -23,6 +23,8 @@ type envoy struct {
 	templates Templates
 	domain    string
 	record    record
+	durations bool              // the durations of requests are read
+	end       outcome           // of the last line
 	names     map[string]string // maps the spelling in a line to the normalized name
 }
 
@@ -35,19 +37,33 @@ var errNotEnvoy = errors.New("not in Envoy's default format, nor JSON with start
 // maxNames bounds envoy.names. The lines of one log format have far fewer different members.
 const maxNames = 1000
 
-func (p *envoy) read(line string, c *limiter.Call) (at algorithms.Micros, err error) {
+func (p *envoy) read(line string, c *limiter.Call) (algorithms.Micros, outcome, error) {
+	at, end, err := p.parse(line)
+	if err != nil {
+		return 0, end, err
+	}
+	c.Request.Domain = p.domain
+	p.templates.apply(p.record, c)
+	return at, end, nil
+}
+
+// parse fills the record.
+func (p *envoy) parse(line string) (at algorithms.Micros, end outcome, err error) {
 	p.record.reset()
+	p.end = outcome{real: -1}
 	if strings.HasPrefix(line, "{") {
 		at, err = p.readJSON(line)
 	} else {
 		at, err = p.readText(line)
 	}
-	if err != nil {
-		return 0, err
+	return at, p.end, err
+}
+
+// lasted stores the duration of the request, in milliseconds.
+func (p *envoy) lasted(text string) {
+	if p.durations {
+		p.end.after, p.end.later = duration(text, algorithms.Second/1000)
 	}
-	c.Request.Domain = p.domain
-	p.templates.apply(p.record, c)
-	return at, nil
 }
 
 func (p *envoy) readText(line string) (algorithms.Micros, error) {
@@ -78,7 +94,10 @@ func (p *envoy) readText(line string) (algorithms.Micros, error) {
 	p.record[protocol] = present(rest[end+1 : end+length])
 	rest = strings.TrimPrefix(rest[end+length+1:], " ")
 	p.record[status], rest, _ = strings.Cut(rest, " ")
-	_, rest, _ = strings.Cut(rest, ` "`)
+	numbers, rest, _ := strings.Cut(rest, ` "`)
+	if n := strings.Fields(numbers); len(n) == 5 { // flags, bytes received, bytes sent, duration, upstream's time
+		p.lasted(n[3])
+	}
 	for _, name := range [...]string{"x-forwarded-for", "user-agent", "x-request-id", "host"} {
 		value, after, ok := strings.Cut(rest, `" "`)
 		if !ok {
@@ -127,6 +146,9 @@ func (p *envoy) member(name, value string) {
 		p.record.target(value)
 	case "protocol":
 		p.record[protocol] = value
+	case "duration":
+		p.lasted(value)
+		p.header(name, value)
 	case "response-code":
 		p.record[status] = value
 	case "downstream-remote-address", "downstream-remote-address-without-port":

@@ -37,6 +37,7 @@ type document struct {
 	Requests, Denied      int64
 	DeniedShare           string
 	Limits                []drawn
+	InFlight              []drawnPeaks
 	Others                int
 	Style                 htmltemplate.CSS
 	Script                htmltemplate.JS
@@ -55,6 +56,19 @@ type drawn struct {
 	Points                []drawnPoint
 	Suggested, Share, Out string
 	LargestNeeds          []drawnClient
+}
+
+// drawnPeaks describes a concurrency limit.
+type drawnPeaks struct {
+	Title, Words, Note string
+	Requests, Denied   int64
+	Keys               []drawnPeak
+}
+
+type drawnPeak struct {
+	Key  string
+	Peak int64
+	At   string
 }
 
 type drawnPoint struct {
@@ -123,6 +137,13 @@ func (r *Report) WriteHTML(ctx context.Context, w io.Writer, name string) error 
 		}
 		text, numbers := draw(a, grid)
 		d.Limits, d.Data.Limits = append(d.Limits, text), append(d.Data.Limits, numbers)
+	}
+	for _, r := range t.inFlightLimits() {
+		p := drawnPeaks{Title: r.title(), Words: r.policy.Words(), Note: r.outlivedNote(), Requests: r.requests, Denied: r.denied}
+		for _, f := range r.busiest {
+			p.Keys = append(p.Keys, drawnPeak{descriptors.Printable(f.shown), f.peak, moment(f.at)})
+		}
+		d.InFlight = append(d.InFlight, p)
 	}
 	return page.Execute(w, d)
 }

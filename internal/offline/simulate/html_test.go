@@ -142,3 +142,17 @@ func TestTimelineKeepsItsSums(t *testing.T) {
 		t.Errorf("%d requests, %d denied in %d bins; want 10000, 3334 and %d to %d bins", requests, denied, len(l.requests), maxBins/2, maxBins)
 	}
 }
+
+func TestThePageShowsPeaksInFlight(t *testing.T) {
+	bob, ann := flown{"bob", 1, 8}, flown{"<ann>", 2, 3}
+	_, page, _ := htmlOf(t, "domain: edge\nlimits: {flights: {algorithm: concurrency, capacity: 1, ttl: 7s}}\ndescriptors: [{key: user, limit: flights}]\n",
+		"user=%u", ann.nginx()+"\n"+bob.nginx()+"\n"+bob.nginx()+"\n")
+	for _, want := range []string{
+		"It would have denied 1 of 3 requests", "<code>bob</code></th><td>2</td><td>1970-01-01T00:00:01Z</td>",
+		"<code>&lt;ann&gt;</code></th><td>1</td><td>1970-01-01T00:00:02Z</td>", "2 requests lasted longer than the ttl",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("no %q in the page", want)
+		}
+	}
+}

@@ -26,7 +26,7 @@ func (test logTest) run(t *testing.T, format Format) {
 		r = &nginx{templates: templates, domain: "edge", record: templates.record()}
 	}
 	var c limiter.Call
-	at, err := r.read(test.line, &c)
+	at, _, err := r.read(test.line, &c)
 	if err != nil {
 		if test.want != "error" {
 			t.Errorf("%s: got %v; want %s", test.name, err, test.want)
@@ -116,6 +116,7 @@ func TestTemplatesRefuse(t *testing.T) {
 
 func FuzzLogs(f *testing.F) {
 	f.Add(`1.2.3.4 - - [10/Oct/2000:13:55:36 -0700] "GET /%2e%2E/\x41 HTTP/1.1" 200 1 "-" "-"`)
+	f.Add(`1.2.3.4 - - [10/Oct/2000:13:55:36 -0700] "GET / HTTP/1.1" 200 1 "-" "-" 0.25 971211336.5`)
 	f.Add(`[2016-04-15T20:17:00.310Z] "GET / HTTP/1.1" 200 - 0 0 0 - "-" "-" "-" "-" "-"`)
 	f.Add(`{"start_time":"2016-04-15T20:17:00Z","a":{}}`)
 	texts := []string{"a=%h,b=%m,c=%U", "a=%q,b=%H,c=%s", "a=%{user-agent}i"}
@@ -128,9 +129,9 @@ func FuzzLogs(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, line string) {
-		for _, r := range []reader{&nginx{templates: ofNginx, record: ofNginx.record()}, newEnvoy(ofEnvoy, "edge")} {
+		for _, r := range []reader{&nginx{templates: ofNginx, record: ofNginx.record(), durations: true}, newEnvoy(ofEnvoy, "edge")} {
 			var c limiter.Call
-			if at, err := r.read(line, &c); err == nil && checkTime(at) != nil {
+			if at, _, err := r.read(line, &c); err == nil && checkTime(at) != nil {
 				t.Errorf("%q: accepted the time %d, which is out of range", line, at)
 			}
 		}

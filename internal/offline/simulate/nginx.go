@@ -2,6 +2,8 @@ package simulate
 
 import (
 	"errors"
+	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -10,9 +12,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// nginx reads the combined format, and the common format, which ends after $bytes:
+// nginx reads the combined format, and the common format, which ends after $bytes. The duration, and the time of
+// the end with milliseconds, may follow the combined format:
 //
-//	$remote_addr - $remote_user [$time_local] "$request" $status $bytes "$referer" "$user_agent"
+//	$remote_addr - $remote_user [$time_local] "$request" $status $bytes "$referer" "$user_agent" $request_time $msec
 //
 // nginx and Apache write bytes that are not plain text as \xHH. The reader decodes them.
 type nginx struct {
@@ -20,27 +23,39 @@ type nginx struct {
 	domain    string
 	record    record
 	clock     localTime
+	durations bool // the time of a request is that of its start
 }
 
 var errNotNginx = errors.New(`not in the combined format: $remote_addr - $remote_user [$time_local] "$request" $status …`)
 
-func (p *nginx) read(line string, c *limiter.Call) (algorithms.Micros, error) {
+func (p *nginx) read(line string, c *limiter.Call) (algorithms.Micros, outcome, error) {
+	at, end, err := p.parse(line)
+	if err != nil {
+		return 0, end, err
+	}
+	c.Request.Domain = p.domain
+	p.templates.apply(p.record, c)
+	return at, end, nil
+}
+
+// parse fills the record.
+func (p *nginx) parse(line string) (at algorithms.Micros, end outcome, err error) {
+	end.real = -1
 	address, rest, ok := strings.Cut(line, " ")
 	before, rest, ok2 := strings.Cut(rest, " [")
 	if !ok || !ok2 || address == "" {
-		return 0, errNotNginx
+		return 0, end, errNotNginx
 	}
 	when, rest, ok := strings.Cut(rest, `] "`)
 	if !ok {
-		return 0, errNotNginx
+		return 0, end, errNotNginx
 	}
-	at, err := p.clock.parse(when)
-	if err != nil {
-		return 0, err
+	if at, err = p.clock.parse(when); err != nil {
+		return 0, end, err
 	}
 	request, rest, ok := quoted(rest)
 	if !ok {
-		return 0, errNotNginx
+		return 0, end, errNotNginx
 	}
 	p.record.reset()
 	p.record[host] = address
@@ -53,13 +68,42 @@ func (p *nginx) read(line string, c *limiter.Call) (algorithms.Micros, error) {
 	_, rest, _ = strings.Cut(rest, ` "`) // skips the number of bytes
 	if referer, rest, ok := quoted(rest); ok {
 		p.templates.set(p.record, "referer", present(unescape(referer)))
-		if agent, _, ok := quoted(strings.TrimPrefix(rest, ` "`)); ok {
+		if agent, rest, ok := quoted(strings.TrimPrefix(rest, ` "`)); ok {
 			p.templates.set(p.record, "user-agent", present(unescape(agent)))
+			if p.durations {
+				at, end = startOf(at, strings.Fields(rest))
+			}
 		}
 	}
-	c.Request.Domain = p.domain
-	p.templates.apply(p.record, c)
-	return at, nil
+	return at, end, nil
+}
+
+// startOf returns the start of a request, and its end, from $time_local and from the fields after the user agent.
+func startOf(local algorithms.Micros, fields []string) (start algorithms.Micros, end outcome) {
+	end.real = -1
+	if len(fields) == 0 {
+		return local, end
+	}
+	if end.after, end.later = duration(fields[0], algorithms.Second); !end.later {
+		return local, end
+	}
+	last := local
+	if len(fields) > 1 {
+		// The time of the line has whole seconds, so all short requests of a second would be in flight together.
+		if exact, ok := duration(fields[1], algorithms.Second); ok {
+			last = exact
+		}
+	}
+	return max(0, last-end.after), end
+}
+
+// duration reads a number of units.
+func duration(text string, unit algorithms.Micros) (algorithms.Micros, bool) {
+	n, err := strconv.ParseFloat(text, 64)
+	if n *= float64(unit); err != nil || !(n >= 0 && n < float64(algorithms.MaxTime/2)) { // so written, it refuses NaN
+		return 0, false
+	}
+	return algorithms.Micros(math.Round(n)), true
 }
 
 // request stores the parts of a request line, which has the form METHOD target PROTOCOL. It stores nothing for other

@@ -1,7 +1,6 @@
 package simulate
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 
@@ -16,7 +15,7 @@ import (
 // is settled early.
 const maxOpen = 1 << 20
 
-// outcome is the part of a line of a trace that describes the end of its call.
+// outcome is the part of a line that describes the end of its call.
 type outcome struct {
 	later bool              // the line has an outcome, so the call is settled later
 	real  int64             // its real cost; -1 means that it is unknown
@@ -25,8 +24,6 @@ type outcome struct {
 
 // openCall is a call that has reserved units and is settled later.
 type openCall struct {
-	at     algorithms.Micros // the time of its settlement
-	number int64             // decides the order of calls with the same time
 	id     string
 	domain string
 	named  bool  // an application reserved its limits by name
@@ -39,23 +36,6 @@ type excess struct {
 	row   *row
 	key   string
 	units int64
-}
-
-// openCalls is a heap, ordered by the time of settlement.
-type openCalls []*openCall
-
-func (o openCalls) Len() int { return len(o) }
-func (o openCalls) Less(i, j int) bool {
-	return o[i].at < o[j].at || o[i].at == o[j].at && o[i].number < o[j].number
-}
-func (o openCalls) Swap(i, j int) { o[i], o[j] = o[j], o[i] }
-func (o *openCalls) Push(x any)   { *o = append(*o, x.(*openCall)) }
-func (o *openCalls) Pop() any {
-	last := len(*o) - 1
-	x := (*o)[last]
-	(*o)[last] = nil
-	*o = (*o)[:last]
-	return x
 }
 
 // The ids never leave the process, so the key needs no secrecy.
@@ -87,7 +67,7 @@ func (e *estimates) Learn(cell uint64, quantile float64, key uint64, now algorit
 // settleLater keeps the reservations of the answered call c until they are settled. It does nothing if c has reserved
 // nothing.
 func (r *replay) settleLater(ctx context.Context, c *limiter.Call, end outcome) error {
-	call := &openCall{at: r.now + end.after, real: end.real, named: len(c.Limits) > 0}
+	call := &openCall{real: end.real, named: len(c.Limits) > 0}
 	if call.named {
 		call.id = r.idOfNamed(c)
 	} else if c.Started() {
@@ -97,12 +77,11 @@ func (r *replay) settleLater(ctx context.Context, c *limiter.Call, end outcome) 
 		return nil
 	}
 	call.over = r.tally.addOpenExcess(c, end.real)
-	r.number++
-	call.number = r.number
-	heap.Push(&r.open, call)
-	if len(r.open) > maxOpen {
+	r.open.add(r.now+end.after, call)
+	if r.open.len() > maxOpen {
 		r.tally.early++
-		return r.settle(ctx, heap.Pop(&r.open).(*openCall))
+		_, first := r.open.take()
+		return r.settle(ctx, first)
 	}
 	return nil
 }
@@ -128,9 +107,9 @@ func (r *replay) idOfNamed(c *limiter.Call) string {
 
 // settleDue settles the open calls whose settlement is due at the time latest or before, each at its own time.
 func (r *replay) settleDue(ctx context.Context, latest algorithms.Micros) error {
-	for len(r.open) > 0 && r.open[0].at <= latest {
-		call := heap.Pop(&r.open).(*openCall)
-		r.now = max(r.now, call.at)
+	for r.open.due(latest) {
+		at, call := r.open.take()
+		r.now = max(r.now, at)
 		if err := r.settle(ctx, call); err != nil {
 			return err
 		}

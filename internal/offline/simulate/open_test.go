@@ -1,12 +1,13 @@
 package simulate
 
 import (
-	"container/heap"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 const estimated = `
@@ -145,15 +146,16 @@ descriptors:
 }
 
 func TestOpenCallsAreOrdered(t *testing.T) {
-	var open openCalls
-	for _, c := range []openCall{{at: 2, number: 3}, {at: 1, number: 5}, {at: 2, number: 1}, {at: 2, number: 2}, {at: 1, number: 4}, {at: 3, number: 0}} {
-		heap.Push(&open, &c)
+	var open queue[string]
+	for i, at := range []algorithms.Micros{2, 1, 2, 2, 1, 3} {
+		open.add(at, "abcdef"[i:i+1])
 	}
-	var got []int64
-	for len(open) > 0 {
-		got = append(got, heap.Pop(&open).(*openCall).number)
+	var got []string
+	for open.len() > 0 {
+		_, value := open.take()
+		got = append(got, value)
 	}
-	if want := []int64{4, 5, 1, 2, 3, 0}; !slices.Equal(got, want) {
+	if want := strings.Split("beacdf", ""); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -198,24 +200,5 @@ func TestAKeyCountsOnceASecondForAnEstimate(t *testing.T) {
 	got := run(t, compiled(t, strings.Replace(estimated, "estimate: 300", "estimate: {learn: p90, first: 300}", 1)), trace.String(), 0)
 	if lines := strings.Split(got, "\n"); !strings.Contains(lines[40], `"remaining":700`) {
 		t.Errorf("got %s; want the first estimate, which leaves 700 units", lines[40])
-	}
-}
-
-// A call holds its slot until it ends. Without a duration it ends at once.
-func TestCallsInFlight(t *testing.T) {
-	s := compiled(t, "domain: ai\nlimits: {flights: {algorithm: concurrency, capacity: 2, ttl: 1h}}\ndescriptors: [{key: user, limit: flights}]\n")
-	lasting := `,"settle_after_us":5000000`
-	for _, test := range []struct {
-		lines []string
-		want  string
-	}{
-		{[]string{callOf(0, lasting), callOf(1, lasting), callOf(4, "")}, `"ok":false`},
-		{[]string{callOf(0, lasting), callOf(1, lasting), callOf(5, "")}, `"remaining":0`},
-		{[]string{callOf(0, lasting), callOf(1, ""), callOf(1, ""), callOf(4, "")}, `"remaining":0`},
-	} {
-		got := run(t, s, strings.Join(test.lines, "\n"), 0)
-		if last := strings.Split(got, "\n")[len(test.lines)-1]; !strings.Contains(last, test.want) {
-			t.Errorf("%v:\n%s\nwant %s in the last decision", test.lines, got, test.want)
-		}
 	}
 }

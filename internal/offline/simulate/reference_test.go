@@ -241,7 +241,7 @@ func TestReplayAgreesWithTheReference(t *testing.T) {
 		w := newReference(t, s)
 		for i, line := range input {
 			var c limiter.Call
-			at, err := (&trace{}).read(line, &c)
+			at, _, err := (&trace{}).read(line, &c)
 			if err != nil {
 				rt.Fatal(err)
 			}

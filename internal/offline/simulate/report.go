@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +32,7 @@ type Report struct {
 }
 
 func (t *tally) report(ctx context.Context, share float64) (*Report, error) {
+	t.peaks.until(math.MaxInt64)
 	var used []*row
 	for _, r := range t.rows {
 		if r.requests > 0 {
@@ -70,6 +72,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	t.writePayers(out)
 	t.settlements(out)
+	t.writePeaks(out)
 	for _, a := range r.Advice {
 		writeAdvice(out, a)
 	}
@@ -94,6 +97,8 @@ func (t *tally) notes(w io.Writer) {
 	note(t.unread, "not read", ", first at line %s: %v", t.unreadLines(), t.unreadErr)
 	note(t.steppedBack, "order", " earlier than a line before, and replayed at the time of that line")
 	note(t.early, "early", " calls were settled too early, because more than %d were open", maxOpen)
+	note(t.peaks.endless, "no end", " took a slot and have no duration, and count as ended at once")
+	note(t.peaks.early, "cut off", " were counted as ended too early, because more than %d were in flight", maxOpen)
 	note(t.expired, "too late", " reservations by name were too old to settle, and stay charged")
 	note(t.full, "no room", " needed a new bucket, but --memory-max-keys were in use")
 }

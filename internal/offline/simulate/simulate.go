@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -43,6 +44,10 @@ type Config struct {
 	// HistoryBytes bounds the memory for requests that are kept to find suggestions; 0 means
 	// advise.DefaultMemory.
 	HistoryBytes int64
+
+	// durations means that the requests of an access log last, and so are replayed in the order of their starts. Without
+	// a concurrency limit, their durations have no effect.
+	durations bool
 }
 
 // LineError is a mistake in the input.
@@ -56,8 +61,9 @@ func (e *LineError) Error() string { return fmt.Sprintf("%s:%d: %v", e.Name, e.L
 
 func (e *LineError) Unwrap() error { return e.Err }
 
+// reader reads the request of a line into c, and returns the time of the request and the end of its call.
 type reader interface {
-	read(line string, c *limiter.Call) (algorithms.Micros, error)
+	read(line string, c *limiter.Call) (algorithms.Micros, outcome, error)
 }
 
 // sweepEvery is the number of lines between two sweeps.
@@ -72,10 +78,9 @@ type replay struct {
 	now     algorithms.Micros
 	swept   int64 // the number of the line after which buckets were deleted last
 	call    limiter.Call
-	trace   *trace       // reads a trace; nil for an access log
 	done    limiter.Call // reused for calls that settle other calls
-	open    openCalls
-	number  int64 // the number of calls that were kept open to be settled later
+	open    queue[*openCall]
+	startOf func(line string) (algorithms.Micros, error) // reads the time of a line of an access log
 	tally   *tally
 	out     *bufio.Writer // nil if no decisions are written
 	line    []byte        // the buffer for one decision
@@ -85,6 +90,7 @@ type replay struct {
 // Run replays the whole input. A mistake in a trace is a *LineError and ends the run; the decisions before it
 // have been written.
 func Run(ctx context.Context, c Config) (*Report, error) {
+	c.durations = hasConcurrency(c.Snapshot)
 	r, err := newReplay(c)
 	if err != nil {
 		return nil, err
@@ -111,12 +117,16 @@ func newReplay(c Config) (*replay, error) {
 	r := &replay{Config: c, tally: newTally(c.Snapshot, c.HistoryBytes)}
 	switch c.Format {
 	case JSONL:
-		r.trace = &trace{domain: c.Domain}
-		r.reader = r.trace
+		r.reader = &trace{domain: c.Domain}
 	case Nginx:
-		r.reader, r.lenient = &nginx{templates: c.Templates, domain: c.Domain, record: c.Templates.record()}, true
+		log := &nginx{templates: c.Templates, domain: c.Domain, record: c.Templates.record(), durations: c.durations}
+		r.reader, r.lenient = log, true
+		r.startOf = func(line string) (at algorithms.Micros, err error) { at, _, err = log.parse(line); return at, err }
 	case Envoy:
-		r.reader, r.lenient = newEnvoy(c.Templates, c.Domain), true
+		log := newEnvoy(c.Templates, c.Domain)
+		log.durations = c.durations
+		r.reader, r.lenient = log, true
+		r.startOf = func(line string) (at algorithms.Micros, err error) { at, _, err = log.parse(line); return at, err }
 	default:
 		return nil, fmt.Errorf("format %q is not known", c.Format)
 	}
@@ -143,33 +153,45 @@ func (r *replay) all(ctx context.Context) error {
 	return r.unread(lines)
 }
 
+func hasConcurrency(s *limiter.Snapshot) bool {
+	return slices.ContainsFunc(s.Policies, func(p *limiter.Policy) bool { return p.Limit.Kind == algorithms.Concurrency })
+}
+
 // eachLine calls visit with each line of the input that is not empty, and sweep at intervals. It returns the number of
 // all lines.
-func (c *Config) eachLine(ctx context.Context, sweep func(number int64), visit func(line string, number int64) error) (lines int64, err error) {
-	in, err := newLines(c.Input)
+func (r *replay) eachLine(ctx context.Context, sweep func(number int64), visit func(line string, number int64) error) (lines int64, err error) {
+	sorted := &byStart{startOf: r.startOf}
+	sorted.visit = func(line string, number int64) error {
+		if sorted.visited++; sorted.visited%sweepEvery == 0 {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			sweep(sorted.visited)
+		}
+		return visit(line, number)
+	}
+	next := sorted.visit
+	if r.durations && r.startOf != nil {
+		next = sorted.add
+	}
+	in, err := newLines(r.Input)
 	if err != nil {
-		return 0, fmt.Errorf("read %s: %w", c.Name, err)
+		return 0, fmt.Errorf("read %s: %w", r.Name, err)
 	}
 	for {
 		line, err := in.next()
 		switch {
 		case errors.Is(err, io.EOF):
-			return in.number, nil
+			return in.number, sorted.release(0)
 		case errors.Is(err, errLongLine):
-			return 0, &LineError{c.Name, in.number, err}
+			return 0, &LineError{r.Name, in.number, err}
 		case err != nil:
-			return 0, fmt.Errorf("read %s: %w", c.Name, err)
-		}
-		if in.number%sweepEvery == 0 {
-			if ctx.Err() != nil {
-				return 0, context.Cause(ctx)
-			}
-			sweep(in.number)
+			return 0, fmt.Errorf("read %s: %w", r.Name, err)
 		}
 		if line == "" {
 			continue
 		}
-		if err := visit(line, in.number); err != nil {
+		if err := next(line, in.number); err != nil {
 			return 0, err
 		}
 	}
@@ -197,7 +219,7 @@ func (r *replay) unread(lines int64) error {
 func (r *replay) one(ctx context.Context, line string, number int64) error {
 	c := &r.call
 	c.Reset()
-	at, err := r.reader.read(line, c)
+	at, end, err := r.reader.read(line, c)
 	if err != nil {
 		if !r.lenient {
 			return err
@@ -227,13 +249,12 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 	} else if err := r.limiter.Check(ctx, c); err != nil {
 		return err
 	}
-	end := outcome{real: -1}
-	if r.trace != nil {
-		end = r.trace.end
-	}
 	r.tally.count(at, c, end)
 	if end.later {
 		return r.settleLater(ctx, c, end)
+	}
+	if c.HasSlots() {
+		r.tally.peaks.endless++
 	}
 	r.limiter.ReturnSlotsOf(c, limiter.DoorSelf) // without a duration, a request ends at once
 	return nil

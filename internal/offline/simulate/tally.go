@@ -26,10 +26,11 @@ type tally struct {
 	steppedBack      int64
 	unread           int64 // lines that could not be read
 	unreadAt         []int64
-	unreadErr        error   // the error of the first such line
-	full             int64   // requests for which the store had no room
-	early            int64   // calls that were settled before their time, because too many were open
-	expired          int64   // reservations by name that were too old to settle
+	unreadErr        error // the error of the first such line
+	full             int64 // requests for which the store had no room
+	early            int64 // calls that were settled before their time, because too many were open
+	expired          int64 // reservations by name that were too old to settle
+	peaks            peaks
 	end              outcome // the outcome of the request that is being counted
 	topDenied        *topk.Counter[denied]
 	timeline         timeline
@@ -55,12 +56,14 @@ type row struct {
 	open             reservations
 	paidBy           *row  // the limit that paid in place of this one (then), or nil
 	paid             int64 // the number of requests for which paidBy paid
+	outlived         int64 // requests that lasted longer than the ttl of a concurrency limit
+	busiest          []*flight
 	history          *advise.History
 	advice           *advise.Advice // set at the end of the replay; nil if there is no advice
 }
 
 func newTally(s *limiter.Snapshot, historyBytes int64) *tally {
-	t := &tally{topDenied: topk.New[denied](maxTopDenied), byPolicy: make(map[*limiter.Policy]*row, len(s.Policies))}
+	t := &tally{peaks: peaks{flying: map[string]*flight{}}, topDenied: topk.New[denied](maxTopDenied), byPolicy: make(map[*limiter.Policy]*row, len(s.Policies))}
 	memory := advise.NewMemory(historyBytes)
 	byOwner := map[string]*row{}
 	for _, p := range s.Policies {
@@ -87,6 +90,7 @@ func (t *tally) skip(line int64, err error) {
 
 func (t *tally) count(now algorithms.Micros, c *limiter.Call, end outcome) {
 	t.end = end
+	t.peaks.until(now)
 	if t.requests == 0 {
 		t.first = now
 	}
@@ -131,7 +135,11 @@ func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result
 			d.Value = denied{row, string(t.show(nil, c, r))}
 		}
 	}
-	if l := r.Policy.Limit; l.Rate > 0 && l.Kind != algorithms.Concurrency && !t.withoutHistory {
+	switch l := r.Policy.Limit; {
+	case t.withoutHistory:
+	case l.Kind == algorithms.Concurrency:
+		t.inFlight(now, c, r, row)
+	case l.Kind != algorithms.Concurrency && l.Rate > 0:
 		t.addToHistory(now, c, r, row)
 	}
 }

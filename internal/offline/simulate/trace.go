@@ -23,8 +23,7 @@ import (
 // of strings. A call with real and without settle_after_us is settled at once.
 // Unknown members, repeated members and wrong types are mistakes.
 type trace struct {
-	domain string  // the domain for lines without one
-	end    outcome // the outcome of the last line
+	domain string // the domain for lines without one
 }
 
 // Each member of a line has a bit. A set of bits detects repeated and missing members.
@@ -37,19 +36,19 @@ const (
 	hasAfter
 )
 
-func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, err error) {
+func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, end outcome, err error) {
 	s := scanner{text: line}
 	seen := 0
-	t.end = outcome{real: -1}
+	end.real = -1
 	s.open('{')
 	for n := 0; s.more(n, '}'); n++ {
 		switch name := s.name(); name {
 		case "real":
 			s.once(&seen, hasReal, name)
-			t.end.real = s.integer()
+			end.real = s.integer()
 		case "settle_after_us":
 			s.once(&seen, hasAfter, name)
-			t.end.after = algorithms.Micros(s.integer())
+			end.after = algorithms.Micros(s.integer())
 		case "time_us":
 			s.once(&seen, hasTime, name)
 			at = algorithms.Micros(s.integer())
@@ -67,35 +66,35 @@ func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, err er
 		}
 	}
 	if err := s.end(); err != nil {
-		return 0, err
+		return 0, end, err
 	}
 	switch {
 	case seen&hasTime == 0:
-		return 0, errors.New("time_us is missing")
+		return 0, end, errors.New("time_us is missing")
 	case seen&(hasDescriptors|hasLimits) == hasDescriptors|hasLimits:
-		return 0, errors.New("has descriptors and limits; a request has one or the other")
+		return 0, end, errors.New("has descriptors and limits; a request has one or the other")
 	case len(c.Descriptors) == 0 && len(c.Limits) == 0:
-		return 0, errors.New("has neither descriptors nor limits")
+		return 0, end, errors.New("has neither descriptors nor limits")
 	}
 	if c.Request.Domain == "" && len(c.Descriptors) > 0 {
 		if c.Request.Domain = t.domain; c.Request.Domain == "" {
-			return 0, errors.New("domain is missing")
+			return 0, end, errors.New("domain is missing")
 		}
 	}
 	if err := checkTime(at); err != nil || seen&(hasReal|hasAfter) == 0 {
-		return at, err
+		return at, end, err
 	}
-	t.end.later = true
-	return at, t.checkEnd(at, c, seen)
+	end.later = true
+	return at, end, end.check(at, c, seen)
 }
 
-// at is the time of the call, and seen is the set of its members.
-func (t *trace) checkEnd(at algorithms.Micros, c *limiter.Call, seen int) error {
+// check returns a mistake in end. at is the time of the call, and seen is the set of its members.
+func (end *outcome) check(at algorithms.Micros, c *limiter.Call, seen int) error {
 	switch {
-	case seen&hasReal != 0 && t.end.real < 0:
-		return fmt.Errorf("real must not be negative, but is %d", t.end.real)
-	case t.end.after < 0 || t.end.after > algorithms.MaxTime-at:
-		return fmt.Errorf("settle_after_us must be between 0 and %d, but is %d", algorithms.MaxTime-at, t.end.after)
+	case seen&hasReal != 0 && end.real < 0:
+		return fmt.Errorf("real must not be negative, but is %d", end.real)
+	case end.after < 0 || end.after > algorithms.MaxTime-at:
+		return fmt.Errorf("settle_after_us must be between 0 and %d, but is %d", algorithms.MaxTime-at, end.after)
 	case len(c.Limits) > 0 && seen&hasReal == 0:
 		return errors.New("settle_after_us without real: limits that are reserved by name are settled with a real cost; add real, or remove settle_after_us")
 	case len(c.Limits) > 0 && !slices.ContainsFunc(c.Limits, func(l limiter.NamedCharge) bool { return l.Reserve }):

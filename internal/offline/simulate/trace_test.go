@@ -113,7 +113,7 @@ func TestTraceAgreesWithEncodingJSON(t *testing.T) {
 			t.Fatalf("encoding/json rejects %s, which the test has written: %v", line, err)
 		}
 		call.Reset()
-		at, err := reader.read(line, call)
+		at, _, err := reader.read(line, call)
 		if err != nil {
 			t.Fatalf("%s: got %v; want the line to be accepted", line, err)
 		}
@@ -211,7 +211,7 @@ func FuzzTrace(f *testing.F) {
 	f.Add("{\"time_us\":1,\"limits\":[{\"name\":\"\xff\"}]}")
 	f.Fuzz(func(t *testing.T, line string) {
 		var c limiter.Call
-		at, err := (&trace{}).read(line, &c)
+		at, _, err := (&trace{}).read(line, &c)
 		if err != nil {
 			return
 		}
@@ -275,7 +275,7 @@ func TestTraceRefuses(t *testing.T) {
 		{`{"time_us":1,"limits":[{"name":"x`, `a string without an end`},
 	} {
 		var c limiter.Call
-		if _, err := (&trace{}).read(test.line, &c); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, _, err := (&trace{}).read(test.line, &c); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s:\ngot  %v\nwant %s", test.line, err, test.want)
 		}
 	}
@@ -283,7 +283,7 @@ func TestTraceRefuses(t *testing.T) {
 
 func TestTraceDefaults(t *testing.T) {
 	var c limiter.Call
-	at, err := (&trace{domain: "edge"}).read(`{"descriptors":[{"entries":[["a","\ud83d\ude00\ud800"]]}],"time_us":0}`, &c)
+	at, _, err := (&trace{domain: "edge"}).read(`{"descriptors":[{"entries":[["a","\ud83d\ude00\ud800"]]}],"time_us":0}`, &c)
 	if err != nil || at != 0 || c.Request.Domain != "edge" || c.Descriptors[0].Cost != 1 {
 		t.Errorf("got %v, %v, %+v; want time 0, domain edge and a cost of 1", at, err, c.Request)
 	}
