@@ -51,7 +51,9 @@ type limitAnswer struct {
 	RetryAfter  int64  `json:"retry_after_ms,omitempty"`
 	Wait        int64  `json:"wait_ms,omitempty"`
 	Reservation string `json:"reservation,omitempty"`
-	Degraded    bool   `json:"degraded,omitempty"`
+	// TTL is the time after which the slot that was taken expires, unless it is renewed.
+	TTL      int64 `json:"ttl_ms,omitempty"`
+	Degraded bool  `json:"degraded,omitempty"`
 }
 
 // key has the values that identify a bucket: a single one as a string, several as a list.

@@ -85,6 +85,7 @@ type apiReply struct {
 		Remaining   int64
 		ResetAfter  *int64 `json:"reset_after_ms"`
 		RetryAfter  int64  `json:"retry_after_ms"`
+		TTL         int64  `json:"ttl_ms"`
 	}
 	Slots []string
 }

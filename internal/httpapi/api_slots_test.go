@@ -30,14 +30,14 @@ limits:
 			}
 		}
 		two := take(`{"name":"uploads","key":"bob","count":2}`, 200)
-		if two.Reservation == "" || two.Limits[0].Remaining != 1 || two.Limits[0].ResetAfter != nil {
-			t.Errorf("got %+v; want an id, 1 left, and no time", two)
+		if two.Reservation == "" || two.Limits[0].Remaining != 1 || two.Limits[0].ResetAfter != nil || two.Limits[0].TTL != 60_000 {
+			t.Errorf("got %+v; want an id, 1 left, a ttl of 1 m, and no other time", two)
 		}
 		if w := call(s, "GET", "/v1/limits/uploads?key=bob", ""); !strings.Contains(w.Body.String(), `"in_flight":2`) {
 			t.Errorf("got %s; want 2 in flight", w.Body)
 		}
 		denied := take(`{"name":"uploads","key":"bob","count":2}`, 429)
-		if denied.RetryAfter != 0 || denied.Reservation != "" {
+		if denied.RetryAfter != 0 || denied.Reservation != "" || denied.Limits[0].TTL != 0 {
 			t.Errorf("got %+v; want neither a time nor an id", denied)
 		}
 		if w := call(s, "POST", "/v1/limit", `{"name":"uploads","key":"bob","count":2}`); w.Header().Get("Retry-After") != "" {

@@ -28,7 +28,7 @@ func (a *API) identify(answer *apiAnswer, req *apiRequest) {
 		}
 	}
 	for i, part := range c.Slots() {
-		all.ID = c.SlotID()
+		all.ID, answer.Limits[i].TTL = c.SlotID(), millis(part.TTL)
 		all.Parts, results = append(all.Parts, part), append(results, i)
 	}
 	if len(results) == 0 {
