@@ -1,8 +1,11 @@
 package clients
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"fmt"
+	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
@@ -325,6 +328,136 @@ func TestTheExampleClients(t *testing.T) {
 			}
 		})
 	}
+}
+
+const slotTTL = 6 * time.Second
+
+// TestTheExampleClientsHoldSlots runs the clients that hold a slot while a command runs. The command is cat, so it runs
+// until the test closes its input, and its output shows that it has started.
+func TestTheExampleClientsHoldSlots(t *testing.T) {
+	limits := filepath.Join(t.TempDir(), "limits.yaml")
+	text := fmt.Sprintf("domain: d\nlimits:\n  uploads: {algorithm: concurrency, capacity: 1, ttl: %v}\n", slotTTL)
+	if err := os.WriteFile(limits, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	api, _ := serve(t, limits)
+	dir := compile(t, root+"/examples/clients/typescript/slot.ts", func(dir, _ string) {
+		copyTo(t, dir, root+"/examples/clients/typescript/limit.ts")
+	})
+	for language, command := range map[string][]string{
+		"python":     {tooltest.Path(t, "python3"), root + "/examples/clients/python/slot.py"},
+		"typescript": {"node", filepath.Join(dir, "slot.js")},
+	} {
+		t.Run(language, func(t *testing.T) {
+			t.Parallel()
+			hold := func(work string) *holder {
+				return holdSlot(t, append(command[:len(command):len(command)], api, "uploads", language, "sh", "-c", work))
+			}
+			inFlight := func(want string) {
+				t.Helper()
+				if state := ask(t, http.MethodGet, api+"/v1/limits/uploads?key="+language, ""); !strings.Contains(state, `"in_flight":`+want) {
+					t.Errorf("got %s; want %s in flight", state, want)
+				}
+			}
+			first := hold("cat")
+			first.started()
+			if got := hold("cat").ended(); got != "denied" {
+				t.Errorf("the second holder: got %q, want denied", got)
+			}
+			time.Sleep(slotTTL + time.Second)
+			inFlight("1") // renewed
+			if got := first.ended(); got != "" {
+				t.Errorf("the first holder: got %q, want no error", got)
+			}
+			inFlight("0")
+			failing := hold("cat; exit 3")
+			failing.started()
+			inFlight("1")
+			if got := failing.ended(); got != "failed" {
+				t.Errorf("work that fails: got %q, want failed", got)
+			}
+			inFlight("0")
+			losing := hold("exec cat")
+			losing.started()
+			ask(t, http.MethodPost, api+"/v1/reset", `{"name":"uploads","key":"`+language+`"}`)
+			if got := losing.result(); got != "lost" { // its command would run until its input ends
+				t.Errorf("after a reset: got %q, want lost", got)
+			}
+		})
+	}
+}
+
+// holder is a running client whose command reads input and copies it to output.
+type holder struct {
+	t        *testing.T
+	input    io.WriteCloser
+	output   *bufio.Reader
+	problems bytes.Buffer
+	wait     func() error
+}
+
+func holdSlot(t *testing.T, command []string) *holder {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	h := &holder{t: t, wait: cmd.Wait}
+	cmd.Env, cmd.Stderr = append(os.Environ(), "RLSIDECAR_API_TOKEN="+token), &h.problems
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.input, h.output = input, bufio.NewReader(output)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// started returns when the command runs.
+func (h *holder) started() {
+	h.t.Helper()
+	_, _ = io.WriteString(h.input, "started\n")
+	if line, err := h.output.ReadString('\n'); err != nil {
+		h.t.Fatalf("got %q, %v, %s; want the input of the command as its output", line, err, h.result())
+	}
+}
+
+// ended ends the command, and returns the error message of the client, or "".
+func (h *holder) ended() string {
+	_ = h.input.Close()
+	return h.result()
+}
+
+// result returns the error message of the client, or "", when it has ended.
+func (h *holder) result() string {
+	if err := h.wait(); err == nil {
+		return ""
+	}
+	return strings.TrimSpace(h.problems.String())
+}
+
+func ask(t *testing.T, method, url, body string) string {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer "+token)
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil || answer.StatusCode != http.StatusOK {
+		t.Fatalf("%s %s: got %s %s, %v", method, url, answer.Status, text, err)
+	}
+	return string(text)
 }
 
 func exampleClients(t *testing.T) map[string][]string {

@@ -24,14 +24,14 @@ def settle(url, reservation, real, wait=60.0):
     return call(url, {"reservation": reservation, "count": real}, wait)
 
 
-def call(url, request, wait):
-    """Returns the decision. Repeats the request after a lost answer or after its Retry-After, for up to wait seconds."""
+def call(url, request, wait, path="/v1/limit", sleep=time.sleep):
+    """Returns the answer. Repeats the request after a lost answer or after its Retry-After, for up to wait seconds."""
     body = json.dumps(request).encode()
     headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ.get("RLSIDECAR_API_TOKEN", "")}
     deadline = time.monotonic() + wait
     while True:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url + "/v1/limit", body, headers), timeout=2) as answer:
+            with urllib.request.urlopen(urllib.request.Request(url + path, body, headers), timeout=2) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             retry = float(error.headers.get("Retry-After", "inf"))  # 429, 503, and 409 while another repetition runs
@@ -43,7 +43,7 @@ def call(url, request, wait):
             retry = 0.2
             if time.monotonic() + retry > deadline:
                 raise
-        time.sleep(retry)
+        sleep(retry)
 
 
 if __name__ == "__main__":

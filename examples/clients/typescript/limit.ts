@@ -7,7 +7,7 @@ interface Decision {
   retry_after_ms?: number;
   wait_ms?: number;
   reservation?: string;
-  limits: { name: string; ok: boolean; remaining?: number }[];
+  limits: { name: string; ok: boolean; remaining?: number; ttl_ms?: number }[];
 }
 
 /** Returns the decision. All repetitions have one request_id, so the sidecar charges them once. */
@@ -25,8 +25,8 @@ export function settle(url: string, reservation: string, real: number, wait = 60
   return call(url, { reservation, count: real }, wait);
 }
 
-/** Returns the decision. Repeats the request after a lost answer or after its Retry-After, for up to wait seconds. */
-async function call(url: string, body: object, wait: number): Promise<Decision> {
+/** Returns the answer. Repeats the request after a lost answer or after its Retry-After, for up to wait seconds. */
+export async function call(url: string, body: object, wait: number, path = "/v1/limit", stop?: AbortSignal): Promise<Decision> {
   const request = {
     method: "POST",
     headers: { "Content-Type": "application/json", Authorization: `Bearer ${process.env.RLSIDECAR_API_TOKEN ?? ""}` },
@@ -34,7 +34,7 @@ async function call(url: string, body: object, wait: number): Promise<Decision> 
   };
   const deadline = performance.now() + wait * 1000;
   for (;;) {
-    const answer = await fetch(url + "/v1/limit", { ...request, signal: AbortSignal.timeout(2000) }).catch((e: Error) => e);
+    const answer = await fetch(url + path, { ...request, signal: AbortSignal.timeout(2000) }).catch((e: Error) => e);
     if (answer instanceof Response && answer.ok) return (await answer.json()) as Decision;
     // In seconds. 429, 503, and 409 while another repetition runs, have a Retry-After. A lost answer has none.
     const retry = answer instanceof Response ? Number(answer.headers.get("Retry-After") ?? Infinity) : 0.2;
@@ -43,7 +43,7 @@ async function call(url: string, body: object, wait: number): Promise<Decision> 
       if (answer.status === 429) return (await answer.json()) as Decision;
       throw new Error(`${answer.status}: ${await answer.text()}`);
     }
-    await sleep(retry * 1000);
+    await sleep(retry * 1000, undefined, { signal: stop });
   }
 }
 
