@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -20,16 +19,9 @@ import (
 // and lines of JSON with the usual names (start_time, method, path, …). Members with other names count as request
 // headers.
 type envoy struct {
-	templates Templates
-	domain    string
-	record    record
-	durations bool              // the durations of requests are read
-	end       outcome           // of the last line
-	names     map[string]string // maps the spelling in a line to the normalized name
-}
-
-func newEnvoy(t Templates, domain string) *envoy {
-	return &envoy{templates: t, domain: domain, record: t.record(), names: map[string]string{}}
+	*logFields
+	end   outcome           // of the last line
+	names map[string]string // maps the spelling in a line to the normalized name
 }
 
 var errNotEnvoy = errors.New("not in Envoy's default format, nor JSON with start_time")
@@ -37,17 +29,7 @@ var errNotEnvoy = errors.New("not in Envoy's default format, nor JSON with start
 // maxNames bounds envoy.names. The lines of one log format have far fewer different members.
 const maxNames = 1000
 
-func (p *envoy) read(line string, c *limiter.Call) (algorithms.Micros, outcome, error) {
-	at, end, err := p.parse(line)
-	if err != nil {
-		return 0, end, err
-	}
-	c.Request.Domain = p.domain
-	p.templates.apply(p.record, c)
-	return at, end, nil
-}
-
-// parse fills the record.
+// parse implements logFormat.
 func (p *envoy) parse(line string) (at algorithms.Micros, end outcome, err error) {
 	p.record.reset()
 	p.end = outcome{real: -1}

@@ -21,10 +21,7 @@ func (test logTest) run(t *testing.T, format Format) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var r reader = newEnvoy(templates, "edge")
-	if format == Nginx {
-		r = &nginx{templates: templates, domain: "edge", record: templates.record()}
-	}
+	r := newAccessLog(format, templates, "edge", false)
 	var c limiter.Call
 	at, _, err := r.read(test.line, &c)
 	if err != nil {
@@ -129,7 +126,7 @@ func FuzzLogs(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, line string) {
-		for _, r := range []reader{&nginx{templates: ofNginx, record: ofNginx.record(), durations: true}, newEnvoy(ofEnvoy, "edge")} {
+		for _, r := range []reader{newAccessLog(Nginx, ofNginx, "", true), newAccessLog(Envoy, ofEnvoy, "edge", false)} {
 			var c limiter.Call
 			if at, _, err := r.read(line, &c); err == nil && checkTime(at) != nil {
 				t.Errorf("%q: accepted the time %d, which is out of range", line, at)

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -19,26 +18,13 @@ import (
 //
 // nginx and Apache write bytes that are not plain text as \xHH. The reader decodes them.
 type nginx struct {
-	templates Templates
-	domain    string
-	record    record
-	clock     localTime
-	durations bool // the time of a request is that of its start
+	*logFields
+	clock localTime
 }
 
 var errNotNginx = errors.New(`not in the combined format: $remote_addr - $remote_user [$time_local] "$request" $status …`)
 
-func (p *nginx) read(line string, c *limiter.Call) (algorithms.Micros, outcome, error) {
-	at, end, err := p.parse(line)
-	if err != nil {
-		return 0, end, err
-	}
-	c.Request.Domain = p.domain
-	p.templates.apply(p.record, c)
-	return at, end, nil
-}
-
-// parse fills the record.
+// parse implements logFormat.
 func (p *nginx) parse(line string) (at algorithms.Micros, end outcome, err error) {
 	end.real = -1
 	address, rest, ok := strings.Cut(line, " ")

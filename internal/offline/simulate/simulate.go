@@ -118,15 +118,9 @@ func newReplay(c Config) (*replay, error) {
 	switch c.Format {
 	case JSONL:
 		r.reader = &trace{domain: c.Domain}
-	case Nginx:
-		log := &nginx{templates: c.Templates, domain: c.Domain, record: c.Templates.record(), durations: c.durations}
-		r.reader, r.lenient = log, true
-		r.startOf = func(line string) (at algorithms.Micros, err error) { at, _, err = log.parse(line); return at, err }
-	case Envoy:
-		log := newEnvoy(c.Templates, c.Domain)
-		log.durations = c.durations
-		r.reader, r.lenient = log, true
-		r.startOf = func(line string) (at algorithms.Micros, err error) { at, _, err = log.parse(line); return at, err }
+	case Nginx, Envoy:
+		log := newAccessLog(c.Format, c.Templates, c.Domain, c.durations)
+		r.reader, r.lenient, r.startOf = log, true, log.startOf
 	default:
 		return nil, fmt.Errorf("format %q is not known", c.Format)
 	}
