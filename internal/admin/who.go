@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"encoding/base64"
 	"fmt"
 	"net/url"
@@ -138,15 +139,7 @@ func (p *pages) near() (rows []nearRow) {
 	_, used := p.Used()
 	left := func(u *usage.Used) float64 { return float64(max(0, u.Remaining)) / float64(max(1, u.Capacity)) }
 	used = slices.DeleteFunc(used, func(u usage.Used) bool { return u.Capacity < 2 || left(&u) > .2 })
-	slices.SortStableFunc(used, func(a, b usage.Used) int {
-		switch x, y := left(&a), left(&b); {
-		case x < y:
-			return -1
-		case x > y:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(used, func(a, b usage.Used) int { return cmp.Compare(left(&a), left(&b)) })
 	for i := range used[:min(len(used), maxNear)] {
 		u := &used[i]
 		row := nearRow{Key: printable(u.Key), Limit: descriptors.Printable(u.Limit), LimitLink: limitLink(u.Domain, u.Limit)}

@@ -3,8 +3,9 @@ package admin
 import (
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 )
 
 func at(t time.Time) string {
@@ -56,17 +57,7 @@ func plural(n int64, thing string) string {
 	return count(uint64(max(n, 0))) + " " + thing + "s"
 }
 
-func count(n uint64) string {
-	digits := strconv.FormatUint(n, 10)
-	var b strings.Builder
-	for i, c := range digits {
-		if i > 0 && (len(digits)-i)%3 == 0 {
-			b.WriteByte(',')
-		}
-		b.WriteRune(c)
-	}
-	return b.String()
-}
+func count(n uint64) string { return status.Thousands(strconv.FormatUint(n, 10)) }
 
 func rate(perSecond float64) string {
 	switch {

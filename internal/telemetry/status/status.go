@@ -210,7 +210,11 @@ func number(x float64) string {
 	if x < 9.95 {
 		return strconv.FormatFloat(x, 'f', 1, 64)
 	}
-	digits := strconv.FormatFloat(x, 'f', 0, 64)
+	return Thousands(strconv.FormatFloat(x, 'f', 0, 64))
+}
+
+// Thousands separates digits by commas, in groups of three.
+func Thousands(digits string) string {
 	for i := len(digits) - 3; i > 0; i -= 3 {
 		digits = digits[:i] + "," + digits[i:]
 	}
