@@ -737,12 +737,6 @@ auth:
 	})
 }
 
-type nothingWriter struct{ header http.Header }
-
-func (w *nothingWriter) Header() http.Header         { return w.header }
-func (w *nothingWriter) WriteHeader(int)             {}
-func (w *nothingWriter) Write(b []byte) (int, error) { return len(b), nil }
-
 // The domain requires an entry for which a request has no value. The request must be denied, whatever the
 // default is.
 func TestARequestWithoutARequiredEntryIsDenied(t *testing.T) {

@@ -6,15 +6,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-func compiled(t *testing.T, s algorithms.Spec) *algorithms.Limit {
-	t.Helper()
-	l, err := algorithms.Compile(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &l
-}
-
 func TestHowLongSettlementsAreStored(t *testing.T) {
 	const at, ttl = 1000 * algorithms.Second, 60 * algorithms.Second
 	l := &Policy{Extras: &Extras{Settle: &SettleTerms{TTL: ttl}}}

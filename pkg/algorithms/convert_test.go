@@ -26,8 +26,6 @@ func TestHugeDebtUnderASlowerLimit(t *testing.T) {
 	}
 }
 
-func hourly(n int64, kind Kind) Spec { return Spec{Kind: kind, Rate: n, Period: hour} }
-
 // A limit that counts in milliseconds is replaced by one that counts in microseconds. Until a charge is allowed, units
 // flow in at the start of each millisecond.
 func TestATickOfTheOldNumbersGainsNothing(t *testing.T) {
@@ -75,10 +73,6 @@ func TestAnIdleBucketIsFullUnderTheOldNumbers(t *testing.T) {
 			t.Errorf("after %d ticks: %d, want %d", ticks, got, want)
 		}
 	}
-}
-
-func credits(capacity int64) Spec {
-	return Spec{Kind: TokenBucket, Rate: 1, Period: 365 * Day, Capacity: &capacity, Initial: new(int64(0))}
 }
 
 // A debt that the new numbers cannot express becomes the largest that they can.

@@ -175,11 +175,6 @@ func TestTakeAllAgreesWithReferenceImplementation(t *testing.T) {
 	t.Logf("%d groups, %d %% allowed", groups, 100*allowed/groups)
 }
 
-func bucket(t *testing.T, s Spec, cost int64) Bucket {
-	t.Helper()
-	return Bucket{Limit: mustCompile(t, s), Charge: Charge{Cost: cost}}
-}
-
 func TestEmptyGroupIsAllowed(t *testing.T) {
 	if !TakeAll(t0, nil) {
 		t.Error("an empty group was denied")
