@@ -95,7 +95,8 @@ func (l *Lines) SmallBuffer() int {
 }
 
 // Serve calls ended with the text at the end of each line that can be an id, until Close. That text is "" if there is
-// none, or if the line is too long. Lines that end in "-" are of requests without slots, and are ignored. ended must not block, and may be called by several goroutines at once.
+// none, or if the line is too long. Lines that end in "-" are of requests without slots, and are ignored. ended must
+// not block, and may be called by several goroutines at once.
 func (l *Lines) Serve(ended func(id string)) error {
 	defer l.senders.Wait()
 	var err error

@@ -1,7 +1,7 @@
-// Package adjust changes the numbers of single limits without a deployment: an operator sets other numbers for one key,
-// for all keys of a limit, or for all keys with one value (tenant=evil), for some time. The package has adjustments, their effect on a limit, the immutable Set of
-// those in force with the last changes, the Keeper that shares it with other sidecars, and the Service that the admin API
-// and the page use.
+// Package adjust changes the numbers of single limits without a deployment: an operator sets other numbers for one
+// key, for all keys of a limit, or for all keys with one value (tenant=evil), for some time. The package has
+// adjustments, their effect on a limit, the immutable Set of those in force with the last changes, the Keeper that
+// shares it with other sidecars, and the Service that the admin API and the page use.
 //
 // An adjustment changes numbers as a new configuration does: consumed units stay consumed. So sidecars that disagree
 // for a moment never admit more than the larger of the two limits.

@@ -204,7 +204,8 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 	return compiled, result
 }
 
-// compileLimit compiles the adjustments of the limit of p. policies are all policies of the limit. It sets applied[a.ID] for each adjustment a that changes the limit of p. It returns nil if there is none.
+// compileLimit compiles the adjustments of the limit of p. policies are all policies of the limit. It sets
+// applied[a.ID] for each adjustment a that changes the limit of p. It returns nil if there is none.
 func compileLimit(p *Policy, policies []*Policy, list []*adjust.Adjustment, applied map[string]bool) *adjustedLimit {
 	limit := &adjustedLimit{keys: map[string]*change{}}
 	for _, a := range list {
