@@ -24,7 +24,6 @@ type rig struct {
 	now    time.Duration
 	events events
 	free   time.Duration // when the server has no calls any more
-	armed  time.Duration
 	calls  map[*backend.Batch]func(complete bool)
 }
 

@@ -197,7 +197,7 @@ func TestSlotsEqualTheReferenceModel(t *testing.T) {
 		l := concurrency(t, 1+rng.Int64N(12), 10*algorithms.Second, false)
 		var state algorithms.State
 		var model slotList
-		now := algorithms.Micros(1000 * algorithms.Second)
+		now := 1000 * algorithms.Second
 		for i := range 400 {
 			switch rng.IntN(40) {
 			case 0:

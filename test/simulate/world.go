@@ -150,7 +150,6 @@ type world struct {
 	processes        []*process
 	started          []*process // all processes, including those that have ended
 	links            [8]link
-	configs          []*limiter.Snapshot
 	snapshot         *limiter.Snapshot
 	length           time.Duration
 	clients          int
