@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -108,6 +110,27 @@ func TestANewMasterIsDialedAtOnce(t *testing.T) {
 		start(l, limited(1)).is(t, 0)
 		l.close()
 	})
+}
+
+// The deadlines with which go-redis logs in must not end a connection that the wire uses later.
+func TestAConnectionOutlivesTheDeadlinesOfItsLogin(t *testing.T) {
+	t.Parallel()
+	const timeout = 2 * time.Second
+	o := goredis.Options{Addr: redistest.Start(t).Addr, Protocol: 2, DisableIdentity: true, DialTimeout: timeout}
+	o.Dialer = newDialer(&o)
+	nc, release, err := dialWire(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	time.Sleep(timeout + 100*time.Millisecond)
+	answer := make([]byte, len("+PONG\r\n"))
+	if _, err = nc.Write([]byte("PING\r\n")); err == nil {
+		_, err = io.ReadFull(nc, answer)
+	}
+	if err != nil || string(answer) != "+PONG\r\n" {
+		t.Errorf("got %q, %v; want PONG", answer, err)
+	}
 }
 
 // A probe sends the whole text of the script. A server that was restarted does not know the script, and

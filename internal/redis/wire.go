@@ -295,7 +295,8 @@ func dialWire(o goredis.Options) (conn net.Conn, release func(), err error) {
 	if err := client.Ping(ctx).Err(); err != nil {
 		return nil, release, err
 	}
-	return *made.Load(), release, nil
+	conn = *made.Load()
+	return conn, release, conn.SetDeadline(time.Time{}) // go-redis leaves those of Ping
 }
 
 // write writes the exchanges of p, one after the other; the caller has set p.writing. With inline, another goroutine
