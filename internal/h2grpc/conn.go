@@ -320,7 +320,7 @@ func (c *conn) awaitRoom() {
 
 // count updates Server.bufferedBytes. c.mu is held.
 func (c *conn) count() {
-	n := c.held() + c.submitted
+	n := c.held() + c.submitted + c.slotAnswers.bytes
 	if c.writing {
 		n += len(c.out)
 	}

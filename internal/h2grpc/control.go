@@ -247,7 +247,8 @@ func (c *conn) tick(now time.Time) {
 		return
 	}
 	c.shrink()
-	c.slotAnswers.forget(now)
+	c.slotAnswers.forget(now, c.allowance())
+	c.count()
 	if c.busy() || c.last != c.lastAtTick {
 		c.lastAtTick, c.usedAt = c.last, now
 	} else if late(c.lastReceived, c.server.config.Tick) {

@@ -85,7 +85,7 @@ const (
 
 	// maxTotalBuffered is the default of Config.BufferedBytes. While all connections together hold more than that,
 	// conn.allowance lowers the bounds of each connection, at most down to ownBuffered. The bytes are those of
-	// conn.held, of submitted requests, and of frames that wait while another goroutine writes.
+	// conn.held, of submitted requests, of slotAnswers, and of frames that wait while another goroutine writes.
 	maxTotalBuffered, ownBuffered = 32 << 20, 64 << 10
 
 	// framesPerTick is the number of frames without a request that are allowed in each Tick, in addition to one for each
@@ -100,8 +100,10 @@ const (
 	otherReset = 50
 
 	// A connection remembers the last slotAnswersKept answers with slots, but not those that are older than answerAge, nor
-	// more than slotBytesKept bytes of ids. Envoy resets a call within milliseconds of its answer.
-	slotAnswersKept, slotBytesKept, answerAge = 4096, 1 << 20, 5 * time.Second
+	// more than slotBytesKept bytes, nor more than conn.allowance. An answer takes about slotAnswerBytes beside its id.
+	// Envoy resets a call within milliseconds of its answer.
+	slotAnswersKept, slotAnswerBytes, answerAge = 4096, 128, 5 * time.Second
+	slotBytesKept                               = 1<<20 + slotAnswersKept*slotAnswerBytes // 1 MiB of ids
 
 	// handshakeTimeout is the time for the TLS handshake and the client's preface.
 	handshakeTimeout = 20 * time.Second

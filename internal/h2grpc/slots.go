@@ -8,7 +8,7 @@ import "time"
 type slotAnswers struct {
 	ids   map[uint32]string // by stream
 	order []slotAnswer      // the oldest first
-	bytes int               // the total length of all ids in order
+	bytes int               // the approximate memory of order and ids
 }
 
 type slotAnswer struct {
@@ -28,16 +28,19 @@ func (c *conn) remember(stream uint32, id string) {
 	}
 	now := time.Now()
 	a.ids[stream] = id
-	a.order = append(a.order, slotAnswer{stream, len(id), now})
-	a.bytes += len(id)
-	a.forget(now)
+	size := len(id) + slotAnswerBytes
+	a.order = append(a.order, slotAnswer{stream, size, now})
+	a.bytes += size
+	a.forget(now, c.allowance())
+	c.count()
 }
 
-// forget removes the answers that are too old, and the oldest ones beyond the bounds.
-func (a *slotAnswers) forget(now time.Time) {
+// forget removes the answers that are too old, and the oldest ones beyond the bounds. most is a bound of the memory, in
+// addition to slotBytesKept.
+func (a *slotAnswers) forget(now time.Time, most int) {
 	for len(a.order) > 0 {
 		first := a.order[0]
-		if len(a.order) <= slotAnswersKept && a.bytes <= slotBytesKept && now.Sub(first.at) < answerAge {
+		if len(a.order) <= slotAnswersKept && a.bytes <= min(slotBytesKept, most) && now.Sub(first.at) < answerAge {
 			return
 		}
 		delete(a.ids, first.stream)
@@ -53,7 +56,7 @@ func (c *conn) returnSlots(stream uint32) {
 	if len(c.slotAnswers.ids) == 0 {
 		return
 	}
-	c.slotAnswers.forget(time.Now())
+	c.slotAnswers.forget(time.Now(), c.allowance())
 	if id := c.slotAnswers.ids[stream]; id != "" {
 		delete(c.slotAnswers.ids, stream)
 		c.server.config.Method.Unused(id)

@@ -118,16 +118,42 @@ func TestSlotsOfResetCallsAreReported(t *testing.T) {
 	}
 }
 
+// Connections remember together about as much as Config.BufferedBytes, however many they are.
+func TestRememberedAnswersOfAllConnectionsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const connections, inAll = 64, 1 << 20
+		l := serve(t, &echo{store: &pendingStore{}}, func(c *Config) { c.BufferedBytes = inAll })
+		id := "now slot " + strings.Repeat("x", 1<<10)
+		for range connections {
+			c := dial(t, l)
+			_ = c.to.WriteWindowUpdate(0, 1<<30)
+			for range 200 {
+				message := c.send(id)
+				c.flush()
+				c.answer(message)
+			}
+		}
+		if n, most := int(serverOf(l).bufferedBytes.Load()), 2*inAll+connections*ownBuffered; n > most || n < inAll {
+			t.Errorf("%d connections remember %d bytes; want from %d to %d", connections, n, inAll, most)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := serverOf(l).bufferedBytes.Load(); n != 0 {
+			t.Errorf("after a minute: %d bytes are still counted; want 0", n)
+		}
+	})
+}
+
 // What is remembered of a connection is released when it is too old.
 func TestSlotAnswersAreForgotten(t *testing.T) {
 	var a slotAnswers
 	a.ids = map[uint32]string{1: "a", 3: "b"}
 	now := time.Now()
 	a.order, a.bytes = []slotAnswer{{1, 1, now}, {3, 1, now.Add(time.Second)}}, 2
-	if a.forget(now.Add(answerAge)); len(a.ids) != 1 || len(a.order) != 1 || a.bytes != 1 {
+	if a.forget(now.Add(answerAge), maxBuffered); len(a.ids) != 1 || len(a.order) != 1 || a.bytes != 1 {
 		t.Errorf("got %+v; want the second answer only", a)
 	}
-	if a.forget(now.Add(answerAge + time.Second)); a.ids != nil || a.order != nil || a.bytes != 0 {
+	if a.forget(now.Add(answerAge+time.Second), maxBuffered); a.ids != nil || a.order != nil || a.bytes != 0 {
 		t.Errorf("got %+v; want an empty value", a)
 	}
 }
