@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run pictures test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories in-flight bench bench-compare overload size soak chart release tools clean
+.PHONY: help build run pictures test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories in-flight bench bench-compare size soak chart release tools clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -39,8 +39,6 @@ bench: ## run the benchmarks of the packages, and load large configurations
 	@scripts/bench.sh
 bench-compare: ## measure the targets of docs/performance.md, each compared with its ceiling
 	@scripts/rlbench.sh targets
-overload: ## send two and five times as many requests as a server can decide
-	@scripts/rlbench.sh overload
 size: ## print the size of each part with its budget, and write the column "lines" of ARCHITECTURE.md. LIST=-list names what is too large
 	@go run ./scripts/size $(LIST)
 soak: ## run traffic, reloads, faults and rotations for FOR (default 5m); memory must not grow, and counts must be exact

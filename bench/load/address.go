@@ -2,7 +2,6 @@ package load
 
 import (
 	"context"
-	"crypto/tls"
 	"net"
 	"strings"
 )
@@ -22,12 +21,8 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	return l.Listen(ctx, network, name)
 }
 
-// Dial connects to an address that has the form of Config.Target, or to tls:host:port with TLS and any certificate.
+// Dial connects to an address that has the form of Config.Target.
 func Dial(ctx context.Context, address string) (net.Conn, error) {
-	if name, ok := strings.CutPrefix(address, "tls:"); ok {
-		d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}} //nolint:gosec // a server of the measurement
-		return d.DialContext(ctx, "tcp", name)
-	}
 	var d net.Dialer
 	network, name := split(address)
 	return d.DialContext(ctx, network, name)

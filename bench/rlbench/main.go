@@ -24,9 +24,6 @@ type commands struct {
 	Targets     targetsCmd     `cmd:"" help:"Compare rlsidecar with the lowest possible cost of each operation, and print the distance from the targets."`
 	HTTPCeiling httpCeilingCmd `cmd:"" name:"http-ceiling" help:"Serve HTTP with a handler that answers 200."`
 	Size        sizeCmd        `cmd:"" help:"Measure what a configuration of 100,000 limits costs: start, memory, a reload, metrics."`
-	Attacks     attacksCmd     `cmd:"" help:"Measure a client with few requests beside each of several attacks, and the memory of the sidecar. Requires root."`
-	Attack      attackCmd      `cmd:"" help:"Attack a server on this machine. The command attacks uses it."`
-	Overload    overloadCmd    `cmd:"" help:"Send more requests than rlsidecar can decide, and measure how many are decided in time."`
 }
 
 type app struct {
