@@ -29,7 +29,8 @@ type topCmd struct {
 func (topCmd) Help() string {
 	return `Lists the keys that a running sidecar denied most in the last five to ten minutes, and the
 busiest keys. On a terminal it refreshes the list every second, with the rates of the last 10 s,
-until you press q. The reasons are:
+until you press q. IN FLIGHT has the units in flight of those keys whose limit has
+algorithm: concurrency, for all sidecars. The reasons are:
 
   limit               the limit was reached
   penalty             the penalty of the limit blocks the key; rlsidecar get shows until when
@@ -106,6 +107,7 @@ func (c *topCmd) read(a *app) (*httpapi.TopAnswer, error) {
 	if c.Limit != "" {
 		top.Denied = slices.DeleteFunc(top.Denied, func(k httpapi.DeniedKey) bool { return k.Name != c.Limit })
 		top.Busiest = slices.DeleteFunc(top.Busiest, func(k httpapi.UsedKey) bool { return k.Name != c.Limit })
+		top.InFlight = slices.DeleteFunc(top.InFlight, func(k httpapi.FlightKey) bool { return k.Name != c.Limit })
 		top.Parts = slices.DeleteFunc(top.Parts, func(p httpapi.DeniedPart) bool { return p.Name != c.Limit })
 		top.Limits = slices.DeleteFunc(top.Limits, func(p httpapi.DeniedPart) bool { return p.Name != c.Limit })
 	}
@@ -125,7 +127,7 @@ func (c *topCmd) read(a *app) (*httpapi.TopAnswer, error) {
 		}
 	}
 	if top.Denied, top.Parts = first(top.Denied, c.Count), first(top.Parts, c.Count); c.By != "" {
-		top.Denied, top.Busiest = nil, nil
+		top.Denied, top.Busiest, top.InFlight = nil, nil, nil
 	}
 	top.Busiest = first(top.Busiest, c.Count)
 	return top, nil
@@ -157,7 +159,7 @@ func (c *topCmd) write(w io.Writer, top *httpapi.TopAnswer, recent *recentCounts
 	} else {
 		fmt.Fprint(w, since)
 	}
-	for _, rows := range [][][]string{parts, keys, busiestRows(top.Busiest)} {
+	for _, rows := range [][][]string{parts, keys, busiestRows(top.Busiest), flightRows(top.InFlight)} {
 		if len(rows) == 0 {
 			continue
 		}
@@ -177,6 +179,19 @@ func busiestRows(used []httpapi.UsedKey) [][]string {
 		rows = append(rows, []string{
 			strconv.FormatInt(u.Units, 10), strconv.FormatInt(u.Remaining, 10), strconv.FormatInt(u.Capacity, 10),
 			descriptors.Printable(u.Domain), descriptors.Printable(u.Name), shown(u.Key.String(), u.Cut),
+		})
+	}
+	return rows
+}
+
+func flightRows(keys []httpapi.FlightKey) [][]string {
+	if len(keys) == 0 {
+		return nil
+	}
+	rows := [][]string{{"IN FLIGHT", "OF", "DOMAIN", "LIMIT", "KEY"}}
+	for _, k := range first(keys, 5) {
+		rows = append(rows, []string{
+			strconv.FormatInt(k.InFlight, 10), strconv.FormatInt(k.Capacity, 10), descriptors.Printable(k.Domain), descriptors.Printable(k.Name), k.Key.String(),
 		})
 	}
 	return rows

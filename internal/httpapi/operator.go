@@ -253,6 +253,8 @@ type TopAnswer struct {
 	Parts  []DeniedPart `json:"parts"`
 	// Busiest has the keys that consumed most. It is empty with shadow=true.
 	Busiest []UsedKey `json:"busiest"`
+	// InFlight has the keys with units in flight, of those above whose limit is a concurrency limit.
+	InFlight []FlightKey `json:"in_flight"`
 	// Unmatched is the number of requests that matched no limit.
 	Unmatched int64 `json:"unmatched"`
 }
@@ -279,12 +281,15 @@ func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 	for i := range top.Keys {
 		answer.Denied = append(answer.Denied, deniedKey(&top.Keys[i]))
 	}
+	var used []usage.Used
 	if o.Used != nil && shadow != "true" {
-		_, used := o.Used()
-		for _, u := range used[:min(n, len(used))] {
+		_, used = o.Used()
+		used = used[:min(n, len(used))]
+		for _, u := range used {
 			answer.Busiest = append(answer.Busiest, UsedKey{u.Domain, u.Limit, u.Key, u.Cut, u.Units, u.Remaining, u.Capacity})
 		}
 	}
+	answer.InFlight = o.inFlight(r.Context(), top.Keys, used)
 	if o.Unmatched != nil {
 		_, shapes := o.Unmatched(maxTop)
 		for _, shape := range shapes {
