@@ -153,8 +153,7 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, req *apiRequest) {
 		return
 	}
 	var of limiter.Reserved
-	if !a.Limiter.Open(req.reservation, &of) {
-		unknownReservation.write(w, "reservation "+reservation.ErrForged.Error(), "")
+	if !a.open(w, req.reservation, &of) {
 		return
 	}
 	if !req.counted && slices.ContainsFunc(of.Parts, func(p limiter.ReservedPart) bool { return p.TTL == 0 }) {
@@ -179,6 +178,16 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, req *apiRequest) {
 	}
 }
 
+// open decodes id to of. It returns false after it has counted a bad id, and has answered with a problem.
+func (a *API) open(w http.ResponseWriter, id string, of *limiter.Reserved) bool {
+	if a.Limiter.Open(id, of) {
+		return true
+	}
+	a.Limiter.CountBadID()
+	unknownReservation.write(w, "reservation "+reservation.ErrForged.Error(), "")
+	return false
+}
+
 // renew renews the slots of a reservation.
 func (a *API) renew(w http.ResponseWriter, r *http.Request) {
 	body, ok := readBody(w, r)
@@ -187,13 +196,12 @@ func (a *API) renew(w http.ResponseWriter, r *http.Request) {
 	}
 	defer a.working.leave()
 	id, err := parseRenewal(body)
-	var of limiter.Reserved
-	switch {
-	case err != nil:
+	if err != nil {
 		malformed.write(w, err.Error(), "")
 		return
-	case !a.Limiter.Open(id, &of):
-		unknownReservation.write(w, "reservation "+reservation.ErrForged.Error(), "")
+	}
+	var of limiter.Reserved
+	if !a.open(w, id, &of) {
 		return
 	}
 	outcomes := a.Limiter.Renew(r.Context(), &of)

@@ -175,7 +175,11 @@ func (c *Call) apply(i int, p *Policy) {
 	if c.adjusted != nil && c.allowUnlimited(r) {
 		return
 	}
-	if (settles || r.Policy.Limit.Kind == algorithms.Concurrency) && !r.Policy.Shadow {
+	concurrency := r.Policy.Limit.Kind == algorithms.Concurrency
+	if concurrency {
+		c.ignoreRefund(r)
+	}
+	if (settles || concurrency) && !r.Policy.Shadow {
 		c.reserves++
 	}
 }

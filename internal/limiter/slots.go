@@ -21,7 +21,7 @@ type SlotDoor uint8
 // The doors.
 const (
 	DoorSelf      SlotDoor = iota // the limiter: the outcome of the charge is unknown, or another limit denied the request
-	DoorDone                      // a settle-done of a proxy
+	DoorDone                      // a settle-done of a proxy, or another request over RPC
 	DoorHTTP                      // the HTTP API, or package ratelimit
 	DoorReset                     // a check of a proxy that was reset
 	DoorLog                       // a line of an access log
@@ -47,11 +47,12 @@ const (
 	SlotForeign // the slot is in the memory of another process
 	SlotBadID   // the id is not signed with a known key, or has no slots
 	SlotFailed  // the store did not answer
+	SlotRefund  // a request with a negative cost, which returns nothing
 
 	slotOutcomes = iota
 )
 
-var slotOutcomeNames = [slotOutcomes]string{"returned", "renewed", "gone", "lost", "foreign", "bad-id", "failed"}
+var slotOutcomeNames = [slotOutcomes]string{"returned", "renewed", "gone", "lost", "foreign", "bad-id", "failed", "refund"}
 
 // String returns the name for metrics and for the HTTP API.
 func (o SlotOutcome) String() string { return slotOutcomeNames[o] }
@@ -144,6 +145,9 @@ func (l *Limiter) endSlots(id string, op algorithms.SlotOp, door SlotDoor) (ttl 
 	return ttl
 }
 
+// CountBadID counts the id of an application that Open refused, or that has no slots.
+func (l *Limiter) CountBadID() { l.config.slots.end(DoorHTTP, SlotBadID) }
+
 // originOf returns ReservedPart.Origin of a slot that this process takes, in its own buckets if local is true.
 func (c *Config) originOf(local bool) uint64 {
 	if c.Local != nil && !local { // with a store for this process alone, there is another one for all
@@ -168,6 +172,9 @@ func (l *Limiter) Renew(ctx context.Context, r *Reserved) (outcomes []SlotOutcom
 		}
 		l.config.slots.end(DoorHTTP, outcome)
 		outcomes = append(outcomes, outcome)
+	}
+	if len(outcomes) == 0 {
+		l.CountBadID()
 	}
 	return outcomes
 }
@@ -244,6 +251,17 @@ func (c *Call) addSlot(p *Policy, terms *algorithms.Charge) {
 	}
 	terms.Slot = &algorithms.Slot{ID: c.slotID, Part: uint8(c.slots)}
 	c.slots++
+}
+
+// ignoreRefund makes the cost of r, a Result of a concurrency limit, 0 if it is negative: a slot is returned by its id.
+func (c *Call) ignoreRefund(r *Result) {
+	if r.Cost >= 0 {
+		return
+	}
+	r.Cost = 0
+	if !c.DryRun {
+		c.config.slots.end(DoorDone, SlotRefund)
+	}
 }
 
 // newSlotID returns the ID of the slots of c. It is the same for a repeated request.

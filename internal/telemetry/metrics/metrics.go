@@ -155,7 +155,7 @@ func (m *Metrics) WatchSlots(counts func() limiter.SlotCounts) {
 		for outcome := range (limiter.SlotCounts{}).Ended[door] {
 			labels := prometheus.Labels{"door": limiter.SlotDoor(door).String(), "outcome": limiter.SlotOutcome(outcome).String()}
 			watcher[limiter.SlotCounts]{m, counts, labels}.total("rlsidecar_slots_ended_total",
-				"Returns and renewals of slots, by the part of the program that noticed the end of the request. Outcomes: returned, renewed, gone (returned before, or expired), lost (a renewal that was too late), foreign (in the memory of another process), bad-id (not signed, or no slots), failed (the store did not answer).",
+				"Returns and renewals of slots, by the part of the program that noticed the end of the request. Outcomes: returned, renewed, gone (returned before, or expired), lost (a renewal that was too late), foreign (in the memory of another process), bad-id (not signed, or no slots), failed (the store did not answer), refund (a request over RPC with a negative cost, which returns nothing).",
 				func(n limiter.SlotCounts) float64 { return float64(n.Ended[door][outcome]) })
 		}
 	}
