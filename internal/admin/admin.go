@@ -52,7 +52,8 @@ type Config struct {
 	Reload func() Reload
 	// UseAgain puts the configuration before the last load in use again, until the next load.
 	UseAgain func(author string) error
-	Tally    func(*limiter.Policy) metrics.Tally
+	// Totals returns the numbers of a limit's decisions since the start.
+	Totals func(*limiter.Policy) history.Totals
 	// Settling returns the numbers of a limit's reservations. EstimateNow returns the units that a request
 	// reserves now, and whether that number was learned.
 	Settling    func(*limiter.Policy) metrics.SettleTally

@@ -15,7 +15,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
@@ -66,14 +65,14 @@ func fixture(t *testing.T) Config {
 		Reload: func() Reload {
 			return Reload{Paths: []string{"a.yaml", "b"}, Loaded: time.Unix(0, 0), Failed: time.Unix(86400, 0), Refused: []Refusal{{Text: "a.yaml:1:2: <wrong>"}}}
 		},
-		Tally: func(p *limiter.Policy) metrics.Tally {
+		Totals: func(p *limiter.Policy) history.Totals {
 			switch p.Name {
 			case "send":
-				return metrics.Tally{Allowed: 1234, Shadowed: 56}
+				return history.Totals{Allowed: 1234, Shadowed: 56}
 			case "path_/login":
-				return metrics.Tally{Allowed: 99, Denied: 1}
+				return history.Totals{Allowed: 99, Denied: 1}
 			default:
-				return metrics.Tally{}
+				return history.Totals{}
 			}
 		},
 		Denied: func(n int) denials.Top {

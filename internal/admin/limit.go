@@ -14,7 +14,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -28,7 +27,7 @@ type limitBody struct {
 	Facts            []fact
 	Source           source
 	Chart            chart
-	Total            metrics.Tally
+	Total            history.Totals
 	UsedSince        string
 	Denied, Shadowed who
 	Used             []usedRow
@@ -58,7 +57,7 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 	b := limitBody{
 		ID:     history.Key{Domain: domain, Limit: name},
 		Domain: descriptors.Printable(domain), Name: descriptors.Printable(name), Words: l.Words(), Mode: modes(l),
-		Facts: facts(l), Source: p.source(l), Chart: p.chartOf("/limit", q), Total: p.Tally(l), Unlimited: l.Unlimited, Settling: p.settling(l),
+		Facts: facts(l), Source: p.source(l), Chart: p.chartOf("/limit", q), Total: p.Totals(l), Unlimited: l.Unlimited, Settling: p.settling(l),
 		Denied: p.who(p.Denied(maxDenied), "denied", whoKeys, ofThis), Shadowed: p.who(p.Shadowed(maxDenied), "would be denied", whoKeys, ofThis),
 	}
 	b.UsedSince, b.Used = p.used(domain, name)

@@ -124,7 +124,7 @@ func (p *pages) ranked(all []*limiter.Policy, b *limitsBody) []ranked {
 	query := strings.ToLower(b.Query)
 	list = slices.DeleteFunc(list, func(l ranked) bool {
 		switch {
-		case b.Show == "denying" && l.refused == 0, b.Show == "shadow" && !l.limit.Shadow, b.Show == "unused" && p.Tally(l.limit).Sum() > 0:
+		case b.Show == "denying" && l.refused == 0, b.Show == "shadow" && !l.limit.Shadow, b.Show == "unused" && p.Totals(l.limit).Sum() > 0:
 			return true
 		default:
 			return query != "" && !strings.Contains(strings.ToLower(l.limit.Domain+"/"+l.limit.Name), query)

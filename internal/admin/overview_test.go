@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/cputest"
 )
@@ -141,7 +141,7 @@ func many(tb testing.TB, n int) Config {
 	var t testing.T
 	c := fixture(&t)
 	c.Current = func() *limiter.Snapshot { return s }
-	c.Tally = func(p *limiter.Policy) metrics.Tally { return metrics.Tally{Allowed: uint64(p.Index)} }
+	c.Totals = func(p *limiter.Policy) history.Totals { return history.Totals{Allowed: uint64(p.Index)} }
 	return c
 }
 

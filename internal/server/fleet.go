@@ -167,7 +167,8 @@ func (s *server) report() status.Report {
 	if current := s.limiter.Current(); current != nil {
 		r.Config, r.Loaded = current.Hash[:min(len(current.Hash), 12)], s.lastReload().Loaded.Truncate(time.Second).UTC()
 	}
-	r.Allowed, r.Denied = s.metrics.Requests()
+	requests := s.metrics.Requests()
+	r.Allowed, r.Denied = requests.Allowed, requests.Denied
 	now, used := time.Now(), processorTime()
 	if seconds := now.Sub(w.reportedAt).Seconds(); !w.reportedAt.IsZero() && seconds > 0 {
 		r.AllowedRate, r.DeniedRate = round(float64(r.Allowed-w.reported[0])/seconds), round(float64(r.Denied-w.reported[1])/seconds)

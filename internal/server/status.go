@@ -9,6 +9,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 )
 
@@ -20,8 +21,8 @@ type recentTraffic struct {
 }
 
 type countedAt struct {
-	at              time.Time
-	allowed, denied uint64
+	at time.Time
+	metrics.Requests
 }
 
 const (
@@ -31,13 +32,13 @@ const (
 )
 
 // add adds a sample. With more than a request per second, and more than half of them denied, it sets halfSince.
-func (t *recentTraffic) add(now time.Time, allowed, denied uint64) {
+func (t *recentTraffic) add(now time.Time, requests metrics.Requests) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.samples = append(t.samples, countedAt{now, allowed, denied})
+	t.samples = append(t.samples, countedAt{now, requests})
 	t.samples = t.samples[max(0, len(t.samples)-trafficTicks-1):]
-	switch allowed, denied := t.rates(); {
-	case denied < 1 || denied <= allowed:
+	switch rates := t.rates(); {
+	case rates.Denied < 1 || rates.Denied <= rates.Allowed:
 		t.halfSince = time.Time{}
 	case t.halfSince.IsZero():
 		t.halfSince = now
@@ -45,22 +46,24 @@ func (t *recentTraffic) add(now time.Time, allowed, denied uint64) {
 }
 
 // rates returns requests per second. The caller holds t.mu.
-func (t *recentTraffic) rates() (allowed, denied float64) {
+func (t *recentTraffic) rates() (now status.Traffic) {
 	if len(t.samples) < 2 {
-		return 0, 0
+		return now
 	}
 	first, last := t.samples[0], t.samples[len(t.samples)-1]
 	seconds := last.at.Sub(first.at).Seconds()
-	if seconds <= 0 || last.allowed < first.allowed || last.denied < first.denied { // a domain was removed, with its counters
-		return 0, 0
+	if seconds <= 0 || last.Allowed < first.Allowed || last.Denied < first.Denied || last.Undecided < first.Undecided { // a domain was removed, with its counters
+		return now
 	}
-	return float64(last.allowed-first.allowed) / seconds, float64(last.denied-first.denied) / seconds
+	now.Allowed, now.Denied = float64(last.Allowed-first.Allowed)/seconds, float64(last.Denied-first.Denied)/seconds
+	now.Undecided = float64(last.Undecided-first.Undecided) / seconds
+	return now
 }
 
 func (s *server) traffic() (t status.Traffic) {
 	recent := &s.watch.recent
 	recent.mu.Lock()
-	t.Allowed, t.Denied = recent.rates()
+	t = recent.rates()
 	t.HalfSince = recent.halfSince
 	recent.mu.Unlock()
 	t.WouldBeDenied = s.watch.history.Rate().Shadowed

@@ -123,8 +123,7 @@ func (s *server) runWatch(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-seconds.C:
-			allowed, denied := s.metrics.Requests()
-			s.watch.recent.add(now, allowed, denied)
+			s.watch.recent.add(now, s.metrics.Requests())
 		case now := <-ticker.C:
 			s.watch.read(now, s.metrics)
 			s.storeTimes.Turn()
@@ -158,17 +157,13 @@ func (s *server) logChanges(c *admin.Changes) {
 // counts as allowed, and once as shadowed for each limit that would have denied it.
 func (w *watch) read(now time.Time, m *metrics.Metrics) {
 	w.times.Turn()
-	allowed, denied := m.Requests()
-	requests := allowed + denied
+	counted := m.Requests()
+	requests := counted.Allowed + counted.Denied
 	w.thin.Store(thinned(max(requests, w.requestsAtLastSample) - w.requestsAtLastSample))
 	w.requestsAtLastSample = requests
-	all := history.Totals{Allowed: allowed, Denied: denied}
-	m.Tallies(func(_, _ string, t metrics.Tally) { all.Shadowed += t.Shadowed })
-	w.history.Sample(now, all, func(visit func(history.Key, history.Totals)) {
-		m.Tallies(func(domain, limit string, t metrics.Tally) {
-			visit(history.Key{Domain: domain, Limit: limit}, history.Totals(t))
-		})
-	})
+	all := history.Totals{Allowed: counted.Allowed, Denied: counted.Denied}
+	m.EachLimit(func(_ history.Key, t history.Totals) { all.Shadowed += t.Shadowed })
+	w.history.Sample(now, all, m.EachLimit)
 }
 
 // compare requests a comparison of two configurations, which the admin page shows. Another goroutine compares them,

@@ -38,8 +38,11 @@ const (
 )
 
 // Totals are counters since the program started. Shadowed counts requests that shadow mode allowed although a limit was
-// reached.
+// reached. Allowed of a limit does not include them.
 type Totals struct{ Allowed, Denied, Shadowed uint64 }
+
+// Sum returns the number of all decisions of a limit.
+func (t Totals) Sum() uint64 { return t.Allowed + t.Denied + t.Shadowed }
 
 // since returns the increase from start to t. If a counter is lower than in start, the counters were reset, and
 // t is the increase.
@@ -193,8 +196,7 @@ func (r *Recorder) choose() {
 	}
 	var list []candidate
 	for _, e := range r.limits {
-		t := Sum(e.minute.read(r.step))
-		sum := t.Allowed + t.Denied + t.Shadowed
+		sum := Sum(e.minute.read(r.step)).Sum()
 		switch {
 		case sum > 0 || e.series != nil && Sum(e.series.day.read(dayStep(r.step))) != (Totals{}):
 			list = append(list, candidate{e, sum})

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -38,6 +39,7 @@ const (
 	requestError
 	requestUnmatched // requests that are also counted as requestOK
 	requestMissing
+	requestUndecided // requests that are also counted as requestOver or requestError
 )
 
 var requestCodes = [...]string{requestOK: "ok", requestOver: "over_limit", requestError: "error"}
@@ -82,11 +84,20 @@ func (d *domainCounts) count(at int, c *limiter.Call) {
 	default:
 		d.counter[at][requestOK].Add(1)
 	}
+	if c.Failed && undecided(c) {
+		d.counter[at][requestUndecided].Add(1)
+	}
 	if c.Missing != nil {
 		d.counter[at][requestMissing].Add(1)
 	} else if len(c.Results) == 0 && !c.Failed && !c.IsDone() {
 		d.counter[at][requestUnmatched].Add(1)
 	}
+}
+
+// undecided reports whether c was denied only because a store could not decide. A denial of on_backend_failure local is a
+// decision.
+func undecided(c *limiter.Call) bool {
+	return (c.Denied || c.Err != nil) && !slices.ContainsFunc(c.Results, func(r limiter.Result) bool { return r.Outcome.Denies() && r.Decision.Err == nil })
 }
 
 // Swapped implements limiter.Observer. Limits that are also in s keep their counters, and the counters of
@@ -205,8 +216,8 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	defer m.mu.Unlock()
 	send(notFoundDesc, m.domainNotFound.sum(0))
 	send(unmatchedDesc, m.domainNotFound.sum(requestUnmatched), "")
-	allowed, denied := m.requests()
-	m.service.collect(send, allowed+denied)
+	requests := m.requests()
+	m.service.collect(send, requests.Allowed+requests.Denied)
 	m.latency.collect(out)
 	for _, d := range m.domains {
 		for code, name := range requestCodes {

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -142,17 +143,17 @@ func TestDecisionsAreCounted(t *testing.T) {
 		`rlsidecar_requests_total{code="error",domain="d"}`:      "0",
 	})
 	want(t, scrape(t, m, "rlsidecar_domain_not_found_total"), map[string]string{"rlsidecar_domain_not_found_total": "1"})
-	tallies := map[string]Tally{}
-	m.Tallies(func(domain, limit string, t Tally) { tallies[domain+"/"+limit] = t })
-	for limit, want := range map[string]Tally{
-		"plain": {Allowed: 2, Denied: 2}, "penalty": {Allowed: 2, Denied: 4}, "shadow": {Shadowed: 1, Allowed: tallies["d/shadow"].Allowed}, "none": {},
+	totals := map[string]history.Totals{}
+	m.EachLimit(func(k history.Key, t history.Totals) { totals[k.Limit] = t })
+	for limit, want := range map[string]history.Totals{
+		"plain": {Allowed: 2, Denied: 2}, "penalty": {Allowed: 2, Denied: 4}, "shadow": {Shadowed: 1, Allowed: totals["shadow"].Allowed}, "none": {},
 	} {
-		if got := m.Tally(&limiter.Policy{Domain: "d", Name: limit}); got != want || tallies["d/"+limit] != want {
-			t.Errorf("%s: %+v, and %+v of all, want %+v", limit, got, tallies["d/"+limit], want)
+		if got := m.Totals(&limiter.Policy{Domain: "d", Name: limit}); got != want || totals[limit] != want {
+			t.Errorf("%s: %+v, and %+v of all, want %+v", limit, got, totals[limit], want)
 		}
 	}
-	if allowed, denied := m.Requests(); allowed != 8+1 || denied != 6 {
-		t.Errorf("%d requests allowed, %d denied; want %d and 6", allowed, denied, 8+1)
+	if got, want := m.Requests(), (Requests{Allowed: 8 + 1, Denied: 6}); got != want {
+		t.Errorf("requests: %+v; want %+v", got, want)
 	}
 }
 
@@ -179,6 +180,16 @@ func TestFailuresAreCounted(t *testing.T) {
 		if got[name] != n {
 			t.Errorf("%s %s, want %s", name, got[name], n)
 		}
+	}
+	if got, want := m.Requests(), (Requests{Allowed: 1, Denied: 2, Undecided: 2}); got != want {
+		t.Errorf("requests: %+v; want %+v", got, want)
+	}
+	domain := domainCounts{counter: newCounter(1)}
+	failed := limiter.Result{Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: backend.ErrFull}}
+	domain.count(0, &limiter.Call{Verdict: limiter.Verdict{Failed: true, Denied: true, Results: []limiter.Result{failed, {Outcome: limiter.Denied}}}})
+	domain.count(0, &limiter.Call{Verdict: limiter.Verdict{Failed: true, Denied: true, Results: []limiter.Result{{Outcome: limiter.FailedDenied}}}}) // local
+	if n := domain.sum(requestUndecided); n != 0 {
+		t.Errorf("%d requests that limits denied count as undecided; want none", n)
 	}
 	hits := scrape(t, m, "ratelimit_service_rate_limit_total_hits")
 	if n := hits[`ratelimit_service_rate_limit_total_hits{domain="d",key1="deny",key2=""}`]; n != "3" {
@@ -398,7 +409,7 @@ func TestConcurrentDecisionsAreAllCounted(t *testing.T) {
 		}
 	})
 	wg.Wait()
-	if got := m.Tally(&limiter.Policy{Domain: "d", Name: "k"}); got.Allowed+got.Denied != 4000 {
+	if got := m.Totals(&limiter.Policy{Domain: "d", Name: "k"}); got.Allowed+got.Denied != 4000 {
 		t.Errorf("got %+v; want 4000 decisions", got)
 	}
 }

@@ -35,14 +35,14 @@ func (s source) Counters() (list []statsd.Counter) {
 	}
 	const limits, own = "ratelimit.service.rate_limit.", "ratelimit.service."
 	m := s.m
-	allowed, denied := m.Requests()
+	requests := m.Requests()
 	add(limits+"unknown.domain_not_found", m.domainNotFound.sum(0)) // a fixed name, because the domain's name comes from the client
 	add(own+"config_load_success", m.service.loaded.Load())
 	add(own+"config_load_error", m.service.refused.Load())
 	add(own+"global_shadow_mode", m.service.unlimited.Load())
 	add(own+"call.should_rate_limit.redis_error", m.service.failures.Load())
 	add(own+"call.should_rate_limit.service_error", m.service.badRequests.Load())
-	add("ratelimit_server."+shouldRateLimit+".total_requests", m.service.calls(allowed+denied))
+	add("ratelimit_server."+shouldRateLimit+".total_requests", m.service.calls(requests.Allowed+requests.Denied))
 	m.series.mu.RLock()
 	defer m.series.mu.RUnlock()
 	for name, one := range m.series.all {

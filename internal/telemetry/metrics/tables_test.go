@@ -54,7 +54,7 @@ func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 		t.Errorf("%d samples after a reload; want %d as before", again, n)
 	}
 	send(t, l, "d", "k7", "v", 1)
-	if got := m.Tally(&limiter.Policy{Domain: "d", Name: "k7"}); got.Allowed != 2 {
+	if got := m.Totals(&limiter.Policy{Domain: "d", Name: "k7"}); got.Allowed != 2 {
 		t.Errorf("got %+v; want 2 allowed", got)
 	}
 }

@@ -2,19 +2,10 @@ package metrics
 
 import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 )
 
-// Tally has the numbers of one limit's decisions since the program started, at all places that use the limit.
-type Tally struct {
-	// Shadowed is the number of requests that shadow mode allowed although the limit was reached. Allowed does not
-	// include them.
-	Allowed, Denied, Shadowed uint64
-}
-
-// Sum returns the number of all decisions.
-func (t Tally) Sum() uint64 { return t.Allowed + t.Denied + t.Shadowed }
-
-func (l *limitCounts) tally() (t Tally) {
+func (l *limitCounts) totals() (t history.Totals) {
 	t.Denied = l.blockedSum()
 	for o := range outcomeCount {
 		switch n := l.sum(int(o)); {
@@ -29,42 +20,47 @@ func (l *limitCounts) tally() (t Tally) {
 	return t
 }
 
-// Tally returns the Tally of the limit to which p belongs. It is zero for a limit that has decided nothing, and for one
-// that is counted as overflow.
-func (m *Metrics) Tally(p *limiter.Policy) Tally {
+// Totals returns the numbers of decisions of the limit to which p belongs, at all places that use it. They are zero for a
+// limit that has decided nothing, and for one that is counted as overflow.
+func (m *Metrics) Totals(p *limiter.Policy) history.Totals {
 	m.mu.Lock()
 	l := m.limits[[2]string{p.Domain, p.Name}]
 	m.mu.Unlock()
 	if l == nil {
-		return Tally{}
+		return history.Totals{}
 	}
-	return l.tally()
+	return l.totals()
 }
 
-// Tallies calls visit for each limit that has decided a request. visit must return quickly, because a reload
-// waits for it.
-func (m *Metrics) Tallies(visit func(domain, limit string, t Tally)) {
+// EachLimit calls visit for each limit that has decided a request. visit must return quickly, because a reload waits for
+// it.
+func (m *Metrics) EachLimit(visit func(history.Key, history.Totals)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for key, l := range m.limits {
-		visit(key[0], key[1], l.tally())
+		visit(history.Key{Domain: key[0], Limit: key[1]}, l.totals())
 	}
 }
 
-// Requests returns the numbers of requests that were allowed and denied since the program started. Requests that
-// were answered with an error count as denied. Requests that Refused counted are not included.
-func (m *Metrics) Requests() (allowed, denied uint64) {
+// Requests has numbers of requests since the program started. Requests that were answered with an error count as Denied.
+// Undecided are those of Denied that no limit denied: a store could not decide. Requests that Refused counted are not
+// included.
+type Requests struct{ Allowed, Denied, Undecided uint64 }
+
+// Requests returns the numbers of requests.
+func (m *Metrics) Requests() Requests {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.requests()
 }
 
 // requests is Requests for a caller that holds m.mu.
-func (m *Metrics) requests() (allowed, denied uint64) {
-	allowed = m.domainNotFound.sum(0)
+func (m *Metrics) requests() (n Requests) {
+	n.Allowed = m.domainNotFound.sum(0)
 	for _, d := range m.domains {
-		allowed += d.sum(requestOK)
-		denied += d.sum(requestOver) + d.sum(requestError)
+		n.Allowed += d.sum(requestOK)
+		n.Denied += d.sum(requestOver) + d.sum(requestError)
+		n.Undecided += d.sum(requestUndecided)
 	}
-	return allowed, denied
+	return n
 }

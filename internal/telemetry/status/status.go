@@ -47,6 +47,8 @@ type Traffic struct {
 	Denied  float64 `json:"denied"`
 	// WouldBeDenied are allowed by limits in shadow mode, and are also part of Allowed.
 	WouldBeDenied float64 `json:"would_be_denied"`
+	// Undecided are denied because a store did not decide, and are also part of Denied.
+	Undecided float64 `json:"undecided"`
 	// MostlyBy is the limit that denies most, or "".
 	MostlyBy string `json:"mostly_by,omitempty"`
 	// Median and P99 are the durations, in microseconds, within which 50 % and 99 % of the decisions of the last minute
@@ -186,7 +188,8 @@ func lineOf(c *conditions.Condition, t *Traffic) Line {
 		l.Level = Red
 	}
 	if l.Level == Red && t.Allowed+t.Denied > 0 {
-		if with := l.Text + ": " + t.words(); utf8.RuneCountInString(with) <= MaxText {
+		of := Traffic{Allowed: t.Allowed + t.Denied - t.Undecided, Denied: t.Undecided}
+		if with := l.Text + ": " + of.words() + " because of it"; utf8.RuneCountInString(with) <= MaxText {
 			l.Text = with
 		}
 	}
