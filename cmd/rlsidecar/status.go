@@ -99,7 +99,7 @@ func (s *currentState) write(w io.Writer) error {
 	if err := writeTable(w, partRows(s.Denied.Parts, "", 3)...); err != nil {
 		return err
 	}
-	return writeTable(w, deniedRows(s.Denied.Denied, nil)...)
+	return writeTable(w, deniedRows(s.Denied.Denied)...)
 }
 
 func (s *currentState) store() (rows [][]string) {

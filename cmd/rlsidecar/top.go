@@ -28,8 +28,8 @@ type topCmd struct {
 
 func (topCmd) Help() string {
 	return `Lists the keys that a running sidecar denied most in the last five to ten minutes, and the
-busiest keys. On a terminal it refreshes the list every second, with the rates of the last 10 s,
-until you press q. IN FLIGHT has the units in flight of those keys whose limit has
+busiest keys, with their rates of about the last 10 s (/S). On a terminal it refreshes the list
+every second until you press q. IN FLIGHT has the units in flight of those keys whose limit has
 algorithm: concurrency, for all sidecars. The reasons are:
 
   limit               the limit was reached
@@ -70,10 +70,9 @@ func (c *topCmd) Run(a *app) error {
 		case c.Format == "json":
 			return writeJSON(a.stdout, top)
 		default:
-			return c.write(a.stdout, top, nil)
+			return c.write(a.stdout, top)
 		}
 	}
-	recent := &recentCounts{}
 	return screen.refresh(a, time.Second, func(w io.Writer) error {
 		var now status.Status
 		if _, err := c.call(a, http.MethodGet, "status", nil, nil, &now); err != nil {
@@ -84,9 +83,8 @@ func (c *topCmd) Run(a *app) error {
 			return err
 		}
 		fmt.Fprintf(w, "%s    (q ends)\n", now.State.Text)
-		recent.add(time.Now(), top)
 		top.Denied = first(top.Denied, 12) // so that the busiest are on the screen, too
-		return c.write(w, top, recent)
+		return c.write(w, top)
 	})
 }
 
@@ -138,14 +136,13 @@ const mostTop = 1000
 
 func first[T any](list []T, n int) []T { return list[:min(n, len(list))] }
 
-// write writes the lists. recent is nil if no rates are known.
-func (c *topCmd) write(w io.Writer, top *httpapi.TopAnswer, recent *recentCounts) error {
+func (c *topCmd) write(w io.Writer, top *httpapi.TopAnswer) error {
 	since := "since " + top.Since.UTC().Format("2006-01-02 15:04:05 UTC") + "\n"
 	parts, keys := partRows(top.Parts, c.By, 5), [][]string(nil)
 	if c.By != "" {
 		parts = partRows(top.Parts, c.By, c.Count)
 	} else if len(top.Denied) > 0 {
-		keys = deniedRows(top.Denied, recent)
+		keys = deniedRows(top.Denied)
 	}
 	if len(parts)+len(keys) == 0 {
 		what := "no request was denied "
@@ -174,10 +171,10 @@ func busiestRows(used []httpapi.UsedKey) [][]string {
 	if len(used) == 0 {
 		return nil
 	}
-	rows := [][]string{{"BUSIEST", "LEFT", "OF", "DOMAIN", "LIMIT", "KEY"}}
+	rows := [][]string{{"BUSIEST", "/S", "LEFT", "OF", "DOMAIN", "LIMIT", "KEY"}}
 	for _, u := range first(used, 5) {
 		rows = append(rows, []string{
-			strconv.FormatInt(u.Units, 10), strconv.FormatInt(u.Remaining, 10), strconv.FormatInt(u.Capacity, 10),
+			strconv.FormatInt(u.Units, 10), perSecond(u.Rate), strconv.FormatInt(u.Remaining, 10), strconv.FormatInt(u.Capacity, 10),
 			descriptors.Printable(u.Domain), descriptors.Printable(u.Name), shown(u.Key.String(), u.Cut),
 		})
 	}
@@ -204,6 +201,8 @@ func shown(text string, cut bool) string {
 	return text
 }
 
+func perSecond(rate float64) string { return strconv.FormatFloat(rate, 'f', 1, 64) }
+
 func atLeast(n int64, exact bool) string {
 	if exact {
 		return strconv.FormatInt(n, 10)
@@ -214,7 +213,7 @@ func atLeast(n int64, exact bool) string {
 // partRows has up to n rows about what denied keys have in common. Without by, it leaves out parts with one key, which
 // the list of keys has, too.
 func partRows(parts []httpapi.DeniedPart, by string, n int) [][]string {
-	rows := [][]string{{"DENIED", "SHARE", "KEYS", "DOMAIN", "LIMIT", "PART"}}
+	rows := [][]string{{"DENIED", "/S", "SHARE", "KEYS", "DOMAIN", "LIMIT", "PART"}}
 	for _, p := range parts {
 		if by == "" && p.Keys < 2 {
 			continue
@@ -224,7 +223,7 @@ func partRows(parts []httpapi.DeniedPart, by string, n int) [][]string {
 			part = shown(descriptors.Printable(p.Entry)+"="+p.Value.String(), p.Cut)
 		}
 		rows = append(rows, []string{
-			atLeast(p.Denied, p.Exact), fmt.Sprintf("%.0f %%", 100*p.Share), fmt.Sprint(p.Keys),
+			atLeast(p.Denied, p.Exact), perSecond(p.Rate), fmt.Sprintf("%.0f %%", 100*p.Share), fmt.Sprint(p.Keys),
 			descriptors.Printable(p.Domain), descriptors.Printable(p.Name), part,
 		})
 	}
@@ -234,21 +233,14 @@ func partRows(parts []httpapi.DeniedPart, by string, n int) [][]string {
 	return first(rows, n+1)
 }
 
-// deniedRows has a row for each key, with its rate of the last 10 s if recent is not nil.
-func deniedRows(denied []httpapi.DeniedKey, recent *recentCounts) [][]string {
-	rows := [][]string{{"DENIED", "WHY", "DOMAIN", "LIMIT", "KEY"}}
-	if recent != nil {
-		rows[0] = slices.Insert(rows[0], 1, "/S")
-	}
+func deniedRows(denied []httpapi.DeniedKey) [][]string {
+	rows := [][]string{{"DENIED", "/S", "WHY", "DOMAIN", "LIMIT", "KEY"}}
 	for i := range denied {
 		d := &denied[i]
-		row := []string{
-			atLeast(d.Denied, d.Exact), descriptors.Printable(d.Why), descriptors.Printable(d.Domain), descriptors.Printable(d.Name), shown(deniedKey(d), d.Cut),
-		}
-		if recent != nil {
-			row = slices.Insert(row, 1, recent.rate(d))
-		}
-		rows = append(rows, row)
+		rows = append(rows, []string{
+			atLeast(d.Denied, d.Exact), perSecond(d.Rate), descriptors.Printable(d.Why), descriptors.Printable(d.Domain), descriptors.Printable(d.Name),
+			shown(deniedKey(d), d.Cut),
+		})
 	}
 	return rows
 }
@@ -265,38 +257,6 @@ func deniedKey(d *httpapi.DeniedKey) string {
 		}
 	}
 	return descriptors.Format(entries)
-}
-
-// recentCounts has the denials of each key at the refreshes of the last 10 s.
-type recentCounts struct{ list []countsAt }
-
-type countsAt struct {
-	at     time.Time
-	denied map[string]int64
-}
-
-func (r *recentCounts) add(now time.Time, top *httpapi.TopAnswer) {
-	counts := map[string]int64{}
-	for i := range top.Denied {
-		counts[rateKey(&top.Denied[i])] = top.Denied[i].Denied
-	}
-	r.list = append(r.list, countsAt{now, counts})
-	for now.Sub(r.list[0].at) > 10*time.Second {
-		r.list = r.list[1:]
-	}
-}
-
-func rateKey(d *httpapi.DeniedKey) string { return d.Domain + "\x00" + d.Name + "\x00" + deniedKey(d) }
-
-// rate returns the denials of d in a second, or "" if they are not known yet. A key that was not listed before had none.
-func (r *recentCounts) rate(d *httpapi.DeniedKey) string {
-	oldest := r.list[0]
-	elapsed := r.list[len(r.list)-1].at.Sub(oldest.at)
-	if elapsed <= 0 {
-		return ""
-	}
-	more := d.Denied - oldest.denied[rateKey(d)] // counts fall when an old window ends
-	return fmt.Sprintf("%.1f", float64(max(0, more))/elapsed.Seconds())
 }
 
 func (c *topCmd) unmatched(a *app) error {

@@ -211,6 +211,7 @@ type DeniedKey struct {
 	Cut        bool      `json:"cut,omitempty"`
 	Denied     int64     `json:"denied"`
 	Exact      bool      `json:"exact"`
+	Rate       float64   `json:"rate"` // denials in a second, averaged over about the last ten seconds
 	Last       time.Time `json:"last"`
 }
 
@@ -226,6 +227,8 @@ type DeniedPart struct {
 	Cut      bool   `json:"cut,omitempty"`
 	Denied   int64  `json:"denied"`
 	Exact    bool   `json:"exact"`
+	// Rate is the number of denials in a second, averaged over about the last ten seconds.
+	Rate float64 `json:"rate"`
 	// Keys is the number of keys among the counted ones, so a lower bound. Share is the share of all denials.
 	Keys  int     `json:"keys"`
 	Share float64 `json:"share"`
@@ -237,10 +240,11 @@ type UsedKey struct {
 	Name   string `json:"name"`
 	Key    key    `json:"key,omitempty"`
 	Cut    bool   `json:"cut,omitempty"`
-	// Units is an estimate. Remaining and Capacity are those of the bucket when it was last seen.
-	Units     int64 `json:"units"`
-	Remaining int64 `json:"remaining"`
-	Capacity  int64 `json:"capacity"`
+	// Units is an estimate, and so is Rate, the units in a second, averaged over about the last ten seconds. Remaining and Capacity are those of the bucket when it was last seen.
+	Units     int64   `json:"units"`
+	Rate      float64 `json:"rate"`
+	Remaining int64   `json:"remaining"`
+	Capacity  int64   `json:"capacity"`
 }
 
 // TopAnswer is the answer of /api/top.
@@ -286,7 +290,7 @@ func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 		_, used = o.Used()
 		used = used[:min(n, len(used))]
 		for _, u := range used {
-			answer.Busiest = append(answer.Busiest, UsedKey{u.Domain, u.Limit, u.Key, u.Cut, u.Units, u.Remaining, u.Capacity})
+			answer.Busiest = append(answer.Busiest, UsedKey{u.Domain, u.Limit, u.Key, u.Cut, u.Units, u.Rate, u.Remaining, u.Capacity})
 		}
 	}
 	answer.InFlight = o.inFlight(r.Context(), top.Keys, used)
@@ -301,7 +305,7 @@ func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 
 func deniedKey(d *denials.Denied) DeniedKey {
 	k := DeniedKey{
-		Domain: d.Domain, Name: d.Limit, Why: d.Why, Key: d.Key, Cut: d.Cut, Denied: d.Times, Exact: d.Exact,
+		Domain: d.Domain, Name: d.Limit, Why: d.Why, Key: d.Key, Cut: d.Cut, Denied: d.Times, Exact: d.Exact, Rate: d.Rate,
 		Last: d.Last.UTC().Truncate(time.Millisecond),
 	}
 	for _, e := range d.Entries {
@@ -314,7 +318,7 @@ func deniedParts(list []denials.Part, total int64) []DeniedPart {
 	all := []DeniedPart{}
 	for i := range list {
 		p := &list[i]
-		part := DeniedPart{Domain: p.Domain, Name: p.Limit, Cut: p.Cut, Denied: p.Times, Exact: p.Exact, Keys: p.Keys, Share: float64(p.Times) / float64(max(1, total))}
+		part := DeniedPart{Domain: p.Domain, Name: p.Limit, Cut: p.Cut, Denied: p.Times, Exact: p.Exact, Rate: p.Rate, Keys: p.Keys, Share: float64(p.Times) / float64(max(1, total))}
 		if p.Position != denials.WholeLimit {
 			part.Position, part.Entry, part.Value = &p.Position, p.Entry, key{p.Value}
 		}

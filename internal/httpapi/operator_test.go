@@ -120,7 +120,7 @@ func TestOperatorsReadAndResetBuckets(t *testing.T) {
 
 func TestOperatorsTop(t *testing.T) {
 	h, _, _ := operator(t, memory.New(memory.Config{}))
-	first := `{"domain":"edge","name":"send","why":"limit","key":{"base64":"PGI+/w=="},"descriptor":[["user",{"base64":"PGI+/w=="}]],"denied":7,"exact":true,"last":"`
+	first := `{"domain":"edge","name":"send","why":"limit","key":{"base64":"PGI+/w=="},"descriptor":[["user",{"base64":"PGI+/w=="}]],"denied":7,"exact":true,"rate":0,"last":"`
 	w := call(h, "GET", "/api/top", "")
 	if got := w.Body.String(); w.Code != 200 || !strings.Contains(got, first) || !strings.Contains(got, `{"domain":"edge","name":"send","why":"backend-failure","cut":true,"denied":3,"exact":false,`) {
 		t.Errorf("got %d %s; want status 200 with the most denied key and 3 backend failures", w.Code, got)

@@ -48,6 +48,8 @@ type Denied struct {
 	Times       int64
 	Exact       bool
 	First, Last time.Time
+	// Rate is the number of denials in a second, averaged over about the last ten seconds.
+	Rate float64
 	// Recent are the last denials, newest first.
 	Recent []Event
 
@@ -300,7 +302,7 @@ func (s *shard) top(now time.Time, dst []Denied) []Denied {
 			dst, names = append(dst, c.Value.Denied), append(names, c.Key())
 		}
 		d := &dst[start+at]
-		d.Times += c.Least()
+		d.Times, d.Rate = d.Times+c.Least(), d.Rate+c.Rate(now)
 		d.First = c.Value.First // Each visits the newest window first, so this is the earlier time
 		d.Recent = c.Value.events.AppendTo(d.Recent)
 	})

@@ -28,6 +28,8 @@ type Part struct {
 	Exact bool
 	// Keys is the number of keys with this value among the keys that are counted, so that it is a lower bound too.
 	Keys int
+	// Rate is the number of denials in a second, averaged over about the last ten seconds.
+	Rate float64
 }
 
 // addParts counts a denial for the limit of result and, if the denial is about the key, for each value of a key that has
@@ -129,7 +131,7 @@ func (s *shard) read(now time.Time, at int, all parts) (total, missed int64) {
 			part.seen |= 1 << at
 			part.missed += s.parts.Most(c.Key())
 		}
-		part.Times += c.Least()
+		part.Times, part.Rate = part.Times+c.Least(), part.Rate+c.Rate(now)
 		part.missed -= c.Least()
 	})
 	return s.keys.Total(now), s.parts.Most("")
@@ -170,7 +172,7 @@ func (all parts) complete(keys []Denied, missed []int64) map[partID]*Part {
 				continue
 			}
 			if len(positions) == 1 {
-				part.Times, part.Exact = part.Times+d.Times, part.Exact && d.Exact
+				part.Times, part.Exact, part.Rate = part.Times+d.Times, part.Exact && d.Exact, part.Rate+d.Rate
 			}
 			part.Keys++
 			byID[part.id()] = part

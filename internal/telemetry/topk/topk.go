@@ -33,6 +33,7 @@ type Counted[V any] struct {
 
 	key       string
 	heapIndex int
+	spans     spans // of the items of Windows
 }
 
 // Least returns the lower bound of the number of occurrences.

@@ -20,7 +20,38 @@ func NewWindows[V any](max int) Windows[V] { return Windows[V]{max: max} }
 // AddN counts n occurrences of key at the time now, like Counter.AddN.
 func (w *Windows[V]) AddN(now time.Time, key []byte, n int64) (c *Counted[V], added bool) {
 	w.turn(now)
-	return w.recent.AddN(key, n)
+	c, added = w.recent.AddN(key, n)
+	if added {
+		c.spans = spans{}
+	}
+	c.spans.add(now, n)
+	return c, added
+}
+
+// RateSpan is the time over which Rate averages.
+const RateSpan = 10 * time.Second
+
+// spans counts the occurrences of an item in the current RateSpan and in the one before.
+type spans struct{ number, current, before int64 }
+
+func (s *spans) add(now time.Time, n int64) {
+	number := now.Unix() / int64(RateSpan/time.Second)
+	if number > s.number {
+		if s.before = s.current; number > s.number+1 {
+			s.before = 0
+		}
+		s.number, s.current = number, 0
+	}
+	s.current += n
+}
+
+// Rate returns the occurrences of c in a second, averaged over about the last RateSpan. It assumes that those of the span
+// before the current one were spread evenly over it.
+func (c *Counted[V]) Rate(now time.Time) float64 {
+	s := c.spans
+	s.add(now, 0)
+	past := float64(now.UnixNano()%int64(RateSpan)) / float64(RateSpan)
+	return (float64(s.current) + float64(s.before)*(1-past)) / RateSpan.Seconds()
 }
 
 // Each calls visit for each item of the two windows that are current at the time now, first for the items of the

@@ -2,6 +2,7 @@ package topk
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -59,6 +60,32 @@ func TestWindowsAddUpTheCurrentAndThePreviousWindow(t *testing.T) {
 		}
 		if got := Since(now, began).Format(time.TimeOnly); got != step.counted {
 			t.Errorf("%s: counted since %s, want %s", step.at, got, step.counted)
+		}
+	}
+}
+
+// A rate averages over ten seconds, across a change of windows, and does not count the item that was replaced.
+func TestRates(t *testing.T) {
+	end := time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC) // the end of a window
+	w := NewWindows[string](1)
+	w.AddN(end.Add(-9*time.Second), []byte("a"), 70)
+	w.AddN(end.Add(-4*time.Second), []byte("b"), 30)
+	for _, step := range []struct {
+		at   time.Duration
+		add  int64
+		want float64
+	}{{-4 * time.Second, 0, 3}, {-1 * time.Second, 10, 4}, {0, 0, 4}, {2500 * time.Millisecond, 20, 3 + 2}, {5 * time.Second, 0, 2 + 2}, {12 * time.Second, 0, 1.6}, {25 * time.Second, 0, 0}} {
+		if step.add > 0 {
+			w.AddN(end.Add(step.at), []byte("b"), step.add)
+		}
+		rate := 0.
+		w.Each(end.Add(step.at), func(_ int, c *Counted[string]) {
+			if c.Key() == "b" {
+				rate += c.Rate(end.Add(step.at))
+			}
+		})
+		if math.Abs(rate-step.want) > 1e-9 {
+			t.Errorf("%v after the window: %v in a second; want %v", step.at, rate, step.want)
 		}
 	}
 }

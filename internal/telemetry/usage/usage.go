@@ -22,6 +22,8 @@ type Used struct {
 	Entries []descriptors.Entry
 	Cut     bool
 	Units   int64
+	// Rate is an estimate of the units in a second, averaged over about the last ten seconds.
+	Rate float64
 	// Remaining and Capacity are those of the bucket at the last decision in the sample.
 	Remaining, Capacity int64
 	// Recent are the decisions in the sample, newest first.
@@ -91,7 +93,7 @@ func (r *Recorder) Top() (since time.Time, top []Used) {
 		if at == len(top) {
 			top = append(top, c.Value.Used)
 		}
-		top[at].Units += c.Least()
+		top[at].Units, top[at].Rate = top[at].Units+c.Least(), top[at].Rate+c.Rate(now)
 		top[at].Recent = c.Value.events.AppendTo(top[at].Recent)
 	})
 	slices.SortFunc(top, func(a, b Used) int {
