@@ -15,6 +15,7 @@ type simulateCmd struct {
 	Config []string `required:"" placeholder:"PATH" help:"File, folder of *.yaml and *.yml files, or folder/**; may be repeated."`
 	File   string   `arg:"" optional:"" help:"Trace or access log, optionally compressed with gzip. Default: standard input."`
 	logFlags
+	format
 	Decisions     string `placeholder:"FILE" help:"Write one line of JSON for each request to this file. With -, they go to standard output and the report to standard error."`
 	HTML          string `name:"html" placeholder:"FILE" help:"Write the report as an HTML file, in which you can try other limits."`
 	DenyAtMost    string `default:"1%" placeholder:"SHARE" help:"Suggest limits that deny requests of at most this share of the clients (${default})."`
@@ -49,6 +50,7 @@ the most requests in flight, if the log has the durations of requests.
 Example:
 
   rlsidecar simulate --config limits.yaml trace.jsonl --decisions decisions.jsonl
+  rlsidecar simulate --config limits.yaml trace.jsonl --format json
   rlsidecar simulate --config limits.yaml --log-format nginx --domain edge --descriptor remote_address=%h,path=%U --html report.html access.log.gz
   rlsidecar simulate --config limits.yaml --log-format nginx --auth access.log.gz`
 }
@@ -100,7 +102,12 @@ func (c *simulateCmd) replay(a *app, run simulate.Config, report io.Writer) erro
 	if err != nil {
 		return err
 	}
-	if err := done.WriteText(report); err != nil || c.HTML == "" {
+	if c.Format == "json" {
+		err = writeJSON(report, done.Document())
+	} else {
+		err = done.WriteText(report)
+	}
+	if err != nil || c.HTML == "" {
 		return err
 	}
 	page, err := os.Create(c.HTML)

@@ -184,7 +184,7 @@ func TestBrokenLinesOfALogAreCounted(t *testing.T) {
 		` - - [10/Oct/2000:13:55:01 +0000] "GET / HTTP/1.1" 200 5`, `192.0.2.1 - - [yesterday] "GET / HTTP/1.1" 200 5`,
 	}
 	text, decisions := reportOn(t, c, nginxLine(1, "GET / HTTP/1.1", "")+strings.Join(broken, "\n")+"\n")
-	if want := fmt.Sprintf("not read  %d, first at line 2", len(broken)); !strings.Contains(text, want) || strings.Count(decisions, `"limits":[]`) != len(broken) {
+	if want := fmt.Sprintf("not read  %d of the lines, first at line 2", len(broken)); !strings.Contains(text, want) || strings.Count(decisions, `"limits":[]`) != len(broken) {
 		t.Errorf("no %q in\n%s\nwith the decisions\n%s", want, text, decisions)
 	}
 	if text, _ := reportOn(t, c, ""); !strings.Contains(text, "requests  0") {

@@ -65,7 +65,9 @@ func (r *Report) WriteText(w io.Writer) error {
 		fmt.Fprintf(out, ", from %s to %s", moment(t.first), moment(t.last))
 	}
 	fmt.Fprintf(out, "\ndenied    %d%s\n", t.denied, percent(t.denied, t.requests))
-	t.notes(out)
+	for _, n := range t.notes() {
+		fmt.Fprintf(out, "%-8s  %d %s\n", n.Name, n.Count, n.Text)
+	}
 	if len(t.rows) > 0 {
 		out.WriteString("\n")
 		t.limits(out)
@@ -84,23 +86,26 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
-func (t *tally) notes(w io.Writer) {
-	note := func(n int64, title, format string, args ...any) {
+// notes returns the Notes whose Count is not 0.
+func (t *tally) notes() []Note {
+	list := []Note{}
+	note := func(n int64, name, format string, args ...any) {
 		if n > 0 {
-			fmt.Fprintf(w, "%-8s  %d%s\n", title, n, fmt.Sprintf(format, args...))
+			list = append(list, Note{name, n, fmt.Sprintf(format, args...)})
 		}
 	}
-	note(t.unrouted, "no route", " had none, or none of its descriptors could be made: the answer is auth's default")
-	note(t.leftOut, "left out", " descriptors for which the log has no value")
-	note(t.unlimited-t.unrouted, "no limit", " matched none")
-	note(t.missing, "missing", " had no entry that their domain requires, and were denied")
-	note(t.unread, "not read", ", first at line %s: %v", t.unreadLines(), t.unreadErr)
-	note(t.steppedBack, "order", " earlier than a line before, and replayed at the time of that line")
-	note(t.early, "early", " calls were settled too early, because more than %d were open", maxOpen)
-	note(t.peaks.endless, "no end", " took a slot and have no duration, and count as ended at once")
-	note(t.peaks.early, "cut off", " were counted as ended too early, because more than %d were in flight", maxOpen)
-	note(t.expired, "too late", " reservations by name were too old to settle, and stay charged")
-	note(t.full, "no room", " needed a new bucket, but --memory-max-keys were in use")
+	note(t.unrouted, "no route", "had none, or none of its descriptors could be made: the answer is auth's default")
+	note(t.leftOut, "left out", "descriptors for which the log has no value")
+	note(t.unlimited-t.unrouted, "no limit", "matched none")
+	note(t.missing, "missing", "had no entry that their domain requires, and were denied")
+	note(t.unread, "not read", "of the lines, first at line %s: %v", t.unreadLines(), t.unreadErr)
+	note(t.steppedBack, "order", "earlier than a line before, and replayed at the time of that line")
+	note(t.early, "early", "calls were settled too early, because more than %d were open", maxOpen)
+	note(t.peaks.endless, "no end", "took a slot and have no duration, and count as ended at once")
+	note(t.peaks.early, "cut off", "were counted as ended too early, because more than %d were in flight", maxOpen)
+	note(t.expired, "too late", "reservations by name were too old to settle, and stay charged")
+	note(t.full, "no room", "needed a new bucket, but --memory-max-keys were in use")
+	return list
 }
 
 func (t *tally) unreadLines() string {

@@ -101,21 +101,21 @@ func realOf(c *limiter.Call, r *limiter.Result, end outcome) int64 {
 
 func (t *tally) settlements(w io.Writer) {
 	for _, r := range t.rows {
-		o := &r.open
-		if o.settled+o.unknown == 0 {
+		o := r.open.document()
+		if o == nil {
 			continue
 		}
 		fmt.Fprintf(w, "\n%s: costs known later\n", titleOf(r.policy))
 		fmt.Fprintf(w, "  %d calls reserved %d units and cost %d; %d were settled without a real cost, %d after the ttl; %d units were lost beyond max_debt.\n",
-			o.settled+o.unknown, o.reserved, o.real, o.unknown, o.late, o.lost)
-		if o.settled == 0 {
+			o.Calls, o.Reserved, o.Real, o.Unknown, o.Late, o.Lost)
+		known := o.Calls - o.Unknown
+		if known == 0 {
 			continue
 		}
-		p50, p90, p99 := int64(o.costs.Query(0.5)), int64(o.costs.Query(0.9)), int64(o.costs.Query(0.99))
-		fmt.Fprintf(w, "  Real costs: p50 %d, p90 %d, p99 %d, most %d. The reservation covered %s of the calls.\n", p50, p90, p99, o.most, strings.Trim(percent(o.covered, o.settled), " ()"))
-		fmt.Fprintf(w, "  Calls that one key had open at the same time cost up to %d units more than they had reserved. The key can exceed the limit by that number.\n", o.mostOver)
+		fmt.Fprintf(w, "  Real costs: p50 %d, p90 %d, p99 %d, most %d. The reservation covered %s of the calls.\n", o.P50, o.P90, o.P99, o.Most, strings.Trim(percent(o.Covered, known), " ()"))
+		fmt.Fprintf(w, "  Calls that one key had open at the same time cost up to %d units more than they had reserved. The key can exceed the limit by that number.\n", o.MostOver)
 		if r.policy.Extra().Settle != nil {
-			fmt.Fprintf(w, "  Suggestion: settle: {estimate: %d, most: %d}\n", max(1, p90), max(1, p99))
+			fmt.Fprintf(w, "  Suggestion: settle: {estimate: %d, most: %d}\n", max(1, o.P90), max(1, o.P99))
 			fmt.Fprint(w, "    90 % of the calls cost at most the estimate. A lower one admits more calls at the same time, and exceeds the limit more.\n")
 		}
 	}

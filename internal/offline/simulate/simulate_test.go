@@ -166,7 +166,7 @@ func TestLogIsReadLeniently(t *testing.T) {
 	if got := decisions.String(); got != want {
 		t.Errorf("decisions:\n%s\nwant\n%s", got, want)
 	}
-	for _, part := range []string{"requests  2,", "not read  1, first at line 2: not in the combined format", "order     1 earlier than a line before"} {
+	for _, part := range []string{"requests  2,", "not read  1 of the lines, first at line 2: not in the combined format", "order     1 earlier than a line before"} {
 		if !strings.Contains(text.String(), part) {
 			t.Errorf("the report lacks %q:\n%s", part, text.String())
 		}
