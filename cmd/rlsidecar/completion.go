@@ -36,6 +36,7 @@ complete -o default -F _rlsidecar rlsidecar
 	"zsh": `#compdef rlsidecar
 _rlsidecar() {
   local -a offers=("${(@f)$(rlsidecar completion words -- "${(@)words[1,CURRENT]}")}")
+  offers=("${offers[@]//:/\\:}")
   offers=("${offers[@]/$'\t'/:}")
   [[ -z $offers ]] && _files || _describe word offers
 }

@@ -109,7 +109,31 @@ func TestFishCompletes(t *testing.T) {
 	}
 }
 
-// The test does not check the words that zsh offers, because zsh shows them only in a terminal.
+// zsh shows the words only in a terminal, by its function _describe. Here _describe prints them.
+func TestZshCompletes(t *testing.T) {
+	zsh, script := tooltest.Path(t, "zsh"), printed(t, "completion", "zsh")
+	const describe = `compdef() {}; _files() { print files }; _describe() { print -rl -- "${(@P)2}" }; source "$0"; words=("$@"); CURRENT=$#; `
+	for _, c := range completions {
+		var got []string
+		for _, line := range outputOf(t, zsh, append([]string{"-fc", describe + "_rlsidecar", script}, c.line...)...) {
+			word, help, found := strings.Cut(line, ":")
+			if got = append(got, word); !found || strings.Contains(c.line[len(c.line)-1], "--") && help == "" {
+				t.Errorf("%q: %q has no help", c.line, line)
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%q: %q, want %q", c.line, got, c.want)
+		}
+	}
+	// In _describe a colon ends a word.
+	if got := outputOf(t, zsh, "-fc", describe+`rlsidecar() { print "a:b\thelp: c" }; _rlsidecar`, script, "rlsidecar", "get", ""); !slices.Equal(got, []string{`a\:b:help\: c`}) {
+		t.Errorf("a word with a colon: %q", got)
+	}
+	if got := outputOf(t, zsh, "-fc", describe+"_rlsidecar", script, "rlsidecar", "serve", "--config", ""); !slices.Equal(got, []string{"files"}) {
+		t.Errorf("in place of a file: %q; want files", got)
+	}
+}
+
 func TestZshLoadsItsCompletion(t *testing.T) {
 	zsh, script := tooltest.Path(t, "zsh"), printed(t, "completion", "zsh")
 	const setup = "autoload -U compinit; compinit -u -D; "
