@@ -18,15 +18,15 @@ import (
 // Listeners reuse a Batch, so that a request causes no allocation. Requests are numbered from 0 in the
 // order of Add.
 //
-// Call Reset, Add for each request, Submit once, then Finish and Append for each request: after done, or
-// after Submit for requests that are Known.
+// Call Reset, Add for each request, Submit once, then Answer for each request: after done, or after Submit for requests
+// that are Known. A caller that recovers from a panic in Add or Answer denies that request, and can continue with the
+// others. After a panic in Submit it must not use the Batch any more.
 type Batch struct {
 	server   *Server
 	checks   *limiter.Batch
 	listener limiter.Listener
 	requests []*batched
 	used     int
-	panicked any // the value of a panic in Submit
 	known    knownLimits
 	weight   int
 }
@@ -44,7 +44,7 @@ type batchState uint8
 const (
 	toFinish batchState = iota
 	answered
-	refused // denied without a verdict, because it exceeds a bound or after a panic
+	refused // denied without a verdict, because it exceeds a bound
 	failed
 )
 
@@ -57,10 +57,6 @@ func (s *Server) newBatched() *batched {
 
 // Reset empties b. The messages that were added may change from then on. Reset releases the memory of large requests.
 func (b *Batch) Reset() {
-	if b.panicked != nil { // the store may still use parts of b, so b gets new ones
-		*b = *b.server.NewBatch()
-		return
-	}
 	for i, r := range b.requests[:b.used] {
 		if r.large() {
 			b.requests[i] = b.server.newBatched()
@@ -76,24 +72,28 @@ func (b *Batch) Len() int { return b.used }
 // Add adds a RateLimitRequest, which must stay unchanged until Reset. left is the time until the caller's
 // deadline; 0 means no deadline, and a negative value that it has passed. If canceled is not nil, it
 // becomes true when the caller cancels the request. caller is the result of Tracing.Caller, or nil.
-func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, caller any) {
+//
+// Add returns the weight of the batch: the sum over its requests of the number of charges or the number of descriptors,
+// whichever is larger. Each unit of weight needs at most about 2 KiB of memory beside its key, if a descriptor may have
+// 16 entries.
+func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, caller any) (weight int) {
 	if b.used == len(b.requests) {
 		b.requests = append(b.requests, b.server.newBatched())
 	}
 	r := b.requests[b.used]
 	b.used++
-	r.state, r.err, r.wire = toFinish, nil, message
+	r.state, r.err, r.wire = refused, nil, message // refused until planned, for a caller that recovers from a panic
 	r.span = b.server.options.Tracing.Start(caller, arrived)
 	charges := b.checks.Charges()
 	b.plan(r, arrived, left, canceled)
 	r.weight = max(len(r.limits), b.checks.Charges()-charges)
 	b.weight += r.weight
+	return b.weight
 }
 
 // plan decodes r and adds it to the checks, unless it can be answered without a decision. left and the other
 // arguments are those of Add.
 func (b *Batch) plan(r *batched, arrived time.Time, left time.Duration, canceled *atomic.Bool) {
-	defer b.deny(r)
 	if err := r.decode(); err != nil {
 		b.server.observer.Refused(Malformed)
 		r.fail(grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err)) // the same text as in grpc-go
@@ -109,15 +109,11 @@ func (b *Batch) plan(r *batched, arrived time.Time, left time.Duration, canceled
 	}
 	r.call.Request.MaxDelay, r.call.Arrived, r.call.Canceled = b.server.delays.LongestFor(left), arrived, canceled
 	r.call.Listener = b.listener
-	if planned, err := b.checks.Add(&r.call); !planned {
+	planned, err := b.checks.Add(&r.call)
+	if r.state = toFinish; !planned {
 		r.answered(b.server, err)
 	}
 }
-
-// Weight returns the size of the batch: the sum over its requests of the number of charges or the number of
-// descriptors, whichever is larger. Each unit of weight needs at most about 2 KiB of memory beside its key,
-// if a descriptor may have 16 entries.
-func (b *Batch) Weight() int { return b.weight }
 
 func (r *batched) fail(err error) {
 	if r.state, r.err = failed, err; err == nil {
@@ -135,60 +131,36 @@ func (r *batched) answered(s *Server, err error) {
 	r.span.End(&r.call, r.call.Denied, nil)
 }
 
-// deny is deferred by functions that work on r. After a panic it denies r.
-func (b *Batch) deny(r *batched) {
-	if p := recover(); p != nil {
-		b.server.panicked(p)
-		r.fail(nil)
-	}
-}
-
 // Submit starts to decide all requests, by deadline unless that is zero. It calls done exactly once, from
 // any goroutine, possibly before Submit returns. done must not block, and must not acquire a lock that is
 // held around Submit.
 func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) {
-	defer func() {
-		if p := recover(); p != nil {
-			b.panicked = p
-		}
-	}()
 	b.checks.Submit(deadline, source, done)
 }
 
-// Known reports whether request i can be finished before done is called. Call it after Submit.
+// Known reports whether request i can be answered before done is called. Call it after Submit.
 func (b *Batch) Known(i int) bool {
 	r := b.requests[i]
-	return r.state != toFinish || b.panicked != nil || b.checks.Known(&r.call)
+	return r.state != toFinish || b.checks.Known(&r.call)
 }
 
-// Finish computes the answer to request i from its decisions.
-func (b *Batch) Finish(i int) {
+// Answer computes the answer to request i from its decisions, and appends the RateLimitResponse to to. If it returns an
+// error, which is a gRPC status, it has appended nothing. Call it once.
+func (b *Batch) Answer(to []byte, i int) ([]byte, error) {
 	r := b.requests[i]
-	if r.state != toFinish {
-		return
+	if r.state == toFinish {
+		b.checks.Finish(&r.call)
+		r.answered(b.server, nil)
 	}
-	if b.panicked != nil {
-		b.server.panicked(b.panicked)
-		r.fail(nil)
-		return
-	}
-	defer b.deny(r)
-	b.checks.Finish(&r.call)
-	r.answered(b.server, nil)
-}
-
-// Append appends the RateLimitResponse to request i. If it returns an error, which is a gRPC status, it has
-// appended nothing.
-func (b *Batch) Append(to []byte, i int) (_ []byte, err error) {
-	r := b.requests[i]
-	switch r.state {
-	case failed:
+	switch {
+	case r.state == failed:
 		return to, r.err
-	case answered:
-		return b.server.appendReply(to, &r.exchange, &b.known), nil
-	case toFinish, refused:
+	case r.state == refused:
+		return appendCode(to, responseCode, true), nil
+	case r.call.HasSlots():
+		r.id = r.call.AppendID(r.id)
 	}
-	return appendCode(to, responseCode, true), nil
+	return b.server.appendReply(to, &r.exchange, &b.known), nil
 }
 
 // Delay returns how long the answer to request i must be delayed; 0 means not at all.
@@ -199,14 +171,8 @@ func (b *Batch) Delay(i int) algorithms.Micros {
 	return 0
 }
 
-// Slots returns the id of the slots that request i has taken, or "" if it has none. Call it after Finish.
-func (b *Batch) Slots(i int) string {
-	if r := b.requests[i]; r.state == answered && r.call.HasSlots() {
-		r.id = r.call.AppendID(r.id[:0])
-		return string(r.id)
-	}
-	return ""
-}
+// Slots returns the id of the slots that request i has taken, or "" if it has none. Call it after Answer.
+func (b *Batch) Slots(i int) string { return string(b.requests[i].id) }
 
 // Unused returns the slots of an answer that its client does not use.
 func (s *Server) Unused(id string) { s.limiter.ReturnSlots(id, limiter.DoorReset) }

@@ -16,6 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 // The configuration changes between two requests. Each answer must show the limit that its request matched,
@@ -39,8 +40,7 @@ func TestABatchOverASwapShowsBothLimits(t *testing.T) {
 		batch.Add(message, time.Now(), 0, nil, nil)
 		submit(batch)
 		for i, want := range []int64{first, after.Policies[0].Limit.Rate} {
-			batch.Finish(i)
-			data, err := batch.Append(nil, i)
+			data, err := batch.Answer(nil, i)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -55,51 +55,49 @@ func TestABatchOverASwapShowsBothLimits(t *testing.T) {
 	}
 }
 
-type brokenStore struct{ kept *backend.Batch }
+// broken is an Observer that panics at the denial of a request, and IDs that panic.
+type broken struct{ limiter.IDs }
 
-func (s *brokenStore) Submit(b *backend.Batch) {
-	s.kept = b
-	panic("bug")
+func (broken) Swapped(*limiter.Snapshot) {}
+
+func (broken) Observe(c *limiter.Call) {
+	if c.Denied {
+		panic("bug")
+	}
 }
 
-// After a panic each request of the batch must be denied. Other requests must not reuse buffers to which the
-// Store may still refer.
-func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
-	store := &brokenStore{}
-	p := &limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
-	l := limiter.New(store, limiter.Config{})
-	l.Swap(snapshot(p))
-	s, counted := newServer(t, l, Options{})
-	batch, done := s.NewBatch(), 0
-	for range 3 {
-		batch.Add(request("k"), time.Now(), 0, nil, nil)
+func (broken) Open(string, *limiter.Reserved) bool { panic("bug") }
+
+// The caller of a Batch recovers from a panic in Add or Answer. That request must be denied, and the others answered.
+func TestAPanicDeniesOneRequestOfABatch(t *testing.T) {
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: broken{}, IDs: broken{}, Now: func() algorithms.Micros { return 1 }})
+	s := snapshot(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: hour})})
+	s.Domains["d"].Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
+	l.Swap(s)
+	server, _ := newServer(t, l, Options{})
+	batch := server.NewBatch()
+	panics := func(f func()) (panicked bool) {
+		defer func() { panicked = recover() != nil }()
+		f()
+		return false
 	}
-	batch.Submit(time.Time{}, nil, func() { done++ })
-	for i := range 3 {
-		known := batch.Known(i)
-		batch.Finish(i)
-		data, err := batch.Append(nil, i)
-		if r, _ := response(data); err != nil || r.GetOverallCode() != over || !known {
-			t.Errorf("%d: got %v, %v, known %t; want OVER_LIMIT and known true", i, r, err, known)
+	for round, first := range []rls.RateLimitResponse_Code{ok, over} {
+		for i, key := range []string{"settle", "k", "k", "none"} {
+			if got := panics(func() { batch.Add(request(key), time.Now(), 0, nil, nil) }); got != (i == 0) {
+				t.Errorf("%s: Add panics: %t", key, got)
+			}
 		}
-	}
-	if done != 1 || counted.count(Panicked) != 3 {
-		t.Errorf("done was called %d times, %d panics were counted; want 1 and 3", done, counted.count(Panicked))
-	}
-	batch.Reset()
-	batch.Add(request("k"), time.Now(), 0, nil, nil)
-	batch.Submit(time.Time{}, nil, func() { done++ })
-	batch.Finish(0)
-	kept := store.kept
-	batch.Reset()
-	batch.Add(request("k"), time.Now(), 0, nil, nil)
-	if kept.Fail(backend.ErrUnavailable); done != 2 || batch.Len() != 1 {
-		t.Errorf("done was called %d times; want 2 calls, and a batch of 1 request", done)
-	}
-	next := 0
-	batch.Submit(time.Time{}, nil, func() { next++ })
-	if store.kept == kept || next != 1 {
-		t.Errorf("the store got the same batch: %t, done was called %d times; want another batch and 1 call", store.kept == kept, next)
+		submit(batch)
+		for i, want := range []rls.RateLimitResponse_Code{over, first, over, ok} {
+			var data []byte
+			if panics(func() { data, _ = batch.Answer(nil, i) }) {
+				data = server.Denial()
+			}
+			if r, err := response(data); err != nil || r.GetOverallCode() != want {
+				t.Errorf("round %d, request %d: got %v, %v; want %v", round, i, r, err, want)
+			}
+		}
+		batch.Reset()
 	}
 }
 
@@ -164,14 +162,12 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	if want := []bool{false, true, true, true}; !slices.Equal(known, want) || done != 0 || len(store.batch.Charges) != 1 {
 		t.Errorf("known: got %v, want %v; done was called %d times, want 0; %d charges, want 1", known, want, done, len(store.batch.Charges))
 	}
-	batch.Finish(1)
-	if data, err := batch.Append(nil, 1); err != nil || len(data) == 0 {
+	if data, err := batch.Answer(nil, 1); err != nil || len(data) == 0 {
 		t.Errorf("got %x %v; want an encoded answer", data, err)
 	}
 	store.batch.Decisions[0].Allowed = true
 	store.batch.Finish()
-	batch.Finish(0)
-	data, err := batch.Append(nil, 0)
+	data, err := batch.Answer(nil, 0)
 	if r, _ := response(data); err != nil || r.GetOverallCode() != ok || done != 1 {
 		t.Errorf("got %v, %v, done called %d times; want OK and 1 call", r, err, done)
 	}
@@ -192,8 +188,8 @@ func TestAReusedBatchChargesItsOwnRequestsOnly(t *testing.T) {
 			batch.Add(request("k"), time.Now(), 0, nil, nil)
 		}
 		submit(batch)
-		if n := len(store.batch.Charges); n != requests || batch.Len() != requests || batch.Weight() != requests {
-			t.Errorf("%d charges, length %d, weight %d; want %d of each", n, batch.Len(), batch.Weight(), requests)
+		if n := len(store.batch.Charges); n != requests || batch.Len() != requests || batch.weight != requests {
+			t.Errorf("%d charges, length %d, weight %d; want %d of each", n, batch.Len(), batch.weight, requests)
 		}
 		store.batch.Fail(backend.ErrUnavailable)
 		batch.Reset()
@@ -214,8 +210,8 @@ func TestTheWeightOfABatchIsASum(t *testing.T) {
 		weight int
 	}{{[]string{"k"}, 3}, {[]string{"none", "none"}, 2}, {[]string{"k", "none", "none"}, 3}, {[]string{"k", "none", "none", "none"}, 4}, {nil, 0}} {
 		batch.Add(request(c.keys...), time.Now(), 0, nil, nil)
-		if want += c.weight; batch.Weight() != want {
-			t.Errorf("after a request for %v the weight is %d, want %d", c.keys, batch.Weight(), want)
+		if want += c.weight; batch.weight != want {
+			t.Errorf("after a request for %v the weight is %d, want %d", c.keys, batch.weight, want)
 		}
 	}
 }

@@ -8,7 +8,7 @@ type exchange struct {
 	call   limiter.Call
 	wire   []byte
 	limits []descriptorFields // one for each descriptor in call.Descriptors
-	id     []byte             // the id of the slots that the call has taken; empty if it has none, or if Batch.Slots was not called
+	id     []byte             // the id of the slots that the call has taken; empty if it has none
 	// hits is the hits_addend of the request.
 	hits   uint32
 	bounds Bounds

@@ -43,6 +43,12 @@ func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (cod
 
 // decideJSON returns the answer to a request, and how long it must be delayed.
 func (s *Server) decideJSON(ctx context.Context, body []byte, trusted bool, arrived time.Time) (code int, response []byte, delay algorithms.Micros) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.Panicked(p)
+			code, response = http.StatusTooManyRequests, deniedJSON
+		}
+	}()
 	switch objects := jsonObjects(body); {
 	case objects > s.options.Bounds.mostObjects():
 		s.tooLarge(BoundDescriptors)
@@ -70,13 +76,13 @@ func (s *Server) decideJSON(ctx context.Context, body []byte, trusted bool, arri
 		code, response = failedJSON(err)
 		return code, response, 0
 	}
-	b := s.decide(ctx, wire, arrived)
-	code, response = answerInJSON(b)
-	return code, response, b.Delay(0)
+	answer, delay, err := s.decide(ctx, wire, arrived)
+	code, response = inJSON(answer, err)
+	return code, response, delay
 }
 
 // decide decides one RateLimitRequest.
-func (s *Server) decide(ctx context.Context, wire []byte, arrived time.Time) *Batch {
+func (s *Server) decide(ctx context.Context, wire []byte, arrived time.Time) (answer []byte, delay algorithms.Micros, err error) {
 	var canceled atomic.Bool
 	defer context.AfterFunc(ctx, func() { canceled.Store(true) })()
 	decided := make(chan struct{})
@@ -85,13 +91,12 @@ func (s *Server) decide(ctx context.Context, wire []byte, arrived time.Time) *Ba
 	b.Add(wire, arrived, 0, &canceled, nil)
 	b.Submit(time.Time{}, nil, func() { close(decided) })
 	<-decided
-	b.Finish(0)
-	return b
+	answer, err = b.Answer(nil, 0)
+	return answer, b.Delay(0), err
 }
 
-// answerInJSON returns the answer to the only request of b.
-func answerInJSON(b *Batch) (code int, response []byte) {
-	answer, err := b.Append(nil, 0)
+// inJSON returns an answer of Batch.Answer in JSON.
+func inJSON(answer []byte, err error) (code int, response []byte) {
 	if err != nil {
 		return failedJSON(err)
 	}

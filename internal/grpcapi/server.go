@@ -88,9 +88,7 @@ func Register(g grpc.ServiceRegistrar) {
 }
 
 // Panicked records a panic during a request, which is then denied.
-func (s *Server) Panicked(p any) { s.panicked(p) }
-
-func (s *Server) panicked(p any) {
+func (s *Server) Panicked(p any) {
 	s.panics.Error("panic while answering; the request is denied", zap.Any("panic", p), zap.Stack("stack"))
 	s.observer.Refused(Panicked)
 }
@@ -126,10 +124,10 @@ func (s *Server) tooLarge(bound string) {
 // failure returns the gRPC status for err, the limiter's error. nil means that there is a verdict.
 func (s *Server) failure(c *limiter.Call, err error) error {
 	switch {
-	case errors.Is(err, limiter.ErrNoConfig):
-		s.observer.Refused(NoConfig)
-		return grpcstatus.Error(codes.Unknown, err.Error())
 	case err != nil:
+		if errors.Is(err, limiter.ErrNoConfig) {
+			s.observer.Refused(NoConfig)
+		}
 		return grpcstatus.Error(codes.Unknown, err.Error())
 	case c.Failed && c.IsDone():
 		return grpcstatus.Error(codes.Unavailable, "the store did not settle in time; repeat the call")

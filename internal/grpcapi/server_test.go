@@ -83,7 +83,7 @@ func send(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, 
 	done := make(chan struct{})
 	b.Submit(deadline, nil, func() { close(done) })
 	<-done
-	b.Finish(0)
+	out, err := b.Answer(nil, 0)
 	if d := b.Delay(0); d > 0 {
 		due := make(chan struct{})
 		stop := s.Later(d, func() { close(due) })
@@ -94,7 +94,6 @@ func send(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, 
 			return nil, grpcstatus.FromContextError(ctx.Err()).Err()
 		}
 	}
-	out, err := b.Append(nil, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -224,20 +223,17 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		const body = `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}`
 		for range 10 {
-			got, err := send(s, t.Context(), request("k"))
-			if err != nil || got.OverallCode != over {
-				t.Fatalf("got %v, %v; want OVER_LIMIT", got, err)
+			if code, got := s.AnswerJSON(t.Context(), []byte(body), false); code != 429 || string(got) != `{"overallCode":"OVER_LIMIT"}` {
+				t.Fatalf("got %d %s; want a denial", code, got)
 			}
 		}
 		if counted.count(Panicked) != 10 || logged.Len() != 1 {
 			t.Errorf("got %d counted, %d logged; want 10 panics counted and 1 logged", counted.count(Panicked), logged.Len())
 		}
 		time.Sleep(time.Second)
-		if _, err := send(s, t.Context(), request("k")); err != nil {
-			t.Error(err)
-		}
-		if logged.Len() != 2 {
+		if s.AnswerJSON(t.Context(), []byte(body), false); logged.Len() != 2 {
 			t.Errorf("%d panics logged a second later; want 2", logged.Len())
 		}
 	})
@@ -457,8 +453,7 @@ func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
 			batch := s.NewBatch()
 			batch.Add(wire, time.Now(), 0, nil, nil)
 			submit(batch)
-			batch.Finish(0)
-			raw, err := batch.Append(nil, 0)
+			raw, err := batch.Answer(nil, 0)
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
@@ -499,8 +494,7 @@ func batchOf(s *Server, n int) (send func()) {
 		submit(batch)
 		out := room
 		for i := range n {
-			batch.Finish(i)
-			out, _ = batch.Append(out, i)
+			out, _ = batch.Answer(out, i)
 		}
 	}
 }
@@ -514,41 +508,6 @@ func TestTheBoundsThatAnOperatorMayConfigure(t *testing.T) {
 			t.Errorf("%+v: got %v; want an error: %t", b, err, !valid)
 		}
 	}
-}
-
-type panics struct{}
-
-func (panics) Swapped(*limiter.Snapshot) {}
-
-func (panics) Observe(*limiter.Call) { panic("bug") }
-
-func (panics) Append(dst []byte, _ *limiter.Reserved) []byte { return dst }
-
-func (panics) NewID() (id [16]byte) { return id }
-
-func (panics) Open(string, *limiter.Reserved) bool { panic("bug") }
-
-func TestAPanicAroundADecisionIsADenial(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := &limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
-		for name, c := range map[string]limiter.Config{
-			"before": {IDs: panics{}, Now: func() algorithms.Micros { return 1 }}, "after": {Observer: panics{}},
-		} {
-			l := limiter.New(memory.New(memory.Config{}), c)
-			s := snapshot(p)
-			s.Domains["d"].Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
-			l.Swap(s)
-			server, counted := newServer(t, l, Options{})
-			key := map[string]string{"before": "settle", "after": "k"}[name]
-			if got, err := send(server, t.Context(), request(key)); err != nil || got.OverallCode != over || counted.count(Panicked) != 1 {
-				t.Errorf("%s: got %v, %v, %d panics; want OVER_LIMIT and one panic", name, got, err, counted.count(Panicked))
-			}
-			server.Panicked("elsewhere")
-			if n := counted.count(Panicked); n != 2 {
-				t.Errorf("%s: %d panics were counted, want 2", name, n)
-			}
-		}
-	})
 }
 
 func TestHeadersAndBodiesOfAServer(t *testing.T) {

@@ -266,12 +266,11 @@ func TestUnusedAnswersReturnTheirSlots(t *testing.T) {
 		b := s.NewBatch()
 		b.Add(wire, time.Now(), 0, nil, nil)
 		b.Submit(time.Time{}, nil, func() {})
-		b.Finish(0)
-		id = b.Slots(0)
-		out, err := b.Append(nil, 0)
+		out, err := b.Answer(nil, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
+		id = b.Slots(0)
 		r := &rls.RateLimitResponse{}
 		if err := proto.Unmarshal(out, r); err != nil {
 			t.Fatal(err)

@@ -69,21 +69,21 @@ func TestWeightBoundsTheOutstandingWork(t *testing.T) {
 		submit(b)
 		sum := sliceBytes(reflect.ValueOf(b.checks).Elem())
 		for i, r := range b.requests[:b.used] {
-			b.Finish(i)
+			_, _ = b.Answer(nil, i)
 			own := sliceBytes(reflect.ValueOf(&r.call.Request).Elem()) + sliceBytes(reflect.ValueOf(&r.call.Verdict).Elem()) + cap(r.limits)*int(reflect.TypeFor[descriptorFields]().Size())
 			sum += own + 2*len(r.wire)
 		}
-		bound := b.Weight()*2<<10 + 4*wire
-		if sum > bound || b.Weight() < requests {
-			t.Fatalf("%d requests of weight %d, %d bytes on the wire, need %d bytes; the bound is %d", requests, b.Weight(), wire, sum, bound)
+		bound := b.weight*2<<10 + 4*wire
+		if sum > bound || b.weight < requests {
+			t.Fatalf("%d requests of weight %d, %d bytes on the wire, need %d bytes; the bound is %d", requests, b.weight, wire, sum, bound)
 		}
 		if bound > 100*sum {
-			t.Errorf("a weight of %d for only %d bytes", b.Weight(), sum)
+			t.Errorf("a weight of %d for only %d bytes", b.weight, sum)
 		}
 		most = max(most, float64(sum)/float64(bound))
 		b.Reset()
-		if b.Weight() != 0 {
-			t.Errorf("after Reset the weight is %d, want 0", b.Weight())
+		if b.weight != 0 {
+			t.Errorf("after Reset the weight is %d, want 0", b.weight)
 		}
 	}
 	t.Logf("at most %.2f of the bound", most)

@@ -1,6 +1,7 @@
 package h2grpc
 
 import (
+	"bytes"
 	"encoding/binary"
 	"slices"
 	"time"
@@ -8,60 +9,51 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// respond appends the answer to a request (headers, a message, trailers) to c.out and ends stream id. The function
-// message appends the message to its argument, or returns a Status. A message that the client's windows do not
-// allow yet is sent later. s is nil if the request is not in c.open. c.mu is held.
-func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Status)) {
-	report, filled := c.table.report, c.table.filled
-	start := len(c.out)
-	use := &plainBlocks
-	if !report {
-		use = c.table.next()
-	}
-	if report {
-		block := append(c.table.appendSize(nil), use.headers...)
-		c.out = appendHeaders(c.out, id, false, block)
-	} else {
-		c.out = append(appendFrame(c.out, len(use.headers), http2.FrameHeaders, http2.FlagHeadersEndHeaders, id), use.headers...)
-	}
-	data := len(c.out)
-	c.out = append(appendFrame(c.out, 0, http2.FrameData, 0, id), 0, 0, 0, 0, 0)
-	out, status := message(c.out)
+// respond appends the answer to a request (headers, a message, trailers) to c.out and ends stream id. If status is not
+// nil, it is the answer. A message that the client's windows do not allow yet is sent later. s is nil if the request is
+// not in c.open. c.mu is held.
+func (c *conn) respond(id uint32, s *stream, message []byte, status *Status) {
 	if status != nil {
-		c.out = c.out[:start] // removes the headers that were appended
-		c.table.report, c.table.filled = report, filled
 		c.out = c.table.appendFailure(c.out, id, 200, status)
 		c.endStream(s)
 		return
 	}
-	c.out = out
-	n := len(c.out) - data - frameHeaderLen
-	binary.BigEndian.PutUint32(c.out[data+frameHeaderLen+1:], uint32(n-prefixLen))
-	window := c.initial
+	n, window := prefixLen+len(message), c.initial
 	if s != nil {
 		window += s.window
 	}
 	if n > maxFrame || int64(n) > c.window || int64(n) > window {
-		rest := append([]byte(nil), c.out[data+frameHeaderLen:]...)
-		c.out = c.out[:data]
-		if c.table.filled && !filled {
-			// The blocks would add fields to the table, so no other block may come between them. But these
-			// trailers are sent later, so the answer uses blocks that add nothing.
-			c.table.filled = false
-			c.out = appendHeaders(c.out[:start], id, false, plainBlocks.headers)
-		}
-		if s == nil {
-			s = &stream{id: id, ended: true}
-			c.addToOpen(s)
-		}
-		c.sendOrStall(s, rest, plainBlocks.trailers)
+		c.respondInParts(id, s, message)
 		return
 	}
-	c.out[data], c.out[data+1], c.out[data+2] = byte(n>>16), byte(n>>8), byte(n)
+	use := &plainBlocks
+	if c.table.report {
+		c.out = appendHeaders(c.out, id, false, append(c.table.appendSize(nil), use.headers...))
+	} else {
+		use = c.table.next()
+		c.out = append(appendFrame(c.out, len(use.headers), http2.FrameHeaders, http2.FlagHeadersEndHeaders, id), use.headers...)
+	}
+	c.out = append(appendPrefix(appendFrame(c.out, n, http2.FrameData, 0, id), len(message)), message...)
 	c.window -= int64(n)
 	c.out = append(appendFrame(c.out, len(use.trailers), http2.FrameHeaders,
 		http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream, id), use.trailers...)
 	c.endStream(s)
+}
+
+// respondInParts does what respond does, for a message that does not fit into one frame or into the client's windows.
+// Its blocks add nothing to the table, because other blocks may come between them.
+func (c *conn) respondInParts(id uint32, s *stream, message []byte) {
+	c.out = appendHeaders(c.out, id, false, append(c.table.appendSize(nil), plainBlocks.headers...))
+	if s == nil {
+		s = &stream{id: id, ended: true}
+		c.addToOpen(s)
+	}
+	c.sendOrStall(s, append(appendPrefix(nil, len(message)), message...), plainBlocks.trailers)
+}
+
+// appendPrefix appends the prefix of an uncompressed gRPC message of n bytes.
+func appendPrefix(b []byte, n int) []byte {
+	return binary.BigEndian.AppendUint32(append(b, 0), uint32(n))
 }
 
 // endStream ends a stream that has been answered. s may be nil.
@@ -144,22 +136,21 @@ func (c *conn) dequeue(s *stream) {
 	c.stalled = slices.Delete(c.stalled, at, at+1)
 }
 
-// delay delays the answer to request i of o. c.mu is held.
-func (c *conn) delay(o *operation, i int) {
-	answer, status := c.encode(nil, o.batch, i)
-	id, s := o.requests[i].id, o.requests[i].stream
+// delay delays the answer to r, which is finished. c.mu is held.
+func (c *conn) delay(r *request) {
+	id, s, message, status := r.id, r.stream, bytes.Clone(r.message), r.Status
 	if s == nil {
 		s = &stream{id: id, ended: true}
 		c.addToOpen(s)
 	}
 	s.state = delayed
-	s.stop = c.server.config.Method.Later(o.requests[i].delay, func() {
+	s.stop = c.server.config.Method.Later(r.Delay, func() {
 		c.mu.Lock()
 		if c.open[id] != s || c.closed {
 			c.mu.Unlock()
 			return
 		}
-		c.respond(id, s, func(to []byte) ([]byte, *Status) { return append(to, answer...), status })
+		c.respond(id, s, message, status)
 		c.flush()
 	})
 }

@@ -42,7 +42,7 @@ type scaleBatch struct {
 	weight int
 }
 
-func (b *scaleBatch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, trace any) {
+func (b *scaleBatch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, trace any) (weight int) {
 	b.echoBatch.Add(bytes.Clone(message), arrived, left, canceled, trace)
 	w, _ := strconv.Atoi(string(message))
 	b.weight += w
@@ -50,6 +50,7 @@ func (b *scaleBatch) Add(message []byte, arrived time.Time, left time.Duration, 
 	defer b.scale.mu.Unlock()
 	b.scale.decoded += w
 	b.scale.most.decoded = max(b.scale.most.decoded, b.scale.decoded)
+	return b.weight
 }
 
 func (b *scaleBatch) Reset() {
@@ -59,8 +60,6 @@ func (b *scaleBatch) Reset() {
 	b.weight = 0
 	b.echoBatch.Reset()
 }
-
-func (b *scaleBatch) Weight() int { return b.weight }
 
 func (b *scaleBatch) Submit(deadline time.Time, source *backend.Source, done func()) {
 	m, w := b.scale, b.weight
@@ -109,13 +108,12 @@ func (s queue) Submit(b *backend.Batch) {
 	time.AfterFunc(time.Until(m.free), b.Finish)
 }
 
-func (b *scaleBatch) Delay(int) algorithms.Micros { return 0 }
-
-func (b *scaleBatch) Append(to []byte, i int) ([]byte, *Status) {
+func (b *scaleBatch) Finish(to []byte, i int) ([]byte, Answer) {
+	b.echoBatch.Finish(nil, i)
 	if errors.Is(b.late[i], backend.ErrUnavailable) {
-		return append(to, "late"...), nil
+		return append(to, "late"...), Answer{}
 	}
-	return append(to, "ok"...), nil
+	return append(to, "ok"...), Answer{}
 }
 
 // sendWithoutPause starts goroutines that send requests of this weight without a pause, and read all answers. It
@@ -239,10 +237,10 @@ type stoppedBatch struct {
 	stopped *stopped
 }
 
-func (b *stoppedBatch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, trace any) {
+func (b *stoppedBatch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, trace any) (weight int) {
 	b.stopped.at <- struct{}{}
 	<-b.stopped.on
-	b.echoBatch.Add(message, arrived, left, canceled, trace)
+	return b.echoBatch.Add(message, arrived, left, canceled, trace)
 }
 
 // Many connections have requests that are never completed. The number of bytes that they hold must be

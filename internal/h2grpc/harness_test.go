@@ -27,7 +27,7 @@ import (
 const path = "/echo.Echo/Echo"
 
 // echo is a Method that answers with the message. A message may select another behavior: "fail", "hold"
-// at its end (for a second), "long N" (N bytes), or "panic in F" (where F is Submit, Finish, Delay or Append). The answer to a
+// at its end (for a second), "long N" (N bytes), or "panic in F" (where F is Add, Submit or Finish). The answer to a
 // message that contains "slot" has slots, and their id is the message. A request that
 // the Store could not decide is answered "late".
 type echo struct {
@@ -88,7 +88,7 @@ func (b *echoBatch) Reset() {
 	b.inner.Charges = b.inner.Charges[:0]
 }
 
-func (b *echoBatch) Add(message []byte, _ time.Time, left time.Duration, canceled *atomic.Bool, _ any) {
+func (b *echoBatch) Add(message []byte, _ time.Time, left time.Duration, canceled *atomic.Bool, _ any) (weight int) {
 	var late error
 	if left < 0 {
 		late = context.DeadlineExceeded
@@ -99,9 +99,9 @@ func (b *echoBatch) Add(message []byte, _ time.Time, left time.Duration, cancele
 		b.inner.Charges = append(b.inner.Charges, backend.Charge{Key: message, Group: of, Terms: algorithms.Charge{Cost: 1}, Canceled: canceled})
 	}
 	b.messages, b.late, b.of = append(b.messages, message), append(b.late, late), append(b.of, of)
+	b.panicIn("Add", len(b.messages)-1)
+	return len(b.messages)
 }
-
-func (b *echoBatch) Weight() int { return len(b.messages) }
 
 func (b *echoBatch) Submit(deadline time.Time, source *backend.Source, done func()) {
 	for i := range b.messages {
@@ -133,7 +133,7 @@ func (b *echoBatch) panicIn(f string, i int) {
 	}
 }
 
-func (b *echoBatch) Finish(i int) {
+func (b *echoBatch) Finish(to []byte, i int) ([]byte, Answer) {
 	b.panicIn("Finish", i)
 	b.method.finished.Add(1)
 	if of := b.of[i]; of >= 0 && b.inner.Decisions != nil {
@@ -142,39 +142,29 @@ func (b *echoBatch) Finish(i int) {
 			b.late[i] = errOther
 		}
 	}
-}
-
-func (b *echoBatch) Append(to []byte, i int) ([]byte, *Status) {
-	b.panicIn("Append", i)
-	message := b.messages[i]
+	message, answer := b.messages[i], Answer{}
+	if bytes.HasSuffix(message, []byte("hold")) {
+		answer.Delay = algorithms.Second
+	}
 	n, long := bytes.CutPrefix(message, []byte("long "))
 	switch {
+	case string(message) == "panic in Add":
+		return append(to, "denied"...), Answer{}
 	case errors.Is(b.late[i], backend.ErrUnavailable):
-		return append(to, "late"...), nil
+		return append(to, "late"...), answer
 	case b.late[i] != nil:
-		return to, &Status{4, b.late[i].Error()}
+		answer.Status = &Status{4, b.late[i].Error()}
+		return to, answer
 	case string(message) == "fail":
-		return to, &Status{2, "50% of Zoë"}
+		answer.Status = &Status{2, "50% of Zoë"}
+		return to, answer
 	case long:
 		size, _ := strconv.Atoi(string(n))
-		return append(to, bytes.Repeat([]byte("x"), size)...), nil
+		return append(to, bytes.Repeat([]byte("x"), size)...), answer
+	case bytes.Contains(message, []byte("slot")):
+		answer.Slots = string(message)
 	}
-	return append(to, message...), nil
-}
-
-func (b *echoBatch) Slots(i int) string {
-	if b.late[i] == nil && bytes.Contains(b.messages[i], []byte("slot")) {
-		return string(b.messages[i])
-	}
-	return ""
-}
-
-func (b *echoBatch) Delay(i int) algorithms.Micros {
-	b.panicIn("Delay", i)
-	if bytes.HasSuffix(b.messages[i], []byte("hold")) {
-		return algorithms.Second
-	}
-	return 0
+	return append(to, message...), answer
 }
 
 // others is the handler of Config.Others. It answers with the method, the path and the length of the body, after it

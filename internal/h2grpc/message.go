@@ -79,6 +79,6 @@ func gunzip(data []byte) ([]byte, error) {
 func (c *conn) refuseMessage(s *stream, status *Status) error {
 	s = c.ensureOpen(s)
 	c.releaseBody(s)
-	c.respond(s.id, s, func(to []byte) ([]byte, *Status) { return to, status })
+	c.respond(s.id, s, nil, status)
 	return c.countFrames(1)
 }

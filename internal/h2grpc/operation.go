@@ -4,8 +4,6 @@ import (
 	"sync/atomic"
 	"time"
 	"unsafe"
-
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // operation is a Batch of requests of one connection, which arrived in one read. They have the same deadline,
@@ -14,6 +12,7 @@ type operation struct {
 	conn     *conn
 	batch    Batch
 	messages []byte    // copies of the messages, unless Config.Inline
+	answers  []byte    // the messages of the answers
 	requests []request // not reallocated while batch uses them
 	arrived  time.Time
 	deadline time.Time // the deadline of the callers, or an earlier one by Config.SubmitTimeout; zero means none
@@ -30,8 +29,8 @@ type request struct {
 	canceled atomic.Bool
 	finished bool // the Batch has computed the answer
 	answered bool // the answer was sent, or is about to be sent
-	delay    algorithms.Micros
-	slots    string // see Batch.Slots
+	message  []byte
+	Answer
 }
 
 // These are the states of an operation. The reader submits it. If the Store completes the operation before the
@@ -93,19 +92,25 @@ func (o *operation) fill(c *conn, list []arrival) (n int) {
 	if cap(o.requests) < len(list) {
 		o.requests = make([]request, 0, max(2*cap(o.requests), len(list)))
 	}
-	for ; n < len(list) && (n == 0 || o.batch.Weight() < maxWeight); n++ {
-		o.requests = o.requests[:n+1]
-		a, r := &list[n], &o.requests[n]
-		r.id, r.stream = a.id, a.stream
-		message, canceled := a.message, (*atomic.Bool)(nil)
-		if !inline {
-			from := len(o.messages)
-			o.messages = append(o.messages, a.message...) // if this reallocates, the batch still uses the former array
-			message, canceled = o.messages[from:len(o.messages):len(o.messages)], &r.canceled
-		}
-		o.batch.Add(message, o.arrived, a.left, canceled, a.trace)
+	o.weight = 0
+	for n < len(list) && o.weight < maxWeight {
+		c.attempt(func() { // repeated after a panic
+			for n < len(list) && o.weight < maxWeight {
+				o.requests = o.requests[:n+1]
+				a, r := &list[n], &o.requests[n]
+				n++
+				r.id, r.stream = a.id, a.stream
+				message, canceled := a.message, (*atomic.Bool)(nil)
+				if !inline {
+					from := len(o.messages)
+					o.messages = append(o.messages, a.message...) // if this reallocates, the batch still uses the former array
+					message, canceled = o.messages[from:len(o.messages):len(o.messages)], &r.canceled
+				}
+				o.weight = o.batch.Add(message, o.arrived, a.left, canceled, a.trace)
+			}
+		})
 	}
-	o.weight, o.size = o.batch.Weight(), len(o.messages)+n*requestSize
+	o.size = len(o.messages) + n*requestSize
 	return n
 }
 
@@ -261,8 +266,9 @@ func (o *operation) finish(early bool) {
 					continue
 				}
 				r.answered = early
-				o.batch.Finish(i)
-				r.delay, r.slots, r.finished = o.batch.Delay(i), o.batch.Slots(i), true
+				from := len(o.answers)
+				o.answers, r.Answer = o.batch.Finish(o.answers, i)
+				r.message, r.finished = o.answers[from:], true // if the next answer reallocates, r keeps the former array
 			}
 		})
 	}
@@ -279,8 +285,8 @@ func (o *operation) answer() {
 			c.answer(o, i)
 		default:
 			c.resetInStore--
-			if r.slots != "" {
-				c.server.config.Method.Unused(r.slots)
+			if r.Slots != "" {
+				c.server.config.Method.Unused(r.Slots)
 			}
 		}
 	}
@@ -293,14 +299,17 @@ func (o *operation) recycle() {
 	if cap(o.messages) > large {
 		o.messages = nil
 	}
+	if cap(o.answers) > large {
+		o.answers = nil
+	}
 	for i := range o.requests {
 		r := &o.requests[i]
-		r.stream, r.finished, r.answered, r.slots = nil, false, false, ""
+		r.stream, r.finished, r.answered, r.message, r.Answer = nil, false, false, nil, Answer{}
 		if r.canceled.Load() {
 			r.canceled.Store(false) // atomic, because a Store may still read it
 		}
 	}
-	o.messages, o.requests = o.messages[:0], o.requests[:0]
+	o.messages, o.answers, o.requests = o.messages[:0], o.answers[:0], o.requests[:0]
 	o.batch.Reset()
 	operations := &o.conn.server.operations
 	o.conn = nil

@@ -35,7 +35,7 @@ type Method interface {
 	Oversized()
 	// Later calls answer after d, unless stop is called before.
 	Later(d algorithms.Micros, answer func()) (stop func())
-	// Unused is called with the id of each slot (Batch.Slots) whose answer the client does not use: it reset the call
+	// Unused is called with the id of each slot (Answer.Slots) whose answer the client does not use: it reset the call
 	// before the answer, or within 5 s after it. It must not block.
 	Unused(id string)
 	// Panicked is called with the value of a recovered panic. After a panic in a Batch, all its requests,
@@ -43,34 +43,37 @@ type Method interface {
 	Panicked(value any)
 }
 
-// Batch decides many requests together. The server calls Add for each request, Submit once, then Finish and
-// Append for each request, and finally Reset, which empties the Batch. Requests are numbered from 0. Only one
-// goroutine uses a Batch at a time.
+// Batch decides many requests together. The server calls Add for each request, Submit once, then Finish for each
+// request, and finally Reset, which empties the Batch. Requests are numbered from 0. Only one goroutine uses a Batch at
+// a time. All methods may panic (see Method.Panicked). Add numbers the request even then, and Finish denies it. After a
+// panic in Submit the server does not use the Batch any more.
 type Batch interface {
 	Reset()
 	// Add adds a message, which stays unchanged until Reset. left is the time until the caller's deadline;
 	// 0 means that there is none, and a negative value that the deadline has passed. canceled becomes true
 	// when the client cancels the request or disconnects; with Config.Inline it is nil. trace is the result of
-	// Config.Trace.
-	Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, trace any)
+	// Config.Trace. Add returns the size of the batch: the sum over its requests of the number of charges or the number
+	// of descriptors, whichever is larger.
+	Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, trace any) (weight int)
 	// Submit starts to decide all requests, by deadline unless that is zero. It calls done exactly once,
 	// from any goroutine, possibly before Submit returns. With Config.Inline it always does so before. If
 	// it calls done after Submit has returned, it must call source.Flush afterwards.
 	Submit(deadline time.Time, source *backend.Source, done func())
 	// Known reports whether request i can be finished before done is called. The server calls it after Submit.
 	Known(i int) bool
-	// Finish computes the answer to request i from its decisions.
-	Finish(i int)
-	// Append appends the answer to request i. If it returns a Status, it has appended nothing.
-	Append(to []byte, i int) ([]byte, *Status)
-	// Weight returns the size of the batch: the sum over its requests of the number of charges or the number of
-	// descriptors, whichever is larger.
-	Weight() int
-	// Slots returns the id of the slots that request i occupies until they are returned, or "" if it occupies none.
-	// The server calls it once, after Finish.
-	Slots(i int) string
-	// Delay returns how long the answer to request i must be delayed; 0 means not at all.
-	Delay(i int) algorithms.Micros
+	// Finish computes the answer to request i from its decisions, and appends its message to to. The server calls it
+	// once.
+	Finish(to []byte, i int) ([]byte, Answer)
+}
+
+// Answer is the answer to a request, without its message.
+type Answer struct {
+	// Status is nil for an answer with a message.
+	Status *Status
+	// Slots is the id of the slots that the request occupies until they are returned, or "" if it occupies none.
+	Slots string
+	// Delay is how long the answer must be delayed; 0 means not at all.
+	Delay algorithms.Micros
 }
 
 // Status is a gRPC status that is not OK.

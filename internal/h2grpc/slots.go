@@ -2,7 +2,7 @@ package h2grpc
 
 import "time"
 
-// slotAnswers remembers the latest answers of a connection that have slots (see Batch.Slots), because a client may
+// slotAnswers remembers the latest answers of a connection that have slots (see Answer.Slots), because a client may
 // reset a call after the server has written the answer, and then does not use the answer. It is empty on connections
 // whose answers have no slots.
 type slotAnswers struct {

@@ -193,11 +193,7 @@ func (c *conn) denyUnread(s *stream) {
 	s = c.ensureOpen(s)
 	c.releaseBody(s)
 	c.server.config.Method.Oversized()
-	c.respond(s.id, s, c.denial)
-}
-
-func (c *conn) denial(to []byte) ([]byte, *Status) {
-	return append(to, c.server.config.Method.Denial()...), nil
+	c.respond(s.id, s, c.server.config.Method.Denial(), nil)
 }
 
 // attempt calls f and reports whether it returned without a panic. A panic is reported to the Method, so that one
@@ -273,31 +269,23 @@ func (c *conn) answerReady() {
 	c.arrived = list[:0]
 }
 
-// answer answers request i of o, or delays its answer (see Batch.Delay). A request that is not finished, because
+// answer answers request i of o, or delays its answer (see Answer.Delay). A request that is not finished, because
 // of a panic, is denied. c.mu is held.
 func (c *conn) answer(o *operation, i int) {
 	r := &o.requests[i]
-	c.remember(r.id, r.slots)
+	c.remember(r.id, r.Slots)
 	if s := r.stream; s != nil {
 		c.releaseBody(s)
 		s.state = incomplete // so that drop does not add it to conn.resetInStore
 	}
 	switch {
 	case !r.finished:
-		c.respond(r.id, r.stream, c.denial)
-	case r.delay > 0:
-		c.delay(o, i)
+		c.respond(r.id, r.stream, c.server.config.Method.Denial(), nil)
+	case r.Delay > 0:
+		c.delay(r)
 		return
 	default:
-		c.respond(r.id, r.stream, func(to []byte) ([]byte, *Status) { return c.encode(to, o.batch, i) })
+		c.respond(r.id, r.stream, r.message, r.Status)
 	}
 	c.framesLeft = min(framesPerTick, c.framesLeft+1)
-}
-
-// encode appends the answer to request i of b, which is finished. After a panic it appends a denial.
-func (c *conn) encode(to []byte, b Batch, i int) (out []byte, status *Status) {
-	if !c.attempt(func() { out, status = b.Append(to, i) }) {
-		return c.denial(to)
-	}
-	return out, status
 }

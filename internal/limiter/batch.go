@@ -25,7 +25,6 @@ type Batch struct {
 
 	inner backend.Batch
 	done  func()
-	ended atomic.Bool
 }
 
 // span is the part [from:to] of Batch.charges.
@@ -34,7 +33,7 @@ type span struct{ from, to int }
 // NewBatch makes an empty Batch.
 func (l *Limiter) NewBatch() *Batch {
 	b := &Batch{limiter: l}
-	b.inner.Done = func(*backend.Batch) { b.end() }
+	b.inner.Done = func(*backend.Batch) { b.done() }
 	return b
 }
 
@@ -77,13 +76,10 @@ func (b *Batch) Charges() int { return len(b.charges) }
 
 // Submit submits all Calls to the store, with the given deadline unless that is zero. done is like Done of a
 // backend.Batch: it is called once, on any goroutine, possibly before Submit returns. done must not block,
-// and must not acquire a lock that is held around Submit. If Submit panics, done has been called, and b must
-// not be used again.
+// and must not acquire a lock that is held around Submit. After a panic in Submit, b must not be used again.
 func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) {
-	b.done = done
-	b.ended.Store(false)
-	if len(b.charges) == 0 {
-		b.end()
+	if b.done = done; len(b.charges) == 0 {
+		done()
 		return
 	}
 	n := len(b.charges)
@@ -96,20 +92,7 @@ func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) 
 	clear(b.known)
 	b.inner.Charges, b.inner.Decisions, b.inner.Known = b.charges, b.decisions, b.known
 	b.inner.Deadline, b.inner.Source = deadline, source
-	returned := false
-	defer func() {
-		if !returned {
-			b.end()
-		}
-	}()
 	b.limiter.store.Submit(&b.inner)
-	returned = true
-}
-
-func (b *Batch) end() {
-	if b.ended.CompareAndSwap(false, true) {
-		b.done()
-	}
 }
 
 // Known reports whether c can be finished before done: the store has already decided c, or nothing is charged

@@ -202,35 +202,6 @@ func (s knownStore) Submit(b *backend.Batch) {
 	s.next.Submit(b)
 }
 
-// If the store panics, done must be called once, even if the store calls Done later.
-func TestAStoreThatPanicsHasEndedTheBatch(t *testing.T) {
-	store := &pendingStore{}
-	batch := newLimiterOn(t, panics{store}, nil).NewBatch()
-	if _, err := batch.Add(callOf("a")); err != nil {
-		t.Fatal(err)
-	}
-	done := 0
-	func() {
-		defer func() {
-			if p := recover(); p != "in the store" {
-				t.Errorf("got %v; want %q", p, "in the store")
-			}
-		}()
-		batch.Submit(time.Time{}, nil, func() { done++ })
-	}()
-	store.batches[0].Fail(backend.ErrUnavailable)
-	if done != 1 {
-		t.Errorf("done was called %d times; want 1", done)
-	}
-}
-
-type panics struct{ backend.Store }
-
-func (s panics) Submit(b *backend.Batch) {
-	s.Store.Submit(b)
-	panic("in the store")
-}
-
 func TestACanceledCallIsNotObserved(t *testing.T) {
 	for _, c := range []struct{ canceled, failed, observed bool }{
 		{false, false, true}, {false, true, true}, {true, false, true}, {true, true, false},

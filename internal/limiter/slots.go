@@ -336,7 +336,9 @@ func (c *Call) slotPart(r *Result) ReservedPart {
 }
 
 // HasSlots reports whether c, which is answered, has taken slots, so that its id contains them.
-func (c *Call) HasSlots() bool {
+func (c *Call) HasSlots() bool { return c.slots > 0 && c.tookSlots() }
+
+func (c *Call) tookSlots() bool {
 	for range c.Slots() {
 		return true
 	}

@@ -74,13 +74,14 @@ func (m grpcMethod) NewBatch() h2grpc.Batch { return grpcBatch{m.Server.NewBatch
 
 type grpcBatch struct{ *grpcapi.Batch }
 
-func (b grpcBatch) Append(to []byte, i int) ([]byte, *h2grpc.Status) {
-	to, err := b.Batch.Append(to, i)
-	if err == nil {
-		return to, nil
+func (b grpcBatch) Finish(to []byte, i int) ([]byte, h2grpc.Answer) {
+	to, err := b.Answer(to, i)
+	answer := h2grpc.Answer{Slots: b.Slots(i), Delay: b.Delay(i)}
+	if err != nil {
+		s := status.Convert(err)
+		answer.Status = &h2grpc.Status{Code: uint32(s.Code()), Message: s.Message()}
 	}
-	s := status.Convert(err)
-	return to, &h2grpc.Status{Code: uint32(s.Code()), Message: s.Message()}
+	return to, answer
 }
 
 // healthServer implements grpc.health.v1 with Watch calls that the server can end. GracefulStop would wait
