@@ -4,5 +4,8 @@
 // there is one order of the requests, each at a moment between its start and its answer, in which package algorithms
 // gives exactly these answers.
 //
+// For concurrency limits, proxies and applications take, renew and return slots meanwhile. The test compares the times
+// for which they held their slots with the capacity.
+//
 // make histories runs this for longer, and on Sentinel and Cluster too.
 package histories

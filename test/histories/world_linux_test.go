@@ -74,13 +74,14 @@ func TestMain(m *testing.M) {
 type sidecar struct {
 	t     *testing.T
 	addr  string
+	grpc  string
 	admin string
 	rls   rls.RateLimitServiceClient
 	args  []string
 	cmd   *exec.Cmd
 }
 
-func startSidecar(t *testing.T, args ...string) *sidecar {
+func startSidecar(t *testing.T, config string, args ...string) *sidecar {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "limits.yaml")
 	keys := filepath.Join(t.TempDir(), "keys") // all sidecars have the same, so that a sidecar can start while Redis is unreachable
@@ -90,11 +91,10 @@ func startSidecar(t *testing.T, args ...string) *sidecar {
 		}
 	}
 	address := func() string { return fmt.Sprint("127.0.0.1:", redistest.FreePort(t)) }
-	s := &sidecar{t: t, addr: address(), admin: address()}
-	listener := address()
-	s.rls = newGRPC(t, listener)
+	s := &sidecar{t: t, addr: address(), grpc: address(), admin: address()}
+	s.rls = newGRPC(t, s.grpc)
 	s.args = append([]string{
-		"serve", "--config", file, "--grpc-listen", listener, "--http-listen", s.addr, "--admin-listen", s.admin, "--drain-delay", "0s",
+		"serve", "--config", file, "--grpc-listen", s.grpc, "--http-listen", s.addr, "--admin-listen", s.admin, "--drain-delay", "0s",
 		"--settle-key-file", keys,
 	}, args...)
 	s.start()
@@ -147,7 +147,7 @@ func newWorld(t *testing.T, sidecars int, args ...string) *world {
 	w := &world{t: t, slice: 250 * time.Millisecond, stop: make(chan struct{}), all: map[string]*buckets{}}
 	w.kinds = []string{"tokens", "window", "refunded", "group", "budget"}
 	for range sidecars {
-		w.sidecars = append(w.sidecars, startSidecar(t, append([]string{"--backend-timeout", "200ms"}, args...)...))
+		w.sidecars = append(w.sidecars, startSidecar(t, config, append([]string{"--backend-timeout", "200ms"}, args...)...))
 	}
 	w.http = http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 32}}
 	t.Cleanup(w.http.CloseIdleConnections)
