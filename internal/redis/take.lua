@@ -286,45 +286,56 @@ end
 
 -- Slots ------------------------------------------------------------------------------------------
 
--- with_slots creates the functions for concurrency limits. take_alone and take_slot use the same buckets.
+-- with_slots creates the functions for concurrency limits. take_alone and take_slot use the same buckets. The functions use
+-- few locals from outside, and tables have room for all of their fields, because both cost more than the arithmetic.
 --
 -- A bucket is a sorted set. A member is the name of a slot and its units (two bytes), and its score is the time of its
--- expiry. The scores of the members "u" and "t" are below 0: -1 less the units of all slots, and -1 less the last time.
+-- expiry. The first member, with the score -1, is the head: four doubles, the units of all slots, the last time, a time
+-- before which no slot expires, and a time until which the key lives. They are no scores, because Redis needs as long to
+-- format or parse a score as for a call.
 local function with_slots(now, given, names)
-  local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
-  local floor, max, min = math.floor, math.max, math.min
-  local STEP_BACK, MAX_SLOTS, DAY = 60000000, 10000, 86400000
-
   local limits = {} -- by number: capacity, period and overdraw
   local buckets = {} -- by key: the state after the decisions of this call
 
   -- load reads the bucket of key k, and when the slot member expires. units and expiry are those of the time b.at. gone
-  -- is the number of units that have expired and are still stored.
+  -- is the number of units that have expired and are still stored. changes has the new expiries; 0: returned.
   local function load(k, member)
-    local b = buckets[k]
+    local b, name, call = buckets[k], names[k], redis.call
     if not b then
-      local scores = call('ZMSCORE', names[k], 'u', 't', member)
-      b = { units = 0, at = now, shift = 0, gone = 0, ends = {}, added = {}, removed = {} }
+      local head = call('ZRANGE', name, '0', '0')[1]
+      b = {
+        head = head, units = 0, at = now, shift = 0, gone = 0, purge = false, earliest = math.huge, till = 0, ends = false,
+        changes = false, moves = false,
+      }
       buckets[k] = b
-      if scores[1] then
-        local last = -1 - tonumber(scores[2])
-        if last - now > STEP_BACK then b.shift = last - now elseif last > now then b.at = last end
-        local expired = call('ZRANGEBYSCORE', names[k], 0, b.at + b.shift)
-        for i = 1, #expired do b.gone = b.gone + unpack_at('<H', expired[i], 18) end
-        b.purge, b.units = #expired > 0, -1 - tonumber(scores[1]) - b.gone
-        b.ends[member] = scores[3] and tonumber(scores[3]) - b.shift or 0
+      if head then
+        local last
+        b.units, last, b.earliest, b.till = struct.unpack('<dddd', head)
+        if last - now > 60000000 then b.shift = last - now elseif last > now then b.at = last end
+        last = b.at + b.shift
+        if b.earliest <= last then
+          local expired = call('ZRANGEBYSCORE', name, 0, last)
+          for i = 1, #expired do b.gone = b.gone + struct.unpack('<H', expired[i], 18) end
+          local next = call('ZRANGE', name, #expired + 1, #expired + 1, 'WITHSCORES')[2]
+          b.purge, b.units, b.earliest = #expired > 0, b.units - b.gone, next and tonumber(next) or math.huge
+        end
+        b.earliest = b.earliest - b.shift
       end
-    elseif not b.ends[member] then
-      local score = call('ZSCORE', names[k], member)
-      b.ends[member] = score and tonumber(score) - b.shift or 0
     end
-    return b, b.ends[member] or 0
+    local ends = b.ends and b.ends[member]
+    if not ends then
+      local score = b.head and call('ZSCORE', name, member)
+      ends = score and tonumber(score) - b.shift or 0
+      if b.ends then b.ends[member] = ends else b.ends = { [member] = ends } end
+    end
+    return b, ends
   end
 
   -- take_slot decides the charge a of key k, as Limit.takeSlots does, and stores the decision in d.
   local function take_slot(k, l, a, d, dry_run)
+    local MAX_SLOTS, max = 10000, math.max
     local cost = a.cost
-    local member = (a.slot or '') .. pack('<H', max(0, min(cost, MAX_SLOTS + 1)))
+    local member = (a.slot or '') .. struct.pack('<H', max(0, math.min(cost, MAX_SLOTS + 1)))
     local b, ends = load(k, member)
     local own = a.slot and ends > b.at
     local units = own and b.units - cost or b.units
@@ -347,21 +358,26 @@ local function with_slots(now, given, names)
     b.moves = b.moves or b.shift > 0
     if not changes then return end
     if op == 0 then d.lost = b.gone end
-    b.gone, b.units, b.changed, b.ends[member] = 0, units, true, expires
-    b.added[member] = expires > 0 and expires or nil
-    b.removed[member] = expires == 0 or nil
+    b.gone, b.units, b.ends[member] = 0, units, expires
+    if b.changes then b.changes[member] = expires else b.changes = { [member] = expires } end
+    if expires > 0 and expires < b.earliest then b.earliest = expires end
   end
 
   -- take_alone answers the charge at pos, if it is one of a concurrency limit and alone in its group. It returns the
   -- position of the next charge, and the answer.
   local function take_alone(blob, pos)
+    local pack, unpack_at = struct.pack, struct.unpack
     local k, what, cost = unpack_at('<ddd', blob, pos)
-    local flags, l = floor(what / 1048576), limits[what % 1048576]
+    local number = what % 1048576
+    local flags, l = (what - number) / 1048576, limits[number]
     if not l or flags % 2 == 1 then return end
     pos = pos + 32
     if flags % 4 >= 2 then pos = pos + 16 end
     if flags % 256 >= 128 then pos = pos + 8 end
-    local a, d = { cost = cost, free = flags % 1024 >= 512 }, {}
+    local a = { cost = cost, free = flags % 1024 >= 512, slot = false, op = 0, ttl = 0 }
+    local d = {
+      allowed = true, never = false, value = 0, remaining = 0, retry = 0, reset = 0, wait = 0, blocked = 0, lost = 0, timed = true,
+    }
     if flags >= 1024 then a.slot, a.op, a.ttl, pos = unpack_at('<c17Bd', blob, pos) end
     take_slot(k, l, a, d, flags % 16 >= 8)
     local answer = (d.allowed and 1 or 0) + (d.never and 2 or 0) + 128
@@ -369,39 +385,42 @@ local function with_slots(now, given, names)
     return pos, pack('<Bddd', answer + 64, d.value, d.remaining, 0)
   end
 
-  -- shift moves the expiries of the slots in Redis to an earlier time.
-  local function shift(name, by)
-    local slots = call('ZRANGEBYSCORE', name, 0, '+inf', 'WITHSCORES')
-    for i = 1, #slots, 2 do call('ZADD', name, max(0, tonumber(slots[i + 1]) - by), slots[i]) end
-    call('ZADD', name, -1 - now, 't')
+  -- write stores the changed slots of b and its head. After a longer step back of the clock, all slots expire earlier.
+  local function write(name, b)
+    local call, DAY = redis.call, 86400000000
+    if b.shift > 0 then
+      local slots = call('ZRANGE', name, 1, -1, 'WITHSCORES')
+      for i = 1, #slots, 2 do call('ZADD', name, math.max(0, tonumber(slots[i + 1]) - b.shift), slots[i]) end
+    end
+    if b.changes and b.purge then call('ZREMRANGEBYSCORE', name, 0, b.at) end
+    local last, scores, n, gone, m = 0, { '-1', '', nil, nil }, 2, { b.head, nil }, b.head and 1 or 0
+    for member, expires in pairs(b.changes or {}) do
+      if expires == 0 then
+        m = m + 1
+        gone[m] = member
+      else
+        scores[n + 1], scores[n + 2], n = expires, member, n + 2
+        if expires > last then last = expires end
+      end
+    end
+    local life
+    if last > b.till or given and last > 0 then -- keys expire by the server's clock, not by the given time
+      life = math.floor(math.max(last - now, given and DAY or 0) * 1.125)
+      b.till = now + life
+    end
+    scores[2] = struct.pack('<dddd', b.units + b.gone, b.at, b.changes and b.earliest or 0, b.till)
+    call('ZADD', name, unpack(scores, 1, n))
+    if scores[2] == b.head then gone[1] = '' end
+    if m > 0 then call('ZREM', name, unpack(gone, 1, m)) end
+    if life then call('PEXPIRE', name, math.floor(life / 1000) + 2) end
   end
 
   local function write_slots()
     for k, b in pairs(buckets) do
-      local name = names[k]
-      if b.changed and b.units == 0 then
-        call('DEL', name)
-      else
-        if b.moves then shift(name, b.shift) end
-        if b.changed then
-          local last = 0
-          if b.purge then call('ZREMRANGEBYSCORE', name, 0, b.at) end
-          for member in pairs(b.removed) do call('ZREM', name, member) end
-          local scores, n = { -1 - b.units, 'u', -1 - b.at, 't' }, 4
-          for member, expires in pairs(b.added) do
-            scores[n + 1], scores[n + 2] = expires, member
-            if expires > last then last = expires end
-            n = n + 2
-            if n >= 1000 then
-              call('ZADD', name, unpack(scores))
-              scores, n = { -1 - b.units, 'u' }, 2
-            end
-          end
-          call('ZADD', name, unpack(scores))
-          local ms = floor((last - now) / 1000) + 2
-          if given then ms = max(ms, DAY) end -- keys expire by the server's clock, not by the given time
-          if last > 0 and call('PTTL', name) < ms then call('PEXPIRE', name, floor(ms * 1.125)) end
-        end
+      if b.changes and b.units == 0 then
+        redis.call('DEL', names[k])
+      elseif b.changes or b.moves then
+        write(names[k], b)
       end
     end
   end
@@ -468,13 +487,19 @@ do
   end
 end
 
--- Keys of several slots cannot be read in one command.
-local stored
-if #ARGV == 3 then
+-- Keys of several slots cannot be read in one command. If there are concurrency limits, the strings are read with the
+-- first charge that needs one.
+local stored = {}
+if #ARGV > 3 then
+  for k = 1, #names do stored[k] = call('MGET', names[k])[1] end
+elseif not slot_limits then
   stored = call('MGET', unpack(names))
 else
-  stored = {}
-  for k = 1, #names do stored[k] = call('MGET', names[k])[1] end
+  setmetatable(stored, { __index = function(_, k)
+    local all = call('MGET', unpack(names))
+    for i = 1, #names do stored[i] = all[i] end
+    return all[k]
+  end })
 end
 
 -- The loop decides plain charges of usual limits: a cost from 1 to the capacity, of a bucket that is new or was last
@@ -497,7 +522,7 @@ local m, denied, again = 0, false, false
 local plan -- whether the charge before was allowed, if this one is its alternative; else nil
 while true do
   while k > 0 do
-    local l, b, joined, reset = usual[what], stored[k], false
+    local l, joined, reset, b = usual[what], false
     local next_k, next_what, instead, reserve
     if l == nil then
       l, joined = usual[what - 1048576], true -- the next charge belongs to the same group
@@ -514,6 +539,7 @@ while true do
         break
       end
       if not l or state and state[k] ~= nil then break end
+      b = stored[k]
       local cost, phase, flags
       cost, phase, next_k, next_what = unpack_at('<dddd', blob, pos + 16)
       local p, q, v, length = l.p, l.q, l.v, l.length
