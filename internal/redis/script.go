@@ -124,6 +124,7 @@ const (
 	ownAhead = 256 * oneFlag // Own is reserved
 	free     = 512 * oneFlag
 	slotted  = 1024 * oneFlag // the slot follows
+	opened   = 2048 * oneFlag
 )
 
 // add appends the charge c to t. The decision will be stored in d. name is the name of c's key, and group is
@@ -162,6 +163,9 @@ func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, gro
 	}
 	if c.Terms.Slot != nil {
 		what += slotted
+	}
+	if c.Terms.Open {
+		what += opened
 	}
 	extended := c.Terms.MaxWait != 0 || c.Terms.ChargedAt != 0
 	if extended {
@@ -301,7 +305,7 @@ func (t *scriptRun) text(i int, b []byte) *string {
 // loop.
 func usual(l *algorithms.Limit, tick int64) bool {
 	return (l.Kind == algorithms.TokenBucket || l.Kind == algorithms.FixedWindow) && tick == 1 && l.Rate > 0 &&
-		!l.Overdraw && l.Calendar == nil && l.Penalty.After == 0
+		!l.Overdraw && l.Calendar == nil && l.Penalty.After == 0 && l.OpenFor == 0
 }
 
 func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte {
@@ -315,7 +319,7 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 		float64(l.Rate), float64(n.Period), float64(n.P), float64(n.Q), float64(n.V),
 		float64(n.Tick), float64(l.Initial), float64(n.P1), float64(n.V1))
 	if l.Settles {
-		dst = doubles(dst, float64(l.MaxDebt))
+		dst = doubles(dst, float64(l.MaxDebt), float64(l.OpenFor))
 	}
 	if p := l.Penalty; p.After > 0 {
 		dst = doubles(dst, float64(p.After), float64(p.For), float64(p.Max))

@@ -17,7 +17,8 @@
 --            flag 16  a penalty: 3 doubles follow, before those of a calendar: how many denials start a block,
 --                     and the lengths of the first and of the longest block, in us
 --            flag 32  a usual limit, see below
---            flag 64  the limit settles: max_debt follows, before all others
+--            flag 64  the limit settles: two doubles follow, before all others: max_debt, and the time in us for which the
+--                     bucket stores open reservations (open_for); 0: it stores none
 --            flag 128 initial is less than capacity
 --   ARGV[3]  the charges, 4 doubles each: the number of the key; the number of the limit plus 2^20 times
 --            the flags; the cost; the phase of a fixed window. Two doubles 0 are the end
@@ -35,6 +36,7 @@
 --            flag 256 Own is reserved
 --            flag 512 free: a denial changes nothing
 --            flag 1024 a slot (Charge.Slot): 26 bytes follow, its name, the operation and, as a double, the ttl in us
+--            flag 2048 an open reservation, or its settlement (Charge.Open)
 --
 --            A charge with limit 0 is the head of a group with an idempotency key. Its key is the key of
 --            the record, its cost is the time in ms for which the record is kept, and 32 more bytes
@@ -66,9 +68,9 @@
 --                                        plus the length of the longest in hours
 --            sliding window counter      value, prev, at, period, 0                               41
 --            guaranteed                  value, prev, at, p, q, v, p1, v1                         65
---   then     nothing; or the denials of a penalty: blocks, till, and the time of each denial; or the peaks
---            of a limit that settles: -1, and the time and room of each, at most four. The first double
---            shows which: it is below 0 for peaks only
+--   then     nothing; or the denials of a penalty: blocks, till, and the time of each denial; or of a limit that
+--            settles the sums of its open reservations, if there are any: -2, how many, and since, count and units
+--            of each; and its peaks: -1, and the time and room of each, at most four. The first double shows which
 --
 -- The script first reads everything and then writes everything, so an error in between leaves no changes. A server
 -- without free memory refuses a write with the flag denyoom only if it is the first write of the script. So either
@@ -241,7 +243,7 @@ local function with_peaks()
     if length then into, head = (now - phase) % length, 49 end
     local peaks, at = b or '', b and head + 9 or 1
     if b then
-      if #b == head then peaks = nil elseif unpack_at('<d', b, head + 1) >= 0 then return end -- there are denials
+      if #b == head then peaks = nil elseif unpack_at('<d', b, head + 1) ~= -1 then return end -- denials or open reservations
       local ms, is, p2, q2, v2, phase2
       ms, is, last, p2, q2, v2, phase2 = unpack_at(length and '<Bdddddd' or '<Bddddd', b)
       if ms ~= 0 or last > now or p2 ~= p or q2 ~= (length or q) or v2 ~= v or length and phase2 ~= phase then return end
@@ -378,7 +380,7 @@ local function with_slots(now, given, names)
     local d = {
       allowed = true, never = false, value = 0, remaining = 0, retry = 0, reset = 0, wait = 0, blocked = 0, lost = 0, timed = true,
     }
-    if flags >= 1024 then a.slot, a.op, a.ttl, pos = unpack_at('<c17Bd', blob, pos) end
+    if flags % 2048 >= 1024 then a.slot, a.op, a.ttl, pos = unpack_at('<c17Bd', blob, pos) end
     take_slot(k, l, a, d, flags % 16 >= 8)
     local answer = (d.allowed and 1 or 0) + (d.never and 2 or 0) + 128
     if d.lost > 0 then return pos, pack('<Bdddd', answer + 4, d.value, d.remaining, 0, d.lost) end
@@ -461,7 +463,7 @@ do
         if not slot_limits then slot_limits, take_slot, take_alone, write_slots = with_slots(now, given, names) end
         slot_limits[i] = { capacity = capacity, period = period, overdraw = flags % 2 == 1 }
       end
-      at = at + (flags >= 64 and 8 or 0) + (flags % 32 >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
+      at = at + (flags >= 64 and 16 or 0) + (flags % 32 >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
     elseif flags >= 64 then
       settles = true
       local max_debt = unpack_at('<d', limits, at + 104)
@@ -473,7 +475,7 @@ do
           max_debt = max_debt,
         }
       end
-      at = at + 8
+      at = at + 16
     elseif kind == 1 then
       usual[i] = { max_reserved = max_reserved, p = p, q = q, v = v, below = below }
     else
@@ -582,7 +584,7 @@ while true do
           local peaks, from = b or '', b and head + 9 or 1
           if b and #b == head then
             peaks = nil
-          elseif b and unpack_at('<d', b, head + 1) >= 0 then -- there are denials
+          elseif b and unpack_at('<d', b, head + 1) ~= -1 then -- denials or open reservations
             reset = nil
             break
           end
@@ -689,6 +691,7 @@ while true do
   local with_logs, log_load, log_size, log_at, log_clamp, log_write, log_outlive, take_log
   local with_penalties, forgotten_at, kept_of_penalized, take_penalized, pack_denials, unpack_denials
   local with_groups, take_all
+  local with_open, take_open
 
   -- A state is created with room for all of its fields, because a table that grows is copied. The phase of a state is that
   -- of its last charge.
@@ -944,7 +947,7 @@ while true do
       else
         s = {
           by = s.by, value = s.value, prev = s.prev, at = t - t % s.by.tick, log = s.log, phase = s.phase,
-          window = s.window, next = s.next, period = s.period, denials = s.denials,
+          window = s.window, next = s.next, period = s.period, denials = s.denials, open = s.open,
           peaks = l.settles and push('', 1, min(s.at, t + HOUR - (t + HOUR) % s.by.tick) + s.by.tick, 0) or nil,
         }
         if l.calendar == s.by.calendar then
@@ -962,7 +965,7 @@ while true do
         return adopt_balance(l, phase, s, at), at, false
       end
     end
-    if l.initial < l.capacity and s.by == l and not s.denials and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
+    if l.initial < l.capacity and s.by == l and not s.denials and not s.open and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
       return fresh(l, at), at, false
     end
     return s, at, true
@@ -980,6 +983,10 @@ while true do
     if l.kind == SLOTS then
       take_slot(s.key, l, a, d, dry_run)
       return s
+    end
+    if l.open_for and not a.in_open then
+      if not take_open then with_open() end
+      return take_open(l, phase, s, a, d, dry_run)
     end
     local kept, at, seen = begin(l, phase, s, now)
     local next
@@ -1099,7 +1106,16 @@ while true do
         end
       end
       if last <= #b then
-        if unpack_at('<d', b, last) < 0 then
+        local mark = unpack_at('<d', b, last)
+        if mark == -2 then
+          local to = last + 16 + 24 * unpack_at('<d', b, last + 8)
+          s.open, last = { unpack_at('<' .. rep('d', (to - last - 16) / 8), b, last + 16) }, to
+          s.open[#s.open] = nil -- the position behind them
+          mark = last <= #b and unpack_at('<d', b, last)
+        end
+        if not mark then
+          s.peaks = nil
+        elseif mark == -1 then
           s.peaks = sub(b, last + 8)
         else
           if not unpack_denials then with_penalties() end
@@ -1154,7 +1170,10 @@ while true do
     local ttl = max(0, floor((fresh_at(l, s) - now) / 1000)) + 2
     if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
     if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
-    local peaks = s.peaks
+    local peaks, open = s.peaks, s.open
+    if open and l.open_for then
+      ttl = max(ttl, floor((open[#open - 2] + l.open_for + ceil_div(l.open_for, 16) - now) / 1000) + 2)
+    end
     if peaks and peaks ~= '' then ttl = max(ttl, floor((unpack_at('<d', peaks, #peaks - 15) - now) / 1000) + 2) end
     if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by the given time
     return ttl
@@ -1180,8 +1199,101 @@ while true do
       b = pack('<Bdddddddd', ms, s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1)
     end
     if s.denials then b = b .. pack_denials(s.denials) end
+    if s.open then b = b .. pack('<dd' .. rep('d', #s.open), -2, #s.open / 3, unpack(s.open)) end
     if s.peaks then b = b .. pack('<d', -1) .. s.peaks end -- the first double of denials is never below 0
     stored[k], lives[k] = b, lifetime(dirty[k], s)
+  end
+
+  -- Limits that settle by bucket (open.go). The sums of a state are a table with since, count and units of each, oldest
+  -- first, or nil. A table is replaced, never changed. The functions set now to decide at a later time.
+  function with_open()
+    local function open_end(l, since) return since + ceil_div(l.open_for, 16) + l.open_for end
+
+    -- open_with returns the numbers list[from..to], and then a sum, if it has reservations.
+    local function open_with(list, from, to, since, count, units)
+      local next, n = {}, 0
+      for i = from, to do n, next[n + 1] = n + 1, list[i] end
+      if count > 0 then next[n + 1], next[n + 2], next[n + 3] = since, count, units end
+      return #next > 0 and next or nil
+    end
+
+    -- with returns a copy of s with other sums.
+    local function with(s, open)
+      return s and {
+        by = s.by, value = s.value, prev = s.prev, at = s.at, phase = s.phase, window = s.window, next = s.next,
+        denials = s.denials, peaks = s.peaks, open = open,
+      }
+    end
+
+    -- expire_open returns s after the refunds of the sums that have expired by time t.
+    local function expire_open(l, phase, s, t)
+      local is = now
+      while s and s.open and open_end(l, s.open[1]) <= t do
+        local open = s.open
+        now = max(s.at, open_end(l, open[1]))
+        s = take(l, phase, s, { cost = -open[3], of = open[1], max_wait = 0, settle = true, in_open = true }, {})
+        s = with(s, open_with(open, 4, #open, 0, 0, 0))
+      end
+      now = is
+      return s
+    end
+
+    -- close_open returns the sums after the charge a, and makes a the charge or refund of the difference.
+    local function close_open(open, a)
+      local n, since, count, units, taken = open and #open or 0, 0, 0, 0, 0
+      if n > 0 then since, count, units = open[n - 2], open[n - 1], open[n] end
+      if count > 0 and not a.settle then
+        taken = min(units, -a.cost)
+      elseif count > 0 then
+        taken = count == 1 and units or floor(units / count)
+      end
+      if a.settle then a.cost, a.of = max(0, a.cost) - taken, since else a.cost = -taken end
+      return open_with(open, 1, n - 3, since, count - 1, units - taken)
+    end
+
+    -- add_open returns the sums with a reservation of units at time t.
+    local function add_open(l, open, t, units)
+      local n = open and #open or 0
+      if n > 0 and t < open[n - 2] + ceil_div(l.open_for, 16) then
+        return open_with(open, 1, n - 3, open[n - 2], open[n - 1] + 1, min(open[n] + units, EXACT))
+      elseif n == 51 then
+        return open
+      end
+      return open_with(open, 1, n, t, 1, units)
+    end
+
+    -- retry_open returns the time until the charge a is allowed, if that is earlier than retry because reservations expire.
+    local function retry_open(l, phase, s, a, retry)
+      local is, d = now, {}
+      while s and s.open do
+        local wait = open_end(l, s.open[1]) - is
+        if retry <= wait then break end
+        s = expire_open(l, phase, s, is + wait)
+        now = is + wait
+        take(l, phase, s, a, d, true)
+        now, retry = is, wait + d.retry
+      end
+      return retry
+    end
+
+    function take_open(l, phase, stored_s, a, d, dry_run)
+      local s = expire_open(l, phase, stored_s, now)
+      local open, closes, after = s and s.open or nil, a.open and (a.settle or a.cost < 0)
+      local cost, inner = a.cost, {
+        cost = a.cost, of = a.of, max_wait = a.max_wait, settle = a.settle, raw = a.raw, reserve = a.reserve, free = a.free,
+        in_open = true,
+      }
+      if closes then after = close_open(open, inner) end
+      local next = take(l, phase, s, inner, d, dry_run)
+      if not d.allowed and not d.never then
+        d.retry = retry_open(l, phase, s, inner, d.retry)
+      elseif d.allowed and not dry_run and closes then
+        return with(next, after)
+      elseif d.allowed and not dry_run and a.open and cost > 0 then
+        return with(next, add_open(l, open, next.at, cost))
+      end
+      return next == s and stored_s or with(next, open)
+    end
   end
 
   -- States with other numbers than the limit of the charge (changed.go).
@@ -1417,7 +1529,7 @@ while true do
       local full = k.old.v
       local c = {
         by = l, value = balance(l, full - k.used, k.unit, l.v), prev = 0, at = t - t % l.tick, phase = 0,
-        denials = s.denials, peaks = peaks,
+        denials = s.denials, peaks = peaks, open = s.open,
       }
       if l.kind == GUARANTEED then
         local k1 = kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t)
@@ -1946,6 +2058,7 @@ while true do
     local function again(c, cost, reserve, free)
       return dry_run_of(c, {
         cost = cost, reserve = reserve, free = free, max_wait = c.max_wait, of = c.of, raw = c.raw, settle = c.settle,
+        open = c.open,
       }, {})
     end
 
@@ -2044,7 +2157,10 @@ while true do
     l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
     if l.kind == WINDOW then l.length, l.p, l.q, l.v = l.period, l.clears and EXACT or l.rate, 1, l.capacity end
     l.after = 0
-    if l.settles then l.max_debt, at = unpack_at('<d', ARGV[2], at) end
+    if l.settles then
+      l.max_debt, l.open_for, at = unpack_at('<dd', ARGV[2], at)
+      if l.open_for == 0 then l.open_for = nil end
+    end
     if flags >= 16 then l.after, l.block, l.longest_block, at = unpack_at('<ddd', ARGV[2], at) end
     if floor(flags / 8) % 2 == 1 then
       local e = {}
@@ -2066,9 +2182,9 @@ while true do
     c.limit, c.more, c.reserve = limits[what % 1048576], flags % 2 == 1, floor(flags / 4) % 2 == 1
     c.dry_run, c.raw = floor(flags / 8) % 2 == 1, floor(flags / 16) % 2 == 1
     c.settle, c.instead = flags % 64 >= 32, flags % 128 >= 64
-    c.own, c.own_reserve, c.free = nil, flags % 512 >= 256, flags % 1024 >= 512
+    c.own, c.own_reserve, c.free, c.open = nil, flags % 512 >= 256, flags % 1024 >= 512, flags >= 2048
     if flags % 256 >= 128 then c.own, pos = unpack_at('<d', blob, pos) end
-    if flags >= 1024 then c.slot, c.op, c.ttl, pos = unpack_at('<c17Bd', blob, pos) end
+    if flags % 2048 >= 1024 then c.slot, c.op, c.ttl, pos = unpack_at('<c17Bd', blob, pos) end
     return pos
   end
 

@@ -112,6 +112,9 @@ type State struct {
 	// Peaks has the peaks of a limit that settles. It is nil if the limit does not settle or if the peaks are
 	// unknown. A Store saves the result of Peaks.All, and restores it with NewPeaks.
 	Peaks *Peaks
+	// Open has the open reservations of a limit with OpenFor. It is nil if there are none. A Store saves the result of
+	// Open.All, and restores it with NewOpen.
+	Open *Open
 	// Slots has the slots of a concurrency limit. Value is then the number of their units, and Prev their number. It is
 	// nil if there was never a slot.
 	Slots *Slots
@@ -171,6 +174,12 @@ type Charge struct {
 	// such a charge have no effect, except for Cost, Free and DryRun. The Slot must not change while States refer to it.
 	Slot *Slot
 
+	// Open belongs to limits with OpenFor. The units of the charge become an open reservation of the bucket. With Settle,
+	// the charge settles one of the newest open reservations, and Cost is its real cost: see Spec.OpenFor. A negative Cost
+	// without Settle undoes a reservation.
+	Open bool
+
+	inOpen  bool // set by takeOpen before it calls TakeAt again
 	counted bool // set by takeCounted, which applies the penalty before it calls TakeAt again
 }
 
@@ -225,9 +234,11 @@ func (l *Limit) Take(s State, now Micros, a Charge) (State, Decision) {
 // Returning copies of them would take as long as the decision itself.
 func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	if (l.Penalty.After > 0 || s.Denials != nil) && !a.counted {
-		counted := *a
-		counted.counted = true
-		*s, *d = l.takeCounted(*s, now, counted)
+		*s, *d = l.takeCounted(*s, now, *a)
+		return
+	}
+	if l.OpenFor > 0 && !a.inOpen {
+		l.takeOpen(s, now, a, d)
 		return
 	}
 	*d = Decision{}
@@ -273,6 +284,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	case a.Cost < 0 && !seen && l.startsFilled(): // a full bucket needs no refund
 		*s = was
 	case a.Cost != 0 && !a.DryRun && (d.Allowed || l.chargesDenied(a)): // s is the charged state
+		s.Open = nil // takeOpen sets it
 	default:
 		if *s = was; !l.stays(seen, a.DryRun || a.Free && !d.Allowed) {
 			l.start(s, now, a.Hash)
@@ -353,7 +365,7 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 		l.adoptBalance(s, at, hash)
 		return at, false
 	}
-	if !l.startsFilled() && s.By == l && s.Denials == nil && at-s.At > Day-l.tick && at >= l.fullAt(*s, hash)+Day {
+	if !l.startsFilled() && s.By == l && s.Denials == nil && s.Open == nil && at-s.At > Day-l.tick && at >= l.fullAt(*s, hash)+Day {
 		*s = l.fresh(at)
 		return at, false
 	}
@@ -413,6 +425,9 @@ func (s State) FreshAt() Micros {
 	}
 	if s.Denials != nil {
 		at = max(at, l.forgottenAt(s.Denials))
+	}
+	if open := s.Open.All(); len(open) > 0 {
+		at = max(at, l.openEnd(open[len(open)-1]))
 	}
 	if p := s.Peaks.All(); len(p) > 0 { // after a clock stepped back, the last peak may be later than s.At
 		at = max(at, p[len(p)-1].Until)

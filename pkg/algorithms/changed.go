@@ -82,7 +82,7 @@ func (l *Limit) takeConverted(s, was *State, now, at Micros, a *Charge, d *Decis
 
 // adoptBalance converts s, written under another Limit of the same Kind, to a State of l at time now. l is a balance.
 func (l *Limit) adoptBalance(s *State, now Micros, hash uint64) {
-	next := State{By: l, At: l.tickOf(now), Denials: s.Denials}
+	next := State{By: l, At: l.tickOf(now), Denials: s.Denials, Open: s.Open}
 	k := l.consumed(s, now, hash)
 	next.Value = l.balance(k.old.v-k.used, k.unit, l.v)
 	if l.Kind == Guaranteed {

@@ -49,6 +49,10 @@ type Spec struct {
 	// MaxDebt is how many units below zero settlements may take a bucket of a limit with Settles. nil means
 	// Capacity, or less if the numbers would not stay exact.
 	MaxDebt *int64
+	// OpenFor, if not 0, makes the bucket of a limit with Settles store its open reservations, for requests that settle
+	// without an id (Charge.Open). A reservation that is not settled is refunded between OpenFor and a sixteenth more
+	// after it was made. 0 means that nothing is refunded.
+	OpenFor Micros
 }
 
 // Rate is a number of units per period.
@@ -76,6 +80,7 @@ type Limit struct {
 
 	Settles bool  // requests consume estimates, which are settled later
 	MaxDebt int64 // units: how far below zero settlements go
+	OpenFor Micros
 
 	numbers
 }
@@ -321,7 +326,13 @@ func (s Spec) checkSettling(add addError) {
 	switch {
 	case !s.Settles && s.MaxDebt != nil:
 		add("max_debt", "belongs to limits that settle")
+	case !s.Settles && s.OpenFor != 0:
+		add("ttl", "belongs to limits that settle")
 	case !s.Settles:
+	case s.OpenFor != 0 && (s.OpenFor < MinOpenFor || s.OpenFor > MaxOpenFor):
+		add("ttl", "must be between 1s and 1d")
+	case s.OpenFor != 0 && s.Calendar != nil:
+		add("time_zone", "cannot be combined with settle by bucket")
 	case s.Kind != TokenBucket && s.Kind != FixedWindow || s.Minimum != nil:
 		add("settle", "does not belong to %s; use token_bucket or fixed_window", s.title())
 	case s.Kind == FixedWindow && s.Capacity != nil && *s.Capacity > s.Rate:
@@ -393,7 +404,7 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	default:
 		l.reach, l.MaxReserved = most-l.Capacity, reserved
 	}
-	if l.Settles {
+	if l.OpenFor = s.OpenFor; l.Settles {
 		if l.MaxDebt = min(l.Capacity, l.reach); s.MaxDebt != nil {
 			l.MaxDebt = *s.MaxDebt
 		}

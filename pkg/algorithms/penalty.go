@@ -122,6 +122,7 @@ func (l *Limit) counted(was *Denials, now Micros) *Denials {
 // takeCounted is Take for a limit with a Penalty, or for a State that contains Denials.
 func (l *Limit) takeCounted(s State, now Micros, a Charge) (State, Decision) {
 	was := s
+	a.counted = true
 	if s.Denials != nil {
 		s.Denials = l.denialsAt(&s, now)
 	}

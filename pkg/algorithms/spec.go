@@ -8,7 +8,7 @@ func (l *Limit) Spec() Spec {
 	}
 	s := Spec{
 		Kind: l.Kind, Rate: l.Rate, Period: l.Period(), Calendar: l.Calendar,
-		Overdraw: l.Overdraw, TakesDenied: l.TakesDenied, PerRequest: l.PerRequest, Settles: l.Settles,
+		Overdraw: l.Overdraw, TakesDenied: l.TakesDenied, PerRequest: l.PerRequest, Settles: l.Settles, OpenFor: l.OpenFor,
 	}
 	if l.Settles {
 		debt := l.MaxDebt

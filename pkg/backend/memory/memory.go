@@ -31,7 +31,7 @@ type Config struct {
 	Clock func() time.Time
 	// MaxKeys bounds the memory. Each bucket counts as one, and so do each entry of a sliding log and each
 	// decision stored for an idempotency key. The denials that a penalty counts need one each, and one more for
-	// their bucket. A bucket of a limit with Settles counts as three, and each slot of a concurrency limit as one.
+	// their bucket. A bucket of a limit with Settles counts as three, one with open reservations as nine, and each slot of a concurrency limit as one.
 	// 0 means DefaultMaxKeys. The largest value is about a billion. Limits that are new in a full Store get their
 	// parts nevertheless (SetOwners). So the content may exceed MaxKeys by half at most, until buckets of other
 	// limits are deleted.
@@ -134,7 +134,7 @@ func (s *Store) takeOne(now algorithms.Micros, hash uint64, c *backend.Charge, d
 	}
 	c.Limit.TakeAt(&state, now, &c.Terms, &d.Decision)
 	switch {
-	case e != nil && e.more == nil && state.Log == nil && state.Denials == nil && state.Peaks == nil && state.Slots == nil: // the entry does not grow
+	case e != nil && e.more == nil && state.Log == nil && state.Denials == nil && state.Peaks == nil && state.Slots == nil && state.Open == nil: // the entry does not grow
 		e.set(&state)
 	case s.makeRoom(st, c, e, &state, now, e):
 		s.put(st, hash, c, e, &state)

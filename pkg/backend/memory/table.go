@@ -76,13 +76,14 @@ type more struct {
 	denials *algorithms.Denials // of a limit with a penalty
 	peaks   *algorithms.Peaks   // of a limit that settles
 	slots   *algorithms.Slots   // of a concurrency limit
+	open    *algorithms.Open    // of a limit that settles by bucket
 }
 
 // copy writes the stored state to s, which must be zero.
 func (e *entry) copy(s *algorithms.State) {
 	s.By, s.Value, s.Prev, s.At = e.by, e.value, e.prev, e.at
 	if e.more != nil {
-		s.Log, s.Denials, s.Peaks, s.Slots = e.more.log, e.more.denials, e.more.peaks, e.more.slots
+		s.Log, s.Denials, s.Peaks, s.Slots, s.Open = e.more.log, e.more.denials, e.more.peaks, e.more.slots, e.more.open
 	}
 }
 
@@ -94,12 +95,12 @@ func (e *entry) state() (s algorithms.State) {
 func (e *entry) set(s *algorithms.State) {
 	e.by, e.value, e.prev, e.at = s.By, s.Value, s.Prev, s.At
 	switch {
-	case len(s.Log) == 0 && s.Denials == nil && s.Peaks == nil && s.Slots == nil:
+	case len(s.Log) == 0 && s.Denials == nil && s.Peaks == nil && s.Slots == nil && s.Open == nil:
 		e.more = nil
 	case e.more != nil:
-		*e.more = more{s.Log, s.Denials, s.Peaks, s.Slots}
+		*e.more = more{s.Log, s.Denials, s.Peaks, s.Slots, s.Open}
 	default:
-		e.more = &more{s.Log, s.Denials, s.Peaks, s.Slots}
+		e.more = &more{s.Log, s.Denials, s.Peaks, s.Slots, s.Open}
 	}
 	s.Slots.Apply()
 }
@@ -107,6 +108,9 @@ func (e *entry) set(s *algorithms.State) {
 // peaksRoom is the number of entries that Peaks count as. They need 128 bytes; a bucket without Peaks needs
 // about 70, plus its key.
 const peaksRoom = 2
+
+// openRoom is the number of entries that Open counts as. It needs 416 bytes.
+const openRoom = 6
 
 // extra returns the room that s needs beyond that of one bucket.
 func extra(s *algorithms.State) int {
@@ -116,6 +120,9 @@ func extra(s *algorithms.State) int {
 	}
 	if s.Peaks != nil {
 		n += peaksRoom
+	}
+	if s.Open != nil {
+		n += openRoom
 	}
 	if s.Slots != nil {
 		n += int(s.Prev)

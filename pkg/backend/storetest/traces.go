@@ -70,6 +70,9 @@ func Specs() []algorithms.Spec {
 		{Kind: algorithms.TokenBucket, Rate: 999_983, Period: algorithms.Day, Capacity: n(90_000_000), Settles: true, MaxDebt: n(3)},
 		{Kind: algorithms.FixedWindow, Rate: 20, Period: 2 * s, Settles: true, MaxDebt: n(15)},
 		{Kind: algorithms.FixedWindow, Rate: 20, Capacity: n(15), Initial: n(10), Calendar: calendars[0], Settles: true},
+		{Kind: algorithms.TokenBucket, Rate: 5, Period: s, Capacity: n(30), Settles: true, MaxDebt: n(9), OpenFor: 2 * s},
+		{Kind: algorithms.TokenBucket, Rate: 5, Period: s, Capacity: n(30), Initial: n(20), Settles: true, OpenFor: 90 * s},
+		{Kind: algorithms.FixedWindow, Rate: 20, Period: 4 * s, Settles: true, OpenFor: 3 * s},
 		{Kind: algorithms.Concurrency, Capacity: n(9), Period: 2 * s},
 		{Kind: algorithms.Concurrency, Capacity: n(4), Period: 90 * s},
 		{Kind: algorithms.Concurrency, Capacity: n(5), Period: 5 * s, Overdraw: true},
@@ -156,6 +159,9 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 						MaxWait:   algorithms.Micros(rng.IntN(2)) * algorithms.Micros(1+rng.IntN(9)) * 300_000,
 					},
 				})
+				if terms := &charges[len(charges)-1].Terms; limit.OpenFor > 0 && !terms.Scaled {
+					terms.Open = rng.IntN(3) > 0
+				}
 				if limit.Kind == algorithms.Concurrency {
 					terms := &charges[len(charges)-1].Terms
 					*terms = algorithms.Charge{Cost: min(cost, 20), DryRun: terms.DryRun, Slot: slot(rng)}
@@ -228,7 +234,10 @@ func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
 	if s.Penalty = original.Penalty; rng.IntN(3) == 0 {
 		s.Penalty = nil
 	}
-	s.Settles, s.MaxDebt = original.Settles && rng.IntN(4) > 0, nil
+	s.Settles, s.MaxDebt, s.OpenFor = original.Settles && rng.IntN(4) > 0, nil, 0
+	if s.Settles && original.OpenFor > 0 && rng.IntN(4) > 0 {
+		s.OpenFor = second * algorithms.Micros(1+rng.IntN(9))
+	}
 	tokens := s.Kind == algorithms.TokenBucket || s.Kind == algorithms.FixedWindow
 	if tokens && rng.IntN(2) == 0 || s.Kind == algorithms.LeakyBucket {
 		s.Capacity = n(40)
@@ -254,7 +263,7 @@ func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
 			s.Period, s.Calendar = second*algorithms.Micros(1+rng.IntN(5)), nil
 		}
 		if s.Calendar != nil {
-			s.Start = nil
+			s.Start, s.OpenFor = nil, 0
 		}
 		if s.Settles && s.Capacity != nil {
 			*s.Capacity = min(*s.Capacity, s.Rate)

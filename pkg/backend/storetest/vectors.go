@@ -19,6 +19,7 @@ type step struct {
 	reserve bool
 	of      algorithms.Micros // time after Start of the charge that this one refunds or settles; 0 means none
 	settle  bool
+	open    bool
 	by      algorithms.Spec // the limit, if it is not that of the row
 
 	allowed bool
@@ -47,7 +48,7 @@ func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Mic
 				if s.by.Kind != 0 {
 					c.Limit = charge(s.by).Limit
 				}
-				c.Terms = algorithms.Charge{Cost: s.cost, Reserve: s.reserve, Settle: s.settle}
+				c.Terms = algorithms.Charge{Cost: s.cost, Reserve: s.reserve, Settle: s.settle, Open: s.open}
 				if s.of > 0 {
 					c.Terms.ChargedAt = Start + s.of
 				}
@@ -135,6 +136,9 @@ func vectors() []vector {
 	halfSettling.Rate = 5000
 	slowSettling := settling
 	slowSettling.Rate, slowSettling.Capacity = 1000, n(10_000)
+	opening := algorithms.Spec{
+		Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Day, Capacity: n(100), Settles: true, MaxDebt: n(50), OpenFor: 16 * s,
+	}
 	settlingCredits := credits(1000)
 	settlingCredits.Settles = true
 	settlingWindow := window
@@ -309,6 +313,33 @@ func vectors() []vector {
 			{at: 39 * s, cost: -4, of: 38800 * ms, allowed: true, left: 6},
 		}},
 		// The bucket holds 10,000 tokens and refills in a minute. Calls consume estimates, which are settled.
+		{"settled without an id", opening, []step{
+			{at: 1 * s, cost: 40, open: true, allowed: true, left: 60},
+			{at: 1 * s, cost: 40, open: true, allowed: true, left: 20},
+			{at: 1 * s, cost: 40, open: true, left: 20, retry: 17 * s}, // when the first two expire
+			{at: 2 * s, cost: 20, open: true, allowed: true},
+			{at: 3 * s, cost: 30, open: true, settle: true, allowed: true, left: -10}, // the newest, of 20
+			{at: 3 * s, cost: 10, open: true, settle: true, allowed: true, left: 20},
+			{at: 3 * s, open: true, settle: true, allowed: true, left: 60},
+			{at: 3 * s, cost: 70, open: true, settle: true, allowed: true, left: -10}, // none is open
+			{at: 3 * s, cost: 100, open: true, settle: true, allowed: true, left: -50, lost: 60},
+		}},
+		{"never settled", opening, []step{
+			{at: 1 * s, cost: 60, open: true, allowed: true, left: 40},
+			{at: 2 * s, cost: 30, open: true, allowed: true, left: 10},
+			{at: 2 * s, cost: 10, allowed: true}, // nothing refunds this charge
+			{at: 3 * s, cost: 61, retry: 16 * s},
+			{at: 18 * s, cost: 60, allowed: true},
+			{at: 18 * s, cost: 31, retry: 86384 * s}, // the bucket would have been full for a second
+			{at: 19 * s, cost: 30, allowed: true},
+		}},
+		{"an undone reservation", opening, []step{
+			{at: 1 * s, cost: 40, open: true, allowed: true, left: 60},
+			{at: 1 * s, cost: 20, open: true, allowed: true, left: 40},
+			{at: 1 * s, cost: -20, of: 1 * s, open: true, allowed: true, left: 60},
+			{at: 1 * s, cost: 50, open: true, settle: true, allowed: true, left: 50},
+			{at: 1 * s, cost: 50, open: true, settle: true, allowed: true},
+		}},
 		{"settled at once", settling, []step{
 			{at: 1 * s, cost: 4000, allowed: true, left: 6000},
 			{at: 1 * s, cost: -3000, of: 1 * s, settle: true, allowed: true, left: 9000},
