@@ -92,7 +92,7 @@ func (c *sizeCmd) Run(a *app) error {
 	}
 	took := time.Since(start)
 	time.Sleep(time.Second) // by then the sidecar has returned unused memory to the system; the peak has its own column
-	if err := c.row(w, server, admin, "one file changed (it is noticed after 0.1 s)", took, before); err != nil {
+	if err := c.row(w, server, admin, "one file changed (it is noticed within 0.6 s)", took, before); err != nil {
 		return err
 	}
 	return w.Flush()

@@ -6,23 +6,17 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
-
-	"github.com/fsnotify/fsnotify"
 )
 
 const (
-	// The files are read when quietDelay has passed without an event. An editor or a kubelet makes several changes
-	// for one update.
-	quietDelay = 100 * time.Millisecond
-	// maxDelay is the longest delay of a read while files keep changing.
-	maxDelay = time.Second
-	// poll is the interval at which the files are read without an event, because some file systems report no
-	// events.
-	poll = 30 * time.Second
+	// poll is the interval at which the names, identities, sizes and times of the files are compared.
+	poll = 500 * time.Millisecond
+	// The files are read when nothing has changed for the time quiet. An editor or a kubelet makes several changes for
+	// one update. While files keep changing, they are read after quietTries times that.
+	quiet      = 100 * time.Millisecond
+	quietTries = 10
 )
 
 // Watcher reports changes of configuration files.
@@ -36,109 +30,69 @@ type Watcher struct {
 func NewWatcher(paths []string) *Watcher { return &Watcher{paths, digest(paths)} }
 
 // Run calls onChange whenever the files have other names, other content, or other errors when they are read. It
-// returns after ctx and all its goroutines have ended. After 30 s without an event, Run reads the files again, because
-// some file systems cannot be watched.
-//
-// Run watches the folders of the files. So it notices replaced files, as most editors write them, and
-// replaced symbolic links, which Kubernetes uses for a ConfigMap.
-func (watcher *Watcher) Run(ctx context.Context, onChange func()) {
-	paths := watcher.paths
-	check := func() {
-		if now := digest(paths); now != watcher.last {
-			watcher.last = now
+// returns when ctx ends. It polls, which works on every file system, and for replaced files, folders and symbolic
+// links alike.
+func (w *Watcher) Run(ctx context.Context, onChange func()) {
+	for seen := []seenFile(nil); sleep(ctx, poll); {
+		now := listing(w.paths)
+		if slices.EqualFunc(now, seen, seenFile.equals) {
+			continue
+		}
+		for range quietTries {
+			if seen = now; !sleep(ctx, quiet) {
+				return
+			}
+			if now = listing(w.paths); slices.EqualFunc(now, seen, seenFile.equals) {
+				break
+			}
+		}
+		if now := digest(w.paths); now != w.last {
+			w.last = now
 			onChange()
 		}
 	}
-	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		debounce(ctx, nil, check)
-		return
-	}
-	defer w.Close()
-	events := make(chan struct{}, 1)
-	follow := func() { watchFolders(w, folders(paths)) }
-	follow()
-	events <- struct{}{} // the first event, in case a file changed before the folders were watched
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		drain(w, concerns(paths), events)
-	}()
-	debounce(ctx, events, func() {
-		follow() // watches the folders again, because one may have been replaced
-		check()
-	})
-	w.Close()
-	<-done
 }
 
-// drain sends an event for each relevant change, until w is closed. An error counts as an event, because
-// after an overflow the changes are unknown.
-func drain(w *fsnotify.Watcher, concerns func(name string) bool, events chan<- struct{}) {
-	for {
-		select {
-		case e, open := <-w.Events:
-			if !open {
-				return
-			}
-			if !concerns(e.Name) {
-				continue
-			}
-		case _, open := <-w.Errors:
-			if !open {
-				return
-			}
-		}
-		select {
-		case events <- struct{}{}:
-		default: // another event is already pending
-		}
+// sleep returns false if ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
 	}
 }
 
-// concerns returns a function that reports whether a change of a file or folder may affect the configuration.
-// Other changes are ignored, so that a busy folder costs nothing. Relevant names are *.yaml and *.yml, those that
-// start with ".." such as the "..data" of a ConfigMap, each part of a path and, if a path ends in **, any name.
-func concerns(paths []string) func(name string) bool {
-	parts := map[string]bool{}
-	all := false
+// seenFile is a file that Load would read, or a path that cannot be listed.
+type seenFile struct {
+	name    string
+	info    os.FileInfo // nil if the file cannot be found
+	problem string
+}
+
+func (f seenFile) equals(g seenFile) bool {
+	if f.name != g.name || f.problem != g.problem || (f.info == nil) != (g.info == nil) {
+		return false
+	}
+	return f.info == nil || f.info.Size() == g.info.Size() && f.info.ModTime().Equal(g.info.ModTime()) && f.info.Mode() == g.info.Mode() && os.SameFile(f.info, g.info)
+}
+
+func listing(paths []string) (all []seenFile) {
 	for _, path := range paths {
-		all = all || Root(path) != path
-		for part := range strings.SplitSeq(filepath.ToSlash(path), "/") {
-			parts[part] = true
+		names, err := list(path)
+		if err != nil {
+			all = append(all, seenFile{name: path, problem: err.Error()})
+		}
+		for _, name := range names {
+			info, _ := os.Stat(name) // a broken link has no info
+			all = append(all, seenFile{name: name, info: info})
 		}
 	}
-	return func(name string) bool {
-		base := filepath.Base(name)
-		return all || parts[base] || hasExtension(base) || strings.HasPrefix(base, "..")
-	}
-}
-
-// debounce calls check when the time quietDelay has passed since the last event, when events have continued for the
-// time maxDelay, and when the time poll has passed without an event. It returns when ctx ends.
-func debounce(ctx context.Context, events <-chan struct{}, check func()) {
-	var first time.Time // when the first unhandled event occurred
-	timer := time.NewTimer(poll)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-events:
-			if first.IsZero() {
-				first = time.Now()
-			}
-			timer.Reset(min(quietDelay, maxDelay-time.Since(first)))
-		case <-timer.C:
-			first = time.Time{}
-			check()
-			timer.Reset(poll)
-		}
-	}
+	return all
 }
 
 // digest returns a hash of everything that Load would read, and of all read errors. It never holds a whole
-// file in memory, because the files of a large configuration would add tens of MiB to the heap at each poll.
+// file in memory, because the files of a large configuration would add tens of MiB to the heap.
 func digest(paths []string) [sha256.Size]byte {
 	h, of, piece := sha256.New(), sha256.New(), make([]byte, 32<<10)
 	problems := eachFile(paths, func(name string, content io.Reader) error {
@@ -149,62 +103,4 @@ func digest(paths []string) [sha256.Size]byte {
 	})
 	fmt.Fprint(h, problems)
 	return [sha256.Size]byte(h.Sum(nil))
-}
-
-// folders returns the folders in which a change can affect paths: the folder of each file, each folder and
-// its parent, all folders below a ** that contain files, the folders that contain symbolic links of these paths, and
-// those that contain the targets of links to files.
-func folders(paths []string) (all []string) {
-	add := func(folder string) {
-		if real, err := filepath.EvalSymlinks(folder); err == nil && !slices.Contains(all, real) {
-			all = append(all, real)
-		}
-	}
-	addTarget := func(name string) {
-		if info, err := os.Lstat(name); err != nil || info.Mode()&os.ModeSymlink == 0 {
-			return
-		}
-		if real, err := filepath.EvalSymlinks(name); err == nil {
-			add(filepath.Dir(real))
-		}
-	}
-	for _, path := range paths {
-		names, _ := list(path) // Load reports the error
-		for _, name := range names {
-			if Root(path) != path {
-				add(filepath.Dir(name))
-			}
-			addTarget(name)
-		}
-		path, err := filepath.Abs(Root(path))
-		if err != nil {
-			continue
-		}
-		if info, err := os.Stat(path); err == nil && info.IsDir() {
-			add(path)
-		}
-		add(filepath.Dir(path))
-		if real, err := filepath.EvalSymlinks(path); err == nil {
-			add(filepath.Dir(real))
-		}
-		for at := path; at != filepath.Dir(at); at = filepath.Dir(at) {
-			if info, err := os.Lstat(at); err == nil && info.Mode()&os.ModeSymlink != 0 {
-				add(filepath.Dir(at))
-			}
-		}
-	}
-	return all
-}
-
-// watchFolders makes w watch exactly the folders in list. Files in folders that cannot be watched are read by
-// polling.
-func watchFolders(w *fsnotify.Watcher, list []string) {
-	for _, folder := range w.WatchList() {
-		if !slices.Contains(list, folder) {
-			_ = w.Remove(folder) // fails if the folder has been removed, which does no harm
-		}
-	}
-	for _, folder := range list {
-		_ = w.Add(folder) // also for a watched folder, because another folder may have taken its name
-	}
 }
