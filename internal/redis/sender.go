@@ -153,8 +153,10 @@ func (l *sender) work(leader *backend.Batch) {
 	l.mu.Lock()
 	l.fill(c, now)
 	l.mu.Unlock()
-	late := call{ended: c.ended} // these batches are not sent (too late, canceled)
-	c.ended = nil
+	var late *call // its batches are not sent (too late, canceled)
+	if len(c.ended) > 0 {
+		late, c.ended = &call{ended: c.ended}, nil
+	}
 	switch {
 	case len(c.runs) == 0:
 		l.calls.Put(c)
@@ -167,8 +169,8 @@ func (l *sender) work(leader *backend.Batch) {
 	default:
 		l.decide(c, until, l.ended)
 	}
-	if len(late.ended) > 0 {
-		l.completeBatches(&late)
+	if late != nil {
+		l.completeBatches(late)
 	}
 }
 

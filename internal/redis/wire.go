@@ -39,8 +39,6 @@ type exchange struct {
 	// sent, neverRan(err) is true. Otherwise the commands may have run.
 	replies []reply
 	err     error
-
-	out []byte // the commands as they are sent
 }
 
 func (x *exchange) end(err error) {
@@ -59,6 +57,9 @@ const (
 	redialPause = 60 * time.Millisecond
 	// redialDemand is how long such attempts continue after the last exchange.
 	redialDemand = time.Second
+	// watchedFor is how long after a reply the goroutine that reads is trusted to have noticed the end of its connection.
+	// Later, the socket is asked, because this process may have been paused.
+	watchedFor = time.Millisecond
 	// lateAnswer is how long a connection waits for an answer after its exchange has ended.
 	lateAnswer = 2 * time.Second
 )
@@ -98,9 +99,10 @@ type pipe struct {
 	release    func()    // called after conn has been closed
 	flights    []flight  // the exchanges without all their replies, in the order in which they are sent
 	written    int       // how many flights are written or being written
+	queued     []byte    // the commands of the other flights
 	writing    bool      // a goroutine writes, or makes conn and will write
-	current    *exchange // the exchange that is being written, unless its replies have already arrived
 	unanswered int       // the bytes of the written flights
+	heard      time.Time // when the last flight ended with its replies and none followed
 	over       bool      // gets no more exchanges
 	dead       bool      // has failed: conn is closed, and flights is empty
 	closeBy    time.Time // if not zero, conn is closed at this time
@@ -108,6 +110,7 @@ type pipe struct {
 	led        bool      // the caller of the first exchange reads, until that exchange ends
 	lends      bool      // the goroutine that reads stops when no exchange waits
 
+	out     []byte  // what is being written; used by the goroutine that writes
 	replies []reply // this and the following field are used by the goroutine that reads
 	buf     []byte  // bytes whose replies are not complete
 }
@@ -124,10 +127,7 @@ func newWire(o *goredis.Options, alive func()) *wire {
 
 // start implements transport.
 func (w *wire) start(x *exchange) {
-	x.err, x.out = nil, x.out[:0]
-	for _, command := range x.commands {
-		x.out = appendCommand(x.out, command)
-	}
+	x.err = nil
 	w.mu.Lock()
 	p, err := w.usable()
 	if err != nil {
@@ -135,7 +135,11 @@ func (w *wire) start(x *exchange) {
 		go x.end(err)
 		return
 	}
-	p.flights = append(p.flights, flight{x, len(x.commands), len(x.out)})
+	before := len(p.queued)
+	for _, command := range x.commands {
+		p.queued = appendCommand(p.queued, command)
+	}
+	p.flights = append(p.flights, flight{x, len(x.commands), len(p.queued) - before})
 	w.arm(x.until)
 	writes := !p.writing
 	p.writing = true
@@ -143,12 +147,8 @@ func (w *wire) start(x *exchange) {
 		p.reading = true
 		go w.read(p, false)
 	}
-	large := p.unanswered+len(x.out) > maxFrame
 	w.mu.Unlock()
-	switch {
-	case writes && large:
-		go w.write(p, false)
-	case writes:
+	if writes {
 		w.write(p, true)
 	}
 }
@@ -241,7 +241,14 @@ func unsent(err error) error {
 // such a connection, nothing would show whether the server has run it.
 func (p *pipe) ended() bool {
 	c, ok := p.conn.(*conn)
-	return ok && (c.outdated() || len(p.flights) == 0 && c.ended())
+	switch {
+	case !ok:
+		return false
+	case c.outdated():
+		return true
+	default:
+		return len(p.flights) == 0 && !(p.reading && time.Since(p.heard) < watchedFor) && c.ended()
+	}
 }
 
 // retire makes p get no more exchanges, and closes it if none waits for replies. mu must be held.
@@ -299,35 +306,31 @@ func dialWire(o goredis.Options) (conn net.Conn, release func(), err error) {
 	return conn, release, conn.SetDeadline(time.Time{}) // go-redis leaves those of Ping
 }
 
-// write writes the exchanges of p, one after the other; the caller has set p.writing. With inline, another goroutine
-// continues before a write that may have to wait.
+// write writes the commands of p; the caller has set p.writing. With inline, another goroutine continues before a write
+// that may have to wait.
 func (w *wire) write(p *pipe, inline bool) {
 	w.mu.Lock()
 	for !p.dead && p.written < len(p.flights) {
-		f := p.flights[p.written]
-		if inline && p.unanswered+f.size > maxFrame {
+		if inline && p.unanswered+len(p.queued) > maxFrame {
 			w.mu.Unlock()
 			go w.write(p, false)
 			return
 		}
-		p.written++
-		p.unanswered += f.size
-		p.current = f.x
-		out := f.x.out
+		writes := len(p.flights) - p.written
+		p.written += writes
+		p.unanswered += len(p.queued)
+		p.out, p.queued = p.queued, p.out[:0]
 		w.mu.Unlock()
-		_, err := p.conn.Write(out)
+		_, err := p.conn.Write(p.out)
 		w.mu.Lock()
-		unanswered := p.current != nil
-		if err == nil && !p.dead || !unanswered && p.dead {
-			p.current = nil
-			continue
+		if err != nil {
+			if neverRan(err) {
+				p.written = max(0, p.written-writes)
+			}
+			w.mu.Unlock()
+			w.fail(p, err)
+			return
 		}
-		w.mu.Unlock()
-		w.fail(p, cmp.Or(err, errDrained))
-		if unanswered { // fail leaves the exchange that is being written to this goroutine
-			f.x.end(cmp.Or(err, errDrained))
-		}
-		return
 	}
 	p.writing = false
 	w.mu.Unlock()
@@ -414,11 +417,8 @@ func (w *wire) answered(p *pipe) error {
 	p.written--
 	p.led = false
 	p.unanswered -= f.size
-	if p.current == f.x { // Write has not returned, and may still use the memory
-		p.current = nil
-		if f.x != nil {
-			f.x.out = nil
-		}
+	if len(p.flights) == 0 {
+		p.heard = time.Now()
 	}
 	over := p.over && len(p.flights) == 0
 	w.mu.Unlock()
@@ -434,8 +434,7 @@ func (w *wire) answered(p *pipe) error {
 	return nil
 }
 
-// fail closes p, and ends its exchanges with err. It does not end the one that is being written, whose bytes are still
-// in use.
+// fail closes p, and ends its exchanges with err.
 func (w *wire) fail(p *pipe, err error) {
 	w.mu.Lock()
 	flights, written := p.flights, p.written
@@ -449,7 +448,6 @@ func (w *wire) fail(p *pipe, err error) {
 			p.release()
 		}()
 	}
-	current := p.current
 	w.mu.Unlock()
 	lost := err
 	if neverRan(err) {
@@ -457,7 +455,7 @@ func (w *wire) fail(p *pipe, err error) {
 	}
 	for i, f := range flights {
 		switch {
-		case f.x == nil || f.x == current:
+		case f.x == nil:
 		case i < written:
 			f.x.end(lost)
 		default:
@@ -502,10 +500,8 @@ func (w *wire) tick() {
 			switch {
 			case i >= p.written:
 				unsent = append(unsent, x)
-				p.flights = slices.Delete(p.flights, i, i+1)
+				p.remove(i)
 				i--
-			case x == p.current:
-				go p.conn.Close() // write ends x
 			default:
 				late = append(late, x)
 				p.flights[i].x = nil
@@ -529,6 +525,16 @@ func (w *wire) tick() {
 	for _, x := range unsent {
 		x.end(errNoConn)
 	}
+}
+
+// remove removes the flight i, which has not been written.
+func (p *pipe) remove(i int) {
+	from := 0
+	for _, f := range p.flights[p.written:i] {
+		from += f.size
+	}
+	p.queued = slices.Delete(p.queued, from, from+p.flights[i].size)
+	p.flights = slices.Delete(p.flights, i, i+1)
 }
 
 // close implements transport.

@@ -313,7 +313,9 @@ func TestSubmitDoesNotWaitForTheNetwork(t *testing.T) {
 		l.queue.maxBatch = 1
 		l.start = func(l *sender) { l.work(nil) }
 		began := time.Now()
-		first, second := start(l, large), start(l, limited(1))
+		first := start(l, large)
+		synctest.Wait()
+		second := start(l, limited(1))
 		if took := time.Since(began); took > 0 {
 			t.Errorf("Submit took %v; want 0", took)
 		}
