@@ -188,7 +188,7 @@ func (c *cluster) route(group []backend.Charge) *stores.Route {
 	}
 }
 
-var tooLarge = stores.Route{Store: refusing{fmt.Errorf("%w: the maximum is %d", backend.ErrTooLarge, maxGroup)}}
+var tooLarge = stores.Route{Store: refusing{errTooLarge}}
 
 // part returns the number of the part to which charge i of a group belongs. The charges of one slot form a
 // part, and so does each sharded charge.

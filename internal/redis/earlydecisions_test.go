@@ -120,12 +120,6 @@ func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 		}
 		l.queue.maxCalls, l.queue.maxBatch = 1, 3
 		check("a sender", l, many(10, 1), 3)
-		l.queue.maxBatch = maxBatch
-		after := many(5, 1)
-		for i := range after {
-			after[i].Group += 10 // adjacent groups must have different numbers
-		}
-		check("two senders", &serverSenders{usual: l, long: l}, slices.Concat(many(300, 300), after), 300)
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -57,8 +56,8 @@ func TestManyBucketsAtOnce(t *testing.T) {
 	}
 }
 
-// A group that is larger than a batch may take longer than the timeout of other calls.
-func TestLargeGroupsUseAnotherSender(t *testing.T) {
+// Detached batches have a sender of their own, whose timeout is longer.
+func TestDetachedBatchesUseAnotherSender(t *testing.T) {
 	var usual, long int
 	count := func(n *int) *sender {
 		return blocking(time.Minute, func(_ context.Context, c *call) error {
@@ -67,21 +66,11 @@ func TestLargeGroupsUseAnotherSender(t *testing.T) {
 		})
 	}
 	s := &serverSenders{usual: count(&usual), long: count(&long)}
-	takeAll(s, many(1, 1))
-	takeAll(s, many(1000, 256))
-	if usual != 1001 || long != 0 {
-		t.Errorf("small groups: %d charges in the usual sender, %d in the long one; want 1001 and 0", usual, long)
-	}
 	takeAll(s, many(257, 257))
-	if usual != 1001 || long != 257 {
-		t.Errorf("a large group: %d charges in the usual sender, %d in the long one; want 1001 and 257", usual, long)
-	}
-	mixture := slices.Concat(many(3, 1), many(300, 300), many(5, 1), many(300, 300))
-	for i := 303; i < 308; i++ { // adjacent groups must have different numbers
-		mixture[i].Group += 10
-	}
-	takeAll(s, mixture)
-	if usual != 1009 || long != 857 {
-		t.Errorf("a mixture: %d charges in the usual sender, %d in the long one; want 1009 and 857", usual, long)
+	detached := batchOf(1, 2)
+	detached.Detached = true
+	<-start(s, detached).done
+	if usual != 257 || long != 3 {
+		t.Errorf("%d charges in the usual sender, %d in the long one; want 257 and 3", usual, long)
 	}
 }

@@ -151,6 +151,7 @@ type effects struct {
 }
 
 var (
+	errTooLarge = fmt.Errorf("%w: the maximum is %d", backend.ErrTooLarge, maxGroup)
 	errFull     = fmt.Errorf("%w: its queue is full", backend.ErrNotTaken)
 	errBusy     = fmt.Errorf("%w: the server gets more charges than it can decide in time", backend.ErrNotTaken)
 	errLate     = fmt.Errorf("%w: not sent in time: %w", backend.ErrNotTaken, context.DeadlineExceeded)
@@ -458,6 +459,8 @@ func group(b *backend.Batch, i int) (int, error) {
 		return n, errKnown
 	case c.Canceled != nil && c.Canceled.Load():
 		return n, errCanceled
+	case n > maxGroup:
+		return n, errTooLarge
 	default:
 		return n, nil
 	}

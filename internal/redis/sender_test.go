@@ -52,7 +52,7 @@ func TestTheSenderReturnsTheStoresAnswers(t *testing.T) {
 			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
 				l := senderDecidedBy(memory.New(memory.Config{Clock: storetest.Times(now)}), time.Minute)
 				change(l)
-				return &serverSenders{usual: l, long: l}
+				return l
 			})
 		})
 	}
@@ -315,7 +315,7 @@ func TestGroupsThatAreTooLargeCostNothing(t *testing.T) {
 				p := &server{}
 				l := blocking(10*ms, p.decide)
 				b := batchOf(sizes...)
-				<-start(&serverSenders{usual: l, long: blocking(detachedTimeout, p.decide)}, b).done
+				<-start(l, b).done
 				at := 0
 				for _, size := range sizes {
 					for range size {
