@@ -27,7 +27,7 @@ type payer struct {
 	reserved, reserves int64
 }
 
-// place is where a charge of group 0 belongs.
+// place is where a charge that is made together with others belongs.
 type place struct {
 	row   int // 1 + index into Call.payers: the charge is in the row of that payer; 0: in none; or unlimited
 	payer int // 1 + index into Call.payers: the charge is that of the payer; 0: of none
@@ -62,8 +62,8 @@ func (c *Call) payerOf(r *Result) (f Result, ok bool) {
 	return f, true
 }
 
-// addPayers gives each charge of group 0 whose limit has Then its payer. Then it orders the charges, so that each row is
-// followed by the charge of its payer.
+// addPayers gives each charge whose limit has Then its payer, among those that are made together. Then it orders the
+// charges, so that each row is followed by the charge of its payer.
 func (c *Call) addPayers() {
 	named := len(c.charges)
 	c.places = slices.Grow(c.places[:0], named)[:named]
@@ -105,7 +105,7 @@ func (c *Call) addToRow(r *Result, named int) {
 		return
 	}
 	if f.charge = c.charged(f.Key); f.charge < 0 {
-		c.add(&f, 0)
+		c.add(&f, c.together)
 		c.places = append(c.places, place{})
 	}
 	is := &c.places[f.charge]

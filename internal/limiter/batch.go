@@ -50,18 +50,14 @@ func (b *Batch) Add(c *Call) (planned bool, err error) {
 	from := len(b.charges)
 	c.inBatch = span{from, from}
 	c.charges = b.charges[from:] // c is planned in place, to avoid a copy
+	b.groups++
+	c.together, c.groups = b.groups, b.groups
 	planned, err = b.limiter.plan(c, b.last)
 	if b.last = c; !planned {
 		clear(c.charges)
 		return false, err
 	}
-	for i, was := 0, 0; i < len(c.charges); i++ {
-		group := c.charges[i].Group
-		if i == 0 || group != was {
-			b.groups++
-		}
-		c.charges[i].Group, was = b.groups, group
-	}
+	b.groups = c.groups
 	c.inBatch.to = from + len(c.charges)
 	if c.inBatch.to > cap(b.charges) { // append has moved the charges to a larger array
 		b.charges = append(b.charges, c.charges...)

@@ -36,7 +36,8 @@ type Call struct {
 	slotID   [16]byte // of the slots; zero if there are none
 	slots    int      // how many charges take slots
 	returns  []slotReturn
-	groups   int // the last used Charge.Group; 0 is the group of limits that are charged together
+	together int // the Charge.Group of the limits that are charged together
+	groups   int // the last used Charge.Group
 }
 
 // Request has either the descriptors that a proxy sent, or limits by name.
@@ -240,7 +241,7 @@ func (c *Call) Reset() {
 	c.Verdict = Verdict{}
 	c.Descriptors, c.Limits = descriptors, limits
 	c.Results, c.Statuses, c.Settlements, c.SlotOutcomes = results, statuses, settlements, outcomes
-	c.reserves, c.done, c.groups = 0, 0, 0
+	c.reserves, c.done, c.together, c.groups = 0, 0, 0, 0
 	c.slotID, c.slots, c.returns = [16]byte{}, 0, c.returns[:0]
 	c.charges, c.keys, c.payers = c.charges[:0], c.keys[:0], c.payers[:0]
 	c.config, c.adjusted, c.blocked, c.excepted = nil, nil, false, false

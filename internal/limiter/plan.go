@@ -237,7 +237,7 @@ func (r *Result) canBeReplaced() bool {
 	return r.Policy != nil && r.Policy.RateName != "" && r.Outcome != Unlimited && !r.isBlocked()
 }
 
-// charge adds a charge for every Result that is to be charged. Those of group 0 come first, because chargeTogether
+// charge adds a charge for every Result that is to be charged. Those that are charged together come first, because chargeTogether
 // compares with all charges that exist.
 func (c *Call) charge() {
 	if c.adjusted != nil && c.deniedByBlock() {
@@ -247,40 +247,41 @@ func (c *Call) charge() {
 	if c.reserves > 0 && (c.deniedByReserves() || c.deniedByReturns()) {
 		return
 	}
-	haveThen := false
+	then, alone := false, false
 	for i := range c.Results {
 		r := &c.Results[i]
-		if r.charge != toCharge {
-			continue
-		}
-		haveThen = haveThen || r.Policy.Extras != nil && r.Policy.Extras.Then != nil
-		if c.together(r) {
+		switch {
+		case r.charge != toCharge:
+		case c.isTogether(r):
 			c.chargeTogether(r)
+			then = then || r.Policy.Extras != nil && r.Policy.Extras.Then != nil
+		default:
+			alone = true
 		}
 	}
-	if haveThen && len(c.charges) > 0 {
+	if then {
 		c.addPayers()
 	}
-	for i := range c.Results {
+	for i := 0; alone && i < len(c.Results); i++ {
 		if r := &c.Results[i]; r.charge == toCharge {
 			c.addAlone(r)
 		}
 	}
 }
 
-// together reports whether r is charged in one group with other limits of the request. For named limits, the
+// isTogether reports whether r is charged in one group with other limits of the request. For named limits, the
 // domain's consume makes no difference, because the API promises all or none. (envoyproxy/ratelimit has no such
 // requests.)
-func (c *Call) together(r *Result) bool {
+func (c *Call) isTogether(r *Result) bool {
 	p := r.Policy
 	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.config.Modes.Quota
 }
 
-// chargeTogether adds r to group 0. Costs of the same bucket are added up in one charge.
+// chargeTogether adds r to the group of limits that are charged together. Costs of the same bucket are added up in one charge.
 func (c *Call) chargeTogether(r *Result) {
 	at := c.charged(r.Key)
 	if at < 0 {
-		c.add(r, 0)
+		c.add(r, c.together)
 		return
 	}
 	have := &c.charges[at]
@@ -292,7 +293,7 @@ func chargeOf(r *Result) algorithms.Charge {
 	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve, MaxWait: r.maxWait}
 }
 
-// charged returns the index of the charge with this key in group 0, or -1. If it returns -1, the caller must add a
+// charged returns the index of the charge with this key among those that are charged together, or -1. If it returns -1, the caller must add a
 // charge with this key next: in a request with more than few limits, charged has already entered that charge into
 // the hash table c.buckets.
 func (c *Call) charged(key []byte) int {
@@ -340,14 +341,14 @@ func (c *Call) add(r *Result, group int) {
 	}
 }
 
-// dryRunMistake looks for a named limit in group 0 that can never allow its cost, and whose payer, if there is one,
+// dryRunMistake looks for a named limit, charged together with others, that can never allow its cost, and whose payer, if there is one,
 // cannot either. If there is such a limit, dryRunMistake makes the request a dry run and returns true. The dry run
 // reports the remaining units, and charges nothing, not even limits that charge denied requests.
 func (c *Call) dryRunMistake() bool {
 	if len(c.Limits) == 0 || c.config.Modes.Shadow {
 		return false
 	}
-	if !slices.ContainsFunc(c.Results, func(r Result) bool { return r.charge >= 0 && c.together(&r) && c.neverFits(&r) }) {
+	if !slices.ContainsFunc(c.Results, func(r Result) bool { return r.charge >= 0 && c.isTogether(&r) && c.neverFits(&r) }) {
 		return false
 	}
 	c.dryRun()
