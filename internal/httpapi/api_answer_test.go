@@ -54,23 +54,6 @@ func TestACostThatNeverFitsChargesNothing(t *testing.T) {
 	}
 }
 
-func TestAnAnswerIsDegradedIfOneLimitIs(t *testing.T) {
-	l := limiter.New(halfFailing{memory.New(memory.Config{})}, limiter.Config{})
-	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  plain: {algorithm: token_bucket, rate: 1, period: 1h, on_backend_failure: allow}\n"+
-		"  other: {algorithm: token_bucket, rate: 9, period: 1h}\n"))
-	h := New(Config{API: &API{Limiter: l}})
-	for names, want := range map[string]bool{"plain other": true, "other plain": true, "other": false} {
-		var list []string
-		for name := range strings.FieldsSeq(names) {
-			list = append(list, `{"name":"`+name+`","key":"x"}`)
-		}
-		w := call(h, "POST", "/v1/limit", `{"limits":[`+strings.Join(list, ",")+`]}`)
-		if w.Code != 200 || strings.HasPrefix(w.Body.String(), `{"ok":true,"degraded":true,`) != want {
-			t.Errorf("%s: got %d %s; want status 200, degraded %v", names, w.Code, w.Body, want)
-		}
-	}
-}
-
 type observed struct{ arrived []bool }
 
 func (*observed) Swapped(*limiter.Snapshot) {}
@@ -131,31 +114,6 @@ limits:
 	}
 }
 
-// Jitter is from 0 to the requested number, both included, and delays all times of an answer that are not 0.
-func TestTheBoundsOfJitter(t *testing.T) {
-	for _, id := range []string{"", "r"} {
-		seen := map[int64]bool{}
-		for i := range 100 {
-			req := &apiRequest{jitter: 1}
-			if id != "" {
-				req.id = fmt.Sprint(id, i)
-			}
-			seen[req.jitterDelay()] = true
-		}
-		if len(seen) != 2 || !seen[0] || !seen[1] {
-			t.Errorf("a jitter of 1 ms with the id %q: got %v; want 0 and 1", id, seen)
-		}
-		if delay := (&apiRequest{id: id}).jitterDelay(); delay != 0 {
-			t.Errorf("no jitter with the id %q: got %d; want 0", id, delay)
-		}
-	}
-	a := apiAnswer{RetryAfter: 5, Wait: 7, Limits: []limitAnswer{{RetryAfter: 3}, {Wait: 4}}}
-	a.addDelay(10)
-	if a.RetryAfter != 15 || a.Wait != 17 || a.Limits[0].RetryAfter != 13 || a.Limits[0].Wait != 0 || a.Limits[1].RetryAfter != 0 || a.Limits[1].Wait != 14 {
-		t.Errorf("got %+v; want each time that is not 0 delayed by 10", a)
-	}
-}
-
 func TestJitterIsNeverEarly(t *testing.T) {
 	h, _ := onClock(t)
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)
@@ -183,8 +141,8 @@ func TestJitterIsNeverEarly(t *testing.T) {
 	}
 	w = call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":1,"reserve":true,"jitter":2000}`)
 	var answer apiReply
-	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 202 || answer.Wait < 6000 || answer.Wait > 8000 {
-		t.Errorf("got %v, %v, %v; want status 202 and a wait of 6 to 8 s", w.Code, w.Body, err)
+	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 202 || answer.Wait < 6000 || answer.Wait > 8000 || answer.Limits[0].Wait != answer.Wait {
+		t.Errorf("got %v, %v, %v; want status 202 and a wait of 6 to 8 s, also in the limit", w.Code, w.Body, err)
 	}
 }
 
@@ -215,30 +173,50 @@ func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 	}
 }
 
-// One limit denies, and the store cannot decide the other. The answer must report the denial.
-func TestADenialIsNotAFailureOfAnotherLimit(t *testing.T) {
-	l := limiter.New(halfFailing{memory.New(memory.Config{})}, limiter.Config{})
-	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  plain: {algorithm: token_bucket, rate: 1, period: 1h}\n"+
-		"  empty: {algorithm: token_bucket, rate: 1, period: 1h}\n"))
-	h := New(Config{API: &API{Limiter: l}})
-	call(h, "POST", "/v1/limit", `{"name":"empty","key":"x"}`)
-	for _, body := range []string{
-		`{"limits":[{"name":"plain","key":"x"},{"name":"empty","key":"x"}]}`,
-		`{"limits":[{"name":"empty","key":"x"},{"name":"plain","key":"x"}]}`,
+// The store cannot decide one limit of a list. The answer is a failure only if no other limit denies by itself, and it is
+// degraded if on_backend_failure allowed the limit, whatever the order of the list.
+func TestAnswersWhileOneOfSeveralLimitsFails(t *testing.T) {
+	for _, test := range []struct {
+		names    string
+		code     int
+		degraded bool
+	}{
+		{"allow other", 200, true}, {"other allow", 200, true}, {"other", 200, false},
+		{"deny empty", 429, false}, {"empty deny", 429, false},
+		{"quota deny other_quota", 503, false}, // a quota that is used up does not deny by itself
 	} {
-		if w := call(h, "POST", "/v1/limit", body); w.Code != 429 {
-			t.Errorf("%s: got %d %s; want status 429", body, w.Code, w.Body)
+		l := limiter.New(halfFailing{memory.New(memory.Config{})}, limiter.Config{})
+		l.Swap(authSnapshot(t, `
+domain: d
+limits:
+  allow:       {algorithm: token_bucket, rate: 1, period: 1h, on_backend_failure: allow}
+  deny:        {algorithm: token_bucket, rate: 1, period: 1h}
+  other:       {algorithm: token_bucket, rate: 9, period: 1h}
+  empty:       {algorithm: token_bucket, rate: 1, period: 1h}
+  quota:       {algorithm: token_bucket, rate: 1, period: 1h, quota_mode: true}
+  other_quota: {algorithm: token_bucket, rate: 9, period: 1h, quota_mode: true}
+`))
+		h := New(Config{API: &API{Limiter: l}})
+		for _, name := range []string{"empty", "quota"} {
+			call(h, "POST", "/v1/limit", `{"name":"`+name+`","key":"x"}`)
+		}
+		var list []string
+		for name := range strings.FieldsSeq(test.names) {
+			list = append(list, `{"name":"`+name+`","key":"x"}`)
+		}
+		w := call(h, "POST", "/v1/limit", `{"limits":[`+strings.Join(list, ",")+`]}`)
+		if w.Code != test.code || strings.HasPrefix(w.Body.String(), `{"ok":true,"degraded":true,`) != test.degraded {
+			t.Errorf("%s: got %d %s; want status %d, degraded %v", test.names, w.Code, w.Body, test.code, test.degraded)
 		}
 	}
 }
 
-// halfFailing is a store with two servers that decide a group together. The server with the bucket of "plain"
-// fails.
+// halfFailing is a store with two servers. The server with the buckets of "allow" and "deny" fails.
 type halfFailing struct{ *memory.Store }
 
 func (h halfFailing) Submit(b *backend.Batch) {
 	for i := range b.Charges {
-		if strings.HasSuffix(b.Charges[i].Owner, "plain") {
+		if owner := b.Charges[i].Owner; strings.HasSuffix(owner, "allow") || strings.HasSuffix(owner, "deny") {
 			b.Decisions[i].Err = backend.ErrUnavailable
 		} else {
 			backend.Take(context.Background(), h.Store, b.Charges[i:i+1], b.Decisions[i:i+1])

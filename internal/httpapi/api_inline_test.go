@@ -11,13 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-func TestALimitOfARequestNeedsAConfiguration(t *testing.T) {
-	h := New(Config{API: &API{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{}), Inline: config.Inline}})
-	if w := call(h, "POST", "/v1/limit", `{"domain":"edge","name":"own","config":{"algorithm":"token_bucket","rate":2,"period":"1m"}}`); w.Code != 503 {
-		t.Errorf("got %d %s; want status 503", w.Code, w.Body)
-	}
-}
-
 func TestLimitsThatComeWithRequests(t *testing.T) {
 	h, clock := onClock(t, func(a *API) { a.Inline = config.Inline })
 	const own = `"config":{"algorithm":"token_bucket","rate":2,"period":"1m","max_reserved":3}`

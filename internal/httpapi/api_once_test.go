@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
@@ -85,6 +84,7 @@ type apiReply struct {
 		Remaining   int64
 		ResetAfter  *int64 `json:"reset_after_ms"`
 		RetryAfter  int64  `json:"retry_after_ms"`
+		Wait        int64  `json:"wait_ms"`
 		TTL         int64  `json:"ttl_ms"`
 	}
 	Slots []string
@@ -186,36 +186,6 @@ func TestASettlementWhileTheStoreFails(t *testing.T) {
 	}
 }
 
-func TestRequestsThatReserveNothing(t *testing.T) {
-	h, _ := onClock(t)
-	for _, body := range []string{
-		`{"name":"tokens","key":"b","count":-4,"reserve":true}`, `{"name":"tokens","key":"b"}`,
-	} {
-		if w := call(h, "POST", "/v1/limit", body); w.Code != 200 || strings.Contains(w.Body.String(), "reservation") {
-			t.Errorf("%s: got %s; want status 200 without a reservation", body, w.Body)
-		}
-	}
-	if w := call(h, "POST", "/v1/check", `{"name":"tokens","key":"b","reserve":true}`); strings.Contains(w.Body.String(), "reservation") {
-		t.Errorf("a dry run: got %s; want no reservation", w.Body)
-	}
-}
-
-func TestALimitThatStartedAfreshIsNotSettled(t *testing.T) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
-	var l *limiter.Limiter
-	h := apiOver(t, memory.New(memory.Config{Clock: clock.Time}), func(a *API) { l = a.Limiter })
-	id := reserve(t, h, `{"name":"tokens","key":"a","count":5,"reserve":true}`)
-	changed := strings.Replace(apiLimits, "tokens: {algorithm: token_bucket", "tokens: {algorithm: fixed_window", 1)
-	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(changed)}}, config.Options{})
-	if problems.Bad() {
-		t.Fatal(problems)
-	}
-	l.Swap(s)
-	exchangeStep{0, "/v1/limit", settleBody(id, "1"), 410,
-		`limit "tokens": the limit has another algorithm or number of shards now, so its bucket is new and nothing can be settled`}.check(t, h)
-}
-
 type keyed struct {
 	*memory.Store
 	ids [][16]byte
@@ -239,31 +209,6 @@ func TestIDsOfApplicationsAreTheirOwn(t *testing.T) {
 	want := [][16]byte{limiter.IdempotencyID("edge", "request call 1", "0")}
 	if !slices.Equal(store.ids, want) {
 		t.Errorf("got the keys %x; want %x", store.ids, want)
-	}
-}
-
-// The id of a reservation contains the key of the bucket, so the length of the key is bounded. The length of other
-// keys is bounded only by the size of the body.
-func TestTheLongestKeyOfAReservation(t *testing.T) {
-	h, _ := onClock(t)
-	for _, test := range []struct {
-		length  int
-		reserve string
-		code    int
-	}{{reservation.MaxKey, "true", 200}, {reservation.MaxKey + 1, "true", 400}, {reservation.MaxKey + 1, "false", 200}} {
-		w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":["`+strings.Repeat("k", test.length-1)+`","k"],"reserve":`+test.reserve+`}`)
-		if w.Code != test.code {
-			t.Errorf("%d bytes, reserve %s: got %d %s; want %d", test.length, test.reserve, w.Code, w.Body, test.code)
-		}
-	}
-}
-
-func TestADeniedReservationHasNoID(t *testing.T) {
-	h, _ := onClock(t)
-	reserve(t, h, `{"name":"tokens","key":"a","count":30,"reserve":true}`)
-	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"tokens","key":"a","count":5,"reserve":true},{"name":"hourly","key":"a","reserve":true}]}`)
-	if w.Code != 429 || strings.Contains(w.Body.String(), "reservation") {
-		t.Errorf("got %d %s; want status 429 without a reservation", w.Code, w.Body)
 	}
 }
 
@@ -291,6 +236,24 @@ func TestAnIDForAllLimitsOfARequest(t *testing.T) {
 		}
 		if len(ids) != 1 {
 			t.Errorf("%d limits: got %d reservations; want one", n, len(ids))
+		}
+	}
+}
+
+func TestRequestsThatReserveNothingGetNoID(t *testing.T) {
+	h, _ := onClock(t)
+	reserve(t, h, `{"name":"tokens","key":"a","count":30,"reserve":true}`)
+	for _, c := range []struct {
+		path, body string
+		code       int
+	}{
+		{"/v1/limit", `{"name":"tokens","key":"b","count":-4,"reserve":true}`, 200},
+		{"/v1/limit", `{"name":"tokens","key":"b"}`, 200},
+		{"/v1/check", `{"name":"tokens","key":"b","reserve":true}`, 200},
+		{"/v1/limit", `{"limits":[{"name":"tokens","key":"a","count":5,"reserve":true},{"name":"hourly","key":"a","reserve":true}]}`, 429},
+	} {
+		if w := call(h, "POST", c.path, c.body); w.Code != c.code || strings.Contains(w.Body.String(), "reservation") {
+			t.Errorf("%s: got %d %s; want status %d without a reservation", c.body, w.Code, w.Body, c.code)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // A limit with settle allows every settlement. So a real cost of more than the limit can ever hold is no mistake: it
@@ -88,5 +89,17 @@ limits:
 		}
 		s.wantLeft("plan", 10)
 		s.wantLeft("pace", 8)
+	})
+}
+
+// A reset forgives what was consumed. If the reservation were refunded too, its units would be available twice.
+func TestAReservationFromBeforeAResetRefundsNothing(t *testing.T) {
+	onEachStore(t, unlimitedLimits, func(t *testing.T, s *onStore) {
+		id := s.post("/v1/limit", `{"name":"jobs","key":"bob","count":30,"reserve":true}`, 200).Reservation
+		s.post("/v1/reset", `{"name":"jobs","key":"bob"}`, 200)
+		s.clock.Set(s.clock.Now() + algorithms.Second)
+		s.post("/v1/limit", `{"name":"jobs","key":"bob","count":30}`, 200)
+		s.post("/v1/limit", settleBody(id, "0"), 200)
+		s.wantLeft("jobs", 0)
 	})
 }

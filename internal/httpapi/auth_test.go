@@ -1,17 +1,14 @@
 package httpapi
 
 import (
-	"bufio"
 	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -179,33 +176,6 @@ func TestRequestsOfProxiesAreRead(t *testing.T) {
 		w := put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), c.peer, c.line, c.headers...)
 		if got, want := strings.Join(e.descriptors, "\n"), strings.Join(c.want, "\n"); got != want || w.Code != 200 {
 			t.Errorf("%s: %d\n%s\nwant\n%s", c.name, w.Code, got, want)
-		}
-	}
-}
-
-// The header that selects a route occurs twice. Its first value matches no route, and the default is allow.
-// The request must be denied.
-func TestARepeatedConditionDoesNotEvadeALimit(t *testing.T) {
-	d, _ := authHandler(t, `
-domain: d
-descriptors: [{key: plan, rate_limit: {algorithm: token_bucket, rate: 1, period: 1h}}]
-auth:
-  default: allow
-  trusted_proxies: [127.0.0.1]
-  routes:
-    - {match: {"header:X-Plan": free}, descriptors: [[{key: plan, from: "header:X-Plan"}]]}
-`)
-	for _, c := range []struct {
-		want    int
-		headers []string
-	}{
-		{200, []string{"X-Plan: free"}},
-		{429, []string{"X-Plan: free"}},
-		{200, []string{"X-Plan: paid"}},
-		{429, []string{"X-Plan: paid", "X-Plan: free"}},
-	} {
-		if w := put(d.handler(), proxy, "GET /v1/auth/x", c.headers...); w.Code != c.want {
-			t.Errorf("%q: got %d; want status %d", c.headers, w.Code, c.want)
 		}
 	}
 }
@@ -639,62 +609,6 @@ func TestRequestsAreDelayedUntilTheirTurn(t *testing.T) {
 	})
 }
 
-func wire(t *testing.T, d *Auth) (*httptest.Server, net.Conn, *bufio.Reader) {
-	t.Helper()
-	server := httptest.NewServer(d.handler())
-	t.Cleanup(server.Close)
-	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(time.Minute))
-	return server, conn, bufio.NewReader(conn)
-}
-
-// Requests announce bodies that never arrive, as those of NGINX do by default. They must be answered at once, and
-// their connection must be closed.
-func TestBodiesAreNotWaitedFor(t *testing.T) {
-	d, _ := authHandler(t, limits)
-	for _, header := range []string{"Content-Length: 7", "Content-Length: 7\r\nExpect: 100-continue", "Transfer-Encoding: chunked"} {
-		_, conn, reader := wire(t, d)
-		fmt.Fprintf(conn, "POST /v1/auth/unnamed HTTP/1.1\r\nHost: a\r\n%s\r\n\r\n", header)
-		resp, err := http.ReadResponse(reader, nil)
-		if err != nil {
-			t.Errorf("%s: %v", header, err)
-			continue
-		}
-		if resp.StatusCode != 200 || !resp.Close {
-			t.Errorf("%s: got %d, closes: %t; want status 200 and true", header, resp.StatusCode, resp.Close)
-		}
-		if rest, err := io.ReadAll(reader); err != nil || len(rest) > 0 {
-			t.Errorf("%s: after the answer: got %q, %v; want the end of the connection", header, rest, err)
-		}
-	}
-}
-
-func TestUnixSocketsAreRecognized(t *testing.T) {
-	e := &echo{snapshot: authSnapshot(t, "domain: d\nauth: {trusted_proxies: [unix], routes: [{descriptors: [[{key: ip, from: client_ip}]]}]}")}
-	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := httptest.NewUnstartedServer((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler())
-	server.Listener.Close()
-	server.Listener = l
-	server.Start()
-	defer server.Close()
-	conn, err := net.Dial("unix", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	fmt.Fprint(conn, "GET /v1/auth/nginx HTTP/1.1\r\nHost: a\r\nX-Real-IP: 1.2.3.4\r\nConnection: close\r\n\r\n")
-	if _, err := io.ReadAll(conn); err != nil || fmt.Sprint(e.descriptors) != `[d 1 ip="1.2.3.4"]` {
-		t.Errorf("got %v %v; want the address 1.2.3.4", e.descriptors, err)
-	}
-}
-
 // FuzzAuth checks that every request gets an answer, which is a denial or comes from a limit, and that no
 // bytes of the request are in it.
 func FuzzAuth(f *testing.F) {
@@ -833,6 +747,33 @@ auth:
 			}
 		}
 	})
+}
+
+// The header that selects a route occurs twice. Its first value matches no route, and the default is allow.
+// The request must be denied.
+func TestARepeatedConditionDoesNotEvadeALimit(t *testing.T) {
+	d, _ := authHandler(t, `
+domain: d
+descriptors: [{key: plan, rate_limit: {algorithm: token_bucket, rate: 1, period: 1h}}]
+auth:
+  default: allow
+  trusted_proxies: [127.0.0.1]
+  routes:
+    - {match: {"header:X-Plan": free}, descriptors: [[{key: plan, from: "header:X-Plan"}]]}
+`)
+	for _, c := range []struct {
+		want    int
+		headers []string
+	}{
+		{200, []string{"X-Plan: free"}},
+		{429, []string{"X-Plan: free"}},
+		{200, []string{"X-Plan: paid"}},
+		{429, []string{"X-Plan: paid", "X-Plan: free"}},
+	} {
+		if w := put(d.handler(), proxy, "GET /v1/auth/x", c.headers...); w.Code != c.want {
+			t.Errorf("%q: got %d; want status %d", c.headers, w.Code, c.want)
+		}
+	}
 }
 
 // A limit takes precedence over a failure of the store.

@@ -80,14 +80,6 @@ func TestPagesOfOtherSitesCannotUseJSON(t *testing.T) {
 	}
 }
 
-func TestJSONCanBeSwitchedOff(t *testing.T) {
-	w := httptest.NewRecorder()
-	New(Config{}).ServeHTTP(w, httptest.NewRequest("POST", "/json", strings.NewReader("{}")))
-	if w.Code != 404 {
-		t.Errorf("got %d; want status 404", w.Code)
-	}
-}
-
 func TestARefusedRequestIsNotDecided(t *testing.T) {
 	decided := 0
 	h := New(Config{AnswerJSON: func(context.Context, []byte, bool) (int, []byte) { decided++; return 200, []byte("{}") }})

@@ -16,7 +16,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -86,6 +85,7 @@ func TestOperatorsReadAndResetBuckets(t *testing.T) {
 		{"limit=send&key=eve", send(`"eve"`, "10")},
 		{"limit=send&key=" + url.QueryEscape("a&b\r\n\xff"), send(`{"base64":"YSZiDQr/"}`, "0")},
 		{"domain=edge&descriptor=" + url.QueryEscape(bytes), send(`{"base64":"YSZiDQr/"}`, "0")},
+		{"domain=edge&descriptor=" + url.QueryEscape(bytes), `"retry_after_ms":6000`},
 		{"domain=edge&descriptor=path%3D/login,ip%3D::1", login},
 		{"domain=edge&descriptor=path%3D/login,ip%3D::1", `"key":"::1","remaining":1,`},
 		{"domain=edge&descriptor=free%3Dx", `{"buckets":[]}`},
@@ -205,27 +205,6 @@ func TestRequestsForAdjustments(t *testing.T) {
 	}
 }
 
-func TestUnmatchedRequestsAreAddedUp(t *testing.T) {
-	o := describedOperator(t, memory.New(memory.Config{}), nil)
-	o.Unmatched = func(int) (time.Time, []unmatched.Shape) {
-		return time.Now(), []unmatched.Shape{{Domain: "edge", Requests: 3}, {Domain: "other", Requests: 4}}
-	}
-	if got := call(o.Handler(), "GET", "/api/top", "").Body.String(); !strings.Contains(got, `"unmatched":7}`) {
-		t.Errorf("got %s; want 7 unmatched requests", got)
-	}
-}
-
-func TestSettlingIsShown(t *testing.T) {
-	o := &Operator{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{}), Settling: func(*limiter.Policy) metrics.SettleTally {
-		return metrics.SettleTally{Starts: 1, Settled: 2, Unknown: 3, Late: 4, Reserved: 5, Real: 6, Lost: 7}
-	}}
-	p := &limiter.Policy{Limit: &algorithms.Limit{MaxDebt: 8}, Extras: &limiter.Extras{Settle: &limiter.SettleTerms{Estimate: 9, Most: 100}}}
-	want := Settling{Estimate: 9, MaxDebt: 8, Reserved: 1, Settled: 2, Unknown: 3, Late: 4, ReservedUnits: 5, RealUnits: 6, LostUnits: 7}
-	if got := o.settling(p); *got != want {
-		t.Errorf("got %+v, want %+v", *got, want)
-	}
-}
-
 // Errors of a store have its addresses, which clients must not see.
 func TestAddressesOfTheStoreAreNotSent(t *testing.T) {
 	away := fmt.Errorf("dial tcp 192.0.2.9:6379: refused: %w", backend.ErrUnavailable)
@@ -233,16 +212,6 @@ func TestAddressesOfTheStoreAreNotSent(t *testing.T) {
 	mistake(w, away)
 	if w.Code != 503 || strings.Contains(w.Body.String(), "192.0.2.9") {
 		t.Errorf("got %d %s; want status 503 without the address", w.Code, w.Body)
-	}
-}
-
-func TestOperatorsGet503WhileTheStoreFails(t *testing.T) {
-	h, _, _ := operator(t, broken{backend.ErrUnavailable})
-	for _, line := range []string{"GET /api/buckets?limit=send&key=bob", "GET /api/buckets?domain=edge&descriptor=user%3Dbob", "POST /api/reset?limit=send&key=bob"} {
-		method, path, _ := strings.Cut(line, " ")
-		if w := call(h, method, path, ""); w.Code != 503 {
-			t.Errorf("%s: got %d %s; want status 503", line, w.Code, w.Body)
-		}
 	}
 }
 
@@ -290,14 +259,6 @@ func FuzzOperator(f *testing.F) {
 	})
 }
 
-func TestTheQueryOfALongList(t *testing.T) {
-	for query, want := range map[string]string{"": "", fmt.Sprint("n=", maxTop): "", fmt.Sprint("n=", maxTop+1): "n must be from 1", "n=0": "n must be from 1", "n=x": "n must be from 1", "n=1&n=2": "n occurs twice", "m=1": "valid are n", "n=%zz": "cannot be parsed"} {
-		if n, err := howMany(query, 20); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || err == nil && n < 1 {
-			t.Errorf("%q: got %d, %v; want an error with %q", query, n, err, want)
-		}
-	}
-}
-
 // An empty list must be a list, not null. The list of adjustments must state the error of the Keeper.
 func TestListsOfAdjustments(t *testing.T) {
 	keeper := adjust.NewKeeper(adjust.Config{})
@@ -331,46 +292,16 @@ func TestListsOfAdjustments(t *testing.T) {
 	}
 }
 
-func TestBucketsShowWhenTheNextRequestIsAllowed(t *testing.T) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
-	h, l, _ := operator(t, memory.New(memory.Config{Clock: clock.Time}))
-	take(t, l, "user=bob", 10)
-	take(t, l, "user=eve", 4)
-	for query, want := range map[string]string{
-		"limit=send&key=bob":                `"remaining":0,`,
-		"domain=edge&descriptor=user%3Dbob": `"remaining":0,`,
-		"limit=send&key=eve":                `"remaining":6,`,
-		"domain=edge&descriptor=user%3Deve": `"remaining":6,`,
-	} {
-		got := call(h, "GET", "/api/buckets?"+query, "").Body.String()
-		if empty := strings.Contains(query, "bob"); !strings.Contains(got, want) || strings.Contains(got, `"retry_after_ms":6000`) != empty || strings.Contains(got, "retry_after_ms") != empty {
-			t.Errorf("%s: got %s; want %s and a retry time of 6 s: %v", query, got, want, empty)
-		}
-	}
-}
-
-func TestSettlingIsShownOnlyForLimitsThatSettle(t *testing.T) {
-	settles := &limiter.Policy{Limit: &algorithms.Limit{}, Extras: &limiter.Extras{Settle: &limiter.SettleTerms{}}}
-	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
-	counts := func(*limiter.Policy) metrics.SettleTally { return metrics.SettleTally{} }
-	for _, test := range []struct {
-		policy *limiter.Policy
-		counts func(*limiter.Policy) metrics.SettleTally
-		shown  bool
-	}{
-		{settles, counts, true}, {settles, nil, false}, {&limiter.Policy{Limit: &algorithms.Limit{}}, counts, false},
-	} {
-		if got := (&Operator{Limiter: l, Settling: test.counts}).settling(test.policy); (got != nil) != test.shown {
-			t.Errorf("settles %v, counted %v: got %+v; want numbers: %v", test.policy == settles, test.counts != nil, got, test.shown)
-		}
-	}
-}
-
-func TestUnmatchedRequestsAreListed(t *testing.T) {
+func TestUnmatchedRequestsAreListedAndAddedUp(t *testing.T) {
 	o := describedOperator(t, memory.New(memory.Config{}), nil)
 	got := call(o.Handler(), "GET", "/api/unmatched", "").Body.String()
 	if want := `"unmatched":[{"domain":"edge","configured":true,"descriptors":["usr",["a","b"]],"cut":true,"requests":3,`; !strings.Contains(got, want) {
 		t.Errorf("got %s; want %s", got, want)
+	}
+	o.Unmatched = func(int) (time.Time, []unmatched.Shape) {
+		return time.Now(), []unmatched.Shape{{Requests: 3}, {Requests: 4}}
+	}
+	if got := call(o.Handler(), "GET", "/api/top", "").Body.String(); !strings.Contains(got, `"unmatched":7}`) {
+		t.Errorf("got %s; want 7 unmatched requests", got)
 	}
 }

@@ -46,6 +46,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 		code int
 	}{
 		"a body that never comes": {"POST /v1/auth HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n", 200},
+		"a client that waits":     {"POST /v1/auth HTTP/1.1\r\nHost: h\r\nContent-Length: 7\r\nExpect: 100-continue\r\n\r\n", 200},
 		"chunks that never come":  {"POST /v1/auth HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n", 200},
 		"a header without end":    {head + "X-A: " + strings.Repeat("x", 1<<20), 431},
 	} {
