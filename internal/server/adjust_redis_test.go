@@ -51,49 +51,6 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	}
 }
 
-// While Redis is unreachable, known adjustments stay in force, and changes are rejected. A Redis without data gets them again.
-func TestAdjustmentsWhileRedisIsAway(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t)
-	x := start(t, strings.Replace(oneLimit, "capacity: 2", "capacity: 2, on_backend_failure: allow", 1), withTokens(t), onRedis("redis://"+redis.Addr))
-	x.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
-	redis.Kill()
-	if n := x.allowed(t, 3, "eve"); n != 0 {
-		t.Errorf("eve is blocked, and gets %d; want 0", n)
-	}
-	if n := x.allowed(t, 3, "bob"); n != 3 {
-		t.Errorf("by on_backend_failure, bob gets %d of 3; want 3", n)
-	}
-	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","key":["bob"],"block":true,"for":"1h","author":"ann","reason":"test"}`)
-	if code != 503 || !strings.Contains(fmt.Sprint(answer["detail"]), "nothing was changed") {
-		t.Errorf("a change while Redis is unreachable: %d %v; want code 503 and a text that contains %q", code, answer, "nothing was changed")
-	}
-	redis.Restart() // with an empty database
-	eventually(t, "Redis has the adjustment again", func() bool { return redis.Do("HLEN", "rl:{adjustments}set") == "2" })
-}
-
-func TestAnAdjustmentEndsByItselfAtEverySidecar(t *testing.T) {
-	t.Parallel()
-	redis, tokens := redistest.Start(t), withTokens(t)
-	a := start(t, oneLimit, tokens, onRedis("redis://"+redis.Addr))
-	b := start(t, oneLimit, tokens, onRedis("redis://"+redis.Addr))
-	a.adjust(t, `"key":["bob"],"block":true,"for":"3s"`)
-	eventually(t, "the block is in force, or over again", func() bool {
-		_, answer := b.asAdmin(t, "GET", "/api/adjustments", "")
-		return answer["version"] == 1.0
-	})
-	for _, x := range []*instance{a, b} {
-		eventually(t, "the block is over", func() bool {
-			_, answer := x.asAdmin(t, "GET", "/api/adjustments", "")
-			list, _ := answer["adjustments"].([]any)
-			return len(list) == 0
-		})
-	}
-	if n := a.allowed(t, 2, "bob") + b.allowed(t, 2, "bob"); n != 2 {
-		t.Errorf("bob gets %d, want 2", n)
-	}
-}
-
 // The Redis user has only the permissions that limits need.
 func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 	t.Parallel()

@@ -82,76 +82,6 @@ func (x *instance) allowed(t *testing.T, n int, user string) (count int) {
 	return count
 }
 
-func TestAnOperatorAdjustsALimit(t *testing.T) {
-	x := start(t, oneLimit, withTokens(t))
-	if n := x.allowed(t, 5, "bob"); n != 2 {
-		t.Errorf("as configured bob gets %d, want 2", n)
-	}
-	id := x.adjust(t, `"key":["bob"],"factor":5,"for":"2h"`)
-	if n := x.allowed(t, 20, "bob"); n != 8 {
-		t.Errorf("with factor 5 and 2 units used, bob gets %d, want 8", n)
-	}
-	x.adjust(t, `"key_b64":["ZXZl"],"block":true,"for":"1h"`)
-	if n := x.allowed(t, 3, "eve"); n != 0 {
-		t.Errorf("eve is blocked, and gets %d; want 0", n)
-	}
-	code, answer := x.asAdmin(t, "GET", "/api/adjustments", "")
-	if list, _ := answer["adjustments"].([]any); code != 200 || len(list) != 2 || answer["version"] != 2.0 {
-		t.Errorf("got %d %v; want status 200, 2 adjustments and version 2", code, answer)
-	}
-	for _, wrong := range []string{`{"author":"ann","reason":"over","key":["bob"]}`, `{"author":"ann","reason":"over"} {}`, `[]`} {
-		if code, answer := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, wrong); code != 400 {
-			t.Errorf("a deletion with %s: %d %v; want code 400", wrong, code, answer)
-		}
-	}
-	if code, answer := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 200 {
-		t.Errorf("got %d %v; want code 200", code, answer)
-	}
-	if n := x.allowed(t, 3, "bob"); n != 0 {
-		t.Errorf("10 units of 2 are used: bob gets %d, want 0", n)
-	}
-	if code, _ := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 404 {
-		t.Errorf("deleted twice: %d; want code 404", code)
-	}
-	code, answer = x.asAdmin(t, "GET", "/api/adjustments/audit?n=2", "")
-	entries, _ := answer["entries"].([]any)
-	if code != 200 || len(entries) != 2 || entries[0].(map[string]any)["reason"] != "over" {
-		t.Errorf("got %d %v; want status 200 and 2 entries, the first with the reason %q", code, answer, "over")
-	}
-	for _, line := range []string{`rlsidecar_adjustments{state="applied"} 1`, "rlsidecar_adjustments_version 3"} {
-		r, _ := http.NewRequest("GET", "http://"+x.Admin.String()+"/metrics", nil)
-		r.Header.Set("Authorization", "Bearer "+readSecret)
-		r.Close = true
-		metrics, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if text := body(t, metrics); !strings.Contains(text, line+"\n") {
-			t.Errorf("the metrics lack the line %q", line)
-		}
-	}
-	if n := x.logs.FilterMessage("adjustment").Len(); n != 3 {
-		t.Errorf("%d changes are in the log, want 3", n)
-	}
-}
-
-func TestALimitThatComesWithRequestsCannotBeAdjusted(t *testing.T) {
-	x := start(t, oneLimit, withTokens(t), func(c *Config) { c.APIInlineConfig = true })
-	inline := `{"name":"tenant_calls","key":"acme","config":{"algorithm":"token_bucket","rate":5,"period":"1m"}}`
-	response, err := http.Post("http://"+x.HTTP.String()+"/v1/limit", "application/json", strings.NewReader(inline))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if text := body(t, response); response.StatusCode != 200 {
-		t.Fatalf("got %d %s; want status 200", response.StatusCode, text)
-	}
-	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"domain":"d","limit":"tenant_calls","key":["acme"],"block":true,"for":"1h","author":"ann","reason":"test"}`)
-	detail := fmt.Sprint(answer["detail"])
-	if code != 400 || !strings.Contains(detail, "a limit that comes with requests (config) cannot be adjusted: configure it under this name") {
-		t.Errorf("got %d %s; want code 400 and a text that contains %q", code, detail, "a limit that comes with requests (config) cannot be adjusted: configure it under this name")
-	}
-}
-
 func TestChangesNeedTheAdminToken(t *testing.T) {
 	const block = `{"limit":"calls","all_keys":true,"block":true,"for":"1h","author":"eve","reason":"none"}`
 	x := start(t, oneLimit, withTokens(t))
@@ -218,27 +148,10 @@ func TestAReloadKeepsAdjustmentsInForce(t *testing.T) {
 	if text := fmt.Sprint(answer); code != 200 || !strings.Contains(text, "the limit is a fixed_window now") {
 		t.Errorf("of another algorithm: %s; want code 200 and a text that contains %q", text, "the limit is a fixed_window now")
 	}
-}
-
-// Each listener gives a cost that only an adjustment makes too large the time until the adjustment expires.
-func TestACostAboveALoweredLimitGetsARetryTimeFromEachListener(t *testing.T) {
-	x := start(t, oneLimit, withTokens(t))
-	x.adjust(t, `"key":["bob"],"capacity":1,"for":"1h"`)
-	for path, body := range map[string]string{
-		"/v1/limit": `{"name":"calls","key":"bob","count":2}`, "/v1/check": `{"name":"calls","key":"bob","count":2}`,
-	} {
-		response, err := http.Post("http://"+x.HTTP.String()+path, "application/json", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
+	metrics := body(t, get(t, x.Admin, "/metrics", "Authorization", "Bearer "+readSecret))
+	for _, line := range []string{`rlsidecar_adjustments{state="ignored"} 1`, "rlsidecar_adjustments_version 1"} {
+		if !strings.Contains(metrics, line+"\n") {
+			t.Errorf("the metrics lack the line %q", line)
 		}
-		response.Body.Close()
-		if after := response.Header.Get("Retry-After"); response.StatusCode != 429 || after != "3600" && after != "3599" {
-			t.Errorf("%s: status %d, retry-after %q; want 429, and the hour of the adjustment", path, response.StatusCode, after)
-		}
-	}
-	r := request("d", descriptor("user=bob"))
-	r.HitsAddend = 2
-	if answer := x.put(t, r); answer.OverallCode != rls.RateLimitResponse_OVER_LIMIT || answer.Statuses[0].DurationUntilReset.GetSeconds() == 0 {
-		t.Errorf("gRPC: got %v; want OVER_LIMIT, and a time", answer)
 	}
 }

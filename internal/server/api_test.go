@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
@@ -31,44 +29,6 @@ func post(tb testing.TB, a net.Addr, path, body string, header ...string) (code 
 		tb.Fatal(err)
 	}
 	return got.StatusCode, string(text)
-}
-
-func TestProxiesAndApplicationsShareABucket(t *testing.T) {
-	redis := redistest.Start(t)
-	for name, edit := range map[string]func(*Config){"memory": func(*Config) {}, "redis": onRedis("redis://" + redis.Addr)} {
-		t.Run(name, func(t *testing.T) {
-			x := start(t, named, edit)
-			const one = `{"name":"send","key":"bob"}`
-			if got := x.send(t, "user=bob").OverallCode; got != rls.RateLimitResponse_OK {
-				t.Fatalf("got %v; want OK", got)
-			}
-			for i, want := range []int{200, 200, 429, 429} {
-				if code, answer := post(t, x.HTTP, "/v1/limit", one); code != want {
-					t.Errorf("request %d: %d %s, want %d", i, code, answer, want)
-				}
-			}
-			if got := x.send(t, "user=bob").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
-				t.Errorf("got %v; want OVER_LIMIT", got)
-			}
-			if code, answer := post(t, x.HTTP, "/v1/reset", one); code != 200 {
-				t.Errorf("reset: %d %s; want code 200", code, answer)
-			}
-			if got := x.send(t, "user=bob"); got.OverallCode != rls.RateLimitResponse_OK || got.Statuses[0].LimitRemaining != 2 {
-				t.Errorf("after the reset: %v; want OK with 2 units left", got)
-			}
-			if name == "redis" {
-				redis.Kill()
-				for path, want := range map[string]int{"/v1/limit": 503, "/v1/check": 503, "/v1/reset": 503} {
-					if code, answer := post(t, x.HTTP, path, one); code != want || strings.Contains(answer, redis.Addr) {
-						t.Errorf("%s without redis: %d %s, want %d", path, code, answer, want)
-					}
-				}
-				if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"pass"}`); code != 200 || !strings.Contains(answer, `"degraded":true`) {
-					t.Errorf("a limit with on_backend_failure: allow: %d %s; want code 200 and an answer that contains %q", code, answer, `"degraded":true`)
-				}
-			}
-		})
-	}
 }
 
 func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"net"
 	"os"
@@ -52,6 +51,9 @@ func TestChecksReachEveryKindOfAddress(t *testing.T) {
 			if err := CheckGRPC(t.Context(), flagAddress(x.GRPC), test.secure); err != nil {
 				t.Error("gRPC:", err)
 			}
+			if err := CheckHTTP(t.Context(), flagAddress(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP listener?") {
+				t.Errorf("the admin listener: got %v; want an error that contains %q", err, "is this rlsidecar's HTTP listener?")
+			}
 			if err := x.stop(); err != nil {
 				t.Fatal(err)
 			}
@@ -75,25 +77,4 @@ func TestChecksReportADrainingServer(t *testing.T) {
 			errors.Is(CheckGRPC(t.Context(), flagAddress(x.GRPC), false), ErrNotReady)
 	})
 	<-stopped
-}
-
-func TestChecksOfAnotherServiceFail(t *testing.T) {
-	x := start(t, "domain: d")
-	if err := CheckHTTP(t.Context(), flagAddress(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP listener?") {
-		t.Errorf("got %v; want an error that contains %q", err, "is this rlsidecar's HTTP listener?")
-	}
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer silent.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	for name, err := range map[string]error{
-		"HTTP": CheckHTTP(ctx, flagAddress(silent.Addr())), "gRPC": CheckGRPC(ctx, flagAddress(silent.Addr()), false),
-	} {
-		if err == nil {
-			t.Errorf("%s: the check of a silent listener returned no error; want one", name)
-		}
-	}
 }

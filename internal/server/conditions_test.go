@@ -46,30 +46,17 @@ func TestARefusedConfigurationIsACondition(t *testing.T) {
 	if got := x.conditions(t); !strings.HasPrefix(got, "degraded configuration-refused: ") || !strings.Contains(got, "limits.yaml:2:") {
 		t.Errorf("after a mistake: %q; want a text that starts with %q and contains %q", got, "degraded configuration-refused: ", "limits.yaml:2:")
 	}
+	if page := body(t, get(t, x.Admin, "/configuration")); !strings.Contains(page, "<h2>Refused <small>20") || !strings.Contains(page, "<mark>2  descriptors: [{key: a, rate_limit: {}}]</mark>") {
+		t.Errorf("after a mistake the page is\n%s\nwant the time of the refusal, and the line of the mistake", page)
+	}
 	x.write(t, shared)
 	x.reload(t)
 	if got := x.conditions(t); got != "" {
 		t.Errorf("after it was corrected: %s; want none", got)
 	}
-}
-
-func TestAnOpenBreakerIsACondition(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t)
-	x := start(t, policies, onRedis("redis://"+redis.Addr))
-	x.send(t, "deny=1")
-	redis.Kill()
-	eventually(t, "the condition is reported", func() bool {
-		x.send(t, "deny=1")
-		got := x.conditions(t)
-		return strings.Contains(got, "critical redis-breaker-open/"+redis.Addr) &&
-			strings.Contains(got, "deny (2 limits), allow (1 limit), local (1 limit), error (1 limit)")
-	})
-	redis.Restart()
-	eventually(t, "the condition is over", func() bool {
-		x.send(t, "deny=1")
-		return x.conditions(t) == ""
-	})
+	if page := body(t, get(t, x.Admin, "/configuration")); strings.Contains(page, "<h2>Refused") {
+		t.Errorf("after it was corrected the page is\n%s\nwant no refusal", page)
+	}
 }
 
 // Redis is late now and then, but its circuit breaker stays closed.

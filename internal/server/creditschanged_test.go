@@ -147,25 +147,3 @@ func TestOperatorsSeeThePayer(t *testing.T) {
 		}
 	}
 }
-
-// A reservation that was made by name, and paid by the payer, is settled twice. It must count once, for the payer.
-func TestSettlementsOverHTTPAreCounted(t *testing.T) {
-	x := start(t, paidBy("a"))
-	reservation := reserved(t, x.expect(t, `{"name":"estimated","key":"bob","count":200,"reserve":true}`, 200, `"payer":"settled_a"`))
-	for range 2 {
-		x.expect(t, `{"reservation":"`+reservation+`","count":50}`, 200, "")
-	}
-	text := metricsOf(t, x)
-	for _, want := range []string{
-		`rlsidecar_settlements_total{domain="d",limit="settled_a",result="settled"} 1`,
-		`rlsidecar_settle_units_total{domain="d",kind="reserved",limit="settled_a"} 200`,
-		`rlsidecar_settle_units_total{domain="d",kind="real",limit="settled_a"} 50`,
-	} {
-		if !strings.Contains(text, want+"\n") {
-			t.Errorf("the metrics lack the line %s", want)
-		}
-	}
-	if strings.Contains(text, `"no_config"} 1`) {
-		t.Error("the metrics count a settlement as a request without a configuration; want no such request")
-	}
-}
