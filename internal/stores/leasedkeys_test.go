@@ -133,6 +133,23 @@ func TestReturnsOfOneKey(t *testing.T) {
 	}
 }
 
+type submitted struct{ charges []backend.Charge }
+
+func (s *submitted) Submit(b *backend.Batch) {
+	s.charges = append(s.charges, b.Charges...)
+	b.Finish()
+}
+
+func TestCloseSendsTheReturnsThatWait(t *testing.T) {
+	below := &submitted{}
+	s := Cache(below, CacheConfig{})
+	sh, _ := s.shard([]byte("a"))
+	sh.queueReturn(backend.Charge{Key: []byte("a"), Terms: algorithms.Charge{Cost: -4}})
+	if s.Close(); len(below.charges) != 1 || below.charges[0].Terms.Cost != -4 {
+		t.Errorf("Close submitted %+v, want the return of 4 units", below.charges)
+	}
+}
+
 type timers struct {
 	outside.Clock
 	count int
@@ -158,8 +175,7 @@ func TestLeasesHaveOneTimer(t *testing.T) {
 
 func TestARouterReportsDecidedBatches(t *testing.T) {
 	var seen []int
-	decide := decided{}
-	a, b := &Route{decide}, &Route{decide}
+	a, b := &Route{&submitted{}}, &Route{&submitted{}}
 	r := NewRouter(func(group []backend.Charge) *Route {
 		if group[0].Key[0] == 'a' {
 			return a
@@ -182,7 +198,3 @@ func TestARouterReportsDecidedBatches(t *testing.T) {
 		}
 	}
 }
-
-type decided struct{}
-
-func (decided) Submit(b *backend.Batch) { b.Finish() }
