@@ -66,6 +66,7 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 			t.Errorf("the list lacks %q:\n%s", want, list)
 		}
 	}
+	explainAdjusted(t, file, adminAt)
 	command(exitDone, "deleted "+id[1], "delete", id[1], "--reason", "over")
 	command(exitNo, "there is no such adjustment", "delete", id[1], "--reason", "over")
 	command(exitDone, "6        20", "audit", "-n", "1")
@@ -82,4 +83,25 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	command(exitUsage, "--factor", "set", "--limit", "send", "--key", "bob", "--factor", "ten", "--for", "1h", "--reason", "test")
 	command(exitUsage, "30 days", "set", "--limit", "send", "--key", "bob", "--factor", "10", "--for", "31d", "--reason", "test")
 	command(exitFailed, "has changed the adjustments meanwhile", "set", "--limit", "send", "--key", "bob", "--factor", "10", "--for", "1d", "--reason", "test", "--expect-version", "2")
+}
+
+func explainAdjusted(t *testing.T, file, adminAt string) {
+	t.Helper()
+	for entries, wants := range map[string][]string{
+		"user=bob": {
+			"\n    token bucket: 20 per 365d, up to 20 at once\n", ": limit send of domain edge, key bob: token bucket: 20 per 365d",
+			"By ann: launch\n", "not applied, because a narrower adjustment takes precedence: limit send of domain edge, all keys",
+		},
+		"user=zoe": {"\n    token bucket: 1 per 365d, up to 1 at once\n", ": limit send of domain edge, all keys: token bucket: 1 per 365d"},
+		"user=":    {`, key "": every request is denied until`},
+	} {
+		var out output
+		args := []string{"explain", "--config", file, "--domain", "edge", entries, "--adjusted", "--admin-listen", adminAt}
+		if code := run(t.Context(), args, nil, &out, &out); code != exitDone {
+			t.Errorf("%v: exit code %d, want %d", args, code, exitDone)
+		}
+		for _, want := range wants {
+			contains(t, strings.Join(args, " "), out.String(), want)
+		}
+	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,8 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -145,4 +148,29 @@ func writeTable(w io.Writer, rows ...[]string) error {
 		fmt.Fprintln(table, strings.Join(row, "\t"))
 	}
 	return table.Flush()
+}
+
+// limitNames returns the names of the named limits of a running sidecar, for completion. It returns none if the sidecar
+// does not answer soon.
+func limitNames() (names []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/v1/limits", nil)
+	if err != nil {
+		return nil
+	}
+	answer, err := server.Client(cmp.Or(os.Getenv("RLSIDECAR_HTTP_LISTEN"), "127.0.0.1:8080")).Do(r)
+	if err != nil {
+		return nil
+	}
+	defer answer.Body.Close()
+	var list struct{ Limits []struct{ Name string } }
+	if json.NewDecoder(io.LimitReader(answer.Body, maxAnswer)).Decode(&list) != nil {
+		return nil
+	}
+	for _, l := range list.Limits {
+		names = append(names, l.Name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }

@@ -14,7 +14,8 @@ type completionCmd struct {
 }
 
 func (completionCmd) Help() string {
-	return `The script completes commands, flags, their values and file names.
+	return `The script completes commands, flags, their values, the named limits of a running sidecar
+(RLSIDECAR_HTTP_LISTEN), and file names.
 
 Example:
 
@@ -89,6 +90,10 @@ func offers(node *kong.Node, words []string) (list []string) {
 	flag, ofFlag := strings.CutPrefix(previous, "--")
 	i := slices.IndexFunc(node.Flags, func(f *kong.Flag) bool { return f.Name == flag })
 	switch {
+	case ofFlag && flag == "limit" && i >= 0, len(node.Positional) > 0 && node.Positional[0].Name == "limit" && !strings.HasPrefix(typed, "-"):
+		for _, name := range limitNames() {
+			offer(name, "")
+		}
 	case ofFlag && i >= 0 && !node.Flags[i].IsBool():
 		for _, choice := range node.Flags[i].EnumSlice() {
 			offer(choice, "")

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -21,7 +22,7 @@ type explainCmd struct {
 	Descriptors []string `arg:"" optional:"" name:"descriptor" help:"Descriptor as key=value[,key=value]…; several belong to one request."`
 	Hits        *int64   `placeholder:"N" help:"Hits that the request declares, for limits with settle."`
 	requestToExplain
-	format
+	adjustedFlags
 	configSettings
 }
 
@@ -35,10 +36,13 @@ With --request, it first prints the matching route of the section auth and the
 descriptors that the route makes. Headers and address are trusted, as if a trusted proxy
 had sent them.
 
+With --adjusted, it prints the adjustments in force at a running sidecar.
+
 Example:
 
   rlsidecar explain --config limits.yaml user_id=bob
   rlsidecar explain --config limits.yaml --domain edge path=/login,remote_address=192.0.2.7 user_id=bob
+  rlsidecar explain --config limits.yaml --adjusted user_id=bob
   rlsidecar explain --config limits.yaml --request 'POST /login?next=1' -H 'X-User: bob' --client-ip 192.0.2.7`
 }
 
@@ -85,7 +89,8 @@ type limitApplied struct {
 	Notes  []string `json:"notes,omitempty"`
 	With   []string `json:"with,omitempty"` // other limits of the same group
 	// Reserves is nil if the limit has no settle, or if another limit replaces it.
-	Reserves *reservation `json:"reserves,omitempty"`
+	Reserves    *reservation        `json:"reserves,omitempty"`
+	Adjustments []appliedAdjustment `json:"adjustments,omitempty"`
 }
 
 func (c *explainCmd) Run(a *app) error {
@@ -97,8 +102,12 @@ func (c *explainCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	set, err := c.adjustments(a)
+	if err != nil {
+		return err
+	}
 	if about != nil {
-		return c.explainRequest(a, snapshot, about)
+		return c.explainRequest(a, snapshot, set, about)
 	}
 	if c.Domain == "" {
 		names := sortedKeys(snapshot.Domains)
@@ -111,7 +120,7 @@ func (c *explainCmd) Run(a *app) error {
 		return exitError{exitNo, fmt.Errorf("domain %q is not configured, so its requests are not limited; the configuration has %s",
 			c.Domain, strings.Join(sortedKeys(snapshot.Domains), ", "))}
 	}
-	all, err := explain(a.ctx, snapshot, c.Domain, request)
+	all, err := explain(a.ctx, snapshot, set, c.Domain, request)
 	if err != nil {
 		return err
 	}
@@ -173,10 +182,13 @@ type noStore struct{}
 
 func (noStore) Submit(b *backend.Batch) { b.Done(b) }
 
-// explain explains each descriptor of one request.
-func explain(ctx context.Context, s *limiter.Snapshot, domain string, request []limiter.Descriptor) ([]explained, error) {
+// explain explains each descriptor of one request. set has the adjustments to show, or is nil.
+func explain(ctx context.Context, s *limiter.Snapshot, set *adjust.Set, domain string, request []limiter.Descriptor) ([]explained, error) {
 	l := limiter.New(noStore{}, limiter.Config{})
 	l.Swap(s)
+	if set != nil {
+		l.Adjust(set, systemClock)
+	}
 	call := limiter.Call{Request: limiter.Request{Domain: domain, Descriptors: request, Inspect: true}}
 	if err := l.Check(ctx, &call); err != nil {
 		return nil, err
@@ -189,8 +201,12 @@ func explain(ctx context.Context, s *limiter.Snapshot, domain string, request []
 		}
 	}
 	for i := range call.Results {
-		at := &all[call.Results[i].Descriptor]
-		at.Limits = append(at.Limits, applied(&call, i))
+		r := &call.Results[i]
+		x := applied(&call, i)
+		if set != nil {
+			x.Adjustments = adjusted(set, &call, i, s.Domains[domain].Policies[r.Policy.Index], systemClock())
+		}
+		all[r.Descriptor].Limits = append(all[r.Descriptor].Limits, x)
 	}
 	return all, nil
 }
@@ -341,6 +357,9 @@ func writeLimit(w io.Writer, l limitApplied) {
 	}
 	for _, note := range l.Notes {
 		fmt.Fprintf(w, "    %s\n", note)
+	}
+	for _, a := range l.Adjustments {
+		fmt.Fprintf(w, "    adjustment %s: %s. By %s: %s\n", a.ID, a.Words, descriptors.Printable(a.Author), descriptors.Printable(a.Reason))
 	}
 	if len(l.With) > 0 {
 		fmt.Fprintf(w, "    charged in one group with %s: all or none\n", strings.Join(l.With, ", "))

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
 	"github.com/rlsidecar/rlsidecar/internal/target"
@@ -80,7 +81,7 @@ type leftOut struct {
 	Missing    string `json:"missing"`
 }
 
-func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, q *routing.Request) error {
+func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, set *adjust.Set, q *routing.Request) error {
 	x := explainedRequest{Request: c.Request, Descriptors: []explained{}}
 	if s.Auth == nil {
 		return exitError{exitNo, errors.New("the configuration has no section auth, so /v1/auth denies everything")}
@@ -92,7 +93,7 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, q *routing.Requ
 		var call limiter.Call
 		routing.Fill(&call, s.Auth, route, q)
 		if len(call.Descriptors) > 0 && s.Domains[route.Domain] != nil {
-			all, err := explain(a.ctx, s, route.Domain, call.Descriptors)
+			all, err := explain(a.ctx, s, set, route.Domain, call.Descriptors)
 			if err != nil {
 				return err
 			}

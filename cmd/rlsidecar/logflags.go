@@ -42,13 +42,17 @@ func (c *logFlags) configs(maxKeys int, snapshots ...*limiter.Snapshot) (all []s
 	return all, err
 }
 
-// openLog opens a log and returns its name. "" and "-" are standard input.
+// openLog opens a log and returns its name. "" and "-" are standard input. Reading a file shows the progress on a
+// terminal.
 func openLog(a *app, file string) (name string, log io.ReadCloser, err error) {
 	if file == "" || file == "-" {
 		return "standard input", io.NopCloser(a.stdin), nil
 	}
-	log, err = os.Open(file)
-	return file, log, err
+	opened, err := os.Open(file)
+	if err != nil {
+		return file, nil, err
+	}
+	return file, withProgress(a, opened), nil
 }
 
 // templates parses the values of --descriptor. It returns an error if --log-format, --descriptor and --auth do not fit

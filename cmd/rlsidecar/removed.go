@@ -12,7 +12,6 @@ import (
 // The text follows "has been removed: ". A row covers the flag of every command and the variable: reuse-port covers
 // --reuse-port and RLSIDECAR_REUSE_PORT.
 var removedSettings = map[string]string{
-	"adjusted":                    "rlsidecar adjust list shows the adjustments in force, and rlsidecar get the numbers of a key",
 	"grpc-engine":                 "remove the setting; one implementation serves every call",
 	"json":                        "use --format json",
 	"reload":                      "a configuration with a mistake is refused as a whole, and the one before it stays in use; check files with rlsidecar check before you deploy them",
@@ -24,7 +23,7 @@ var removedSettings = map[string]string{
 	"tracing-service-instance-id": "set service.instance.id in the variable OTEL_RESOURCE_ATTRIBUTES",
 	"audit-key-file":              "the list of the last changes has no hashes; the permissions of the Redis user protect it",
 	"before":                      "adjust audit -n 1000 lists all changes that are kept",
-	"state-dir":                   "with Redis, adjustments survive a restart of the sidecar; without Redis, write permanent blocks into the configuration, as requests_per_unit: 0. rlsidecar get shows the numbers in force for a key",
+	"state-dir":                   "with Redis, adjustments survive a restart of the sidecar; without Redis, write permanent blocks into the configuration, as requests_per_unit: 0. To explain the adjustments in force, use --adjusted",
 	"verify":                      "the list of the last changes has no hashes; use adjust audit without it",
 }
 
