@@ -92,15 +92,6 @@ func (t *redisFailures) lastText() string {
 	return ""
 }
 
-// cause returns a space and the last failure in parentheses, to be part of a sentence. If there was no failure, it
-// returns "".
-func (t *redisFailures) cause() string {
-	if text := t.lastText(); text != "" {
-		return " (" + text + ")"
-	}
-	return ""
-}
-
 func isLate(err error) bool {
 	timeout, ok := errors.AsType[net.Error](err)
 	return errors.Is(err, context.DeadlineExceeded) || ok && timeout.Timeout()
@@ -125,8 +116,8 @@ func (s *server) watchFailures(ctx context.Context) {
 func (s *server) reportSlow(failedBatches uint64) {
 	c := conditions.Condition{
 		Name: redisSlow, Severity: conditions.Degraded,
-		Summary: fmt.Sprintf("Redis could not decide %s of requests in the second before %s%s. They were %s",
-			batches(failedBatches), time.Now().UTC().Format("15:04:05 UTC"), s.redisFailures.cause(), s.answeredBy()),
+		Summary: fmt.Sprintf("Redis could not decide %s of requests in the second before %s. They were %s",
+			batches(failedBatches), time.Now().UTC().Format("15:04:05 UTC"), s.answeredBy()),
 		Remedy: "Run rlsidecar doctor to find the cause.", Headline: "Redis fails sometimes", Error: s.redisFailures.lastText(),
 	}
 	if last := s.redisFailures.last.Load(); last != nil && isLate(*last) {
@@ -152,7 +143,7 @@ func (s *server) breakerChanged(server string, open bool) {
 	s.conditions.Clear(redisSlow) // the condition that follows is more severe
 	s.conditions.Set(conditions.Condition{
 		Name: breakerOpen + server, Severity: conditions.Critical, Headline: "Redis gives no answer in time", Error: s.redisFailures.lastText(),
-		Summary: "Redis at " + server + " gives no answer" + s.redisFailures.cause() + ", and its circuit breaker is open. " + s.answeredMeanwhile(),
+		Summary: "Redis at " + server + " gives no answer, and its circuit breaker is open. " + s.answeredMeanwhile(),
 		Remedy:  "Check that Redis runs and can be reached; rlsidecar doctor finds the cause. The circuit breaker closes with the first answer.",
 	})
 }
@@ -170,7 +161,7 @@ func (s *server) reportMistake(place string, m *redis.Mistake) {
 func (s *server) reportAway(place string, err error) {
 	s.conditions.Set(conditions.Condition{
 		Name: redisAway + place, Severity: conditions.Critical, Headline: "Redis has not answered since the start", Error: err.Error(),
-		Summary: "Redis at " + place + " has not answered since the start (" + err.Error() + "). " + s.answeredMeanwhile(),
+		Summary: "Redis at " + place + " has not answered since the start. " + s.answeredMeanwhile(),
 		Remedy:  "Check the address, and that Redis runs and can be reached; rlsidecar doctor finds the cause.",
 	})
 }

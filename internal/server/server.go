@@ -275,7 +275,11 @@ func (s *server) notReady() string {
 		b.WriteString("there is no configuration yet\n")
 	}
 	for _, c := range s.conditions.List() {
-		fmt.Fprintf(&b, "%s: %s %s\n", c.Name, c.Summary, c.Remedy)
+		fmt.Fprintf(&b, "%s: %s %s", c.Name, c.Summary, c.Remedy)
+		if c.Error != "" {
+			fmt.Fprintf(&b, " Error: %s", c.Error)
+		}
+		b.WriteString("\n")
 	}
 	return b.String()
 }
