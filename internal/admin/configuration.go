@@ -1,8 +1,11 @@
 package admin
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"net/http"
+	"os"
 	"strings"
 	"time"
 
@@ -45,7 +48,34 @@ type Refusal struct {
 	Lines []sourceLine
 }
 
-const maxRefusals = 50
+type sourceLine struct {
+	Number int
+	Text   string
+	Marked bool
+}
+
+const (
+	maxRefusals = 50
+	// maxLine bounds the bytes of a line in an excerpt of a file, and maxScanned the bytes that are read to find it.
+	maxLine, maxScanned = 200, 16 << 20
+)
+
+// excerpt returns a line of a file with its neighbours. It returns none if the file cannot be read.
+func excerpt(name string, line int) (lines []sourceLine) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	scanner := bufio.NewScanner(io.LimitReader(f, maxScanned))
+	scanner.Buffer(nil, maxScanned)
+	for n := 1; n <= line+2 && scanner.Scan(); n++ {
+		if n >= line-2 {
+			lines = append(lines, sourceLine{n, cut(scanner.Text(), maxLine), n == line})
+		}
+	}
+	return lines
+}
 
 // Refusals describes the mistakes in problems. It reads the files again to quote their lines.
 func Refusals(problems config.Problems) (all []Refusal) {
@@ -58,7 +88,7 @@ func Refusals(problems config.Problems) (all []Refusal) {
 		}
 		r := Refusal{Text: p.String()}
 		if p.Line > 0 {
-			r.Lines = excerptAround(p.File, p.Line)
+			r.Lines = excerpt(p.File, p.Line)
 		}
 		all = append(all, r)
 	}

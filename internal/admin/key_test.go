@@ -367,21 +367,13 @@ func TestALimitsPage(t *testing.T) {
 	d := newTestPages(t)
 	d.request(t, 25, user("bob"))
 	page := d.read(t, "/limit?domain=d&name=send")
-	has(t, page, "<h1>send <small>d</small>", "token bucket: 10 per 1m, up to 20 at once.", d.file+":3", "3    send:  {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20}",
+	has(t, page, "<h1>send <small>d</small>", "token bucket: 10 per 1m, up to 20 at once.", "Configured at "+d.file+":3.",
 		"on_backend_failure", "user=bob", "about 20", `<label for="value0">user</label>`, "The chart in numbers")
-	if strings.Contains(page, "login:") {
-		t.Error("the page shows the lines of another limit")
-	}
-	has(t, d.read(t, "/limit?domain=d&name=path_/login.country"), "14        - key: country\n15          rate_limit:\n16            unit: hour\n17            requests_per_unit: 3\n</pre>")
 	has(t, d.read(t, "/limit?domain=d&name=free"), "unlimited")
 	if err := os.Chtimes(d.file, began, began.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	has(t, d.read(t, "/limit?domain=d&name=send"), "The file has changed since it was loaded")
-	if err := os.Remove(d.file); err != nil {
-		t.Fatal(err)
-	}
-	has(t, d.read(t, "/limit?domain=d&name=send"), "did not come from a file", "  algorithm: token_bucket", "  rate: 10")
 	for _, path := range []string{"/limit", "/limit?domain=d&name=x", "/limit?domain=d&name=%ff%00"} {
 		if w := d.send("GET", path, nil); w.Code != 404 {
 			t.Errorf("%s: got %d; want status 404", path, w.Code)

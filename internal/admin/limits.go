@@ -154,7 +154,7 @@ func (p *pages) limitRows(shown []ranked) (rows []limitRow, scale string) {
 		row := limitRow{
 			Domain: descriptors.Printable(l.Domain), Name: descriptors.Printable(l.Name), Link: limitLink(l.Domain, l.Name),
 			Words: l.Words(), Mode: modes(l), Rate: r.rate, Word: deniedWord(l), Graph: sparkOf(all[i], most, deniedWord(l)),
-			Percent: "–", Hot: r.share() > .5, Adjusted: p.limitAdjustmentWords(adjusted[limitOf{l.Domain, l.Name}]),
+			Percent: "–", Hot: r.share() > .5 && !l.Shadow, Adjusted: p.limitAdjustmentWords(adjusted[limitOf{l.Domain, l.Name}]),
 		}
 		if r.rate > 0 {
 			row.Percent = fmt.Sprintf("%.0f %%", 100*r.share())

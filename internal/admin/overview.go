@@ -67,7 +67,7 @@ type overviewBody struct {
 	Configured       bool
 	Chart            chart
 	Denied, Shadowed who
-	Near             []nearRow
+	Near             []usedRow
 	Unmatched        []unmatchedRow
 	Figures          []fact
 }
@@ -97,14 +97,14 @@ type choice struct {
 func (p *pages) overview(w http.ResponseWriter, r *http.Request, v viewer) {
 	b := overviewBody{
 		Configured: p.Current() != nil, Chart: p.chartOf("/", r.URL.Query()), Figures: p.figures(), Near: p.near(), Unmatched: p.unmatched(),
-		Denied: p.who(p.Denied(maxDenied), "denied", whoKeys, nil), Shadowed: p.who(p.Shadowed(maxDenied), "would be denied", whoLimits, nil),
+		Denied: p.who(p.Denied(maxDenied), nil), Shadowed: p.who(p.Shadowed(maxDenied), nil),
 	}
 	p.show(w, r, v, http.StatusOK, overviewPage, frame{Title: "Overview", Section: "/", Live: true, Body: b})
 }
 
 func (p *pages) figures() (list []fact) {
 	now := p.History.Rate()
-	list = []fact{{"allowed", rate(now.Allowed)}, {"denied", rate(now.Denied)}}
+	list = []fact{{"last minute: allowed", rate(now.Allowed)}, {"denied", rate(now.Denied)}}
 	if now.Shadowed > 0 {
 		list = append(list, fact{"would be denied", rate(now.Shadowed)})
 	}

@@ -144,14 +144,14 @@ func (p *pages) searchRecorded(b *searchBody, query string) {
 			if !d.Exact {
 				times = "at least " + times
 			}
-			b.Recorded = append(b.Recorded, foundRow{Key: shown(d), Link: deniedLink(d), Limit: descriptors.Printable(d.Limit),
+			b.Recorded = append(b.Recorded, foundRow{Key: shown(d.Entries, d.Key), Link: deniedLink(d), Limit: descriptors.Printable(d.Limit),
 				Domain: descriptors.Printable(d.Domain), State: "denied " + times, Denied: true})
 		}
 	}
 	_, used := p.Used()
 	for i := range used {
 		if u := &used[i]; len(b.Recorded) < maxFound && !u.Cut && contains(u.Key, u.Entries) {
-			b.Recorded = append(b.Recorded, foundRow{Key: printable(u.Key), Link: keyLink(u.Domain, u.Limit, u.Key), Limit: descriptors.Printable(u.Limit),
+			b.Recorded = append(b.Recorded, foundRow{Key: shown(u.Entries, u.Key), Link: keyLink(u.Domain, u.Limit, u.Key), Limit: descriptors.Printable(u.Limit),
 				Domain: descriptors.Printable(u.Domain), State: "used about " + plural(u.Units, "unit")})
 		}
 	}

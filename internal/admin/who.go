@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -28,26 +29,31 @@ var reasons = map[string]string{
 	denials.NoRoute:  "no route of auth matched, or the request lacks a value for every descriptor of its route",
 }
 
-// who lists denied requests by limit, by a value that keys share, and by key. A value of only one key is not listed,
+// who lists denied requests by a value that keys share, by key, and by limit. A value of only one key is not listed,
 // because the key is.
 type who struct {
 	Since, Total string
-	// Word is what happens to the requests: denied, or would be denied.
-	Word                 string
-	Limits, Values, Keys []whoRow
+	// Groups are the values, the keys and the limits. Groups without rows are left out.
+	Groups []whoGroup
 	// Counted means that some numbers are lower bounds.
 	Counted bool
 }
 
+type whoGroup struct {
+	Name string
+	Rows []whoRow
+}
+
 type whoRow struct {
-	Name, Link       string
-	Limit, LimitLink string
-	Domain           string
-	Times, Keys      string
+	Name, Link string
+	// Of is the limit, or the domain of a limit. It is "" on the page of a limit.
+	Of, OfLink string
+	Times      string
 	// Percent is the share of all denials.
 	Percent int
-	// Why is the reason, unless it is that the limit was reached, and when the last denial was.
-	Why string
+	// Note has the number of keys, and the rate of denials. For a key, it has the rate, or when the last one was, and the reason unless
+	// the limit was reached.
+	Note string
 	// Block is the link to a form that blocks this. It is "" if it cannot be blocked.
 	Block string
 }
@@ -55,67 +61,105 @@ type whoRow struct {
 // maxDenied is larger than the number of keys that package denials stores.
 const maxDenied = 4096
 
+// These are the largest numbers of rows. On the page of a limit there are whoKeys more keys.
 const (
-	whoLimits, whoValues, whoKeys = 5, 8, 10
-	maxNear                       = 6
+	whoLimits, whoValues, whoKeys = 4, 6, 6
+	maxNear, maxUsed              = 6, 10
 )
 
-// who returns the rows for which match returns true; nil matches all. keys is the largest number of rows of keys.
-func (p *pages) who(top denials.Top, word string, keys int, match func(domain, limit string) bool) who {
-	w := who{Since: clock(top.Since) + " UTC", Total: count(uint64(top.Total)), Word: word}
-	row := func(domain, limit string, times int64, exact bool) whoRow {
-		r := whoRow{Domain: descriptors.Printable(domain), Limit: descriptors.Printable(limit), Times: count(uint64(times)), Percent: int(100 * times / max(1, top.Total))}
-		if limit != "" {
-			r.LimitLink = limitLink(domain, limit)
-		}
+// who returns the rows about a limit, or about all limits if of is nil.
+func (p *pages) who(top denials.Top, of *history.Key) who {
+	w := who{Since: clock(top.Since) + " UTC", Total: count(uint64(top.Total))}
+	row := func(name, domain, limit string, times int64, exact bool) whoRow {
+		r := whoRow{Name: name, Times: count(uint64(times)), Percent: int(100 * times / max(1, top.Total))}
 		if !exact {
 			r.Times, w.Counted = "≥ "+r.Times, true
 		}
+		switch {
+		case of != nil:
+		case limit == "":
+			r.Of = descriptors.Printable(domain)
+		default:
+			r.Of, r.OfLink = descriptors.Printable(limit), limitLink(domain, limit)
+		}
 		return r
 	}
-	for _, list := range [][]denials.Part{top.Limits, top.Parts} {
-		for i := range list {
-			part := &list[i]
-			if match != nil && !match(part.Domain, part.Limit) || part.Position != denials.WholeLimit && part.Keys < 2 {
-				continue
-			}
-			r := row(part.Domain, part.Limit, part.Times, part.Exact)
-			r.Keys = "–"
-			if part.Keys > 0 {
-				r.Keys = plural(int64(part.Keys), "key")
-			}
-			switch {
-			case part.Position == denials.WholeLimit && match == nil && len(w.Limits) < whoLimits: // the page of a limit is about that limit
-				w.Limits = append(w.Limits, r)
-			case part.Position != denials.WholeLimit && len(w.Values) < whoValues:
-				if r.Name = partName(part); part.Entry != "" && !part.Cut && p.Adjust != nil {
-					r.Block = changeLink("block", &subject{Domain: part.Domain, Limit: part.Limit, Key: []string{part.Value}}, part.Entry)
-				}
-				w.Values = append(w.Values, r)
-			}
+	isOther := func(domain, limit string) bool { return of != nil && *of != history.Key{Domain: domain, Limit: limit} }
+	var limits, values, keys []whoRow
+	for i := range top.Limits {
+		l := &top.Limits[i]
+		if of == nil && len(limits) < whoLimits { // the page of a limit is about that limit
+			r := row(descriptors.Printable(l.Limit), l.Domain, l.Limit, l.Times, l.Exact)
+			r.Link, r.Of, r.OfLink, r.Note = r.OfLink, descriptors.Printable(l.Domain), "", keysOf(l)
+			limits = append(limits, r)
 		}
+	}
+	for i := range top.Parts {
+		part := &top.Parts[i]
+		if isOther(part.Domain, part.Limit) || part.Keys < 2 || len(values) == whoValues {
+			continue
+		}
+		r := row(partName(part), part.Domain, part.Limit, part.Times, part.Exact)
+		if r.Note = keysOf(part); part.Entry != "" && !part.Cut && p.Adjust != nil {
+			r.Block = changeLink("block", &subject{Domain: part.Domain, Limit: part.Limit, Key: []string{part.Value}}, part.Entry)
+		}
+		values = append(values, r)
+	}
+	most := whoKeys
+	if of != nil {
+		most += whoKeys
 	}
 	for i := range top.Keys {
 		d := &top.Keys[i]
-		if match != nil && !match(d.Domain, d.Limit) || len(w.Keys) == keys {
+		if isOther(d.Domain, d.Limit) || len(keys) == most {
 			continue
 		}
-		r := row(d.Domain, d.Limit, d.Times, d.Exact)
-		r.Name, r.Why = shown(d), ago(d.Last, p.Now())
-		if d.Why != denials.Limit { // the usual reason needs no words
-			r.Why = reasons[d.Why] + ", " + r.Why
+		r := row(shown(d.Entries, d.Key), d.Domain, d.Limit, d.Times, d.Exact)
+		if p.describeKey(&r, d); r.Name == "" {
+			r.Name = "(all keys)"
 		}
-		if d.Cut {
-			r.Name = strings.TrimSuffix(r.Name, "…") + "…"
-		} else if d.Entries != nil || d.Key != nil {
-			r.Link = deniedLink(d)
-			if d.Limit != "" && d.Key != nil && p.Adjust != nil {
-				r.Block = changeLink("block", &subject{Domain: d.Domain, Limit: d.Limit, Key: d.Key}, "")
-			}
-		}
-		w.Keys = append(w.Keys, r)
+		keys = append(keys, r)
 	}
+	if len(limits) < 2 { // the keys name their limit
+		limits = nil
+	}
+	all := []whoGroup{{"What keys share", values}, {"Keys", keys}, {"Limits", limits}}
+	w.Groups = slices.DeleteFunc(all, func(g whoGroup) bool { return len(g.Rows) == 0 })
 	return w
+}
+
+// keysOf returns the number of keys of p, and the rate of its denials if there are any now.
+func keysOf(p *denials.Part) string {
+	var notes []string
+	if p.Keys > 0 {
+		notes = append(notes, plural(int64(p.Keys), "key"))
+	}
+	if p.Rate >= leastRate {
+		notes = append(notes, rate(p.Rate))
+	}
+	return or(strings.Join(notes, ", "), "–")
+}
+
+// leastRate is the least rate of denials that is shown.
+const leastRate = .1
+
+// describeKey completes r, the row of d.
+func (p *pages) describeKey(r *whoRow, d *denials.Denied) {
+	if r.Note = ago(d.Last, p.Now()); d.Rate >= leastRate {
+		r.Note = rate(d.Rate)
+	}
+	if d.Why != denials.Limit { // the usual reason needs no words
+		r.Note = reasons[d.Why] + ", " + r.Note
+	}
+	switch {
+	case d.Cut:
+		r.Name = strings.TrimSuffix(r.Name, "…") + "…"
+	case d.Entries != nil || d.Key != nil:
+		if r.Name = or(r.Name, "(empty)"); d.Limit != "" && d.Key != nil && p.Adjust != nil {
+			r.Block = changeLink("block", &subject{Domain: d.Domain, Limit: d.Limit, Key: d.Key}, "")
+		}
+		r.Link = deniedLink(d)
+	}
 }
 
 // partName returns the text of a value with its entry, such as tenant=evil.
@@ -132,33 +176,50 @@ func partName(p *denials.Part) string {
 	return name
 }
 
-type nearRow struct{ Key, Link, Limit, LimitLink, Left string }
+// usedRow is a key that consumed units. Number has what is left, or what it consumed.
+type usedRow struct{ Number, Key, Link, Limit, LimitLink string }
+
+func rowOf(u *usage.Used, number string) usedRow {
+	row := usedRow{Number: number, Key: or(shown(u.Entries, u.Key), "(empty)"), Limit: descriptors.Printable(u.Limit), LimitLink: limitLink(u.Domain, u.Limit)}
+	if u.Cut {
+		row.Key += "…"
+	} else {
+		row.Link = keyLink(u.Domain, u.Limit, u.Key)
+	}
+	return row
+}
 
 // near returns the keys of the sample that have used most of their limits, those with the least left first.
-func (p *pages) near() (rows []nearRow) {
+func (p *pages) near() (rows []usedRow) {
 	_, used := p.Used()
 	left := func(u *usage.Used) float64 { return float64(max(0, u.Remaining)) / float64(max(1, u.Capacity)) }
 	used = slices.DeleteFunc(used, func(u usage.Used) bool { return u.Capacity < 2 || left(&u) > .2 })
 	slices.SortStableFunc(used, func(a, b usage.Used) int { return cmp.Compare(left(&a), left(&b)) })
 	for i := range used[:min(len(used), maxNear)] {
 		u := &used[i]
-		row := nearRow{Key: printable(u.Key), Limit: descriptors.Printable(u.Limit), LimitLink: limitLink(u.Domain, u.Limit)}
-		row.Left = fmt.Sprintf("%s of %s", count(uint64(max(0, u.Remaining))), count(uint64(u.Capacity)))
-		if u.Cut {
-			row.Key += "…"
-		} else {
-			row.Link = keyLink(u.Domain, u.Limit, u.Key)
-		}
-		rows = append(rows, row)
+		rows = append(rows, rowOf(u, fmt.Sprintf("%s of %s", count(uint64(max(0, u.Remaining))), count(uint64(u.Capacity)))))
 	}
 	return rows
 }
 
-func shown(d *denials.Denied) string {
-	if d.Entries != nil {
-		return descriptors.Format(d.Entries)
+// used returns the keys of a limit that consumed most.
+func (p *pages) used(id history.Key) (since string, rows []usedRow) {
+	from, top := p.Used()
+	for i := range top {
+		if u := &top[i]; u.Domain == id.Domain && u.Limit == id.Limit && len(rows) < maxUsed {
+			row := rowOf(u, "about "+count(uint64(max(0, u.Units))))
+			row.Limit = "" // the page is about it
+			rows = append(rows, row)
+		}
 	}
-	return printable(d.Key)
+	return clock(from) + " UTC", rows
+}
+
+func shown(entries []descriptors.Entry, key []string) string {
+	if entries != nil {
+		return descriptors.Format(entries)
+	}
+	return printable(key)
 }
 
 func printable(key []string) string {
@@ -205,26 +266,5 @@ func descriptorLink(domain string, entries []descriptors.Entry) string {
 	}
 	return "/key?" + q.Encode()
 }
-
-// used returns the keys of a limit that consumed most.
-func (p *pages) used(domain, name string) (since string, rows []usedRow) {
-	from, top := p.Used()
-	for i := range top {
-		u := &top[i]
-		if u.Domain != domain || u.Limit != name || len(rows) == whoKeys {
-			continue
-		}
-		row := usedRow{Key: printable(u.Key), Units: "about " + count(uint64(max(0, u.Units)))}
-		if u.Cut {
-			row.Key += "…"
-		} else {
-			row.Link = keyLink(domain, name, u.Key)
-		}
-		rows = append(rows, row)
-	}
-	return at(from), rows
-}
-
-type usedRow struct{ Key, Link, Units string }
 
 func clock(t time.Time) string { return t.UTC().Format("15:04:05") }

@@ -153,7 +153,11 @@ func TestThePageWithoutScripts(t *testing.T) {
 		in[bool](b, `document.querySelector('#chart-rows summary').click(), true`)
 		return strings.Contains(in[string](b, `document.querySelector('#chart-rows tbody').innerText`), "12")
 	})
-	b.do(chromedp.Navigate(p.admin + "/limits"))
+	if in[bool](b, `document.querySelector('nav').checkVisibility()`) {
+		t.Error("a phone shows the links before the menu is open")
+	}
+	in[bool](b, `document.querySelector('.menu').click(), true`)
+	b.click(`nav a[href="/limits"]`)
 	in[bool](b, `document.querySelector('#q').value = 'much', true`)
 	b.click(`#filter button`)
 	if rows := in[int](b, `document.querySelectorAll('#rows tbody tr').length`); rows != 1 {

@@ -46,7 +46,7 @@
   const axis = more => ({ stroke: () => color('soft'), grid: { stroke: () => color('line'), width: 1 }, ticks: { show: false }, font: '12px ' + color('numbers'), ...more });
   const chart = document.querySelector('.chart');
   let plot = null;
-  const size = () => ({ width: chart.clientWidth, height: 190 });
+  const size = () => ({ width: chart.clientWidth, height: chart.clientWidth < 500 ? 150 : 190 });
   const draw = async () => {
     const answer = await fetch(chart.dataset.source, { credentials: 'same-origin', headers: { 'X-Refresh': '1' } }).catch(() => null);
     if (!answer || !answer.ok) return;
