@@ -2,11 +2,8 @@ package redis
 
 import (
 	"bytes"
-	"context"
 	"fmt"
-	"net"
 	"runtime/debug"
-	"syscall"
 )
 
 const (
@@ -152,35 +149,4 @@ func (r *replyBounds) complete() {
 		r.missing = r.missing[:last]
 	}
 	r.bytes = 0
-}
-
-// boundedConn is a connection whose Read fails at a reply that exceeds the bounds.
-type boundedConn struct {
-	net.Conn
-	bounds replyBounds
-}
-
-func (c *boundedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if err := c.bounds.add(b[:n]); err != nil {
-		return 0, err
-	}
-	return n, err
-}
-
-func bounded(dial dialFunc) dialFunc {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		nc, err := dial(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		c := &boundedConn{Conn: nc, bounds: newReplyBounds()}
-		if raw, ok := nc.(syscall.Conn); ok { // go-redis uses it to check an idle connection
-			return struct {
-				*boundedConn
-				syscall.Conn
-			}{c, raw}, nil
-		}
-		return c, nil
-	}
 }

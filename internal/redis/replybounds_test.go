@@ -2,7 +2,6 @@ package redis
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"math"
 	"net"
@@ -95,25 +94,16 @@ func TestTheBoundOfAReplyFollowsTheMemoryLimit(t *testing.T) {
 }
 
 func TestReadsFailAtAReplyWithoutBounds(t *testing.T) {
-	for name, wrap := range map[string]func(net.Conn) net.Conn{
-		"a connection of a Store": func(nc net.Conn) net.Conn { return newConn(nc, new(atomic.Uint32), 0) },
-		"a connection to a Sentinel": func(nc net.Conn) net.Conn {
-			nc, _ = bounded(func(context.Context, string, string) (net.Conn, error) { return nc, nil })(t.Context(), "", "")
-			return nc
-		},
-	} {
-		near, far := net.Pipe()
-		defer far.Close()
-		c := wrap(near)
-		defer c.Close()
-		go func() { _, _ = far.Write([]byte("*99999999999\r\n$1\r\n")) }()
-		for range 2 {
-			if n, err := c.Read(make([]byte, 100)); n != 0 || err == nil || !strings.Contains(err.Error(), "elements") {
-				t.Errorf("%s: got %d bytes and the error %v; want no bytes and an error about elements", name, n, err)
-				break
-			}
-			go func() { _, _ = far.Write([]byte("+OK\r\n")) }()
+	near, far := net.Pipe()
+	defer far.Close()
+	c := newConn(near, new(atomic.Uint32), 0)
+	defer c.Close()
+	go func() { _, _ = far.Write([]byte("*99999999999\r\n$1\r\n")) }()
+	for range 2 {
+		if n, err := c.Read(make([]byte, 100)); n != 0 || err == nil || !strings.Contains(err.Error(), "elements") {
+			t.Fatalf("got %d bytes and the error %v; want no bytes and an error about elements", n, err)
 		}
+		go func() { _, _ = far.Write([]byte("+OK\r\n")) }()
 	}
 }
 

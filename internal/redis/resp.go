@@ -57,9 +57,9 @@ type reply struct {
 	null     bool
 }
 
-// parseReply parses the first reply in have, which is not an array. size is its length, or 0 if bytes are missing. The
-// text of the reply shares the memory of have. An error means that the bytes are no reply to a charging command.
-func parseReply(have []byte) (r reply, size int, err error) {
+// parseReply parses the first reply in have, whose arrays are nested at most depth deep. size is its length, or 0 if bytes
+// are missing. The texts share the memory of have. An error means that the bytes are no reply to a command of this package.
+func parseReply(have []byte, depth int) (r reply, size int, err error) {
 	line, rest, ok := bytes.Cut(have, []byte("\r\n"))
 	if !ok {
 		return r, 0, nil
@@ -67,25 +67,35 @@ func parseReply(have []byte) (r reply, size int, err error) {
 	invalid := func() (reply, int, error) {
 		return reply{}, 0, fmt.Errorf("redis: invalid reply: %.20q", have)
 	}
-	if len(line) == 0 {
+	if len(line) == 0 || len(line) > maxReplyText {
 		return invalid()
 	}
-	r.kind = line[0]
-	switch text := line[1:]; r.kind {
-	case '+', '-', ':':
-		r.text = string(text)
-		return r, len(have) - len(rest), nil
-	case '$':
-		n, err := strconv.Atoi(string(text))
-		if err != nil || n < 0 || n > maxScriptReply {
-			return invalid()
-		}
-		if len(rest) < n+2 {
-			return r, 0, nil
-		}
+	r.kind, size = line[0], len(have)-len(rest)
+	if r.kind == '+' || r.kind == '-' || r.kind == ':' {
+		r.text = string(line[1:])
+		return r, size, nil
+	}
+	n, err := strconv.Atoi(string(line[1:]))
+	switch {
+	case n == -1 && depth > 0:
+		r.null = true
+		return r, size, nil
+	case err != nil || n < 0 || n > maxScriptReply:
+		return invalid()
+	case r.kind == '$' && len(rest) < n+2:
+		return r, 0, nil
+	case r.kind == '$':
 		r.text = unsafe.String(unsafe.SliceData(rest), n)
-		return r, len(have) - len(rest) + n + 2, nil
-	default:
+		return r, size + n + 2, nil
+	case r.kind != '*' || depth == 0:
 		return invalid()
 	}
+	for range n {
+		element, used, err := parseReply(have[size:], depth-1)
+		if err != nil || used == 0 {
+			return r, 0, err
+		}
+		r.elements, size = append(r.elements, element), size+used
+	}
+	return r, size, nil
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -119,7 +120,7 @@ func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location)
 		name: l.master, master: *o, dial: dial, username: l.sentinelUsername, password: l.sentinelPassword,
 		known: make(chan struct{}), now: s.clock.Now, outside: s.config.Outside,
 	}
-	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = bounded(dial), 1, 0
+	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = dialer(dial, new(atomic.Uint32)), 1, 0
 	w.closing, w.cancel = context.WithCancel(context.Background())
 	w.moved = s.masterChanged
 	s.sentinels = w

@@ -1,28 +1,29 @@
 package redis
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 )
 
-// maxSentinelReply is the largest size of a reply of a Sentinel. The largest one describes all other Sentinels, with
-// a kilobyte for each.
-const maxSentinelReply = 1 << 20
+const (
+	// maxSentinelReply is the largest size of a reply of a Sentinel. The largest one describes all other Sentinels, with
+	// a kilobyte for each.
+	maxSentinelReply = 1 << 20
+	sentinelDepth    = 2 // of the arrays in such a reply
+)
 
 // sentinelConn is a connection to a Sentinel. The client of go-redis for Sentinels cannot be used: its goroutine for
 // messages panics at a message of another form than it expects, and so ends the process.
 type sentinelConn struct {
 	net.Conn
-	replies *bufio.Reader
-	stop    func() bool // ends the wait for the end of the Store, which closes the connection
+	have []byte      // what has arrived and is not received
+	stop func() bool // ends the wait for the end of the Store, which closes the connection
 }
 
 func (w *sentinels) dialSentinel(addr string) (*sentinelConn, error) {
@@ -30,7 +31,7 @@ func (w *sentinels) dialSentinel(addr string) (*sentinelConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &sentinelConn{Conn: nc, replies: bufio.NewReader(&boundedConn{Conn: nc, bounds: replyBounds{most: maxSentinelReply}})}
+	c := &sentinelConn{Conn: nc}
 	c.stop = context.AfterFunc(w.closing, func() { nc.Close() })
 	if w.password != "" {
 		if _, err := c.call("AUTH", cmp.Or(w.username, "default"), w.password); err != nil {
@@ -62,7 +63,30 @@ func (c *sentinelConn) call(command ...string) (reply, error) {
 	if err := c.send(command...); err != nil {
 		return reply{}, err
 	}
-	return readReply(c.replies)
+	return c.receive()
+}
+
+// receive waits for a reply and returns it.
+func (c *sentinelConn) receive() (reply, error) {
+	for {
+		r, size, err := parseReply(c.have, sentinelDepth)
+		c.have = c.have[size:] // r has the memory before it
+		switch {
+		case err != nil:
+			return r, err
+		case size > 0 && r.kind == '-':
+			return r, refusal(r.text)
+		case size > 0:
+			return r, nil
+		case len(c.have) > maxSentinelReply:
+			return r, fmt.Errorf("redis: invalid reply: a Sentinel sent more than %d bytes", maxSentinelReply)
+		}
+		c.have = slices.Grow(c.have, max(4096, len(c.have)))
+		n, err := c.Read(c.have[len(c.have):cap(c.have)])
+		if c.have = c.have[:len(c.have)+n]; n == 0 && err != nil {
+			return r, err
+		}
+	}
 }
 
 // at returns the text of element i of an array.
@@ -81,45 +105,6 @@ func (r *reply) field(name string) string {
 		}
 	}
 	return ""
-}
-
-// readReply reads a reply. from reads from a boundedConn, which bounds the size and the depth of the reply.
-func readReply(from *bufio.Reader) (r reply, err error) {
-	line, err := from.ReadSlice('\n')
-	if err != nil {
-		return r, err
-	}
-	text := strings.TrimSuffix(string(line), "\r\n")
-	n := 0
-	switch {
-	case len(text) > 0 && text[0] == '-':
-		return r, refusal(text[1:])
-	case len(text) > 0 && (text[0] == '+' || text[0] == ':'):
-		return reply{text: text[1:]}, nil
-	case len(text) > 0:
-		n, err = strconv.Atoi(text[1:])
-	}
-	switch {
-	case text == "" || err != nil:
-		return r, fmt.Errorf("redis: invalid reply: %.20q", line)
-	case n < 0:
-		return reply{null: true}, nil
-	case text[0] == '$':
-		b := make([]byte, n+len("\r\n"))
-		_, err := io.ReadFull(from, b)
-		return reply{text: string(b[:n])}, err
-	}
-	for range n {
-		element, err := readReply(from)
-		if text, refused := errors.AsType[refusal](err); refused {
-			element, err = reply{text: string(text)}, nil
-		}
-		if err != nil {
-			return r, err
-		}
-		r.elements = append(r.elements, element)
-	}
-	return r, nil
 }
 
 // attend polls the Sentinel at addr and receives its messages, until a connection fails.
@@ -169,7 +154,7 @@ func (w *sentinels) attend(addr string) error {
 // receive handles messages, until none and no answer to a PING has arrived for a while.
 func (w *sentinels) receive(messages *sentinelConn) error {
 	for {
-		m, err := readReply(messages.replies)
+		m, err := messages.receive()
 		if err != nil {
 			return err
 		}

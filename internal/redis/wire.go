@@ -390,7 +390,7 @@ func (w *wire) answer(p *pipe, have []byte) (used int, err error) {
 		p.replies = p.replies[:0]
 		at := used
 		for range count {
-			r, size, err := parseReply(have[at:])
+			r, size, err := parseReply(have[at:], 0)
 			if err != nil || size == 0 {
 				return used, err
 			}
