@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -46,22 +44,16 @@ type Finding struct {
 // means the Timeout of the Config.
 func (s *Store) Examine(ctx context.Context, timeout time.Duration) []Finding {
 	timeout = cmp.Or(timeout, s.config.Timeout)
-	if s.cluster == nil {
-		return s.examine(ctx, s.name, s.client.(*goredis.Client), timeout)
-	}
-	var mu sync.Mutex
-	var all []Finding
-	err := s.cluster.client.ForEachMaster(ctx, func(ctx context.Context, client *goredis.Client) error {
-		found := s.examine(ctx, client.Options().Addr, client, timeout)
-		mu.Lock()
-		defer mu.Unlock()
-		all = append(all, found...)
-		return nil
+	all, err := eachMaster(ctx, s, func(ctx context.Context, server string, client *goredis.Client) ([]Finding, error) {
+		return s.examine(ctx, server, client, timeout), nil
 	})
 	if err != nil {
 		all = append(all, Finding{s.name, Problem, "connection", s.explain(err)})
 	}
-	return append(all, s.examineCluster(ctx)...)
+	if s.cluster != nil {
+		all = append(all, s.examineCluster(ctx)...)
+	}
+	return all
 }
 
 func (s *Store) examine(ctx context.Context, server string, client *goredis.Client, timeout time.Duration) (all []Finding) {
@@ -87,12 +79,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 		all = append(all, checkInfo(server, values)...)
 		all = append(all, checkExpiry(server, values, timeout)...)
 	}
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
-	if err != nil {
-		found(Problem, "script", "%v", err)
-		return all
-	}
-	probe := backend.Charge{Key: []byte("doctor"), Limit: &limit, Terms: algorithms.Charge{Cost: 1}}
+	probe := probe()
 	if s.cluster != nil { // any slot of this master
 		probe.Slot, _ = s.slotAt(ctx, own)
 	}
@@ -141,25 +128,14 @@ func checkClock(server string, serverTime, start time.Time, took time.Duration) 
 
 // ExamineClocks checks only the clocks, and returns a finding only for a wrong one. It ignores servers that do not
 // answer.
-func (s *Store) ExamineClocks(ctx context.Context) (all []Finding) {
-	examine := func(server string, client *goredis.Client) []Finding {
+func (s *Store) ExamineClocks(ctx context.Context) []Finding {
+	all, _ := eachMaster(ctx, s, func(ctx context.Context, server string, client *goredis.Client) ([]Finding, error) {
 		before := time.Now()
 		there, err := client.Time(ctx).Result()
 		if err != nil {
-			return nil
+			return nil, err
 		}
-		return checkClock(server, there, before, time.Since(before))
-	}
-	if s.cluster == nil {
-		return examine(s.name, s.client.(*goredis.Client))
-	}
-	var mu sync.Mutex
-	_ = s.cluster.client.ForEachMaster(ctx, func(_ context.Context, client *goredis.Client) error {
-		found := examine(client.Options().Addr, client)
-		mu.Lock()
-		defer mu.Unlock()
-		all = append(all, found...)
-		return nil
+		return checkClock(server, there, before, time.Since(before)), nil
 	})
 	return all
 }

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	goredis "github.com/redis/go-redis/v9"
 )
 
 // All processes that share a Redis report to each other in one hash. The hash has a field for each process,
@@ -104,14 +102,12 @@ func (s *Store) fleetKey() string { return s.config.KeyPrefix + "{}" + fleetKey 
 
 // timeAt returns the time of the server that has key. In a Cluster each server has its own clock.
 func (s *Store) timeAt(ctx context.Context, key string) (time.Time, error) {
-	client, ok := s.client.(*goredis.Client)
-	if s.cluster != nil {
-		var err error
-		if client, err = s.cluster.client.MasterForKey(ctx, key); err != nil {
-			return time.Time{}, err
-		}
-	} else if !ok {
-		return time.Time{}, errors.New("the client is of no known kind")
+	if s.cluster == nil {
+		return s.client.Time(ctx).Result()
+	}
+	client, err := s.cluster.client.MasterForKey(ctx, key)
+	if err != nil {
+		return time.Time{}, err
 	}
 	return client.Time(ctx).Result()
 }

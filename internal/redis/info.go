@@ -22,32 +22,14 @@ type ServerInfo struct {
 
 // Info returns what each master reports about itself. The Redis user needs INFO.
 func (s *Store) Info(ctx context.Context) (all []ServerInfo, err error) {
-	if s.cluster == nil {
-		client := s.client.(*goredis.Client)
-		one, err := infoOf(ctx, client, s.name)
-		if err != nil {
-			return nil, s.fleetError("INFO", err)
-		}
-		return []ServerInfo{one}, nil
-	}
-	var mu sync.Mutex
-	err = s.cluster.client.ForEachMaster(ctx, func(ctx context.Context, client *goredis.Client) error {
-		one, err := infoOf(ctx, client, client.Options().Addr)
-		if err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		all = append(all, one)
-		return nil
-	})
+	all, err = eachMaster(ctx, s, infoOf)
 	return all, s.fleetError("INFO", err)
 }
 
-func infoOf(ctx context.Context, client *goredis.Client, address string) (ServerInfo, error) {
+func infoOf(ctx context.Context, address string, client *goredis.Client) ([]ServerInfo, error) {
 	text, err := withTimeout(client, proveTimeout).Info(ctx).Result()
 	if err != nil {
-		return ServerInfo{}, err
+		return nil, err
 	}
 	values := fields(text)
 	number := func(name string) int64 {
@@ -61,5 +43,21 @@ func infoOf(ctx context.Context, client *goredis.Client, address string) (Server
 	if v := values["valkey_version"]; v != "" {
 		i.Version = "Valkey " + v
 	}
-	return i, nil
+	return []ServerInfo{i}, nil
+}
+
+// eachMaster calls f with each master at the same time, and returns all results and an error if there was one.
+func eachMaster[T any](ctx context.Context, s *Store, f func(ctx context.Context, server string, client *goredis.Client) ([]T, error)) (all []T, err error) {
+	if s.cluster == nil {
+		return f(ctx, s.name, s.client.(*goredis.Client))
+	}
+	var mu sync.Mutex
+	err = s.cluster.client.ForEachMaster(ctx, func(ctx context.Context, client *goredis.Client) error {
+		found, err := f(ctx, client.Options().Addr, client)
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, found...)
+		return err
+	})
+	return all, err
 }

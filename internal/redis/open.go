@@ -236,12 +236,10 @@ func (s *Store) Ping(ctx context.Context) error {
 func (s *Store) ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if s.cluster == nil {
-		return s.client.Ping(ctx).Err()
-	}
-	return s.cluster.client.ForEachMaster(ctx, func(ctx context.Context, client *goredis.Client) error {
-		return client.Ping(ctx).Err()
+	_, err := eachMaster(ctx, s, func(ctx context.Context, _ string, client *goredis.Client) ([]Finding, error) {
+		return nil, client.Ping(ctx).Err()
 	})
+	return err
 }
 
 // UndosInFlight returns the number of calls in flight that run in the background, such as refunds.

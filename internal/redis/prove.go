@@ -44,7 +44,7 @@ const (
 func (s *Store) Prove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, proveTimeout)
 	defer cancel()
-	err := s.decides(ctx)
+	_, err := eachMaster(ctx, s, s.decidesAt)
 	if err == nil {
 		return nil
 	}
@@ -54,49 +54,42 @@ func (s *Store) Prove(ctx context.Context) error {
 	return unavailable(err)
 }
 
-func (s *Store) decides(ctx context.Context) error {
-	if s.cluster == nil {
-		return s.decidesAt(ctx, s.client.(*goredis.Client))
-	}
-	return s.cluster.client.ForEachMaster(ctx, s.decidesAt)
-}
-
 // decidesAt returns an error unless the server of client decides a group of two charges. The two keys are in
 // different slots. So a node of a Cluster refuses the group if the URL names a single server. If the URL names a
 // Cluster, the group has one charge.
-func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
-	if err != nil {
-		return err
-	}
-	charge := backend.Charge{Key: []byte("doctor"), Limit: &limit, Group: 1, Terms: algorithms.Charge{Cost: 1}}
-	other := charge
-	other.Key = []byte("doctor-2")
-	charges := []backend.Charge{charge, other}
+func (s *Store) decidesAt(ctx context.Context, _ string, client *goredis.Client) ([]Finding, error) {
+	charges := []backend.Charge{probe(), probe()}
+	charges[1].Key = []byte("doctor-2")
 	if s.cluster != nil {
 		slot, has := s.slotAt(ctx, client)
 		if !has {
-			return nil // the node serves no slot, so it gets no commands
+			return nil, nil // the node serves no slot, so it gets no commands
 		}
 		charges = charges[:1]
 		charges[0].Slot = slot
 	}
 	client = withTimeout(client, proveTimeout)
 	if err := client.Ping(ctx).Err(); err != nil {
-		return err
+		return nil, err
 	}
 	n := s.node(client.Options(), func() {})
 	defer n.wire.close()
 	var d [2]backend.Decision
 	n.Take(ctx, charges, d[:len(charges)])
 	if d[0].Err != nil {
-		return d[0].Err
+		return nil, d[0].Err
 	}
 	for i := range charges {
 		key, _ := n.keys.of(&charges[i])
 		_ = client.Del(ctx, key).Err() // an error is harmless, because the key expires
 	}
-	return nil
+	return nil, nil
+}
+
+// probe returns a charge that tests a server.
+func probe() backend.Charge {
+	limit, _ := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second}) // these numbers are valid
+	return backend.Charge{Key: []byte("doctor"), Limit: &limit, Group: 1, Terms: algorithms.Charge{Cost: 1}}
 }
 
 // mistake returns the Mistake that caused err, or nil if err does not show one.
