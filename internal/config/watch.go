@@ -35,7 +35,7 @@ func NewWatcher(paths []string) *Watcher { return &Watcher{paths, digest(paths)}
 func (w *Watcher) Run(ctx context.Context, onChange func()) {
 	for seen := []seenFile(nil); sleep(ctx, poll); {
 		now := listing(w.paths)
-		if slices.EqualFunc(now, seen, seenFile.equals) {
+		if slices.EqualFunc(now, seen, seenFile.equals) && !slices.ContainsFunc(now, seenFile.isNew) {
 			continue
 		}
 		for range quietTries {
@@ -75,6 +75,12 @@ func (f seenFile) equals(g seenFile) bool {
 		return false
 	}
 	return f.info == nil || f.info.Size() == g.info.Size() && f.info.ModTime().Equal(g.info.ModTime()) && f.info.Mode() == g.info.Mode() && os.SameFile(f.info, g.info)
+}
+
+// isNew reports whether the file was written so lately that another write of the same size may have left its time as it
+// was: some file systems keep whole seconds.
+func (f seenFile) isNew() bool {
+	return f.info != nil && time.Since(f.info.ModTime()).Abs() < 2*time.Second
 }
 
 func listing(paths []string) (all []seenFile) {

@@ -194,6 +194,30 @@ func TestWatchSeesALinkToAFileOfTheSameTimeAndSize(t *testing.T) {
 	next("the link turned")
 }
 
+// Some file systems keep the times of files in whole seconds.
+func TestWatchSeesASecondWriteOfTheSameTimeAndSize(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "a.yaml")
+	synctest.Test(t, func(t *testing.T) {
+		second := time.Now()
+		writeAt := func(content string) {
+			write(t, name, content)
+			must(t, os.Chtimes(name, second, second))
+		}
+		writeAt("domain: a")
+		ctx, cancel := context.WithCancel(t.Context())
+		changes := 0
+		go NewWatcher([]string{name}).Run(ctx, func() { changes++ })
+		time.Sleep(700 * time.Millisecond) // the first read
+		writeAt("domain: b")
+		time.Sleep(time.Minute)
+		cancel()
+		synctest.Wait()
+		if changes != 1 {
+			t.Errorf("%d changes, want 1", changes)
+		}
+	})
+}
+
 // A renamed file changes the places of its limits, and perhaps the order of the files.
 func TestWatchSeesARenamedFile(t *testing.T) {
 	t.Parallel()
