@@ -44,8 +44,8 @@ func described(s *limiter.Snapshot) string {
 			fmt.Fprintf(&b, "\tlocal: %d per %d us, up to %d\n", more.Local.Rate, more.Local.Period(), more.Local.Capacity)
 		}
 		if e := more.Settle; e != nil {
-			fmt.Fprintf(&b, "\tsettle: estimate %d, %d to %d, trust_declared %t, unknown_cost %d, ttl %d us, max_debt %d, learn %+v\n",
-				e.Estimate, e.Least, e.Most, e.TrustDeclared, e.Unknown, e.TTL, p.Limit.MaxDebt, e.Learn)
+			fmt.Fprintf(&b, "\tsettle: estimate %d, %d to %d, trust_declared %t, unknown_cost %d, ttl %d us, max_debt %d, by bucket %t, learn %+v\n",
+				e.Estimate, e.Least, e.Most, e.TrustDeclared, e.Unknown, e.TTL, p.Limit.MaxDebt, e.ByBucket, e.Learn)
 		}
 	}
 	return b.String()

@@ -28,6 +28,7 @@ type settleTerms struct {
 	UnknownCost   unknownCost `key:"unknown_cost"`
 	TTL           span        `key:"ttl"`
 	MaxDebt       whole       `key:"max_debt"`
+	By            text        `key:"by"`
 }
 
 type (
@@ -174,10 +175,14 @@ func (c *compiler) settles(l *limit, p *draft, s algorithms.Spec) {
 	}
 	terms := l.Settle.value
 	s.Settles, s.MaxDebt = true, terms.MaxDebt.pointer()
+	if terms.By.ok {
+		s.OpenFor = terms.TTL.or(defaultSettleTTL)
+	}
 	c.numbers(l, p, s)
 	settle := &limiter.SettleTerms{
 		Estimate: terms.Estimate.value, Least: terms.Least.value, Most: terms.Most.or(p.Limit.Capacity),
 		TrustDeclared: terms.TrustDeclared.value, Unknown: -1, TTL: terms.TTL.or(defaultSettleTTL),
+		ByBucket: terms.By.ok,
 	}
 	if u := terms.UnknownCost; u.ok {
 		if settle.Unknown = u.value.units; u.value.most {
@@ -240,6 +245,7 @@ func (c *compiler) settleAlone(l *limit, p *draft) {
 		{"overdraw", "it charges the real cost without a reservation", l.Overdraw.value},
 		{"quota_mode", "all limits of a request are reserved together", p.Quota},
 		{"consume: each", "all limits of a request are reserved together", p.Alone},
+		{"time_zone", "by: bucket needs windows of equal length", l.Settle.value.By.ok && l.TimeZone.ok},
 	} {
 		if other.stated {
 			c.mistake(at, settleCombination+"%s: %s; remove one", other.key, other.why)
@@ -263,6 +269,16 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 	bounded(&s.Least, "least", 0, most, subject)
 	e := whole{s.Estimate.given}
 	bounded(&e, "estimate", max(1, min(s.Least.value, most)), most, subject)
+	if by := s.By; by.ok {
+		switch {
+		case by.value != "bucket":
+			c.mistake(by.at, "by must be bucket, but is %s; remove it if the proxy settles with the id of the reservation", strconv.Quote(short(by.value)))
+		case s.UnknownCost.ok:
+			c.mistake(s.UnknownCost.at, "unknown_cost has no effect with by: bucket, because a call without a cost sends nothing; remove one")
+		case s.TrustDeclared.value:
+			c.mistake(s.TrustDeclared.at, "trust_declared has no effect with by: bucket, because a request that declares hits settles; remove one")
+		}
+	}
 	const mostDebt = 1 << 53
 	bounded(&s.MaxDebt, "max_debt", 0, mostDebt, fmt.Sprint(int64(mostDebt)))
 	if u := s.UnknownCost; u.ok && u.value.most && !s.Most.ok {
@@ -281,8 +297,10 @@ func (c *compiler) settleEntries(d *domain) {
 		agree(c, d, "settle", &stated.given, &doc.Settle.given)
 	}
 	d.Settling = map[uint64]*limiter.Policy{}
+	withIDs := false
 	for _, p := range d.Policies {
-		if p.Extra().Settle != nil || p.Limit.Kind == algorithms.Concurrency {
+		if settle := p.Extra().Settle; settle != nil || p.Limit.Kind == algorithms.Concurrency {
+			withIDs = withIDs || settle == nil || !settle.ByBucket
 			d.Settling[limiter.PrefixNumber(p.Prefix)] = p
 		}
 	}
@@ -294,6 +312,9 @@ func (c *compiler) settleEntries(d *domain) {
 		return
 	}
 	d.learnValues()
+	if !withIDs {
+		return
+	}
 	entries := stated.or(defaultSettle)
 	d.Settle = &entries
 	for _, doc := range d.docs {

@@ -48,6 +48,9 @@ func (c *compiler) checkThen(d *domain, name string, l *named) {
 	c.checkThenCombinations(at, &l.draft.Policy, &l.draft.more, "this limit")
 	c.checkThenCombinations(at, &t.draft.Policy, &t.draft.more, "limit "+l.then.value)
 	plan, payer := l.draft, t.draft
+	if plan.Limit.OpenFor > 0 || payer.Limit.OpenFor > 0 {
+		c.mistake(at, "then cannot be combined with settle by: bucket, which does not know who paid; remove one")
+	}
 	switch {
 	case plan.more.Settle != nil && payer.more.Settle == nil:
 		c.mistake(at, "then: this limit has settle, and limit %q has not, so that reservations charged to that limit could not be settled; add settle to it", l.then.value)

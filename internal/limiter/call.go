@@ -169,6 +169,7 @@ type Result struct {
 	maxWait   algorithms.Micros
 	reserve   bool
 	settle    bool
+	open      bool  // Charge.Open: settle and open settle a reservation by bucket
 	local     bool  // this process's own bucket decided
 	payer     int   // 1 + index into Call.payers; 0 means none
 	times     int64 // if For is set: how many Results of the request have the bucket whose cost was paid; else 0

@@ -179,7 +179,7 @@ func (c *Call) apply(i int, p *Policy) {
 	if concurrency {
 		c.ignoreRefund(r)
 	}
-	if (settles || concurrency) && !r.Policy.Shadow {
+	if (settles && !r.Policy.Extras.Settle.ByBucket || concurrency) && !r.Policy.Shadow {
 		c.reserves++
 	}
 }
@@ -263,7 +263,11 @@ func (c *Call) charge() {
 		c.addPayers()
 	}
 	for i := 0; alone && i < len(c.Results); i++ {
-		if r := &c.Results[i]; r.charge == toCharge {
+		switch r := &c.Results[i]; {
+		case r.charge != toCharge:
+		case r.settle:
+			c.settleByBucket(i)
+		default:
 			c.addAlone(r)
 		}
 	}
@@ -274,7 +278,7 @@ func (c *Call) charge() {
 // requests.)
 func (c *Call) isTogether(r *Result) bool {
 	p := r.Policy
-	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.config.Modes.Quota
+	return (!p.Alone || len(c.Limits) > 0) && !r.settle && !p.Shadow && !p.Quota && !c.config.Modes.Quota
 }
 
 // chargeTogether adds r to the group of limits that are charged together. Costs of the same bucket are added up in one charge.
@@ -329,10 +333,12 @@ func (c *Call) add(r *Result, group int) {
 	charge, p := &c.charges[r.charge], r.Policy // filled in place, because a copy of this large struct is slow
 	charge.Key, charge.Group, charge.Slot = r.Key, group, r.slot
 	setPolicy(charge, p)
-	charge.Canceled = c.Canceled
+	if !r.settle {
+		charge.Canceled = c.Canceled
+	}
 	terms := &charge.Terms
 	terms.Cost, terms.Hash, terms.ChargedAt, terms.Reserve, terms.DryRun = r.Cost, r.hash, r.chargedAt, r.reserve, c.DryRun
-	terms.Settle, terms.MaxWait = r.settle, r.maxWait
+	terms.Settle, terms.Open, terms.MaxWait = r.settle, r.open, r.maxWait
 	if p.Limit.Kind == algorithms.Concurrency && !c.DryRun {
 		c.addSlot(p, terms)
 	}

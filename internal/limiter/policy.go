@@ -125,6 +125,9 @@ type SettleTerms struct {
 	Unknown int64
 	// TTL is how long a reservation can be refunded.
 	TTL algorithms.Micros
+	// ByBucket means that a proxy settles without an id. The bucket stores what is open (algorithms.Spec.OpenFor). A cost
+	// of 0 that a descriptor itself states reserves, and a higher one settles. All other requests are charged their cost.
+	ByBucket bool
 	// Learn, if not nil, means that Estimate is used only until enough costs are known to learn an
 	// estimate.
 	Learn *Learn

@@ -14,6 +14,14 @@ import (
 // Words describes how requests reserve units of l and settle them. Each text states one fact.
 func (s *SettleTerms) Words(l *algorithms.Limit) []string {
 	within := duration.Format(s.TTL)
+	if s.ByBucket {
+		return []string{
+			"a request whose descriptor states 0 hits reserves " + s.EstimateWords(),
+			"one whose descriptor states more hits settles one of the newest reservations of the bucket; if none is open, all its hits are charged",
+			"a reservation that nothing settles is refunded after " + within,
+			fmt.Sprintf("a real cost can take the bucket down to %d; what goes beyond is lost, and counted", -l.MaxDebt),
+		}
+	}
 	if l.Kind == algorithms.FixedWindow {
 		within += " and in the same window"
 	}

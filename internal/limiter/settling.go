@@ -1,9 +1,11 @@
 package limiter
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"hash/maphash"
+	"math"
 
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -193,11 +195,36 @@ func (c *Call) reserve(r *Result) {
 	if s.Learn != nil && c.config.Estimates != nil {
 		r.cell = c.cell(r.Policy)
 	}
+	if s.ByBucket {
+		if r.open, r.settle = d.Explicit, d.Explicit && d.Cost > 0; !r.open || r.settle {
+			return
+		}
+	}
 	estimate, _ := c.config.estimate(s, r.cell)
 	if c.Unsettled { // its real cost stays unknown, see realCost
 		estimate = max(estimate, s.Estimate)
 	}
 	r.Cost = s.Reserves(estimate, declared)
+}
+
+// settleByBucket charges Result i, which settles one of the reservations of its bucket. If a request has several costs for
+// one bucket, they are one cost: their reservation was one, too.
+func (c *Call) settleByBucket(i int) {
+	r := &c.Results[i]
+	for j := range c.Settlements {
+		s := &c.Settlements[j]
+		if charge := &c.charges[s.charge]; bytes.Equal(charge.Key, r.Key) {
+			s.Real += min(r.Cost, math.MaxInt64-s.Real)
+			charge.Terms.Cost, r.charge = s.Real, s.charge
+			return
+		}
+	}
+	c.addAlone(r)
+	s := Settlement{Policy: r.Policy, Descriptor: r.Descriptor, Real: r.Cost, charge: r.charge, cell: r.cell, times: 1}
+	if s.cell != 0 {
+		s.key = maphash.Bytes(bucketSeed, r.Key)
+	}
+	c.Settlements = append(c.Settlements, s)
 }
 
 // estimate returns the estimate for a request, and whether it was learned. cell is 0 if none is learned.
@@ -306,7 +333,7 @@ func (c *Call) AppendID(dst []byte) []byte {
 func (c *Call) collectReserved(r *Reserved, shadow bool) {
 	for i := range c.Results {
 		one := &c.Results[i]
-		if !c.Reserves(one) || one.Policy.Shadow != shadow {
+		if !c.Reserves(one) || one.open || one.Policy.Shadow != shadow {
 			continue
 		}
 		p := one.Policy
@@ -337,7 +364,7 @@ func (c *Call) collectReserved(r *Reserved, shadow bool) {
 // the request was denied, and if the store did not decide.
 func (c *Call) Reserves(r *Result) bool {
 	return !c.Denied && !c.WouldDeny && c.Consumed(r) && !r.local && r.Cost > 0 && r.Policy.Extra().Settle != nil &&
-		(r.reserve && !r.settle || len(c.Limits) == 0)
+		!r.settle && (r.reserve || len(c.Limits) == 0) && (len(c.Limits) > 0 || r.open || !r.Policy.Extras.Settle.ByBucket)
 }
 
 func (c *Call) planSettlements(now algorithms.Micros) {

@@ -237,7 +237,7 @@ func remainsLater(c *backend.Charge, d *backend.Decision, delay algorithms.Micro
 // a full bucket.
 func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	kind := c.Limit.Kind
-	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 {
+	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 || c.Limit.OpenFor > 0 {
 		return unknown
 	}
 	remaining, reset := remainsLater(c, d, 0)
