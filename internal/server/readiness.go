@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -155,6 +156,19 @@ func (f *firstContact) proven(ctx context.Context) {
 	}
 }
 
+// findingHeadlines has the headlines of failed checks, by their names.
+var findingHeadlines = map[string]string{
+	"clock":       "The clock of Redis and that of this machine differ",
+	"eviction":    "Redis may evict buckets",
+	"role":        "The server is a replica of Redis",
+	"script":      "Redis cannot run the script that decides",
+	"permissions": "The user of Redis lacks permissions",
+	"adjustments": "The user of Redis lacks permissions for adjustments",
+	"latency":     "Redis is nearly too slow for --backend-timeout",
+	"cluster":     "Redis Cluster does not serve all slots",
+	"coverage":    "If one master fails, Redis Cluster refuses all requests",
+}
+
 // reportFindings reports checks of Redis as conditions and metrics, and returns those that failed, by the names of their
 // conditions. The failed checks in previous that found does not contain, or that passed, no longer count as failed.
 func (s *server) reportFindings(found []redis.Finding, previous map[string]redis.Finding) map[string]redis.Finding {
@@ -170,7 +184,7 @@ func (s *server) reportFindings(found []redis.Finding, previous map[string]redis
 		name := redisFinding + f.Check + "/" + f.Server
 		unfit[name] = f
 		c := conditions.Condition{
-			Name: name, Severity: conditions.Warning, Headline: "Redis, " + f.Check + ": " + f.Text,
+			Name: name, Severity: conditions.Warning, Headline: cmp.Or(findingHeadlines[f.Check], "Redis, "+f.Check+": "+f.Text),
 			Summary: "Redis at " + f.Server + ", " + f.Check + ": " + f.Text + ".",
 			Remedy:  "rlsidecar doctor reports it too. The check is repeated every minute until it passes.",
 		}

@@ -150,10 +150,10 @@ func (s *server) breakerChanged(server string, open bool) {
 
 func (s *server) reportMistake(place string, m *redis.Mistake) {
 	s.conditions.Clear(redisAway + place)
-	clause, _, _ := strings.Cut(m.Problem, " (")
+	clause, reply, _ := strings.Cut(m.Problem, " (")
 	s.conditions.Set(conditions.Condition{
-		Name: redisRefuses + place, Severity: conditions.Critical, Headline: "Redis " + clause, Error: m.Error(),
-		Summary: "Redis at " + m.Server + " " + m.Problem + ". This sidecar is not ready until Redis has decided once. " + s.answeredMeanwhile(),
+		Name: redisRefuses + place, Severity: conditions.Critical, Headline: "Redis " + clause, Error: strings.TrimSuffix(reply, ")"),
+		Summary: "Redis at " + m.Server + " " + clause + ". This sidecar is not ready until Redis has decided once. " + s.answeredMeanwhile(),
 		Remedy:  sentence(m.Remedy),
 	})
 }

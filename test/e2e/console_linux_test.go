@@ -83,6 +83,15 @@ func (b *browser) click(selector string) {
 	b.until("another page", `window.before === undefined && document.readyState === 'complete'`)
 }
 
+// withoutScripts turns off the scripts of pages. Those of the test still run.
+func (b *browser) withoutScripts() {
+	b.t.Helper()
+	off := emulation.SetScriptExecutionDisabledParams{Value: true}
+	if _, err := chromedp.Call(b.ctx, emulation.SetScriptExecutionDisabled, off); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 // A tenant floods with 40 keys beside 20 honest keys. The first screen names it, two clicks stop it, and one click undoes
 // that.
 func TestAFloodIsNamedStoppedAndUndone(t *testing.T) {
@@ -139,10 +148,7 @@ func TestThePageWithoutScripts(t *testing.T) {
 	}
 	b := newBrowser(t)
 	b.emulate(390, "dark")
-	off := emulation.SetScriptExecutionDisabledParams{Value: true}
-	if _, err := chromedp.Call(b.ctx, emulation.SetScriptExecutionDisabled, off); err != nil {
-		t.Fatal(err)
-	}
+	b.withoutScripts()
 	b.logIn(p)
 	if in[bool](b, `!document.querySelector('label.live').hidden || document.querySelector('.chart canvas') !== null`) {
 		t.Fatal("the scripts of the page run")
@@ -178,6 +184,25 @@ func TestThePageWithoutScripts(t *testing.T) {
 	if !p.ask(t, "tenant", "evil", "user", "new") {
 		t.Error("after the undo a new key of the tenant is denied")
 	}
+	change := func(page, link, want string, fill ...string) {
+		t.Helper()
+		b.do(chromedp.Navigate(p.admin + page))
+		b.click(`main a[href*="` + link + `"]`)
+		for _, script := range fill {
+			in[bool](b, script+", true")
+		}
+		if len(fill) > 0 {
+			b.click(`form.search button`)
+		}
+		in[bool](b, `document.querySelector('#reason').value = 'test', true`)
+		b.click(`main form[method=post] button`)
+		b.shows(want)
+	}
+	const key = "/key?domain=shop&limit=per_key&value=evil&value=0"
+	change(key, "do=reset", "The bucket was reset.")
+	change(key, "do=raise", "token bucket: 7 per 1h", `document.querySelector('#factor').value = ''`, `document.querySelector('#rate').value = '7'`)
+	change("/adjustments", "do=end", "The adjustment was ended.")
+	change("/limit?domain=shop&name=per_key", "do=raise", "The limit was changed.", `document.querySelector('#factor').value = '3'`)
 	b.click(`.logout button`)
 	b.shows("Log in")
 }
@@ -292,8 +317,12 @@ func TestTheLineOfStateOfAWrongPassword(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t, "--requirepass", "right")
 	p := newConsole(t)
+	password := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(password, []byte("wrong"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	start(t, sidecarProgram, append([]string{"serve", "--grpc-listen", p.addr + ":8081", "--http-listen", p.addr + ":8080", "--admin-listen", p.addr + ":6070",
-		"--drain-delay", "0s", "--redis-url", "redis://:wrong@" + redis.Addr}, p.flags...)...)
+		"--drain-delay", "0s", "--redis-url", "redis://" + redis.Addr, "--redis-password-file", password}, p.flags...)...)
 	eventually(t, "the page answers", func() bool {
 		answer, err := http.Get(p.admin + "/login")
 		if err == nil {
@@ -308,14 +337,19 @@ func TestTheLineOfStateOfAWrongPassword(t *testing.T) {
 	in[bool](b, `document.querySelector('#state').click(), true`)
 	b.shows("Cause", "Remedy", "Since", "WRONGPASS", "--redis-password-file")
 	b.wellMade(390, "dark", "password.png", `img, base, iframe`)
+	if err := os.WriteFile(password, []byte("right"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.until("the password is right", `!document.querySelector('#state').textContent.includes('refuses') && document.querySelector('#state .red') === null`)
 }
 
-// A reload that is a mistake is taken back on the page, until the files change again.
+// A reload that is a mistake is taken back on the page, also without scripts, until the files change again.
 func TestABadReloadIsTakenBack(t *testing.T) {
 	t.Parallel()
 	p := startConsole(t)
 	b := newBrowser(t)
 	b.emulate(390, "light")
+	b.withoutScripts()
 	b.logIn(p)
 	b.do(chromedp.Navigate(p.admin + "/configuration"))
 	b.shows("There was no configuration before this one.", "token bucket: 1 per 1h, up to 2 at once")

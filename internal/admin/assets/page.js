@@ -95,7 +95,7 @@
     try { sessionStorage.setItem('live', box.checked ? 'on' : 'off'); } catch { /* storage is off */ }
   });
   const every = (seconds, refresh) => setInterval(() => { if (box.checked && !document.hidden) refresh(); }, 1000 * seconds);
-  every(1.5, async () => replace(await get('/state'), '.always'));
+  every(1, async () => replace(await get('/state'), '.always'));
   every(5, async () => {
     replace(await get(location.pathname + location.search), '.live-part');
     if (chart) draw();
