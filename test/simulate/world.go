@@ -247,11 +247,11 @@ var compiled = func() (all []*limiter.Snapshot) {
 }()
 
 // limitNumbers identify a limit in all configurations by its numbers.
-type limitNumbers [13]int64
+type limitNumbers [14]int64
 
 func numbersOf(l *algorithms.Limit) limitNumbers {
 	n := scaled.Of(l)
-	return limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, n.Period, n.P, n.Q, n.V, n.Tick, l.Initial, n.P1, n.V1, l.MaxDebt}
+	return limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, n.Period, n.P, n.Q, n.V, n.Tick, l.Initial, n.P1, n.V1, l.MaxDebt, int64(l.OpenFor)}
 }
 
 var knownLimits = func() map[limitNumbers]*algorithms.Limit {
@@ -279,11 +279,11 @@ func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Lim
 		var n limitNumbers
 		n[0] = r.number()
 		settles := r.number()&64 != 0 // a bit of the flags
-		for i := 1; i < len(n)-1; i++ {
+		for i := 1; i < len(n)-2; i++ {
 			n[i] = r.number()
 		}
 		if settles {
-			n[len(n)-1] = r.number()
+			n[len(n)-2], n[len(n)-1] = r.number(), r.number()
 		}
 		l := knownLimits[n]
 		if l == nil {
