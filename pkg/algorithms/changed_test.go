@@ -559,3 +559,11 @@ func TestHugeCountsOfOtherNumbersDeny(t *testing.T) {
 		}
 	}
 }
+
+func TestAnotherAlgorithmStartsWithANewBucket(t *testing.T) {
+	old := mustCompile(t, Spec{Kind: TokenBucket, Rate: 5, Period: minute})
+	s := runSteps(t, old, State{}, []step{{cost: 5, allowed: true, left: 0}})
+	for _, k := range []Kind{FixedWindow, SlidingWindow, SlidingLog} {
+		runSteps(t, mustCompile(t, Spec{Kind: k, Rate: 5, Period: minute}), s, []step{{cost: 5, allowed: true, left: 0}})
+	}
+}
