@@ -55,6 +55,34 @@ func (s *Server) newBatched() *batched {
 	return &batched{exchange: exchange{bounds: s.options.Bounds}}
 }
 
+// IDHeader is the header field with the id of the reservation that a call settles. Its value is "-" in a call that settles
+// none, because Envoy formats a value that is not there yet in this way.
+const IDHeader = "x-rlsidecar-id"
+
+// identified is the result of Server.Caller for a call with an id.
+type identified struct {
+	id    string
+	trace any
+}
+
+// Caller returns what Batch.Add needs of the header fields of a call. field returns the value of one, or "".
+func (s *Server) Caller(field func(name string) string) (caller any) {
+	if s.options.Tracing != nil {
+		caller = s.options.Tracing.Caller(field)
+	}
+	if id := field(IDHeader); id != "" && id != "-" {
+		return &identified{id, caller}
+	}
+	return caller
+}
+
+func reservationOf(caller any) (id string, trace any) {
+	if with, ok := caller.(*identified); ok {
+		return with.id, with.trace
+	}
+	return "", caller
+}
+
 // Reset empties b. The messages that were added may change from then on. Reset releases the memory of large requests.
 func (b *Batch) Reset() {
 	for i, r := range b.requests[:b.used] {
@@ -71,7 +99,7 @@ func (b *Batch) Len() int { return b.used }
 
 // Add adds a RateLimitRequest, which must stay unchanged until Reset. left is the time until the caller's
 // deadline; 0 means no deadline, and a negative value that it has passed. If canceled is not nil, it
-// becomes true when the caller cancels the request. caller is the result of Tracing.Caller, or nil.
+// becomes true when the caller cancels the request. caller is the result of Server.Caller, or nil.
 //
 // Add returns the weight of the batch: the sum over its requests of the number of charges or the number of descriptors,
 // whichever is larger. Each unit of weight needs at most about 2 KiB of memory beside its key, if a descriptor may have
@@ -82,6 +110,7 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, cance
 	}
 	r := b.requests[b.used]
 	b.used++
+	r.reservation, caller = reservationOf(caller)
 	r.state, r.err, r.wire = refused, nil, message // refused until planned, for a caller that recovers from a panic
 	r.span = b.server.options.Tracing.Start(caller, arrived)
 	charges := b.checks.Charges()
@@ -99,6 +128,7 @@ func (b *Batch) plan(r *batched, arrived time.Time, left time.Duration, canceled
 		r.fail(grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err)) // the same text as in grpc-go
 		return
 	}
+	r.call.Request.ID = r.reservation
 	if is, err := b.server.refuse(&r.exchange); is {
 		r.fail(err)
 		return

@@ -9,6 +9,8 @@ type exchange struct {
 	wire   []byte
 	limits []descriptorFields // one for each descriptor in call.Descriptors
 	id     []byte             // the id of the slots that the call has taken; empty if it has none
+	// reservation is the id in the header field IDHeader, or "".
+	reservation string
 	// hits is the hits_addend of the request.
 	hits   uint32
 	bounds Bounds

@@ -26,7 +26,7 @@ type head struct {
 	tooLong bool
 	// refusal is the answer to a request that is not served (see parsedFields.refused). It is nil for other requests.
 	refusal *refusal
-	trace   any // the result of Config.Trace
+	trace   any // the result of Config.Caller
 }
 
 type refusal struct {
@@ -49,7 +49,7 @@ var (
 // change, such a block is decoded only once.
 type headReader struct {
 	path    string
-	trace   func(field func(name string) string) any // see Config.Trace
+	trace   func(field func(name string) string) any // see Config.Caller
 	decoder *hpack.Decoder
 	fields  []hpack.HeaderField // the fields of the last block, or none if the block was known; valid until release or the next block
 	size    int
@@ -62,7 +62,7 @@ type headReader struct {
 }
 
 func newHeadReader(c *Config) *headReader {
-	r := &headReader{path: c.Path, trace: c.Trace}
+	r := &headReader{path: c.Path, trace: c.Caller}
 	r.decoder = hpack.NewDecoder(4096, r.field)
 	r.decoder.SetMaxStringLength(maxHeaders)
 	return r

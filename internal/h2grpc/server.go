@@ -52,7 +52,7 @@ type Batch interface {
 	// Add adds a message, which stays unchanged until Reset. left is the time until the caller's deadline;
 	// 0 means that there is none, and a negative value that the deadline has passed. canceled becomes true
 	// when the client cancels the request or disconnects; with Config.Inline it is nil. trace is the result of
-	// Config.Trace. Add returns the size of the batch: the sum over its requests of the number of charges or the number
+	// Config.Caller. Add returns the size of the batch: the sum over its requests of the number of charges or the number
 	// of descriptors, whichever is larger.
 	Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool, trace any) (weight int)
 	// Submit starts to decide all requests, by deadline unless that is zero. It calls done exactly once,
@@ -88,9 +88,9 @@ type Config struct {
 	Method Method
 	// Others serves the streams of other methods.
 	Others http.Handler
-	// Trace, if not nil, is called for each request for the Method, with a function that returns the value of a header
+	// Caller, if not nil, is called for each request for the Method, with a function that returns the value of a header
 	// field, or "". Its result is passed to Batch.Add.
-	Trace func(field func(name string) string) any
+	Caller func(field func(name string) string) any
 
 	// Inline means that Batch.Submit always calls done before it returns. The server then does not copy
 	// messages, and leaves deadlines to the Method.

@@ -82,3 +82,55 @@ func (l *learner) Estimate(uint64) int64 { return 0 }
 func (l *learner) Learn(_ uint64, _ float64, _ uint64, _ algorithms.Micros, real int64) {
 	l.real, l.times = real, l.times+1
 }
+
+// TestAHeaderSettlesWhatTheDescriptorsMatch sends the same descriptors twice, too, but with the id of the reservation in a
+// header of the second call.
+func TestAHeaderSettlesWhatTheDescriptorsMatch(t *testing.T) {
+	p := newProxy(t)
+	call := func(id string, costs []int64, to ...string) *limiter.Call {
+		t.Helper()
+		p.header = id
+		defer func() { p.header = "" }()
+		return p.send("d", costs, to...)
+	}
+	left := func(want int64, why string) {
+		t.Helper()
+		if got := p.left("tokens", "bob"); got != want {
+			t.Fatalf("%s: %d left, want %d", why, got, want)
+		}
+	}
+	id := p.start(0, "user=bob")
+	other := p.start(0, "user=eve")
+	left(900, "0 hits reserve the estimate")
+	for why, c := range map[string]*limiter.Call{
+		"an id that is not signed":     call("made-up", []int64{absent}, "user=dan"),
+		"an id of another bucket":      call(other, []int64{absent}, "user=dan"),
+		"hits that are not stated":     call(id, []int64{absent}, "user=bob"),
+		"a negative cost":              call(id, []int64{-5}, "user=ann"),
+		"the answer to a denied start": call(limiter.None, []int64{absent}, "user=dan"),
+	} {
+		if !c.Started() || c.IsDone() || len(c.Results) != 1 {
+			t.Errorf("%s: it settled, want an ordinary request", why)
+		}
+	}
+	left(800, "the request without hits reserved too")
+	c := call(id, []int64{30, 0}, "user=bob", "settle_end="+id)
+	if !c.IsDone() || c.Started() || c.Denied || len(c.Settlements) != 1 || c.Settlements[0].Real != 30 {
+		t.Errorf("denied %v, settlements %+v; want one of 30", c.Denied, c.Settlements)
+	}
+	left(870, "the cost settled the reservation")
+	if c := call(id, []int64{0}, "user=bob"); !c.Denied {
+		t.Error("a check with a settled id was allowed without a reservation")
+	}
+	left(870, "a settled id changes nothing")
+	call(p.start(0, "user=bob"), []int64{0}, "user=bob")
+	left(870, "usage 0 gives all back")
+	id = p.start(0, "free=x", "user=bob")
+	if c := call(id, []int64{50, 0}, "user=bob", "settle_end="+id); len(c.Settlements) != 2 {
+		t.Errorf("settlements %+v, want one by the header, and one of unknown_cost", c.Settlements)
+	}
+	left(820, "one of two limits has a known cost")
+	if got := p.left("free", "x"); got != 993 {
+		t.Errorf("%d left, want 993 after unknown_cost 7", got)
+	}
+}

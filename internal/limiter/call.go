@@ -30,6 +30,7 @@ type Call struct {
 	places    []place
 	order     []int
 
+	header   header
 	reserved Reserved // the content of an id that is made or opened; its memory is reused
 	reserves int      // how many Results have a limit with settle that is not in shadow mode
 	done     int      // how many Descriptors settle reservations
@@ -53,6 +54,9 @@ type Request struct {
 	// IdempotencyKey is used for Limits if it has an ID. It cannot be combined with DryRun.
 	IdempotencyKey IdempotencyKey
 	DryRun         bool
+	// ID is the id of a reservation that a proxy sends beside the descriptors, or "". The request then settles the
+	// reserved buckets that its descriptors match, if these state their costs themselves.
+	ID string
 	// Unsettled means that the answer has no id, so that nothing settles what the request reserves.
 	Unsettled bool
 	// Returns means that the answer has an id with which its client returns slots. Otherwise concurrency limits deny.
@@ -242,7 +246,7 @@ func (c *Call) Reset() {
 	c.Verdict = Verdict{}
 	c.Descriptors, c.Limits = descriptors, limits
 	c.Results, c.Statuses, c.Settlements, c.SlotOutcomes = results, statuses, settlements, outcomes
-	c.reserves, c.done, c.together, c.groups = 0, 0, 0, 0
+	c.reserves, c.done, c.together, c.groups, c.header.opened = 0, 0, 0, 0, false
 	c.slotID, c.slots, c.returns = [16]byte{}, 0, c.returns[:0]
 	c.charges, c.keys, c.payers = c.charges[:0], c.keys[:0], c.payers[:0]
 	c.config, c.adjusted, c.blocked, c.excepted = nil, nil, false, false

@@ -177,7 +177,7 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	if err := c.plan(u.snapshot, last); err != nil {
 		return false, err
 	}
-	if c.done > 0 && l.config.Now != nil {
+	if (c.done > 0 || c.header.opened) && l.config.Now != nil {
 		c.planSettlements(l.config.Now())
 	}
 	return true, nil

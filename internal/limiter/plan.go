@@ -39,6 +39,9 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 	}
 	if d := c.Verdict.Domain; d != nil {
 		c.countDone()
+		if c.Request.ID != "" {
+			c.openHeader()
+		}
 		if len(d.Require) > 0 {
 			if c.Missing = c.missing(d); c.Missing != nil && !c.config.Modes.Shadow && !c.Inspect {
 				return nil // the request is denied without a charge
@@ -169,6 +172,10 @@ func (c *Call) apply(i int, p *Policy) {
 		c.adjust(r)
 	}
 	settles := r.Policy.Extras != nil && r.Policy.Extras.Settle != nil // of the adjusted limit
+	if settles && c.header.opened && c.settlesByHeader(r) {
+		c.Results, c.keys = c.Results[:len(c.Results)-1], c.keys[:start]
+		return
+	}
 	if settles {
 		c.reserve(r)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"math"
+	"slices"
 
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -165,6 +166,9 @@ func (l *Limiter) OnlySettles(r *Request) bool {
 	s := l.Current()
 	if s == nil || s.Domains[r.Domain] == nil {
 		return false
+	}
+	if r.ID != "" {
+		return true
 	}
 	for i := range r.Descriptors {
 		if isDone, _ := s.Domains[r.Domain].Settle.settles(r.Descriptors[i].Entries); !isDone {
@@ -367,7 +371,58 @@ func (c *Call) Reserves(r *Result) bool {
 		!r.settle && (r.reserve || len(c.Limits) == 0) && (len(c.Limits) > 0 || r.open || !r.Policy.Extras.Settle.ByBucket)
 }
 
+// header has what Request.ID settles. Its reservation is in Call.reserved until planSettlements.
+type header struct {
+	opened bool // ID is signed, and of the domain
+	id     [16]byte
+	parts  [MaxReserved]headerPart
+}
+
+type headerPart struct {
+	settled    bool // for a cost of real, by this descriptor
+	descriptor int
+	real       int64
+}
+
+// openHeader opens Request.ID. An id that cannot be used changes nothing.
+func (c *Call) openHeader() {
+	if c.Request.ID == None {
+		return
+	}
+	if reason := c.open(c.Request.ID); reason != Settles {
+		c.Settlements = append(c.Settlements, Settlement{Reason: reason, charge: noCharge})
+		return
+	}
+	c.header = header{opened: true, id: c.reserved.ID}
+}
+
+// settlesByHeader reports whether Request.ID settles the bucket of r, and notes its cost.
+func (c *Call) settlesByHeader(r *Result) bool {
+	d := &c.Descriptors[r.Descriptor]
+	if !d.Explicit {
+		return false
+	}
+	for j := range min(len(c.reserved.Parts), MaxReserved) {
+		part, h := &c.reserved.Parts[j], &c.header.parts[j]
+		if part.TTL > 0 || part.Name != "" || part.Limit != limitNumber(r.Policy) || string(part.Key) != string(r.Key[len(r.Policy.Prefix):]) {
+			continue
+		}
+		h.settled, h.descriptor = true, r.Descriptor
+		h.real += min(d.Cost, math.MaxInt64-h.real)
+		return true
+	}
+	return false
+}
+
 func (c *Call) planSettlements(now algorithms.Micros) {
+	for j := range c.header.parts {
+		if h := &c.header.parts[j]; c.header.opened && h.settled {
+			if !slices.ContainsFunc(c.header.parts[:j], func(other headerPart) bool { return other.settled && other.descriptor == h.descriptor }) {
+				c.done++
+			}
+			c.settlePart(h.descriptor, &c.reserved.Parts[j], h.real, now)
+		}
+	}
 	for i := range c.Descriptors {
 		isDone, isEnd := c.settling(i)
 		if !isDone || c.settledByOther(i, isEnd) {
@@ -403,41 +458,50 @@ func (c *Call) settledByOther(i int, isEnd bool) bool {
 
 // planDone settles the id of descriptor i. real is -1 if the real cost is unknown.
 func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
-	r := &c.reserved
-	reason := Settles
-	switch {
-	case id == None || id == "":
-		reason = NoneReserved
-	case c.config.IDs == nil || len(id) > MaxID || !c.config.IDs.Open(id, r):
-		reason = Forged
-	case r.Domain != PrefixNumber(c.Verdict.Domain.Name):
-		reason = Foreign
-	}
-	if reason != Settles {
+	if reason := c.open(id); reason != Settles {
 		c.Settlements = append(c.Settlements, Settlement{Descriptor: i, Reason: reason, charge: noCharge})
 		return
 	}
+	r := &c.reserved
 	for j := range r.Parts {
 		part := &r.Parts[j]
-		if part.TTL > 0 {
-			c.planReturn(i, &r.ID, part)
-			continue
-		}
-		p, err := c.limitOf(part, nil)
 		switch {
-		case err != nil:
-			reason = Changed
-		case part.expired(now):
-			reason = Expired
+		case part.TTL > 0:
+			c.planReturn(i, &r.ID, part)
+		case c.header.opened && r.ID == c.header.id && c.header.parts[j].settled:
 		default:
-			one := c.planPart(i, &r.ID, part, p, real, now)
-			if terms := &c.charges[one.charge].Terms; needsResetMark(p.Limit) { // the mark cannot be read here
-				terms.Cost = max(0, terms.Cost)
-			}
-			continue
+			c.settlePart(i, part, real, now)
 		}
-		c.Settlements = append(c.Settlements, Settlement{Descriptor: i, Reason: reason, charge: noCharge})
 	}
+}
+
+// open opens the id of a reservation of the domain to c.reserved.
+func (c *Call) open(id string) Unsettled {
+	switch r := &c.reserved; {
+	case id == None || id == "":
+		return NoneReserved
+	case c.config.IDs == nil || len(id) > MaxID || !c.config.IDs.Open(id, r):
+		return Forged
+	case r.Domain != PrefixNumber(c.Verdict.Domain.Name):
+		return Foreign
+	}
+	return Settles
+}
+
+// settlePart settles one part of c.reserved for descriptor i.
+func (c *Call) settlePart(i int, part *ReservedPart, real int64, now algorithms.Micros) {
+	reason := Expired
+	switch p, err := c.limitOf(part, nil); {
+	case err != nil:
+		reason = Changed
+	case !part.expired(now):
+		one := c.planPart(i, &c.reserved.ID, part, p, real, now)
+		if terms := &c.charges[one.charge].Terms; needsResetMark(p.Limit) { // the mark cannot be read here
+			terms.Cost = max(0, terms.Cost)
+		}
+		return
+	}
+	c.Settlements = append(c.Settlements, Settlement{Descriptor: i, Reason: reason, charge: noCharge})
 }
 
 // planPart adds the settlement and the charge of one part of a reservation, and returns the Result of the charge. id is
@@ -522,6 +586,8 @@ func (c *Call) foldSettlements() {
 		switch {
 		case s.Failed():
 			c.Failed, c.Denied = true, true
+		case s.Repeated && c.header.opened: // the request may be a check with an old id, which reserves nothing
+			c.Denied = true
 		case s.Decision.Allowed || s.Repeated || s.Policy.Shadow || len(c.Limits) > 0: // the Results are the answer to Limits
 			continue
 		default: // a limit without settle, which an application reserved

@@ -44,7 +44,8 @@ descriptors:
 
 type proxy struct {
 	*bench
-	t *testing.T
+	t      *testing.T
+	header string // Request.ID
 }
 
 func newProxy(t *testing.T) *proxy {
@@ -59,7 +60,7 @@ func newProxyOf(t *testing.T, secrets reservation.Secrets) *proxy {
 		IDs: reservation.NewKeys(secrets), Now: func() algorithms.Micros { return b.now },
 	})
 	b.swap(t, tokens)
-	return &proxy{b, t}
+	return &proxy{b, t, ""}
 }
 
 func (b *bench) swap(tb testing.TB, yaml string) {
@@ -78,7 +79,7 @@ const absent = -1 << 40
 func (p *proxy) send(domain string, costs []int64, texts ...string) *limiter.Call {
 	p.t.Helper()
 	c := &limiter.Call{}
-	c.Request.Domain = domain
+	c.Request.Domain, c.Request.ID = domain, p.header
 	for i, text := range texts {
 		key, value, _ := strings.Cut(text, "=")
 		d := c.AddDescriptor()
@@ -456,7 +457,7 @@ func TestLocalBucketsReserveNothing(t *testing.T) {
 		Local: memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return b.now })}),
 		IDs:   reservation.NewKeys(func() []string { return []string{"a secret"} }), Now: func() algorithms.Micros { return b.now },
 	})
-	p := &proxy{b, t}
+	p := &proxy{b, t, ""}
 	p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: local\nlocal_share: 20%\n", 1))
 	p.store.err = errors.New("away")
 	c := p.send("d", []int64{absent}, "user=bob")

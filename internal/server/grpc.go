@@ -23,14 +23,11 @@ import (
 // server of the gRPC library.
 func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	c := h2grpc.Config{
-		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: grpcMethod{api},
+		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: grpcMethod{api}, Caller: api.Caller,
 		Inline:           s.stack.redis == nil, // the memory store decides before Submit returns
 		SubmitTimeout:    s.config.Redis.Timeout,
 		BufferedBytes:    bufferedBytes(debug.SetMemoryLimit(-1)),
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
-	}
-	if s.tracing != nil {
-		c.Trace = s.tracing.Caller
 	}
 	if s.config.TLS.Cert != "" {
 		config, err := s.config.TLS.Config(s.log)

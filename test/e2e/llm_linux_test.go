@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
@@ -20,15 +22,21 @@ type model struct{ *stack }
 // newModel starts the example. delay is how long the model waits before each word of a streamed answer.
 func newModel(t *testing.T, delay string) *model {
 	t.Helper()
+	return newModelWith(t, delay, root+"/examples/llm/limits.yaml", longTimeout)
+}
+
+// newModelWith starts the example with other limits, and with changes of its Envoy.
+func newModelWith(t *testing.T, delay, limits string, changes ...change) *model {
+	t.Helper()
 	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
 	program := filepath.Join(t.TempDir(), "model")
 	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, root+"/examples/llm/model").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	m := &model{newStack(t, "10000", root+"/examples/llm/limits.yaml")}
+	m := &model{newStack(t, "10000", limits)}
 	awaitPort(t, start(t, program, "-listen", m.addr+":9000", "-delay", delay), "tcp", m.addr+":9000")
 	m.startSidecar(t)
-	m.runEnvoy(t, m.write(t, "llm/envoy.yaml", longTimeout))
+	m.runEnvoy(t, m.write(t, "llm/envoy.yaml", changes...))
 	return m
 }
 
@@ -130,4 +138,94 @@ func TestLanguageModelExample(t *testing.T) {
 	if m.remaining(t, "bob") != budget-41-21-estimate {
 		t.Error("alice used tokens of bob")
 	}
+}
+
+// TestParallelCallsBehindAGateway sends 100 parallel calls, each of a tenth of the budget, through an Envoy with the rate
+// limits that gateways generate. It logs the table of docs/performance.md.
+func TestParallelCallsBehindAGateway(t *testing.T) {
+	t.Parallel()
+	const calls, budget, cost, short = 100, 10_000, 1000, 41
+	envoy := example(t, "llm/envoy.yaml")
+	from, to := strings.Index(envoy, "              rate_limits:\n"), strings.Index(envoy, "              rate_limit_service:\n")
+	end := to + strings.Index(envoy[to:], "          # The tokens of a streamed answer")
+	generated := change{envoy[from:to], example(t, "llm/gateway.yaml")}
+	patched := change{envoy[from:end], example(t, "llm/gateway.yaml") + example(t, "llm/gateway-patch.yaml")}
+	byTenth := change{"estimate: 1500", "estimate: 1000"}
+	for _, variant := range []struct {
+		name, limits   string
+		envoy          change
+		least, most    int  // what the calls use
+		settles, costs bool // short calls settle; calls without usage have a cost
+	}{
+		{"reference", "domain: ai\nconsume: each\ndescriptors:\n- {key: user, rate_limit: {unit: day, requests_per_unit: 10000}}\n", generated, calls * cost, calls * cost, false, false},
+		{"unpatched", example(t, "llm/limits-by-bucket.yaml", byTenth), generated, budget * 95 / 100, budget, true, false},
+		{"patched", example(t, "llm/limits.yaml", byTenth), patched, budget * 95 / 100, budget, true, true},
+	} {
+		t.Run(variant.name, func(t *testing.T) {
+			limits := t.TempDir() + "/limits.yaml"
+			if err := os.WriteFile(limits, []byte(variant.limits), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			m := newModelWith(t, "1ms", limits, longTimeout, variant.envoy)
+			var passed atomic.Int64
+			var all sync.WaitGroup
+			for range calls {
+				all.Go(func() {
+					if m.complete(t, "alice", streamed, cost-1) == http.StatusOK {
+						passed.Add(1)
+					}
+				})
+			}
+			all.Wait()
+			used := int(passed.Load()) * cost
+			t.Logf("%d calls used %.2f of the budget", passed.Load(), float64(used)/budget)
+			if used < variant.least || used > variant.most {
+				t.Errorf("the calls used %d tokens, want %d to %d", used, variant.least, variant.most)
+			}
+			if !variant.settles {
+				return
+			}
+			m.settles(t, "alice", budget-used)
+			m.complete(t, "bob", streamed, short-1)
+			m.settles(t, "bob", budget-short)
+			m.complete(t, "bob", unmetered, short-1)
+			m.settles(t, "bob", budget-short-cost) // unpatched, until it expires
+			if unknown := metric(m.addr, `rlsidecar_settlements_total{domain="ai",limit="tokens",result="unknown"}`) > 0; unknown != variant.costs {
+				t.Errorf("the call without usage settled: %v, want %v", unknown, variant.costs)
+			}
+		})
+	}
+	t.Run("by HTTP", func(t *testing.T) {
+		limits := t.TempDir() + "/limits.yaml"
+		text := example(t, "llm/limits.yaml", change{"    period: 1d\n", "    period: 1d\n    max_reserved: 0\n"})
+		if err := os.WriteFile(limits, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		stack := newStack(t, "10000", limits)
+		stack.startSidecar(t)
+		s := &settler{t: t, addr: stack.addr, client: stack.client}
+		var passed atomic.Int64
+		var all sync.WaitGroup
+		for range calls {
+			all.Go(func() {
+				code, answer := s.post("/v1/limit", fmt.Sprintf(`{"domain": "ai", "name": "tokens", "key": "alice", "count": %d, "reserve": true}`, cost))
+				if code >= 300 {
+					return
+				}
+				passed.Add(1)
+				var reserved struct{ Reservation string }
+				if err := json.Unmarshal([]byte(answer), &reserved); err != nil {
+					t.Error(err)
+				}
+				if code, answer := s.post("/v1/limit", fmt.Sprintf(`{"reservation": %q, "count": %d}`, reserved.Reservation, cost)); code >= 300 {
+					t.Errorf("a settlement: status %d, %s", code, answer)
+				}
+			})
+		}
+		all.Wait()
+		t.Logf("%d calls used %.2f of the budget", passed.Load(), float64(passed.Load()*cost)/budget)
+		if passed.Load()*cost != budget {
+			t.Errorf("the calls used %d tokens, want %d", passed.Load()*cost, budget)
+		}
+	})
 }
