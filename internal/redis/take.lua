@@ -464,26 +464,20 @@ do
         slot_limits[i] = { capacity = capacity, period = period, overdraw = flags % 2 == 1 }
       end
       at = at + (flags >= 64 and 16 or 0) + (flags % 32 >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
-    elseif flags >= 64 then
-      settles = true
-      local max_debt = unpack_at('<d', limits, at + 104)
+    else
+      local takes_denied, max_debt = flags % 4 >= 2, nil
+      if flags >= 64 then
+        settles, max_debt = true, unpack_at('<d', limits, at + 104)
+        at = at + 16
+      end
       if kind == 1 then -- at most eight fields: a ninth would double the table
         usual[i] = { max_reserved = max_reserved, p = p, q = q, v = v, below = below, max_debt = max_debt }
       else
         usual[i] = {
-          length = period, rate = rate, max_reserved = max_reserved, p = rate, q = 1, v = capacity, below = below,
-          max_debt = max_debt,
+          length = period, rate = rate, max_reserved = max_reserved, p = flags % 64 > 32 and 9007199254740992 or rate, q = 1,
+          v = capacity, takes_denied = takes_denied, charges_denied = takes_denied, below = below, max_debt = max_debt,
         }
       end
-      at = at + 16
-    elseif kind == 1 then
-      usual[i] = { max_reserved = max_reserved, p = p, q = q, v = v, below = below }
-    else
-      local takes_denied = flags % 4 >= 2
-      usual[i] = {
-        length = period, rate = rate, max_reserved = max_reserved, p = flags > 32 and 9007199254740992 or rate, q = 1,
-        v = capacity, takes_denied = takes_denied, charges_denied = takes_denied, below = below,
-      }
     end
     at = at + 104
   end
@@ -2075,8 +2069,8 @@ while true do
       local c = charges[last]
       if first < last and allow(charges, first, last - 1) then
         if not c.own then
-          c.allowed, c.never, c.retry, c.wait, c.value, c.remaining, c.reset = false, false, 0, 0, 0, 0, 0
-          c.blocked, c.lost, c.timed = 0, 0, true
+          clear(c.limit, c)
+          c.timed = true
           return true, false
         end
         c.cost, c.reserve = c.own, c.own_reserve
