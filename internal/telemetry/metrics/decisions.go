@@ -48,7 +48,8 @@ var requestCodes = [...]string{requestOK: "ok", requestOver: "over_limit", reque
 // same.
 type limitCounts struct {
 	counter
-	blocked       atomic.Pointer[counter] // denials of blocked keys; only index 0 is used; nil until the first one
+	blocked       atomic.Pointer[counter]      // denials of blocked keys; only index 0 is used; nil until the first one
+	settle        atomic.Pointer[settleCounts] // nil until the first reservation
 	domain, limit string
 }
 
@@ -103,7 +104,6 @@ func undecided(c *limiter.Call) bool {
 // Swapped implements limiter.Observer. Limits that are also in s keep their counters, and the counters of
 // other limits are removed. Swapped creates no counters, because a limit gets them at its first decision.
 func (m *Metrics) Swapped(s *limiter.Snapshot) {
-	m.settle.swapped(s)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.current.Store(m.next(s))
@@ -130,9 +130,6 @@ func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 		}
 		return
 	}
-	if c.Verdict.Domain.Settle != nil {
-		m.settle.observe(c)
-	}
 	t := m.current.Load().of(c.Verdict.Domain)
 	if t == nil {
 		if t = m.late(c); t == nil {
@@ -144,23 +141,32 @@ func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 		domain = m.firstOfDomain(t)
 	}
 	domain.count(at, c)
+	if c.Verdict.Domain.Settle != nil {
+		m.observeSettlements(t, c)
+	}
 	for i := range c.Results {
 		r := &c.Results[i]
 		if c.Settle != nil && r.Policy.Extra().Settle != nil {
 			continue // counted as a settlement, not as a decision
 		}
-		place := &t.overrides // for limits that came with requests; an override that could not be parsed has no policy
-		if r.Policy != nil && r.Policy.Index >= 0 {
-			if place = t.place(r.Policy); place == nil {
-				continue // the limit has been removed since then
-			}
+		if one := m.countedBy(t, r.Policy); one != nil {
+			m.count(at, one, c, r)
 		}
-		one := place.Load()
-		if one == nil {
-			one = m.first(t, place, r.Policy)
-		}
-		m.count(at, one, c, r)
 	}
+}
+
+// countedBy returns the counters of p in t, or nil if the limit has been removed since then.
+func (m *Metrics) countedBy(t *domainTable, p *limiter.Policy) *counted {
+	place := &t.overrides // for limits that came with requests; an override that could not be parsed has no policy
+	if p != nil && p.Index >= 0 {
+		if place = t.place(p); place == nil {
+			return nil
+		}
+	}
+	if one := place.Load(); one != nil {
+		return one
+	}
+	return m.first(t, place, p)
 }
 
 func (m *Metrics) count(at int, l *counted, c *limiter.Call, r *limiter.Result) {
@@ -230,7 +236,6 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	}
 	m.collectDecisions(send)
 	m.series.collect(send)
-	m.settle.collect(send)
 }
 
 func (m *Metrics) collectDecisions(send func(*prometheus.Desc, uint64, ...string)) {
@@ -244,6 +249,9 @@ func (m *Metrics) collectDecisions(send func(*prometheus.Desc, uint64, ...string
 		}
 		if n := l.blockedSum(); n > 0 {
 			send(decisionsDesc, n, l.domain, l.limit, "blocked")
+		}
+		if s := l.settle.Load(); s != nil {
+			s.collect(send, l)
 		}
 	}
 	limits, domains, hits := m.folded()

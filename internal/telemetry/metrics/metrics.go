@@ -48,7 +48,7 @@ type Metrics struct {
 	nearRatio float32 // a share of a limit; hits above this share count as near_limit
 	service   service
 	latency   latency
-	settle    *settleMetrics
+	settle    settleMetrics
 
 	most    int // the bound maxLimits; tests set a lower one
 	folding atomic.Bool

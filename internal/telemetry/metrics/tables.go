@@ -81,7 +81,7 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 	}
 	for key := range m.limits {
 		if t.byName[key[0]] == nil && key != overflowLimit {
-			delete(m.limits, key)
+			m.forget(key)
 		} else if names := changed[key[0]]; names != nil {
 			names[key[1]] = key[1] == "override"
 		}
@@ -90,7 +90,7 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 		m.inherit(t.byName[domain], names)
 		for name, exists := range names {
 			if key := [2]string{domain, name}; !exists && key != overflowLimit {
-				delete(m.limits, key)
+				m.forget(key)
 			}
 		}
 	}
@@ -101,6 +101,14 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 	}
 	m.series.keep(t.series(), s.Policies)
 	return t
+}
+
+// forget removes the counters of a limit. The caller holds m.mu.
+func (m *Metrics) forget(key [2]string) {
+	if l := m.limits[key]; l.settle.Swap(unseen()) != nil {
+		m.settle.ratio.DeleteLabelValues(l.domain, l.limit)
+	}
+	delete(m.limits, key)
 }
 
 // inherit stores in t the counters that its limits and descriptors had before. names are the names of the
@@ -154,6 +162,7 @@ func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *limit
 		c.hits = m.series.static(name+".override", labels{label(name), "override", ""})
 	case current.domains[t.domain] != t && !m.has(current.byName[p.Domain], p): // the limit was removed in the meantime
 		c.limitCounts = &limitCounts{counter: newCounter(m.stripes)}
+		c.limitCounts.settle.Store(unseen())
 		c.hits = &series{counter: newCounter(m.stripes)}
 	default:
 		c.limitCounts = m.limit(p.Domain, p.Name)
@@ -212,11 +221,16 @@ func (m *Metrics) late(c *limiter.Call) *domainTable {
 	t := &domainTable{domain: of.domain, late: map[int]*atomic.Pointer[counted]{}}
 	t.counts.Store(of.counts.Load())
 	t.overrides.Store(of.overrides.Load())
-	for i := range c.Results {
-		p := c.Results[i].Policy
+	add := func(p *limiter.Policy) {
 		if p != nil && p.Index >= 0 && t.late[p.Index] == nil && m.has(of, p) {
 			t.late[p.Index] = &atomic.Pointer[counted]{}
 		}
+	}
+	for i := range c.Results {
+		add(c.Results[i].Policy)
+	}
+	for i := range c.Settlements {
+		add(c.Settlements[i].Policy)
 	}
 	return t
 }
