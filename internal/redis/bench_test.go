@@ -1,5 +1,3 @@
-//go:build unix
-
 package redis
 
 import (
@@ -8,8 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -156,153 +152,5 @@ func BenchmarkCalls(b *testing.B) {
 				compare(b, []*redistest.Server{server}, ours, bareLoad(b, client))
 			})
 		}
-	}
-}
-
-func processCPU(b *testing.B) time.Duration {
-	b.Helper()
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// BenchmarkSubmit measures the CPU time of this process for a decision that no goroutine waits for: a source submits
-// its next batch when the last one is done.
-func BenchmarkSubmit(b *testing.B) {
-	limit := roomy(b)["token bucket"]
-	for _, name := range []string{"one server", "Cluster"} {
-		b.Run(name, func(b *testing.B) {
-			var servers []*redistest.Server
-			var url string
-			if name == "Cluster" {
-				c := redistest.StartCluster(b, 3).Steady()
-				servers, url = c.Masters, c.URL()
-			} else {
-				servers = []*redistest.Server{redistest.Start(b)}
-				url = "redis://" + servers[0].Addr
-			}
-			s := open(b, Config{URL: url, Timeout: 5 * time.Second})
-			const sources, size = 8, 32
-			var left atomic.Int64
-			left.Store(sources * size * 100) // connects, and loads scripts
-			load := func() {
-				var wg sync.WaitGroup
-				for i := range sources {
-					wg.Add(1)
-					src := &benchSource{store: s, left: &left, next: i, over: wg.Done}
-					src.start(limit, size)
-				}
-				wg.Wait()
-			}
-			load()
-			b.ResetTimer()
-			left.Store(int64(b.N))
-			before, calls := processCPU(b), scriptsRun(b, servers...)
-			load()
-			b.ReportMetric(float64(processCPU(b)-before)/float64(b.N), "cpu-ns/op")
-			b.ReportMetric(float64(b.N)/(scriptsRun(b, servers...)-calls), "decisions/call")
-		})
-	}
-}
-
-type benchSource struct {
-	store backend.Store
-	left  *atomic.Int64
-	next  int
-	over  func()
-	batch backend.Batch
-	again bool
-}
-
-func (s *benchSource) start(limit *algorithms.Limit, size int) {
-	charges := make([]backend.Charge, size)
-	for i := range charges {
-		charges[i] = backend.Charge{Limit: limit, Group: i, Terms: algorithms.Charge{Cost: 1}, Owner: "bench"}
-	}
-	s.batch = backend.Batch{
-		Charges: charges, Decisions: make([]backend.Decision, size), Source: &backend.Source{Flush: s.submit},
-		Done: func(*backend.Batch) { s.again = true },
-	}
-	s.again = true
-	s.submit()
-}
-
-// The store calls submit as Source.Flush. A real listener submits there what its clients have sent meanwhile.
-func (s *benchSource) submit() {
-	if !s.again {
-		return
-	}
-	s.again = false
-	b := &s.batch
-	if s.left.Add(-int64(len(b.Charges))) < 0 {
-		s.over()
-		return
-	}
-	for i := range b.Charges {
-		s.next += 7919
-		b.Charges[i].Key = strconv.AppendInt(append(b.Charges[i].Key[:0], "edge/limit/"...), int64(s.next%benchKeys), 10)
-	}
-	clear(b.Decisions)
-	s.store.Submit(b)
-}
-
-// BenchmarkSettle measures the CPU time of Redis for a plain decision, the start and the settlement of a request whose
-// cost is known afterwards, a reservation, and a settlement without an idempotency key.
-func BenchmarkSettle(b *testing.B) {
-	server, _, n := benchNode(b)
-	plain := roomy(b)["token bucket"]
-	spec := plain.Spec()
-	spec.Settles = true
-	settling, err := algorithms.Compile(spec)
-	if err != nil {
-		b.Fatal(err)
-	}
-	const each = 20_480
-	for _, size := range []int{1, 16, 64} {
-		b.Run(fmt.Sprint(size, " a call"), func(b *testing.B) {
-			charges, decisions := make([]backend.Charge, size), make([]backend.Decision, size)
-			at, ids := make([]algorithms.Micros, benchKeys), 0
-			run := func(limit *algorithms.Limit, terms algorithms.Charge, recorded bool) float64 {
-				before := cpuSeconds(b, []*redistest.Server{server})
-				for i := 0; i < each; i += size {
-					for j := range charges {
-						key := (i + j) * 7919 % benchKeys
-						charges[j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%t/%d", limit.Settles, key), Limit: limit, Group: j, Terms: terms}
-						if terms.Settle {
-							charges[j].Terms.ChargedAt = at[key]
-						}
-						if recorded {
-							ids++
-							charges[j].IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{byte(ids), byte(ids >> 8), byte(ids >> 16), byte(ids >> 24)}, Lifetime: algorithms.Second}
-						}
-					}
-					clear(decisions)
-					if n.Take(context.Background(), charges, decisions); decisions[0].Err != nil {
-						b.Fatalf("got %v; want no error", decisions[0].Err)
-					}
-					for j := range decisions {
-						at[(i+j)*7919%benchKeys] = decisions[j].At
-					}
-				}
-				return (cpuSeconds(b, []*redistest.Server{server}) - before) / each * 1e6
-			}
-			var sum [5]float64
-			rounds := 0.0
-			for b.Loop() {
-				rounds++
-				sum[0] += run(plain, algorithms.Charge{Cost: 1500}, false)
-				sum[1] += run(&settling, algorithms.Charge{Cost: 1500}, false)
-				sum[2] += run(&settling, algorithms.Charge{Cost: -700, Settle: true}, true)
-				sum[3] += run(&settling, algorithms.Charge{Cost: 1500, Reserve: true}, false)
-				sum[4] += run(&settling, algorithms.Charge{Cost: -700, Settle: true}, false)
-			}
-			b.ReportMetric(0, "ns/op")
-			for i, name := range []string{"redis-us/plain", "redis-us/start", "redis-us/settle", "redis-us/reserve", "redis-us/unrecorded"} {
-				b.ReportMetric(sum[i]/rounds, name)
-			}
-			b.ReportMetric((sum[1]+sum[2])/sum[0], "ratio")
-		})
 	}
 }

@@ -81,35 +81,24 @@ func TestABucketOfSlotsLivesAsLongAsTheyCount(t *testing.T) {
 	}
 }
 
-// cpuOf returns the seconds of processor time that the server has used.
-func cpuOf(server *redistest.Server) (seconds float64) {
-	for line := range strings.Lines(server.Do("INFO", "cpu")) {
-		if name, text, _ := strings.Cut(strings.TrimSpace(line), ":"); name == "used_cpu_user" || name == "used_cpu_sys" {
-			n, _ := strconv.ParseFloat(text, 64)
-			seconds += n
-		}
-	}
-	return seconds
-}
-
 // BenchmarkSlots prints the processor time that Redis needs to take and return a slot, beside that of a plain decision.
 func BenchmarkSlots(b *testing.B) {
-	server := redistest.Start(b)
-	store := open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	servers := []*redistest.Server{redistest.Start(b)}
+	store := open(b, Config{URL: "redis://" + servers[0].Addr, Timeout: 5 * time.Second})
 	plain, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1_000_000, Period: algorithms.Second})
 	if err != nil {
 		b.Fatal(err)
 	}
 	measure := func(name string, n int, do func(i int)) {
 		b.Run(name, func(b *testing.B) {
-			before, ops := cpuOf(server), 0
+			before, ops := cpuSeconds(b, servers), 0
 			for b.Loop() {
 				for i := range n {
 					do(i)
 				}
 				ops += n
 			}
-			us := (cpuOf(server) - before) * 1e6 / float64(ops)
+			us := (cpuSeconds(b, servers) - before) * 1e6 / float64(ops)
 			b.ReportMetric(us, "redis-us/op")
 		})
 	}
