@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
 
@@ -54,9 +53,7 @@ func (c *doctorCmd) Run(a *app) error {
 		store.Close()
 	}
 	if c.Format == "json" {
-		e := json.NewEncoder(a.stdout)
-		e.SetIndent("", "  ")
-		if err := e.Encode(found); err != nil {
+		if err := writeJSON(a.stdout, found); err != nil {
 			return err
 		}
 	}
