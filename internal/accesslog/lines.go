@@ -143,7 +143,7 @@ func (l *Lines) receive(ended func(id string)) error {
 func (l *Lines) accept(ended func(id string)) error {
 	for {
 		c, err := l.socket.Accept()
-		//nolint:staticcheck // Temporary is deprecated, but for Accept it means that a retry may help, as with too many open files
+		// Temporary is deprecated, but for Accept it means that a retry may help, as with too many open files
 		if t, ok := errors.AsType[net.Error](err); ok && t.Temporary() {
 			time.Sleep(100 * time.Millisecond)
 			continue

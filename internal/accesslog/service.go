@@ -1,6 +1,7 @@
 package accesslog
 
 import (
+	"errors"
 	"hash/maphash"
 	"io"
 	"sync"
@@ -51,7 +52,7 @@ func (s *Service) Register(g grpc.ServiceRegistrar) {
 func (s *Service) stream(_ any, stream grpc.ServerStream) error {
 	for {
 		var m emptypb.Empty // the fields of the message are then its unknown fields, which are not decoded
-		if err := stream.RecvMsg(&m); err == io.EOF {
+		if err := stream.RecvMsg(&m); errors.Is(err, io.EOF) {
 			return stream.SendMsg(&m)
 		} else if err != nil {
 			return err

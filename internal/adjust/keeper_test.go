@@ -83,6 +83,7 @@ type operators struct {
 }
 
 func newOperators(t *testing.T) *operators {
+	t.Helper()
 	c := newClock()
 	return &operators{t, c, &ledger{now: c.Now}, 0}
 }

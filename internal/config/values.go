@@ -297,7 +297,7 @@ func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value
 func (l *names) read(p *parser, key string, n *yaml.Node) {
 	v, before := follow(n), p.mistakes
 	items := []*yaml.Node{n}
-	switch v.Kind { //nolint:exhaustive // any other kind is one item, valid or not
+	switch v.Kind { // any other kind is one item, valid or not
 	case yaml.SequenceNode:
 		items = v.Content
 	case yaml.MappingNode:

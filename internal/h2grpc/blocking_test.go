@@ -121,7 +121,7 @@ func certificates(t *testing.T) (client, server *tls.Config) {
 
 // If one client does not read, the server must still serve and check the other connections.
 func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
-	eachTransport(t, func(t *testing.T, _ *Server, dial func() *client) { //nolint:thelper // it is the test
+	eachTransport(t, func(t *testing.T, _ *Server, dial func() *client) {
 		notReading := dial()
 		notReading.open(notReading.fields("grpc-timeout", "1S"))
 		notReading.flush()
@@ -160,7 +160,7 @@ func TestStopDoesNotWaitForClients(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			eachTransport(t, func(t *testing.T, s *Server, dial func() *client) { //nolint:thelper // it is the test
+			eachTransport(t, func(t *testing.T, s *Server, dial func() *client) {
 				for range 3 {
 					c := dial()
 					c.open(c.fields()) // a request that is never complete
@@ -181,7 +181,7 @@ func TestStopDoesNotWaitForClients(t *testing.T) {
 
 // While TLS closes a connection, a goroutine that completes one of its requests must not wait for the client.
 func TestNoLockIsHeldWhileTLSCloses(t *testing.T) {
-	eachTransport(t, func(t *testing.T, s *Server, dial func() *client) { //nolint:thelper // it is the test
+	eachTransport(t, func(t *testing.T, s *Server, dial func() *client) {
 		c := dial()
 		c.open(c.fields())
 		c.flush()

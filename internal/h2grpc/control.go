@@ -88,7 +88,7 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 			}
 			return &connError{code, "SETTINGS out of range"}
 		}
-		switch s.ID { //nolint:exhaustive // the others have no effect on a server
+		switch s.ID { // the others have no effect on a server
 		case http2.SettingHeaderTableSize:
 			c.answerReady() // the former size applies to answers to earlier requests
 			c.table.resize(s.Val)

@@ -11,7 +11,7 @@ import (
 )
 
 func TestKnownAnswersAreSentAtOnce(t *testing.T) {
-	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
+	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) {
 		start := time.Now()
 		var slow, now []uint32
 		for i := range 3 { // in one write
@@ -43,7 +43,7 @@ func TestKnownAnswersAreSentAtOnce(t *testing.T) {
 
 // The requests of one read that have the same deadline must form one batch, up to a bound.
 func TestOneReadIsOneBatch(t *testing.T) {
-	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
+	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) {
 		var ids []uint32
 		want := map[uint32]string{}
 		for i := range 20 {
@@ -84,7 +84,7 @@ func TestOneReadIsOneBatch(t *testing.T) {
 // Answers must arrive by the timeout, or by the caller's deadline, whether the request was sent to the Store
 // or waits.
 func TestAnswersAreInTime(t *testing.T) {
-	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
+	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) {
 		s.delay.Store(int64(time.Hour))
 		for _, test := range []struct {
 			timeout string
@@ -122,7 +122,7 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 		c.flush()
 		return c.answer(id)
 	}
-	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
+	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) {
 		s.delay.Store(int64(time.Second))
 		began := time.Now()
 		if r := send(c, "9m", 4*ms); r.message() != "late" || time.Since(began) != 7*ms { // 2 ms are reserved for the answer
@@ -147,7 +147,7 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 }
 
 func TestAShortDeadlineAffectsOneRequestOnly(t *testing.T) {
-	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
+	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) {
 		short, long := c.send("short", "grpc-timeout", "3m"), c.send("long")
 		c.flush()
 		if r := c.answer(short); r.message() != "late" {
@@ -160,7 +160,7 @@ func TestAShortDeadlineAffectsOneRequestOnly(t *testing.T) {
 }
 
 func TestResetsOfSubmittedRequests(t *testing.T) {
-	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
+	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) {
 		for range 5 * maxStreams / 1000 { // in total five times as many requests as may be in flight
 			for range 1000 {
 				_ = c.to.WriteRSTStream(c.send("m"), http2.ErrCodeCancel)
@@ -187,7 +187,7 @@ func TestResetsOfSubmittedRequests(t *testing.T) {
 // A request whose deadline leaves no time for an answer of the store must not be charged, whatever arrives
 // together with it.
 func TestARequestWithoutTimeForTheStoreIsNotCharged(t *testing.T) {
-	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
+	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) {
 		for _, timeout := range []string{"2m", "1m", "1u", "1n"} {
 			alone := c.send("m", "grpc-timeout", timeout)
 			c.flush()
@@ -223,7 +223,7 @@ func TestAbandonedRequestsAreNotCharged(t *testing.T) {
 		"connection ended": func(c *client, _ []uint32) { c.nc.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
+			slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) {
 				send := func() (id uint32) {
 					id = c.send("m")
 					c.flush()

@@ -50,6 +50,7 @@ var accepted = map[[2]rejection]string{
 // has reacted completely. It ends after the first frame to which the server objects, or at the end of the
 // script, and returns what the client received.
 func exchange(t *testing.T, nc net.Conn, steps []byte) outcome {
+	t.Helper()
 	o := outcome{streams: map[uint32]string{}}
 	var mu sync.Mutex // guards o
 	ended := make(chan struct{})
@@ -203,6 +204,7 @@ func emptyPools() {
 }
 
 func ofThisPackage(t *testing.T, steps []byte) outcome {
+	t.Helper()
 	nc, err := serve(t, &echo{}).Dial()
 	if err != nil {
 		t.Fatal(err)

@@ -120,7 +120,8 @@ func (r *headReader) read(block []byte, trailers bool) (*head, error) {
 // leavesTable reports whether a valid block leaves the dynamic table unchanged. That is so if all its fields
 // are references to the table (RFC 7541, 6.1) or literals that are not added to it (6.2.2, 6.2.3).
 func leavesTable(block []byte) bool {
-	for same := true; len(block) > 0; {
+	for len(block) > 0 {
+		var same bool
 		if block, same = afterField(block); !same {
 			return false
 		}

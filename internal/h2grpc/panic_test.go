@@ -50,7 +50,7 @@ func TestAPanicDeniesOneRequest(t *testing.T) {
 }
 
 func TestAPanicDeniesALateRequest(t *testing.T) {
-	slow(t, func(t *testing.T, m *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
+	slow(t, func(t *testing.T, m *echo, s *slowStore, c *client) {
 		s.delay.Store(int64(20 * ms))
 		for range 4 { // two batches are in flight, two wait
 			bad, late := c.send("panic in Finish"), c.send("late")

@@ -191,7 +191,7 @@ func (s *Server) Serve(l net.Listener) error {
 		if ending {
 			return nil
 		}
-		//nolint:staticcheck // Temporary is deprecated, but for Accept it means that a retry may help, as with too many open files
+		// Temporary is deprecated, but for Accept it means that a retry may help, as with too many open files
 		if t, ok := errors.AsType[net.Error](err); !ok || !t.Temporary() {
 			return err
 		}

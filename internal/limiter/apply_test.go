@@ -15,11 +15,11 @@ const minute = 60 * algorithms.Second
 
 func number(n int64) *int64 { return &n }
 
-func policy(t testing.TB, s algorithms.Spec) *Policy {
-	t.Helper()
+func policy(tb testing.TB, s algorithms.Spec) *Policy {
+	tb.Helper()
 	l, err := algorithms.Compile(s)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return &Policy{
 		Domain: "edge", Name: "send_message", Limit: &l, Keys: descriptors.Keys{Open: []int{0}}, Extras: &Extras{OpenKeys: []string{"user_id"}},

@@ -132,7 +132,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 // retry reports whether Accept should be called again. That is so if Accept failed because too many files
 // were open, and retry has closed a connection.
 func (l *Listener) retry(err error) bool {
-	//nolint:staticcheck // Accept reports by Temporary that another call may succeed
+	// Accept reports by Temporary that another call may succeed
 	if t, ok := errors.AsType[net.Error](err); !ok || !t.Temporary() {
 		return false
 	}

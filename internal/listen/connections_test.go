@@ -58,7 +58,7 @@ func TestHealthIsServedBeyondTheBound(t *testing.T) {
 		now, cancel := context.WithCancel(t.Context())
 		cancel()
 		h.Stop(now)
-		<-served
+		_ = <-served
 	}()
 	send := func(nc net.Conn) {
 		_, _ = io.WriteString(nc, "GET /v1/auth HTTP/1.1\r\nHost: h\r\n\r\n")

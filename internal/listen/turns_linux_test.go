@@ -46,7 +46,7 @@ func TestRequestsThatArriveTogetherTakeTurns(t *testing.T) {
 		now, cancel := context.WithCancel(context.Background())
 		cancel()
 		d.Stop(now)
-		<-served
+		_ = <-served
 	}()
 	send := func(text string) (closeConn func() error) {
 		nc, err := net.Dial("unix", path)

@@ -46,7 +46,7 @@ func TestAllThatIsWrittenArrives(t *testing.T) {
 	for i := range sent {
 		sent[i] = byte(i * i >> 8)
 	}
-	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) {
 		go func() {
 			if n, err := c.Write(sent); n != len(sent) || err != nil {
 				t.Errorf("wrote %d bytes, %v; want %d and no error", n, err, len(sent))
@@ -72,7 +72,7 @@ func TestAllThatIsWrittenArrives(t *testing.T) {
 }
 
 func TestEndedSeesACloseBehindUnreadBytes(t *testing.T) {
-	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) {
 		if _, err := peer.Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +94,7 @@ func TestEndedSeesACloseBehindUnreadBytes(t *testing.T) {
 }
 
 func TestWriteOnceDoesNotWait(t *testing.T) {
-	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) {
 		b, sum := make([]byte, 1<<20), 0
 		for {
 			n, err := c.WriteOnce(b)
@@ -115,7 +115,7 @@ func TestWriteOnceDoesNotWait(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) {
 		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("after the deadline: got %v; want ErrDeadlineExceeded", err)
@@ -136,7 +136,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("the peer has closed the connection: got %v; want EPIPE or ECONNRESET in a net.OpError", err)
 		}
 	})
-	eachPair(t, func(t *testing.T, c *Conn, _ net.Conn) { //nolint:thelper // it is the test
+	eachPair(t, func(t *testing.T, c *Conn, _ net.Conn) {
 		time.AfterFunc(10*time.Millisecond, func() { c.Close() })
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("closed during a Read: got %v; want net.ErrClosed", err)
@@ -148,7 +148,7 @@ func TestErrors(t *testing.T) {
 }
 
 func TestNothingIsAllocated(t *testing.T) {
-	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) {
 		b, echo := make([]byte, 100), make([]byte, 100)
 		if n := testing.AllocsPerRun(100, func() {
 			_, _ = c.Write(b)
@@ -187,7 +187,7 @@ func TestOtherConnectionsAreNotWrapped(t *testing.T) {
 }
 
 func TestAwait(t *testing.T) {
-	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) {
 		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
 		if err := c.Await(); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("after the deadline: got %v; want ErrDeadlineExceeded", err)

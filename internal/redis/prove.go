@@ -175,7 +175,7 @@ func (s *Store) Place() string { return s.endpoint.String() }
 // noMasterReason returns the reason why no Sentinel has named a master yet, and the address of the Sentinel that
 // gave this reason. The error is nil if a Sentinel has named a master, or if no Sentinel gave a lasting reason (see
 // diagnosis).
-func (w *sentinels) noMasterReason() (err error, sentinel string) { //nolint:revive // the error is the result
+func (w *sentinels) noMasterReason() (err error, sentinel string) { // the error is the result
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.view.master != "" {

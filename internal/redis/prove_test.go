@@ -81,7 +81,7 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 					}
 					return nil
 				case !isMistake || !strings.Contains(m.Error(), c.want):
-					return fmt.Errorf("%v; want %s", m, c.want)
+					return fmt.Errorf("%w; want %s", m, c.want)
 				case m.Remedy == "" || strings.Contains(m.Error(), "right") || strings.Contains(m.Error(), "wrong@"):
 					t.Fatalf("the error has no remedy, or contains a secret: %v", m)
 				}

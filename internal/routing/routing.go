@@ -127,7 +127,7 @@ func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 // repeats reports whether e reads a header that has several values in q, or a cookie that is not clear or has several
 // values. A cookie may be repeated with the same value, because browsers send cookies of one name for several paths.
 func repeats(e *limiter.AuthEntry, q *Request) bool {
-	switch e.From { //nolint:exhaustive // the other sources are neither headers nor cookies
+	switch e.From { // the other sources are neither headers nor cookies
 	case limiter.FromHeader:
 		return len(q.Header[e.Name]) > 1
 	case limiter.FromJWT:

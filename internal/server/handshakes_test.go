@@ -40,7 +40,7 @@ func TestTheListenerBoundsHandshakes(t *testing.T) {
 	go func() { served <- d.serve(l) }()
 	defer func() {
 		d.stop(t.Context())
-		<-served
+		_ = <-served
 	}()
 	for range cap(s.handshakes.Computing) {
 		s.handshakes.Computing <- struct{}{}

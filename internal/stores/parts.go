@@ -332,5 +332,5 @@ func MoreSevere(a, b error) error {
 // MaybeConsumed converts err to the error of a whole group. err is the ErrNotTaken of one step, and other
 // steps of the group consumed units. So the result is an ErrUnavailable, but not an ErrNotTaken.
 func MaybeConsumed(err error) error {
-	return fmt.Errorf("%w (partly: %v)", backend.ErrUnavailable, err)
-} //nolint:errorlint // errors.Is must not find err
+	return fmt.Errorf("%w (partly: %v)", backend.ErrUnavailable, err) //nolint:errorlint // errors.Is must not find err
+}

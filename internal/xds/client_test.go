@@ -313,7 +313,7 @@ func TestAControlPlaneOnAUnixSocketEndsAStream(t *testing.T) {
 	}))
 	served := make(chan error)
 	go func() { served <- server.Serve(listener) }()
-	defer func() { server.Stop(); <-served }()
+	defer func() { server.Stop(); _ = <-served }()
 	client, err := New(Config{Server: "unix:" + socket, Log: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)

@@ -377,8 +377,8 @@ func (m *changing) decide(s Spec, real Micros, a Charge) (d Decision) {
 	}
 	after, afterKept := next, isKept
 	if !d.Allowed && !d.Never {
-		stored := *m
-		if stored = next; !charges && m.stored {
+		stored := next
+		if !charges && m.stored {
 			stored = *m
 		}
 		yes := func(t Micros) bool { return stored.passes(s, tick, t, a) }

@@ -162,9 +162,9 @@ func TestChangedNumbersAdmitNoMoreThanTheLargest(t *testing.T) {
 			var limits []*Limit
 			capacity, flow, tick := int64(0), whole(0), Micros(1)
 			for range 3 {
-				s, l := roll.changeable(kind)
+				s, _ := roll.changeable(kind)
 				s.Overdraw = false
-				l = mustCompileRapid(t, s)
+				l := mustCompileRapid(t, s)
 				limits = append(limits, l)
 				capacity, tick = max(capacity, l.Capacity), max(tick, l.tick)
 				flow = most(flow, big.NewRat(s.Rate, int64(s.Period)))

@@ -240,7 +240,7 @@ func TestRememberFor(t *testing.T) {
 		t.Errorf("repeated within the time: got %d remaining, want those of the first call, 9", n)
 	}
 	clock.Set(storetest.Start + 168*3600*algorithms.Second)
-	l.AllowN(t.Context(), 5, "send", "bob")
+	_, _ = l.AllowN(t.Context(), 5, "send", "bob")
 	if n := left(); n != 4 {
 		t.Errorf("repeated after the time: got %d remaining, want 4, because it consumes again", n)
 	}

@@ -243,7 +243,7 @@ func (b *binary) run(ctx context.Context, timeout time.Duration, env string) ([]
 	command.Stdout, command.Stderr = &out, &out
 	err := command.Run()
 	if command.Process != nil {
-		syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
+		_ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
 	}
 	return out.Bytes(), err
 }

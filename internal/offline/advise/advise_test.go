@@ -23,11 +23,11 @@ const (
 
 var perMinute = algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: minute}
 
-func policyOf(t testing.TB, spec algorithms.Spec) *limiter.Policy {
-	t.Helper()
+func policyOf(tb testing.TB, spec algorithms.Spec) *limiter.Policy {
+	tb.Helper()
 	l, err := algorithms.Compile(spec)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return &limiter.Policy{Domain: "edge", Name: "per_client", Limit: &l, Keys: descriptors.Keys{Open: []int{0}}}
 }
@@ -45,11 +45,11 @@ func addRequests(h *History, client string, at algorithms.Micros, n int) {
 	}
 }
 
-func adviceOn(t testing.TB, h *History, p *limiter.Policy, share float64) *Advice {
-	t.Helper()
-	a, err := h.Advise(t.Context(), p, share)
+func adviceOn(tb testing.TB, h *History, p *limiter.Policy, share float64) *Advice {
+	tb.Helper()
+	a, err := h.Advise(tb.Context(), p, share)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return a
 }
@@ -140,7 +140,7 @@ func TestBusiestPeriodIsAWindowOfTheLimit(t *testing.T) {
 	}{
 		"the clock":         {clock, 7, map[time.Duration]int64{59 * time.Second: 1, time.Minute: 2, 119 * time.Second: 2, 2 * time.Minute: 1}, 4, micros(time.Minute)},
 		"the first of two":  {clock, 7, map[time.Duration]int64{0: 2, time.Minute: 2}, 2, micros(0)},
-		"a start":           {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: minute, Start: new(algorithms.Micros(17 * second))}, 7, map[time.Duration]int64{16 * time.Second: 1, 17 * time.Second: 1, 76 * time.Second: 1}, 2, micros(17 * time.Second)},
+		"a start":           {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: minute, Start: new(17 * second)}, 7, map[time.Duration]int64{16 * time.Second: 1, 17 * time.Second: 1, 76 * time.Second: 1}, 2, micros(17 * time.Second)},
 		"the key's phase":   {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: minute}, uint64(40 * second), map[time.Duration]int64{39 * time.Second: 1, 40 * time.Second: 1, 99 * time.Second: 2, 100 * time.Second: 1}, 3, micros(40 * time.Second)},
 		"the calendar":      {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Calendar: calendar.Day.In(time.FixedZone("", 3600))}, 7, map[time.Duration]int64{22 * time.Hour: 1, 23 * time.Hour: 1, 46 * time.Hour: 1, 47 * time.Hour: 1}, 2, micros(23 * time.Hour)},
 		"units refunded":    {clock, 7, map[time.Duration]int64{0: -9, time.Second: 3, 2 * time.Second: -1, 3 * time.Second: 2}, 4, micros(0)},

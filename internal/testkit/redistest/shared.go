@@ -39,7 +39,7 @@ func (s *Shared) Cleanup(f func()) {
 
 // TempDir returns a folder that End removes.
 func (s *Shared) TempDir() string {
-	dir, err := os.MkdirTemp("", "rl") //nolint:usetesting // no test owns the folder
+	dir, err := os.MkdirTemp("", "rl") // no test owns the folder
 	if err != nil {
 		panic(err)
 	}
