@@ -239,13 +239,17 @@ func (s *shard) add(key []byte, event Event, why string, describe func() Denied)
 func Describe(c *limiter.Call, result *limiter.Result) Denied { return describe(c, result, "", true) }
 
 func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool) Denied {
-	d := Denied{Domain: strings.Clone(cut(c.Request.Domain)), Why: why}
+	d := Denied{Why: why}
 	if c.Verdict.Domain != nil {
 		d.Domain = c.Verdict.Domain.Name
+	} else {
+		d.Domain = strings.Clone(cut(c.Request.Domain))
 	}
-	if result.Policy != nil {
-		d.Limit = strings.Clone(cut(result.Policy.Name)) // copied, because the name may come from a request
-		d.names, d.whole = result.Policy.Extra().OpenKeys, result.Policy.Whole
+	if p := result.Policy; p != nil {
+		if d.Limit = cut(p.Name); p.Index < 0 { // the name comes from the request
+			d.Limit = strings.Clone(d.Limit)
+		}
+		d.names, d.whole = p.Extra().OpenKeys, p.Whole
 	}
 	if !aboutKey {
 		return d
@@ -259,8 +263,9 @@ func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool
 		return strings.Clone(text)
 	}
 	if result.Policy != nil {
-		for _, value := range c.AppendValues(nil, result) {
-			d.Key = append(d.Key, take(value))
+		d.Key = c.AppendValues(d.Key, result)
+		for i, value := range d.Key {
+			d.Key[i] = take(value)
 		}
 	}
 	left = maxShown
