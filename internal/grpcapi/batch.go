@@ -94,9 +94,6 @@ func (b *Batch) Reset() {
 	b.checks.Reset()
 }
 
-// Len returns the number of requests.
-func (b *Batch) Len() int { return b.used }
-
 // Add adds a RateLimitRequest, which must stay unchanged until Reset. left is the time until the caller's
 // deadline; 0 means no deadline, and a negative value that it has passed. If canceled is not nil, it
 // becomes true when the caller cancels the request. caller is the result of Server.Caller, or nil.

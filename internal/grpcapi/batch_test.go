@@ -143,58 +143,50 @@ func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 	store.batch.Fail(backend.ErrUnavailable)
 }
 
+// A batch is used three times. Each time it must charge only its own requests, and know only those that need no store.
 func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
-	p := &limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
 	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
-	l.Swap(snapshot(p))
+	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
 	s, _ := newServer(t, l, Options{})
 	batch, done := s.NewBatch(), 0
-	for _, message := range [][]byte{request("k"), request("unlimited"), nil} {
-		batch.Add(message, time.Now(), 0, nil, nil)
-	}
-	batch.Add(request("k"), time.Now(), -1, nil, nil) // the deadline has passed
-	batch.Submit(time.Time{}, nil, func() { done++ })
-	var known []bool
-	for i := range 4 {
-		known = append(known, batch.Known(i))
-	}
-	if want := []bool{false, true, true, true}; !slices.Equal(known, want) || done != 0 || len(store.batch.Charges) != 1 {
-		t.Errorf("known: got %v, want %v; done was called %d times, want 0; %d charges, want 1", known, want, done, len(store.batch.Charges))
-	}
-	if data, err := batch.Answer(nil, 1); err != nil || len(data) == 0 {
-		t.Errorf("got %x %v; want an encoded answer", data, err)
-	}
-	store.batch.Decisions[0].Allowed = true
-	store.batch.Finish()
-	data, err := batch.Answer(nil, 0)
-	if r, _ := response(data); err != nil || r.GetOverallCode() != ok || done != 1 {
-		t.Errorf("got %v, %v, done called %d times; want OK and 1 call", r, err, done)
+	for round, list := range [][]string{{"k", "unlimited", "", "late"}, {"", "k", "late", "unlimited"}, {"late", "", "unlimited", "k"}} {
+		var want, known []bool
+		for _, key := range list {
+			message, left := request(key), time.Duration(0)
+			switch key {
+			case "":
+				message = nil
+			case "late": // the deadline has passed
+				message, left = request("k"), -1
+			}
+			batch.Add(message, time.Now(), left, nil, nil)
+			want = append(want, key != "k")
+		}
+		batch.Submit(time.Time{}, nil, func() { done++ })
+		for i := range list {
+			known = append(known, batch.Known(i))
+		}
+		if !slices.Equal(known, want) || done != round || len(store.batch.Charges) != 1 || batch.used != 4 || batch.weight != 3 {
+			t.Errorf("known: got %v, want %v; done was called %d times, want %d; %d charges, want 1; %d requests of weight %d, want 4 of weight 3", known, want, done, round, len(store.batch.Charges), batch.used, batch.weight)
+		}
+		if data, err := batch.Answer(nil, slices.Index(list, "unlimited")); err != nil || len(data) == 0 {
+			t.Errorf("got %x %v; want an encoded answer", data, err)
+		}
+		store.batch.Decisions[0].Allowed = true
+		store.batch.SetKnown(0, 1)
+		store.batch.Finish()
+		data, err := batch.Answer(nil, slices.Index(list, "k"))
+		if r, _ := response(data); err != nil || r.GetOverallCode() != ok || done != round+1 {
+			t.Errorf("got %v, %v, done called %d times; want OK and %d calls", r, err, done, round+1)
+		}
+		batch.Reset()
 	}
 }
 
 type recordingStore struct{ batch *backend.Batch }
 
 func (s *recordingStore) Submit(b *backend.Batch) { s.batch = b }
-
-func TestAReusedBatchChargesItsOwnRequestsOnly(t *testing.T) {
-	store := recordingStore{}
-	l := limiter.New(&store, limiter.Config{})
-	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
-	s, _ := newServer(t, l, Options{})
-	batch := s.NewBatch()
-	for _, requests := range []int{3, 1, 2} {
-		for range requests {
-			batch.Add(request("k"), time.Now(), 0, nil, nil)
-		}
-		submit(batch)
-		if n := len(store.batch.Charges); n != requests || batch.Len() != requests || batch.weight != requests {
-			t.Errorf("%d charges, length %d, weight %d; want %d of each", n, batch.Len(), batch.weight, requests)
-		}
-		store.batch.Fail(backend.ErrUnavailable)
-		batch.Reset()
-	}
-}
 
 // The weight of a request is the larger one of its numbers of charges and descriptors, whatever was added before it.
 func TestTheWeightOfABatchIsASum(t *testing.T) {
@@ -265,23 +257,4 @@ func TestADenialOfATooLargeMessageIsCounted(t *testing.T) {
 	if err != nil || r.GetOverallCode() != over || counted.count(TooMuch) != 1 || counted.count("more bytes") != 1 {
 		t.Errorf("got %v, %v; counted %d as TooMuch and %d as more bytes; want OVER_LIMIT, counted once as each", r, err, counted.count(TooMuch), counted.count("more bytes"))
 	}
-}
-
-func TestARefusedRequestIsKnownInAReusedBatch(t *testing.T) {
-	store := recordingStore{}
-	l := limiter.New(&store, limiter.Config{})
-	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
-	s, _ := newServer(t, l, Options{})
-	batch := s.NewBatch()
-	batch.Add(request("k"), time.Now(), 0, nil, nil)
-	submit(batch)
-	store.batch.Fail(backend.ErrUnavailable)
-	batch.Reset()
-	batch.Add(nil, time.Now(), 0, nil, nil)
-	batch.Add(request("k"), time.Now(), 0, nil, nil)
-	submit(batch)
-	if !batch.Known(0) || batch.Known(1) {
-		t.Errorf("known: %t and %t; want true and false", batch.Known(0), batch.Known(1))
-	}
-	store.batch.Fail(backend.ErrUnavailable)
 }
