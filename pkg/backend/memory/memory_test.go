@@ -118,36 +118,6 @@ func TestFloodOnOneLimitLeavesRoomForOthers(t *testing.T) {
 	}
 }
 
-func TestLogEntriesCountAgainstTheBound(t *testing.T) {
-	clock, s := at(100)
-	log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 60, Period: algorithms.Second})
-	if d := consume(s, "a", "x", log, 60); !d.Allowed {
-		t.Fatalf("got %v; want allowed", d)
-	}
-	if d := consume(s, "a", "y", log, 40); !errors.Is(d.Err, backend.ErrFull) {
-		t.Fatalf("61 + 41 are more than 100: %+v; want ErrFull", d)
-	}
-	if d := consume(s, "a", "y", log, 38); !d.Allowed {
-		t.Fatalf("61 + 39 fit: %+v; want allowed", d)
-	}
-	if n := s.Stats().Keys; n != 100 {
-		t.Errorf("holds %d, want 100", n)
-	}
-	clock.Set(storetest.Start + algorithms.Second)
-	if d := consume(s, "a", "x", log, 1); !d.Allowed {
-		t.Fatalf("got %v; want allowed", d)
-	}
-	if n := s.Stats().Keys; n != 2+39 {
-		t.Errorf("holds %d after the entries of x's log have expired, want 41", n)
-	}
-	if d := consume(s, "a", "x", log, -1); !d.Allowed {
-		t.Fatalf("got %v; want allowed", d)
-	}
-	if n := s.Stats().Keys; n != 1+39 {
-		t.Errorf("holds %d after the refund, want 40", n)
-	}
-}
-
 func TestAGroupWithoutRoomConsumesNothing(t *testing.T) {
 	_, s := at(4)
 	l := tokens(t, 5)
@@ -347,47 +317,5 @@ func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 				t.Errorf("%d of 3 were admitted; want 3 admitted", admitted)
 			}
 		})
-	}
-}
-
-// A bucket that does not start full is stored by its first dry run, which starts its clock. If there is no
-// room, the dry run is still decided and the bucket stays new.
-func TestAFullStoreAnswersDryRuns(t *testing.T) {
-	clock, s := at(10)
-	s.SetOwners([]string{"a", "b"})
-	l := tokens(t, 5)
-	fills := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Second, Initial: new(int64(1))})
-	for i := range 8 { // fills the part of owner a, which is 2, and the 6 that all owners share
-		if d := consume(s, "a", fmt.Sprint(i), l, 5); !d.Allowed {
-			t.Fatalf("key %d: %+v; want allowed", i, d)
-		}
-	}
-	charge := func(key string, l *algorithms.Limit, terms algorithms.Charge) backend.Charge {
-		return backend.Charge{Key: []byte("a/" + key), Limit: l, Owner: "a", Terms: terms}
-	}
-	d := make([]backend.Decision, 2)
-	for _, group := range [][]backend.Charge{
-		{charge("empty", fills, algorithms.Charge{Cost: 1, DryRun: true})},
-		{charge("empty", fills, algorithms.Charge{Cost: 2})}, // denied: the bucket starts with 1 unit
-		{charge("0", l, algorithms.Charge{Cost: 1}), charge("empty", fills, algorithms.Charge{Cost: 1})},
-		{charge("new", l, algorithms.Charge{Cost: 1}), charge("0", l, algorithms.Charge{Cost: 1})},
-	} {
-		backend.Take(context.Background(), s, group, d[:len(group)])
-		for i := range group {
-			if d[i].Err != nil {
-				t.Errorf("%s and others: %+v, want a denial or a dry run, which need no room", group[0].Key, d[i])
-			}
-		}
-		if n := s.Stats().Keys; n != 8 {
-			t.Errorf("holds %d, want 8", n)
-		}
-	}
-	clock.Set(storetest.Start + 3*algorithms.Day)
-	s.Sweep()
-	if n := s.Stats().Keys; n != 0 {
-		t.Errorf("holds %d after all are swept; want 0", n)
-	}
-	if swept := s.Stats().Swept; swept != 8 {
-		t.Errorf("%d were deleted, want the 8 that were stored", swept)
 	}
 }

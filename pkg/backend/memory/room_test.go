@@ -235,6 +235,7 @@ func TestDecisionsWithoutRoom(t *testing.T) {
 	limits := growing(t)
 	plain, overdraw, penalty := limits[0], limits[3], limits[4]
 	slow := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 4, Period: algorithms.Day})
+	starts := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Second, Initial: new(int64(1))})
 	for _, test := range []struct {
 		name    string
 		charges []backend.Charge
@@ -256,6 +257,13 @@ func TestDecisionsWithoutRoom(t *testing.T) {
 			{Key: []byte("penalty"), Limit: penalty, Terms: algorithms.Charge{Cost: 4}},
 		}, false},
 		{"a new bucket", []backend.Charge{{Key: []byte("new"), Limit: plain, Terms: algorithms.Charge{Cost: 1}}}, true},
+		{"no units", []backend.Charge{{Key: []byte("new"), Limit: starts}}, false},
+		{"a dry run that starts a clock", []backend.Charge{{Key: []byte("new"), Limit: starts, Terms: algorithms.Charge{Cost: 1, DryRun: true}}}, false},
+		{"a denial that starts a clock", []backend.Charge{{Key: []byte("new"), Limit: starts, Terms: algorithms.Charge{Cost: 2}}}, false},
+		{"a clock that starts beside a denial", []backend.Charge{
+			{Key: []byte("stored"), Limit: slow, Terms: algorithms.Charge{Cost: 4}},
+			{Key: []byte("new"), Limit: starts, Terms: algorithms.Charge{Cost: 1}},
+		}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, s := at(4)
@@ -336,17 +344,5 @@ func TestAGroupAcrossTheBoundOfTouch(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-func TestAFullStoreDecidesRequestsOfNoUnits(t *testing.T) {
-	_, s := at(1)
-	consume(s, "a", "stored", tokens(t, 1), 1)
-	l := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Second, Initial: new(int64(1))})
-	if d := consume(s, "a", "new", l, 0); d.Err != nil || !d.Allowed || d.Remaining != 1 {
-		t.Errorf("0 units: got %+v; want allowed and 1 remaining", d)
-	}
-	if d := consume(s, "a", "new", l, 1); !errors.Is(d.Err, backend.ErrFull) {
-		t.Errorf("1 unit: got %+v; want ErrFull", d)
 	}
 }
