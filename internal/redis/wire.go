@@ -211,7 +211,7 @@ func (w *wire) open() *pipe {
 func (w *wire) unreachable(err error, took time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.down = unsent(err)
+	w.down = asUnsent(err)
 	time.AfterFunc(max(0, redialPause-took), func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -229,8 +229,8 @@ func (w *wire) renew() {
 	w.down = nil
 }
 
-// unsent returns an error with which neverRan is true.
-func unsent(err error) error {
+// asUnsent returns an error with which neverRan is true.
+func asUnsent(err error) error {
 	if neverRan(err) {
 		return err
 	}
@@ -255,7 +255,7 @@ func (p *pipe) ended() bool {
 func (w *wire) retire(p *pipe) {
 	p.over = true
 	if p.conn != nil && !slices.ContainsFunc(p.flights, func(f flight) bool { return f.x != nil }) {
-		go w.fail(p, errDrained)
+		go w.fail(p, errDrained, 0)
 	}
 }
 
@@ -273,7 +273,7 @@ func (w *wire) connect(p *pipe) {
 	p.conn, p.release, p.reading = conn, release, err == nil
 	w.mu.Unlock()
 	if err != nil {
-		w.fail(p, err)
+		w.fail(p, err, 0)
 		return
 	}
 	go w.read(p, false)
@@ -322,15 +322,15 @@ func (w *wire) write(p *pipe, inline bool) {
 		p.out, p.queued = p.queued, p.out[:0]
 		w.mu.Unlock()
 		_, err := p.conn.Write(p.out)
-		w.mu.Lock()
 		if err != nil {
+			unsent := 0
 			if neverRan(err) {
-				p.written = max(0, p.written-writes)
+				unsent = writes
 			}
-			w.mu.Unlock()
-			w.fail(p, err)
+			w.fail(p, err, unsent)
 			return
 		}
+		w.mu.Lock()
 	}
 	p.writing = false
 	w.mu.Unlock()
@@ -351,7 +351,7 @@ func (w *wire) read(p *pipe, led bool) {
 			failed = nil
 		}
 		if err = cmp.Or(err, failed); err != nil {
-			w.fail(p, err)
+			w.fail(p, err, 0)
 			return
 		}
 		if w.leaves(p, led) {
@@ -434,10 +434,11 @@ func (w *wire) answered(p *pipe) error {
 	return nil
 }
 
-// fail closes p, and ends its exchanges with err.
-func (w *wire) fail(p *pipe, err error) {
+// fail closes p, and ends its exchanges with err. unsent is the number of the last written flights of which no byte was
+// sent.
+func (w *wire) fail(p *pipe, err error, unsent int) {
 	w.mu.Lock()
-	flights, written := p.flights, p.written
+	flights, written := p.flights, p.written-unsent
 	if !p.dead {
 		p.dead, p.over, p.flights, p.written = true, true, nil, 0
 		w.pipes = slices.DeleteFunc(w.pipes, func(have *pipe) bool { return have == p })
@@ -459,7 +460,7 @@ func (w *wire) fail(p *pipe, err error) {
 		case i < written:
 			f.x.end(lost)
 		default:
-			f.x.end(unsent(err))
+			f.x.end(asUnsent(err))
 		}
 	}
 }
