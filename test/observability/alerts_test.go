@@ -65,6 +65,7 @@ func TestAlertsFireOnRecordings(t *testing.T) {
 		{"requests without a domain", "", "RlsidecarRequestsRefused"},
 		{"memory full", "RlsidecarMemoryFull", "RlsidecarMemoryFull RlsidecarMemoryNearlyFull"},
 		{"no connection left", "RlsidecarConnectionsRefused", "RlsidecarConnectionsNearlyFull RlsidecarConnectionsRefused"},
+		{"proxies that do not know the costs", "", "RlsidecarRealCostsUnknown"},
 		{"no control plane", "", "RlsidecarControlPlaneAway"},
 	}
 	used := map[string]bool{} // the metrics that the rules use; promtool is slow with many series

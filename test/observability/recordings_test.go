@@ -172,9 +172,7 @@ func mixedTraffic(t *testing.T, redis string) recording {
 			s.post(t, "/v1/limit", `{"domain": "edge", "name": "send_message", "key": "`+user+`"}`)
 			s.auth(t, user)
 		}
-		_, id, _ := strings.Cut(s.post(t, "/v1/limit", `{"domain": "ai", "name": "tokens", "key": "bob", "reserve": true}`), `"reservation":"`)
-		id, _, _ = strings.Cut(id, `"`)
-		s.post(t, "/v1/limit", `{"reservation": "`+id+`", "count": 50}`)
+		s.post(t, "/v1/limit", `{"reservation": "`+s.reserve(t)+`", "count": 50}`)
 		s.send(t, 1, "ai", "settle_end", "made-up")
 		s.send(t, 1, "ai", "app", "x")         // lacks the user
 		s.send(t, 1, "edge", "userid", "bob")  // matches no limit
@@ -186,6 +184,14 @@ func mixedTraffic(t *testing.T, redis string) recording {
 			return s.scrape(t)[`rlsidecar_config_reloads_total{instance="10.0.0.1:9090", job="rlsidecar", namespace="edge", result="success"}`].value == 2
 		})
 	})
+}
+
+// reserve makes a reservation, and returns its id.
+func (s *sidecar) reserve(t *testing.T) string {
+	t.Helper()
+	_, id, _ := strings.Cut(s.post(t, "/v1/limit", `{"domain": "ai", "name": "tokens", "key": "bob", "reserve": true}`), `"reservation":"`)
+	id, _, _ = strings.Cut(id, `"`)
+	return id
 }
 
 // auth sends the request that a proxy sends for a request of user.
@@ -220,6 +226,12 @@ func inMemory(t *testing.T, made map[string]recording) {
 	made["memory full"] = small.record(t, func() {
 		for _, user := range strings.Split("abcdefghijklmnopqrst", "") {
 			small.send(t, 1, "edge", "user_id", user)
+		}
+	})
+	unsettled := startSidecar(t, reserving)
+	made["proxies that do not know the costs"] = unsettled.record(t, func() {
+		for range 8 {
+			unsettled.send(t, 1, "ai", "settle_end", unsettled.reserve(t))
 		}
 	})
 	t.Setenv("RLSIDECAR_HTTP_MAX_CONNECTIONS", "4")
