@@ -224,7 +224,11 @@ func (c *Call) settleByBucket(i int) {
 		}
 	}
 	c.addAlone(r)
-	s := Settlement{Policy: r.Policy, Descriptor: r.Descriptor, Real: r.Cost, charge: r.charge, cell: r.cell, times: 1}
+	terms := r.Policy.Extras.Settle
+	estimate, _ := c.config.estimate(terms, r.cell) // only the bucket knows what was reserved; this is near it
+	s := Settlement{
+		Policy: r.Policy, Descriptor: r.Descriptor, Reserved: terms.Reserves(estimate, 0), Real: r.Cost, charge: r.charge, cell: r.cell, times: 1,
+	}
 	if s.cell != 0 {
 		s.key = maphash.Bytes(bucketSeed, r.Key)
 	}

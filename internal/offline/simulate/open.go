@@ -3,6 +3,7 @@ package simulate
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -29,6 +30,8 @@ type openCall struct {
 	named  bool  // an application reserved its limits by name
 	real   int64 // -1 means that it is unknown
 	over   []excess
+	// byBucket has the descriptors that settle by bucket. The proxy sends them again, with the real cost.
+	byBucket []limiter.Descriptor
 }
 
 // excess is the number of units by which the cost of an open call will exceed its reservation, for one key of a limit.
@@ -73,7 +76,12 @@ func (r *replay) settleLater(ctx context.Context, c *limiter.Call, end outcome) 
 	} else if c.Started() {
 		call.id, call.domain = string(c.AppendID(nil)), c.Verdict.Domain.Name
 	}
-	if call.id == "" || call.id == limiter.None {
+	if call.id == limiter.None {
+		call.id = ""
+	}
+	if call.byBucket = settledByBucket(c); len(call.byBucket) > 0 {
+		call.domain = c.Verdict.Domain.Name
+	} else if call.id == "" {
 		return nil
 	}
 	call.over = r.tally.addOpenExcess(c, end.real)
@@ -84,6 +92,21 @@ func (r *replay) settleLater(ctx context.Context, c *limiter.Call, end outcome) 
 		return r.settle(ctx, first)
 	}
 	return nil
+}
+
+func settledByBucket(c *limiter.Call) (list []limiter.Descriptor) {
+	last := -1
+	for i := range c.Results {
+		r := &c.Results[i]
+		if r.Policy == nil || len(c.Limits) > 0 || !c.Reserves(r) || !r.Policy.Extra().Settle.ByBucket || r.Descriptor == last {
+			continue
+		}
+		last = r.Descriptor
+		d := c.Descriptors[last]
+		d.Entries = slices.Clone(d.Entries)
+		list = append(list, d)
+	}
+	return list
 }
 
 func (r *replay) idOfNamed(c *limiter.Call) string {
@@ -117,6 +140,27 @@ func (r *replay) settleDue(ctx context.Context, latest algorithms.Micros) error 
 	return nil
 }
 
+// addDone adds the descriptors that a proxy sends when call ends.
+func (r *replay) addDone(c *limiter.Call, call *openCall) {
+	if call.id != "" {
+		names := r.limiter.Current().Domains[call.domain].Settle
+		end := c.AddDescriptor()
+		end.Entries = append(end.Entries, descriptors.Entry{Key: names.End, Value: call.id})
+		if call.real >= 0 {
+			done := c.AddDescriptor()
+			done.Entries = append(done.Entries, descriptors.Entry{Key: names.Key, Value: call.id})
+			done.Cost, done.Explicit, done.Declared = call.real, true, true
+		}
+	}
+	for i := range call.byBucket {
+		if call.real > 0 {
+			d := c.AddDescriptor()
+			*d = call.byBucket[i]
+			d.Cost = call.real
+		}
+	}
+}
+
 // settle settles call at the time r.now, as its proxy or its application would.
 func (r *replay) settle(ctx context.Context, call *openCall) error {
 	c := &r.done
@@ -136,13 +180,9 @@ func (r *replay) settle(ctx context.Context, call *openCall) error {
 		}
 	} else {
 		c.Request.Domain = call.domain
-		names := r.limiter.Current().Domains[call.domain].Settle
-		end := c.AddDescriptor()
-		end.Entries = append(end.Entries, descriptors.Entry{Key: names.End, Value: call.id})
-		if call.real >= 0 {
-			done := c.AddDescriptor()
-			done.Entries = append(done.Entries, descriptors.Entry{Key: names.Key, Value: call.id})
-			done.Cost, done.Explicit, done.Declared = call.real, true, true
+		r.addDone(c, call)
+		if len(c.Descriptors) == 0 { // a call without a cost sends nothing
+			return nil
 		}
 		if err := r.limiter.Check(ctx, c); err != nil {
 			return err

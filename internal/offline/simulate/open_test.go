@@ -78,6 +78,27 @@ func TestCallsAreSettledWhenTheyEnd(t *testing.T) {
 }
 
 // Each of ten calls, one after the other, reserves 300 units and costs 10.
+func TestCallsSettleByBucketWhenTheyEnd(t *testing.T) {
+	s := compiled(t, strings.Replace(estimated, "estimate: 300", "by: bucket, estimate: 300", 1))
+	call := func(second int, end string) string {
+		return strings.Replace(callOf(second, end), `]]`, `]],"hits":0`, 1)
+	}
+	for name, test := range map[string]struct {
+		lines []string
+		want  string
+	}{
+		"before their end": {[]string{call(0, `,"real":100,"settle_after_us":9000000`), call(8, "")}, `"remaining":400`},
+		"after it":         {[]string{call(0, `,"real":100,"settle_after_us":9000000`), call(9, "")}, `"remaining":600`},
+		"without a cost":   {[]string{call(0, `,"settle_after_us":1000000`), call(9, "")}, `"remaining":400`},
+		"expired":          {[]string{call(0, `,"settle_after_us":1000000`), call(64, "")}, `"remaining":700`},
+	} {
+		got := run(t, s, strings.Join(test.lines, "\n")+"\n", 0)
+		if last := strings.Split(got, "\n")[len(test.lines)-1]; !strings.Contains(last, test.want) {
+			t.Errorf("%s: the last line got %s, want %s", name, last, test.want)
+		}
+	}
+}
+
 func TestTheBudgetIsSuggestedForRealCosts(t *testing.T) {
 	var trace strings.Builder
 	for i := range 10 {
