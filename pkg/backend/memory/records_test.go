@@ -163,42 +163,6 @@ func (s *Store) recordsInUse() (used, due, others int) {
 	return used, due, others
 }
 
-func TestEveryRecordIsFound(t *testing.T) {
-	clock, s := at(20_000)
-	l := tokens(t, 1_000_000)
-	const every = 4000
-	ids := func(i int) [16]byte { return [16]byte{byte(i), byte(i >> 8), 15: byte(i)} }
-	take := func(i int) backend.Decision {
-		d := make([]backend.Decision, 1)
-		backend.Take(context.Background(), s, []backend.Charge{{
-			Key: []byte("k"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1},
-			IdempotencyKey: &backend.IdempotencyKey{ID: ids(i), Lifetime: algorithms.Micros(1+i%7) * minute},
-		}}, d)
-		return d[0]
-	}
-	for i := range every {
-		if d := take(i); !d.Allowed || d.Replayed {
-			t.Fatalf("request %d: got %+v; want allowed and not replayed", i, d)
-		}
-	}
-	for passed := range algorithms.Micros(9) {
-		clock.Set(storetest.Start + passed*minute)
-		s.Sweep()
-		kept := 0
-		for i := range every {
-			if algorithms.Micros(1+i%7) > passed {
-				kept++
-				if d := take(i); !d.Replayed || d.Remaining != int64(999_999-i) {
-					t.Fatalf("request %d after %d minutes: got %+v; want replayed, with %d remaining", i, passed, d, 999_999-i)
-				}
-			}
-		}
-		if count := s.Stats().Keys; passed < 7 && (count < kept || count > kept+every/7+2) {
-			t.Errorf("after %d minutes: %d kept, want about %d", passed, count, kept)
-		}
-	}
-}
-
 // A sweep for new room includes the stripe whose lock the request already holds.
 func TestNewIDsFindTheRoomOfExpiredRecords(t *testing.T) {
 	clock, s := at(2)
