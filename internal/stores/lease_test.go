@@ -390,31 +390,6 @@ func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 	})
 }
 
-// The fewer units are left, the fewer are leased: at most an eighth of them, and one more. All units are admitted.
-func TestLeasesShrinkNearExhaustion(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, below, calls := newLease()
-		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
-		for i := range 1000 {
-			if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != int64(999-i) {
-				t.Fatalf("request %d: %+v; want allowed and %v remaining", i, d, int64(999-i))
-			}
-			time.Sleep(100 * time.Microsecond)
-			if rest := left(t, below, c); s.Stats().Leased > (rest+s.Stats().Leased)/8+1 {
-				t.Fatalf("request %d: %d units are leased, %d are left; want at most one eighth of the sum leased", i, s.Stats().Leased, rest)
-			}
-		}
-		n := calls.count()
-		d := take(t.Context(), s, c)[0]
-		if d.Allowed || d.Remaining != 0 || calls.count() != n+1 {
-			t.Errorf("request 1001: %+v, next got %d batches; want denied, 0 remaining and %d batches", d, calls.count(), n+1)
-		}
-		if at := algorithms.Micros(time.Now().UnixMicro()); d.RetryAfter != algorithms.Day-at%algorithms.Day {
-			t.Errorf("retry after %d us; want %d us, the end of the window", d.RetryAfter, algorithms.Day-at%algorithms.Day)
-		}
-	})
-}
-
 func TestALeaseEndsWithItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, calls := newLease()
