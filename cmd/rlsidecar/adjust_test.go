@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-	"io"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -14,21 +12,8 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	t.Setenv("USER", "ann")
 	dir := t.TempDir()
 	adminAt := "unix://" + filepath.Join(dir, "admin")
-	ctx, cancel := context.WithCancel(t.Context())
-	served := make(chan int)
 	file := write(t, operated)
-	go func() {
-		served <- run(ctx, []string{
-			"serve", "--config", file, "--drain-delay", "0s",
-			"--grpc-listen", "unix://" + filepath.Join(dir, "grpc"), "--http-listen", "", "--admin-listen", adminAt,
-		}, nil, io.Discard, io.Discard)
-	}()
-	defer func() {
-		cancel()
-		if code := <-served; code != exitDone {
-			t.Errorf("serve: exit code %d, want %d", code, exitDone)
-		}
-	}()
+	startServe(t, "--config", file, "--admin-listen", adminAt)
 	run := func(args ...string) (int, string) {
 		var out output
 		code := run(t.Context(), append(append([]string{"adjust"}, args...), "--admin-listen", adminAt), nil, &out, &out)
@@ -41,11 +26,6 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 			t.Errorf("adjust %v: exit code %d, output:\n%s\nwant exit code %d and:\n%s", args, got, text, code, want)
 		}
 		return text
-	}
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if code, _ := run("list"); code == exitDone {
-			break
-		}
 	}
 	command(exitDone, "0 adjustments, version 0, kept in this process, until it ends", "list")
 	command(exitDone, "would set limit send of domain edge, key bob: every request is denied until", "set", "--limit", "send", "--key", "bob", "--block", "--for", "1h", "--reason", "attack", "--preview")

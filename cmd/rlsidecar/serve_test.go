@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"io"
 	"net"
@@ -13,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/server"
@@ -53,38 +51,21 @@ func write(t *testing.T, text string) (file string) {
 }
 
 func TestServePrintsACommandToTry(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	var stderr output
-	code := make(chan int)
-	go func() {
-		code <- run(ctx, []string{
-			"serve", "--config", write(t, limits), "--drain-delay", "0s",
-			"--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0",
-		}, nil, io.Discard, &stderr)
-	}()
+	x := startServe(t, "--config", write(t, limits))
 	command := regexp.MustCompile(`curl -s (http://[^ ]+) -d '(.*)'\n`)
-	var found []string
-	for deadline := time.Now().Add(time.Minute); found == nil && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		found = command.FindStringSubmatch(stderr.String())
-	}
+	found := command.FindStringSubmatch(x.log.String())
 	if found == nil {
-		t.Fatalf("want a curl command in:\n%s", stderr.String())
+		t.Fatalf("want a curl command in:\n%s", x.log)
 	}
-	r, err := http.Post(found[1], "", strings.NewReader(strings.ReplaceAll(found[2], `'\''`, "'")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer http.DefaultClient.CloseIdleConnections()
-	defer r.Body.Close()
+	code, body := fetch(t, http.MethodPost, found[1], strings.ReplaceAll(found[2], `'\''`, "'"))
 	var answer struct {
 		Statuses []struct{ LimitRemaining int }
 	}
-	if err := json.NewDecoder(r.Body).Decode(&answer); err != nil || len(answer.Statuses) != 1 || answer.Statuses[0].LimitRemaining != 4 {
-		t.Errorf("got %d, %v, %v; want one status with 4 remaining", r.StatusCode, answer, err)
+	if err := json.Unmarshal([]byte(body), &answer); err != nil || len(answer.Statuses) != 1 || answer.Statuses[0].LimitRemaining != 4 {
+		t.Errorf("got %d %s, %v; want one status with 4 remaining", code, body, err)
 	}
-	cancel()
-	if got := <-code; got != exitDone {
-		t.Errorf("exit code %d, want %d:\n%s", got, exitDone, stderr.String())
+	if got := x.stop(); got != exitDone {
+		t.Errorf("exit code %d, want %d:\n%s", got, exitDone, x.log)
 	}
 }
 

@@ -62,17 +62,6 @@ func TestLoadReadsFilesAndFolders(t *testing.T) {
 	}
 }
 
-func TestLoadReadsAConfigMap(t *testing.T) {
-	folder := t.TempDir()
-	must(t, os.Mkdir(filepath.Join(folder, "..2026"), 0o700))
-	write(t, filepath.Join(folder, "..2026", "a.yaml"), "domain: a")
-	must(t, os.Symlink("..2026", filepath.Join(folder, "..data")))
-	must(t, os.Symlink(filepath.Join("..data", "a.yaml"), filepath.Join(folder, "a.yaml")))
-	if got, reported := loaded(t, folder, "."); !slices.Equal(got, []string{"a"}) || reported != "" {
-		t.Errorf("domains %v, said %q; want %v and reported none", got, reported, []string{"a"})
-	}
-}
-
 func TestLoadReportsUnreadableFiles(t *testing.T) {
 	folder := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(folder, "empty"), 0o700))

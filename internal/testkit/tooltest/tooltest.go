@@ -28,15 +28,20 @@ func Path(tb testing.TB, name string) string {
 	return ""
 }
 
-// Missing ends a test because something is missing that scripts/install-tools.sh installs: the test fails in CI, and is
-// skipped elsewhere.
+// Missing ends a test because something is missing that scripts/install-tools.sh installs.
 func Missing(tb testing.TB, tool string) {
 	tb.Helper()
-	const remedy = "there is no %s here; scripts/install-tools.sh installs it"
+	Impossible(tb, "there is no "+tool+" here; scripts/install-tools.sh installs it")
+}
+
+// Impossible ends a test that this machine cannot run: the test fails in CI, where the variable CI is set, and is skipped
+// elsewhere.
+func Impossible(tb testing.TB, reason string) {
+	tb.Helper()
 	if os.Getenv("CI") != "" {
-		tb.Fatalf(remedy, tool)
+		tb.Fatal(reason)
 	}
-	tb.Skipf(remedy, tool)
+	tb.Skip(reason)
 }
 
 // installed returns the path of a program that scripts/install-tools.sh has installed in the project's .tools/bin, or "".
