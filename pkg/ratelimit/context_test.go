@@ -15,7 +15,7 @@ import (
 // synctest fails if a goroutine still runs at the end.
 func TestALimiterStartsNoGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, _ := limiterWith(t, ratelimit.TokenBucket(10, time.Minute), 0, unchanged)
+		l, _ := limiterWith(t, ratelimit.Limits{"l": ratelimit.TokenBucket(10, time.Minute)}, 0, unchanged)
 		if _, err := l.Allow(t.Context(), "l", "bob"); err != nil {
 			t.Error(err)
 		}
@@ -31,7 +31,7 @@ func TestALimiterStartsNoGoroutine(t *testing.T) {
 func TestACallWithACanceledContext(t *testing.T) {
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	inMemory, _ := limiterWith(t, ratelimit.TokenBucket(10, time.Minute), 0, unchanged)
+	inMemory, _ := limiterWith(t, ratelimit.Limits{"l": ratelimit.TokenBucket(10, time.Minute)}, 0, unchanged)
 	if _, err := inMemory.Allow(canceled, "l", "bob"); err != nil {
 		t.Errorf("in memory: %v; want a decision", err)
 	}
@@ -40,10 +40,7 @@ func TestACallWithACanceledContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	l, err := ratelimit.New(ratelimit.Config{Store: store, Limits: ratelimit.Limits{"l": ratelimit.TokenBucket(10, time.Minute)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := made(t, ratelimit.Config{Store: store, Limits: ratelimit.Limits{"l": ratelimit.TokenBucket(10, time.Minute)}})
 	if _, err := l.Allow(canceled, "l", "bob"); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("in Redis: %v; want the error %v", err, backend.ErrUnavailable)
 	}

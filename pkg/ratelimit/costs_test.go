@@ -13,12 +13,9 @@ import (
 func TestCostsOfSeveralKindsAreWeighted(t *testing.T) {
 	tokens := ratelimit.TokenBucket(1000, time.Minute)
 	tokens.Weights = map[string]string{"input": "1", "cached": "1/10", "output": "4"}
-	l, err := ratelimit.New(ratelimit.Config{
+	l := made(t, ratelimit.Config{
 		Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"tokens": tokens, "calls": ratelimit.TokenBucket(10, time.Minute)},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	cost, err := l.Cost("tokens", map[string]int64{"input": 100, "cached": 1, "output": 25})
 	if err != nil || cost != 201 {
 		t.Fatalf("%d, %v; want 201: 200.1 rounded up", cost, err)

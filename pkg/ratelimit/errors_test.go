@@ -29,17 +29,6 @@ func with(edit func(*ratelimit.Limit)) ratelimit.Limit {
 	return l
 }
 
-func waiting(t *testing.T, maxWait time.Duration, limits ratelimit.Limits, wrap func(backend.Store) backend.Store) *ratelimit.Limiter {
-	t.Helper()
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
-	l, err := ratelimit.New(ratelimit.Config{Store: wrap(memory.New(memory.Config{Clock: clock.Time})), Limits: limits, MaxWait: maxWait, Clock: clock.Time})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
 func TestACostThatNeverFitsReportsTheBucket(t *testing.T) {
 	l, _ := newLimiterAndClock(t)
 	if _, err := l.AllowN(t.Context(), 4, "send"); err != nil {
@@ -85,7 +74,7 @@ func TestTheOrderOfRequestsDoesNotMatter(t *testing.T) {
 		}},
 	} {
 		for _, requests := range [][]ratelimit.Request{{test.first, test.second}, {test.second, test.first}, {test.second, test.first, {Name: "plain", Key: []string{"other"}, N: 1}}} {
-			l := waiting(t, 20*time.Second, limits(), unchanged)
+			l, _ := limiterWith(t, limits(), 20*time.Second, unchanged)
 			for _, used := range []string{"late", "full", "overdraw", "counts"} {
 				if _, err := l.AllowN(t.Context(), 2, used); err != nil {
 					t.Fatal(err)
@@ -119,7 +108,7 @@ func checkRemaining(l *ratelimit.Limiter, name string, units int64, resetAfter t
 
 // A limit with Overdraw is charged even if the cost is available only after a longer wait.
 func TestMaxWaitDoesNotApplyToRequestsThatDoNotReserve(t *testing.T) {
-	l := waiting(t, time.Second, ratelimit.Limits{"l": with(func(l *ratelimit.Limit) { l.Overdraw = true })}, unchanged)
+	l, _ := limiterWith(t, ratelimit.Limits{"l": with(func(l *ratelimit.Limit) { l.Overdraw = true })}, time.Second, unchanged)
 	if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "l", N: 5}}); !errors.Is(err, ratelimit.ErrDenied) {
 		t.Errorf("got %v; want ErrDenied", err)
 	}
@@ -143,7 +132,7 @@ func (s failing) Submit(b *backend.Batch) {
 
 func TestAnUndoThatFailsIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := waiting(t, 30*time.Second, ratelimit.Limits{"l": ratelimit.TokenBucket(10, time.Minute)}, func(s backend.Store) backend.Store {
+		l, _ := limiterWith(t, ratelimit.Limits{"l": ratelimit.TokenBucket(10, time.Minute)}, 30*time.Second, func(s backend.Store) backend.Store {
 			return failing{s, func(c *backend.Charge) bool { return c.Terms.Cost < 0 }}
 		})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -154,25 +143,11 @@ func TestAnUndoThatFailsIsReported(t *testing.T) {
 	})
 }
 
-func TestALimitHasAtMost16Weights(t *testing.T) {
-	many := ratelimit.TokenBucket(1, time.Second)
-	many.Weights = map[string]string{}
-	for i := range 17 {
-		many.Weights[fmt.Sprint(i)] = "1"
-	}
-	if _, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"l": many}}); err == nil || !strings.Contains(err.Error(), "must have 1 to 16 names, but has 17") {
-		t.Errorf("17 weights: got %v; want an error", err)
-	}
-}
-
 // WaitN returns nil only if it has consumed the units.
 func TestWaitingForALimitThatCannotBeReserved(t *testing.T) {
 	for maxWait, want := range map[time.Duration]error{0: nil, 500 * time.Millisecond: ratelimit.ErrDenied, time.Second: nil, 2 * time.Second: nil} {
 		synctest.Test(t, func(t *testing.T) {
-			l, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: testLimits(), MaxWait: maxWait})
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := made(t, ratelimit.Config{Store: memory.New(memory.Config{}), Limits: testLimits(), MaxWait: maxWait})
 			for range 2 {
 				if err := l.WaitN(t.Context(), 2, "log"); !errors.Is(err, want) && err != nil {
 					t.Errorf("longest wait %v: got %v; want %v", maxWait, err, want)
@@ -242,11 +217,7 @@ limits:
 		t.Helper()
 		c := ratelimit.Config{Store: store, Domain: "d", Secret: "secret", Limits: limits(), Clock: clock.Time}
 		edit(c.Limits)
-		l, err := ratelimit.New(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return l
+		return made(t, c)
 	}
 	same := func(ratelimit.Limits) {}
 	for _, test := range []struct {

@@ -16,13 +16,10 @@ func TestTheRetryTimeOfAllLimitsIncludesThoseWithOverdraw(t *testing.T) {
 	clock.Set(storetest.Start)
 	debt := ratelimit.TokenBucket(10, time.Minute)
 	debt.Overdraw = true
-	l, err := ratelimit.New(ratelimit.Config{
+	l := made(t, ratelimit.Config{
 		Store: memory.New(memory.Config{Clock: clock.Time}), Clock: clock.Time,
 		Limits: ratelimit.Limits{"debt": debt, "other": ratelimit.TokenBucket(1, time.Second)},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if _, err := l.Allow(t.Context(), "other"); err != nil {
 		t.Fatal(err)
 	}

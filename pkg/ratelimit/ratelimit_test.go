@@ -37,6 +37,15 @@ func testLimits() ratelimit.Limits {
 	}
 }
 
+func made(tb testing.TB, c ratelimit.Config) *ratelimit.Limiter {
+	tb.Helper()
+	l, err := ratelimit.New(c)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return l
+}
+
 func newLimiterAndClock(tb testing.TB) (*ratelimit.Limiter, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
@@ -50,11 +59,7 @@ func limiterFor(tb testing.TB, store backend.Store, clock *storetest.Clock) *rat
 	if clock != nil {
 		c.Clock = func() time.Time { return time.UnixMicro(int64(clock.Now())) }
 	}
-	l, err := ratelimit.New(c)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return l
+	return made(tb, c)
 }
 
 func TestResultsHaveTheValuesForHeaders(t *testing.T) {
@@ -335,13 +340,10 @@ func TestForeignReservationsAreRefused(t *testing.T) {
 	clock.Set(storetest.Start)
 	store := memory.New(memory.Config{Clock: clock.Time})
 	made := func(domain, secret string) *ratelimit.Limiter {
-		l, err := ratelimit.New(ratelimit.Config{
+		l := made(t, ratelimit.Config{
 			Store: store, Domain: domain, Secret: secret, Limits: testLimits(),
 			Clock: func() time.Time { return time.UnixMicro(int64(clock.Now())) },
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		return l
 	}
 	own := made("a", "secret")

@@ -33,10 +33,7 @@ func TestATurnOfALeakyBucketCanBeReserved(t *testing.T) {
 func TestTheFormerSecretSignsNothing(t *testing.T) {
 	store := memory.New(memory.Config{})
 	limiterOf := func(secret, former string) *ratelimit.Limiter {
-		l, err := ratelimit.New(ratelimit.Config{Store: store, Limits: testLimits(), Secret: secret, FormerSecret: former})
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := made(t, ratelimit.Config{Store: store, Limits: testLimits(), Secret: secret, FormerSecret: former})
 		return l
 	}
 	former, both, next := limiterOf("old", ""), limiterOf("new", "old"), limiterOf("new", "")

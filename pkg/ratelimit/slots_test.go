@@ -14,13 +14,10 @@ import (
 
 func inFlight(t *testing.T, now *time.Time) *ratelimit.Limiter {
 	t.Helper()
-	l, err := ratelimit.New(ratelimit.Config{
+	l := made(t, ratelimit.Config{
 		Store:  memory.New(memory.Config{Clock: func() time.Time { return *now }}),
 		Limits: ratelimit.Limits{"uploads": ratelimit.Concurrency(2, time.Minute), "calls": ratelimit.TokenBucket(5, time.Minute)},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return l
 }
 

@@ -16,18 +16,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-func limiterWith(t *testing.T, limit ratelimit.Limit, maxWait time.Duration, wrap func(backend.Store) backend.Store) (*ratelimit.Limiter, *storetest.Clock) {
+// limiterWith returns a Limiter with a clock that stands still. wrap wraps the memory store.
+func limiterWith(t *testing.T, limits ratelimit.Limits, maxWait time.Duration, wrap func(backend.Store) backend.Store) (*ratelimit.Limiter, *storetest.Clock) {
 	t.Helper()
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
-	l, err := ratelimit.New(ratelimit.Config{
-		Store: wrap(memory.New(memory.Config{Clock: clock.Time})), Limits: ratelimit.Limits{"l": limit}, MaxWait: maxWait,
-		Clock: clock.Time,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l, clock
+	return made(t, ratelimit.Config{Store: wrap(memory.New(memory.Config{Clock: clock.Time})), Limits: limits, MaxWait: maxWait, Clock: clock.Time}), clock
 }
 
 func unchanged(s backend.Store) backend.Store { return s }
@@ -50,7 +44,7 @@ func TestACanceledWaitRefundsLessTheInflow(t *testing.T) {
 	limit := ratelimit.TokenBucket(10, time.Minute)
 	limit.Capacity, limit.MaxReserved = new(int64(5)), new(int64(20))
 	reserved := make(chan struct{}, 10)
-	l, clock := limiterWith(t, limit, 0, func(s backend.Store) backend.Store { return after{s, reserved} })
+	l, clock := limiterWith(t, ratelimit.Limits{"l": limit}, 0, func(s backend.Store) backend.Store { return after{s, reserved} })
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- l.WaitN(ctx, 6, "l") }()
@@ -84,7 +78,7 @@ func (s after) Submit(b *backend.Batch) {
 // refund after a canceled wait must not use that context.
 func TestACanceledWaitIsUndoneByAStoreWithDeadlines(t *testing.T) {
 	reserved := make(chan struct{}, 10)
-	l, _ := limiterWith(t, ratelimit.TokenBucket(1, time.Hour), 0, func(s backend.Store) backend.Store {
+	l, _ := limiterWith(t, ratelimit.Limits{"l": ratelimit.TokenBucket(1, time.Hour)}, 0, func(s backend.Store) backend.Store {
 		return after{stores.Deadline(s, time.Minute, 0, nil), reserved}
 	})
 	if err := l.Wait(t.Context(), "l"); err != nil {
@@ -105,7 +99,7 @@ func TestACanceledWaitIsUndoneByAStoreWithDeadlines(t *testing.T) {
 }
 
 func TestADeadlineBeforeMaxWaitDeniesAtOnce(t *testing.T) {
-	l, _ := limiterWith(t, ratelimit.TokenBucket(1, time.Hour), 2*time.Hour, unchanged)
+	l, _ := limiterWith(t, ratelimit.Limits{"l": ratelimit.TokenBucket(1, time.Hour)}, 2*time.Hour, unchanged)
 	if err := l.Wait(t.Context(), "l"); err != nil {
 		t.Fatal(err)
 	}
@@ -118,13 +112,10 @@ func TestADeadlineBeforeMaxWaitDeniesAtOnce(t *testing.T) {
 
 func TestWaitDoesNotPoll(t *testing.T) {
 	var calls atomic.Int64
-	l, err := ratelimit.New(ratelimit.Config{
+	l := made(t, ratelimit.Config{
 		Store:  before{memory.New(memory.Config{}), func(*backend.Batch) { calls.Add(1) }},
 		Limits: ratelimit.Limits{"l": ratelimit.SlidingLog(1, 50*time.Millisecond)},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for range 3 {
 		if err := l.Wait(t.Context(), "l"); err != nil {
 			t.Fatal(err)
@@ -139,7 +130,7 @@ func TestWaitDoesNotPoll(t *testing.T) {
 func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 	limit := ratelimit.TokenBucket(6, time.Minute)
 	limit.Capacity, limit.MaxReserved = new(int64(2)), new(int64(20))
-	l, _ := limiterWith(t, limit, 20*time.Second, unchanged)
+	l, _ := limiterWith(t, ratelimit.Limits{"l": limit}, 20*time.Second, unchanged)
 	call := func(n int64) []ratelimit.Request {
 		return []ratelimit.Request{{Name: "l", Key: []string{"bob"}, N: n, Reserve: true}, {Name: "l", Key: []string{"carol"}, N: 1, Reserve: true}}
 	}
@@ -175,7 +166,7 @@ func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 func TestAPenaltyCountsADenialWithMaxWait(t *testing.T) {
 	limit := ratelimit.TokenBucket(1, time.Second)
 	limit.MaxReserved, limit.Penalty = new(int64(0)), &ratelimit.Penalty{After: 1, For: time.Minute, Max: time.Minute}
-	l, _ := limiterWith(t, limit, time.Hour, unchanged)
+	l, _ := limiterWith(t, ratelimit.Limits{"l": limit}, time.Hour, unchanged)
 	for _, want := range []time.Duration{0, time.Minute} {
 		_, err := l.Reserve(t.Context(), "l")
 		if denied, ok := errors.AsType[*ratelimit.DeniedError](err); ok != (want > 0) || ok && denied.Result.RetryAfter != want {
@@ -198,10 +189,7 @@ func (r *recording) Submit(b *backend.Batch) {
 
 func TestACallIsOneBatch(t *testing.T) {
 	store := &recording{Store: memory.New(memory.Config{})}
-	l, err := ratelimit.New(ratelimit.Config{Store: store, Limits: testLimits(), MaxWait: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := made(t, ratelimit.Config{Store: store, Limits: testLimits(), MaxWait: time.Hour})
 	for _, reserve := range []bool{false, true} {
 		store.batches = 0
 		if err := l.AllowAll(t.Context(), []ratelimit.Request{{Name: "send", N: 1, Reserve: reserve}}); err != nil || store.batches != 1 {
