@@ -1,15 +1,10 @@
 package server
 
 import (
-	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
 const named = `
@@ -46,43 +41,5 @@ func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {
 	}
 	if code, _ := post(t, x.HTTP, "/v1/limit", `{"name":"send"}`); code != 401 {
 		t.Errorf("without it: %d; want code 401", code)
-	}
-}
-
-// On one Redis a sharded limit has one bucket, and on a Cluster ten shards. On both, remaining, and value divided by
-// value_scale, are the units left in the whole limit.
-func TestShardedLimitsAreShownWhole(t *testing.T) {
-	t.Parallel()
-	for name, url := range map[string]string{
-		"one Redis": "redis://" + redistest.Start(t).Addr,
-		"Cluster":   redistest.StartCluster(t, 3).URL(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			x := start(t, "domain: d\nlimits: {hot: {algorithm: token_bucket, rate: 100, period: 365d, shards: 10}}\n",
-				onRedis(url), func(c *Config) { c.Redis.Timeout = 5 * time.Second })
-			shows := func(path string, a net.Addr, want int64) {
-				t.Helper()
-				text := body(t, get(t, a, path))
-				var shown struct {
-					Remaining, Value int64
-					Scale            int64 `json:"value_scale"`
-				}
-				if err := json.Unmarshal([]byte(strings.TrimSuffix(strings.TrimPrefix(text, `{"buckets":[`), "]}")), &shown); err != nil {
-					t.Fatalf("%v: %s", err, text)
-				}
-				if shown.Remaining != want || shown.Value/shown.Scale != want {
-					t.Errorf("got %s; want shown.Remaining %v and shown.Value / shown.Scale %v", text, want, want)
-				}
-			}
-			left := int64(100)
-			for _, count := range []int64{0, 1, 9, 20} {
-				if code, answer := post(t, x.HTTP, "/v1/limit", fmt.Sprintf(`{"name":"hot","key":"bob","count":%d}`, count)); code != 200 {
-					t.Fatalf("got %v %v; want code 200", code, answer)
-				}
-				left -= count
-				shows("/v1/limits/hot?key=bob", x.HTTP, left)
-				shows("/api/buckets?limit=hot&key=bob", x.Admin, left)
-			}
-		})
 	}
 }

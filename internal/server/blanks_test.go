@@ -1,9 +1,8 @@
 package server
 
 import (
-	"io"
+	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -22,22 +21,8 @@ func valued(value string) *ratelimit.RateLimitDescriptor {
 
 func postJSON(t *testing.T, x *instance, value string) int {
 	t.Helper()
-	body := `{"domain": "d", "descriptors": [{"entries": [{"key": "plain", "value": "` + strings.ReplaceAll(value, "\t", `\t`) + `"}]}]}`
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+x.HTTP.String()+"/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	defer http.DefaultClient.CloseIdleConnections()
-	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode
+	code, _ := post(t, x.HTTP, "/json", fmt.Sprintf(`{"domain": "d", "descriptors": [{"entries": [{"key": "plain", "value": %q}]}]}`, value))
+	return code
 }
 
 func TestBlanksAtTheEndsOfValuesDoNotMakeBuckets(t *testing.T) {
