@@ -282,10 +282,10 @@ func (c *Call) charge() {
 
 // isTogether reports whether r is charged in one group with other limits of the request. For named limits, the
 // domain's consume makes no difference, because the API promises all or none. (envoyproxy/ratelimit has no such
-// requests.)
+// requests.) A proxy settles each bucket by itself. A settlement by name changes no bucket if one cost can never fit.
 func (c *Call) isTogether(r *Result) bool {
 	p := r.Policy
-	return (!p.Alone || len(c.Limits) > 0) && !r.settle && !p.Shadow && !p.Quota && !c.config.Modes.Quota
+	return (!p.Alone || len(c.Limits) > 0) && (!r.settle || c.Settle != nil) && !p.Shadow && !p.Quota && !c.config.Modes.Quota
 }
 
 // chargeTogether adds r to the group of limits that are charged together. Costs of the same bucket are added up in one charge.
