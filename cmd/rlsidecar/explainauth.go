@@ -10,9 +10,9 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
-	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -29,9 +29,9 @@ func (a requestToExplain) read() (*routing.Request, error) {
 		return nil, fmt.Errorf("--request %q is not METHOD TARGET, such as 'GET /'", a.Request)
 	}
 	q := &routing.Request{Method: method, Header: map[string][]string{}}
-	q.Path, q.Query = target.Split(uri)
+	q.Path, q.Query = canonical.Split(uri)
 	q.Fragment = strings.Contains(uri, "#")
-	q.Path = target.Path(q.Path)
+	q.Path = canonical.Path(q.Path)
 	for _, line := range a.Header {
 		name, value, ok := strings.Cut(line, ":")
 		if !ok || name == "" {

@@ -9,9 +9,9 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/spelling"
-	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -299,9 +299,9 @@ func (c *compiler) warnMissingEntries(d *limiter.Domain, out *limiter.Route, r *
 	}
 }
 
-var pathIgnoreNames = map[string]target.Ignore{
-	"case": target.IgnoreCase, "trailing_slash": target.IgnoreTrailingSlash,
-	"parameters": target.IgnoreParameters, "backslash": target.IgnoreBackslash,
+var pathIgnoreNames = map[string]canonical.Ignore{
+	"case": canonical.IgnoreCase, "trailing_slash": canonical.IgnoreTrailingSlash,
+	"parameters": canonical.IgnoreParameters, "backslash": canonical.IgnoreBackslash,
 }
 
 func (c *compiler) pathIgnores(out *limiter.Route, r *route) {
@@ -317,11 +317,11 @@ func (c *compiler) pathIgnores(out *limiter.Route, r *route) {
 
 // foldedCondition folds path, the path of a condition, as the paths of requests are folded. A slash at the end of a
 // prefix stays, because in the path of a request that slash is not at the end.
-func foldedCondition(path string, prefix bool, ignore target.Ignore) string {
+func foldedCondition(path string, prefix bool, ignore canonical.Ignore) string {
 	if prefix {
-		ignore &^= target.IgnoreTrailingSlash
+		ignore &^= canonical.IgnoreTrailingSlash
 	}
-	return target.Fold(path, ignore)
+	return canonical.Fold(path, ignore)
 }
 
 // warnSpelling warns of the first route that a client can avoid by another spelling of its path. It skips
@@ -382,7 +382,7 @@ func respelled(path string, prefix bool) (all []string) {
 // escapesRoute reports whether path does not match route i, and matches a later route or is allowed without a
 // route.
 func escapesRoute(all *limiter.Auth, i int, path string) bool {
-	matches := func(r *limiter.Route) bool { return r.MatchesPath(target.Fold(path, r.Ignore)) }
+	matches := func(r *limiter.Route) bool { return r.MatchesPath(canonical.Fold(path, r.Ignore)) }
 	if matches(&all.Routes[i]) {
 		return false
 	}
@@ -408,7 +408,7 @@ func (c *compiler) match(r *limiter.Route, m matchItem) {
 	case isHeader:
 		r.Headers = append(r.Headers, limiter.HeaderMatch{Name: http.CanonicalHeaderKey(name), Value: value, Prefix: prefix})
 	case m.key == "path":
-		switch one := target.Path(value); {
+		switch one := canonical.Path(value); {
 		case !strings.HasPrefix(value, "/"):
 			c.mistake(m.at, "path must start with /, but is %q", short(m.value))
 		case strings.ContainsAny(value, "?#"):
@@ -431,7 +431,7 @@ func (c *compiler) match(r *limiter.Route, m matchItem) {
 		if strings.ContainsAny(value, "/: ") || strings.HasSuffix(value, ".") {
 			c.mistake(m.at, "host must be a name without a port, but is %q", short(value))
 		}
-		r.Host = target.Lower(value)
+		r.Host = canonical.Lower(value)
 	}
 }
 

@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
 func TestAuthSettingsAreCompiled(t *testing.T) {
@@ -27,7 +27,7 @@ func TestAuthSettingsAreCompiled(t *testing.T) {
 		TrustUnix: true, IPv6Prefix: 56, Allow: true,
 		Routes: []limiter.Route{
 			{
-				Place: "auth.yaml:20", Path: "/login", Ignore: target.IgnoreCase | target.IgnoreTrailingSlash | target.IgnoreParameters | target.IgnoreBackslash, Method: "POST", Host: "shop.test", Domain: "edge", Hits: 3,
+				Place: "auth.yaml:20", Path: "/login", Ignore: canonical.IgnoreCase | canonical.IgnoreTrailingSlash | canonical.IgnoreParameters | canonical.IgnoreBackslash, Method: "POST", Host: "shop.test", Domain: "edge", Hits: 3,
 				Headers: []limiter.HeaderMatch{{Name: "X-Kind", Value: "web", Prefix: true}, {Name: "X-Any", Prefix: true}},
 				Descriptors: [][]limiter.AuthEntry{
 					{from("remote_address", limiter.FromClientNetwork, "")},

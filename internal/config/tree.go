@@ -4,8 +4,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -69,8 +69,8 @@ func (c *compiler) step(one *descriptor) step {
 // warnBlanks warns of a value that no descriptor can match, because blanks at the ends of the values in
 // requests are removed.
 func (c *compiler) warnBlanks(at place, key, value string, how descriptors.How) {
-	atStart := how != descriptors.HasSuffix && target.TrimLeft(value) != value
-	atEnd := how != descriptors.HasPrefix && target.TrimRight(value) != value
+	atStart := how != descriptors.HasSuffix && canonical.TrimLeft(value) != value
+	atEnd := how != descriptors.HasPrefix && canonical.TrimRight(value) != value
 	if !c.o.KeepBlanks && (atStart || atEnd) {
 		c.warn(at, "%s %q never matches: blanks at the ends of descriptor values are removed before they are compared; "+
 			"remove them here, or keep them everywhere with RLSIDECAR_KEEP_BLANKS", key, short(value))

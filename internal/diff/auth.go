@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -109,14 +109,14 @@ func route(r *limiter.Route) string {
 	return text
 }
 
-func ignored(set target.Ignore) string {
+func ignored(set canonical.Ignore) string {
 	var words []string
 	for _, one := range []struct {
-		ignore target.Ignore
+		ignore canonical.Ignore
 		word   string
 	}{
-		{target.IgnoreCase, "case"}, {target.IgnoreTrailingSlash, "trailing_slash"},
-		{target.IgnoreParameters, "parameters"}, {target.IgnoreBackslash, "backslash"},
+		{canonical.IgnoreCase, "case"}, {canonical.IgnoreTrailingSlash, "trailing_slash"},
+		{canonical.IgnoreParameters, "parameters"}, {canonical.IgnoreBackslash, "backslash"},
 	} {
 		if set&one.ignore != 0 {
 			words = append(words, one.word)

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/rlsidecar/rlsidecar/internal/clientreply"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
 
@@ -148,7 +148,7 @@ func appendMetadata(b []byte, x *exchange, deniedBy bool) []byte {
 	if x.call.Failed {
 		fields["backend_failure"] = true
 	}
-	if names := replies.AppendDenying(nil, &x.call.Verdict); deniedBy && len(names) > 0 {
+	if names := clientreply.AppendDenying(nil, &x.call.Verdict); deniedBy && len(names) > 0 {
 		fields["denied_by"] = string(names)
 	}
 	message, err := structpb.NewStruct(fields)

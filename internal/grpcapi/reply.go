@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/rlsidecar/rlsidecar/internal/clientreply"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -69,22 +69,22 @@ func (s *status) report(v *limiter.Verdict, i int) {
 	if v.Denied && !p.Reference && !v.Denies(r) {
 		return // not shown, so that Envoy makes its headers from a limit that denies; the reference server shows every limit
 	}
-	limit := replies.Limit(r)
+	limit := clientreply.Limit(r)
 	s.policy, s.limit = p, limit
 	if r.Outcome != limiter.Shadowed && !(v.Denied && status.Denied) {
 		s.remaining = uint32(min(max(0, r.Decision.Remaining), math.MaxUint32))
 	}
 	switch { // the reset time is in whole seconds, rounded up, because Envoy copies it to Retry-After and drops fractions
 	case p.Reference && limit.Rate == 0: // as in the reference server, although the next window allows nothing either
-		s.reset = replies.Seconds(limit.WindowEnd(r.Decision.At, 0))
+		s.reset = clientreply.Seconds(limit.WindowEnd(r.Decision.At, 0))
 	case limit.Kind == algorithms.Concurrency: // nobody knows when slots are returned
 	case !status.Denied:
-		s.reset = max(1, replies.Seconds(r.Decision.ResetAfter))
+		s.reset = max(1, clientreply.Seconds(r.Decision.ResetAfter))
 	case v.Denied && v.Never && !p.Reference: // no wait changes the denial, whatever this limit decided
 	case !r.Decision.Never:
-		s.reset = max(1, replies.Seconds(r.Decision.RetryAfter))
+		s.reset = max(1, clientreply.Seconds(r.Decision.RetryAfter))
 	case p.Alone && p.Reference: // the reference server has no permanent denials, and reports the reset time
-		s.reset = replies.Seconds(r.Decision.ResetAfter)
+		s.reset = clientreply.Seconds(r.Decision.ResetAfter)
 	}
 	s.reset = min(s.reset, longestDuration)
 }

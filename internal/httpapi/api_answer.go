@@ -11,8 +11,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/rlsidecar/rlsidecar/internal/clientreply"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -186,7 +186,7 @@ func costOf(c *limiter.Call, r *limiter.Result) (cost, most int64) {
 			reserve = reserve && c.Limits[other.Descriptor].Reserve
 		}
 	}
-	return cost, replies.Limit(r).Most(reserve)
+	return cost, clientreply.Limit(r).Most(reserve)
 }
 
 func failed(r *limiter.Result) bool {
@@ -248,7 +248,7 @@ func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 		return l
 	}
 	l.OK = d.Allowed || r.Outcome == limiter.Unlimited
-	l.Limit, _ = limiter.Shown(replies.Limit(r))
+	l.Limit, _ = limiter.Shown(clientreply.Limit(r))
 	if r.Outcome == limiter.Unlimited { // the bucket was not read
 		return l
 	}

@@ -11,11 +11,11 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
+	"github.com/rlsidecar/rlsidecar/internal/clientreply"
 	"github.com/rlsidecar/rlsidecar/internal/delay"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
-	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -79,7 +79,7 @@ func (d *Auth) before(next http.Handler) http.Handler {
 
 // below reports whether a request is at or below authPath. own is the path below it.
 func below(r *http.Request) (own, query string, ok bool) {
-	path, query := target.Split(r.RequestURI)
+	path, query := canonical.Split(r.RequestURI)
 	own, ok = strings.CutPrefix(path, authPath)
 	return own, query, ok && (own == "" || own[0] == '/')
 }
@@ -255,7 +255,7 @@ var (
 	noBody       = []string{"0"}
 	contentTypes = func() (all [limiter.TextBody + 1][]string) {
 		for f := range all {
-			all[f] = []string{replies.ContentType(limiter.Body(f))}
+			all[f] = []string{clientreply.ContentType(limiter.Body(f))}
 		}
 		return all
 	}()
@@ -266,10 +266,10 @@ var (
 func (a *authAnswer) appendBody(b []byte, noRetryAfter bool) (body []byte, contentType []string) {
 	switch format := limiter.ProblemBody; {
 	case a.v != nil:
-		if own := replies.Format(a.v); own != limiter.NoBody {
+		if own := clientreply.Format(a.v); own != limiter.NoBody {
 			format = own
 		}
-		return replies.AppendBody(b, format, a.v, noRetryAfter), contentTypes[format]
+		return clientreply.AppendBody(b, format, a.v, noRetryAfter), contentTypes[format]
 	case a.reason == reasonPanic:
 		b = append(b, `{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Too Many Requests","status":429}`+"\n"...)
 	default:

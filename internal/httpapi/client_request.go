@@ -5,11 +5,11 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/clientip"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
-	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
 // clientRequest is the client's request as a proxy describes it.
@@ -34,7 +34,7 @@ func (a *clientRequest) read(own, ownQuery string) {
 	a.Path, a.Query, a.Fragment = own, ownQuery, strings.Contains(a.r.RequestURI, "#")
 	if a.trusted {
 		if uri := a.firstHeader("X-Original-Uri", "X-Forwarded-Uri"); uri != "" {
-			a.Path, a.Query = target.Split(uri)
+			a.Path, a.Query = canonical.Split(uri)
 			a.Fragment = strings.Contains(uri, "#")
 		}
 		if method := a.firstHeader("X-Original-Method", "X-Forwarded-Method"); method != "" {
@@ -47,7 +47,7 @@ func (a *clientRequest) read(own, ownQuery string) {
 	if a.Path == "" {
 		a.Path = "/"
 	}
-	a.Path, a.Host = target.Path(a.Path), routing.HostName(a.Host)
+	a.Path, a.Host = canonical.Path(a.Path), routing.HostName(a.Host)
 	a.Client = a.client()
 }
 

@@ -4,8 +4,8 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/rlsidecar/rlsidecar/internal/clientreply"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -40,8 +40,8 @@ const retryAfter = "Retry-After"
 // headers.
 type lines struct {
 	text         []byte
-	names        [9 + replies.MaxHeaders]string
-	ends         [9 + replies.MaxHeaders]int
+	names        [9 + clientreply.MaxHeaders]string
+	ends         [9 + clientreply.MaxHeaders]int
 	n            int
 	noRetryAfter bool
 }
@@ -64,7 +64,7 @@ func (l *lines) word(name, value string) {
 // deniedBy adds a header with the limits that deny, for the log of a proxy.
 func (l *lines) deniedBy(v *limiter.Verdict) {
 	start := len(l.text)
-	if l.text = replies.AppendDenying(l.text, v); len(l.text) > start {
+	if l.text = clientreply.AppendDenying(l.text, v); len(l.text) > start {
 		l.end("X-RateLimit-Denied-By")
 	}
 }
@@ -88,17 +88,17 @@ func (l *lines) verdict(s HeaderSets, v *limiter.Verdict) {
 	}
 	l.noRetryAfter = s.NoRetryAfter
 	if s.OpenAI {
-		replies.OpenAIHeaders(v, s.NoRetryAfter, func(name string, value []byte) {
+		clientreply.OpenAIHeaders(v, s.NoRetryAfter, func(name string, value []byte) {
 			l.text = append(l.text, value...)
 			l.end(name)
 		})
 	}
-	mostRestrictive := replies.MostRestrictive(v)
+	mostRestrictive := clientreply.MostRestrictive(v)
 	if mostRestrictive < 0 {
 		return
 	}
 	r := &v.Results[mostRestrictive]
-	limit := replies.Limit(r)
+	limit := clientreply.Limit(r)
 	left, reset := clamp(r.Decision.Remaining), int64(-1)
 	switch {
 	case limit.Kind == algorithms.Concurrency: // nobody knows when slots are returned
@@ -131,7 +131,7 @@ func (l *lines) policies(v *limiter.Verdict, mostRestrictive int) {
 	l.policy(&v.Results[mostRestrictive])
 	shown := 1
 	for i := range v.Results {
-		if r := &v.Results[i]; shown < maxShown && replies.Describes(r) && !shownBefore(v, i, mostRestrictive) {
+		if r := &v.Results[i]; shown < maxShown && clientreply.Describes(r) && !shownBefore(v, i, mostRestrictive) {
 			l.text = append(l.text, ", "...)
 			l.policy(r)
 			shown++
@@ -148,7 +148,7 @@ func shownBefore(v *limiter.Verdict, i, mostRestrictive int) bool {
 		return true
 	}
 	for j := range i {
-		if r := &v.Results[j]; replies.Describes(r) && r.Policy.Owner == owner {
+		if r := &v.Results[j]; clientreply.Describes(r) && r.Policy.Owner == owner {
 			return true
 		}
 	}
@@ -157,7 +157,7 @@ func shownBefore(v *limiter.Verdict, i, mostRestrictive int) bool {
 
 func (l *lines) policy(r *limiter.Result) {
 	l.name(r.Policy)
-	units, window := limiter.Shown(replies.Limit(r))
+	units, window := limiter.Shown(clientreply.Limit(r))
 	l.parameter("q", clamp(units))
 	if window > 0 {
 		l.parameter("w", clamp(window))
@@ -169,9 +169,9 @@ func (l *lines) parameter(name string, n int64) {
 	l.text = strconv.AppendInt(l.text, n, 10)
 }
 
-func (l *lines) name(p *limiter.Policy) { l.text = replies.AppendName(l.text, p) }
+func (l *lines) name(p *limiter.Policy) { l.text = clientreply.AppendName(l.text, p) }
 
 // wholeSeconds returns d in whole seconds, rounded up.
-func wholeSeconds(d algorithms.Micros) int64 { return clamp(replies.Seconds(d)) }
+func wholeSeconds(d algorithms.Micros) int64 { return clamp(clientreply.Seconds(d)) }
 
 func clamp(n int64) int64 { return max(0, min(n, maxInteger)) }

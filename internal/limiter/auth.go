@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 )
 
 // Auth configures auth requests: which limits apply to a request that a proxy describes to the HTTP listener.
@@ -43,7 +43,7 @@ type Route struct {
 	PathPrefix bool
 	// Ignore lists the differences between paths that the application behind the route ignores. Paths are
 	// folded accordingly before they are compared, and before they become values. Path is folded, too.
-	Ignore target.Ignore
+	Ignore canonical.Ignore
 	// Method and Host (lower case, without port) are compared exactly. "" matches any.
 	Method, Host string
 	// Headers must all match.
@@ -65,7 +65,7 @@ func (r *Route) MatchesPath(folded string) bool {
 		return false
 	default:
 		// without trailing slashes, /api equals /api/, and so starts with the prefix /api/
-		return strings.HasPrefix(folded, r.Path) || r.Ignore&target.IgnoreTrailingSlash != 0 && folded == strings.TrimSuffix(r.Path, "/")
+		return strings.HasPrefix(folded, r.Path) || r.Ignore&canonical.IgnoreTrailingSlash != 0 && folded == strings.TrimSuffix(r.Path, "/")
 	}
 }
 

@@ -4,8 +4,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
 func TestTrustedAddresses(t *testing.T) {
@@ -19,7 +19,7 @@ func TestTrustedAddresses(t *testing.T) {
 
 func TestPathsOfRoutes(t *testing.T) {
 	exact, prefix := limiter.Route{Path: "/api/"}, limiter.Route{Path: "/api/", PathPrefix: true}
-	folded := limiter.Route{Path: "/api/", PathPrefix: true, Ignore: target.IgnoreTrailingSlash}
+	folded := limiter.Route{Path: "/api/", PathPrefix: true, Ignore: canonical.IgnoreTrailingSlash}
 	for _, test := range []struct {
 		route *limiter.Route
 		path  string

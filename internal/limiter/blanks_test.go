@@ -5,7 +5,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -14,7 +14,7 @@ func TestTrimBlanksIsTargetTrim(t *testing.T) {
 		value := string(rapid.SliceOfN(rapid.SampledFrom([]byte{' ', '\t', 'a', 0, '\n', '\v', 0xa0, 0xc2, 0xff}), 0, 8).Draw(t, "value"))
 		entries := []descriptors.Entry{{Key: " k ", Value: value}, {Key: "", Value: "left alone"}}
 		trimBlanks(entries)
-		if entries[0] != (descriptors.Entry{Key: " k ", Value: target.Trim(value)}) || entries[1].Value != "left alone" {
+		if entries[0] != (descriptors.Entry{Key: " k ", Value: canonical.Trim(value)}) || entries[1].Value != "left alone" {
 			t.Fatalf("%q: got %q; want the value without blanks around it, and the others unchanged", value, entries)
 		}
 	})

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -65,7 +65,7 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 // number of blanks, while the application always gets the same value.
 func trimBlanks(entries []descriptors.Entry) {
 	for i := range entries {
-		v := target.Trim(entries[i].Value)
+		v := canonical.Trim(entries[i].Value)
 		if len(v) != len(entries[i].Value) {
 			entries[i].Value = v
 		}

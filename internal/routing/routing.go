@@ -7,9 +7,9 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/clientip"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -18,7 +18,7 @@ type Request struct {
 	Method string
 	// Host is in lower case and without a port; see HostName.
 	Host string
-	// Path is normalized by target.Path. Query is as the client sent it.
+	// Path is normalized by canonical.Path. Query is as the client sent it.
 	Path, Query string
 	// Fragment means that the target contains "#". Applications differ in whether they ignore what follows it, as
 	// Path and Query do.
@@ -31,20 +31,20 @@ type Request struct {
 	fold folded
 }
 
-// folded caches the last result of target.Fold. That is enough, because most routes have the same
+// folded caches the last result of canonical.Fold. That is enough, because most routes have the same
 // path_ignores.
 type folded struct {
 	path, result string
-	ignore       target.Ignore
+	ignore       canonical.Ignore
 }
 
-// path returns the path of q, folded by target.Fold.
-func (q *Request) path(ignore target.Ignore) string {
+// path returns the path of q, folded by canonical.Fold.
+func (q *Request) path(ignore canonical.Ignore) string {
 	switch f := &q.fold; {
 	case ignore == 0:
 		return q.Path
 	case f.ignore != ignore || f.path != q.Path:
-		*f = folded{q.Path, target.Fold(q.Path, ignore), ignore}
+		*f = folded{q.Path, canonical.Fold(q.Path, ignore), ignore}
 		fallthrough
 	default:
 		return f.result
@@ -56,7 +56,7 @@ func HostName(host string) string {
 	if i := strings.LastIndexByte(host, ':'); i >= 0 && !strings.HasSuffix(host, "]") {
 		host = host[:i]
 	}
-	return target.Lower(strings.TrimSuffix(host, "."))
+	return canonical.Lower(strings.TrimSuffix(host, "."))
 }
 
 // Find returns the first route that matches, or nil.
@@ -90,7 +90,7 @@ func matchesTarget(r *limiter.Route, q *Request) bool {
 
 // Repeated returns a header or cookie that affects which limits apply and of which applications may read different
 // values, in the notation of the configuration, such as "cookie:sid": a limit could count one value while the
-// application uses another. Such a header or cookie has several values in q, or the cookie is not clear (target.Cookie).
+// application uses another. Such a header or cookie has several values in q, or the cookie is not clear (canonical.Cookie).
 //
 // The header or cookie is the source of a value in r, or the header is a condition of a route whose path, method and
 // host match. r is the result of Find. Only the conditions of the routes up to r count. If r is nil, those of all
@@ -180,7 +180,7 @@ func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) 
 		}
 		return "", false
 	case limiter.FromQuery:
-		return target.Query(q.Query, e.Name)
+		return canonical.Query(q.Query, e.Name)
 	case limiter.FromCookie:
 		return cookie(q.Header["Cookie"], e.Name)
 	case limiter.FromJWT:

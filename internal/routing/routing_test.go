@@ -9,9 +9,9 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
 func auth(tb testing.TB, yaml string) *limiter.Auth {
@@ -26,8 +26,8 @@ func auth(tb testing.TB, yaml string) *limiter.Auth {
 // request returns a Request for "METHOD TARGET" and headers ("Name: value"), as a proxy would pass them on.
 func request(line string, headers ...string) *Request {
 	method, uri, _ := strings.Cut(line, " ")
-	path, query := target.Split(uri)
-	q := &Request{Method: method, Path: target.Path(path), Query: query, Header: http.Header{}}
+	path, query := canonical.Split(uri)
+	q := &Request{Method: method, Path: canonical.Path(path), Query: query, Header: http.Header{}}
 	for _, h := range headers {
 		name, value, _ := strings.Cut(h, ": ")
 		if name == "Host" {

@@ -6,10 +6,10 @@ import (
 	"iter"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 )
 
-// cookies returns the values of all cookies called name, in their order and in the form of target.Cookie. ok is
+// cookies returns the values of all cookies called name, in their order and in the form of canonical.Cookie. ok is
 // false if applications differ in whether there is such a cookie, or in its value.
 func cookies(lines []string, name string) iter.Seq2[string, bool] {
 	return func(yield func(value string, ok bool) bool) {
@@ -18,13 +18,13 @@ func cookies(lines []string, name string) iter.Seq2[string, bool] {
 				var pair string
 				pair, line, _ = strings.Cut(line, ";")
 				key, value, is := strings.Cut(pair, "=")
-				if key = target.Trim(key); !is || key != name && target.Unescape(key) != name {
+				if key = canonical.Trim(key); !is || key != name && canonical.Unescape(key) != name {
 					if hidesCookie(pair, name) && !yield("", false) {
 						return
 					}
 					continue
 				}
-				if !yield(target.Cookie(value)) {
+				if !yield(canonical.Cookie(value)) {
 					return
 				}
 			}
@@ -40,7 +40,7 @@ func hidesCookie(pair, name string) bool {
 		if i < 0 {
 			return false
 		}
-		rest := target.TrimLeft(pair[i+len(name):])
+		rest := canonical.TrimLeft(pair[i+len(name):])
 		if i > 0 && strings.IndexByte(" \t,\"", pair[i-1]) >= 0 && strings.HasPrefix(rest, "=") {
 			return true
 		}

@@ -121,8 +121,8 @@ var libraryImports = map[string][]string{
 	"internal/clientip":       {},
 	"internal/reservation":    {"pkg/algorithms", "internal/limiter", "internal/scaled", "pkg/descriptors"},
 	"internal/adjust":         {"pkg/algorithms", "pkg/descriptors", "internal/duration"},
-	"internal/limiter":        {"pkg/algorithms", "pkg/backend", "internal/scaled", "pkg/descriptors", "internal/adjust", "internal/duration", "internal/spelling", "internal/target", "internal/weights", "github.com/cespare/xxhash/v2"},
-	"internal/target":         {},
+	"internal/limiter":        {"pkg/algorithms", "pkg/backend", "internal/scaled", "pkg/descriptors", "internal/adjust", "internal/duration", "internal/spelling", "internal/canonical", "internal/weights", "github.com/cespare/xxhash/v2"},
+	"internal/canonical":      {},
 	"internal/weights":        {},
 }
 

@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
@@ -222,7 +222,7 @@ func (s *stack) receive(r *http.Request) {
 	}
 	of := map[string]bool{}
 	for _, key := range got.keys {
-		of["key "+target.Trim(key)] = true
+		of["key "+canonical.Trim(key)] = true
 	}
 	for text := range of {
 		counts = append(counts, text)
@@ -247,7 +247,7 @@ func (s *stack) countOf(what string) int {
 // sameApplicationPath returns the path that an application serves if it ignores case, trailing slashes and
 // path parameters, and treats backslashes as slashes.
 func sameApplicationPath(path string) string {
-	return target.Fold(target.Path(path), target.IgnoreCase|target.IgnoreTrailingSlash|target.IgnoreParameters|target.IgnoreBackslash)
+	return canonical.Fold(canonical.Path(path), canonical.IgnoreCase|canonical.IgnoreTrailingSlash|canonical.IgnoreParameters|canonical.IgnoreBackslash)
 }
 
 type answer struct {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -48,7 +48,7 @@ func (p *nginx) parse(line string) (at algorithms.Micros, end outcome, err error
 	_, name, _ := strings.Cut(before, " ") // skips the identd name, which is not used
 	p.record[user] = present(unescape(name))
 	p.record.request(unescape(request))
-	p.record[path] = target.Path(p.record[path])
+	p.record[path] = canonical.Path(p.record[path])
 	code, rest, _ := strings.Cut(strings.TrimPrefix(rest, " "), " ")
 	p.record[status] = present(code)
 	_, rest, _ = strings.Cut(rest, ` "`) // skips the number of bytes
@@ -107,7 +107,7 @@ func (r record) request(line string) {
 	r.target(rest[:i])
 }
 
-func (r record) target(text string) { r[path], r[query] = target.Split(text) }
+func (r record) target(text string) { r[path], r[query] = canonical.Split(text) }
 
 // quoted returns the text up to the first quote that no backslash escapes, and the text after that quote. ok is false
 // if there is no such quote.
@@ -144,7 +144,7 @@ func unescape(text string) string {
 			i++
 			c = text[i]
 			if c == 'x' && i+2 < len(text) {
-				high, low := target.HexDigit(text[i+1]), target.HexDigit(text[i+2])
+				high, low := canonical.HexDigit(text[i+1]), canonical.HexDigit(text[i+2])
 				if high >= 0 && low >= 0 {
 					c = byte(high<<4 | low)
 					i += 2

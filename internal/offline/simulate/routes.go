@@ -4,9 +4,9 @@ import (
 	"net/http"
 	"net/netip"
 
+	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
-	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
 // routes makes the descriptors of a line of an access log as /v1/auth does for the request in the line.
@@ -64,7 +64,7 @@ func (s *routes) apply(r record, c *limiter.Call) {
 	q := &s.request
 	q.Method, q.Path, q.Query = r[method], r[path], r[query]
 	if s.asWritten {
-		q.Path = target.Path(q.Path)
+		q.Path = canonical.Path(q.Path)
 	}
 	q.Client, _ = netip.ParseAddr(r[host])
 	q.Client = q.Client.Unmap().WithZone("")

@@ -1,7 +1,7 @@
-// Package target normalizes the target of an HTTP request as a proxy received it. The application behind the
+// Package canonical normalizes the target of an HTTP request as a proxy received it. The application behind the
 // proxy may treat different spellings of a target as equal. This package gives them one form, so that a
 // client cannot avoid a limit with another spelling.
-package target
+package canonical
 
 import "strings"
 

@@ -1,4 +1,4 @@
-package replies
+package clientreply
 
 import (
 	"strconv"

@@ -1,7 +1,7 @@
-// Package replies creates the parts of an answer that are meant for the client behind the proxy: the limit
+// Package clientreply creates the parts of an answer that are meant for the client behind the proxy: the limit
 // that explains the answer, the body of a denial, and the headers that SDKs for language models read. These
 // parts contain no bytes from clients. The package does no I/O.
-package replies
+package clientreply
 
 import (
 	"slices"
