@@ -304,7 +304,7 @@ func (n *node) replied(c *call) (over bool) {
 
 // unconfirmed returns the reason why replicas have not confirmed the writes of x, or nil.
 func (n *node) unconfirmed(x *exchange) error {
-	if last := x.commands[len(x.commands)-1]; last[0] != "wait" || x.err != nil {
+	if n.replicas.count == 0 || x.err != nil || x.commands[len(x.commands)-1][0] != "wait" {
 		return nil
 	}
 	r := x.replies[len(x.replies)-1]
@@ -344,6 +344,12 @@ func (s *step) receive(r reply) (err error) {
 // repeats reports whether s must be sent again, because the server has certainly not run it. If so, it prepares s.
 func (n *node) repeats(s *step, err error) bool {
 	switch {
+	case err == nil && s.run != nil:
+		now, outside := s.run.outsideCalendar()
+		if outside {
+			s.run.writeLimits(now)
+		}
+		return outside
 	case isReply(err, "NOSCRIPT"):
 		s.to.loaded.Store(false)
 		s.full = true
@@ -352,12 +358,6 @@ func (n *node) repeats(s *step, err error) bool {
 		s.full = true
 	case isRedirect(err):
 		return n.redirects(s, err)
-	case s.run != nil:
-		now, outside := s.run.outsideCalendar()
-		if outside {
-			s.run.writeLimits(now)
-		}
-		return outside
 	default:
 		return false
 	}
@@ -385,7 +385,7 @@ func (n *node) redirects(s *step, err error) bool {
 func (n *node) splits(c *call, s *step, err error) bool {
 	f, t := &c.payload, s.run
 	switch {
-	case t == nil:
+	case t == nil || err == nil:
 		return false
 	case t.slots && (isRedirect(err) || isForeign(err)):
 		n.plan(c, t.runs, true)
