@@ -34,6 +34,7 @@ type serveSettings struct {
 	XDSTLSCert         string        `name:"xds-tls-cert" setting:"flag" placeholder:"FILE" help:"Client certificate for the control plane."`
 	XDSTLSKey          string        `name:"xds-tls-key" setting:"flag" placeholder:"FILE" help:"Private key of the client certificate."`
 	XDSTLSServerName   string        `name:"xds-tls-server-name" setting:"variable" placeholder:"NAME" help:"Name in the control plane's certificate, if it is not the host of --xds-server."`
+	XDSOverlay         string        `setting:"variable" placeholder:"FILE" help:"File that makes limits of the control plane settle. It is read at the start."`
 	XDSMaxMessage      int           `setting:"variable" placeholder:"BYTES" help:"Size of the largest configuration; 0 means 16 MiB."`
 	XDSBackoff         time.Duration `setting:"variable" default:"1s" help:"Longest pause after the first failure to reach the control plane. It doubles with each further failure, up to RLSIDECAR_XDS_MAX_BACKOFF."`
 	XDSMaxBackoff      time.Duration `setting:"variable" default:"30s" help:"Longest pause between two attempts to reach the control plane."`
@@ -152,7 +153,7 @@ func (s *serveSettings) xds() (x server.XDS, err error) {
 	x = server.XDS{
 		Server: s.XDSServer, NodeID: s.XDSNodeID,
 		TLS: s.XDSTLS, CA: s.XDSTLSCA, Cert: s.XDSTLSCert, Key: s.XDSTLSKey, ServerName: s.XDSTLSServerName,
-		MaxMessage: s.XDSMaxMessage, MinBackoff: s.XDSBackoff, MaxBackoff: s.XDSMaxBackoff,
+		Overlay: s.XDSOverlay, MaxMessage: s.XDSMaxMessage, MinBackoff: s.XDSBackoff, MaxBackoff: s.XDSMaxBackoff,
 		StartWithout: s.StartWithoutConfig,
 	}
 	if x.NodeMetadata, err = pairs("xds-node-metadata", "=:", s.XDSNodeMetadata); err != nil {

@@ -44,6 +44,8 @@ type Options struct {
 	Cluster bool
 	// LogListener means that access logs return slots. Without it, there is a warning about routes to concurrency limits.
 	LogListener bool
+	// Overlay, unless nil, is a file that makes limits of CompileMessages settle (overlayForm).
+	Overlay *File
 	// Pause, unless nil, is called again and again while a configuration is loaded, for each limit and each piece of a
 	// file. Loading 100,000 limits takes seconds, in which requests may wait for the processor.
 	Pause func()

@@ -48,7 +48,9 @@ const maxMessageDepth = (maxDepth - 4) / 2
 // descriptor causes the Problem, its Message starts with the place of the descriptor. The order of messages has no
 // influence, because control planes send them in any order.
 func CompileMessages(messages []Message, o Options) (*limiter.Snapshot, Problems) {
-	return readMessages(messages).compile(o)
+	s := readMessages(messages)
+	s.overlay(o.Overlay, &o)
+	return s.compile(o)
 }
 
 // The mistakes of Unreadable messages have been reported already.

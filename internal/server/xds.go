@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -28,6 +29,8 @@ type XDS struct {
 	// expected name in the server's certificate; "" means the host of Server.
 	TLS                       bool
 	CA, Cert, Key, ServerName string
+	// Overlay is a file that makes limits of the control plane settle. "" means that none does.
+	Overlay string
 	// MaxMessage bounds the size of a configuration, in bytes. 0 means xds.DefaultMaxMessage.
 	MaxMessage int
 	// MinBackoff and MaxBackoff bound the pauses between attempts to connect. 0 means the defaults of package
@@ -63,6 +66,9 @@ func (x *XDS) check() error {
 
 func (s *server) configureXDS(ctx, background context.Context, wg *sync.WaitGroup) error {
 	x := s.config.XDS
+	if err := s.readOverlay(x.Overlay); err != nil {
+		return err
+	}
 	c := xds.Config{
 		Server: x.Server, NodeID: x.NodeID, NodeMetadata: x.NodeMetadata, Headers: x.Headers,
 		MaxMessage: x.MaxMessage, MaxLimits: s.config.Defaults.MaxLimits, MinBackoff: x.MinBackoff, MaxBackoff: x.MaxBackoff,
@@ -80,6 +86,22 @@ func (s *server) configureXDS(ctx, background context.Context, wg *sync.WaitGrou
 		wg.Go(func() { s.waitForFirst(background) })
 	} else {
 		s.waitForFirst(ctx)
+	}
+	return nil
+}
+
+// readOverlay returns an error if the file has a mistake. Its warnings are those of limits that have not been sent yet.
+func (s *server) readOverlay(name string) error {
+	if name == "" {
+		return nil
+	}
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return fmt.Errorf("RLSIDECAR_XDS_OVERLAY: %w", err)
+	}
+	s.config.Defaults.Overlay = &config.File{Name: name, Data: text}
+	if _, problems := config.CompileMessages(nil, s.config.Defaults); problems.Bad() {
+		return problems
 	}
 	return nil
 }

@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,9 +14,11 @@ import (
 	"go.uber.org/zap"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
 )
 
@@ -231,6 +235,30 @@ func TestStartWaitsForTheFirstConfiguration(t *testing.T) {
 	}
 }
 
+// A gateway sends the check of a call with 0 hits, and its cost as a second call.
+func TestAnOverlayReservesForTheChecksOfAGateway(t *testing.T) {
+	p := newPlane(t, "127.0.0.1:0")
+	p.set(t, "1", perUnit("k", 10, year))
+	overlay := filepath.Join(t.TempDir(), "overlay.yaml")
+	text := "domain: d\nconsume: together\ndescriptors: [{key: k, rate_limit: {settle: {by: bucket, estimate: 4}}}]\n"
+	if err := os.WriteFile(overlay, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	x := start(t, "", from(p, func(c *XDS) { c.Overlay = overlay }))
+	for i, step := range []struct {
+		hits uint64
+		want rls.RateLimitResponse_Code
+		left uint32
+	}{{0, ok, 6}, {0, ok, 2}, {0, over, 0}, {1, ok, 5}, {0, ok, 1}} {
+		d := rlstest.Descriptor("k=v")
+		d.HitsAddend = wrapperspb.UInt64(step.hits)
+		a := x.put(t, rlstest.Request("d", d))
+		if s := a.Statuses[0]; a.OverallCode != step.want || s.LimitRemaining != step.left {
+			t.Errorf("step %d with %d hits: %v, want %v and %d left", i, step.hits, a, step.want, step.left)
+		}
+	}
+}
+
 func TestWrongControlPlaneDoesNotStart(t *testing.T) {
 	for name, c := range map[string]Config{
 		"files as well":            {Paths: []string{"x"}, XDS: XDS{Server: "x:1"}},
@@ -238,6 +266,7 @@ func TestWrongControlPlaneDoesNotStart(t *testing.T) {
 		"certificate, no key":      {XDS: XDS{Server: "x:1", TLS: true, Cert: "f"}},
 		"a header of no use":       {XDS: XDS{Server: "x:1", Headers: map[string]string{"a b": "c"}}},
 		"a message of less than 0": {XDS: XDS{Server: "x:1", MaxMessage: -1}},
+		"no such overlay":          {XDS: XDS{Server: "x:1", Overlay: "/nowhere/overlay.yaml"}},
 		"no such CA":               {XDS: XDS{Server: "x:1", TLS: true, CA: "/nowhere/ca.pem"}},
 	} {
 		c.GRPC = "127.0.0.1:0"

@@ -31,6 +31,12 @@ func TestPoliciesOnPages(t *testing.T) {
 	loaded := 0
 	eachPage(t, func(path, page string) {
 		for _, found := range block.FindAllStringSubmatch(page, -1) {
+			if strings.HasPrefix(found[2], "# overlay.yaml\n") {
+				overlay := config.Options{Overlay: &config.File{Name: path, Data: []byte(found[2])}}
+				if _, problems := config.CompileMessages(nil, overlay); problems.Bad() {
+					t.Errorf("%s: %v", path, problems)
+				}
+			}
 			text, ok := whole(strings.ReplaceAll("\n"+found[2], "\n"+found[1], "\n")[1:])
 			if !ok {
 				continue
