@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -190,21 +191,26 @@ func TestStreamsOfEveryKindReturnTheirSlots(t *testing.T) {
 	}
 	s.awaitSlots(t, slots)
 	// All of them end in the same moment: their client leaves.
-	before := metric(s.addr, `rlsidecar_slots_ended_total{door="done",outcome="returned"}`)
-	s.floodAndLeave(t, f, slots)
+	const done = `rlsidecar_slots_ended_total{door="done",outcome="returned"}`
+	leave := s.flood(t, f, slots)
+	before := metric(s.addr, done)
+	leave()
 	s.awaitSlots(t, slots)
-	if n := metric(s.addr, `rlsidecar_slots_ended_total{door="done",outcome="returned"}`) - before; n != slots {
+	if n := metric(s.addr, done) - before; n != slots {
 		t.Errorf("%v slots were returned by done calls, want %d", n, slots)
 	}
 }
 
-// floodAndLeave starts n requests over HTTP/2, waits until all are in flight, and closes their connections.
-func (s *stack) floodAndLeave(t *testing.T, f *flights, n int) {
+// flood starts n requests over HTTP/2, and returns when all are in flight. leave closes their connections. On a busy
+// machine Envoy or the sidecar may deny some of so many checks, so these requests are sent again.
+func (s *stack) flood(t *testing.T, f *flights, n int) (leave func()) {
 	t.Helper()
 	const streams = 100 // of a connection
 	var all sync.WaitGroup
-	ctx, leave := context.WithCancel(t.Context())
-	defer leave()
+	var denied atomic.Int64
+	ctx, cancel := context.WithCancel(t.Context())
+	leave = func() { cancel(); all.Wait() }
+	t.Cleanup(leave)
 	for i := range n / streams {
 		conn := dialFrom(t, "", net.JoinHostPort(s.addr, s.port))
 		client, err := overH2C.NewClientConn(conn)
@@ -214,18 +220,22 @@ func (s *stack) floodAndLeave(t *testing.T, f *flights, n int) {
 		context.AfterFunc(ctx, func() { conn.Close() })
 		for j := range streams {
 			all.Go(func() {
-				r, _ := http.NewRequest(http.MethodGet, "http://a/a/hold", nil)
-				r.Header.Set("X-Id", fmt.Sprint(i, " ", j))
-				if answer, err := client.RoundTrip(r); err == nil {
-					answer.Body.Close()
+				for ctx.Err() == nil {
+					r, _ := http.NewRequest(http.MethodGet, "http://a/a/hold", nil)
+					r.Header.Set("X-Id", fmt.Sprint(i, " ", j))
+					if answer, err := client.RoundTrip(r); err == nil {
+						answer.Body.Close()
+						denied.Add(1)
+					}
+					time.Sleep(50 * time.Millisecond)
 				}
 			})
 		}
 	}
 	eventually(t, "all are in flight", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return len(f.running) == n })
+	t.Logf("%d requests were sent again", denied.Load())
 	if left := s.slotsLeft(t); left != 0 {
 		t.Errorf("%d slots are free, want none", left)
 	}
-	leave()
-	all.Wait()
+	return leave
 }
