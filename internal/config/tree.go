@@ -1,6 +1,7 @@
 package config
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -178,6 +179,11 @@ func (c *compiler) place(s site) {
 		}
 		c.useAt(s, &p, false, l.Replaces.value)
 	}
+	concurrency := func(p *limiter.Policy) bool { return p.Limit.Kind == algorithms.Concurrency }
+	byBucket := func(p *limiter.Policy) bool { return p.Limit.OpenFor > 0 }
+	if list := node.Found.Policies; slices.ContainsFunc(list, concurrency) && slices.ContainsFunc(list, byBucket) {
+		c.mistake(one.at, "a limit with algorithm concurrency and one with settle by: bucket cannot share a descriptor: a call without a cost would reserve, and take a slot; give one of them a descriptor of its own")
+	}
 	if c.o.Cluster {
 		c.warnSlots(s)
 	}
@@ -201,11 +207,6 @@ func (c *compiler) useAt(at site, p *draft, named bool, replaces []*replacement)
 	}
 	if one.Quota.value && p.Limit.Kind == algorithms.Concurrency {
 		c.mistake(one.Quota.at, "quota_mode cannot be combined with algorithm concurrency, which a limit of this descriptor has; remove one")
-	}
-	for _, other := range node.Found.Policies {
-		if a, b := p.Limit, other.Limit; a.Kind == algorithms.Concurrency && b.OpenFor > 0 || b.Kind == algorithms.Concurrency && a.OpenFor > 0 {
-			c.mistake(one.at, "a limit with algorithm concurrency and one with settle by: bucket cannot share a descriptor: a call without a cost would reserve, and take a slot; give one of them a descriptor of its own")
-		}
 	}
 	p.more.Metadata = one.Metadata.value
 	p.Detailed = one.Detailed.value
