@@ -212,6 +212,23 @@ func TestARequestWithoutTimeForTheStoreIsNotCharged(t *testing.T) {
 	})
 }
 
+// What the Batch does after the deadline of a request, it does without a deadline.
+func TestARequestThatSettlesReachesTheStoreAfterItsDeadline(t *testing.T) {
+	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) {
+		id := c.open(c.fields("grpc-timeout", "1m"))
+		c.flush()
+		time.Sleep(5 * ms)
+		_ = c.to.WriteData(id, true, framed("settles"))
+		late := c.open(c.fields("grpc-timeout", "1n"))
+		_ = c.to.WriteData(late, true, framed("m"))
+		c.flush()
+		if r := c.answer(id); r.message() != "settles" || !slices.Equal(s.batchSizes(), []int{1}) {
+			t.Errorf("got %+v, and batches of %v requests; want the message \"settles\", and [1]", r, s.batchSizes())
+		}
+		c.answer(late)
+	})
+}
+
 func TestAbandonedRequestsAreNotCharged(t *testing.T) {
 	for name, leave := range map[string]func(c *client, ids []uint32){
 		"reset": func(c *client, ids []uint32) {

@@ -86,7 +86,7 @@ func (o *operation) fill(c *conn, list []arrival) (n int) {
 		list = list[:groupByDeadline(list)]
 	}
 	o.conn, o.arrived, o.deadline = c, c.now, time.Time{}
-	if left := list[0].left; left != 0 && !inline {
+	if left := list[0].left; left > 0 && !inline { // after the deadline, the Batch has only what must be done nevertheless
 		o.deadline = c.now.Add(left)
 	}
 	if cap(o.requests) < len(list) {
