@@ -208,6 +208,47 @@ func TestASettleDoneIsDetached(t *testing.T) {
 	}
 }
 
+// The cost of a stream that settles by bucket is charged after the deadline of its call. No other request is.
+func TestACostByBucketIsChargedAfterItsDeadline(t *testing.T) {
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour, Settles: true, OpenFor: minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	usual, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	settle := &limiter.SettleTerms{Estimate: 100, Most: 1000, Unknown: -1, TTL: minute, ByBucket: true}
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
+	l.Swap(snapshot(&limiter.Policy{Name: "user", Limit: &limit, Extras: &limiter.Extras{Settle: settle}}, &limiter.Policy{Name: "team", Limit: &usual}))
+	s, _ := newServer(t, l, Options{})
+	late, cancel := context.WithTimeout(t.Context(), -time.Second)
+	defer cancel()
+	user, team := entry("user", "bob", hits(7)), entry("team", "x", hits(1))
+	for _, c := range []struct {
+		list []*ratelimit.RateLimitDescriptor
+		want codes.Code
+	}{
+		{[]*ratelimit.RateLimitDescriptor{user}, codes.OK},
+		{[]*ratelimit.RateLimitDescriptor{entry("user", "bob", hits(0))}, codes.DeadlineExceeded},
+		{[]*ratelimit.RateLimitDescriptor{entry("user", "bob", nil)}, codes.DeadlineExceeded},
+		{[]*ratelimit.RateLimitDescriptor{entry("nobody", "bob", hits(7))}, codes.DeadlineExceeded},
+		{[]*ratelimit.RateLimitDescriptor{team}, codes.DeadlineExceeded},
+		{[]*ratelimit.RateLimitDescriptor{user, team}, codes.DeadlineExceeded},
+	} {
+		wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: c.list})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := send(s, late, wire); grpcstatus.Code(err) != c.want {
+			t.Errorf("%v: got %v, want %v", c.list, err, c.want)
+		}
+	}
+	if left := sent(t, s, 0, entry("user", "bob", nil)).GetStatuses()[0].GetLimitRemaining(); left != 992 {
+		t.Errorf("%d left, want 992: 1,000 less the cost of 7 and this request", left)
+	}
+}
+
 // The return of a slot goes on after the answer to its settle-done, which the proxy may not repeat.
 func TestAReturnIsRepeatedUntilTheStoreDecides(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

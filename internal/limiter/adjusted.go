@@ -349,7 +349,7 @@ func (c *Call) deniedByBlock() bool {
 		if r := &c.Results[i]; r.isBlocked() {
 			r.Outcome, r.charge = Denied, noCharge
 			r.block(c.adjusted.now())
-		} else if r.charge == toCharge {
+		} else if r.charge == toCharge && !r.settle {
 			r.Outcome, r.charge = Replaced, noCharge
 		}
 	}

@@ -1,8 +1,13 @@
 package limiter_test
 
 import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -132,5 +137,208 @@ func TestAHeaderSettlesWhatTheDescriptorsMatch(t *testing.T) {
 	left(820, "one of two limits has a known cost")
 	if got := p.left("free", "x"); got != 993 {
 		t.Errorf("%d left, want 993 after unknown_cost 7", got)
+	}
+}
+
+// A cost is charged once it is known, whatever becomes of the rest of its request.
+func TestACostIsChargedWhateverDeniesTheRest(t *testing.T) {
+	p := newProxy(t)
+	p.swap(t, `
+domain: d
+limits:
+  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {by: bucket, estimate: 300}}
+  calls: {algorithm: fixed_window, rate: 9, period: 1d}
+  other: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 1}}
+descriptors:
+  - {key: user, limit: tokens}
+  - {key: team, limit: calls}
+  - {key: other, limit: other}
+`)
+	left := func(user string, want int64, why string) {
+		t.Helper()
+		if got := p.left("tokens", user); got != want {
+			t.Errorf("%s: %d left, want %d", why, got, want)
+		}
+	}
+	p.send("d", []int64{0}, "user=bob")
+	p.adjust("calls", map[string]adjust.Change{"x": {Block: true}})
+	if c := p.send("d", []int64{100, 1}, "user=bob", "team=x"); !c.Denied {
+		t.Error("team x is blocked, but allowed")
+	}
+	left("bob", 900, "another key is blocked")
+	p.adjust("calls", nil)
+	others := []string{"user=bob"}
+	for i := range limiter.MaxReserved + 1 {
+		others = append(others, fmt.Sprint("other=", i))
+	}
+	if c := p.send("d", append([]int64{50}, slices.Repeat([]int64{0}, len(others)-1)...), others...); !c.Denied {
+		t.Error("too many reservations for an id are allowed")
+	}
+	left("bob", 850, "too many limits reserve")
+	p.header = "made-up"
+	p.send("d", []int64{50}, "user=bob")
+	p.header = ""
+	left("bob", 800, "an id that is not signed")
+	p.send("d", []int64{absent, 0}, "user=eve", "user=eve")
+	p.send("d", []int64{0, absent}, "user=ann", "user=ann")
+	left("eve", 699, "a reservation and a usual charge of one bucket")
+	for _, user := range []string{"eve", "ann"} {
+		p.send("d", []int64{10}, "user="+user)
+		left(user, 990, "in either order they are one reservation")
+	}
+	for range 2 {
+		p.send("d", []int64{math.MaxInt64, math.MaxInt64}, "user=dan", "user=dan")
+		left("dan", 0, "costs without bounds")
+	}
+}
+
+// byBucket is a model of a bucket of 1,000 units a day that settles by bucket with an estimate of 100, a ttl of 16s and a
+// max_debt of 300. sums has the number of open reservations since each time.
+type byBucket struct {
+	used int64
+	sums []struct {
+		since algorithms.Micros
+		count int64
+	}
+}
+
+const eachReserves = 100
+
+func (m *byBucket) expire(now algorithms.Micros) {
+	for len(m.sums) > 0 && m.sums[0].since+17*algorithms.Second <= now {
+		m.used -= m.sums[0].count * eachReserves
+		m.sums = m.sums[1:]
+	}
+}
+
+func (m *byBucket) reserve(now algorithms.Micros) {
+	m.used += eachReserves
+	if n := len(m.sums); n == 0 || now >= m.sums[n-1].since+algorithms.Second {
+		m.sums = append(m.sums, struct {
+			since algorithms.Micros
+			count int64
+		}{since: now})
+	}
+	m.sums[len(m.sums)-1].count++
+}
+
+func (m *byBucket) settle(cost int64) {
+	if n := len(m.sums); n > 0 {
+		cost -= eachReserves
+		if m.sums[n-1].count--; m.sums[n-1].count == 0 {
+			m.sums = m.sums[:n-1]
+		}
+	}
+	m.used = min(m.used+cost, max(m.used, 1300))
+}
+
+// TestHistoriesOfSettlementsByBucket sends random requests with several limits, and compares each answer, and what is left
+// of each bucket, with a simple model. So a denied check changes nothing, and a cost is charged whatever happens.
+func TestHistoriesOfSettlementsByBucket(t *testing.T) {
+	for seed := range uint64(50) {
+		h := &history{proxy: newProxy(t), rng: rand.New(rand.NewPCG(seed, 1)), calls: 60, other: 3000}
+		h.swap(t, `
+domain: d
+limits:
+  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {by: bucket, estimate: 100, ttl: 16s, max_debt: 300}}
+  calls: {algorithm: fixed_window, rate: 60, period: 1d}
+  flights: {algorithm: concurrency, capacity: 4, ttl: 1h}
+  other: {algorithm: fixed_window, rate: 3000, period: 1d, settle: {estimate: 70}}
+descriptors:
+  - {key: user, limit: tokens}
+  - {key: team, limit: calls}
+  - {key: flight, limit: flights}
+  - {key: other, limit: other}
+`)
+		for step := range 150 {
+			h.step()
+			h.expire(h.now)
+			h.want("tokens", "x", max(0, 1000-h.used))
+			if !h.blocked {
+				h.want("calls", "x", h.calls)
+			}
+			h.want("other", "x", h.other)
+			if t.Failed() {
+				t.Fatalf("seed %d, step %d", seed, step)
+			}
+		}
+	}
+}
+
+type history struct {
+	*proxy
+	byBucket
+	rng          *rand.Rand
+	calls, other int64 // what is left
+	blocked      bool
+	flights      []string // ids
+}
+
+func (h *history) step() {
+	switch h.rng.IntN(40) {
+	case 0:
+		h.now += algorithms.Micros(h.rng.Int64N(int64(20 * algorithms.Second)))
+	case 1, 2, 3, 4:
+		h.now += algorithms.Micros(h.rng.Int64N(int64(algorithms.Second)))
+	case 5:
+		if h.blocked = !h.blocked; h.blocked {
+			h.adjust("calls", map[string]adjust.Change{"x": {Block: true}})
+		} else {
+			h.adjust("calls", nil)
+		}
+	case 6:
+		c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "tokens", Key: []string{"x"}}}}}
+		if err := h.Reset(h.t.Context(), c); err != nil {
+			h.t.Fatal(err)
+		}
+		h.byBucket = byBucket{}
+	case 7, 8, 9:
+		if n := len(h.flights); n > 0 {
+			h.proxy.send("d", []int64{0}, "settle_end="+h.flights[n-1])
+			h.flights = h.flights[:n-1]
+		}
+	default:
+		h.request()
+	}
+}
+
+// request sends any of: a check and costs of tokens, a call, a flight, and a reservation with an id.
+func (h *history) request() {
+	h.expire(h.now)
+	var costs []int64
+	var to []string
+	add := func(cost int64, descriptor string) bool {
+		if h.rng.IntN(2) == 0 {
+			return false
+		}
+		costs, to = append(costs, cost), append(to, descriptor)
+		return true
+	}
+	real := h.rng.Int64N(1 << h.rng.IntN(11))
+	checks, settles := add(0, "user=x"), add(1+real, "user=x")
+	calls, flies, other := add(absent, "team=x"), add(absent, "flight=x"), add(absent, "other=x")
+	if len(to) == 0 {
+		return
+	}
+	h.rng.Shuffle(len(to), func(i, j int) { to[i], to[j], costs[i], costs[j] = to[j], to[i], costs[j], costs[i] })
+	denied := checks && h.used+eachReserves > 1000 || calls && (h.blocked || h.calls < 1) || flies && len(h.flights) == 4 || other && h.other < 70
+	c := h.send("d", costs, to...)
+	if c.Denied != denied {
+		h.t.Errorf("%v %v: denied %v, want %v", to, costs, c.Denied, denied)
+	}
+	if !denied && checks {
+		h.reserve(h.now)
+	}
+	if !denied && calls {
+		h.calls--
+	}
+	if !denied && other {
+		h.other -= 70
+	}
+	if !denied && flies {
+		h.flights = append(h.flights, string(c.AppendID(nil)))
+	}
+	if settles {
+		h.settle(1 + real)
 	}
 }

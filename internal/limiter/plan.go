@@ -55,6 +55,11 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 	}
 	c.replace()
 	c.charge()
+	for i := range c.Results {
+		if r := &c.Results[i]; r.settle && r.charge == toCharge {
+			c.settleByBucket(i)
+		}
+	}
 	return nil
 }
 
@@ -245,7 +250,7 @@ func (r *Result) canBeReplaced() bool {
 }
 
 // charge adds a charge for every Result that is to be charged. Those that are charged together come first, because chargeTogether
-// compares with all charges that exist.
+// compares with all charges that exist. What settles by bucket comes later (plan), whatever denies the rest.
 func (c *Call) charge() {
 	if c.adjusted != nil && c.deniedByBlock() {
 		c.excepted = true
@@ -258,7 +263,7 @@ func (c *Call) charge() {
 	for i := range c.Results {
 		r := &c.Results[i]
 		switch {
-		case r.charge != toCharge:
+		case r.charge != toCharge || r.settle:
 		case c.isTogether(r):
 			c.chargeTogether(r)
 			then = then || r.Policy.Extras != nil && r.Policy.Extras.Then != nil
@@ -270,11 +275,7 @@ func (c *Call) charge() {
 		c.addPayers()
 	}
 	for i := 0; alone && i < len(c.Results); i++ {
-		switch r := &c.Results[i]; {
-		case r.charge != toCharge:
-		case r.settle:
-			c.settleByBucket(i)
-		default:
+		if r := &c.Results[i]; r.charge == toCharge && !r.settle {
 			c.addAlone(r)
 		}
 	}
@@ -301,7 +302,7 @@ func (c *Call) chargeTogether(r *Result) {
 }
 
 func chargeOf(r *Result) algorithms.Charge {
-	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve, MaxWait: r.maxWait}
+	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve, MaxWait: r.maxWait, Open: r.open}
 }
 
 // charged returns the index of the charge with this key among those that are charged together, or -1. If it returns -1, the caller must add a

@@ -160,8 +160,8 @@ func (s *SettleEntries) settles(entries []descriptors.Entry) (isDone, isEnd bool
 	return isEnd || entries[0].Key == s.Key, isEnd
 }
 
-// OnlySettles reports what Call.IsDone will report for a Call with r. It has an effect
-// that is wanted even if its caller no longer waits.
+// OnlySettles reports whether r does nothing but settle, with ids or by bucket. It has an effect that is wanted even if
+// its caller no longer waits.
 func (l *Limiter) OnlySettles(r *Request) bool {
 	s := l.Current()
 	if s == nil || s.Domains[r.Domain] == nil {
@@ -170,12 +170,25 @@ func (l *Limiter) OnlySettles(r *Request) bool {
 	if r.ID != "" {
 		return true
 	}
+	domain := s.Domains[r.Domain]
 	for i := range r.Descriptors {
-		if isDone, _ := s.Domains[r.Domain].Settle.settles(r.Descriptors[i].Entries); !isDone {
+		d := &r.Descriptors[i]
+		if isDone, _ := domain.Settle.settles(d.Entries); !isDone && !domain.settlesByBucket(d) {
 			return false
 		}
 	}
 	return len(r.Descriptors) > 0
+}
+
+// settlesByBucket reports whether one states a cost, and matches nothing but limits that it settles by bucket.
+func (d *Domain) settlesByBucket(one *Descriptor) bool {
+	if !one.Explicit || one.Cost <= 0 || one.HasOverride {
+		return false
+	}
+	node := d.Tree.Match(one.Entries)
+	return node != nil && len(node.Found.Policies) > 0 && !slices.ContainsFunc(node.Found.Policies, func(p *Policy) bool {
+		return p.Extra().Settle == nil || !p.Extra().Settle.ByBucket
+	})
 }
 
 func (c *Call) countDone() {
@@ -201,6 +214,7 @@ func (c *Call) reserve(r *Result) {
 	}
 	if s.ByBucket {
 		if r.open, r.settle = d.Explicit, d.Explicit && d.Cost > 0; !r.open || r.settle {
+			r.Cost = min(r.Cost, mostCost)
 			return
 		}
 	}
@@ -217,8 +231,11 @@ func (c *Call) settleByBucket(i int) {
 	r := &c.Results[i]
 	for j := range c.Settlements {
 		s := &c.Settlements[j]
+		if s.charge == noCharge { // the request has an id that settles nothing
+			continue
+		}
 		if charge := &c.charges[s.charge]; bytes.Equal(charge.Key, r.Key) {
-			s.Real += min(r.Cost, math.MaxInt64-s.Real)
+			s.Real = min(s.Real+r.Cost, mostCost)
 			charge.Terms.Cost, r.charge = s.Real, s.charge
 			return
 		}
@@ -295,7 +312,7 @@ func (c *Call) deniedByReserves() bool {
 	for i := range c.Results {
 		r := &c.Results[i]
 		switch {
-		case r.charge != toCharge:
+		case r.charge != toCharge || r.settle:
 		case (r.Policy.Extra().Settle != nil || r.Policy.Limit.Kind == algorithms.Concurrency) && !r.Policy.Shadow:
 			r.Outcome, r.charge, r.Decision.Never = Denied, noCharge, true
 		default:
@@ -563,12 +580,14 @@ func (c *Call) settlementID(id *[16]byte, part *ReservedPart) (unique [16]byte) 
 	return unique
 }
 
+// mostCost is more than any bucket can hold. Real costs count as at most mostCost, so that sums of them do not overflow.
+const mostCost = 1 << 53
+
 // realCost returns the real cost of a part in units. real is -1 if the proxy did not report it.
 func realCost(terms *SettleTerms, part *ReservedPart, real int64) int64 {
-	const most = 1 << 53 // more than any bucket can hold
 	switch {
 	case real >= 0:
-		return min(real, most/part.Times) * part.Times
+		return min(real, mostCost/part.Times) * part.Times
 	case terms != nil && terms.Unknown >= 0:
 		return terms.Unknown * part.Times
 	case terms != nil && terms.Learn != nil: // others may have made the estimate small

@@ -79,7 +79,7 @@ const absent = -1 << 40
 func (p *proxy) send(domain string, costs []int64, texts ...string) *limiter.Call {
 	p.t.Helper()
 	c := &limiter.Call{}
-	c.Request.Domain, c.Request.ID = domain, p.header
+	c.Request.Domain, c.Request.ID, c.Returns = domain, p.header, true
 	for i, text := range texts {
 		key, value, _ := strings.Cut(text, "=")
 		d := c.AddDescriptor()

@@ -286,7 +286,7 @@ func (c *Call) deniedByReturns() bool {
 		}
 	}
 	for i := range c.Results {
-		if r := &c.Results[i]; denied && r.charge == toCharge {
+		if r := &c.Results[i]; denied && r.charge == toCharge && !r.settle {
 			r.Outcome, r.charge = Replaced, noCharge
 		}
 	}

@@ -7,7 +7,8 @@ import (
 )
 
 // sum combines two charges of the same bucket into one. It adds their costs, bounded to the range of int64.
-// The sum is reserved only if both costs are, and waits no longer than either of them accepts.
+// The sum is reserved only if both costs are, and waits no longer than either of them accepts. It is an open reservation if
+// one of them is.
 func sum(a, b algorithms.Charge) algorithms.Charge {
 	a.Reserve = a.Reserve && b.Reserve
 	if a.MaxWait == 0 || b.MaxWait > 0 && b.MaxWait < a.MaxWait {
@@ -21,5 +22,6 @@ func sum(a, b algorithms.Charge) algorithms.Charge {
 	default:
 		a.Cost = total
 	}
+	a.Open = (a.Open || b.Open) && a.Cost > 0
 	return a
 }
