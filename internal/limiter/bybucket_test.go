@@ -11,6 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // TestAProxyWithoutIDsSettlesByBucket sends what Envoy AI Gateway and Envoy Gateway generate: the same descriptors twice, with
@@ -186,6 +187,14 @@ descriptors:
 		p.send("d", []int64{10}, "user="+user)
 		left(user, 990, "in either order they are one reservation")
 	}
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Unsettled: true}}
+	*c.AddDescriptor() = limiter.Descriptor{Entries: []descriptors.Entry{{Key: "user", Value: "tom"}}, Cost: 1}
+	if err := p.Check(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	left("tom", 700, "a request that nothing settles")
+	p.now += 20 * minute
+	left("tom", 700, "its estimate stays charged")
 	for range 2 {
 		p.send("d", []int64{math.MaxInt64, math.MaxInt64}, "user=dan", "user=dan")
 		left("dan", 0, "costs without bounds")

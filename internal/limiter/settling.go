@@ -212,7 +212,7 @@ func (c *Call) reserve(r *Result) {
 	if s.Learn != nil && c.config.Estimates != nil {
 		r.cell = c.cell(r.Policy)
 	}
-	if s.ByBucket {
+	if s.ByBucket && !c.Unsettled {
 		if r.open, r.settle = d.Explicit, d.Explicit && d.Cost > 0; !r.open || r.settle {
 			r.Cost = min(r.Cost, mostCost)
 			return
