@@ -128,29 +128,37 @@ func newWire(o *goredis.Options, alive func()) *wire {
 // start implements transport.
 func (w *wire) start(x *exchange) {
 	x.err = nil
-	w.mu.Lock()
-	p, err := w.usable()
-	if err != nil {
-		w.mu.Unlock()
+	p, writes, err := w.enqueue(x)
+	switch {
+	case err != nil:
 		go x.end(err)
-		return
+	case writes:
+		w.write(p, true)
 	}
-	before := len(p.queued)
+}
+
+// enqueue adds x to the connection for the next exchange, and reports whether the caller must write. After a panic, which
+// means that a command of x cannot be encoded, p is as before.
+func (w *wire) enqueue(x *exchange) (p *pipe, writes bool, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if p, err = w.usable(); err != nil {
+		return nil, false, err
+	}
+	queued := p.queued
 	for _, command := range x.commands {
-		p.queued = appendCommand(p.queued, command)
+		queued = appendCommand(queued, command)
 	}
-	p.flights = append(p.flights, flight{x, len(x.commands), len(p.queued) - before})
+	p.flights = append(p.flights, flight{x, len(x.commands), len(queued) - len(p.queued)})
+	p.queued = queued
 	w.arm(x.until)
-	writes := !p.writing
+	writes = !p.writing
 	p.writing = true
 	if p.lends = x.leads && p.noticesEnd(); !p.lends && !p.reading && p.conn != nil {
 		p.reading = true
 		go w.read(p, false)
 	}
-	w.mu.Unlock()
-	if writes {
-		w.write(p, true)
-	}
+	return p, writes, nil
 }
 
 // noticesEnd reports whether ended works, so that no goroutine has to read while no exchange waits.
@@ -506,6 +514,10 @@ func (w *wire) tick() {
 			default:
 				late = append(late, x)
 				p.flights[i].x = nil
+				if !p.reading { // the caller of x has not begun to read, and must not begin now
+					p.reading = true
+					go w.read(p, false)
+				}
 				if p.over = true; p.closeBy.IsZero() {
 					p.closeBy = now.Add(lateAnswer)
 				}

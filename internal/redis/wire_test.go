@@ -359,8 +359,72 @@ func TestACallThatCannotBeEncoded(t *testing.T) {
 		if panics != 1 {
 			t.Errorf("%d panics reported; want 1", panics)
 		}
+		w := n.wire.(*wire)
+		func() {
+			defer func() { recover() }()
+			w.start(&exchange{commands: [][]any{{"get", struct{}{}}}, until: time.Now().Add(ms)})
+		}()
+		if !w.mu.TryLock() {
+			t.Error("the wire is locked after a panic")
+		}
+		w.mu.Unlock()
+		start(l, limited(1)).is(t, 0)
 		l.close()
 	})
+}
+
+// A call has ended before the goroutine that waits for it begins to read. Then this goroutine does not wait for the late
+// reply, and the connection does not stay open for ever.
+func TestACallThatEndsBeforeItsCallerReads(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	released := make(chan struct{})
+	w := &wire{alive: func() {}, dial: func() (net.Conn, func(), error) {
+		nc, err := net.Dial("tcp", listener.Addr().String())
+		return newConn(nc, new(atomic.Uint32), 0), func() { close(released) }, err
+	}}
+	call := func(until time.Duration) error {
+		done := make(chan struct{})
+		x := &exchange{commands: [][]any{{"get", "x"}}, until: time.Now().Add(until), leads: true, done: func() { close(done) }}
+		w.start(x)
+		<-done
+		return x.err
+	}
+	w.warm()
+	server, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := 2
+	go func() {
+		for commands := bufio.NewReader(server); answers > 0; answers-- {
+			_, _ = readCommand(commands)
+			_, _ = io.WriteString(server, ":1\r\n")
+		}
+	}()
+	for range 2 { // the first one has to wait for the connection, so its caller does not read
+		if err := call(time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reads := func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.pipes[0].reading
+	}
+	redistest.Eventually(t, "no goroutine reads", func() bool { return !reads() })
+	if err := call(ms); !errors.Is(err, errNoReply) {
+		t.Errorf("got %v; want no reply", err)
+	}
+	if !reads() {
+		t.Fatal("no goroutine reads; want one, that waits for the late reply")
+	}
+	server.Close()
+	<-released
 }
 
 func TestRepliesInPieces(t *testing.T) {
