@@ -356,7 +356,7 @@ func (w *wire) read(p *pipe, led bool) {
 		used, err := w.answer(p, p.buf)
 		p.buf = p.buf[:copy(p.buf, p.buf[used:])]
 		if led && errors.Is(failed, os.ErrDeadlineExceeded) { // tick has ended the exchange
-			failed = nil
+			failed = p.conn.SetReadDeadline(time.Time{})
 		}
 		if err = cmp.Or(err, failed); err != nil {
 			w.fail(p, err, 0)

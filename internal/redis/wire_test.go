@@ -373,8 +373,8 @@ func TestACallThatCannotBeEncoded(t *testing.T) {
 	})
 }
 
-// A call has ended before the goroutine that waits for it begins to read. Then this goroutine does not wait for the late
-// reply, and the connection does not stay open for ever.
+// A call has ended before its commands are written, or before the goroutine that waits for it begins to read. Then this
+// goroutine waits no longer. In the first case the connection is used again. In the second it does not stay open for ever.
 func TestACallThatEndsBeforeItsCallerReads(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -387,10 +387,11 @@ func TestACallThatEndsBeforeItsCallerReads(t *testing.T) {
 		nc, err := net.Dial("tcp", listener.Addr().String())
 		return newConn(nc, new(atomic.Uint32), 0), func() { close(released) }, err
 	}}
-	call := func(until time.Duration) error {
+	call := func(until time.Duration, lead func()) error {
 		done := make(chan struct{})
 		x := &exchange{commands: [][]any{{"get", "x"}}, until: time.Now().Add(until), leads: true, done: func() { close(done) }}
 		w.start(x)
+		lead()
 		<-done
 		return x.err
 	}
@@ -399,7 +400,7 @@ func TestACallThatEndsBeforeItsCallerReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	answers := 2
+	answers := 3
 	go func() {
 		for commands := bufio.NewReader(server); answers > 0; answers-- {
 			_, _ = readCommand(commands)
@@ -407,7 +408,7 @@ func TestACallThatEndsBeforeItsCallerReads(t *testing.T) {
 		}
 	}()
 	for range 2 { // the first one has to wait for the connection, so its caller does not read
-		if err := call(time.Minute); err != nil {
+		if err := call(time.Minute, w.lead); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -417,7 +418,20 @@ func TestACallThatEndsBeforeItsCallerReads(t *testing.T) {
 		return w.pipes[0].reading
 	}
 	redistest.Eventually(t, "no goroutine reads", func() bool { return !reads() })
-	if err := call(ms); !errors.Is(err, errNoReply) {
+	othersWrite := func(is bool) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.pipes[0].writing = is
+	}
+	othersWrite(true)
+	if err := call(ms, w.lead); err != errNoConn {
+		t.Errorf("never written: got %v; want not sent", err)
+	}
+	othersWrite(false)
+	if err := call(5*time.Second, w.lead); err != nil {
+		t.Errorf("after a call that was never written: %v", err)
+	}
+	if err := call(ms, func() {}); !errors.Is(err, errNoReply) {
 		t.Errorf("got %v; want no reply", err)
 	}
 	if !reads() {
