@@ -64,7 +64,7 @@ func New(version, revision string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(), stripes: stripesFor(runtime.GOMAXPROCS(0)), nearRatio: defaultNearRatio,
 		refused: counterVec("rlsidecar_requests_refused_total",
-			"Requests that were answered before any limit was applied. The reason decides the answer. too_much, panic, auth_repeated and auth_not_configured: a denial. auth_no_route and auth_no_descriptor: the default of the section auth. no_config: that of on_backend_failure. malformed, no_domain and no_descriptors: an error.",
+			"Requests that were answered before any limit was applied. The reason decides the answer. too_much, panic, auth_repeated and auth_not_configured: a denial. auth_no_route and auth_no_descriptor: the default of the section auth. no_config: that of on_backend_failure. malformed, no_domain and no_descriptors: an error. A panic that denies several requests counts once.",
 			"reason"),
 		tooLarge: counterVec("rlsidecar_requests_too_large_total",
 			"Requests that were denied because they exceed a bound: of descriptors, of a descriptor's entries, or of bytes.", "bound"),
