@@ -91,4 +91,5 @@ func closeUsed(server *redistest.Server) {
 			server.Do("CLIENT", "KILL", "ID", values["id"])
 		}
 	}
+	time.Sleep(watchedFor) // before, the wire relies on the goroutine that reads, which may not have noticed it
 }
