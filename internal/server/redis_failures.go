@@ -16,9 +16,10 @@ import (
 
 const (
 	failureTick = time.Second
-	// healthyTicks is the number of ticks without a failure after which Redis counts as healthy again. They end within the
-	// five seconds that the line of state may need to turn green.
-	healthyTicks = 3
+	// healthyTicks is the number of ticks without a failure after which Redis counts as healthy again. The condition ends
+	// at most three seconds after the last failure, because the line of state may need five seconds to turn green, and a
+	// page requests it every second.
+	healthyTicks = 2
 	// breakerQuiet is how long a circuit breaker must be closed until its condition ends. The breaker of a server that is
 	// too slow opens and closes all the time.
 	breakerQuiet = 1500 * time.Millisecond

@@ -1,8 +1,15 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 )
 
 // After an outage, the admin page must not report that Redis is slow and that its timeout should be raised.
@@ -38,4 +45,48 @@ func TestFailuresAroundAnOpenBreakerAreNotSlowness(t *testing.T) {
 	fail(7)
 	failures.changed("a", false)
 	next("the breaker opened and closed meanwhile", 0)
+}
+
+// The line of state turns green within five seconds. A page requests it every second, and a busy machine needs time too.
+const soon = 3 * time.Second
+
+func TestFailuresAreForgottenSoon(t *testing.T) {
+	outage := func(s *server) {
+		s.breakerChanged("a", true)
+		time.Sleep(10 * time.Second)
+		s.breakerChanged("a", false)
+	}
+	late := func(s *server) { s.redisFailures.failed(context.DeadlineExceeded) }
+	for what, happens := range map[string]func(s *server){
+		"a late answer": late, "an outage": outage, "a late answer after an outage": func(s *server) { outage(s); time.Sleep(failureTick); late(s) },
+	} {
+		for phase := time.Duration(0); phase < failureTick; phase += failureTick / 4 {
+			synctest.Test(t, func(t *testing.T) {
+				s := &server{conditions: conditions.New(time.Now), limiter: &limiter.Limiter{}}
+				go s.watchFailures(t.Context())
+				time.Sleep(phase)
+				happens(s)
+				if time.Sleep(failureTick + time.Millisecond); len(s.conditions.List()) == 0 {
+					t.Errorf("%s: no condition, want one", what)
+				}
+				if time.Sleep(soon - failureTick); len(s.conditions.List()) != 0 {
+					t.Errorf("%s: after %v the conditions are %v, want none", what, soon, s.conditions.List())
+				}
+			})
+		}
+	}
+}
+
+func TestAFloodIsForgottenSoon(t *testing.T) {
+	var traffic recentTraffic
+	ended := time.Unix(1_800_000_000, 0)
+	for denied, at := uint64(0), -5*time.Second; at < soon; at += trafficTick {
+		if at <= 0 {
+			denied += 90
+		}
+		traffic.add(ended.Add(at), metrics.Requests{Allowed: 1000, Denied: denied})
+		if flood := !traffic.halfSince.IsZero(); flood != (at > -5*time.Second && at < soon-trafficTick) {
+			t.Errorf("%v after the end of the flood: reported %t", at, flood)
+		}
+	}
 }

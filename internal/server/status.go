@@ -28,7 +28,7 @@ type countedAt struct {
 const (
 	// trafficTick is the time between two samples, and trafficTicks the number of ticks over which rates are averaged.
 	trafficTick  = time.Second
-	trafficTicks = 3
+	trafficTicks = 2
 )
 
 // add adds a sample. With more than a request per second, and more than half of them denied, it sets halfSince.
