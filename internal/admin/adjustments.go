@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-const auditShown = 50
+const auditShown = 20
 
 type adjustmentsBody struct {
 	// Off means that adjustments are not enabled. Problem is the reason why they cannot be read or changed

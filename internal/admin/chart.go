@@ -130,7 +130,7 @@ func columns(points []history.Point) (list []history.Totals, most uint64) {
 
 // sparkOf draws columns. most is the highest column of all sparks that are compared. denied is the word for denials.
 func sparkOf(list []history.Totals, most uint64, denied string) spark {
-	s := spark{Width: sparkColumns, Height: sparkHeight, Text: "No points are kept, because other limits are busier."}
+	s := spark{Width: sparkColumns, Height: sparkHeight, Text: "no points: no requests lately, or other limits are busier"}
 	var all history.Totals
 	var allowed, deny strings.Builder
 	for i, c := range list {

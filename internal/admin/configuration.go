@@ -164,7 +164,7 @@ func (p *pages) configuration(w http.ResponseWriter, r *http.Request, v viewer) 
 	}
 	for _, load := range b.Loads {
 		c := load.Changes
-		row := loadRow{At: at(load.At), Rows: c.Rows, Summary: fmt.Sprintf("%d added, %d removed, %d changed", c.Added, c.Removed, c.Edited)}
+		row := loadRow{At: at(load.At), Rows: c.Rows, Summary: fmt.Sprintf("%s added, %s removed, %s changed", count(uint64(c.Added)), count(uint64(c.Removed)), count(uint64(c.Edited)))}
 		if more := c.Added + c.Removed + c.Edited - len(c.Rows); more > 0 {
 			row.More = plural(int64(more), "more limit") + " changed"
 		}

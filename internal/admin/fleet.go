@@ -48,7 +48,7 @@ func (p *pages) fleet(w http.ResponseWriter, r *http.Request, v viewer) {
 	b := fleetBody{Alone: st.Fleet.Self == "", Store: storeFacts(&st.Store)}
 	for _, s := range st.Store.Servers {
 		row := serverRow{Address: descriptors.Printable(s.Address), Version: descriptors.Printable(s.Version), Role: descriptors.Printable(s.Role),
-			Memory: size(s.Memory) + " of any", Eviction: descriptors.Printable(s.Eviction), Evicts: s.Eviction != "noeviction", Replica: s.Role == "slave"}
+			Memory: size(s.Memory) + ", no bound", Eviction: descriptors.Printable(s.Eviction), Evicts: s.Eviction != "noeviction", Replica: s.Role == "slave"}
 		if s.MaxMemory > 0 {
 			row.Memory = fmt.Sprintf("%s of %s (%d %%)", size(s.Memory), size(s.MaxMemory), 100*s.Memory/s.MaxMemory)
 		}
