@@ -89,6 +89,13 @@ func TestNginxRemembersDenials(t *testing.T) {
 		return before > 0 && s.decisions("per_key", "denied")-before <= 5
 	})
 	perKey.drain(t, s.key(t, "bob")) // NGINX must not cache allowed requests.
+	eventually(t, "the access log names the limit, also for a remembered denial", func() bool {
+		log, err := os.ReadFile(filepath.Join(s.dir, "access.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(string(log), "rl=403,limit,per_key\n") && strings.Contains(string(log), "rl=,limit,per_key\n") && strings.Contains(string(log), "rl=200,,\n")
+	})
 }
 
 func TestNginxKeepsItsConnection(t *testing.T) {
