@@ -136,7 +136,7 @@ func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, gro
 		doubles(what[:0], math.Float64frombits(binary.LittleEndian.Uint64(what))+more)
 	}
 	t.last, t.group = len(t.charges), group
-	what := t.limit(c.Limit)
+	what := int64(t.limit(c.Limit)) // the flags need more than 32 bits
 	if c.Terms.Reserve {
 		what += reserved
 	}
