@@ -18,7 +18,8 @@ const (
 	charge kind = iota
 	refund
 	dryRun // a dry run of cost 0
-	beyond // a settlement to twice the reserved units, which is always accepted
+	exact  // a settlement to the reserved units, which is always accepted, like the next kind
+	beyond // a settlement to twice the reserved units
 )
 
 // buckets are one bucket, or two that are charged as a group.
@@ -80,6 +81,8 @@ func (b *buckets) take(s state, k kind) (state, answer) {
 		terms.Cost = -b.cost
 	case dryRun:
 		terms = algorithms.Charge{DryRun: true}
+	case exact:
+		terms = algorithms.Charge{Settle: true}
 	case beyond:
 		terms.Settle = true
 	}
@@ -198,7 +201,7 @@ var model = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{nil} },
 	DescribeOperation: func(input, output any) string {
 		q, a := input.(operation), output.(answer)
-		return fmt.Sprintf("%s of %s -> ok %t, left %v", []string{"charge", "refund", "dry run", "settlement to twice the reservation"}[q.kind], q.of.name, a.ok, a.left[:len(q.of.limits)])
+		return fmt.Sprintf("%s of %s -> ok %t, left %v", []string{"charge", "refund", "dry run", "settlement to the reservation", "settlement to twice the reservation"}[q.kind], q.of.name, a.ok, a.left[:len(q.of.limits)])
 	},
 	DescribeState: func(s any) string { return fmt.Sprint(s) },
 }

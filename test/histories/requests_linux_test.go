@@ -80,11 +80,11 @@ func (w *world) settle(random *rand.Rand, b *buckets) {
 		return
 	}
 	r := record{to: never}
-	r.of, r.kind = b, []kind{refund, dryRun, beyond}[random.IntN(3)]
+	r.of, r.kind = b, []kind{refund, exact, beyond}[random.IntN(3)]
 	request := struct {
 		ID    string `json:"reservation"`
 		Count int64  `json:"count"`
-	}{first.reservation, [...]int64{refund: 0, dryRun: b.cost, beyond: 2 * b.cost}[r.kind]}
+	}{first.reservation, [...]int64{refund: 0, exact: b.cost, beyond: 2 * b.cost}[r.kind]}
 	for r.from = w.now(); !r.answered; {
 		r = w.post(random, request, r)
 	}
