@@ -1,6 +1,7 @@
 package histories
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -240,7 +241,50 @@ func operations(records []record, lost func(b *buckets, until int64) int64) (his
 		}
 		history = append(history, porcupine.Operation{Input: q, Output: r.answer, Call: r.from, Return: r.to})
 	}
-	return history
+	return withoutImplied(history, missing)
+}
+
+// withoutImplied removes denials that are possible whenever another denial with the same answer is possible. Without this
+// the check of a bucket with many denials takes hours, because it tries every subset of them at every step. A denial changes
+// nothing, and needs a bucket without units. So it is possible only after the first request that left none, or whose charge
+// has no answer. If another denial falls into a part of the remaining time, both are possible in the same moment.
+func withoutImplied(history []porcupine.Operation, missing map[string][]record) (kept []porcupine.Operation) {
+	empty := map[string]int64{} // when a bucket can be without units at the earliest
+	note := func(name string, at int64) {
+		if before, known := empty[name]; !known || at < before {
+			empty[name] = at
+		}
+	}
+	for name, list := range missing {
+		for _, m := range list {
+			note(name, m.from)
+		}
+	}
+	denial := func(o porcupine.Operation) bool { return o.Input.(operation).kind == charge && !o.Output.(answer).ok }
+	for _, o := range history {
+		if q, a := o.Input.(operation), o.Output.(answer); !denial(o) && slices.Contains(a.left[:len(q.of.limits)], 0) {
+			note(q.of.name, o.Call)
+		}
+	}
+	type same struct {
+		name   string
+		answer answer
+	}
+	first := map[same][]porcupine.Operation{} // the denials that are kept
+	slices.SortStableFunc(history, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
+	for _, o := range history {
+		q := o.Input.(operation)
+		if at, known := empty[q.of.name]; denial(o) && known && !q.of.leased {
+			o.Call = max(o.Call, min(at, o.Return))
+			is := same{q.of.name, o.Output.(answer)}
+			if slices.ContainsFunc(first[is], func(f porcupine.Operation) bool { return f.Call >= o.Call }) {
+				continue
+			}
+			first[is] = append(first[is], o)
+		}
+		kept = append(kept, o)
+	}
+	return kept
 }
 
 func nothingLost(*buckets, int64) int64 { return 0 }
