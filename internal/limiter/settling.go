@@ -1,12 +1,9 @@
 package limiter
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"hash/maphash"
-	"math"
-	"slices"
 
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -180,17 +177,6 @@ func (l *Limiter) OnlySettles(r *Request) bool {
 	return len(r.Descriptors) > 0
 }
 
-// settlesByBucket reports whether one states a cost, and matches nothing but limits that it settles by bucket.
-func (d *Domain) settlesByBucket(one *Descriptor) bool {
-	if !one.Explicit || one.Cost <= 0 || one.HasOverride {
-		return false
-	}
-	node := d.Tree.Match(one.Entries)
-	return node != nil && len(node.Found.Policies) > 0 && !slices.ContainsFunc(node.Found.Policies, func(p *Policy) bool {
-		return p.Extra().Settle == nil || !p.Extra().Settle.ByBucket
-	})
-}
-
 func (c *Call) countDone() {
 	if c.Verdict.Domain.Settle == nil {
 		return
@@ -223,33 +209,6 @@ func (c *Call) reserve(r *Result) {
 		estimate = max(estimate, s.Estimate)
 	}
 	r.Cost = s.Reserves(estimate, declared)
-}
-
-// settleByBucket charges Result i, which settles one of the reservations of its bucket. If a request has several costs for
-// one bucket, they are one cost: their reservation was one, too.
-func (c *Call) settleByBucket(i int) {
-	r := &c.Results[i]
-	for j := range c.Settlements {
-		s := &c.Settlements[j]
-		if s.charge == noCharge { // the request has an id that settles nothing
-			continue
-		}
-		if charge := &c.charges[s.charge]; bytes.Equal(charge.Key, r.Key) {
-			s.Real = min(s.Real+r.Cost, mostCost)
-			charge.Terms.Cost, r.charge = s.Real, s.charge
-			return
-		}
-	}
-	c.addAlone(r)
-	terms := r.Policy.Extras.Settle
-	estimate, _ := c.config.estimate(terms, r.cell) // only the bucket knows what was reserved; this is near it
-	s := Settlement{
-		Policy: r.Policy, Descriptor: r.Descriptor, Reserved: terms.Reserves(estimate, 0), Real: r.Cost, charge: r.charge, cell: r.cell, times: 1,
-	}
-	if s.cell != 0 {
-		s.key = maphash.Bytes(bucketSeed, r.Key)
-	}
-	c.Settlements = append(c.Settlements, s)
 }
 
 // estimate returns the estimate for a request, and whether it was learned. cell is 0 if none is learned.
@@ -392,57 +351,9 @@ func (c *Call) Reserves(r *Result) bool {
 		!r.settle && (r.reserve || len(c.Limits) == 0) && (len(c.Limits) > 0 || r.open || !r.Policy.Extras.Settle.ByBucket)
 }
 
-// header has what Request.ID settles. Its reservation is in Call.reserved until planSettlements.
-type header struct {
-	opened bool // ID is signed, and of the domain
-	id     [16]byte
-	parts  [MaxReserved]headerPart
-}
-
-type headerPart struct {
-	settled    bool // for a cost of real, by this descriptor
-	descriptor int
-	real       int64
-}
-
-// openHeader opens Request.ID. An id that cannot be used changes nothing.
-func (c *Call) openHeader() {
-	if c.Request.ID == None {
-		return
-	}
-	if reason := c.open(c.Request.ID); reason != Settles {
-		c.Settlements = append(c.Settlements, Settlement{Reason: reason, charge: noCharge})
-		return
-	}
-	c.header = header{opened: true, id: c.reserved.ID}
-}
-
-// settlesByHeader reports whether Request.ID settles the bucket of r, and notes its cost.
-func (c *Call) settlesByHeader(r *Result) bool {
-	d := &c.Descriptors[r.Descriptor]
-	if !d.Explicit {
-		return false
-	}
-	for j := range min(len(c.reserved.Parts), MaxReserved) {
-		part, h := &c.reserved.Parts[j], &c.header.parts[j]
-		if part.TTL > 0 || part.Name != "" || part.Limit != limitNumber(r.Policy) || string(part.Key) != string(r.Key[len(r.Policy.Prefix):]) {
-			continue
-		}
-		h.settled, h.descriptor = true, r.Descriptor
-		h.real += min(d.Cost, math.MaxInt64-h.real)
-		return true
-	}
-	return false
-}
-
 func (c *Call) planSettlements(now algorithms.Micros) {
-	for j := range c.header.parts {
-		if h := &c.header.parts[j]; c.header.opened && h.settled {
-			if !slices.ContainsFunc(c.header.parts[:j], func(other headerPart) bool { return other.settled && other.descriptor == h.descriptor }) {
-				c.done++
-			}
-			c.settlePart(h.descriptor, &c.reserved.Parts[j], h.real, now)
-		}
+	if c.header.opened {
+		c.settleHeader(now)
 	}
 	for i := range c.Descriptors {
 		isDone, isEnd := c.settling(i)
