@@ -111,6 +111,17 @@ func (p *pages) limitAdjustmentWords(l limitAdjustments) string {
 	return strings.Join(parts, "; ")
 }
 
+// blocked reports whether an operator blocks requests to which the targets apply. The first of them that is adjusted has
+// effect.
+func (p *pages) blocked(targets ...adjust.Target) bool {
+	for i := range targets {
+		if shown, err := p.Adjust.Find(targets[i].ID()); err == nil {
+			return shown.Change.Block
+		}
+	}
+	return false
+}
+
 // adjustmentWords describes an adjustment. It does not use the configured limit, which may have changed since.
 func adjustmentWords(a *adjust.Adjustment) string {
 	return a.Target.String() + ": " + changeWords(&a.Change) + ", until " + moment(a.Expires)

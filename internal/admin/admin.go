@@ -21,12 +21,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -59,12 +58,10 @@ type Config struct {
 	Settling    func(*limiter.Policy) metrics.SettleTally
 	EstimateNow func(*limiter.Policy) (units int64, learned bool)
 	// Denied returns the n keys that were denied most, with what they have in common. Shadowed does so for denials that
-	// shadow mode prevented.
-	Denied, Shadowed func(n int) denials.Top
+	// shadow mode prevented. Used returns the keys that consumed most.
+	Denied, Shadowed, Used func(n int) topkeys.Top
 	// Unmatched returns the n most frequent shapes of requests that matched no limit, and when counting began.
 	Unmatched func(n int) (since time.Time, top []unmatched.Shape)
-	// Used returns the keys that consumed most, and when counting began.
-	Used func() (since time.Time, top []usage.Used)
 	// History has the counts of the last fifteen minutes. Times has the durations of decisions.
 	History *history.Recorder
 	Times   *history.Times

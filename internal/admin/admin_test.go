@@ -13,11 +13,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -55,8 +54,8 @@ func fixture(t *testing.T) Config {
 		Unmatched: func(int) (time.Time, []unmatched.Shape) {
 			return began, []unmatched.Shape{{Domain: "sh0p", Keys: [][]string{{"user", "<b>"}, {"\xff"}}, Requests: 12345, Last: began}, {Domain: "d", Configured: true, Requests: 1, Last: began}}
 		},
-		Used:     func() (time.Time, []usage.Used) { return began, nil },
-		Shadowed: func(int) denials.Top { return denials.Top{} },
+		Used:     func(int) topkeys.Top { return topkeys.Top{Since: began} },
+		Shadowed: func(int) topkeys.Top { return topkeys.Top{} },
 		Line:     func() status.Line { return status.LineOf(nil, "", &status.Traffic{Allowed: 10, Denied: 1}) },
 		Status:   func(context.Context) status.Status { return status.Status{Store: status.Store{Kind: "memory"}} },
 		History:  recorder, Times: &history.Times{}, Conditions: func() []conditions.Condition { return nil },
@@ -75,12 +74,12 @@ func fixture(t *testing.T) Config {
 				return history.Totals{}
 			}
 		},
-		Denied: func(n int) denials.Top {
+		Denied: func(n int) topkeys.Top {
 			last := time.Unix(86400, 0)
-			return denials.Top{Since: time.Unix(43200, 0), Total: 94, Keys: []denials.Denied{
-				{Domain: "d", Limit: "send", Why: denials.Limit, Key: []string{"bob"}, Entries: []descriptors.Entry{{Key: "user", Value: "<script>alert(1)</script>"}, {Key: "ip", Value: "::1"}}, Times: 77, Exact: true, Last: last},
-				{Domain: "d", Limit: "send", Why: denials.Never, Key: []string{"a\r\n", "\xff\"'&"}, Times: 8, Cut: true, Last: last},
-				{Domain: "d", Limit: "other", Why: denials.Backend, Times: 9, Exact: true, Last: last},
+			return topkeys.Top{Since: time.Unix(43200, 0), Total: 94, Keys: []topkeys.Item{
+				{Domain: "d", Limit: "send", Why: topkeys.Limit, Key: []string{"bob"}, Entries: []descriptors.Entry{{Key: "user", Value: "<script>alert(1)</script>"}, {Key: "ip", Value: "::1"}}, Times: 77, Exact: true, Last: last},
+				{Domain: "d", Limit: "send", Why: topkeys.Never, Key: []string{"a\r\n", "\xff\"'&"}, Times: 8, Cut: true, Last: last},
+				{Domain: "d", Limit: "other", Why: topkeys.Backend, Times: 9, Exact: true, Last: last},
 			}[:min(n, 3)]}
 		},
 		API: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "api") }),

@@ -177,7 +177,7 @@ func (p *pages) defaultReason(c *change) string {
 	if c.do != "block" || c.match == allKeys {
 		return ""
 	}
-	top := p.Denied(maxDenied)
+	top := p.Denied(maxCounted)
 	for i := range top.Parts {
 		part := &top.Parts[i]
 		if c.match == "" || part.Domain != c.subject.Domain || part.Limit != c.subject.Limit || part.Entry != c.match || part.Value != c.subject.Key[0] {

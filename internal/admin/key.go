@@ -13,8 +13,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -125,7 +124,7 @@ type keyLimit struct {
 	Reserves string
 	// Adjusted is the adjustment in force for the key, or nil.
 	Adjusted *adjustedRow
-	// Reset, Raise and Block are links to forms. They are "" if the limit is unlimited.
+	// Reset, Raise and Block are links to forms. They are "" if the limit is unlimited, and Block if the key is blocked.
 	Reset, Raise, Block string
 }
 
@@ -221,16 +220,13 @@ func openKeys(l *limiter.Policy) string {
 }
 
 type events struct {
-	denied []denials.Denied
-	used   []usage.Used
-	now    time.Time
+	denied, used []topkeys.Item
+	now          time.Time
 }
 
 // explain completes b from c, which is a dry run of cost 1.
 func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.Call) {
-	known := events{now: p.Now()}
-	known.denied = p.Denied(maxDenied).Keys
-	_, known.used = p.Used()
+	known := events{p.Denied(maxCounted).Keys, p.Used(maxCounted).Keys, p.Now()}
 	peek, _ := p.inspect(ctx, s, 0) // a dry run of cost 0 shows the remaining units, which may differ for a cost of 1
 	for i := range c.Results {
 		result := &c.Results[i]
@@ -322,7 +318,10 @@ func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now tim
 	l.State, l.Left = stateWords(result, now), remainingWords(state)
 	l.Adjusted, l.Reserves = p.adjustedBy(limit), p.reserves(limit)
 	of := subject{Domain: limit.Domain, Limit: limit.Name, Key: key}
-	l.Reset, l.Raise, l.Block = changeLink("reset", &of, ""), changeLink("raise", &of, ""), changeLink("block", &of, "")
+	l.Reset, l.Raise = changeLink("reset", &of, ""), changeLink("raise", &of, "")
+	if limit.Adjusted == nil || !limit.Adjusted.Block {
+		l.Block = changeLink("block", &of, "")
+	}
 	return l
 }
 
@@ -380,39 +379,31 @@ const maxRecentRows = 12
 
 func (p *pages) addRecorded(l *keyLimit, c *limiter.Call, result *limiter.Result, known events) {
 	key := c.AppendValues(nil, result)
-	is := func(domain, limit string, other []string, isCut bool) bool {
-		return !isCut && domain == result.Policy.Domain && limit == result.Policy.Name && slices.Equal(other, key)
-	}
-	var list []denials.Event
-	all := denials.Denied{Exact: true} // the sum over the reasons for which the key was denied
-	for i := range known.denied {
-		if d := &known.denied[i]; is(d.Domain, d.Limit, d.Key, d.Cut) {
-			if all.Times == 0 || d.First.Before(all.First) {
-				all.First = d.First
+	find := func(items []topkeys.Item) *topkeys.Item {
+		for i := range items {
+			if one := &items[i]; !one.Cut && one.Domain == result.Policy.Domain && one.Limit == result.Policy.Name && slices.Equal(one.Key, key) {
+				return one
 			}
-			if d.Last.After(all.Last) {
-				all.Last = d.Last
-			}
-			all.Times, all.Exact = all.Times+d.Times, all.Exact && d.Exact
-			list = append(list, d.Recent...)
 		}
+		return &topkeys.Item{}
 	}
-	if all.Times > 0 {
-		times := plural(all.Times, "time")
-		if !all.Exact {
-			times = "at least " + times
-		}
-		l.Since = fmt.Sprintf("Denied %s since %s, last %s.", times, at(all.First), ago(all.Last, known.now))
+	denied := find(known.denied)
+	if denied.Times > 0 {
+		l.Since = fmt.Sprintf("Denied %s since %s, last %s.", deniedTimes(denied), at(denied.First), ago(denied.Last, known.now))
 	}
-	for i := range known.used {
-		if u := &known.used[i]; is(u.Domain, u.Limit, u.Key, u.Cut) {
-			list = append(list, u.Recent...)
-		}
-	}
-	slices.SortStableFunc(list, func(a, b denials.Event) int { return b.At.Compare(a.At) })
+	list := slices.Concat(denied.Recent, find(known.used).Recent)
+	slices.SortStableFunc(list, func(a, b topkeys.Event) int { return b.At.Compare(a.At) })
 	for _, e := range list[:min(len(list), maxRecentRows)] {
 		l.Recent = append(l.Recent, recent(e))
 	}
+}
+
+// deniedTimes returns how often d was denied.
+func deniedTimes(d *topkeys.Item) string {
+	if !d.Exact {
+		return "at least " + plural(d.Times, "time")
+	}
+	return plural(d.Times, "time")
 }
 
 var outcomes = map[limiter.Outcome]string{
@@ -420,7 +411,7 @@ var outcomes = map[limiter.Outcome]string{
 	limiter.FailedAllowed: "allowed: the store could not decide", limiter.FailedDenied: "denied: the store could not decide",
 }
 
-func recent(e denials.Event) recentRow {
+func recent(e topkeys.Event) recentRow {
 	row := recentRow{At: e.At.UTC().Format("15:04:05.000"), What: outcomes[e.Outcome], Cost: fmt.Sprint(e.Cost), Denied: e.Outcome.Denies()}
 	if row.Left = fmt.Sprintf("%d left", max(0, e.Remaining)); e.Outcome == limiter.Denied && e.RetryAfter > 0 {
 		row.Left = "retry after " + span(time.Duration(e.RetryAfter)*time.Microsecond)

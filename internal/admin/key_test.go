@@ -20,8 +20,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
@@ -51,8 +50,8 @@ type testPages struct {
 	*browser
 	now     time.Time
 	limiter *limiter.Limiter
-	denials *denials.Recorder
-	usage   *usage.Recorder
+	denials *topkeys.Recorder
+	usage   *topkeys.Recorder
 	file    string
 	logs    *observer.ObservedLogs
 }
@@ -74,7 +73,7 @@ func newTestPages(t *testing.T) *testPages {
 	micros := func() algorithms.Micros { return algorithms.Micros(d.now.UnixMicro()) }
 	d.limiter = limiter.New(memory.New(memory.Config{Clock: storetest.Times(micros)}), limiter.Config{})
 	d.limiter.Swap(s)
-	d.denials, d.usage = denials.New(clock), usage.New(clock)
+	d.denials, d.usage = topkeys.New(clock), topkeys.New(clock)
 	keeper := adjust.NewKeeper(adjust.Config{Clock: clock, Changed: func(set *adjust.Set) { d.limiter.Adjust(set, micros) }})
 	core, logs := observer.New(zap.InfoLevel)
 	d.logs = logs
@@ -102,7 +101,7 @@ func (d *testPages) request(t *testing.T, n int, entries ...descriptors.Entry) (
 		} else {
 			allowed++
 		}
-		d.usage.Observe(c, 1)
+		d.usage.ObserveUsed(c, 1)
 	}
 	return allowed
 }
@@ -277,6 +276,16 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 		t.Errorf("%d requests of another key are allowed; want 20", n)
 	}
 
+	// offered checks how many times the overview, the page of bob and that of the limit offer a block.
+	offered := func(overview, key, limit int) {
+		t.Helper()
+		for path, want := range map[string]int{"/": overview, "/key?domain=d&limit=send&value=bob": key, "/limit?domain=d&name=send": limit} {
+			if n := strings.Count(d.read(t, path), `class="button danger"`); n != want {
+				t.Errorf("%s offers %d blocks; want %d", path, n, want)
+			}
+		}
+	}
+	offered(2, 1, 3) // bob and eve were denied; the page of the limit also offers a block of all keys
 	preview = d.click(t, page, "Block")
 	has(t, preview, "every request is denied until", `value="ann"`, `value="flood: 15 denials since `)
 	w = d.follow(t, preview, "reason", "attack")
@@ -286,6 +295,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 		t.Error("a blocked key is allowed")
 	}
 
+	offered(1, 0, 2)
 	has(t, d.read(t, "/limits"), `title="1 single key">adjusted</span>`)
 	has(t, d.read(t, "/key?q=bo"), "key bob", "block until ")
 	list := d.read(t, "/adjustments")
@@ -298,6 +308,8 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	has(t, d.read(t, w.Header().Get("Location")), "The adjustment was ended.", "Nothing is adjusted.", "ended limit send of domain d, key bob: block")
 	has(t, d.read(t, "/change?do=end&id=x"), "there is no such adjustment")
 
+	offered(2, 1, 3)
+
 	// All keys with one value, and its undoing.
 	w = d.follow(t, d.read(t, "/change?do=block&domain=d&limit=send&value=eve&match=user"), "author", "ann")
 	page = d.read(t, w.Header().Get("Location"))
@@ -305,6 +317,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	if n := d.request(t, 1, user("eve")); n != 0 {
 		t.Error("a key with a blocked value is allowed")
 	}
+	offered(1, 1, 2)
 	if w := d.send("GET", "/change?do=block&domain=d&limit=send&value=a&value=b&match=user", nil); w.Code != 400 {
 		t.Errorf("two values: %d; want status 400", w.Code)
 	}
@@ -315,6 +328,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	if n := d.request(t, 1, user("carl")); n != 0 {
 		t.Error("a key of a limit that is blocked for all keys is allowed")
 	}
+	offered(0, 0, 0)
 }
 
 func TestOnlyTheAdminTokenAllowsChanges(t *testing.T) {
@@ -479,13 +493,13 @@ func TestNoConfigurationHasNoBuckets(t *testing.T) {
 
 // The decisions of a key page are those of the denied keys and of the used keys together, the newest first.
 func TestRecentDecisionsAreSorted(t *testing.T) {
-	event := func(second int, outcome limiter.Outcome) denials.Event {
-		return denials.Event{At: began.Add(time.Duration(second) * time.Second), Outcome: outcome}
+	event := func(second int, outcome limiter.Outcome) topkeys.Event {
+		return topkeys.Event{At: began.Add(time.Duration(second) * time.Second), Outcome: outcome}
 	}
 	l := &limiter.Policy{Domain: "d", Name: "l"}
 	known := events{now: began.Add(time.Minute)}
-	known.denied = []denials.Denied{{Domain: "d", Limit: "l", Times: 2, Exact: true, Recent: []denials.Event{event(4, limiter.Denied), event(2, limiter.Denied)}}}
-	known.used = []usage.Used{{Domain: "d", Limit: "l", Recent: []denials.Event{event(5, limiter.Allowed), event(3, limiter.Allowed)}}}
+	known.denied = []topkeys.Item{{Domain: "d", Limit: "l", Times: 2, Exact: true, Recent: []topkeys.Event{event(4, limiter.Denied), event(2, limiter.Denied)}}}
+	known.used = []topkeys.Item{{Domain: "d", Limit: "l", Recent: []topkeys.Event{event(5, limiter.Allowed), event(3, limiter.Allowed)}}}
 	c := &limiter.Call{Request: limiter.Request{Descriptors: []limiter.Descriptor{{}}}}
 	var row keyLimit
 	(&pages{}).addRecorded(&row, c, &limiter.Result{Policy: l}, known)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -32,7 +33,7 @@ type limitBody struct {
 	// Settling describes the reservations. It is empty for a limit without settle.
 	Settling []fact
 	// Raise and Block are links to forms that change all keys. They are "" if adjustments are not enabled, or if the
-	// client may not make changes.
+	// client may not make changes. Block is also "" while all keys are blocked.
 	Raise, Block string
 }
 
@@ -51,7 +52,7 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 		ID:     id,
 		Domain: descriptors.Printable(domain), Name: descriptors.Printable(name), Words: l.Words(), Mode: modes(l),
 		Facts: facts(l), Chart: p.chartOf("/limit", q), Total: p.Totals(l), Unlimited: l.Unlimited, Settling: p.settling(l),
-		Denied: p.who(p.Denied(maxDenied), &id), Shadowed: p.who(p.Shadowed(maxDenied), &id),
+		Denied: p.who(p.Denied(maxCounted), &id), Shadowed: p.who(p.Shadowed(maxCounted), &id),
 	}
 	b.UsedSince, b.Used = p.used(id)
 	place := l.Place
@@ -72,7 +73,9 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 		b.Adjustments = p.adjustmentsOf(domain, name)
 		if v.mayWrite {
 			all := subject{Domain: domain, Limit: name}
-			b.Block, b.Raise = changeLink("block", &all, allKeys), changeLink("raise", &all, allKeys)
+			if b.Raise = changeLink("raise", &all, allKeys); !p.blocked(adjust.Target{Domain: domain, Limit: name, AllKeys: true}) {
+				b.Block = changeLink("block", &all, allKeys)
+			}
 		}
 	}
 	p.show(w, r, v, http.StatusOK, limitPage, frame{Title: "Limit " + b.Name, Live: true, Body: b})

@@ -97,7 +97,7 @@ type choice struct {
 func (p *pages) overview(w http.ResponseWriter, r *http.Request, v viewer) {
 	b := overviewBody{
 		Configured: p.Current() != nil, Chart: p.chartOf("/", r.URL.Query()), Figures: p.figures(), Near: p.near(), Unmatched: p.unmatched(),
-		Denied: p.who(p.Denied(maxDenied), nil), Shadowed: p.who(p.Shadowed(maxDenied), nil),
+		Denied: p.who(p.Denied(maxCounted), nil), Shadowed: p.who(p.Shadowed(maxCounted), nil),
 	}
 	p.show(w, r, v, http.StatusOK, overviewPage, frame{Title: "Overview", Section: "/", Live: true, Body: b})
 }

@@ -12,9 +12,9 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/cputest"
 )
 
@@ -96,7 +96,7 @@ func TestDeniedKeysAreShownAsText(t *testing.T) {
 		}
 	}
 	c := fixture(t)
-	c.Denied = func(int) denials.Top { return denials.Top{} }
+	c.Denied = func(int) topkeys.Top { return topkeys.Top{} }
 	has(t, get(New(c), "/", "").Body.String(), "No key was denied")
 }
 

@@ -137,22 +137,18 @@ func (p *pages) searchRecorded(b *searchBody, query string) {
 		}
 		return entries != nil && strings.Contains(descriptors.Format(entries), query)
 	}
-	denied := p.Denied(maxDenied).Keys
+	denied := p.Denied(maxCounted).Keys
 	for i := range denied {
 		if d := &denied[i]; len(b.Recorded) < maxFound && !d.Cut && contains(d.Key, d.Entries) {
-			times := plural(d.Times, "time")
-			if !d.Exact {
-				times = "at least " + times
-			}
 			b.Recorded = append(b.Recorded, foundRow{Key: shown(d.Entries, d.Key), Link: deniedLink(d), Limit: descriptors.Printable(d.Limit),
-				Domain: descriptors.Printable(d.Domain), State: "denied " + times, Denied: true})
+				Domain: descriptors.Printable(d.Domain), State: "denied " + deniedTimes(d), Denied: true})
 		}
 	}
-	_, used := p.Used()
+	used := p.Used(maxCounted).Keys
 	for i := range used {
 		if u := &used[i]; len(b.Recorded) < maxFound && !u.Cut && contains(u.Key, u.Entries) {
 			b.Recorded = append(b.Recorded, foundRow{Key: shown(u.Entries, u.Key), Link: keyLink(u.Domain, u.Limit, u.Key), Limit: descriptors.Printable(u.Limit),
-				Domain: descriptors.Printable(u.Domain), State: "used about " + plural(u.Units, "unit")})
+				Domain: descriptors.Printable(u.Domain), State: "used about " + plural(u.Times, "unit")})
 		}
 	}
 }

@@ -9,8 +9,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -81,11 +80,11 @@ func (unavailable) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
 
 // Keys that were cut are left out, because a link to them would lead to another bucket.
 func TestASearchFindsRecordedKeys(t *testing.T) {
-	var denied []denials.Denied
-	var used []usage.Used
+	var denied []topkeys.Item
+	var used []topkeys.Item
 	p := &pages{Config: Config{
-		Denied: func(int) denials.Top { return denials.Top{Since: began, Keys: denied} },
-		Used:   func() (time.Time, []usage.Used) { return began, used },
+		Denied: func(int) topkeys.Top { return topkeys.Top{Since: began, Keys: denied} },
+		Used:   func(int) topkeys.Top { return topkeys.Top{Since: began, Keys: used} },
 	}}
 	search := func() string {
 		var b searchBody
@@ -99,8 +98,8 @@ func TestASearchFindsRecordedKeys(t *testing.T) {
 		}
 		return strings.Join(rows, ", ")
 	}
-	denied = []denials.Denied{{Key: []string{"bob"}, Times: 2, Exact: true}, {Key: []string{"bobby"}, Times: 3}, {Key: []string{"eve"}, Times: 1}, {Key: []string{"robert"}, Cut: true}}
-	used = []usage.Used{{Key: []string{"bob"}, Units: 7}, {Key: []string{"eve"}, Units: 1}, {Key: []string{"robert"}, Cut: true}}
+	denied = []topkeys.Item{{Key: []string{"bob"}, Times: 2, Exact: true}, {Key: []string{"bobby"}, Times: 3}, {Key: []string{"eve"}, Times: 1}, {Key: []string{"robert"}, Cut: true}}
+	used = []topkeys.Item{{Key: []string{"bob"}, Times: 7}, {Key: []string{"eve"}, Times: 1}, {Key: []string{"robert"}, Cut: true}}
 	if got, want := search(), "bob denied 2 times, bobby denied at least 3 times, bob used about 7 units"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

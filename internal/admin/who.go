@@ -10,23 +10,23 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 var reasons = map[string]string{
-	denials.Limit:    "the limit was reached",
-	denials.Penalty:  "the penalty of the limit blocks this key",
-	denials.Blocked:  "an operator blocks this key",
-	denials.NoAuth:   "the configuration has no auth section",
-	denials.Never:    "the cost is more than the limit can ever hold",
-	denials.Backend:  "the store could not decide",
-	denials.Full:     "no room for another bucket in memory",
-	denials.NoConfig: "no configuration of the domain yet",
-	denials.Missing:  "no descriptor has an entry that the domain requires",
-	denials.NoRoute:  "no route of auth matched, or the request lacks a value for every descriptor of its route",
+	topkeys.Limit:    "the limit was reached",
+	topkeys.Penalty:  "the penalty of the limit blocks this key",
+	topkeys.Blocked:  "an operator blocks this key",
+	topkeys.NoAuth:   "the configuration has no auth section",
+	topkeys.Never:    "the cost is more than the limit can ever hold",
+	topkeys.Backend:  "the store could not decide",
+	topkeys.Full:     "no room for another bucket in memory",
+	topkeys.NoConfig: "no configuration of the domain yet",
+	topkeys.Missing:  "no descriptor has an entry that the domain requires",
+	topkeys.NoRoute:  "no route of auth matched, or the request lacks a value for every descriptor of its route",
 }
 
 // who lists denied requests by a value that keys share, by key, and by limit. A value of only one key is not listed,
@@ -54,12 +54,12 @@ type whoRow struct {
 	// Note has the number of keys, and the rate of denials. For a key, it has the rate, or when the last one was, and the reason unless
 	// the limit was reached.
 	Note string
-	// Block is the link to a form that blocks this. It is "" if it cannot be blocked.
+	// Block is the link to a form that blocks this. It is "" if it cannot be blocked, or is blocked.
 	Block string
 }
 
-// maxDenied is larger than the number of keys that package denials stores.
-const maxDenied = 4096
+// maxCounted is larger than the number of keys that package topkeys stores.
+const maxCounted = 4096
 
 // These are the largest numbers of rows. On the page of a limit there are whoKeys more keys.
 const (
@@ -68,7 +68,7 @@ const (
 )
 
 // who returns the rows about a limit, or about all limits if of is nil.
-func (p *pages) who(top denials.Top, of *history.Key) who {
+func (p *pages) who(top topkeys.Top, of *history.Key) who {
 	w := who{Since: clock(top.Since) + " UTC", Total: count(uint64(top.Total))}
 	row := func(name, domain, limit string, times int64, exact bool) whoRow {
 		r := whoRow{Name: name, Times: count(uint64(times)), Percent: int(100 * times / max(1, top.Total))}
@@ -100,7 +100,8 @@ func (p *pages) who(top denials.Top, of *history.Key) who {
 			continue
 		}
 		r := row(partName(part), part.Domain, part.Limit, part.Times, part.Exact)
-		if r.Note = keysOf(part); part.Entry != "" && !part.Cut && p.Adjust != nil {
+		of := adjust.Target{Domain: part.Domain, Limit: part.Limit, Entry: part.Entry, Value: part.Value}
+		if r.Note = keysOf(part); part.Entry != "" && !part.Cut && p.Adjust != nil && !p.blocked(of, adjust.Target{Domain: part.Domain, Limit: part.Limit, AllKeys: true}) {
 			r.Block = changeLink("block", &subject{Domain: part.Domain, Limit: part.Limit, Key: []string{part.Value}}, part.Entry)
 		}
 		values = append(values, r)
@@ -129,7 +130,7 @@ func (p *pages) who(top denials.Top, of *history.Key) who {
 }
 
 // keysOf returns the number of keys of p, and the rate of its denials if there are any now.
-func keysOf(p *denials.Part) string {
+func keysOf(p *topkeys.Part) string {
 	var notes []string
 	if p.Keys > 0 {
 		notes = append(notes, plural(int64(p.Keys), "key"))
@@ -144,26 +145,39 @@ func keysOf(p *denials.Part) string {
 const leastRate = .1
 
 // describeKey completes r, the row of d.
-func (p *pages) describeKey(r *whoRow, d *denials.Denied) {
+func (p *pages) describeKey(r *whoRow, d *topkeys.Item) {
 	if r.Note = ago(d.Last, p.Now()); d.Rate >= leastRate {
 		r.Note = rate(d.Rate)
 	}
-	if d.Why != denials.Limit { // the usual reason needs no words
+	if d.Why != topkeys.Limit { // the usual reason needs no words
 		r.Note = reasons[d.Why] + ", " + r.Note
 	}
 	switch {
 	case d.Cut:
 		r.Name = strings.TrimSuffix(r.Name, "…") + "…"
 	case d.Entries != nil || d.Key != nil:
-		if r.Name = or(r.Name, "(empty)"); d.Limit != "" && d.Key != nil && p.Adjust != nil {
+		if r.Name = or(r.Name, "(empty)"); d.Limit != "" && d.Key != nil && p.Adjust != nil && !p.blocked(targetsOf(d)...) {
 			r.Block = changeLink("block", &subject{Domain: d.Domain, Limit: d.Limit, Key: d.Key}, "")
 		}
 		r.Link = deniedLink(d)
 	}
 }
 
+// targetsOf returns the targets of adjustments that apply to the key of d. The first of them that is adjusted has effect.
+func targetsOf(d *topkeys.Item) []adjust.Target {
+	of := adjust.Target{Domain: d.Domain, Limit: d.Limit}
+	list := []adjust.Target{{Domain: d.Domain, Limit: d.Limit, Key: d.Key}}
+	for i, value := range d.Key {
+		if of.Entry = d.Entry(i); of.Entry != "" {
+			of.Value = value
+			list = append(list, of)
+		}
+	}
+	return append(list, adjust.Target{Domain: d.Domain, Limit: d.Limit, AllKeys: true})
+}
+
 // partName returns the text of a value with its entry, such as tenant=evil.
-func partName(p *denials.Part) string {
+func partName(p *topkeys.Part) string {
 	name := descriptors.Printable(p.Value)
 	if p.Entry == "" {
 		name = fmt.Sprintf("value %d: %s", p.Position+1, name)
@@ -179,7 +193,7 @@ func partName(p *denials.Part) string {
 // usedRow is a key that consumed units. Number has what is left, or what it consumed.
 type usedRow struct{ Number, Key, Link, Limit, LimitLink string }
 
-func rowOf(u *usage.Used, number string) usedRow {
+func rowOf(u *topkeys.Item, number string) usedRow {
 	row := usedRow{Number: number, Key: or(shown(u.Entries, u.Key), "(empty)"), Limit: descriptors.Printable(u.Limit), LimitLink: limitLink(u.Domain, u.Limit)}
 	if u.Cut {
 		row.Key += "…"
@@ -191,10 +205,10 @@ func rowOf(u *usage.Used, number string) usedRow {
 
 // near returns the keys of the sample that have used most of their limits, those with the least left first.
 func (p *pages) near() (rows []usedRow) {
-	_, used := p.Used()
-	left := func(u *usage.Used) float64 { return float64(max(0, u.Remaining)) / float64(max(1, u.Capacity)) }
-	used = slices.DeleteFunc(used, func(u usage.Used) bool { return u.Capacity < 2 || left(&u) > .2 })
-	slices.SortStableFunc(used, func(a, b usage.Used) int { return cmp.Compare(left(&a), left(&b)) })
+	used := p.Used(maxCounted).Keys
+	left := func(u *topkeys.Item) float64 { return float64(max(0, u.Remaining)) / float64(max(1, u.Capacity)) }
+	used = slices.DeleteFunc(used, func(u topkeys.Item) bool { return u.Capacity < 2 || left(&u) > .2 })
+	slices.SortStableFunc(used, func(a, b topkeys.Item) int { return cmp.Compare(left(&a), left(&b)) })
 	for i := range used[:min(len(used), maxNear)] {
 		u := &used[i]
 		rows = append(rows, rowOf(u, fmt.Sprintf("%s of %s", count(uint64(max(0, u.Remaining))), count(uint64(u.Capacity)))))
@@ -204,15 +218,15 @@ func (p *pages) near() (rows []usedRow) {
 
 // used returns the keys of a limit that consumed most.
 func (p *pages) used(id history.Key) (since string, rows []usedRow) {
-	from, top := p.Used()
-	for i := range top {
-		if u := &top[i]; u.Domain == id.Domain && u.Limit == id.Limit && len(rows) < maxUsed {
-			row := rowOf(u, "about "+count(uint64(max(0, u.Units))))
+	top := p.Used(maxCounted)
+	for i := range top.Keys {
+		if u := &top.Keys[i]; u.Domain == id.Domain && u.Limit == id.Limit && len(rows) < maxUsed {
+			row := rowOf(u, "about "+count(uint64(max(0, u.Times))))
 			row.Limit = "" // the page is about it
 			rows = append(rows, row)
 		}
 	}
-	return clock(from) + " UTC", rows
+	return clock(top.Since) + " UTC", rows
 }
 
 func shown(entries []descriptors.Entry, key []string) string {
@@ -230,7 +244,7 @@ func printable(key []string) string {
 	return strings.Join(parts, ",")
 }
 
-func deniedLink(d *denials.Denied) string {
+func deniedLink(d *topkeys.Item) string {
 	if d.Entries != nil {
 		return descriptorLink(d.Domain, d.Entries)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -46,7 +46,7 @@ func TestWordsAboutABucket(t *testing.T) {
 }
 
 func TestWordsAboutARecordedDecision(t *testing.T) {
-	for want, e := range map[string]denials.Event{
+	for want, e := range map[string]topkeys.Event{
 		"retry after 5 seconds": {Outcome: limiter.Denied, Remaining: 1, RetryAfter: 5 * algorithms.Second},
 		"1 left":                {Outcome: limiter.Denied, Remaining: 1},
 		"0 left":                {Outcome: limiter.Allowed, Remaining: -5, RetryAfter: 5},

@@ -16,11 +16,10 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -30,10 +29,8 @@ import (
 type Operator struct {
 	Limiter *limiter.Limiter
 	// Denied returns the keys denied most, and what they have in common. Shadowed does so for denials that shadow mode
-	// prevented. Both are the method Top of a denials.Recorder.
-	Denied, Shadowed func(n int) denials.Top
-	// Used is the method Top of a usage.Recorder.
-	Used func() (since time.Time, top []usage.Used)
+	// prevented. Used returns the keys that consumed most. All are the method Top of a topkeys.Recorder.
+	Denied, Shadowed, Used func(n int) topkeys.Top
 	// Status returns the state of the sidecar.
 	Status func(context.Context) status.Status
 	// Unmatched is the method Top of an unmatched.Recorder.
@@ -200,7 +197,7 @@ func (o *Operator) reset(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"reset": all})
 }
 
-// DeniedKey is the JSON form of denials.Denied.
+// DeniedKey is the JSON form of topkeys.Item.
 type DeniedKey struct {
 	Domain string `json:"domain"`
 	Name   string `json:"name,omitempty"`
@@ -215,7 +212,7 @@ type DeniedKey struct {
 	Last       time.Time `json:"last"`
 }
 
-// DeniedPart is the JSON form of denials.Part: what denied keys of one limit have in common.
+// DeniedPart is the JSON form of topkeys.Part: what denied keys of one limit have in common.
 type DeniedPart struct {
 	Domain string `json:"domain"`
 	Name   string `json:"name"`
@@ -234,7 +231,7 @@ type DeniedPart struct {
 	Share float64 `json:"share"`
 }
 
-// UsedKey is the JSON form of usage.Used.
+// UsedKey is the JSON form of a topkeys.Item that consumed units.
 type UsedKey struct {
 	Domain string `json:"domain"`
 	Name   string `json:"name"`
@@ -285,12 +282,11 @@ func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 	for i := range top.Keys {
 		answer.Denied = append(answer.Denied, deniedKey(&top.Keys[i]))
 	}
-	var used []usage.Used
+	var used []topkeys.Item
 	if o.Used != nil && shadow != "true" {
-		_, used = o.Used()
-		used = used[:min(n, len(used))]
+		used = o.Used(n).Keys
 		for _, u := range used {
-			answer.Busiest = append(answer.Busiest, UsedKey{u.Domain, u.Limit, u.Key, u.Cut, u.Units, u.Rate, u.Remaining, u.Capacity})
+			answer.Busiest = append(answer.Busiest, UsedKey{u.Domain, u.Limit, u.Key, u.Cut, u.Times, u.Rate, u.Remaining, u.Capacity})
 		}
 	}
 	answer.InFlight = o.inFlight(r.Context(), top.Keys, used)
@@ -303,7 +299,7 @@ func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", answer)
 }
 
-func deniedKey(d *denials.Denied) DeniedKey {
+func deniedKey(d *topkeys.Item) DeniedKey {
 	k := DeniedKey{
 		Domain: d.Domain, Name: d.Limit, Why: d.Why, Key: d.Key, Cut: d.Cut, Denied: d.Times, Exact: d.Exact, Rate: d.Rate,
 		Last: d.Last.UTC().Truncate(time.Millisecond),
@@ -314,12 +310,12 @@ func deniedKey(d *denials.Denied) DeniedKey {
 	return k
 }
 
-func deniedParts(list []denials.Part, total int64) []DeniedPart {
+func deniedParts(list []topkeys.Part, total int64) []DeniedPart {
 	all := []DeniedPart{}
 	for i := range list {
 		p := &list[i]
 		part := DeniedPart{Domain: p.Domain, Name: p.Limit, Cut: p.Cut, Denied: p.Times, Exact: p.Exact, Rate: p.Rate, Keys: p.Keys, Share: float64(p.Times) / float64(max(1, total))}
-		if p.Position != denials.WholeLimit {
+		if p.Position != topkeys.WholeLimit {
 			part.Position, part.Entry, part.Value = &p.Position, p.Entry, key{p.Value}
 		}
 		all = append(all, part)

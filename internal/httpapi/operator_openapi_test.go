@@ -15,10 +15,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -32,22 +31,22 @@ func describedOperator(t *testing.T, store backend.Store, k *adjust.Keeper) *Ope
 	l := limiter.New(store, limiter.Config{})
 	l.Swap(authSnapshot(t, operated))
 	now := time.Now()
-	top := func(int) denials.Top {
-		return denials.Top{
+	top := func(int) topkeys.Top {
+		return topkeys.Top{
 			Since: now, Total: 9,
-			Keys: []denials.Denied{
-				{Domain: "edge", Limit: "send", Why: denials.Limit, Key: []string{"a", "\xff"}, Entries: []descriptors.Entry{{Key: "user", Value: "\xff"}}, Times: 7, Exact: true, Last: now},
-				{Domain: "edge", Why: denials.Backend, Cut: true, Last: now},
+			Keys: []topkeys.Item{
+				{Domain: "edge", Limit: "send", Why: topkeys.Limit, Key: []string{"a", "\xff"}, Entries: []descriptors.Entry{{Key: "user", Value: "\xff"}}, Times: 7, Exact: true, Last: now},
+				{Domain: "edge", Why: topkeys.Backend, Cut: true, Last: now},
 			},
-			Limits: []denials.Part{{Domain: "edge", Limit: "send", Position: denials.WholeLimit, Times: 7, Exact: true, Keys: 2}},
-			Parts:  []denials.Part{{Domain: "edge", Limit: "send", Entry: "user", Value: "\xff", Cut: true, Times: 7}},
+			Limits: []topkeys.Part{{Domain: "edge", Limit: "send", Position: topkeys.WholeLimit, Times: 7, Exact: true, Keys: 2}},
+			Parts:  []topkeys.Part{{Domain: "edge", Limit: "send", Entry: "user", Value: "\xff", Cut: true, Times: 7}},
 		}
 	}
 	return &Operator{
 		Limiter: l, Log: zap.NewNop(),
 		Denied: top, Shadowed: top,
-		Used: func() (time.Time, []usage.Used) {
-			return now, []usage.Used{{Domain: "edge", Limit: "send", Key: []string{"a", "\xff"}, Cut: true, Units: 64, Remaining: 2, Capacity: 5}}
+		Used: func(int) topkeys.Top {
+			return topkeys.Top{Keys: []topkeys.Item{{Domain: "edge", Limit: "send", Key: []string{"a", "\xff"}, Cut: true, Times: 64, Remaining: 2, Capacity: 5}}}
 		},
 		Status: func(context.Context) status.Status {
 			failing := conditions.Condition{Name: "redis-slow", Severity: conditions.Degraded, Since: now, Headline: "h", Summary: "s.", Remedy: "r.", Error: "e"}

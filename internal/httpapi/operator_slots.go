@@ -7,8 +7,7 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -26,11 +25,8 @@ const maxFlightKeys = 20
 
 // inFlight returns the units in flight of the first keys of concurrency limits in the lists, the most units first. If
 // the store fails, it returns those that it has read.
-func (o *Operator) inFlight(ctx context.Context, denied []denials.Denied, used []usage.Used) []FlightKey {
-	list := slices.Clone(denied)
-	for _, u := range used {
-		list = append(list, denials.Denied{Domain: u.Domain, Limit: u.Limit, Key: u.Key, Entries: u.Entries, Cut: u.Cut})
-	}
+func (o *Operator) inFlight(ctx context.Context, denied []topkeys.Item, used []topkeys.Item) []FlightKey {
+	list := slices.Concat(denied, used)
 	all, seen, current := []FlightKey{}, map[string]bool{}, o.Limiter.Current()
 	for i := range list {
 		d := &list[i]
@@ -66,7 +62,7 @@ func (o *Operator) inFlight(ctx context.Context, denied []denials.Denied, used [
 }
 
 // hasSlots reports whether the limit of key is a concurrency limit.
-func hasSlots(s *limiter.Snapshot, key *denials.Denied) bool {
+func hasSlots(s *limiter.Snapshot, key *topkeys.Item) bool {
 	if s == nil || s.Domains[key.Domain] == nil {
 		return false
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -41,12 +41,12 @@ func operator(tb testing.TB, store backend.Store) (http.Handler, *limiter.Limite
 	l := limiter.New(store, limiter.Config{})
 	l.Swap(authSnapshot(tb, operated))
 	core, logs := observer.New(zap.InfoLevel)
-	top := func(n int) denials.Top {
-		all := []denials.Denied{
-			{Domain: "edge", Limit: "send", Why: denials.Limit, Key: []string{"<b>\xff"}, Entries: []descriptors.Entry{{Key: "user", Value: "<b>\xff"}}, Times: 7, Exact: true, Last: time.UnixMicro(int64(storetest.Start))},
-			{Domain: "edge", Limit: "send", Why: denials.Backend, Times: 3, Cut: true, Last: time.UnixMicro(int64(storetest.Start))},
+	top := func(n int) topkeys.Top {
+		all := []topkeys.Item{
+			{Domain: "edge", Limit: "send", Why: topkeys.Limit, Key: []string{"<b>\xff"}, Entries: []descriptors.Entry{{Key: "user", Value: "<b>\xff"}}, Times: 7, Exact: true, Last: time.UnixMicro(int64(storetest.Start))},
+			{Domain: "edge", Limit: "send", Why: topkeys.Backend, Times: 3, Cut: true, Last: time.UnixMicro(int64(storetest.Start))},
 		}
-		return denials.Top{Since: time.UnixMicro(int64(storetest.Start - algorithms.Second)), Keys: all[:min(n, len(all))]}
+		return topkeys.Top{Since: time.UnixMicro(int64(storetest.Start - algorithms.Second)), Keys: all[:min(n, len(all))]}
 	}
 	return (&Operator{Limiter: l, Denied: top, Log: zap.New(core)}).Handler(), l, logs
 }

@@ -22,10 +22,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 )
@@ -50,7 +50,7 @@ type server struct {
 	log             *zap.Logger
 	stack           stack
 	metrics         *metrics.Metrics
-	denials         *denials.Recorder // nil without an admin listener
+	denials         *topkeys.Recorder // nil without an admin listener
 	watch           *watch            // nil without an admin listener
 	limiter         *limiter.Limiter
 	adjust          *adjustments
@@ -206,7 +206,7 @@ func (s *server) token(fixed, file string) (httpauth.Token, error) {
 func (s *server) observer() limiter.Observer {
 	s.unmatched = unmatched.New(time.Now, s.log)
 	if s.config.Admin != "" {
-		s.denials, s.watch = denials.New(time.Now), newWatch(time.Now())
+		s.denials, s.watch = topkeys.New(time.Now), newWatch(time.Now())
 	}
 	return observers{s.metrics, s.unmatched, s.denials, s.watch}
 }
@@ -222,9 +222,9 @@ func (s *server) Refused(reason string) {
 	}
 	switch current := s.limiter.Current(); {
 	case current.Auth == nil:
-		s.denials.Unrouted(denials.NoAuth)
+		s.denials.Unrouted(topkeys.NoAuth)
 	case !current.Auth.Allow:
-		s.denials.Unrouted(denials.NoRoute)
+		s.denials.Unrouted(topkeys.NoRoute)
 	}
 }
 

@@ -12,23 +12,22 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/admin"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 )
 
 type watch struct {
 	started time.Time
 	history *history.Recorder
 	times   history.Times
-	usage   *usage.Recorder
+	usage   *topkeys.Recorder
 	// Of the timed decisions, usage records one in thin. thin is a power of two, at most 1,024.
 	thin                 atomic.Uint32
 	requestsAtLastSample uint64
 
-	shadowed *denials.Recorder // denials that shadow mode prevented
+	shadowed *topkeys.Recorder // denials that shadow mode prevented
 	recent   recentTraffic
 	fleet    *fleet // nil without Redis
 	link     string // the address of the admin listener for other machines, or ""
@@ -51,7 +50,7 @@ type watch struct {
 type swap struct{ before, after *limiter.Snapshot }
 
 func newWatch(now time.Time) *watch {
-	w := &watch{started: now, history: history.New(now), usage: usage.New(time.Now), shadowed: denials.New(time.Now), swapped: make(chan swap, 1), again: make(chan chan error)}
+	w := &watch{started: now, history: history.New(now), usage: topkeys.New(time.Now), shadowed: topkeys.New(time.Now), swapped: make(chan swap, 1), again: make(chan chan error)}
 	w.thin.Store(1)
 	return w
 }
@@ -80,7 +79,7 @@ func thinned(n uint64) uint32 {
 type observers struct {
 	*metrics.Metrics
 	unmatched *unmatched.Recorder
-	denials   *denials.Recorder // denials and watch are nil without an admin listener
+	denials   *topkeys.Recorder // denials and watch are nil without an admin listener
 	watch     *watch
 }
 
@@ -109,7 +108,7 @@ func (w *watch) sample(c *limiter.Call, random uint32) {
 		w.times.Add(time.Since(c.Arrived))
 	}
 	if thin := w.thin.Load(); random%thin == 0 {
-		w.usage.Observe(c, sampleEvery*int64(thin))
+		w.usage.ObserveUsed(c, sampleEvery*int64(thin))
 	}
 }
 

@@ -104,8 +104,8 @@ func TestUsageIsEstimatedAtAnyRate(t *testing.T) {
 		for range calls {
 			o.Observe(c)
 		}
-		_, top := w.usage.Top()
-		if len(top) != 1 || top[0].Units < calls || top[0].Units > 3*calls {
+		top := w.usage.Top(10).Keys
+		if len(top) != 1 || top[0].Times < calls || top[0].Times > 3*calls {
 			t.Errorf("with one of %d timed decisions: %+v; want bob with about %d units", thin, top, 2*calls)
 		}
 	}

@@ -1,4 +1,4 @@
-package denials
+package topkeys
 
 import (
 	"cmp"
@@ -38,9 +38,9 @@ func (s *shard) addParts(now time.Time, c *limiter.Call, result *limiter.Result,
 	var room [256]byte
 	var list [8]string
 	owner := append(append(room[:0], result.Policy.Owner...), 0)
-	limit, added := s.parts.AddN(now, owner, 1)
-	if added {
-		limit.Value = newPart(c, result, WholeLimit, nil)
+	if limit, added := s.parts.AddN(now, owner, 1); added {
+		limit.Value = Part{Position: WholeLimit}
+		limit.Value.Domain, limit.Value.Limit = namesOf(c, result)
 	}
 	if !aboutKey || result.Key == nil {
 		return
@@ -54,26 +54,18 @@ func (s *shard) addParts(now time.Time, c *limiter.Call, result *limiter.Result,
 		return
 	}
 	for i := first; i < len(values) && i < maxPositions; i += step {
-		part, added := s.parts.AddN(now, append(append(owner, byte(i+1)), cut(values[i])...), 1)
-		if added {
-			part.Value = newPart(c, result, i, values)
+		value := cut(values[i])
+		if part, added := s.parts.AddN(now, append(append(owner, byte(i+1)), value...), 1); added {
+			p := Part{Position: i, Entry: entryAt(result.Policy, i, values), Cut: len(value) < len(values[i])}
+			p.Domain, p.Limit = namesOf(c, result)
+			p.Value = part.Key()[len(part.Key())-len(value):] // a part of a string that is in memory anyway
+			part.Value = p
 		}
 	}
 }
 
 // maxPositions bounds how many values of a key are counted.
 const maxPositions = 16
-
-func newPart(c *limiter.Call, result *limiter.Result, position int, values []string) Part {
-	of := describe(c, result, "", false)
-	p := Part{Domain: of.Domain, Limit: of.Limit, Position: position}
-	if position == WholeLimit {
-		return p
-	}
-	p.Entry = entryAt(result.Policy, position, values)
-	p.Value, p.Cut = strings.Clone(cut(values[position])), len(values[position]) > maxShown
-	return p
-}
 
 // entryAt returns the key of the entry whose value is at a position of the key of p. values are those of the key.
 func entryAt(p *limiter.Policy, position int, values []string) string {
@@ -87,7 +79,7 @@ func entryAt(p *limiter.Policy, position int, values []string) string {
 }
 
 // positions returns the positions of Key that have values. The others have the keys of their entries.
-func (d *Denied) positions() (list []int) {
+func (d *Item) positions() (list []int) {
 	for i := range d.Key {
 		if !d.whole || i%2 == 1 {
 			list = append(list, i)
@@ -97,7 +89,7 @@ func (d *Denied) positions() (list []int) {
 }
 
 // Entry returns the key of the entry whose value is at a position of Key, or "".
-func (d *Denied) Entry(position int) string {
+func (d *Item) Entry(position int) string {
 	switch {
 	case d.whole && position > 0:
 		return d.Key[position-1]
@@ -147,7 +139,7 @@ func (p *Part) id() partID { return partID{p.Domain, p.Limit, p.Position, p.Valu
 
 // complete returns the Parts of all shards, with those that are the only value of a key. keys are all counted keys, and
 // missed has a number for each shard, see read.
-func (all parts) complete(keys []Denied, missed []int64) map[partID]*Part {
+func (all parts) complete(keys []Item, missed []int64) map[partID]*Part {
 	byID := map[partID]*Part{}
 	for _, part := range all {
 		for at, n := range missed {

@@ -1,11 +1,14 @@
-// Package denials counts which keys are denied most, and why, and which limits and which values of one entry
-// these keys have in common. It counts denials of the last five to ten minutes in bounded memory (package topk).
-package denials
+// Package topkeys counts which keys are denied most, and why, and which limits and which values of one entry these keys
+// have in common. It also estimates which keys consume most units. It counts the last five to ten minutes in bounded
+// memory (package topk).
+package topkeys
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"hash/maphash"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -32,11 +35,11 @@ const (
 	NoAuth   = "no-auth"            // the configuration has no auth section
 )
 
-// Denied is a key with the number of its denials.
-type Denied struct {
+// Item is a key with the number of its denials, or of the units that it consumed.
+type Item struct {
 	Domain, Limit string
 	// Why is one of the reasons above: that of the last denial. Some reasons do not depend on the key. For these,
-	// all keys of a limit count as one Denied without Key and Entries.
+	// all keys of a limit count as one Item without Key and Entries. Why is "" for a key that consumed units.
 	Why string
 	// Key has the values that identify the bucket. Entries is the descriptor, if the request had one. Both
 	// contain bytes that a client chose.
@@ -44,13 +47,15 @@ type Denied struct {
 	Entries []descriptors.Entry
 	// Cut means that Key or Entries were too long and are incomplete.
 	Cut bool
-	// Times is the number of denials if Exact is true. Otherwise it is a lower bound.
+	// Times is the number of denials, or of units, if Exact is true. Otherwise it is a lower bound.
 	Times       int64
 	Exact       bool
 	First, Last time.Time
-	// Rate is the number of denials in a second, averaged over about the last ten seconds.
+	// Rate is the number of denials, or of units, in a second, averaged over about the last ten seconds.
 	Rate float64
-	// Recent are the last denials, newest first.
+	// Remaining and Capacity are those of the bucket at the last decision.
+	Remaining, Capacity int64
+	// Recent are the last decisions, newest first.
 	Recent []Event
 
 	names []string // the keys of the entries of Key, if the limit has them
@@ -87,19 +92,24 @@ func (e *Events) AppendTo(dst []Event) []Event {
 	return dst
 }
 
+// counted is an Item in memory that is reused. It has no Key and Entries. When there are more keys than room, most
+// denials replace a key, and making an Item for each of them took a third of the time.
 type counted struct {
-	Denied
-	events Events
+	Item
+	// texts has the values of Key, and the keys and values of Entries, each after its length.
+	texts           []byte
+	values, entries int
+	events          Events
 }
 
 // Top is what Recorder.Top returns.
 type Top struct {
 	// Since is when counting began, which is at most ten minutes ago. Total is the number of denials since then, one
-	// for each limit that denied.
+	// for each limit that denied, or of units.
 	Since time.Time
 	Total int64
-	// Keys, Limits and Parts are sorted, those with the most denials first.
-	Keys          []Denied
+	// Keys, Limits and Parts are sorted, those with the most denials or units first. Limits and Parts count only denials.
+	Keys          []Item
 	Limits, Parts []Part
 }
 
@@ -113,7 +123,7 @@ const (
 	maxShown = 256
 )
 
-// Recorder counts denials, or requests that shadow mode allowed. It is safe for concurrent use.
+// Recorder counts denials, or requests that shadow mode allowed, or units. It is safe for concurrent use.
 type Recorder struct {
 	now    func() time.Time
 	began  time.Time
@@ -145,12 +155,12 @@ func (r *Recorder) Observe(c *limiter.Call) {
 		if c.Missing != nil {
 			reason = Missing
 		}
-		r.count(now, c, &limiter.Result{}, reason)
+		r.count(now, c, &limiter.Result{}, reason, 1)
 		return
 	}
 	for i := range c.Results {
 		if result := &c.Results[i]; c.Denies(result) {
-			r.count(now, c, result, reasonOf(result))
+			r.count(now, c, result, reasonOf(result), 1)
 		}
 	}
 }
@@ -159,7 +169,20 @@ func (r *Recorder) Observe(c *limiter.Call) {
 func (r *Recorder) ObserveShadowed(c *limiter.Call) {
 	for i := range c.Results {
 		if result := &c.Results[i]; result.Outcome == limiter.Shadowed || c.WouldDeny && result.Outcome.Denies() {
-			r.count(r.arrival(c), c, result, reasonOf(result))
+			r.count(r.arrival(c), c, result, reasonOf(result), 1)
+		}
+	}
+}
+
+// ObserveUsed counts the units that c consumed. The caller observes a random sample of the requests. weight is the number
+// of requests for which c stands, such as 64 if one of 64 is in the sample; the units of c count weight times.
+func (r *Recorder) ObserveUsed(c *limiter.Call, weight int64) {
+	if c.DryRun || c.Replayed {
+		return
+	}
+	for i := range c.Results {
+		if result := &c.Results[i]; result.Key != nil && result.Cost > 0 && !result.Outcome.Denies() {
+			r.count(r.arrival(c), c, result, "", min(result.Cost, math.MaxInt32)*weight)
 		}
 	}
 }
@@ -189,9 +212,10 @@ func reasonOf(r *limiter.Result) string {
 	}
 }
 
-func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result, why string) {
+// count counts n denials or, if why is "", n units.
+func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result, why string, n int64) {
 	var room [256]byte
-	aboutKey := why == Limit || why == Penalty || why == Blocked || why == Never
+	aboutKey := why == "" || why == Limit || why == Penalty || why == Blocked || why == Never
 	key := room[:0]
 	switch {
 	case aboutKey && result.Key != nil:
@@ -201,85 +225,121 @@ func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result,
 	default:
 		key = append(append(append(key, 'd'), why...), cut(c.Request.Domain)...)
 	}
-	event := Event{At: now, Cost: result.Cost, Outcome: result.Outcome}
-	event.Remaining, event.RetryAfter = result.Decision.Remaining, result.Decision.RetryAfter
 	s := r.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.add(key, event, why, func() Denied { return describe(c, result, why, aboutKey) })
-	if result.Policy != nil {
+	one, added := s.add(now, key, n, why)
+	if added {
+		one.describe(c, result, aboutKey)
+	}
+	one.Remaining = result.Decision.Remaining
+	one.events.Add(Event{now, result.Cost, result.Decision.Remaining, result.Decision.RetryAfter, result.Outcome})
+	if result.Policy == nil {
+		return
+	}
+	if result.Policy.Limit != nil {
+		one.Capacity = result.Policy.Limit.Capacity
+	}
+	if why != "" {
 		s.addParts(now, c, result, aboutKey)
 	}
 }
 
 // Unrouted counts a request that was denied before any limit was evaluated. why is NoRoute or NoAuth.
 func (r *Recorder) Unrouted(why string) {
-	key := []byte(why)
+	now, key := r.now(), []byte(why)
 	s := r.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.add(key, Event{At: r.now(), Outcome: limiter.Denied}, why, func() Denied { return Denied{Why: why} })
+	one, _ := s.add(now, key, 1, why)
+	one.events.Add(Event{At: now, Outcome: limiter.Denied})
 }
 
 func (r *Recorder) shard(key []byte) *shard { return &r.shards[maphash.Bytes(r.seed, key)%shards] }
 
-// add counts a denial. The caller holds s.mu.
-func (s *shard) add(key []byte, event Event, why string, describe func() Denied) {
-	d, added := s.keys.AddN(event.At, key, 1)
-	if added {
-		d.Value = counted{Denied: describe()}
-		d.Value.First = event.At
+// add counts n denials or units of key. The caller holds s.mu, and describes a key that was added.
+func (s *shard) add(now time.Time, key []byte, n int64, why string) (one *counted, added bool) {
+	c, added := s.keys.AddN(now, key, n)
+	if one = &c.Value; added {
+		*one = counted{Item: Item{First: now}, texts: one.texts[:0]}
 	}
-	d.Value.Last, d.Value.Why = event.At, why
-	d.Value.events.Add(event)
+	one.Last, one.Why = now, why
+	return one, added
 }
 
-// Describe returns the domain, limit, key and descriptor of result. It copies their texts, because the
-// listener reuses their memory.
-func Describe(c *limiter.Call, result *limiter.Result) Denied { return describe(c, result, "", true) }
-
-func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool) Denied {
-	d := Denied{Why: why}
-	if c.Verdict.Domain != nil {
-		d.Domain = c.Verdict.Domain.Name
-	} else {
-		d.Domain = strings.Clone(cut(c.Request.Domain))
-	}
+// describe stores the domain, limit, key and descriptor of result. It copies their texts, because the listener reuses
+// their memory.
+func (d *counted) describe(c *limiter.Call, result *limiter.Result, aboutKey bool) {
+	d.Domain, d.Limit = namesOf(c, result)
 	if p := result.Policy; p != nil {
-		if d.Limit = cut(p.Name); p.Index < 0 { // the name comes from the request
-			d.Limit = strings.Clone(d.Limit)
-		}
 		d.names, d.whole = p.Extra().OpenKeys, p.Whole
 	}
 	if !aboutKey {
-		return d
-	}
-	left := maxShown
-	take := func(text string) string {
-		if len(text) > left {
-			text, d.Cut = text[:left], true
-		}
-		left -= len(text)
-		return strings.Clone(text)
+		return
 	}
 	if result.Policy != nil {
-		d.Key = c.AppendValues(d.Key, result)
-		for i, value := range d.Key {
-			d.Key[i] = take(value)
+		var list [8]string
+		values := c.AppendValues(list[:0], result)
+		d.values = len(values)
+		for left := maxShown; len(values) > 0; values = values[1:] {
+			left = d.addText(values[0], left)
 		}
 	}
-	left = maxShown
 	if result.Descriptor < len(c.Descriptors) && len(c.Limits) == 0 {
-		for _, e := range c.Descriptors[result.Descriptor].Entries {
-			d.Entries = append(d.Entries, descriptors.Entry{Key: take(e.Key), Value: take(e.Value)})
+		entries := c.Descriptors[result.Descriptor].Entries
+		d.entries = len(entries)
+		left := maxShown
+		for i := range entries {
+			left = d.addText(entries[i].Value, d.addText(entries[i].Key, left))
 		}
 	}
-	return d
+}
+
+// addText stores at most left bytes of text. It returns how many more may be stored.
+func (d *counted) addText(text string, left int) int {
+	if len(text) > left {
+		text, d.Cut = text[:left], true
+	}
+	d.texts = append(binary.AppendUvarint(d.texts, uint64(len(text))), text...)
+	return left - len(text)
+}
+
+// item returns the Item that d describes.
+func (d *counted) item() Item {
+	one, texts := d.Item, d.texts
+	next := func() string {
+		n, size := binary.Uvarint(texts)
+		text := string(texts[size : size+int(n)])
+		texts = texts[size+int(n):]
+		return text
+	}
+	for range d.values {
+		one.Key = append(one.Key, next())
+	}
+	for range d.entries {
+		one.Entries = append(one.Entries, descriptors.Entry{Key: next(), Value: next()})
+	}
+	return one
+}
+
+// namesOf returns the names of the domain and the limit of result. They are copies if they come from the request.
+func namesOf(c *limiter.Call, result *limiter.Result) (domain, limit string) {
+	if c.Verdict.Domain != nil {
+		domain = c.Verdict.Domain.Name
+	} else {
+		domain = strings.Clone(cut(c.Request.Domain))
+	}
+	if p := result.Policy; p != nil {
+		if limit = cut(p.Name); p.Index < 0 {
+			limit = strings.Clone(limit)
+		}
+	}
+	return domain, limit
 }
 
 func cut(text string) string { return text[:min(len(text), maxShown)] }
 
-// Top returns the n keys with the most denials, or all if there are fewer, and as many limits and parts.
+// Top returns the n keys with the most denials or units, or all if there are fewer, and as many limits and parts.
 func (r *Recorder) Top(n int) Top {
 	now := r.now()
 	t := Top{Since: topk.Since(now, r.began)}
@@ -290,7 +350,7 @@ func (r *Recorder) Top(n int) Top {
 		total, missed[i] = r.shards[i].read(now, i, all)
 		t.Total += total
 	}
-	slices.SortFunc(t.Keys, func(a, b Denied) int {
+	slices.SortFunc(t.Keys, func(a, b Item) int {
 		return cmp.Or(cmp.Compare(b.Times, a.Times), b.Last.Compare(a.Last), cmp.Compare(a.Limit, b.Limit), slices.Compare(a.Key, b.Key))
 	})
 	t.Limits, t.Parts = sorted(all.complete(t.Keys, missed), n)
@@ -298,13 +358,13 @@ func (r *Recorder) Top(n int) Top {
 	return t
 }
 
-func (s *shard) top(now time.Time, dst []Denied) []Denied {
+func (s *shard) top(now time.Time, dst []Item) []Item {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	start, names := len(dst), []string(nil)
 	s.keys.Each(now, func(at int, c *topk.Counted[counted]) {
 		if start+at == len(dst) {
-			dst, names = append(dst, c.Value.Denied), append(names, c.Key())
+			dst, names = append(dst, c.Value.item()), append(names, c.Key())
 		}
 		d := &dst[start+at]
 		d.Times, d.Rate = d.Times+c.Least(), d.Rate+c.Rate(now)

@@ -1,9 +1,10 @@
-package denials
+package topkeys
 
 import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -243,7 +245,9 @@ func TestTextsOfClientsAreCopied(t *testing.T) {
 func TestEstimatedCountsAreNotExact(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	add := func(key string) {
-		a.shard([]byte(key)).add([]byte(key), Event{At: a.clock}, Limit, func() Denied { return Denied{Limit: key} })
+		if one, added := a.shard([]byte(key)).add(a.clock, []byte(key), 1, Limit); added {
+			one.Limit = key
+		}
 	}
 	for i := range 4 * shards * maxKept {
 		add(fmt.Sprint("other", i))
@@ -277,11 +281,19 @@ func TestFailuresAreCountedByLimit(t *testing.T) {
 
 func TestMemoryForDenialsIsBounded(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
 	for i := range 20_000 {
 		a.send(t, fmt.Sprintf("any%d=x", i), 1)
 		if i%20 == 0 {
 			a.send(t, "anyone=often", 1)
 		}
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 4<<20 {
+		t.Errorf("%d KiB are used; want at most %d KiB", used>>10, 4<<10)
 	}
 	top := a.Top(1 << 20).Keys
 	if len(top) != shards*maxKept {
@@ -289,6 +301,48 @@ func TestMemoryForDenialsIsBounded(t *testing.T) {
 	}
 	if d := top[0]; d.Entries[0].Value != "often" || d.Times > 1000 || d.Times < 500 {
 		t.Errorf("got %+v; want value %q, and between 500 and 1000 denials", top[0], "often")
+	}
+}
+
+// usedBy is a request that consumed units, unless the outcome is a denial.
+func usedBy(key string, cost int64, outcome limiter.Outcome) *limiter.Call {
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: key}}}}}}
+	policy := &limiter.Policy{Domain: "d", Name: "send", Keys: descriptors.Keys{Open: []int{0}}, Limit: &algorithms.Limit{Capacity: 40}}
+	c.Results = []limiter.Result{{Policy: policy, Key: []byte(key), Cost: cost, Outcome: outcome, Decision: backend.Decision{Decision: algorithms.Decision{Remaining: 7}}}}
+	return c
+}
+
+func TestKeysThatConsumedMost(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	r := New(func() time.Time { return now })
+	for range 10 {
+		r.ObserveUsed(usedBy("bob", 3, limiter.Allowed), 64)
+	}
+	r.ObserveUsed(usedBy("ann", 5, limiter.Shadowed), 64)
+	r.ObserveUsed(usedBy("eve", 5, limiter.Denied), 64) // consumed nothing
+	r.ObserveUsed(usedBy("carl", 0, limiter.Allowed), 64)
+	peeked := usedBy("dora", 5, limiter.Allowed)
+	peeked.DryRun = true
+	r.ObserveUsed(peeked, 64)
+	repeated := usedBy("dora", 5, limiter.Allowed)
+	repeated.Replayed = true // the first request with this request_id has consumed the units
+	r.ObserveUsed(repeated, 64)
+	now = now.Add(topk.Window)
+	r.ObserveUsed(usedBy("bob", 1, limiter.Allowed), 64)
+	top := r.Top(10)
+	if k := top.Keys; len(k) != 2 || k[0].Key[0] != "bob" || k[0].Times != 31*64 || k[1].Key[0] != "ann" || k[1].Times != 5*64 || !top.Since.Equal(time.Unix(1e9, 0)) {
+		t.Fatalf("got %+v; want %d units of bob and %d of ann, since %v", top, 31*64, 5*64, time.Unix(1e9, 0))
+	}
+	d := top.Keys[0]
+	if d.Domain != "d" || d.Limit != "send" || d.Entries[0].Value != "bob" || d.Remaining != 7 || d.Capacity != 40 {
+		t.Errorf("got %+v; want domain d, limit send, first value bob, and 7 of 40 left", d)
+	}
+	if len(d.Recent) != 9 || d.Recent[0].Cost != 1 || d.Recent[1].Cost != 3 {
+		t.Errorf("got %+v; want 9 recent decisions, of which the newest two have the costs 1 and 3", d.Recent)
+	}
+	now = now.Add(2 * topk.Window)
+	if keys := r.Top(10).Keys; len(keys) != 0 {
+		t.Errorf("after ten minutes there is %+v; want nothing", keys)
 	}
 }
 
@@ -505,6 +559,30 @@ func TestTheTextsOfADenialShareOneBound(t *testing.T) {
 		}
 		if shown != maxShown || len(d.Key) != 1 || len(d.Key[0]) != min(n, maxShown) || d.Cut != cut {
 			t.Errorf("%d bytes: the entries have %d, the key %d, cut %t; want %d, %d, cut %t", n, shown, len(d.Key[0]), d.Cut, maxShown, min(n, maxShown), cut)
+		}
+	}
+}
+
+// BenchmarkDenials counts denials of few keys, and of more keys than there is room for.
+func BenchmarkDenials(b *testing.B) {
+	for _, keys := range []int{10, 10_000} {
+		for _, form := range []string{"user=u%d", "tenant=t,u=u%d"} {
+			b.Run(fmt.Sprintf("%s of %d", form, keys), func(b *testing.B) {
+				a := newRequester(b, memory.New(memory.Config{}))
+				c := denied(b, a, fmt.Sprintf(form, 0))
+				last := &c.Descriptors[0].Entries[len(c.Descriptors[0].Entries)-1]
+				list := make([]string, keys)
+				for i := range list {
+					list[i] = fmt.Sprint("u", i)
+				}
+				rand.Shuffle(keys, func(i, j int) { list[i], list[j] = list[j], list[i] })
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					last.Value = list[i%keys]
+					c.Results[0].Key, _ = c.Results[0].Policy.AppendKey(c.Results[0].Key[:0], c.Descriptors[0].Entries)
+					a.Observe(c)
+				}
+			})
 		}
 	}
 }
