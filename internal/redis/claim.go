@@ -10,7 +10,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -37,7 +37,7 @@ type claims struct {
 	timeout  time.Duration // used if a batch has no deadline
 	spawn    func(f func())
 	panicked func(value any)
-	clock    outside.Clock
+	clock    clock.Clock
 	random   func(p []byte)
 	underway *atomic.Int64 // the number of groups that are being charged with a claim
 	// senderOf returns the sender to the server of a bucket, or nil if the server is unknown. The circuit

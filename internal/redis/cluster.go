@@ -12,7 +12,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -25,7 +25,7 @@ import (
 type cluster struct {
 	client  *goredis.ClusterClient
 	masters masters // client, or a simulated one
-	clock   outside.Clock
+	clock   clock.Clock
 	spawn   func(f func())
 	keys    keys
 	sum     uint16 // keys.sum(), computed once
@@ -123,8 +123,8 @@ func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(add
 	s.layout.Store(&layout{made: s.clock.Now()})
 	s.router = stores.NewRouter(s.route, s.reloadAfterFailure)
 	s.shards = newShardStore(s.router, s.undos, c.Clock)
-	if c.Outside != nil {
-		s.spawn, s.shards.memory.clock, s.shards.memory.random = c.Outside.Go, s.clock.Now, c.Outside.Below
+	if c.Machine != nil {
+		s.spawn, s.shards.memory.clock, s.shards.memory.random = c.Machine.Go, s.clock.Now, c.Machine.Below
 	}
 	s.inShards.Store = s.shards
 	s.inSlots.Store = stores.Parts(s.router, s.part, s.undos)

@@ -8,7 +8,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -43,7 +43,7 @@ func (c hookClock) Now() time.Time {
 	return time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC)
 }
 
-func (hookClock) AfterFunc(time.Duration, func()) outside.Timer { return time.NewTimer(0) }
+func (hookClock) AfterFunc(time.Duration, func()) clock.Timer { return time.NewTimer(0) }
 
 type failingMasters struct{ attempts int }
 

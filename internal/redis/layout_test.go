@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -16,28 +16,28 @@ type fixedClock struct{}
 
 func (fixedClock) Now() time.Time { return time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC) }
 
-func (fixedClock) AfterFunc(time.Duration, func()) outside.Timer { return time.NewTimer(0) }
+func (fixedClock) AfterFunc(time.Duration, func()) clock.Timer { return time.NewTimer(0) }
 
 // A first request may not have enough time to wait for the layout of the Cluster. After the layout has been
 // read in the background, the next request uses it without a further wait.
 func TestALayoutThatWasReadInTheBackgroundNeedsNoWait(t *testing.T) {
 	questions := 0
-	world := &outside.World{
+	machine := &redis.Machine{
 		Clock: fixedClock{}, Go: func(f func()) { f() }, Random: func([]byte) {}, Below: func(int) int { return 0 },
-		Call: func(_ context.Context, server string, commands []outside.Command) {
+		Call: func(_ context.Context, server string, commands []redis.Command) {
 			c := &commands[0]
 			if c.Args[0] != "cluster" {
-				c.Err = outside.ErrorReply("ERR reached " + server)
+				c.Err = redis.ErrorReply("ERR reached " + server)
 				return
 			}
 			if questions++; questions == 1 {
 				c.Err = context.DeadlineExceeded
 				return
 			}
-			c.Reply = []outside.Slots{{From: 0, To: 16383, Addr: "r1:6379"}}
+			c.Reply = []redis.Slots{{From: 0, To: 16383, Addr: "r1:6379"}}
 		},
 	}
-	store, err := redis.Open(redis.Config{URL: "redis+cluster://r0", Outside: world})
+	store, err := redis.Open(redis.Config{URL: "redis+cluster://r0", Machine: machine})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -33,7 +33,7 @@ type node struct {
 	at       func(addr string) *node
 	now      func() algorithms.Micros // nil means the server's clock
 	wall     func() algorithms.Micros // the time of this machine, which approximates the time of the server's clock
-	clock    outside.Clock
+	clock    clock.Clock
 	replicas replicas
 	plain    atomic.Bool // the server does not know scripts with a shebang
 	loaded   atomic.Bool // used with replicas: the server had the script at the last call
@@ -42,7 +42,7 @@ type node struct {
 
 func newNode(wire transport, keys keys, now func() algorithms.Micros) *node {
 	return &node{
-		wire: wire, keys: keys, now: now, clock: outside.System, panicked: func(any) {},
+		wire: wire, keys: keys, now: now, clock: clock.System, panicked: func(any) {},
 		wall: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
 	}
 }
@@ -240,7 +240,7 @@ func (n *node) send(c *call) (over bool) {
 		for i := range f.steps[:f.sent] {
 			n.touch(x, &f.steps[i])
 		}
-		wait := min(n.replicas.wait, outside.Until(n.clock, x.until)*3/4)
+		wait := min(n.replicas.wait, clock.Until(n.clock, x.until)*3/4)
 		x.commands = append(x.commands, []any{"wait", n.replicas.count, max(1, wait.Milliseconds())})
 	}
 	to.wire.start(x)

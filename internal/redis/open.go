@@ -23,8 +23,8 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/internal/nonblock"
-	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -42,9 +42,9 @@ type Config struct {
 	Changed      func(server string, open bool) // OnBreaker in pkg/backend/redis
 	Panicked     func(value any)                // OnPanic in pkg/backend/redis
 
-	// Outside replaces the time, the randomness and the network of the machine in a simulation. It is nil
+	// Machine replaces the time, the randomness and the network of the machine in a simulation. It is nil
 	// otherwise.
-	Outside *outside.World
+	Machine *Machine
 
 	connections     int           // the largest number of connections to a server if the Store decides no charges, and 0 otherwise
 	detachedTimeout time.Duration // for tests: replaces the constant detachedTimeout, unless 0
@@ -100,9 +100,9 @@ func Open(c Config) (*Store, error) {
 	}
 	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), endpoint: newEndpoint(u), sendersByServer: map[string]*serverSenders{}}
 	s.timeout, s.panicked, s.underway = c.Timeout, c.Panicked, new(atomic.Int64)
-	s.clock, s.spawn, s.random = outside.System, s.pool.Go, func(p []byte) { _, _ = rand.Read(p) } // rand.Read never fails
-	if c.Outside != nil {
-		s.clock, s.spawn, s.random = c.Outside.Clock, c.Outside.Go, c.Outside.Random
+	s.clock, s.spawn, s.random = clock.System, s.pool.Go, func(p []byte) { _, _ = rand.Read(p) } // rand.Read never fails
+	if c.Machine != nil {
+		s.clock, s.spawn, s.random = c.Machine.Clock, c.Machine.Go, c.Machine.Random
 	}
 	s.undos = stores.NewUndosBy(s.clock, max(100*time.Millisecond, 4*c.Timeout))
 	s.senderOf, s.starter = s.senderTo, newStarter(s.spawn)
@@ -191,7 +191,7 @@ func (s *Store) node(o *goredis.Options, alive func()) *node {
 	if s.config.Panicked != nil {
 		n.panicked = s.config.Panicked
 	}
-	if world := s.config.Outside; world != nil {
+	if machine := s.config.Machine; machine != nil {
 		n.clock, n.wall = s.clock, func() algorithms.Micros { return algorithms.Micros(s.clock.Now().UnixMicro()) }
 		n.wire = s.simulatedWire(o)
 	} else {

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -38,14 +38,14 @@ type sender struct {
 	// panicked is called with the value of a panic on a goroutine that serves several batches.
 	panicked func(value any)
 
-	clock  outside.Clock
+	clock  clock.Clock
 	worker func() // the method work, stored once so that spawn does not allocate
 	calls  sync.Pool
 
 	mu      sync.Mutex
 	queue   queue // this and the following fields are guarded by mu
 	circuit circuit
-	timer   outside.Timer // calls tick
+	timer   clock.Timer // calls tick
 	closed  bool
 }
 
@@ -53,7 +53,7 @@ var errClosed = fmt.Errorf("%w: the store is closed", backend.ErrNotTaken)
 
 func newSender(timeout time.Duration, decide func(c *call, until time.Time, done func(c *call, failed error))) *sender {
 	l := &sender{
-		clock: outside.System, decide: decide, timeout: timeout, probeTimeout: timeout, queue: newQueue(timeout),
+		clock: clock.System, decide: decide, timeout: timeout, probeTimeout: timeout, queue: newQueue(timeout),
 		spawn:    func(f func()) { go f() },
 		changed:  func(bool) {},
 		panicked: func(any) {},

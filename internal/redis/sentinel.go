@@ -11,8 +11,6 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
-
-	"github.com/rlsidecar/rlsidecar/internal/outside"
 )
 
 const (
@@ -103,7 +101,7 @@ type sentinels struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	now     func() time.Time
-	outside *outside.World // nil outside of simulations
+	machine *Machine // nil outside of simulations
 
 	mu      sync.Mutex
 	watched []string // the addresses of the watched Sentinels; this and the following fields are guarded by mu
@@ -118,13 +116,13 @@ type sentinels struct {
 func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location) *goredis.Client {
 	w := &sentinels{
 		name: l.master, master: *o, dial: dial, username: l.sentinelUsername, password: l.sentinelPassword,
-		known: make(chan struct{}), now: s.clock.Now, outside: s.config.Outside,
+		known: make(chan struct{}), now: s.clock.Now, machine: s.config.Machine,
 	}
 	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = dialer(dial, new(atomic.Uint32)), 1, 0
 	w.closing, w.cancel = context.WithCancel(context.Background())
 	w.moved = s.masterChanged
 	s.sentinels = w
-	if w.outside != nil {
+	if w.machine != nil {
 		return w.simulate(o, l.hosts)
 	}
 	for _, addr := range l.hosts {
@@ -239,23 +237,23 @@ func (w *sentinels) clientOf(addr string) *goredis.Client {
 	o := w.master
 	o.Addr = addr
 	client := newClient(&o)
-	if w.outside != nil {
-		client.AddHook(simulation{w.outside, addr})
+	if w.machine != nil {
+		client.AddHook(simulation{w.machine, addr})
 	}
 	return client
 }
 
 func (w *sentinels) spawn(f func()) {
-	if w.outside != nil {
-		w.outside.Go(f)
+	if w.machine != nil {
+		w.machine.Go(f)
 		return
 	}
 	w.running.Go(f)
 }
 
 func (w *sentinels) pause(d time.Duration) bool {
-	if w.outside != nil {
-		w.outside.Pause(d)
+	if w.machine != nil {
+		w.machine.Pause(d)
 		return w.closing.Err() == nil
 	}
 	select {

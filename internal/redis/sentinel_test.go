@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
@@ -100,7 +99,7 @@ func TestMessagesOfSentinels(t *testing.T) {
 
 func TestAPromotionEndsConnections(t *testing.T) {
 	ends := 0
-	w := &sentinels{name: "main", now: time.Now, moved: func() { ends++ }, known: make(chan struct{}), outside: &outside.World{Go: func(func()) {}}}
+	w := &sentinels{name: "main", now: time.Now, moved: func() { ends++ }, known: make(chan struct{}), machine: &Machine{Go: func(func()) {}}}
 	for i, step := range []struct {
 		channel, text string
 		ends          int // how often connections have ended until then
@@ -124,7 +123,7 @@ func TestAPromotionEndsConnections(t *testing.T) {
 func TestAPromotionThatWasReplacedChangesNothing(t *testing.T) {
 	w := &sentinels{name: "main", now: time.Now, closing: t.Context(), closed: true} // closed: no connection is made
 	w.view = view{master: "a:1", next: "b:1", nextAt: time.Now()}
-	w.outside = &outside.World{Call: func(_ context.Context, _ string, commands []outside.Command) {
+	w.machine = &Machine{Call: func(_ context.Context, _ string, commands []Command) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.view = w.view.promotes("c:1", time.Now())

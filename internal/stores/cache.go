@@ -9,7 +9,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -74,7 +74,7 @@ func Cache(next backend.Store, c CacheConfig) *CacheStore {
 		c.Clocks = systemClocks()
 	}
 	if c.Clock == nil {
-		c.Clock = outside.System
+		c.Clock = clock.System
 	}
 	s := &CacheStore{next: next, config: c, elapsed: newElapsed(c.Clocks), background: NewUndosBy(c.Clock, c.Timeout)}
 	for i := range s.shards {
@@ -103,7 +103,7 @@ type CacheConfig struct {
 	// moment. nil means the clocks of the system. A lease expires when it has expired by either clock.
 	Clocks func() (monotonic, wall time.Duration)
 	// Clock is used for the deadlines of batches and for the timer; nil means the clock of the system.
-	Clock outside.Clock
+	Clock clock.Clock
 }
 
 // CacheStore is the Store that Cache returns.

@@ -18,7 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -33,11 +33,11 @@ import (
 //
 // If panicked is not nil, it is called with the value of each panic in a Done that the timer calls.
 func Deadline(next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
-	return DeadlineBy(outside.System, next, timeout, margin, panicked)
+	return DeadlineBy(clock.System, next, timeout, margin, panicked)
 }
 
 // DeadlineBy does what Deadline does, with a given clock.
-func DeadlineBy(clock outside.Clock, next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
+func DeadlineBy(clock clock.Clock, next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
 	s := &deadlineStore{clock: clock, next: next, timeout: timeout, margin: margin, panicked: panicked}
 	s.immediate, _ = next.(immediate)
 	s.attempts.New = func() any {
@@ -56,7 +56,7 @@ type immediate interface {
 }
 
 type deadlineStore struct {
-	clock           outside.Clock
+	clock           clock.Clock
 	next            backend.Store
 	immediate       immediate // next, or nil
 	timeout, margin time.Duration
@@ -64,8 +64,8 @@ type deadlineStore struct {
 	attempts        sync.Pool
 
 	mu        sync.Mutex
-	deadlines deadlines     // guarded by mu
-	timer     outside.Timer // calls overdue; guarded by mu
+	deadlines deadlines   // guarded by mu
+	timer     clock.Timer // calls overdue; guarded by mu
 }
 
 // attempt is a Batch of a caller, with the copy that was submitted to the wrapped Store.
@@ -160,9 +160,9 @@ func (s *deadlineStore) setTimer(at time.Time) {
 	switch {
 	case at.IsZero():
 	case s.timer == nil:
-		s.timer = s.clock.AfterFunc(outside.Until(s.clock, at), s.overdue)
+		s.timer = s.clock.AfterFunc(clock.Until(s.clock, at), s.overdue)
 	default:
-		s.timer.Reset(outside.Until(s.clock, at))
+		s.timer.Reset(clock.Until(s.clock, at))
 	}
 }
 

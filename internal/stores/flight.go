@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -145,8 +145,8 @@ func (t *flight) lease(charges []backend.Charge, parts []cachePart, decisions []
 
 // lastsUntil reports whether the lease that p was charged to lasts until deadline, the latest time at which the
 // wrapped Store answers. It returns false if deadline is zero, which means that there is none.
-func (p *cachePart) lastsUntil(clock outside.Clock, deadline time.Time, now time.Duration) bool {
-	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
+func (p *cachePart) lastsUntil(c clock.Clock, deadline time.Time, now time.Duration) bool {
+	return !deadline.IsZero() && p.from[0].grant.until >= now+clock.Until(c, deadline)
 }
 
 // submit submits the groups of t to the wrapped Store.

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -151,14 +151,14 @@ func TestCloseSendsTheReturnsThatWait(t *testing.T) {
 }
 
 type timers struct {
-	outside.Clock
+	clock.Clock
 	count int
 }
 
-func (c *timers) AfterFunc(time.Duration, func()) outside.Timer { c.count++; return nil }
+func (c *timers) AfterFunc(time.Duration, func()) clock.Timer { c.count++; return nil }
 
 func TestLeasesHaveOneTimer(t *testing.T) {
-	clock := &timers{Clock: outside.System}
+	clock := &timers{Clock: clock.System}
 	s := Cache(nil, CacheConfig{Clock: clock})
 	if s.arm(); clock.count != 1 {
 		t.Errorf("%d timers, want 1", clock.count)

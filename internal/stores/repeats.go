@@ -4,7 +4,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -19,7 +19,7 @@ const (
 // Repeats submits charges for which no caller waits, again and again until a Store decides them. It is for charges
 // that change nothing when they are repeated, such as the return of a slot.
 type Repeats struct {
-	clock   outside.Clock
+	clock   clock.Clock
 	timeout time.Duration
 
 	mu      sync.Mutex
@@ -29,10 +29,10 @@ type Repeats struct {
 }
 
 // NewRepeats makes a Repeats. A charge that cannot be sent within timeout is not sent before its next turn.
-func NewRepeats(timeout time.Duration) *Repeats { return NewRepeatsBy(outside.System, timeout) }
+func NewRepeats(timeout time.Duration) *Repeats { return NewRepeatsBy(clock.System, timeout) }
 
 // NewRepeatsBy does what NewRepeats does, with a given clock.
-func NewRepeatsBy(clock outside.Clock, timeout time.Duration) *Repeats {
+func NewRepeatsBy(clock clock.Clock, timeout time.Duration) *Repeats {
 	return &Repeats{clock: clock, timeout: timeout}
 }
 

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -14,7 +14,7 @@ const maxUndos = 1024
 // Undos submits charges whose decisions no caller needs, such as refunds. It bounds the number of these calls in
 // flight, and the time until each is sent.
 type Undos struct {
-	clock   outside.Clock
+	clock   clock.Clock
 	timeout time.Duration
 	dropped atomic.Int64
 	running sync.WaitGroup
@@ -26,10 +26,10 @@ type Undos struct {
 }
 
 // NewUndos makes an Undos. A call that cannot be sent within timeout is never sent.
-func NewUndos(timeout time.Duration) *Undos { return NewUndosBy(outside.System, timeout) }
+func NewUndos(timeout time.Duration) *Undos { return NewUndosBy(clock.System, timeout) }
 
 // NewUndosBy does what NewUndos does, with a given clock.
-func NewUndosBy(clock outside.Clock, timeout time.Duration) *Undos {
+func NewUndosBy(clock clock.Clock, timeout time.Duration) *Undos {
 	return &Undos{clock: clock, timeout: timeout, repeats: NewRepeatsBy(clock, timeout)}
 }
 

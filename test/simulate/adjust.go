@@ -44,7 +44,7 @@ func tunedLimits(p *limiter.Policy) (all []*algorithms.Limit) {
 }
 
 func (p *process) openLedger(url string) {
-	ledger, err := redis.OpenLedger(redis.Config{URL: url, Outside: p.outside()}, "adjustments")
+	ledger, err := redis.OpenLedger(redis.Config{URL: url, Machine: p.machine()}, "adjustments")
 	if err != nil {
 		panic(err)
 	}
@@ -67,7 +67,7 @@ func (p *process) openLedger(url string) {
 		}
 	}
 	pause := func(longest time.Duration) { p.pause(time.Duration(p.rng.Int64N(int64(longest)))) }
-	p.keeper = adjust.NewKeeper(adjust.Config{Ledger: ledger, Clock: p.outside().Clock.Now, Pause: pause, Changed: use})
+	p.keeper = adjust.NewKeeper(adjust.Config{Ledger: ledger, Clock: p.machine().Clock.Now, Pause: pause, Changed: use})
 	var poll func()
 	poll = func() {
 		if p.crashed || p.closing || p.w.lastPoll > 0 && p.w.now > p.w.lastPoll {

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
@@ -133,7 +133,7 @@ func (p *process) openStore(url string) *redis.Store {
 		URL: url, Timeout: timeout, WaitReplicas: w.waitReplicas,
 		Panicked: func(v any) { w.judge.fail("panic in %s: %v", name, v) },
 		Changed:  func(_ string, open bool) { w.breaker(p, open) },
-		Outside:  p.outside(),
+		Machine:  p.machine(),
 	})
 	if err != nil {
 		panic(err)
@@ -141,8 +141,8 @@ func (p *process) openStore(url string) *redis.Store {
 	return store
 }
 
-func (p *process) outside() *outside.World {
-	return &outside.World{
+func (p *process) machine() *redis.Machine {
+	return &redis.Machine{
 		Clock: p, Go: p.spawn, Call: p.call, Below: p.rng.IntN, Pause: p.pause, Watch: p.watch,
 		Random: func(b []byte) {
 			for i := range b {
@@ -176,7 +176,7 @@ func (p *process) clocks() (monotonic, wall time.Duration) {
 	return m, m + p.wallAhead
 }
 
-func (p *process) AfterFunc(d time.Duration, f func()) outside.Timer {
+func (p *process) AfterFunc(d time.Duration, f func()) clock.Timer {
 	t := &timer{process: p, f: f}
 	t.Reset(d)
 	return t
@@ -243,7 +243,7 @@ func (s waiting) Submit(b *backend.Batch) {
 	done(b)
 }
 
-func (p *process) call(ctx context.Context, server string, commands []outside.Command) {
+func (p *process) call(ctx context.Context, server string, commands []redis.Command) {
 	if p.crashed {
 		failAll(commands, refused)
 		return
@@ -281,7 +281,7 @@ var (
 	errCut  = errors.New("connection reset by peer")
 )
 
-func failAll(commands []outside.Command, err error) {
+func failAll(commands []redis.Command, err error) {
 	for i := range commands {
 		commands[i].Reply, commands[i].Err = nil, err
 	}
@@ -289,7 +289,7 @@ func failAll(commands []outside.Command, err error) {
 
 // send sends commands to a server. It calls resume when all have replies or errors, at the latest after the
 // real time d.
-func (w *world) send(p *process, to string, commands []outside.Command, d time.Duration, resume func()) {
+func (w *world) send(p *process, to string, commands []redis.Command, d time.Duration, resume func()) {
 	s, link := w.node(to), w.linkOf(p)
 	if w.log != nil {
 		w.note("%s: calls %s: %s, within %v", p.name, s.name, commands[0].Args[0], d)
@@ -310,7 +310,7 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 			resume()
 		}
 	}
-	answers := make([]outside.Command, len(commands)) // a copy, because the caller reuses commands when the call has ended
+	answers := make([]redis.Command, len(commands)) // a copy, because the caller reuses commands when the call has ended
 	copy(answers, commands)
 	deadline = w.afterPlain(d, p, func() { end(func() { failAll(commands, context.DeadlineExceeded) }) })
 	there, back := link.delay(w), link.delay(w)

@@ -46,7 +46,7 @@ func (w *world) newWatched() {
 	w.waitReplicas = w.rng.IntN(2)
 }
 
-// watch implements outside.World.Watch: both Sentinels are polled each second.
+// watch implements redis.Machine.Watch: both Sentinels are polled each second.
 func (p *process) watch(_ string, named func(master string), message func(channel, payload string)) {
 	w := p.w
 	p.watchers = append(p.watchers, watcher{named, message})

@@ -11,7 +11,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -117,7 +117,7 @@ func (s *server) failover() {
 // waits returns how long the last command's answer waits for replicas, and sets its reply if it is WAIT. WAIT
 // counts the replicas that have the last write of its own connection. After commands that wrote nothing, it
 // does not wait for writes of other connections (since Redis 7.2).
-func (s *server) waits(commands []outside.Command) time.Duration {
+func (s *server) waits(commands []redis.Command) time.Duration {
 	last := &commands[len(commands)-1]
 	if last.Args[0] != "wait" || last.Err != nil {
 		return 0
@@ -145,17 +145,17 @@ func (s *server) get(key string) *value {
 	return v
 }
 
-func (s *server) execute(commands []outside.Command) {
+func (s *server) execute(commands []redis.Command) {
 	asking := false
 	s.wrote = false
 	for i := range commands {
 		c := &commands[i]
 		keys := keysOf(c.Args)
 		if s.refuses != "" {
-			c.Err = outside.ErrorReply(s.refuses)
+			c.Err = redis.ErrorReply(s.refuses)
 		} else if s.isReplica && c.Args[0] != "info" {
 			s.w.seen(sawReadOnly)
-			c.Err = outside.ErrorReply("READONLY You can't write against a read only replica.")
+			c.Err = redis.ErrorReply("READONLY You can't write against a read only replica.")
 		} else if len(keys) > 0 {
 			c.Err = s.elsewhere(keys, asking)
 		}
@@ -173,7 +173,7 @@ func (s *server) command(args []any) (any, error) {
 	case "evalsha":
 		which, ok := s.scripts[args[1].(string)]
 		if !ok {
-			return nil, outside.ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
+			return nil, redis.ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
 		}
 		return s.script(which, args)
 	case "eval":
@@ -304,7 +304,7 @@ func (s *server) take(keys, args []any) (any, error) {
 	for _, key := range t.keys[len(keys):] { // keys in other slots, which the call cannot declare
 		if s.elsewhere([]string{key}, false) != nil {
 			s.w.seen(sawForeign)
-			return nil, outside.ErrorReply(foreignKey)
+			return nil, redis.ErrorReply(foreignKey)
 		}
 	}
 	t.limits = s.w.limitsOf(t.limits[:0], args[1].(string))

@@ -8,14 +8,12 @@ import (
 	"strings"
 
 	goredis "github.com/redis/go-redis/v9"
-
-	"github.com/rlsidecar/rlsidecar/internal/outside"
 )
 
 // mastersOf returns client. In a simulation it returns a simulated client, and makes client send its commands
 // through the simulated client.
 func (c Config) mastersOf(client *goredis.ClusterClient) masters {
-	if c.Outside == nil {
+	if c.Machine == nil {
 		return client
 	}
 	s := &simulatedMasters{config: c, cluster: client.Options(), clients: map[string]*goredis.Client{}}
@@ -28,7 +26,7 @@ func (c Config) mastersOf(client *goredis.ClusterClient) masters {
 type simulatedMasters struct {
 	config  Config
 	cluster *goredis.ClusterOptions
-	layout  []outside.Slots
+	layout  []Slots
 	clients map[string]*goredis.Client // by address
 	reading bool
 }
@@ -40,14 +38,14 @@ func (s *simulatedMasters) read(ctx context.Context) error {
 	for i := range s.layout {
 		addrs = append(addrs, s.layout[i].Addr)
 	}
-	at := s.config.Outside.Below(len(addrs))
+	at := s.config.Machine.Below(len(addrs))
 	for i := range addrs {
-		commands := []outside.Command{{Args: []any{"cluster", "slots"}}}
-		within, cancel := context.WithDeadline(ctx, s.config.Outside.Clock.Now().Add(s.cluster.ReadTimeout))
-		s.config.Outside.Call(within, addrs[(at+i)%len(addrs)], commands)
+		commands := []Command{{Args: []any{"cluster", "slots"}}}
+		within, cancel := context.WithDeadline(ctx, s.config.Machine.Clock.Now().Add(s.cluster.ReadTimeout))
+		s.config.Machine.Call(within, addrs[(at+i)%len(addrs)], commands)
 		cancel()
 		if commands[0].Err == nil {
-			s.layout = commands[0].Reply.([]outside.Slots)
+			s.layout = commands[0].Reply.([]Slots)
 			return nil
 		}
 	}
@@ -176,7 +174,7 @@ func (s *simulatedMasters) send(ctx context.Context, addr string, cmds []goredis
 		}
 		all = append(all, cmd)
 	}
-	simulation{s.config.Outside, addr}.call(ctx, all)
+	simulation{s.config.Machine, addr}.call(ctx, all)
 	for _, cmd := range all {
 		if err := cmd.Err(); err != nil && first == nil {
 			first = err
@@ -190,8 +188,8 @@ func (s *simulatedMasters) readSoon() {
 		return
 	}
 	s.reading = true
-	s.config.Outside.Go(func() {
-		ctx, cancel := context.WithDeadline(context.Background(), s.config.Outside.Clock.Now().Add(reloadTimeout))
+	s.config.Machine.Go(func() {
+		ctx, cancel := context.WithDeadline(context.Background(), s.config.Machine.Clock.Now().Add(reloadTimeout))
 		defer cancel()
 		_ = s.read(ctx)
 		s.reading = false

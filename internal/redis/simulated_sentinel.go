@@ -12,7 +12,7 @@ import (
 // the simulated Sentinels at addrs.
 func (w *sentinels) simulate(o *goredis.Options, addrs []string) *goredis.Client {
 	for _, addr := range addrs {
-		w.outside.Watch(addr, w.named, func(channel, payload string) { w.message(channel, strings.Fields(payload)) })
+		w.machine.Watch(addr, w.named, func(channel, payload string) { w.message(channel, strings.Fields(payload)) })
 	}
 	o.Network, o.Addr, o.MinIdleConns = "tcp", w.name, 0 // no connection is ever made
 	client := newClient(o)
@@ -46,7 +46,7 @@ func (m *simulatedMaster) run(ctx context.Context, cmds []goredis.Cmder) (first 
 		}
 		return err
 	}
-	simulation{m.sentinels.outside, addr}.call(ctx, cmds)
+	simulation{m.sentinels.machine, addr}.call(ctx, cmds)
 	for _, cmd := range cmds {
 		if err := cmd.Err(); err != nil && first == nil {
 			first = err

@@ -5,14 +5,54 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/clock"
 )
 
+// Machine replaces the clock, the goroutines, the random numbers and the servers of a Store in a simulation.
+type Machine struct {
+	Clock clock.Clock
+	// Go runs f concurrently.
+	Go func(f func())
+	// Random fills p with random bytes. Below returns a random number from 0 to n-1.
+	Random func(p []byte)
+	Below  func(n int) int
+	Pause  func(d time.Duration)
+	// Watch starts to watch the Sentinel at addr, and returns. From then on it calls onMaster with each address
+	// of the master that the Sentinel reports, and onMessage with each message that the Sentinel publishes.
+	Watch func(addr string, onMaster func(master string), onMessage func(channel, payload string))
+	// Call sends commands to a server in one write, and waits for the replies until ctx ends. It sets Reply or
+	// Err of each command.
+	Call func(ctx context.Context, server string, commands []Command)
+}
+
+// Command is one command to a Redis server, with its reply or error. An error reply of the server is an
+// ErrorReply.
+type Command struct {
+	Args  []any
+	Reply any // string, int64, []any, []Slots, or nil
+	Err   error
+}
+
+// Slots is a part of the reply to CLUSTER SLOTS: the node at Addr is the master of the slots From to To, both included.
+type Slots struct {
+	From, To int
+	Addr     string
+}
+
+// ErrorReply is an error that a server replied.
+type ErrorReply string
+
+func (e ErrorReply) Error() string { return string(e) }
+
+// RedisError marks e as a reply, for the Redis client.
+func (ErrorReply) RedisError() {}
+
 func (c Config) newClient(o *goredis.Options) *goredis.Client {
-	if c.Outside == nil {
+	if c.Machine == nil {
 		return newClient(o)
 	}
 	o.MinIdleConns = 0 // no real connection is made
@@ -23,15 +63,15 @@ func (c Config) newClient(o *goredis.Options) *goredis.Client {
 
 // simulate makes client call simulated servers if c belongs to a simulation.
 func (c Config) simulate(client *goredis.Client) {
-	if c.Outside != nil {
-		client.AddHook(simulation{c.Outside, client.Options().Addr})
+	if c.Machine != nil {
+		client.AddHook(simulation{c.Machine, client.Options().Addr})
 	}
 }
 
 // simulate makes client call simulated servers if s belongs to a simulation. With Sentinels, the client calls
 // the current master.
 func (s *Store) simulate(client *goredis.Client) {
-	if s.sentinels != nil && s.config.Outside != nil {
+	if s.sentinels != nil && s.config.Machine != nil {
 		client.AddHook(&simulatedMaster{sentinels: s.sentinels})
 		return
 	}
@@ -40,8 +80,8 @@ func (s *Store) simulate(client *goredis.Client) {
 
 // simulatedWire is the transport to a simulated server.
 type simulatedWire struct {
-	world  *outside.World
-	client *goredis.Client
+	machine *Machine
+	client  *goredis.Client
 }
 
 func (s *Store) simulatedWire(o *goredis.Options) *simulatedWire {
@@ -49,7 +89,7 @@ func (s *Store) simulatedWire(o *goredis.Options) *simulatedWire {
 	own.MinIdleConns = 0 // no real connection is made
 	client := newClient(&own)
 	s.simulate(client)
-	return &simulatedWire{s.config.Outside, client}
+	return &simulatedWire{s.config.Machine, client}
 }
 
 func (w *simulatedWire) close() { _ = w.client.Close() }
@@ -57,7 +97,7 @@ func (w *simulatedWire) close() { _ = w.client.Close() }
 func (*simulatedWire) lead() {}
 
 func (w *simulatedWire) start(x *exchange) {
-	w.world.Go(func() {
+	w.machine.Go(func() {
 		ctx, cancel := context.WithDeadline(context.Background(), x.until)
 		defer cancel()
 		pipe := w.client.Pipeline()
@@ -87,8 +127,8 @@ func (w *simulatedWire) start(x *exchange) {
 
 // simulation is a goredis.Hook that sends the commands of a client to a simulated server.
 type simulation struct {
-	world *outside.World
-	addr  string
+	machine *Machine
+	addr    string
 }
 
 func (simulation) DialHook(next goredis.DialHook) goredis.DialHook { return next }
@@ -113,17 +153,17 @@ func (s simulation) ProcessPipelineHook(goredis.ProcessPipelineHook) goredis.Pro
 }
 
 func (s simulation) call(ctx context.Context, cmds []goredis.Cmder) {
-	commands := make([]outside.Command, len(cmds))
+	commands := make([]Command, len(cmds))
 	for i, cmd := range cmds {
 		commands[i].Args = cmd.Args()
 	}
-	s.world.Call(ctx, s.addr, commands)
+	s.machine.Call(ctx, s.addr, commands)
 	for i, cmd := range cmds {
 		setReply(cmd, &commands[i])
 	}
 }
 
-func setReply(cmd goredis.Cmder, c *outside.Command) {
+func setReply(cmd goredis.Cmder, c *Command) {
 	err := c.Err
 	if _, set := cmd.(*goredis.BoolCmd); c.Reply == nil && err == nil && !set { // SET NX replies nil for false
 		err = goredis.Nil
