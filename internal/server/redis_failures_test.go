@@ -9,6 +9,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 )
 
@@ -85,9 +86,32 @@ func TestAFloodIsForgottenSoon(t *testing.T) {
 		if at <= 0 {
 			denied += 90
 		}
-		traffic.add(ended.Add(at), metrics.Requests{Allowed: 1000, Denied: denied})
+		traffic.add(ended.Add(at), metrics.Requests{Allowed: 1000, Denied: denied}, func(func(history.Key, history.Totals)) {})
 		if flood := !traffic.halfSince.IsZero(); flood != (at > -5*time.Second && at < soon-trafficTick) {
 			t.Errorf("%v after the end of the flood: reported %t", at, flood)
+		}
+	}
+}
+
+// The name follows the limit that denies most now, also when another one has denied more before, such as in an outage.
+func TestTheLimitThatDeniesMostIsNamedAtOnce(t *testing.T) {
+	var traffic recentTraffic
+	var failed, flood uint64
+	for second, want := range []string{"", "", "failed", "failed", "flood", "flood", ""} {
+		switch {
+		case second < 4:
+			failed, flood = failed+1000, flood+10
+		case second < 6:
+			flood += 20
+		default: // the domain was removed, and added again
+			failed, flood = 0, 0
+		}
+		traffic.add(time.Unix(int64(second), 0), metrics.Requests{Denied: failed + flood}, func(visit func(history.Key, history.Totals)) {
+			visit(history.Key{Domain: "d", Limit: "failed"}, history.Totals{Denied: failed})
+			visit(history.Key{Domain: "d", Limit: "flood"}, history.Totals{Denied: flood})
+		})
+		if traffic.mostly != want {
+			t.Errorf("second %d: mostly by %q, want %q", second, traffic.mostly, want)
 		}
 	}
 }

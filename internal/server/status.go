@@ -18,6 +18,10 @@ type recentTraffic struct {
 	mu        sync.Mutex
 	samples   []countedAt // oldest first; guarded by mu
 	halfSince time.Time   // when more than half of the requests began to be denied, or zero; guarded by mu
+	// While halfSince is set, denied has the denials of each limit at the last sample, and mostly is the limit that denied
+	// most before it, or "". Both are guarded by mu.
+	denied map[history.Key]uint64
+	mostly string
 }
 
 type countedAt struct {
@@ -31,18 +35,28 @@ const (
 	trafficTicks = 2
 )
 
-// add adds a sample. With more than a request per second, and more than half of them denied, it sets halfSince.
-func (t *recentTraffic) add(now time.Time, requests metrics.Requests) {
+// add adds a sample. With more than a request per second, and more than half of them denied, it sets halfSince. Only then
+// it calls limits, which visits each limit.
+func (t *recentTraffic) add(now time.Time, requests metrics.Requests, limits func(visit func(history.Key, history.Totals))) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.samples = append(t.samples, countedAt{now, requests})
 	t.samples = t.samples[max(0, len(t.samples)-trafficTicks-1):]
 	switch rates := t.rates(); {
 	case rates.Denied < 1 || rates.Denied <= rates.Allowed:
-		t.halfSince = time.Time{}
+		t.halfSince, t.denied, t.mostly = time.Time{}, nil, ""
+		return
 	case t.halfSince.IsZero():
 		t.halfSince = now
 	}
+	denied, most := map[history.Key]uint64{}, uint64(0)
+	limits(func(key history.Key, totals history.Totals) {
+		denied[key] = totals.Denied
+		if more := totals.Denied - min(totals.Denied, t.denied[key]); t.denied != nil && more > most {
+			t.mostly, most = key.Limit, more
+		}
+	})
+	t.denied = denied
 }
 
 // rates returns requests per second. The caller holds t.mu.
@@ -64,12 +78,9 @@ func (s *server) traffic() (t status.Traffic) {
 	recent := &s.watch.recent
 	recent.mu.Lock()
 	t = recent.rates()
-	t.HalfSince = recent.halfSince
+	t.HalfSince, t.MostlyBy = recent.halfSince, recent.mostly
 	recent.mu.Unlock()
 	t.WouldBeDenied = s.watch.history.Rate().Shadowed
-	if !t.HalfSince.IsZero() {
-		t.MostlyBy = s.watch.history.MostDenied().Limit
-	}
 	t.Median, t.P99 = quantiles(&s.watch.times)
 	return t
 }

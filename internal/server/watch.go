@@ -122,7 +122,7 @@ func (s *server) runWatch(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-seconds.C:
-			s.watch.recent.add(now, s.metrics.Requests())
+			s.watch.recent.add(now, s.metrics.Requests(), s.metrics.EachLimit)
 		case now := <-ticker.C:
 			s.watch.read(now, s.metrics)
 			s.storeTimes.Turn()

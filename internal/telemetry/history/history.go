@@ -5,7 +5,6 @@ package history
 
 import (
 	"cmp"
-	"hash/maphash"
 	"math"
 	"slices"
 	"sync"
@@ -87,22 +86,20 @@ type Key struct{ Domain, Limit string }
 // Recorder keeps the points of all requests and of the busiest limits, and the rates of all limits that have decided a
 // request. It is safe for concurrent use.
 type Recorder struct {
-	seed  maphash.Seed
 	began time.Time
 
 	mu      sync.Mutex
-	step    int64             // the number of the last Step; guarded by mu
-	sample  uint32            // counts the samples; guarded by mu
-	all     entry             // guarded by mu
-	limits  map[uint64]*entry // by the hash of the Key; guarded by mu
-	kept    int               // the number of limits that have a series; guarded by mu
-	dropped int               // the number of limits that had requests in the last minute, but have no series; guarded by mu
-	marks   []Mark            // oldest first; guarded by mu
+	step    int64          // the number of the last Step; guarded by mu
+	sample  uint32         // counts the samples; guarded by mu
+	all     entry          // guarded by mu
+	limits  map[Key]*entry // guarded by mu
+	kept    int            // the number of limits that have a series; guarded by mu
+	dropped int            // the number of limits that had requests in the last minute, but have no series; guarded by mu
+	marks   []Mark         // oldest first; guarded by mu
 }
 
 // entry has the rate of a limit, and its points if it is among the busiest.
 type entry struct {
-	key    Key
 	last   Totals
 	sample uint32 // the last sample that contained this limit
 	minute ring
@@ -124,7 +121,7 @@ func dayStep(n int64) int64 { return n / int64(Day.Step/Step) }
 
 // New returns an empty Recorder that begins at the time now.
 func New(now time.Time) *Recorder {
-	r := &Recorder{seed: maphash.MakeSeed(), began: now, limits: map[uint64]*entry{}, all: *newEntry()}
+	r := &Recorder{began: now, limits: map[Key]*entry{}, all: *newEntry()}
 	r.all.series = newSeries()
 	return r
 }
@@ -137,11 +134,11 @@ func (r *Recorder) Sample(now time.Time, requests Totals, limits func(visit func
 	r.step = max(r.step, int64(now.Sub(r.began)/Step))
 	r.sample++
 	r.all.add(r.step, requests)
-	limits(func(key Key, totals Totals) { r.addLimit(key, totals) })
-	for hash, e := range r.limits {
+	limits(r.addLimit)
+	for key, e := range r.limits {
 		if e.sample != r.sample { // the sample did not contain the limit, so it was removed
 			r.forget(e)
-			delete(r.limits, hash)
+			delete(r.limits, key)
 		}
 	}
 	if int64(r.sample)%minute == 0 {
@@ -154,12 +151,10 @@ func (r *Recorder) addLimit(key Key, totals Totals) {
 	if totals == (Totals{}) {
 		return
 	}
-	hash := r.hash(key)
-	e := r.limits[hash]
+	e := r.limits[key]
 	if e == nil {
 		e = newEntry()
-		e.key = key
-		r.limits[hash] = e
+		r.limits[key] = e
 	}
 	e.sample = r.sample
 	if e.series == nil && r.kept < MaxSeries && totals != e.last {
@@ -228,8 +223,6 @@ func (r *Recorder) choose() {
 	}
 }
 
-func (r *Recorder) hash(key Key) uint64 { return maphash.Comparable(r.seed, key) }
-
 // add adds counts to the point of a step. It first clears the points of the steps since g.last, which had no sample.
 func (g *ring) add(step int64, counts Totals) {
 	n := int64(len(g.points))
@@ -269,7 +262,7 @@ func (r *Recorder) All(of Range) (end time.Time, points []Point) {
 func (r *Recorder) Limit(key Key, of Range) (end time.Time, points []Point) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.read(r.limits[r.hash(key)], of)
+	return r.read(r.limits[key], of)
 }
 
 // The caller holds r.mu.
@@ -309,23 +302,10 @@ func (r *Recorder) Rates(n int, key func(i int) Key, visit func(i int, rate Rate
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range n {
-		if e := r.limits[r.hash(key(i))]; e != nil {
+		if e := r.limits[key(i)]; e != nil {
 			visit(i, r.rate(e))
 		}
 	}
-}
-
-// MostDenied returns the limit that denied most in the last fifteen seconds, or the zero Key if none did.
-func (r *Recorder) MostDenied() (key Key) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	most := uint64(0)
-	for _, e := range r.limits {
-		if denied := Sum(e.minute.read(r.step)[minute-3:]).Denied; denied > most {
-			key, most = e.key, denied
-		}
-	}
-	return key
 }
 
 // Dropped returns the number of limits that had requests in the last minute but have no points, because MaxSeries other
