@@ -225,7 +225,7 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	requests := m.requests()
 	m.service.collect(send, requests.Allowed+requests.Denied)
 	m.latency.collect(out)
-	for _, d := range m.domains {
+	for _, d := range m.domains.all {
 		for code, name := range requestCodes {
 			send(requestsDesc, d.sum(code), d.domain, name)
 		}
@@ -239,7 +239,7 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 }
 
 func (m *Metrics) collectDecisions(send func(*prometheus.Desc, uint64, ...string)) {
-	for _, l := range m.limits {
+	for _, l := range m.limits.all {
 		for o, name := range outcomeNames {
 			// Alerts use these two outcomes, so their series exist from the limit's first decision on. The other
 			// series exist only when they are not zero.

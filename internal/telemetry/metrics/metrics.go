@@ -36,7 +36,6 @@ type Metrics struct {
 	domainNotFound counter
 	refused        *prometheus.CounterVec
 	tooLarge       *prometheus.CounterVec
-	loads          *prometheus.CounterVec
 	loadOK         prometheus.Gauge
 	loadedAt       prometheus.Gauge
 	examined       *prometheus.GaugeVec
@@ -54,8 +53,8 @@ type Metrics struct {
 	folding atomic.Bool
 
 	mu      sync.Mutex
-	limits  map[[2]string]*limitCounts // by domain and name; a limit is added at its first decision; guarded by mu
-	domains map[string]*domainCounts   // by name; a domain is added at its first request; guarded by mu
+	limits  index[[2]string, limitCounts] // by domain and name; a limit is added at its first decision; guarded by mu
+	domains index[string, domainCounts]   // by name; a domain is added at its first request; guarded by mu
 }
 
 // New returns Metrics that include metrics of the process and of the Go runtime. version and revision are the
@@ -68,7 +67,6 @@ func New(version, revision string) *Metrics {
 			"reason"),
 		tooLarge: counterVec("rlsidecar_requests_too_large_total",
 			"Requests that were denied because they exceed a bound: of descriptors, of a descriptor's entries, or of bytes.", "bound"),
-		loads: counterVec("rlsidecar_config_reloads_total", "Configurations loaded or rejected, including the first.", "result"),
 		loadOK: newGauge("rlsidecar_config_last_reload_successful",
 			"1 if the last configuration was valid, 0 if an earlier one is still in use for some or all domains.", nil),
 		loadedAt: newGauge("rlsidecar_config_last_reload_success_timestamp_seconds",
@@ -77,19 +75,19 @@ func New(version, revision string) *Metrics {
 			"1 for each check of the backend's settings that fails: check \"eviction\" means that Redis may evict live buckets. The checks run at the start, and then every minute until all have passed; afterwards only the clock is checked.",
 			"check"),
 		unfit: map[string]map[string]bool{}, settle: newSettleMetrics(), most: maxLimits,
-		limits: map[[2]string]*limitCounts{}, domains: map[string]*domainCounts{},
 	}
+	m.limits = index[[2]string, limitCounts]{map[[2]string]*limitCounts{}, [2]string{overflow, overflow}, &m.folding}
+	m.domains = index[string, domainCounts]{map[string]*domainCounts{}, overflow, &m.folding}
+	m.series.byName, m.series.runtime = index[string, series]{map[string]*series{}, overflow, &m.folding}, map[string]*series{}
 	m.domainNotFound = newCounter(m.stripes)
 	m.latency.every.Store(1)
 	m.series.stripes, m.series.maxRuntime, m.series.levels = m.stripes, maxRuntimeSeries, 2 // the labels key1 and key2
-	m.series.maxStatic, m.series.folding = maxLimits, &m.folding
+	m.series.most = maxLimits
 	m.current.Store(&table{})
-	m.loads.WithLabelValues("success")
-	m.loads.WithLabelValues("failure")
 	build := newGauge("rlsidecar_build_info", "Always 1. The labels describe the program.",
 		prometheus.Labels{"version": label(version), "revision": label(revision), "goversion": runtime.Version()})
 	build.Set(1)
-	m.registry.MustRegister(m, m.refused, m.tooLarge, m.loads, m.loadOK, m.loadedAt, m.examined, m.settle.ignored, m.settle.ratio, build,
+	m.registry.MustRegister(m, m.refused, m.tooLarge, m.loadOK, m.loadedAt, m.examined, m.settle.ignored, m.settle.ratio, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -181,12 +179,10 @@ func (m *Metrics) WatchConnections(listener string, stats func() ConnectionStats
 func (m *Metrics) Loaded(used bool, at time.Time) {
 	if !used {
 		m.service.refused.Add(1)
-		m.loads.WithLabelValues("failure").Inc()
 		m.loadOK.Set(0)
 		return
 	}
 	m.service.loaded.Add(1)
-	m.loads.WithLabelValues("success").Inc()
 	m.loadOK.Set(1)
 	m.loadedAt.Set(float64(at.UnixMilli()) / 1000)
 }

@@ -1,11 +1,11 @@
 package metrics
 
 import (
+	"math"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"unicode"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -66,13 +66,12 @@ func (s *series) sum(i int) uint64 {
 type seriesSet struct {
 	stripes    int
 	maxRuntime int
-	maxStatic  int
-	levels     int          // the number of levels of a descriptor whose values are distinguished
-	folding    *atomic.Bool // set when hits beyond maxStatic are counted as overflow
+	most       int // bounds the series without values of requests
+	levels     int // the number of levels of a descriptor whose values are distinguished
 
 	mu      sync.RWMutex
-	all     map[string]*series // guarded by mu
-	runtime map[string]*series // by the keys that appendRuntimeKey makes; guarded by mu
+	byName  index[string, series] // guarded by mu
+	runtime map[string]*series    // by the keys that appendRuntimeKey makes; guarded by mu
 }
 
 // static returns the series with this name, or the overflow series if there is no room. It creates the series
@@ -80,31 +79,18 @@ type seriesSet struct {
 func (s *seriesSet) static(name string, l labels) *series {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	name = statName(name)
-	if s.all[name] == nil && len(s.all) >= s.maxStatic+len(s.runtime) {
-		s.folding.Store(true)
-		name, l = overflow, labels{overflow, overflow, ""}
-	}
-	return s.get(name, l)
+	return s.byName.of(statName(name), s.most+len(s.runtime), func(name string) *series {
+		if name == overflow {
+			l = labels{overflow, overflow, ""}
+		}
+		return &series{newCounter(s.stripes), l}
+	})
 }
 
 func (s *seriesSet) find(name string) *series {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.all[statName(name)]
-}
-
-// get creates the series if necessary. The caller holds s.mu.
-func (s *seriesSet) get(name string, l labels) *series {
-	if s.all == nil {
-		s.all, s.runtime = map[string]*series{}, map[string]*series{}
-	}
-	one := s.all[name]
-	if one == nil {
-		one = &series{newCounter(s.stripes), l}
-		s.all[name] = one
-	}
-	return one
+	return s.byName.all[statName(name)]
 }
 
 // keep removes all series except the series in used, the overflow series, and the runtime series of policies.
@@ -126,9 +112,9 @@ func (s *seriesSet) keep(used map[*series]bool, policies []*limiter.Policy) {
 			delete(s.runtime, key)
 		}
 	}
-	for name, one := range s.all {
+	for name, one := range s.byName.all {
 		if !used[one] && name != overflow {
-			delete(s.all, name)
+			delete(s.byName.all, name)
 		}
 	}
 }
@@ -157,7 +143,9 @@ func (s *seriesSet) of(p *limiter.Policy, entries []descriptors.Entry, configure
 	if len(s.runtime) >= s.maxRuntime {
 		return configured
 	}
-	one = s.get(runtimeName(p, entries), runtimeLabels(p, entries))
+	one = s.byName.of(runtimeName(p, entries), math.MaxInt, func(string) *series {
+		return &series{newCounter(s.stripes), runtimeLabels(p, entries)}
+	})
 	s.runtime[string(key)] = one
 	return one
 }
@@ -296,7 +284,7 @@ func split(r *limiter.Result, nearRatio float32) parts {
 func (s *seriesSet) collect(send func(*prometheus.Desc, uint64, ...string)) {
 	sums := map[labels]*[len(hitDescs)]uint64{}
 	s.mu.RLock()
-	for _, one := range s.all {
+	for _, one := range s.byName.all {
 		sum := sums[one.labels]
 		if sum == nil {
 			sum = new([len(hitDescs)]uint64)

@@ -52,6 +52,8 @@ var (
 		"Requests of Envoy's RateLimitService that were answered, over gRPC or in JSON.", []string{"grpc_method"}, nil)
 	errorsDesc = prometheus.NewDesc("ratelimit_service_should_rate_limit_error",
 		"Requests that were rejected (service_error), and those that the backend could not decide (redis_error), whatever their answer was.", []string{"err_type"}, nil)
+	loadsDesc = prometheus.NewDesc("rlsidecar_config_reloads_total",
+		"Configurations loaded or rejected, including the first.", []string{"result"}, nil)
 	loadedDesc = prometheus.NewDesc("ratelimit_service_config_load_success",
 		"Configurations loaded.", nil, nil)
 	refusedDesc = prometheus.NewDesc("ratelimit_service_config_load_error",
@@ -70,6 +72,8 @@ func (s *service) collect(send func(*prometheus.Desc, uint64, ...string), reques
 	send(callsDesc, s.calls(requests), shouldRateLimit)
 	send(errorsDesc, s.badRequests.Load(), "service_error")
 	send(errorsDesc, s.failures.Load(), "redis_error")
+	send(loadsDesc, s.loaded.Load(), "success")
+	send(loadsDesc, s.refused.Load(), "failure")
 	send(loadedDesc, s.loaded.Load())
 	send(refusedDesc, s.refused.Load())
 	send(shadowedDesc, s.unlimited.Load())

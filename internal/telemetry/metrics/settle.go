@@ -137,7 +137,7 @@ func (s *settleCounts) collect(send func(*prometheus.Desc, uint64, ...string), l
 // SettleTally returns the SettleTally of the limit to which p belongs.
 func (m *Metrics) SettleTally(p *limiter.Policy) SettleTally {
 	m.mu.Lock()
-	l := m.limits[[2]string{p.Domain, p.Name}]
+	l := m.limits.all[[2]string{p.Domain, p.Name}]
 	m.mu.Unlock()
 	if l == nil {
 		return SettleTally{}

@@ -45,7 +45,7 @@ func (s source) Counters() (list []statsd.Counter) {
 	add("ratelimit_server."+shouldRateLimit+".total_requests", m.service.calls(requests.Allowed+requests.Denied))
 	m.series.mu.RLock()
 	defer m.series.mu.RUnlock()
-	for name, one := range m.series.all {
+	for name, one := range m.series.byName.all {
 		if name == overflow {
 			name = "overflow" // all other names contain a dot
 		}

@@ -74,13 +74,13 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 		of := before.domains[d]
 		if of == nil {
 			of = &domainTable{domain: d, policies: make([]atomic.Pointer[counted], len(d.Policies))}
-			of.counts.Store(m.domains[name])
+			of.counts.Store(m.domains.all[name])
 			changed[name] = map[string]bool{}
 		}
 		t.domains[d], t.byName[name], t.first = of, of, of
 	}
-	for key := range m.limits {
-		if t.byName[key[0]] == nil && key != overflowLimit {
+	for key := range m.limits.all {
+		if t.byName[key[0]] == nil && key != m.limits.overflow {
 			m.forget(key)
 		} else if names := changed[key[0]]; names != nil {
 			names[key[1]] = key[1] == "override"
@@ -89,14 +89,14 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 	for domain, names := range changed {
 		m.inherit(t.byName[domain], names)
 		for name, exists := range names {
-			if key := [2]string{domain, name}; !exists && key != overflowLimit {
+			if key := [2]string{domain, name}; !exists && key != m.limits.overflow {
 				m.forget(key)
 			}
 		}
 	}
-	for name := range m.domains {
+	for name := range m.domains.all {
 		if t.byName[name] == nil && name != overflow {
-			delete(m.domains, name)
+			delete(m.domains.all, name)
 		}
 	}
 	m.series.keep(t.series(), s.Policies)
@@ -105,10 +105,10 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 
 // forget removes the counters of a limit. The caller holds m.mu.
 func (m *Metrics) forget(key [2]string) {
-	if l := m.limits[key]; l.settle.Swap(unseen()) != nil {
+	if l := m.limits.all[key]; l.settle.Swap(unseen()) != nil {
 		m.settle.ratio.DeleteLabelValues(l.domain, l.limit)
 	}
-	delete(m.limits, key)
+	delete(m.limits.all, key)
 }
 
 // inherit stores in t the counters that its limits and descriptors had before. names are the names of the
@@ -123,7 +123,7 @@ func (m *Metrics) inherit(t *domainTable, names map[string]bool) {
 		}
 		names[p.Name] = true
 		if hits := m.series.find(p.StatKey); hits != nil {
-			t.policies[i].Store(&counted{m.limits[[2]string{p.Domain, p.Name}], hits})
+			t.policies[i].Store(&counted{m.limits.all[[2]string{p.Domain, p.Name}], hits})
 		}
 	}
 }
@@ -172,39 +172,41 @@ func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *limit
 	return c
 }
 
-var overflowLimit = [2]string{overflow, overflow}
+// index has groups of counters by key: those of limits, of domains, or of hits.
+type index[K comparable, C any] struct {
+	all      map[K]*C
+	overflow K            // the key of the group that keys without room share
+	folding  *atomic.Bool // set when a key has no room
+}
 
-// limit returns the counters of a limit, or the overflow counters if there is no room. It creates them if
-// necessary. The caller holds m.mu.
+// of returns the counters of key, or those of the overflow if there are most groups. It creates them if necessary.
+func (x *index[K, C]) of(key K, most int, create func(K) *C) *C {
+	one := x.all[key]
+	if one == nil && len(x.all) >= most {
+		x.folding.Store(true)
+		key = x.overflow
+		one = x.all[key]
+	}
+	if one == nil {
+		one = create(key)
+		x.all[key] = one
+	}
+	return one
+}
+
+// limit returns the counters of a limit. The caller holds m.mu.
 func (m *Metrics) limit(domain, name string) *limitCounts {
-	key := [2]string{domain, name}
-	l := m.limits[key]
-	if l == nil && len(m.limits) >= m.most {
-		m.folding.Store(true)
-		key = overflowLimit
-		l = m.limits[key]
-	}
-	if l == nil {
-		l = &limitCounts{counter: newCounter(m.stripes), domain: label(key[0]), limit: label(key[1])}
-		m.limits[key] = l
-	}
-	return l
+	return m.limits.of([2]string{domain, name}, m.most, func(key [2]string) *limitCounts {
+		return &limitCounts{counter: newCounter(m.stripes), domain: label(key[0]), limit: label(key[1])}
+	})
 }
 
 func (m *Metrics) firstOfDomain(t *domainTable) *domainCounts {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	name := t.domain.Name
-	d := m.domains[name]
-	if d == nil && len(m.domains) >= m.most {
-		m.folding.Store(true)
-		name = overflow
-		d = m.domains[name]
-	}
-	if d == nil {
-		d = &domainCounts{counter: newCounter(m.stripes), domain: label(name)}
-		m.domains[name] = d
-	}
+	d := m.domains.of(t.domain.Name, m.most, func(name string) *domainCounts {
+		return &domainCounts{counter: newCounter(m.stripes), domain: label(name)}
+	})
 	t.counts.Store(d)
 	return d
 }
@@ -237,7 +239,7 @@ func (m *Metrics) late(c *limiter.Call) *domainTable {
 
 // has reports whether t contains the limit of p. t may be nil. The caller holds m.mu.
 func (m *Metrics) has(t *domainTable, p *limiter.Policy) bool {
-	return t != nil && (m.limits[[2]string{p.Domain, p.Name}] != nil || // usually true, and takes less time than the search below
+	return t != nil && (m.limits.all[[2]string{p.Domain, p.Name}] != nil || // usually true, and takes less time than the search below
 		slices.ContainsFunc(t.domain.Policies, func(other *limiter.Policy) bool { return other.Name == p.Name }))
 }
 
@@ -251,11 +253,11 @@ func (m *Metrics) folded() (limits, domains, hits uint64) {
 		return 0, 0, 0
 	}
 	for _, d := range m.current.Load().byName {
-		if c := d.counts.Load(); c != nil && c == m.domains[overflow] {
+		if c := d.counts.Load(); c != nil && c == m.domains.all[overflow] {
 			domains++
 		}
 		d.each(func(c *counted) {
-			if c.limitCounts == m.limits[overflowLimit] {
+			if c.limitCounts == m.limits.all[m.limits.overflow] {
 				limits++
 			}
 			if c.hits.labels[0] == overflow {

@@ -73,7 +73,7 @@ func TestKeysMakeNoSeries(t *testing.T) {
 
 func TestLimitsBeyondTheBoundShareOverflow(t *testing.T) {
 	m, l := started(t, 30)
-	m.most, m.series.maxStatic = 10, 10
+	m.most, m.series.most = 10, 10
 	if m.Folding() {
 		t.Error("folding at the start")
 	}

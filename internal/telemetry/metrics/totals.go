@@ -24,7 +24,7 @@ func (l *limitCounts) totals() (t history.Totals) {
 // limit that has decided nothing, and for one that is counted as overflow.
 func (m *Metrics) Totals(p *limiter.Policy) history.Totals {
 	m.mu.Lock()
-	l := m.limits[[2]string{p.Domain, p.Name}]
+	l := m.limits.all[[2]string{p.Domain, p.Name}]
 	m.mu.Unlock()
 	if l == nil {
 		return history.Totals{}
@@ -37,7 +37,7 @@ func (m *Metrics) Totals(p *limiter.Policy) history.Totals {
 func (m *Metrics) EachLimit(visit func(history.Key, history.Totals)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for key, l := range m.limits {
+	for key, l := range m.limits.all {
 		visit(history.Key{Domain: key[0], Limit: key[1]}, l.totals())
 	}
 }
@@ -57,7 +57,7 @@ func (m *Metrics) Requests() Requests {
 // requests is Requests for a caller that holds m.mu.
 func (m *Metrics) requests() (n Requests) {
 	n.Allowed = m.domainNotFound.sum(0)
-	for _, d := range m.domains {
+	for _, d := range m.domains.all {
 		n.Allowed += d.sum(requestOK)
 		n.Denied += d.sum(requestOver) + d.sum(requestError)
 		n.Undecided += d.sum(requestUndecided)
