@@ -191,7 +191,7 @@ func (s *Service) operation(p Proposal) (o Operation, made Shown, err error) {
 		ID: p.Target.ID(), Target: p.Target, Change: p.Change, Algorithm: algorithm,
 		Author: p.Author, Reason: p.Reason, Expires: algorithms.Micros(p.Until.UnixMicro()),
 	}
-	o = Operation{Entry: Entry{Author: p.Author, Reason: p.Reason, Target: a.ID, After: a}, For: min(p.For, 2*MaxFor), Expect: p.Expect}
+	o = Operation{Entry: Entry{Author: p.Author, Reason: p.Reason, Target: a.ID, After: a}, For: p.For, Expect: p.Expect}
 	now := s.keeper.Now()
 	e, err := o.entry(s.keeper.Set(), now)
 	if err != nil {

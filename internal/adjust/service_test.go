@@ -48,34 +48,34 @@ func TestAnAdjustmentIsSetListedReplacedAndDeleted(t *testing.T) {
 	if last := entries[0]; last.After != nil || last.Before.Change.Factor != 10_000 || last.Author != "ann" || last.Reason != "over" || last.Version != 3 {
 		t.Errorf("the newest entry is %+v; want the deletion of the factor 10 by ann, version 3", last)
 	}
+	for i, e := range entries {
+		if len(e.ID) != 32 || i > 0 && e.ID == entries[i-1].ID {
+			t.Errorf("version %d: the operation is %q; want 32 hexadecimal digits of its own", e.Version, e.ID)
+		}
+	}
 	if one := s.Audit(1); len(one) != 1 || one[0] != entries[0] {
 		t.Errorf("one entry: %+v; want the newest", one)
 	}
 }
 
+// The bounds that do not depend on the service are in TestTheBoundsOfAnAdjustment.
 func TestMistakesNameTheRemedy(t *testing.T) {
 	s, _ := service(newClock())
 	for want, change := range map[string]func(*Proposal){
-		"no limit is named \"sent_message\"":       func(p *Proposal) { p.Target.Limit = "sent_message" },
-		"author is missing":                        func(p *Proposal) { p.Author = " " },
-		"reason is missing":                        func(p *Proposal) { p.Reason = "" },
-		"on one line":                              func(p *Proposal) { p.Reason = "a\nb" },
-		"512 bytes":                                func(p *Proposal) { p.Reason = strings.Repeat("a", 513) },
-		"every adjustment expires":                 func(p *Proposal) { p.For = 0 },
-		"not both":                                 func(p *Proposal) { p.Until = time.Now() },
-		"30 days":                                  func(p *Proposal) { p.For = MaxFor + 1 },
-		"in the past":                              func(p *Proposal) { p.For, p.Until = 0, time.Unix(1, 0) },
-		"state what to change":                     func(p *Proposal) { p.Change = Change{} },
-		"exclude each other":                       func(p *Proposal) { p.Change.Block = true },
-		"at least 1, but is 0":                     func(p *Proposal) { p.Change = Change{Rate: number(0)} },
-		"one key or for all keys":                  func(p *Proposal) { p.Target.AllKeys = true },
-		"identified by 1 (user_id)":                func(p *Proposal) { p.Target.Key = []string{"a", "b"} },
-		"the key has 0 values":                     func(p *Proposal) { p.Target.Key = nil },
-		"4096 bytes":                               func(p *Proposal) { p.Target.Key = []string{strings.Repeat("a", 4097)} },
-		"less than 1":                              func(p *Proposal) { p.Change = Change{Factor: 1} },
-		"the largest number computed exactly":      func(p *Proposal) { p.Change = Change{Rate: number(math.MaxInt64)} },
-		"the largest that fits is":                 func(p *Proposal) { p.Change = Change{Capacity: number(1 << 52)} },
-		"the factor must be from 0.001 to 1000000": func(p *Proposal) { p.Change = Change{Factor: maxFactor + 1} },
+		"no limit is named \"sent_message\"":   func(p *Proposal) { p.Target.Limit = "sent_message" },
+		"reason is missing":                    func(p *Proposal) { p.Reason = "" },
+		"every adjustment expires":             func(p *Proposal) { p.For = 0 },
+		"not both":                             func(p *Proposal) { p.Until = time.Now() },
+		"30 days":                              func(p *Proposal) { p.For = MaxFor + 1 },
+		"at most 30 days":                      func(p *Proposal) { p.For = math.MaxInt64 },
+		"state the duration of the adjustment": func(p *Proposal) { p.For = -1 },
+		"in the past":                          func(p *Proposal) { p.For, p.Until = 0, time.Unix(1, 0) },
+		"state what to change":                 func(p *Proposal) { p.Change = Change{} },
+		"identified by 1 (user_id)":            func(p *Proposal) { p.Target.Key = []string{"a", "b"} },
+		"the key has 0 values":                 func(p *Proposal) { p.Target.Key = nil },
+		"less than 1":                          func(p *Proposal) { p.Change = Change{Factor: 1} },
+		"the largest number computed exactly":  func(p *Proposal) { p.Change = Change{Rate: number(math.MaxInt64)} },
+		"the largest that fits is":             func(p *Proposal) { p.Change = Change{Capacity: number(1 << 52)} },
 	} {
 		p := bob(Change{Rate: number(100)})
 		change(&p)
@@ -114,21 +114,6 @@ func TestThereIsABoundOnAdjustments(t *testing.T) {
 	same.Change, same.Author, same.Reason = one.Change, "a", "r"
 	if _, err := (&Operation{Entry: Entry{Author: "a", Reason: "r", Target: same.ID, After: &same}, For: Span(60 * minute)}).entry(set, now); err != nil {
 		t.Errorf("in the place of another: %v; want no error", err)
-	}
-}
-
-// The audit must have an author and a reason for every change.
-func TestDeletingNeedsAReason(t *testing.T) {
-	s, _ := service(newClock())
-	set, _, err := s.Set(context.Background(), bob(Change{Block: true}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, author := range [][2]string{{"", "over"}, {"ann", ""}, {"ann", " "}} {
-		var mistake *Mistake
-		if _, err := s.Delete(context.Background(), set.ID, author[0], author[1], nil); !errors.As(err, &mistake) {
-			t.Errorf("author %q, reason %q: %v; want a *Mistake", author[0], author[1], err)
-		}
 	}
 }
 
@@ -180,39 +165,14 @@ func TestAnUnexpectedVersionChangesNothing(t *testing.T) {
 	if _, _, err := s.Set(ctx, p); !errors.Is(err, ErrConflict) {
 		t.Errorf("set: %v; want ErrConflict", err)
 	}
-	if _, err := s.Delete(ctx, set.ID, " ", "over", nil); err == nil || !strings.Contains(err.Error(), "author is missing") {
-		t.Errorf("deleted without an author: %v; want a mistake", err)
+	for want, by := range map[string][2]string{"author is missing": {" ", "over"}, "reason is missing": {"ann", ""}} {
+		_, err := s.Delete(ctx, set.ID, by[0], by[1], nil)
+		if _, is := errors.AsType[*Mistake](err); !is || !strings.Contains(err.Error(), want) {
+			t.Errorf("deleted by %q, because %q: %v; want a *Mistake with %q", by[0], by[1], err, want)
+		}
 	}
 	if _, version := s.List(); version != 1 || logged != 1 {
 		t.Errorf("version %d, and %d changes are logged; want 1 of both", version, logged)
-	}
-	long := bob(Change{Factor: 3000})
-	long.For = math.MaxInt64
-	if _, err := s.Preview(long); err == nil || !strings.Contains(err.Error(), "30 days") {
-		t.Errorf("for 292 years: %v; want a mistake with \"30 days\"", err)
-	}
-	long.For = -1
-	if _, err := s.Preview(long); err == nil || !strings.Contains(err.Error(), "every adjustment expires") {
-		t.Errorf("for a negative time: %v; want a mistake with \"every adjustment expires\"", err)
-	}
-}
-
-func TestEachOperationHasItsOwnID(t *testing.T) {
-	s, _ := service(newClock())
-	seen := map[string]bool{}
-	for range 5 {
-		if _, _, err := s.Set(t.Context(), bob(Change{Block: true})); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, e := range s.Audit(10) {
-		seen[e.ID] = true
-		if len(e.ID) != 32 {
-			t.Errorf("version %d: the operation is %q; want 32 hexadecimal digits", e.Version, e.ID)
-		}
-	}
-	if len(seen) != 5 {
-		t.Errorf("5 operations have %d IDs; want 5", len(seen))
 	}
 }
 
