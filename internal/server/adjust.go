@@ -14,8 +14,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
-	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -141,19 +141,6 @@ func (a *adjustments) reportLost(status *adjust.Status) {
 	}
 }
 
-// clearCache empties the cache, or forgets the buckets with these keys. cache is nil without Redis.
-func clearCache(cache *stores.CacheStore, keys [][]byte, all bool) {
-	switch {
-	case cache == nil:
-	case all:
-		cache.Clear()
-	default:
-		for _, key := range keys {
-			cache.ClearBucket(key)
-		}
-	}
-}
-
 // apply puts set in force, without its expired adjustments. Like a reload, it returns the leases of the
 // affected buckets and removes their cached denials.
 func (a *adjustments) apply(set *adjust.Set) {
@@ -165,11 +152,9 @@ func (a *adjustments) apply(set *adjust.Set) {
 	if len(changed) == 0 {
 		return
 	}
+	var result limiter.Adjusted
 	keys, all := a.buckets(changed)
-	cache := a.server.stack.cache
-	clearCache(cache, keys, all) // before the change, while the limits under which units were leased are still in use
-	result := a.server.limiter.Adjust(set, a.keeper.Now)
-	clearCache(cache, keys, all) // after the change, so that a raised limit applies at once
+	a.server.stack.forgetting(keys, all, func() { result = a.server.limiter.Adjust(set, a.keeper.Now) })
 	a.next = result.Next
 	if a.server.watch != nil {
 		text := changed[0].Target.String() + ": " + changed[0].Change.String()

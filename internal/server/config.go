@@ -108,29 +108,23 @@ func (c *Config) Check() error {
 	if err := c.checkAddresses(); err != nil {
 		return err
 	}
-	if c.AdminToken != "" && c.AdminTokenFile != "" {
-		return errors.New("two admin tokens are given; give only one of RLSIDECAR_ADMIN_TOKEN and --admin-token-file")
-	}
-	if c.APIToken != "" && c.APITokenFile != "" {
-		return errors.New("two API tokens are given; give only one of RLSIDECAR_API_TOKEN and --api-token-file")
-	}
-	if c.Admin != "" && !listen.IsLocal(c.Admin) && c.AdminToken == "" && c.AdminTokenFile == "" {
-		return fmt.Errorf("--admin-listen %s can be reached from other machines; give --admin-token-file, or listen on 127.0.0.1", c.Admin)
-	}
-	if c.AdminReadTokenFile != "" && c.AdminToken == "" && c.AdminTokenFile == "" {
-		return errors.New("--admin-read-token-file has no effect without an admin token, because every client may read without one; give --admin-token-file too")
-	}
-	if c.GRPCMaxConnections < 0 || c.HTTPMaxConnections < 0 {
-		return errors.New("RLSIDECAR_GRPC_MAX_CONNECTIONS and RLSIDECAR_HTTP_MAX_CONNECTIONS must not be negative; leave them out for the default")
-	}
-	if c.MaxConnectionIdle < 0 || c.HTTPIdleTimeout < 0 {
-		return errors.New("RLSIDECAR_GRPC_MAX_CONNECTION_IDLE and RLSIDECAR_HTTP_IDLE_TIMEOUT must not be negative")
-	}
-	if c.Metrics != "" && !strings.HasPrefix(c.MetricsPath, "/") {
-		return fmt.Errorf("RLSIDECAR_METRICS_PATH must start with /, but is %q", c.MetricsPath)
-	}
-	if len(c.Paths) > 0 && c.XDS.Server != "" {
-		return errors.New("--config and --xds-server cannot be combined; give one of them")
+	hasAdminToken := c.AdminToken != "" || c.AdminTokenFile != ""
+	for _, is := range []struct {
+		wrong   bool
+		mistake string
+	}{
+		{c.AdminToken != "" && c.AdminTokenFile != "", "two admin tokens are given; give only one of RLSIDECAR_ADMIN_TOKEN and --admin-token-file"},
+		{c.APIToken != "" && c.APITokenFile != "", "two API tokens are given; give only one of RLSIDECAR_API_TOKEN and --api-token-file"},
+		{c.Admin != "" && !listen.IsLocal(c.Admin) && !hasAdminToken, "--admin-listen " + c.Admin + " can be reached from other machines; give --admin-token-file, or listen on 127.0.0.1"},
+		{c.AdminReadTokenFile != "" && !hasAdminToken, "--admin-read-token-file has no effect without an admin token, because every client may read without one; give --admin-token-file too"},
+		{c.GRPCMaxConnections < 0 || c.HTTPMaxConnections < 0, "RLSIDECAR_GRPC_MAX_CONNECTIONS and RLSIDECAR_HTTP_MAX_CONNECTIONS must not be negative; leave them out for the default"},
+		{c.MaxConnectionIdle < 0 || c.HTTPIdleTimeout < 0, "RLSIDECAR_GRPC_MAX_CONNECTION_IDLE and RLSIDECAR_HTTP_IDLE_TIMEOUT must not be negative"},
+		{c.Metrics != "" && !strings.HasPrefix(c.MetricsPath, "/"), fmt.Sprintf("RLSIDECAR_METRICS_PATH must start with /, but is %q", c.MetricsPath)},
+		{len(c.Paths) > 0 && c.XDS.Server != "", "--config and --xds-server cannot be combined; give one of them"},
+	} {
+		if is.wrong {
+			return errors.New(is.mistake)
+		}
 	}
 	if c.LogListen != "" {
 		if err := accesslog.CheckAddress(c.LogListen); err != nil {

@@ -184,11 +184,5 @@ func (s *server) lastReload() admin.Reload {
 
 func (s *server) swap(snapshot *limiter.Snapshot, limits []string) {
 	s.stack.memory.SetOwners(limits)
-	if s.stack.cache != nil {
-		s.stack.cache.Clear() // before the swap, while the limits under which the units were granted are still in use
-	}
-	s.limiter.Swap(snapshot)
-	if s.stack.cache != nil {
-		s.stack.cache.Clear() // after the swap, so that a raised limit applies at once
-	}
+	s.stack.forgetting(nil, true, func() { s.limiter.Swap(snapshot) })
 }

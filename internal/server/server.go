@@ -238,13 +238,12 @@ func (s *server) sendMetrics(ctx context.Context, wg *sync.WaitGroup) {
 }
 
 func (s *server) mayBeReady() bool {
+	return isClosed(s.configured) && isClosed(s.redisReadiness.opened)
+}
+
+func isClosed(c <-chan struct{}) bool {
 	select {
-	case <-s.configured:
-	default:
-		return false
-	}
-	select {
-	case <-s.redisReadiness.opened:
+	case <-c:
 		return true
 	default:
 		return false
@@ -269,9 +268,7 @@ func (s *server) notReady() string {
 		return "draining: this sidecar is being stopped\n"
 	}
 	var b strings.Builder
-	select {
-	case <-s.configured:
-	default:
+	if !isClosed(s.configured) {
 		b.WriteString("there is no configuration yet\n")
 	}
 	for _, c := range s.conditions.List() {

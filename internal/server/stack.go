@@ -68,6 +68,26 @@ func (st *stack) undosDropped() (n int64) {
 	return n
 }
 
+// forgetting changes limits, and returns the leases of the buckets with these keys, or of all, and removes their remembered
+// denials: before the change, while the limits under which units were leased are still in use, and after it, so that a raised
+// limit applies at once.
+func (st *stack) forgetting(keys [][]byte, all bool, change func()) {
+	forget := func() {
+		switch {
+		case st.cache == nil: // without Redis
+		case all:
+			st.cache.Clear()
+		default:
+			for _, key := range keys {
+				st.cache.ClearBucket(key)
+			}
+		}
+	}
+	forget()
+	change()
+	forget()
+}
+
 // close closes the Stores. No batch may be submitted after it has been called.
 func (st *stack) close() {
 	st.repeats.Close(repeatPatience)
