@@ -1,12 +1,10 @@
 package admin
 
 import (
-	"fmt"
 	"net/http"
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -49,7 +47,7 @@ func (p *pages) listAdjustments(b *adjustmentsBody) {
 		b.Rows = append(b.Rows, adjusted(&all[i]))
 	}
 	if n := len(all) - len(b.Rows); n > 0 {
-		b.More = plural(int64(n), "more adjustment") + ": rlsidecar adjust list has them all."
+		b.More = plural(n, "more adjustment") + ": rlsidecar adjust list has them all."
 	}
 }
 
@@ -99,7 +97,7 @@ func (p *pages) limitAdjustmentWords(l limitAdjustments) string {
 	var parts []string
 	if l.forAll != nil {
 		if shown, err := p.Adjust.Find(l.forAll.ID); err == nil && shown.Ignored == "" {
-			parts = append(parts, "all keys: "+changeWords(&l.forAll.Change)+", until "+moment(l.forAll.Expires))
+			parts = append(parts, "all keys: "+l.forAll.Change.String()+", until "+moment(l.forAll.Expires))
 		}
 	}
 	if l.values > 0 {
@@ -124,27 +122,5 @@ func (p *pages) blocked(targets ...adjust.Target) bool {
 
 // adjustmentWords describes an adjustment. It does not use the configured limit, which may have changed since.
 func adjustmentWords(a *adjust.Adjustment) string {
-	return a.Target.String() + ": " + changeWords(&a.Change) + ", until " + moment(a.Expires)
-}
-
-func changeWords(c *adjust.Change) string {
-	switch {
-	case c.Block:
-		return "block"
-	case c.Unlimited:
-		return "unlimited"
-	case c.Factor != 0:
-		return c.Factor.String() + " times as much"
-	}
-	var parts []string
-	if c.Rate != nil {
-		parts = append(parts, fmt.Sprintf("rate %d", *c.Rate))
-	}
-	if c.Period != 0 {
-		parts = append(parts, "period "+duration.Format(algorithms.Micros(c.Period)))
-	}
-	if c.Capacity != nil {
-		parts = append(parts, fmt.Sprintf("capacity %d", *c.Capacity))
-	}
-	return strings.Join(parts, ", ")
+	return a.Target.String() + ": " + a.Change.String() + ", until " + moment(a.Expires)
 }

@@ -85,21 +85,10 @@ func (a *attempts) try(remote string, isRight func() bool) (right bool, wait tim
 		}
 	}
 	if !remembered && len(a.clients) >= maxClients {
-		a.forget()
+		dropOldest(a.clients, func(c attempting) int64 { return int64(c.last) })
 	}
 	a.clients[name] = c
 	return right, 0
-}
-
-// forget forgets the client whose last attempt was the earliest. The caller holds mu.
-func (a *attempts) forget() {
-	var earliest string
-	for name, c := range a.clients {
-		if earliest == "" || c.last < a.clients[earliest].last {
-			earliest = name
-		}
-	}
-	delete(a.clients, earliest)
 }
 
 // client returns a name for the clients of one address. For IPv6 the name is the first half of the address, because a

@@ -183,7 +183,7 @@ func (p *pages) defaultReason(c *change) string {
 		if c.match == "" || part.Domain != c.subject.Domain || part.Limit != c.subject.Limit || part.Entry != c.match || part.Value != c.subject.Key[0] {
 			continue
 		}
-		return fmt.Sprintf("flood: %s of %s since %s", plural(part.Times, "denial"), plural(int64(part.Keys), "key"), clock(top.Since))
+		return fmt.Sprintf("flood: %s of %s since %s", plural(part.Times, "denial"), plural(part.Keys, "key"), clock(top.Since))
 	}
 	for i := range top.Keys {
 		if d := &top.Keys[i]; d.Domain == c.subject.Domain && d.Limit == c.subject.Limit && c.match == "" && slices.Equal(d.Key, c.subject.Key) {

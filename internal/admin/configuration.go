@@ -152,21 +152,21 @@ func (p *pages) configuration(w http.ResponseWriter, r *http.Request, v viewer) 
 	if s := p.Current(); s != nil {
 		b.Hash = cut(s.Hash, 12)
 		limits := p.catalogs.of(s).limits
-		b.Limits = plural(int64(len(limits)), "limit")
-		b.Domains = plural(int64(len(s.Domains)), "domain")
+		b.Limits = plural(len(limits), "limit")
+		b.Domains = plural(len(s.Domains), "domain")
 		b.Stays = "The configuration before it stays in use."
 		for _, l := range limits[:min(len(limits), inForceShown)] {
 			b.InForce = append(b.InForce, fact{descriptors.Printable(l.Name), l.Words()})
 		}
 		if more := len(limits) - len(b.InForce); more > 0 {
-			b.More = plural(int64(more), "more limit")
+			b.More = plural(more, "more limit")
 		}
 	}
 	for _, load := range b.Loads {
 		c := load.Changes
-		row := loadRow{At: at(load.At), Rows: c.Rows, Summary: fmt.Sprintf("%s added, %s removed, %s changed", count(uint64(c.Added)), count(uint64(c.Removed)), count(uint64(c.Edited)))}
+		row := loadRow{At: at(load.At), Rows: c.Rows, Summary: fmt.Sprintf("%s added, %s removed, %s changed", count(c.Added), count(c.Removed), count(c.Edited))}
 		if more := c.Added + c.Removed + c.Edited - len(c.Rows); more > 0 {
-			row.More = plural(int64(more), "more limit") + " changed"
+			row.More = plural(more, "more limit") + " changed"
 		}
 		b.Changed = append(b.Changed, row)
 	}

@@ -63,13 +63,13 @@ func (p *pages) fleet(w http.ResponseWriter, r *http.Request, v viewer) {
 
 func storeFacts(s *status.Store) (list []fact) {
 	if s.Kind == "memory" {
-		return []fact{{"Buckets are in", "the memory of this sidecar, which shares them with no other"}, {"Buckets", fmt.Sprintf("%s of at most %s", count(uint64(s.Keys)), count(uint64(s.MaxKeys)))}}
+		return []fact{{"Buckets are in", "the memory of this sidecar, which shares them with no other"}, {"Buckets", fmt.Sprintf("%s of at most %s", count(s.Keys), count(s.MaxKeys))}}
 	}
 	times := "no calls in the last minute"
 	if s.P99 > 0 {
 		times = fmt.Sprintf("half within %s, 99 %% within %s, of the last minute", short(micros(s.Median)), short(micros(s.P99)))
 	}
-	return []fact{{"Calls", times}, {"Timeout", short(micros(s.Timeout)) + " (--backend-timeout)"}, {"Failed", plural(int64(s.Failures), "call") + " since the start"}}
+	return []fact{{"Calls", times}, {"Timeout", short(micros(s.Timeout)) + " (--backend-timeout)"}, {"Failed", plural(s.Failures, "call") + " since the start"}}
 }
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
@@ -101,12 +101,12 @@ func (p *pages) members(b *fleetBody, f *status.Fleet) {
 			b.Rows = append(b.Rows, row)
 		}
 	}
-	b.Summary = plural(int64(len(f.Sidecars)), "sidecar") + "."
+	b.Summary = plural(len(f.Sidecars), "sidecar") + "."
 	if b.Differ = others > 0; b.Differ {
-		b.Summary += " " + plural(int64(others), "sidecar") + " with another configuration than most."
+		b.Summary += " " + plural(others, "sidecar") + " with another configuration than most."
 	}
 	if n := len(f.Sidecars) - len(b.Rows); n > 0 {
-		b.More = plural(int64(n), "more sidecar")
+		b.More = plural(n, "more sidecar")
 	}
 }
 

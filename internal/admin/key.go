@@ -199,7 +199,7 @@ func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 		case limit.Unlimited:
 			return nil, errors.New("this limit is unlimited: it has no buckets")
 		case !limit.Whole && len(limit.Open) != len(s.Key):
-			return nil, fmt.Errorf("the key has %s; a bucket of this limit is identified by %s", plural(int64(len(s.Key)), "value"), openKeys(limit))
+			return nil, fmt.Errorf("the key has %s; a bucket of this limit is identified by %s", plural(len(s.Key), "value"), openKeys(limit))
 		}
 		charge.Inline = limit // the limit belongs to a descriptor, so a request cannot name it
 	}
@@ -216,7 +216,7 @@ func openKeys(l *limiter.Policy) string {
 	for i, key := range keys {
 		names[i] = descriptors.Printable(key)
 	}
-	return plural(int64(len(l.Open)), "value") + " (" + strings.Join(names, ", ") + ")"
+	return plural(len(l.Open), "value") + " (" + strings.Join(names, ", ") + ")"
 }
 
 type events struct {
@@ -363,11 +363,11 @@ func remainingWords(r *limiter.Result) string {
 		return ""
 	}
 	if l := r.Policy.Limit; l.Kind == algorithms.Concurrency {
-		return fmt.Sprintf("%s of %s in flight", count(uint64(max(0, l.Capacity-d.Value))), count(uint64(l.Capacity)))
+		return fmt.Sprintf("%s of %s in flight", count(l.Capacity-d.Value), count(l.Capacity))
 	}
-	text := fmt.Sprintf("%s of %s left", count(uint64(max(d.Remaining, 0))), count(uint64(r.Policy.Limit.Capacity)))
+	text := fmt.Sprintf("%s of %s left", count(d.Remaining), count(r.Policy.Limit.Capacity))
 	if unit := max(1, r.Policy.Limit.Unit()); d.Value < 0 {
-		text += fmt.Sprintf(", in debt by %s", count(uint64((-d.Value+unit-1)/unit)))
+		text += fmt.Sprintf(", in debt by %s", count((-d.Value+unit-1)/unit))
 	}
 	if d.ResetAfter > 0 && d.Remaining < r.Policy.Limit.Capacity {
 		text += ", full again in " + span(time.Duration(d.ResetAfter)*time.Microsecond)

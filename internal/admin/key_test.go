@@ -299,7 +299,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	has(t, d.read(t, "/limits"), `title="1 single key">adjusted</span>`)
 	has(t, d.read(t, "/key?q=bo"), "key bob", "block until ")
 	list := d.read(t, "/adjustments")
-	has(t, list, "every request is denied", "attack", "launch &lt;b&gt;", "set limit send of domain d, key bob: 2 times as much", "replaced by limit send of domain d, key bob: block")
+	has(t, list, "every request is denied", "attack", "launch &lt;b&gt;", "set limit send of domain d, key bob: factor 2", "replaced by limit send of domain d, key bob: block")
 	has(t, d.read(t, "/limit?domain=d&name=send"), "every request is denied")
 	w = d.follow(t, d.click(t, list, "End it"), "author", "ann", "reason", "over")
 	if w.Code != 303 {

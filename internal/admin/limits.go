@@ -83,8 +83,8 @@ func (p *pages) limits(w http.ResponseWriter, r *http.Request, v viewer) {
 	from := (number - 1) * rowsShown
 	shown := found[from:min(from+rowsShown, len(found))]
 	b.Rows, b.Scale = p.limitRows(shown)
-	b.First, b.Last = count(uint64(min(from+1, len(found)))), count(uint64(from+len(shown)))
-	b.Found, b.All = count(uint64(len(found))), count(uint64(len(all)))
+	b.First, b.Last = count(min(from+1, len(found))), count(from+len(shown))
+	b.Found, b.All = count(len(found)), count(len(all))
 	if number > 1 {
 		b.Previous = b.link(b.Sort, b.Show, number-1)
 	}
@@ -92,7 +92,7 @@ func (p *pages) limits(w http.ResponseWriter, r *http.Request, v viewer) {
 		b.Next = b.link(b.Sort, b.Show, number+1)
 	}
 	if n := p.History.Dropped(); n > 0 {
-		b.Dropped = fmt.Sprintf("%s had requests and no graph: the busiest %s have one.", plural(int64(n), "limit"), count(history.MaxSeries))
+		b.Dropped = fmt.Sprintf("%s had requests and no graph: the busiest %s have one.", plural(n, "limit"), count(history.MaxSeries))
 	}
 	p.show(w, r, v, http.StatusOK, limitsPage, frame{Title: "Limits", Section: "/limits", Live: true, Body: b})
 }

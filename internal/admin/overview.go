@@ -80,7 +80,7 @@ func (p *pages) unmatched() (rows []unmatchedRow) {
 	_, top := p.Unmatched(unmatchedShown)
 	for i := range top {
 		s := &top[i]
-		row := unmatchedRow{"≥ " + count(uint64(s.Requests)), descriptors.Printable(s.Domain), s.Text(), "no limit matched", ago(s.Last, p.Now())}
+		row := unmatchedRow{"≥ " + count(s.Requests), descriptors.Printable(s.Domain), s.Text(), "no limit matched", ago(s.Last, p.Now())}
 		if !s.Configured {
 			row.Why = "the domain is not configured"
 		}

@@ -73,7 +73,7 @@ func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []d
 				row.State, row.Denied = "unknown: the store did not answer", false
 			}
 		}
-		row.Limit = plural(int64(len(c.Results)), "limit")
+		row.Limit = plural(len(c.Results), "limit")
 		b.Buckets = append(b.Buckets, row)
 	}
 }
@@ -85,7 +85,7 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 			continue
 		}
 		if tried++; tried > maxTried || len(b.Buckets) == maxFound {
-			b.Notes = append(b.Notes, fmt.Sprintf("Only %s were tried. To search another limit, open its page.", plural(int64(tried-1), "limit")))
+			b.Notes = append(b.Notes, fmt.Sprintf("Only %s were tried. To search another limit, open its page.", plural(tried-1, "limit")))
 			return
 		}
 		s := subject{Domain: l.Domain, Limit: l.Name, Key: []string{value}}
@@ -124,7 +124,7 @@ func (p *pages) searchAdjusted(b *searchBody, query string) {
 		}
 		row := adjusted(&all[i])
 		b.Recorded = append(b.Recorded, foundRow{Key: t.KeyText(), Link: row.Link, Limit: descriptors.Printable(t.Limit),
-			Domain: descriptors.Printable(t.Domain), State: changeWords(&all[i].Change) + " until " + row.Expires, Denied: all[i].Change.Block})
+			Domain: descriptors.Printable(t.Domain), State: all[i].Change.String() + " until " + row.Expires, Denied: all[i].Change.Block})
 	}
 }
 

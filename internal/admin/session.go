@@ -3,6 +3,7 @@ package admin
 import (
 	"crypto/rand"
 	"crypto/sha256"
+	"math"
 	"sync"
 	"time"
 )
@@ -45,22 +46,22 @@ func (s *sessions) begin(token string, mayWrite bool) (id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for len(s.all) >= maxSessions {
-		s.dropOldest()
+		dropOldest(s.all, func(one *session) int64 { return one.used.UnixNano() })
 	}
 	s.all[fingerprint(id)] = &session{csrf: rand.Text(), token: fingerprint(token), mayWrite: mayWrite, began: now, used: now}
 	return id
 }
 
-// The caller holds s.mu.
-func (s *sessions) dropOldest() {
-	var oldest [sha256.Size]byte
-	var used time.Time
-	for hash, one := range s.all {
-		if used.IsZero() || one.used.Before(used) {
-			oldest, used = hash, one.used
+// dropOldest deletes the entry of all that was used the longest time ago.
+func dropOldest[K comparable, V any](all map[K]V, used func(V) int64) {
+	var oldest K
+	first := int64(math.MaxInt64)
+	for key, one := range all {
+		if at := used(one); at <= first {
+			oldest, first = key, at
 		}
 	}
-	delete(s.all, oldest)
+	delete(all, oldest)
 }
 
 // find returns the session with this id, or nil if it does not exist or has ended. person means that a person,

@@ -15,15 +15,15 @@ func (p *pages) settling(l *limiter.Policy) []fact {
 	t := p.Settling(l)
 	list := []fact{
 		{"A request reserves now", p.reserves(l)},
-		{"Reserved", fmt.Sprintf("%s, %s", units(t.Reserved), times(t.Starts, "request"))},
-		{"Settled with the real cost", times(t.Settled, "time")},
-		{"Settled without one (unknown_cost)", times(t.Unknown, "time")},
-		{"Settled late (after " + duration.Format(s.TTL) + ")", times(t.Late, "time")},
-		{"Real costs", units(t.Real)},
-		{"Lost beyond max_debt", units(t.Lost)},
+		{"Reserved", fmt.Sprintf("%s, %s", plural(t.Reserved, "unit"), plural(t.Starts, "request"))},
+		{"Settled with the real cost", plural(t.Settled, "time")},
+		{"Settled without one (unknown_cost)", plural(t.Unknown, "time")},
+		{"Settled late (after " + duration.Format(s.TTL) + ")", plural(t.Late, "time")},
+		{"Real costs", plural(t.Real, "unit")},
+		{"Lost beyond max_debt", plural(t.Lost, "unit")},
 	}
 	if ended := t.Settled + t.Unknown + t.Late; t.Starts > ended {
-		list = append(list, fact{"Not settled by this sidecar", times(t.Starts-ended, "request") + ": still running, settled by another sidecar, or never settled"})
+		list = append(list, fact{"Not settled by this sidecar", plural(t.Starts-ended, "request") + ": still running, settled by another sidecar, or never settled"})
 	}
 	return list
 }
@@ -34,7 +34,7 @@ func (p *pages) reserves(l *limiter.Policy) string {
 		return ""
 	}
 	n, learned := p.EstimateNow(l)
-	text := units(uint64(max(0, n))) + " until its real cost is known"
+	text := plural(n, "unit") + " until its real cost is known"
 	switch {
 	case learned:
 		return text + " (learned from real costs)"
@@ -43,13 +43,4 @@ func (p *pages) reserves(l *limiter.Policy) string {
 	default:
 		return text
 	}
-}
-
-func units(n uint64) string { return times(n, "unit") }
-
-func times(n uint64, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return count(n) + " " + what
 }

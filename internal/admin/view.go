@@ -60,7 +60,7 @@ var (
 
 func parse(name string) *template.Template {
 	return template.Must(template.New("layout.html").Funcs(template.FuncMap{
-		"count": count, "rate": rate, "ago": ago, "at": at, "link": link, "whoOf": whoOf,
+		"count": count[uint64], "rate": rate, "ago": ago, "at": at, "link": link, "whoOf": whoOf,
 	}).ParseFS(assets, "assets/layout.html", "assets/parts.html", "assets/"+name+".html"))
 }
 

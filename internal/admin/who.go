@@ -69,9 +69,9 @@ const (
 
 // who returns the rows about a limit, or about all limits if of is nil.
 func (p *pages) who(top topkeys.Top, of *history.Key) who {
-	w := who{Since: clock(top.Since) + " UTC", Total: count(uint64(top.Total))}
+	w := who{Since: clock(top.Since) + " UTC", Total: count(top.Total)}
 	row := func(name, domain, limit string, times int64, exact bool) whoRow {
-		r := whoRow{Name: name, Times: count(uint64(times)), Percent: int(100 * times / max(1, top.Total))}
+		r := whoRow{Name: name, Times: count(times), Percent: int(100 * times / max(1, top.Total))}
 		if !exact {
 			r.Times, w.Counted = "≥ "+r.Times, true
 		}
@@ -133,7 +133,7 @@ func (p *pages) who(top topkeys.Top, of *history.Key) who {
 func keysOf(p *topkeys.Part) string {
 	var notes []string
 	if p.Keys > 0 {
-		notes = append(notes, plural(int64(p.Keys), "key"))
+		notes = append(notes, plural(p.Keys, "key"))
 	}
 	if p.Rate >= leastRate {
 		notes = append(notes, rate(p.Rate))
@@ -211,7 +211,7 @@ func (p *pages) near() (rows []usedRow) {
 	slices.SortStableFunc(used, func(a, b topkeys.Item) int { return cmp.Compare(left(&a), left(&b)) })
 	for i := range used[:min(len(used), maxNear)] {
 		u := &used[i]
-		rows = append(rows, rowOf(u, fmt.Sprintf("%s of %s", count(uint64(max(0, u.Remaining))), count(uint64(u.Capacity)))))
+		rows = append(rows, rowOf(u, fmt.Sprintf("%s of %s", count(u.Remaining), count(u.Capacity))))
 	}
 	return rows
 }
@@ -221,7 +221,7 @@ func (p *pages) used(id history.Key) (since string, rows []usedRow) {
 	top := p.Used(maxCounted)
 	for i := range top.Keys {
 		if u := &top.Keys[i]; u.Domain == id.Domain && u.Limit == id.Limit && len(rows) < maxUsed {
-			row := rowOf(u, "about "+count(uint64(max(0, u.Times))))
+			row := rowOf(u, "about "+count(u.Times))
 			row.Limit = "" // the page is about it
 			rows = append(rows, row)
 		}

@@ -38,10 +38,10 @@ func span(d time.Duration) string {
 		if d < unit.is && i < len(units)-1 {
 			continue
 		}
-		text := plural(int64(d/unit.is), unit.name)
+		text := plural(d/unit.is, unit.name)
 		if i+1 < len(units) {
 			if rest := d % unit.is / units[i+1].is; rest > 0 {
-				text += " " + plural(int64(rest), units[i+1].name)
+				text += " " + plural(rest, units[i+1].name)
 			}
 		}
 		return text
@@ -50,14 +50,17 @@ func span(d time.Duration) string {
 }
 
 // plural formats n with the singular or plural of thing, such as "2 keys".
-func plural(n int64, thing string) string {
+func plural[N number](n N, thing string) string {
 	if n == 1 {
 		return "1 " + thing
 	}
-	return count(uint64(max(n, 0))) + " " + thing + "s"
+	return count(n) + " " + thing + "s"
 }
 
-func count(n uint64) string { return status.Thousands(strconv.FormatUint(n, 10)) }
+type number interface{ ~int | ~int64 | ~uint64 }
+
+// count formats n with commas. A negative n becomes 0.
+func count[N number](n N) string { return status.Thousands(strconv.FormatUint(uint64(max(n, 0)), 10)) }
 
 func rate(perSecond float64) string {
 	switch {
@@ -68,6 +71,6 @@ func rate(perSecond float64) string {
 	case perSecond < 9.95:
 		return fmt.Sprintf("%.1f/s", perSecond)
 	default:
-		return count(uint64(perSecond+.5)) + "/s"
+		return count(int64(perSecond+.5)) + "/s"
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -58,22 +57,13 @@ func TestWordsAboutARecordedDecision(t *testing.T) {
 	}
 }
 
-func TestWordsAboutDurationsAndChanges(t *testing.T) {
+func TestWordsAboutDurations(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		0: "0 seconds", 1400 * time.Microsecond: "1ms", 999 * time.Millisecond: "999ms", time.Second: "1 second", 61 * time.Second: "1 minute 1 second",
 		2 * time.Minute: "2 minutes", 3601 * time.Second: "1 hour", 25 * time.Hour: "1 day 1 hour", 48*time.Hour + time.Minute: "2 days",
 	} {
 		if got := span(d); got != want {
 			t.Errorf("%d: got %q, want %q", d, got, want)
-		}
-	}
-	for want, c := range map[string]adjust.Change{
-		"block": {Block: true}, "unlimited": {Unlimited: true}, "2.5 times as much": {Factor: 2500},
-		"rate 7": {Rate: new(int64(7))}, "rate 7, period 1m, capacity 9": {Rate: new(int64(7)), Period: 60_000_000, Capacity: new(int64(9))},
-		"capacity 0": {Capacity: new(int64)},
-	} {
-		if got := changeWords(&c); got != want {
-			t.Errorf("%+v: got %q, want %q", c, got, want)
 		}
 	}
 }
