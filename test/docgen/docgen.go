@@ -89,17 +89,4 @@ func (p *page) row(heads, name, meaning string, facts ...string) {
 	p.inTable = true
 }
 
-// item writes an item of a list: a name, short facts, and its meaning. It leaves out empty facts. head is the marker of
-// the list, which may be nested.
-func (p *page) item(head, name, meaning string, facts ...string) {
-	facts = slices.DeleteFunc(facts, func(fact string) bool { return fact == "" })
-	if len(facts) > 0 {
-		name += " (" + strings.Join(facts, "; ") + ")"
-	}
-	if meaning != "" {
-		name += ": " + meaning
-	}
-	p.prose(head, name)
-}
-
 func code(s string) string { return "`" + s + "`" }

@@ -218,9 +218,9 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 	return text
 }
 
-// properties lists the keys of an object. head starts each item. If inner is not nil, it returns the object
-// that a value contains, and the keys of this object follow in a nested list. Otherwise the keys are a table.
-func (p *page) properties(all schemas, s *schema, link func(string) string, head string, inner func(*schema) *schema) {
+// properties writes a table of the keys of an object. If inner is not nil, it returns the object that a value contains,
+// and the keys of this object follow: before is the place of s in the outermost object, such as "settle.".
+func (p *page) properties(all schemas, s *schema, link func(string) string, before string, inner func(*schema) *schema) {
 	for _, key := range s.Properties.keys {
 		if s.Properties.of[key].forbidden() {
 			continue
@@ -234,13 +234,12 @@ func (p *page) properties(all schemas, s *schema, link func(string) string, head
 		case of.Default != nil:
 			standard = "default " + code(strings.Trim(string(of.Default), `"`))
 		}
+		p.row("field | type | meaning", code(before+key), of.Description, all.kind(value, link), standard)
 		if inner == nil {
-			p.row("field | type | meaning", code(key), of.Description, all.kind(value, link), standard)
 			continue
 		}
-		p.item(head, code(key), of.Description, all.kind(value, link), standard)
 		if object := inner(value); object != nil {
-			p.properties(all, object, link, "  "+head, inner)
+			p.properties(all, object, link, before+key+".", inner)
 		}
 	}
 }
@@ -290,7 +289,7 @@ func Config(text []byte) (string, error) {
 	p.prose("", "[Configuration files](../config.md) and [algorithms](../algorithms.md) explain the keys together, "+
 		"with examples. `rlsidecar check FILE` reports mistakes in a file.")
 	p.line()
-	p.line("An object is a mapping of YAML. Two types need an explanation:")
+	p.prose("", "An object is a mapping of YAML. `settle.ttl` is the key `ttl` of the object `settle`. Two types need an explanation:")
 	p.line()
 	p.prose("- ", "text: a word, a whole number or a boolean, which is used as it is written. Write a number with a fraction in quotes.")
 	p.prose("- ", "duration: whole numbers with the units `us`, `ms`, `s`, `m`, `h`, `d` (24 hours) or `w` (7 days), such as `500ms`, `1m` or `1h30m`.")
@@ -311,7 +310,7 @@ func Config(text []byte) (string, error) {
 		if s.def == "named_limit" {
 			of = p.likeRateLimit(of, root.Defs.of["rate_limit"], link)
 		}
-		p.properties(root.Defs.of, of, link, "- ", func(value *schema) *schema { return schemas(root.Defs.of).object(value, link) })
+		p.properties(root.Defs.of, of, link, "", func(value *schema) *schema { return schemas(root.Defs.of).object(value, link) })
 		p.line()
 	}
 	return strings.TrimSuffix(p.String(), "\n"), nil
@@ -354,230 +353,4 @@ func anchor(title string) string {
 	return strings.Map(keep, strings.ToLower(title))
 }
 
-type openAPI struct {
-	Paths      ordered[ordered[operation]] `json:"paths"`
-	Components struct {
-		Schemas       ordered[schema]       `json:"schemas"`
-		Parameters    map[string]*parameter `json:"parameters"`
-		Responses     map[string]*answer    `json:"responses"`
-		RequestBodies map[string]*body      `json:"requestBodies"`
-	} `json:"components"`
-}
-
-type operation struct {
-	Summary     string          `json:"summary"`
-	Description string          `json:"description"`
-	Parameters  []parameter     `json:"parameters"`
-	RequestBody *body           `json:"requestBody"`
-	Responses   ordered[answer] `json:"responses"`
-}
-
-type parameter struct {
-	Ref         string `json:"$ref"`
-	Name        string `json:"name"`
-	In          string `json:"in"`
-	Schema      schema `json:"schema"`
-	Description string `json:"description"`
-}
-
-type body struct {
-	Ref         string           `json:"$ref"`
-	Description string           `json:"description"`
-	Content     ordered[content] `json:"content"`
-}
-
-type content struct {
-	Schema   schema         `json:"schema"`
-	Examples ordered[value] `json:"examples"`
-}
-
-type value struct {
-	Value json.RawMessage `json:"value"`
-}
-
-type answer struct {
-	Ref         string           `json:"$ref"`
-	Description string           `json:"description"`
-	Headers     ordered[any]     `json:"headers"`
-	Content     ordered[content] `json:"content"`
-}
-
 func last(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }
-
-// HTTP returns docs/reference/http.md. text is the OpenAPI document.
-func HTTP(text []byte) (string, error) {
-	return reference(text, "The HTTP API: every field", "[`openapi.json`](../../internal/httpapi/openapi.json), which `GET /openapi.json` returns",
-		"The HTTP listener serves these calls, by default at `http://127.0.0.1:8080`.",
-		"[The HTTP API for applications](../http-api.md) and [the HTTP interface for proxies](../nginx.md) explain them.",
-		"[Access](../http-api.md#access) says which of them need a token.")
-}
-
-// Operators returns docs/reference/operators-api.md. text is the OpenAPI document.
-func Operators(text []byte) (string, error) {
-	return reference(text, "The operators' API: every field", "[`openapi-operators.json`](../../internal/httpapi/openapi-operators.json), which `GET /api/openapi.json` returns",
-		"The admin listener serves these calls, by default at `http://127.0.0.1:6070`.",
-		"If the listener has a token, they require `Authorization: Bearer TOKEN`.",
-		"[Operations](../operations.md#admin) and [change a limit for a while](../howto/change-a-limit-for-a-while.md) explain them.")
-}
-
-func reference(text []byte, title, source string, introduction ...string) (string, error) {
-	var api openAPI
-	if err := json.Unmarshal(text, &api); err != nil {
-		return "", err
-	}
-	all := schemas(api.Components.Schemas.of)
-	link := func(name string) string {
-		if s := all[name]; s != nil && len(all.whole(*s).Properties.keys) > 0 && !s.plain() {
-			return "[" + name + "](#" + anchor(name) + ")"
-		}
-		return ""
-	}
-	p := &page{}
-	p.begin(title, source)
-	p.prose("", strings.Join(introduction, " "))
-	p.line()
-	p.common(&api, all, link)
-	for _, path := range api.Paths.keys {
-		methods := api.Paths.of[path]
-		for _, method := range methods.keys {
-			p.operation(&api, all, link, strings.ToUpper(method)+" "+path, methods.of[method])
-		}
-	}
-	p.line("## Objects")
-	p.line()
-	for _, name := range api.Components.Schemas.keys {
-		if link(name) == "" {
-			continue
-		}
-		p.line("### ", name)
-		p.line()
-		s := *all[name]
-		for i := range s.AllOf {
-			if to := link(last(s.AllOf[i].Ref)); to != "" {
-				s.Description += " It has the fields of " + to + ", and these:"
-				s.AllOf = slices.Delete(slices.Clone(s.AllOf), i, i+1)
-				break
-			}
-		}
-		s = all.whole(s)
-		if s.Description != "" {
-			p.prose("", s.Description)
-			p.line()
-		}
-		p.properties(all, &s, link, "- ", nil)
-		p.line()
-	}
-	return strings.TrimSuffix(p.String(), "\n"), nil
-}
-
-func (p *page) operation(api *openAPI, all schemas, link func(string) string, name string, o *operation) {
-	p.line("## `", name, "`")
-	p.line()
-	p.prose("", o.Summary+" "+o.Description)
-	p.line()
-	if len(o.Parameters) > 0 {
-		for i := range o.Parameters {
-			of := &o.Parameters[i]
-			if of.Ref != "" {
-				of = api.Components.Parameters[last(of.Ref)]
-			}
-			p.row("parameter | type | meaning", code(of.Name), of.Description, "in the "+of.In, all.kind(&of.Schema, link))
-		}
-		p.line()
-	}
-	if b := o.RequestBody; b != nil {
-		if b.Ref != "" {
-			b = api.Components.RequestBodies[last(b.Ref)]
-		}
-		for _, kind := range b.Content.keys {
-			c := b.Content.of[kind]
-			p.prose("", "The body is "+code(kind)+": "+all.kind(&c.Schema, link)+". "+b.Description)
-			p.line()
-			if len(c.Examples.keys) > 0 {
-				p.line("```json")
-				for _, example := range c.Examples.keys {
-					p.line(string(c.Examples.of[example].Value))
-				}
-				p.line("```")
-				p.line()
-			}
-		}
-	}
-	var common []string
-	for _, status := range o.Responses.keys {
-		if a := o.Responses.of[status]; api.common(a) {
-			common = append(common, status)
-		} else {
-			p.answer(api, all, link, status, a)
-		}
-	}
-	if len(common) > 0 {
-		p.row("answer | body | meaning", strings.Join(common, ", "), "[as other calls](#"+anchor(commonTitle)+")")
-	}
-	p.line()
-}
-
-const commonTitle = "Answers that several calls have"
-
-// common reports whether the page describes an answer once for all calls: it is shared, and few readers need it.
-func (api *openAPI) common(a *answer) bool {
-	switch last(a.Ref) {
-	case "Unauthorized", "Forbidden", "WrongMethod", "TooSlow", "TooLarge":
-		return true
-	default:
-		return false
-	}
-}
-
-// common writes the section to which the items of the calls link.
-func (p *page) common(api *openAPI, all schemas, link func(string) string) {
-	p.line("## ", commonTitle)
-	p.line()
-	written := map[string]bool{}
-	var statuses []string
-	of := map[string][]*answer{}
-	for _, path := range api.Paths.keys {
-		methods := api.Paths.of[path]
-		for _, method := range methods.keys {
-			answers := methods.of[method].Responses
-			for _, status := range answers.keys {
-				a := answers.of[status]
-				if !api.common(a) || written[a.Ref] {
-					continue
-				}
-				written[a.Ref] = true
-				if of[status] == nil {
-					statuses = append(statuses, status)
-				}
-				of[status] = append(of[status], a)
-			}
-		}
-	}
-	slices.Sort(statuses)
-	for _, status := range statuses {
-		for _, a := range of[status] {
-			p.answer(api, all, link, status, a)
-		}
-	}
-	p.line()
-}
-
-func (p *page) answer(api *openAPI, all schemas, link func(string) string, status string, a *answer) {
-	if a.Ref != "" {
-		a = api.Components.Responses[last(a.Ref)]
-	}
-	var kinds []string
-	for _, kind := range a.Content.keys {
-		c := a.Content.of[kind]
-		text := code(kind)
-		if of := all.kind(&c.Schema, link); of != "" && of != "object" {
-			text += ": " + of
-		}
-		kinds = append(kinds, text)
-	}
-	text := a.Description
-	if names := a.Headers.keys; len(names) > 0 {
-		text += " With " + code(strings.Join(names, "`, `")) + "."
-	}
-	p.row("answer | body | meaning", status, text, strings.Join(kinds, "; "))
-}
