@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,8 @@ type request struct {
 	witness  string // the limit that has a bucket for this request only; "" means none
 	underID  bool
 	canceled atomic.Bool
+	flight   *flight // nil if the request leaves nothing open
+	end      *ending // nil if the request does not end a flight
 
 	parted    bool // its charges are on two servers, in two slots, or sharded
 	attempts  int
@@ -39,6 +42,7 @@ type request struct {
 type cost struct {
 	limit, value string
 	units        int64
+	settles      bool // the request states this cost to settle a reservation by its bucket
 }
 
 func (c *cost) bucket() *cost { return &cost{limit: c.limit, value: c.value} }
@@ -95,13 +99,6 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 		case !hot && !pays && rng.IntN(4) == 0:
 			sent++
 			w.sendOnce(rng, fmt.Sprintf("o%d.%d", n, sent), p, within)
-		case !hot && !pays && rng.IntN(4) == 0:
-			sent++
-			w.reserve(rng, fmt.Sprintf("v%d.%d", n, sent), p, within)
-		case !hot && !pays && rng.IntN(5) == 0:
-			for range 1 + rng.IntN(4) {
-				w.hold(rng, p, within)
-			}
 		case !hot && rng.IntN(24) == 0:
 			w.reset(rng, p)
 		case pays || !hot && rng.IntN(6) == 0:
@@ -111,7 +108,7 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 			several := make([]*request, 1+rng.IntN(3))
 			for i := range several {
 				sent++
-				several[i] = w.draw(rng, fmt.Sprintf("%d.%d", n, sent), key)
+				several[i] = w.draw(rng, fmt.Sprintf("%d.%d", n, sent), key, within)
 			}
 			w.after(0, p, func() { p.deliver(rng, several, within, source) })
 		}
@@ -122,21 +119,21 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 // hotKey is charged so often that sidecars remember its denials.
 const hotKey = "h"
 
-var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded", "shardday"}, []string{"day", "window", "bucket", "slide", "log", "queue", "sharded"}
+var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded", "shardday"}, []string{"day", "window", "bucket", "slide", "log", "queue", "sharded", "shade", "debtor", "guarded"}
 
 // otherNames are limits whose on_backend_failure is not deny.
 var otherNames = []string{"lenient", "strict", "share"}
 
 // draw returns a random request. If hot is not "", it is the name of a limit, and the request charges one of hotNames or
 // this limit.
-func (w *world) draw(rng *rand.Rand, id, hot string) *request {
+func (w *world) draw(rng *rand.Rand, id, hot string, within time.Duration) *request {
 	r := &request{id: id, witness: "witness"}
 	w.requests++
 	if hot != "" {
 		if rng.IntN(8) == 0 {
 			hot = hotNames[rng.IntN(len(hotNames))]
 		}
-		r.costs = append(r.costs, cost{hot, hotKey, 1 + rng.Int64N(2)*rng.Int64N(3)})
+		r.costs = append(r.costs, cost{limit: hot, value: hotKey, units: 1 + rng.Int64N(2)*rng.Int64N(3)})
 		if rng.IntN(4) > 0 {
 			r.witness = ""
 			return r
@@ -145,18 +142,21 @@ func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 	if rng.IntN(8) == 0 {
 		r.witness = ""
 		for range 1 + rng.IntN(2) {
-			r.costs = append(r.costs, cost{otherNames[rng.IntN(len(otherNames))], strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
+			r.costs = append(r.costs, cost{limit: otherNames[rng.IntN(len(otherNames))], value: strconv.Itoa(rng.IntN(2)), units: 1 + rng.Int64N(3)})
 		}
 		return r
 	}
-	r.costs = append(r.costs, cost{r.witness, r.id, 1})
+	r.costs = append(r.costs, cost{limit: r.witness, value: r.id, units: 1})
 	for range rng.IntN(3) {
-		r.costs = append(r.costs, cost{coldNames[rng.IntN(len(coldNames))], strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
+		r.costs = append(r.costs, cost{limit: coldNames[rng.IntN(len(coldNames))], value: strconv.Itoa(rng.IntN(2)), units: 1 + rng.Int64N(3)})
 	}
 	if w.hasOperators && rng.IntN(2) == 0 {
-		r.costs = append(r.costs, cost{"tuned", strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
+		r.costs = append(r.costs, cost{limit: "tuned", value: strconv.Itoa(rng.IntN(2)), units: 1 + rng.Int64N(3)})
 	}
 	rng.Shuffle(len(r.costs), func(i, j int) { r.costs[i], r.costs[j] = r.costs[j], r.costs[i] })
+	if rng.IntN(2) == 0 {
+		w.fly(rng, r, within)
+	}
 	return r
 }
 
@@ -177,11 +177,19 @@ func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Durat
 		}
 		c := d.calls[i]
 		c.Reset()
-		c.Request.Domain = cmp.Or(r.domain, "sim")
+		c.Request.Domain, c.Returns = cmp.Or(r.domain, "sim"), true
 		for _, k := range r.costs {
 			x := c.AddDescriptor()
 			x.Entries = append(x.Entries, descriptors.Entry{Key: k.limit, Value: k.value})
 			x.Cost = k.units
+			if slices.Contains(meters, k.limit) {
+				if x.Explicit, x.Declared = true, true; !k.settles {
+					x.Cost = 0
+				}
+			}
+		}
+		if r.end != nil {
+			r.end.addTo(c)
 		}
 		if within > 0 && rng.IntN(16) == 0 {
 			c.Canceled = &r.canceled
@@ -252,9 +260,9 @@ func (w *world) recordSending(p *process, r *request, within time.Duration) *sen
 func (w *world) sendOnce(rng *rand.Rand, id string, p *process, within time.Duration) {
 	r := &request{id: id, witness: "once", underID: true}
 	w.requests++
-	r.costs = []cost{{"once", r.id, 1}, {"reserved", strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)}}
+	r.costs = []cost{{limit: "once", value: r.id, units: 1}, {limit: "reserved", value: strconv.Itoa(rng.IntN(2)), units: 1 + rng.Int64N(3)}}
 	if rng.IntN(3) == 0 {
-		r.costs = append(r.costs, cost{"quick", strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
+		r.costs = append(r.costs, cost{limit: "quick", value: strconv.Itoa(rng.IntN(2)), units: 1 + rng.Int64N(3)})
 	}
 	w.checkRepeatedly(rng, r, p, within)
 }

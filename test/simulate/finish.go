@@ -19,7 +19,7 @@ import (
 func (j *judge) startProbes() {
 	w := j.w
 	for _, p := range w.processes {
-		l := &probe{request: &request{id: "live " + p.name, witness: "witness", costs: []cost{{"witness", "live " + p.name, 1}}}, process: p}
+		l := &probe{request: &request{id: "live " + p.name, witness: "witness", costs: []cost{{limit: "witness", value: "live " + p.name, units: 1}}}, process: p}
 		r := l.request
 		r.allowedWith = func(*limiter.Call) { l.answers++ }
 		w.after(0, p, func() {
@@ -101,23 +101,34 @@ func (j *judge) finish() {
 	}
 	j.audited()
 	j.slotsEnd()
-	charged := map[cost]int64{}
+	charged, executed := map[cost]int64{}, map[cost]int64{}
 	for _, r := range j.requests {
-		j.request(r, charged)
+		j.request(r, charged, executed)
 	}
 	keys := make([]string, 0, len(j.buckets))
 	for key := range j.buckets {
 		keys = append(keys, key)
 	}
-	for _, v := range j.reservations {
+	for _, v := range j.flights {
 		j.reserved(v)
 	}
 	slices.Sort(keys)
 	for _, key := range keys {
 		switch b := j.buckets[key]; b.limit {
 		case "":
+		case "slots":
 		case "own", "tokens", "budget":
 			j.consumed(b)
+		case "meter", "brief":
+			j.conserved(key, b, charged)
+			j.metered(b)
+		case "debtor":
+			if j.bounded(b); b.value != hotKey && !b.parted {
+				j.conserved(key, b, executed)
+			}
+		case "shade":
+			j.shared(b)
+			j.bounded(b)
 		case "plan", "pace", "credits":
 			j.bounded(b)
 		case "lenient", "strict", "share", "sharded":
@@ -144,16 +155,22 @@ func (r *request) String() string {
 }
 
 // request compares the answers to a request with the number of times that it was charged.
-func (j *judge) request(r *request, charged map[cost]int64) {
-	if r.witness == "" || r.witness == "own" {
+func (j *judge) request(r *request, charged, executed map[cost]int64) {
+	if r.witness == "" {
 		return
 	}
-	times := int64(0)
+	times, tries := int64(0), int64(0)
 	if b := j.named[cost{limit: r.witness, value: r.id}]; b != nil {
-		times = b.charged
+		times, tries = b.charged, b.executed
 	}
 	for i := range r.costs {
-		charged[*r.costs[i].bucket()] += times * r.costs[i].units
+		if k := &r.costs[i]; !k.settles {
+			charged[*k.bucket()] += times * k.units
+			executed[*k.bucket()] += tries * k.units
+		}
+	}
+	if tries > times {
+		j.w.seen(sawOverdrawn)
 	}
 	if r.witness == "seen" {
 		j.paid(r)

@@ -21,7 +21,7 @@ type judge struct {
 	w                *world
 	problems         []string
 	requests         []*request
-	reservations     []*reserving
+	flights          []*flight // those that reserve units for an id
 	open             map[*sending]bool
 	probes           []*probe
 	buckets          map[string]*bucket // by key
@@ -60,6 +60,9 @@ type bucket struct {
 	local         map[*process]int64 // units that each sidecar allowed without the servers
 	turns         int64              // grows with each refund, and with each denial by a server; judge.peek adds it to the epoch
 	refunds       int64
+	executed      int64       // how often a server executed a charge of the bucket, allowed or not
+	settled, lost int64       // by bucket: the costs that servers settled, and what they lost of them
+	confirmed     int64       // by bucket: the costs that answers confirm
 	payments      [][]payment // in the witness of a request with credits: what a server charged, each time it executed the request
 }
 
@@ -106,14 +109,22 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	if !b.Decision.Allowed {
 		of.turns++
 	}
-	if !took {
+	if !c.terms.DryRun && units > 0 {
+		of.executed++
+	}
+	if !took && !c.limit.Overdraw {
 		return
 	}
 	of.name = c.key
 	if of.last = s.now(); of.first == 0 {
 		of.first = of.last
 	}
-	if units < 0 || c.terms.Settle { // a refund never fills a bucket beyond its capacity
+	if c.terms.Open && c.terms.Settle {
+		of.settled, of.lost = of.settled+units, of.lost+b.Decision.Lost
+		of.refunds++
+		return
+	}
+	if units < 0 || c.terms.Settle || !took { // a refund never fills a bucket beyond its capacity
 		of.turns++
 		of.refunds++
 		_, was := c.limit.Take(*before, s.now(), algorithms.Charge{Hash: c.terms.Hash, DryRun: true})
@@ -148,6 +159,9 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	s.answered = true
 	delete(j.open, s)
 	j.planned(nil, s.request, c)
+	if s.flight != nil {
+		s.flight.taken(s.process, c)
+	}
 	if s.process.crashed { // the process has died, so the answer is lost
 		s.unknown = true
 		return
@@ -175,6 +189,11 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	if j.w.log != nil {
 		j.w.note("%s: answer to %s: denied %v, error %v", s.process.name, s.id, c.Denied, firstErr(c))
 	}
+	if s.end != nil {
+		s.end.answered(s, c)
+		// A settlement denies the request if it fails, or if an id in a header was settled before. The rest is charged.
+		s.unknown = s.unknown || c.Denied && slices.ContainsFunc(c.Settlements, func(is limiter.Settlement) bool { return is.Repeated || is.Failed() })
+	}
 	switch {
 	case failed:
 		j.w.seen(sawFailed)
@@ -199,10 +218,12 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 			j.w.seen(sawGroupDenied)
 		}
 		s.denied = true
-		j.falseDenial(s, c)
-		j.retryTimes(s, c)
-		if !c.Never && c.RetryAfter <= 0 {
-			j.fail("request %s is denied without a time to retry", s.id)
+		if s.end == nil || !s.unknown {
+			j.falseDenial(s, c)
+			j.retryTimes(s, c)
+			if !c.Never && !c.Busy && c.RetryAfter <= 0 {
+				j.fail("request %s is denied without a time to retry", s.id)
+			}
 		}
 	default:
 		j.admitted(s, c)
@@ -212,13 +233,14 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 // policies has the on_backend_failure of limits. Limits that are not in it deny.
 var policies = map[string]limiter.OnFailure{
 	"lenient": limiter.Allow, "strict": limiter.Error, "share": limiter.Local,
+	"shade": limiter.Allow, // because of shadow mode
 }
 
 // failedAs checks the answer to a request that the store could not decide. Each undecided limit must answer by
 // its on_backend_failure. failedAs also counts the units that each sidecar allows because of "local". The method
 // judge.shared compares them with the sidecar's share.
 func (j *judge) failedAs(s *sending, c *limiter.Call) {
-	mustDeny, mayDeny, mustErr := false, false, false
+	mustDeny, mayDeny, mustErr := false, s.end != nil, false
 	for i := range c.Results {
 		r := &c.Results[i]
 		k := &s.costs[r.Descriptor]
@@ -228,7 +250,7 @@ func (j *judge) failedAs(s *sending, c *limiter.Call) {
 			mustDeny = true
 		case r.Decision.Err != nil && policy == limiter.Error:
 			mustErr = true
-		case r.Decision.Err == nil && !r.Decision.Allowed:
+		case r.Decision.Err == nil && !r.Decision.Allowed && !r.Policy.Shadow:
 			mustDeny = true
 		case r.Outcome == limiter.FailedAllowed && policy == limiter.Local:
 			b := j.bucket(string(r.Key))
@@ -257,6 +279,12 @@ func (j *judge) planned(p *process, r *request, c *limiter.Call) {
 	for i := range c.Results {
 		is, k := &c.Results[i], &r.costs[c.Results[i].Descriptor]
 		b, l := j.bucket(string(is.Key)), is.Policy.Limit
+		if is.Outcome == limiter.Shadowed {
+			j.w.seen(sawShadowed)
+		}
+		if is.Decision.Blocked > 0 {
+			j.w.seen(sawBlocked)
+		}
 		j.adjusted(p, is)
 		if b.limit == "" {
 			b.limit, b.value, b.kind, b.server = k.limit, k.value, l.Kind, j.w.serverOf(l)
@@ -338,7 +366,7 @@ func (j *judge) peek(r *limiter.Result, cost int64, remembered bool) (allowed bo
 			return false, 0
 		}
 	}
-	if b.leaseDuration != 0 || b.sharded || l.Kind == algorithms.SlidingLog || l.Kind == algorithms.SlidingWindow {
+	if b.leaseDuration != 0 || b.sharded || l.Kind == algorithms.SlidingLog || l.Kind == algorithms.SlidingWindow || l.Kind == algorithms.Concurrency {
 		return false, 0 // another sidecar may have leased the units; a sliding window can be full between two times at which it is not
 	}
 	spare := int64(6)
@@ -382,6 +410,9 @@ func (j *judge) peeks(s *sending, c *limiter.Call) (passes bool, epochs int64) {
 	passes = true
 	for i := range c.Results {
 		r := &c.Results[i]
+		if s.costs[r.Descriptor].settles || r.Policy.Shadow {
+			continue
+		}
 		is, epoch := j.peek(r, costOf(c, r), s.witness == "")
 		passes, epochs = passes && is, epochs+epoch
 	}
@@ -422,20 +453,21 @@ func (j *judge) retryTimes(s *sending, c *limiter.Call) {
 		r, was := &c.Results[i], s.retries[i]
 		d := &r.Decision
 		b := j.bucket(string(r.Key))
-		if d.Err != nil || d.Allowed || d.Never || was.after < 0 || was.charged != now.charged || was.refunds != now.refunds || s.witness == "" && now.refunds > 0 {
+		remembered := s.witness == "" || r.Policy.Shadow // a shadow limit is decided alone
+		if d.Err != nil || d.Allowed || d.Never || was.after < 0 || was.charged != now.charged || was.refunds != now.refunds || remembered && now.refunds > 0 {
 			continue
 		}
 		j.w.seen(sawRetry)
 		late := algorithms.Micros(slack)
-		if s.witness == "" && j.w.faultless { // the denial arrives with its batch, which waits for room, and then for its slowest server
+		if remembered && j.w.faultless { // the denial arrives with its batch, which waits for room, and then for its slowest server
 			late += 2 * algorithms.Micros(timeout/time.Microsecond)
-		} else if s.witness == "" {
+		} else if remembered {
 			late += 250_000 // the longest timeout of a call
 		}
-		if d.RetryAfter > was.after+late && (s.witness != "" || s.process.pausedUntil == 0) { // an answer arrives late at a paused process
+		if d.RetryAfter > was.after+late && (!remembered || s.process.pausedUntil == 0) { // an answer arrives late at a paused process
 			j.fail("request %s: retry %s after %d us, want at most the %d us that the server would have returned before", s.id, b.limit, d.RetryAfter, was.after)
 		}
-		current := s.witness != "" || len(j.w.started) == 1 && !j.unclean && b.server.now()-b.last > algorithms.Micros(timeout/time.Microsecond)+slack
+		current := !remembered || len(j.w.started) == 1 && !j.unclean && b.server.now()-b.last > algorithms.Micros(timeout/time.Microsecond)+slack
 		if current && now.after >= 0 && d.RetryAfter < now.after-slack {
 			j.fail("request %s: retry %s after %d us, want at least the %d us that the server would return now", s.id, b.limit, d.RetryAfter, now.after)
 		}
@@ -472,6 +504,9 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 	for i := range c.Results {
 		r := &c.Results[i]
 		b := j.bucket(string(r.Key))
+		if r.Outcome == limiter.Shadowed || s.costs[r.Descriptor].settles {
+			continue
+		}
 		if s.witness == "seen" { // the sum is admitted once; refunds are known from the servers, because an answer may be lost
 			at := slices.IndexFunc(sums, func(p payment) bool { return p.key == string(r.Key) })
 			if sums[at].units > 0 {

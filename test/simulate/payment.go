@@ -25,24 +25,24 @@ func (p payment) String() string { return fmt.Sprintf("%d of %q", p.units, p.key
 
 // pay sends a request that the limits allow or credits pay for. It may use an ID, and may then send the request again.
 func (w *world) pay(rng *rand.Rand, id string, p *process, within time.Duration) {
-	r := &request{id: id, domain: "plans", witness: "seen", costs: []cost{{"seen", id, 1}}}
+	r := &request{id: id, domain: "plans", witness: "seen", costs: []cost{{limit: "seen", value: id, units: 1}}}
 	w.requests++
 	key := strconv.Itoa(rng.IntN(2) * rng.IntN(2))
 	if rng.IntN(4) > 0 {
-		r.costs = append(r.costs, cost{"plan", key, 1 + rng.Int64N(4)})
+		r.costs = append(r.costs, cost{limit: "plan", value: key, units: 1 + rng.Int64N(4)})
 	}
 	if len(r.costs) == 1 || rng.IntN(2) == 0 {
-		r.costs = append(r.costs, cost{"pace", key, 1 + rng.Int64N(4)})
+		r.costs = append(r.costs, cost{limit: "pace", value: key, units: 1 + rng.Int64N(4)})
 	}
 	r.underID = rng.IntN(2) == 0
 	if rng.IntN(4) == 0 { // the limit again, mostly a refund
-		r.costs = append(r.costs, cost{r.costs[1].limit, key, rng.Int64N(5) - 3})
+		r.costs = append(r.costs, cost{limit: r.costs[1].limit, value: key, units: rng.Int64N(5) - 3})
 	}
 	if r.underID && rng.IntN(2) == 0 { // only requests for named limits can name credits
 		if rng.IntN(4) == 0 {
 			r.costs = r.costs[:1]
 		}
-		r.costs = append(r.costs, cost{"credits", key, rng.Int64N(12) - 6})
+		r.costs = append(r.costs, cost{limit: "credits", value: key, units: rng.Int64N(12) - 6})
 		w.seen(sawCreditsNamed)
 	}
 	rng.Shuffle(len(r.costs), func(i, j int) { r.costs[i], r.costs[j] = r.costs[j], r.costs[i] })

@@ -358,7 +358,7 @@ func (t *batchCharging) read(r *reader) (c charge, ok bool) {
 	c.limit, c.more, c.then = t.limits[number-1], flags&1 != 0, flags&64 != 0
 	c.terms = algorithms.Charge{
 		Cost: cost, Hash: uint64(phase), Reserve: flags&4 != 0, DryRun: flags&8 != 0, Scaled: flags&16 != 0, Settle: flags&32 != 0,
-		Free: flags&512 != 0,
+		Free: flags&512 != 0, Open: flags&2048 != 0,
 	}
 	if flags&2 != 0 {
 		c.terms.MaxWait, c.terms.ChargedAt = algorithms.Micros(r.number()), algorithms.Micros(r.number())
@@ -423,17 +423,13 @@ func (t *batchCharging) charge(group []charge) (took bool) {
 	}
 	t.buckets, t.before = buckets, before
 	took = algorithms.TakeAll(t.now, buckets)
-	if isSlots(group) {
-		s.chargedSlots(group, buckets, t.now)
-		for i := range buckets {
-			t.out = answer(t.out, &buckets[i].Decision, false)
-		}
-		return took
-	}
 	for i := range buckets {
 		b := &buckets[i]
 		took = took && !b.Charge.DryRun
-		if b.State.By != nil {
+		switch {
+		case b.Limit.Kind == algorithms.Concurrency:
+			s.putSlots(&group[i], b, t.now)
+		case b.State.By != nil:
 			s.put(group[i].key, &value{state: b.State, bucket: true, until: expiry(b.State, t.now)})
 		}
 		t.out = answer(t.out, &b.Decision, group[i].own != nil)

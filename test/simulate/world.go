@@ -87,6 +87,11 @@ const (
 	sawRetry
 	sawReset
 	sawSlot
+	sawMeter
+	sawHeader
+	sawOverdrawn
+	sawBlocked
+	sawShadowed
 	faults
 )
 
@@ -117,6 +122,8 @@ var faultNames = [faults]string{
 	sawRetry:     "retry time compared with the server",
 	sawReset:     "bucket reset",
 	sawSlot:      "slot taken",
+	sawMeter:     "settled by its bucket", sawHeader: "settled by a header", sawOverdrawn: "denied, and charged nevertheless",
+	sawBlocked: "blocked by a penalty", sawShadowed: "denied only in shadow mode",
 	sawRewritten: "changes made again that a failover lost", sawReportedLost: "adjustment reported as lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits", sawCreditsNamed: "credits named beside their limit, or topped up",
 }
 
@@ -190,7 +197,11 @@ limits:
   tokens: {algorithm: fixed_window, rate: 300, period: 24h, settle: {estimate: 20, ttl: 1s}}
   budget: {algorithm: token_bucket, rate: 300, period: 1s, capacity: 100, settle: {estimate: 20, max_debt: 40, ttl: 1m}}
   slots: {algorithm: concurrency, capacity: 3, ttl: 10m}
+  meter: {algorithm: fixed_window, rate: 300, period: 24h, settle: {by: bucket, estimate: 20, max_debt: 40, ttl: 10m}}
+  brief: {algorithm: fixed_window, rate: 300, period: 24h, settle: {by: bucket, estimate: 20, max_debt: 40, ttl: 1s}}
 descriptors:
+  - {key: meter, limit: meter}
+  - {key: brief, limit: brief}
   - {key: slots, limit: slots}
   - {key: witness, rate_limit: {algorithm: fixed_window, rate: 1001, period: 24h}}
   - {key: day, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h}}
@@ -203,6 +214,9 @@ descriptors:
   - {key: own, limit: own}
   - {key: tokens, limit: tokens}
   - {key: budget, limit: budget}
+  - {key: shade, shadow_mode: true, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 24h}}
+  - {key: debtor, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 24h, overdraw: true}}
+  - {key: guarded, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 24h, penalty: {after: 2, for: 1s, max: 2s}}}
   - {key: lenient, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h, on_backend_failure: allow}}
   - {key: strict, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h, on_backend_failure: error}}
   - {key: share, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 24h, on_backend_failure: local, local_share: 25%%}}
@@ -247,11 +261,15 @@ var compiled = func() (all []*limiter.Snapshot) {
 }()
 
 // limitNumbers identify a limit in all configurations by its numbers.
-type limitNumbers [14]int64
+type limitNumbers [18]int64
 
 func numbersOf(l *algorithms.Limit) limitNumbers {
-	n := scaled.Of(l)
-	return limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, n.Period, n.P, n.Q, n.V, n.Tick, l.Initial, n.P1, n.V1, l.MaxDebt, int64(l.OpenFor)}
+	n, overdraws := scaled.Of(l), int64(0)
+	if l.Overdraw {
+		overdraws = 1
+	}
+	return limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, n.Period, n.P, n.Q, n.V, n.Tick, l.Initial, n.P1, n.V1, l.MaxDebt, int64(l.OpenFor),
+		l.Penalty.After, int64(l.Penalty.For), int64(l.Penalty.Max), overdraws}
 }
 
 var knownLimits = func() map[limitNumbers]*algorithms.Limit {
@@ -278,12 +296,19 @@ func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Lim
 	for r := (reader{text: text}); r.at < len(text); {
 		var n limitNumbers
 		n[0] = r.number()
-		settles := r.number()&64 != 0 // a bit of the flags
-		for i := 1; i < len(n)-2; i++ {
-			n[i] = r.number()
+		flags := r.number()
+		read := func(from, to int) {
+			for i := from; i < to; i++ {
+				n[i] = r.number()
+			}
 		}
-		if settles {
-			n[len(n)-2], n[len(n)-1] = r.number(), r.number()
+		n[17] = flags & 1
+		read(1, 12)
+		if flags&64 != 0 {
+			read(12, 14)
+		}
+		if flags&16 != 0 {
+			read(14, 17)
 		}
 		l := knownLimits[n]
 		if l == nil {
