@@ -1,6 +1,7 @@
 package docgen
 
 import (
+	"bytes"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -75,24 +76,32 @@ func Operators(text []byte) (string, error) {
 type apiPage struct {
 	page
 	openAPI
-	all  schemas
-	uses map[string]int // how many calls have the answer of a reference
+	all   schemas
+	uses  map[string]int  // how many calls have the answer of a reference
+	parts map[string]bool // objects that only one other object has; the page describes their fields with its fields
 }
 
-// link returns a link to the section of an object, or "".
+// link returns a link to the section of an object, or "" if it has none.
 func (p *apiPage) link(name string) string {
-	if s := p.all[name]; s != nil && len(p.all.whole(*s).Properties.keys) > 0 && !s.plain() {
+	if s := p.all[name]; s != nil && len(p.all.whole(*s).Properties.keys) > 0 && !s.plain() && !p.parts[name] {
 		return "[" + name + "](#" + anchor(name) + ")"
 	}
 	return ""
 }
 
 func reference(text []byte, title, source string, introduction ...string) (string, error) {
-	p := &apiPage{uses: map[string]int{}}
+	p := &apiPage{uses: map[string]int{}, parts: map[string]bool{}}
 	if err := json.Unmarshal(text, &p.openAPI); err != nil {
 		return "", err
 	}
 	p.all = p.Components.Schemas.of
+	for _, s := range p.all {
+		for _, of := range s.Properties.of {
+			if ref := one(&of.schema).Ref; ref != "" && !s.plain() && bytes.Count(text, []byte(`"`+ref+`"`)) == 1 {
+				p.parts[last(ref)] = true
+			}
+		}
+	}
 	p.begin(title, source)
 	p.prose("", strings.Join(introduction, " "))
 	p.line()
@@ -100,6 +109,14 @@ func reference(text []byte, title, source string, introduction ...string) (strin
 	p.calls()
 	p.objects()
 	return strings.TrimSuffix(p.String(), "\n"), nil
+}
+
+// one returns the schema of the items if s is that of a list, otherwise s.
+func one(s *schema) *schema {
+	if s.Items != nil {
+		return s.Items
+	}
+	return s
 }
 
 func (p *apiPage) each(visit func(name string, o *operation)) {
@@ -267,9 +284,11 @@ func (p *apiPage) body(b *body) {
 	}
 }
 
-// objects writes a section for each object.
+// objects writes a section for each object that is not a part of another one.
 func (p *apiPage) objects() {
 	p.line("## Objects")
+	p.line()
+	p.line("`a.b` is the field `b` of the object `a`, or of each object in the list `a`.")
 	p.line()
 	for _, name := range p.Components.Schemas.keys {
 		if p.link(name) == "" {
@@ -290,7 +309,12 @@ func (p *apiPage) objects() {
 			p.prose("", s.Description)
 			p.line()
 		}
-		p.properties(p.all, &s, p.link, "", nil)
+		p.properties(p.all, &s, p.link, "", func(value *schema) *schema {
+			if name := last(one(value).Ref); p.parts[name] {
+				return p.all[name]
+			}
+			return nil
+		})
 		p.line()
 	}
 }
