@@ -141,6 +141,21 @@ func TestAHeaderSettlesWhatTheDescriptorsMatch(t *testing.T) {
 	}
 }
 
+// A request that only settles is charged even after its deadline. The id in a header shows that, if it is an answer of this
+// domain: anyone can send another one with a check.
+func TestOnlyAnAnswerInTheHeaderSettles(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(0, "user=bob")
+	elsewhere := string(p.send("other", []int64{absent}, "user=bob").AppendID(nil))
+	foreign := newProxyOf(t, func() []string { return []string{"another secret"} }).start(0, "user=bob")
+	for header, want := range map[string]bool{id: true, limiter.None: true, "": false, "made-up": false, foreign: false, elsewhere: false} {
+		r := limiter.Request{Domain: "d", ID: header, Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: "bob"}}, Cost: 1}}}
+		if p.OnlySettles(&r) != want {
+			t.Errorf("header %q: settles %t, want %t", header, !want, want)
+		}
+	}
+}
+
 // A cost is charged once it is known, whatever becomes of the rest of its request.
 func TestACostIsChargedWhateverDeniesTheRest(t *testing.T) {
 	p := newProxy(t)

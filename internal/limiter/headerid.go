@@ -25,7 +25,7 @@ func (c *Call) openHeader() {
 	if c.Request.ID == None {
 		return
 	}
-	if reason := c.open(c.Request.ID); reason != Settles {
+	if reason := c.config.open(c.Request.ID, c.Verdict.Domain, &c.reserved); reason != Settles {
 		c.Settlements = append(c.Settlements, Settlement{Reason: reason, charge: noCharge})
 		return
 	}

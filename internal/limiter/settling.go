@@ -158,16 +158,18 @@ func (s *SettleEntries) settles(entries []descriptors.Entry) (isDone, isEnd bool
 }
 
 // OnlySettles reports whether r does nothing but settle, with ids or by bucket. It has an effect that is wanted even if
-// its caller no longer waits.
+// its caller no longer waits. Of Request.ID, only the signature and the domain are checked.
 func (l *Limiter) OnlySettles(r *Request) bool {
 	s := l.Current()
 	if s == nil || s.Domains[r.Domain] == nil {
 		return false
 	}
-	if r.ID != "" {
-		return true
-	}
 	domain := s.Domains[r.Domain]
+	if r.ID != "" {
+		if reason := l.config.open(r.ID, domain, &Reserved{}); reason == Settles || reason == NoneReserved {
+			return true
+		}
+	}
 	for i := range r.Descriptors {
 		d := &r.Descriptors[i]
 		if isDone, _ := domain.Settle.settles(d.Entries); !isDone && !domain.settlesByBucket(d) {
@@ -390,7 +392,7 @@ func (c *Call) settledByOther(i int, isEnd bool) bool {
 
 // planDone settles the id of descriptor i. real is -1 if the real cost is unknown.
 func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
-	if reason := c.open(id); reason != Settles {
+	if reason := c.config.open(id, c.Verdict.Domain, &c.reserved); reason != Settles {
 		c.Settlements = append(c.Settlements, Settlement{Descriptor: i, Reason: reason, charge: noCharge})
 		return
 	}
@@ -407,14 +409,14 @@ func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
 	}
 }
 
-// open opens the id of a reservation of the domain to c.reserved.
-func (c *Call) open(id string) Unsettled {
-	switch r := &c.reserved; {
+// open opens the id of a reservation of domain to r.
+func (c *Config) open(id string, domain *Domain, r *Reserved) Unsettled {
+	switch {
 	case id == None || id == "":
 		return NoneReserved
-	case c.config.IDs == nil || len(id) > MaxID || !c.config.IDs.Open(id, r):
+	case c.IDs == nil || len(id) > MaxID || !c.IDs.Open(id, r):
 		return Forged
-	case r.Domain != PrefixNumber(c.Verdict.Domain.Name):
+	case r.Domain != PrefixNumber(domain.Name):
 		return Foreign
 	}
 	return Settles
