@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"errors"
 	"net/http"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
@@ -16,18 +15,11 @@ type Adjustments struct {
 	MayChange func(r *http.Request) error
 }
 
-var (
-	refused          = kind{"forbidden", "Changes need the admin token", http.StatusForbidden}
-	noAdjustment     = kind{"unknown-adjustment", "There is no such adjustment", http.StatusNotFound}
-	concurrentChange = kind{"conflict", "The adjustments have changed", http.StatusConflict}
-	wrongAdjustment  = kind{"wrong-adjustment", "The adjustment cannot be made", http.StatusBadRequest}
-)
-
 // defaultEntries is the number of entries of the audit in an answer, unless the request states one.
 const defaultEntries = 50
 
-func (a *Adjustments) paths() map[string]map[string]http.HandlerFunc {
-	return map[string]map[string]http.HandlerFunc{
+func (a *Adjustments) paths() map[string]operations {
+	return map[string]operations{
 		"/api/adjustments":         {http.MethodGet: a.list, http.MethodPost: a.changes(a.set)},
 		"/api/adjustments/preview": {http.MethodPost: a.preview},
 		"/api/adjustments/audit":   {http.MethodGet: a.audit},
@@ -37,21 +29,19 @@ func (a *Adjustments) paths() map[string]map[string]http.HandlerFunc {
 
 // changes allows only requests that may change adjustments. It accepts only JSON, which a form of a web
 // page cannot send.
-func (a *Adjustments) changes(handle http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
+func (a *Adjustments) changes(answer operation) operation {
+	return func(r *http.Request, body []byte) (any, error) {
 		if err := a.MayChange(r); err != nil {
-			refused.write(w, err.Error(), "")
-			return
+			return nil, refused.because(err.Error())
 		}
 		if r.Header.Get("Content-Type") != "application/json" {
-			wrongType.write(w, sendJSON, "")
-			return
+			return nil, wrongType.because(sendJSON)
 		}
-		handle(w, r)
+		return answer(r, body)
 	}
 }
 
-func (a *Adjustments) list(w http.ResponseWriter, _ *http.Request) {
+func (a *Adjustments) list(*http.Request, []byte) (any, error) {
 	all, version := a.Service.List()
 	if all == nil {
 		all = []adjust.Shown{}
@@ -61,99 +51,49 @@ func (a *Adjustments) list(w http.ResponseWriter, _ *http.Request) {
 	if status.Err != nil {
 		answer["problem"] = status.Err.Error()
 	}
-	send(w, http.StatusOK, "application/json", answer)
+	return answer, nil
 }
 
-func (a *Adjustments) show(w http.ResponseWriter, r *http.Request) {
+func (a *Adjustments) show(r *http.Request, _ []byte) (any, error) {
 	shown, err := a.Service.Find(r.PathValue("id"))
-	if err != nil {
-		a.mistake(w, err)
-		return
-	}
-	send(w, http.StatusOK, "application/json", map[string]any{"adjustment": shown})
+	return map[string]any{"adjustment": shown}, err
 }
 
-// proposal parses the body. If it returns false, it has answered with the error.
-func (a *Adjustments) proposal(w http.ResponseWriter, r *http.Request) (p adjust.Proposal, ok bool) {
-	body, ok := readBody(w, r)
-	if !ok {
-		return p, false
-	}
+func (a *Adjustments) preview(_ *http.Request, body []byte) (any, error) {
 	p, err := adjust.ParseProposal(body)
 	if err != nil {
-		malformed.write(w, err.Error(), "")
-		return p, false
-	}
-	return p, true
-}
-
-func (a *Adjustments) preview(w http.ResponseWriter, r *http.Request) {
-	p, ok := a.proposal(w, r)
-	if !ok {
-		return
+		return nil, malformed.because(err.Error())
 	}
 	shown, err := a.Service.Preview(p)
-	if err != nil {
-		a.mistake(w, err)
-		return
-	}
-	send(w, http.StatusOK, "application/json", map[string]any{"adjustment": shown})
+	return map[string]any{"adjustment": shown}, err
 }
 
-func (a *Adjustments) set(w http.ResponseWriter, r *http.Request) {
-	p, ok := a.proposal(w, r)
-	if !ok {
-		return
+func (a *Adjustments) set(r *http.Request, body []byte) (any, error) {
+	p, err := adjust.ParseProposal(body)
+	if err != nil {
+		return nil, malformed.because(err.Error())
 	}
 	shown, version, err := a.Service.Set(r.Context(), p)
-	if err != nil {
-		a.mistake(w, err)
-		return
-	}
-	send(w, http.StatusOK, "application/json", map[string]any{"version": version, "adjustment": shown})
+	return map[string]any{"version": version, "adjustment": shown}, err
 }
 
-func (a *Adjustments) remove(w http.ResponseWriter, r *http.Request) {
-	body, ok := readBody(w, r)
-	if !ok {
-		return
-	}
+func (a *Adjustments) remove(r *http.Request, body []byte) (any, error) {
 	removal, err := adjust.ParseRemoval(body)
 	if err != nil {
-		malformed.write(w, err.Error(), "")
-		return
+		return nil, malformed.because(err.Error())
 	}
 	version, err := a.Service.Delete(r.Context(), r.PathValue("id"), removal.Author, removal.Reason, removal.Version)
-	if err != nil {
-		a.mistake(w, err)
-		return
-	}
-	send(w, http.StatusOK, "application/json", map[string]any{"version": version})
+	return map[string]any{"version": version}, err
 }
 
-func (a *Adjustments) audit(w http.ResponseWriter, r *http.Request) {
-	n, err := howMany(r.URL.RawQuery, defaultEntries)
+func (a *Adjustments) audit(r *http.Request, _ []byte) (any, error) {
+	_, n, err := listed(r, defaultEntries)
 	if err != nil {
-		malformed.write(w, err.Error(), "")
-		return
+		return nil, err
 	}
 	entries := a.Service.Audit(n)
 	if entries == nil {
 		entries = []*adjust.Entry{}
 	}
-	send(w, http.StatusOK, "application/json", map[string]any{"entries": entries})
-}
-
-func (a *Adjustments) mistake(w http.ResponseWriter, err error) {
-	wrong, ok := errors.AsType[*adjust.Mistake](err)
-	switch {
-	case ok:
-		wrongAdjustment.write(w, wrong.Problem, "")
-	case errors.Is(err, adjust.ErrNotFound):
-		noAdjustment.write(w, err.Error(), "")
-	case errors.Is(err, adjust.ErrConflict):
-		concurrentChange.write(w, err.Error(), "")
-	default:
-		unavailable.write(w, err.Error(), "")
-	}
+	return map[string]any{"entries": entries}, nil
 }

@@ -32,6 +32,11 @@ type apiAnswer struct {
 	Limits   []limitAnswer `json:"limits"`
 	// Slots has the outcome of each slot that the request returns: returned, gone or foreign.
 	Slots []string `json:"slots,omitempty"`
+
+	call *limiter.Call
+	sets HeaderSets
+	// jitterDelay, in ms, was added to all times of the answer. It is added to Retry-After, but to no other header.
+	jitterDelay int64
 }
 
 type limitAnswer struct {
@@ -109,34 +114,45 @@ func (k key) String() string {
 	return strings.Join(shown, ",")
 }
 
-func (a *API) answer(w http.ResponseWriter, req *apiRequest) {
+func (a *API) answer(req *apiRequest) (*apiAnswer, error) {
 	c := req.call
 	if r := neverOf(c); r != nil {
 		name := c.Limits[r.Descriptor].Name
 		cost, most := costOf(c, r)
-		neverFits.write(w, fmt.Sprintf("limit %q: the cost is %d, but the limit can never hold more than %d", name, cost, most), name)
-		return
+		return nil, neverFits.of(name, fmt.Sprintf("limit %q: the cost is %d, but the limit can never hold more than %d", name, cost, most))
 	}
 	if err := undecided(c); err != nil {
 		detail := "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"
 		if errors.Is(err, backend.ErrFull) {
 			detail = "the memory of the sidecar has no room for another bucket or request_id, so nothing was consumed; raise --memory-max-keys, let ids be remembered for a shorter time (remember), or keep them in Redis (--redis-url)"
 		}
-		unavailable.write(w, detail, "")
-		return
+		return nil, unavailable.because(detail)
 	}
 	answer := a.answerOf(req)
-	jitterDelay := req.jitterDelay()
-	answer.addDelay(jitterDelay)
-	apiHeaders(w.Header(), a.Headers, c, jitterDelay)
-	code := http.StatusOK
-	switch {
-	case c.Denied:
-		code = http.StatusTooManyRequests
-	case answer.Wait > 0:
-		code = http.StatusAccepted
+	answer.call, answer.sets, answer.jitterDelay = c, a.Headers, req.jitterDelay()
+	answer.addDelay()
+	return answer, nil
+}
+
+// head implements headed.
+func (a *apiAnswer) head(h http.Header) int {
+	var l lines
+	l.verdict(a.sets, &a.call.Verdict)
+	if a.call.Denied && !a.call.Busy {
+		l.number("Retry-After", max(1, wholeSeconds(a.call.RetryAfter+algorithms.Micros(a.jitterDelay)*1000)))
 	}
-	send(w, code, "application/json", answer)
+	l.write(h)
+	if a.call.Replayed {
+		h.Set("Idempotent-Replayed", "true")
+	}
+	switch {
+	case a.call.Denied:
+		return http.StatusTooManyRequests
+	case a.Wait > 0:
+		return http.StatusAccepted
+	default:
+		return http.StatusOK
+	}
 }
 
 // jitterDelay returns the delay of the times in the answer, in ms, so that clients with the same retry time do not
@@ -149,11 +165,11 @@ func (req *apiRequest) jitterDelay() int64 {
 	return int64(binary.BigEndian.Uint64(digest[:8]) % uint64(req.jitter+1))
 }
 
-// addDelay adds delay, in ms, to the retry and wait times that are not 0.
-func (a *apiAnswer) addDelay(delay int64) {
+// addDelay adds the jitter to the retry and wait times that are not 0.
+func (a *apiAnswer) addDelay() {
 	move := func(at *int64) {
 		if *at > 0 {
-			*at += delay
+			*at += a.jitterDelay
 		}
 	}
 	move(&a.RetryAfter)
@@ -212,9 +228,9 @@ func undecided(c *limiter.Call) (err error) {
 	return err
 }
 
-func (a *API) answerOf(req *apiRequest) apiAnswer {
+func (a *API) answerOf(req *apiRequest) *apiAnswer {
 	c := req.call
-	answer := apiAnswer{OK: !c.Denied, RetryAfter: millis(c.RetryAfter), Limits: make([]limitAnswer, len(c.Results))}
+	answer := &apiAnswer{OK: !c.Denied, RetryAfter: millis(c.RetryAfter), Limits: make([]limitAnswer, len(c.Results))}
 	for i := range c.Results {
 		l := answerOfLimit(c, &c.Results[i])
 		answer.Degraded = answer.Degraded || l.Degraded
@@ -230,7 +246,7 @@ func (a *API) answerOf(req *apiRequest) apiAnswer {
 		answer.Slots = append(answer.Slots, outcome.String())
 	}
 	if answer.OK && !req.settles && !c.DryRun {
-		a.identify(&answer, req)
+		a.identify(answer, req)
 	}
 	return answer
 }
@@ -262,19 +278,6 @@ func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 		l.Wait = millis(d.Wait)
 	}
 	return l
-}
-
-// apiHeaders adds the headers for c to h. jitterDelay, in ms, is added to the time in Retry-After only.
-func apiHeaders(h http.Header, sets HeaderSets, c *limiter.Call, jitterDelay int64) {
-	var l lines
-	l.verdict(sets, &c.Verdict)
-	if c.Denied && !c.Busy {
-		l.number("Retry-After", max(1, wholeSeconds(c.RetryAfter+algorithms.Micros(jitterDelay)*1000)))
-	}
-	l.write(h)
-	if c.Replayed {
-		h.Set("Idempotent-Replayed", "true")
-	}
 }
 
 // millis returns d in whole milliseconds, rounded up.

@@ -2,10 +2,10 @@ package httpapi
 
 import (
 	"cmp"
-	"errors"
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -67,11 +67,10 @@ func describe(p *limiter.Policy) description {
 	return d
 }
 
-func (a *API) list(w http.ResponseWriter, _ *http.Request) {
+func (a *API) list(*http.Request, []byte) (any, error) {
 	s := a.Limiter.Current()
 	if s == nil {
-		mistake(w, limiter.ErrNoConfig)
-		return
+		return nil, limiter.ErrNoConfig
 	}
 	all := []description{}
 	for _, d := range s.Domains {
@@ -82,29 +81,25 @@ func (a *API) list(w http.ResponseWriter, _ *http.Request) {
 	slices.SortFunc(all, func(a, b description) int {
 		return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name))
 	})
-	send(w, http.StatusOK, "application/json", map[string]any{"limits": all})
+	return map[string]any{"limits": all}, nil
 }
 
-func (a *API) show(w http.ResponseWriter, r *http.Request) {
-	domain, key, err := query(r.URL.RawQuery)
+func (a *API) show(r *http.Request, _ []byte) (any, error) {
+	q, err := query(r, "key", "domain")
 	if err != nil {
-		malformed.write(w, err.Error(), "")
-		return
+		return nil, err
 	}
-	c := &limiter.Call{}
-	c.Request.Domain, c.Inspect = domain, true
-	c.Limits = append(c.Limits, limiter.NamedCharge{Name: r.PathValue("name"), Key: key})
+	c := &limiter.Call{Request: limiter.Request{Domain: q.Get("domain"), Inspect: true}}
+	c.Limits = append(c.Limits, limiter.NamedCharge{Name: r.PathValue("name"), Key: q["key"]})
 	if err := a.Limiter.Check(r.Context(), c); err != nil {
-		mistake(w, err)
-		return
+		return nil, err
 	}
 	result := &c.Results[0]
 	d := &result.Decision
 	if d.Err != nil || failed(result) {
-		unavailable.write(w, "the bucket could not be read; try again", result.Policy.Name)
-		return
+		return nil, unavailable.of(result.Policy.Name, "the bucket could not be read; try again")
 	}
-	send(w, http.StatusOK, "application/json", bucketOf(c, result))
+	return bucketOf(c, result), nil
 }
 
 // bucketOf returns the bucket of result. c must be a dry run, because its decision then describes the present state.
@@ -129,23 +124,20 @@ func bucketOf(c *limiter.Call, result *limiter.Result) bucket {
 	return b
 }
 
-// query parses the query that selects a bucket. It has the parameter "key" once for each value, in order.
-func query(raw string) (domain string, key []string, err error) {
-	values, err := url.ParseQuery(raw)
+// query parses the query of r, which may have the parameters with these names. The parameter "key" has a value of a key,
+// and occurs once for each of them, in order. Others may occur only once.
+func query(r *http.Request, names ...string) (url.Values, error) {
+	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return "", nil, errors.New("the query cannot be parsed")
+		return nil, malformed.because("the query cannot be parsed")
 	}
 	for name, list := range values {
 		switch {
-		case name == "key":
-			key = list
-		case name == "domain" && len(list) == 1:
-			domain = list[0]
-		case name == "domain":
-			return "", nil, errors.New("domain occurs twice; send it once")
-		default:
-			return "", nil, errors.New("unknown parameter " + descriptors.Printable(name) + "; valid are key and domain")
+		case !slices.Contains(names, name):
+			return nil, malformed.because("unknown parameter " + descriptors.Printable(name) + "; valid are " + strings.Join(names, ", "))
+		case name != "key" && len(list) != 1:
+			return nil, malformed.because(name + " occurs twice; send it once")
 		}
 	}
-	return domain, key, nil
+	return values, nil
 }

@@ -33,7 +33,7 @@ func TestLimitsAreListedAndShown(t *testing.T) {
 				`"remaining":1,"value":1000000,"value_scale":1000000,"time_us":1767225600000001,"reset_after_ms":0}`},
 		exchangeStep{1, "/v1/limits/nope", "", 404, `no limit is named "nope"`},
 		exchangeStep{1, "/v1/limits/both", "", 400, `several domains have a limit named "both"; add the domain`},
-		exchangeStep{1, "/v1/limits/send?x=1", "", 400, `unknown parameter x; valid are key and domain`},
+		exchangeStep{1, "/v1/limits/send?x=1", "", 400, `unknown parameter x; valid are key, domain`},
 		exchangeStep{1, "/v1/limits/send?domain=a&domain=b", "", 400, `domain occurs twice; send it once`},
 		exchangeStep{1, "/v1/limits/send?key=%zz", "", 400, `the query cannot be parsed`},
 	)

@@ -72,23 +72,12 @@ func parseRequest(body []byte) (*apiRequest, error) {
 	req := &apiRequest{call: &limiter.Call{}, remember: defaultRemember}
 	one, config := limiter.NamedCharge{Count: 1}, []byte(nil)
 	members := p.limitMembers(&one, &config)
-	members["domain"] = p.string(&req.call.Request.Domain)
+	members["domain"] = into(&req.call.Request.Domain, p.text)
 	members["limits"] = func() error { return p.limitList(req) }
-	members["reservation"] = p.string(&req.reservation)
-	members["request_id"] = func() (err error) {
-		if req.id, err = p.text(); err == nil && (req.id == "" || len(req.id) > maxID) {
-			err = fmt.Errorf("must have 1 to %d bytes, but has %d", maxID, len(req.id))
-		}
-		return err
-	}
-	members["remember"] = func() (err error) {
-		req.remember, err = p.remember()
-		return err
-	}
-	members["jitter"] = func() (err error) {
-		req.jitter, err = p.whole(0, maxJitter, "0", "3600000, an hour in milliseconds")
-		return err
-	}
+	members["reservation"] = into(&req.reservation, p.text)
+	members["request_id"] = into(&req.id, p.id)
+	members["remember"] = into(&req.remember, p.remember)
+	members["jitter"] = into(&req.jitter, func() (int64, error) { return p.whole(0, maxJitter, "0", "3600000, an hour in milliseconds") })
 	seen, err := p.object(members)
 	switch {
 	case err != nil:
@@ -139,7 +128,7 @@ func parseRenewal(body []byte) (id string, err error) {
 	if err != nil {
 		return "", err
 	}
-	seen, err := p.object(map[string]func() error{"reservation": p.string(&id)})
+	seen, err := p.object(map[string]func() error{"reservation": into(&id, p.text)})
 	if err == nil && !seen["reservation"] {
 		err = errors.New(`has no reservation; write {"reservation": ID}`)
 	}
@@ -154,7 +143,7 @@ func parseReset(body []byte) (domain string, charge limiter.NamedCharge, err err
 		return "", charge, err
 	}
 	seen, err := p.object(map[string]func() error{
-		"domain": p.string(&domain), "name": p.string(&charge.Name), "key": p.keyOf(&charge),
+		"domain": into(&domain, p.text), "name": into(&charge.Name, p.text), "key": into(&charge.Key, p.key),
 	})
 	if err == nil && !seen["name"] {
 		err = errors.New(`names no limit; write {"name": …}`)
@@ -217,31 +206,37 @@ func (p *parser) object(members map[string]func() error) (seen map[string]bool, 
 	return seen, nil
 }
 
-func (p *parser) limitMembers(into *limiter.NamedCharge, config *[]byte) map[string]func() error {
+func (p *parser) limitMembers(of *limiter.NamedCharge, config *[]byte) map[string]func() error {
 	return map[string]func() error{
-		"config": func() (err error) {
-			*config, err = p.config()
-			return err
-		},
-		"name": p.string(&into.Name),
-		"key":  p.keyOf(into),
-		"count": func() (err error) {
-			into.Count, err = p.count()
-			return err
-		},
-		"costs": func() (err error) {
-			into.Costs, err = p.costs()
-			return err
-		},
-		"reserve": func() error {
-			t := p.token()
-			var ok bool
-			if into.Reserve, ok = t.(bool); !ok {
-				return fmt.Errorf("must be true or false, but is %s", described(t))
-			}
-			return nil
-		},
+		"config": into(config, p.config), "name": into(&of.Name, p.text), "key": into(&of.Key, p.key),
+		"count": into(&of.Count, p.count), "costs": into(&of.Costs, p.costs), "reserve": into(&of.Reserve, p.bool),
 	}
+}
+
+// into returns the function with which object parses a member to at.
+func into[T any](at *T, parse func() (T, error)) func() error {
+	return func() (err error) {
+		*at, err = parse()
+		return err
+	}
+}
+
+func (p *parser) bool() (bool, error) {
+	t := p.token()
+	is, ok := t.(bool)
+	if !ok {
+		return false, fmt.Errorf("must be true or false, but is %s", described(t))
+	}
+	return is, nil
+}
+
+// id parses a request_id.
+func (p *parser) id() (string, error) {
+	id, err := p.text()
+	if err == nil && (id == "" || len(id) > maxID) {
+		err = fmt.Errorf("must have 1 to %d bytes, but has %d", maxID, len(id))
+	}
+	return id, err
 }
 
 func (p *parser) limitList(into *apiRequest) error {
@@ -271,14 +266,6 @@ func (p *parser) limitList(into *apiRequest) error {
 	return nil
 }
 
-// string returns the function with which object parses a member that is a string.
-func (p *parser) string(into *string) func() error {
-	return func() (err error) {
-		*into, err = p.text()
-		return err
-	}
-}
-
 func (p *parser) text() (string, error) {
 	start := p.dec.InputOffset()
 	t := p.token()
@@ -300,27 +287,25 @@ func mayBeHalfPair(text []byte) bool {
 	return bytes.Contains(bytes.ToLower(text), []byte(`\ud`))
 }
 
-func (p *parser) keyOf(into *limiter.NamedCharge) func() error {
-	return func() error {
-		if p.next() != '[' {
-			value, err := p.value()
-			into.Key = []string{value}
-			return err
-		}
-		p.token()
-		for n := 0; p.dec.More(); n++ {
-			if n == maxKey {
-				return fmt.Errorf("has more than %d values", maxKey)
-			}
-			value, err := p.value()
-			if err != nil {
-				return fmt.Errorf("[%d]: %w", n, err)
-			}
-			into.Key = append(into.Key, value)
-		}
-		p.token()
-		return nil
+// key parses a value, or a list of values.
+func (p *parser) key() (key []string, err error) {
+	if p.next() != '[' {
+		value, err := p.value()
+		return []string{value}, err
 	}
+	p.token()
+	for n := 0; p.dec.More(); n++ {
+		if n == maxKey {
+			return nil, fmt.Errorf("has more than %d values", maxKey)
+		}
+		value, err := p.value()
+		if err != nil {
+			return nil, fmt.Errorf("[%d]: %w", n, err)
+		}
+		key = append(key, value)
+	}
+	p.token()
+	return key, nil
 }
 
 // value parses a string, or bytes in the form {"base64": "…"}.
@@ -329,7 +314,7 @@ func (p *parser) value() (value string, err error) {
 		return p.text()
 	}
 	var coded string
-	seen, err := p.object(map[string]func() error{"base64": p.string(&coded)})
+	seen, err := p.object(map[string]func() error{"base64": into(&coded, p.text)})
 	if err != nil {
 		return "", err
 	}

@@ -52,7 +52,7 @@ func New(c Config) http.Handler {
 		c.health(w, http.StatusServiceUnavailable)
 	})
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { healthy(w) })
-	mux.HandleFunc("GET /openapi.json", describeAll)
+	mux.HandleFunc("GET /openapi.json", func(w http.ResponseWriter, _ *http.Request) { send(w, http.StatusOK, "application/json", openAPI) })
 	if c.API != nil {
 		c.API.routes(mux)
 	}
@@ -82,7 +82,8 @@ func healthy(w http.ResponseWriter) {
 // json serves /json. Only refunds need a token.
 func (c *Config) json(w http.ResponseWriter, r *http.Request) {
 	trusted := httpauth.HasToken(r, c.Token)
-	if !trusted && !c.fromProgram(w, r) {
+	if refused := c.refuse(r); refused != nil && !trusted {
+		refused.write(w)
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
@@ -105,27 +106,24 @@ func (c *Config) json(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(response) // an error only means that the client has disconnected
 }
 
-// fromProgram reports whether a program sent r. Web pages could otherwise consume units of any bucket. It
-// refuses requests with:
+// refuse returns nil if a program sent r. Web pages could otherwise consume units of any bucket. It refuses requests with:
 //
 //   - a host name other than localhost (see httpauth.HasLocalHost), if only this machine can reach the port or if a
 //     browser sent the request, because the name of a web site may resolve to this machine. Programs on other
 //     machines use other names, such as that of a Kubernetes service;
 //   - the origin of another page;
 //   - a content type of a form; see formType.
-func (c *Config) fromProgram(w http.ResponseWriter, r *http.Request) bool {
+func (c *Config) refuse(r *http.Request) *problem {
 	var origin http.CrossOriginProtection
 	switch {
 	case (c.Local || httpauth.FromBrowser(r)) && !httpauth.HasLocalHost(r):
-		crossOrigin.write(w, "use an address or localhost as the host name, or send the token of --api-token-file", "")
+		return crossOrigin.because("use an address or localhost as the host name, or send the token of --api-token-file")
 	case origin.Check(r) != nil:
-		crossOrigin.write(w, "", "")
+		return crossOrigin.because("")
 	case formType(r):
-		wrongType.write(w, sendJSON, "")
-	default:
-		return true
+		return wrongType.because(sendJSON)
 	}
-	return false
+	return nil
 }
 
 // formType reports whether r has a content type that only forms of web pages have. A page can send such a request to any

@@ -2,14 +2,11 @@ package httpapi
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -50,25 +47,21 @@ const defaultTop, maxTop = 20, 1000
 
 // Handler serves all paths below /api/.
 func (o *Operator) Handler() http.Handler {
-	guard := (&API{}).guard
 	mux := http.NewServeMux()
-	for path, methods := range o.paths() {
-		mux.Handle(path, guard(methods))
-	}
-	mux.Handle("/api/", guard(nil))
+	(&gate{}).register(mux, "/api/", o.paths())
 	return mux
 }
 
 // paths lists the paths and methods that openapi-operators.json describes.
-func (o *Operator) paths() map[string]map[string]http.HandlerFunc {
-	all := map[string]map[string]http.HandlerFunc{
+func (o *Operator) paths() map[string]operations {
+	all := map[string]operations{
 		"/api/buckets":      {http.MethodGet: o.buckets},
 		"/api/reset":        {http.MethodPost: o.reset},
 		"/api/top":          {http.MethodGet: o.top},
 		"/api/unmatched":    {http.MethodGet: o.unmatched},
 		"/api/conditions":   {http.MethodGet: o.conditions},
 		"/api/status":       {http.MethodGet: o.status},
-		"/api/openapi.json": {http.MethodGet: describeOperators},
+		"/api/openapi.json": {http.MethodGet: func(*http.Request, []byte) (any, error) { return operatorsOpenAPI, nil }},
 	}
 	if o.Adjustments != nil {
 		maps.Copy(all, o.Adjustments.paths())
@@ -76,14 +69,14 @@ func (o *Operator) paths() map[string]map[string]http.HandlerFunc {
 	return all
 }
 
-func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
-	c := o.inspected(w, r, 0)
-	if c == nil {
-		return
+func (o *Operator) buckets(r *http.Request, _ []byte) (any, error) {
+	c, err := o.inspected(r, 0)
+	if err != nil {
+		return nil, err
 	}
-	next := o.inspected(w, r, 1) // the decision on 0 units has no retry time
-	if next == nil {
-		return
+	next, err := o.inspected(r, 1) // the decision on 0 units has no retry time
+	if err != nil {
+		return nil, err
 	}
 	all := []OperatorBucket{}
 	for i := range c.Results {
@@ -92,8 +85,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 		case result.Key == nil: // the limit is unlimited
 			continue
 		case result.Decision.Err != nil || failed(result):
-			unavailable.write(w, "the bucket could not be read, because the store did not answer in time; rlsidecar doctor finds the cause", result.Policy.Name)
-			return
+			return nil, unavailable.of(result.Policy.Name, "the bucket could not be read, because the store did not answer in time; rlsidecar doctor finds the cause")
 		}
 		b := OperatorBucket{bucket: bucketOf(c, result), Settle: o.settling(result.Policy)}
 		if i < len(next.Results) && next.Results[i].Decision.Err == nil {
@@ -101,16 +93,14 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 		}
 		all = append(all, b)
 	}
-	send(w, http.StatusOK, "application/json", map[string]any{"buckets": all})
+	return map[string]any{"buckets": all}, nil
 }
 
-// inspected makes a dry run of cost units at the limits that the query selects, and returns the Call. It returns
-// nil after it has answered with a problem.
-func (o *Operator) inspected(w http.ResponseWriter, r *http.Request, cost int64) *limiter.Call {
-	c, err := selectedBuckets(r.URL.RawQuery)
+// inspected makes a dry run of cost units at the limits that the query selects, and returns the Call.
+func (o *Operator) inspected(r *http.Request, cost int64) (*limiter.Call, error) {
+	c, err := selectedBuckets(r)
 	if err != nil {
-		malformed.write(w, err.Error(), "")
-		return nil
+		return nil, err
 	}
 	c.Inspect = true
 	for i := range c.Limits {
@@ -120,14 +110,12 @@ func (o *Operator) inspected(w http.ResponseWriter, r *http.Request, cost int64)
 		c.Descriptors[i].Cost = cost
 	}
 	if err := o.Limiter.Check(r.Context(), c); err != nil {
-		mistake(w, err)
-		return nil
+		return nil, err
 	}
 	if c.Verdict.Domain == nil {
-		mistake(w, &limiter.RequestError{Missing: true, Problem: fmt.Sprintf("domain %q is not configured", descriptors.Printable(c.Request.Domain))})
-		return nil
+		return nil, unknownLimit.because(fmt.Sprintf("domain %q is not configured", descriptors.Printable(c.Request.Domain)))
 	}
-	return c
+	return c, nil
 }
 
 // OperatorBucket is a bucket in an answer for operators.
@@ -176,15 +164,13 @@ type ResetBucket struct {
 	Key    key    `json:"key,omitempty"`
 }
 
-func (o *Operator) reset(w http.ResponseWriter, r *http.Request) {
-	c, err := selectedBuckets(r.URL.RawQuery)
+func (o *Operator) reset(r *http.Request, _ []byte) (any, error) {
+	c, err := selectedBuckets(r)
 	if err != nil {
-		malformed.write(w, err.Error(), "")
-		return
+		return nil, err
 	}
 	if err := o.Limiter.Reset(r.Context(), c); err != nil {
-		mistake(w, err)
-		return
+		return nil, err
 	}
 	all := []ResetBucket{}
 	for i := range c.Results {
@@ -194,7 +180,7 @@ func (o *Operator) reset(w http.ResponseWriter, r *http.Request) {
 			all = append(all, f)
 		}
 	}
-	send(w, http.StatusOK, "application/json", map[string]any{"reset": all})
+	return map[string]any{"reset": all}, nil
 }
 
 // DeniedKey is the JSON form of topkeys.Item.
@@ -260,15 +246,14 @@ type TopAnswer struct {
 	Unmatched int64 `json:"unmatched"`
 }
 
-func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
-	values, n, err := listQuery(r.URL.RawQuery, defaultTop, "shadow")
-	shadow := values.Get("shadow")
-	if err == nil && shadow != "" && shadow != "true" && shadow != "false" {
-		err = errors.New("shadow must be true or false")
-	}
+func (o *Operator) top(r *http.Request, _ []byte) (any, error) {
+	q, n, err := listed(r, defaultTop, "shadow")
 	if err != nil {
-		malformed.write(w, err.Error(), "")
-		return
+		return nil, err
+	}
+	shadow := q.Get("shadow")
+	if shadow != "" && shadow != "true" && shadow != "false" {
+		return nil, malformed.because("shadow must be true or false")
 	}
 	of := o.Denied
 	if shadow == "true" {
@@ -296,7 +281,7 @@ func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 			answer.Unmatched += shape.Requests
 		}
 	}
-	send(w, http.StatusOK, "application/json", answer)
+	return answer, nil
 }
 
 func deniedKey(d *topkeys.Item) DeniedKey {
@@ -323,9 +308,7 @@ func deniedParts(list []topkeys.Part, total int64) []DeniedPart {
 	return all
 }
 
-func (o *Operator) status(w http.ResponseWriter, r *http.Request) {
-	send(w, http.StatusOK, "application/json", o.Status(r.Context()))
-}
+func (o *Operator) status(r *http.Request, _ []byte) (any, error) { return o.Status(r.Context()), nil }
 
 // UnmatchedShape is the JSON form of unmatched.Shape.
 type UnmatchedShape struct {
@@ -338,11 +321,10 @@ type UnmatchedShape struct {
 	Last        time.Time `json:"last"`
 }
 
-func (o *Operator) unmatched(w http.ResponseWriter, r *http.Request) {
-	n, err := howMany(r.URL.RawQuery, defaultTop)
+func (o *Operator) unmatched(r *http.Request, _ []byte) (any, error) {
+	_, n, err := listed(r, defaultTop)
 	if err != nil {
-		malformed.write(w, err.Error(), "")
-		return
+		return nil, err
 	}
 	since, top := o.Unmatched(n)
 	all := []UnmatchedShape{}
@@ -356,69 +338,45 @@ func (o *Operator) unmatched(w http.ResponseWriter, r *http.Request) {
 		}
 		all = append(all, s)
 	}
-	send(w, http.StatusOK, "application/json", map[string]any{"since": since.UTC().Truncate(time.Millisecond), "unmatched": all})
+	return map[string]any{"since": since.UTC().Truncate(time.Millisecond), "unmatched": all}, nil
 }
 
-func (o *Operator) conditions(w http.ResponseWriter, _ *http.Request) {
-	send(w, http.StatusOK, "application/json", map[string]any{"conditions": append([]conditions.Condition{}, o.Conditions()...)})
+func (o *Operator) conditions(*http.Request, []byte) (any, error) {
+	return map[string]any{"conditions": append([]conditions.Condition{}, o.Conditions()...)}, nil
 }
 
-func howMany(raw string, otherwise int) (n int, err error) {
-	_, n, err = listQuery(raw, otherwise)
-	return n, err
-}
-
-// listQuery parses a query with the parameter n and others.
-func listQuery(raw string, otherwise int, others ...string) (values url.Values, n int, err error) {
-	if values, err = url.ParseQuery(raw); err != nil {
-		return nil, 0, errors.New("the query cannot be parsed")
+// listed returns the query of r, which may have other parameters beside n, and the number n of items to list.
+func listed(r *http.Request, otherwise int, others ...string) (q url.Values, n int, err error) {
+	if q, err = query(r, append([]string{"n"}, others...)...); err != nil || !q.Has("n") {
+		return q, otherwise, err
 	}
-	n = otherwise
-	for name, list := range values {
-		switch {
-		case name != "n" && !slices.Contains(others, name):
-			return nil, 0, errors.New("unknown parameter " + descriptors.Printable(name) + "; valid are " + strings.Join(append([]string{"n"}, others...), ", "))
-		case len(list) != 1:
-			return nil, 0, errors.New(name + " occurs twice; send it once")
-		}
+	if n, err = strconv.Atoi(q.Get("n")); err != nil || n < 1 || n > maxTop {
+		return nil, 0, malformed.because(fmt.Sprintf("n must be from 1 to %d", maxTop))
 	}
-	if text, has := values["n"]; has {
-		if n, err = strconv.Atoi(text[0]); err != nil || n < 1 || n > maxTop {
-			return nil, 0, fmt.Errorf("n must be from 1 to %d", maxTop)
-		}
-	}
-	return values, n, nil
+	return q, n, nil
 }
 
-// selectedBuckets returns a Call for the buckets that the query selects. The query has a limit and its key, or a
+// selectedBuckets returns a Call for the buckets that the query of r selects. The query has a limit and its key, or a
 // descriptor in its text form. A descriptor selects the buckets of the limits that it matches.
-func selectedBuckets(raw string) (*limiter.Call, error) {
-	values, err := url.ParseQuery(raw)
+func selectedBuckets(r *http.Request) (*limiter.Call, error) {
+	q, err := query(r, "domain", "limit", "key", "descriptor")
 	if err != nil {
-		return nil, errors.New("the query cannot be parsed")
+		return nil, err
 	}
-	for name, list := range values {
-		switch name {
-		case "key":
-		case "domain", "limit", "descriptor":
-			if len(list) > 1 {
-				return nil, errors.New(name + " occurs twice; send it once")
-			}
-		default:
-			return nil, errors.New("unknown parameter " + descriptors.Printable(name) + "; valid are domain, limit, key and descriptor")
-		}
-	}
-	c := &limiter.Call{Request: limiter.Request{Domain: values.Get("domain")}}
-	switch limit, descriptor := values["limit"], values["descriptor"]; {
-	case limit != nil && descriptor == nil:
-		c.Limits = []limiter.NamedCharge{{Name: limit[0], Key: values["key"]}}
+	c := &limiter.Call{Request: limiter.Request{Domain: q.Get("domain")}}
+	switch limit, descriptor := q.Has("limit"), q.Has("descriptor"); {
+	case limit && !descriptor:
+		c.Limits = []limiter.NamedCharge{{Name: q.Get("limit"), Key: q["key"]}}
 		return c, nil
-	case limit != nil || descriptor == nil || values["key"] != nil:
-		return nil, errors.New("add limit and key, or descriptor as key=value[,key=value]…")
+	case limit || !descriptor || q.Has("key"):
+		return nil, malformed.because("add limit and key, or descriptor as key=value[,key=value]…")
 	case c.Request.Domain == "":
-		return nil, errors.New("a descriptor needs a domain; add the parameter domain")
+		return nil, malformed.because("a descriptor needs a domain; add the parameter domain")
 	}
-	entries, err := descriptors.Parse(values.Get("descriptor"))
+	entries, err := descriptors.Parse(q.Get("descriptor"))
+	if err != nil {
+		return nil, malformed.because(err.Error())
+	}
 	c.Descriptors = []limiter.Descriptor{{Entries: entries}}
-	return c, err
+	return c, nil
 }

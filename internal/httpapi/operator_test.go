@@ -209,7 +209,7 @@ func TestRequestsForAdjustments(t *testing.T) {
 func TestAddressesOfTheStoreAreNotSent(t *testing.T) {
 	away := fmt.Errorf("dial tcp 192.0.2.9:6379: refused: %w", backend.ErrUnavailable)
 	w := httptest.NewRecorder()
-	mistake(w, away)
+	problemOf(away).write(w)
 	if w.Code != 503 || strings.Contains(w.Body.String(), "192.0.2.9") {
 		t.Errorf("got %d %s; want status 503 without the address", w.Code, w.Body)
 	}

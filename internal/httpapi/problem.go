@@ -2,10 +2,15 @@ package httpapi
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// problem is the body of an answer that is not a decision (RFC 9457).
+// problem is the body of an answer that is not a decision (RFC 9457), and the error of an operation.
 type problem struct {
 	// Type identifies the kind of problem for programs: urn:rlsidecar:problem:KIND.
 	Type   string `json:"type"`
@@ -39,21 +44,68 @@ var (
 	wrongType          = kind{"wrong-type", "The path does not support this content type", http.StatusUnsupportedMediaType}
 	tooLarge           = kind{"too-large", "The request is too large", http.StatusRequestEntityTooLarge}
 	unavailable        = kind{"unavailable", "The store could not decide", http.StatusServiceUnavailable}
+
+	refused          = kind{"forbidden", "Changes need the admin token", http.StatusForbidden}
+	noAdjustment     = kind{"unknown-adjustment", "There is no such adjustment", http.StatusNotFound}
+	concurrentChange = kind{"conflict", "The adjustments have changed", http.StatusConflict}
+	wrongAdjustment  = kind{"wrong-adjustment", "The adjustment cannot be made", http.StatusBadRequest}
 )
 
-// write answers with a problem of kind k. limit may be "".
-func (k kind) write(w http.ResponseWriter, detail, limit string) {
-	if k == unavailable || k == inProgress {
+// because returns the problem of this kind with a detail.
+func (k kind) because(detail string) *problem { return k.of("", detail) }
+
+// of does what because does for a request to a limit.
+func (k kind) of(limit, detail string) *problem {
+	return &problem{Type: "urn:rlsidecar:problem:" + k.name, Title: k.title, Status: k.status, Detail: detail, Limit: limit}
+}
+
+func (p *problem) Error() string { return p.Detail }
+
+func (p *problem) write(w http.ResponseWriter) {
+	switch p.Title {
+	case unauthorized.title:
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	case unavailable.title, inProgress.title:
 		w.Header().Set("Retry-After", "1")
 	}
-	send(w, k.status, "application/problem+json", problem{
-		Type: "urn:rlsidecar:problem:" + k.name, Title: k.title, Status: k.status, Detail: detail, Limit: limit,
-	})
+	send(w, p.Status, "application/problem+json", p)
+}
+
+// problemOf returns err as a problem. Its text may contain addresses of the store only if operators get it.
+func problemOf(err error) *problem {
+	var is *problem
+	var mistake *limiter.RequestError
+	var wrong *adjust.Mistake
+	switch {
+	case errors.As(err, &is):
+		return is
+	case errors.As(err, &mistake) && mistake.Missing:
+		return unknownLimit.because(mistake.Problem)
+	case errors.As(err, &mistake):
+		return unusable.because(mistake.Problem)
+	case errors.Is(err, backend.ErrReused):
+		return reusedID.because("request_id: it was used for another request; use a new one for each request")
+	case errors.Is(err, backend.ErrPending):
+		return inProgress.because("the same request_id is being decided, or its outcome is unknown; nothing was consumed now; repeat the request later")
+	case errors.Is(err, backend.ErrUnavailable): // the text of the error contains addresses, which clients must not see
+		return unavailable.because("the backend did not answer in time; the request may or may not have been charged; repeat it with a request_id")
+	case errors.As(err, &wrong):
+		return wrongAdjustment.because(wrong.Problem)
+	case errors.Is(err, adjust.ErrNotFound):
+		return noAdjustment.because(err.Error())
+	case errors.Is(err, adjust.ErrConflict):
+		return concurrentChange.because(err.Error())
+	default:
+		return unavailable.because(err.Error())
+	}
 }
 
 // send writes v as JSON. v must be encodable.
 func send(w http.ResponseWriter, code int, contentType string, v any) {
-	body, _ := json.Marshal(v)
+	body, encoded := v.([]byte)
+	if !encoded {
+		body, _ = json.Marshal(v)
+	}
 	h := w.Header()
 	h.Set("Content-Type", contentType)
 	h.Set("X-Content-Type-Options", "nosniff")
