@@ -58,7 +58,7 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	command(exitDone, "  zoe     ", "audit", "-n", "1")
 
 	command(exitUsage, "every adjustment expires", "set", "--limit", "send", "--key", "bob", "--block", "--reason", "test")
-	command(exitUsage, "identified by 1 (user)", "set", "--limit", "send", "--block", "--for", "1h", "--reason", "test")
+	command(exitUsage, "identified by 1 value (user)", "set", "--limit", "send", "--block", "--for", "1h", "--reason", "test")
 	command(exitUsage, `no limit is named "sned"; did you mean "send"?`, "set", "--limit", "sned", "--key", "bob", "--block", "--for", "1h", "--reason", "test")
 	command(exitUsage, "--factor", "set", "--limit", "send", "--key", "bob", "--factor", "ten", "--for", "1h", "--reason", "test")
 	command(exitUsage, "30 days", "set", "--limit", "send", "--key", "bob", "--factor", "10", "--for", "31d", "--reason", "test")

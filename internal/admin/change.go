@@ -275,11 +275,7 @@ func (p *pages) apply(r *http.Request, c *change, author, reason string) (id str
 }
 
 func (p *pages) reset(r *http.Request, s *subject, author, reason string) error {
-	c, err := p.call(s, 0)
-	if err != nil {
-		return err
-	}
-	if err := p.Limiter.Reset(r.Context(), c); err != nil {
+	if err := p.Limiter.Reset(r.Context(), s.call(0)); err != nil {
 		return err
 	}
 	p.Log.Info("a bucket was reset", zap.String("domain", descriptors.Printable(s.Domain)), zap.String("limit", descriptors.Printable(s.Limit)),

@@ -59,7 +59,7 @@ func TestABucketOfADescriptorIsShownAndReset(t *testing.T) {
 	}
 	for query, want := range map[string]string{
 		"limit=nothing&value=x":                     "has no limit named",
-		"limit=free&value=x":                        "this limit is unlimited",
+		"limit=free&value=x":                        "is unlimited: it has no buckets",
 		"limit=path_/login.country&value=x&value=y": "the key has 2 values; a bucket of this limit is identified by 1 value",
 	} {
 		if body := d.send("GET", "/key?domain=d&"+query, nil).Body.String(); !strings.Contains(body, want) {

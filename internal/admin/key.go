@@ -166,10 +166,7 @@ func (p *pages) key(w http.ResponseWriter, r *http.Request, v viewer) {
 
 // inspect returns the current answer to a request with subject s and this cost. It consumes nothing.
 func (p *pages) inspect(ctx context.Context, s *subject, cost int64) (*limiter.Call, error) {
-	c, err := p.call(s, cost)
-	if err != nil {
-		return nil, err
-	}
+	c := s.call(cost)
 	if err := p.Limiter.Check(ctx, c); err != nil {
 		return nil, err
 	}
@@ -180,43 +177,8 @@ func (p *pages) inspect(ctx context.Context, s *subject, cost int64) (*limiter.C
 }
 
 // call returns a dry run of a request with subject s and this cost.
-func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
-	c := &limiter.Call{Request: limiter.Request{Domain: s.Domain, Inspect: true}}
-	if s.Entries != nil {
-		c.Descriptors = []limiter.Descriptor{{Entries: slices.Clone(s.Entries), Cost: cost}}
-		return c, nil
-	}
-	current := p.Current()
-	if current == nil {
-		return nil, limiter.ErrNoConfig
-	}
-	charge := limiter.NamedCharge{Name: s.Limit, Key: s.Key, Count: cost}
-	if d := current.Domains[s.Domain]; s.Domain != "" && (d == nil || d.Named[s.Limit] == nil) {
-		limit := p.catalogs.of(current).find(s.Domain, s.Limit)
-		switch {
-		case limit == nil:
-			return nil, fmt.Errorf("domain %q has no limit named %q", descriptors.Printable(s.Domain), descriptors.Printable(s.Limit))
-		case limit.Unlimited:
-			return nil, errors.New("this limit is unlimited: it has no buckets")
-		case !limit.Whole && len(limit.Open) != len(s.Key):
-			return nil, fmt.Errorf("the key has %s; a bucket of this limit is identified by %s", plural(len(s.Key), "value"), openKeys(limit))
-		}
-		charge.Inline = limit // the limit belongs to a descriptor, so a request cannot name it
-	}
-	c.Limits = []limiter.NamedCharge{charge}
-	return c, nil
-}
-
-func openKeys(l *limiter.Policy) string {
-	if len(l.Open) == 0 {
-		return "no value"
-	}
-	keys := l.Extra().OpenKeys
-	names := make([]string, len(keys))
-	for i, key := range keys {
-		names[i] = descriptors.Printable(key)
-	}
-	return plural(len(l.Open), "value") + " (" + strings.Join(names, ", ") + ")"
+func (s *subject) call(cost int64) *limiter.Call {
+	return limiter.Inspection(s.Domain, s.Limit, s.Key, s.Entries, cost)
 }
 
 type events struct {

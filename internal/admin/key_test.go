@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"errors"
 	"fmt"
 	"html"
 	"net/http/httptest"
@@ -164,7 +163,7 @@ func TestThePageExplainsWhyAKeyIsDenied(t *testing.T) {
 		"/key?domain=e&descriptor=user%3Dann":              "domain &#34;e&#34; is not configured",
 		"/key?domain=d&limit=nothing&value=x":              "has no limit named",
 		"/key?domain=d&limit=send":                         "the key has no value; a bucket of this limit is identified by 1 value (user)",
-		"/key?domain=d&limit=path_/login.country":          "the key has 0 values; a bucket of this limit is identified by 1 value (country)",
+		"/key?domain=d&limit=path_/login.country":          "the key has no value; a bucket of this limit is identified by 1 value (country)",
 		"/key?domain=d&limit=path_/login.country&value=de": "3 of 3 left",
 	} {
 		has(t, d.read(t, path), want)
@@ -483,13 +482,6 @@ descriptors:
   - {key: user, limit: [one, many]}
   - {key: "any*", rate_limit: {unit: hour, requests_per_unit: 3}}
 `
-
-func TestNoConfigurationHasNoBuckets(t *testing.T) {
-	p := &pages{Config: Config{Current: func() *limiter.Snapshot { return nil }}}
-	if c, err := p.call(&subject{Domain: "d", Limit: "send", Key: []string{"x"}}, 0); c != nil || !errors.Is(err, limiter.ErrNoConfig) {
-		t.Errorf("got %+v, %v; want ErrNoConfig", c, err)
-	}
-}
 
 // The decisions of a key page are those of the denied keys and of the used keys together, the newest first.
 func TestRecentDecisionsAreSorted(t *testing.T) {

@@ -98,16 +98,9 @@ func (o *Operator) buckets(r *http.Request, _ []byte) (any, error) {
 
 // inspected makes a dry run of cost units at the limits that the query selects, and returns the Call.
 func (o *Operator) inspected(r *http.Request, cost int64) (*limiter.Call, error) {
-	c, err := selectedBuckets(r)
+	c, err := selectedBuckets(r, cost)
 	if err != nil {
 		return nil, err
-	}
-	c.Inspect = true
-	for i := range c.Limits {
-		c.Limits[i].Count = cost
-	}
-	for i := range c.Descriptors {
-		c.Descriptors[i].Cost = cost
 	}
 	if err := o.Limiter.Check(r.Context(), c); err != nil {
 		return nil, err
@@ -165,7 +158,7 @@ type ResetBucket struct {
 }
 
 func (o *Operator) reset(r *http.Request, _ []byte) (any, error) {
-	c, err := selectedBuckets(r)
+	c, err := selectedBuckets(r, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -356,27 +349,24 @@ func listed(r *http.Request, otherwise int, others ...string) (q url.Values, n i
 	return q, n, nil
 }
 
-// selectedBuckets returns a Call for the buckets that the query of r selects. The query has a limit and its key, or a
-// descriptor in its text form. A descriptor selects the buckets of the limits that it matches.
-func selectedBuckets(r *http.Request) (*limiter.Call, error) {
+// selectedBuckets returns a dry run of a request with this cost to the buckets that the query of r selects. The query has
+// a limit and its key, or a descriptor in its text form. A descriptor selects the buckets of the limits that it matches.
+func selectedBuckets(r *http.Request, cost int64) (*limiter.Call, error) {
 	q, err := query(r, "domain", "limit", "key", "descriptor")
 	if err != nil {
 		return nil, err
 	}
-	c := &limiter.Call{Request: limiter.Request{Domain: q.Get("domain")}}
+	var entries []descriptors.Entry
 	switch limit, descriptor := q.Has("limit"), q.Has("descriptor"); {
 	case limit && !descriptor:
-		c.Limits = []limiter.NamedCharge{{Name: q.Get("limit"), Key: q["key"]}}
-		return c, nil
 	case limit || !descriptor || q.Has("key"):
 		return nil, malformed.because("add limit and key, or descriptor as key=value[,key=value]…")
-	case c.Request.Domain == "":
+	case q.Get("domain") == "":
 		return nil, malformed.because("a descriptor needs a domain; add the parameter domain")
+	default:
+		if entries, err = descriptors.Parse(q.Get("descriptor")); err != nil {
+			return nil, malformed.because(err.Error())
+		}
 	}
-	entries, err := descriptors.Parse(q.Get("descriptor"))
-	if err != nil {
-		return nil, malformed.because(err.Error())
-	}
-	c.Descriptors = []limiter.Descriptor{{Entries: entries}}
-	return c, nil
+	return limiter.Inspection(q.Get("domain"), q.Get("limit"), q["key"], entries, cost), nil
 }

@@ -37,12 +37,7 @@ func (o *Operator) inFlight(ctx context.Context, denied []topkeys.Item, used []t
 		if seen[name] = true; len(seen) > maxFlightKeys {
 			break
 		}
-		c := &limiter.Call{Request: limiter.Request{Domain: d.Domain, Inspect: true}}
-		if d.Entries != nil {
-			c.Descriptors = []limiter.Descriptor{{Entries: slices.Clone(d.Entries)}}
-		} else {
-			c.Limits = []limiter.NamedCharge{{Name: d.Limit, Key: d.Key}}
-		}
+		c := limiter.Inspection(d.Domain, d.Limit, d.Key, d.Entries, 0)
 		if err := o.Limiter.Check(ctx, c); err != nil {
 			continue // a reload has removed the limit
 		}

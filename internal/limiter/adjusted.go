@@ -1,15 +1,12 @@
 package limiter
 
 import (
-	"fmt"
 	"slices"
 	"sync"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/spelling"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // inUse is immutable. Adjust and Swap replace it as a whole.
@@ -406,52 +403,32 @@ func (r *Result) block(now algorithms.Micros) {
 
 // Adjustable implements adjust.Limits. The error is ErrNoConfig, a *RequestError, or describes a mistake in the key of t.
 func (l *Limiter) Adjustable(t *adjust.Target) (domain string, algorithm algorithms.Kind, err error) {
-	domain, policies, err := l.adjustable(t.Domain, t.Limit)
+	policies, err := l.adjustable(t)
 	if err != nil {
 		return "", 0, err
 	}
-	return domain, policies[0].Limit.Kind, checkValues(t, policies)
+	return policies[0].Domain, policies[0].Limit.Kind, checkTarget(t, policies)
 }
 
 // Words implements adjust.Limits.
 func (l *Limiter) Words(a *adjust.Adjustment) (string, error) {
-	_, policies, err := l.adjustable(a.Target.Domain, a.Target.Limit)
+	policies, err := l.adjustable(&a.Target)
 	if err != nil {
 		return "", err
 	}
-	if err := checkValues(&a.Target, policies); err != nil && a.Target.Entry != "" {
+	if err := checkTarget(&a.Target, policies); err != nil && a.Target.Entry != "" {
 		return "", err
 	}
 	return AdjustmentWords(a, policies[0])
 }
 
-// adjustable returns the policies of a limit, which have one name and share their numbers, and their domain. The
-// parameter domain may be empty if only one domain has the limit. The error is a *RequestError or ErrNoConfig.
-func (l *Limiter) adjustable(domain, limit string) (in string, policies []*Policy, err error) {
+// adjustable returns the policies of the limit of t. The error is a *RequestError or ErrNoConfig.
+func (l *Limiter) adjustable(t *adjust.Target) ([]*Policy, error) {
 	s := l.Current()
 	if s == nil {
-		return "", nil, ErrNoConfig
+		return nil, ErrNoConfig
 	}
-	if domain != "" && s.Domains[domain] == nil {
-		return "", nil, missing("domain %q is not configured", descriptors.Printable(domain))
-	}
-	for _, p := range s.withName(domain, limit) {
-		if in != "" && in != p.Domain {
-			return "", nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; add the domain", descriptors.Printable(limit))}
-		}
-		in, policies = p.Domain, append(policies, p)
-	}
-	if policies != nil {
-		return in, policies, nil
-	}
-	similar := spelling.DidYouMean(limit, s.namesIn(domain))
-	if similar == "" {
-		similar = notAdjustable
-	}
-	if domain != "" {
-		return "", nil, missing("domain %q has no limit named %q%s", domain, descriptors.Printable(limit), similar)
-	}
-	return "", nil, missing("no limit is named %q%s", descriptors.Printable(limit), similar)
+	return s.uses(t.Domain, t.Limit, notAdjustable)
 }
 
 // notAdjustable ends the error for a limit that is not configured. A limit that comes with requests cannot be

@@ -94,34 +94,16 @@ func AdjustmentWords(a *adjust.Adjustment, p *Policy) (string, error) {
 	}
 }
 
-// checkValues returns an error if no request has a key with as many values as t.Key. policies are those of the
-// limit. If no descriptor uses the limit, any key is accepted, because applications choose the keys.
-func checkValues(t *adjust.Target, policies []*Policy) error {
-	if t.AllKeys {
+// checkTarget returns an error if t has a key or an entry that no request has. policies are those of the limit.
+func checkTarget(t *adjust.Target, policies []*Policy) error {
+	switch {
+	case t.AllKeys:
 		return nil
-	}
-	if t.Entry != "" {
+	case t.Entry != "":
 		return checkEntry(t, policies)
+	default:
+		return checkKey(policies, t.Limit, t.Key)
 	}
-	var uses []string
-	for _, p := range policies {
-		switch {
-		case p.Extra().Named: // the named limit itself
-			continue
-		case p.Whole && len(t.Key)%2 == 0, !p.Whole && len(p.Open) == len(t.Key):
-			return nil
-		case p.Whole:
-			uses = append(uses, "key,value,key,value… of the whole descriptor")
-		case len(p.Open) == 0:
-			uses = append(uses, "no value")
-		default:
-			uses = append(uses, fmt.Sprintf("%d (%s)", len(p.Open), strings.Join(p.Extra().OpenKeys, ", ")))
-		}
-	}
-	if len(uses) == 0 {
-		return nil
-	}
-	return fmt.Errorf("the key has %d values; a bucket of limit %s is identified by %s", len(t.Key), descriptors.Printable(t.Limit), uses[0])
 }
 
 // checkEntry returns an error if no key of the limit has the entry of t.

@@ -257,7 +257,7 @@ func TestAKeyHasTheValuesOfABucket(t *testing.T) {
 		{[]*Policy{named, whole}, 2, true},
 		{[]*Policy{open, whole}, 1, true},
 	} {
-		err := checkValues(&adjust.Target{Limit: "l", Key: make([]string, test.values)}, test.policies)
+		err := checkKey(test.policies, "l", make([]string, test.values))
 		if (err == nil) != test.ok {
 			t.Errorf("%d policies and %d values: got %v; want an error: %v", len(test.policies), test.values, err, !test.ok)
 		}
@@ -272,16 +272,16 @@ func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
 		policies []*Policy
 		want     string
 	}{
-		{[]*Policy{named, open}, "the key has 3 values; a bucket of limit l is identified by 2 (user, path)"},
-		{[]*Policy{named, none}, "the key has 3 values; a bucket of limit l is identified by no value"},
-		{[]*Policy{named, whole}, "the key has 3 values; a bucket of limit l is identified by key,value,key,value… of the whole descriptor"},
+		{[]*Policy{named, open}, `limit "l": the key has 3 values; a bucket of this limit is identified by 2 values (user, path)`},
+		{[]*Policy{named, none}, `limit "l": the key has 3 values; a bucket of this limit is identified by no value`},
+		{[]*Policy{named, whole}, `limit "l": the key has 3 values; a bucket of this limit is identified by key,value,key,value… of the whole descriptor`},
 	} {
-		if err := checkValues(&adjust.Target{Limit: "l", Key: make([]string, 3)}, test.policies); err == nil || err.Error() != test.want {
+		if err := checkKey(test.policies, "l", make([]string, 3)); err == nil || err.Error() != test.want {
 			t.Errorf("got %v; want %q", err, test.want)
 		}
 	}
 	whole.Open = []int{0}
-	if err := checkValues(&adjust.Target{Limit: "l", Key: make([]string, 1)}, []*Policy{whole}); err == nil {
+	if err := checkKey([]*Policy{whole}, "l", make([]string, 1)); err == nil {
 		t.Error("one value identifies a whole descriptor; want an error, because keys and values alternate")
 	}
 }

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,60 +26,95 @@ func missing(format string, args ...any) *RequestError {
 	return &RequestError{Missing: true, Problem: fmt.Sprintf(format, args...)}
 }
 
+// ambiguous is the error for the name of a limit that several domains have.
+func ambiguous(name string) error {
+	return &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; add the domain", descriptors.Printable(name))}
+}
+
+// unknownLimit is the error for a limit that domain, or no domain if that is "", has.
+func unknownLimit(domain, name string) *RequestError {
+	if domain == "" {
+		return missing("no limit is named %q", descriptors.Printable(name))
+	}
+	return missing("domain %q has no limit named %q", domain, descriptors.Printable(name))
+}
+
+func unknownDomain(name string) error {
+	return missing("domain %q is not configured", descriptors.Printable(name))
+}
+
 // Limit returns a named limit. domain may be empty if only one domain has the name. The error is a
 // *RequestError.
-func (s *Snapshot) Limit(domain, name string) (*Domain, *Policy, error) {
+func (s *Snapshot) Limit(domain, name string) (in *Domain, p *Policy, err error) {
 	if domain != "" {
-		d := s.Domains[domain]
-		if d == nil {
-			return nil, nil, missing("domain %q is not configured", descriptors.Printable(domain))
+		if in = s.Domains[domain]; in == nil {
+			return nil, nil, unknownDomain(domain)
 		}
-		p := d.Named[name]
-		if p == nil {
-			return nil, nil, missing("domain %q has no limit named %q", d.Name, descriptors.Printable(name))
+	} else {
+		for _, d := range s.Domains {
+			if d.Named[name] != nil && in != nil {
+				return nil, nil, ambiguous(name)
+			}
+			if d.Named[name] != nil {
+				in = d
+			}
 		}
-		return d, p, nil
 	}
-	var in *Domain
-	for _, d := range s.Domains {
-		if d.Named[name] == nil {
-			continue
-		}
-		if in != nil {
-			return nil, nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; add the domain", descriptors.Printable(name))}
-		}
-		in = d
-	}
-	if in == nil {
-		return nil, nil, missing("no limit is named %q", descriptors.Printable(name))
+	if in == nil || in.Named[name] == nil {
+		return nil, nil, unknownLimit(domain, name)
 	}
 	return in, in.Named[name], nil
 }
 
+// uses returns all policies of a limit. They have one name, and share their numbers. domain may be empty if only one
+// domain has the limit. The error is a *RequestError. It ends with a similar name, or else with otherwise.
+func (s *Snapshot) uses(domain, name, otherwise string) ([]*Policy, error) {
+	if domain != "" && s.Domains[domain] == nil {
+		return nil, unknownDomain(domain)
+	}
+	policies := s.withName(domain, name)
+	if len(policies) == 0 {
+		unknown := unknownLimit(domain, name)
+		unknown.Problem += cmp.Or(spelling.DidYouMean(name, s.namesIn(domain)), otherwise)
+		return nil, unknown
+	}
+	if slices.ContainsFunc(policies, func(p *Policy) bool { return p.Domain != policies[0].Domain }) {
+		return nil, ambiguous(name)
+	}
+	return policies, nil
+}
+
 // inspected returns a limit for an operator: the named limit or, if there is none, the limit of a descriptor with this
 // name. The error is a *RequestError.
-func (s *Snapshot) inspected(domain, name string) (*Domain, *Policy, error) {
-	d, p, err := s.Limit(domain, name)
-	unknown, ok := errors.AsType[*RequestError](err)
-	if !ok || !unknown.Missing || domain != "" && s.Domains[domain] == nil {
+func (s *Snapshot) inspected(domain string, of *NamedCharge) (*Domain, *Policy, error) {
+	d, p, err := s.Limit(domain, of.Name)
+	if unknown, ok := errors.AsType[*RequestError](err); !ok || !unknown.Missing {
 		return d, p, err
 	}
-	for _, use := range s.withName(domain, name) {
-		switch {
-		case use.Unlimited:
-		case p != nil && p.Domain != use.Domain:
-			return nil, nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; add the domain", descriptors.Printable(name))}
-		case use.Whole:
-			return nil, nil, &RequestError{Problem: fmt.Sprintf("limit %q: all keys and values of a descriptor identify its bucket; give --domain and --descriptor key=value[,key=value]…", descriptors.Printable(name))}
-		default:
-			p = use
-		}
+	policies, err := s.uses(domain, of.Name, "")
+	if err != nil {
+		return nil, nil, err
 	}
-	if p == nil {
-		unknown.Problem += spelling.DidYouMean(name, s.namesIn(domain))
-		return nil, nil, unknown
+	at := slices.IndexFunc(policies, func(p *Policy) bool { return !p.Unlimited })
+	switch {
+	case at < 0:
+		return nil, nil, &RequestError{Problem: fmt.Sprintf("limit %q is unlimited: it has no buckets", descriptors.Printable(of.Name))}
+	case policies[at].Whole && len(of.Key)%2 > 0 || policies[at].Whole && len(of.Key) == 0:
+		return nil, nil, &RequestError{Problem: fmt.Sprintf("limit %q: all keys and values of a descriptor identify its bucket; give --domain and --descriptor key=value[,key=value]…", descriptors.Printable(of.Name))}
 	}
-	return s.Domains[p.Domain], p, nil
+	return s.Domains[policies[at].Domain], policies[at], nil
+}
+
+// Inspection returns a dry run for an operator: of a request with this cost to the bucket of a limit or, if entries is not
+// nil, to all limits that a descriptor matches.
+func Inspection(domain, limit string, key []string, entries []descriptors.Entry, cost int64) *Call {
+	c := &Call{Request: Request{Domain: domain, Inspect: true}}
+	if entries != nil {
+		c.Descriptors = []Descriptor{{Entries: slices.Clone(entries), Cost: cost}}
+	} else {
+		c.Limits = []NamedCharge{{Name: limit, Key: key, Count: cost}}
+	}
+	return c
 }
 
 // namesIn returns the names of the limits of a domain, or of all domains if it is "".
@@ -104,7 +140,7 @@ func (s *Snapshot) InlineDomain(domain, name string) (*Domain, error) {
 	case domain == "":
 		return nil, &RequestError{Problem: "there are several domains; add the domain"}
 	case d == nil:
-		return nil, missing("domain %q is not configured", descriptors.Printable(domain))
+		return nil, unknownDomain(domain)
 	case d.Named[name] != nil:
 		return nil, &RequestError{Problem: fmt.Sprintf("limit %q is in the configuration, and a request cannot replace it; leave out config, or choose another name", name)}
 	default:
@@ -112,16 +148,17 @@ func (s *Snapshot) InlineDomain(domain, name string) (*Domain, error) {
 	}
 }
 
-// reachable returns a *RequestError if no proxy charges the bucket of key. That is so if descriptors use the
-// named limit p, but none of them has as many open entries as key has values. For a use that is Whole, key has the key
-// and the value of each entry. If no descriptor uses p, applications choose the keys, and every key is reachable.
-func (s *Snapshot) reachable(p *Policy, key []string) error {
+// checkKey returns a *RequestError if no request of a proxy charges the bucket of key. That is so if descriptors use the
+// limit, whose policies are given, but none of them has as many open entries as key has values. For a use that is Whole,
+// key has the key and the value of each entry. If no descriptor uses the limit, applications choose the keys, and any is
+// right.
+func checkKey(policies []*Policy, name string, key []string) error {
 	var uses []string
-	for _, use := range s.Policies {
-		if use.Owner != p.Owner || use == p && p.Extra().Named {
+	for _, use := range policies {
+		switch {
+		case use.Extra().Named: // the named limit itself
 			continue
-		}
-		if use.Whole && len(key) > 0 && len(key)%2 == 0 || !use.Whole && len(use.Open) == len(key) {
+		case use.Whole && len(key) > 0 && len(key)%2 == 0, !use.Whole && len(use.Open) == len(key):
 			return nil
 		}
 		if text := openKeys(use); !slices.Contains(uses, text) {
@@ -136,12 +173,15 @@ func (s *Snapshot) reachable(p *Policy, key []string) error {
 		uses, more = uses[:maxListedUses], " or others"
 	}
 	return &RequestError{Problem: fmt.Sprintf("limit %q: the key has %s; a bucket of this limit is identified by %s%s",
-		descriptors.Printable(p.Name), values(len(key)), strings.Join(uses, " or by "), more)}
+		descriptors.Printable(name), values(len(key)), strings.Join(uses, " or by "), more)}
 }
 
 const maxListedUses = 8
 
 func openKeys(p *Policy) string {
+	if p.Whole {
+		return "key,value,key,value… of the whole descriptor"
+	}
 	names := make([]string, len(p.Extra().OpenKeys))
 	for i, key := range p.Extra().OpenKeys {
 		names[i] = descriptors.Printable(key)
@@ -169,7 +209,7 @@ func (s *Snapshot) limit(domain string, charge *NamedCharge) (*Domain, *Policy, 
 	}
 	d := s.Domains[charge.Inline.Domain]
 	if d == nil { // a reload has removed the domain since the limit was compiled
-		return nil, nil, missing("domain %q is not configured", descriptors.Printable(charge.Inline.Domain))
+		return nil, nil, unknownDomain(charge.Inline.Domain)
 	}
 	return d, charge.Inline, nil
 }
@@ -187,7 +227,7 @@ func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 		return err
 	}
 	if c.Verdict.Domain == nil {
-		return missing("domain %q is not configured", descriptors.Printable(c.Request.Domain))
+		return unknownDomain(c.Request.Domain)
 	}
 	for i := range c.Results {
 		r := &c.Results[i]

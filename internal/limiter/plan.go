@@ -82,7 +82,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 		named := &c.Limits[i]
 		d, p, err := s.limit(c.Request.Domain, named)
 		if err != nil && c.Inspect {
-			d, p, err = s.inspected(c.Request.Domain, named.Name)
+			d, p, err = s.inspected(c.Request.Domain, named)
 		}
 		if err != nil {
 			return err
@@ -93,7 +93,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 			}
 		}
 		if c.Inspect {
-			if err := s.reachable(p, named.Key); err != nil {
+			if err := checkKey(s.withName(p.Domain, p.Name), p.Name, named.Key); err != nil {
 				return err
 			}
 		}
