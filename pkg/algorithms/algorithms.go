@@ -170,10 +170,6 @@ type Charge struct {
 	//
 	// Other limits decide a positive Cost like the cost of a request.
 	Settle bool
-	// Slot names the slot of a charge of a concurrency limit. Without it, only dry runs are allowed. The other fields of
-	// such a charge have no effect, except for Cost, Free and DryRun. The Slot must not change while States refer to it.
-	Slot *Slot
-
 	// Open belongs to limits with OpenFor. The units of the charge become an open reservation of the bucket. With Settle,
 	// the charge settles one of the newest open reservations, and Cost is its real cost: see Spec.OpenFor. A negative Cost
 	// without Settle undoes a reservation.
@@ -181,6 +177,10 @@ type Charge struct {
 
 	inOpen  bool // set by takeOpen before it calls TakeAt again
 	counted bool // set by takeCounted, which applies the penalty before it calls TakeAt again
+
+	// Slot names the slot of a charge of a concurrency limit. Without it, only dry runs are allowed. The other fields of
+	// such a charge have no effect, except for Cost, Free and DryRun. The Slot must not change while States refer to it.
+	Slot *Slot
 }
 
 // Decision is the answer to one Charge.

@@ -196,6 +196,9 @@ type Charge struct {
 	// charges with Then are allowed, they are charged. Otherwise the last charge of the row is charged instead, if it
 	// is allowed. The charges of a row must be in one Slot, and have neither Shards nor a Lease.
 	Then bool
+	// Reset makes the bucket a new one instead of charging it. The charge must be alone in its group; only Key,
+	// Limit, Slot and Shards are used. The decision is Allowed, or has an error that wraps ErrUnavailable.
+	Reset bool
 	// Own belongs to the last charge of a row (algorithms.Bucket). If it is not nil, the request also names this bucket
 	// itself: Own is then charged together with the row, and Terms has the sum of Own and of what the bucket pays for
 	// the row.
@@ -203,9 +206,6 @@ type Charge struct {
 	// IdempotencyKey identifies the group for repetition; nil means that it cannot be repeated. All charges
 	// of a group have the same.
 	IdempotencyKey *IdempotencyKey
-	// Reset makes the bucket a new one instead of charging it. The charge must be alone in its group; only Key,
-	// Limit, Slot and Shards are used. The decision is Allowed, or has an error that wraps ErrUnavailable.
-	Reset bool
 	// Canceled, if not nil, becomes true when the caller no longer needs the decision. A Store that queues charges
 	// does not send such a group, and answers ErrNotTaken.
 	Canceled *atomic.Bool
