@@ -92,8 +92,8 @@ func remembers(group []backend.Charge) bool {
 
 // remember updates the remembered decisions after the wrapped Store has decided a group. parts is nil, or has the parts
 // of charges; the held ones were not submitted.
-func (s *CacheStore) remember(t *flight, charges []backend.Charge, parts []cachePart, decisions []backend.Decision, now time.Duration) {
-	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // ConsumedAny is false for an allowed group that has both a dry run and a charge
+func (s *CacheStore) remember(t *flight, charges []backend.Charge, parts []cachePart, decisions []backend.Decision) {
+	if allAllowed(charges, decisions) || backend.ConsumedAny(charges, decisions) { // ConsumedAny is false for an allowed group that has both a dry run and a charge
 		for i := range charges {
 			if c := &charges[i]; (c.Terms.Cost > 0 || c.Own != nil) && !c.Terms.DryRun && (parts == nil || !parts[i].held) {
 				s.forget(c.Key)
@@ -110,6 +110,7 @@ func (s *CacheStore) remember(t *flight, charges []backend.Charge, parts []cache
 			return // an unknown outcome, or a denial that no retry time ends, or that a penalty must count
 		}
 	}
+	now := s.now()
 	for i := range charges {
 		if parts == nil || !parts[i].held {
 			d := newDenial(&charges[i], &decisions[i], t.began, now, s.config.MaxAge)

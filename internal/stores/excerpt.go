@@ -19,12 +19,13 @@ type excerpt struct {
 
 // add appends one or more adjacent groups of the whole batch. position is the position of their first charge there.
 func (e *excerpt) add(charges []backend.Charge, position int) {
+	from := len(e.charges)
+	e.charges = append(e.charges, charges...)
 	for i := range charges {
 		if i == 0 || charges[i].Group != charges[i-1].Group {
 			e.numbers++ // groups are renumbered, because groups that were not adjacent in the whole batch may have equal numbers
 		}
-		e.charges = append(e.charges, charges[i])
-		e.charges[len(e.charges)-1].Group = e.numbers
+		e.charges[from+i].Group = e.numbers
 		e.positions = append(e.positions, int32(position+i))
 	}
 }

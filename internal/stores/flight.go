@@ -21,6 +21,7 @@ type flight struct {
 	steps   time.Duration // elapsed.steps at that time
 
 	whole       bool // inner is the whole outer batch, and shares its slices
+	plain       bool // it is, because the cache has nothing to contribute; groups is empty
 	refunds     bool // inner has refunds or resets
 	groups      []flightGroup
 	parts       []cachePart      // the charges of the groups that may lease
@@ -61,17 +62,13 @@ func (s *CacheStore) newFlight(b *backend.Batch, now time.Duration) *flight {
 // has nothing to contribute, consult is false.
 func (t *flight) plan(consult bool) {
 	b := t.outer
-	t.whole = true
+	t.whole, t.plain = true, !consult
 	if t.refunds = refundsOrResets(b.Charges); t.refunds {
 		t.store.forgetRefunded(b.Charges)
 	}
-	for at := 0; at < len(b.Charges); {
+	for at := 0; consult && at < len(b.Charges); {
 		end := at + backend.GroupLen(b.Charges[at:])
-		if consult {
-			t.planGroup(at, end)
-		} else {
-			t.groups = append(t.groups, flightGroup{at: at, end: end, parts: noParts})
-		}
+		t.planGroup(at, end)
 		at = end
 	}
 }
@@ -151,7 +148,7 @@ func (p *cachePart) lastsUntil(c clock.Clock, deadline time.Time, now time.Durat
 
 // submit submits the groups of t to the wrapped Store.
 func (t *flight) submit(waits bool) {
-	if len(t.groups) == 0 {
+	if len(t.groups) == 0 && !t.plain {
 		t.finishCall()
 		return
 	}
@@ -218,6 +215,31 @@ func (t *flight) answerKnown(from, to int) {
 
 // ended is the Done function of inner.
 func (t *flight) ended(*backend.Batch) {
+	if t.plain {
+		t.rememberAll()
+	} else {
+		t.concludeAll()
+	}
+	for _, d := range t.revalidated {
+		t.store.forgetDenial(d)
+	}
+	if t.refunds {
+		t.store.forgetRefunded(t.inner.Charges)
+	}
+	t.finishCall()
+}
+
+// rememberAll does what concludeAll does for the whole batch, whose slices have the decisions already.
+func (t *flight) rememberAll() {
+	b := t.outer
+	for at := 0; at < len(b.Charges); {
+		end := at + backend.GroupLen(b.Charges[at:])
+		t.store.remember(t, b.Charges[at:end], nil, b.Decisions[at:end])
+		at = end
+	}
+}
+
+func (t *flight) concludeAll() {
 	now := t.store.now()
 	var again *flight
 	for n := range t.groups {
@@ -226,13 +248,6 @@ func (t *flight) ended(*backend.Batch) {
 		}
 	}
 	again.repeat()
-	for _, d := range t.revalidated {
-		t.store.forgetDenial(d)
-	}
-	if t.refunds {
-		t.store.forgetRefunded(t.inner.Charges)
-	}
-	t.finishCall()
 }
 
 // conclude answers g with the decisions of the wrapped Store. There is one exception: if the wrapped Store denied g
@@ -266,7 +281,7 @@ func (t *flight) conclude(g *flightGroup, repetition *flight, now time.Duration)
 	case !t.whole:
 		copy(decisions, t.rest.decisions[g.from:])
 	}
-	s.remember(t, charges, parts, decisions, now)
+	s.remember(t, charges, parts, decisions)
 	if g.done = true; !t.whole {
 		t.outer.SetKnown(g.at, g.end)
 	}
@@ -344,7 +359,7 @@ func (t *flight) release() {
 	clear(t.revalidated)
 	t.rest.reset()
 	t.groups, t.parts, t.returns, t.revalidated = t.groups[:0], t.parts[:0], t.returns[:0], t.revalidated[:0]
-	t.outer, t.first, t.whole, t.refunds = nil, nil, false, false
+	t.outer, t.first, t.whole, t.plain, t.refunds = nil, nil, false, false, false
 	t.inner = backend.Batch{Done: t.inner.Done}
 	t.store.flights.Put(t)
 }
