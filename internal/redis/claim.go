@@ -248,7 +248,7 @@ func answerFromStored(was string, once *backend.IdempotencyKey, decisions []back
 	default:
 		for i := range decisions {
 			encoded := was[head+i*size:]
-			decisions[i] = decode(encoded[8:])
+			decode(encoded[8:], &decisions[i])
 			decisions[i].At, decisions[i].Replayed = moment(encoded), true
 		}
 	}

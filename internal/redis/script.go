@@ -439,7 +439,7 @@ func (t *scriptRun) answer() error {
 			*to.decision = backend.Decision{Err: backend.ErrReused}
 			continue
 		}
-		*to.decision = decode(text)
+		decode(text, to.decision)
 		if text[0]&16 != 0 {
 			fromWindows(to.charge.Limit.Calendar, at, &to.decision.Decision)
 		}
@@ -486,13 +486,13 @@ func fromWindows(c *algorithms.Calendar, at algorithms.Micros, d *algorithms.Dec
 	d.RetryAfter = max(d.RetryAfter, d.Blocked)
 }
 
-// decode reads the answer to one charge. take.lua describes its form.
-func decode(text string) backend.Decision {
+// decode reads the answer to one charge to d, in place because a copy of this large struct is slow. take.lua describes
+// the form of the answer.
+func decode(text string, d *backend.Decision) {
 	flags := text[0]
-	d := backend.Decision{Decision: algorithms.Decision{
-		Allowed: flags&1 != 0, Never: flags&2 != 0,
-		Value: number(text[1:]), Remaining: number(text[9:]),
-	}}
+	*d = backend.Decision{}
+	d.Allowed, d.Never = flags&1 != 0, flags&2 != 0
+	d.Value, d.Remaining = number(text[1:]), number(text[9:])
 	text = text[17:]
 	if flags&noRetry == 0 {
 		d.RetryAfter, text = moment(text), text[8:]
@@ -507,7 +507,6 @@ func decode(text string) backend.Decision {
 	default:
 		d.Wait = moment(text)
 	}
-	return d
 }
 
 // encode appends d in the form that decode reads, with all five doubles.

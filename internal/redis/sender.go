@@ -60,7 +60,7 @@ func newSender(timeout time.Duration, decide func(c *call, until time.Time, done
 		lead:     func() {},
 		end:      func() {},
 	}
-	l.worker, l.ended = func() { l.work(nil) }, l.callEnded
+	l.worker, l.ended = func() { l.work(nil, l.clock.Now()) }, l.callEnded
 	l.calls.New = func() any { return &call{} }
 	return l
 }
@@ -84,7 +84,7 @@ func (l *sender) Submit(b *backend.Batch) {
 	case err != nil:
 		b.Fail(err)
 	case do.start && leads:
-		l.work(b)
+		l.work(b, now)
 		l.lead()
 	case do.start:
 		l.begin()
@@ -130,11 +130,12 @@ func (l *sender) arm(do effects) {
 
 func (l *sender) tick() {
 	l.mu.Lock()
-	do := l.queue.tick(l.clock.Now())
+	now := l.clock.Now()
+	do := l.queue.tick(now)
 	l.arm(do)
 	l.mu.Unlock()
 	if do.start {
-		l.work(nil)
+		l.work(nil, now)
 	}
 }
 
@@ -142,11 +143,10 @@ func (l *sender) tick() {
 // than letting another goroutine start the call.
 const few = 8
 
-// work makes the call that is due. If leader is not nil, the calling goroutine waits for that batch, so the call ends by
+// work makes the call that is due now. If leader is not nil, the calling goroutine waits for that batch, so the call ends by
 // its deadline at the latest.
-func (l *sender) work(leader *backend.Batch) {
-	c, now := l.calls.Get().(*call), l.clock.Now()
-	until := now.Add(l.timeout)
+func (l *sender) work(leader *backend.Batch, now time.Time) {
+	c, until := l.calls.Get().(*call), now.Add(l.timeout)
 	if c.leads = leader != nil; c.leads && !leader.Deadline.IsZero() && leader.Deadline.Before(until) {
 		until = leader.Deadline
 	}
@@ -186,9 +186,8 @@ func (l *sender) concluded(c *call) {
 	if next {
 		l.completeBatches(c)
 	}
-	due := l.endCall(l.clock.Now())
-	if due {
-		l.work(nil)
+	if now := l.clock.Now(); l.endCall(now) {
+		l.work(nil, now)
 	}
 	if !next {
 		l.completeBatches(c)

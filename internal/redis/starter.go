@@ -35,7 +35,7 @@ func (s *starter) start() {
 	s.mu.Unlock()
 	for i, l := range due {
 		due[i] = nil
-		l.work(nil)
+		l.work(nil, l.clock.Now())
 	}
 	s.mu.Lock()
 	s.spare = due[:0]
