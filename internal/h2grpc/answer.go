@@ -46,7 +46,7 @@ func (c *conn) respondInParts(id uint32, s *stream, message []byte) {
 	c.out = appendHeaders(c.out, id, false, append(c.table.appendSize(nil), plainBlocks.headers...))
 	if s == nil {
 		s = &stream{id: id, ended: true}
-		c.addToOpen(s)
+		c.open.add(s)
 	}
 	c.sendOrStall(s, append(appendPrefix(nil, len(message)), message...), plainBlocks.trailers)
 }
@@ -141,12 +141,12 @@ func (c *conn) delay(r *request) {
 	id, s, message, status := r.id, r.stream, bytes.Clone(r.message), r.Status
 	if s == nil {
 		s = &stream{id: id, ended: true}
-		c.addToOpen(s)
+		c.open.add(s)
 	}
 	s.state = delayed
 	s.stop = c.server.config.Method.Later(r.Delay, func() {
 		c.mu.Lock()
-		if c.open[id] != s || c.closed {
+		if !s.open || c.closed {
 			c.mu.Unlock()
 			return
 		}

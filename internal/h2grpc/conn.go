@@ -69,8 +69,7 @@ type flow struct {
 
 type streams struct {
 	fresh     stream // the stream opened last, until its request is complete or it moves to open
-	open      map[uint32]*stream
-	most      int        // the largest number of streams in open since open was made; see shrink
+	open      openStreams
 	free      []*stream  // ended streams for reuse
 	last      uint32     // the highest stream number so far
 	others    int        // number of streams that Config.Others serves
@@ -125,7 +124,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 	c.share.room = make(chan struct{}, 1)
 	c.table = table{size: 4096}
 	c.window, c.initial = 65535, 65535
-	c.open = map[uint32]*stream{}
+	c.open = newOpenStreams()
 	c.born, c.framesLeft = time.Now(), framesPerTick
 	c.lastReceived, c.usedAt = c.born, c.born
 	if a := s.config.MaxConnectionAge; a > 0 {

@@ -2,7 +2,6 @@ package h2grpc
 
 import (
 	"encoding/binary"
-	"maps"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -99,8 +98,8 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 	cost := 1
 	if initial != c.initial { // the streams are visited once per frame, even if the frame has several values
 		c.initial = initial
-		cost += len(c.open) / streamsChecked
-		for _, s := range c.open {
+		cost += c.open.count / streamsChecked
+		for _, s := range c.open.all() {
 			switch {
 			case c.initial+s.window > math.MaxInt32:
 				return &connError{http2.ErrCodeFlowControl, "window too large"}
@@ -267,10 +266,11 @@ func (c *conn) tick(now time.Time) {
 // an answer in time.
 func (c *conn) checkStreams(now time.Time) (ok bool) {
 	ok = true
-	for id, s := range c.open {
+	for _, s := range c.open.all() {
 		switch {
+		case !s.open: // ended meanwhile
 		case s.state == incomplete && now.Sub(s.opened) > arrivalTimeout(s.head.timeout):
-			c.abort(id, http2.ErrCodeCancel) // as grpc-go does
+			c.abort(s.id, http2.ErrCodeCancel) // as grpc-go does
 		case !s.waits.IsZero() && now.Sub(s.waits) > windowTimeout:
 			ok, s.waits = false, now // so that the next tick does not end the connection again
 		}
@@ -288,11 +288,7 @@ func (c *conn) failSoon(text string) {
 
 // shrink releases memory that many streams or long answers have needed, and that is not in use now. c.mu is held.
 func (c *conn) shrink() {
-	if c.most > fewStreams && len(c.open) <= c.most/8 { // a map never becomes smaller
-		open := make(map[uint32]*stream, len(c.open))
-		maps.Copy(open, c.open)
-		c.open, c.most = open, len(open)
-	}
+	c.open.shrink()
 	if len(c.stalled) == 0 {
 		c.stalled = nil
 	}

@@ -197,7 +197,7 @@ func FuzzClients(f *testing.F) {
 			}
 			s.Stop(t.Context())
 			conn.checkCounters(t)
-			if len(conn.open)+conn.stuck+conn.resetInStore+conn.others+conn.handed+conn.operations+conn.share.weight+s.outstanding.weight > 0 || m.room.Waiting() > 0 {
+			if conn.open.count+conn.stuck+conn.resetInStore+conn.others+conn.handed+conn.operations+conn.share.weight+s.outstanding.weight > 0 || m.room.Waiting() > 0 {
 				t.Errorf("after the end of all requests their counters are not 0: %+v", conn)
 			}
 		})
@@ -209,7 +209,7 @@ func (c *conn) checkCounters(t *testing.T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var buffered, stuckBytes, queued int
-	for _, s := range c.open {
+	for _, s := range c.open.all() {
 		buffered += s.buffered
 		if s.state == stuck {
 			stuckBytes += len(s.rest) + streamBytes

@@ -281,7 +281,7 @@ func (o *operation) answer() {
 		r := &o.requests[i]
 		switch {
 		case r.answered:
-		case r.stream == nil || c.open[r.id] == r.stream:
+		case r.stream == nil || r.stream.open:
 			c.answer(o, i)
 		default:
 			c.resetInStore--

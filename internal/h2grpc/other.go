@@ -95,7 +95,7 @@ func (c *conn) handlerEnded(w *responseWriter) {
 	}
 	w.stream.other.cancel(nil)
 	c.mu.Lock()
-	if s := w.stream; w.broken && c.open[s.id] == s && !c.closed {
+	if s := w.stream; w.broken && s.open && !c.closed {
 		c.abort(s.id, http2.ErrCodeInternal)
 	}
 	c.others--
@@ -167,7 +167,7 @@ func (b *body) Close() error {
 // the stream's window is used up, unless the stream or its request has ended.
 func (c *conn) consumed(s *stream, n int) {
 	c.mu.Lock()
-	if c.open[s.id] != s {
+	if !s.open {
 		c.mu.Unlock()
 		return
 	}
@@ -217,7 +217,7 @@ func (w *responseWriter) WriteHeader(code int) {
 func (w *responseWriter) headers(block []byte, end bool) {
 	c, s := w.conn, w.stream
 	c.mu.Lock()
-	if c.open[s.id] != s || c.closed {
+	if !s.open || c.closed {
 		c.mu.Unlock()
 		return
 	}
@@ -237,7 +237,7 @@ func (w *responseWriter) Write(p []byte) (written int, err error) {
 		c.mu.Lock()
 		n := 0
 		for {
-			if c.open[s.id] != s || c.closed {
+			if !s.open || c.closed {
 				c.mu.Unlock()
 				return written, errStreamEnded
 			}
@@ -280,7 +280,7 @@ func (w *responseWriter) finish() {
 	}
 	c, s := w.conn, w.stream
 	c.mu.Lock()
-	if c.open[s.id] == s && !c.closed {
+	if s.open && !c.closed {
 		c.out = appendFrame(c.out, 0, http2.FrameData, http2.FlagDataEndStream, s.id)
 		c.endStream(s)
 	}

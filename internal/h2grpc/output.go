@@ -134,7 +134,10 @@ func (c *conn) close() {
 	c.mu.Lock()
 	c.closeNow()
 	ended := 0
-	for _, s := range c.open {
+	for _, s := range c.open.all() {
+		if !s.open { // ended meanwhile
+			continue
+		}
 		c.drop(s)
 		if s.state != handedToOthers {
 			continue

@@ -80,7 +80,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	case h.malformed:
 		c.abort(id, http2.ErrCodeProtocol)
 		return c.countFrames(1)
-	case len(c.open)+c.resetInStore+len(c.arrived) >= maxStreams:
+	case c.open.count+c.resetInStore+len(c.arrived) >= maxStreams:
 		c.abort(id, http2.ErrCodeRefusedStream)
 		return c.countFrames(1)
 	}

@@ -14,6 +14,8 @@ import (
 type stream struct {
 	id    uint32
 	state streamState
+	open  bool    // it is in conn.open
+	next  *stream // see openStreams
 	head  head
 	// body is the part of an incomplete request that has arrived.
 	body     []byte
@@ -51,14 +53,14 @@ func (c *conn) find(id uint32) *stream {
 	if c.fresh.id == id && id != 0 {
 		return &c.fresh
 	}
-	return c.open[id]
+	return c.open.find(id)
 }
 
 func (c *conn) moveToOpen() *stream {
 	s := c.unused()
 	*s = c.fresh
 	c.fresh = stream{}
-	c.addToOpen(s)
+	c.open.add(s)
 	s.buffered += streamBytes
 	c.buffered += streamBytes
 	return s
@@ -84,13 +86,8 @@ func (c *conn) keepIncomplete() error {
 func (c *conn) openComplete(id uint32) *stream {
 	s := c.unused()
 	s.id, s.ended, s.state = id, true, waiting
-	c.addToOpen(s)
+	c.open.add(s)
 	return s
-}
-
-func (c *conn) addToOpen(s *stream) {
-	c.open[s.id] = s
-	c.most = max(c.most, len(c.open))
 }
 
 func (c *conn) unused() (s *stream) {
@@ -125,7 +122,9 @@ func (c *conn) drop(s *stream) {
 		c.fresh = stream{}
 		return
 	}
-	delete(c.open, s.id)
+	if s.open {
+		c.open.remove(s)
+	}
 	c.buffered -= s.buffered
 	s.buffered = 0
 	switch s.state {
@@ -146,7 +145,7 @@ func (c *conn) drop(s *stream) {
 }
 
 func (c *conn) busy() bool {
-	return len(c.open) > 0 || c.fresh.id != 0 || len(c.arrived)+c.inProgress > 0 || c.others > 0 || len(c.out) > 0
+	return c.open.count > 0 || c.fresh.id != 0 || len(c.arrived)+c.inProgress > 0 || c.others > 0 || len(c.out) > 0
 }
 
 // abort resets a stream. It first submits c.arrived, because the stream may belong to one of these requests.

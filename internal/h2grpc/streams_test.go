@@ -133,7 +133,7 @@ func TestTheMemoryOfAFloodIsReleased(t *testing.T) {
 	for _, c := range s.openConns() {
 		for received := false; !received; time.Sleep(ms) {
 			c.mu.Lock()
-			received = c.last > 2*8000 && len(c.open) == 0
+			received = c.last > 2*8000 && c.open.count == 0
 			c.mu.Unlock()
 		}
 	}
