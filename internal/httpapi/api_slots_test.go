@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -72,4 +73,25 @@ limits:
 		returned(kept, "", "returned")
 		returned(lost, "", "gone")
 	})
+}
+
+// TestAnIDThatIsUsedAgainIsSettledAgain repeats a request after its request_id is no longer remembered. It reserves again, so
+// it is settled again, also if the id of its slot is the same.
+func TestAnIDThatIsUsedAgainIsSettledAgain(t *testing.T) {
+	const limits = `
+limits:
+  uploads: {algorithm: concurrency, capacity: 3, ttl: 1m}
+  tokens:  {algorithm: fixed_window, rate: 1000, period: 1d, start: 2026-01-01T00:00:00Z}
+`
+	const slot, reservation = `{"name":"uploads","key":"bob"}`, `{"name":"tokens","key":"bob","count":100,"reserve":true}`
+	s, left := inMemory(t, limits, 0), int64(1000)
+	for n, body := range []string{reservation, reservation + "," + slot} {
+		for range 2 {
+			id := s.post("/v1/limit", `{"request_id":"`+strconv.Itoa(n)+`","remember":"1s","limits":[`+body+`]}`, 200).Reservation
+			s.post("/v1/limit", settleBody(id, "30"), 200)
+			left -= 30
+			s.wantLeft("tokens", left)
+			s.clock.Set(s.clock.Now() + 2*algorithms.Second)
+		}
+	}
 }

@@ -1,10 +1,6 @@
 package httpapi
 
-import (
-	"strconv"
-
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
-)
+import "github.com/rlsidecar/rlsidecar/internal/limiter"
 
 // identify adds the ids of the reserved units of req, which was allowed: one id for each limit, and one for all
 // limits unless there are more than limiter.MaxReserved. All have the same Reserved.ID, so each limit is settled
@@ -35,7 +31,7 @@ func (a *API) identify(answer *apiAnswer, req *apiRequest) {
 		return
 	}
 	if req.id != "" && all.ID == ([16]byte{}) { // a repeated request must get the same id
-		all.ID = limiter.IdempotencyID("reservation", req.id, strconv.FormatInt(int64(all.Parts[0].At), 10))
+		all.ID = limiter.IdempotencyID("reservation", req.id)
 	}
 	if len(results) <= limiter.MaxReserved {
 		answer.Reservation = a.Limiter.ID(&all)

@@ -29,8 +29,8 @@ const MaxSlotPrefix = 150
 
 // Reserved describes the units that a request reserved. It is the content of an id.
 type Reserved struct {
-	// ID is different for each request of a domain, except a repeat with the same idempotency key. All parts of one
-	// request have the same ID, even if they are in separate ids.
+	// ID is different for each request of a domain, except those with the same idempotency key. All parts of one request
+	// have the same ID, even if they are in separate ids.
 	ID [16]byte
 	// Domain is PrefixNumber of the domain's name.
 	Domain uint64
@@ -482,14 +482,15 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *Policy, real
 
 // settlementID returns the IdempotencyID of the settlement of a part of a reservation.
 //
-// The ID of a reservation is unique in its domain, and no caller can choose it. So no hash is needed: the first half
-// of the ID is combined with the domain and the number of the part. Reservations of different domains may have the
-// same ID, because it may be a hash of a request_id.
+// No caller can choose the ID of a reservation. So no hash is needed: one half of the ID is combined with the domain and
+// the number of the part, the other one with its time. Reservations of different domains may have the same ID, because
+// it may be a hash of a request_id. So may one that was made with this request_id after the first one was forgotten.
 func (c *Call) settlementID(id *[16]byte, part *ReservedPart) (unique [16]byte) {
 	const odd = 0x9E3779B97F4A7C15 // a product with an odd number is different for each part
 	unique = *id
 	first := binary.BigEndian.Uint64(id[:8]) ^ PrefixNumber(c.Verdict.Domain.Name) ^ odd*uint64(part.Number+1)
 	binary.BigEndian.PutUint64(unique[:8], first)
+	binary.BigEndian.PutUint64(unique[8:], binary.BigEndian.Uint64(id[8:])^uint64(part.At))
 	return unique
 }
 

@@ -362,7 +362,7 @@ func (l *Limiter) call(ctx context.Context, once limiter.IdempotencyKey, request
 		}
 		var number [16]byte
 		if id, ok := strings.CutPrefix(once.ID, "call "); ok {
-			number = limiter.IdempotencyID("reservation", l.domain, id, strconv.Itoa(i), strconv.FormatInt(int64(of.Decision.At), 10))
+			number = limiter.IdempotencyID("reservation", l.domain, id, strconv.Itoa(i))
 		}
 		r.Reservation = l.reservation(m, r.Key, of.Cost, &of.Decision, number)
 	}
