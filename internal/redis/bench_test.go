@@ -127,7 +127,7 @@ func benchNode(b *testing.B) (server *redistest.Server, client *goredis.Client, 
 	server = redistest.Start(b)
 	client = goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})
 	b.Cleanup(func() { client.Close() })
-	return server, client, nodeTo(b, server.Addr)
+	return server, client, nodeTo(b, client)
 }
 
 func BenchmarkCalls(b *testing.B) {

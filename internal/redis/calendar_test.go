@@ -38,7 +38,7 @@ func TestCalendarUsesTheServersClock(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			server.Do("FLUSHALL")
-			n := nodeTo(t, server.Addr)
+			n := nodeTo(t, server.Client())
 			n.wall = func() algorithms.Micros { return algorithms.Micros(time.Now().Add(ahead).UnixMicro()) }
 			l := days(t, 2, 2)
 			for i, admitted := range []bool{true, true, false, false} {

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -29,7 +31,7 @@ const (
 )
 
 type claims struct {
-	call     func(ctx context.Context, name string, commands ...[]any) ([]reply, error) // Store.call
+	client   goredis.UniversalClient
 	keys     keys
 	undos    *stores.Undos
 	timeout  time.Duration // used if a batch has no deadline
@@ -196,16 +198,14 @@ func (c claims) replaceLater(once *backend.IdempotencyKey, claim string, answer 
 // replaceClaim replaces a claim by an answer, or deletes the claim if the answer is empty. It does nothing if
 // the key no longer has the claim as its value. This happens if the command arrives late or twice: the claim
 // was replaced, or it expired and another caller claimed the ID.
-const replaceClaim = `
+var replaceClaim = goredis.NewScript(`
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
 redis.call('PSETEX', KEYS[1], ARGV[3], ARGV[2])
-return 1`
+return 1`)
 
 func (c claims) replace(ctx context.Context, once *backend.IdempotencyKey, claim string, answer []byte) error {
-	name := c.keys.claim(once)
-	_, err := c.call(ctx, name, []any{"eval", replaceClaim, 1, name, claim, string(answer), lifetime(once)})
-	return err
+	return replaceClaim.Run(ctx, c.client, []string{c.keys.claim(once)}, claim, answer, lifetime(once)).Err()
 }
 
 func (c claims) newClaim(once *backend.IdempotencyKey) string {
@@ -218,14 +218,16 @@ func (c claims) newClaim(once *backend.IdempotencyKey) string {
 // has afterwards: own, or what another call wrote before.
 func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, own string) (stored string, err error) {
 	name := c.keys.claim(once)
-	replies, err := c.call(ctx, name, []any{"set", name, own, "px", lifetime(once), "nx"}, []any{"get", name}) // may be sent twice without harm
-	switch {
-	case err != nil:
+	var get *goredis.StringCmd
+	_, err = c.client.Pipelined(ctx, func(pipe goredis.Pipeliner) error {
+		pipe.SetNX(ctx, name, own, lifetimeDuration(once)) // go-redis may send it twice without harm
+		get = pipe.Get(ctx, name)
+		return nil
+	})
+	if err != nil {
 		return "", err
-	case replies[1].null || replies[1].kind != '$':
-		return "", errors.New("redis: invalid reply: the claim is not there")
 	}
-	return replies[1].text, nil
+	return get.Val(), nil
 }
 
 func answerOf(once *backend.IdempotencyKey, decisions []backend.Decision) []byte {
@@ -252,6 +254,10 @@ func answerFromStored(was string, once *backend.IdempotencyKey, decisions []back
 			decisions[i].At, decisions[i].Replayed = moment(encoded), true
 		}
 	}
+}
+
+func lifetimeDuration(once *backend.IdempotencyKey) time.Duration {
+	return time.Duration(lifetime(once)) * time.Millisecond
 }
 
 // claim returns the Redis key of a claim. Its slot depends only on the ID, so all processes find the claim.

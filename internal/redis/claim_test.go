@@ -9,33 +9,44 @@ import (
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// lostThenLate is a transport. The first call that replaces or deletes a claim reaches Redis, and its answer is lost. The
-// second call, a repetition of the first, arrives late.
+// lostThenLate is a hook for the calls that replace or delete a claim. The first call reaches Redis, and its answer is
+// lost. The second call, a repetition of the first, arrives late.
 type lostThenLate struct {
-	transport
-
 	calls   atomic.Int32
 	late    chan struct{} // closed when the second call may continue
 	arrived chan struct{} // closed when the second call has been answered
 }
 
-func (l *lostThenLate) call(ctx context.Context, commands ...[]any) ([]reply, error) {
-	switch {
-	case commands[0][0] != "eval":
-		return l.transport.call(ctx, commands...)
-	case l.calls.Add(1) == 1:
-		_, _ = l.transport.call(ctx, commands...)
-		return nil, io.EOF
+func (l *lostThenLate) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+func (l *lostThenLate) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return next
+}
+
+func (l *lostThenLate) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		switch cmd.Name() {
+		case "set", "del", "eval", "evalsha":
+		default:
+			return next(ctx, cmd)
+		}
+		if l.calls.Add(1) == 1 {
+			_ = next(ctx, cmd)
+			cmd.SetErr(io.EOF)
+			return io.EOF
+		}
+		<-l.late
+		defer close(l.arrived)
+		return next(ctx, cmd)
 	}
-	<-l.late
-	defer close(l.arrived)
-	return l.transport.call(ctx, commands...)
 }
 
 func decidedAs(allowed bool) backend.Store {
@@ -65,9 +76,8 @@ func TestALateCallKeepsTheClaimOfAnotherCaller(t *testing.T) {
 			one, other := connect(), connect()
 			group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
 			chargeClaimed(other, group, decidedAs(false)) // from now on the server knows the script
-			to := one.store.(*serverSenders)
-			hook := &lostThenLate{transport: to.others, late: make(chan struct{}), arrived: make(chan struct{})}
-			to.others = hook
+			hook := &lostThenLate{late: make(chan struct{}), arrived: make(chan struct{})}
+			one.client.AddHook(hook)
 			if d := chargeClaimed(one, group, decidedAs(allowed)); d[0].Err != nil || d[0].Allowed != allowed {
 				t.Fatalf("got %+v; want no error and allowed %v", d, allowed)
 			}
@@ -95,19 +105,24 @@ func TestALateCallKeepsTheClaimOfAnotherCaller(t *testing.T) {
 	}
 }
 
-// unanswered is a transport whose first call gets no answer.
 type unanswered struct {
-	transport
-
 	calls atomic.Int32
 }
 
-func (u *unanswered) call(ctx context.Context, commands ...[]any) ([]reply, error) {
-	replies, err := u.transport.call(ctx, commands...)
-	if u.calls.Add(1) == 1 {
-		return nil, io.EOF
+func (u *unanswered) DialHook(next goredis.DialHook) goredis.DialHook          { return next }
+func (u *unanswered) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook { return next }
+
+func (u *unanswered) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []goredis.Cmder) error {
+		err := next(ctx, cmds)
+		if u.calls.Add(1) > 1 {
+			return err
+		}
+		for _, cmd := range cmds {
+			cmd.SetErr(io.EOF)
+		}
+		return io.EOF
 	}
-	return replies, err
 }
 
 // If the claim of an ID got no answer, the group was not sent, so the claim must not block a repeated
@@ -115,8 +130,7 @@ func (u *unanswered) call(ctx context.Context, commands ...[]any) ([]reply, erro
 func TestUnansweredClaimsAreDropped(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
-	to := s.store.(*serverSenders)
-	to.others = &unanswered{transport: to.others}
+	s.client.AddHook(&unanswered{})
 	group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
 	d := chargeClaimed(s, group, decidedAs(true))
 	if !errors.Is(d[0].Err, backend.ErrUnavailable) {

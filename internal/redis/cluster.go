@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
@@ -24,75 +23,113 @@ import (
 // A group whose buckets are in different slots cannot be charged in one step. It is charged in parts
 // (stores.Parts).
 type cluster struct {
-	hosts     []string // of the URL
-	sendersTo func(addr string) *serverSenders
-	clock     clock.Clock
-	spawn     func(f func())
-	below     func(n int) int
-	keys      keys
-	sum       uint16 // keys.sum(), computed once
-	timeout   time.Duration
+	client  *goredis.ClusterClient
+	masters masters // client, or a simulated one
+	clock   clock.Clock
+	spawn   func(f func())
+	keys    keys
+	sum     uint16 // keys.sum(), computed once
+	timeout time.Duration
+	sender  func(addr string, at func(addr string) *node) (backend.Store, *node)
+	undos   *stores.Undos
 
 	router                  *stores.Router
 	shards                  *shardStore
 	inSlots, inShards, once stores.Route // routes of groups that need several steps: several slots, shards, an idempotency key
 
-	layout    atomic.Pointer[layout]  // nil until it has been read
+	mu      sync.Mutex
+	senders map[string]*senderTo // by address; this and the following fields are guarded by mu
+	closed  bool
+
+	layout    atomic.Pointer[layout]
+	known     atomic.Bool             // the layout has been read at least once
 	unknown   atomic.Pointer[unknown] // the last failed attempt to read the layout; nil if the layout is known, or if no attempt was made
 	reloading atomic.Bool
+	work      sync.WaitGroup
 	open      context.Context // canceled when the Store is closed
 	end       context.CancelFunc
-
-	mu     sync.Mutex
-	closed bool // guarded by mu
-	work   sync.WaitGroup
 }
 
-// layout has the master of each slot.
+type masters interface {
+	MasterForKey(ctx context.Context, key string) (*goredis.Client, error)
+	// ForEachMaster reads the layout, and then calls f with each master.
+	ForEachMaster(ctx context.Context, f func(ctx context.Context, client *goredis.Client) error) error
+}
+
+// senderTo has the senders to one node.
+type senderTo struct {
+	stores.Route
+
+	node *node
+}
+
+// layout has the sender of each slot that was used since the last reload. A reload replaces the layout with an empty
+// one. Its slots are filled one by one, with the master that go-redis names.
 type layout struct {
-	made    time.Time
-	masters []*serverSenders // each master once
-	// indexes has 1 + the index of its master for each slot, and 0 for a slot without one. One pointer for each slot would
-	// need 128 KiB, which does not fit into a core's nearest caches.
-	indexes [slots]uint16
+	made time.Time
+	all  atomic.Pointer[[]*senderTo] // the senders used so far; the list is replaced as a whole, and only grows
+	// indexes has a byte for each slot, four in a word. The byte is 0, or 1 + the index of the slot's sender in
+	// all. One pointer for each slot would need 128 KiB, which does not fit into a core's nearest caches.
+	indexes [slots / 4]atomic.Uint32
 }
 
-// master returns the master of a slot, or nil if there is none.
-func (l *layout) master(slot int) *serverSenders {
-	if i := l.indexes[slot]; i > 0 {
-		return l.masters[i-1]
+// maxIndexed is the largest number of senders that a byte of layout.indexes can distinguish. The slots of further senders
+// are looked up for each request.
+const maxIndexed = 255
+
+func (l *layout) sender(slot int) *senderTo {
+	if i := byte(l.indexes[slot/4].Load() >> (slot % 4 * 8)); i > 0 {
+		return (*l.all.Load())[i-1]
 	}
 	return nil
 }
 
+// note stores the sender of a slot. It does nothing if the slot has a sender already, or if maxIndexed other senders
+// are stored. It must not be called concurrently.
+func (l *layout) note(slot int, sender *senderTo) {
+	var all []*senderTo
+	if p := l.all.Load(); p != nil {
+		all = *p
+	}
+	i := slices.Index(all, sender)
+	if i < 0 {
+		if len(all) == maxIndexed {
+			return
+		}
+		i = len(all)
+		all = append(slices.Clip(all), sender)
+		l.all.Store(&all)
+	}
+	if l.sender(slot) == nil {
+		l.indexes[slot/4].Or(uint32(i+1) << (slot % 4 * 8))
+	}
+}
+
 const (
-	// reloadPause is the shortest time between two reloads of the cluster's layout.
+	// reloadPause is the shortest time between two reloads of the cluster's layout. The store itself reloads after
+	// errors: it calls the clients of single nodes, so the ClusterClient of go-redis does not see the errors.
 	reloadPause = 200 * time.Millisecond
 	// layoutAge is the age at which the layout is reloaded even if no server fails.
 	layoutAge     = 10 * time.Second
 	reloadTimeout = time.Second
-	// nodeTimeout is how long one node is asked for the layout, before the next one is.
-	nodeTimeout = 100 * time.Millisecond
-	// maxRedirects is how many redirections a command without a charge follows.
-	maxRedirects = 3
 )
 
-func newCluster(of *Store, hosts []string) *cluster {
-	c := &cluster{
-		hosts: hosts, sendersTo: of.sendersTo, clock: of.clock, spawn: func(f func()) { go f() }, below: rand.IntN,
-		keys: of.keys, sum: of.keys.sum(), timeout: of.timeout,
+func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(addr string, at func(addr string) *node) (backend.Store, *node), claims claims) *cluster {
+	s := &cluster{
+		client: client, masters: c.mastersOf(client), clock: claims.clock, spawn: func(f func()) { go f() },
+		keys: k, sum: k.sum(), timeout: c.Timeout, sender: sender, undos: claims.undos, senders: map[string]*senderTo{},
 	}
-	c.open, c.end = context.WithCancel(context.Background())
-	c.router = stores.NewRouter(c.route, c.reloadAfterFailure)
-	c.shards = newShardStore(c.router, of.undos, of.config.Clock)
-	if world := of.config.Machine; world != nil {
-		c.spawn, c.below = world.Go, world.Below
-		c.shards.memory.clock, c.shards.memory.random = c.clock.Now, world.Below
+	s.open, s.end = context.WithCancel(context.Background())
+	s.layout.Store(&layout{made: s.clock.Now()})
+	s.router = stores.NewRouter(s.route, s.reloadAfterFailure)
+	s.shards = newShardStore(s.router, s.undos, c.Clock)
+	if c.Machine != nil {
+		s.spawn, s.shards.memory.clock, s.shards.memory.random = c.Machine.Go, s.clock.Now, c.Machine.Below
 	}
-	c.inShards.Store = c.shards
-	c.inSlots.Store = stores.Parts(c.router, c.part, of.undos)
-	c.once.Store = of.Claimed(c.router)
-	return c
+	s.inShards.Store = s.shards
+	s.inSlots.Store = stores.Parts(s.router, s.part, s.undos)
+	s.once.Store = claims.Claimed(s.router)
+	return s
 }
 
 func (c *cluster) close() {
@@ -117,12 +154,11 @@ func (c *cluster) background(f func()) bool {
 }
 
 func (c *cluster) Submit(b *backend.Batch) {
-	l := c.layout.Load()
-	if l == nil && len(b.Charges) > 0 {
+	if !c.known.Load() && len(b.Charges) > 0 {
 		c.submitUnknown(b)
 		return
 	}
-	if l != nil && c.clock.Now().Sub(l.made) > layoutAge {
+	if c.clock.Now().Sub(c.layout.Load().made) > layoutAge {
 		c.reload()
 	}
 	c.router.Submit(b)
@@ -139,10 +175,10 @@ func (c *cluster) route(group []backend.Charge) *stores.Route {
 	}
 	switch {
 	case single:
-		if master := c.layout.Load().master(slot); master != nil {
-			return &master.route
+		if sender := c.layout.Load().sender(slot); sender != nil {
+			return &sender.Route
 		}
-		return &notServed
+		return c.findSender(slot, &group[0])
 	case group[0].IdempotencyKey != nil:
 		return &c.once
 	case len(group) == 1:
@@ -152,12 +188,7 @@ func (c *cluster) route(group []backend.Charge) *stores.Route {
 	}
 }
 
-var (
-	tooLarge  = stores.Route{Store: refusing{errTooLarge}}
-	notServed = stores.Route{Store: refusing{unavailable(errNotServed)}}
-
-	errNotServed = notSent("no master serves the slot of this key")
-)
+var tooLarge = stores.Route{Store: refusing{errTooLarge}}
 
 // part returns the number of the part to which charge i of a group belongs. The charges of one slot form a
 // part, and so does each sharded charge.
@@ -170,140 +201,45 @@ func (c *cluster) part(i int, charge *backend.Charge) int {
 
 func (c *cluster) slotOf(charge *backend.Charge) int { return c.keys.slotOf(charge, c.sum) }
 
-// redirected returns the senders to the node at the address to, to which the node at the address from has redirected a
-// command. It returns nil if to is no address.
-func (c *cluster) redirected(from, to string) *serverSenders {
+// findSender returns the sender to the master of slot, and stores it in the layout. If the master cannot be found,
+// it returns a Store that refuses all groups. charge is any charge whose bucket is in slot.
+func (c *cluster) findSender(slot int, charge *backend.Charge) *stores.Route {
+	l := c.layout.Load() // loaded first: if a reload replaces the layout meanwhile, an outdated answer must not get into the new one
+	client, err := c.masters.MasterForKey(c.open, string(c.keys.append(nil, charge)))
+	if err != nil {
+		return &stores.Route{Store: refusing{unavailable(err)}}
+	}
+	sender := c.senderOf(client.Options().Addr)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l.note(slot, sender)
+	return &sender.Route
+}
+
+func (c *cluster) senderOf(addr string) *senderTo {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sender := c.senders[addr]
+	if sender == nil {
+		store, n := c.sender(addr, func(to string) *node { return c.redirected(addr, to) })
+		sender = &senderTo{stores.Route{Store: store}, n}
+		c.senders[addr] = sender
+	}
+	return sender
+}
+
+// redirected returns the node at the address to, to which the node at the address from has redirected a command. It is
+// nil if to is no address.
+func (c *cluster) redirected(from, to string) *node {
 	c.reload()
 	host, port, _ := net.SplitHostPort(to)
-	if to = addressOf(host, port, from); !isAddress(to) {
+	if host == "" { // the server does not know its own name
+		host, _, _ = net.SplitHostPort(from)
+	}
+	if to = net.JoinHostPort(host, port); !isAddress(to) {
 		return nil
 	}
-	return c.sendersTo(to)
-}
-
-// addressOf returns the address of a node that the node at the address from calls host, which may be empty or "?": then
-// the server does not know its own name.
-func addressOf(host, port, from string) string {
-	own, _, _ := net.SplitHostPort(from)
-	if host == "" || host == "?" || isLoopback(host) && !isLoopback(own) {
-		host = own
-	}
-	return net.JoinHostPort(host, port)
-}
-
-func isLoopback(host string) bool {
-	ip := net.ParseIP(host)
-	return ip != nil && ip.IsLoopback()
-}
-
-// read asks one node after the other for the layout.
-func (c *cluster) read(ctx context.Context) (first error) {
-	addrs := slices.Clone(c.hosts)
-	if l := c.layout.Load(); l != nil {
-		for _, master := range l.masters {
-			addrs = append(addrs, master.server)
-		}
-	}
-	from := c.below(len(addrs))
-	for i := range addrs {
-		node := c.sendersTo(addrs[(from+i)%len(addrs)])
-		within, cancel := context.WithDeadline(ctx, c.clock.Now().Add(nodeTimeout))
-		replies, err := ask(within, node.others, []any{"cluster", "slots"})
-		cancel()
-		if err == nil {
-			var l *layout
-			if l, err = c.layoutOf(node.server, &replies[0]); err == nil {
-				c.layout.Store(l)
-				c.unknown.Store(nil)
-				return nil
-			}
-		}
-		if first == nil {
-			first = err
-		}
-	}
-	return first
-}
-
-// layoutOf reads the reply to CLUSTER SLOTS of the node at the address from. Each element has the first slot, the last
-// one, and the nodes that have these slots: the host and the port of each, the master first.
-func (c *cluster) layoutOf(from string, r *reply) (*layout, error) {
-	l := &layout{made: c.clock.Now()}
-	for i := range r.elements {
-		part := &r.elements[i]
-		first, err := strconv.Atoi(part.at(0))
-		last, err2 := strconv.Atoi(part.at(1))
-		if err != nil || err2 != nil || first < 0 || last >= slots || len(part.elements) < 3 {
-			return nil, errNoLayout
-		}
-		addr := addressOf(part.elements[2].at(0), part.elements[2].at(1), from)
-		if !isAddress(addr) {
-			return nil, errNoLayout
-		}
-		master := c.sendersTo(addr)
-		index := slices.Index(l.masters, master)
-		if index < 0 {
-			index = len(l.masters)
-			l.masters = append(l.masters, master)
-		}
-		for slot := first; slot <= last; slot++ {
-			l.indexes[slot] = uint16(index + 1)
-		}
-	}
-	if len(l.masters) == 0 {
-		return nil, errNoLayout
-	}
-	return l, nil
-}
-
-var errNoLayout = errors.New("redis: invalid reply: the node has not reported the masters of the Cluster")
-
-// current returns the layout. It reads the layout if it is not known.
-func (c *cluster) current(ctx context.Context) (*layout, error) {
-	if l := c.layout.Load(); l != nil {
-		return l, nil
-	}
-	err := c.read(ctx)
-	return c.layout.Load(), err
-}
-
-// call implements Store.call.
-func (c *cluster) call(ctx context.Context, name string, commands [][]any) ([]reply, error) {
-	l, err := c.current(ctx)
-	if err != nil {
-		return nil, err
-	}
-	master := l.master(slotOfName(name))
-	if master == nil {
-		return nil, errNotServed
-	}
-	asking := false
-	for sends := 1; ; sends++ {
-		replies, err := master.ask(ctx, asking, commands)
-		words := strings.Fields(fmt.Sprint(err))
-		if sends > maxRedirects || !isReply(err, "MOVED ", "ASK ") || len(words) != 3 {
-			return replies, err
-		}
-		if asking, master = words[0] == "ASK", c.redirected(master.server, words[2]); master == nil {
-			return nil, err
-		}
-	}
-}
-
-// ask sends commands. If asking is true, the slot of their key is moving to this server.
-func (w *serverSenders) ask(ctx context.Context, asking bool, commands [][]any) ([]reply, error) {
-	if !asking {
-		return ask(ctx, w.others, commands...)
-	}
-	var all [][]any
-	for _, command := range commands {
-		all = append(all, []any{"asking"}, command)
-	}
-	replies, err := ask(ctx, w.others, all...)
-	for i := 1; i < len(replies); i += 2 {
-		replies[i/2] = replies[i]
-	}
-	return replies[:len(replies)/2], err
+	return c.senderOf(to).node
 }
 
 type unknown struct {
@@ -344,12 +280,14 @@ func (c *cluster) readLayout(b *backend.Batch) {
 	}
 	ctx, cancel := context.WithDeadline(c.open, end)
 	defer cancel()
-	if err := c.read(ctx); err != nil {
+	if _, err := c.masters.MasterForKey(ctx, string(c.keys.append(nil, &b.Charges[0]))); err != nil {
 		c.unknown.Store(&unknown{c.clock.Now(), fmt.Errorf("%w (the circuit breaker is open)", err)})
 		c.reload() // a reload has more time than the batch
 		b.Fail(unavailable(err))
 		return
 	}
+	c.known.Store(true)
+	c.unknown.Store(nil)
 	c.Submit(b)
 }
 
@@ -369,7 +307,11 @@ func (c *cluster) reload() {
 	c.background(func() {
 		ctx, cancel := context.WithDeadline(c.open, c.clock.Now().Add(reloadTimeout))
 		defer cancel()
-		_ = c.read(ctx)
+		// ReloadState returns before the layout has been read; ForEachMaster returns afterwards.
+		if c.masters.ForEachMaster(ctx, func(context.Context, *goredis.Client) error { return nil }) == nil {
+			c.known.Store(true) // needed if every batch had too little time to read the layout itself
+		}
+		c.layout.Store(&layout{made: c.clock.Now()})
 		c.clock.AfterFunc(reloadPause, func() { c.reloading.Store(false) })
 	})
 }

@@ -3,43 +3,35 @@ package redis
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"testing"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A node that does not know its own address has that at which it was asked. So does one that calls itself loopback,
-// because it was asked at another address.
-func TestTheLayoutHasTheMasterOfEachSlot(t *testing.T) {
-	c := &cluster{clock: clock.System, sendersTo: func(addr string) *serverSenders { return &serverSenders{server: addr} }}
-	parts := ""
-	for _, part := range []string{
-		":0\r\n:0\r\n*4\r\n" + bulks("10.0.0.1") + ":1\r\n" + bulks("id") + "*0\r\n*3\r\n" + bulks("replica") + ":9\r\n" + bulks("id"),
-		":2\r\n:5\r\n*3\r\n" + bulks("") + ":2\r\n" + bulks("id"),
-		":6\r\n:16382\r\n*3\r\n" + bulks("127.0.0.1") + ":3\r\n" + bulks("id"),
-		":16383\r\n:16383\r\n*3\r\n$-1\r\n:4\r\n" + bulks("id"),
-	} {
-		parts += fmt.Sprintf("*%d\r\n%s", 3+strings.Count(part, "replica"), part)
-	}
-	r, size, err := parseReply([]byte("*4\r\n"+parts), maxReplyDepth)
-	if err != nil || size == 0 {
-		t.Fatal(size, err)
-	}
-	l, err := c.layoutOf("10.0.0.9:7", &r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for slot, want := range map[int]string{0: "10.0.0.1:1", 1: "", 2: "10.0.0.9:2", 5: "10.0.0.9:2", 6: "10.0.0.9:3", 16382: "10.0.0.9:3", 16383: "10.0.0.9:4"} {
-		got := ""
-		if master := l.master(slot); master != nil {
-			got = master.server
+// The layout stores the senders of all slots for up to 255 senders. For slots of further senders it returns nil, so
+// that they are looked up each time.
+func TestTheLayoutKnowsTheSenderOfEachSlot(t *testing.T) {
+	l, senders := &layout{}, make([]senderTo, 300)
+	for slot := range slots {
+		if got := l.sender(slot); got != nil {
+			t.Fatalf("slot %d has a sender; want none before one is stored", slot)
 		}
-		if got != want {
-			t.Errorf("slot %d: got the master %q, want %q", slot, got, want)
+		l.note(slot, &senders[slot%len(senders)])
+		if l.sender(slot) != nil {
+			l.note(slot, &senders[0]) // must not replace the sender that the slot has
+		}
+	}
+	for slot := range slots {
+		want := &senders[slot%len(senders)]
+		if slot%len(senders) >= maxIndexed {
+			want = nil
+		}
+		if l.sender(slot) != want {
+			t.Errorf("slot %d has another sender than the one stored first, or one although the layout is full", slot)
 		}
 	}
 }
@@ -53,26 +45,21 @@ func (c hookClock) Now() time.Time {
 
 func (hookClock) AfterFunc(time.Duration, func()) clock.Timer { return time.NewTimer(0) }
 
-// refusingCalls is a transport whose calls fail.
-type refusingCalls struct {
-	transport
+type failingMasters struct{ attempts int }
 
-	calls int
+func (m *failingMasters) MasterForKey(context.Context, string) (*goredis.Client, error) {
+	m.attempts++
+	return nil, errNoLayout
 }
 
-func (r *refusingCalls) call(context.Context, ...[]any) ([]reply, error) {
-	r.calls++
-	return nil, notSent("away")
+func (m *failingMasters) ForEachMaster(context.Context, func(context.Context, *goredis.Client) error) error {
+	return errNoLayout
 }
 
 // The batch that does not read the layout fails at once.
 func TestOneOfTwoBatchesReadsAnUnknownLayout(t *testing.T) {
-	m, failed := &refusingCalls{}, 0
-	c := &cluster{
-		hosts: []string{"a:1"}, below: func(int) int { return 0 }, open: t.Context(), timeout: time.Second,
-		sendersTo: func(string) *serverSenders { return &serverSenders{others: m} },
-		closed:    true, // so that nothing runs in the background
-	}
+	m, failed := &failingMasters{}, 0
+	c := &cluster{masters: m, open: t.Context(), timeout: time.Second, closed: true} // closed, so that nothing runs in the background
 	submit := func() {
 		c.submitUnknown(&backend.Batch{
 			Charges: []backend.Charge{{Key: []byte("k")}}, Decisions: make([]backend.Decision, 1), Waits: true,
@@ -92,7 +79,7 @@ func TestOneOfTwoBatchesReadsAnUnknownLayout(t *testing.T) {
 	}}
 	c.unknown.Store(&unknown{err: errNoLayout})
 	submit()
-	if m.calls != 1 || failed != 2 {
-		t.Errorf("%d attempts to read the layout, and %d batches failed; want one attempt by two failing batches", m.calls, failed)
+	if m.attempts != 1 || failed != 2 {
+		t.Errorf("%d attempts to read the layout, and %d batches failed; want one attempt by two failing batches", m.attempts, failed)
 	}
 }

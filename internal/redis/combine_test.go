@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -8,6 +9,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -222,6 +225,43 @@ func TestADeniedChargeIsMadeAtTheOtherShardOfItsDraw(t *testing.T) {
 	backend.Take(t.Context(), s, []backend.Charge{sharded(t, windowSpec(30), 3, "k")}, d[:])
 	if !d[0].Allowed || len(next.slots) != 2 || next.slots[0] == next.slots[1] {
 		t.Errorf("got %+v with charges in the slots %v; want two slots", d[0], next.slots)
+	}
+}
+
+type movingMasters struct {
+	client *goredis.Client
+	hook   func()
+}
+
+func (m movingMasters) MasterForKey(context.Context, string) (*goredis.Client, error) {
+	m.hook()
+	return m.client, nil
+}
+
+func (movingMasters) ForEachMaster(context.Context, func(context.Context, *goredis.Client) error) error {
+	return nil
+}
+
+func TestAMasterOfAnOldLayoutIsNotInTheNewOne(t *testing.T) {
+	client := goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	c := &cluster{senders: map[string]*senderTo{}, open: t.Context(), sender: func(string, func(string) *node) (backend.Store, *node) { return nil, nil }}
+	moves := false
+	c.masters = movingMasters{client, func() {
+		if moves {
+			c.layout.Store(&layout{})
+		}
+	}}
+	c.layout.Store(&layout{})
+	for _, moves = range []bool{false, true} {
+		slot := 7
+		if moves {
+			slot = 8
+		}
+		c.findSender(slot, &backend.Charge{Key: []byte("k")})
+		if stored := c.layout.Load().sender(slot) != nil; stored == moves {
+			t.Errorf("the layout was replaced: %v; the master of slot %d is stored: %v, want %v", moves, slot, stored, !moves)
+		}
 	}
 }
 

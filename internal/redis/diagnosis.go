@@ -8,6 +8,8 @@ import (
 	"net"
 	"strings"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -115,7 +117,8 @@ func advice(err error, form string) string {
 func textOf(err error) string {
 	text := strings.TrimPrefix(err.Error(), backend.ErrNotTaken.Error()+": ")
 	text = strings.TrimPrefix(text, backend.ErrUnavailable.Error()+": ")
-	if _, refused := errors.AsType[refusal](err); refused {
+	var reply goredis.Error
+	if errors.As(err, &reply) {
 		text, _, _ = strings.Cut(text, ", with args beginning with")
 	}
 	return text

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -10,23 +11,35 @@ import (
 	"testing/synctest"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		ends := make(chan net.Conn, 2)
 		age := new(atomic.Uint32)
-		near, _ := net.Pipe()
-		c := newConn(near, age, age.Load())
+		dial := dialer(func(context.Context, string, string) (net.Conn, error) {
+			near, far := net.Pipe()
+			ends <- far
+			return near, nil
+		}, age)
+		c, _ := dial(t.Context(), "tcp", "")
 		age.Add(1)
 		if _, err := c.Write([]byte("x")); !errors.Is(err, errOutdated) || !neverRan(err) {
 			t.Errorf("got %v; want errOutdated, with which nothing ran", err)
 		}
-		// A call that was sent in part is sent completely. If Write returned an error, the wire would assume that nothing was
-		// sent.
-		near, server := net.Pipe()
-		begun := newConn(near, age, age.Load())
+		raw, _ := c.(*conn).SyscallConn()
+		if err := raw.Read(func(uintptr) bool { return true }); !errors.Is(err, errOutdated) {
+			t.Errorf("go-redis would use the connection: %v; want errOutdated", err)
+		}
+		(<-ends).Close()
+		// A call that was sent in part is sent completely. If Write returned an error, go-redis would assume
+		// that nothing was sent.
+		begun, _ := dial(t.Context(), "tcp", "")
+		server := <-ends
 		go func() { _, _ = io.Copy(io.Discard, server) }()
 		for _, part := range []string{"one ", "call"} {
 			if _, err := begun.Write([]byte(part)); err != nil {
@@ -99,16 +112,17 @@ func TestANewMasterIsDialedAtOnce(t *testing.T) {
 	})
 }
 
-// The deadline of the login must not end a connection that the wire uses later.
-func TestAConnectionOutlivesTheDeadlineOfItsLogin(t *testing.T) {
+// The deadlines with which go-redis logs in must not end a connection that the wire uses later.
+func TestAConnectionOutlivesTheDeadlinesOfItsLogin(t *testing.T) {
 	t.Parallel()
 	const timeout = 2 * time.Second
-	a := access{network: "tcp", addr: redistest.Start(t).Addr, timeout: timeout, age: new(atomic.Uint32)}
-	nc, err := a.connect()
+	o := goredis.Options{Addr: redistest.Start(t).Addr, Protocol: 2, DisableIdentity: true, DialTimeout: timeout}
+	o.Dialer = newDialer(&o)
+	nc, release, err := dialWire(o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer nc.Close()
+	defer release()
 	time.Sleep(timeout + 100*time.Millisecond)
 	answer := make([]byte, len("+PONG\r\n"))
 	if _, err = nc.Write([]byte("PING\r\n")); err == nil {
@@ -124,7 +138,7 @@ func TestAConnectionOutlivesTheDeadlineOfItsLogin(t *testing.T) {
 func TestAProbeSendsTheScript(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client()
-	n := nodeTo(t, server.Addr)
+	n := nodeTo(t, client)
 	for _, probe := range []bool{true, false} {
 		server.Do("SCRIPT", "FLUSH")
 		server.Do("CONFIG", "RESETSTAT")

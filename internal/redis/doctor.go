@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -42,8 +44,8 @@ type Finding struct {
 // means the Timeout of the Config.
 func (s *Store) Examine(ctx context.Context, timeout time.Duration) []Finding {
 	timeout = cmp.Or(timeout, s.config.Timeout)
-	all, err := eachMaster(ctx, s, func(ctx context.Context, to *serverSenders) ([]Finding, error) {
-		return s.examine(ctx, to, timeout), nil
+	all, err := eachMaster(ctx, s, func(ctx context.Context, server string, client *goredis.Client) ([]Finding, error) {
+		return s.examine(ctx, server, client, timeout), nil
 	})
 	if err != nil {
 		all = append(all, Finding{s.name, Problem, "connection", s.explain(err)})
@@ -54,31 +56,36 @@ func (s *Store) Examine(ctx context.Context, timeout time.Duration) []Finding {
 	return all
 }
 
-func (s *Store) examine(ctx context.Context, to *serverSenders, timeout time.Duration) (all []Finding) {
+func (s *Store) examine(ctx context.Context, server string, client *goredis.Client, timeout time.Duration) (all []Finding) {
 	found := func(severity Severity, check, format string, args ...any) {
-		all = append(all, Finding{to.server, severity, check, fmt.Sprintf(format, args...)})
+		all = append(all, Finding{server, severity, check, fmt.Sprintf(format, args...)})
 	}
-	there, before, took, err := to.time(ctx)
+	own := client
+	client = withTimeout(client, proveTimeout) // a longer timeout, so that the latency of a slow server can be measured
+	before := time.Now()
+	there, err := client.Time(ctx).Result()
 	if err != nil {
 		found(Problem, "connection", "%s", s.explain(err))
 		return all
 	}
+	took := time.Since(before)
 	found(Fine, "connection", "answers in %v, including the connection", took.Round(10*time.Microsecond))
-	all = append(all, checkClock(to.server, there, before, took)...)
-	info, err := to.askSoon(ctx, "info")
+	all = append(all, checkClock(server, there, before, took)...)
+	info, err := client.Info(ctx).Result()
 	if err != nil {
 		found(Warning, "version", "INFO cannot be read (%s); version and eviction were not checked", advice(err, s.endpoint.form))
 	} else {
-		values := fields(info.text)
-		all = append(all, checkInfo(to.server, values)...)
-		all = append(all, checkExpiry(to.server, values, timeout)...)
+		values := fields(info)
+		all = append(all, checkInfo(server, values)...)
+		all = append(all, checkExpiry(server, values, timeout)...)
 	}
 	probe := probe()
 	if s.cluster != nil { // any slot of this master
-		probe.Slot, _ = s.cluster.slotAt(to)
+		probe.Slot, _ = s.slotAt(ctx, own)
 	}
 	var d [1]backend.Decision
-	n := s.prober(to)
+	n := s.node(client.Options(), func() {})
+	defer n.wire.close()
 	n.Take(ctx, []backend.Charge{probe}, d[:])
 	if d[0].Err != nil {
 		found(Problem, "script", "%s", advice(d[0].Err, s.endpoint.form))
@@ -86,8 +93,8 @@ func (s *Store) examine(ctx context.Context, to *serverSenders, timeout time.Dur
 	}
 	found(Fine, "script", "runs, and may write keys that start with %q", s.config.KeyPrefix)
 	key, _ := n.keys.of(&probe)
-	ofLedger := to.refused(ctx, ledgerCommands(key)) // need the key, which the last command below deletes
-	if refused := to.refused(ctx, s.commands(key)); len(refused) > 0 {
+	ofLedger := refusedOfLedger(ctx, client, key) // needs the key, which refused deletes
+	if refused := s.refused(ctx, client, key); len(refused) > 0 {
 		found(Problem, "permissions", "the user may not run %s, which some limits need; the user needs %s", strings.Join(refused, ", "), permissions)
 	} else {
 		found(Fine, "permissions", "the user has all permissions that limits of every kind need")
@@ -97,7 +104,7 @@ func (s *Store) examine(ctx context.Context, to *serverSenders, timeout time.Dur
 	} else {
 		found(Fine, "adjustments", "the user has all permissions that adjustments need")
 	}
-	severity, text := judgeLatency(measure(ctx, n, probe), timeout)
+	severity, text := judgeLatency(s.measure(ctx, client, probe), timeout)
 	found(severity, "latency", "%s", text)
 	return all
 }
@@ -122,60 +129,52 @@ func checkClock(server string, serverTime, start time.Time, took time.Duration) 
 // ExamineClocks checks only the clocks, and returns a finding only for a wrong one. It ignores servers that do not
 // answer.
 func (s *Store) ExamineClocks(ctx context.Context) []Finding {
-	all, _ := eachMaster(ctx, s, func(ctx context.Context, to *serverSenders) ([]Finding, error) {
-		there, before, took, err := to.time(ctx)
+	all, _ := eachMaster(ctx, s, func(ctx context.Context, server string, client *goredis.Client) ([]Finding, error) {
+		before := time.Now()
+		there, err := client.Time(ctx).Result()
 		if err != nil {
 			return nil, err
 		}
-		return checkClock(to.server, there, before, took), nil
+		return checkClock(server, there, before, time.Since(before)), nil
 	})
 	return all
 }
 
-// time returns the time of the server. before is when the call began, by the clock of this machine, and took is its
-// duration.
-func (w *serverSenders) time(ctx context.Context) (there, before time.Time, took time.Duration, err error) {
-	before = time.Now()
-	r, err := w.askSoon(ctx, "time")
-	took = time.Since(before)
-	if err == nil {
-		there, err = timeOf(r.elements)
-	}
-	return there, before, took, err
-}
-
-// commands returns the commands that limits need, and that a plain charge of a token bucket does not. Examples are those
-// for sliding logs (lists), and in a Cluster those for groups over several slots and for slots that move. The key must
-// contain a string: then every command for lists fails, and changes nothing. The last command deletes the key.
-func (s *Store) commands(key string) [][]any {
-	all := [][]any{
-		{"get", key}, {"llen", key}, {"lindex", key, 0}, {"rpush", key, 0}, {"lpush", key, 0}, {"lset", key, 0, 0}, {"lpop", key},
-		{"ltrim", key, 0, -1}, {"pexpire", key, 1000},
-	}
-	if s.cluster != nil {
-		all = append(all, []any{"set", key, "", "px", 1000, "nx"}, []any{"asking"}) // ASKING applies to the next command
-	}
-	return append(all, []any{"del", key})
-}
-
-// refused runs commands, and returns the names of those that the user may not run.
-func (w *serverSenders) refused(ctx context.Context, commands [][]any) (names []string) {
-	ctx, cancel := context.WithTimeout(ctx, proveTimeout)
-	defer cancel()
-	replies, _ := w.others.call(ctx, commands...)
-	for i := range replies {
-		if isForbidden(firstError(replies[i : i+1])) {
-			names = append(names, commands[i][0].(string))
+// refused returns the commands that the user may not run. It tests the commands that a plain charge of a token
+// bucket does not need. Examples are those for sliding logs (lists), and in a Cluster those for groups over several
+// slots and for slots that move. The key must contain a string: then every command for lists fails, and changes
+// nothing. At the end refused deletes the key.
+func (s *Store) refused(ctx context.Context, client *goredis.Client, key string) (names []string) {
+	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
+		pipe.Get(ctx, key)
+		pipe.LLen(ctx, key)
+		pipe.LIndex(ctx, key, 0)
+		pipe.RPush(ctx, key, 0)
+		pipe.LPush(ctx, key, 0)
+		pipe.LSet(ctx, key, 0, 0)
+		pipe.LPop(ctx, key)
+		pipe.LTrim(ctx, key, 0, -1)
+		pipe.PExpire(ctx, key, time.Second)
+		if s.cluster != nil {
+			pipe.SetNX(ctx, key, "", time.Second)
+			_ = pipe.Process(ctx, goredis.NewCmd(ctx, "asking")) // applies to the next command
+		}
+		pipe.Del(ctx, key)
+		return nil
+	})
+	for _, cmd := range cmds {
+		if isForbidden(cmd.Err()) {
+			names = append(names, cmd.Name())
 		}
 	}
 	return names
 }
 
-// slotAt returns the Charge.Slot of a slot that a server has, if there is one.
-func (c *cluster) slotAt(of *serverSenders) (slot uint64, has bool) {
-	l := c.layout.Load()
-	for slot, tag := range tags() {
-		if l.master(slot) == of {
+// slotAt returns the Charge.Slot of a slot that client's server serves, if there is one.
+func (s *Store) slotAt(ctx context.Context, client *goredis.Client) (slot uint64, has bool) {
+	for _, tag := range tags() {
+		key := s.config.KeyPrefix + "{" + strconv.FormatUint(tag, 36) + "}"
+		if have, err := s.cluster.client.MasterForKey(ctx, key); err == nil && have == client {
 			return tag, true
 		}
 	}
@@ -236,21 +235,17 @@ func checkExpiry(server string, info map[string]string, timeout time.Duration) [
 }
 
 func (s *Store) examineCluster(ctx context.Context) []Finding {
-	l, err := s.cluster.current(ctx)
-	var r *reply
-	if err == nil {
-		r, err = l.masters[0].askSoon(ctx, "cluster", "info")
-	}
+	text, err := s.cluster.client.ClusterInfo(ctx).Result()
 	if err != nil {
 		return []Finding{{s.name, Warning, "cluster", "CLUSTER INFO cannot be read: " + advice(err, s.endpoint.form)}}
 	}
-	info := fields(r.text)
+	info := fields(text)
 	if info["cluster_state"] != "ok" || info["cluster_slots_ok"] != strconv.Itoa(slots) {
 		return []Finding{{s.name, Problem, "cluster", fmt.Sprintf("state %s, %s of %d slots are served", info["cluster_state"], info["cluster_slots_ok"], slots)}}
 	}
 	all := []Finding{{s.name, Fine, "cluster", "all slots are served by " + info["cluster_size"] + " masters"}}
-	setting, err := l.masters[0].askSoon(ctx, "config", "get", "cluster-require-full-coverage")
-	if err == nil && setting.at(1) == "yes" { // an error means that the user may not read the setting; that is no problem
+	setting, err := s.cluster.client.ConfigGet(ctx, "cluster-require-full-coverage").Result()
+	if err == nil && setting["cluster-require-full-coverage"] == "yes" { // an error means that the user may not read the setting; that is no problem
 		all = append(all, Finding{s.name, Warning, "coverage", "cluster-require-full-coverage is yes: while one master fails, the other masters refuse requests too; set it to no"})
 	}
 	return all

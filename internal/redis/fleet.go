@@ -42,35 +42,32 @@ func (s *Store) Report(ctx context.Context, id, report string) error {
 	if len(id)+len(report) > maxReport {
 		return fmt.Errorf("the report has %d bytes; the maximum is %d", len(id)+len(report), maxReport)
 	}
-	now, err := s.fleetTime(ctx)
+	key := s.fleetKey()
+	now, err := s.timeAt(ctx, key)
 	if err != nil {
-		return err
+		return s.fleetError("TIME", err)
 	}
-	if _, err := s.fleetCall(ctx, "hset", s.fleetKey(), id, strconv.FormatInt(now.UnixMilli(), 10)+" "+report); err != nil {
-		return err
+	if err := s.client.HSet(ctx, key, id, strconv.FormatInt(now.UnixMilli(), 10)+" "+report).Err(); err != nil {
+		return s.fleetError("HSET", err)
 	}
-	_, err = s.fleetCall(ctx, "pexpire", s.fleetKey(), fleetLifetime.Milliseconds())
-	return err
+	return s.fleetError("PEXPIRE", s.client.PExpire(ctx, key, fleetLifetime).Err())
 }
 
 // Fleet returns at most maxMembers reports, in no particular order. It removes reports that it cannot read or that are
 // older than reportExpiry. If that fails, it returns the reports and the error. The Redis user needs TIME, HSCAN and
 // HDEL.
 func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
-	now, err := s.fleetTime(ctx)
+	key := s.fleetKey()
+	now, err := s.timeAt(ctx, key)
 	if err != nil {
-		return nil, err
+		return nil, s.fleetError("TIME", err)
 	}
-	var expired []any
-	for cursor := "0"; ; {
-		page, err := s.fleetCall(ctx, "hscan", s.fleetKey(), cursor, "count", 200)
+	var expired []string
+	for cursor := uint64(0); ; {
+		fields, next, err := s.client.HScan(ctx, key, cursor, "", 200).Result()
 		if err != nil {
-			return nil, err
+			return nil, s.fleetError("HSCAN", err)
 		}
-		if len(page.elements) != 2 {
-			return nil, errors.New("redis: invalid reply to HSCAN")
-		}
-		fields := page.elements[1].texts()
 		for i := 0; i+1 < len(fields); i += 2 {
 			m, ok := parseMember(fields[i], fields[i+1], now)
 			switch {
@@ -80,12 +77,12 @@ func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
 				all = append(all, m)
 			}
 		}
-		if cursor = page.at(0); cursor == "0" || len(all)+len(expired) >= maxMembers {
+		if cursor = next; cursor == 0 || len(all)+len(expired) >= maxMembers {
 			break
 		}
 	}
 	if len(expired) > 0 {
-		_, err = s.fleetCall(ctx, append([]any{"hdel", s.fleetKey()}, expired...)...)
+		err = s.fleetError("HDEL", s.client.HDel(ctx, key, expired...).Err())
 	}
 	return all, err
 }
@@ -103,46 +100,24 @@ func parseMember(id, value string, now time.Time) (m Member, ok bool) {
 
 func (s *Store) fleetKey() string { return s.config.KeyPrefix + "{}" + fleetKey }
 
-// fleetTime returns the time of the server that has the hash. In a Cluster each server has its own clock.
-func (s *Store) fleetTime(ctx context.Context) (time.Time, error) {
-	r, err := s.fleetCall(ctx, "time")
+// timeAt returns the time of the server that has key. In a Cluster each server has its own clock.
+func (s *Store) timeAt(ctx context.Context, key string) (time.Time, error) {
+	if s.cluster == nil {
+		return s.client.Time(ctx).Result()
+	}
+	client, err := s.cluster.client.MasterForKey(ctx, key)
 	if err != nil {
 		return time.Time{}, err
 	}
-	return timeOf(r.elements)
+	return client.Time(ctx).Result()
 }
 
-// timeOf reads the reply to TIME: seconds and microseconds.
-func timeOf(parts []reply) (time.Time, error) {
-	var numbers [2]int64
-	for i := range numbers {
-		if i >= len(parts) {
-			return time.Time{}, errors.New("redis: invalid reply to TIME")
-		}
-		n, err := strconv.ParseInt(parts[i].text, 10, 54)
-		if err != nil {
-			return time.Time{}, err
-		}
-		numbers[i] = n
-	}
-	return time.Unix(numbers[0], numbers[1]*1000), nil
-}
-
-// fleetCall sends a command to the server that has the hash.
-func (s *Store) fleetCall(ctx context.Context, command ...any) (*reply, error) {
-	replies, err := s.call(ctx, s.fleetKey(), command)
-	if err != nil {
-		return nil, fleetError(command[0], err)
-	}
-	return &replies[0], nil
-}
-
-func fleetError(command any, err error) error {
+func (s *Store) fleetError(command string, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case isForbidden(err):
-		return fmt.Errorf("%s: %w", strings.ToUpper(fmt.Sprint(command)), ErrNotPermitted)
+		return fmt.Errorf("%s: %w", command, ErrNotPermitted)
 	default:
 		return unavailable(err)
 	}

@@ -2,7 +2,6 @@ package redis
 
 import (
 	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/cespare/xxhash/v2"
@@ -91,16 +90,6 @@ var tags = sync.OnceValue(func() []uint64 {
 // slotOf returns the slot that s determines; s is a name without a tag, or the tag of a name. By the Redis
 // Cluster specification, the slot is CRC16 (XMODEM) modulo 16384.
 func slotOf[text string | []byte](s text) int { return int(crc(0, s) % slots) }
-
-// slotOfName returns the slot of the key with this name.
-func slotOfName(name string) int {
-	if from := strings.IndexByte(name, '{'); from >= 0 {
-		if n := strings.IndexByte(name[from+1:], '}'); n > 0 {
-			name = name[from+1:][:n]
-		}
-	}
-	return slotOf(name)
-}
 
 // crc continues the checksum sum with the bytes of s.
 func crc[text string | []byte](sum uint16, s text) uint16 {

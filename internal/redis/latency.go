@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -19,9 +21,11 @@ const (
 	envoyMargin = 10 * time.Millisecond
 )
 
-// measure returns the sorted durations of dry runs of probe at n. It stops at the first error, so the result may be empty.
-func measure(ctx context.Context, n *node, probe backend.Charge) []time.Duration {
+// measure returns the sorted durations of dry runs of probe. It stops at the first error, so the result may be empty.
+func (s *Store) measure(ctx context.Context, client *goredis.Client, probe backend.Charge) []time.Duration {
 	probe.Terms.DryRun = true
+	n := s.node(client.Options(), func() {})
+	defer n.wire.close()
 	n.replicas.count = 0
 	var took []time.Duration
 	for began := time.Now(); len(took) < latencyCalls && (len(took) < latencyLeast || time.Since(began) < latencyMost); {

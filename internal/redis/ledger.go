@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -19,7 +21,7 @@ import (
 //	{NAME}changes  a list of changes, the newest first
 //	{NAME}secret   a hash with the field secret
 //
-// Calls of a Ledger are slow. They use a connection of their own, so that no decision waits for them.
+// Calls of a Ledger are slow. They use their own connections, so that no decision waits for them.
 type Ledger struct {
 	store                *Store
 	set, changes, secret string
@@ -35,7 +37,7 @@ const (
 
 // OpenLedger opens the ledger with the given name, in the Redis of c.
 func OpenLedger(c Config, name string) (*Ledger, error) {
-	c.Timeout, c.WaitReplicas, c.Changed = ledgerTimeout, 0, nil
+	c.Timeout, c.WaitReplicas, c.Changed, c.connections = ledgerTimeout, 0, nil, 2
 	s, err := Open(c)
 	if err != nil {
 		return nil, err
@@ -48,24 +50,26 @@ func OpenLedger(c Config, name string) (*Ledger, error) {
 func (l *Ledger) Close() error { return l.store.Close() }
 
 //go:embed ledger_read.lua
-var ledgerRead string
+var ledgerReadLua string
 
 //go:embed ledger_write.lua
-var ledgerWrite string
+var ledgerWriteLua string
 
 //go:embed ledger_secret.lua
-var ledgerSecret string
+var ledgerSecretLua string
+
+var ledgerRead, ledgerWrite, ledgerSecret = goredis.NewScript(ledgerReadLua), goredis.NewScript(ledgerWriteLua), goredis.NewScript(ledgerSecretLua)
 
 // Secret returns the secret that all processes share. If Redis has none yet, Secret stores the given one and returns
 // it.
 func (l *Ledger) Secret(ctx context.Context, initial string) (string, error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
-	r, err := l.run(ctx, ledgerSecret, []string{l.secret}, initial)
+	secret, err := ledgerSecret.Run(ctx, l.store.client, []string{l.secret}, initial).Text()
 	if err != nil {
-		return "", err
+		return "", l.failed(err)
 	}
-	return r.text, nil
+	return secret, nil
 }
 
 // Read returns the head ("" if the ledger is empty), and the time of the server. If the head is not known, it returns
@@ -129,31 +133,41 @@ type ledgerPage struct {
 func (l *Ledger) page(ctx context.Context, known, cursor string) (*ledgerPage, error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
-	r, err := l.run(ctx, ledgerRead, []string{l.set, l.changes}, known, cursor)
+	reply, err := ledgerRead.Run(ctx, l.store.client, []string{l.set, l.changes}, known, cursor).Slice()
 	if err != nil {
-		return nil, err
+		return nil, l.failed(err)
 	}
-	n := len(r.elements)
-	if n != 3 && n != 4 && n != 7 {
+	if n := len(reply); n != 3 && n != 4 && n != 7 {
 		return nil, fmt.Errorf("redis: the reply with the adjustments has %d parts", n)
 	}
-	now, err := timeOf(r.elements[1:3])
-	if err != nil {
-		return nil, fmt.Errorf("redis: the time in the reply with the adjustments cannot be read: %w", err)
+	var numbers [2]int64
+	for i := range numbers {
+		if numbers[i], err = strconv.ParseInt(fmt.Sprint(reply[1+i]), 10, 54); err != nil {
+			return nil, fmt.Errorf("redis: the time in the reply with the adjustments cannot be read: %w", err)
+		}
 	}
-	p := &ledgerPage{head: r.at(0), now: algorithms.Micros(now.UnixMicro())}
-	if n > 3 {
-		p.changes = r.elements[3].texts()
+	p := &ledgerPage{head: fmt.Sprint(reply[0]), now: algorithms.Micros(numbers[0])*algorithms.Second + algorithms.Micros(numbers[1])}
+	if len(reply) > 3 {
+		p.changes = textsOf(reply[3])
 	}
-	if n > 4 {
-		p.cursor, p.values = r.at(4), r.elements[6].texts()
-		if p.size, err = strconv.Atoi(r.at(5)); err != nil {
+	if len(reply) > 4 {
+		p.cursor, p.values = fmt.Sprint(reply[4]), textsOf(reply[6])
+		if p.size, err = strconv.Atoi(fmt.Sprint(reply[5])); err != nil {
 			return nil, fmt.Errorf("redis: the number of adjustments cannot be read: %w", err)
 		}
 	} else if p.head != known && len(p.changes) == 0 {
 		return nil, errors.New("redis: the reply has no adjustments")
 	}
 	return p, nil
+}
+
+func textsOf(reply any) []string {
+	elements, _ := reply.([]any)
+	texts := make([]string, len(elements))
+	for i, e := range elements {
+		texts[i] = fmt.Sprint(e)
+	}
+	return texts
 }
 
 // Write replaces the head from ("" if the ledger must be empty) by the head to, appends changes, the oldest first, and
@@ -169,27 +183,8 @@ func (l *Ledger) Write(ctx context.Context, from, to string, changes []string, v
 	for id, value := range values {
 		args = append(args, id, value)
 	}
-	r, err := l.run(ctx, ledgerWrite, []string{l.set, l.changes}, args...)
-	if err != nil {
-		return false, err
-	}
-	return r.text == "1", nil
-}
-
-// run runs a script, which gets the whole text each time.
-func (l *Ledger) run(ctx context.Context, script string, keys []string, args ...any) (*reply, error) {
-	command := []any{"eval", script, len(keys)}
-	for _, key := range keys {
-		command = append(command, key)
-	}
-	replies, err := l.store.call(ctx, keys[0], append(command, args...))
-	switch {
-	case isForbidden(err):
-		return nil, fmt.Errorf("%w: %w", ErrForbidden, err)
-	case err != nil:
-		return nil, err
-	}
-	return &replies[0], nil
+	n, err := ledgerWrite.Run(ctx, l.store.client, []string{l.set, l.changes}, args...).Int()
+	return n == 1, l.failed(err)
 }
 
 func (l *Ledger) bound(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -202,11 +197,31 @@ var ErrForbidden = errors.New("the user may not run what this feature needs; it 
 // ledgerPermissions has all permissions that a Ledger needs. Limits need some of them, too.
 const ledgerPermissions = "+evalsha +eval +time +hmget +hscan +hlen +hset +hdel +lrange +lpush +ltrim"
 
-// ledgerCommands returns the commands of a Ledger. The key must contain a string: then each of them fails or changes
-// nothing.
-func ledgerCommands(key string) [][]any {
-	return [][]any{
-		{"hmget", key, "f"}, {"hscan", key, 0, "count", 1}, {"hlen", key}, {"hset", key, "f", ""}, {"hdel", key, "f"},
-		{"lrange", key, 0, 0}, {"lpush", key, ""}, {"ltrim", key, 0, 0},
+func (l *Ledger) failed(err error) error {
+	if isForbidden(err) {
+		return fmt.Errorf("%w: %w", ErrForbidden, err)
 	}
+	return err
+}
+
+// refusedOfLedger returns the commands of a Ledger that the user may not run. key must contain a string: then each
+// of the commands fails or changes nothing.
+func refusedOfLedger(ctx context.Context, client *goredis.Client, key string) (names []string) {
+	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
+		pipe.HMGet(ctx, key, "f")
+		pipe.Do(ctx, "hscan", key, 0, "count", 1)
+		pipe.HLen(ctx, key)
+		pipe.HSet(ctx, key, "f", "")
+		pipe.HDel(ctx, key, "f")
+		pipe.Do(ctx, "lrange", key, 0, 0)
+		pipe.LPush(ctx, key, "")
+		pipe.LTrim(ctx, key, 0, 0)
+		return nil
+	})
+	for _, cmd := range cmds {
+		if isForbidden(cmd.Err()) {
+			names = append(names, cmd.Name())
+		}
+	}
+	return names
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
 	"github.com/rlsidecar/rlsidecar/internal/stores"
@@ -35,6 +36,12 @@ const (
 	// generous bounds the time until service is normal in tests without a better bound. The real time is logged.
 	generous = 10 * time.Second
 )
+
+func init() { goredis.SetLogger(quiet{}) } // without this, go-redis prints each failure
+
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
 
 func faulty(t *testing.T) {
 	t.Helper()
@@ -231,7 +238,7 @@ func decided(decisions []backend.Decision) (allowed bool, err error) {
 
 // notRun reports whether a failed call certainly charged nothing: the server refused it, or did not get it.
 func notRun(err error) bool {
-	var reply refusal
+	var reply goredis.Error
 	var network *net.OpError
 	return errors.As(err, &reply) || errors.As(err, &network) && network.Op == "dial" || errors.Is(err, errOpen) ||
 		strings.Contains(err.Error(), "not sent in time") || strings.Contains(err.Error(), "no time left")

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"math/rand/v2"
 	"net"
 	"strings"
@@ -262,106 +261,4 @@ func mutated(r *rand.Rand, good string) string {
 		}
 	}
 	return string(b)
-}
-
-// A program in the place of Redis can make requests fail, but cannot end the process.
-func TestAFalseRedisCannotEndTheProcess(t *testing.T) {
-	for _, reply := range []string{"*99999999999\r\n", "$99999999999\r\n", "*1\r\n", "|1\r\n+a\r\n+b\r\n"} {
-		for _, url := range []string{"redis://%s", "redis+sentinel://%s/main", "redis+cluster://%s"} {
-			t.Run(url[:strings.Index(url, ":")]+fmt.Sprintf("%.4q", reply), func(t *testing.T) {
-				t.Parallel()
-				s, err := Open(Config{URL: fmt.Sprintf(url, falseRedis(t, reply)), Timeout: deadline})
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { s.Close() })
-				l := startLoad(t, 2, s)
-				time.Sleep(300 * ms)
-				l.stop()
-				if share := l.share(l.began, time.Now(), nil); share > 0 {
-					t.Errorf("%.1f %% were decided; want none", 100*share)
-				}
-			})
-		}
-	}
-}
-
-// falseRedis starts a server that answers PING and HELLO like an old Redis, and then sends reply without end. It returns
-// the server's address.
-func falseRedis(t *testing.T, reply string) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	many := []byte(strings.Repeat(reply, 1<<12))
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				b := make([]byte, 1<<16)
-				for {
-					n, err := c.Read(b)
-					if err != nil {
-						return
-					}
-					switch command := strings.ToUpper(string(b[:n])); {
-					case strings.Contains(command, "PING"):
-						_, _ = c.Write([]byte("+PONG\r\n"))
-						continue
-					case strings.Contains(command, "HELLO"):
-						_, _ = c.Write([]byte("-ERR unknown command\r\n"))
-						continue
-					}
-					for {
-						if _, err := c.Write(many); err != nil {
-							return
-						}
-					}
-				}
-			}()
-		}
-	}()
-	return l.Addr().String()
-}
-
-func TestTheBoundOfRepliesFollowsTheMemoryLimit(t *testing.T) {
-	for memory, want := range map[int64]int{1: 4 << 20, 64 << 20: 4 << 20, 512 << 20: 32 << 20, 1 << 40: 64 << 20, math.MaxInt64: 64 << 20} {
-		if got := replyBytes(memory); got != want {
-			t.Errorf("with %d bytes of memory replies may have %d bytes; want %d", memory, got, want)
-		}
-	}
-}
-
-// A reply that is too long, or nested too deep, ends its connection before it takes much memory. Texts and errors are
-// logged, so they are short.
-func TestRepliesAreBounded(t *testing.T) {
-	nested := func(depth int) string { return strings.Repeat("*1\r\n", depth) + ":1\r\n" }
-	text := func(size int) string { return "+" + strings.Repeat("1", size-1) + "\r\n" }
-	for reply, fits := range map[string]bool{
-		nested(maxReplyDepth): true, nested(maxReplyDepth + 1): false,
-		text(maxReplyText): true, text(maxReplyText + 1): false, text(maxReplyText + 1)[:maxReplyText+1]: false,
-		"*2\r\n$-1\r\n*0\r\n": true, "*99999999999\r\n": false, "$99999999999\r\n": false, "*\r\n": false, "*-2\r\n": false, "*1x\r\n": false,
-		"|1\r\n": false, "%1\r\n": false, "*1\r\n\r\n": false,
-	} {
-		p := &peers{reply: func([]string) string { return reply }}
-		w := newWire(p.dial, func() {})
-		if _, err := w.call(t.Context(), []any{"get", "x"}); (err == nil) != fits {
-			t.Errorf("%.60q: got %v; want that it fits: %v", reply, err, fits)
-		}
-		w.close()
-	}
-	p := &peers{reply: func([]string) string {
-		return "*1000\r\n" + strings.Repeat("$80000\r\n"+strings.Repeat("x", 80_000)+"\r\n", 60)
-	}}
-	w := newWire(p.dial, func() {})
-	defer w.close()
-	w.most = 4 << 20
-	if _, err := w.call(t.Context(), []any{"get", "x"}); err == nil || !strings.Contains(err.Error(), "more than 4194304 bytes") {
-		t.Errorf("5 MB for a bound of 4 MiB: got %v; want an error that names the bound", err)
-	}
 }

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -451,8 +453,14 @@ func (s *step) conclude(err error) error {
 
 // isReply reports whether err is an error reply of the server that starts with one of codes.
 func isReply(err error, codes ...string) bool {
-	reply, ok := errors.AsType[refusal](err)
-	return ok && slices.ContainsFunc(codes, func(code string) bool { return strings.HasPrefix(string(reply), code) })
+	if err == nil {
+		return false
+	}
+	var reply goredis.Error
+	if !errors.As(err, &reply) {
+		return false
+	}
+	return slices.ContainsFunc(codes, func(code string) bool { return strings.HasPrefix(reply.Error(), code) })
 }
 
 func isRedirect(err error) bool { return isReply(err, "MOVED ", "ASK ", "TRYAGAIN ") }
@@ -496,5 +504,5 @@ var refusals = []string{
 // refused it.
 func neverRan(err error) bool {
 	dial, ok := errors.AsType[*net.OpError](err)
-	return ok && dial.Op == "dial" || isReply(err, refusals...)
+	return ok && dial.Op == "dial" || errors.Is(err, goredis.ErrPoolTimeout) || isReply(err, refusals...)
 }

@@ -13,11 +13,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/rlsidecar/rlsidecar/internal/clock"
 	"github.com/rlsidecar/rlsidecar/internal/nonblock"
@@ -42,7 +46,18 @@ type Config struct {
 	// otherwise.
 	Machine *Machine
 
+	connections     int           // the largest number of connections to a server if the Store decides no charges, and 0 otherwise
 	detachedTimeout time.Duration // for tests: replaces the constant detachedTimeout, unless 0
+}
+
+// LogTo passes the messages of go-redis to the function log. They help only in debugging. All clients of the process
+// share one logger.
+func LogTo(log func(text string)) { goredis.SetLogger(clientLog(log)) }
+
+type clientLog func(text string)
+
+func (log clientLog) Printf(_ context.Context, format string, args ...any) {
+	log(fmt.Sprintf(format, args...))
 }
 
 // Store is a backend.Store in Redis.
@@ -52,7 +67,6 @@ type Store struct {
 	config   Config
 	name     string // the address of the server, the name of the master, or "cluster"
 	endpoint endpoint
-	access   access
 	cluster  *cluster      // nil if this is not a Cluster
 	pool     nonblock.Pool // runs calls
 	age      atomic.Uint32 // changes when another server becomes the master
@@ -92,36 +106,42 @@ func Open(c Config) (*Store, error) {
 	}
 	s.undos = stores.NewUndosBy(s.clock, max(100*time.Millisecond, 4*c.Timeout))
 	s.senderOf, s.starter = s.senderTo, newStarter(s.spawn)
-	s.access = c.access(u)
-	s.access.age = &s.age
-	s.keys, s.claims.call = keys{prefix: c.KeyPrefix}, s.call
+	o := c.options(u)
+	dial := newDialer(o)
+	o.Dialer = dialer(dial, &s.age)
+	k := keys{prefix: c.KeyPrefix}
+	s.keys = k
 	switch u.form {
 	case "cluster":
-		s.cluster = newCluster(s, u.hosts)
+		co := clusterOptions(o, u.hosts)
+		client := goredis.NewClusterClient(co)
+		s.client = client
+		s.cluster = newCluster(client, k, c, func(addr string, at func(string) *node) (backend.Store, *node) {
+			to := *o
+			to.Addr = addr
+			w := s.sender(addr, &to, at)
+			return w, w.node
+		}, s.claims)
 		s.store = s.cluster
-		return s, nil
 	case "sentinel":
-		s.sentinels = s.watchSentinels(s.access, u)
-		s.access.sentinels = s.sentinels
+		client := s.newFailoverClient(o, dial, u)
+		s.client = client
+		s.store = s.sender(u.master, o, nil)
+	default:
+		client := c.newClient(o)
+		s.client = client
+		s.store = s.sender(o.Addr, o, nil)
 	}
-	only := s.sendersTo(s.name)
-	if n := len(only.wires); n > 0 {
-		only.wires[n-1].warm()
-	}
-	s.store = only
 	return s, nil
 }
 
-// sendersTo returns the senders to one server. server is its address, or the name of the master.
-func (s *Store) sendersTo(server string) *serverSenders {
-	s.sendersMu.Lock()
-	defer s.sendersMu.Unlock()
-	if w := s.sendersByServer[server]; w != nil {
-		return w
-	}
-	w := &serverSenders{server: server}
+// sender makes the senders to one server. server is its address, or the name of the master. o has the options of the
+// connections. For at, see node.
+func (s *Store) sender(server string, o *goredis.Options, at func(addr string) *node) *serverSenders {
+	w := &serverSenders{}
 	make := func(timeout time.Duration) *sender {
-		n := s.node(server, w.signOfLife)
+		n := s.node(o, w.signOfLife)
+		n.now, n.at = s.config.Clock, at
 		if real, ok := n.wire.(*wire); ok {
 			w.wires = append(w.wires, real)
 		}
@@ -132,7 +152,6 @@ func (s *Store) sendersTo(server string) *serverSenders {
 	}
 	if timeout := cmp.Or(s.config.detachedTimeout, detachedTimeout); s.config.Timeout < timeout {
 		w.long = make(timeout)
-		w.others = w.node.wire
 	}
 	w.usual = make(s.config.Timeout)
 	w.usual.start = s.starter.add
@@ -140,10 +159,14 @@ func (s *Store) sendersTo(server string) *serverSenders {
 		w.usual.changed = func(open bool) { s.config.Changed(server, open) }
 	}
 	if w.long == nil {
-		w.long, w.others = w.usual, w.node.wire
+		w.long = w.usual
 	}
 	w.usual.probeTimeout = w.long.timeout
-	w.route.Store = w
+	if n := len(w.wires); n > 0 && s.config.connections == 0 {
+		w.wires[n-1].warm()
+	}
+	s.sendersMu.Lock()
+	defer s.sendersMu.Unlock()
 	if s.sendersClosed {
 		w.close()
 	}
@@ -161,27 +184,18 @@ func (s *Store) masterChanged() {
 	}
 }
 
-// node makes a node with a connection of its own, which its user must close.
-func (s *Store) node(server string, alive func()) *node {
-	a := s.access
-	if s.cluster != nil {
-		a.addr = server
-	}
-	n := newNode(s.transportTo(a, alive), s.keys, s.config.Clock)
+// node makes a node with connections of its own, which its user must close.
+func (s *Store) node(o *goredis.Options, alive func()) *node {
+	n := newNode(nil, s.keys, nil)
 	n.replicas = replicas{s.config.WaitReplicas, s.config.Timeout * 3 / 4}
 	if s.config.Panicked != nil {
 		n.panicked = s.config.Panicked
 	}
-	if s.config.Machine != nil {
+	if machine := s.config.Machine; machine != nil {
 		n.clock, n.wall = s.clock, func() algorithms.Micros { return algorithms.Micros(s.clock.Now().UnixMicro()) }
-	}
-	if s.cluster != nil {
-		n.at = func(addr string) *node {
-			if to := s.cluster.redirected(server, addr); to != nil {
-				return to.node
-			}
-			return nil
-		}
+		n.wire = s.simulatedWire(o)
+	} else {
+		n.wire = newWire(o, alive)
 	}
 	return n
 }
@@ -190,7 +204,7 @@ func (s *Store) node(server string, alive func()) *node {
 func (s *Store) senderTo(bucket *backend.Charge) *sender {
 	store := s.store
 	if s.cluster != nil {
-		if s.cluster.layout.Load() == nil {
+		if !s.cluster.known.Load() {
 			return nil
 		}
 		store = s.cluster.route([]backend.Charge{*bucket}).Store
@@ -199,21 +213,6 @@ func (s *Store) senderTo(bucket *backend.Charge) *sender {
 		return w.usual
 	}
 	return nil
-}
-
-// call sends commands that all have the key name, and charge nothing, to the server that has the key. The error may be an
-// error reply. In a Cluster it follows redirections; then it may send commands that have run again.
-func (s *Store) call(ctx context.Context, name string, commands ...[]any) ([]reply, error) {
-	if s.cluster != nil {
-		return s.cluster.call(ctx, name, commands)
-	}
-	return ask(ctx, s.store.(*serverSenders).others, commands...)
-}
-
-// ask sends commands, and returns the replies. The error may be an error reply.
-func ask(ctx context.Context, to transport, commands ...[]any) ([]reply, error) {
-	replies, err := to.call(ctx, commands...)
-	return replies, cmp.Or(err, firstError(replies))
 }
 
 // Submit implements backend.Store.
@@ -237,9 +236,8 @@ func (s *Store) Ping(ctx context.Context) error {
 func (s *Store) ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	_, err := eachMaster(ctx, s, func(ctx context.Context, to *serverSenders) ([]Finding, error) {
-		_, err := ask(ctx, to.others, []any{"ping"})
-		return nil, err
+	_, err := eachMaster(ctx, s, func(ctx context.Context, _ string, client *goredis.Client) ([]Finding, error) {
+		return nil, client.Ping(ctx).Err()
 	})
 	return err
 }
@@ -268,7 +266,7 @@ func (s *Store) Close() error {
 		s.sentinels.close()
 	}
 	s.pool.Close()
-	return nil
+	return s.client.Close()
 }
 
 func (c Config) consistent(l location) error {
@@ -282,16 +280,68 @@ func (c Config) consistent(l location) error {
 	return err
 }
 
-// access returns the access to the servers of l.
-func (c Config) access(l location) access {
-	a := access{
-		network: l.network, addr: l.addr, db: l.db, username: l.username, password: l.password, passwordFile: c.PasswordFile,
-		timeout: max(50*time.Millisecond, 10*c.Timeout),
+// options returns the options that all forms of URLs share. With go-redis's defaults, a lost reply would be
+// charged up to four times, and calls would exceed the deadline of their caller.
+func (c Config) options(l location) *goredis.Options {
+	o := &goredis.Options{
+		Network: l.network, Addr: l.addr, DB: l.db,
+		Username: l.username, Password: l.password,
+		Protocol: 2, DisableIdentity: true,
+		ContextTimeoutEnabled: true, // otherwise the deadline of a context would not end a call
+		MaxRetries:            -1,   // no retries, because a lost reply may have been charged
+		DialTimeout:           max(50*time.Millisecond, 10*c.Timeout),
+		DialerRetries:         1,
+		ReadTimeout:           2 * c.Timeout, // longer than the usual deadline, so that the deadline ends the call
+		WriteTimeout:          2 * c.Timeout,
+		PoolTimeout:           c.Timeout,
+		PoolSize:              cmp.Or(c.connections, 8), // of calls that charge nothing, such as claims of idempotency keys
+		PipelinePoolSize:      -1,
+		MaintNotificationsConfig: &maintnotifications.Config{
+			Mode: maintnotifications.ModeDisabled, // the other modes raise timeouts to ten seconds
+		},
 	}
-	if l.tls {
-		if a.tls = c.TLS; a.tls == nil {
-			a.tls = &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.PasswordFile != "" {
+		o.CredentialsProviderContext = func(context.Context) (string, string, error) {
+			username, password, err := credentials(c.PasswordFile)
+			return cmp.Or(username, l.username), password, err
 		}
 	}
-	return a
+	if l.tls {
+		if o.TLSConfig = c.TLS; o.TLSConfig == nil {
+			o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+		}
+	}
+	return o
+}
+
+// credentials reads a file with "password" or "user:password".
+func credentials(file string) (username, password string, err error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", "", fmt.Errorf("redis password file: %w; write the password, or user:password, into this file and let rlsidecar read it", err)
+	}
+	text := strings.TrimSpace(string(b))
+	if text == "" {
+		return "", "", errors.New("redis password file " + file + " is empty")
+	}
+	if name, word, ok := strings.Cut(text, ":"); ok {
+		return name, word, nil
+	}
+	return "", text, nil
+}
+
+func clusterOptions(o *goredis.Options, hosts []string) *goredis.ClusterOptions {
+	return &goredis.ClusterOptions{
+		NewClient: newClient,
+		Addrs:     hosts, Username: o.Username, Password: o.Password, CredentialsProviderContext: o.CredentialsProviderContext,
+		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
+		ContextTimeoutEnabled: o.ContextTimeoutEnabled, MaxRetries: o.MaxRetries,
+		MaxRedirects: 3, // MOVED and ASK are followed, because such a command has not run
+		Dialer:       o.Dialer, DialTimeout: o.DialTimeout, DialerRetries: o.DialerRetries,
+		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
+		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize, MinIdleConns: o.MinIdleConns,
+		PipelinePoolSize: o.PipelinePoolSize, TLSConfig: o.TLSConfig,
+		ClusterStateReloadInterval: 2 * time.Second, // only a fallback, because errors reload the layout at once
+		MaintNotificationsConfig:   o.MaintNotificationsConfig,
+	}
 }

@@ -89,7 +89,7 @@ func TestMovedSlots(t *testing.T) {
 		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 		charges, numbers := slotsOf(s, "lost")
 		moveEmptySlot(t, cluster, numbers[0])
-		to := s.cluster.sendersTo(cluster.Masters[1].Addr).node
+		to := s.cluster.senderOf(cluster.Masters[1].Addr).node
 		hook := &lostReplies{transport: to.wire}
 		to.wire = hook
 		if d := takeAll(s, charges[:1]); !errors.Is(d[0].Err, backend.ErrUnavailable) || errors.Is(d[0].Err, backend.ErrNotTaken) {
@@ -260,13 +260,6 @@ func takeShard(s *Store, c backend.Charge, i int, terms algorithms.Charge) backe
 	return takeAll(s, []backend.Charge{part})[0]
 }
 
-// wrapSenders makes c, which has read its layout, submit to wrap(next) in place of next, the senders to a master.
-func wrapSenders(c *cluster, wrap func(next backend.Store) backend.Store) {
-	for _, master := range c.layout.Load().masters {
-		master.route.Store = wrap(master)
-	}
-}
-
 // A charge over several shards is denied, because other processes have used up one of them. The charges of the
 // other shards are refunded if the undo arrives in the window that was charged. An undo that arrives in the
 // next window refunds nothing.
@@ -278,9 +271,12 @@ func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 			s, clock := openWithFixedClock(t, on(t, "cluster"))
 			clock.Set(1_000_000_150 * algorithms.Second) // the middle of a window
 			c := sharded(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20, Period: 100 * algorithms.Second, Start: &start}, 2, "race "+name)
-			gate := make(chan struct{})
+			gate, sender := make(chan struct{}), s.cluster.sender
 			var other sync.Once
-			wrapSenders(s.cluster, func(next backend.Store) backend.Store { return contended(gated{next, gate}, &other) })
+			s.cluster.sender = func(addr string, at func(string) *node) (backend.Store, *node) {
+				store, n := sender(addr, at)
+				return contended(gated{store, gate}, &other), n
+			}
 			c.Terms = algorithms.Charge{Cost: 15}
 			if d := takeAllShards(s, c); d.Allowed || d.Err != nil {
 				t.Fatalf("got %+v; want denied and no error", d)

@@ -4,9 +4,12 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -54,37 +57,33 @@ func (s *Store) Prove(ctx context.Context) error {
 // decidesAt returns an error unless the server of client decides a group of two charges. The two keys are in
 // different slots. So a node of a Cluster refuses the group if the URL names a single server. If the URL names a
 // Cluster, the group has one charge.
-func (s *Store) decidesAt(ctx context.Context, to *serverSenders) ([]Finding, error) {
+func (s *Store) decidesAt(ctx context.Context, _ string, client *goredis.Client) ([]Finding, error) {
 	charges := []backend.Charge{probe(), probe()}
 	charges[1].Key = []byte("doctor-2")
 	if s.cluster != nil {
-		slot, has := s.cluster.slotAt(to)
+		slot, has := s.slotAt(ctx, client)
 		if !has {
 			return nil, nil // the node serves no slot, so it gets no commands
 		}
 		charges = charges[:1]
 		charges[0].Slot = slot
 	}
-	if _, err := to.askSoon(ctx, "ping"); err != nil {
+	client = withTimeout(client, proveTimeout)
+	if err := client.Ping(ctx).Err(); err != nil {
 		return nil, err
 	}
+	n := s.node(client.Options(), func() {})
+	defer n.wire.close()
 	var d [2]backend.Decision
-	s.prober(to).Take(ctx, charges, d[:len(charges)])
+	n.Take(ctx, charges, d[:len(charges)])
 	if d[0].Err != nil {
 		return nil, d[0].Err
 	}
 	for i := range charges {
-		key, _ := s.keys.of(&charges[i])
-		_, _ = to.askSoon(ctx, "del", key) // an error is harmless, because the key expires
+		key, _ := n.keys.of(&charges[i])
+		_ = client.Del(ctx, key).Err() // an error is harmless, because the key expires
 	}
 	return nil, nil
-}
-
-// prober returns a node that makes calls to a server by the server's clock, without following redirections.
-func (s *Store) prober(to *serverSenders) *node {
-	n := newNode(to.node.wire, s.keys, nil)
-	n.replicas = to.node.replicas
-	return n
 }
 
 // probe returns a charge that tests a server.
@@ -104,7 +103,7 @@ func (s *Store) mistake(err error) *Mistake {
 	if d := diagnose(err, s.endpoint.form); d.lasting {
 		return &Mistake{server, d.problem + " (" + textOf(err) + ")", d.remedy}
 	}
-	if _, isReply := errors.AsType[refusal](err); isReply {
+	if _, isReply := errors.AsType[goredis.Error](err); isReply {
 		return nil
 	}
 	// A port with TLS may be silent, or close the connection, if the client does not use TLS. A port without
@@ -190,7 +189,10 @@ var errNoMaster = errors.New("a Sentinel knows no master of this name")
 // refused stores the error of the Sentinel at addr, which did not return the master's address. It ignores errors that
 // are not lasting (see diagnosis).
 func (w *sentinels) refused(err error, addr string) {
-	if !diagnose(err, "sentinel").lasting {
+	switch {
+	case errors.Is(err, goredis.Nil):
+		err = fmt.Errorf("%w: %s", errNoMaster, w.name)
+	case !diagnose(err, "sentinel").lasting:
 		return
 	}
 	w.mu.Lock()

@@ -3,33 +3,19 @@ package redis
 import (
 	"bytes"
 	"fmt"
-	"slices"
 	"strconv"
-	"strings"
 	"unsafe"
 )
 
 // maxScriptReply is the largest reply of the script: for a group of the largest size, with the heads of its records.
 const maxScriptReply = headSize + 2*maxGroup*answerSize
 
-const (
-	// maxReplyText is the largest size of a text or an error. Servers send short ones. They are logged.
-	maxReplyText = 1 << 10
-	// maxReplyDepth is how deep arrays may be nested. The reply to CLUSTER SLOTS has this depth.
-	maxReplyDepth = 4
-	// The largest replies to one call that the sidecar accepts, without and with a small memory limit (replyBytes). The
-	// largest replies of a correct server are those to a Ledger, of a few megabytes.
-	maxReplyBytes, minReplyBytes = 64 << 20, 4 << 20
-)
-
-// replyBytes returns the largest size of the replies to one call for a memory limit in bytes (math.MaxInt64 if there is
-// none): a sixteenth, because several connections may get such replies at the same time.
-func replyBytes(memory int64) int { return int(min(max(memory/16, minReplyBytes), maxReplyBytes)) }
-
-// refusal is an error that a server has replied.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
+
+// RedisError marks refusal as a reply, as go-redis does.
+func (refusal) RedisError() {}
 
 // appendCommand appends a command in the protocol RESP2.
 func appendCommand(dst []byte, args []any) []byte {
@@ -71,52 +57,6 @@ type reply struct {
 	null     bool
 }
 
-// at returns the text of element i of an array.
-func (r *reply) at(i int) string {
-	if i >= len(r.elements) {
-		return ""
-	}
-	return r.elements[i].text
-}
-
-// field returns the value of a name in an array of names and values.
-func (r *reply) field(name string) string {
-	for i := 0; i+1 < len(r.elements); i += 2 {
-		if r.elements[i].text == name {
-			return r.elements[i+1].text
-		}
-	}
-	return ""
-}
-
-// texts returns the texts of the elements of an array.
-func (r *reply) texts() []string {
-	texts := make([]string, len(r.elements))
-	for i := range texts {
-		texts[i] = r.elements[i].text
-	}
-	return texts
-}
-
-// cloned returns copies of replies, which share no memory with them.
-func cloned(replies []reply) []reply {
-	own := slices.Clone(replies)
-	for i := range own {
-		own[i].text, own[i].elements = strings.Clone(own[i].text), cloned(own[i].elements)
-	}
-	return own
-}
-
-// firstError returns the first error reply, or nil.
-func firstError(replies []reply) error {
-	for i := range replies {
-		if replies[i].kind == '-' {
-			return refusal(replies[i].text)
-		}
-	}
-	return nil
-}
-
 // parseReply parses the first reply in have, whose arrays are nested at most depth deep. size is its length, or 0 if bytes
 // are missing. The texts share the memory of have. An error means that the bytes are no reply to a command of this package.
 func parseReply(have []byte, depth int) (r reply, size int, err error) {
@@ -137,7 +77,7 @@ func parseReply(have []byte, depth int) (r reply, size int, err error) {
 	}
 	n, err := strconv.Atoi(string(line[1:]))
 	switch {
-	case n == -1:
+	case n == -1 && depth > 0:
 		r.null = true
 		return r, size, nil
 	case err != nil || n < 0 || n > maxScriptReply:

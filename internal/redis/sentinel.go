@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 )
 
 const (
@@ -89,10 +91,10 @@ func (v view) switched(addr string, now time.Time) view {
 // as the replica reports that it is the master.
 type sentinels struct {
 	name   string
-	access access // to the Sentinels and to a replica that they promote
+	master goredis.Options // options of a client of a master
+	dial   dialFunc
 	// username and password log in to the Sentinels. The password is "" if they need none.
 	username, password string
-	transportTo        func(a access, alive func()) transport // Store.transportTo
 
 	moved   func() // called when the master changes
 	closing context.Context
@@ -110,30 +112,35 @@ type sentinels struct {
 	closed  bool
 }
 
-// watchSentinels starts to track the master that l names. a has the access to that master.
-func (s *Store) watchSentinels(a access, l location) *sentinels {
-	a.age = new(atomic.Uint32) // connections to a replica do not become outdated
+// newFailoverClient makes a client of the master that l names. The client follows failovers.
+func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location) *goredis.Client {
 	w := &sentinels{
-		name: l.master, access: a, username: l.sentinelUsername, password: l.sentinelPassword, transportTo: s.transportTo,
-		known: make(chan struct{}), now: s.clock.Now, machine: s.config.Machine, moved: s.masterChanged,
+		name: l.master, master: *o, dial: dial, username: l.sentinelUsername, password: l.sentinelPassword,
+		known: make(chan struct{}), now: s.clock.Now, machine: s.config.Machine,
 	}
+	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = dialer(dial, new(atomic.Uint32)), 1, 0
 	w.closing, w.cancel = context.WithCancel(context.Background())
-	for _, addr := range l.hosts {
-		if w.machine != nil {
-			w.machine.Watch(addr, w.named, func(channel, payload string) { w.message(channel, strings.Fields(payload)) })
-		} else {
-			w.watch(addr)
-		}
+	w.moved = s.masterChanged
+	s.sentinels = w
+	if w.machine != nil {
+		return w.simulate(o, l.hosts)
 	}
-	return w
+	for _, addr := range l.hosts {
+		w.watch(addr)
+	}
+	o.Network, o.Addr = "tcp", l.master
+	o.Dialer = dialer(func(ctx context.Context, _, _ string) (net.Conn, error) { return w.connect(ctx) }, &s.age)
+	o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error { return checkMaster(ctx, cn) }
+	return newClient(o)
 }
 
-// checkMaster examines the reply to INFO. It returns an error if the server reports that it is a replica, or has not
-// answered. If the reply is an error, for example because the user may not run INFO, the server counts as the master.
-func checkMaster(info string, err error) error {
-	_, refused := errors.AsType[refusal](err)
+// checkMaster returns an error if the server reports that it is a replica, or does not answer. If the reply is an
+// error, for example because the user may not run INFO, the server counts as the master.
+func checkMaster(ctx context.Context, client goredis.Cmdable) error {
+	info, err := client.Info(ctx, "replication").Result()
+	var reply goredis.Error
 	switch {
-	case refused:
+	case errors.As(err, &reply):
 		return nil
 	case err == nil && strings.Contains(info, "role:slave"):
 		return notSent("it is a replica, and not the master any more")
@@ -142,21 +149,22 @@ func checkMaster(info string, err error) error {
 	}
 }
 
-var (
-	errPromoting   = notSent("its Sentinels are replacing the master")
-	errNoMasterYet = notSent("no Sentinel has named the master yet")
-)
+var errPromoting = notSent("its Sentinels are replacing the master")
 
-// await returns the address of the current master. Until a Sentinel has named a master, await waits for that.
-func (w *sentinels) await(ctx context.Context) (string, error) {
+// connect makes a connection to the current master. Until a Sentinel has named a master, connect waits for that.
+func (w *sentinels) connect(ctx context.Context) (net.Conn, error) {
 	select {
 	case <-w.known:
-		return w.current()
 	case <-ctx.Done():
-		return "", errNoMasterYet
+		return nil, notSent("no Sentinel has named the master yet")
 	case <-w.closing.Done():
-		return "", net.ErrClosed
+		return nil, net.ErrClosed
 	}
+	addr, err := w.current()
+	if err != nil {
+		return nil, err
+	}
+	return w.dial(ctx, "tcp", addr)
 }
 
 // current returns the address of the master. The address is "" if no Sentinel has named the master yet. While a
@@ -197,10 +205,8 @@ func (w *sentinels) change(event func(view) view) {
 // follow polls a replica that is being promoted, until the replica reports that it is the master or the
 // failover has ended.
 func (w *sentinels) follow(addr string) {
-	a := w.access
-	a.addr = addr
-	replica := w.transportTo(a, func() {})
-	defer replica.close()
+	client := w.clientOf(addr)
+	defer client.Close()
 	for {
 		w.mu.Lock()
 		over := w.view.next != addr || !w.view.moving(w.now())
@@ -209,9 +215,9 @@ func (w *sentinels) follow(addr string) {
 			return
 		}
 		ctx, cancel := context.WithDeadline(w.closing, w.now().Add(10*promotionPoll))
-		replies, err := replica.call(ctx, []any{"info", "replication"})
+		info, err := client.Info(ctx, "replication").Result()
 		cancel()
-		if err == nil && strings.Contains(replies[0].text, "role:master") {
+		if err == nil && strings.Contains(info, "role:master") {
 			w.change(func(v view) view {
 				if v.next != addr {
 					return v
@@ -224,6 +230,17 @@ func (w *sentinels) follow(addr string) {
 			return
 		}
 	}
+}
+
+// clientOf makes a client that does not follow failovers.
+func (w *sentinels) clientOf(addr string) *goredis.Client {
+	o := w.master
+	o.Addr = addr
+	client := newClient(&o)
+	if w.machine != nil {
+		client.AddHook(simulation{w.machine, addr})
+	}
+	return client
 }
 
 func (w *sentinels) spawn(f func()) {

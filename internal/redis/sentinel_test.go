@@ -131,7 +131,6 @@ func TestAPromotionThatWasReplacedChangesNothing(t *testing.T) {
 			commands[i].Reply = "role:master"
 		}
 	}}
-	w.transportTo = func(a access, _ func()) transport { return &simulatedWire{machine: w.machine, addr: a.addr} }
 	w.follow("b:1")
 	if w.view.master != "a:1" || w.view.next != "c:1" {
 		t.Errorf("the master is %s, and %s is promoted; want a:1 and c:1", w.view.master, w.view.next)

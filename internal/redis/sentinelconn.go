@@ -6,26 +6,35 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"time"
 )
 
-// sentinelConn is a connection to a Sentinel.
-type sentinelConn struct {
-	dialogue
+const (
+	// maxSentinelReply is the largest size of a reply of a Sentinel. The largest one describes all other Sentinels, with
+	// a kilobyte for each.
+	maxSentinelReply = 1 << 20
+	sentinelDepth    = 2 // of the arrays in such a reply
+)
 
+// sentinelConn is a connection to a Sentinel. The client of go-redis for Sentinels cannot be used: its goroutine for
+// messages panics at a message of another form than it expects, and so ends the process.
+type sentinelConn struct {
+	net.Conn
+	have []byte      // what has arrived and is not received
 	stop func() bool // ends the wait for the end of the Store, which closes the connection
 }
 
 func (w *sentinels) dialSentinel(addr string) (*sentinelConn, error) {
-	nc, err := w.access.dial(w.closing, addr)
+	nc, err := w.dial(w.closing, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	c := &sentinelConn{dialogue: dialogue{Conn: nc}}
+	c := &sentinelConn{Conn: nc}
 	c.stop = context.AfterFunc(w.closing, func() { nc.Close() })
 	if w.password != "" {
-		if _, err := c.call("auth", cmp.Or(w.username, "default"), w.password); err != nil {
+		if _, err := c.call("AUTH", cmp.Or(w.username, "default"), w.password); err != nil {
 			c.Close()
 			return nil, err
 		}
@@ -39,16 +48,63 @@ func (c *sentinelConn) Close() error {
 }
 
 // send sends a command, and sets the time by which its reply must have arrived.
-func (c *sentinelConn) send(command ...any) error {
+func (c *sentinelConn) send(command ...string) error {
 	_ = c.SetDeadline(time.Now().Add(sentinelPoll / 2))
-	return c.dialogue.send(command...)
+	args := make([]any, len(command))
+	for i, arg := range command {
+		args[i] = arg
+	}
+	_, err := c.Write(appendCommand(nil, args))
+	return err
 }
 
-func (c *sentinelConn) call(command ...any) (reply, error) {
+// call sends a command and returns its reply. An error reply is a refusal.
+func (c *sentinelConn) call(command ...string) (reply, error) {
 	if err := c.send(command...); err != nil {
 		return reply{}, err
 	}
 	return c.receive()
+}
+
+// receive waits for a reply and returns it.
+func (c *sentinelConn) receive() (reply, error) {
+	for {
+		r, size, err := parseReply(c.have, sentinelDepth)
+		c.have = c.have[size:] // r has the memory before it
+		switch {
+		case err != nil:
+			return r, err
+		case size > 0 && r.kind == '-':
+			return r, refusal(r.text)
+		case size > 0:
+			return r, nil
+		case len(c.have) > maxSentinelReply:
+			return r, fmt.Errorf("redis: invalid reply: a Sentinel sent more than %d bytes", maxSentinelReply)
+		}
+		c.have = slices.Grow(c.have, max(4096, len(c.have)))
+		n, err := c.Read(c.have[len(c.have):cap(c.have)])
+		if c.have = c.have[:len(c.have)+n]; n == 0 && err != nil {
+			return r, err
+		}
+	}
+}
+
+// at returns the text of element i of an array.
+func (r *reply) at(i int) string {
+	if i >= len(r.elements) {
+		return ""
+	}
+	return r.elements[i].text
+}
+
+// field returns the value of a name in an array of names and values.
+func (r *reply) field(name string) string {
+	for i := 0; i+1 < len(r.elements); i += 2 {
+		if r.elements[i].text == name {
+			return r.elements[i+1].text
+		}
+	}
+	return ""
 }
 
 // attend polls the Sentinel at addr and receives its messages, until a connection fails.

@@ -3,7 +3,6 @@ package redis
 import (
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -14,12 +13,9 @@ const detachedTimeout = 250 * time.Millisecond
 // serverSenders has the two senders to one server. long has a longer timeout, and sends detached batches. usual sends
 // everything else. If usual has a timeout of detachedTimeout or more, long is the same sender.
 type serverSenders struct {
-	server      string // the address of the server, or the name of the master
 	usual, long *sender
-	node        *node     // of usual
-	others      transport // of long; also sends the commands that charge nothing
+	node        *node // of usual
 	wires       []*wire
-	route       stores.Route
 }
 
 func (w *serverSenders) Submit(b *backend.Batch) {

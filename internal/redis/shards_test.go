@@ -243,8 +243,12 @@ func shardsLostARace(t *testing.T, config Config) {
 	t.Helper()
 	s, _ := openWithFixedClock(t, config)
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 20 * algorithms.Second}, 2, "race")
+	sender := s.cluster.sender
 	var other sync.Once
-	wrapSenders(s.cluster, func(next backend.Store) backend.Store { return contended(next, &other) })
+	s.cluster.sender = func(addr string, at func(string) *node) (backend.Store, *node) {
+		store, n := sender(addr, at)
+		return contended(store, &other), n
+	}
 	c.Terms = algorithms.Charge{Cost: 15}
 	d := takeAllShards(s, c)
 	if d.Allowed || d.Err != nil {

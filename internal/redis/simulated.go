@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/rlsidecar/rlsidecar/internal/clock"
 )
 
@@ -31,30 +33,66 @@ type Machine struct {
 // ErrorReply.
 type Command struct {
 	Args  []any
-	Reply any // string, int64, []any, or nil
+	Reply any // string, int64, []any, []Slots, or nil
 	Err   error
 }
 
-// ErrorReply is an error that a server replied.
-type ErrorReply = refusal
+// Slots is a part of the reply to CLUSTER SLOTS: the node at Addr is the master of the slots From to To, both included.
+type Slots struct {
+	From, To int
+	Addr     string
+}
 
-// transportTo returns the transport to a server. alive is called when it shows that the server lives.
-func (s *Store) transportTo(a access, alive func()) transport {
-	if s.config.Machine != nil {
-		return &simulatedWire{machine: s.config.Machine, addr: a.addr, sentinels: a.sentinels}
+// ErrorReply is an error that a server replied.
+type ErrorReply string
+
+func (e ErrorReply) Error() string { return string(e) }
+
+// RedisError marks e as a reply, for the Redis client.
+func (ErrorReply) RedisError() {}
+
+func (c Config) newClient(o *goredis.Options) *goredis.Client {
+	if c.Machine == nil {
+		return newClient(o)
 	}
-	return newWire(a.connect, alive)
+	o.MinIdleConns = 0 // no real connection is made
+	client := newClient(o)
+	c.simulate(client)
+	return client
+}
+
+// simulate makes client call simulated servers if c belongs to a simulation.
+func (c Config) simulate(client *goredis.Client) {
+	if c.Machine != nil {
+		client.AddHook(simulation{c.Machine, client.Options().Addr})
+	}
+}
+
+// simulate makes client call simulated servers if s belongs to a simulation. With Sentinels, the client calls
+// the current master.
+func (s *Store) simulate(client *goredis.Client) {
+	if s.sentinels != nil && s.config.Machine != nil {
+		client.AddHook(&simulatedMaster{sentinels: s.sentinels})
+		return
+	}
+	s.config.simulate(client)
 }
 
 // simulatedWire is the transport to a simulated server.
 type simulatedWire struct {
-	machine   *Machine
-	addr      string
-	sentinels *sentinels // if not nil, they name the server
-	checked   string     // the server to which a connection exists; "" if there is none. It is used only with Sentinels
+	machine *Machine
+	client  *goredis.Client
 }
 
-func (*simulatedWire) close() {}
+func (s *Store) simulatedWire(o *goredis.Options) *simulatedWire {
+	own := *o
+	own.MinIdleConns = 0 // no real connection is made
+	client := newClient(&own)
+	s.simulate(client)
+	return &simulatedWire{s.config.Machine, client}
+}
+
+func (w *simulatedWire) close() { _ = w.client.Close() }
 
 func (*simulatedWire) lead() {}
 
@@ -62,86 +100,90 @@ func (w *simulatedWire) start(x *exchange) {
 	w.machine.Go(func() {
 		ctx, cancel := context.WithDeadline(context.Background(), x.until)
 		defer cancel()
-		x.replies, x.err = w.call(ctx, x.commands...)
+		pipe := w.client.Pipeline()
+		var cmds []*goredis.Cmd
+		for _, command := range x.commands {
+			cmds = append(cmds, pipe.Do(ctx, command...))
+		}
+		_, _ = pipe.Exec(ctx) // each command has its own error
+		x.replies, x.err = x.replies[:0], nil
+		for _, cmd := range cmds {
+			r, err := cmd.Result()
+			var refused goredis.Error
+			switch r := r.(type) {
+			case string:
+				x.replies = append(x.replies, reply{kind: '$', text: r})
+			case int64:
+				x.replies = append(x.replies, reply{kind: ':', text: strconv.FormatInt(r, 10)})
+			default:
+				if x.replies = append(x.replies, reply{kind: '-', text: err.Error()}); !errors.As(err, &refused) {
+					x.err = err
+				}
+			}
+		}
 		x.done()
 	})
 }
 
-func (w *simulatedWire) call(ctx context.Context, commands ...[]any) ([]reply, error) {
-	addr := w.addr
-	if w.sentinels != nil {
-		master, err := w.connect(ctx)
-		if err != nil {
-			return nil, err
-		}
-		addr = master
-	}
-	replies, err := w.send(ctx, addr, commands)
-	if err != nil || isReply(firstError(replies), "READONLY") {
-		w.checked = ""
-	}
-	return replies, err
+// simulation is a goredis.Hook that sends the commands of a client to a simulated server.
+type simulation struct {
+	machine *Machine
+	addr    string
 }
 
-// connect returns the address of the current master. Before the first commands, and after a failure, it checks that the
-// server is the master.
-func (w *simulatedWire) connect(ctx context.Context) (string, error) {
-	addr, err := w.sentinels.current()
-	switch {
-	case err != nil:
-		return "", err
-	case addr == "":
-		return "", errNoMasterYet
-	case addr == w.checked:
-		return addr, nil
+func (simulation) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+func (s simulation) ProcessHook(goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		s.call(ctx, []goredis.Cmder{cmd})
+		return cmd.Err()
 	}
-	replies, err := w.send(ctx, addr, [][]any{{"info", "replication"}})
+}
+
+func (s simulation) ProcessPipelineHook(goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []goredis.Cmder) error {
+		s.call(ctx, cmds)
+		for _, cmd := range cmds {
+			if err := cmd.Err(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func (s simulation) call(ctx context.Context, cmds []goredis.Cmder) {
+	commands := make([]Command, len(cmds))
+	for i, cmd := range cmds {
+		commands[i].Args = cmd.Args()
+	}
+	s.machine.Call(ctx, s.addr, commands)
+	for i, cmd := range cmds {
+		setReply(cmd, &commands[i])
+	}
+}
+
+func setReply(cmd goredis.Cmder, c *Command) {
+	err := c.Err
+	if _, set := cmd.(*goredis.BoolCmd); c.Reply == nil && err == nil && !set { // SET NX replies nil for false
+		err = goredis.Nil
+	}
+	cmd.SetErr(err)
 	if err != nil {
-		return "", err
+		return
 	}
-	if err := checkMaster(replies[0].text, firstError(replies)); err != nil {
-		return "", err
-	}
-	if is, err := w.sentinels.current(); is != addr || err != nil { // the master has changed during the check
-		return "", errOutdated
-	}
-	w.checked = addr
-	return addr, nil
-}
-
-func (w *simulatedWire) send(ctx context.Context, addr string, commands [][]any) (replies []reply, err error) {
-	calls := make([]Command, len(commands))
-	for i := range commands {
-		calls[i].Args = commands[i]
-	}
-	w.machine.Call(ctx, addr, calls)
-	for _, c := range calls {
-		if _, refused := errors.AsType[refusal](c.Err); c.Err != nil && !refused {
-			return nil, c.Err
-		}
-		replies = append(replies, simulatedReply(c.Reply, c.Err))
-	}
-	return replies, nil
-}
-
-func simulatedReply(value any, err error) reply {
-	if err != nil {
-		return reply{kind: '-', text: err.Error()}
-	}
-	switch value := value.(type) {
-	case nil:
-		return reply{kind: '$', null: true}
-	case string:
-		return reply{kind: '$', text: value}
-	case int64:
-		return reply{kind: ':', text: strconv.FormatInt(value, 10)}
-	case []any:
-		r := reply{kind: '*'}
-		for _, element := range value {
-			r.elements = append(r.elements, simulatedReply(element, nil))
-		}
-		return r
+	switch cmd := cmd.(type) {
+	case *goredis.Cmd:
+		cmd.SetVal(c.Reply)
+	case *goredis.StatusCmd:
+		cmd.SetVal(c.Reply.(string))
+	case *goredis.StringCmd:
+		cmd.SetVal(c.Reply.(string))
+	case *goredis.IntCmd:
+		cmd.SetVal(c.Reply.(int64))
+	case *goredis.BoolCmd:
+		cmd.SetVal(c.Reply != nil)
 	default:
-		panic(fmt.Sprintf("redis: a simulated server replied a %T", value))
+		panic(fmt.Sprintf("redis: a simulation has no replies for %T", cmd))
 	}
 }

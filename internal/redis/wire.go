@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 )
 
 // transport sends commands to one server.
@@ -20,9 +22,6 @@ type transport interface {
 	start(x *exchange)
 	// close makes the transport refuse further exchanges. Those in flight end first.
 	close()
-	// call sends commands and waits for the replies to them, which may be errors. The deadline of ctx is that of the exchange.
-	// That ctx is canceled does not end the call.
-	call(ctx context.Context, commands ...[]any) ([]reply, error)
 	// lead may be called after start by the goroutine that waits for x, with x.leads set. It may use that goroutine to read
 	// the replies, until x ends. Waking another goroutine takes longer than the rest of a call.
 	lead()
@@ -61,8 +60,6 @@ const (
 	// watchedFor is how long after a reply the goroutine that reads is trusted to have noticed the end of its connection.
 	// Later, the socket is asked, because this process may have been paused.
 	watchedFor = time.Millisecond
-	// maxKept is the largest size of a buffer for replies that is kept for the next ones.
-	maxKept = 1 << 20
 	// lateAnswer is how long a connection waits for an answer after its exchange has ended.
 	lateAnswer = 2 * time.Second
 )
@@ -78,12 +75,14 @@ var (
 // replies to earlier ones. One goroutine for each connection reads the replies, in the order of the exchanges. After an
 // exchange whose caller leads there is none, until the next exchange.
 //
+// go-redis connects the wire and logs in. With go-redis, each call would wait on another goroutine, take a connection
+// from the pool, check it, and set timers. In a Cluster, where calls are small, this would be most of the cost of a call.
+//
 // When a reply is late, the next exchange gets another connection. The old one stays open for a while, because a late
 // reply shows that the server works.
 type wire struct {
-	dial  func() (net.Conn, error)
-	alive func() // called when the server gives a sign of life: it can be reached, or its reply comes late
-	most  int    // the largest size of the replies to an exchange
+	dial  func() (conn net.Conn, release func(), err error) // release is called after conn has been closed, or the dial has failed
+	alive func()                                            // called when the server gives a sign of life: it can be reached, or its reply comes late
 
 	mu     sync.Mutex
 	pipes  []*pipe // the connections that are not closed; this and the following fields are guarded by mu
@@ -97,6 +96,7 @@ type wire struct {
 // pipe is a connection with the exchanges on it. Its fields are guarded by the mutex of the wire, except where noted.
 type pipe struct {
 	conn       net.Conn  // nil while it is being made
+	release    func()    // called after conn has been closed
 	flights    []flight  // the exchanges without all their replies, in the order in which they are sent
 	written    int       // how many flights are written or being written
 	queued     []byte    // the commands of the other flights
@@ -121,27 +121,8 @@ type flight struct {
 	count, size int // of the commands
 }
 
-func newWire(dial func() (net.Conn, error), alive func()) *wire {
-	return &wire{dial: dial, alive: alive, most: replyBytes(debug.SetMemoryLimit(-1))}
-}
-
-// call implements transport.
-func (w *wire) call(ctx context.Context, commands ...[]any) (replies []reply, err error) {
-	until, bounded := ctx.Deadline()
-	if !bounded {
-		until = time.Now().Add(lateAnswer)
-	}
-	ended := make(chan struct{})
-	x := &exchange{commands: commands, until: until}
-	x.done = func() {
-		if x.err == nil {
-			replies = cloned(x.replies)
-		}
-		close(ended)
-	}
-	w.start(x)
-	<-ended
-	return replies, x.err
+func newWire(o *goredis.Options, alive func()) *wire {
+	return &wire{dial: func() (net.Conn, func(), error) { return dialWire(*o) }, alive: alive}
 }
 
 // start implements transport.
@@ -289,7 +270,7 @@ func (w *wire) retire(p *pipe) {
 // connect makes the connection of p.
 func (w *wire) connect(p *pipe) {
 	began := time.Now()
-	conn, err := w.dial()
+	conn, release, err := w.dial()
 	if err != nil {
 		w.unreachable(err, time.Since(began))
 	}
@@ -297,7 +278,7 @@ func (w *wire) connect(p *pipe) {
 	if err == nil && p.over && len(p.flights) == 0 {
 		err = errDrained
 	}
-	p.conn, p.reading = conn, err == nil
+	p.conn, p.release, p.reading = conn, release, err == nil
 	w.mu.Unlock()
 	if err != nil {
 		w.fail(p, err, 0)
@@ -306,6 +287,31 @@ func (w *wire) connect(p *pipe) {
 	go w.read(p, false)
 	w.alive()
 	w.write(p, false)
+}
+
+// dialWire makes a connection that is ready for commands. It uses the pool of a separate client, which release closes.
+func dialWire(o goredis.Options) (conn net.Conn, release func(), err error) {
+	timeout := max(detachedTimeout, o.DialTimeout)
+	o.PoolSize, o.MinIdleConns, o.MaxRetries = 1, 0, -1
+	o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = timeout, timeout, timeout
+	var made atomic.Pointer[net.Conn] // atomic, because go-redis may still dial after Ping has timed out
+	dial := o.Dialer
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		nc, err := dial(ctx, network, addr)
+		if err == nil {
+			made.Store(&nc)
+		}
+		return nc, err
+	}
+	client := newClient(&o)
+	release = func() { _ = client.Close() }
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	if err := client.Ping(ctx).Err(); err != nil {
+		return nil, release, err
+	}
+	conn = *made.Load()
+	return conn, release, conn.SetDeadline(time.Time{}) // go-redis leaves those of Ping
 }
 
 // write writes the commands of p; the caller has set p.writing. With inline, another goroutine continues before a write
@@ -348,12 +354,7 @@ func (w *wire) read(p *pipe, led bool) {
 		n, failed := p.conn.Read(p.buf[len(p.buf):cap(p.buf)])
 		p.buf = p.buf[:len(p.buf)+n]
 		used, err := w.answer(p, p.buf)
-		if p.buf = p.buf[:copy(p.buf, p.buf[used:])]; len(p.buf) > w.most {
-			err = fmt.Errorf("redis: invalid reply: more than %d bytes", w.most)
-		}
-		if len(p.buf) == 0 && cap(p.buf) > maxKept {
-			p.buf = nil
-		}
+		p.buf = p.buf[:copy(p.buf, p.buf[used:])]
 		if led && errors.Is(failed, os.ErrDeadlineExceeded) { // tick has ended the exchange
 			failed = p.conn.SetReadDeadline(time.Time{})
 		}
@@ -397,7 +398,7 @@ func (w *wire) answer(p *pipe, have []byte) (used int, err error) {
 		p.replies = p.replies[:0]
 		at := used
 		for range count {
-			r, size, err := parseReply(have[at:], maxReplyDepth)
+			r, size, err := parseReply(have[at:], 0)
 			if err != nil || size == 0 {
 				return used, err
 			}
@@ -453,6 +454,7 @@ func (w *wire) fail(p *pipe, err error, unsent int) {
 			if p.conn != nil {
 				p.conn.Close()
 			}
+			p.release()
 		}()
 	}
 	w.mu.Unlock()

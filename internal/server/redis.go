@@ -57,6 +57,7 @@ func (u UnusableRedis) Error() string { return u.Err.Error() }
 func (u UnusableRedis) Unwrap() error { return u.Err }
 
 func (s *server) openRedis() ([]*redis.Store, error) {
+	redis.LogTo(func(text string) { s.log.Debug("redis client", zap.String("message", text)) })
 	opened, closed := s.metrics.WatchBreakers()
 	return s.config.Redis.open(func(server string, open bool) {
 		s.breakerChanged(server, open)
@@ -73,6 +74,7 @@ func (s *server) openRedis() ([]*redis.Store, error) {
 // OpenRedis returns the stores that a server with the settings c would use. It returns an error if the
 // settings contain a mistake.
 func OpenRedis(c Redis) ([]*redis.Store, error) {
+	redis.LogTo(func(string) {}) // the calls return the errors that matter
 	return c.open(nil, nil)
 }
 

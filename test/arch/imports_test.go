@@ -90,6 +90,7 @@ var importers = map[string]map[string]string{
 		"internal/xds":             "converts messages to configuration",
 	},
 	"github.com/redis/go-redis": {
+		"internal/redis":             "stores buckets over the network",
 		"internal/testkit/redistest": "starts servers for tests",
 	},
 	"go.yaml.in/yaml": {

@@ -79,13 +79,13 @@ func (w *world) addNode() *server {
 }
 
 // slots returns the reply to CLUSTER SLOTS.
-func (l *layout) slots() (all []any) {
-	for b := 0; b < blocks; {
-		from, s := b, l.owner[b]
-		for b < blocks && l.owner[b] == s {
-			b++
+func (l *layout) slots() (all []redis.Slots) {
+	for b, s := range l.owner {
+		if n := len(all); n > 0 && all[n-1].Addr == s.name+":6379" {
+			all[n-1].To += ofBlock
+		} else {
+			all = append(all, redis.Slots{From: b * ofBlock, To: b*ofBlock + ofBlock - 1, Addr: s.name + ":6379"})
 		}
-		all = append(all, []any{int64(from * ofBlock), int64(b*ofBlock - 1), []any{s.name, int64(6379)}})
 	}
 	return all
 }

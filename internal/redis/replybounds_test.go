@@ -1,0 +1,173 @@
+package redis
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"net"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// The result does not depend on how the bytes are divided among reads.
+func TestRepliesAreBounded(t *testing.T) {
+	nested := func(depth int) string { return strings.Repeat("*1\r\n", depth) + ":1\r\n" }
+	for reply, want := range map[string]string{
+		"+OK\r\n:-5\r\n-ERR no\r\n":                          "",
+		"$3\r\na\r\n\r\n+OK\r\n":                             "",
+		"$0\r\n\r\n*0\r\n*-1\r\n$-1\r\n+OK\r\n":              "",
+		"*3\r\n*2\r\n:1\r\n$-1\r\n*0\r\n$2\r\n*9\r\n+OK\r\n": "",
+		nested(maxReplyDepth) + nested(maxReplyDepth):        "",
+		nested(maxReplyDepth + 1):                            "nested arrays",
+		"*99999999999\r\n":                                   "elements",
+		"*99999999999999999999999999\r\n":                    "without a length",
+		"*18446744073709551617\r\n":                          "elements",
+		"*2\r\n*2097149\r\n":                                 "",
+		"*2\r\n*2097150\r\n":                                 "elements",
+		"*2\r\n+a\r\n+b\r\n*2097151\r\n":                     "",
+		"$67108864\r\n":                                      "bytes", // the line with the length counts too
+		"$99999999999\r\n":                                   "bytes",
+		"*2\r\n$40000000\r\n" + strings.Repeat("x", 40_000_002) + "$40000000\r\n": "bytes",
+		"*\r\n":                        "without a length",
+		"*-2\r\n":                      "without a length",
+		"*1x\r\n":                      "without a length",
+		"*1\n":                         "without a length",
+		"*" + strings.Repeat("0", 100): "without a length",
+		"|1\r\n":                       "unknown type '|'",
+		"%1\r\n":                       "unknown type '%'",
+		"*1\r\n\r\n":                   "unknown type '\\r'",
+	} {
+		pieces := []int{1, 2, 3, 7, len(reply)}
+		if len(reply) > 1000 {
+			pieces = []int{len(reply), 1 << 20}
+		}
+		for _, piece := range pieces {
+			r := replyBounds{most: 64 << 20}
+			var err error
+			for rest := []byte(reply); len(rest) > 0 && err == nil; rest = rest[min(piece, len(rest)):] {
+				err = r.add(rest[:min(piece, len(rest))])
+			}
+			if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+				t.Errorf("%.60q in pieces of %d: got %v; want an error with %q", reply, piece, err, want)
+			}
+		}
+	}
+}
+
+// Errors are logged, so they are short. The result does not depend on how the bytes are divided among reads.
+func TestLongTextsAreRefused(t *testing.T) {
+	for _, kind := range []string{"+", "-ERR ", ":"} {
+		for _, piece := range []int{1, 100, 1 << 20} {
+			for size, want := range map[int]bool{maxReplyText: true, maxReplyText + 1: false, 100 << 10: false} {
+				r := replyBounds{most: 64 << 20}
+				var err error
+				text := append([]byte("+x\r\n"+kind), bytes.Repeat([]byte("1"), size-len(kind)-2)...)
+				for rest := append(text, "\r\n"...); len(rest) > 0 && err == nil; rest = rest[min(piece, len(rest)):] {
+					err = r.add(rest[:min(piece, len(rest))])
+				}
+				if (err == nil) != want || err != nil && len(err.Error()) > 500 {
+					t.Errorf("%s: a text of %d bytes in pieces of %d: got the error %.200v; want an error: %v", kind, size, piece, err, !want)
+				}
+			}
+		}
+	}
+}
+
+func TestTheBoundOfAReplyFollowsTheMemoryLimit(t *testing.T) {
+	for memory, want := range map[int64]int{1: 4 << 20, 64 << 20: 4 << 20, 512 << 20: 32 << 20, 1 << 40: 64 << 20, math.MaxInt64: 64 << 20} {
+		if got := replyBytes(memory); got != want {
+			t.Errorf("with %d bytes of memory a reply may have %d bytes; want %d", memory, got, want)
+		}
+	}
+	before := debug.SetMemoryLimit(64 << 20)
+	defer debug.SetMemoryLimit(before)
+	near, far := net.Pipe()
+	defer near.Close()
+	defer far.Close()
+	go func() { _, _ = far.Write([]byte("$60000000\r\n")) }()
+	if _, err := newConn(near, new(atomic.Uint32), 0).Read(make([]byte, 100)); err == nil || !strings.Contains(err.Error(), "4194304 bytes") {
+		t.Errorf("a reply of 60 MB with a memory limit of 64 MiB: got the error %v; want one that names the bound", err)
+	}
+}
+
+func TestReadsFailAtAReplyWithoutBounds(t *testing.T) {
+	near, far := net.Pipe()
+	defer far.Close()
+	c := newConn(near, new(atomic.Uint32), 0)
+	defer c.Close()
+	go func() { _, _ = far.Write([]byte("*99999999999\r\n$1\r\n")) }()
+	for range 2 {
+		if n, err := c.Read(make([]byte, 100)); n != 0 || err == nil || !strings.Contains(err.Error(), "elements") {
+			t.Fatalf("got %d bytes and the error %v; want no bytes and an error about elements", n, err)
+		}
+		go func() { _, _ = far.Write([]byte("+OK\r\n")) }()
+	}
+}
+
+// A program in the place of Redis can make requests fail, but cannot end the process.
+func TestAFalseRedisCannotEndTheProcess(t *testing.T) {
+	for _, reply := range []string{"*99999999999\r\n", "$99999999999\r\n", "*1\r\n", "|1\r\n+a\r\n+b\r\n"} {
+		for _, url := range []string{"redis://%s", "redis+sentinel://%s/main", "redis+cluster://%s"} {
+			t.Run(url[:strings.Index(url, ":")]+fmt.Sprintf("%.4q", reply), func(t *testing.T) {
+				t.Parallel()
+				s, err := Open(Config{URL: fmt.Sprintf(url, falseRedis(t, reply)), Timeout: deadline})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { s.Close() })
+				l := startLoad(t, 2, s)
+				time.Sleep(300 * ms)
+				l.stop()
+				if share := l.share(l.began, time.Now(), nil); share > 0 {
+					t.Errorf("%.1f %% were decided; want none", 100*share)
+				}
+			})
+		}
+	}
+}
+
+// falseRedis starts a server that answers PING and HELLO like an old Redis, and then sends reply without end. It returns
+// the server's address.
+func falseRedis(t *testing.T, reply string) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	many := []byte(strings.Repeat(reply, 1<<12))
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				b := make([]byte, 1<<16)
+				for {
+					n, err := c.Read(b)
+					if err != nil {
+						return
+					}
+					switch command := strings.ToUpper(string(b[:n])); {
+					case strings.Contains(command, "PING"):
+						_, _ = c.Write([]byte("+PONG\r\n"))
+						continue
+					case strings.Contains(command, "HELLO"):
+						_, _ = c.Write([]byte("-ERR unknown command\r\n"))
+						continue
+					}
+					for {
+						if _, err := c.Write(many); err != nil {
+							return
+						}
+					}
+				}
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
