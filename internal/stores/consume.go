@@ -96,7 +96,7 @@ func (s *CacheStore) answer(c *backend.Charge, p *cachePart, d *backend.Decision
 		if q.leases && canLease(c) {
 			if l := sh.hotKeyOf(b, c); l != nil {
 				p.hotKey = l
-				request = s.consumePart(sh, c, p, d, q)
+				request = s.consume(sh, c, p, d, q)
 				remembers = remembers && !p.leased && l.left() == 0 // before a denial, leased units are returned
 			}
 		}
@@ -123,27 +123,6 @@ func (s *CacheStore) putBackAll(charges []backend.Charge, parts []cachePart, dec
 			s.putBack(&charges[i], &parts[i], &decisions[i], now)
 		}
 	}
-}
-
-// consume charges c to the leases of l. If the leases have too few units or have expired, it consumes nothing
-// and enough is false. The lock of sh is held. After releasing it, the caller must call submit on request,
-// which may be nil.
-func (s *CacheStore) consume(sh *cacheShard, l *hotKey, c *backend.Charge, now time.Duration) (enough bool, request *ahead) {
-	if l.grants[1].left > 0 && (l.grants[0].left == 0 || now >= l.grants[0].until) {
-		sh.rotate(l, now)
-	}
-	first, second := &l.grants[0], &l.grants[1]
-	if first.left+second.left < c.Terms.Cost || now >= first.until {
-		return false, nil
-	}
-	n := min(first.left, c.Terms.Cost)
-	first.left -= n
-	second.left -= c.Terms.Cost - n
-	l.count(c.Terms.Cost, now)
-	if first.left <= l.low || now >= l.early {
-		request = s.leaseAhead(sh, l, c.Terms.Cost, now)
-	}
-	return true, request
 }
 
 type consumedUnits struct {
@@ -207,24 +186,30 @@ func (l *hotKey) span() time.Duration { return time.Duration(l.charge.Lease.For)
 
 func micros(d time.Duration) algorithms.Micros { return algorithms.Micros(d / time.Microsecond) }
 
-// consumePart charges c to the leases of p.hotKey, and writes the decision to d. If there are no leases or too few units
-// in them, it consumes nothing, and p.leased stays false. If the group is denied, the caller must undo the charge with
+// consume charges c to the leases of p.hotKey, and writes the decision to d. If the leases have too few units or have
+// expired, it consumes nothing, and p.leased stays false. If the group is denied, the caller must undo the charge with
 // putBack. The lock of sh is held. After releasing it, the caller must call submit on request, which may be nil.
-func (s *CacheStore) consumePart(sh *cacheShard, c *backend.Charge, p *cachePart, d *backend.Decision, q query) (request *ahead) {
+func (s *CacheStore) consume(sh *cacheShard, c *backend.Charge, p *cachePart, d *backend.Decision, q query) (request *ahead) {
 	l := p.hotKey
-	first, second := l.grants[0], l.grants[1]
-	if p.leased, request = s.consume(sh, l, c, q.now); !p.leased {
+	if l.grants[1].left > 0 && (l.grants[0].left == 0 || q.now >= l.grants[0].until) {
+		sh.rotate(l, q.now)
+	}
+	first, second := &l.grants[0], &l.grants[1]
+	if first.left+second.left < c.Terms.Cost || q.now >= first.until {
 		return nil
 	}
+	n := min(first.left, c.Terms.Cost)
+	p.leased = true
+	if !q.alone {
+		p.from = [2]consumedUnits{{*first, n}, {*second, c.Terms.Cost - n}}
+	}
+	first.left -= n
+	second.left -= c.Terms.Cost - n
+	l.count(c.Terms.Cost, q.now)
+	if first.left <= l.low || q.now >= l.early {
+		request = s.leaseAhead(sh, l, c.Terms.Cost, q.now)
+	}
 	l.answer(d, q.now)
-	if q.alone {
-		return request
-	}
-	if l.grants[0].serial != first.serial { // the second grant has become the first
-		first, second = second, grant{}
-	}
-	p.from[0] = consumedUnits{first, first.left - l.grants[0].left}
-	p.from[1] = consumedUnits{second, second.left - l.grants[1].left}
 	return request
 }
 

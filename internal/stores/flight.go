@@ -203,14 +203,7 @@ func (t *flight) partsOf(g *flightGroup) []cachePart {
 
 // answerKnown answers the groups that the wrapped Store has decided before the end of the call.
 func (t *flight) answerKnown(from, to int) {
-	now := t.store.now()
-	var again *flight
-	for i := from; i < to; i++ {
-		if n := t.rest.charges[i].Group; n >= 0 && (i == from || n != t.rest.charges[i-1].Group) {
-			again = t.conclude(&t.groups[n], again, now)
-		}
-	}
-	again.repeat()
+	t.concludeGroups(max(0, t.rest.charges[from].Group), t.rest.charges[to-1].Group+1) // returns, which come first, belong to no group
 }
 
 // ended is the Done function of inner.
@@ -218,7 +211,7 @@ func (t *flight) ended(*backend.Batch) {
 	if t.plain {
 		t.rememberAll()
 	} else {
-		t.concludeAll()
+		t.concludeGroups(0, len(t.groups))
 	}
 	for _, d := range t.revalidated {
 		t.store.forgetDenial(d)
@@ -229,7 +222,7 @@ func (t *flight) ended(*backend.Batch) {
 	t.finishCall()
 }
 
-// rememberAll does what concludeAll does for the whole batch, whose slices have the decisions already.
+// rememberAll does what concludeGroups does for the whole batch, whose slices have the decisions already.
 func (t *flight) rememberAll() {
 	b := t.outer
 	for at := 0; at < len(b.Charges); {
@@ -239,21 +232,24 @@ func (t *flight) rememberAll() {
 	}
 }
 
-func (t *flight) concludeAll() {
+// concludeGroups concludes t.groups[from:to], as far as they are not done.
+func (t *flight) concludeGroups(from, to int) {
 	now := t.store.now()
 	var again *flight
-	for n := range t.groups {
+	for n := from; n < to; n++ {
 		if g := &t.groups[n]; !g.done {
 			again = t.conclude(g, again, now)
 		}
 	}
-	again.repeat()
+	if again != nil {
+		again.submit(false) // not Batch.Waits, because Done and OnKnown must not block
+	}
 }
 
 // conclude answers g with the decisions of the wrapped Store. There is one exception: if the wrapped Store denied g
 // although g requested units beyond its cost, g is submitted again with the cost alone. conclude then adds g to
-// repetition, the call that repeats such groups. repetition is nil before the first such group. The caller must call
-// repeat on the result.
+// repetition, the call that repeats such groups. repetition is nil before the first such group. The caller must submit
+// the result, unless it is nil.
 //
 // conclude may be called before the other groups of the batch are decided. These may need more time than g has until
 // its deadline.
@@ -286,14 +282,6 @@ func (t *flight) conclude(g *flightGroup, repetition *flight, now time.Duration)
 		t.outer.SetKnown(g.at, g.end)
 	}
 	return repetition
-}
-
-// repeat submits the call t, which may be nil. Batch.Waits must be false, because repeat runs in Done or OnKnown,
-// which must not block.
-func (t *flight) repeat() {
-	if t != nil {
-		t.submit(false)
-	}
 }
 
 // deniedLease reports whether the wrapped Store denied a charge of a group that requested units beyond its cost.
