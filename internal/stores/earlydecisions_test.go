@@ -45,6 +45,14 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 		return charges
 	}
 	var undos *stores.Undos
+	hot := leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000)
+	hotCache := func(t *testing.T, next backend.Store) backend.Store {
+		t.Helper()
+		s := stores.Cache(next, stores.CacheConfig{})
+		t.Cleanup(s.Close)
+		warm(t, s, hot)
+		return s
+	}
 	denied := groups([]string{"a", "full"}, []string{"slow", "b"}, []string{"full"})
 	for _, i := range []int{1, 4} {
 		denied[i].Terms.Cost = 4
@@ -68,32 +76,13 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			return s
 		}, append(groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), backend.Charge{Key: []byte("denied"), Limit: day, Group: 9, Terms: algorithms.Charge{Cost: 3}}),
 			[]bool{true, false, true, true, true}},
-		{"a lease", func(t *testing.T, next *stores.Router) backend.Store {
-			t.Helper()
-			s := stores.Cache(next, stores.CacheConfig{})
-			t.Cleanup(s.Close)
-			warm(t, s, leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000))
-			return s
-		}, append(groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000)),
-			[]bool{true, false, true, true, true}},
-		{"a lease above a denial cache", func(t *testing.T, next *stores.Router) backend.Store {
-			t.Helper()
-			s := stores.Cache(next, stores.CacheConfig{})
-			t.Cleanup(s.Close)
-			warm(t, s, leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000))
-			return s
-		}, append(groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000)),
-			[]bool{true, false, true, true, true}},
+		{"a lease", func(t *testing.T, next *stores.Router) backend.Store { t.Helper(); return hotCache(t, next) },
+			append(groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), hot), []bool{true, false, true, true, true}},
 		{"a lease that ends", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
-			s := stores.Cache(next, stores.CacheConfig{})
-			t.Cleanup(s.Close)
-			hot := leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000)
-			warm(t, s, hot)
-			time.Sleep(240 * ms)
-			return s
-		}, append(groups([]string{"slow"}, []string{"a"}), leased(fixed(t, 1_000_000, algorithms.Day), "hot", 900_000, 10_000)),
-			[]bool{false, true, true}},
+			defer time.Sleep(240 * ms)
+			return hotCache(t, next)
+		}, append(groups([]string{"slow"}, []string{"a"}), leased(hot.Limit, "hot", 900_000, 10_000)), []bool{false, true, true}},
 		{"a lease that is refused", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
 			s, _ := refusedLease(t, next)
