@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"io"
 	"net/http"
 	"regexp"
 	"strconv"
@@ -19,12 +18,8 @@ import (
 // metric returns the sum of all series in /metrics whose line starts with a match of pattern.
 func (x *instance) metric(t *testing.T, pattern string) (sum float64) {
 	t.Helper()
-	page, err := io.ReadAll(get(t, x.Admin, "/metrics").Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range regexp.MustCompile(`(?m)^`+pattern+` ([0-9.e+]+)$`).FindAllSubmatch(page, -1) {
-		n, err := strconv.ParseFloat(string(m[1]), 64)
+	for _, m := range regexp.MustCompile(`(?m)^`+pattern+` ([0-9.e+]+)$`).FindAllStringSubmatch(x.metrics(t), -1) {
+		n, err := strconv.ParseFloat(m[1], 64)
 		if err != nil {
 			t.Fatal(err)
 		}

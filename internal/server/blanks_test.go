@@ -19,41 +19,23 @@ func valued(value string) *ratelimit.RateLimitDescriptor {
 	return &ratelimit.RateLimitDescriptor{Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: "plain", Value: value}}}
 }
 
-func postJSON(t *testing.T, x *instance, value string) int {
-	t.Helper()
-	code, _ := post(t, x.HTTP, "/json", fmt.Sprintf(`{"domain": "d", "descriptors": [{"entries": [{"key": "plain", "value": %q}]}]}`, value))
-	return code
-}
-
 func TestBlanksAtTheEndsOfValuesDoNotMakeBuckets(t *testing.T) {
-	x := start(t, answers)
-	allowed := 0
-	for _, value := range blank {
-		if x.put(t, request("d", valued(value))).OverallCode == rls.RateLimitResponse_OK {
-			allowed++
+	for keep, want := range map[bool]int{false: 2, true: 2 * len(blank)} {
+		x := start(t, answers, func(c *Config) { c.Defaults = config.Options{KeepBlanks: keep} })
+		allowed := 0
+		for _, value := range blank {
+			if x.put(t, request("d", valued(value))).OverallCode == rls.RateLimitResponse_OK {
+				allowed++
+			}
+			if code, _ := post(t, x.HTTP, "/json", fmt.Sprintf(`{"domain": "d", "descriptors": [{"entries": [{"key": "plain", "value": %q}]}]}`, value)); code == http.StatusOK {
+				allowed++
+			}
 		}
-	}
-	if allowed != 2 {
-		t.Errorf("%d spellings of one value were allowed by a limit of 2; want allowed 2", allowed)
-	}
-	for _, value := range blank {
-		if code := postJSON(t, x, value); code != http.StatusTooManyRequests {
-			t.Errorf("%q over /json: %d; want code 429", value, code)
+		if allowed != want {
+			t.Errorf("kept %t: %d requests with spellings of one value were allowed by a limit of 2; want %d", keep, allowed, want)
 		}
-	}
-	// Blanks inside a value are part of it.
-	expect(t, x.put(t, request("d", valued("a b"))), ok, "OK left 1 of 2/YEAR yearly reset")
-	expect(t, x.put(t, request("d", valued("ab"))), ok, "OK left 1 of 2/YEAR yearly reset")
-}
-
-func TestBlanksAreKeptIfConfigured(t *testing.T) {
-	x := start(t, answers, func(c *Config) { c.Defaults = config.Options{KeepBlanks: true} })
-	for _, value := range blank {
-		expect(t, x.put(t, request("d", valued(value))), ok, "OK left 1 of 2/YEAR yearly reset")
-	}
-	for _, value := range blank {
-		if code := postJSON(t, x, value); code != http.StatusOK {
-			t.Errorf("%q over /json: %d; want code 200", value, code)
-		}
+		// Blanks inside a value are part of it.
+		expect(t, x.put(t, request("d", valued("a b"))), ok, "OK left 1 of 2/YEAR yearly reset")
+		expect(t, x.put(t, request("d", valued("ab"))), ok, "OK left 1 of 2/YEAR yearly reset")
 	}
 }

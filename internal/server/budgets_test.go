@@ -3,7 +3,6 @@ package server
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"runtime"
 	rtmetrics "runtime/metrics"
@@ -126,21 +125,12 @@ func TestManyDescriptorsAffectNoOtherClient(t *testing.T) {
 					t.Errorf("%d answers to %d requests; want %v", n, attack.requests, int64(attack.requests))
 				}
 			}
-			if text := metricsOf(t, x); !strings.Contains(text, `rlsidecar_requests_too_large_total{bound="descriptors"} 500`) ||
+			if text := x.metrics(t); !strings.Contains(text, `rlsidecar_requests_too_large_total{bound="descriptors"} 500`) ||
 				!strings.Contains(text, `rlsidecar_requests_refused_total{reason="too_much"} 500`) {
 				t.Error("the metrics do not count 500 requests that were too large; want both counters at 500")
 			}
 		})
 	}
-}
-
-func metricsOf(t *testing.T, x *instance) string {
-	t.Helper()
-	body, err := io.ReadAll(get(t, x.Admin, "/metrics").Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(body)
 }
 
 // Clients repeatedly post large bodies, 32 at a time: two that are filled with empty objects, and one with the largest

@@ -3,7 +3,6 @@ package server
 import (
 	"errors"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
-	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
 func flagAddress(a net.Addr) string {
@@ -22,14 +20,8 @@ func flagAddress(a net.Addr) string {
 }
 
 func TestChecksReachEveryKindOfAddress(t *testing.T) {
-	cert, key := certtest.New(t).Issue(t, 1)
-	files := t.TempDir()
-	certFile, keyFile := filepath.Join(files, "cert"), filepath.Join(files, "key")
-	for name, content := range map[string][]byte{certFile: cert, keyFile: key} {
-		if err := os.WriteFile(name, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	served, sockets := filesOf(t, certtest.New(t)), t.TempDir()
+	served.ClientCA = ""
 	for _, test := range []struct {
 		name   string
 		edit   func(*Config)
@@ -38,10 +30,10 @@ func TestChecksReachEveryKindOfAddress(t *testing.T) {
 		{"addresses of this machine", func(*Config) {}, false},
 		{"all addresses", func(c *Config) { c.HTTP, c.GRPC = "0.0.0.0:0", ":0" }, false},
 		{"sockets", func(c *Config) {
-			c.HTTP, c.GRPC = listen.UnixScheme+filepath.Join(files, "h"), listen.UnixScheme+filepath.Join(files, "g")
+			c.HTTP, c.GRPC = listen.UnixScheme+filepath.Join(sockets, "h"), listen.UnixScheme+filepath.Join(sockets, "g")
 		}, false},
 		{"sockets without files", func(c *Config) { c.HTTP, c.GRPC = listen.UnixScheme+"@checks-h", listen.UnixScheme+"@checks-g" }, false},
-		{"TLS", func(c *Config) { c.TLS = tlsfiles.Server{Cert: certFile, Key: keyFile} }, true},
+		{"TLS", func(c *Config) { c.TLS = served }, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			x := start(t, "domain: d", test.edit)

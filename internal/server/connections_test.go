@@ -46,7 +46,7 @@ func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 		return err == nil
 	})
 	eventually(t, "HTTP is served", func() bool { return get(t, x.HTTP, "/v1/auth").StatusCode == 200 })
-	metrics := body(t, get(t, x.Admin, "/metrics"))
+	metrics := x.metrics(t)
 	for _, want := range []string{`rlsidecar_connections_max{listener="grpc"} 5`, `rlsidecar_connections_max{listener="http"} 5`} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("the metrics lack %s", want)
@@ -72,7 +72,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 		t.Errorf("the HTTP connection after the idle timeout: %v; want it closed", err)
 	}
 	eventually(t, "the gRPC connection has ended", func() bool {
-		return strings.Contains(body(t, get(t, x.Admin, "/metrics")), `rlsidecar_connections{listener="grpc"} 0`)
+		return strings.Contains(x.metrics(t), `rlsidecar_connections{listener="grpc"} 0`)
 	})
 	x.send(t, "k=v") // on a new connection
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -137,6 +138,16 @@ func (x *instance) put(tb testing.TB, r *rls.RateLimitRequest) *rls.RateLimitRes
 func get(tb testing.TB, a net.Addr, path string, header ...string) *http.Response {
 	tb.Helper()
 	return exchange(tb, "GET", a, path, "", header...)
+}
+
+// metrics returns the metrics of the admin listener.
+func (x *instance) metrics(tb testing.TB) string {
+	tb.Helper()
+	text, err := io.ReadAll(get(tb, x.Admin, "/metrics").Body)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(text)
 }
 
 func exchange(tb testing.TB, method string, a net.Addr, path, body string, header ...string) *http.Response {

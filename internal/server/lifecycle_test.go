@@ -24,6 +24,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
@@ -36,7 +37,7 @@ descriptors:
 // run returns the error of Run, which must not start the server.
 func run(t *testing.T, c Config) error {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a server that waits for a control plane ends without an error
 	defer cancel()
 	return Run(ctx, c, zap.NewNop(), func(Running) {
 		t.Error("the server started; want an error")
@@ -56,25 +57,40 @@ func TestBadConfigurationDoesNotStart(t *testing.T) {
 }
 
 func TestWrongSettingsDoNotStart(t *testing.T) {
-	empty, full := filepath.Join(t.TempDir(), "empty"), filepath.Join(t.TempDir(), "full")
-	for path, text := range map[string]string{empty: "", full: "secret"} {
+	folder := t.TempDir()
+	empty, full, valid := filepath.Join(folder, "empty"), filepath.Join(folder, "full"), filepath.Join(folder, "valid.yaml")
+	for path, text := range map[string]string{empty: "", full: "secret", valid: small} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for name, c := range map[string]Config{
-		"admin for all, no token":      {Admin: ":6070"},
-		"admin at a name, no token":    {Admin: "example.com:6070"},
-		"certificate without key":      {TLS: tlsfiles.Server{Cert: "a"}},
-		"key without certificate":      {TLS: tlsfiles.Server{Key: "a"}},
-		"an empty token file":          {APITokenFile: empty},
-		"no admin token file":          {AdminTokenFile: filepath.Join(t.TempDir(), "none")},
-		"two API tokens":               {APIToken: "x", APITokenFile: full},
-		"CA alone":                     {TLS: tlsfiles.Server{ClientCA: "a"}},
-		"a header that cannot be sent": {Answers: grpcapi.Options{Headers: &grpcapi.Headers{Limit: "a b", Remaining: "b", Reset: "c"}}},
+		"admin for all, no token":       {Admin: ":6070"},
+		"admin at a name, no token":     {Admin: "example.com:6070"},
+		"certificate without key":       {TLS: tlsfiles.Server{Cert: "a"}},
+		"key without certificate":       {TLS: tlsfiles.Server{Key: "a"}},
+		"an empty token file":           {APITokenFile: empty},
+		"no admin token file":           {AdminTokenFile: filepath.Join(t.TempDir(), "none")},
+		"two API tokens":                {APIToken: "x", APITokenFile: full},
+		"CA alone":                      {TLS: tlsfiles.Server{ClientCA: "a"}},
+		"a header that cannot be sent":  {Answers: grpcapi.Options{Headers: &grpcapi.Headers{Limit: "a b", Remaining: "b", Reset: "c"}}},
+		"--redis-url":                   {Redis: Redis{PerSecondURL: "redis://127.0.0.1:1"}},
+		"tracing to zipkin":             {Tracing: &tracing.Config{Protocol: "zipkin"}},
+		"too many traces":               {Tracing: &tracing.Config{Protocol: "http", Share: new(1.5)}},
+		"fewer traces than none":        {Tracing: &tracing.Config{Protocol: "http", Share: new(-1.0)}},
+		"files and a control plane":     {Paths: []string{"x"}, XDS: XDS{Server: "x:1"}},
+		"xDS, TLS files, no TLS":        {XDS: XDS{Server: "x:1", CA: "f"}},
+		"xDS, certificate, no key":      {XDS: XDS{Server: "x:1", TLS: true, Cert: "f"}},
+		"xDS, a header of no use":       {XDS: XDS{Server: "x:1", Headers: map[string]string{"a b": "c"}}},
+		"xDS, a message of less than 0": {XDS: XDS{Server: "x:1", MaxMessage: -1}},
+		"xDS, no such overlay":          {XDS: XDS{Server: "x:1", Overlay: "/nowhere/overlay.yaml"}},
+		"xDS, no such CA":               {XDS: XDS{Server: "x:1", TLS: true, CA: "/nowhere/ca.pem"}},
 	} {
-		if err := run(t, c); err == nil {
-			t.Errorf("%s: Run returned no error; want one", name)
+		if c.GRPC = "127.0.0.1:0"; c.XDS.Server == "" || len(c.Paths) > 0 {
+			c.Paths = []string{valid}
+		}
+		if err := run(t, c); err == nil || strings.HasPrefix(name, "--") && !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: Run returned %v; want an error", name, err)
 		}
 	}
 	for _, c := range []Config{{Admin: "127.0.0.1:0"}, {Admin: "[::1]:0"}, {Admin: "localhost:0"}, {Admin: "unix:///x"}, {Admin: ":0", AdminToken: "x"}, {}} {
@@ -153,19 +169,6 @@ func body(t *testing.T, r *http.Response) string {
 	return string(b)
 }
 
-func TestHealth(t *testing.T) {
-	x := start(t, small)
-	for _, name := range []string{"", "ratelimit", grpcapi.ServiceName} {
-		r, err := x.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: name})
-		if err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
-			t.Errorf("%q: got %v, %v; want no error and status %v", name, r, err, healthpb.HealthCheckResponse_SERVING)
-		}
-	}
-	if _, err := x.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "else"}); status.Code(err) != codes.NotFound {
-		t.Errorf("got %v; want codes.NotFound", err)
-	}
-}
-
 func TestAHealthWatchReportsTheShutdownAndDoesNotDelayIt(t *testing.T) {
 	x := start(t, small, func(c *Config) { c.DrainTimeout = time.Hour })
 	watch, err := x.health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
@@ -206,7 +209,7 @@ descriptors:
 func (x *instance) awaitJobs(t *testing.T, n int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d jobs are allowed", n), func() bool {
-		return strings.Contains(body(t, get(t, x.Admin, "/metrics")), fmt.Sprintf(`limit="jobs",outcome="allowed"} %d`, n))
+		return strings.Contains(x.metrics(t), fmt.Sprintf(`limit="jobs",outcome="allowed"} %d`, n))
 	})
 }
 
@@ -343,7 +346,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	if refused < reloads/10 {
 		t.Errorf("%d refusals in the log; want at least %d", refused, reloads/10)
 	}
-	metrics := body(t, get(t, x.Admin, "/metrics"))
+	metrics := x.metrics(t)
 	if !strings.Contains(metrics, "rlsidecar_config_last_reload_successful 1") {
 		t.Error("the metrics lack rlsidecar_config_last_reload_successful 1")
 	}

@@ -80,7 +80,7 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 		return strings.Contains(got, "critical redis-breaker-open/"+redis.Addr) &&
 			strings.Contains(got, "deny (2 limits), allow (1 limit), local (1 limit), error (1 limit)")
 	})
-	page := body(t, get(t, x.Admin, "/metrics"))
+	page := x.metrics(t)
 	for _, line := range []string{
 		`rlsidecar_backend_breaker_open{server="` + redis.Addr + `"} 1`,
 		`outcome="failed_denied"`, `outcome="failed_allowed"`, "rlsidecar_backend_failures_total",
@@ -183,12 +183,6 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	redistest.Eventually(t, "the charge is refunded", func() bool { return left("year=z") == 1 })
 }
 
-func TestThePerSecondRedisNeedsARedisURL(t *testing.T) {
-	if err := run(t, Config{GRPC: "127.0.0.1:0", Redis: Redis{PerSecondURL: "redis://127.0.0.1:1"}}); err == nil || !strings.Contains(err.Error(), "--redis-url") {
-		t.Errorf("got %v; want an error that contains %q", err, "--redis-url")
-	}
-}
-
 // Sidecars with leases stay within the limit together. They return unused units on a reload and when they
 // stop. A reset also drops leased units.
 func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
@@ -215,11 +209,11 @@ func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
 		t.Errorf("%d are left after 600 of %d, two sidecars may have leased up to %d each; want less than %v, and at least %v", n, limit, most, limit-600, limit-600-2*most)
 	}
 	for _, series := range []string{"rlsidecar_lease_served_total", "rlsidecar_lease_borrowed_units_total", "rlsidecar_lease_units", "rlsidecar_lease_keys"} {
-		if text := body(t, get(t, a.Admin, "/metrics")); !regexp.MustCompile(`(?m)^` + series + ` [1-9]`).MatchString(text) {
+		if text := a.metrics(t); !regexp.MustCompile(`(?m)^` + series + ` [1-9]`).MatchString(text) {
 			t.Errorf("the metric %s is missing or 0; want more", series)
 		}
 	}
-	if text := body(t, get(t, a.Admin, "/metrics")); !strings.Contains(text, "\nrlsidecar_backend_undos_dropped_total 0\n") {
+	if text := a.metrics(t); !strings.Contains(text, "\nrlsidecar_backend_undos_dropped_total 0\n") {
 		t.Error("the metrics lack the line rlsidecar_backend_undos_dropped_total 0")
 	}
 	a.write(t, leased+"# changed\n")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
 
 const counted = `
@@ -76,17 +77,20 @@ func TestStatsdIsSentTheReferenceServersMetrics(t *testing.T) {
 	}
 }
 
-// The StatsD server accepts connections and never reads.
-func TestDeadStatsdDelaysNobody(t *testing.T) {
+// The receivers of metrics and of traces accept connections, and never read or answer. There are more traces than their
+// queue can hold.
+func TestDeadReceiversDelayNobody(t *testing.T) {
 	there, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer there.Close()
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+there.Addr().String())
 	x := start(t, counted, func(c *Config) {
 		c.Statsd = statsd.Config{Address: there.Addr().String(), Network: "tcp", Every: time.Millisecond}
+		c.Tracing = &tracing.Config{Protocol: "http"}
 	})
-	for range 100 {
+	for range 3000 {
 		if a := x.send(t, "free=v"); a.OverallCode != ok {
 			t.Fatalf("got %v; want OK", a)
 		}

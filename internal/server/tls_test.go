@@ -2,9 +2,7 @@ package server
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"os"
-	"path/filepath"
 	"testing"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -12,32 +10,24 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
-	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
 func TestTLSFilesAreReadAgain(t *testing.T) {
 	ca, otherCA := certtest.New(t), certtest.New(t)
-	folder := t.TempDir()
-	files := tlsfiles.Server{Cert: filepath.Join(folder, "cert"), Key: filepath.Join(folder, "key"), ClientCA: filepath.Join(folder, "ca")}
+	files := filesOf(t, ca)
 	write := func(name string, data []byte) {
 		t.Helper()
 		if err := os.WriteFile(name, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	cert, key := ca.Issue(t, 1)
-	write(files.Cert, cert)
-	write(files.Key, key)
-	write(files.ClientCA, ca.PEM)
 	x := start(t, small, func(c *Config) { c.TLS = files })
 
-	roots := x509.NewCertPool()
-	roots.AddCert(ca.Cert)
 	// serial opens a new connection and returns the serial number of the server's certificate. The client presents a
 	// certificate that the authority has signed, or none if the authority is nil.
 	serial := func(by *certtest.Authority) (int64, error) {
 		t.Helper()
-		clientTLS := &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"}
+		clientTLS := &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1"}
 		if by != nil {
 			pair, err := tls.X509KeyPair(by.Issue(t, 99))
 			if err != nil {
@@ -63,7 +53,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 			t.Errorf("%s: the client was accepted; want an error", name)
 		}
 	}
-	cert, key = ca.Issue(t, 2)
+	cert, key := ca.Issue(t, 2)
 	write(files.Cert, cert) // a new certificate without its key, as if the files were only half written
 	if n, err := serial(ca); err != nil || n != 1 {
 		t.Errorf("half written: %d, %v; want no error and 1", n, err)

@@ -2,7 +2,6 @@ package server
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"net"
 	"os"
 	"path/filepath"
@@ -36,12 +35,10 @@ func TestClientNameIsRequired(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	roots := x509.NewCertPool()
-	roots.AddCert(ca.Cert)
 	for name, accepted := range map[string]bool{"127.0.0.1": true, "envoy": false} {
 		files.ClientName = name
 		x := start(t, small, func(c *Config) { c.TLS = files })
-		conn := dial(t, x.GRPC, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: "127.0.0.1", Certificates: []tls.Certificate{pair}})))
+		conn := dial(t, x.GRPC, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", Certificates: []tls.Certificate{pair}})))
 		if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("d", descriptor("k=v"))); (err == nil) != accepted {
 			t.Errorf("%s: got %v; want the client accepted: %t", name, err, accepted)
 		}

@@ -153,26 +153,3 @@ func TestDecisionsAreTraced(t *testing.T) {
 		})
 	}
 }
-
-func TestDeadCollectorDelaysNobody(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and never answers
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+listener.Addr().String())
-	x := start(t, answers, func(c *Config) { c.Tracing = &tracing.Config{Protocol: "http"} })
-	for range 3000 { // more than the queue can hold
-		if a := x.send(t, "free=v"); a.OverallCode != ok {
-			t.Fatalf("got %v; want OK", a)
-		}
-	}
-	listener.Close()
-}
-
-func TestWrongTracingDoesNotStart(t *testing.T) {
-	for _, c := range []tracing.Config{{Protocol: "zipkin"}, {Protocol: "http", Share: new(1.5)}, {Protocol: "http", Share: new(-1.0)}} {
-		if err := run(t, Config{GRPC: "127.0.0.1:0", Tracing: &c}); err == nil {
-			t.Errorf("%+v: Run returned no error; want one", c)
-		}
-	}
-}
