@@ -91,6 +91,24 @@ func want(t *testing.T, got map[string]string, want map[string]string) {
 	}
 }
 
+// wantSome checks only the samples in want. The value "" means that there is none.
+func wantSome(t *testing.T, got map[string]string, want map[string]string) {
+	t.Helper()
+	for name, value := range want {
+		if got[name] != value {
+			t.Errorf("%s is %q, want %q", name, got[name], value)
+		}
+	}
+}
+
+// observed returns a limiter with these limits, and the Metrics to which it reports.
+func observed(policies ...*limiter.Policy) (*Metrics, *limiter.Limiter) {
+	m := New("v1", "rev")
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
+	l.Swap(snapshot(policies...))
+	return m, l
+}
+
 type broken struct{}
 
 func (broken) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
@@ -169,18 +187,14 @@ func TestFailuresAreCounted(t *testing.T) {
 		send(t, l, "d", key, "v", 3)
 	}
 	got := scrape(t, m, "rl")
-	for name, n := range map[string]string{
+	wantSome(t, got, map[string]string{
 		`rlsidecar_decisions_total{domain="d",limit="deny",outcome="failed_denied"}`:   "1",
 		`rlsidecar_decisions_total{domain="d",limit="allow",outcome="failed_allowed"}`: "1",
 		`rlsidecar_decisions_total{domain="d",limit="error",outcome="failed_denied"}`:  "1",
 		`rlsidecar_requests_total{code="error",domain="d"}`:                            "1",
 		`rlsidecar_requests_total{code="ok",domain="d"}`:                               "1",
 		`rlsidecar_requests_total{code="over_limit",domain="d"}`:                       "1",
-	} {
-		if got[name] != n {
-			t.Errorf("%s %s, want %s", name, got[name], n)
-		}
-	}
+	})
 	if got, want := m.Requests(), (Requests{Allowed: 1, Denied: 2, Undecided: 2}); got != want {
 		t.Errorf("requests: %+v; want %+v", got, want)
 	}
@@ -198,13 +212,11 @@ func TestFailuresAreCounted(t *testing.T) {
 }
 
 func TestHitsAreCountedAsInTheReferenceServer(t *testing.T) {
-	m := New("", "")
-	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-	l.Swap(snapshot(
+	m, l := observed(
 		&limiter.Policy{Name: "k", Limit: limit(t, 10), StatKey: "d.k_v.k2.k3"},
 		&limiter.Policy{Name: "l", Limit: limit(t, 1), Shadow: true, StatKey: "d.k_v.k2.k4"}, // the first two levels are the same as those of k
 		&limiter.Policy{Name: "ip", Limit: limit(t, 10), StatKey: "d.ip_10.0.0.1:80"},
-	))
+	)
 	send(t, l, "d", "k", "v", 9) // one hit is near the limit
 	send(t, l, "d", "k", "v", 1) // the hit is near the limit
 	send(t, l, "d", "k", "v", 5) // the hits are over the limit
@@ -241,9 +253,7 @@ func TestHitsAreCountedWithinAndOverTheLimit(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		m := New("", "")
-		l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-		l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: &window, Alone: each}))
+		m, l := observed(&limiter.Policy{Name: "k", Limit: &window, Alone: each})
 		nearest := int64(float32(capacity) * 0.8)
 		var count, near, over, within int64
 		for _, hits := range rapid.SliceOfN(rapid.Int64Range(1, 15), 1, 8).Draw(rt, "hits") {
@@ -268,16 +278,14 @@ func TestHitsAreCountedWithinAndOverTheLimit(t *testing.T) {
 }
 
 func TestRuntimeSeriesAreBounded(t *testing.T) {
-	m := New("", "")
-	m.series.maxRuntime = 100
-	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	policies := func() []*limiter.Policy {
 		return []*limiter.Policy{
 			{Name: "k", Limit: limit(t, 10), Extras: &limiter.Extras{StatValues: []int{0}}},
 			{Name: "all", Limit: limit(t, 10), Detailed: true},
 		}
 	}
-	l.Swap(snapshot(policies()...))
+	m, l := observed(policies()...)
+	m.series.maxRuntime = 100
 	send(t, l, "d", "k", "bob\xff", 1)
 	send(t, l, "d", "k", "bob\xff", 1)
 	send(t, l, "d", "all", "x", 1)
@@ -339,9 +347,7 @@ func TestCountersSurviveReloads(t *testing.T) {
 }
 
 func TestOverridesAreCounted(t *testing.T) {
-	m := New("", "")
-	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-	l.Swap(snapshot(&limiter.Policy{Name: "a", Limit: limit(t, 9)}))
+	m, l := observed(&limiter.Policy{Name: "a", Limit: limit(t, 9)})
 	for _, o := range []limiter.Override{{Rate: 1, Period: algorithms.Day}, {Rate: 1, Period: 0}} {
 		c := &limiter.Call{}
 		c.Request.Domain = "d"
@@ -366,7 +372,7 @@ func TestMetricsOfTheProcess(t *testing.T) {
 	m.Loaded(false, time.Unix(2000, 0))
 	m.Refused("no_domain")
 	got := scrape(t, m, "rlsidecar_")
-	for name, n := range map[string]string{
+	wantSome(t, got, map[string]string{
 		"rlsidecar_config_last_reload_successful":                "0",
 		"rlsidecar_config_last_reload_success_timestamp_seconds": "1000",
 		`rlsidecar_config_reloads_total{result="success"}`:       "1",
@@ -374,11 +380,7 @@ func TestMetricsOfTheProcess(t *testing.T) {
 		`rlsidecar_requests_refused_total{reason="no_domain"}`:   "1",
 		"rlsidecar_memory_keys_max":                              "7",
 		"rlsidecar_memory_full_total":                            "0",
-	} {
-		if got[name] != n {
-			t.Errorf("%s %q, want %s", name, got[name], n)
-		}
-	}
+	})
 	for name := range got {
 		if strings.HasPrefix(name, "rlsidecar_build_info") && !strings.Contains(name, "v1\ufffd") {
 			t.Errorf("got %v; want a text that contains %q", name, "v1\ufffd")
@@ -390,9 +392,7 @@ func TestMetricsOfTheProcess(t *testing.T) {
 }
 
 func TestConcurrentDecisionsAreAllCounted(t *testing.T) {
-	m := New("", "")
-	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: limit(t, 10), Extras: &limiter.Extras{StatValues: []int{0}}}))
+	m, l := observed(&limiter.Policy{Name: "k", Limit: limit(t, 10), Extras: &limiter.Extras{StatValues: []int{0}}})
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
@@ -422,11 +422,7 @@ func TestAMissingEntryIsNotUnmatched(t *testing.T) {
 	l.Swap(s)
 	send(t, l, "d", "other", "v", 1)
 	got := scrape(t, m, "rlsidecar_requests_")
-	for name, want := range map[string]string{
+	wantSome(t, got, map[string]string{
 		`rlsidecar_requests_unmatched_total{domain="d"}`: "0", `rlsidecar_requests_total{code="over_limit",domain="d"}`: "1",
-	} {
-		if got[name] != want {
-			t.Errorf("%s is %s, want %s", name, got[name], want)
-		}
-	}
+	})
 }
