@@ -119,7 +119,10 @@ func KindName(k algorithms.Kind) string {
 }
 
 func parseKind(name string) (algorithms.Kind, error) {
-	for k := range algorithms.Guaranteed + 1 {
+	if name == "" {
+		return 0, nil
+	}
+	for _, k := range algorithms.Kinds() {
 		if KindName(k) == name {
 			return k, nil
 		}

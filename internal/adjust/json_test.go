@@ -11,10 +11,11 @@ import (
 )
 
 func TestAdjustmentsAreReadAsTheyWereWritten(t *testing.T) {
+	kinds := algorithms.Kinds()
 	rapid.Check(t, func(t *rapid.T) {
 		a := &Adjustment{
 			Target:    Target{Domain: "edge", Limit: "l", Key: rapid.SliceOfN(rapid.String(), 0, 3).Draw(t, "key")},
-			Algorithm: algorithms.Kind(rapid.IntRange(1, 6).Draw(t, "algorithm")), Author: "a", Reason: "r",
+			Algorithm: rapid.SampledFrom(kinds[:]).Draw(t, "algorithm"), Author: "a", Reason: "r",
 			Created: 1, Expires: algorithms.Micros(rapid.Int64Range(2, int64(MaxFor)).Draw(t, "expires")),
 		}
 		if a.Target.AllKeys = len(a.Target.Key) == 0; a.Target.AllKeys {

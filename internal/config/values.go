@@ -259,10 +259,11 @@ func (h *headerSets) read(p *parser, key string, n *yaml.Node) {
 
 var algorithmNames = func() map[string]algorithms.Kind {
 	byName := map[string]algorithms.Kind{}
-	for k := algorithms.TokenBucket; k <= algorithms.LeakyBucket; k++ {
-		byName[k.String()] = k
+	for _, k := range algorithms.Kinds() {
+		if k != algorithms.Guaranteed { // a token_bucket with another key
+			byName[k.String()] = k
+		}
 	}
-	byName[algorithms.Concurrency.String()] = algorithms.Concurrency
 	return byName
 }()
 

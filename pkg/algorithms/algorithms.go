@@ -68,6 +68,11 @@ const (
 	otherNumbers Kind = 255
 )
 
+// Kinds returns all algorithms.
+func Kinds() [7]Kind {
+	return [...]Kind{TokenBucket, FixedWindow, SlidingWindow, SlidingLog, LeakyBucket, Guaranteed, Concurrency}
+}
+
 // String returns the algorithm's name in the configuration. Guaranteed returns the name of the token
 // bucket, which it extends.
 func (k Kind) String() string {
