@@ -39,8 +39,7 @@ type Reserved struct {
 
 // ReservedPart describes the units that a request reserved of one bucket.
 type ReservedPart struct {
-	// Number is different for all parts with one ID. It is -1 in an id of a version that did not number
-	// them.
+	// Number is different for all parts with one ID.
 	Number int
 	// Limit is the number of the limit (limitNumber).
 	Limit uint64
