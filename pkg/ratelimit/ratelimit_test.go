@@ -1,7 +1,6 @@
 package ratelimit_test
 
 import (
-	"encoding/json"
 	"errors"
 	"net/http/httptest"
 	"strings"
@@ -18,7 +17,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
@@ -312,29 +310,6 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 	}
 }
 
-// A reservation can be passed on as text. The key is arbitrary bytes, which JSON strings cannot contain.
-func TestAReservationCanBeSettledFromItsText(t *testing.T) {
-	l, _ := newLimiterAndClock(t)
-	key := "\xff\x00 not UTF-8"
-	b, err := json.Marshal(map[string]any{"reservation": reserve(t, l, 8, "send", key)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var received struct{ Reservation ratelimit.Reservation }
-	if err := json.Unmarshal(b, &received); err != nil {
-		t.Fatal(err)
-	}
-	if again, err := json.Marshal(map[string]any{"reservation": received.Reservation}); err != nil || string(again) != string(b) {
-		t.Errorf("marshaled again: %s %v, want %s", again, err, b)
-	}
-	if r, err := l.Settle(t.Context(), received.Reservation, 1); err != nil || r.Remaining != 9 {
-		t.Errorf("settled elsewhere: %+v %v; want no error and 9 remaining", r, err)
-	}
-	if r, err := l.Peek(t.Context(), 0, "send", key); err != nil || r.Remaining != 9 {
-		t.Errorf("the bucket of the key: %+v %v; want no error and 9 remaining", r, err)
-	}
-}
-
 func TestForeignReservationsAreRefused(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
@@ -414,24 +389,6 @@ func TestAnExpiredReservationIsNotSettled(t *testing.T) {
 	}
 }
 
-func TestResetMakesANewBucket(t *testing.T) {
-	l, _ := newLimiterAndClock(t)
-	ctx := t.Context()
-	for range 2 {
-		for range 2 {
-			if _, err := l.Allow(ctx, "log", "bob"); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if _, err := l.Allow(ctx, "log", "bob"); !errors.Is(err, ratelimit.ErrDenied) {
-			t.Fatalf("got %v; want the error ratelimit.ErrDenied", err)
-		}
-		if err := l.Reset(ctx, "log", "bob"); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 type unreachable struct{}
 
 func (unreachable) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
@@ -489,27 +446,6 @@ calendar belongs to algorithm fixed_window, not to token_bucket
 ratelimit: limit "g start": start cannot be combined with calendar: the calendar determines when windows start`
 	if err == nil || err.Error() != want {
 		t.Errorf("got:\n%v\nwant:\n%s", err, want)
-	}
-}
-
-func TestTheKeyOfABucketIsThatOfTheSidecar(t *testing.T) {
-	store := memory.New(memory.Config{})
-	l := limiterFor(t, store, nil)
-	for range 2 {
-		if _, err := l.Allow(t.Context(), "log", "bob"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 2, Period: algorithms.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := limiter.Policy{Limit: &limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("test", "limit", "log", limit.Kind), Open: []int{1}}}
-	key, hash := p.AppendKey(nil, []descriptors.Entry{{Key: "path", Value: "/"}, {Key: "user", Value: "bob"}})
-	var d [1]backend.Decision
-	backend.Take(t.Context(), store, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1, Hash: hash}}}, d[:])
-	if d[0].Allowed {
-		t.Error("the limiter charged another bucket than the sidecar")
 	}
 }
 

@@ -126,43 +126,6 @@ func TestWaitDoesNotPoll(t *testing.T) {
 	}
 }
 
-// 2 units are available now, and one more flows in every 10 s.
-func TestMaxWaitAppliesToAllowAll(t *testing.T) {
-	limit := ratelimit.TokenBucket(6, time.Minute)
-	limit.Capacity, limit.MaxReserved = new(int64(2)), new(int64(20))
-	l, _ := limiterWith(t, ratelimit.Limits{"l": limit}, 20*time.Second, unchanged)
-	call := func(n int64) []ratelimit.Request {
-		return []ratelimit.Request{{Name: "l", Key: []string{"bob"}, N: n, Reserve: true}, {Name: "l", Key: []string{"carol"}, N: 1, Reserve: true}}
-	}
-	if err := l.AllowAll(t.Context(), call(1)); err != nil {
-		t.Fatal(err)
-	}
-	late := call(4) // 1 unit of bob is available now, and 4 are in 30 s
-	err := l.AllowAll(t.Context(), late)
-	denied, ok := errors.AsType[*ratelimit.DeniedError](err)
-	if !ok || denied.Result.RetryAfter != 10*time.Second || denied.Result.Wait != 0 {
-		t.Errorf("a wait of 30 s with a MaxWait of 20 s: %v; want a ratelimit.DeniedError with retry after 10 s and no wait", err)
-	}
-	if late[0].Result.Allowed || !late[1].Result.Allowed || late[0].Reservation.Name() != "" || late[1].Reservation.Name() != "" {
-		t.Errorf("only bob's limit denies, and nothing is reserved: %+v; want the first denied, the second allowed, and no reservations", late)
-	}
-	for _, key := range []string{"bob", "carol"} {
-		if r, err := l.Peek(t.Context(), 0, "l", key); err != nil || r.Remaining != 1 {
-			t.Errorf("the denial consumed units of %s: %+v %v; want no error and 1 remaining", key, r, err)
-		}
-	}
-	if never := call(5); !errors.Is(l.AllowAll(t.Context(), never), ratelimit.ErrNeverFits) {
-		t.Errorf("5 of 2 take 30 s even if the bucket is full: %+v; want the error ratelimit.ErrNeverFits", never)
-	}
-	soon := call(3)
-	if err := l.AllowAll(t.Context(), soon); err != nil || soon[0].Result.Wait != 20*time.Second {
-		t.Errorf("a wait of 20 s: %+v %v; want no error and wait %v", soon, err, 20*time.Second)
-	}
-	if err := l.AllowAll(t.Context(), soon); !errors.Is(err, ratelimit.ErrDenied) || soon[0].Reservation.Name() != "" {
-		t.Errorf("requests that are used again and denied keep the former reservation: %+v %v; want the error ratelimit.ErrDenied and no soon[0].Reservation", soon, err)
-	}
-}
-
 func TestAPenaltyCountsADenialWithMaxWait(t *testing.T) {
 	limit := ratelimit.TokenBucket(1, time.Second)
 	limit.MaxReserved, limit.Penalty = new(int64(0)), &ratelimit.Penalty{After: 1, For: time.Minute, Max: time.Minute}
