@@ -153,6 +153,9 @@ func TestRepeated(t *testing.T) {
     - {match: {path: /jwt}, descriptors: [[{key: sub, from: "jwt:sub"}]]}
     - {match: {path: /free}, descriptors: [[{key: k, value: "1"}]]}
     - {match: {path: /free, "header:X-Later": "1"}, descriptors: [[{key: k, value: "1"}]]}
+    - {match: {path: /x, "header:X-A": "1"}, descriptors: [[{key: k, value: "1"}]]}
+    - {match: {path: /x, "header:X-B": "1"}, descriptors: [[{key: k, value: "2"}]]}
+    - {match: {path: /x, "header:X-C": "1"}, descriptors: [[{key: k, value: "3"}]]}
 `)
 	for _, c := range []struct{ line, headers, want string }{
 		{"GET /free", "X-Later: 1|X-Later: 1", ""}, // an earlier route applies, whatever the header is
@@ -184,6 +187,12 @@ func TestRepeated(t *testing.T) {
 		{"GET /jwt", token(`{"sub":"bob"}`), ""},
 		{"GET /jwt", token(`{"sub":"bob"}`) + "|Authorization: Basic x", "jwt:sub"},
 		{"GET /nowhere", "X-Kind: web|X-Kind: web", ""},
+		{"GET /x", "X-C: 1|X-A: 2|X-A: 3", "header:X-A"},
+		{"GET /x", "X-C: 1|X-B: 2|X-B: 3", "header:X-B"},
+		{"GET /x", "X-C: 1|X-C: 2", "header:X-C"},
+		{"GET /x", "X-B: 1|X-C: 1|X-C: 2", ""},
+		{"GET /x", "X-B: 2|X-B: 2", "header:X-B"},
+		{"GET /x", "X-C: 2|X-C: 2", "header:X-C"},
 	} {
 		q := request(c.line, strings.Split(c.headers, "|")...)
 		if got := Repeated(a, Find(a, q), q); got != c.want {
@@ -304,14 +313,12 @@ func TestValues(t *testing.T) {
 		{"from: jwt:sub", "GET /", "Authorization: Bearer", none},
 		{"from: jwt:sub", "GET /", "Authorization: Bear", none},
 		{"from: jwt:sub", "GET /", "Authorization: ", none},
-		{"from: jwt:sub", "GET /", "Authorization: Digest e30.eyJzdWIiOiJib2IifQ.c2ln", none},
 		{"from: jwt:sub", "GET /", "Authorization: Bearer ", none},
 		{"from: jwt:sub", "GET /", "Authorization: Bearer\te30.eyJzdWIiOiJib2IifQ.c2ln", "bob"},
 		{"from: jwt:sub", "GET /", "Authorization: BEARER \t e30.eyJzdWIiOiJib2IifQ.c2ln", "bob"},
 		{"from: jwt:sub", "GET /", "Authorization: Bearere30.eyJzdWIiOiJib2IifQ.c2ln", none},
 		{"from: jwt:sub", "GET /", "Authorization: Basic e30.eyJzdWIiOiJib2IifQ.c2ln", none},
 		{"from: jwt:sub", "GET /", "Authorization: Digest e30.eyJzdWIiOiJib2IifQ.c2ln", none}, // as long as "Bearer"
-		{"from: jwt:sub", "GET /", "Authorization: Bear", none},
 		{"from: jwt:sub", "GET /", "", none},
 	} {
 		if !strings.HasPrefix(c.from, "value") {
@@ -433,53 +440,6 @@ func FuzzCookie(f *testing.F) {
 			t.Errorf("%q: %q %t, want %q as in net/http", line, value, ok, reference.Value)
 		}
 	})
-}
-
-func TestRepeatedHeadersOfEarlierRoutes(t *testing.T) {
-	a := auth(t, `
-  routes:
-    - {match: {path: /x, "header:X-A": "1"}, descriptors: [[{key: k, value: "1"}]]}
-    - {match: {path: /x, "header:X-B": "1"}, descriptors: [[{key: k, value: "2"}]]}
-    - {match: {path: /x, "header:X-C": "1"}, descriptors: [[{key: k, value: "3"}]]}
-`)
-	for _, c := range []struct{ headers, want string }{
-		{"X-C: 1|X-A: 2|X-A: 3", "header:X-A"},
-		{"X-C: 1|X-B: 2|X-B: 3", "header:X-B"},
-		{"X-C: 1|X-C: 2", "header:X-C"},
-		{"X-B: 1|X-C: 1|X-C: 2", ""},
-		{"X-B: 2|X-B: 2", "header:X-B"},
-		{"X-C: 2|X-C: 2", "header:X-C"},
-	} {
-		q := request("GET /x", strings.Split(c.headers, "|")...)
-		if got := Repeated(a, Find(a, q), q); got != c.want {
-			t.Errorf("%s: %q, want %q", c.headers, got, c.want)
-		}
-	}
-}
-
-// A listener reuses a Request for another path. Routes must then match the new path, and values must come from it.
-func TestAReusedRequestFoldsItsOwnPath(t *testing.T) {
-	a := auth(t, `
-  routes:
-    - {match: {path: /login}, path_ignores: [case], descriptors: [[{key: p, from: path}]]}
-    - {path_ignores: [case, trailing_slash], descriptors: [[{key: p, from: path}]]}
-`)
-	q := request("GET /")
-	for _, c := range []struct {
-		path  string
-		route int
-		want  string
-	}{{"/Login", 0, "/login"}, {"/LOGIN", 0, "/login"}, {"/Other/", 1, "/other"}, {"/X/", 1, "/x"}, {"/LogIn", 0, "/login"}} {
-		q.Path = c.path
-		r := Find(a, q)
-		if r != &a.Routes[c.route] {
-			t.Errorf("%s: got the route %+v; want route %d", c.path, r, c.route)
-			continue
-		}
-		if got, _ := Value(a, r, &r.Descriptors[0][0], q); got != c.want {
-			t.Errorf("%s: got %s, want %s", c.path, got, c.want)
-		}
-	}
 }
 
 func TestAnUnknownSourceHasNoValue(t *testing.T) {
