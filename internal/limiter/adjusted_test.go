@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -234,10 +233,7 @@ func TestABlockIsShownToAnOperatorWithTheBucket(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.allowed(t, 5, "user=bob")
 	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}}
-	if err := b.Check(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	c := b.check(t, limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}})
 	if d := c.Results[0].Decision; d.Blocked != minute || d.ResetAfter != 30*algorithms.Second || d.Err != nil || c.Results[0].Policy.Adjusted == nil {
 		t.Errorf("got %+v; want blocked %v, reset after %v, no error and adjusted not nil", d, minute, 30*algorithms.Second)
 	}
@@ -298,12 +294,7 @@ func TestAnOperatorSeesTheBucketOfAnUnlimitedKey(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.allowed(t, 20, "user=bob")
 	b.adjust("calls", map[string]adjust.Change{"bob": {Unlimited: true}})
-	c := &limiter.Call{}
-	c.Request.Domain, c.Inspect = "d", true
-	c.Limits = []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}, Count: 1}}
-	if err := b.Check(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	c := b.check(t, limiter.Inspection("d", "calls", []string{"bob"}, nil, 1).Request)
 	if r := &c.Results[0]; c.Denied || r.Outcome != limiter.Unlimited || r.Key == nil || r.Decision.At != b.now || r.Decision.ResetAfter != 2*minute {
 		t.Errorf("got %+v; want the outcome %v and the state of the empty bucket", c.Verdict, limiter.Unlimited)
 	}
@@ -311,20 +302,9 @@ func TestAnOperatorSeesTheBucketOfAnUnlimitedKey(t *testing.T) {
 
 func TestTheStricterOfAnOverrideAndAnAdjustmentHolds(t *testing.T) {
 	b := newBench(t, adjustable)
-	send := func(user string) *limiter.Call {
-		c := &limiter.Call{}
-		c.Request.Domain = "d"
-		d := c.AddDescriptor()
-		d.Entries, d.Cost = []descriptors.Entry{{Key: "window", Value: user}}, 1
-		d.HasOverride, d.Override = true, limiter.Override{Rate: 7, Period: minute}
-		if err := b.Check(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
 	allowed := func(user string) (n int) {
 		for range 50 {
-			if !send(user).Denied {
+			if !b.override(t, "window="+user, limiter.Override{Rate: 7, Period: minute}).Denied {
 				n++
 			}
 		}
@@ -355,17 +335,13 @@ func TestAdjustmentsThatDoNotApplyAreCountedAndChangeNothing(t *testing.T) {
 func TestAReloadKeepsAdjustments(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Factor: 2000}, "eve": {Block: true}})
-	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(`
+	b.swap(t, `
 domain: d
 limits:
   calls: {algorithm: token_bucket, rate: 10, period: 1m, capacity: 50}
 descriptors:
   - {key: user, limit: calls}
-`)}}, config.Options{})
-	if problems.Bad() {
-		t.Fatalf("got %v; want no mistakes", problems)
-	}
-	b.Swap(s)
+`)
 	if n := b.allowed(t, 200, "user=bob"); n != 100 {
 		t.Errorf("bob got %d, want 100", n)
 	}

@@ -24,13 +24,7 @@ descriptors:
 
 func (b *bench) named(tb testing.TB, limit string, cost int64, key ...string) *limiter.Call {
 	tb.Helper()
-	c := &limiter.Call{}
-	c.Request.Domain = "d"
-	c.Limits = append(c.Limits, limiter.NamedCharge{Name: limit, Key: key, Count: cost})
-	if err := b.Check(tb.Context(), c); err != nil {
-		tb.Fatal(err)
-	}
-	return c
+	return b.check(tb, limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: limit, Key: key, Count: cost}}})
 }
 
 func TestTheAnswerNamesThePayer(t *testing.T) {

@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -148,12 +147,8 @@ func callOf(key string) *limiter.Call {
 
 func newLimiterOn(t *testing.T, store backend.Store, observer limiter.Observer) *limiter.Limiter {
 	t.Helper()
-	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(batched)}}, config.Options{})
-	if problems.Bad() {
-		t.Fatalf("got %v; want no mistakes", problems)
-	}
 	l := limiter.New(store, limiter.Config{Local: memory.New(memory.Config{}), Observer: observer})
-	l.Swap(s)
+	l.Swap(compiled(t, batched))
 	return l
 }
 
@@ -235,13 +230,6 @@ func (o *counts) Swapped(*limiter.Snapshot) {}
 func (o *counts) Observe(*limiter.Call) { o.calls++ }
 
 func TestTheConfigurationChangesDuringABatch(t *testing.T) {
-	compiled := func(yaml string) *limiter.Snapshot {
-		s, problems := config.Compile([]config.File{{Name: "new.yaml", Data: []byte(yaml)}}, config.Options{})
-		if problems.Bad() {
-			t.Fatalf("got %v; want no mistakes", problems)
-		}
-		return s
-	}
 	const before = "domain: d\ndescriptors: [{key: k, rate_limit: {algorithm: token_bucket, rate: 5, period: 1h}}]\n"
 	for name, c := range map[string]struct {
 		after string
@@ -254,15 +242,12 @@ func TestTheConfigurationChangesDuringABatch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, before)
-			batch, after := b.NewBatch(), compiled(c.after)
+			batch, after := b.NewBatch(), compiled(t, c.after)
 			var calls []*limiter.Call
 			var planned []bool
 			add := func() {
 				t.Helper()
-				call := &limiter.Call{}
-				call.Request.Domain = "d"
-				d := call.AddDescriptor()
-				d.Entries, d.Cost = []descriptors.Entry{{Key: "k", Value: "v"}}, 1
+				call := callOf("k")
 				ok, err := batch.Add(call)
 				if err != nil {
 					t.Fatal(err)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -63,30 +62,19 @@ descriptors:
 }
 
 func TestSettlementByBucketTeachesTheEstimate(t *testing.T) {
-	p := newProxy(t)
-	learned := &learner{}
-	p.Limiter = limiter.New(p.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return nil }), Now: func() algorithms.Micros { return p.now }, Estimates: learned,
-	})
-	p.swap(t, `
+	p, costs := newProxy(t), &learned{}
+	p.restart(t, `
 domain: d
 limits:
   tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {by: bucket, estimate: {learn: p90, first: 300}}}
 descriptors:
   - {key: user, limit: tokens}
-`)
+`, func(c *limiter.Config) { c.IDs, c.Estimates = keysOf(), costs })
 	p.send("d", []int64{0}, "user=bob")
 	p.send("d", []int64{120}, "user=bob")
-	if learned.real != 120 || learned.times != 1 {
-		t.Errorf("learned %d in %d settlements, want 120 in one", learned.real, learned.times)
+	if !slices.Equal(costs.costs, []int64{120}) {
+		t.Errorf("learned %v, want 120 once", costs.costs)
 	}
-}
-
-type learner struct{ real, times int64 }
-
-func (l *learner) Estimate(uint64) int64 { return 0 }
-func (l *learner) Learn(_ uint64, _ float64, _ uint64, _ algorithms.Micros, real int64) {
-	l.real, l.times = real, l.times+1
 }
 
 // TestAHeaderSettlesWhatTheDescriptorsMatch sends the same descriptors twice, too, but with the id of the reservation in a
@@ -147,7 +135,7 @@ func TestOnlyAnAnswerInTheHeaderSettles(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(0, "user=bob")
 	elsewhere := string(p.send("other", []int64{absent}, "user=bob").AppendID(nil))
-	foreign := newProxyOf(t, func() []string { return []string{"another secret"} }).start(0, "user=bob")
+	foreign := newProxyOf(t, keysOf("another secret")).start(0, "user=bob")
 	for header, want := range map[string]bool{id: true, limiter.None: true, "": false, "made-up": false, foreign: false, elsewhere: false} {
 		r := limiter.Request{Domain: "d", ID: header, Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: "bob"}}, Cost: 1}}}
 		if p.OnlySettles(&r) != want {
@@ -202,11 +190,7 @@ descriptors:
 		p.send("d", []int64{10}, "user="+user)
 		left(user, 990, "in either order they are one reservation")
 	}
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Unsettled: true}}
-	*c.AddDescriptor() = limiter.Descriptor{Entries: []descriptors.Entry{{Key: "user", Value: "tom"}}, Cost: 1}
-	if err := p.Check(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	p.check(t, limiter.Request{Domain: "d", Unsettled: true, Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: "tom"}}, Cost: 1}}})
 	left("tom", 700, "a request that nothing settles")
 	p.now += 20 * minute
 	left("tom", 700, "its estimate stays charged")

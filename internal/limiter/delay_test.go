@@ -46,14 +46,9 @@ descriptors:
   - {key: a, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 20, max_delay: 10s}}
 `)
 	send := func(maxDelay algorithms.Micros) *limiter.Call {
-		c := &limiter.Call{}
-		c.Request.Domain, c.Request.MaxDelay = "d", maxDelay
-		d := c.AddDescriptor()
-		d.Entries, d.Cost = []descriptors.Entry{{Key: "a", Value: "1"}}, 1
-		if err := b.Check(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		return c
+		r := callOf("a").Request
+		r.MaxDelay = maxDelay
+		return b.check(t, r)
 	}
 	for i, want := range []algorithms.Micros{0, algorithms.Second} {
 		if c := send(algorithms.Second); c.Denied || c.Verdict.Delay != want {

@@ -8,11 +8,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 type learned struct{ costs []int64 }
@@ -26,16 +24,13 @@ func (l *learned) Learn(_ uint64, _ float64, _ uint64, _ algorithms.Micros, real
 // A request may reserve from one bucket several times.
 func TestEstimatesLearnTheCostOfOneRequest(t *testing.T) {
 	p, costs := newProxy(t), &learned{}
-	p.Limiter = limiter.New(p.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now }, Estimates: costs,
-	})
-	p.swap(t, `
+	p.restart(t, `
 domain: d
 limits:
   tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: {learn: p90, first: 100}, unknown_cost: 7}}
 descriptors:
   - {key: user, limit: tokens}
-`)
+`, func(c *limiter.Config) { c.Estimates = costs })
 	id := p.start(absent, "user=bob", "user=bob")
 	p.want("tokens", "bob", 800)
 	p.done(id, 30)
@@ -98,10 +93,7 @@ func TestAnUnknownCostIsAtLeastTheFirstEstimate(t *testing.T) {
 		{"estimate: 100, trust_declared: true", 3, 10, 10, 10},
 	} {
 		p := newProxy(t)
-		p.Limiter = limiter.New(p.store, limiter.Config{
-			IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now }, Estimates: c.learned,
-		})
-		p.swap(t, "domain: d\nlimits:\n  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {"+c.settle+"}}\ndescriptors:\n  - {key: user, limit: tokens}\n")
+		p.restart(t, "domain: d\nlimits:\n  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {"+c.settle+"}}\ndescriptors:\n  - {key: user, limit: tokens}\n", func(config *limiter.Config) { config.Estimates = c.learned })
 		call := p.send("d", []int64{c.hits}, "user=bob")
 		if got := call.Results[0].Cost; got != c.reserved {
 			t.Errorf("%s, learned %d: %d units reserved, want %d", c.settle, c.learned, got, c.reserved)
@@ -119,10 +111,7 @@ func TestSettlementsWithoutADecisionAreNotLearned(t *testing.T) {
 	for err, denied := range map[error]bool{backend.ErrPending: false, backend.ErrReused: false, backend.ErrUnavailable: true} {
 		p, costs := newProxy(t), &learned{}
 		with := func(e limiter.Estimates) {
-			p.Limiter = limiter.New(p.store, limiter.Config{
-				IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now }, Estimates: e,
-			})
-			p.swap(t, learns)
+			p.restart(t, learns, func(c *limiter.Config) { c.Estimates = e })
 		}
 		with(costs)
 		id := p.start(absent, "user=bob")
@@ -144,18 +133,14 @@ func TestSettlementsWithoutADecisionAreNotLearned(t *testing.T) {
 // Estimates are learned for each value in the configuration. All other values share one estimate.
 func TestEstimatesAreLearned(t *testing.T) {
 	p := newProxy(t)
-	p.Limiter = limiter.New(p.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now },
-		Estimates: &estimate.Estimates{},
-	})
-	p.swap(t, `
+	p.restart(t, `
 domain: d
 limits:
   tokens: {algorithm: fixed_window, rate: 1000000, period: 1d, settle: {estimate: {learn: p90, first: 500, most: 800, per: [model]}}}
 descriptors:
   - {key: user, limit: tokens}
   - {key: model, value: large}
-`)
+`, func(c *limiter.Config) { c.Estimates = &estimate.Estimates{} })
 	reserved := func(user, model string) (units int64, id string) {
 		c := p.send("d", []int64{absent, absent}, "user="+user, "model="+model)
 		return c.Results[0].Cost, string(c.AppendID(nil))
@@ -232,8 +217,6 @@ descriptors:
 // The bucket of this process is smaller than the limit.
 func TestAnEstimateFitsTheLocalBucket(t *testing.T) {
 	p := newProxy(t)
-	now := func() algorithms.Micros { return p.now }
-	p.Limiter = limiter.New(p.store, limiter.Config{Now: now, Local: memory.New(memory.Config{Clock: storetest.Times(now)})})
 	p.swap(t, `
 domain: d
 on_backend_failure: local

@@ -47,14 +47,9 @@ func TestTheRetryTimeOfAGroupWithOverdrawIsExact(t *testing.T) {
 				if denied++; c.RetryAfter <= 0 || tries > 0 && rng.IntN(2) == 0 {
 					t.Fatalf("seed %d, step %d: %v at the time of the retry: %+v; want allowed", seed, step, request, c.Verdict)
 				}
-				check := limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true}}
-				for _, n := range request {
-					n.Key = []string{"bob"}
-					check.Limits = append(check.Limits, n)
-				}
 				b.now += c.RetryAfter - 1
-				if err := b.Check(t.Context(), &check); err != nil || !check.Denied {
-					t.Fatalf("seed %d, step %d: %v 1 us before the retry: %v, %+v; want denied, as it was: %+v", seed, step, request, err, check.Results, c.Results)
+				if check := b.checked(t, request); !check.Denied {
+					t.Fatalf("seed %d, step %d: %v 1 us before the retry: %+v; want denied, as it was: %+v", seed, step, request, check.Results, c.Results)
 				}
 				b.now++
 				c = b.together(t, "bob", request...)
@@ -225,15 +220,9 @@ func (m *model) adjust(b *bench, rng *rand.Rand) {
 
 func (b *bench) checked(t *testing.T, request []limiter.NamedCharge) *limiter.Call {
 	t.Helper()
-	check := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true}}
-	for _, n := range request {
-		n.Key = []string{"bob"}
-		check.Limits = append(check.Limits, n)
-	}
-	if err := b.Check(t.Context(), check); err != nil {
-		t.Fatal(err)
-	}
-	return check
+	r := keyed("bob", request)
+	r.DryRun = true
+	return b.check(t, r)
 }
 
 // exactRetry checks the retry time of a denied request by the model.

@@ -27,11 +27,7 @@ limits:
 `
 	b := newBench(t, "domain: d"+limits+"---\ndomain: other"+limits)
 	remaining := func(domain, limit string, key ...string) int64 {
-		c := &limiter.Call{Request: limiter.Request{Domain: domain, DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: key}}}}
-		if err := b.Check(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		return c.Results[0].Decision.Remaining
+		return b.check(t, limiter.Request{Domain: domain, DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: key}}}).Results[0].Decision.Remaining
 	}
 	for _, domain := range []string{"d", "other"} {
 		if c, err := b.once(t, domain, "id", limiter.NamedCharge{Name: "one", Count: 2}, limiter.NamedCharge{Name: "watched", Count: 3}); err != nil || c.Denied || c.Replayed {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -18,10 +19,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
+// bench is a Limiter whose store may fail, and the time.
 type bench struct {
 	*limiter.Limiter
-	store *faulty
-	now   algorithms.Micros
+	config limiter.Config
+	store  *faulty
+	now    algorithms.Micros
 }
 
 // faulty fails if err is set. If limit is set too, only groups with a bucket of that limit fail.
@@ -50,38 +53,77 @@ func (f *faulty) Submit(b *backend.Batch) {
 
 func newBench(tb testing.TB, yaml string, modes ...limiter.Modes) *bench {
 	tb.Helper()
-	snapshot, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
-	if problems.Bad() {
-		tb.Fatalf("got %v; want no mistakes", problems)
-	}
 	b := &bench{now: 1_767_225_600 * algorithms.Second}
 	clock := func() algorithms.Micros { return b.now }
 	b.store = &faulty{Store: memory.New(memory.Config{Clock: storetest.Times(clock)})}
-	c := limiter.Config{Local: memory.New(memory.Config{Clock: storetest.Times(clock)}), Now: clock}
-	for _, m := range modes {
-		c.Modes = m
+	b.config = limiter.Config{
+		IDs: keysOf("a secret"), Now: clock, Process: 7, Local: memory.New(memory.Config{Clock: storetest.Times(clock)}),
 	}
-	b.Limiter = limiter.New(b.store, c)
-	b.Swap(snapshot)
+	b.restart(tb, yaml, func(c *limiter.Config) {
+		for _, m := range modes {
+			c.Modes = m
+		}
+	})
 	return b
+}
+
+func keysOf(secrets ...string) limiter.IDs {
+	return reservation.NewKeys(func() []string { return secrets })
+}
+
+// restart replaces the Limiter by one with the same store and another configuration.
+func (b *bench) restart(tb testing.TB, yaml string, edit func(*limiter.Config)) {
+	tb.Helper()
+	edit(&b.config)
+	b.Limiter = limiter.New(b.store, b.config)
+	b.swap(tb, yaml)
+}
+
+func (b *bench) swap(tb testing.TB, yaml string) {
+	tb.Helper()
+	b.Swap(compiled(tb, yaml))
+}
+
+func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
+	tb.Helper()
+	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
+	if problems.Bad() {
+		tb.Fatalf("got %v; want no mistakes", problems)
+	}
+	return s
+}
+
+// check returns the answer to r.
+func (b *bench) check(tb testing.TB, r limiter.Request) *limiter.Call {
+	tb.Helper()
+	c := &limiter.Call{Request: r}
+	if err := b.Check(tb.Context(), c); err != nil {
+		tb.Fatal(err)
+	}
+	return c
 }
 
 func (b *bench) send(tb testing.TB, cost int64, texts ...string) *limiter.Call {
 	tb.Helper()
-	c := &limiter.Call{}
-	c.Request.Domain = "d"
+	r := limiter.Request{Domain: "d"}
 	for _, text := range texts {
 		entries, err := descriptors.Parse(text)
 		if err != nil {
 			tb.Fatal(err)
 		}
-		d := c.AddDescriptor()
-		d.Entries, d.Cost = entries, cost
+		r.Descriptors = append(r.Descriptors, limiter.Descriptor{Entries: entries, Cost: cost})
 	}
-	if err := b.Check(tb.Context(), c); err != nil {
+	return b.check(tb, r)
+}
+
+// override sends a descriptor with a limit of its own.
+func (b *bench) override(tb testing.TB, text string, o limiter.Override) *limiter.Call {
+	tb.Helper()
+	entries, err := descriptors.Parse(text)
+	if err != nil {
 		tb.Fatal(err)
 	}
-	return c
+	return b.check(tb, limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: entries, Cost: 1, Override: o, HasOverride: true}}})
 }
 
 func (b *bench) left(tb testing.TB, text string) int64 {
@@ -211,14 +253,10 @@ limits:
 `)
 	b.store.err = fmt.Errorf("%w: test", backend.ErrUnavailable)
 	send := func(id string) *limiter.Call {
-		c := &limiter.Call{Request: limiter.Request{
+		return b.check(t, limiter.Request{
 			Limits:         []limiter.NamedCharge{{Name: "one", Count: 1}, {Name: "two", Count: 1}, {Name: "two", Count: 1}},
 			IdempotencyKey: limiter.IdempotencyKey{ID: id, Lifetime: algorithms.Second},
-		}}
-		if err := b.Check(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		return c
+		})
 	}
 	for range 2 {
 		c := send("first")
@@ -241,11 +279,7 @@ limits:
   jobs: {algorithm: token_bucket, rate: 2, period: 1h, on_backend_failure: local, local_share: 100%}
 `)
 	send := func(count int64) *limiter.Call {
-		c := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "jobs", Count: count, Reserve: true}}}}
-		if err := b.Check(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		return c
+		return b.check(t, limiter.Request{Limits: []limiter.NamedCharge{{Name: "jobs", Count: count, Reserve: true}}})
 	}
 	r, _ := reservedBy(send(2))
 	b.store.err = fmt.Errorf("%w: test", backend.ErrUnavailable)

@@ -6,8 +6,6 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/reservation"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 func TestTheDomainOfALimitThatComesWithARequest(t *testing.T) {
@@ -50,15 +48,6 @@ limits:
   tokens: {algorithm: token_bucket, rate: 100, period: 1d, weights: {in: 1, out: 5}}
   plain: {algorithm: token_bucket, rate: 100, period: 1d}
 `)
-	b.Limiter = limiter.New(b.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }), Now: func() algorithms.Micros { return b.now },
-	})
-	b.Swap(newBench(t, `
-domain: d
-limits:
-  tokens: {algorithm: token_bucket, rate: 100, period: 1d, weights: {in: 1, out: 5}}
-  plain: {algorithm: token_bucket, rate: 100, period: 1d}
-`).Current())
 	c := b.together(t, "bob", limiter.NamedCharge{Name: "tokens", Costs: map[string]int64{"in": 10, "out": 4}, Reserve: true})
 	b.remains(t, "bob", map[string]int64{"tokens": 70})
 	part, _ := c.Part(0, "")

@@ -15,19 +15,7 @@ domain: d
 descriptors:
   - {key: known, rate_limit: {unit: hour, requests_per_unit: 1}}
 `)
-	send := func(text string, o limiter.Override) *limiter.Call {
-		entries, err := descriptors.Parse(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := &limiter.Call{}
-		c.Request.Domain = "d"
-		*c.AddDescriptor() = limiter.Descriptor{Entries: entries, Cost: 1, Override: o, HasOverride: true}
-		if err := b.Check(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
+	send := func(text string, o limiter.Override) *limiter.Call { return b.override(t, text, o) }
 	minute := limiter.Override{Rate: 3, Period: 60 * algorithms.Second}
 	for i := range 3 {
 		if c := send("known=1", minute); c.Denied || c.Results[0].Decision.Remaining != int64(2-i) {
@@ -66,19 +54,8 @@ domain: d
 descriptors:
   - {key: path, value: 'a*', share_threshold: true, max_override: {unit: day, requests_per_unit: 3}, rate_limit: {unit: day, requests_per_unit: 1}}
 `)
-	send := func(value string) *limiter.Call {
-		c := &limiter.Call{}
-		c.Request.Domain = "d"
-		*c.AddDescriptor() = limiter.Descriptor{
-			Entries: []descriptors.Entry{{Key: "path", Value: value}}, Cost: 1, HasOverride: true, Override: limiter.Override{Rate: 100, Period: algorithms.Day},
-		}
-		if err := b.Check(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
 	for i, value := range []string{"a1", "a2", "a1", "a2", "a3"} {
-		if c := send(value); c.Denied != (i >= 3) {
+		if c := b.override(t, "path="+value, limiter.Override{Rate: 100, Period: algorithms.Day}); c.Denied != (i >= 3) {
 			t.Errorf("request %d, %s: denied %v; want 3 requests allowed", i+1, value, c.Denied)
 		}
 	}
@@ -95,15 +72,7 @@ descriptors:
 	for key, want := range map[string]int{"path": 3, "other": 1} {
 		allowed := 0
 		for range 5 {
-			c := &limiter.Call{}
-			c.Request.Domain = "d"
-			*c.AddDescriptor() = limiter.Descriptor{
-				Entries: []descriptors.Entry{{Key: key, Value: "a"}}, Cost: 1, HasOverride: true, Override: limiter.Override{Rate: 100, Period: algorithms.Day},
-			}
-			if err := b.Check(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
-			if !c.Denied {
+			if !b.override(t, key+"=a", limiter.Override{Rate: 100, Period: algorithms.Day}).Denied {
 				allowed++
 			}
 		}

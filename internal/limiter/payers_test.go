@@ -9,16 +9,16 @@ import (
 
 func (b *bench) together(tb testing.TB, key string, counts ...limiter.NamedCharge) *limiter.Call {
 	tb.Helper()
-	c := &limiter.Call{}
-	c.Request.Domain = "d"
+	return b.check(tb, keyed(key, counts))
+}
+
+func keyed(key string, counts []limiter.NamedCharge) limiter.Request {
+	r := limiter.Request{Domain: "d"}
 	for _, n := range counts {
 		n.Key = []string{key}
-		c.Limits = append(c.Limits, n)
+		r.Limits = append(r.Limits, n)
 	}
-	if err := b.Check(tb.Context(), c); err != nil {
-		tb.Fatal(err)
-	}
-	return c
+	return r
 }
 
 func (b *bench) remains(tb testing.TB, key string, want map[string]int64) {

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -16,20 +15,12 @@ const sec = algorithms.Second
 
 func (b *bench) jobs(tb testing.TB, numbers string) {
 	tb.Helper()
-	text := "domain: d\nlimits:\n  jobs: {" + numbers + "}\n"
-	snapshot, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(text)}}, config.Options{})
-	if problems.Bad() {
-		tb.Fatalf("got %v; want no mistakes", problems)
-	}
-	b.Swap(snapshot)
+	b.swap(tb, "domain: d\nlimits:\n  jobs: {"+numbers+"}\n")
 }
 
 func (b *bench) consume(tb testing.TB, count int64, reserve bool) (*limiter.Call, bool) {
 	tb.Helper()
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "jobs", Count: count, Reserve: reserve}}}}
-	if err := b.Check(tb.Context(), c); err != nil {
-		tb.Fatal(err)
-	}
+	c := b.check(tb, limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "jobs", Count: count, Reserve: reserve}}})
 	return c, !c.Denied
 }
 

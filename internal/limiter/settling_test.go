@@ -7,13 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -50,26 +46,14 @@ type proxy struct {
 
 func newProxy(t *testing.T) *proxy {
 	t.Helper()
-	return newProxyOf(t, func() []string { return []string{"a secret"} })
+	return &proxy{newBench(t, tokens), t, ""}
 }
 
-func newProxyOf(t *testing.T, secrets reservation.Secrets) *proxy {
+func newProxyOf(t *testing.T, ids limiter.IDs) *proxy {
 	t.Helper()
-	b := newBench(t, tokens)
-	b.Limiter = limiter.New(b.store, limiter.Config{
-		IDs: reservation.NewKeys(secrets), Now: func() algorithms.Micros { return b.now },
-	})
-	b.swap(t, tokens)
-	return &proxy{b, t, ""}
-}
-
-func (b *bench) swap(tb testing.TB, yaml string) {
-	tb.Helper()
-	snapshot, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
-	if problems.Bad() {
-		tb.Fatalf("got %v; want no mistakes", problems)
-	}
-	b.Swap(snapshot)
+	p := newProxy(t)
+	p.restart(t, tokens, func(c *limiter.Config) { c.IDs = ids })
+	return p
 }
 
 // absent stands for a cost that a descriptor does not state.
@@ -112,10 +96,7 @@ func (p *proxy) done(id string, cost int64) *limiter.Call {
 
 func (p *proxy) left(limit, key string) int64 {
 	p.t.Helper()
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: []string{key}}}}}
-	if err := p.Check(p.t.Context(), c); err != nil {
-		p.t.Fatal(err)
-	}
+	c := p.check(p.t, limiter.Request{Domain: "d", DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: []string{key}}}})
 	return c.Results[0].Decision.Remaining
 }
 
@@ -220,7 +201,7 @@ func TestLimitsOfARequestAreReservedTogether(t *testing.T) {
 
 func TestIDsThatChargeNothing(t *testing.T) {
 	p := newProxy(t)
-	theirs := newProxyOf(t, func() []string { return []string{"another secret"} })
+	theirs := newProxyOf(t, keysOf("another secret"))
 	id, foreign := p.start(absent, "user=bob"), theirs.start(absent, "user=bob")
 	elsewhere := string(p.send("other", []int64{absent}, "user=bob").AppendID(nil))
 	gone := p.start(absent, "shadow=bob", "user=bob")
@@ -268,7 +249,7 @@ func TestALateSettleDoneChargesTheExcess(t *testing.T) {
 
 func TestThePreviousSigningKeyIsAccepted(t *testing.T) {
 	secrets := []string{"first"}
-	p := newProxyOf(t, func() []string { return secrets })
+	p := newProxyOf(t, reservation.NewKeys(func() []string { return secrets }))
 	old := p.start(absent, "user=bob")
 	older := p.start(absent, "user=bob")
 	secrets = []string{"second", "first"}
@@ -359,8 +340,7 @@ func TestWithoutKeysAllIDsAreForged(t *testing.T) {
 	if !p.Open(id, r) || len(r.Parts) != 1 || p.Open(id[1:], r) || p.Open("", r) {
 		t.Errorf("id %s: got %+v; want that it has one part, and that no other text can be opened", id, r)
 	}
-	p.Limiter = limiter.New(p.store, limiter.Config{Now: func() algorithms.Micros { return p.now }})
-	p.swap(t, tokens)
+	p.restart(t, tokens, func(c *limiter.Config) { c.IDs = nil })
 	if c := p.done(id, 5); c.Denied || len(c.Settlements) != 1 || c.Settlements[0].Reason != limiter.Forged || p.Open(id, r) || p.ID(r) != "" {
 		t.Errorf("got %+v; want an allowed request with one forged id", c.Verdict)
 	}
@@ -452,12 +432,7 @@ func TestWhileTheStoreFailsNothingIsReserved(t *testing.T) {
 // While the store fails, this process's own bucket may allow units. They must not be settled in the store,
 // because the store has not charged them.
 func TestLocalBucketsReserveNothing(t *testing.T) {
-	b := newBench(t, tokens)
-	b.Limiter = limiter.New(b.store, limiter.Config{
-		Local: memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return b.now })}),
-		IDs:   reservation.NewKeys(func() []string { return []string{"a secret"} }), Now: func() algorithms.Micros { return b.now },
-	})
-	p := &proxy{b, t, ""}
+	p := newProxy(t)
 	p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: local\nlocal_share: 20%\n", 1))
 	p.store.err = errors.New("away")
 	c := p.send("d", []int64{absent}, "user=bob")

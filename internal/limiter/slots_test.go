@@ -3,18 +3,15 @@ package limiter_test
 import (
 	"context"
 	"fmt"
-	"strings"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -34,40 +31,20 @@ descriptors:
   - {key: many, rate_limit: {algorithm: concurrency, capacity: 4, ttl: 1m}}
 `
 
-// slotBench is a Limiter whose store may fail, and the time.
 type slotBench struct {
-	*limiter.Limiter
+	*proxy
 	*testing.T
-	now   algorithms.Micros
-	store *faulty
 }
 
 func newSlotBench(t *testing.T) *slotBench {
 	t.Helper()
-	b := &slotBench{T: t, now: 1_767_225_600 * algorithms.Second}
-	clock := func() algorithms.Micros { return b.now }
-	b.store = &faulty{Store: memory.New(memory.Config{Clock: storetest.Times(clock)})}
-	b.Limiter = limiter.New(b.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }), Now: clock, Process: 7,
-		Local: memory.New(memory.Config{Clock: storetest.Times(clock)}),
-	})
-	(&bench{Limiter: b.Limiter}).swap(t, inFlight)
-	return b
+	return &slotBench{&proxy{newBench(t, inFlight), t, ""}, t}
 }
 
 // ask sends descriptors ("tenant=bob"), and returns the answered Call and its id.
 func (b *slotBench) ask(cost int64, texts ...string) (*limiter.Call, string) {
 	b.Helper()
-	c := &limiter.Call{}
-	c.Request.Domain, c.Returns = "d", true
-	for _, text := range texts {
-		key, value, _ := strings.Cut(text, "=")
-		d := c.AddDescriptor()
-		d.Entries, d.Cost, d.Explicit = []descriptors.Entry{{Key: key, Value: value}}, cost, true
-	}
-	if err := b.Check(b.Context(), c); err != nil {
-		b.Fatal(err)
-	}
+	c := b.send("d", slices.Repeat([]int64{cost}, len(texts)), texts...)
 	return c, string(c.AppendID(nil))
 }
 
@@ -87,23 +64,6 @@ func (b *slotBench) denied(cost int64, texts ...string) *limiter.Call {
 		b.Fatalf("%v: denied %v with id %s, want a denial without an id", texts, c.Denied, id)
 	}
 	return c
-}
-
-// left returns the remaining units of a limit.
-func (b *slotBench) left(limit, key string) int64 {
-	b.Helper()
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: []string{key}}}}}
-	if err := b.Check(b.Context(), c); err != nil {
-		b.Fatal(err)
-	}
-	return c.Results[0].Decision.Remaining
-}
-
-func (b *slotBench) want(limit, key string, want int64) {
-	b.Helper()
-	if left := b.left(limit, key); left != want {
-		b.Errorf("%s of %s has %d left, want %d", limit, key, left, want)
-	}
 }
 
 func (b *slotBench) counts(door limiter.SlotDoor, outcome limiter.SlotOutcome, want uint64) {
@@ -252,9 +212,7 @@ func TestALocalSlotIsReturnedWhereItWasTaken(t *testing.T) {
 	b.allowed(1, "local=bob")
 	b.denied(1, "local=bob") // half of 4
 	other := newSlotBench(t)
-	other.Limiter = limiter.New(other.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }), Process: 8, Local: memory.New(memory.Config{}),
-	})
+	other.restart(t, inFlight, func(c *limiter.Config) { c.Process = 8 })
 	other.ReturnSlots(one, limiter.DoorLog)
 	other.counts(limiter.DoorLog, limiter.SlotForeign, 1)
 	b.denied(1, "local=bob")
@@ -287,24 +245,18 @@ func TestASlotOfUnknownOutcomeIsReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSlotBench(t)
 		store, repeats := &losing{Store: b.store}, stores.NewRepeats(time.Second)
-		b.Limiter = limiter.New(store, limiter.Config{
-			IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }), Repeater: repeats, Now: func() algorithms.Micros { return b.now },
-		})
-		(&bench{Limiter: b.Limiter}).swap(t, inFlight)
+		b.store = &faulty{Store: store}
+		b.restart(t, inFlight, func(c *limiter.Config) { c.Repeater = repeats })
 		store.answers = 2
 		b.denied(1, "tenant=bob")
 		repeats.Close(time.Minute)
 		b.want("uploads", "bob", 3)
 		store.answers = 1
 		named := func() *limiter.Call {
-			c := &limiter.Call{Request: limiter.Request{
+			return b.check(t, limiter.Request{
 				Domain: "d", Returns: true, Limits: []limiter.NamedCharge{{Name: "uploads", Key: []string{"bob"}, Count: 2}},
 				IdempotencyKey: limiter.IdempotencyKey{ID: "once", Lifetime: algorithms.Day},
-			}}
-			if err := b.Check(t.Context(), c); err != nil {
-				t.Fatal(err)
-			}
-			return c
+			})
 		}
 		first, second := named(), named()
 		if !first.Failed || second.Failed || second.Denied || !second.HasSlots() || first.SlotID() != second.SlotID() {

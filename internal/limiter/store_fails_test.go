@@ -80,23 +80,15 @@ descriptors:
 // the request, because an override without on_backend_failure local has no local bucket.
 func TestAnOverrideWithoutALocalBucketIsDenied(t *testing.T) {
 	b := newBench(t, "domain: d\nmax_override: {unit: day, requests_per_unit: 50}\ndescriptors:\n  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}\n  - {key: above, descriptors: [{key: below, rate_limit: {unit: hour, requests_per_unit: 1}}]}\n")
-	send := func(key string, o limiter.Override) *limiter.Call {
-		c := callOf(key)
-		c.Descriptors[0].HasOverride, c.Descriptors[0].Override = true, o
-		if err := b.Check(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
 	usual := limiter.Override{Rate: 6, Period: minute}
-	if c := send("unknown", usual); c.Denied || len(c.Results) != 2 {
+	if c := b.override(t, "unknown=1", usual); c.Denied || len(c.Results) != 2 {
 		t.Errorf("an unknown descriptor: %+v; want allowed by the override and its bound", c.Verdict)
 	}
-	if c := send("above", limiter.Override{Rate: 6}); !c.Denied || !c.Never {
+	if c := b.override(t, "above=1", limiter.Override{Rate: 6}); !c.Denied || !c.Never {
 		t.Errorf("an override that cannot be read, of a descriptor without a limit: %+v; want denied", c.Verdict)
 	}
 	b.store.err = backend.ErrUnavailable
-	if c := send("a", usual); !c.Denied || !c.Failed || c.Results[0].Decision.Err == nil {
+	if c := b.override(t, "a=1", usual); !c.Denied || !c.Failed || c.Results[0].Decision.Err == nil {
 		t.Errorf("while the store fails: got %+v; want denied with its error", c.Verdict)
 	}
 }
