@@ -18,20 +18,6 @@ func textOf(entries []Entry) string {
 	return strings.Join(parts, ",")
 }
 
-func TestParseReadsEscapedEntries(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		want := append([]Entry{{"k" + raw(t, "key"), raw(t, "value")}}, rawEntries(t, "more")...)
-		for i := range want {
-			if want[i].Key == "" {
-				want[i].Key = "k"
-			}
-		}
-		if got, err := Parse(textOf(want)); err != nil || !slices.Equal(got, want) {
-			t.Errorf("%q: %q, %v; want %q", textOf(want), got, err, want)
-		}
-	})
-}
-
 func TestParse(t *testing.T) {
 	for text, want := range map[string][]Entry{
 		"a=b":         {{"a", "b"}},

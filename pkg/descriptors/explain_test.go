@@ -138,34 +138,6 @@ func TestExplainAgreesWithMatch(t *testing.T) {
 	})
 }
 
-func TestExplainAtItsEdges(t *testing.T) {
-	explain := func(descriptor string, paths ...string) Explanation[string] {
-		entries, err := Parse(descriptor)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return treeOf(t, paths...).Explain(entries, found)
-	}
-	if m := explain("user=1,deep=1", "user!", "user,deep,end!").Miss; m == nil || m.Reason != TooShort || m.Shorter != 1 || m.More != 0 {
-		t.Errorf("got %+v, want too short, and a limit for the first entry", m)
-	}
-	if m := explain("user=1", "user,a,b,c!").Miss; m == nil || !strings.HasSuffix(m.String(), "under a,b,c") {
-		t.Errorf("got %v, want the whole way to the limit", m)
-	}
-	if m := explain("user=1", "user,any*!").Miss; m == nil || !strings.HasSuffix(m.String(), "under any*") {
-		t.Errorf("got %v, want the key with a *", m)
-	}
-	if m := explain("other=1", "any*!").Miss; m == nil || m.Reason != NoKey {
-		t.Errorf("got %v, want that there is no such key", m)
-	}
-	if m := explain(`k=\\a`, `k=\\a1!`, "k=a!", "k=b!").Miss; m == nil || m.Near[0] != "a" {
-		t.Errorf("got %v, want the value a first", m)
-	}
-	if s := explain("k=ab", "k^=ab!", "k=*b!", "k=a*!").Steps; len(s) != 1 || s[0].Pattern != "k=ab*" || strings.Join(s[0].Over, " ") != "k=*b k=a*" {
-		t.Errorf("got %+v, want the prefix ab, and the other patterns in their order", s)
-	}
-}
-
 func TestShorterDescriptorsThatMatch(t *testing.T) {
 	tree := grow(t, "a", "a,b,c", "a,b,c,d,e")
 	for text, want := range map[string]int{"a=1": 0, "a=1,b=1": 1, "a=1,x=1": 1, "a=1,b=1,c=1": 0, "a=1,b=1,c=1,d=1": 3, "a=1,b=1,c=1,x=1": 3, "x=1": 0, "a=1,b=1,x=1": 1} {

@@ -216,19 +216,6 @@ func (p *plain) match(entries []Entry) string {
 	return ""
 }
 
-// Add must return the same node for the same pattern. Package config relies on that to notice that a configuration
-// states a place twice.
-func TestEachPatternHasOneNode(t *testing.T) {
-	tree := &Tree[string]{}
-	for _, text := range []string{"a", "a=b", "a^=b", "a$=b", "a~=b+", "a=b*", "a*=b"} {
-		first, added := tree.Add(nil, patternOf(t, text))
-		again, addedAgain := tree.Add(nil, patternOf(t, text))
-		if !added || addedAgain || first != again {
-			t.Errorf("%s: added %t, then %t; the same node: %t; want true, false, true", text, added, addedAgain, first == again)
-		}
-	}
-}
-
 func TestMatchAgreesWithAPlainTree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tree, reference := &Tree[string]{}, &plain{}
