@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -41,24 +39,32 @@ descriptors:
   - {key: region, limit: quiet, shadow_mode: true}
 `
 
-// adminPage is a running sidecar that has denied requests of each of hostileKeys and of two other keys.
+// adminPage is a sidecar with an admin token.
 type adminPage struct {
 	*process
-	http, admin, config string
+	addr, http, admin, config string
+	flags                     []string
 }
 
+// newAdminPage returns a sidecar that is not started yet.
+func newAdminPage(t *testing.T, limits string) *adminPage {
+	t.Helper()
+	addr := loopback()
+	p := &adminPage{addr: addr, http: "http://" + addr + ":8080", admin: "http://" + addr + ":6070", config: fileOf(t, "limits.yaml", limits)}
+	p.flags = []string{"--config", p.config, "--admin-token-file", fileOf(t, "token", "secret\n")}
+	return p
+}
+
+func (p *adminPage) serve(t *testing.T, flags ...string) *adminPage {
+	t.Helper()
+	p.process = serve(t, p.addr, append(p.flags, flags...)...)
+	return p
+}
+
+// startAdminPage starts a sidecar that has denied requests of each of hostileKeys and of two other keys.
 func startAdminPage(t *testing.T) *adminPage {
 	t.Helper()
-	dir := t.TempDir()
-	p := &adminPage{config: filepath.Join(dir, "limits.yaml")}
-	p.write(t, pageLimits)
-	token := filepath.Join(dir, "token")
-	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	addr := loopback()
-	p.http, p.admin = "http://"+addr+":8080", "http://"+addr+":6070"
-	p.process = serve(t, addr, "--config", p.config, "--admin-token-file", token)
+	p := newAdminPage(t, pageLimits).serve(t)
 	for _, key := range hostileKeys {
 		p.deny(t, "send", key)
 	}
@@ -67,12 +73,7 @@ func startAdminPage(t *testing.T) *adminPage {
 	return p
 }
 
-func (p *adminPage) write(t *testing.T, text string) {
-	t.Helper()
-	if err := os.WriteFile(p.config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
+func (p *adminPage) write(t *testing.T, text string) { t.Helper(); rewrite(t, p.config, text) }
 
 func (p *adminPage) deny(t *testing.T, limit, key string) {
 	t.Helper()
@@ -81,12 +82,7 @@ func (p *adminPage) deny(t *testing.T, limit, key string) {
 		t.Fatal(err)
 	}
 	for range 10 {
-		answer, err := http.Post(p.http+"/v1/limit", "application/json", strings.NewReader(string(body)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = answer.Body.Close()
-		if answer.StatusCode == http.StatusTooManyRequests {
+		if code, _ := post(p.http+"/v1/limit", string(body)); code == http.StatusTooManyRequests {
 			return
 		}
 	}

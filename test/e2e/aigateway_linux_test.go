@@ -9,8 +9,6 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	conf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -60,12 +58,7 @@ func TestEnvoyAIGatewayDeployment(t *testing.T) {
 	)
 	sidecar := startCommand(t, cmd)
 	awaitPort(t, sidecar, "tcp", net.JoinHostPort(addr, "8081"))
-	conn, err := grpc.NewClient(addr+":8081", grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	service := rls.NewRateLimitServiceClient(conn)
+	service := rls.NewRateLimitServiceClient(dial(t, addr+":8081"))
 	send := func(descriptor string, hits uint64) string {
 		t.Helper()
 		d := rlstest.Descriptor(descriptor)

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"encoding/binary"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -39,10 +38,7 @@ func eachListener(t *testing.T, test func(request)) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			config := filepath.Join(dir, "limits.yaml")
-			if err := os.WriteFile(config, []byte(clientsLimits), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			config := fileOf(t, "limits.yaml", clientsLimits)
 			a := request{T: t, addr: loopback() + ":8081"}
 			network, listen := "tcp", a.addr
 			args := []string{"RLSIDECAR_MAX_DESCRIPTORS=1000", sidecarProgram, "serve", "--config", config, "--http-listen", "", "--admin-listen", "", "--drain-delay", "0s"}
@@ -113,11 +109,7 @@ func requestFile(t *testing.T, descriptor string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(t.TempDir(), "request")
-	if err := os.WriteFile(file, append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return file
+	return fileOf(t, "request", string(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))))+string(message))
 }
 
 func TestNghttp2(t *testing.T) {

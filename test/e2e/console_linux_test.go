@@ -6,8 +6,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,39 +38,13 @@ func (p *adminPage) ask(t *testing.T, keysAndValues ...string) (allowed bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer, err := http.Post(p.http+"/json", "application/json", strings.NewReader(string(body)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = answer.Body.Close()
-	return answer.StatusCode == http.StatusOK
+	code, _ := post(p.http+"/json", string(body))
+	return code == http.StatusOK
 }
 
 func startConsole(t *testing.T, flags ...string) *adminPage {
 	t.Helper()
-	p := newConsole(t)
-	p.process = serve(t, p.addr, append(p.flags, flags...)...)
-	return p.adminPage
-}
-
-// console is a sidecar that is not started yet.
-type console struct {
-	*adminPage
-	addr  string
-	flags []string
-}
-
-func newConsole(t *testing.T) *console {
-	t.Helper()
-	dir, addr := t.TempDir(), loopback()
-	p := &console{addr: addr, adminPage: &adminPage{config: filepath.Join(dir, "limits.yaml"), http: "http://" + addr + ":8080", admin: "http://" + addr + ":6070"}}
-	p.write(t, consoleLimits)
-	token := filepath.Join(dir, "token")
-	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p.flags = []string{"--config", p.config, "--admin-token-file", token}
-	return p
+	return newAdminPage(t, consoleLimits).serve(t, flags...)
 }
 
 // click clicks the first element that the selector finds, and waits for the next page.
@@ -316,30 +288,19 @@ func TestTheLineOfStateFollowsFailures(t *testing.T) {
 func TestTheLineOfStateOfAWrongPassword(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t, "--requirepass", "right")
-	p := newConsole(t)
-	password := filepath.Join(t.TempDir(), "password")
-	if err := os.WriteFile(password, []byte("wrong"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	p := newAdminPage(t, consoleLimits)
+	password := fileOf(t, "password", "wrong")
 	start(t, sidecarProgram, append([]string{"serve", "--grpc-listen", p.addr + ":8081", "--http-listen", p.addr + ":8080", "--admin-listen", p.addr + ":6070",
 		"--drain-delay", "0s", "--redis-url", "redis://" + redis.Addr, "--redis-password-file", password}, p.flags...)...)
-	eventually(t, "the page answers", func() bool {
-		answer, err := http.Get(p.admin + "/login")
-		if err == nil {
-			_ = answer.Body.Close()
-		}
-		return err == nil
-	})
+	eventually(t, "the page answers", func() bool { code, _ := fetch(p.admin + "/login"); return code != 0 })
 	b := newBrowser(t)
 	b.emulate(390, "dark")
-	b.logIn(p.adminPage)
+	b.logIn(p)
 	b.until("the refusal", `document.querySelector('#state .red').textContent.startsWith('Redis refuses the user or the password')`)
 	in[bool](b, `document.querySelector('#state').click(), true`)
 	b.shows("Cause", "Remedy", "Since", "WRONGPASS", "--redis-password-file")
 	b.wellMade(390, "dark", "password.png", `img, base, iframe`)
-	if err := os.WriteFile(password, []byte("right"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	rewrite(t, password, "right")
 	b.until("the password is right", `!document.querySelector('#state').textContent.includes('refuses') && document.querySelector('#state .red') === null`)
 }
 

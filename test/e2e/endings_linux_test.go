@@ -17,7 +17,6 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -112,12 +111,9 @@ func upgraded(t *testing.T, s *stack, head string, want int) (*net.TCPConn, *buf
 // bidi opens a gRPC stream through Envoy, on which a message has come back.
 func bidi(t *testing.T, s *stack, method string) (conn *grpc.ClientConn, stream grpc.ClientStream, cancel func()) {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:"+s.addr+":"+s.port, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn = dial(t, s.addr+":"+s.port)
 	ctx, cancel := context.WithCancel(t.Context())
-	stream, err = conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
 	if err == nil {
 		err = stream.SendMsg(&emptypb.Empty{})
 	}
@@ -127,7 +123,7 @@ func bidi(t *testing.T, s *stack, method string) (conn *grpc.ClientConn, stream 
 	if err != nil {
 		t.Fatalf("%s: %v", method, err)
 	}
-	t.Cleanup(func() { cancel(); conn.Close() })
+	t.Cleanup(cancel)
 	return conn, stream, cancel
 }
 

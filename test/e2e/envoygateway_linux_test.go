@@ -207,7 +207,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	if err := decoder.Decode(&c); err != nil {
 		t.Fatal(err)
 	}
-	r := readRendered(t, "envoy-gateway.yaml")
+	r := readRendered[rendered](t, "envoy-gateway.yaml")
 	ca := certtest.New(t)
 	folder := pod(t, c, ca)
 	redis := redistest.StartAt(t, 6379)

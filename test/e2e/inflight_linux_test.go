@@ -4,15 +4,12 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -335,33 +332,22 @@ func (s *stack) slotsLeft(t *testing.T) int {
 	if s.port == "10000" { // Envoy's masked_remote_address
 		key += "/32"
 	}
-	_, body := fetch("http://" + s.addr + ":8080/v1/limits/in_flight?domain=edge&key=" + url.QueryEscape(key))
-	var bucket struct{ Remaining *int }
-	if err := json.Unmarshal([]byte(body), &bucket); err != nil || bucket.Remaining == nil {
-		t.Fatalf("no number of remaining units in %s: %v", body, err)
+	left := unitsLeft(s.addr, "edge", "in_flight", key)
+	if left < 0 {
+		t.Fatal("the sidecar does not report the units left")
 	}
-	return *bucket.Remaining
+	return left
 }
 
 // startInFlight starts an example for requests in flight: the application, and the sidecar with changed limits.
 func startInFlight(t *testing.T, name, port string, changes []change, args ...string) (*stack, *flights) {
 	t.Helper()
 	f := &flights{running: map[string]int{}, left: map[string]bool{}, release: make(chan struct{})}
-	s := newStack(t, port, filepath.Join(t.TempDir(), "limits.yaml"))
-	if err := os.WriteFile(s.limits, []byte(example(t, name+"/limits.yaml", changes...)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	s := newStack(t, port, fileOf(t, "limits.yaml", example(t, name+"/limits.yaml", changes...)))
 	for _, arg := range args {
 		s.args = append(s.args, strings.Replace(arg, "udp://127.0.0.1", "udp://"+s.addr, 1))
 	}
-	listener, err := net.Listen("tcp", s.addr+":9000")
-	if err != nil {
-		t.Fatal(err)
-	}
-	application := &http.Server{Handler: http.HandlerFunc(f.serve), ReadHeaderTimeout: maxWait}
-	var served sync.WaitGroup
-	served.Go(func() { _ = application.Serve(listener) })
-	t.Cleanup(func() { _ = application.Close(); served.Wait() })
+	serveAt(t, s.addr+":9000", f.serve)
 	s.startSidecar(t)
 	return s, f
 }

@@ -84,13 +84,13 @@ type rendered struct {
 	Limits      object `yaml:"limits"` // nil means the limits of rlsidecar.yaml
 }
 
-func readRendered(t *testing.T, name string) rendered {
+// readRendered reads a file of examples/kubernetes/rendered as T, which must have all its keys.
+func readRendered[T any](t *testing.T, name string) (r T) {
 	t.Helper()
 	data, err := os.ReadFile(kubernetes + "rendered/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var r rendered
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	decoder.KnownFields(true)
 	if err := decoder.Decode(&r); err != nil {
@@ -240,9 +240,12 @@ func TestKubernetesEnvoys(t *testing.T) {
 	}{
 		{"istio", istioRenders, perKey, nil, false, 503},
 		{"contour", nil, perKey, lineGaps, true, 500},
-		{"kgateway", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "kgateway.yaml") }, perAddress, nil, true, 500},
+		{"kgateway", func(t *testing.T) rendered { t.Helper(); return readRendered[rendered](t, "kgateway.yaml") }, perAddress, nil, true, 500},
 		// The windows are so long that none ends during the test.
-		{"envoy-gateway", func(t *testing.T) rendered { t.Helper(); return inAYear(t, readRendered(t, "envoy-gateway.yaml")) },
+		{"envoy-gateway", func(t *testing.T) rendered {
+			t.Helper()
+			return inAYear(t, readRendered[rendered](t, "envoy-gateway.yaml"))
+		},
 			bucket{perMinute, 365 * 24 * time.Hour}, []string{"an empty first line"}, false, 500},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -258,7 +261,7 @@ func TestKubernetesEnvoys(t *testing.T) {
 			var s *stack
 			if c.render == nil {
 				s = newRecipe(t, "10000", nil)
-				s.runEnvoy(t, s.translatedFile(t, readTranslated(t, c.name+".yaml"), filter))
+				s.runEnvoy(t, s.translatedFile(t, readRendered[translated](t, c.name+".yaml"), filter))
 			} else {
 				r := c.render(t)
 				r.Listener = object{"listener_filters": []any{filter}}
@@ -354,7 +357,7 @@ func TestKubernetesIngressNginx(t *testing.T) {
 func TestKubernetesManifestsAgree(t *testing.T) {
 	t.Parallel()
 	k := at[object](t, manifest(t, "kgateway.yaml", "GatewayExtension"), "spec", "rateLimit")
-	config := at[object](t, readRendered(t, "kgateway.yaml").Filter, "typed_config")
+	config := at[object](t, readRendered[rendered](t, "kgateway.yaml").Filter, "typed_config")
 	if config["domain"] != k["domain"] || config["failure_mode_deny"] == k["failOpen"] {
 		t.Errorf("kgateway: the domain or the failure mode of the recipe %v differs from the rendered filter %v", k, config)
 	}
@@ -365,13 +368,13 @@ func TestKubernetesManifestsAgree(t *testing.T) {
 		}
 	}
 	rule := at[[]any](t, eg, "spec", "rateLimit", "global", "rules")[0].(object)
-	limit := readRendered(t, "envoy-gateway.yaml").Limits["descriptors"].([]any)[0].(object)["descriptors"].([]any)[0].(object)
+	limit := readRendered[rendered](t, "envoy-gateway.yaml").Limits["descriptors"].([]any)[0].(object)["descriptors"].([]any)[0].(object)
 	if got, want := at[int](t, limit, "rate_limit", "requests_per_unit"), at[int](t, rule, "limit", "requests"); got != want {
 		t.Errorf("Envoy Gateway: the rendered limit allows %d requests, the recipe %d", got, want)
 	}
 	headers := at[object](t, manifest(t, "envoy-gateway.yaml", "ClientTrafficPolicy"), "spec", "headers")
 	set := at[[]any](t, headers, "earlyRequestHeaders", "set")[0].(object)
-	early := readRendered(t, "envoy-gateway.yaml").Manager["early_header_mutation_extensions"].([]any)[0].(object)
+	early := readRendered[rendered](t, "envoy-gateway.yaml").Manager["early_header_mutation_extensions"].([]any)[0].(object)
 	mutation := at[[]any](t, early, "typed_config", "mutations")[0].(object)
 	if got := at[object](t, mutation, "append", "header"); got["key"] != set["name"] || got["value"] != set["value"] {
 		t.Errorf("Envoy Gateway: the rendered header mutation is %v, the recipe sets %v", got, set)

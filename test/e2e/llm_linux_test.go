@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,20 +16,12 @@ import (
 // model is examples/llm: Envoy in front of a server that imitates a language model.
 type model struct{ *stack }
 
-// newModel starts the example. delay is how long the model waits before each word of a streamed answer.
-func newModel(t *testing.T, delay string) *model {
-	t.Helper()
-	return newModelWith(t, delay, root+"/examples/llm/limits.yaml", longTimeout)
-}
-
-// newModelWith starts the example with other limits, and with changes of its Envoy.
-func newModelWith(t *testing.T, delay, limits string, changes ...change) *model {
+// newModel starts the example with limits, and with changes of its Envoy. delay is how long the model waits before each
+// word of a streamed answer.
+func newModel(t *testing.T, delay, limits string, changes ...change) *model {
 	t.Helper()
 	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
-	program := filepath.Join(t.TempDir(), "model")
-	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, root+"/examples/llm/model").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	program := build(t, "examples/llm/model")
 	m := &model{newStack(t, "10000", limits)}
 	awaitPort(t, start(t, program, "-listen", m.addr+":9000", "-delay", delay), "tcp", m.addr+":9000")
 	m.startSidecar(t)
@@ -69,29 +58,9 @@ func (m *model) complete(t *testing.T, user, options string, words int) int {
 	return response.StatusCode
 }
 
-func (m *model) remaining(t *testing.T, user string) int {
-	t.Helper()
-	response, err := m.client.Get("http://" + m.addr + ":8080/v1/limits/tokens?domain=ai&key=" + user)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	var bucket struct{ Remaining *int }
-	if err := json.NewDecoder(response.Body).Decode(&bucket); err != nil || bucket.Remaining == nil {
-		t.Fatalf("no number of remaining tokens: %v", err)
-	}
-	return *bucket.Remaining
-}
-
 func (m *model) settles(t *testing.T, user string, want int) {
 	t.Helper()
-	var last int
-	defer func() {
-		if last != want {
-			t.Logf("%s has %d tokens left", user, last)
-		}
-	}()
-	eventually(t, fmt.Sprintf("%s has %d tokens left", user, want), func() bool { last = m.remaining(t, user); return last == want })
+	awaitLeft(t, want, m.addr, "ai", "tokens", user)
 }
 
 const (
@@ -101,7 +70,7 @@ const (
 
 func TestLanguageModelExample(t *testing.T) {
 	t.Parallel()
-	m := newModel(t, "0s")
+	m := newModel(t, "0s", root+"/examples/llm/limits.yaml", longTimeout)
 	const budget, estimate = 10_000, 1500
 
 	if code := m.complete(t, "bob", streamed, 40); code != http.StatusOK {
@@ -135,7 +104,7 @@ func TestLanguageModelExample(t *testing.T) {
 		t.Errorf("20 requests at once: got the statuses %v; want some 200, and 429 for the others", counts)
 	}
 	m.settles(t, "alice", max(0, budget-admitted*3001))
-	if m.remaining(t, "bob") != budget-41-21-estimate {
+	if unitsLeft(m.addr, "ai", "tokens", "bob") != budget-41-21-estimate {
 		t.Error("alice used tokens of bob")
 	}
 }
@@ -162,11 +131,7 @@ func TestParallelCallsBehindAGateway(t *testing.T) {
 		{"patched", example(t, "llm/limits.yaml", byTenth), patched, budget * 95 / 100, budget, true, true},
 	} {
 		t.Run(variant.name, func(t *testing.T) {
-			limits := t.TempDir() + "/limits.yaml"
-			if err := os.WriteFile(limits, []byte(variant.limits), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			m := newModelWith(t, "1ms", limits, longTimeout, variant.envoy)
+			m := newModel(t, "1ms", fileOf(t, "limits.yaml", variant.limits), longTimeout, variant.envoy)
 			var passed atomic.Int64
 			var all sync.WaitGroup
 			for range calls {
@@ -196,14 +161,9 @@ func TestParallelCallsBehindAGateway(t *testing.T) {
 		})
 	}
 	t.Run("by HTTP", func(t *testing.T) {
-		limits := t.TempDir() + "/limits.yaml"
-		text := example(t, "llm/limits.yaml", change{"    period: 1d\n", "    period: 1d\n    max_reserved: 0\n"})
-		if err := os.WriteFile(limits, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		stack := newStack(t, "10000", limits)
-		stack.startSidecar(t)
-		s := &settler{t: t, addr: stack.addr, client: stack.client}
+		limits := fileOf(t, "limits.yaml", example(t, "llm/limits.yaml", change{"    period: 1d\n", "    period: 1d\n    max_reserved: 0\n"}))
+		s := &settler{t: t, addr: loopback()}
+		serve(t, s.addr, "--config", limits)
 		var passed atomic.Int64
 		var all sync.WaitGroup
 		for range calls {

@@ -2,10 +2,12 @@ package e2e
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +17,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 )
 
 // maxWait bounds a wait for another process. It is long because CI machines are slow. A test that passes does
@@ -190,6 +195,92 @@ func fetch(url string) (code int, body string) {
 	defer resp.Body.Close()
 	text, _ := io.ReadAll(resp.Body)
 	return resp.StatusCode, string(text)
+}
+
+// post sends a body in JSON. It returns status 0 if there is no answer.
+func post(url, body string) (code int, answer string) {
+	resp, err := fetching.Post(url, "application/json", strings.NewReader(body))
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text)
+}
+
+// unitsLeft returns the units left in a bucket of the sidecar at addr, or -1 if it is not known.
+func unitsLeft(addr, domain, limit string, key ...string) int {
+	query := url.Values{"domain": {domain}, "key": key}
+	_, body := fetch("http://" + addr + ":8080/v1/limits/" + limit + "?" + query.Encode())
+	var bucket struct{ Remaining *int }
+	if err := json.Unmarshal([]byte(body), &bucket); err != nil || bucket.Remaining == nil {
+		return -1
+	}
+	return *bucket.Remaining
+}
+
+// awaitLeft waits until a bucket of the sidecar at addr has this number of units left.
+func awaitLeft(t *testing.T, want int, addr, domain, limit string, key ...string) {
+	t.Helper()
+	last := want
+	defer func() {
+		if last != want {
+			t.Logf("limit %s, key %q: %d units are left", limit, key, last)
+		}
+	}()
+	eventually(t, fmt.Sprintf("limit %s, key %q: %d units are left", limit, key, want), func() bool {
+		last = unitsLeft(addr, domain, limit, key...)
+		return last == want
+	})
+}
+
+// resident returns a number of KiB in the status of the process, such as VmHWM.
+func (p *process) resident(t *testing.T, name string) (kib int) {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), name+":")
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		t.Fatal(err)
+	}
+	return kib
+}
+
+func dial(t *testing.T, target string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:"+target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// build builds a program of this module, and returns its path.
+func build(t *testing.T, folder string) (program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), "program")
+	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, root+"/"+folder).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
+
+// fileOf writes a file into a folder of its own, and returns its path.
+func fileOf(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	rewrite(t, path, text)
+	return path
+}
+
+func rewrite(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // metric returns the sum of the series of the sidecar at addr whose text begins with prefix.

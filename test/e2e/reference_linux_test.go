@@ -15,8 +15,6 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/rogpeppe/go-internal/txtar"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -84,11 +82,7 @@ func launchReference(t *testing.T, files map[string]string, env ...string) *refe
 		"RLSIDECAR_API_TOKEN=" + apiToken, "RLSIDECAR_DRAIN_DELAY=0s", "RLSIDECAR_BACKEND_TIMEOUT=1s", // longer than the default, because the machine may be busy
 	}, env...)
 	r.process = startCommand(t, cmd)
-	conn, err := grpc.NewClient("passthrough:///"+r.addr+":8081", grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
+	conn := dial(t, r.addr+":8081")
 	r.rls, r.health = rls.NewRateLimitServiceClient(conn), healthpb.NewHealthClient(conn)
 	return r
 }

@@ -3,11 +3,8 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,8 +12,6 @@ import (
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
@@ -43,10 +38,9 @@ descriptors:
 // settler is a sidecar, with clients that act as its proxy and as its applications.
 type settler struct {
 	*process
-	t      *testing.T
-	addr   string
-	proxy  rls.RateLimitServiceClient
-	client *http.Client
+	t     *testing.T
+	addr  string
+	proxy rls.RateLimitServiceClient
 }
 
 func budgetFile(t *testing.T) string {
@@ -54,25 +48,11 @@ func budgetFile(t *testing.T) string {
 	return fileOf(t, "limits.yaml", budgets)
 }
 
-func fileOf(t *testing.T, name, text string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
 func startSettler(t *testing.T, args ...string) *settler {
 	t.Helper()
-	s := &settler{t: t, addr: loopback(), client: &http.Client{Timeout: maxWait}}
+	s := &settler{t: t, addr: loopback()}
 	s.process = serve(t, s.addr, append([]string{"--config", budgetFile(t)}, args...)...)
-	conn, err := grpc.NewClient(s.addr+":8081", grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close(); s.client.CloseIdleConnections() })
-	s.proxy = rls.NewRateLimitServiceClient(conn)
+	s.proxy = rls.NewRateLimitServiceClient(dial(t, s.addr+":8081"))
 	return s
 }
 
@@ -111,15 +91,8 @@ func (s *settler) done(id string, cost int) error {
 	return err
 }
 
-// The code is 0 if there is no answer.
 func (s *settler) post(path, body string) (code int, answer string) {
-	resp, err := s.client.Post("http://"+s.addr+":8080"+path, "application/json", strings.NewReader(body))
-	if err != nil {
-		return 0, err.Error()
-	}
-	defer resp.Body.Close()
-	text, _ := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(text)
+	return post("http://"+s.addr+":8080"+path, body)
 }
 
 func (s *settler) reserve(limit, key string, count int) string {
@@ -146,15 +119,7 @@ func (s *settler) mustSettle(id string, count int) {
 func (s *settler) left(limit, key string) int {
 	s.t.Helper()
 	left := -1
-	eventually(s.t, "the bucket can be read", func() bool {
-		code, text := s.post("/v1/check", fmt.Sprintf(`{"name":%q,"key":%q,"count":0}`, limit, key))
-		var output struct{ Limits []struct{ Remaining *int } }
-		if err := json.Unmarshal([]byte(text), &output); err != nil || code != 200 && code != 429 || len(output.Limits) != 1 || output.Limits[0].Remaining == nil {
-			return false
-		}
-		left = *output.Limits[0].Remaining
-		return true
-	})
+	eventually(s.t, "the bucket can be read", func() bool { left = unitsLeft(s.addr, "ai", limit, key); return left >= 0 })
 	return left
 }
 
@@ -185,9 +150,7 @@ func TestAChangedKeyFileKeepsReservations(t *testing.T) {
 	path := fileOf(t, "keys", keyLine(firstKey))
 	s := startSettler(t, "--settle-key-file", path)
 	byProxy, byProgram := s.mustStart("user=proxy"), s.reserve("tokens", "program", 100)
-	if err := os.WriteFile(path, []byte(keyLine(secondKey)+keyLine(firstKey)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	rewrite(t, path, keyLine(secondKey)+keyLine(firstKey))
 	eventually(t, "the new keys are read", func() bool {
 		s.mustStart("user=other")
 		return strings.Contains(s.output.String(), "were read again")

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bufio"
-	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -55,38 +54,11 @@ func settleStack(t *testing.T) *stack {
 	return s
 }
 
-// The user "" stands for a bucket without a key.
-func (s *stack) tokensLeft(t *testing.T, limit, user string) (left int) {
-	t.Helper()
-	send := map[string]any{"domain": "ai", "name": limit, "count": 0}
-	if user != "" {
-		send["key"] = user
-	}
-	body, _ := json.Marshal(send)
-	resp, err := s.client.Post("http://"+s.addr+":8080/v1/check", "application/json", strings.NewReader(string(body)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var output struct{ Limits []struct{ Remaining int } }
-	if err := json.NewDecoder(resp.Body).Decode(&output); err != nil || len(output.Limits) != 1 {
-		t.Fatalf("got %s %v; want one limit", resp.Status, err)
-	}
-	return output.Limits[0].Remaining
-}
-
 // wantLeft waits until a user has this number of tokens left, because Envoy sends the settle-done after the
-// answer.
-func (s *stack) wantLeft(t *testing.T, limit, user string, want int) {
+// answer. Without a user, the bucket has no key.
+func (s *stack) wantLeft(t *testing.T, limit string, want int, user ...string) {
 	t.Helper()
-	left := 0
-	deadline := time.Now().Add(10 * time.Second)
-	for left = s.tokensLeft(t, limit, user); left != want && time.Now().Before(deadline); left = s.tokensLeft(t, limit, user) {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if left != want {
-		t.Errorf("%s has %d of %s left, want %d", user, left, limit, want)
-	}
+	awaitLeft(t, want, s.addr, "ai", limit, user...)
 }
 
 // wantUnknown waits until this number of settlements without a real cost have arrived, in addition to those of
@@ -110,28 +82,28 @@ func TestEnvoySettles(t *testing.T) {
 		if code := get("bob", "/cost/37"); code != http.StatusOK {
 			t.Fatalf("%d, want 200", code)
 		}
-		s.wantLeft(t, "tokens", "bob", 963)
+		s.wantLeft(t, "tokens", 963, "bob")
 		get("bob", "/cost/463")
-		s.wantLeft(t, "tokens", "bob", 500)
+		s.wantLeft(t, "tokens", 500, "bob")
 	})
 	t.Run("without a cost the estimate stays charged", func(t *testing.T) {
 		get("carol", "/nothing")
 		get("carol", "/cost/1") // the settle-done of this request arrives after that of the first one
-		s.wantLeft(t, "tokens", "carol", 899)
+		s.wantLeft(t, "tokens", 899, "carol")
 	})
 	t.Run("without a cost, unknown_cost decides", func(t *testing.T) {
 		get("careful", "/nothing")
-		s.wantLeft(t, "careful", "", 600)
+		s.wantLeft(t, "careful", 600)
 	})
 	t.Run("a denied request costs nothing", func(t *testing.T) {
 		get("dave", "/cost/950")
-		s.wantLeft(t, "tokens", "dave", 50)
+		s.wantLeft(t, "tokens", 50, "dave")
 		if code := get("dave", "/cost/10"); code != http.StatusTooManyRequests {
 			t.Fatalf("%d, want 429", code)
 		}
 		get("erin", "/cost/1")
-		s.wantLeft(t, "tokens", "erin", 999)
-		s.wantLeft(t, "tokens", "dave", 50)
+		s.wantLeft(t, "tokens", 999, "erin")
+		s.wantLeft(t, "tokens", 50, "dave")
 	})
 	t.Run("the client disconnects", func(t *testing.T) {
 		conn, err := net.Dial("tcp", s.addr+":10000")
@@ -144,11 +116,11 @@ func TestEnvoySettles(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = conn.Close()
-		s.wantLeft(t, "tokens", "frank", 970) // the headers reported the cost
+		s.wantLeft(t, "tokens", 970, "frank") // the headers reported the cost
 	})
 	t.Run("the application closes the connection", func(t *testing.T) {
 		_, _ = s.try(t, "", s.port, "GET /die/20 HTTP/1.1\r\nhost: shop.test\r\nx-user: grace\r\n\r\n") // the answer is incomplete
-		s.wantLeft(t, "tokens", "grace", 980)
+		s.wantLeft(t, "tokens", 980, "grace")
 	})
 	t.Run("the client disconnects before the answer", func(t *testing.T) {
 		conn, err := net.Dial("tcp", s.addr+":10000")
@@ -156,21 +128,21 @@ func TestEnvoySettles(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _ = io.WriteString(conn, "GET /silent HTTP/1.1\r\nhost: shop.test\r\nx-user: ivan\r\n\r\n")
-		s.wantLeft(t, "tokens", "ivan", 900) // the estimate stays charged
+		s.wantLeft(t, "tokens", 900, "ivan") // the estimate stays charged
 		_ = conn.Close()
 		s.wantUnknown(t, 1)
-		s.wantLeft(t, "tokens", "ivan", 900)
+		s.wantLeft(t, "tokens", 900, "ivan")
 	})
 	t.Run("the application closes the connection before the answer", func(t *testing.T) {
 		if code := get("judy", "/dead"); code != http.StatusServiceUnavailable {
 			t.Errorf("%d, want 503", code)
 		}
 		s.wantUnknown(t, 2)
-		s.wantLeft(t, "tokens", "judy", 900)
+		s.wantLeft(t, "tokens", 900, "judy")
 	})
 	t.Run("a client cannot send an id of its own", func(t *testing.T) {
 		s.get(t, "", "/cost/5", "x-user: heidi", "settle: forged", "settle_end: forged")
-		s.wantLeft(t, "tokens", "heidi", 995)
+		s.wantLeft(t, "tokens", 995, "heidi")
 	})
 	if n := s.stat("cluster.models.ratelimit.error"); n > 0 {
 		t.Errorf("Envoy counts %d errors of the service, want 0", n)

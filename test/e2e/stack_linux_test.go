@@ -148,7 +148,7 @@ func (s *stack) run(t *testing.T, program string, args ...string) {
 
 func (s *stack) runEnvoy(t *testing.T, config string) {
 	t.Helper()
-	s.proxy = start(s.owner, tooltest.Path(t, "envoy"), "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
+	s.proxy = startIn(s.owner, s.dir, tooltest.Path(t, "envoy"), "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
 	eventually(t, "Envoy is ready", func() bool {
 		if !s.proxy.running() {
 			t.Fatalf("Envoy ended: %v", s.proxy.err)

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,8 +16,6 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
@@ -159,27 +156,14 @@ func startSmall(t *testing.T) *small {
 // it back, so it counts for the OOM killer.
 func (s *small) anonymous(t *testing.T) (kib int) {
 	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(status), "RssAnon:")
-	if _, err := fmt.Sscan(rest, &kib); err != nil {
-		t.Fatal(err)
-	}
-	return kib
+	return s.resident(t, "RssAnon")
 }
 
 // quiet sends 200 requests a second for d. It returns the times of the answers, the number of denials and errors, and
 // the most memory that the sidecar used.
 func (s *small) quiet(t *testing.T, d time.Duration) (took []time.Duration, denied, most int) {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:"+s.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	client := rls.NewRateLimitServiceClient(conn)
+	client := rls.NewRateLimitServiceClient(dial(t, s.grpc))
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(d); time.Now().Before(end); <-tick.C {

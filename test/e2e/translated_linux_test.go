@@ -3,7 +3,6 @@ package e2e
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -13,21 +12,6 @@ import (
 
 // translated has the resources that a gateway's own code makes from a recipe and sends to Envoy.
 type translated struct{ Listeners, Routes, Clusters []object }
-
-func readTranslated(t *testing.T, name string) translated {
-	t.Helper()
-	data, err := os.ReadFile(kubernetes + "rendered/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r translated
-	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	decoder.KnownFields(true)
-	if err := decoder.Decode(&r); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return r
-}
 
 // listener returns the first listener that gets its routes from the gateway (rds), and its connection manager.
 func (r translated) listener(t *testing.T) (l, manager object) {

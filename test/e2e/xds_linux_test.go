@@ -2,8 +2,6 @@ package e2e
 
 import (
 	"net/http"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -11,25 +9,15 @@ import (
 // TestXDSExample follows examples/xds/README.md, on a loopback address that no other test uses.
 func TestXDSExample(t *testing.T) {
 	t.Parallel()
-	program := filepath.Join(t.TempDir(), "xds")
-	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, root+"/examples/xds").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	addr, client := loopback(), &http.Client{Timeout: maxWait, Transport: &http.Transport{DisableKeepAlives: true}}
+	program, addr := build(t, "examples/xds"), loopback()
 	plane := start(t, program, "-listen", addr+":18001")
 	serve(t, addr, "RLSIDECAR_XDS_BACKOFF=10ms", "RLSIDECAR_XDS_MAX_BACKOFF=100ms", "RLSIDECAR_ADMIN_TOKEN=t",
 		"--xds-server", addr+":18001", "--xds-node-id", "edge", "--metrics-listen", addr+":9090")
-	send := func(key string) int {
-		t.Helper()
-		resp, err := client.Post("http://"+addr+":8080/json", "application/json",
-			strings.NewReader(`{"domain": "edge", "descriptors": [{"entries": [{"key": "api_key", "value": "`+key+`"}]}]}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		return resp.StatusCode
+	send := func(key string) (code int) {
+		code, _ = post("http://"+addr+":8080/json", `{"domain": "edge", "descriptors": [{"entries": [{"key": "api_key", "value": "`+key+`"}]}]}`)
+		return code
 	}
-	r := &reference{client: client, addr: addr}
+	r := &reference{addr: addr}
 	// All steps must happen in one minute. A second attempt uses another key, and only checks the last limit.
 	sameMinute(t, func(attempt int) bool {
 		key := "bob" + strings.Repeat("b", attempt)
