@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,19 +19,41 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Operators adjust the limits "tuned", and "plan", for which credits pay, through any sidecar, sometimes two operators
-// at the same time. All sidecars read the adjustments from a shared ledger in Redis.
+// Operators adjust some limits through any sidecar, sometimes two operators at the same time. All sidecars read the
+// adjustments from a shared ledger in Redis.
 
-var tunedRates = []int64{4, 70}
+// tunings has the changes that operators make. Credits pay for "plan", and flights leave something open in the last three.
+var tunings = []struct {
+	domain, limit string
+	changes       []adjust.Change
+}{
+	{"sim", "tuned", []adjust.Change{rateOf(4), rateOf(70), {Block: true}}},
+	{"plans", "plan", []adjust.Change{rateOf(4), rateOf(70)}},
+	{"sim", "tokens", []adjust.Change{rateOf(100), rateOf(500), {Block: true}}},
+	{"sim", "meter", []adjust.Change{rateOf(100), rateOf(500), {Block: true}}},
+	{"sim", "slots", []adjust.Change{{Capacity: ptr(2)}, {Capacity: ptr(mostSlots)}, {Block: true}}},
+}
 
-func isTuned(p *limiter.Policy) bool { return p.Name == "tuned" || p.Name == "plan" }
+func ptr(n int64) *int64                  { return &n }
+func rateOf(rate int64) (c adjust.Change) { return adjust.Change{Rate: &rate} }
+
+func isTuned(limit string) bool { return len(changesOf(limit)) > 0 }
+
+func changesOf(limit string) []adjust.Change {
+	for i := range tunings {
+		if tunings[i].limit == limit {
+			return tunings[i].changes
+		}
+	}
+	return nil
+}
 
 func tunedLimits(p *limiter.Policy) (all []*algorithms.Limit) {
-	if !isTuned(p) {
-		return nil
-	}
-	for _, rate := range tunedRates {
-		spec, err := (&adjust.Change{Rate: &rate}).Spec(p.Limit)
+	for _, change := range changesOf(p.Name) {
+		if change.Block {
+			continue
+		}
+		spec, err := change.Spec(p.Limit)
 		if err != nil {
 			panic(err)
 		}
@@ -126,15 +149,15 @@ func (w *world) operate(rng *rand.Rand) {
 		}
 		for i := range 1 + rng.IntN(2) { // two operators at the same time
 			o := adjust.Operation{Entry: adjust.Entry{Head: adjust.Head{ID: fmt.Sprintf("%d.%d", n, i)}, Author: "operator", Reason: "a test"}}
-			a := &adjust.Adjustment{Author: o.Author, Reason: o.Reason, Target: adjust.Target{Domain: "sim", Limit: "tuned", Key: []string{strconv.Itoa(rng.IntN(2))}}}
-			if rng.IntN(3) == 0 {
-				a.Target.Domain, a.Target.Limit = "plans", "plan"
-			}
+			of := &tunings[rng.IntN(len(tunings))]
+			a := &adjust.Adjustment{Author: o.Author, Reason: o.Reason, Target: adjust.Target{Domain: of.domain, Limit: of.limit, Key: []string{strconv.Itoa(rng.IntN(2))}}}
 			a.ID = a.Target.ID()
 			o.Target = a.ID
 			if rng.IntN(5) > 0 {
-				rate := tunedRates[rng.IntN(len(tunedRates))]
-				a.Change.Rate, a.Algorithm = &rate, algorithms.FixedWindow
+				a.Change, a.Algorithm = of.changes[rng.IntN(len(of.changes))], algorithms.FixedWindow
+				if of.limit == "slots" {
+					a.Algorithm = algorithms.Concurrency
+				}
 				o.After, o.For = a, adjust.Span(5000+1000*rng.Int64N(60))
 				if rng.IntN(2) == 0 {
 					o.For = adjust.Span(3600 * algorithms.Second)
@@ -204,7 +227,7 @@ func (j *judge) adjusted(p *process, r *limiter.Result) {
 // unadjusted checks that p knows no adjustment of r, which has the configured numbers. It checks nothing after
 // a clock has stepped: an adjustment that has expired is not used again if the server's clock steps back.
 func (j *judge) unadjusted(p *process, r *limiter.Result) {
-	if p.keeper == nil || !isTuned(r.Policy) || p.keeperInUse || j.clockStepped {
+	if p.keeper == nil || !isTuned(r.Policy.Name) || p.keeperInUse || j.clockStepped {
 		return
 	}
 	for _, a := range p.keeper.Set().All() {
@@ -291,7 +314,7 @@ func (j *judge) knowsAll(p *process) {
 			j.fail("an adjustment cannot be read: %v", err)
 			return
 		}
-		if is := set.Find(id); a.Expires > soon && (is == nil || *is.Change.Rate != *a.Change.Rate || is.Expires != a.Expires) {
+		if is := set.Find(id); a.Expires > soon && (is == nil || !reflect.DeepEqual(is.Change, a.Change) || is.Expires != a.Expires) {
 			j.fail("%s lacks the adjustment %s, which the server has", p.name, id)
 		}
 	}

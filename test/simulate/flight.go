@@ -101,7 +101,7 @@ func (f *flight) taken(p *process, c *limiter.Call) {
 			of.entries[p]++
 		default:
 			f.w.seen(sawSlot)
-			if of.working++; of.working > slotCapacity && f.w.judge.losses == 0 {
+			if of.working++; of.working > f.w.capacity() && f.w.judge.losses == 0 && f.w.judge.resets[*f.costs[i].bucket()] == 0 {
 				f.w.judge.fail("%d slots of key %s are in use", of.working, f.costs[i].value)
 			}
 		}

@@ -392,9 +392,9 @@ func (j *judge) stateOf(r *limiter.Result) (state algorithms.State) {
 }
 
 // adjustable reports whether the configured numbers alone do not decide about b: credits may pay for "plan" and
-// "pace", a request may name "credits" as well, and adjustments may change the numbers of "tuned".
+// "pace", a request may name "credits" as well, and operators may adjust others.
 func (j *judge) adjustable(b *bucket) bool {
-	return b.limit == "plan" || b.limit == "pace" || b.limit == "credits" || b.limit == "tuned"
+	return b.limit == "pace" || b.limit == "credits" || j.w.hasOperators && isTuned(b.limit) || b.limit == "plan"
 }
 
 func costOf(c *limiter.Call, r *limiter.Result) (cost int64) {
@@ -454,7 +454,7 @@ func (j *judge) retryTimes(s *sending, c *limiter.Call) {
 		d := &r.Decision
 		b := j.bucket(string(r.Key))
 		remembered := s.witness == "" || r.Policy.Shadow // a shadow limit is decided alone
-		if d.Err != nil || d.Allowed || d.Never || was.after < 0 || was.charged != now.charged || was.refunds != now.refunds || remembered && now.refunds > 0 {
+		if d.Err != nil || d.Allowed || d.Never || r.Outcome == limiter.Replaced || was.after < 0 || was.charged != now.charged || was.refunds != now.refunds || remembered && now.refunds > 0 {
 			continue
 		}
 		j.w.seen(sawRetry)

@@ -22,7 +22,8 @@ var resetMark = func() *algorithms.Limit {
 }()
 
 var resetNames = []struct{ domain, limit string }{
-	{"plans", "plan"}, {"plans", "pace"}, {"plans", "credits"}, {"sim", "tokens"}, {"sim", "budget"},
+	{"plans", "plan"}, {"plans", "pace"}, {"plans", "credits"}, {"sim", "tokens"}, {"sim", "budget"}, {"sim", "meter"}, {"sim", "brief"},
+	{"sim", "slots"},
 }
 
 func (w *world) reset(rng *rand.Rand, p *process) {

@@ -7,7 +7,8 @@ import (
 // Flights take slots of a concurrency limit. The ttl is so long that no slot expires. So the work that the judge knows never
 // exceeds the capacity, and at the end only the slots of clients and sidecars that died are left.
 
-const slotCapacity = 3
+// mostSlots is the capacity to which operators may raise the one of the configuration.
+const slotCapacity, mostSlots = 3, 5
 
 // slotLimit has the numbers of the limit with which package limiter returns slots.
 var slotLimit = func() *algorithms.Limit {
@@ -18,6 +19,14 @@ var slotLimit = func() *algorithms.Limit {
 	}
 	return &l
 }()
+
+// capacity returns the largest capacity of slots in w.
+func (w *world) capacity() int64 {
+	if w.hasOperators {
+		return mostSlots
+	}
+	return slotCapacity
+}
 
 // slotsOf is what the judge knows of one bucket of slots.
 type slotsOf struct {
