@@ -240,13 +240,7 @@ func (j *judge) unadjusted(p *process, r *limiter.Result) {
 const ledgerSetKey, ledgerChangesKey, ledgerHead = "rl:{adjustments}set", "rl:{adjustments}changes", "head"
 
 func (w *world) ledgerServer() *server {
-	if w.watched != nil {
-		return w.watched.master
-	}
-	if w.layout == nil {
-		return w.servers[0]
-	}
-	return w.masterOf(ledgerSetKey)
+	return w.holder(w.servers[0], ledgerSetKey)
 }
 
 // converged checks that all sidecars know all changes, some time after the last fault.

@@ -195,15 +195,8 @@ func (j *judge) kept(r *request) {
 	if w.waitReplicas == 0 || j.losses > 0 || j.clockSteppedBack || !r.allowed || b == nil || b.name == "" {
 		return
 	}
-	s := b.server
-	switch {
-	case w.layout != nil:
-		s = w.masterOf(b.name)
-	case w.watched != nil:
-		s = w.watched.master
-	}
-	window := func(at algorithms.Micros) int64 { return (int64(at) - b.phase) / int64(b.numbers[0].Period()) }
-	if window(b.first) != window(s.now()) {
+	s := w.holder(b.server, b.name)
+	if b.window(b.first) != b.window(s.now()) {
 		return // the window has ended, so the bucket may be gone
 	}
 	if j.failovers > 0 {
@@ -217,10 +210,7 @@ func (j *judge) kept(r *request) {
 // conserved checks that a bucket was charged exactly the costs of the requests whose witness was charged. A fixed
 // window with leases must be charged at least the admitted units.
 func (j *judge) conserved(key string, b *bucket, charged map[cost]int64) {
-	admitted := int64(0)
-	for _, a := range b.admitted {
-		admitted += a.units
-	}
+	admitted := b.sum()
 	if b.leaseDuration == 0 {
 		want := charged[cost{limit: b.limit, value: b.value}]
 		// If a group over two servers is denied, a refund may be lost, or smaller because the bucket has
@@ -247,10 +237,7 @@ func (j *judge) conserved(key string, b *bucket, charged map[cost]int64) {
 // shared checks a bucket whose requests may have no witness. The servers must have charged at least the units
 // that they allowed. If on_backend_failure is local, each sidecar may allow a quarter of the limit without them.
 func (j *judge) shared(b *bucket) {
-	admitted, share := int64(0), int64(0)
-	for _, a := range b.admitted {
-		admitted += a.units
-	}
+	admitted, share := b.sum(), int64(0)
 	if b.charged < admitted {
 		j.fail("%s: %d admitted, only %d charged", b.limit, admitted, b.charged)
 	}
@@ -267,11 +254,7 @@ func (j *judge) shared(b *bucket) {
 // refunded checks that shards got a refund of the units that denied requests had charged. It checks only runs
 // in which no refund can be lost.
 func (j *judge) refunded(b *bucket) {
-	admitted := int64(0)
-	for _, a := range b.admitted {
-		admitted += a.units
-	}
-	if j.w.faultless && !j.unclean && b.charged != admitted {
+	if admitted := b.sum(); j.w.faultless && !j.unclean && b.charged != admitted {
 		j.fail("%s: %d admitted, but %d charged, and no refund was lost", b.limit, admitted, b.charged)
 	}
 }

@@ -75,6 +75,19 @@ type admission struct {
 
 func (b *bucket) id() cost { return cost{limit: b.limit, value: b.value} }
 
+// window returns the number of the fixed window at a time.
+func (b *bucket) window(at algorithms.Micros) int64 {
+	return (int64(at) - b.phase) / int64(b.numbers[0].Period())
+}
+
+// sum returns the admitted units.
+func (b *bucket) sum() (units int64) {
+	for _, a := range b.admitted {
+		units += a.units
+	}
+	return units
+}
+
 const mostProblems = 10
 
 func (j *judge) fail(format string, args ...any) {
@@ -377,15 +390,25 @@ func (j *judge) peek(r *limiter.Result, cost int64, remembered bool) (allowed bo
 	return d.Allowed, (int64(now)-b.phase)/int64(l.Period()) + b.turns
 }
 
-func (j *judge) stateOf(r *limiter.Result) (state algorithms.State) {
-	s := j.bucket(string(r.Key)).server
+func (j *judge) stateOf(r *limiter.Result) algorithms.State {
+	name := "rl:{}" + string(r.Key)
+	return j.w.holder(j.bucket(string(r.Key)).server, name).state(name)
+}
+
+// holder returns the server that has a key. Without a Cluster or Sentinels it is s.
+func (w *world) holder(s *server, key string) *server {
 	switch {
-	case j.w.layout != nil:
-		s = j.w.masterOf("rl:{}" + string(r.Key))
-	case j.w.watched != nil:
-		s = j.w.watched.master
+	case w.layout != nil:
+		return w.masterOf(key)
+	case w.watched != nil:
+		return w.watched.master
+	default:
+		return s
 	}
-	if v := s.get("rl:{}" + string(r.Key)); v != nil {
+}
+
+func (s *server) state(key string) (state algorithms.State) {
+	if v := s.get(key); v != nil {
 		state = v.state
 	}
 	return state

@@ -70,30 +70,16 @@ func (j *judge) metered(b *bucket) {
 	if b.settled < b.confirmed || b.settled > sent {
 		j.fail("%s %s: the servers settled %d, answers confirm %d, requests stated %d", b.limit, b.value, b.settled, b.confirmed, sent)
 	}
-	l, now := b.numbers[0], j.serverWith(b).now()
-	end := now + l.OpenFor + l.OpenFor/8
-	window := func(at algorithms.Micros) int64 { return (int64(at) - b.phase) / int64(l.Period()) }
-	if j.losses+j.failovers > 0 || j.clockStepped || j.resets[b.id()] > 0 || b.name == "" || window(b.first) != window(end) {
+	if j.losses+j.failovers > 0 || j.clockStepped || j.resets[b.id()] > 0 || b.name == "" {
 		return
 	}
-	state := algorithms.State{}
-	if v := j.serverWith(b).get(b.name); v != nil {
-		state = v.state
+	l, s := b.numbers[0], j.w.holder(b.server, b.name)
+	end := s.now() + l.OpenFor + l.OpenFor/8
+	if b.window(b.first) != b.window(end) {
+		return
 	}
-	_, d := l.Take(state, end, algorithms.Charge{Hash: uint64(b.phase), DryRun: true})
+	_, d := l.Take(s.state(b.name), end, algorithms.Charge{Hash: uint64(b.phase), DryRun: true})
 	if want := l.Capacity - b.settled + b.lost; d.Value != want {
 		j.fail("%s %s: %d left when all reservations have expired, want %d: %d of the costs %d were lost", b.limit, b.value, d.Value, want, b.lost, b.settled)
-	}
-}
-
-// serverWith returns the server that has b now.
-func (j *judge) serverWith(b *bucket) *server {
-	switch {
-	case j.w.layout != nil:
-		return j.w.masterOf(b.name)
-	case j.w.watched != nil:
-		return j.w.watched.master
-	default:
-		return b.server
 	}
 }
