@@ -264,6 +264,9 @@ func (w *world) sendOnce(rng *rand.Rand, id string, p *process, within time.Dura
 	if rng.IntN(3) == 0 {
 		r.costs = append(r.costs, cost{limit: "quick", value: strconv.Itoa(rng.IntN(2)), units: 1 + rng.Int64N(3)})
 	}
+	if rng.IntN(2) == 0 {
+		w.flyNamed(rng, r, within)
+	}
 	w.checkRepeatedly(rng, r, p, within)
 }
 
@@ -284,7 +287,7 @@ func (p *process) check(r *request, within time.Duration) {
 	c := &limiter.Call{}
 	c.Request.Domain = cmp.Or(r.domain, "sim")
 	for _, k := range r.costs {
-		c.Limits = append(c.Limits, limiter.NamedCharge{Name: k.limit, Key: []string{k.value}, Count: k.units})
+		c.Limits = append(c.Limits, limiter.NamedCharge{Name: k.limit, Key: []string{k.value}, Count: k.units, Reserve: k.limit == "own"})
 	}
 	c.IdempotencyKey = limiter.IdempotencyKey{ID: r.id, Lifetime: 10 * 60 * algorithms.Second}
 	ctx := context.Background()

@@ -1,6 +1,8 @@
 package simulate
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -8,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -33,6 +36,10 @@ type flight struct {
 	slots    []int // the positions of costs of concurrency limits
 	meter    int   // the position of the cost of a limit that settles by bucket, or -1
 
+	reserved limiter.Reserved // of a request for named limits: what its answer reserves
+	begun    bool
+	maybe    bool // its slots may be taken, because the outcome of an attempt is unknown
+
 	id      string  // the id in its answer
 	sent    []int64 // the real costs in all settlements whose id is not forged
 	settled bool    // an answer confirmed a settlement
@@ -57,6 +64,7 @@ const (
 	byHeader                // a header has the id, the descriptors of the reservation state their costs
 	costless                // an entry has the id, and no cost is known
 	endForms
+	byName endForm = -1 // an application settles what it has reserved by name
 )
 
 // fly adds costs to r that leave something open, or none.
@@ -89,35 +97,83 @@ func (w *world) fly(rng *rand.Rand, r *request, within time.Duration) {
 	}
 }
 
-// taken notes what the answer of a process means for the slots of a flight, and lets the flight begin if it is allowed.
-func (f *flight) taken(p *process, c *limiter.Call) {
-	allowed := !p.crashed && !c.Denied && c.Err == nil
-	for _, i := range f.slots {
-		of := f.w.judge.slotsOf(f.costs[i].value)
-		switch {
-		case p.crashed: // the answer is lost, and the slot may be taken
-			of.lost++
-		case !allowed: // p must return the slot itself if it may be taken
-			of.entries[p]++
-		default:
-			f.w.seen(sawSlot)
-			if of.working++; of.working > f.w.capacity() && f.w.judge.losses == 0 && f.w.judge.resets[*f.costs[i].bucket()] == 0 {
-				f.w.judge.fail("%d slots of key %s are in use", of.working, f.costs[i].value)
-			}
-		}
+// flyNamed adds a slot or a reservation to r, a request for named limits.
+func (w *world) flyNamed(rng *rand.Rand, r *request, within time.Duration) {
+	f := &flight{request: r, w: w, rng: rng, within: within, meter: -1}
+	if rng.IntN(2) == 0 {
+		f.slots = append(f.slots, len(r.costs))
+		r.costs = append(r.costs, cost{limit: "slots", value: strconv.Itoa(rng.IntN(2)), units: 1})
 	}
-	if !allowed {
+	if len(f.slots) == 0 || rng.IntN(2) == 0 {
+		f.reserves = 1
+		r.costs = append(r.costs, cost{limit: "own", value: r.id, units: estimate})
+		w.judge.flights = append(w.judge.flights, f)
+	}
+	r.flight = f
+}
+
+// taken notes what the answer of a process means for the slots of a flight, and lets the flight begin if it is allowed for
+// the first time.
+func (f *flight) taken(p *process, c *limiter.Call, err error) {
+	allowed, j := err == nil && !p.crashed && !c.Denied && c.Err == nil, f.w.judge
+	unclear := p.crashed || err != nil || slices.ContainsFunc(c.Results, func(r limiter.Result) bool {
+		return r.Decision.Err != nil && !errors.Is(r.Decision.Err, backend.ErrNotTaken)
+	})
+	if f.begun {
 		return
 	}
-	f.id = string(c.AppendID(nil))
+	for _, i := range f.slots {
+		of := j.slotsOf(f.costs[i].value)
+		switch {
+		case f.maybe && allowed:
+			of.lost--
+			fallthrough
+		case allowed:
+			f.w.seen(sawSlot)
+			if of.working++; of.working > f.w.capacity() && j.losses == 0 && j.resets[*f.costs[i].bucket()] == 0 {
+				j.fail("%d slots of key %s are in use", of.working, f.costs[i].value)
+			}
+		case p.crashed && !f.maybe, f.underID && unclear && !f.maybe: // the answer is lost, or the request may be repeated
+			of.lost++
+		case !p.crashed: // p must return the slot itself if it may be taken
+			of.entries[p]++
+		}
+	}
+	f.maybe = f.maybe || unclear && (p.crashed || f.underID)
+	if f.begun = allowed; !allowed {
+		return
+	}
+	if f.underID {
+		f.identify(c)
+	} else {
+		f.id = string(c.AppendID(nil))
+	}
 	switch {
 	case (f.id == limiter.None) != (f.reserves == 0 && len(f.slots) == 0):
-		f.w.judge.fail("request %s was allowed, and reserves %d buckets and %d slots, but its id is %q", f.request.id, f.reserves, len(f.slots), f.id)
+		j.fail("request %s was allowed, and reserves %d buckets and %d slots, but its id is %q", f.request.id, f.reserves, len(f.slots), f.id)
 		return
 	case f.reserves > 0:
 		f.w.seen(sawReserved)
 	}
 	f.w.after(time.Duration(f.rng.Int64N(int64(60*time.Millisecond))), nil, f.end)
+}
+
+// identify notes what c has reserved by name, as the HTTP API does.
+func (f *flight) identify(c *limiter.Call) {
+	all := &f.reserved
+	all.Domain, all.ID = limiter.PrefixNumber(c.Verdict.Domain.Name), limiter.IdempotencyID("reservation", f.request.id)
+	for i := range c.Results {
+		if part, ok := c.Part(i, ""); ok && c.Limits[c.Results[i].Descriptor].Reserve {
+			part.Number = i
+			all.Parts = append(all.Parts, part)
+		}
+	}
+	for _, part := range c.Slots() {
+		all.ID = c.SlotID()
+		part.Key = slices.Clone(part.Key) // c is used again
+		all.Parts = append(all.Parts, part)
+	}
+	f.id = f.w.processes[0].limiter.ID(all)
 }
 
 // end sends no request that ends f, one, or several with the same cost or different ones.
@@ -143,7 +199,10 @@ func (f *flight) end() {
 			}
 		}
 		e := &ending{flight: f, id: f.id, real: real, form: endForm(f.rng.IntN(int(endForms))), tries: 4}
-		switch forges := e.form != byHeader && n > 0 && f.rng.IntN(6) == 0; {
+		if f.underID {
+			e.form = byName
+		}
+		switch forges := e.form != byHeader && e.form != byName && n > 0 && f.rng.IntN(6) == 0; {
 		case forges:
 			e.forge()
 		case e.form == costless:
@@ -181,6 +240,10 @@ func (e *ending) send(isFirst bool) {
 			cost{limit: coldNames[rng.IntN(len(coldNames))], value: strconv.Itoa(rng.IntN(2)), units: 1 + rng.Int64N(3)})
 	}
 	p := w.processes[rng.IntN(len(w.processes))]
+	if e.form == byName {
+		w.after(0, p, func() { e.settle(p) })
+		return
+	}
 	w.after(0, p, func() {
 		isLog := len(e.slots) > 0 && !e.forged && rng.IntN(2) == 0
 		if isLog || !e.forged {
@@ -193,6 +256,34 @@ func (e *ending) send(isFirst bool) {
 		}
 		p.deliver(rng, []*request{r}, e.within, nil)
 	})
+}
+
+// settle ends a flight of an application, which repeats this until it succeeds.
+func (e *ending) settle(p *process) {
+	for _, i := range e.slots {
+		e.w.judge.slotsOf(e.costs[i].value).entries[p]++
+	}
+	if p.crashed {
+		return
+	}
+	reserved, c := e.reserved, &limiter.Call{}
+	err := p.limiter.Settle(context.Background(), c, limiter.Settle{Reserved: &reserved, Real: e.real})
+	if p.crashed {
+		return
+	}
+	switch {
+	case errors.Is(err, backend.ErrReused): // it was settled for another cost
+		e.w.seen(sawSettledBefore)
+		e.settled = true
+	case err != nil && !errors.Is(err, backend.ErrPending):
+		e.w.judge.fail("settlement of %s: %v", e.request.id, err)
+	case err == nil && !c.Denied && !c.Failed:
+		e.settled = true
+	default:
+		if e.tries--; e.tries > 0 {
+			e.w.after(time.Duration(e.rng.Int64N(int64(20*time.Millisecond))), nil, func() { e.send(false) })
+		}
+	}
 }
 
 // addTo adds to c what ends the flight.

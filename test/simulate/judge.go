@@ -173,7 +173,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	delete(j.open, s)
 	j.planned(nil, s.request, c)
 	if s.flight != nil {
-		s.flight.taken(s.process, c)
+		s.flight.taken(s.process, c, err)
 	}
 	if s.process.crashed { // the process has died, so the answer is lost
 		s.unknown = true
