@@ -140,54 +140,6 @@ func steady(s backend.Store, length, every, within time.Duration) (failed int64)
 	return n.Load()
 }
 
-func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, reported := &server{latency: 5 * ms}, &changes{}
-		s := guarding(p, reported)
-		for range 3 { // one answer within 100 ms keeps the breaker closed
-			p.broken.Store(true)
-			for range 20 {
-				ok(t, s)
-			}
-			p.broken.Store(false)
-			if !ok(t, s) {
-				t.Fatal("open after 95 ms of failures, want closed until 100 ms")
-			}
-		}
-		if n := p.called.Load(); n != 63 || reported.all != "" {
-			t.Fatalf("%d calls, reported %q; want 63 and no report", n, reported.all)
-		}
-		p.broken.Store(true)
-		first := time.Now().Add(5 * ms)
-		for reported.all == "" {
-			ok(t, s)
-		}
-		if took := time.Since(first); took != 100*ms || reported.all != "open " {
-			t.Errorf("reported %q after %v; want %q after 100ms", reported.all, took, "open ")
-		}
-	})
-}
-
-// At a low rate, 100 ms without an answer do not open the circuit breaker.
-func TestBreakerNeedsFiveFailures(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, reported := &server{}, &changes{}
-		s := guarding(p, reported)
-		for range 3 {
-			p.broken.Store(true)
-			for range 4 {
-				ok(t, s)
-				time.Sleep(time.Second)
-			}
-			p.broken.Store(false)
-			ok(t, s)
-		}
-		if reported.all != "" || p.called.Load() != 15 {
-			t.Errorf("reported %q, %d calls; want no report and 15 calls", reported.all, p.called.Load())
-		}
-	})
-}
-
 func TestBreakerProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, reported := &server{latency: 4 * ms}, &changes{}
@@ -279,6 +231,55 @@ func TestBreakerMakesTheNextCallAProbeAfterASignOfLife(t *testing.T) {
 	})
 }
 
+// The steps of a circuit, each with the time since the one before. Before a step, any number of failures may come.
+func TestTheStepsOfACircuit(t *testing.T) {
+	type step struct {
+		failures int // before this step, one in each millisecond
+		after    time.Duration
+		event    event
+		want     effect
+	}
+	opened := circuit{open: true, pause: maxProbePause, probeAt: time.Unix(0, 0)}
+	for name, test := range map[string]struct {
+		circuit circuit
+		steps   []step
+	}{
+		"opens 100 ms after the first failure": {steps: []step{{98, 2 * ms, callFailed, doNothing}, {0, ms, callFailed, doReportOpen}, {0, 0, callFailed, doNothing}}},
+		"an answer starts the 100 ms again": {steps: []step{
+			{99, ms, callAnswered, doNothing}, {99, 2 * ms, callFailed, doReportOpen}, {0, 0, callAnswered, doReportClosed}, {99, ms, callStarts, doSend},
+		}},
+		"four failures are too few at a low rate": {steps: []step{{3, time.Second, callFailed, doNothing}, {0, time.Second, callFailed, doReportOpen}}},
+		// If a probe hangs, perhaps on a dead connection, and the server gives a sign of life, another probe is sent.
+		"a sign of life makes the next call a probe": {opened, []step{
+			{0, 0, callStarts, doProbe},
+			{0, ms, callStarts, doRefuse}, // the probe is in flight
+			{0, ms, serverHeard, doNothing},
+			{0, ms, callStarts, doProbe},
+			{0, ms, callStarts, doRefuse},
+			{0, ms, callFailed + ofProbe, doNothing}, // the first probe fails
+			{0, ms, callStarts, doRefuse},            // the pause starts again at 10 ms
+			{0, 8 * ms, callStarts, doProbe},
+			{0, ms, callAnswered + ofProbe, doReportClosed},
+			{0, ms, callStarts, doSend},
+		}},
+	} {
+		c, at := test.circuit, time.Unix(0, 0)
+		for i, s := range test.steps {
+			for range s.failures {
+				at = at.Add(ms)
+				if c, _ = c.step(callFailed, at); c.open {
+					t.Fatalf("%s, before step %d: open", name, i)
+				}
+			}
+			at = at.Add(s.after)
+			var got effect
+			if c, got = c.step(s.event, at); got != s.want {
+				t.Errorf("%s, step %d: effect %v, want %v", name, i, got, s.want)
+			}
+		}
+	}
+}
+
 // A probe may take longer than a call, because it prepares a connection first. Its caller still gets an
 // answer at its deadline.
 func TestBreakerGivesProbesTime(t *testing.T) {
@@ -316,36 +317,6 @@ func TestBreakerGivesProbesTime(t *testing.T) {
 		}
 		synctest.Wait()
 	})
-}
-
-// If a probe hangs, perhaps on a dead connection, and the server gives a sign of life, another probe is
-// sent.
-func TestBreakerProbesAgainAfterASignOfLife(t *testing.T) {
-	at := time.Unix(0, 0)
-	c := circuit{open: true, pause: maxProbePause, probeAt: at}
-	steps := []struct {
-		after time.Duration
-		event event
-		want  effect
-	}{
-		{0, callStarts, doProbe},
-		{ms, callStarts, doRefuse}, // the probe is in flight
-		{ms, serverHeard, doNothing},
-		{ms, callStarts, doProbe},
-		{ms, callStarts, doRefuse},
-		{ms, callFailed + ofProbe, doNothing}, // the first probe fails
-		{ms, callStarts, doRefuse},            // the pause starts again at 10 ms
-		{8 * ms, callStarts, doProbe},
-		{ms, callAnswered + ofProbe, doReportClosed},
-		{ms, callStarts, doSend},
-	}
-	for i, s := range steps {
-		at = at.Add(s.after)
-		var got effect
-		if c, got = c.step(s.event, at); got != s.want {
-			t.Errorf("step %d: effect %v, want %v", i, got, s.want)
-		}
-	}
 }
 
 // A call has the timeout of the sender, not the deadline of its callers.

@@ -186,48 +186,6 @@ func TestResetOfShards(t *testing.T) {
 	}
 }
 
-func TestAShardThatHasFailedIsChargedLast(t *testing.T) {
-	now := time.Now()
-	m := shardMemory{clock: func() time.Time { return now }, random: rand.New(rand.NewPCG(1, 2)).IntN}
-	c := sharded(t, windowSpec(30), 3, "k")
-	m.observe(c.Key, c.Shards, 1, &backend.Decision{Err: backend.ErrUnavailable})
-	draws := func() (first int) {
-		for range 100 {
-			if i, _ := m.draw(c.Key, c.Shards, 0); i == 1 {
-				first++
-			}
-		}
-		return first
-	}
-	if n := draws(); n > 0 {
-		t.Errorf("the failed shard was charged first by %d of 100 requests; want none", n)
-	}
-	now = now.Add(reloadPause)
-	if draws() == 0 {
-		t.Errorf("the failed shard is not charged any more")
-	}
-}
-
-type denyingFirst struct{ slots []uint64 }
-
-func (s *denyingFirst) Submit(b *backend.Batch) {
-	for i := range b.Charges {
-		s.slots = append(s.slots, b.Charges[i].Slot)
-		b.Decisions[i].Allowed = len(s.slots) > 1
-	}
-	b.Done(b)
-}
-
-func TestADeniedChargeIsMadeAtTheOtherShardOfItsDraw(t *testing.T) {
-	next := &denyingFirst{}
-	s := newShardStore(next, stores.NewUndos(time.Second), nil)
-	var d [1]backend.Decision
-	backend.Take(t.Context(), s, []backend.Charge{sharded(t, windowSpec(30), 3, "k")}, d[:])
-	if !d[0].Allowed || len(next.slots) != 2 || next.slots[0] == next.slots[1] {
-		t.Errorf("got %+v with charges in the slots %v; want two slots", d[0], next.slots)
-	}
-}
-
 type movingMasters struct {
 	client *goredis.Client
 	hook   func()

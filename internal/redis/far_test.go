@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // Eighty milliseconds away, a decision takes one round trip, however many others are in flight. Most of them share calls.
@@ -48,37 +46,6 @@ func TestAFarServerDecidesInOneRoundTrip(t *testing.T) {
 	}
 	if n := scriptsRun(t, server) - calls; n > requests/2 {
 		t.Errorf("%v calls for %d decisions; want at most half as many", n, requests)
-	}
-}
-
-// Eighty milliseconds away, requests of a hot key with a lease do not wait for the server.
-func TestAFarLeaseDecidesAtOnce(t *testing.T) {
-	t.Parallel()
-	const far = 80 * time.Millisecond
-	proxy := startProxy(t, redistest.Start(t).Addr, 1)
-	proxy.do(faults{far: far})
-	s := leasing(t, Config{URL: "redis://" + proxy.Addr, Timeout: 20 * far})
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100_000, Period: algorithms.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := backend.Charge{
-		Key: []byte("hot"), Limit: &limit, Terms: algorithms.Charge{Cost: 1}, Owner: "test",
-		Lease: &algorithms.Lease{Most: limit.Capacity / 20, For: algorithms.Second},
-	}
-	const requests = 2000
-	took := make([]time.Duration, requests)
-	for i := range requests {
-		time.Sleep(ms)
-		began := time.Now()
-		d := takeAll(s, []backend.Charge{c})[0]
-		if took[i] = time.Since(began); d.Err != nil || !d.Allowed {
-			t.Fatalf("request %d: got %+v; want allowed", i, d)
-		}
-	}
-	slices.Sort(took)
-	if most := took[requests*9/10]; most > far/8 {
-		t.Errorf("nine of ten requests took at most %v; want much less than a round trip of %v", most, far)
 	}
 }
 

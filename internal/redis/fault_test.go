@@ -145,6 +145,7 @@ func TestFaults(t *testing.T) {
 			hit:   set("CONFIG", "SET", "maxmemory", 1), length: time.Second, repair: set("CONFIG", "SET", "maxmemory", 0), clean: true,
 		},
 		"no permission": refused([]any{"ACL", "SETUSER", "default", "-eval", "-evalsha"}, []any{"ACL", "SETUSER", "default", "+@all"}),
+		"no replicas":   refused([]any{"CONFIG", "SET", "min-replicas-to-write", 1}, []any{"CONFIG", "SET", "min-replicas-to-write", 0}),
 		"read-only":     refused([]any{"REPLICAOF", "127.0.0.1", 1}, []any{"REPLICAOF", "NO", "ONE"}),
 		"no more clients, with connections": {
 			hit: set("CONFIG", "SET", "maxclients", 1), length: time.Second, repair: set("CONFIG", "SET", "maxclients", 10_000), served: true,

@@ -205,6 +205,8 @@ func drawPrefersTheFullerShard(t *testing.T) {
 	failed := backend.Decision{Err: backend.ErrUnavailable}
 	m.observe([]byte("k"), shards, 1, &failed)
 	draws("one that fails", 3, 0, 2, 1) // the shards 3, 0 and 2 have 5, 4 and 3 units; shard 1 has 8, and has failed
+	time.Sleep(reloadPause)
+	draws("one that failed a while ago", 1, 3, 0, 2)
 }
 
 type gated struct {

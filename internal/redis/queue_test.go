@@ -126,74 +126,6 @@ func TestQueueKeepsADryRunWithItsRefund(t *testing.T) {
 	}
 }
 
-func TestQueueDropsAbandonedCharges(t *testing.T) {
-	q := newQueue(10 * ms)
-	late, rest, known := batchOf(1, 1), batchOf(1, 2, 1), batchOf(2, 2)
-	late.Deadline = at(5 * ms)
-	var canceled atomic.Bool
-	rest.Charges[1].Canceled, rest.Charges[2].Canceled = &canceled, &canceled
-	known.Known = make([]atomic.Bool, 4)
-	for i := range known.Known {
-		known.Known[i].Store(true)
-	}
-	for _, b := range []*backend.Batch{late, rest, known} {
-		submit(t, &q, b, at(0))
-	}
-	canceled.Store(true)
-	c := sent(t, &q, at(5*ms+1))
-	if got, want := c.text(late, rest), "b1-1 b4-4 "; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if len(c.ended) != 2 || c.ended[0] != late || c.ended[1] != known {
-		t.Errorf("%d have ended; want the 2 batches %v and %v", len(c.ended), late, known)
-	}
-	for name, d := range map[string]backend.Decision{"late": late.Decisions[1], "canceled": rest.Decisions[2]} {
-		if !errors.Is(d.Err, backend.ErrNotTaken) {
-			t.Errorf("%s: got %+v; want the error backend.ErrNotTaken", name, d)
-		}
-	}
-	if known.Decisions[3].Err != nil || rest.Decisions[0].Err != nil {
-		t.Error("a charge that is known, or neither late nor canceled, has an error; want none")
-	}
-	q.complete(c)
-	q.callEnded(at(6 * ms))
-	// A call with nothing to send ends at once.
-	late.Decisions = make([]backend.Decision, 2)
-	submit(t, &q, late, at(6*ms))
-	if c := (&call{}); q.fill(c, at(6*ms)) || len(c.ended) != 1 || !q.idle() {
-		t.Errorf("%d have ended; want nothing to send, 1 batch ended and the queue idle", len(c.ended))
-	}
-	// The deadline of a batch passes while its first part is in flight. The rest is not sent.
-	long := batchOf(ones(300)...)
-	long.Deadline = at(10 * ms)
-	submit(t, &q, long, at(6*ms))
-	c = sent(t, &q, at(6*ms))
-	q.complete(c)
-	if do := q.callEnded(at(11 * ms)); !do.start || q.fill(c, at(11*ms)) || len(c.ended) != 1 || !errors.Is(long.Decisions[256].Err, backend.ErrNotTaken) {
-		t.Errorf("the rest of a late batch: %+v; want it to end unsent, with the error backend.ErrNotTaken", long.Decisions[256])
-	}
-}
-
-func TestQueueIsBounded(t *testing.T) {
-	q := newQueue(10 * ms)
-	submit(t, &q, batchOf(ones(70_000)...), at(0)) // a single batch is accepted whatever its size
-	c := sent(t, &q, at(0))
-	if _, err := q.submit(batchOf(1), at(0)); !errors.Is(err, backend.ErrNotTaken) {
-		t.Errorf("one charge too many: %v; want the error backend.ErrNotTaken", err)
-	}
-	q.complete(c)
-	ended := q.drain(errClosed, nil)
-	if len(ended) != 1 || !errors.Is(ended[0].Decisions[69_999].Err, backend.ErrNotTaken) || ended[0].Decisions[0].Err != nil {
-		t.Errorf("%d batches were drained; want 1, with backend.ErrNotTaken for the last charge and no error for the first", len(ended))
-	}
-	for range maxWaiting {
-		submit(t, &q, batchOf(1), at(0))
-	}
-	if _, err := q.submit(batchOf(1), at(0)); !errors.Is(err, backend.ErrNotTaken) {
-		t.Errorf("one charge too many: %v; want the error backend.ErrNotTaken", err)
-	}
-}
-
 // The calls of an outage take long, which must not count against a burst that arrives an hour later.
 func TestAnOutageThatIsOverRefusesNoBurst(t *testing.T) {
 	q := newQueue(10 * ms)
@@ -232,8 +164,8 @@ func TestQueueLearnsThePaceOfTheServer(t *testing.T) {
 	} {
 		q := newQueue(10 * ms)
 		q.took(&call{charges: test.charges, started: at(0)}, at(test.took), test.failed)
-		if q.pace != test.want {
-			t.Errorf("%s: got %v for a charge, want %v", test.is, q.pace, test.want)
+		if q.pace != test.want || q.usual != test.took/8 { // usual is a moving average
+			t.Errorf("%s: got %v for a charge, want %v; usually %v, want %v", test.is, q.pace, test.want, q.usual, test.took/8)
 		}
 	}
 }
@@ -349,7 +281,7 @@ func detached(b *backend.Batch) *backend.Batch {
 func TestQueueRandomly(t *testing.T) {
 	for seed := range uint64(300) {
 		s := &schedule{t: t, rng: rand.New(rand.NewPCG(seed, 1)), q: newQueue(10 * ms), groups: map[*backend.Charge]*outcome{}}
-		s.q.maxBatch, s.q.maxWait = 1+s.rng.IntN(20), 200
+		s.q.maxBatch, s.q.maxWait = 1+s.rng.IntN(20), 20+s.rng.IntN(180) // a batch may be larger
 		for range 1 + s.rng.IntN(6) {
 			s.sources = append(s.sources, &backend.Source{})
 		}

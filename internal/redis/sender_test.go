@@ -116,22 +116,6 @@ func TestAnIdleServerIsCalledAtOnce(t *testing.T) {
 	})
 }
 
-func TestBatchesUnderLoadShareCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := &server{latency: ms}
-		l := blocking(10*ms, p.decide)
-		first := start(l, batchOf(1))
-		synctest.Wait()
-		second, third := start(l, batchOf(2, 1)), start(l, batchOf(1, 1, 3))
-		first.is(t, ms)
-		second.is(t, 2*ms)
-		third.is(t, 2*ms)
-		if n := p.called.Load(); n != 2 {
-			t.Errorf("%d calls; want 2", n)
-		}
-	})
-}
-
 // Charges that fill another call are not delayed.
 func TestALateCallDelaysOthersForHalfItsTimeout(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -161,41 +145,6 @@ func TestALateCallDelaysOthersForHalfItsTimeout(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestLateBatchesAreNotSent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := &server{latency: 30 * ms} // does not obey the timeout of a call
-		l := blocking(10*ms, p.decide)
-		l.queue.maxCalls = 1
-		first := start(l, batchOf(1))
-		synctest.Wait()
-		late := batchOf(1)
-		late.Deadline = time.Now().Add(29 * ms)
-		second, third := start(l, late), start(l, batchOf(2))
-		first.is(t, 30*ms)
-		second.fails(t, 30*ms, backend.ErrNotTaken)
-		third.is(t, 60*ms)
-	})
-}
-
-// The usual duration of a call is a moving average: each call changes it by an eighth of the difference.
-func TestTheSenderMeasuresItsCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := &server{latency: 4 * ms}
-		l := blocking(10*ms, p.decide)
-		for range 60 {
-			backend.Take(t.Context(), l, batchOf(1).Charges, make([]backend.Decision, 1))
-		}
-		if got := l.queue.usual.Round(10 * time.Microsecond); got != 4*ms {
-			t.Errorf("after 60 calls of 4 ms: got %v, want 4ms", got)
-		}
-		p.latency = 0
-		backend.Take(t.Context(), l, batchOf(1).Charges, make([]backend.Decision, 1))
-		if got := l.queue.usual.Round(10 * time.Microsecond); got != 3500*time.Microsecond {
-			t.Errorf("after a call that took no time: got %v, want 3.5ms", got)
-		}
-	})
 }
 
 func TestDoneFunctionsDoNotDelayTheNextCall(t *testing.T) {
@@ -296,11 +245,6 @@ func TestClose(t *testing.T) {
 	})
 }
 
-func TestAnEmptyBatchIsDone(t *testing.T) {
-	l := blocking(10*ms, (&server{}).decide)
-	<-start(l, batchOf()).done
-}
-
 func TestGroupsThatAreTooLargeCostNothing(t *testing.T) {
 	for name, sizes := range map[string][]int{
 		"36,000 requests":      ones(36_000),
@@ -331,4 +275,9 @@ func TestGroupsThatAreTooLargeCostNothing(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestAnEmptyBatchIsDone(t *testing.T) {
+	l := blocking(10*ms, (&server{}).decide)
+	<-start(l, batchOf()).done
 }

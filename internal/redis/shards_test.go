@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -85,56 +84,12 @@ func TestShards(t *testing.T) {
 	}
 	cluster := redistest.StartCluster(t, 3).Steady() // of its own, because its commands are counted
 	config := Config{URL: cluster.URL(), Timeout: 5 * time.Second}
-	t.Run("admit exactly the limit", func(t *testing.T) { shardsAdmitTheLimit(t, config) })
 	t.Run("deny only if units are missing", func(t *testing.T) { shardsDenyOnlyMissingUnits(t, config) })
 	t.Run("get refunds, the emptiest first", func(t *testing.T) { shardsGetRefunds(t, config) })
 	t.Run("end level after a reservation", func(t *testing.T) { shardsSpreadAReservation(t, config) })
 	t.Run("report the retry time after another sidecar was faster", func(t *testing.T) { shardsLostARace(t, config) })
 	t.Run("spread a hot key over the masters", func(t *testing.T) { shardsSpreadAHotKey(t, cluster) })
 	t.Run("answer dry runs as one bucket", func(t *testing.T) { shardsArePeekedAsOne(t, config) })
-	t.Run("admit more than two choices alone", func(t *testing.T) { shardsAdmitMore(t, config) })
-}
-
-// Many goroutines charge concurrently, with costs that often need several shards. The limit is never
-// exceeded, and all of it is admitted at the end. (Some requests may be denied while units of failed
-// combinations are being refunded.)
-func shardsAdmitTheLimit(t *testing.T, config Config) {
-	t.Helper()
-	s := open(t, config)
-	n := seed(t)
-	for _, shards := range []int{2, 3, 7, 16} {
-		const limit = 480
-		c := sharded(t, windowSpec(limit), shards, fmt.Sprintf("exact %d of %d", shards, n))
-		var admitted atomic.Int64
-		var wg sync.WaitGroup
-		for w := range 16 {
-			wg.Go(func() {
-				rng := rand.New(rand.NewPCG(n, uint64(w)))
-				for range 60 {
-					cost := 1 + rng.Int64N(4)
-					if rng.IntN(10) == 0 {
-						cost = limit / int64(shards) / 2
-					}
-					if takeOne(t, s, c, algorithms.Charge{Cost: cost}).Allowed {
-						admitted.Add(cost)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		if got := admitted.Load(); got > limit {
-			t.Errorf("%d shards: admitted %d; want at most the limit of %d", shards, got, limit)
-		}
-		redistest.Eventually(t, "the refund has arrived", func() bool {
-			return sum(values(t, s, c)) == limit-admitted.Load()
-		})
-		for takeOne(t, s, c, algorithms.Charge{Cost: 1}).Allowed {
-			admitted.Add(1)
-		}
-		if got := admitted.Load(); got != limit {
-			t.Errorf("%d shards: admitted %d in the end; want the limit of %d", shards, got, limit)
-		}
-	}
 }
 
 // While there are no other requests, a request is denied exactly if the sum of all shards is less than its
@@ -289,90 +244,6 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 		even := math.Ceil(float64(shards)/3) / float64(shards)
 		if total := calls[0] + calls[1] + calls[2]; slices.Max(calls) > even+0.05 || total > 1.02 {
 			t.Errorf("%d shards: calls of each master for each request %.3f, in all %.2f; want at most %.3f for one master, and 1.02 in all", shards, calls, total, even+0.05)
-		}
-	}
-}
-
-// offered describes charges of one unit at random moments, for a limit with c tokens in each shard. The
-// buckets start half full. The measurement begins after the first sixth of the charges, when those tokens are used
-// up.
-type offered struct {
-	c, shards int
-	load      float64 // the rate of the charges divided by that of the limit
-	requests  int
-}
-
-func (o offered) spec() algorithms.Spec {
-	capacity := int64(o.c * o.shards)
-	initial := capacity / 2
-	return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Capacity: &capacity, Initial: &initial}
-}
-
-// run returns which part of the charges after the first sixth was admitted.
-func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 {
-	rng := rand.New(rand.NewPCG(seed, 6))
-	moments := make([]float64, o.requests)
-	for i := range moments {
-		moments[i] = rng.Float64() * float64(o.requests) * 1000 / o.load // in microseconds; with 1000 charges in a second the load equals the limit
-	}
-	slices.Sort(moments)
-	admitted, warm := 0, o.requests/6
-	for i, at := range moments {
-		if take(storetest.Start+algorithms.Micros(at)) && i >= warm {
-			admitted++
-		}
-	}
-	return float64(admitted) / float64(o.requests-warm)
-}
-
-// choices returns the share that is admitted if each charge is made at the fullest of n random shards. The shards are
-// in the memory of this process.
-func (o offered) choices(tb testing.TB, seed uint64, n int) float64 {
-	tb.Helper()
-	shards, err := algorithms.Split(o.spec(), o.shards)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	states := make([]algorithms.State, o.shards)
-	rng := rand.New(rand.NewPCG(seed, 7))
-	return o.run(seed, func(at algorithms.Micros) bool {
-		best, most := 0, int64(-1)
-		for _, i := range rng.Perm(o.shards)[:n] {
-			if _, d := shards[i].Take(states[i], at, algorithms.Charge{DryRun: true}); d.Value > most {
-				best, most = i, d.Value
-			}
-		}
-		next, d := shards[best].Take(states[best], at, algorithms.Charge{Cost: 1})
-		states[best] = next
-		return d.Allowed
-	})
-}
-
-// If the offered load equals the limit, and each charge goes to the fuller of two random shards, about 1 - 0.33/c of
-// the load is admitted, where c is the number of tokens in a shard. The Store tries the other shards before it denies,
-// so it must admit at least as much at this load, and at least as much as two choices at any load.
-func shardsAdmitMore(t *testing.T, config Config) {
-	t.Helper()
-	s, clock := openWithFixedClock(t, config)
-	n := seed(t)
-	t.Log("share of the requests admitted, by the tokens of a shard and the load offered:")
-	t.Log(" c  load   one shard  two choices  this")
-	for _, c := range []int{5, 10, 20} {
-		for _, load := range []float64{0.8, 1.0, 1.2} {
-			o := offered{c: c, shards: 8, load: load, requests: 1500}
-			if testing.Verbose() {
-				o.requests = 4000
-			}
-			charge := sharded(t, o.spec(), o.shards, fmt.Sprintf("offered %d %v %d", c, load, n))
-			this := o.run(n, func(at algorithms.Micros) bool {
-				clock.Set(at)
-				return takeOne(t, s, charge, algorithms.Charge{Cost: 1}).Allowed
-			})
-			one, two := o.choices(t, n, 1), o.choices(t, n, 2)
-			t.Logf("%2d  %.1f    %5.1f %%      %5.1f %%    %5.1f %%", c, load, 100*one, 100*two, 100*this)
-			if this < two-0.01 || load == 1 && this < 1-0.33/float64(c) {
-				t.Errorf("%d tokens a shard, load %.1f: a share of %.3f was admitted; want at least that of two choices, %.3f, and at load 1 at least %.3f", c, load, this, two-0.01, 1-0.33/float64(c))
-			}
 		}
 	}
 }
