@@ -53,10 +53,8 @@ type Config struct {
 	UseAgain func(author string) error
 	// Totals returns the numbers of a limit's decisions since the start.
 	Totals func(*limiter.Policy) history.Totals
-	// Settling returns the numbers of a limit's reservations. EstimateNow returns the units that a request
-	// reserves now, and whether that number was learned.
-	Settling    func(*limiter.Policy) metrics.SettleTally
-	EstimateNow func(*limiter.Policy) (units int64, learned bool)
+	// Settling returns the numbers of a limit's reservations.
+	Settling func(*limiter.Policy) metrics.SettleTally
 	// Denied returns the n keys that were denied most, with what they have in common. Shadowed does so for denials that
 	// shadow mode prevented. Used returns the keys that consumed most.
 	Denied, Shadowed, Used func(n int) topkeys.Top

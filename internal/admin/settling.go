@@ -30,10 +30,10 @@ func (p *pages) settling(l *limiter.Policy) []fact {
 
 func (p *pages) reserves(l *limiter.Policy) string {
 	s := l.Extra().Settle
-	if s == nil || p.EstimateNow == nil {
+	if s == nil {
 		return ""
 	}
-	n, learned := p.EstimateNow(l)
+	n, learned := p.Limiter.EstimateNow(l)
 	text := plural(n, "unit") + " until its real cost is known"
 	switch {
 	case learned:

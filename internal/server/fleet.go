@@ -169,12 +169,13 @@ func (s *server) report() status.Report {
 	}
 	requests := s.metrics.Requests()
 	r.Allowed, r.Denied = requests.Allowed, requests.Denied
+	rates := w.history.Rate()
+	r.AllowedRate, r.DeniedRate = round(rates.Allowed), round(rates.Denied)
 	now, used := time.Now(), processorTime()
 	if seconds := now.Sub(w.reportedAt).Seconds(); !w.reportedAt.IsZero() && seconds > 0 {
-		r.AllowedRate, r.DeniedRate = round(float64(r.Allowed-w.reported[0])/seconds), round(float64(r.Denied-w.reported[1])/seconds)
 		r.Load = round((used - w.reportedUse).Seconds() / seconds)
 	}
-	w.reportedAt, w.reportedUse, w.reported = now, used, [2]uint64{r.Allowed, r.Denied}
+	w.reportedAt, w.reportedUse = now, used
 	if list := s.conditions.List(); len(list) > 0 {
 		r.Wrong = list[0].Name[:min(len(list[0].Name), 100)]
 	}

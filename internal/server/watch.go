@@ -31,11 +31,10 @@ type watch struct {
 	recent   recentTraffic
 	fleet    *fleet // nil without Redis
 	link     string // the address of the admin listener for other machines, or ""
-	// The last Report was made at reportedAt, when the process had used reportedUse of processor time. reported has the
-	// numbers of allowed and denied requests. Only the method report uses them.
+	// The last Report was made at reportedAt, when the process had used reportedUse of processor time. Only the method report
+	// uses them.
 	reportedAt  time.Time
 	reportedUse time.Duration
-	reported    [2]uint64
 	// full is the number of charges for which memory had no room, at the last sample. fullAt is when that
 	// number last increased.
 	full    uint64

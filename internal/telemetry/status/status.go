@@ -117,7 +117,8 @@ type Report struct {
 	Config  string    `json:"config"`
 	Loaded  time.Time `json:"loaded"`
 	Started time.Time `json:"started"`
-	// Allowed and Denied are the numbers of requests since the start, AllowedRate and DeniedRate those of each second.
+	// Allowed and Denied are the numbers of requests since the start. AllowedRate and DeniedRate are those of a second,
+	// averaged over the last minute.
 	Allowed     uint64  `json:"allowed"`
 	Denied      uint64  `json:"denied"`
 	AllowedRate float64 `json:"allowed_rate"`
