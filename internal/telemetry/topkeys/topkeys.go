@@ -72,20 +72,20 @@ type Event struct {
 	Outcome    limiter.Outcome
 }
 
-// Events are the last few events of a key.
-type Events struct {
+// recent are the last few events of a key.
+type recent struct {
 	ring  [8]Event
 	added int
 }
 
-// Add adds an event. If there is no room, it replaces the oldest event.
-func (e *Events) Add(one Event) {
+// add adds an event. If there is no room, it replaces the oldest event.
+func (e *recent) add(one Event) {
 	e.ring[e.added%len(e.ring)] = one
 	e.added++
 }
 
-// AppendTo appends the events to dst, the newest first.
-func (e *Events) AppendTo(dst []Event) []Event {
+// appendTo appends the events to dst, the newest first.
+func (e *recent) appendTo(dst []Event) []Event {
 	for i := e.added - 1; i >= max(0, e.added-len(e.ring)); i-- {
 		dst = append(dst, e.ring[i%len(e.ring)])
 	}
@@ -99,7 +99,7 @@ type counted struct {
 	// texts has the values of Key, and the keys and values of Entries, each after its length.
 	texts           []byte
 	values, entries int
-	events          Events
+	recent          recent
 }
 
 // Top is what Recorder.Top returns.
@@ -233,7 +233,7 @@ func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result,
 		one.describe(c, result, aboutKey)
 	}
 	one.Remaining = result.Decision.Remaining
-	one.events.Add(Event{now, result.Cost, result.Decision.Remaining, result.Decision.RetryAfter, result.Outcome})
+	one.recent.add(Event{now, result.Cost, result.Decision.Remaining, result.Decision.RetryAfter, result.Outcome})
 	if result.Policy == nil {
 		return
 	}
@@ -252,7 +252,7 @@ func (r *Recorder) Unrouted(why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one, _ := s.add(now, key, 1, why)
-	one.events.Add(Event{At: now, Outcome: limiter.Denied})
+	one.recent.add(Event{At: now, Outcome: limiter.Denied})
 }
 
 func (r *Recorder) shard(key []byte) *shard { return &r.shards[maphash.Bytes(r.seed, key)%shards] }
@@ -369,7 +369,7 @@ func (s *shard) top(now time.Time, dst []Item) []Item {
 		d := &dst[start+at]
 		d.Times, d.Rate = d.Times+c.Least(), d.Rate+c.Rate(now)
 		d.First = c.Value.First // Each visits the newest window first, so this is the earlier time
-		d.Recent = c.Value.events.AppendTo(d.Recent)
+		d.Recent = c.Value.recent.appendTo(d.Recent)
 	})
 	for i, key := range names {
 		dst[start+i].Exact = s.keys.Most(key) == dst[start+i].Times
