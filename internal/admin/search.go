@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -137,18 +138,15 @@ func (p *pages) searchRecorded(b *searchBody, query string) {
 		}
 		return entries != nil && strings.Contains(descriptors.Format(entries), query)
 	}
-	denied := p.Denied(maxCounted).Keys
-	for i := range denied {
-		if d := &denied[i]; len(b.Recorded) < maxFound && !d.Cut && contains(d.Key, d.Entries) {
-			b.Recorded = append(b.Recorded, foundRow{Key: shown(d.Entries, d.Key), Link: deniedLink(d), Limit: descriptors.Printable(d.Limit),
-				Domain: descriptors.Printable(d.Domain), State: "denied " + deniedTimes(d), Denied: true})
+	add := func(items []topkeys.Item, link func(*topkeys.Item) string, state func(*topkeys.Item) string, denied bool) {
+		for i := range items {
+			if one := &items[i]; len(b.Recorded) < maxFound && !one.Cut && contains(one.Key, one.Entries) {
+				b.Recorded = append(b.Recorded, foundRow{Key: shown(one.Entries, one.Key), Link: link(one), Limit: descriptors.Printable(one.Limit),
+					Domain: descriptors.Printable(one.Domain), State: state(one), Denied: denied})
+			}
 		}
 	}
-	used := p.Used(maxCounted).Keys
-	for i := range used {
-		if u := &used[i]; len(b.Recorded) < maxFound && !u.Cut && contains(u.Key, u.Entries) {
-			b.Recorded = append(b.Recorded, foundRow{Key: shown(u.Entries, u.Key), Link: keyLink(u.Domain, u.Limit, u.Key), Limit: descriptors.Printable(u.Limit),
-				Domain: descriptors.Printable(u.Domain), State: "used about " + plural(u.Times, "unit")})
-		}
-	}
+	add(p.Denied(maxCounted).Keys, deniedLink, func(d *topkeys.Item) string { return "denied " + deniedTimes(d) }, true)
+	add(p.Used(maxCounted).Keys, func(u *topkeys.Item) string { return keyLink(u.Domain, u.Limit, u.Key) },
+		func(u *topkeys.Item) string { return "used about " + plural(u.Times, "unit") }, false)
 }
