@@ -376,12 +376,12 @@ local function with_slots(now, given, names)
     pos = pos + 32
     if flags % 4 >= 2 then pos = pos + 16 end
     if flags % 256 >= 128 then pos = pos + 8 end
-    local a = { cost = cost, free = flags % 1024 >= 512, slot = false, op = 0, ttl = 0 }
     local d = {
-      allowed = true, never = false, value = 0, remaining = 0, retry = 0, reset = 0, wait = 0, blocked = 0, lost = 0, timed = true,
+      cost = cost, free = flags % 1024 >= 512, slot = false, op = 0, ttl = 0, allowed = true, never = false, value = 0,
+      remaining = 0, retry = 0, reset = 0, wait = 0, blocked = 0, lost = 0, timed = true,
     }
-    if flags % 2048 >= 1024 then a.slot, a.op, a.ttl, pos = unpack_at('<c17Bd', blob, pos) end
-    take_slot(k, l, a, d, flags % 16 >= 8)
+    if flags % 2048 >= 1024 then d.slot, d.op, d.ttl, pos = unpack_at('<c17Bd', blob, pos) end
+    take_slot(k, l, d, d, flags % 16 >= 8)
     local answer = (d.allowed and 1 or 0) + (d.never and 2 or 0) + 128
     if d.lost > 0 then return pos, pack('<Bdddd', answer + 4, d.value, d.remaining, 0, d.lost) end
     return pos, pack('<Bddd', answer + 64, d.value, d.remaining, 0)
@@ -902,6 +902,14 @@ while true do
     return locate(l, s)
   end
 
+  -- with returns a copy of s with other denials, peaks and sums of open reservations.
+  local function with(s, denials, peaks, open)
+    return {
+      by = s.by, value = s.value, prev = s.prev, at = s.at, log = s.log, phase = s.phase, window = s.window, next = s.next,
+      period = s.period, denials = denials, peaks = peaks, open = open,
+    }
+  end
+
   -- full_at returns the moment from which s is completely full if nothing more is charged.
   local function full_at(l, s, phase)
     local at = floor(s.at / l.tick)
@@ -915,12 +923,9 @@ while true do
       if l.edges then return calendar_start(l, s.window + n) end
       at = phase + (window_of(l, phase, s.at) + n) * l.period
     elseif l.kind == SLIDING then
-      local e = at % l.period
-      if s.value > 0 then
-        at = at + 2 * l.period - e
-      elseif s.prev > 0 then
-        at = at + l.period - e
-      end
+      local e = s.at % s.period
+      if s.value > 0 then return s.at + 2 * s.period - e end
+      return s.prev > 0 and s.at + s.period - e or s.at
     elseif log_size(s.log) > 0 then
       return s.at + l.period
     end
@@ -939,11 +944,9 @@ while true do
       if s.at - t <= STEP_BACK then
         at = s.at
       else
-        s = {
-          by = s.by, value = s.value, prev = s.prev, at = t - t % s.by.tick, log = s.log, phase = s.phase,
-          window = s.window, next = s.next, period = s.period, denials = s.denials, open = s.open,
-          peaks = l.settles and push('', 1, min(s.at, t + HOUR - (t + HOUR) % s.by.tick) + s.by.tick, 0) or nil,
-        }
+        local till = min(s.at, t + HOUR - (t + HOUR) % s.by.tick) + s.by.tick
+        s = with(s, s.denials, l.settles and push('', 1, till, 0) or nil, s.open)
+        s.at = t - t % s.by.tick
         if l.calendar == s.by.calendar then
           locate(l, s)
         elseif s.by.calendar then
@@ -1057,46 +1060,30 @@ while true do
         return false
       end
       sound(b)
-      local tick = byte(b) == 1 and 1000 or 1
-      if byte(b) == 2 then
-        local value, at, rate, capacity, calendar, window, next, pos = unpack_at('<ddddddd', b, 2)
-        last = pos
-        s = { by = l, value = value, prev = 0, at = at, phase = 0, window = window, next = next }
-        local hours = next % 1000000
-        s.next = next - hours
-        if l.calendar ~= calendar or l.rate ~= rate or l.capacity ~= capacity then
+      local kind, tick, calendar = l.kind, byte(b) == 1 and 1000 or 1, byte(b) == 2
+      local form = kind == WINDOW and (calendar and '<ddddddd' or '<dddddd') or kind == GUARANTEED and '<dddddddd' or '<ddddd'
+      local value, at, p, q, v, p1, v1, more = unpack_at(form, b, 2)
+      s, last = { by = l, value = value, prev = 0, at = at, phase = phase }, 8 * #form - 6
+      if kind == SLIDING then
+        s.prev, s.at, s.period = at, p, q
+      elseif calendar then
+        local rate, capacity, window, hours = p, q, p1, v1 % 1000000
+        s.phase, s.window, s.next = 0, window, v1 - hours
+        if l.calendar ~= v or l.rate ~= rate or l.capacity ~= capacity then
           s.by = {
-            kind = WINDOW, tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = calendar,
+            kind = WINDOW, tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = v,
             longest = hours * HOUR, p = rate, q = 1, v = capacity,
           }
         end
-      elseif l.kind == WINDOW then
-        local value, at, rate, period, capacity, old, pos = unpack_at('<dddddd', b, 2)
-        last = pos
-        s = { by = l, value = value, prev = 0, at = at, phase = phase }
-        if l.rate ~= rate or l.period ~= period or l.capacity ~= capacity or phase ~= old or l.tick ~= tick or l.edges then
-          s.by = {
-            kind = WINDOW, tick = tick, rate = rate, period = period, capacity = capacity, phase = old, p = rate, q = 1,
-            v = capacity,
-          }
-        end
-      elseif l.kind == SLIDING then
-        local value, prev, at, period = unpack_at('<dddd', b, 2)
-        last = 42
-        s = { by = l, value = value, prev = prev, at = at, period = period }
-      elseif l.kind == GUARANTEED then
-        local value, prev, at, p, q, v, p1, v1, pos = unpack_at('<dddddddd', b, 2)
-        last = pos
-        s = { by = l, value = value, prev = prev, at = at }
-        if l.p ~= p or l.q ~= q or l.v ~= v or l.p1 ~= p1 or l.v1 ~= v1 or l.tick ~= tick then
-          s.by = { kind = GUARANTEED, tick = tick, p = p, q = q, v = v, p1 = p1, v1 = v1 }
+      elseif kind == WINDOW then
+        local rate, period, old = p, q, p1
+        if l.rate ~= rate or l.period ~= period or l.capacity ~= v or phase ~= old or l.tick ~= tick or l.edges then
+          s.by = { kind = WINDOW, tick = tick, rate = rate, period = period, capacity = v, phase = old, p = rate, q = 1, v = v }
         end
       else
-        local value, at, p, q, v, pos = unpack_at('<ddddd', b, 2)
-        last = pos
-        s = { by = l, value = value, prev = 0, at = at }
-        if l.p ~= p or l.q ~= q or l.v ~= v or l.tick ~= tick then
-          s.by = { kind = l.kind, tick = tick, p = p, q = q, v = v, p1 = 0, v1 = 0 }
+        if kind == GUARANTEED then s.prev, s.at, p, q, v, p1, v1 = at, p, q, v, p1, v1, more else p1, v1 = 0, 0 end
+        if l.p ~= p or l.q ~= q or l.v ~= v or l.p1 ~= p1 or l.v1 ~= v1 or l.tick ~= tick then
+          s.by = { kind = kind, tick = tick, p = p, q = q, v = v, p1 = p1, v1 = v1 }
         end
       end
       if last <= #b then
@@ -1146,13 +1133,7 @@ while true do
   -- fresh_at returns the time at which s, the state after a charge of l, equals a full bucket.
   local function fresh_at(l, s)
     local by = s.by
-    if by.kind == SLIDING then
-      local e = s.at % s.period
-      if s.value > 0 then return s.at + 2 * s.period - e end
-      return s.prev > 0 and s.at + s.period - e or s.at
-    elseif not by.calendar then
-      return full_at(by, s, by.phase or s.phase)
-    end
+    if not by.calendar then return full_at(by, s, by.phase or s.phase) end
     local n = ceil_div(by.v - s.value, by.p)
     if by.calendar == l.calendar then return now + calendar_time(l, s.window + n - l.window) end
     return s.next + max(0, n - 1) * by.longest
@@ -1211,13 +1192,7 @@ while true do
       return #next > 0 and next or nil
     end
 
-    -- with returns a copy of s with other sums.
-    local function with(s, open)
-      return s and {
-        by = s.by, value = s.value, prev = s.prev, at = s.at, phase = s.phase, window = s.window, next = s.next,
-        denials = s.denials, peaks = s.peaks, open = open,
-      }
-    end
+    local function opened(s, open) return s and with(s, s.denials, s.peaks, open) end
 
     -- expire_open returns s after the refunds of the sums that have expired by time t.
     local function expire_open(l, phase, s, t)
@@ -1226,7 +1201,7 @@ while true do
         local open = s.open
         now = max(s.at, open_end(l, open[1]))
         s = take(l, phase, s, { cost = -open[3], of = open[1], max_wait = 0, settle = true, in_open = true }, {})
-        s = with(s, open_with(open, 4, #open, 0, 0, 0))
+        s = opened(s, open_with(open, 4, #open, 0, 0, 0))
       end
       now = is
       return s
@@ -1282,11 +1257,11 @@ while true do
       if not d.allowed and not d.never then
         d.retry = retry_open(l, phase, s, inner, d.retry)
       elseif d.allowed and not dry_run and closes then
-        return with(next, after)
+        return opened(next, after)
       elseif d.allowed and not dry_run and a.open and cost > 0 then
-        return with(next, add_open(l, open, next.at, cost))
+        return opened(next, add_open(l, open, next.at, cost))
       end
-      return next == s and stored_s or with(next, open)
+      return next == s and stored_s or opened(next, open)
     end
   end
 
@@ -1335,17 +1310,6 @@ while true do
       local n, rest = mul_div(a, b, c)
       if rest > 0 then n = n + 1 end
       return n
-    end
-
-    -- smallest returns the smallest n, 0 <= n <= high, for which holds(n) is true. holds(high) must be true, and so must
-    -- holds of every number between n and high.
-    local function smallest(high, holds)
-      local low = -1 -- holds(low) is false
-      while low + 1 < high do
-        local mid = low + floor((high - low) / 2)
-        if holds(mid) then high = mid else low = mid end
-      end
-      return high
     end
 
     -- same_scale reports whether the values of s mean the same under the numbers of l as under those with which s
@@ -1623,8 +1587,12 @@ while true do
 
       -- enough_in returns the time from t until cost is available.
       local function enough_in(cost)
-        local last = max(ticks_to(sure, 0), ticks_to(bank, 0))
-        return smallest(last, function(n) return has(cost, n) end) * bank.tick - (t - bank.now)
+        local low, high = -1, max(ticks_to(sure, 0), ticks_to(bank, 0)) -- it is not available at low, but at high
+        while low + 1 < high do
+          local mid = low + floor((high - low) / 2)
+          if has(cost, mid) then high = mid else low = mid end
+        end
+        return high * bank.tick - (t - bank.now)
       end
 
       if a.cost < 0 then
@@ -1885,7 +1853,7 @@ while true do
         log.first = log.first + out
         for _ = 1, cost do log.added[#log.added + 1] = t end
       end
-      return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0 }
+      return { by = l, value = 0, prev = 0, at = newest or 0, log = log, phase = 0 }
     end
   end
 
@@ -1910,23 +1878,13 @@ while true do
       return at
     end
 
-    -- seen reports whether there is a state s with the time of a charge. An empty log has no time.
-    local function seen(l, s) return s and (l.kind ~= LOG or log_size(s.log) > 0) end
-
-    -- time_of returns the time of a decision on s: now, or s.at if the clock has stepped back by at most a
-    -- minute.
-    local function time_of(l, s)
-      if seen(l, s) and now < s.at and s.at - now <= STEP_BACK then return s.at end
-      return now
-    end
-
     -- denials_at returns the denials of s that still count now; nil: none.
     local function denials_at(l, s)
       local was = s and s.denials
       if not was or l.after == 0 then return nil end
       local n, last = #was, was.till - block(l, was.blocks)
       if n > 0 then last = max(last, was[n]) end
-      if seen(l, s) then last = max(last, s.at) end
+      last = max(last, s.at) -- 0 if s is an empty log
       local back = last - now
       if back > STEP_BACK then
         local moved = { blocks = was.blocks, till = was.till - back }
@@ -1959,22 +1917,19 @@ while true do
       return { blocks = blocks, till = t + block(l, blocks) }
     end
 
-    -- with returns a copy of s with other denials, and without peaks if there are any; s itself if it has these already.
-    local function with(s, denials)
+    -- having returns a copy of s with other denials, and without peaks if there are any; s itself if it has these already.
+    local function having(s, denials)
       if not s or s.denials == denials then return s end
-      return {
-        by = s.by, value = s.value, prev = s.prev, at = s.at, log = s.log, phase = s.phase,
-        window = s.window, next = s.next, period = s.period, denials = denials, peaks = not denials and s.peaks or nil,
-      }
+      return with(s, denials, not denials and s.peaks or nil)
     end
 
     -- kept_of_penalized is kept_of for a state with denials.
     function kept_of_penalized(l, phase, s, a)
-      local is, dry_run = with(s, denials_at(l, s)), a.dry_run or a.free
+      local is, dry_run = having(s, denials_at(l, s)), a.dry_run or a.free
       local kept, _, seen = begin(l, phase, is, now)
       kept = keep(l, is, kept, seen, dry_run)
-      if dry_run then return kept == is and s or with(kept, s and s.denials or nil) end
-      return with(kept, is and is.denials)
+      if dry_run then return kept == is and s or having(kept, s and s.denials or nil) end
+      return having(kept, is and is.denials)
     end
 
     -- blocked decides a on s, which a penalty blocks until the time till: the charge is denied, and the amounts in d
@@ -1993,7 +1948,8 @@ while true do
 
     function take_penalized(l, phase, s, a, d, dry_run)
       local denials = denials_at(l, s)
-      local at, is = time_of(l, s), with(s, denials)
+      local at, is = now, having(s, denials)
+      if s and at < s.at and s.at - at <= STEP_BACK then at = s.at end -- as in begin
       if denials and a.cost >= 0 and not (a.settle and a.cost == 0) and at < denials.till then
         blocked(l, phase, is, denials.till, a, d)
         if d.never then return s end
@@ -2001,7 +1957,7 @@ while true do
       end
       local next = take(l, phase, is, a, d, dry_run)
       if dry_run or l.rate == 0 or (a.free and not d.allowed) or (d.never and not takes_denied(l, a)) then
-        return next == is and s or with(next, s and s.denials)
+        return next == is and s or having(next, s and s.denials)
       end
       if l.after > 0 and not d.allowed and not d.never and a.cost > 0 then
         denials = counted(l, denials, at)
@@ -2010,7 +1966,7 @@ while true do
           if d.timed then d.retry = max(d.retry, d.blocked) end
         end
       end
-      return with(next, denials)
+      return having(next, denials)
     end
 
     function pack_denials(denials)
@@ -2042,18 +1998,17 @@ while true do
       return true
     end
 
-    -- dry_run_of decides the charge a of the bucket of c as a dry run, and stores the decision in d, which it returns.
-    local function dry_run_of(c, a, d)
-      take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), a, d, true)
-      return d
-    end
+    -- look decides the charge a of the bucket of c as a dry run, and stores the decision in d.
+    local function look(c, a, d) take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), a, d, true) end
 
     -- again returns the decision of a dry run of c with another cost, reserve and free.
     local function again(c, cost, reserve, free)
-      return dry_run_of(c, {
+      local d = {
         cost = cost, reserve = reserve, free = free, max_wait = c.max_wait, of = c.of, raw = c.raw, settle = c.settle,
         open = c.open,
-      }, {})
+      }
+      look(c, d, d)
+      return d
     end
 
     -- peek decides a row and its alternative, charges[last], as dry runs. It returns whether either of them can be charged
@@ -2063,7 +2018,7 @@ while true do
       local never = false
       for i = first, last - 1 do
         local c = charges[i]
-        dry_run_of(c, c, c)
+        look(c, c, c)
         never = never or (c.never and not takes_denied(c.limit, c))
       end
       local c = charges[last]
@@ -2075,7 +2030,7 @@ while true do
         end
         c.cost, c.reserve = c.own, c.own_reserve
       end
-      dry_run_of(c, c, c)
+      look(c, c, c)
       if first < last and c.own and c.never then never = never or again(c, c.own, c.own_reserve, c.free).never end
       return c.allowed, c.never and not takes_denied(c.limit, c) and (never or first == last)
     end
@@ -2193,7 +2148,7 @@ while true do
 
   -- A record is the answer to a group with an idempotency key: 32 bytes that identify the request, the time
   -- of the decision, and the answers.
-  local records, fresh_records = {}, {} -- by key
+  local fresh_records = {} -- the lifetimes, by key
 
   -- replay answers the group of the head, whose charges start at pos, from record. If record belongs to
   -- another request, the answer has flag 8. It returns the position of the next charge.
@@ -2228,7 +2183,7 @@ while true do
     local head = not c.limit and { key = c.key, ttl = c.cost, of = sub(blob, pos, pos + 31) }
     if head then
       pos = pos + 32
-      local record = records[head.key] or stored[head.key]
+      local record = stored[head.key]
       if record then return replay(head, record, pos), n end
       n = n + 1
       answers[n] = rep('\0', 41)
@@ -2251,7 +2206,7 @@ while true do
       for i = 1, #group do answer(group[i]) end
     end
     if head and took(group or { c }, all) then
-      records[head.key] = head.of .. answers[1] .. table.concat(answers, '', before + 1, n)
+      stored[head.key] = head.of .. answers[1] .. table.concat(answers, '', before + 1, n)
       fresh_records[head.key] = head.ttl
     end
     if group then c = {} end
@@ -2260,7 +2215,7 @@ while true do
 
   -- settle writes the records, and prepares the states for writing, except for logs.
   function settle()
-    for k, ttl in pairs(fresh_records) do call('PSETEX', names[k], ttl, records[k]) end
+    for k, ttl in pairs(fresh_records) do call('PSETEX', names[k], ttl, stored[k]) end
     for k in pairs(dirty) do
       if not state[k].log then save(k) end
     end
