@@ -71,7 +71,10 @@ func (l *Limit) takeLevel(s *State, now Micros, a *Charge, d *Decision, lag Micr
 		d.RetryAfter = c.until(l, retry)
 	}
 	if (d.Allowed || a.MaxWait > 0 && !d.Never) && l.mayWait(a) {
-		if l.await(c, had, cost, retry, a, d, lag); !d.Allowed {
+		if wait := l.stepsToWait(had, cost); wait > 0 {
+			l.await(c, wait, retry, a, d, lag)
+		}
+		if !d.Allowed {
 			value = had
 		}
 	}
@@ -91,21 +94,25 @@ func (l *Limit) mayWait(a *Charge) bool {
 	return (a.Reserve || l.Kind == LeakyBucket) && a.Cost >= 0 && !l.beyond(a)
 }
 
-// await sets d.Wait, the time until the turn in a leaky bucket or until reserved units are there. If a does not accept
-// the wait, await denies the charge. retry is the number of steps until the level allows the cost, and 0 if it does now.
-func (l *Limit) await(c clock, had, cost, retry int64, a *Charge, d *Decision, lag Micros) {
+// stepsToWait returns the number of steps until the turn in a leaky bucket, or until reserved units are there.
+func (l *Limit) stepsToWait(had, cost int64) int64 {
 	goal := cost // the level at which the wait ends
 	if l.Kind == LeakyBucket {
 		goal = l.v
 	}
 	if goal <= had {
-		return
+		return 0
 	}
-	wait := ceilDiv(goal-had, l.p)
+	return ceilDiv(goal-had, l.p)
+}
+
+// await sets d.Wait, the time of a wait of this many steps. If a does not accept the wait, await denies the charge. retry
+// is the number of steps until the level allows the cost, and 0 if it does now.
+func (l *Limit) await(c clock, wait, retry int64, a *Charge, d *Decision, lag Micros) {
 	if a.MaxWait > 0 {
 		early := c.atMost(l, wait) - a.MaxWait // the time until the rest of the wait is short enough
 		switch {
-		case cost-l.v > l.inflowIn(a.MaxWait): // it is too long even if the bucket is full
+		case l.costIn(l.q, a)-l.v > l.inflowIn(a.MaxWait): // it is too long even if the bucket is full
 			d.Allowed, d.Never, d.RetryAfter = false, true, 0
 		case early+lag > 0:
 			if retry == 0 || c.atMost(l, retry) < early {
