@@ -912,6 +912,11 @@ while true do
 
   -- full_at returns the moment from which s is completely full if nothing more is charged.
   local function full_at(l, s, phase)
+    if l.kind == SLIDING then
+      local e = s.at % s.period
+      if s.value > 0 then return s.at + 2 * s.period - e end
+      return s.prev > 0 and s.at + s.period - e or s.at
+    end
     local at = floor(s.at / l.tick)
     if l.kind == TOKEN or l.kind == LEAKY then
       at = at + ceil_div(l.v - s.value, l.p)
@@ -922,10 +927,6 @@ while true do
       if n <= 0 then return s.at end
       if l.edges then return calendar_start(l, s.window + n) end
       at = phase + (window_of(l, phase, s.at) + n) * l.period
-    elseif l.kind == SLIDING then
-      local e = s.at % s.period
-      if s.value > 0 then return s.at + 2 * s.period - e end
-      return s.prev > 0 and s.at + s.period - e or s.at
     elseif log_size(s.log) > 0 then
       return s.at + l.period
     end
@@ -1061,29 +1062,32 @@ while true do
       end
       sound(b)
       local kind, tick, calendar = l.kind, byte(b) == 1 and 1000 or 1, byte(b) == 2
-      local form = kind == WINDOW and (calendar and '<ddddddd' or '<dddddd') or kind == GUARANTEED and '<dddddddd' or '<ddddd'
-      local value, at, p, q, v, p1, v1, more = unpack_at(form, b, 2)
-      s, last = { by = l, value = value, prev = 0, at = at, phase = phase }, 8 * #form - 6
       if kind == SLIDING then
-        s.prev, s.at, s.period = at, p, q
-      elseif calendar then
-        local rate, capacity, window, hours = p, q, p1, v1 % 1000000
-        s.phase, s.window, s.next = 0, window, v1 - hours
-        if l.calendar ~= v or l.rate ~= rate or l.capacity ~= capacity then
-          s.by = {
-            kind = WINDOW, tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = v,
-            longest = hours * HOUR, p = rate, q = 1, v = capacity,
-          }
-        end
-      elseif kind == WINDOW then
-        local rate, period, old = p, q, p1
-        if l.rate ~= rate or l.period ~= period or l.capacity ~= v or phase ~= old or l.tick ~= tick or l.edges then
-          s.by = { kind = WINDOW, tick = tick, rate = rate, period = period, capacity = v, phase = old, p = rate, q = 1, v = v }
-        end
+        local count, prev, at, period = unpack_at('<dddd', b, 2)
+        s, last = { by = l, value = count, prev = prev, at = at, period = period }, 42
       else
-        if kind == GUARANTEED then s.prev, s.at, p, q, v, p1, v1 = at, p, q, v, p1, v1, more else p1, v1 = 0, 0 end
-        if l.p ~= p or l.q ~= q or l.v ~= v or l.p1 ~= p1 or l.v1 ~= v1 or l.tick ~= tick then
-          s.by = { kind = kind, tick = tick, p = p, q = q, v = v, p1 = p1, v1 = v1 }
+        local form = kind == WINDOW and (calendar and '<ddddddd' or '<dddddd') or kind == GUARANTEED and '<dddddddd' or '<ddddd'
+        local value, at, p, q, v, p1, v1, more = unpack_at(form, b, 2)
+        s, last = { by = l, value = value, prev = 0, at = at, phase = phase }, 8 * #form - 6
+        if calendar then
+          local rate, capacity, window, hours = p, q, p1, v1 % 1000000
+          s.phase, s.window, s.next = 0, window, v1 - hours
+          if l.calendar ~= v or l.rate ~= rate or l.capacity ~= capacity then
+            s.by = {
+              kind = WINDOW, tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = v,
+              longest = hours * HOUR, p = rate, q = 1, v = capacity,
+            }
+          end
+        elseif kind == WINDOW then
+          local rate, period, old = p, q, p1
+          if l.rate ~= rate or l.period ~= period or l.capacity ~= v or phase ~= old or l.tick ~= tick or l.edges then
+            s.by = { kind = WINDOW, tick = tick, rate = rate, period = period, capacity = v, phase = old, p = rate, q = 1, v = v }
+          end
+        else
+          if kind == GUARANTEED then s.prev, s.at, p, q, v, p1, v1 = at, p, q, v, p1, v1, more else p1, v1 = 0, 0 end
+          if l.p ~= p or l.q ~= q or l.v ~= v or l.p1 ~= p1 or l.v1 ~= v1 or l.tick ~= tick then
+            s.by = { kind = kind, tick = tick, p = p, q = q, v = v, p1 = p1, v1 = v1 }
+          end
         end
       end
       if last <= #b then
