@@ -146,25 +146,3 @@ func TestEachBlockLastsTwiceAsLong(t *testing.T) {
 	check(at, 1, false, sec, 0)
 	check(at, 1, false, minute, minute)
 }
-
-func TestPenaltySpecs(t *testing.T) {
-	for _, p := range []Penalty{{0, sec, sec}, {MaxPenaltyAfter + 1, sec, sec}, {1, 0, sec}, {1, sec, sec - us}, {1, sec, MaxBlock + us}} {
-		s := penalized(p.After, p.For, p.Max)
-		if _, err := Compile(s); err == nil {
-			t.Errorf("%+v compiles; want an error", p)
-		}
-	}
-	for _, p := range []Penalty{{1, us, us}, {MaxPenaltyAfter, sec, MaxBlock}, {1, MaxBlock, MaxBlock}} {
-		if _, err := Compile(penalized(p.After, p.For, p.Max)); err != nil {
-			t.Errorf("%+v: %v; want no error", p, err)
-		}
-	}
-	s := penalized(1, sec, sec)
-	s.Overdraw = true
-	if _, err := Compile(s); err == nil {
-		t.Error("Overdraw and a penalty compile together; want an error")
-	}
-	if _, err := Split(penalized(1, sec, sec), 2); err == nil {
-		t.Error("a limit with a penalty was split; want an error")
-	}
-}

@@ -122,6 +122,7 @@ func TestSplitRefusesInvalidSplits(t *testing.T) {
 		"a guaranteed minimum":            {Spec{Kind: TokenBucket, Rate: 10, Period: sec, Minimum: &Rate{1, sec}}, 2},
 		"rate 0":                          {Spec{Kind: TokenBucket, Rate: 0, Period: sec, Capacity: new(int64(10))}, 2},
 		"overdraw":                        {Spec{Kind: TokenBucket, Rate: 10, Period: sec, Overdraw: true}, 2},
+		"a penalty":                       {penalized(1, sec, sec), 2},
 		"nonsense":                        {Spec{Kind: TokenBucket, Rate: -10, Period: sec}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
