@@ -430,13 +430,12 @@ func (p *keptPair) pay(l *Limit, cost int64) {
 // until returns the first moment at which cost is available.
 func (p *keptPair) until(l *Limit, cost int64) Micros {
 	last := max(p.sure.ticksTo(0), p.bank.ticksTo(0))
-	return p.bank.moment(smallest(last, func(n int64) bool { return p.has(l, cost, n) }))
+	return p.bank.moment(smallest(-1, last, func(n int64) bool { return p.has(l, cost, n) }))
 }
 
-// smallest returns the smallest n, 0 <= n <= high, for which holds(n) is true. holds must be true from that n
+// smallest returns the smallest n, low < n <= high, for which holds(n) is true. holds must be true from that n
 // on, up to and including high.
-func smallest(high int64, holds func(int64) bool) int64 {
-	low := int64(-1) // holds(low) is false
+func smallest(low, high int64, holds func(int64) bool) int64 {
 	for low+1 < high {
 		if mid := low + (high-low)/2; holds(mid) {
 			high = mid

@@ -168,20 +168,11 @@ func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 	if s.Penalty != nil {
 		l.Penalty = *s.Penalty
 	}
-	l.Capacity = s.Rate
-	if s.Capacity != nil {
-		l.Capacity = *s.Capacity
-	}
+	l.Capacity = valueOr(s.Capacity, s.Rate)
 	if s.Kind == LeakyBucket {
-		l.Capacity = 1
-		if s.Capacity != nil {
-			l.Capacity = *s.Capacity + 1
-		}
+		l.Capacity = valueOr(s.Capacity, 0) + 1
 	}
-	l.Initial = l.Capacity
-	if s.Initial != nil {
-		l.Initial = *s.Initial
-	}
+	l.Initial = valueOr(s.Initial, l.Capacity)
 	if s.Rate == 0 {
 		l.tick, l.period = 1, int64(s.Period)
 		return l, nil
@@ -251,15 +242,12 @@ func (s Spec) checkNumbers(add addError) {
 		add("period", "must be longer than 0")
 	}
 	tokens := s.Kind == TokenBucket || s.Kind == FixedWindow
-	capacity := s.Rate
-	if s.Capacity != nil {
-		capacity = *s.Capacity
-		if capacity < 0 {
-			add("capacity", "must not be negative, but is %d", capacity)
-		}
-		if !tokens && s.Kind != LeakyBucket {
-			add("capacity", "does not belong to algorithm %s, which admits rate in each period", s.Kind)
-		}
+	capacity := valueOr(s.Capacity, s.Rate)
+	if s.Capacity != nil && capacity < 0 {
+		add("capacity", "must not be negative, but is %d", capacity)
+	}
+	if s.Capacity != nil && !tokens && s.Kind != LeakyBucket {
+		add("capacity", "does not belong to algorithm %s, which admits rate in each period", s.Kind)
 	}
 	switch {
 	case s.Initial == nil:
@@ -359,11 +347,7 @@ func (s Spec) title() string {
 // returns the field that is too large and the largest value that would fit, or 0 or less if none fits.
 func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	l.period, l.length = int64(s.Period/l.tick), l.tick
-	reserved := int64(0)
-	if s.MaxReserved != nil {
-		reserved = *s.MaxReserved
-	}
-	most := int64(0) // the largest capacity + max_reserved that fits, in units
+	reserved, most := valueOr(s.MaxReserved, 0), int64(0) // most: the largest capacity + max_reserved that fits, in units
 	switch l.Kind {
 	case TokenBucket, LeakyBucket:
 		g := gcd(l.Rate, l.period)
@@ -397,18 +381,12 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 			return false, "period", int64(MaxTime)
 		}
 	}
-	switch {
-	case !l.CanReserve():
-	case s.MaxReserved == nil:
-		l.reach, l.MaxReserved = most-l.Capacity, most-l.Capacity
-	default:
-		l.reach, l.MaxReserved = most-l.Capacity, reserved
+	if l.CanReserve() {
+		l.reach = most - l.Capacity
+		l.MaxReserved = valueOr(s.MaxReserved, l.reach)
 	}
 	if l.OpenFor = s.OpenFor; l.Settles {
-		if l.MaxDebt = min(l.Capacity, l.reach); s.MaxDebt != nil {
-			l.MaxDebt = *s.MaxDebt
-		}
-		if l.MaxDebt > l.reach {
+		if l.MaxDebt = valueOr(s.MaxDebt, min(l.Capacity, l.reach)); l.MaxDebt > l.reach {
 			return false, "max_debt", l.reach
 		}
 	}
@@ -497,6 +475,13 @@ func (l *Limit) phaseOf(hash uint64) int64 {
 		return int64(hash % uint64(l.period))
 	}
 	return l.phase
+}
+
+func valueOr(p *int64, v int64) int64 {
+	if p != nil {
+		return *p
+	}
+	return v
 }
 
 func mulExact(a, b int64) (int64, bool) {

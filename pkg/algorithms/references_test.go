@@ -120,13 +120,6 @@ func (w *watch) flow(units int64, period Micros) *big.Rat {
 	return big.NewRat(units, int64(period/w.tick))
 }
 
-func valueOr(p *int64, v int64) int64 {
-	if p != nil {
-		return *p
-	}
-	return v
-}
-
 type tokenReference struct {
 	s Spec
 	watch

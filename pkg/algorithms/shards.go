@@ -129,8 +129,7 @@ func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 	case cost < 0:
 		d.Allowed = true
 		if !shards[0].Limit.windowOver(&a, now) {
-			limits := func(i int) *Limit { return shards[i].Limit }
-			raise(shards, left, undoneOf(len(shards), limits, -cost, a.ChargedAt, now))
+			raise(shards, left, undoneOf(shards, -cost, a.ChargedAt, now))
 		}
 	case sum-cost < least && !(a.Settle && a.Cost == 0):
 		d.RetryAfter = shardsRetry(now, shards, begun, a, cost+least)
@@ -161,18 +160,18 @@ func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 	return d
 }
 
-// undoneOf returns how much n shards get back at time now if a charge of units, made at the time since, is undone.
+// undoneOf returns how much shards get back at time now if a charge of units, made at the time since, is undone.
 // units and the result are in the unit of State.Value. Fixed windows get all units back. If since is 0, the refund is
 // not an undo, and all units are returned, too. See Charge.ChargedAt.
-func undoneOf(n int, shard func(i int) *Limit, units int64, since, now Micros) int64 {
-	if shard(0).Kind != TokenBucket || since <= 0 {
+func undoneOf(shards []Bucket, units int64, since, now Micros) int64 {
+	first, p := shards[0].Limit, int64(0)
+	if first.Kind != TokenBucket || since <= 0 {
 		return units
 	}
-	p := int64(0)
-	for i := range n {
-		p += shard(i).p
+	for _, b := range shards {
+		p += b.Limit.p
 	}
-	return returned(units, p, shard(0).ticks(now)-shard(0).ticks(since))
+	return returned(units, p, first.ticks(now)-first.ticks(since))
 }
 
 // leftAt returns the value that a bucket with state s has at time t if nothing is charged until then. It is in the
@@ -196,29 +195,23 @@ func (l *Limit) waitAt(s State, hash uint64) Micros {
 // shardsRetry returns the shortest time after which the shards together hold at least want, in the unit of
 // State.Value. The sum of their values only grows with time, so bisection finds that time.
 func shardsRetry(now Micros, shards []Bucket, begun []State, a Charge, want int64) Micros {
-	have := func(t Micros) (sum int64) {
+	has := func(t int64) bool {
+		sum := int64(0)
 		for i, b := range shards {
-			sum += b.Limit.leftAt(begun[i], now+t, a.Hash)
+			sum += b.Limit.leftAt(begun[i], now+Micros(t), a.Hash)
 		}
-		return sum
+		return sum >= want
 	}
-	lo, hi := Micros(0), Micros(0) // at lo, the cost is not available
+	last := Micros(0)
 	for i, b := range shards {
 		full := b.Limit.fullAt(begun[i], a.Hash)
 		if begun[i].By != b.Limit {
 			k := b.Limit.consumed(&begun[i], now, a.Hash)
 			full = now + k.until(b.Limit, now, 0)
 		}
-		hi = max(hi, full-now)
+		last = max(last, full-now)
 	}
-	for lo+1 < hi {
-		if mid := lo + (hi-lo)/2; have(mid) >= want {
-			hi = mid
-		} else {
-			lo = mid
-		}
-	}
-	return hi
+	return Micros(smallest(0, int64(last), has)) // at 0, the cost is not available
 }
 
 // lower subtracts cost from the elements of left, the fullest shards first. All shards that it changes end
@@ -239,17 +232,11 @@ func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 	}
 	// Find the highest level that frees at least cost if all fuller shards are lowered to it. That may free too much:
 	// the last loop returns the surplus, one to each of these shards.
-	lo, hi := int64(0), slices.Max(left)
+	lo := int64(0)
 	for i := range left {
 		lo = min(lo, floor(i))
 	}
-	for lo+1 < hi {
-		if mid := lo + (hi-lo)/2; freed(mid) >= cost {
-			lo = mid
-		} else {
-			hi = mid
-		}
-	}
+	lo = smallest(lo, slices.Max(left), func(level int64) bool { return freed(level) < cost }) - 1
 	back := freed(lo) - cost
 	for i, v := range left {
 		if to := max(lo, floor(i)); to < v {
@@ -269,17 +256,12 @@ func raise(shards []Bucket, left []int64, amount int64) {
 		}
 		return sum
 	}
-	lo, hi := slices.Min(left), int64(0)
+	above := int64(0) // no shard can be raised as far
 	for _, b := range shards {
-		hi = max(hi, b.Limit.v+1)
+		above = max(above, b.Limit.v+1)
 	}
-	for lo+1 < hi { // find the highest level to which amount can raise the shards
-		if mid := lo + (hi-lo)/2; used(mid) <= amount {
-			lo = mid
-		} else {
-			hi = mid
-		}
-	}
+	// Find the highest level to which amount can raise the shards.
+	lo := smallest(slices.Min(left), above, func(level int64) bool { return used(level) > amount }) - 1
 	amount -= used(lo)
 	for i, v := range left {
 		full := shards[i].Limit.v
