@@ -682,7 +682,7 @@ while true do
   local with_changed, same_scale, outlived, take_converted, adopt_balance, take_kept
   local with_guaranteed, take_guaranteed
   local with_sliding, take_sliding
-  local with_logs, log_load, log_size, log_at, log_clamp, log_write, log_outlive, take_log
+  local with_logs, log_load, log_size, log_at, log_clamp, log_write, take_log
   local with_penalties, forgotten_at, kept_of_penalized, take_penalized, pack_denials, unpack_denials
   local with_groups, take_all
   local with_open, take_open
@@ -822,9 +822,6 @@ while true do
 
   local function takes_denied(l, a) return l.takes_denied and charges_denied(l, a) end
 
-  -- may_wait reports whether l may allow the charge a with a wait.
-  local function may_wait(l, a) return (a.reserve or l.kind == LEAKY) and a.cost >= 0 and not beyond(l, a) end
-
   -- await sets d.wait, the time until the turn in a leaky bucket or until reserved units are there. If a does not accept
   -- the wait, await denies the charge. retry is the number of steps until the level allows the cost, and 0 if it does now.
   local function await(l, phase, had, cost, retry, t, a, d, lag)
@@ -859,7 +856,8 @@ while true do
     local flags, value, remaining, retry, reset =
       charge_level(l, l.p, l.q, l.v, had, 0, cost, least, given, not charges_denied(l, a))
     d.allowed, d.never, d.retry = flags == 1, flags == 2, until_step(l, phase, t, retry)
-    if (d.allowed or a.max_wait > 0 and not d.never) and may_wait(l, a) then
+    local may_wait = (a.reserve or l.kind == LEAKY) and a.cost >= 0 and not beyond(l, a)
+    if may_wait and (d.allowed or a.max_wait > 0 and not d.never) then
       await(l, phase, had, cost, retry, t, a, d, lag)
       if not d.allowed then
         local _
@@ -1029,14 +1027,6 @@ while true do
 
   -- The buckets --------------------------------------------------------------------------------------
 
-  -- sound fails unless the numbers in b are those of a bucket: with others, such as infinity, a loop might never end.
-  local function sound(b)
-    for at = 2, #b, 8 do
-      local n = unpack_at('<d', b, at)
-      if not (n >= -EXACT and n <= EXACT) then error('a value in Redis is not a bucket') end
-    end
-  end
-
   -- load reads the state of key k, or returns false if there is none. It compares the numbers of the state with
   -- those of l at once, so that usually nothing must be converted.
   local function load(k, l, phase)
@@ -1060,7 +1050,10 @@ while true do
         state[k] = false
         return false
       end
-      sound(b)
+      for at = 2, #b, 8 do -- with other numbers, such as infinity, a loop might never end
+        local n = unpack_at('<d', b, at)
+        if not (n >= -EXACT and n <= EXACT) then error('a value in Redis is not a bucket') end
+      end
       local kind, tick, calendar = l.kind, byte(b) == 1 and 1000 or 1, byte(b) == 2
       if kind == SLIDING then
         local count, prev, at, period = unpack_at('<dddd', b, 2)
@@ -1134,19 +1127,18 @@ while true do
     remember(c, s, c.dry_run or (c.free and not c.allowed))
   end
 
-  -- fresh_at returns the time at which s, the state after a charge of l, equals a full bucket.
-  local function fresh_at(l, s)
-    local by = s.by
-    if not by.calendar then return full_at(by, s, by.phase or s.phase) end
-    local n = ceil_div(by.v - s.value, by.p)
-    if by.calendar == l.calendar then return now + calendar_time(l, s.window + n - l.window) end
-    return s.next + max(0, n - 1) * by.longest
-  end
-
   -- lifetime returns the time in ms that s, the state after a charge of l, must live: until it equals a
   -- bucket that was never seen.
   local function lifetime(l, s)
-    local ttl = max(0, floor((fresh_at(l, s) - now) / 1000)) + 2
+    local by, fresh_at = s.by
+    if not by.calendar then
+      fresh_at = full_at(by, s, by.phase or s.phase)
+    else
+      local n = ceil_div(by.v - s.value, by.p)
+      fresh_at = s.next + max(0, n - 1) * by.longest
+      if by.calendar == l.calendar then fresh_at = now + calendar_time(l, s.window + n - l.window) end
+    end
+    local ttl = max(0, floor((fresh_at - now) / 1000)) + 2
     if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
     if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
     local peaks, open = s.peaks, s.open
@@ -1652,12 +1644,6 @@ while true do
 
   -- Token buckets with a guaranteed minimum (guaranteed.go).
   function with_guaranteed()
-    -- guaranteed_retry returns the number of ticks after which v1 and v2 together can pay c, which they cannot
-    -- now. All three are in 1/q unit.
-    local function guaranteed_retry(l, v1, v2, c)
-      return max(ceil_div(c - v1 - v2, l.p1 + l.p), ceil_div(c - l.v1 - v2, l.p), ceil_div(c - v1 - l.v, l.p1))
-    end
-
     function take_guaranteed(l, s, t, a, d)
       local e = elapsed(l, s.at, t)
       local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
@@ -1675,7 +1661,7 @@ while true do
           local paid = max(0, min(v1, c)) -- v1 is below 0 if take_kept_pair charged the state for a larger limit
           v1, v2 = v1 - paid, v2 - (c - paid)
         else
-          d.retry = span(l, t, guaranteed_retry(l, v1, v2, c))
+          d.retry = span(l, t, max(ceil_div(c - v1 - v2, l.p1 + l.p), ceil_div(c - l.v1 - v2, l.p), ceil_div(c - v1 - l.v, l.p1)))
         end
       end
       d.value, d.remaining = v1 + v2, max(0, floor((v1 + v2) / l.q))
@@ -1779,13 +1765,6 @@ while true do
       log.first, log.stored, log.added = 0, 0, all
     end
 
-    -- log_cut removes the n newest units.
-    local function log_cut(log, n)
-      local added = #log.added
-      for _ = 1, min(n, added) do log.added[#log.added] = nil end
-      log.stored = log.stored - max(0, n - added)
-    end
-
     -- log_write writes the denials, if there are any, and log after them.
     function log_write(log, ttl, denials)
       local key, head = log.key, denials and 1 or 0
@@ -1808,13 +1787,6 @@ while true do
         if denials then call('LSET', key, 0, denials) end
       end
       if head + log_size(log) > 0 then call('PEXPIRE', key, ttl) end
-    end
-
-    -- log_outlive makes log live for at least ttl, in ms: it may have been written under a shorter period. Redis 6.2
-    -- does not support GT; there log lives for exactly ttl.
-    function log_outlive(log, ttl)
-      local reply = redis.pcall('PEXPIRE', log.key, ttl, 'GT')
-      if type(reply) == 'table' and reply.err then call('PEXPIRE', log.key, ttl) end
     end
 
     -- expired returns the number of units at the head of log that are at least one period old at time t.
@@ -1853,7 +1825,11 @@ while true do
       d.value = d.remaining
       if newest then d.reset = newest + l.period - t end
       if d.allowed and cost ~= 0 and not dry_run then
-        if cost < 0 then log_cut(log, log_size(log) - out - n) end
+        if cost < 0 then -- removes the newest units
+          local cut, added = log_size(log) - out - n, #log.added
+          for i = added, max(1, added - cut + 1), -1 do log.added[i] = nil end
+          log.stored = log.stored - max(0, cut - added)
+        end
         log.first = log.first + out
         for _ = 1, cost do log.added[#log.added + 1] = t end
       end
@@ -2060,14 +2036,6 @@ while true do
       end
     end
 
-    -- own_retry stores the retry time of the own cost of c, which was denied, in c.wait. The sidecar combines it with
-    -- those of the row, because times in windows of different calendars cannot be compared here.
-    local function own_retry(c)
-      local is = again(c, c.own, c.own_reserve, c.free)
-      if c.never and not is.never then c.never, c.retry = false, 0 end
-      c.wait = is.retry
-    end
-
     -- take_all decides the group charges[first..last]: it charges all of them, or none. Charges whose field instead is
     -- true, and that follow each other, form a row. The charge behind the row is its alternative. take_all makes either
     -- the charges of the row or the alternative. It returns whether the group was charged.
@@ -2089,7 +2057,13 @@ while true do
         local c, within = charges[to], allow(charges, at, to - 1)
         for i = at, to - 1 do charge_if(charges[i], all and within, never) end
         if at == to or not within or c.own then charge_if(c, all, never) end
-        if at < to and c.own and not c.allowed then own_retry(c) end
+        if at < to and c.own and not c.allowed then
+          -- The sidecar combines the retry time of the own cost with those of the row, because times in windows of different
+          -- calendars cannot be compared here.
+          local is = again(c, c.own, c.own_reserve, c.free)
+          if c.never and not is.never then c.never, c.retry = false, 0 end
+          c.wait = is.retry
+        end
         at = to + 1
       end
       return all
@@ -2225,7 +2199,8 @@ while true do
     end
   end
 
-  -- write_logs writes the sliding logs that were changed. Of logs that only denied, it extends the lifetime.
+  -- write_logs writes the sliding logs that were changed. Logs that only denied live for at least as long as after a charge:
+  -- they may have been written under a shorter period. Redis 6.2 does not support GT; there they live for exactly as long.
   function write_logs()
     for k in pairs(dirty) do
       local s = state[k]
@@ -2233,7 +2208,11 @@ while true do
     end
     for k, l in pairs(denied_logs) do
       local s = state[k]
-      if not dirty[k] and log_size(s.log) > 0 then log_outlive(s.log, lifetime(l, s)) end
+      if not dirty[k] and log_size(s.log) > 0 then
+        local ttl = lifetime(l, s)
+        local reply = redis.pcall('PEXPIRE', s.log.key, ttl, 'GT')
+        if type(reply) == 'table' and reply.err then call('PEXPIRE', s.log.key, ttl) end
+      end
     end
   end
 end
