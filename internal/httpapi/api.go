@@ -31,11 +31,10 @@ type API struct {
 	Inline func(d *limiter.Domain, name string, text []byte) (*limiter.Policy, error)
 
 	inlines inlines
-	working slots
 }
 
 func (a *API) routes(mux *http.ServeMux) {
-	g := &gate{token: a.Token, closed: a.Closed, localHosts: true, working: &a.working}
+	g := &gate{token: a.Token, closed: a.Closed, localHosts: true, working: make(chan struct{}, maxWorking)}
 	g.register(mux, "/v1/", a.paths())
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 func TestLimitsAreListedAndShown(t *testing.T) {
-	h, clock := apiInMemory(t)
+	h, clock := onClock(t)
 	w := call(h, "GET", "/v1/limits", "")
 	var list struct{ Limits []description }
 	if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || w.Code != 200 || len(list.Limits) != 14 {
@@ -40,8 +40,7 @@ func TestLimitsAreListedAndShown(t *testing.T) {
 }
 
 func TestABlockedBucketNamesTheReason(t *testing.T) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	now := clock.Now
 	l := limiter.New(memory.New(memory.Config{Clock: clock.Time}), limiter.Config{Now: now})
 	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  send: {algorithm: token_bucket, rate: 1, period: 1m, penalty: {after: 1, for: 5m, max: 1h}}\n"))

@@ -19,8 +19,7 @@ import (
 
 func onClock(tb testing.TB, edit ...func(*API)) (http.Handler, *storetest.Clock) {
 	tb.Helper()
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	return apiAt(tb, memory.New(memory.Config{Clock: clock.Time}), clock.Now, edit...), clock
 }
 
@@ -108,8 +107,7 @@ func TestForgedReservationsAreRefused(t *testing.T) {
 		exchangeStep{0, "/v1/limit", settleBody(id, "1"), 404, `reservation is not a reservation, or was signed with another key`}.check(t, bare)
 	}
 	with := func(token string) func(*API) { return func(a *API) { a.Token = httpauth.FixedToken(token) } }
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	store := memory.New(memory.Config{Clock: clock.Time})
 	one, other, foreign := apiOver(t, store, with("s3cret")), apiOver(t, store, with("s3cret")), apiOver(t, store, with("else"))
 	post := func(h http.Handler, token, body string) (int, string) {

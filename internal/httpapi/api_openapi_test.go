@@ -156,7 +156,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 
 // Each described path and status below /v1/ must occur, with a body of its schema. No other path of the API may exist.
 func TestTheDescriptionIsOfTheseHandlers(t *testing.T) {
-	h, _ := apiInMemory(t)
+	h, _ := onClock(t)
 	w := call(h, "GET", "/openapi.json", "")
 	if w.Code != 200 || w.Header().Get("Content-Type") != "application/json" {
 		t.Fatalf("got %d %v; want status 200 and application/json", w.Code, w.Header())

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
@@ -36,8 +35,7 @@ func onEachStore(t *testing.T, limits string, test func(t *testing.T, s *onStore
 		test(t, inMemory(t, limits, 0))
 	})
 	t.Run("redis", func(t *testing.T) {
-		clock := &storetest.Clock{}
-		clock.Set(storetest.Start)
+		clock := storetest.NewClock()
 		test(t, on(t, openRedisAt(t, redistest.Start(t), clock), clock, limits))
 	})
 }
@@ -45,8 +43,7 @@ func onEachStore(t *testing.T, limits string, test func(t *testing.T, s *onStore
 // inMemory returns the API over a memory store with this MaxKeys.
 func inMemory(t *testing.T, limits string, maxKeys int) *onStore {
 	t.Helper()
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	return on(t, memory.New(memory.Config{Clock: clock.Time, MaxKeys: maxKeys}), clock, limits)
 }
 
@@ -71,11 +68,7 @@ func openRedisAt(t *testing.T, server *redistest.Server, clock *storetest.Clock)
 // configure loads a configuration with the domain edge and these limits.
 func (s *onStore) configure(limits string) {
 	s.t.Helper()
-	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte("domain: edge\n" + limits)}}, config.Options{})
-	if problems.Bad() {
-		s.t.Fatal(problems)
-	}
-	s.l.Swap(snapshot)
+	s.l.Swap(authSnapshot(s.t, "domain: edge\n"+limits))
 }
 
 // adjust replaces all adjustments by one of the key bob of a limit, or by none if limit is "".

@@ -19,8 +19,7 @@ func manyLimits(t *testing.T, text string) http.Handler {
 	if problems.Bad() {
 		t.Fatal(problems)
 	}
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	l := limiter.New(memory.New(memory.Config{Clock: clock.Time}), limiter.Config{})
 	l.Swap(snapshot)
 	return New(Config{API: &API{Limiter: l, Headers: HeaderSets{IETF: true, X: true}}})

@@ -32,9 +32,14 @@ type gate struct {
 	// site could make its own name resolve to this machine. A browser would then let its pages send requests and read the
 	// answers.
 	localHosts bool
-	// working, if not nil, bounds the operations in progress, except those of GET.
-	working *slots
+	// working has an element for each operation in progress, except those of GET. nil means that they are not bounded.
+	working chan struct{}
 }
+
+// maxWorking is the largest number of bodies of the API that are decoded and answered at the same time. A decoded body
+// needs several times the memory of the body. A waiting request holds only its body, and each connection has at most one
+// waiting request.
+const maxWorking = 128
 
 // register adds the operations of paths to mux. Other paths below prefix do not exist.
 func (g *gate) register(mux *http.ServeMux, prefix string, paths map[string]operations) {
@@ -65,10 +70,12 @@ func (g *gate) handler(methods operations) http.Handler {
 			return
 		}
 		if g.working != nil && method != http.MethodGet {
-			if !g.working.enter(r.Context()) {
+			select {
+			case g.working <- struct{}{}:
+				defer func() { <-g.working }()
+			case <-r.Context().Done():
 				return
 			}
-			defer g.working.leave()
 		}
 		answer, err := methods[method](r, body)
 		if err != nil {

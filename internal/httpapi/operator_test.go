@@ -64,8 +64,7 @@ func take(t *testing.T, l *limiter.Limiter, text string, n int64) {
 }
 
 func TestOperatorsReadAndResetBuckets(t *testing.T) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	h, l, logs := operator(t, memory.New(memory.Config{Clock: clock.Time}))
 	take(t, l, "user=bob", 4)
 	take(t, l, "path=/login,ip=::1", 2)

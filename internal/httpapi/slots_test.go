@@ -2,60 +2,42 @@ package httpapi
 
 import (
 	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 func TestBodiesAreDecodedInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s slots
-		var mu sync.Mutex
+		g := &gate{working: make(chan struct{}, 2)}
+		h := g.handler(operations{http.MethodPost: func(*http.Request, []byte) (any, error) {
+			time.Sleep(time.Second)
+			return done{OK: true}, nil
+		}})
 		var all sync.WaitGroup
-		inside, most := 0, 0
-		for range 3 * maxWorking {
+		post := func(ctx context.Context, want string) {
 			all.Go(func() {
-				if !s.enter(t.Context()) {
-					t.Error("the first requests got no slot")
-					return
+				w := httptest.NewRecorder()
+				if h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodPost, "/", strings.NewReader("{}"))); w.Body.String() != want {
+					t.Errorf("got %d %s; want the answer %q", w.Code, w.Body, want)
 				}
-				defer s.leave()
-				mu.Lock()
-				inside++
-				most = max(most, inside)
-				mu.Unlock()
-				time.Sleep(time.Second)
-				mu.Lock()
-				inside--
-				mu.Unlock()
 			})
+		}
+		for range 6 {
+			post(t.Context(), `{"ok":true}`)
 		}
 		synctest.Wait()
 		gone, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if s.enter(gone) {
-			t.Error("a canceled request got a slot")
-		}
+		post(gone, "")
 		start := time.Now()
 		all.Wait()
-		if took := time.Since(start); most != maxWorking || took.Round(time.Second) != 3*time.Second {
-			t.Errorf("%d requests had a slot at the same time, for %v in total; want %d and 3 s", most, took, maxWorking)
+		if took := time.Since(start); took != 3*time.Second || len(g.working) != 0 {
+			t.Errorf("6 requests, 2 at a time, took %v, and %d are in progress; want 3 s and none", took, len(g.working))
 		}
 	})
-}
-
-func TestRequestsLeaveTheirSlots(t *testing.T) {
-	var a *API
-	h := apiOver(t, memory.New(memory.Config{}), func(api *API) { a = api })
-	for _, path := range []string{"/v1/limit", "/v1/check", "/v1/reset"} {
-		for _, body := range []string{`{"name":"send"}`, `{"name":"nope"}`, `{`} {
-			call(h, "POST", path, body)
-		}
-	}
-	if n := len(a.working.busy); n != 0 {
-		t.Errorf("%d requests are in progress after their answers; want none", n)
-	}
 }

@@ -176,8 +176,7 @@ func TestWaitingForALimitThatCannotBeReserved(t *testing.T) {
 }
 
 func TestReservationsOfASidecarAreSettled(t *testing.T) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	store := memory.New(memory.Config{Clock: clock.Time})
 	secrets := func() []string { return []string{"secret"} }
 	snapshot, problems := config.Compile([]config.File{{Name: "c", Data: []byte(`

@@ -12,8 +12,7 @@ import (
 
 // A limit with Overdraw is charged although another limit denies. The error tells when both allow the call again.
 func TestTheRetryTimeOfAllLimitsIncludesThoseWithOverdraw(t *testing.T) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	debt := ratelimit.TokenBucket(10, time.Minute)
 	debt.Overdraw = true
 	l := made(t, ratelimit.Config{

@@ -46,8 +46,7 @@ func made(tb testing.TB, c ratelimit.Config) *ratelimit.Limiter {
 
 func newLimiterAndClock(tb testing.TB) (*ratelimit.Limiter, *storetest.Clock) {
 	tb.Helper()
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	return limiterFor(tb, memory.New(memory.Config{Clock: clock.Time}), clock), clock
 }
 
@@ -311,8 +310,7 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 }
 
 func TestForeignReservationsAreRefused(t *testing.T) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	store := memory.New(memory.Config{Clock: clock.Time})
 	made := func(domain, secret string) *ratelimit.Limiter {
 		l := made(t, ratelimit.Config{
@@ -450,8 +448,7 @@ ratelimit: limit "g start": start cannot be combined with calendar: the calendar
 }
 
 func TestALimitThatComesWithTheRequest(t *testing.T) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	store := memory.New(memory.Config{Clock: clock.Time})
 	l := limiterFor(t, store, clock)
 	call := func(rate int64) (int64, error) {

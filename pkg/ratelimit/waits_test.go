@@ -19,8 +19,7 @@ import (
 // limiterWith returns a Limiter with a clock that stands still. wrap wraps the memory store.
 func limiterWith(t *testing.T, limits ratelimit.Limits, maxWait time.Duration, wrap func(backend.Store) backend.Store) (*ratelimit.Limiter, *storetest.Clock) {
 	t.Helper()
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	return made(t, ratelimit.Config{Store: wrap(memory.New(memory.Config{Clock: clock.Time})), Limits: limits, MaxWait: maxWait, Clock: clock.Time}), clock
 }
 

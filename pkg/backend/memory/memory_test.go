@@ -23,8 +23,7 @@ func TestExact(t *testing.T) {
 }
 
 func at(maxKeys int) (*storetest.Clock, *Store) {
-	clock := &storetest.Clock{}
-	clock.Set(storetest.Start)
+	clock := storetest.NewClock()
 	return clock, New(Config{Clock: clock.Time, MaxKeys: maxKeys})
 }
 

@@ -26,6 +26,13 @@ import (
 // Clock is a clock for tests. It starts at 1970 and changes only by Set.
 type Clock struct{ now atomic.Int64 }
 
+// NewClock returns a clock that stands at Start.
+func NewClock() *Clock {
+	c := &Clock{}
+	c.Set(Start)
+	return c
+}
+
 // Now returns the time of the clock.
 func (c *Clock) Now() algorithms.Micros { return algorithms.Micros(c.now.Load()) }
 
@@ -50,8 +57,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 	t.Helper()
 	start := func(t *testing.T) (*Clock, backend.Store) {
 		t.Helper()
-		clock := &Clock{}
-		clock.Set(Start)
+		clock := NewClock()
 		return clock, newStore(t, clock.Now)
 	}
 	t.Run("a denial charges nothing", func(t *testing.T) {
@@ -159,8 +165,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 // refunded.
 func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
-	clock := &Clock{}
-	clock.Set(Start)
+	clock := NewClock()
 	store := newStore(t, clock.Now)
 	var lease *algorithms.Lease
 	if slack > 0 {

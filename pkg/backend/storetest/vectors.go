@@ -35,8 +35,7 @@ type step struct {
 // time from its argument now. Each row first makes the charges that lead to its starting state.
 func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
-	clock := &Clock{}
-	clock.Set(Start)
+	clock := NewClock()
 	store := newStore(t, clock.Now)
 	for _, v := range vectors() {
 		t.Run(v.name, func(t *testing.T) {
