@@ -240,48 +240,28 @@ func TestABlockAndTheLeastFactor(t *testing.T) {
 	}
 }
 
-// If the whole descriptor identifies a bucket, the key of an adjustment has keys and values in turn, so their number
-// is even.
+// If the whole descriptor identifies a bucket, a key has keys and values in turn, so their number is even.
 func TestAKeyHasTheValuesOfABucket(t *testing.T) {
-	named := &Policy{Extras: &Extras{Named: true}}
-	whole, open := &Policy{Keys: descriptors.Keys{Whole: true}}, &Policy{Keys: descriptors.Keys{Open: []int{0}}}
-	for _, test := range []struct {
-		policies []*Policy
-		values   int
-		ok       bool
-	}{
-		{[]*Policy{named}, 3, true},
-		{[]*Policy{named, open}, 0, false},
-		{[]*Policy{named, open}, 1, true},
-		{[]*Policy{named, whole}, 1, false},
-		{[]*Policy{named, whole}, 2, true},
-		{[]*Policy{open, whole}, 1, true},
-	} {
-		err := checkKey(test.policies, "l", make([]string, test.values))
-		if (err == nil) != test.ok {
-			t.Errorf("%d policies and %d values: got %v; want an error: %v", len(test.policies), test.values, err, !test.ok)
-		}
-	}
-}
-
-func TestAMistakeInAKeyNamesTheKeysOfTheLimit(t *testing.T) {
-	named := &Policy{Extras: &Extras{Named: true}}
-	whole, none := &Policy{Keys: descriptors.Keys{Whole: true}}, &Policy{}
+	named, none := &Policy{Extras: &Extras{Named: true}}, &Policy{}
+	whole := &Policy{Keys: descriptors.Keys{Whole: true, Open: []int{0}}}
 	open := &Policy{Keys: descriptors.Keys{Open: []int{0, 1}}, Extras: &Extras{OpenKeys: []string{"user", "path"}}}
 	for _, test := range []struct {
 		policies []*Policy
-		want     string
+		values   int
+		want     string // the end of the error; "" means none
 	}{
-		{[]*Policy{named, open}, `limit "l": the key has 3 values; a bucket of this limit is identified by 2 values (user, path)`},
-		{[]*Policy{named, none}, `limit "l": the key has 3 values; a bucket of this limit is identified by no value`},
-		{[]*Policy{named, whole}, `limit "l": the key has 3 values; a bucket of this limit is identified by key,value,key,value… of the whole descriptor`},
+		{[]*Policy{named}, 3, ""},
+		{[]*Policy{named, open}, 2, ""},
+		{[]*Policy{named, whole}, 2, ""},
+		{[]*Policy{open, whole, none}, 0, ""},
+		{[]*Policy{named, open}, 0, "the key has no value; a bucket of this limit is identified by 2 values (user, path)"},
+		{[]*Policy{named, open, open, none}, 3, "the key has 3 values; a bucket of this limit is identified by 2 values (user, path) or by no value"},
+		{[]*Policy{named, whole}, 0, "the key has no value; a bucket of this limit is identified by key,value,key,value… of the whole descriptor"},
+		{[]*Policy{whole}, 1, "the key has 1 value; a bucket of this limit is identified by key,value,key,value… of the whole descriptor"},
 	} {
-		if err := checkKey(test.policies, "l", make([]string, 3)); err == nil || err.Error() != test.want {
-			t.Errorf("got %v; want %q", err, test.want)
+		err := checkKey(test.policies, "l", make([]string, test.values))
+		if (err == nil) != (test.want == "") || err != nil && err.Error() != `limit "l": `+test.want {
+			t.Errorf("%d policies and %d values: got %v; want %q", len(test.policies), test.values, err, test.want)
 		}
-	}
-	whole.Open = []int{0}
-	if err := checkKey([]*Policy{whole}, "l", make([]string, 1)); err == nil {
-		t.Error("one value identifies a whole descriptor; want an error, because keys and values alternate")
 	}
 }

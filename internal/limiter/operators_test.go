@@ -35,15 +35,6 @@ func TestAResetReportsThatTheStoreFailed(t *testing.T) {
 	}
 }
 
-// Without a domain, Adjustable searches all domains.
-func TestALimitIsAdjustableWithoutItsDomain(t *testing.T) {
-	b := newBench(t, adjustable)
-	in, kind, err := b.Adjustable(&adjust.Target{Limit: "calls", AllKeys: true})
-	if err != nil || in != "d" || kind != b.Current().Policies[0].Limit.Kind {
-		t.Errorf("got %q, %s, %v; want the limit of domain d", in, kind, err)
-	}
-}
-
 // The whole descriptor identifies the buckets of a limit with a wildcard, so an operator must state it.
 func TestAnOperatorStatesTheDescriptorOfAWildcard(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors:\n  - {key: 'path_*', rate_limit: {name: starred, algorithm: token_bucket, rate: 10, period: 1m}}\n")
@@ -109,26 +100,6 @@ func TestErrorsOfAdjustableAndInspectedLimits(t *testing.T) {
 	}
 }
 
-// An operator must state as many values as the descriptors that use the limit have open entries, even if other limits
-// need more or fewer.
-func TestAnOperatorNeedsTheKeyOfTheLimit(t *testing.T) {
-	b := newBench(t, `
-domain: d
-limits:
-  calls: {algorithm: token_bucket, rate: 10, period: 1m}
-  bytes: {algorithm: token_bucket, rate: 10, period: 1m}
-descriptors:
-  - {key: user, limit: calls, descriptors: [{key: file, limit: bytes}]}
-`)
-	for limit, want := range map[string][]bool{"calls": {false, true, false}, "bytes": {false, false, true}} {
-		for n, ok := range want {
-			if problem := b.inspect(t, limit, []string{"1", "2"}[:n]...); (problem == "") != ok {
-				t.Errorf("%s with %d values: %q; want no error: %t", limit, n, problem, ok)
-			}
-		}
-	}
-}
-
 func TestErrorsOfResets(t *testing.T) {
 	b := newBench(t, adjustable)
 	var problem *limiter.RequestError
@@ -154,17 +125,6 @@ func (b *bench) inspect(tb testing.TB, limit string, key ...string) string {
 		return err.Error()
 	}
 	return ""
-}
-
-func TestAnOperatorMayInspectWithoutTheRequiredEntries(t *testing.T) {
-	b := newBench(t, "domain: d\nrequire: [user]\ndescriptors:\n  - {key: a, rate_limit: {unit: minute, requests_per_unit: 3}}\n")
-	c := callOf("a")
-	if c.Inspect = true; b.Check(t.Context(), c) != nil || c.Denied {
-		t.Errorf("got %+v, want the state of the bucket", c.Verdict)
-	}
-	if c = callOf("a"); b.Check(t.Context(), c) != nil || !c.Denied || !c.Never {
-		t.Errorf("got %+v, want a denial", c.Verdict)
-	}
 }
 
 // An error about a key lists the uses of the limit, each form of a key once, and up to 8 of them.
