@@ -72,11 +72,8 @@ func roomy(b *testing.B) map[string]*algorithms.Limit {
 		"token bucket": {Kind: algorithms.TokenBucket, Rate: 1, Period: 60 * algorithms.Second, Capacity: &capacity},
 		"fixed window": {Kind: algorithms.FixedWindow, Rate: capacity, Period: algorithms.Day, Start: &start},
 	} {
-		limit, err := algorithms.Compile(spec)
-		if err != nil {
-			b.Fatal(err)
-		}
-		limits[name] = &limit
+		limit := compiled(b, spec)
+		limits[name] = limit
 	}
 	return limits
 }

@@ -16,14 +16,11 @@ func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	l, err := algorithms.Compile(algorithms.Spec{
+	l := compiled(tb, algorithms.Spec{
 		Kind: algorithms.FixedWindow, Rate: rate, Capacity: &capacity,
 		Calendar: calendar.Day.In(zone),
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return &l
+	return l
 }
 
 // The arguments of the script contain some windows of the calendar. If the server's time is outside of them,

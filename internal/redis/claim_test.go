@@ -166,11 +166,7 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	first := redistest.Start(t)
 	undos := stores.NewUndos(10 * time.Second)
 	t.Cleanup(undos.Close)
-	second, err := Open(Config{URL: "redis://127.0.0.1:" + strconv.Itoa(port), Timeout: 5 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { second.Close() })
+	second := away(t, Config{URL: "redis://127.0.0.1:" + strconv.Itoa(port), Timeout: 5 * time.Second})
 	store := stores.Divided(open(t, Config{URL: "redis://" + first.Addr, Timeout: 5 * time.Second}), second,
 		func(c *backend.Charge) bool { return c.Key[0] == 'b' }, undos)
 	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}

@@ -80,15 +80,9 @@ func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) 
 	const rate, perWindow = 50, 100
 	begin := time.Now()
 	half := algorithms.Micros(begin.Add(-30 * time.Minute).UnixMicro())
-	bucket, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: algorithms.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	window, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: perWindow, Period: 3600 * algorithms.Second, Start: &half})
-	if err != nil {
-		t.Fatal(err)
-	}
-	limits := [2]*algorithms.Limit{&bucket, &window}
+	bucket := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: algorithms.Second})
+	window := compiled(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: perWindow, Period: 3600 * algorithms.Second, Start: &half})
+	limits := [2]*algorithms.Limit{bucket, window}
 	var admitted [2]int64
 	// phase sends charges for a second, and then until the bucket has admitted minInflow units in this phase, for at
 	// most a minute in all. It compares all units that were admitted so far with the given number of capacities, plus the

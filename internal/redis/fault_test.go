@@ -341,11 +341,7 @@ func TestFaultBlackHole(t *testing.T) {
 func TestFaultNoServerAtStart(t *testing.T) {
 	faulty(t)
 	port := redistest.FreePort(t)
-	s, err := Open(Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", port), Timeout: deadline})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
+	s := away(t, Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", port), Timeout: deadline})
 	l := startLoad(t, 4, s)
 	time.Sleep(2 * time.Second)
 	if got := l.share(l.began, time.Now(), nil); got > 0 {
@@ -366,11 +362,7 @@ func TestFaultServersWithoutAnswersAtStart(t *testing.T) {
 	t.Cleanup(func() { hole.Close() })
 	for _, url := range []string{"redis://%s", "redis+sentinel://%s/main", "redis+cluster://%s"} {
 		t.Run(url, func(t *testing.T) {
-			s, err := Open(Config{URL: fmt.Sprintf(url, hole.Addr()), Timeout: deadline})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { s.Close() })
+			s := away(t, Config{URL: fmt.Sprintf(url, hole.Addr()), Timeout: deadline})
 			l := startLoad(t, 4, s)
 			time.Sleep(1500 * ms)
 			l.stop()

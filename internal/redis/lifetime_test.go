@@ -14,11 +14,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-func compiled(t *testing.T, s algorithms.Spec) *algorithms.Limit {
-	t.Helper()
+func compiled(tb testing.TB, s algorithms.Spec) *algorithms.Limit {
+	tb.Helper()
 	l, err := algorithms.Compile(s)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return &l
 }

@@ -22,11 +22,7 @@ import (
 func TestAChargeThatTooFewReplicasConfirmIsNotAllowed(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
-	host, port, _ := strings.Cut(master.Addr, ":")
-	replica := redistest.Start(t, "--replicaof", host+" "+port)
-	redistest.Eventually(t, "the replica follows", func() bool {
-		return strings.Contains(replica.Do("INFO", "replication"), "master_link_status:up")
-	})
+	redistest.StartReplica(t, master)
 	c := backend.Charge{Key: []byte("k"), Limit: limitOf(10), Terms: algorithms.Charge{Cost: 1}}
 	take := func(replicas int, timeout time.Duration) backend.Decision {
 		return takeAll(open(t, Config{URL: "redis://" + master.Addr, Timeout: timeout, WaitReplicas: replicas}), []backend.Charge{c})[0]

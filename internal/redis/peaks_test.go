@@ -24,11 +24,8 @@ func TestMergedPeaksRefundAsInMemory(t *testing.T) {
 	want := memory.New(memory.Config{Clock: clock.Time, MaxKeys: 10_000})
 	compile := func(settles bool) *algorithms.Limit {
 		capacity := int64(1_000_000)
-		limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Capacity: &capacity, Settles: settles})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return &limit
+		limit := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Capacity: &capacity, Settles: settles})
+		return limit
 	}
 	settling, plain := compile(true), compile(false)
 	at := func(step int) algorithms.Micros {

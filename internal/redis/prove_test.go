@@ -29,10 +29,7 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 	}
 	free := redistest.Start(t)
 	free.Do("ACL", "SETUSER", "few", "on", ">few", "~rl:*", "-@all", "+ping", "+evalsha", "+eval", "+mget")
-	replica := redistest.Start(t, "--replicaof", strings.Replace(free.Addr, ":", " ", 1))
-	redistest.Eventually(t, "the replica follows", func() bool {
-		return strings.Contains(replica.Do("INFO", "replication"), "master_link_status:up")
-	})
+	replica := redistest.StartReplica(t, free)
 	cluster, sentinels := sharedCluster(), sharedSentinels()
 	gone := redistest.Start(t)
 	gone.Kill()
@@ -66,11 +63,7 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 		"unreachable Sentinels":              {Config{URL: "redis+sentinel://" + gone.Addr + "/main"}, "away"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := Open(c.config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.Close()
+			s := away(t, c.config)
 			check := func() error {
 				err := s.Prove(t.Context())
 				m, isMistake := errors.AsType[*Mistake](err)
@@ -92,8 +85,7 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 				if c.want == "" {
 					return s.Prove(t.Context()) == nil
 				}
-				err = check()
-				return err == nil
+				return check() == nil
 			})
 		})
 	}

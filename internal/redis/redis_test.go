@@ -30,13 +30,20 @@ func conforms(t *testing.T, c func() Config) {
 	}
 }
 
-func open(tb testing.TB, c Config) *Store {
+// away opens a Store whose servers need not answer.
+func away(tb testing.TB, c Config) *Store {
 	tb.Helper()
 	s, err := Open(c)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { s.Close() })
+	return s
+}
+
+func open(tb testing.TB, c Config) *Store {
+	tb.Helper()
+	s := away(tb, c)
 	ctx, cancel := context.WithTimeout(tb.Context(), time.Minute)
 	defer cancel()
 	if err := s.Ping(ctx); err != nil {
@@ -88,24 +95,18 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	for i, spec := range storetest.Specs() {
-		limit, err := algorithms.Compile(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		limit := compiled(t, spec)
 		if limit.Rate == 0 {
 			continue
 		}
 		var d [1]backend.Decision
 		key := []byte{byte('a' + i)}
 		before := time.Now()
-		backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1, Slot: &algorithms.Slot{}}}}, d[:])
+		backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: limit, Terms: algorithms.Charge{Cost: 1, Slot: &algorithms.Slot{}}}}, d[:])
 		if d[0].Err != nil || !d[0].Allowed {
 			t.Fatalf("%+v: got %+v; want no error and allowed", spec, d[0])
 		}
-		left, err := server.Client().PTTL(t.Context(), "rl:{}"+string(key)).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		left := livesFor(t, server, string(key))
 		needed := time.Duration(d[0].ResetAfter) * time.Microsecond
 		if limit.Kind == algorithms.Concurrency {
 			needed = time.Duration(limit.Period()) * time.Microsecond
@@ -128,21 +129,18 @@ func TestDenialsLiveAsLongAsTheyCount(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	for i, kind := range []algorithms.Kind{algorithms.TokenBucket, algorithms.SlidingLog} {
-		limit, err := algorithms.Compile(algorithms.Spec{
+		limit := compiled(t, algorithms.Spec{
 			Kind: kind, Rate: 1, Period: 10 * algorithms.Second,
 			Penalty: &algorithms.Penalty{After: 2, For: 60 * algorithms.Second, Max: 1000 * algorithms.Second},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		var d [1]backend.Decision
 		key := []byte{byte('a' + i)}
 		for n, least := range []time.Duration{0, 10 * time.Second, 1060 * time.Second} {
 			before := time.Now()
-			backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
-			left, err := server.Client().PTTL(t.Context(), "rl:{}"+string(key)).Result()
-			if err != nil || d[0].Err != nil || d[0].Allowed != (n == 0) {
-				t.Fatalf("got %v %v; want no error, no error and allowed %v", err, d, n == 0)
+			backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
+			left := livesFor(t, server, string(key))
+			if d[0].Err != nil || d[0].Allowed != (n == 0) {
+				t.Fatalf("got %v; want no error and allowed %v", d, n == 0)
 			}
 			if most := max(least, 10*time.Second); left < least-time.Since(before)-time.Millisecond || left > most+most/8+2*time.Millisecond {
 				t.Errorf("%s: after %d denials it lives %v more, want %v", kind, n, left, least)

@@ -2,7 +2,6 @@ package redis
 
 import (
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -22,11 +21,7 @@ func TestARepeatedAnswerIsConfirmed(t *testing.T) {
 	t.Parallel()
 	binary := tooltest.Path(t, "valkey-server-libc")
 	master := redistest.StartBinary(t, binary, nil)
-	host, port, _ := strings.Cut(master.Addr, ":")
-	replica := redistest.StartBinary(t, binary, nil, "--replicaof", host+" "+port)
-	redistest.Eventually(t, "the replica follows", func() bool {
-		return strings.Contains(replica.Do("INFO", "replication"), "master_link_status:up")
-	})
+	replica := redistest.StartReplica(t, master)
 	open := func(timeout time.Duration) *Store {
 		return open(t, Config{URL: "redis://" + master.Addr, Timeout: timeout, WaitReplicas: 1})
 	}

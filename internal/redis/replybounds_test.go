@@ -113,11 +113,7 @@ func TestAFalseRedisCannotEndTheProcess(t *testing.T) {
 		for _, url := range []string{"redis://%s", "redis+sentinel://%s/main", "redis+cluster://%s"} {
 			t.Run(url[:strings.Index(url, ":")]+fmt.Sprintf("%.4q", reply), func(t *testing.T) {
 				t.Parallel()
-				s, err := Open(Config{URL: fmt.Sprintf(url, falseRedis(t, reply)), Timeout: deadline})
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { s.Close() })
+				s := away(t, Config{URL: fmt.Sprintf(url, falseRedis(t, reply)), Timeout: deadline})
 				l := startLoad(t, 2, s)
 				time.Sleep(300 * ms)
 				l.stop()

@@ -27,15 +27,12 @@ func windowSpec(n int64) algorithms.Spec {
 
 func sharded(tb testing.TB, spec algorithms.Spec, n int, key string) backend.Charge {
 	tb.Helper()
-	whole, err := algorithms.Compile(spec)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	whole := compiled(tb, spec)
 	shards, err := algorithms.Split(spec, n)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return backend.Charge{Key: []byte(key), Limit: &whole, Shards: shards, Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
+	return backend.Charge{Key: []byte(key), Limit: whole, Shards: shards, Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
 }
 
 func takeOne(tb testing.TB, s backend.Store, c backend.Charge, terms algorithms.Charge) backend.Decision {

@@ -79,11 +79,8 @@ func loopEqualsMemory(t *testing.T, seed uint64, specs [][]algorithms.Spec, jump
 			if limits[i] != nil && rng.IntN(80) > 0 {
 				continue
 			}
-			limit, err := algorithms.Compile(specs[i][rng.IntN(len(specs[i]))])
-			if err != nil {
-				t.Fatal(err)
-			}
-			limits[i] = &limit
+			limit := compiled(t, specs[i][rng.IntN(len(specs[i]))])
+			limits[i] = limit
 		}
 		if now += algorithms.Micros(rng.Int64N(int64(s / 5))); rng.IntN(50) == 0 {
 			now += algorithms.Micros(rng.Int64N(int64(4 * s)))

@@ -20,10 +20,7 @@ func TestCloseUnderLoad(t *testing.T) {
 			c := on(t, form)
 			again := c
 			c.Timeout = deadline
-			s, err := Open(c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := away(t, c)
 			l := startLoad(t, 4, s)
 			l.normal(l.began, generous)
 			redistest.Eventually(t, "each request is admitted", l.admitted)
@@ -45,11 +42,7 @@ func TestCloseUnderLoad(t *testing.T) {
 
 func TestAFailureIsAnErrorAndNoDenial(t *testing.T) {
 	t.Parallel()
-	s, err := Open(Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", redistest.FreePort(t))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := away(t, Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", redistest.FreePort(t))})
 	for range 20 {
 		var d [1]backend.Decision
 		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(1), Terms: algorithms.Charge{Cost: 1}}}, d[:])

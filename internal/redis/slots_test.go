@@ -33,11 +33,8 @@ func (s inFlight) do(n int, op algorithms.SlotOp) {
 
 func compiledSlots(t testing.TB, capacity int64, ttl algorithms.Micros) *algorithms.Limit {
 	t.Helper()
-	l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.Concurrency, Capacity: &capacity, Period: ttl})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &l
+	l := compiled(t, algorithms.Spec{Kind: algorithms.Concurrency, Capacity: &capacity, Period: ttl})
+	return l
 }
 
 // A bucket lives until its last slot expires, and no longer than until its last slot is returned.
@@ -48,13 +45,7 @@ func TestABucketOfSlotsLivesAsLongAsTheyCount(t *testing.T) {
 	long := inFlight{t, store, compiledSlots(t, 10_000, 600*algorithms.Second), strings.Repeat("k", 31)}
 	short := long
 	short.limit = compiledSlots(t, 10_000, 60*algorithms.Second)
-	left := func() time.Duration {
-		ms, err := strconv.Atoi(server.Do("PTTL", "rl:{}"+long.key))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return time.Duration(ms) * time.Millisecond
-	}
+	left := func() time.Duration { return livesFor(t, server, long.key) }
 	short.do(1, algorithms.TakeSlot)
 	if ttl := left(); ttl < 59*time.Second || ttl > 68*time.Second {
 		t.Errorf("the key lives for %v, want a minute and at most an eighth more", ttl)
@@ -85,10 +76,7 @@ func TestABucketOfSlotsLivesAsLongAsTheyCount(t *testing.T) {
 func BenchmarkSlots(b *testing.B) {
 	servers := []*redistest.Server{redistest.Start(b)}
 	store := open(b, Config{URL: "redis://" + servers[0].Addr, Timeout: 5 * time.Second})
-	plain, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1_000_000, Period: algorithms.Second})
-	if err != nil {
-		b.Fatal(err)
-	}
+	plain := compiled(b, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1_000_000, Period: algorithms.Second})
 	measure := func(name string, n int, do func(i int)) {
 		b.Run(name, func(b *testing.B) {
 			before, ops := cpuSeconds(b, servers), 0
@@ -104,7 +92,7 @@ func BenchmarkSlots(b *testing.B) {
 	}
 	decide := func(int) {
 		var d [1]backend.Decision
-		backend.Take(b.Context(), store, []backend.Charge{{Key: []byte("plain"), Limit: &plain, Terms: algorithms.Charge{Cost: 1}}}, d[:])
+		backend.Take(b.Context(), store, []backend.Charge{{Key: []byte("plain"), Limit: plain, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 	}
 	for i := range 1000 { // the first calls load the script
 		decide(i)

@@ -29,12 +29,9 @@ func TestASpoiledBucketAffectsOnlyItsGroup(t *testing.T) {
 	}
 	const bad, name = "bad", "rl:{}bad"
 	for i, spec := range storetest.Specs() {
-		limit, err := algorithms.Compile(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		limit := compiled(t, spec)
 		charge := func(key string, group int, terms algorithms.Charge) backend.Charge {
-			return backend.Charge{Key: []byte(key), Limit: &limit, Group: group, Terms: terms}
+			return backend.Charge{Key: []byte(key), Limit: limit, Group: group, Terms: terms}
 		}
 		server.Do("DEL", name)
 		takeAll(s, []backend.Charge{charge(bad, 0, algorithms.Charge{Cost: 1})})

@@ -40,12 +40,9 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 	}
 	s := open(t, config)
 	take := func(s *Store, spec algorithms.Spec) backend.Decision {
-		limit, err := algorithms.Compile(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		limit := compiled(t, spec)
 		var d [1]backend.Decision
-		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte{byte(spec.Kind)}, Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
+		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte{byte(spec.Kind)}, Limit: limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 		return d[0]
 	}
 	for kind := algorithms.TokenBucket; kind <= algorithms.LeakyBucket; kind++ {
@@ -65,11 +62,7 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 		}
 	}
 	config.TLS = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}
-	anonymous, err := Open(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer anonymous.Close()
+	anonymous := away(t, config)
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	if err := anonymous.Ping(ctx); err == nil {

@@ -68,7 +68,25 @@ func StartAt(tb testing.TB, port int, args ...string) *Server {
 	return s
 }
 
-// StartBinary starts the server program at path, with env added to the environment, and waits until it answers.
+// StartReplica starts a replica of master, of the same program, and waits until it follows.
+func StartReplica(tb testing.TB, master *Server) *Server {
+	tb.Helper()
+	host, port, _ := net.SplitHostPort(master.Addr)
+	s := StartBinary(tb, master.binary, nil, "--replicaof", host+" "+port)
+	s.follows()
+	return s
+}
+
+// follows waits until s, a replica, follows its master.
+func (s *Server) follows() {
+	s.t.Helper()
+	Eventually(s.t, "the replica follows", func() bool {
+		info := s.Do("INFO", "replication")
+		return strings.Contains(info, "master_link_status:up") && strings.Contains(info, "role:slave")
+	})
+}
+
+// StartBinary starts the server program at path ("" means the installed one), with env added to the environment, and waits until it answers.
 func StartBinary(tb testing.TB, path string, env []string, args ...string) *Server {
 	tb.Helper()
 	s := prepare(tb, FreePort(tb), args...)
@@ -207,10 +225,7 @@ func StartCluster(tb testing.TB, n int, args ...string) *Cluster {
 		s.Do("CLUSTER", "REPLICATE", c.Masters[i].Do("CLUSTER", "MYID"))
 	}
 	for _, s := range c.Replicas {
-		Eventually(tb, "the replica follows", func() bool {
-			info := s.Do("INFO", "replication")
-			return strings.Contains(info, "master_link_status:up") && strings.Contains(info, "role:slave")
-		})
+		s.follows()
 	}
 	Eventually(tb, "every node knows the roles", func() bool {
 		for _, s := range c.All() {
@@ -281,12 +296,7 @@ func StartSentinels(tb testing.TB) *Sentinels {
 	s := &Sentinels{Master: Start(tb)}
 	host, port, _ := net.SplitHostPort(s.Master.Addr)
 	for range 2 {
-		s.Replicas = append(s.Replicas, Start(tb, "--replicaof", host+" "+port))
-	}
-	for _, r := range s.Replicas {
-		Eventually(tb, "the replica follows", func() bool {
-			return strings.Contains(r.Do("INFO", "replication"), "master_link_status:up")
-		})
+		s.Replicas = append(s.Replicas, StartReplica(tb, s.Master))
 	}
 	for range 3 {
 		s.Sentinels = append(s.Sentinels, startSentinel(tb, host, port))
