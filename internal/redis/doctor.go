@@ -73,7 +73,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	all = append(all, checkClock(server, there, before, took)...)
 	info, err := client.Info(ctx).Result()
 	if err != nil {
-		found(Warning, "version", "INFO cannot be read (%s); version and eviction were not checked", advice(err, s.endpoint.form))
+		found(Warning, "version", "INFO cannot be read (%s); version and eviction were not checked", advice(err, s.location.form))
 	} else {
 		values := fields(info)
 		all = append(all, checkInfo(server, values)...)
@@ -88,7 +88,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	defer n.wire.close()
 	n.Take(ctx, []backend.Charge{probe}, d[:])
 	if d[0].Err != nil {
-		found(Problem, "script", "%s", advice(d[0].Err, s.endpoint.form))
+		found(Problem, "script", "%s", advice(d[0].Err, s.location.form))
 		return all
 	}
 	found(Fine, "script", "runs, and may write keys that start with %q", s.config.KeyPrefix)
@@ -237,7 +237,7 @@ func checkExpiry(server string, info map[string]string, timeout time.Duration) [
 func (s *Store) examineCluster(ctx context.Context) []Finding {
 	text, err := s.cluster.client.ClusterInfo(ctx).Result()
 	if err != nil {
-		return []Finding{{s.name, Warning, "cluster", "CLUSTER INFO cannot be read: " + advice(err, s.endpoint.form)}}
+		return []Finding{{s.name, Warning, "cluster", "CLUSTER INFO cannot be read: " + advice(err, s.location.form)}}
 	}
 	info := fields(text)
 	if info["cluster_state"] != "ok" || info["cluster_slots_ok"] != strconv.Itoa(slots) {

@@ -179,7 +179,7 @@ func (n *node) plan(c *call, runs []run, bySlot bool) {
 			t.slots = t.slots || n.at != nil && !bySlot && t.mayDiffer(charge, f.name)
 			if starts {
 				size := backend.GroupLen(charges[i:])
-				t.covers(run{r.batch, i, i + size})
+				t.runs = joined(t.runs, run{r.batch, i, i + size})
 				group++
 				if charge.IdempotencyKey != nil {
 					f.name = n.keys.appendRecord(f.name, charge, slot, n.at != nil)
@@ -283,7 +283,7 @@ func (n *node) replied(c *call) (over bool) {
 		}
 		switch {
 		case unconfirmed != nil && s.run != nil: // WAIT has used up most of the time
-			f.failed = cmp.Or(f.failed, s.conclude(joined(unconfirmed, err)))
+			f.failed = cmp.Or(f.failed, s.conclude(bothErrors(unconfirmed, err)))
 		case x.err == nil && n.splits(c, s, err):
 		case x.err == nil && s.sends < maxSends && n.repeats(s, err):
 			if f.steps = append(f.steps, *s); isReply(err, "TRYAGAIN") {
@@ -319,8 +319,8 @@ func (n *node) unconfirmed(x *exchange) error {
 	}
 }
 
-// joined returns an error that is both, if both are errors.
-func joined(first, second error) error {
+// bothErrors returns an error that is both, if both are errors.
+func bothErrors(first, second error) error {
 	if second == nil {
 		return first
 	}

@@ -66,7 +66,7 @@ type Store struct {
 	store    backend.Store
 	config   Config
 	name     string // the address of the server, the name of the master, or "cluster"
-	endpoint endpoint
+	location location
 	cluster  *cluster      // nil if this is not a Cluster
 	pool     nonblock.Pool // runs calls
 	age      atomic.Uint32 // changes when another server becomes the master
@@ -98,7 +98,7 @@ func Open(c Config) (*Store, error) {
 	if err := c.consistent(u); err != nil {
 		return nil, err
 	}
-	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), endpoint: newEndpoint(u), sendersByServer: map[string]*serverSenders{}}
+	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), location: u, sendersByServer: map[string]*serverSenders{}}
 	s.timeout, s.panicked, s.underway = c.Timeout, c.Panicked, new(atomic.Int64)
 	s.clock, s.spawn, s.random = clock.System, s.pool.Go, func(p []byte) { _, _ = rand.Read(p) } // rand.Read never fails
 	if c.Machine != nil {

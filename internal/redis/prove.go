@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"net"
 	"strings"
 	"time"
@@ -94,13 +93,13 @@ func probe() backend.Charge {
 
 // mistake returns the Mistake that caused err, or nil if err does not show one.
 func (s *Store) mistake(err error) *Mistake {
-	server := s.endpoint.String()
+	server := s.Place()
 	if s.sentinels != nil {
 		if why, addr := s.sentinels.noMasterReason(); why != nil {
 			err, server = why, addr
 		}
 	}
-	if d := diagnose(err, s.endpoint.form); d.lasting {
+	if d := diagnose(err, s.location.form); d.lasting {
 		return &Mistake{server, d.problem + " (" + textOf(err) + ")", d.remedy}
 	}
 	if _, isReply := errors.AsType[goredis.Error](err); isReply {
@@ -108,39 +107,30 @@ func (s *Store) mistake(err error) *Mistake {
 	}
 	// A port with TLS may be silent, or close the connection, if the client does not use TLS. A port without
 	// TLS may do the same if the client uses TLS.
-	for i, addr := range s.endpoint.hosts {
+	for i, addr := range s.location.hosts {
 		if i == maxProbed {
 			break
 		}
-		switch usesTLS, usesRedis := s.endpoint.probe(addr); {
-		case usesTLS && !s.endpoint.tls:
+		switch usesTLS, usesRedis := s.location.probe(addr); {
+		case usesTLS && !s.location.tls:
 			return &Mistake{addr, "requires TLS at this port, and --redis-url does not use it", "write rediss:// instead of redis://"}
-		case usesRedis && s.endpoint.tls:
+		case usesRedis && s.location.tls:
 			return &Mistake{addr, "does not use TLS at this port", "write redis:// instead of rediss://, or the port that uses TLS"}
 		}
 	}
 	return nil
 }
 
-type endpoint struct {
-	form    string // the form of the URL: "", "sentinel" or "cluster"
-	network string
-	hosts   []string
-	tls     bool
-}
-
-func (e endpoint) String() string { return strings.Join(e.hosts, ",") }
-
 // probe finds out whether the server at addr uses TLS, or the Redis protocol without TLS. It sends no secret. It tries
 // only the protocol that the URL does not name, because the other one has failed already.
-func (e endpoint) probe(addr string) (secure, redis bool) {
-	nc, err := net.DialTimeout(e.network, addr, protocolTimeout)
+func (l location) probe(addr string) (secure, redis bool) {
+	nc, err := net.DialTimeout(l.network, addr, protocolTimeout)
 	if err != nil {
 		return false, false
 	}
 	defer nc.Close()
 	_ = nc.SetDeadline(time.Now().Add(protocolTimeout))
-	if !e.tls {
+	if !l.tls {
 		err := tls.Client(nc, &tls.Config{InsecureSkipVerify: true}).Handshake() //nolint:gosec // no byte of the application is sent
 		var alert tls.AlertError
 		return err == nil || errors.As(err, &alert) || strings.Contains(err.Error(), "remote error: tls:"), false
@@ -153,24 +143,15 @@ func (e endpoint) probe(addr string) (secure, redis bool) {
 	return false, n == 1 && (reply[0] == '+' || reply[0] == '-')
 }
 
-// newEndpoint returns the endpoint that a URL names. For a URL with Sentinels, its hosts are the Sentinels.
-func newEndpoint(l location) endpoint {
-	e := endpoint{form: l.form, network: l.network, hosts: l.hosts, tls: l.tls}
-	if len(e.hosts) == 0 {
-		e.hosts = []string{l.addr}
-	}
-	return e
-}
-
 func (s *Store) explain(err error) string {
 	if m := s.mistake(err); m != nil {
 		return m.Problem + "; " + m.Remedy
 	}
-	return advice(err, s.endpoint.form)
+	return advice(err, s.location.form)
 }
 
 // Place returns the hosts of the URL, for messages.
-func (s *Store) Place() string { return s.endpoint.String() }
+func (s *Store) Place() string { return strings.Join(s.location.hosts, ",") }
 
 // noMasterReason returns the reason why no Sentinel has named a master yet, and the address of the Sentinel that
 // gave this reason. The error is nil if a Sentinel has named a master, or if no Sentinel gave a lasting reason (see
@@ -189,10 +170,7 @@ var errNoMaster = errors.New("a Sentinel knows no master of this name")
 // refused stores the error of the Sentinel at addr, which did not return the master's address. It ignores errors that
 // are not lasting (see diagnosis).
 func (w *sentinels) refused(err error, addr string) {
-	switch {
-	case errors.Is(err, goredis.Nil):
-		err = fmt.Errorf("%w: %s", errNoMaster, w.name)
-	case !diagnose(err, "sentinel").lasting:
+	if !diagnose(err, "sentinel").lasting {
 		return
 	}
 	w.mu.Lock()

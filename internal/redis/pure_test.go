@@ -17,7 +17,7 @@ func TestTheFormsOfAURL(t *testing.T) {
 		"rediss://u:p@[::1]/7":           {tls: true, network: "tcp", addr: "[::1]:6379", hosts: []string{"[::1]:6379"}, username: "u", password: "p", db: 7},
 		"redis://u:a@b@h:1?db=2":         {network: "tcp", addr: "h:1", hosts: []string{"h:1"}, username: "u", password: "a@b", db: 2},
 		"redis://h:65535":                {network: "tcp", addr: "h:65535", hosts: []string{"h:65535"}},
-		"unix:///run/s?db=3":             {network: "unix", addr: "/run/s", db: 3},
+		"unix:///run/s?db=3":             {network: "unix", addr: "/run/s", hosts: []string{"/run/s"}, db: 3},
 		"redis+cluster://h1, h2:7":       {form: "cluster", network: "tcp", hosts: []string{"h1:6379", "h2:7"}},
 		"redis+sentinel://h1,[::1]/main": {form: "sentinel", network: "tcp", hosts: []string{"h1:26379", "[::1]:26379"}, master: "main"},
 		"redis+sentinel://h/m?sentinel_username=u&sentinel_password=p": {

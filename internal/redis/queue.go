@@ -114,13 +114,18 @@ type run struct {
 	from, to int
 }
 
+// joined returns runs with r appended. If r follows the last one, they become one run.
+func joined(runs []run, r run) []run {
+	if last := len(runs) - 1; last >= 0 && runs[last].batch == r.batch && runs[last].to == r.from {
+		runs[last].to = r.to
+		return runs
+	}
+	return append(runs, r)
+}
+
 // add appends n charges of e, which start at e.at.
 func (c *call) add(e *entry, n int) {
-	if last := len(c.runs) - 1; last >= 0 && c.runs[last].batch == e.batch && c.runs[last].to == e.at {
-		c.runs[last].to += n
-	} else {
-		c.runs = append(c.runs, run{e.batch, e.at, e.at + n})
-	}
+	c.runs = joined(c.runs, run{e.batch, e.at, e.at + n})
 	c.charges += n
 	e.charged = e.charged || !e.batch.Charges[e.at].Reset
 	if !e.in {

@@ -100,15 +100,6 @@ func (t *scriptRun) reset(most int) {
 	t.limits, t.limitBytes, t.charges, t.records, t.last = t.limits[:0], t.limitBytes[:0], t.charges[:0], t.records[:0], -1
 }
 
-// covers records that t has the charges of r, which are a group.
-func (t *scriptRun) covers(r run) {
-	if last := len(t.runs) - 1; last >= 0 && t.runs[last].batch == r.batch && t.runs[last].to == r.from {
-		t.runs[last].to = r.to
-		return
-	}
-	t.runs = append(t.runs, r)
-}
-
 // The flags of a charge. They are stored in one double, together with the number of the limit, which is below
 // oneFlag.
 const (

@@ -8,11 +8,12 @@ import (
 	"strings"
 )
 
+// location is what a URL says.
 type location struct {
 	form               string // "", "sentinel" or "cluster"
 	tls                bool
 	network, addr      string
-	hosts              []string
+	hosts              []string // of the servers, or of the Sentinels
 	master             string
 	username, password string
 	sentinelUsername   string
@@ -58,7 +59,7 @@ func parse(text string) (location, error) {
 	var problem string
 	switch {
 	case base == "unix" && form == "":
-		l.network, l.addr = "unix", u.Path
+		l.network, l.addr, l.hosts = "unix", u.Path, []string{u.Path}
 		if authority != "" || l.addr == "" {
 			problem = "a socket is written unix:///path"
 		}
