@@ -25,7 +25,7 @@ import (
 type adminFlags struct {
 	AdminListen    string        `setting:"flag" default:"127.0.0.1:6070" placeholder:"ADDR" help:"Address of the sidecar's admin listener: the value of serve's --admin-listen (${default})."`
 	AdminToken     string        `setting:"variable" placeholder:"TOKEN" help:"Bearer token of the admin listener, if it requires one."`
-	AdminTokenFile tokenFile     `setting:"flag" placeholder:"FILE" help:"File that contains the bearer token, if the listener requires one."`
+	AdminTokenFile string        `setting:"flag" type:"tokenfile" placeholder:"FILE" help:"File that contains the bearer token, if the listener requires one."`
 	Timeout        time.Duration `default:"5s" help:"How long to wait for the answer (${default})."`
 	format
 }
@@ -92,7 +92,7 @@ func (f *adminFlags) token() (httpauth.Token, error) {
 	case f.AdminToken != "":
 		return nil, exitError{exitUsage, errors.New("two tokens are given; give only one of --admin-token-file and RLSIDECAR_ADMIN_TOKEN")}
 	default:
-		return httpauth.FileToken(string(f.AdminTokenFile), zap.NewNop())
+		return httpauth.FileToken(f.AdminTokenFile, zap.NewNop())
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 )
 
 type doctorCmd struct {
-	redisSettings
-	Wait time.Duration `default:"5s" help:"Maximum duration of the whole check (${default})."`
+	Redis server.Redis  `embed:""`
+	Wait  time.Duration `default:"5s" help:"Maximum duration of the whole check (${default})."`
 	format
 }
 
@@ -36,10 +36,10 @@ func (c *doctorCmd) Run(a *app) error {
 	if a.reference.err != nil {
 		return exitError{exitUsage, a.reference.err}
 	}
-	if c.RedisURL == "" {
+	if c.Redis.URL == "" {
 		return exitError{exitUsage, fmt.Errorf("--redis-url is missing; give the URL of the Redis to check")}
 	}
-	settings := c.redis()
+	settings := c.Redis
 	settings.Timeout = max(settings.Timeout, time.Second) // longer than for serve, because doctor measures slow answers too
 	stores, err := server.OpenRedis(settings)
 	if err != nil {
@@ -49,7 +49,7 @@ func (c *doctorCmd) Run(a *app) error {
 	defer cancel()
 	var found []redis.Finding
 	for _, store := range stores {
-		found = append(found, store.Examine(ctx, c.BackendTimeout)...)
+		found = append(found, store.Examine(ctx, c.Redis.Timeout)...)
 		store.Close()
 	}
 	if c.Format == "json" {

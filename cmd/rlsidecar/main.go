@@ -138,6 +138,7 @@ func newParser(c *commands, r reference, stdout, stderr io.Writer, exit func(int
 		kong.Description("A rate limiter that proxies call before every request."),
 		kong.Writers(stdout, stderr),
 		kong.PostBuild(nameVariables),
+		kong.NamedMapper("tokenfile", kong.MapperFunc(tokenFile)),
 		kong.Resolvers(kong.ResolverFunc(r.resolve)),
 		kong.Exit(exit),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),

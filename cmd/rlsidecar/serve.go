@@ -17,7 +17,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/server"
-	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
 type serveCmd struct{ serveSettings }
@@ -49,7 +48,7 @@ func (c *serveCmd) Run(a *app) error {
 	if err != nil {
 		return exitError{exitUsage, err}
 	}
-	if err := readable(c.Config); err != nil {
+	if err := readable(c.Paths); err != nil {
 		return err
 	}
 	hangup := make(chan os.Signal, 1)
@@ -83,34 +82,19 @@ func (c *serveCmd) Run(a *app) error {
 
 // settings returns the configuration of the server. It returns an error for a mistake in the settings.
 func (c *serveCmd) settings(r reference) (s server.Config, err error) {
-	if len(c.Config) == 0 && c.XDSServer == "" {
+	if len(c.Paths) == 0 && c.XDS.Server == "" {
 		return s, errors.New("no configuration: give --config PATH or --xds-server HOST:PORT, or set RUNTIME_ROOT")
 	}
-	version, revision := build()
-	s = server.Config{
-		Paths: c.Config, Defaults: c.options(),
-		GRPC: c.GRPCListen, HTTP: c.HTTPListen, HTTPProxyProtocol: c.HTTPProxyProtocol, Admin: c.AdminListen, AdminToken: c.AdminToken,
-		AdminReadTokenFile: string(c.AdminReadTokenFile),
-		APIToken:           c.APIToken, APITokenFile: string(c.APITokenFile), AdminTokenFile: string(c.AdminTokenFile), NoJSON: c.HTTPJSON == "off",
-		APIInlineConfig: c.APIInlineConfig, SettleKeyFile: string(c.SettleKeyFile), LogListen: c.LogListen, AccessLogService: c.AccessLogService,
-		TLS:     tlsfiles.Server{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
-		Metrics: c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,
-		MaxConnectionAge: c.MaxConnectionAge, MaxConnectionGrace: c.MaxConnectionAgeGrace,
-		MaxConnectionIdle: c.MaxConnectionIdle, HTTPIdleTimeout: c.HTTPIdleTimeout,
-		GRPCMaxConnections: c.GRPCMaxConnections, HTTPMaxConnections: c.HTTPMaxConnections,
-		Modes: limiter.Modes{Shadow: c.ShadowMode, Quota: c.QuotaMode},
-		Answers: grpcapi.Options{
-			Metadata: c.DynamicMetadata || c.ReferenceMetadata, DeniedBy: c.DynamicMetadata,
-			Bounds: grpcapi.Bounds{Descriptors: c.MaxDescriptors, Entries: c.MaxEntries},
-		},
-		HTTPHeaders:   httpapi.HeaderSets(c.HTTPHeaders),
-		MemoryMaxKeys: c.MemoryMaxKeys,
-		Redis:         c.redis(),
-		DrainDelay:    c.DrainDelay, DrainTimeout: c.DrainTimeout,
-		Version: version, Revision: revision,
+	s = c.Config
+	s.Version, s.Revision = build()
+	s.Defaults, s.LogListen, s.HTTPHeaders, s.NoJSON = c.options(), c.configSettings.LogListen, httpapi.HeaderSets(c.HTTPHeaders), c.HTTPJSON == "off"
+	s.Modes = limiter.Modes{Shadow: c.ShadowMode, Quota: c.QuotaMode}
+	s.Answers = grpcapi.Options{
+		Metadata: c.DynamicMetadata || c.ReferenceMetadata, DeniedBy: c.DynamicMetadata,
+		Bounds: grpcapi.Bounds{Descriptors: c.MaxDescriptors, Entries: c.MaxEntries},
 	}
 	s.Defaults.ConsumeTogether = r.ConsumeTogether
-	if c.XDSServer != "" && c.Consume == "auto" {
+	if c.XDS.Server != "" && c.Consume == "auto" {
 		// Control planes write limits for the reference server, and proxies charge some of these limits after
 		// the work (token usage). A denied charge must still consume, or the work would be free.
 		s.Defaults.ConsumeEach = true
@@ -120,7 +104,7 @@ func (c *serveCmd) settings(r reference) (s server.Config, err error) {
 	}
 	if c.Tracing {
 		s.Tracing = &r.Tracing
-		s.Tracing.Version = version
+		s.Tracing.Version = s.Version
 	}
 	if s.XDS, err = c.xds(); err != nil {
 		return s, err

@@ -68,15 +68,16 @@ func TestSourcesOfTheConfiguration(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := parsedServe(t, c.env, c.args...)
-			if got, err := s.xds(); err != nil || !reflect.DeepEqual(got, c.want) || !slices.Equal(s.Config, c.files) {
-				t.Errorf("got %+v, %v and the files %q; want %+v and %q", got, err, s.Config, c.want, c.files)
+			if got, err := s.xds(); err != nil || !reflect.DeepEqual(got, c.want) || !slices.Equal(s.Paths, c.files) {
+				t.Errorf("got %+v, %v and the files %q; want %+v and %q", got, err, s.Paths, c.want, c.files)
 			}
 		})
 	}
 }
 
 func TestPairsDoNotShowSecrets(t *testing.T) {
-	for _, s := range []serveSettings{{XDSServer: "x", XDSHeader: "secret"}, {XDSServer: "x", XDSHeader: ":secret"}, {XDSServer: "x", XDSNodeMetadata: "secret"}} {
+	for _, s := range []serveSettings{{XDSHeader: "secret"}, {XDSHeader: ":secret"}, {XDSNodeMetadata: "secret"}} {
+		s.XDS.Server = "x"
 		if _, err := s.xds(); err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "RLSIDECAR_XDS_") {
 			t.Errorf("%+v: got %v; want an error that names the variable and does not contain the secret", s, err)
 		}

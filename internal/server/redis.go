@@ -23,26 +23,19 @@ const (
 	leaseTimeout = time.Second
 )
 
-// Redis configures the Redis that keeps the buckets.
+// Redis configures the Redis that keeps the buckets. Without a URL, they are in memory. All fields apply to the second Redis, too,
+// except PasswordFile. Units stay consumed if too few replicas confirm a charge.
 type Redis struct {
-	// URL has the form of redis.Config.URL. "" means that buckets are kept in memory.
-	URL string
-	// PerSecondURL is the URL of the Redis for the buckets of limits per second, like REDIS_PERSECOND of the
-	// reference server. "" means URL. The fields after PerSecondURL apply to both servers, except
-	// PasswordFile, which applies only to URL.
-	PerSecondURL string
-	KeyPrefix    string
-	PasswordFile string
-	// Timeout is the timeout of the calls to Redis that decide requests. See redis.Config.Timeout.
-	Timeout time.Duration
-	// WaitReplicas is the number of replicas that must confirm a charge. If they do not confirm in time,
-	// on_backend_failure answers the request, and the units stay consumed.
-	WaitReplicas int
-	// CA, Cert and Key are files for rediss://. Cert and Key are read again for each new connection.
-	CA, Cert, Key string
-	// SkipHostname accepts any name in the server's certificate. The CA must still have signed the
-	// certificate.
-	SkipHostname bool
+	URL          string        `name:"redis-url" setting:"flag" placeholder:"URL" help:"Keep buckets in Redis: redis://[user:pass@]host:port/db, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p."`
+	PerSecondURL string        `name:"redis-per-second-url" setting:"flag" placeholder:"URL" help:"Keep the buckets of limits per second in this second Redis, as the reference server does with REDIS_PERSECOND."`
+	Timeout      time.Duration `name:"backend-timeout" setting:"flag" default:"10ms" help:"Deadline of a decision by Redis. After it, on_backend_failure decides (${default})."`
+	KeyPrefix    string        `name:"redis-key-prefix" setting:"flag" default:"rl:" placeholder:"TEXT" help:"Prefix of all keys in Redis (${default})."`
+	PasswordFile string        `name:"redis-password-file" setting:"flag" placeholder:"FILE" help:"File with password or user:password. Read again for every connection."`
+	WaitReplicas int           `name:"redis-wait-replicas" setting:"flag" placeholder:"N" help:"Number of replicas that must confirm a charge. If fewer confirm it in time, on_backend_failure decides. With the number of all replicas, a failover loses no charge (0)."`
+	CA           string        `name:"redis-tls-ca" setting:"flag" placeholder:"FILE" help:"CA that signed the certificate of Redis, for rediss://."`
+	Cert         string        `name:"redis-tls-cert" setting:"flag" placeholder:"FILE" help:"Client certificate. Read again for every connection."`
+	Key          string        `name:"redis-tls-key" setting:"flag" placeholder:"FILE" help:"Private key of the client certificate."`
+	SkipHostname bool          `name:"redis-tls-skip-hostname" setting:"flag" help:"Accept any host name in the certificate of Redis. It must still be signed by the CA."`
 }
 
 // bySecond reports whether the limit of c is a limit per second, as the reference server defines it.

@@ -15,30 +15,23 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/xds"
 )
 
-// XDS describes the control plane that provides the configuration over ADS.
+// XDS describes the control plane that provides the configuration over ADS. Without a Server, files provide it.
 type XDS struct {
-	// Server is the address host:port. "" means that the configuration comes from files.
-	Server string
-	// NodeID and NodeMetadata identify this process to the control plane.
-	NodeID       string
-	NodeMetadata map[string]string
-	// Headers are sent when the stream opens.
-	Headers map[string]string
-	// TLS enables TLS. CA, Cert and Key are PEM files, which are read again for each connection. Without CA
-	// the CAs of the system are trusted; without Cert no client certificate is sent. ServerName is the
-	// expected name in the server's certificate; "" means the host of Server.
-	TLS                       bool
-	CA, Cert, Key, ServerName string
-	// Overlay is a file that makes limits of the control plane settle. "" means that none does.
-	Overlay string
-	// MaxMessage bounds the size of a configuration, in bytes. 0 means xds.DefaultMaxMessage.
-	MaxMessage int
-	// MinBackoff and MaxBackoff bound the pauses between attempts to connect. 0 means the defaults of package
-	// xds.
-	MinBackoff, MaxBackoff time.Duration
-	// StartWithout opens the listeners before the first configuration has arrived. Until then, the default of
-	// on_backend_failure determines the answers, and the server is not ready.
-	StartWithout bool
+	Server       string        `name:"xds-server" setting:"flag" placeholder:"HOST:PORT" help:"Get the configuration from this control plane, over ADS, instead of from files."`
+	NodeID       string        `name:"xds-node-id" setting:"flag" default:"default" placeholder:"ID" help:"Node ID that identifies this process to the control plane. Without the flag, it is the word ${default}."`
+	TLS          bool          `name:"xds-tls" setting:"flag" help:"Connect to the control plane over TLS."`
+	CA           string        `name:"xds-tls-ca" setting:"flag" placeholder:"FILE" help:"CA of the control plane. Default: the system's. The TLS files are read again for every connection."`
+	Cert         string        `name:"xds-tls-cert" setting:"flag" placeholder:"FILE" help:"Client certificate for the control plane."`
+	Key          string        `name:"xds-tls-key" setting:"flag" placeholder:"FILE" help:"Private key of the client certificate."`
+	ServerName   string        `name:"xds-tls-server-name" setting:"variable" placeholder:"NAME" help:"Name in the control plane's certificate, if it is not the host of --xds-server."`
+	Overlay      string        `name:"xds-overlay" setting:"variable" placeholder:"FILE" help:"File that makes limits of the control plane settle. It is read at the start."`
+	MaxMessage   int           `name:"xds-max-message" setting:"variable" placeholder:"BYTES" help:"Size of the largest configuration; 0 means 16 MiB."`
+	MinBackoff   time.Duration `name:"xds-backoff" setting:"variable" default:"1s" help:"Longest pause after the first failure to reach the control plane. It doubles with each further failure, up to RLSIDECAR_XDS_MAX_BACKOFF."`
+	MaxBackoff   time.Duration `name:"xds-max-backoff" setting:"variable" default:"30s" help:"Longest pause between two attempts to reach the control plane."`
+	StartWithout bool          `name:"start-without-config" setting:"flag" help:"Start before the control plane has sent a configuration. Until then, on_backend_failure decides and the sidecar is not ready."`
+	// NodeMetadata identifies this process to the control plane, too. Headers are sent when the stream opens.
+	NodeMetadata map[string]string `kong:"-"`
+	Headers      map[string]string `kong:"-"`
 }
 
 // firstWarning is the interval of the warning that there is no configuration yet. A control plane sends

@@ -14,9 +14,10 @@ import (
 // Server names the PEM files of a TLS server. Without Cert there is no TLS. With ClientCA, clients must have a certificate
 // that this CA has signed. Changed files are read again at the next handshake.
 type Server struct {
-	Cert, Key, ClientCA string
-	// ClientName, if not empty, must be one of the DNS names of the client's certificate.
-	ClientName string
+	Cert       string `name:"tls-cert" setting:"flag" placeholder:"FILE" help:"Certificate of the gRPC listener. Read again when it changes."`
+	Key        string `name:"tls-key" setting:"flag" placeholder:"FILE" help:"Private key of that certificate."`
+	ClientCA   string `name:"tls-client-ca" setting:"flag" placeholder:"FILE" help:"Require client certificates signed by this CA."`
+	ClientName string `name:"tls-client-name" setting:"flag" placeholder:"NAME" help:"Require client certificates for this DNS name."`
 }
 
 // Check returns an error for files that do not belong together.
