@@ -215,3 +215,17 @@ func TestServeSuggestsTheRightText(t *testing.T) {
 		}
 	}
 }
+
+const tokenBudget = `
+domain: ai
+settle: {key: settle, end: settle_end}
+limits:
+  tokens: {algorithm: token_bucket, rate: 1000, period: 1m, settle: {estimate: 150}}
+descriptors: [{key: user, limit: tokens}]
+`
+
+func TestGetDescribesReservations(t *testing.T) {
+	_, out := startServe(t, "--config", write(t, tokenBudget)).tool(t, "get", "tokens", "bob")
+	contains(t, "get", out, "limit tokens: a request reserves 150 units until its real cost is known (the configured estimate)",
+		"this sidecar since its start: 0 units reserved, reservations: 0; settled: 0 with the real cost, 0 without, 0 late")
+}
