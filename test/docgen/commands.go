@@ -50,11 +50,9 @@ The exit codes are:
 	for _, c := range commands {
 		p.line("## ", code(c.Path))
 		p.line()
-		p.prose("", c.Help)
+		p.prose("", c.Help+" Usage: "+code(c.Path+" "+c.Usage))
 		p.line()
 		p.line("```")
-		p.line("Usage: ", c.Path, " ", c.Usage)
-		p.line()
 		p.line(strings.TrimSpace(c.Detail))
 		p.line("```")
 		p.line()

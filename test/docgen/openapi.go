@@ -215,6 +215,12 @@ func (p *apiPage) calls() {
 		p.line()
 		p.parameters(name, o.Parameters, parameters)
 		p.body(o.RequestBody)
+		if len(own) == 1 && len(shared) > 0 {
+			a := o.Responses.of[own[0]]
+			p.prose("", "Answers: "+own[0]+" ("+p.bodies(a)+"): "+p.meaning(a)+" "+strings.Join(shared, ", ")+": [as other calls](#"+anchor(sharedTitle)+").")
+			p.line()
+			return
+		}
 		for _, status := range own {
 			a := o.Responses.of[status]
 			p.row("answer | body | meaning", status, p.meaning(a), p.bodies(a))
