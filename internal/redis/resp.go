@@ -45,6 +45,9 @@ func appendNumber(dst []byte, n int64) []byte {
 }
 
 func appendSize(dst []byte, kind byte, n int64) []byte {
+	if n >= 10 && n < 100 { // that of most keys
+		return append(dst, kind, '0'+byte(n/10), '0'+byte(n%10), '\r', '\n')
+	}
 	return append(strconv.AppendInt(append(dst, kind), n, 10), "\r\n"...)
 }
 

@@ -520,3 +520,12 @@ func TestNoCallIsLostWhenConnectionsEnd(t *testing.T) {
 		}
 	}
 }
+
+func TestSizesOfArguments(t *testing.T) {
+	for n := range 1100 {
+		text := strings.Repeat("x", n)
+		if got, want := string(appendCommand(nil, []any{text})), fmt.Sprintf("*1\r\n$%d\r\n%s\r\n", n, text); got != want {
+			t.Fatalf("%d bytes: got %q, want %q", n, got, want)
+		}
+	}
+}
