@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/maphash"
+	"math/bits"
 
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -481,15 +482,15 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *Policy, real
 
 // settlementID returns the IdempotencyID of the settlement of a part of a reservation.
 //
-// No caller can choose the ID of a reservation. So no hash is needed: one half of the ID is combined with the domain and
-// the number of the part, the other one with its time. Reservations of different domains may have the same ID, because
-// it may be a hash of a request_id. So may one that was made with this request_id after the first one was forgotten.
+// No caller can choose the ID of a reservation. So no hash is needed: the first half of the ID is combined with the domain,
+// and with the number and the time of the part. The other half may be a counter, so it stays as it is. Reservations of
+// different domains may have the same ID, because it may be a hash of a request_id. So may one that was made with this
+// request_id after the first one was forgotten.
 func (c *Call) settlementID(id *[16]byte, part *ReservedPart) (unique [16]byte) {
 	const odd = 0x9E3779B97F4A7C15 // a product with an odd number is different for each part
 	unique = *id
 	first := binary.BigEndian.Uint64(id[:8]) ^ PrefixNumber(c.Verdict.Domain.Name) ^ odd*uint64(part.Number+1)
-	binary.BigEndian.PutUint64(unique[:8], first)
-	binary.BigEndian.PutUint64(unique[8:], binary.BigEndian.Uint64(id[8:])^uint64(part.At))
+	binary.BigEndian.PutUint64(unique[:8], first^bits.ReverseBytes64(odd*uint64(part.At)))
 	return unique
 }
 
