@@ -215,7 +215,7 @@ func (j *judge) conserved(key string, b *bucket, charged map[cost]int64) {
 		want := charged[cost{limit: b.limit, value: b.value}]
 		// If a group over two servers is denied, a refund may be lost, or smaller because the bucket has
 		// refilled meanwhile. But no refund may happen twice.
-		if b.parted && (!j.w.faultless || j.unclean || b.numbers[0].Period() != algorithms.Day) {
+		if b.parted && (!j.w.faultless || j.unclean || b.numbers[0].Period() != algorithms.Day || j.resets[b.id()] > 0) {
 			if b.charged < admitted {
 				j.fail("%s %q: %d admitted, only %d charged", b.limit, key, admitted, b.charged)
 			}
