@@ -100,7 +100,9 @@ func TestManyDescriptorsAffectNoOtherClient(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := start(t, budgetsYAML, edit)
-			greedy := dial(t, x.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bytesCodec{})))
+			// Large windows: on a slow machine, answers that wait for windows could wait longer than a client may let them.
+			greedy := dial(t, x.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bytesCodec{})),
+				grpc.WithInitialWindowSize(1<<20), grpc.WithInitialConnWindowSize(1<<30))
 			for _, attack := range []struct{ requests, descriptors int }{{500, 1000}, {3000, 100}} {
 				wire := make([][]byte, 10)
 				for i := range wire {
