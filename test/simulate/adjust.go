@@ -31,10 +31,9 @@ var tunings = []struct {
 	{"plans", "plan", []adjust.Change{rateOf(4), rateOf(70)}},
 	{"sim", "tokens", []adjust.Change{rateOf(100), rateOf(500), {Block: true}}},
 	{"sim", "meter", []adjust.Change{rateOf(100), rateOf(500), {Block: true}}},
-	{"sim", "slots", []adjust.Change{{Capacity: ptr(2)}, {Capacity: ptr(mostSlots)}, {Block: true}}},
+	{"sim", "slots", []adjust.Change{{Capacity: new(int64(2))}, {Capacity: new(int64(mostSlots))}, {Block: true}}},
 }
 
-func ptr(n int64) *int64                  { return &n }
 func rateOf(rate int64) (c adjust.Change) { return adjust.Change{Rate: &rate} }
 
 func isTuned(limit string) bool { return len(changesOf(limit)) > 0 }

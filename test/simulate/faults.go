@@ -1,0 +1,299 @@
+package simulate
+
+import (
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// fault is a kind of fault, or of another rare event, that the runs together must have.
+type fault int
+
+const (
+	none fault = iota
+	faultSlow
+	faultLostCall
+	faultLostAnswer
+	faultResetBefore
+	faultResetAfter
+	faultCut
+	faultDown
+	faultRestart
+	faultDataLost
+	faultStuck
+	faultRefuses
+	faultScriptsLost
+	faultServerForward
+	faultServerBack
+	faultCrash
+	faultGraceful
+	faultPause
+	faultSuspend
+	faultWallStep
+	faultReload
+	faultFailover
+	faultRepeat
+	faultCancel
+	faultMigrate
+	faultReplaced
+	faultSettledTwice
+	faultForged
+	faultPromoted
+	faultAborted
+	faultLostMessage
+	// These are events that faults or the plan cause.
+	sawBreakerOpen
+	sawLease
+	sawDenied
+	sawFailed
+	sawNotTaken
+	sawReplayed
+	sawPending
+	sawParts
+	sawUnconfirmed
+	sawGroupDenied
+	sawMoved
+	sawAsk
+	sawTryAgain
+	sawForeign
+	sawSharded
+	sawOtherPolicy
+	sawLocal
+	sawReserved
+	sawSettledBefore
+	sawLate
+	sawCredits
+	sawCreditsForTwo
+	sawCreditsReplayed
+	sawCreditsDenied
+	sawCreditsNamed
+	sawAdjusted
+	sawExpired
+	sawRaced
+	sawUnknownChange
+	sawRestored
+	sawRewritten
+	sawReportedLost
+	sawReadOnly
+	sawKept
+	sawStaleName
+	sawRetry
+	sawReset
+	sawSlot
+	sawMeter
+	sawHeader
+	sawOverdrawn
+	sawBlocked
+	sawShadowed
+	faults
+)
+
+var faultNames = [faults]string{
+	none: "none", faultSlow: "slow link", faultLostCall: "call lost", faultLostAnswer: "answer lost",
+	faultResetBefore: "connection reset before execution", faultResetAfter: "connection reset after execution",
+	faultCut: "link cut", faultDown: "call of a server that is down", faultRestart: "server restarted",
+	faultDataLost: "server restarted empty", faultStuck: "server stuck", faultRefuses: "server refuses commands",
+	faultScriptsLost: "scripts flushed", faultServerForward: "server's clock steps forward",
+	faultServerBack: "server's clock steps back", faultCrash: "sidecar crashes", faultGraceful: "sidecar restarted in order",
+	faultPause: "sidecar paused", faultSuspend: "sidecar's machine suspended", faultWallStep: "sidecar's wall clock steps",
+	faultReload: "configuration reloaded", faultRepeat: "request repeated under its ID", faultCancel: "request canceled",
+	sawBreakerOpen: "circuit breaker opened", sawLease: "answered from a lease", sawDenied: "request denied",
+	sawFailed: "answered by on_backend_failure", sawNotTaken: "certainly not charged", sawReplayed: "answer repeated",
+	sawPending: "outcome of an ID not known", sawUnconfirmed: "charge not confirmed by the replica", faultFailover: "replica takes over", sawParts: "group of limits on two servers",
+	sawGroupDenied: "group denied by one of its limits", sawOtherPolicy: "store failed, and no policy denied",
+	sawLocal: "allowed by the sidecar's own bucket", sawReserved: "units reserved", sawSettledBefore: "settled before",
+	sawLate: "settled too late for a refund", faultSettledTwice: "one reservation settled by several requests",
+	faultForged: "id forged", faultMigrate: "slots of a Cluster move", faultReplaced: "replica of a Cluster takes over",
+	sawMoved: "MOVED", sawAsk: "ASK", sawTryAgain: "TRYAGAIN", sawForeign: "script met a key of another master",
+	sawSharded: "shard charged", sawCredits: "paid by credits", sawCreditsForTwo: "credits pay for two limits",
+	sawAdjusted: "decided by adjusted numbers", sawExpired: "adjustment expired", sawRaced: "operators race",
+	sawUnknownChange: "outcome of a change not known", sawRestored: "adjustments restored into an empty server",
+	faultPromoted: "Sentinels promote a replica", faultAborted: "failover of Sentinels aborted", faultLostMessage: "message of a Sentinel lost",
+	sawReadOnly:  "command to an old master, now a replica",
+	sawKept:      "confirmed charge checked after a failover",
+	sawStaleName: "Sentinel names the old master after a failover",
+	sawRetry:     "retry time compared with the server",
+	sawReset:     "bucket reset",
+	sawSlot:      "slot taken",
+	sawMeter:     "settled by its bucket", sawHeader: "settled by a header", sawOverdrawn: "denied, and charged nevertheless",
+	sawBlocked: "blocked by a penalty", sawShadowed: "denied only in shadow mode",
+	sawRewritten: "changes made again that a failover lost", sawReportedLost: "adjustment reported as lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits", sawCreditsNamed: "credits named beside their limit, or topped up",
+}
+
+type Counts [faults]int
+
+func (w *world) repair() {
+	w.noMoreFaults = true
+	for i := range w.links {
+		w.links[i].cutUntil, w.links[i].slowUntil = 0, 0
+	}
+	for _, s := range w.servers {
+		s.up, s.refuses, s.stuckUntil = true, "", 0
+	}
+	w.note("all faults end")
+}
+
+func (w *world) fault(rng *rand.Rand) {
+	span := time.Duration(rng.Int64N(1 + rng.Int64N(int64(150*time.Millisecond))))
+	if rng.IntN(4) == 0 { // long enough to open circuit breakers
+		span += 150 * time.Millisecond
+	}
+	if w.noMoreFaults {
+		return
+	}
+	s, i := w.servers[rng.IntN(len(w.servers))], rng.IntN(len(w.processes))
+	kind := rng.IntN(18)
+	switch {
+	case w.layout != nil && kind >= 14:
+		kind = 18
+	case w.watched != nil && (kind == 3 || kind == 4 || kind >= 14):
+		kind = 19
+	}
+	switch kind {
+	case 0, 1:
+		w.note("link of %s cut for %v", w.processes[i].name, span)
+		w.links[i].cutUntil = w.now + int64(span)
+	case 2:
+		w.note("link of %s slow for %v", w.processes[i].name, span)
+		w.links[i].slowUntil = w.now + int64(span)
+	case 3, 4:
+		w.restart(s, span)
+	case 5:
+		w.note("server stuck for %v", span)
+		w.seen(faultStuck)
+		s.stuckUntil = w.now + int64(span)
+	case 6:
+		s.refuses = []string{"LOADING Redis is loading the dataset in memory", "OOM command not allowed", "BUSY Redis is busy", "READONLY You can't write against a read only replica."}[rng.IntN(4)]
+		w.note("server refuses for %v: %s", span, s.refuses)
+		w.seen(faultRefuses)
+		w.afterPlain(span, nil, func() { s.refuses = "" })
+	case 7:
+		w.note("scripts flushed")
+		w.seen(faultScriptsLost)
+		clear(s.scripts)
+	case 8:
+		w.step(s, span)
+	case 9, 10:
+		w.crash(i)
+	case 11:
+		w.graceful(i)
+	case 12:
+		w.pause(w.processes[i], span, rng.IntN(2) == 0)
+	case 13:
+		w.note("%s: wall clock steps by %v", w.processes[i].name, span)
+		w.seen(faultWallStep)
+		w.processes[i].wallAhead += 2*span - 200*time.Millisecond
+	case 14:
+		w.stall(s, span)
+		if s.lag > 0 && rng.IntN(2) == 0 { // this failover may lose charges that no replica has confirmed
+			w.afterPlain(span/2, nil, func() {
+				if !w.noMoreFaults {
+					w.restart(s, span/4)
+				}
+			})
+		}
+	case 18:
+		for range 1 + rng.IntN(3) {
+			w.migrate(rng, w.servers[rng.IntN(len(w.servers))])
+		}
+	case 19:
+		w.fail(rng, span/2)
+	default:
+		w.snapshot = compiled[rng.IntN(len(compiled))]
+		w.note("reload")
+		w.seen(faultReload)
+		for _, p := range w.processes {
+			w.after(time.Duration(rng.Int64N(int64(10*time.Millisecond))), p, func() { p.reload(w.snapshot) })
+		}
+	}
+}
+
+// stall stops the replication of s for span.
+func (w *world) stall(s *server, span time.Duration) {
+	w.note("%s: replication stands still for %v", s.name, span)
+	s.replicaCurrentAt = max(s.replicaCurrentAt, w.now+int64(span))
+}
+
+// restart stops a server for span. If it has a replica, the replica takes over. Charges that the replica does not have
+// yet are lost. Otherwise the same server starts again, without its data if w.mayLoseData is set.
+func (w *world) restart(s *server, span time.Duration) {
+	if w.layout != nil && s.lag > 0 {
+		w.replace(s, span)
+		return
+	}
+	w.seen(faultRestart)
+	s.up = false
+	if s.lag > 0 { // if all replicas confirm each charge (--redis-wait-replicas), a failover loses no confirmed charge
+		w.seen(faultFailover)
+		w.note("%s: its replica takes over, after %v", s.name, span)
+		s.failover()
+		if w.judge.failovers++; w.waitReplicas == 0 {
+			w.judge.lost()
+		}
+		w.afterPlain(span, nil, func() { s.up = true })
+		return
+	}
+	clear(s.scripts)
+	if w.mayLoseData {
+		w.seen(faultDataLost)
+		clear(s.keys)
+		w.judge.lost()
+	}
+	w.note("server down for %v, data lost: %v", span, w.mayLoseData)
+	w.afterPlain(span, nil, func() { s.up = true })
+}
+
+func (w *world) step(s *server, by time.Duration) {
+	f := faultServerForward
+	if w.clockMayStepBack {
+		f, by = faultServerBack, -by
+		w.judge.clockSteppedBack = true
+	}
+	w.judge.clockStepped = true
+	w.seen(f)
+	w.note("server's clock steps by %v", by)
+	for _, other := range w.servers {
+		if other == s || w.layout != nil || w.watched != nil {
+			other.clock += algorithms.Micros(by.Microseconds())
+		}
+	}
+}
+
+func (w *world) crash(i int) {
+	w.seen(faultCrash)
+	p := w.processes[i]
+	w.note("%s crashes", p.name)
+	p.crashed = true
+	w.judge.crashed()
+	w.boots++
+	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))
+}
+
+func (w *world) graceful(i int) {
+	w.seen(faultGraceful)
+	p := w.processes[i]
+	w.note("%s ends", p.name)
+	p.closing = true
+	w.after(1500*time.Millisecond, p, p.cache.Close)
+	w.boots++
+	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))
+}
+
+// pause stops a process for span. runs reports whether its machine, and so its monotonic clock, runs meanwhile.
+func (w *world) pause(p *process, span time.Duration, runs bool) {
+	if p.pausedUntil > w.now {
+		return
+	}
+	p.pausedUntil = w.now + int64(span)
+	if runs {
+		w.seen(faultPause)
+		w.note("%s paused for %v", p.name, span)
+		return
+	}
+	w.seen(faultSuspend)
+	w.note("%s suspended for %v", p.name, span)
+	p.suspended += span // a paused process reads no clock, so the whole span can be added now
+	p.wallAhead += span
+}
