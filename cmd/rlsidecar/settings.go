@@ -17,9 +17,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 )
 
-// Each setting is declared once, as a field with the tag setting, here or in package server. With setting:"flag" it has a flag and a
-// variable. With setting:"variable" it has only a variable. The variable's name is RLSIDECAR_ and the name of the flag
-// in capital letters. The table of package refenv names the settings that the reference server's variables set.
+// Each setting is declared once, as a field with the tag setting, here or in package server. With setting:"flag" it has
+// a flag and a variable. With setting:"variable" it has only a variable. The variable's name is RLSIDECAR_ and the name
+// of the flag in capital letters. The table of package refenv names the settings that the reference server's variables
+// set.
 
 // serveSettings are the settings of serve.
 type serveSettings struct {

@@ -89,8 +89,7 @@ func (a *API) show(r *http.Request, _ []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &limiter.Call{Request: limiter.Request{Domain: q.Get("domain"), Inspect: true}}
-	c.Limits = append(c.Limits, limiter.NamedCharge{Name: r.PathValue("name"), Key: q["key"]})
+	c := limiter.Inspection(q.Get("domain"), r.PathValue("name"), q["key"], nil, 0)
 	if err := a.Limiter.Check(r.Context(), c); err != nil {
 		return nil, err
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
-// operation answers the requests with one method to one path. body is that of the request; it is empty for GET. The answer is
-// sent as JSON. An error is sent as a problem.
+// operation answers the requests with one method to one path. body is that of the request; it is empty for GET. The
+// answer is sent as JSON. An error is sent as a problem.
 type operation func(r *http.Request, body []byte) (answer any, err error)
 
 // operations are those of one path, by method.
@@ -61,8 +61,8 @@ func (g *gate) handler(methods operations) http.Handler {
 			body, refused = readBody(w, r)
 		}
 		if refused != nil {
-			for allowed := range methods {
-				if refused.Status == http.StatusMethodNotAllowed {
+			if refused.kind == wrongMethod {
+				for allowed := range methods {
 					w.Header().Add("Allow", allowed)
 				}
 			}

@@ -19,6 +19,8 @@ type problem struct {
 	// Detail describes this occurrence of the problem in words.
 	Detail string `json:"detail,omitempty"`
 	Limit  string `json:"limit,omitempty"`
+
+	kind kind
 }
 
 type kind struct {
@@ -56,16 +58,16 @@ func (k kind) because(detail string) *problem { return k.of("", detail) }
 
 // of does what because does for a request to a limit.
 func (k kind) of(limit, detail string) *problem {
-	return &problem{Type: "urn:rlsidecar:problem:" + k.name, Title: k.title, Status: k.status, Detail: detail, Limit: limit}
+	return &problem{"urn:rlsidecar:problem:" + k.name, k.title, k.status, detail, limit, k}
 }
 
 func (p *problem) Error() string { return p.Detail }
 
 func (p *problem) write(w http.ResponseWriter) {
-	switch p.Title {
-	case unauthorized.title:
+	switch p.kind {
+	case unauthorized:
 		w.Header().Set("WWW-Authenticate", "Bearer")
-	case unavailable.title, inProgress.title:
+	case unavailable, inProgress:
 		w.Header().Set("Retry-After", "1")
 	}
 	send(w, p.Status, "application/problem+json", p)

@@ -31,7 +31,7 @@ func ambiguous(name string) error {
 	return &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; add the domain", descriptors.Printable(name))}
 }
 
-// unknownLimit is the error for a limit that domain, or no domain if that is "", has.
+// unknownLimit is the error for a limit that a domain does not have. If domain is "", no domain has the limit.
 func unknownLimit(domain, name string) *RequestError {
 	if domain == "" {
 		return missing("no limit is named %q", descriptors.Printable(name))
@@ -99,7 +99,7 @@ func (s *Snapshot) inspected(domain string, of *NamedCharge) (*Domain, *Policy, 
 	switch {
 	case at < 0:
 		return nil, nil, &RequestError{Problem: fmt.Sprintf("limit %q is unlimited: it has no buckets", descriptors.Printable(of.Name))}
-	case policies[at].Whole && len(of.Key)%2 > 0 || policies[at].Whole && len(of.Key) == 0:
+	case policies[at].Whole && (len(of.Key) == 0 || len(of.Key)%2 > 0):
 		return nil, nil, &RequestError{Problem: fmt.Sprintf("limit %q: all keys and values of a descriptor identify its bucket; give --domain and --descriptor key=value[,key=value]…", descriptors.Printable(of.Name))}
 	}
 	return s.Domains[policies[at].Domain], policies[at], nil

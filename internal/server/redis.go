@@ -23,8 +23,8 @@ const (
 	leaseTimeout = time.Second
 )
 
-// Redis configures the Redis that keeps the buckets. Without a URL, they are in memory. All fields apply to the second Redis, too,
-// except PasswordFile. Units stay consumed if too few replicas confirm a charge.
+// Redis configures the Redis that keeps the buckets. Without a URL, they are in memory. All fields apply to the second
+// Redis, too, except PasswordFile. Units stay consumed if too few replicas confirm a charge.
 type Redis struct {
 	URL          string        `name:"redis-url" setting:"flag" placeholder:"URL" help:"Keep buckets in Redis: redis://[user:pass@]host:port/db, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p."`
 	PerSecondURL string        `name:"redis-per-second-url" setting:"flag" placeholder:"URL" help:"Keep the buckets of limits per second in this second Redis, as the reference server does with REDIS_PERSECOND."`

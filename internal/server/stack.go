@@ -68,9 +68,9 @@ func (st *stack) undosDropped() (n int64) {
 	return n
 }
 
-// forgetting changes limits, and returns the leases of the buckets with these keys, or of all, and removes their remembered
-// denials: before the change, while the limits under which units were leased are still in use, and after it, so that a raised
-// limit applies at once.
+// forgetting changes limits. It also returns the leases of the buckets with these keys, or of all, and removes their
+// remembered denials. It does so before the change, while the limits under which units were leased are still in use,
+// and again after it, so that a raised limit applies at once.
 func (st *stack) forgetting(keys [][]byte, all bool, change func()) {
 	forget := func() {
 		switch {

@@ -21,7 +21,6 @@ type flight struct {
 	steps   time.Duration // elapsed.steps at that time
 
 	whole       bool // inner is the whole outer batch, and shares its slices
-	plain       bool // it is, because the cache has nothing to contribute; groups is empty
 	refunds     bool // inner has refunds or resets
 	groups      []flightGroup
 	parts       []cachePart      // the charges of the groups that may lease
@@ -62,7 +61,7 @@ func (s *CacheStore) newFlight(b *backend.Batch, now time.Duration) *flight {
 // has nothing to contribute, consult is false.
 func (t *flight) plan(consult bool) {
 	b := t.outer
-	t.whole, t.plain = true, !consult
+	t.whole = true
 	if t.refunds = refundsOrResets(b.Charges); t.refunds {
 		t.store.forgetRefunded(b.Charges)
 	}
@@ -72,6 +71,10 @@ func (t *flight) plan(consult bool) {
 		at = end
 	}
 }
+
+// plain reports whether the whole batch was submitted, because the cache had nothing to contribute. Its groups are not
+// listed then.
+func (t *flight) plain() bool { return t.whole && len(t.groups) == 0 }
 
 func (t *flight) planGroup(at, end int) {
 	s, charges, decisions := t.store, t.outer.Charges[at:end], t.outer.Decisions[at:end]
@@ -148,7 +151,7 @@ func (p *cachePart) lastsUntil(c clock.Clock, deadline time.Time, now time.Durat
 
 // submit submits the groups of t to the wrapped Store.
 func (t *flight) submit(waits bool) {
-	if len(t.groups) == 0 && !t.plain {
+	if len(t.groups) == 0 && !t.plain() {
 		t.finishCall()
 		return
 	}
@@ -208,7 +211,7 @@ func (t *flight) answerKnown(from, to int) {
 
 // ended is the Done function of inner.
 func (t *flight) ended(*backend.Batch) {
-	if t.plain {
+	if t.plain() {
 		t.rememberAll()
 	} else {
 		t.concludeGroups(0, len(t.groups))
@@ -347,7 +350,7 @@ func (t *flight) release() {
 	clear(t.revalidated)
 	t.rest.reset()
 	t.groups, t.parts, t.returns, t.revalidated = t.groups[:0], t.parts[:0], t.returns[:0], t.revalidated[:0]
-	t.outer, t.first, t.whole, t.plain, t.refunds = nil, nil, false, false, false
+	t.outer, t.first, t.whole, t.refunds = nil, nil, false, false
 	t.inner = backend.Batch{Done: t.inner.Done}
 	t.store.flights.Put(t)
 }

@@ -86,7 +86,8 @@ func (s *Server) follows() {
 	})
 }
 
-// StartBinary starts the server program at path ("" means the installed one), with env added to the environment, and waits until it answers.
+// StartBinary starts the server program at path ("" means the installed one), with env added to the environment, and
+// waits until it answers.
 func StartBinary(tb testing.TB, path string, env []string, args ...string) *Server {
 	tb.Helper()
 	s := prepare(tb, FreePort(tb), args...)
