@@ -198,7 +198,8 @@ func TestStreamsOfEveryKindReturnTheirSlots(t *testing.T) {
 }
 
 // flood starts n requests over HTTP/2, and returns when all are in flight. leave closes their connections. On a busy
-// machine Envoy or the sidecar may deny some of so many checks, so these requests are sent again.
+// machine Envoy or the sidecar may deny some of so many checks, so these requests are sent again. A connection starts
+// when the requests of the one before are in flight: more requests at once would make a slow machine deny most of them.
 func (s *stack) flood(t *testing.T, f *flights, n int) (leave func()) {
 	t.Helper()
 	const streams = 100 // of a connection
@@ -227,8 +228,12 @@ func (s *stack) flood(t *testing.T, f *flights, n int) (leave func()) {
 				}
 			})
 		}
+		eventually(t, "all are in flight", func() bool {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return len(f.running) == (i+1)*streams
+		})
 	}
-	eventually(t, "all are in flight", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return len(f.running) == n })
 	t.Logf("%d requests were sent again", denied.Load())
 	if left := s.slotsLeft(t); left != 0 {
 		t.Errorf("%d slots are free, want none", left)
