@@ -108,6 +108,7 @@ func (c *conn) sendStalled() {
 			c.out = append(appendFrame(c.out, int(n), http2.FrameData, 0, s.id), s.rest[:n]...)
 			c.answered = true
 			s.rest, s.waits = s.rest[n:], time.Now()
+			c.passed = s.waits
 			c.window -= n
 			s.window -= n
 			c.stuck -= int(n)

@@ -65,6 +65,7 @@ type flow struct {
 	initial  int64     // the client's SETTINGS_INITIAL_WINDOW_SIZE
 	stalled  []*stream // streams whose answers wait for the connection's window only; see enqueue
 	stuck    int       // bytes of answers that wait for the client's windows, and streamBytes for each of them
+	passed   time.Time // when the window of the connection last allowed bytes of an answer that had to wait
 }
 
 type streams struct {

@@ -263,7 +263,7 @@ func (c *conn) tick(now time.Time) {
 }
 
 // checkStreams resets the streams whose requests have not arrived in time. It returns false if the client has not read
-// an answer in time.
+// an answer in time. An answer that waits only for the window of the connection may wait while others use that window.
 func (c *conn) checkStreams(now time.Time) (ok bool) {
 	ok = true
 	for _, s := range c.open.all() {
@@ -271,7 +271,8 @@ func (c *conn) checkStreams(now time.Time) (ok bool) {
 		case !s.open: // ended meanwhile
 		case s.state == incomplete && now.Sub(s.opened) > arrivalTimeout(s.head.timeout):
 			c.abort(s.id, http2.ErrCodeCancel) // as grpc-go does
-		case !s.waits.IsZero() && now.Sub(s.waits) > windowTimeout:
+		case s.waits.IsZero() || now.Sub(s.waits) <= windowTimeout:
+		case c.initial+s.window <= 0 || now.Sub(c.passed) > windowTimeout:
 			ok, s.waits = false, now // so that the next tick does not end the connection again
 		}
 	}

@@ -249,7 +249,9 @@ func (w *responseWriter) Write(p []byte) (written int, err error) {
 			}
 			c.changed.Wait()
 		}
-		s.waits = time.Time{}
+		if !s.waits.IsZero() {
+			s.waits, c.passed = time.Time{}, time.Now()
+		}
 		c.out = append(appendFrame(c.out, n, http2.FrameData, 0, s.id), p[:n]...)
 		c.answered = true
 		c.window -= int64(n)

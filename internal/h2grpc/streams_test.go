@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -104,6 +105,35 @@ func TestAClientThatGivesNoWindowIsDisconnected(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A client that reads many long answers slowly stays connected, although the last of them waits for the window of the
+// connection for longer than windowTimeout, and so does the answer of another handler.
+func TestManyLongAnswersMayTakeTheirTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const answers, length = 12, 65_000
+		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 2 * length})
+		var ids []uint32
+		for range answers {
+			ids = append(ids, c.send("long "+strconv.Itoa(length)))
+		}
+		c.flush()
+		time.Sleep(time.Second)
+		ids = append(ids, c.send("short", ":path", "/another.Service/Method"))
+		c.flush()
+		go func() {
+			for range answers - 1 { // the window has room for one answer at first
+				time.Sleep(windowTimeout / 2)
+				_ = c.to.WriteWindowUpdate(0, length+prefixLen)
+				_ = c.write()
+			}
+		}()
+		for _, id := range ids {
+			if r := c.answer(id); r.reset != nil || r.message() == "" {
+				t.Fatalf("stream %d: got %+v; want an answer", id, r)
+			}
+		}
+	})
 }
 
 // After a flood of streams, connections must not keep the memory that it needed, whether or not they are idle.
