@@ -78,6 +78,9 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 	if hot {
 		gap = time.Duration(100+rng.IntN(800)) * time.Microsecond
 	}
+	if w.isSlow {
+		gap *= 10
+	}
 	within := []time.Duration{0, 0, 0, 20, 20, 20, 12, 12, 6, 3}[rng.IntN(10)] * time.Millisecond
 	source := &backend.Source{Flush: func() {}}
 	var next func()

@@ -82,6 +82,9 @@ const (
 	sawRetry
 	sawReset
 	sawSlot
+	sawRenewed
+	sawRoomExpired
+	sawNotRevived
 	sawMeter
 	sawHeader
 	sawOverdrawn
@@ -117,7 +120,8 @@ var faultNames = [faults]string{
 	sawRetry:     "retry time compared with the server",
 	sawReset:     "bucket reset",
 	sawSlot:      "slot taken",
-	sawMeter:     "settled by its bucket", sawHeader: "settled by a header", sawOverdrawn: "denied, and charged nevertheless",
+	sawRenewed:   "slot renewed", sawRoomExpired: "slot expired during its request", sawNotRevived: "returned slot not renewed",
+	sawMeter: "settled by its bucket", sawHeader: "settled by a header", sawOverdrawn: "denied, and charged nevertheless",
 	sawBlocked: "blocked by a penalty", sawShadowed: "denied only in shadow mode",
 	sawRewritten: "changes made again that a failover lost", sawReportedLost: "adjustment reported as lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits", sawCreditsNamed: "credits named beside their limit, or topped up",
 }

@@ -35,6 +35,8 @@ type flight struct {
 	reserves int   // the number of buckets that its id settles
 	slots    []int // the positions of costs of concurrency limits
 	meter    int   // the position of the cost of a limit that settles by bucket, or -1
+	room     int   // the position of the cost of a room, or -1
+	stay     *stay // nil without a room
 
 	reserved limiter.Reserved // of a request for named limits: what its answer reserves
 	begun    bool
@@ -69,7 +71,7 @@ const (
 
 // fly adds costs to r that leave something open, or none.
 func (w *world) fly(rng *rand.Rand, r *request, within time.Duration) {
-	f := &flight{request: r, w: w, rng: rng, within: within, meter: -1}
+	f := &flight{request: r, w: w, rng: rng, within: within, meter: -1, room: -1}
 	add := func(limit, value string) {
 		r.costs = append(r.costs, cost{limit: limit, value: value, units: estimate})
 	}
@@ -92,6 +94,10 @@ func (w *world) fly(rng *rand.Rand, r *request, within time.Duration) {
 			r.costs = append(r.costs, cost{limit: "slots", value: strconv.Itoa(key), units: 1})
 		}
 	}
+	if w.isSlow && rng.IntN(2) == 0 {
+		f.room = len(r.costs)
+		r.costs = append(r.costs, cost{limit: "rooms", value: strconv.Itoa(rng.IntN(2)), units: 1})
+	}
 	if r.flight = f; f.reserves > 0 {
 		w.judge.flights = append(w.judge.flights, f)
 	}
@@ -99,7 +105,7 @@ func (w *world) fly(rng *rand.Rand, r *request, within time.Duration) {
 
 // flyNamed adds a slot or a reservation to r, a request for named limits.
 func (w *world) flyNamed(rng *rand.Rand, r *request, within time.Duration) {
-	f := &flight{request: r, w: w, rng: rng, within: within, meter: -1}
+	f := &flight{request: r, w: w, rng: rng, within: within, meter: -1, room: -1}
 	if rng.IntN(2) == 0 {
 		f.slots = append(f.slots, len(r.costs))
 		r.costs = append(r.costs, cost{limit: "slots", value: strconv.Itoa(rng.IntN(2)), units: 1})
@@ -149,13 +155,18 @@ func (f *flight) taken(p *process, c *limiter.Call, err error) {
 		f.id = string(c.AppendID(nil))
 	}
 	switch {
-	case (f.id == limiter.None) != (f.reserves == 0 && len(f.slots) == 0):
+	case (f.id == limiter.None) != (f.reserves == 0 && len(f.slots) == 0 && f.room < 0):
 		j.fail("request %s was allowed, and reserves %d buckets and %d slots, but its id is %q", f.request.id, f.reserves, len(f.slots), f.id)
 		return
 	case f.reserves > 0:
 		f.w.seen(sawReserved)
 	}
-	f.w.after(time.Duration(f.rng.Int64N(int64(60*time.Millisecond))), nil, f.end)
+	work := 60 * time.Millisecond
+	if f.room >= 0 {
+		f.stays(c)
+		work *= 50
+	}
+	f.w.after(time.Duration(f.rng.Int64N(int64(work))), nil, f.end)
 }
 
 // identify notes what c has reserved by name, as the HTTP API does.
@@ -179,6 +190,9 @@ func (f *flight) identify(c *limiter.Call) {
 // end sends no request that ends f, one, or several with the same cost or different ones.
 func (f *flight) end() {
 	w, times, real := f.w, 1, f.rng.Int64N(realEnd)
+	if f.stay != nil {
+		f.stay.ended = true
+	}
 	switch n := f.rng.IntN(12); {
 	case n == 0:
 		times = 0
@@ -245,7 +259,7 @@ func (e *ending) send(isFirst bool) {
 		return
 	}
 	w.after(0, p, func() {
-		isLog := len(e.slots) > 0 && !e.forged && rng.IntN(2) == 0
+		isLog := (len(e.slots) > 0 || e.room >= 0) && !e.forged && rng.IntN(2) == 0
 		if isLog || !e.forged {
 			for _, i := range e.slots {
 				w.judge.slotsOf(e.costs[i].value).entries[p]++
@@ -341,13 +355,16 @@ func (e *ending) answered(s *sending, c *limiter.Call) {
 	if parts != e.reserves && !e.forged {
 		j.fail("a settlement of %s settles %d buckets, want %d", e.request.id, parts, e.reserves)
 	}
-	if len(s.costs) == 0 && len(e.flight.slots) == 0 && !e.forged && settled == c.Denied && !(e.form == byHeader && repeated) {
+	if len(s.costs) == 0 && len(e.flight.slots) == 0 && e.room < 0 && !e.forged && settled == c.Denied && !(e.form == byHeader && repeated) {
 		j.fail("settlement of %s: settled %v, denied %v", e.request.id, settled, c.Denied)
 	}
 	if e.forged {
 		return
 	}
 	e.settled = e.settled || settled
+	if e.stay != nil && !c.Failed {
+		e.stay.returned = true
+	}
 	if e.tries--; (!settled || c.Failed) && e.tries > 0 {
 		e.w.after(time.Duration(e.rng.Int64N(int64(20*time.Millisecond))), nil, func() { e.send(false) })
 	}

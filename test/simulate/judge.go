@@ -26,8 +26,9 @@ type judge struct {
 	probes           []*probe
 	buckets          map[string]*bucket // by key
 	slots            map[string]*slotsOf
-	named            map[cost]*bucket // by limit and value
-	resets           map[cost]int     // how often operators reset a bucket, or tried to
+	rooms            map[string][]*stay // by key
+	named            map[cost]*bucket   // by limit and value
+	resets           map[cost]int       // how often operators reset a bucket, or tried to
 	failovers        int
 	losses           int  // how often a server lost its data, or may have lost unconfirmed charges in a failover
 	unclean          bool // a process crashed, or a call had no answer, so leased units may be lost
@@ -210,7 +211,8 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	switch {
 	case failed:
 		j.w.seen(sawFailed)
-		warm := j.w.layout == nil && j.w.watched == nil && len(j.resets) == 0 || s.at > time.Hour+150*time.Millisecond // before this time the process learns the layout, loads scripts, and may reset a bucket, each in a call of its own
+		// At first the process learns the layout, loads scripts, and may reset a bucket, each in a call of its own.
+		warm := j.w.layout == nil && j.w.watched == nil && len(j.resets) == 0 || s.at > time.Hour+150*time.Millisecond && !j.w.isSlow
 		if j.w.faultless && warm && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
 			j.fail("request %s: %v, though nothing is wrong", s.id, firstErr(c))
 		}

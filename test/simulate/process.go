@@ -115,7 +115,7 @@ func (l *local) Submit(b *backend.Batch) {
 var reservationKeys = reservation.NewKeys(func() []string { return []string{"a secret of all sidecars"} })
 
 func onSecondServer(l *algorithms.Limit) bool {
-	return l.Period() <= algorithms.Second
+	return l.Kind != algorithms.Concurrency && l.Period() <= algorithms.Second
 }
 
 // serverOf returns the server that has the buckets of l. With a Cluster or Sentinels it is the first one, which

@@ -23,7 +23,7 @@ var resetMark = func() *algorithms.Limit {
 
 var resetNames = []struct{ domain, limit string }{
 	{"plans", "plan"}, {"plans", "pace"}, {"plans", "credits"}, {"sim", "tokens"}, {"sim", "budget"}, {"sim", "meter"}, {"sim", "brief"},
-	{"sim", "slots"},
+	{"sim", "slots"}, {"sim", "rooms"},
 }
 
 func (w *world) reset(rng *rand.Rand, p *process) {

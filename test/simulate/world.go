@@ -30,6 +30,7 @@ type world struct {
 	waitReplicas     int
 	mayLoseData      bool
 	hasOperators     bool
+	isSlow           bool  // clients and faults take ten times as long, so slots expire
 	lastPoll         int64 // sidecars stop polling adjustments and Sentinels at this time; 0 means never
 	counts           Counts
 	log              func(format string, args ...any) // nil if there is no log
@@ -80,12 +81,14 @@ limits:
   tokens: {algorithm: fixed_window, rate: 300, period: 24h, settle: {estimate: 20, ttl: 1s}}
   budget: {algorithm: token_bucket, rate: 300, period: 1s, capacity: 100, settle: {estimate: 20, max_debt: 40, ttl: 1m}}
   slots: {algorithm: concurrency, capacity: 3, ttl: 10m}
+  rooms: {algorithm: concurrency, capacity: 3, ttl: 1s}
   meter: {algorithm: fixed_window, rate: 300, period: 24h, settle: {by: bucket, estimate: 20, max_debt: 40, ttl: 10m}}
   brief: {algorithm: fixed_window, rate: 300, period: 24h, settle: {by: bucket, estimate: 20, max_debt: 40, ttl: 1s}}
 descriptors:
   - {key: meter, limit: meter}
   - {key: brief, limit: brief}
   - {key: slots, limit: slots}
+  - {key: rooms, limit: rooms}
   - {key: witness, rate_limit: {algorithm: fixed_window, rate: 1001, period: 24h}}
   - {key: day, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h}}
   - {key: window, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 100ms}}
@@ -204,12 +207,15 @@ func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Lim
 
 func newWorld(p Plan, log func(string, ...any)) *world {
 	w := &world{loop: newLoop(p.Seed), plan: p, log: log}
-	w.judge = &judge{w: w, buckets: map[string]*bucket{}, slots: map[string]*slotsOf{}, named: map[cost]*bucket{}, resets: map[cost]int{}, open: map[*sending]bool{}}
+	w.judge = &judge{w: w, buckets: map[string]*bucket{}, slots: map[string]*slotsOf{}, rooms: map[string][]*stay{}, named: map[cost]*bucket{}, resets: map[cost]int{}, open: map[*sending]bool{}}
 	w.faultless = w.rng.IntN(5) == 0
 	w.noMoreFaults = w.faultless
 	w.clockMayStepBack, w.mayLoseData = w.rng.IntN(4) == 0, w.rng.IntN(4) == 0
 	w.hasOperators = w.rng.IntN(4) == 0
 	w.length = time.Duration(50+w.rng.IntN(250)) * time.Millisecond
+	if w.isSlow = w.rng.IntN(6) == 0; w.isSlow {
+		w.length *= 10
+	}
 	w.snapshot = compiled[w.rng.IntN(len(compiled))]
 	switch w.rng.IntN(7) {
 	case 0, 1:
