@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,7 +47,7 @@ func Run(ctx context.Context, c Config) (decisions int64, took time.Duration, er
 	defer working.Wait()
 	defer over.Store(true)
 	for i := range c.Connections {
-		r, err := Dial(ctx, c.Address)
+		r, err := dial(ctx, c.Address)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -56,7 +55,7 @@ func Run(ctx context.Context, c Config) (decisions int64, took time.Duration, er
 			return 0, 0, err
 		}
 		working.Go(func() {
-			defer r.Close()
+			defer r.close()
 			for errs[i] == nil && !over.Load() {
 				if errs[i] = r.request(c.Pipeline, c.Keys); errs[i] == nil {
 					count.Add(int64(c.Pipeline))
@@ -81,25 +80,25 @@ func Run(ctx context.Context, c Config) (decisions int64, took time.Duration, er
 	return decisions, took, nil
 }
 
-type Conn struct {
+type conn struct {
 	nc  net.Conn
 	in  *bufio.Reader
 	out []byte
 	sha string
 }
 
-func Dial(ctx context.Context, address string) (*Conn, error) {
+func dial(ctx context.Context, address string) (*conn, error) {
 	var d net.Dialer
 	nc, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("connect to redis: %w", err)
 	}
-	return &Conn{nc: nc, in: bufio.NewReaderSize(nc, 64<<10)}, nil
+	return &conn{nc: nc, in: bufio.NewReaderSize(nc, 64<<10)}, nil
 }
 
-func (c *Conn) Close() { _ = c.nc.Close() }
+func (c *conn) close() { _ = c.nc.Close() }
 
-func (c *Conn) command(words ...string) {
+func (c *conn) command(words ...string) {
 	c.out = append(c.out, '*')
 	c.out = strconv.AppendInt(c.out, int64(len(words)), 10)
 	for _, w := range words {
@@ -111,14 +110,14 @@ func (c *Conn) command(words ...string) {
 	c.out = append(c.out, "\r\n"...)
 }
 
-func (c *Conn) send() error {
+func (c *conn) send() error {
 	_, err := c.nc.Write(c.out)
 	c.out = c.out[:0]
 	return err
 }
 
 // line reads one line. The result is valid until the next read. An error of Redis is returned as an error.
-func (c *Conn) line() ([]byte, error) {
+func (c *conn) line() ([]byte, error) {
 	line, err := c.in.ReadSlice('\n')
 	if err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
@@ -130,56 +129,20 @@ func (c *Conn) line() ([]byte, error) {
 	return line, nil
 }
 
-// Text sends a command whose reply is text, and returns the reply.
-func (c *Conn) Text(words ...string) (string, error) {
-	c.command(words...)
+func (c *conn) load() error {
+	c.command("SCRIPT", "LOAD", script)
 	if err := c.send(); err != nil {
-		return "", err
-	}
-	size, err := c.line()
-	if err != nil {
-		return "", err
-	}
-	n, err := strconv.Atoi(strings.TrimPrefix(string(size), "$"))
-	if err != nil || n < 0 {
-		return "", fmt.Errorf("redis answers %q, not with a text", size)
-	}
-	text := make([]byte, n+2)
-	for at := 0; at < len(text); {
-		k, err := c.in.Read(text[at:])
-		if err != nil {
-			return "", fmt.Errorf("redis: %w", err)
-		}
-		at += k
-	}
-	return string(text[:n]), nil
-}
-
-// Do sends commands to host:port, one after the other. The reply to each must be one line.
-func Do(ctx context.Context, address string, commands ...[]string) error {
-	c, err := Dial(ctx, address)
-	if err != nil {
 		return err
 	}
-	defer c.Close()
-	for _, words := range commands {
-		c.command(words...)
-		if err := c.send(); err != nil {
-			return err
-		}
-		if _, err := c.line(); err != nil {
-			return fmt.Errorf("%s: %w", strings.Join(words, " "), err)
-		}
+	if _, err := c.line(); err != nil { // the length of the reply
+		return err
 	}
-	return nil
-}
-
-func (c *Conn) load() (err error) {
-	c.sha, err = c.Text("SCRIPT", "LOAD", script)
+	sha, err := c.line()
+	c.sha = string(sha)
 	return err
 }
 
-func (c *Conn) request(pipeline, keys int) error {
+func (c *conn) request(pipeline, keys int) error {
 	for range pipeline {
 		c.command("EVALSHA", c.sha, "1", "bare:"+strconv.Itoa(rand.IntN(keys)), "1000", "1000", "1")
 	}

@@ -173,19 +173,3 @@ func TestOpenLoopThatFallsBehindEnds(t *testing.T) {
 		t.Errorf("got %v; want only the answers that arrived in time: 1 to 500, at most 200 per second, no failure", &r)
 	}
 }
-
-func TestInvalidConfigsAreRefused(t *testing.T) {
-	for name, c := range map[string]Config{
-		"no target":              {},
-		"keys":                   {Target: "x:1", FirstKey: maxKeys},
-		"descriptor":             {Target: "x:1", Descriptors: []string{"key"}},
-		"no server":              {Target: "unix:///nowhere/s"},
-		"no such PID":            {Target: "x:1", PID: 1 << 22, Requests: 1},
-		"negative":               {Target: "x:1", Rate: -1},
-		"requests and a warm-up": {Target: "x:1", Requests: 1, Warmup: 1},
-	} {
-		if r, err := Run(t.Context(), c); err == nil {
-			t.Errorf("%s: no error, %v; want an error", name, &r)
-		}
-	}
-}

@@ -1,21 +1,11 @@
 package main
 
 import (
-	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
-	"math/big"
-	"net"
-	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
-	"time"
-
-	"github.com/rlsidecar/rlsidecar/bench/bare"
 )
 
 // path is a way to use Redis whose decisions should cost little more than decisions on one plain Redis.
@@ -129,9 +119,13 @@ func onTwo(b *bench) (buckets, error) {
 }
 
 func onTLS(b *bench) (buckets, error) {
-	cert, key, err := selfSigned(b.dir)
-	if err != nil {
+	if err := find("openssl"); err != nil {
 		return buckets{}, err
+	}
+	cert, key := filepath.Join(b.dir, "cert.pem"), filepath.Join(b.dir, "key.pem") // the certificate is its own CA
+	if out, err := exec.CommandContext(b, "openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "1",
+		"-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert).CombinedOutput(); err != nil {
+		return buckets{}, fmt.Errorf("openssl: %w: %s", err, out)
 	}
 	address, port, err := freePort()
 	if err != nil {
@@ -145,37 +139,10 @@ func onTLS(b *bench) (buckets, error) {
 	return buckets{[]string{"--redis-url", "rediss://" + address, "--redis-tls-ca", cert}, []*child{s}}, nil
 }
 
-// selfSigned writes a certificate for 127.0.0.1 and its key into dir. The certificate is its own CA.
-func selfSigned(dir string) (cert, key string, err error) {
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return "", "", err
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		return "", "", err
-	}
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		return "", "", err
-	}
-	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	if err := os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
-		return "", "", err
-	}
-	return cert, key, os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}), 0o600)
-}
-
 func onCluster(b *bench) (buckets, error) {
-	const masters, slots = 3, 16384
 	var servers []*child
 	var addresses []string
-	var meet []string // the command with which the other masters join the first
-	for i := range masters {
+	for range 3 {
 		_, bus, err := freePort()
 		if err != nil {
 			return buckets{}, err
@@ -186,47 +153,7 @@ func onCluster(b *bench) (buckets, error) {
 			return buckets{}, err
 		}
 		servers, addresses = append(servers, s), append(addresses, s.address)
-		commands := [][]string{
-			{"CLUSTER", "ADDSLOTSRANGE", fmt.Sprint(i * slots / masters), fmt.Sprint((i+1)*slots/masters - 1)},
-			{"CLUSTER", "SET-CONFIG-EPOCH", fmt.Sprint(i + 1)},
-		}
-		if i == 0 {
-			host, port, err := net.SplitHostPort(s.address)
-			if err != nil {
-				return buckets{}, err
-			}
-			meet = []string{"CLUSTER", "MEET", host, port, bus}
-		} else {
-			commands = append(commands, meet)
-		}
-		if err := bare.Do(b, s.address, commands...); err != nil {
-			return buckets{}, err
-		}
 	}
-	for _, s := range servers {
-		if err := clusterFormed(b, s, masters); err != nil {
-			return buckets{}, err
-		}
-	}
-	return buckets{[]string{"--redis-url", "redis+cluster://" + strings.Join(addresses, ",")}, servers}, nil
-}
-
-func clusterFormed(ctx context.Context, s *child, n int) error {
-	c, err := bare.Dial(ctx, s.address)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	for end := time.Now().Add(maxWait); ; time.Sleep(20 * time.Millisecond) {
-		info, err := c.Text("CLUSTER", "INFO")
-		if err != nil {
-			return err
-		}
-		if strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d\r", n)) {
-			return nil
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("%s did not join the cluster: %s", s.address, info)
-		}
-	}
+	_, err := redisCLI(b, slices.Concat([]string{"--cluster-yes", "--cluster", "create"}, addresses)...)
+	return buckets{[]string{"--redis-url", "redis+cluster://" + strings.Join(addresses, ",")}, servers}, err
 }

@@ -1,19 +1,24 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"net"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/bench/bare"
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
 func (b *bench) redis(more ...string) (*child, error) {
-	if err := find(b.Redis); err != nil {
-		return nil, err
+	for _, program := range []string{b.Redis, "redis-cli"} {
+		if err := find(program); err != nil {
+			return nil, err
+		}
 	}
 	address, port, err := freePort()
 	if err != nil {
@@ -22,6 +27,23 @@ func (b *bench) redis(more ...string) (*child, error) {
 	return b.started(startChild(b, "redis-server", address, b.Redis, slices.Concat([]string{
 		"--bind", "127.0.0.1", "--port", port, "--dir", b.dir, "--save", "", "--appendonly", "no",
 	}, more)...))
+}
+
+func redisCLI(ctx context.Context, args ...string) (string, error) {
+	out, err := exec.CommandContext(ctx, "redis-cli", args...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("redis-cli %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// redisCommand sends a command to the Redis server c, and returns its answer.
+func (c *child) redisCommand(ctx context.Context, words ...string) (string, error) {
+	_, port, err := net.SplitHostPort(c.address)
+	if err != nil {
+		return "", err
+	}
+	return redisCLI(ctx, append([]string{"-e", "-p", port}, words...)...)
 }
 
 // redisUse is the work of Redis servers during a measurement.
@@ -47,12 +69,7 @@ var callsOfScripts = regexp.MustCompile(`(?m)^cmdstat_(?:evalsha|fcall):calls=(\
 
 func usedBy(b *bench, servers []*child) (u redisUse, err error) {
 	for _, s := range servers {
-		c, err := bare.Dial(b, s.address)
-		if err != nil {
-			return u, err
-		}
-		stats, err := c.Text("INFO", "commandstats")
-		c.Close()
+		stats, err := s.redisCommand(b, "INFO", "commandstats")
 		if err != nil {
 			return u, err
 		}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/bench/bare"
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
@@ -117,7 +116,8 @@ func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding
 		}
 	}
 	s.stop()
-	return found, bare.Do(b, redis.address, []string{"FLUSHALL"})
+	_, err = redis.redisCommand(b, "FLUSHALL")
+	return found, err
 }
 
 // settleWay is a way to send requests. plain sends requests for a plain limit. settles sends requests that

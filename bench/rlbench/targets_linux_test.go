@@ -45,17 +45,6 @@ func TestTargetsCanBeMeasured(t *testing.T) {
 	}
 }
 
-func TestFindingsAsJSONHaveAllMeasurements(t *testing.T) {
-	var out bytes.Buffer
-	c := targetsCmd{JSON: true}
-	if err := c.print(&app{stdout: &out}, []finding{{name: "x", variant: "new", ceiling: []float64{1, 2}, ours: []float64{3, 4}, target: 1.15}}); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := out.String(), `{"ceiling":[1,2],"rlsidecar":[3,4],"target":1.15,"variant":"new","what":"x"}`+"\n"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
-}
-
 func TestFindingsAreJudgedByTheirRatios(t *testing.T) {
 	f := finding{ceiling: []float64{1, 2, 10}, ours: []float64{2, 2, 12}, target: 1.25} // 2, 1, 1.2
 	if !f.isMet() {
