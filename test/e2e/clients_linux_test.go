@@ -1,16 +1,12 @@
 package e2e
 
 import (
-	"encoding/binary"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
-	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
@@ -98,42 +94,6 @@ connections: 1
 		}
 		if output := run(t.T, python, args...); output != want {
 			t.Errorf("the client printed\n%swant\n%s", output, want)
-		}
-	})
-}
-
-func requestFile(t *testing.T, descriptor string) string {
-	t.Helper()
-	r := rlstest.Request("clients", rlstest.Descriptor(descriptor))
-	message, err := proto.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fileOf(t, "request", string(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))))+string(message))
-}
-
-func TestNghttp2(t *testing.T) {
-	t.Parallel()
-	nghttp, h2load := tooltest.Path(t, "nghttp"), tooltest.Path(t, "h2load")
-	eachListener(t, func(t request) {
-		url, file := "http://"+t.addr+shouldRateLimit, requestFile(t.T, "user=a")
-		switch {
-		case t.socket != "":
-			t.Skip("nghttp and h2load do not support Unix sockets")
-		case t.ca != "":
-			url = "https://" + t.addr + shouldRateLimit
-		}
-		headers := []string{"-H", ":method: POST", "-H", "content-type: application/grpc", "-H", "te: trailers", "--data", file}
-		output := run(t.T, nghttp, append(headers, "--verbose", "--null-out", url)...)
-		for _, want := range []string{":status: 200", "content-type: application/grpc", "grpc-status: 0"} {
-			if !strings.Contains(output, want) {
-				t.Errorf("the output lacks %q:\n%s", want, output)
-			}
-		}
-		load := append(headers, "-n", "20000", "-c", "4", "-m", "100", url)
-		if output := run(t.T, h2load, load...); !strings.Contains(output, "20000 succeeded, 0 failed, 0 errored, 0 timeout") ||
-			!strings.Contains(output, "20000 2xx") {
-			t.Errorf("got %s; want 20000 requests with status 2xx", output)
 		}
 	})
 }

@@ -3,7 +3,6 @@ package e2e
 import (
 	"crypto/tls"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -19,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
@@ -27,141 +27,24 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
 )
 
-// networkOfItsOwn is set in a process that inOwnNetwork has started.
-const networkOfItsOwn = "RLSIDECAR_E2E_NETWORK"
-
-// inOwnNetwork starts this test again in a child process with a network of its own, where the test can use the
-// ports and names of a pod. It returns true in the child process. In the parent process it waits for the child,
-// and returns false.
-func inOwnNetwork(t *testing.T) bool {
-	t.Helper()
-	if os.Getenv(networkOfItsOwn) != "" {
-		if out, err := exec.Command(tooltest.Path(t, "ip"), "link", "set", "lo", "up").CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		return true
-	}
-	cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=5m")
-	cmd.Env = append(os.Environ(), networkOfItsOwn+"=yes")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: syscall.CLONE_NEWNET}
-	if os.Getuid() != 0 {
-		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
-		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
-		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
-	}
-	out, err := cmd.CombinedOutput()
-	switch {
-	case cmd.Process == nil:
-		tooltest.Impossible(t, fmt.Sprintf("this machine does not allow a separate network: %v", err))
-	case err != nil:
-		t.Fatalf("%v\n%s", err, out)
-	case strings.Contains(string(out), "--- SKIP"):
-		t.Skipf("%s", out)
-	}
-	return false
-}
-
 // container is the container in examples/kubernetes/rendered/envoy-gateway-deployment.yaml.
 type container struct {
-	Name, Image string
-	Command     []string
-	Env         []struct{ Name, Value string }
-	Ports       []struct {
-		Name          string
-		ContainerPort int `yaml:"containerPort"`
-		Protocol      string
-	}
+	Env            []struct{ Name, Value string }
 	StartupProbe   probe `yaml:"startupProbe"`
 	ReadinessProbe probe `yaml:"readinessProbe"`
 	LivenessProbe  probe `yaml:"livenessProbe"`
-	VolumeMounts   []struct {
-		Name      string
-		MountPath string `yaml:"mountPath"`
-		ReadOnly  bool   `yaml:"readOnly"`
-	} `yaml:"volumeMounts"`
 }
 
 type probe struct {
 	HTTPGet struct {
-		Path, Scheme string
-		Port         int
+		Path string
+		Port int
 	} `yaml:"httpGet"`
-	TimeoutSeconds   int `yaml:"timeoutSeconds"`
-	PeriodSeconds    int `yaml:"periodSeconds"`
-	FailureThreshold int `yaml:"failureThreshold"`
 }
 
-func (p probe) passes(t *testing.T) bool {
-	t.Helper()
-	client := &http.Client{Timeout: time.Duration(p.TimeoutSeconds) * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Get(fmt.Sprintf("%s://127.0.0.1:%d%s", strings.ToLower(p.HTTPGet.Scheme), p.HTTPGet.Port, p.HTTPGet.Path))
-	if err != nil {
-		return false
-	}
-	defer resp.Body.Close()
-	body, _ := io.ReadAll(resp.Body)
-	if resp.StatusCode == http.StatusOK && string(body) != "OK" {
-		t.Errorf("%s: got the body %q, want OK", p.HTTPGet.Path, body)
-	}
-	return resp.StatusCode >= 200 && resp.StatusCode < 400
-}
-
-// names are the host names that resolve inside the pod.
-const names = "127.0.0.1 localhost envoy-gateway redis.redis-system.svc.cluster.local\n"
-
-func pod(t *testing.T, c container, ca *certtest.Authority) (folder string) {
-	t.Helper()
-	folder = t.TempDir()
-	for _, name := range []string{"bin", "etc"} {
-		if err := os.MkdirAll(filepath.Join(folder, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	program, err := os.ReadFile(sidecarProgram)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(folder, "bin/ratelimit"), program, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(folder, "etc/hosts"), []byte(names), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range c.VolumeMounts {
-		at := filepath.Join(folder, m.MountPath)
-		if err := os.MkdirAll(at, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if m.Name == "certs" {
-			ca.Secret(t, at, 1, "envoy-ratelimit", "envoy-ratelimit.envoy-gateway-system", "envoy-ratelimit.envoy-gateway-system.svc.cluster.local")
-		}
-	}
-	// The container's user must be able to read the folders above, which t.TempDir creates for the test's user only.
-	for at := folder; at != os.TempDir() && at != "/"; at = filepath.Dir(at) {
-		if err := os.Chmod(at, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return folder
-}
-
-// startPod starts c with its command, its environment and a longer timeout for Redis. The process sees only
-// the files of the pod. It runs as the user of the image, unless the test has only one user id.
-func startPod(t *testing.T, c container, folder string) *process {
-	t.Helper()
-	// exec.Command would search for the program outside of the pod.
-	cmd := &exec.Cmd{Path: c.Command[0], Args: c.Command, Dir: "/", Env: []string{
-		"PATH=/bin", "HOSTNAME=envoy-ratelimit-0",
-		"RLSIDECAR_BACKEND_TIMEOUT=1s", // the default of 10 ms may be too short on a busy machine
-	}}
-	for _, e := range c.Env {
-		cmd.Env = append(cmd.Env, e.Name+"="+e.Value)
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: folder}
-	if uids, err := os.ReadFile("/proc/self/uid_map"); err == nil && strings.Fields(string(uids))[2] != "1" {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
-	}
-	return startCommand(t, cmd)
+func (p probe) passes(addr string) bool {
+	code, body := fetch(fmt.Sprintf("http://%s:%d%s", addr, p.HTTPGet.Port, p.HTTPGet.Path))
+	return code == http.StatusOK && body == "OK" // the body of the reference server
 }
 
 // egLimits converts the descriptors of rendered/envoy-gateway.yaml to those that Envoy Gateway streams.
@@ -188,47 +71,102 @@ func egLimits(t *testing.T, list []any) (out []*conf.RateLimitDescriptor) {
 // perMinute is the limit in envoy-gateway.yaml.
 const perMinute = 5
 
-// TestEnvoyGatewayDeployment runs the Deployment that Envoy Gateway renders, with rlsidecar as its program:
-// the same environment, ports, probes, certificates and control plane. A real Envoy sends requests with the
-// configuration that Envoy Gateway generates.
+// aiQuota returns the configuration that Envoy AI Gateway sends for a QuotaPolicy of one backend. The model
+// small has one quota. The model large has a quota for each tenant, and one for requests without a tenant.
+func aiQuota(perHour uint32) *conf.RateLimitConfig {
+	quota := func(key, value string, hourly uint32) *conf.RateLimitDescriptor {
+		d := &conf.RateLimitDescriptor{Key: key, Value: value, RateLimit: &conf.RateLimitPolicy{Unit: conf.RateLimitUnit_HOUR, RequestsPerUnit: hourly}}
+		d.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 7, protowire.VarintType), 1)) // quota_mode: true; the Go type lacks this field
+		return d
+	}
+	const rest = "rule-1-match--1"
+	return &conf.RateLimitConfig{Name: "ai-gateway-quota", Domain: "ai-gateway-quota", Descriptors: []*conf.RateLimitDescriptor{{
+		Key: "backend_name", Value: "default/openai", Descriptors: []*conf.RateLimitDescriptor{
+			quota("model_name_override", "small", perHour),
+			{Key: "model_name_override", Value: "large", Descriptors: []*conf.RateLimitDescriptor{
+				quota("rule-0-x-tenant-match-0", "", perHour),
+				quota(rest, rest, 1000*perHour),
+			}},
+		},
+	}}}
+}
+
+// aiQuotas sends requests as the proxies of Envoy AI Gateway do: 1 hit when a request starts, and as many hits as the
+// answer has tokens when it ends. send returns the answer to a request of the quotas' domain, and set sends quotas.
+func aiQuotas(t *testing.T, send func(descriptor string, hits int) string, set func(version string, quotas *conf.RateLimitConfig)) {
+	t.Helper()
+	set("2", aiQuota(10))
+	const small, large = "backend_name=default/openai,model_name_override=small", "backend_name=default/openai,model_name_override=large"
+	eventually(t, "the quotas are in use", func() bool { return strings.Contains(send(small, 1), "10/HOUR") })
+	for _, step := range []struct {
+		descriptor string
+		hits       int
+		want       string
+		why        string
+	}{
+		{large + ",rule-0-x-tenant-match-0=ann", 1, "OK", "the first request"},
+		{large + ",rule-0-x-tenant-match-0=ann", 20, "OVER_LIMIT", "its tokens: more than the quota, and charged"},
+		{large + ",rule-0-x-tenant-match-0=ann", 1, "OVER_LIMIT", "ann's next request"},
+		{large + ",rule-0-x-tenant-match-0=bob", 1, "OK", "bob has a quota of his own"},
+		{large + ",rule-1-match--1=rule-1-match--1", 1, "OK", "a request without a tenant"},
+		{small, 20, "OVER_LIMIT", "the tokens of the request that found the quotas in use"},
+		{small, 1, "OVER_LIMIT", "the next request for this model"},
+		{"backend_name=default/other,model_name_override=small", 1, "OK", "a backend without a quota"},
+	} {
+		if got := send(step.descriptor, step.hits); !strings.HasPrefix(got, step.want+" |") {
+			t.Errorf("%s: %s %d: %s, want %s", step.why, step.descriptor, step.hits, got, step.want)
+		}
+	}
+	// An update of the policy applies to a tenant that has used up the old quota.
+	set("3", aiQuota(100))
+	eventually(t, "ann has units of the new quota left", func() bool { return strings.HasPrefix(send(large+",rule-0-x-tenant-match-0=ann", 0), "OK") })
+}
+
+// TestEnvoyGatewayDeployment runs the Deployment that Envoy Gateway renders, with rlsidecar as its program: the same
+// environment, probes, certificates and control plane, at addresses and paths of the test. A real Envoy sends requests
+// with the configuration that Envoy Gateway generates. The deployment of Envoy AI Gateway has a part of this environment.
 func TestEnvoyGatewayDeployment(t *testing.T) {
 	t.Parallel()
 	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
-	if !inOwnNetwork(t) {
-		return
-	}
 	data, err := os.ReadFile(kubernetes + "rendered/envoy-gateway-deployment.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var c container
-	decoder := yaml.NewDecoder(strings.NewReader(string(data)))
-	decoder.KnownFields(true)
-	if err := decoder.Decode(&c); err != nil {
+	if err := yaml.Unmarshal(data, &c); err != nil {
 		t.Fatal(err)
 	}
 	r := readRendered[rendered](t, "envoy-gateway.yaml")
 	ca := certtest.New(t)
-	folder := pod(t, c, ca)
-	redis := redistest.StartAt(t, 6379)
-	sidecar := startPod(t, c, folder)
+	redis, addr, certs := redistest.Start(t), loopback(), t.TempDir()
+	ca.Secret(t, certs, 1, "envoy-ratelimit", "envoy-ratelimit.envoy-gateway-system", "envoy-ratelimit.envoy-gateway-system.svc.cluster.local")
+	port := redistest.FreePort(t) // of the control plane: its certificate is for 127.0.0.1 and its name
+	here := strings.NewReplacer("/certs", certs, "envoy-gateway:18001", fmt.Sprint("127.0.0.1:", port), "redis.redis-system.svc.cluster.local:6379", redis.Addr, ":19001", addr+":19001")
+	cmd := exec.Command(sidecarProgram)
+	cmd.Args = []string{"/bin/ratelimit"}                                                                         // the command of the container
+	cmd.Env = []string{"GRPC_HOST=" + addr, "HOST=" + addr, "DEBUG_HOST=" + addr, "RLSIDECAR_BACKEND_TIMEOUT=1s"} // the default of 10 ms may be too short on a busy machine
+	for _, e := range c.Env {
+		cmd.Env = append(cmd.Env, e.Name+"="+here.Replace(e.Value))
+	}
+	sidecar := startCommand(t, cmd)
 
 	// This client sends no certificate, because the listener does not require one.
-	conn, err := grpc.NewClient("127.0.0.1:8081", grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: ca.Pool()})))
+	conn, err := grpc.NewClient(addr+":8081", grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: ca.Pool(), ServerName: "envoy-ratelimit"})))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	service, health := rls.NewRateLimitServiceClient(conn), healthpb.NewHealthClient(conn)
 	domain, path := r.Limits["domain"].(string), "httproute/default/shop/rule/0/match/0/shop_example_com"
-	send := func(key string) string {
+	sendTo := func(domain, descriptor string) string {
 		t.Helper()
-		answer, err := service.ShouldRateLimit(t.Context(), rlstest.Request(domain, rlstest.Descriptor(path+"="+path+",rule-0-match-0="+key)), grpc.WaitForReady(true))
+		answer, err := service.ShouldRateLimit(t.Context(), rlstest.Request(domain, rlstest.Descriptor(descriptor)), grpc.WaitForReady(true))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return rlstest.Response(answer)
 	}
+	send := func(key string) string { t.Helper(); return sendTo(domain, path+"="+path+",rule-0-match-0="+key) }
 	serving := func() healthpb.HealthCheckResponse_ServingStatus {
 		t.Helper()
 		h, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "ratelimit"})
@@ -243,7 +181,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Errorf("without a configuration: got %s, want a denial", got)
 	}
 	for name, p := range map[string]probe{"startup": c.StartupProbe, "readiness": c.ReadinessProbe, "liveness": c.LivenessProbe} {
-		if p.passes(t) {
+		if p.passes(addr) {
 			t.Errorf("without a configuration the %s probe succeeds, want a failure", name)
 		}
 	}
@@ -258,19 +196,19 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plane := xdstest.Start(t, "127.0.0.1:18001", grpc.Creds(credentials.NewTLS(&tls.Config{
+	plane := xdstest.Start(t, fmt.Sprint("127.0.0.1:", port), grpc.Creds(credentials.NewTLS(&tls.Config{
 		Certificates: []tls.Certificate{pair}, ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert,
 	})))
 	limits := &conf.RateLimitConfig{Name: domain, Domain: domain, Descriptors: egLimits(t, r.Limits["descriptors"].([]any))}
 	plane.Set(t, "envoy-ratelimit", "1", limits)
-	eventually(t, "it is ready", func() bool { return c.ReadinessProbe.passes(t) })
-	if !c.StartupProbe.passes(t) || !c.LivenessProbe.passes(t) || serving() != healthpb.HealthCheckResponse_SERVING {
+	eventually(t, "it is ready", func() bool { return c.ReadinessProbe.passes(addr) })
+	if !c.StartupProbe.passes(addr) || !c.LivenessProbe.passes(addr) || serving() != healthpb.HealthCheckResponse_SERVING {
 		t.Error("the sidecar is ready, but a probe or a listener reports that it is not")
 	}
 
 	// Envoy connects with its certificate, to the service name that Envoy Gateway uses.
 	s := newStack(t, "10000", "")
-	s.addr, s.sidecar = "127.0.0.1", sidecar
+	s.addr, s.sidecar = addr, sidecar
 	s.serveApplication(t)
 	clientFolder := t.TempDir()
 	ca.Secret(t, clientFolder, 3, "envoy")
@@ -303,7 +241,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	}
 
 	// The metrics have the names and labels that Envoy Gateway's dashboard reads.
-	_, page := fetch("http://127.0.0.1:19001/metrics")
+	_, page := fetch("http://" + addr + ":19001/metrics")
 	for _, name := range []string{
 		"rate_limit_total_hits", "rate_limit_over_limit", "rate_limit_near_limit", "rate_limit_within_limit", "rate_limit_shadow_mode",
 		"should_rate_limit_error", "total_requests", "response_time_seconds_count", "config_load_success", "config_load_error",
@@ -316,27 +254,30 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Errorf("no series with %s", want)
 	}
 
+	aiQuotas(t, func(descriptor string, hits int) string {
+		return sendTo("ai-gateway-quota", fmt.Sprintf("%s;hits=%d", descriptor, hits))
+	}, func(version string, quotas *conf.RateLimitConfig) {
+		plane.Set(t, "envoy-ratelimit", version, limits, quotas)
+	})
+
 	// After the control plane has stopped, its last limits stay in force, and no probe fails.
 	plane.Stop()
 	eventually(t, "the stream is gone", func() bool {
-		_, page := fetch("http://127.0.0.1:19001/metrics")
+		_, page := fetch("http://" + addr + ":19001/metrics")
 		return strings.Contains(page, "\nrlsidecar_xds_connected 0")
 	})
 	if got := send("bob"); !strings.HasPrefix(got, "OK | OK left 4 of 5/MINUTE") {
 		t.Errorf("while its control plane is unreachable: got %s, want the last limit of 5/MINUTE", got)
 	}
-	if !c.LivenessProbe.passes(t) || !c.ReadinessProbe.passes(t) {
+	if !c.LivenessProbe.passes(addr) || !c.ReadinessProbe.passes(addr) {
 		t.Error("a probe fails while the control plane is unreachable")
 	}
 
-	// The open ports are those of the Deployment, and SIGTERM ends the pod.
-	for _, p := range c.Ports {
-		awaitPort(t, sidecar, "tcp", fmt.Sprintf("127.0.0.1:%d", p.ContainerPort))
-	}
+	// SIGTERM ends the pod.
 	if err := sidecar.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "readiness fails before the end", func() bool { return !c.ReadinessProbe.passes(t) })
+	eventually(t, "readiness fails before the end", func() bool { return !c.ReadinessProbe.passes(addr) })
 	select {
 	case <-sidecar.exited:
 	case <-time.After(maxWait):
