@@ -72,8 +72,7 @@ func roomy(b *testing.B) map[string]*algorithms.Limit {
 		"token bucket": {Kind: algorithms.TokenBucket, Rate: 1, Period: 60 * algorithms.Second, Capacity: &capacity},
 		"fixed window": {Kind: algorithms.FixedWindow, Rate: capacity, Period: algorithms.Day, Start: &start},
 	} {
-		limit := compiled(b, spec)
-		limits[name] = limit
+		limits[name] = compiled(b, spec)
 	}
 	return limits
 }
@@ -119,16 +118,10 @@ func cpuSeconds(b *testing.B, servers []*redistest.Server) (sum float64) {
 	return sum
 }
 
-func benchNode(b *testing.B) (server *redistest.Server, client *goredis.Client, n *node) {
-	b.Helper()
-	server = redistest.Start(b)
-	client = goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})
-	b.Cleanup(func() { client.Close() })
-	return server, client, nodeTo(b, client)
-}
-
 func BenchmarkCalls(b *testing.B) {
-	server, client, n := benchNode(b)
+	server := redistest.Start(b)
+	client := server.Client()
+	n := nodeTo(b, client)
 	goredis.NewScript(bare).Load(context.Background(), client)
 	for name, limit := range roomy(b) {
 		for _, size := range []int{1, 16, 64, 256} {

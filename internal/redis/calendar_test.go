@@ -16,11 +16,10 @@ func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	l := compiled(tb, algorithms.Spec{
+	return compiled(tb, algorithms.Spec{
 		Kind: algorithms.FixedWindow, Rate: rate, Capacity: &capacity,
 		Calendar: calendar.Day.In(zone),
 	})
-	return l
 }
 
 // The arguments of the script contain some windows of the calendar. If the server's time is outside of them,

@@ -128,8 +128,7 @@ func (u *unanswered) ProcessPipelineHook(next goredis.ProcessPipelineHook) gored
 // If the claim of an ID got no answer, the group was not sent, so the claim must not block a repeated
 // group.
 func TestUnansweredClaimsAreDropped(t *testing.T) {
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	_, s := started(t)
 	s.client.AddHook(&unanswered{})
 	group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
 	d := chargeClaimed(s, group, decidedAs(true))
@@ -144,8 +143,7 @@ func TestUnansweredClaimsAreDropped(t *testing.T) {
 // Without an answer it is unknown whether a group was charged. Its claim must stay, or the same request would be
 // charged again.
 func TestGroupsWithoutAnAnswerKeepTheirClaim(t *testing.T) {
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	_, s := started(t)
 	group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
 	charged := 0
 	lost := submitFunc(func(b *backend.Batch) {

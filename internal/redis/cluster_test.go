@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -45,21 +46,20 @@ func (c hookClock) Now() time.Time {
 
 func (hookClock) AfterFunc(time.Duration, func()) clock.Timer { return time.NewTimer(0) }
 
-type failingMasters struct{ attempts int }
+// fakeMasters finds the master of each key with a function.
+type fakeMasters func() (*goredis.Client, error)
 
-func (m *failingMasters) MasterForKey(context.Context, string) (*goredis.Client, error) {
-	m.attempts++
-	return nil, errNoLayout
-}
+func (m fakeMasters) MasterForKey(context.Context, string) (*goredis.Client, error) { return m() }
 
-func (m *failingMasters) ForEachMaster(context.Context, func(context.Context, *goredis.Client) error) error {
+func (fakeMasters) ForEachMaster(context.Context, func(context.Context, *goredis.Client) error) error {
 	return errNoLayout
 }
 
 // The batch that does not read the layout fails at once.
 func TestOneOfTwoBatchesReadsAnUnknownLayout(t *testing.T) {
-	m, failed := &failingMasters{}, 0
-	c := &cluster{masters: m, open: t.Context(), timeout: time.Second, closed: true} // closed, so that nothing runs in the background
+	attempts, failed := 0, 0
+	fails := fakeMasters(func() (*goredis.Client, error) { attempts++; return nil, errNoLayout })
+	c := &cluster{masters: fails, open: t.Context(), timeout: time.Second, closed: true} // closed, so that nothing runs in the background
 	submit := func() {
 		c.submitUnknown(&backend.Batch{
 			Charges: []backend.Charge{{Key: []byte("k")}}, Decisions: make([]backend.Decision, 1), Waits: true,
@@ -79,7 +79,58 @@ func TestOneOfTwoBatchesReadsAnUnknownLayout(t *testing.T) {
 	}}
 	c.unknown.Store(&unknown{err: errNoLayout})
 	submit()
-	if m.attempts != 1 || failed != 2 {
-		t.Errorf("%d attempts to read the layout, and %d batches failed; want one attempt by two failing batches", m.attempts, failed)
+	if attempts != 1 || failed != 2 {
+		t.Errorf("%d attempts to read the layout, and %d batches failed; want one attempt by two failing batches", attempts, failed)
+	}
+}
+
+// A first request may not have enough time to wait for the layout of the Cluster. After the layout has been
+// read in the background, the next request uses it without a further wait.
+func TestALayoutThatWasReadInTheBackgroundNeedsNoWait(t *testing.T) {
+	questions := 0
+	machine := &Machine{
+		Clock: hookClock{func() {}}, Go: func(f func()) { f() }, Random: func([]byte) {}, Below: func(int) int { return 0 },
+		Call: func(_ context.Context, server string, commands []Command) {
+			c := &commands[0]
+			if c.Args[0] != "cluster" {
+				c.Err = ErrorReply("ERR reached " + server)
+				return
+			}
+			if questions++; questions == 1 {
+				c.Err = context.DeadlineExceeded
+				return
+			}
+			c.Reply = []Slots{{From: 0, To: 16383, Addr: "r1:6379"}}
+		},
+	}
+	store := away(t, Config{URL: "redis+cluster://r0", Machine: machine})
+	for _, want := range []string{"no node", "reached r1:6379"} {
+		if err := takeAll(store, limited(1).Charges)[0].Err; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the answer is %v, not %q", err, want)
+		}
+	}
+}
+
+func TestAMasterOfAnOldLayoutIsNotInTheNewOne(t *testing.T) {
+	client := goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	c := &cluster{senders: map[string]*senderTo{}, open: t.Context(), sender: func(string, func(string) *node) (backend.Store, *node) { return nil, nil }}
+	moves := false
+	c.masters = fakeMasters(func() (*goredis.Client, error) {
+		if moves {
+			c.layout.Store(&layout{})
+		}
+		return client, nil
+	})
+	c.layout.Store(&layout{})
+	for _, moves = range []bool{false, true} {
+		slot := 7
+		if moves {
+			slot = 8
+		}
+		c.findSender(slot, &backend.Charge{Key: []byte("k")})
+		if stored := c.layout.Load().sender(slot) != nil; stored == moves {
+			t.Errorf("the layout was replaced: %v; the master of slot %d is stored: %v, want %v", moves, slot, stored, !moves)
+		}
 	}
 }

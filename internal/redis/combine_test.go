@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -9,8 +8,6 @@ import (
 	"strconv"
 	"testing"
 	"time"
-
-	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -21,6 +18,7 @@ import (
 
 type heldShards struct {
 	memory  *memory.Store
+	now     algorithms.Micros
 	waiting []*backend.Batch
 }
 
@@ -64,12 +62,12 @@ func (h *heldShards) left(c backend.Charge) (n int64) {
 }
 
 func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *stores.Undos) {
-	now := 1000 * algorithms.Second
-	clock := func() algorithms.Micros { return now }
-	h = &heldShards{memory: memory.New(memory.Config{Clock: storetest.Times(clock)})}
+	h = &heldShards{now: 1000 * algorithms.Second}
+	clock := func() algorithms.Micros { return h.now }
+	h.memory = memory.New(memory.Config{Clock: storetest.Times(clock)})
 	undos = stores.NewUndos(time.Minute)
 	s = newShardStore(h, undos, clock)
-	s.memory.clock = func() time.Time { return time.UnixMicro(int64(now)) }
+	s.memory.clock = func() time.Time { return time.UnixMicro(int64(h.now)) }
 	s.memory.random = rng.IntN
 	return s, h, undos
 }
@@ -183,43 +181,6 @@ func TestResetOfShards(t *testing.T) {
 	inner.Done(inner)
 	if !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) || d.Allowed {
 		t.Errorf("got %+v; want an ErrUnavailable that is not an ErrNotTaken", d)
-	}
-}
-
-type movingMasters struct {
-	client *goredis.Client
-	hook   func()
-}
-
-func (m movingMasters) MasterForKey(context.Context, string) (*goredis.Client, error) {
-	m.hook()
-	return m.client, nil
-}
-
-func (movingMasters) ForEachMaster(context.Context, func(context.Context, *goredis.Client) error) error {
-	return nil
-}
-
-func TestAMasterOfAnOldLayoutIsNotInTheNewOne(t *testing.T) {
-	client := goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"})
-	defer client.Close()
-	c := &cluster{senders: map[string]*senderTo{}, open: t.Context(), sender: func(string, func(string) *node) (backend.Store, *node) { return nil, nil }}
-	moves := false
-	c.masters = movingMasters{client, func() {
-		if moves {
-			c.layout.Store(&layout{})
-		}
-	}}
-	c.layout.Store(&layout{})
-	for _, moves = range []bool{false, true} {
-		slot := 7
-		if moves {
-			slot = 8
-		}
-		c.findSender(slot, &backend.Charge{Key: []byte("k")})
-		if stored := c.layout.Load().sender(slot) != nil; stored == moves {
-			t.Errorf("the layout was replaced: %v; the master of slot %d is stored: %v, want %v", moves, slot, stored, !moves)
-		}
 	}
 }
 

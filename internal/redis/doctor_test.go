@@ -23,8 +23,7 @@ func findingsOf(all []Finding, check string) string {
 
 func TestExamineStandalone(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	server, s := started(t)
 	all := s.Examine(t.Context(), 0)
 	if keys := server.Do("KEYS", "*"); keys != "[]" {
 		t.Errorf("the examination left the keys %q; want none", keys)
@@ -34,32 +33,23 @@ func TestExamineStandalone(t *testing.T) {
 			t.Errorf("%s: got %q; want a text that starts with %q", check, got, "ok: ")
 		}
 	}
-	if got := findingsOf(s.Examine(t.Context(), 10*time.Millisecond), "expiry"); !strings.HasPrefix(got, "advice: hz is 10") || !strings.Contains(got, "up to 25ms") {
-		t.Errorf("removal of expired keys with Redis's defaults and a timeout of 10 ms: %q; want an advice about hz 10 and 25ms", got)
+	find := func(check, begin, part string) {
+		t.Helper()
+		if got := findingsOf(s.Examine(t.Context(), 10*time.Millisecond), check); !strings.HasPrefix(got, begin) || !strings.Contains(got, part) {
+			t.Errorf("%s: %q; want a text that starts with %q and contains %q", check, got, begin, part)
+		}
 	}
-	server.Do("CONFIG", "SET", "hz", "100")
-	if got := findingsOf(s.Examine(t.Context(), 10*time.Millisecond), "expiry"); got != "ok: hz is 100: expired keys are removed for at most 2.5ms at a time" {
-		t.Errorf("removal of expired keys with hz 100: %q; want it to be ok, with 2.5ms", got)
-	}
-	server.Do("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-	if got := findingsOf(s.Examine(t.Context(), 0), "eviction"); !strings.HasPrefix(got, "warning: ") {
-		t.Errorf("eviction without a bound: %q; want a text that starts with %q", got, "warning: ")
-	}
-	server.Do("CONFIG", "SET", "maxmemory", "100mb")
-	if got := findingsOf(s.Examine(t.Context(), 0), "eviction"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "noeviction") {
-		t.Errorf("eviction: %q; want a text that starts with %q and contains %q", got, "problem: ", "noeviction")
-	}
-	server.Do("ACL", "SETUSER", "default", "-eval", "-evalsha")
-	if got := findingsOf(s.Examine(t.Context(), 0), "script"); !strings.HasPrefix(got, "problem: NOPERM") || !strings.Contains(got, "+evalsha") {
-		t.Errorf("a command is not permitted: %q; want a text that starts with %q and contains %q", got, "problem: NOPERM", "+evalsha")
-	}
-	server.Do("ACL", "SETUSER", "default", "+@all", "-psetex")
-	if got := findingsOf(s.Examine(t.Context(), 0), "script"); !strings.HasPrefix(got, "problem: ERR ") || !strings.Contains(got, "+psetex") {
-		t.Errorf("a command of the script is not permitted: %q; want a text that starts with %q and contains %q", got, "problem: ERR ", "+psetex")
-	}
-	server.Do("ACL", "SETUSER", "default", "+@all", "-lindex", "-del")
-	if got := findingsOf(s.Examine(t.Context(), 0), "permissions"); !strings.HasPrefix(got, "problem: the user may not run lindex, del, which some limits need; the user needs +evalsha") {
-		t.Errorf("a command of other limits is not permitted: %q; want a text that starts with %q", got, "problem: the user may not run lindex, del, which some limits need; the user needs +evalsha")
+	find("expiry", "advice: hz is 10", "up to 25ms")
+	for _, step := range []struct{ command, check, begin, part string }{
+		{"CONFIG SET hz 100", "expiry", "ok: hz is 100: expired keys are removed for at most 2.5ms at a time", ""},
+		{"CONFIG SET maxmemory-policy allkeys-lru", "eviction", "warning: ", ""},
+		{"CONFIG SET maxmemory 100mb", "eviction", "problem: ", "noeviction"},
+		{"ACL SETUSER default -eval -evalsha", "script", "problem: NOPERM", "+evalsha"},
+		{"ACL SETUSER default +@all -psetex", "script", "problem: ERR ", "+psetex"},
+		{"ACL SETUSER default +@all -lindex -del", "permissions", "problem: the user may not run lindex, del, which some limits need; the user needs +evalsha", ""},
+	} {
+		server.Do(wordsOf(step.command)...)
+		find(step.check, step.begin, step.part)
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all")
 	s.Examine(t.Context(), 0)
@@ -67,14 +57,10 @@ func TestExamineStandalone(t *testing.T) {
 		t.Errorf("keys left behind: %s; want keys %q", keys, "[]")
 	}
 	server.Pause()
-	if got := findingsOf(s.Examine(t.Context(), 0), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "is not paused") {
-		t.Errorf("paused: %q; want a text that starts with %q and contains %q", got, "problem: ", "is not paused")
-	}
+	find("connection", "problem: ", "is not paused")
 	server.Resume()
 	server.Kill()
-	if got := findingsOf(s.Examine(t.Context(), 0), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "check the address") {
-		t.Errorf("the server was killed: %q; want a text that starts with %q and contains %q", got, "problem: ", "check the address")
-	}
+	find("connection", "problem: ", "check the address")
 }
 
 func TestExamineClusterWithThePermissionsOfTheDocumentation(t *testing.T) {
@@ -87,14 +73,10 @@ func TestExamineClusterWithThePermissionsOfTheDocumentation(t *testing.T) {
 	examineCluster(t, c)
 	rules := 0
 	for line := range strings.Lines(string(text)) {
-		if words := strings.Fields(strings.ReplaceAll(line, ">PASSWORD", ">secret")); strings.HasPrefix(line, "ACL SETUSER rlsidecar ") {
+		if strings.HasPrefix(line, "ACL SETUSER rlsidecar ") {
 			rules++
 			for _, server := range c.Masters {
-				args := make([]any, len(words))
-				for i := range words {
-					args[i] = words[i]
-				}
-				server.Do(args...)
+				server.Do(wordsOf(strings.ReplaceAll(line, ">PASSWORD", ">secret"))...)
 			}
 		}
 	}

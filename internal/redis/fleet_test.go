@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -59,8 +58,7 @@ func TestProcessesReportToEachOther(t *testing.T) {
 // A report deletes old and unreadable ones. If no process reports any more, the expiry of the hash deletes all.
 func TestReportsAreForgotten(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	server, s := started(t)
 	old := time.Now().Add(-reportExpiry - time.Minute).UnixMilli()
 	server.Do("HSET", "rl:{}fleet", "old", fmt.Sprint(old, " x"), "wrong", "x", "long", fmt.Sprint(old, " ", strings.Repeat("x", 2*maxReport)))
 	if err := s.Report(t.Context(), "a", "x"); err != nil {
@@ -87,8 +85,7 @@ func TestReportsAreForgotten(t *testing.T) {
 
 func TestFleetWithoutPermission(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	server, s := started(t)
 	server.Do("ACL", "SETUSER", "default", "-hset", "-hscan")
 	if err := s.Report(t.Context(), "a", "x"); !errors.Is(err, ErrNotPermitted) || !strings.Contains(err.Error(), "HSET") {
 		t.Errorf("report: %v; want the error ErrNotPermitted and an error that contains %q", err, "HSET")

@@ -67,8 +67,7 @@ func TestLostAnswersAreChargedOnce(t *testing.T) {
 
 func TestRecordsLiveAsLongAsTheyMust(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	server, s := started(t)
 	before := time.Now()
 	takeAll(s, underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}))
 	left := livesFor(t, server, "o"+string([]byte{0, 0, 0, 1})+strings.Repeat("\x00", 12))
@@ -82,13 +81,10 @@ func TestClaimsAreMadeOnce(t *testing.T) {
 	t.Parallel()
 	cluster := on(t, "cluster")
 	one, other := open(t, cluster), open(t, cluster)
-	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
-	b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Terms: algorithms.Charge{Cost: 1}}
 	shards := sharded(t, windowSpec(100), 10, "s")
 	shards.Terms.Cost = 35 // two shards together have fewer units
-	chargesClaimed(t, one, other, a, b)
 	chargesClaimed(t, one, other, shards)
-	claimsAreChargedOnce(t, one, other, a, b)
+	claimsAreChargedOnce(t, one, other)
 }
 
 // The claim is in the first Redis, and the group has a bucket in each of the two.
@@ -102,11 +98,7 @@ func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 				t.Cleanup(undos.Close)
 				return stores.Divided(open(t, first), open(t, second), func(c *backend.Charge) bool { return c.Key[0]%2 == 0 }, undos)
 			}
-			a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
-			b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Terms: algorithms.Charge{Cost: 1}}
-			one, other := divided(), divided()
-			chargesClaimed(t, one, other, a, b)
-			claimsAreChargedOnce(t, one, other, a, b)
+			claimsAreChargedOnce(t, divided(), divided())
 		})
 	}
 }
@@ -115,11 +107,7 @@ func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 // same Redis.
 func chargesClaimed(t *testing.T, storeA, storeB backend.Store, group ...backend.Charge) {
 	t.Helper()
-	left := func(c backend.Charge) int64 {
-		c.Terms.Cost = 0
-		return takeAll(storeA, []backend.Charge{c})[0].Remaining
-	}
-	before := left(group[0])
+	before := left(storeA, group[0])
 	id := uint32(len(group))
 	first := takeAll(storeA, underID(id, group...))
 	if !first[0].Allowed || first[0].Replayed {
@@ -130,7 +118,7 @@ func chargesClaimed(t *testing.T, storeA, storeB backend.Store, group ...backend
 			t.Errorf("repeated by another sidecar: got %+v, want %+v", d, want)
 		}
 	}
-	if now := left(group[0]); now != before-group[0].Terms.Cost {
+	if now := left(storeA, group[0]); now != before-group[0].Terms.Cost {
 		t.Errorf("%d left, want %d", now, before-group[0].Terms.Cost)
 	}
 	group[0].Terms.Cost++
@@ -139,14 +127,17 @@ func chargesClaimed(t *testing.T, storeA, storeB backend.Store, group ...backend
 	}
 }
 
-// claimsAreChargedOnce charges groups of a and b in several ways. The limit of a must be 100, and that of b 4. Both
-// stores must use the same Redis.
-func claimsAreChargedOnce(t *testing.T, storeA, storeB backend.Store, a, b backend.Charge) {
+func left(s backend.Store, c backend.Charge) int64 {
+	c.Terms.Cost = 0
+	return takeAll(s, []backend.Charge{c})[0].Remaining
+}
+
+// claimsAreChargedOnce charges groups of two buckets in several ways. Both stores must use the same Redis.
+func claimsAreChargedOnce(t *testing.T, storeA, storeB backend.Store) {
 	t.Helper()
-	left := func(c backend.Charge) int64 {
-		c.Terms.Cost = 0
-		return takeAll(storeA, []backend.Charge{c})[0].Remaining
-	}
+	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
+	b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Terms: algorithms.Charge{Cost: 1}}
+	chargesClaimed(t, storeA, storeB, a, b)
 	t.Run("a denial is decided again", func(t *testing.T) {
 		full := b
 		full.Terms.Cost = 4
@@ -182,8 +173,8 @@ func claimsAreChargedOnce(t *testing.T, storeA, storeB backend.Store, a, b backe
 			})
 		}
 		wg.Wait()
-		if n := taken.Load(); n != 10 || left(c) != 80 || left(d) != 80 {
-			t.Errorf("10 ids were charged %d times; %d and %d left; want 10 times, and 80 left in both", n, left(c), left(d))
+		if n := taken.Load(); n != 10 || left(storeA, c) != 80 || left(storeA, d) != 80 {
+			t.Errorf("10 ids were charged %d times; %d and %d left; want 10 times, and 80 left in both", n, left(storeA, c), left(storeA, d))
 		}
 	})
 }

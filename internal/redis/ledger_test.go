@@ -167,7 +167,7 @@ func TestMissingPermissionsOfALedgerAreReported(t *testing.T) {
 	server.Do("ACL", "SETUSER", "limited", "on", ">pw", "~rl:*", "+ping", "+evalsha", "+eval", "+time")
 	l := openLedger(t, "redis://limited:pw@"+server.Addr)
 	redistest.Eventually(t, "an answer", func() bool { _, _, _, _, err := l.Read(t.Context(), ""); return errors.Is(err, ErrForbidden) })
-	server.Do(append([]any{"ACL", "SETUSER", "limited"}, permissionsOf(ledgerPermissions)...)...)
+	server.Do(append([]any{"ACL", "SETUSER", "limited"}, wordsOf(ledgerPermissions)...)...)
 	if done, err := l.Write(t.Context(), "", "1 a", []string{"1 a\n{}", "1 b\n{}"}, map[string]string{"x": "y", "z": ""}); !done || err != nil {
 		t.Errorf("written with the permissions that the message names: %t, %v; want no error", done, err)
 	}
@@ -176,7 +176,7 @@ func TestMissingPermissionsOfALedgerAreReported(t *testing.T) {
 	}
 }
 
-func permissionsOf(text string) (all []any) {
+func wordsOf(text string) (all []any) {
 	for _, one := range strings.Fields(text) {
 		all = append(all, one)
 	}

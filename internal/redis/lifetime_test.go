@@ -53,8 +53,7 @@ var psetex = regexp.MustCompile(`(?i)lua\] "psetex" "([^"]*)" "([^"]*)"`)
 // is rounded up by at most an eighth, so that several keys can have the same lifetime, which is converted to a string
 // only once.
 func TestLifetimesAreWrittenExactly(t *testing.T) {
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	server, s := started(t)
 	token := func(name string, period algorithms.Micros, group int) backend.Charge {
 		l := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: period})
 		return backend.Charge{Key: []byte(name), Limit: l, Group: group, Terms: algorithms.Charge{Cost: 1}}
@@ -95,15 +94,10 @@ func livesFor(t *testing.T, server *redistest.Server, name string) time.Duration
 // limit's changed numbers, or corrects its clock. The bucket then keeps its units, and does not expire before it would
 // equal a new bucket. The same applies to a dry run with a negative cost that starts the bucket's clock.
 func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	server, s := started(t)
 	hourly := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 3600 * algorithms.Second})
 	none := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 3600 * algorithms.Second, Capacity: new(int64(10)), Initial: new(int64(0))})
-	take := func(charges ...backend.Charge) []backend.Decision {
-		decisions := make([]backend.Decision, len(charges))
-		backend.Take(t.Context(), s, charges, decisions)
-		return decisions
-	}
+	take := func(charges ...backend.Charge) []backend.Decision { return takeAll(s, charges) }
 	charge := func(name string, l *algorithms.Limit, cost int64) backend.Charge {
 		return backend.Charge{Key: []byte(name), Limit: l, Terms: algorithms.Charge{Cost: cost}}
 	}
@@ -128,33 +122,61 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	}
 }
 
-func TestCountsAndLogsLiveAsLongAsTheLongerPeriod(t *testing.T) {
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
-	const minute, hour = 60 * algorithms.Second, 3600 * algorithms.Second
+// The rows with the same key charge the same bucket, one after the other.
+func TestLifetimesOfBucketsThatKeepMore(t *testing.T) {
+	t.Parallel()
+	server, s := started(t)
+	const minute, hour, gone = 60 * algorithms.Second, 3600 * algorithms.Second, time.Duration(-2)
+	plain := func(kind algorithms.Kind, rate int64, period algorithms.Micros) *algorithms.Limit {
+		return compiled(t, algorithms.Spec{Kind: kind, Rate: rate, Period: period})
+	}
+	penalized := func(kind algorithms.Kind) *algorithms.Limit {
+		return compiled(t, algorithms.Spec{
+			Kind: kind, Rate: 1, Period: 10 * algorithms.Second,
+			Penalty: &algorithms.Penalty{After: 2, For: 60 * algorithms.Second, Max: 1000 * algorithms.Second},
+		})
+	}
+	slot := func(n byte, op algorithms.SlotOp) algorithms.Charge {
+		return algorithms.Charge{Cost: 1, Slot: &algorithms.Slot{ID: [16]byte{n}, Op: op, TTL: 10 * minute}}
+	}
+	one, three, peek := algorithms.Charge{Cost: 1}, algorithms.Charge{Cost: 3}, algorithms.Charge{Cost: 3, DryRun: true}
+	tokens, log := penalized(algorithms.TokenBucket), penalized(algorithms.SlidingLog)
+	short, long := compiledSlots(t, 3, minute), compiledSlots(t, 3, 10*minute)
 	for _, is := range []struct {
-		kind        algorithms.Kind
-		rate        int64
-		period      algorithms.Micros
-		peek        bool
+		key         string
+		limit       *algorithms.Limit
+		terms       algorithms.Charge
 		allowed     bool
-		least, most time.Duration
+		least, most time.Duration // most without the eighth by which lifetimes are rounded up
 	}{
-		{algorithms.SlidingWindow, 3, minute, false, true, 0, 3 * time.Minute},
-		{algorithms.SlidingWindow, 3, hour, false, false, time.Hour - time.Minute, 3 * time.Hour},
-		{algorithms.SlidingWindow, 6, minute, false, true, time.Hour - time.Minute, 3 * time.Hour},
-		{algorithms.SlidingLog, 3, minute, false, true, 0, time.Minute + time.Second},
-		{algorithms.SlidingLog, 3, hour, true, false, 0, time.Minute + time.Second}, // a dry run writes nothing
-		{algorithms.SlidingLog, 3, hour, false, false, time.Hour - time.Minute, time.Hour + time.Second},
-		{algorithms.SlidingLog, 3, minute, false, false, time.Hour - time.Minute, time.Hour + time.Second},
+		{"denials of tokens", tokens, one, true, 0, 10 * time.Second},
+		{"denials of tokens", tokens, one, false, 10 * time.Second, 10 * time.Second},
+		{"denials of tokens", tokens, one, false, 1060 * time.Second, 1060 * time.Second},
+		{"denials of a log", log, one, true, 0, 10 * time.Second},
+		{"denials of a log", log, one, false, 10 * time.Second, 10 * time.Second},
+		{"denials of a log", log, one, false, 1060 * time.Second, 1060 * time.Second},
+
+		{"counts", plain(algorithms.SlidingWindow, 3, minute), three, true, 0, 3 * time.Minute},
+		{"counts", plain(algorithms.SlidingWindow, 3, hour), three, false, time.Hour - time.Minute, 3 * time.Hour},
+		{"counts", plain(algorithms.SlidingWindow, 6, minute), three, true, time.Hour - time.Minute, 3 * time.Hour},
+
+		{"log", plain(algorithms.SlidingLog, 3, minute), three, true, 0, time.Minute},
+		{"log", plain(algorithms.SlidingLog, 3, hour), peek, false, 0, time.Minute}, // a dry run writes nothing
+		{"log", plain(algorithms.SlidingLog, 3, hour), three, false, time.Hour - time.Minute, time.Hour},
+		{"log", plain(algorithms.SlidingLog, 3, minute), three, false, time.Hour - time.Minute, time.Hour},
+
+		{"slots", short, slot(1, algorithms.TakeSlot), true, time.Minute, time.Minute},
+		{"slots", long, slot(2, algorithms.TakeSlot), true, 10 * time.Minute, 10 * time.Minute},
+		{"slots", short, slot(3, algorithms.TakeSlot), true, 9 * time.Minute, 10 * time.Minute},
+		{"slots", long, slot(1, algorithms.ReturnSlot), true, 9 * time.Minute, 10 * time.Minute},
+		{"slots", long, slot(2, algorithms.ReturnSlot), true, 0, 10 * time.Minute},
+		{"slots", long, slot(3, algorithms.ReturnSlot), true, gone, gone},
 	} {
-		l := compiled(t, algorithms.Spec{Kind: is.kind, Rate: is.rate, Period: is.period})
-		charge := backend.Charge{Key: []byte(is.kind.String()), Limit: l, Terms: algorithms.Charge{Cost: 3, DryRun: is.peek}}
-		if d := takeAll(s, []backend.Charge{charge})[0]; d.Err != nil || d.Allowed != is.allowed {
-			t.Fatalf("%+v: got %+v; want no error and allowed %v", is, d, is.allowed)
-		}
-		if left := livesFor(t, server, is.kind.String()); left < is.least || left > is.most {
-			t.Errorf("%+v: the state lives for %v; want %v to %v", is, left, is.least, is.most)
+		before := time.Now()
+		d := takeOne(t, s, backend.Charge{Key: []byte(is.key), Limit: is.limit}, is.terms)
+		least, left := is.least-time.Since(before)-ms, livesFor(t, server, is.key)
+		if d.Allowed != is.allowed || left < least || left > is.most+max(0, is.most/8+2*ms) {
+			t.Errorf("%+v: got %+v, and the state lives for %v; want allowed %v, and %v to %v", is, d, left, is.allowed, is.least, is.most)
 		}
 	}
 }

@@ -43,6 +43,7 @@ type fakeServer struct {
 	mu      sync.Mutex
 	command string // this and the following fields are guarded by mu
 	bad     func(good string) string
+	endless string // sent without end after each command other than PING and HELLO
 	conns   map[net.Conn]bool
 }
 
@@ -103,7 +104,11 @@ func (s *fakeServer) serve(c net.Conn) {
 		} else if s.bad != nil && s.command == "a message" && name == "subscribe" {
 			text += s.bad("*3\r\n$7\r\nmessage\r\n$14\r\n+switch-master\r\n" + bulks("main 127.0.0.1 1 127.0.0.1 2"))
 		}
+		endless := s.endless
 		s.mu.Unlock()
+		for endless != "" && name != "ping" && name != "hello" && err == nil {
+			_, err = io.WriteString(c, endless)
+		}
 		if _, err := io.WriteString(c, text); err != nil {
 			return
 		}

@@ -196,44 +196,37 @@ func (r *rig) flood(n int, times float64, count *tally) (capacity float64) {
 }
 
 // A server gets more charges than it can decide, on one connection or on many. It must decide nearly as many in time as
-// it can, and nearly all of another source, which sends few.
+// it can, and nearly all of another source, which sends few. So must one whose busy connection has as many charges
+// outstanding as it likes.
 func TestOverloadKeepsTheRateOfDecisions(t *testing.T) {
 	const last = 400 * ms
 	for _, each := range []time.Duration{4 * time.Microsecond, 12 * time.Microsecond, 25 * time.Microsecond} {
-		for _, connections := range []int{1, 20, 100} {
-			for _, times := range []float64{0.8, 2, 5} {
-				r := newRig(each)
-				var quiet, all tally
-				r.quiet(&quiet)
-				capacity := r.flood(connections, times, &all)
-				r.run(last)
-				useful := float64(all.decided) / last.Seconds() / capacity
-				is := fmt.Sprintf("%v a charge, %d connections, %v times the capacity", each, connections, times)
-				t.Logf("%s: useful %.2f, quiet %+v", is, useful, quiet)
-				if useful < 0.85*min(1, times) {
-					t.Errorf("%s: %.2f of the capacity were decided in time, want 0.85", is, useful)
-				}
-				if quiet.share() < 0.95 {
-					t.Errorf("%s: of the quiet source %.3f were decided in time, want 0.95", is, quiet.share())
-				}
+		under := func(is string, least float64, load func(r *rig, all *tally) (want float64)) {
+			t.Helper()
+			r := newRig(each)
+			var quiet, all tally
+			r.quiet(&quiet)
+			want := load(r, &all)
+			r.run(last)
+			if rate := float64(all.decided) / last.Seconds(); rate < want {
+				t.Errorf("%v a charge, %s: %.0f were decided in time in a second, want %.0f", each, is, rate, want)
+			}
+			if quiet.share() < least {
+				t.Errorf("%v a charge, %s: of the quiet source %.3f were decided in time, want %.2f", each, is, quiet.share(), least)
 			}
 		}
-	}
-}
-
-// One connection has as many charges outstanding as it likes.
-func TestAQuietSourceIsServedBesideABusyOne(t *testing.T) {
-	for _, each := range []time.Duration{4 * time.Microsecond, 12 * time.Microsecond, 25 * time.Microsecond} {
-		for _, outstanding := range []int{100, 1000, 10_000} {
-			r := newRig(each)
-			var quiet, busy tally
-			r.quiet(&quiet)
-			r.busy(outstanding, &busy)
-			r.run(400 * ms)
-			t.Logf("%v a charge, %d outstanding: quiet %+v, busy %+v", each, outstanding, quiet, busy)
-			if quiet.share() < 0.98 {
-				t.Errorf("%v a charge, %d outstanding: of the quiet source %.3f were decided in time, want 0.98", each, outstanding, quiet.share())
+		for _, connections := range []int{1, 20, 100} {
+			for _, times := range []float64{0.8, 2, 5} {
+				under(fmt.Sprintf("%d connections, %v times the capacity", connections, times), 0.95, func(r *rig, all *tally) float64 {
+					return 0.85 * min(1, times) * r.flood(connections, times, all)
+				})
 			}
+		}
+		for _, outstanding := range []int{100, 1000, 10_000} {
+			under(fmt.Sprint(outstanding, " outstanding"), 0.98, func(r *rig, all *tally) float64 {
+				r.busy(outstanding, all)
+				return 0
+			})
 		}
 	}
 }

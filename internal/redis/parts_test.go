@@ -1,13 +1,11 @@
 package redis
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -205,93 +203,6 @@ func drawPrefersTheFullerShard(t *testing.T) {
 	draws("one that failed a while ago", 1, 3, 0, 2)
 }
 
-type gated struct {
-	next backend.Store
-	gate chan struct{}
-}
-
-func (g gated) Submit(b *backend.Batch) {
-	if b.Charges[len(b.Charges)-1].Terms.Cost >= 0 {
-		g.next.Submit(b)
-		return
-	}
-	go func() {
-		<-g.gate
-		b.Deadline = time.Time{}
-		g.next.Submit(b)
-	}()
-}
-
 type submitFunc func(b *backend.Batch)
 
 func (f submitFunc) Submit(b *backend.Batch) { f(b) }
-
-// contended returns a Store in which another sidecar consumes 8 units of the first shard that is charged a
-// part.
-func contended(next backend.Store, other *sync.Once) backend.Store {
-	return submitFunc(func(b *backend.Batch) {
-		go func() {
-			if c := b.Charges[0]; c.Terms.Scaled && c.Terms.Cost > 0 {
-				other.Do(func() {
-					c.Terms = algorithms.Charge{Cost: 8}
-					backend.Take(context.Background(), next, []backend.Charge{c}, make([]backend.Decision, 1))
-				})
-			}
-			next.Submit(b)
-		}()
-	})
-}
-
-// takeAllShards runs the last attempt of combine for c: it reads all shards and charges their parts. If one part is
-// denied, it refunds the others and denies c.
-func takeAllShards(s *Store, c backend.Charge) (d backend.Decision) {
-	done := make(chan struct{})
-	m := &combine{charge: c, memory: &s.cluster.shards.memory, tries: 2}
-	s.cluster.shards.run(m, &backend.Batch{}, func(is backend.Decision) { d = is; close(done) })
-	<-done
-	return d
-}
-
-func takeShard(s *Store, c backend.Charge, i int, terms algorithms.Charge) backend.Decision {
-	part := shardOf(&c, i)
-	part.Terms = terms
-	return takeAll(s, []backend.Charge{part})[0]
-}
-
-// A charge over several shards is denied, because other processes have used up one of them. The charges of the
-// other shards are refunded if the undo arrives in the window that was charged. An undo that arrives in the
-// next window refunds nothing.
-func TestUndoOfShardsInTheNextWindow(t *testing.T) {
-	t.Parallel()
-	start := algorithms.Micros(0)
-	for name, want := range map[string]int64{"the same window": 12, "the next window": 14} {
-		t.Run(name, func(t *testing.T) {
-			s, clock := openWithFixedClock(t, on(t, "cluster"))
-			clock.Set(1_000_000_150 * algorithms.Second) // the middle of a window
-			c := sharded(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20, Period: 100 * algorithms.Second, Start: &start}, 2, "race "+name)
-			gate, sender := make(chan struct{}), s.cluster.sender
-			var other sync.Once
-			s.cluster.sender = func(addr string, at func(string) *node) (backend.Store, *node) {
-				store, n := sender(addr, at)
-				return contended(gated{store, gate}, &other), n
-			}
-			c.Terms = algorithms.Charge{Cost: 15}
-			if d := takeAllShards(s, c); d.Allowed || d.Err != nil {
-				t.Fatalf("got %+v; want denied and no error", d)
-			}
-			if name == "the next window" {
-				clock.Set(1_000_000_250 * algorithms.Second)
-				for i := range c.Shards {
-					if d := takeShard(s, c, i, algorithms.Charge{Cost: 3}); !d.Allowed {
-						t.Fatalf("shard %d of the next window: %+v; want allowed", i, d)
-					}
-				}
-			}
-			close(gate)
-			s.undos.Close() // waits for the undo
-			if n := sum(values(t, s, c)); n != want {
-				t.Errorf("%d left of 20, want %d", n, want)
-			}
-		})
-	}
-}

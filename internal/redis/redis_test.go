@@ -52,6 +52,13 @@ func open(tb testing.TB, c Config) *Store {
 	return s
 }
 
+// started starts a server of its own for t, and opens a Store on it.
+func started(t *testing.T) (*redistest.Server, *Store) {
+	t.Helper()
+	server := redistest.Start(t)
+	return server, open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+}
+
 func TestStandaloneExact(t *testing.T) {
 	t.Parallel()
 	t.Run("tcp", func(t *testing.T) {
@@ -92,22 +99,20 @@ func TestClusterExact(t *testing.T) {
 
 func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	server, s := started(t)
 	for i, spec := range storetest.Specs() {
 		limit := compiled(t, spec)
 		if limit.Rate == 0 {
 			continue
 		}
-		var d [1]backend.Decision
 		key := []byte{byte('a' + i)}
 		before := time.Now()
-		backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: limit, Terms: algorithms.Charge{Cost: 1, Slot: &algorithms.Slot{}}}}, d[:])
-		if d[0].Err != nil || !d[0].Allowed {
-			t.Fatalf("%+v: got %+v; want no error and allowed", spec, d[0])
+		d := takeOne(t, s, backend.Charge{Key: key, Limit: limit}, algorithms.Charge{Cost: 1, Slot: &algorithms.Slot{}})
+		if !d.Allowed {
+			t.Fatalf("%+v: got %+v; want it allowed", spec, d)
 		}
 		left := livesFor(t, server, string(key))
-		needed := time.Duration(d[0].ResetAfter) * time.Microsecond
+		needed := time.Duration(d.ResetAfter) * time.Microsecond
 		if limit.Kind == algorithms.Concurrency {
 			needed = time.Duration(limit.Period()) * time.Microsecond
 		}
@@ -120,31 +125,6 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 		}
 		if left < needed-time.Since(before)-time.Millisecond || left > most+most/8+2*time.Millisecond {
 			t.Errorf("%s: the key lives for %v more, and the state matters for %v; want that, plus an eighth at most", limit.Kind, left, needed)
-		}
-	}
-}
-
-func TestDenialsLiveAsLongAsTheyCount(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
-	for i, kind := range []algorithms.Kind{algorithms.TokenBucket, algorithms.SlidingLog} {
-		limit := compiled(t, algorithms.Spec{
-			Kind: kind, Rate: 1, Period: 10 * algorithms.Second,
-			Penalty: &algorithms.Penalty{After: 2, For: 60 * algorithms.Second, Max: 1000 * algorithms.Second},
-		})
-		var d [1]backend.Decision
-		key := []byte{byte('a' + i)}
-		for n, least := range []time.Duration{0, 10 * time.Second, 1060 * time.Second} {
-			before := time.Now()
-			backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
-			left := livesFor(t, server, string(key))
-			if d[0].Err != nil || d[0].Allowed != (n == 0) {
-				t.Fatalf("got %v; want no error and allowed %v", d, n == 0)
-			}
-			if most := max(least, 10*time.Second); left < least-time.Since(before)-time.Millisecond || left > most+most/8+2*time.Millisecond {
-				t.Errorf("%s: after %d denials it lives %v more, want %v", kind, n, left, least)
-			}
 		}
 	}
 }

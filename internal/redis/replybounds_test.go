@@ -113,7 +113,11 @@ func TestAFalseRedisCannotEndTheProcess(t *testing.T) {
 		for _, url := range []string{"redis://%s", "redis+sentinel://%s/main", "redis+cluster://%s"} {
 			t.Run(url[:strings.Index(url, ":")]+fmt.Sprintf("%.4q", reply), func(t *testing.T) {
 				t.Parallel()
-				s := away(t, Config{URL: fmt.Sprintf(url, falseRedis(t, reply)), Timeout: deadline})
+				f := startFakeServer(t)
+				f.mu.Lock()
+				f.endless = strings.Repeat(reply, 1<<12)
+				f.mu.Unlock()
+				s := away(t, Config{URL: fmt.Sprintf(url, f.addr), Timeout: deadline})
 				l := startLoad(t, 2, s)
 				time.Sleep(300 * ms)
 				l.stop()
@@ -123,47 +127,4 @@ func TestAFalseRedisCannotEndTheProcess(t *testing.T) {
 			})
 		}
 	}
-}
-
-// falseRedis starts a server that answers PING and HELLO like an old Redis, and then sends reply without end. It returns
-// the server's address.
-func falseRedis(t *testing.T, reply string) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	many := []byte(strings.Repeat(reply, 1<<12))
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				b := make([]byte, 1<<16)
-				for {
-					n, err := c.Read(b)
-					if err != nil {
-						return
-					}
-					switch command := strings.ToUpper(string(b[:n])); {
-					case strings.Contains(command, "PING"):
-						_, _ = c.Write([]byte("+PONG\r\n"))
-						continue
-					case strings.Contains(command, "HELLO"):
-						_, _ = c.Write([]byte("-ERR unknown command\r\n"))
-						continue
-					}
-					for {
-						if _, err := c.Write(many); err != nil {
-							return
-						}
-					}
-				}
-			}()
-		}
-	}()
-	return l.Addr().String()
 }

@@ -10,10 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 // blocking returns a sender whose calls are made by decide, which blocks until ctx ends.
@@ -27,35 +24,6 @@ func blocking(timeout time.Duration, decide func(ctx context.Context, c *call) e
 		})
 	}
 	return l
-}
-
-func senderDecidedBy(next backend.Store, timeout time.Duration) *sender {
-	return blocking(timeout, func(_ context.Context, c *call) (failed error) {
-		for _, r := range c.runs {
-			backend.Take(context.Background(), next, r.batch.Charges[r.from:r.to], r.batch.Decisions[r.from:r.to])
-			for _, d := range r.batch.Decisions[r.from:r.to] {
-				if errors.Is(d.Err, backend.ErrUnavailable) {
-					failed = d.Err
-				}
-			}
-		}
-		return failed
-	})
-}
-
-func TestTheSenderReturnsTheStoresAnswers(t *testing.T) {
-	for name, change := range map[string]func(l *sender){
-		"usual":       func(*sender) {},
-		"small calls": func(l *sender) { l.queue.maxCalls, l.queue.maxBatch = 1, 3 },
-	} {
-		t.Run(name, func(t *testing.T) {
-			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
-				l := senderDecidedBy(memory.New(memory.Config{Clock: storetest.Times(now)}), time.Minute)
-				change(l)
-				return l
-			})
-		})
-	}
 }
 
 type answer struct {

@@ -15,53 +15,44 @@ func TestSentinelMessagesChangeTheMaster(t *testing.T) {
 	const s = time.Second
 	type step struct {
 		at     time.Duration
-		event  string // the method of view that handles an answer or a message of a Sentinel
+		event  func(v view, addr string, now time.Time) view // handles an answer or a message of a Sentinel
 		addr   string
 		master string // the master that the Store uses after the event; "" means none
 	}
+	named, promotes, replaces, switched := view.named, view.promotes, view.replaces, view.switched
+	aborted := func(v view, _ string, _ time.Time) view { return v.aborted() }
 	for name, steps := range map[string][]step{
-		"the master is named": {{0, "named", "a", "a"}, {1 * s, "named", "b", "b"}, {10 * s, "named", "a", "a"}},
+		"the master is named": {{0, named, "a", "a"}, {1 * s, named, "b", "b"}, {10 * s, named, "a", "a"}},
 		"a planned failover": {
-			{0, "named", "a", "a"}, {10 * s, "promotes", "b", ""}, {10 * s, "named", "a", ""}, {11 * s, "switched", "b", "b"},
-			{12 * s, "named", "a", "b"}, // the answer of a Sentinel that does not know the new master yet
-			{12 * s, "switched", "b", "b"}, {14 * s, "named", "b", "b"},
+			{0, named, "a", "a"}, {10 * s, promotes, "b", ""}, {10 * s, named, "a", ""}, {11 * s, switched, "b", "b"},
+			{12 * s, named, "a", "b"}, // the answer of a Sentinel that does not know the new master yet
+			{12 * s, switched, "b", "b"}, {14 * s, named, "b", "b"},
 		},
-		"the first message is the switch": {{0, "replaces", "a", "a"}, {0, "switched", "b", "b"}, {1 * s, "named", "a", "b"}, {7 * s, "named", "a", "a"}},
+		"the first message is the switch": {{0, replaces, "a", "a"}, {0, switched, "b", "b"}, {1 * s, named, "a", "b"}, {7 * s, named, "a", "a"}},
 		"the first message is a promotion": {
-			{0, "replaces", "a", "a"}, {0, "promotes", "b", ""}, {1 * s, "switched", "b", "b"}, {2 * s, "replaces", "a", "a"}, {2 * s, "switched", "b", "b"}, {2 * s, "named", "a", "b"},
+			{0, replaces, "a", "a"}, {0, promotes, "b", ""}, {1 * s, switched, "b", "b"}, {2 * s, replaces, "a", "a"}, {2 * s, switched, "b", "b"}, {2 * s, named, "a", "b"},
 		},
 		"the end of a failover was missed": {
-			{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "replaces", "b", "b"}, {2 * s, "promotes", "a", ""}, {3 * s, "named", "b", ""},
+			{0, named, "a", "a"}, {1 * s, promotes, "b", ""}, {2 * s, replaces, "b", "b"}, {2 * s, promotes, "a", ""}, {3 * s, named, "b", ""},
 		},
 		"a failover was missed, and the old master is promoted again": {
-			{0, "named", "a", "a"}, {1 * s, "replaces", "b", "b"}, {1 * s, "promotes", "a", ""}, {2 * s, "named", "b", ""}, {2 * s, "switched", "a", "a"}, {3 * s, "named", "b", "a"},
+			{0, named, "a", "a"}, {1 * s, replaces, "b", "b"}, {1 * s, promotes, "a", ""}, {2 * s, named, "b", ""}, {2 * s, switched, "a", "a"}, {3 * s, named, "b", "a"},
 		},
 		"the promoted replica was the master before its Sentinel said so": {
-			{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {1 * s, "switched", "b", "b"}, {2 * s, "replaces", "a", "a"}, {2 * s, "switched", "b", "b"}, {3 * s, "named", "a", "b"},
+			{0, named, "a", "a"}, {1 * s, promotes, "b", ""}, {1 * s, switched, "b", "b"}, {2 * s, replaces, "a", "a"}, {2 * s, switched, "b", "b"}, {3 * s, named, "a", "b"},
 		},
-		"the failover is aborted":            {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "aborted", "", "a"}},
-		"the promotion does not end":         {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {3 * s, "named", "a", ""}, {5 * s, "named", "a", "a"}},
-		"the first master is promoted again": {{0, "named", "a", "a"}, {1 * s, "switched", "b", "b"}, {2 * s, "promotes", "a", ""}, {2 * s, "switched", "a", "a"}, {3 * s, "named", "b", "a"}},
-		"the messages were missed":           {{0, "named", "a", "a"}, {1 * s, "named", "b", "b"}, {2 * s, "named", "a", "b"}, {3 * s, "named", "b", "b"}},
-		"the new master fails soon after":    {{0, "named", "a", "a"}, {1 * s, "switched", "b", "b"}, {7 * s, "named", "a", "a"}},
-		"the current master is promoted":     {{0, "named", "a", "a"}, {1 * s, "promotes", "a", "a"}},
+		"the failover is aborted":            {{0, named, "a", "a"}, {1 * s, promotes, "b", ""}, {2 * s, aborted, "", "a"}},
+		"the promotion does not end":         {{0, named, "a", "a"}, {1 * s, promotes, "b", ""}, {3 * s, named, "a", ""}, {5 * s, named, "a", "a"}},
+		"the first master is promoted again": {{0, named, "a", "a"}, {1 * s, switched, "b", "b"}, {2 * s, promotes, "a", ""}, {2 * s, switched, "a", "a"}, {3 * s, named, "b", "a"}},
+		"the messages were missed":           {{0, named, "a", "a"}, {1 * s, named, "b", "b"}, {2 * s, named, "a", "b"}, {3 * s, named, "b", "b"}},
+		"the new master fails soon after":    {{0, named, "a", "a"}, {1 * s, switched, "b", "b"}, {7 * s, named, "a", "a"}},
+		"the current master is promoted":     {{0, named, "a", "a"}, {1 * s, promotes, "a", "a"}},
 	} {
 		var v view
 		start := time.Now()
 		for i, step := range steps {
 			now := start.Add(step.at)
-			switch step.event {
-			case "named":
-				v = v.named(step.addr, now)
-			case "promotes":
-				v = v.promotes(step.addr, now)
-			case "replaces":
-				v = v.replaces(step.addr, now)
-			case "switched":
-				v = v.switched(step.addr, now)
-			case "aborted":
-				v = v.aborted()
-			}
+			v = step.event(v, step.addr, now)
 			master := v.master
 			if v.moving(now) {
 				master = ""

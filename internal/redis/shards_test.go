@@ -5,14 +5,12 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"regexp"
 	"slices"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -46,15 +44,11 @@ func takeOne(tb testing.TB, s backend.Store, c backend.Charge, terms algorithms.
 	return d[0]
 }
 
-// values returns the units in each shard, in the unit of State.Value.
-func values(tb testing.TB, s *Store, c backend.Charge) (all []int64) {
+// values returns the units in each shard, in the unit of State.Value. s has the shards of c.
+func values(tb testing.TB, s backend.Store, c backend.Charge) (all []int64) {
 	tb.Helper()
 	for i := range c.Shards {
-		d := takeShard(s, c, i, algorithms.Charge{DryRun: true})
-		if d.Err != nil {
-			tb.Fatalf("got %v; want no error", d.Err)
-		}
-		all = append(all, d.Value)
+		all = append(all, takeOne(tb, s, shardOf(&c, i), algorithms.Charge{DryRun: true}).Value)
 	}
 	return all
 }
@@ -66,114 +60,91 @@ func sum(all []int64) (n int64) {
 	return n
 }
 
-func openWithFixedClock(tb testing.TB, c Config) (*Store, *storetest.Clock) {
-	tb.Helper()
-	clock := &storetest.Clock{}
-	clock.Set(algorithms.Micros(time.Now().UnixMicro()))
-	c.Clock = clock.Now
-	return open(tb, c), clock
-}
-
-func TestShards(t *testing.T) {
-	t.Parallel()
-	if testing.Short() {
-		t.Skip("starts a cluster")
-	}
-	cluster := redistest.StartCluster(t, 3).Steady() // of its own, because its commands are counted
-	config := Config{URL: cluster.URL(), Timeout: 5 * time.Second}
-	t.Run("deny only if units are missing", func(t *testing.T) { shardsDenyOnlyMissingUnits(t, config) })
-	t.Run("get refunds, the emptiest first", func(t *testing.T) { shardsGetRefunds(t, config) })
-	t.Run("end level after a reservation", func(t *testing.T) { shardsSpreadAReservation(t, config) })
-	t.Run("report the retry time after another sidecar was faster", func(t *testing.T) { shardsLostARace(t, config) })
-	t.Run("spread a hot key over the masters", func(t *testing.T) { shardsSpreadAHotKey(t, cluster) })
-	t.Run("answer dry runs as one bucket", func(t *testing.T) { shardsArePeekedAsOne(t, config) })
+// shardsInMemory returns a Store of sharded buckets, and the Store that has the shards.
+func shardsInMemory(t *testing.T) (s, shards backend.Store, clock *storetest.Clock) {
+	t.Helper()
+	clock, undos := storetest.NewClock(), stores.NewUndos(time.Minute)
+	t.Cleanup(undos.Close)
+	shards = perSlot{memory.New(memory.Config{Clock: clock.Time})}
+	return newShardStore(shards, undos, clock.Now), shards, clock
 }
 
 // While there are no other requests, a request is denied exactly if the sum of all shards is less than its
 // cost. The answer contains that sum. The request is allowed at its retry time, and not before.
-func shardsDenyOnlyMissingUnits(t *testing.T, config Config) {
-	t.Helper()
-	s, clock := openWithFixedClock(t, config)
-	n := seed(t)
-	rng := rand.New(rand.NewPCG(n, 5))
+func TestShardsDenyOnlyMissingUnits(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 5))
 	capacity := int64(60)
-	specs := []algorithms.Spec{
-		windowSpec(capacity),
+	for _, spec := range []algorithms.Spec{
+		{Kind: algorithms.FixedWindow, Rate: capacity, Period: 100 * algorithms.Second},
 		{Kind: algorithms.TokenBucket, Rate: 7, Period: algorithms.Second, Capacity: &capacity},
-	}
-	for i, spec := range specs {
-		for _, shards := range []int{2, 3, 11} {
-			c := sharded(t, spec, shards, fmt.Sprintf("alone %d %d of %d", i, shards, n))
-			denied := 0
+	} {
+		for _, n := range []int{2, 3, 11} {
+			s, shards, clock := shardsInMemory(t)
+			c := sharded(t, spec, n, "alone")
+			one, denied := c.Shards[0].Unit(), 0
 			for step := range 120 {
 				cost := 1 + rng.Int64N(6)
 				if rng.IntN(8) == 0 {
 					cost = 1 + rng.Int64N(capacity)
 				}
-				one := c.Shards[0].Unit()
-				there := sum(values(t, s, c))
-				d := takeOne(t, s, c, algorithms.Charge{Cost: cost})
-				if d.Allowed != (cost*one <= there) {
-					t.Fatalf("%s in %d, step %d: cost %d, %d/%d available, got %+v; want allowed %v", spec.Kind, shards, step, cost, there, one, d, cost*one <= there)
+				there := sum(values(t, shards, c))
+				d, want := takeOne(t, s, c, algorithms.Charge{Cost: cost}), there
+				if d.Allowed {
+					want -= cost * one
 				}
-				if left := sum(values(t, s, c)); d.Allowed && left != there-cost*one || !d.Allowed && left != there {
-					t.Fatalf("%s in %d, step %d: cost %d of %d/%d, %d/%d left; want the cost subtracted exactly if it is allowed", spec.Kind, shards, step, cost, there, one, left, one)
+				if left := sum(values(t, shards, c)); d.Allowed != (cost*one <= there) || left != want || !d.Allowed && d.Remaining != there/one {
+					t.Fatalf("%s in %d, step %d: cost %d, %d/%d available, got %+v, then %d; want it allowed and subtracted exactly if it fits",
+						spec.Kind, n, step, cost, there, one, d, left)
 				}
 				if d.Allowed {
 					continue
 				}
-				if denied++; d.Remaining != there/one {
-					t.Fatalf("%s in %d: %d/%d available, remaining %d; want %v remaining", spec.Kind, shards, there, one, d.Remaining, there/one)
-				}
+				denied++
 				now := clock.Now()
-				clock.Set(now + d.RetryAfter - 1)
-				if takeOne(t, s, c, algorithms.Charge{Cost: cost, DryRun: true}).Allowed {
-					t.Fatalf("%s in %d: allowed before its retry time", spec.Kind, shards)
-				}
-				clock.Set(now + d.RetryAfter)
-				if !takeOne(t, s, c, algorithms.Charge{Cost: cost, DryRun: true}).Allowed {
-					t.Fatalf("%s in %d: denied at its retry time", spec.Kind, shards)
+				for early := algorithms.Micros(1); early >= 0; early-- {
+					clock.Set(now + d.RetryAfter - early)
+					if takeOne(t, s, c, algorithms.Charge{Cost: cost, DryRun: true}).Allowed != (early == 0) {
+						t.Fatalf("%s in %d: %d us before its retry time, allowed %v", spec.Kind, n, early, early > 0)
+					}
 				}
 			}
 			if denied == 0 {
-				t.Errorf("%s in %d: nothing was denied; want some denials", spec.Kind, shards)
+				t.Errorf("%s in %d: nothing was denied; want some denials", spec.Kind, n)
 			}
 		}
 	}
 }
 
-func shardsGetRefunds(t *testing.T, config Config) {
-	t.Helper()
-	s, _ := openWithFixedClock(t, config)
+func TestTheEmptiestShardsGetRefunds(t *testing.T) {
+	s, shards, _ := shardsInMemory(t)
 	c := sharded(t, windowSpec(40), 4, "back")
 	takeOne(t, s, c, algorithms.Charge{Cost: 40})
 	for i, cost := range []int64{-1, -4, -6} { // refund different amounts, so that the shards are not equal
-		takeShard(s, c, i, algorithms.Charge{Cost: cost})
+		takeOne(t, shards, shardOf(&c, i), algorithms.Charge{Cost: cost})
 	}
 	if d := takeOne(t, s, c, algorithms.Charge{Cost: -4}); !d.Allowed { // before this refund the shards hold 1, 4, 6 and 0 units
 		t.Errorf("got %+v; want allowed", d)
 	}
-	got := values(t, s, c)
-	if slices.Sort(got[:]); !slices.Equal(got, []int64{2, 3, 4, 6}) {
+	got := values(t, shards, c)
+	if slices.Sort(got); !slices.Equal(got, []int64{2, 3, 4, 6}) {
 		t.Errorf("left %v, want 2 3 4 6", got)
 	}
 	takeOne(t, s, c, algorithms.Charge{Cost: -1000})
-	if got := values(t, s, c); !slices.Equal(got, []int64{10, 10, 10, 10}) {
+	if got := values(t, shards, c); !slices.Equal(got, []int64{10, 10, 10, 10}) {
 		t.Errorf("left %v, want all full", got)
 	}
 }
 
-func shardsSpreadAReservation(t *testing.T, config Config) {
-	t.Helper()
-	s, clock := openWithFixedClock(t, config)
+func TestAReservationLeavesShardsEqual(t *testing.T) {
+	s, shards, clock := shardsInMemory(t)
 	capacity, reserve := int64(12), int64(24)
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 6, Period: algorithms.Second, Capacity: &capacity, MaxReserved: &reserve}, 4, "reserved")
 	one := c.Shards[0].Unit()
 	for i, cost := range []int64{1, 3, 0, 2} { // consume different amounts, so that the shards hold 2, 0, 3 and 1 units
-		takeShard(s, c, i, algorithms.Charge{Cost: cost})
+		takeOne(t, shards, shardOf(&c, i), algorithms.Charge{Cost: cost})
 	}
 	d := takeOne(t, s, c, algorithms.Charge{Cost: 14, Reserve: true}) // this leaves a debt of 8 units, two in each shard
-	left := values(t, s, c)
+	left := values(t, shards, c)
 	if !d.Allowed || sum(left) != -8*one || slices.Max(left)-slices.Min(left) > 1 {
 		t.Errorf("got %+v, left %v of a unit of %d; want allowed, and a debt of 8 units, equal in all shards", d, left, one)
 	}
@@ -182,7 +153,7 @@ func shardsSpreadAReservation(t *testing.T, config Config) {
 		t.Errorf("wait %d us; want 1_333_333 or 1_333_334", d.Wait)
 	}
 	clock.Set(clock.Now() + d.Wait)
-	if left := values(t, s, c); slices.Min(left) < 0 {
+	if left := values(t, shards, c); slices.Min(left) < 0 {
 		t.Errorf("in debt after the wait: %v; want at least 0", left)
 	}
 	if d := takeOne(t, s, c, algorithms.Charge{Cost: 25, Reserve: true}); d.Allowed || d.Never {
@@ -190,65 +161,81 @@ func shardsSpreadAReservation(t *testing.T, config Config) {
 	}
 }
 
-// shardsLostARace lets another sidecar charge a shard between the dry runs and the charge.
-func shardsLostARace(t *testing.T, config Config) {
-	t.Helper()
-	s, _ := openWithFixedClock(t, config)
-	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 20 * algorithms.Second}, 2, "race")
-	sender := s.cluster.sender
-	var other sync.Once
-	s.cluster.sender = func(addr string, at func(string) *node) (backend.Store, *node) {
-		store, n := sender(addr, at)
-		return contended(store, &other), n
-	}
-	c.Terms = algorithms.Charge{Cost: 15}
-	d := takeAllShards(s, c)
-	if d.Allowed || d.Err != nil {
-		t.Fatalf("got %+v; want denied and no error", d)
-	}
-	redistest.Eventually(t, "the charge is refunded", func() bool { return sum(values(t, s, c)) == 12*c.Limit.Unit()*2 })
-	want := takeOne(t, s, c, algorithms.Charge{Cost: 15, DryRun: true})
-	if d.RetryAfter != want.RetryAfter || d.RetryAfter != 6*algorithms.Second || d.Remaining != 12 {
-		t.Errorf("got %+v, want %+v: 3 of 15 are missing, and one of two shards is full", d.Decision, want.Decision)
+// Another sidecar charges a shard between the dry runs and the charges of all shards. The charge of the other shard is
+// refunded. A refund that arrives in the next window refunds nothing.
+func TestShardsThatLoseARace(t *testing.T) {
+	const s = algorithms.Second
+	window := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20, Period: 100 * s, Start: new(algorithms.Micros)}
+	for name, test := range map[string]struct {
+		spec  algorithms.Spec
+		late  bool
+		retry algorithms.Micros
+		left  int64
+	}{
+		"token bucket":    {algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 20 * s}, false, 6 * s, 12}, // 3 of 15 are missing, and one of two shards is full
+		"the same window": {window, false, 100 * s, 12},
+		"the next window": {window, true, 100 * s, 14},
+	} {
+		store, h, undos := simulated(rand.New(rand.NewPCG(1, 1)))
+		c := sharded(t, test.spec, 2, "race")
+		c.Terms.Cost = 15
+		charge := func(i int, cost int64) {
+			part := shardOf(&c, i)
+			part.Terms.Cost = cost
+			if d := h.decide([]backend.Charge{part})[0]; !d.Allowed {
+				t.Fatalf("%s, shard %d: got %+v; want allowed", name, i, d)
+			}
+		}
+		var d backend.Decision
+		store.run(&combine{charge: c, memory: &store.memory, tries: 2}, &backend.Batch{}, func(is backend.Decision) { d = is })
+		h.next(0, nil) // the dry runs
+		charge(0, 8)
+		h.next(0, nil)
+		if d.Allowed || d.Err != nil || d.RetryAfter != test.retry || d.Remaining != 12 {
+			t.Errorf("%s: got %+v; want a denial for %d us, and 12 remaining", name, d, test.retry)
+		}
+		if test.late {
+			h.now += 100 * s
+			charge(0, 3)
+			charge(1, 3)
+		}
+		for len(h.waiting) > 0 {
+			h.next(0, nil)
+		}
+		undos.Close()
+		if n := h.left(c); n != test.left {
+			t.Errorf("%s: %d left of 20, want %d", name, n, test.left)
+		}
 	}
 }
 
-var scriptCalls = regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`)
-
-func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
-	t.Helper()
-	s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
-	for _, shards := range []int{3, 6, 10} {
-		c := sharded(t, windowSpec(1_000_000), shards, fmt.Sprintf("hot %d", shards))
-		for _, m := range cluster.Masters {
-			m.Do("CONFIG", "RESETSTAT")
-		}
-		const requests = 3000
+// The shards are spread over the masters, and nearly each request charges one of them.
+func TestShardsSpreadAHotKey(t *testing.T) {
+	const masters, requests = 3, 3000
+	for _, n := range []int{3, 6, 10} {
+		_, shards, clock := shardsInMemory(t)
+		charges := [masters]float64{}
+		s := newShardStore(submitFunc(func(b *backend.Batch) {
+			for _, c := range b.Charges {
+				charges[slotOf(strconv.FormatUint(c.Slot, 36))*masters/slots] += 1.0 / requests
+			}
+			shards.Submit(b)
+		}), stores.NewUndos(time.Minute), clock.Now)
+		c := sharded(t, windowSpec(1_000_000), n, "hot")
 		for range requests {
 			takeOne(t, s, c, algorithms.Charge{Cost: 1})
 		}
-		var calls []float64
-		for _, m := range cluster.Masters {
-			found := scriptCalls.FindStringSubmatch(m.Do("INFO", "commandstats"))
-			if found == nil {
-				t.Fatal("a master got no command")
-			}
-			n, _ := strconv.Atoi(found[1])
-			calls = append(calls, float64(n)/requests)
-		}
-		t.Logf("%d shards: shares of a hot key's commands by master: %.3f", shards, calls)
-		// The shards are spread over three masters. With 10 shards, one master has 4.
-		even := math.Ceil(float64(shards)/3) / float64(shards)
-		if total := calls[0] + calls[1] + calls[2]; slices.Max(calls) > even+0.05 || total > 1.02 {
-			t.Errorf("%d shards: calls of each master for each request %.3f, in all %.2f; want at most %.3f for one master, and 1.02 in all", shards, calls, total, even+0.05)
+		// With 10 shards, one of three masters has 4.
+		even := math.Ceil(float64(n)/masters) / float64(n)
+		if total := charges[0] + charges[1] + charges[2]; slices.Max(charges[:]) > even+0.05 || total > 1.02 {
+			t.Errorf("%d shards: charges of each master for each request %.3f, in all %.2f; want at most %.3f for one master, and 1.02 in all", n, charges, total, even+0.05)
 		}
 	}
 }
 
 // The result of a dry run must not depend on which shards were charged.
-func shardsArePeekedAsOne(t *testing.T, config Config) {
-	t.Helper()
-	s, clock := openWithFixedClock(t, config)
+func TestShardsArePeekedAsOne(t *testing.T) {
+	s, _, clock := shardsInMemory(t)
 	whole := memory.New(memory.Config{Clock: clock.Time})
 	number := func(n int64) *int64 { return &n }
 	for name, spec := range map[string]algorithms.Spec{
@@ -261,7 +248,7 @@ func shardsArePeekedAsOne(t *testing.T, config Config) {
 	} {
 		for _, shards := range []int{2, 4, 7} {
 			t.Run(fmt.Sprintf("%s in %d", name, shards), func(t *testing.T) {
-				c := sharded(t, spec, shards, fmt.Sprintf("look %s %d %d", name, shards, seed(t)))
+				c := sharded(t, spec, shards, fmt.Sprintf("look %s %d", name, shards))
 				peek := func() {
 					t.Helper()
 					got, want := takeOne(t, s, c, algorithms.Charge{DryRun: true}), takeOne(t, whole, c, algorithms.Charge{DryRun: true})

@@ -1,15 +1,11 @@
 package redis
 
 import (
-	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // A Store may be closed during calls. They fail in time, and no goroutine remains (TestMain checks that).
@@ -37,17 +33,5 @@ func TestCloseUnderLoad(t *testing.T) {
 			}
 			l.check(open(t, again), 0)
 		})
-	}
-}
-
-func TestAFailureIsAnErrorAndNoDenial(t *testing.T) {
-	t.Parallel()
-	s := away(t, Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", redistest.FreePort(t))})
-	for range 20 {
-		var d [1]backend.Decision
-		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(1), Terms: algorithms.Charge{Cost: 1}}}, d[:])
-		if !errors.Is(d[0].Err, backend.ErrUnavailable) || d[0].Decision != (algorithms.Decision{}) {
-			t.Fatalf("got %+v; want the error backend.ErrUnavailable and decision %v", d[0], algorithms.Decision{})
-		}
 	}
 }

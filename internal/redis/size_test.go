@@ -11,7 +11,6 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -22,8 +21,7 @@ func TestValuesHaveTheDocumentedSize(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := redistest.Start(t)
-	store := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	server, store := started(t)
 	const s = algorithms.Second
 	for name, spec := range map[string]algorithms.Spec{
 		"token bucket, leaky bucket": {Kind: algorithms.TokenBucket, Rate: 10, Period: s * 60},
@@ -51,10 +49,8 @@ func TestValuesHaveTheDocumentedSize(t *testing.T) {
 // docs/http-api.md states that an ID needs about 150 bytes, and 41 more for each limit.
 func TestRecordsHaveTheDocumentedSize(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	store := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
-	client := goredis.NewClient(&goredis.Options{Addr: server.Addr})
-	t.Cleanup(func() { client.Close() })
+	server, store := started(t)
+	client := server.Client()
 	for limits := range 8 {
 		server.Do("FLUSHALL")
 		var group []backend.Charge
@@ -79,8 +75,7 @@ func TestRecordsHaveTheDocumentedSize(t *testing.T) {
 // docs/redis.md states that each sidecar has up to 10 connections to each server.
 func TestConnectionsToAServerAreBounded(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	store := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	server, store := started(t)
 	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, PoolSize: 1})
 	t.Cleanup(func() { client.Close() })
 	var callers sync.WaitGroup

@@ -6,9 +6,7 @@ import (
 	"math"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
@@ -18,8 +16,7 @@ import (
 // share a call with it.
 func TestASpoiledBucketAffectsOnlyItsGroup(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	server, s := started(t)
 	repeated := func(n float64, times int) string {
 		var b []byte
 		for range times {

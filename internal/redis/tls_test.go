@@ -40,10 +40,7 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 	}
 	s := open(t, config)
 	take := func(s *Store, spec algorithms.Spec) backend.Decision {
-		limit := compiled(t, spec)
-		var d [1]backend.Decision
-		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte{byte(spec.Kind)}, Limit: limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
-		return d[0]
+		return takeAll(s, []backend.Charge{{Key: []byte{byte(spec.Kind)}, Limit: compiled(t, spec), Terms: algorithms.Charge{Cost: 1}}})[0]
 	}
 	for kind := algorithms.TokenBucket; kind <= algorithms.LeakyBucket; kind++ {
 		if d := take(s, algorithms.Spec{Kind: kind, Rate: 5, Period: algorithms.Second}); d.Err != nil || !d.Allowed {
@@ -56,9 +53,13 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 		}
 	}
 	for range 5 { // a connection that the server has closed must not be used, even if it has unread TLS records
+		before := s.client.PoolStats().Hits
 		closeUsed(server)
 		if d := take(s, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second}); d.Err != nil {
 			t.Errorf("after the server has closed all connections: %+v; want no error", d)
+		}
+		if s.client.PoolStats().Hits != before {
+			t.Error("a call that charges used the pool of go-redis")
 		}
 	}
 	config.TLS = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}

@@ -75,7 +75,7 @@ func TestLeases(t *testing.T) {
 	if served == 0 {
 		t.Error("no request was decided from leased units")
 	}
-	t.Logf("%d requests were decided from leased units, by the sidecars that run at the end", served)
+	t.Logf("%.0f requests were decided from leased units, by the sidecars that run at the end", served)
 }
 
 func TestAChargeAppliedTwiceIsFound(t *testing.T) {

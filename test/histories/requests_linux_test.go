@@ -95,24 +95,32 @@ func (w *world) settle(random *rand.Rand, b *buckets) {
 	}
 }
 
-func (w *world) servedFromLeases() (n int) {
+func (w *world) servedFromLeases() (n float64) {
 	for _, s := range w.sidecars {
-		var text []byte
-		redistest.Eventually(w.t, "a sidecar that was killed shows its metrics", func() bool {
-			response, err := http.Get("http://" + s.admin + "/metrics")
-			if err != nil {
-				return false
-			}
-			defer response.Body.Close()
-			text, err = io.ReadAll(response.Body)
-			return err == nil
-		})
-		for line := range strings.Lines(string(text)) {
-			var served int
-			if _, err := fmt.Sscanf(line, "rlsidecar_lease_served_total %d", &served); err == nil {
-				n += served
-			}
-		}
+		redistest.Eventually(w.t, "a sidecar that was killed shows its metrics", func() bool { return len(s.metrics(&w.http)) > 0 })
+		n += s.metrics(&w.http)["rlsidecar_lease_served_total"]
 	}
 	return n
+}
+
+// metrics returns the values of the series of s, or none if s does not answer.
+func (s *sidecar) metrics(client *http.Client) map[string]float64 {
+	all := map[string]float64{}
+	response, err := client.Get("http://" + s.admin + "/metrics")
+	if err != nil {
+		return all
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return all
+	}
+	for line := range strings.Lines(string(text)) {
+		var value float64
+		name, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if _, err := fmt.Sscan(rest, &value); err == nil {
+			all[name] = value
+		}
+	}
+	return all
 }

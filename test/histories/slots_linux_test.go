@@ -283,7 +283,7 @@ func (w *slotWorld) takeAuth() {
 
 // kill kills a sidecar and starts it again. Its counts are kept.
 func (w *slotWorld) kill(s *sidecar) {
-	add(w.count, w.read(s))
+	add(w.count, s.metrics(&w.http))
 	s.kill()
 	s.start()
 }
@@ -294,33 +294,11 @@ func add(to, more map[string]float64) {
 	}
 }
 
-// read returns the counts of a sidecar, or none if it does not answer.
-func (w *slotWorld) read(s *sidecar) map[string]float64 {
-	counts := map[string]float64{}
-	response, err := w.http.Get("http://" + s.admin + "/metrics")
-	if err != nil {
-		return counts
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		return counts
-	}
-	for line := range strings.Lines(string(text)) {
-		var value float64
-		name, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if _, err := fmt.Sscan(rest, &value); err == nil && strings.HasPrefix(name, "rlsidecar_slots_") {
-			counts[name] = value
-		}
-	}
-	return counts
-}
-
 // counts returns the sums of all sidecars.
 func (w *slotWorld) counts() map[string]float64 {
 	sums := maps.Clone(w.count)
 	for _, s := range w.sidecars {
-		add(sums, w.read(s))
+		add(sums, s.metrics(&w.http))
 	}
 	return sums
 }

@@ -63,7 +63,7 @@ func Start(tb testing.TB, args ...string) *Server {
 // StartAt starts one server at a port, and waits until it answers.
 func StartAt(tb testing.TB, port int, args ...string) *Server {
 	tb.Helper()
-	s := launch(tb, port, args...)
+	s := launch(tb, port, "", nil, args...)
 	s.Wait()
 	return s
 }
@@ -90,27 +90,12 @@ func (s *Server) follows() {
 // waits until it answers.
 func StartBinary(tb testing.TB, path string, env []string, args ...string) *Server {
 	tb.Helper()
-	s := prepare(tb, FreePort(tb), args...)
-	s.binary, s.env = path, env
-	s.launch()
+	s := launch(tb, FreePort(tb), path, env, args...)
 	s.Wait()
 	return s
 }
 
-func launch(tb testing.TB, port int, args ...string) *Server {
-	tb.Helper()
-	s := prepare(tb, port, args...)
-	s.launch()
-	return s
-}
-
-func (s *Server) launch() {
-	s.t.Helper()
-	s.Restart()
-	s.t.Cleanup(s.Kill)
-}
-
-func prepare(tb testing.TB, port int, args ...string) *Server {
+func launch(tb testing.TB, port int, path string, env []string, args ...string) *Server {
 	tb.Helper()
 	// The path must be short, because the path of a Unix socket has at most about a hundred bytes.
 	dir, err := os.MkdirTemp("", "rl") //nolint:usetesting // t.TempDir is too long for a Unix socket
@@ -118,11 +103,13 @@ func prepare(tb testing.TB, port int, args ...string) *Server {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { os.RemoveAll(dir) })
-	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), Socket: filepath.Join(dir, "s"), Dir: dir, t: tb}
+	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), Socket: filepath.Join(dir, "s"), Dir: dir, binary: path, env: env, t: tb}
 	s.args = append([]string{
 		"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--unixsocket", s.Socket,
 		"--save", "", "--dir", dir, "--logfile", "log", "--maxmemory-policy", "noeviction",
 	}, args...)
+	s.Restart()
+	tb.Cleanup(s.Kill)
 	return s
 }
 
@@ -201,7 +188,7 @@ func StartCluster(tb testing.TB, n int, args ...string) *Cluster {
 	c := &Cluster{}
 	for i := range 2 * n {
 		bus := FreePort(tb)
-		s := launch(tb, FreePort(tb), append([]string{"--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
+		s := launch(tb, FreePort(tb), "", nil, append([]string{"--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
 			"--cluster-port", fmt.Sprint(bus), "--cluster-replica-validity-factor", "0"}, args...)...)
 		if i < n {
 			c.Masters = append(c.Masters, s)
