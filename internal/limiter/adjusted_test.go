@@ -141,6 +141,9 @@ func TestAnAdjustmentOfAllKeysWithOneValue(t *testing.T) {
 func TestTheKeysOwnAdjustmentTakesPrecedenceOverThatOfAllKeys(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"*": {Capacity: number(3)}, "bob": {Factor: 2000}, "": {Block: true}})
+	if keys, all := b.Buckets(&adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", AllKeys: true}}); keys != nil || !all {
+		t.Errorf("got %v, %t; want all buckets", keys, all)
+	}
 	for text, want := range map[string]int{"user=bob": 40, "user=ann": 3, "user=": 0} {
 		if n := b.allowed(t, 50, text); n != want {
 			t.Errorf("%s got %d, want %d", text, n, want)
@@ -238,8 +241,8 @@ func TestABlockIsShownToAnOperatorWithTheBucket(t *testing.T) {
 		t.Errorf("got %+v; want blocked %v, reset after %v, no error and adjusted not nil", d, minute, 30*algorithms.Second)
 	}
 	c = &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}}
-	if err := b.Reset(t.Context(), c); err != nil {
-		t.Fatal(err)
+	if err := b.Reset(t.Context(), c); err != nil || c.Results[0].Policy.Adjusted == nil {
+		t.Fatalf("a reset: %v, adjustment %v; want the adjustment of the key", err, c.Results[0].Policy.Adjusted)
 	}
 	b.adjust("calls", nil)
 	if n := b.left(t, "user=bob"); n != 20 {
@@ -504,7 +507,6 @@ func TestABlockHasARetryTime(t *testing.T) {
 	a := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{"bob"}}, Change: adjust.Change{Block: true}, Expires: b.now + minute}
 	a.ID = a.Target.ID()
 	now := b.now
-	b.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{a}), func() algorithms.Micros { return now })
 	b.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{a}), func() algorithms.Micros {
 		was := now
 		now += minute - 1

@@ -67,25 +67,6 @@ func TestOnlyABlockAppliesToALimitWithoutNumbers(t *testing.T) {
 	}
 }
 
-// Policies share their Extras. An adjustment of one must not change the others.
-func TestAnAdjustmentLeavesSharedExtrasAlone(t *testing.T) {
-	spec := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: minute}
-	p := policy(t, spec)
-	local, err := algorithms.Compile(SpecShare(spec, 0.2))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.Extras.Lease, p.Extras.Local, p.Extras.LocalShare = &algorithms.Lease{Most: 30, For: 1000}, &local, 0.2
-	got, err := apply(&adjust.Adjustment{Change: adjust.Change{Factor: 500}}, p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if p.Extras.Lease.Most != 30 || p.Extras.Local.Rate != 20 || got.Extras.Lease.Most != 15 || got.Extras.Local.Rate != 10 {
-		t.Errorf("the lease is %d, adjusted %d; the local rate is %d, adjusted %d; want 30, 15, 20, 10",
-			p.Extras.Lease.Most, got.Extras.Lease.Most, p.Extras.Local.Rate, got.Extras.Local.Rate)
-	}
-}
-
 // A request that reserved more than the adjusted capacity would always be denied.
 func TestReservationsFitTheAdjustedCapacity(t *testing.T) {
 	p := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: minute})
@@ -116,24 +97,12 @@ func TestReservationsFitTheAdjustedCapacity(t *testing.T) {
 	}
 }
 
-func TestTheCapacityOfAnAdjustedLimit(t *testing.T) {
+func TestACapacityOfALimitThatHasNone(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		p := policy(t, algorithms.Spec{Kind: kind, Rate: 10, Period: minute})
 		if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Capacity: number(3)}}, p); err == nil || !strings.Contains(err.Error(), "has no capacity") {
 			t.Errorf("%s: %v; want an error with \"has no capacity\"", kind, err)
 		}
-	}
-	queue := policy(t, algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: minute, Capacity: number(5)})
-	got, err := apply(&adjust.Adjustment{Change: adjust.Change{Rate: number(8)}}, queue)
-	want := policy(t, algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 8, Period: minute, Capacity: number(5)})
-	if err != nil || *got.Limit != *want.Limit {
-		t.Errorf("got %+v, %v; want %+v", got, err, want.Limit)
-	}
-	initial := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Initial: number(8)})
-	got, err = apply(&adjust.Adjustment{Change: adjust.Change{Factor: 500}}, initial)
-	want = policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: minute, Initial: number(4)}) // below the capacity as before
-	if err != nil || *got.Limit != *want.Limit {
-		t.Errorf("got %+v, %v; want %+v", got, err, want.Limit)
 	}
 }
 
@@ -163,6 +132,10 @@ func TestAdjustedLimits(t *testing.T) {
 			})},
 		{"a queue", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: minute, Capacity: number(4)}, adjust.Change{Factor: 2000},
 			algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 10, Period: minute, Capacity: number(8)}},
+		{"a rate, and the queue stays", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: minute, Capacity: number(5)}, adjust.Change{Rate: number(8)},
+			algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 8, Period: minute, Capacity: number(5)}},
+		{"a factor of initial, below the capacity as before", with(func(s *algorithms.Spec) { s.Initial = number(8) }), adjust.Change{Factor: 500},
+			with(func(s *algorithms.Spec) { s.Rate, s.Initial = 5, number(4) })},
 		{"a period", bucket, adjust.Change{Period: adjust.Span(2 * minute)}, with(func(s *algorithms.Spec) { s.Period = 2 * minute })},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -178,6 +151,7 @@ func TestAdjustedLimits(t *testing.T) {
 	}
 }
 
+// Policies share their Extras. An adjustment of one must not change the others.
 func TestShardsLeaseAndLocalShareFollowTheNumbers(t *testing.T) {
 	spec := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: minute}
 	p := policy(t, spec)
@@ -193,8 +167,8 @@ func TestShardsLeaseAndLocalShareFollowTheNumbers(t *testing.T) {
 	for _, s := range got.Extras.Shards {
 		sum += s.Capacity
 	}
-	if len(got.Extras.Shards) != 4 || sum != 1000 || got.Extras.Lease.Most != 100 || got.Extras.Local.Rate != 200 || p.Extras.Lease.Most != 10 {
-		t.Errorf("shards hold %d, lease %+v, local %+v; want 4 shards of 1000 together, a lease of 100, and a local rate of 200", sum, got.Extras.Lease, got.Extras.Local)
+	if len(got.Extras.Shards) != 4 || sum != 1000 || got.Extras.Lease.Most != 100 || got.Extras.Local.Rate != 200 || p.Extras.Lease.Most != 10 || p.Extras.Local.Rate != 20 {
+		t.Errorf("shards hold %d, lease %+v, local %+v; want 4 shards of 1000 together, a lease of 100, a local rate of 200, and the configured ones unchanged", sum, got.Extras.Lease, got.Extras.Local)
 	}
 	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Rate: number(3)}}, p); err == nil || !strings.Contains(err.Error(), "4 shards") {
 		t.Errorf("3 units on 4 shards: %v; want an error that contains \"4 shards\"", err)
@@ -210,9 +184,6 @@ func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
 	a.Change = adjust.Change{Block: true}
 	if got, err := apply(a, window); err != nil || !got.Adjusted.Block {
 		t.Errorf("a block applies to any algorithm: %v; want no error, and a block", err)
-	}
-	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Capacity: number(3)}}, window); err == nil {
-		t.Error("a sliding window got a capacity; want an error")
 	}
 }
 

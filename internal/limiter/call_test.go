@@ -15,13 +15,9 @@ func TestAReusedCallAnswersLikeANewOne(t *testing.T) {
 		t.Helper()
 		c.Reset()
 		c.Request.Domain = "d"
-		for _, text := range texts {
-			entries, err := descriptors.Parse(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+		for _, parsed := range request(t, hits, texts...).Descriptors {
 			d := c.AddDescriptor()
-			d.Entries, d.Cost, d.Explicit, d.Declared = entries, hits, true, true
+			d.Entries, d.Cost, d.Explicit, d.Declared = parsed.Entries, hits, true, true
 		}
 		if err := p.Check(t.Context(), c); err != nil || c.Denied {
 			t.Fatalf("%v: error %v, denied %v; want allowed", texts, err, c.Denied)
@@ -97,19 +93,14 @@ descriptors:
   - {key: b, rate_limit: {algorithm: fixed_window, rate: 2, period: 1d}}
   - {key: c, shadow_mode: true, rate_limit: {algorithm: fixed_window, rate: 2, period: 1d}}
 `)
-	store, canceled := &recorded{Store: b.store}, new(atomic.Bool)
-	l := limiter.New(store, limiter.Config{})
-	l.Swap(b.Current())
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Canceled: canceled}}
-	for _, key := range []string{"a", "b", "c"} {
-		d := c.AddDescriptor()
-		d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: "1"}}, 1
-	}
-	if err := l.Check(t.Context(), c); err != nil || len(store.charges) != 3 {
-		t.Fatalf("error %v, %d charges; want no error and 3 charges", err, len(store.charges))
+	store, r := &recorded{Store: b.store.Store}, request(t, 1, "a=1", "b=1", "c=1")
+	b.store.Store, r.Canceled = store, new(atomic.Bool)
+	b.check(t, r)
+	if len(store.charges) != 3 {
+		t.Fatalf("%d charges; want 3", len(store.charges))
 	}
 	for i := range store.charges {
-		if store.charges[i].Canceled != canceled {
+		if store.charges[i].Canceled != r.Canceled {
 			t.Errorf("charge %d does not have the Canceled of the request", i)
 		}
 	}

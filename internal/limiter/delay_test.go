@@ -5,7 +5,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func TestARequestWaitsForTheLastOfItsTurns(t *testing.T) {
@@ -16,14 +15,10 @@ descriptors:
   - {key: fast, rate_limit: {algorithm: leaky_bucket, rate: 10, period: 1s, capacity: 20, max_delay: 10s}}
 `)
 	for turn := range algorithms.Micros(3) {
-		c := &limiter.Call{}
-		c.Request.Domain, c.Request.MaxDelay = "d", 10*sec
-		for _, key := range []string{"slow", "fast"} {
-			d := c.AddDescriptor()
-			d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: "1"}}, 1
-		}
-		if err := b.Check(t.Context(), c); err != nil || c.Denied || c.Verdict.Delay != turn*sec {
-			t.Errorf("turn %d: error %v, denied %v, delayed by %d us; want %d us", turn, err, c.Denied, c.Verdict.Delay, turn*sec)
+		r := request(t, 1, "slow=1", "fast=1")
+		r.MaxDelay = 10 * sec
+		if c := b.check(t, r); c.Denied || c.Verdict.Delay != turn*sec {
+			t.Errorf("turn %d: denied %v, delayed by %d us; want %d us", turn, c.Denied, c.Verdict.Delay, turn*sec)
 		}
 	}
 }

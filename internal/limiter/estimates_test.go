@@ -130,7 +130,7 @@ func TestSettlementsWithoutADecisionAreNotLearned(t *testing.T) {
 	}
 }
 
-// Estimates are learned for each value in the configuration. All other values share one estimate.
+// Estimates are learned for each value in the configuration, in entries with its key. All other values share one estimate.
 func TestEstimatesAreLearned(t *testing.T) {
 	p := newProxy(t)
 	p.restart(t, `
@@ -159,11 +159,11 @@ descriptors:
 		p.now += sec
 	}
 	for _, c := range []struct {
-		model string
-		want  int64
-	}{{"large", 700}, {"unknown", 200}, {"", 200}} {
-		if units, _ := reserved("bob", c.model); units < c.want-5 || units > c.want+5 {
-			t.Errorf("model %q: %d reserved, want %d", c.model, units, c.want)
+		user, model string
+		want        int64
+	}{{"bob", "large", 700}, {"bob", "unknown", 200}, {"bob", "", 200}, {"large", "unknown", 200}} {
+		if units, _ := reserved(c.user, c.model); units < c.want-5 || units > c.want+5 {
+			t.Errorf("user %s, model %q: %d reserved, want %d", c.user, c.model, units, c.want)
 		}
 	}
 }

@@ -4,31 +4,7 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
-
-func TestSeveralLimitsOfOneDescriptorHaveOneStatus(t *testing.T) {
-	b := newBench(t, `
-domain: d
-limits:
-  minute: {algorithm: token_bucket, rate: 2, period: 1m}
-  hour:   {algorithm: token_bucket, rate: 3, period: 1h}
-descriptors:
-  - {key: a, limit: [minute, hour]}
-`)
-	if c := b.send(t, 1, "a=1"); c.Statuses[0].Result != 0 || len(c.Results) != 2 {
-		t.Errorf("the status must be that of the limit with the fewest units: %+v", c.Statuses)
-	}
-	b.send(t, 1, "a=1")
-	if c := b.send(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 0 || c.RetryAfter != 30*algorithms.Second {
-		t.Errorf("the minute denies: %+v; want denied, result 0 and retry after %v", c.Verdict, 30*algorithms.Second)
-	}
-	b.now += 60 * algorithms.Second
-	b.send(t, 1, "a=1")
-	if c := b.send(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 1 || c.RetryAfter != 1140*algorithms.Second {
-		t.Errorf("the hour denies: %+v; want denied, result 1 and retry after %v", c.Verdict, 1140*algorithms.Second)
-	}
-}
 
 func TestARequestThatNeverFitsHasNoRetryTime(t *testing.T) {
 	for _, order := range []string{"[never, later]", "[later, never]"} {

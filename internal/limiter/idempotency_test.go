@@ -99,29 +99,9 @@ func TestAPendingIDIsAnError(t *testing.T) {
 }
 
 // If the credits of a plan have changed, a request with the same ID is not a repetition. So it is an error, like any
-// reuse of the ID.
-func TestAnIDIsOfOnePayer(t *testing.T) {
-	const yaml = `
-domain: d
-hash_tag: domain
-limits:
-  calls: {algorithm: token_bucket, rate: 10, period: 1m, then: credits}
-  credits: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 20}
-  more: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 20}
-`
-	b := newBench(t, yaml)
-	if _, err := b.once(t, "d", "id", limiter.NamedCharge{Name: "calls", Count: 1}); err != nil {
-		t.Fatal(err)
-	}
-	b.swap(t, strings.Replace(yaml, "then: credits", "then: more", 1))
-	if _, err := b.once(t, "d", "id", limiter.NamedCharge{Name: "calls", Count: 1}); !errors.Is(err, backend.ErrReused) {
-		t.Errorf("got the error %v, want backend.ErrReused", err)
-	}
-}
-
-// Two limits have one payer. If one of them has it no longer, the stored answers are in another order than the charges, so
-// none of them may be used.
-func TestAnIDIsOfOneOrderOfCharges(t *testing.T) {
+// reuse of the ID. If one of two limits no longer has the common payer, the stored answers are in another order than the
+// charges, so none of them may be used.
+func TestAnIDIsOfTheSamePayersInOneOrder(t *testing.T) {
 	const yaml = `
 domain: d
 hash_tag: domain
@@ -129,14 +109,17 @@ limits:
   hours: {algorithm: token_bucket, rate: 10, period: 1h, then: credits}
   days: {algorithm: token_bucket, rate: 20, period: 1d, then: credits}
   credits: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 20}
+  more: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 20}
 `
-	b := newBench(t, yaml)
-	both := []limiter.NamedCharge{{Name: "hours", Count: 1}, {Name: "days", Count: 1}}
-	if _, err := b.once(t, "d", "id", both...); err != nil {
-		t.Fatal(err)
-	}
-	b.swap(t, strings.Replace(yaml, "period: 1d, then: credits", "period: 1d", 1))
-	if c, err := b.once(t, "d", "id", both...); !errors.Is(err, backend.ErrReused) {
-		t.Errorf("got %+v and the error %v, want backend.ErrReused", c.Results, err)
+	for _, days := range []string{"period: 1d, then: more", "period: 1d"} {
+		b := newBench(t, yaml)
+		both := []limiter.NamedCharge{{Name: "hours", Count: 1}, {Name: "days", Count: 1}}
+		if _, err := b.once(t, "d", "id", both...); err != nil {
+			t.Fatal(err)
+		}
+		b.swap(t, strings.Replace(yaml, "period: 1d, then: credits", days, 1))
+		if c, err := b.once(t, "d", "id", both...); !errors.Is(err, backend.ErrReused) {
+			t.Errorf("%s: got %+v and the error %v, want backend.ErrReused", days, c.Results, err)
+		}
 	}
 }

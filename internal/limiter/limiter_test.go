@@ -105,6 +105,12 @@ func (b *bench) check(tb testing.TB, r limiter.Request) *limiter.Call {
 
 func (b *bench) send(tb testing.TB, cost int64, texts ...string) *limiter.Call {
 	tb.Helper()
+	return b.check(tb, request(tb, cost, texts...))
+}
+
+// request returns a request of domain d with descriptors such as "user=bob".
+func request(tb testing.TB, cost int64, texts ...string) limiter.Request {
+	tb.Helper()
 	r := limiter.Request{Domain: "d"}
 	for _, text := range texts {
 		entries, err := descriptors.Parse(text)
@@ -113,17 +119,15 @@ func (b *bench) send(tb testing.TB, cost int64, texts ...string) *limiter.Call {
 		}
 		r.Descriptors = append(r.Descriptors, limiter.Descriptor{Entries: entries, Cost: cost})
 	}
-	return b.check(tb, r)
+	return r
 }
 
 // override sends a descriptor with a limit of its own.
 func (b *bench) override(tb testing.TB, text string, o limiter.Override) *limiter.Call {
 	tb.Helper()
-	entries, err := descriptors.Parse(text)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return b.check(tb, limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: entries, Cost: 1, Override: o, HasOverride: true}}})
+	r := request(tb, 1, text)
+	r.Descriptors[0].Override, r.Descriptors[0].HasOverride = o, true
+	return b.check(tb, r)
 }
 
 func (b *bench) left(tb testing.TB, text string) int64 {

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
@@ -34,6 +33,14 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 				t.Errorf("%s: got %+v; want denied %v and result -1", answer, s, denied)
 			}
 		}
+		shadow := with(limiter.Config{NoConfig: &answer, Modes: limiter.Modes{Shadow: true}})
+		if c := call(); shadow.Check(t.Context(), c) != nil || c.Denied || c.WouldDeny != denied || c.Statuses[0].Denied != denied {
+			t.Errorf("%s in shadow mode: got %+v; want allowed, and would deny %t", answer, c.Verdict, denied)
+		}
+		settle := limiter.Settle{Reserved: &limiter.Reserved{Domain: limiter.PrefixNumber("d")}}
+		if err := l.Settle(t.Context(), &limiter.Call{}, settle); !errors.Is(err, limiter.ErrNoConfig) { // a settlement can be repeated
+			t.Errorf("%s, a settlement: got %v; want the error limiter.ErrNoConfig", answer, err)
+		}
 		c = &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "x"}}}}
 		if err := l.Check(t.Context(), c); !errors.Is(err, limiter.ErrNoConfig) {
 			t.Errorf("%s, by name: %v; want the error limiter.ErrNoConfig", answer, err)
@@ -43,41 +50,9 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 	if err := l.Check(t.Context(), call()); !errors.Is(err, limiter.ErrNoConfig) {
 		t.Errorf("error: %v; want the error limiter.ErrNoConfig", err)
 	}
-	l = with(limiter.Config{NoConfig: new(limiter.Deny), Modes: limiter.Modes{Shadow: true}})
-	if c := call(); l.Check(t.Context(), c) != nil || c.Denied || !c.WouldDeny || !c.Statuses[0].Denied {
-		t.Errorf("shadow mode of all: %+v; want l.Check(t.Context(), c) nil, allowed, c.WouldDeny true and c.Statuses[0].Denied true", c.Verdict)
-	}
 	l = with(limiter.Config{NoConfig: new(limiter.Deny)})
 	l.Swap(&limiter.Snapshot{})
 	if c := call(); l.Check(t.Context(), c) != nil || c.Denied {
 		t.Error("an empty configuration denies; want allowed")
-	}
-}
-
-// Settlements get an error, because they can be repeated.
-func TestRequestsWithoutAConfiguration(t *testing.T) {
-	deny, now := limiter.Deny, func() algorithms.Micros { return 1 }
-	l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &deny, Now: now})
-	settle := limiter.Settle{Reserved: &limiter.Reserved{Domain: limiter.PrefixNumber("d")}}
-	if err := l.Settle(t.Context(), &limiter.Call{}, settle); !errors.Is(err, limiter.ErrNoConfig) {
-		t.Errorf("a settlement: got %v, want %v", err, limiter.ErrNoConfig)
-	}
-	if c := callOf("a"); l.Check(t.Context(), c) != nil || !c.Denied || !c.Failed || c.WouldDeny {
-		t.Errorf("before a configuration: got %+v, want denied", c.Verdict)
-	}
-	shadow := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &deny, Modes: limiter.Modes{Shadow: true}})
-	if c := callOf("a"); shadow.Check(t.Context(), c) != nil || c.Denied || !c.WouldDeny {
-		t.Errorf("in shadow mode: got %+v, want allowed", c.Verdict)
-	}
-}
-
-// In shadow mode, a request before the first configuration is allowed. WouldDeny is true only if Config.NoConfig would
-// deny the request without shadow mode.
-func TestShadowModeReportsNoDenialThatWouldNotBe(t *testing.T) {
-	for answer, want := range map[limiter.OnFailure]bool{limiter.Allow: false, limiter.Deny: true} {
-		l := limiter.New(memory.New(memory.Config{}), limiter.Config{NoConfig: &answer, Modes: limiter.Modes{Shadow: true}})
-		if c := callOf("a"); l.Check(t.Context(), c) != nil || c.Denied || c.WouldDeny != want {
-			t.Errorf("%s: %+v; want allowed, and would deny %t", answer, c.Verdict, want)
-		}
 	}
 }

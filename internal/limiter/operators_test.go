@@ -43,19 +43,6 @@ func TestAnOperatorStatesTheDescriptorOfAWildcard(t *testing.T) {
 	}
 }
 
-func TestAnAdjustmentOfAllKeysAppliesAlone(t *testing.T) {
-	b := newBench(t, adjustable)
-	if got := b.adjust("calls", map[string]adjust.Change{"*": {Capacity: number(3)}}); got.InForce != 1 || got.Ignored != 0 {
-		t.Errorf("got %+v; want one adjustment in force", got)
-	}
-	if n := b.allowed(t, 10, "user=bob"); n != 3 {
-		t.Errorf("%d allowed, want 3", n)
-	}
-	if keys, all := b.Buckets(&adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", AllKeys: true}}); keys != nil || !all {
-		t.Errorf("got %v, %t; want all buckets", keys, all)
-	}
-}
-
 func TestAnInspectionConsumesNothing(t *testing.T) {
 	b := newBench(t, adjustable)
 	for _, c := range []*limiter.Call{
@@ -164,14 +151,5 @@ func TestAResetAppliesToAllBuckets(t *testing.T) {
 	b.store.err = backend.ErrUnavailable
 	if c := b.send(t, 2, "l=1"); c.Denied {
 		t.Errorf("the local bucket: got %+v, want allowed", c.Verdict)
-	}
-}
-
-func TestAResetReportsTheAdjustmentOfTheKey(t *testing.T) {
-	b := newBench(t, adjustable)
-	b.adjust("calls", map[string]adjust.Change{"bob": {Rate: number(3)}})
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}}
-	if err := b.Reset(t.Context(), c); err != nil || c.Results[0].Policy.Adjusted == nil {
-		t.Errorf("error %v, adjustment %v; want the adjustment of the key", err, c.Results[0].Policy.Adjusted)
 	}
 }

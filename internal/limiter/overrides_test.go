@@ -6,7 +6,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func TestOverridesInRequestsReplaceLimits(t *testing.T) {
@@ -87,13 +86,8 @@ func TestAnOverrideOfAnUnlimitedKeyHasOneResult(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("window", map[string]adjust.Change{"free": {Unlimited: true}, "less": {Rate: number(2)}})
 	for user, want := range map[string]int{"free": 1, "less": 2} {
-		c := &limiter.Call{}
-		c.Request.Domain = "d"
-		d := c.AddDescriptor()
-		d.Entries, d.Cost = []descriptors.Entry{{Key: "window", Value: user}}, 1
-		d.HasOverride, d.Override = true, limiter.Override{Rate: 7, Period: minute}
-		if err := b.Check(t.Context(), c); err != nil || len(c.Results) != want {
-			t.Errorf("%s: error %v, %d results; want %d", user, err, len(c.Results), want)
+		if c := b.override(t, "window="+user, limiter.Override{Rate: 7, Period: minute}); len(c.Results) != want {
+			t.Errorf("%s: %d results; want %d", user, len(c.Results), want)
 		}
 	}
 }

@@ -119,19 +119,6 @@ limits:
   prepaid: {algorithm: fixed_window, rate: 500, period: 1d, settle: {estimate: 30}}
 `
 
-func TestAProxySettlesWhereItWasPaid(t *testing.T) {
-	p := newProxy(t)
-	p.swap(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
-	first := p.start(absent, "user=bob")
-	second := p.start(90, "user=bob") // the limit named plan has 70 units left
-	p.want("plan", "bob", 70)
-	p.want("prepaid", "bob", 410)
-	p.done(second, 40)
-	p.done(first, 10)
-	p.want("plan", "bob", 90)
-	p.want("prepaid", "bob", 460)
-}
-
 const paid = `
 domain: d
 hash_tag: domain

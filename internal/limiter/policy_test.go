@@ -7,26 +7,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-func TestWhatARequestReserves(t *testing.T) {
-	for _, test := range []struct {
-		settle             SettleTerms
-		estimate, declared int64
-		want               int64
-	}{
-		{SettleTerms{Most: 100}, 10, 0, 10},
-		{SettleTerms{Most: 100}, 10, 20, 20},
-		{SettleTerms{Most: 100}, 10, 5, 10},
-		{SettleTerms{Most: 100, TrustDeclared: true}, 10, 5, 5},
-		{SettleTerms{Most: 100, TrustDeclared: true}, 10, 0, 10},
-		{SettleTerms{Most: 100, Least: 7}, 1, 0, 7},
-		{SettleTerms{Most: 100}, 500, 0, 100},
-	} {
-		if got := test.settle.Reserves(test.estimate, test.declared); got != test.want {
-			t.Errorf("%+v: got %d, want %d", test, got, test.want)
-		}
-	}
-}
-
 func TestLimitsThatCountByTheSecond(t *testing.T) {
 	start := algorithms.Micros(0)
 	for _, c := range []struct {

@@ -422,24 +422,12 @@ func TestWhileTheStoreFailsNothingIsReserved(t *testing.T) {
 	p.done(id, 5)
 	p.want("tokens", "bob", 995)
 
-	p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: allow\n", 1))
-	p.store.err = errors.New("away")
-	if id := p.start(absent, "user=bob"); id != limiter.None {
-		t.Errorf("id %s of an answer by policy; want %v", id, limiter.None)
-	}
-}
-
-// While the store fails, this process's own bucket may allow units. They must not be settled in the store,
-// because the store has not charged them.
-func TestLocalBucketsReserveNothing(t *testing.T) {
-	p := newProxy(t)
-	p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: local\nlocal_share: 20%\n", 1))
-	p.store.err = errors.New("away")
-	c := p.send("d", []int64{absent}, "user=bob")
-	if c.Denied || !c.Failed {
-		t.Fatalf("got %+v; want allowed and failed", c.Verdict)
-	}
-	if id := string(c.AppendID(nil)); id != limiter.None {
-		t.Errorf("the id is %s, want none", id)
+	// What the store has not charged must not be settled there.
+	for _, policy := range []string{"allow", "local\nlocal_share: 20%"} {
+		p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: "+policy+"\n", 1))
+		p.store.err = errors.New("away")
+		if id := p.start(absent, "user=bob"); id != limiter.None {
+			t.Errorf("%s: id %s of an answer by policy; want %v", policy, id, limiter.None)
+		}
 	}
 }

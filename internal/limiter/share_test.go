@@ -6,21 +6,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-func TestPartsOfNumbers(t *testing.T) {
-	if got := ShareOf(10, 1.5); got != 10 {
-		t.Errorf("one and a half times 10: got %d, want 10", got)
-	}
-	if got := ShareOf(1<<53, 1); got != 1<<53 {
-		t.Errorf("all of 2^53: got %d", got)
-	}
-	one := func(n int64) *int64 { return &n }
-	part := SpecShare(algorithms.Spec{Rate: 10, Initial: one(2), MaxReserved: one(1), MaxDebt: one(1), Minimum: &algorithms.Rate{Units: 4}}, 0.5)
-	if part.Rate != 5 || *part.Initial != 1 || *part.MaxReserved != 0 || *part.MaxDebt != 0 || part.Minimum.Units != 2 {
-		t.Errorf("got %+v with initial %d, %d reserved, debt %d and minimum %d; want 5, 1, 0, 0 and 2",
-			part, *part.Initial, *part.MaxReserved, *part.MaxDebt, part.Minimum.Units)
-	}
-}
-
 func TestAPartIsNeverMoreThanItsShare(t *testing.T) {
 	for percent := range int64(101) {
 		for _, n := range []int64{0, 1, 3, 99, 100, 1_000_000_007, 1_000_000_000_000, 1 << 53} {
@@ -28,6 +13,9 @@ func TestAPartIsNeverMoreThanItsShare(t *testing.T) {
 				t.Errorf("%d %% of %d: got %d, want %d", percent, n, got, want)
 			}
 		}
+	}
+	if got := ShareOf(10, 1.5); got != 10 {
+		t.Errorf("one and a half times 10: got %d, want 10", got)
 	}
 	if got := ShareOf(1<<53, 0.33333333399); got != 3002399748577930 { // 2^53 * 0.333333333
 		t.Errorf("got %d; want the tenth and later decimals to be left out", got)
@@ -59,5 +47,8 @@ func TestPartsOfSpecs(t *testing.T) {
 		if got.Rate != c.rate || of(got.Capacity) != c.capacity || of(got.Initial) != c.initial || of(got.MaxReserved) != c.reserved || of(got.MaxDebt) != c.debt {
 			t.Errorf("%s: rate %d, capacity %d, initial %d, max_reserved %d, max_debt %d; want %+v", c.name, got.Rate, of(got.Capacity), of(got.Initial), of(got.MaxReserved), of(got.MaxDebt), c)
 		}
+	}
+	if part := SpecShare(algorithms.Spec{Rate: 9, Minimum: &algorithms.Rate{Units: 4}}, 0.5); part.Minimum.Units != 2 {
+		t.Errorf("a guaranteed minimum of 4: got %d, want 2", part.Minimum.Units)
 	}
 }

@@ -137,7 +137,7 @@ func TestAFailedStoreFailsTheReturn(t *testing.T) {
 	b := newSlotBench(t)
 	id := b.allowed(1, "tenant=bob")
 	b.store.err = backend.ErrUnavailable
-	if c, _ := b.ask(0, "settle_end="+id); !c.Failed || !c.Denied {
+	if c, _ := b.ask(0, "settle_end="+id); !c.Failed || !c.Denied || !c.Statuses[0].Denied {
 		t.Error("the sender of a return must learn that the store failed")
 	}
 	b.store.err = nil
@@ -185,7 +185,7 @@ func TestWithoutAWayToReturnNothingIsTaken(t *testing.T) {
 		d := c.AddDescriptor()
 		d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: "bob"}}, 1
 	}
-	if err := b.Check(t.Context(), c); err != nil || !c.Denied || !c.Results[0].NoReturn || !c.Never {
+	if err := b.Check(t.Context(), c); err != nil || !c.Denied || !c.Results[0].NoReturn || !c.Never || c.Results[1].Outcome != limiter.Replaced {
 		t.Errorf("got %+v, %v; want a denial, because nothing can return the slot", c.Verdict, err)
 	}
 	b.want("uploads", "bob", 3)
