@@ -106,12 +106,15 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	s, _ := newServer(t, l, Options{})
 	batch := s.NewBatch()
 	for _, c := range []struct {
-		descriptors, length int
-		kept                bool
-	}{{40, 1000, false}, {2, 1000, true}, {40, 1000, false}, {1, 1000, true}, {1, 100_000, false}} {
+		descriptors, entries, length int
+		kept                         bool
+	}{
+		{40, 1, 1000, false}, {2, 1, 1000, true}, {40, 1, 1000, false}, {1, 1, 1000, true}, {1, 1, 33_000, false},
+		{32, 8, 1, true}, {33, 1, 1, false}, {32, 9, 1, false}, // more than 32 descriptors or 256 entries are many
+	} {
 		var list []*ratelimit.RateLimitDescriptor
 		for range c.descriptors {
-			list = append(list, rlstest.Descriptor("none="+strings.Repeat("v", c.length)))
+			list = append(list, rlstest.Descriptor(strings.Repeat(",none="+strings.Repeat("v", c.length), c.entries)[1:]))
 		}
 		message, err := proto.Marshal(rlstest.Request("d", list...))
 		if err != nil {
@@ -120,7 +123,18 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 		batch.Add(message, time.Now(), 0, nil, nil)
 		batch.Reset()
 		if n := cap(batch.requests[0].limits); (n > 0) != c.kept || n > 32 {
-			t.Errorf("after a request with %d descriptors of %d bytes there is room for %d; want room for at most 32, and none after a large request", c.descriptors, c.length, n)
+			t.Errorf("after a request with %d descriptors of %d entries of %d bytes there is room for %d; want room for at most 32, and none after a large request", c.descriptors, c.entries, c.length, n)
+		}
+	}
+	most := 32 << 10 / int(unsafe.Sizeof(limiter.Result{}))
+	for _, c := range []struct {
+		results, bytes int
+		large          bool
+	}{{most, 0, false}, {most + 1, 0, true}, {0, 32 << 10, false}, {0, 32<<10 + 1, true}} {
+		x := exchange{wire: make([]byte, c.bytes)}
+		x.call.Results = make([]limiter.Result, 0, c.results)
+		if x.large() != c.large {
+			t.Errorf("room for %d results, %d bytes: large %t, want %t", c.results, c.bytes, !c.large, c.large)
 		}
 	}
 }
@@ -187,68 +201,6 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 type recordingStore struct{ batch *backend.Batch }
 
 func (s *recordingStore) Submit(b *backend.Batch) { s.batch = b }
-
-// The weight of a request is the larger one of its numbers of charges and descriptors, whatever was added before it.
-func TestTheWeightOfABatchIsASum(t *testing.T) {
-	var policies []*limiter.Policy
-	for _, kind := range []algorithms.Kind{algorithms.TokenBucket, algorithms.FixedWindow, algorithms.SlidingLog} {
-		policies = append(policies, &limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: kind, Rate: 9, Period: hour})})
-	}
-	l := newLimiter(policies...)
-	s, _ := newServer(t, l, Options{})
-	batch, want := s.NewBatch(), 0
-	for _, c := range []struct {
-		keys   []string
-		weight int
-	}{{[]string{"k"}, 3}, {[]string{"none", "none"}, 2}, {[]string{"k", "none", "none"}, 3}, {[]string{"k", "none", "none", "none"}, 4}, {nil, 0}} {
-		batch.Add(request(c.keys...), time.Now(), 0, nil, nil)
-		if want += c.weight; batch.weight != want {
-			t.Errorf("after a request for %v the weight is %d, want %d", c.keys, batch.weight, want)
-		}
-	}
-}
-
-func TestTheMemoryThatARequestOfABatchMayKeep(t *testing.T) {
-	empty, entry := &ratelimit.RateLimitDescriptor{}, &ratelimit.RateLimitDescriptor_Entry{}
-	entries := func(n int) (list []*ratelimit.RateLimitDescriptor) {
-		for ; n > 0; n -= DefaultEntries {
-			list = append(list, &ratelimit.RateLimitDescriptor{Entries: slices.Repeat([]*ratelimit.RateLimitDescriptor_Entry{entry}, min(n, DefaultEntries))})
-		}
-		return list
-	}
-	text := func(n int) *rls.RateLimitRequest { return &rls.RateLimitRequest{Domain: strings.Repeat("d", n-4)} }
-	most := 32 << 10 / int(unsafe.Sizeof(limiter.Result{}))
-	for _, c := range []struct {
-		name    string
-		request *rls.RateLimitRequest
-		buffers int // the number of results for which there is room
-		large   bool
-	}{
-		{"32 descriptors", &rls.RateLimitRequest{Descriptors: slices.Repeat([]*ratelimit.RateLimitDescriptor{empty}, 32)}, 0, false},
-		{"33 descriptors", &rls.RateLimitRequest{Descriptors: slices.Repeat([]*ratelimit.RateLimitDescriptor{empty}, 33)}, 0, true},
-		{"256 entries", &rls.RateLimitRequest{Descriptors: entries(256)}, 0, false},
-		{"257 entries", &rls.RateLimitRequest{Descriptors: entries(257)}, 0, true},
-		{"32 KiB", text(32 << 10), 0, false},
-		{"more than 32 KiB", text(32<<10 + 1), 0, true},
-		{"buffers of up to 32 KiB", &rls.RateLimitRequest{}, most, false},
-		{"larger buffers", &rls.RateLimitRequest{}, most + 1, true},
-	} {
-		wire, err := proto.Marshal(c.request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		x := newExchange()
-		x.wire = wire
-		if err := x.decode(); err != nil {
-			t.Fatal(err)
-		}
-		x.call = limiter.Call{Request: x.call.Request} // without the buffers of decode
-		x.call.Results = make([]limiter.Result, 0, c.buffers)
-		if got := x.large(); got != c.large {
-			t.Errorf("%s: large is %t, want %t", c.name, got, c.large)
-		}
-	}
-}
 
 func TestADenialOfATooLargeMessageIsCounted(t *testing.T) {
 	s, counted := newServer(t, newLimiter(), Options{})

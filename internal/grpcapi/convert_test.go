@@ -30,38 +30,31 @@ func TestUnitsHaveTheNumbersOfEnvoy(t *testing.T) {
 	}
 }
 
+// The number of units that a settle-start reserves depends on a declared cost: only hits_addend declares one. A settle-done
+// settles a reservation with an explicit cost. A refund of 0 must not count as the explicit cost 0.
 func TestCost(t *testing.T) {
 	for _, c := range []struct {
-		name    string
-		fields  descriptorFields
-		request uint32
-		want    int64
+		name               string
+		fields             descriptorFields
+		request            uint32
+		want               int64
+		declared, explicit bool
 	}{
-		{"no cost", descriptorFields{}, 0, 1},
-		{"the request's", descriptorFields{}, 5, 5},
-		{"the descriptor's wins", descriptorFields{hasHits: true, hits: 3}, 5, 3},
-		{"0 of the descriptor is a dry run", descriptorFields{hasHits: true}, 5, 0},
-		{"negative", descriptorFields{hasHits: true, hits: 3, negative: true}, 0, -3},
-		{"negative of the request's", descriptorFields{negative: true}, 4, -4},
-		{"negative without a cost", descriptorFields{negative: true}, 0, -1},
-		{"the most", descriptorFields{hasHits: true, hits: math.MaxUint64}, 0, math.MaxInt64},
-		{"the least", descriptorFields{hasHits: true, hits: math.MaxUint64, negative: true}, 0, -math.MaxInt64},
-		{"the request's most", descriptorFields{}, math.MaxUint32, math.MaxUint32},
-	} {
-		if got := c.fields.cost(c.request); got != c.want {
-			t.Errorf("%s: %d, want %d", c.name, got, c.want)
-		}
-	}
-}
-
-// A refund of 0 must not count as the real cost 0, with which a settle-done would settle a reservation.
-func TestARefundIsNoExplicitCost(t *testing.T) {
-	for fields, want := range map[descriptorFields]bool{
-		{}: false, {hasHits: true}: true, {hasHits: true, hits: 3}: true, {hasHits: true, negative: true}: false, {hasHits: true, hits: 3, negative: true}: false,
+		{"no cost", descriptorFields{}, 0, 1, false, false},
+		{"the request's", descriptorFields{}, 5, 5, true, false},
+		{"the descriptor's wins", descriptorFields{hasHits: true, hits: 3}, 5, 3, true, true},
+		{"0 of the descriptor is a dry run", descriptorFields{hasHits: true}, 5, 0, true, true},
+		{"negative", descriptorFields{hasHits: true, hits: 3, negative: true}, 0, -3, true, false},
+		{"a refund of 0", descriptorFields{hasHits: true, negative: true}, 5, 0, true, false},
+		{"negative of the request's", descriptorFields{negative: true}, 4, -4, true, false},
+		{"negative without a cost", descriptorFields{negative: true}, 0, -1, false, false},
+		{"the most", descriptorFields{hasHits: true, hits: math.MaxUint64}, 0, math.MaxInt64, true, true},
+		{"the least", descriptorFields{hasHits: true, hits: math.MaxUint64, negative: true}, 0, -math.MaxInt64, true, false},
+		{"the request's most", descriptorFields{}, math.MaxUint32, math.MaxUint32, true, false},
 	} {
 		var d limiter.Descriptor
-		if fields.convert(&d, 5); d.Explicit != want || !d.Declared {
-			t.Errorf("%+v: explicit %t, declared %t; want %t and true", fields, d.Explicit, d.Declared, want)
+		if c.fields.convert(&d, c.request); d.Cost != c.want || d.Declared != c.declared || d.Explicit != c.explicit {
+			t.Errorf("%s: %d, declared %t, explicit %t; want %d, %t, %t", c.name, d.Cost, d.Declared, d.Explicit, c.want, c.declared, c.explicit)
 		}
 	}
 }
@@ -133,24 +126,6 @@ func TestWindowOf(t *testing.T) {
 		l := compile(t, c.spec)
 		if got := windowOf(l); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
-		}
-	}
-}
-
-// The number of units that a settle-start reserves depends on a declared cost. Without hits_addend, neither the request
-// nor the descriptor declares one.
-func TestACostIsDeclaredByHitsAddendOnly(t *testing.T) {
-	for _, c := range []struct {
-		fields  descriptorFields
-		request uint32
-		want    bool
-	}{
-		{descriptorFields{}, 0, false}, {descriptorFields{negative: true}, 0, false},
-		{descriptorFields{}, 1, true}, {descriptorFields{hasHits: true}, 0, true},
-	} {
-		var d limiter.Descriptor
-		if c.fields.convert(&d, c.request); d.Declared != c.want {
-			t.Errorf("%+v with %d in the request: declared %t, want %t", c.fields, c.request, d.Declared, c.want)
 		}
 	}
 }

@@ -37,11 +37,8 @@ func settleServerWith(t *testing.T, ids limiter.IDs, o Options) *Server {
 
 func settleServerOn(t *testing.T, store backend.Store, ids limiter.IDs, o Options) *Server {
 	t.Helper()
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour, Settles: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &limiter.Policy{Name: "user", Limit: &limit, Extras: &limiter.Extras{
+	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour, Settles: true})
+	p := &limiter.Policy{Name: "user", Limit: limit, Extras: &limiter.Extras{
 		Settle:   &limiter.SettleTerms{Estimate: 100, Most: 1000, Unknown: -1, TTL: minute},
 		Metadata: map[string]any{"plan": "gold", "settle": "not the id"},
 	}}
@@ -66,13 +63,17 @@ func entry(key, value string, hits *wrapperspb.UInt64Value) *ratelimit.RateLimit
 	}
 }
 
-func sent(t *testing.T, s *Server, hits uint32, list ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
-	t.Helper()
+func encoded(hits uint32, list ...*ratelimit.RateLimitDescriptor) []byte {
 	wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: list, HitsAddend: hits})
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
-	reply, err := send(s, context.Background(), wire)
+	return wire
+}
+
+func sent(t *testing.T, s *Server, hits uint32, list ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
+	t.Helper()
+	reply, err := send(s, context.Background(), encoded(hits, list...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,17 +178,13 @@ func TestASettleDoneIsDetached(t *testing.T) {
 	s := settleServerOn(t, store, keys, Options{})
 	call := func(left time.Duration, list ...*ratelimit.RateLimitDescriptor) (*rls.RateLimitResponse, codes.Code) {
 		t.Helper()
-		wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: list})
-		if err != nil {
-			t.Fatal(err)
-		}
 		ctx := t.Context()
 		if left != 0 {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, left)
 			defer cancel()
 		}
-		reply, err := send(s, ctx, wire)
+		reply, err := send(s, ctx, encoded(0, list...))
 		return reply, grpcstatus.Code(err)
 	}
 	reply, _ := call(0, entry("user", "bob", nil)) // reserves 100 of 1,000
@@ -210,17 +207,11 @@ func TestASettleDoneIsDetached(t *testing.T) {
 
 // The cost of a stream that settles by bucket is charged after the deadline of its call. No other request is.
 func TestACostByBucketIsChargedAfterItsDeadline(t *testing.T) {
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour, Settles: true, OpenFor: minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	usual, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour, Settles: true, OpenFor: minute})
+	usual := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour})
 	settle := &limiter.SettleTerms{Estimate: 100, Most: 1000, Unknown: -1, TTL: minute, ByBucket: true}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
-	l.Swap(snapshot(&limiter.Policy{Name: "user", Limit: &limit, Extras: &limiter.Extras{Settle: settle}}, &limiter.Policy{Name: "team", Limit: &usual}))
+	l.Swap(snapshot(&limiter.Policy{Name: "user", Limit: limit, Extras: &limiter.Extras{Settle: settle}}, &limiter.Policy{Name: "team", Limit: usual}))
 	s, _ := newServer(t, l, Options{})
 	late, cancel := context.WithTimeout(t.Context(), -time.Second)
 	defer cancel()
@@ -236,11 +227,7 @@ func TestACostByBucketIsChargedAfterItsDeadline(t *testing.T) {
 		{[]*ratelimit.RateLimitDescriptor{team}, codes.DeadlineExceeded},
 		{[]*ratelimit.RateLimitDescriptor{user, team}, codes.DeadlineExceeded},
 	} {
-		wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: c.list})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := send(s, late, wire); grpcstatus.Code(err) != c.want {
+		if _, err := send(s, late, encoded(0, c.list...)); grpcstatus.Code(err) != c.want {
 			t.Errorf("%v: got %v, want %v", c.list, err, c.want)
 		}
 	}
@@ -260,11 +247,7 @@ func TestAReturnIsRepeatedUntilTheStoreDecides(t *testing.T) {
 		store.down.Store(true)
 		ctx, cancel := context.WithTimeout(t.Context(), -time.Second)
 		defer cancel()
-		wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{entry("settle_end", idOf(t, reply), hits(0))}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := send(s, ctx, wire); grpcstatus.Code(err) != codes.Unavailable {
+		if _, err := send(s, ctx, encoded(0, entry("settle_end", idOf(t, reply), hits(0)))); grpcstatus.Code(err) != codes.Unavailable {
 			t.Errorf("the store fails: got %v, want Unavailable", err)
 		}
 		time.Sleep(time.Second)
@@ -280,15 +263,12 @@ func TestAReturnIsRepeatedUntilTheStoreDecides(t *testing.T) {
 func slotServer(t *testing.T, store backend.Store, repeats limiter.Repeater) *Server {
 	t.Helper()
 	capacity := int64(2)
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.Concurrency, Capacity: &capacity, Period: hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	limit := compile(t, algorithms.Spec{Kind: algorithms.Concurrency, Capacity: &capacity, Period: hour})
 	l := limiter.New(store, limiter.Config{
 		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Process: 1, Repeater: repeats,
 		Now: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
 	})
-	slots := snapshot(&limiter.Policy{Name: "user", Limit: &limit})
+	slots := snapshot(&limiter.Policy{Name: "user", Limit: limit})
 	slots.Domains["d"].Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
 	l.Swap(slots)
 	s, _ := newServer(t, l, Options{})
@@ -300,12 +280,8 @@ func TestUnusedAnswersReturnTheirSlots(t *testing.T) {
 	s := slotServer(t, memory.New(memory.Config{}), nil)
 	check := func(hits uint64) (id, answered string, left uint32) {
 		t.Helper()
-		wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{entry("user", "bob", wrapperspb.UInt64(hits))}})
-		if err != nil {
-			t.Fatal(err)
-		}
 		b := s.NewBatch()
-		b.Add(wire, time.Now(), 0, nil, nil)
+		b.Add(encoded(0, entry("user", "bob", wrapperspb.UInt64(hits))), time.Now(), 0, nil, nil)
 		b.Submit(time.Time{}, nil, func() {})
 		out, err := b.Answer(nil, 0)
 		if err != nil {
