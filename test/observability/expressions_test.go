@@ -118,68 +118,6 @@ func expressions(t *testing.T) (all []expression) {
 	return all
 }
 
-// TestExpressionsUseExportedMetrics checks that each expression is valid, that each of its selectors matches
-// a series of a real sidecar or of a recording rule, and that one of these has each label that the expression
-// groups or matches by.
-func TestExpressionsUseExportedMetrics(t *testing.T) {
-	exported := []labels.Labels{
-		labels.FromStrings("__name__", "up", "job", "rlsidecar", "instance", "10.0.0.1:9090", "namespace", "edge"),
-		labels.FromStrings("__name__", "ALERTS", "alertname", "RlsidecarDown", "alertstate", "firing"),
-	}
-	for _, r := range recordings(t) {
-		for _, s := range r.after {
-			all := map[string]string{}
-			for name, value := range s.labels {
-				all[string(name)] = string(value)
-			}
-			exported = append(exported, labels.FromMap(all))
-		}
-	}
-	all := expressions(t)
-	for _, r := range rules(t) {
-		if r.Record == "" {
-			continue
-		}
-		recorded := map[string]string{"__name__": r.Record}
-		for _, label := range grouping(t, r.Expr) {
-			recorded[label] = "x"
-		}
-		exported = append(exported, labels.FromMap(recorded))
-	}
-	for _, e := range all {
-		known := map[string]bool{}
-		for _, matchers := range selectors(t, e.text) {
-			found := false
-			for _, series := range exported {
-				if matches(series, matchers) {
-					found = true
-					series.Range(func(l labels.Label) { known[l.Name] = true })
-				}
-			}
-			if !found {
-				t.Errorf("%s: no sidecar exports %v", e.where, matchers)
-			}
-		}
-		for _, label := range grouping(t, e.text) {
-			if !known[label] {
-				t.Errorf("%s: nothing has the label %s\n%s", e.where, label, e.text)
-			}
-		}
-	}
-	if len(all) < 80 {
-		t.Errorf("only %d expressions found, want at least 80", len(all))
-	}
-}
-
-func matches(series labels.Labels, matchers []*labels.Matcher) bool {
-	for _, m := range matchers {
-		if !series.Has(m.Name) || !m.Matches(series.Get(m.Name)) {
-			return false
-		}
-	}
-	return true
-}
-
 func selectors(t *testing.T, text string) [][]*labels.Matcher {
 	t.Helper()
 	expr, err := syntax.ParseExpr(text)
@@ -188,24 +126,4 @@ func selectors(t *testing.T, text string) [][]*labels.Matcher {
 		return nil
 	}
 	return parser.ExtractSelectors(expr)
-}
-
-func grouping(t *testing.T, text string) (all []string) {
-	t.Helper()
-	expr, err := syntax.ParseExpr(text)
-	if err != nil {
-		return nil
-	}
-	parser.Inspect(expr, func(node parser.Node, _ []parser.Node) error {
-		switch n := node.(type) {
-		case *parser.AggregateExpr:
-			all = append(all, n.Grouping...)
-		case *parser.BinaryExpr:
-			if n.VectorMatching != nil {
-				all = append(all, n.VectorMatching.MatchingLabels...)
-			}
-		}
-		return nil
-	})
-	return all
 }

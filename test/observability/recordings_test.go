@@ -129,7 +129,7 @@ func withRedis(t *testing.T, made map[string]recording) {
 		wg.Wait()
 	})
 	evicting := startSidecar(t, limits, "--redis-url", "redis://"+redistest.Start(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru").Addr)
-	eventually(t, "it is known that Redis may evict", func() bool { return evicting.exports(t, "rlsidecar_backend_unfit") })
+	redistest.Eventually(t, "it is known that Redis may evict", func() bool { return evicting.exports(t, "rlsidecar_backend_unfit") })
 	made["Redis that may evict"] = evicting.record(t, func() {})
 
 	locked := redistest.Start(t, "--requirepass", "right")
@@ -138,12 +138,12 @@ func withRedis(t *testing.T, made map[string]recording) {
 		t.Fatal(err)
 	}
 	refused := startSidecar(t, limits, "--redis-url", "redis://"+locked.Addr, "--redis-password-file", password)
-	eventually(t, "it is known that Redis refuses the password", func() bool { return refused.exports(t, "rlsidecar_conditions") })
+	redistest.Eventually(t, "it is known that Redis refuses the password", func() bool { return refused.exports(t, "rlsidecar_conditions") })
 	made["a wrong Redis password"] = refused.record(t, func() {})
 
 	made["a bad reload"] = s.record(t, func() {
 		s.write(t, limits+"nonsense: 1\n")
-		eventually(t, "the configuration is refused", func() bool {
+		redistest.Eventually(t, "the configuration is refused", func() bool {
 			return s.exports(t, `rlsidecar_config_reloads_total{instance="10.0.0.1:9090", job="rlsidecar", namespace="edge", result="failure"}`)
 		})
 	})
@@ -180,7 +180,7 @@ func mixedTraffic(t *testing.T, redis string) recording {
 		s.send(t, 1, "", "user_id", "bob")     // is refused
 		s.send(t, 1, "edge", "user_id", "bob"+strings.Repeat(`"},{"key":"user_id","value":"bob`, 20))
 		s.write(t, strings.Replace(mixed, "rate: 1000", "rate: 900", 1))
-		eventually(t, "the change is loaded", func() bool {
+		redistest.Eventually(t, "the change is loaded", func() bool {
 			return s.scrape(t)[`rlsidecar_config_reloads_total{instance="10.0.0.1:9090", job="rlsidecar", namespace="edge", result="success"}`].value == 2
 		})
 	})
@@ -245,7 +245,7 @@ func inMemory(t *testing.T, made map[string]recording) {
 			}
 			t.Cleanup(func() { c.Close() })
 		}
-		eventually(t, "connections are refused", func() bool { return crowded.exports(t, "rlsidecar_connections_refused_total") })
+		redistest.Eventually(t, "connections are refused", func() bool { return crowded.exports(t, "rlsidecar_connections_refused_total") })
 	})
 }
 

@@ -14,7 +14,7 @@ const runbooks = root + "/docs/runbooks.md"
 
 // TestRunbooksAnswerEachAlert checks that the link of each alert leads to a section about the cause, the
 // effect on users, the remedy, and the end of the alert. TestPages in test/e2e runs the commands of the
-// page, and TestExpressionsUseExportedMetrics checks its PromQL.
+// page, and TestQueriesHaveData checks its PromQL.
 func TestRunbooksAnswerEachAlert(t *testing.T) {
 	data, err := os.ReadFile(runbooks)
 	if err != nil {

@@ -88,7 +88,7 @@ func startSidecar(t *testing.T, config string, args ...string) *sidecar {
 			t.Logf("rlsidecar %s:\n%s", strings.Join(args, " "), output.String())
 		}
 	})
-	eventually(t, "rlsidecar is alive", func() bool {
+	redistest.Eventually(t, "rlsidecar is alive", func() bool {
 		response, err := http.Get("http://" + s.http + "/livez")
 		if err != nil {
 			return false
@@ -166,13 +166,4 @@ func scrape(t *testing.T, address string) map[string]sample {
 		}
 	}
 	return found
-}
-
-func eventually(t *testing.T, condition string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("after %v this is still not true: %s", patience, condition)
-		}
-	}
 }

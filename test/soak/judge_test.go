@@ -3,7 +3,6 @@ package soak
 import (
 	"fmt"
 	"slices"
-	"testing"
 )
 
 type usage struct{ KiB, Goroutines, Files, Series float64 }
@@ -37,37 +36,4 @@ func judge(all []usage, slack float64) (wrong []string) {
 		}
 	}
 	return wrong
-}
-
-func TestTheJudgeNoticesALeak(t *testing.T) {
-	series := func(of func(i int) usage) (all []usage) {
-		for i := range 60 {
-			all = append(all, of(i))
-		}
-		return all
-	}
-	steady := usage{50_000, 60, 40, 900}
-	for name, c := range map[string]struct {
-		of   func(i int) usage
-		want int
-	}{
-		"steady": {func(int) usage { return steady }, 0},
-		"up and down": {func(i int) usage {
-			return usage{50_000 + float64(i%7)*2000, 60 + float64(i%10), 40 + float64(i%9), 900}
-		}, 0},
-		"a start that takes long": {func(i int) usage {
-			return usage{min(50_000, 10_000+float64(i)*4000), min(60, 5*float64(i)), 40, 900}
-		}, 0},
-		"memory":     {func(i int) usage { return usage{50_000 + float64(i)*1000, 60, 40, 900} }, 1},
-		"goroutines": {func(i int) usage { return usage{50_000, 60 + float64(i), 40, 900} }, 1},
-		"files":      {func(i int) usage { return usage{50_000, 60, 40 + float64(i), 900} }, 1},
-		"series":     {func(i int) usage { return usage{50_000, 60, 40, 900 + 10*float64(i)} }, 1},
-	} {
-		if wrong := judge(series(c.of), 4<<10); len(wrong) != c.want {
-			t.Errorf("%s: the judge reports %q; want %d reports", name, wrong, c.want)
-		}
-	}
-	if len(judge(series(func(int) usage { return steady })[:3], 0)) == 0 {
-		t.Error("the judge accepts three measurements, want a report that they are too few")
-	}
 }
