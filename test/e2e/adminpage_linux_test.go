@@ -72,7 +72,7 @@ func startAdminPage(t *testing.T) *adminPage {
 	return p
 }
 
-func (p *adminPage) write(t *testing.T, text string) { t.Helper(); rewrite(t, p.config, text) }
+func (p *adminPage) write(t *testing.T, text string) { t.Helper(); writeFile(t, p.config, text) }
 
 func (p *adminPage) deny(t *testing.T, limit, key string) {
 	t.Helper()

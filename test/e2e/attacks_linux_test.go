@@ -363,6 +363,16 @@ func (s *stack) http1(t *testing.T, port, from, path string, headers ...header) 
 	return a
 }
 
+// block encodes headers for HTTP/2. It does not depend on the blocks before it.
+func block(headers ...header) []byte {
+	var out bytes.Buffer
+	encoder := hpack.NewEncoder(&out)
+	for _, h := range headers {
+		_ = encoder.WriteField(hpack.HeaderField{Name: strings.ToLower(h.name), Value: h.value}) // cannot fail, because it writes to memory
+	}
+	return out.Bytes()
+}
+
 // overHTTP2 sends GET path over HTTP/2, with values that Go's net/http client refuses to send. It returns the
 // status, or 0 if the proxy refused the stream or the connection.
 func (s *stack) overHTTP2(t *testing.T, from, path string, headers ...header) int {
@@ -370,37 +380,31 @@ func (s *stack) overHTTP2(t *testing.T, from, path string, headers ...header) in
 	conn := dialFrom(t, from, net.JoinHostPort(s.addr, s.http2))
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(maxWait))
-	var block bytes.Buffer
-	encoder := hpack.NewEncoder(&block)
 	pseudo := []header{{":method", "GET"}, {":scheme", "http"}, {":path", path}}
 	if len(headers) == 0 || headers[0].name != ":authority" && headers[0].name != "host" {
 		pseudo = append(pseudo, header{":authority", "shop.test"})
 	}
 	var after string // the key in a trailer
-	for _, h := range append(pseudo, headers...) {
+	all := slices.DeleteFunc(append(pseudo, headers...), func(h header) bool {
 		if h.name == trailer {
 			after = h.value
-			continue
 		}
-		if err := encoder.WriteField(hpack.HeaderField{Name: strings.ToLower(h.name), Value: h.value}); err != nil {
-			t.Fatal(err)
-		}
-	}
+		return h.name == trailer
+	})
 	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
 		t.Fatal(err)
 	}
 	framer := http2.NewFramer(conn, conn)
 	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	if err := errors.Join(framer.WriteSettings(), framer.WriteHeaders(http2.HeadersFrameParam{
-		StreamID: 1, BlockFragment: block.Bytes(), EndStream: after == "", EndHeaders: true,
+		StreamID: 1, BlockFragment: block(all...), EndStream: after == "", EndHeaders: true,
 	})); err != nil {
 		t.Fatal(err)
 	}
 	if after != "" {
-		block.Reset()
-		if err := errors.Join(encoder.WriteField(hpack.HeaderField{Name: apiKey, Value: after}), framer.WriteHeaders(http2.HeadersFrameParam{
-			StreamID: 1, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true,
-		})); err != nil {
+		if err := framer.WriteHeaders(http2.HeadersFrameParam{
+			StreamID: 1, BlockFragment: block(header{apiKey, after}), EndStream: true, EndHeaders: true,
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}

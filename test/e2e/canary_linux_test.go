@@ -29,18 +29,13 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	write := func(name, text string) string {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, path, text)
 		return path
 	}
 	redis := redistest.Start(t)
 	redis.Do("CONFIG", "SET", "requirepass", secret("redis-password"))
 	certtest.New(t).Secret(t, dir, 1, "localhost")
-	key, err := os.ReadFile(filepath.Join(dir, "tls.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := read(t, filepath.Join(dir, "tls.key"))
 	limits := "domain: d\nlimits: {send: {algorithm: token_bucket, rate: 3, period: 1h, max_reserved: 5}}\ndescriptors: [{key: user, limit: send}]\n"
 	at := loopback()
 	args := []string{
@@ -51,7 +46,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	for _, name := range names {
 		args = append(args, "--"+name+"-file", write(name, secret(name)))
 	}
-	canaries := map[string]string{"the TLS key": strings.Split(string(key), "\n")[1], "a client's wrong token": "canary-guess"}
+	canaries := map[string]string{"the TLS key": strings.Split(key, "\n")[1], "a client's wrong token": "canary-guess"}
 	for _, name := range names {
 		canaries[name] = secret(name)
 	}

@@ -22,12 +22,9 @@ type workflow struct {
 // change" leaves the file as it is.
 func TestWorkflowOfTheExample(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(root + "/examples/ci/github-actions.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := read(t, root+"/examples/ci/github-actions.yaml")
 	var w workflow
-	if err := yaml.Unmarshal(text, &w); err != nil {
+	if err := yaml.Unmarshal([]byte(text), &w); err != nil {
 		t.Fatal(err)
 	}
 	steps := map[string]string{}
@@ -88,13 +85,7 @@ func newRunner(t *testing.T) *runner {
 	t.Helper()
 	origin, r := t.TempDir(), &runner{folder: filepath.Join(t.TempDir(), "clone"), temp: t.TempDir()}
 	for _, name := range []string{"limits.yaml", "limits.scenarios.yaml", "access.log"} {
-		text, err := os.ReadFile(root + "/examples/ci/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(origin, name), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(origin, name), read(t, root+"/examples/ci/"+name))
 	}
 	for _, args := range [][]string{
 		{"-C", origin, "init", "-q", "-b", "main"},
@@ -112,13 +103,11 @@ func newRunner(t *testing.T) *runner {
 func (r *runner) change(t *testing.T, name, from, to string) {
 	t.Helper()
 	path := filepath.Join(r.folder, name)
-	text, err := os.ReadFile(path)
-	if err != nil || !strings.Contains(string(text), from) {
-		t.Fatalf("%v; %s has no %q", err, name, from)
+	text := read(t, path)
+	if !strings.Contains(text, from) {
+		t.Fatalf("%s has no %q", name, from)
 	}
-	if err := os.WriteFile(path, []byte(strings.Replace(string(text), from, to, 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, path, strings.Replace(text, from, to, 1))
 }
 
 // bash runs a step as GitHub's runner does with shell: bash.

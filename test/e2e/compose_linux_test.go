@@ -19,10 +19,7 @@ import (
 func TestCompose(t *testing.T) {
 	t.Parallel()
 	envoy := tooltest.Path(t, "envoy")
-	data, err := os.ReadFile(root + "/examples/compose/compose.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := read(t, root+"/examples/compose/compose.yaml")
 	var compose struct {
 		Services map[string]struct {
 			Build, Image string
@@ -31,7 +28,7 @@ func TestCompose(t *testing.T) {
 			Network      string `yaml:"network_mode"`
 		}
 	}
-	if err := yaml.Unmarshal(data, &compose); err != nil {
+	if err := yaml.Unmarshal([]byte(data), &compose); err != nil {
 		t.Fatal(err)
 	}
 	for name, service := range compose.Services {
@@ -59,9 +56,7 @@ func TestCompose(t *testing.T) {
 		t.Errorf("want exactly two addresses 0.0.0.0, of the ports 10000 and 10001, in\n%s", edited)
 	}
 	path := filepath.Join(t.TempDir(), "envoy.yaml")
-	if err := os.WriteFile(path, edited, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, path, string(edited))
 	if out, err := exec.Command(envoy, "--mode", "validate", "-c", path).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -75,27 +70,19 @@ func TestCompose(t *testing.T) {
 func checkPrometheus(t *testing.T, command []string) {
 	t.Helper()
 	observability := filepath.Join(root, "examples/observability")
-	config, err := os.ReadFile(filepath.Join(observability, "prometheus.yml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := read(t, filepath.Join(observability, "prometheus.yml"))
 	rules, err := filepath.Abs(filepath.Join(root, "charts/rlsidecar/files/rules.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "prometheus.yml")
-	if err := os.WriteFile(path, []byte(strings.Replace(string(config), "/etc/prometheus/rules.yaml", rules, 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, path, strings.Replace(config, "/etc/prometheus/rules.yaml", rules, 1))
 	if out, err := exec.Command(tooltest.Path(t, "promtool"), "check", "config", path).CombinedOutput(); err != nil || !strings.Contains(string(out), "rules found") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	source, err := os.ReadFile(filepath.Join(observability, "grafana/datasource.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := read(t, filepath.Join(observability, "grafana/datasource.yaml"))
 	_, port, _ := strings.Cut(command[len(command)-1], "--web.listen-address=:")
-	if port == "" || !strings.Contains(string(source), "url: http://127.0.0.1:"+port+"\n") {
+	if port == "" || !strings.Contains(source, "url: http://127.0.0.1:"+port+"\n") {
 		t.Errorf("Prometheus listens on port %q, and Grafana reads\n%s", port, source)
 	}
 }

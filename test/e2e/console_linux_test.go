@@ -254,6 +254,6 @@ func TestTheLineOfStateOfAWrongPassword(t *testing.T) {
 	in[bool](b, `document.querySelector('#state').click(), true`)
 	b.shows("Cause", "Remedy", "Since", "WRONGPASS", "--redis-password-file")
 	b.wellMade(390, "dark", "password.png", `img, base, iframe`)
-	rewrite(t, password, "right")
+	writeFile(t, password, "right")
 	b.until("the password is right", `!document.querySelector('#state').textContent.includes('refuses') && document.querySelector('#state .red') === null`)
 }

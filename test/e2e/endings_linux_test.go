@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -76,12 +74,8 @@ func closedWindow(t *testing.T, s *stack, path string) (conn net.Conn, to *http2
 	_, _ = io.WriteString(conn, http2.ClientPreface)
 	to = http2.NewFramer(conn, conn)
 	_ = to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-	var block bytes.Buffer
-	encoder := hpack.NewEncoder(&block)
-	for _, field := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":path", path}, {":authority", "a"}, {"x-id", "window"}} {
-		_ = encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]})
-	}
-	_ = to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: true})
+	head := block(header{":method", "GET"}, header{":scheme", "http"}, header{":path", path}, header{":authority", "a"}, header{"x-id", "window"})
+	_ = to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: head, EndHeaders: true, EndStream: true})
 	_ = conn.SetReadDeadline(time.Now().Add(maxWait))
 	for {
 		frame, err := to.ReadFrame()

@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -128,12 +127,9 @@ func aiQuotas(t *testing.T, send func(descriptor string, hits int) string, set f
 func TestEnvoyGatewayDeployment(t *testing.T) {
 	t.Parallel()
 	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
-	data, err := os.ReadFile(kubernetes + "rendered/envoy-gateway-deployment.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := read(t, kubernetes+"rendered/envoy-gateway-deployment.yaml")
 	var c container
-	if err := yaml.Unmarshal(data, &c); err != nil {
+	if err := yaml.Unmarshal([]byte(data), &c); err != nil {
 		t.Fatal(err)
 	}
 	r := readRendered[rendered](t, "envoy-gateway.yaml")
@@ -274,9 +270,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	}
 
 	// SIGTERM ends the pod.
-	if err := sidecar.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	sidecar.signal(t, syscall.SIGTERM)
 	eventually(t, "readiness fails before the end", func() bool { return !c.ReadinessProbe.passes(addr) })
 	select {
 	case <-sidecar.exited:

@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -26,12 +25,9 @@ type object = map[string]any
 
 func manifests(t *testing.T, name string) []object {
 	t.Helper()
-	data, err := os.ReadFile(kubernetes + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := read(t, kubernetes+name)
 	var all []object
-	for decoder := yaml.NewDecoder(bytes.NewReader(data)); ; {
+	for decoder := yaml.NewDecoder(strings.NewReader(data)); ; {
 		var one object
 		err := decoder.Decode(&one)
 		if errors.Is(err, io.EOF) {
@@ -87,11 +83,8 @@ type rendered struct {
 // readRendered reads a file of examples/kubernetes/rendered as T, which must have all its keys.
 func readRendered[T any](t *testing.T, name string) (r T) {
 	t.Helper()
-	data, err := os.ReadFile(kubernetes + "rendered/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	data := read(t, kubernetes+"rendered/"+name)
+	decoder := yaml.NewDecoder(strings.NewReader(data))
 	decoder.KnownFields(true)
 	if err := decoder.Decode(&r); err != nil {
 		t.Fatalf("%s: %v", name, err)
@@ -186,9 +179,7 @@ func limitsFile(t *testing.T, others object) string {
 	dir := t.TempDir()
 	// Clients in a cluster have addresses of its network; the test's clients have loopback addresses.
 	text = bytes.ReplaceAll(text, []byte("10.0.0.0/8"), []byte("127.0.0.0/8"))
-	if err := os.WriteFile(filepath.Join(dir, "edge.yaml"), text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(dir, "edge.yaml"), string(text))
 	return dir
 }
 

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -15,11 +14,8 @@ import (
 
 func pageFiles(t *testing.T, page string) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, page))
-	if err != nil {
-		t.Fatal(err)
-	}
-	steps, _ := parsePage(string(text))
+	text := read(t, filepath.Join(root, page))
+	steps, _ := parsePage(text)
 	files := map[string]string{}
 	for _, s := range steps {
 		if s.file != "" {
@@ -40,9 +36,7 @@ func TestOpenAIPackage(t *testing.T) {
 	limits := changed(t, "limits.yaml", files["limits.yaml"], change{"rate: 3, period: 1m", "rate: 3, period: 36s"}, change{"rate: 100000, period: 1m", "rate: 100000, period: 30d"})
 	proxy := changed(t, "envoy.yaml", files["envoy.yaml"], change{"127.0.0.1", addr}, longTimeout)
 	for name, text := range map[string]string{"limits.yaml": limits, "envoy.yaml": proxy} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(dir, name), text)
 	}
 	serveAt(t, addr+":9000", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("content-type", "application/json")

@@ -88,11 +88,8 @@ func TestNginxRemembersDenials(t *testing.T) {
 	})
 	perKey.drain(t, s.key(t, "bob")) // NGINX must not cache allowed requests.
 	eventually(t, "the access log names the limit, also for a remembered denial", func() bool {
-		log, err := os.ReadFile(filepath.Join(s.dir, "access.log"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.Contains(string(log), "rl=403,limit,per_key\n") && strings.Contains(string(log), "rl=,limit,per_key\n") && strings.Contains(string(log), "rl=200,,\n")
+		log := read(t, filepath.Join(s.dir, "access.log"))
+		return strings.Contains(log, "rl=403,limit,per_key\n") && strings.Contains(log, "rl=,limit,per_key\n") && strings.Contains(log, "rl=200,,\n")
 	})
 }
 

@@ -32,11 +32,8 @@ import (
 func TestPages(t *testing.T) {
 	found := 0
 	for _, path := range pages(t) {
-		text, err := os.ReadFile(filepath.Join(root, path))
-		if err != nil {
-			t.Fatal(err)
-		}
-		steps, problems := parsePage(string(text))
+		text := read(t, filepath.Join(root, path))
+		steps, problems := parsePage(text)
 		for _, problem := range problems {
 			t.Errorf("%s:%s", path, problem)
 		}
@@ -260,12 +257,7 @@ func (r *reader) write(t *testing.T, name, text string) {
 		text = strings.Replace(text, "events {", userDirective()+" events {", 1)
 	}
 	path := filepath.Join(r.dir, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, path, text)
 }
 
 var servers = regexp.MustCompile(`^(cd \S+ && )?(\S*/)?(rlsidecar serve|redis-server|nginx|envoy|caddy run|haproxy|traefik|python3 -m http\.server)\b`)
@@ -333,17 +325,14 @@ func (r *reader) serve(t *testing.T, step pageStep, command string, printed *reg
 
 func (r *reader) listening(t *testing.T) (n int) {
 	t.Helper()
-	text, err := os.ReadFile("/proc/net/tcp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := read(t, "/proc/net/tcp")
 	var a, b, c, d byte
 	if _, err := fmt.Sscanf(r.addr, "%d.%d.%d.%d", &a, &b, &c, &d); err != nil {
 		t.Fatal(err)
 	}
 	const listen = "0A"
 	local := fmt.Sprintf("%02X%02X%02X%02X:", d, c, b, a)
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		if f := strings.Fields(line); len(f) > 3 && strings.HasPrefix(f[1], local) && f[3] == listen {
 			n++
 		}

@@ -20,6 +20,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
 // maxWait bounds a wait for another process. It is long because CI machines are slow. A test that passes does
@@ -89,6 +91,13 @@ func (p *process) stop() error {
 	}
 }
 
+func (p *process) signal(t *testing.T, s os.Signal) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (p *process) kill() {
 	p.killed = true
 	_ = p.cmd.Process.Kill()
@@ -110,9 +119,7 @@ func (p *process) refuses(t *testing.T, code int, why string) {
 
 func (p *process) freeze(t *testing.T) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	p.signal(t, syscall.SIGSTOP)
 	eventually(t, "each of its threads has stopped", func() bool {
 		stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
 		for _, stat := range stats {
@@ -127,9 +134,7 @@ func (p *process) freeze(t *testing.T) {
 
 func (p *process) thaw(t *testing.T) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	p.signal(t, syscall.SIGCONT)
 }
 
 func (p *process) running() bool {
@@ -143,11 +148,7 @@ func (p *process) running() bool {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(maxWait); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v this is still not true: %s", maxWait, what)
-		}
-	}
+	redistest.Eventually(t, what, ok)
 }
 
 // serve starts a sidecar on the ports 8080, 8081 and 6070 of addr, and waits until it is ready. args may choose other
@@ -237,11 +238,7 @@ func awaitLeft(t *testing.T, want int, addr, domain, limit string, key ...string
 // resident returns a number of KiB in the status of the process, such as VmHWM.
 func (p *process) resident(t *testing.T, name string) (kib int) {
 	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(status), name+":")
+	_, rest, _ := strings.Cut(read(t, fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid)), name+":")
 	if _, err := fmt.Sscan(rest, &kib); err != nil {
 		t.Fatal(err)
 	}
@@ -272,15 +269,29 @@ func build(t *testing.T, folder string) (program string) {
 func fileOf(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	rewrite(t, path, text)
+	writeFile(t, path, text)
 	return path
 }
 
-func rewrite(t *testing.T, path, text string) {
+// writeFile replaces a file, and creates its folder.
+func writeFile(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		err = os.WriteFile(path, []byte(text), 0o600)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // metric returns the sum of the series of the sidecar at addr whose text begins with prefix.

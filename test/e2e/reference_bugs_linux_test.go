@@ -150,9 +150,7 @@ descriptors:
 			if first, err := watch.Recv(); err != nil || first.Status != healthpb.HealthCheckResponse_SERVING {
 				t.Fatalf("got %v, %v; want SERVING", first, err)
 			}
-			if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
+			r.signal(t, syscall.SIGTERM)
 			if next, err := watch.Recv(); err != nil || next.Status != healthpb.HealthCheckResponse_NOT_SERVING {
 				t.Fatalf("got %v, %v; want NOT_SERVING", next, err)
 			}
@@ -167,9 +165,7 @@ descriptors:
 		}},
 	{name: "ends at SIGHUP, which makes other servers read their files again", check: func(t *testing.T, r *reference, _ *redistest.Server) {
 		before := r.metric("ratelimit_service_config_load_success")
-		if err := r.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
+		r.signal(t, syscall.SIGHUP)
 		eventually(t, "the files are read again", func() bool { return r.metric("ratelimit_service_config_load_success") > before })
 	}},
 	{name: "opens no port before Redis has answered, and logs no errors (#597)", env: noRedis, script: `
@@ -302,9 +298,7 @@ descriptors:
 		< OK | OK left 0 of 1/YEAR reset | OK left 1 of 2/YEAR reset | OK left 2 of 3/YEAR reset | OK left 0`},
 	{name: "ends if metrics are sent to two places, of which one is the default", env: []string{"USE_STATSD="}, script: `metric ratelimit_service_config_load_success 1`},
 	{name: "misses files that are edited in place", env: []string{"RUNTIME_WATCH_ROOT=true"}, check: func(t *testing.T, r *reference, _ *redistest.Server) {
-		if err := os.WriteFile(filepath.Join(r.files, "limits.yaml"), []byte(raised), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(r.files, "limits.yaml"), raised)
 		r.awaitRaised(t)
 	}},
 	{name: "reads only the first document of a file (#431, #927)", limits: "domain: other\n---" + plain, script: `
@@ -506,12 +500,7 @@ func TestBugOtherFilesBreakTheLoad(t *testing.T) {
 	folder := filepath.Join(data, "ratelimit", "config")
 	mount := func(name, limits string) { // the layout of a mounted ConfigMap
 		at := filepath.Join(folder, name)
-		if err := os.MkdirAll(at, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(at, "limits.yaml"), []byte(limits), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(at, "limits.yaml"), limits)
 		link := filepath.Join(folder, "..data_tmp")
 		if err := os.Symlink(name, link); err != nil {
 			t.Fatal(err)
@@ -524,9 +513,7 @@ func TestBugOtherFilesBreakTheLoad(t *testing.T) {
 	if err := os.Symlink(filepath.Join("..data", "limits.yaml"), filepath.Join(folder, "limits.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(folder, ".limits.yaml.swp"), []byte("\x00vim"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(folder, ".limits.yaml.swp"), "\x00vim")
 	r := newReference(t, nil, "BACKEND_TYPE=memory", "RUNTIME_ROOT="+data, "RUNTIME_IGNOREDOTFILES=false")
 	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
 	mount("..2026_01_02", strings.Replace(plain, "requests_per_unit: 2", "requests_per_unit: 5", 1))
@@ -541,9 +528,7 @@ func TestBugConfigCheckPanics(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	for name, text := range map[string]string{"a.yaml": "domain: d\nlimitz: 1\ndescriptors: [{key: 1.5}]\n", "b.yaml": "domain: [\n"} {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(folder, name), text)
 	}
 	out, err := exec.Command(sidecarProgram, "check", folder).CombinedOutput()
 	exit, ok := errors.AsType[*exec.ExitError](err)

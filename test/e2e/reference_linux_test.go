@@ -91,9 +91,7 @@ func launchReference(t *testing.T, files map[string]string, env ...string) *refe
 func (r *reference) write(t *testing.T, name, text string) {
 	t.Helper()
 	aside := filepath.Join(filepath.Dir(r.files), name+".new") // the temporary file is outside of the folder that rlsidecar reads
-	if err := os.WriteFile(aside, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, aside, text)
 	if err := os.Rename(aside, filepath.Join(r.files, name)); err != nil {
 		t.Fatal(err)
 	}

@@ -53,9 +53,7 @@ func writeReport(t *testing.T) string {
 		"limits.yaml": "domain: edge\ndescriptors: [{key: path, rate_limit: {algorithm: token_bucket, rate: 5, period: 1m}}]\n",
 		"access.log":  reportLog(),
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(dir, name), text)
 	}
 	c := exec.CommandContext(t.Context(), sidecarProgram, "simulate", "--config", "limits.yaml", "--log-format", "nginx", "--descriptor", "path=%U", "--html", "report.html", "access.log")
 	c.Dir = dir
@@ -260,12 +258,9 @@ func axe(t *testing.T, b *browser) {
 	if err != nil || len(files) == 0 {
 		tooltest.Missing(t, "axe-core")
 	}
-	script, err := os.ReadFile(files[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	script := read(t, files[0])
 	in[bool](b, `document.querySelectorAll('details').forEach(d => { d.open = true; }), true`)
-	in[bool](b, string(script)+"; true")
+	in[bool](b, script+"; true")
 	if found := in[string](b, `axe.run().then(r => JSON.stringify(r.violations.map(v => [v.id, v.nodes.map(n => n.html)]), null, 1))`); found != "[]" {
 		t.Errorf("axe finds %s", found)
 	}

@@ -143,7 +143,7 @@ func TestAChangedKeyFileKeepsReservations(t *testing.T) {
 	path := fileOf(t, "keys", keyLine(firstKey))
 	s := startSettler(t, "--settle-key-file", path)
 	byProxy, byProgram := s.mustStart("user=proxy"), s.reserve("tokens", "program", 100)
-	rewrite(t, path, keyLine(secondKey)+keyLine(firstKey))
+	writeFile(t, path, keyLine(secondKey)+keyLine(firstKey))
 	eventually(t, "the new keys are read", func() bool {
 		s.mustStart("user=other")
 		return strings.Contains(s.output.String(), "were read again")

@@ -110,9 +110,7 @@ func TestRollingRestart(t *testing.T) {
 	s.load(t)
 	s.during(t, 500)
 	for i, old := range sidecars {
-		if err := old.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		old.signal(t, syscall.SIGTERM)
 		s.awaitSidecars(t, 1)
 		if !old.running() {
 			t.Error("the sidecar ended before Envoy had noticed that it was draining")

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -178,12 +177,9 @@ func TestEnvoySettles(t *testing.T) {
 // yamlBlocks returns the blocks of YAML on a page, without their indentation.
 func yamlBlocks(t *testing.T, page string) (blocks []string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, page))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := read(t, filepath.Join(root, page))
 	in, indent, block := false, "", ""
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		switch before, after, _ := strings.Cut(line, "```"); {
 		case !in && after == "yaml\n":
 			in, indent, block = true, before, ""

@@ -17,13 +17,14 @@ import (
 func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 	t.Parallel()
 	program := tooltest.Path(t, "slowhttptest")
-	s := startAPI(t)
-	before := s.memory(t)
+	addr := loopback()
+	s := serve(t, addr, "--config", root+"/examples/http-api/limits.yaml", "--admin-listen", "")
+	before := s.resident(t, "VmHWM")
 	var slow sync.WaitGroup
 	for name, args := range map[string][]string{
-		"headers": {"-H", "-u", s.url + "/v1/limit"},
-		"body":    {"-B", "-t", "POST", "-f", "application/json", "-s", "60000", "-u", s.url + "/v1/limit"},
-		"reading": {"-X", "-k", "3", "-w", "1", "-y", "8", "-n", "1", "-z", "4", "-u", s.url + "/openapi.json"},
+		"headers": {"-H", "-u", "http://" + addr + ":8080/v1/limit"},
+		"body":    {"-B", "-t", "POST", "-f", "application/json", "-s", "60000", "-u", "http://" + addr + ":8080/v1/limit"},
+		"reading": {"-X", "-k", "3", "-w", "1", "-y", "8", "-n", "1", "-z", "4", "-u", "http://" + addr + ":8080/openapi.json"},
 	} {
 		slow.Go(func() {
 			cmd := exec.Command(program, append(args, "-c", "300", "-r", "300", "-i", "1", "-l", "12", "-p", "5")...)
@@ -35,15 +36,15 @@ func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); slow.Wait() }()
 	for request := 0; ; request++ {
-		if code := s.post(`{"name":"bytes_sent","key":"` + strconv.Itoa(request) + `"}`); code != 200 {
+		if code, _ := post("http://"+addr+":8080/v1/limit", `{"name":"bytes_sent","key":"`+strconv.Itoa(request)+`"}`); code != 200 {
 			t.Errorf("another client: got %d; want status 200", code)
 		}
 		select {
 		case <-done:
-			if more := s.memory(t) - before; more > 64<<10 {
+			if more := s.resident(t, "VmHWM") - before; more > 64<<10 {
 				t.Errorf("900 slow clients used %d KiB of memory, want at most %d", more, 64<<10)
 			}
-			t.Logf("%d requests of another client were answered; the sidecar used %d KiB more", request+1, s.memory(t)-before)
+			t.Logf("%d requests of another client were answered; the sidecar used %d KiB more", request+1, s.resident(t, "VmHWM")-before)
 			return
 		case <-time.After(10 * time.Millisecond):
 		}
@@ -52,8 +53,9 @@ func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 
 func TestOversizedRequestsAreRefused(t *testing.T) {
 	t.Parallel()
-	s := startAPI(t)
-	before := s.memory(t)
+	addr := loopback()
+	s := serve(t, addr, "--config", root+"/examples/http-api/limits.yaml", "--admin-listen", "")
+	before := s.resident(t, "VmHWM")
 	endless := "POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 	chunk := "1000\r\n" + strings.Repeat(" ", 4096) + "\r\n"
 	for name, c := range map[string]struct {
@@ -70,7 +72,7 @@ func TestOversizedRequestsAreRefused(t *testing.T) {
 		"line":      {"", strings.Repeat("G", 4096), "431"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			conn, err := net.Dial("tcp", s.addr)
+			conn, err := net.Dial("tcp", addr+":8080")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -88,31 +90,10 @@ func TestOversizedRequestsAreRefused(t *testing.T) {
 			}
 		})
 	}
-	if code := s.post(`{"name":"bytes_sent"}`); code != 200 {
+	if code, _ := post("http://"+addr+":8080/v1/limit", `{"name":"bytes_sent"}`); code != 200 {
 		t.Errorf("a small request afterwards: got %d; want status 200", code)
 	}
-	if more := s.memory(t) - before; more > 64<<10 {
+	if more := s.resident(t, "VmHWM") - before; more > 64<<10 {
 		t.Errorf("oversized requests used %d KiB of memory, want at most %d", more, 64<<10)
 	}
 }
-
-type api struct {
-	*process
-	addr, url string
-}
-
-func startAPI(t *testing.T) *api {
-	t.Helper()
-	host := loopback()
-	a := &api{addr: host + ":8080", url: "http://" + host + ":8080"}
-	a.process = serve(t, host, "--config", root+"/examples/http-api/limits.yaml", "--admin-listen", "")
-	return a
-}
-
-func (a *api) post(body string) (code int) {
-	code, _ = post(a.url+"/v1/limit", body)
-	return code
-}
-
-// memory returns the largest resident memory of the sidecar so far, in KiB.
-func (a *api) memory(t *testing.T) (kib int) { t.Helper(); return a.resident(t, "VmHWM") }

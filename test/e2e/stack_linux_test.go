@@ -98,11 +98,8 @@ func loopback() string {
 
 func example(t *testing.T, name string, changes ...change) string {
 	t.Helper()
-	data, err := os.ReadFile(root + "/examples/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return changed(t, name, string(data), changes...)
+	data := read(t, root+"/examples/"+name)
+	return changed(t, name, data, changes...)
 }
 
 // changed returns text with changes. The test fails if the text, which is that of a file, lacks the text that a change
@@ -127,9 +124,7 @@ func (s *stack) write(t *testing.T, name string, changes ...change) (path string
 func (s *stack) writeText(t *testing.T, name, text string) (path string) {
 	t.Helper()
 	path = filepath.Join(s.dir, name)
-	if err := os.WriteFile(path, []byte(strings.ReplaceAll(text, "127.0.0.1", s.addr)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, path, strings.ReplaceAll(text, "127.0.0.1", s.addr))
 	return path
 }
 

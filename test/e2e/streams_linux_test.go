@@ -56,9 +56,9 @@ func (f streamFlood) bytes() []byte {
 	return out.Bytes()
 }
 
-// run opens the connections, sends the requests, and reads all answers until stop is closed. A connection that the
+// run opens the connections, sends the requests, and reads all answers until ctx ends. A connection that the
 // sidecar has closed is opened again.
-func (f streamFlood) run(addr string, stop <-chan struct{}) *sync.WaitGroup {
+func (f streamFlood) run(ctx context.Context, addr string) *sync.WaitGroup {
 	var all sync.WaitGroup
 	request := f.bytes()
 	for range f.connections {
@@ -66,14 +66,14 @@ func (f streamFlood) run(addr string, stop <-chan struct{}) *sync.WaitGroup {
 			for {
 				nc, err := net.Dial("tcp", addr)
 				if err == nil {
-					closed := context.AfterFunc(contextOf(stop), func() { nc.Close() })
+					closed := context.AfterFunc(ctx, func() { nc.Close() })
 					go func() { _, _ = nc.Write(request) }()
 					_, _ = io.Copy(io.Discard, nc)
 					closed()
 					nc.Close()
 				}
 				select {
-				case <-stop:
+				case <-ctx.Done():
 					return
 				case <-time.After(100 * time.Millisecond):
 				}
@@ -81,15 +81,6 @@ func (f streamFlood) run(addr string, stop <-chan struct{}) *sync.WaitGroup {
 		})
 	}
 	return &all
-}
-
-func contextOf(stop <-chan struct{}) context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	go func() {
-		<-stop
-		cancel()
-	}()
-	return ctx
 }
 
 // A client that opens streams without end must neither exhaust the memory of a small container nor keep another client
@@ -111,11 +102,11 @@ func TestFloodsOfStreamsFitIntoASmallContainer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := startSmall(t)
-			stop := make(chan struct{})
+			ctx, stop := context.WithCancel(t.Context())
 			before := s.anonymous(t)
-			attack := flood.run(s.grpc, stop)
+			attack := flood.run(ctx, s.grpc)
 			took, denied, most := s.quiet(t, 3*time.Second)
-			close(stop)
+			stop()
 			attack.Wait()
 			late := 0
 			for _, d := range took {

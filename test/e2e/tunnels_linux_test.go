@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 )
 
 // A proxy that forwards an upgrade, or CONNECT, hands the connection over to the application if the application
@@ -174,8 +173,6 @@ func (a tunnelAttack) requests(t *testing.T, n int, headers ...header) []byte {
 	}
 	fmt.Fprint(&out, http2.ClientPreface)
 	framer := http2.NewFramer(&out, nil)
-	var block bytes.Buffer
-	encoder := hpack.NewEncoder(&block)
 	write := func(err error) {
 		if err != nil {
 			t.Fatal(err)
@@ -183,12 +180,8 @@ func (a tunnelAttack) requests(t *testing.T, n int, headers ...header) []byte {
 	}
 	write(framer.WriteSettings())
 	for i := range n {
-		block.Reset()
 		all := append([]header{{":method", "GET"}, {":scheme", "http"}, {":path", "/login"}, {":authority", "shop.test"}}, headers...)
-		for _, h := range all {
-			write(encoder.WriteField(hpack.HeaderField{Name: strings.ToLower(h.name), Value: h.value}))
-		}
-		write(framer.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 3), BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true}))
+		write(framer.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 3), BlockFragment: block(all...), EndStream: true, EndHeaders: true}))
 	}
 	return out.Bytes()
 }
@@ -250,17 +243,10 @@ func attackStream(t *testing.T, address, client, name string, pseudo []header, i
 	conn := dialFrom(t, client, address)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(tunnelTime))
-	var block bytes.Buffer
-	encoder := hpack.NewEncoder(&block)
-	for _, h := range append(pseudo, headers...) {
-		if err := encoder.WriteField(hpack.HeaderField{Name: strings.ToLower(h.name), Value: h.value}); err != nil {
-			t.Fatal(err)
-		}
-	}
 	_, _ = io.WriteString(conn, http2.ClientPreface) // the proxy may end the connection, here and below
 	framer := http2.NewFramer(conn, conn)
 	_ = framer.WriteSettings()
-	_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true})
+	_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block(append(pseudo, headers...)...), EndHeaders: true})
 	_ = framer.WriteData(1, false, inside.requests(t, n, headers...))
 	for {
 		frame, err := framer.ReadFrame()
