@@ -151,9 +151,9 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), nil
 }
 
-func freePort() (address, port string, err error) {
-	if address, err = freeAddress(); err == nil {
-		_, port, err = net.SplitHostPort(address)
-	}
-	return address, port, err
+func freePort() (address, port string) {
+	address = must(freeAddress())
+	return address, portOf(address)
 }
+
+func portOf(address string) string { return address[strings.LastIndexByte(address, ':')+1:] }

@@ -48,14 +48,11 @@ func (b *bench) sidecarOf(v variant) *sidecar {
 
 // server returns a candidate that sends the requests of c to s. servers are the Redis servers that s uses.
 func (b *bench) server(s *child, servers []*child, c load.Config, denied bool) candidate {
-	return candidate{s.name, func() (out sample, err error) {
-		took, err := metered(b, servers, func() (err error) { out.Result, err = measureRequests(b.app, s, c, denied); return err })
-		if err != nil {
-			return out, err
-		}
+	return candidate{s.name, func() (out sample) {
+		took := metered(b, servers, func() { out.Result = must(measureRequests(b.app, s, c, denied)) })
 		out.redisCPU = took.cpu.Seconds() * 1e6 / float64(out.Answers())
 		out.redisCalls = float64(took.calls) / out.Seconds
-		return out, nil
+		return out
 	}}
 }
 
@@ -71,88 +68,62 @@ func on(redis *child) buckets {
 }
 
 // filled starts a sidecar, and sends it a request for each key of c. It returns the sidecar as a candidate.
-func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (candidate, error) {
+func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) candidate {
 	args := slices.Clone(kept.flags)
 	if len(kept.servers) > 0 {
 		args = append(args, v.redisFlags()...)
 	}
-	s, err := b.started(b.sidecarOf(v).start(b, b.dir, c, args...))
-	if err != nil {
-		return candidate{}, err
-	}
+	s := b.started(b.sidecarOf(v).start(b, b.dir, c, args...))
 	first := c
 	first.Rate, first.InTurn, first.Requests = 0, true, int64(c.Keys)
-	if _, err := measureRequests(b.app, s, first, denied); err != nil {
-		return candidate{}, err
-	}
-	return b.server(s, kept.servers, c, denied), nil
+	_ = must(measureRequests(b.app, s, first, denied))
+	return b.server(s, kept.servers, c, denied)
 }
 
 // findAll creates rows of the table from the rounds of the ceiling and of a sidecar.
 type findAll func(variant string, ceiling, ours rounds) []finding
 
 // against measures the ceiling and each variant of the sidecar. The function sidecar starts a variant.
-func (b *bench) against(ceiling candidate, sidecar func(v variant) (candidate, error), find findAll) (found []finding, err error) {
+func (b *bench) against(ceiling candidate, sidecar func(v variant) candidate, find findAll) (found []finding) {
 	all := []candidate{ceiling}
 	variants := b.variants()
 	for _, v := range variants {
-		c, err := sidecar(v)
-		if err != nil {
-			return nil, err
-		}
+		c := sidecar(v)
 		all = append(all, c)
 	}
-	measured, err := b.inTurn(all...)
-	if err != nil {
-		return nil, err
-	}
+	measured := b.inTurn(all...)
 	for i, v := range variants {
 		found = append(found, find(v.label, measured[0], measured[1+i])...)
 	}
-	return found, nil
+	return found
 }
 
 // besideMemory compares each variant of the sidecar on redis with the same variant in memory.
-func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find findAll) (found []finding, err error) {
+func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find findAll) (found []finding) {
 	for _, v := range b.variants() {
-		inMemory, err := b.filled(v, buckets{}, c, denied)
-		if err != nil {
-			return nil, err
-		}
-		onRedis, err := b.filled(v, on(redis), c, denied)
-		if err != nil {
-			return nil, err
-		}
-		measured, err := b.inTurn(inMemory, onRedis)
-		if err != nil {
-			return nil, err
-		}
+		inMemory := b.filled(v, buckets{}, c, denied)
+		onRedis := b.filled(v, on(redis), c, denied)
+		measured := b.inTurn(inMemory, onRedis)
 		found = append(found, find(v.label, measured[0], measured[1])...)
 	}
-	return found, nil
+	return found
 }
 
 // empty starts the ceiling, an empty RateLimitService on HTTP/2 frames. The result sends it the requests of
 // c.
-func (b *bench) empty(c load.Config) (candidate, error) {
-	s, err := b.started(startCeiling(b))
-	if err != nil {
-		return candidate{}, err
-	}
-	return b.server(s, nil, c, false), nil
+func (b *bench) empty(c load.Config) candidate {
+	s := b.started(startCeiling(b))
+	return b.server(s, nil, c, false)
 }
 
-func memoryComparison(b *bench) ([]finding, error) { return inMemoryComparison(b, 10_000, 1.3) }
+func memoryComparison(b *bench) []finding { return inMemoryComparison(b, 10_000, 1.3) }
 
-func manyComparison(b *bench) ([]finding, error) { return inMemoryComparison(b, b.keysMany(), 2) }
+func manyComparison(b *bench) []finding { return inMemoryComparison(b, b.keysMany(), 2) }
 
-func inMemoryComparison(b *bench, keys int, target float64) ([]finding, error) {
+func inMemoryComparison(b *bench, keys int, target float64) []finding {
 	c := b.loadConfig("user_id", keys)
-	ceiling, err := b.empty(c)
-	if err != nil {
-		return nil, err
-	}
-	return b.against(ceiling, func(v variant) (candidate, error) { return b.filled(v, buckets{}, c, false) },
+	ceiling := b.empty(c)
+	return b.against(ceiling, func(v variant) candidate { return b.filled(v, buckets{}, c, false) },
 		func(variant string, ceiling, ours rounds) []finding {
 			return []finding{{
 				name: fmt.Sprintf("in memory, %s keys: CPU us a request", thousands(keys)), variant: variant,
@@ -168,16 +139,10 @@ func thousands(n int) string {
 	return fmt.Sprintf("%dk", n/1000)
 }
 
-func redisComparison(b *bench) ([]finding, error) {
-	redis, err := b.redis()
-	if err != nil {
-		return nil, err
-	}
+func redisComparison(b *bench) []finding {
+	redis := b.redis()
 	c := b.loadConfig("user_id", 10_000)
-	ceiling, err := b.empty(c)
-	if err != nil {
-		return nil, err
-	}
+	ceiling := b.empty(c)
 	return b.against(ceiling, b.onRedis(redis, c, false), func(variant string, ceiling, ours rounds) []finding {
 		return []finding{{
 			name: "on Redis, 10k keys: CPU us of the sidecar for a request", variant: variant,
@@ -186,31 +151,26 @@ func redisComparison(b *bench) ([]finding, error) {
 	})
 }
 
-func (b *bench) onRedis(redis *child, c load.Config, denied bool) func(v variant) (candidate, error) {
-	return func(v variant) (candidate, error) { return b.filled(v, on(redis), c, denied) }
+func (b *bench) onRedis(redis *child, c load.Config, denied bool) func(v variant) candidate {
+	return func(v variant) candidate { return b.filled(v, on(redis), c, denied) }
 }
 
 // throughputComparison compares a sidecar with the bare script. Both have the same number of outstanding calls:
 // four pipelines of 64 calls each.
-func throughputComparison(b *bench) ([]finding, error) {
-	redis, err := b.redis()
-	if err != nil {
-		return nil, err
-	}
+func throughputComparison(b *bench) []finding {
+	redis := b.redis()
 	const connections, pipeline, keys = 4, 64, 10_000
-	script := candidate{"the bare script", func() (out sample, err error) {
+	script := candidate{"the bare script", func() (out sample) {
 		var decisions int64
-		took, err := metered(b, []*child{redis}, func() error {
+		took := metered(b, []*child{redis}, func() {
 			var d time.Duration
+			var err error
 			decisions, d, err = bare.Run(b, bare.Config{Address: redis.address, Connections: connections, Pipeline: pipeline, Keys: keys, Duration: b.Duration})
+			check(err)
 			out.PerSecond = float64(decisions) / d.Seconds()
-			return err
 		})
-		if err != nil {
-			return out, err
-		}
 		out.redisCPU = took.cpu.Seconds() * 1e6 / float64(decisions)
-		return out, nil
+		return out
 	}}
 	c := b.loadConfig("user_id", keys)
 	c.Connections, c.Outstanding = connections, pipeline
@@ -228,11 +188,8 @@ func throughputComparison(b *bench) ([]finding, error) {
 	})
 }
 
-func leaseComparison(b *bench) ([]finding, error) {
-	redis, err := b.redis()
-	if err != nil {
-		return nil, err
-	}
+func leaseComparison(b *bench) []finding {
+	redis := b.redis()
 	return b.besideMemory(redis, b.loadConfig("leased_id", 1), false, func(variant string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
@@ -247,11 +204,8 @@ func leaseComparison(b *bench) ([]finding, error) {
 	})
 }
 
-func deniedComparison(b *bench) ([]finding, error) {
-	redis, err := b.redis()
-	if err != nil {
-		return nil, err
-	}
+func deniedComparison(b *bench) []finding {
+	redis := b.redis()
 	return b.besideMemory(redis, b.loadConfig("hot_id", 1), true, func(variant string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
@@ -266,17 +220,11 @@ func deniedComparison(b *bench) ([]finding, error) {
 	})
 }
 
-func openComparison(b *bench) ([]finding, error) {
-	redis, err := b.redis()
-	if err != nil {
-		return nil, err
-	}
+func openComparison(b *bench) []finding {
+	redis := b.redis()
 	c := b.loadConfig("user_id", 10_000)
 	c.Rate = 5000
-	ceiling, err := b.empty(c)
-	if err != nil {
-		return nil, err
-	}
+	ceiling := b.empty(c)
 	return b.against(ceiling, b.onRedis(redis, c, false), func(variant string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
@@ -301,17 +249,14 @@ const benchKey = 2 + len("\x05bench\x04path\x07user_id") + 1 + len("\x0800000000
 
 // sizeComparison measures the memory of buckets. For each variant it starts a new server and sends it many keys,
 // each once.
-func sizeComparison(b *bench) (found []finding, err error) {
+func sizeComparison(b *bench) (found []finding) {
 	keys := b.keysMany()
 	c := b.loadConfig("user_id", keys)
 	c.InTurn, c.Requests = true, int64(keys)
 	for _, v := range b.variants() {
 		var bucket, resident []float64
 		for range b.Repeats {
-			empty, full, err := b.resident(v, c)
-			if err != nil {
-				return nil, err
-			}
+			empty, full := b.resident(v, c)
 			bucket = append(bucket, float64(full-empty)/float64(keys)-float64(benchKey))
 			resident = append(resident, float64(full)/(1<<20))
 		}
@@ -319,22 +264,19 @@ func sizeComparison(b *bench) (found []finding, err error) {
 			finding{name: fmt.Sprintf("memory: bytes of a bucket without its key of %d bytes", benchKey), variant: v.label, ours: bucket, format: "%.0f", target: 100},
 			finding{name: fmt.Sprintf("memory: MiB resident with %s keys", thousands(keys)), variant: v.label, ours: resident, format: "%.0f", target: 150})
 	}
-	return found, nil
+	return found
 }
 
 // resident returns the resident memory of a new server in bytes, before the requests of c and after them.
-func (b *bench) resident(v variant, c load.Config) (empty, full int64, err error) {
-	s, err := b.sidecarOf(v).start(b, b.dir, c)
-	if err != nil {
-		return 0, 0, err
-	}
+func (b *bench) resident(v variant, c load.Config) (empty, full int64) {
+	s := must(b.sidecarOf(v).start(b, b.dir, c))
 	defer s.stop()
-	if empty, _, err = load.Memory(s.pid()); err != nil {
-		return 0, 0, err
+	memory := func() int64 {
+		now, _, err := load.Memory(s.pid())
+		check(err)
+		return now
 	}
-	if _, err = measureRequests(b.app, s, c, false); err != nil {
-		return 0, 0, err
-	}
-	full, _, err = load.Memory(s.pid())
-	return empty, full, err
+	empty = memory()
+	_ = must(measureRequests(b.app, s, c, false))
+	return empty, memory()
 }

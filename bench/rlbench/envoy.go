@@ -4,7 +4,6 @@ import (
 	"bytes"
 	_ "embed"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"text/template"
@@ -23,47 +22,32 @@ type limitedBy struct {
 }
 
 // Port returns the port of host:port. The template envoyConfig calls it.
-func (limitedBy) Port(address string) (string, error) {
-	_, port, err := net.SplitHostPort(address)
-	return port, err
-}
+func (limitedBy) Port(address string) string { return portOf(address) }
 
 // envoyComparison measures limiters behind Envoy. wrk sends requests to Envoy, which calls one limiter for each
 // request.
-func envoyComparison(b *bench) ([]finding, error) {
-	if err := find(b.Envoy); err != nil {
-		return nil, err
-	}
-	if err := find(b.Wrk); err != nil {
-		return nil, err
-	}
-	empty, err := b.started(startCeiling(b))
-	if err != nil {
-		return nil, err
-	}
+func envoyComparison(b *bench) []finding {
+	check(find(b.Envoy))
+	check(find(b.Wrk))
+	empty := b.started(startCeiling(b))
 	servers := map[string]*child{"empty": empty}
 	behind := []limitedBy{{Name: "empty", Limiter: empty.address}}
 	for i, v := range b.variants() {
-		s, err := b.started(b.sidecarOf(v).start(b, b.dir, b.loadConfig("user_id", 1)))
-		if err != nil {
-			return nil, err
-		}
+		s := b.started(b.sidecarOf(v).start(b, b.dir, b.loadConfig("user_id", 1)))
 		name := fmt.Sprint("limiter", i)
 		servers[name] = s
 		behind = append(behind, limitedBy{Name: name, Limiter: s.address})
 	}
-	if err := b.startEnvoy(behind); err != nil {
-		return nil, err
-	}
+	b.startEnvoy(behind)
 	w := wrk{program: b.Wrk, connections: 64, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "script.lua")}
 	through := func(l limitedBy) candidate {
 		s := servers[l.Name]
-		return w.candidate(b, target{name: s.name, address: l.Listen, script: fmt.Sprintf(userScript, 10_000), processes: []*child{s}})
+		return w.candidate(b, target{name: s.name, address: l.Listen, script: fmt.Sprintf(userScript, 10_000), process: s})
 	}
 	next := 0
-	return b.against(through(behind[0]), func(variant) (candidate, error) {
+	return b.against(through(behind[0]), func(variant) candidate {
 		next++
-		return through(behind[next]), nil
+		return through(behind[next])
 	}, func(variant string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
@@ -89,29 +73,16 @@ request = function() return requests[math.random(#requests)] end
 `
 
 // startEnvoy sets the addresses of the listeners in behind.
-func (b *bench) startEnvoy(behind []limitedBy) (err error) {
-	app, err := freeAddress()
-	if err != nil {
-		return err
-	}
+func (b *bench) startEnvoy(behind []limitedBy) {
+	app := must(freeAddress())
 	for i := range behind {
-		if behind[i].Listen, err = freeAddress(); err != nil {
-			return err
-		}
+		behind[i].Listen = must(freeAddress())
 	}
-	t, err := template.New("envoy").Parse(envoyConfig)
-	if err != nil {
-		return err
-	}
+	t := must(template.New("envoy").Parse(envoyConfig))
 	var config bytes.Buffer
-	if err := t.Execute(&config, map[string]any{"App": limitedBy{Listen: app}, "Behind": behind}); err != nil {
-		return err
-	}
+	check(t.Execute(&config, map[string]any{"App": limitedBy{Listen: app}, "Behind": behind}))
 	file := filepath.Join(b.dir, "envoy.yaml")
-	if err := os.WriteFile(file, config.Bytes(), 0o600); err != nil {
-		return err
-	}
-	_, err = b.started(startChild(b, "envoy", behind[len(behind)-1].Listen, b.Envoy,
+	check(os.WriteFile(file, config.Bytes(), 0o600))
+	b.started(startChild(b, "envoy", behind[len(behind)-1].Listen, b.Envoy,
 		"-c", file, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "error"))
-	return err
 }

@@ -71,10 +71,10 @@ request = function() return keys[math.random(#keys)] end
 
 const nginxHeaders = `, ["Host"] = "rlsidecar", ["X-Forwarded-Host"] = "shop.test", ["X-Original-Method"] = "GET", ["X-Original-URI"] = "/a/b?c=d", ["X-Real-IP"] = "192.0.2.1"`
 
-// target is a server that wrk loads. processes are those whose CPU time counts.
+// target is a server that wrk loads. The CPU time of process counts.
 type target struct {
 	name, address, script string
-	processes             []*child
+	process               *child
 }
 
 var (
@@ -90,112 +90,51 @@ type wrk struct {
 	script      string        // name of the file to which run writes the target's script
 }
 
-// run sends requests to t. It returns the requests per second and, for each process of t, the CPU time of one
-// request in µs.
-func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
-	if err := os.WriteFile(w.script, []byte(t.script), 0o600); err != nil {
-		return 0, nil, err
+// run sends requests to t. The result has the requests per second, and the CPU time of one request in µs.
+func (w wrk) run(b *bench, t target) (out sample) {
+	check(os.WriteFile(w.script, []byte(t.script), 0o600))
+	before := must(load.CPU(t.process.pid()))
+	text := output(exec.CommandContext(b, w.program, "-t1", "-c"+strconv.Itoa(w.connections), "-d"+w.duration.String(), "-s", w.script, "http://"+t.address))
+	used := must(load.CPU(t.process.pid())) - before
+	if wrong := wrkErrors.FindString(text); wrong != "" {
+		check(fmt.Errorf("wrong answers: %s", wrong))
 	}
-	used := func() (all []time.Duration, err error) {
-		for _, p := range t.processes {
-			cpu, err := load.CPU(p.pid())
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, cpu)
-		}
-		return all, nil
-	}
-	before, err := used()
-	if err != nil {
-		return 0, nil, err
-	}
-	out, err := exec.CommandContext(a, w.program, "-t1", "-c"+strconv.Itoa(w.connections), "-d"+w.duration.String(), "-s", w.script, "http://"+t.address).CombinedOutput()
-	if err != nil {
-		return 0, nil, fmt.Errorf("wrk: %w: %s", err, out)
-	}
-	after, err := used()
-	if err != nil {
-		return 0, nil, err
-	}
-	if wrong := wrkErrors.Find(out); wrong != nil {
-		return 0, nil, fmt.Errorf("wrong answers: %s", wrong)
-	}
-	count, perSecond := wrkCount.FindSubmatch(out), wrkRate.FindSubmatch(out)
+	count, perSecond := wrkCount.FindStringSubmatch(text), wrkRate.FindStringSubmatch(text)
 	if count == nil || perSecond == nil {
-		return 0, nil, fmt.Errorf("the output of wrk cannot be parsed: %s", out)
+		check(fmt.Errorf("the output of wrk cannot be parsed: %s", text))
 	}
-	n, err := strconv.ParseFloat(string(count[1]), 64)
-	if err != nil {
-		return 0, nil, err
-	}
-	if rate, err = strconv.ParseFloat(string(perSecond[1]), 64); err != nil {
-		return 0, nil, err
-	}
-	for i := range before {
-		cost = append(cost, (after[i]-before[i]).Seconds()*1e6/n)
-	}
-	return rate, cost, nil
+	out.PerSecond = must(strconv.ParseFloat(perSecond[1], 64))
+	out.CPU = used.Seconds() * 1e6 / must(strconv.ParseFloat(count[1], 64))
+	return out
 }
 
 func (w wrk) candidate(b *bench, t target) candidate {
-	return candidate{t.name, func() (out sample, err error) {
-		var cost []float64
-		if out.PerSecond, cost, err = w.run(b.app, t); err == nil {
-			out.CPU = cost[0]
-		}
-		return out, err
-	}}
+	return candidate{t.name, func() sample { return w.run(b, t) }}
 }
 
 // httpComparison measures the HTTP listener. wrk sends requests in the form that NGINX uses, to an empty handler
 // and to each variant of rlsidecar, in memory and on Redis.
-func httpComparison(b *bench) ([]finding, error) {
-	if err := find(b.Wrk); err != nil {
-		return nil, err
-	}
-	redis, err := b.redis()
-	if err != nil {
-		return nil, err
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	address, err := freeAddress()
-	if err != nil {
-		return nil, err
-	}
+func httpComparison(b *bench) []finding {
+	check(find(b.Wrk))
+	redis := b.redis()
+	self := must(os.Executable())
+	address := must(freeAddress())
 	w := wrk{program: b.Wrk, connections: 16, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "script.lua")}
-	candidateOf := func(s *child, err error) (candidate, error) {
-		if s, err = b.started(s, err); err != nil {
-			return candidate{}, err
-		}
-		return w.candidate(b, target{s.name, s.address, fmt.Sprintf(script, "/v1/auth/nginx", nginxHeaders), []*child{s}}), nil
+	candidateOf := func(s *child, err error) candidate {
+		s = b.started(s, err)
+		return w.candidate(b, target{s.name, s.address, fmt.Sprintf(script, "/v1/auth/nginx", nginxHeaders), s})
 	}
-	handler, err := candidateOf(startChild(b, "a bare handler", address, self, "http-ceiling", "--listen", address))
-	if err != nil {
-		return nil, err
-	}
+	handler := candidateOf(startChild(b, "a bare handler", address, self, "http-ceiling", "--listen", address))
 	all := []candidate{handler}
 	variants := b.variants()
 	for _, v := range variants {
 		for _, flags := range [][]string{nil, append(v.redisFlags(), on(redis).flags...)} {
-			address, err := freeAddress()
-			if err != nil {
-				return nil, err
-			}
-			c, err := candidateOf(b.sidecarOf(v).serve(b, b.dir, httpLimits, address, append(flags, "--http-listen", address)...))
-			if err != nil {
-				return nil, err
-			}
+			address := must(freeAddress())
+			c := candidateOf(b.sidecarOf(v).serve(b, b.dir, httpLimits, address, append(flags, "--http-listen", address)...))
 			all = append(all, c)
 		}
 	}
-	measured, err := b.inTurn(all...)
-	if err != nil {
-		return nil, err
-	}
+	measured := b.inTurn(all...)
 	var found []finding
 	for i, v := range variants {
 		inMemory, onRedis := measured[1+2*i], measured[2+2*i]
@@ -209,5 +148,5 @@ func httpComparison(b *bench) ([]finding, error) {
 				ceiling: inMemory.of(sampleCPU), ours: onRedis.of(sampleCPU), format: "%.1f", target: 1.6,
 			})
 	}
-	return found, nil
+	return found
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -16,7 +15,7 @@ type path struct {
 	plain      []string // the keys for the sidecar on one plain Redis; nil means the same keys
 	denied     bool
 	target     float64 // the highest permitted cost, as a multiple of the cost on one plain Redis
-	start      func(b *bench) (buckets, error)
+	start      func(b *bench) buckets
 }
 
 var paths = []path{
@@ -37,42 +36,24 @@ func pathComparisons() (all []comparison) {
 }
 
 // measure measures in turn an empty server, a sidecar on one plain Redis, and a sidecar on this path.
-func (p path) measure(b *bench) ([]finding, error) {
-	plainRedis, err := b.redis()
-	if err != nil {
-		return nil, err
-	}
-	kept, err := p.start(b)
-	if err != nil {
-		return nil, err
-	}
+func (p path) measure(b *bench) []finding {
+	plainRedis := b.redis()
+	kept := p.start(b)
 	c := b.loadConfig(p.descriptor[0], p.keys)
 	c.Descriptors = descriptors(p.descriptor)
 	plain := c
 	if p.plain != nil {
 		plain.Descriptors = descriptors(p.plain)
 	}
-	empty, err := b.empty(c)
-	if err != nil {
-		return nil, err
-	}
+	empty := b.empty(c)
 	all := []candidate{empty}
 	variants := b.variants()
 	for _, v := range variants {
-		onPlain, err := b.filled(v, on(plainRedis), plain, false)
-		if err != nil {
-			return nil, err
-		}
-		ours, err := b.filled(v, kept, c, p.denied)
-		if err != nil {
-			return nil, err
-		}
+		onPlain := b.filled(v, on(plainRedis), plain, false)
+		ours := b.filled(v, kept, c, p.denied)
 		all = append(all, onPlain, ours)
 	}
-	measured, err := b.inTurn(all...)
-	if err != nil {
-		return nil, err
-	}
+	measured := b.inTurn(all...)
 	var found []finding
 	for i, v := range variants {
 		onPlain, ours := measured[1+2*i], measured[2+2*i]
@@ -86,7 +67,7 @@ func (p path) measure(b *bench) ([]finding, error) {
 				ceiling: onPlain.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: p.target,
 			})
 	}
-	return found, nil
+	return found
 }
 
 func descriptors(keys []string) (all []string) {
@@ -96,64 +77,38 @@ func descriptors(keys []string) (all []string) {
 	return all
 }
 
-func onOne(b *bench) (buckets, error) {
-	s, err := b.redis()
-	if err != nil {
-		return buckets{}, err
-	}
-	return on(s), nil
+func onOne(b *bench) buckets {
+	return on(b.redis())
 }
 
-func onTwo(b *bench) (buckets, error) {
-	kept, err := onOne(b)
-	if err != nil {
-		return buckets{}, err
-	}
-	second, err := b.redis()
-	if err != nil {
-		return buckets{}, err
-	}
+func onTwo(b *bench) buckets {
+	kept := onOne(b)
+	second := b.redis()
 	kept.flags = append(kept.flags, "--redis-per-second-url", "redis://"+second.address)
 	kept.servers = append(kept.servers, second)
-	return kept, nil
+	return kept
 }
 
-func onTLS(b *bench) (buckets, error) {
-	if err := find("openssl"); err != nil {
-		return buckets{}, err
-	}
+func onTLS(b *bench) buckets {
+	check(find("openssl"))
 	cert, key := filepath.Join(b.dir, "cert.pem"), filepath.Join(b.dir, "key.pem") // the certificate is its own CA
-	if out, err := exec.CommandContext(b, "openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "1",
-		"-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert).CombinedOutput(); err != nil {
-		return buckets{}, fmt.Errorf("openssl: %w: %s", err, out)
-	}
-	address, port, err := freePort()
-	if err != nil {
-		return buckets{}, err
-	}
+	output(exec.CommandContext(b, "openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "1",
+		"-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert))
+	address, port := freePort()
 	// The server also has a port without TLS, because usedBy reads the counters through it.
-	s, err := b.redis("--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no")
-	if err != nil {
-		return buckets{}, err
-	}
-	return buckets{[]string{"--redis-url", "rediss://" + address, "--redis-tls-ca", cert}, []*child{s}}, nil
+	s := b.redis("--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no")
+	return buckets{[]string{"--redis-url", "rediss://" + address, "--redis-tls-ca", cert}, []*child{s}}
 }
 
-func onCluster(b *bench) (buckets, error) {
+func onCluster(b *bench) buckets {
 	var servers []*child
 	var addresses []string
 	for range 3 {
-		_, bus, err := freePort()
-		if err != nil {
-			return buckets{}, err
-		}
-		s, err := b.redis("--cluster-enabled", "yes", "--cluster-config-file", bus+".conf", "--cluster-port", bus,
+		_, bus := freePort()
+		s := b.redis("--cluster-enabled", "yes", "--cluster-config-file", bus+".conf", "--cluster-port", bus,
 			"--cluster-node-timeout", "600000") // long, so that no master counts as failed on a busy machine
-		if err != nil {
-			return buckets{}, err
-		}
 		servers, addresses = append(servers, s), append(addresses, s.address)
 	}
-	_, err := redisCLI(b, slices.Concat([]string{"--cluster-yes", "--cluster", "create"}, addresses)...)
-	return buckets{[]string{"--redis-url", "redis+cluster://" + strings.Join(addresses, ",")}, servers}, err
+	output(exec.CommandContext(b, "redis-cli", slices.Concat([]string{"--cluster-yes", "--cluster", "create"}, addresses)...))
+	return buckets{[]string{"--redis-url", "redis+cluster://" + strings.Join(addresses, ",")}, servers}
 }

@@ -54,34 +54,22 @@ end
 // settleComparison compares plain decisions with reservations and their settlements, and with slots that are taken and
 // returned, over gRPC and over HTTP, in memory and on Redis. Of the requests that reserve and settle, half are
 // reservations.
-func settleComparison(b *bench) (found []finding, err error) {
-	redis, err := b.redis()
-	if err != nil {
-		return nil, err
-	}
+func settleComparison(b *bench) (found []finding) {
+	redis := b.redis()
 	for _, v := range b.variants() {
 		for _, kept := range []buckets{{}, on(redis)} {
-			rows, err := b.settling(v, kept, redis)
-			if err != nil {
-				return nil, err
-			}
+			rows := b.settling(v, kept, redis)
 			found = append(found, rows...)
 		}
 	}
-	return found, nil
+	return found
 }
 
 // settling measures one sidecar, which keeps its buckets in kept. Afterwards it empties redis, so that the next
 // sidecar starts with no keys there.
-func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding, err error) {
-	listen, err := freeAddress()
-	if err != nil {
-		return nil, err
-	}
-	http, err := freeAddress()
-	if err != nil {
-		return nil, err
-	}
+func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding) {
+	listen := must(freeAddress())
+	http := must(freeAddress())
 	flags := slices.Concat(kept.flags, []string{
 		"--grpc-listen", listen, "--http-listen", http, "--memory-max-keys", "5000000",
 	})
@@ -89,15 +77,9 @@ func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding
 	if len(kept.servers) > 0 {
 		flags, where = append(flags, v.redisFlags()...), "on Redis"
 	}
-	s, err := b.started(b.sidecarOf(v).serve(b, b.dir, settleLimits, listen, flags...))
-	if err != nil {
-		return nil, err
-	}
+	s := b.started(b.sidecarOf(v).serve(b, b.dir, settleLimits, listen, flags...))
 	for _, way := range b.settleWays(s, kept, http) {
-		measured, err := b.inTurn(way.plain, way.settles)
-		if err != nil {
-			return nil, err
-		}
+		measured := b.inTurn(way.plain, way.settles)
 		both := func(value func(sample) float64) []float64 {
 			values := measured[1].of(value)
 			for i := range values {
@@ -116,8 +98,8 @@ func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding
 		}
 	}
 	s.stop()
-	_, err = redis.redisCommand(b, "FLUSHALL")
-	return found, err
+	redis.redisCommand(b, "FLUSHALL")
+	return found
 }
 
 // settleWay is a way to send requests. plain sends requests for a plain limit. settles sends requests that
@@ -151,13 +133,13 @@ func (b *bench) settleWays(s *child, kept buckets, http string) (all []settleWay
 	}
 	w := wrk{program: b.Wrk, connections: 16, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "settle.lua")}
 	with := func(script string) candidate {
-		posts := w.candidate(b, target{s.name, http, script, []*child{s}})
-		return candidate{s.name, func() (out sample, err error) {
-			took, err := metered(b, kept.servers, func() (err error) { out, err = posts.run(); return err })
-			if err == nil && out.PerSecond > 0 {
+		posts := w.candidate(b, target{s.name, http, script, s})
+		return candidate{s.name, func() (out sample) {
+			took := metered(b, kept.servers, func() { out = posts.run() })
+			if out.PerSecond > 0 {
 				out.redisCPU = took.cpu.Seconds() * 1e6 / (out.PerSecond * w.duration.Seconds())
 			}
-			return out, err
+			return out
 		}}
 	}
 	plain := with(fmt.Sprintf(settleScript, false, "plain", 1, ""))

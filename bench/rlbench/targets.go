@@ -42,7 +42,7 @@ func (c *targetsCmd) keysMany() int {
 // comparison is a group of measurements. run measures several servers in turn, and returns rows of the table.
 type comparison struct {
 	name string
-	run  func(*bench) ([]finding, error)
+	run  func(*bench) []finding
 }
 
 var comparisons = append([]comparison{
@@ -114,10 +114,44 @@ func (c *targetsCmd) Run(a *app) error {
 	return failed
 }
 
-func (c *targetsCmd) measure(a *app, dir string, l comparison) ([]finding, error) {
+func (c *targetsCmd) measure(a *app, dir string, l comparison) (found []finding, err error) {
 	b := &bench{app: a, targetsCmd: c, dir: dir}
 	defer b.stop()
-	return l.run(b)
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case failure:
+			err = p.error
+		default:
+			panic(p)
+		}
+	}()
+	return l.run(b), nil
+}
+
+// failure is the panic with which check ends a comparison.
+type failure struct{ error }
+
+// check ends the comparison if err is not nil.
+func check(err error) {
+	if err != nil {
+		panic(failure{err})
+	}
+}
+
+// output returns the output of a command.
+func output(c *exec.Cmd) string {
+	out, err := c.CombinedOutput()
+	if err != nil {
+		check(fmt.Errorf("%s: %w: %s", c.Args[0], err, out))
+	}
+	return string(out)
+}
+
+// must returns v, or ends the comparison if err is not nil.
+func must[T any](v T, err error) T {
+	check(err)
+	return v
 }
 
 type bench struct {
@@ -133,12 +167,11 @@ func (b *bench) stop() {
 	}
 }
 
-// started returns c. If err is nil, c is stopped at the end of the comparison.
-func (b *bench) started(c *child, err error) (*child, error) {
-	if err == nil {
-		b.children = append(b.children, c)
-	}
-	return c, err
+// started returns c, which is stopped at the end of the comparison.
+func (b *bench) started(c *child, err error) *child {
+	check(err)
+	b.children = append(b.children, c)
+	return c
 }
 
 func find(program string) error {
@@ -260,7 +293,7 @@ func sampleRedisCalls(s sample) float64 { return s.redisCalls }
 
 type candidate struct {
 	name string
-	run  func() (sample, error)
+	run  func() sample
 }
 
 type rounds []sample
@@ -274,7 +307,7 @@ func (r rounds) of(value func(sample) float64) (values []float64) {
 
 // inTurn measures all candidates in each round. The first round does not count, because connections are
 // opened and scripts loaded in it, except with --quick. The order is reversed in every second round.
-func (b *bench) inTurn(candidates ...candidate) ([]rounds, error) {
+func (b *bench) inTurn(candidates ...candidate) []rounds {
 	all := make([]rounds, len(candidates))
 	uncounted := 1
 	if b.Quick {
@@ -285,14 +318,10 @@ func (b *bench) inTurn(candidates ...candidate) ([]rounds, error) {
 			if round%2 == 1 {
 				i = len(candidates) - 1 - i
 			}
-			s, err := candidates[i].run()
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", candidates[i].name, err)
-			}
-			if round >= uncounted {
+			if s := candidates[i].run(); round >= uncounted {
 				all[i] = append(all[i], s)
 			}
 		}
 	}
-	return all, nil
+	return all
 }
