@@ -3,7 +3,6 @@ package server
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -40,22 +39,7 @@ func (x *instance) asAdmin(t *testing.T, method, path, body string) (code int, a
 
 func (x *instance) as(t *testing.T, token, method, path, body string) (code int, answer map[string]any) {
 	t.Helper()
-	r, err := http.NewRequest(method, "http://"+x.Admin.String()+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Close = true
-	if token != "" {
-		r.Header.Set("Authorization", "Bearer "+token)
-	}
-	if body != "" {
-		r.Header.Set("Content-Type", "application/json")
-	}
-	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
+	response := exchange(t, method, x.Admin, path, body, "Authorization", "Bearer "+token, "Content-Type", "application/json")
 	_ = json.NewDecoder(response.Body).Decode(&answer) // an answer that is not JSON has no fields
 	return response.StatusCode, answer
 }
@@ -80,58 +64,6 @@ func (x *instance) allowed(t *testing.T, n int, user string) (count int) {
 		}
 	}
 	return count
-}
-
-func TestChangesNeedTheAdminToken(t *testing.T) {
-	const block = `{"limit":"calls","all_keys":true,"block":true,"for":"1h","author":"eve","reason":"none"}`
-	x := start(t, oneLimit, withTokens(t))
-	for _, test := range []struct {
-		token, method, path, body string
-		code                      int
-	}{
-		{"", "GET", "/api/adjustments", "", 401},
-		{"another", "POST", "/api/adjustments", block, 401},
-		{readSecret, "GET", "/api/adjustments", "", 200},
-		{readSecret, "GET", "/api/adjustments/audit", "", 200},
-		{readSecret, "GET", "/api/top", "", 200},
-		{readSecret, "GET", "/", "", 200},
-		{readSecret, "POST", "/api/adjustments", block, 403},
-		{readSecret, "DELETE", "/api/adjustments/ab", `{"author":"eve","reason":"none"}`, 403},
-		{readSecret, "POST", "/api/reset?limit=calls&key=bob", "", 403},
-		{adminSecret, "POST", "/api/adjustments", block, 200},
-	} {
-		if code, answer := x.as(t, test.token, test.method, test.path, test.body); code != test.code {
-			t.Errorf("%s %s with %q: %d %v, want %d", test.method, test.path, test.token, code, answer, test.code)
-		}
-	}
-
-	x = start(t, oneLimit) // without a token; every local process can connect
-	code, answer := x.as(t, "", "POST", "/api/adjustments", block)
-	if detail := fmt.Sprint(answer["detail"]); code != 403 || !strings.Contains(detail, "--admin-token-file") {
-		t.Errorf("without a token: %d %v; want code 403 and a text that contains %q", code, answer, "--admin-token-file")
-	}
-	if code, _ := x.as(t, "", "POST", "/api/adjustments/preview", block); code != 200 {
-		t.Errorf("a preview changes nothing: %d; want code 200", code)
-	}
-	if n := x.allowed(t, 3, "bob"); n != 2 {
-		t.Errorf("bob gets %d, want 2", n)
-	}
-}
-
-func TestTheUnixSocketOfTheAdminPortNeedsNoToken(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "admin.sock")
-	start(t, oneLimit, func(c *Config) { c.Admin = "unix://" + socket })
-	r, _ := http.NewRequest("POST", "http://localhost/api/adjustments", strings.NewReader(`{"limit":"calls","key":["bob"],"block":true,"for":"1h","author":"ann","reason":"test"}`))
-	r.Header.Set("Content-Type", "application/json")
-	r.Close = true
-	response, err := Client("unix://" + socket).Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	if response.StatusCode != 200 {
-		t.Errorf("got %d %s; want status 200", response.StatusCode, body(t, response))
-	}
 }
 
 func TestAReloadKeepsAdjustmentsInForce(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
@@ -57,16 +56,4 @@ func TestChecksReachEveryKindOfAddress(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestChecksReportADrainingServer(t *testing.T) {
-	t.Parallel()
-	x := start(t, "domain: d", func(c *Config) { c.DrainDelay = 5 * time.Second })
-	stopped := make(chan struct{})
-	go func() { defer close(stopped); _ = x.stop() }()
-	eventually(t, "both checks return ErrNotReady", func() bool {
-		return errors.Is(CheckHTTP(t.Context(), flagAddress(x.HTTP)), ErrNotReady) &&
-			errors.Is(CheckGRPC(t.Context(), flagAddress(x.GRPC), false), ErrNotReady)
-	})
-	<-stopped
 }

@@ -36,29 +36,6 @@ func (x *instance) conditions(tb testing.TB) string {
 	return b.String()
 }
 
-func TestARefusedConfigurationIsACondition(t *testing.T) {
-	x := start(t, shared)
-	if got := x.conditions(t); got != "" {
-		t.Fatalf("got the conditions %s; want none", got)
-	}
-	x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
-	x.reload(t)
-	if got := x.conditions(t); !strings.HasPrefix(got, "degraded configuration-refused: ") || !strings.Contains(got, "limits.yaml:2:") {
-		t.Errorf("after a mistake: %q; want a text that starts with %q and contains %q", got, "degraded configuration-refused: ", "limits.yaml:2:")
-	}
-	if page := body(t, get(t, x.Admin, "/configuration")); !strings.Contains(page, "<h2>Refused <small>20") || !strings.Contains(page, "<mark>2  descriptors: [{key: a, rate_limit: {}}]</mark>") {
-		t.Errorf("after a mistake the page is\n%s\nwant the time of the refusal, and the line of the mistake", page)
-	}
-	x.write(t, shared)
-	x.reload(t)
-	if got := x.conditions(t); got != "" {
-		t.Errorf("after it was corrected: %s; want none", got)
-	}
-	if page := body(t, get(t, x.Admin, "/configuration")); strings.Contains(page, "<h2>Refused") {
-		t.Errorf("after it was corrected the page is\n%s\nwant no refusal", page)
-	}
-}
-
 // Redis is late now and then, but its circuit breaker stays closed.
 func TestASlowRedisIsACondition(t *testing.T) {
 	t.Parallel()
@@ -99,6 +76,7 @@ func TestMetricsThatOverflowAreACondition(t *testing.T) {
 	})
 }
 
+// An unlimited limit answers without Redis, and has no buckets, so no part of the memory is reserved for it.
 func TestALimitThatSeveralDescriptorsUseIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "limits.yaml")
@@ -109,6 +87,7 @@ descriptors:
   - {key: user, limit: send}
   - {key: sender, limit: send}
   - {key: path, rate_limit: {unit: minute, requests_per_unit: 1}}
+  - {key: free, rate_limit: {unlimited: true}}
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -120,5 +99,8 @@ descriptors:
 	s.limiter.Swap(snapshot)
 	if got := s.answeredMeanwhile(); !strings.Contains(got, "deny (2 limits).") {
 		t.Errorf("got %v; want a text that contains %q", got, "deny (2 limits).")
+	}
+	if got := owners(snapshot); len(got) != 2 {
+		t.Errorf("the memory is divided among %q; want the 2 limits with buckets", got)
 	}
 }

@@ -133,17 +133,3 @@ func TestARemovedPayerIsSettledInItsBucket(t *testing.T) {
 		t.Errorf("%d are left, want 460", left)
 	}
 }
-
-func TestOperatorsSeeThePayer(t *testing.T) {
-	x := start(t, paidBy("a"))
-	for where, want := range map[string]string{
-		body(t, get(t, x.Admin, "/limit?domain=d&name=plan")):               "<dt>then</dt><dd>a</dd>",
-		body(t, get(t, x.Admin, "/api/buckets?domain=d&limit=plan&key=b")):  `"then":"a"`,
-		body(t, get(t, x.HTTP, "/v1/limits/plan?domain=d&key=b")):           `"then":"a"`,
-		body(t, get(t, x.Admin, "/api/buckets?domain=d&descriptor=user=b")): `"then":"a"`,
-	} {
-		if !strings.Contains(where, want) {
-			t.Errorf("got %s; want a text that contains %s", where, want)
-		}
-	}
-}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +26,11 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	ok   = rls.RateLimitResponse_OK
+	over = rls.RateLimitResponse_OVER_LIMIT
+)
 
 type instance struct {
 	Running
@@ -143,13 +149,10 @@ func get(tb testing.TB, a net.Addr, path string, header ...string) *http.Respons
 // metrics returns the metrics of the admin listener.
 func (x *instance) metrics(tb testing.TB) string {
 	tb.Helper()
-	text, err := io.ReadAll(get(tb, x.Admin, "/metrics").Body)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return string(text)
+	return body(tb, get(tb, x.Admin, "/metrics"))
 }
 
+// exchange sends a request with header, which has names and values in turn.
 func exchange(tb testing.TB, method string, a net.Addr, path, body string, header ...string) *http.Response {
 	tb.Helper()
 	_, port, err := net.SplitHostPort(a.String())
@@ -161,8 +164,10 @@ func exchange(tb testing.TB, method string, a net.Addr, path, body string, heade
 		tb.Fatal(err)
 	}
 	r.Close = true
-	if len(header) == 2 {
-		r.Header.Set(header[0], header[1])
+	for pair := range slices.Chunk(header, 2) {
+		if r.Header.Set(pair[0], pair[1]); pair[0] == "Host" {
+			r.Host = pair[1]
+		}
 	}
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
@@ -170,6 +175,21 @@ func exchange(tb testing.TB, method string, a net.Addr, path, body string, heade
 	}
 	tb.Cleanup(func() { answer.Body.Close() })
 	return answer
+}
+
+func post(tb testing.TB, a net.Addr, path, text string, header ...string) (code int, answer string) {
+	tb.Helper()
+	got := exchange(tb, "POST", a, path, text, header...)
+	return got.StatusCode, body(tb, got)
+}
+
+func body(tb testing.TB, r *http.Response) string {
+	tb.Helper()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(b)
 }
 
 func eventually(tb testing.TB, condition string, ok func() bool) {

@@ -83,7 +83,7 @@ func TestHeadersAreBounded(t *testing.T) {
 	}
 }
 
-// The lines of a body, and of requests that arrive together, are not lines of one header.
+// The lines of a body, and of requests that arrive together, are not lines of one header. The last header is bounded too.
 func TestOnlyLinesOfTheHeaderCount(t *testing.T) {
 	t.Parallel()
 	x := start(t, admitAll)
@@ -98,7 +98,7 @@ func TestOnlyLinesOfTheHeaderCount(t *testing.T) {
 	post := fmt.Sprintf("POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	chunked := fmt.Sprintf("POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body)
 	sent := strings.Repeat(strings.Repeat(get, 300)+post+post+chunked+get+chunked, 3)
-	go io.WriteString(nc, sent) //nolint:errcheck // the test notices that an answer is missing
+	go io.WriteString(nc, sent+linesOf(256, "v")+linesOf(257, "v")) //nolint:errcheck // the test notices that an answer is missing
 	from := bufio.NewReader(nc)
 	for i := range 3 * (300 + 5) {
 		want := http.StatusOK
@@ -109,24 +109,9 @@ func TestOnlyLinesOfTheHeaderCount(t *testing.T) {
 			t.Fatalf("answer %d: status %d; want %d", i, r.StatusCode, want)
 		}
 	}
-}
-
-func TestAHeaderBehindAnotherRequestIsBounded(t *testing.T) {
-	t.Parallel()
-	x := start(t, admitAll)
-	for name, refused := range map[string]string{"a few lines more": linesOf(257, "v"), "many lines more": linesOf(10_000, "v")} {
-		nc, err := net.Dial("tcp", x.HTTP.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer nc.Close()
-		_ = nc.SetDeadline(time.Now().Add(time.Minute))
-		go io.WriteString(nc, requestStart+"\r\n"+linesOf(256, "v")+refused) //nolint:errcheck // as in exchangeRaw
-		from := bufio.NewReader(nc)
-		for _, want := range []int{200, 200, 431} {
-			if r := answerOn(t, from); r.StatusCode != want {
-				t.Errorf("%s: status %d; want %d", name, r.StatusCode, want)
-			}
+	for _, want := range []int{http.StatusOK, http.StatusRequestHeaderFieldsTooLarge} {
+		if r := answerOn(t, from); r.StatusCode != want {
+			t.Errorf("the last headers: status %d; want %d", r.StatusCode, want)
 		}
 	}
 }

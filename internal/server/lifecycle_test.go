@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"runtime/metrics"
 	"strings"
 	"sync"
@@ -22,7 +21,6 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
@@ -43,17 +41,6 @@ func run(t *testing.T, c Config) error {
 		t.Error("the server started; want an error")
 		cancel()
 	})
-}
-
-func TestBadConfigurationDoesNotStart(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "bad.yaml")
-	if err := os.WriteFile(file, []byte("domain: d\ndescriptors:\n  - {key: k, nonsense: 1}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	problems, is := errors.AsType[config.Problems](run(t, Config{Paths: []string{file}, GRPC: "127.0.0.1:0"}))
-	if !is || len(problems) != 1 || problems[0].Line != 3 {
-		t.Errorf("got %v; want one mistake, in line 3", problems)
-	}
 }
 
 func TestWrongSettingsDoNotStart(t *testing.T) {
@@ -100,23 +87,6 @@ func TestWrongSettingsDoNotStart(t *testing.T) {
 	}
 }
 
-func TestPortInUseDoesNotStart(t *testing.T) {
-	x := start(t, small)
-	err := run(t, Config{Paths: []string{x.file}, GRPC: x.GRPC.String()})
-	if err == nil || !strings.Contains(err.Error(), x.GRPC.String()) {
-		t.Errorf("got %v; want an error with the address of the gRPC listener", err)
-	}
-	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", HTTP: x.HTTP.String()}); err == nil {
-		t.Error("HTTP: no error; want an error, because the address is in use")
-	}
-	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", Admin: x.Admin.String()}); err == nil {
-		t.Error("admin: no error; want an error, because the address is in use")
-	}
-	if err := run(t, Config{Paths: []string{x.file}, GRPC: "nonsense"}); err == nil {
-		t.Error("the address nonsense: Run returned no error; want one")
-	}
-}
-
 func TestUnixSockets(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rls.sock")
 	stale, err := net.Listen("unix", path)
@@ -129,8 +99,11 @@ func TestUnixSockets(t *testing.T) {
 	if got := x.send(t, "k=v"); got.OverallCode != ok || x.HTTP != nil || x.Admin != nil {
 		t.Errorf("got %v; want OK, without HTTP and admin listeners", got)
 	}
-	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://" + path}); err == nil {
+	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://" + path + ".other", Admin: "unix://" + path}); err == nil {
 		t.Error("a socket in use: Run returned no error; want one")
+	}
+	if _, err := os.Lstat(path + ".other"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the other listener of the server that did not start: got %v; want it closed", err)
 	}
 	if got := x.send(t, "k=v"); got.OverallCode != ok {
 		t.Errorf("got %v; want OK", got)
@@ -160,43 +133,6 @@ func TestUnixSockets(t *testing.T) {
 	}
 }
 
-func body(t *testing.T, r *http.Response) string {
-	t.Helper()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
-}
-
-func TestAHealthWatchReportsTheShutdownAndDoesNotDelayIt(t *testing.T) {
-	x := start(t, small, func(c *Config) { c.DrainTimeout = time.Hour })
-	watch, err := x.health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r, err := watch.Recv(); err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
-		t.Fatalf("got %v, %v; want no error and status %v", r, err, healthpb.HealthCheckResponse_SERVING)
-	}
-	stopped := make(chan error)
-	go func() { stopped <- x.stop() }()
-	for {
-		r, err := watch.Recv()
-		if err != nil {
-			if status.Code(err) != codes.Unavailable {
-				t.Errorf("got %v; want codes.Unavailable", err)
-			}
-			break
-		}
-		if r.Status != healthpb.HealthCheckResponse_NOT_SERVING {
-			t.Errorf("got %v; want status %v", r, healthpb.HealthCheckResponse_NOT_SERVING)
-		}
-	}
-	if err := <-stopped; err != nil {
-		t.Error(err)
-	}
-}
-
 const delaying = `
 domain: d
 limits:
@@ -216,7 +152,7 @@ func (x *instance) awaitJobs(t *testing.T, n int) {
 func TestDrainAnswersEveryRequest(t *testing.T) {
 	t.Parallel()
 	// The delay must be longer than all steps before the clients stop, even on a busy machine.
-	x := start(t, strings.Replace(delaying, "500ms", "6s", 1), func(c *Config) { c.DrainDelay = 5 * time.Second })
+	x := start(t, strings.Replace(delaying, "500ms", "6s", 1), func(c *Config) { c.DrainDelay, c.DrainTimeout = 5*time.Second, time.Hour })
 	watch, err := x.health.Watch(t.Context(), &healthpb.HealthCheckRequest{Service: grpcapi.ServiceName})
 	if err != nil {
 		t.Fatal(err)
@@ -256,13 +192,21 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 			t.Errorf("%s while draining: %d; want status %v", path, r.StatusCode, code)
 		}
 	}
+	for listener, err := range map[string]error{"HTTP": CheckHTTP(t.Context(), flagAddress(x.HTTP)), "gRPC": CheckGRPC(t.Context(), flagAddress(x.GRPC), false)} {
+		if !errors.Is(err, ErrNotReady) {
+			t.Errorf("%s while draining: got %v; want ErrNotReady", listener, err)
+		}
+	}
 	if r := exchangeRaw(t, x.HTTP, requestStart+"\r\n"); r.StatusCode != 200 || !r.Close {
 		t.Errorf("while draining: %d, closes the connection: %t; want 200 and true, so that the client continues elsewhere", r.StatusCode, r.Close)
 	}
 	going.Store(true)
 	clients.Wait()
-	if err := <-stopped; err != nil {
+	if err := <-stopped; err != nil { // the server does not wait for watch until DrainTimeout
 		t.Error(err)
+	}
+	if _, err := watch.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("the watch ends with %v; want codes.Unavailable", err)
 	}
 }
 
@@ -298,6 +242,12 @@ func TestDrainIsBounded(t *testing.T) {
 
 func TestReloadUnderLoad(t *testing.T) {
 	config := func(n int) string { return strings.ReplaceAll(small, "1000000", fmt.Sprint(1_000_000+n)) }
+	garbageCollection := func() uint64 {
+		sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+		metrics.Read(sample)
+		return sample[0].Value.Uint64()
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(90))
 	x := start(t, config(0))
 	var clients sync.WaitGroup
 	var done atomic.Bool
@@ -335,6 +285,9 @@ func TestReloadUnderLoad(t *testing.T) {
 		if got := x.send(t, "k=v").Statuses[0].CurrentLimit.RequestsPerUnit; got != uint32(1_000_000+want) {
 			t.Errorf("reload %d: the limit is %d, want %d", n, got, 1_000_000+want)
 		}
+		if got := x.conditions(t); n%10 == 9 != (strings.HasPrefix(got, "degraded configuration-refused: ") && strings.Contains(got, "limits.yaml:5:")) {
+			t.Errorf("reload %d: got the conditions %q; want one only if the configuration was refused, with the line", n, got)
+		}
 		page := body(t, get(t, x.Admin, "/"))
 		if refused := strings.Contains(page, "nonsense"); refused != (n%10 == 9) {
 			t.Errorf("reload %d: the page shows %v; want %v refused", n, refused, n%10 == 9)
@@ -346,19 +299,26 @@ func TestReloadUnderLoad(t *testing.T) {
 	if refused < reloads/10 {
 		t.Errorf("%d refusals in the log; want at least %d", refused, reloads/10)
 	}
-	metrics := x.metrics(t)
-	if !strings.Contains(metrics, "rlsidecar_config_last_reload_successful 1") {
+	if !strings.Contains(x.metrics(t), "rlsidecar_config_last_reload_successful 1") {
 		t.Error("the metrics lack rlsidecar_config_last_reload_successful 1")
 	}
 	// Consumption survives all reloads.
 	if left := x.send(t, "k=v").Statuses[0].LimitRemaining; int64(1_000_000+reloads-left) < requests.Load() {
 		t.Errorf("%d of %d left after %d requests; want less", left, 1_000_000+reloads, requests.Load())
 	}
+	eventually(t, "the garbage collector has the setting from before the start", func() bool { return garbageCollection() == 90 })
 }
 
-func TestTheLogOfAReloadHasItsChanges(t *testing.T) {
+func TestTheLogHasReloadsAndNoRequests(t *testing.T) {
 	const limit = "domain: d\nlimits: {per_user: {algorithm: token_bucket, rate: %d, period: 1m, capacity: 3}}\ndescriptors: [{key: user, limit: per_user}]\n"
 	x := start(t, fmt.Sprintf(limit, 300))
+	before := x.logs.Len()
+	for range 5 {
+		x.send(t, "user=bob")
+	}
+	if added := x.logs.All()[before:]; len(added) > 0 {
+		t.Errorf("5 requests, of which 2 are denied: got the log lines %v; want none", added)
+	}
 	x.write(t, fmt.Sprintf(limit, 3))
 	x.reload(t)
 	var got []string
@@ -371,19 +331,6 @@ func TestTheLogOfAReloadHasItsChanges(t *testing.T) {
 	if !strings.Contains(got[0], "d/per_user") || !strings.Contains(got[0], "300 per 1m, up to 3 at once -> token bucket: 3 per 1m") {
 		t.Errorf("the log says %s; want that d/per_user had 300, and has 3 now", got)
 	}
-}
-
-func TestAReloadKeepsTheGarbageCollectorSettings(t *testing.T) {
-	setting := func() uint64 {
-		sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}
-		metrics.Read(sample)
-		return sample[0].Value.Uint64()
-	}
-	was := setting()
-	x := start(t, small)
-	x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
-	x.reload(t)
-	eventually(t, "the setting after a reload is that before the start", func() bool { return setting() == was })
 }
 
 // A reload within a second is documented. The test makes three changes, because other tests use the processor too. One of
@@ -417,28 +364,5 @@ func TestAFailingListenerEndsTheServer(t *testing.T) {
 	}, func() {})
 	if !errors.Is(err, broken) || s.ready.Load() {
 		t.Errorf("got %v, ready %t; want the error broken, and not ready", err, s.ready.Load())
-	}
-}
-
-// Keys of an unlimited limit have no buckets, so no part of the memory is reserved for that limit. Half of
-// the memory is divided among the other limits.
-func TestUnlimitedLimitsReserveNoRoom(t *testing.T) {
-	var unlimited strings.Builder
-	for i := range 99 {
-		fmt.Fprintf(&unlimited, "  - {key: free%d, rate_limit: {unlimited: true}}\n", i)
-	}
-	x := start(t, "domain: d\ndescriptors:\n  - {key: flood, rate_limit: {unit: year, requests_per_unit: 5}}\n"+
-		"  - {key: k, rate_limit: {unit: year, requests_per_unit: 5}}\n"+unlimited.String(), func(c *Config) { c.MemoryMaxKeys = 1000 })
-	for i := range 1000 {
-		x.send(t, fmt.Sprintf("flood=%d", i))
-	}
-	allowed := 0
-	for i := range 300 {
-		if x.send(t, fmt.Sprintf("k=%d", i)).OverallCode == ok {
-			allowed++
-		}
-	}
-	if allowed < 240 { // a quarter of 1,000; the memory is divided into parts that are not exactly equal
-		t.Errorf("%d of 300 new keys have room beside a flood of other keys; want at least 240", allowed)
 	}
 }

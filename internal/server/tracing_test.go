@@ -86,13 +86,20 @@ func inTrace(spans []*trace.Span, id string) (in []*trace.Span) {
 	return in
 }
 
+const traced = `
+domain: d
+descriptors:
+  - {key: zero, rate_limit: {unit: year, requests_per_unit: 0}}
+  - {key: plain, rate_limit: {unit: year, requests_per_unit: 2}}
+`
+
 func TestDecisionsAreTraced(t *testing.T) {
 	for _, protocol := range []string{"http", "grpc"} {
 		t.Run(protocol, func(t *testing.T) {
 			s, url := newSink(t, protocol)
 			t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
 			t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "zone=eu,service.namespace=other")
-			x := start(t, answers, func(c *Config) {
+			x := start(t, traced, func(c *Config) {
 				c.Tracing = &tracing.Config{Protocol: protocol, Service: "RateLimit", Namespace: "edge", Instance: "i1"}
 			})
 			const marker, caller, callerSpan = "zq7client", "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
