@@ -93,34 +93,6 @@ func fetch(t *testing.T, method, url, body string) (int, string) {
 	return answer.StatusCode, string(text)
 }
 
-// These mistakes are found without a connection to Redis.
-func TestLocalMistakesAboutRedisEndTheStart(t *testing.T) {
-	file, none := write(t, counted), filepath.Join(t.TempDir(), "none")
-	for name, c := range map[string]struct {
-		args []string
-		want []string
-	}{
-		"no password file":        {[]string{"--redis-url", "redis://h", "--redis-password-file", none}, []string{none, "write the password"}},
-		"an empty password file":  {[]string{"--redis-url", "redis://h", "--redis-password-file", write(t, "\n")}, []string{"is empty"}},
-		"two passwords":           {[]string{"--redis-url", "redis://:x@h", "--redis-password-file", file}, []string{"given twice", "remove one"}},
-		"no CA file":              {[]string{"--redis-url", "rediss://h", "--redis-tls-ca", none}, []string{none}},
-		"a CA without TLS":        {[]string{"--redis-url", "redis://h", "--redis-tls-ca", file}, []string{"is not encrypted", "write rediss://"}},
-		"a URL without scheme":    {[]string{"--redis-url", "h:6379"}, []string{"has no scheme", "redis://host:port"}},
-		"a database of a cluster": {[]string{"--redis-url", "redis+cluster://h/1"}, []string{"one database only"}},
-		"a prefix with a brace":   {[]string{"--redis-url", "redis://h", "--redis-key-prefix", "{x}"}, []string{"braces"}},
-		"only a second Redis":     {[]string{"--redis-per-second-url", "redis://h"}, []string{"needs --redis-url"}},
-	} {
-		var stderr output
-		args := append([]string{"serve", "--config", file, "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, c.args...)
-		code := run(t.Context(), args, nil, io.Discard, &stderr)
-		for _, want := range c.want {
-			if code != exitNo || !strings.Contains(stderr.String(), want) {
-				t.Errorf("%s: exit %d, want %d and %q:\n%s", name, code, exitNo, want, stderr.String())
-			}
-		}
-	}
-}
-
 // TestRefusalsOfRedisKeepReadinessFalse starts sidecars with wrong settings. They run, decide by
 // on_backend_failure, and show the mistake and its remedy in /readyz, in the log and in /api/conditions.
 func TestRefusalsOfRedisKeepReadinessFalse(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,8 +38,40 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:           "testdata/script",
 		UpdateScripts: os.Getenv("UPDATE_SCRIPTS") != "",
-		Cmds:          map[string]func(ts *testscript.TestScript, neg bool, args []string){"exits": exits, "eventually": eventually, "request": request, "end": end},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"exits": exits, "eventually": eventually, "request": request, "end": end, "refused": refused,
+		},
+		Setup: func(e *testscript.Env) error { // TAKEN is the address of a listener, ESC a byte that terminals interpret, and TOMORROW a time
+			taken, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				return err
+			}
+			e.Defer(func() { taken.Close() })
+			e.Setenv("TAKEN", taken.Addr().String())
+			e.Setenv("ESC", "\x1b")
+			e.Setenv("TOMORROW", time.Now().Add(24*time.Hour).UTC().Format(time.RFC3339))
+			return nil
+		},
 	})
+}
+
+// refused CODE TEXT [NAME=VALUE]… COMMAND… runs a command with these variables. It must exit with CODE and print TEXT to
+// stderr.
+func refused(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: refused CODE TEXT [NAME=VALUE]… COMMAND…")
+	}
+	code, text, command := args[0], args[1], args[2:]
+	for name, value, is := strings.Cut(command[0], "="); is; name, value, is = strings.Cut(command[0], "=") {
+		former := ts.Getenv(name)
+		ts.Setenv(name, value)
+		defer ts.Setenv(name, former)
+		command = command[1:]
+	}
+	exits(ts, false, append([]string{code}, command...))
+	if stderr := ts.ReadFile("stderr"); !strings.Contains(stderr, text) {
+		ts.Fatalf("stderr lacks %q", text)
+	}
 }
 
 // end ends the adjustment that the last command has made, with the command that it printed.

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -69,37 +68,6 @@ func TestServePrintsACommandToTry(t *testing.T) {
 	}
 }
 
-func TestServeExitCodes(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
-	good, bad := write(t, limits), write(t, "domain: d\nnonsense: 1\n")
-	for name, c := range map[string]struct {
-		args []string
-		code int
-		want string
-	}{
-		"bad configuration":   {[]string{"--config", bad, "--grpc-listen", "127.0.0.1:0"}, exitNo, bad + ":2:1: "},
-		"no configuration":    {nil, exitUsage, "--config PATH or --xds-server"},
-		"two sources":         {[]string{"--config", good, "--xds-server", "x:1"}, exitUsage, "cannot be combined"},
-		"TLS files alone":     {[]string{"--xds-server", "x:1", "--xds-tls-ca", "f"}, exitUsage, "--xds-tls"},
-		"no such file":        {[]string{"--config", "/nowhere/at/all"}, exitFailed, "/nowhere/at/all"},
-		"port taken":          {[]string{"--config", good, "--grpc-listen", taken.Addr().String()}, exitFailed, taken.Addr().String()},
-		"no admin token":      {[]string{"--config", good, "--admin-listen", ":0"}, exitUsage, "token"},
-		"no token file":       {[]string{"--config", good, "--api-token-file", "/nowhere/token"}, exitFailed, "/nowhere/token"},
-		"an empty token file": {[]string{"--config", good, "--admin-token-file", write(t, " \n")}, exitFailed, "is empty"},
-		"an empty file name":  {[]string{"--config", good, "--api-token-file="}, exitUsage, "the name of the token file is empty"},
-		"no such level":       {[]string{"--config", good, "--log-level", "loud"}, exitUsage, "loud"},
-	} {
-		var stderr output
-		if code := run(t.Context(), append([]string{"serve"}, c.args...), nil, io.Discard, &stderr); code != c.code || !strings.Contains(stderr.String(), c.want) {
-			t.Errorf("%s: exit code %d, want %d and %q:\n%s", name, code, c.code, c.want, stderr.String())
-		}
-	}
-}
-
 func TestNoCommandToTryWithoutJSON(t *testing.T) {
 	s, problems := config.Compile([]config.File{{Name: "f", Data: []byte(limits)}}, config.Options{})
 	if problems.Bad() {
@@ -111,24 +79,6 @@ func TestNoCommandToTryWithoutJSON(t *testing.T) {
 		if strings.Contains(text, "curl") != want || !strings.Contains(text, "http://127.0.0.1:8080") {
 			t.Errorf("json %t: want the address, and a curl command only with json:\n%s", json, text)
 		}
-	}
-}
-
-func TestServeReadsTheEnvironment(t *testing.T) {
-	file := write(t, limits)
-	for name, value := range map[string]string{
-		"RLSIDECAR_CONFIG": file + "," + file, "RLSIDECAR_GRPC_LISTEN": "nonsense",
-		"LIMIT_RESPONSE_HEADERS_ENABLED": "true", "RLSIDECAR_LIMIT_HEADER": "a b", "LIMIT_LIMIT_HEADER": "fine",
-	} {
-		t.Setenv(name, value)
-	}
-	var stderr output
-	if code := run(t.Context(), []string{"serve"}, nil, io.Discard, &stderr); code != exitUsage || !strings.Contains(stderr.String(), `"a b"`) {
-		t.Errorf("exit code %d, want %d:\n%s", code, exitUsage, stderr.String())
-	}
-	t.Setenv("RLSIDECAR_LIMIT_HEADER", "x")
-	if code := run(t.Context(), []string{"serve"}, nil, io.Discard, &stderr); code != exitFailed || !strings.Contains(stderr.String(), "nonsense") {
-		t.Errorf("exit code %d, want %d:\n%s", code, exitFailed, stderr.String())
 	}
 }
 
@@ -157,10 +107,22 @@ func TestNoCommandToTryWithoutLimits(t *testing.T) {
 	}
 }
 
-func TestVersion(t *testing.T) {
-	var stdout output
-	if code := run(t.Context(), []string{"--version"}, nil, &stdout, io.Discard); code != exitDone ||
-		!regexp.MustCompile(`^rlsidecar \S+\ncommit .+\ngo\S+ \w+/\w+\n$`).MatchString(stdout.String()) {
-		t.Errorf("exit code %d, want %d; the output is %q, want version, commit and Go version", code, exitDone, stdout.String())
+func TestAuthWithoutAnAuthSection(t *testing.T) {
+	x := startServe(t, "--config", write(t, counted))
+	if log := x.log.String(); !strings.Contains(log, "no auth section: /v1/auth") || strings.Contains(log, "ERROR") {
+		t.Errorf("before the first request, want a warning and no ERROR in the log:\n%s", log)
+	}
+	for range 2 {
+		if code, _ := x.get(t, x.http, "/v1/auth/nginx"); code != 403 {
+			t.Errorf("/v1/auth/nginx: status %d, want 403", code)
+		}
+	}
+	if n := strings.Count(x.log.String(), "a proxy calls /v1/auth, and the configuration has no auth section"); n != 1 {
+		t.Errorf("the log has the reason %d times, want 1:\n%s", n, x.log)
+	}
+	for path, want := range map[string]string{"/api/conditions": "auth-not-configured", "/api/top": "no-auth"} {
+		if _, text := x.get(t, x.admin, path); !strings.Contains(text, want) {
+			t.Errorf("%s lacks %q:\n%s", path, want, text)
+		}
 	}
 }

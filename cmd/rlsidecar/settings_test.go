@@ -83,32 +83,3 @@ func TestPairsDoNotShowSecrets(t *testing.T) {
 		}
 	}
 }
-
-func TestServeRefusesValuesOfVariables(t *testing.T) {
-	file := write(t, limits)
-	for variable, want := range map[string]string{
-		"RLSIDECAR_GRPC_MAX_CONNECTIONS=-1":      "negative",
-		"RLSIDECAR_HTTP_MAX_CONNECTIONS=-1":      "negative",
-		"RLSIDECAR_GRPC_MAX_CONNECTION_IDLE=-1s": "negative",
-		"RLSIDECAR_HTTP_IDLE_TIMEOUT=-1s":        "negative",
-		"RLSIDECAR_MAX_DESCRIPTORS=1001":         "a request may have 1 to 1000 descriptors, not 1001",
-		"RLSIDECAR_MAX_DESCRIPTORS=0":            "a request may have 1 to 1000 descriptors, not 0",
-		"RLSIDECAR_MAX_ENTRIES=101":              "a descriptor may have 1 to 100 entries, not 101",
-		"RLSIDECAR_API_TOKEN=x":                  "two API tokens",
-		"RLSIDECAR_LIMIT_HEADER=a b":             "a b",
-		"RLSIDECAR_STATSD_TAGS=x":                "RLSIDECAR_STATSD_TAGS must be NAME=VALUE",
-		"RLSIDECAR_MAX_LIMITS=0":                 "RLSIDECAR_MAX_LIMITS must be between 1 and 10000000, but is 0",
-		"RLSIDECAR_TRACING_SAMPLING_RATE=0.5":    "OTEL_TRACES_SAMPLER",
-		"RLSIDECAR_REDIS_WAIT_REPLICAS=many":     "RLSIDECAR_REDIS_WAIT_REPLICAS",
-	} {
-		t.Run(variable, func(t *testing.T) {
-			name, value, _ := strings.Cut(variable, "=")
-			t.Setenv(name, value)
-			var stderr output
-			code := run(t.Context(), []string{"serve", "--config", file, "--response-headers", "--api-token-file", file}, nil, io.Discard, &stderr)
-			if code != exitUsage || !strings.Contains(stderr.String(), want) {
-				t.Errorf("exit code %d, want %d and %q:\n%s", code, exitUsage, want, stderr.String())
-			}
-		})
-	}
-}

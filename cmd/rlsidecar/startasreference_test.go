@@ -61,8 +61,8 @@ func TestStartsAsTheReferenceServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, value := range map[string]string{
-		"RUNTIME_ROOT": current, "RUNTIME_SUBDIRECTORY": "ratelimit", "HOST": "127.0.0.1", "PORT": "0", "GRPC_HOST": "127.0.0.1",
-		"GRPC_PORT": "0", "DEBUG_PORT": "0", "USE_PROMETHEUS": "true", "PROMETHEUS_ADDR": "127.0.0.1:0", "LOG_LEVEL": "INFO",
+		"RUNTIME_ROOT": current, "RUNTIME_SUBDIRECTORY": "ratelimit", "HOST": "127.0.0.1", "PORT": "0", "GRPC_UDS": filepath.Join(root, "grpc"),
+		"DEBUG_PORT": "0", "USE_PROMETHEUS": "true", "PROMETHEUS_ADDR": "127.0.0.1:0", "LOG_LEVEL": "INFO",
 		"RLSIDECAR_DRAIN_DELAY": "1ms", "RLSIDECAR_LOG_FORMAT": "", "SHADOW_MODE": "",
 	} {
 		t.Setenv(name, value)
@@ -74,6 +74,14 @@ func TestStartsAsTheReferenceServer(t *testing.T) {
 	url := await(t, &stderr, `HTTP +(http://\S+)`)[1]
 	if !limited(t, url, "v1") || limited(t, url, "v2") {
 		t.Error("the configuration is not in use; want a limit in domain v1 and none in domain v2")
+	}
+	_, port, _ := strings.Cut(strings.TrimPrefix(url, "http://"), ":")
+	t.Setenv("PORT", port)
+	healthcheck := func(args ...string) int {
+		return runAs(t.Context(), append([]string{"/bin/ratelimit", "healthcheck"}, args...), nil, io.Discard, &stderr)
+	}
+	if http, grpc := healthcheck(), healthcheck("--http-listen", ""); http != exitDone || grpc != exitDone {
+		t.Errorf("healthcheck: exit codes %d over HTTP and %d over gRPC, want %d: %s", http, grpc, exitDone, stderr.String())
 	}
 	r, err := http.Get("http://" + await(t, &stderr, `"metrics": "([^"]+)"`)[1] + "/metrics")
 	if err != nil {
@@ -99,46 +107,6 @@ func TestStartsAsTheReferenceServer(t *testing.T) {
 	cancel()
 	if got := <-code; got != exitDone {
 		t.Errorf("exit code %d, want %d:\n%s", got, exitDone, stderr.String())
-	}
-}
-
-func TestArgumentsDoNotStartTheReferenceServer(t *testing.T) {
-	var out, stderr output
-	if code := runAs(t.Context(), []string{"/bin/ratelimit", "--version"}, nil, &out, &stderr); code != exitDone || !strings.HasPrefix(out.String(), "rlsidecar ") {
-		t.Errorf("exit code %d, want %d: %s%s", code, exitDone, out.String(), stderr.String())
-	}
-}
-
-func TestReferenceMistakesEndTheStart(t *testing.T) {
-	for name, c := range map[string]struct{ name, value, want string }{
-		"memcached": {"BACKEND_TYPE", "memcache", "rlsidecar: BACKEND_TYPE=memcache: memcached cannot"},
-		"a port":    {"GRPC_PORT", "x", "rlsidecar: GRPC_PORT=x: write a number"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Setenv(c.name, c.value)
-			var stderr output
-			if code := runAs(t.Context(), []string{"ratelimit"}, nil, io.Discard, &stderr); code != exitUsage || !strings.Contains(stderr.String(), c.want) {
-				t.Errorf("exit code %d, want %d and %q: %s", code, exitUsage, c.want, stderr.String())
-			}
-		})
-	}
-}
-
-func TestOwnSettingsTakePrecedence(t *testing.T) {
-	file := write(t, limits)
-	t.Setenv("RUNTIME_ROOT", "/nowhere")
-	t.Setenv("LOG_LEVEL", "trace")
-	t.Setenv("GRPC_PORT", "1")
-	t.Setenv("RLSIDECAR_GRPC_LISTEN", "own")
-	for want, args := range map[string][]string{
-		"own":       {"serve", "--config", file},
-		"flag":      {"serve", "--config", file, "--grpc-listen", "flag"},
-		"/nowhere/": {"serve"},
-	} {
-		var stderr output
-		if code := run(t.Context(), args, nil, io.Discard, &stderr); code != exitFailed && code != exitNo || !strings.Contains(stderr.String(), want) {
-			t.Errorf("%v: exit code %d, want %d or %d, and %q:\n%s", args, code, exitNo, exitFailed, want, stderr.String())
-		}
 	}
 }
 
