@@ -133,6 +133,7 @@ func TestInvalidSpecsAreRefused(t *testing.T) {
 		"guaranteed in no time":         {func(s *Spec) { s.Minimum = &Rate{1, 0} }, []string{"guaranteed"}},
 		"reserving a guaranteed":        {func(s *Spec) { s.Minimum, s.MaxReserved = &Rate{1, sec}, n(1) }, []string{"max_reserved"}},
 		"a huge max_reserved":           {func(s *Spec) { s.Rate, s.Period, s.Capacity, s.MaxReserved = 1, 30*Day, n(1), n(1<<50) }, []string{"max_reserved"}},
+		"a capacity above a reserve":    {func(s *Spec) { s.Rate, s.Period, s.Capacity, s.MaxReserved = 7, Day, n(104_248_992), n(1000) }, []string{"capacity … fits is 104248991"}},
 		"a bucket takes denied":         {func(s *Spec) { s.TakesDenied = true }, []string{"algorithm … count denied requests"}},
 		"a counter takes denied":        {func(s *Spec) { s.Kind, s.TakesDenied = SlidingWindow, true }, []string{"algorithm … count denied requests"}},
 		"a log takes denied":            {func(s *Spec) { s.Kind, s.TakesDenied = SlidingLog, true }, []string{"algorithm … count denied requests"}},
