@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
-	"net/http"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -13,7 +12,6 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
@@ -93,15 +91,8 @@ func eachTransport(t *testing.T, test func(t *testing.T, s *Server, dial func() 
 					}
 				}
 				s := New(c)
-				served := make(chan error)
-				go func() { served <- s.Serve(l) }()
+				serveOn(t, s, l)
 				test(t, s, func() *client { return l.dial(t, near) })
-				now, cancel := context.WithCancel(t.Context())
-				cancel()
-				s.Stop(now)
-				if err := <-served; err != nil {
-					t.Error(err)
-				}
 			})
 		})
 	}
@@ -200,20 +191,10 @@ func TestNoLockIsHeldWhileTLSCloses(t *testing.T) {
 // A client on a real socket sends thousands of incomplete requests with short deadlines, and does not read.
 // The server must still reset such requests of other clients.
 func TestAFullSocketDelaysNobody(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := New(Config{Path: path, Method: &echo{}, Inline: true, Tick: 10 * time.Millisecond})
-	served := make(chan error)
-	go func() { served <- s.Serve(nonblock.Listener(smallBuffers{l})) }()
+	s, dial := serveTCP(t, &echo{}, 10*ms, func(l net.Listener) net.Listener { return smallBuffers{l} })
 	connect := func() *client {
-		nc, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = nc.(*net.TCPConn).SetReadBuffer(1)
-		_ = nc.SetDeadline(time.Now().Add(time.Minute))
+		nc := dial()
+		_ = nc.SetReadBuffer(1)
 		return handshake(t, nc)
 	}
 	notReading := connect()
@@ -237,15 +218,7 @@ func TestAFullSocketDelaysNobody(t *testing.T) {
 	for range 3 {
 		id := other.open(other.fields("grpc-timeout", "1n"))
 		other.flush()
-		if r := other.answer(id); r.reset == nil || *r.reset != http2.ErrCodeCancel {
-			t.Errorf("got %+v; want a reset with CANCEL", r)
-		}
-	}
-	now, cancel := context.WithCancel(t.Context())
-	cancel()
-	s.Stop(now)
-	if err := <-served; err != nil {
-		t.Error(err)
+		other.wasReset(id, http2.ErrCodeCancel)
 	}
 }
 
@@ -305,18 +278,8 @@ func TestAPartialWriteIsCompleted(t *testing.T) {
 func TestCompletingDoesNotWaitForTheClient(t *testing.T) {
 	store := newSlowStore(1)
 	m := &echo{store: store}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := New(Config{Path: path, Method: m, Others: http.HandlerFunc(others)})
-	go s.Serve(nonblock.Listener(l)) //nolint:errcheck // Stop ends it
-	t.Cleanup(func() { s.Stop(t.Context()) })
-	nc, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := handshake(t, nc, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 24})
+	_, connect := serveTCP(t, m, 0, plain)
+	c := handshake(t, connect(), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 24})
 	_ = c.to.WriteWindowUpdate(0, 1<<30)
 	var ids []uint32
 	for range 60 { // the kernel buffers fewer bytes

@@ -153,7 +153,7 @@ func FuzzClients(f *testing.F) {
 			if queued {
 				m.store = inTime(newSlowStore(3*time.Millisecond), 5*time.Millisecond, time.Millisecond)
 			}
-			s, l := start(t, func(c *Config) { c.Method, c.Inline, c.SubmitTimeout = m, !queued, 5*time.Millisecond })
+			s, l := start(t, m, func(c *Config) { c.SubmitTimeout = 5 * ms })
 			c := dial(t, l)
 			synctest.Wait()
 			conn := s.openConns()[0]

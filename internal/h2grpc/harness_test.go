@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/rlsidecar/rlsidecar/internal/delay"
+	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -195,17 +196,57 @@ func serve(tb testing.TB, m *echo, edit ...func(*Config)) *bufconn.Listener {
 	c.Inline = m.store == nil
 	s, l := New(c), bufconn.Listen(1<<20)
 	servers.Store(l, s)
+	serveOn(tb, s, l)
+	return l
+}
+
+// start is serve for tests that also need the server.
+func start(tb testing.TB, m *echo, edit ...func(*Config)) (*Server, *bufconn.Listener) {
+	tb.Helper()
+	l := serve(tb, m, edit...)
+	return serverOf(l), l
+}
+
+// serveOn serves until the end of the test.
+func serveOn(tb testing.TB, s *Server, l net.Listener) {
+	tb.Helper()
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	tb.Cleanup(func() {
-		now, cancel := context.WithCancel(context.Background())
-		cancel()
-		s.Stop(now)
+		s.Stop(canceled())
 		if err := <-served; err != nil {
 			tb.Error(err)
 		}
 	})
-	return l
+}
+
+// serveTCP serves on a real socket until the end of the test. The function that it returns connects to it.
+func serveTCP(tb testing.TB, m *echo, tick time.Duration, wrap func(net.Listener) net.Listener) (*Server, func() *net.TCPConn) {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s := New(Config{Path: path, Method: m, Others: http.HandlerFunc(others), Inline: m.store == nil, Tick: tick})
+	serveOn(tb, s, nonblock.Listener(wrap(l)))
+	return s, func() *net.TCPConn {
+		nc, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { nc.Close() })
+		_ = nc.SetDeadline(time.Now().Add(time.Minute))
+		return nc.(*net.TCPConn)
+	}
+}
+
+// plain does not wrap a listener.
+func plain(l net.Listener) net.Listener { return l }
+
+func canceled() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
 }
 
 type client struct {
@@ -372,6 +413,39 @@ func (c *client) answer(id uint32) *reply {
 		}
 	}
 	return r
+}
+
+// answered checks the message of the answer to stream id.
+func (c *client) answered(id uint32, message string) {
+	c.t.Helper()
+	if r := c.answer(id); r.message() != message {
+		c.t.Errorf("stream %d: got %.500v; want the message %.100q", id, r, message)
+	}
+}
+
+// wasReset checks that the server resets stream id with this code.
+func (c *client) wasReset(id uint32, code http2.ErrCode) {
+	c.t.Helper()
+	if r := c.answer(id); r.reset == nil || *r.reset != code {
+		c.t.Errorf("stream %d: got %+v; want a reset with %v", id, r, code)
+	}
+}
+
+// discard reads and discards all frames, in a goroutine.
+func (c *client) discard() { go func() { _, _ = io.Copy(io.Discard, c.nc) }() }
+
+// goesAway reads until a GOAWAY arrives, and returns its code.
+func (c *client) goesAway() http2.ErrCode {
+	c.t.Helper()
+	for {
+		f, err := c.read()
+		if err != nil {
+			c.t.Fatalf("no GOAWAY: %v", err)
+		}
+		if g, ok := f.(*http2.GoAwayFrame); ok {
+			return g.ErrCode
+		}
+	}
 }
 
 func (c *client) must(message, want string) {

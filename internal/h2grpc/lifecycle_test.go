@@ -3,6 +3,7 @@ package h2grpc
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -17,27 +18,9 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// start is like serve, for tests that stop the server themselves.
-func start(t *testing.T, edit ...func(*Config)) (*Server, *bufconn.Listener) {
-	t.Helper()
-	c := Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others), Inline: true}
-	for _, e := range edit {
-		e(&c)
-	}
-	s, l := New(c), bufconn.Listen(1<<20)
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(l) }()
-	t.Cleanup(func() {
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	return s, l
-}
-
 func TestStopWaitsForRequestsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, l := start(t)
+		s, l := start(t, &echo{})
 		c, idle, silent := dial(t, l), dial(t, l), dial(t, l)
 		delayed := c.send("hold")
 		half := c.open(c.fields())
@@ -161,9 +144,7 @@ func TestADrainedConnectionClosesItsWriteSide(t *testing.T) {
 		if nc.closed.Load() {
 			t.Error("the write side was closed before the last answer")
 		}
-		if r := c.answer(id); r.message() != "hold" {
-			t.Errorf("got %+v; want the message \"hold\"", r)
-		}
+		c.answered(id, "hold")
 		synctest.Wait()
 		if !nc.closed.Load() {
 			t.Error("the write side was not closed after the last answer")
@@ -174,7 +155,7 @@ func TestADrainedConnectionClosesItsWriteSide(t *testing.T) {
 
 func TestStopIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, l := start(t)
+		s, l := start(t, &echo{})
 		c := dial(t, l)
 		c.open(c.fields()) // requests that are never complete
 		c.flush()
@@ -250,16 +231,9 @@ func TestTheGraceOfOldConnectionsStartsWithGOAWAY(t *testing.T) {
 			}))
 			c.open(c.fields(":path", "/other"))
 			c.flush()
-			var going time.Time
-			for {
-				f, err := c.read()
-				if err != nil {
-					break
-				}
-				if _, ok := f.(*http2.GoAwayFrame); ok && going.IsZero() {
-					going = time.Now()
-				}
-			}
+			c.goesAway()
+			going := time.Now()
+			c.readToEnd()
 			if took := time.Since(going); took < grace || took > grace+2*time.Second {
 				t.Errorf("closed %v after GOAWAY; want about %v", took, grace)
 			}
@@ -346,7 +320,7 @@ func (c *client) ping(data byte) {
 func TestStopWaitsForTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &pendingStore{}
-		s, l := start(t, func(c *Config) { c.Method, c.Inline = &echo{store: store}, false })
+		s, l := start(t, &echo{store: store})
 		c := dial(t, l)
 		c.send("m")
 		c.flush()
@@ -407,15 +381,7 @@ func TestGraceEndsOldConnectionsOnly(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			release := make(chan struct{})
 			c := dial(t, serve(t, &echo{}, withOthers(func(http.ResponseWriter, *http.Request) { <-release }), edit))
-			for {
-				f, err := c.read()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, ok := f.(*http2.GoAwayFrame); ok {
-					break
-				}
-			}
+			c.goesAway()
 			id := c.open(c.fields(":path", "/other")) // as if sent before the GOAWAY arrived
 			c.flush()
 			go func() { time.Sleep(time.Minute); close(release) }()
@@ -449,7 +415,7 @@ func TestAHandshakeMayTakeLongerThanATick(t *testing.T) {
 // requests elsewhere.
 func TestGOAWAYNeverRaisesTheLastStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, l := start(t)
+		s, l := start(t, &echo{})
 		c := dial(t, l)
 		half := c.open(c.fields())
 		c.flush()
@@ -487,7 +453,7 @@ func TestHalfOpenConnectionsAreClosed(t *testing.T) {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		readToClose(silent)
+		_, _ = io.Copy(io.Discard, silent)
 		if took := time.Since(start); took < handshakeTimeout || took > handshakeTimeout+2*time.Second {
 			t.Errorf("a silent client was disconnected after %v; want about %v", took, handshakeTimeout)
 		}
@@ -504,22 +470,9 @@ func TestHalfOpenConnectionsAreClosed(t *testing.T) {
 		idle := dial(t, l)
 		idle.must("m", "m")
 		start = time.Now()
-		for { // the client does not answer the ping
-			if _, err := idle.read(); err != nil {
-				break
-			}
-		}
+		idle.readToEnd() // the client does not answer the ping
 		if took := time.Since(start); took < idlePing || took > idlePing+idleAnswer+2*time.Second {
 			t.Errorf("an idle client was disconnected after %v; want about %v", took, idlePing+idleAnswer)
 		}
 	})
-}
-
-func readToClose(nc net.Conn) {
-	b := make([]byte, 1024)
-	for {
-		if _, err := nc.Read(b); err != nil {
-			return
-		}
-	}
 }

@@ -55,6 +55,16 @@ func (s *pendingStore) complete() {
 	}
 }
 
+// sendMany sends n equal requests, and returns the stream of the last one when the server has read them.
+func sendMany(c *client, n int, message string, more ...string) (id uint32) {
+	for range n {
+		id = c.send(message, more...)
+	}
+	go func() { _ = c.write() }()
+	synctest.Wait()
+	return id
+}
+
 func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &pendingStore{}
@@ -105,33 +115,19 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 		store := &pendingStore{}
 		l := serve(t, &echo{store: inTime(store, time.Hour, 2*ms)}, func(c *Config) { c.SubmitTimeout = timeout })
 		for range maxOutstanding / leastTurn { // no connection has more than its turn, so none gets the deadline of one that yields
-			first := dial(t, l)
-			for range leastTurn {
-				first.send("first")
-			}
-			first.flush()
+			sendMany(dial(t, l), leastTurn, "first")
 		}
-		synctest.Wait()
 		if n := store.requests(); n != maxOutstanding {
 			t.Fatalf("%d requests are submitted; want %d", n, maxOutstanding)
 		}
-		little := dial(t, l)
-		for range ownOutstanding {
-			little.send("little")
-		}
-		little.flush()
-		synctest.Wait()
+		sendMany(dial(t, l), ownOutstanding, "little")
 		if n := store.requests(); n != maxOutstanding+ownOutstanding {
 			t.Errorf("%d requests are submitted; want %d, because a connection with little weight does not wait", n, maxOutstanding+ownOutstanding)
 		}
 		much := dial(t, l)
-		send := func(more ...string) (id uint32) {
+		send := func(more ...string) uint32 {
 			time.Sleep(ms) // waits until the server has read everything
-			for range ownOutstanding + 1 {
-				id = much.send("much", more...)
-			}
-			much.flush()
-			return id
+			return sendMany(much, ownOutstanding+1, "much", more...)
 		}
 		for timeout, want := range map[string]time.Duration{"8m": 8 * ms, "1S": timeout} {
 			id, began := send("grpc-timeout", timeout), time.Now()
@@ -147,16 +143,13 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 			t.Errorf("%d requests are submitted; want %d, because late requests are not", n, maxOutstanding+ownOutstanding)
 		}
 		id = send()
-		synctest.Wait()
 		store.complete()
 		synctest.Wait()
 		if n := store.requests(); n != ownOutstanding+1 {
 			t.Errorf("%d requests are submitted when there is room; want %d", n, ownOutstanding+1)
 		}
 		store.complete()
-		if r := much.answer(id); r.message() != "much" {
-			t.Errorf("got %+v; want the message \"much\"", r)
-		}
+		much.answered(id, "much")
 	})
 }
 
@@ -167,17 +160,9 @@ func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 		store := &pendingStore{}
 		l := serve(t, &echo{store: inTime(store, time.Hour, 0)}, func(c *Config) { c.SubmitTimeout = 10 * ms })
 		first, second := dial(t, l), dial(t, l)
-		for range maxOutstanding {
-			first.send("first")
-		}
-		go func() { _ = first.write() }()
-		synctest.Wait()
+		sendMany(first, maxOutstanding, "first")
 		began := time.Now()
-		for range ownOutstanding + 1 {
-			second.send("m", "grpc-timeout", "8m")
-		}
-		second.flush()
-		synctest.Wait()
+		sendMany(second, ownOutstanding+1, "m", "grpc-timeout", "8m")
 		var ids []uint32
 		for range 3 { // several reads
 			for range 500 {
@@ -196,9 +181,7 @@ func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 		second.flush()
 		synctest.Wait()
 		store.complete()
-		if r := second.answer(fresh); r.message() != "fresh" {
-			t.Errorf("got %+v; want the message \"fresh\"", r)
-		}
+		second.answered(fresh, "fresh")
 	})
 }
 
@@ -206,18 +189,10 @@ func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 func TestAClosedConnectionDoesNotWaitForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &pendingStore{}
-		s, l := start(t, func(c *Config) { c.Method, c.Inline, c.SubmitTimeout = &echo{store: store}, false, 10*ms })
+		s, l := start(t, &echo{store: store}, func(c *Config) { c.SubmitTimeout = 10 * ms })
 		first, second := dial(t, l), dial(t, l)
-		for range maxOutstanding {
-			first.send("first")
-		}
-		go func() { _ = first.write() }()
-		synctest.Wait()
-		for range ownOutstanding + 1 {
-			second.send("second")
-		}
-		second.flush()
-		synctest.Wait()
+		sendMany(first, maxOutstanding, "first")
+		sendMany(second, ownOutstanding+1, "second")
 		second.nc.Close()
 		for _, c := range s.openConns() {
 			c.fail(nil)
@@ -345,16 +320,8 @@ func TestWithoutATimeoutARequestWaitsForRoom(t *testing.T) {
 		store := &pendingStore{}
 		l := serve(t, &echo{store: store})
 		first, much := dial(t, l), dial(t, l)
-		for range maxOutstanding {
-			first.send("first")
-		}
-		go func() { _ = first.write() }()
-		synctest.Wait()
-		var id uint32
-		for range ownOutstanding + 1 {
-			id = much.send("much")
-		}
-		much.flush()
+		sendMany(first, maxOutstanding, "first")
+		id := sendMany(much, ownOutstanding+1, "much")
 		time.Sleep(time.Minute)
 		if n := store.requests(); n != maxOutstanding || much.reply(id).ended {
 			t.Errorf("after a minute: %d requests are submitted, the last one is answered: %t; want %d, and no answer", n, much.reply(id).ended, maxOutstanding)
@@ -362,9 +329,7 @@ func TestWithoutATimeoutARequestWaitsForRoom(t *testing.T) {
 		store.complete()
 		synctest.Wait()
 		store.complete()
-		if r := much.answer(id); r.message() != "much" {
-			t.Errorf("got %+v; want the message \"much\"", r)
-		}
+		much.answered(id, "much")
 	})
 }
 
@@ -395,17 +360,9 @@ func TestAWaitInTheSocketCounts(t *testing.T) {
 		store := &pendingStore{}
 		l := serve(t, &echo{store: inTime(store, time.Hour, 2*ms)}, func(c *Config) { c.SubmitTimeout = timeout })
 		first, much := dial(t, l), dial(t, l)
-		for range maxOutstanding {
-			first.send("first")
-		}
-		go func() { _ = first.write() }()
-		synctest.Wait()
-		for range ownOutstanding + 1 {
-			much.send("much")
-		}
-		much.flush()
+		sendMany(first, maxOutstanding, "first")
 		began := time.Now()
-		synctest.Wait()
+		sendMany(much, ownOutstanding+1, "much")
 		var ids []uint32
 		for range 2 {
 			ids = append(ids, much.send(strings.Repeat("x", backlog)))

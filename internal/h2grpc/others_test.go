@@ -3,6 +3,7 @@ package h2grpc
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -65,42 +66,48 @@ func TestOthersReceiveAndAnswerAllFields(t *testing.T) {
 	}
 }
 
-// The answers of Config.Others obey both windows of the client, to the byte. SETTINGS may open a window too.
-func TestOthersObeyTheWindows(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const size = 70_000 // more than the first window of the connection
-		c := dial(t, serve(t, &echo{}, withOthers(func(w http.ResponseWriter, _ *http.Request) {
-			_, _ = w.Write(bytes.Repeat([]byte("x"), size))
-		})), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-		id := c.open(c.fields(":path", "/other"))
-		r := c.reply(id)
-		for _, step := range []struct {
-			open func()
-			want int
-		}{
-			{func() {}, 0},
-			{func() { _ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1000}) }, 1000},
-			{func() { _ = c.to.WriteWindowUpdate(id, 500) }, 1500},
-			{func() { _ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 400}) }, 1500},
-			{func() { _ = c.to.WriteWindowUpdate(id, 700) }, 1600},
-			{func() { _ = c.to.WriteWindowUpdate(id, 1<<20) }, 65_535},
-			{func() { _ = c.to.WriteWindowUpdate(0, 65) }, 65_600},
-			{func() { _ = c.to.WriteWindowUpdate(0, 1<<20) }, size},
-		} {
-			step.open()
-			c.flush()
-			_ = c.nc.SetReadDeadline(time.Now().Add(time.Second))
-			for _, err := c.read(); err == nil; _, err = c.read() {
-			}
-			_ = c.nc.SetReadDeadline(time.Time{})
-			if len(r.data) != step.want {
-				t.Fatalf("%d bytes arrived; want %d", len(r.data), step.want)
-			}
+// The answers of the Method and of Config.Others obey both windows of the client, to the byte. SETTINGS may open a window
+// too.
+func TestAnswersObeyTheWindows(t *testing.T) {
+	for _, at := range []string{path, "/other"} {
+		t.Run(at, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { obeysTheWindows(t, at) }) })
+	}
+}
+
+func obeysTheWindows(t *testing.T, at string) {
+	t.Helper()
+	const size = 70_000 // more than the first window of the connection
+	c := dial(t, serve(t, &echo{}, withOthers(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(bytes.Repeat([]byte("x"), size))
+	})), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	id := c.send(fmt.Sprint("long ", size-prefixLen), ":path", at)
+	r := c.reply(id)
+	for _, step := range []struct {
+		open func()
+		want int
+	}{
+		{func() {}, 0},
+		{func() { _ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1000}) }, 1000},
+		{func() { _ = c.to.WriteWindowUpdate(id, 500) }, 1500},
+		{func() { _ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 400}) }, 1500},
+		{func() { _ = c.to.WriteWindowUpdate(id, 700) }, 1600},
+		{func() { _ = c.to.WriteWindowUpdate(id, 1<<20) }, 65_535},
+		{func() { _ = c.to.WriteWindowUpdate(0, 65) }, 65_600},
+		{func() { _ = c.to.WriteWindowUpdate(0, 1<<20) }, size},
+	} {
+		step.open()
+		c.flush()
+		_ = c.nc.SetReadDeadline(time.Now().Add(time.Second)) // any surplus bytes arrive before then
+		for _, err := c.read(); err == nil; _, err = c.read() {
 		}
-		if !r.ended {
-			t.Error("the stream has not ended after all bytes")
+		_ = c.nc.SetReadDeadline(time.Time{})
+		if len(r.data) != step.want {
+			t.Fatalf("%d bytes arrived; want %d", len(r.data), step.want)
 		}
-	})
+	}
+	if !r.ended {
+		t.Error("the stream has not ended after all bytes")
+	}
 }
 
 // When Stop closes a connection, a handler that waits for the client's window must end. Otherwise Stop would not
@@ -108,7 +115,7 @@ func TestOthersObeyTheWindows(t *testing.T) {
 func TestAHandlerWithoutAWindowEndsWithItsConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := make(chan error, 100)
-		s, l := start(t, withOthers(func(w http.ResponseWriter, _ *http.Request) {
+		s, l := start(t, &echo{}, withOthers(func(w http.ResponseWriter, _ *http.Request) {
 			_, err := w.Write([]byte("x"))
 			ended <- err
 		}))
@@ -129,29 +136,29 @@ func TestAHandlerWithoutAWindowEndsWithItsConnection(t *testing.T) {
 	})
 }
 
-// The window of a stream is returned while its handler reads, so that a body may have any length.
-func TestTheWindowOfAStreamIsReturned(t *testing.T) {
+// The windows of a stream and of its connection are returned while its handler reads, so that a body may have any length.
+func TestTheWindowsAreReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
 		id := c.open(c.fields(":path", "/other"))
 		c.flush()
-		granted, sent := streamWindow, 0
-		for sent < 2*streamWindow {
-			n := min(granted-sent, maxFrame)
+		granted, sent := map[uint32]int{id: streamWindow, 0: 65_535}, 0
+		for sent < max(2*streamWindow, connWindow+connWindow/4) {
+			n := min(granted[id]-sent, granted[0]-sent, maxFrame)
 			_ = c.to.WriteData(id, false, make([]byte, n))
 			sent += n
 			c.flush()
-			for granted < sent+maxFrame {
+			for min(granted[id], granted[0]) < sent+maxFrame {
 				f, err := c.read()
 				if err != nil {
-					t.Fatalf("after %d bytes, with a window of %d: %v", sent, granted-sent, err)
+					t.Fatalf("after %d bytes, of %v granted: %v", sent, granted, err)
 				}
-				if w, ok := f.(*http2.WindowUpdateFrame); ok && w.StreamID == id {
-					granted += int(w.Increment)
+				if w, ok := f.(*http2.WindowUpdateFrame); ok {
+					granted[w.StreamID] += int(w.Increment)
 				}
 			}
-			if granted > sent+streamWindow {
-				t.Fatalf("%d bytes were granted after %d were sent; want at most %d more", granted, sent, streamWindow)
+			if granted[id] > sent+streamWindow || granted[0] > sent+connWindow {
+				t.Fatalf("%v bytes were granted after %d were sent; want at most %d and %d more", granted, sent, streamWindow, connWindow)
 			}
 		}
 		_ = c.to.WriteData(id, true, nil)
@@ -175,9 +182,7 @@ func TestTheStreamsOfOthersAreBounded(t *testing.T) {
 		}
 		over := send(c)
 		c.flush()
-		if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeRefusedStream {
-			t.Errorf("got %+v; want a reset with REFUSED_STREAM", r)
-		}
+		c.wasReset(over, http2.ErrCodeRefusedStream)
 		for _, id := range ids {
 			if r := c.reply(id); r.ended || r.reset != nil {
 				t.Errorf("%d: got %+v; want an open stream", id, r)
@@ -210,7 +215,7 @@ func TestAnAnswerOfOthersEndsItsStream(t *testing.T) {
 	for name, trailers := range map[string]bool{"with trailers": true, "without": false} {
 		synctest.Test(t, func(t *testing.T) {
 			var ctx context.Context
-			s, l := start(t, withOthers(func(w http.ResponseWriter, r *http.Request) {
+			s, l := start(t, &echo{}, withOthers(func(w http.ResponseWriter, r *http.Request) {
 				ctx = r.Context()
 				if trailers {
 					w.Header().Set(http.TrailerPrefix+"Grpc-Status", "0")

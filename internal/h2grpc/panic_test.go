@@ -57,12 +57,8 @@ func TestAPanicDeniesALateRequest(t *testing.T) {
 			c.flush()
 			synctest.Wait()
 			defer func() {
-				if r := c.answer(bad); r.message() != "denied" {
-					t.Errorf("got %+v; want the message \"denied\"", r)
-				}
-				if r := c.answer(late); r.message() != "late" {
-					t.Errorf("got %+v; want the message \"late\"", r)
-				}
+				c.answered(bad, "denied")
+				c.answered(late, "late")
 			}()
 		}
 	})
@@ -77,9 +73,7 @@ func TestAPanicInAHandlerResetsItsStream(t *testing.T) {
 		for range maxOthers + 1 {
 			id := c.open(c.fields(":path", "/other"))
 			c.flush()
-			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeInternal {
-				t.Fatalf("got %+v; want a reset with INTERNAL_ERROR", r)
-			}
+			c.wasReset(id, http2.ErrCodeInternal)
 		}
 		c.must("m", "m")
 		if len(m.panicked) != maxOthers+1 || m.panicked[0] != "in the handler" {

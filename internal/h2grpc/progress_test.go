@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
-
-	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
 // fullAndBroken is a connection whose writes fail once broken is set. Its reads fill the buffer. Before the second
@@ -81,12 +78,7 @@ func TestAConnectionThatIsClosedWithAFullBufferEnds(t *testing.T) {
 // still runs.
 func TestResetConnectionsEnd(t *testing.T) {
 	store := newSlowStore(ms)
-	s := New(Config{Path: path, Method: &echo{store: store}, Others: http.HandlerFunc(others)})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	go s.Serve(nonblock.Listener(l)) //nolint:errcheck // Stop ends it
+	s, connect := serveTCP(t, &echo{store: store}, 0, plain)
 	exchange := func(requests int) []byte {
 		c := newClient(t, nil)
 		for range requests {
@@ -99,11 +91,11 @@ func TestResetConnectionsEnd(t *testing.T) {
 	}
 	short, long := exchange(3), exchange(4000)
 	for n := range len(short) + 1 {
-		resetAfter(t, l.Addr(), short[:n], 0)
-		resetAfter(t, l.Addr(), short[:n], ms)
+		resetAfter(connect(), short[:n], 0)
+		resetAfter(connect(), short[:n], ms)
 	}
 	for i := range 200 {
-		resetAfter(t, l.Addr(), long, time.Duration(i)*ms/20)
+		resetAfter(connect(), long, time.Duration(i)*ms/20)
 	}
 	for end := time.Now().Add(time.Minute); len(s.openConns()) > 0; time.Sleep(ms) {
 		if time.Now().After(end) {
@@ -113,14 +105,9 @@ func TestResetConnectionsEnd(t *testing.T) {
 	s.Stop(context.Background()) // waits for all goroutines
 }
 
-// resetAfter connects, sends b, and resets the connection after d.
-func resetAfter(t *testing.T, a net.Addr, b []byte, d time.Duration) {
-	t.Helper()
-	nc, err := net.Dial("tcp", a.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = nc.(*net.TCPConn).SetLinger(0)
+// resetAfter sends b, and resets the connection after d.
+func resetAfter(nc *net.TCPConn, b []byte, d time.Duration) {
+	_ = nc.SetLinger(0)
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)

@@ -2,7 +2,6 @@ package h2grpc
 
 import (
 	"bytes"
-	"context"
 	"io"
 	"net"
 	"net/http"
@@ -14,8 +13,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-
-	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
 // Streams need memory even if their requests have no bytes. All connections together must hold a bounded number of
@@ -31,6 +28,16 @@ func TestTheMemoryOfStreamsIsBounded(t *testing.T) {
 		"answers that wait for the windows": func(c *client) { c.send("m") },
 		"requests with a byte of the body": func(c *client) {
 			_ = c.to.WriteData(c.open(c.fields()), false, []byte{0})
+		},
+		"requests with long incomplete bodies": func(c *client) {
+			if c.next > 16 { // eight requests are enough
+				return
+			}
+			id := c.open(c.fields())
+			_ = c.to.WriteData(id, false, []byte{0, 0, 0x3f, 0xff, 0xff}) // the prefix announces nearly 4 MiB
+			for range 7 {
+				_ = c.to.WriteData(id, false, make([]byte, maxFrame))
+			}
 		},
 		"long header blocks without an end": func(c *client) {
 			if c.next == 1 {
@@ -49,7 +56,7 @@ func TestTheMemoryOfStreamsIsBounded(t *testing.T) {
 				quiet := dial(t, l)
 				for range connections {
 					c := dial(t, l, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-					go func() { _, _ = io.Copy(io.Discard, c.nc) }()
+					c.discard()
 					for i := range streams {
 						if open(c); i%100 == 0 && c.write() != nil {
 							break // the server has closed the connection
@@ -139,20 +146,11 @@ func TestManyLongAnswersMayTakeTheirTime(t *testing.T) {
 // After a flood of streams, connections must not keep the memory that it needed, whether or not they are idle.
 func TestTheMemoryOfAFloodIsReleased(t *testing.T) {
 	const connections, busyBytes, idleBytes = 50, 96 << 10, 8 << 10
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := New(Config{Path: path, Method: &echo{}, Inline: true, Tick: 10 * ms})
-	go s.Serve(nonblock.Listener(l)) //nolint:errcheck // Stop ends it
-	defer s.Stop(canceled())
+	s, connect := serveTCP(t, &echo{}, 10*ms, plain)
 	begin, flood, request := recordFlood(t)
 	clients := make([]net.Conn, connections)
 	for i := range clients {
-		if clients[i], err = net.Dial("tcp", l.Addr().String()); err != nil {
-			t.Fatal(err)
-		}
-		defer clients[i].Close()
+		clients[i] = connect()
 		go func() { _, _ = io.Copy(io.Discard, clients[i]) }()
 		send(t, clients[i], begin)
 	}
@@ -214,12 +212,6 @@ func send(t *testing.T, nc net.Conn, b []byte) {
 	if _, err := nc.Write(b); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func canceled() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
 }
 
 func heap() int {

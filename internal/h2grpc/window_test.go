@@ -1,44 +1,15 @@
 package h2grpc
 
 import (
-	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"golang.org/x/net/http2"
 )
-
-func TestNoMoreBytesThanGranted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
-		first, second := c.send("long 100000"), c.send("long 100000")
-		granted := 65_535 // RFC 9113, 6.9.2
-		for _, more := range []int{0, 1, 1000, 20_000} {
-			if granted += more; more > 0 {
-				_ = c.to.WriteWindowUpdate(0, uint32(more))
-			}
-			c.flush()
-			have := func() int { return len(c.reply(first).data) + len(c.reply(second).data) }
-			for have() < granted {
-				if _, err := c.read(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			_ = c.nc.SetReadDeadline(time.Now().Add(time.Second)) // any surplus bytes arrive before then
-			for _, err := c.read(); err == nil; _, err = c.read() {
-			}
-			_ = c.nc.SetReadDeadline(time.Time{})
-			if have() != granted {
-				t.Fatalf("%d bytes arrived, %d were granted; want equal numbers", have(), granted)
-			}
-		}
-	})
-}
 
 // A client may open each window to the largest value that RFC 9113 allows, 2^31-1.
 func TestTheLargestWindowIsAccepted(t *testing.T) {
@@ -52,23 +23,7 @@ func TestTheLargestWindowIsAccepted(t *testing.T) {
 		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 65_535})
 		_ = c.to.WriteData(id, true, framed("m"))
 		c.flush()
-		if r := c.answer(id); r.message() != "m" {
-			t.Errorf("got %+v; want the message \"m\"", r)
-		}
-	})
-}
-
-func TestAWindowOfAStreamThatIsTooWide(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := dial(t, serve(t, &echo{}))
-		id := c.open(c.fields())
-		_ = c.to.WriteWindowUpdate(id, 1<<30)
-		_ = c.to.WriteWindowUpdate(id, 1<<30)
-		c.flush()
-		if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeFlowControl {
-			t.Errorf("got %+v; want a reset with FLOW_CONTROL_ERROR", r)
-		}
-		c.must("m", "m")
+		c.answered(id, "m")
 	})
 }
 
@@ -140,9 +95,7 @@ func TestAnAnswerThatIsResetIsNoLongerInFlight(t *testing.T) {
 			}
 			go func() { _ = c.write() }()
 			for id := last - 2*1023; id <= last; id += 2 {
-				if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeEnhanceYourCalm {
-					t.Fatalf("%d: got %+v; want a reset with ENHANCE_YOUR_CALM", id, r)
-				}
+				c.wasReset(id, http2.ErrCodeEnhanceYourCalm)
 			}
 			synctest.Wait()
 		}
@@ -166,9 +119,7 @@ func TestAnswersThatWaitForWindowsAreBounded(t *testing.T) {
 		}
 		over := c.send("long " + strconv.Itoa(size))
 		c.flush()
-		if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeEnhanceYourCalm {
-			t.Errorf("got %+v; want a reset with ENHANCE_YOUR_CALM", r)
-		}
+		c.wasReset(over, http2.ErrCodeEnhanceYourCalm)
 		_ = c.to.WriteRSTStream(1, http2.ErrCodeCancel)
 		again := c.send("long " + strconv.Itoa(size))
 		_ = c.to.WriteWindowUpdate(0, 1<<30)
@@ -220,32 +171,6 @@ func TestADenialWaitsForTheWindow(t *testing.T) {
 			t.Errorf("got %v %v; want resets with NO_ERROR", c.reply(id).reset, c.reply(refused).reset)
 		}
 		c.must("m", "m")
-	})
-}
-
-// The server must return the window of the connection, so that a client may send any number of bytes over it.
-func TestTheWindowOfAConnectionIsReturned(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := dial(t, serve(t, &echo{}))
-		granted, sent := int64(65_535), int64(0)
-		for sent < connWindow+connWindow/4 {
-			id := c.open(c.fields(":path", "/other")) // Config.Others reads the request to its end
-			_ = c.to.WriteData(id, true, make([]byte, 16_000))
-			_ = c.to.WriteWindowUpdate(0, 100) // makes room for the answer
-			for c.flush(); !c.reply(id).ended || granted < sent+32_000; {
-				f, err := c.read()
-				if err != nil {
-					t.Fatalf("after %d bytes, with a window of %d: %v", sent, granted-sent, err)
-				}
-				if w, ok := f.(*http2.WindowUpdateFrame); ok && w.StreamID == 0 {
-					granted += int64(w.Increment)
-				}
-			}
-			sent += 16_000
-		}
-		if granted > sent+connWindow {
-			t.Errorf("%d bytes were granted after %d were sent; want at most %d more", granted, sent, connWindow)
-		}
 	})
 }
 
@@ -335,26 +260,6 @@ func TestAnswersWaitForTheWindow(t *testing.T) {
 		synctest.Wait()
 		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 70_000})
 		c.flush()
-		if r := c.answer(first); r.message() != "one" {
-			t.Errorf("got %+v; want the message \"one\"", r)
-		}
-		long := c.send("long 100000") // longer than either window
-		c.flush()
-		for range 2 {
-			for r := c.reply(long); len(r.data) < 65_000; {
-				if _, err := c.read(); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		_ = c.to.WriteWindowUpdate(0, 1<<20)
-		_ = c.to.WriteWindowUpdate(long, 1<<20)
-		c.flush()
-		if r := c.answer(long); len(r.message()) != 100_000 {
-			t.Errorf("the long answer has %d bytes; want 100000", len(r.message()))
-		}
-		for i := range 10 {
-			c.must(fmt.Sprint(i), fmt.Sprint(i))
-		}
+		c.answered(first, "one")
 	})
 }
