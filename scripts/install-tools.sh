@@ -7,7 +7,7 @@
 # script: Envoy, Caddy, Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio, openai, codespell, axe-core,
 # Grafana's types, and the programs of the other tasks. It installs these from the distribution (Debian or Ubuntu) if
 # they are missing: redis-server, redis-sentinel, redis-cli, nginx, haproxy, slowhttptest, chromium, libfaketime,
-# promtool, node, npm, pip, curl, ip, zsh, fish, mandoc and a C compiler for the race detector; for
+# promtool, node, npm, pip, curl, openssl, ip, zsh, fish, mandoc and a C compiler for the race detector; for
 # packaging also buildah, podman, runc, QEMU, systemd-analyze and the CA certificates. It does not start their services.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -57,6 +57,7 @@ for_tests() {
   has promtool || missing+=(prometheus)
   has node && has npm || missing+=(nodejs npm)
   has curl || missing+=(curl)
+  has openssl || missing+=(openssl)
   has ip || missing+=(iproute2)
   has zsh || missing+=(zsh)
   has fish || missing+=(fish)
