@@ -66,21 +66,8 @@ func TestPodsAnswerTheirProbes(t *testing.T) {
 		metrics string // the name of the port of the metrics
 		open    bool   // the HTTP listener is reachable from other pods
 	}{"minimal-values.yaml": {"metrics", true}, "app": {"rl-metrics", false}} {
-		c, configMap := podOf(t, all[name])
-		folder := t.TempDir()
-		for file, text := range at(configMap, "data").(object) {
-			if err := os.WriteFile(filepath.Join(folder, file), []byte(text.(string)), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		p := &runningPod{program: program, container: c}
-		var output bytes.Buffer
-		cmd := p.command(context.Background(), append(words(at(c, "command")), words(at(c, "args"))...), func(arg string) string { return strings.ReplaceAll(arg, limit, folder) })
-		cmd.Stdout, cmd.Stderr = &output, &output
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		p := startPod(t, program, all[name])
+		c := p.container
 		eventually(t, name+" has started", func() bool { return p.probe("startupProbe") == nil })
 		eventually(t, name+" is ready", func() bool { return p.probe("readinessProbe") == nil })
 		if err := p.probe("livenessProbe"); err != nil && at(c, "livenessProbe") != nil {
@@ -93,18 +80,14 @@ func TestPodsAnswerTheirProbes(t *testing.T) {
 			t.Errorf("%s: the HTTP listener from another pod: got error %v, want reachable: %t", name, err, pod.open)
 		}
 
-		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		p.terminate(t)
 		eventually(t, name+" is not ready any more", func() bool { return p.probe("readinessProbe") != nil })
 		if at(c, "livenessProbe") != nil {
 			if err := p.probe("livenessProbe"); err != nil {
 				t.Errorf("%s is killed while it drains: %v", name, err)
 			}
 		}
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("%s ended with %v\n%s", name, err, output.String())
-		}
+		p.wait(t)
 	}
 }
 
@@ -124,40 +107,23 @@ func TestWrongPasswordStopsTheRollout(t *testing.T) {
 		"Deployment": render(t, load(t, ours), valuesFile(t, ours+"/ci/minimal-values.yaml", redis)),
 		"sidecar":    render(t, app, valuesFile(t, "", "{rlsidecar: "+redis+"}")),
 	} {
-		c, configMap := podOf(t, objects)
-		folder, secret := t.TempDir(), t.TempDir()
-		for file, text := range at(configMap, "data").(object) {
-			writeFile(t, filepath.Join(folder, file), text.(string))
-		}
+		secret := t.TempDir()
 		writeFile(t, filepath.Join(secret, "password"), "wrong")
-		p := &runningPod{program: program, container: c}
-		var output bytes.Buffer
-		cmd := p.command(context.Background(), append(words(at(c, "command")), words(at(c, "args"))...), func(arg string) string {
-			return strings.NewReplacer(limit, folder, "/etc/rlsidecar/redis", secret).Replace(arg)
-		})
-		cmd.Stdout, cmd.Stderr = &output, &output
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		p := startPod(t, program, objects, "/etc/rlsidecar/redis", secret)
 		eventually(t, name+" has started", func() bool { return p.probe("startupProbe") == nil })
-		eventually(t, name+" logs why it is not ready", func() bool { return bytes.Contains(output.Bytes(), []byte("redis refuses this sidecar")) })
+		eventually(t, name+" logs why it is not ready", func() bool { return bytes.Contains(p.output.Bytes(), []byte("redis refuses this sidecar")) })
 		if err := p.probe("readinessProbe"); err == nil {
 			t.Errorf("%s is ready, although Redis refuses its password", name)
 		}
 		for _, probe := range []string{"startupProbe", "livenessProbe"} {
-			if err := p.probe(probe); err != nil && at(c, probe) != nil {
+			if err := p.probe(probe); err != nil && at(p.container, probe) != nil {
 				t.Errorf("%s would be restarted: %s: %v", name, probe, err)
 			}
 		}
 		writeFile(t, filepath.Join(secret, "password"), "right")
 		eventually(t, name+" is ready with the corrected Secret", func() bool { return p.probe("readinessProbe") == nil })
-		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("%s ended with %v\n%s", name, err, output.String())
-		}
+		p.terminate(t)
+		p.wait(t)
 	}
 }
 
@@ -203,28 +169,54 @@ func writeFile(t *testing.T, path, text string) {
 	}
 }
 
-func podOf(t *testing.T, objects []object) (container any, configMap object) {
+type runningPod struct {
+	program   string
+	container any
+	cmd       *exec.Cmd
+	output    bytes.Buffer
+}
+
+// startPod starts rlsidecar with the arguments of its container in objects. moved has pairs of a path in the container and
+// the folder that takes its place; the files of limits have such a folder anyway.
+func startPod(t *testing.T, program string, objects []object, moved ...string) *runningPod {
 	t.Helper()
+	p := &runningPod{program: program}
+	folder := t.TempDir()
 	for _, o := range objects {
 		if o["kind"] == "ConfigMap" {
-			configMap = o
+			for file, text := range at(o, "data").(object) {
+				writeFile(t, filepath.Join(folder, file), text.(string))
+			}
 		}
 		pod := at(o, "spec", "template", "spec")
 		for _, c := range append(list(at(pod, "initContainers")), list(at(pod, "containers"))...) {
 			if at(c, "name") == "rlsidecar" {
-				container = c
+				p.container = c
 			}
 		}
 	}
-	if container == nil || configMap == nil {
-		t.Fatal("there is no container, or no limits for it")
+	here := strings.NewReplacer(append(moved, limit, folder)...)
+	p.cmd = p.command(context.Background(), append(words(at(p.container, "command")), words(at(p.container, "args"))...), here.Replace)
+	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
 	}
-	return container, configMap
+	return p
 }
 
-type runningPod struct {
-	program   string
-	container any
+func (p *runningPod) terminate(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *runningPod) wait(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Wait(); err != nil {
+		t.Errorf("it ended with %v\n%s", err, p.output.String())
+	}
 }
 
 // command returns a command that runs the program with the arguments of line, each changed by change, and with the
