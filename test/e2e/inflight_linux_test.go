@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -356,37 +357,32 @@ func startInFlight(t *testing.T, name, port string, changes []change, args ...st
 // while the proxy waits for its answer.
 func TestInFlightByAccessLogs(t *testing.T) {
 	t.Parallel()
-	for name, start := range map[string]func(t *testing.T, name string) (*stack, *flights){
-		"nginx": func(t *testing.T, name string) (*stack, *flights) {
-			program := tooltest.Path(t, "nginx")
-			s, f := startByLog(t, name)
-			s.write(t, name+"/nginx.conf", change{"proxy_read_timeout    100ms", "proxy_read_timeout 10s"}, change{"proxy_connect_timeout 50ms", "proxy_connect_timeout 10s"})
-			if err := os.Mkdir(s.dir+"/tmp", 0o700); err != nil {
-				t.Fatal(err)
-			}
-			s.run(t, program, "-p", s.dir, "-e", "stderr", "-c", "nginx.conf")
-			return s, f
-		},
-		"haproxy": func(t *testing.T, name string) (*stack, *flights) {
-			program := tooltest.Path(t, "haproxy")
-			s, f := startByLog(t, name)
-			authAddress := change{"rlsidecar-auth", "rlsidecar-auth-" + s.addr}
-			s.write(t, name+"/haproxy.cfg", authAddress, change{"timeout connect 50ms", "timeout connect 10s"}, change{"timeout server 100ms", "timeout server 10s"})
-			s.write(t, name+"/rlsidecar.lua", authAddress)
-			s.run(t, program, "-f", "haproxy.cfg")
-			return s, f
-		},
-		"caddy": func(t *testing.T, name string) (*stack, *flights) {
-			program := tooltest.Path(t, "caddy")
-			s, f := startByLog(t, name)
-			s.write(t, name+"/Caddyfile", change{"dial_timeout 50ms", "dial_timeout 10s"}, change{"response_header_timeout 100ms", "response_header_timeout 10s"})
-			s.run(t, program, "run", "--config", "Caddyfile")
-			return s, f
-		},
+	for name, c := range map[string]struct {
+		files   []string
+		changes []change // of the first file
+		args    []string // {} is the folder of the files
+	}{
+		"nginx":   {[]string{"nginx.conf"}, longNginx, []string{"-p", "{}", "-e", "stderr", "-c", "nginx.conf"}},
+		"haproxy": {[]string{"haproxy.cfg", "rlsidecar.lua"}, longHAProxy, []string{"-f", "haproxy.cfg"}},
+		"caddy":   {[]string{"Caddyfile"}, longCaddy, []string{"run", "--config", "Caddyfile"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, f := start(t, name+"-in-flight")
+			program, folder := tooltest.Path(t, name), name+"-in-flight/"
+			s, f := startInFlight(t, name+"-in-flight", "8000", []change{{"ttl: 15m", "ttl: 10s"}}, "--log-listen", "udp://127.0.0.1:5140")
+			changes, args := c.changes, slices.Clone(c.args)
+			for i := range args {
+				args[i] = strings.Replace(args[i], "{}", s.dir, 1)
+			}
+			for _, file := range c.files {
+				if name == "haproxy" {
+					changes = append(changes[:len(changes):len(changes)], change{"rlsidecar-auth", "rlsidecar-auth-" + s.addr})
+				}
+				s.write(t, folder+file, changes...)
+				changes = nil
+			}
+			s.writeText(t, "tmp/file", "") // NGINX needs the folder
+			s.run(t, program, args...)
 			f.test(t, s, endings, s.sidecar.freezeAgain(t))
 		})
 	}
@@ -407,11 +403,6 @@ func (p *process) freezeAgain(t *testing.T) func(ended <-chan struct{}) {
 			}
 		}
 	}
-}
-
-func startByLog(t *testing.T, name string) (*stack, *flights) {
-	t.Helper()
-	return startInFlight(t, name, "8000", []change{{"ttl: 15m", "ttl: 10s"}}, "--log-listen", "udp://127.0.0.1:5140")
 }
 
 // envoyRoutes are further ways in which Envoy ends a request.

@@ -355,6 +355,12 @@ func TestEnvoyExtAuthzAppendingPaths(t *testing.T) {
 	}
 }
 
+// longCaddy and longHAProxy are changes to timeouts of the examples.
+var (
+	longCaddy   = []change{{"dial_timeout 50ms", "dial_timeout 10s"}, {"response_header_timeout 100ms", "response_header_timeout 10s"}}
+	longHAProxy = []change{{"timeout connect 50ms", "timeout connect 10s"}, {"timeout server 100ms", "timeout server 10s"}}
+)
+
 func startCaddy(t *testing.T, v variant) *stack {
 	t.Helper()
 	program := tooltest.Path(t, "caddy")
@@ -362,7 +368,7 @@ func startCaddy(t *testing.T, v variant) *stack {
 	s.http2, s.proxied = s.port, s.port
 	protocols := "protocols h1 h2 h2c\n\t\t"
 	s.write(t, "caddy/Caddyfile", changesOf(v,
-		[]change{{"dial_timeout 50ms", "dial_timeout 10s"}, {"response_header_timeout 100ms", "response_header_timeout 10s"}},
+		longCaddy,
 		[]change{{"max_header_size 64KB", protocols + "listener_wrappers {\n\t\t\tproxy_protocol {\n\t\t\t\tallow 127.0.0.0/8\n\t\t\t}\n\t\t}\n\t\tmax_header_size 64KB"}},
 		[]change{{"reverse_proxy 127.0.0.1:9000", "reverse_proxy 127.0.0.1:" + lenientPort}, {"#reverse_proxy", "reverse_proxy"}, {"respond `", "#respond `"}, {"header Retry-After 1", ""}, {"max_header_size 64KB", protocols + "max_header_size 64KB"}},
 	)...)
@@ -389,7 +395,7 @@ func startHAProxy(t *testing.T, v variant) *stack {
 	s.http2, s.proxied = s.port, "8001"
 	authAddress := change{"rlsidecar-auth", "rlsidecar-auth-" + s.addr}
 	s.write(t, "haproxy/haproxy.cfg", append(changesOf(v,
-		[]change{{"timeout connect 50ms", "timeout connect 10s"}, {"timeout server 100ms", "timeout server 10s"}},
+		longHAProxy,
 		[]change{{"  bind 127.0.0.1:8000\n", "  bind 127.0.0.1:8000\n  bind 127.0.0.1:8001 accept-proxy\n"}},
 		[]change{{"http-request return status 503", "# http-request return status 503"}, {"server app 127.0.0.1:9000", "server app 127.0.0.1:" + lenientPort}},
 	), authAddress)...)
