@@ -233,23 +233,6 @@ func TestScalarsAreReadAsTheReferenceServerDoes(t *testing.T) {
 	}
 }
 
-func TestDurations(t *testing.T) {
-	const s, h = algorithms.Second, 3600 * algorithms.Second
-	for text, want := range map[string]algorithms.Micros{
-		"1us": 1, "1µs": 1, "500ms": 500_000, "30s": 30 * s, "5m": 300 * s, "1h": h, "1d": 24 * h, "2w": 14 * 24 * h,
-		"1h30m": h + 1800*s, "1d12h0m5s1ms7us": 36*h + 5*s + 1007, "0s1us": 1,
-	} {
-		if got, err := parseSpan(text); got != want || err != nil {
-			t.Errorf("%s: %d, %v; want %d", text, got, err, want)
-		}
-	}
-	for _, text := range []string{"", "0s", "s", "5", "1h30", "-1s", "1 s", "1y", "1.5s", "1e3s", "9223372036854775807us1us", "106751991d1w1w"} {
-		if got, err := parseSpan(text); err == nil {
-			t.Errorf("%q is parsed as %d; want an error", text, got)
-		}
-	}
-}
-
 func TestMetadataFitsIntoAStruct(t *testing.T) {
 	s := good(t, Options{}, `{domain: d, descriptors: [{key: a, rate_limit: {unlimited: true}, metadata: {
 		int: 5, hex: 0x10, big: 18446744073709551615, float: 1.5, no: false, text: x, word: yes, quoted: 'yes', none: ~, time: 2026-01-01, list: [1, [a], {b: c}], 7: seven, map: {<<: {x: 1}, y: 2}}}]}`)
