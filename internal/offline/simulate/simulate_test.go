@@ -42,6 +42,7 @@ limits:
   send: {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20, max_reserved: 10}
   pace: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 2, max_delay: 1s}
   log: {algorithm: sliding_log, rate: 2, period: 1s}
+  day: {algorithm: fixed_window, rate: 5, period: 1d}
   login: {algorithm: token_bucket, rate: 1, period: 1s, penalty: {after: 1, for: 1m, max: 1h}}
 descriptors:
   - {key: user, limit: send}
@@ -64,6 +65,9 @@ func TestDecisions(t *testing.T) {
 			`{"ok":false,"retry_after_us":6000000,"limits":[{"name":"send","key":"bob","ok":false,"remaining":0,"retry_after_us":6000000}]}`},
 		{"blocked", limit(`"name":"login"`) + "\n" + limit(`"name":"login"`),
 			`{"ok":false,"retry_after_us":60000000,"limits":[{"name":"login","ok":false,"remaining":0,"retry_after_us":60000000,"blocked_us":60000000}]}`},
+		{"a window by name", limit(`"name":"day","key":"bob"`), `{"ok":true,"retry_after_us":0,"limits":[{"name":"day","key":"bob","ok":true,"remaining":4,"retry_after_us":0}]}`},
+		{"one of two denies", strings.Repeat(limit(`"name":"pace","key":"x"},{"name":"send","key":"bob","count":20`)+"\n", 2),
+			`{"ok":false,"retry_after_us":120000000,"limits":[{"name":"pace","key":"x","ok":true,"remaining":2,"retry_after_us":0,"wait_us":0},{"name":"send","key":"bob","ok":false,"remaining":0,"retry_after_us":120000000}]}`},
 		{"never", limit(`"name":"send","key":"bob","count":21`),
 			`{"ok":false,"retry_after_us":-1,"error":"never","limits":[{"name":"send","key":"bob","ok":false,"remaining":20,"retry_after_us":-1,"error":"never"}]}`},
 		{"reserved", limit(`"name":"send","key":"bob","count":21,"reserve":true`),
