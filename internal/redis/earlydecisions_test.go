@@ -110,16 +110,11 @@ func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 			}
 			return nil
 		})
-		check := func(what string, s backend.Store, charges []backend.Charge, want int) {
-			t.Helper()
-			calls = 0
-			known := knownAfter(t, s, charges)
-			if n := slices.Index(known, false); n != want || slices.Contains(known[n:], true) {
-				t.Errorf("%s: the first %d of %d are known, want %d", what, n, len(charges), want)
-			}
-		}
 		l.queue.maxCalls, l.queue.maxBatch = 1, 3
-		check("a sender", l, many(10, 1), 3)
+		known := knownAfter(t, l, many(10, 1))
+		if n := slices.Index(known, false); n != 3 || slices.Contains(known[n:], true) {
+			t.Errorf("known %v; want only the first 3", known)
+		}
 	})
 }
 

@@ -132,18 +132,24 @@ func do(t *testing.T, admin *goredis.Client, args ...any) {
 	}
 }
 
-func set(args ...any) func(*testing.T, *redistest.Server, *goredis.Client) {
+func set(commands ...string) func(*testing.T, *redistest.Server, *goredis.Client) {
 	return func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
 		t.Helper()
-		do(t, admin, args...)
+		for _, command := range commands {
+			do(t, admin, wordsOf(command)...)
+		}
 	}
+}
+
+func with(f func(s *redistest.Server)) func(*testing.T, *redistest.Server, *goredis.Client) {
+	return func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { f(s) }
 }
 
 func nothing(*testing.T, *redistest.Server, *goredis.Client) {}
 
 func TestFaults(t *testing.T) {
-	refused := func(hit, repair []any) fault {
-		return fault{hit: set(hit...), length: time.Second, repair: set(repair...), clean: true}
+	refused := func(hit, repair string) fault {
+		return fault{hit: set(hit), length: time.Second, repair: set(repair), clean: true}
 	}
 	for name, f := range map[string]fault{
 		"none": {hit: nothing, length: time.Second, repair: nothing, served: true},
@@ -152,34 +158,26 @@ func TestFaults(t *testing.T) {
 			length: 2 * time.Second, repair: nothing, served: true, clean: true,
 		},
 		"killed and restarted empty": {
-			hit:    func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Kill() },
+			hit:    with((*redistest.Server).Kill),
 			length: 2 * time.Second,
-			repair: func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Restart() },
+			repair: with(func(s *redistest.Server) { s.Restart() }),
 			lost:   1,
 		},
-		"stopped": {
-			hit:    func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Pause() },
-			length: 2 * time.Second,
-			repair: func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Resume() },
-		},
-		"out of memory": refused([]any{"CONFIG", "SET", "maxmemory", 1}, []any{"CONFIG", "SET", "maxmemory", 0}),
+		"stopped":       {hit: with((*redistest.Server).Pause), length: 2 * time.Second, repair: with((*redistest.Server).Resume)},
+		"out of memory": refused("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
 		"out of memory without shebang": {
 			plain: true, // servers before 7.0 do not refuse the script before its first command; they refuse its first write
-			hit:   set("CONFIG", "SET", "maxmemory", 1), length: time.Second, repair: set("CONFIG", "SET", "maxmemory", 0), clean: true,
+			hit:   set("CONFIG SET maxmemory 1"), length: time.Second, repair: set("CONFIG SET maxmemory 0"), clean: true,
 		},
-		"no permission": refused([]any{"ACL", "SETUSER", "default", "-eval", "-evalsha"}, []any{"ACL", "SETUSER", "default", "+@all"}),
-		"no replicas":   refused([]any{"CONFIG", "SET", "min-replicas-to-write", 1}, []any{"CONFIG", "SET", "min-replicas-to-write", 0}),
-		"read-only":     refused([]any{"REPLICAOF", "127.0.0.1", 1}, []any{"REPLICAOF", "NO", "ONE"}),
+		"no permission": refused("ACL SETUSER default -eval -evalsha", "ACL SETUSER default +@all"),
+		"no replicas":   refused("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"),
+		"read-only":     refused("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
 		"no more clients, with connections": {
-			hit: set("CONFIG", "SET", "maxclients", 1), length: time.Second, repair: set("CONFIG", "SET", "maxclients", 10_000), served: true,
+			hit: set("CONFIG SET maxclients 1"), length: time.Second, repair: set("CONFIG SET maxclients 10000"), served: true,
 		},
 		"no more clients, without connections": {
-			hit: func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
-				t.Helper()
-				do(t, admin, "CONFIG", "SET", "maxclients", 1)
-				do(t, admin, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-			},
-			length: time.Second, repair: set("CONFIG", "SET", "maxclients", 10_000),
+			hit:    set("CONFIG SET maxclients 1", "CLIENT KILL TYPE normal SKIPME yes"),
+			length: time.Second, repair: set("CONFIG SET maxclients 10000"),
 		},
 		"connections closed after the script ran": {tamper: faults{share: 0.05, close: true}, length: 2 * time.Second, served: true},
 		"connections reset after the script ran":  {tamper: faults{share: 0.05, reset: true}, length: 2 * time.Second, served: true},
@@ -208,7 +206,7 @@ func TestFaultBusyScript(t *testing.T) {
 			t.Cleanup(func() { c.Close(); <-done })
 		},
 		length: 1500 * ms,
-		repair: set("SCRIPT", "KILL"),
+		repair: set("SCRIPT KILL"),
 	}.run(t)
 }
 
@@ -262,7 +260,7 @@ func TestFaultLoading(t *testing.T) {
 			})
 		},
 		length: time.Second,
-		repair: func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Wait() },
+		repair: with((*redistest.Server).Wait),
 		lost:   1,
 	}.run(t)
 }

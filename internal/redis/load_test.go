@@ -130,11 +130,6 @@ const (
 	tightLimit = 40
 )
 
-func newLoad(t *testing.T, deadline time.Duration) *load {
-	t.Helper()
-	return &load{t: t, deadline: deadline, began: time.Now(), over: make(chan struct{})}
-}
-
 // startLoad starts the given number of workers for each store. They run until the test ends or stop is
 // called.
 func startLoad(t *testing.T, workers int, below ...backend.Store) *load {
@@ -144,7 +139,7 @@ func startLoad(t *testing.T, workers int, below ...backend.Store) *load {
 
 func startLoadWithin(t *testing.T, deadline time.Duration, workers int, below ...backend.Store) *load {
 	t.Helper()
-	l := newLoad(t, deadline)
+	l := &load{t: t, deadline: deadline, began: time.Now(), over: make(chan struct{})}
 	large, small := limitOf(1_000_000_000), limitOf(tightLimit)
 	for i := range counted {
 		l.addRequest(0, backend.Charge{Key: fmt.Appendf(nil, "counted %d", i), Limit: large})
@@ -153,18 +148,14 @@ func startLoadWithin(t *testing.T, deadline time.Duration, workers int, below ..
 		l.addRequest(tightLimit, backend.Charge{Key: fmt.Appendf(nil, "tight %d", i), Limit: small})
 	}
 	l.addRequest(0, backend.Charge{Key: []byte("left"), Limit: large, Slot: 1}, backend.Charge{Key: []byte("right"), Limit: large, Slot: 1})
-	l.start(workers, below...)
-	return l
-}
-
-func (l *load) start(workers int, below ...backend.Store) {
 	for n, store := range below {
 		s := stores.Deadline(store, l.deadline, ms, nil)
 		for w := range workers {
 			l.workers.Go(func() { l.work(s, n*workers+w) })
 		}
 	}
-	l.t.Cleanup(l.stop)
+	t.Cleanup(l.stop)
+	return l
 }
 
 func (l *load) addRequest(limit int64, charges ...backend.Charge) {

@@ -179,10 +179,6 @@ func everyCall(ctx context.Context, s *Store, l *Ledger) {
 	_, _ = l.Write(ctx, "2 b", "3 c", []string{"3 c\n{}"}, map[string]string{"id": ""})
 }
 
-func chargesOfEachKind(limit *algorithms.Limit) []backend.Charge {
-	return []backend.Charge{{Key: []byte("k"), Limit: limit, Terms: algorithms.Charge{Cost: 1}}}
-}
-
 // Nothing that a server sends ends the process. Requests are answered meanwhile, and are decided again once the server
 // behaves.
 func TestMalformedRepliesAreErrors(t *testing.T) {
@@ -220,7 +216,7 @@ func TestMalformedRepliesAreErrors(t *testing.T) {
 				}
 				f.answer("", nil)
 				redistest.Eventually(t, "requests are decided again", func() bool {
-					d := takeAll(s, chargesOfEachKind(limitOf(5)))
+					d := takeAll(s, limited(1).Charges)
 					return d[0].Err == nil && d[0].Allowed
 				})
 			})
@@ -236,7 +232,7 @@ func underMalformed(t *testing.T, s *Store, l *Ledger, reply string) {
 	go func() {
 		defer close(done)
 		everyCall(ctx, s, l)
-		takeAll(s, chargesOfEachKind(limitOf(5)))
+		takeAll(s, limited(1).Charges)
 	}()
 	select {
 	case <-done:

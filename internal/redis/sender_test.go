@@ -67,23 +67,6 @@ func (a *answer) fails(t *testing.T, after time.Duration, want error) {
 	}
 }
 
-func TestAnIdleServerIsCalledAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := &server{}
-		l := blocking(10*ms, p.decide)
-		for n := range 3 {
-			start(l, batchOf(n+1)).is(t, 0)
-			b := batchOf(1)
-			if backend.Take(t.Context(), l, b.Charges, b.Decisions); !b.Decisions[0].Allowed {
-				t.Errorf("got %+v; want allowed", b.Decisions)
-			}
-		}
-		if n := p.called.Load(); n != 6 {
-			t.Errorf("%d calls; want 6", n)
-		}
-	})
-}
-
 // Charges that fill another call are not delayed.
 func TestALateCallDelaysOthersForHalfItsTimeout(t *testing.T) {
 	for name, test := range map[string]struct {
