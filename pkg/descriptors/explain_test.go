@@ -79,15 +79,6 @@ func TestExplainShowsStepsAndMisses(t *testing.T) {
 	}
 }
 
-func TestNearestFirstAndAtMostFive(t *testing.T) {
-	tree := treeOf(t, "path=/login!", "path=/logout", "path=/logs", "path=/a", "path=/b", "path=/lo*in/x", "path=/\xff")
-	x := tree.Explain([]Entry{{"path", "/logn"}}, found)
-	const want = `value "/logn" of path: matches no value at this level; the values are /login, /logs, /logout, /\xff, /a and 2 more`
-	if got := x.Miss.String(); got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
-}
-
 func TestExplainAgreesWithMatch(t *testing.T) {
 	key := rapid.SampledFrom([]string{"a", "ab", "b"})
 	value := rapid.SampledFrom([]string{"x", "xy", "y", "xyx"})

@@ -115,6 +115,10 @@ func TestInvalidCountsAreErrors(t *testing.T) {
 	if _, err := l.Peek(ctx, -1, "send"); !errors.Is(err, ratelimit.ErrUnits) {
 		t.Errorf("Peek of -1: %v; want the error ratelimit.ErrUnits", err)
 	}
+	// An empty id would make all calls with the same requests one call, which is charged once.
+	if err := l.AllowOnce(ctx, "", []ratelimit.Request{{Name: "send", N: 1}}); err == nil || !strings.Contains(err.Error(), "AllowOnce needs an id") {
+		t.Errorf("no id: %v; want an error that contains %q", err, "AllowOnce needs an id")
+	}
 	if r, err := l.Peek(ctx, 0, "send"); err != nil || r.Remaining != 10 {
 		t.Errorf("none of these consumed anything: %+v %v; want no error and 10 remaining", r, err)
 	}
@@ -250,18 +254,6 @@ func TestRememberFor(t *testing.T) {
 		if err := l.AllowOnce(t.Context(), "x", []ratelimit.Request{{Name: "send", N: 1}}, ratelimit.RememberFor(d)); err == nil || !strings.Contains(err.Error(), "RememberFor needs a time from 1s to 720h0m0s") {
 			t.Errorf("%v: got the error %v; want one that states the bounds", d, err)
 		}
-	}
-}
-
-// An empty id would make all calls with the same requests one call, which is charged once.
-func TestAllowOnceNeedsAnID(t *testing.T) {
-	l, _ := newLimiterAndClock(t)
-	requests := []ratelimit.Request{{Name: "send", N: 1}}
-	if err := l.AllowOnce(t.Context(), "", requests); err == nil || !strings.Contains(err.Error(), "AllowOnce needs an id") {
-		t.Errorf("no id: %v; want an error that contains %q", err, "AllowOnce needs an id")
-	}
-	if r, err := l.Peek(t.Context(), 0, "send"); err != nil || r.Remaining != 10 {
-		t.Errorf("a call without an id consumed units: %+v %v; want no error and 10 remaining", r, err)
 	}
 }
 
