@@ -18,18 +18,6 @@ func planAndCredits(plan, credits *algorithms.Limit, cost int64) []backend.Charg
 	return group
 }
 
-func TestADenialOfAlternativesIsNotRemembered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, calls := newCache(stores.CacheConfig{})
-		group := planAndCredits(tokens(t, 10, algorithms.Second, 3), tokens(t, 20, algorithms.Second, 2), 4)
-		for n := range 3 {
-			if d := take(t.Context(), s, group...); backend.Allowed(group, d) || calls.count() != n+1 {
-				t.Errorf("got %+v, next got %d batches; want a denial, and %d batches", d, calls.count(), n+1)
-			}
-		}
-	})
-}
-
 func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 	for _, c := range []struct {
 		cost                  int64

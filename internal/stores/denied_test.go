@@ -257,42 +257,36 @@ func TestOfALimitWithPenaltyOnlyBlocksAreRemembered(t *testing.T) {
 	})
 }
 
-// A denial that was in flight while this process consumed units of its bucket may be outdated, so it is not
-// cached.
-func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Cache(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			backend.Take(ctx, buckets, charges, decisions)
-			if charges[0].Terms.Cost == 8 {
-				time.Sleep(10 * ms)
+// A denial that was in flight while this process consumed units of its bucket may be outdated, so it is not cached. Nor is
+// one that was in flight during Clear, as by a reload.
+func TestADenialFromBeforeAChangeIsNotRemembered(t *testing.T) {
+	for name, change := range map[string]func(s *stores.CacheStore, c backend.Charge){
+		"a charge": func(s *stores.CacheStore, c backend.Charge) { take(context.Background(), s, c) },
+		"Clear":    func(s *stores.CacheStore, _ backend.Charge) { s.Clear() },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
+			calls := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+				backend.Take(ctx, buckets, charges, decisions)
+				if charges[0].Terms.Cost == 8 {
+					time.Sleep(10 * ms)
+				}
+			})}
+			s := stores.Cache(calls, stores.CacheConfig{})
+			limit := tokens(t, 10, 3600*algorithms.Second, 10)
+			take(t.Context(), s, of(limit, "a", 5))
+			go take(t.Context(), s, of(limit, "a", 8)) // denied, with the answer 10 ms later
+			synctest.Wait()
+			time.Sleep(ms)
+			change(s, of(limit, "a", 5))
+			time.Sleep(20 * ms)
+			before, used := calls.count(), map[string]int64{"a charge": 10, "Clear": 5}[name]
+			want := algorithms.Micros((used-2)*6)*60*algorithms.Second - 21_000
+			if d := take(t.Context(), s, of(limit, "a", 8))[0]; d.RetryAfter != want || calls.count() != before+1 {
+				t.Errorf("%s: got %+v after %d calls; want retry after %d, by one call", name, d, calls.count()-before, want)
 			}
-		}), stores.CacheConfig{})
-		limit := tokens(t, 10, 3600*algorithms.Second, 10)
-		take(t.Context(), s, of(limit, "a", 5))
-		go take(t.Context(), s, of(limit, "a", 8)) // denied, with the answer 10 ms later
-		synctest.Wait()
-		time.Sleep(ms)
-		take(t.Context(), s, of(limit, "a", 5))
-		time.Sleep(20 * ms)
-		if d := take(t.Context(), s, of(limit, "a", 8))[0]; d.RetryAfter != algorithms.Micros((48*time.Minute-21*ms)/time.Microsecond) {
-			t.Errorf("got %+v; want retry after %v", d, algorithms.Micros((48*time.Minute-21*ms)/time.Microsecond))
-		}
-	})
-}
-
-func TestARememberedDenialReportsRemainingUnits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, calls := newCache(stores.CacheConfig{})
-		limit := tokens(t, 10, algorithms.Second, 10)
-		take(t.Context(), s, of(limit, "a", 10))
-		take(t.Context(), s, of(limit, "a", 9))
-		time.Sleep(500 * ms)
-		d := take(t.Context(), s, of(limit, "a", 9))[0]
-		if d.Remaining != 5 || d.RetryAfter != 400_000 || d.ResetAfter != 500_000 || calls.count() != 2 {
-			t.Errorf("next got %d batches: %+v; want 5 remaining, a retry after 400 ms, a reset after 500 ms, and 2 batches", calls.count(), d)
-		}
-	})
+		})
+	}
 }
 
 func inAnotherGroup(charges []backend.Charge, i int) bool {
@@ -367,27 +361,4 @@ func TestDenialsFromTheCacheAreThoseOfTheStore(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Clear is called while a denial is in flight, as by a reload. That denial must not be cached.
-func TestADenialFromBeforeAllWereForgottenIsNotRemembered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		calls := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			backend.Take(ctx, buckets, charges, decisions)
-			time.Sleep(10 * ms)
-		})}
-		s := stores.Cache(calls, stores.CacheConfig{})
-		limit := tokens(t, 1, 60*algorithms.Second, 1)
-		take(t.Context(), s, of(limit, "a", 1))
-		go take(t.Context(), s, of(limit, "a", 1)) // denied, with the answer 10 ms later
-		synctest.Wait()
-		time.Sleep(ms)
-		s.Clear()
-		time.Sleep(20 * ms)
-		before := calls.count()
-		if take(t.Context(), s, of(limit, "a", 1)); calls.count() != before+1 {
-			t.Error("a denial from before Clear was cached")
-		}
-	})
 }

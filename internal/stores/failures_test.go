@@ -1,7 +1,6 @@
 package stores_test
 
 import (
-	"context"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -43,23 +42,6 @@ func TestAFailedRequestForALeaseIsNotRepeated(t *testing.T) {
 			if n := calls.count() - before; n != 1 || calls.last(t)[0].Terms.Cost < 2 {
 				t.Errorf("%d charges: next got %d batches, the last %+v; want one, which requests more than the cost", len(group), n, calls.last(t))
 			}
-		}
-	})
-}
-
-// Without a deadline, a decision of the wrapped Store may take longer than a lease lasts. So a group without a deadline
-// uses no leased units.
-func TestAGroupWithoutADeadlineUsesNoLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := newLease()
-		hot, other := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500), of(fixed(t, 100, algorithms.Day), "other", 1)
-		requests := warm(t, s, hot)
-		got := take(context.Background(), s, hot, other)
-		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 {
-			t.Errorf("got %+v; want both allowed, and %d remaining in the first", got, 10_000-requests-1)
-		}
-		if last := calls.last(t); len(last) != 3 || last[0].Terms.Cost >= 0 || string(last[1].Key) != "hot" || string(last[2].Key) != "other" {
-			t.Errorf("next got %+v; want a refund of the leased units, and then both charges", last)
 		}
 	})
 }

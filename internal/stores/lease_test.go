@@ -438,23 +438,32 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 	})
 }
 
-func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, _, calls := newLease()
-		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
-		other := of(fixed(t, 100, algorithms.Day), "other", 1)
-		requests := warm(t, s, hot)
-		ctx, cancel := context.WithTimeout(t.Context(), 250*ms)
-		defer cancel()
-		got := take(ctx, s, hot, other)
-		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 {
-			t.Errorf("got %+v; want both allowed, and %d remaining in the first", got, 10_000-requests-1)
-		}
-		// Unused units are returned first, in the same batch as the request for a new lease.
-		if last := calls.last(t); len(last) != 3 || last[0].Terms.Cost >= 0 || last[1].Terms.Cost <= 1 {
-			t.Errorf("next got %+v; want 3 charges: a refund, and a cost above 1", last)
-		}
-	})
+// A decision of the wrapped Store may take longer than a lease lasts, if the deadline of the group is later, or if it has
+// none. Such a group uses no leased units.
+func TestALeaseThatMayEndIsNotUsedInAGroup(t *testing.T) {
+	for _, deadline := range []time.Duration{250 * ms, 0} {
+		synctest.Test(t, func(t *testing.T) {
+			s, _, calls := newLease()
+			hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
+			other := of(fixed(t, 100, algorithms.Day), "other", 1)
+			requests := warm(t, s, hot)
+			ctx := context.Background()
+			if deadline > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, deadline)
+				defer cancel()
+			}
+			got := take(ctx, s, hot, other)
+			if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 {
+				t.Errorf("deadline %v: got %+v; want both allowed, and %d remaining in the first", deadline, got, 10_000-requests-1)
+			}
+			// Unused units are returned first, in the same batch as the request for a new lease.
+			last := calls.last(t)
+			if len(last) != 3 || last[0].Terms.Cost >= 0 || string(last[1].Key) != "hot" || string(last[2].Key) != "other" || deadline > 0 && last[1].Terms.Cost <= 1 {
+				t.Errorf("deadline %v: next got %+v; want a refund, and both charges, the first with a cost above 1 if there is a deadline", deadline, last)
+			}
+		})
+	}
 }
 
 func TestLeasesOutliveAnOutage(t *testing.T) {
@@ -516,31 +525,39 @@ func (s lateAhead) Submit(b *backend.Batch) {
 	time.AfterFunc(40*ms, func() { s.Store.Submit(b) })
 }
 
-// A reset is sent after the leases in flight. So neither their grant nor the return of their units changes the new
-// bucket.
+// A reset is sent after the leases in flight, whether they are granted late or fail. So neither their grant nor the return
+// of their units changes the new bucket.
 func TestResetWaitsForLeasesInFlight(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		s := stores.Cache(lateAhead{store}, stores.CacheConfig{})
-		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-		for range warm(t, s, c) * 30 {
-			take(t.Context(), s, c)
-		}
-		began := time.Now()
-		if err := backend.ResetBucket(t.Context(), s, c); err != nil {
-			t.Fatal(err)
-		}
-		if time.Since(began) == 0 {
-			t.Fatal("no lease was in flight")
-		}
-		if rest := left(t, store, c); rest != 10_000 {
-			t.Errorf("%d are left; want 10_000", rest)
-		}
-		s.Close()
-		if rest := left(t, store, c); rest != 10_000 {
-			t.Errorf("%d are left in the end; want 10_000", rest)
-		}
-	})
+	for _, fails := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			store := memory.New(memory.Config{Clock: storetest.Times(wall)})
+			var next backend.Store = lateAhead{store}
+			if fails {
+				failing := &aheadFails{Store: store, pause: 20 * ms}
+				failing.down.Store(true)
+				next = failing
+			}
+			s := stores.Cache(next, stores.CacheConfig{})
+			c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+			for range warm(t, s, c) * 30 {
+				take(t.Context(), s, c)
+			}
+			began := time.Now()
+			if err := backend.ResetBucket(t.Context(), s, c); err != nil {
+				t.Fatal(err)
+			}
+			if time.Since(began) == 0 {
+				t.Fatal("no lease was in flight")
+			}
+			if rest := left(t, store, c); rest != 10_000 {
+				t.Errorf("the lease fails %t: %d are left; want 10_000", fails, rest)
+			}
+			s.Close()
+			if rest := left(t, store, c); rest != 10_000 {
+				t.Errorf("the lease fails %t: %d are left in the end; want 10_000", fails, rest)
+			}
+		})
+	}
 }
 
 // If Close did not wait, the units would be lost when the process ends.

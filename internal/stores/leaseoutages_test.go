@@ -57,29 +57,6 @@ func TestLeasesAreGrantedAgainAfterAnOutage(t *testing.T) {
 	}
 }
 
-func TestResetFollowsALeaseThatFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := &aheadFails{Store: memory.New(memory.Config{Clock: storetest.Times(wall)}), pause: 20 * ms}
-		s := stores.Cache(store, stores.CacheConfig{})
-		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-		store.down.Store(true)
-		for range warm(t, s, c) * 30 {
-			take(t.Context(), s, c)
-		}
-		began := time.Now()
-		if err := backend.ResetBucket(t.Context(), s, c); err != nil {
-			t.Fatal(err)
-		}
-		if time.Since(began) == 0 {
-			t.Fatal("no lease was in flight")
-		}
-		if rest := left(t, store.Store, c); rest != 10_000 {
-			t.Errorf("%d are left, want 10,000", rest)
-		}
-		s.Close()
-	})
-}
-
 func TestALateLeaseOfAKeyWithoutRequestsIsReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
