@@ -3,13 +3,9 @@
 package h2grpc
 
 import (
-	"bytes"
 	"context"
 	"net/http"
 	"testing"
-
-	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -46,22 +42,15 @@ func allocates(t *testing.T, config Config, field string, bound float64) {
 	t.Helper()
 	config.Path, config.Others = path, http.HandlerFunc(others)
 	s := New(config)
-	nc := &tape{in: make(chan []byte), out: make(chan int, 1)}
-	s.start(nc)
+	nc, c := startTape(t, s)
 	defer func() {
 		close(nc.in)
 		s.Stop(context.Background())
 	}()
-	c := &client{t: t}
-	c.to = http2.NewFramer(&c.out, nil)
-	c.encoder, c.next, c.notIndexed = hpack.NewEncoder(&c.block), 1, field
+	c.notIndexed = field
 	<-nc.out
-	nc.in <- []byte(http2.ClientPreface)
-	_ = c.to.WriteSettings()
+	<-nc.out
 	_ = c.to.WriteWindowUpdate(0, 1<<30)
-	nc.in <- bytes.Clone(c.out.Bytes())
-	<-nc.out
-	c.out.Reset()
 	batch := func() []byte {
 		for range 16 {
 			c.send("question")

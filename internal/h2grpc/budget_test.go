@@ -206,12 +206,9 @@ func TestNothingIsDecodedUnderALock(t *testing.T) {
 	for _, inline := range []bool{true, false} {
 		m := &stopped{at: make(chan struct{}), on: make(chan struct{})}
 		s := New(Config{Path: path, Method: m, Others: http.HandlerFunc(others), Inline: inline})
-		nc := &tape{in: make(chan []byte), out: make(chan int, 100)}
-		s.start(nc)
-		c := newClient(t, nil)
+		nc, c := startTape(t, s)
 		c.send("m")
-		nc.in <- c.out.Bytes()[:len(http2.ClientPreface)]
-		nc.in <- c.out.Bytes()[len(http2.ClientPreface):]
+		nc.in <- c.out.Bytes()
 		<-m.at
 		for _, conn := range s.openConns() { // if the lock were held, this would wait forever
 			conn.tick(time.Now())

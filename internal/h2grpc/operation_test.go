@@ -71,18 +71,14 @@ func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 		s := New(Config{Path: path, Method: &echo{store: store}, Others: http.HandlerFunc(others)})
 		var tapes []*tape
 		for range 100 {
-			nc := &tape{in: make(chan []byte), out: make(chan int, 100)}
+			nc, c := startTape(t, s)
 			tapes = append(tapes, nc)
-			s.start(nc)
-			c := newClient(t, nil)
-			nc.in <- bytes.Clone(c.out.Bytes()[:len(http2.ClientPreface)])
-			nc.in <- bytes.Clone(c.out.Bytes()[len(http2.ClientPreface):])
 			for range 2 { // the server reads these requests in two parts
-				c.out.Reset()
 				for range 16 {
 					c.send("m")
 				}
 				nc.in <- bytes.Clone(c.out.Bytes())
+				c.out.Reset()
 			}
 		}
 		synctest.Wait()

@@ -1,9 +1,13 @@
 package h2grpc
 
 import (
+	"bytes"
 	"io"
 	"net"
+	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 )
 
 // tape is a connection whose input comes from the test. It reports the length of each write.
@@ -11,6 +15,17 @@ type tape struct {
 	net.Conn
 	in  chan []byte
 	out chan int
+}
+
+// startTape starts a connection of s, and sends the preface and SETTINGS of a client, whose further frames the test sends.
+func startTape(t *testing.T, s *Server) (*tape, *client) {
+	t.Helper()
+	nc, c := &tape{in: make(chan []byte), out: make(chan int, 1000)}, newClient(t, nil)
+	s.start(nc)
+	nc.in <- c.out.Bytes()[:len(http2.ClientPreface)]
+	nc.in <- bytes.Clone(c.out.Bytes()[len(http2.ClientPreface):])
+	c.out.Reset()
+	return nc, c
 }
 
 func (c *tape) Read(b []byte) (int, error) {

@@ -19,16 +19,13 @@ func TestAConnectionYieldsAfterMuchWork(t *testing.T) {
 		m := &echo{}
 		s := New(Config{Path: path, Method: m, Inline: true})
 		defer s.Stop(t.Context())
-		nc := &tape{in: make(chan []byte), out: make(chan int, 1000)}
-		s.start(nc)
+		nc, c := startTape(t, s)
 		attacked, former := s.openConns()[0], yield
 		defer func() { yield = former }()
 		var turns []int // the size of the fields that were decoded in each turn
 		yield = func() { turns = append(turns, attacked.heads.work) }
-		c := newClient(t, nil)
 		c.send("m", "x-long", strings.Repeat("x", 2000))
-		nc.in <- c.out.Bytes()[:len(http2.ClientPreface)]
-		nc.in <- bytes.Clone(c.out.Bytes()[len(http2.ClientPreface):])
+		nc.in <- bytes.Clone(c.out.Bytes())
 		c.out.Reset()
 		reference := c.encode("x-long", strings.Repeat("x", 2000))
 		for i := range requests { // each block differs from the last one, so that it is decoded

@@ -217,27 +217,11 @@ func TestPaddingCountsForAStreamsWindow(t *testing.T) {
 		id := c.open(c.fields())
 		_ = c.to.WriteData(id, false, []byte{0, 0, 0x3f, 0xff, 0xff}) // the prefix announces nearly 4 MiB
 		padding := make([]byte, 255)
-		var sent sync.WaitGroup
-		sent.Go(func() {
-			for range streamWindow/(2+len(padding)) + 1 { // a frame has a byte of data, the padding and its length
-				_ = c.to.WriteDataPadded(id, false, []byte("x"), padding)
-				if c.write() != nil {
-					return
-				}
-			}
-		})
-		sent.Wait()
-		_ = c.to.WritePing(false, [8]byte{1}) // its answer comes after a reset
-		c.flush()
-		for {
-			f, err := c.read()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, ok := f.(*http2.PingFrame); ok {
-				break
-			}
+		for range streamWindow/(2+len(padding)) + 1 { // a frame has a byte of data, the padding and its length
+			_ = c.to.WriteDataPadded(id, false, []byte("x"), padding)
+			c.flush()
 		}
+		c.ping(1) // its answer comes after a reset
 		if r := c.reply(id); r.reset == nil || *r.reset != http2.ErrCodeFlowControl {
 			t.Errorf("got %+v; want a reset with FLOW_CONTROL_ERROR", r)
 		}
