@@ -32,23 +32,3 @@ func TestQuantilesAreNear(t *testing.T) {
 		t.Errorf("quantile 1 is %v, max is %v, want %v", got, h.max, all[len(all)-1])
 	}
 }
-
-func TestConnectionsSendInTurnAtTheRate(t *testing.T) {
-	r := &run{Config: Config{Connections: 4, Rate: 1000, Duration: time.Second}, start: time.Now()}
-	var all []time.Duration
-	for i := range 4 {
-		s := newSchedule(r, i)
-		for at, more := s.next(); more; at, more = s.next() {
-			all = append(all, at)
-		}
-	}
-	slices.Sort(all)
-	if len(all) != 1000 {
-		t.Fatalf("got %d requests, want 1000", len(all))
-	}
-	for i, at := range all {
-		if at != time.Duration(i)*time.Millisecond {
-			t.Fatalf("request %d is due at %v, want %v", i, at, time.Duration(i)*time.Millisecond)
-		}
-	}
-}

@@ -352,13 +352,7 @@ func TestKubernetesManifestsAgree(t *testing.T) {
 	if config["domain"] != k["domain"] || config["failure_mode_deny"] == k["failOpen"] {
 		t.Errorf("kgateway: the domain or the failure mode of the recipe %v differs from the rendered filter %v", k, config)
 	}
-	var eg object
-	for _, one := range manifests(t, "envoy-gateway.yaml") {
-		if one["kind"] == "BackendTrafficPolicy" {
-			eg = one
-		}
-	}
-	rule := at[[]any](t, eg, "spec", "rateLimit", "global", "rules")[0].(object)
+	rule := at[[]any](t, manifest(t, "envoy-gateway.yaml", "BackendTrafficPolicy"), "spec", "rateLimit", "global", "rules")[0].(object)
 	limit := readRendered[rendered](t, "envoy-gateway.yaml").Limits["descriptors"].([]any)[0].(object)["descriptors"].([]any)[0].(object)
 	if got, want := at[int](t, limit, "rate_limit", "requests_per_unit"), at[int](t, rule, "limit", "requests"); got != want {
 		t.Errorf("Envoy Gateway: the rendered limit allows %d requests, the recipe %d", got, want)

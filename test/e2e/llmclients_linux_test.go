@@ -32,23 +32,20 @@ func TestOpenAIPackage(t *testing.T) {
 	t.Parallel()
 	envoy, python := tooltest.Path(t, "envoy"), tooltest.Path(t, "python-openai")
 	files := pageFiles(t, "docs/howto/answer-llm-clients.md")
-	addr, dir := loopback(), t.TempDir()
-	limits := changed(t, "limits.yaml", files["limits.yaml"], change{"rate: 3, period: 1m", "rate: 3, period: 36s"}, change{"rate: 100000, period: 1m", "rate: 100000, period: 30d"})
-	proxy := changed(t, "envoy.yaml", files["envoy.yaml"], change{"127.0.0.1", addr}, longTimeout)
-	for name, text := range map[string]string{"limits.yaml": limits, "envoy.yaml": proxy} {
-		writeFile(t, filepath.Join(dir, name), text)
-	}
-	serveAt(t, addr+":9000", func(w http.ResponseWriter, _ *http.Request) {
+	s := newStack(t, "10000", "")
+	s.limits = s.writeText(t, "limits.yaml", changed(t, "limits.yaml", files["limits.yaml"], change{"rate: 3, period: 1m", "rate: 3, period: 36s"}, change{"rate: 100000, period: 1m", "rate: 100000, period: 30d"}))
+	s.writeText(t, "envoy.yaml", changed(t, "envoy.yaml", files["envoy.yaml"], longTimeout))
+	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("content-type", "application/json")
 		w.Header().Set("x-ratelimit-limit-tokens", "7") // a header that the model sends itself
 		_, _ = io.WriteString(w, `{"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [
 			{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}]}`)
 	})
-	serve(t, addr, "--config", filepath.Join(dir, "limits.yaml"), "--backend-timeout", "2s")
-	p := start(t, envoy, "-c", filepath.Join(dir, "envoy.yaml"), "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
-	awaitPort(t, p, "tcp", addr+":10000")
+	s.args = []string{"--backend-timeout", "2s"}
+	s.startSidecar(t)
+	s.run(t, envoy, "-c", "envoy.yaml", "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
 
-	output := run(t, python, "testdata/openai_client.py", "http://"+addr+":10000/v1")
+	output := run(t, python, "testdata/openai_client.py", "http://"+s.addr+":10000/v1")
 	lines := strings.Split(output, "\n")
 	if len(lines) < 7 {
 		t.Fatalf("the client printed\n%s\nwant 7 lines", output)
@@ -74,7 +71,7 @@ func TestOpenAIPackage(t *testing.T) {
 	if lines[6] == "late" {
 		denials = "[23]"
 	}
-	_, metrics := fetch("http://" + addr + ":6070/metrics")
+	_, metrics := fetch("http://" + s.addr + ":6070/metrics")
 	for _, want := range []string{
 		`rlsidecar_requests_total{code="over_limit",domain="ai"} ` + denials, `rlsidecar_requests_total{code="ok",domain="ai"} 4`,
 		`rlsidecar_requests_missing_descriptor_total{domain="ai"} 1`,

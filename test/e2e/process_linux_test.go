@@ -188,19 +188,14 @@ func awaitPort(t *testing.T, p *process, network, address string) {
 var fetching = &http.Client{Timeout: maxWait, Transport: &http.Transport{DisableKeepAlives: true}}
 
 // fetch returns status 0 if there is no answer.
-func fetch(url string) (code int, body string) {
-	resp, err := fetching.Get(url)
-	if err != nil {
-		return 0, ""
-	}
-	defer resp.Body.Close()
-	text, _ := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(text)
-}
+func fetch(url string) (code int, body string) { return answered(fetching.Get(url)) }
 
 // post sends a body in JSON. It returns status 0 if there is no answer.
 func post(url, body string) (code int, answer string) {
-	resp, err := fetching.Post(url, "application/json", strings.NewReader(body))
+	return answered(fetching.Post(url, "application/json", strings.NewReader(body)))
+}
+
+func answered(resp *http.Response, err error) (code int, body string) {
 	if err != nil {
 		return 0, err.Error()
 	}
