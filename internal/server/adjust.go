@@ -39,7 +39,7 @@ type adjustments struct {
 // are dropped. Finding the buckets of so many adjustments would take longer.
 const manyChanges = 100
 
-// newAdjustments opens the keeper. The method prefetch reads the adjustments in Redis.
+// newAdjustments opens the keeper, which awaitRedis lets read the adjustments in Redis.
 func (s *server) newAdjustments() (*adjustments, error) {
 	a := &adjustments{server: s, applied: adjust.NewSet(adjust.Head{}, nil)}
 	config := adjust.Config{Changed: a.apply}
@@ -56,14 +56,6 @@ func (s *server) newAdjustments() (*adjustments, error) {
 	})
 	s.metrics.WatchAdjustments(a.stats)
 	return a, nil
-}
-
-// prefetch reads the adjustments from Redis before the first request, so that blocked keys stay blocked after a
-// restart. ctx bounds the wait.
-func (a *adjustments) prefetch(ctx context.Context) {
-	if err := a.keeper.Poll(ctx); err != nil {
-		a.server.log.Warn("adjustments cannot be read from Redis yet, so none is in force; rlsidecar doctor finds the cause", zap.Error(err))
-	}
 }
 
 func (a *adjustments) run(ctx context.Context) {
@@ -92,14 +84,14 @@ func (a *adjustments) report() {
 	status, registry := a.keeper.Status(), a.server.conditions
 	a.reportLost(&status)
 	forbidden := errors.Is(status.Err, redis.ErrForbidden)
-	if forbidden {
+	if !forbidden {
+		registry.Clear(adjustmentsOff)
+	} else {
 		registry.Set(conditions.Condition{
 			Name: adjustmentsOff, Severity: conditions.Warning, Headline: "Limits cannot be adjusted: the Redis user lacks permissions",
 			Summary: "Limits cannot be adjusted while the sidecar runs: " + status.Err.Error() + ".",
 			Remedy:  "Permit the user in Redis what the summary names; rlsidecar doctor checks it.",
 		})
-	} else {
-		registry.Clear(adjustmentsOff)
 	}
 	if status.Err == nil || forbidden || time.Since(status.Seen) < staleAfter {
 		registry.Clear(adjustmentsStale)

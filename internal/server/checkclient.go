@@ -27,12 +27,11 @@ var ErrNotReady = errors.New("not ready")
 // Config.HTTP. CheckHTTP returns an error that wraps ErrNotReady if the server is not ready. It returns another error
 // if a listener of another kind answers, or if there is no answer before ctx ends.
 func CheckHTTP(ctx context.Context, address string) error {
-	client := Client(address)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/readyz", nil)
 	if err != nil {
 		return err
 	}
-	answer, err := client.Do(r)
+	answer, err := Client(address).Do(r)
 	if err != nil {
 		return fmt.Errorf("check %s: %w", address, err)
 	}

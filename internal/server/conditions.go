@@ -81,6 +81,13 @@ func (s *server) checkAuth(snapshot *limiter.Snapshot) {
 	}
 }
 
+func countOf(n int, one, several string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, several)
+}
+
 func sentence(clause string) string {
 	if clause == "" {
 		return ""
@@ -102,7 +109,6 @@ func (s *server) answeredMeanwhile() string { return "Meanwhile requests are " +
 // answeredBy returns the end of a sentence. It tells by which on_backend_failure requests are answered while the
 // backend fails, and for how many limits each value is set.
 func (s *server) answeredBy() string {
-	modes := []limiter.OnFailure{limiter.Deny, limiter.Allow, limiter.Local, limiter.Error}
 	counts := map[limiter.OnFailure]int{}
 	if current := s.limiter.Current(); current != nil {
 		for _, p := range current.Policies {
@@ -112,13 +118,9 @@ func (s *server) answeredBy() string {
 		}
 	}
 	var texts []string
-	for _, mode := range modes {
-		switch n := counts[mode]; n {
-		case 0:
-		case 1:
-			texts = append(texts, fmt.Sprintf("%s (1 limit)", mode))
-		default:
-			texts = append(texts, fmt.Sprintf("%s (%d limits)", mode, n))
+	for _, mode := range []limiter.OnFailure{limiter.Deny, limiter.Allow, limiter.Local, limiter.Error} {
+		if n := counts[mode]; n > 0 {
+			texts = append(texts, fmt.Sprintf("%s (%s)", mode, countOf(n, "limit", "limits")))
 		}
 	}
 	if len(texts) == 0 {

@@ -88,8 +88,11 @@ type Config struct {
 
 // Check returns an error for a mistake in c itself. It uses neither files nor the network.
 func (c *Config) Check() error {
-	if err := c.checkAddresses(); err != nil {
-		return err
+	for flag, address := range map[string]string{"grpc": c.GRPC, "http": c.HTTP, "admin": c.Admin, "metrics": c.Metrics} {
+		if _, err := strconv.ParseUint(address, 10, 16); err == nil {
+			return fmt.Errorf("--%s-listen %s is a port without an address: write 127.0.0.1:%s for this machine only, or :%s for all of its addresses",
+				flag, address, address, address)
+		}
 	}
 	hasAdminToken := c.AdminToken != "" || c.AdminTokenFile != ""
 	for _, is := range []struct {
@@ -109,30 +112,17 @@ func (c *Config) Check() error {
 			return errors.New(is.mistake)
 		}
 	}
+	var logs, stats, traces error
 	if c.LogListen != "" {
-		if err := accesslog.CheckAddress(c.LogListen); err != nil {
-			return fmt.Errorf("--log-listen: %w", err)
+		if logs = accesslog.CheckAddress(c.LogListen); logs != nil {
+			logs = fmt.Errorf("--log-listen: %w", logs)
 		}
 	}
 	if c.Statsd.Address != "" {
-		if err := c.Statsd.Check(); err != nil {
-			return err
-		}
+		stats = c.Statsd.Check()
 	}
 	if c.Tracing != nil {
-		if err := c.Tracing.Check(); err != nil {
-			return err
-		}
+		traces = c.Tracing.Check()
 	}
-	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.Check())
-}
-
-func (c *Config) checkAddresses() error {
-	for flag, address := range map[string]string{"grpc": c.GRPC, "http": c.HTTP, "admin": c.Admin, "metrics": c.Metrics} {
-		if _, err := strconv.ParseUint(address, 10, 16); err == nil {
-			return fmt.Errorf("--%s-listen %s is a port without an address: write 127.0.0.1:%s for this machine only, or :%s for all of its addresses",
-				flag, address, address, address)
-		}
-	}
-	return nil
+	return cmp.Or(logs, stats, traces, c.Answers.Check(), c.XDS.check(), c.TLS.Check())
 }

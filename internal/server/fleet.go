@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/redis"
@@ -30,11 +31,9 @@ const (
 // fleet stores the report of this process in Redis, and reads the reports of the sidecars that share that Redis, and
 // what its servers report about themselves.
 type fleet struct {
-	stores []*redis.Store
-	id     string
-
-	mu      sync.Mutex
-	lastErr error // the error of the last attempt to store the report, or nil; guarded by mu
+	stores  []*redis.Store
+	id      string
+	lastErr atomic.Pointer[error] // of the last attempt to store the report; nil before the first one
 
 	reading   sync.Mutex      // held while Redis is read
 	sidecars  status.Fleet    // as last read; guarded by reading
@@ -56,11 +55,8 @@ func (s *server) newFleet() *fleet {
 }
 
 func hostname() string {
-	host, err := os.Hostname()
-	if err != nil {
-		return "sidecar"
-	}
-	return host[:min(len(host), 64)]
+	host, _ := os.Hostname()
+	return cmp.Or(host[:min(len(host), 64)], "sidecar")
 }
 
 func (f *fleet) run(ctx context.Context, report func() status.Report) {
@@ -69,13 +65,9 @@ func (f *fleet) run(ctx context.Context, report func() status.Report) {
 		if n%tidyEvery == 0 && err == nil {
 			_, _ = f.members(ctx) // members removes old reports; the admin page shows an error of members when it reads them
 		}
-		f.mu.Lock()
-		f.lastErr = err
-		f.mu.Unlock()
-		select {
-		case <-ctx.Done():
+		f.lastErr.Store(&err)
+		if !sleep(ctx, reportEvery-reportEvery/20+mathrand.N(reportEvery/10)) {
 			return
-		case <-time.After(reportEvery - reportEvery/20 + mathrand.N(reportEvery/10)):
 		}
 	}
 }
@@ -138,9 +130,10 @@ func (f *fleet) readSidecars(ctx context.Context, now time.Time) {
 		return
 	}
 	list, err := f.members(ctx)
-	f.mu.Lock()
-	problem := errors.Join(f.lastErr, err)
-	f.mu.Unlock()
+	problem := err
+	if last := f.lastErr.Load(); last != nil {
+		problem = errors.Join(*last, err)
+	}
 	if f.sidecars.Problem = ""; problem != nil {
 		f.sidecars.Problem = problem.Error()
 	}
@@ -160,10 +153,7 @@ func (f *fleet) readSidecars(ctx context.Context, now time.Time) {
 // report returns the Report of this process. Only fleet.run calls it.
 func (s *server) report() status.Report {
 	w := s.watch
-	r := status.Report{Version: s.config.Version, Link: w.link, Started: w.started.Truncate(time.Second).UTC()}
-	if len(r.Version) > 64 {
-		r.Version = r.Version[:64]
-	}
+	r := status.Report{Version: s.config.Version[:min(len(s.config.Version), 64)], Link: w.link, Started: w.started.Truncate(time.Second).UTC()}
 	if current := s.limiter.Current(); current != nil {
 		r.Config, r.Loaded = current.Hash[:min(len(current.Hash), 12)], s.lastReload().Loaded.Truncate(time.Second).UTC()
 	}

@@ -14,11 +14,13 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/rlsidecar/rlsidecar/internal/accesslog"
 	"github.com/rlsidecar/rlsidecar/internal/admin"
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/listen"
 )
 
@@ -49,8 +51,7 @@ func (s *server) open() (listeners []listener, running Running, err error) {
 	if err != nil {
 		return nil, running, err
 	}
-	o := &opening{server: s, api: api}
-	o.running.Snapshot = s.limiter.Current()
+	o := &opening{server: s, api: api, running: Running{Snapshot: s.limiter.Current()}}
 	for _, open := range []func() error{o.logs, o.grpc, o.http, o.admin, o.metrics} {
 		if err = open(); err != nil {
 			o.abort()
@@ -95,6 +96,30 @@ func (o *opening) add(name, address string, actual *net.Addr, d listener) (err e
 	return err
 }
 
+// logs opens the log listener. It is closed last, because requests that end while the server drains write lines.
+func (o *opening) logs() error {
+	s := o.server
+	if s.config.LogListen == "" {
+		return nil
+	}
+	l, err := accesslog.Listen(s.config.LogListen)
+	if err != nil {
+		return fmt.Errorf("--log-listen: %w", err)
+	}
+	if size := l.SmallBuffer(); size > 0 {
+		s.log.Warn("the receive buffer of --log-listen is small, so lines may be lost when many requests end at once, and their slots stay occupied until ttl; set net.core.rmem_max to 16777216",
+			zap.Int("bytes", size))
+	}
+	o.running.Logs = l.Addr()
+	o.listeners = append(o.listeners, listener{
+		name: "log", closedLast: true, stop: func(context.Context) { l.Close() },
+		serve: func(net.Listener) error {
+			return l.Serve(func(id string) { s.limiter.ReturnSlots(id, limiter.DoorLog) })
+		},
+	})
+	return nil
+}
+
 func (o *opening) grpc() error {
 	d, err := o.server.grpcListener(o.api)
 	if err != nil {
@@ -108,9 +133,21 @@ func (o *opening) http() error {
 	if s.config.HTTP == "" {
 		return nil
 	}
+	closed := s.tokens.api == nil && !listen.IsLocal(s.config.HTTP)
+	if closed {
+		s.log.Warn("the HTTP API is off, because other machines can reach --http-listen and there is no token; give --api-token-file", zap.String("http", s.config.HTTP))
+	}
 	c := httpapi.Config{
 		AnswerJSON: o.api.AnswerJSON, Token: s.tokens.api, Local: listen.IsLocal(s.config.HTTP),
-		Ready: s.ready.Load, NotReady: s.notReady, API: s.httpAPI(), Auth: s.authHandler(),
+		Ready: s.ready.Load, NotReady: s.notReady,
+		API: &httpapi.API{Limiter: s.limiter, Token: s.tokens.api, Closed: closed, Headers: s.config.HTTPHeaders},
+		Auth: &httpapi.Auth{
+			Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log,
+			ReturnsSlots: s.config.LogListen != "", Gone: listen.Gone,
+		},
+	}
+	if s.config.APIInlineConfig {
+		c.API.Inline = config.Inline
 	}
 	if s.config.NoJSON {
 		c.AnswerJSON = nil
@@ -158,25 +195,6 @@ func (o *opening) metrics() error {
 	d := s.httpListener(h, time.Minute)
 	d.closedLast = true
 	return o.add("metrics", s.config.Metrics, &o.running.Metrics, d)
-}
-
-func (s *server) httpAPI() *httpapi.API {
-	closed := s.tokens.api == nil && !listen.IsLocal(s.config.HTTP)
-	if closed {
-		s.log.Warn("the HTTP API is off, because other machines can reach --http-listen and there is no token; give --api-token-file", zap.String("http", s.config.HTTP))
-	}
-	api := &httpapi.API{Limiter: s.limiter, Token: s.tokens.api, Closed: closed, Headers: s.config.HTTPHeaders}
-	if s.config.APIInlineConfig {
-		api.Inline = config.Inline
-	}
-	return api
-}
-
-func (s *server) authHandler() *httpapi.Auth {
-	return &httpapi.Auth{
-		Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log,
-		ReturnsSlots: s.config.LogListen != "", Gone: listen.Gone,
-	}
 }
 
 // httpListener returns the listener of HTTP whose requests handler serves. The timeout bounds the time to write an

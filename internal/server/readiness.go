@@ -63,7 +63,10 @@ func (s *server) awaitRedis(ctx, background context.Context, wg *sync.WaitGroup)
 	if away := s.followRedis(ctx, background, wg); away {
 		cancel()
 	}
-	s.adjust.prefetch(ctx)
+	// A key that was blocked before a restart stays blocked.
+	if err := s.adjust.keeper.Poll(ctx); err != nil {
+		s.log.Warn("adjustments cannot be read from Redis yet, so none is in force; rlsidecar doctor finds the cause", zap.Error(err))
+	}
 	s.settle.prefetch(ctx, s.adjust.ledger)
 }
 

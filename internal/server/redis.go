@@ -17,11 +17,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-const (
-	// leaseTimeout is how long calls that renew or return leases may wait to be sent. If a return is not sent in
-	// time, its units are lost, so the limits admit less.
-	leaseTimeout = time.Second
-)
+// leaseTimeout is how long calls that renew or return leases may wait to be sent. If a return is not sent in time, its
+// units are lost, so the limits admit less.
+const leaseTimeout = time.Second
 
 // Redis configures the Redis that keeps the buckets. Without a URL, they are in memory. All fields apply to the second
 // Redis, too, except PasswordFile. Units stay consumed if too few replicas confirm a charge.

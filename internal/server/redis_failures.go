@@ -118,7 +118,7 @@ func (s *server) reportSlow(failedBatches uint64) {
 	c := conditions.Condition{
 		Name: redisSlow, Severity: conditions.Degraded,
 		Summary: fmt.Sprintf("Redis could not decide %s of requests in the second before %s. They were %s",
-			batches(failedBatches), time.Now().UTC().Format("15:04:05 UTC"), s.answeredBy()),
+			countOf(int(failedBatches), "batch", "batches"), time.Now().UTC().Format("15:04:05 UTC"), s.answeredBy()),
 		Remedy: "Run rlsidecar doctor to find the cause.", Headline: "Redis fails sometimes", Error: s.redisFailures.lastText(),
 	}
 	if last := s.redisFailures.last.Load(); last != nil && isLate(*last) {
@@ -127,13 +127,6 @@ func (s *server) reportSlow(failedBatches uint64) {
 			s.config.Redis.Timeout)
 	}
 	s.conditions.Set(c)
-}
-
-func batches(n uint64) string {
-	if n == 1 {
-		return "1 batch"
-	}
-	return fmt.Sprintf("%d batches", n)
 }
 
 func (s *server) breakerChanged(server string, open bool) {

@@ -102,7 +102,13 @@ func (s *server) load() config.Problems {
 	start, o := time.Now(), s.config.Defaults
 	if s.limiter.Current() != nil { // requests may wait, and the configuration in use takes memory, too
 		defer debug.SetGCPercent(debug.SetGCPercent(reloadGC))
-		o.Pause = (&turns{start}).pause
+		turn := start
+		o.Pause = func() { // the scheduler would let the load run for 10 ms, and requests wait that long on one processor
+			if time.Since(turn) > time.Millisecond {
+				time.Sleep(250 * time.Microsecond)
+				turn = time.Now()
+			}
+		}
 	}
 	snapshot, problems := config.Load(s.config.Paths, o)
 	s.apply(snapshot, problems, s.config.Paths, start)
@@ -112,17 +118,6 @@ func (s *server) load() config.Problems {
 // reloadGC is the garbage that the heap may gain before a collection during a reload, as a percentage of the live heap.
 // With Go's default of 100, a reload of 100,000 limits takes a third more memory.
 const reloadGC = 50
-
-// turns divides a long computation into turns of a millisecond with short pauses. The scheduler would let it run for
-// 10 ms, and requests wait that long if there is only one processor.
-type turns struct{ last time.Time }
-
-func (t *turns) pause() {
-	if time.Since(t.last) > time.Millisecond {
-		time.Sleep(250 * time.Microsecond)
-		t.last = time.Now()
-	}
-}
 
 // apply puts snapshot in use. sources are the places from which it was read, and start is when reading began.
 // snapshot is nil if the configuration has a mistake.

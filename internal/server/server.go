@@ -122,7 +122,10 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
-	s.sendMetrics(background, &wg)
+	if c.Statsd.Address != "" {
+		c.Statsd.Source, c.Statsd.Log = s.metrics.Statsd(), log
+		wg.Go(func() { statsd.Run(background, c.Statsd) })
+	}
 	if err := s.configure(ctx, background, &wg); err != nil {
 		return err
 	}
@@ -137,9 +140,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	s.runBackground(background, &wg)
 	return s.serve(ctx, listeners, func() {
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics), address("logs", running.Logs))
-		if !s.ready.Load() {
-			running.NotReady = s.notReady()
-		}
+		running.NotReady = s.notReady()
 		started(running)
 	})
 }
@@ -184,22 +185,17 @@ func (s *server) runBackground(ctx context.Context, wg *sync.WaitGroup) {
 }
 
 func (s *server) readTokens() (err error) {
-	if s.tokens.api, err = s.token(s.config.APIToken, s.config.APITokenFile); err != nil {
-		return err
+	c, t := &s.config, &s.tokens
+	t.api, t.admin = httpauth.FixedToken(c.APIToken), httpauth.FixedToken(c.AdminToken) // nil for ""
+	for _, from := range []struct {
+		file  string
+		token *httpauth.Token
+	}{{c.APITokenFile, &t.api}, {c.AdminTokenFile, &t.admin}, {c.AdminReadTokenFile, &t.adminRead}} {
+		if from.file != "" && err == nil {
+			*from.token, err = httpauth.FileToken(from.file, s.log)
+		}
 	}
-	if s.tokens.admin, err = s.token(s.config.AdminToken, s.config.AdminTokenFile); err != nil {
-		return err
-	}
-	s.tokens.adminRead, err = s.token("", s.config.AdminReadTokenFile)
 	return err
-}
-
-// token returns a fixed token, or the token in a file, or nil if both are "".
-func (s *server) token(fixed, file string) (httpauth.Token, error) {
-	if file == "" {
-		return httpauth.FixedToken(fixed), nil
-	}
-	return httpauth.FileToken(file, s.log)
 }
 
 // observer returns the observer of all answers, and creates the recorders that it uses.
@@ -228,19 +224,6 @@ func (s *server) Refused(reason string) {
 	}
 }
 
-func (s *server) sendMetrics(ctx context.Context, wg *sync.WaitGroup) {
-	if s.config.Statsd.Address == "" {
-		return
-	}
-	c := s.config.Statsd
-	c.Source, c.Log = s.metrics.Statsd(), s.log
-	wg.Go(func() { statsd.Run(ctx, c) })
-}
-
-func (s *server) mayBeReady() bool {
-	return isClosed(s.configured) && isClosed(s.redisReadiness.opened)
-}
-
 func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
@@ -261,11 +244,14 @@ func (s *server) waitUntilReady(ctx context.Context) bool {
 	return true
 }
 
-// notReady returns the reasons for which this sidecar is not ready, one per line. They include all current
-// conditions, even those that do not prevent readiness.
+// notReady returns the reasons for which this sidecar is not ready, one per line, or "" if it is. They include all
+// current conditions, even those that do not prevent readiness.
 func (s *server) notReady() string {
-	if s.draining.Load() {
+	switch {
+	case s.draining.Load():
 		return "draining: this sidecar is being stopped\n"
+	case s.ready.Load():
+		return ""
 	}
 	var b strings.Builder
 	if !isClosed(s.configured) {
@@ -303,7 +289,7 @@ func (s *server) serve(running context.Context, listeners []listener, started fu
 			}
 		})
 	}
-	if s.mayBeReady() {
+	if isClosed(s.configured) && isClosed(s.redisReadiness.opened) {
 		s.beReady(listeners)
 	}
 	started()

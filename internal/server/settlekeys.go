@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"sync/atomic"
 	"time"
@@ -40,7 +39,7 @@ const (
 )
 
 func (s *server) newSettleKeys() (*settleKeys, error) {
-	k := &settleKeys{server: s, own: randomSecret()}
+	k := &settleKeys{server: s, own: rand.Text() + rand.Text()}
 	if path := s.config.SettleKeyFile; path != "" {
 		var err error
 		if k.file, err = httpauth.FileSecrets(path, s.log); err != nil {
@@ -55,12 +54,6 @@ func (s *server) newSettleKeys() (*settleKeys, error) {
 	}
 	k.random.Store(&random)
 	return k, nil
-}
-
-func randomSecret() string {
-	var b [32]byte
-	_, _ = rand.Read(b[:]) // rand.Read never fails
-	return hex.EncodeToString(b[:])
 }
 
 // secrets returns none if the secret is in Redis and Redis has not answered.
@@ -123,8 +116,6 @@ func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 	if !k.isShared() {
 		return
 	}
-	tick := time.NewTicker(settleKeySoon)
-	defer tick.Stop()
 	var of *limiter.Snapshot
 	var readAt time.Time
 	settles, byName := false, false
@@ -139,10 +130,8 @@ func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 				k.report(err)
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep(ctx, settleKeySoon) {
 			return
-		case <-tick.C:
 		}
 	}
 }

@@ -94,20 +94,13 @@ func quantiles(times *history.Times) (median, p99 int64) {
 // line returns the state in one line.
 func (s *server) line() status.Line {
 	t := s.traffic()
-	return status.LineOf(s.conditions.List(), s.reasonNotReady(), &t)
-}
-
-func (s *server) reasonNotReady() string {
-	if s.ready.Load() {
-		return ""
-	}
-	return s.notReady()
+	return status.LineOf(s.conditions.List(), s.notReady(), &t)
 }
 
 // status returns the whole state. It reads Redis, for a bounded time.
 func (s *server) status(ctx context.Context) status.Status {
 	st := status.Status{
-		Version: s.config.Version, Started: s.watch.started.UTC().Truncate(time.Second), Ready: s.ready.Load(), NotReady: s.reasonNotReady(),
+		Version: s.config.Version, Started: s.watch.started.UTC().Truncate(time.Second), Ready: s.ready.Load(), NotReady: s.notReady(),
 		Conditions: s.conditions.List(), Traffic: s.traffic(), Fleet: status.Fleet{Sidecars: []status.Sidecar{}},
 	}
 	if current := s.limiter.Current(); current != nil {

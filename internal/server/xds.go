@@ -100,15 +100,13 @@ func (s *server) readOverlay(name string) error {
 }
 
 func (s *server) waitForFirst(ctx context.Context) {
-	again := time.NewTicker(firstWarning)
-	defer again.Stop()
 	for {
 		select {
 		case <-s.configured:
 			return
 		case <-ctx.Done():
 			return
-		case <-again.C:
+		case <-time.After(firstWarning):
 			s.log.Warn("there is no configuration yet: the xDS server has not sent a valid one; check that it has one for this node (--xds-node-id)",
 				zap.String("server", s.config.XDS.Server), zap.String("node", s.config.XDS.NodeID))
 		}
