@@ -43,7 +43,7 @@ func (m *model) complete(t *testing.T, user, options string, words int) int {
 		request.Header.Set("x-user", user)
 	}
 	request.Header.Set("content-type", "application/json")
-	response, err := m.client.Do(request)
+	response, err := fetching.Do(request)
 	if err != nil {
 		t.Error(err)
 		return 0

@@ -30,7 +30,6 @@ type reference struct {
 	addr   string // HTTP is at :8080, gRPC at :8081, metrics at :9090
 	debug  string
 	files  string // the folder of limits
-	client *http.Client
 	rls    rls.RateLimitServiceClient
 	health healthpb.HealthClient
 }
@@ -62,10 +61,7 @@ func newReference(t *testing.T, files map[string]string, env ...string) *referen
 func launchReference(t *testing.T, files map[string]string, env ...string) *reference {
 	t.Helper()
 	data := t.TempDir()
-	r := &reference{
-		addr: loopback(), files: filepath.Join(data, "ratelimit", "config"),
-		client: &http.Client{Timeout: maxWait, Transport: &http.Transport{DisableKeepAlives: true}},
-	}
+	r := &reference{addr: loopback(), files: filepath.Join(data, "ratelimit", "config")}
 	port := redistest.FreePort(t)
 	r.debug = fmt.Sprintf("127.0.0.1:%d", port) // open to local processes only
 	if err := os.MkdirAll(r.files, 0o700); err != nil {
@@ -142,7 +138,7 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 	}
 	post.Header.Set("Content-Type", "application/json")
 	post.Header.Set("Authorization", "Bearer "+apiToken) // /json accepts refunds only with the token
-	resp, err := r.client.Do(post)
+	resp, err := fetching.Do(post)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,7 +58,6 @@ type stack struct {
 	args           []string
 	keys           bucket // the limit for each key; zero if there is none
 	proxy, sidecar *process
-	client         *http.Client
 
 	arrived atomic.Int64            // requests that reached the application
 	last    atomic.Pointer[arrival] // the last of them
@@ -78,9 +77,8 @@ func newStack(t *testing.T, port, limits string, args ...string) *stack {
 	t.Helper()
 	s := &stack{
 		owner: t, addr: loopback(), port: port, dir: t.TempDir(), limits: limits, args: args, keys: perKey,
-		client: &http.Client{Timeout: maxWait, Transport: &http.Transport{}}, counts: map[string]int{},
+		counts: map[string]int{},
 	}
-	t.Cleanup(s.client.CloseIdleConnections)
 	return s
 }
 
