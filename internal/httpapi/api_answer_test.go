@@ -78,9 +78,11 @@ limits:
 `))
 	target := adjust.Target{Domain: "d", Limit: "free", Key: []string{"k"}}
 	other := adjust.Target{Domain: "d", Limit: "free", Key: []string{"more"}}
+	blocked := adjust.Target{Domain: "d", Limit: "free", Key: []string{"blocked"}}
 	l.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{
 		{ID: target.ID(), Target: target, Change: adjust.Change{Unlimited: true}, Algorithm: algorithms.TokenBucket, Expires: storetest.Start + algorithms.Day},
 		{ID: other.ID(), Target: other, Change: adjust.Change{Factor: 2000}, Algorithm: algorithms.TokenBucket, Expires: storetest.Start + algorithms.Day},
+		{ID: blocked.ID(), Target: blocked, Change: adjust.Change{Block: true}, Algorithm: algorithms.TokenBucket, Expires: storetest.Start + algorithms.Day},
 	}), clock.Now)
 	h := New(Config{API: &API{Limiter: l}})
 	script(t, h, clock,
@@ -95,8 +97,15 @@ limits:
 	for range 3 { // the third request is denied, and begins the penalty
 		call(h, "POST", "/v1/limit", `{"name":"free","key":"more"}`)
 	}
-	if w := call(h, "GET", "/v1/limits/free?key=more", ""); !strings.Contains(w.Body.String(), `"blocked_by":"penalty"`) {
-		t.Errorf("a penalty of an adjusted limit: got %d %s; want it blocked by the penalty", w.Code, w.Body)
+	for key, want := range map[string]string{"more": "penalty", "blocked": "adjustment", "nobody": ""} {
+		w := call(h, "GET", "/v1/limits/free?key="+key, "")
+		var got struct {
+			For int64  `json:"blocked_for_ms"`
+			By  string `json:"blocked_by"`
+		}
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || got.By != want || (got.For > 0) != (want != "") {
+			t.Errorf("%s: got %s (%v); want it blocked by %q", key, w.Body, err, want)
+		}
 	}
 	all := call(h, "GET", "/v1/limits", "").Body.String()
 	for _, want := range []string{`"calendar":"day","time_zone":"Europe/Berlin"`, `"then":"credits"`} {

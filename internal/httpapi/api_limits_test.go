@@ -2,13 +2,8 @@ package httpapi
 
 import (
 	"encoding/json"
-	"net/url"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
@@ -37,30 +32,4 @@ func TestLimitsAreListedAndShown(t *testing.T) {
 		exchangeStep{1, "/v1/limits/send?domain=a&domain=b", "", 400, `domain occurs twice; send it once`},
 		exchangeStep{1, "/v1/limits/send?key=%zz", "", 400, `the query cannot be parsed`},
 	)
-}
-
-func TestABlockedBucketNamesTheReason(t *testing.T) {
-	clock := storetest.NewClock()
-	now := clock.Now
-	l := limiter.New(memory.New(memory.Config{Clock: clock.Time}), limiter.Config{Now: now})
-	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  send: {algorithm: token_bucket, rate: 1, period: 1m, penalty: {after: 1, for: 5m, max: 1h}}\n"))
-	target := adjust.Target{Domain: "d", Limit: "send", Key: []string{"by an operator"}}
-	l.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{{
-		ID: target.ID(), Target: target, Change: adjust.Change{Block: true}, Algorithm: algorithms.TokenBucket,
-		Expires: storetest.Start + algorithms.Day,
-	}}), now)
-	h := New(Config{API: &API{Limiter: l}})
-	for range 2 { // the second request is denied, and begins the penalty
-		call(h, "POST", "/v1/limit", `{"name":"send","key":"by a penalty"}`)
-	}
-	for key, want := range map[string]string{"by a penalty": "penalty", "by an operator": "adjustment", "nobody": ""} {
-		w := call(h, "GET", "/v1/limits/send?key="+url.QueryEscape(key), "")
-		var got struct {
-			For int64  `json:"blocked_for_ms"`
-			By  string `json:"blocked_by"`
-		}
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || got.By != want || (got.For > 0) != (want != "") {
-			t.Errorf("%s: got %s (%v); want it blocked by %q", key, w.Body, err, want)
-		}
-	}
 }

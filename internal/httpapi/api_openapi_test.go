@@ -158,8 +158,8 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 func TestTheDescriptionIsOfTheseHandlers(t *testing.T) {
 	h, _ := onClock(t)
 	w := call(h, "GET", "/openapi.json", "")
-	if w.Code != 200 || w.Header().Get("Content-Type") != "application/json" {
-		t.Fatalf("got %d %v; want status 200 and application/json", w.Code, w.Header())
+	if w.Code != 200 || w.Header().Get("Content-Type") != "application/json" || w.Header().Get("X-Content-Type-Options") != "nosniff" {
+		t.Fatalf("got %d %v; want status 200, application/json and nosniff", w.Code, w.Header())
 	}
 	d := openDocument(t, w.Body.Bytes())
 	for path, methods := range samples(t) {

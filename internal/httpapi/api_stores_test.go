@@ -126,7 +126,7 @@ func wholeUnits(value, scale int64) int64 {
 }
 
 // bobs are the limits that reset knows.
-var bobs = []string{"jobs", "other", "plan", "credits", "seen", "seen2", "quota"}
+var bobs = []string{"jobs", "other", "plan", "credits", "seen"}
 
 func (s *onStore) reset() {
 	s.t.Helper()

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
@@ -235,13 +236,15 @@ type broken struct{ err error }
 func (s broken) Submit(b *backend.Batch) { b.Fail(s.err) }
 
 func TestBackendFailureIsAnsweredByPolicy(t *testing.T) {
-	away := apiOver(t, broken{fmt.Errorf("%w: gone", backend.ErrUnavailable)})
+	// Errors of a store have its addresses, which clients must not see.
+	away := apiOver(t, broken{fmt.Errorf("dial tcp 192.0.2.9:6379: refused: %w", backend.ErrUnavailable)})
 	for _, s := range []exchangeStep{
 		{0, "/v1/limit", `{"name":"send"}`, 503, "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"},
 		{0, "/v1/check", `{"name":"send"}`, 503, "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"},
 		{0, "/v1/limits/send", ``, 503, "the bucket could not be read; try again"},
 		{0, "/v1/limits/pass", ``, 503, "the bucket could not be read; try again"},
 		{0, "/v1/limits/share", ``, 503, "the bucket could not be read; try again"},
+		{0, "/v1/reset", `{"name":"send"}`, 503, "the backend did not answer in time; the request may or may not have been charged; repeat it with a request_id"},
 		{0, "/v1/limit", `{"limits":[{"name":"send"},{"name":"pass"}]}`, 503, "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"},
 		{0, "/v1/limit", `{"name":"pass"}`, 200, `{"ok":true,"degraded":true,"limits":[{"name":"pass","ok":true,"limit":1,"degraded":true}]}`},
 	} {
@@ -314,7 +317,8 @@ func TestBodiesAreBounded(t *testing.T) {
 	if w := call(h, "POST", "/v1/limit", pad(maxRequestBody+1)); w.Code != 413 {
 		t.Errorf("a byte more: got %d %s; want status 413", w.Code, w.Body)
 	}
-	r := httptest.NewRequest("POST", "/v1/limit", io.MultiReader(strings.NewReader(`{"name"`), aborting{})) // an error of the network, but not a slow client
+	reset := iotest.ErrReader(&net.OpError{Op: "read", Err: errors.New("connection reset by peer")}) // an error of the network, but not a slow client
+	r := httptest.NewRequest("POST", "/v1/limit", io.MultiReader(strings.NewReader(`{"name"`), reset))
 	r.Host = ""
 	w := httptest.NewRecorder()
 	if h.ServeHTTP(w, r); w.Code != 400 {
@@ -353,15 +357,14 @@ func TestWithoutConfigurationIsUnavailable(t *testing.T) {
 
 func weighted(t *testing.T) (http.Handler, *storetest.Clock) {
 	t.Helper()
-	clock := storetest.NewClock()
-	return apiOver(t, memory.New(memory.Config{Clock: clock.Time}), func(a *API) {
+	return onClock(t, func(a *API) {
 		a.Limiter.Swap(authSnapshot(t, `
 domain: ai
 limits:
   llm:  {algorithm: token_bucket, rate: 1000, period: 1m, weights: {input: 1, cached: 1/10, output: 4}}
   send: {algorithm: token_bucket, rate: 10, period: 1m}
 `))
-	}), clock
+	})
 }
 
 func TestCostsOfSeveralKindsAreWeighted(t *testing.T) {
@@ -394,18 +397,8 @@ func TestCostsOfSeveralKindsAreWeighted(t *testing.T) {
 
 func TestAReservationIsSettledWithRealCostsByKind(t *testing.T) {
 	h, _ := weighted(t)
-	reserve := func() string {
-		t.Helper()
-		var answer struct {
-			Reservation string `json:"reservation"`
-		}
-		w := call(h, http.MethodPost, "/v1/limit", `{"name":"llm","key":"eve","costs":{"input":100,"output":100},"reserve":true}`)
-		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 200 || answer.Reservation == "" {
-			t.Fatalf("got %d %s; want status 200 and a reservation", w.Code, w.Body)
-		}
-		return answer.Reservation
-	}
-	first, second := reserve(), reserve()
+	const body = `{"name":"llm","key":"eve","costs":{"input":100,"output":100},"reserve":true}`
+	first, second := reserve(t, h, body), reserve(t, h, body)
 	settle := func(id, costs string, code int, want string) {
 		t.Helper()
 		exchangeStep{0, "/v1/limit", fmt.Sprintf(`{"reservation":%q,%s}`, id, costs), code, want}.check(t, h)
@@ -419,10 +412,4 @@ func TestAReservationIsSettledWithRealCostsByKind(t *testing.T) {
 	settle(second, `"costs":{"tokens":1}`, 400, `limit "llm": costs: "tokens" has no weight; known names are cached, input, output`)
 	settle(second, `"costs":{"input":1},"count":1`, 400, "has count and costs; send one of them")
 	settle(second, `"count":500`, 200, left(239, 45660))
-}
-
-type aborting struct{}
-
-func (aborting) Read([]byte) (int, error) {
-	return 0, &net.OpError{Op: "read", Err: errors.New("connection reset by peer")}
 }

@@ -453,10 +453,6 @@ auth: {routes: [{hits: 2, descriptors: [[{key: a, value: x}]]}]}
 	}
 }
 
-type failingStore struct{}
-
-func (failingStore) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
-
 func TestAFailingStoreIsAnsweredByPolicy(t *testing.T) {
 	for policy, want := range map[string]string{
 		"deny":  "429 Retry-After=1 X-RateLimit-Reason=backend-failure Content-Length=127 Content-Type=application/problem+json",
@@ -465,7 +461,7 @@ func TestAFailingStoreIsAnsweredByPolicy(t *testing.T) {
 		"local": `200 RateLimit-Policy="x";q=3;w=60 RateLimit="x";r=2;t=20 X-RateLimit-Limit=3 X-RateLimit-Remaining=2 X-RateLimit-Reset=20 X-RateLimit-Reason=backend-failure Content-Length=0`,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			l := limiter.New(failingStore{}, limiter.Config{Local: memory.New(memory.Config{})})
+			l := limiter.New(broken{backend.ErrUnavailable}, limiter.Config{Local: memory.New(memory.Config{})})
 			l.Swap(authSnapshot(t, `
 domain: d
 limits: {x: {algorithm: token_bucket, rate: 30, period: 1m, on_backend_failure: `+policy+`, local_share: 10%}}

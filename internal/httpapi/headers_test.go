@@ -6,23 +6,17 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 func manyLimits(t *testing.T, text string) http.Handler {
 	t.Helper()
-	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte("domain: d\nlimits:\n" + text)}}, config.Options{})
-	if problems.Bad() {
-		t.Fatal(problems)
-	}
-	clock := storetest.NewClock()
-	l := limiter.New(memory.New(memory.Config{Clock: clock.Time}), limiter.Config{})
-	l.Swap(snapshot)
-	return New(Config{API: &API{Limiter: l, Headers: HeaderSets{IETF: true, X: true}}})
+	h, _ := onClock(t, func(a *API) {
+		a.Headers = HeaderSets{IETF: true, X: true}
+		a.Limiter.Swap(authSnapshot(t, "domain: d\nlimits:\n"+text))
+	})
+	return h
 }
 
 // Ten limits are charged, one of them for three keys. Eight must be shown, each once.

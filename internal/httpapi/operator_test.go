@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -201,16 +200,6 @@ func TestRequestsForAdjustments(t *testing.T) {
 		if w := call(h, "GET", "/api/adjustments/audit?n="+n, ""); w.Code != want {
 			t.Errorf("an audit of %s entries: got %d %s; want status %d", n, w.Code, w.Body, want)
 		}
-	}
-}
-
-// Errors of a store have its addresses, which clients must not see.
-func TestAddressesOfTheStoreAreNotSent(t *testing.T) {
-	away := fmt.Errorf("dial tcp 192.0.2.9:6379: refused: %w", backend.ErrUnavailable)
-	w := httptest.NewRecorder()
-	problemOf(away).write(w)
-	if w.Code != 503 || strings.Contains(w.Body.String(), "192.0.2.9") {
-		t.Errorf("got %d %s; want status 503 without the address", w.Code, w.Body)
 	}
 }
 
