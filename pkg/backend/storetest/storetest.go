@@ -93,6 +93,10 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		}
 		expect(t, store, a, 3, true, 0, 0)
 	})
+	t.Run("repeated denials block for longer each time", func(t *testing.T) {
+		clock, store := start(t)
+		blocks(t, clock, store)
+	})
 	t.Run("vectors", func(t *testing.T) { Vectors(t, newStore) })
 	t.Run("random traces equal package algorithms", func(t *testing.T) {
 		clock, store := start(t)
@@ -103,6 +107,10 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		if blocked < 50 {
 			t.Errorf("%d decisions were made by blocked buckets, want at least 50", blocked)
 		}
+	})
+	t.Run("a bucket that was reset equals a new one", func(t *testing.T) {
+		_, store := start(t)
+		resets(t, store)
 	})
 	t.Run("a settlement takes effect once, and not for a lost charge", func(t *testing.T) {
 		clock, store := start(t)
@@ -214,6 +222,80 @@ func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() a
 		c.Key, c.Lease = []byte("charged until it denies, a "+c.Limit.Kind.String()), lease
 		if n := hammer(store, 16, most/8, c); n > most || n < most-slack {
 			t.Errorf("%s: admitted %d of %d requests, limit %d, of which %d may be unused", c.Key, n, 2*most, most, slack)
+		}
+	}
+}
+
+// The second denial in a row blocks a bucket for one minute, the next blocks last two minutes and then the
+// maximum of three. Three minutes after the end of the last block, a new one lasts one minute again.
+func blocks(t *testing.T, clock *Clock, store backend.Store) {
+	t.Helper()
+	const minute = 60 * algorithms.Second
+	penalty := &algorithms.Penalty{After: 2, For: minute, Max: 3 * minute}
+	for i, spec := range []algorithms.Spec{
+		{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second, Penalty: penalty},
+		{Kind: algorithms.SlidingLog, Rate: 1, Period: algorithms.Second, Penalty: penalty},
+		{Kind: algorithms.FixedWindow, Rate: 1, Calendar: calendars[0], Penalty: penalty},
+	} {
+		bucket := charge(spec)
+		bucket.Key = fmt.Appendf(nil, "blocked %d", i)
+		now := clock.Now()
+		want := func(allowed bool, blocked algorithms.Micros) {
+			t.Helper()
+			d := take(store, bucket)[0]
+			if d.Err != nil || d.Allowed != allowed || d.Blocked != blocked || !allowed && d.RetryAfter < max(1, blocked) {
+				t.Fatalf("%+v, %d us later: got %+v, want allowed %v, blocked for %d", spec, clock.Now()-now, d, allowed, blocked)
+			}
+		}
+		for _, span := range []algorithms.Micros{minute, 2 * minute, 3 * minute, 3 * minute} {
+			if spec.Calendar == nil || span == minute { // in a day only the first request is allowed
+				want(true, 0)
+			}
+			want(false, 0)
+			want(false, span)
+			clock.Set(clock.Now() + span - 1)
+			want(false, 1)
+			clock.Set(clock.Now() + 1)
+		}
+		clock.Set(clock.Now() + 3*minute)
+		if spec.Calendar == nil {
+			want(true, 0)
+		}
+		want(false, 0)
+		want(false, minute)
+		bucket.Terms.Cost = -1
+		want(true, 0)
+		bucket.Terms.Cost = 0
+		want(false, minute)
+		if err := backend.ResetBucket(t.Context(), store, bucket); err != nil {
+			t.Fatal(err)
+		}
+		want(true, 0)
+	}
+}
+
+func resets(t *testing.T, store backend.Store) {
+	t.Helper()
+	reset := func(c backend.Charge) {
+		t.Helper()
+		if err := backend.ResetBucket(t.Context(), store, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, spec := range Specs() {
+		one := charge(spec)
+		one.Key = fmt.Appendf(nil, "reset %d", i)
+		other := one
+		other.Key = fmt.Appendf(nil, "beside %d", i)
+		reset(one) // a reset of a bucket that was never charged
+		fresh := take(store, one, other)
+		used := take(store, other)
+		reset(one)
+		if got := take(store, one); got[0] != fresh[0] {
+			t.Errorf("%+v:\n after a reset %+v\n new            %+v", spec, got[0], fresh[0])
+		}
+		if got := take(store, other); one.Limit.Rate > 0 && got[0].Remaining > used[0].Remaining {
+			t.Errorf("%+v: the other bucket was %+v, is %+v", spec, used[0], got[0])
 		}
 	}
 }
