@@ -142,6 +142,7 @@ func TestLifetimesOfBucketsThatKeepMore(t *testing.T) {
 	one, three, peek := algorithms.Charge{Cost: 1}, algorithms.Charge{Cost: 3}, algorithms.Charge{Cost: 3, DryRun: true}
 	tokens, log := penalized(algorithms.TokenBucket), penalized(algorithms.SlidingLog)
 	short, long := compiledSlots(t, 3, minute), compiledSlots(t, 3, 10*minute)
+	before := time.Now()
 	for _, is := range []struct {
 		key         string
 		limit       *algorithms.Limit
@@ -172,9 +173,9 @@ func TestLifetimesOfBucketsThatKeepMore(t *testing.T) {
 		{"slots", long, slot(2, algorithms.ReturnSlot), true, 0, 10 * time.Minute},
 		{"slots", long, slot(3, algorithms.ReturnSlot), true, gone, gone},
 	} {
-		before := time.Now()
 		d := takeOne(t, s, backend.Charge{Key: []byte(is.key), Limit: is.limit}, is.terms)
-		least, left := is.least-time.Since(before)-ms, livesFor(t, server, is.key)
+		left := livesFor(t, server, is.key)
+		least := is.least - time.Since(before) - ms
 		if d.Allowed != is.allowed || left < least || left > is.most+max(0, is.most/8+2*ms) {
 			t.Errorf("%+v: got %+v, and the state lives for %v; want allowed %v, and %v to %v", is, d, left, is.allowed, is.least, is.most)
 		}

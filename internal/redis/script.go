@@ -444,11 +444,12 @@ func (t *scriptRun) answer() error {
 
 // tellBoth sets the retry time of the charge t.targets[i], which was denied and has an Own, to that of the charge and of
 // the row before it. The script cannot compare times that are numbers of windows, so it returns the retry time of Own in
-// place of the wait, which a denial does not have. A retry time of 0 means that only Own can be allowed.
+// place of the wait, or 1 in place of the lost units if Own can never be allowed; a denial has neither. A retry time of 0
+// means that only Own can be allowed.
 func (t *scriptRun) tellBoth(i int) {
 	d := t.targets[i].decision
-	with, is := algorithms.Retry{After: d.Wait}, algorithms.Retry{After: d.RetryAfter, Never: d.RetryAfter == 0}
-	d.Wait = 0
+	with, is := algorithms.Retry{After: d.Wait, Never: d.Lost > 0}, algorithms.Retry{After: d.RetryAfter, Never: d.RetryAfter == 0}
+	d.Wait, d.Lost = 0, 0
 	if d.Never { // Own can never be allowed either
 		return
 	}

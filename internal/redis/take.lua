@@ -49,7 +49,7 @@
 --            flag 2   never: the cost is more than the bucket can ever hold
 --                     The last double of a denied charge with Own is not the wait, but the retry time of
 --                     Own; a retry time of 0 means that only Own can be allowed
---            flag 4   the last double is Decision.Lost. Of a head: replayed
+--            flag 4   the last double is Decision.Lost. Of a head: replayed. Of a denied charge with Own: Own can never be allowed
 --            flag 8   of a head: the record belongs to another request, nothing was charged
 --            flag 16  the three times are counted in windows of a calendar
 --            flag 32  the last double is the rest of the block by a penalty, in us
@@ -956,7 +956,7 @@ while true do
     end
     if s.by ~= l then
       if same_scale(l, phase, s) then
-        s.by = l
+        s.by, s.phase = l, phase
       elseif l.initial < l.capacity then
         return adopt_balance(l, phase, s, at), at, false
       end
@@ -1067,7 +1067,7 @@ while true do
           s.phase, s.window, s.next = 0, window, v1 - hours
           if l.calendar ~= v or l.rate ~= rate or l.capacity ~= capacity then
             s.by = {
-              kind = WINDOW, tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = v,
+              kind = WINDOW, tick = 1, rate = rate, capacity = capacity, phase = 0, calendar = v,
               longest = hours * HOUR, p = rate, q = 1, v = capacity,
             }
           end
@@ -1308,13 +1308,18 @@ while true do
       return n
     end
 
+    -- same_windows reports whether l has the windows of s. A state does not have the usual length of its calendar's windows.
+    local function same_windows(l, phase, s)
+      local old = s.by
+      return l.calendar == old.calendar and (l.calendar or (l.period == old.period and phase == phase_of(s)))
+    end
+
     -- same_scale reports whether the values of s mean the same under the numbers of l as under those with which s
     -- was written. Then s needs no conversion.
     function same_scale(l, phase, s)
       local old = s.by
       if l.kind == WINDOW then
-        return l.tick == old.tick and l.rate == old.rate and l.period == old.period
-          and l.capacity == old.capacity and phase == phase_of(s) and l.calendar == old.calendar
+        return l.tick == old.tick and l.rate == old.rate and l.capacity == old.capacity and same_windows(l, phase, s)
       elseif l.kind == SLIDING or l.kind == LOG then
         return true
       end
@@ -1421,7 +1426,7 @@ while true do
     local function peaks_of(l, phase, s)
       local old = s.by
       if not l.settles or l.tick ~= old.tick then return nil end
-      if l.kind == WINDOW and (l.period ~= old.period or phase ~= phase_of(s) or l.calendar ~= old.calendar) then
+      if l.kind == WINDOW and not same_windows(l, phase, s) then
         return nil
       end
       return s.peaks
@@ -2062,7 +2067,7 @@ while true do
           -- calendars cannot be compared here.
           local is = again(c, c.own, c.own_reserve, c.free)
           if c.never and not is.never then c.never, c.retry = false, 0 end
-          c.wait = is.retry
+          c.wait, c.lost = is.retry, is.never and 1 or 0
         end
         at = to + 1
       end

@@ -350,7 +350,7 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 			if s.By.Calendar != nil && l.Kind == FixedWindow && !l.Calendar.same(s.By.Calendar) {
 				s.By = s.By.outlived(s.At)
 			}
-			if l.Settles {
+			if s.Peaks = nil; l.Settles { // the times of peaks before the step are too late
 				s.Peaks = s.By.passed(s.At, now)
 			}
 			s.At = s.By.tickOf(now)

@@ -81,7 +81,7 @@ func (l *Limit) takeOpen(s *State, now Micros, a *Charge, d *Decision) {
 		d.RetryAfter = l.retryOpen(before, now, &inner, d.RetryAfter)
 	}
 	switch {
-	case !a.Open || a.DryRun || !d.Allowed:
+	case !a.Open || a.DryRun || !d.Allowed || a.Cost == 0 && !a.Settle:
 		if s.Open = before.Open; s.By == before.By && s.At == before.At && s.Value == before.Value && s.Peaks == before.Peaks {
 			*s = was // what has expired now expires again later
 		}

@@ -101,7 +101,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 	t.Run("random traces equal package algorithms", func(t *testing.T) {
 		clock, store := start(t)
 		blocked := 0
-		for seed := range uint64(32) {
+		for seed := range uint64(64) {
 			blocked += traces(t, seed, clock, store)
 		}
 		if blocked < 50 {
