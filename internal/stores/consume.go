@@ -32,10 +32,11 @@ func denialChangesBucket(c *backend.Charge) bool {
 	return c.Limit.ChargesDenied() || c.Limit.Penalty.After > 0
 }
 
-// denialChangesGroup reports whether a denial changes a bucket of the group. Such a group leases nothing: if
-// a grant is denied, the group is submitted a second time, which would record its denial twice.
-func denialChangesGroup(group []backend.Charge) bool {
-	return slices.ContainsFunc(group, func(c backend.Charge) bool { return denialChangesBucket(&c) })
+// submittedOnce reports whether a group must not be submitted a second time, because a denial changes one of its buckets,
+// or because a denial by another part (see Parts) may return its slot later than the second submission takes it again. Such
+// a group requests no units beyond its cost, since it would be submitted again if these were denied.
+func submittedOnce(group []backend.Charge) bool {
+	return slices.ContainsFunc(group, func(c backend.Charge) bool { return denialChangesBucket(&c) || c.Terms.Slot != nil })
 }
 
 // verdict is what the cache knows about a group.

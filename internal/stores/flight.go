@@ -124,7 +124,7 @@ func (d *denial) isOld(now time.Duration) bool {
 
 // lease determines which charges of a group are submitted, and for how many units beyond their cost.
 func (t *flight) lease(charges []backend.Charge, parts []cachePart, decisions []backend.Decision) {
-	s, mayBorrow := t.store, !denialChangesGroup(charges)
+	s, mayBorrow := t.store, !submittedOnce(charges)
 	for i := range charges {
 		p := &parts[i]
 		ending := p.leased && !p.lastsUntil(s.config.Clock, t.outer.Deadline, t.began)
