@@ -82,7 +82,8 @@ func (l *Limit) takeOpen(s *State, now Micros, a *Charge, d *Decision) {
 	}
 	switch {
 	case !a.Open || a.DryRun || !d.Allowed || a.Cost == 0 && !a.Settle:
-		if s.Open = before.Open; s.By == before.By && s.At == before.At && s.Value == before.Value && s.Peaks == before.Peaks {
+		charged := a.Cost != 0 && !a.DryRun && d.Allowed // also a refund of nothing
+		if s.Open = before.Open; !charged && s.By == before.By && s.At == before.At {
 			*s = was // what has expired now expires again later
 		}
 	case a.Settle || a.Cost < 0:
