@@ -49,7 +49,8 @@
 --            flag 2   never: the cost is more than the bucket can ever hold
 --                     The last double of a denied charge with Own is not the wait, but the retry time of
 --                     Own; a retry time of 0 means that only Own can be allowed
---            flag 4   the last double is Decision.Lost. Of a head: replayed. Of a denied charge with Own: Own can never be allowed
+--            flag 4   the last double is Decision.Lost. Of a head: replayed. Of a denied charge with Own: Own can
+--                     never be allowed
 --            flag 8   of a head: the record belongs to another request, nothing was charged
 --            flag 16  the three times are counted in windows of a calendar
 --            flag 32  the last double is the rest of the block by a penalty, in us
@@ -1308,7 +1309,8 @@ while true do
       return n
     end
 
-    -- same_windows reports whether l has the windows of s. A state does not have the usual length of its calendar's windows.
+    -- same_windows reports whether l has the windows of s. The usual length of the windows of a calendar is not stored
+    -- in a state, so it is not compared.
     local function same_windows(l, phase, s)
       local old = s.by
       return l.calendar == old.calendar and (l.calendar or (l.period == old.period and phase == phase_of(s)))

@@ -84,14 +84,14 @@ func (a *adjustments) report() {
 	status, registry := a.keeper.Status(), a.server.conditions
 	a.reportLost(&status)
 	forbidden := errors.Is(status.Err, redis.ErrForbidden)
-	if !forbidden {
-		registry.Clear(adjustmentsOff)
-	} else {
+	if forbidden {
 		registry.Set(conditions.Condition{
 			Name: adjustmentsOff, Severity: conditions.Warning, Headline: "Limits cannot be adjusted: the Redis user lacks permissions",
 			Summary: "Limits cannot be adjusted while the sidecar runs: " + status.Err.Error() + ".",
 			Remedy:  "Permit the user in Redis what the summary names; rlsidecar doctor checks it.",
 		})
+	} else {
+		registry.Clear(adjustmentsOff)
 	}
 	if status.Err == nil || forbidden || time.Since(status.Seen) < staleAfter {
 		registry.Clear(adjustmentsStale)
