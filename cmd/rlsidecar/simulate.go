@@ -103,7 +103,7 @@ func (c *simulateCmd) replay(a *app, run simulate.Config, report io.Writer) erro
 		return err
 	}
 	if c.Format == "json" {
-		err = writeJSON(report, done.Document())
+		err = writeJSON(report, done)
 	} else {
 		err = done.WriteText(report)
 	}

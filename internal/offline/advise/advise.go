@@ -3,6 +3,7 @@ package advise
 import (
 	"cmp"
 	"context"
+	"maps"
 	"math"
 	"slices"
 
@@ -29,9 +30,14 @@ type Candidate struct {
 // Busiest summarizes the units that each client requested in its busiest period. P90 is the smallest number that at
 // least 90 % of the clients did not exceed (nearest rank). P50, P95 and P99 are defined likewise.
 type Busiest struct {
-	P50, P90, P95, P99, Most int64
-	By                       *Client           // the client of Most; nil: there are no clients
-	At                       algorithms.Micros // the start of By's busiest period
+	P50  int64 `json:"p50"`
+	P90  int64 `json:"p90"`
+	P95  int64 `json:"p95"`
+	P99  int64 `json:"p99"`
+	Most int64 `json:"most"`
+	// By is the key of the client of Most as printable text, and At the start of its busiest period.
+	By string            `json:"by,omitempty"`
+	At algorithms.Micros `json:"at_us"`
 }
 
 // ClientNeed is a client, and the smallest number of a limit that denies none of its requests. A Need of 0 means
@@ -43,27 +49,36 @@ type ClientNeed struct {
 
 // Advice describes one limit: its clients, the candidates, and the suggestion.
 type Advice struct {
-	Policy *limiter.Policy
+	Policy *limiter.Policy `json:"-"`
 	// Clients is the number of clients kept: 1 of each Every. About is the estimated number of all clients.
-	Clients, About, Every int64
+	Clients int64 `json:"clients"`
+	About   int64 `json:"-"`
+	Every   int64 `json:"every"`
 	// Denied is the number of kept clients that the limit denied at least once, in the replay of the whole
 	// configuration.
-	Denied int64
+	Denied int64 `json:"clients_denied"`
 	// Requests counts all requests of the kept clients. For Missed of these requests, the memory had no room.
-	Requests, Missed int64
-	Busiest          Busiest
+	Requests int64 `json:"-"`
+	Missed   int64 `json:"missed"`
+	// Period is the period of the limit as a configuration states it, such as 1h30m, day or month.
+	Period  string  `json:"period"`
+	Busiest Busiest `json:"busiest"`
+	// Field is the configuration key whose number differs between candidates.
+	Field string `json:"field"`
 	// Configured is the outcome of a replay of this limit alone, as it is configured.
-	Configured Outcome
+	Configured Outcome `json:"configured"`
 	// Candidates are in ascending order of their numbers.
-	Candidates []Candidate
+	Candidates []Candidate `json:"candidates"`
 	// Share is the share that the caller requested. Error is the largest difference, with a probability of 95 %, between
 	// the share of all clients and the share in the sample. It is 0 if all clients are kept.
-	Share, Error float64
+	Share float64 `json:"-"`
+	Error float64 `json:"-"`
 	// Suggested is the Candidate with the widest gap between the clients that it denies and the rest, and Smallest the one
 	// with the smallest number. Both deny requests of at most Share of the clients. They are nil if no number is enough.
-	Suggested, Smallest *Candidate
+	Suggested *Candidate `json:"suggested,omitempty"`
+	Smallest  *Candidate `json:"smallest,omitempty"`
 	// LargestNeeds are the clients with the largest needs, in descending order.
-	LargestNeeds []ClientNeed
+	LargestNeeds []ClientNeed `json:"-"`
 
 	shape   *shape
 	clients []ClientNeed // in ascending order of Need; here it is the constant none, not 0, if no number is large enough
@@ -76,15 +91,13 @@ const maxLargestNeeds = 10
 // Advise searches the history of p for limits that deny requests of at most share of the clients. It returns nil if
 // the history is empty, or if p has the rate 0.
 func (h *History) Advise(ctx context.Context, p *limiter.Policy, share float64) (*Advice, error) {
-	a := &Advice{
-		Policy: p, Share: share, Clients: int64(len(h.clients)), Every: 1 << h.level,
-		shape: newShape(p),
-	}
+	a := newAdvice(p)
+	a.Share, a.Clients, a.Every = share, int64(len(h.clients)), 1<<h.level
 	if a.Clients == 0 || p.Limit.Rate == 0 {
 		return nil, ctx.Err()
 	}
 	a.About = a.Clients * a.Every
-	for _, key := range sortedKeys(h.clients) {
+	for _, key := range slices.Sorted(maps.Keys(h.clients)) {
 		c := h.clients[key]
 		a.add(c)
 		a.clients = append(a.clients, ClientNeed{c, a.shape.need(c)})
@@ -106,37 +119,30 @@ func (h *History) Advise(ctx context.Context, p *limiter.Policy, share float64) 
 	return a, ctx.Err()
 }
 
-func sortedKeys(clients map[string]*Client) []string {
-	keys := make([]string, 0, len(clients))
-	for key := range clients {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
-}
-
 func (a *Advice) add(c *Client) {
 	if a.first == 0 || c.first < a.first {
 		a.first = c.first
 	}
 	a.last = max(a.last, c.last)
-	a.Requests += c.Requests + c.Missed
+	a.Requests += c.Sent()
 	a.Missed += c.Missed
 	if c.Denied {
 		a.Denied++
 	}
 }
 
+// Kept returns the number of requests that the Advice is about.
+func (a *Advice) Kept() int64 { return a.Requests - a.Missed }
+
 func (a *Advice) percentiles() {
-	most := make([]int64, 0, len(a.clients))
-	for _, c := range a.clients {
+	most, b := make([]int64, 0, len(a.clients)), &a.Busiest
+	for i, c := range a.clients {
 		units, at := busiest(a.Policy.Limit, c.Client)
-		if most = append(most, units); a.Busiest.By == nil || units > a.Busiest.Most {
-			a.Busiest.Most, a.Busiest.At, a.Busiest.By = units, at, c.Client
+		if most = append(most, units); i == 0 || units > b.Most {
+			b.Most, b.At, b.By = units, at, c.Shown
 		}
 	}
 	slices.Sort(most)
-	b := &a.Busiest
 	b.P50, b.P90, b.P95, b.P99 = percentile(most, 0.50), percentile(most, 0.90), percentile(most, 0.95), percentile(most, 0.99)
 }
 

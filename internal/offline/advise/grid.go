@@ -18,26 +18,29 @@ const (
 // Grid has the outcome of each number that was tried, from 1 to the largest need of a client, and the denials
 // over time.
 type Grid struct {
-	From, To algorithms.Micros
+	From algorithms.Micros `json:"from_us"`
+	To   algorithms.Micros `json:"to_us"`
 	// Requests is the number of requests in each part of the time between From and To.
-	Requests []int64
+	Requests []int64 `json:"requests"`
 	// Points are in ascending order of their numbers. There are none if no number is large enough for any client.
-	Points []Point
+	Points []Point `json:"points"`
 }
 
 // Point is one number of a Grid.
 type Point struct {
 	Candidate
+	// Limit is the limit with this number, as a line of a configuration.
+	Limit string `json:"limit"`
 	// Denied is the number of denied requests in each part of the time.
-	Denied []int64
+	Denied []int64 `json:"denied"`
 	// Need is the number of clients whose need (ClientNeed.Need) is at most N, and more than the N of the previous
 	// Point.
-	Need int64
+	Need int64 `json:"need"`
 }
 
 // Grid replays the clients with each candidate, and with more numbers between 1 and the largest need.
 func (a *Advice) Grid(ctx context.Context) (*Grid, error) {
-	g := &Grid{From: a.first, To: a.last, Requests: make([]int64, Bins)}
+	g := &Grid{From: a.first, To: a.last, Requests: make([]int64, Bins), Points: []Point{}}
 	for _, c := range a.clients {
 		for r := c.cursor(); ; {
 			at, _, more := r.next()
@@ -48,7 +51,7 @@ func (a *Advice) Grid(ctx context.Context) (*Grid, error) {
 		}
 	}
 	for _, n := range a.numbers() {
-		p := Point{Candidate: Candidate{N: n}, Denied: make([]int64, Bins)}
+		p := Point{Candidate: Candidate{N: n}, Limit: a.Of(n), Denied: make([]int64, Bins)}
 		above := a.above(n)
 		// A client that needs at most n has no denied request, so only the others are replayed.
 		for _, c := range a.clients[above:] {

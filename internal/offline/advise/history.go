@@ -72,6 +72,9 @@ type Client struct {
 	times       []byte // for each request the time since the previous one, times two; plus one if a cost other than 1 follows
 }
 
+// Sent returns the number of all requests of c.
+func (c *Client) Sent() int64 { return c.Requests + c.Missed }
+
 // New returns a new history that m bounds.
 func (m *Memory) New() *History {
 	h := &History{memory: m, clients: map[string]*Client{}}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/rlsidecar/rlsidecar/internal/duration"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -11,25 +12,18 @@ var units = map[algorithms.Micros]string{
 	algorithms.Second: "second", 60 * algorithms.Second: "minute", 3600 * algorithms.Second: "hour", algorithms.Day: "day",
 }
 
-// Period returns the period of the limit as a configuration states it, such as 1h30m, day or month.
-func (a *Advice) Period() string {
-	l := a.Policy.Limit
-	if l.Calendar != nil {
-		return l.Calendar.Unit
+// newAdvice returns an Advice about p without clients.
+func newAdvice(p *limiter.Policy) *Advice {
+	a := &Advice{Policy: p, shape: newShape(p), Period: duration.Format(p.Limit.Period()), Field: "rate"}
+	if c := p.Limit.Calendar; c != nil {
+		a.Period = c.Unit
 	}
-	return duration.Format(l.Period())
-}
-
-// Field returns the configuration key whose number differs between candidates.
-func (a *Advice) Field() string {
-	switch {
-	case a.Policy.Reference:
-		return "requests_per_unit"
-	case a.Policy.Limit.Kind == algorithms.Guaranteed:
-		return "capacity"
-	default:
-		return "rate"
+	if p.Reference {
+		a.Field = "requests_per_unit"
+	} else if p.Limit.Kind == algorithms.Guaranteed {
+		a.Field = "capacity"
 	}
+	return a
 }
 
 func (a *Advice) Numbers() string {
@@ -48,7 +42,7 @@ func (a *Advice) Numbers() string {
 	}
 }
 
-func (a *Advice) Candidate(n int64) string { return fmt.Sprintf("%s: %d", a.Field(), n) }
+func (a *Advice) Candidate(n int64) string { return fmt.Sprintf("%s: %d", a.Field, n) }
 
 // Outlier is a client that needs much more than any other.
 type Outlier struct {
@@ -76,7 +70,7 @@ func (a *Advice) Outlier() *Outlier {
 // stay as they are configured.
 func (a *Advice) Of(n int64) string {
 	l := a.Policy.Limit
-	period := "period: " + a.Period()
+	period := "period: " + a.Period
 	if l.Calendar != nil {
 		period = fmt.Sprintf("period: %s, time_zone: %s", l.Calendar.Unit, l.Calendar.Zone)
 	}

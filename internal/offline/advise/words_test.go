@@ -43,9 +43,9 @@ func TestSuggestionsAreLinesOfAConfiguration(t *testing.T) {
 		{policyOf(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Capacity: new(int64(8)), Period: second, Minimum: &algorithms.Rate{Units: 2, Period: minute}}), "1s", "capacity: 8", "capacity: 9",
 			"{algorithm: token_bucket, rate: 5, period: 1s, capacity: 9, guaranteed: {rate: 2, period: 1m}}"},
 	} {
-		a := &Advice{Policy: test.policy}
-		if a.Period() != test.period || a.Numbers() != test.numbers || a.Candidate(9) != test.candidate || a.Of(9) != test.of {
-			t.Errorf("period, numbers, candidate, limit: got %q, %q, %q, %q; want %q, %q, %q, %q", a.Period(), a.Numbers(), a.Candidate(9), a.Of(9), test.period, test.numbers, test.candidate, test.of)
+		a := newAdvice(test.policy)
+		if a.Period != test.period || a.Numbers() != test.numbers || a.Candidate(9) != test.candidate || a.Of(9) != test.of {
+			t.Errorf("period, numbers, candidate, limit: got %q, %q, %q, %q; want %q, %q, %q, %q", a.Period, a.Numbers(), a.Candidate(9), a.Of(9), test.period, test.numbers, test.candidate, test.of)
 		}
 	}
 }

@@ -20,7 +20,7 @@ func writeAdvice(w io.Writer, a *advise.Advice) {
 		fmt.Fprintf(w, "  %d requests are left out of these figures: their clients sent more than memory holds for one client.\n", a.Missed)
 	}
 	b := &a.Busiest
-	fmt.Fprintf(w, "  Units per client in its busiest %s (percentiles of %s):\n", a.Period(), clients(a.Clients))
+	fmt.Fprintf(w, "  Units per client in its busiest %s (percentiles of %s):\n", a.Period, clients(a.Clients))
 	fmt.Fprintf(w, "    p50 %d, p90 %d, p95 %d, p99 %d, most %d%s from %s\n", b.P50, b.P90, b.P95, b.P99, b.Most, by(b.By), moment(b.At))
 	fmt.Fprintf(w, "  Replayed with other numbers, this limit alone:\n")
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -66,18 +66,18 @@ func suggest(w io.Writer, a *advise.Advice) {
 }
 
 func outlierWords(a *advise.Advice, o *advise.Outlier) string {
-	needs := fmt.Sprintf("a %s of %d", a.Field(), o.Need)
+	needs := fmt.Sprintf("a %s of %d", a.Field, o.Need)
 	if o.Need == 0 {
 		needs = "more than any number"
 	}
 	return fmt.Sprintf("%s stands out: it needs %s, the next client %d.", descriptors.Printable(o.Client.Shown), needs, o.Next)
 }
 
-func by(c *advise.Client) string {
-	if c.Shown == "" {
+func by(client string) string {
+	if client == "" {
 		return ""
 	}
-	return " by " + descriptors.Printable(c.Shown)
+	return " by " + descriptors.Printable(client)
 }
 
 func clients(n int64) string {

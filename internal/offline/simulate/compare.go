@@ -78,7 +78,7 @@ func Compare(ctx context.Context, oldConfig, newConfig Config) (*Comparison, err
 	if err != nil {
 		return nil, err
 	}
-	c.Requests, c.Unread = new.tally.requests, new.tally.unread
+	c.Requests, c.Unread = new.tally.Requests, new.tally.unread
 	c.Denied.finish()
 	c.Allowed.finish()
 	return c, new.unread(lines)

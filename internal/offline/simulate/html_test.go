@@ -57,7 +57,7 @@ func htmlOf(t *testing.T, yaml, template, log string) (*Report, string, drawing)
 func TestPageAgreesWithTheReplay(t *testing.T) {
 	log := busyLog(300)
 	r, _, d := htmlOf(t, perAddress("{algorithm: token_bucket, rate: 3, period: 1m, capacity: 5}"), "remote_address=%h", log)
-	points := d.Limits[0].Points
+	points := d.Limits[0].Grid.Points
 	if len(points) < 20 {
 		t.Fatalf("the page has %d points; want at least 20", len(points))
 	}
@@ -67,21 +67,21 @@ func TestPageAgreesWithTheReplay(t *testing.T) {
 		}
 		return n
 	}
-	if sum(d.Requests) != r.tally.requests || sum(d.Denied) != r.tally.denied || sum(d.Limits[0].RequestsByBin) != r.tally.requests {
-		t.Errorf("the page draws %d requests, %d denied and %d of the limit; want %d, %d and %d", sum(d.Requests), sum(d.Denied), sum(d.Limits[0].RequestsByBin), r.tally.requests, r.tally.denied, r.tally.requests)
+	if sum(d.Requests) != r.Requests || sum(d.Denied) != r.Denied || sum(d.Limits[0].Grid.Requests) != r.Requests {
+		t.Errorf("the page draws %d requests, %d denied and %d of the limit; want %d, %d and %d", sum(d.Requests), sum(d.Denied), sum(d.Limits[0].Grid.Requests), r.Requests, r.Denied, r.Requests)
 	}
 	above := int64(0)
 	for i := len(points) - 1; i >= 0; i-- {
 		p := points[i]
 		then, _, _ := htmlOf(t, perAddress(p.Limit), "remote_address=%h", log)
-		if a := then.Advice[0]; a.Denied != p.Clients || then.tally.denied != p.Requests || sum(p.Denied) != p.Requests || above != p.Clients {
+		if a := then.advised()[0]; a.Denied != p.Clients || then.Denied != p.Requests || sum(p.Denied) != p.Requests || above != p.Clients {
 			t.Errorf("%s denies %d requests of %d clients; the page states %d requests (%d in the timeline) of %d clients (%d need more)",
-				p.Limit, then.tally.denied, a.Denied, p.Requests, sum(p.Denied), p.Clients, above)
+				p.Limit, then.Denied, a.Denied, p.Requests, sum(p.Denied), p.Clients, above)
 		}
 		above += p.Need
 	}
-	if above != r.Advice[0].Clients {
-		t.Errorf("the bars add up to %d clients, want %d", above, r.Advice[0].Clients)
+	if above != r.advised()[0].Clients {
+		t.Errorf("the bars add up to %d clients, want %d", above, r.advised()[0].Clients)
 	}
 }
 
@@ -95,8 +95,8 @@ func TestPageIsBounded(t *testing.T) {
 		fmt.Fprintf(&log, `192.0.2.1 - user-%d [01/Jan/2026:%02d:%02d:%02d +0000] "GET /%d HTTP/1.1" 200 1`+"\n", i%997, i/3600, i/60%60, i%60, i%30)
 	}
 	r, page, d := htmlOf(t, yaml.String(), "path=%U,user=%u", log.String())
-	if len(d.Limits) != maxDrawn || len(r.Advice) != maxAdvised || len(d.Requests) > maxBins {
-		t.Errorf("the page has %d limits of %d and %d bins; want %d, %d and at most %d", len(d.Limits), len(r.Advice), len(d.Requests), maxDrawn, maxAdvised, maxBins)
+	if len(d.Limits) != maxDrawn || len(r.advised()) != maxAdvised || len(d.Requests) > maxBins {
+		t.Errorf("the page has %d limits of %d and %d bins; want %d, %d and at most %d", len(d.Limits), len(r.advised()), len(d.Requests), maxDrawn, maxAdvised, maxBins)
 	}
 	if !strings.Contains(page, "20 other limits matched fewer requests") {
 		t.Error("the page lacks the number of limits that are left out")

@@ -36,7 +36,7 @@ type openCall struct {
 
 // excess is the number of units by which the cost of an open call will exceed its reservation, for one key of a limit.
 type excess struct {
-	row   *row
+	of    *overdrafts
 	key   string
 	units int64
 }
@@ -165,7 +165,7 @@ func (r *replay) addDone(c *limiter.Call, call *openCall) {
 func (r *replay) settle(ctx context.Context, call *openCall) error {
 	c := &r.done
 	c.Reset()
-	r.tally.removeOpenExcess(call.over)
+	removeOpenExcess(call.over)
 	if call.named {
 		var reserved limiter.Reserved
 		if !r.limiter.Open(call.id, &reserved) {

@@ -22,7 +22,7 @@
 
   function percent(part, whole) { return whole ? (100 * part / whole).toFixed(2) + ' %' : '0 %'; }
 
-  function moment(ms) { return new Date(ms).toISOString().slice(0, 16).replace('T', ' '); }
+  function moment(us) { return new Date(us / 1000).toISOString().slice(0, 16).replace('T', ' '); }
 
   function scale(c, most) {
     c.svg.append(node('text', {x: left - 6, y: top + 10, 'text-anchor': 'end'}, number(most)));
@@ -46,11 +46,11 @@
 
   // needs draws how many clients need each number, and a line after point at. It returns a function that maps a
   // horizontal position to the nearest point.
-  function needs(host, limit, at) {
-    const c = canvas(host, 'Clients by the ' + limit.field + ' that they need');
-    const most = Math.max(1, ...limit.points.map(p => p.need)), room = height - top - bottom, step = c.inner / limit.points.length;
+  function needs(host, field, points, at) {
+    const c = canvas(host, 'Clients by the ' + field + ' that they need');
+    const most = Math.max(1, ...points.map(p => p.need)), room = height - top - bottom, step = c.inner / points.length;
     let labelled = -Infinity;
-    limit.points.forEach((p, i) => {
+    points.forEach((p, i) => {
       // The square root keeps one abuser visible beside a thousand others.
       const h = p.need ? Math.max(4, room * Math.sqrt(p.need / most)) : 0, x = left + i * step;
       c.svg.append(node('rect', {class: i > at ? 'denied' : 'allowed', x: x + 1, width: Math.max(1, step - 2), y: top + room - h, height: h}));
@@ -63,28 +63,30 @@
     scale(c, most);
     const x = left + (at + 1) * step;
     c.svg.append(node('line', {class: 'mark', x1: x, x2: x, y1: 0, y2: height - bottom}));
-    return position => Math.min(limit.points.length - 1, Math.max(0, Math.round((position - left) / step) - 1));
+    return position => Math.min(points.length - 1, Math.max(0, Math.round((position - left) / step) - 1));
   }
 
-  function tryLimit(section, limit) {
-    if (!limit.points.length) return;
+  function tryLimit(section, {advice, grid}) {
+    const points = grid.points, sent = grid.requests.reduce((a, b) => a + b, 0);
+    const suggested = points.findIndex(p => advice.suggested && p.n === advice.suggested.n);
+    if (!points.length) return;
     section.hidden = false;
     const slider = section.querySelector('input'), button = section.querySelector('button');
     const chart = section.querySelector('.needs'), times = section.querySelector('.times');
     let nearest;
-    slider.max = limit.points.length - 1;
+    slider.max = points.length - 1;
     function show() {
-      const at = Number(slider.value), p = limit.points[at];
-      nearest = needs(chart, limit, at);
-      overTime(times, limit.from, limit.to, limit.requestsByBin, p.denied);
-      slider.setAttribute('aria-valuetext', limit.field + ' ' + number(p.n) + ': ' + number(p.clients) + ' clients denied');
-      section.querySelector('.outcome').textContent = limit.field + ' ' + number(p.n) + ' denies a request of ' + number(p.clients) + ' of ' +
-        number(limit.clients) + ' clients (' + percent(p.clients, limit.clients) + '), and ' + number(p.requests) + ' of ' +
-        number(limit.requests) + ' requests (' + percent(p.requests, limit.requests) + ').';
+      const at = Number(slider.value), p = points[at];
+      nearest = needs(chart, advice.field, points, at);
+      overTime(times, grid.from_us, grid.to_us, grid.requests, p.denied);
+      slider.setAttribute('aria-valuetext', advice.field + ' ' + number(p.n) + ': ' + number(p.clients) + ' clients denied');
+      section.querySelector('.outcome').textContent = advice.field + ' ' + number(p.n) + ' denies a request of ' + number(p.clients) + ' of ' +
+        number(advice.clients) + ' clients (' + percent(p.clients, advice.clients) + '), and ' + number(p.requests) + ' of ' +
+        number(sent) + ' requests (' + percent(p.requests, sent) + ').';
       section.querySelector('.yaml').textContent = p.limit;
     }
     function suggest() {
-      slider.value = limit.suggested >= 0 ? limit.suggested : limit.points.length - 1;
+      slider.value = suggested >= 0 ? suggested : points.length - 1;
       show();
     }
     function drag(event) {
@@ -95,7 +97,7 @@
     chart.addEventListener('pointerdown', event => { chart.setPointerCapture(event.pointerId); drag(event); });
     chart.addEventListener('pointermove', event => { if (chart.hasPointerCapture(event.pointerId)) drag(event); });
     slider.addEventListener('input', show);
-    button.hidden = limit.suggested < 0;
+    button.hidden = suggested < 0;
     button.addEventListener('click', suggest);
     suggest();
     return show;
@@ -106,7 +108,7 @@
     const show = tryLimit(section, data.limits[section.dataset.limit]);
     if (show) redraw.push(show);
   });
-  redraw.push(() => overTime(document.getElementById('all-chart'), data.from, data.to, data.requests || [], data.denied || []));
+  redraw.push(() => overTime(document.getElementById('all-chart'), data.from_us, data.to_us, data.requests || [], data.denied || []));
   let width = 0;
   function all() {
     if (width === window.innerWidth) return;

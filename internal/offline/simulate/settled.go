@@ -14,15 +14,29 @@ import (
 // costRanks maps the percentiles of real costs to the largest error of their ranks.
 var costRanks = map[float64]float64{0.5: 0.005, 0.9: 0.002, 0.99: 0.0005}
 
-// reservations summarizes the calls of a limit whose cost was known later.
-type reservations struct {
-	settled, unknown, late int64 // numbers of calls: settled with a real cost, without one, and of all these the late ones
-	reserved, real, lost   int64 // units of these calls
-	covered                int64 // calls that cost at most what they had reserved
-	costs                  *quantile.Stream
-	most                   int64            // the largest real cost
-	over                   map[string]int64 // by key: units by which the open calls will exceed their reservations
-	mostOver               int64            // the largest value in over at any time
+// SettledCosts summarizes the calls of a limit whose costs were known later, in units.
+type SettledCosts struct {
+	Calls    int64 `json:"calls"`   // with a real cost, and without one
+	Unknown  int64 `json:"unknown"` // without one
+	Late     int64 `json:"late"`
+	Reserved int64 `json:"reserved"`
+	Real     int64 `json:"real"`
+	Lost     int64 `json:"lost"`
+	// The following are of the calls whose costs are known. They are 0 if there are none.
+	P50      int64 `json:"p50"`
+	P90      int64 `json:"p90"`
+	P99      int64 `json:"p99"`
+	Most     int64 `json:"most"`
+	Covered  int64 `json:"covered"`   // calls that cost at most what they had reserved
+	MostOver int64 `json:"most_over"` // the most units above its reservations that one key had open
+
+	costs *quantile.Stream
+}
+
+// overdrafts has, for each key of a limit, the units by which its open calls will exceed their reservations.
+type overdrafts struct {
+	open map[string]int64
+	most int64 // the largest value in open at any time
 }
 
 // isReservation reports whether r, one of c's Results, belongs to a limit with settle, or to a limit that was
@@ -43,22 +57,22 @@ func (t *tally) addOpenExcess(c *limiter.Call, real int64) (list []excess) {
 		if real <= r.Cost || !isReservation(c, r) || len(c.Limits) == 0 && !c.Reserves(r) {
 			continue
 		}
-		row := t.byPolicy[r.Policy]
-		if row.open.over == nil {
-			row.open.over = map[string]int64{}
+		of := &t.byPolicy[r.Policy].over
+		if of.open == nil {
+			of.open = map[string]int64{}
 		}
-		e := excess{row, string(r.Key), real - r.Cost}
-		row.open.over[e.key] += e.units
-		row.open.mostOver = max(row.open.mostOver, row.open.over[e.key])
+		e := excess{of, string(r.Key), real - r.Cost}
+		of.open[e.key] += e.units
+		of.most = max(of.most, of.open[e.key])
 		list = append(list, e)
 	}
 	return list
 }
 
-func (t *tally) removeOpenExcess(list []excess) {
+func removeOpenExcess(list []excess) {
 	for _, e := range list {
-		if e.row.open.over[e.key] -= e.units; e.row.open.over[e.key] == 0 {
-			delete(e.row.open.over, e.key)
+		if e.of.open[e.key] -= e.units; e.of.open[e.key] == 0 {
+			delete(e.of.open, e.key)
 		}
 	}
 }
@@ -69,24 +83,33 @@ func (t *tally) settled(c *limiter.Call) {
 		if s.Policy == nil || s.Failed() {
 			continue
 		}
-		o := &t.byPolicy[s.Policy].open
-		o.reserved, o.real, o.lost = o.reserved+s.Reserved, o.real+s.Real, o.lost+s.Decision.Lost
+		of := t.byPolicy[s.Policy]
+		if of.Settled == nil {
+			of.Settled = &SettledCosts{costs: quantile.NewTargeted(costRanks)}
+		}
+		o := of.Settled
+		o.Calls++
+		o.Reserved, o.Real, o.Lost = o.Reserved+s.Reserved, o.Real+s.Real, o.Lost+s.Decision.Lost
 		if s.Late {
-			o.late++
+			o.Late++
 		}
 		if s.Unknown {
-			o.unknown++
+			o.Unknown++
 			continue
 		}
-		if o.costs == nil {
-			o.costs = quantile.NewTargeted(costRanks)
-		}
-		o.settled++
-		o.most = max(o.most, s.Real)
+		o.Most = max(o.Most, s.Real)
 		o.costs.Insert(float64(s.Real))
 		if s.Real <= s.Reserved {
-			o.covered++
+			o.Covered++
 		}
+	}
+}
+
+// finish computes the figures that need all calls.
+func (o *SettledCosts) finish(over *overdrafts) {
+	if o.Calls > o.Unknown {
+		o.P50, o.P90, o.P99 = int64(o.costs.Query(0.5)), int64(o.costs.Query(0.9)), int64(o.costs.Query(0.99))
+		o.MostOver = over.most
 	}
 }
 
@@ -99,25 +122,23 @@ func realOf(c *limiter.Call, r *limiter.Result, end outcome) int64 {
 	return r.Cost
 }
 
-func (t *tally) settlements(w io.Writer) {
-	for _, r := range t.rows {
-		o := r.open.document()
-		if o == nil {
-			continue
-		}
-		fmt.Fprintf(w, "\n%s: costs known later\n", titleOf(r.policy))
-		fmt.Fprintf(w, "  %d calls reserved %d units and cost %d; %d were settled without a real cost, %d after the ttl; %d units were lost beyond max_debt.\n",
-			o.Calls, o.Reserved, o.Real, o.Unknown, o.Late, o.Lost)
-		known := o.Calls - o.Unknown
-		if known == 0 {
-			continue
-		}
-		fmt.Fprintf(w, "  Real costs: p50 %d, p90 %d, p99 %d, most %d. The reservation covered %s of the calls.\n", o.P50, o.P90, o.P99, o.Most, strings.Trim(percent(o.Covered, known), " ()"))
-		fmt.Fprintf(w, "  Calls that one key had open at the same time cost up to %d units more than they had reserved. The key can exceed the limit by that number.\n", o.MostOver)
-		if r.policy.Extra().Settle != nil {
-			fmt.Fprintf(w, "  Suggestion: settle: {estimate: %d, most: %d}\n", max(1, o.P90), max(1, o.P99))
-			fmt.Fprint(w, "    90 % of the calls cost at most the estimate. A lower one admits more calls at the same time, and exceeds the limit more.\n")
-		}
+func (l *Limit) writeSettled(w io.Writer) {
+	o := l.Settled
+	if o == nil {
+		return
+	}
+	fmt.Fprintf(w, "\n%s: costs known later\n", titleOf(l.policy))
+	fmt.Fprintf(w, "  %d calls reserved %d units and cost %d; %d were settled without a real cost, %d after the ttl; %d units were lost beyond max_debt.\n",
+		o.Calls, o.Reserved, o.Real, o.Unknown, o.Late, o.Lost)
+	known := o.Calls - o.Unknown
+	if known == 0 {
+		return
+	}
+	fmt.Fprintf(w, "  Real costs: p50 %d, p90 %d, p99 %d, most %d. The reservation covered %s of the calls.\n", o.P50, o.P90, o.P99, o.Most, strings.Trim(percent(o.Covered, known), " ()"))
+	fmt.Fprintf(w, "  Calls that one key had open at the same time cost up to %d units more than they had reserved. The key can exceed the limit by that number.\n", o.MostOver)
+	if l.policy.Extra().Settle != nil {
+		fmt.Fprintf(w, "  Suggestion: settle: {estimate: %d, most: %d}\n", max(1, o.P90), max(1, o.P99))
+		fmt.Fprint(w, "    90 % of the calls cost at most the estimate. A lower one admits more calls at the same time, and exceeds the limit more.\n")
 	}
 }
 
@@ -125,20 +146,12 @@ func (t *tally) settlements(w io.Writer) {
 // counts the request for that limit too.
 func (t *tally) countPaid(now algorithms.Micros, c *limiter.Call, r *limiter.Result) {
 	plan := t.byPolicy[r.For]
-	plan.requests++
-	plan.paidBy, plan.paid = t.byPolicy[r.Policy], plan.paid+1
+	plan.Requests++
+	plan.PaidBy, plan.Paid = t.byPolicy[r.Policy].Name, plan.Paid+1
 	if plan.policy.Limit.Rate > 0 && !t.withoutHistory {
 		own := *r
 		own.Policy, own.For, own.Decision.Allowed = r.For, nil, true
 		own.Key, _ = t.keyOf(c, &own)
 		t.addToHistory(now, c, &own, plan)
-	}
-}
-
-func (t *tally) writePayers(w io.Writer) {
-	for _, r := range t.rows {
-		if r.paid > 0 {
-			fmt.Fprintf(w, "%s paid for %d requests that %s did not allow\n", titleOf(r.paidBy.policy), r.paid, titleOf(r.policy))
-		}
 	}
 }

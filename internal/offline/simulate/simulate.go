@@ -204,7 +204,7 @@ func (r *replay) sweep(line int64) {
 
 // unread returns an error if no line of a log could be read, because the log probably has another format.
 func (r *replay) unread(lines int64) error {
-	if t := r.tally; t.requests == 0 && t.unread > 0 {
+	if t := r.tally; t.Requests == 0 && t.unread > 0 {
 		return &LineError{r.Name, t.unreadAt[0], fmt.Errorf("%w; no line of %d is", t.unreadErr, lines)}
 	}
 	return nil

@@ -55,14 +55,14 @@ func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
 				if form.stays != "" {
 					stays = ", " + form.stays
 				}
-				first := replay("{" + form.limit + stays + "}").Advice[0]
+				first := replay("{" + form.limit + stays + "}").advised()[0]
 				if first.Suggested == nil {
 					rt.Fatal("got no suggestion, want one")
 				}
 				limit := strings.TrimSuffix(first.Of(first.Suggested.N), "}") + stays + "}"
 				then := replay(limit)
-				a := then.Advice[0]
-				if got := (advise.Outcome{Clients: a.Denied, Requests: then.tally.denied}); got != first.Suggested.Outcome {
+				a := then.advised()[0]
+				if got := (advise.Outcome{Clients: a.Denied, Requests: then.Denied}); got != first.Suggested.Outcome {
 					rt.Fatalf("%s denies %+v, want %+v, as announced", limit, got, first.Suggested.Outcome)
 				}
 				if float64(a.Denied) > share*float64(a.Clients)+1e-6 {
@@ -111,8 +111,8 @@ limits: {a: {algorithm: token_bucket, rate: %d, period: 1m}, b: {algorithm: slid
 			}
 			return r
 		}
-		first := replay(1, 1).Advice
-		for i, a := range replay(first[0].Suggested.N, first[1].Suggested.N).Advice {
+		first := replay(1, 1).advised()
+		for i, a := range replay(first[0].Suggested.N, first[1].Suggested.N).advised() {
 			if a.Denied > first[i].Suggested.Clients {
 				rt.Fatalf("%s denies requests of %d clients, want at most %d, as announced", a.Policy.Name, a.Denied, first[i].Suggested.Clients)
 			}

@@ -16,64 +16,45 @@ const (
 	maxTopDenied = 1000
 )
 
+// tally counts the requests of a replay for its Report.
 type tally struct {
-	requests, denied int64
-	unlimited        int64 // requests that matched no limit
-	missing          int64 // requests without an entry that their domain requires
-	unrouted         int64 // requests that matched no limit, because they have no route or no descriptor
-	leftOut          int64 // descriptors that routes left out, because a value was missing
-	first, last      algorithms.Micros
-	steppedBack      int64
-	unread           int64 // lines that could not be read
-	unreadAt         []int64
-	unreadErr        error // the error of the first such line
-	full             int64 // requests for which the store had no room
-	early            int64 // calls that were settled before their time, because too many were open
-	expired          int64 // reservations by name that were too old to settle
-	peaks            peaks
-	end              outcome // the outcome of the request that is being counted
-	topDenied        *topk.Counter[denied]
-	timeline         timeline
-	withoutHistory   bool // the replay needs no history of clients
-	rows             []*row
-	byPolicy         map[*limiter.Policy]*row // policies that share buckets share a row
-	owners           []string
-	scratch          []byte
-	values           []string
-}
-
-// denied is a key of a limit in the form in which it is displayed.
-type denied struct {
-	row   *row
-	shown string
-}
-
-type row struct {
-	policy *limiter.Policy
-	// denied is the number of requests that this limit alone would have denied.
-	requests, denied int64
-	shadow, quota    bool // a policy of this row that a request matched has this mode
-	open             reservations
-	paidBy           *row  // the limit that paid in place of this one (then), or nil
-	paid             int64 // the number of requests for which paidBy paid
-	outlived         int64 // requests that lasted longer than the ttl of a concurrency limit
-	busiest          []*flight
-	history          *advise.History
-	advice           *advise.Advice // set at the end of the replay; nil if there is no advice
+	*Report
+	unlimited      int64 // requests that matched no limit
+	missing        int64 // requests without an entry that their domain requires
+	unrouted       int64 // requests that matched no limit, because they have no route or no descriptor
+	leftOut        int64 // descriptors that routes left out, because a value was missing
+	steppedBack    int64
+	unread         int64 // lines that could not be read
+	unreadAt       []int64
+	unreadErr      error // the error of the first such line
+	full           int64 // requests for which the store had no room
+	early          int64 // calls that were settled before their time, because too many were open
+	expired        int64 // reservations by name that were too old to settle
+	peaks          peaks
+	end            outcome // the outcome of the request that is being counted
+	topDenied      *topk.Counter[DeniedKey]
+	withoutHistory bool                       // the replay needs no history of clients
+	byPolicy       map[*limiter.Policy]*Limit // policies that share buckets share a Limit
+	owners         []string
+	scratch        []byte
+	values         []string
 }
 
 func newTally(s *limiter.Snapshot, historyBytes int64) *tally {
-	t := &tally{peaks: peaks{flying: map[string]*flight{}}, topDenied: topk.New[denied](maxTopDenied), byPolicy: make(map[*limiter.Policy]*row, len(s.Policies))}
+	t := &tally{
+		Report: &Report{Notes: []Note{}, Limits: []*Limit{}, Keys: []DeniedKey{}},
+		peaks:  peaks{flying: map[string]*Peak{}}, topDenied: topk.New[DeniedKey](maxTopDenied), byPolicy: make(map[*limiter.Policy]*Limit, len(s.Policies)),
+	}
 	memory := advise.NewMemory(historyBytes)
-	byOwner := map[string]*row{}
+	byOwner := map[string]*Limit{}
 	for _, p := range s.Policies {
-		r := byOwner[p.Owner]
-		if r == nil {
-			r = &row{policy: p, history: memory.New()}
-			byOwner[p.Owner] = r
-			t.rows, t.owners = append(t.rows, r), append(t.owners, p.Owner)
+		l := byOwner[p.Owner]
+		if l == nil {
+			l = &Limit{Domain: p.Domain, Name: p.Name, policy: p, history: memory.New()}
+			byOwner[p.Owner] = l
+			t.Limits, t.owners = append(t.Limits, l), append(t.owners, p.Owner)
 		}
-		t.byPolicy[p] = r
+		t.byPolicy[p] = l
 	}
 	return t
 }
@@ -91,14 +72,14 @@ func (t *tally) skip(line int64, err error) {
 func (t *tally) count(now algorithms.Micros, c *limiter.Call, end outcome) {
 	t.end = end
 	t.peaks.until(now)
-	if t.requests == 0 {
-		t.first = now
+	if t.Requests == 0 {
+		t.From = now
 	}
-	t.last = now
-	t.requests++
+	t.To = now
+	t.Requests++
 	t.timeline.add(now, c.Denied)
 	if c.Denied {
-		t.denied++
+		t.Denied++
 	}
 	switch {
 	case c.Missing != nil:
@@ -117,42 +98,42 @@ func (t *tally) count(now algorithms.Micros, c *limiter.Call, end outcome) {
 }
 
 func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result) {
-	row := t.byPolicy[r.Policy]
+	of := t.byPolicy[r.Policy]
 	if r.For != nil {
 		t.countPaid(now, c, r)
 		if r.Cost == 0 {
 			return // the payer has paid once, for several limits
 		}
 	}
-	row.requests++
-	row.shadow, row.quota = row.shadow || r.Policy.Shadow, row.quota || r.Policy.Quota
+	of.Requests++
+	of.Shadow, of.Quota = of.Shadow || r.Policy.Shadow, of.Quota || r.Policy.Quota
 	if r.Outcome == limiter.Unlimited {
 		return
 	}
 	if !r.Decision.Allowed {
-		row.denied++
-		if d, added := t.topDenied.Add(r.Key); added {
-			d.Value = denied{row, string(t.show(nil, c, r))}
+		of.Denied++
+		if key, added := t.topDenied.Add(r.Key); added {
+			key.Value = DeniedKey{Domain: of.Domain, Limit: of.Name, Key: string(t.show(nil, c, r)), limit: of}
 		}
 	}
 	switch l := r.Policy.Limit; {
 	case t.withoutHistory:
 	case l.Kind == algorithms.Concurrency:
-		t.inFlight(now, c, r, row)
+		t.inFlight(now, c, r, of)
 	case l.Kind != algorithms.Concurrency && l.Rate > 0:
-		t.addToHistory(now, c, r, row)
+		t.addToHistory(now, c, r, of)
 	}
 }
 
-func (t *tally) addToHistory(now algorithms.Micros, c *limiter.Call, r *limiter.Result, row *row) {
-	client, added := row.history.Client(r.Key)
+func (t *tally) addToHistory(now algorithms.Micros, c *limiter.Call, r *limiter.Result, of *Limit) {
+	client, added := of.history.Client(r.Key)
 	if client == nil {
 		return // the client is not in the sample
 	}
 	if added {
-		row.history.Describe(client, string(t.show(nil, c, r)), t.hash(c, r))
+		of.history.Describe(client, string(t.show(nil, c, r)), t.hash(c, r))
 	}
-	row.history.Add(client, now, realOf(c, r, t.end))
+	of.history.Add(client, now, realOf(c, r, t.end))
 	client.Denied = client.Denied || !r.Decision.Allowed && r.Decision.Err == nil
 }
 
