@@ -14,6 +14,7 @@ import (
 
 // luaEdit is a fault in a Lua script: the text at an offset is replaced.
 type luaEdit struct {
+	script   string
 	at       int
 	old, new string
 }
@@ -64,7 +65,7 @@ func (p *pkg) plantLua(files []*ast.File, overlay map[string][]byte) error {
 			name := g.Specs[0].(*ast.ValueSpec).Names[0].Name
 			path := filepath.Join(p.dir, p.files[i])
 			use := regexp.MustCompile(`([(+] ?)` + name + `\b`) // as an argument, or joined with another text
-			overlay[path] = use.ReplaceAll(overlay[path], []byte("${1}plantedScript("+name+")"))
+			overlay[path] = use.ReplaceAll(overlay[path], fmt.Appendf(nil, "${1}plantedScript(%q, %s)", script, name))
 		}
 	}
 	return nil
@@ -82,7 +83,7 @@ func (p *pkg) luaFaults(script, content string) {
 				}
 				p.faults = append(p.faults, fault{
 					place: fmt.Sprintf("%s/%s:%d", p.path, script, number+1), rule: r.rule, text: strings.TrimSpace(line),
-					lua: &luaEdit{offset + at[2], old, r.by(old)},
+					lua: &luaEdit{script, offset + at[2], old, r.by(old)},
 				})
 			}
 		}
@@ -95,7 +96,7 @@ func support(name string, faults []fault) string {
 	var edits strings.Builder
 	for i, f := range faults {
 		if f.lua != nil {
-			fmt.Fprintf(&edits, "\tcase %d:\n\t\treturn text[:%d] + %q + text[%d:]\n", i+1, f.lua.at, f.lua.new, f.lua.at+len(f.lua.old))
+			fmt.Fprintf(&edits, "\tcase script == %q && plantedChosen == %d:\n\t\treturn text[:%d] + %q + text[%d:]\n", f.lua.script, i+1, f.lua.at, f.lua.new, f.lua.at+len(f.lua.old))
 		}
 	}
 	return fmt.Sprintf(supportText, name, len(faults)+1, edits.String())
@@ -190,8 +191,8 @@ func plantedNumber[T plantedInteger](n int, v T) T {
 	}
 }
 
-func plantedScript(text string) string {
-	switch plantedChosen {
+func plantedScript(script, text string) string {
+	switch {
 %s	}
 	return text
 }
