@@ -16,6 +16,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 // TestSecretsStayInTheProcess passes each secret of the program in a file. It uses each secret, replaces each
@@ -60,7 +61,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 			}
 		}
 	}
-	p := start(t, sidecarProgram, args...)
+	p := start(t, sidecartest.Program, args...)
 	client := &http.Client{Timeout: maxWait}
 	request := func(port, token, line, body string) (code int, text string) {
 		t.Helper()
@@ -127,7 +128,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 
 	// Each secret is replaced by a wrong one. The password is replaced in Redis.
 	doctor := func() {
-		c := exec.CommandContext(t.Context(), sidecarProgram, "doctor", "--wait", "2s", "--redis-url", "redis://"+redis.Addr, "--redis-password-file", filepath.Join(dir, "redis-password"))
+		c := exec.CommandContext(t.Context(), sidecartest.Program, "doctor", "--wait", "2s", "--redis-url", "redis://"+redis.Addr, "--redis-password-file", filepath.Join(dir, "redis-password"))
 		out, _ := c.CombinedOutput() // doctor fails after the password was made wrong
 		clean("doctor", string(out))
 	}
@@ -168,7 +169,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		return strings.Contains(p.output.String(), "WRONGPASS")
 	})
 	pages()
-	env := exec.CommandContext(t.Context(), sidecarProgram, "check", "--reference")
+	env := exec.CommandContext(t.Context(), sidecartest.Program, "check", "--reference")
 	env.Env = append(os.Environ(), "REDIS_AUTH="+secret("redis-password"), "REDIS_URL=redis://:"+secret("redis-password")+"@"+redis.Addr,
 		"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=authorization:"+secret("api-token"))
 	out, err := env.CombinedOutput()

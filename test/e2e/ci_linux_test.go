@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 type workflow struct {
@@ -114,7 +116,7 @@ func (r *runner) change(t *testing.T, name, from, to string) {
 func (r *runner) bash(script string) (string, error) {
 	c := exec.Command("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script)
 	c.Dir = r.folder
-	c.Env = append(os.Environ(), "PATH="+filepath.Dir(sidecarProgram)+":"+os.Getenv("PATH"),
+	c.Env = append(os.Environ(), "PATH="+filepath.Dir(sidecartest.Program)+":"+os.Getenv("PATH"),
 		"GITHUB_BASE_REF=main", "RUNNER_TEMP="+r.temp, "GITHUB_STEP_SUMMARY="+filepath.Join(r.temp, "summary.md"))
 	out, err := c.CombinedOutput()
 	return string(out), err

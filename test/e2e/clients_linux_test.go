@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
@@ -37,7 +38,7 @@ func eachListener(t *testing.T, test func(request)) {
 			config := fileOf(t, "limits.yaml", clientsLimits)
 			a := request{T: t, addr: loopback() + ":8081"}
 			network, listen := "tcp", a.addr
-			args := []string{"RLSIDECAR_MAX_DESCRIPTORS=1000", sidecarProgram, "serve", "--config", config, "--http-listen", "", "--admin-listen", "", "--drain-delay", "0s"}
+			args := []string{"RLSIDECAR_MAX_DESCRIPTORS=1000", sidecartest.Program, "serve", "--config", config, "--http-listen", "", "--admin-listen", "", "--drain-delay", "0s"}
 			switch kind {
 			case "unix":
 				a.socket = filepath.Join(dir, "s")

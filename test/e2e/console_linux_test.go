@@ -13,6 +13,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 const consoleLimits = `domain: shop
@@ -231,7 +232,7 @@ func TestTheLineOfStateOfAWrongPassword(t *testing.T) {
 	redis := redistest.Start(t, "--requirepass", "right")
 	p := newAdminPage(t, consoleLimits)
 	password := fileOf(t, "password", "wrong")
-	start(t, sidecarProgram, append([]string{"serve", "--grpc-listen", p.addr + ":8081", "--http-listen", p.addr + ":8080", "--admin-listen", p.addr + ":6070",
+	start(t, sidecartest.Program, append([]string{"serve", "--grpc-listen", p.addr + ":8081", "--http-listen", p.addr + ":8080", "--admin-listen", p.addr + ":6070",
 		"--drain-delay", "0s", "--redis-url", "redis://" + redis.Addr, "--redis-password-file", password}, p.flags...)...)
 	eventually(t, "the page answers", func() bool { code, _ := fetch(p.admin + "/login"); return code != 0 })
 	b := newBrowser(t)

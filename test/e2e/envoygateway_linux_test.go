@@ -22,6 +22,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
 )
@@ -138,7 +139,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	ca.Secret(t, certs, 1, "envoy-ratelimit", "envoy-ratelimit.envoy-gateway-system", "envoy-ratelimit.envoy-gateway-system.svc.cluster.local")
 	port := redistest.FreePort(t) // of the control plane: its certificate is for 127.0.0.1 and its name
 	here := strings.NewReplacer("/certs", certs, "envoy-gateway:18001", fmt.Sprint("127.0.0.1:", port), "redis.redis-system.svc.cluster.local:6379", redis.Addr, ":19001", addr+":19001")
-	cmd := exec.Command(sidecarProgram)
+	cmd := exec.Command(sidecartest.Program)
 	cmd.Args = []string{"/bin/ratelimit"}                                                                         // the command of the container
 	cmd.Env = []string{"GRPC_HOST=" + addr, "HOST=" + addr, "DEBUG_HOST=" + addr, "RLSIDECAR_BACKEND_TIMEOUT=1s"} // the default of 10 ms may be too short on a busy machine
 	for _, e := range c.Env {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
@@ -199,7 +200,7 @@ func runPage(t *testing.T, steps []pageStep) {
 			path = append(path, filepath.Dir(tooltest.Path(t, tool))) // skips the test if a tool is missing
 		}
 	}
-	path = append([]string{filepath.Dir(sidecarProgram)}, append(path, os.Getenv("PATH"))...)
+	path = append([]string{filepath.Dir(sidecartest.Program)}, append(path, os.Getenv("PATH"))...)
 	for _, e := range os.Environ() {
 		if !strings.HasPrefix(e, "RLSIDECAR_") && !strings.HasPrefix(e, "PATH=") {
 			r.env = append(r.env, e)

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 // maxWait bounds a wait for another process. It is long because CI machines are slow. A test that passes does
@@ -81,7 +82,7 @@ func (p *process) stop() error {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-p.exited:
-		if p.cmd.Path != sidecarProgram && p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
+		if p.cmd.Path != sidecartest.Program && p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
 			return nil // HAProxy ends by the signal, without an exit code
 		}
 		return p.err
@@ -160,7 +161,7 @@ func serve(t *testing.T, addr string, args ...string) *process {
 		variables, args = append(variables, args[0]), args[1:]
 	}
 	p := start(t, "env", append(append(variables,
-		sidecarProgram, "serve", "--grpc-listen", addr+":8081", "--http-listen", addr+":8080", "--admin-listen", addr+":6070", "--drain-delay", "0s",
+		sidecartest.Program, "serve", "--grpc-listen", addr+":8081", "--http-listen", addr+":8080", "--admin-listen", addr+":6070", "--drain-delay", "0s",
 	), args...)...)
 	eventually(t, "rlsidecar is ready", func() bool {
 		if !p.running() {

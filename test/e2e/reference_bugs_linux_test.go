@@ -20,6 +20,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 const plain = `
@@ -530,7 +531,7 @@ func TestBugConfigCheckPanics(t *testing.T) {
 	for name, text := range map[string]string{"a.yaml": "domain: d\nlimitz: 1\ndescriptors: [{key: 1.5}]\n", "b.yaml": "domain: [\n"} {
 		writeFile(t, filepath.Join(folder, name), text)
 	}
-	out, err := exec.Command(sidecarProgram, "check", folder).CombinedOutput()
+	out, err := exec.Command(sidecartest.Program, "check", folder).CombinedOutput()
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	if !ok || exit.ExitCode() != 1 || strings.Contains(string(out), "goroutine") || !strings.Contains(string(out), "a.yaml:2:1") || !strings.Contains(string(out), "b.yaml:") {
 		t.Errorf("%v: got %s; want exit code 1 and mistakes in both files, without a stack trace", err, out)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 // reference is rlsidecar as a replacement of the reference server: it has that server's name, environment,
@@ -39,7 +40,7 @@ const apiToken = "s3cret"
 func asReference(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ratelimit")
-	if err := os.Symlink(sidecarProgram, path); err != nil {
+	if err := os.Symlink(sidecartest.Program, path); err != nil {
 		t.Fatal(err)
 	}
 	return path

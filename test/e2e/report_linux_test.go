@@ -21,6 +21,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
@@ -55,7 +56,7 @@ func writeReport(t *testing.T) string {
 	} {
 		writeFile(t, filepath.Join(dir, name), text)
 	}
-	c := exec.CommandContext(t.Context(), sidecarProgram, "simulate", "--config", "limits.yaml", "--log-format", "nginx", "--descriptor", "path=%U", "--html", "report.html", "access.log")
+	c := exec.CommandContext(t.Context(), sidecartest.Program, "simulate", "--config", "limits.yaml", "--log-format", "nginx", "--descriptor", "path=%U", "--html", "report.html", "access.log")
 	c.Dir = dir
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

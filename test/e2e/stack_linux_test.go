@@ -6,11 +6,9 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -21,29 +19,13 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/canonical"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
 const root = "../.."
 
-var sidecarProgram string
-
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "rlsidecar-e2e")
-	if err != nil {
-		log.Fatal(err)
-	}
-	sidecarProgram = filepath.Join(dir, "rlsidecar")
-	// -buildvcs=false, because git may refuse to work in a container. CGO_ENABLED=0, as in the image.
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", sidecarProgram, root+"/cmd/rlsidecar")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		log.Fatalf("build rlsidecar: %v\n%s", err, out)
-	}
-	code := m.Run()
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { sidecartest.Main(m, root) }
 
 // stack is an application behind a proxy, which calls rlsidecar. Configurations and ports are those of an example, but
 // on a loopback address that no other test uses.

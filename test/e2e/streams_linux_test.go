@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 // containerMiB is the memory of the container. In such a container, the sidecar sets the limit of the garbage
@@ -135,7 +136,7 @@ func startSmall(t *testing.T) *small {
 	t.Helper()
 	host := loopback()
 	s := &small{grpc: host + ":8081"}
-	cmd := exec.Command(sidecarProgram, "serve", "--config", root+"/examples/http-api/limits.yaml",
+	cmd := exec.Command(sidecartest.Program, "serve", "--config", root+"/examples/http-api/limits.yaml",
 		"--grpc-listen", s.grpc, "--http-listen", host+":8080", "--admin-listen", "", "--drain-delay", "0s")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("GOMEMLIMIT=%d", containerMiB<<20*9/10), "GOMAXPROCS=2")
 	s.process = startCommand(t, cmd)

@@ -47,7 +47,7 @@ func TestOneRedis(t *testing.T) {
 		func() { redis.Do("SCRIPT", "FLUSH") },
 		func() { redis.Pause(); time.Sleep(150 * time.Millisecond); redis.Resume() },
 		func() { redis.Do("DEBUG", "SLEEP", "0.1") },
-		func() { victim.kill(); victim.start() },
+		func() { victim.Kill(); victim.Restart() },
 		func() { redis.Kill(); redis.Restart(); redis.Wait() },
 	))
 	if !w.check(nothingLost) {
@@ -65,7 +65,7 @@ func TestLeases(t *testing.T) {
 	w.run(8, repeat(t, 100*time.Millisecond,
 		func() { redis.Do("CLIENT", "KILL", "TYPE", "normal") },
 		func() { redis.Pause(); time.Sleep(150 * time.Millisecond); redis.Resume() },
-		func() { victim.kill(); victim.start() },
+		func() { victim.Kill(); victim.Restart() },
 		func() { redis.Kill(); redis.Restart(); redis.Wait() },
 	))
 	if !w.check(nothingLost) {

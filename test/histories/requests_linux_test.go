@@ -106,7 +106,7 @@ func (w *world) servedFromLeases() (n float64) {
 // metrics returns the values of the series of s, or none if s does not answer.
 func (s *sidecar) metrics(client *http.Client) map[string]float64 {
 	all := map[string]float64{}
-	response, err := client.Get("http://" + s.admin + "/metrics")
+	response, err := client.Get("http://" + s.Admin + "/metrics")
 	if err != nil {
 		return all
 	}

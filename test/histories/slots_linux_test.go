@@ -133,7 +133,7 @@ func (w *slotWorld) run(n int, faults func(), browse ...func()) {
 		take := w.takeHTTP
 		switch i % 4 {
 		case 0, 1:
-			take = w.takeGRPC(newGRPC(w.t, w.sidecars[i%len(w.sidecars)].grpc))
+			take = w.takeGRPC(newGRPC(w.t, w.sidecars[i%len(w.sidecars)].GRPC))
 		case 2:
 			take = w.takeAuth
 		}
@@ -226,7 +226,7 @@ func (w *slotWorld) post(path string, body map[string]any) (code int, reservatio
 	if err != nil {
 		panic(err)
 	}
-	response, err := w.http.Post("http://"+w.sidecars[w.pick()].addr+path, "application/json", bytes.NewReader(text))
+	response, err := w.http.Post("http://"+w.sidecars[w.pick()].HTTP+path, "application/json", bytes.NewReader(text))
 	if err != nil {
 		return 0, ""
 	}
@@ -261,7 +261,7 @@ func (w *slotWorld) takeHTTP() {
 // takeAuth is a proxy that returns its slots by its access log, to any sidecar. Lines to a sidecar that was killed are
 // lost.
 func (w *slotWorld) takeAuth() {
-	request, err := http.NewRequest(http.MethodGet, "http://"+w.sidecars[w.pick()].addr+"/v1/auth/nginx", nil)
+	request, err := http.NewRequest(http.MethodGet, "http://"+w.sidecars[w.pick()].HTTP+"/v1/auth/nginx", nil)
 	if err != nil {
 		panic(err)
 	}
@@ -284,8 +284,8 @@ func (w *slotWorld) takeAuth() {
 // kill kills a sidecar and starts it again. Its counts are kept.
 func (w *slotWorld) kill(s *sidecar) {
 	add(w.count, s.metrics(&w.http))
-	s.kill()
-	s.start()
+	s.Kill()
+	s.Restart()
 }
 
 func add(to, more map[string]float64) {
@@ -317,7 +317,7 @@ func (w *slotWorld) awaitDoors() {
 
 // inFlight returns the units in flight, or -1 if they are unknown.
 func (w *slotWorld) inFlight() int {
-	response, err := w.http.Get("http://" + w.sidecars[0].addr + "/v1/limits/in_flight?domain=edge&key=" + url.QueryEscape(slotKey))
+	response, err := w.http.Get("http://" + w.sidecars[0].HTTP + "/v1/limits/in_flight?domain=edge&key=" + url.QueryEscape(slotKey))
 	if err != nil {
 		return -1
 	}
@@ -373,7 +373,7 @@ func (w *slotWorld) startEnvoy(program string, app net.Addr, s *sidecar) *proxy 
 	free := func() string { return fmt.Sprint("127.0.0.1:", redistest.FreePort(w.t)) }
 	p := &proxy{w: w, addr: free(), file: filepath.Join(w.t.TempDir(), "envoy.yaml")}
 	changed := strings.NewReplacer(
-		"port_value: 10000", port(p.addr), "port_value: 9901", port(free()), "port_value: 9000", port(app.String()), "port_value: 8081", port(s.grpc),
+		"port_value: 10000", port(p.addr), "port_value: 9901", port(free()), "port_value: 9000", port(app.String()), "port_value: 8081", port(s.GRPC),
 	).Replace(string(text))
 	if err := os.WriteFile(p.file, []byte(changed), 0o600); err != nil {
 		w.t.Fatal(err)

@@ -8,13 +8,11 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,6 +20,7 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -52,33 +51,11 @@ var (
 
 var nameOf = map[*algorithms.Limit]string{tokens: "tokens", window: "window", large: "large", budget: "budget", leased: "leased"}
 
-var program string
-
-func TestMain(m *testing.M) {
-	folder, err := os.MkdirTemp("", "histories")
-	if err != nil {
-		panic(err)
-	}
-	program = filepath.Join(folder, "rlsidecar")
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", program, "./cmd/rlsidecar")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "build rlsidecar: %v\n%s", err, out)
-		os.Exit(1)
-	}
-	code := m.Run()
-	os.RemoveAll(folder)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { sidecartest.Main(m, root) }
 
 type sidecar struct {
-	t     *testing.T
-	addr  string
-	grpc  string
-	admin string
-	rls   rls.RateLimitServiceClient
-	args  []string
-	cmd   *exec.Cmd
+	*sidecartest.Sidecar
+	rls rls.RateLimitServiceClient
 }
 
 func startSidecar(t *testing.T, config string, args ...string) *sidecar {
@@ -90,37 +67,8 @@ func startSidecar(t *testing.T, config string, args ...string) *sidecar {
 			t.Fatal(err)
 		}
 	}
-	address := func() string { return fmt.Sprint("127.0.0.1:", redistest.FreePort(t)) }
-	s := &sidecar{t: t, addr: address(), grpc: address(), admin: address()}
-	s.rls = newGRPC(t, s.grpc)
-	s.args = append([]string{
-		"serve", "--config", file, "--grpc-listen", s.grpc, "--http-listen", s.addr, "--admin-listen", s.admin, "--drain-delay", "0s",
-		"--settle-key-file", keys,
-	}, args...)
-	s.start()
-	t.Cleanup(s.kill)
-	redistest.Eventually(t, "the sidecar is ready", func() bool {
-		response, err := http.Get("http://" + s.addr + "/readyz")
-		if err != nil {
-			return false
-		}
-		response.Body.Close()
-		return response.StatusCode == http.StatusOK
-	})
-	return s
-}
-
-func (s *sidecar) start() {
-	s.cmd = exec.Command(program, s.args...)
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := s.cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-func (s *sidecar) kill() {
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
+	s := sidecartest.Start(t, append([]string{"--config", file, "--settle-key-file", keys}, args...)...).Await("/readyz")
+	return &sidecar{s, newGRPC(t, s.GRPC)}
 }
 
 type world struct {
@@ -260,7 +208,7 @@ func (w *world) post(random *rand.Rand, request any, r record) record {
 	}
 	b := r.of
 	s := w.sidecars[random.IntN(len(w.sidecars))]
-	response, err := w.http.Post("http://"+s.addr+"/v1/limit", "application/json", bytes.NewReader(body))
+	response, err := w.http.Post("http://"+s.HTTP+"/v1/limit", "application/json", bytes.NewReader(body))
 	if err != nil {
 		time.Sleep(time.Millisecond) // the sidecar may have been killed
 		return r

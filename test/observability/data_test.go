@@ -86,7 +86,7 @@ func TestBothPortsExportTheSame(t *testing.T) {
 	s := startSidecar(t, limits, "--metrics-listen", metrics)
 	s.send(t, 2, "edge", "user_id", "bob")
 	names := func(address string) []string { return slices.Sorted(maps.Keys(scrape(t, address))) }
-	if admin, other := names(s.admin), names(metrics); !slices.Equal(admin, other) || !s.exports(t, "rlsidecar_decision_seconds_count") {
+	if admin, other := names(s.Admin), names(metrics); !slices.Equal(admin, other) || !s.exports(t, "rlsidecar_decision_seconds_count") {
 		t.Errorf("the admin port exports\n%s\nand --metrics-listen\n%s", strings.Join(admin, "\n"), strings.Join(other, "\n"))
 	}
 }

@@ -153,7 +153,7 @@ func withRedis(t *testing.T, made map[string]recording) {
 func mixedTraffic(t *testing.T, redis string) recording {
 	t.Helper()
 	s := startSidecar(t, mixed, "--redis-url", "redis://"+redis, "--backend-timeout", "2s")
-	conn, err := grpc.NewClient(s.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(s.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func (s *sidecar) reserve(t *testing.T) string {
 // auth sends the request that a proxy sends for a request of user.
 func (s *sidecar) auth(t *testing.T, user string) {
 	t.Helper()
-	request, err := http.NewRequest("GET", "http://"+s.http+"/v1/auth", nil)
+	request, err := http.NewRequest("GET", "http://"+s.HTTP+"/v1/auth", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +239,7 @@ func inMemory(t *testing.T, made map[string]recording) {
 	t.Setenv("RLSIDECAR_HTTP_MAX_CONNECTIONS", "")
 	made["no connection left"] = crowded.record(t, func() {
 		for range 30 {
-			c, err := net.Dial("tcp", crowded.http)
+			c, err := net.Dial("tcp", crowded.HTTP)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 const runbooks = root + "/docs/runbooks.md"
@@ -73,11 +75,11 @@ func TestAdjustCommandsOfTheRunbooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := startSidecar(t, limits, "--admin-token-file", token)
-	path := filepath.Dir(rlsidecar(t)) + ":" + os.Getenv("PATH")
+	path := filepath.Dir(sidecartest.Program) + ":" + os.Getenv("PATH")
 	commands := regexp.MustCompile(`(?m)^ *\$ (rlsidecar adjust (?:.*\\\n)*.*)$`).FindAllStringSubmatch(string(data), -1)
 	for _, command := range commands {
 		cmd := exec.Command("sh", "-c", command[1])
-		cmd.Env = append(os.Environ(), "PATH="+path, "USER=ann", "RLSIDECAR_ADMIN_LISTEN="+s.admin, "RLSIDECAR_ADMIN_TOKEN_FILE="+token)
+		cmd.Env = append(os.Environ(), "PATH="+path, "USER=ann", "RLSIDECAR_ADMIN_LISTEN="+s.Admin, "RLSIDECAR_ADMIN_TOKEN_FILE="+token)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", command[1], err, out)
 		}

@@ -1,7 +1,6 @@
 package soak
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -10,13 +9,11 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -29,6 +26,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 // hugeRate is the rate of limits that the soak never reaches. lowRate is the rate of the limit "few", which it reaches.
@@ -74,7 +72,7 @@ type world struct {
 	dir      string
 	redis    *redistest.Server
 	ca       *certtest.Authority
-	sidecars []*sidecar
+	sidecars []*sidecartest.Sidecar
 	http     *http.Client
 	over     chan struct{}
 
@@ -90,11 +88,7 @@ type world struct {
 // count bounds the units that a limit has consumed: at least sure, and at most sure plus unknown.
 type count struct{ sure, unknown atomic.Int64 }
 
-type sidecar struct {
-	*exec.Cmd
-	grpc, http, admin string
-	output            bytes.Buffer
-}
+func TestMain(m *testing.M) { sidecartest.Main(m, "../..") }
 
 // TestSoak sends gRPC and HTTP traffic, reservations and adjustments to two sidecars. Meanwhile the
 // configuration is reloaded every second, Redis is paused, restarted and loses its scripts, and passwords and
@@ -150,12 +144,6 @@ func start(t *testing.T) *world {
 	t.Helper()
 	dir := t.TempDir()
 	w := &world{t: t, dir: dir, ca: certtest.New(t), http: &http.Client{Timeout: 10 * time.Second}, over: make(chan struct{})}
-	program := filepath.Join(dir, "rlsidecar")
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", program, "../../cmd/rlsidecar")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
 	first := "first"
 	w.password.Store(&first)
 	w.write("password", first)
@@ -166,17 +154,10 @@ func start(t *testing.T) *world {
 	w.redis = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	w.command("CONFIG", "SET", "requirepass", first)
 	for range 2 {
-		w.launch(program)
+		w.launch()
 	}
 	for _, s := range w.sidecars {
-		redistest.Eventually(t, "a sidecar is ready", func() bool {
-			answer, err := w.http.Get(s.http + "/readyz")
-			if err != nil {
-				return false
-			}
-			answer.Body.Close()
-			return answer.StatusCode == http.StatusOK
-		})
+		s.Await("/readyz")
 	}
 	return w
 }
@@ -191,32 +172,13 @@ func (w *world) write(name, text string) {
 	}
 }
 
-func (w *world) launch(program string) {
-	address := func() string { return fmt.Sprintf("127.0.0.1:%d", redistest.FreePort(w.t)) }
+func (w *world) launch() {
 	file := func(name string) string { return filepath.Join(w.dir, name) }
-	grpcAt, httpAt, adminAt := address(), address(), address()
-	s := &sidecar{grpc: grpcAt, http: "http://" + httpAt, admin: "http://" + adminAt}
-	s.Cmd = exec.Command(program, "serve", "--config", file("limits.yaml"), "--drain-delay", "0s",
-		"--grpc-listen", grpcAt, "--http-listen", httpAt, "--admin-listen", adminAt,
-		"--tls-cert", file("tls.crt"), "--tls-key", file("tls.key"),
+	s := sidecartest.Start(w.t, "--config", file("limits.yaml"), "--tls-cert", file("tls.crt"), "--tls-key", file("tls.key"),
 		"--api-token-file", file("api-token"), "--admin-token-file", file("admin-token"),
 		"--redis-url", "redis://"+w.redis.Addr, "--redis-password-file", file("password"))
-	s.Stdout, s.Stderr = &s.output, &s.output
-	s.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := s.Start(); err != nil {
-		w.t.Fatal(err)
-	}
 	w.sidecars = append(w.sidecars, s)
-	w.t.Cleanup(func() {
-		_ = s.Process.Signal(syscall.SIGTERM)
-		if err := s.Wait(); err != nil {
-			w.t.Errorf("a sidecar ended with %v", err)
-		}
-		if w.t.Failed() {
-			text := s.output.String()
-			w.t.Logf("the end of its log: %s", text[max(0, len(text)-3000):])
-		}
-	})
+	w.t.Cleanup(s.Stop)
 }
 
 // every calls f after each pause of d, until the soak is over. f gets the number of the call, from 1.
@@ -240,19 +202,19 @@ func (w *world) isOver() bool {
 	}
 }
 
-func (w *world) dial(s *sidecar) *grpc.ClientConn {
+func (w *world) dial(s *sidecartest.Sidecar) *grpc.ClientConn {
 	config := &tls.Config{RootCAs: w.ca.Pool(), ServerName: "localhost", VerifyConnection: func(c tls.ConnectionState) error {
 		w.serials.Store(c.PeerCertificates[0].SerialNumber.String(), true)
 		return nil
 	}}
-	conn, err := grpc.NewClient("dns:///"+s.grpc, grpc.WithTransportCredentials(credentials.NewTLS(config)))
+	conn, err := grpc.NewClient("dns:///"+s.GRPC, grpc.WithTransportCredentials(credentials.NewTLS(config)))
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	return conn
 }
 
-func (w *world) rpc(s *sidecar) {
+func (w *world) rpc(s *sidecartest.Sidecar) {
 	for !w.isOver() {
 		conn := w.dial(s)
 		for i := 0; i < 200 && !w.isOver(); i++ {
@@ -301,9 +263,9 @@ func (w *world) post(url, token, body string) (code int, answer struct {
 }
 
 // apply reserves units for work, and then sends the settlement until it is confirmed.
-func (w *world) apply(s *sidecar) {
+func (w *world) apply(s *sidecartest.Sidecar) {
 	for !w.isOver() {
-		code, answer := w.post(s.http+"/v1/limit", "api", `{"domain":"soak","name":"work","key":"1","count":5,"reserve":true}`)
+		code, answer := w.post("http://"+s.HTTP+"/v1/limit", "api", `{"domain":"soak","name":"work","key":"1","count":5,"reserve":true}`)
 		if code != http.StatusOK || answer.Reservation == "" {
 			w.work.unknown.Add(5)
 			w.failures.Add(1)
@@ -312,7 +274,7 @@ func (w *world) apply(s *sidecar) {
 		}
 		cost := rand.IntN(6)
 		for code = 0; code != http.StatusOK; time.Sleep(5 * time.Millisecond) {
-			code, _ = w.post(s.http+"/v1/limit", "api", fmt.Sprintf(`{"reservation":%q,"count":%d}`, answer.Reservation, cost))
+			code, _ = w.post("http://"+s.HTTP+"/v1/limit", "api", fmt.Sprintf(`{"reservation":%q,"count":%d}`, answer.Reservation, cost))
 			if code == http.StatusGone || code == http.StatusConflict || code == http.StatusNotFound {
 				w.t.Errorf("the settlement of a reservation: status %d, want 200", code)
 				return
@@ -323,9 +285,9 @@ func (w *world) apply(s *sidecar) {
 }
 
 // proxy sends auth requests as NGINX does.
-func (w *world) proxy(s *sidecar) {
+func (w *world) proxy(s *sidecartest.Sidecar) {
 	for !w.isOver() {
-		answer, err := w.http.Get(s.http + "/v1/auth/page")
+		answer, err := w.http.Get("http://" + s.HTTP + "/v1/auth/page")
 		if err != nil {
 			w.t.Errorf("/v1/auth: %v", err)
 			continue
@@ -346,7 +308,7 @@ func (w *world) reload(i int) {
 
 func (w *world) adjust(i int) {
 	body := fmt.Sprintf(`{"domain":"soak","limit":"adjusted","key":["k%d"],"factor":%d,"for":"1m","author":"soak","reason":"test"}`, i%20, 2+i%5)
-	if code, _ := w.post(w.sidecars[i%2].admin+"/api/adjustments", "admin", body); code == http.StatusOK {
+	if code, _ := w.post("http://"+w.sidecars[i%2].Admin+"/api/adjustments", "admin", body); code == http.StatusOK {
 		w.adjustments.Add(1)
 	}
 }
@@ -459,8 +421,8 @@ func (w *world) happened() {
 	}
 }
 
-func (w *world) metrics(s *sidecar) string {
-	r, err := http.NewRequest(http.MethodGet, s.admin+"/metrics", http.NoBody)
+func (w *world) metrics(s *sidecartest.Sidecar) string {
+	r, err := http.NewRequest(http.MethodGet, "http://"+s.Admin+"/metrics", http.NoBody)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -483,14 +445,14 @@ func metric(text, name string) (value float64) {
 	return value
 }
 
-func (w *world) usage(s *sidecar) usage {
+func (w *world) usage(s *sidecartest.Sidecar) usage {
 	text := w.metrics(s)
-	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.Process.Pid))
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.Cmd.Process.Pid))
 	if err != nil {
 		w.t.Error(err)
 	}
 	u := usage{Goroutines: metric(text, "go_goroutines"), Files: float64(len(files)), Series: float64(strings.Count(text, "\n"))}
-	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.Process.Pid))
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.Cmd.Process.Pid))
 	if _, rest, ok := strings.Cut(string(status), "VmRSS:"); ok {
 		_, _ = fmt.Sscan(rest, &u.KiB)
 	}

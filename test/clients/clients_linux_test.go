@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -20,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
@@ -30,20 +30,9 @@ const (
 	token     = "s3cret"
 )
 
-var sidecarProgram string
-
 func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "rlsidecar-clients")
-	if err != nil {
-		log.Fatal(err)
-	}
-	sidecarProgram = filepath.Join(dir, "rlsidecar")
-	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", sidecarProgram, root+"/cmd/rlsidecar").CombinedOutput(); err != nil {
-		log.Fatalf("build rlsidecar: %v\n%s", err, out)
-	}
-	code := m.Run()
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
+	os.Setenv("RLSIDECAR_API_TOKEN", token)
+	sidecartest.Main(m, root)
 }
 
 func run(t *testing.T, dir, program string, args ...string) string {
@@ -51,7 +40,7 @@ func run(t *testing.T, dir, program string, args ...string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), "RLSIDECAR_API_TOKEN="+token)
+	cmd.Dir = dir
 	var problems bytes.Buffer
 	cmd.Stderr = &problems
 	out, err := cmd.Output()
@@ -61,50 +50,11 @@ func run(t *testing.T, dir, program string, args ...string) string {
 	return string(out)
 }
 
-var addresses = regexp.MustCompile(`(?s)is ready.* HTTP +(http://\S+).* admin +(http://\S+)`)
-
 func serve(t *testing.T, limits string) (api, admin string) {
 	t.Helper()
-	var output lockedBuffer
-	cmd := exec.Command(sidecarProgram, "serve", "--config", limits, "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0",
-		"--admin-listen", "127.0.0.1:0", "--drain-delay", "0s")
-	cmd.Env = append(os.Environ(), "RLSIDECAR_API_TOKEN="+token)
-	cmd.Stdout, cmd.Stderr = &output, &output
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(os.Interrupt)
-		if err := <-exited; err != nil {
-			t.Errorf("the sidecar ended with %v:\n%s", err, output.String())
-		}
-	})
-	for deadline := time.Now().Add(maxWait); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if found := addresses.FindStringSubmatch(output.String()); found != nil {
-			return found[1], found[2]
-		}
-	}
-	t.Fatalf("the sidecar is not ready:\n%s", output.String())
-	return "", ""
-}
-
-type lockedBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer // guarded by mu
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
+	s := sidecartest.Start(t, "--config", limits).Await("/readyz")
+	t.Cleanup(s.Stop)
+	return "http://" + s.HTTP, "http://" + s.Admin
 }
 
 func node(t *testing.T, program string) (modules, path string) {
