@@ -120,9 +120,16 @@ func (c *Call) planLimits(s *Snapshot) error {
 		c.Results = append(c.Results, r)
 	}
 	c.charge()
-	if c.IdempotencyKey.ID != "" {
-		c.once()
+	if c.IdempotencyKey.ID == "" {
+		return nil
 	}
+	// A denial in quota mode would return a slot that the store then still grants to a repetition of the request.
+	quota := slices.IndexFunc(c.Results, func(r Result) bool { return r.Policy.Quota })
+	if c.slots > 0 && quota >= 0 {
+		return &RequestError{Problem: fmt.Sprintf("with a request_id, limit %q, which is in quota mode, cannot be combined with a concurrency limit; "+
+			"leave out the request_id", descriptors.Printable(c.Results[quota].Policy.Name))}
+	}
+	c.once()
 	return nil
 }
 

@@ -20,6 +20,7 @@ domain: d
 limits:
   uploads: {algorithm: concurrency, capacity: 3, ttl: 1m}
   calls: {algorithm: fixed_window, rate: 2, period: 1d}
+  quota: {algorithm: fixed_window, rate: 2, period: 1d, quota_mode: true}
   tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 100}}
 descriptors:
   - {key: tenant, limit: uploads}
@@ -190,6 +191,20 @@ func TestWithoutAWayToReturnNothingIsTaken(t *testing.T) {
 	}
 	b.want("uploads", "bob", 3)
 	b.want("calls", "bob", 2)
+}
+
+// If a limit in quota mode denied the first request, its slot would be returned, but granted to the second one.
+func TestUnderAnIDQuotasCannotReturnASlot(t *testing.T) {
+	b := newSlotBench(t)
+	uploads, quota := limiter.NamedCharge{Name: "uploads", Key: []string{"bob"}, Count: 1}, limiter.NamedCharge{Name: "quota", Count: 1}
+	for id, want := range map[string]bool{"id": true, "": false} {
+		c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{uploads, quota}, Returns: true}}
+		c.IdempotencyKey = limiter.IdempotencyKey{ID: id, Lifetime: sec}
+		if err := b.Check(t.Context(), c); (err != nil) != want {
+			t.Errorf("id %q: got the error %v, want one: %v", id, err, want)
+		}
+	}
+	b.want("uploads", "bob", 2)
 }
 
 func TestAtMostEightSlots(t *testing.T) {

@@ -313,23 +313,18 @@ func TestLeasesRequestFewerUnitsDuringAnOutage(t *testing.T) {
 }
 
 // A group with a bucket that a denial changes is sent once, even if units could be leased with it. If it
-// were sent again after a refused lease, its denial would be charged or counted twice. A slot that the first submission took
-// in another part could be returned after the second one has taken it again.
+// were sent again after a refused lease, its denial would be charged or counted twice.
 func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 	hundred := int64(100)
 	for name, spec := range map[string]algorithms.Spec{
 		"overdraw": {Kind: algorithms.TokenBucket, Rate: 100, Period: algorithms.Day, Overdraw: true},
 		"penalty": {Kind: algorithms.TokenBucket, Rate: 100, Period: algorithms.Day, Capacity: &hundred,
 			Penalty: &algorithms.Penalty{After: 2, For: 60 * algorithms.Second, Max: 60 * algorithms.Second}},
-		"slot": {Kind: algorithms.Concurrency, Period: algorithms.Day, Capacity: &hundred},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, below, calls := newLease()
 				beside := of(compile(t, spec), "beside", 1)
-				if beside.Limit.Kind == algorithms.Concurrency {
-					beside.Terms.Slot = &algorithms.Slot{}
-				}
 				c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 				warm(t, s, c)
 				time.Sleep(300 * ms) // the lease expires, and the key stays hot
