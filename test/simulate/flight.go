@@ -94,23 +94,21 @@ func (w *world) fly(rng *rand.Rand, r *request, within time.Duration) {
 			r.costs = append(r.costs, cost{limit: "slots", value: strconv.Itoa(key), units: 1})
 		}
 	}
-	if w.isSlow && rng.IntN(2) == 0 {
-		f.room = len(r.costs)
-		r.costs = append(r.costs, cost{limit: "rooms", value: strconv.Itoa(rng.IntN(2)), units: 1})
-	}
+	f.addRoom()
 	if r.flight = f; f.reserves > 0 {
 		w.judge.flights = append(w.judge.flights, f)
 	}
 }
 
-// flyNamed adds a slot or a reservation to r, a request for named limits.
+// flyNamed adds slots or a reservation to r, a request for named limits.
 func (w *world) flyNamed(rng *rand.Rand, r *request, within time.Duration) {
 	f := &flight{request: r, w: w, rng: rng, within: within, meter: -1, room: -1}
 	if rng.IntN(2) == 0 {
 		f.slots = append(f.slots, len(r.costs))
 		r.costs = append(r.costs, cost{limit: "slots", value: strconv.Itoa(rng.IntN(2)), units: 1})
 	}
-	if len(f.slots) == 0 || rng.IntN(2) == 0 {
+	f.addRoom()
+	if len(f.slots) == 0 && f.room < 0 || rng.IntN(2) == 0 {
 		f.reserves = 1
 		r.costs = append(r.costs, cost{limit: "own", value: r.id, units: estimate})
 		w.judge.flights = append(w.judge.flights, f)

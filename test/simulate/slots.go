@@ -3,6 +3,7 @@ package simulate
 import (
 	"context"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -81,6 +82,14 @@ func (j *judge) slotsEnd() {
 }
 
 const roomTTL = algorithms.Second
+
+// addRoom adds the cost of a room to f, or nothing.
+func (f *flight) addRoom() {
+	if f.w.isSlow && f.rng.IntN(2) == 0 {
+		f.room = len(f.costs)
+		f.costs = append(f.costs, cost{limit: "rooms", value: strconv.Itoa(f.rng.IntN(2)), units: 1})
+	}
+}
 
 // stay is a room that a flight has taken, by the clock of the server: since from, and at least to until.
 type stay struct {

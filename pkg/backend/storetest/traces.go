@@ -167,7 +167,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 				}
 				if limit.Kind == algorithms.Concurrency {
 					terms := &charges[len(charges)-1].Terms
-					*terms = algorithms.Charge{Cost: min(cost, 20), DryRun: terms.DryRun, Slot: slot(rng)}
+					*terms = algorithms.Charge{Cost: min(cost, 20-19*rng.Int64N(2)), DryRun: terms.DryRun, Slot: slot(rng)}
 				}
 			}
 			for i := range charges[from:] {
@@ -207,7 +207,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 // slot returns one of a few slots, with an operation.
 func slot(rng *rand.Rand) *algorithms.Slot {
 	return &algorithms.Slot{
-		ID: [16]byte{byte(rng.IntN(8))}, Part: uint8(rng.IntN(2)), Op: algorithms.SlotOp(max(0, rng.IntN(4)-1)), TTL: algorithms.Micros(1+rng.IntN(9)) * algorithms.Second,
+		ID: [16]byte{byte(rng.IntN(4))}, Part: uint8(rng.IntN(2)), Op: algorithms.SlotOp(max(0, rng.IntN(4)-1)), TTL: algorithms.Micros(1+rng.IntN(9)) * algorithms.Second,
 	}
 }
 
