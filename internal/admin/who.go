@@ -236,13 +236,7 @@ func shown(entries []descriptors.Entry, key []string) string {
 	return printable(key)
 }
 
-func printable(key []string) string {
-	parts := make([]string, len(key))
-	for i, v := range key {
-		parts[i] = descriptors.Printable(v)
-	}
-	return strings.Join(parts, ",")
-}
+func printable(key []string) string { return descriptors.PrintableList(key, ",") }
 
 func deniedLink(d *topkeys.Item) string {
 	if d.Entries != nil {

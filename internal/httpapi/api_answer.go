@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"strings"
 	"unicode/utf8"
 
 	"github.com/rlsidecar/rlsidecar/internal/clientreply"
@@ -106,13 +105,7 @@ func (k *key) UnmarshalJSON(data []byte) error {
 }
 
 // String returns the values with the bytes escaped that must not reach a terminal.
-func (k key) String() string {
-	shown := make([]string, len(k))
-	for i, v := range k {
-		shown[i] = descriptors.Printable(v)
-	}
-	return strings.Join(shown, ",")
-}
+func (k key) String() string { return descriptors.PrintableList(k, ",") }
 
 func (a *API) answer(req *apiRequest) (*apiAnswer, error) {
 	c := req.call

@@ -21,18 +21,34 @@ type Fact struct {
 // that two of them can be compared.
 func (p *Policy) Facts() []Fact {
 	more := p.Extra()
+	lease, weights, settle, payer, failure := "none", "none", "none", "none", p.OnFailure.String()
+	if l := more.Lease; l != nil {
+		lease = fmt.Sprintf("up to %d for %s", l.Most, duration.Format(l.For))
+	}
+	if more.Weights != nil {
+		weights = more.Weights.String()
+	}
+	if more.Settle != nil {
+		settle = strings.Join(more.Settle.Words(p.Limit), "; ")
+	}
+	if more.Then != nil {
+		payer = descriptors.Printable(more.Then.Name)
+	}
+	if p.OnFailure == Local {
+		failure += fmt.Sprintf(", a share of %g", more.LocalShare)
+	}
 	return []Fact{
 		{"a bucket for each", p.bucketWords(), false, true},
 		{"hash_tag", more.Slot.words(), more.Slot == Slot{}, true},
 		{"shards", fmt.Sprint(max(1, len(more.Shards))), len(more.Shards) == 0, true},
-		{"lease", more.leaseWords(), more.Lease == nil, false},
-		{"weights", more.weightWords(), more.Weights == nil, false},
-		{"settle", p.settleWords(), more.Settle == nil, false},
-		{"then", more.payerWords(), more.Then == nil, false},
+		{"lease", lease, more.Lease == nil, false},
+		{"weights", weights, more.Weights == nil, false},
+		{"settle", settle, more.Settle == nil, false},
+		{"then", payer, more.Then == nil, false},
 		{"shadow_mode", onOff(p.Shadow), !p.Shadow, false},
 		{"quota_mode", onOff(p.Quota), !p.Quota, false},
 		{"consume", ConsumeWord(p.Alone), !p.Alone, false},
-		{"on_backend_failure", p.failureWords(), p.OnFailure == Deny, false},
+		{"on_backend_failure", failure, p.OnFailure == Deny, false},
 		{"unit_name", more.Unit.String(), more.Unit == NoUnit, false},
 		{"deny_body", more.DenyBody.String(), more.DenyBody == NoBody, false},
 		{"replaces", ListWords(more.Replaces), len(more.Replaces) == 0, false},
@@ -60,11 +76,7 @@ func ListWords(texts []string) string {
 	if len(texts) == 0 {
 		return "nothing"
 	}
-	shown := make([]string, len(texts))
-	for i, text := range texts {
-		shown[i] = descriptors.Printable(text)
-	}
-	return strings.Join(shown, ", ")
+	return descriptors.PrintableList(texts, ", ")
 }
 
 // bucketWords continues the text "a bucket for each".
@@ -90,39 +102,4 @@ func (s Slot) words() string {
 	default:
 		return "none"
 	}
-}
-
-func (e *Extras) leaseWords() string {
-	if e.Lease == nil {
-		return "none"
-	}
-	return fmt.Sprintf("up to %d for %s", e.Lease.Most, duration.Format(e.Lease.For))
-}
-
-func (e *Extras) weightWords() string {
-	if e.Weights == nil {
-		return "none"
-	}
-	return e.Weights.String()
-}
-
-func (p *Policy) settleWords() string {
-	if s := p.Extra().Settle; s != nil {
-		return strings.Join(s.Words(p.Limit), "; ")
-	}
-	return "none"
-}
-
-func (e *Extras) payerWords() string {
-	if e.Then == nil {
-		return "none"
-	}
-	return descriptors.Printable(e.Then.Name)
-}
-
-func (p *Policy) failureWords() string {
-	if p.OnFailure == Local {
-		return fmt.Sprintf("local, a share of %g", p.Extra().LocalShare)
-	}
-	return p.OnFailure.String()
 }

@@ -182,14 +182,11 @@ func openKeys(p *Policy) string {
 	if p.Whole {
 		return "key,value,key,value… of the whole descriptor"
 	}
-	names := make([]string, len(p.Extra().OpenKeys))
-	for i, key := range p.Extra().OpenKeys {
-		names[i] = descriptors.Printable(key)
-	}
+	names := p.Extra().OpenKeys
 	if len(names) == 0 {
 		return values(0)
 	}
-	return values(len(names)) + " (" + strings.Join(names, ", ") + ")"
+	return values(len(names)) + " (" + descriptors.PrintableList(names, ", ") + ")"
 }
 
 func values(n int) string {

@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -12,13 +11,7 @@ import (
 type Requirement []string
 
 // String returns the keys in words: "user or team".
-func (r Requirement) String() string {
-	keys := make([]string, len(r))
-	for i, key := range r {
-		keys[i] = descriptors.Printable(key)
-	}
-	return strings.Join(keys, " or ")
-}
+func (r Requirement) String() string { return descriptors.PrintableList(r, " or ") }
 
 // Requires reports whether requests to a domain must have certain entries. If so, a request without descriptors
 // is denied.

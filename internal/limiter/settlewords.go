@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -45,11 +44,7 @@ func (s *SettleTerms) EstimateWords() string {
 	text := fmt.Sprintf("the learned estimate (p%s of the real costs%s; %d until enough are known)",
 		strconv.FormatFloat(math.Round(s.Learn.Quantile*1e6)/1e4, 'f', -1, 64), least, s.Estimate)
 	if len(s.Learn.Per) > 0 {
-		keys := make([]string, len(s.Learn.Per))
-		for i, key := range s.Learn.Per {
-			keys[i] = descriptors.Printable(key)
-		}
-		text += ", one for each configured value of " + strings.Join(keys, " and ")
+		text += ", one for each configured value of " + descriptors.PrintableList(s.Learn.Per, " and ")
 	}
 	return text
 }

@@ -94,3 +94,12 @@ func Printable(s string) string {
 	q := fmt.Sprintf("%+q", s)
 	return q[1:len(q)-1] + cut
 }
+
+// PrintableList joins the Printable forms of texts.
+func PrintableList(texts []string, separator string) string {
+	shown := make([]string, len(texts))
+	for i, text := range texts {
+		shown[i] = Printable(text)
+	}
+	return strings.Join(shown, separator)
+}

@@ -149,11 +149,7 @@ func (r *Recorder) warn(s *Shape) {
 func (s *Shape) Text() string {
 	texts := make([]string, len(s.Keys))
 	for i, keys := range s.Keys {
-		shown := make([]string, len(keys))
-		for j, key := range keys {
-			shown[j] = descriptors.Printable(key)
-		}
-		texts[i] = strings.Join(shown, ",")
+		texts[i] = descriptors.PrintableList(keys, ",")
 	}
 	text := strings.Join(texts, " | ")
 	if s.Cut {
