@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/rlsidecar/rlsidecar/internal/canonical"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -92,7 +93,7 @@ func (m *matchMap) read(p *parser, key string, n *yaml.Node) {
 		item := matchItem{key: e.key.Value}
 		name, isHeader := strings.CutPrefix(item.key, headerKey)
 		switch {
-		case isHeader && !isToken(name):
+		case isHeader && !httpguts.ValidHeaderFieldName(name):
 			p.mistake(p.at(e.key), "%q is not the name of a header; write header:X-Name", short(name))
 		case isHeader || item.key == "path" || item.key == "method" || item.key == "host":
 			item.read(p, item.key, e.value)
@@ -423,7 +424,7 @@ func (c *compiler) match(r *limiter.Route, m matchItem) {
 	case prefix:
 		c.mistake(m.at, "%s may not end in *, is %q", m.key, short(m.value))
 	case m.key == "method":
-		if !isToken(value) || strings.ToUpper(value) != value {
+		if !httpguts.ValidHeaderFieldName(value) || strings.ToUpper(value) != value {
 			c.mistake(m.at, "method must be in capital letters, such as POST, but is %q", short(value))
 		}
 		r.Method = value
@@ -488,7 +489,7 @@ func (c *compiler) source(from text, out *limiter.AuthEntry) {
 		c.mistake(from.at, "from must be client_ip, client_network, method, path, host, header:NAME, query:NAME, cookie:NAME or jwt:CLAIM, but is %q%s", short(from.value), guess)
 	case hasName && name == "":
 		c.mistake(from.at, "from: %s needs a name; write \"%s:NAME\"", from.value, kind)
-	case out.From == limiter.FromHeader && !isToken(name), out.From == limiter.FromCookie && !isToken(name):
+	case (out.From == limiter.FromHeader || out.From == limiter.FromCookie) && !httpguts.ValidHeaderFieldName(name):
 		c.mistake(from.at, "%q is not the name of a %s", short(name), kind)
 	case out.From == limiter.FromHeader:
 		out.Name = http.CanonicalHeaderKey(name)
@@ -499,18 +500,6 @@ func (c *compiler) source(from text, out *limiter.AuthEntry) {
 			c.mistake(from.at, "any client can send a header %s; write from: %s, which trusts only trusted_proxies", out.Name, instead)
 		}
 	}
-}
-
-// isToken reports whether s is a token of RFC 9110, 5.6.2.
-func isToken(s string) bool {
-	for i := range len(s) {
-		b := s[i]
-		letter := 'a' <= b|0x20 && b|0x20 <= 'z'
-		if !letter && (b < '0' || b > '9') && strings.IndexByte("!#$%&'*+-.^_`|~", b) < 0 {
-			return false
-		}
-	}
-	return s != ""
 }
 
 func (c *compiler) canMatch(domain string, entries []limiter.AuthEntry) bool {

@@ -9,6 +9,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"golang.org/x/net/http/httpguts"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -64,24 +65,12 @@ var forbiddenHeaders = map[string]bool{
 // check converts the names to lower case and rejects invalid ones, because Envoy sends them unchecked.
 func (h Headers) check() (Headers, error) {
 	for _, name := range []*string{&h.Limit, &h.Remaining, &h.Reset} {
-		if !isToken(*name) || forbiddenHeaders[strings.ToLower(*name)] {
+		if !httpguts.ValidHeaderFieldName(*name) || forbiddenHeaders[strings.ToLower(*name)] {
 			return h, fmt.Errorf("%q cannot be the name of a response header", *name)
 		}
 		*name = strings.ToLower(*name)
 	}
 	return h, nil
-}
-
-// isToken reports whether s is a token of RFC 9110, 5.6.2.
-func isToken(s string) bool {
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		letter := 'a' <= c|0x20 && c|0x20 <= 'z'
-		if !letter && (c < '0' || c > '9') && strings.IndexByte("!#$%&'*+-.^_`|~", c) < 0 {
-			return false
-		}
-	}
-	return s != ""
 }
 
 // append appends the headers for v. As in the reference server, they describe the last descriptor that
