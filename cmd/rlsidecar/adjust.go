@@ -89,7 +89,7 @@ func (c *adjustSetCmd) Run(a *app) error {
 	if c.Preview {
 		path += "/preview"
 	}
-	var answer struct{ Adjustment adjust.Shown }
+	var answer struct{ Adjustment adjust.Adjustment }
 	if err := c.send(a, http.MethodPost, path, nil, body, &answer); err != nil || c.Format == "json" {
 		return err
 	}
@@ -99,6 +99,22 @@ func (c *adjustSetCmd) Run(a *app) error {
 		_, err = fmt.Fprintf(a.stdout, "set %s\nto end it earlier: rlsidecar adjust delete %s --reason …\n", answer.Adjustment.Words, answer.Adjustment.ID)
 	}
 	return err
+}
+
+// listedAdjustments is the answer of /api/adjustments.
+type listedAdjustments struct {
+	Version     uint64
+	Adjustments []*adjust.Adjustment
+	KeptIn      string `json:"kept_in"`
+	Problem     string
+}
+
+// adjustments returns the adjustments of a running sidecar. It warns if they may be out of date.
+func (f *adminFlags) adjustments(a *app) (answer listedAdjustments, err error) {
+	if err = f.send(a, http.MethodGet, "adjustments", nil, nil, &answer); err == nil && answer.Problem != "" && f.Format != "json" {
+		fmt.Fprintf(a.stderr, "rlsidecar: the store of adjustments cannot be read (%s); these are the last known ones\n", answer.Problem)
+	}
+	return answer, err
 }
 
 type adjustListCmd struct{ adminFlags }
@@ -113,17 +129,9 @@ Example:
 }
 
 func (c *adjustListCmd) Run(a *app) error {
-	var answer struct {
-		Version     uint64
-		Adjustments []adjust.Shown
-		KeptIn      string `json:"kept_in"`
-		Problem     string
-	}
-	if err := c.send(a, http.MethodGet, "adjustments", nil, nil, &answer); err != nil || c.Format == "json" {
+	answer, err := c.adjustments(a)
+	if err != nil || c.Format == "json" {
 		return err
-	}
-	if answer.Problem != "" {
-		fmt.Fprintf(a.stderr, "rlsidecar: the store of adjustments cannot be read (%s); these are the last known ones\n", answer.Problem)
 	}
 	fmt.Fprintf(a.stdout, "%s, version %d, kept in %s\n", count(len(answer.Adjustments), "adjustment"), answer.Version, answer.KeptIn)
 	if len(answer.Adjustments) == 0 {

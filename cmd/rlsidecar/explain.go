@@ -102,7 +102,7 @@ func (c *explainCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	set, err := c.adjustments(a)
+	set, err := c.set(a)
 	if err != nil {
 		return err
 	}

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-	"net/http"
 	"slices"
 	"time"
 
@@ -16,23 +14,16 @@ type adjustedFlags struct {
 	adminFlags
 }
 
-// adjustments returns the adjustments to show, or nil if the flags request none.
-func (f *adjustedFlags) adjustments(a *app) (*adjust.Set, error) {
+// set returns the adjustments to show, or nil if the flags request none.
+func (f *adjustedFlags) set(a *app) (*adjust.Set, error) {
 	if !f.Adjusted {
 		return nil, nil
 	}
 	query := f.adminFlags
 	query.Format = "text" // so that send does not print the answer
-	var answer struct {
-		Version     uint64
-		Adjustments []*adjust.Adjustment
-		Problem     string
-	}
-	if err := query.send(a, http.MethodGet, "adjustments", nil, nil, &answer); err != nil {
+	answer, err := query.adjustments(a)
+	if err != nil {
 		return nil, err
-	}
-	if answer.Problem != "" {
-		fmt.Fprintf(a.stderr, "rlsidecar: the store of adjustments cannot be read (%s); these are the last known ones\n", answer.Problem)
 	}
 	return adjust.NewSet(adjust.Head{Version: answer.Version}, answer.Adjustments), nil
 }

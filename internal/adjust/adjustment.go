@@ -16,6 +16,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -50,6 +51,10 @@ type Adjustment struct {
 	// Expires and Created are times of the Keeper's clock. At Expires, the adjustment has no effect any more.
 	Expires, Created algorithms.Micros
 	Author, Reason   string
+	// Only answers to operators have these fields: Words describe the effect. If there is no effect now, Ignored has the
+	// reason instead. Left is the time until the adjustment expires.
+	Words, Ignored string
+	Left           time.Duration
 }
 
 // Target is what an adjustment changes.

@@ -65,24 +65,18 @@ type adjustmentJSON struct {
 	Created time.Time `json:"created"`
 	Author  string    `json:"author"`
 	Reason  string    `json:"reason"`
-	shownJSON
-}
-
-// shownJSON has the fields that a Shown adds to an Adjustment. They are not stored.
-type shownJSON struct {
-	Words   string `json:"words,omitempty"`
-	Ignored string `json:"ignored,omitempty"`
-	Left    int64  `json:"left_s,omitempty"`
+	Words   string    `json:"words,omitempty"`
+	Ignored string    `json:"ignored,omitempty"`
+	Left    int64     `json:"left_s,omitempty"`
 }
 
 // MarshalJSON writes the form that UnmarshalJSON reads.
-func (a Adjustment) MarshalJSON() ([]byte, error) { return json.Marshal(a.form()) }
-
-func (a *Adjustment) form() adjustmentJSON {
-	return adjustmentJSON{
+func (a Adjustment) MarshalJSON() ([]byte, error) {
+	return json.Marshal(adjustmentJSON{
 		ID: a.ID, targetJSON: a.Target.form(), Algorithm: KindName(a.Algorithm), Change: a.Change,
 		Expires: moment(a.Expires), Created: moment(a.Created), Author: a.Author, Reason: a.Reason,
-	}
+		Words: a.Words, Ignored: a.Ignored, Left: int64(a.Left / time.Second),
+	})
 }
 
 // UnmarshalJSON returns the error of Check, too.
@@ -98,6 +92,7 @@ func (a *Adjustment) UnmarshalJSON(text []byte) error {
 	*a = Adjustment{
 		Target: f.target(), Change: f.Change, Algorithm: kind, Author: f.Author, Reason: f.Reason,
 		Expires: algorithms.Micros(f.Expires.UnixMicro()), Created: algorithms.Micros(f.Created.UnixMicro()),
+		Words: f.Words, Ignored: f.Ignored, Left: time.Duration(f.Left) * time.Second,
 	}
 	a.ID = a.Target.ID()
 	return a.Check()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -59,36 +58,11 @@ func NewService(k *Keeper, l Limits, changed func(*Entry)) *Service {
 	return &Service{keeper: k, limits: l, changed: changed}
 }
 
-// Shown is an adjustment with its description for operators.
-type Shown struct {
-	*Adjustment
-	// Words describe the effect. If there is no effect now, Ignored has the reason instead.
-	Words, Ignored string
-	// Left is the time until the adjustment expires.
-	Left time.Duration
-}
-
-func (s Shown) MarshalJSON() ([]byte, error) {
-	text := s.form()
-	text.Words, text.Ignored, text.Left = s.Words, s.Ignored, int64(s.Left/time.Second)
-	return json.Marshal(text)
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (s *Shown) UnmarshalJSON(text []byte) error {
-	var also adjustmentJSON
-	if err := json.Unmarshal(text, &also); err != nil {
-		return err
-	}
-	s.Words, s.Ignored, s.Left = also.Words, also.Ignored, time.Duration(also.Left)*time.Second
-	return json.Unmarshal(text, &s.Adjustment)
-}
-
 // Status returns the Status of the Keeper.
 func (s *Service) Status() Status { return s.keeper.Status() }
 
 // List returns the adjustments that have not expired, sorted by domain, limit and key, and the version of their Set.
-func (s *Service) List() (all []Shown, version uint64) {
+func (s *Service) List() (all []*Adjustment, version uint64) {
 	now := s.keeper.Now()
 	set := s.keeper.Set().Live(now)
 	for _, a := range set.All() {
@@ -102,25 +76,26 @@ func (s *Service) List() (all []Shown, version uint64) {
 func (s *Service) InForce() []*Adjustment { return s.keeper.Set().Live(s.keeper.Now()).All() }
 
 // Find returns the adjustment with an ID. The error is ErrNotFound if there is none or it has expired.
-func (s *Service) Find(id string) (Shown, error) {
+func (s *Service) Find(id string) (*Adjustment, error) {
 	a, now := s.keeper.Set().Find(id), s.keeper.Now()
 	if a == nil || a.Expires <= now {
-		return Shown{}, ErrNotFound
+		return nil, ErrNotFound
 	}
 	return s.show(a, now), nil
 }
 
-func (s *Service) show(a *Adjustment, now algorithms.Micros) Shown {
-	shown := Shown{Adjustment: a, Left: time.Duration(a.Expires-now) * time.Microsecond}
+// show returns a copy of a with the fields for operators.
+func (s *Service) show(a *Adjustment, now algorithms.Micros) *Adjustment {
+	shown := *a
 	words, err := s.limits.Words(a)
-	if shown.Words = words; err != nil {
+	if shown.Words, shown.Left = words, time.Duration(a.Expires-now)*time.Microsecond; err != nil {
 		shown.Ignored = err.Error()
 	}
-	return shown
+	return &shown
 }
 
 // Preview returns the adjustment that p would make, and changes nothing. The error is a *Mistake.
-func (s *Service) Preview(p Proposal) (Shown, error) {
+func (s *Service) Preview(p Proposal) (*Adjustment, error) {
 	p.Expect = nil
 	_, shown, err := s.operation(p)
 	return shown, err
@@ -129,24 +104,25 @@ func (s *Service) Preview(p Proposal) (Shown, error) {
 // Set makes the adjustment p, and returns it with the version of the change. It replaces the adjustment of the same
 // target, if there is one. An error is a *Mistake, ErrConflict, or an error of the place. After an error of the place,
 // the change may have been made; the audit shows it.
-func (s *Service) Set(ctx context.Context, p Proposal) (Shown, uint64, error) {
+func (s *Service) Set(ctx context.Context, p Proposal) (*Adjustment, uint64, error) {
 	o, _, err := s.operation(p)
 	if err != nil {
-		return Shown{}, 0, err
+		return nil, 0, err
 	}
 	e, err := s.change(ctx, o)
 	if err != nil {
-		return Shown{}, 0, err
+		return nil, 0, err
 	}
 	return s.show(e.After, s.keeper.Now()).replacing(e.Before), e.Version, nil
 }
 
-func (s Shown) replacing(former *Adjustment) Shown {
+// replacing adds to the words of a that it replaces former, if that is not nil.
+func (a *Adjustment) replacing(former *Adjustment) *Adjustment {
 	if former != nil {
-		s.Words += fmt.Sprintf("; replaces the adjustment %q by %s (%s), which would have ended at %s",
+		a.Words += fmt.Sprintf("; replaces the adjustment %q by %s (%s), which would have ended at %s",
 			former.Change.String(), descriptors.Printable(former.Author), descriptors.Printable(former.Reason), former.End())
 	}
-	return s
+	return a
 }
 
 // Delete ends an adjustment before it expires, and returns the version of the change. The errors are those of Set, and
@@ -175,7 +151,7 @@ func (s *Service) Audit(n int) []*Entry { return s.keeper.Set().Changes(n) }
 
 // operation converts p to an Operation, and returns the adjustment that it would make now. The error is a *Mistake or
 // ErrConflict.
-func (s *Service) operation(p Proposal) (o Operation, made Shown, err error) {
+func (s *Service) operation(p Proposal) (o Operation, made *Adjustment, err error) {
 	if p.For != 0 && !p.Until.IsZero() {
 		return o, made, &Mistake{"state the duration of the adjustment (for) or its end (until), not both"}
 	}

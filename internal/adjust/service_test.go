@@ -216,7 +216,7 @@ func TestAnAdjustmentUntilATime(t *testing.T) {
 	p.For, p.Until, p.Expect = 0, c.now.Add(time.Hour), new(uint64(0))
 	got, version, err := s.Set(t.Context(), p)
 	if err != nil || version != 1 || got.Left != time.Hour || got.Expires != algorithms.Micros(p.Until.UnixMicro()) {
-		t.Errorf("got %+v, version %d, %v; want an hour", got.Adjustment, version, err)
+		t.Errorf("got %+v, version %d, %v; want an hour", got, version, err)
 	}
 	if _, _, err := s.Set(t.Context(), p); !errors.Is(err, ErrConflict) {
 		t.Errorf("with the version before: got %v; want ErrConflict", err)

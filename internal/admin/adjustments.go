@@ -44,7 +44,7 @@ func (p *pages) listAdjustments(b *adjustmentsBody) {
 	}
 	all, _ := p.Adjust.List()
 	for i := range all[:min(len(all), rowsShown)] {
-		b.Rows = append(b.Rows, adjusted(&all[i]))
+		b.Rows = append(b.Rows, adjusted(all[i]))
 	}
 	if n := len(all) - len(b.Rows); n > 0 {
 		b.More = plural(n, "more adjustment") + ": rlsidecar adjust list has them all."

@@ -204,7 +204,7 @@ func (p *pages) previewWords(c *change, author, reason string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		return "This ends before its time: " + adjusted(&s).Words + ".", nil
+		return "This ends before its time: " + adjusted(s).Words + ".", nil
 	}
 	proposal, err := c.proposal()
 	if err != nil {
@@ -212,7 +212,10 @@ func (p *pages) previewWords(c *change, author, reason string) (string, error) {
 	}
 	proposal.Author, proposal.Reason = or(author, "preview"), or(reason, "preview")
 	s, err := p.Adjust.Preview(proposal)
-	return s.Words, err
+	if err != nil {
+		return "", err
+	}
+	return s.Words, nil
 }
 
 func or(text, otherwise string) string {

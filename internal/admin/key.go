@@ -170,9 +170,6 @@ func (p *pages) inspect(ctx context.Context, s *subject, cost int64) (*limiter.C
 	if err := p.Limiter.Check(ctx, c); err != nil {
 		return nil, err
 	}
-	if c.Verdict.Domain == nil {
-		return nil, fmt.Errorf("domain %q is not configured", descriptors.Printable(s.Domain))
-	}
 	return c, nil
 }
 
@@ -394,11 +391,11 @@ func (p *pages) adjustedBy(limit *limiter.Policy) *adjustedRow {
 	if err != nil { // the adjustment has expired in the meantime
 		return nil
 	}
-	row := adjusted(&s)
+	row := adjusted(s)
 	return &row
 }
 
-func adjusted(s *adjust.Shown) adjustedRow {
+func adjusted(s *adjust.Adjustment) adjustedRow {
 	row := adjustedRow{
 		Words: s.Words, Ignored: s.Ignored, Author: s.Author, Reason: s.Reason, Left: span(s.Left),
 		Expires: at(time.UnixMicro(int64(s.Expires))), End: "/change?" + url.Values{"do": {"end"}, "id": {s.ID}}.Encode(),

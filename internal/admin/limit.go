@@ -85,7 +85,7 @@ func (p *pages) adjustmentsOf(domain, name string) (rows []adjustedRow) {
 	all, _ := p.Adjust.List()
 	for i := range all {
 		if t := &all[i].Target; t.Domain == domain && t.Limit == name && len(rows) < maxListRows {
-			rows = append(rows, adjusted(&all[i]))
+			rows = append(rows, adjusted(all[i]))
 		}
 	}
 	return rows

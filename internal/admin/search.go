@@ -123,7 +123,7 @@ func (p *pages) searchAdjusted(b *searchBody, query string) {
 		if len(b.Recorded) == maxFound || !strings.Contains(t.KeyText(), query) || t.AllKeys {
 			continue
 		}
-		row := adjusted(&all[i])
+		row := adjusted(all[i])
 		b.Recorded = append(b.Recorded, foundRow{Key: t.KeyText(), Link: row.Link, Limit: descriptors.Printable(t.Limit),
 			Domain: descriptors.Printable(t.Domain), State: all[i].Change.String() + " until " + row.Expires, Denied: all[i].Change.Block})
 	}

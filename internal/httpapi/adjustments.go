@@ -44,7 +44,7 @@ func (a *Adjustments) changes(answer operation) operation {
 func (a *Adjustments) list(*http.Request, []byte) (any, error) {
 	all, version := a.Service.List()
 	if all == nil {
-		all = []adjust.Shown{}
+		all = []*adjust.Adjustment{}
 	}
 	status := a.Service.Status()
 	answer := map[string]any{"version": version, "adjustments": all, "kept_in": status.Place, "lasting": status.Persistent}

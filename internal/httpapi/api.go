@@ -96,7 +96,7 @@ func (a *API) settle(r *http.Request, req *apiRequest) (any, error) {
 		return nil, malformed.because("has a reservation without a count; add the real cost as count")
 	}
 	req.call.Arrived, req.call.Listener = time.Now(), limiter.OverHTTP
-	err = a.Limiter.Settle(r.Context(), req.call, limiter.Settle{Reserved: of, Real: req.count, Costs: req.costs, Inline: a.inlineOf})
+	err = a.Limiter.Settle(r.Context(), req.call, limiter.Settle{Reserved: of, Real: req.count, Costs: req.costs, Inline: a.inline})
 	switch name := of.Parts[0].Name; {
 	case errors.Is(err, backend.ErrReused):
 		return nil, settled.of(name, "the reservation was settled with another count before; the first count stays in force")

@@ -29,7 +29,7 @@ func (a *API) addInlineLimit(req *apiRequest) error {
 			continue
 		}
 		limit := &req.call.Limits[i]
-		p, err := a.inline(inline{req.call.Request.Domain, limit.Name, string(text)})
+		p, err := a.inline(req.call.Request.Domain, limit.Name, string(text))
 		if err != nil {
 			return err
 		}
@@ -38,15 +38,9 @@ func (a *API) addInlineLimit(req *apiRequest) error {
 	return nil
 }
 
-// inlineOf compiles text, which a reservation contains as the configuration of the limit called name. Its errors
-// are those of inline.
-func (a *API) inlineOf(domain, name, text string) (*limiter.Policy, error) {
-	return a.inline(inline{domain, name, text})
-}
-
-// inline returns a compiled limit that came with a request. Its errors are a *limiter.RequestError and
-// ErrNoConfig.
-func (a *API) inline(what inline) (*limiter.Policy, error) {
+// inline compiles text, the configuration of the limit called name, which came with a request or is part of a
+// reservation. Its errors are a *limiter.RequestError and ErrNoConfig.
+func (a *API) inline(domain, name, text string) (*limiter.Policy, error) {
 	if a.Inline == nil {
 		return nil, &limiter.RequestError{Problem: "config in requests is off here; the sidecar must be started with --api-inline-config"}
 	}
@@ -54,11 +48,11 @@ func (a *API) inline(what inline) (*limiter.Policy, error) {
 	if s == nil {
 		return nil, limiter.ErrNoConfig
 	}
-	d, err := s.InlineDomain(what.domain, what.name)
+	d, err := s.InlineDomain(domain, name)
 	if err != nil {
 		return nil, err
 	}
-	what.domain = d.Name
+	what := inline{d.Name, name, text}
 	a.inlines.mu.Lock()
 	defer a.inlines.mu.Unlock()
 	if a.inlines.of != s || len(a.inlines.compiled) >= maxInlines {
@@ -67,9 +61,9 @@ func (a *API) inline(what inline) (*limiter.Policy, error) {
 	if p := a.inlines.compiled[what]; p != nil {
 		return p, nil
 	}
-	p, err := a.Inline(d, what.name, []byte(what.text))
+	p, err := a.Inline(d, name, []byte(text))
 	if err != nil {
-		return nil, &limiter.RequestError{Problem: fmt.Sprintf("config of limit %q: %v", descriptors.Printable(what.name), err)}
+		return nil, &limiter.RequestError{Problem: fmt.Sprintf("config of limit %q: %v", descriptors.Printable(name), err)}
 	}
 	a.inlines.compiled[what] = p
 	return p, nil

@@ -59,7 +59,7 @@ func TestCompiledLimitsOfRequests(t *testing.T) {
 	a := &API{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{}), Inline: config.Inline}
 	compile := func(domain, name, text string) *limiter.Policy {
 		t.Helper()
-		p, err := a.inline(inline{domain, name, text})
+		p, err := a.inline(domain, name, text)
 		if err != nil {
 			t.Fatal(err)
 		}

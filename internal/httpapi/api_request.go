@@ -274,17 +274,12 @@ func (p *parser) text() (string, error) {
 		return "", fmt.Errorf("must be a string, but is %s", described(t))
 	}
 	// Half of a surrogate pair is not a character. encoding/json replaces each half by U+FFFD, so different
-	// keys would become equal.
-	if strings.ContainsRune(s, utf8.RuneError) && mayBeHalfPair(p.body[start:p.dec.InputOffset()]) {
+	// keys would become equal. A string that also has a complete pair is refused, too.
+	if strings.ContainsRune(s, utf8.RuneError) &&
+		bytes.Contains(bytes.ToLower(p.body[start:p.dec.InputOffset()]), []byte(`\ud`)) {
 		return "", errors.New("has half of a surrogate pair, which is not a character")
 	}
 	return s, nil
-}
-
-// mayBeHalfPair reports whether a JSON string may contain half of a surrogate pair. It is called only for
-// strings with a U+FFFD. It also returns true if such a string contains a complete pair.
-func mayBeHalfPair(text []byte) bool {
-	return bytes.Contains(bytes.ToLower(text), []byte(`\ud`))
 }
 
 // key parses a value, or a list of values.

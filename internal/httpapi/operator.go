@@ -105,9 +105,6 @@ func (o *Operator) inspected(r *http.Request, cost int64) (*limiter.Call, error)
 	if err := o.Limiter.Check(r.Context(), c); err != nil {
 		return nil, err
 	}
-	if c.Verdict.Domain == nil {
-		return nil, unknownLimit.because(fmt.Sprintf("domain %q is not configured", descriptors.Printable(c.Request.Domain)))
-	}
 	return c, nil
 }
 

@@ -204,9 +204,9 @@ func (c *Call) foldAlternatives(r *Result) {
 	}
 	switch from, to := backend.Paid(one, decisions); {
 	case from == last:
-		parts := c.resultsOf(f.largest)
+		parts, reserves, reserved := c.resultsOf(f.largest)
 		if !f.paid {
-			f.reserved, f.reserves = c.reservedOf(f.largest)
+			f.reserved, f.reserves = reserved, reserves
 		}
 		r.For, r.Policy, r.Key, r.hash, r.slot, r.charge = r.Policy, f.Policy, f.Key, f.hash, f.slot, f.charge
 		r.Decision = decisions[last]
@@ -227,23 +227,17 @@ func (c *Call) foldAlternatives(r *Result) {
 	}
 }
 
-// reservedOf returns the sum of the costs of the Results that reserve, among those that have the charge with this index,
-// and their number.
-func (c *Call) reservedOf(charge int) (units, n int64) {
+// resultsOf returns how many Results have the charge with this index, how many of these reserve, and the sum of the costs
+// of the latter.
+func (c *Call) resultsOf(charge int) (n, reserve, units int64) {
 	for i := range c.Results {
-		if r := &c.Results[i]; r.charge == charge && r.reserve {
-			units, n = units+r.Cost, n+1
+		r := &c.Results[i]
+		if r.charge != charge {
+			continue
+		}
+		if n++; r.reserve {
+			reserve, units = reserve+1, units+r.Cost
 		}
 	}
-	return units, n
-}
-
-// resultsOf returns how many Results have the charge with this index.
-func (c *Call) resultsOf(charge int) (n int64) {
-	for i := range c.Results {
-		if c.Results[i].charge == charge {
-			n++
-		}
-	}
-	return n
+	return n, reserve, units
 }

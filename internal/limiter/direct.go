@@ -58,19 +58,15 @@ func (d *Direct) Add(p *Policy, key []string, terms algorithms.Charge) {
 func (d *Direct) Take(ctx context.Context, store backend.Store) {
 	for i := range d.charges {
 		if d.charges[i].NeverFits() {
-			d.peek()
+			for j := range d.charges {
+				d.charges[j].Terms.DryRun = true
+			}
 			break
 		}
 	}
 	backend.Take(ctx, store, d.charges, d.decisions)
 	for i := range d.decisions {
 		hideBlocked(&d.decisions[i])
-	}
-}
-
-func (d *Direct) peek() {
-	for i := range d.charges {
-		d.charges[i].Terms.DryRun = true
 	}
 }
 

@@ -223,9 +223,6 @@ func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 	if err := c.plan(u.snapshot, nil); err != nil {
 		return err
 	}
-	if c.Verdict.Domain == nil {
-		return unknownDomain(c.Request.Domain)
-	}
 	for i := range c.Results {
 		r := &c.Results[i]
 		if r.charge < 0 {

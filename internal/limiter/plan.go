@@ -24,7 +24,7 @@ const (
 
 // plan adds the Results and the charges. Limits that are charged together share a Group. Each shadow limit and each
 // quota limit has a Group of its own. With `consume: each`, each limit that a descriptor matches has one, too. last
-// is the call that was planned before c, or nil. Only requests for named limits can cause an error.
+// is the call that was planned before c, or nil. Only requests for named limits and those of operators can cause an error.
 func (c *Call) plan(s *Snapshot, last *Call) error {
 	c.Snapshot = s
 	c.DryRun = c.DryRun || c.Inspect
@@ -52,6 +52,8 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 				c.applyLimits(i)
 			}
 		}
+	} else if c.Inspect {
+		return unknownDomain(c.Request.Domain)
 	}
 	c.replace()
 	c.charge()

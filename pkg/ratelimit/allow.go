@@ -201,7 +201,9 @@ func (l *Limiter) decide(ctx context.Context, requests []Request, maxWait time.D
 // consumed.
 func conclude(requests []Request, worst error) error {
 	if worst != nil {
-		clearReservations(requests)
+		for i := range requests {
+			requests[i].Reservation = Reservation{}
+		}
 	}
 	if worst == ErrDenied { //nolint:errorlint // decided returns it unwrapped
 		return denied(requests)
@@ -243,12 +245,6 @@ func (m *limit) naming(err error) error {
 		return fmt.Errorf("limit %q: %w", m.policy.Name, err)
 	}
 	return err
-}
-
-func clearReservations(requests []Request) {
-	for i := range requests {
-		requests[i].Reservation = Reservation{}
-	}
 }
 
 // moreSevere returns the error that takes precedence: first an error of the Store, then ErrNeverFits, then

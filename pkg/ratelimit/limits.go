@@ -123,15 +123,7 @@ func (l Limit) named(domain, name string) (*limit, error) {
 		}
 		return newLimit(*l.loaded), nil
 	}
-	numbers, err := l.compile()
-	weights, wrong := l.weights()
-	if err = errors.Join(err, wrong); err != nil {
-		return nil, err
-	}
-	return newLimit(limiter.Policy{
-		Domain: domain, Name: name, Owner: domain + "/" + name, Limit: &numbers,
-		Keys: descriptors.Keys{Prefix: descriptors.Prefix(domain, "limit", name, numbers.Kind)}, Extras: &limiter.Extras{Named: true, Weights: weights},
-	}), nil
+	return l.compiled(domain, "limit", name, domain+"/"+name)
 }
 
 // inline compiles l as a limit that comes with a request. It charges the same buckets as a config sent to
@@ -143,16 +135,21 @@ func (l Limit) inline(domain, name string) (*limit, error) {
 	case l.Settles:
 		return nil, errors.New("a limit with Settles cannot come with a request, which cannot reserve it; add it to Config.Limits")
 	}
+	return l.compiled(domain, "inline", name, domain+"/#inline")
+}
+
+// compiled compiles l as a limit of a kind: "limit" or "inline".
+func (l Limit) compiled(domain, kind, name, owner string) (*limit, error) {
 	numbers, err := l.compile()
 	weights, wrong := l.weights()
 	if err = errors.Join(err, wrong); err != nil {
 		return nil, err
 	}
 	m := newLimit(limiter.Policy{
-		Index: -1, Domain: domain, Name: name, Owner: domain + "/#inline", Limit: &numbers,
-		Keys: descriptors.Keys{Prefix: descriptors.Prefix(domain, "inline", name, numbers.Kind)}, Extras: &limiter.Extras{Named: true, Weights: weights},
+		Index: -1, Domain: domain, Name: name, Owner: owner, Limit: &numbers,
+		Keys: descriptors.Keys{Prefix: descriptors.Prefix(domain, kind, name, numbers.Kind)}, Extras: &limiter.Extras{Named: true, Weights: weights},
 	})
-	m.inline = true
+	m.inline = kind == "inline"
 	return m, nil
 }
 

@@ -42,7 +42,7 @@ func (m *limit) then() *limiter.Policy { return m.policy.Extra().Then }
 func (l *Limiter) oneOrPayer(ctx context.Context, m *limit, key []string, terms algorithms.Charge) (Result, error) {
 	c := limiter.Call{Request: limiter.Request{
 		Domain: l.domain, DryRun: terms.DryRun,
-		Limits: []limiter.NamedCharge{{Name: m.policy.Name, Key: clone(key), Count: terms.Cost, Reserve: terms.Reserve}},
+		Limits: []limiter.NamedCharge{{Name: m.policy.Name, Key: clone(key), Count: terms.Cost}},
 	}}
 	if err := l.limiter.Check(ctx, &c); err != nil {
 		return Result{}, err
