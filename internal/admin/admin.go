@@ -75,8 +75,7 @@ type Config struct {
 
 type pages struct {
 	Config
-	access   *access
-	catalogs catalogs
+	access *access
 }
 
 // New returns the handler of all paths of the admin listener. Without a token, a page of another site could read

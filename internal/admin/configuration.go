@@ -151,7 +151,7 @@ func (p *pages) configuration(w http.ResponseWriter, r *http.Request, v viewer) 
 	b.LoadedAt, b.FailedAt = at(b.Loaded), at(b.Failed)
 	if s := p.Current(); s != nil {
 		b.Hash = cut(s.Hash, 12)
-		limits := p.catalogs.of(s).limits
+		limits := s.Limits()
 		b.Limits = plural(len(limits), "limit")
 		b.Domains = plural(len(s.Domains), "domain")
 		b.Stays = "The configuration before it stays in use."

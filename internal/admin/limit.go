@@ -42,11 +42,12 @@ type fact struct{ Name, Text string }
 func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 	q := r.URL.Query()
 	domain, name := q.Get("domain"), q.Get("name")
-	l := p.catalogs.of(p.Current()).find(domain, name)
-	if l == nil {
+	s := p.Current()
+	if s == nil || len(s.Find(domain, name)) == 0 {
 		p.problem(w, r, v, http.StatusNotFound, "There is no limit of this name in the configuration in use.", "")
 		return
 	}
+	l := s.Find(domain, name)[0]
 	id := history.Key{Domain: domain, Limit: name}
 	b := limitBody{
 		ID:     id,
@@ -56,7 +57,7 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 	}
 	b.UsedSince, b.Used = p.used(id)
 	place := l.Place
-	if d := p.Current().Domains[domain]; d != nil && d.Named[name] != nil {
+	if d := s.Domains[domain]; d != nil && d.Named[name] != nil {
 		place = d.Named[name].Place // of the definition, not of a use
 	}
 	b.Place = place.String()

@@ -75,7 +75,7 @@ func (p *pages) limits(w http.ResponseWriter, r *http.Request, v viewer) {
 	for _, s := range shows {
 		b.Shows = append(b.Shows, choice{s.name, b.link(b.Sort, s.key, 1), s.key == b.Show})
 	}
-	all := p.catalogs.of(p.Current()).limits
+	all := p.configured()
 	found := p.ranked(all, &b)
 	number, _ := strconv.Atoi(q.Get("page"))
 	last := max(1, (len(found)+rowsShown-1)/rowsShown)
@@ -110,8 +110,8 @@ func (b *limitsBody) link(sort, show string, page int) string {
 	return "/limits?" + q.Encode()
 }
 
-// ranked returns the limits that match the query and the filter of b, in the order that b states. all are the limits
-// of the catalog.
+// ranked returns the limits that match the query and the filter of b, in the order that b states. all are the configured
+// limits.
 func (p *pages) ranked(all []*limiter.Policy, b *limitsBody) []ranked {
 	list := make([]ranked, len(all))
 	for i, l := range all {

@@ -1,12 +1,9 @@
 package admin
 
 import (
-	"cmp"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
-	"sync/atomic"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -18,49 +15,12 @@ const (
 	maxQueryBytes = 256
 )
 
-// catalog lists the limits of one Snapshot by name. A limit occurs once, even if several places use it.
-type catalog struct {
-	snapshot *limiter.Snapshot
-	limits   []*limiter.Policy
-}
-
-// catalogs keeps the last catalog, because sorting 100,000 names takes longer than a page may take.
-type catalogs struct{ last atomic.Pointer[catalog] }
-
-func (c *catalogs) of(s *limiter.Snapshot) *catalog {
-	if s == nil {
-		return &catalog{}
+// configured returns the limits of the configuration in use, each once, sorted by domain and name.
+func (p *pages) configured() []*limiter.Policy {
+	if s := p.Current(); s != nil {
+		return s.Limits()
 	}
-	if last := c.last.Load(); last != nil && last.snapshot == s {
-		return last
-	}
-	made := &catalog{snapshot: s, limits: slices.Clone(s.Policies)}
-	slices.SortStableFunc(made.limits, compareNames)
-	made.limits = slices.CompactFunc(made.limits, func(a, b *limiter.Policy) bool { return a.Domain == b.Domain && a.Name == b.Name })
-	c.last.Store(made)
-	return made
-}
-
-// compareNames orders policies by domain and name. It orders the uses of a named limit before its definition,
-// because only the uses have the names of the keys.
-func compareNames(a, b *limiter.Policy) int {
-	definition := func(l *limiter.Policy) int {
-		if l.Extra().Named {
-			return 1
-		}
-		return 0
-	}
-	return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name), definition(a)-definition(b), cmp.Compare(a.Index, b.Index))
-}
-
-func (c *catalog) find(domain, name string) *limiter.Policy {
-	i, found := slices.BinarySearchFunc(c.limits, limiter.Policy{Domain: domain, Name: name, Index: -1}, func(a *limiter.Policy, b limiter.Policy) int {
-		return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name))
-	})
-	if !found {
-		return nil
-	}
-	return c.limits[i]
+	return nil
 }
 
 type overviewBody struct {

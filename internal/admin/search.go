@@ -81,7 +81,7 @@ func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []d
 
 func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 	tried := 0
-	for _, l := range p.catalogs.of(p.Current()).limits {
+	for _, l := range p.configured() {
 		if l.Unlimited || l.Whole || len(l.Open) != 1 && !l.Extra().Named {
 			continue
 		}

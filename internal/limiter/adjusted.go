@@ -179,18 +179,17 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 	compiled := &adjusted{limits: map[*Policy]*adjustedLimit{}, now: now}
 	owners := map[string]*adjustedLimit{}
 	applied := map[string]bool{}
-	for _, p := range s.Policies {
-		list := byName[[2]string{p.Domain, p.Name}]
-		if list == nil {
-			continue
-		}
-		limit, known := owners[p.Owner]
-		if !known {
-			limit = compileLimit(p, s.withName(p.Domain, p.Name), list, applied)
-			owners[p.Owner] = limit
-		}
-		if limit != nil {
-			compiled.limits[p] = limit
+	for name, list := range byName {
+		policies := s.Find(name[0], name[1])
+		for _, p := range policies {
+			limit, known := owners[p.Owner]
+			if !known {
+				limit = compileLimit(p, policies, list, applied)
+				owners[p.Owner] = limit
+			}
+			if limit != nil {
+				compiled.limits[p] = limit
+			}
 		}
 	}
 	result.InForce = len(applied)
@@ -443,7 +442,7 @@ func (l *Limiter) Buckets(a *adjust.Adjustment) (keys [][]byte, all bool) {
 		return nil, false
 	}
 	owners := map[string]bool{}
-	for _, p := range s.withName(a.Target.Domain, a.Target.Limit) {
+	for _, p := range s.Find(a.Target.Domain, a.Target.Limit) {
 		if owners[p.Owner] {
 			continue
 		}

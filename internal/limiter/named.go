@@ -72,7 +72,12 @@ func (s *Snapshot) uses(domain, name, otherwise string) ([]*Policy, error) {
 	if domain != "" && s.Domains[domain] == nil {
 		return nil, unknownDomain(domain)
 	}
-	policies := s.withName(domain, name)
+	var policies []*Policy
+	for in := range s.Domains {
+		if domain == "" || in == domain {
+			policies = append(policies, s.Find(in, name)...)
+		}
+	}
 	if len(policies) == 0 {
 		unknown := unknownLimit(domain, name)
 		unknown.Problem += cmp.Or(spelling.DidYouMean(name, s.namesIn(domain)), otherwise)

@@ -95,7 +95,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 			}
 		}
 		if c.Inspect {
-			if err := checkKey(s.withName(p.Domain, p.Name), p.Name, named.Key); err != nil {
+			if err := checkKey(s.Find(p.Domain, p.Name), p.Name, named.Key); err != nil {
 				return err
 			}
 		}

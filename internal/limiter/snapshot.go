@@ -23,37 +23,55 @@ type Snapshot struct {
 	KeepBlanks bool
 	// Hash identifies the configuration.
 	Hash string
-	// byName has the indexes of Policies, sorted by name.
-	byName struct {
-		made sync.Once
-		list []int32
+	// sorted has the Policies by domain and name, and the first one of each limit. It is made at the first call of sort,
+	// because requests do not need it.
+	sorted struct {
+		once        sync.Once
+		all, limits []*Policy
 	}
 }
 
-// withName returns the policies with this name, and in this domain unless domain is "", in the order of
-// Policies. It uses an index, because an operator may have 10,000 adjustments in a configuration of 100,000
-// limits. The index is made at the first call, because requests do not need it.
-func (s *Snapshot) withName(domain, name string) (policies []*Policy) {
-	s.byName.made.Do(func() {
-		list := make([]int32, len(s.Policies))
-		for i := range list {
-			list[i] = int32(i)
+func (s *Snapshot) sort() {
+	definition := func(p *Policy) int {
+		if p.Extra().Named {
+			return 1
 		}
-		slices.SortStableFunc(list, func(a, b int32) int { return cmp.Compare(s.Policies[a].Name, s.Policies[b].Name) })
-		s.byName.list = list
-	})
-	list := s.byName.list
-	from, _ := slices.BinarySearchFunc(list, name, func(i int32, name string) int { return cmp.Compare(s.Policies[i].Name, name) })
-	for _, i := range list[from:] {
-		p := s.Policies[i]
-		if p.Name != name {
-			break
-		}
-		if domain == "" || p.Domain == domain {
-			policies = append(policies, p)
-		}
+		return 0
 	}
-	return policies
+	s.sorted.once.Do(func() {
+		all := slices.Clone(s.Policies)
+		slices.SortStableFunc(all, func(a, b *Policy) int {
+			if order := a.compareName(b.Domain, b.Name); order != 0 {
+				return order
+			}
+			return cmp.Or(definition(a)-definition(b), cmp.Compare(a.Index, b.Index))
+		})
+		s.sorted.all = all
+		s.sorted.limits = slices.CompactFunc(slices.Clone(all), func(a, b *Policy) bool { return a.compareName(b.Domain, b.Name) == 0 })
+	})
+}
+
+func (p *Policy) compareName(domain, name string) int {
+	return cmp.Or(cmp.Compare(p.Domain, domain), cmp.Compare(p.Name, name))
+}
+
+// Limits returns the first policy of each limit (Find), sorted by domain and name.
+func (s *Snapshot) Limits() []*Policy {
+	s.sort()
+	return s.sorted.limits
+}
+
+// Find returns all policies of a limit. The definition of a named limit is the last one, because only the uses have the
+// names of the keys.
+func (s *Snapshot) Find(domain, name string) []*Policy {
+	s.sort()
+	uses := s.sorted.all
+	from, _ := slices.BinarySearchFunc(uses, name, func(p *Policy, name string) int { return p.compareName(domain, name) })
+	uses = uses[from:]
+	if end := slices.IndexFunc(uses, func(p *Policy) bool { return p.compareName(domain, name) != 0 }); end >= 0 {
+		uses = uses[:end]
+	}
+	return uses
 }
 
 // domain returns the domain with this name, or nil if it is not configured. It first tries the domain of
