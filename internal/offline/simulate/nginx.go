@@ -175,6 +175,6 @@ func (l *localTime) parse(text string) (algorithms.Micros, error) {
 	if err := checkTime(at); err != nil {
 		return 0, err
 	}
-	l.text, l.at = strings.Clone(text), at
+	l.text, l.at = text, at
 	return at, nil
 }

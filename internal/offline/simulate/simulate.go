@@ -6,11 +6,14 @@ package simulate
 
 import (
 	"bufio"
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -66,8 +69,12 @@ type reader interface {
 	read(line string, c *limiter.Call) (algorithms.Micros, outcome, error)
 }
 
-// sweepEvery is the number of lines between two sweeps.
-const sweepEvery = 1 << 12
+const (
+	// sweepEvery is the number of lines between two sweeps.
+	sweepEvery = 1 << 12
+	// maxLine bounds the bytes of a line with its newline, and so the memory for reading.
+	maxLine = 1 << 20
+)
 
 type replay struct {
 	Config
@@ -96,7 +103,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 		return nil, err
 	}
 	if c.Decisions != nil {
-		r.out = bufio.NewWriterSize(c.Decisions, blockSize)
+		r.out = bufio.NewWriterSize(c.Decisions, 64<<10)
 	}
 	if err = r.all(ctx); err == nil {
 		err = r.settleDue(ctx, algorithms.MaxTime)
@@ -168,27 +175,47 @@ func (r *replay) eachLine(ctx context.Context, sweep func(number int64), visit f
 	if r.durations && r.startOf != nil {
 		next = sorted.add
 	}
-	in, err := newLines(r.Input)
+	in, err := decompressed(r.Input)
 	if err != nil {
 		return 0, fmt.Errorf("read %s: %w", r.Name, err)
 	}
 	for {
-		line, err := in.next()
+		text, err := in.ReadSlice('\n')
+		ended := errors.Is(err, io.EOF)
 		switch {
-		case errors.Is(err, io.EOF):
-			return in.number, sorted.release(0)
-		case errors.Is(err, errLongLine):
-			return 0, &LineError{r.Name, in.number, err}
-		case err != nil:
+		case errors.Is(err, bufio.ErrBufferFull):
+			return 0, &LineError{r.Name, lines + 1, errors.New("line is longer than 1 MiB")}
+		case err != nil && !ended:
 			return 0, fmt.Errorf("read %s: %w", r.Name, err)
+		case len(text) > 0:
+			lines++
 		}
-		if line == "" {
-			continue
+		if line := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r"); line != "" {
+			if err := next(line, lines); err != nil {
+				return 0, err
+			}
 		}
-		if err := next(line, in.number); err != nil {
-			return 0, err
+		if ended {
+			return lines, sorted.release(0)
 		}
 	}
+}
+
+// decompressed returns a reader of r, which may be compressed with gzip. Its buffer has room for the longest line.
+func decompressed(r io.Reader) (*bufio.Reader, error) {
+	in := bufio.NewReaderSize(r, maxLine)
+	magic, err := in.Peek(2)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if !bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+		return in, nil
+	}
+	from, err := gzip.NewReader(in)
+	if err != nil {
+		return nil, fmt.Errorf("decompress: %w", err)
+	}
+	return bufio.NewReaderSize(from, maxLine), nil
 }
 
 // sweep deletes the buckets that equal new ones, if the store is more than half full. It visits all buckets, so it

@@ -1,10 +1,6 @@
 package simulate
 
-import (
-	"strings"
-
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-)
+import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 
 const (
 	// maxHeld bounds the bytes of the lines that are kept to sort them.
@@ -33,7 +29,7 @@ func (s *byStart) add(line string, number int64) error {
 	if at, err := s.startOf(line); err == nil {
 		s.last = at
 	}
-	s.held.add(s.last, heldLine{strings.Clone(line), number}) // line is a part of a larger block
+	s.held.add(s.last, heldLine{line, number})
 	s.bytes += len(line) + perLine
 	return s.release(maxHeld)
 }

@@ -163,6 +163,5 @@ func (t *tally) show(dst []byte, c *limiter.Call, r *limiter.Result) []byte {
 		}
 		dst = append(dst, v[:min(len(v), maxShown)]...)
 	}
-	clear(t.values) // the strings are parts of a large block of the input, which would stay in memory
 	return dst
 }
