@@ -2,9 +2,12 @@ package scenario
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -15,25 +18,24 @@ import (
 type answer struct {
 	ok, never        bool
 	missing          limiter.Requirement // the requirement that the request does not meet, or nil
-	limited          bool                // some limit applies; otherwise the remaining units have no meaning
-	remaining        int64
+	remaining        int64               // the constant none if no limit applies
 	retryAfter, wait algorithms.Micros
 	reserved         int64  // units reserved of limits with settle
 	settlement       string // "" if there was no settlement; several different results are joined by commas
 	cost, lost       int64  // units of the settlements
 }
 
+// none is more than any number of remaining units.
+const none = math.MaxInt64
+
 func verdict(c *limiter.Call) answer {
-	a := answer{ok: !c.Denied, never: c.Never, retryAfter: c.RetryAfter, missing: c.Missing}
+	a := answer{ok: !c.Denied, never: c.Never, retryAfter: c.RetryAfter, missing: c.Missing, remaining: none}
 	for i := range c.Results {
 		r := &c.Results[i]
 		if r.Policy == nil || r.Policy.Shadow || r.Outcome == limiter.Replaced || r.Outcome == limiter.Unlimited {
 			continue
 		}
-		if !a.limited || r.Decision.Remaining < a.remaining {
-			a.remaining = r.Decision.Remaining
-		}
-		a.limited = true
+		a.remaining = min(a.remaining, r.Decision.Remaining)
 		a.wait = max(a.wait, r.Decision.Wait)
 		a.reserved += reserved(c, r)
 	}
@@ -71,19 +73,16 @@ func (a *answer) settle(s *limiter.Settlement) {
 		return
 	}
 	a.cost, a.lost = a.cost+s.Real, a.lost+s.Decision.Lost
-	if !a.limited || s.Decision.Remaining < a.remaining {
-		a.remaining = s.Decision.Remaining
-	}
-	a.limited = true
+	a.remaining = min(a.remaining, s.Decision.Remaining)
 }
 
 func decision(c *limiter.Call, r *limiter.Result) answer {
 	d := &r.Decision
 	if r.Outcome == limiter.Unlimited {
-		return answer{ok: true}
+		return answer{ok: true, remaining: none}
 	}
 	return answer{
-		ok: d.Allowed, never: d.Never, limited: true, remaining: d.Remaining, retryAfter: d.RetryAfter, wait: d.Wait, reserved: reserved(c, r),
+		ok: d.Allowed, never: d.Never, remaining: d.Remaining, retryAfter: d.RetryAfter, wait: d.Wait, reserved: reserved(c, r),
 	}
 }
 
@@ -100,13 +99,13 @@ func (a answer) String() string {
 	if a.settlement != "" {
 		words = append(words, "settlement "+a.settlement, fmt.Sprintf("cost %d", a.cost), fmt.Sprintf("lost %d", a.lost))
 	}
-	if !a.limited && a.settlement == "" {
+	if a.remaining == none && a.settlement == "" {
 		return strings.Join(append(words, "no limit matched"), ", ")
 	}
 	if a.reserved > 0 {
 		words = append(words, fmt.Sprintf("reserved %d", a.reserved))
 	}
-	if a.limited {
+	if a.remaining != none {
 		words = append(words, "remaining "+strconv.FormatInt(a.remaining, 10))
 	}
 	if a.wait > 0 {
@@ -168,40 +167,50 @@ func names(c *limiter.Call) (all []string) {
 
 func (e *Expectation) difference(got answer) string {
 	var want []string
-	wrong := func(is bool, format string, args ...any) {
-		if is {
-			want = append(want, fmt.Sprintf(format, args...))
+	for _, a := range aspects {
+		if value, expected := e.Values[a.key]; expected && value != a.of(&got) {
+			want = append(want, a.words(value))
 		}
-	}
-	if e.OK != nil {
-		wrong(*e.OK != got.ok, "%s", map[bool]string{true: "ok", false: "denied"}[*e.OK])
-	}
-	if e.Never != nil {
-		wrong(*e.Never != got.never, "%s", map[bool]string{true: "never", false: "not never"}[*e.Never])
-	}
-	if e.Remaining != nil {
-		wrong(!got.limited || *e.Remaining != got.remaining, "remaining %d", *e.Remaining)
-	}
-	if e.RetryAfter != nil {
-		wrong(*e.RetryAfter != got.retryAfter, "retry after %s", duration.Format(*e.RetryAfter))
-	}
-	if e.Wait != nil {
-		wrong(*e.Wait != got.wait, "wait %s", duration.Format(*e.Wait))
-	}
-	if e.Reserved != nil {
-		wrong(*e.Reserved != got.reserved, "reserved %d", *e.Reserved)
-	}
-	if e.Settlement != nil {
-		wrong(*e.Settlement != got.settlement, "settlement %s", *e.Settlement)
-	}
-	if e.Cost != nil {
-		wrong(*e.Cost != got.cost, "cost %d", *e.Cost)
-	}
-	if e.Lost != nil {
-		wrong(*e.Lost != got.lost, "lost %d", *e.Lost)
 	}
 	if len(want) == 0 {
 		return ""
 	}
 	return fmt.Sprintf("expected %s, got %s", strings.Join(want, ", "), got)
+}
+
+// aspect is a part of an answer, with its key in an expectation.
+type aspect struct {
+	key  string
+	read func(*decoder, *yaml.Node) any
+	of   func(*answer) any
+}
+
+func aspectOf[T any](key string, read func(*decoder, *yaml.Node, string) T, of func(*answer) T) aspect {
+	return aspect{key, func(d *decoder, n *yaml.Node) any { return read(d, n, key) }, func(a *answer) any { return of(a) }}
+}
+
+// aspects are in the order in which messages list them.
+var aspects = []aspect{
+	aspectOf("ok", (*decoder).boolean, func(a *answer) bool { return a.ok }),
+	aspectOf("never", (*decoder).boolean, func(a *answer) bool { return a.never }),
+	aspectOf("remaining", (*decoder).integer, func(a *answer) int64 { return a.remaining }),
+	aspectOf("retry_after", (*decoder).span, func(a *answer) algorithms.Micros { return a.retryAfter }), // 0 if the answer is ok or never
+	aspectOf("wait", (*decoder).span, func(a *answer) algorithms.Micros { return a.wait }),
+	aspectOf("reserved", (*decoder).integer, func(a *answer) int64 { return a.reserved }),
+	aspectOf("settlement", (*decoder).settlement, func(a *answer) string { return a.settlement }),
+	aspectOf("cost", (*decoder).integer, func(a *answer) int64 { return a.cost }),
+	aspectOf("lost", (*decoder).integer, func(a *answer) int64 { return a.lost }),
+}
+
+func (a *aspect) words(value any) string {
+	switch value {
+	case true:
+		return a.key
+	case false:
+		return map[string]string{"ok": "denied", "never": "not never"}[a.key]
+	}
+	if d, ok := value.(algorithms.Micros); ok {
+		value = duration.Format(d)
+	}
+	return fmt.Sprintf("%s %v", strings.ReplaceAll(a.key, "_", " "), value)
 }

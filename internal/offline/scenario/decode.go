@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,7 +42,7 @@ func (d *decoder) mapping(n *yaml.Node, what string, known fields, required ...s
 		read := known[key.Value]
 		switch {
 		case read == nil:
-			d.mistake(key, "%s has no key %q; it has %s", what, key.Value, strings.Join(keys(known), ", "))
+			d.mistake(key, "%s has no key %q; it has %s", what, key.Value, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 		case seen[key.Value]:
 			d.mistake(key, "%s has %s twice", what, key.Value)
 		default:
@@ -54,15 +55,6 @@ func (d *decoder) mapping(n *yaml.Node, what string, known fields, required ...s
 			d.mistake(n, "%s needs %s", what, key)
 		}
 	}
-}
-
-func keys(known fields) []string {
-	var names []string
-	for name := range known {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 func aliased(n *yaml.Node) *yaml.Node {

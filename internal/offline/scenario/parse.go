@@ -207,23 +207,20 @@ func (d *decoder) costs(n *yaml.Node) map[string]int64 {
 }
 
 func (d *decoder) expect(n *yaml.Node) (e Expectation) {
-	yes, no := true, false
+	known := d.answer(&e)
 	if n.Kind == yaml.ScalarNode {
+		e.Values["ok"] = n.Value == "ok" || n.Value == "not_limited"
 		switch n.Value {
-		case "ok":
-			e.OK = &yes
-		case "denied":
-			e.OK = &no
+		case "ok", "denied":
 		case "never":
-			e.OK, e.Never = &no, &yes
+			e.Values["never"] = true
 		case "not_limited":
-			e.OK, e.NotLimited = &yes, true
+			e.NotLimited = true
 		default:
 			d.mistake(n, "expect is ok, denied, never, not_limited, or a mapping such as {ok: false, retry_after: 6s}")
 		}
 		return e
 	}
-	known := d.answer(&e)
 	known["limits"] = func(v *yaml.Node) {
 		d.list(v, "limits", func(one *yaml.Node) { e.Limits = append(e.Limits, d.expectLimit(one)) })
 	}
@@ -242,26 +239,21 @@ func (d *decoder) expectLimit(n *yaml.Node) LimitExpectation {
 
 // answer returns the keys that the expected answer to a request and that of one limit have in common.
 func (d *decoder) answer(e *Expectation) fields {
-	return fields{
-		"reserved":    func(v *yaml.Node) { e.Reserved = new(d.integer(v, "reserved")) },
-		"settlement":  func(v *yaml.Node) { e.Settlement = new(d.settlement(v)) },
-		"cost":        func(v *yaml.Node) { e.Cost = new(d.integer(v, "cost")) },
-		"lost":        func(v *yaml.Node) { e.Lost = new(d.integer(v, "lost")) },
-		"ok":          func(v *yaml.Node) { e.OK = new(d.boolean(v, "ok")) },
-		"never":       func(v *yaml.Node) { e.Never = new(d.boolean(v, "never")) },
-		"remaining":   func(v *yaml.Node) { e.Remaining = new(d.integer(v, "remaining")) },
-		"retry_after": func(v *yaml.Node) { e.RetryAfter = new(d.span(v, "retry_after")) },
-		"wait":        func(v *yaml.Node) { e.Wait = new(d.span(v, "wait")) },
+	e.Values = map[string]any{}
+	known := fields{}
+	for _, a := range aspects {
+		known[a.key] = func(v *yaml.Node) { e.Values[a.key] = a.read(d, v) }
 	}
+	return known
 }
 
 // settlements are the values that the key settlement of an expectation accepts: how a reservation was settled,
 // or why it was not.
 var settlements = []string{"settled", "unknown", "late", "repeated", "none", "forged", "foreign", "changed"}
 
-func (d *decoder) settlement(n *yaml.Node) string {
+func (d *decoder) settlement(n *yaml.Node, what string) string {
 	if !slices.Contains(settlements, n.Value) {
-		d.mistake(n, "settlement must be one of %s", strings.Join(settlements, ", "))
+		d.mistake(n, "%s must be one of %s", what, strings.Join(settlements, ", "))
 	}
 	return n.Value
 }

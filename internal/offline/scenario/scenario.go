@@ -40,20 +40,10 @@ type Step struct {
 	Expect Expectation
 }
 
-// Expectation describes the expected answers of a step; nil fields may have any value.
+// Expectation describes the expected answers of a step, or of one limit.
 type Expectation struct {
-	OK        *bool
-	Never     *bool // denied, and no later request can succeed
-	Remaining *int64
-	// RetryAfter is 0 if the answer is ok or never.
-	RetryAfter *algorithms.Micros
-	Wait       *algorithms.Micros
-	// Reserved is the number of units that the request reserves of limits with settle.
-	Reserved *int64
-	// Settlement is the result of each settlement of the request, or the reason why there was none. Cost is the settled
-	// cost, and Lost the number of units beyond max_debt.
-	Settlement *string
-	Cost, Lost *int64
+	// Values has the expected values by the keys of aspects. Other aspects may have any value.
+	Values map[string]any
 	// NotLimited means that no limit matched.
 	NotLimited bool
 	Limits     []LimitExpectation
