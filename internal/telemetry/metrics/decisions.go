@@ -130,11 +130,14 @@ func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 		}
 		return
 	}
-	t := m.current.Load().of(c.Verdict.Domain)
-	if t == nil {
-		if t = m.late(c); t == nil {
+	current := m.current.Load()
+	t := current.of(c.Verdict.Domain)
+	if t == nil { // c was in flight when the configuration of its domain changed
+		now := current.byName[c.Verdict.Domain.Name]
+		if now == nil {
 			return // the domain has been removed since then
 		}
+		t = &domainTable{domain: now.domain}
 	}
 	domain := t.counts.Load()
 	if domain == nil {
@@ -159,9 +162,10 @@ func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 func (m *Metrics) countedBy(t *domainTable, p *limiter.Policy) *counted {
 	place := &t.overrides // for limits that came with requests; an override that could not be parsed has no policy
 	if p != nil && p.Index >= 0 {
-		if place = t.place(p); place == nil {
-			return nil
+		if p.Index >= len(t.policies) {
+			return m.first(t, &atomic.Pointer[counted]{}, p)
 		}
+		place = &t.policies[p.Index]
 	}
 	if one := place.Load(); one != nil {
 		return one

@@ -357,6 +357,8 @@ func TestOverridesAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	l.Swap(snapshot(&limiter.Policy{Name: "a", Limit: limit(t, 9)}))
+	l.Swap(&limiter.Snapshot{Domains: l.Current().Domains}) // a reload that changes no domain
 	got := scrape(t, m, "rlsidecar_decisions_total")
 	if got[`rlsidecar_decisions_total{domain="d",limit="override",outcome="allowed"}`] != "1" ||
 		got[`rlsidecar_decisions_total{domain="d",limit="override",outcome="never"}`] != "1" {

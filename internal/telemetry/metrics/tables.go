@@ -43,8 +43,7 @@ type domainTable struct {
 	domain    *limiter.Domain
 	counts    atomic.Pointer[domainCounts] // nil until the first request
 	overrides atomic.Pointer[counted]
-	policies  []atomic.Pointer[counted]        // by Policy.Index; nil until the first decision
-	late      map[int]*atomic.Pointer[counted] // used in place of policies in a table for one Call
+	policies  []atomic.Pointer[counted] // by Policy.Index; nil until the first decision. A table for one Call has none
 }
 
 type counted struct {
@@ -52,47 +51,27 @@ type counted struct {
 	hits *series
 }
 
-// place returns where the counters of p are stored, or nil if t does not have p.
-func (t *domainTable) place(p *limiter.Policy) *atomic.Pointer[counted] {
-	switch {
-	case t.late != nil:
-		return t.late[p.Index]
-	case p.Index < len(t.policies):
-		return &t.policies[p.Index]
-	default:
-		return nil
-	}
-}
-
 // next returns the table of s, and removes the counters of the limits and domains that s does not have. The caller
 // holds m.mu.
 func (m *Metrics) next(s *limiter.Snapshot) *table {
 	before := m.current.Load()
 	t := &table{domains: make(map[*limiter.Domain]*domainTable, len(s.Domains)), byName: make(map[string]*domainTable, len(s.Domains))}
-	changed := map[string]map[string]bool{} // by domain: the names of limits with counters, and whether they still exist
+	kept := map[[2]string]bool{m.limits.overflow: true}
 	for name, d := range s.Domains {
 		of := before.domains[d]
 		if of == nil {
-			of = &domainTable{domain: d, policies: make([]atomic.Pointer[counted], len(d.Policies))}
-			of.counts.Store(m.domains.all[name])
-			changed[name] = map[string]bool{}
+			of = m.inherit(d, kept)
 		}
 		t.domains[d], t.byName[name], t.first = of, of, of
 	}
-	for key := range m.limits.all {
-		if t.byName[key[0]] == nil && key != m.limits.overflow {
-			m.forget(key)
-		} else if names := changed[key[0]]; names != nil {
-			names[key[1]] = key[1] == "override"
+	for key, l := range m.limits.all {
+		if of := t.byName[key[0]]; kept[key] || of != nil && before.domains[of.domain] != nil {
+			continue
 		}
-	}
-	for domain, names := range changed {
-		m.inherit(t.byName[domain], names)
-		for name, exists := range names {
-			if key := [2]string{domain, name}; !exists && key != m.limits.overflow {
-				m.forget(key)
-			}
+		if l.settle.Swap(unseen()) != nil {
+			m.settle.ratio.DeleteLabelValues(l.domain, l.limit)
 		}
+		delete(m.limits.all, key)
 	}
 	for name := range m.domains.all {
 		if t.byName[name] == nil && name != overflow {
@@ -103,29 +82,22 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 	return t
 }
 
-// forget removes the counters of a limit. The caller holds m.mu.
-func (m *Metrics) forget(key [2]string) {
-	if l := m.limits.all[key]; l.settle.Swap(unseen()) != nil {
-		m.settle.ratio.DeleteLabelValues(l.domain, l.limit)
-	}
-	delete(m.limits.all, key)
-}
-
-// inherit stores in t the counters that its limits and descriptors had before. names are the names of the
-// domain's limits with counters. inherit sets names[name] for each limit that is still in t.
-func (m *Metrics) inherit(t *domainTable, names map[string]bool) {
-	if len(names) == 0 {
-		return
-	}
-	for i, p := range t.domain.Policies {
-		if _, has := names[p.Name]; !has {
+// inherit returns a table of d with the counters that its limits and descriptors had before. It adds the limits that have
+// counters to kept. The caller holds m.mu.
+func (m *Metrics) inherit(d *limiter.Domain, kept map[[2]string]bool) *domainTable {
+	t := &domainTable{domain: d, policies: make([]atomic.Pointer[counted], len(d.Policies))}
+	kept[[2]string{d.Name, "override"}] = true
+	for i, p := range d.Policies {
+		limit := m.limits.all[[2]string{p.Domain, p.Name}]
+		if limit == nil {
 			continue
 		}
-		names[p.Name] = true
+		kept[[2]string{p.Domain, p.Name}] = true
 		if hits := m.series.find(p.StatKey); hits != nil {
-			t.policies[i].Store(&counted{m.limits.all[[2]string{p.Domain, p.Name}], hits})
+			t.policies[i].Store(&counted{limit, hits})
 		}
 	}
+	return t
 }
 
 func (t *table) series() map[*series]bool {
@@ -147,7 +119,8 @@ func (t *domainTable) each(visit func(*counted)) {
 	}
 }
 
-// first creates the counters for place in t, at the first decision. For an override, p is nil or has an Index below 0.
+// first creates the counters for place in t, at the first decision. For an override, p is nil or has an Index below 0. It
+// returns nil if the limit was removed in the meantime.
 func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *limiter.Policy) *counted {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -160,10 +133,8 @@ func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *limit
 		name := t.domain.Name
 		c.limitCounts = m.limit(name, "override")
 		c.hits = m.series.static(name+".override", labels{label(name), "override", ""})
-	case current.domains[t.domain] != t && !m.has(current.byName[p.Domain], p): // the limit was removed in the meantime
-		c.limitCounts = &limitCounts{counter: newCounter(m.stripes)}
-		c.limitCounts.settle.Store(unseen())
-		c.hits = &series{counter: newCounter(m.stripes)}
+	case current.domains[t.domain] != t && !m.has(current.byName[p.Domain], p):
+		return nil
 	default:
 		c.limitCounts = m.limit(p.Domain, p.Name)
 		c.hits = m.series.static(p.StatKey, labelsOf(p))
@@ -209,32 +180,6 @@ func (m *Metrics) firstOfDomain(t *domainTable) *domainCounts {
 	})
 	t.counts.Store(d)
 	return d
-}
-
-// late returns a table for c, which was in flight when the configuration of its domain changed. The table has
-// no counters for removed limits. It is used for this Call only. It is nil if the domain was removed.
-func (m *Metrics) late(c *limiter.Call) *domainTable {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	of := m.current.Load().byName[c.Verdict.Domain.Name]
-	if of == nil {
-		return nil
-	}
-	t := &domainTable{domain: of.domain, late: map[int]*atomic.Pointer[counted]{}}
-	t.counts.Store(of.counts.Load())
-	t.overrides.Store(of.overrides.Load())
-	add := func(p *limiter.Policy) {
-		if p != nil && p.Index >= 0 && t.late[p.Index] == nil && m.has(of, p) {
-			t.late[p.Index] = &atomic.Pointer[counted]{}
-		}
-	}
-	for i := range c.Results {
-		add(c.Results[i].Policy)
-	}
-	for i := range c.Settlements {
-		add(c.Settlements[i].Policy)
-	}
-	return t
 }
 
 // has reports whether t contains the limit of p. t may be nil. The caller holds m.mu.

@@ -115,6 +115,8 @@ func TestLimitsBeyondTheBoundShareOverflow(t *testing.T) {
 		`rlsidecar_decisions_total{domain="d",limit="k9",outcome="allowed"}`:  "3",
 		`rlsidecar_decisions_total{domain="d",limit="k11",outcome="allowed"}`: "1",
 		`rlsidecar_metrics_folded{what="limits"}`:                             "0",
+
+		`rlsidecar_decisions_total{domain="(overflow)",limit="(overflow)",outcome="allowed"}`: "40",
 	})
 }
 
