@@ -185,68 +185,54 @@ type events struct {
 
 // explain completes b from c, which is a dry run of cost 1.
 func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.Call) {
-	known := events{p.Denied(maxCounted).Keys, p.Used(maxCounted).Keys, p.Now()}
+	p.addLimits(ctx, b, s, c, events{p.Denied(maxCounted).Keys, p.Used(maxCounted).Keys, p.Now()}, "")
+	switch {
+	case len(b.Limits) == 0:
+		b.Answer = "This matches no limit: every request is allowed."
+	case c.Denied:
+		b.Denied = true
+		b.Answer = "Denied now: " + deniedBy(b.Limits) + "."
+	default:
+		b.Answer = "Allowed now: the next request is not denied."
+	}
+}
+
+// addLimits adds to b the limits of c, a dry run of cost 1 for s. Each is followed by the limit that pays when it denies a
+// request, if there is one. pays is the limit for which those of c pay, or "".
+func (p *pages) addLimits(ctx context.Context, b *keyBody, s *subject, c *limiter.Call, known events, pays string) {
 	peek, _ := p.inspect(ctx, s, 0) // a dry run of cost 0 shows the remaining units, which may differ for a cost of 1
 	for i := range c.Results {
 		result := &c.Results[i]
 		if result.Policy == nil {
 			continue
 		}
-		state := result
+		state, payer := result, ""
 		if peek != nil && i < len(peek.Results) && peek.Results[i].Decision.Err == nil {
 			state = &peek.Results[i]
 		}
 		if result.For != nil && state.Policy == result.For { // state is about the limit itself; result is about the limit that pays
-			paid := p.keyLimit(c, state, state, known.now)
-			paid.State = "does not allow it, and limit " + descriptors.Printable(result.Policy.Name) + " pays"
-			p.addRecorded(&paid, c, state, known)
-			b.Limits = append(b.Limits, paid)
-			p.payer(ctx, b, c, state, known)
-			continue
+			payer, result = descriptors.Printable(result.Policy.Name), state
 		}
 		l := p.keyLimit(c, result, state, known.now)
+		if l.Pays = pays; payer != "" {
+			l.State = "does not allow it, and limit " + payer + " pays"
+		}
 		if result.Key != nil {
 			p.addRecorded(&l, c, result, known)
 		}
 		b.Limits = append(b.Limits, l)
-		if result.For == nil {
-			p.payer(ctx, b, c, result, known)
+		then := result.Policy.Extra().Then
+		if then == nil || result.For != nil {
+			continue
+		}
+		of := subject{Domain: then.Domain, Limit: then.Name, Key: c.AppendValues(nil, result)}
+		if one, err := p.inspect(ctx, &of, 1); err == nil {
+			p.addLimits(ctx, b, &of, one, known, descriptors.Printable(result.Policy.Name))
 		}
 	}
-	switch {
-	case len(b.Limits) == 0:
-		b.Answer = "This matches no limit: every request is allowed."
-	case c.Denied:
-		b.Denied = true
-		b.Answer = "Denied now: " + deniedBy(b.Limits, c) + "."
-	default:
-		b.Answer = "Allowed now: the next request is not denied."
-	}
 }
 
-// payer adds to b the limit that pays when the limit of result denies a request, if there is such a limit.
-func (p *pages) payer(ctx context.Context, b *keyBody, c *limiter.Call, result *limiter.Result, known events) {
-	then := result.Policy.Extra().Then
-	if then == nil {
-		return
-	}
-	s := subject{Domain: then.Domain, Limit: then.Name, Key: c.AppendValues(nil, result)}
-	one, err := p.inspect(ctx, &s, 1)
-	if err != nil {
-		return
-	}
-	next := &one.Results[0]
-	state := next
-	if none, err := p.inspect(ctx, &s, 0); err == nil && none.Results[0].Decision.Err == nil {
-		state = &none.Results[0]
-	}
-	l := p.keyLimit(one, next, state, known.now)
-	l.Pays = descriptors.Printable(result.Policy.Name)
-	p.addRecorded(&l, one, next, known)
-	b.Limits = append(b.Limits, l)
-}
-
-func deniedBy(limits []keyLimit, c *limiter.Call) string {
+func deniedBy(limits []keyLimit) string {
 	var names []string
 	for _, l := range limits {
 		if l.Denied {
