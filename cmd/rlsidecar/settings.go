@@ -78,7 +78,7 @@ func (s configSettings) Validate() error {
 }
 
 func (s configSettings) options() config.Options {
-	failure, _ := limiter.ParseOnFailure(s.OnBackendFailure) // kong has already checked the value
+	failure := limiter.OnFailures[s.OnBackendFailure] // kong has already checked the value
 	return config.Options{ConsumeEach: s.Consume == "each", OnFailure: failure, LocalShare: s.LocalShare, KeepBlanks: s.KeepBlanks, MaxLimits: s.MaxLimits, LogListener: s.LogListen != ""}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -208,7 +209,7 @@ func TestSchemaHasTheWordsOfTheParser(t *testing.T) {
 		}
 	}
 	same("algorithm", words(schemaAt(t, "algorithm")["enum"]), sortedKeys(algorithmNames))
-	same("on_backend_failure", words(schemaAt(t, "on_backend_failure")["enum"]), sortedKeys(failureNames))
+	same("on_backend_failure", words(schemaAt(t, "on_backend_failure")["enum"]), sortedKeys(limiter.OnFailures))
 	same("default of auth", words(property(t, schemaAt(t, "auth"), "default")["enum"]), sortedKeys(authDefaultNames))
 	same("consume", words(property(t, schemaAt(t, ""), "consume")["enum"]), sortedKeys(consumeNames))
 	unit := property(t, schemaAt(t, "rate_limit"), "unit")["anyOf"].([]any)

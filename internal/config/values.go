@@ -219,7 +219,7 @@ func (c *consume) read(p *parser, key string, n *yaml.Node) {
 }
 
 func (f *failure) read(p *parser, key string, n *yaml.Node) {
-	answer, ok := pick(p, key, n, failureNames)
+	answer, ok := pick(p, key, n, limiter.OnFailures)
 	f.set(p, n, answer, ok)
 }
 
@@ -263,14 +263,6 @@ var algorithmNames = func() map[string]algorithms.Kind {
 		if k != algorithms.Guaranteed { // a token_bucket with another key
 			byName[k.String()] = k
 		}
-	}
-	return byName
-}()
-
-var failureNames = func() map[string]limiter.OnFailure {
-	byName := map[string]limiter.OnFailure{}
-	for _, f := range []limiter.OnFailure{limiter.Deny, limiter.Allow, limiter.Local, limiter.Error} {
-		byName[f.String()] = f
 	}
 	return byName
 }()

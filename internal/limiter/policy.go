@@ -307,15 +307,8 @@ var onFailureNames = [...]string{"deny", "allow", "local", "error"}
 
 func (f OnFailure) String() string { return onFailureNames[f] }
 
-// ParseOnFailure parses a name that configurations use. It reports whether the name is known.
-func ParseOnFailure(s string) (OnFailure, bool) {
-	for i, name := range onFailureNames {
-		if s == name {
-			return OnFailure(i), true
-		}
-	}
-	return Deny, false
-}
+// OnFailures has the answers by the names that configurations use.
+var OnFailures = map[string]OnFailure{"deny": Deny, "allow": Allow, "local": Local, "error": Error}
 
 // Body is the format of the body of a denial.
 type Body uint8

@@ -48,13 +48,13 @@ func TestSlotsOfDescriptorsAndKeys(t *testing.T) {
 }
 
 func TestNamesOfOnFailureAndPlaces(t *testing.T) {
-	for _, f := range []OnFailure{Deny, Allow, Local, Error} {
-		if got, ok := ParseOnFailure(f.String()); got != f || !ok {
-			t.Errorf("%s: got %s, %t; want the same name, and true", f, got, ok)
+	for name, f := range OnFailures {
+		if f.String() != name {
+			t.Errorf("%s has the name %s, want %s", name, f, name)
 		}
 	}
-	if got, ok := ParseOnFailure("denied"); ok || got != Deny {
-		t.Errorf("an unknown name: got %s, %t; want deny, and false", got, ok)
+	if len(OnFailures) != len(onFailureNames) {
+		t.Errorf("%d names, want %d", len(OnFailures), len(onFailureNames))
 	}
 	if a, b := (Place{File: "f"}).String(), (Place{File: "f", Line: 3}).String(); a != "f" || b != "f:3" {
 		t.Errorf("got %q and %q, want \"f\" and \"f:3\"", a, b)
