@@ -5,6 +5,7 @@ package httpapi
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -135,3 +136,9 @@ func formType(r *http.Request) bool {
 }
 
 const sendJSON = "send Content-Type: application/json"
+
+//go:embed openapi.json
+var openAPI []byte
+
+//go:embed openapi-operators.json
+var operatorsOpenAPI []byte

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"math"
 	"math/bits"
 	"slices"
 	"strconv"
@@ -414,15 +415,9 @@ func (c *Call) answerMistake() {
 // on_backend_failure is local. Each charge is decided alone, because it is unknown whether the other limits
 // of its group would allow. A settlement of units that were reserved in the store does not change local buckets.
 func (c *Call) decideLocally(local backend.Store) {
-	for i := range c.decisions {
-		if c.decisions[i].Err != nil && local != nil {
-			c.decideFailed(local)
-			return
-		}
+	if local == nil {
+		return
 	}
-}
-
-func (c *Call) decideFailed(local backend.Store) {
 	var decidedLocally []bool // by charge; nil if there is none
 	for i := range c.Results {
 		r := &c.Results[i]
@@ -459,4 +454,24 @@ func (c *Call) decideFailed(local backend.Store) {
 			r.local = true
 		}
 	}
+}
+
+// sum combines two charges of the same bucket into one. It adds their costs, bounded to the range of int64.
+// The sum is reserved only if both costs are, and waits no longer than either of them accepts. It is an open reservation if
+// one of them is.
+func sum(a, b algorithms.Charge) algorithms.Charge {
+	a.Reserve = a.Reserve && b.Reserve
+	if a.MaxWait == 0 || b.MaxWait > 0 && b.MaxWait < a.MaxWait {
+		a.MaxWait = b.MaxWait
+	}
+	switch total := a.Cost + b.Cost; {
+	case a.Cost > 0 && b.Cost > 0 && total < 0:
+		a.Cost = math.MaxInt64
+	case a.Cost < 0 && b.Cost < 0 && total >= 0:
+		a.Cost = math.MinInt64
+	default:
+		a.Cost = total
+	}
+	a.Open = (a.Open || b.Open) && a.Cost > 0
+	return a
 }

@@ -2,9 +2,13 @@ package limiter
 
 import (
 	"fmt"
+	"math"
+	"strconv"
+	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/duration"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Words describes in a sentence what p allows.
@@ -100,4 +104,161 @@ func leakyWords(l *algorithms.Limit, period string, delay algorithms.Micros) str
 		text += fmt.Sprintf("; held for up to %s", duration.Format(delay))
 	}
 	return text
+}
+
+// Fact is a setting of a limit in words. Name is its key in a configuration, or words if it has none.
+type Fact struct {
+	Name, Text string
+	// Default means that the setting has the value that it has without a configuration of it.
+	Default bool
+	// Fresh means that a limit whose Text changes gets other buckets.
+	Fresh bool
+}
+
+// Facts describes the settings of p that Words does not. The names are the same for all policies, in the same order, so
+// that two of them can be compared.
+func (p *Policy) Facts() []Fact {
+	more := p.Extra()
+	lease, weights, settle, payer, failure := "none", "none", "none", "none", p.OnFailure.String()
+	if l := more.Lease; l != nil {
+		lease = fmt.Sprintf("up to %d for %s", l.Most, duration.Format(l.For))
+	}
+	if more.Weights != nil {
+		weights = more.Weights.String()
+	}
+	if more.Settle != nil {
+		settle = strings.Join(more.Settle.Words(p.Limit), "; ")
+	}
+	if more.Then != nil {
+		payer = descriptors.Printable(more.Then.Name)
+	}
+	if p.OnFailure == Local {
+		failure += fmt.Sprintf(", a share of %g", more.LocalShare)
+	}
+	return []Fact{
+		{"a bucket for each", p.bucketWords(), false, true},
+		{"hash_tag", more.Slot.words(), more.Slot == Slot{}, true},
+		{"shards", fmt.Sprint(max(1, len(more.Shards))), len(more.Shards) == 0, true},
+		{"lease", lease, more.Lease == nil, false},
+		{"weights", weights, more.Weights == nil, false},
+		{"settle", settle, more.Settle == nil, false},
+		{"then", payer, more.Then == nil, false},
+		{"shadow_mode", onOff(p.Shadow), !p.Shadow, false},
+		{"quota_mode", onOff(p.Quota), !p.Quota, false},
+		{"consume", ConsumeWord(p.Alone), !p.Alone, false},
+		{"on_backend_failure", failure, p.OnFailure == Deny, false},
+		{"unit_name", more.Unit.String(), more.Unit == NoUnit, false},
+		{"deny_body", more.DenyBody.String(), more.DenyBody == NoBody, false},
+		{"replaces", ListWords(more.Replaces), len(more.Replaces) == 0, false},
+		{"metadata", fmt.Sprint(more.Metadata), len(more.Metadata) == 0, false},
+	}
+}
+
+func onOff(b bool) string {
+	if b {
+		return "on"
+	}
+	return "off"
+}
+
+// ConsumeWord returns the value of the key consume.
+func ConsumeWord(alone bool) string {
+	if alone {
+		return "each"
+	}
+	return "together"
+}
+
+// ListWords joins texts of a configuration or of requests.
+func ListWords(texts []string) string {
+	if len(texts) == 0 {
+		return "nothing"
+	}
+	return descriptors.PrintableList(texts, ", ")
+}
+
+// bucketWords continues the text "a bucket for each".
+func (p *Policy) bucketWords() string {
+	switch {
+	case p.Whole:
+		return "descriptor"
+	case len(p.Open) == 0:
+		return "limit"
+	default:
+		return ListWords(p.Extra().OpenKeys)
+	}
+}
+
+func (s Slot) words() string {
+	switch {
+	case s.Value > 0:
+		return fmt.Sprintf("by value %d of the key", s.Value)
+	case s.Entry != "":
+		return "by the value of " + descriptors.Printable(s.Entry)
+	case s.Fixed > 0:
+		return fmt.Sprintf("fixed, number %d", s.Fixed)
+	default:
+		return "none"
+	}
+}
+
+// Words describes how requests reserve units of l and settle them. Each text states one fact.
+func (s *SettleTerms) Words(l *algorithms.Limit) []string {
+	within := duration.Format(s.TTL)
+	if s.ByBucket {
+		return []string{
+			"a request whose descriptor states 0 hits reserves " + s.EstimateWords(),
+			"one whose descriptor states more hits settles one of the newest reservations of the bucket; if none is open, all its hits are charged",
+			"a reservation that nothing settles is refunded after " + within,
+			fmt.Sprintf("a real cost can take the bucket down to %d; what goes beyond is lost, and counted", -l.MaxDebt),
+		}
+	}
+	if l.Kind == algorithms.FixedWindow {
+		within += " and in the same window"
+	}
+	return []string{
+		"a request reserves " + s.EstimateWords() + s.declaredWords(),
+		fmt.Sprintf("a settlement within %s refunds the unused units; later, it charges only what exceeds the reservation", within),
+		"a request whose real cost is not reported costs " + s.unknownWords(),
+		fmt.Sprintf("a real cost can take the bucket down to %d; what goes beyond is lost, and counted", -l.MaxDebt),
+	}
+}
+
+// EstimateWords describes the estimate for a request that declares no cost.
+func (s *SettleTerms) EstimateWords() string {
+	if s.Learn == nil {
+		return fmt.Sprintf("%d units, the estimate", max(s.Least, min(s.Estimate, s.Most)))
+	}
+	least := ""
+	if s.Learn.Least > s.Least {
+		least = fmt.Sprintf(", at least %d", s.Learn.Least)
+	}
+	text := fmt.Sprintf("the learned estimate (p%s of the real costs%s; %d until enough are known)",
+		strconv.FormatFloat(math.Round(s.Learn.Quantile*1e6)/1e4, 'f', -1, 64), least, s.Estimate)
+	if len(s.Learn.Per) > 0 {
+		text += ", one for each configured value of " + descriptors.PrintableList(s.Learn.Per, " and ")
+	}
+	return text
+}
+
+func (s *SettleTerms) declaredWords() string {
+	text := ", or its declared hits if these are more"
+	if s.TrustDeclared {
+		text = ", or its declared hits, even if these are fewer"
+	}
+	if s.Least > 0 {
+		return text + fmt.Sprintf("; at least %d and at most %d", s.Least, s.Most)
+	}
+	return text + fmt.Sprintf("; at most %d", s.Most)
+}
+
+func (s *SettleTerms) unknownWords() string {
+	switch {
+	case s.Unknown >= 0:
+		return fmt.Sprintf("%d units", s.Unknown)
+	case s.Learn != nil:
+		return fmt.Sprintf("what it reserved, but at least %d units", s.Estimate)
+	default:
+		return "what it reserved"
+	}
 }
