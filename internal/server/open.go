@@ -168,7 +168,7 @@ func (o *opening) admin() error {
 	s.watch.fleet = s.newFleet()
 	h := admin.New(admin.Config{
 		Token: s.tokens.admin, ReadToken: s.tokens.adminRead, Version: s.config.Version, Started: s.watch.started, Now: time.Now, Metrics: s.metrics.Handler(),
-		Current: s.limiter.Current, Reload: s.lastReload, UseAgain: s.askForThePrevious, Totals: s.metrics.Totals, Settling: s.metrics.SettleTally, Denied: s.denials.Top, Shadowed: s.watch.shadowed.Top, Line: s.line, Status: s.status,
+		Current: s.limiter.Current, Reload: s.lastReload, UseAgain: s.usePrevious, Totals: s.metrics.Totals, Settling: s.metrics.SettleTally, Denied: s.denials.Top, Shadowed: s.watch.shadowed.Top, Line: s.line, Status: s.status,
 		Limiter: s.limiter, Log: s.log, Adjust: s.adjust.service, Used: s.watch.usage.Top, Unmatched: s.unmatched.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
 		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Shadowed: s.watch.shadowed.Top, Used: s.watch.usage.Top, Status: s.status, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Settling: s.metrics.SettleTally, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
 	})

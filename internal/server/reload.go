@@ -41,17 +41,10 @@ func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) 
 }
 
 func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
-	var again chan chan error
-	if s.watch != nil {
-		again = s.watch.again
-	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case answer := <-again:
-			answer <- s.usePrevious()
-			continue
 		case <-changed:
 		case <-s.config.Hangup:
 		}
@@ -59,8 +52,13 @@ func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// usePrevious puts the configuration before the last load in use, until the next load.
-func (s *server) usePrevious() error {
+// usePrevious puts the configuration before the last load in use, until the next load. author is for the log.
+func (s *server) usePrevious(author string) error {
+	if s.config.XDS.Server != "" {
+		return errors.New("the configuration comes from a control plane")
+	}
+	s.loading.Lock()
+	defer s.loading.Unlock()
 	previous, current := s.watch.previous, s.limiter.Current()
 	if previous == nil {
 		return errors.New("no earlier configuration is in memory")
@@ -71,22 +69,8 @@ func (s *server) usePrevious() error {
 	s.reload.Loaded, s.reload.Again, s.reload.Before = time.Now(), true, current.Hash[:min(len(current.Hash), 12)]
 	s.mu.Unlock()
 	s.checkAuth(previous)
+	s.log.Warn("the earlier configuration is in use again, until the next load", zap.String("author", descriptors.Printable(author)), zap.String("hash", previous.Hash))
 	return nil
-}
-
-// askForThePrevious calls usePrevious in the goroutine that loads configurations. author is for the log.
-func (s *server) askForThePrevious(author string) error {
-	answer := make(chan error, 1)
-	select {
-	case s.watch.again <- answer:
-	case <-time.After(10 * time.Second):
-		return errors.New("the configuration comes from a control plane, or is being loaded now")
-	}
-	err := <-answer
-	if err == nil {
-		s.log.Warn("the earlier configuration is in use again, until the next load", zap.String("author", descriptors.Printable(author)), zap.String("hash", s.limiter.Current().Hash))
-	}
-	return err
 }
 
 func (s *server) refused(problems config.Problems) {
@@ -99,6 +83,8 @@ func (s *server) refused(problems config.Problems) {
 
 // load reads the configuration and puts it in use if it is valid. It logs warnings, and returns all problems.
 func (s *server) load() config.Problems {
+	s.loading.Lock()
+	defer s.loading.Unlock()
 	start, o := time.Now(), s.config.Defaults
 	if s.limiter.Current() != nil { // requests may wait, and the configuration in use takes memory, too
 		defer debug.SetGCPercent(debug.SetGCPercent(reloadGC))

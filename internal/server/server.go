@@ -69,8 +69,9 @@ type server struct {
 	configured   chan struct{}
 	isConfigured func()
 
-	mu     sync.Mutex
-	reload admin.Reload // guarded by mu
+	loading sync.Mutex // held while files are loaded, or the previous configuration is put in use again
+	mu      sync.Mutex
+	reload  admin.Reload // guarded by mu
 }
 
 // ballast is never written, so it occupies no memory, but the garbage collector counts it as a part of the

@@ -40,16 +40,14 @@ type watch struct {
 	full    uint64
 	fullAt  time.Time
 	swapped chan swap
-	// previous is the configuration before the last load, or nil. Only the goroutine that loads configurations uses it. It
-	// also answers requests to put previous in use again.
+	// previous is the configuration before the last load, or nil; guarded by server.loading.
 	previous *limiter.Snapshot
-	again    chan chan error
 }
 
 type swap struct{ before, after *limiter.Snapshot }
 
 func newWatch(now time.Time) *watch {
-	w := &watch{started: now, history: history.New(now), usage: topkeys.New(time.Now), shadowed: topkeys.New(time.Now), swapped: make(chan swap, 1), again: make(chan chan error)}
+	w := &watch{started: now, history: history.New(now), usage: topkeys.New(time.Now), shadowed: topkeys.New(time.Now), swapped: make(chan swap, 1)}
 	w.thin.Store(1)
 	return w
 }
@@ -166,7 +164,7 @@ func (w *watch) read(now time.Time, m *metrics.Metrics) {
 
 // compare requests a comparison of two configurations, which the admin page shows. Another goroutine compares them,
 // because for many limits a comparison takes longer than a reload should. compare does nothing if w or before is nil.
-// Only one goroutine loads configurations, so w.swapped has only one sender.
+// Only one goroutine at a time loads configurations, so w.swapped has only one sender.
 func (w *watch) compare(before, after *limiter.Snapshot) {
 	if w == nil || before == nil {
 		return
