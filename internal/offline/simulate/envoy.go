@@ -19,7 +19,7 @@ import (
 // and lines of JSON with the usual names (start_time, method, path, …). Members with other names count as request
 // headers.
 type envoy struct {
-	*logFields
+	*accessLog
 	end   outcome           // of the last line
 	names map[string]string // maps the spelling in a line to the normalized name
 }
@@ -29,7 +29,6 @@ var errNotEnvoy = errors.New("not in Envoy's default format, nor JSON with start
 // maxNames bounds envoy.names. The lines of one log format have far fewer different members.
 const maxNames = 1000
 
-// parse implements logFormat.
 func (p *envoy) parse(line string) (at algorithms.Micros, end outcome, err error) {
 	p.record.reset()
 	p.end = outcome{real: -1}

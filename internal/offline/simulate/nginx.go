@@ -18,13 +18,12 @@ import (
 //
 // nginx and Apache write bytes that are not plain text as \xHH. The reader decodes them.
 type nginx struct {
-	*logFields
+	*accessLog
 	clock localTime
 }
 
 var errNotNginx = errors.New(`not in the combined format: $remote_addr - $remote_user [$time_local] "$request" $status …`)
 
-// parse implements logFormat.
 func (p *nginx) parse(line string) (at algorithms.Micros, end outcome, err error) {
 	end.real = -1
 	address, rest, ok := strings.Cut(line, " ")

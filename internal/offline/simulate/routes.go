@@ -26,16 +26,12 @@ type routes struct {
 // counts as missing in the request.
 func RouteTemplates(format Format, auth *limiter.Auth) Templates {
 	t := Templates{format: format, routes: &routes{auth: auth, asWritten: format == Envoy, request: routing.Request{Header: map[string][]string{}}}}
-	add := func(canonical string) {
-		t.headers = append(t.headers, headerName(canonical))
-		t.routes.headers = append(t.routes.headers, canonical)
-		t.routes.request.Header[canonical] = nil
-	}
-	seen := map[string]bool{"": true}
 	want := func(name string) {
-		if name = http.CanonicalHeaderKey(name); !seen[name] {
-			seen[name] = true
-			add(name)
+		name = http.CanonicalHeaderKey(name)
+		if _, seen := t.routes.request.Header[name]; !seen && name != "" {
+			t.headers = append(t.headers, headerName(name))
+			t.routes.headers = append(t.routes.headers, name)
+			t.routes.request.Header[name] = nil
 		}
 	}
 	for _, name := range []string{"Host", "Cookie", "Authorization"} {

@@ -26,52 +26,44 @@ type trace struct {
 	domain string // the domain for lines without one
 }
 
-// Each member of a line has a bit. A set of bits detects repeated and missing members.
+// These are the members of a line.
 const (
-	hasTime = 1 << iota
-	hasDomain
-	hasDescriptors
-	hasLimits
-	hasReal
-	hasAfter
+	lineTime members = 1 << iota
+	lineDomain
+	lineDescriptors
+	lineLimits
+	lineReal
+	lineAfter
 )
+
+var lineMembers = []string{"time_us", "domain", "descriptors", "limits", "real", "settle_after_us"}
 
 func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, end outcome, err error) {
 	s := scanner{text: line}
-	seen := 0
 	end.real = -1
-	s.open('{')
-	for n := 0; s.more(n, '}'); n++ {
-		switch name := s.name(); name {
-		case "real":
-			s.once(&seen, hasReal, name)
-			end.real = s.integer()
-		case "settle_after_us":
-			s.once(&seen, hasAfter, name)
-			end.after = algorithms.Micros(s.integer())
-		case "time_us":
-			s.once(&seen, hasTime, name)
+	seen := s.object(lineMembers, func(member members) {
+		switch member {
+		case lineTime:
 			at = algorithms.Micros(s.integer())
-		case "domain":
-			s.once(&seen, hasDomain, name)
+		case lineDomain:
 			c.Request.Domain = s.str()
-		case "descriptors":
-			s.once(&seen, hasDescriptors, name)
+		case lineDescriptors:
 			s.descriptors(c)
-		case "limits":
-			s.once(&seen, hasLimits, name)
+		case lineLimits:
 			s.limits(c)
-		default:
-			s.unknown(name)
+		case lineReal:
+			end.real = s.integer()
+		case lineAfter:
+			end.after = algorithms.Micros(s.integer())
 		}
-	}
+	})
 	if err := s.end(); err != nil {
 		return 0, end, err
 	}
 	switch {
-	case seen&hasTime == 0:
+	case seen&lineTime == 0:
 		return 0, end, errors.New("time_us is missing")
-	case seen&(hasDescriptors|hasLimits) == hasDescriptors|hasLimits:
+	case seen&lineDescriptors != 0 && seen&lineLimits != 0:
 		return 0, end, errors.New("has descriptors and limits; a request has one or the other")
 	case len(c.Descriptors) == 0 && len(c.Limits) == 0:
 		return 0, end, errors.New("has neither descriptors nor limits")
@@ -81,7 +73,7 @@ func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, end ou
 			return 0, end, errors.New("domain is missing")
 		}
 	}
-	if err := checkTime(at); err != nil || seen&(hasReal|hasAfter) == 0 {
+	if err := checkTime(at); err != nil || seen&(lineReal|lineAfter) == 0 {
 		return at, end, err
 	}
 	end.later = true
@@ -89,13 +81,13 @@ func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, end ou
 }
 
 // check returns a mistake in end. at is the time of the call, and seen is the set of its members.
-func (end *outcome) check(at algorithms.Micros, c *limiter.Call, seen int) error {
+func (end *outcome) check(at algorithms.Micros, c *limiter.Call, seen members) error {
 	switch {
-	case seen&hasReal != 0 && end.real < 0:
+	case seen&lineReal != 0 && end.real < 0:
 		return fmt.Errorf("real must not be negative, but is %d", end.real)
 	case end.after < 0 || end.after > algorithms.MaxTime-at:
 		return fmt.Errorf("settle_after_us must be between 0 and %d, but is %d", algorithms.MaxTime-at, end.after)
-	case len(c.Limits) > 0 && seen&hasReal == 0:
+	case len(c.Limits) > 0 && seen&lineReal == 0:
 		return errors.New("settle_after_us without real: limits that are reserved by name are settled with a real cost; add real, or remove settle_after_us")
 	case len(c.Limits) > 0 && !slices.ContainsFunc(c.Limits, func(l limiter.NamedCharge) bool { return l.Reserve }):
 		return errors.New("real settles a reservation, and no limit of this line has \"reserve\": true; add it, or remove real")
@@ -111,40 +103,48 @@ func checkTime(at algorithms.Micros) error {
 	return nil
 }
 
-func (s *scanner) once(seen *int, bit int, name string) {
-	if *seen&bit != 0 {
-		s.pos = s.named
-		s.fail("%s occurs twice; write it once", name)
+// members is a set of the members of an object.
+type members uint8
+
+// object reads an object. It calls read before the value of each member, with the bit of its name in names. It returns
+// the members that the object has. A member that is not known, or that occurs twice, is a mistake.
+func (s *scanner) object(names []string, read func(member members)) (seen members) {
+	s.open('{')
+	for n := 0; s.more(n, '}'); n++ {
+		name := s.name()
+		i := slices.Index(names, name)
+		switch {
+		case i < 0:
+			s.pos = s.named
+			s.fail("unknown field %q", descriptors.Printable(name))
+		case seen&(1<<i) != 0:
+			s.pos = s.named
+			s.fail("%s occurs twice; write it once", name)
+		default:
+			seen |= 1 << i
+			read(1 << i)
+		}
 	}
-	*seen |= bit
+	return seen
 }
 
-func (s *scanner) unknown(name string) {
-	s.pos = s.named
-	s.fail("unknown field %q", descriptors.Printable(name))
-}
+var descriptorMembers, limitMembers = []string{"entries", "hits"}, []string{"name", "key", "count", "reserve"}
 
 func (s *scanner) descriptors(c *limiter.Call) {
-	const hasEntries, hasHits = 1, 2
+	const entries, hits = 1, 2
 	s.open('[')
 	for n := 0; s.more(n, ']'); n++ {
 		d := c.AddDescriptor()
 		d.Cost = 1
-		seen := 0
-		s.open('{')
-		for m := 0; s.more(m, '}'); m++ {
-			switch name := s.name(); name {
-			case "entries":
-				s.once(&seen, hasEntries, name)
+		seen := s.object(descriptorMembers, func(member members) {
+			switch member {
+			case entries:
 				s.entries(d)
-			case "hits":
-				s.once(&seen, hasHits, name)
+			case hits:
 				d.Cost, d.Explicit, d.Declared = s.integer(), true, true
-			default:
-				s.unknown(name)
 			}
-		}
-		if seen&hasEntries == 0 {
+		})
+		if seen&entries == 0 {
 			s.fail("a descriptor without entries")
 		}
 	}
@@ -173,31 +173,23 @@ func (s *scanner) entries(d *limiter.Descriptor) {
 }
 
 func (s *scanner) limits(c *limiter.Call) {
-	const hasName, hasKey, hasCount, hasReserve = 1, 2, 4, 8
+	const name, key, count, reserve = 1, 2, 4, 8
 	s.open('[')
 	for n := 0; s.more(n, ']'); n++ {
 		charge := addLimit(c)
-		seen := 0
-		s.open('{')
-		for m := 0; s.more(m, '}'); m++ {
-			switch name := s.name(); name {
-			case "name":
-				s.once(&seen, hasName, name)
+		seen := s.object(limitMembers, func(member members) {
+			switch member {
+			case name:
 				charge.Name = s.str()
-			case "key":
-				s.once(&seen, hasKey, name)
+			case key:
 				s.key(charge)
-			case "count":
-				s.once(&seen, hasCount, name)
+			case count:
 				charge.Count = s.integer()
-			case "reserve":
-				s.once(&seen, hasReserve, name)
+			case reserve:
 				charge.Reserve = s.boolean()
-			default:
-				s.unknown(name)
 			}
-		}
-		if seen&hasName == 0 {
+		})
+		if seen&name == 0 {
 			s.fail("a limit without a name")
 		}
 	}
