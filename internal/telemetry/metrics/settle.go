@@ -136,14 +136,10 @@ func (s *settleCounts) collect(send func(*prometheus.Desc, uint64, ...string), l
 
 // SettleTally returns the SettleTally of the limit to which p belongs.
 func (m *Metrics) SettleTally(p *limiter.Policy) SettleTally {
-	m.mu.Lock()
-	l := m.limits.all[[2]string{p.Domain, p.Name}]
-	m.mu.Unlock()
-	if l == nil {
-		return SettleTally{}
-	}
-	if s := l.settle.Load(); s != nil {
-		return s.read()
+	if l := m.countsOf(p); l != nil {
+		if s := l.settle.Load(); s != nil {
+			return s.read()
+		}
 	}
 	return SettleTally{}
 }

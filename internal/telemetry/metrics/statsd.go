@@ -27,10 +27,11 @@ var hitNames = [...]string{
 	totalHits: ".total_hits", withinLimit: ".within_limit", nearLimit: ".near_limit", overLimit: ".over_limit", shadowMode: ".shadow_mode",
 }
 
-func (s source) Counters() (list []statsd.Counter) {
+func (s source) Counters() map[string]uint64 {
+	totals := map[string]uint64{}
 	add := func(name string, n uint64) {
 		if n > 0 {
-			list = append(list, statsd.Counter{Name: name, Total: n})
+			totals[name] = n
 		}
 	}
 	const limits, own = "ratelimit.service.rate_limit.", "ratelimit.service."
@@ -53,7 +54,7 @@ func (s source) Counters() (list []statsd.Counter) {
 			add(limits+name+what, one.sum(i))
 		}
 	}
-	return list
+	return totals
 }
 
 func (s source) Timings() (string, []time.Duration) {

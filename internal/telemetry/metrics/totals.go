@@ -23,13 +23,17 @@ func (l *limitCounts) totals() (t history.Totals) {
 // Totals returns the numbers of decisions of the limit to which p belongs, at all places that use it. They are zero for a
 // limit that has decided nothing, and for one that is counted as overflow.
 func (m *Metrics) Totals(p *limiter.Policy) history.Totals {
-	m.mu.Lock()
-	l := m.limits.all[[2]string{p.Domain, p.Name}]
-	m.mu.Unlock()
-	if l == nil {
-		return history.Totals{}
+	if l := m.countsOf(p); l != nil {
+		return l.totals()
 	}
-	return l.totals()
+	return history.Totals{}
+}
+
+// countsOf returns the counters of the limit to which p belongs, or nil if it has none of its own.
+func (m *Metrics) countsOf(p *limiter.Policy) *limitCounts {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.limits.all[[2]string{p.Domain, p.Name}]
 }
 
 // EachLimit calls visit for each limit that has decided a request. visit must return quickly, because a reload waits for

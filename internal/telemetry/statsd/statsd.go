@@ -53,16 +53,10 @@ func (c *Config) Check() error {
 
 // Source supplies the values.
 type Source interface {
-	// Counters returns the totals that are greater than 0.
-	Counters() []Counter
+	// Counters returns the totals that are greater than 0, by their names.
+	Counters() map[string]uint64
 	// Timings returns a bounded sample of the durations since the last call.
 	Timings() (name string, list []time.Duration)
-}
-
-// Counter is a total with its name.
-type Counter struct {
-	Name  string
-	Total uint64
 }
 
 // Rewrite converts parts of a name to tags.
@@ -159,12 +153,10 @@ func (s *sink) flush(ctx context.Context) error {
 			_ = client.Flush() // the error handler receives errors
 		}
 	}
-	counters := s.config.Source.Counters()
-	totals := make(map[string]uint64, len(counters))
-	for _, c := range counters {
-		totals[c.Name] = c.Total
-		if more := c.Total - min(c.Total, s.sent[c.Name]); more > 0 {
-			name, tags := s.named(c.Name)
+	totals := s.config.Source.Counters()
+	for counter, total := range totals {
+		if more := total - min(total, s.sent[counter]); more > 0 {
+			name, tags := s.named(counter)
 			_ = client.Count(name, int64(more), tags, 1) // fails only for a closed client
 			next()
 		}

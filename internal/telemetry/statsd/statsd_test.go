@@ -3,6 +3,7 @@ package statsd
 import (
 	"context"
 	"io"
+	"maps"
 	"net"
 	"regexp"
 	"slices"
@@ -30,13 +31,10 @@ func (s *source) add(name string, n uint64) {
 	s.counters[name] += n
 }
 
-func (s *source) Counters() (list []Counter) {
+func (s *source) Counters() map[string]uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name, n := range s.counters {
-		list = append(list, Counter{name, n})
-	}
-	return list
+	return maps.Clone(s.counters)
 }
 
 func (s *source) Timings() (string, []time.Duration) {

@@ -99,8 +99,8 @@ func (d *Item) Entry(position int) string {
 	return ""
 }
 
-// parts collects the counts of all shards, by the keys of shard.parts.
-type parts map[string]*collected
+// parts collects the counts of all shards.
+type parts map[partID]*collected
 
 type collected struct {
 	Part
@@ -114,10 +114,10 @@ func (s *shard) read(now time.Time, at int, all parts) (total, missed int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.parts.Each(now, func(_ int, c *topk.Counted[Part]) {
-		part := all[c.Key()]
+		part := all[c.Value.id()]
 		if part == nil {
 			part = &collected{Part: c.Value}
-			all[c.Key()] = part
+			all[c.Value.id()] = part
 		}
 		if part.seen&(1<<at) == 0 {
 			part.seen |= 1 << at
@@ -137,10 +137,9 @@ type partID struct {
 
 func (p *Part) id() partID { return partID{p.Domain, p.Limit, p.Position, p.Value} }
 
-// complete returns the Parts of all shards, with those that are the only value of a key. keys are all counted keys, and
-// missed has a number for each shard, see read.
-func (all parts) complete(keys []Item, missed []int64) map[partID]*Part {
-	byID := map[partID]*Part{}
+// complete adds the Parts that are the only value of a key. keys are all counted keys, and missed has a number for each
+// shard, see read.
+func (all parts) complete(keys []Item, missed []int64) {
 	for _, part := range all {
 		for at, n := range missed {
 			if part.seen&(1<<at) == 0 {
@@ -148,38 +147,37 @@ func (all parts) complete(keys []Item, missed []int64) map[partID]*Part {
 			}
 		}
 		part.Exact = part.missed == 0
-		byID[part.id()] = &part.Part
 	}
 	for i := range keys {
 		d := &keys[i]
-		if limit := byID[partID{d.Domain, d.Limit, WholeLimit, ""}]; limit != nil && d.Key != nil {
+		if limit := all[partID{d.Domain, d.Limit, WholeLimit, ""}]; limit != nil && d.Key != nil {
 			limit.Keys++
 		}
 		positions := d.positions()
 		for _, at := range positions {
-			part := &Part{Domain: d.Domain, Limit: d.Limit, Position: at, Entry: d.Entry(at), Value: d.Key[at], Cut: d.Cut, Exact: true}
-			if known := byID[part.id()]; known != nil {
-				part = known
-			} else if len(positions) > 1 {
+			part := all[partID{d.Domain, d.Limit, at, d.Key[at]}]
+			if part == nil && len(positions) > 1 {
 				continue
+			}
+			if part == nil {
+				part = &collected{Part: Part{Domain: d.Domain, Limit: d.Limit, Position: at, Entry: d.Entry(at), Value: d.Key[at], Cut: d.Cut, Exact: true}}
+				all[part.id()] = part
 			}
 			if len(positions) == 1 {
 				part.Times, part.Exact, part.Rate = part.Times+d.Times, part.Exact && d.Exact, part.Rate+d.Rate
 			}
 			part.Keys++
-			byID[part.id()] = part
 		}
 	}
-	return byID
 }
 
 // sorted returns the n limits and the n values with the most denials.
-func sorted(all map[partID]*Part, n int) (limits, values []Part) {
+func (all parts) sorted(n int) (limits, values []Part) {
 	for _, part := range all {
 		if part.Position == WholeLimit {
-			limits = append(limits, *part)
+			limits = append(limits, part.Part)
 		} else {
-			values = append(values, *part)
+			values = append(values, part.Part)
 		}
 	}
 	for _, list := range [][]Part{limits, values} {

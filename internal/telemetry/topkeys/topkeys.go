@@ -353,7 +353,8 @@ func (r *Recorder) Top(n int) Top {
 	slices.SortFunc(t.Keys, func(a, b Item) int {
 		return cmp.Or(cmp.Compare(b.Times, a.Times), b.Last.Compare(a.Last), cmp.Compare(a.Limit, b.Limit), slices.Compare(a.Key, b.Key))
 	})
-	t.Limits, t.Parts = sorted(all.complete(t.Keys, missed), n)
+	all.complete(t.Keys, missed)
+	t.Limits, t.Parts = all.sorted(n)
 	t.Keys = t.Keys[:min(n, len(t.Keys))]
 	return t
 }
