@@ -184,42 +184,6 @@ func TestResetOfShards(t *testing.T) {
 	}
 }
 
-// The answer to a group with an idempotency key begins with a head. It states whether the group was decided now,
-// repeated or refused, and applies to the charges of that group alone.
-func TestEachGroupHasItsOwnHead(t *testing.T) {
-	const earlier, now = 5, 1000
-	head := func(flags byte) []byte {
-		return append(doubles([]byte{flags}, earlier), make([]byte, answerSize-1-8)...)
-	}
-	allowed := encode(nil, &backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: 3}})
-	for name, test := range map[string]struct {
-		flags    byte
-		at       algorithms.Micros
-		replayed bool
-		err      error
-	}{
-		"decided now": {0, now, false, nil},
-		"repeated":    {4, earlier, true, nil},
-		"reused":      {8, 0, false, backend.ErrReused},
-	} {
-		d := make([]backend.Decision, 3)
-		c := &backend.Charge{}
-		run := &scriptRun{targets: []target{{heads: 2}, {c, &d[0], 0}, {c, &d[1], 0}, {c, &d[2], 0}}}
-		run.reply = string(slices.Concat(doubles(nil, now), head(test.flags), allowed, allowed, allowed))
-		if err := run.answer(); err != nil {
-			t.Fatal(err)
-		}
-		for i := range d[:2] {
-			if d[i].At != test.at || d[i].Replayed != test.replayed || !errors.Is(d[i].Err, test.err) {
-				t.Errorf("%s: charge %d got %+v; want it decided at %d, replayed %v, the error %v", name, i, d[i], test.at, test.replayed, test.err)
-			}
-		}
-		if d[2].At != now || d[2].Replayed || d[2].Err != nil || !d[2].Allowed {
-			t.Errorf("%s: the charge of the next group got %+v; want it allowed at %d, and not replayed", name, d[2], now)
-		}
-	}
-}
-
 // The caller may reuse the bytes of its keys before an undo has ended.
 func TestAnUndoOfShardsHasItsOwnKey(t *testing.T) {
 	h := &heldShards{}

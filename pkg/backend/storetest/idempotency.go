@@ -22,8 +22,8 @@ const minute = 60 * algorithms.Second
 
 func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
-	a, b := token(2, minute, 2), token(3, minute, 3)
-	a.Key, b.Key = []byte("once a"), []byte("once b")
+	a := token(2, minute, 2)
+	a.Key = []byte("once a")
 
 	first := take(store, withID(1, a)...)
 	clock.Set(Start + algorithms.Second)
@@ -48,39 +48,12 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 		t.Errorf("a denial must not be stored: got %+v, want a new decision that allows", d[0])
 	}
 
-	// Several groups, of which one is later repeated, are decided in one Take.
-	group := append(withID(3, a, b), token(1, minute, 1))
-	group[2].Group = 1
-	if d := take(store, group...); d[0].Allowed || !d[1].Allowed || !d[2].Allowed {
-		t.Errorf("a is empty: got %+v, want a to deny and the others to allow", d)
-	}
-	clock.Set(Start + 60*algorithms.Second)
-	group[2].Key = []byte("once c")
-	if d := take(store, group...); !d[0].Allowed || !d[1].Allowed || d[1].Remaining != 2 || d[0].Replayed || !d[2].Allowed {
-		t.Errorf("a has 1: got %+v, want all allowed, b with 2 left, and none replayed", d)
-	}
-	again := append(withID(3, a, b), group[2])
-	again[2].Group = 1
-	again = append(again, withID(4, b)...)
-	again[3].Group = 2
-	if d := take(store, again...); !d[0].Replayed || !d[1].Replayed || d[1].Remaining != 2 || d[2].Allowed || d[2].Replayed || d[3].Remaining != 1 || d[3].Replayed || d[3].At != Start+60*algorithms.Second {
-		t.Errorf("repeated together with others: got %+v, want only the first group replayed, the second denied, and the third with 1 left", d)
-	}
-
 	day := charge(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendars[0]})
 	day.Key = []byte("once a day")
 	first = take(store, withID(6, day)...)
 	clock.Set(clock.Now() + minute)
 	if d := take(store, withID(6, day)...); !first[0].Allowed || !d[0].Replayed || d[0].Decision != first[0].Decision {
 		t.Errorf("of a calendar: first %+v, again %+v; want allowed, and the same decision replayed", first[0], d[0])
-	}
-
-	debt := charge(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Overdraw: true})
-	debt.Key, debt.Terms.Cost = []byte("once debt"), 15
-	first = take(store, withID(5, debt)...)
-	clock.Set(Start + 61*algorithms.Second)
-	if d := take(store, withID(5, debt)...); first[0].Allowed || !d[0].Replayed || d[0].Decision != first[0].Decision {
-		t.Errorf("a denial that consumed units must be stored: got %+v, first %+v; want a denial, and the same decision replayed", d[0], first[0])
 	}
 
 	full := window(1000, algorithms.Day)

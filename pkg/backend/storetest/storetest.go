@@ -93,6 +93,16 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		}
 		expect(t, store, a, 3, true, 0, 0)
 	})
+	t.Run("nobody could return a slot without a name", func(t *testing.T) {
+		_, store := start(t)
+		slot, other := charge(algorithms.Spec{Kind: algorithms.Concurrency, Capacity: new(int64(2)), Period: minute}), token(1, minute, 1)
+		slot.Key = []byte("slot")
+		for _, group := range [][]backend.Charge{{slot}, {slot, other}} {
+			if got := take(store, group...); got[0].Err != nil || got[0].Allowed || !got[0].Never {
+				t.Errorf("of %d charges: got %+v, want that it is never allowed", len(group), got[0])
+			}
+		}
+	})
 	t.Run("repeated denials block for longer each time", func(t *testing.T) {
 		clock, store := start(t)
 		blocks(t, clock, store)
@@ -107,10 +117,6 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		if blocked < 50 {
 			t.Errorf("%d decisions were made by blocked buckets, want at least 50", blocked)
 		}
-	})
-	t.Run("a bucket that was reset equals a new one", func(t *testing.T) {
-		_, store := start(t)
-		resets(t, store)
 	})
 	t.Run("a settlement takes effect once, and not for a lost charge", func(t *testing.T) {
 		clock, store := start(t)
@@ -271,32 +277,6 @@ func blocks(t *testing.T, clock *Clock, store backend.Store) {
 			t.Fatal(err)
 		}
 		want(true, 0)
-	}
-}
-
-func resets(t *testing.T, store backend.Store) {
-	t.Helper()
-	reset := func(c backend.Charge) {
-		t.Helper()
-		if err := backend.ResetBucket(t.Context(), store, c); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i, spec := range Specs() {
-		one := charge(spec)
-		one.Key = fmt.Appendf(nil, "reset %d", i)
-		other := one
-		other.Key = fmt.Appendf(nil, "beside %d", i)
-		reset(one) // a reset of a bucket that was never charged
-		fresh := take(store, one, other)
-		used := take(store, other)
-		reset(one)
-		if got := take(store, one); got[0] != fresh[0] {
-			t.Errorf("%+v:\n after a reset %+v\n new            %+v", spec, got[0], fresh[0])
-		}
-		if got := take(store, other); one.Limit.Rate > 0 && got[0].Remaining > used[0].Remaining {
-			t.Errorf("%+v: the other bucket was %+v, is %+v", spec, used[0], got[0])
-		}
 	}
 }
 
