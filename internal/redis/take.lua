@@ -1812,12 +1812,14 @@ while true do
     function take_log(l, s, t, a, d, dry_run)
       local log, cost, out = s.log, a.cost, expired(l, s.log, t)
       local n = log_size(log) - out
-      local newest = n > 0 and log_at(log, out + n)
+      local newest, back, from = n > 0 and log_at(log, out + n), 0, out + n -- a refund removes the units from - back + 1 to from
       if cost < 0 and a.of > 0 and a.of <= t - l.period then
         d.allowed = true
       elseif cost < 0 then
-        n = n - min(n, -cost)
-        newest = n > 0 and log_at(log, out + n)
+        while a.of > 0 and from > out and log_at(log, from) > a.of do from = from - 1 end
+        back = min(from - out, -cost)
+        if from == out + n then newest = n > back and log_at(log, from - back) end
+        n = n - back
         d.allowed = true
       elseif cost > l.rate then
         d.never = true
@@ -1832,10 +1834,13 @@ while true do
       d.value = d.remaining
       if newest then d.reset = newest + l.period - t end
       if d.allowed and cost ~= 0 and not dry_run then
-        if cost < 0 then -- removes the newest units
-          local cut, added = log_size(log) - out - n, #log.added
+        if cost < 0 then -- removes these units and all newer ones, and adds the newer ones again
+          local newer, size, added = {}, log_size(log), #log.added
+          for i = from + 1, size do newer[i - from] = log_at(log, i) end
+          local cut = size - from + back
           for i = added, max(1, added - cut + 1), -1 do log.added[i] = nil end
           log.stored = log.stored - max(0, cut - added)
+          for i = 1, #newer do log.added[#log.added + 1] = newer[i] end
         end
         log.first = log.first + out
         for _ = 1, cost do log.added[#log.added + 1] = t end

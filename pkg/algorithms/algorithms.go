@@ -144,7 +144,7 @@ type Charge struct {
 	// An undo never leaves more units than there would be without the charge:
 	//
 	//  - Once the window of the charge has ended, an undo returns nothing. This applies to fixed windows, sliding
-	//    windows and sliding logs.
+	//    windows and sliding logs. Until then, a sliding log removes the units of that charge, not the newest.
 	//  - Other buckets get back the refund less the units that have flowed in since ChargedAt. Without the charge
 	//    the bucket might have been full, and these units would have been lost.
 	//  - A limit with Spec.Settles refunds as described at Settle.

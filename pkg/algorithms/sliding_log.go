@@ -1,6 +1,9 @@
 package algorithms
 
-import "sort"
+import (
+	"slices"
+	"sort"
+)
 
 // The sliding window log stores the times of all units admitted in the last period. It is exact: at most rate
 // units are admitted in any span of one period. An entry whose age equals the period does not count. With n entries:
@@ -8,7 +11,8 @@ import "sort"
 //	allowed = n + cost <= rate
 //	deny:   retry_after = (the (n + cost - rate)-th oldest) + period - now
 //
-// Refunds remove the newest entries.
+// A refund removes the newest entries. An undo (Charge.ChargedAt) removes those of its charge: if it removed newer ones in
+// their place, these would count too short a time.
 
 func (l *Limit) takeLog(s *State, now Micros, a *Charge, d *Decision) {
 	period := Micros(l.period)
@@ -18,7 +22,16 @@ func (l *Limit) takeLog(s *State, now Micros, a *Charge, d *Decision) {
 	case cost < 0 && a.ChargedAt > 0 && a.ChargedAt <= now-period:
 		d.Allowed = true
 	case cost < 0:
-		s.Log = s.Log[:n-min(n, -max(cost, -maxExact))]
+		from := int(n) // only entries before this one are removed
+		if a.ChargedAt > 0 {
+			from = sort.Search(from, func(i int) bool { return s.Log[i] > a.ChargedAt })
+		}
+		kept := from - int(min(int64(from), -max(cost, -maxExact)))
+		if newer := s.Log[from:]; len(newer) == 0 {
+			s.Log = s.Log[:kept]
+		} else {
+			s.Log = slices.Concat(s.Log[:kept], newer)
+		}
 		d.Allowed = true
 	case cost > l.Rate:
 		d.Never = true

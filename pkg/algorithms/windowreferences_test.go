@@ -227,9 +227,15 @@ func (b *logReference) decide(now Micros, a Charge) (d Decision) {
 		d.Allowed = true
 	case a.Cost < 0:
 		d.Allowed = true
-		for back := a.Cost; back < 0 && n > 0; back, n = back+1, n-1 {
-			log = log[:len(log)-1]
+		log = nil
+		for back, i := a.Cost, len(kept.admitted)-1; i >= 0; i-- { // the newest unit first
+			if at-kept.admitted[i] < b.s.Period && back < 0 && (a.ChargedAt == 0 || kept.admitted[i] <= a.ChargedAt) {
+				back++
+			} else {
+				log = append(log, kept.admitted[i])
+			}
 		}
+		slices.Reverse(log)
 	case a.Cost > b.s.Rate:
 		d.Never = true
 	case n+a.Cost <= b.s.Rate:
