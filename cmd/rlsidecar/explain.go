@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -168,14 +169,7 @@ func parseDescriptors(texts []string) (all []limiter.Descriptor, err error) {
 	return all, nil
 }
 
-func sortedKeys[V any](m map[string]V) []string {
-	var keys []string
-	for key := range m {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
-}
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // noStore is a store that decides nothing. explain needs only the charges.
 type noStore struct{}

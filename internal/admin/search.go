@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -27,7 +29,6 @@ type searchBody struct {
 	Buckets  []foundRow
 	Recorded []foundRow
 	Notes    []string
-	Domains  []string
 }
 
 type foundRow struct {
@@ -37,11 +38,6 @@ type foundRow struct {
 
 func (p *pages) search(w http.ResponseWriter, r *http.Request, v viewer, query string) {
 	b := searchBody{Query: query}
-	if s := p.Current(); s != nil {
-		for name := range s.Domains {
-			b.Domains = append(b.Domains, name)
-		}
-	}
 	if query != "" {
 		ctx, cancel := context.WithTimeout(r.Context(), lookupTime)
 		defer cancel()
@@ -59,7 +55,11 @@ func (p *pages) search(w http.ResponseWriter, r *http.Request, v viewer, query s
 }
 
 func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []descriptors.Entry) {
-	for _, domain := range b.Domains[:min(len(b.Domains), maxTried)] {
+	var domains []string
+	if s := p.Current(); s != nil {
+		domains = slices.Sorted(maps.Keys(s.Domains))
+	}
+	for _, domain := range domains[:min(len(domains), maxTried)] {
 		s := subject{Domain: domain, Entries: entries}
 		c, err := p.inspect(ctx, &s, 1)
 		if err != nil || len(c.Results) == 0 || len(b.Buckets) == maxFound {

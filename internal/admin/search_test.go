@@ -64,7 +64,7 @@ func TestASearchWithoutTheStoreIsUnknown(t *testing.T) {
 	away := limiter.New(unavailable{}, limiter.Config{})
 	away.Swap(d.limiter.Current())
 	p := &pages{Config: Config{Limiter: away, Current: away.Current, Now: func() time.Time { return d.now }}}
-	b := searchBody{Domains: []string{"d"}}
+	b := searchBody{}
 	p.searchDescriptor(t.Context(), &b, []descriptors.Entry{{Key: "anyone", Value: "x"}})
 	if len(b.Buckets) != 1 || b.Buckets[0].State != "unknown: the store did not answer" || b.Buckets[0].Denied {
 		t.Errorf("a descriptor: %+v; want unknown", b.Buckets)
