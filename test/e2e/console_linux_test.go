@@ -233,7 +233,7 @@ func TestTheLineOfStateOfAWrongPassword(t *testing.T) {
 	p := newAdminPage(t, consoleLimits)
 	password := fileOf(t, "password", "wrong")
 	start(t, sidecartest.Program, append([]string{"serve", "--grpc-listen", p.addr + ":8081", "--http-listen", p.addr + ":8080", "--admin-listen", p.addr + ":6070",
-		"--drain-delay", "0s", "--redis-url", "redis://" + redis.Addr, "--redis-password-file", password}, p.flags...)...)
+		"--drain-delay", "0s", "--backend-timeout", "5s", "--redis-url", "redis://" + redis.Addr, "--redis-password-file", password}, p.flags...)...)
 	eventually(t, "the page answers", func() bool { code, _ := fetch(p.admin + "/login"); return code != 0 })
 	b := newBrowser(t)
 	b.emulate(390, "dark")
