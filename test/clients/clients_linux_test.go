@@ -57,6 +57,29 @@ func serve(t *testing.T, limits string) (api, admin string) {
 	return "http://" + s.HTTP, "http://" + s.Admin
 }
 
+// serveText starts a sidecar with these limits.
+func serveText(t *testing.T, text string) (api string) {
+	t.Helper()
+	limits := filepath.Join(t.TempDir(), "limits.yaml")
+	if err := os.WriteFile(limits, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	api, _ = serve(t, limits)
+	return api
+}
+
+// programs returns the commands of an example in Python and TypeScript, which import the client of the same language.
+func programs(t *testing.T, name string) map[string][]string {
+	t.Helper()
+	dir := compile(t, root+"/examples/clients/typescript/"+name+".ts", func(dir, _ string) {
+		copyTo(t, dir, root+"/examples/clients/typescript/limit.ts")
+	})
+	return map[string][]string{
+		"python":     {tooltest.Path(t, "python3"), root + "/examples/clients/python/" + name + ".py"},
+		"typescript": {"node", filepath.Join(dir, name+".js")},
+	}
+}
+
 func node(t *testing.T, program string) (modules, path string) {
 	t.Helper()
 	modules, err := filepath.Abs(root + "/.tools/openapi-typescript/node_modules")
@@ -202,26 +225,16 @@ limits:
 // TestTheExampleClientsReserve runs the clients that reserve an estimate and settle the real cost. The first
 // answer to each of the two requests is lost, so that clients repeat it. No request may be charged twice.
 func TestTheExampleClientsReserve(t *testing.T) {
-	limits := filepath.Join(t.TempDir(), "limits.yaml")
-	if err := os.WriteFile(limits, []byte(`
+	api := serveText(t, `
 domain: ai
 limits:
   tokens: {algorithm: fixed_window, rate: 10000, period: 300d, max_reserved: 0, settle: {estimate: 1500}}
-`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	api, _ := serve(t, limits)
+`)
 	to, err := url.Parse(api)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := compile(t, root+"/examples/clients/typescript/budget.ts", func(dir, _ string) {
-		copyTo(t, dir, root+"/examples/clients/typescript/limit.ts")
-	})
-	for language, command := range map[string][]string{
-		"python":     {tooltest.Path(t, "python3"), root + "/examples/clients/python/budget.py"},
-		"typescript": {"node", filepath.Join(dir, "budget.js")},
-	} {
+	for language, command := range programs(t, "budget") {
 		t.Run(language, func(t *testing.T) {
 			u := &unreliable{forward: httputil.NewSingleHostReverseProxy(to), failure: "odd answers lost"}
 			s := httptest.NewServer(u)
@@ -242,11 +255,7 @@ limits:
 }
 
 func TestTheExampleClients(t *testing.T) {
-	limits := filepath.Join(t.TempDir(), "limits.yaml")
-	if err := os.WriteFile(limits, []byte(exampleLimits), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	api, _ := serve(t, limits)
+	api := serveText(t, exampleLimits)
 	to, err := url.Parse(api)
 	if err != nil {
 		t.Fatal(err)
@@ -285,19 +294,8 @@ const slotTTL = 6 * time.Second
 // TestTheExampleClientsHoldSlots runs the clients that hold a slot while a command runs. The command is cat, so it runs
 // until the test closes its input, and its output shows that it has started.
 func TestTheExampleClientsHoldSlots(t *testing.T) {
-	limits := filepath.Join(t.TempDir(), "limits.yaml")
-	text := fmt.Sprintf("domain: d\nlimits:\n  uploads: {algorithm: concurrency, capacity: 1, ttl: %v}\n", slotTTL)
-	if err := os.WriteFile(limits, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	api, _ := serve(t, limits)
-	dir := compile(t, root+"/examples/clients/typescript/slot.ts", func(dir, _ string) {
-		copyTo(t, dir, root+"/examples/clients/typescript/limit.ts")
-	})
-	for language, command := range map[string][]string{
-		"python":     {tooltest.Path(t, "python3"), root + "/examples/clients/python/slot.py"},
-		"typescript": {"node", filepath.Join(dir, "slot.js")},
-	} {
+	api := serveText(t, fmt.Sprintf("domain: d\nlimits:\n  uploads: {algorithm: concurrency, capacity: 1, ttl: %v}\n", slotTTL))
+	for language, command := range programs(t, "slot") {
 		t.Run(language, func(t *testing.T) {
 			t.Parallel()
 			hold := func(work string) *holder {
