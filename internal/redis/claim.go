@@ -18,7 +18,8 @@ import (
 // Some groups with an idempotency key cannot be charged and stored under the key's ID in one step. These are groups
 // with buckets in several slots, groups with a sharded bucket, and groups that also have buckets in another Redis.
 // For such a group, this process first claims the ID: it stores a claim under the ID. Then it charges the group.
-// Finally it replaces the claim by the answer, or deletes the claim if nothing was consumed.
+// Finally it replaces the claim by the answer, or deletes the claim if nothing was consumed. If slots were taken and
+// must be returned, it deletes the claim after that: a repeated request takes slots with the same ID.
 //
 // So the group is charged at most once. If the outcome of the charge is unknown, or the process dies, the claim stays.
 // A repeated group then gets ErrPending until the claim expires.
@@ -48,12 +49,19 @@ type claims struct {
 // maxClaims bounds the groups that are charged with a claim at the same time.
 const maxClaims = 1024
 
-// Claimed implements backend.Claimer.
-func (c claims) Claimed(next backend.Store) backend.Store { return &claimedStore{c, next} }
+// Claimed implements stores.Claimer.
+func (c claims) Claimed(next backend.Store, undos *stores.Undos) backend.Store {
+	s := &claimedStore{c, next, []*stores.Undos{c.undos}}
+	if undos != c.undos {
+		s.returns = append(s.returns, undos)
+	}
+	return s
+}
 
 type claimedStore struct {
 	claims
-	next backend.Store
+	next    backend.Store
+	returns []*stores.Undos // these return slots that next has taken
 }
 
 func (s *claimedStore) Submit(b *backend.Batch) {
@@ -92,6 +100,9 @@ type claimedGroup struct {
 	charges   []backend.Charge // the charges without their idempotency key
 	decisions []backend.Decision
 	inner     backend.Batch
+	// afterReturns calls end after the returns of the slots that next has taken (stores.Undos.AfterReturns). It is nil
+	// if the group takes no slots.
+	afterReturns func(end func())
 }
 
 func (g *claimedGroup) run() {
@@ -123,6 +134,7 @@ func (g *claimedGroup) run() {
 		answerFromStored(was, g.once, g.decisions)
 		g.end(nil)
 	default:
+		g.watchReturns()
 		g.inner = backend.Batch{
 			Charges: g.charges, Decisions: g.decisions, Deadline: g.outer.Deadline, Detached: g.outer.Detached,
 			Done: g.decided,
@@ -131,17 +143,37 @@ func (g *claimedGroup) run() {
 	}
 }
 
+func (g *claimedGroup) watchReturns() {
+	slot := slices.IndexFunc(g.charges, func(c backend.Charge) bool { return c.Terms.Slot != nil })
+	if slot < 0 {
+		return
+	}
+	g.afterReturns = func(end func()) { end() }
+	for _, undos := range g.returns {
+		before, after := g.afterReturns, undos.AfterReturns(g.charges[slot].Terms.Slot.ID)
+		g.afterReturns = func(end func()) { before(func() { after(end) }) }
+	}
+}
+
 // decided is the Done function of inner. If the group consumed units, it stores the answer in place of the claim.
 // If the group certainly consumed nothing, it deletes the claim. Otherwise the claim stays.
 func (g *claimedGroup) decided(*backend.Batch) {
+	afterReturns := func() {}
 	switch err := g.decisions[0].Err; {
 	case backend.ConsumedAny(g.charges, g.decisions):
 		answer := answerOf(g.once, g.decisions)
 		g.spawn(func() { g.store(answer) })
-	case err == nil || errors.Is(err, backend.ErrNotTaken):
+	case err != nil && !errors.Is(err, backend.ErrNotTaken):
+		g.end(nil)
+	case g.afterReturns == nil:
 		g.spawn(func() { g.store(nil) })
 	default:
-		g.end(nil)
+		once := *g.once
+		afterReturns = func() { g.replaceLater(&once, g.mine, nil) }
+		g.end(nil) // the answer does not wait for the returns: the time of its caller may end before
+	}
+	if g.afterReturns != nil {
+		g.afterReturns(afterReturns)
 	}
 }
 

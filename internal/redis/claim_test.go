@@ -15,6 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 // lostThenLate is a hook for the calls that replace or delete a claim. The first call reaches Redis, and its answer is
@@ -59,7 +60,7 @@ func decidedAs(allowed bool) backend.Store {
 }
 
 func chargeClaimed(s *Store, group []backend.Charge, store backend.Store) (d [1]backend.Decision) {
-	backend.Take(context.Background(), s.Claimed(store), group, d[:])
+	backend.Take(context.Background(), s.Claimed(store, s.undos), group, d[:])
 	return d
 }
 
@@ -188,6 +189,77 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 		a.Terms.Cost, b.Terms.Cost = 0, 0
 		return takeAll(store, []backend.Charge{a})[0].Remaining == 98 && takeAll(store, []backend.Charge{b})[0].Remaining == 99
 	})
+}
+
+// A part of a group takes a slot, and another part denies. A repetition would take a slot with the same ID. If it did so
+// before the first slot is returned, the return would take its slot away.
+func TestASlotIsReturnedBeforeItsRequestIsRepeated(t *testing.T) {
+	for name, fails := range map[string]bool{"the return is late": false, "a call of the return fails": true} {
+		t.Run(name, func(t *testing.T) {
+			_, s := started(t)
+			var full atomic.Bool
+			full.Store(true)
+			returned := make(chan *backend.Batch)
+			store := memory.New(memory.Config{})
+			slots := submitFunc(func(b *backend.Batch) {
+				if b.Charges[0].Terms.Slot.Op != algorithms.ReturnSlot {
+					store.Submit(b)
+					return
+				}
+				go func() { returned <- b }()
+			})
+			take := takeUnderID(t, s, slots, submitFunc(func(b *backend.Batch) { decidedAs(!full.Load()).Submit(b) }))
+			if d := take(1); d[0].Err != nil || d[1].Err != nil || d[1].Allowed {
+				t.Fatalf("got %+v; want denied", d)
+			}
+			full.Store(false)
+			if fails {
+				(<-returned).Fail(backend.ErrUnavailable)
+			}
+			back := <-returned
+			for range 3 {
+				if d := take(1); !errors.Is(d[0].Err, backend.ErrPending) {
+					t.Fatalf("before the return: got %+v; want the error backend.ErrPending", d)
+				}
+			}
+			store.Submit(back)
+			if fails { // the failed call may still arrive
+				time.Sleep(50 * time.Millisecond)
+				if d := take(1); !errors.Is(d[0].Err, backend.ErrPending) {
+					t.Errorf("after a call that failed: got %+v; want the error backend.ErrPending", d)
+				}
+				return
+			}
+			redistest.Eventually(t, "the group is decided", func() bool {
+				d := take(1)
+				return d[0].Allowed && d[1].Allowed
+			})
+			if d := take(2); d[0].Allowed || d[0].Err != nil {
+				t.Errorf("a second slot of one: got %+v; want denied", d)
+			}
+		})
+	}
+}
+
+// takeUnderID returns a function that charges a group with an ID: a slot of one, which is in slots, and a unit, which is
+// in units. The claims are in s.
+func takeUnderID(t *testing.T, s *Store, slots, units backend.Store) func(id byte) [2]backend.Decision {
+	undos := stores.NewUndos(time.Minute)
+	t.Cleanup(undos.Close)
+	parts := stores.NewRouter(func(group []backend.Charge) *stores.Route {
+		if group[0].Terms.Slot != nil {
+			return &stores.Route{Store: slots}
+		}
+		return &stores.Route{Store: units}
+	}, nil)
+	claimed := s.Claimed(stores.Parts(parts, func(i int, _ *backend.Charge) int { return i }, undos), undos)
+	return func(id byte) (d [2]backend.Decision) {
+		slot := backend.Charge{Key: []byte("slots"), Limit: compiledSlots(t, 1, 600*algorithms.Second)}
+		slot.Terms = algorithms.Charge{Cost: 1, Slot: &algorithms.Slot{ID: [16]byte{id}}}
+		group := underID(uint32(id), slot, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
+		backend.Take(context.Background(), claimed, group, d[:])
+		return d
+	}
 }
 
 func TestClaimsPassTheBreaker(t *testing.T) {

@@ -128,7 +128,7 @@ func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(add
 	}
 	s.inShards.Store = s.shards
 	s.inSlots.Store = stores.Parts(s.router, s.part, s.undos)
-	s.once.Store = claims.Claimed(s.router)
+	s.once.Store = claims.Claimed(s.router, s.undos)
 	return s
 }
 

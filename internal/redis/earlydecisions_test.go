@@ -127,7 +127,7 @@ func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
 		charges[i] = backend.Charge{Key: []byte{'a' + byte(i)}, Limit: limit, Group: i, Terms: algorithms.Charge{Cost: 1}, IdempotencyKey: &backend.IdempotencyKey{}}
 	}
 	b := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2), Done: func(*backend.Batch) { t.Error("it has ended") }}
-	c.Claimed(decidedAs(true)).Submit(b)
+	c.Claimed(decidedAs(true), c.undos).Submit(b)
 	if b.IsKnown(0) || !b.IsKnown(1) || b.Decisions[1].Err == nil {
 		t.Errorf("known %v and %v, %+v; want only the second one known, with an error", b.IsKnown(0), b.IsKnown(1), b.Decisions)
 	}

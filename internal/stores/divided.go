@@ -35,7 +35,7 @@ func Divided(first, second backend.Store, isSecond func(*backend.Charge) bool, u
 	routes[both].Store = Parts(router, place, undos)
 	routes[onceInBoth].Store = unclaimed{}
 	if claimer, ok := first.(Claimer); ok {
-		routes[onceInBoth].Store = claimer.Claimed(routes[both].Store)
+		routes[onceInBoth].Store = claimer.Claimed(routes[both].Store, undos)
 	}
 	return router
 }
@@ -44,8 +44,8 @@ func Divided(first, second backend.Store, isSecond func(*backend.Charge) bool, u
 type Claimer interface {
 	// Claimed returns a Store for groups with idempotency keys that cannot be charged and stored in one step. That
 	// Store first claims the ID, and then charges the group with the Store next. If the outcome is unknown, the
-	// claim stays, and a repeated group gets ErrPending. So the group is charged at most once.
-	Claimed(next backend.Store) backend.Store
+	// claim stays, and a repeated group gets ErrPending. So the group is charged at most once. undos are those of next.
+	Claimed(next backend.Store, undos *Undos) backend.Store
 }
 
 // unclaimed is a Store that refuses all groups. It is for groups with idempotency keys that no Store can

@@ -146,7 +146,7 @@ type claims struct {
 	claimed atomic.Int64
 }
 
-func (c *claims) Claimed(next backend.Store) backend.Store {
+func (c *claims) Claimed(next backend.Store, _ *stores.Undos) backend.Store {
 	return submitFunc(func(b *backend.Batch) { c.claimed.Add(1); next.Submit(b) })
 }
 

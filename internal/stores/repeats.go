@@ -50,8 +50,9 @@ type repeated struct {
 }
 
 // Repeat submits a copy of c to store. It submits it again if the Store fails, or if unless is not nil and returns true
-// for the decision, but for no longer than ten seconds. Then it calls done with the last decision, whose Err is set if
-// there was none. If 100,000 charges are waiting, or r is closed, the charge is not submitted.
+// for the decision, but for no longer than ten seconds. unless gets each decision, also one with an Err. Then Repeat
+// calls done with the last decision, whose Err is set if there was none. If 100,000 charges are waiting, or r is closed,
+// the charge is not submitted.
 func (r *Repeats) Repeat(store backend.Store, c *backend.Charge, unless func(*backend.Decision) bool, done func(*backend.Decision)) {
 	r.mu.Lock()
 	refused := r.closed || r.waiting >= maxRepeats
@@ -80,7 +81,7 @@ func (t *repeated) submit() {
 
 func (t *repeated) decided() {
 	d := &t.decisions[0]
-	if again := d.Err != nil || t.unless != nil && t.unless(d); again && t.of.clock.Now().Add(t.pause).Before(t.until) && !t.of.isClosed() {
+	if again := t.unless != nil && t.unless(d) || d.Err != nil; again && t.of.clock.Now().Add(t.pause).Before(t.until) && !t.of.isClosed() {
 		pause := t.pause
 		t.pause = min(2*t.pause, repeatLast)
 		t.of.clock.AfterFunc(pause, t.submit)

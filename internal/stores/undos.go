@@ -21,8 +21,15 @@ type Undos struct {
 	repeats *Repeats // of returns of slots
 
 	mu       sync.Mutex
-	inFlight int  // guarded by mu, like closed
+	inFlight int  // guarded by mu, like the following fields
 	closed   bool // Begin returns false
+	watched  map[[16]byte]*slotReturns
+}
+
+// slotReturns are the returns of the slots with one ID, for a caller of AfterReturns.
+type slotReturns struct {
+	open int // the returns that have begun and were not decided at their first call, and 1 until end is known
+	end  func()
 }
 
 // NewUndos makes an Undos. A call that cannot be sent within timeout is never sent.
@@ -30,7 +37,7 @@ func NewUndos(timeout time.Duration) *Undos { return NewUndosBy(clock.System, ti
 
 // NewUndosBy does what NewUndos does, with a given clock.
 func NewUndosBy(clock clock.Clock, timeout time.Duration) *Undos {
-	return &Undos{clock: clock, timeout: timeout, repeats: NewRepeatsBy(clock, timeout)}
+	return &Undos{clock: clock, timeout: timeout, repeats: NewRepeatsBy(clock, timeout), watched: map[[16]byte]*slotReturns{}}
 }
 
 // Submit submits charges to store as a Detached batch. It copies the charges and their keys first. If
@@ -41,12 +48,63 @@ func (u *Undos) Submit(store backend.Store, charges []backend.Charge) {
 	for i := range charges {
 		if charges[i].Terms.Slot == nil {
 			rest = append(rest, charges[i])
-		} else if u.Begin() {
-			u.repeats.Repeat(store, &charges[i], nil, func(*backend.Decision) { u.End() })
+		} else {
+			u.returnSlot(store, &charges[i])
 		}
 	}
 	if len(rest) > 0 {
 		u.submit(store, rest)
+	}
+}
+
+func (u *Undos) returnSlot(store backend.Store, c *backend.Charge) {
+	u.mu.Lock()
+	watch := u.watched[c.Terms.Slot.ID]
+	if watch != nil {
+		watch.open++
+	}
+	u.mu.Unlock()
+	if !u.Begin() {
+		return
+	}
+	failed := false
+	u.repeats.Repeat(store, c, func(d *backend.Decision) bool {
+		failed = failed || d.Err != nil
+		return false
+	}, func(d *backend.Decision) {
+		if watch != nil && d.Err == nil && !failed {
+			u.returned(watch)
+		}
+		u.End()
+	})
+}
+
+// AfterReturns is for a caller that is about to submit a group with slots of this ID. Once that group is decided, the
+// caller calls then with a function. It is called when the store has decided the returns of the slots that began
+// meanwhile; at once if there are none. It is never called if such a return was dropped, or a call for it failed: that
+// call may still reach the store.
+func (u *Undos) AfterReturns(id [16]byte) (then func(end func())) {
+	watch := &slotReturns{open: 1}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.watched[id] = watch
+	return func(end func()) {
+		u.mu.Lock()
+		if watch.end = end; u.watched[id] == watch {
+			delete(u.watched, id)
+		}
+		u.mu.Unlock()
+		u.returned(watch)
+	}
+}
+
+func (u *Undos) returned(watch *slotReturns) {
+	u.mu.Lock()
+	watch.open--
+	ended := watch.open == 0
+	u.mu.Unlock()
+	if ended {
+		watch.end()
 	}
 }
 
