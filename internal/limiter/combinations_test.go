@@ -3,11 +3,13 @@ package limiter_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -81,6 +83,7 @@ type work struct {
 	id             string // "" if it is not repeated
 	isNamed, begun bool
 	costs          []limiter.NamedCharge
+	stored         bool   // a repetition must get the same answer
 	slots          string // the id that returns the slots
 	held           map[string]algorithms.Micros
 }
@@ -101,6 +104,39 @@ func (w *work) call() *limiter.Call {
 	return c
 }
 
+// isStored reports whether a repetition of w gets the answer to c. A request that exceeded only limits in shadow or quota
+// mode consumed nothing, and one with an unlimited limit may be another request after that adjustment.
+func (w *work) isStored(c *limiter.Call) bool {
+	consumed := false
+	for i := range c.Results {
+		r := &c.Results[i]
+		if r.Outcome == limiter.Unlimited {
+			return false
+		}
+		consumed = consumed || !r.Policy.Shadow && !r.Policy.Quota && c.Consumed(r)
+	}
+	return w.id != "" && !c.Failed && consumed
+}
+
+// adjustAtRandom blocks a key, makes it unlimited, changes its numbers, or ends the adjustment that it has.
+func adjustAtRandom(rng *rand.Rand, now algorithms.Micros, adjusted map[string]*adjust.Adjustment) {
+	name, key := combinedNames[rng.IntN(len(combinedNames))], strconv.Itoa(rng.IntN(2))
+	a := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: name, Key: []string{key}}, Expires: now + 1 + algorithms.Micros(rng.Int64N(int64(90*sec)))}
+	a.ID = a.Target.ID()
+	switch rng.IntN(5) {
+	case 0:
+		a.Change.Block = true
+	case 1:
+		a.Change.Unlimited = true
+	case 2, 3:
+		a.Change.Factor = []adjust.Factor{500, 1500, 2000}[rng.IntN(3)]
+	default:
+		delete(adjusted, name+key)
+		return
+	}
+	adjusted[name+key] = a
+}
+
 // slotsOf returns the id of the slots of c as the HTTP API and the proxies make it.
 func (w *work) slotsOf(b *bench, c *limiter.Call) string {
 	if !w.isNamed {
@@ -113,22 +149,38 @@ func (w *work) slotsOf(b *bench, c *limiter.Call) string {
 	return b.ID(all)
 }
 
-// Requests combine limits of all kinds at random. They are repeated under their ids, the store fails, and slots are returned
-// and expire. Who was allowed holds the slot that the answer names, and no window admits more than its rate.
+// Requests combine limits of all kinds at random. They are repeated under their ids, the store fails, slots are returned
+// and expire, and operators adjust keys. An allowed request holds the slot that its answer names, no window admits more
+// than its rate, a block denies, and a repetition gets the stored answer.
 func TestCombinationsOfLimitsExceedNone(t *testing.T) {
 	for seed := range uint64(800) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		b := newBench(t, combined)
-		b.Limiter = limiter.New(&unsure{b.store.Store, rng, []int{0, 0, 30, 8}[rng.IntN(4)]}, b.config)
+		failsOnce := []int{0, 0, 30, 8}[rng.IntN(4)]
+		b.Limiter = limiter.New(&unsure{b.store.Store, rng, failsOnce}, b.config)
 		b.swap(t, combined)
 		certain := limiter.New(b.store.Store, b.config)
 		certain.Swap(compiled(t, combined))
 		var all []*work
 		admitted := map[string]int64{}
+		adjusted := map[string]*adjust.Adjustment{} // by name and key
+		now := func() algorithms.Micros { return b.now }
 		for step := range 120 {
 			b.now += algorithms.Micros(rng.Int64N(int64(3 * sec)))
 			if rng.IntN(30) == 0 {
 				b.now += algorithms.Micros(rng.Int64N(int64(70 * sec)))
+			}
+			if rng.IntN(10) == 0 {
+				adjustAtRandom(rng, b.now, adjusted)
+				set := adjust.NewSet(adjust.Head{}, slices.Collect(maps.Values(adjusted)))
+				b.Adjust(set, now)
+				certain.Adjust(set, now)
+			}
+			changeOf := func(name, key string) (c adjust.Change) {
+				if a := adjusted[name+key]; a != nil && a.Expires > b.now {
+					c = a.Change
+				}
+				return c
 			}
 			var w *work
 			if last := len(all) - 1; last >= 0 && rng.IntN(2) == 0 {
@@ -152,8 +204,18 @@ func TestCombinationsOfLimitsExceedNone(t *testing.T) {
 				continue
 			}
 			c := w.call()
-			if err := b.Check(t.Context(), c); err != nil || c.Denied || w.begun {
+			err := b.Check(t.Context(), c)
+			if w.stored && failsOnce == 0 && err == nil && (c.Denied || !c.Replayed) {
+				t.Fatalf("seed %d, step %d: the repetition of %+v got %+v; want the stored answer", seed, step, w.costs, c.Verdict)
+			}
+			if err != nil || c.Denied || w.begun {
 				continue
+			}
+			w.stored = w.isStored(c)
+			for _, cost := range w.costs {
+				if changeOf(cost.Name, cost.Key[0]).Block && !c.Replayed {
+					t.Fatalf("seed %d, step %d: a request for %s %s was allowed in spite of a block", seed, step, cost.Name, cost.Key[0])
+				}
 			}
 			w.begun, w.slots, w.held = true, w.slotsOf(b, c), map[string]algorithms.Micros{}
 			for i := range c.Results {
@@ -163,14 +225,17 @@ func TestCombinationsOfLimitsExceedNone(t *testing.T) {
 					w.held[key] = r.Decision.At + r.Policy.Limit.Period()
 				}
 				if rate, ok := windowRates[r.Policy.Name]; ok && r.Outcome == limiter.Allowed {
-					if admitted[key] += r.Cost; admitted[key] > rate {
+					if f := changeOf(r.Policy.Name, w.costs[r.Descriptor].Key[0]).Factor; f > 0 {
+						rate = rate * int64(f) / 1000
+					}
+					if admitted[key] += r.Cost; admitted[key] > rate && !c.Replayed {
 						t.Fatalf("seed %d, step %d: %d units of %s were admitted, at most %d may be", seed, step, admitted[key], key, rate)
 					}
 				}
 			}
 			for _, cost := range w.costs {
 				if key := cost.Name + cost.Key[0]; w.held[key] > b.now {
-					look := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true, Limits: []limiter.NamedCharge{{Name: cost.Name, Key: cost.Key}}}}
+					look := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true, DryRun: true, Limits: []limiter.NamedCharge{{Name: cost.Name, Key: cost.Key}}}}
 					if err := certain.Check(t.Context(), look); err != nil {
 						t.Fatal(err)
 					}
@@ -180,7 +245,7 @@ func TestCombinationsOfLimitsExceedNone(t *testing.T) {
 							units += other.costs[at].Count
 						}
 					}
-					if stored := d.Policy.Limit.Capacity - d.Decision.Value; units > min(stored, d.Policy.Limit.Capacity) {
+					if stored := d.Policy.Limit.Capacity - d.Decision.Value; units > stored {
 						t.Fatalf("seed %d, step %d: %d units of %s are in flight, %d are stored", seed, step, units, key, stored)
 					}
 				}
