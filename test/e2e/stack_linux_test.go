@@ -172,7 +172,7 @@ func serveAt(t *testing.T, address string, handler http.HandlerFunc) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := newApplication(handler)
+	server := newApplication(address, handler)
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(listener) }()
 	t.Cleanup(func() { _ = server.Close(); <-served })

@@ -7,8 +7,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,9 +19,9 @@ import (
 // agrees. The proxy then sends no auth request for the requests inside this tunnel. The applications of the tests
 // agree to every upgrade, and count the requests that arrive.
 
-// newApplication returns a server for HTTP/1 and HTTP/2 without TLS that agrees to every upgrade, and serves requests
-// inside the tunnel like those outside.
-func newApplication(handler http.HandlerFunc) *http.Server {
+// newApplication returns a server for HTTP/1 and HTTP/2 without TLS that agrees to every upgrade. A tunnel leads to the
+// address of the server, so requests inside the tunnel are served like those outside.
+func newApplication(address string, handler http.HandlerFunc) *http.Server {
 	server := &http.Server{ReadHeaderTimeout: maxWait, MaxHeaderBytes: 1 << 20, Protocols: &http.Protocols{}}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetUnencryptedHTTP2(true)
@@ -31,63 +31,25 @@ func newApplication(handler http.HandlerFunc) *http.Server {
 			handler(w, r)
 			return
 		}
-		handler(&discarded{}, r)
+		handler(httptest.NewRecorder(), r)
 		conn, buffered, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			return // HTTP/2 has no upgrades
 		}
+		defer conn.Close()
+		inside, err := net.Dial("tcp", address)
+		if err != nil {
+			return
+		}
+		defer inside.Close()
 		fmt.Fprintf(buffered, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", to)
 		_ = buffered.Flush() // the next read reports an error
 		_ = conn.SetDeadline(time.Time{})
-		tunnel := &http.Server{ReadHeaderTimeout: maxWait, Protocols: server.Protocols, Handler: server.Handler}
-		ended := make(chan struct{})
-		_ = tunnel.Serve(&oneConn{conn: &hijacked{Conn: conn, rest: buffered.Reader, ended: ended}, ended: ended})
+		go func() { _, _ = io.Copy(inside, buffered); _ = inside.(*net.TCPConn).CloseWrite() }()
+		_, _ = io.Copy(conn, inside)
 	})
 	return server
 }
-
-// discarded is an answer that nobody gets.
-type discarded struct{ header http.Header }
-
-func (d *discarded) Header() http.Header {
-	if d.header == nil {
-		d.header = http.Header{}
-	}
-	return d.header
-}
-func (*discarded) Write(b []byte) (int, error) { return len(b), nil }
-func (*discarded) WriteHeader(int)             {}
-
-type hijacked struct {
-	net.Conn
-	rest  *bufio.Reader
-	once  sync.Once
-	ended chan struct{}
-}
-
-func (h *hijacked) Read(b []byte) (int, error) { return h.rest.Read(b) }
-
-func (h *hijacked) Close() error {
-	h.once.Do(func() { close(h.ended) })
-	return h.Conn.Close()
-}
-
-// oneConn is a listener that accepts conn, and fails after conn has ended.
-type oneConn struct {
-	conn  net.Conn
-	ended chan struct{}
-}
-
-func (l *oneConn) Accept() (net.Conn, error) {
-	if conn := l.conn; conn != nil {
-		l.conn = nil
-		return conn, nil
-	}
-	<-l.ended
-	return nil, net.ErrClosed
-}
-func (*oneConn) Close() error   { return nil }
-func (*oneConn) Addr() net.Addr { return &net.TCPAddr{} }
 
 // tunnelAttack opens a tunnel with its first request, and then sends further requests through it.
 type tunnelAttack struct {
