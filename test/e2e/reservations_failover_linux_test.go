@@ -11,68 +11,173 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-type ended struct {
-	id              string
-	cost            int
-	started, closed time.Time
+// settling is the traffic of four callers on two sidecars, which use one Redis. Each caller makes reservations, and
+// settles each of them through both sidecars.
+type settling struct {
+	t        *testing.T
+	sidecars [2]*settler
+	over     chan struct{}
+	callers  sync.WaitGroup
+	failed   atomic.Int64 // settlements without an answer, which were sent again
+
+	mu      sync.Mutex
+	all     []settled // guarded by mu
+	unknown int       // starts without an answer or without a reservation; guarded by mu
 }
 
-// TestSidecarsSettleThroughAFailover sends requests through two sidecars on a master with replicas. The
-// replicas lose their connection, so that they miss the writes after that. Then the master is killed, and a
-// replica becomes master.
-//
-// The new master must lack only those writes. Both sidecars settle each reservation again: a lost settlement
-// takes effect once, and no refund is repeated. In the end the charged units are those of all recorded
-// reservations, less at most the estimates of lost starts, plus at most the estimates of starts without an
-// answer.
-func TestSidecarsSettleThroughAFailover(t *testing.T) {
-	t.Parallel()
-	servers := redistest.StartSentinels(t)
+type settled struct {
+	id      string
+	cost    int
+	started time.Time
+}
+
+func startSettling(t *testing.T, redis, timeout string) *settling {
+	t.Helper()
+	w := &settling{t: t, over: make(chan struct{})}
 	keys := fileOf(t, "keys", keyLine(firstKey))
-	var sidecars [2]*settler
-	for i := range sidecars {
-		sidecars[i] = startSettler(t, "--redis-url", servers.URL(), "--backend-timeout", "200ms", "--settle-key-file", keys)
+	for i := range w.sidecars {
+		w.sidecars[i] = startSettler(t, "--redis-url", redis, "--backend-timeout", timeout, "--settle-key-file", keys)
 	}
-	var mu sync.Mutex
-	var all []ended
-	unknown := 0 // starts without an answer or without a reservation; mu guards unknown and the slice all
-	var made atomic.Int64
-	stop := make(chan struct{})
-	var callers sync.WaitGroup
-	for caller := range 4 {
-		callers.Go(func() {
-			random := rand.New(rand.NewPCG(uint64(caller), 7))
+	for range 4 {
+		w.callers.Go(func() {
 			for {
 				select {
-				case <-stop:
+				case <-w.over:
 					return
 				default:
+					w.once()
 				}
-				one := ended{cost: random.IntN(300)}
-				var err error
-				if one.id, err = sidecars[random.IntN(2)].start("user=bob"); err != nil || one.id == "none" {
-					mu.Lock()
-					unknown++
-					mu.Unlock()
-					time.Sleep(20 * time.Millisecond) // a client waits before it tries again
-					continue
-				}
-				one.started = time.Now()
-				eventually(t, "a reservation is settled", func() bool { return sidecars[random.IntN(2)].done(one.id, one.cost) == nil })
-				one.closed = time.Now()
-				mu.Lock()
-				all = append(all, one)
-				mu.Unlock()
-				made.Add(1)
 			}
 		})
 	}
-	more := func(n int64) {
-		t.Helper()
-		from := made.Load()
-		eventually(t, "reservations are made and settled", func() bool { return made.Load() >= from+n })
+	return w
+}
+
+func (w *settling) once() {
+	one := settled{cost: rand.IntN(300)}
+	var err error
+	if one.id, err = w.sidecars[rand.IntN(2)].start("user=bob"); err != nil || one.id == "none" {
+		w.mu.Lock()
+		w.unknown++
+		w.mu.Unlock()
+		time.Sleep(20 * time.Millisecond) // a client waits before it tries again
+		return
 	}
-	more(30)
+	one.started = time.Now()
+	w.settle(one)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all = append(w.all, one)
+}
+
+// settle settles a reservation through both sidecars at the same time, as a proxy or as an application, until both have
+// answered.
+func (w *settling) settle(one settled) {
+	var both sync.WaitGroup
+	for _, s := range w.sidecars {
+		byProxy := rand.IntN(2) == 0
+		both.Go(func() {
+			eventually(w.t, "a reservation is settled", func() bool {
+				if byProxy {
+					if s.done(one.id, one.cost) == nil {
+						return true
+					}
+				} else if code, _ := s.settle(one.id, one.cost); code == 200 {
+					return true
+				}
+				w.failed.Add(1)
+				return false
+			})
+		})
+	}
+	both.Wait()
+}
+
+// more waits until n more reservations have been settled.
+func (w *settling) more(n int) {
+	w.t.Helper()
+	count := func() int { w.mu.Lock(); defer w.mu.Unlock(); return len(w.all) }
+	from := count()
+	eventually(w.t, "reservations are made and settled", func() bool { return count() >= from+n })
+}
+
+// end ends the traffic, and settles each reservation again: a lost settlement takes effect once, and no refund is
+// repeated. In the end the charged units are those of all reservations, less at most the estimates of starts that may be
+// lost, plus at most the estimates of starts without an answer. end returns how many starts may be lost.
+func (w *settling) end(mayBeLost func(started time.Time) bool) (lost int) {
+	w.t.Helper()
+	close(w.over)
+	w.callers.Wait()
+	again := func() (used int) {
+		for _, one := range w.all {
+			w.settle(one)
+		}
+		return 1_000_000 - w.sidecars[0].left("tokens", "bob")
+	}
+	used := again()
+	if more := again() - used; more != 0 {
+		w.t.Errorf("%d more units are used after each reservation was settled again, want 0", more)
+	}
+	real := 0
+	for _, one := range w.all {
+		real += one.cost
+		if mayBeLost(one.started) {
+			lost++
+		}
+	}
+	w.t.Logf("%d reservations of %d units; up to %d lost; %d starts without an answer; %d settlements were sent again; %d used",
+		len(w.all), real, lost, w.unknown, w.failed.Load(), used)
+	if used < real-100*lost || used > real+100*w.unknown || (used-real)%100 != 0 {
+		w.t.Errorf("used %d, want %d less 100 for some of %d lost starts, plus 100 for some of %d starts without an answer", used, real, lost, w.unknown)
+	}
+	return lost
+}
+
+func TestSidecarsSettleWhileRedisFails(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	w := startSettling(t, "redis://"+redis.Addr, "100ms")
+	for range 8 {
+		w.more(5)
+		redis.Pause()
+		time.Sleep(time.Duration(100+rand.IntN(300)) * time.Millisecond)
+		redis.Resume()
+	}
+	w.end(func(time.Time) bool { return false })
+	if w.failed.Load() == 0 && w.unknown == 0 {
+		t.Error("nothing failed")
+	}
+
+	// A Redis that lost its data refunds no earlier charge. Any sidecar can settle a reservation.
+	before := [2]string{w.sidecars[0].mustStart("user=eve"), w.sidecars[0].reserve("tokens", "eve", 400)}
+	w.sidecars[0].kill()
+	redis.Kill()
+	redis.Restart()
+	b := w.sidecars[1]
+	var now string
+	eventually(t, "Redis decides again", func() bool {
+		id, err := b.start("user=eve")
+		now = id
+		return err == nil && id != "none"
+	})
+	for _, id := range before {
+		eventually(t, "it is settled", func() bool { code, _ := b.settle(id, 0); return code == 200 })
+	}
+	if left := b.left("tokens", "eve"); left > 1_000_000-100 {
+		t.Errorf("%d units left: units of buckets that Redis lost were refunded", left)
+	}
+	had := b.left("tokens", "eve")
+	eventually(t, "it is settled", func() bool { return b.done(now, 0) == nil })
+	b.want("tokens", "eve", had+100)
+}
+
+// Replicas lose their connection to the master, so that they miss the writes after that. Then the master is killed, and a
+// replica becomes master. It must lack only those writes.
+func TestSidecarsSettleThroughAFailover(t *testing.T) {
+	t.Parallel()
+	servers := redistest.StartSentinels(t)
+	w := startSettling(t, servers.URL(), "200ms")
+	w.more(30)
 	var cut time.Time
 	eventually(t, "the replicas have all writes until now", func() bool {
 		cut = time.Now()
@@ -80,7 +185,7 @@ func TestSidecarsSettleThroughAFailover(t *testing.T) {
 	})
 	servers.Master.Do("ACL", "SETUSER", "default", "-psync", "-sync")
 	servers.Master.Do("CLIENT", "KILL", "TYPE", "replica")
-	more(30)
+	w.more(40)
 	servers.Master.Kill()
 	killed := time.Now()
 	eventually(t, "a replica is the master", func() bool {
@@ -91,45 +196,8 @@ func TestSidecarsSettleThroughAFailover(t *testing.T) {
 		}
 		return false
 	})
-	more(30)
-	close(stop)
-	callers.Wait()
-
-	again := func() {
-		t.Helper()
-		var both sync.WaitGroup
-		for side, s := range sidecars {
-			both.Go(func() {
-				for i := side; i < 2*len(all); i++ {
-					one := all[i%len(all)]
-					eventually(t, "it is settled again", func() bool {
-						if i%2 == 0 {
-							return s.done(one.id, one.cost) == nil
-						}
-						code, _ := s.settle(one.id, one.cost)
-						return code == 200
-					})
-				}
-			})
-		}
-		both.Wait()
-	}
-	again()
-	used := 1_000_000 - sidecars[0].left("tokens", "bob")
-	again()
-	sidecars[1].want("tokens", "bob", 1_000_000-used)
-
-	real, lost := 0, 0
-	for _, one := range all {
-		real += one.cost
-		if one.started.After(cut) && one.started.Before(killed.Add(time.Second)) {
-			lost++
-		}
-	}
-	t.Logf("%d reservations of %d units; the start of up to %d was lost; %d starts without an answer; %d used", len(all), real, lost, unknown, used)
-	if used < real-100*lost || used > real+100*unknown {
-		t.Errorf("used %d, want at least %d less 100 for each of %d lost starts, and at most 100 more for each of %d starts without an answer", used, real, lost, unknown)
-	}
+	w.more(30)
+	lost := w.end(func(started time.Time) bool { return started.After(cut) && started.Before(killed.Add(time.Second)) })
 	if lost < 30 {
 		t.Errorf("only %d starts could have been lost, too few for a test", lost)
 	}

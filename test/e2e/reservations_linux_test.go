@@ -3,13 +3,10 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
@@ -209,107 +206,6 @@ func TestReservationsWithoutPermissionForTheSharedKey(t *testing.T) {
 		_, _ = s.start("poor=eve")
 	}
 	s.want("few", "eve", 0)
-}
-
-// TestSidecarsSettleWhileRedisFails sends requests through two sidecars on one Redis, which stops several
-// times. Proxies and applications settle each reservation through both sidecars, until both have answered. At
-// the end the bucket in Redis must be charged with the units that the test has counted. Each start without an
-// answer may add its estimate.
-func TestSidecarsSettleWhileRedisFails(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t)
-	var sidecars [2]*settler
-	for i := range sidecars {
-		sidecars[i] = startSettler(t, "--redis-url", "redis://"+redis.Addr, "--backend-timeout", "100ms", "--settle-key-file", fileOf(t, "keys", keyLine(firstKey)))
-	}
-	var pauses, failed atomic.Int32
-	stop, faults := make(chan struct{}), sync.WaitGroup{}
-	faults.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(time.Duration(50+rand.IntN(150)) * time.Millisecond):
-				redis.Pause()
-				time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
-				redis.Resume()
-				pauses.Add(1)
-			}
-		}
-	})
-	var mu sync.Mutex
-	real, unknown, settled := 0, 0, 0 // settled units, starts without an answer, settled reservations; guarded by mu
-	var callers sync.WaitGroup
-	for caller := range 4 {
-		callers.Go(func() {
-			random := rand.New(rand.NewPCG(uint64(caller), 1))
-			for n := 0; n < 10 || n < 300 && pauses.Load() < 8; n++ {
-				id, err := sidecars[random.IntN(2)].start("user=bob")
-				if err != nil || id == "none" {
-					mu.Lock()
-					unknown++
-					mu.Unlock()
-					continue
-				}
-				cost := random.IntN(300)
-				var both sync.WaitGroup
-				for side, s := range sidecars {
-					byProxy := random.IntN(2) == 0
-					both.Go(func() {
-						for deadline := time.Now().Add(maxWait); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-							if byProxy {
-								if s.done(id, cost) == nil {
-									return
-								}
-							} else if code, _ := s.settle(id, cost); code == 200 {
-								return
-							}
-							failed.Add(1)
-						}
-						t.Errorf("sidecar %d did not settle the reservation", side)
-					})
-				}
-				both.Wait()
-				mu.Lock()
-				real, settled = real+cost, settled+1
-				mu.Unlock()
-			}
-		})
-	}
-	callers.Wait()
-	close(stop)
-	faults.Wait()
-	used := 1_000_000 - sidecars[0].left("tokens", "bob")
-	t.Logf("%d pauses, %d settlements failed at first; %d reservations of %d units are settled; %d starts without an answer; %d used",
-		pauses.Load(), failed.Load(), settled, real, unknown, used)
-	if used < real || used > real+100*unknown || (used-real)%100 != 0 {
-		t.Errorf("used %d, want %d plus 100 for each of up to %d starts without an answer", used, real, unknown)
-	}
-	if settled == 0 || failed.Load() == 0 && unknown == 0 {
-		t.Error("nothing was settled, or nothing failed")
-	}
-
-	// A Redis that lost its data refunds no earlier charge. Any sidecar can settle a reservation.
-	before := [2]string{sidecars[0].mustStart("user=eve"), sidecars[0].reserve("tokens", "eve", 400)}
-	sidecars[0].kill()
-	redis.Kill()
-	redis.Restart()
-	b := sidecars[1]
-	var now string
-	eventually(t, "Redis decides again", func() bool {
-		id, err := b.start("user=eve")
-		now = id
-		return err == nil && id != "none"
-	})
-	for _, id := range before {
-		eventually(t, "it is settled", func() bool { code, _ := b.settle(id, 0); return code == 200 })
-	}
-	if left := b.left("tokens", "eve"); left > 1_000_000-100 {
-		t.Errorf("%d units left: units of buckets that Redis lost were refunded", left)
-	}
-	had := b.left("tokens", "eve")
-	eventually(t, "it is settled", func() bool { return b.done(now, 0) == nil })
-	b.want("tokens", "eve", had+100)
 }
 
 // TestClientsThatAbuseReservations sends requests with which a hostile client of a proxy or of an application
