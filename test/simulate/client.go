@@ -122,7 +122,7 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 // hotKey is charged so often that sidecars remember its denials.
 const hotKey = "h"
 
-var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded", "shardday"}, []string{"day", "window", "bucket", "slide", "log", "queue", "sharded", "shade", "debtor", "guarded"}
+var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded", "shardday"}, []string{"day", "window", "bucket", "sure", "slide", "log", "queue", "sharded", "shade", "debtor", "guarded"}
 
 // otherNames are limits whose on_backend_failure is not deny.
 var otherNames = []string{"lenient", "strict", "share"}

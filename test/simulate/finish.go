@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -286,8 +287,20 @@ func (j *judge) bounded(b *bucket) {
 	case algorithms.SlidingWindow:
 		j.spans(b, func(d int64) (int64, bool) { return 2 * rate, d < period })
 	default:
-		j.spans(b, func(d int64) (int64, bool) { return capacity + (d+int64(b.leaseDuration))*rate/period, true })
+		j.spans(b, func(d int64) (int64, bool) {
+			return capacity + b.inflow((d+int64(b.leaseDuration))*int64(1+j.losses)), true
+		})
 	}
+}
+
+// inflow returns the most units that flow into b in d microseconds.
+func (b *bucket) inflow(d int64) (units int64) {
+	for _, l := range b.numbers {
+		n := scaled.Of(l)
+		flow := n.Inflow()
+		units = max(units, d*flow.Units/flow.Span)
+	}
+	return units
 }
 
 // spans checks each span of time from one admission to another. bound returns the number of units that a span of d

@@ -93,6 +93,7 @@ descriptors:
   - {key: day, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h}}
   - {key: window, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 100ms}}
   - {key: bucket, rate_limit: {algorithm: token_bucket, rate: %[3]d, period: 1s, capacity: %[2]d}}
+  - {key: sure, rate_limit: {algorithm: token_bucket, rate: %[3]d, period: 1s, capacity: %[2]d, guaranteed: {rate: 3, period: 100ms}}}
   - {key: slide, rate_limit: {algorithm: sliding_window, rate: %[2]d, period: 200ms}}
   - {key: log, rate_limit: {algorithm: sliding_log, rate: %[2]d, period: 150ms}}
   - {key: queue, rate_limit: {algorithm: leaky_bucket, rate: %[3]d, period: 1s, capacity: %[2]d}}
