@@ -148,5 +148,14 @@ func failover(t *testing.T, servers []*redistest.Server) {
 		return false
 	})
 	old.Restart()
-	redistest.Eventually(t, "the old master is a replica", func() bool { return isReplica(old) })
+	// A busy machine can seem dead to the Sentinels, so the old master may be the master again.
+	redistest.Eventually(t, "all servers but one are replicas", func() bool {
+		replicas := 0
+		for _, s := range servers {
+			if isReplica(s) {
+				replicas++
+			}
+		}
+		return replicas == len(servers)-1
+	})
 }
