@@ -3,16 +3,11 @@ package server
 import (
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 func (x *instance) conditions(tb testing.TB) string {
@@ -76,31 +71,27 @@ func TestMetricsThatOverflowAreACondition(t *testing.T) {
 	})
 }
 
-// An unlimited limit answers without Redis, and has no buckets, so no part of the memory is reserved for it.
-func TestALimitThatSeveralDescriptorsUseIsCountedOnce(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "limits.yaml")
-	if err := os.WriteFile(file, []byte(`domain: d
+// Half of the memory is divided among the limits with buckets, which are send and path. Each has 3 of 12 buckets, and the
+// flooded one also uses the other half.
+func TestAFloodOfOneLimitLeavesRoomForTheOthers(t *testing.T) {
+	x := start(t, `domain: d
 limits:
-  send: {algorithm: token_bucket, rate: 1, period: 1m}
+  send: {algorithm: token_bucket, rate: 1, period: 365d}
 descriptors:
   - {key: user, limit: send}
   - {key: sender, limit: send}
-  - {key: path, rate_limit: {unit: minute, requests_per_unit: 1}}
+  - {key: path, rate_limit: {unit: year, requests_per_unit: 1}}
   - {key: free, rate_limit: {unlimited: true}}
-`), 0o600); err != nil {
-		t.Fatal(err)
+`, func(c *Config) { c.MemoryMaxKeys = 12 })
+	allowed := map[string]int{}
+	for i := range 20 {
+		for _, key := range []string{"user", "path"} {
+			if text := fmt.Sprintf("%s=%d", key, i); (key == "user" || i >= 17) && x.send(t, text).OverallCode == ok {
+				allowed[key]++
+			}
+		}
 	}
-	snapshot, problems := config.Load([]string{file}, config.Options{})
-	if problems.Bad() {
-		t.Fatalf("got %v; want no mistakes", problems)
-	}
-	s := &server{limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}
-	s.limiter.Swap(snapshot)
-	if got := s.answeredMeanwhile(); !strings.Contains(got, "deny (2 limits).") {
-		t.Errorf("got %v; want a text that contains %q", got, "deny (2 limits).")
-	}
-	if got := owners(snapshot); len(got) != 2 {
-		t.Errorf("the memory is divided among %q; want the 2 limits with buckets", got)
+	if allowed["user"] != 9 || allowed["path"] != 3 {
+		t.Errorf("allowed %v keys; want 9 of the flooded limit, and 3 of the other one", allowed)
 	}
 }

@@ -31,10 +31,15 @@ descriptors:
   - {key: all, limit: all}
 `
 
+// policies has two descriptors with one limit, and a limit that is unlimited, which needs no Redis.
 const policies = `
 domain: d
+limits:
+  deny: {algorithm: token_bucket, rate: 100, period: 365d}
 descriptors:
-  - {key: deny, rate_limit: {unit: year, requests_per_unit: 100}}
+  - {key: deny, limit: deny}
+  - {key: another, limit: deny}
+  - {key: free, rate_limit: {unlimited: true}}
   - {key: allow, rate_limit: {unit: year, requests_per_unit: 100, on_backend_failure: allow}}
   - {key: local, rate_limit: {unit: year, requests_per_unit: 20, on_backend_failure: local, local_share: 20%}}
   - {key: error, rate_limit: {unit: year, requests_per_unit: 100, on_backend_failure: error}}

@@ -66,7 +66,7 @@ func (x *instance) left(t *testing.T, text string) (rest uint32, limited bool) {
 func TestControlPlaneSetsLimits(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	p.set(t, "1", perUnit("k", 2, year))
-	x := start(t, "", from(p))
+	x := start(t, "", from(p), func(c *Config) { c.Defaults.ConsumeEach = true }) // the third request below counts, although it is denied
 	var got []rls.RateLimitResponse_Code
 	for range 3 {
 		got = append(got, x.send(t, "k=v").OverallCode)
@@ -83,8 +83,8 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	// A higher limit applies, and consumption stays.
 	p.set(t, "2", perUnit("k", 4, year))
 	x.shows(t, `rlsidecar_config_reloads_total{result="success"} 2`)
-	if rest, limited := x.left(t, "k=v"); rest != 1 || !limited {
-		t.Errorf("%d left, limited %t; want 1 left, and limited", rest, limited)
+	if rest, limited := x.left(t, "k=v"); rest != 0 || !limited {
+		t.Errorf("%d left, limited %t; want 0 left, and limited", rest, limited)
 	}
 
 	// A configuration with a mistake is rejected, and the previous one stays in use.
