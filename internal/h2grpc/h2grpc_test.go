@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"math"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -124,22 +123,6 @@ func (c *client) cut(rt *rapid.T, message string, more []string) uint32 {
 		}
 	}
 	return id
-}
-
-func TestTheMethodServesAllContentTypesOfGRPC(t *testing.T) {
-	for _, kind := range []string{"application/grpc", "application/grpc+proto", "application/grpc+json", "application/grpc;charset=utf-8", "application/grpc+"} {
-		synctest.Test(t, func(t *testing.T) {
-			c := dial(t, serve(t, &echo{}, func(c *Config) { c.Others = http.NotFoundHandler() }))
-			for range 3 {
-				id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", path, ":authority", "test", "content-type", kind, "te", "trailers"))
-				_ = c.to.WriteData(id, true, framed("m"))
-				c.flush()
-				if r := c.answer(id); r.message() != "m" || r.fields["content-type"] != "application/grpc" {
-					t.Errorf("%s: got %+v; want the message \"m\" as application/grpc", kind, r)
-				}
-			}
-		})
-	}
 }
 
 func TestTheClientsTableMayChange(t *testing.T) {
@@ -294,7 +277,7 @@ func TestAnAnswerEndsItsStream(t *testing.T) {
 	})
 }
 
-// A request that is not gRPC must be refused when all of it has arrived.
+// A request that is not gRPC must be refused when all of it has arrived. The Method serves all content types of gRPC.
 func TestOtherRequestsThanGRPCAreRefused(t *testing.T) {
 	fields := []string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"}
 	with := func(name, value string) []string {
@@ -312,6 +295,8 @@ func TestOtherRequestsThanGRPCAreRefused(t *testing.T) {
 		"431 8":    append(with(":path", "/other"), "x-long", strings.Repeat("x", maxHeaders)),
 		"200 0":    with("content-type", "application/grpc+proto"),
 		" 200 0":   with("content-type", "Application/gRPC;charset=utf-8"),
+		"200 0 ":   with("content-type", "application/grpc+json"),
+		" 200 0 ":  with("content-type", "application/grpc+"),
 		"  200 0":  append(slices.Clone(fields[:6]), "host", "a", "content-type", "application/grpc"),
 		"   200 0": with(":path", "/other"),
 	} {
@@ -326,6 +311,9 @@ func TestOtherRequestsThanGRPCAreRefused(t *testing.T) {
 			r := c.answer(id)
 			if got := r.fields[":status"] + " " + r.fields["grpc-status"]; got != strings.TrimSpace(want) || r.reset != nil {
 				t.Errorf("%v: got %+v; want the status and the grpc-status %s", fields, r, want)
+			}
+			if r.fields[":status"] == "200" && !slices.Contains(fields, "/other") && (r.message() != "m" || r.fields["content-type"] != "application/grpc") {
+				t.Errorf("%v: got %+v; want the message \"m\" of the Method as application/grpc", fields, r)
 			}
 		})
 	}

@@ -153,29 +153,6 @@ func TestADrainedConnectionClosesItsWriteSide(t *testing.T) {
 	})
 }
 
-func TestStopIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, l := start(t, &echo{})
-		c := dial(t, l)
-		c.open(c.fields()) // requests that are never complete
-		c.flush()
-		other := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a", "content-type", "application/grpc"))
-		c.flush()
-		synctest.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-		defer cancel()
-		began := time.Now()
-		s.Stop(ctx)
-		if took := time.Since(began); took != 3*time.Second {
-			t.Errorf("Stop took %v; want 3 s", took)
-		}
-		c.readToEnd()
-		if c.reply(other).ended {
-			t.Error("an incomplete request was answered")
-		}
-	})
-}
-
 func TestOldConnectionsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := serve(t, &echo{}, func(c *Config) { c.MaxConnectionAge, c.MaxConnectionGrace = time.Minute, 10*time.Second })
@@ -456,16 +433,6 @@ func TestHalfOpenConnectionsAreClosed(t *testing.T) {
 		_, _ = io.Copy(io.Discard, silent)
 		if took := time.Since(start); took < handshakeTimeout || took > handshakeTimeout+2*time.Second {
 			t.Errorf("a silent client was disconnected after %v; want about %v", took, handshakeTimeout)
-		}
-		c := dial(t, l)
-		_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields()})
-		c.flush()
-		start = time.Now()
-		if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm {
-			t.Errorf("with an incomplete header block, the connection ended with %v; want ENHANCE_YOUR_CALM", code)
-		}
-		if took := time.Since(start); took < blockTimeout || took > blockTimeout+2*time.Second {
-			t.Errorf("with an incomplete header block, the connection ended after %v; want about %v", took, blockTimeout)
 		}
 		idle := dial(t, l)
 		idle.must("m", "m")

@@ -206,18 +206,19 @@ func TestAClosedConnectionDoesNotWaitForRoom(t *testing.T) {
 }
 
 // Connections must be admitted in the order of arrival. However, an operation with which the weight of its
-// connection stays within ownOutstanding must be admitted before its turn.
+// connection stays within ownOutstanding must be admitted before its turn. A heavier one must wait, even after another
+// operation of its connection has ended.
 func TestOperationsAreAdmittedInTurn(t *testing.T) {
 	var all outstanding
 	var ops []*operation
-	for _, weight := range []int{maxOutstanding, 60, 100, 100, 30} {
+	for _, weight := range []int{maxOutstanding, 60, 100, 100, 30, ownOutstanding, ownOutstanding + 1} {
 		c := &conn{}
 		c.share.room = make(chan struct{}, 1)
 		ops = append(ops, &operation{conn: c, weight: weight})
 	}
-	ops[4].conn = ops[1].conn
-	full, little, third, fourth, more := ops[0], ops[1], ops[2], ops[3], ops[4]
-	for i, want := range []bool{true, true, false, false, false} {
+	ops[4].conn, ops[6].conn = ops[1].conn, ops[5].conn
+	full, little, third, fourth, more, own, heavy := ops[0], ops[1], ops[2], ops[3], ops[4], ops[5], ops[6]
+	for i, want := range []bool{true, true, false, false, false, true, false} {
 		if got := all.enter(ops[i], true); got != want {
 			t.Fatalf("enter of operation %d: got %v; want %v", i, got, want)
 		}
@@ -233,15 +234,19 @@ func TestOperationsAreAdmittedInTurn(t *testing.T) {
 	if all.leave(little); !admitted(more) || admitted(third) {
 		t.Error("when the connection's own part became free, its operation was not admitted, or another one was")
 	}
+	if all.leave(own); admitted(heavy) {
+		t.Error("an operation beyond the connection's own part was admitted when another one ended")
+	}
 	if !all.cancelWait(third) || all.cancelWait(more) {
 		t.Error("cancelWait: want true for the waiting operation and false for the admitted one")
 	}
 	all.leave(full)
-	if admitted(third) || !admitted(fourth) {
-		t.Error("the operation whose wait was canceled was admitted, or the next one was not")
+	if admitted(third) || !admitted(fourth) || !admitted(heavy) {
+		t.Error("the operation whose wait was canceled was admitted, or one of the next was not")
 	}
-	all.leave(fourth)
-	all.leave(more)
+	for _, o := range []*operation{fourth, more, heavy} {
+		all.leave(o)
+	}
 	if all.weight != 0 || len(all.waiting) != 0 {
 		t.Errorf("left over: %+v", &all)
 	}
@@ -327,25 +332,6 @@ func TestWithoutATimeoutARequestWaitsForRoom(t *testing.T) {
 		store.complete()
 		much.answered(id, "much")
 	})
-}
-
-// An operation with a weight above ownOutstanding must wait for its turn, even after another operation of its
-// connection has ended.
-func TestAHeavyOperationWaitsForItsTurn(t *testing.T) {
-	var all outstanding
-	op := func(c *conn, weight int) *operation { return &operation{conn: c, weight: weight} }
-	full, c := &conn{}, &conn{}
-	c.share.room = make(chan struct{}, 1)
-	all.enter(op(full, maxOutstanding), true)
-	little := op(c, ownOutstanding)
-	all.enter(little, true)
-	more := op(c, ownOutstanding+1)
-	if all.enter(more, true) {
-		t.Fatal("an operation beyond the connection's own part was admitted")
-	}
-	if all.leave(little); len(c.share.room) != 0 || len(all.waiting) != 1 {
-		t.Error("an operation beyond the connection's own part was admitted when another one ended")
-	}
 }
 
 // A request that has waited in the socket while the connection was not read may wait no longer than

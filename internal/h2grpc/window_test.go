@@ -227,23 +227,3 @@ func TestPaddingCountsForAStreamsWindow(t *testing.T) {
 		}
 	})
 }
-
-func TestAnswersWaitForTheWindow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 3})
-		first, second := c.send("one"), c.send("two")
-		c.flush()
-		synctest.Wait()
-		_ = c.to.WriteWindowUpdate(second, 5)
-		c.flush()
-		if r := c.answer(second); r.message() != "two" || c.reply(first).ended {
-			t.Errorf("got %+v, %+v; want the message \"two\", while the first request is not answered", r, c.reply(first))
-		}
-		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 7})
-		c.flush()
-		synctest.Wait()
-		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 70_000})
-		c.flush()
-		c.answered(first, "one")
-	})
-}

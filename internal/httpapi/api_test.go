@@ -349,12 +349,6 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 	}
 }
 
-func TestWithoutConfigurationIsUnavailable(t *testing.T) {
-	h := New(Config{API: &API{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}})
-	exchangeStep{0, "/v1/limit", `{"name":"send"}`, 503, limiter.ErrNoConfig.Error()}.check(t, h)
-	exchangeStep{0, "/v1/limits", ``, 503, limiter.ErrNoConfig.Error()}.check(t, h)
-}
-
 func weighted(t *testing.T) (http.Handler, *storetest.Clock) {
 	t.Helper()
 	return onClock(t, func(a *API) {
