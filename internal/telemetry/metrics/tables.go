@@ -60,7 +60,7 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 	for name, d := range s.Domains {
 		of := before.domains[d]
 		if of == nil {
-			of = m.inherit(d, kept)
+			of = m.inherit(d, before.byName[name], kept)
 		}
 		t.domains[d], t.byName[name], t.first = of, of, of
 	}
@@ -83,9 +83,12 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 }
 
 // inherit returns a table of d with the counters that its limits and descriptors had before. It adds the limits that have
-// counters to kept. The caller holds m.mu.
-func (m *Metrics) inherit(d *limiter.Domain, kept map[[2]string]bool) *domainTable {
+// counters to kept. before is the former table of the domain with this name, or nil. The caller holds m.mu.
+func (m *Metrics) inherit(d *limiter.Domain, before *domainTable, kept map[[2]string]bool) *domainTable {
 	t := &domainTable{domain: d, policies: make([]atomic.Pointer[counted], len(d.Policies))}
+	if before != nil {
+		t.overrides.Store(before.overrides.Load())
+	}
 	kept[[2]string{d.Name, "override"}] = true
 	for i, p := range d.Policies {
 		limit := m.limits.all[[2]string{p.Domain, p.Name}]
