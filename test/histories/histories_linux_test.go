@@ -117,6 +117,7 @@ func TestSentinel(t *testing.T) {
 	if !w.check(lost) {
 		t.Error("more was lost than a failover may lose")
 	}
+	t.Logf("%d failovers lost %d units", failovers, w.lostUnits())
 }
 
 // The test has no groups, because a group over several slots is not charged at one moment.

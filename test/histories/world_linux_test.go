@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -291,4 +292,28 @@ func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 		w.t.Log(explain(history))
 	}
 	return result == porcupine.Ok
+}
+
+// lostUnits returns the number of charged units that are available again at the end, because Redis has lost
+// their charges.
+func (w *world) lostUnits() (units int64) {
+	for name, b := range w.all {
+		var charged, left int64
+		all := slices.Clone(w.records)
+		slices.SortStableFunc(all, func(a, b record) int { return int(a.from/1e3 - b.from/1e3) })
+		for _, r := range all {
+			switch {
+			case r.of.name != name || !r.answered:
+			case r.kind == charge && r.answer.ok:
+				charged += b.cost
+			case r.kind == refund:
+				charged -= b.cost
+			}
+			if r.of.name == name && r.answered {
+				left = r.answer.left[0]
+			}
+		}
+		units += max(0, charged-(b.limits[0].Capacity-left))
+	}
+	return units
 }
