@@ -4,6 +4,7 @@
 package docgen
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -31,6 +32,37 @@ func Check(t *testing.T, root, name, text string) {
 		t.Errorf("docs/%s differs from the code; run make docs to write it again", name)
 	}
 }
+
+// EachPage calls check with the path below root, and the text, of each Markdown page of the project.
+func EachPage(t *testing.T, root string, check func(path, text string)) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		name := strings.TrimPrefix(path, root+"/")
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (strings.HasPrefix(d.Name(), ".") && path != root || name == "dist"):
+			return fs.SkipDir
+		case filepath.Ext(path) != ".md":
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err == nil {
+			check(name, string(text))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Anchor returns the fragment of a heading, as GitHub makes it.
+func Anchor(heading string) string {
+	return strings.ReplaceAll(unlinked.ReplaceAllString(strings.ToLower(strings.TrimSpace(heading)), ""), " ", "-")
+}
+
+var unlinked = regexp.MustCompile(`[^\p{L}\p{N}_ -]`) // the characters that a fragment lacks
 
 type page struct {
 	strings.Builder

@@ -31,7 +31,7 @@ func check(t *testing.T, name, source string, of func([]byte) (string, error)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	docgen.Check(t, "../..", "reference/"+name+".md", text)
+	docgen.Check(t, root, "reference/"+name+".md", text)
 }
 
 func TestPictures(t *testing.T) {
@@ -43,13 +43,13 @@ func TestPictures(t *testing.T) {
 		if err := xml.Unmarshal([]byte(text), new(any)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		docgen.Check(t, "../..", "pictures/"+name, text)
+		docgen.Check(t, root, "pictures/"+name, text)
 	}
 }
 
 func TestManualPageIsWellFormed(t *testing.T) {
 	mandoc := tooltest.Path(t, "mandoc")
-	page, err := exec.Command("../../scripts/man.sh", "v1.2.3").Output()
+	page, err := exec.Command(root+"/scripts/man.sh", "v1.2.3").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/rlsidecar/rlsidecar/test/docgen"
 )
 
 // onlyLink matches a list item that consists of a link: it cannot be wrapped.
@@ -16,7 +18,7 @@ var onlyLink = regexp.MustCompile(`^(?:\d+\.|-) \[[^]]*\]\([^)]*\)$`)
 func TestLines(t *testing.T) {
 	const most = 100
 	rule := regexp.MustCompile(`^\|[-: |]+\|$`)
-	eachPage(t, func(path, text string) {
+	docgen.EachPage(t, root, func(path, text string) {
 		if strings.Contains(path, "docs/reference/") || strings.HasSuffix(path, "CHANGELOG.md") {
 			return
 		}

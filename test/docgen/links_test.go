@@ -1,13 +1,16 @@
 package docgen_test
 
 import (
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/rlsidecar/rlsidecar/test/docgen"
 )
+
+const root = "../.."
 
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
@@ -20,38 +23,13 @@ func fragments(text string) map[string]bool {
 	found := make(map[string]bool)
 	for _, h := range heading.FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
 		title := regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`).ReplaceAllString(h[1], "$1")
-		title = strings.ToLower(strings.TrimSpace(title))
-		title = regexp.MustCompile(`[^\p{L}\p{N}_ -]`).ReplaceAllString(title, "")
-		found[strings.ReplaceAll(title, " ", "-")] = true
+		found[docgen.Anchor(title)] = true
 	}
 	return found
 }
 
-func eachPage(t *testing.T, check func(path, text string)) {
-	t.Helper()
-	const root = "../.."
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != root:
-			return fs.SkipDir
-		case filepath.Ext(path) != ".md":
-			return nil
-		}
-		text, err := os.ReadFile(path)
-		if err == nil {
-			check(path, string(text))
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestLinks(t *testing.T) {
-	eachPage(t, func(path, text string) {
+	docgen.EachPage(t, root, func(path, text string) {
 		for _, found := range link.FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
 			if strings.Contains(found[1], "://") || strings.HasPrefix(found[1], "mailto:") {
 				continue
@@ -61,6 +39,7 @@ func TestLinks(t *testing.T) {
 			if to != "" {
 				target = filepath.Join(filepath.Dir(path), to)
 			}
+			target = filepath.Join(root, target)
 			if _, err := os.Stat(target); err != nil {
 				t.Errorf("%s: the target %s does not exist", path, found[1])
 				continue
@@ -80,12 +59,12 @@ func TestLinks(t *testing.T) {
 }
 
 func TestSiteHasEveryPage(t *testing.T) {
-	site, err := os.ReadFile("../../mkdocs.yml")
+	site, err := os.ReadFile(root + "/mkdocs.yml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	eachPage(t, func(path, _ string) {
-		name, ok := strings.CutPrefix(path, "../../docs/")
+	docgen.EachPage(t, root, func(path, _ string) {
+		name, ok := strings.CutPrefix(path, "docs/")
 		if ok && !regexp.MustCompile(` `+regexp.QuoteMeta(name)+`(\n|$)`).Match(site) {
 			t.Errorf("mkdocs.yml has no docs/%s in its nav", name)
 		}

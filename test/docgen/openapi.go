@@ -84,7 +84,7 @@ type apiPage struct {
 // link returns a link to the section of an object, or "" if it has none.
 func (p *apiPage) link(name string) string {
 	if s := p.all[name]; s != nil && len(p.all.whole(*s).Properties.keys) > 0 && !s.plain() && !p.parts[name] {
-		return "[" + name + "](#" + anchor(name) + ")"
+		return "[" + name + "](#" + Anchor(name) + ")"
 	}
 	return ""
 }
@@ -97,7 +97,7 @@ func reference(text []byte, title, source string, introduction ...string) (strin
 	p.all = p.Components.Schemas.of
 	for _, s := range p.all {
 		for _, of := range s.Properties.of {
-			if ref := one(&of.schema).Ref; ref != "" && !s.plain() && bytes.Count(text, []byte(`"`+ref+`"`)) == 1 {
+			if ref := one(of).Ref; ref != "" && !s.plain() && bytes.Count(text, []byte(`"`+ref+`"`)) == 1 {
 				p.parts[last(ref)] = true
 			}
 		}
@@ -217,7 +217,7 @@ func (p *apiPage) calls() {
 		p.body(o.RequestBody)
 		if len(own) == 1 && len(shared) > 0 {
 			a := o.Responses.of[own[0]]
-			p.prose("", "Answers: "+own[0]+" ("+p.bodies(a)+"): "+p.meaning(a)+" "+strings.Join(shared, ", ")+": [as other calls](#"+anchor(sharedTitle)+").")
+			p.prose("", "Answers: "+own[0]+" ("+p.bodies(a)+"): "+p.meaning(a)+" "+strings.Join(shared, ", ")+": [as other calls](#"+Anchor(sharedTitle)+").")
 			p.line()
 			return
 		}
@@ -226,7 +226,7 @@ func (p *apiPage) calls() {
 			p.row("answer | body | meaning", status, p.meaning(a), p.bodies(a))
 		}
 		if len(shared) > 0 {
-			p.row("answer | body | meaning", strings.Join(shared, ", "), "[as other calls](#"+anchor(sharedTitle)+")")
+			p.row("answer | body | meaning", strings.Join(shared, ", "), "[as other calls](#"+Anchor(sharedTitle)+")")
 		}
 		p.line()
 	})
@@ -259,7 +259,7 @@ func (p *apiPage) parameters(name string, of []parameter, described map[string]s
 		return
 	}
 	if first, ok := described[rows.String()]; ok {
-		p.line("It has the parameters of [", first, "](#", anchor(first), ").")
+		p.line("It has the parameters of [", first, "](#", Anchor(first), ").")
 	} else {
 		described[rows.String()] = name
 		p.WriteString(rows.String())

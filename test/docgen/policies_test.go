@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/test/docgen"
 )
 
 // block matches a YAML block of a page. Its groups are the indentation and the text.
@@ -29,7 +30,7 @@ func whole(text string) (string, bool) {
 
 func TestPoliciesOnPages(t *testing.T) {
 	loaded := 0
-	eachPage(t, func(path, page string) {
+	docgen.EachPage(t, root, func(path, page string) {
 		for _, found := range block.FindAllStringSubmatch(page, -1) {
 			if strings.HasPrefix(found[2], "# overlay.yaml\n") {
 				overlay := config.Options{Overlay: &config.File{Name: path, Data: []byte(found[2])}}

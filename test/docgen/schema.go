@@ -11,49 +11,38 @@ import (
 
 // schema is the part of a JSON Schema that the pages describe. Properties and definitions keep their order.
 type schema struct {
-	Ref         string            `json:"$ref"`
-	Description string            `json:"description"`
-	Type        any               `json:"type"`
-	Const       any               `json:"const"`
-	Enum        []any             `json:"enum"`
-	Default     json.RawMessage   `json:"default"`
-	Minimum     json.Number       `json:"minimum"`
-	Maximum     json.Number       `json:"maximum"`
-	MaxLength   int               `json:"maxLength"`
-	MaxItems    int               `json:"maxItems"`
-	Required    []string          `json:"required"`
-	Items       *schema           `json:"items"`
-	OneOf       []schema          `json:"oneOf"`
-	AnyOf       []schema          `json:"anyOf"`
-	AllOf       []schema          `json:"allOf"`
-	Properties  ordered[property] `json:"properties"`
-	Defs        ordered[schema]   `json:"$defs"`
-	Not         json.RawMessage   `json:"not"`
-	Others      others            `json:"additionalProperties"`
+	Ref         string          `json:"$ref"`
+	Description string          `json:"description"`
+	Type        any             `json:"type"`
+	Const       any             `json:"const"`
+	Enum        []any           `json:"enum"`
+	Default     json.RawMessage `json:"default"`
+	Minimum     json.Number     `json:"minimum"`
+	Maximum     json.Number     `json:"maximum"`
+	MaxLength   int             `json:"maxLength"`
+	MaxItems    int             `json:"maxItems"`
+	Required    []string        `json:"required"`
+	Items       *schema         `json:"items"`
+	OneOf       []schema        `json:"oneOf"`
+	AnyOf       []schema        `json:"anyOf"`
+	AllOf       []schema        `json:"allOf"`
+	Properties  ordered[schema] `json:"properties"`
+	Defs        ordered[schema] `json:"$defs"`
+	Not         json.RawMessage `json:"not"`
+	Others      *schema         `json:"additionalProperties"`
 }
 
-// property is a schema, or the value false, which forbids the key.
-type property struct{ schema }
-
-// forbidden reports whether no value is valid.
-func (p *property) forbidden() bool { return string(p.Not) == "{}" }
-
-// others is the schema of all keys that an object does not name. It is nil if they are forbidden or may have any value.
-type others struct{ *schema }
-
-func (o *others) UnmarshalJSON(text []byte) error {
+// UnmarshalJSON accepts true and false too, which describe no more than an empty schema.
+func (s *schema) UnmarshalJSON(text []byte) error {
+	type fields schema
 	if text[0] != '{' {
 		return nil
 	}
-	return json.Unmarshal(text, &o.schema)
+	return json.Unmarshal(text, (*fields)(s))
 }
 
-func (p *property) UnmarshalJSON(text []byte) error {
-	if string(text) == "false" {
-		return nil
-	}
-	return json.Unmarshal(text, &p.schema)
-}
+// forbidden reports whether no value is valid.
+func (s *schema) forbidden() bool { return string(s.Not) == "{}" }
 
 // ordered is an object whose keys stay in their order.
 type ordered[T any] struct {
@@ -144,7 +133,7 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 	var words []string
 	if link != nil && of.plain() {
 		for _, key := range of.Properties.keys {
-			words = append(words, code(key)+": "+all.kind(&of.Properties.of[key].schema, link))
+			words = append(words, code(key)+": "+all.kind(of.Properties.of[key], link))
 		}
 		return "object of " + strings.Join(words, ", ")
 	}
@@ -196,7 +185,7 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 		}
 		text = "list of " + text
 	}
-	if of.Others.schema != nil && of.Others.Ref != "" && link != nil && text == "object" {
+	if of.Others != nil && of.Others.Ref != "" && link != nil && text == "object" {
 		if to := link(last(of.Others.Ref)); to != "" {
 			text = "object of " + to
 		}
@@ -225,7 +214,7 @@ func (p *page) properties(all schemas, s *schema, link func(string) string, befo
 		if s.Properties.of[key].forbidden() {
 			continue
 		}
-		value := &s.Properties.of[key].schema
+		value := s.Properties.of[key]
 		of := all.resolve(value)
 		standard := ""
 		switch {
@@ -279,7 +268,7 @@ func Config(text []byte) (string, error) {
 	link := func(name string) string {
 		for _, s := range sections {
 			if s.def == name {
-				return "[" + strings.ReplaceAll(name, "_", " ") + "](#" + anchor(s.title) + ")"
+				return "[" + strings.ReplaceAll(name, "_", " ") + "](#" + Anchor(s.title) + ")"
 			}
 		}
 		return ""
@@ -318,7 +307,7 @@ func Config(text []byte) (string, error) {
 
 // likeRateLimit writes which keys of a rate limit a named limit has. It returns a schema with the other keys of named.
 func (p *page) likeRateLimit(named, rate *schema, link func(string) string) *schema {
-	more := &schema{Required: named.Required, Properties: ordered[property]{of: named.Properties.of}}
+	more := &schema{Required: named.Required, Properties: ordered[schema]{of: named.Properties.of}}
 	var without, required []string
 	for _, key := range rate.Properties.keys {
 		if named.Properties.of[key] == nil {
@@ -337,20 +326,6 @@ func (p *page) likeRateLimit(named, rate *schema, link func(string) string) *sch
 		strings.Join(required, ", ")+". In addition:")
 	p.line()
 	return more
-}
-
-func anchor(title string) string {
-	keep := func(r rune) rune {
-		switch {
-		case r == ' ':
-			return '-'
-		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '_', r == '-':
-			return r
-		default:
-			return -1
-		}
-	}
-	return strings.Map(keep, strings.ToLower(title))
 }
 
 func last(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }

@@ -6,12 +6,14 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/rlsidecar/rlsidecar/test/docgen"
 )
 
-// TestEvidenceExists fails if docs/trust.md names a test or a fuzz target that does not exist, or if a row of a table
-// with the column "evidence" names no test and does not say "not tested".
+// TestEvidenceExists fails if docs/trust.md names a test or a fuzz target that does not exist, if a row of a table with the
+// column "evidence" names no test and does not say "not tested", or if a test that runs the commands of a page does not
+// exist.
 func TestEvidenceExists(t *testing.T) {
-	const root = "../.."
 	defined := make(map[string]bool)
 	declaration := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 	err := filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
@@ -45,6 +47,13 @@ func TestEvidenceExists(t *testing.T) {
 			t.Errorf("docs/trust.md names %s, which does not exist: name the test that took its place", name[1])
 		}
 	}
+	docgen.EachPage(t, root, func(path, text string) {
+		for _, run := range regexp.MustCompile(`(?m)^ *<!-- (?:all )?run by (\w+) -->$`).FindAllStringSubmatch(text, -1) {
+			if !defined[run[1]] {
+				t.Errorf("%s: its commands are run by %s, which does not exist", path, run[1])
+			}
+		}
+	})
 	needed := false // the current table has the column "evidence"
 	for line := range strings.Lines(string(text)) {
 		isRow := strings.HasPrefix(line, "| ")

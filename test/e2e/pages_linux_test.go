@@ -3,7 +3,6 @@ package e2e
 import (
 	"cmp"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+	"github.com/rlsidecar/rlsidecar/test/docgen"
 )
 
 // TestPages runs the commands of every page as its reader would: the blocks of a page in order, in a separate empty
@@ -32,45 +32,26 @@ import (
 // Each page has a loopback address of its own in place of 127.0.0.1, so that pages can run at the same time.
 func TestPages(t *testing.T) {
 	found := 0
-	for _, path := range pages(t) {
-		text := read(t, filepath.Join(root, path))
+	docgen.EachPage(t, root, func(path, text string) {
+		if strings.HasPrefix(path, "docs/reference/") {
+			return // generated
+		}
 		steps, problems := parsePage(text)
 		for _, problem := range problems {
 			t.Errorf("%s:%s", path, problem)
 		}
 		if !slices.ContainsFunc(steps, func(s pageStep) bool { return s.command != "" }) {
-			continue
+			return
 		}
 		found++
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
 			runPage(t, steps)
 		})
-	}
+	})
 	if found < 5 {
 		t.Errorf("only %d pages with commands, want at least 5", found)
 	}
-}
-
-// pages lists the Markdown pages of the project, except those of docs/reference, which are generated.
-func pages(t *testing.T) (paths []string) {
-	t.Helper()
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		name := strings.TrimPrefix(path, root+"/")
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && (strings.HasPrefix(d.Name(), ".") && path != root || name == "docs/reference" || name == "dist"):
-			return fs.SkipDir
-		case filepath.Ext(path) == ".md":
-			paths = append(paths, name)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return paths
 }
 
 type pageStep struct {
@@ -82,22 +63,18 @@ type pageStep struct {
 
 var (
 	fileName   = regexp.MustCompile("`([\\w./-]+\\.[a-z]+)`:$")
-	notRun     = regexp.MustCompile(`^<!-- not run: \S.* -->$`)
-	runBy      = regexp.MustCompile(`^<!-- run by (Test\w+) -->$`)
+	notRun     = regexp.MustCompile(`^<!-- (not run: \S.*|run by Test\w+) -->$`)
 	shellTypes = []string{"sh", "bash", "shell", "zsh"}
-	allRunBy   = regexp.MustCompile(`(?m)^<!-- all run by (Test\w+) -->$`)
+	allRunBy   = regexp.MustCompile(`(?m)^<!-- all run by Test\w+ -->$`)
 	looksRun   = regexp.MustCompile(`^ {4,}(\$ |(?:rlsidecar|curl|make|go|docker|helm|kubectl|python3) )`)
 )
 
-// parsePage returns the steps of a page, and its problems with their line numbers. A problem is a command that
-// is neither run nor marked, or the name of a test that does not exist.
+// parsePage returns the steps of a page, and its problems with their line numbers. A problem is a command that is neither
+// run nor marked. TestEvidenceExists in test/docgen checks the names of tests.
 func parsePage(text string) (steps []pageStep, problems []string) {
 	problem := func(line int, text string) { problems = append(problems, fmt.Sprintf("%d: %s", line, text)) }
-	if all := allRunBy.FindStringSubmatch(text); all != nil {
-		if !testExists(all[1]) {
-			problem(1, "there is no test "+all[1])
-		}
-		return nil, problems
+	if allRunBy.MatchString(text) {
+		return nil, nil
 	}
 	lines := strings.Split(text, "\n")
 	before := "" // the last line of text before a block
@@ -125,10 +102,6 @@ func parsePage(text string) (steps []pageStep, problems []string) {
 		name := fileName.FindStringSubmatch(before)
 		switch {
 		case notRun.MatchString(before):
-		case runBy.MatchString(before):
-			if test := runBy.FindStringSubmatch(before)[1]; !testExists(test) {
-				problem(start, "there is no test "+test)
-			}
 		case name != nil:
 			steps = append(steps, pageStep{line: start, file: name[1], content: strings.Join(block, "\n") + "\n"})
 		case kind == "console":
@@ -164,21 +137,6 @@ func commands(block []string, line int) (steps []pageStep, problem string) {
 		steps = append(steps, pageStep{line: at, command: command})
 	}
 	return steps, ""
-}
-
-func testExists(name string) bool {
-	found := false
-	_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || found || d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != root {
-			return fs.SkipDir
-		}
-		if strings.HasSuffix(path, "_test.go") {
-			text, _ := os.ReadFile(path)
-			found = strings.Contains(string(text), "func "+name+"(")
-		}
-		return nil
-	})
-	return found
 }
 
 type reader struct {
