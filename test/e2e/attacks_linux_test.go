@@ -363,14 +363,23 @@ func (s *stack) http1(t *testing.T, port, from, path string, headers ...header) 
 	return a
 }
 
-// block encodes headers for HTTP/2. It does not depend on the blocks before it.
-func block(headers ...header) []byte {
-	var out bytes.Buffer
-	encoder := hpack.NewEncoder(&out)
+// startHTTP2 sends what a client of HTTP/2 sends first. If the server has ended the connection, the next read fails.
+func startHTTP2(conn io.ReadWriter, settings ...http2.Setting) *http2.Framer {
+	_, _ = io.WriteString(conn, http2.ClientPreface)
+	framer := http2.NewFramer(conn, conn)
+	_ = framer.WriteSettings(settings...)
+	return framer
+}
+
+// startStream sends the headers of a request. end means that the request has no body. The headers are encoded without
+// those of earlier requests, and may be malformed.
+func startStream(to *http2.Framer, id uint32, end bool, headers ...header) {
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
 	for _, h := range headers {
 		_ = encoder.WriteField(hpack.HeaderField{Name: strings.ToLower(h.name), Value: h.value}) // cannot fail, because it writes to memory
 	}
-	return out.Bytes()
+	_ = to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndStream: end, EndHeaders: true})
 }
 
 // overHTTP2 sends GET path over HTTP/2, with values that Go's net/http client refuses to send. It returns the
@@ -391,22 +400,11 @@ func (s *stack) overHTTP2(t *testing.T, from, path string, headers ...header) in
 		}
 		return h.name == trailer
 	})
-	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
-		t.Fatal(err)
-	}
-	framer := http2.NewFramer(conn, conn)
+	framer := startHTTP2(conn)
 	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	if err := errors.Join(framer.WriteSettings(), framer.WriteHeaders(http2.HeadersFrameParam{
-		StreamID: 1, BlockFragment: block(all...), EndStream: after == "", EndHeaders: true,
-	})); err != nil {
-		t.Fatal(err)
-	}
+	startStream(framer, 1, after == "", all...)
 	if after != "" {
-		if err := framer.WriteHeaders(http2.HeadersFrameParam{
-			StreamID: 1, BlockFragment: block(header{apiKey, after}), EndStream: true, EndHeaders: true,
-		}); err != nil {
-			t.Fatal(err)
-		}
+		startStream(framer, 1, true, header{apiKey, after})
 	}
 	for {
 		frame, err := framer.ReadFrame()

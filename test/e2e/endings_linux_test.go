@@ -71,11 +71,8 @@ func echoStreams(t *testing.T, address string) {
 func closedWindow(t *testing.T, s *stack, path string) (conn net.Conn, to *http2.Framer) {
 	t.Helper()
 	conn = dialFrom(t, "", net.JoinHostPort(s.addr, s.port))
-	_, _ = io.WriteString(conn, http2.ClientPreface)
-	to = http2.NewFramer(conn, conn)
-	_ = to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-	head := block(header{":method", "GET"}, header{":scheme", "http"}, header{":path", path}, header{":authority", "a"}, header{"x-id", "window"})
-	_ = to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: head, EndHeaders: true, EndStream: true})
+	to = startHTTP2(conn, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	startStream(to, 1, true, header{":method", "GET"}, header{":scheme", "http"}, header{":path", path}, header{":authority", "a"}, header{"x-id", "window"})
 	_ = conn.SetReadDeadline(time.Now().Add(maxWait))
 	for {
 		frame, err := to.ReadFrame()

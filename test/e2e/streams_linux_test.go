@@ -15,7 +15,6 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
@@ -36,20 +35,12 @@ type streamFlood struct {
 }
 
 func (f streamFlood) bytes() []byte {
-	var out, block bytes.Buffer
-	out.WriteString(http2.ClientPreface)
-	to, encoder := http2.NewFramer(&out, nil), hpack.NewEncoder(&block)
-	_ = to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: f.window})
+	var out bytes.Buffer
+	to := startHTTP2(&out, http2.Setting{ID: http2.SettingInitialWindowSize, Val: f.window})
 	for i := range f.streams {
-		block.Reset()
-		for _, field := range [][2]string{
-			{":method", "POST"}, {":scheme", "http"}, {":path", f.method}, {":authority", "test"},
-			{"content-type", "application/grpc"}, {"te", "trailers"},
-		} {
-			_ = encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]})
-		}
 		id := uint32(2*i + 1)
-		_ = to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true})
+		startStream(to, id, false, header{":method", "POST"}, header{":scheme", "http"}, header{":path", f.method}, header{":authority", "test"},
+			header{"content-type", "application/grpc"}, header{"te", "trailers"})
 		if f.data != nil {
 			_ = to.WriteData(id, f.end, f.data)
 		}

@@ -117,8 +117,7 @@ var tunnelAttacks = []tunnelAttack{
 }
 
 // requests returns the bytes of n requests of the attack with these headers.
-func (a tunnelAttack) requests(t *testing.T, n int, headers ...header) []byte {
-	t.Helper()
+func (a tunnelAttack) requests(n int, headers ...header) []byte {
 	var out bytes.Buffer
 	if !a.http2 {
 		for i := range n {
@@ -133,17 +132,10 @@ func (a tunnelAttack) requests(t *testing.T, n int, headers ...header) []byte {
 		}
 		return out.Bytes()
 	}
-	fmt.Fprint(&out, http2.ClientPreface)
-	framer := http2.NewFramer(&out, nil)
-	write := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	write(framer.WriteSettings())
+	framer := startHTTP2(&out)
 	for i := range n {
 		all := append([]header{{":method", "GET"}, {":scheme", "http"}, {":path", "/login"}, {":authority", "shop.test"}}, headers...)
-		write(framer.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 3), BlockFragment: block(all...), EndStream: true, EndHeaders: true}))
+		startStream(framer, uint32(2*i+3), true, all...)
 	}
 	return out.Bytes()
 }
@@ -169,7 +161,7 @@ func attackTunnel(t *testing.T, address, client, name string, a tunnelAttack, n 
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(tunnelTime))
 	answers := bufio.NewReader(conn)
-	rest := a.requests(t, n, headers...)
+	rest := a.requests(n, headers...)
 	if a.early {
 		_, _ = conn.Write(append(open.Bytes(), rest...)) // the proxy may end the connection
 	} else {
@@ -205,11 +197,9 @@ func attackStream(t *testing.T, address, client, name string, pseudo []header, i
 	conn := dialFrom(t, client, address)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(tunnelTime))
-	_, _ = io.WriteString(conn, http2.ClientPreface) // the proxy may end the connection, here and below
-	framer := http2.NewFramer(conn, conn)
-	_ = framer.WriteSettings()
-	_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block(append(pseudo, headers...)...), EndHeaders: true})
-	_ = framer.WriteData(1, false, inside.requests(t, n, headers...))
+	framer := startHTTP2(conn)
+	startStream(framer, 1, false, append(pseudo, headers...)...)
+	_ = framer.WriteData(1, false, inside.requests(n, headers...))
 	for {
 		frame, err := framer.ReadFrame()
 		if err != nil { // the connection or the time has ended
