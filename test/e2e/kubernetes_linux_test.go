@@ -134,37 +134,45 @@ func (s *stack) gatewayFile(t *testing.T, r rendered) string {
 	typed := func(name string, more object) object {
 		return merge(object{"@type": "type.googleapis.com/envoy.extensions.filters." + name}, more)
 	}
-	at := func(port int) object {
-		return object{"socket_address": object{"address": s.addr, "port_value": port}}
-	}
 	route := merge(object{"match": object{"prefix": "/"}, "route": object{"cluster": "app"}}, r.Route)
 	host := merge(object{"name": "shop", "domains": []any{"*"}, "routes": []any{route}}, r.VirtualHost)
-	config := object{
-		"admin": object{"address": at(9901)},
-		"static_resources": object{
-			"listeners": []any{merge(object{"name": "http", "address": at(10000), "filter_chains": []any{object{"filters": []any{object{
-				"name": "envoy.filters.network.http_connection_manager",
-				"typed_config": merge(typed("network.http_connection_manager.v3.HttpConnectionManager", object{
-					"stat_prefix": "http", "use_remote_address": true, "route_config": object{"virtual_hosts": []any{host}},
-					"http_filters": append(slices.Clone(r.Before), r.Filter, object{"name": "envoy.filters.http.router", "typed_config": typed("http.router.v3.Router", nil)}),
-				}), r.Manager),
-			}}}}}, r.Listener)},
-			"clusters": []any{r.Cluster, object{"name": "app", "type": "STATIC", "load_assignment": object{"cluster_name": "app", "endpoints": []any{
-				object{"lb_endpoints": []any{object{"endpoint": object{"address": at(9000)}}}},
-			}}}},
-		},
-	}
-	text, err := yaml.Marshal(config)
+	manager := merge(typed("network.http_connection_manager.v3.HttpConnectionManager", object{
+		"stat_prefix": "http", "use_remote_address": true, "route_config": object{"virtual_hosts": []any{host}},
+		"http_filters": append(slices.Clone(r.Before), r.Filter, object{"name": "envoy.filters.http.router", "typed_config": typed("http.router.v3.Router", nil)}),
+	}), r.Manager)
+	filters := []any{object{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}}
+	listener := merge(object{"name": "http", "filter_chains": []any{object{"filters": filters}}}, r.Listener)
+	return s.envoyFile(t, listener, r.Cluster, s.static(object{"name": "app"}, 9000))
+}
+
+// envoyFile writes the configuration of an Envoy with one listener, and with longer timeouts.
+func (s *stack) envoyFile(t *testing.T, listener object, clusters ...any) string {
+	t.Helper()
+	listener["address"] = s.address(10000)
+	text, err := yaml.Marshal(object{
+		"admin":            object{"address": s.address(9901)},
+		"static_resources": object{"listeners": []any{listener}, "clusters": clusters},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []change{
-		{"timeout: 0.05s", "timeout: 10s"}, // on a busy machine 50 ms may be too short
-		{"rlsidecar.rate-limits.svc.cluster.local", s.addr}, {"envoy-ratelimit.envoy-gateway-system.svc.cluster.local", s.addr},
-	} {
-		text = bytes.ReplaceAll(text, []byte(c.old), []byte(c.new))
-	}
-	return s.writeText(t, "envoy.yaml", string(text))
+	return s.writeText(t, "envoy.yaml", strings.NewReplacer(
+		"timeout: 0.05s", "timeout: 10s", "timeout: 0.050s", "timeout: 10s", // on a busy machine 50 ms may be too short
+		"rlsidecar.rate-limits.svc.cluster.local", s.addr, "envoy-ratelimit.envoy-gateway-system.svc.cluster.local", s.addr,
+	).Replace(string(text)))
+}
+
+func (s *stack) address(port int) object {
+	return object{"socket_address": object{"address": s.addr, "port_value": port}}
+}
+
+// static gives a cluster one address.
+func (s *stack) static(cluster object, port int) object {
+	cluster["type"] = "STATIC"
+	cluster["load_assignment"] = object{"cluster_name": cluster["name"], "endpoints": []any{
+		object{"lb_endpoints": []any{object{"endpoint": object{"address": s.address(port)}}}},
+	}}
+	return cluster
 }
 
 func limitsFile(t *testing.T, others object) string {

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -51,12 +50,8 @@ func (r translated) filter(t *testing.T) object {
 // their addresses, from the file. Requests may have any host name. filters replace the listener filters of r.
 func (s *stack) translatedFile(t *testing.T, r translated, filters ...any) string {
 	t.Helper()
-	address := func(port int) object {
-		return object{"socket_address": object{"address": s.addr, "port_value": port}}
-	}
 	l, manager := r.listener(t)
 	cluster := at[string](t, r.filter(t), "rate_limit_service", "grpc_service", "envoy_grpc", "cluster_name")
-	l["address"] = address(10000)
 	name := at[string](t, manager, "rds", "route_config_name")
 	which := slices.IndexFunc(r.Routes, func(o object) bool { return o["name"] == name })
 	if which < 0 {
@@ -84,22 +79,10 @@ func (s *stack) translatedFile(t *testing.T, r translated, filters ...any) strin
 			port = 8081
 		}
 		delete(c, "eds_cluster_config")
-		c["type"] = "STATIC"
-		c["load_assignment"] = object{"cluster_name": c["name"], "endpoints": []any{
-			object{"lb_endpoints": []any{object{"endpoint": object{"address": address(port)}}}},
-		}}
-		clusters = append(clusters, c)
+		clusters = append(clusters, s.static(c, port))
 	}
 	if len(clusters) != 2 {
 		t.Fatalf("%d clusters, want those of the application and of rlsidecar", len(clusters))
 	}
-	text, err := yaml.Marshal(object{
-		"admin":            object{"address": address(9901)},
-		"static_resources": object{"listeners": []any{l}, "clusters": clusters},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	text = bytes.ReplaceAll(text, []byte("timeout: 0.050s"), []byte("timeout: 10s")) // on a busy machine 50 ms may be too short
-	return s.writeText(t, "envoy.yaml", string(text))
+	return s.envoyFile(t, l, clusters...)
 }
