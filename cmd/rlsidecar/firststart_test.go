@@ -137,6 +137,9 @@ func TestRefusalsOfRedisKeepReadinessFalse(t *testing.T) {
 			if deny, allow := x.decide(t, "deny"), x.decide(t, "allow"); deny != 429 || allow != 200 {
 				t.Errorf("deny: %d, allow: %d; want 429 and 200", deny, allow)
 			}
+			if code, _ := x.get(t, x.http, "/livez"); code != http.StatusOK {
+				t.Errorf("/livez: status %d, want 200", code)
+			}
 			var out output
 			if code := run(t.Context(), []string{"healthcheck", "--http-listen", x.http}, nil, &out, &out); code != exitNo || !strings.Contains(out.String(), c.cause) {
 				t.Errorf("healthcheck: exit code %d, want %d: %s", code, exitNo, out.String())
