@@ -493,6 +493,39 @@ func TestBugStaleSocketIsFatal(t *testing.T) {
 	}
 }
 
+// RUNTIME_ROOT may be a link that is replaced. healthcheck reads the variables of the server. Empty ones count as not set.
+func TestTheFolderOfTheReferenceServerIsALink(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	for version, limits := range map[string]string{"v1": plain, "v2": raised} {
+		writeFile(t, filepath.Join(data, version, "ratelimit", "config", "limits"), limits)
+	}
+	current := filepath.Join(data, "current")
+	link(t, "v1", current)
+	r := newReference(t, nil, "BACKEND_TYPE=memory", "RUNTIME_ROOT="+current, "RUNTIME_WATCH_ROOT=true", "SHADOW_MODE=", "RLSIDECAR_LOG_FORMAT=")
+	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--http-listen", ""}} {
+		check := exec.Command(r.cmd.Path, args...)
+		check.Env = r.cmd.Env
+		if out, err := check.CombinedOutput(); err != nil {
+			t.Errorf("%q: %v\n%s", args, err, out)
+		}
+	}
+	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
+	link(t, "v2", current)
+	r.awaitRaised(t)
+}
+
+// link makes at a link to a file, in one step.
+func link(t *testing.T, to, at string) {
+	t.Helper()
+	if err := os.Symlink(to, at+"_tmp"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(at+"_tmp", at); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // In the reference server (#206, #302, #367), temporary files of an editor, and the copies in a mounted ConfigMap,
 // prevented the configuration from loading.
 func TestBugOtherFilesBreakTheLoad(t *testing.T) {
@@ -500,24 +533,15 @@ func TestBugOtherFilesBreakTheLoad(t *testing.T) {
 	data := t.TempDir()
 	folder := filepath.Join(data, "ratelimit", "config")
 	mount := func(name, limits string) { // the layout of a mounted ConfigMap
-		at := filepath.Join(folder, name)
-		writeFile(t, filepath.Join(at, "limits.yaml"), limits)
-		link := filepath.Join(folder, "..data_tmp")
-		if err := os.Symlink(name, link); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(link, filepath.Join(folder, "..data")); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(folder, name, "limits.yaml"), limits)
+		link(t, name, filepath.Join(folder, "..data"))
 	}
 	mount("..2026_01_01", plain)
-	if err := os.Symlink(filepath.Join("..data", "limits.yaml"), filepath.Join(folder, "limits.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	link(t, filepath.Join("..data", "limits.yaml"), filepath.Join(folder, "limits.yaml"))
 	writeFile(t, filepath.Join(folder, ".limits.yaml.swp"), "\x00vim")
 	r := newReference(t, nil, "BACKEND_TYPE=memory", "RUNTIME_ROOT="+data, "RUNTIME_IGNOREDOTFILES=false")
 	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
-	mount("..2026_01_02", strings.Replace(plain, "requests_per_unit: 2", "requests_per_unit: 5", 1))
+	mount("..2026_01_02", raised)
 	r.awaitRaised(t)
 	if got := r.metric("ratelimit_service_config_load_error"); got != "0" {
 		t.Errorf("%s loads failed, want 0", got)
