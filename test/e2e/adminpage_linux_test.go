@@ -41,29 +41,21 @@ descriptors:
 // adminPage is a sidecar with an admin token.
 type adminPage struct {
 	*process
-	addr, http, admin, config string
-	flags                     []string
+	http, admin, config string
 }
 
-// newAdminPage returns a sidecar that is not started yet.
-func newAdminPage(t *testing.T, limits string) *adminPage {
+func startAdminPage(t *testing.T, limits string, flags ...string) *adminPage {
 	t.Helper()
 	addr := loopback()
-	p := &adminPage{addr: addr, http: "http://" + addr + ":8080", admin: "http://" + addr + ":6070", config: fileOf(t, "limits.yaml", limits)}
-	p.flags = []string{"--config", p.config, "--admin-token-file", fileOf(t, "token", "secret\n")}
+	p := &adminPage{http: "http://" + addr + ":8080", admin: "http://" + addr + ":6070", config: fileOf(t, "limits.yaml", limits)}
+	p.process = serve(t, addr, append(flags, "--config", p.config, "--admin-token-file", fileOf(t, "token", "secret\n"))...)
 	return p
 }
 
-func (p *adminPage) serve(t *testing.T, flags ...string) *adminPage {
+// startDenials starts a sidecar that has denied requests of each of hostileKeys and of two other keys.
+func startDenials(t *testing.T) *adminPage {
 	t.Helper()
-	p.process = serve(t, p.addr, append(p.flags, flags...)...)
-	return p
-}
-
-// startAdminPage starts a sidecar that has denied requests of each of hostileKeys and of two other keys.
-func startAdminPage(t *testing.T) *adminPage {
-	t.Helper()
-	p := newAdminPage(t, pageLimits).serve(t)
+	p := startAdminPage(t, pageLimits)
 	for _, key := range hostileKeys {
 		p.deny(t, "send", key)
 	}
@@ -162,7 +154,7 @@ func (b *browser) logIn(p *adminPage) {
 // The browser reports on its console what a page's Content-Security-Policy blocks, which must be nothing.
 func TestAdminPageInABrowser(t *testing.T) {
 	t.Parallel()
-	p := startAdminPage(t)
+	p := startDenials(t)
 	b := newBrowser(t)
 	const name = "%3Cimg+src%3Dx+onerror%3Ddocument.title%3D%27pwned%27%3E"
 	paths := map[string]string{
@@ -201,7 +193,7 @@ func TestAdminPageInABrowser(t *testing.T) {
 
 func TestAdminPageByKeyboard(t *testing.T) {
 	t.Parallel()
-	p := startAdminPage(t)
+	p := startDenials(t)
 	b := newBrowser(t)
 	b.emulate(1440, "dark")
 	b.logIn(p)

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
-	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
@@ -37,19 +36,18 @@ func eachListener(t *testing.T, test func(request)) {
 			dir := t.TempDir()
 			config := fileOf(t, "limits.yaml", clientsLimits)
 			a := request{T: t, addr: loopback() + ":8081"}
-			network, listen := "tcp", a.addr
-			args := []string{"RLSIDECAR_MAX_DESCRIPTORS=1000", sidecartest.Program, "serve", "--config", config, "--http-listen", "", "--admin-listen", "", "--drain-delay", "0s"}
+			listen := a.addr
+			args := []string{"RLSIDECAR_MAX_DESCRIPTORS=1000", "--config", config, "--http-listen", "", "--admin-listen", ""}
 			switch kind {
 			case "unix":
 				a.socket = filepath.Join(dir, "s")
-				network, listen = "unix", "unix://"+a.socket
+				listen = "unix://" + a.socket
 			case "tls":
 				certtest.New(t).Secret(t, dir, 2, "sidecar")
 				a.ca = dir + "/ca.crt"
 				args = append(args, "--tls-cert", dir+"/tls.crt", "--tls-key", dir+"/tls.key")
 			}
-			p := start(t, "env", append(args, "--grpc-listen", listen)...)
-			awaitPort(t, p, network, strings.TrimPrefix(listen, "unix://"))
+			serve(t, "", append(args, "--grpc-listen", listen)...)
 			test(a)
 		})
 	}

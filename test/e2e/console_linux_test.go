@@ -13,7 +13,6 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
-	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 const consoleLimits = `domain: shop
@@ -40,11 +39,6 @@ func (p *adminPage) ask(t *testing.T, keysAndValues ...string) (allowed bool) {
 	return code == http.StatusOK
 }
 
-func startConsole(t *testing.T, flags ...string) *adminPage {
-	t.Helper()
-	return newAdminPage(t, consoleLimits).serve(t, flags...)
-}
-
 // click clicks the first element that the selector finds, and waits for the next page.
 func (b *browser) click(selector string) {
 	b.t.Helper()
@@ -65,7 +59,7 @@ func (b *browser) withoutScripts() {
 // A tenant floods with 40 keys beside 20 honest keys. The first screen names it.
 func TestAFloodIsNamed(t *testing.T) {
 	t.Parallel()
-	p := startConsole(t)
+	p := startAdminPage(t, consoleLimits)
 	for user := range 40 {
 		for range 6 {
 			p.ask(t, "tenant", "evil", "user", fmt.Sprint(user))
@@ -97,7 +91,7 @@ func TestAFloodIsNamed(t *testing.T) {
 // Without scripts the page shows everything, and its links and forms are in reach. internal/admin follows each of them.
 func TestThePageWithoutScripts(t *testing.T) {
 	t.Parallel()
-	p := startConsole(t)
+	p := startAdminPage(t, consoleLimits)
 	for i := range 18 {
 		p.ask(t, "tenant", "evil", "user", fmt.Sprint(i%3))
 	}
@@ -164,7 +158,7 @@ func TestTheLineOfStateFollowsFailures(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	slow := startRelay(t, "127.0.0.1", redis.Addr)
-	p := startConsole(t, "--redis-url", "redis://"+slow.addr, "--backend-timeout", "250ms")
+	p := startAdminPage(t, consoleLimits, "--redis-url", "redis://"+slow.addr, "--backend-timeout", "250ms")
 	b := newBrowser(t)
 	b.emulate(1280, "light")
 	b.logIn(p)
@@ -182,6 +176,8 @@ func TestTheLineOfStateFollowsFailures(t *testing.T) {
 	state("healthy", "green", "Healthy", "requests/s")
 	redis.Pause()
 	state("a paused Redis", "red", "Redis gives no answer", "denied")
+	in[bool](b, `document.querySelector('#state').click(), true`)
+	b.shows("Cause", "Remedy", "Since", "Redis")
 	redis.Resume()
 	state("Redis answers again", "green", "Healthy")
 	slow.late.Store(int64(400 * time.Millisecond))
@@ -198,24 +194,4 @@ func TestTheLineOfStateFollowsFailures(t *testing.T) {
 	b.until("its keys", `document.querySelector('#denied').innerText.includes('tenant=')`)
 	flood()
 	state("the end of the flood", "green", "Healthy")
-}
-
-// A sidecar with a wrong password is not ready, and says why until the password is right.
-func TestTheLineOfStateOfAWrongPassword(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t, "--requirepass", "right")
-	p := newAdminPage(t, consoleLimits)
-	password := fileOf(t, "password", "wrong")
-	start(t, sidecartest.Program, append([]string{"serve", "--grpc-listen", p.addr + ":8081", "--http-listen", p.addr + ":8080", "--admin-listen", p.addr + ":6070",
-		"--drain-delay", "0s", "--backend-timeout", "5s", "--redis-url", "redis://" + redis.Addr, "--redis-password-file", password}, p.flags...)...)
-	eventually(t, "the page answers", func() bool { code, _ := fetch(p.admin + "/login"); return code != 0 })
-	b := newBrowser(t)
-	b.emulate(390, "dark")
-	b.logIn(p)
-	b.until("the refusal", `document.querySelector('#state .red').textContent.startsWith('Redis refuses the user or the password')`)
-	in[bool](b, `document.querySelector('#state').click(), true`)
-	b.shows("Cause", "Remedy", "Since", "WRONGPASS", "--redis-password-file")
-	b.wellMade(390, "dark", "password.png", `img, base, iframe`)
-	writeFile(t, password, "right")
-	b.until("the password is right", `!document.querySelector('#state').textContent.includes('refuses') && document.querySelector('#state .red') === null`)
 }

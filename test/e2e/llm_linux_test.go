@@ -23,7 +23,7 @@ func newModel(t *testing.T, delay, limits string, changes ...change) *model {
 	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
 	program := build(t, "examples/llm/model")
 	m := &model{newStack(t, "10000", limits)}
-	awaitPort(t, start(t, program, "-listen", m.addr+":9000", "-delay", delay), "tcp", m.addr+":9000")
+	awaitPort(t, start(t, program, "-listen", m.addr+":9000", "-delay", delay), m.addr+":9000")
 	m.startSidecar(t)
 	m.runEnvoy(t, m.write(t, "llm/envoy.yaml", changes...))
 	return m

@@ -153,11 +153,11 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 // serve starts a sidecar on the ports 8080, 8081 and 6070 of addr, and waits until it is ready. args may choose other
-// listeners. They may begin with variables, as RLSIDECAR_NAME=VALUE.
+// listeners. They may begin with variables, as NAME=VALUE.
 func serve(t *testing.T, addr string, args ...string) *process {
 	t.Helper()
 	var variables []string
-	for len(args) > 0 && strings.HasPrefix(args[0], "RLSIDECAR_") {
+	for len(args) > 0 && !strings.HasPrefix(args[0], "-") {
 		variables, args = append(variables, args[0]), args[1:]
 	}
 	p := start(t, "env", append(append(variables,
@@ -172,13 +172,13 @@ func serve(t *testing.T, addr string, args ...string) *process {
 	return p
 }
 
-func awaitPort(t *testing.T, p *process, network, address string) {
+func awaitPort(t *testing.T, p *process, address string) {
 	t.Helper()
 	eventually(t, "it listens on "+address, func() bool {
 		if !p.running() {
 			t.Fatalf("%s ended: %v", p.cmd.Path, p.err)
 		}
-		conn, err := net.Dial(network, address)
+		conn, err := net.Dial("tcp", address)
 		if err == nil {
 			_ = conn.Close()
 		}

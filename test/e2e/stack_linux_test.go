@@ -118,7 +118,7 @@ func (s *stack) startSidecar(t *testing.T) {
 func (s *stack) run(t *testing.T, program string, args ...string) {
 	t.Helper()
 	s.proxy = startIn(s.owner, s.dir, program, args...)
-	awaitPort(t, s.proxy, "tcp", s.addr+":"+s.port)
+	awaitPort(t, s.proxy, s.addr+":"+s.port)
 }
 
 func (s *stack) runEnvoy(t *testing.T, config string) {

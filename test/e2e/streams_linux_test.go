@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"os/exec"
 	"slices"
 	"sync"
 	"testing"
@@ -18,12 +16,15 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
-	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 // containerMiB is the memory of the container. In such a container, the sidecar sets the limit of the garbage
 // collector to nine tenths of it.
 const containerMiB = 64
+
+// anonymous is the resident anonymous memory of a process in KiB. Unlike pages of files, the system cannot take it back,
+// so it counts for the OOM killer.
+const anonymous = "RssAnon"
 
 // streamFlood is a client that opens many streams on each of its connections and leaves them open.
 type streamFlood struct {
@@ -93,11 +94,12 @@ func TestFloodsOfStreamsFitIntoASmallContainer(t *testing.T) {
 		"many connections":      {100, 16_000, "/" + shouldRateLimit, 0, complete, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startSmall(t)
+			addr := loopback()
+			s := serve(t, addr, fmt.Sprintf("GOMEMLIMIT=%d", containerMiB<<20*9/10), "GOMAXPROCS=2", "--config", root+"/examples/http-api/limits.yaml", "--admin-listen", "")
 			ctx, stop := context.WithCancel(t.Context())
-			before := s.anonymous(t)
-			attack := flood.run(ctx, s.grpc)
-			took, denied, most := s.quiet(t, 3*time.Second)
+			before := s.resident(t, anonymous)
+			attack := flood.run(ctx, addr+":8081")
+			took, denied, most := s.quiet(t, addr+":8081", 3*time.Second)
 			stop()
 			attack.Wait()
 			late := 0
@@ -118,35 +120,11 @@ func TestFloodsOfStreamsFitIntoASmallContainer(t *testing.T) {
 	}
 }
 
-type small struct {
-	*process
-	grpc string
-}
-
-func startSmall(t *testing.T) *small {
-	t.Helper()
-	host := loopback()
-	s := &small{grpc: host + ":8081"}
-	cmd := exec.Command(sidecartest.Program, "serve", "--config", root+"/examples/http-api/limits.yaml",
-		"--grpc-listen", s.grpc, "--http-listen", host+":8080", "--admin-listen", "", "--drain-delay", "0s")
-	cmd.Env = append(os.Environ(), fmt.Sprintf("GOMEMLIMIT=%d", containerMiB<<20*9/10), "GOMAXPROCS=2")
-	s.process = startCommand(t, cmd)
-	awaitPort(t, s.process, "tcp", s.grpc)
-	return s
-}
-
-// anonymous returns the resident anonymous memory of the sidecar in KiB. Unlike pages of files, the system cannot take
-// it back, so it counts for the OOM killer.
-func (s *small) anonymous(t *testing.T) (kib int) {
-	t.Helper()
-	return s.resident(t, "RssAnon")
-}
-
 // quiet sends 200 requests a second for d. It returns the times of the answers, the number of denials and errors, and
 // the most memory that the sidecar used.
-func (s *small) quiet(t *testing.T, d time.Duration) (took []time.Duration, denied, most int) {
+func (p *process) quiet(t *testing.T, addr string, d time.Duration) (took []time.Duration, denied, most int) {
 	t.Helper()
-	client := rls.NewRateLimitServiceClient(dial(t, s.grpc))
+	client := rls.NewRateLimitServiceClient(dial(t, addr))
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(d); time.Now().Before(end); <-tick.C {
@@ -160,7 +138,7 @@ func (s *small) quiet(t *testing.T, d time.Duration) (took []time.Duration, deni
 				t.Logf("%v %v", answer, err)
 			}
 		}
-		most = max(most, s.anonymous(t))
+		most = max(most, p.resident(t, anonymous))
 	}
 	return took, denied, most
 }
