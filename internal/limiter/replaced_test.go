@@ -14,8 +14,8 @@ func TestReplacedAndUnlimitedCostNothing(t *testing.T) {
 domain: d
 descriptors:
   - {key: base, rate_limit: {unit: hour, requests_per_unit: 1, name: base}}
-  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: base}]}}
-  - {key: free, rate_limit: {unlimited: true}}
+  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: base}, {name: free}]}}
+  - {key: free, rate_limit: {unlimited: true, name: free}}
 `)
 	for range 5 {
 		c := b.send(t, 1, "base=1", "vip=1", "free=1")
