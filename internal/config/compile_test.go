@@ -262,22 +262,22 @@ func TestConsumeTogetherTakesPrecedence(t *testing.T) {
 }
 
 func TestHashIdentifiesAConfiguration(t *testing.T) {
-	first := good(t, Options{}, "domain: a", "domain: b").Hash
-	if again, renamed := good(t, Options{}, "domain: a", "domain: b").Hash, func() string {
-		s, _ := Compile([]File{{"x", []byte("domain: a")}, {"y", []byte("domain: b")}}, Options{})
-		return s.Hash
-	}(); again != first || renamed != first {
-		t.Errorf("hashes %s, %s, and %s with other file names; want equal ones", first, again, renamed)
+	const a, b = "domain: a\n", "domain: b\n"
+	first := good(t, Options{}, a, b+"# a comment\n").Hash
+	renamed, _ := Compile([]File{{"x", []byte(a)}, {"y", []byte(b + "# a comment\n")}}, Options{})
+	if again := good(t, Options{}, a, b+"# a comment\n").Hash; again != first || renamed.Hash != first {
+		t.Errorf("hashes %s, %s, and %s with other file names; want equal ones", first, again, renamed.Hash)
 	}
-	for _, other := range []string{
-		good(t, Options{}, "domain: a", "domain: c").Hash,
-		good(t, Options{}, "domain: a\n---\ndomain: b").Hash,
-		good(t, Options{ConsumeEach: true}, "domain: a", "domain: b").Hash,
-		good(t, Options{ConsumeTogether: true}, "domain: a", "domain: b").Hash,
-		good(t, Options{OnFailure: limiter.Allow}, "domain: a", "domain: b").Hash,
+	for name, other := range map[string]string{
+		"another domain":   good(t, Options{}, a, "domain: c\n# a comment\n").Hash,
+		"one file":         good(t, Options{}, a+"---\n"+b+"# a comment\n").Hash,
+		"a line moved":     good(t, Options{}, a+"# a comment\n", b).Hash, // in another file, it may have another meaning
+		"consume each":     good(t, Options{ConsumeEach: true}, a, b+"# a comment\n").Hash,
+		"consume together": good(t, Options{ConsumeTogether: true}, a, b+"# a comment\n").Hash,
+		"another default":  good(t, Options{OnFailure: limiter.Allow}, a, b+"# a comment\n").Hash,
 	} {
 		if other == first {
-			t.Errorf("hash %s for another configuration too; want another hash", other)
+			t.Errorf("%s: the hash is %s too; want another", name, other)
 		}
 	}
 }

@@ -6,8 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
 var update = flag.Bool("update", false, "write the problems of testdata/*.yaml, and what they compile to, to the *.txt files beside them")
@@ -77,19 +75,5 @@ func TestBadFilesAreRefusedWithEveryMistake(t *testing.T) {
 			}
 			goldenProblems(t, f, problems)
 		})
-	}
-}
-
-// A part of a file that moves to another file may have another meaning there, so the hash must change.
-func TestTheHashDependsOnTheFilesOfAConfiguration(t *testing.T) {
-	const first, moved, second = "domain: d\ndescriptors: []\n", "# a comment\n", "domain: e\ndescriptors: []\n"
-	one, _ := Compile([]File{{"a.yaml", []byte(first + moved)}, {"b.yaml", []byte(second)}}, Options{})
-	two, _ := Compile([]File{{"a.yaml", []byte(first)}, {"b.yaml", []byte(moved + second)}}, Options{})
-	if one.Hash == two.Hash {
-		t.Error("two configurations with the same bytes in other files have one hash")
-	}
-	three, _ := Compile([]File{{"a.yaml", []byte(first)}, {"b.yaml", []byte(moved + second)}}, Options{OnFailure: limiter.Allow})
-	if two.Hash == three.Hash {
-		t.Error("two configurations with other defaults for failures have one hash")
 	}
 }
