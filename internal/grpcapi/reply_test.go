@@ -60,6 +60,13 @@ func TestStatus(t *testing.T) {
 	local := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 2, Period: minute})
 	plain := &limiter.Policy{Limit: perMinute}
 	shown := &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: rls.RateLimitResponse_RateLimit_MINUTE}
+	none := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Period: minute, Start: new(algorithms.Micros)})
+	zero := &rls.RateLimitResponse_RateLimit{Unit: rls.RateLimitResponse_RateLimit_MINUTE}
+	denies := func(p *limiter.Policy) limiter.Result { // for good, 50 s before the next minute
+		r := result(p, limiter.Denied, algorithms.Decision{Never: true, ResetAfter: 9e6})
+		r.Decision.At = 10 * second
+		return r
+	}
 	var known knownLimits // all limits have the same place in this cache
 	failed := func(p *limiter.Policy, o limiter.Outcome) limiter.Result {
 		return limiter.Result{Policy: p, Outcome: o, Decision: backend.Decision{Err: backend.ErrUnavailable}}
@@ -85,6 +92,11 @@ func TestStatus(t *testing.T) {
 			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 9}}},
 		{"never, charged alone", result(&limiter.Policy{Limit: perMinute, Alone: true}, limiter.Denied, algorithms.Decision{Never: true, ResetAfter: 9e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown}},
+		{"a rate of 0, as the reference server: the next window", denies(&limiter.Policy{Limit: none, Reference: true, Alone: true}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: zero, DurationUntilReset: &durationpb.Duration{Seconds: 50}}},
+		{"a rate of 0", denies(&limiter.Policy{Limit: none, Alone: true}), &rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: zero}},
+		{"never, charged with others", denies(&limiter.Policy{Limit: perMinute, Reference: true}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown}},
 		{"unlimited", result(&limiter.Policy{Unlimited: true}, limiter.Unlimited, algorithms.Decision{}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, LimitRemaining: math.MaxUint32}},
 		{"a denial without a limit", result(nil, limiter.Denied, algorithms.Decision{Never: true}),
@@ -98,11 +110,12 @@ func TestStatus(t *testing.T) {
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: shown, LimitRemaining: math.MaxUint32, DurationUntilReset: &durationpb.Duration{Seconds: 1}}},
 		{"full after more years than a Duration can have", result(plain, limiter.Allowed, algorithms.Decision{ResetAfter: 100_000 * 365 * algorithms.Day}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 10_000 * 365.25 * 86_400}}},
-		{"a name, two minutes", result(&limiter.Policy{RateName: "ho\"ur é/1", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: 2 * minute})}, limiter.Allowed, algorithms.Decision{ResetAfter: 120e6}),
+		{"a name, two minutes", result(&limiter.Policy{RateName: "ho\"ur é/1azAZ09_.-/ {`@[:\x7f", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: 2 * minute})}, limiter.Allowed, algorithms.Decision{ResetAfter: 120e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, DurationUntilReset: &durationpb.Duration{Seconds: 120}, CurrentLimit: &rls.RateLimitResponse_RateLimit{
-				Name: "ho_ur___/1", RequestsPerUnit: 7, Unit: rls.RateLimitResponse_RateLimit_MINUTE, UnitMultiplier: wrapperspb.UInt32(2)}}},
+				Name: "ho_ur___/1azAZ09_.-/_______", RequestsPerUnit: 7, Unit: rls.RateLimitResponse_RateLimit_MINUTE, UnitMultiplier: wrapperspb.UInt32(2)}}},
 	} {
 		v := verdict(c.result.Outcome.Denies(), c.result)
+		v.Never = v.Denied && c.result.Decision.Never
 		want := &rls.RateLimitResponse{OverallCode: ok, Statuses: []*rls.RateLimitResponse_DescriptorStatus{c.want}}
 		if v.Denied {
 			want.OverallCode = over
@@ -155,28 +168,6 @@ func TestADenialShowsOnlyTheLimitsThatDeny(t *testing.T) {
 	}
 }
 
-func TestAnAdjustedLimitIsShownAtOnce(t *testing.T) {
-	p := &limiter.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})}
-	adjusted := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 50, Period: minute})
-	var known knownLimits
-	for _, limit := range []*algorithms.Limit{p.Limit, adjusted, p.Limit} {
-		s := status{policy: p, limit: limit}
-		r := reread(t, s.append(nil, &known))
-		if got := r.GetStatuses()[0].GetCurrentLimit().GetRequestsPerUnit(); int64(got) != limit.Rate {
-			t.Errorf("%d requests per minute are shown, want %d", got, limit.Rate)
-		}
-	}
-}
-
-func TestDescriptorWithoutLimitIsBareOK(t *testing.T) {
-	got := reread(t, appendVerdict(nil, &limiter.Verdict{Statuses: []limiter.Status{{Result: -1}, {Result: -1}}}, nil))
-	bare := &rls.RateLimitResponse_DescriptorStatus{Code: ok}
-	want := &rls.RateLimitResponse{OverallCode: ok, Statuses: []*rls.RateLimitResponse_DescriptorStatus{bare, bare}}
-	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-		t.Error(diff)
-	}
-}
-
 func TestLongNestedMessagesAreMoved(t *testing.T) {
 	for _, n := range []int{1, 100, 113, 126, 127, 128, 200, 1 << 14, 1 << 15} {
 		p := &limiter.Policy{RateName: strings.Repeat("n", n), Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: minute})}
@@ -216,13 +207,19 @@ func TestHeadersAreOfTheMostRestrictiveLimit(t *testing.T) {
 		{"a quota's denial before another's", []limiter.Result{denied(quota), denied(limit(20))}, "x-limit=20 x-left=0 x-reset=20"},
 		{"no time that helps", []limiter.Result{never}, "x-limit=40 x-left=0"},
 		{"nothing is known", []limiter.Result{away}, "x-ratelimit-reason=backend-failure"},
+		{"a limit, and one that is unknown", []limiter.Result{allowed(10, 3), away}, "x-limit=10 x-left=3 x-reset=10 x-ratelimit-reason=backend-failure"},
+		{"a missing entry", nil, "x-ratelimit-reason=missing-descriptor"},
 		{"no limit", []limiter.Result{result(&limiter.Policy{}, limiter.Unlimited, algorithms.Decision{})}, ""},
 	} {
 		h, err := Headers{"X-Limit", "X-Left", "X-Reset"}.check()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := headersOf(reread(t, h.append(nil, verdict(true, c.results...)))); s != c.want {
+		v := verdict(true, c.results...)
+		if len(c.results) == 0 {
+			v.Missing = limiter.Requirement{"user"}
+		}
+		if s := headersOf(reread(t, h.append(nil, v))); s != c.want {
 			t.Errorf("%s: %q, want %q", c.name, s, c.want)
 		}
 	}
@@ -293,12 +290,6 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
-func TestNamesOfLimitsKeepLettersAndDigits(t *testing.T) {
-	if got := string(appendName(nil, "azAZ09_.-/ {`@[:\x7f")); got != "azAZ09_.-/_______" {
-		t.Errorf("got %q; want letters, digits and _.-/ as they are, and _ for all others", got)
-	}
-}
-
 // In shadow mode a request is allowed although a limit denies. As in the reference server, the headers describe
 // the limit that denies, and its status shows the units that are left.
 func TestAnAllowedRequestShowsTheLimitThatWouldDeny(t *testing.T) {
@@ -363,66 +354,16 @@ func TestPartsOfAnAnswerForTheClient(t *testing.T) {
 	}
 }
 
-func TestReasonsInHeaders(t *testing.T) {
-	p := &limiter.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute}), Alone: true, Reference: true}
-	away := limiter.Result{Policy: p, Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: backend.ErrUnavailable}}
-	missing := verdict(true)
-	missing.Missing = limiter.Requirement{"user"}
-	for name, c := range map[string]struct {
-		v    *limiter.Verdict
-		want string
-	}{
-		"a missing entry":                  {missing, "x-ratelimit-reason=missing-descriptor"},
-		"a limit, and one that is unknown": {verdict(true, result(p, limiter.Allowed, algorithms.Decision{Remaining: 3, ResetAfter: second}), away), "ratelimit-limit=10 ratelimit-remaining=3 ratelimit-reset=1 x-ratelimit-reason=backend-failure"},
-	} {
-		h, err := usual.check()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if s := headersOf(reread(t, h.append(nil, c.v))); s != c.want {
-			t.Errorf("%s: %q, want %q", name, s, c.want)
-		}
-	}
-}
-
-// The reference server has no permanent denials. For a limit of 0, it reports the time until the next window.
-func TestResetTimesOfTheReferenceServer(t *testing.T) {
-	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute, Start: new(algorithms.Micros)})
-	none := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Period: minute, Start: new(algorithms.Micros)})
-	never := algorithms.Decision{Never: true, ResetAfter: 9 * second}
-	for _, c := range []struct {
-		p     limiter.Policy
-		never bool
-		want  int64
-	}{
-		{limiter.Policy{Limit: none, Reference: true, Alone: true}, true, 50},
-		{limiter.Policy{Limit: none, Reference: true}, false, 50},
-		{limiter.Policy{Limit: none}, true, 0}, {limiter.Policy{Limit: none}, false, 0},
-		{limiter.Policy{Limit: limit, Reference: true, Alone: true}, true, 9},
-		{limiter.Policy{Limit: limit, Reference: true, Alone: true}, false, 9},
-		{limiter.Policy{Limit: limit, Reference: true}, true, 0},
-		{limiter.Policy{Limit: limit, Reference: true}, false, 0},
-		{limiter.Policy{Limit: limit, Alone: true}, true, 0},
-	} {
-		r := result(&c.p, limiter.Denied, never)
-		r.Decision.At = 10 * second
-		v := verdict(true, r)
-		v.Never = c.never
-		if got := reread(t, appendVerdict(nil, v, nil)).Statuses[0].DurationUntilReset.GetSeconds(); got != c.want {
-			t.Errorf("reference %t, alone %t, rate %d, never %t: %d s, want %d", c.p.Reference, c.p.Alone, c.p.Limit.Rate, c.never, got, c.want)
-		}
-	}
-}
-
-// The two limits share a place in the cache and have equal numbers, but different names.
-func TestLimitsWithEqualNumbersKeepTheirNames(t *testing.T) {
-	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
+// All answers share a place in the cache. Two policies have the same numbers and other names, and one has an adjusted rate.
+func TestTheCacheShowsTheLimitOfTheRequest(t *testing.T) {
+	five := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
+	adjusted := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 50, Period: minute})
+	a, b := &limiter.Policy{RateName: "a"}, &limiter.Policy{RateName: "b"}
 	var known knownLimits
-	for _, name := range []string{"a", "b", "b", "a"} {
-		p := &limiter.Policy{RateName: name, Limit: limit}
-		r := reread(t, appendVerdict(nil, verdict(false, result(p, limiter.Allowed, algorithms.Decision{Remaining: 1})), &known))
-		if got := r.Statuses[0].CurrentLimit.Name; got != name {
-			t.Errorf("got the name %s, want %s", got, name)
+	for i, s := range []status{{policy: a, limit: five}, {policy: b, limit: five}, {policy: b, limit: adjusted}, {policy: b, limit: five}, {policy: a, limit: five}} {
+		got := reread(t, s.append(nil, &known)).Statuses[0].CurrentLimit
+		if got.Name != s.policy.RateName || int64(got.RequestsPerUnit) != s.limit.Rate {
+			t.Errorf("answer %d: got %v; want the limit %s of %d", i, got, s.policy.RateName, s.limit.Rate)
 		}
 	}
 }
