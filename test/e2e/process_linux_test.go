@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -292,10 +291,8 @@ func read(t *testing.T, path string) string {
 
 // metric returns the sum of the series of the sidecar at addr whose text begins with prefix.
 func metric(addr, prefix string) (sum float64) {
-	_, page := fetch("http://" + addr + ":6070/metrics")
-	for line := range strings.Lines(page) {
-		if strings.HasPrefix(line, prefix) {
-			value, _ := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndexByte(line, ' ')+1:]), 64)
+	for name, value := range sidecartest.Metrics(addr+":6070", "") {
+		if strings.HasPrefix(name+" ", prefix) {
 			sum += value
 		}
 	}

@@ -3,10 +3,7 @@ package histories
 import (
 	"context"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,8 +13,8 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 func newGRPC(t *testing.T, address string) rls.RateLimitServiceClient {
@@ -97,30 +94,8 @@ func (w *world) settle(random *rand.Rand, b *buckets) {
 
 func (w *world) servedFromLeases() (n float64) {
 	for _, s := range w.sidecars {
-		redistest.Eventually(w.t, "a sidecar that was killed shows its metrics", func() bool { return len(s.metrics(&w.http)) > 0 })
-		n += s.metrics(&w.http)["rlsidecar_lease_served_total"]
+		s.Await("/readyz") // it may have been killed
+		n += sidecartest.Metrics(s.Admin, "")["rlsidecar_lease_served_total"]
 	}
 	return n
-}
-
-// metrics returns the values of the series of s, or none if s does not answer.
-func (s *sidecar) metrics(client *http.Client) map[string]float64 {
-	all := map[string]float64{}
-	response, err := client.Get("http://" + s.Admin + "/metrics")
-	if err != nil {
-		return all
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		return all
-	}
-	for line := range strings.Lines(string(text)) {
-		var value float64
-		name, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if _, err := fmt.Sscan(rest, &value); err == nil {
-			all[name] = value
-		}
-	}
-	return all
 }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
@@ -283,7 +284,7 @@ func (w *slotWorld) takeAuth() {
 
 // kill kills a sidecar and starts it again. Its counts are kept.
 func (w *slotWorld) kill(s *sidecar) {
-	add(w.count, s.metrics(&w.http))
+	add(w.count, sidecartest.Metrics(s.Admin, ""))
 	s.Kill()
 	s.Restart()
 }
@@ -298,7 +299,7 @@ func add(to, more map[string]float64) {
 func (w *slotWorld) counts() map[string]float64 {
 	sums := maps.Clone(w.count)
 	for _, s := range w.sidecars {
-		add(sums, s.metrics(&w.http))
+		add(sums, sidecartest.Metrics(s.Admin, ""))
 	}
 	return sums
 }

@@ -20,7 +20,7 @@ func judge(all []usage, slack float64) (wrong []string) {
 		{"KiB of memory", func(u usage) float64 { return u.KiB }, slack},
 		{"goroutines", func(u usage) float64 { return u.Goroutines }, 5},
 		{"open files", func(u usage) float64 { return u.Files }, 5},
-		{"lines of metrics", func(u usage) float64 { return u.Series }, 20},
+		{"series of metrics", func(u usage) float64 { return u.Series }, 20},
 	} {
 		n := len(all)
 		if n < 8 {

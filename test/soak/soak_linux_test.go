@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -77,6 +76,7 @@ type world struct {
 	over     chan struct{}
 
 	password atomic.Pointer[string]
+	changing sync.Mutex // held while Redis restarts or its password changes
 	// These count events. At the end each kind of event must have happened.
 	reloads, pauses, flushes, kills, restarts, passwords, certificates, adjustments atomic.Int64
 	failures                                                                        atomic.Int64 // answers from on_backend_failure
@@ -151,8 +151,7 @@ func start(t *testing.T) *world {
 	w.write("api-token", "api")
 	w.write("admin-token", "admin")
 	w.ca.Secret(t, dir, 1, "localhost")
-	w.redis = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
-	w.command("CONFIG", "SET", "requirepass", first)
+	w.redis = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always", "--requirepass", first)
 	for range 2 {
 		w.launch()
 	}
@@ -319,6 +318,8 @@ func (w *world) rotate(i int) {
 		w.certificates.Add(1)
 		return
 	}
+	w.changing.Lock()
+	defer w.changing.Unlock()
 	next := fmt.Sprint("password", i)
 	if w.command("CONFIG", "SET", "requirepass", next) {
 		w.password.Store(&next)
@@ -343,6 +344,8 @@ func (w *world) fault(i int) {
 			w.kills.Add(1)
 		}
 	case 3:
+		w.changing.Lock()
+		defer w.changing.Unlock()
 		w.redis.Kill()
 		w.redis.Restart("--requirepass", *w.password.Load())
 		w.restarts.Add(1)
@@ -352,24 +355,9 @@ func (w *world) fault(i int) {
 
 // command runs a command in Redis, and reports whether it succeeded. It may fail because Redis restarts.
 func (w *world) command(words ...any) bool {
-	options := &goredis.Options{Addr: w.redis.Addr, MaxRetries: -1, Protocol: 2, DisableIdentity: true}
-	if p := w.password.Load(); w.passwords.Load()+w.restarts.Load() > 0 || words[0] != "CONFIG" {
-		options.Password = *p
-	}
-	c := goredis.NewClient(options)
+	c := goredis.NewClient(&goredis.Options{Addr: w.redis.Addr, Password: *w.password.Load(), MaxRetries: -1, Protocol: 2, DisableIdentity: true})
 	defer c.Close()
-	err := c.Do(context.Background(), words...).Err()
-	if err != nil && strings.Contains(err.Error(), "without any password configured") {
-		c = goredis.NewClient(&goredis.Options{Addr: w.redis.Addr, MaxRetries: -1, Protocol: 2, DisableIdentity: true})
-		defer c.Close()
-		err = c.Do(context.Background(), words...).Err()
-	} else if err != nil && strings.Contains(err.Error(), "NOAUTH") {
-		options.Password = *w.password.Load()
-		c = goredis.NewClient(options)
-		defer c.Close()
-		err = c.Do(context.Background(), words...).Err()
-	}
-	return err == nil
+	return c.Do(context.Background(), words...).Err() == nil
 }
 
 func (w *world) consumed(which string, rate int64) (n int64) {
@@ -415,43 +403,19 @@ func (w *world) happened() {
 		}
 	}
 	for _, s := range w.sidecars {
-		if text := w.metrics(s); metric(text, `rlsidecar_config_last_reload_successful`) != 1 {
+		if sidecartest.Metrics(s.Admin, "admin")["rlsidecar_config_last_reload_successful"] != 1 {
 			w.t.Error("the last reload failed")
 		}
 	}
 }
 
-func (w *world) metrics(s *sidecartest.Sidecar) string {
-	r, err := http.NewRequest(http.MethodGet, "http://"+s.Admin+"/metrics", http.NoBody)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	r.Header.Set("Authorization", "Bearer admin")
-	answer, err := w.http.Do(r)
-	if err != nil {
-		w.t.Errorf("metrics: %v", err)
-		return ""
-	}
-	defer answer.Body.Close()
-	text, _ := io.ReadAll(answer.Body)
-	return string(text)
-}
-
-// metric returns a value from Prometheus's text format, or 0 if it does not exist.
-func metric(text, name string) (value float64) {
-	_, rest, _ := strings.Cut("\n"+text, "\n"+name+" ")
-	line, _, _ := strings.Cut(rest, "\n")
-	value, _ = strconv.ParseFloat(line, 64)
-	return value
-}
-
 func (w *world) usage(s *sidecartest.Sidecar) usage {
-	text := w.metrics(s)
+	all := sidecartest.Metrics(s.Admin, "admin")
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.Cmd.Process.Pid))
 	if err != nil {
 		w.t.Error(err)
 	}
-	u := usage{Goroutines: metric(text, "go_goroutines"), Files: float64(len(files)), Series: float64(strings.Count(text, "\n"))}
+	u := usage{Goroutines: all["go_goroutines"], Files: float64(len(files)), Series: float64(len(all))}
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.Cmd.Process.Pid))
 	if _, rest, ok := strings.Cut(string(status), "VmRSS:"); ok {
 		_, _ = fmt.Sscan(rest, &u.KiB)

@@ -3,15 +3,20 @@
 package sidecartest
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"log"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
@@ -86,6 +91,29 @@ func (s *Sidecar) Await(path string) *Sidecar {
 		return response.StatusCode == http.StatusOK
 	})
 	return s
+}
+
+// Metrics returns the values of a sidecar's series, by name and labels, or none if it does not answer. admin is the
+// host:port of its admin listener, and token that of the listener, or "".
+func Metrics(admin, token string) map[string]float64 {
+	all := map[string]float64{}
+	request := &http.Request{URL: &url.URL{Scheme: "http", Host: admin, Path: "/metrics"}, Header: http.Header{}}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	answer, err := (&http.Client{Timeout: time.Minute}).Do(request)
+	if err != nil {
+		return all
+	}
+	defer answer.Body.Close()
+	for lines := bufio.NewScanner(answer.Body); lines.Scan(); {
+		line := lines.Text()
+		at := strings.LastIndexByte(line, ' ')
+		if value, err := strconv.ParseFloat(line[at+1:], 64); err == nil {
+			all[line[:at]] = value
+		}
+	}
+	return all
 }
 
 // Kill ends the process at once, as a crash does.
