@@ -8,7 +8,6 @@ import (
 	"time"
 	"unsafe"
 
-	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/proto"
 
@@ -28,7 +27,7 @@ func TestABatchOverASwapShowsBothLimits(t *testing.T) {
 	l := newLimiter(hourly(5))
 	s, _ := newServer(t, l, Options{})
 	batch := s.NewBatch()
-	message, err := proto.Marshal(rlstest.Request("d", rlstest.Descriptor("k=v")))
+	message, err := proto.Marshal(rlstest.Request("d", "k=v"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,11 +111,8 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 		{40, 1, 1000, false}, {2, 1, 1000, true}, {40, 1, 1000, false}, {1, 1, 1000, true}, {1, 1, 33_000, false},
 		{32, 8, 1, true}, {33, 1, 1, false}, {32, 9, 1, false}, // more than 32 descriptors or 256 entries are many
 	} {
-		var list []*ratelimit.RateLimitDescriptor
-		for range c.descriptors {
-			list = append(list, rlstest.Descriptor(strings.Repeat(",none="+strings.Repeat("v", c.length), c.entries)[1:]))
-		}
-		message, err := proto.Marshal(rlstest.Request("d", list...))
+		one := strings.Repeat(",none="+strings.Repeat("v", c.length), c.entries)[1:]
+		message, err := proto.Marshal(rlstest.Request("d", slices.Repeat([]string{one}, c.descriptors)...))
 		if err != nil {
 			t.Fatal(err)
 		}

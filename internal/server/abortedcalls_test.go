@@ -53,7 +53,7 @@ func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 		wg.Go(func() {
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(50*time.Millisecond, cancel)
-			_, _ = x.rls.ShouldRateLimit(ctx, request("d", descriptor("all=1")))
+			_, _ = x.rls.ShouldRateLimit(ctx, request("d", "all=1"))
 		})
 	}
 	wg.Wait()

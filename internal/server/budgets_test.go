@@ -42,11 +42,11 @@ func (bytesCodec) Name() string                             { return "proto" }
 // manyDescriptors returns a request with n descriptors. Their values are consecutive numbers that start with first.
 func manyDescriptors(tb testing.TB, n, first int) []byte {
 	tb.Helper()
-	r := request("d")
+	var texts []string
 	for i := range n {
-		r.Descriptors = append(r.Descriptors, descriptor(fmt.Sprint("k=", first+i)))
+		texts = append(texts, fmt.Sprint("k=", first+i))
 	}
-	b, err := proto.Marshal(r)
+	b, err := proto.Marshal(request("d", texts...))
 	if err != nil {
 		tb.Fatal(err)
 	}

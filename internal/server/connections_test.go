@@ -42,7 +42,7 @@ func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 		t.Errorf("metrics: %d; want 200", got)
 	}
 	eventually(t, "gRPC is served", func() bool {
-		_, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("k=v")))
+		_, err := x.rls.ShouldRateLimit(t.Context(), request("d", "k=v"))
 		return err == nil
 	})
 	eventually(t, "HTTP is served", func() bool { return get(t, x.HTTP, "/v1/auth").StatusCode == 200 })

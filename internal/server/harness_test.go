@@ -118,18 +118,11 @@ func (x *instance) reload(tb testing.TB) {
 	x.hangup <- os.Interrupt // the server receives it after the first reload
 }
 
-var (
-	descriptor = rlstest.Descriptor
-	request    = rlstest.Request
-)
+var request = rlstest.Request
 
 func (x *instance) send(tb testing.TB, texts ...string) *rls.RateLimitResponse {
 	tb.Helper()
-	r := request("d")
-	for _, text := range texts {
-		r.Descriptors = append(r.Descriptors, descriptor(text))
-	}
-	return x.put(tb, r)
+	return x.put(tb, request("d", texts...))
 }
 
 func (x *instance) put(tb testing.TB, r *rls.RateLimitRequest) *rls.RateLimitResponse {

@@ -27,10 +27,10 @@ func TestStatsdIsSentTheReferenceServersMetrics(t *testing.T) {
 	x := start(t, counted, func(c *Config) {
 		c.Statsd = statsd.Config{Address: there.Addr().String(), Network: "tcp", Every: time.Hour}
 	})
-	r := request("d", descriptor("k=v"))
+	r := request("d", "k=v")
 	r.HitsAddend = 8
 	x.put(t, r)
-	x.put(t, request("elsewhere", descriptor("a=b")))
+	x.put(t, request("elsewhere", "a=b"))
 	ended := make(chan error, 1)
 	go func() { ended <- x.stop() }()
 	conn, err := there.Accept()

@@ -51,7 +51,7 @@ func (x *instance) serial(t *testing.T, ca, by *certtest.Authority) (seen int64,
 	}
 	conn := dial(t, x.GRPC, grpc.WithTransportCredentials(credentials.NewTLS(clientTLS)))
 	defer conn.Close()
-	_, err = rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("d", descriptor("k=v")))
+	_, err = rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("d", "k=v"))
 	return seen, err
 }
 

@@ -106,7 +106,7 @@ func TestDecisionsAreTraced(t *testing.T) {
 			send := func(headers ...string) {
 				t.Helper()
 				ctx := metadata.AppendToOutgoingContext(t.Context(), headers...)
-				r := request("d", descriptor("zero="+marker), descriptor(marker+"="+marker), descriptor("plain="+marker))
+				r := request("d", "zero="+marker, marker+"="+marker, "plain="+marker)
 				if _, err := x.rls.ShouldRateLimit(ctx, r); err != nil {
 					t.Fatal(err)
 				}
@@ -114,7 +114,7 @@ func TestDecisionsAreTraced(t *testing.T) {
 			send("traceparent", "00-"+caller+"-"+callerSpan+"-01")
 			send("b3", caller+"-"+callerSpan+"-1")
 			send("traceparent", "00-"+caller+"-"+callerSpan+"-00") // the caller's trace is not sampled
-			x.put(t, request(marker, descriptor("a="+marker)))
+			x.put(t, request(marker, "a="+marker))
 			if _, err := x.rls.ShouldRateLimit(t.Context(), request("")); err == nil {
 				t.Error("a request without a domain: no error; want one")
 			}

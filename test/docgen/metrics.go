@@ -1,59 +1,44 @@
 package docgen
 
 import (
-	"regexp"
+	"maps"
 	"slices"
 	"strings"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 )
-
-// sample matches the name and the labels in a line of Prometheus's text format.
-var sample = regexp.MustCompile(`^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? `)
-
-var labelName = regexp.MustCompile(`([a-zA-Z_][a-zA-Z0-9_]*)="`)
 
 // Metrics returns docs/reference/metrics.md. text is the answer of /metrics, in Prometheus's text format, when every
 // metric has been set. The metrics of Go and of the process are left out.
-func Metrics(text string) string {
-	help, kind, labels := make(map[string]string), make(map[string]string), make(map[string][]string)
-	var names []string
-	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
-		if rest, ok := strings.CutPrefix(line, "# HELP "); ok {
-			name, text, _ := strings.Cut(rest, " ")
-			if !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") {
-				names = append(names, name)
-				help[name] = strings.ReplaceAll(strings.ReplaceAll(text, `\"`, `"`), `\\`, `\`)
-			}
-		} else if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
-			name, text, _ := strings.Cut(rest, " ")
-			kind[name] = text
-		} else if m := sample.FindStringSubmatch(line); m != nil {
-			name := m[1]
-			for _, of := range []string{"_bucket", "_sum", "_count"} {
-				if base := strings.TrimSuffix(name, of); kind[base] == "histogram" {
-					name = base
-				}
-			}
-			for _, l := range labelName.FindAllStringSubmatch(m[2], -1) {
-				if l[1] != "le" && !slices.Contains(labels[name], l[1]) {
-					labels[name] = append(labels[name], l[1])
-				}
-			}
-		}
+func Metrics(text string) (string, error) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		return "", err
 	}
-	slices.Sort(names)
 	p := &page{}
 	p.begin("Metrics", "the answer of `/metrics`")
 	p.prose("", "[Monitor rlsidecar](../howto/monitor-and-alert.md) names the metrics to watch, and "+
 		"[operations](../operations.md#metrics) explains outcomes and reasons. The metrics `ratelimit_service_*` have the names and labels of "+
 		"[envoyproxy/ratelimit](../migrating.md#metrics). The usual `go_*` and `process_*` exist too.")
 	p.line()
-	for _, name := range names {
-		labelled := ""
-		if len(labels[name]) > 0 {
-			labelled = "labels " + code(strings.Join(labels[name], "`, `"))
+	for _, name := range slices.Sorted(maps.Keys(families)) {
+		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
+			continue
 		}
-		p.row("metric | type and labels | meaning", code(name), help[name], kind[name], labelled)
+		labels, labelled := []string(nil), ""
+		for _, m := range families[name].GetMetric() {
+			for _, l := range m.GetLabel() {
+				if !slices.Contains(labels, l.GetName()) {
+					labels = append(labels, l.GetName())
+				}
+			}
+		}
+		if len(labels) > 0 {
+			labelled = "labels " + code(strings.Join(labels, "`, `"))
+		}
+		p.row("metric | type and labels | meaning", code(name), families[name].GetHelp(), strings.ToLower(families[name].GetType().String()), labelled)
 	}
-	return p.String()
+	return p.String(), nil
 }

@@ -157,7 +157,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	domain, path := r.Limits["domain"].(string), "httproute/default/shop/rule/0/match/0/shop_example_com"
 	sendTo := func(domain, descriptor string) string {
 		t.Helper()
-		answer, err := service.ShouldRateLimit(t.Context(), rlstest.Request(domain, rlstest.Descriptor(descriptor)), grpc.WaitForReady(true))
+		answer, err := service.ShouldRateLimit(t.Context(), rlstest.Request(domain, descriptor), grpc.WaitForReady(true))
 		if err != nil {
 			t.Fatal(err)
 		}

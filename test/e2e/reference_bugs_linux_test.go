@@ -125,8 +125,8 @@ descriptors:
 		}
 		flood := func(from, to int) {
 			for i := from; i < to; i++ {
-				send(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("any=%d;limit=1/YEAR", i))))
-				send(rlstest.Request(fmt.Sprintf("nowhere%d", i), rlstest.Descriptor("a=b")))
+				send(rlstest.Request("d", fmt.Sprintf("any=%d;limit=1/YEAR", i)))
+				send(rlstest.Request(fmt.Sprintf("nowhere%d", i), "a=b"))
 			}
 		}
 		flood(0, 1) // The first requests of each kind create the series.
@@ -136,7 +136,7 @@ descriptors:
 			t.Errorf("300 requests of each kind added %d lines to the metrics, want at most 20", grown)
 		}
 		for i := range 10_050 { // detailed_metric adds series by value on purpose, up to 10,000
-			send(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("user=%d", i))))
+			send(rlstest.Request("d", fmt.Sprintf("user=%d", i)))
 		}
 		if n := strings.Count(r.metrics(), "ratelimit_service_rate_limit_total_hits{"); n < 10_000 || n > 10_010 {
 			t.Errorf("%d series, want 10,000 to 10,010", n)
@@ -155,7 +155,7 @@ descriptors:
 			if next, err := watch.Recv(); err != nil || next.Status != healthpb.HealthCheckResponse_NOT_SERVING {
 				t.Fatalf("got %v, %v; want NOT_SERVING", next, err)
 			}
-			if answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a"))); problem != "" || rlstest.Response(answer) != "OK | OK left 1 of 2/YEAR reset" {
+			if answer, problem := r.overGRPC(t, rlstest.Request("d", "two=a")); problem != "" || rlstest.Response(answer) != "OK | OK left 1 of 2/YEAR reset" {
 				t.Errorf("while the server drains: got %v %s; want the answer of the limit", answer, problem)
 			}
 			select {
@@ -181,14 +181,14 @@ descriptors:
 			redis.Pause()
 			defer redis.Resume()
 			for range 50 {
-				answer, err := r.rls.ShouldRateLimit(t.Context(), rlstest.Request("d", rlstest.Descriptor("two=a")))
+				answer, err := r.rls.ShouldRateLimit(t.Context(), rlstest.Request("d", "two=a"))
 				if err != nil || answer.OverallCode != rls.RateLimitResponse_OVER_LIMIT {
 					t.Fatalf("got %v, %v; want OVER_LIMIT", answer, err)
 				}
 			}
 		}},
 	{name: "answers 400 at /json while Redis fails", env: append(noRedis, "RLSIDECAR_ON_BACKEND_FAILURE=error"), check: func(t *testing.T, r *reference, _ *redistest.Server) {
-		if _, problem := r.overHTTP(t, rlstest.Request("d", rlstest.Descriptor("two=a"))); !strings.HasPrefix(problem, "Unavailable: ") {
+		if _, problem := r.overHTTP(t, rlstest.Request("d", "two=a")); !strings.HasPrefix(problem, "Unavailable: ") {
 			t.Errorf("got %q, want the code Unavailable", problem)
 		}
 	}},
@@ -196,12 +196,12 @@ descriptors:
 		> d two=a
 		< OK | OK left 1 of 2/YEAR reset`, check: func(t *testing.T, r *reference, redis *redistest.Server) {
 		redis.Kill()
-		if answer, _ := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a"))); answer.GetOverallCode() != rls.RateLimitResponse_OVER_LIMIT {
+		if answer, _ := r.overGRPC(t, rlstest.Request("d", "two=a")); answer.GetOverallCode() != rls.RateLimitResponse_OVER_LIMIT {
 			t.Errorf("without Redis: got %v; want OVER_LIMIT", answer)
 		}
 		redis.Restart()
 		eventually(t, "limits count again", func() bool {
-			answer, _ := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=b;hits=0")))
+			answer, _ := r.overGRPC(t, rlstest.Request("d", "two=b;hits=0"))
 			return answer.GetOverallCode() == rls.RateLimitResponse_OK
 		})
 	}},
@@ -278,7 +278,7 @@ descriptors:
   - {key: k2, rate_limit: {unit: day, unit_multiplier: 45, requests_per_unit: 2}}
 `, check: func(t *testing.T, r *reference, _ *redistest.Server) {
 		for _, key := range []string{"k", "k2"} {
-			answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor(key+"=a")))
+			answer, problem := r.overGRPC(t, rlstest.Request("d", key+"=a"))
 			if problem != "" {
 				t.Fatal(problem)
 			}
@@ -376,7 +376,7 @@ const blocked = `
 	< OK | OK left 2 of 3/YEAR reset`
 
 func isBlocked(t *testing.T, r *reference, _ *redistest.Server) {
-	answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("login=a")))
+	answer, problem := r.overGRPC(t, rlstest.Request("d", "login=a"))
 	if problem != "" {
 		t.Fatal(problem)
 	}
@@ -392,10 +392,7 @@ func isBlocked(t *testing.T, r *reference, _ *redistest.Server) {
 // metadata returns the metadata of limits in the answer to a request with these descriptors.
 func (r *reference) metadata(t *testing.T, texts ...string) string {
 	t.Helper()
-	request := rlstest.Request("d")
-	for _, text := range texts {
-		request.Descriptors = append(request.Descriptors, rlstest.Descriptor(text))
-	}
+	request := rlstest.Request("d", texts...)
 	answer, err := r.rls.ShouldRateLimit(t.Context(), request)
 	if err != nil {
 		t.Error(err)
@@ -406,7 +403,7 @@ func (r *reference) metadata(t *testing.T, texts ...string) string {
 func (r *reference) awaitRaised(t *testing.T) {
 	t.Helper()
 	eventually(t, "the new limit counts", func() bool {
-		answer, _ := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a;hits=0")))
+		answer, _ := r.overGRPC(t, rlstest.Request("d", "two=a;hits=0"))
 		return answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() == 5
 	})
 }
@@ -414,10 +411,7 @@ func (r *reference) awaitRaised(t *testing.T) {
 // expect sends a request of the domain d.
 func (r *reference) expect(t *testing.T, want string, texts ...string) {
 	t.Helper()
-	request := rlstest.Request("d")
-	for _, text := range texts {
-		request.Descriptors = append(request.Descriptors, rlstest.Descriptor(text))
-	}
+	request := rlstest.Request("d", texts...)
 	answer, problem := r.overGRPC(t, request)
 	got := problem
 	if answer != nil {
@@ -482,7 +476,7 @@ func TestBugStaleSocketIsFatal(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), rlstest.Request("d", rlstest.Descriptor("two=a"))); err != nil {
+		if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), rlstest.Request("d", "two=a")); err != nil {
 			t.Error(err)
 		}
 		conn.Close()

@@ -48,10 +48,7 @@ func startSettler(t *testing.T, args ...string) *settler {
 
 // send returns an error if the call fails or is denied.
 func (s *settler) send(texts ...string) (*rls.RateLimitResponse, error) {
-	r := rlstest.Request("ai")
-	for _, text := range texts {
-		r.Descriptors = append(r.Descriptors, rlstest.Descriptor(text))
-	}
+	r := rlstest.Request("ai", texts...)
 	answer, err := s.proxy.ShouldRateLimit(s.t.Context(), r)
 	if err == nil && answer.OverallCode != rls.RateLimitResponse_OK {
 		err = fmt.Errorf("denied: %v", answer.Statuses)

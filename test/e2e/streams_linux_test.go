@@ -79,7 +79,7 @@ func (f streamFlood) run(ctx context.Context, addr string) *sync.WaitGroup {
 // A client that opens streams without end must neither exhaust the memory of a small container nor keep another client
 // from its answers.
 func TestFloodsOfStreamsFitIntoASmallContainer(t *testing.T) {
-	message, err := proto.Marshal(rlstest.Request("none", rlstest.Descriptor("none=1")))
+	message, err := proto.Marshal(rlstest.Request("none", "none=1"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func (p *process) quiet(t *testing.T, addr string, d time.Duration) (took []time
 	for end := time.Now().Add(d); time.Now().Before(end); <-tick.C {
 		began := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		answer, err := client.ShouldRateLimit(ctx, rlstest.Request("none", rlstest.Descriptor("none=1")))
+		answer, err := client.ShouldRateLimit(ctx, rlstest.Request("none", "none=1"))
 		cancel()
 		took = append(took, time.Since(began))
 		if err != nil || answer.GetOverallCode() != rls.RateLimitResponse_OK {

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -31,13 +30,13 @@ func newGRPC(t *testing.T, address string) rls.RateLimitServiceClient {
 // If an answer lacks the numbers of a limit, the store could not decide. The status of a limit that denies has 0 units
 // left. That is exact, because the costs divide the capacities.
 func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
-	var list []*ratelimit.RateLimitDescriptor
+	var list []string
 	for _, l := range b.limits {
 		text := fmt.Sprintf("%s=%s;hits=%d", nameOf[l], b.name, b.cost)
 		if k == refund {
 			text += ";refund"
 		}
-		list = append(list, rlstest.Descriptor(text))
+		list = append(list, text)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()

@@ -203,7 +203,7 @@ func (w *slotWorld) takeGRPC(envoy rls.RateLimitServiceClient) func() {
 			time.AfterFunc(time.Duration(rand.IntN(1500))*time.Microsecond, cancel)
 		}
 		sent := w.now()
-		answer, err := envoy.ShouldRateLimit(ctx, rlstest.Request("edge", rlstest.Descriptor("masked_remote_address="+slotKey)))
+		answer, err := envoy.ShouldRateLimit(ctx, rlstest.Request("edge", "masked_remote_address="+slotKey))
 		if err != nil || answer.GetOverallCode() != rls.RateLimitResponse_OK {
 			time.Sleep(time.Millisecond)
 			return
@@ -215,7 +215,7 @@ func (w *slotWorld) takeGRPC(envoy rls.RateLimitServiceClient) func() {
 		again(func() bool {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
-			_, err := envoy.ShouldRateLimit(ctx, rlstest.Request("edge", rlstest.Descriptor("settle_end="+id+";hits=0")))
+			_, err := envoy.ShouldRateLimit(ctx, rlstest.Request("edge", "settle_end="+id+";hits=0"))
 			return err == nil
 		})
 	}

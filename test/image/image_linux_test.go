@@ -21,12 +21,12 @@ import (
 	"testing"
 	"time"
 
-	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
@@ -199,16 +199,6 @@ func (c *container) state(t *testing.T) (s struct {
 	return s
 }
 
-func request(key string, values ...string) *rls.RateLimitRequest {
-	r := &rls.RateLimitRequest{Domain: "edge"}
-	for _, value := range values {
-		r.Descriptors = append(r.Descriptors, &ratelimit.RateLimitDescriptor{
-			Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: key, Value: value}},
-		})
-	}
-	return r
-}
-
 const ok, over = rls.RateLimitResponse_OK, rls.RateLimitResponse_OVER_LIMIT
 
 // asReference starts the image in the way of envoyproxy/ratelimit: without arguments, and with that server's
@@ -221,7 +211,7 @@ func asReference(t *testing.T, name string, more ...string) *container {
 func TestImageInThePlaceOfTheReferenceServer(t *testing.T) {
 	c := asReference(t, "reference")
 	for i, want := range []rls.RateLimitResponse_Code{ok, ok, over} {
-		if got := c.decide(t, request("path", "/login")); got != want {
+		if got := c.decide(t, rlstest.Request("edge", "path=/login")); got != want {
 			t.Errorf("request %d to /login: %v, want %v", i+1, got, want)
 		}
 	}
@@ -252,7 +242,7 @@ func TestImageHasNoRights(t *testing.T) {
 func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	c := asReference(t, "flood")
 	for range 3 {
-		c.decide(t, request("path", "/login"))
+		c.decide(t, rlstest.Request("edge", "path=/login"))
 	}
 	var requests atomic.Int64
 	var wg sync.WaitGroup
@@ -262,9 +252,9 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 			for i := range 1000 {
 				var values []string
 				for j := range 100 {
-					values = append(values, fmt.Sprintf("%s-%d-%d-%d", filler, worker, i, j))
+					values = append(values, fmt.Sprintf("user=%s-%d-%d-%d", filler, worker, i, j))
 				}
-				if _, err := c.rls.ShouldRateLimit(t.Context(), request("user", values...)); err != nil {
+				if _, err := c.rls.ShouldRateLimit(t.Context(), rlstest.Request("edge", values...)); err != nil {
 					t.Error(err)
 					return
 				}
@@ -276,7 +266,7 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	if s := c.state(t); !s.Running || s.OOMKilled {
 		t.Fatalf("after %d keys the container is %+v, want it running", requests.Load(), s)
 	}
-	if got := c.decide(t, request("path", "/login")); got != over {
+	if got := c.decide(t, rlstest.Request("edge", "path=/login")); got != over {
 		t.Errorf("after many keys, the denied key of /login is allowed again: %v", got)
 	}
 	if _, err := c.try("podman", "healthcheck", "run", c.name); err != nil {
@@ -287,7 +277,7 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 func TestImageRunsCommands(t *testing.T) {
 	e := image(t)
 	c := e.start(t, "command", tag, "/bin/rlsidecar", "serve", "--config", "/data/config", "--grpc-listen", "unix:///sock/grpc")
-	if got := c.decide(t, request("path", "/login")); got != ok {
+	if got := c.decide(t, rlstest.Request("edge", "path=/login")); got != ok {
 		t.Errorf("/login: %v, want %v", got, ok)
 	}
 	out := c.run(t, "podman", "exec", c.name, "rlsidecar", "--version")
@@ -348,7 +338,7 @@ func TestImageForAnotherProcessor(t *testing.T) {
 	}
 	requests := connect(t, socket)
 	for i, want := range []rls.RateLimitResponse_Code{ok, ok, over} {
-		if got := requests.decide(t, request("path", "/login")); got != want {
+		if got := requests.decide(t, rlstest.Request("edge", "path=/login")); got != want {
 			t.Errorf("request %d to /login: %v, want %v", i+1, got, want)
 		}
 	}

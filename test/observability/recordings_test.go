@@ -10,12 +10,12 @@ import (
 	"sync"
 	"testing"
 
-	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
@@ -161,9 +161,7 @@ func mixedTraffic(t *testing.T, redis string) recording {
 	return s.record(t, func() {
 		for i := range 40 {
 			user := fmt.Sprint("user", i%4)
-			entry := &ratelimit.RateLimitDescriptor{Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: "user_id", Value: user}}}
-			request := &rls.RateLimitRequest{Domain: "edge", Descriptors: []*ratelimit.RateLimitDescriptor{entry}}
-			if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request); err != nil {
+			if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), rlstest.Request("edge", "user_id="+user)); err != nil {
 				t.Fatal(err)
 			}
 			s.send(t, 1, "edge", "user_id", user)

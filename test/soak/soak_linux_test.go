@@ -20,7 +20,6 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
@@ -221,7 +220,7 @@ func (w *world) rpc(s *sidecartest.Sidecar) {
 			if i%2 == 0 {
 				which, of = "few=1", &w.fewer
 			}
-			answer, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(w.t.Context(), rlstest.Request("soak", rlstest.Descriptor(which)))
+			answer, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(w.t.Context(), rlstest.Request("soak", which))
 			switch {
 			case err != nil:
 				w.t.Errorf("an RPC failed, so Envoy would have allowed the request: %v", err)
@@ -363,10 +362,8 @@ func (w *world) command(words ...any) bool {
 func (w *world) consumed(which string, rate int64) (n int64) {
 	conn := w.dial(w.sidecars[0])
 	defer conn.Close()
-	d := rlstest.Descriptor(which)
-	d.HitsAddend = wrapperspb.UInt64(0)
 	redistest.Eventually(w.t, which+" is decided by Redis again", func() bool {
-		answer, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(w.t.Context(), rlstest.Request("soak", d))
+		answer, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(w.t.Context(), rlstest.Request("soak", which+";hits=0"))
 		if err != nil || answer.Statuses[0].CurrentLimit == nil {
 			return false
 		}

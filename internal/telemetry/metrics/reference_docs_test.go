@@ -47,7 +47,10 @@ func TestReference(t *testing.T) {
 	settling(t, m, configured)
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
-	text := docgen.Metrics(w.Body.String())
+	text, err := docgen.Metrics(w.Body.String())
+	if err != nil {
+		t.Fatal(err)
+	}
 	docgen.Check(t, "../../..", "reference/metrics.md", text)
 
 	files, err := filepath.Glob("*.go")

@@ -53,9 +53,13 @@ func number(text string) uint64 {
 	return n
 }
 
-// Request returns a request for domain with these descriptors.
-func Request(domain string, descriptors ...*ratelimit.RateLimitDescriptor) *rls.RateLimitRequest {
-	return &rls.RateLimitRequest{Domain: domain, Descriptors: descriptors}
+// Request returns a request for domain with these descriptors, which [Descriptor] parses.
+func Request(domain string, descriptors ...string) *rls.RateLimitRequest {
+	r := &rls.RateLimitRequest{Domain: domain}
+	for _, text := range descriptors {
+		r.Descriptors = append(r.Descriptors, Descriptor(text))
+	}
+	return r
 }
 
 // Status formats one status as a line: its code, the remaining units, and the limit if there is one. The duration until
