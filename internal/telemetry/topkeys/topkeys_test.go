@@ -499,6 +499,11 @@ func TestAPartWithEndlessKeysIsFound(t *testing.T) {
 	if evil.Value != "evil" || evil.Times < 5000 || evil.Times > 6000 || evil.Keys < 100 || top.Total != 12_000 {
 		t.Errorf("%+v of %d; want evil with about 6,000 of 12,000", evil, top.Total)
 	}
+	for _, p := range a.Top(1 << 20).Parts { // of a value that is counted no longer, keys may still be counted
+		if p.Times == 0 {
+			t.Fatalf("%+v; want only values whose denials are counted", p)
+		}
+	}
 }
 
 func TestRequestsThatShadowModeAllowedAreCountedApart(t *testing.T) {
