@@ -104,13 +104,3 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
-
-func TestPrintableKeeps128Bytes(t *testing.T) {
-	text := strings.Repeat("x", 128)
-	if got := Printable(text); got != text {
-		t.Errorf("got %s, want the text", got)
-	}
-	if got := Printable(text + "y"); got != text+"…" {
-		t.Errorf("got %s, want the text and …", got)
-	}
-}

@@ -84,22 +84,6 @@ func TestKeysOfWholeDescriptorsAreEqualExactlyIfTheyAre(t *testing.T) {
 	})
 }
 
-// Keys must not simply join texts: (a, b_c) and (a_b, c) are the same text for the reference server.
-func TestKeysDoNotJoin(t *testing.T) {
-	p := &Keys{Whole: true, Prefix: Prefix("d", "override", "60000000", algorithms.FixedWindow)}
-	seen := map[string][]Entry{}
-	for _, entries := range [][]Entry{
-		{{"a", "b_c"}}, {{"a_b", "c"}}, {{"a", "b"}, {"c", ""}}, {{"a", ""}, {"b", "c"}}, {{"a_b_c", ""}}, {{"", "a_b_c"}},
-		{{"a", "b"}, {"c", "d"}}, {{"c", "d"}, {"a", "b"}}, {{"a", "\x01b"}}, {{"a\x01", "b"}}, {{"a", strings.Repeat("b", 200)}}, {{"a", strings.Repeat("b", 201)}},
-	} {
-		key, _ := p.Append(nil, entries, true)
-		if other, twice := seen[string(key)]; twice {
-			t.Errorf("%q and %q have the same key; want different keys", entries, other)
-		}
-		seen[string(key)] = entries
-	}
-}
-
 func TestPrefixesKeepLimitsApart(t *testing.T) {
 	type limit struct {
 		domain, what, id string

@@ -291,15 +291,6 @@ func BenchmarkMatch(b *testing.B) {
 	}
 }
 
-func TestPatternsWithOneTextAreDifferent(t *testing.T) {
-	tree := treeOf(t, "k=a*!", "k~=a*!")
-	for descriptor, want := range map[string]string{"k=ab": "k=a*", "k=aa": "k=a*", "k=": "k~=a*"} {
-		if got := matchedText(t, tree, descriptor); got != want {
-			t.Errorf("%s: got %s, want %s", descriptor, got, want)
-		}
-	}
-}
-
 // "?" stands for an unknown value. CouldMatch compares only exact values, so with other patterns each value could
 // match.
 func TestCouldMatch(t *testing.T) {
