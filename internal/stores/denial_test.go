@@ -50,6 +50,8 @@ func TestWhatIsNeverAnsweredFromTheCache(t *testing.T) {
 	overdraw := *tenASecond(t)
 	overdraw.Overdraw = true
 	slots := algorithms.Limit{Kind: algorithms.Concurrency}
+	penalized := *tenASecond(t)
+	penalized.Penalty.After = 3
 	for name, change := range map[string]func(c *backend.Charge, d *backend.Decision){
 		"plain":             func(*backend.Charge, *backend.Decision) {},
 		"a dry run":         func(c *backend.Charge, _ *backend.Decision) { c.Terms.DryRun = true },
@@ -59,6 +61,9 @@ func TestWhatIsNeverAnsweredFromTheCache(t *testing.T) {
 		"an alternative":    func(c *backend.Charge, _ *backend.Decision) { c.Own = &algorithms.Own{Cost: 1} },
 		"an overdraw":       func(c *backend.Charge, _ *backend.Decision) { c.Limit = &overdraw },
 		"a slot":            func(c *backend.Charge, _ *backend.Decision) { c.Limit = &slots },
+		"a counted denial":  func(c *backend.Charge, _ *backend.Decision) { c.Limit = &penalized },
+		"a block":           func(c *backend.Charge, d *backend.Decision) { c.Limit, d.Blocked = &penalized, algorithms.Second },
+		"after a block":     func(c *backend.Charge, d *backend.Decision) { c.Limit, d.Blocked = &penalized, 1 },
 		"never":             func(_ *backend.Charge, d *backend.Decision) { d.Never = true },
 		"without an end":    func(_ *backend.Charge, d *backend.Decision) { d.RetryAfter = 0 },
 		"an unknown answer": func(_ *backend.Charge, d *backend.Decision) { *d = backend.Decision{Err: backend.ErrUnavailable} },
@@ -67,15 +72,22 @@ func TestWhatIsNeverAnsweredFromTheCache(t *testing.T) {
 		charge := plain
 		decision := backend.Decision{Decision: algorithms.Decision{RetryAfter: algorithms.Second}}
 		change(&charge, &decision)
-		calls := 0
+		calls, now := 0, time.Duration(0)
 		s := Cache(storeFunc(func(b *backend.Batch) {
 			calls++
 			b.Decisions[0] = decision
-		}), CacheConfig{})
+		}), CacheConfig{Clocks: func() (monotonic, wall time.Duration) { now += time.Millisecond; return now, now }})
 		for _, c := range []backend.Charge{plain, charge, charge} {
 			backend.Take(t.Context(), s, []backend.Charge{c}, make([]backend.Decision, 1))
 		}
-		if want := map[bool]int{true: 1, false: 3}[name == "plain"]; calls != want {
+		want := 3
+		switch name {
+		case "plain":
+			want = 1
+		case "a block": // of another limit than the first charge
+			want = 2
+		}
+		if calls != want {
 			t.Errorf("%s: %d calls, want %d", name, calls, want)
 		}
 		if n := s.cached.Load(); n > 0 && (decision.Never || decision.RetryAfter == 0) {
