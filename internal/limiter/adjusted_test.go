@@ -151,37 +151,6 @@ func TestTheKeysOwnAdjustmentTakesPrecedenceOverThatOfAllKeys(t *testing.T) {
 	}
 }
 
-func TestAdjustmentsKeepConsumedUnits(t *testing.T) {
-	b := newBench(t, adjustable)
-	b.allowed(t, 15, "user=bob")
-	b.adjust("calls", map[string]adjust.Change{"bob": {Rate: number(60), Capacity: number(100)}})
-	if n := b.allowed(t, 200, "user=bob"); n != 85 {
-		t.Errorf("raised from 20 to 100 with 15 used: got %d, want 85", n)
-	}
-	b.now += minute - 1
-	if n := b.allowed(t, 200, "user=bob"); n != 59 {
-		t.Errorf("60 a minute flow in: got %d in 1 us less than a minute, want 59", n)
-	}
-	b.now++ // The adjustment expires, with 100 units consumed. The bucket still refills by 60 a minute until 20 are consumed.
-	if n := b.allowed(t, 200, "user=bob"); n != 0 {
-		t.Errorf("after the end: got %d, want 0", n)
-	}
-	b.now += 79 * algorithms.Second
-	if n := b.allowed(t, 200, "user=bob"); n != 0 {
-		t.Errorf("79 s after the end: got %d, want 0", n)
-	}
-	b.now += 10 * algorithms.Second
-	if n := b.allowed(t, 200, "user=bob"); n == 0 || n > 20 {
-		t.Errorf("when at most 20 are consumed: got %d, want 1 to 20", n)
-	}
-	b.now += 10 * minute
-	b.allowed(t, 5, "user=ann")
-	b.adjust("calls", map[string]adjust.Change{"ann": {Capacity: number(8)}})
-	if n := b.allowed(t, 50, "user=ann"); n != 3 {
-		t.Errorf("lowered from 20 to 8 with 5 used: got %d, want 3", n)
-	}
-}
-
 func TestABlockDeniesInSpiteOfShadowQuotaAndReplaces(t *testing.T) {
 	const yaml = adjustable + `
   - {key: quota, limit: calls, quota_mode: true}
@@ -204,31 +173,6 @@ func TestABlockDeniesInSpiteOfShadowQuotaAndReplaces(t *testing.T) {
 		if b.send(t, 1, "user=bob").Denied {
 			t.Errorf("at its end: denied")
 		}
-	}
-}
-
-func TestABlockedRequestChargesNothing(t *testing.T) {
-	b := newBench(t, adjustable)
-	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
-	b.allowed(t, 10, "other=1")
-	b.send(t, -3, "other=1") // 3 units are left
-	for _, texts := range [][]string{{"other=1", "user=bob"}, {"user=bob", "other=1"}, {"other=1", "shadow=bob"}} {
-		if c := b.send(t, 1, texts...); !c.Denied {
-			t.Errorf("%v: allowed; want denied", texts)
-		}
-	}
-	if n := b.left(t, "other=1"); n != 3 {
-		t.Errorf("%d are left of other, want 3", n)
-	}
-	if c := b.send(t, 0, "user=bob"); !c.Denied {
-		t.Error("a dry run is allowed")
-	}
-	if c := b.send(t, -1, "user=bob"); c.Denied {
-		t.Error("a refund is denied")
-	}
-	b.store.err = backend.ErrUnavailable
-	if c := b.send(t, 1, "user=bob"); !c.Denied || c.Failed {
-		t.Errorf("a block needs no store: %+v; want denied and not failed", c.Verdict)
 	}
 }
 
@@ -497,6 +441,10 @@ func TestALimitThatABlockLeavesUnchargedCountsAsReplaced(t *testing.T) {
 	c := b.send(t, 1, "other=1", "user=bob")
 	if first, second := c.Results[0].Outcome, c.Results[1].Outcome; first != limiter.Replaced || second != limiter.Denied || c.Statuses[0].Result != -1 {
 		t.Errorf("outcomes %v and %v, and result %d is reported for the first; want %v, %v and none", first, second, c.Statuses[0].Result, limiter.Replaced, limiter.Denied)
+	}
+	b.store.err = backend.ErrUnavailable
+	if c := b.send(t, 1, "user=bob"); !c.Denied || c.Failed {
+		t.Errorf("a block needs no store: %+v; want denied and not failed", c.Verdict)
 	}
 }
 

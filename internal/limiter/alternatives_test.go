@@ -63,22 +63,3 @@ func TestTheAnswerNamesThePayer(t *testing.T) {
 		}
 	}
 }
-
-func TestRefundsAndDryRunsConcernTheNamedLimit(t *testing.T) {
-	b := newBench(t, plans)
-	b.send(t, 10, "user=bob")
-	for cost, denied := range map[int64]bool{0: false, -3: false} {
-		if c := b.named(t, "per_minute", cost, "bob"); c.Denied != denied || c.Results[0].For != nil {
-			t.Errorf("cost %d: %+v; want denied %v, and no limit that pays for another", cost, c.Verdict, denied)
-		}
-	}
-	dry := &limiter.Call{}
-	dry.Request.Domain, dry.DryRun = "d", true
-	dry.Limits = append(dry.Limits, limiter.NamedCharge{Name: "per_minute", Key: []string{"bob"}, Count: 5})
-	if err := b.Check(t.Context(), dry); err != nil || dry.Denied || dry.Results[0].Policy.Name != "credits" {
-		t.Errorf("a dry run of 5: %v, %+v; want no error, allowed and name %q", err, dry.Verdict, "credits")
-	}
-	if left := b.named(t, "credits", 0, "bob").Results[0].Decision.Remaining; left != 20 {
-		t.Errorf("%d credits are left, want all 20", left)
-	}
-}

@@ -57,7 +57,7 @@ func TestADirectDecidesLikeACall(t *testing.T) {
 			var c limiter.Call
 			c.Request.Domain = "d"
 			c.DryRun = rapid.IntRange(0, 4).Draw(t, "dry run") == 0
-			for range rapid.IntRange(1, 4).Draw(t, "limits") {
+			for range rapid.SampledFrom([]int{1, 2, 3, 4, 70}).Draw(t, "limits") {
 				p := named[fmt.Sprint(rapid.IntRange(0, len(named)-1).Draw(t, "limit"))]
 				terms := algorithms.Charge{Cost: rapid.Int64Range(-2, 14).Draw(t, "cost"), DryRun: c.DryRun}
 				terms.Reserve = p.Limit.CanReserve() && rapid.Bool().Draw(t, "reserve")
@@ -92,26 +92,5 @@ func TestAReusedDirectForgetsErrors(t *testing.T) {
 		if got, _ := d.Decision(0); !errors.Is(got.Err, failure) || got.Allowed != (failure == nil) {
 			t.Errorf("got %+v, want the error %v", *got, failure)
 		}
-	}
-}
-
-func TestADirectTakesAnyNumberOfLimits(t *testing.T) {
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: sec})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, store := &limiter.Policy{Limit: &limit, Keys: descriptors.Keys{Prefix: "p"}}, memory.New(memory.Config{})
-	var d limiter.Direct
-	for n := range 70 {
-		for i := range n {
-			d.Add(p, []string{fmt.Sprint(n, i)}, algorithms.Charge{Cost: 1})
-		}
-		d.Take(t.Context(), store)
-		for i := range n {
-			if decision, charge := d.Decision(i); !decision.Allowed || charge.Terms.Cost != 1 {
-				t.Fatalf("limit %d of %d: %+v at the cost %d; want allowed at the cost 1", i, n, decision, charge.Terms.Cost)
-			}
-		}
-		d.Reset()
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -165,52 +164,6 @@ descriptors:
 		if units, _ := reserved(c.user, c.model); units < c.want-5 || units > c.want+5 {
 			t.Errorf("user %s, model %q: %d reserved, want %d", c.user, c.model, units, c.want)
 		}
-	}
-}
-
-// An estimate that is larger than what the bucket can ever hold would always deny every request.
-func TestAnEstimateFitsTheAdjustedLimit(t *testing.T) {
-	const settled = `
-domain: d
-limits:
-  tokens: {algorithm: token_bucket, rate: 100000, period: 1m, settle: {%s}}
-descriptors:
-  - {key: user, limit: tokens}
-`
-	for _, c := range []struct {
-		settle string
-		change adjust.Change
-		hits   int64
-		want   int64 // the units that are reserved; 0 means that the limit can never allow the request
-	}{
-		{"estimate: 1500", adjust.Change{Factor: 10}, absent, 1000},
-		{"estimate: 1500, least: 1200, most: 8000", adjust.Change{Factor: 10}, absent, 1000},
-		{"estimate: 1500, most: 8000", adjust.Change{Factor: 10}, 5000, 1000},
-		{"estimate: 1500, trust_declared: true", adjust.Change{Factor: 10}, 7, 7},
-		{"estimate: {learn: p90, first: 1500}", adjust.Change{Factor: 10}, absent, 1000},
-		{"estimate: 1500", adjust.Change{Capacity: number(1499)}, absent, 1499},
-		{"estimate: 1500", adjust.Change{Capacity: number(1500)}, absent, 1500},
-		{"estimate: 1500", adjust.Change{Factor: 2000}, absent, 1500},
-		{"estimate: 1500", adjust.Change{Capacity: number(0)}, absent, 0},
-	} {
-		p := newProxy(t)
-		p.swap(t, fmt.Sprintf(settled, c.settle))
-		if got := p.adjust("tokens", map[string]adjust.Change{"bob": c.change}); got.InForce != 1 {
-			t.Fatalf("%s: %d adjustments in force, want 1", c.settle, got.InForce)
-		}
-		call := p.send("d", []int64{c.hits}, "user=bob")
-		if r := &call.Results[0]; c.want == 0 {
-			if !call.Denied || r.Decision.RetryAfter != minute {
-				t.Errorf("%s, %s: %+v; want denied until the adjustment expires", c.settle, c.change.String(), r.Decision)
-			}
-			continue
-		} else if call.Denied || r.Cost != c.want {
-			t.Errorf("%s, %s: denied %t, %d units; want %d units reserved", c.settle, c.change.String(), call.Denied, r.Cost, c.want)
-			continue
-		}
-		p.done(string(call.AppendID(nil)), 30)
-		p.adjust("tokens", nil)
-		p.want("tokens", "bob", 100_000-30)
 	}
 }
 

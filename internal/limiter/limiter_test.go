@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -133,27 +132,6 @@ func (b *bench) override(tb testing.TB, text string, o limiter.Override) *limite
 func (b *bench) left(tb testing.TB, text string) int64 {
 	tb.Helper()
 	return b.send(tb, 0, text).Results[0].Decision.Remaining
-}
-
-func TestConsumeTogetherIsAllOrNone(t *testing.T) {
-	b := newBench(t, `
-domain: d
-descriptors:
-  - {key: a, rate_limit: {algorithm: token_bucket, rate: 5, period: 1s}}
-  - {key: b, rate_limit: {algorithm: token_bucket, rate: 2, period: 1m}}
-`)
-	for range 2 {
-		if b.send(t, 1, "a=1", "b=1").Denied {
-			t.Fatal("denied, although both have enough")
-		}
-	}
-	c := b.send(t, 1, "a=1", "b=1")
-	if !c.Denied || c.Statuses[0].Denied || !c.Statuses[1].Denied || c.RetryAfter != 30*algorithms.Second {
-		t.Errorf("b is empty: %+v; want a denial by the second status only, with a retry after %d us", c.Verdict, 30*algorithms.Second)
-	}
-	if n := b.left(t, "a=1"); n != 3 {
-		t.Errorf("a has %d left, want 3: a denial costs nothing", n)
-	}
 }
 
 func TestShadowAndQuotaLimitsAreNotPartOfTheGroup(t *testing.T) {
@@ -294,65 +272,6 @@ limits:
 	}
 	if after := send(2).Results[0].Decision.Wait; before != 0 || after != 3600*algorithms.Second {
 		t.Errorf("a wait of %d us, then of %d; want 0, then an hour", before, after)
-	}
-}
-
-// Random requests use a store that fails at times. For all limits, denied requests must not be charged,
-// shadow mode must change nothing, and failures must deny.
-func TestRandomRequestsKeepTheInvariants(t *testing.T) {
-	const yaml = `
-domain: d
-limits:
-  tokens: {algorithm: token_bucket, rate: 7, period: 1s, capacity: 9}
-  window: {algorithm: fixed_window, rate: 5, period: 2s, capacity: 8}
-  sliding: {algorithm: sliding_window, rate: 6, period: 1s}
-  log: {algorithm: sliding_log, rate: 4, period: 1s}
-descriptors:
-  - {key: tokens, limit: tokens}
-  - {key: window, limit: window}
-  - {key: sliding, limit: sliding}
-  - {key: log, limit: log}
-  - {key: dry, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 1}}
-`
-	texts := []string{"tokens=1", "window=1", "sliding=1", "log=1"}
-	for seed := range uint64(20) {
-		rng := rand.New(rand.NewPCG(seed, 3))
-		b, reference := newBench(t, yaml), newBench(t, yaml) // reference gets no requests for the limit in shadow mode
-		for step := range 300 {
-			b.now += algorithms.Micros(rng.Int64N(400_000))
-			reference.now = b.now
-			var some []string
-			for _, i := range rng.Perm(len(texts))[:1+rng.IntN(len(texts))] {
-				some = append(some, texts[i])
-			}
-			before := map[string]int64{}
-			for _, text := range some {
-				before[text] = b.left(t, text)
-			}
-			if rng.IntN(10) == 0 {
-				b.store.err = backend.ErrUnavailable
-			}
-			cost := 1 + rng.Int64N(3)
-			c := b.send(t, cost, append(some, "dry=1")...)
-			failed := b.store.err != nil
-			b.store.err = nil
-			switch {
-			case failed && !c.Denied:
-				t.Fatalf("seed %d, step %d: the store failed, and the request was allowed", seed, step)
-			case failed:
-			case reference.send(t, cost, some...).Denied != c.Denied:
-				t.Fatalf("seed %d, step %d: a shadow changed the verdict", seed, step)
-			}
-			for _, text := range some {
-				want := before[text]
-				if !c.Denied {
-					want -= cost
-				}
-				if got := b.left(t, text); got != want {
-					t.Fatalf("seed %d, step %d: %s has %d left, want %d (denied: %v)", seed, step, text, got, want, c.Denied)
-				}
-			}
-		}
 	}
 }
 

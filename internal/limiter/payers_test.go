@@ -82,24 +82,6 @@ func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	}
 }
 
-// With "hash_tag: domain", the keys of a limit with "then" and of its payer have one slot of a Redis Cluster,
-// whichever descriptor uses them.
-func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
-	b := newBench(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
-	rec := &recorded{Store: b.store.Store}
-	b.store.Store = rec
-	b.send(t, 200, "user=bob")
-	b.named(t, "plan", 200, "eve")
-	for _, c := range rec.charges {
-		if c.Slot == 0 || c.Slot != rec.charges[0].Slot {
-			t.Errorf("%q is in slot %x, %q in slot %x; want the same slot", rec.charges[0].Key, rec.charges[0].Slot, c.Key, c.Slot)
-		}
-	}
-	if len(rec.charges) != 4 {
-		t.Errorf("%d charges; want 4", len(rec.charges))
-	}
-}
-
 type recorded struct {
 	backend.Store
 
