@@ -124,8 +124,8 @@ func shardsAgainstAModel(t *testing.T, rng *rand.Rand, mode string) {
 				if d.Allowed && cost > 0 {
 					taken += cost
 				}
-				if mode == "alone" && (d.Err != nil || cost > 0 && d.Allowed != (cost <= there)) {
-					t.Errorf("a cost of %d with %d units left: got %+v; want it allowed exactly if the units suffice", cost, there, d)
+				if mode == "alone" && (d.Err != nil || cost > 0 && d.Allowed != (cost <= there) || !d.Allowed && d.Remaining != there) {
+					t.Errorf("a cost of %d with %d units left: got %+v; want it allowed exactly if the units suffice, or all that are left", cost, there, d)
 				}
 			}
 		}})

@@ -23,6 +23,11 @@ func compiled(tb testing.TB, s algorithms.Spec) *algorithms.Limit {
 	return &l
 }
 
+func compiledSlots(tb testing.TB, capacity int64, ttl algorithms.Micros) *algorithms.Limit {
+	tb.Helper()
+	return compiled(tb, algorithms.Spec{Kind: algorithms.Concurrency, Capacity: &capacity, Period: ttl})
+}
+
 // writes returns the key and the lifetime (in ms) of each PSETEX that scripts run during f.
 func writes(t *testing.T, server *redistest.Server, f func()) (all [][2]string) {
 	t.Helper()

@@ -69,52 +69,6 @@ func shardsInMemory(t *testing.T) (s, shards backend.Store, clock *storetest.Clo
 	return newShardStore(shards, undos, clock.Now), shards, clock
 }
 
-// While there are no other requests, a request is denied exactly if the sum of all shards is less than its
-// cost. The answer contains that sum. The request is allowed at its retry time, and not before.
-func TestShardsDenyOnlyMissingUnits(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 5))
-	capacity := int64(60)
-	for _, spec := range []algorithms.Spec{
-		{Kind: algorithms.FixedWindow, Rate: capacity, Period: 100 * algorithms.Second},
-		{Kind: algorithms.TokenBucket, Rate: 7, Period: algorithms.Second, Capacity: &capacity},
-	} {
-		for _, n := range []int{2, 3, 11} {
-			s, shards, clock := shardsInMemory(t)
-			c := sharded(t, spec, n, "alone")
-			one, denied := c.Shards[0].Unit(), 0
-			for step := range 120 {
-				cost := 1 + rng.Int64N(6)
-				if rng.IntN(8) == 0 {
-					cost = 1 + rng.Int64N(capacity)
-				}
-				there := sum(values(t, shards, c))
-				d, want := takeOne(t, s, c, algorithms.Charge{Cost: cost}), there
-				if d.Allowed {
-					want -= cost * one
-				}
-				if left := sum(values(t, shards, c)); d.Allowed != (cost*one <= there) || left != want || !d.Allowed && d.Remaining != there/one {
-					t.Fatalf("%s in %d, step %d: cost %d, %d/%d available, got %+v, then %d; want it allowed and subtracted exactly if it fits",
-						spec.Kind, n, step, cost, there, one, d, left)
-				}
-				if d.Allowed {
-					continue
-				}
-				denied++
-				now := clock.Now()
-				for early := algorithms.Micros(1); early >= 0; early-- {
-					clock.Set(now + d.RetryAfter - early)
-					if takeOne(t, s, c, algorithms.Charge{Cost: cost, DryRun: true}).Allowed != (early == 0) {
-						t.Fatalf("%s in %d: %d us before its retry time, allowed %v", spec.Kind, n, early, early > 0)
-					}
-				}
-			}
-			if denied == 0 {
-				t.Errorf("%s in %d: nothing was denied; want some denials", spec.Kind, n)
-			}
-		}
-	}
-}
-
 func TestTheEmptiestShardsGetRefunds(t *testing.T) {
 	s, shards, _ := shardsInMemory(t)
 	c := sharded(t, windowSpec(40), 4, "back")
