@@ -118,28 +118,6 @@ func TestAGroupOverTwoStoresIsAllOrNone(t *testing.T) {
 	}
 }
 
-func TestADividedGroupFailsAsAWhole(t *testing.T) {
-	a := memory.New(memory.Config{})
-	away := submitFunc(func(b *backend.Batch) { b.Fail(backend.ErrUnavailable) })
-	store := dividedStore(t, a, away)
-	list := charges(t, "k0", 2, "k1", 1, "|", "k2", 1)
-	decisions := make([]backend.Decision, 3)
-	backend.Take(t.Context(), store, list, decisions)
-	if !errors.Is(decisions[0].Err, backend.ErrUnavailable) || !errors.Is(decisions[1].Err, backend.ErrUnavailable) || !decisions[2].Allowed {
-		t.Errorf("got %+v; want ErrUnavailable for the two charges of the first group, and the second group allowed", decisions)
-	}
-	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		peek := charges(t, "k0", 0)
-		backend.Take(t.Context(), a, peek, decisions[:1])
-		if decisions[0].Remaining == 5 {
-			return
-		}
-		if time.Now().After(until) {
-			t.Fatalf("the first store has %+v; want 5 remaining, because the failed group is refunded", decisions[0])
-		}
-	}
-}
-
 // claims is a Claimer. It counts the batches of groups with an idempotency key and buckets in both Stores.
 type claims struct {
 	backend.Store

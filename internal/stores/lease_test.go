@@ -390,28 +390,6 @@ func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 	})
 }
 
-func TestALeaseEndsWithItsWindow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, below, calls := newLease()
-		period := algorithms.Second
-		c := leased(fixed(t, 10_000, period), "a", 1, 500)
-		rest := func() time.Duration {
-			return time.Duration(period-wall()%period) * time.Microsecond
-		}
-		time.Sleep(rest() - 30*ms)
-		warm(t, s, c)
-		time.Sleep(rest() - time.Microsecond)
-		n := calls.count()
-		time.Sleep(time.Microsecond) // now the next window starts
-		if d := take(t.Context(), s, c)[0]; calls.count() != n+1 || d.Remaining != 9999 {
-			t.Errorf("in the next window: %+v, next got %d more batches; want 1 batch and 9999 remaining", d, calls.count()-n)
-		}
-		if granted := s.Stats().Leased; left(t, below, c) != 9999-granted { // units of the previous window must not refill this one
-			t.Errorf("%d are left, %d are granted; want %v", left(t, below, c), granted, 9999-granted)
-		}
-	})
-}
-
 func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, calls := newLease()
