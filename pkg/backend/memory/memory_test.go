@@ -265,20 +265,6 @@ func BenchmarkTakeMany(b *testing.B) {
 	}
 }
 
-func TestChargesAfterAResetAreDecided(t *testing.T) {
-	_, s := at(10)
-	l := tokens(t, 5)
-	consume(s, "a", "0", l, 5)
-	d := make([]backend.Decision, 2)
-	backend.Take(context.Background(), s, []backend.Charge{
-		{Key: []byte("a/0"), Limit: l, Owner: "a", Reset: true},
-		{Key: []byte("a/0"), Limit: l, Owner: "a", Group: 1, Terms: algorithms.Charge{Cost: 2}},
-	}, d)
-	if !d[0].Allowed || !d[1].Allowed || d[1].Remaining != 3 {
-		t.Errorf("got %+v; want d[0].Allowed true, d[1].Allowed true and d[1].Remaining 3", d)
-	}
-}
-
 // To make room for a charge, a full store must not delete the bucket that is charged, even if the bucket equals a
 // new one. Otherwise the charge would be lost.
 func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {

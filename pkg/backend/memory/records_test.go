@@ -12,19 +12,22 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
+// takeUnder charges a unit of a bucket under an ID, which is stored for a minute.
+func takeUnder(s *Store, l *algorithms.Limit, id int) backend.Decision {
+	d := make([]backend.Decision, 1)
+	backend.Take(context.Background(), s, []backend.Charge{{
+		Key: []byte("k"), Limit: l, Owner: "a/x", Terms: algorithms.Charge{Cost: 1},
+		IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{byte(id), byte(id >> 8)}, Lifetime: minute},
+	}}, d)
+	return d[0]
+}
+
 func TestRecordsAreBounded(t *testing.T) {
 	clock, s := at(10)
 	s.SetOwners([]string{"a/x"})
 	limit := tokens(t, 100)
-	take := func(id byte) backend.Decision {
-		d := make([]backend.Decision, 1)
-		backend.Take(context.Background(), s, []backend.Charge{{
-			Key: []byte("k"), Limit: limit, Owner: "a/x", Terms: algorithms.Charge{Cost: 1},
-			IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: minute},
-		}}, d)
-		return d[0]
-	}
-	for id := range byte(5) { // the half of the bound that all limits share
+	take := func(id int) backend.Decision { return takeUnder(s, limit, id) }
+	for id := range 5 { // the half of the bound that all limits share
 		if d := take(id); !d.Allowed {
 			t.Fatalf("%d: got %+v; want allowed", id, d)
 		}
@@ -59,22 +62,14 @@ func TestDeniedIDsKeepNoRoom(t *testing.T) {
 	_, s := at(20)
 	s.SetOwners([]string{"a/x"})
 	limit := tokens(t, 5)
-	take := func(id int) backend.Decision {
-		d := make([]backend.Decision, 1)
-		backend.Take(context.Background(), s, []backend.Charge{{
-			Key: []byte("k"), Limit: limit, Owner: "a/x", Terms: algorithms.Charge{Cost: 1},
-			IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{byte(id), byte(id >> 8)}, Lifetime: minute},
-		}}, d)
-		return d[0]
-	}
 	for id := range 5 {
-		if d := take(id); !d.Allowed {
+		if d := takeUnder(s, limit, id); !d.Allowed {
 			t.Fatalf("%d: got %+v; want allowed", id, d)
 		}
 	}
 	keys := s.Stats().Keys
 	for id := 5; id < 1000; id++ {
-		if d := take(id); d.Err != nil || d.Allowed {
+		if d := takeUnder(s, limit, id); d.Err != nil || d.Allowed {
 			t.Fatalf("denied id %d: %+v; want no error and denied", id, d)
 		}
 	}
@@ -166,17 +161,10 @@ func (s *Store) recordsInUse() (used, due, others int) {
 // A sweep for new room includes the stripe whose lock the request already holds.
 func TestNewIDsFindTheRoomOfExpiredRecords(t *testing.T) {
 	clock, s := at(2)
-	s.SetOwners([]string{"a"})
+	s.SetOwners([]string{"a/x"})
 	l := tokens(t, 100)
-	take := func(id byte) backend.Decision {
-		d := make([]backend.Decision, 1)
-		backend.Take(t.Context(), s, []backend.Charge{{
-			Key: []byte("k"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1},
-			IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: minute},
-		}}, d)
-		return d[0]
-	}
-	for id := range byte(100) { // some of the records are in the same stripe as the one before
+	take := func(id int) backend.Decision { return takeUnder(s, l, id) }
+	for id := range 100 { // some of the records are in the same stripe as the one before
 		if d := take(id); !d.Allowed {
 			t.Fatalf("id %d: got %+v; want allowed, because the record before has expired", id, d)
 		}
