@@ -84,33 +84,6 @@ func at(tb testing.TB, text string) Micros {
 	return Micros(t.UnixMicro())
 }
 
-// 2026-03-29 has 23 hours, because daylight saving time begins.
-func TestCalendarWindowOverDaylightSaving(t *testing.T) {
-	s := Spec{Kind: FixedWindow, Rate: 10, Capacity: new(int64(25)), Calendar: calendars[2]}
-	l := mustCompile(t, s)
-	var state State
-	for i, is := range []struct {
-		at      string
-		cost    int64
-		reserve bool
-		want    Decision
-	}{
-		{"2026-03-28T12:00:00+01:00", 25, false, Decision{Allowed: true, ResetAfter: (12 + 23 + 24) * hour}},
-		{"2026-03-28T12:00:00+01:00", 1, false, Decision{RetryAfter: 12 * hour, ResetAfter: (12 + 23 + 24) * hour}},
-		{"2026-03-28T12:00:00+01:00", 11, false, Decision{RetryAfter: (12 + 23) * hour, ResetAfter: (12 + 23 + 24) * hour}},
-		{"2026-03-28T23:59:59.999999+01:00", 1, false, Decision{RetryAfter: 1, ResetAfter: (23+24)*hour + 1}},
-		{"2026-03-29T00:00:00+01:00", 10, false, Decision{Allowed: true, ResetAfter: (23 + 24 + 24) * hour}},
-		{"2026-03-29T00:00:00+01:00", 25, true, Decision{Allowed: true, Value: -25, Wait: (23 + 24 + 24) * hour, ResetAfter: (23 + 4*24) * hour}},
-		{"2026-04-03T00:00:00+02:00", 25, false, Decision{Allowed: true, ResetAfter: 3 * 24 * hour}},
-	} {
-		var got Decision
-		state, got = l.Take(state, at(t, is.at), Charge{Cost: is.cost, Reserve: is.reserve})
-		if got != is.want {
-			t.Errorf("step %d:\n got %+v\nwant %+v", i, got, is.want)
-		}
-	}
-}
-
 // Answers state when a window ends also for a limit that allows nothing.
 func TestTheWindowOfALimitThatAllowsNothingEnds(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: FixedWindow, Period: Second, Start: new(Micros)})

@@ -84,28 +84,6 @@ func inRange(t *rapid.T, s Spec, l Limit) {
 	}
 }
 
-func TestMaxReservedIsAsLargeAsFits(t *testing.T) {
-	s := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5))}
-	l := mustCompile(t, s)
-	if want := int64((1<<53-1)/1_000_000 - 5); l.MaxReserved != want {
-		t.Errorf("max_reserved is %d, want %d", l.MaxReserved, want)
-	}
-	if l := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec}); l.MaxReserved != 0 {
-		t.Errorf("a leaky bucket reserves %d; want max reserved 0", l.MaxReserved)
-	}
-}
-
-func TestDefaults(t *testing.T) {
-	for _, k := range []Kind{TokenBucket, FixedWindow, SlidingWindow, SlidingLog} {
-		if l := mustCompile(t, Spec{Kind: k, Rate: 7, Period: sec}); l.Capacity != 7 || l.Initial != 7 || l.Most(false) != 7 {
-			t.Errorf("%v: got %+v; want l.Capacity 7, l.Initial 7 and l.Most(false) 7", k, l)
-		}
-	}
-	if l := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 7, Period: sec, Capacity: new(int64(2))}); l.Most(false) != 3 {
-		t.Errorf("a leaky bucket of 2 places: %+v; want 3", l)
-	}
-}
-
 func TestInvalidSpecsAreRefused(t *testing.T) {
 	n := func(v int64) *int64 { return &v }
 	ok := Spec{Kind: TokenBucket, Rate: 10, Period: sec}

@@ -3,7 +3,6 @@ package algorithms
 import (
 	"math/big"
 	"slices"
-	"testing"
 )
 
 type penaltyReference struct {
@@ -108,41 +107,4 @@ func (b *penaltyReference) count(at Micros) {
 
 func penalized(after int64, first, longest Micros) Spec {
 	return Spec{Kind: TokenBucket, Rate: 10, Period: 10 * sec, Penalty: &Penalty{After: after, For: first, Max: longest}}
-}
-
-func TestEachBlockLastsTwiceAsLong(t *testing.T) {
-	l := mustCompile(t, penalized(3, minute, 4*minute))
-	var s State
-	decide := func(at Micros, cost int64) Decision {
-		var d Decision
-		s, d = l.Take(s, t0+at, Charge{Cost: cost})
-		return d
-	}
-	check := func(at Micros, cost int64, allowed bool, retry, blocked Micros) {
-		t.Helper()
-		if d := decide(at, cost); d.Allowed != allowed || d.RetryAfter != retry || d.Blocked != blocked {
-			t.Errorf("at %d us, cost %d: got %+v, want allowed %t, retry after %d, blocked %d", at, cost, d, allowed, retry, blocked)
-		}
-	}
-	at := Micros(0)
-	for _, block := range []Micros{minute, 2 * minute, 4 * minute, 4 * minute} {
-		check(at, 10, true, 0, 0)
-		check(at, 1, false, sec, 0)
-		check(at, 11, false, 0, 0) // can never fit, so not counted
-		check(at+us, 1, false, sec-us, 0)
-		check(at+2*us, 0, true, 0, 0)
-		check(at+2*us, 1, false, block, block) // the third denial
-		at += 2*us + block
-		check(at-minute+us, 1, false, minute-us, minute-us) // tokens are left
-		check(at-minute+us, 0, false, minute-us, minute-us)
-		check(at-us, 1, false, us, us)
-		check(at-us, 11, false, 0, 0)
-	}
-	check(at, 10, true, 0, 0)
-	check(at, 1, false, sec, 0)
-	at += 4 * minute // Penalty.Max after the last block, the lengths begin again
-	check(at, 10, true, 0, 0)
-	check(at, 1, false, sec, 0)
-	check(at, 1, false, sec, 0)
-	check(at, 1, false, minute, minute)
 }

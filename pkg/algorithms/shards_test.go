@@ -25,61 +25,8 @@ func buckets(limits []Limit) []Bucket {
 	return all
 }
 
-func fill(shards []Bucket, tokens ...int64) {
-	for i, n := range tokens {
-		shards[i].State = holding(n)(shards[i].Limit)
-	}
-}
-
-func tokens(now Micros, shards []Bucket) (all []int64) {
-	for _, b := range shards {
-		all = append(all, left(b.Limit, b.State, now))
-	}
-	return all
-}
-
 func oneASecond(capacity int64) Spec {
 	return Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: &capacity}
-}
-
-func TestShards(t *testing.T) {
-	for name, c := range map[string]struct {
-		before []int64
-		charge Charge
-		want   Decision
-		after  []int64
-	}{
-		"the fuller pays":             {[]int64{5, 7}, Charge{Cost: 2}, Decision{Allowed: true, Remaining: 10}, []int64{5, 5}},
-		"the fuller pays all it has":  {[]int64{5, 7}, Charge{Cost: 7}, Decision{Allowed: true, Remaining: 5}, []int64{5, 0}},
-		"together, left level":        {[]int64{5, 7}, Charge{Cost: 8}, Decision{Allowed: true, Remaining: 4}, []int64{2, 2}},
-		"together, all there is":      {[]int64{5, 7}, Charge{Cost: 12}, Decision{Allowed: true}, []int64{0, 0}},
-		"of three, level":             {[]int64{9, 2, 7}, Charge{Cost: 10}, Decision{Allowed: true, Remaining: 8}, []int64{3, 2, 3}},
-		"not there":                   {[]int64{5, 7}, Charge{Cost: 13}, Decision{Remaining: 12, RetryAfter: sec}, []int64{5, 7}},
-		"the whole capacity":          {[]int64{10, 10}, Charge{Cost: 20}, Decision{Allowed: true}, []int64{0, 0}},
-		"more than the capacity":      {[]int64{10, 10}, Charge{Cost: 21}, Decision{Never: true}, []int64{10, 10}},
-		"a dry run consumes nothing":  {[]int64{5, 7}, Charge{Cost: 8, DryRun: true}, Decision{Allowed: true, Remaining: 4}, []int64{5, 7}},
-		"cost 0":                      {[]int64{5, 7}, Charge{}, Decision{Allowed: true, Remaining: 12}, []int64{5, 7}},
-		"cost 0 in debt":              {[]int64{-1, -1}, Charge{}, Decision{RetryAfter: 2 * sec}, []int64{-1, -1}},
-		"to the emptiest first":       {[]int64{5, 7}, Charge{Cost: -2}, Decision{Allowed: true, Remaining: 14}, []int64{7, 7}},
-		"refunded evenly":             {[]int64{5, 7}, Charge{Cost: -4}, Decision{Allowed: true, Remaining: 16}, []int64{8, 8}},
-		"refunded until full":         {[]int64{5, 9}, Charge{Cost: -100}, Decision{Allowed: true, Remaining: 20}, []int64{10, 10}},
-		"reserved, left level":        {[]int64{5, 7}, Charge{Cost: 22, Reserve: true}, Decision{Allowed: true, Wait: 10 * sec}, []int64{-5, -5}},
-		"reserved where there is all": {[]int64{5, 7}, Charge{Cost: 2, Reserve: true}, Decision{Allowed: true, Remaining: 10}, []int64{5, 5}},
-		"reserved, cost 0":            {[]int64{5, 7}, Charge{Reserve: true}, Decision{Allowed: true, Remaining: 12}, []int64{5, 7}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			shards := mustSplit(t, oneASecond(int64(10*len(c.before))), len(c.before))
-			fill(shards, c.before...)
-			got := TakeShards(t0, shards, c.charge)
-			got.ResetAfter, got.Value = 0, 0
-			after := tokens(t0, shards)
-			for i := range after {
-				if got != c.want || after[i] != c.after[i] {
-					t.Fatalf("%v: %+v leaves %v, want %+v, %v", c.before, got, after, c.want, c.after)
-				}
-			}
-		})
-	}
 }
 
 // Sums of the values of the largest shards must not overflow.

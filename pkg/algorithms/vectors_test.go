@@ -80,47 +80,11 @@ func left(l *Limit, s State, now Micros) int64 {
 	return d.Remaining
 }
 
-func holding(tokens int64) func(*Limit) State {
-	return func(l *Limit) State { return State{By: l, Value: tokens * l.Unit(), At: t0} }
-}
-
 func TestMostReturnsTheLargestCost(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, MaxReserved: new(int64(2))})
 	if plain, reserving := l.Most(false), l.Most(true); plain != 1 || reserving != 3 {
 		t.Errorf("the most is %d, reserving %d; want 1 and 3", plain, reserving)
 	}
-}
-
-func TestSlidingLogExample(t *testing.T) {
-	run(t, Spec{Kind: SlidingLog, Rate: 2, Period: sec}, nil, []step{
-		{at: 0 * ms, cost: 1, allowed: true, left: 1, reset: 1000 * ms},
-		{at: 100 * ms, cost: 1, allowed: true, left: 0, reset: 1000 * ms},
-		{at: 200 * ms, cost: 1, left: 0, retry: 800 * ms, reset: 900 * ms},
-		{at: 1000 * ms, cost: 1, allowed: true, left: 0}, // the first unit has left the window
-		{at: 1050 * ms, cost: 1, left: 0, retry: 50 * ms},
-		{at: 1100 * ms, cost: 1, allowed: true, left: 0},
-	})
-}
-
-func TestMaxWaitBoundsReservations(t *testing.T) {
-	bucket := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(2)), MaxReserved: new(int64(20))}
-	run(t, bucket, nil, []step{
-		{cost: 7, reserve: true, maxWait: 4 * sec, never: true, left: 2}, // 5 s, even if the bucket is full
-		{cost: 6, reserve: true, maxWait: 4 * sec, allowed: true, left: -4, wait: 4 * sec},
-		{cost: 1, reserve: true, maxWait: 4 * sec, left: -4, retry: sec, reset: 6 * sec},
-		{at: sec - us, cost: 1, reserve: true, maxWait: 4 * sec, left: -4, retry: us},
-		{at: sec, cost: 1, reserve: true, maxWait: 4 * sec, allowed: true, left: -4, wait: 4 * sec},
-		{at: -29 * sec, cost: 1, reserve: true, maxWait: 40 * sec, allowed: true, left: -5, wait: 35 * sec}, // the clock is 30 s behind
-		{at: -29 * sec, cost: 1, reserve: true, maxWait: 30 * sec, left: -5, retry: 6 * sec},                // in 6 s it is 24 s behind
-	})
-	window := Spec{Kind: FixedWindow, Rate: 5, Period: minute, Start: new(t0), MaxReserved: new(int64(20))}
-	run(t, window, nil, []step{
-		{cost: 5, allowed: true, left: 0},
-		{at: 20 * sec, cost: 3, reserve: true, maxWait: 30 * sec, left: 0, retry: 10 * sec, reset: 40 * sec},
-		{at: 30 * sec, cost: 3, reserve: true, maxWait: 30 * sec, allowed: true, left: -3, wait: 30 * sec},
-		{at: 30 * sec, cost: 3, reserve: true, maxWait: 30 * sec, left: -3, retry: minute}, // two windows ahead
-		{at: 30 * sec, cost: 6, reserve: true, maxWait: 30 * sec, never: true, left: -3},   // more than one window holds
-	})
 }
 
 func TestRateZeroNeverAllows(t *testing.T) {
