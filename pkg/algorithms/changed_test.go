@@ -561,9 +561,10 @@ func TestHugeCountsOfOtherNumbersDeny(t *testing.T) {
 }
 
 func TestAnotherAlgorithmStartsWithANewBucket(t *testing.T) {
-	old := mustCompile(t, Spec{Kind: TokenBucket, Rate: 5, Period: minute})
-	s := runSteps(t, old, State{}, []step{{cost: 5, allowed: true, left: 0}})
+	s, _ := mustCompile(t, Spec{Kind: TokenBucket, Rate: 5, Period: minute}).Take(State{}, t0, Charge{Cost: 5})
 	for _, k := range []Kind{FixedWindow, SlidingWindow, SlidingLog} {
-		runSteps(t, mustCompile(t, Spec{Kind: k, Rate: 5, Period: minute}), s, []step{{cost: 5, allowed: true, left: 0}})
+		if _, d := mustCompile(t, Spec{Kind: k, Rate: 5, Period: minute}).Take(s, t0, Charge{Cost: 5}); !d.Allowed || d.Remaining != 0 {
+			t.Errorf("%s: got %+v; want allowed and 0 remaining", k, d)
+		}
 	}
 }

@@ -2,7 +2,6 @@ package algorithms
 
 import (
 	"testing"
-	"time"
 )
 
 // t0 is a moment at which windows of whole seconds, minutes, hours and days start.
@@ -25,57 +24,7 @@ func mustCompile(tb testing.TB, s Spec) *Limit {
 	return &l
 }
 
-type step struct {
-	at      Micros // time after t0
-	cost    int64
-	reserve bool
-	dryRun  bool
-	maxWait Micros
-
-	allowed bool
-	never   bool
-	left    int64 // in whole tokens; negative for a debt
-	retry   Micros
-	wait    Micros
-	reset   Micros // not checked if it is 0
-}
-
-func run(t *testing.T, s Spec, before func(*Limit) State, steps []step) {
-	t.Helper()
-	l := mustCompile(t, s)
-	var state State
-	if before != nil {
-		state = before(l)
-	}
-	runSteps(t, l, state, steps)
-}
-
-func runSteps(t *testing.T, l *Limit, state State, steps []step) State {
-	t.Helper()
-	for i, is := range steps {
-		var got Decision
-		now := t0 + is.at
-		state, got = l.Take(state, now, Charge{Cost: is.cost, Reserve: is.reserve, DryRun: is.dryRun, MaxWait: is.maxWait})
-		want := Decision{Allowed: is.allowed, Never: is.never, Remaining: max(0, is.left), RetryAfter: is.retry, Wait: is.wait}
-		want.ResetAfter, want.Value = is.reset, got.Value
-		if is.reset == 0 {
-			want.ResetAfter = got.ResetAfter
-		}
-		if got != want {
-			t.Errorf("step %d, at %v, cost %d:\n got %+v\nwant %+v", i, time.Duration(is.at)*time.Microsecond, is.cost, got, want)
-		}
-		if left := left(l, state, now); left != is.left {
-			t.Errorf("step %d, at %v, cost %d: left %d, want %d", i, time.Duration(is.at)*time.Microsecond, is.cost, left, is.left)
-		}
-	}
-	return state
-}
-
 func left(l *Limit, s State, now Micros) int64 {
-	if l.Rate > 0 && (l.Kind == TokenBucket || l.Kind == LeakyBucket || l.Kind == FixedWindow) {
-		s, at, _ := l.begin(s, now, 0)
-		return floorDiv(l.leftAt(s, at, 0), l.Unit())
-	}
 	_, d := l.Take(s, now, Charge{DryRun: true})
 	return d.Remaining
 }
@@ -89,10 +38,12 @@ func TestMostReturnsTheLargestCost(t *testing.T) {
 
 func TestRateZeroNeverAllows(t *testing.T) {
 	for _, kind := range []Kind{TokenBucket, FixedWindow, SlidingWindow, SlidingLog, LeakyBucket} {
-		run(t, Spec{Kind: kind, Rate: 0, Period: sec}, nil, []step{
-			{cost: 1, never: true},
-			{cost: 0, allowed: true},
-			{cost: -1, allowed: true},
-		})
+		l, s := mustCompile(t, Spec{Kind: kind, Rate: 0, Period: sec}), State{}
+		for _, cost := range []int64{1, 0, -1} {
+			var d Decision
+			if s, d = l.Take(s, t0, Charge{Cost: cost}); d.Allowed != (cost <= 0) || d.Never == d.Allowed || d.Remaining != 0 {
+				t.Errorf("%s, cost %d: got %+v; want a denial for good of a positive cost only, and 0 remaining", kind, cost, d)
+			}
+		}
 	}
 }
