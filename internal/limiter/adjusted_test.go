@@ -411,12 +411,10 @@ func TestAnAdjustmentAppliesToItsDomain(t *testing.T) {
 	if n := b.allowed(t, 20, "a=1"); n != 3 {
 		t.Errorf("%d allowed in the adjusted domain, want 3", n)
 	}
-	c := &limiter.Call{}
-	c.Request.Domain = "other"
-	d := c.AddDescriptor()
-	d.Entries, d.Cost = []descriptors.Entry{{Key: "a", Value: "1"}}, 10
-	if err := b.Check(t.Context(), c); err != nil || c.Denied {
-		t.Errorf("the other domain: error %v, denied %v; want allowed", err, c.Denied)
+	other := request(t, 10, "a=1")
+	other.Domain = "other"
+	if b.check(t, other).Denied {
+		t.Error("the other domain: denied; want allowed")
 	}
 }
 

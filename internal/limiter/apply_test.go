@@ -49,21 +49,49 @@ func TestABlockEndsShadowAndQuotaMode(t *testing.T) {
 	}
 }
 
-// These limits have no window, so a block takes them out of the reference form, in which answers report a window.
-func TestOnlyABlockAppliesToALimitWithoutNumbers(t *testing.T) {
+// A block applies to every limit. A limit without a window, or with a block, is not in the reference form, in which
+// answers report a window.
+func TestAdjustmentsThatALimitCannotHave(t *testing.T) {
 	unlimited := &Policy{Limit: &algorithms.Limit{}, Unlimited: true, Reference: true}
 	zero := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 0, Period: minute})
 	zero.Reference = true
-	for name, p := range map[string]*Policy{"unlimited": unlimited, "rate 0": zero} {
-		if got, err := apply(&adjust.Adjustment{Change: adjust.Change{Block: true}}, p); err != nil || got.Reference {
-			t.Errorf("%s: a block: %v; want no error, and no window to report", name, err)
+	ten := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute})
+	sliding := policy(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 10, Period: minute})
+	log := policy(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 10, Period: minute})
+	day := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendar.Day.In(time.UTC)})
+	for _, test := range []struct {
+		p    *Policy
+		a    adjust.Adjustment
+		rate int64  // of the adjusted limit
+		want string // a part of the error; "" means none
+	}{
+		{unlimited, adjust.Adjustment{Change: adjust.Change{Block: true}}, 0, ""},
+		{unlimited, adjust.Adjustment{Change: adjust.Change{Factor: 2000}}, 0, "no numbers to change"},
+		{unlimited, adjust.Adjustment{Change: adjust.Change{Unlimited: true}}, 0, "unlimited"},
+		{zero, adjust.Adjustment{Change: adjust.Change{Block: true}}, 0, ""},
+		{zero, adjust.Adjustment{Change: adjust.Change{Factor: 2000}}, 0, "no numbers to change"},
+		{ten, adjust.Adjustment{Change: adjust.Change{Block: true}}, 10, ""},
+		{ten, adjust.Adjustment{Change: adjust.Change{Factor: 100}}, 1, ""},
+		{ten, adjust.Adjustment{Change: adjust.Change{Factor: 99}}, 0, "is less than 1"},
+		{sliding, adjust.Adjustment{Change: adjust.Change{Capacity: number(3)}}, 0, "has no capacity"},
+		{log, adjust.Adjustment{Change: adjust.Change{Capacity: number(3)}}, 0, "has no capacity"},
+		{day, adjust.Adjustment{Change: adjust.Change{Period: adjust.Span(minute)}}, 0, "is a calendar day, which cannot be adjusted"},
+		{day, adjust.Adjustment{Change: adjust.Change{Rate: number(20)}}, 20, ""},
+		{
+			sliding, adjust.Adjustment{Change: adjust.Change{Factor: 2000}, Algorithm: algorithms.TokenBucket}, 0,
+			"the limit is a sliding_window now; the adjustment was made for a token_bucket",
+		},
+		{sliding, adjust.Adjustment{Change: adjust.Change{Block: true}, Algorithm: algorithms.TokenBucket}, 10, ""},
+	} {
+		got, err := apply(&test.a, test.p)
+		switch {
+		case test.want != "":
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%s: got %v; want an error with %q", test.a.Change.String(), err, test.want)
+			}
+		case err != nil || got.Limit.Rate != test.rate || got.Reference || (got.Limit.Calendar == nil) != (test.p != day):
+			t.Errorf("%s: got %+v, %v; want a rate of %d, and no window to report", test.a.Change.String(), got, err, test.rate)
 		}
-		if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Factor: 2000}}, p); err == nil || !strings.Contains(err.Error(), "no numbers to change") {
-			t.Errorf("%s: a factor: %v; want an error with \"no numbers to change\"", name, err)
-		}
-	}
-	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Unlimited: true}}, unlimited); err == nil {
-		t.Error("an unlimited limit was adjusted to unlimited; want an error")
 	}
 }
 
@@ -93,15 +121,6 @@ func TestReservationsFitTheAdjustedCapacity(t *testing.T) {
 		}
 		if words, err := AdjustmentWords(a, p); err != nil || !strings.Contains(words, c.words) {
 			t.Errorf("%s: %q, %v; want %q in it", c.change.String(), words, err, c.words)
-		}
-	}
-}
-
-func TestACapacityOfALimitThatHasNone(t *testing.T) {
-	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
-		p := policy(t, algorithms.Spec{Kind: kind, Rate: 10, Period: minute})
-		if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Capacity: number(3)}}, p); err == nil || !strings.Contains(err.Error(), "has no capacity") {
-			t.Errorf("%s: %v; want an error with \"has no capacity\"", kind, err)
 		}
 	}
 }
@@ -172,42 +191,6 @@ func TestShardsLeaseAndLocalShareFollowTheNumbers(t *testing.T) {
 	}
 	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Rate: number(3)}}, p); err == nil || !strings.Contains(err.Error(), "4 shards") {
 		t.Errorf("3 units on 4 shards: %v; want an error that contains \"4 shards\"", err)
-	}
-}
-
-func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
-	window := policy(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 10, Period: minute})
-	a := &adjust.Adjustment{Change: adjust.Change{Factor: 2000}, Algorithm: algorithms.TokenBucket}
-	if _, err := apply(a, window); err == nil || err.Error() != "the limit is a sliding_window now; the adjustment was made for a token_bucket" {
-		t.Errorf("got %v; want an error about the other algorithm", err)
-	}
-	a.Change = adjust.Change{Block: true}
-	if got, err := apply(a, window); err != nil || !got.Adjusted.Block {
-		t.Errorf("a block applies to any algorithm: %v; want no error, and a block", err)
-	}
-}
-
-func TestTheCalendarKeepsItsPeriod(t *testing.T) {
-	day := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendar.Day.In(time.UTC)})
-	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Period: adjust.Span(minute)}}, day); err == nil || !strings.Contains(err.Error(), "is a calendar day, which cannot be adjusted") {
-		t.Errorf("got %v; want an error that contains \"is a calendar day, which cannot be adjusted\"", err)
-	}
-	if got, err := apply(&adjust.Adjustment{Change: adjust.Change{Rate: number(20)}}, day); err != nil || got.Limit.Calendar == nil || got.Limit.Rate != 20 {
-		t.Errorf("got %+v, %v; want no error, and the rate 20 in calendar windows", got, err)
-	}
-}
-
-// A block does not put a limit into the reference form. A factor may lower a rate to 1 unit, and not below.
-func TestABlockAndTheLeastFactor(t *testing.T) {
-	p := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute})
-	if got, err := apply(&adjust.Adjustment{Change: adjust.Change{Block: true}}, p); err != nil || got.Reference {
-		t.Errorf("a block: got the reference form %v, %v; want that of the limit", got.Reference, err)
-	}
-	if got, err := apply(&adjust.Adjustment{Change: adjust.Change{Factor: 100}}, p); err != nil || got.Limit.Rate != 1 {
-		t.Errorf("a tenth of 10: got %+v, %v; want a rate of 1", got, err)
-	}
-	if _, err := apply(&adjust.Adjustment{Change: adjust.Change{Factor: 99}}, p); err == nil || !strings.Contains(err.Error(), "is less than 1") {
-		t.Errorf("less than a tenth of 10: got %v; want an error with \"is less than 1\"", err)
 	}
 }
 

@@ -65,17 +65,12 @@ func TestAReusedCallHasThePayerOfItsKey(t *testing.T) {
 
 func TestValuesOfABucket(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: minute, requests_per_unit: 3}}\n  - {key: u, rate_limit: {unlimited: true}}\n")
-	c := &limiter.Call{}
-	c.Request.Domain = "d"
-	for range 3 {
-		d := c.AddDescriptor()
-		d.Entries, d.Cost = []descriptors.Entry{{Key: "a", Value: "1"}}, 1
-	}
-	c.Descriptors[1].HasOverride, c.Descriptors[1].Override = true, limiter.Override{Rate: 5, Period: minute}
-	c.Descriptors[2].HasOverride = true // its numbers describe no window
-	c.Descriptors[2].Entries = []descriptors.Entry{{Key: "unknown", Value: "1"}}
-	if err := b.Check(t.Context(), c); err != nil || len(c.Results) != 3 {
-		t.Fatalf("error %v, %d results; want 3", err, len(c.Results))
+	r := request(t, 1, "a=1", "a=1", "unknown=1")
+	r.Descriptors[1].HasOverride, r.Descriptors[1].Override = true, limiter.Override{Rate: 5, Period: minute}
+	r.Descriptors[2].HasOverride = true // its numbers describe no window
+	c := b.check(t, r)
+	if len(c.Results) != 3 {
+		t.Fatalf("%d results; want 3", len(c.Results))
 	}
 	for i, want := range [][]string{{"1"}, {"a", "1"}, nil} { // the values, the whole descriptor, no bucket
 		if got := c.AppendValues(nil, &c.Results[i]); !slices.Equal(got, want) {

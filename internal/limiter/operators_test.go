@@ -136,13 +136,7 @@ func TestAResetAppliesToAllBuckets(t *testing.T) {
 	b.store.err = backend.ErrUnavailable
 	b.send(t, 2, "l=1")
 	b.store.err = nil
-	c := &limiter.Call{}
-	c.Request.Domain = "d"
-	for _, key := range []string{"u", "a", "l"} {
-		d := c.AddDescriptor()
-		d.Entries = []descriptors.Entry{{Key: key, Value: "1"}}
-	}
-	if err := b.Reset(t.Context(), c); err != nil {
+	if err := b.Reset(t.Context(), &limiter.Call{Request: request(t, 0, "u=1", "a=1", "l=1")}); err != nil {
 		t.Fatal(err)
 	}
 	if a, l := b.left(t, "a=1"), b.left(t, "l=1"); a != 5 || l != 4 {

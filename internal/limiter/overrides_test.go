@@ -46,37 +46,31 @@ descriptors:
 	}
 }
 
-// With share_threshold, overrides for different values share one bucket of the bound (max_override).
-func TestABoundOfOverridesIsSharedLikeItsLimit(t *testing.T) {
-	b := newBench(t, `
-domain: d
-descriptors:
-  - {key: path, value: 'a*', share_threshold: true, max_override: {unit: day, requests_per_unit: 3}, rate_limit: {unit: day, requests_per_unit: 1}}
-`)
-	for i, value := range []string{"a1", "a2", "a1", "a2", "a3"} {
-		if c := b.override(t, "path="+value, limiter.Override{Rate: 100, Period: algorithms.Day}); c.Denied != (i >= 3) {
-			t.Errorf("request %d, %s: denied %v; want 3 requests allowed", i+1, value, c.Denied)
-		}
-	}
-}
-
-func TestABoundAtADescriptorTakesPrecedence(t *testing.T) {
+// A bound (max_override) at a descriptor takes precedence. With share_threshold, overrides for different values share one
+// bucket of it.
+func TestBoundsOfOverrides(t *testing.T) {
 	b := newBench(t, `
 domain: d
 max_override: {unit: day, requests_per_unit: 1}
 descriptors:
-  - {key: path, max_override: {unit: day, requests_per_unit: 3}, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: path, value: 'a*', share_threshold: true, max_override: {unit: day, requests_per_unit: 3}, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: own, max_override: {unit: day, requests_per_unit: 2}, rate_limit: {unit: day, requests_per_unit: 1}}
   - {key: other, rate_limit: {unit: day, requests_per_unit: 1}}
 `)
-	for key, want := range map[string]int{"path": 3, "other": 1} {
+	for _, test := range []struct {
+		texts []string
+		want  int // how many are allowed
+	}{
+		{[]string{"path=a1", "path=a2", "path=a1", "path=a2", "path=a3"}, 3}, {[]string{"own=a", "own=a", "own=a", "own=b", "own=b"}, 4}, {[]string{"other=a", "other=a"}, 1},
+	} {
 		allowed := 0
-		for range 5 {
-			if !b.override(t, key+"=a", limiter.Override{Rate: 100, Period: algorithms.Day}).Denied {
+		for _, text := range test.texts {
+			if !b.override(t, text, limiter.Override{Rate: 100, Period: algorithms.Day}).Denied {
 				allowed++
 			}
 		}
-		if allowed != want {
-			t.Errorf("%s: %d allowed, want %d", key, allowed, want)
+		if allowed != test.want {
+			t.Errorf("%v: %d allowed, want %d", test.texts, allowed, test.want)
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func TestReplacedAndUnlimitedCostNothing(t *testing.T) {
@@ -31,24 +30,21 @@ descriptors:
 func TestOfManyLimitsTheNamedOneIsReplaced(t *testing.T) {
 	var yaml strings.Builder
 	yaml.WriteString("domain: d\ndescriptors:\n  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: n3}]}}\n  - {key: free, rate_limit: {unlimited: true, name: free}}\n")
-	keys := []string{"vip", "free", "unknown"}
+	texts := []string{"vip=1", "free=1", "unknown=1"}
 	for i := range 20 {
 		fmt.Fprintf(&yaml, "  - {key: k%d, rate_limit: {unit: hour, requests_per_unit: 5, name: n%d}}\n", i, i)
-		keys = append(keys, fmt.Sprint("k", i))
+		texts = append(texts, fmt.Sprintf("k%d=1", i))
 	}
-	b, c := newBench(t, yaml.String()), &limiter.Call{}
-	c.Request.Domain = "d"
-	for _, key := range keys {
-		d := c.AddDescriptor()
-		d.Entries, d.Cost, d.HasOverride = []descriptors.Entry{{Key: key, Value: "1"}}, 1, key == "unknown"
+	r := request(t, 1, texts...)
+	r.Descriptors[2].HasOverride = true
+	c := newBench(t, yaml.String()).check(t, r)
+	if len(c.Results) != len(texts) {
+		t.Fatalf("%d results; want %d", len(c.Results), len(texts))
 	}
-	if err := b.Check(t.Context(), c); err != nil || len(c.Results) != len(keys) {
-		t.Fatalf("error %v, %d results; want %d", err, len(c.Results), len(keys))
-	}
-	for i, key := range keys {
-		want := map[string]limiter.Outcome{"free": limiter.Unlimited, "unknown": limiter.Denied, "k3": limiter.Replaced}[key]
+	for i, text := range texts {
+		want := map[string]limiter.Outcome{"free=1": limiter.Unlimited, "unknown=1": limiter.Denied, "k3=1": limiter.Replaced}[text]
 		if got := c.Results[i].Outcome; got != want {
-			t.Errorf("%s: outcome %d, want %d", key, got, want)
+			t.Errorf("%s: outcome %d, want %d", text, got, want)
 		}
 	}
 }

@@ -369,11 +369,10 @@ func TestWhatAnIDContains(t *testing.T) {
 	if s := p.done(p.start(absent, texts...), 10).Settlements; len(s) != limiter.MaxReserved {
 		t.Errorf("%d limits and a shadow limit: %d settlements, want %d", limiter.MaxReserved, len(s), limiter.MaxReserved)
 	}
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true}}
-	d := c.AddDescriptor()
-	d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: "bob"}}, 1
-	if err := p.Check(t.Context(), c); err != nil || string(c.AppendID(nil)) != limiter.None {
-		t.Errorf("a dry run: error %v, %+v; want no reservation", err, c.Verdict)
+	dryRun := request(t, 1, "user=bob")
+	dryRun.DryRun = true
+	if c := p.check(t, dryRun); string(c.AppendID(nil)) != limiter.None {
+		t.Errorf("a dry run: %+v; want no reservation", c.Verdict)
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const inFlight = `
@@ -180,14 +179,9 @@ func TestShadowModeTakesBeyondCapacityAndReturnsWhatIsDenied(t *testing.T) {
 
 func TestWithoutAWayToReturnNothingIsTaken(t *testing.T) {
 	b := newSlotBench(t)
-	c := &limiter.Call{}
-	c.Request.Domain = "d"
-	for _, key := range []string{"tenant", "call"} {
-		d := c.AddDescriptor()
-		d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: "bob"}}, 1
-	}
-	if err := b.Check(t.Context(), c); err != nil || !c.Denied || !c.Results[0].NoReturn || !c.Never || c.Results[1].Outcome != limiter.Replaced {
-		t.Errorf("got %+v, %v; want a denial, because nothing can return the slot", c.Verdict, err)
+	c := b.bench.send(t, 1, "tenant=bob", "call=bob")
+	if !c.Denied || !c.Results[0].NoReturn || !c.Never || c.Results[1].Outcome != limiter.Replaced {
+		t.Errorf("got %+v; want a denial, because nothing can return the slot", c.Verdict)
 	}
 	b.want("uploads", "bob", 3)
 	b.want("calls", "bob", 2)
