@@ -215,11 +215,13 @@ func TestSearchingAKey(t *testing.T) {
 	d.request(t, 25, user("bob"))
 	d.request(t, 1, descriptors.Entry{Key: "café", Value: "bob"})
 	body := d.read(t, "/key?q=bob")
-	has(t, body, `href="/key?domain=d&amp;limit=send&amp;value=bob">bob</a>`, `href="/key?domain=d&amp;limit=quiet&amp;value=bob">bob</a>`, "0 of 20 left", "denied 5 times")
+	has(t, body, `href="/key?domain=d&amp;limit=send&amp;value=bob">bob</a>`, `href="/key?domain=d&amp;limit=quiet&amp;value=bob">bob</a>`, `<td class="hot">0 of 20 left`, "denied 5 times")
 	if strings.Contains(body, "limit=login") {
 		t.Error("the page shows a bucket of limit login; want none, because the bucket equals a new one")
 	}
 	has(t, d.read(t, "/key?q=user%3Dbob"), "denied now", "1 limit")
+	d.request(t, 2, user("ann"))
+	has(t, d.read(t, "/key?q=ann"), "<td>18 of 20 left")
 	has(t, d.read(t, "/key?q=nobody"), "None.")
 	has(t, d.read(t, "/key?q="+url.QueryEscape(strings.Repeat("é\xff<b>", 1000))), "None.")
 }

@@ -37,27 +37,6 @@ func TestASearchTriesABoundedNumberOfLimits(t *testing.T) {
 	}
 }
 
-func TestASearchMarksTheBucketsThatDeny(t *testing.T) {
-	d := swapped(t, loose)
-	d.request(t, 2, user("bob"))
-	p := &pages{Config: Config{Limiter: d.limiter, Current: d.limiter.Current, Now: func() time.Time { return d.now }}}
-	search := func(value string) string {
-		var b searchBody
-		p.searchKey(t.Context(), &b, value)
-		var rows []string
-		for _, row := range b.Buckets {
-			rows = append(rows, fmt.Sprint(row.Limit, " ", row.Key, " ", row.Denied))
-		}
-		return strings.Join(append(rows, b.Notes...), ", ")
-	}
-	if got, want := search("bob"), "many bob false, one bob true"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if got := search("eve"); got != "" {
-		t.Errorf("got %q; want nothing about a key without requests", got)
-	}
-}
-
 // A store that does not answer must not look as if the key were allowed or denied.
 func TestASearchWithoutTheStoreIsUnknown(t *testing.T) {
 	d := swapped(t, loose)

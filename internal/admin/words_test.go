@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -40,19 +39,6 @@ func TestWordsAboutABucket(t *testing.T) {
 		r := &limiter.Result{Policy: test.policy, Decision: test.decision}
 		if state, left := stateWords(r, began), remainingWords(r); !strings.Contains(state, test.state) || left != test.left {
 			t.Errorf("%+v: got %q, %q; want %q, %q", test.decision, state, left, test.state, test.left)
-		}
-	}
-}
-
-func TestWordsAboutARecordedDecision(t *testing.T) {
-	for want, e := range map[string]topkeys.Event{
-		"retry after 5 seconds": {Outcome: limiter.Denied, Remaining: 1, RetryAfter: 5 * algorithms.Second},
-		"1 left":                {Outcome: limiter.Denied, Remaining: 1},
-		"0 left":                {Outcome: limiter.Allowed, Remaining: -5, RetryAfter: 5},
-		"7 left":                {Outcome: limiter.Shadowed, Remaining: 7, RetryAfter: 5},
-	} {
-		if got := recent(e); got.Left != want || got.Denied != (e.Outcome == limiter.Denied) {
-			t.Errorf("%+v: got %+v; want %q, denied: %t", e, got, want, e.Outcome == limiter.Denied)
 		}
 	}
 }
