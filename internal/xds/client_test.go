@@ -64,7 +64,10 @@ type use struct {
 // "bad".
 func follow(t *testing.T, c Config) <-chan use {
 	t.Helper()
-	c.NodeID, c.Log = node, zap.NewNop()
+	c.NodeID = node
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
 	if c.MinBackoff == 0 {
 		c.MinBackoff, c.MaxBackoff = time.Millisecond, 20*time.Millisecond
 	}

@@ -170,12 +170,3 @@ func TestUnknownFieldsAreListedOnce(t *testing.T) {
 		t.Errorf("got %+v, %v; want no metadata, and its field among the unknown ones", d, err)
 	}
 }
-
-// Nothing calls fields with bytes that are not a message. If that ever happens, fields yields nothing.
-func TestFieldsOfAnInvalidMessage(t *testing.T) {
-	for _, data := range [][]byte{{0x80}, {1 << 3}, {1<<3 | 2, 5, 'a'}} {
-		for number := range fields(data) {
-			t.Errorf("%x: field %d; want none", data, number)
-		}
-	}
-}
