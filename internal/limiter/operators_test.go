@@ -26,15 +26,6 @@ func TestBeforeAConfigurationNothingIsAdjustableOrReset(t *testing.T) {
 	}
 }
 
-func TestAResetReportsThatTheStoreFailed(t *testing.T) {
-	b := newBench(t, adjustable)
-	b.store.err = backend.ErrUnavailable
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}}
-	if err := b.Reset(t.Context(), c); !errors.Is(err, backend.ErrUnavailable) || !strings.Contains(err.Error(), `limit "calls"`) {
-		t.Errorf("got the error %v, want backend.ErrUnavailable with the name of the limit", err)
-	}
-}
-
 // The whole descriptor identifies the buckets of a limit with a wildcard, so an operator must state it.
 func TestAnOperatorStatesTheDescriptorOfAWildcard(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors:\n  - {key: 'path_*', rate_limit: {name: starred, algorithm: token_bucket, rate: 10, period: 1m}}\n")
@@ -97,6 +88,11 @@ func TestErrorsOfResets(t *testing.T) {
 		if err := b.Reset(t.Context(), &limiter.Call{Request: r}); !errors.As(err, &problem) || !problem.Missing {
 			t.Errorf("%s: got the error %v, want a *RequestError", name, err)
 		}
+	}
+	b.store.err = backend.ErrUnavailable
+	calls := limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}
+	if err := b.Reset(t.Context(), &limiter.Call{Request: calls}); !errors.Is(err, backend.ErrUnavailable) || !strings.Contains(err.Error(), `limit "calls"`) {
+		t.Errorf("the store fails: got the error %v, want backend.ErrUnavailable with the name of the limit", err)
 	}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Local: &faulty{Store: memory.New(memory.Config{}), err: backend.ErrUnavailable}})
 	l.Swap(b.Current())

@@ -117,33 +117,6 @@ func TestFloodOnOneLimitLeavesRoomForOthers(t *testing.T) {
 	}
 }
 
-func TestAGroupWithoutRoomConsumesNothing(t *testing.T) {
-	_, s := at(4)
-	l := tokens(t, 5)
-	s.SetOwners([]string{"a", "b"})
-	for i := range 3 {
-		consume(s, "a", fmt.Sprint(i), l, 1)
-	}
-	charges := []backend.Charge{
-		{Key: []byte("a/0"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}},
-		{Key: []byte("b/0"), Limit: l, Owner: "b", Terms: algorithms.Charge{Cost: 1}},
-		{Key: []byte("a/3"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}},
-	}
-	d := make([]backend.Decision, 3)
-	backend.Take(context.Background(), s, charges, d)
-	for i := range d {
-		if !errors.Is(d[i].Err, backend.ErrFull) {
-			t.Errorf("charge %d: %+v, want ErrFull", i, d[i])
-		}
-	}
-	if stats := s.Stats(); stats.Keys != 3 || stats.Full != 1 {
-		t.Errorf("%+v, want 3 keys, and one refusal", stats)
-	}
-	if d := consume(s, "a", "0", l, 0); d.Remaining != 4 {
-		t.Errorf("a/0 has %d left, want 4: a group without room consumes nothing", d.Remaining)
-	}
-}
-
 // A bucket of a limit that settles counts as three, because it needs up to 300 bytes beyond its key.
 func TestBucketsWithPeaksUseTheRoomOfThree(t *testing.T) {
 	const n = 50_000

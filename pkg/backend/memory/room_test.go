@@ -257,6 +257,10 @@ func TestDecisionsWithoutRoom(t *testing.T) {
 			{Key: []byte("penalty"), Limit: penalty, Terms: algorithms.Charge{Cost: 4}},
 		}, false},
 		{"a new bucket", []backend.Charge{{Key: []byte("new"), Limit: plain, Terms: algorithms.Charge{Cost: 1}}}, true},
+		{"a new bucket, in a group", []backend.Charge{
+			{Key: []byte("stored"), Limit: slow, Terms: algorithms.Charge{Cost: 1}},
+			{Key: []byte("new"), Limit: plain, Terms: algorithms.Charge{Cost: 1}},
+		}, true},
 		{"no units", []backend.Charge{{Key: []byte("new"), Limit: starts}}, false},
 		{"a dry run that starts a clock", []backend.Charge{{Key: []byte("new"), Limit: starts, Terms: algorithms.Charge{Cost: 1, DryRun: true}}}, false},
 		{"a denial that starts a clock", []backend.Charge{{Key: []byte("new"), Limit: starts, Terms: algorithms.Charge{Cost: 2}}}, false},
@@ -285,6 +289,9 @@ func TestDecisionsWithoutRoom(t *testing.T) {
 				if full := errors.Is(got[i].Err, backend.ErrFull); full != test.full || !full && got[i].Err != nil {
 					t.Errorf("charge %d: %+v; want ErrFull %v", i, got[i], test.full)
 				}
+			}
+			if n := s.Stats().Full; n > 1 || (n == 1) != test.full {
+				t.Errorf("%d refusals are counted; want one for a group without room", n)
 			}
 			for key, l := range map[string]*algorithms.Limit{"stored": slow, "penalty": penalty} {
 				var left [1]backend.Decision
