@@ -21,7 +21,6 @@ limits:
   day: {algorithm: fixed_window, rate: 50, period: 1d, start: 2026-01-01T00:00:00Z, overdraw: true, max_reserved: 200}
   other: {algorithm: token_bucket, rate: 6, period: 1m, capacity: 5}
   strict: {algorithm: token_bucket, rate: 1, period: 1m, capacity: 1, penalty: {after: 2, for: 1m, max: 2m}}
-  growing: {algorithm: token_bucket, rate: 60, period: 1m, capacity: 100, initial: 0}
 `
 
 func named(name string, cost int64) limiter.NamedCharge {
