@@ -133,6 +133,9 @@ func TestLimitsOutliveTheControlPlane(t *testing.T) {
 	if first, second := x.send(t, "k=v").OverallCode, x.send(t, "k=v").OverallCode; first != ok || second != over {
 		t.Errorf("got %v, %v; want OK and OVER_LIMIT", first, second)
 	}
+	if code := get(t, x.HTTP, "/healthcheck").StatusCode; code != 200 {
+		t.Errorf("/healthcheck: status %d, want 200", code)
+	}
 	p = newPlane(t, p.Address)
 	p.set(t, "1", perUnit("k", 7, year))
 	eventually(t, "the new limit", func() bool {

@@ -24,7 +24,6 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
@@ -104,8 +103,7 @@ func TestTheImageIsLabelled(t *testing.T) {
 }
 
 type client struct {
-	rls   rls.RateLimitServiceClient
-	probe healthpb.HealthClient
+	rls rls.RateLimitServiceClient
 }
 
 func connect(t *testing.T, socket string) client {
@@ -115,7 +113,7 @@ func connect(t *testing.T, socket string) client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	return client{rls.NewRateLimitServiceClient(conn), healthpb.NewHealthClient(conn)}
+	return client{rls.NewRateLimitServiceClient(conn)}
 }
 
 // decide sends a request, and waits if the server has not started yet.

@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/prometheus/promql"
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/prometheus/prometheus/storage"
-	"github.com/prometheus/prometheus/util/annotations"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
@@ -160,7 +159,7 @@ func (d *database) evaluate(t *testing.T, text string) promql.Vector {
 // Querier implements storage.Queryable.
 func (d *database) Querier(int64, int64) (storage.Querier, error) {
 	return &storage.MockQuerier{SelectMockFunction: func(_ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
-		found := &list{}
+		found := &list{SeriesSet: storage.EmptySeriesSet()}
 		for _, s := range d.series {
 			if !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(s.Labels().Get(m.Name)) }) {
 				found.rest = append(found.rest, s)
@@ -170,8 +169,10 @@ func (d *database) Querier(int64, int64) (storage.Querier, error) {
 	}}, nil
 }
 
-// list implements storage.SeriesSet.
+// list is a series set of several series.
 type list struct {
+	storage.SeriesSet // an empty one, without errors and warnings
+
 	at   storage.Series
 	rest []storage.Series
 }
@@ -184,6 +185,4 @@ func (l *list) Next() bool {
 	return true
 }
 
-func (l *list) At() storage.Series                { return l.at }
-func (l *list) Err() error                        { return nil }
-func (l *list) Warnings() annotations.Annotations { return nil }
+func (l *list) At() storage.Series { return l.at }

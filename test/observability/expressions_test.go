@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/prometheus/common/model"
-	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql/parser"
 )
@@ -116,14 +115,4 @@ func expressions(t *testing.T) (all []expression) {
 		})
 	}
 	return all
-}
-
-func selectors(t *testing.T, text string) [][]*labels.Matcher {
-	t.Helper()
-	expr, err := syntax.ParseExpr(text)
-	if err != nil {
-		t.Errorf("%v\n%s", err, text)
-		return nil
-	}
-	return parser.ExtractSelectors(expr)
 }
