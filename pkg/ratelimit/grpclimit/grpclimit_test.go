@@ -26,9 +26,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit/grpclimit"
 )
 
-type failing struct{}
+type answering struct{ err error }
 
-func (failing) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
+func (s answering) Submit(b *backend.Batch) { b.Fail(s.err) }
+
+var failing = answering{backend.ErrUnavailable}
 
 // dial starts a server of the health service whose limit allows two calls, with one more every 1.5 s and half a
 // microsecond, and connects to it.
@@ -130,24 +132,28 @@ func TestKeysByMetadata(t *testing.T) {
 	}
 }
 
-func TestAFailureOfTheStoreDenies(t *testing.T) {
-	reported := make(chan error, 1)
-	client := dial(t, failing{}, grpclimit.Config{OnError: func(_ context.Context, err error) { reported <- err }})
-	if code, _, s := check(t, client); code != codes.Unavailable {
-		t.Errorf("got %v; want code codes.Unavailable", s)
-	}
-	if err := <-reported; !errors.Is(err, ratelimit.ErrUnavailable) {
-		t.Errorf("got %v; want the error ratelimit.ErrUnavailable", err)
-	}
-	if code, _, s := check(t, dial(t, failing{}, grpclimit.Config{FailOpen: true})); code != codes.OK {
-		t.Errorf("fail open: %v; want code codes.OK", s)
-	}
-}
-
-func TestFailOpenCoversTheStoreOnly(t *testing.T) {
-	broken := func(context.Context, string, []string) ([]string, error) { return nil, errors.New("no session") }
-	if code, _, s := check(t, dial(t, nil, grpclimit.Config{FailOpen: true, Key: broken})); code != codes.Unavailable {
-		t.Errorf("a wrong key: %v; want code codes.Unavailable", s)
+// FailOpen covers failures of the store, not mistakes of the program.
+func TestFailures(t *testing.T) {
+	broken := errors.New("no session")
+	wrongKey := func(context.Context, string, []string) ([]string, error) { return nil, broken }
+	for name, c := range map[string]struct {
+		store    backend.Store
+		config   grpclimit.Config
+		code     codes.Code
+		reported error
+	}{
+		"a store that fails":              {failing, grpclimit.Config{}, codes.Unavailable, ratelimit.ErrUnavailable},
+		"a store that fails, fail open":   {failing, grpclimit.Config{FailOpen: true}, codes.OK, ratelimit.ErrUnavailable},
+		"a store that is full":            {answering{backend.ErrFull}, grpclimit.Config{}, codes.Unavailable, backend.ErrFull},
+		"a store that is full, fail open": {answering{backend.ErrFull}, grpclimit.Config{FailOpen: true}, codes.OK, backend.ErrFull},
+		"a wrong key":                     {nil, grpclimit.Config{FailOpen: true, Key: wrongKey}, codes.Unavailable, broken},
+	} {
+		reported := make(chan error, 1)
+		c.config.OnError = func(_ context.Context, err error) { reported <- err }
+		code, _, s := check(t, dial(t, c.store, c.config))
+		if err := <-reported; code != c.code || !errors.Is(err, c.reported) {
+			t.Errorf("%s: got %v, and OnError got %v; want %v and %v", name, s, err, c.code, c.reported)
+		}
 	}
 }
 
@@ -184,7 +190,7 @@ func TestALeakyBucketSpacesCalls(t *testing.T) {
 }
 
 func TestAnUnknownLimitIsAnErrorOfNew(t *testing.T) {
-	limiter, err := ratelimit.New(ratelimit.Config{Store: failing{}})
+	limiter, err := ratelimit.New(ratelimit.Config{Store: failing})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,18 +240,6 @@ func TestKeysByPeer(t *testing.T) {
 		key, err := grpclimit.ByPeer(ctx, "", nil)
 		if err != nil || len(key) != 1 || key[0] != want {
 			t.Errorf("%s: got %q, %v; want %q", addr, key, err, want)
-		}
-	}
-}
-
-type full struct{}
-
-func (full) Submit(b *backend.Batch) { b.Fail(backend.ErrFull) }
-
-func TestFailOpenCoversAFullStore(t *testing.T) {
-	for failOpen, want := range map[bool]codes.Code{true: codes.OK, false: codes.Unavailable} {
-		if code, _, s := check(t, dial(t, full{}, grpclimit.Config{FailOpen: failOpen})); code != want {
-			t.Errorf("fail open %t: got %v, want %v", failOpen, s, want)
 		}
 	}
 }

@@ -150,42 +150,36 @@ func TestKeysByHeaderAndValue(t *testing.T) {
 	}
 }
 
-type failing struct{}
-
-func (failing) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
-
-func TestAFailureOfTheStoreDenies(t *testing.T) {
-	var reported error
-	closed := limited(t, failing{}, httplimit.Config{OnError: func(_ *http.Request, err error) { reported = err }})
-	if w := get(closed, "192.0.2.1:1"); w.Code != 503 || !errors.Is(reported, ratelimit.ErrUnavailable) {
-		t.Errorf("got %d %v; want status 503 and the error ratelimit.ErrUnavailable", w.Code, reported)
-	}
-	reported = nil
-	open := limited(t, failing{}, httplimit.Config{FailOpen: true, OnError: func(_ *http.Request, err error) { reported = err }})
-	if w := get(open, "192.0.2.1:1"); w.Code != 200 || !errors.Is(reported, ratelimit.ErrUnavailable) {
-		t.Errorf("fail open: %d, and OnError got %v; want status 200 and the error ratelimit.ErrUnavailable", w.Code, reported)
-	}
-}
-
-func TestFailOpenCoversTheStoreOnly(t *testing.T) {
-	broken := errors.New("no session")
-	for name, c := range map[string]httplimit.Config{
-		"key":  {FailOpen: true, Key: func(*http.Request, []string) ([]string, error) { return nil, broken }},
-		"cost": {FailOpen: true, Cost: func(*http.Request) int64 { return 0 }},
-	} {
-		if w := get(limited(t, nil, c), "192.0.2.1:1"); w.Code != 503 {
-			t.Errorf("a wrong %s: %d; want status 503", name, w.Code)
-		}
-	}
-	full := limited(t, answering{backend.ErrFull}, httplimit.Config{FailOpen: true})
-	if w := get(full, "192.0.2.1:1"); w.Code != 200 {
-		t.Errorf("a full store: %d; want status 200", w.Code)
-	}
-}
-
 type answering struct{ err error }
 
 func (s answering) Submit(b *backend.Batch) { b.Fail(s.err) }
+
+var failing = answering{backend.ErrUnavailable}
+
+// FailOpen covers failures of the store, not mistakes of the program.
+func TestFailures(t *testing.T) {
+	broken := errors.New("no session")
+	wrongKey := func(*http.Request, []string) ([]string, error) { return nil, broken }
+	for name, c := range map[string]struct {
+		store    backend.Store
+		config   httplimit.Config
+		code     int
+		reported error
+	}{
+		"a store that fails":              {failing, httplimit.Config{}, 503, ratelimit.ErrUnavailable},
+		"a store that fails, fail open":   {failing, httplimit.Config{FailOpen: true}, 200, ratelimit.ErrUnavailable},
+		"a store that is full":            {answering{backend.ErrFull}, httplimit.Config{}, 503, backend.ErrFull},
+		"a store that is full, fail open": {answering{backend.ErrFull}, httplimit.Config{FailOpen: true}, 200, backend.ErrFull},
+		"a wrong key":                     {nil, httplimit.Config{FailOpen: true, Key: wrongKey}, 503, broken},
+		"a wrong cost":                    {nil, httplimit.Config{FailOpen: true, Cost: func(*http.Request) int64 { return 0 }}, 503, nil},
+	} {
+		var reported error
+		c.config.OnError = func(_ *http.Request, err error) { reported = err }
+		if w := get(limited(t, c.store, c.config), "192.0.2.1:1"); w.Code != c.code || reported == nil || c.reported != nil && !errors.Is(reported, c.reported) {
+			t.Errorf("%s: got %d, and OnError got %v; want status %d and %v", name, w.Code, reported, c.code, c.reported)
+		}
+	}
+}
 
 func spaced(t *testing.T, period time.Duration) (h http.Handler, calls *atomic.Int64) {
 	t.Helper()
@@ -249,7 +243,7 @@ func TestCosts(t *testing.T) {
 }
 
 func TestAnUnknownLimitIsAnErrorOfNew(t *testing.T) {
-	limiter, err := ratelimit.New(ratelimit.Config{Store: failing{}})
+	limiter, err := ratelimit.New(ratelimit.Config{Store: failing})
 	if err != nil {
 		t.Fatal(err)
 	}
