@@ -68,16 +68,19 @@ func TestServePrintsACommandToTry(t *testing.T) {
 	}
 }
 
-func TestNoCommandToTryWithoutJSON(t *testing.T) {
-	s, problems := config.Compile([]config.File{{Name: "f", Data: []byte(limits)}}, config.Options{})
-	if problems.Bad() {
-		t.Fatal(problems)
-	}
+func TestACommandToTryNeedsJSONAndALimit(t *testing.T) {
 	at := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8080}
-	for json, want := range map[bool]bool{true: true, false: false} {
-		text := greeting(server.Running{GRPC: at, HTTP: at, Snapshot: s}, json)
-		if strings.Contains(text, "curl") != want || !strings.Contains(text, "http://127.0.0.1:8080") {
-			t.Errorf("json %t: want the address, and a curl command only with json:\n%s", json, text)
+	for _, c := range []struct {
+		text       string
+		json, want bool
+	}{{limits, true, true}, {limits, false, false}, {"domain: d\n", true, false}, {"domain: d\ndescriptors: [{key: k}]\n", true, false}} {
+		s, problems := config.Compile([]config.File{{Name: "f", Data: []byte(c.text)}}, config.Options{})
+		if problems.Bad() {
+			t.Fatal(problems)
+		}
+		text := greeting(server.Running{GRPC: at, HTTP: at, Snapshot: s}, c.json)
+		if strings.Contains(text, "curl") != c.want || !strings.Contains(text, "http://127.0.0.1:8080") {
+			t.Errorf("json %t: want the address, and a curl command: %t\n%s", c.json, c.want, text)
 		}
 	}
 }
@@ -91,18 +94,6 @@ func TestCurlCommandFitsEveryAddress(t *testing.T) {
 	} {
 		if got := curl(a); got != want {
 			t.Errorf("%s, want %s", got, want)
-		}
-	}
-}
-
-func TestNoCommandToTryWithoutLimits(t *testing.T) {
-	for _, text := range []string{"domain: d\n", "domain: d\ndescriptors: [{key: k}]\n"} {
-		s, problems := config.Compile([]config.File{{Name: "f", Data: []byte(text)}}, config.Options{})
-		if problems.Bad() {
-			t.Fatal(problems)
-		}
-		if domain, entries, ok := example(s); ok {
-			t.Errorf("got the example %s: %v; want none", domain, entries)
 		}
 	}
 }
