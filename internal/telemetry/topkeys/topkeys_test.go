@@ -151,25 +151,6 @@ func TestADenialHasTheTimeOfTheRequest(t *testing.T) {
 	}
 }
 
-func TestReasonsOfDenials(t *testing.T) {
-	failed := func(err error) *limiter.Result {
-		return &limiter.Result{Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: err}}
-	}
-	blocked := &limiter.Policy{Adjusted: &limiter.PolicyAdjustment{Block: true}}
-	for want, r := range map[string]*limiter.Result{
-		Full:    failed(fmt.Errorf("charge: %w", backend.ErrFull)),
-		Backend: failed(backend.ErrUnavailable),
-		Never:   {Outcome: limiter.Denied, Decision: backend.Decision{Decision: algorithms.Decision{Never: true}}},
-		Blocked: {Outcome: limiter.Denied, Policy: blocked, Decision: backend.Decision{Decision: algorithms.Decision{Blocked: algorithms.Second}}},
-		Penalty: {Outcome: limiter.Denied, Policy: &limiter.Policy{}, Decision: backend.Decision{Decision: algorithms.Decision{Blocked: algorithms.Second}}},
-		Limit:   {Outcome: limiter.Denied, Policy: &limiter.Policy{}},
-	} {
-		if got := reasonOf(r); got != want {
-			t.Errorf("%+v: got the reason %s, want %s", r, got, want)
-		}
-	}
-}
-
 // Limits with quota_mode deny only if every such limit of the request does. Otherwise they have no part in a denial.
 func TestOnlyLimitsThatDenyAreCounted(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
