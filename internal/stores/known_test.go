@@ -3,6 +3,7 @@ package stores_test
 import (
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -47,6 +48,14 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		}
 		if d := submit("a denied one of a limit that may be leased", true, leased(few, "a", 2, 1))[0]; d != want {
 			t.Errorf("got %+v, want %+v", d, want)
+		}
+		time.Sleep(time.Second)
+		submit("an old denial, which one caller revalidates", false, a)
+		submit("a renewed denial", true, a)
+		refund, again := of(few, "a", -1), of(few, "a", 1)
+		again.Group = 1
+		if d := submit("a refund and a charge of the denied bucket", false, refund, again); !d[1].Allowed {
+			t.Errorf("got %+v; want the refunded unit", d[1])
 		}
 		hot := leased(many, "hot", 1, 10_000)
 		n := warm(t, lease, hot)
