@@ -21,8 +21,6 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
-	"helm.sh/helm/v3/pkg/lint"
-	"helm.sh/helm/v3/pkg/lint/support"
 )
 
 const (
@@ -43,25 +41,6 @@ func TestSuites(t *testing.T) {
 	}
 	if !regexp.MustCompile(`(?m)^Tests: +[1-9]`).MatchString(out.String()) {
 		t.Errorf("no suite has run:\n%s", out.String())
-	}
-}
-
-// TestLintFindsNothing runs helm lint --strict with Helm 3. scripts/chart.sh also runs it with Helm 4.
-func TestLintFindsNothing(t *testing.T) {
-	files, err := filepath.Glob(ours + "/ci/*-values.yaml")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no values in %s/ci: %v", ours, err)
-	}
-	for _, file := range files {
-		values, err := chartutil.ReadValuesFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, message := range lint.AllWithKubeVersion(ours, values, "edge", &chartutil.KubeVersion{Version: "v1.34.0", Major: "1", Minor: "34"}).Messages {
-			if message.Severity > support.InfoSev {
-				t.Errorf("%s: %v", filepath.Base(file), message)
-			}
-		}
 	}
 }
 
