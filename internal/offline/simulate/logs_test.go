@@ -3,8 +3,10 @@ package simulate
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -190,7 +192,7 @@ func TestBrokenLinesOfALogAreCounted(t *testing.T) {
 	if text, _ := reportOn(t, c, ""); !strings.Contains(text, "requests  0") {
 		t.Errorf("an empty log: got\n%s\nwant no requests", text)
 	}
-	if _, err := Run(t.Context(), Config{Snapshot: c.Snapshot, Format: JSONL, Input: brokenReader{}}); err == nil {
+	if _, err := Run(t.Context(), Config{Snapshot: c.Snapshot, Format: JSONL, Input: iotest.ErrReader(io.ErrUnexpectedEOF)}); err == nil {
 		t.Error("an input that cannot be read gave a report; want an error")
 	}
 }

@@ -3,11 +3,8 @@ package simulate
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
-
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 const estimated = `
@@ -163,21 +160,6 @@ descriptors:
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
-	}
-}
-
-func TestOpenCallsAreOrdered(t *testing.T) {
-	var open queue[string]
-	for i, at := range []algorithms.Micros{2, 1, 2, 2, 1, 3} {
-		open.add(at, "abcdef"[i:i+1])
-	}
-	var got []string
-	for open.len() > 0 {
-		_, value := open.take()
-		got = append(got, value)
-	}
-	if want := strings.Split("beacdf", ""); !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
 	}
 }
 

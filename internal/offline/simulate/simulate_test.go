@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -133,16 +134,12 @@ func TestMistakesEndTheRun(t *testing.T) {
 }
 
 func TestAReadErrorIsNoLineError(t *testing.T) {
-	broken := io.MultiReader(strings.NewReader(`{"time_us":5,`), brokenReader{})
+	broken := io.MultiReader(strings.NewReader(`{"time_us":5,`), iotest.ErrReader(io.ErrUnexpectedEOF))
 	_, err := Run(t.Context(), Config{Snapshot: compiled(t, small), Name: "trace", Input: broken, Format: JSONL})
 	if _, ok := errors.AsType[*LineError](err); ok || !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("got %v; want io.ErrUnexpectedEOF without a line", err)
 	}
 }
-
-type brokenReader struct{}
-
-func (brokenReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 
 func TestLogIsReadLeniently(t *testing.T) {
 	line := func(host string, second int, rest string) string {
