@@ -52,10 +52,10 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		time.Sleep(time.Second)
 		submit("an old denial, which one caller revalidates", false, a)
 		submit("a renewed denial", true, a)
-		refund, again := of(few, "a", -1), of(few, "a", 1)
+		refund, again := of(few, "a", -2), of(few, "a", 2)
 		again.Group = 1
 		if d := submit("a refund and a charge of the denied bucket", false, refund, again); !d[1].Allowed {
-			t.Errorf("got %+v; want the refunded unit", d[1])
+			t.Errorf("got %+v; want the refunded units", d[1])
 		}
 		hot := leased(many, "hot", 1, 10_000)
 		n := warm(t, lease, hot)
