@@ -7,11 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -22,16 +20,8 @@ func TestASearchTriesABoundedNumberOfLimits(t *testing.T) {
 			text += fmt.Sprintf("  l%d: {algorithm: token_bucket, rate: 1, period: 1s}\n", i)
 		}
 		text += "descriptors: [{key: free, rate_limit: {unlimited: true}}]\n" // it has no buckets, so it is not tried
-		s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(text)}}, config.Options{})
-		if problems.Bad() {
-			t.Fatal(problems)
-		}
-		c := fixture(t)
-		c.Limiter = limiter.New(memory.New(memory.Config{}), limiter.Config{})
-		c.Limiter.Swap(s)
-		c.Current = c.Limiter.Current
 		note := fmt.Sprintf("Only %d limits were tried.", maxTried)
-		if body := get(New(c), "/key?q=x", "").Body.String(); strings.Contains(body, note) != (more > 0) {
+		if body := swapped(t, text).read(t, "/key?q=x"); strings.Contains(body, note) != (more > 0) {
 			t.Errorf("with %d limits that have buckets: got %s; want %q: %t", maxTried+more, body, note, more > 0)
 		}
 	}

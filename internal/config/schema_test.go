@@ -141,22 +141,21 @@ func property(t *testing.T, level map[string]any, key string) map[string]any {
 	return p
 }
 
-// schemaLevels maps names under $defs of the schema to the keys that the parser accepts at these levels. The name ""
-// means the top level.
+// schemaTypes maps names under $defs of the schema to the types of the parser. The name "" means the top level.
+var schemaTypes = map[string]reflect.Type{
+	"": reflect.TypeFor[document](), "descriptor": reflect.TypeFor[descriptor](), "rate_limit": reflect.TypeFor[limit](),
+	"named_limit": reflect.TypeFor[limit](), "guaranteed": reflect.TypeFor[guaranteed](), "lease": reflect.TypeFor[lease](), "replacement": reflect.TypeFor[replacement](),
+	"auth": reflect.TypeFor[auth](), "auth_route": reflect.TypeFor[route](), "auth_entry": reflect.TypeFor[authEntry](),
+}
+
+// schemaLevels returns the keys that the parser accepts at each level of schemaTypes.
 func schemaLevels() map[string][]string {
-	limitLevel := levelOf(reflect.TypeFor[limit]())
-	return map[string][]string{
-		"":            levelOf(reflect.TypeFor[document]()).keys,
-		"descriptor":  levelOf(reflect.TypeFor[descriptor]()).keys,
-		"rate_limit":  limitLevel.keys,
-		"named_limit": slices.DeleteFunc(slices.Clone(limitLevel.keys), func(k string) bool { return limitLevel.form(k) == "reference" }),
-		"guaranteed":  levelOf(reflect.TypeFor[guaranteed]()).keys,
-		"lease":       levelOf(reflect.TypeFor[lease]()).keys,
-		"replacement": levelOf(reflect.TypeFor[replacement]()).keys,
-		"auth":        levelOf(reflect.TypeFor[auth]()).keys,
-		"auth_route":  levelOf(reflect.TypeFor[route]()).keys,
-		"auth_entry":  levelOf(reflect.TypeFor[authEntry]()).keys,
+	levels := map[string][]string{}
+	for name, typ := range schemaTypes {
+		level := levelOf(typ)
+		levels[name] = slices.DeleteFunc(slices.Clone(level.keys), func(k string) bool { return name == "named_limit" && level.form(k) == "reference" })
 	}
+	return levels
 }
 
 func TestSchemaHasTheKeysOfTheParser(t *testing.T) {
@@ -271,7 +270,8 @@ func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 	for name, keys := range schemaLevels() {
 		for _, key := range keys {
 			value, has := property(t, schemaAt(t, name), key)["default"]
-			field := levelField(name, key)
+			typ := schemaTypes[name]
+			field := typ.Field(levelOf(typ).field[key]).Type
 			switch fixed := field == reflect.TypeFor[boolean]() || field == reflect.TypeFor[authDefault]() || field == reflect.TypeFor[consume]() || field == reflect.TypeFor[failure](); {
 			case !has && fixed:
 				t.Errorf("%q: %q has no default in the schema; want one", name, key)
@@ -280,13 +280,4 @@ func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 			}
 		}
 	}
-}
-
-func levelField(name, key string) reflect.Type {
-	typ := map[string]reflect.Type{
-		"": reflect.TypeFor[document](), "descriptor": reflect.TypeFor[descriptor](), "rate_limit": reflect.TypeFor[limit](),
-		"named_limit": reflect.TypeFor[limit](), "guaranteed": reflect.TypeFor[guaranteed](), "lease": reflect.TypeFor[lease](), "replacement": reflect.TypeFor[replacement](),
-		"auth": reflect.TypeFor[auth](), "auth_route": reflect.TypeFor[route](), "auth_entry": reflect.TypeFor[authEntry](),
-	}[name]
-	return typ.Field(levelOf(typ).field[key]).Type
 }
