@@ -127,8 +127,9 @@ func (w *settling) end(mayBeLost func(started time.Time) bool) (lost int) {
 	}
 	w.t.Logf("%d reservations of %d units; up to %d lost; %d starts without an answer; %d settlements were sent again; %d used",
 		len(w.all), real, lost, w.unknown, w.failed.Load(), used)
-	if used < real-100*lost || used > real+100*w.unknown || (used-real)%100 != 0 {
-		w.t.Errorf("used %d, want %d less 100 for some of %d lost starts, plus 100 for some of %d starts without an answer", used, real, lost, w.unknown)
+	// A bucket that has lost the newest starts refunds nothing of them until its next charge, so any sum is possible then.
+	if used < real-100*lost || used > real+100*w.unknown || lost == 0 && (used-real)%100 != 0 {
+		w.t.Errorf("used %d, want %d less at most 100 for each of %d lost starts, plus 100 for some of %d starts without an answer", used, real, lost, w.unknown)
 	}
 	return lost
 }
