@@ -60,8 +60,8 @@ func (o SlotOutcome) String() string { return slotOutcomeNames[o] }
 // Repeater submits charges for which no caller waits.
 type Repeater interface {
 	// Repeat submits a copy of c to store, for a bounded time, until the store decides it. If unless is not nil, it gets
-	// each decision, and one for which it returns true is repeated too. Then Repeat calls done with the last decision, whose Err is
-	// set if there was none. Repeat does not block.
+	// each decision, and one for which it returns true is repeated too. Then Repeat calls done with the last decision,
+	// whose Err is set if there was none. Repeat does not block.
 	Repeat(store backend.Store, c *backend.Charge, unless func(*backend.Decision) bool, done func(*backend.Decision))
 }
 
