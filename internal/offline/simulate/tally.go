@@ -112,7 +112,7 @@ func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result
 	}
 	if !r.Decision.Allowed {
 		of.Denied++
-		if key, added := t.topDenied.Add(r.Key); added {
+		if key, added := t.topDenied.Add(r.Key, 1); added {
 			key.Value = DeniedKey{Domain: of.Domain, Limit: of.Name, Key: string(t.show(nil, c, r)), limit: of}
 		}
 	}

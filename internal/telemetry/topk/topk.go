@@ -46,12 +46,9 @@ func New[V any](max int) *Counter[V] {
 	return &Counter[V]{max: max, byKey: make(map[string]*Counted[V], max)}
 }
 
-// Add counts one occurrence of key. If added is true, the item is new, and the caller must set its Value.
+// Add counts n occurrences of key; n is at least 1. If added is true, the item is new, and the caller must set its Value.
 // Until then Value may be the value of the replaced item. A later call may replace the item: use c only until then.
-func (h *Counter[V]) Add(key []byte) (c *Counted[V], added bool) { return h.AddN(key, 1) }
-
-// AddN counts n occurrences of key; n is at least 1.
-func (h *Counter[V]) AddN(key []byte, n int64) (c *Counted[V], added bool) {
+func (h *Counter[V]) Add(key []byte, n int64) (c *Counted[V], added bool) {
 	c = h.byKey[string(key)]
 	if c == nil {
 		if len(h.least) < h.max {

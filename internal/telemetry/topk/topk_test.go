@@ -15,13 +15,13 @@ func TestEstimatesBoundTheExactCount(t *testing.T) {
 		for range rapid.IntRange(0, 50).Draw(t, "runs") {
 			key := fmt.Sprint(rapid.IntRange(0, 5).Draw(t, "often"))
 			for range rapid.IntRange(0, 200).Draw(t, "times") {
-				h.Add([]byte(key))
+				h.Add([]byte(key), 1)
 				exact[key]++
 				total++
 			}
 			for range rapid.IntRange(0, 50).Draw(t, "others") {
 				rare := fmt.Sprint("rare", len(exact))
-				h.Add([]byte(rare))
+				h.Add([]byte(rare), 1)
 				exact[rare]++
 				total++
 			}
@@ -52,7 +52,7 @@ func TestEstimatesBoundTheExactCount(t *testing.T) {
 func TestTopIsSortedAndBounded(t *testing.T) {
 	h := New[int](3)
 	for key, n := range map[string]int64{"x": 5, "b": 2, "a": 2} {
-		if _, added := h.AddN([]byte(key), n); !added {
+		if _, added := h.Add([]byte(key), n); !added {
 			t.Errorf("%s is not new; want new", key)
 		}
 	}
@@ -65,7 +65,7 @@ func TestTopIsSortedAndBounded(t *testing.T) {
 			t.Errorf("the first %d: got %q, want %q", n, got, want)
 		}
 	}
-	c, added := h.AddN([]byte("c"), 9) // replaces a or b, and inherits the count 2
+	c, added := h.Add([]byte("c"), 9) // replaces a or b, and inherits the count 2
 	if !added || c.Count != 11 || c.Least() != 9 || h.Top(1)[0] != c {
 		t.Errorf("got %+v, new: %t; want a new item, with between 9 and 11 occurrences, at the top", c, added)
 	}

@@ -17,10 +17,10 @@ type Windows[V any] struct {
 // NewWindows returns a Windows with room for max items in each window.
 func NewWindows[V any](max int) Windows[V] { return Windows[V]{max: max} }
 
-// AddN counts n occurrences of key at the time now, like Counter.AddN.
-func (w *Windows[V]) AddN(now time.Time, key []byte, n int64) (c *Counted[V], added bool) {
+// Add counts n occurrences of key at the time now, like Counter.Add.
+func (w *Windows[V]) Add(now time.Time, key []byte, n int64) (c *Counted[V], added bool) {
 	w.turn(now)
-	c, added = w.recent.AddN(key, n)
+	c, added = w.recent.Add(key, n)
 	if added {
 		c.spans = spans{}
 	}

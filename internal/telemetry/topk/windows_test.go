@@ -40,7 +40,7 @@ func TestWindowsAddUpTheCurrentAndThePreviousWindow(t *testing.T) {
 			t.Fatal(err)
 		}
 		if step.add != "" {
-			c, added := w.AddN(now, []byte(step.add), step.n)
+			c, added := w.Add(now, []byte(step.add), step.n)
 			if added != step.added {
 				t.Errorf("%s: %s is new: %t, want %t", step.at, step.add, added, step.added)
 			}
@@ -68,15 +68,15 @@ func TestWindowsAddUpTheCurrentAndThePreviousWindow(t *testing.T) {
 func TestRates(t *testing.T) {
 	end := time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC) // the end of a window
 	w := NewWindows[string](1)
-	w.AddN(end.Add(-9*time.Second), []byte("a"), 70)
-	w.AddN(end.Add(-4*time.Second), []byte("b"), 30)
+	w.Add(end.Add(-9*time.Second), []byte("a"), 70)
+	w.Add(end.Add(-4*time.Second), []byte("b"), 30)
 	for _, step := range []struct {
 		at   time.Duration
 		add  int64
 		want float64
 	}{{-4 * time.Second, 0, 3}, {-1 * time.Second, 10, 4}, {0, 0, 4}, {2500 * time.Millisecond, 20, 3 + 2}, {5 * time.Second, 0, 2 + 2}, {12 * time.Second, 0, 1.6}, {25 * time.Second, 0, 0}} {
 		if step.add > 0 {
-			w.AddN(end.Add(step.at), []byte("b"), step.add)
+			w.Add(end.Add(step.at), []byte("b"), step.add)
 		}
 		rate := 0.
 		w.Each(end.Add(step.at), func(_ int, c *Counted[string]) {

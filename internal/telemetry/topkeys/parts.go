@@ -38,7 +38,7 @@ func (s *shard) addParts(now time.Time, c *limiter.Call, result *limiter.Result,
 	var room [256]byte
 	var list [8]string
 	owner := append(append(room[:0], result.Policy.Owner...), 0)
-	if limit, added := s.parts.AddN(now, owner, 1); added {
+	if limit, added := s.parts.Add(now, owner, 1); added {
 		limit.Value = Part{Position: WholeLimit}
 		limit.Value.Domain, limit.Value.Limit = namesOf(c, result)
 	}
@@ -55,7 +55,7 @@ func (s *shard) addParts(now time.Time, c *limiter.Call, result *limiter.Result,
 	}
 	for i := first; i < len(values) && i < maxPositions; i += step {
 		value := cut(values[i])
-		if part, added := s.parts.AddN(now, append(append(owner, byte(i+1)), value...), 1); added {
+		if part, added := s.parts.Add(now, append(append(owner, byte(i+1)), value...), 1); added {
 			p := Part{Position: i, Entry: entryAt(result.Policy, i, values), Cut: len(value) < len(values[i])}
 			p.Domain, p.Limit = namesOf(c, result)
 			p.Value = part.Key()[len(part.Key())-len(value):] // a part of a string that is in memory anyway

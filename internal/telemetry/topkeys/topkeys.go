@@ -259,7 +259,7 @@ func (r *Recorder) shard(key []byte) *shard { return &r.shards[maphash.Bytes(r.s
 
 // add counts n denials or units of key. The caller holds s.mu, and describes a key that was added.
 func (s *shard) add(now time.Time, key []byte, n int64, why string) (one *counted, added bool) {
-	c, added := s.keys.AddN(now, key, n)
+	c, added := s.keys.Add(now, key, n)
 	if one = &c.Value; added {
 		*one = counted{Item: Item{First: now}, texts: one.texts[:0]}
 	}

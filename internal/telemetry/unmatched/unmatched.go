@@ -78,7 +78,7 @@ func (r *Recorder) Observe(c *limiter.Call) {
 		now = r.now()
 	}
 	cut := r.setKey(c)
-	counted, added := r.shapes.AddN(now, r.key, 1)
+	counted, added := r.shapes.Add(now, r.key, 1)
 	if added {
 		counted.Value = shapeOf(string(r.key), c.Verdict.Domain != nil, cut)
 	}
