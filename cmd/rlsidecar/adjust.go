@@ -170,7 +170,7 @@ Example:
 }
 
 func (c *adjustDeleteCmd) Run(a *app) error {
-	body, err := json.Marshal(map[string]any{"author": c.author(), "reason": c.Reason, "version": c.ExpectVersion})
+	body, err := json.Marshal(adjust.Removal{Author: c.author(), Reason: c.Reason, Version: c.ExpectVersion})
 	if err != nil {
 		return err
 	}

@@ -53,12 +53,8 @@ func (c *checkCmd) Run(a *app, parsed *kong.Context) error {
 	scheme, _, _ := strings.Cut(c.RedisURL, "://")
 	options.Cluster = strings.HasSuffix(scheme, "+cluster")
 	snapshot, problems := config.Load(c.Paths, options)
-	var err error
-	if c.Format == "json" {
-		err = writeJSON(a.stdout, append(config.Problems{}, problems...)) // prints [] and not null if there are no problems
-	} else {
-		err = writeProblems(a.stdout, problems, snapshot)
-	}
+	err := c.print(a.stdout, append(config.Problems{}, problems...), // prints [] and not null if there are no problems
+		func(w io.Writer) error { return writeProblems(w, problems, snapshot) })
 	switch {
 	case err != nil:
 		return err

@@ -64,11 +64,7 @@ func (c *diffCmd) Run(a *app) error {
 			return err
 		}
 	}
-	if c.Format == "json" {
-		err = writeJSON(a.stdout, d)
-	} else {
-		err = writeDifference(a.stdout, d)
-	}
+	err = c.print(a.stdout, d, func(w io.Writer) error { return writeDifference(w, d) })
 	if err == nil && c.ExitCode && len(d.Changes) > 0 {
 		return exitError{code: exitNo}
 	}

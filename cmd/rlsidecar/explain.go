@@ -128,10 +128,7 @@ func (c *explainCmd) Run(a *app) error {
 	for i := range all {
 		all[i].Descriptor = c.Descriptors[i]
 	}
-	if c.Format == "json" {
-		return writeJSON(a.stdout, all)
-	}
-	return writeExplained(a.stdout, all)
+	return c.print(a.stdout, all, func(w io.Writer) error { return writeExplained(w, all) })
 }
 
 // requested returns the descriptors or the HTTP request that the flags describe. The other result is nil.

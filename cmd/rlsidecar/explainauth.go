@@ -110,10 +110,7 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, set *adjust.Set
 			x.Default = "allow"
 		}
 	}
-	if c.Format == "json" {
-		return writeJSON(a.stdout, x)
-	}
-	return x.write(a.stdout)
+	return c.print(a.stdout, x, x.write)
 }
 
 func missing(auth *limiter.Auth, route *limiter.Route, q *routing.Request) (out []leftOut) {

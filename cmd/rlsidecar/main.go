@@ -49,6 +49,14 @@ type format struct {
 	Format string `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }
 
+// print writes v to w as JSON, or calls text.
+func (f format) print(w io.Writer, v any, text func(w io.Writer) error) error {
+	if f.Format == "json" {
+		return writeJSON(w, v)
+	}
+	return text(w)
+}
+
 type app struct {
 	ctx            context.Context
 	stdin          io.Reader

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -102,7 +103,7 @@ func (c *checkCmd) checkReference(a *app, parsed *kong.Context) error {
 		for _, v := range list {
 			lines = append(lines, []string{v.Name, v.Value, v.Source, v.Effect})
 		}
-		if err := c.print(a, list, lines); err != nil {
+		if err := c.print(a.stdout, list, func(w io.Writer) error { return writeTable(w, lines...) }); err != nil {
 			return err
 		}
 		if a.reference.err != nil {
@@ -124,16 +125,8 @@ func (c *checkCmd) checkReference(a *app, parsed *kong.Context) error {
 	for _, p := range unread {
 		fmt.Fprintln(a.stderr, p)
 	}
-	if err := c.print(a, notes, lines); err != nil || !refused {
+	if err := c.print(a.stdout, notes, func(w io.Writer) error { return writeTable(w, lines...) }); err != nil || !refused {
 		return err
 	}
 	return exitError{code: exitNo}
-}
-
-// print prints v as JSON, or lines with their words in columns.
-func (c *checkCmd) print(a *app, v any, lines [][]string) error {
-	if c.Format == "json" {
-		return writeJSON(a.stdout, v)
-	}
-	return writeTable(a.stdout, lines...)
 }

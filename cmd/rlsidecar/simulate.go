@@ -102,11 +102,7 @@ func (c *simulateCmd) replay(a *app, run simulate.Config, report io.Writer) erro
 	if err != nil {
 		return err
 	}
-	if c.Format == "json" {
-		err = writeJSON(report, done)
-	} else {
-		err = done.WriteText(report)
-	}
+	err = c.print(report, done, done.WriteText)
 	if err != nil || c.HTML == "" {
 		return err
 	}

@@ -40,11 +40,7 @@ func (c *statusCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	if c.Format == "json" {
-		err = writeJSON(a.stdout, now)
-	} else {
-		err = now.write(a.stdout)
-	}
+	err = c.print(a.stdout, now, now.write)
 	if err == nil && (!now.Ready || now.State.Level != status.Green) {
 		return exitError{code: exitNo}
 	}

@@ -64,14 +64,10 @@ func (c *topCmd) Run(a *app) error {
 	screen := terminalOf(a)
 	if c.Once || c.Format != "text" || screen == nil {
 		top, err := c.read(a)
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case c.Format == "json":
-			return writeJSON(a.stdout, top)
-		default:
-			return c.write(a.stdout, top)
 		}
+		return c.print(a.stdout, top, func(w io.Writer) error { return c.write(w, top) })
 	}
 	return screen.refresh(a, time.Second, func(w io.Writer) error {
 		var now status.Status
