@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"slices"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/redis"
@@ -52,20 +54,14 @@ func (c *doctorCmd) Run(a *app) error {
 		found = append(found, store.Examine(ctx, c.Redis.Timeout)...)
 		store.Close()
 	}
-	if c.Format == "json" {
-		if err := writeJSON(a.stdout, found); err != nil {
-			return err
+	err = c.print(a.stdout, found, func(w io.Writer) error {
+		for _, f := range found {
+			fmt.Fprintf(w, "%-8s %s: %s: %s\n", f.Severity, f.Server, f.Check, f.Text)
 		}
-	}
-	bad := false
-	for _, f := range found {
-		bad = bad || f.Severity == redis.Problem
-		if c.Format == "text" {
-			fmt.Fprintf(a.stdout, "%-8s %s: %s: %s\n", f.Severity, f.Server, f.Check, f.Text)
-		}
-	}
-	if bad {
+		return nil
+	})
+	if err == nil && slices.ContainsFunc(found, func(f redis.Finding) bool { return f.Severity == redis.Problem }) {
 		return exitError{code: exitNo}
 	}
-	return nil
+	return err
 }
