@@ -158,7 +158,7 @@ func (g *claimedGroup) watchReturns() {
 // decided is the Done function of inner. If the group consumed units, it stores the answer in place of the claim.
 // If the group certainly consumed nothing, it deletes the claim. Otherwise the claim stays.
 func (g *claimedGroup) decided(*backend.Batch) {
-	afterReturns := func() {}
+	deletion := func() {}
 	switch err := g.decisions[0].Err; {
 	case backend.ConsumedAny(g.charges, g.decisions):
 		answer := answerOf(g.once, g.decisions)
@@ -169,11 +169,11 @@ func (g *claimedGroup) decided(*backend.Batch) {
 		g.spawn(func() { g.store(nil) })
 	default:
 		once := *g.once
-		afterReturns = func() { g.replaceLater(&once, g.mine, nil) }
+		deletion = func() { g.replaceLater(&once, g.mine, nil) }
 		g.end(nil) // the answer does not wait for the returns: the time of its caller may end before
 	}
 	if g.afterReturns != nil {
-		g.afterReturns(afterReturns)
+		g.afterReturns(deletion)
 	}
 }
 
