@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -142,13 +143,20 @@ func (s *sidecar) serve(ctx context.Context, dir, config, address string, more .
 	return startChild(ctx, "rlsidecar", address, s.Sidecar, slices.Concat(args, more, s.SidecarArg)...)
 }
 
+// lastPort is the port of the last address that freeAddress returned. Such ports are below the range that systems use
+// for outgoing connections, so no connection can occupy one before its server starts.
+var lastPort = 10_000 + rand.IntN(20_000)
+
 func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("find a free port: %w", err)
+	var err error
+	for range 100 {
+		lastPort++
+		var l net.Listener
+		if l, err = net.Listen("tcp", fmt.Sprint("127.0.0.1:", lastPort)); err == nil {
+			return l.Addr().String(), l.Close()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
+	return "", fmt.Errorf("find a free port: %w", err)
 }
 
 func freePort() (address, port string) {
