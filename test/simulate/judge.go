@@ -445,17 +445,27 @@ func (j *judge) peeks(s *sending, c *limiter.Call) (passes bool, epochs int64) {
 }
 
 type retry struct {
-	after            algorithms.Micros // -1: unknown, or the servers would allow the request
-	charged, refunds int64             // the bucket's charged units and the number of its refunds at that time
+	after algorithms.Micros // -1: unknown, or the servers would allow the request
+	changes
+}
+
+// changes differ between two times if the bucket was charged, refunded or blocked by a penalty between them.
+type changes struct {
+	charged, refunds int64 // units, and the number of refunds
+	blocked          algorithms.Micros
 }
 
 func (j *judge) retriesOf(all []retry, c *limiter.Call) []retry {
 	for i := range c.Results {
 		r := &c.Results[i]
 		b := j.bucket(string(r.Key))
-		is := retry{-1, b.charged, b.refunds}
+		state := j.stateOf(r)
+		is := retry{-1, changes{charged: b.charged, refunds: b.refunds}}
+		if state.Denials != nil {
+			is.blocked = state.Denials.Until
+		}
 		if !j.adjustable(b) && b.leaseDuration == 0 && !b.sharded && len(b.numbers) == 1 && costOf(c, r) == r.Cost {
-			_, d := r.Policy.Limit.Take(j.stateOf(r), b.server.now(), algorithms.Charge{Cost: r.Cost, Hash: uint64(b.phase), DryRun: true})
+			_, d := r.Policy.Limit.Take(state, b.server.now(), algorithms.Charge{Cost: r.Cost, Hash: uint64(b.phase), DryRun: true})
 			if !d.Allowed {
 				is.after = d.RetryAfter
 			}
@@ -465,7 +475,7 @@ func (j *judge) retriesOf(all []retry, c *limiter.Call) []retry {
 	return all
 }
 
-// retryTimes checks the retry times of a denial. If a bucket was not charged between the request and its answer, its
+// retryTimes checks the retry times of a denial. If a bucket did not change between the request and its answer, its
 // retry time is at most that at the time of the request, and at least that at the time of the answer. Clocks differ, so
 // a millisecond is allowed. A remembered denial counts from the moment at which it arrived. It does not know what other
 // sidecars have charged or refunded since, nor charges whose answers have not arrived.
@@ -479,7 +489,7 @@ func (j *judge) retryTimes(s *sending, c *limiter.Call) {
 		d := &r.Decision
 		b := j.bucket(string(r.Key))
 		remembered := s.witness == "" || r.Policy.Shadow // a shadow limit is decided alone
-		if d.Err != nil || d.Allowed || d.Never || r.Outcome == limiter.Replaced || was.after < 0 || was.charged != now.charged || was.refunds != now.refunds || remembered && now.refunds > 0 {
+		if d.Err != nil || d.Allowed || d.Never || r.Outcome == limiter.Replaced || was.after < 0 || was.changes != now.changes || remembered && now.refunds > 0 {
 			continue
 		}
 		j.w.seen(sawRetry)
