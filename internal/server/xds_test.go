@@ -64,7 +64,7 @@ func (x *instance) left(t *testing.T, text string) (rest uint32, limited bool) {
 }
 
 func TestControlPlaneSetsLimits(t *testing.T) {
-	p := newPlane(t, "127.0.0.1:0")
+	p := newPlane(t, "")
 	p.set(t, "1", perUnit("k", 2, year))
 	x := start(t, "", from(p), func(c *Config) { c.Defaults.ConsumeEach = true }) // the third request below counts, although it is denied
 	var got []rls.RateLimitResponse_Code
@@ -122,7 +122,7 @@ func receive(t *testing.T, from <-chan string) string {
 }
 
 func TestLimitsOutliveTheControlPlane(t *testing.T) {
-	p := newPlane(t, "127.0.0.1:0")
+	p := newPlane(t, "")
 	p.set(t, "1", perUnit("k", 1, year))
 	x := start(t, "", from(p))
 	p.Stop()
@@ -145,7 +145,7 @@ func TestLimitsOutliveTheControlPlane(t *testing.T) {
 }
 
 func TestStartWithoutConfiguration(t *testing.T) {
-	p := newPlane(t, "127.0.0.1:0")
+	p := newPlane(t, "")
 	x := start(t, "", from(p, func(x *XDS) { x.StartWithout = true }))
 	if x.Snapshot != nil {
 		t.Error("Running has a snapshot before the first configuration; want nil")
@@ -192,7 +192,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 }
 
 func TestStartWaitsForTheFirstConfiguration(t *testing.T) {
-	p := newPlane(t, "127.0.0.1:0")
+	p := newPlane(t, "")
 	c := Config{GRPC: "127.0.0.1:0"}
 	from(p)(&c)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -213,7 +213,7 @@ func TestStartWaitsForTheFirstConfiguration(t *testing.T) {
 
 // A gateway sends the check of a call with 0 hits, and its cost as a second call.
 func TestAnOverlayReservesForTheChecksOfAGateway(t *testing.T) {
-	p := newPlane(t, "127.0.0.1:0")
+	p := newPlane(t, "")
 	p.set(t, "1", perUnit("k", 10, year))
 	overlay := filepath.Join(t.TempDir(), "overlay.yaml")
 	text := "domain: d\nconsume: together\ndescriptors: [{key: k, rate_limit: {settle: {by: bucket, estimate: 4}}}]\n"

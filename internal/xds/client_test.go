@@ -113,7 +113,7 @@ func domain(name string, keys ...string) *ratelimit.RateLimitConfig {
 }
 
 func TestEveryResponseIsTheWholeConfiguration(t *testing.T) {
-	p := newPlane(t, "127.0.0.1:0")
+	p := newPlane(t, "")
 	uses := follow(t, Config{
 		Server: p.Address, Version: "1.2.3", NodeMetadata: map[string]string{"zone": "a"}, Headers: map[string]string{"X-Team": "edge"},
 	})
@@ -142,7 +142,7 @@ func TestEveryResponseIsTheWholeConfiguration(t *testing.T) {
 }
 
 func TestARefusalNamesItsCause(t *testing.T) {
-	p := newPlane(t, "127.0.0.1:0")
+	p := newPlane(t, "")
 	uses := follow(t, Config{Server: p.Address})
 	p.set(t, "1", domain("a", "x"))
 	receive(t, "a configuration", uses)
@@ -163,7 +163,7 @@ func TestARefusalNamesItsCause(t *testing.T) {
 
 // The control plane sends a rejected version again at once. The client rejects it again only after a pause.
 func TestRefusedAgainIsAnsweredLater(t *testing.T) {
-	p := newPlane(t, "127.0.0.1:0")
+	p := newPlane(t, "")
 	p.set(t, "1", domain("a", "bad"))
 	uses := follow(t, Config{Server: p.Address, MinBackoff: time.Hour, MaxBackoff: 1000 * time.Hour})
 	receive(t, "a configuration", uses)
@@ -177,7 +177,7 @@ func TestRefusedAgainIsAnsweredLater(t *testing.T) {
 
 // The restarted server counts its versions from the beginning, so version 1 is another configuration.
 func TestServerAwayAndBack(t *testing.T) {
-	p := newPlane(t, "127.0.0.1:0")
+	p := newPlane(t, "")
 	connected := make(chan bool, 100)
 	uses := follow(t, Config{Server: p.Address, Connected: func(up bool) { connected <- up }})
 	p.set(t, "1", domain("a", "x"))
@@ -198,7 +198,7 @@ func TestServerAwayAndBack(t *testing.T) {
 }
 
 func TestResponseTooLarge(t *testing.T) {
-	p := newPlane(t, "127.0.0.1:0")
+	p := newPlane(t, "")
 	p.set(t, "1", domain("a", strings.Repeat("x", 2000)))
 	uses := follow(t, Config{Server: p.Address, MaxMessage: 1000})
 	receive(t, "a stream", p.Opened)

@@ -19,7 +19,7 @@ import (
 // The test reads the pauses from the log. They must grow while the server is unreachable, and be short again
 // after a configuration.
 func TestPausesGrowUntilAStreamWorks(t *testing.T) {
-	p := newPlane(t, "127.0.0.1:0")
+	p := newPlane(t, "")
 	p.Stop()
 	core, logged := observer.New(zapcore.WarnLevel)
 	uses := follow(t, Config{Server: p.Address, Log: zap.New(core), MinBackoff: time.Nanosecond, MaxBackoff: 5 * time.Millisecond})

@@ -50,7 +50,7 @@ func TestTLS(t *testing.T) {
 				return next(srv, s)
 			}))
 	}
-	p := newServer("127.0.0.1:0")
+	p := newServer("")
 	files := &TLS{CA: file("ca.pem"), Cert: file("client.pem"), Key: file("client.key"), ServerName: "plane.test"}
 	uses := follow(t, Config{Server: p.Address, TLS: files})
 	p.set(t, "1", domain("a", "x"))

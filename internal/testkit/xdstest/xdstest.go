@@ -3,6 +3,7 @@ package xdstest
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"sync"
 	"testing"
@@ -15,6 +16,8 @@ import (
 	conf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
 // Plane is a control plane. It sends configurations to the nodes for which Set was called.
@@ -32,19 +35,22 @@ type Plane struct {
 	cache cache.SnapshotCache
 }
 
-// Start starts a control plane at address. It runs until Stop is called or the test ends.
+// Start starts a control plane at address, or at a free port if address is "". It runs until Stop is called or the test
+// ends.
 func Start(tb testing.TB, address string, options ...grpc.ServerOption) *Plane {
 	tb.Helper()
+	if address == "" {
+		address = fmt.Sprint("127.0.0.1:", redistest.FreePort(tb))
+	}
 	const room = 1000
 	p := &Plane{
-		Opened: make(chan metadata.MD, room), Requests: make(chan *discovery.DiscoveryRequest, room), Refused: make(chan string, room),
+		Address: address, Opened: make(chan metadata.MD, room), Requests: make(chan *discovery.DiscoveryRequest, room), Refused: make(chan string, room),
 		cache: cache.NewSnapshotCache(false, cache.IDHash{}, nil),
 	}
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p.Address = listener.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	g := grpc.NewServer(options...)
 	discovery.RegisterAggregatedDiscoveryServiceServer(g, xdsserver.NewServer(ctx, p.cache, xdsserver.CallbackFuncs{
