@@ -40,7 +40,7 @@ const retryAfter = "Retry-After"
 // headers.
 type lines struct {
 	text         []byte
-	names        [9 + clientreply.MaxHeaders]string
+	names        [9 + clientreply.MaxHeaders]string // 9 are those of this package
 	ends         [9 + clientreply.MaxHeaders]int
 	n            int
 	noRetryAfter bool
