@@ -144,13 +144,15 @@ func (c *conn) delay(r *request) {
 		s = &stream{id: id, ended: true}
 		c.open.add(s)
 	}
-	s.state = delayed
+	s.state, s.slots = delayed, r.Slots
 	s.stop = c.server.config.Method.Later(r.Delay, func() {
 		c.mu.Lock()
 		if !s.open || c.closed {
 			c.mu.Unlock()
 			return
 		}
+		s.state = incomplete // so that drop neither stops the timer nor returns the slots
+		c.remember(id, s.slots)
 		c.respond(id, s, message, status)
 		c.flush()
 	})

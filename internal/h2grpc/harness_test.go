@@ -28,7 +28,7 @@ import (
 const path = "/echo.Echo/Echo"
 
 // echo is a Method that answers with the message. A message may select another behavior: "fail", "hold"
-// at its end (for a second), "long N" (N bytes), or "panic in F" (where F is Add, Submit or Finish). The answer to a
+// at its end (for a second, or ten with "long hold"), "long N" (N bytes), or "panic in F" (where F is Add, Submit or Finish). The answer to a
 // message that contains "slot" has slots, and their id is the message. A request that
 // the Store could not decide is answered "late".
 type echo struct {
@@ -145,7 +145,9 @@ func (b *echoBatch) Finish(to []byte, i int) ([]byte, Answer) {
 	}
 	message, answer := b.messages[i], Answer{}
 	if bytes.HasSuffix(message, []byte("hold")) {
-		answer.Delay = algorithms.Second
+		if answer.Delay = algorithms.Second; bytes.HasSuffix(message, []byte("long hold")) {
+			answer.Delay *= 10
+		}
 	}
 	n, long := bytes.CutPrefix(message, []byte("long "))
 	switch {

@@ -44,6 +44,13 @@ func TestSlotsOfResetCallsAreReported(t *testing.T) {
 		}, "slot a"},
 		{"in one read with the request", func(c *client, _ *pendingStore) { reset(c, c.send("now slot a")) }, "now slot a"},
 		{"decided, and delayed", func(c *client, _ *pendingStore) { reset(c, ask(c, "now slot hold")) }, "now slot hold"},
+		{"decided, and delayed for long", func(c *client, _ *pendingStore) {
+			id := ask(c, "now slot long hold")
+			time.Sleep(9 * time.Second)
+			reset(c, id)
+		}, "now slot long hold"},
+		{"decided, delayed for long, and answered", func(c *client, _ *pendingStore) { reset(c, answered(c, "now slot long hold")) }, "now slot long hold"},
+		{"decided, and delayed, and the connection ends", func(c *client, _ *pendingStore) { ask(c, "now slot hold") }, "now slot hold"},
 		{"decided, and waiting for the client's window", func(c *client, _ *pendingStore) {
 			_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 			reset(c, ask(c, "now slot a"))

@@ -33,6 +33,7 @@ type stream struct {
 	// queued means that the stream is in conn.stalled.
 	queued bool
 	stop   func() // stops the timer of a delayed answer
+	slots  string // the slots of a delayed answer; see Answer.Slots
 	// canceled becomes true when the client cancels the request. The Store reads it while it decides.
 	canceled *atomic.Bool
 	// other is set if Config.Others serves the stream.
@@ -135,6 +136,9 @@ func (c *conn) drop(s *stream) {
 		}
 	case delayed:
 		s.stop()
+		if s.slots != "" {
+			c.server.config.Method.Unused(s.slots)
+		}
 	case handedToOthers:
 		s.other.end(context.Canceled)
 	case stuck:
@@ -272,7 +276,6 @@ func (c *conn) answerReady() {
 // of a panic, is denied. c.mu is held.
 func (c *conn) answer(o *operation, i int) {
 	r := &o.requests[i]
-	c.remember(r.id, r.Slots)
 	if s := r.stream; s != nil {
 		c.releaseBody(s)
 		s.state = incomplete // so that drop does not add it to conn.resetInStore
@@ -284,6 +287,7 @@ func (c *conn) answer(o *operation, i int) {
 		c.delay(r)
 		return
 	default:
+		c.remember(r.id, r.Slots)
 		c.respond(r.id, r.stream, r.message, r.Status)
 	}
 	c.framesLeft = min(framesPerTick, c.framesLeft+1)
