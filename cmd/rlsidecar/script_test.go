@@ -41,7 +41,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exits": exits, "eventually": eventually, "request": request, "end": end, "refused": refused,
 		},
-		Setup: func(e *testscript.Env) error { // TAKEN is the address of a listener, ESC a byte that terminals interpret, and TOMORROW a time
+		Setup: func(e *testscript.Env) error { // TAKEN is the address of a listener, ESC and CSI characters that terminals interpret, and TOMORROW a time
 			taken, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				return err
@@ -49,6 +49,7 @@ func TestScripts(t *testing.T) {
 			e.Defer(func() { taken.Close() })
 			e.Setenv("TAKEN", taken.Addr().String())
 			e.Setenv("ESC", "\x1b")
+			e.Setenv("CSI", "\u009b")
 			e.Setenv("TOMORROW", time.Now().Add(24*time.Hour).UTC().Format(time.RFC3339))
 			return nil
 		},
