@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -16,13 +17,14 @@ import (
 )
 
 type change struct {
-	do      string // reset, raise, block or end
+	do      string // reset, raise, block, end or undo
 	subject subject
 	// match is allKeys, or the key of an entry, whose value is then the only value of subject.Key, or "" for one key.
 	match        string
 	factor, rate string // one of them, for raise
 	lasts        string
-	id           string // the ID of the adjustment to end
+	id           string // the ID of the adjustment to end, or whose change is undone
+	version      string // that of the change to undo
 }
 
 // allKeys is the match of all keys of a limit. No entry has this key.
@@ -37,14 +39,14 @@ func changeLink(do string, s *subject, match string) string {
 }
 
 func parseChange(q url.Values) (c change, err error) {
-	c = change{do: q.Get("do"), match: q.Get("match"), factor: q.Get("factor"), rate: q.Get("rate"), lasts: or(q.Get("for"), defaultLasts), id: q.Get("id")}
+	c = change{do: q.Get("do"), match: q.Get("match"), factor: q.Get("factor"), rate: q.Get("rate"), lasts: or(q.Get("for"), defaultLasts), id: q.Get("id"), version: q.Get("version")}
 	if c.factor == "" && c.rate == "" {
 		c.factor = defaultFactor
 	}
-	if done[c.do] == "" {
+	if changeTitles[c.do] == "" {
 		return c, errors.New("there is no such change; follow a link of the page")
 	}
-	if c.do == "end" {
+	if c.do == "end" || c.do == "undo" {
 		return c, nil
 	}
 	found := false
@@ -62,7 +64,8 @@ func (c *change) query() url.Values {
 			q.Set(name, value)
 		}
 	}
-	if set("id", c.id); c.do == "end" {
+	set("version", c.version)
+	if set("id", c.id); c.do == "end" || c.do == "undo" {
 		return q
 	}
 	q.Set("domain", c.subject.Domain)
@@ -78,7 +81,7 @@ func (c *change) query() url.Values {
 // back returns the link to the page that is shown after the change. The caller can append parameters to it.
 func (c *change) back() string {
 	switch {
-	case c.do == "end":
+	case c.do == "end", c.do == "undo":
 		return "/adjustments?"
 	case c.match != "":
 		return limitLink(c.subject.Domain, c.subject.Limit)
@@ -128,7 +131,7 @@ type changeBody struct {
 type hiddenField struct{ Name, Value string }
 
 var changeTitles = map[string]string{
-	"reset": "Reset a bucket", "raise": "Change a limit for some time", "block": "Block", "end": "End an adjustment",
+	"reset": "Reset a bucket", "raise": "Change a limit for some time", "block": "Block", "end": "End an adjustment", "undo": "Undo a change",
 }
 
 func (p *pages) preview(w http.ResponseWriter, r *http.Request, v viewer) {
@@ -240,20 +243,21 @@ func (p *pages) change(w http.ResponseWriter, r *http.Request, v viewer) {
 	}
 	author, reason := r.PostFormValue("author"), r.PostFormValue("reason")
 	p.access.sessions.setAuthor(v.session, cut(author, 128))
-	id, err := p.apply(r, &c, author, reason)
-	if err != nil {
+	more, err := p.apply(r, &c, author, reason)
+	switch {
+	case err != nil && c.do == "undo":
+		p.problem(w, r, v, http.StatusConflict, "This was not undone: "+err.Error()+".", "/adjustments")
+		return
+	case err != nil:
 		p.showChange(w, r, v, &c, entered{"This was not done: " + err.Error() + ".", author, reason})
 		return
 	}
-	to := c.back() + "&done=" + c.do
-	if id != "" {
-		to += "&id=" + id
-	}
-	http.Redirect(w, r, to, http.StatusSeeOther)
+	http.Redirect(w, r, c.back()+"&done="+or(more, c.do), http.StatusSeeOther)
 }
 
-// apply makes a change. id is the ID of the adjustment that it made, or "".
-func (p *pages) apply(r *http.Request, c *change, author, reason string) (id string, err error) {
+// apply makes a change. done is the value of the parameter "done" if it is not c.do, with further parameters: those of
+// the button that undoes the change, if there is one.
+func (p *pages) apply(r *http.Request, c *change, author, reason string) (done string, err error) {
 	switch {
 	case strings.TrimSpace(author) == "" || strings.TrimSpace(reason) == "":
 		return "", errors.New("the name and the reason are missing; they are stored with the change")
@@ -264,17 +268,39 @@ func (p *pages) apply(r *http.Request, c *change, author, reason string) (id str
 	case c.do == "end":
 		_, err := p.Adjust.Delete(r.Context(), c.id, author, reason, nil)
 		return "", err
+	case c.do == "undo":
+		return p.undo(r, c, author, reason)
 	}
 	proposal, err := c.proposal()
 	if err != nil {
 		return "", err
 	}
 	proposal.Author, proposal.Reason = author, reason
-	made, _, err := p.Adjust.Set(r.Context(), proposal)
+	made, version, err := p.Adjust.Set(r.Context(), proposal)
 	if err != nil {
 		return "", err
 	}
-	return made.ID, nil
+	return fmt.Sprintf("%s&id=%s&version=%d", c.do, made.ID, version), nil
+}
+
+// undo ends an adjustment, or puts the one that it has replaced in force again. It does nothing if another operator has
+// changed the adjustment since.
+func (p *pages) undo(r *http.Request, c *change, author, reason string) (done string, err error) {
+	all := p.Adjust.Audit(adjust.MaxChanges)
+	i := slices.IndexFunc(all, func(e *adjust.Entry) bool { return e.Target == c.id })
+	if i < 0 || strconv.FormatUint(all[i].Version, 10) != c.version {
+		return "", adjust.ErrConflict
+	}
+	newest, before := &all[0].Version, all[i].Before
+	if before == nil || !time.UnixMicro(int64(before.Expires)).After(p.Now()) {
+		_, err = p.Adjust.Delete(r.Context(), c.id, author, reason, newest)
+		return "end", err
+	}
+	_, _, err = p.Adjust.Set(r.Context(), adjust.Proposal{
+		Target: before.Target, Change: before.Change, Until: time.UnixMicro(int64(before.Expires)),
+		Author: author, Reason: reason, Expect: newest,
+	})
+	return "back", err
 }
 
 func (p *pages) reset(r *http.Request, s *subject, author, reason string) error {

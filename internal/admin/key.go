@@ -139,6 +139,7 @@ var done = map[string]string{
 	"raise": "The limit was changed.",
 	"block": "Blocked.",
 	"end":   "The adjustment was ended.",
+	"back":  "The adjustment before it is in force again.",
 	"again": "The earlier configuration is in use, until the next load.",
 }
 

@@ -119,7 +119,7 @@ func (d *testPages) read(t *testing.T, path string) string {
 // follow sends the form of a page, with other values for some fields.
 func (d *testPages) follow(t *testing.T, page string, fields ...string) *httptest.ResponseRecorder {
 	t.Helper()
-	_, form, found := strings.Cut(page, `<form class="stacked" method="post" action="/change">`)
+	_, form, found := strings.Cut(page, ` method="post" action="/change">`)
 	if !found {
 		t.Fatalf("there is no form in\n%s", page)
 	}
@@ -295,6 +295,14 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	if n := d.request(t, 1, user("bob")); n != 0 {
 		t.Error("a blocked key is allowed")
 	}
+
+	// Undoing the block puts the raise in force again. An undo of an earlier change does nothing.
+	blocked := page
+	has(t, d.read(t, d.follow(t, blocked).Header().Get("Location")), "The adjustment before it is in force again.", "undone", "replaced by limit send of domain d, key bob: factor 2, until 2001-09-09 02:46:40 UTC")
+	if w := d.follow(t, blocked); w.Code != 409 || !strings.Contains(w.Body.String(), "This was not undone: another operator has changed") {
+		t.Errorf("the second undo: %d %s; want status 409", w.Code, w.Body)
+	}
+	d.follow(t, preview, "reason", "attack")
 
 	offered(1, 0, 2)
 	has(t, d.read(t, "/limits"), `title="1 single key">adjusted</span>`)

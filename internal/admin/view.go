@@ -91,9 +91,11 @@ type frame struct {
 	Query                          string
 	// State is nil for clients that may not read.
 	State *state
-	// Done confirms the client's last action, or is "". Undo is the ID of the adjustment that it made, or "".
-	Done, Undo, Author string
-	Body               any
+	// Done confirms the client's last action, or is "". Undo is the ID of the adjustment that it made, or "", and
+	// UndoVersion the version of this change.
+	Done, Undo, UndoVersion, Author string
+
+	Body any
 }
 
 type state struct {
@@ -110,7 +112,8 @@ func (p *pages) show(w http.ResponseWriter, r *http.Request, v viewer, status in
 		if list := p.Conditions(); len(list) > 1 {
 			f.State.Others = list
 		}
-		f.Done, f.Undo = done[r.URL.Query().Get("done")], r.URL.Query().Get("id")
+		q := r.URL.Query()
+		f.Done, f.Undo, f.UndoVersion = done[q.Get("done")], q.Get("id"), q.Get("version")
 		f.Author = or(p.access.sessions.author(v.session), defaultAuthor)
 	}
 	var body bytes.Buffer
