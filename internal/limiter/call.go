@@ -223,7 +223,8 @@ type Verdict struct {
 	Missing Requirement
 	// quotasDeny means that all quota limits deny. Quota limits deny a request only together.
 	quotasDeny bool
-	// RetryAfter is the longest retry time of the limits that denied. The same request cannot succeed earlier.
+	// RetryAfter is the longest retry time of the limits that denied. Of quota limits only the shortest one counts. The same
+	// request cannot succeed earlier.
 	RetryAfter algorithms.Micros
 	// Delay is the time for which the listener must delay its answer. It is at most Request.MaxDelay.
 	Delay algorithms.Micros

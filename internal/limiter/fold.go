@@ -184,17 +184,29 @@ func (c *Call) setDelay() {
 }
 
 func (c *Call) setRetryAfter() {
-	busy := false
+	retry, quotas := algorithms.Retry{}, algorithms.Retry{Never: true} // one quota limit that allows the request is enough
+	busy, unknown := false, false
 	for i := range c.Results {
 		// A limit that was charged although another one denied is allowed, and also has a retry time.
-		if r := &c.Results[i]; c.Denies(r) || r.Decision.Allowed {
-			c.Never = c.Never || r.Decision.Never
-			c.RetryAfter = max(c.RetryAfter, r.Decision.RetryAfter)
-			busy = busy || r.Policy != nil && r.Policy.Limit.Kind == algorithms.Concurrency
+		r := &c.Results[i]
+		if !c.Denies(r) && !r.Decision.Allowed {
+			continue
+		}
+		busy = busy || r.Policy != nil && r.Policy.Limit.Kind == algorithms.Concurrency
+		switch one := r.Decision.Retry(); {
+		case !c.quotasDeny || !c.isQuota(r):
+			retry = retry.Both(one)
+		case one == algorithms.Retry{}:
+			unknown = true
+		default:
+			quotas = quotas.Either(one)
 		}
 	}
-	c.Busy = busy && !c.Never && !c.Failed && c.RetryAfter == 0
-	if c.Never {
-		c.RetryAfter = 0
+	if c.quotasDeny && !(unknown && quotas.Never) {
+		retry = retry.Both(quotas)
 	}
+	if c.Never = c.Never || retry.Never; !c.Never {
+		c.RetryAfter = retry.After
+	}
+	c.Busy = busy && !c.Never && !c.Failed && c.RetryAfter == 0
 }

@@ -160,8 +160,14 @@ descriptors:
 	if c := b.send(t, 1, "q1=1", "q2=1"); c.Denied || !c.Statuses[0].Denied || c.Statuses[1].Denied {
 		t.Errorf("one quota of two is used up: %+v; want the request allowed, and only the first status denied", c.Verdict)
 	}
-	if c := b.send(t, 1, "q1=1", "q2=1"); !c.Denied {
-		t.Errorf("both quotas are used up: %+v; want denied", c.Verdict)
+	if c := b.send(t, 1, "q1=1", "q2=1"); !c.Denied || c.RetryAfter != 30*sec {
+		t.Errorf("both quotas are used up: %+v; want denied until the second one allows, in 30 s", c.Verdict)
+	}
+	if c := b.send(t, 2, "q1=1", "q2=1"); !c.Denied || c.Never || c.RetryAfter != 60*sec {
+		t.Errorf("one of two quotas can never allow the cost: %+v; want denied until the other one does, in 60 s", c.Verdict)
+	}
+	if c := b.send(t, 3, "q1=1", "q2=1"); !c.Never || c.RetryAfter != 0 {
+		t.Errorf("no quota can ever allow the cost: %+v; want a denial that never ends", c.Verdict)
 	}
 }
 
