@@ -18,6 +18,7 @@ require (
 	github.com/envoyproxy/go-control-plane v0.14.0
 	github.com/envoyproxy/go-control-plane/envoy v1.40.0
 	github.com/envoyproxy/go-control-plane/ratelimit v0.1.0
+	github.com/go-json-experiment/json v0.0.0-20260213210345-44df1a37e875
 	github.com/google/go-cmp v0.7.0
 	github.com/pires/go-proxyproto v0.15.0
 	github.com/prometheus/client_golang v1.25.0
@@ -44,10 +45,7 @@ require (
 	pgregory.net/rapid v1.3.0
 )
 
-require (
-	github.com/go-json-experiment/json v0.0.0-20260213210345-44df1a37e875 // indirect
-	go.opentelemetry.io/otel/metric v1.47.0 // indirect
-)
+require go.opentelemetry.io/otel/metric v1.47.0 // indirect
 
 require (
 	cel.dev/expr v0.25.3 // indirect

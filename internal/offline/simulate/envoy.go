@@ -22,6 +22,7 @@ type envoy struct {
 	*accessLog
 	end   outcome           // of the last line
 	names map[string]string // maps the spelling in a line to the normalized name
+	in    scanner
 }
 
 var errNotEnvoy = errors.New("not in Envoy's default format, nor JSON with start_time")
@@ -91,24 +92,22 @@ func (p *envoy) readText(line string) (algorithms.Micros, error) {
 }
 
 func (p *envoy) readJSON(line string) (at algorithms.Micros, err error) {
-	s := scanner{text: line}
+	s := &p.in
+	s.reset(line)
 	timed := false
-	s.open('{')
-	for n := 0; s.more(n, '}'); n++ {
-		name := p.name(s.name())
-		if s.peek() != '"' {
-			if text := s.skip(); text != "null" {
-				p.member(name, text)
-			}
-			continue
-		}
-		value := s.str()
-		if name == "start-time" {
+	s.openObject()
+	for s.more() {
+		name := p.name(s.str())
+		switch value := s.value(); {
+		case value == "null":
+		case !strings.HasPrefix(value, `"`):
+			p.member(name, value)
+		case name == "start-time":
 			timed = true
-			at, err = parseISO(value)
-			continue
+			at, err = parseISO(unquoted(value))
+		default:
+			p.member(name, unquoted(value))
 		}
-		p.member(name, value)
 	}
 	if err := s.end(); err != nil {
 		return 0, err

@@ -113,7 +113,7 @@ func TestMistakesEndTheRun(t *testing.T) {
 	s := compiled(t, small)
 	good := `{"time_us":5,"limits":[{"name":"send"}]}` + "\n"
 	for _, test := range []struct{ name, bad, want string }{
-		{"not JSON", "x", "trace:3: column 1: expected an object"},
+		{"not JSON", "x", "trace:3: column 1: invalid character 'x'"},
 		{"time going back", `{"time_us":4,"limits":[{"name":"send"}]}`, "trace:3: time goes back: time_us is 4, and was 5 before"},
 		{"unknown limit", `{"time_us":5,"limits":[{"name":"nope"}]}`, `trace:3: no limit is named "nope"`},
 		{"unknown domain of a limit", `{"time_us":5,"domain":"x","limits":[{"name":"send"}]}`, `trace:3: domain "x" is not configured`},

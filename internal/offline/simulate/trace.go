@@ -24,6 +24,7 @@ import (
 // Unknown members, repeated members and wrong types are mistakes.
 type trace struct {
 	domain string // the domain for lines without one
+	in     scanner
 }
 
 // These are the members of a line.
@@ -39,7 +40,8 @@ const (
 var lineMembers = []string{"time_us", "domain", "descriptors", "limits", "real", "settle_after_us"}
 
 func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, end outcome, err error) {
-	s := scanner{text: line}
+	s := &t.in
+	s.reset(line)
 	end.real = -1
 	seen := s.object(lineMembers, func(member members) {
 		switch member {
@@ -109,16 +111,14 @@ type members uint8
 // object reads an object. It calls read before the value of each member, with the bit of its name in names. It returns
 // the members that the object has. A member that is not known, or that occurs twice, is a mistake.
 func (s *scanner) object(names []string, read func(member members)) (seen members) {
-	s.open('{')
-	for n := 0; s.more(n, '}'); n++ {
-		name := s.name()
+	s.openObject()
+	for s.more() {
+		name := s.str()
 		i := slices.Index(names, name)
 		switch {
 		case i < 0:
-			s.pos = s.named
 			s.fail("unknown field %q", descriptors.Printable(name))
 		case seen&(1<<i) != 0:
-			s.pos = s.named
 			s.fail("%s occurs twice; write it once", name)
 		default:
 			seen |= 1 << i
@@ -132,8 +132,8 @@ var descriptorMembers, limitMembers = []string{"entries", "hits"}, []string{"nam
 
 func (s *scanner) descriptors(c *limiter.Call) {
 	const entries, hits = 1, 2
-	s.open('[')
-	for n := 0; s.more(n, ']'); n++ {
+	s.openList()
+	for s.more() {
 		d := c.AddDescriptor()
 		d.Cost = 1
 		seen := s.object(descriptorMembers, func(member members) {
@@ -151,12 +151,12 @@ func (s *scanner) descriptors(c *limiter.Call) {
 }
 
 func (s *scanner) entries(d *limiter.Descriptor) {
-	s.open('[')
-	for n := 0; s.more(n, ']'); n++ {
+	s.openList()
+	for s.more() {
 		var pair [2]string
 		words := 0
-		s.open('[')
-		for s.more(words, ']') {
+		s.openList()
+		for s.more() {
 			if words == len(pair) {
 				s.fail("an entry is a pair [key, value], this one is longer")
 				return
@@ -174,8 +174,8 @@ func (s *scanner) entries(d *limiter.Descriptor) {
 
 func (s *scanner) limits(c *limiter.Call) {
 	const name, key, count, reserve = 1, 2, 4, 8
-	s.open('[')
-	for n := 0; s.more(n, ']'); n++ {
+	s.openList()
+	for s.more() {
 		charge := addLimit(c)
 		seen := s.object(limitMembers, func(member members) {
 			switch member {
@@ -196,12 +196,12 @@ func (s *scanner) limits(c *limiter.Call) {
 }
 
 func (s *scanner) key(charge *limiter.NamedCharge) {
-	if s.peek() != '[' {
+	if s.in.PeekKind() != '[' {
 		charge.Key = append(charge.Key, s.str())
 		return
 	}
-	s.open('[')
-	for n := 0; s.more(n, ']'); n++ {
+	s.openList()
+	for s.more() {
 		charge.Key = append(charge.Key, s.str())
 	}
 }
