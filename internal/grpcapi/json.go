@@ -30,19 +30,31 @@ var deniedJSON = []byte(`{"overallCode":"OVER_LIMIT"}`)
 
 // AnswerJSON is ShouldRateLimit in protobuf's JSON form. With code 200 or 429 the response is a
 // RateLimitResponse. Otherwise it is a text: 400 if the request is invalid or no configuration is loaded, 403
-// if it has a refund and is not trusted, and 503 if the RPC would fail for another reason.
+// if it has a refund and is not trusted, and 503 if the RPC would fail for another reason. If ctx ends before the answer,
+// the slots of the request are returned.
 func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (code int, response []byte) {
-	code, response, delay := s.decideJSON(ctx, body, trusted, time.Now())
-	if delay > 0 {
-		if err := s.delays.Wait(ctx, delay); err != nil {
-			return failedJSON(grpcstatus.FromContextError(err).Err())
-		}
+	code, response, d := s.decideJSON(ctx, body, trusted, time.Now())
+	if d.delay > 0 {
+		_ = s.delays.Wait(ctx, d.delay) // the error is that of ctx
+	}
+	err := ctx.Err()
+	if err != nil && d.slots != "" {
+		s.Unused(d.slots)
+	}
+	if err != nil && (d.slots != "" || d.delay > 0) {
+		return failedJSON(grpcstatus.FromContextError(err).Err())
 	}
 	return code, response
 }
 
-// decideJSON returns the answer to a request, and how long it must be delayed.
-func (s *Server) decideJSON(ctx context.Context, body []byte, trusted bool, arrived time.Time) (code int, response []byte, delay algorithms.Micros) {
+// decided describes an answer.
+type decided struct {
+	delay algorithms.Micros // see Batch.Delay
+	slots string            // see Batch.Slots
+}
+
+// decideJSON returns the answer to a request.
+func (s *Server) decideJSON(ctx context.Context, body []byte, trusted bool, arrived time.Time) (code int, response []byte, d decided) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.Panicked(p)
@@ -52,47 +64,47 @@ func (s *Server) decideJSON(ctx context.Context, body []byte, trusted bool, arri
 	switch objects := jsonObjects(body); {
 	case objects > s.options.Bounds.mostObjects():
 		s.tooLarge(BoundDescriptors)
-		return http.StatusTooManyRequests, deniedJSON, 0
+		return http.StatusTooManyRequests, deniedJSON, d
 	case objects > mostSmall:
 		select {
 		case s.large <- struct{}{}:
 			defer func() { <-s.large }()
 		case <-ctx.Done():
 			code, response = failedJSON(grpcstatus.FromContextError(ctx.Err()).Err())
-			return code, response, 0
+			return code, response, d
 		}
 	}
 	var request rls.RateLimitRequest
 	if err := protojson.Unmarshal(body, &request); err != nil {
 		s.observer.Refused(Malformed)
-		return http.StatusBadRequest, []byte("not a RateLimitRequest: " + err.Error() + "\n"), 0
+		return http.StatusBadRequest, []byte("not a RateLimitRequest: " + err.Error() + "\n"), d
 	}
 	if !trusted && refunds(&request) {
 		s.observer.Refused(Untrusted)
-		return http.StatusForbidden, []byte("is_negative_hits needs the token of --api-token-file: Authorization: Bearer TOKEN\n"), 0
+		return http.StatusForbidden, []byte("is_negative_hits needs the token of --api-token-file: Authorization: Bearer TOKEN\n"), d
 	}
 	wire, err := proto.Marshal(&request)
 	if err != nil {
 		code, response = failedJSON(err)
-		return code, response, 0
+		return code, response, d
 	}
-	answer, delay, err := s.decide(ctx, wire, arrived)
+	answer, d, err := s.decide(ctx, wire, arrived)
 	code, response = inJSON(answer, err)
-	return code, response, delay
+	return code, response, d
 }
 
 // decide decides one RateLimitRequest.
-func (s *Server) decide(ctx context.Context, wire []byte, arrived time.Time) (answer []byte, delay algorithms.Micros, err error) {
+func (s *Server) decide(ctx context.Context, wire []byte, arrived time.Time) (answer []byte, d decided, err error) {
 	var canceled atomic.Bool
 	defer context.AfterFunc(ctx, func() { canceled.Store(true) })()
-	decided := make(chan struct{})
+	done := make(chan struct{})
 	b := s.NewBatch()
 	b.listener = limiter.OverJSON
 	b.Add(wire, arrived, 0, &canceled, nil)
-	b.Submit(time.Time{}, nil, func() { close(decided) })
-	<-decided
+	b.Submit(time.Time{}, nil, func() { close(done) })
+	<-done
 	answer, err = b.Answer(nil, 0)
-	return answer, b.Delay(0), err
+	return answer, decided{b.Delay(0), b.Slots(0)}, err
 }
 
 // inJSON returns an answer of Batch.Answer in JSON.

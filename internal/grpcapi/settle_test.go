@@ -259,7 +259,7 @@ func TestAReturnIsRepeatedUntilTheStoreDecides(t *testing.T) {
 	})
 }
 
-// slotServer has one domain. Its limit "user" allows 2 units in flight.
+// slotServer has one domain. Its limit "user" allows 2 units in flight, and "jobs" is leaky.
 func slotServer(t *testing.T, store backend.Store, repeats limiter.Repeater) *Server {
 	t.Helper()
 	capacity := int64(2)
@@ -268,7 +268,7 @@ func slotServer(t *testing.T, store backend.Store, repeats limiter.Repeater) *Se
 		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Process: 1, Repeater: repeats,
 		Now: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
 	})
-	slots := snapshot(&limiter.Policy{Name: "user", Limit: limit})
+	slots := snapshot(&limiter.Policy{Name: "user", Limit: limit}, leaky(t))
 	slots.Domains["d"].Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
 	l.Swap(slots)
 	s, _ := newServer(t, l, Options{})
@@ -310,4 +310,25 @@ func TestUnusedAnswersReturnTheirSlots(t *testing.T) {
 	if _, _, left := check(0); left != 1 {
 		t.Errorf("%d left after a reset, want 1", left)
 	}
+}
+
+// A client of /json that leaves while its answer is delayed returns its slots too. One that gets its answer keeps them.
+func TestAClientOfJSONThatLeavesReturnsItsSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := slotServer(t, memory.New(memory.Config{}), nil)
+		body := []byte(`{"domain":"d","descriptors":[{"entries":[{"key":"user","value":"bob"}]},{"entries":[{"key":"jobs","value":"x"}]}]}`)
+		leaves, leave := context.WithTimeout(t.Context(), time.Second/2)
+		defer leave()
+		for _, c := range []struct {
+			ctx  context.Context
+			code int
+		}{{t.Context(), 200}, {leaves, 503}} {
+			if code, text := s.AnswerJSON(c.ctx, body, false); code != c.code {
+				t.Errorf("got %d %s; want status %d", code, text, c.code)
+			}
+		}
+		if left := sent(t, s, 0, entry("user", "bob", hits(0))).GetStatuses()[0].GetLimitRemaining(); left != 1 {
+			t.Errorf("%d left, want 1", left)
+		}
+	})
 }
