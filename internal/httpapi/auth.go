@@ -58,6 +58,8 @@ type Auth struct {
 	ReturnsSlots bool
 	// Gone reports whether the proxy has closed the connection of r. It is called only if ReturnsSlots is set.
 	Gone func(r *http.Request) bool
+	// Hold, if not nil, is called before the answer to r is held for the duration d.
+	Hold func(r *http.Request, d time.Duration)
 	// Log receives panics, at most one message a second.
 	Log *zap.Logger
 
@@ -168,8 +170,13 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *clientRequest, own, 
 	if c.HasSlots() {
 		x.slots = c.AppendID(x.slots)
 	}
-	if c.Verdict.Delay > 0 && d.delays.Wait(r.Context(), c.Verdict.Delay) != nil {
-		return authAnswer{}
+	if delay := c.Verdict.Delay; delay > 0 {
+		if d.Hold != nil {
+			d.Hold(r, time.Duration(delay)*time.Microsecond)
+		}
+		if d.delays.Wait(r.Context(), delay) != nil {
+			return authAnswer{}
+		}
 	}
 	return answerTo(&c.Verdict)
 }

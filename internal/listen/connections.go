@@ -207,7 +207,7 @@ type conn struct {
 	header            headerLines
 	unread            bool // the first request is not read yet; used by the ConnState of an http.Server
 	reservedForHealth bool
-	lastReceived      atomic.Int64 // when bytes were last received, on the listener's clock
+	lastReceived      atomic.Int64 // when bytes were last received, on the listener's clock, or the end of Hold
 }
 
 func (c *conn) self() *conn { return c }
@@ -225,6 +225,12 @@ func (c *conn) changed(state http.ConnState) {
 func Gone(r *http.Request) bool {
 	socket, ok := connOf(r).Conn.(*nonblock.Conn)
 	return ok && socket.Ended()
+}
+
+// Hold lets the connection of r count as in use for the duration d, in which its answer is held.
+func Hold(r *http.Request, d time.Duration) {
+	c := connOf(r)
+	c.lastReceived.Store(int64(c.listener.now() + d))
 }
 
 func (c *conn) idleAt(now time.Duration) bool {

@@ -3,6 +3,7 @@ package listen
 import (
 	"io"
 	"net"
+	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -65,10 +66,19 @@ func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 			}
 		}
 	}
+	for _, c := range []*conn{middle, busy} { // their answers are held
+		Hold(httptest.NewRequestWithContext(withConn(t.Context(), c), "GET", "/", nil), 2*time.Hour)
+	}
+	l.start = l.start.Add(-time.Hour)
+	for range 2 { // in place of the two others
+		if c, _ := admit(time.Minute); c == nil || !isOpen(middle) || !isOpen(busy) {
+			t.Error("a connection whose answer is held is closed; want it open")
+		}
+	}
 	if _, err := end.Read(make([]byte, 1)); err != io.EOF { //nolint:errorlint // net.Pipe returns io.EOF unwrapped
 		t.Errorf("the client of the closed connection reads %v; want the error %v", err, io.EOF)
 	}
-	if s := l.Stats(); s.Evicted != 2 || s.Refused != 1 || s.Open != 4 {
-		t.Errorf("got %+v; want evicted 2, 1 refused and open 4", s)
+	if s := l.Stats(); s.Evicted != 4 || s.Refused != 1 || s.Open != 4 {
+		t.Errorf("got %+v; want evicted 4, 1 refused and open 4", s)
 	}
 }

@@ -143,7 +143,7 @@ func (o *opening) http() error {
 		API: &httpapi.API{Limiter: s.limiter, Token: s.tokens.api, Closed: closed, Headers: s.config.HTTPHeaders},
 		Auth: &httpapi.Auth{
 			Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log,
-			ReturnsSlots: s.config.LogListen != "", Gone: listen.Gone,
+			ReturnsSlots: s.config.LogListen != "", Gone: listen.Gone, Hold: listen.Hold,
 		},
 	}
 	if s.config.APIInlineConfig {
