@@ -90,11 +90,15 @@ func TestAChargeAppliedTwiceIsFound(t *testing.T) {
 	}
 }
 
+// persistent keeps the data of a server that is killed. A server that starts empty is dangerous on a busy machine: the
+// new master seems dead, and the empty one is promoted before it has copied anything.
+var persistent = []string{"--appendonly", "yes", "--appendfsync", "always"}
+
 // TestSentinelWithConfirmation kills the master several times. Its only replica confirms every charge, so no
 // answered charge may be lost.
 func TestSentinelWithConfirmation(t *testing.T) {
 	long(t)
-	s := redistest.StartSentinels(t)
+	s := redistest.StartSentinels(t, persistent...)
 	s.Replicas[1].Kill()
 	servers := []*redistest.Server{s.Master, s.Replicas[0]}
 	w := newWorld(t, 3, "--redis-url", s.URL(), "--redis-wait-replicas", "1")
@@ -123,7 +127,7 @@ func TestSentinel(t *testing.T) {
 // The test has no groups, because a group over several slots is not charged at one moment.
 func TestClusterWithConfirmation(t *testing.T) {
 	long(t)
-	c := redistest.StartCluster(t, 3)
+	c := redistest.StartCluster(t, 3, persistent...)
 	w := newWorld(t, 3, "--redis-url", c.URL(), "--redis-wait-replicas", "1")
 	w.kinds = []string{"tokens", "window", "refunded", "budget"}
 	shard := 0

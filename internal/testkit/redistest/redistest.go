@@ -68,11 +68,11 @@ func StartAt(tb testing.TB, port int, args ...string) *Server {
 	return s
 }
 
-// StartReplica starts a replica of master, of the same program, and waits until it follows.
-func StartReplica(tb testing.TB, master *Server) *Server {
+// StartReplica starts a replica of master, of the same program, with additional arguments, and waits until it follows.
+func StartReplica(tb testing.TB, master *Server, args ...string) *Server {
 	tb.Helper()
 	host, port, _ := net.SplitHostPort(master.Addr)
-	s := StartBinary(tb, master.binary, nil, "--replicaof", host+" "+port)
+	s := StartBinary(tb, master.binary, nil, append([]string{"--replicaof", host + " " + port}, args...)...)
 	s.follows()
 	return s
 }
@@ -279,12 +279,12 @@ type Sentinels struct {
 
 // StartSentinels starts a master, two replicas and three Sentinels. A master counts as down after a second without an
 // answer.
-func StartSentinels(tb testing.TB) *Sentinels {
+func StartSentinels(tb testing.TB, args ...string) *Sentinels {
 	tb.Helper()
-	s := &Sentinels{Master: Start(tb)}
+	s := &Sentinels{Master: Start(tb, args...)}
 	host, port, _ := net.SplitHostPort(s.Master.Addr)
 	for range 2 {
-		s.Replicas = append(s.Replicas, StartReplica(tb, s.Master))
+		s.Replicas = append(s.Replicas, StartReplica(tb, s.Master, args...))
 	}
 	for range 3 {
 		s.Sentinels = append(s.Sentinels, startSentinel(tb, host, port))
