@@ -184,24 +184,20 @@ func (l *layout) moving(s *server) bool {
 	return false
 }
 
-// replace stops s, and makes its replica a master at another address after span. Then s runs again, without keys and blocks.
+// replace stops s, and makes a replica a master at another address after span. Then s runs again, without keys and blocks.
 func (w *world) replace(s *server, span time.Duration) {
 	if w.layout.moving(s) || !s.up {
 		return
 	}
-	w.note("%s dies, its replica takes over after %v", s.name, span)
+	w.note("%s dies, a replica takes over after %v", s.name, span)
 	s.up = false
 	w.afterPlain(span, nil, func() {
-		if s.up { // the old master has restarted before its replica took over
+		if s.up { // the old master has restarted before a replica took over
 			return
 		}
 		w.seen(faultReplaced)
 		next := w.addNode()
-		for key, v := range s.replica {
-			if v != nil {
-				next.keys[key], next.replica[key] = v, v
-			}
-		}
+		w.takeOver(s, next)
 		for b := range blocks {
 			if w.layout.owner[b] == s {
 				w.layout.owner[b] = next
@@ -209,9 +205,7 @@ func (w *world) replace(s *server, span time.Duration) {
 		}
 		w.note("%s is the master now", next.name)
 		s.up, s.keys = true, map[string]*value{}
+		s.replicate(len(s.replicas))
 		s.epoch++
-		if w.judge.failovers++; w.waitReplicas == 0 {
-			w.judge.lost()
-		}
 	})
 }

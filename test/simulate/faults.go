@@ -191,7 +191,7 @@ func (w *world) fault(rng *rand.Rand) {
 		w.processes[i].wallAhead += 2*span - 200*time.Millisecond
 	case 14:
 		w.stall(s, span)
-		if s.lag > 0 && rng.IntN(2) == 0 { // this failover may lose charges that no replica has confirmed
+		if len(s.replicas) > 0 && rng.IntN(2) == 0 { // this failover may lose charges that no replica has confirmed
 			w.afterPlain(span/2, nil, func() {
 				if !w.noMoreFaults {
 					w.restart(s, span/4)
@@ -214,28 +214,28 @@ func (w *world) fault(rng *rand.Rand) {
 	}
 }
 
-// stall stops the replication of s for span.
+// stall stops the replication of s to a random replica, and to those after it, for span.
 func (w *world) stall(s *server, span time.Duration) {
-	w.note("%s: replication stands still for %v", s.name, span)
-	s.replicaCurrentAt = max(s.replicaCurrentAt, w.now+int64(span))
+	for i := w.rng.IntN(max(1, len(s.replicas))); i < len(s.replicas); i++ {
+		w.note("%s: replication to its replica %d stands still for %v", s.name, i, span)
+		s.replicas[i].currentAt = max(s.replicas[i].currentAt, w.now+int64(span))
+	}
 }
 
-// restart stops a server for span. If it has a replica, the replica takes over. Charges that the replica does not have
+// restart stops a server for span. If it has replicas, one of them takes over. Charges that this one does not have
 // yet are lost. Otherwise the same server starts again, without its data if w.mayLoseData is set.
 func (w *world) restart(s *server, span time.Duration) {
-	if w.layout != nil && s.lag > 0 {
+	if w.layout != nil && len(s.replicas) > 0 {
 		w.replace(s, span)
 		return
 	}
 	w.seen(faultRestart)
 	s.up = false
-	if s.lag > 0 { // if all replicas confirm each charge (--redis-wait-replicas), a failover loses no confirmed charge
+	if len(s.replicas) > 0 { // if all replicas confirm each charge (--redis-wait-replicas), a failover loses no confirmed charge
 		w.seen(faultFailover)
-		w.note("%s: its replica takes over, after %v", s.name, span)
-		s.failover()
-		if w.judge.failovers++; w.waitReplicas == 0 {
-			w.judge.lost()
-		}
+		w.note("%s: a replica takes over, after %v", s.name, span)
+		s.epoch++
+		w.takeOver(s, s)
 		w.afterPlain(span, nil, func() { s.up = true })
 		return
 	}

@@ -2,12 +2,11 @@ package simulate
 
 import (
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"time"
 )
 
-// Two Sentinels watch a master, r0, and its replica, r1. One of them leads a failover. The leader announces the
+// Two Sentinels watch a master, r0, and its replica, r1; a further replica has no address. One of them leads a failover. The leader announces the
 // promotion of the replica (+failover-state-send-slaveof-noone), promotes it, confirms the promotion (+promoted-slave),
 // and later reports the switch (+switch-master). The other Sentinel reports only the switch, soon after the promotion.
 // Each Sentinel names the old master until it has reported the switch. The old master may answer for a while, and then
@@ -40,10 +39,7 @@ func (w *world) newWatched() {
 	r0, r1 := w.servers[0], w.servers[1]
 	r1.clock, r1.ppm, r1.isReplica = r0.clock, r0.ppm, true
 	w.watched = &watched{master: r0, replica: r1, named: [...]string{r0.name + ":6379", r0.name + ":6379"}}
-	for _, s := range w.servers {
-		s.lag = time.Duration(1+w.rng.IntN(1500)) * time.Microsecond
-	}
-	w.waitReplicas = w.rng.IntN(2)
+	w.addReplicas()
 }
 
 // watch implements redis.Machine.Watch: both Sentinels are polled each second.
@@ -170,17 +166,8 @@ func (w *world) fail(rng *rand.Rand, span time.Duration) {
 func (w *world) promote(old, next *server) {
 	w.seen(faultPromoted)
 	w.note("%s is a master now", next.name)
-	next.keys = map[string]*value{}
-	for key, v := range old.replica {
-		if v != nil {
-			next.keys[key] = v
-		}
-	}
-	clear(next.scripts)
+	w.takeOver(old, next)
 	next.isReplica, next.alone, old.alone = false, true, true
-	if w.judge.failovers++; w.waitReplicas == 0 {
-		w.judge.lost()
-	}
 }
 
 // demote makes the old master the replica of the new one, and closes its connections. It waits until the old
@@ -193,7 +180,7 @@ func (w *world) demote(old, next *server) {
 	w.note("%s is the replica of %s now", old.name, next.name)
 	old.isReplica, old.alone, next.alone = true, false, false
 	old.epoch++
-	old.keys, old.replica = map[string]*value{}, map[string]*value{}
-	next.replica, next.replicaCurrentAt = maps.Clone(next.keys), 0
+	old.keys = map[string]*value{}
+	next.replicate(len(next.replicas))
 	w.watched.moving = false
 }

@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -28,15 +30,20 @@ type server struct {
 	keys       map[string]*value
 	scripts    map[string]script
 
-	lag              time.Duration     // the least delay until the replica has a write; 0 means that there is no replica
-	replica          map[string]*value // the replica's values; nil means deleted
-	replicaCurrentAt int64
-	executing        bool    // a command is running
-	writes           *writes // the writes of the running command so far; nil before the first one
-	wrote            bool    // a command of the present call has written
-	epoch            int     // how often a failover has closed its connections
-	isReplica        bool
-	alone            bool // it has no replica, because a failover has made both servers masters
+	lag       time.Duration // the least delay until a replica has a write
+	replicas  []replica
+	executing bool    // a command is running
+	writes    *writes // the writes of the running command so far; nil before the first one
+	wrote     bool    // a command of the present call has written
+	epoch     int     // how often a failover has closed its connections
+	isReplica bool
+	alone     bool // it has no replica, because a failover has made it and its replica masters
+}
+
+// replica is a copy of a master's values that is currentAt a time. Only the copy that takes over gets an address.
+type replica struct {
+	keys      map[string]*value // nil means deleted
+	currentAt int64
 }
 
 // value is the content of a key: a bucket, a string, a hash or a list.
@@ -60,7 +67,7 @@ const (
 
 func newServer(w *world, name string) *server {
 	return &server{w: w, name: name, up: true, clock: 1_900_000_000_000_000 + algorithms.Micros(w.rng.Int64N(int64(algorithms.Day))),
-		ppm: w.rng.Int64N(400) - 200, keys: map[string]*value{}, replica: map[string]*value{}, scripts: map[string]script{}}
+		ppm: w.rng.Int64N(400) - 200, keys: map[string]*value{}, scripts: map[string]script{}}
 }
 
 func (s *server) now() algorithms.Micros {
@@ -74,44 +81,55 @@ type writes struct {
 	values []*value
 }
 
-// put writes v to a key, or deletes the key if v is nil. The replica gets the writes of a command after a
+// put writes v to a key, or deletes the key if v is nil. Each replica gets the writes of a command after a
 // delay, all at the same moment, because Redis replicates the writes of a script as one transaction.
 func (s *server) put(key string, v *value) {
 	if s.keys[key] = v; v == nil {
 		delete(s.keys, key)
 	}
 	s.wrote = true
-	if s.lag == 0 || s.alone {
+	if len(s.replicas) == 0 || s.alone {
 		return
 	}
 	if s.writes != nil {
 		s.writes.keys, s.writes.values = append(s.writes.keys, key), append(s.writes.values, v)
 		return
 	}
-	s.replicaCurrentAt = max(s.replicaCurrentAt+1, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag))) // keeps the order of writes
 	epoch, all := s.epoch, &writes{[]string{key}, []*value{v}}
 	if s.executing {
 		s.writes = all
 	}
-	s.w.afterPlain(time.Duration(s.replicaCurrentAt-s.w.now), nil, func() {
-		if s.epoch == epoch && !s.alone {
-			for i, key := range all.keys {
-				s.replica[key] = all.values[i]
+	for i := range s.replicas {
+		r := &s.replicas[i]
+		r.currentAt = max(r.currentAt+1, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag))) // keeps the order of writes
+		s.w.afterPlain(time.Duration(r.currentAt-s.w.now), nil, func() {
+			if s.epoch == epoch && !s.alone {
+				for i, key := range all.keys {
+					r.keys[key] = all.values[i]
+				}
 			}
-		}
-	})
+		})
+	}
 }
 
-// failover makes the replica the master, so that its values replace those of the old master.
-func (s *server) failover() {
-	s.epoch++
-	s.keys, s.replicaCurrentAt = map[string]*value{}, 0
-	for key, v := range s.replica {
-		if v != nil {
-			s.keys[key] = v
-		}
+// replicate gives s n replicas that have its values.
+func (s *server) replicate(n int) {
+	s.replicas = nil
+	for range n {
+		s.replicas = append(s.replicas, replica{keys: maps.Clone(s.keys)})
 	}
-	clear(s.scripts)
+}
+
+// takeOver makes a replica of old the master, so that the values of next become those of the replica.
+func (w *world) takeOver(old, next *server) {
+	keys := old.replicas[w.rng.IntN(len(old.replicas))].keys
+	maps.DeleteFunc(keys, func(_ string, v *value) bool { return v == nil })
+	next.keys = keys
+	next.replicate(len(old.replicas))
+	clear(next.scripts)
+	if w.judge.failovers++; w.waitReplicas < len(old.replicas) {
+		w.judge.lost()
+	}
 }
 
 // waits returns how long the last command's answer waits for replicas, and sets its reply if it is WAIT. WAIT
@@ -123,16 +141,20 @@ func (s *server) waits(commands []redis.Command) time.Duration {
 		return 0
 	}
 	most := time.Duration(last.Args[2].(int64)) * time.Millisecond
-	left := time.Duration(s.replicaCurrentAt - s.w.now)
-	if !s.wrote {
-		left = 0
+	var left []time.Duration
+	for i := 0; i < len(s.replicas) && !s.alone; i++ {
+		if d := time.Duration(s.replicas[i].currentAt - s.w.now); !s.wrote {
+			left = append(left, 0)
+		} else if d <= most {
+			left = append(left, max(0, d))
+		}
 	}
-	if left <= most && !s.alone {
-		last.Reply = int64(1)
-		return max(0, left)
+	slices.Sort(left)
+	last.Reply = int64(len(left))
+	if want := int(last.Args[1].(int64)); len(left) >= want {
+		return left[want-1]
 	}
 	s.w.seen(sawUnconfirmed)
-	last.Reply = int64(0)
 	return most
 }
 

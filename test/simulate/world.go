@@ -229,10 +229,7 @@ func newWorld(p Plan, log func(string, ...any)) *world {
 		w.servers = []*server{newServer(w, "r0")}
 	}
 	if w.watched == nil && w.rng.IntN(4) == 0 {
-		w.waitReplicas = w.rng.IntN(2)
-		for _, s := range w.servers {
-			s.lag = time.Duration(1+w.rng.IntN(1500)) * time.Microsecond
-		}
+		w.addReplicas()
 	}
 	for i := range 1 + w.rng.IntN(3) {
 		least := time.Duration(50+w.rng.IntN(500)) * time.Microsecond
@@ -244,6 +241,16 @@ func newWorld(p Plan, log func(string, ...any)) *world {
 		w.processes = append(w.processes, w.start(string(rune('a'+i))))
 	}
 	return w
+}
+
+// addReplicas gives each server one or two replicas, of which none, some or all must confirm charges.
+func (w *world) addReplicas() {
+	n := 1 + w.rng.IntN(2)
+	w.waitReplicas = w.rng.IntN(n + 1)
+	for _, s := range w.servers {
+		s.lag = time.Duration(1+w.rng.IntN(1500)) * time.Microsecond
+		s.replicate(n)
+	}
 }
 
 // stream returns the random numbers of item n of a kind: c (clients), f (faults), p (processes), l (links) or a (operators).
