@@ -90,6 +90,8 @@ const (
 	sawOverdrawn
 	sawBlocked
 	sawShadowed
+	sawOutside
+	sawEdge
 	faults
 )
 
@@ -123,6 +125,7 @@ var faultNames = [faults]string{
 	sawRenewed:   "slot renewed", sawRoomExpired: "slot expired during its request", sawNotRevived: "returned slot not renewed",
 	sawMeter: "settled by its bucket", sawHeader: "settled by a header", sawOverdrawn: "denied, and charged nevertheless",
 	sawBlocked: "blocked by a penalty", sawShadowed: "denied only in shadow mode",
+	sawOutside: "windows of a calendar sent again", sawEdge: "charged before and after the end of a long window",
 	sawRewritten: "changes made again that a failover lost", sawReportedLost: "adjustment reported as lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits", sawCreditsNamed: "credits named beside their limit, or topped up",
 }
 

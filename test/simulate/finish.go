@@ -216,7 +216,7 @@ func (j *judge) conserved(key string, b *bucket, charged map[cost]int64) {
 		want := charged[cost{limit: b.limit, value: b.value}]
 		// If a group over two servers is denied, a refund may be lost, or smaller because the bucket has
 		// refilled meanwhile. But no refund may happen twice.
-		if b.parted && (!j.w.faultless || j.unclean || b.numbers[0].Period() != algorithms.Day || j.resets[b.id()] > 0) {
+		if b.parted && (!j.w.faultless || j.unclean || b.windows() != 1 || j.resets[b.id()] > 0) {
 			if b.charged < admitted {
 				j.fail("%s %q: %d admitted, only %d charged", b.limit, key, admitted, b.charged)
 			}
@@ -227,7 +227,7 @@ func (j *judge) conserved(key string, b *bucket, charged map[cost]int64) {
 		}
 		return
 	}
-	if b.limit == "hotday" && j.w.faultless && !j.unclean && b.charged != admitted {
+	if b.limit == "hotday" && j.w.faultless && !j.unclean && b.windows() == 1 && b.charged != admitted {
 		j.fail("%s %q: %d admitted, but %d charged, and no lease was lost", b.limit, key, admitted, b.charged)
 	}
 	if b.charged < admitted && b.kind == algorithms.FixedWindow {
@@ -255,7 +255,7 @@ func (j *judge) shared(b *bucket) {
 // refunded checks that shards got a refund of the units that denied requests had charged. It checks only runs
 // in which no refund can be lost.
 func (j *judge) refunded(b *bucket) {
-	if admitted := b.sum(); j.w.faultless && !j.unclean && b.charged != admitted {
+	if admitted := b.sum(); j.w.faultless && !j.unclean && b.windows() == 1 && b.charged != admitted {
 		j.fail("%s: %d admitted, but %d charged, and no refund was lost", b.limit, admitted, b.charged)
 	}
 }
@@ -276,11 +276,14 @@ func (j *judge) bounded(b *bucket) {
 	case algorithms.FixedWindow:
 		sums := map[int64]int64{}
 		for _, a := range b.admitted {
-			n := (int64(a.at) - b.phase) / period
+			n := b.window(a.at)
 			if sums[n] += a.units; sums[n] > capacity {
 				j.fail("%s: %d admitted in one window, the limit is %d", b.limit, sums[n], capacity)
 				return
 			}
+		}
+		if len(sums) > 1 && period > int64(algorithms.Second) {
+			j.w.seen(sawEdge)
 		}
 	case algorithms.SlidingLog:
 		j.spans(b, func(d int64) (int64, bool) { return rate, d < period })

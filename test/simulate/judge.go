@@ -10,6 +10,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -51,7 +52,7 @@ type bucket struct {
 	charged       int64 // units that the servers charged, less refunds
 	returned      int64 // units that the servers refunded to a bucket of the domain plans
 	admitted      []admission
-	phase         int64
+	hash          uint64 // windows start at a phase that depends on it
 	server        *server
 	slot          int // the slot in a Cluster; otherwise 0
 	sharded       bool
@@ -76,9 +77,35 @@ type admission struct {
 
 func (b *bucket) id() cost { return cost{limit: b.limit, value: b.value} }
 
-// window returns the number of the fixed window at a time.
-func (b *bucket) window(at algorithms.Micros) int64 {
-	return (int64(at) - b.phase) / int64(b.numbers[0].Period())
+// window identifies the fixed window at a time. If configurations have different windows, each of their ends counts.
+func (b *bucket) window(at algorithms.Micros) (n int64) {
+	for _, l := range b.numbers {
+		if l.Calendar != nil {
+			n += withDates(l).Calendar.Window(at)
+		} else {
+			n += (int64(at) - b.phaseOf(l)) / int64(l.Period())
+		}
+	}
+	return n
+}
+
+func (b *bucket) phaseOf(l *algorithms.Limit) int64 {
+	n := scaled.Of(l)
+	return n.PhaseOf(b.hash)
+}
+
+// windows returns in how many windows the servers charged b. It returns 0 if b has no fixed windows.
+func (b *bucket) windows() int64 {
+	if b.kind != algorithms.FixedWindow {
+		return 0
+	}
+	return b.window(b.last) - b.window(b.first) + 1
+}
+
+// decide returns the answer to a charge, which changes nothing, by a server where b has a state.
+func (b *bucket) decide(l *algorithms.Limit, state algorithms.State, at algorithms.Micros, cost int64) algorithms.Decision {
+	_, d := withDates(l).Take(state, at, algorithms.Charge{Cost: cost, Hash: b.hash, DryRun: true})
+	return d
 }
 
 // sum returns the admitted units.
@@ -310,9 +337,7 @@ func (j *judge) planned(p *process, r *request, c *limiter.Call) {
 				b.slot = j.slot(is)
 			}
 			j.named[cost{limit: b.limit, value: b.value}] = b
-			if l.Kind == algorithms.FixedWindow { // each key has its own phase of windows, from its hash
-				b.phase = int64(xxhash.Sum64String(k.value) % uint64(l.Period()))
-			}
+			b.hash = xxhash.Sum64String(k.value)
 			if lease := is.Policy.Extra().Lease; lease != nil {
 				b.leaseDuration = lease.For
 			}
@@ -388,8 +413,7 @@ func (j *judge) peek(r *limiter.Result, cost int64, remembered bool) (allowed bo
 	if l.Kind == algorithms.FixedWindow && j.w.waitReplicas == 0 {
 		spare = 0 // in one window units only become fewer
 	}
-	_, d := l.Take(state, now, algorithms.Charge{Cost: cost + spare, Hash: uint64(b.phase), DryRun: true})
-	return d.Allowed, (int64(now)-b.phase)/int64(l.Period()) + b.turns
+	return b.decide(l, state, now, cost+spare).Allowed, b.window(now) + b.turns
 }
 
 func (j *judge) stateOf(r *limiter.Result) algorithms.State {
@@ -465,8 +489,7 @@ func (j *judge) retriesOf(all []retry, c *limiter.Call) []retry {
 			is.blocked = state.Denials.Until
 		}
 		if !j.adjustable(b) && b.leaseDuration == 0 && !b.sharded && len(b.numbers) == 1 && costOf(c, r) == r.Cost {
-			_, d := r.Policy.Limit.Take(state, b.server.now(), algorithms.Charge{Cost: r.Cost, Hash: uint64(b.phase), DryRun: true})
-			if !d.Allowed {
+			if d := b.decide(r.Policy.Limit, state, b.server.now(), r.Cost); !d.Allowed {
 				is.after = d.RetryAfter
 			}
 		}

@@ -60,10 +60,6 @@ type process struct {
 	failoverEndedAt time.Duration // by the clock of the process
 }
 
-// epoch is the zero of the processes' clocks. It is far in the future, so that no context of the process ends by the
-// machine's clock.
-var epoch = time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC)
-
 func (w *world) start(name string) *process {
 	rng := w.stream('p', len(w.started))
 	p := &process{w: w, name: name, rng: rng, born: w.now, ppm: rng.Int64N(1000) - 500, wallAhead: time.Duration(rng.Int64N(int64(time.Hour)))}
@@ -168,7 +164,7 @@ func (p *process) real(d time.Duration) time.Duration {
 	return d - d*time.Duration(p.ppm)/1_000_000 + time.Microsecond
 }
 
-func (p *process) Now() time.Time { return epoch.Add(p.monotonic()) }
+func (p *process) Now() time.Time { return edge.Add(p.monotonic()) }
 
 // clocks returns the clock for leases.
 func (p *process) clocks() (monotonic, wall time.Duration) {

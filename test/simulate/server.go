@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	"github.com/rlsidecar/rlsidecar/internal/redis"
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -66,7 +67,11 @@ const (
 )
 
 func newServer(w *world, name string) *server {
-	return &server{w: w, name: name, up: true, clock: 1_900_000_000_000_000 + algorithms.Micros(w.rng.Int64N(int64(algorithms.Day))),
+	clock := edge.Add(time.Duration(w.rng.Int64N(int64(144*time.Hour))) - 72*time.Hour)
+	if w.isNearEdge {
+		clock = edge.Add(-time.Duration(w.rng.Int64N(int64(w.length))))
+	}
+	return &server{w: w, name: name, up: true, clock: algorithms.Micros(clock.UnixMicro()),
 		ppm: w.rng.Int64N(400) - 200, keys: map[string]*value{}, scripts: map[string]script{}}
 }
 
@@ -329,8 +334,11 @@ func (s *server) take(keys, args []any) (any, error) {
 			return nil, redis.ErrorReply(foreignKey)
 		}
 	}
-	t.limits = s.w.limitsOf(t.limits[:0], args[1].(string))
 	t.out = doubles(t.out[:0], int64(t.now))
+	known := false
+	if t.limits, known = s.w.limitsOf(t.limits[:0], args[1].(string), t.now); !known {
+		return string(t.out), nil
+	}
 	for {
 		c, ok := t.read(&r)
 		if !ok {
@@ -381,6 +389,9 @@ func (t *batchCharging) read(r *reader) (c charge, ok bool) {
 	c.terms = algorithms.Charge{
 		Cost: cost, Hash: uint64(phase), Reserve: flags&4 != 0, DryRun: flags&8 != 0, Scaled: flags&16 != 0, Settle: flags&32 != 0,
 		Free: flags&512 != 0, Open: flags&2048 != 0,
+	}
+	if n := scaled.Of(c.limit); c.limit.Kind == algorithms.FixedWindow && n.PhaseOf(uint64(phase)) != phase {
+		panic(fmt.Sprintf("simulate: windows of %s start at %d, want %d", c.key, phase, n.PhaseOf(uint64(phase))))
 	}
 	if flags&2 != 0 {
 		c.terms.MaxWait, c.terms.ChargedAt = algorithms.Micros(r.number()), algorithms.Micros(r.number())
@@ -454,7 +465,7 @@ func (t *batchCharging) charge(group []charge) (took bool) {
 		case b.State.By != nil:
 			s.put(group[i].key, &value{state: b.State, bucket: true, until: expiry(b.State, t.now)})
 		}
-		t.out = answer(t.out, &b.Decision, group[i].own != nil)
+		t.out = answer(t.out, t.now, b, group[i].own != nil)
 	}
 	if plansGroup(group) {
 		s.w.judge.pays(s, group, before, buckets, took)
@@ -474,10 +485,21 @@ func expiry(s algorithms.State, now algorithms.Micros) algorithms.Micros {
 	return now + ms*1000
 }
 
-// answer appends the answer to a charge. own means that the charge has an Own: a denial then has the retry time of Own in
-// place of the wait. The sidecar combines it with the others, which TakeAll has done already.
-func answer(out []byte, d *algorithms.Decision, own bool) []byte {
-	flags, last := byte(0), d.Wait
+// answer appends the answer to a charge at time now. own means that the charge has an Own: a denial then has the retry
+// time of Own in place of the wait. The sidecar combines it with the others, which TakeAll has done already.
+func answer(out []byte, now algorithms.Micros, b *algorithms.Bucket, own bool) []byte {
+	d, flags := b.Decision, byte(0)
+	if c := b.Limit.Calendar; c != nil { // such times are sent as numbers of windows, others below 0
+		flags |= 16
+		for _, span := range []*algorithms.Micros{&d.RetryAfter, &d.ResetAfter, &d.Wait} {
+			if n := c.Window(now+*span) - c.Window(now); c.After(now, n) == *span {
+				*span = algorithms.Micros(n)
+			} else {
+				*span = -*span
+			}
+		}
+	}
+	last := d.Wait
 	if own && !d.Allowed {
 		last = d.RetryAfter
 	}

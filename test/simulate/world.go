@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
@@ -30,6 +32,7 @@ type world struct {
 	waitReplicas     int
 	mayLoseData      bool
 	hasOperators     bool
+	isNearEdge       bool
 	isSlow           bool  // clients and faults take ten times as long, so slots expire
 	lastPoll         int64 // sidecars stop polling adjustments and Sentinels at this time; 0 means never
 	counts           Counts
@@ -68,17 +71,17 @@ func (w *world) breaker(p *process, open bool) {
 	w.note("%s: circuit breaker open: %v", p.name, open)
 }
 
-// limits is the configuration of all runs, in which some numbers differ. The limits witness, once and own
-// have one bucket for each request. So the judge knows whether a request was charged.
+// limits is the configuration of all runs, in which some numbers and windows differ. The limits witness, once and
+// own have one bucket for each request. So the judge knows whether a request was charged.
 const limits = `
 domain: sim
 limits:
-  reserved: {algorithm: fixed_window, rate: 60, period: 24h}
+  reserved: {algorithm: fixed_window, rate: 60, %[5]s}
   once: {algorithm: fixed_window, rate: 1000, period: 24h}
   tuned: {algorithm: fixed_window, rate: 30, period: 24h}
   quick: {algorithm: fixed_window, rate: 20, period: 100ms}
   own: {algorithm: fixed_window, rate: 1002, period: 24h, settle: {estimate: 20, ttl: 1m}}
-  tokens: {algorithm: fixed_window, rate: 300, period: 24h, settle: {estimate: 20, ttl: 1s}}
+  tokens: {algorithm: fixed_window, rate: 300, %[5]s, settle: {estimate: 20, ttl: 1s}}
   budget: {algorithm: token_bucket, rate: 300, period: 1s, capacity: 100, settle: {estimate: 20, max_debt: 40, ttl: 1m}}
   slots: {algorithm: concurrency, capacity: 3, ttl: 10m}
   rooms: {algorithm: concurrency, capacity: 3, ttl: 1s}
@@ -90,7 +93,7 @@ descriptors:
   - {key: slots, limit: slots}
   - {key: rooms, limit: rooms}
   - {key: witness, rate_limit: {algorithm: fixed_window, rate: 1001, period: 24h}}
-  - {key: day, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h}}
+  - {key: day, rate_limit: {algorithm: fixed_window, rate: %[2]d, %[5]s}}
   - {key: window, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 100ms}}
   - {key: bucket, rate_limit: {algorithm: token_bucket, rate: %[3]d, period: 1s, capacity: %[2]d}}
   - {key: sure, rate_limit: {algorithm: token_bucket, rate: %[3]d, period: 1s, capacity: %[2]d, guaranteed: {rate: 3, period: 100ms}}}
@@ -108,8 +111,8 @@ descriptors:
   - {key: strict, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h, on_backend_failure: error}}
   - {key: share, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 24h, on_backend_failure: local, local_share: 25%%}}
   - {key: sharded, rate_limit: {algorithm: token_bucket, rate: %[3]d, period: 1s, capacity: %[2]d, shards: 3}}
-  - {key: shardday, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 24h, shards: 3}}
-  - {key: hotday, rate_limit: {algorithm: fixed_window, rate: %[4]d, period: 24h, lease: {max: 10%%, for: 100ms}}}
+  - {key: shardday, rate_limit: {algorithm: fixed_window, rate: %[2]d, %[5]s, shards: 3}}
+  - {key: hotday, rate_limit: {algorithm: fixed_window, rate: %[4]d, %[5]s, lease: {max: 10%%, for: 100ms}}}
   - {key: hotwindow, rate_limit: {algorithm: fixed_window, rate: %[3]d, period: 40ms, lease: {max: 50%%, for: 30ms}}}
   - {key: hotbucket, rate_limit: {algorithm: token_bucket, rate: %[4]d, period: 1s, capacity: %[1]d, lease: {max: 10%%, for: 50ms}}}
 `
@@ -121,7 +124,7 @@ domain: plans
 hash_tag: domain
 limits:
   credits: {algorithm: token_bucket, rate: 100, period: 1m, capacity: %[2]d}
-  plan: {algorithm: fixed_window, rate: %[2]d, period: 24h, then: credits}
+  plan: {algorithm: fixed_window, rate: %[2]d, %[5]s, then: credits}
   pace: {algorithm: token_bucket, rate: %[3]d, period: 1m, capacity: 6, then: credits}
   seen: {algorithm: fixed_window, rate: 1003, period: 24h}
 descriptors:
@@ -130,14 +133,20 @@ descriptors:
   - {key: seen, limit: seen}
 `
 
-// variants are the numbers of limits and plans in each configuration.
-var variants = [][4]int{{80, 12, 40, 300}, {200, 5, 100, 1000}, {60, 20, 300, 200}, {120, 8, 20, 600}}
+// variants are the numbers and the windows of limits and plans in each configuration. All these windows end at the
+// edge or soon after it.
+var variants = [][]any{
+	{80, 12, 40, 300, "period: day, time_zone: Europe/Berlin"},
+	{200, 5, 100, 1000, "period: week, time_zone: Europe/Berlin"},
+	{60, 20, 300, 200, "period: month, time_zone: Europe/Berlin"},
+	{120, 8, 20, 600, "period: 23h, start: 2148-03-31T22:00:00.02Z"},
+}
 
 var compiled = func() (all []*limiter.Snapshot) {
 	for _, v := range variants {
 		s, problems := config.Compile([]config.File{
-			{Name: "sim.yaml", Data: fmt.Appendf(nil, limits, v[0], v[1], v[2], v[3])},
-			{Name: "plans.yaml", Data: fmt.Appendf(nil, plans+"# %[1]d %[4]d", v[0], v[1], v[2], v[3])},
+			{Name: "sim.yaml", Data: fmt.Appendf(nil, limits, v...)},
+			{Name: "plans.yaml", Data: fmt.Appendf(nil, plans+"# %[1]d %[4]d", v...)},
 		}, config.Options{})
 		if s == nil {
 			panic(fmt.Sprint(problems))
@@ -148,15 +157,18 @@ var compiled = func() (all []*limiter.Snapshot) {
 }()
 
 // limitNumbers identify a limit in all configurations by its numbers.
-type limitNumbers [18]int64
+type limitNumbers [19]int64
 
 func numbersOf(l *algorithms.Limit) limitNumbers {
-	n, overdraws := scaled.Of(l), int64(0)
+	n, overdraws, calendar := scaled.Of(l), int64(0), int64(0)
 	if l.Overdraw {
 		overdraws = 1
 	}
+	if c := l.Calendar; c != nil {
+		calendar = int64(xxhash.Sum64String(c.Unit+" "+c.Zone) >> 11)
+	}
 	return limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, n.Period, n.P, n.Q, n.V, n.Tick, l.Initial, n.P1, n.V1, l.MaxDebt, int64(l.OpenFor),
-		l.Penalty.After, int64(l.Penalty.For), int64(l.Penalty.Max), overdraws}
+		l.Penalty.After, int64(l.Penalty.For), int64(l.Penalty.Max), overdraws, calendar}
 }
 
 var knownLimits = func() map[limitNumbers]*algorithms.Limit {
@@ -164,7 +176,7 @@ var knownLimits = func() map[limitNumbers]*algorithms.Limit {
 	for _, s := range compiled {
 		for _, p := range s.Policies {
 			for _, l := range slices.Concat(shardsOf(p), tunedLimits(p), []*algorithms.Limit{p.Limit}) {
-				all[numbersOf(l)] = l
+				all[numbersOf(l)] = dated(l)
 			}
 		}
 	}
@@ -179,7 +191,9 @@ func shardsOf(p *limiter.Policy) (all []*algorithms.Limit) {
 	return all
 }
 
-func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Limit {
+// limitsOf appends the limits that text describes to all, and checks the windows of their calendars. now must be in the
+// four last ones of those that text has, and not near the end of the last one, or known is false.
+func (w *world) limitsOf(all []*algorithms.Limit, text string, now algorithms.Micros) (_ []*algorithms.Limit, known bool) {
 	for r := (reader{text: text}); r.at < len(text); {
 		var n limitNumbers
 		n[0] = r.number()
@@ -197,13 +211,29 @@ func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Lim
 		if flags&16 != 0 {
 			read(14, 17)
 		}
+		var first int64
+		if flags&8 != 0 {
+			read(18, 19)
+			first = r.number()
+			r.number() // the length of the longest window
+		}
 		l := knownLimits[n]
 		if l == nil {
 			panic(fmt.Sprintf("simulate: no configuration has the limit %v", n))
 		}
+		for i := int64(0); l.Calendar != nil && i < 5; i++ {
+			start := l.Calendar.Start(first + i)
+			if is := r.number(); is != int64(start) {
+				w.judge.fail("a sidecar states that %s %d starts at %d, want %d", l.Calendar.Unit, first+i, is, start)
+			}
+			if i == 1 && now < start || i == 4 && now+60*algorithms.Second >= start {
+				w.seen(sawOutside)
+				return nil, false
+			}
+		}
 		all = append(all, l)
 	}
-	return all
+	return all, true
 }
 
 func newWorld(p Plan, log func(string, ...any)) *world {
@@ -217,6 +247,7 @@ func newWorld(p Plan, log func(string, ...any)) *world {
 	if w.isSlow = w.rng.IntN(6) == 0; w.isSlow {
 		w.length *= 10
 	}
+	w.isNearEdge = w.rng.IntN(2) == 0
 	w.snapshot = compiled[w.rng.IntN(len(compiled))]
 	switch w.rng.IntN(7) {
 	case 0, 1:
