@@ -1,11 +1,15 @@
 package limiter_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -50,6 +54,35 @@ limits:
 			t.Errorf("%s: got the error %v, want backend.ErrReused", name, err)
 		}
 	}
+}
+
+type stuck struct{}
+
+func (stuck) Submit(*backend.Batch) {}
+
+// A limit in shadow mode has a group of its own, which is charged after the first one.
+func TestTheCallsForOneRequestTakeTheTimeOfOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const timeout, margin = 10 * time.Millisecond, 2 * time.Millisecond
+		l := limiter.New(stores.Deadline(stuck{}, timeout, margin, nil), limiter.Config{Deadline: func() time.Time { return time.Now().Add(timeout + margin) }})
+		l.Swap(compiled(t, `
+domain: d
+limits:
+  one: {algorithm: fixed_window, rate: 10, period: 1d}
+  watched: {algorithm: fixed_window, rate: 10, period: 1d, shadow_mode: true}
+`))
+		for _, within := range []time.Duration{time.Minute, 5 * time.Millisecond} {
+			ctx, cancel := context.WithTimeout(t.Context(), within)
+			defer cancel()
+			began := time.Now()
+			c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "one", Count: 1}, {Name: "watched", Count: 1}}}}
+			c.IdempotencyKey = limiter.IdempotencyKey{ID: "id", Lifetime: sec}
+			err := l.Check(ctx, c)
+			if took, want := time.Since(began), min(timeout, within-margin); err != nil || !c.Denied || took != want {
+				t.Errorf("denied %v after %v, error %v; want a denial after %v", c.Denied, took, err, want)
+			}
+		}
+	})
 }
 
 func TestPartsOfAnIdempotencyIDAreSeparate(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -52,6 +53,9 @@ type Config struct {
 	// Now returns the time that decides whether reservations are late or expired. It is required if IDs is
 	// set.
 	Now func() algorithms.Micros
+	// Deadline returns the Batch.Deadline that leaves a call which starts now its full time. If a request needs several
+	// calls, all of them have this deadline. nil means that each call has its full time.
+	Deadline func() time.Time
 
 	slots *slotCounters
 }
@@ -113,6 +117,9 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	if !planned {
 		return err
 	}
+	if c.Settle != nil || c.IdempotencyKey.ID != "" && (c.excepted || backend.GroupLen(c.charges) < len(c.charges)) {
+		ctx = l.withDeadline(ctx)
+	}
 	if c.IdempotencyKey.ID != "" && c.excepted && l.isRepeat(ctx, c) {
 		l.answer(c)
 		return nil
@@ -126,6 +133,26 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	}
 	return nil
 }
+
+// withDeadline returns ctx with the deadline of one call of the store, for a request that may need several calls.
+func (l *Limiter) withDeadline(ctx context.Context) context.Context {
+	if l.config.Deadline == nil {
+		return ctx
+	}
+	end := l.config.Deadline()
+	if own, ok := ctx.Deadline(); ok && own.Before(end) {
+		return ctx
+	}
+	return deadlined{ctx, end}
+}
+
+// deadlined is a context with a deadline and without a timer, because the store watches the deadline.
+type deadlined struct {
+	context.Context
+	end time.Time
+}
+
+func (d deadlined) Deadline() (time.Time, bool) { return d.end, true }
 
 // take submits the charges of c and waits for the decisions. The error is that of refused.
 func (l *Limiter) take(ctx context.Context, c *Call) error {

@@ -156,6 +156,7 @@ func (s *server) newLimiter() *limiter.Limiter {
 	}
 	if s.stack.redis != nil {
 		c.Local = s.stack.memory
+		c.Deadline = func() time.Time { return time.Now().Add(s.config.Redis.Timeout + answerMargin) }
 	}
 	return limiter.New(s.stack.top, c)
 }

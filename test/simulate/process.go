@@ -87,6 +87,7 @@ func (w *world) start(name string) *process {
 	p.limiter = limiter.New(waiting{p, top, false}, limiter.Config{
 		Local: &local{process: p}, Process: uint64(len(w.started)), Repeater: stores.NewRepeatsBy(p, 4*timeout),
 		IDs: reservationKeys, Now: func() algorithms.Micros { return w.servers[0].now() + p.skew },
+		Deadline: func() time.Time { return p.Now().Add(timeout + margin) },
 	})
 	p.limiter.Swap(w.snapshot)
 	if w.hasOperators {
