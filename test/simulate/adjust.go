@@ -28,6 +28,7 @@ var tunings = []struct {
 	changes       []adjust.Change
 }{
 	{"sim", "tuned", []adjust.Change{rateOf(4), rateOf(70), {Block: true}}},
+	{"sim", "quota", []adjust.Change{rateOf(4), rateOf(70), {Block: true}}},
 	{"plans", "plan", []adjust.Change{rateOf(4), rateOf(70)}},
 	{"sim", "tokens", []adjust.Change{rateOf(100), rateOf(500), {Block: true}}},
 	{"sim", "meter", []adjust.Change{rateOf(100), rateOf(500), {Block: true}}},

@@ -31,6 +31,7 @@ type request struct {
 	attempts  int
 	allowed   bool
 	denied    bool
+	charged   bool // it was allowed, or denied by its limits in quota mode only
 	untouched int  // the number of answers which state that nothing was charged
 	unknown   bool // an attempt has no answer, or its answer does not state whether it was charged
 
@@ -124,6 +125,19 @@ const hotKey = "h"
 
 var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded", "shardday"}, []string{"day", "window", "bucket", "sure", "slide", "log", "queue", "sharded", "shade", "debtor", "guarded"}
 
+// quotaNames are limits in quota mode. Each is charged alone. They deny a request only together.
+var quotaNames = []string{"quota", "burst"}
+
+func isQuota(limit string) bool { return slices.Contains(quotaNames, limit) }
+
+func (r *request) addQuotas(rng *rand.Rand) {
+	for _, name := range quotaNames {
+		if rng.IntN(3) > 0 {
+			r.costs = append(r.costs, cost{limit: name, value: strconv.Itoa(rng.IntN(2)), units: 1 + rng.Int64N(6)})
+		}
+	}
+}
+
 // otherNames are limits whose on_backend_failure is not deny.
 var otherNames = []string{"lenient", "strict", "share"}
 
@@ -155,6 +169,9 @@ func (w *world) draw(rng *rand.Rand, id, hot string, within time.Duration) *requ
 	}
 	if w.hasOperators && rng.IntN(2) == 0 {
 		r.costs = append(r.costs, cost{limit: "tuned", value: strconv.Itoa(rng.IntN(2)), units: 1 + rng.Int64N(3)})
+	}
+	if rng.IntN(4) == 0 {
+		r.addQuotas(rng)
 	}
 	rng.Shuffle(len(r.costs), func(i, j int) { r.costs[i], r.costs[j] = r.costs[j], r.costs[i] })
 	if rng.IntN(2) == 0 {
@@ -267,8 +284,11 @@ func (w *world) sendOnce(rng *rand.Rand, id string, p *process, within time.Dura
 	if rng.IntN(3) == 0 {
 		r.costs = append(r.costs, cost{limit: "quick", value: strconv.Itoa(rng.IntN(2)), units: 1 + rng.Int64N(3)})
 	}
-	if rng.IntN(2) == 0 {
+	switch rng.IntN(4) {
+	case 0, 1:
 		w.flyNamed(rng, r, within)
+	case 2: // they cannot be combined with slots
+		r.addQuotas(rng)
 	}
 	w.checkRepeatedly(rng, r, p, within)
 }

@@ -92,6 +92,8 @@ const (
 	sawShadowed
 	sawOutside
 	sawEdge
+	sawQuotasDeny
+	sawQuotaSpared
 	faults
 )
 
@@ -126,6 +128,7 @@ var faultNames = [faults]string{
 	sawMeter: "settled by its bucket", sawHeader: "settled by a header", sawOverdrawn: "denied, and charged nevertheless",
 	sawBlocked: "blocked by a penalty", sawShadowed: "denied only in shadow mode",
 	sawOutside: "windows of a calendar sent again", sawEdge: "charged before and after the end of a long window",
+	sawQuotasDeny: "denied by its limits in quota mode", sawQuotaSpared: "allowed, though a limit in quota mode denies",
 	sawRewritten: "changes made again that a failover lost", sawReportedLost: "adjustment reported as lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits", sawCreditsNamed: "credits named beside their limit, or topped up",
 }
 

@@ -119,7 +119,7 @@ func (j *judge) finish() {
 		case "":
 		case "slots", "rooms":
 		case "own", "tokens", "budget":
-			j.consumed(b)
+			j.drawn(b)
 		case "meter", "brief":
 			j.conserved(key, b, charged)
 			j.metered(b)
@@ -132,7 +132,7 @@ func (j *judge) finish() {
 			j.bounded(b)
 		case "plan", "pace", "credits":
 			j.bounded(b)
-		case "lenient", "strict", "share", "sharded":
+		case "lenient", "strict", "share", "sharded", "quota", "burst":
 			j.shared(b)
 			j.bounded(b)
 		case "shardday":
@@ -152,7 +152,7 @@ func (j *judge) finish() {
 }
 
 func (r *request) String() string {
-	return fmt.Sprintf("%d attempts, allowed %v, denied %v, untouched %d, unknown %v", r.attempts, r.allowed, r.denied, r.untouched, r.unknown)
+	return fmt.Sprintf("%d attempts, charged %v, allowed %v, denied %v, untouched %d, unknown %v", r.attempts, r.charged, r.allowed, r.denied, r.untouched, r.unknown)
 }
 
 // request compares the answers to a request with the number of times that it was charged.
@@ -181,10 +181,10 @@ func (j *judge) request(r *request, charged, executed map[cost]int64) {
 	case r.parted && (!j.w.faultless || r.unknown) && times > 0: // a request on two servers: its refunds may be lost, or a part may arrive late
 	case times < 0 || times > int64(r.attempts) || r.underID && times > int64(1+j.losses+j.failovers): // a loss of data may include the record of the request's ID
 		j.fail("request %s was charged %d times: %s", r.id, times, r)
-	case r.allowed && times == 0:
-		j.fail("request %s was allowed, but not charged: %s", r.id, r)
-	case !r.allowed && !r.unknown && times > 0:
-		j.fail("request %s was charged, but not allowed: %s", r.id, r)
+	case r.charged && times == 0:
+		j.fail("request %s was allowed, or denied in quota mode, but not charged: %s", r.id, r)
+	case !r.charged && !r.unknown && times > 0:
+		j.fail("request %s was charged, but denied: %s", r.id, r)
 	}
 }
 

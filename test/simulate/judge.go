@@ -235,19 +235,22 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 		// A settlement denies the request if it fails, or if an id in a header was settled before. The rest is charged.
 		s.unknown = s.unknown || c.Denied && slices.ContainsFunc(c.Settlements, func(is limiter.Settlement) bool { return is.Repeated || is.Failed() })
 	}
+	byQuotas := j.verdict(s, c)
 	switch {
 	case failed:
 		j.w.seen(sawFailed)
 		// At first the process learns the layout, loads scripts, and may reset a bucket, each in a call of its own.
 		warm := j.w.layout == nil && j.w.watched == nil && len(j.resets) == 0 || s.at > time.Hour+150*time.Millisecond && !j.w.isSlow
-		if j.w.faultless && warm && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
+		if j.w.faultless && warm && j.w.untilEdge < clocksApart && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
 			j.fail("request %s: %v, though nothing is wrong", s.id, firstErr(c))
 		}
 		afterFailover := s.process.failoverEnded && s.at > s.process.failoverEndedAt
 		if err := firstErr(c); afterFailover && s.pause == s.process.pausedUntil && err != nil && strings.Contains(err.Error(), "are replacing the master") {
 			j.fail("request %s: %v, though the Sentinels have reported the end of the failover", s.id, err)
 		}
-		j.failedAs(s, c)
+		if !c.Denied || c.Err != nil {
+			j.w.seen(sawOtherPolicy)
+		}
 		if untouched {
 			j.w.seen(sawNotTaken)
 			s.untouched++
@@ -259,7 +262,9 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 		if slices.ContainsFunc(c.Results, func(r limiter.Result) bool { return r.Outcome == limiter.Allowed }) {
 			j.w.seen(sawGroupDenied)
 		}
-		s.denied = true
+		if s.denied = true; byQuotas {
+			j.consumed(s, c)
+		}
 		if s.end == nil || !s.unknown {
 			j.falseDenial(s, c)
 			j.retryTimes(s, c)
@@ -278,22 +283,20 @@ var policies = map[string]limiter.OnFailure{
 	"shade": limiter.Allow, // because of shadow mode
 }
 
-// failedAs checks the answer to a request that the store could not decide. Each undecided limit must answer by
-// its on_backend_failure. failedAs also counts the units that each sidecar allows because of "local". The method
+// verdict checks an answer by those of the limits. A limit that the store could not decide must answer by its
+// on_backend_failure. All limits in quota mode together deny a request, and so does each other limit. verdict reports
+// whether only those in quota mode deny. It also counts the units that each sidecar allows because of "local". The method
 // judge.shared compares them with the sidecar's share.
-func (j *judge) failedAs(s *sending, c *limiter.Call) {
-	mustDeny, mayDeny, mustErr := false, s.end != nil, false
+func (j *judge) verdict(s *sending, c *limiter.Call) (byQuotas bool) {
+	mustDeny, mustErr, quotas, full := false, false, 0, 0
 	for i := range c.Results {
 		r := &c.Results[i]
 		k := &s.costs[r.Descriptor]
-		policy := policies[k.limit]
+		policy, denies := policies[k.limit], r.Outcome.Denies()
 		switch {
-		case r.Decision.Err != nil && (policy == limiter.Deny || policy == limiter.Local):
-			mustDeny = true
-		case r.Decision.Err != nil && policy == limiter.Error:
-			mustErr = true
-		case r.Decision.Err == nil && !r.Decision.Allowed && !r.Policy.Shadow:
-			mustDeny = true
+		case r.Decision.Err != nil:
+			denies = policy == limiter.Deny || policy == limiter.Local
+			mustErr = mustErr || policy == limiter.Error
 		case r.Outcome == limiter.FailedAllowed && policy == limiter.Local:
 			b := j.bucket(string(r.Key))
 			if b.local == nil {
@@ -302,18 +305,32 @@ func (j *judge) failedAs(s *sending, c *limiter.Call) {
 			j.w.seen(sawLocal)
 			b.local[s.process] += r.Cost
 		}
-		mayDeny = mayDeny || mustDeny
+		switch a := r.Policy.Adjusted; {
+		case !isQuota(k.limit), a != nil && a.Block:
+			mustDeny = mustDeny || denies
+		case denies:
+			full++
+			fallthrough
+		default:
+			quotas++
+		}
+	}
+	switch byQuotas = !mustDeny && full > 0 && full == quotas; {
+	case byQuotas:
+		mustDeny = true
+		j.w.seen(sawQuotasDeny)
+	case full > 0 && !c.Denied:
+		j.w.seen(sawQuotaSpared)
 	}
 	switch {
 	case mustDeny && !c.Denied:
-		j.fail("request %s is allowed, though the store failed", s.id)
+		j.fail("request %s is allowed, though a limit, or all in quota mode, deny it", s.id)
 	case mustErr && !mustDeny && c.Err == nil:
 		j.fail("request %s is answered without the error that its limit demands", s.id)
-	case !mayDeny && !mustErr && (c.Denied || c.Err != nil):
+	case s.end == nil && !mustDeny && !mustErr && (c.Denied || c.Err != nil):
 		j.fail("request %s is denied (%v) or fails (%v), though no limit denies", s.id, c.Denied, c.Err)
-	case !mustDeny:
-		j.w.seen(sawOtherPolicy)
 	}
+	return byQuotas
 }
 
 func (j *judge) planned(p *process, r *request, c *limiter.Call) {
@@ -392,7 +409,7 @@ func (j *judge) result(s *sending, r *limiter.Result) {
 // refund, and each denial by the server. If peek returns true twice with the same epoch, the units were available all
 // the time in between.
 //
-// If the request has no witness (remembered), a sidecar may remember its denial. It does so by its own clock, and it
+// If the request has no witness, or the limit is in quota mode (remembered), a sidecar may remember the denial. It does so by its own clock, and it
 // does not know the refunds of others. So the units must have been available for a millisecond, and there must have been
 // no refund.
 func (j *judge) peek(r *limiter.Result, cost int64, remembered bool) (allowed bool, epoch int64) {
@@ -462,7 +479,7 @@ func (j *judge) peeks(s *sending, c *limiter.Call) (passes bool, epochs int64) {
 		if s.costs[r.Descriptor].settles || r.Policy.Shadow {
 			continue
 		}
-		is, epoch := j.peek(r, costOf(c, r), s.witness == "")
+		is, epoch := j.peek(r, costOf(c, r), s.witness == "" || isQuota(s.costs[r.Descriptor].limit))
 		passes, epochs = passes && is, epochs+epoch
 	}
 	return passes, epochs
@@ -511,7 +528,7 @@ func (j *judge) retryTimes(s *sending, c *limiter.Call) {
 		r, was := &c.Results[i], s.retries[i]
 		d := &r.Decision
 		b := j.bucket(string(r.Key))
-		remembered := s.witness == "" || r.Policy.Shadow // a shadow limit is decided alone
+		remembered := s.witness == "" || r.Policy.Shadow || isQuota(b.limit) // these are decided alone
 		if d.Err != nil || d.Allowed || d.Never || r.Outcome == limiter.Replaced || was.after < 0 || was.changes != now.changes || remembered && now.refunds > 0 {
 			continue
 		}
@@ -536,7 +553,8 @@ func (j *judge) retryTimes(s *sending, c *limiter.Call) {
 // have plenty now, in the same epoch. Cached denials remain after a loss of data, and while the clock of the
 // sidecar stands still, so these cases are not checked.
 func (j *judge) falseDenial(s *sending, c *limiter.Call) {
-	if !s.unitsSufficed || j.clockStepped || j.losses > 0 || s.process.suspended > 0 || s.witness == "" && j.failovers > 0 {
+	if !s.unitsSufficed || j.clockStepped || j.losses > 0 || s.process.suspended > 0 ||
+		j.failovers > 0 && (s.witness == "" || slices.ContainsFunc(s.costs, func(k cost) bool { return isQuota(k.limit) })) {
 		return
 	}
 	if passes, epochs := j.peeks(s, c); passes && epochs == s.epochs && s.snapshot == c.Snapshot {
@@ -551,18 +569,24 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 	if s.witness == "seen" {
 		j.namesPayer(s.request, c)
 	}
-	if s.underID && s.allowed {
-		return // an earlier answer was counted
-	}
-	s.allowed = true
-	if s.allowedWith != nil {
+	first := !s.underID || !s.allowed
+	if s.allowed = true; first && s.allowedWith != nil {
 		s.allowedWith(c)
 	}
+	j.consumed(s, c)
+}
+
+// consumed records what the limits that allow a request have admitted.
+func (j *judge) consumed(s *sending, c *limiter.Call) {
+	if s.underID && s.charged {
+		return // an earlier answer was counted
+	}
+	s.charged = true
 	sums := sumsOf(c)
 	for i := range c.Results {
 		r := &c.Results[i]
 		b := j.bucket(string(r.Key))
-		if r.Outcome == limiter.Shadowed || s.costs[r.Descriptor].settles {
+		if r.Outcome == limiter.Shadowed || r.Outcome.Denies() || s.costs[r.Descriptor].settles {
 			continue
 		}
 		if s.witness == "seen" { // the sum is admitted once; refunds are known from the servers, because an answer may be lost

@@ -32,9 +32,9 @@ func (j *judge) reserved(v *flight) {
 	}
 }
 
-// consumed checks the buckets of reservations. Each may be charged its limit, plus the amounts by which real
+// drawn checks the buckets of reservations. Each may be charged its limit, plus the amounts by which real
 // costs exceed their estimates.
-func (j *judge) consumed(b *bucket) {
+func (j *judge) drawn(b *bucket) {
 	capacity, beyond := int64(0), int64(0)
 	for _, l := range b.numbers {
 		capacity = max(capacity, l.Capacity)

@@ -67,10 +67,7 @@ const (
 )
 
 func newServer(w *world, name string) *server {
-	clock := edge.Add(time.Duration(w.rng.Int64N(int64(144*time.Hour))) - 72*time.Hour)
-	if w.isNearEdge {
-		clock = edge.Add(-time.Duration(w.rng.Int64N(int64(w.length))))
-	}
+	clock := edge.Add(-time.Duration(w.rng.Int64N(int64(w.untilEdge))))
 	return &server{w: w, name: name, up: true, clock: algorithms.Micros(clock.UnixMicro()),
 		ppm: w.rng.Int64N(400) - 200, keys: map[string]*value{}, scripts: map[string]script{}}
 }

@@ -32,9 +32,9 @@ type world struct {
 	waitReplicas     int
 	mayLoseData      bool
 	hasOperators     bool
-	isNearEdge       bool
-	isSlow           bool  // clients and faults take ten times as long, so slots expire
-	lastPoll         int64 // sidecars stop polling adjustments and Sentinels at this time; 0 means never
+	untilEdge        time.Duration // the longest time that the clocks of servers are before the edge at first
+	isSlow           bool          // clients and faults take ten times as long, so slots expire
+	lastPoll         int64         // sidecars stop polling adjustments and Sentinels at this time; 0 means never
 	counts           Counts
 	log              func(format string, args ...any) // nil if there is no log
 	judge            *judge
@@ -79,6 +79,8 @@ limits:
   reserved: {algorithm: fixed_window, rate: 60, %[5]s}
   once: {algorithm: fixed_window, rate: 1000, period: 24h}
   tuned: {algorithm: fixed_window, rate: 30, period: 24h}
+  quota: {algorithm: fixed_window, rate: %[2]d, %[5]s, quota_mode: true}
+  burst: {algorithm: token_bucket, rate: %[3]d, period: 1s, capacity: %[2]d, quota_mode: true}
   quick: {algorithm: fixed_window, rate: 20, period: 100ms}
   own: {algorithm: fixed_window, rate: 1002, period: 24h, settle: {estimate: 20, ttl: 1m}}
   tokens: {algorithm: fixed_window, rate: 300, %[5]s, settle: {estimate: 20, ttl: 1s}}
@@ -88,6 +90,8 @@ limits:
   meter: {algorithm: fixed_window, rate: 300, period: 24h, settle: {by: bucket, estimate: 20, max_debt: 40, ttl: 10m}}
   brief: {algorithm: fixed_window, rate: 300, period: 24h, settle: {by: bucket, estimate: 20, max_debt: 40, ttl: 1s}}
 descriptors:
+  - {key: quota, limit: quota}
+  - {key: burst, limit: burst}
   - {key: meter, limit: meter}
   - {key: brief, limit: brief}
   - {key: slots, limit: slots}
@@ -247,7 +251,7 @@ func newWorld(p Plan, log func(string, ...any)) *world {
 	if w.isSlow = w.rng.IntN(6) == 0; w.isSlow {
 		w.length *= 10
 	}
-	w.isNearEdge = w.rng.IntN(2) == 0
+	w.untilEdge = []time.Duration{w.length, w.length, 12 * time.Hour, clocksApart}[w.rng.IntN(4)]
 	w.snapshot = compiled[w.rng.IntN(len(compiled))]
 	switch w.rng.IntN(7) {
 	case 0, 1:
