@@ -170,7 +170,7 @@ func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 	for i := range t.Reserved.Parts {
 		part := &t.Reserved.Parts[i]
 		if part.TTL > 0 {
-			c.planReturn(i, &t.Reserved.ID, part)
+			c.planReturn(len(t.Reserved.Parts), &t.Reserved.ID, part) // a slot has no element in Limits
 			continue
 		}
 		p, err := c.limitOf(part, t.Inline)
@@ -186,7 +186,7 @@ func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 				return err
 			}
 		}
-		r := c.planPart(i, &t.Reserved.ID, part, p, real, now)
+		r := c.planPart(len(c.Limits), &t.Reserved.ID, part, p, real, now)
 		c.Limits = append(c.Limits, NamedCharge{Name: p.Name, Key: part.Values, Count: r.Cost, Reserve: true})
 		c.Results = append(c.Results, r)
 	}

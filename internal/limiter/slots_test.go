@@ -25,6 +25,7 @@ descriptors:
   - {key: tenant, limit: uploads}
   - {key: mixed, limit: [uploads, calls]}
   - {key: settled, limit: [uploads, tokens]}
+  - {key: seen, shadow_mode: true, limit: tokens}
   - {key: watched, shadow_mode: true, limit: uploads}
   - {key: call, limit: calls}
   - {key: local, rate_limit: {algorithm: concurrency, capacity: 4, ttl: 1m, on_backend_failure: local, local_share: 50%}}
@@ -131,6 +132,20 @@ func TestASettleDoneReturnsSlotsAndSettles(t *testing.T) {
 	b.want("uploads", "bob", 3)
 	b.want("tokens", "bob", 970)
 	b.counts(limiter.DoorDone, limiter.SlotReturned, 1)
+}
+
+// In the id of a proxy, the units of limits in shadow mode come after the slots.
+func TestAnApplicationSettlesUnitsThatComeAfterASlot(t *testing.T) {
+	b := newSlotBench(t)
+	var of limiter.Reserved
+	if !b.Open(b.allowed(1, "tenant=bob", "seen=bob"), &of) || len(of.Parts) != 2 || of.Parts[0].TTL == 0 {
+		t.Fatalf("got %+v; want a slot and reserved units", of)
+	}
+	c := &limiter.Call{}
+	if err := b.Settle(t.Context(), c, limiter.Settle{Reserved: &of, Real: 30}); err != nil || c.Denied || len(c.SlotOutcomes) != 1 || len(c.Statuses) != 1 {
+		t.Errorf("got %+v, %v; want both settled", c.Verdict, err)
+	}
+	b.want("tokens", "bob", 970)
 }
 
 func TestAFailedStoreFailsTheReturn(t *testing.T) {
