@@ -252,10 +252,10 @@ func keyLink(domain, limit string, key []string) string {
 }
 
 // addKey adds the values of a key to a query. It repeats the parameter value, or value64 (in base64url) if a
-// value is not valid UTF-8.
+// value is not valid UTF-8, or has characters that browsers change in the fields of a form.
 func addKey(q url.Values, key []string) {
 	for _, v := range key {
-		if !utf8.ValidString(v) {
+		if !utf8.ValidString(v) || strings.ContainsAny(v, "\r\n\x00") {
 			for _, v := range key {
 				q.Add("value64", base64.RawURLEncoding.EncodeToString([]byte(v)))
 			}
