@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -90,15 +91,14 @@ func (c *adjustSetCmd) Run(a *app) error {
 		path += "/preview"
 	}
 	var answer struct{ Adjustment adjust.Adjustment }
-	if err := c.send(a, http.MethodPost, path, nil, body, &answer); err != nil || c.Format == "json" {
+	return c.send(a, http.MethodPost, path, nil, body, &answer, func(w io.Writer) (err error) {
+		if c.Preview {
+			_, err = fmt.Fprintf(w, "would set %s\n", answer.Adjustment.Words)
+		} else {
+			_, err = fmt.Fprintf(w, "set %s\nto end it earlier: rlsidecar adjust delete %s --reason …\n", answer.Adjustment.Words, answer.Adjustment.ID)
+		}
 		return err
-	}
-	if c.Preview {
-		_, err = fmt.Fprintf(a.stdout, "would set %s\n", answer.Adjustment.Words)
-	} else {
-		_, err = fmt.Fprintf(a.stdout, "set %s\nto end it earlier: rlsidecar adjust delete %s --reason …\n", answer.Adjustment.Words, answer.Adjustment.ID)
-	}
-	return err
+	})
 }
 
 // listedAdjustments is the answer of /api/adjustments.
@@ -109,12 +109,11 @@ type listedAdjustments struct {
 	Problem     string
 }
 
-// adjustments returns the adjustments of a running sidecar. It warns if they may be out of date.
-func (f *adminFlags) adjustments(a *app) (answer listedAdjustments, err error) {
-	if err = f.send(a, http.MethodGet, "adjustments", nil, nil, &answer); err == nil && answer.Problem != "" && f.Format != "json" {
-		fmt.Fprintf(a.stderr, "rlsidecar: the store of adjustments cannot be read (%s); these are the last known ones\n", answer.Problem)
+// warn writes a message if the adjustments may be out of date.
+func (l *listedAdjustments) warn(a *app) {
+	if l.Problem != "" {
+		fmt.Fprintf(a.stderr, "rlsidecar: the store of adjustments cannot be read (%s); these are the last known ones\n", l.Problem)
 	}
-	return answer, err
 }
 
 type adjustListCmd struct{ adminFlags }
@@ -129,29 +128,27 @@ Example:
 }
 
 func (c *adjustListCmd) Run(a *app) error {
-	answer, err := c.adjustments(a)
-	if err != nil || c.Format == "json" {
-		return err
-	}
-	fmt.Fprintf(a.stdout, "%s, version %d, kept in %s\n", count(len(answer.Adjustments), "adjustment"), answer.Version, answer.KeptIn)
-	if len(answer.Adjustments) == 0 {
-		return nil
-	}
-	rows := [][]string{{"ID", "DOMAIN", "LIMIT", "KEY", "CHANGE", "LEFT", "AUTHOR", "REASON"}}
-	for _, s := range answer.Adjustments {
-		change := s.Change.String()
-		if s.Ignored != "" {
-			change += " (ignored: " + s.Ignored + ")"
+	var answer listedAdjustments
+	return c.send(a, http.MethodGet, "adjustments", nil, nil, &answer, func(w io.Writer) error {
+		answer.warn(a)
+		fmt.Fprintf(w, "%s, version %d, kept in %s\n", count(len(answer.Adjustments), "adjustment"), answer.Version, answer.KeptIn)
+		if len(answer.Adjustments) == 0 {
+			return nil
 		}
-		rows = append(rows, []string{
-			s.ID, descriptors.Printable(s.Target.Domain), descriptors.Printable(s.Target.Limit), s.Target.KeyText(), change, s.Left.String(),
-			descriptors.Printable(s.Author), descriptors.Printable(s.Reason),
-		})
-	}
-	return writeTable(a.stdout, rows...)
+		return writeTable(w, rowsOf(answer.Adjustments, func(s *adjust.Adjustment) []string {
+			change := s.Change.String()
+			if s.Ignored != "" {
+				change += " (ignored: " + s.Ignored + ")"
+			}
+			return []string{
+				s.ID, descriptors.Printable(s.Target.Domain), descriptors.Printable(s.Target.Limit), s.Target.KeyText(), change, s.Left.String(),
+				descriptors.Printable(s.Author), descriptors.Printable(s.Reason),
+			}
+		}, "ID", "DOMAIN", "LIMIT", "KEY", "CHANGE", "LEFT", "AUTHOR", "REASON")...)
+	})
 }
 
-func when(micros int64) string { return time.UnixMicro(micros).UTC().Format("2006-01-02 15:04:05 UTC") }
+func when(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
 type adjustDeleteCmd struct {
 	ID            string  `arg:"" help:"ID of the adjustment, from adjust list."`
@@ -175,11 +172,10 @@ func (c *adjustDeleteCmd) Run(a *app) error {
 		return err
 	}
 	var answer struct{ Version uint64 }
-	if err := c.send(a, http.MethodDelete, "adjustments/"+url.PathEscape(c.ID), nil, body, &answer); err != nil || c.Format == "json" {
+	return c.send(a, http.MethodDelete, "adjustments/"+url.PathEscape(c.ID), nil, body, &answer, func(w io.Writer) error {
+		_, err := fmt.Fprintf(w, "deleted %s\n", c.ID)
 		return err
-	}
-	_, err = fmt.Fprintf(a.stdout, "deleted %s\n", c.ID)
-	return err
+	})
 }
 
 type adjustAuditCmd struct {
@@ -198,19 +194,16 @@ Example:
 func (c *adjustAuditCmd) Run(a *app) error {
 	query := url.Values{"n": {strconv.Itoa(c.N)}}
 	var answer struct{ Entries []adjust.Entry }
-	if err := c.send(a, http.MethodGet, "adjustments/audit", query, nil, &answer); err != nil || c.Format == "json" {
-		return err
-	}
-	rows := [][]string{{"VERSION", "AT", "AUTHOR", "TARGET", "BEFORE", "AFTER", "REASON"}}
-	for _, e := range answer.Entries {
-		target, before, after := "", "-", "-"
-		if e.Before != nil {
-			target, before = e.Before.Target.String(), e.Before.Change.String()
-		}
-		if e.After != nil {
-			target, after = e.After.Target.String(), e.After.Change.String()+" until "+when(int64(e.After.Expires))
-		}
-		rows = append(rows, []string{fmt.Sprint(e.Version), when(e.At.UnixMicro()), descriptors.Printable(e.Author), target, before, after, descriptors.Printable(e.Reason)})
-	}
-	return writeTable(a.stdout, rows...)
+	return c.send(a, http.MethodGet, "adjustments/audit", query, nil, &answer, func(w io.Writer) error {
+		return writeTable(w, rowsOf(answer.Entries, func(e adjust.Entry) []string {
+			target, before, after := "", "-", "-"
+			if e.Before != nil {
+				target, before = e.Before.Target.String(), e.Before.Change.String()
+			}
+			if e.After != nil {
+				target, after = e.After.Target.String(), e.After.Change.String()+" until "+e.After.End()
+			}
+			return []string{fmt.Sprint(e.Version), when(e.At), descriptors.Printable(e.Author), target, before, after, descriptors.Printable(e.Reason)}
+		}, "VERSION", "AT", "AUTHOR", "TARGET", "BEFORE", "AFTER", "REASON")...)
+	})
 }

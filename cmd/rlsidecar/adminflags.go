@@ -33,13 +33,13 @@ type adminFlags struct {
 // maxAnswer bounds the size of an answer, in bytes.
 const maxAnswer = 16 << 20
 
-// send does what call does. With --format json it also prints the answer, indented.
-func (f *adminFlags) send(a *app, method, path string, query url.Values, content []byte, target any) error {
+// send does what call does, and prints the answer: as JSON, or as text writes it.
+func (f *adminFlags) send(a *app, method, path string, query url.Values, content []byte, target any, text func(w io.Writer) error) error {
 	body, err := f.call(a, method, path, query, content, target)
-	if err != nil || f.Format != "json" {
+	if err != nil {
 		return err
 	}
-	return writeJSON(a.stdout, json.RawMessage(body))
+	return f.print(a.stdout, json.RawMessage(body), text)
 }
 
 // call sends a request for a path below /api/, with content as its JSON body unless it is nil. It decodes the answer
@@ -139,6 +139,15 @@ func (b *bucketArgs) query() (url.Values, error) {
 		q.Set("domain", b.Domain)
 	}
 	return q, nil
+}
+
+// rowsOf returns head and a row for each item of list.
+func rowsOf[T any](list []T, row func(T) []string, head ...string) [][]string {
+	rows := [][]string{head}
+	for _, one := range list {
+		rows = append(rows, row(one))
+	}
+	return rows
 }
 
 // writeTable writes rows in columns. Its callers escape the texts of clients.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/http"
 	"slices"
 	"time"
 
@@ -19,12 +20,11 @@ func (f *adjustedFlags) set(a *app) (*adjust.Set, error) {
 	if !f.Adjusted {
 		return nil, nil
 	}
-	query := f.adminFlags
-	query.Format = "text" // so that send does not print the answer
-	answer, err := query.adjustments(a)
-	if err != nil {
+	var answer listedAdjustments
+	if _, err := f.call(a, http.MethodGet, "adjustments", nil, nil, &answer); err != nil {
 		return nil, err
 	}
+	answer.warn(a)
 	return adjust.NewSet(adjust.Head{Version: answer.Version}, answer.Adjustments), nil
 }
 

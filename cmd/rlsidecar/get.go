@@ -37,21 +37,18 @@ func (c *getCmd) Run(a *app) error {
 		return err
 	}
 	var answer struct{ Buckets []httpapi.OperatorBucket }
-	if err := c.send(a, http.MethodGet, "buckets", query, nil, &answer); err != nil {
-		return err
-	}
-	if len(answer.Buckets) == 0 {
+	err = c.send(a, http.MethodGet, "buckets", query, nil, &answer, func(w io.Writer) error { return writeBuckets(w, answer.Buckets) })
+	if err == nil && len(answer.Buckets) == 0 {
 		return exitError{exitNo, errNoBucket}
 	}
-	if c.Format == "text" {
-		return writeBuckets(a.stdout, answer.Buckets)
-	}
-	return nil
+	return err
 }
 
 func writeBuckets(out io.Writer, buckets []httpapi.OperatorBucket) error {
-	rows := [][]string{{"DOMAIN", "LIMIT", "KEY", "REMAINING", "OF", "NEXT IN", "FULL IN"}}
-	for _, b := range buckets {
+	if len(buckets) == 0 {
+		return nil
+	}
+	rows := rowsOf(buckets, func(b httpapi.OperatorBucket) []string {
 		next := duration(b.RetryAfter)
 		switch {
 		case b.Capacity == 0:
@@ -66,8 +63,8 @@ func writeBuckets(out io.Writer, buckets []httpapi.OperatorBucket) error {
 				next = "unknown"
 			}
 		}
-		rows = append(rows, []string{descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key.String(), fmt.Sprint(b.Remaining), fmt.Sprint(b.Capacity), next, full})
-	}
+		return []string{descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key.String(), fmt.Sprint(b.Remaining), fmt.Sprint(b.Capacity), next, full}
+	}, "DOMAIN", "LIMIT", "KEY", "REMAINING", "OF", "NEXT IN", "FULL IN")
 	if err := writeTable(out, rows...); err != nil {
 		return err
 	}
@@ -85,7 +82,7 @@ func writeBuckets(out io.Writer, buckets []httpapi.OperatorBucket) error {
 		if b.BlockedFor > 0 {
 			left := time.Duration(b.BlockedFor) * time.Millisecond
 			fmt.Fprintf(out, "%s of limit %s is blocked for %v, until %s, %s\n", whole(b.Key.String()), descriptors.Printable(b.Name), left,
-				time.Now().Add(left).UTC().Format("2006-01-02 15:04:05 UTC"), blockers[b.BlockedBy])
+				when(time.Now().Add(left)), blockers[b.BlockedBy])
 		}
 	}
 	return nil

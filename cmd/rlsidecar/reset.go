@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
@@ -32,21 +33,16 @@ func (c *resetCmd) Run(a *app) error {
 		return err
 	}
 	var answer struct{ Reset []httpapi.ResetBucket }
-	if err := c.send(a, http.MethodPost, "reset", query, nil, &answer); err != nil {
-		return err
-	}
-	if len(answer.Reset) == 0 {
+	err = c.send(a, http.MethodPost, "reset", query, nil, &answer, func(w io.Writer) error {
+		for _, b := range answer.Reset {
+			fmt.Fprintf(w, "reset %s of limit %s in domain %s\n", whole(b.Key.String()), descriptors.Printable(b.Name), descriptors.Printable(b.Domain))
+		}
+		return nil
+	})
+	if err == nil && len(answer.Reset) == 0 {
 		return exitError{exitNo, errNoBucket}
 	}
-	if c.Format != "text" {
-		return nil
-	}
-	for _, b := range answer.Reset {
-		if _, err := fmt.Fprintf(a.stdout, "reset %s of limit %s in domain %s\n", whole(b.Key.String()), descriptors.Printable(b.Name), descriptors.Printable(b.Domain)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
 func whole(key string) string {

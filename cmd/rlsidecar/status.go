@@ -92,8 +92,10 @@ func (s *currentState) write(w io.Writer) error {
 		return nil
 	}
 	fmt.Fprintf(w, "\ndenied since %s:\n", s.Denied.Since.UTC().Format("15:04:05 UTC"))
-	if err := writeTable(w, partRows(s.Denied.Parts, "", 3)...); err != nil {
-		return err
+	if parts := partRows(s.Denied.Parts, "", 3); len(parts) > 1 {
+		if err := writeTable(w, parts...); err != nil {
+			return err
+		}
 	}
 	return writeTable(w, deniedRows(s.Denied.Denied)...)
 }

@@ -133,14 +133,12 @@ const mostTop = 1000
 func first[T any](list []T, n int) []T { return list[:min(n, len(list))] }
 
 func (c *topCmd) write(w io.Writer, top *httpapi.TopAnswer) error {
-	since := "since " + top.Since.UTC().Format("2006-01-02 15:04:05 UTC") + "\n"
-	parts, keys := partRows(top.Parts, c.By, 5), [][]string(nil)
+	since := "since " + when(top.Since) + "\n"
+	parts, keys := partRows(top.Parts, c.By, 5), deniedRows(top.Denied)
 	if c.By != "" {
 		parts = partRows(top.Parts, c.By, c.Count)
-	} else if len(top.Denied) > 0 {
-		keys = deniedRows(top.Denied)
 	}
-	if len(parts)+len(keys) == 0 {
+	if max(len(parts), len(keys)) == 1 {
 		what := "no request was denied "
 		if c.Shadow {
 			what = "no limit in shadow mode would have denied a request "
@@ -153,7 +151,7 @@ func (c *topCmd) write(w io.Writer, top *httpapi.TopAnswer) error {
 		fmt.Fprint(w, since)
 	}
 	for _, rows := range [][][]string{parts, keys, busiestRows(top.Busiest), flightRows(top.InFlight)} {
-		if len(rows) == 0 {
+		if len(rows) == 1 {
 			continue
 		}
 		if err := writeTable(w, rows...); err != nil {
@@ -164,30 +162,20 @@ func (c *topCmd) write(w io.Writer, top *httpapi.TopAnswer) error {
 }
 
 func busiestRows(used []httpapi.UsedKey) [][]string {
-	if len(used) == 0 {
-		return nil
-	}
-	rows := [][]string{{"BUSIEST", "/S", "LEFT", "OF", "DOMAIN", "LIMIT", "KEY"}}
-	for _, u := range first(used, 5) {
-		rows = append(rows, []string{
+	return rowsOf(first(used, 5), func(u httpapi.UsedKey) []string {
+		return []string{
 			strconv.FormatInt(u.Units, 10), perSecond(u.Rate), strconv.FormatInt(u.Remaining, 10), strconv.FormatInt(u.Capacity, 10),
 			descriptors.Printable(u.Domain), descriptors.Printable(u.Name), shown(u.Key.String(), u.Cut),
-		})
-	}
-	return rows
+		}
+	}, "BUSIEST", "/S", "LEFT", "OF", "DOMAIN", "LIMIT", "KEY")
 }
 
 func flightRows(keys []httpapi.FlightKey) [][]string {
-	if len(keys) == 0 {
-		return nil
-	}
-	rows := [][]string{{"IN FLIGHT", "OF", "DOMAIN", "LIMIT", "KEY"}}
-	for _, k := range first(keys, 5) {
-		rows = append(rows, []string{
+	return rowsOf(first(keys, 5), func(k httpapi.FlightKey) []string {
+		return []string{
 			strconv.FormatInt(k.InFlight, 10), strconv.FormatInt(k.Capacity, 10), descriptors.Printable(k.Domain), descriptors.Printable(k.Name), k.Key.String(),
-		})
-	}
-	return rows
+		}
+	}, "IN FLIGHT", "OF", "DOMAIN", "LIMIT", "KEY")
 }
 
 func shown(text string, cut bool) string {
@@ -209,36 +197,28 @@ func atLeast(n int64, exact bool) string {
 // partRows has up to n rows about what denied keys have in common. Without by, it leaves out parts with one key, which
 // the list of keys has, too.
 func partRows(parts []httpapi.DeniedPart, by string, n int) [][]string {
-	rows := [][]string{{"DENIED", "/S", "SHARE", "KEYS", "DOMAIN", "LIMIT", "PART"}}
-	for _, p := range parts {
-		if by == "" && p.Keys < 2 {
-			continue
-		}
+	if by == "" {
+		parts = slices.DeleteFunc(slices.Clone(parts), func(p httpapi.DeniedPart) bool { return p.Keys < 2 })
+	}
+	return rowsOf(first(parts, n), func(p httpapi.DeniedPart) []string {
 		part := ""
 		if p.Position != nil {
 			part = shown(descriptors.Printable(p.Entry)+"="+p.Value.String(), p.Cut)
 		}
-		rows = append(rows, []string{
+		return []string{
 			atLeast(p.Denied, p.Exact), perSecond(p.Rate), fmt.Sprintf("%.0f %%", 100*p.Share), fmt.Sprint(p.Keys),
 			descriptors.Printable(p.Domain), descriptors.Printable(p.Name), part,
-		})
-	}
-	if len(rows) == 1 {
-		return nil
-	}
-	return first(rows, n+1)
+		}
+	}, "DENIED", "/S", "SHARE", "KEYS", "DOMAIN", "LIMIT", "PART")
 }
 
 func deniedRows(denied []httpapi.DeniedKey) [][]string {
-	rows := [][]string{{"DENIED", "/S", "WHY", "DOMAIN", "LIMIT", "KEY"}}
-	for i := range denied {
-		d := &denied[i]
-		rows = append(rows, []string{
+	return rowsOf(denied, func(d httpapi.DeniedKey) []string {
+		return []string{
 			atLeast(d.Denied, d.Exact), perSecond(d.Rate), descriptors.Printable(d.Why), descriptors.Printable(d.Domain), descriptors.Printable(d.Name),
-			shown(deniedKey(d), d.Cut),
-		})
-	}
-	return rows
+			shown(deniedKey(&d), d.Cut),
+		}
+	}, "DENIED", "/S", "WHY", "DOMAIN", "LIMIT", "KEY")
 }
 
 // deniedKey returns the key of d, as a descriptor if it came as one.
@@ -261,21 +241,18 @@ func (c *topCmd) unmatched(a *app) error {
 		Unmatched []httpapi.UnmatchedShape
 	}
 	query := url.Values{"n": {strconv.Itoa(c.Count)}}
-	if err := c.send(a, http.MethodGet, "unmatched", query, nil, &answer); err != nil || c.Format == "json" {
-		return err
-	}
-	since := "since " + answer.Since.UTC().Format("2006-01-02 15:04:05 UTC") + "\n"
-	if len(answer.Unmatched) == 0 {
-		_, err := fmt.Fprint(a.stdout, "every request matched a limit ", since)
-		return err
-	}
-	fmt.Fprint(a.stdout, since)
-	return writeTable(a.stdout, unmatchedRows(answer.Unmatched)...)
+	return c.send(a, http.MethodGet, "unmatched", query, nil, &answer, func(w io.Writer) error {
+		if len(answer.Unmatched) == 0 {
+			_, err := fmt.Fprintf(w, "every request matched a limit since %s\n", when(answer.Since))
+			return err
+		}
+		fmt.Fprintf(w, "since %s\n", when(answer.Since))
+		return writeTable(w, unmatchedRows(answer.Unmatched)...)
+	})
 }
 
 func unmatchedRows(shapes []httpapi.UnmatchedShape) [][]string {
-	rows := [][]string{{"REQUESTS", "WHY", "DOMAIN", "KEYS OF THE DESCRIPTORS"}}
-	for _, u := range shapes {
+	return rowsOf(shapes, func(u httpapi.UnmatchedShape) []string {
 		why := "no limit matches"
 		if !u.Configured {
 			why = "no such domain"
@@ -284,11 +261,6 @@ func unmatchedRows(shapes []httpapi.UnmatchedShape) [][]string {
 		for _, keys := range u.Descriptors {
 			texts = append(texts, keys.String())
 		}
-		text := strings.Join(texts, " | ")
-		if u.Cut {
-			text += "…"
-		}
-		rows = append(rows, []string{fmt.Sprintf("at least %d", u.Requests), why, descriptors.Printable(u.Domain), text})
-	}
-	return rows
+		return []string{atLeast(u.Requests, false), why, descriptors.Printable(u.Domain), shown(strings.Join(texts, " | "), u.Cut)}
+	}, "REQUESTS", "WHY", "DOMAIN", "KEYS OF THE DESCRIPTORS")
 }
