@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -64,21 +65,19 @@ func auditWords(e *adjust.Entry) string {
 	}
 }
 
-type limitOf struct{ domain, name string }
-
 type limitAdjustments struct {
 	forAll *adjust.Adjustment // nil if only single keys are adjusted
 	// values counts adjustments of all keys with one value, and keys those of one key.
 	values, keys int64
 }
 
-func (p *pages) adjustedLimits() map[limitOf]limitAdjustments {
+func (p *pages) adjustedLimits() map[history.Key]limitAdjustments {
 	if p.Adjust == nil {
 		return nil
 	}
-	limits := map[limitOf]limitAdjustments{}
+	limits := map[history.Key]limitAdjustments{}
 	for _, a := range p.Adjust.InForce() {
-		of := limitOf{a.Target.Domain, a.Target.Limit}
+		of := history.Key{Domain: a.Target.Domain, Limit: a.Target.Limit}
 		l := limits[of]
 		switch {
 		case a.Target.AllKeys:

@@ -153,8 +153,7 @@ const maxFormBytes = 64 << 10
 func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !p.access.viewer(r).mayRead {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
-			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
+			needsToken(w)
 			return
 		}
 		next(w, r)
@@ -170,9 +169,13 @@ func (p *pages) api(w http.ResponseWriter, r *http.Request) {
 	case httpauth.HasToken(r, p.ReadToken):
 		http.Error(w, "this token may only read; changes need the admin token", http.StatusForbidden)
 	default:
-		w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
-		http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
+		needsToken(w)
 	}
+}
+
+func needsToken(w http.ResponseWriter) {
+	w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
+	http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
 }
 
 // profiles serves net/http/pprof without the command line, which may contain tokens and passwords. Pages of

@@ -89,12 +89,27 @@ func (s *subject) String() string {
 	return printable(s.Key)
 }
 
+// link returns the link to the page of s. For a descriptor, it repeats the parameter entry64 for each key and each
+// value, in base64url.
 func (s *subject) link() string {
-	if s.Entries != nil {
-		return descriptorLink(s.Domain, s.Entries)
+	q := url.Values{"domain": {s.Domain}}
+	if s.Entries == nil {
+		q.Set("limit", s.Limit)
+		addKey(q, s.Key)
 	}
-	return keyLink(s.Domain, s.Limit, s.Key)
+	for _, e := range s.Entries {
+		q.Add("entry64", base64.RawURLEncoding.EncodeToString([]byte(e.Key)))
+		q.Add("entry64", base64.RawURLEncoding.EncodeToString([]byte(e.Value)))
+	}
+	return "/key?" + q.Encode()
 }
+
+func keyLink(domain, limit string, key []string) string {
+	return (&subject{Domain: domain, Limit: limit, Key: key}).link()
+}
+
+// subjectOf returns the descriptor of d, or its key if it came without a descriptor.
+func subjectOf(d *topkeys.Item) *subject { return &subject{d.Domain, d.Limit, d.Key, d.Entries} }
 
 type keyBody struct {
 	Subject, Domain string

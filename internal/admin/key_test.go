@@ -172,7 +172,7 @@ func TestThePageExplainsWhyAKeyIsDenied(t *testing.T) {
 		has(t, d.read(t, path), want)
 	}
 	for _, path := range []string{"/key?domain=d&limit=send&value64=%21", "/key?domain=d&entry64=YQ", "/key?domain=d&descriptor=x", "/key?domain=d&limit=send" + strings.Repeat("&value=x", 100),
-		"/key?domain=d&descriptor=k%3D" + strings.Repeat("x", maxValueBytes), descriptorLink("d", []descriptors.Entry{user(strings.Repeat("x", maxValueBytes))})} {
+		"/key?domain=d&descriptor=k%3D" + strings.Repeat("x", maxValueBytes), (&subject{Domain: "d", Entries: []descriptors.Entry{user(strings.Repeat("x", maxValueBytes))}}).link()} {
 		if w := d.send("GET", path, nil); w.Code != 400 {
 			t.Errorf("%s: got %d; want status 400", path, w.Code)
 		}
@@ -236,7 +236,7 @@ func TestKeysOfAnyBytes(t *testing.T) {
 	for _, key := range []string{"", "\xff\x00\x01\xfe", "<script>alert(1)</script>", `"><svg/onload=alert(1)>`, "a,b=c\\", "a\nb", "\u202egnp.exe", "&value=x", strings.Repeat("k", 200)} {
 		d.request(t, 21, user(key))
 		has(t, d.read(t, keyLink("d", "send", []string{key})), "Denied now", "Denied 1 time since")
-		has(t, d.read(t, descriptorLink("d", []descriptors.Entry{user(key)})), "Denied now")
+		has(t, d.read(t, (&subject{Domain: "d", Entries: []descriptors.Entry{user(key)}}).link()), "Denied now")
 		w := d.follow(t, d.read(t, "/change?"+strings.TrimPrefix(keyLink("d", "send", []string{key}), "/key?")+"&do=reset"), "author", "ann", "reason", "test")
 		if w.Code != 303 {
 			t.Errorf("%q: got %d %s; want status 303", key, w.Code, w.Body)

@@ -97,6 +97,8 @@ func (p *pages) limits(w http.ResponseWriter, r *http.Request, v viewer) {
 	p.show(w, r, v, http.StatusOK, limitsPage, frame{Title: "Limits", Section: "/limits", Live: true, Body: b})
 }
 
+func keyOf(l *limiter.Policy) history.Key { return history.Key{Domain: l.Domain, Limit: l.Name} }
+
 func (b *limitsBody) link(sort, show string, page int) string {
 	q := url.Values{}
 	for name, value := range map[string]string{"q": b.Query, "sort": strings.TrimSuffix(sort, "denied"), "show": strings.TrimSuffix(show, "all")} {
@@ -117,7 +119,7 @@ func (p *pages) ranked(all []*limiter.Policy, b *limitsBody) []ranked {
 	for i, l := range all {
 		list[i] = ranked{limit: l}
 	}
-	p.History.Rates(len(all), func(i int) history.Key { return history.Key{Domain: all[i].Domain, Limit: all[i].Name} },
+	p.History.Rates(len(all), func(i int) history.Key { return keyOf(all[i]) },
 		func(i int, r history.Rate) {
 			list[i].rate, list[i].refused = r.Allowed+r.Denied+r.Shadowed, r.Denied+r.Shadowed
 		})
@@ -144,8 +146,7 @@ func (p *pages) limitRows(shown []ranked) (rows []limitRow, scale string) {
 	adjusted := p.adjustedLimits()
 	all, most := make([][]history.Totals, len(shown)), uint64(0)
 	for i := range shown {
-		l := shown[i].limit
-		_, points := p.History.Limit(history.Key{Domain: l.Domain, Limit: l.Name}, history.Recent)
+		_, points := p.History.Limit(keyOf(shown[i].limit), history.Recent)
 		list, highest := columns(points)
 		all[i], most = list, max(most, highest)
 	}
@@ -154,7 +155,7 @@ func (p *pages) limitRows(shown []ranked) (rows []limitRow, scale string) {
 		row := limitRow{
 			Domain: descriptors.Printable(l.Domain), Name: descriptors.Printable(l.Name), Link: limitLink(l.Domain, l.Name),
 			Words: l.Words(), Mode: modes(l), Rate: r.rate, Word: deniedWord(l), Graph: sparkOf(all[i], most, deniedWord(l)),
-			Percent: "–", Hot: r.share() > .5 && !l.Shadow, Adjusted: p.limitAdjustmentWords(adjusted[limitOf{l.Domain, l.Name}]),
+			Percent: "–", Hot: r.share() > .5 && !l.Shadow, Adjusted: p.limitAdjustmentWords(adjusted[keyOf(l)]),
 		}
 		if r.rate > 0 {
 			row.Percent = fmt.Sprintf("%.0f %%", 100*r.share())

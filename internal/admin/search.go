@@ -141,12 +141,12 @@ func (p *pages) searchRecorded(b *searchBody, query string) {
 	add := func(items []topkeys.Item, link func(*topkeys.Item) string, state func(*topkeys.Item) string, denied bool) {
 		for i := range items {
 			if one := &items[i]; len(b.Recorded) < maxFound && !one.Cut && contains(one.Key, one.Entries) {
-				b.Recorded = append(b.Recorded, foundRow{Key: shown(one.Entries, one.Key), Link: link(one), Limit: descriptors.Printable(one.Limit),
+				b.Recorded = append(b.Recorded, foundRow{Key: subjectOf(one).String(), Link: link(one), Limit: descriptors.Printable(one.Limit),
 					Domain: descriptors.Printable(one.Domain), State: state(one), Denied: denied})
 			}
 		}
 	}
-	add(p.Denied(maxCounted).Keys, deniedLink, func(d *topkeys.Item) string { return "denied " + deniedTimes(d) }, true)
+	add(p.Denied(maxCounted).Keys, func(d *topkeys.Item) string { return subjectOf(d).link() }, func(d *topkeys.Item) string { return "denied " + deniedTimes(d) }, true)
 	add(p.Used(maxCounted).Keys, func(u *topkeys.Item) string { return keyLink(u.Domain, u.Limit, u.Key) },
 		func(u *topkeys.Item) string { return "used about " + plural(u.Times, "unit") }, false)
 }

@@ -115,7 +115,7 @@ func (p *pages) who(top topkeys.Top, of *history.Key) who {
 		if isOther(d.Domain, d.Limit) || len(keys) == most {
 			continue
 		}
-		r := row(shown(d.Entries, d.Key), d.Domain, d.Limit, d.Times, d.Exact)
+		r := row(subjectOf(d).String(), d.Domain, d.Limit, d.Times, d.Exact)
 		if p.describeKey(&r, d); r.Name == "" {
 			r.Name = "(all keys)"
 		}
@@ -159,7 +159,7 @@ func (p *pages) describeKey(r *whoRow, d *topkeys.Item) {
 		if r.Name = or(r.Name, "(empty)"); d.Limit != "" && d.Key != nil && p.Adjust != nil && !p.blocked(targetsOf(d)...) {
 			r.Block = changeLink("block", &subject{Domain: d.Domain, Limit: d.Limit, Key: d.Key}, "")
 		}
-		r.Link = deniedLink(d)
+		r.Link = subjectOf(d).link()
 	}
 }
 
@@ -194,7 +194,7 @@ func partName(p *topkeys.Part) string {
 type usedRow struct{ Number, Key, Link, Limit, LimitLink string }
 
 func rowOf(u *topkeys.Item, number string) usedRow {
-	row := usedRow{Number: number, Key: or(shown(u.Entries, u.Key), "(empty)"), Limit: descriptors.Printable(u.Limit), LimitLink: limitLink(u.Domain, u.Limit)}
+	row := usedRow{Number: number, Key: or(subjectOf(u).String(), "(empty)"), Limit: descriptors.Printable(u.Limit), LimitLink: limitLink(u.Domain, u.Limit)}
 	if u.Cut {
 		row.Key += "…"
 	} else {
@@ -229,27 +229,7 @@ func (p *pages) used(id history.Key) (since string, rows []usedRow) {
 	return clock(top.Since) + " UTC", rows
 }
 
-func shown(entries []descriptors.Entry, key []string) string {
-	if entries != nil {
-		return descriptors.Format(entries)
-	}
-	return printable(key)
-}
-
 func printable(key []string) string { return descriptors.PrintableList(key, ",") }
-
-func deniedLink(d *topkeys.Item) string {
-	if d.Entries != nil {
-		return descriptorLink(d.Domain, d.Entries)
-	}
-	return keyLink(d.Domain, d.Limit, d.Key)
-}
-
-func keyLink(domain, limit string, key []string) string {
-	q := url.Values{"domain": {domain}, "limit": {limit}}
-	addKey(q, key)
-	return "/key?" + q.Encode()
-}
 
 // addKey adds the values of a key to a query. It repeats the parameter value, or value64 (in base64url) if a
 // value is not valid UTF-8, or has characters that browsers change in the fields of a form.
@@ -263,16 +243,6 @@ func addKey(q url.Values, key []string) {
 		}
 	}
 	q["value"] = key
-}
-
-// descriptorLink repeats the parameter entry64 for each key and each value, in base64url.
-func descriptorLink(domain string, entries []descriptors.Entry) string {
-	q := url.Values{"domain": {domain}}
-	for _, e := range entries {
-		q.Add("entry64", base64.RawURLEncoding.EncodeToString([]byte(e.Key)))
-		q.Add("entry64", base64.RawURLEncoding.EncodeToString([]byte(e.Value)))
-	}
-	return "/key?" + q.Encode()
 }
 
 func clock(t time.Time) string { return t.UTC().Format("15:04:05") }
