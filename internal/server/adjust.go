@@ -191,14 +191,7 @@ func (a *adjustments) expire(ctx context.Context) {
 }
 
 func (a *adjustments) stats() metrics.AdjustmentStats {
-	result := a.server.limiter.Adjusted()
-	stats := metrics.AdjustmentStats{Applied: result.InForce, Ignored: result.Ignored, Version: a.keeper.Set().Head.Version}
-	status := a.keeper.Status()
-	stats.Rewritten, stats.Lost = status.Rewritten, len(status.Lost)
-	if stats.PollErrors = status.Errors; !status.Seen.IsZero() {
-		stats.Age = time.Since(status.Seen)
-	}
-	return stats
+	return metrics.AdjustmentStats{Adjusted: a.server.limiter.Adjusted(), Status: a.keeper.Status(), Version: a.keeper.Set().Head.Version}
 }
 
 func (a *adjustments) api() *httpapi.Adjustments {

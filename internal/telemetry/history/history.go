@@ -283,9 +283,6 @@ func (r *Recorder) read(e *entry, of Range) (end time.Time, points []Point) {
 }
 
 func (r *Recorder) rate(e *entry) Rate {
-	if e == nil {
-		return Rate{}
-	}
 	t, seconds := Sum(e.minute.read(r.step)), time.Minute.Seconds()
 	return Rate{float64(t.Allowed) / seconds, float64(t.Denied) / seconds, float64(t.Shadowed) / seconds}
 }

@@ -1,6 +1,9 @@
 package topk
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Window is the length of a window of Windows.
 const Window = 5 * time.Minute
@@ -59,10 +62,7 @@ func (c *Counted[V]) Rate(now time.Time) float64 {
 func (w *Windows[V]) Each(now time.Time, visit func(index int, c *Counted[V])) {
 	w.turn(now)
 	at := map[string]int{}
-	for _, counter := range []*Counter[V]{w.recent, w.before} {
-		if counter == nil {
-			continue
-		}
+	for _, counter := range w.counters() {
 		for _, c := range counter.Top(w.max) {
 			if _, seen := at[c.key]; !seen {
 				at[c.key] = len(at)
@@ -74,10 +74,8 @@ func (w *Windows[V]) Each(now time.Time, visit func(index int, c *Counted[V])) {
 
 // Most returns an upper bound of the number of occurrences of key in both windows, like Counter.Most.
 func (w *Windows[V]) Most(key string) (n int64) {
-	for _, counter := range []*Counter[V]{w.recent, w.before} {
-		if counter != nil {
-			n += counter.Most(key)
-		}
+	for _, counter := range w.counters() {
+		n += counter.Most(key)
 	}
 	return n
 }
@@ -85,12 +83,15 @@ func (w *Windows[V]) Most(key string) (n int64) {
 // Total returns the number of occurrences of all items in the two windows that are current at the time now.
 func (w *Windows[V]) Total(now time.Time) (n int64) {
 	w.turn(now)
-	for _, counter := range []*Counter[V]{w.recent, w.before} {
-		if counter != nil {
-			n += counter.total
-		}
+	for _, counter := range w.counters() {
+		n += counter.total
 	}
 	return n
+}
+
+// counters returns those of the two windows that have one, the newer first.
+func (w *Windows[V]) counters() []*Counter[V] {
+	return slices.DeleteFunc([]*Counter[V]{w.recent, w.before}, func(c *Counter[V]) bool { return c == nil })
 }
 
 // turn starts a new counter if there is none yet, or if the window of w.recent has ended by the time now. The old
