@@ -1,7 +1,7 @@
 package simulate
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -76,18 +76,23 @@ func (p *process) openLedger(url string) {
 	use := func(set *adjust.Set) { // package server does the same
 		set = set.Live(p.keeper.Now())
 		var keys [][]byte
+		all := false
 		for _, a := range adjust.Differences(applied, set) {
-			of, _ := p.limiter.Buckets(a)
-			keys = append(keys, of...)
+			of, every := p.limiter.Buckets(a)
+			keys, all = append(keys, of...), all || every
 		}
 		applied = set
-		for _, key := range keys {
-			p.cache.ClearBucket(key)
+		forget := func() {
+			if all {
+				p.cache.Clear()
+			}
+			for _, key := range keys {
+				p.cache.ClearBucket(key)
+			}
 		}
+		forget()
 		p.limiter.Adjust(set, p.keeper.Now)
-		for _, key := range keys {
-			p.cache.ClearBucket(key)
-		}
+		forget()
 	}
 	pause := func(longest time.Duration) { p.pause(time.Duration(p.rng.Int64N(int64(longest)))) }
 	p.keeper = adjust.NewKeeper(adjust.Config{Ledger: ledger, Clock: p.machine().Clock.Now, Pause: pause, Changed: use})
@@ -151,6 +156,12 @@ func (w *world) operate(rng *rand.Rand) {
 			o := adjust.Operation{Entry: adjust.Entry{Head: adjust.Head{ID: fmt.Sprintf("%d.%d", n, i)}, Author: "operator", Reason: "a test"}}
 			of := &tunings[rng.IntN(len(tunings))]
 			a := &adjust.Adjustment{Author: o.Author, Reason: o.Reason, Target: adjust.Target{Domain: of.domain, Limit: of.limit, Key: []string{strconv.Itoa(rng.IntN(2))}}}
+			switch t := &a.Target; rng.IntN(6) {
+			case 0, 1:
+				t.Entry, t.Value, t.Key = t.Limit, t.Key[0], nil
+			case 2:
+				t.AllKeys, t.Key = true, nil
+			}
 			a.ID = a.Target.ID()
 			o.Target = a.ID
 			if rng.IntN(5) > 0 {
@@ -208,33 +219,41 @@ func (w *world) change(p *process, o adjust.Operation) {
 // server's clock.
 const late = algorithms.Micros(30_000)
 
-// adjusted checks that a sidecar uses the adjustments that it knows, and none that has expired.
-func (j *judge) adjusted(p *process, r *limiter.Result) {
-	a := r.Policy.Adjusted
-	if p == nil {
+// adjusted checks that a sidecar uses the adjustment that it knows for a cost, and none that has expired. After a clock
+// has stepped, it checks nothing: an adjustment that has expired is not used again if the server's clock steps back.
+func (j *judge) adjusted(p *process, r *limiter.Result, k *cost) {
+	if p == nil || p.keeper == nil || !isTuned(r.Policy.Name) || j.clockStepped {
 		return
 	}
-	if a == nil {
-		j.unadjusted(p, r)
-		return
+	is := ""
+	if a := r.Policy.Adjusted; a != nil {
+		is = a.ID
+		j.w.seen(sawAdjusted)
+		if now := j.w.servers[0].now(); now > a.Expires+late && p.pausedUntil == 0 {
+			j.fail("%s uses an adjustment %d us after it expired", p.name, now-a.Expires)
+		}
 	}
-	j.w.seen(sawAdjusted)
-	if now := j.w.servers[0].now(); now > a.Expires+late && !j.clockStepped && p.pausedUntil == 0 {
-		j.fail("%s uses an adjustment %d us after it expired", p.name, now-a.Expires)
+	if want := p.adjustmentOf(k); is != want && !p.keeperInUse {
+		j.fail("%s uses the adjustment %q of %s %s, want %q", p.name, is, k.limit, k.value, want)
 	}
 }
 
-// unadjusted checks that p knows no adjustment of r, which has the configured numbers. It checks nothing after
-// a clock has stepped: an adjustment that has expired is not used again if the server's clock steps back.
-func (j *judge) unadjusted(p *process, r *limiter.Result) {
-	if p.keeper == nil || !isTuned(r.Policy.Name) || p.keeperInUse || j.clockStepped {
-		return
-	}
+// adjustmentOf returns the ID of the adjustment that p knows for a cost: that of its key, or of its value, or of all keys.
+func (p *process) adjustmentOf(k *cost) string {
+	byForm := [3]string{}
 	for _, a := range p.keeper.Set().All() {
-		if key, _ := p.limiter.Buckets(a); len(key) == 1 && bytes.Equal(key[0], r.Key) && a.Expires > p.keeper.Now() {
-			j.fail("%s does not use the adjustment %s", p.name, a.ID)
+		switch t := &a.Target; {
+		case t.Limit != k.limit || a.Expires <= p.keeper.Now():
+		case t.AllKeys:
+			byForm[2] = a.ID
+		case t.Entry != "" && t.Value == k.value:
+			p.w.seen(sawByValue)
+			byForm[1] = a.ID
+		case len(t.Key) > 0 && t.Key[0] == k.value:
+			byForm[0] = a.ID
 		}
 	}
+	return cmp.Or(byForm[:]...)
 }
 
 const ledgerSetKey, ledgerChangesKey, ledgerHead = "rl:{adjustments}set", "rl:{adjustments}changes", "head"

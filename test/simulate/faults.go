@@ -70,6 +70,7 @@ const (
 	sawCreditsDenied
 	sawCreditsNamed
 	sawAdjusted
+	sawByValue
 	sawExpired
 	sawRaced
 	sawUnknownChange
@@ -115,7 +116,7 @@ var faultNames = [faults]string{
 	faultForged: "id forged", faultMigrate: "slots of a Cluster move", faultReplaced: "replica of a Cluster takes over",
 	sawMoved: "MOVED", sawAsk: "ASK", sawTryAgain: "TRYAGAIN", sawForeign: "script met a key of another master",
 	sawSharded: "shard charged", sawCredits: "paid by credits", sawCreditsForTwo: "credits pay for two limits",
-	sawAdjusted: "decided by adjusted numbers", sawExpired: "adjustment expired", sawRaced: "operators race",
+	sawAdjusted: "decided by adjusted numbers", sawByValue: "adjustment of a value known", sawExpired: "adjustment expired", sawRaced: "operators race",
 	sawUnknownChange: "outcome of a change not known", sawRestored: "adjustments restored into an empty server",
 	faultPromoted: "Sentinels promote a replica", faultAborted: "failover of Sentinels aborted", faultLostMessage: "message of a Sentinel lost",
 	sawReadOnly:  "command to an old master, now a replica",

@@ -344,7 +344,7 @@ func (j *judge) planned(p *process, r *request, c *limiter.Call) {
 		if is.Decision.Blocked > 0 {
 			j.w.seen(sawBlocked)
 		}
-		j.adjusted(p, is)
+		j.adjusted(p, is, k)
 		if b.limit == "" {
 			b.limit, b.value, b.kind, b.server = k.limit, k.value, l.Kind, j.w.serverOf(l)
 			if is.For != nil {
