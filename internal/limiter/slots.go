@@ -119,10 +119,16 @@ func (l *Limiter) RenewSlots(id string, door SlotDoor) algorithms.Micros {
 
 func (l *Limiter) endSlots(id string, op algorithms.SlotOp, door SlotDoor) (ttl algorithms.Micros) {
 	var r Reserved
-	if !l.Open(id, &r) {
-		l.config.slots.end(door, SlotBadID)
-		return 0
+	if l.Open(id, &r) {
+		ttl = l.endSlotsOf(&r, op, door)
 	}
+	if ttl == 0 {
+		l.config.slots.end(door, SlotBadID)
+	}
+	return ttl
+}
+
+func (l *Limiter) endSlotsOf(r *Reserved, op algorithms.SlotOp, door SlotDoor) (ttl algorithms.Micros) {
 	for i := range r.Parts {
 		part := &r.Parts[i]
 		if part.TTL == 0 {
@@ -136,11 +142,8 @@ func (l *Limiter) endSlots(id string, op algorithms.SlotOp, door SlotDoor) (ttl 
 			l.config.slots.end(door, SlotForeign)
 			continue
 		}
-		charge := slotCharge(&r.ID, part, op, l.Current().domainOf(&r))
+		charge := slotCharge(&r.ID, part, op, l.Current().domainOf(r))
 		l.config.repeat(store, &charge, nil, door)
-	}
-	if ttl == 0 {
-		l.config.slots.end(door, SlotBadID)
 	}
 	return ttl
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -146,6 +147,28 @@ func TestAnApplicationSettlesUnitsThatComeAfterASlot(t *testing.T) {
 		t.Errorf("got %+v, %v; want both settled", c.Verdict, err)
 	}
 	b.want("tokens", "bob", 970)
+}
+
+func TestASlotIsReturnedAlsoIfTheUnitsBesideItCannotBeSettled(t *testing.T) {
+	for name, changed := range map[string]string{
+		"another algorithm": strings.Replace(inFlight, "tokens: {algorithm: fixed_window", "tokens: {algorithm: token_bucket", 1),
+		"no limit":          strings.NewReplacer("  tokens: {algorithm", "  others: {algorithm", "tokens]", "others]", "limit: tokens", "limit: others").Replace(inFlight),
+	} {
+		b := newSlotBench(t)
+		uploads, tokens := limiter.NamedCharge{Name: "uploads", Key: []string{"bob"}, Count: 2}, limiter.NamedCharge{Name: "tokens", Key: []string{"bob"}, Count: 9, Reserve: true}
+		c := b.check(t, limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{tokens, uploads}, Returns: true})
+		units, _ := c.Part(0, "")
+		of := &limiter.Reserved{ID: c.SlotID(), Domain: limiter.PrefixNumber("d"), Parts: []limiter.ReservedPart{units}}
+		for _, slot := range c.Slots() {
+			of.Parts = append(of.Parts, slot)
+		}
+		b.want("uploads", "bob", 1)
+		b.swap(t, changed)
+		if err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: of, Real: 5}); err == nil {
+			t.Errorf("%s: the units were settled", name)
+		}
+		b.want("uploads", "bob", 3)
+	}
 }
 
 func TestAFailedStoreFailsTheReturn(t *testing.T) {
