@@ -2,6 +2,7 @@ package histories
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -297,23 +298,21 @@ func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 // lostUnits returns the number of charged units that are available again at the end, because Redis has lost
 // their charges.
 func (w *world) lostUnits() (units int64) {
-	for name, b := range w.all {
-		var charged, left int64
-		all := slices.Clone(w.records)
-		slices.SortStableFunc(all, func(a, b record) int { return int(a.from/1e3 - b.from/1e3) })
-		for _, r := range all {
-			switch {
-			case r.of.name != name || !r.answered:
-			case r.kind == charge && r.answer.ok:
-				charged += b.cost
-			case r.kind == refund:
-				charged -= b.cost
-			}
-			if r.of.name == name && r.answered {
-				left = r.answer.left[0]
-			}
+	slices.SortStableFunc(w.records, func(a, b record) int { return cmp.Compare(a.from/1e3, b.from/1e3) })
+	charged, left := map[*buckets]int64{}, map[*buckets]int64{}
+	for _, r := range w.records {
+		switch {
+		case !r.answered:
+			continue
+		case r.kind == charge && r.answer.ok:
+			charged[r.of] += r.of.cost
+		case r.kind == refund:
+			charged[r.of] -= r.of.cost
 		}
-		units += max(0, charged-(b.limits[0].Capacity-left))
+		left[r.of] = r.answer.left[0]
+	}
+	for b := range left {
+		units += max(0, charged[b]-(b.limits[0].Capacity-left[b]))
 	}
 	return units
 }
