@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"cmp"
 	"crypto/sha1"
 	"encoding/binary"
 	"encoding/hex"
@@ -122,9 +123,9 @@ func (s *server) replicate(n int) {
 	}
 }
 
-// takeOver makes a replica of old the master, so that the values of next become those of the replica.
+// takeOver makes the replica of old that is most behind the master, so that its values become those of next.
 func (w *world) takeOver(old, next *server) {
-	keys := old.replicas[w.rng.IntN(len(old.replicas))].keys
+	keys := slices.MaxFunc(old.replicas, func(x, y replica) int { return cmp.Compare(x.currentAt, y.currentAt) }).keys
 	maps.DeleteFunc(keys, func(_ string, v *value) bool { return v == nil })
 	next.keys = keys
 	next.replicate(len(old.replicas))
