@@ -68,22 +68,16 @@ func (h *Counter[V]) Add(key []byte, n int64) (c *Counted[V], added bool) {
 	switch {
 	case len(h.least) < h.max:
 	case added && c.Over == 0: // a new item, and the last one for which there is room
-		h.order()
+		for i := len(h.least) / 2; i >= 0; i-- {
+			h.sink(i)
+		}
 	default:
 		h.sink(c.heapIndex)
 	}
 	return c, added
 }
 
-// order makes h.least a heap by sorting it, because every sorted slice is a heap.
-func (h *Counter[V]) order() {
-	slices.SortFunc(h.least, func(a, b place[V]) int { return cmp.Compare(a.count, b.count) })
-	for i := range h.least {
-		h.least[i].item.heapIndex = i
-	}
-}
-
-// sink restores the heap after the count of its item i has grown.
+// sink restores the heap after the count of its item i has grown. The items below i must be in order.
 func (h *Counter[V]) sink(i int) {
 	grown := h.least[i]
 	for {

@@ -69,4 +69,11 @@ func TestTopIsSortedAndBounded(t *testing.T) {
 	if !added || c.Count != 11 || c.Least() != 9 || h.Top(1)[0] != c {
 		t.Errorf("got %+v, new: %t; want a new item, with between 9 and 11 occurrences, at the top", c, added)
 	}
+	full := New[int](7)
+	for n := int64(7); n > 0; n-- {
+		full.Add([]byte{byte(n)}, n)
+	}
+	if c, _ := full.Add([]byte("new"), 1); c.Over != 1 {
+		t.Errorf("a new item inherits the count %d; want 1, the lowest", c.Over)
+	}
 }

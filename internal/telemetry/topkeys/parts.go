@@ -56,7 +56,8 @@ func (s *shard) addParts(now time.Time, c *limiter.Call, result *limiter.Result,
 	for i := first; i < len(values) && i < maxPositions; i += step {
 		value := cut(values[i])
 		if part, added := s.parts.Add(now, append(append(owner, byte(i+1)), value...), 1); added {
-			p := Part{Position: i, Entry: entryAt(result.Policy, i, values), Cut: len(value) < len(values[i])}
+			entry := entryAt(i, values, result.Policy.Extra().OpenKeys, result.Policy.Whole)
+			p := Part{Position: i, Entry: strings.Clone(cut(entry)), Cut: len(value) < len(values[i])}
 			p.Domain, p.Limit = namesOf(c, result)
 			p.Value = part.Key()[len(part.Key())-len(value):] // a part of a string that is in memory anyway
 			part.Value = p
@@ -67,12 +68,13 @@ func (s *shard) addParts(now time.Time, c *limiter.Call, result *limiter.Result,
 // maxPositions bounds how many values of a key are counted.
 const maxPositions = 16
 
-// entryAt returns the key of the entry whose value is at a position of the key of p. values are those of the key.
-func entryAt(p *limiter.Policy, position int, values []string) string {
-	if p.Whole {
-		return strings.Clone(cut(values[position-1]))
-	}
-	if names := p.Extra().OpenKeys; position < len(names) {
+// entryAt returns the key of the entry whose value is at a position of values, which are those of a key. It returns "" if
+// the limit has no names for them. whole means that values has the key and the value of each entry.
+func entryAt(position int, values, names []string, whole bool) string {
+	switch {
+	case whole && position > 0:
+		return values[position-1]
+	case position < len(names):
 		return names[position]
 	}
 	return ""
@@ -89,15 +91,7 @@ func (d *Item) positions() (list []int) {
 }
 
 // Entry returns the key of the entry whose value is at a position of Key, or "".
-func (d *Item) Entry(position int) string {
-	switch {
-	case d.whole && position > 0:
-		return d.Key[position-1]
-	case position < len(d.names):
-		return d.names[position]
-	}
-	return ""
-}
+func (d *Item) Entry(position int) string { return entryAt(position, d.Key, d.names, d.whole) }
 
 // parts collects the counts of all shards.
 type parts map[partID]*collected
