@@ -14,9 +14,9 @@ import (
 )
 
 // scanner reads one JSON value from a line, strictly. After a mistake its methods do nothing, so that the
-// caller checks for mistakes only once, at the end. Bytes that are not UTF-8 become U+FFFD. Except in strings with
-// escapes, which are rare, no text is copied: encoding/json would take much longer for traces of millions of
-// lines.
+// caller checks for mistakes only once, at the end. Bytes that are not UTF-8 become U+FFFD. A string is a part of the
+// line, unless it has escapes, which are rare. encoding/json would copy all strings, and take much longer for traces of
+// millions of lines.
 type scanner struct {
 	text    string
 	in      jsontext.Decoder
