@@ -99,3 +99,14 @@ func TestCalendarEndsALease(t *testing.T) {
 		t.Errorf("leased for %d us; want %v", got, 100*ms)
 	}
 }
+
+// A state that another calendar cannot convert keeps its units, in windows as long as the longest of its own calendar.
+func TestAStateOfAFormerCalendarBecomesFresh(t *testing.T) {
+	day := mustCompile(t, Spec{Kind: FixedWindow, Rate: 10, Calendar: calendars[0]})
+	month := mustCompile(t, Spec{Kind: FixedWindow, Rate: 5, Calendar: calendars[1]})
+	s, _ := day.Take(State{}, t0, Charge{Cost: 10})
+	s, _ = month.Take(s, t0, Charge{Cost: -1})
+	if at := s.FreshAt(); at <= t0 || at > t0+2*Day {
+		t.Errorf("fresh after %v; want within two days", at-t0)
+	}
+}

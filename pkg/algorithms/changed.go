@@ -192,7 +192,8 @@ func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
 func (l *Limit) outlived(t Micros) *Limit {
 	const hour = 3600 * Second
 	plain := *l
-	plain.Calendar, plain.period = nil, int64(hour*Micros(ceilDiv(int64(l.Calendar.Longest), int64(hour))))
+	plain.Calendar, plain.length = nil, hour*Micros(ceilDiv(int64(l.Calendar.Longest), int64(hour)))
+	plain.period = int64(plain.length)
 	next := int64(l.Calendar.Start(l.Calendar.Window(t) + 1))
 	plain.phase, plain.phaseFromKey = next-floorDiv(next, plain.period)*plain.period, false
 	return &plain
