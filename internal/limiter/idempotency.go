@@ -67,6 +67,11 @@ func (l *Limiter) isRepeat(ctx context.Context, c *Call) bool {
 	if !first.decisions[0].Replayed {
 		return false
 	}
+	for i := range first.decisions {
+		if d := &first.decisions[i]; !d.Replayed {
+			d.Allowed = false // neither that request nor this one has charged it
+		}
+	}
 	*c = *first
 	return true
 }

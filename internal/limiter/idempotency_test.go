@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -154,5 +155,26 @@ limits:
 		if c, err := b.once(t, "d", "id", both...); !errors.Is(err, backend.ErrReused) {
 			t.Errorf("%s: got %+v and the error %v, want backend.ErrReused", days, c.Results, err)
 		}
+	}
+}
+
+// The first request charges the limit "one" and denies, because the store fails for the quota. Then an operator blocks a
+// key, so that the request would have other charges.
+func TestARepetitionDoesNotPassAQuotaThatItNeverConsumed(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  one: {algorithm: fixed_window, rate: 10, period: 1d}
+  quota: {algorithm: fixed_window, rate: 10, period: 1d, quota_mode: true}
+`)
+	limits := []limiter.NamedCharge{{Name: "one", Key: []string{"bob"}, Count: 1}, {Name: "quota", Count: 3}}
+	b.store.err, b.store.limit = backend.ErrUnavailable, "quota"
+	if c, err := b.once(t, "d", "id", limits...); err != nil || !c.Denied {
+		t.Errorf("error %v, denied %v; want denied", err, c.Denied)
+	}
+	b.store.err = nil
+	b.adjust("one", map[string]adjust.Change{"bob": {Block: true}})
+	if c, err := b.once(t, "d", "id", limits...); err != nil || !c.Denied {
+		t.Errorf("repeated: error %v, denied %v; want denied", err, c.Denied)
 	}
 }
