@@ -240,8 +240,10 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	case failed:
 		j.w.seen(sawFailed)
 		// At first the process learns the layout, loads scripts, and may reset a bucket, each in a call of its own.
+		// With an ID, limits in quota mode need a second call in the same time.
+		hasQuotas := slices.ContainsFunc(s.costs, func(k cost) bool { return isQuota(k.limit) })
 		warm := j.w.layout == nil && j.w.watched == nil && len(j.resets) == 0 || s.at > time.Hour+150*time.Millisecond && !j.w.isSlow
-		if j.w.faultless && warm && j.w.untilEdge < clocksApart && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
+		if j.w.faultless && warm && j.w.untilEdge < clocksApart && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !(s.underID && hasQuotas) && !s.canceled.Load() {
 			j.fail("request %s: %v, though nothing is wrong", s.id, firstErr(c))
 		}
 		afterFailover := s.process.failoverEnded && s.at > s.process.failoverEndedAt
