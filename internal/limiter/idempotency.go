@@ -67,9 +67,10 @@ func (l *Limiter) isRepeat(ctx context.Context, c *Call) bool {
 	if !first.decisions[0].Replayed {
 		return false
 	}
-	for i := range first.decisions {
-		if d := &first.decisions[i]; !d.Replayed {
-			d.Allowed = false // neither that request nor this one has charged it
+	for i := range first.Results {
+		r := &first.Results[i]
+		if r.charge >= 0 && first.isQuota(r) && first.decisions[r.charge].Allowed && !first.decisions[r.charge].Replayed {
+			return false // that request did not charge this limit, and a dry run does not either
 		}
 	}
 	*c = *first
