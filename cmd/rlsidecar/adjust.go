@@ -91,7 +91,7 @@ func (c *adjustSetCmd) Run(a *app) error {
 		path += "/preview"
 	}
 	var answer struct{ Adjustment adjust.Adjustment }
-	return c.send(a, http.MethodPost, path, nil, body, &answer, func(w io.Writer) (err error) {
+	return c.send(a, http.MethodPost, path, body, &answer, func(w io.Writer) (err error) {
 		if c.Preview {
 			_, err = fmt.Fprintf(w, "would set %s\n", answer.Adjustment.Words)
 		} else {
@@ -129,7 +129,7 @@ Example:
 
 func (c *adjustListCmd) Run(a *app) error {
 	var answer listedAdjustments
-	return c.send(a, http.MethodGet, "adjustments", nil, nil, &answer, func(w io.Writer) error {
+	return c.send(a, http.MethodGet, "adjustments", nil, &answer, func(w io.Writer) error {
 		answer.warn(a)
 		fmt.Fprintf(w, "%s, version %d, kept in %s\n", count(len(answer.Adjustments), "adjustment"), answer.Version, answer.KeptIn)
 		if len(answer.Adjustments) == 0 {
@@ -172,7 +172,7 @@ func (c *adjustDeleteCmd) Run(a *app) error {
 		return err
 	}
 	var answer struct{ Version uint64 }
-	return c.send(a, http.MethodDelete, "adjustments/"+url.PathEscape(c.ID), nil, body, &answer, func(w io.Writer) error {
+	return c.send(a, http.MethodDelete, "adjustments/"+url.PathEscape(c.ID), body, &answer, func(w io.Writer) error {
 		_, err := fmt.Fprintf(w, "deleted %s\n", c.ID)
 		return err
 	})
@@ -194,7 +194,7 @@ Example:
 func (c *adjustAuditCmd) Run(a *app) error {
 	query := url.Values{"n": {strconv.Itoa(c.N)}}
 	var answer struct{ Entries []adjust.Entry }
-	return c.send(a, http.MethodGet, "adjustments/audit", query, nil, &answer, func(w io.Writer) error {
+	return c.send(a, http.MethodGet, "adjustments/audit?"+query.Encode(), nil, &answer, func(w io.Writer) error {
 		return writeTable(w, rowsOf(answer.Entries, func(e adjust.Entry) []string {
 			target, before, after := "", "-", "-"
 			if e.Before != nil {

@@ -34,17 +34,17 @@ type adminFlags struct {
 const maxAnswer = 16 << 20
 
 // send does what call does, and prints the answer: as JSON, or as text writes it.
-func (f *adminFlags) send(a *app, method, path string, query url.Values, content []byte, target any, text func(w io.Writer) error) error {
-	body, err := f.call(a, method, path, query, content, target)
+func (f *adminFlags) send(a *app, method, path string, content []byte, target any, text func(w io.Writer) error) error {
+	body, err := f.call(a, method, path, content, target)
 	if err != nil {
 		return err
 	}
 	return f.print(a.stdout, json.RawMessage(body), text)
 }
 
-// call sends a request for a path below /api/, with content as its JSON body unless it is nil. It decodes the answer
-// into target, and returns it.
-func (f *adminFlags) call(a *app, method, path string, query url.Values, content []byte, target any) (body []byte, err error) {
+// call sends a request for a path below /api/, which may have a query, with content as its JSON body unless it is nil. It
+// decodes the answer into target, and returns it.
+func (f *adminFlags) call(a *app, method, path string, content []byte, target any) (body []byte, err error) {
 	if f.AdminListen == "" {
 		return nil, exitError{exitUsage, errors.New("there is no admin listener to query; give --admin-listen")}
 	}
@@ -54,7 +54,7 @@ func (f *adminFlags) call(a *app, method, path string, query url.Values, content
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, f.Timeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, method, "http://localhost/api/"+path+"?"+query.Encode(), bytes.NewReader(content))
+	r, err := http.NewRequestWithContext(ctx, method, "http://localhost/api/"+path, bytes.NewReader(content))
 	if err != nil {
 		return nil, err
 	}

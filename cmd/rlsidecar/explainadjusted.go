@@ -21,7 +21,7 @@ func (f *adjustedFlags) set(a *app) (*adjust.Set, error) {
 		return nil, nil
 	}
 	var answer listedAdjustments
-	if _, err := f.call(a, http.MethodGet, "adjustments", nil, nil, &answer); err != nil {
+	if _, err := f.call(a, http.MethodGet, "adjustments", nil, &answer); err != nil {
 		return nil, err
 	}
 	answer.warn(a)

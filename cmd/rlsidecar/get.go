@@ -37,7 +37,7 @@ func (c *getCmd) Run(a *app) error {
 		return err
 	}
 	var answer struct{ Buckets []httpapi.OperatorBucket }
-	err = c.send(a, http.MethodGet, "buckets", query, nil, &answer, func(w io.Writer) error { return writeBuckets(w, answer.Buckets) })
+	err = c.send(a, http.MethodGet, "buckets?"+query.Encode(), nil, &answer, func(w io.Writer) error { return writeBuckets(w, answer.Buckets) })
 	if err == nil && len(answer.Buckets) == 0 {
 		return exitError{exitNo, errNoBucket}
 	}

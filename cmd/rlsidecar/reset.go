@@ -33,7 +33,7 @@ func (c *resetCmd) Run(a *app) error {
 		return err
 	}
 	var answer struct{ Reset []httpapi.ResetBucket }
-	err = c.send(a, http.MethodPost, "reset", query, nil, &answer, func(w io.Writer) error {
+	err = c.send(a, http.MethodPost, "reset?"+query.Encode(), nil, &answer, func(w io.Writer) error {
 		for _, b := range answer.Reset {
 			fmt.Fprintf(w, "reset %s of limit %s in domain %s\n", whole(b.Key.String()), descriptors.Printable(b.Name), descriptors.Printable(b.Domain))
 		}

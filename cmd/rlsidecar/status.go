@@ -49,9 +49,9 @@ func (c *statusCmd) Run(a *app) error {
 
 // state requests the state of the sidecar, and up to n of the keys that it denied most.
 func (f *adminFlags) state(a *app, n int) (now currentState, err error) {
-	_, err = f.call(a, http.MethodGet, "status", nil, nil, &now.Status)
+	_, err = f.call(a, http.MethodGet, "status", nil, &now.Status)
 	query := url.Values{"n": {fmt.Sprint(n)}}
-	if _, ofTop := f.call(a, http.MethodGet, "top", query, nil, &now.Denied); err == nil {
+	if _, ofTop := f.call(a, http.MethodGet, "top?"+query.Encode(), nil, &now.Denied); err == nil {
 		err = ofTop
 	}
 	return now, err

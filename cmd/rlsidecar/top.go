@@ -71,7 +71,7 @@ func (c *topCmd) Run(a *app) error {
 	}
 	return screen.refresh(a, time.Second, func(w io.Writer) error {
 		var now status.Status
-		if _, err := c.call(a, http.MethodGet, "status", nil, nil, &now); err != nil {
+		if _, err := c.call(a, http.MethodGet, "status", nil, &now); err != nil {
 			return err
 		}
 		top, err := c.read(a)
@@ -95,7 +95,7 @@ func (c *topCmd) read(a *app) (*httpapi.TopAnswer, error) {
 		query.Set("shadow", "true")
 	}
 	top := &httpapi.TopAnswer{}
-	if _, err := c.call(a, http.MethodGet, "top", query, nil, top); err != nil {
+	if _, err := c.call(a, http.MethodGet, "top?"+query.Encode(), nil, top); err != nil {
 		return nil, err
 	}
 	if c.Limit != "" {
@@ -241,7 +241,7 @@ func (c *topCmd) unmatched(a *app) error {
 		Unmatched []httpapi.UnmatchedShape
 	}
 	query := url.Values{"n": {strconv.Itoa(c.Count)}}
-	return c.send(a, http.MethodGet, "unmatched", query, nil, &answer, func(w io.Writer) error {
+	return c.send(a, http.MethodGet, "unmatched?"+query.Encode(), nil, &answer, func(w io.Writer) error {
 		if len(answer.Unmatched) == 0 {
 			_, err := fmt.Fprintf(w, "every request matched a limit since %s\n", when(answer.Since))
 			return err
