@@ -278,6 +278,9 @@ func (j *judge) bounded(b *bucket) {
 		sums := map[int64]int64{}
 		for _, a := range b.admitted {
 			n := b.window(a.at)
+			if b.window(a.until) != n {
+				continue // it is not known which window a shard was charged in
+			}
 			if sums[n] += a.units; sums[n] > capacity {
 				j.fail("%s: %d admitted in one window, the limit is %d", b.limit, sums[n], capacity)
 				return
