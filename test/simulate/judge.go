@@ -489,6 +489,7 @@ func (j *judge) peeks(s *sending, c *limiter.Call) (passes bool, epochs int64) {
 
 type retry struct {
 	after algorithms.Micros // -1: unknown, or the servers would allow the request
+	at    algorithms.Micros // the time of the bucket's server
 	changes
 }
 
@@ -503,7 +504,7 @@ func (j *judge) retriesOf(all []retry, c *limiter.Call) []retry {
 		r := &c.Results[i]
 		b := j.bucket(string(r.Key))
 		state := j.stateOf(r)
-		is := retry{-1, changes{charged: b.charged, refunds: b.refunds}}
+		is := retry{-1, b.server.now(), changes{charged: b.charged, refunds: b.refunds}}
 		if state.Denials != nil {
 			is.blocked = state.Denials.Until
 		}
@@ -544,7 +545,7 @@ func (j *judge) retryTimes(s *sending, c *limiter.Call) {
 		if d.RetryAfter > was.after+late && (!remembered || s.process.pausedUntil == 0) { // an answer arrives late at a paused process
 			j.fail("request %s: retry %s after %d us, want at most the %d us that the server would have returned before", s.id, b.limit, d.RetryAfter, was.after)
 		}
-		current := !remembered || len(j.w.started) == 1 && !j.unclean && b.server.now()-b.last > algorithms.Micros(timeout/time.Microsecond)+slack
+		current := !remembered || len(j.w.started) == 1 && !j.unclean && was.at-b.last > algorithms.Micros(timeout/time.Microsecond)+slack
 		if current && now.after >= 0 && d.RetryAfter < now.after-slack {
 			j.fail("request %s: retry %s after %d us, want at least the %d us that the server would return now", s.id, b.limit, d.RetryAfter, now.after)
 		}
