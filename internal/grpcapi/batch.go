@@ -202,7 +202,7 @@ func (b *Batch) Delay(i int) algorithms.Micros {
 func (b *Batch) Slots(i int) string { return string(b.requests[i].id) }
 
 // Unused returns the slots of an answer that its client does not use.
-func (s *Server) Unused(id string) { s.limiter.ReturnSlots(id, limiter.DoorReset) }
+func (s *Server) Unused(id string) { s.limiter.ReturnSlots(id, limiter.ReporterReset) }
 
 // Denial returns a RateLimitResponse for a request without a verdict.
 func (s *Server) Denial() []byte { return appendCode(nil, responseCode, true) }

@@ -28,7 +28,7 @@ const authPath = "/v1/auth"
 type AuthLimiter interface {
 	Current() *limiter.Snapshot
 	Check(context.Context, *limiter.Call) error
-	ReturnSlots(id string, door limiter.SlotDoor) algorithms.Micros
+	ReturnSlots(id string, reporter limiter.SlotReporter) algorithms.Micros
 }
 
 // AuthObserver receives events about requests that get no verdict from the limiter.
@@ -115,7 +115,7 @@ func (d *Auth) serve(w http.ResponseWriter, r *http.Request, own, query string) 
 	x := authExchanges.Get().(*authExchange)
 	a := d.decide(r, x, &clientRequest{r: r, nginx: nginx}, own, query)
 	if len(x.slots) > 0 && (a.code == 0 || d.Gone(r)) { // the answer has not been written, so the proxy cannot use it
-		d.Limiter.ReturnSlots(string(x.slots), limiter.DoorReset)
+		d.Limiter.ReturnSlots(string(x.slots), limiter.ReporterReset)
 		x.slots, a = x.slots[:0], authAnswer{code: http.StatusServiceUnavailable}
 	}
 	if a.code != 0 {

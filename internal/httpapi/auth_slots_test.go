@@ -48,12 +48,12 @@ auth: {routes: [{match: {path: /slot}, descriptors: [[{key: a, value: slot}]]}, 
 		want("/slot", 503, false, "") // nobody reads this answer
 	}
 	gone = false
-	if n := l.SlotCounts().Ended[limiter.DoorReset][limiter.SlotReturned]; n != 3 {
+	if n := l.SlotCounts().Ended[limiter.ReporterReset][limiter.SlotReturned]; n != 3 {
 		t.Errorf("%d slots were returned when connections ended, want 3", n)
 	}
 	want("/slot", 200, true, "")
 	want("/slot", 429, false, "limit")
-	l.ReturnSlots(first, limiter.DoorLog)
+	l.ReturnSlots(first, limiter.ReporterLog)
 	want("/slot", 200, true, "")
 	returns = false
 	want("/slot", 429, false, "no-return-door")

@@ -50,7 +50,7 @@ type echo struct {
 
 func (e *echo) Current() *limiter.Snapshot { return e.snapshot }
 
-func (e *echo) ReturnSlots(string, limiter.SlotDoor) algorithms.Micros { return 0 }
+func (e *echo) ReturnSlots(string, limiter.SlotReporter) algorithms.Micros { return 0 }
 
 func (e *echo) Check(_ context.Context, c *limiter.Call) error {
 	c.Verdict.Domain = e.snapshot.Domains[c.Request.Domain]
@@ -463,9 +463,9 @@ type stub struct {
 	check    func(*limiter.Call) error
 }
 
-func (s stub) Current() *limiter.Snapshot                             { return s.snapshot }
-func (s stub) Check(_ context.Context, c *limiter.Call) error         { return s.check(c) }
-func (s stub) ReturnSlots(string, limiter.SlotDoor) algorithms.Micros { return 0 }
+func (s stub) Current() *limiter.Snapshot                                 { return s.snapshot }
+func (s stub) Check(_ context.Context, c *limiter.Call) error             { return s.check(c) }
+func (s stub) ReturnSlots(string, limiter.SlotReporter) algorithms.Micros { return 0 }
 
 func (s stub) handler() (*Auth, *refusals) {
 	r := &refusals{}

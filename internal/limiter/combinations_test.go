@@ -197,7 +197,7 @@ func TestCombinationsOfLimitsExceedNone(t *testing.T) {
 				}
 				all = append(all, w)
 			case w.begun && rng.IntN(2) == 0:
-				b.ReturnSlots(w.slots, limiter.DoorHTTP)
+				b.ReturnSlots(w.slots, limiter.ReporterHTTP)
 				w.held = nil
 				continue
 			case w.id == "":

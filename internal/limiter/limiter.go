@@ -200,7 +200,7 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	if c.Settle != nil {
 		err := c.planSettle(u.snapshot, l.config.Now())
 		if unknown, ok := errors.AsType[*RequestError](err); errors.Is(err, ErrChanged) || errors.Is(err, ErrExpired) || ok && unknown.Missing {
-			l.endSlotsOf(c.Settle.Reserved, algorithms.ReturnSlot, DoorHTTP) // no later settlement can succeed
+			l.endReserved(c.Settle.Reserved, algorithms.ReturnSlot, ReporterHTTP) // no later settlement can succeed
 		}
 		return err == nil, err
 	}

@@ -12,28 +12,28 @@ import (
 )
 
 // A request takes a slot of each concurrency limit that it matches. Its id is drawn before the charge, so that slots can
-// be returned even if the outcome of the charge stays unknown. Whoever notices the end of the request returns the slots
-// by the id. Returns and renewals change nothing when they are repeated.
+// be returned even if the outcome of the charge stays unknown. The part of the program that notices the end of the
+// request returns the slots by the id. Returns and renewals change nothing when they are repeated.
 
-// SlotDoor is the part of the program that noticed the end of a request.
-type SlotDoor uint8
+// SlotReporter is the part of the program that noticed the end of a request.
+type SlotReporter uint8
 
-// The doors.
+// The reporters.
 const (
-	DoorSelf      SlotDoor = iota // the limiter: the outcome of the charge is unknown, or another limit denied the request
-	DoorDone                      // a settle-done of a proxy, or another request over RPC
-	DoorHTTP                      // the HTTP API, or package ratelimit
-	DoorReset                     // a check of a proxy that was reset
-	DoorLog                       // a line of an access log
-	DoorAccessLog                 // a record of Envoy's access log service
+	ReporterSelf      SlotReporter = iota // the limiter: the outcome of the charge is unknown, or another limit denied the request
+	ReporterDone                          // a settle-done of a proxy, or another request over RPC
+	ReporterHTTP                          // the HTTP API, or package ratelimit
+	ReporterReset                         // a check of a proxy that was reset
+	ReporterLog                           // a line of an access log
+	ReporterAccessLog                     // a record of Envoy's access log service
 
-	slotDoors = iota
+	slotReporters = iota
 )
 
-var slotDoorNames = [slotDoors]string{"self", "done", "http", "reset", "log", "access-log"}
+var slotReporterNames = [slotReporters]string{"self", "done", "http", "reset", "log", "access-log"}
 
 // String returns the name for metrics.
-func (d SlotDoor) String() string { return slotDoorNames[d] }
+func (r SlotReporter) String() string { return slotReporterNames[r] }
 
 // SlotOutcome is the outcome of the return or the renewal of one slot.
 type SlotOutcome uint8
@@ -80,7 +80,7 @@ func (submitOnce) Repeat(store backend.Store, c *backend.Charge, _ func(*backend
 // slotCounters counts slots. All its fields are sums since the start.
 type slotCounters struct {
 	taken, expired atomic.Uint64
-	ended          [slotDoors][slotOutcomes]atomic.Uint64
+	ended          [slotReporters][slotOutcomes]atomic.Uint64
 }
 
 // SlotCounts has numbers of slots since the start.
@@ -88,47 +88,50 @@ type SlotCounts struct {
 	// Taken counts slots, Expired counts the units of slots that were neither returned nor renewed in time, when
 	// another request found them. Ended counts the outcomes of returns and renewals.
 	Taken, Expired uint64
-	Ended          [slotDoors][slotOutcomes]uint64
+	Ended          [slotReporters][slotOutcomes]uint64
 }
 
 // SlotCounts returns the current numbers.
 func (l *Limiter) SlotCounts() (n SlotCounts) {
 	c := l.config.slots
 	n.Taken, n.Expired = c.taken.Load(), c.expired.Load()
-	for door := range n.Ended {
-		for outcome := range n.Ended[door] {
-			n.Ended[door][outcome] = c.ended[door][outcome].Load()
+	for reporter := range n.Ended {
+		for outcome := range n.Ended[reporter] {
+			n.Ended[reporter][outcome] = c.ended[reporter][outcome].Load()
 		}
 	}
 	return n
 }
 
-func (s *slotCounters) end(door SlotDoor, outcome SlotOutcome) { s.ended[door][outcome].Add(1) }
+func (s *slotCounters) end(reporter SlotReporter, outcome SlotOutcome) {
+	s.ended[reporter][outcome].Add(1)
+}
 
 // ReturnSlots returns the slots of an id. It does not wait for the store. It returns the shortest ttl of the slots, or 0
 // if the id is not signed or has no slots.
-func (l *Limiter) ReturnSlots(id string, door SlotDoor) algorithms.Micros {
-	return l.endSlots(id, algorithms.ReturnSlot, door)
+func (l *Limiter) ReturnSlots(id string, reporter SlotReporter) algorithms.Micros {
+	return l.endSlots(id, algorithms.ReturnSlot, reporter)
 }
 
 // RenewSlots lets the slots of an id expire a ttl after now, unless they have expired. It does not wait for the store, and
 // returns what ReturnSlots returns.
-func (l *Limiter) RenewSlots(id string, door SlotDoor) algorithms.Micros {
-	return l.endSlots(id, algorithms.RenewSlot, door)
+func (l *Limiter) RenewSlots(id string, reporter SlotReporter) algorithms.Micros {
+	return l.endSlots(id, algorithms.RenewSlot, reporter)
 }
 
-func (l *Limiter) endSlots(id string, op algorithms.SlotOp, door SlotDoor) (ttl algorithms.Micros) {
+func (l *Limiter) endSlots(id string, op algorithms.SlotOp, reporter SlotReporter) (ttl algorithms.Micros) {
 	var r Reserved
 	if l.Open(id, &r) {
-		ttl = l.endSlotsOf(&r, op, door)
+		ttl = l.endReserved(&r, op, reporter)
 	}
 	if ttl == 0 {
-		l.config.slots.end(door, SlotBadID)
+		l.config.slots.end(reporter, SlotBadID)
 	}
 	return ttl
 }
 
-func (l *Limiter) endSlotsOf(r *Reserved, op algorithms.SlotOp, door SlotDoor) (ttl algorithms.Micros) {
+// endReserved returns or renews the slots of r, and returns the shortest ttl of them, or 0 if there are none.
+func (l *Limiter) endReserved(r *Reserved, op algorithms.SlotOp, reporter SlotReporter) (ttl algorithms.Micros) {
 	for i := range r.Parts {
 		part := &r.Parts[i]
 		if part.TTL == 0 {
@@ -139,17 +142,17 @@ func (l *Limiter) endSlotsOf(r *Reserved, op algorithms.SlotOp, door SlotDoor) (
 		}
 		store := l.config.storeOf(part, l.store)
 		if store == nil {
-			l.config.slots.end(door, SlotForeign)
+			l.config.slots.end(reporter, SlotForeign)
 			continue
 		}
 		charge := slotCharge(&r.ID, part, op, l.Current().domainOf(r))
-		l.config.repeat(store, &charge, nil, door)
+		l.config.repeat(store, &charge, nil, reporter)
 	}
 	return ttl
 }
 
 // CountBadID counts the id of an application that Open refused, or that has no slots.
-func (l *Limiter) CountBadID() { l.config.slots.end(DoorHTTP, SlotBadID) }
+func (l *Limiter) CountBadID() { l.config.slots.end(ReporterHTTP, SlotBadID) }
 
 // originOf returns ReservedPart.Origin of a slot that this process takes, in its own buckets if local is true.
 func (c *Config) originOf(local bool) uint64 {
@@ -173,7 +176,7 @@ func (l *Limiter) Renew(ctx context.Context, r *Reserved) (outcomes []SlotOutcom
 			backend.Take(ctx, store, []backend.Charge{charge}, d[:])
 			outcome = slotOutcome(algorithms.RenewSlot, &d[0])
 		}
-		l.config.slots.end(DoorHTTP, outcome)
+		l.config.slots.end(ReporterHTTP, outcome)
 		outcomes = append(outcomes, outcome)
 	}
 	if len(outcomes) == 0 {
@@ -234,9 +237,9 @@ func slotOutcome(op algorithms.SlotOp, d *backend.Decision) SlotOutcome {
 	}
 }
 
-func (c *Config) repeat(store backend.Store, charge *backend.Charge, unless func(*backend.Decision) bool, door SlotDoor) {
+func (c *Config) repeat(store backend.Store, charge *backend.Charge, unless func(*backend.Decision) bool, reporter SlotReporter) {
 	op, counters := charge.Terms.Slot.Op, c.slots
-	c.Repeater.Repeat(store, charge, unless, func(d *backend.Decision) { counters.end(door, slotOutcome(op, d)) })
+	c.Repeater.Repeat(store, charge, unless, func(d *backend.Decision) { counters.end(reporter, slotOutcome(op, d)) })
 }
 
 // addSlot makes terms, those of a charge of p, take a slot. A limit in shadow mode takes none if the id has no room for
@@ -263,7 +266,7 @@ func (c *Call) ignoreRefund(r *Result) {
 	}
 	r.Cost = 0
 	if !c.DryRun {
-		c.config.slots.end(DoorDone, SlotRefund)
+		c.config.slots.end(ReporterDone, SlotRefund)
 	}
 }
 
@@ -360,7 +363,7 @@ func (l *Limiter) returnUnknown(c *Call) {
 			continue
 		}
 		back := returnOf(charge)
-		l.config.repeat(l.store, &back, isGone, DoorSelf)
+		l.config.repeat(l.store, &back, isGone, ReporterSelf)
 	}
 }
 
@@ -384,25 +387,25 @@ func (l *Limiter) foldSlots(c *Call) {
 		l.config.slots.taken.Add(1)
 		l.config.slots.expired.Add(uint64(max(0, c.decisions[r.charge].Lost)))
 		if c.Denied || c.WouldDeny {
-			l.returnResult(c, r, DoorSelf)
+			l.returnResult(c, r, ReporterSelf)
 		}
 	}
 }
 
-func (l *Limiter) returnResult(c *Call, r *Result, door SlotDoor) {
+func (l *Limiter) returnResult(c *Call, r *Result, reporter SlotReporter) {
 	store, back := l.store, returnOf(&c.charges[r.charge])
 	if r.local {
 		store = l.config.Local
 	}
-	l.config.repeat(store, &back, nil, door)
+	l.config.repeat(store, &back, nil, reporter)
 }
 
 // ReturnSlotsOf returns the slots of c, which is answered, because the answer was not used. It does not wait for the
 // store.
-func (l *Limiter) ReturnSlotsOf(c *Call, door SlotDoor) {
+func (l *Limiter) ReturnSlotsOf(c *Call, reporter SlotReporter) {
 	for i := range c.Results {
 		if r := &c.Results[i]; c.slots > 0 && !c.Denied && !c.WouldDeny && c.tookSlot(r) {
-			l.returnResult(c, r, door)
+			l.returnResult(c, r, reporter)
 		}
 	}
 }
@@ -433,16 +436,16 @@ func (c *Call) planReturn(i int, id *[16]byte, part *ReservedPart) {
 
 // slotEnded counts and reports the outcome of a return by a settlement.
 func (c *Call) slotEnded(outcome SlotOutcome) {
-	c.config.slots.end(c.slotDoor(), outcome)
+	c.config.slots.end(c.reporter(), outcome)
 	c.SlotOutcomes = append(c.SlotOutcomes, outcome)
 }
 
-// slotDoor returns the door of a settlement.
-func (c *Call) slotDoor() SlotDoor {
+// reporter returns the reporter of a settlement.
+func (c *Call) reporter() SlotReporter {
 	if c.Settle != nil {
-		return DoorHTTP
+		return ReporterHTTP
 	}
-	return DoorDone
+	return ReporterDone
 }
 
 // repeatReturns repeats the returns of a settlement that the store did not decide in time. They do not depend on the
@@ -450,7 +453,7 @@ func (c *Call) slotDoor() SlotDoor {
 func (l *Limiter) repeatReturns(c *Call) {
 	for _, r := range c.returns {
 		if c.decisions[r.charge].Err != nil {
-			l.config.repeat(l.store, &c.charges[r.charge], nil, c.slotDoor())
+			l.config.repeat(l.store, &c.charges[r.charge], nil, c.reporter())
 		}
 	}
 }

@@ -68,10 +68,10 @@ func (b *slotBench) denied(cost int64, texts ...string) *limiter.Call {
 	return c
 }
 
-func (b *slotBench) counts(door limiter.SlotDoor, outcome limiter.SlotOutcome, want uint64) {
+func (b *slotBench) counts(reporter limiter.SlotReporter, outcome limiter.SlotOutcome, want uint64) {
 	b.Helper()
-	if got := b.SlotCounts().Ended[door][outcome]; got != want {
-		b.Errorf("%s %s: counted %d, want %d", door, outcome, got, want)
+	if got := b.SlotCounts().Ended[reporter][outcome]; got != want {
+		b.Errorf("%s %s: counted %d, want %d", reporter, outcome, got, want)
 	}
 }
 
@@ -84,13 +84,13 @@ func TestASlotIsReturnedOnce(t *testing.T) {
 		t.Errorf("got %+v, want a denial without times", c.Verdict)
 	}
 	for range 2 {
-		if ttl := b.ReturnSlots(id, limiter.DoorLog); ttl != 60*algorithms.Second {
+		if ttl := b.ReturnSlots(id, limiter.ReporterLog); ttl != 60*algorithms.Second {
 			t.Errorf("got a ttl of %d, want a minute", ttl)
 		}
 		b.want("uploads", "bob", 2)
 	}
-	b.counts(limiter.DoorLog, limiter.SlotReturned, 1)
-	b.counts(limiter.DoorLog, limiter.SlotGone, 1)
+	b.counts(limiter.ReporterLog, limiter.SlotReturned, 1)
+	b.counts(limiter.ReporterLog, limiter.SlotGone, 1)
 	if n := b.SlotCounts().Taken; n != 2 {
 		t.Errorf("counted %d slots, want 2", n)
 	}
@@ -100,27 +100,27 @@ func TestARenewalKeepsASlotAndRevivesNone(t *testing.T) {
 	b := newSlotBench(t)
 	kept, lost := b.allowed(1, "tenant=bob"), b.allowed(1, "tenant=bob")
 	b.now += 50 * algorithms.Second
-	b.RenewSlots(kept, limiter.DoorAccessLog)
+	b.RenewSlots(kept, limiter.ReporterAccessLog)
 	b.now += 50 * algorithms.Second
-	b.RenewSlots(lost, limiter.DoorAccessLog)
+	b.RenewSlots(lost, limiter.ReporterAccessLog)
 	b.want("uploads", "bob", 2)
 	b.allowed(1, "tenant=bob")
 	if n := b.SlotCounts().Expired; n != 1 {
 		t.Errorf("counted %d expired units, want 1", n)
 	}
-	b.counts(limiter.DoorAccessLog, limiter.SlotRenewed, 1)
-	b.counts(limiter.DoorAccessLog, limiter.SlotLost, 1)
+	b.counts(limiter.ReporterAccessLog, limiter.SlotRenewed, 1)
+	b.counts(limiter.ReporterAccessLog, limiter.SlotLost, 1)
 }
 
 func TestTextsThatAreNoSlotsChangeNothing(t *testing.T) {
 	b := newSlotBench(t)
 	id := b.allowed(3, "tenant=bob")
 	for _, text := range []string{"", "none", "x", id[1:], id[:len(id)-1], id + "A"} {
-		if b.ReturnSlots(text, limiter.DoorLog) != 0 || b.RenewSlots(text, limiter.DoorLog) != 0 {
+		if b.ReturnSlots(text, limiter.ReporterLog) != 0 || b.RenewSlots(text, limiter.ReporterLog) != 0 {
 			t.Errorf("%q is an id", text)
 		}
 	}
-	b.counts(limiter.DoorLog, limiter.SlotBadID, 12)
+	b.counts(limiter.ReporterLog, limiter.SlotBadID, 12)
 	b.want("uploads", "bob", 0)
 }
 
@@ -132,7 +132,7 @@ func TestASettleDoneReturnsSlotsAndSettles(t *testing.T) {
 	b.ask(30, "settle="+id, "settle_end="+id)
 	b.want("uploads", "bob", 3)
 	b.want("tokens", "bob", 970)
-	b.counts(limiter.DoorDone, limiter.SlotReturned, 1)
+	b.counts(limiter.ReporterDone, limiter.SlotReturned, 1)
 }
 
 // In the id of a proxy, the units of limits in shadow mode come after the slots.
@@ -206,13 +206,13 @@ func TestShadowModeTakesBeyondCapacityAndReturnsWhatIsDenied(t *testing.T) {
 		ids = append(ids, b.allowed(1, "watched=bob"))
 	}
 	for _, id := range ids[:3] {
-		b.ReturnSlots(id, limiter.DoorDone)
+		b.ReturnSlots(id, limiter.ReporterDone)
 	}
 	b.want("uploads", "bob", 1)
 	b.allowed(2, "call=bob")
 	b.denied(1, "call=bob", "watched=bob")
 	b.want("uploads", "bob", 1)
-	b.counts(limiter.DoorSelf, limiter.SlotReturned, 1)
+	b.counts(limiter.ReporterSelf, limiter.SlotReturned, 1)
 }
 
 func TestWithoutAWayToReturnNothingIsTaken(t *testing.T) {
@@ -247,8 +247,8 @@ func TestAtMostEightSlots(t *testing.T) {
 	}
 	id := b.allowed(1, eight...)
 	b.denied(1, append(eight, "tenant=ninth")...)
-	b.ReturnSlots(id, limiter.DoorDone)
-	b.counts(limiter.DoorDone, limiter.SlotReturned, limiter.MaxReserved)
+	b.ReturnSlots(id, limiter.ReporterDone)
+	b.counts(limiter.ReporterDone, limiter.SlotReturned, limiter.MaxReserved)
 	b.want("uploads", "7", 3)
 }
 
@@ -260,12 +260,12 @@ func TestALocalSlotIsReturnedWhereItWasTaken(t *testing.T) {
 	b.denied(1, "local=bob") // half of 4
 	other := newSlotBench(t)
 	other.restart(t, inFlight, func(c *limiter.Config) { c.Process = 8 })
-	other.ReturnSlots(one, limiter.DoorLog)
-	other.counts(limiter.DoorLog, limiter.SlotForeign, 1)
+	other.ReturnSlots(one, limiter.ReporterLog)
+	other.counts(limiter.ReporterLog, limiter.SlotForeign, 1)
 	b.denied(1, "local=bob")
 	b.store.err = nil
-	b.ReturnSlots(one, limiter.DoorLog) // the store works again, but does not have the slot
-	b.counts(limiter.DoorLog, limiter.SlotReturned, 1)
+	b.ReturnSlots(one, limiter.ReporterLog) // the store works again, but does not have the slot
+	b.counts(limiter.ReporterLog, limiter.SlotReturned, 1)
 	b.store.err = backend.ErrNotTaken
 	b.allowed(1, "local=bob")
 }

@@ -42,7 +42,7 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	grpcapi.Register(others)
 	healthpb.RegisterHealthServer(others, h)
 	if s.config.AccessLogService {
-		accesslog.NewService(func(id string) algorithms.Micros { return s.limiter.RenewSlots(id, limiter.DoorAccessLog) }).Register(others)
+		accesslog.NewService(func(id string) algorithms.Micros { return s.limiter.RenewSlots(id, limiter.ReporterAccessLog) }).Register(others)
 	}
 	reflection.Register(others)
 	c.Others = others

@@ -114,7 +114,7 @@ func (o *opening) logs() error {
 	o.listeners = append(o.listeners, listener{
 		name: "log", closedLast: true, stop: func(context.Context) { l.Close() },
 		serve: func(net.Listener) error {
-			return l.Serve(func(id string) { s.limiter.ReturnSlots(id, limiter.DoorLog) })
+			return l.Serve(func(id string) { s.limiter.ReturnSlots(id, limiter.ReporterLog) })
 		},
 	})
 	return nil

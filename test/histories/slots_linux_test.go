@@ -304,15 +304,15 @@ func (w *slotWorld) counts() map[string]float64 {
 	return sums
 }
 
-func returned(counts map[string]float64, door string) float64 {
-	return counts[`rlsidecar_slots_ended_total{door="`+door+`",outcome="returned"}`]
+func returned(counts map[string]float64, reporter string) float64 {
+	return counts[`rlsidecar_slots_ended_total{door="`+reporter+`",outcome="returned"}`]
 }
 
-// awaitDoors waits until each way to return slots has returned some.
-func (w *slotWorld) awaitDoors() {
-	redistest.Eventually(w.t, "slots were returned by each door", func() bool {
+// awaitReporters waits until each way to return slots has returned some.
+func (w *slotWorld) awaitReporters() {
+	redistest.Eventually(w.t, "each reporter has returned slots", func() bool {
 		counts := w.counts()
-		return !slices.ContainsFunc([]string{"done", "http", "log", "reset"}, func(door string) bool { return returned(counts, door) == 0 })
+		return !slices.ContainsFunc([]string{"done", "http", "log", "reset"}, func(reporter string) bool { return returned(counts, reporter) == 0 })
 	})
 }
 
@@ -344,10 +344,10 @@ func (w *slotWorld) check() {
 	n, counts := most(w.held), w.counts()
 	taken := counts["rlsidecar_slots_taken_total"]
 	others, ended := taken, ""
-	for _, door := range []string{"done", "http", "log", "reset", "self"} {
-		by := returned(counts, door)
+	for _, reporter := range []string{"done", "http", "log", "reset", "self"} {
+		by := returned(counts, reporter)
 		others -= by
-		ended += fmt.Sprintf("by %s %.0f (%.1f %%), ", door, by, 100*by/max(1, taken))
+		ended += fmt.Sprintf("by %s %.0f (%.1f %%), ", reporter, by, 100*by/max(1, taken))
 	}
 	w.t.Logf("%d requests held a slot, %d of them through Envoy, at most %d of %d at the same time; of %.0f slots that were taken were returned: %sby ttl %.0f (%.1f %%), of these %d at the end; %.0f renewals",
 		len(w.held), w.real, n, w.capacity, taken, ended, others, 100*others/max(1, taken), left, counts[`rlsidecar_slots_ended_total{door="http",outcome="renewed"}`])
@@ -490,6 +490,6 @@ func TestSlots(t *testing.T) {
 		faults = append(faults, func() { redis.Kill(); time.Sleep(slotTTL + time.Second); redis.Restart(); redis.Wait() })
 	}
 	fail := repeat(t, 200*time.Millisecond, faults...)
-	w.run(simulated, func() { fail(); w.awaitDoors() }, browse...)
+	w.run(simulated, func() { fail(); w.awaitReporters() }, browse...)
 	w.check()
 }

@@ -264,7 +264,7 @@ func (e *ending) send(isFirst bool) {
 			}
 		}
 		if isLog && !p.crashed {
-			p.limiter.ReturnSlots(e.id, limiter.DoorLog)
+			p.limiter.ReturnSlots(e.id, limiter.ReporterLog)
 		}
 		p.deliver(rng, []*request{r}, e.within, nil)
 	})

@@ -137,7 +137,7 @@ func (f *flight) renew() {
 			return
 		}
 		if f.rng.IntN(3) == 0 {
-			p.limiter.RenewSlots(f.id, limiter.DoorAccessLog)
+			p.limiter.RenewSlots(f.id, limiter.ReporterAccessLog)
 			return
 		}
 		var r limiter.Reserved

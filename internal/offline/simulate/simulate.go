@@ -277,7 +277,7 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 	if c.HasSlots() {
 		r.tally.peaks.endless++
 	}
-	r.limiter.ReturnSlotsOf(c, limiter.DoorSelf) // without a duration, a request ends at once
+	r.limiter.ReturnSlotsOf(c, limiter.ReporterSelf) // without a duration, a request ends at once
 	return nil
 }
 

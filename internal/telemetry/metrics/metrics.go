@@ -149,12 +149,12 @@ func (m *Metrics) WatchSlots(counts func() limiter.SlotCounts) {
 	w.total("rlsidecar_slots_taken_total", "Slots of concurrency limits that requests took.", func(n limiter.SlotCounts) float64 { return float64(n.Taken) })
 	w.total("rlsidecar_slots_expired_units_total", "Units of slots that were neither returned nor renewed within the ttl, counted when a later request found them.",
 		func(n limiter.SlotCounts) float64 { return float64(n.Expired) })
-	for door := range (limiter.SlotCounts{}).Ended {
-		for outcome := range (limiter.SlotCounts{}).Ended[door] {
-			labels := prometheus.Labels{"door": limiter.SlotDoor(door).String(), "outcome": limiter.SlotOutcome(outcome).String()}
+	for reporter := range (limiter.SlotCounts{}).Ended {
+		for outcome := range (limiter.SlotCounts{}).Ended[reporter] {
+			labels := prometheus.Labels{"door": limiter.SlotReporter(reporter).String(), "outcome": limiter.SlotOutcome(outcome).String()}
 			watcher[limiter.SlotCounts]{m, counts, labels}.total("rlsidecar_slots_ended_total",
 				"Returns and renewals of slots, by the part of the program that noticed the end of the request. Outcomes: returned, renewed, gone (returned before, or expired), lost (a renewal that was too late), foreign (in the memory of another process), bad-id (not signed, or no slots), failed (the store did not answer), refund (a request over RPC with a negative cost, which returns nothing).",
-				func(n limiter.SlotCounts) float64 { return float64(n.Ended[door][outcome]) })
+				func(n limiter.SlotCounts) float64 { return float64(n.Ended[reporter][outcome]) })
 		}
 	}
 }
