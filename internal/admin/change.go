@@ -243,7 +243,7 @@ func (p *pages) change(w http.ResponseWriter, r *http.Request, v viewer) {
 	}
 	author, reason := r.PostFormValue("author"), r.PostFormValue("reason")
 	p.access.sessions.setAuthor(v.session, cut(author, 128))
-	more, err := p.apply(r, &c, author, reason)
+	shown, err := p.apply(r, &c, author, reason)
 	switch {
 	case err != nil && c.do == "undo":
 		p.problem(w, r, v, http.StatusConflict, "This was not undone: "+err.Error()+".", "/adjustments")
@@ -252,55 +252,60 @@ func (p *pages) change(w http.ResponseWriter, r *http.Request, v viewer) {
 		p.showChange(w, r, v, &c, entered{"This was not done: " + err.Error() + ".", author, reason})
 		return
 	}
-	http.Redirect(w, r, c.back()+"&done="+or(more, c.do), http.StatusSeeOther)
+	http.Redirect(w, r, c.back()+"&"+shown.Encode(), http.StatusSeeOther)
 }
 
-// apply makes a change. done is the value of the parameter "done" if it is not c.do, with further parameters: those of
-// the button that undoes the change, if there is one.
-func (p *pages) apply(r *http.Request, c *change, author, reason string) (done string, err error) {
+// apply makes a change. It returns the parameters of the page that confirms the change: its words, and what the button
+// that undoes it needs.
+func (p *pages) apply(r *http.Request, c *change, author, reason string) (shown url.Values, err error) {
+	shown = url.Values{"done": {c.do}}
 	switch {
 	case strings.TrimSpace(author) == "" || strings.TrimSpace(reason) == "":
-		return "", errors.New("the name and the reason are missing; they are stored with the change")
+		return nil, errors.New("the name and the reason are missing; they are stored with the change")
 	case c.do == "reset":
-		return "", p.reset(r, &c.subject, author, reason)
+		return shown, p.reset(r, &c.subject, author, reason)
 	case p.Adjust == nil:
-		return "", errors.New("adjustments are off")
+		return nil, errors.New("adjustments are off")
 	case c.do == "end":
 		_, err := p.Adjust.Delete(r.Context(), c.id, author, reason, nil)
-		return "", err
+		return shown, err
 	case c.do == "undo":
-		return p.undo(r, c, author, reason)
+		done, err := p.undo(r, c, author, reason)
+		return url.Values{"done": {done}}, err
 	}
 	proposal, err := c.proposal()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	proposal.Author, proposal.Reason = author, reason
 	made, version, err := p.Adjust.Set(r.Context(), proposal)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return fmt.Sprintf("%s&id=%s&version=%d", c.do, made.ID, version), nil
+	shown.Set("id", made.ID)
+	shown.Set("version", strconv.FormatUint(version, 10))
+	return shown, nil
 }
 
-// undo ends an adjustment, or puts the one that it has replaced in force again. It does nothing if another operator has
-// changed the adjustment since.
+// undo ends an adjustment, or puts the one that it has replaced in force again; done is "end" or "back". It does nothing
+// if another operator has changed the adjustment since.
 func (p *pages) undo(r *http.Request, c *change, author, reason string) (done string, err error) {
 	all := p.Adjust.Audit(adjust.MaxChanges)
 	i := slices.IndexFunc(all, func(e *adjust.Entry) bool { return e.Target == c.id })
 	if i < 0 || strconv.FormatUint(all[i].Version, 10) != c.version {
 		return "", adjust.ErrConflict
 	}
-	newest, before := &all[0].Version, all[i].Before
-	if before == nil || !time.UnixMicro(int64(before.Expires)).After(p.Now()) {
-		_, err = p.Adjust.Delete(r.Context(), c.id, author, reason, newest)
-		return "end", err
+	newest := &all[0].Version
+	if before := all[i].Before; before != nil {
+		if until := time.UnixMicro(int64(before.Expires)); until.After(p.Now()) {
+			_, _, err = p.Adjust.Set(r.Context(), adjust.Proposal{
+				Target: before.Target, Change: before.Change, Until: until, Author: author, Reason: reason, Expect: newest,
+			})
+			return "back", err
+		}
 	}
-	_, _, err = p.Adjust.Set(r.Context(), adjust.Proposal{
-		Target: before.Target, Change: before.Change, Until: time.UnixMicro(int64(before.Expires)),
-		Author: author, Reason: reason, Expect: newest,
-	})
-	return "back", err
+	_, err = p.Adjust.Delete(r.Context(), c.id, author, reason, newest)
+	return "end", err
 }
 
 func (p *pages) reset(r *http.Request, s *subject, author, reason string) error {

@@ -37,11 +37,10 @@ func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (cod
 	if d.delay > 0 {
 		_ = s.delays.Wait(ctx, d.delay) // the error is that of ctx
 	}
-	err := ctx.Err()
-	if err != nil && d.slots != "" {
-		s.Unused(d.slots)
-	}
-	if err != nil && (d.slots != "" || d.delay > 0) {
+	if err := ctx.Err(); err != nil {
+		if d.slots != "" {
+			s.Unused(d.slots)
+		}
 		return failedJSON(grpcstatus.FromContextError(err).Err())
 	}
 	return code, response
