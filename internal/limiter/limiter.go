@@ -117,7 +117,7 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	if !planned {
 		return err
 	}
-	if c.Settle != nil || c.IdempotencyKey.ID != "" && (c.excepted || backend.GroupLen(c.charges) < len(c.charges)) {
+	if c.Settle != nil || c.IdempotencyKey.ID != "" {
 		ctx = l.withDeadline(ctx)
 	}
 	if c.IdempotencyKey.ID != "" && c.excepted && l.isRepeat(ctx, c) {
