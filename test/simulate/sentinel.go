@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// Two Sentinels watch a master, r0, and its replica, r1; a further replica has no address. One of them leads a failover. The leader announces the
-// promotion of the replica (+failover-state-send-slaveof-noone), promotes it, confirms the promotion (+promoted-slave),
-// and later reports the switch (+switch-master). The other Sentinel reports only the switch, soon after the promotion.
-// Each Sentinel names the old master until it has reported the switch. The old master may answer for a while, and then
-// becomes the replica of the new one. Both servers have the same clock.
+// Two Sentinels watch a master, r0, and its replica, r1; a further replica has no address. One of them leads a
+// failover. The leader announces the promotion of the replica (+failover-state-send-slaveof-noone), promotes it,
+// confirms the promotion (+promoted-slave), and later reports the switch (+switch-master). The other Sentinel reports
+// only the switch, soon after the promotion. Each Sentinel names the old master until it has reported the switch. The
+// old master may answer for a while, and then becomes the replica of the new one. Both servers have the same clock.
 
 // watched is the present master and its replica.
 type watched struct {
