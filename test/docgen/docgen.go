@@ -1,5 +1,5 @@
-// Package docgen generates a part of docs/: docs/reference from the schema of the configuration, the command line, the
-// OpenAPI documents and the metrics, and docs/pictures from the algorithms. Tests compare the files with the generated
+// Package docgen generates a part of docs/: docs/reference from the schema of the configuration, the command line and
+// the metrics, and docs/pictures from the algorithms. Tests compare the files with the generated
 // text; `make docs` writes the files.
 package docgen
 

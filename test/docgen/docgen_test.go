@@ -16,11 +16,6 @@ func TestConfigReference(t *testing.T) {
 	check(t, "config", "../../internal/config/schema.json", docgen.Config)
 }
 
-func TestHTTPReference(t *testing.T) {
-	check(t, "http", "../../internal/httpapi/openapi.json", docgen.HTTP)
-	check(t, "operators-api", "../../internal/httpapi/openapi-operators.json", docgen.Operators)
-}
-
 func check(t *testing.T, name, source string, of func([]byte) (string, error)) {
 	t.Helper()
 	data, err := os.ReadFile(source)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 )
@@ -25,7 +24,6 @@ type schema struct {
 	Items       *schema         `json:"items"`
 	OneOf       []schema        `json:"oneOf"`
 	AnyOf       []schema        `json:"anyOf"`
-	AllOf       []schema        `json:"allOf"`
 	Properties  ordered[schema] `json:"properties"`
 	Defs        ordered[schema] `json:"$defs"`
 	Not         json.RawMessage `json:"not"`
@@ -93,33 +91,9 @@ func (all schemas) resolve(s *schema) schema {
 	return merged
 }
 
-// plain reports whether s is an object with one or two keys, without a description because the names explain it. The pages describe such an object
-// where it is used.
-func (s *schema) plain() bool {
-	for _, of := range s.Properties.of {
-		if of.Description != "" {
-			return false
-		}
-	}
-	return s.Description == "" && len(s.Properties.keys) > 0 && len(s.Properties.keys) < 3
-}
-
-// whole returns s with the keys of all schemas that it combines (allOf).
-func (all schemas) whole(s schema) schema {
-	for i := range s.AllOf {
-		part := all.whole(all.resolve(&s.AllOf[i]))
-		s.Required = slices.Concat(s.Required, part.Required)
-		s.Properties.keys = slices.Concat(s.Properties.keys, part.Properties.keys)
-		of := maps.Clone(part.Properties.of)
-		maps.Copy(of, s.Properties.of)
-		s.Properties.of = of
-	}
-	return s
-}
-
 // kind describes the values that a schema allows. link returns a link to the section of an object, or "".
 func (all schemas) kind(s *schema, link func(name string) string) string {
-	if s.Ref != "" && link != nil {
+	if s.Ref != "" {
 		if to := link(last(s.Ref)); to != "" {
 			return to
 		}
@@ -131,12 +105,6 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 	}
 	of := all.resolve(s)
 	var words []string
-	if link != nil && of.plain() {
-		for _, key := range of.Properties.keys {
-			words = append(words, code(key)+": "+all.kind(of.Properties.of[key], link))
-		}
-		return "object of " + strings.Join(words, ", ")
-	}
 	switch {
 	case of.Const != nil:
 		return code(fmt.Sprint(of.Const))
@@ -185,7 +153,7 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 		}
 		text = "list of " + text
 	}
-	if of.Others != nil && of.Others.Ref != "" && link != nil && text == "object" {
+	if of.Others != nil && of.Others.Ref != "" && text == "object" {
 		if to := link(last(of.Others.Ref)); to != "" {
 			text = "object of " + to
 		}
@@ -207,9 +175,9 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 	return text
 }
 
-// properties writes a table of the keys of an object. If inner is not nil, it returns the object that a value contains,
-// and the keys of this object follow: before is the place of s in the outermost object, such as "settle.".
-func (p *page) properties(all schemas, s *schema, link func(string) string, before string, inner func(*schema) *schema) {
+// properties writes a table of the keys of an object. The keys of an object that a value contains follow the value:
+// before is the place of s in the outermost object, such as "settle.".
+func (p *page) properties(all schemas, s *schema, link func(string) string, before string) {
 	for _, key := range s.Properties.keys {
 		if s.Properties.of[key].forbidden() {
 			continue
@@ -224,11 +192,8 @@ func (p *page) properties(all schemas, s *schema, link func(string) string, befo
 			standard = "default " + code(strings.Trim(string(of.Default), `"`))
 		}
 		p.row("field | type | meaning", code(before+key), of.Description, all.kind(value, link), standard)
-		if inner == nil {
-			continue
-		}
-		if object := inner(value); object != nil {
-			p.properties(all, object, link, before+key+".", inner)
+		if object := all.object(value, link); object != nil {
+			p.properties(all, object, link, before+key+".")
 		}
 	}
 }
@@ -299,7 +264,7 @@ func Config(text []byte) (string, error) {
 		if s.def == "named_limit" {
 			of = p.likeRateLimit(of, root.Defs.of["rate_limit"], link)
 		}
-		p.properties(root.Defs.of, of, link, "", func(value *schema) *schema { return schemas(root.Defs.of).object(value, link) })
+		p.properties(root.Defs.of, of, link, "")
 		p.line()
 	}
 	return strings.TrimSuffix(p.String(), "\n"), nil
