@@ -58,8 +58,6 @@ type unknownUnits struct {
 	units int64 // -1 means the reserved units; not used if most is true
 }
 
-var defaultSettle = limiter.SettleEntries{Key: "settle", End: "settle_end"}
-
 // A TTL is how long unused units of a reservation can be refunded.
 const (
 	defaultSettleTTL           = 600 * algorithms.Second
@@ -74,7 +72,7 @@ const (
 func (s *settleDomain) read(p *parser, key string, n *yaml.Node) {
 	names, before := &settleNames{}, p.mistakes
 	p.object(n, key, names)
-	entries := limiter.SettleEntries{Key: defaultSettle.Key, End: defaultSettle.End}
+	entries := limiter.SettleEntries{Key: limiter.DefaultSettle.Key, End: limiter.DefaultSettle.End}
 	for _, name := range []struct {
 		of   *text
 		key  string
@@ -315,7 +313,7 @@ func (c *compiler) settleEntries(d *domain) {
 	if !withIDs {
 		return
 	}
-	entries := stated.or(defaultSettle)
+	entries := stated.or(limiter.DefaultSettle)
 	d.Settle = &entries
 	for _, doc := range d.docs {
 		for _, one := range doc.descriptors() {

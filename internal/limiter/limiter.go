@@ -207,6 +207,9 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	if err := c.plan(u.snapshot, last); err != nil {
 		return false, err
 	}
+	if c.Verdict.Domain == nil || c.Verdict.Domain.Settle == nil {
+		l.returnFormer(c)
+	}
 	if (c.done > 0 || c.header.opened) && l.config.Now != nil {
 		c.planSettlements(l.config.Now())
 	}

@@ -151,6 +151,17 @@ func (l *Limiter) endReserved(r *Reserved, op algorithms.SlotOp, reporter SlotRe
 	return ttl
 }
 
+// returnFormer returns the slots of limits that a reload has removed: those of the ids in c, although no limit of its domain
+// has ids any more. They would be taken if a later reload adds the limit again.
+func (l *Limiter) returnFormer(c *Call) {
+	for i := range c.Descriptors {
+		entries := c.Descriptors[i].Entries
+		if isDone, _ := DefaultSettle.settles(entries); isDone && !c.DryRun && l.Open(entries[0].Value, &c.reserved) {
+			l.endReserved(&c.reserved, algorithms.ReturnSlot, ReporterDone)
+		}
+	}
+}
+
 // CountBadID counts the id of an application that Open refused, or that has no slots.
 func (l *Limiter) CountBadID() { l.config.slots.end(ReporterHTTP, SlotBadID) }
 

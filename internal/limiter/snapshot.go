@@ -183,6 +183,9 @@ type SettleEntries struct {
 	Key, End string
 }
 
+// DefaultSettle has the keys of a domain that states none.
+var DefaultSettle = SettleEntries{Key: "settle", End: "settle_end"}
+
 // SetLoaded makes limit, a *ratelimit.Limit, the limit p of a configuration file. Package ratelimit sets this
 // variable for package limitsfile, so that the exported API of ratelimit needs no such function.
 var SetLoaded func(limit any, p *Policy)

@@ -83,3 +83,21 @@ func TestSlotsEndByTheirIDs(t *testing.T) {
 		t.Errorf("a slot and a negative cost: %d left, want 1", n)
 	}
 }
+
+// A slot is returned by its id while a reload has removed its limit, or its whole domain. If the limit comes back, the slot
+// is free.
+func TestSlotEndsWithoutItsLimit(t *testing.T) {
+	x := startSlots(t)
+	const other = ", descriptors: [{key: other, rate_limit: {unit: minute, requests_per_unit: 5}}]}\n"
+	for _, without := range []string{"{domain: d" + other, "{domain: e" + other} {
+		id := x.take(t, "tenant=bob")
+		x.write(t, without)
+		x.reload(t)
+		x.send(t, "settle_end="+id+";hits=0")
+		x.write(t, slotLimits)
+		x.reload(t)
+		if free := x.send(t, "tenant=bob;hits=0").GetStatuses()[0].GetLimitRemaining(); free != 2 {
+			t.Errorf("after %s: %d slots are free, want 2", without, free)
+		}
+	}
+}
