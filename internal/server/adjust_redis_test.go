@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
@@ -49,6 +50,16 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	if entries, _ := answer["entries"].([]any); code != 200 || len(entries) != 3 {
 		t.Errorf("got %d %v; want status 200 and 3 changes", code, answer)
 	}
+
+	// bob is unlimited now, so a request_id needs two calls of Redis: whether the request is a repetition, and the charge.
+	a.adjust(t, `"key":["bob"],"unlimited":true,"for":"1h"`)
+	redis.Pause()
+	began := time.Now()
+	a.expect(t, `{"limits": [{"name": "calls", "key": "bob"}, {"name": "calls", "key": "ann"}], "request_id": "r"}`, 503, "")
+	if took := time.Since(began); took > 5*time.Second { // the timeout is 3 s
+		t.Errorf("the answer took %v; want one timeout for both calls", took)
+	}
+	redis.Resume()
 }
 
 // The Redis user has only the permissions that limits need.
