@@ -11,129 +11,104 @@ import (
 // fault is a kind of fault, or of another rare event, that the runs together must have.
 type fault int
 
-const (
-	none fault = iota
-	faultSlow
-	faultLostCall
-	faultLostAnswer
-	faultResetBefore
-	faultResetAfter
-	faultCut
-	faultDown
-	faultRestart
-	faultDataLost
-	faultStuck
-	faultRefuses
-	faultScriptsLost
-	faultServerForward
-	faultServerBack
-	faultCrash
-	faultGraceful
-	faultPause
-	faultSuspend
-	faultWallStep
-	faultReload
-	faultFailover
-	faultRepeat
-	faultCancel
-	faultMigrate
-	faultReplaced
-	faultSettledTwice
-	faultForged
-	faultPromoted
-	faultAborted
-	faultLostMessage
+// none is no fault.
+const none fault = 0
+
+// Each of these has the name that TestSimulation prints.
+var (
+	faultSlow          = newFault("slow link")
+	faultLostCall      = newFault("call lost")
+	faultLostAnswer    = newFault("answer lost")
+	faultResetBefore   = newFault("connection reset before execution")
+	faultResetAfter    = newFault("connection reset after execution")
+	faultCut           = newFault("link cut")
+	faultDown          = newFault("call of a server that is down")
+	faultRestart       = newFault("server restarted")
+	faultDataLost      = newFault("server restarted empty")
+	faultStuck         = newFault("server stuck")
+	faultRefuses       = newFault("server refuses commands")
+	faultScriptsLost   = newFault("scripts flushed")
+	faultServerForward = newFault("server's clock steps forward")
+	faultServerBack    = newFault("server's clock steps back")
+	faultCrash         = newFault("sidecar crashes")
+	faultGraceful      = newFault("sidecar restarted in order")
+	faultPause         = newFault("sidecar paused")
+	faultSuspend       = newFault("sidecar's machine suspended")
+	faultWallStep      = newFault("sidecar's wall clock steps")
+	faultReload        = newFault("configuration reloaded")
+	faultFailover      = newFault("replica takes over")
+	faultRepeat        = newFault("request repeated under its ID")
+	faultCancel        = newFault("request canceled")
+	faultMigrate       = newFault("slots of a Cluster move")
+	faultReplaced      = newFault("replica of a Cluster takes over")
+	faultSettledTwice  = newFault("one reservation settled by several requests")
+	faultForged        = newFault("id forged")
+	faultPromoted      = newFault("Sentinels promote a replica")
+	faultAborted       = newFault("failover of Sentinels aborted")
+	faultLostMessage   = newFault("message of a Sentinel lost")
 	// These are events that faults or the plan cause.
-	sawBreakerOpen
-	sawLease
-	sawDenied
-	sawFailed
-	sawNotTaken
-	sawReplayed
-	sawPending
-	sawParts
-	sawUnconfirmed
-	sawGroupDenied
-	sawMoved
-	sawAsk
-	sawTryAgain
-	sawForeign
-	sawSharded
-	sawOtherPolicy
-	sawLocal
-	sawReserved
-	sawSettledBefore
-	sawLate
-	sawCredits
-	sawCreditsForTwo
-	sawCreditsReplayed
-	sawCreditsDenied
-	sawCreditsNamed
-	sawAdjusted
-	sawByValue
-	sawExpired
-	sawRaced
-	sawUnknownChange
-	sawRestored
-	sawRewritten
-	sawReportedLost
-	sawReadOnly
-	sawKept
-	sawStaleName
-	sawRetry
-	sawReset
-	sawSlot
-	sawRenewed
-	sawRoomExpired
-	sawNotRevived
-	sawMeter
-	sawHeader
-	sawOverdrawn
-	sawBlocked
-	sawShadowed
-	sawOutside
-	sawEdge
-	sawQuotasDeny
-	sawQuotaSpared
-	faults
+	sawBreakerOpen     = newFault("circuit breaker opened")
+	sawLease           = newFault("answered from a lease")
+	sawDenied          = newFault("request denied")
+	sawFailed          = newFault("answered by on_backend_failure")
+	sawNotTaken        = newFault("certainly not charged")
+	sawReplayed        = newFault("answer repeated")
+	sawPending         = newFault("outcome of an ID not known")
+	sawParts           = newFault("group of limits on two servers")
+	sawUnconfirmed     = newFault("charge not confirmed by the replica")
+	sawGroupDenied     = newFault("group denied by one of its limits")
+	sawMoved           = newFault("MOVED")
+	sawAsk             = newFault("ASK")
+	sawTryAgain        = newFault("TRYAGAIN")
+	sawForeign         = newFault("script met a key of another master")
+	sawSharded         = newFault("shard charged")
+	sawOtherPolicy     = newFault("store failed, and no policy denied")
+	sawLocal           = newFault("allowed by the sidecar's own bucket")
+	sawReserved        = newFault("units reserved")
+	sawSettledBefore   = newFault("settled before")
+	sawLate            = newFault("settled too late for a refund")
+	sawCredits         = newFault("paid by credits")
+	sawCreditsForTwo   = newFault("credits pay for two limits")
+	sawCreditsReplayed = newFault("answer repeated that names credits")
+	sawCreditsDenied   = newFault("denied by a limit and its credits")
+	sawCreditsNamed    = newFault("credits named beside their limit, or topped up")
+	sawAdjusted        = newFault("decided by adjusted numbers")
+	sawByValue         = newFault("adjustment of a value known")
+	sawExpired         = newFault("adjustment expired")
+	sawRaced           = newFault("operators race")
+	sawUnknownChange   = newFault("outcome of a change not known")
+	sawRestored        = newFault("adjustments restored into an empty server")
+	sawRewritten       = newFault("changes made again that a failover lost")
+	sawReportedLost    = newFault("adjustment reported as lost")
+	sawReadOnly        = newFault("command to an old master, now a replica")
+	sawKept            = newFault("confirmed charge checked after a failover")
+	sawStaleName       = newFault("Sentinel names the old master after a failover")
+	sawRetry           = newFault("retry time compared with the server")
+	sawReset           = newFault("bucket reset")
+	sawSlot            = newFault("slot taken")
+	sawRenewed         = newFault("slot renewed")
+	sawRoomExpired     = newFault("slot expired during its request")
+	sawNotRevived      = newFault("returned slot not renewed")
+	sawMeter           = newFault("settled by its bucket")
+	sawHeader          = newFault("settled by a header")
+	sawOverdrawn       = newFault("denied, and charged nevertheless")
+	sawBlocked         = newFault("blocked by a penalty")
+	sawShadowed        = newFault("denied only in shadow mode")
+	sawOutside         = newFault("windows of a calendar sent again")
+	sawEdge            = newFault("charged before and after the end of a long window")
+	sawQuotasDeny      = newFault("denied by its limits in quota mode")
+	sawQuotaSpared     = newFault("allowed, though a limit in quota mode denies")
 )
 
-var faultNames = [faults]string{
-	none: "none", faultSlow: "slow link", faultLostCall: "call lost", faultLostAnswer: "answer lost",
-	faultResetBefore: "connection reset before execution", faultResetAfter: "connection reset after execution",
-	faultCut: "link cut", faultDown: "call of a server that is down", faultRestart: "server restarted",
-	faultDataLost: "server restarted empty", faultStuck: "server stuck", faultRefuses: "server refuses commands",
-	faultScriptsLost: "scripts flushed", faultServerForward: "server's clock steps forward",
-	faultServerBack: "server's clock steps back", faultCrash: "sidecar crashes", faultGraceful: "sidecar restarted in order",
-	faultPause: "sidecar paused", faultSuspend: "sidecar's machine suspended", faultWallStep: "sidecar's wall clock steps",
-	faultReload: "configuration reloaded", faultRepeat: "request repeated under its ID", faultCancel: "request canceled",
-	sawBreakerOpen: "circuit breaker opened", sawLease: "answered from a lease", sawDenied: "request denied",
-	sawFailed: "answered by on_backend_failure", sawNotTaken: "certainly not charged", sawReplayed: "answer repeated",
-	sawPending: "outcome of an ID not known", sawUnconfirmed: "charge not confirmed by the replica", faultFailover: "replica takes over", sawParts: "group of limits on two servers",
-	sawGroupDenied: "group denied by one of its limits", sawOtherPolicy: "store failed, and no policy denied",
-	sawLocal: "allowed by the sidecar's own bucket", sawReserved: "units reserved", sawSettledBefore: "settled before",
-	sawLate: "settled too late for a refund", faultSettledTwice: "one reservation settled by several requests",
-	faultForged: "id forged", faultMigrate: "slots of a Cluster move", faultReplaced: "replica of a Cluster takes over",
-	sawMoved: "MOVED", sawAsk: "ASK", sawTryAgain: "TRYAGAIN", sawForeign: "script met a key of another master",
-	sawSharded: "shard charged", sawCredits: "paid by credits", sawCreditsForTwo: "credits pay for two limits",
-	sawAdjusted: "decided by adjusted numbers", sawByValue: "adjustment of a value known", sawExpired: "adjustment expired", sawRaced: "operators race",
-	sawUnknownChange: "outcome of a change not known", sawRestored: "adjustments restored into an empty server",
-	faultPromoted: "Sentinels promote a replica", faultAborted: "failover of Sentinels aborted", faultLostMessage: "message of a Sentinel lost",
-	sawReadOnly:  "command to an old master, now a replica",
-	sawKept:      "confirmed charge checked after a failover",
-	sawStaleName: "Sentinel names the old master after a failover",
-	sawRetry:     "retry time compared with the server",
-	sawReset:     "bucket reset",
-	sawSlot:      "slot taken",
-	sawRenewed:   "slot renewed", sawRoomExpired: "slot expired during its request", sawNotRevived: "returned slot not renewed",
-	sawMeter: "settled by its bucket", sawHeader: "settled by a header", sawOverdrawn: "denied, and charged nevertheless",
-	sawBlocked: "blocked by a penalty", sawShadowed: "denied only in shadow mode",
-	sawOutside: "windows of a calendar sent again", sawEdge: "charged before and after the end of a long window",
-	sawQuotasDeny: "denied by its limits in quota mode", sawQuotaSpared: "allowed, though a limit in quota mode denies",
-	sawRewritten: "changes made again that a failover lost", sawReportedLost: "adjustment reported as lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits", sawCreditsNamed: "credits named beside their limit, or topped up",
+var faultNames = []string{none: "none"}
+
+func newFault(name string) fault {
+	faultNames = append(faultNames, name)
+	return fault(len(faultNames) - 1)
 }
 
-type Counts [faults]int
+// Counts has how often each fault has happened.
+type Counts []int
 
 func (w *world) repair() {
 	w.noMoreFaults = true

@@ -81,7 +81,7 @@ func (b *bucket) id() cost { return cost{limit: b.limit, value: b.value} }
 func (b *bucket) window(at algorithms.Micros) (n int64) {
 	for _, l := range b.numbers {
 		if l.Calendar != nil {
-			n += withDates(l).Calendar.Window(at)
+			n += l.Calendar.Window(at)
 		} else {
 			n += (int64(at) - b.phaseOf(l)) / int64(l.Period())
 		}
@@ -104,7 +104,7 @@ func (b *bucket) windows() int64 {
 
 // decide returns the answer to a charge, which changes nothing, by a server where b has a state.
 func (b *bucket) decide(l *algorithms.Limit, state algorithms.State, at algorithms.Micros, cost int64) algorithms.Decision {
-	_, d := withDates(l).Take(state, at, algorithms.Charge{Cost: cost, Hash: b.hash, DryRun: true})
+	_, d := l.Take(state, at, algorithms.Charge{Cost: cost, Hash: b.hash, DryRun: true})
 	return d
 }
 

@@ -8,6 +8,7 @@
 package simulate
 
 import (
+	"container/heap"
 	"iter"
 	"math/rand/v2"
 	"sync"
@@ -54,7 +55,7 @@ func (l *loop) after(d time.Duration, p *process, f func()) *event {
 		e = new(event)
 	}
 	*e = event{at: l.now + max(0, int64(d)), order: l.rng.Uint64(), process: p, f: f}
-	l.events.push(e)
+	heap.Push(&l.events, e)
 	return e
 }
 
@@ -68,7 +69,7 @@ func (l *loop) afterPlain(d time.Duration, p *process, f func()) *event {
 // run runs all events at the time last and before. It reports whether no event is left.
 func (l *loop) run(last int64) (ended bool) {
 	for len(l.events) > 0 && l.events[0].at <= last {
-		e := l.events.pop()
+		e := heap.Pop(&l.events).(*event)
 		if e.canceled {
 			l.reuse(e)
 			continue
@@ -76,7 +77,7 @@ func (l *loop) run(last int64) (ended bool) {
 		l.now = max(l.now, e.at)
 		if p := e.process; p != nil && p.pausedUntil > l.now {
 			e.at = p.pausedUntil
-			l.events.push(e)
+			heap.Push(&l.events, e)
 			continue
 		}
 		l.steps++
@@ -167,45 +168,20 @@ func (l *loop) wait(start func(resume func())) {
 // events is a heap with the first event at its root.
 type events []*event
 
-func (e *event) before(other *event) bool {
-	return e.at < other.at || e.at == other.at && e.order < other.order
+func (e events) Len() int { return len(e) }
+
+func (e events) Less(i, j int) bool {
+	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].order < e[j].order
 }
 
-func (e *events) push(x *event) {
-	*e = append(*e, x)
-	all := *e
-	at := len(all) - 1
-	for at > 0 {
-		above := (at - 1) / 2
-		if !x.before(all[above]) {
-			break
-		}
-		all[at] = all[above]
-		at = above
-	}
-	all[at] = x
-}
+func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
 
-func (e *events) pop() *event {
-	all := *e
-	first, last := all[0], len(all)-1
-	x := all[last]
-	all[last] = nil
-	all = all[:last]
-	*e = all
-	at := 0
-	for below := 1; below < last; below = 2*at + 1 {
-		if below+1 < last && all[below+1].before(all[below]) {
-			below++
-		}
-		if !all[below].before(x) {
-			break
-		}
-		all[at] = all[below]
-		at = below
-	}
-	if last > 0 {
-		all[at] = x
-	}
-	return first
+func (e *events) Push(x any) { *e = append(*e, x.(*event)) }
+
+func (e *events) Pop() any {
+	last := len(*e) - 1
+	x := (*e)[last]
+	(*e)[last] = nil
+	*e = (*e)[:last]
+	return x
 }

@@ -60,10 +60,11 @@ func TestSimulation(t *testing.T) {
 	if len(failed) > 0 {
 		found = fmt.Sprint("problems in seeds ", failed)
 	}
-	for f := none + 1; f < faults; f++ {
-		t.Logf("%9d %s", all.Counts[f], faultNames[f])
-		if all.Counts[f] == 0 && *seeds >= 5000 {
-			t.Errorf("%d seeds had no event %q, want at least one", *seeds, faultNames[f])
+	for f, name := range faultNames[1:] {
+		n := all.Counts[1+f]
+		t.Logf("%9d %s", n, name)
+		if n == 0 && *seeds >= 5000 {
+			t.Errorf("%d seeds had no event %q, want at least one", *seeds, name)
 		}
 	}
 	t.Logf("%d seeds from %d, %d requests, %d steps; %s; %s; %s; %v on %d processors (%.0f seeds a second)", played, *first,
@@ -79,6 +80,7 @@ const (
 // number of seeds that ran, and the failed seeds. It stops after mostFailed failed seeds.
 func runAll(t *testing.T, start time.Time) (all Result, played int, failed []uint64) {
 	t.Helper()
+	all.Counts = make(Counts, len(faultNames))
 	var next atomic.Uint64
 	next.Store(*first)
 	end := *first + uint64(*seeds)

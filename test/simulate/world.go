@@ -180,7 +180,7 @@ var knownLimits = func() map[limitNumbers]*algorithms.Limit {
 	for _, s := range compiled {
 		for _, p := range s.Policies {
 			for _, l := range slices.Concat(shardsOf(p), tunedLimits(p), []*algorithms.Limit{p.Limit}) {
-				all[numbersOf(l)] = dated(l)
+				all[numbersOf(l)] = l
 			}
 		}
 	}
@@ -241,7 +241,7 @@ func (w *world) limitsOf(all []*algorithms.Limit, text string, now algorithms.Mi
 }
 
 func newWorld(p Plan, log func(string, ...any)) *world {
-	w := &world{loop: newLoop(p.Seed), plan: p, log: log}
+	w := &world{loop: newLoop(p.Seed), plan: p, log: log, counts: make(Counts, len(faultNames))}
 	w.judge = &judge{w: w, buckets: map[string]*bucket{}, slots: map[string]*slotsOf{}, rooms: map[string][]*stay{}, named: map[cost]*bucket{}, resets: map[cost]int{}, open: map[*sending]bool{}}
 	w.faultless = w.rng.IntN(5) == 0
 	w.noMoreFaults = w.faultless
