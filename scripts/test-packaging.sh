@@ -5,7 +5,7 @@
 #   - the image, which buildah builds and podman runs, with QEMU for the other architecture
 #   - the release, of which two builds must have the same bytes, and its SBOM
 #   - the HTTP APIs, and clients that are generated from their OpenAPI documents
-#   - the Helm chart, and the recipe for Contour, translated by Contour's own code
+#   - the Helm chart
 #   - the documentation site
 set -uo pipefail
 . "$(dirname "$0")/steps.sh"
@@ -28,7 +28,6 @@ race() {
 
 observability_module() { (cd test/observability && go vet ./... && go test -vet=off -count=1 ./...); }
 bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...); }
-gateways_module() { (cd test/cluster/gateways/contour && go vet ./... && CGO_ENABLED=0 go test -vet=off -count=1 ./...); }
 chart_module() { (cd test/chart && go vet ./... && go test -vet=off -count=1 ./...); }
 
 scripts/install-tools.sh && scripts/install-tools.sh packaging || exit
@@ -47,6 +46,5 @@ step "image and release" go test -vet=off -count=1 -p 1 -timeout 60m ./test/imag
 step "HTTP APIs as described" env EXAMPLES=100 go test -vet=off -count=1 -run AsDescribed ./test/e2e
 step "clients of the HTTP API" go test -vet=off -count=1 -timeout 20m ./test/clients
 step chart chart_module
-step "recipes by the gateways' code" gateways_module
 step "documentation site" scripts/docs-site.sh
 finish

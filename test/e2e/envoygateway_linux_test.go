@@ -131,7 +131,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(data), &c); err != nil {
 		t.Fatal(err)
 	}
-	r := readRendered[rendered](t, "envoy-gateway.yaml")
+	r := readRendered(t, "envoy-gateway.yaml")
 	ca := certtest.New(t)
 	redis, addr, certs := redistest.Start(t), loopback(), t.TempDir()
 	ca.Secret(t, certs, 1, "envoy-ratelimit", "envoy-ratelimit.envoy-gateway-system", "envoy-ratelimit.envoy-gateway-system.svc.cluster.local")

@@ -68,7 +68,7 @@ func at[T any](t *testing.T, o object, keys ...string) T {
 }
 
 // rendered is the configuration that a gateway makes from a recipe. The files that readRendered reads were written by
-// hand from the gateways' source code.
+// hand from the gateways' source code, except for Contour's, which its own code has made.
 type rendered struct {
 	Filter      object `yaml:"filter"`
 	Before      []any  `yaml:"-"`            // HTTP filters before the rate limit filter
@@ -80,8 +80,8 @@ type rendered struct {
 	Limits      object `yaml:"limits"` // nil means the limits of rlsidecar.yaml
 }
 
-// readRendered reads a file of examples/kubernetes/rendered as T, which must have all its keys.
-func readRendered[T any](t *testing.T, name string) (r T) {
+// readRendered reads a file of examples/kubernetes/rendered.
+func readRendered(t *testing.T, name string) (r rendered) {
 	t.Helper()
 	data := read(t, kubernetes+"rendered/"+name)
 	decoder := yaml.NewDecoder(strings.NewReader(data))
@@ -119,6 +119,7 @@ func istioRenders(t *testing.T) rendered {
 	return r
 }
 
+// gatewayFile writes the configuration of an Envoy with one listener, and with longer timeouts.
 func (s *stack) gatewayFile(t *testing.T, r rendered) string {
 	t.Helper()
 	merge := func(base, more object) object {
@@ -141,17 +142,14 @@ func (s *stack) gatewayFile(t *testing.T, r rendered) string {
 		"http_filters": append(slices.Clone(r.Before), r.Filter, object{"name": "envoy.filters.http.router", "typed_config": typed("http.router.v3.Router", nil)}),
 	}), r.Manager)
 	filters := []any{object{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}}
-	listener := merge(object{"name": "http", "filter_chains": []any{object{"filters": filters}}}, r.Listener)
-	return s.envoyFile(t, listener, r.Cluster, s.static(object{"name": "app"}, 9000))
-}
-
-// envoyFile writes the configuration of an Envoy with one listener, and with longer timeouts.
-func (s *stack) envoyFile(t *testing.T, listener object, clusters ...any) string {
-	t.Helper()
-	listener["address"] = s.address(10000)
+	listener := merge(object{"name": "http", "address": s.address(10000), "filter_chains": []any{object{"filters": filters}}}, r.Listener)
 	text, err := yaml.Marshal(object{
-		"admin":            object{"address": s.address(9901)},
-		"static_resources": object{"listeners": []any{listener}, "clusters": clusters},
+		"admin": object{"address": s.address(9901)},
+		"static_resources": object{"listeners": []any{listener}, "clusters": []any{r.Cluster, object{
+			"name": "app", "type": "STATIC", "load_assignment": object{"cluster_name": "app", "endpoints": []any{
+				object{"lb_endpoints": []any{object{"endpoint": object{"address": s.address(9000)}}}},
+			}},
+		}}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -164,15 +162,6 @@ func (s *stack) envoyFile(t *testing.T, listener object, clusters ...any) string
 
 func (s *stack) address(port int) object {
 	return object{"socket_address": object{"address": s.addr, "port_value": port}}
-}
-
-// static gives a cluster one address.
-func (s *stack) static(cluster object, port int) object {
-	cluster["type"] = "STATIC"
-	cluster["load_assignment"] = object{"cluster_name": cluster["name"], "endpoints": []any{
-		object{"lb_endpoints": []any{object{"endpoint": object{"address": s.address(port)}}}},
-	}}
-	return cluster
 }
 
 func limitsFile(t *testing.T, others object) string {
@@ -231,42 +220,32 @@ func TestKubernetesEnvoys(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name     string
-		render   func(*testing.T) rendered // nil means the configuration that the gateway's own code has made
-		keys     bucket                    // the bucket of a value of x-api-key; perAddress if the recipe does not count that header
-		gaps     []string                  // names of keyAttacks that are known to succeed
-		separate bool                      // each address of a network has a bucket of its own
-		gone     int                       // the status of an answer while the sidecar does not run
+		render   func(*testing.T) rendered
+		keys     bucket   // the bucket of a value of x-api-key; perAddress if the recipe does not count that header
+		gaps     []string // names of keyAttacks that are known to succeed
+		separate bool     // each address of a network has a bucket of its own
+		gone     int      // the status of an answer while the sidecar does not run
 	}{
 		{"istio", istioRenders, perKey, nil, false, 503},
-		{"contour", nil, perKey, lineGaps, true, 500},
-		{"kgateway", func(t *testing.T) rendered { t.Helper(); return readRendered[rendered](t, "kgateway.yaml") }, perAddress, nil, true, 500},
+		{"contour", func(t *testing.T) rendered { return readRendered(t, "contour.yaml") }, perKey, lineGaps, true, 500},
+		{"kgateway", func(t *testing.T) rendered { return readRendered(t, "kgateway.yaml") }, perAddress, nil, true, 500},
 		// The windows are so long that none ends during the test.
-		{"envoy-gateway", func(t *testing.T) rendered {
-			t.Helper()
-			return inAYear(t, readRendered[rendered](t, "envoy-gateway.yaml"))
-		},
+		{"envoy-gateway", func(t *testing.T) rendered { return inAYear(t, readRendered(t, "envoy-gateway.yaml")) },
 			bucket{perMinute, 365 * 24 * time.Hour}, []string{"an empty first line"}, false, 500},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			tooltest.Path(t, "envoy") // skips the test if Envoy is missing
-			filter := object{
+			r := c.render(t)
+			r.Listener = object{"listener_filters": []any{object{
 				"name": "envoy.filters.listener.proxy_protocol",
 				"typed_config": object{
 					"@type":                                 "type.googleapis.com/envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol",
 					"allow_requests_without_proxy_protocol": true,
 				},
-			}
-			var s *stack
-			if c.render == nil {
-				s = newRecipe(t, "10000", nil)
-				s.runEnvoy(t, s.translatedFile(t, readRendered[translated](t, c.name+".yaml"), filter))
-			} else {
-				r := c.render(t)
-				r.Listener = object{"listener_filters": []any{filter}}
-				s = newRecipe(t, "10000", r.Limits)
-				s.runEnvoy(t, s.gatewayFile(t, r))
-			}
+			}}}
+			s := newRecipe(t, "10000", r.Limits)
+			s.runEnvoy(t, s.gatewayFile(t, r))
 			s.http2, s.proxied, s.keys = s.port, s.port, c.keys
 			if c.keys != perAddress {
 				t.Run("keys", func(t *testing.T) { s.keysCannotBeRespelled(t, c.gaps...) })
@@ -356,18 +335,26 @@ func TestKubernetesIngressNginx(t *testing.T) {
 func TestKubernetesManifestsAgree(t *testing.T) {
 	t.Parallel()
 	k := at[object](t, manifest(t, "kgateway.yaml", "GatewayExtension"), "spec", "rateLimit")
-	config := at[object](t, readRendered[rendered](t, "kgateway.yaml").Filter, "typed_config")
+	config := at[object](t, readRendered(t, "kgateway.yaml").Filter, "typed_config")
 	if config["domain"] != k["domain"] || config["failure_mode_deny"] == k["failOpen"] {
 		t.Errorf("kgateway: the domain or the failure mode of the recipe %v differs from the rendered filter %v", k, config)
 	}
+	contour := at[string](t, manifest(t, "contour.yaml", "ConfigMap"), "data", "contour.yaml")
+	if !strings.Contains(contour, "domain: edge\n") || !strings.Contains(contour, "failOpen: false ") {
+		t.Errorf("Contour: the domain or the failure mode of the recipe differs from the rendered filter:\n%s", contour)
+	}
+	actions := at[[]any](t, manifest(t, "contour.yaml", "HTTPProxy"), "spec", "virtualhost", "rateLimitPolicy", "global", "descriptors")
+	if got, want := len(readRendered(t, "contour.yaml").VirtualHost["rate_limits"].([]any)), len(actions); got != want {
+		t.Errorf("Contour: the rendered virtual host sends %d descriptors, the recipe %d", got, want)
+	}
 	rule := at[[]any](t, manifest(t, "envoy-gateway.yaml", "BackendTrafficPolicy"), "spec", "rateLimit", "global", "rules")[0].(object)
-	limit := readRendered[rendered](t, "envoy-gateway.yaml").Limits["descriptors"].([]any)[0].(object)["descriptors"].([]any)[0].(object)
+	limit := readRendered(t, "envoy-gateway.yaml").Limits["descriptors"].([]any)[0].(object)["descriptors"].([]any)[0].(object)
 	if got, want := at[int](t, limit, "rate_limit", "requests_per_unit"), at[int](t, rule, "limit", "requests"); got != want {
 		t.Errorf("Envoy Gateway: the rendered limit allows %d requests, the recipe %d", got, want)
 	}
 	headers := at[object](t, manifest(t, "envoy-gateway.yaml", "ClientTrafficPolicy"), "spec", "headers")
 	set := at[[]any](t, headers, "earlyRequestHeaders", "set")[0].(object)
-	early := readRendered[rendered](t, "envoy-gateway.yaml").Manager["early_header_mutation_extensions"].([]any)[0].(object)
+	early := readRendered(t, "envoy-gateway.yaml").Manager["early_header_mutation_extensions"].([]any)[0].(object)
 	mutation := at[[]any](t, early, "typed_config", "mutations")[0].(object)
 	if got := at[object](t, mutation, "append", "header"); got["key"] != set["name"] || got["value"] != set["value"] {
 		t.Errorf("Envoy Gateway: the rendered header mutation is %v, the recipe sets %v", got, set)
