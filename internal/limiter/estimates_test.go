@@ -167,6 +167,70 @@ descriptors:
 	}
 }
 
+// The limit of docs/howto/limit-llm-tokens.md, and the units of a full bucket and of what it refills in ten seconds.
+const (
+	learning = `
+domain: d
+limits:
+  tokens: {algorithm: token_bucket, rate: 100000, period: 1m, settle: {estimate: {learn: p90, first: 1500, most: 8000}, unknown_cost: estimate, ttl: 10m}}
+descriptors:
+  - {key: user, limit: tokens}
+`
+	firstEstimate, leastEstimate = 1500, 375
+	inTenSeconds                 = 100_000 + 100_000/6
+)
+
+// newLearning returns a proxy whose only client is eve. She has made calls with a cost of 1, one in each second, with each
+// of her keys in turn.
+func newLearning(t *testing.T, calls, keys int) *proxy {
+	t.Helper()
+	p := newProxy(t)
+	p.restart(t, learning, func(c *limiter.Config) { c.Estimates = &estimate.Estimates{} })
+	for i := range calls {
+		p.done(p.start(absent, fmt.Sprintf("user=eve %d", i%keys)), 1)
+		p.now += sec
+	}
+	return p
+}
+
+// A client that makes cheap calls in a quiet hour, and then hangs up before each usage report, gets no more calls than
+// its budget has for calls of the first estimate.
+func TestAClientThatHangsUpKeepsTheBudget(t *testing.T) {
+	for _, keys := range []int{1, 4, 40} {
+		p, calls := newLearning(t, max(20, 2*keys), keys), 0
+		for range 2000 {
+			if c := p.send("d", []int64{absent}, "user=eve 0"); !c.Denied {
+				p.done(string(c.AppendID(nil)), absent)
+				calls++
+			}
+			p.now += sec / 200
+		}
+		if most := (inTenSeconds + firstEstimate - leastEstimate) / firstEstimate; calls > most { // the last call needs only the least estimate
+			t.Errorf("with %d keys: %d calls in 10 s without a usage report, want at most %d", keys, calls, most)
+		}
+	}
+}
+
+// With many keys, a client can make the estimate as low as the least one. So it can have as many calls in flight as the
+// budget has reservations of that size. When they end, each is charged the first estimate.
+func TestParallelCallsThatHangUpReserveTheLeastEstimate(t *testing.T) {
+	p := newLearning(t, 200, 200)
+	var open []string
+	for c := p.send("d", []int64{absent}, "user=mallory"); !c.Denied; c = p.send("d", []int64{absent}, "user=mallory") {
+		open = append(open, string(c.AppendID(nil)))
+	}
+	if most := 100_000 / leastEstimate; len(open) != most {
+		t.Errorf("%d calls in flight, want %d", len(open), most)
+	}
+	for _, id := range open {
+		p.done(id, absent)
+	}
+	p.now += minute
+	if c := p.send("d", []int64{absent}, "user=mallory"); !c.Denied {
+		t.Error("allowed after a minute, want denied until the debt of the calls has refilled")
+	}
+}
+
 // The bucket of this process is smaller than the limit.
 func TestAnEstimateFitsTheLocalBucket(t *testing.T) {
 	p := newProxy(t)
