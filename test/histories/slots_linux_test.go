@@ -5,20 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -27,7 +21,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
-	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
 const (
@@ -99,15 +92,13 @@ type slotWorld struct {
 
 	mu    sync.Mutex
 	held  []held             // guarded by mu
-	real  int                // guarded by mu; how many of held are of requests through Envoy
-	app   map[string]*held   // guarded by mu; by id: when the application served a request through Envoy
 	count map[string]float64 // by series: the sums of sidecars that were killed
 }
 
 func newSlotWorld(t *testing.T, sidecars, capacity int, redis string) *slotWorld {
 	t.Helper()
 	t.Setenv("RLSIDECAR_ACCESS_LOG_SERVICE", "true")
-	w := &slotWorld{t: t, capacity: capacity, stop: make(chan struct{}), app: map[string]*held{}, count: map[string]float64{}}
+	w := &slotWorld{t: t, capacity: capacity, stop: make(chan struct{}), count: map[string]float64{}}
 	for range sidecars {
 		log := fmt.Sprint("127.0.0.1:", redistest.FreePort(t))
 		w.sidecars = append(w.sidecars, startSidecar(t, fmt.Sprintf(slotConfig, capacity), "--backend-timeout", "200ms", "--redis-url", redis, "--log-listen", "udp://"+log))
@@ -128,8 +119,8 @@ func (w *slotWorld) now() time.Duration { return time.Since(w.began) }
 
 func (w *slotWorld) pick() int { return rand.IntN(len(w.sidecars)) }
 
-// run runs n simulated proxies and applications, and the requests of browse, during faults.
-func (w *slotWorld) run(n int, faults func(), browse ...func()) {
+// run runs n simulated proxies and applications during faults.
+func (w *slotWorld) run(n int, faults func()) {
 	for i := range n {
 		take := w.takeHTTP
 		switch i % 4 {
@@ -138,12 +129,9 @@ func (w *slotWorld) run(n int, faults func(), browse ...func()) {
 		case 2:
 			take = w.takeAuth
 		}
-		browse = append(browse, func() { take() })
-	}
-	for _, one := range browse {
 		w.clients.Go(func() {
 			for !w.stopped() {
-				one()
+				take()
 			}
 		})
 	}
@@ -349,147 +337,31 @@ func (w *slotWorld) check() {
 		others -= by
 		ended += fmt.Sprintf("by %s %.0f (%.1f %%), ", reporter, by, 100*by/max(1, taken))
 	}
-	w.t.Logf("%d requests held a slot, %d of them through Envoy, at most %d of %d at the same time; of %.0f slots that were taken were returned: %sby ttl %.0f (%.1f %%), of these %d at the end; %.0f renewals",
-		len(w.held), w.real, n, w.capacity, taken, ended, others, 100*others/max(1, taken), left, counts[`rlsidecar_slots_ended_total{door="http",outcome="renewed"}`])
+	w.t.Logf("%d requests held a slot, at most %d of %d at the same time; of %.0f slots that were taken were returned: %sby ttl %.0f (%.1f %%), of these %d at the end; %.0f renewals",
+		len(w.held), n, w.capacity, taken, ended, others, 100*others/max(1, taken), left, counts[`rlsidecar_slots_ended_total{door="http",outcome="renewed"}`])
 	if n > w.capacity || n < w.capacity/2 {
 		w.t.Errorf("%d requests were in flight at the same time, want at most %d, and many", n, w.capacity)
 	}
 }
 
-// proxy is a real Envoy, with the configuration of the example.
-type proxy struct {
-	w    *slotWorld
-	file string
-	addr string
-	cmd  *exec.Cmd
-}
-
-func (w *slotWorld) startEnvoy(program string, app net.Addr, s *sidecar) *proxy {
-	w.t.Helper()
-	text, err := os.ReadFile(root + "/examples/envoy-in-flight/envoy.yaml")
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	port := func(addr string) string { return "port_value: " + addr[strings.LastIndexByte(addr, ':')+1:] }
-	free := func() string { return fmt.Sprint("127.0.0.1:", redistest.FreePort(w.t)) }
-	p := &proxy{w: w, addr: free(), file: filepath.Join(w.t.TempDir(), "envoy.yaml")}
-	changed := strings.NewReplacer(
-		"port_value: 10000", port(p.addr), "port_value: 9901", port(free()), "port_value: 9000", port(app.String()), "port_value: 8081", port(s.GRPC),
-	).Replace(string(text))
-	if err := os.WriteFile(p.file, []byte(changed), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
-	p.start(program)
-	w.t.Cleanup(p.kill)
-	return p
-}
-
-func (p *proxy) start(program string) {
-	p.cmd = exec.Command(program, "-c", p.file, "--concurrency", "1", "--disable-hot-restart", "--log-level", "off")
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
-		p.w.t.Fatal(err)
-	}
-}
-
-func (p *proxy) kill() {
-	_ = p.cmd.Process.Kill()
-	_ = p.cmd.Wait()
-}
-
-// serveApp starts the application behind Envoy. It notes how long it serves each request.
-func (w *slotWorld) serveApp() net.Addr {
-	w.t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		h := &held{from: w.now(), to: math.MaxInt64}
-		w.mu.Lock()
-		w.app[r.Header.Get("X-Id")] = h
-		w.mu.Unlock()
-		select {
-		case <-time.After(time.Duration(rand.Int64N(int64(20 * time.Millisecond)))):
-		case <-r.Context().Done():
-		}
-		w.mu.Lock()
-		h.to = w.now()
-		w.mu.Unlock()
-		if r.URL.Path == "/reset" {
-			if conn, _, err := http.NewResponseController(rw).Hijack(); err == nil {
-				conn.Close()
-			}
-		}
-	})}
-	served := make(chan struct{})
-	go func() { defer close(served); _ = server.Serve(listener) }()
-	w.t.Cleanup(func() { _ = server.Close(); <-served })
-	return listener.Addr()
-}
-
-// browse sends a request through Envoy, and leaves before the answer to some.
-func (p *proxy) browse() {
-	id, path, left := fmt.Sprint(rand.Uint64()), []string{"/", "/", "/reset"}[rand.IntN(3)], make(chan time.Duration, 1)
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	if rand.IntN(4) == 0 {
-		time.AfterFunc(time.Duration(rand.IntN(20))*time.Millisecond, func() { left <- p.w.now(); cancel() })
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.addr+path, nil)
-	if err != nil {
-		panic(err)
-	}
-	request.Header.Set("X-Id", id)
-	sent := p.w.now()
-	if response, err := p.w.http.Do(request); err == nil {
-		_, _ = io.Copy(io.Discard, response.Body)
-		response.Body.Close()
-	} else {
-		time.Sleep(time.Millisecond)
-	}
-	ended := min(p.w.now(), sent+slotTTL)
-	if len(left) > 0 {
-		ended = min(ended, <-left)
-	}
-	p.w.mu.Lock()
-	defer p.w.mu.Unlock()
-	if h := p.w.app[id]; h != nil {
-		delete(p.w.app, id)
-		p.w.held = append(p.w.held, held{h.from, min(h.to, ended)})
-		p.w.real++
-	}
-}
-
-// TestSlots takes, renews and returns slots while Redis, sidecars and proxies are killed. Redis comes back with all
-// acknowledged writes. make histories runs it with four sidecars, two Envoys and 50 simulated proxies and applications,
-// and Redis is then away for longer than the ttl, too.
+// TestSlots takes, renews and returns slots while Redis and sidecars are killed. Redis comes back with all acknowledged
+// writes. make histories runs it with four sidecars and 50 simulated proxies and applications, and Redis is then away for
+// longer than the ttl, too. TestInFlight in test/e2e runs real proxies.
 func TestSlots(t *testing.T) {
 	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always", "--enable-debug-command", "yes")
-	sidecars, capacity, simulated, envoys := 3, 5, 12, 0
+	sidecars, capacity, clients, away := 3, 5, 12, []time.Duration{100 * time.Millisecond}
 	if os.Getenv("HISTORIES") != "" {
-		sidecars, capacity, simulated, envoys = 4, 20, 50, 2
+		sidecars, capacity, clients, away = 4, 20, 50, append(away, slotTTL+time.Second)
 	}
 	w := newSlotWorld(t, sidecars, capacity, "redis://"+redis.Addr)
-	faults := []func(){
+	fail := repeat(t, 200*time.Millisecond,
 		func() { redis.Do("CLIENT", "KILL", "TYPE", "normal") },
 		func() { w.kill(w.sidecars[0]) },
 		func() { redis.Pause(); time.Sleep(250 * time.Millisecond); redis.Resume() },
 		func() { redis.Do("SCRIPT", "FLUSH") },
 		func() { w.kill(w.sidecars[1]) },
-		func() { redis.Kill(); time.Sleep(100 * time.Millisecond); redis.Restart(); redis.Wait() },
-	}
-	var browse []func()
-	if envoys > 0 {
-		program, app := tooltest.Path(t, "envoy"), w.serveApp()
-		for i := range envoys {
-			p := w.startEnvoy(program, app, w.sidecars[i])
-			browse = append(browse, slices.Repeat([]func(){p.browse}, capacity/2)...)
-			faults = append(faults, func() { p.kill(); p.start(program) })
-		}
-		faults = append(faults, func() { redis.Kill(); time.Sleep(slotTTL + time.Second); redis.Restart(); redis.Wait() })
-	}
-	fail := repeat(t, 200*time.Millisecond, faults...)
-	w.run(simulated, func() { fail(); w.awaitReporters() }, browse...)
+		func() { redis.Kill(); time.Sleep(away[rand.IntN(len(away))]); redis.Restart(); redis.Wait() },
+	)
+	w.run(clients, func() { fail(); w.awaitReporters() })
 	w.check()
 }

@@ -25,8 +25,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-const root = "../.."
-
 const config = `
 domain: histories
 limits:
@@ -52,7 +50,7 @@ var (
 
 var nameOf = map[*algorithms.Limit]string{tokens: "tokens", window: "window", large: "large", budget: "budget", leased: "leased"}
 
-func TestMain(m *testing.M) { sidecartest.Main(m, root) }
+func TestMain(m *testing.M) { sidecartest.Main(m, "../..") }
 
 type sidecar struct {
 	*sidecartest.Sidecar
