@@ -97,6 +97,7 @@ func (a *API) settle(r *http.Request, req *apiRequest) (any, error) {
 	}
 	req.call.Arrived, req.call.Listener = time.Now(), limiter.OverHTTP
 	err = a.Limiter.Settle(r.Context(), req.call, limiter.Settle{Reserved: of, Real: req.count, Costs: req.costs, Inline: a.inline})
+	denies := func(r limiter.Result) bool { return req.call.Denies(&r) }
 	switch name := of.Parts[0].Name; {
 	case errors.Is(err, backend.ErrReused):
 		return nil, settled.of(name, "the reservation was settled with another count before; the first count stays in force")
@@ -106,7 +107,7 @@ func (a *API) settle(r *http.Request, req *apiRequest) (any, error) {
 		return nil, expired.of(name, err.Error())
 	case err != nil:
 		return nil, err
-	case req.call.Failed && len(req.call.Results) == 0: // the return of a slot
+	case req.call.Failed && !slices.ContainsFunc(req.call.Results, denies): // only the return of a slot has failed
 		return nil, unavailable.because("the backend did not answer in time; the return of the slot is repeated for a few seconds")
 	default:
 		return a.answer(req)

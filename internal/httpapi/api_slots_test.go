@@ -1,11 +1,14 @@
 package httpapi
 
 import (
+	"context"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 func TestSlotsOverHTTP(t *testing.T) {
@@ -94,4 +97,36 @@ limits:
 			s.clock.Set(s.clock.Now() + 2*algorithms.Second)
 		}
 	}
+}
+
+// A settlement whose units were settled, but whose slot the store could not return, is a failure and no denial: it can be
+// repeated.
+func TestASlotThatCannotBeReturned(t *testing.T) {
+	h := apiOver(t, keepsSlots{memory.New(memory.Config{})}, func(a *API) {
+		a.Limiter.Swap(authSnapshot(t, `
+domain: d
+limits:
+  uploads: {algorithm: concurrency, capacity: 3, ttl: 1m}
+  tokens:  {algorithm: fixed_window, rate: 1000, period: 1d}
+`))
+	})
+	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"uploads"},{"name":"tokens","count":100,"reserve":true}]}`)
+	w = call(h, "POST", "/v1/limit", settleBody(ids.FindStringSubmatch(w.Body.String())[1], "30"))
+	if w.Code != 503 || !strings.Contains(w.Body.String(), "the return of the slot is repeated") {
+		t.Errorf("got %d %s; want 503, because of the slot", w.Code, w.Body)
+	}
+}
+
+// keepsSlots is a store that cannot return slots.
+type keepsSlots struct{ *memory.Store }
+
+func (k keepsSlots) Submit(b *backend.Batch) {
+	for i := range b.Charges {
+		if slot := b.Charges[i].Terms.Slot; slot != nil && slot.Op == algorithms.ReturnSlot {
+			b.Decisions[i].Err = backend.ErrUnavailable
+		} else {
+			backend.Take(context.Background(), k.Store, b.Charges[i:i+1], b.Decisions[i:i+1])
+		}
+	}
+	b.Done(b)
 }
