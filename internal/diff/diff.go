@@ -3,9 +3,11 @@
 package diff
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -138,21 +140,12 @@ func differences(parts ...part) (details []string) {
 	return details
 }
 
-// limitsOf returns the policies of each limit. A named limit is identified by its name, any other by the place of its
-// descriptor, so that a limit whose algorithm changes is found in both configurations.
+// limitsOf returns the policies of each limit. They are identified without the algorithm, so that a limit whose
+// algorithm changes is found in both configurations.
 func limitsOf(s *limiter.Snapshot) map[string][]*limiter.Policy {
-	named := map[string]string{} // the names, by owner
-	for _, p := range s.Policies {
-		if p.Extra().Named {
-			named[p.Owner] = p.Domain + "/" + p.Name
-		}
-	}
 	all := map[string][]*limiter.Policy{}
 	for _, p := range s.Policies {
-		id, ok := named[p.Owner]
-		if !ok {
-			id = p.Domain + "/" + p.StatKey
-		}
+		id := descriptors.Limit(p.Prefix)
 		all[id] = append(all[id], p)
 	}
 	return all
@@ -166,7 +159,17 @@ func title(p *limiter.Policy) string {
 // descriptors.
 func Limits(was, is *limiter.Snapshot) (all []Change) {
 	before, after := limitsOf(was), limitsOf(is)
-	for _, id := range names(before, after) {
+	ids := names(before, after)
+	policy := func(id string) *limiter.Policy {
+		if new := after[id]; new != nil {
+			return new[0]
+		}
+		return before[id][0]
+	}
+	slices.SortStableFunc(ids, func(a, b string) int {
+		return cmp.Or(cmp.Compare(policy(a).Domain, policy(b).Domain), cmp.Compare(policy(a).StatKey, policy(b).StatKey))
+	})
+	for _, id := range ids {
 		old, new := before[id], after[id]
 		switch {
 		case slices.EqualFunc(old, new, same): // most limits, and their texts would take time and memory
@@ -213,8 +216,11 @@ func (c *Change) numbers(was, is *limiter.Policy) {
 			c.Details = append(c.Details, less)
 		}
 	}
-	if title(was) != title(is) {
+	switch {
+	case title(was) != title(is):
 		c.Details = append(c.Details, fmt.Sprintf("name: %s -> %s", title(was), title(is)))
+	case was.RateName != is.RateName:
+		c.Details = append(c.Details, fmt.Sprintf("name in answers: %q -> %q", was.RateName, is.RateName))
 	}
 }
 
@@ -227,13 +233,9 @@ func (c *Change) places(was, is []*limiter.Policy) {
 			continue // moved compares the descriptors that match other limits
 		}
 		compared++
-		was, is := a.Facts(), b.Facts()
-		for i := range was {
-			if was[i] == is[i] {
-				continue
-			}
-			c.Fresh = c.Fresh || was[i].Fresh
-			d := fmt.Sprintf("%s: %s -> %s", was[i].Name, was[i].Text, is[i].Text)
+		details, isFresh := facts(a, b)
+		c.Fresh = c.Fresh || isFresh
+		for _, d := range details {
 			at[d] = append(at[d], place)
 		}
 	}
@@ -245,16 +247,34 @@ func (c *Change) places(was, is []*limiter.Policy) {
 	}
 }
 
+// facts returns the settings that differ between two uses of one limit, and whether the buckets differ.
+func facts(a, b *limiter.Policy) (details []string, isFresh bool) {
+	was, is := a.Facts(), b.Facts()
+	for i := range was {
+		if was[i].Text != is[i].Text {
+			isFresh = isFresh || was[i].Fresh
+			details = append(details, fmt.Sprintf("%s: %s -> %s", was[i].Name, was[i].Text, is[i].Text))
+		}
+	}
+	return details, isFresh
+}
+
+// numbered matches the number of a limit that is not the first of its descriptor. It depends on the other limits.
+var numbered = regexp.MustCompile(`#[0-9]+$`)
+
 func byPlace(policies []*limiter.Policy) map[string]*limiter.Policy {
 	all := map[string]*limiter.Policy{}
 	for _, p := range policies {
-		place := "descriptor " + p.StatKey
-		if p.Extra().Named {
-			place = "requested by name"
-		}
-		all[place] = p
+		all[placeOf(p)] = p
 	}
 	return all
+}
+
+func placeOf(p *limiter.Policy) string {
+	if p.Extra().Named {
+		return "requested by name"
+	}
+	return "descriptor " + numbered.ReplaceAllString(p.StatKey, "")
 }
 
 // modes returns those facts of p which a person who adds a limit should check.

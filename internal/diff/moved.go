@@ -23,21 +23,24 @@ type place struct {
 	entries []descriptors.Entry
 }
 
-// placesOf lists the places of a tree for which an example descriptor exists.
-func placesOf(t *limiter.Tree) (all []place) {
-next:
-	for patterns := range t.All() {
+// placesOf lists the places of a tree for which an example descriptor exists, and the nodes of the others by name.
+func placesOf(t *limiter.Tree) (all []place, others map[string]*limiter.Node) {
+	others = map[string]*limiter.Node{}
+	for patterns, node := range t.All() {
 		var p place
 		for i := range patterns {
-			e, ok := patterns[i].Sample()
-			if !ok {
-				continue next
+			p.shown = append(p.shown, patterns[i].Shown())
+			if e, ok := patterns[i].Sample(); ok {
+				p.entries = append(p.entries, e)
 			}
-			p.entries, p.shown = append(p.entries, e), append(p.shown, patterns[i].Shown())
 		}
-		all = append(all, p)
+		if len(p.entries) == len(patterns) {
+			all = append(all, p)
+		} else {
+			others[p.name()] = node
+		}
 	}
-	return all
+	return all, others
 }
 
 func (p *place) name() string { return strings.Join(p.shown, ",") }
@@ -56,8 +59,29 @@ func (p *place) keys(n int) string {
 // These examples are not enough if only one configuration has a place such as user=a. That place takes precedence over
 // user=*, so the descriptor user=a,path=x no longer matches the place user=*,path=x of the other configuration. moved
 // therefore also tries user=a with the remaining entries of each longer place of the other configuration.
+//
+// Places without an example, such as those below a regular expression, are compared by their names.
 func moved(domain string, was, is *limiter.Tree) (all []Change) {
-	before, after := placesOf(was), placesOf(is)
+	before, othersBefore := placesOf(was)
+	after, othersAfter := placesOf(is)
+	for _, name := range names(othersBefore, othersAfter) {
+		c := Change{Kind: Changed, What: "descriptor", Name: descriptors.Printable(domain) + ": " + name}
+		old, new := othersBefore[name], othersAfter[name]
+		switch {
+		case len(all) >= maxMoved:
+		case old == nil:
+			c.Kind, c.Details = Added, []string{"matches " + limitList(limitsAt(new))}
+			all = append(all, c)
+		case new == nil:
+			c.Kind, c.Details = Removed, []string{"matched " + limitList(limitsAt(old))}
+			all = append(all, c)
+		default:
+			c.compare(old, new)
+			if len(c.Details) > 0 {
+				all = append(all, c)
+			}
+		}
+	}
 	tried := map[string]bool{}
 	try := func(p place) {
 		if tried[p.name()] || len(all) >= maxMoved {
@@ -65,10 +89,7 @@ func moved(domain string, was, is *limiter.Tree) (all []Change) {
 		}
 		tried[p.name()] = true
 		c := Change{Kind: Changed, What: "descriptor", Name: descriptors.Printable(domain) + ": " + p.name()}
-		if old, new := matchedBy(was, p.entries), matchedBy(is, p.entries); !slices.Equal(old, new) {
-			c.Details = append(c.Details, fmt.Sprintf("matched %s, now matches %s", limitList(old), limitList(new)))
-		}
-		c.Details = append(c.Details, differences(part{"max_override", bound(was, p.entries), bound(is, p.entries)})...)
+		c.compare(was.Match(p.entries), is.Match(p.entries))
 		if len(c.Details) > 0 {
 			all = append(all, c)
 		}
@@ -121,8 +142,37 @@ func combined(short, long []place) (all []place) {
 	return all
 }
 
-func matchedBy(t *limiter.Tree, entries []descriptors.Entry) (names []string) {
-	if node := t.Match(entries); node != nil {
+// compare compares what a descriptor finds in two trees. A node is nil if the descriptor matches none.
+func (c *Change) compare(was, is *limiter.Node) {
+	if old, new := limitsAt(was), limitsAt(is); !slices.Equal(old, new) {
+		c.Details = append(c.Details, fmt.Sprintf("matched %s, now matches %s", limitList(old), limitList(new)))
+	}
+	c.Details = append(c.Details, differences(part{"max_override", boundAt(was), boundAt(is)})...)
+	if was == nil || is == nil {
+		return
+	}
+	for _, a := range was.Found.Policies {
+		for _, b := range is.Found.Policies {
+			switch {
+			case title(a) != title(b):
+			case descriptors.Limit(a.Prefix) != descriptors.Limit(b.Prefix):
+				c.Fresh = true
+				c.Details = append(c.Details, title(b)+" is another limit than before", fresh)
+			case placeOf(a) != placeOf(b): // Limits compares the others
+				details, isFresh := facts(a, b)
+				for _, d := range details {
+					c.Details = append(c.Details, title(b)+": "+d)
+				}
+				if isFresh {
+					c.Fresh, c.Details = true, append(c.Details, fresh)
+				}
+			}
+		}
+	}
+}
+
+func limitsAt(node *limiter.Node) (names []string) {
+	if node != nil {
 		for _, p := range node.Found.Policies {
 			names = append(names, title(p))
 		}
@@ -131,8 +181,8 @@ func matchedBy(t *limiter.Tree, entries []descriptors.Entry) (names []string) {
 	return names
 }
 
-func bound(t *limiter.Tree, entries []descriptors.Entry) string {
-	if node := t.Match(entries); node != nil {
+func boundAt(node *limiter.Node) string {
+	if node != nil {
 		return boundOf(node.Found.MaxOverride)
 	}
 	return boundOf(nil)

@@ -70,13 +70,11 @@ domain left removed at , anew: false
 domain other added at , anew: false
 limit edge/#max_override removed at test.yaml:5, anew: false
 	was fixed window: 9 in each 1m, starting with the clock (UTC)
+limit edge/gone removed at test.yaml:9, anew: false
+	was sliding log: 5 in any 1m, exactly
 limit edge/k* changed at test.yaml:16, anew: false
 	metadata: map[] -> map[a:1]
 	replaces: nothing -> two
-limit edge/two changed at test.yaml:15, anew: false
-	name: edge/one -> edge/two
-limit edge/gone removed at test.yaml:9, anew: false
-	was sliding log: 5 in any 1m, exactly
 limit edge/less changed at test.yaml:4, anew: false
 	numbers: token bucket: 9 per 1m, up to 9 at once -> token bucket: 8 per 1m, up to 8 at once
 	Consumption is kept: what was used stays used.
@@ -96,6 +94,8 @@ limit edge/parts changed at test.yaml:8, anew: true
 	numbers: token bucket: 90 per 1m, up to 90 at once -> token bucket: 80 per 1m, up to 80 at once
 	shards: 1 -> 2
 	The buckets start anew: each client gets up to one capacity more, once.
+limit edge/two changed at test.yaml:15, anew: false
+	name: edge/one -> edge/two
 limit edge/quota added at test.yaml:7, anew: false
 	token bucket: 5 per 1m, up to 5 at once
 	quota_mode: on
@@ -110,6 +110,38 @@ descriptor edge: path=/a changed at , anew: false
 `
 	if got := text(Compare(compiled(t, was), compiled(t, is))); got != strings.TrimPrefix(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestUsesOfLimitsAreCompared(t *testing.T) {
+	const inline = "rate_limit: {unit: minute, requests_per_unit: 5}"
+	file := func(descriptors string) string {
+		return `{domain: edge, limits: {one: {algorithm: token_bucket, rate: 1, period: 1m}, two: {algorithm: token_bucket, rate: 2, period: 1m},
+  user: {algorithm: token_bucket, rate: 3, period: 1m}}, descriptors: [` + descriptors + "]}"
+	}
+	const anew = "\n\t" + fresh
+	for _, test := range []struct{ name, was, is, want string }{
+		{"another limit before an inline one", "{key: team, " + inline + "}", "{key: team, limit: one, " + inline + "}",
+			"descriptor edge: team changed at , anew: false\n\tmatched edge/team, now matches edge/one and edge/team"},
+		{"another order", "{key: user, limit: [one, two]}", "{key: user, limit: [two, one], shadow_mode: true}",
+			"limit edge/one changed at test.yaml:1, anew: false\n\tshadow_mode: off -> on (descriptor edge.user)\n" +
+				"limit edge/two changed at test.yaml:1, anew: false\n\tshadow_mode: off -> on (descriptor edge.user)"},
+		{"an expression", `{key: user, value_regex: "a+"}`, `{key: user, value_regex: "a+", limit: one}`,
+			"descriptor edge: user~a+ changed at , anew: false\n\tmatched no limit, now matches edge/one"},
+		{"a new expression", `{key: user, limit: one}`, `{key: user, limit: one}, {key: user, value_regex: "a+"}`,
+			"descriptor edge: user~a+ added at , anew: false\n\tmatches no limit"},
+		{"the values of a shared bucket", `{key: user, value: a, limit: one}`, `{key: user, limit: one}`,
+			"descriptor edge: user changed at , anew: false\n\tmatched no limit, now matches edge/one\n" +
+				"descriptor edge: user=a changed at , anew: true\n\tedge/one: a bucket for each: limit -> user" + anew},
+		{"an inline limit with the name of another", "{key: user, " + inline + "}", "{key: user, limit: user}",
+			"limit edge/user removed at test.yaml:2, anew: false\n\twas fixed window: 5 in each 1m, starting with the clock (UTC)\n" +
+				"descriptor edge: user changed at , anew: true\n\tedge/user is another limit than before" + anew},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := text(Compare(compiled(t, file(test.was)), compiled(t, file(test.is)))); got != test.want+"\n" {
+				t.Errorf("got\n%s\nwant\n%s", got, test.want)
+			}
+		})
 	}
 }
 

@@ -33,6 +33,9 @@ func Prefix(domain, namespace, id string, kind algorithms.Kind) string {
 	return string(key)
 }
 
+// Limit returns the part of a result of Prefix that does not depend on the algorithm.
+func Limit(prefix string) string { return prefix[2:] }
+
 // Keys makes the keys of the buckets of one limit.
 type Keys struct {
 	// Prefix is the start of the keys.
