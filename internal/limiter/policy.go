@@ -5,7 +5,6 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/internal/weights"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -198,7 +197,7 @@ func HasLimits(n *Node) bool { return len(n.Found.Policies) > 0 }
 // PerSecond reports whether l is a limit per second, as the reference server defines it. The buckets of such
 // limits can be kept in a separate Redis.
 func PerSecond(l *algorithms.Limit) bool {
-	return l.Kind == algorithms.FixedWindow && l.Period() == algorithms.Second && !scaled.Of(l).PhaseFromKey
+	return l.Kind == algorithms.FixedWindow && l.Period() == algorithms.Second && !l.Numbers().PhaseFromKey
 }
 
 // PrefixNumber returns a number that identifies a limit by the prefix of its keys (Policy.Prefix).

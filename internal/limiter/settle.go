@@ -92,7 +92,7 @@ func PartOf(p *Policy, bucket ByName, count int64, reservedAt algorithms.Micros)
 }
 
 func inflow(l *algorithms.Limit) scaled.Inflow {
-	numbers := scaled.Of(l)
+	numbers := l.Numbers()
 	return numbers.Inflow()
 }
 
@@ -206,7 +206,7 @@ func undoTime(chargedAt, now algorithms.Micros, former scaled.Inflow, l *algorit
 	if l.Settles {
 		return chargedAt
 	}
-	numbers, latest := scaled.Of(l), now+ClockSlack
+	numbers, latest := l.Numbers(), now+ClockSlack
 	is, tick := numbers.Inflow(), algorithms.Micros(numbers.Tick)
 	if former.Units <= 0 || former.Span <= 0 || is.Units == 0 || chargedAt <= 0 || latest <= chargedAt {
 		return chargedAt

@@ -357,9 +357,9 @@ func refundedUnits(shards []algorithms.Limit, units int64, chargedAt, now algori
 	}
 	p := int64(0)
 	for i := range shards {
-		p += scaled.Of(&shards[i]).P
+		p += shards[i].Numbers().P
 	}
-	n := scaled.Of(&shards[0])
+	n := shards[0].Numbers()
 	return scaled.Returned(units, p, n.Ticks(int64(now))-n.Ticks(int64(chargedAt)))
 }
 

@@ -13,7 +13,6 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -180,7 +179,7 @@ func phaseOf(c *backend.Charge) float64 {
 	if c.Limit.Kind != algorithms.FixedWindow {
 		return 0
 	}
-	n := scaled.Of(c.Limit)
+	n := c.Limit.Numbers()
 	return float64(n.PhaseOf(c.Terms.Hash))
 }
 
@@ -300,7 +299,7 @@ func usual(l *algorithms.Limit, tick int64) bool {
 }
 
 func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte {
-	n, flags := scaled.Of(l), 0.0
+	n, flags := l.Numbers(), 0.0
 	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest, l.Calendar != nil, l.Penalty.After > 0, usual(l, n.Tick), l.Settles, l.Initial < l.Capacity} {
 		if set {
 			flags += float64(int(1) << i)

@@ -3,6 +3,8 @@
 // algorithms.
 package scaled
 
+import "math/bits"
+
 // Numbers are the numbers of one limit.
 type Numbers struct {
 	Tick         int64 // the unit of time in us: 1, or 1,000 if the numbers would otherwise be too large
@@ -17,13 +19,6 @@ type Numbers struct {
 	// part that supplies bursts.
 	P1, V1 int64
 }
-
-// Of returns the numbers of limit, an *algorithms.Limit. Package algorithms sets this variable, which keeps the numbers
-// out of its exported API.
-var Of func(limit Limit) Numbers
-
-// Limit is an *algorithms.Limit, whose type this package cannot import.
-type Limit interface{ CanReserve() bool }
 
 // PhaseOf returns the offset, in ticks within a period, at which the windows of the key with this hash start.
 func (n *Numbers) PhaseOf(hash uint64) int64 {
@@ -50,5 +45,13 @@ func (n *Numbers) Ticks(t int64) int64 { return t / max(1, n.Tick) }
 
 // Returned returns the amount that an undo refunds: max(0, given-p*ticks), or 0 if ticks is negative. given is the
 // amount of the charge and p the inflow of a tick, both in 1/Q unit like the result. ticks is the time since the
-// charge. Package algorithms sets this variable.
-var Returned func(given, p, ticks int64) int64
+// charge.
+func Returned(given, p, ticks int64) int64 {
+	if ticks < 0 { // the clock stepped back by more than a minute, so the inflow since the charge is unknown
+		return 0
+	}
+	if hi, lo := bits.Mul64(uint64(ticks), uint64(p)); hi == 0 && lo < uint64(given) {
+		return given - int64(lo)
+	}
+	return 0
+}

@@ -211,7 +211,7 @@ func unused(l *algorithms.Limit, units int64, sinceGrant algorithms.Micros) int6
 	if l.Kind != algorithms.TokenBucket {
 		return units
 	}
-	n := scaled.Of(l)
+	n := l.Numbers()
 	return scaled.Returned(units*n.Q, n.P, n.Ticks(int64(sinceGrant))) / n.Q
 }
 

@@ -1,6 +1,10 @@
 package algorithms
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
+)
 
 // This file applies a limit to a State that was written under other numbers: before a reload, or by a
 // sidecar with another configuration.
@@ -245,7 +249,7 @@ func (k *kept) given(l *Limit, p int64, a *Charge) int64 {
 	case a.ChargedAt > 0 && l.Settles:
 		return min(given, k.room)
 	case a.ChargedAt > 0 && k.tick > 0:
-		return returned(given, p, int64(k.now/k.tick-a.ChargedAt/k.tick))
+		return scaled.Returned(given, p, int64(k.now/k.tick-a.ChargedAt/k.tick))
 	}
 	return given
 }

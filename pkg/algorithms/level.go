@@ -1,6 +1,10 @@
 package algorithms
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
+)
 
 // Token buckets, fixed windows and leaky buckets have one number, a level, to which p is added at the start of each
 // step. A step of a token bucket or a leaky bucket is a tick, and a step of a fixed window is a window (see steps.go).
@@ -182,16 +186,5 @@ func (l *Limit) refund(s *State, given, room int64, now Micros, a *Charge) int64
 	case l.Kind == FixedWindow:
 		return given
 	}
-	return returned(given, l.p+l.p1, l.ticks(now)-l.ticks(a.ChargedAt))
-}
-
-// returned returns a refund less the inflow of the given number of ticks, and at least 0. p flows in with each tick.
-func returned(refund, p, ticks int64) int64 {
-	if ticks < 0 { // the clock stepped back by more than a minute, so the inflow since the charge is unknown
-		return 0
-	}
-	if hi, lo := bits.Mul64(uint64(ticks), uint64(p)); hi == 0 && lo < uint64(refund) {
-		return refund - int64(lo)
-	}
-	return 0
+	return scaled.Returned(given, l.p+l.p1, l.ticks(now)-l.ticks(a.ChargedAt))
 }

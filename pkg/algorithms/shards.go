@@ -3,6 +3,8 @@ package algorithms
 import (
 	"fmt"
 	"slices"
+
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 )
 
 // MaxShards is for Stores. It is the largest number of shards of a limit. With this number, twice the sum of the
@@ -171,7 +173,7 @@ func undoneOf(shards []Bucket, units int64, since, now Micros) int64 {
 	for _, b := range shards {
 		p += b.Limit.p
 	}
-	return returned(units, p, first.ticks(now)-first.ticks(since))
+	return scaled.Returned(units, p, first.ticks(now)-first.ticks(since))
 }
 
 // leftAt returns the value that a bucket with state s has at time t if nothing is charged until then. It is in the

@@ -1,5 +1,17 @@
 package algorithms
 
+import "github.com/rlsidecar/rlsidecar/internal/scaled"
+
+// Numbers returns the numbers with which l computes, for the stores of this module. They are not part of the stable API:
+// their type is internal.
+func (l *Limit) Numbers() scaled.Numbers {
+	n := scaled.Numbers{Tick: int64(l.tick), Period: l.period, Phase: l.phase, PhaseFromKey: l.phaseFromKey, P1: l.p1, V1: l.v1}
+	if l.Kind != FixedWindow {
+		n.P, n.Q, n.V = l.p, l.q, l.v
+	}
+	return n
+}
+
 // Spec returns a Spec that compiles to l.
 func (l *Limit) Spec() Spec {
 	if l.Kind == Concurrency {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -303,7 +302,7 @@ func (j *judge) bounded(b *bucket) {
 // inflow returns the most units that flow into b in d microseconds.
 func (b *bucket) inflow(d int64) (units int64) {
 	for _, l := range b.numbers {
-		n := scaled.Of(l)
+		n := l.Numbers()
 		flow := n.Inflow()
 		units = max(units, d*flow.Units/flow.Span)
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -90,7 +89,7 @@ func (b *bucket) window(at algorithms.Micros) (n int64) {
 }
 
 func (b *bucket) phaseOf(l *algorithms.Limit) int64 {
-	n := scaled.Of(l)
+	n := l.Numbers()
 	return n.PhaseOf(b.hash)
 }
 

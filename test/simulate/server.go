@@ -15,7 +15,6 @@ import (
 	"unsafe"
 
 	"github.com/rlsidecar/rlsidecar/internal/redis"
-	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -388,7 +387,7 @@ func (t *batchCharging) read(r *reader) (c charge, ok bool) {
 		Cost: cost, Hash: uint64(phase), Reserve: flags&4 != 0, DryRun: flags&8 != 0, Scaled: flags&16 != 0, Settle: flags&32 != 0,
 		Free: flags&512 != 0, Open: flags&2048 != 0,
 	}
-	if n := scaled.Of(c.limit); c.limit.Kind == algorithms.FixedWindow && n.PhaseOf(uint64(phase)) != phase {
+	if n := c.limit.Numbers(); c.limit.Kind == algorithms.FixedWindow && n.PhaseOf(uint64(phase)) != phase {
 		panic(fmt.Sprintf("simulate: windows of %s start at %d, want %d", c.key, phase, n.PhaseOf(uint64(phase))))
 	}
 	if flags&2 != 0 {

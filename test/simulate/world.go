@@ -10,7 +10,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -164,7 +163,7 @@ var compiled = func() (all []*limiter.Snapshot) {
 type limitNumbers [19]int64
 
 func numbersOf(l *algorithms.Limit) limitNumbers {
-	n, overdraws, calendar := scaled.Of(l), int64(0), int64(0)
+	n, overdraws, calendar := l.Numbers(), int64(0), int64(0)
 	if l.Overdraw {
 		overdraws = 1
 	}

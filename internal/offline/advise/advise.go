@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -162,7 +161,7 @@ func allowed(n int64, share float64) int64 {
 // busiest returns the most units that c requested in one period of l, and the time at which that period began. Both are
 // 0 if c requested no units.
 func busiest(l *algorithms.Limit, c *Client) (most int64, at algorithms.Micros) {
-	in := scaled.Of(l)
+	in := l.Numbers()
 	phase := in.PhaseOf(c.Hash)
 	const far = math.MaxInt64 / 4 // bounds the cost, so that sums do not overflow
 	window, units := int64(math.MinInt64), int64(0)

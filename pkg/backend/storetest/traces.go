@@ -8,7 +8,6 @@ import (
 	"time"
 	_ "time/tzdata" // so that the suite needs no time zone files of the machine
 
-	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
@@ -146,7 +145,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 				case limit.Overdraw && limit.MaxReserved > 1e6: // doubles cannot express exactly the end of a debt that lasts centuries
 					cost = min(cost, 1e6)
 				case !limit.Settles:
-				case scaled.Of(limit).Tick > 1 && cost > 8:
+				case limit.Numbers().Tick > 1 && cost > 8:
 					cost = 8
 				case cost <= 8 && rng.IntN(2) == 0:
 					settle, cost = true, rng.Int64N(41)-15
