@@ -3,7 +3,6 @@ package server
 import (
 	"io"
 	"math"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -25,18 +24,9 @@ func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 	t.Parallel()
 	const most = 5
 	x := start(t, admitAll, func(c *Config) { c.GRPCMaxConnections, c.HTTPMaxConnections = most, most })
-	var silent []net.Conn
-	connect := func(a net.Addr) {
-		nc, err := net.Dial("tcp", a.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { nc.Close() })
-		silent = append(silent, nc)
-	}
 	for range 4 * most {
-		connect(x.GRPC)
-		connect(x.HTTP)
+		connect(t, x.GRPC)
+		connect(t, x.HTTP)
 	}
 	if got := get(t, x.Admin, "/metrics").StatusCode; got != 200 {
 		t.Errorf("metrics: %d; want 200", got)
@@ -61,13 +51,8 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	const idle = 100 * time.Millisecond
 	x := start(t, admitAll, func(c *Config) { c.MaxConnectionIdle, c.HTTPIdleTimeout = idle, idle })
 	x.send(t, "k=v")
-	nc, err := net.Dial("tcp", x.HTTP.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
+	nc := connect(t, x.HTTP)
 	_, _ = io.WriteString(nc, "GET /v1/auth HTTP/1.1\r\nHost: h\r\n\r\n")
-	_ = nc.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := io.Copy(io.Discard, nc); err != nil {
 		t.Errorf("the HTTP connection after the idle timeout: %v; want it closed", err)
 	}

@@ -134,6 +134,18 @@ func (x *instance) put(tb testing.TB, r *rls.RateLimitRequest) *rls.RateLimitRes
 	return answer
 }
 
+// connect opens a connection that fails after a minute, and ends with the test.
+func connect(tb testing.TB, a net.Addr) net.Conn {
+	tb.Helper()
+	nc, err := net.Dial(a.Network(), a.String())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { nc.Close() })
+	_ = nc.SetDeadline(time.Now().Add(time.Minute))
+	return nc
+}
+
 func get(tb testing.TB, a net.Addr, path string, header ...string) *http.Response {
 	tb.Helper()
 	return exchange(tb, "GET", a, path, "", header...)

@@ -9,18 +9,12 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 )
 
 // exchangeRaw sends text on a new connection and returns the answer.
 func exchangeRaw(tb testing.TB, a net.Addr, text string) *http.Response {
 	tb.Helper()
-	nc, err := net.Dial(a.Network(), a.String())
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { nc.Close() })
-	_ = nc.SetDeadline(time.Now().Add(time.Minute))
+	nc := connect(tb, a)
 	go io.WriteString(nc, text) //nolint:errcheck // the server may refuse the request before it has read everything
 	return answerOn(tb, bufio.NewReader(nc))
 }
@@ -87,12 +81,7 @@ func TestHeadersAreBounded(t *testing.T) {
 func TestOnlyLinesOfTheHeaderCount(t *testing.T) {
 	t.Parallel()
 	x := start(t, admitAll)
-	nc, err := net.Dial("tcp", x.HTTP.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	_ = nc.SetDeadline(time.Now().Add(time.Minute))
+	nc := connect(t, x.HTTP)
 	get := requestStart + "\r\n"
 	body := "{" + strings.Repeat("\n", 30_000) + "}"
 	post := fmt.Sprintf("POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s", len(body), body)

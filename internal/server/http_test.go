@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"testing"
-	"time"
 )
 
 func TestTheFirstRequestIsAnsweredAfterThePortIsClosed(t *testing.T) {
@@ -16,31 +15,17 @@ func TestTheFirstRequestIsAnsweredAfterThePortIsClosed(t *testing.T) {
 		t.Run(fmt.Sprintf("PROXY protocol %t", proxyProtocol), func(t *testing.T) {
 			t.Parallel()
 			x := start(t, shared, func(c *Config) { c.HTTPProxyProtocol = proxyProtocol })
-			connect := func() net.Conn {
-				c, err := net.Dial("tcp", x.HTTP.String())
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { c.Close() })
-				_ = c.SetDeadline(time.Now().Add(time.Minute))
-				return c
-			}
 			answer := func(c net.Conn) {
 				t.Helper()
-				if _, err := io.WriteString(c, "GET /livez HTTP/1.1\r\nHost: sidecar\r\n\r\n"); err != nil {
+				if _, err := io.WriteString(c, requestStart+"\r\n"); err != nil {
 					t.Fatal(err)
 				}
-				got, err := http.ReadResponse(bufio.NewReader(c), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				got.Body.Close()
-				if got.StatusCode != http.StatusOK {
+				if got := answerOn(t, bufio.NewReader(c)); got.StatusCode != http.StatusOK {
 					t.Errorf("got %s, want 200", got.Status)
 				}
 			}
-			first := connect()
-			answer(connect()) // connections are accepted in order, so first is accepted too
+			first := connect(t, x.HTTP)
+			answer(connect(t, x.HTTP)) // connections are accepted in order, so first is accepted too
 			ended := make(chan error, 1)
 			go func() { ended <- x.stop() }()
 			eventually(t, "the port is closed", func() bool {

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/pires/go-proxyproto"
 )
@@ -42,12 +41,8 @@ func at(address string) net.Addr {
 // answer.
 func sendAuth(tb testing.TB, a net.Addr, prefix string, headers ...string) int {
 	tb.Helper()
-	conn, err := net.Dial(a.Network(), a.String())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	conn := connect(tb, a)
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	lines := append([]string{"POST /v1/auth HTTP/1.1", "Host: h", "Connection: close"}, headers...)
 	if _, err := conn.Write([]byte(prefix + strings.Join(lines, "\r\n") + "\r\n\r\n")); err != nil {
 		tb.Fatal(err)
@@ -64,12 +59,7 @@ func TestProxyProtocol(t *testing.T) {
 	on := func(c *Config) { c.HTTPProxyProtocol = true }
 	x := start(t, fmt.Sprintf(byAddress, "[127.0.0.1, 10.0.0.0/8]"), on)
 	for range 50 { // connections that never send the rest of the header delay nobody
-		conn, err := net.Dial("tcp", x.HTTP.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		_, _ = conn.Write([]byte("PROXY"))
+		_, _ = connect(t, x.HTTP).Write([]byte("PROXY"))
 	}
 	v1 := func(address string) string { return header(t, 1, proxyproto.PROXY, at(address)) }
 	v2 := func(address string) string { return header(t, 2, proxyproto.PROXY, at(address)) }

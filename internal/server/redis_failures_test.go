@@ -16,36 +16,21 @@ import (
 // After an outage, the admin page must not report that Redis is slow and that its timeout should be raised.
 func TestFailuresAroundAnOpenBreakerAreNotSlowness(t *testing.T) {
 	var failures redisFailures
-	fail := func(n int) {
-		for range n {
-			failures.failed(errors.New("late"))
+	for _, step := range []struct {
+		happens string // f is a failure; the breaker opens at o, and closes at c
+		want    uint64
+	}{{"", 0}, {"ff", 2}, {"", 0}, {"ffoff", 0}, {"f", 0}, {"fc", 0}, {"f", 1}, {"offc", 0}} {
+		for _, what := range step.happens {
+			if what == 'f' {
+				failures.failed(errors.New("late"))
+			} else {
+				failures.changed("a", what == 'o')
+			}
+		}
+		if got := failures.recent(); got != step.want {
+			t.Errorf("%q: %d failures, want %d", step.happens, got, step.want)
 		}
 	}
-	next := func(step string, want uint64) {
-		t.Helper()
-		if got := failures.recent(); got != want {
-			t.Errorf("%s: %d failures, want %d", step, got, want)
-		}
-	}
-	next("nothing happened", 0)
-	fail(2)
-	next("two late answers", 2)
-	next("none since", 0)
-	fail(5)
-	failures.changed("a", true)
-	fail(3)
-	next("the breaker is open", 0)
-	fail(4)
-	next("the breaker is still open", 0)
-	fail(1)
-	failures.changed("a", false)
-	next("the breaker closed meanwhile", 0)
-	fail(1)
-	next("one late answer after that", 1)
-	failures.changed("a", true)
-	fail(7)
-	failures.changed("a", false)
-	next("the breaker opened and closed meanwhile", 0)
 }
 
 // The line of state turns green within five seconds. A page requests it every second, and a busy machine needs time too.

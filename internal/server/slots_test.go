@@ -1,7 +1,6 @@
 package server
 
 import (
-	"net"
 	"testing"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -20,7 +19,7 @@ descriptors:
 
 func startSlots(t *testing.T) *instance {
 	t.Helper()
-	return start(t, slotLimits, func(c *Config) { c.LogListen, c.AccessLogService = "udp://127.0.0.1:0", true })
+	return start(t, slotLimits, func(c *Config) { c.LogListen, c.AccessLogService, c.APIToken = "udp://127.0.0.1:0", true, "s3cret" })
 }
 
 // take sends a descriptor, and returns the id in the answer.
@@ -32,17 +31,13 @@ func (x *instance) take(t *testing.T, text string) (id string) {
 	return id
 }
 
-// Lines of access logs and Envoy's access log service reach the limiter. An id of another process changes nothing. A
-// negative cost returns nothing either, and takes nothing off the other costs of its request.
+// Lines of access logs and Envoy's access log service reach the limiter. An id of another process, which has the same key and
+// buckets of its own, changes nothing. A negative cost returns nothing either, and takes nothing off the other costs of its request.
 func TestSlotsEndByTheirIDs(t *testing.T) {
 	x := startSlots(t)
 	left := func(texts ...string) uint32 { return x.send(t, texts...).GetStatuses()[0].GetLimitRemaining() }
-	mine, foreign := x.take(t, "tenant=bob"), startSlots(t).take(t, "tenant=bob") // signed with another key
-	lines, err := net.Dial("udp", x.Logs.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lines.Close()
+	mine, foreign := x.take(t, "tenant=bob"), startSlots(t).take(t, "tenant=bob") // the same key, but with buckets of its own
+	lines := connect(t, x.Logs)
 	stream, err := als.NewAccessLogServiceClient(dial(t, x.GRPC)).StreamAccessLogs(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -16,11 +16,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 	t.Parallel()
 	x := start(t, "domain: d\nauth: {default: allow}")
 	open := func(send string) net.Conn {
-		conn, err := net.Dial("tcp", x.HTTP.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
+		conn := connect(t, x.HTTP)
 		_, _ = io.WriteString(conn, send) // the server may have closed the connection
 		return conn
 	}

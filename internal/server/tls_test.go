@@ -2,7 +2,9 @@ package server
 
 import (
 	"crypto/tls"
-	"net"
+	"io"
+	"log"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
@@ -120,23 +122,10 @@ func TestRedisOfAnyNameIsStillSigned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			_ = conn.(*tls.Conn).Handshake() // the client's result reports whether the server was reached
-			conn.Close()
-		}
-	}()
-	defer func() { listener.Close(); <-served }()
+	redis := httptest.NewUnstartedServer(nil) // any server with TLS
+	redis.TLS, redis.Config.ErrorLog = &tls.Config{Certificates: []tls.Certificate{pair}}, log.New(io.Discard, "", 0)
+	redis.StartTLS()
+	defer redis.Close()
 	for name, c := range map[string]struct {
 		redis    Redis
 		accepted bool
@@ -152,13 +141,8 @@ func TestRedisOfAnyNameIsStillSigned(t *testing.T) {
 		}
 		conf = conf.Clone()
 		conf.ServerName = "redis"
-		raw, err := net.Dial("tcp", listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := tls.Client(raw, conf).HandshakeContext(t.Context()); (err == nil) != c.accepted {
+		if err := tls.Client(connect(t, redis.Listener.Addr()), conf).HandshakeContext(t.Context()); (err == nil) != c.accepted {
 			t.Errorf("%s: got %v; want the server accepted: %t", name, err, c.accepted)
 		}
-		raw.Close()
 	}
 }
