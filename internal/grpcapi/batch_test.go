@@ -135,24 +135,6 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	}
 }
 
-func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
-	store := recordingStore{}
-	l := limiter.New(&store, limiter.Config{})
-	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
-	s, _ := newServer(t, l, Options{})
-	batch := s.NewBatch()
-	var canceled atomic.Bool
-	batch.Add(request("k"), time.Now(), 0, &canceled, nil)
-	batch.Submit(time.Time{}, nil, func() {})
-	if c := &store.batch.Charges[0]; c.Canceled == nil || c.Canceled.Load() {
-		t.Fatalf("got %+v; want a charge with Canceled set and false", c)
-	}
-	if canceled.Store(true); !store.batch.Charges[0].Canceled.Load() {
-		t.Error("the store does not know that the client canceled the request")
-	}
-	store.batch.Fail(backend.ErrUnavailable)
-}
-
 // A batch is used three times. Each time it must charge only its own requests, and know only those that need no store.
 func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	store := recordingStore{}
@@ -160,6 +142,7 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	l.Swap(snapshot(&limiter.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
 	s, _ := newServer(t, l, Options{})
 	batch, done := s.NewBatch(), 0
+	var canceled atomic.Bool
 	for round, list := range [][]string{{"k", "unlimited", "", "late"}, {"", "k", "late", "unlimited"}, {"late", "", "unlimited", "k"}} {
 		var want, known []bool
 		for _, key := range list {
@@ -170,12 +153,15 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 			case "late": // the deadline has passed
 				message, left = request("k"), -1
 			}
-			batch.Add(message, time.Now(), left, nil, nil)
+			batch.Add(message, time.Now(), left, &canceled, nil)
 			want = append(want, key != "k")
 		}
 		batch.Submit(time.Time{}, nil, func() { done++ })
 		for i := range list {
 			known = append(known, batch.Known(i))
+		}
+		if store.batch.Charges[0].Canceled != &canceled {
+			t.Error("the store does not learn that the client cancels the request")
 		}
 		if !slices.Equal(known, want) || done != round || len(store.batch.Charges) != 1 || batch.used != 4 || batch.weight != 3 {
 			t.Errorf("known: got %v, want %v; done was called %d times, want %d; %d charges, want 1; %d requests of weight %d, want 4 of weight 3", known, want, done, round, len(store.batch.Charges), batch.used, batch.weight)

@@ -262,6 +262,12 @@ func TestAnswersAreDelayedUntilTheirTurn(t *testing.T) {
 		if got, err := send(s, ctx, request("jobs")); err != nil || got.OverallCode != ok {
 			t.Errorf("in time: got %v, %v; want OK", got, err)
 		}
+		s.delays.Most = -1 // no answer may be delayed
+		if got, err := send(s, t.Context(), request("jobs")); err != nil || got.OverallCode != over {
+			t.Errorf("no room: got %v, %v; want OVER_LIMIT", got, err)
+		}
+		time.Sleep(time.Second)
+		mustAllow(t, s, "jobs") // without a delay
 	})
 }
 
@@ -273,21 +279,6 @@ func TestTheLargestRequestInJSONIsDecided(t *testing.T) {
 			t.Errorf("%s: got %d %s, want %d", list, code, got, want)
 		}
 	}
-}
-
-func TestDelayedAnswersAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
-		mustAllow(t, s, "jobs")
-		s.delays.Most = -1
-		if got, err := send(s, t.Context(), request("jobs")); err != nil || got.OverallCode != over {
-			t.Errorf("got %v, %v; want OVER_LIMIT", got, err)
-		}
-		time.Sleep(time.Second)
-		if got, err := send(s, t.Context(), request("jobs")); err != nil || got.OverallCode != ok {
-			t.Errorf("without a delay: got %v, %v; want OK", got, err)
-		}
-	})
 }
 
 func TestJSON(t *testing.T) {

@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -182,54 +181,20 @@ func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 	}
 }
 
-// The store cannot decide one limit of a list. The answer is a failure only if no other limit denies by itself, and it is
-// degraded if on_backend_failure allowed the limit, whatever the order of the list.
-func TestAnswersWhileOneOfSeveralLimitsFails(t *testing.T) {
+// The store cannot decide one limit of a list. The answer is a failure only if no other limit denies by itself.
+func TestADenialBesideAFailureIsNoFailure(t *testing.T) {
+	failed := limiter.Result{Outcome: limiter.FailedDenied, Policy: &limiter.Policy{}, Decision: backend.Decision{Err: backend.ErrUnavailable}}
+	denied := limiter.Result{Outcome: limiter.Denied, Policy: &limiter.Policy{}}
+	quota := limiter.Result{Outcome: limiter.Denied, Policy: &limiter.Policy{Quota: true}} // does not deny by itself
 	for _, test := range []struct {
-		names    string
-		code     int
-		degraded bool
+		results []limiter.Result
+		failure bool
 	}{
-		{"allow other", 200, true}, {"other allow", 200, true}, {"other", 200, false},
-		{"deny empty", 429, false}, {"empty deny", 429, false},
-		{"quota deny other_quota", 503, false}, // a quota that is used up does not deny by itself
+		{[]limiter.Result{failed, denied}, false}, {[]limiter.Result{denied, failed}, false}, {[]limiter.Result{quota, failed}, true}, {[]limiter.Result{denied}, false},
 	} {
-		l := limiter.New(halfFailing{memory.New(memory.Config{})}, limiter.Config{})
-		l.Swap(authSnapshot(t, `
-domain: d
-limits:
-  allow:       {algorithm: token_bucket, rate: 1, period: 1h, on_backend_failure: allow}
-  deny:        {algorithm: token_bucket, rate: 1, period: 1h}
-  other:       {algorithm: token_bucket, rate: 9, period: 1h}
-  empty:       {algorithm: token_bucket, rate: 1, period: 1h}
-  quota:       {algorithm: token_bucket, rate: 1, period: 1h, quota_mode: true}
-  other_quota: {algorithm: token_bucket, rate: 9, period: 1h, quota_mode: true}
-`))
-		h := New(Config{API: &API{Limiter: l}})
-		for _, name := range []string{"empty", "quota"} {
-			call(h, "POST", "/v1/limit", `{"name":"`+name+`","key":"x"}`)
-		}
-		var list []string
-		for name := range strings.FieldsSeq(test.names) {
-			list = append(list, `{"name":"`+name+`","key":"x"}`)
-		}
-		w := call(h, "POST", "/v1/limit", `{"limits":[`+strings.Join(list, ",")+`]}`)
-		if w.Code != test.code || strings.HasPrefix(w.Body.String(), `{"ok":true,"degraded":true,`) != test.degraded {
-			t.Errorf("%s: got %d %s; want status %d, degraded %v", test.names, w.Code, w.Body, test.code, test.degraded)
+		c := &limiter.Call{Verdict: limiter.Verdict{Denied: true, Results: test.results}}
+		if err := undecided(c); (err != nil) != test.failure {
+			t.Errorf("%+v: got %v; want a failure: %t", test.results, err, test.failure)
 		}
 	}
-}
-
-// halfFailing is a store with two servers. The server with the buckets of "allow" and "deny" fails.
-type halfFailing struct{ *memory.Store }
-
-func (h halfFailing) Submit(b *backend.Batch) {
-	for i := range b.Charges {
-		if owner := b.Charges[i].Owner; strings.HasSuffix(owner, "allow") || strings.HasSuffix(owner, "deny") {
-			b.Decisions[i].Err = backend.ErrUnavailable
-		} else {
-			backend.Take(context.Background(), h.Store, b.Charges[i:i+1], b.Decisions[i:i+1])
-		}
-	}
-	b.Done(b)
 }

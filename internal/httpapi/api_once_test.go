@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -154,6 +152,12 @@ func TestSeveralReservedLimits(t *testing.T) {
 		}
 		return answer
 	}
+	for n, whole := range map[int]bool{limiter.MaxReserved: true, limiter.MaxReserved + 1: false} { // more limits have no id for all
+		list := strings.Repeat(`,{"name":"hourly","key":"many","reserve":true}`, n)[1:]
+		if w := call(h, "POST", "/v1/limit", `{"limits":[`+list+`]}`); w.Code != 200 || strings.HasPrefix(w.Body.String(), `{"ok":true,"reservation":`) != whole {
+			t.Errorf("%d limits: got %d %s; want an id for all of them: %t", n, w.Code, w.Body, whole)
+		}
+	}
 	const both = `{"ok":true,"limits":[{"name":"tokens","key":"b","ok":true,"remaining":8,"limit":10,"reset_after_ms":12000},{"name":"hourly","key":"b","ok":true,"remaining":98,"limit":100,"reset_after_ms":3600000}]}`
 	a, b, c := reserved("a"), reserved("b"), reserved("c")
 	script(t, h, clock,
@@ -207,34 +211,6 @@ func TestIDsOfApplicationsAreTheirOwn(t *testing.T) {
 	want := [][16]byte{limiter.IdempotencyID("edge", "request call 1", "0")}
 	if !slices.Equal(store.ids, want) {
 		t.Errorf("got the keys %x; want %x", store.ids, want)
-	}
-}
-
-// A request that reserves up to limiter.MaxReserved limits gets one id for all of them. With more limits, it gets
-// only one id for each limit. All ids have the same Reserved.ID.
-func TestAnIDForAllLimitsOfARequest(t *testing.T) {
-	for _, n := range []int{1, limiter.MaxReserved, limiter.MaxReserved + 1} {
-		h, _ := onClock(t)
-		var list []string
-		for i := range n {
-			list = append(list, fmt.Sprintf(`{"name":"tokens","key":"%d","reserve":true}`, i))
-		}
-		w := call(h, "POST", "/v1/limit", `{"limits":[`+strings.Join(list, ",")+`]}`)
-		var answer apiReply
-		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || (answer.Reservation != "") != (n <= limiter.MaxReserved) {
-			t.Fatalf("%d limits: got %d %s, %v; want an id for all of them: %v", n, w.Code, w.Body, err, n <= limiter.MaxReserved)
-		}
-		ids := map[[16]byte]bool{}
-		for _, l := range answer.Limits {
-			var of limiter.Reserved
-			if err := reservation.Decode(l.Reservation, &of); err != nil {
-				t.Fatal(err)
-			}
-			ids[of.ID] = true
-		}
-		if len(ids) != 1 {
-			t.Errorf("%d limits: got %d reservations; want one", n, len(ids))
-		}
 	}
 }
 

@@ -111,7 +111,7 @@ func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 		return m
 	}
 	list := func(path string) map[int]sample {
-		return with(get(path), 400, sample{h: h, method: "GET", path: path + "?n=0"})
+		return with(get(path), 400, sample{h: h, method: "GET", path: path + "?n=1001"})
 	}
 	buckets := func(method, path string) map[int]sample {
 		return map[int]sample{

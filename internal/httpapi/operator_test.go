@@ -186,23 +186,6 @@ func TestOperatorsMistakes(t *testing.T) {
 	}
 }
 
-// A form of a web page cannot send JSON, so changes of adjustments must be JSON.
-func TestRequestsForAdjustments(t *testing.T) {
-	keeper := adjust.NewKeeper(adjust.Config{})
-	h := describedOperator(t, memory.New(memory.Config{}), keeper).Handler()
-	const body = `{"limit":"send","key":["bob"],"factor":2,"for":"2h","author":"ann","reason":"launch"}`
-	for kind, want := range map[string]int{"application/json": 200, "text/plain": 415, "application/x-www-form-urlencoded": 415, "": 415} {
-		if w := call(h, "POST", "/api/adjustments", body, "Content-Type", kind); w.Code != want {
-			t.Errorf("content type %q: got %d %s; want status %d", kind, w.Code, w.Body, want)
-		}
-	}
-	for n, want := range map[string]int{"0": 400, "1": 200, "1000": 200, "1001": 400} {
-		if w := call(h, "GET", "/api/adjustments/audit?n="+n, ""); w.Code != want {
-			t.Errorf("an audit of %s entries: got %d %s; want status %d", n, w.Code, w.Body, want)
-		}
-	}
-}
-
 // An application that reads or resets a bucket must use a key with the right number of values, like an operator. A
 // charge may have any key, because the applications choose the keys.
 func TestApplicationsReadOnlyBucketsThatExist(t *testing.T) {
