@@ -233,6 +233,30 @@ func TestLeasesEndInTimeWithASlowClock(t *testing.T) {
 	}
 }
 
+// While a machine is suspended, its monotonic clock and its timers stand still. It must not serve leased units of a
+// window that has ended, even if its wall clock was set before.
+func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
+	for _, set := range []time.Duration{0, -time.Hour, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			var wallAhead, suspended atomic.Int64 // in ns
+			store := memory.New(memory.Config{Clock: func() time.Time { return time.Now().Add(time.Duration(suspended.Load())) }})
+			s := stores.Cache(store, stores.CacheConfig{Clocks: func() (monotonic, wall time.Duration) {
+				return time.Since(began), time.Since(began) + time.Duration(wallAhead.Load()+suspended.Load())
+			}})
+			wallAhead.Store(int64(set))
+			limit := fixed(t, 1000, 10*algorithms.Second)
+			c := leased(limit, "a", 1, 500)
+			warm(t, s, c)
+			suspended.Store(int64(10 * time.Second)) // the next window has started
+			take(t.Context(), store, of(limit, "a", limit.Capacity))
+			if d := take(t.Context(), s, c)[0]; d.Allowed {
+				t.Errorf("the wall clock was set by %v, and a unit of the previous window was served: %+v; want denied", set, d)
+			}
+		})
+	}
+}
+
 // A request may be denied because units are leased or in flight. It is allowed when the units have been
 // returned or have arrived, even if a store below caches denials.
 func TestADenialEndsWhenUnitsAreReturned(t *testing.T) {

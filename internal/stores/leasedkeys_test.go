@@ -55,26 +55,6 @@ func TestSizesOfLeases(t *testing.T) {
 	}
 }
 
-// The eighth request within the duration of a lease makes a key hot. Its rate counts from the first of the eight.
-func TestAKeyIsHotFromItsFirstRequestOn(t *testing.T) {
-	sh, l := hotBucket(t)
-	now := time.Duration(0)
-	for _, key := range []string{"b", "c"} { // both keys share one element of heat
-		c, first := l.charge, now+time.Millisecond
-		c.Key = []byte(key)
-		for i := range hotRequests {
-			now += time.Millisecond
-			hot := sh.warm(&c, 7, now)
-			if (hot != nil) != (i == hotRequests-1) {
-				t.Fatalf("%s: request %d, hot: %t; want true from request %d on", key, i+1, hot != nil, hotRequests)
-			}
-			if hot != nil && (hot.used != 3*hotRequests || hot.since != first || hot.lastRequestAt != now) {
-				t.Errorf("%s: used %v since %v; want %d since %v", key, hot.used, hot.since, 3*hotRequests, first)
-			}
-		}
-	}
-}
-
 func TestWhichKeysBecomeCold(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*hotKey)

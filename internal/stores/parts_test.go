@@ -185,8 +185,8 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	t.Helper()
 	var pending [3]*backend.Batch
 	var undone [3]int
-	var charges []backend.Charge
 	var below []backend.Store
+	charges := []backend.Charge{of(limit, "d", 1)} // a group of its own before the parts
 	undos := stores.NewUndos(time.Minute)
 	for i := range pending {
 		cost := int64(1)
@@ -194,6 +194,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 			cost = -1
 		}
 		charges = append(charges, of(limit, string(rune('a'+i)), cost))
+		charges[i+1].Group = 1
 		below = append(below, submitFunc(func(b *backend.Batch) {
 			if !b.Detached {
 				pending[i] = b
@@ -206,6 +207,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 			b.Done(b)
 		}))
 	}
+	below = append(below, memory.New(memory.Config{}))
 	s := stores.Parts(byFirstByte(below...), func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
 	outer, done := submit(s, charges)
 	answer := func(i int) {
@@ -241,7 +243,10 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 func (p scriptedParts) check(t *testing.T, outer *backend.Batch, all bool, failed error, undone [3]int) {
 	t.Helper()
 	whole := all && (p.refund == noRefund || p.answers[p.refund].Allowed)
-	for i, d := range outer.Decisions {
+	if d := outer.Decisions[0]; d.Err != nil || !d.Allowed {
+		t.Errorf("the other group: got %+v; want allowed", d)
+	}
+	for i, d := range outer.Decisions[1:] {
 		if want := p.answers[i].Allowed && failed == nil; !errors.Is(d.Err, failed) || d.Allowed != want {
 			t.Errorf("part %d: got %+v, want allowed %v, %v", i, d, want, failed)
 		}

@@ -1,8 +1,6 @@
 package stores_test
 
 import (
-	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -29,12 +27,6 @@ func (h *pendingStore) remove(i int) *backend.Batch {
 }
 
 func (h *pendingStore) decide(i int) { h.next.Submit(h.remove(i)) }
-
-func (h *pendingStore) loseAnswer(i int) {
-	b := h.remove(i)
-	h.next.Submit(&backend.Batch{Charges: b.Charges, Decisions: make([]backend.Decision, len(b.Charges)), Done: func(*backend.Batch) {}})
-	b.Fail(backend.ErrUnavailable)
-}
 
 func byFirstByte(below ...backend.Store) *stores.Router {
 	routes := make([]stores.Route, len(below))
@@ -97,85 +89,6 @@ func TestManyPartsInMemory(t *testing.T) {
 	}
 	if n := left(t, store, of(limit, "a", 0)); n != 5_000 {
 		t.Errorf("%d left; want 5_000", n)
-	}
-}
-
-// Random groups are charged in parts over three Stores, whose answers arrive in random order or are lost.
-// No bucket admits more than its limit. If no answer is lost, at the end every missing unit belongs to an
-// allowed group.
-func TestPartsAgreeWithAModel(t *testing.T) {
-	for _, lossy := range []bool{false, true} {
-		for seed := range uint64(300) {
-			t.Run(fmt.Sprintf("lossy %v, seed %d", lossy, seed), func(t *testing.T) {
-				partsAgainstAModel(t, rand.New(rand.NewPCG(seed, 1)), lossy)
-			})
-		}
-	}
-}
-
-func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
-	t.Helper()
-	const keys, limited = 6, 20
-	undos := stores.NewUndos(time.Minute)
-	now := 1000 * algorithms.Second
-	store := memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(now)) }})
-	h := &pendingStore{next: store}
-	routes := [3]stores.Route{{Store: h}, {Store: h}, {Store: h}}
-	number := func(c *backend.Charge) int { return int(c.Key[0]) % len(routes) }
-	router := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[number(&group[0])] }, nil)
-	s := stores.Parts(router, func(_ int, c *backend.Charge) int { return number(c) }, undos)
-	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: limited, Period: algorithms.Day, Start: new(algorithms.Micros)})
-	var batches []*backend.Batch
-	var dones []*int
-	decide := func() {
-		i := rng.IntN(len(h.waiting))
-		switch {
-		case lossy && rng.IntN(10) == 0:
-			h.loseAnswer(i)
-		case lossy && rng.IntN(10) == 0:
-			h.remove(i).Fail(backend.ErrNotTaken)
-		default:
-			h.decide(i)
-		}
-	}
-	for range 40 {
-		var charges []backend.Charge
-		for group := range 1 + rng.IntN(3) {
-			for _, k := range rng.Perm(keys)[:1+rng.IntN(4)] {
-				c := of(limit, string(rune('a'+k)), 1+rng.Int64N(3))
-				c.Group = group
-				charges = append(charges, c)
-			}
-		}
-		b, done := submit(s, charges)
-		batches, dones = append(batches, b), append(dones, done)
-		for len(h.waiting) > 0 && rng.IntN(3) > 0 {
-			decide()
-		}
-	}
-	for len(h.waiting) > 0 {
-		decide()
-	}
-	undos.Close()
-	var taken [keys]int64
-	for i, b := range batches {
-		if *dones[i] != 1 {
-			t.Fatalf("batch %d is done %d times; want 1", i, *dones[i])
-		}
-		for at := 0; at < len(b.Charges); {
-			end := at + backend.GroupLen(b.Charges[at:])
-			allowed := !slices.ContainsFunc(b.Decisions[at:end], func(d backend.Decision) bool { return !d.Allowed })
-			for j := at; j < end && allowed; j++ {
-				taken[b.Charges[j].Key[0]-'a'] += b.Charges[j].Terms.Cost
-			}
-			at = end
-		}
-	}
-	for k := range keys {
-		n := left(t, store, of(limit, string(rune('a'+k)), 0))
-		if taken[k] > limited || n > limited-taken[k] || !lossy && n != limited-taken[k] {
-			t.Errorf("bucket %c: allowed groups consumed %d of %d, %d left; want a sum of %d, or less after lost answers", 'a'+k, taken[k], limited, n, limited)
-		}
 	}
 }
 
