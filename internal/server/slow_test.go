@@ -45,6 +45,12 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 		"a client that waits":     {"POST /v1/auth HTTP/1.1\r\nHost: h\r\nContent-Length: 7\r\nExpect: 100-continue\r\n\r\n", 200},
 		"chunks that never come":  {"POST /v1/auth HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n", 200},
 		"a header without end":    {head + "X-A: " + strings.Repeat("x", 1<<20), 431},
+		"a line without end":      {strings.Repeat("G", 1<<20), 431},
+		"a body of 100 GB":        {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n" + strings.Repeat(" ", 100<<10), 413},
+		"a body without end": {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" +
+			strings.Repeat("1000\r\n"+strings.Repeat(" ", 4096)+"\r\n", 64), 413},
+		"JSON of 60,000 levels": {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 60000\r\n\r\n" +
+			strings.Repeat("[", 60_000), 400},
 	} {
 		conn := open(want.send)
 		_ = conn.SetReadDeadline(time.Now().Add(4 * time.Second)) // before any timeout of the server

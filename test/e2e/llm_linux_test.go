@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -147,32 +146,4 @@ func TestParallelCallsBehindAGateway(t *testing.T) {
 			}
 		})
 	}
-	t.Run("by HTTP", func(t *testing.T) {
-		limits := fileOf(t, "limits.yaml", example(t, "llm/limits.yaml", change{"    period: 1d\n", "    period: 1d\n    max_reserved: 0\n"}))
-		s := &settler{t: t, addr: loopback()}
-		serve(t, s.addr, "--config", limits)
-		var passed atomic.Int64
-		var all sync.WaitGroup
-		for range calls {
-			all.Go(func() {
-				code, answer := s.post("/v1/limit", fmt.Sprintf(`{"domain": "ai", "name": "tokens", "key": "alice", "count": %d, "reserve": true}`, cost))
-				if code >= 300 {
-					return
-				}
-				passed.Add(1)
-				var reserved struct{ Reservation string }
-				if err := json.Unmarshal([]byte(answer), &reserved); err != nil {
-					t.Error(err)
-				}
-				if code, answer := s.post("/v1/limit", fmt.Sprintf(`{"reservation": %q, "count": %d}`, reserved.Reservation, cost)); code >= 300 {
-					t.Errorf("a settlement: status %d, %s", code, answer)
-				}
-			})
-		}
-		all.Wait()
-		t.Logf("%d calls used %.2f of the budget", passed.Load(), float64(passed.Load()*cost)/budget)
-		if passed.Load()*cost != budget {
-			t.Errorf("the calls used %d tokens, want %d", passed.Load()*cost, budget)
-		}
-	})
 }

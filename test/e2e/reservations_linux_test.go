@@ -117,16 +117,6 @@ func (s *settler) want(limit, key string, want int) {
 	}
 }
 
-// tampered returns id with another character at i. It stays base64, because the text of a descriptor must not
-// contain ";" or ",".
-func tampered(id string, i int) string {
-	other := "A"
-	if id[i] == 'A' {
-		other = "B"
-	}
-	return id[:i] + other + id[i+1:]
-}
-
 const firstKey, secondKey = "the first key of reservations", "the second key of reservations"
 
 // keyLine replaces the blanks in key, because blanks separate the keys of a file.
@@ -198,29 +188,11 @@ func TestReservationsWithoutPermissionForTheSharedKey(t *testing.T) {
 	s.want("few", "eve", 0)
 }
 
-// TestClientsThatAbuseReservations sends requests with which a hostile client of a proxy or of an application
-// could try to avoid its limit, or to change the bucket of another client.
+// TestClientsThatAbuseReservations sends many requests at the same time, with which a hostile client of a proxy or of an
+// application could try to avoid its limit.
 func TestClientsThatAbuseReservations(t *testing.T) {
 	t.Parallel()
 	s := startSettler(t)
-	t.Run("sends an id that it made up, or changed", func(t *testing.T) {
-		mine := s.mustStart("user=mine")
-		theirs := tampered(s.mustStart("user=theirs"), 60)
-		for _, id := range []string{"", "none", "mine", mine + "A", mine[:len(mine)-4], theirs, strings.Repeat("A", 3000)} {
-			if err := s.done(id, 0); err != nil {
-				t.Errorf("a proxy settles %.20q: %v, want no error", id, err)
-			}
-			want := http.StatusNotFound
-			if id == "none" { // the id of a request that reserved nothing
-				want = http.StatusOK
-			}
-			if code, answer := s.settle(id, 0); code != want {
-				t.Errorf("an application settles %.20q: got %d %s; want status %d", id, code, answer, want)
-			}
-		}
-		s.want("tokens", "mine", 1_000_000-100)
-		s.want("tokens", "theirs", 1_000_000-100)
-	})
 	t.Run("repeats a settlement", func(t *testing.T) {
 		byProxy, byProgram := s.mustStart("user=repeats"), s.reserve("tokens", "repeats", 200)
 		var all sync.WaitGroup
@@ -242,27 +214,6 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 			t.Errorf("got %d %s; want status 409", code, answer)
 		}
 		s.want("tokens", "repeats", 1_000_000-80)
-	})
-	t.Run("declares a cost below the estimate", func(t *testing.T) {
-		for range 10 { // each request reserves the estimate, not its hits
-			s.mustStart("poor=tiny;hits=1")
-		}
-		if _, err := s.start("poor=tiny;hits=1"); err == nil {
-			t.Error("an eleventh request of 100 units was allowed, want 1000 units to be used up")
-		}
-		id := s.reserve("few", "tiny program", 1)
-		s.mustSettle(id, 1100) // the cost beyond the limit becomes a debt, which denies later requests
-		if code, answer := s.post("/v1/limit", `{"name":"few","key":"tiny program"}`); code != http.StatusTooManyRequests {
-			t.Errorf("got %d %s; want status 429", code, answer)
-		}
-	})
-	t.Run("disconnects before the cost is known", func(t *testing.T) {
-		id := s.mustStart("user=hangs up")
-		if _, err := s.send("settle_end=" + id + ";hits=0"); err != nil {
-			t.Error(err)
-		}
-		_ = s.done(id, 0) // the reservation is settled already, so this has no effect
-		s.want("tokens", "hangs up", 1_000_000-100)
 	})
 	t.Run("never settles, in thousands of streams", func(t *testing.T) {
 		buckets := metric(s.addr, "rlsidecar_memory_keys ")

@@ -1,12 +1,8 @@
 package e2e
 
 import (
-	"bufio"
-	"io"
-	"net"
 	"os/exec"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -48,52 +44,5 @@ func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 			return
 		case <-time.After(10 * time.Millisecond):
 		}
-	}
-}
-
-func TestOversizedRequestsAreRefused(t *testing.T) {
-	t.Parallel()
-	addr := loopback()
-	s := serve(t, addr, "--config", root+"/examples/http-api/limits.yaml", "--admin-listen", "")
-	before := s.resident(t, "VmHWM")
-	endless := "POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-	chunk := "1000\r\n" + strings.Repeat(" ", 4096) + "\r\n"
-	for name, c := range map[string]struct {
-		request string
-		more    string // the test repeats this until the connection is closed, or 64 MiB are sent
-		want    string
-	}{
-		"announced": {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n", "xxxxxxxxxxxxxxxx", "413"},
-		"endless":   {endless, chunk, "413"},
-		"deep":      {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 60000\r\n\r\n" + strings.Repeat("[", 60000), "", "400"},
-		"header":    {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nX-Big: ", strings.Repeat("y", 4096), "431"},
-		"path":      {"GET /v1/limits/", strings.Repeat("z", 4096), "431"},
-		"headers":   {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\n", strings.Repeat("X-A: b\r\n", 500), "431"},
-		"line":      {"", strings.Repeat("G", 4096), "431"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			conn, err := net.Dial("tcp", addr+":8080")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			_ = conn.SetDeadline(time.Now().Add(maxWait))
-			go func() {
-				_, err := io.WriteString(conn, c.request)
-				for sent := 0; err == nil && c.more != "" && sent < 64<<20; sent += len(c.more) {
-					_, err = io.WriteString(conn, c.more)
-				}
-			}()
-			status, err := bufio.NewReader(conn).ReadString('\n')
-			if err != nil || !strings.HasPrefix(status, "HTTP/1.1 "+c.want) {
-				t.Errorf("%q %v, want %s", status, err, c.want)
-			}
-		})
-	}
-	if code, _ := post("http://"+addr+":8080/v1/limit", `{"name":"bytes_sent"}`); code != 200 {
-		t.Errorf("a small request afterwards: got %d; want status 200", code)
-	}
-	if more := s.resident(t, "VmHWM") - before; more > 64<<10 {
-		t.Errorf("oversized requests used %d KiB of memory, want at most %d", more, 64<<10)
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
@@ -75,6 +77,71 @@ func TestLoadedLimitsUseTheBucketsOfTheSidecar(t *testing.T) {
 	if l.Has("path") {
 		t.Error("the limit at descriptor path was loaded; want only limits with a name")
 	}
+}
+
+// A sidecar settles what a Go program with the same limits, Store and secret has reserved, and the program settles what a
+// proxy has reserved. Each reservation is settled once.
+func TestAGoProgramSettlesWithTheSidecars(t *testing.T) {
+	const text = "domain: ai\nlimits: {tokens: {algorithm: fixed_window, rate: 1000, period: 300d, settle: {estimate: 100}}}\ndescriptors: [{key: user, limit: tokens}]\n"
+	store := memory.New(memory.Config{})
+	c, err := limitsfile.Parse("", "limits.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Store, c.Secret = store, "secret"
+	program, err := ratelimit.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(text)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	sidecar := limiter.New(store, limiter.Config{
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }),
+		Now: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
+	})
+	sidecar.Swap(snapshot)
+	send := func(all ...limiter.Descriptor) (id string) {
+		t.Helper()
+		c := &limiter.Call{Request: limiter.Request{Domain: "ai", Descriptors: all}}
+		if err := sidecar.Check(t.Context(), c); err != nil || c.Denied {
+			t.Errorf("%v: %v, denied %t; want allowed", all, err, c.Denied)
+		}
+		return string(c.AppendID(nil))
+	}
+	done := func(id string, cost int64) {
+		t.Helper()
+		send(limiter.Descriptor{Entries: []descriptors.Entry{{Key: "settle", Value: id}}, Cost: cost, Explicit: true, Declared: true},
+			limiter.Descriptor{Entries: []descriptors.Entry{{Key: "settle_end", Value: id}}, Explicit: true})
+	}
+	left := func(key string, want int64) {
+		t.Helper()
+		if r, err := program.Peek(t.Context(), 0, "tokens", key); err != nil || r.Remaining != want {
+			t.Errorf("%s has %d left, %v; want %d", key, r.Remaining, err, want)
+		}
+	}
+	id := send(limiter.Descriptor{Entries: []descriptors.Entry{{Key: "user", Value: "bob"}}, Cost: 1})
+	var r ratelimit.Reservation
+	if err := r.UnmarshalText([]byte(id)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := program.Settle(t.Context(), r, 30); err != nil {
+		t.Error(err)
+	}
+	done(id, 90) // has no effect
+	left("bob", 970)
+
+	r, err = program.ReserveN(t.Context(), 500, "tokens", "eve")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := r.MarshalText()
+	if err != nil {
+		t.Fatal(err)
+	}
+	done(string(own), 7)
+	left("eve", 993)
 }
 
 func TestFilesThatCannotBeLoaded(t *testing.T) {
