@@ -2,7 +2,7 @@ package arch
 
 import (
 	"bytes"
-	"io/fs"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
 const root = "../.."
@@ -70,34 +71,13 @@ func tracked(t *testing.T) []string {
 	cmd.Dir = root
 	out, err := cmd.Output()
 	if err != nil {
-		return walk(t) // the folder is not a clone, or git is missing
+		tooltest.Impossible(t, fmt.Sprint("git does not list the files: ", err)) // the folder is not a clone, or git is missing
 	}
 	var files []string
 	for name := range bytes.SplitSeq(bytes.TrimRight(out, "\x00"), []byte{0}) {
 		if info, err := os.Stat(filepath.Join(root, string(name))); err == nil && info.Mode().IsRegular() {
 			files = append(files, string(name))
 		}
-	}
-	return files
-}
-
-func walk(t *testing.T) []string {
-	t.Helper()
-	var files []string
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		name := strings.TrimPrefix(path, root+"/")
-		switch {
-		case err != nil:
-			return err
-		case entry.IsDir() && (name == ".git" || name == ".tools" || name == "bin" || name == "dist"):
-			return filepath.SkipDir
-		case entry.Type().IsRegular():
-			files = append(files, name)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	return files
 }

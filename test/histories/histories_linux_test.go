@@ -78,18 +78,6 @@ func TestLeases(t *testing.T) {
 	t.Logf("%.0f requests were decided from leased units, by the sidecars that run at the end", served)
 }
 
-func TestAChargeAppliedTwiceIsFound(t *testing.T) {
-	redis := redistest.Start(t)
-	w := newWorld(t, 2, "--redis-url", "redis://"+redis.Addr)
-	w.doubleCharge.Store(true)
-	w.run(4, func() {
-		redistest.Eventually(t, "ten charges have been applied twice", func() bool { return w.doubled.Load() >= 10 })
-	})
-	if w.check(nothingLost) {
-		t.Error("a history in which charges were applied twice counts as linearizable")
-	}
-}
-
 // persistent keeps the data of a server that is killed. A server that starts empty is dangerous on a busy machine: the
 // new master seems dead, and the empty one is promoted before it has copied anything.
 var persistent = []string{"--appendonly", "yes", "--appendfsync", "always"}

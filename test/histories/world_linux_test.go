@@ -71,18 +71,16 @@ func startSidecar(t *testing.T, config string, args ...string) *sidecar {
 }
 
 type world struct {
-	t            *testing.T
-	sidecars     []*sidecar
-	http         http.Client
-	began        time.Time
-	slice        time.Duration // how long clients use the same buckets
-	kinds        []string      // the kinds of buckets in use
-	doubleCharge atomic.Bool   // plants a fault: clients send some charges twice but log them once
-	doubled      atomic.Int64  // charges that were allowed twice by that fault
-	byGRPC       atomic.Int64
-	settled      atomic.Int64
-	stop         chan struct{}
-	clients      sync.WaitGroup
+	t        *testing.T
+	sidecars []*sidecar
+	http     http.Client
+	began    time.Time
+	slice    time.Duration // how long clients use the same buckets
+	kinds    []string      // the kinds of buckets in use
+	byGRPC   atomic.Int64
+	settled  atomic.Int64
+	stop     chan struct{}
+	clients  sync.WaitGroup
 
 	mu      sync.Mutex
 	all     map[string]*buckets // guarded by mu
@@ -136,9 +134,6 @@ func (w *world) client(random *rand.Rand) {
 			continue
 		}
 		w.log(w.sendAny(random, b, k))
-		if k == charge && w.doubleCharge.Load() && random.IntN(20) == 0 && w.send(random, b, k, "").answer.ok {
-			w.doubled.Add(1)
-		}
 	}
 }
 
@@ -265,7 +260,7 @@ func (w *world) log(r record) {
 	w.records = append(w.records, r)
 }
 
-// If the history is not linearizable, check stores a picture of it and logs one bucket, unless doubleCharge is set.
+// If the history is not linearizable, check stores a picture of it and logs one bucket.
 func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	w.t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -282,7 +277,7 @@ func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	result, info := porcupine.CheckOperationsVerbose(model.ToModel(), history, time.Minute)
 	w.t.Logf("%d requests, %d answered, %d by gRPC, %d reservations settled, %d buckets or groups: %s",
 		len(w.records), len(history), w.byGRPC.Load(), w.settled.Load(), len(w.all), result)
-	if result != porcupine.Ok && !w.doubleCharge.Load() {
+	if result != porcupine.Ok {
 		if file, err := os.CreateTemp("", "history-*.html"); err == nil {
 			_ = porcupine.Visualize(model.ToModel(), info, file)
 			file.Close()
