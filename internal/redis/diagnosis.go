@@ -24,7 +24,8 @@ type diagnosis struct {
 }
 
 // permissions lists everything that the Redis user needs for limits.
-const permissions = "+evalsha +eval +mget +get +psetex +llen +lindex +rpush +lpush +lset +lpop +ltrim +del +pexpire +time +ping (in a cluster +set +asking +cluster; with --redis-wait-replicas +wait; for doctor +info) and the keys of the prefix"
+const permissions = "+evalsha +eval +mget +get +psetex +llen +lindex +rpush +lpush +lset +lpop +ltrim " +
+	"+zadd +zrem +zrange +zrangebyscore +zremrangebyscore +zscore +del +pexpire +time +ping (in a cluster +set +asking +cluster; with --redis-wait-replicas +wait; for doctor +info) and the keys of the prefix"
 
 const (
 	otherForm     = "write redis://host:port for one server, redis+cluster:// for a Redis Cluster, or redis+sentinel:// for Sentinels"

@@ -141,9 +141,9 @@ func (s *Store) ExamineClocks(ctx context.Context) []Finding {
 }
 
 // refused returns the commands that the user may not run. It tests the commands that a plain charge of a token
-// bucket does not need. Examples are those for sliding logs (lists), and in a Cluster those for groups over several
-// slots and for slots that move. The key must contain a string: then every command for lists fails, and changes
-// nothing. At the end refused deletes the key.
+// bucket does not need. Examples are those for sliding logs (lists) and for concurrency limits (sorted sets), and in a
+// Cluster those for groups over several slots and for slots that move. The key must contain a string: then every command
+// for lists and sorted sets fails, and changes nothing. At the end refused deletes the key.
 func (s *Store) refused(ctx context.Context, client *goredis.Client, key string) (names []string) {
 	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
 		pipe.Get(ctx, key)
@@ -154,6 +154,12 @@ func (s *Store) refused(ctx context.Context, client *goredis.Client, key string)
 		pipe.LSet(ctx, key, 0, 0)
 		pipe.LPop(ctx, key)
 		pipe.LTrim(ctx, key, 0, -1)
+		pipe.ZAdd(ctx, key, goredis.Z{})
+		pipe.ZRem(ctx, key, 0)
+		pipe.ZRange(ctx, key, 0, -1)
+		pipe.ZRangeByScore(ctx, key, &goredis.ZRangeBy{Min: "0", Max: "0"})
+		pipe.ZRemRangeByScore(ctx, key, "0", "0")
+		pipe.ZScore(ctx, key, "0")
 		pipe.PExpire(ctx, key, time.Second)
 		if s.cluster != nil {
 			pipe.SetNX(ctx, key, "", time.Second)

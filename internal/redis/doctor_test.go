@@ -2,6 +2,8 @@ package redis
 
 import (
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,7 +48,7 @@ func TestExamineStandalone(t *testing.T) {
 		{"CONFIG SET maxmemory 100mb", "eviction", "problem: ", "noeviction"},
 		{"ACL SETUSER default -eval -evalsha", "script", "problem: NOPERM", "+evalsha"},
 		{"ACL SETUSER default +@all -psetex", "script", "problem: ERR ", "+psetex"},
-		{"ACL SETUSER default +@all -lindex -del", "permissions", "problem: the user may not run lindex, del, which some limits need; the user needs +evalsha", ""},
+		{"ACL SETUSER default +@all -lindex -zadd -del", "permissions", "problem: the user may not run lindex, zadd, del, which some limits need; the user needs +evalsha", ""},
 	} {
 		server.Do(wordsOf(step.command)...)
 		find(step.check, step.begin, step.part)
@@ -97,6 +99,19 @@ func TestExamineClusterWithThePermissionsOfTheDocumentation(t *testing.T) {
 	for i := range 2 { // the group has an ID, and buckets in several slots
 		if d := takeAll(s, underID(1, a, b)); d[0].Err != nil || d[0].Replayed != (i == 1) {
 			t.Errorf("request %d: %+v; want no error and replayed %v", i+1, d[0], i == 1)
+		}
+	}
+	slot := backend.Charge{Key: []byte("c"), Limit: compiledSlots(t, 3, algorithms.Second)}
+	for _, op := range []algorithms.SlotOp{algorithms.TakeSlot, algorithms.RenewSlot, algorithms.ReturnSlot} {
+		slot.Terms = algorithms.Charge{Cost: 1, Slot: &algorithms.Slot{Op: op, TTL: algorithms.Second}}
+		if d := takeAll(s, []backend.Charge{slot})[0]; d.Err != nil || d.Lost > 0 {
+			t.Errorf("slot operation %d: got %+v; want no error", op, d)
+		}
+	}
+	for _, found := range regexp.MustCompile(`call\('([A-Z]+)'`).FindAllStringSubmatch(source, -1) {
+		name := "+" + strings.ToLower(found[1])
+		if !slices.Contains(strings.Fields(string(text)), name) || !slices.Contains(strings.Fields(permissions), name) {
+			t.Errorf("the script calls %s; want it among the permissions of the documentation and of the messages", found[1])
 		}
 	}
 	for _, charge := range []backend.Charge{a, sharded(t, windowSpec(100), 10, "s")} {

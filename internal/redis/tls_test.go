@@ -25,7 +25,8 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 	server := redistest.Start(t, "--tls-port", fmt.Sprint(port), "--tls-auth-clients", "yes",
 		"--tls-ca-cert-file", file("ca.crt"), "--tls-cert-file", file("tls.crt"), "--tls-key-file", file("tls.key"))
 	server.Do("ACL", "SETUSER", "rl", "on", ">secret", "~rl:*", "-@all",
-		"+evalsha", "+eval", "+mget", "+get", "+psetex", "+llen", "+lindex", "+rpush", "+lpush", "+lset", "+lpop", "+ltrim", "+del", "+pexpire", "+time", "+ping", "+info", "+hello")
+		"+evalsha", "+eval", "+mget", "+get", "+psetex", "+llen", "+lindex", "+rpush", "+lpush", "+lset", "+lpop", "+ltrim",
+		"+zadd", "+zrem", "+zrange", "+zrangebyscore", "+zremrangebyscore", "+zscore", "+del", "+pexpire", "+time", "+ping", "+info", "+hello")
 	pair, err := tls.X509KeyPair(ca.Issue(t, 3))
 	if err != nil {
 		t.Fatal(err)
