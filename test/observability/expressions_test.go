@@ -38,19 +38,13 @@ func alertNamed(name string) func(rulefmt.Rule) bool {
 	return func(r rulefmt.Rule) bool { return r.Alert == name }
 }
 
-type panel struct {
-	ID          int
-	Type, Title string
-	Description string
-	GridPos     struct{ X, Y, W, H int }
-	Targets     []struct{ RefID, Expr, LegendFormat string }
-	Panels      []panel
-}
-
 type dashboard struct {
-	Panels     []panel
+	Panels []struct {
+		Title   string
+		Targets []struct{ Expr string }
+	}
 	Templating struct {
-		List []struct{ Name, Type, Definition string }
+		List []struct{ Name, Definition string }
 	}
 	Annotations struct{ List []struct{ Name, Expr string } }
 }
