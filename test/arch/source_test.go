@@ -5,7 +5,6 @@ import (
 	"go/parser"
 	"go/token"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"testing"
 )
@@ -103,17 +102,6 @@ func TestFunctionsAndStructsAreShort(t *testing.T) {
 	for name := range mayBeLong {
 		if !seen[name] {
 			t.Errorf("%s is in the list of long functions and structs, but is within the bounds", name)
-		}
-	}
-}
-
-// TestEveryFileIsBuilt rejects build constraints that exclude a file from every build: no compiler or test
-// would check it.
-func TestEveryFileIsBuilt(t *testing.T) {
-	never := regexp.MustCompile(`(?m)^//go:build (?:.*\b)?(?:none|ignore|never)\b`) // tags that no build sets
-	for _, path := range tracked(t) {
-		if filepath.Ext(path) == ".go" && never.MatchString(read(t, path)) {
-			t.Errorf("%s is never built", path)
 		}
 	}
 }

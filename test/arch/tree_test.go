@@ -58,13 +58,6 @@ func TestNothingLargeIsTracked(t *testing.T) {
 	}
 }
 
-func TestReadmeIsAFrontPage(t *testing.T) {
-	const most = 150
-	if n := strings.Count(read(t, "README.md"), "\n"); n >= most {
-		t.Errorf("README.md has %d lines, want fewer than %d: move the rest to docs/", n, most)
-	}
-}
-
 func tracked(t *testing.T) []string {
 	t.Helper()
 	cmd := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")

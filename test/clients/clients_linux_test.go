@@ -68,7 +68,7 @@ func serveText(t *testing.T, text string) (api string) {
 	return api
 }
 
-// programs returns the commands of an example in Python and TypeScript, which import the client of the same language.
+// programs returns the commands of an example in Python and TypeScript: the client limit, or a program that imports it.
 func programs(t *testing.T, name string) map[string][]string {
 	t.Helper()
 	dir := compile(t, root+"/examples/clients/typescript/"+name+".ts", func(dir, _ string) {
@@ -260,8 +260,10 @@ func TestTheExampleClients(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	forward := httputil.NewSingleHostReverseProxy(to)
-	for language, command := range exampleClients(t) {
+	forward, clients := httputil.NewSingleHostReverseProxy(to), programs(t, "limit")
+	clients["go"] = []string{filepath.Join(t.TempDir(), "limit")}
+	run(t, "", "go", "build", "-o", clients["go"][0], root+"/examples/clients/go")
+	for language, command := range clients {
 		t.Run(language, func(t *testing.T) {
 			call := func(failure, wait, limit string) (output string, attempts []time.Time) {
 				u := &unreliable{forward: forward, failure: failure}
@@ -406,16 +408,4 @@ func ask(t *testing.T, method, url, body string) string {
 		t.Fatalf("%s %s: got %s %s, %v", method, url, answer.Status, text, err)
 	}
 	return string(text)
-}
-
-func exampleClients(t *testing.T) map[string][]string {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "limit")
-	run(t, "", "go", "build", "-o", program, root+"/examples/clients/go")
-	dir := compile(t, root+"/examples/clients/typescript/limit.ts", func(string, string) {})
-	return map[string][]string{
-		"go":         {program},
-		"python":     {tooltest.Path(t, "python3"), root + "/examples/clients/python/limit.py"},
-		"typescript": {"node", filepath.Join(dir, "limit.js")},
-	}
 }

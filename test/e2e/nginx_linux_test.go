@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
@@ -109,7 +108,6 @@ func TestNginxKeepsItsConnection(t *testing.T) {
 
 type relay struct {
 	addr   string
-	late   atomic.Int64 // the delay of answers, in ns
 	opened atomic.Int64 // counts connections
 }
 
@@ -135,16 +133,7 @@ func startRelay(t *testing.T, host, address string) *relay {
 				continue
 			}
 			copying.Go(func() { defer server.Close(); _, _ = io.Copy(server, client) })
-			copying.Go(func() {
-				defer client.Close()
-				for buf := make([]byte, 64<<10); ; {
-					n, err := server.Read(buf)
-					time.Sleep(time.Duration(r.late.Load()))
-					if _, failed := client.Write(buf[:n]); err != nil || failed != nil {
-						return
-					}
-				}
-			})
+			copying.Go(func() { defer client.Close(); _, _ = io.Copy(client, server) })
 		}
 	})
 	return r

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -99,40 +98,32 @@ func TestFloodsOfStreamsFitIntoASmallContainer(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
 			before := s.resident(t, anonymous)
 			attack := flood.run(ctx, addr+":8081")
-			took, denied, most := s.quiet(t, addr+":8081", 3*time.Second)
+			sent, denied, most := s.quiet(t, addr+":8081", 3*time.Second)
 			stop()
 			attack.Wait()
-			late := 0
-			for _, d := range took {
-				if d > 20*time.Millisecond {
-					late++
-				}
-			}
-			t.Logf("%d KiB before, at most %d KiB; of %d answers to a quiet client %d were denials or errors, and %d took more than 20 ms (the longest %v)",
-				before, most, len(took), denied, late, slices.Max(took))
+			t.Logf("%d KiB before, at most %d KiB", before, most)
 			if most > containerMiB<<10 {
 				t.Errorf("the sidecar used %d KiB; want at most %d", most, containerMiB<<10)
 			}
 			if denied > 0 {
-				t.Errorf("%d of %d answers to another client were denials or errors; want none", denied, len(took))
+				t.Errorf("%d of %d answers to another client were denials or errors; want none", denied, sent)
 			}
 		})
 	}
 }
 
-// quiet sends 200 requests a second for d. It returns the times of the answers, the number of denials and errors, and
-// the most memory that the sidecar used.
-func (p *process) quiet(t *testing.T, addr string, d time.Duration) (took []time.Duration, denied, most int) {
+// quiet sends 200 requests a second for d. It returns their number, the number of denials and errors, and the most memory
+// that the sidecar used.
+func (p *process) quiet(t *testing.T, addr string, d time.Duration) (sent, denied, most int) {
 	t.Helper()
 	client := rls.NewRateLimitServiceClient(dial(t, addr))
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(d); time.Now().Before(end); <-tick.C {
-		began := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		answer, err := client.ShouldRateLimit(ctx, rlstest.Request("none", "none=1"))
 		cancel()
-		took = append(took, time.Since(began))
+		sent++
 		if err != nil || answer.GetOverallCode() != rls.RateLimitResponse_OK {
 			if denied++; denied == 1 {
 				t.Logf("%v %v", answer, err)
@@ -140,5 +131,5 @@ func (p *process) quiet(t *testing.T, addr string, d time.Duration) (took []time
 		}
 		most = max(most, p.resident(t, anonymous))
 	}
-	return took, denied, most
+	return sent, denied, most
 }

@@ -2,7 +2,6 @@ package histories
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -286,26 +284,4 @@ func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 		w.t.Log(explain(history))
 	}
 	return result == porcupine.Ok
-}
-
-// lostUnits returns the number of charged units that are available again at the end, because Redis has lost
-// their charges.
-func (w *world) lostUnits() (units int64) {
-	slices.SortStableFunc(w.records, func(a, b record) int { return cmp.Compare(a.from/1e3, b.from/1e3) })
-	charged, left := map[*buckets]int64{}, map[*buckets]int64{}
-	for _, r := range w.records {
-		switch {
-		case !r.answered:
-			continue
-		case r.kind == charge && r.answer.ok:
-			charged[r.of] += r.of.cost
-		case r.kind == refund:
-			charged[r.of] -= r.of.cost
-		}
-		left[r.of] = r.answer.left[0]
-	}
-	for b := range left {
-		units += max(0, charged[b]-(b.limits[0].Capacity-left[b]))
-	}
-	return units
 }
