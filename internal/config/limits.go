@@ -444,13 +444,23 @@ func (c *compiler) checkReplaces(d *domain) {
 }
 
 // assignNames uses the name of a rate_limit as the name of the limit everywhere. The reference server allows
-// several limits with one name. Such limits keep names made of their places. So does a limit whose name also
-// occurs under limits, or is not permitted there (badName). Buckets and the reference server's counters depend only
-// on the place.
+// several limits with one name. Such limits keep names made of their places. So does a limit whose name is that of
+// another limit, or is not permitted under limits (badName). If the place has the name of a limit under limits, "#1" is
+// appended. Buckets and the reference server's counters depend only on the place.
 func (d *domain) assignNames() {
 	named := map[string]bool{} // the Owners of the named limits
 	for _, p := range d.Named {
 		named[p.Owner] = true
+	}
+	placed := map[string]bool{} // the names made of places
+	for _, p := range d.Policies {
+		if named[p.Owner] {
+			continue
+		}
+		if d.Named[p.Name] != nil {
+			p.Name += "#1"
+		}
+		placed[p.Name] = true
 	}
 	count := map[string]int{}
 	for _, u := range d.uses {
@@ -459,7 +469,7 @@ func (d *domain) assignNames() {
 		}
 	}
 	for _, u := range d.uses {
-		if p := u.policy; !named[p.Owner] && count[p.RateName] == 1 && d.Named[p.RateName] == nil && badName(p.RateName) == "" {
+		if p := u.policy; !named[p.Owner] && count[p.RateName] == 1 && d.Named[p.RateName] == nil && !placed[p.RateName] && badName(p.RateName) == "" {
 			p.Name = p.RateName
 		}
 	}

@@ -83,3 +83,30 @@ func TestWarningsAboutBlanks(t *testing.T) {
 		}
 	}
 }
+
+// An operator names a limit to see or reset a bucket, so no two limits have one name.
+func TestNoTwoLimitsHaveOneName(t *testing.T) {
+	s, problems := Compile([]File{{Name: "names.yaml", Data: []byte(`
+domain: d
+limits:
+  user: {algorithm: token_bucket, rate: 1, period: 1s}
+descriptors:
+  - {key: user, limit: user, rate_limit: {unit: second, requests_per_unit: 1}}
+  - {key: team, rate_limit: {unit: second, requests_per_unit: 1}}
+  - {key: path, rate_limit: {name: team, unit: second, requests_per_unit: 1}}
+  - {key: host, rate_limit: {name: user, unit: second, requests_per_unit: 1}}
+`)}}, Options{})
+	if s == nil {
+		t.Fatal(problems)
+	}
+	owners := map[string]string{}
+	for _, p := range s.Policies {
+		if other, taken := owners[p.Name]; taken && other != p.Owner {
+			t.Errorf("two limits have the name %q", p.Name)
+		}
+		owners[p.Name] = p.Owner
+	}
+	if len(owners) != 5 || owners["user"] != s.Domains["d"].Named["user"].Owner {
+		t.Errorf("got the names %q; want five, one of them that of the named limit user", owners)
+	}
+}
