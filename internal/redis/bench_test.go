@@ -144,3 +144,28 @@ func BenchmarkCalls(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkSlots prints the processor time that Redis needs to take and return a slot of a bucket with few slots, or with
+// many.
+func BenchmarkSlots(b *testing.B) {
+	server := redistest.Start(b)
+	store := open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	limit := compiledSlots(b, 10_000, algorithms.Day)
+	for _, held := range []int{10, 9_000} {
+		do := func(n int, op algorithms.SlotOp) {
+			slot := &algorithms.Slot{ID: [16]byte{byte(n), byte(n >> 8)}, Op: op, TTL: limit.Period()}
+			takeOne(b, store, backend.Charge{Key: fmt.Append(nil, held), Limit: limit}, algorithms.Charge{Cost: 1, Slot: slot})
+		}
+		for n := range held {
+			do(n, algorithms.TakeSlot)
+		}
+		b.Run(fmt.Sprint(held, " slots"), func(b *testing.B) {
+			before := cpuSeconds(b, []*redistest.Server{server})
+			for b.Loop() {
+				do(held, algorithms.TakeSlot)
+				do(held, algorithms.ReturnSlot)
+			}
+			b.ReportMetric((cpuSeconds(b, []*redistest.Server{server})-before)*1e6/float64(b.N), "redis-us/op")
+		})
+	}
+}

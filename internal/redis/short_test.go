@@ -38,6 +38,9 @@ func TestTheFastLoopDecidesLikePackageAlgorithms(t *testing.T) {
 		{{Kind: token, Rate: 11, Period: s, Settles: true, MaxReserved: n(4), MaxDebt: n(2)}},
 		{{Kind: window, Rate: 30, Period: s, Settles: true}, {Kind: window, Rate: 30, Period: s, Capacity: n(20), Settles: true, MaxDebt: n(9)}},
 		{{Kind: token, Rate: 6, Period: s, Initial: n(0), Settles: true}},
+		// The charges of these have more peaks than a bucket keeps.
+		{{Kind: token, Rate: 4, Period: s, Capacity: n(900), Settles: true}, {Kind: token, Rate: 4, Period: s, Capacity: n(900)}},
+		{{Kind: token, Rate: 6, Period: s, Capacity: n(100), Settles: true}},
 	}
 	for seed := range uint64(3) {
 		loopEqualsMemory(t, seed, specs, 0)
@@ -99,7 +102,7 @@ func loopEqualsMemory(t *testing.T, seed uint64, specs [][]algorithms.Spec, jump
 					c.Terms.Cost, c.Terms.Reserve = rng.Int64N(14)-4, true
 				}
 				if limits[i].Settles && rng.IntN(2) == 0 {
-					c.Terms.Settle, c.Terms.ChargedAt, c.Terms.Reserve = true, max(1, now-algorithms.Micros(rng.Int64N(int64(s)))), rng.IntN(2) == 0
+					c.Terms.Settle, c.Terms.ChargedAt, c.Terms.Reserve = true, max(1, now-algorithms.Micros(rng.Int64N(int64(8*s)))), rng.IntN(2) == 0
 					c.Terms.Cost = rng.Int64N(30) - 15
 				}
 				charges = append(charges, c)
