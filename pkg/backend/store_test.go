@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -88,8 +87,12 @@ func TestConsumedAny(t *testing.T) {
 }
 
 func TestKnownDecisionsAreFinal(t *testing.T) {
-	failure := errors.New("test")
-	b := &backend.Batch{Charges: make([]backend.Charge, 3), Decisions: decided(true, true, true), Known: make([]atomic.Bool, 3), Done: func(*backend.Batch) {}}
+	failure, done := errors.New("test"), 0
+	b := &backend.Batch{Charges: make([]backend.Charge, 3), Decisions: decided(true, true, true), Done: func(*backend.Batch) { done++ }}
+	if b.SetKnown(1, 2); b.IsKnown(1) {
+		t.Error("a decision is known without Known")
+	}
+	b.Known = make([]atomic.Bool, 3)
 	b.OnKnown = func(from, to int) {
 		if from != 1 || to != 2 || !b.IsKnown(1) || b.IsKnown(0) || b.IsKnown(2) {
 			t.Errorf("decisions %d to %d are known: %v, %v, %v; want only 1", from, to, b.IsKnown(0), b.IsKnown(1), b.IsKnown(2))
@@ -101,6 +104,12 @@ func TestKnownDecisionsAreFinal(t *testing.T) {
 		if d := b.Decisions[i]; !errors.Is(d.Err, want) || d.Allowed != (want == nil) {
 			t.Errorf("decision %d: got %+v, want the error %v", i, d, want)
 		}
+	}
+	if b.Known = nil; done != 1 {
+		t.Errorf("Done was called %d times, want once", done)
+	}
+	if b.Fail(backend.ErrFull); !errors.Is(b.Decisions[1].Err, backend.ErrFull) {
+		t.Errorf("without Known: got %+v, want ErrFull", b.Decisions[1])
 	}
 }
 
@@ -196,95 +205,24 @@ func TestWhatNeverFits(t *testing.T) {
 	}
 }
 
+// The numbers of groups need not rise. The last charge of a group may have Then.
 func TestGroupsAndAlternatives(t *testing.T) {
-	for _, test := range []struct {
-		groups []int
-		want   int
-	}{{[]int{0}, 1}, {[]int{0, 0}, 2}, {[]int{0, 1}, 1}, {[]int{3, 3, 4, 3}, 2}, {[]int{0, 0, 0}, 3}} {
-		charges := make([]backend.Charge, len(test.groups))
-		for i, group := range test.groups {
-			charges[i].Group = group
-		}
-		if got := backend.GroupLen(charges); got != test.want {
-			t.Errorf("groups %v: the first has %d charges, want %d", test.groups, got, test.want)
-		}
-	}
-	for _, test := range []struct {
-		then []bool
-		want int
-	}{{[]bool{false}, 1}, {[]bool{false, false}, 1}, {[]bool{true, false, false}, 2}, {[]bool{true, true, false}, 3}, {[]bool{true}, 1}} {
-		group := make([]backend.Charge, len(test.then))
-		for i, then := range test.then {
-			group[i].Then = then
-		}
-		if got := backend.Alternatives(group); got != test.want {
-			t.Errorf("alternatives %v: got %d, want %d", test.then, got, test.want)
-		}
+	charges := []backend.Charge{{Group: 3}, {Group: 3, Then: true}, {Group: 2}}
+	if n, alternatives := backend.GroupLen(charges), backend.Alternatives(charges[1:2]); n != 2 || alternatives != 1 {
+		t.Errorf("a group of %d, and a row of %d; want 2 and 1", n, alternatives)
 	}
 }
 
-type lateStore struct {
-	decide chan struct{}
-	err    error
-}
+type storeFunc func(b *backend.Batch)
 
-func (l *lateStore) Submit(b *backend.Batch) {
-	go func() {
-		<-l.decide
-		if l.err != nil {
-			b.Fail(l.err)
-			return
-		}
-		b.Decisions[0].Allowed = true
-		b.Done(b)
-	}()
-}
-
-func TestTakeWaitsForTheDecision(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := &lateStore{decide: make(chan struct{})}
-		decisions, taken := make([]backend.Decision, 1), make(chan bool, 1)
-		go func() {
-			backend.Take(t.Context(), store, make([]backend.Charge, 1), decisions)
-			taken <- decisions[0].Allowed
-		}()
-		synctest.Wait()
-		select {
-		case <-taken:
-			t.Fatal("Take returned before the decision")
-		default:
-		}
-		close(store.decide)
-		if !<-taken {
-			t.Error("got a denial, want the decision of the Store")
-		}
-	})
-}
+func (f storeFunc) Submit(b *backend.Batch) { f(b) }
 
 func TestErrorsOfTheStoreAreReturned(t *testing.T) {
-	store := &lateStore{decide: make(chan struct{}), err: backend.ErrNotTaken}
-	close(store.decide)
-	if err := backend.ResetBucket(t.Context(), store, backend.Charge{}); !errors.Is(err, backend.ErrUnavailable) || !errors.Is(err, backend.ErrNotTaken) {
+	late := storeFunc(func(b *backend.Batch) { go b.Fail(backend.ErrNotTaken) })
+	if err := backend.ResetBucket(t.Context(), late, backend.Charge{}); !errors.Is(err, backend.ErrUnavailable) || !errors.Is(err, backend.ErrNotTaken) {
 		t.Errorf("got %v, want ErrNotTaken, which wraps ErrUnavailable", err)
 	}
 	if errors.Is(backend.ErrUnavailable, backend.ErrNotTaken) {
 		t.Error("ErrUnavailable is ErrNotTaken; want that it is not, because units may have been consumed")
-	}
-}
-
-func TestABatchWithoutKnownDecisions(t *testing.T) {
-	done := 0
-	b := &backend.Batch{Charges: make([]backend.Charge, 1), Decisions: decided(true), Done: func(*backend.Batch) { done++ }}
-	b.SetKnown(0, 1)
-	if b.IsKnown(0) {
-		t.Error("a decision is known without Known")
-	}
-	b.Known = make([]atomic.Bool, 1)
-	if b.SetKnown(0, 1); !b.IsKnown(0) {
-		t.Error("a decision is not known after SetKnown")
-	}
-	b.Known = nil
-	if b.Fail(backend.ErrFull); done != 1 || !errors.Is(b.Decisions[0].Err, backend.ErrFull) {
-		t.Errorf("Done was called %d times, with %+v; want once, with ErrFull", done, b.Decisions[0])
 	}
 }
