@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -156,7 +157,7 @@ func (l Limit) compiled(domain, kind, name, owner string) (*limit, error) {
 
 func newLimit(p limiter.Policy) *limit {
 	units, seconds := limiter.Shown(p.Limit)
-	return &limit{policy: p, units: units, window: time.Duration(seconds) * time.Second}
+	return &limit{policy: p, units: units, window: time.Duration(min(seconds, math.MaxInt64/int64(time.Second))) * time.Second}
 }
 
 func (l Limit) compile() (algorithms.Limit, error) {

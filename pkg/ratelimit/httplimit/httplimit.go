@@ -170,8 +170,14 @@ func quoted(text string) string {
 // clamp bounds n to the integers of RFC 9651.
 func clamp(n int64) int64 { return max(0, min(n, 999_999_999_999_999)) }
 
-// seconds returns d in whole seconds, rounded up.
-func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
+// seconds returns d in whole seconds, rounded up. d may be the longest Duration, which stands for all longer times.
+func seconds(d time.Duration) int64 {
+	whole := int64(d / time.Second)
+	if d%time.Second > 0 {
+		whole++
+	}
+	return whole
+}
 
 // write answers with problem details (RFC 9457). They contain no bytes from the client.
 func write(w http.ResponseWriter, code int, title, detail string) {

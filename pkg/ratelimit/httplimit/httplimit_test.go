@@ -96,6 +96,25 @@ func TestSeveralLimits(t *testing.T) {
 	}
 }
 
+// A bucket of bought credits is never full. The longest Duration has 292 years, and stands for the time in the headers.
+func TestABucketThatIsFullInManyYears(t *testing.T) {
+	capacity := int64(100_000)
+	credits := ratelimit.TokenBucket(1, 365*24*time.Hour)
+	credits.Capacity = &capacity
+	limiter, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"credits": credits}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit, err := httplimit.New(limiter, httplimit.Config{Limit: "credits", Cost: func(*http.Request) int64 { return 1000 }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := get(limit(http.NotFoundHandler()), "192.0.2.1:1").Header()
+	if limit, policy := header.Get("RateLimit"), header.Get("RateLimit-Policy"); limit != `"credits";r=99000;t=9223372037` || policy != `"credits";q=100000;w=9223372036` {
+		t.Errorf("got RateLimit: %s and RateLimit-Policy: %s", limit, policy)
+	}
+}
+
 func TestKeysByAddress(t *testing.T) {
 	h := limited(t, nil, httplimit.Config{Key: httplimit.ByAddress(trusted)})
 	for i, step := range []struct {
