@@ -3,11 +3,7 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +11,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/server"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
 func TestHealthOutOfFiles(t *testing.T) {
@@ -32,6 +31,12 @@ func TestHealthOutOfFiles(t *testing.T) {
 				"-c", `ulimit -n 64 && exec rlsidecar serve "$@"`, "sh", "--config", write(t, limits), "--drain-delay", "0s",
 				"--drain-timeout", "1s", "--grpc-listen", "unix://" + grpc, "--http-listen", "unix://" + http, "--admin-listen", "",
 			}
+			client := server.Client("unix://" + http)
+			client.Timeout = 5 * time.Second
+			healthy := func(path string) bool {
+				r, err := client.Get("http://localhost" + path)
+				return err == nil && r.Body.Close() == nil && r.StatusCode == 200
+			}
 			var stderr output
 			serve := exec.Command("sh", args...) // stopped below, after the test
 			serve.Stderr = &stderr
@@ -45,7 +50,7 @@ func TestHealthOutOfFiles(t *testing.T) {
 					t.Errorf("serve ended with %v; want no error:\n%s", err, &stderr)
 				}
 			})
-			within(t, "it is ready", func() bool { return requestHealth(http, "/readyz") == nil })
+			redistest.Eventually(t, "it is ready", func() bool { return healthy("/readyz") })
 			for range 100 {
 				for _, at := range []string{grpc, http} {
 					nc, err := net.DialTimeout("unix", at, time.Second) // fails when the queue of the socket is full
@@ -55,8 +60,8 @@ func TestHealthOutOfFiles(t *testing.T) {
 					t.Cleanup(func() { nc.Close() })
 				}
 			}
-			within(t, "/livez", func() bool { return requestHealth(http, "/livez") == nil })
-			within(t, "the log says "+c.log, func() bool { return strings.Contains(stderr.String(), c.log) })
+			redistest.Eventually(t, "/livez", func() bool { return healthy("/livez") })
+			redistest.Eventually(t, "the log says "+c.log, func() bool { return strings.Contains(stderr.String(), c.log) })
 			if above := strings.Contains(stderr.String(), "too few files for the maximum number of connections"); above != (c.variables != nil) {
 				t.Errorf("the log has the warning about the bounds: %t, want %t", above, !above)
 			}
@@ -64,36 +69,5 @@ func TestHealthOutOfFiles(t *testing.T) {
 				t.Errorf("the log has no line at level WARN:\n%s", &stderr)
 			}
 		})
-	}
-}
-
-func requestHealth(socket, path string) error {
-	client := http.Client{
-		Timeout: 5 * time.Second,
-		Transport: &http.Transport{
-			DisableKeepAlives: true,
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return new(net.Dialer).DialContext(ctx, "unix", socket)
-			},
-		},
-	}
-	r, err := client.Get("http://localhost" + path)
-	if err != nil {
-		return err
-	}
-	defer r.Body.Close()
-	_, _ = io.Copy(io.Discard, r.Body)
-	if r.StatusCode != http.StatusOK {
-		return errors.New(r.Status)
-	}
-	return nil
-}
-
-func within(t *testing.T, condition string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within 20 s", condition)
-		}
 	}
 }
