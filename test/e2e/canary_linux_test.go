@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"compress/gzip"
 	"fmt"
 	"io"
@@ -62,33 +61,21 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		}
 	}
 	p := start(t, sidecartest.Program, args...)
-	client := &http.Client{Timeout: maxWait}
 	request := func(port, token, line, body string) (code int, text string) {
 		t.Helper()
 		method, path, _ := strings.Cut(line, " ")
-		r, err := http.NewRequestWithContext(t.Context(), method, "http://"+at+":"+port+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Header.Set("Content-Type", "application/json")
+		var headers []string
 		if token != "" {
-			r.Header.Set("Authorization", "Bearer "+token)
+			headers = []string{"Authorization: Bearer " + token}
 		}
-		answer, err := client.Do(r)
-		if err != nil {
-			return 0, ""
+		code, header, answer := call(method, "http://"+at+":"+port+path, body, headers...)
+		if plain, err := gzip.NewReader(strings.NewReader(answer)); err == nil { // profiles are compressed
+			content, _ := io.ReadAll(plain)
+			answer = string(content)
 		}
-		defer answer.Body.Close()
-		content, err := io.ReadAll(answer.Body)
-		if err != nil {
-			t.Fatalf("%s: %v", line, err)
-		}
-		if plain, err := gzip.NewReader(bytes.NewReader(content)); err == nil { // profiles are compressed
-			content, _ = io.ReadAll(plain)
-		}
-		text = fmt.Sprint(answer.Header, string(content))
+		text = fmt.Sprint(header, answer)
 		clean(line, text)
-		return answer.StatusCode, text
+		return code, text
 	}
 	eventually(t, "it is ready", func() bool { code, _ := request("8080", "", "GET /readyz", ""); return code == http.StatusOK })
 

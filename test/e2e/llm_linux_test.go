@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -33,28 +32,18 @@ func newModel(t *testing.T, delay, limits string, changes ...change) *model {
 func (m *model) complete(t *testing.T, user, options string, words int) int {
 	t.Helper()
 	body := fmt.Sprintf(`{"model": "demo", %s "max_tokens": %d, "messages": [{"content": "hello"}]}`, options, words)
-	request, err := http.NewRequest("POST", "http://"+m.addr+":10000/v1/chat/completions", strings.NewReader(body))
-	if err != nil {
-		t.Error(err)
-		return 0
-	}
+	var headers []string
 	if user != "" {
-		request.Header.Set("x-user", user)
+		headers = []string{"x-user: " + user}
 	}
-	request.Header.Set("content-type", "application/json")
-	response, err := fetching.Do(request)
-	if err != nil {
-		t.Error(err)
-		return 0
+	code, header, answer := call(http.MethodPost, "http://"+m.addr+":10000/v1/chat/completions", body, headers...)
+	if code == 0 {
+		t.Error(answer)
 	}
-	defer response.Body.Close()
-	if _, err := io.Copy(io.Discard, response.Body); err != nil {
-		t.Error(err)
+	if retry := header.Get("retry-after"); (retry != "") != (code == http.StatusTooManyRequests) {
+		t.Errorf("status %d with retry-after %q; want a time to retry with 429 only", code, retry)
 	}
-	if retry := response.Header.Get("retry-after"); (retry != "") != (response.StatusCode == http.StatusTooManyRequests) {
-		t.Errorf("status %d with retry-after %q; want a time to retry with 429 only", response.StatusCode, retry)
-	}
-	return response.StatusCode
+	return code
 }
 
 func (m *model) settles(t *testing.T, user string, want int) {

@@ -188,20 +188,35 @@ func awaitPort(t *testing.T, p *process, address string) {
 var fetching = &http.Client{Timeout: maxWait, Transport: &http.Transport{DisableKeepAlives: true}}
 
 // fetch returns status 0 if there is no answer.
-func fetch(url string) (code int, body string) { return answered(fetching.Get(url)) }
+func fetch(url string) (code int, body string) {
+	code, _, body = call(http.MethodGet, url, "")
+	return code, body
+}
 
 // post sends a body in JSON. It returns status 0 if there is no answer.
 func post(url, body string) (code int, answer string) {
-	return answered(fetching.Post(url, "application/json", strings.NewReader(body)))
+	code, _, answer = call(http.MethodPost, url, body)
+	return code, answer
 }
 
-func answered(resp *http.Response, err error) (code int, body string) {
+// call sends a body in JSON with headers ("name: value"). It returns status 0 and the error if there is no answer.
+func call(method, url, body string, headers ...string) (code int, header http.Header, answer string) {
+	request, err := http.NewRequest(method, url, strings.NewReader(body))
 	if err != nil {
-		return 0, err.Error()
+		return 0, nil, err.Error()
+	}
+	request.Header.Set("Content-Type", "application/json")
+	for _, line := range headers {
+		name, value, _ := strings.Cut(line, ": ")
+		request.Header.Set(name, value)
+	}
+	resp, err := fetching.Do(request)
+	if err != nil {
+		return 0, nil, err.Error()
 	}
 	defer resp.Body.Close()
 	text, _ := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(text)
+	return resp.StatusCode, resp.Header, string(text)
 }
 
 // unitsLeft returns the units left in a bucket of the sidecar at addr, or -1 if it is not known.

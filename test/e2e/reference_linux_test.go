@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -106,10 +105,8 @@ func (r *reference) metrics() string {
 
 // metric returns "" if the series does not exist.
 func (r *reference) metric(name string) string {
-	for line := range strings.Lines(r.metrics()) {
-		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			return strings.TrimSpace(value)
-		}
+	if value, ok := sidecartest.Metrics(r.addr+":9090", "")[name]; ok {
+		return fmt.Sprint(value)
 	}
 	return ""
 }
@@ -133,36 +130,23 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 	if err != nil {
 		t.Fatal(err)
 	}
-	post, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+r.addr+":8080/json", bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	post.Header.Set("Content-Type", "application/json")
-	post.Header.Set("Authorization", "Bearer "+apiToken) // /json accepts refunds only with the token
-	resp, err := fetching.Do(post)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	switch resp.StatusCode {
+	// /json accepts refunds only with the token
+	code, header, text := call(http.MethodPost, "http://"+r.addr+":8080/json", string(body), "Authorization: Bearer "+apiToken)
+	switch code {
 	case http.StatusBadRequest:
-		return nil, "Unknown: " + strings.TrimSpace(string(text))
+		return nil, "Unknown: " + strings.TrimSpace(text)
 	case http.StatusServiceUnavailable:
-		return nil, "Unavailable: " + strings.TrimSpace(string(text))
+		return nil, "Unavailable: " + strings.TrimSpace(text)
 	}
 	answer := &rls.RateLimitResponse{}
-	if err := protojson.Unmarshal(text, answer); err != nil {
-		t.Fatalf("status %d: the answer is not a RateLimitResponse: %v\n%s", resp.StatusCode, err, text)
+	if err := protojson.Unmarshal([]byte(text), answer); err != nil {
+		t.Fatalf("status %d: the answer is not a RateLimitResponse: %v\n%s", code, err, text)
 	}
 	codes := map[int]rls.RateLimitResponse_Code{http.StatusOK: rls.RateLimitResponse_OK, http.StatusTooManyRequests: rls.RateLimitResponse_OVER_LIMIT}
-	if want, ok := codes[resp.StatusCode]; !ok || want != answer.OverallCode {
-		t.Errorf("%d: got %s; want the code that belongs to the status", resp.StatusCode, text)
+	if want, ok := codes[code]; !ok || want != answer.OverallCode {
+		t.Errorf("%d: got %s; want the code that belongs to the status", code, text)
 	}
-	if got := resp.Header.Get("Content-Type"); got != "application/json" {
+	if got := header.Get("Content-Type"); got != "application/json" {
 		t.Errorf("Content-Type %q, want application/json", got)
 	}
 	return answer, ""
