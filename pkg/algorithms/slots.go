@@ -43,8 +43,8 @@ type Slot struct {
 	TTL  Micros // of a renewal: the time until the slot expires
 }
 
-// Slots has the slots of one bucket. All States of the bucket share it. TakeAt only notes the change that it makes, and a
-// Store that stores the State calls Apply. Otherwise the next TakeAt replaces the change.
+// Slots has the slots of one bucket. All States of the bucket share it. TakeAt only notes the change that it makes. A Store
+// then calls Apply if it stores the State, and otherwise Drop.
 type Slots struct {
 	places map[slotName]int // the position of each slot in heap
 	heap   []slot           // a binary heap, the earliest expiry first
@@ -104,6 +104,13 @@ func (s *Slots) Apply() {
 		s.latest = max(s.latest, c.expires)
 		s.heap = append(s.heap, slot{c.name, c.expires})
 		s.up(len(s.heap) - 1)
+	}
+}
+
+// Drop forgets the change that the last decision noted. s may be nil.
+func (s *Slots) Drop() {
+	if s != nil {
+		s.change = slotChange{}
 	}
 }
 

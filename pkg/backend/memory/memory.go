@@ -139,6 +139,7 @@ func (s *Store) takeOne(now algorithms.Micros, hash uint64, c *backend.Charge, d
 	case s.makeRoom(st, c, e, &state, now, e):
 		s.put(st, hash, c, e, &state)
 	case changesUnits(c, &d.Decision):
+		state.Slots.Drop()
 		s.full.Add(1)
 		*d = backend.Decision{Err: backend.ErrFull}
 		return
@@ -218,6 +219,7 @@ func (s *Store) releaseAndFail(g *group, reserved []backend.Charge, decisions []
 	}
 	s.full.Add(1)
 	for i := range decisions {
+		g.buckets[i].State.Slots.Drop()
 		decisions[i].Err = backend.ErrFull
 	}
 }

@@ -353,3 +353,32 @@ func TestAGroupAcrossTheBoundOfTouch(t *testing.T) {
 		}
 	}
 }
+
+// A slot that had no room is not in its bucket later.
+func TestASlotWithoutRoom(t *testing.T) {
+	two, slow := int64(2), limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 4, Period: algorithms.Day})
+	slots := limit(t, algorithms.Spec{Kind: algorithms.Concurrency, Capacity: &two, Period: algorithms.Second})
+	for _, others := range []int{0, 1} { // alone, and in a group
+		clock, s := at(2)
+		left := func(id byte, cost int64, others int) backend.Decision {
+			charges := []backend.Charge{{Key: []byte("k"), Limit: slots, Terms: algorithms.Charge{Cost: cost, Slot: &algorithms.Slot{ID: [16]byte{id}}}}}
+			for range others {
+				charges = append(charges, backend.Charge{Key: []byte("new"), Limit: slow, Terms: algorithms.Charge{Cost: 1}})
+			}
+			d := make([]backend.Decision, len(charges))
+			backend.Take(t.Context(), s, charges, d)
+			return d[0]
+		}
+		if d := left(1, 1, 0); !d.Allowed {
+			t.Fatalf("got %+v", d)
+		}
+		if d := left(2, 1, others); !errors.Is(d.Err, backend.ErrFull) {
+			t.Fatalf("got %+v; want ErrFull", d)
+		}
+		left(0, 0, 0) // a dry run, after which the bucket is stored
+		clock.Set(s.clock() + 2*algorithms.Second)
+		if d := left(0, 0, 0); d.Remaining != two {
+			t.Errorf("after the ttl: %d left, want %d", d.Remaining, two)
+		}
+	}
+}
