@@ -85,26 +85,6 @@ func TestTheBodyOfAProposalIsReadStrictly(t *testing.T) {
 	}
 }
 
-func TestTheBodyOfADeletionIsReadStrictly(t *testing.T) {
-	version := uint64(7)
-	for _, test := range []struct {
-		text string
-		want Removal
-		err  string
-	}{
-		{`{"author": "ann", "reason": "over", "version": 7}`, Removal{"ann", "over", &version}, ""},
-		{`{"author": "ann", "reason": "over"}`, Removal{"ann", "over", nil}, ""},
-		{`{"author": "ann", "expect": 7}`, Removal{}, "JSON with author, reason and version"},
-		{`{"author": "ann"} {}`, Removal{}, "text after the JSON object"},
-		{``, Removal{}, "JSON with author, reason and version"},
-	} {
-		got, err := ParseRemoval([]byte(test.text))
-		if !contains(err, test.err) || err == nil && (got.Author != test.want.Author || got.Reason != test.want.Reason || (got.Version == nil) != (test.want.Version == nil) || got.Version != nil && *got.Version != version) {
-			t.Errorf("%s: got %+v, %v; want %+v and an error with %q", test.text, got, err, test.want, test.err)
-		}
-	}
-}
-
 func TestAnAdjustmentThatIsNotUnderstoodIsAnError(t *testing.T) {
 	const valid = `{"domain": "edge", "limit": "l", "author": "a", "reason": "r", "created": "2026-03-01T16:00:00Z", "expires": "2026-03-01T17:00:00Z", `
 	for field, want := range map[string]string{

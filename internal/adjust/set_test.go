@@ -42,21 +42,3 @@ func TestASetKeepsTheLastChanges(t *testing.T) {
 		}
 	}
 }
-
-func TestTheOrderOfASet(t *testing.T) {
-	var all []*Adjustment
-	for _, target := range []Target{
-		{Domain: "b", Limit: "a"},
-		{Domain: "a", Limit: "b", Key: []string{"x"}},
-		{Domain: "a", Limit: "b", Key: []string{"w"}},
-		{Domain: "a", Limit: "c"},
-	} {
-		all = append(all, &Adjustment{ID: target.ID(), Target: target, Expires: 5})
-	}
-	set := NewSet(Head{7, "id"}, all)
-	for i, want := range []*Adjustment{all[2], all[1], all[3], all[0]} {
-		if got := set.All()[i]; got != want {
-			t.Errorf("at %d: got %s, want %s", i, got.Target.String(), want.Target.String())
-		}
-	}
-}

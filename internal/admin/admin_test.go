@@ -108,15 +108,6 @@ d.free: unlimited: true, shadow_mode: false, quota_mode: true
 	}
 }
 
-func TestPaths(t *testing.T) {
-	h := New(fixture(t))
-	for path, code := range map[string]int{"/metrics": 200, "/api/top": 200, "/debug/pprof/": 200, "/debug/pprof/heap": 200, "/debug/pprof/cmdline": 404, "/elsewhere": 404} {
-		if w := get(h, path, ""); w.Code != code {
-			t.Errorf("%s: got %d; want status %v", path, w.Code, code)
-		}
-	}
-}
-
 func TestWithoutATokenOtherHostNamesAreRejected(t *testing.T) {
 	h := New(fixture(t))
 	for host, code := range map[string]int{

@@ -67,22 +67,3 @@ func TestABucketOfADescriptorIsShownAndReset(t *testing.T) {
 		}
 	}
 }
-
-// If a key has a "*", the keys and values of the whole descriptor identify the bucket.
-func TestABucketOfAWholeDescriptorIsShownAndReset(t *testing.T) {
-	d := swapped(t, loose)
-	entry := descriptors.Entry{Key: "anyone", Value: "x"}
-	if n := d.request(t, 4, entry); n != 3 {
-		t.Fatalf("%d requests are allowed, want 3", n)
-	}
-	for _, key := range [][]string{{"anyone"}, {"anyone", "x", "more"}, nil} {
-		if body := d.read(t, keyLink("d", "any*", key)); !strings.Contains(body, "This cannot be answered") && !strings.Contains(body, "Why is this denied?") {
-			t.Errorf("%q: got %s; want no answer", key, body)
-		}
-	}
-	link := keyLink("d", "any*", []string{"anyone", "x"})
-	has(t, d.read(t, link), "0 of 3 left")
-	if w := d.follow(t, d.read(t, "/change?do=reset&"+strings.TrimPrefix(link, "/key?")), "author", "eve", "reason", "why"); w.Code != 303 || d.request(t, 1, entry) != 1 {
-		t.Errorf("got %d; want status 303, and a new bucket", w.Code)
-	}
-}

@@ -126,6 +126,7 @@ func TestOpenAIHeaders(t *testing.T) {
 		{"for good", limiter.Verdict{Denied: true, Never: true, Results: []limiter.Result{other}}, "x-should-retry=false"},
 		{"the store is unreachable", limiter.Verdict{Denied: true, Failed: true}, "retry-after-ms=1000"},
 		{"no unit", limiter.Verdict{Results: []limiter.Result{other}}, ""},
+		{"a debt", limiter.Verdict{Results: []limiter.Result{tokens(-5, second)}}, "x-ratelimit-limit-tokens=100 x-ratelimit-remaining-tokens=0 x-ratelimit-reset-tokens=1s"},
 	} {
 		var got []string
 		OpenAIHeaders(&c.v, false, func(name string, value []byte) { got = append(got, fmt.Sprintf("%s=%s", name, value)) })
@@ -154,6 +155,7 @@ func TestMostRestrictive(t *testing.T) {
 		"none":                      {nil, -1},
 		"the fewest units":          {[]limiter.Result{allows(5), allows(2), allows(2)}, 1},
 		"a denial":                  {[]limiter.Result{allows(0), denies(second), allows(0)}, 1},
+		"equal denials":             {[]limiter.Result{denies(second), denies(second)}, 0},
 		"the longest denial":        {[]limiter.Result{denies(second), denies(3 * second), denies(2 * second)}, 1},
 		"a denial for good":         {[]limiter.Result{denies(second), never, denies(3 * second)}, 1},
 		"the first denial for good": {[]limiter.Result{never, denies(second), never}, 0},
@@ -172,6 +174,9 @@ func TestMostRestrictive(t *testing.T) {
 
 func TestNumbersOfTheLocalBucket(t *testing.T) {
 	p := policy(t, "p", limiter.NoUnit, limiter.NoBody)
+	if r := result(p, limiter.FailedDenied, algorithms.Decision{}); Limit(&r) != p.Limit {
+		t.Error("without a local bucket: want the numbers of the limit")
+	}
 	p.Extras.Local = &algorithms.Limit{}
 	for outcome, want := range map[limiter.Outcome]*algorithms.Limit{
 		limiter.Allowed: p.Limit, limiter.Denied: p.Limit, limiter.FailedAllowed: p.Extras.Local, limiter.FailedDenied: p.Extras.Local,
@@ -182,28 +187,13 @@ func TestNumbersOfTheLocalBucket(t *testing.T) {
 	}
 }
 
-func TestNamesInAnswersAreBounded(t *testing.T) {
+func TestNamesInAnswersAreBoundedAndPrintable(t *testing.T) {
 	for name, want := range map[string]string{
-		"": `"limit-7"`, strings.Repeat("n", MaxName): `"` + strings.Repeat("n", MaxName) + `"`, strings.Repeat("n", MaxName+1): `"` + strings.Repeat("n", MaxName) + `"`,
+		"": `"limit-7"`, " !~a\x1f\x7f\"": `" !~a__\""`, strings.Repeat("n", MaxName): `"` + strings.Repeat("n", MaxName) + `"`, strings.Repeat("n", MaxName+1): `"` + strings.Repeat("n", MaxName) + `"`,
 	} {
 		if got := string(AppendName(nil, policy(t, name, limiter.NoUnit, limiter.NoBody))); got != want {
 			t.Errorf("%q: got %s, want %s", name, got, want)
 		}
-	}
-}
-
-func TestHeadersOfADebt(t *testing.T) {
-	v := limiter.Verdict{Results: []limiter.Result{result(policy(t, "t", limiter.Tokens, limiter.NoBody), limiter.Allowed, algorithms.Decision{Remaining: -5})}}
-	found := false
-	OpenAIHeaders(&v, false, func(name string, value []byte) {
-		if name == "x-ratelimit-remaining-tokens" {
-			if found = true; string(value) != "0" {
-				t.Errorf("%s: %s, want 0", name, value)
-			}
-		}
-	})
-	if !found {
-		t.Error("no header has the remaining units")
 	}
 }
 
@@ -274,27 +264,5 @@ func TestWhatHeadersDescribe(t *testing.T) {
 		if got := Describes(&c.r); got != c.want {
 			t.Errorf("%s: %t, want %t", c.name, got, c.want)
 		}
-	}
-}
-
-func TestOfEqualDenialsTheFirstIsDescribed(t *testing.T) {
-	r := result(policy(t, "p", limiter.NoUnit, limiter.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: second})
-	if got := MostRestrictive(denied(limiter.NoBody, second, r, r)); got != 0 {
-		t.Errorf("got %d, want 0", got)
-	}
-}
-
-func TestNumbersWithoutALocalBucket(t *testing.T) {
-	p := policy(t, "p", limiter.NoUnit, limiter.NoBody)
-	for _, outcome := range []limiter.Outcome{limiter.FailedAllowed, limiter.FailedDenied} {
-		if r := result(p, outcome, algorithms.Decision{}); Limit(&r) != p.Limit {
-			t.Errorf("outcome %v: got %v, want the numbers of the limit", outcome, Limit(&r))
-		}
-	}
-}
-
-func TestNamesInAnswersKeepPrintableASCII(t *testing.T) {
-	if got := string(AppendName(nil, policy(t, " !~a\x1f\x7f\"", limiter.NoUnit, limiter.NoBody))); got != `" !~a__\""` {
-		t.Errorf("got %s; want printable ASCII in quotes, with _ for other bytes", got)
 	}
 }

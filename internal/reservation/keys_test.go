@@ -169,17 +169,6 @@ func TestIDsDiffer(t *testing.T) {
 	}
 }
 
-// An id must fit a body of the HTTP API, which has at most 64 KiB.
-func TestAnIDThatWouldBeTooLongIsNotMade(t *testing.T) {
-	r := named()
-	for n, made := range map[int]bool{MaxKey: true, 2 * MaxKey: true, 3 * MaxKey: false} {
-		r.Parts[0].Values = []string{strings.Repeat("k", n)}
-		if id := keysOf("secret").Append(nil, r); (len(id) > 0) != made || len(id) > maxText {
-			t.Errorf("a key of %d bytes: the id has %d; want an id of at most %d bytes: %t", n, len(id), maxText, made)
-		}
-	}
-}
-
 func TestChangedIDsAreRefused(t *testing.T) {
 	for _, of := range []*limiter.Reserved{largest(), named()} {
 		k := keysOf("secret")

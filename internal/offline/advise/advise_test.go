@@ -98,24 +98,6 @@ func TestTheSuggestionHasTheWidestGap(t *testing.T) {
 	}
 }
 
-func TestFewClientsNamesTheAbuser(t *testing.T) {
-	h := NewMemory(0).New()
-	for i := range 29 {
-		addRequests(h, fmt.Sprint("client ", i), start, 5)
-	}
-	addRequests(h, "abuser", start, 500)
-	a := adviceOn(t, h, policyOf(t, perMinute), 0.01)
-	if a.Suggested.N != 500 || a.Suggested.Clients != 0 {
-		t.Errorf("suggested %+v, want 500, which denies no client", a.Suggested)
-	}
-	if o := a.Outlier(); o == nil || o.Shown != "abuser" || o.Next != 5 {
-		t.Errorf("got the outlier %+v, want the abuser, next 5", o)
-	}
-	if first := a.Candidates[0]; first.N != 5 || first.Clients != 1 || first.Requests != 495 {
-		t.Errorf("the first candidate is %+v, want one that denies the abuser alone", first)
-	}
-}
-
 // A sliding log holds at most 10,000 units.
 func TestNoNumberIsEnough(t *testing.T) {
 	h := NewMemory(0).New()

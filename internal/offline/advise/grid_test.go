@@ -43,23 +43,3 @@ func TestGrid(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
-
-func TestTheNumbersOfAGridAreFew(t *testing.T) {
-	for _, most := range []int64{1, 2, 7, 1_000_000} {
-		h := NewMemory(0).New()
-		c := requestsAt(h, "a", 0)
-		if most > 1 {
-			h.Add(c, start, most-1)
-		}
-		a := adviceOn(t, h, policyOf(t, perMinute), 0.01)
-		numbers := a.numbers()
-		if numbers[0] != 1 || numbers[len(numbers)-1] != most || len(numbers) > ladder+len(a.Candidates)+1 || len(numbers) < min(int(most), ladder) {
-			t.Errorf("up to %d: got %v; want at most %d numbers from 1", most, numbers, ladder+len(a.Candidates)+1)
-		}
-		for i := 1; i < len(numbers); i++ {
-			if numbers[i] <= numbers[i-1] || float64(numbers[i]) > 2*float64(numbers[i-1]) {
-				t.Errorf("up to %d: %d follows %d; want a larger number, at most twice as large", most, numbers[i], numbers[i-1])
-			}
-		}
-	}
-}

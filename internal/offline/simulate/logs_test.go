@@ -196,13 +196,3 @@ func TestBrokenLinesOfALogAreCounted(t *testing.T) {
 		t.Error("an input that cannot be read gave a report; want an error")
 	}
 }
-
-func TestEscapesInALog(t *testing.T) {
-	for text, want := range map[string]string{
-		`plain`: "plain", `\x41`: "A", `a\"b`: `a"b`, `a\\x41`: `a\x41`, `\x4`: "x4", `\x`: "x", `\`: `\`, `\xZ1`: "xZ1", `\x1Z`: "x1Z", `\xfF!`: "\xff!",
-	} {
-		if got := unescape(text); got != want {
-			t.Errorf("%s: got %q, want %q", text, got, want)
-		}
-	}
-}

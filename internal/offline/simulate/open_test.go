@@ -96,16 +96,6 @@ func TestCallsSettleByBucketWhenTheyEnd(t *testing.T) {
 	}
 }
 
-func TestTheBudgetIsSuggestedForRealCosts(t *testing.T) {
-	var trace strings.Builder
-	for i := range 10 {
-		trace.WriteString(callOf(i, `,"real":10,"settle_after_us":500000`) + "\n")
-	}
-	if got := run(t, compiled(t, estimated), trace.String(), 0); !strings.Contains(got, "most 100 by bob") {
-		t.Errorf("got %s; want 100 units in the busiest hour", got)
-	}
-}
-
 // Each call costs 20 units. The first calls reserve 300 units each. After 20 calls of five users, the estimate is 20.
 func TestEstimatesLearnInAReplay(t *testing.T) {
 	var trace strings.Builder
@@ -190,18 +180,5 @@ func TestSumsOfSettledCalls(t *testing.T) {
 				t.Errorf("%s: no %q in\n%s", test.name, want, got)
 			}
 		}
-	}
-}
-
-// If every call of a key counted, one client could move the estimate of all clients.
-func TestAKeyCountsOnceASecondForAnEstimate(t *testing.T) {
-	var trace strings.Builder
-	for i := range 40 {
-		trace.WriteString(callBy(fmt.Sprint(i%5), 0, `,"real":0`) + "\n")
-	}
-	trace.WriteString(callOf(1, "") + "\n")
-	got := run(t, compiled(t, strings.Replace(estimated, "estimate: 300", "estimate: {learn: p90, first: 300}", 1)), trace.String(), 0)
-	if lines := strings.Split(got, "\n"); !strings.Contains(lines[40], `"remaining":700`) {
-		t.Errorf("got %s; want the first estimate, which leaves 700 units", lines[40])
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
-	"testing/iotest"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -23,18 +22,6 @@ func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
 		tb.Fatal(problems)
 	}
 	return s
-}
-
-func decide(t *testing.T, s *limiter.Snapshot, input string, maxKeys int) string {
-	t.Helper()
-	var decisions strings.Builder
-	_, err := Run(t.Context(), Config{
-		Snapshot: s, Name: "trace", Input: strings.NewReader(input), Format: JSONL, Decisions: &decisions, MaxKeys: maxKeys,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return decisions.String()
 }
 
 const small = `
@@ -91,7 +78,7 @@ func TestDecisions(t *testing.T) {
 		{"a refund", limit(`"name":"send","count":5`) + "\n" + limit(`"name":"send","count":-9223372036854775809`),
 			`{"ok":true,"retry_after_us":0,"limits":[{"name":"send","ok":true,"remaining":20,"retry_after_us":0}]}`},
 	} {
-		lines := strings.Split(strings.TrimSpace(decide(t, s, test.input, 0)), "\n")
+		lines := strings.Split(strings.TrimSpace(decisionsOn(t, s, test.input)), "\n")
 		if got := lines[len(lines)-1]; got != test.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", test.name, got, test.want)
 		}
@@ -99,10 +86,10 @@ func TestDecisions(t *testing.T) {
 }
 
 func TestAFullStoreIsReported(t *testing.T) {
-	got := decide(t, compiled(t, small), `{"time_us":0,"limits":[{"name":"send","key":"a"}]}
+	_, got := reportOn(t, Config{Snapshot: compiled(t, small), Format: JSONL, MaxKeys: 2}, `{"time_us":0,"limits":[{"name":"send","key":"a"}]}
 {"time_us":0,"limits":[{"name":"send","key":"b"}]}
 {"time_us":0,"limits":[{"name":"send","key":"c"}]}
-`, 2)
+`)
 	const want = `{"ok":false,"retry_after_us":0,"error":"full","limits":[{"name":"send","key":"c","ok":false,"remaining":0,"retry_after_us":0,"error":"full"}]}`
 	if lines := strings.Split(strings.TrimSpace(got), "\n"); lines[len(lines)-1] != want {
 		t.Errorf("got %s; want the last line to be %s", got, want)
@@ -133,14 +120,6 @@ func TestMistakesEndTheRun(t *testing.T) {
 	}
 }
 
-func TestAReadErrorIsNoLineError(t *testing.T) {
-	broken := io.MultiReader(strings.NewReader(`{"time_us":5,`), iotest.ErrReader(io.ErrUnexpectedEOF))
-	_, err := Run(t.Context(), Config{Snapshot: compiled(t, small), Name: "trace", Input: broken, Format: JSONL})
-	if _, ok := errors.AsType[*LineError](err); ok || !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("got %v; want io.ErrUnexpectedEOF without a line", err)
-	}
-}
-
 func TestLogIsReadLeniently(t *testing.T) {
 	line := func(host string, second int, rest string) string {
 		return fmt.Sprintf(`%s - - [10/Oct/2000:13:55:%02d +0000] "GET / HTTP/1.1"%s`+"\n", host, second, rest)
@@ -149,27 +128,18 @@ func TestLogIsReadLeniently(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var decisions, text strings.Builder
-	report, err := Run(t.Context(), Config{
-		Snapshot: compiled(t, small), Name: "log", Format: Nginx, Templates: templates, Domain: "edge", Decisions: &decisions,
-		Input: strings.NewReader(line("1.1.1.1", 9, " 200 1") + "what?\n" + line("1.1.1.1", 3, " 200 1") + "\n"),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := report.WriteText(&text); err != nil {
-		t.Fatal(err)
-	}
+	text, decisions := reportOn(t, Config{Snapshot: compiled(t, small), Format: Nginx, Templates: templates, Domain: "edge"},
+		line("1.1.1.1", 9, " 200 1")+"what?\n"+line("1.1.1.1", 3, " 200 1")+"\n")
 	const want = `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","key":"1.1.1.1","ok":true,"remaining":19,"retry_after_us":0}]}
 {"ok":true,"retry_after_us":0,"limits":[]}
 {"ok":true,"retry_after_us":0,"limits":[{"name":"send","key":"1.1.1.1","ok":true,"remaining":18,"retry_after_us":0}]}
 `
-	if got := decisions.String(); got != want {
-		t.Errorf("decisions:\n%s\nwant\n%s", got, want)
+	if decisions != want {
+		t.Errorf("decisions:\n%s\nwant\n%s", decisions, want)
 	}
 	for _, part := range []string{"requests  2,", "not read  1 of the lines, first at line 2: not in the combined format", "order     1 earlier than a line before"} {
-		if !strings.Contains(text.String(), part) {
-			t.Errorf("the report lacks %q:\n%s", part, text.String())
+		if !strings.Contains(text, part) {
+			t.Errorf("the report lacks %q:\n%s", part, text)
 		}
 	}
 }
@@ -198,7 +168,7 @@ func TestCompressedInput(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, want := decide(t, s, packed.String(), 0), decide(t, s, input, 0); got != want || want == "" {
+	if got, want := decisionsOn(t, s, packed.String()), decisionsOn(t, s, input); got != want || want == "" {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
@@ -227,21 +197,6 @@ func TestSameInputSameOutput(t *testing.T) {
 	}
 }
 
-func run(t *testing.T, s *limiter.Snapshot, input string, maxKeys int) string {
-	t.Helper()
-	var out strings.Builder
-	report, err := Run(t.Context(), Config{
-		Snapshot: s, Name: "trace", Input: strings.NewReader(input), Format: JSONL, Decisions: &out, MaxKeys: maxKeys,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := report.WriteText(&out); err != nil {
-		t.Fatal(err)
-	}
-	return out.String()
-}
-
 func TestRunStopsWhenItsContextEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -252,22 +207,17 @@ func TestRunStopsWhenItsContextEnds(t *testing.T) {
 	}
 }
 
-// A limit that another limit replaces does not decide, so it counts no requests.
-func TestAReplacedLimitCountsNothing(t *testing.T) {
-	s := compiled(t, `
-domain: shop
-descriptors:
-  - key: user
-    rate_limit:
-      - {algorithm: token_bucket, rate: 10, period: 1m, name: wide}
-      - {algorithm: token_bucket, rate: 1, period: 1m, name: narrow, replaces: [{name: wide}]}
-`)
-	got := run(t, s, strings.Repeat(`{"time_us":0,"domain":"shop","descriptors":[{"entries":[["user","bob"]]}]}`+"\n", 3), 0)
-	for _, want := range []string{"shop/wide    0         0 ", "shop/narrow  3         2 "} {
-		if !strings.Contains(got, want) {
-			t.Errorf("no %q in\n%s", want, got)
-		}
-	}
+// run replays a trace, and returns the decisions and the report.
+func run(t *testing.T, s *limiter.Snapshot, input string, maxKeys int) string {
+	t.Helper()
+	text, decisions := reportOn(t, Config{Snapshot: s, Format: JSONL, MaxKeys: maxKeys}, input)
+	return decisions + text
+}
+
+func decisionsOn(t *testing.T, s *limiter.Snapshot, trace string) string {
+	t.Helper()
+	_, decisions := reportOn(t, Config{Snapshot: s, Format: JSONL}, trace)
+	return decisions
 }
 
 func reportOn(t *testing.T, c Config, input string) (text, decisions string) {

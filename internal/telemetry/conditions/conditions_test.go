@@ -61,22 +61,6 @@ func TestConditionsAreBounded(t *testing.T) {
 	}
 }
 
-func TestTextsFromTheNetworkArePrintable(t *testing.T) {
-	r := New(time.Now)
-	r.Set(Condition{Name: "redis", Severity: Critical, Summary: "ERR a\nb\x1b[31m\xff é", Remedy: "do\r\nthis"})
-	got := r.List()[0]
-	if got.Summary != "ERR a b [31m  é" || got.Remedy != "do  this" {
-		t.Errorf("got %q, %q; want summary %q and remedy %q", got.Summary, got.Remedy, "ERR a b [31m  é", "do  this")
-	}
-}
-
-func TestANilRegistryAcceptsReports(t *testing.T) {
-	var r *Registry
-	if r.Set(Condition{Name: "n"}) || r.Clear("n") || len(r.List()) != 0 {
-		t.Error("the nil Registry keeps conditions")
-	}
-}
-
 func TestAConditionIsClearedByTheNameThatSetIt(t *testing.T) {
 	r := New(time.Now)
 	name := "redis\n" + strings.Repeat("x", 2*maxName)
@@ -106,14 +90,6 @@ func TestTextsAreCutBetweenCharacters(t *testing.T) {
 	} {
 		if got := printable(text, 8); got != want {
 			t.Errorf("%q: got %q, want %q", text, got, want)
-		}
-	}
-}
-
-func TestSeveritiesHaveNames(t *testing.T) {
-	for s, want := range map[Severity]string{0: "Severity(0)", Warning: "warning", Degraded: "degraded", Critical: "critical", Critical + 1: "Severity(4)"} {
-		if got := s.String(); got != want {
-			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 }

@@ -369,33 +369,6 @@ func TestOverridesAreCounted(t *testing.T) {
 	}
 }
 
-func TestMetricsOfTheProcess(t *testing.T) {
-	m := New("v1\xff", "rev")
-	store := memory.New(memory.Config{MaxKeys: 7})
-	m.WatchMemory(store.Stats)
-	m.Loaded(true, time.Unix(1000, 0))
-	m.Loaded(false, time.Unix(2000, 0))
-	m.Refused("no_domain")
-	got := scrape(t, m, "rlsidecar_")
-	wantSome(t, got, map[string]string{
-		"rlsidecar_config_last_reload_successful":                "0",
-		"rlsidecar_config_last_reload_success_timestamp_seconds": "1000",
-		`rlsidecar_config_reloads_total{result="success"}`:       "1",
-		`rlsidecar_config_reloads_total{result="failure"}`:       "1",
-		`rlsidecar_requests_refused_total{reason="no_domain"}`:   "1",
-		"rlsidecar_memory_keys_max":                              "7",
-		"rlsidecar_memory_full_total":                            "0",
-	})
-	for name := range got {
-		if strings.HasPrefix(name, "rlsidecar_build_info") && !strings.Contains(name, "v1\ufffd") {
-			t.Errorf("got %v; want a text that contains %q", name, "v1\ufffd")
-		}
-	}
-	if len(scrape(t, m, "go_goroutines")) != 1 || len(scrape(t, m, "process_")) == 0 {
-		t.Error("no metrics of Go or the process")
-	}
-}
-
 func TestConcurrentDecisionsAreAllCounted(t *testing.T) {
 	m, l := observed(&limiter.Policy{Name: "k", Limit: limit(t, 10), Extras: &limiter.Extras{StatValues: []int{0}}})
 	var wg sync.WaitGroup

@@ -1,7 +1,6 @@
 package statsd
 
 import (
-	"context"
 	"io"
 	"maps"
 	"net"
@@ -192,14 +191,6 @@ func TestUnsentCountsAreSentLater(t *testing.T) {
 	if logs.Len() != 2 {
 		t.Errorf("%d lines in the log; want 2", logs.Len())
 	}
-}
-
-func TestRunFlushesOnceMoreWhenItEnds(t *testing.T) {
-	receiver := listen(t, "udp")
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	Run(ctx, Config{Address: receiver.address, Network: "udp", Source: &source{counters: map[string]uint64{"a": 1}}, Log: zap.NewNop()})
-	expect(t, receiver.next(t), "a:1|c")
 }
 
 func TestWrongConfigs(t *testing.T) {
