@@ -204,7 +204,6 @@ var model = porcupine.NondeterministicModel{
 		q, a := input.(operation), output.(answer)
 		return fmt.Sprintf("%s of %s -> ok %t, left %v", []string{"charge", "refund", "dry run", "settlement to the reservation", "settlement to twice the reservation"}[q.kind], q.of.name, a.ok, a.left[:len(q.of.limits)])
 	},
-	DescribeState: func(s any) string { return fmt.Sprint(s) },
 }
 
 // stale is the longest time for which a denial may be outdated. A sidecar caches denials for a second

@@ -60,7 +60,6 @@ func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
 	}
 	r.answer.ok = response.GetOverallCode() == rls.RateLimitResponse_OK
 	r.answered, r.to = true, w.now()
-	w.byGRPC.Add(1)
 	return r
 }
 
@@ -84,7 +83,6 @@ func (w *world) settle(random *rand.Rand, b *buckets) {
 	for r.from = w.now(); !r.answered; {
 		r = w.post(random, request, r)
 	}
-	w.settled.Add(1)
 	w.log(r)
 	if again := w.post(random, request, r); again.answered && again.answer != r.answer {
 		w.t.Errorf("%s: a settlement was answered %+v, and when it was repeated %+v", b.name, r.answer, again.answer)
