@@ -72,12 +72,11 @@ type world struct {
 	http     *http.Client
 	over     chan struct{}
 
-	password atomic.Pointer[string]
-	changing sync.Mutex // held while Redis restarts or its password changes
-	// These count events. At the end each kind of event must have happened.
-	reloads, pauses, flushes, kills, restarts, passwords, certificates, adjustments atomic.Int64
-	failures                                                                        atomic.Int64 // answers from on_backend_failure
-	serials                                                                         sync.Map     // serial numbers of the certificates that clients received
+	password               atomic.Pointer[string]
+	changing               sync.Mutex   // held while Redis restarts or its password changes
+	passwords, adjustments atomic.Int64 // how many changes have succeeded
+	failures               atomic.Int64 // answers from on_backend_failure
+	serials                sync.Map     // serial numbers of the certificates that clients received
 
 	calls, work count
 }
@@ -295,7 +294,6 @@ func (w *world) proxy(s *sidecartest.Sidecar) {
 
 func (w *world) reload(i int) {
 	w.write("limits.yaml", limits(i))
-	w.reloads.Add(1)
 }
 
 func (w *world) adjust(i int) {
@@ -308,7 +306,6 @@ func (w *world) adjust(i int) {
 func (w *world) rotate(i int) {
 	if i%2 == 0 {
 		w.ca.Secret(w.t, w.dir, int64(i), "localhost")
-		w.certificates.Add(1)
 		return
 	}
 	w.changing.Lock()
@@ -327,21 +324,15 @@ func (w *world) fault(i int) {
 		w.redis.Pause()
 		time.Sleep(50 * time.Millisecond)
 		w.redis.Resume()
-		w.pauses.Add(1)
 	case 1, 4:
-		if w.command("SCRIPT", "FLUSH") {
-			w.flushes.Add(1)
-		}
+		w.command("SCRIPT", "FLUSH")
 	case 2, 5:
-		if w.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") {
-			w.kills.Add(1)
-		}
+		w.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 	case 3:
 		w.changing.Lock()
 		defer w.changing.Unlock()
 		w.redis.Kill()
 		w.redis.Restart("--requirepass", *w.password.Load())
-		w.restarts.Add(1)
 		redistest.Eventually(w.t, "Redis answers again", func() bool { return w.command("PING") })
 	}
 }
@@ -380,15 +371,9 @@ func (w *world) counts() {
 func (w *world) happened() {
 	seen := 0
 	w.serials.Range(func(any, any) bool { seen++; return true })
-	w.t.Logf("%d reloads, %d pauses, %d flushes, %d connections killed, %d restarts, %d passwords, %d certificates (%d seen), %d adjustments, %d failures",
-		w.reloads.Load(), w.pauses.Load(), w.flushes.Load(), w.kills.Load(), w.restarts.Load(), w.passwords.Load(), w.certificates.Load(), seen, w.adjustments.Load(), w.failures.Load())
-	for what, n := range map[string]int64{
-		"reload": w.reloads.Load(), "pause": w.pauses.Load(), "flush": w.flushes.Load(), "killed connection": w.kills.Load(), "restart": w.restarts.Load(),
-		"password": w.passwords.Load(), "certificate": w.certificates.Load(), "adjustment": w.adjustments.Load(), "second certificate": int64(seen - 1),
-	} {
-		if n == 0 {
-			w.t.Errorf("the soak had no %s, so it did not test that event", what)
-		}
+	w.t.Logf("%d passwords, %d certificates seen, %d adjustments, %d failures", w.passwords.Load(), seen, w.adjustments.Load(), w.failures.Load())
+	if w.passwords.Load() == 0 || w.adjustments.Load() == 0 || seen < 2 {
+		w.t.Error("no password or certificate has changed, or no limit was adjusted")
 	}
 	for _, s := range w.sidecars {
 		if sidecartest.Metrics(s.Admin, "admin")["rlsidecar_config_last_reload_successful"] != 1 {
