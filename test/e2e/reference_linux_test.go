@@ -36,15 +36,6 @@ type reference struct {
 
 const apiToken = "s3cret"
 
-func asReference(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "ratelimit")
-	if err := os.Symlink(sidecartest.Program, path); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
 func newReference(t *testing.T, files map[string]string, env ...string) *reference {
 	t.Helper()
 	r := launchReference(t, files, env...)
@@ -70,7 +61,8 @@ func launchReference(t *testing.T, files map[string]string, env ...string) *refe
 	for name, text := range files {
 		r.write(t, name, text)
 	}
-	cmd := exec.Command(asReference(t))
+	cmd := exec.Command(sidecartest.Program)
+	cmd.Args = []string{"ratelimit"} // by this name it reads the environment of the reference server
 	cmd.Env = append([]string{
 		"RUNTIME_ROOT=" + data, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_WATCH_ROOT=false",
 		"HOST=" + r.addr, "GRPC_HOST=" + r.addr, fmt.Sprintf("DEBUG_PORT=%d", port),
