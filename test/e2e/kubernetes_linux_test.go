@@ -2,9 +2,7 @@ package e2e
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"path/filepath"
@@ -23,32 +21,15 @@ const kubernetes = root + "/examples/kubernetes/"
 
 type object = map[string]any
 
-func manifests(t *testing.T, name string) []object {
+func manifest(t *testing.T, name, kind string) (found object) {
 	t.Helper()
-	data := read(t, kubernetes+name)
-	var all []object
-	for decoder := yaml.NewDecoder(strings.NewReader(data)); ; {
-		var one object
-		err := decoder.Decode(&one)
-		if errors.Is(err, io.EOF) {
-			return all
-		}
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		all = append(all, one)
-	}
-}
-
-func manifest(t *testing.T, name, kind string) object {
-	t.Helper()
-	for _, one := range manifests(t, name) {
-		if one["kind"] == kind {
-			return one
+	for decoder := yaml.NewDecoder(strings.NewReader(read(t, kubernetes+name))); found["kind"] != kind; {
+		found = nil
+		if err := decoder.Decode(&found); err != nil {
+			t.Fatalf("%s: no %s: %v", name, kind, err)
 		}
 	}
-	t.Fatalf("%s has no %s", name, kind)
-	return nil
+	return found
 }
 
 func at[T any](t *testing.T, o object, keys ...string) T {

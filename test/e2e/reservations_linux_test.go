@@ -33,15 +33,10 @@ type settler struct {
 	proxy rls.RateLimitServiceClient
 }
 
-func budgetFile(t *testing.T) string {
-	t.Helper()
-	return fileOf(t, "limits.yaml", budgets)
-}
-
 func startSettler(t *testing.T, args ...string) *settler {
 	t.Helper()
 	s := &settler{t: t, addr: loopback()}
-	s.process = serve(t, s.addr, append([]string{"--config", budgetFile(t)}, args...)...)
+	s.process = serve(t, s.addr, append([]string{"--config", fileOf(t, "limits.yaml", budgets)}, args...)...)
 	s.proxy = rls.NewRateLimitServiceClient(dial(t, s.addr+":8081"))
 	return s
 }

@@ -34,10 +34,6 @@ func alerts(t *testing.T) []rulefmt.Rule {
 	return slices.DeleteFunc(rules(t), func(r rulefmt.Rule) bool { return r.Alert == "" })
 }
 
-func alertNamed(name string) func(rulefmt.Rule) bool {
-	return func(r rulefmt.Rule) bool { return r.Alert == name }
-}
-
 type dashboard struct {
 	Panels []struct {
 		Title   string

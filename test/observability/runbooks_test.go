@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/prometheus/model/rulefmt"
+
 	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
@@ -39,7 +41,7 @@ func TestRunbooksAnswerEachAlert(t *testing.T) {
 		}
 	}
 	for _, name := range regexp.MustCompile(`Rlsidecar[A-Za-z]+`).FindAllString(text, -1) {
-		if !slices.ContainsFunc(alerts(t), alertNamed(name)) {
+		if !slices.ContainsFunc(alerts(t), func(r rulefmt.Rule) bool { return r.Alert == name }) {
 			t.Errorf("runbooks.md names %s, which is no alert", name)
 		}
 	}
