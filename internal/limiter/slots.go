@@ -147,8 +147,17 @@ func (l *Limiter) endReserved(r *Reserved, op algorithms.SlotOp, reporter SlotRe
 		}
 		charge := slotCharge(&r.ID, part, op, l.Current().domainOf(r))
 		l.config.repeat(store, &charge, nil, reporter)
+		if op == algorithms.ReturnSlot && part.Origin != l.config.originOf(false) {
+			l.returnUnknownTake(&charge)
+		}
 	}
 	return ttl
+}
+
+// returnUnknownTake returns the slot of a charge, which was in Local, to the store too: the store could not decide the
+// request, but may have taken the slot. returnUnknown keeps it if the request has an idempotency key.
+func (l *Limiter) returnUnknownTake(charge *backend.Charge) {
+	l.config.repeat(l.store, charge, nil, ReporterSelf)
 }
 
 // returnFormer returns the slots of limits that a reload has removed: those of the ids in c, although no limit of its domain
@@ -440,6 +449,7 @@ func (c *Call) planReturn(i int, id *[16]byte, part *ReservedPart) {
 		var d [1]backend.Decision
 		backend.Take(context.Background(), c.config.Local, []backend.Charge{back}, d[:])
 		c.slotEnded(slotOutcome(algorithms.ReturnSlot, &d[0]))
+		c.locals = append(c.locals, back)
 	default:
 		c.slotEnded(SlotForeign)
 	}
@@ -462,6 +472,9 @@ func (c *Call) reporter() SlotReporter {
 // repeatReturns repeats the returns of a settlement that the store did not decide in time. They do not depend on the
 // sender of the settlement, which may have given up.
 func (l *Limiter) repeatReturns(c *Call) {
+	for i := range c.locals {
+		l.returnUnknownTake(&c.locals[i])
+	}
 	for _, r := range c.returns {
 		if c.decisions[r.charge].Err != nil {
 			l.config.repeat(l.store, &c.charges[r.charge], nil, c.reporter())

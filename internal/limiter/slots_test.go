@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -19,6 +20,7 @@ const inFlight = `
 domain: d
 limits:
   uploads: {algorithm: concurrency, capacity: 3, ttl: 1m}
+  either: {algorithm: concurrency, capacity: 4, ttl: 1m, on_backend_failure: local, local_share: 50%}
   calls: {algorithm: fixed_window, rate: 2, period: 1d}
   quota: {algorithm: fixed_window, rate: 2, period: 1d, quota_mode: true}
   tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 100}}
@@ -66,6 +68,14 @@ func (b *slotBench) denied(cost int64, texts ...string) *limiter.Call {
 		b.Fatalf("%v: denied %v with id %s, want a denial without an id", texts, c.Denied, id)
 	}
 	return c
+}
+
+// named asks for two units of a limit, for bob.
+func (b *slotBench) named(limit, id string) *limiter.Call {
+	return b.check(b.T, limiter.Request{
+		Domain: "d", Returns: true, Limits: []limiter.NamedCharge{{Name: limit, Key: []string{"bob"}, Count: 2}},
+		IdempotencyKey: limiter.IdempotencyKey{ID: id, Lifetime: algorithms.Day},
+	})
 }
 
 func (b *slotBench) counts(reporter limiter.SlotReporter, outcome limiter.SlotOutcome, want uint64) {
@@ -299,16 +309,31 @@ func TestASlotOfUnknownOutcomeIsReturned(t *testing.T) {
 		repeats.Close(time.Minute)
 		b.want("uploads", "bob", 3)
 		store.answers = 1
-		named := func() *limiter.Call {
-			return b.check(t, limiter.Request{
-				Domain: "d", Returns: true, Limits: []limiter.NamedCharge{{Name: "uploads", Key: []string{"bob"}, Count: 2}},
-				IdempotencyKey: limiter.IdempotencyKey{ID: "once", Lifetime: algorithms.Day},
-			})
-		}
-		first, second := named(), named()
+		first, second := b.named("uploads", "once"), b.named("uploads", "once")
 		if !first.Failed || second.Failed || second.Denied || !second.HasSlots() || first.SlotID() != second.SlotID() {
 			t.Errorf("got %+v and %+v, want a failure and then the slot", first.Verdict, second.Verdict)
 		}
 		b.want("uploads", "bob", 1)
 	})
+}
+
+// The store took a slot under an idempotency key, its answer was lost, and the request was allowed a slot of this process.
+// The return of that one returns the other one too.
+func TestALocalSlotIsReturnedWithThatOfTheStore(t *testing.T) {
+	b := newSlotBench(t)
+	store := &losing{Store: b.store}
+	b.store = &faulty{Store: store}
+	b.restart(t, inFlight, func(*limiter.Config) {})
+	for i, end := range []func(id string){
+		func(id string) { b.ReturnSlots(id, limiter.ReporterLog) },
+		func(id string) { b.allowed(0, "settle_end="+id) },
+	} {
+		store.answers = 1
+		c := b.named("either", strconv.Itoa(i))
+		b.want("either", "bob", 2)
+		if end(string(c.AppendID(nil))); c.Denied {
+			t.Errorf("got %+v, want a slot of this process", c.Verdict)
+		}
+		b.want("either", "bob", 4)
+	}
 }
