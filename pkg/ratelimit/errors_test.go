@@ -251,12 +251,6 @@ limits:
 	}
 }
 
-func TestWaitingEndsWithAnErrorOfTheStore(t *testing.T) {
-	if err := limiterFor(t, unreachable{}, nil).Wait(t.Context(), "log"); !errors.Is(err, ratelimit.ErrUnavailable) {
-		t.Errorf("got %v; want ErrUnavailable", err)
-	}
-}
-
 func TestACostThatNeverFitsHasTheNumbersOfItsLimit(t *testing.T) {
 	l := limiterFor(t, unreachable{}, nil)
 	if r, err := l.AllowN(t.Context(), 11, "send", "bob"); !errors.Is(err, ratelimit.ErrNeverFits) || r.Limit != 10 || r.Window != time.Minute {

@@ -388,7 +388,9 @@ func TestMistakesAndFailuresAreErrors(t *testing.T) {
 	ctx := t.Context()
 	two := []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 1}}
 	_, allow := l.Allow(ctx, "send")
-	for name, err := range map[string]error{"Allow": allow, "Reset": l.Reset(ctx, "send"), "AllowAll": l.AllowAll(ctx, two), "AllowOnce": l.AllowOnce(ctx, "1", two)} {
+	for name, err := range map[string]error{
+		"Allow": allow, "Reset": l.Reset(ctx, "send"), "AllowAll": l.AllowAll(ctx, two), "AllowOnce": l.AllowOnce(ctx, "1", two), "Wait": l.Wait(ctx, "log"),
+	} {
 		if !errors.Is(err, ratelimit.ErrUnavailable) {
 			t.Errorf("with an unreachable Store: %s: %v; want the error ratelimit.ErrUnavailable", name, err)
 		}
