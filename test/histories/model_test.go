@@ -210,9 +210,8 @@ var model = porcupine.NondeterministicModel{
 // (docs/redis.md). In this time it does not notice refunds that other sidecars make.
 const stale = int64(1e9)
 
-// operations converts the answers to a history for Porcupine. lost returns the number of units of a bucket
-// that failovers before a given time may have lost.
-func operations(records []record, lost func(b *buckets, until int64) int64) (history []porcupine.Operation) {
+// operations converts the answers to a history for Porcupine. Each failover may have lost one capacity of each bucket.
+func operations(records []record, failovers int64) (history []porcupine.Operation) {
 	missing, refunded := map[string][]record{}, map[string]bool{}
 	for _, r := range records {
 		if !r.answered {
@@ -225,7 +224,7 @@ func operations(records []record, lost func(b *buckets, until int64) int64) (his
 			continue
 		}
 		q := r.operation
-		q.refunds = lost(q.of, r.to) / q.of.cost
+		q.refunds = failovers * q.of.limits[0].Capacity / q.of.cost
 		for _, m := range missing[q.of.name] {
 			switch {
 			case m.from > r.to:
@@ -285,8 +284,6 @@ func withoutImplied(history []porcupine.Operation, missing map[string][]record) 
 	}
 	return kept
 }
-
-func nothingLost(*buckets, int64) int64 { return 0 }
 
 // explain lists the requests of the first bucket whose answers are not linearizable. It returns "" if there is none.
 func explain(history []porcupine.Operation) string {

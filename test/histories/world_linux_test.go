@@ -255,8 +255,9 @@ func (w *world) log(r record) {
 	w.records = append(w.records, r)
 }
 
-// If the history is not linearizable, check logs one bucket.
-func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
+// check reports whether the history is linearizable, and logs one bucket if it is not. Each failover may have lost one
+// capacity of each bucket.
+func (w *world) check(failovers int64) (right bool) {
 	w.t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, b := range w.all {
@@ -268,7 +269,7 @@ func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 			return r.answered
 		})
 	}
-	history := operations(w.records, lost)
+	history := operations(w.records, failovers)
 	result := porcupine.CheckOperationsTimeout(model.ToModel(), history, time.Minute)
 	w.t.Logf("%d requests, %d answered, %d buckets or groups: %s", len(w.records), len(history), len(w.all), result)
 	if result != porcupine.Ok {
