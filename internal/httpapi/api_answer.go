@@ -116,8 +116,15 @@ func (a *API) answer(req *apiRequest) (*apiAnswer, error) {
 	}
 	if err := undecided(c); err != nil {
 		detail := "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"
-		if errors.Is(err, backend.ErrFull) {
+		switch {
+		case errors.Is(err, backend.ErrFull):
 			detail = "the memory of the sidecar has no room for another bucket or request_id, so nothing was consumed; raise --memory-max-keys, let ids be remembered for a shorter time (remember), or keep them in Redis (--redis-url)"
+		case c.DryRun:
+			detail = "the backend did not decide in time; nothing was consumed; try again"
+		case req.settles:
+			detail = "the backend did not answer in time; repeat the request: a reservation is settled once"
+		case req.id != "":
+			detail = "the backend did not decide in time; units may have been consumed: repeat the request with its request_id to be charged once"
 		}
 		return nil, unavailable.because(detail)
 	}

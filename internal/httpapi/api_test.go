@@ -238,13 +238,16 @@ func (s broken) Submit(b *backend.Batch) { b.Fail(s.err) }
 func TestBackendFailureIsAnsweredByPolicy(t *testing.T) {
 	// Errors of a store have its addresses, which clients must not see.
 	away := apiOver(t, broken{fmt.Errorf("dial tcp 192.0.2.9:6379: refused: %w", backend.ErrUnavailable)})
+	id := reservations.FindString(call(apiOver(t, memory.New(memory.Config{})), http.MethodPost, "/v1/limit", `{"name":"tokens","reserve":true}`).Body.String())
 	for _, s := range []exchangeStep{
+		{0, "/v1/limit", `{"count":1` + id + `}`, 503, "the backend did not answer in time; repeat the request: a reservation is settled once"},
+		{0, "/v1/limit", `{"name":"send","request_id":"1"}`, 503, "the backend did not decide in time; units may have been consumed: repeat the request with its request_id to be charged once"},
 		{0, "/v1/limit", `{"name":"send"}`, 503, "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"},
-		{0, "/v1/check", `{"name":"send"}`, 503, "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"},
+		{0, "/v1/check", `{"name":"send"}`, 503, "the backend did not decide in time; nothing was consumed; try again"},
 		{0, "/v1/limits/send", ``, 503, "the bucket could not be read; try again"},
 		{0, "/v1/limits/pass", ``, 503, "the bucket could not be read; try again"},
 		{0, "/v1/limits/share", ``, 503, "the bucket could not be read; try again"},
-		{0, "/v1/reset", `{"name":"send"}`, 503, "the backend did not answer in time; the request may or may not have been charged; repeat it with a request_id"},
+		{0, "/v1/reset", `{"name":"send"}`, 503, "the backend did not answer in time; the bucket may or may not have been reset; reset it again"},
 		{0, "/v1/limit", `{"limits":[{"name":"send"},{"name":"pass"}]}`, 503, "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"},
 		{0, "/v1/limit", `{"name":"pass"}`, 200, `{"ok":true,"degraded":true,"limits":[{"name":"pass","ok":true,"limit":1,"degraded":true}]}`},
 	} {

@@ -89,8 +89,8 @@ func problemOf(err error) *problem {
 		return reusedID.because("request_id: it was used for another request; use a new one for each request")
 	case errors.Is(err, backend.ErrPending):
 		return inProgress.because("the same request_id is being decided, or its outcome is unknown; nothing was consumed now; repeat the request later")
-	case errors.Is(err, backend.ErrUnavailable): // the text of the error contains addresses, which clients must not see
-		return unavailable.because("the backend did not answer in time; the request may or may not have been charged; repeat it with a request_id")
+	case errors.Is(err, backend.ErrUnavailable): // of a reset. The text of the error contains addresses, which clients must not see
+		return unavailable.because("the backend did not answer in time; the bucket may or may not have been reset; reset it again")
 	case errors.As(err, &wrong):
 		return wrongAdjustment.because(wrong.Problem)
 	case errors.Is(err, adjust.ErrNotFound):
