@@ -14,7 +14,7 @@ import (
 
 // TestCompose does not run examples/compose, because Docker may be missing. It checks that the files which the
 // containers mount exist, that Envoy accepts the configuration which its container makes from envoy.yaml, and that
-// Prometheus accepts its own, and listens where Grafana looks for it. TestEnvoy runs envoy.yaml itself, and
+// Prometheus accepts its own, and listens where Grafana looks for it. TestProxies runs envoy.yaml itself, and
 // test/observability the rules and the dashboard.
 func TestCompose(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -174,20 +175,13 @@ func TestEnvoySettles(t *testing.T) {
 	}
 }
 
+var yamlBlock = regexp.MustCompile("(?ms)^( *)```yaml\n(.*?)^ *```$")
+
 // yamlBlocks returns the blocks of YAML on a page, without their indentation.
 func yamlBlocks(t *testing.T, page string) (blocks []string) {
 	t.Helper()
-	text := read(t, filepath.Join(root, page))
-	in, indent, block := false, "", ""
-	for line := range strings.Lines(text) {
-		switch before, after, _ := strings.Cut(line, "```"); {
-		case !in && after == "yaml\n":
-			in, indent, block = true, before, ""
-		case in && after == "\n":
-			in, blocks = false, append(blocks, block)
-		case in:
-			block += strings.TrimPrefix(line, indent)
-		}
+	for _, m := range yamlBlock.FindAllStringSubmatch(read(t, filepath.Join(root, page)), -1) {
+		blocks = append(blocks, strings.ReplaceAll("\n"+m[2], "\n"+m[1], "\n")[1:])
 	}
 	return blocks
 }

@@ -102,9 +102,7 @@ func TestTheImageIsLabelled(t *testing.T) {
 	}
 }
 
-type client struct {
-	rls rls.RateLimitServiceClient
-}
+type client struct{ rls.RateLimitServiceClient }
 
 func connect(t *testing.T, socket string) client {
 	t.Helper()
@@ -121,7 +119,7 @@ func (c client) decide(t *testing.T, r *rls.RateLimitRequest) rls.RateLimitRespo
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	answer, err := c.rls.ShouldRateLimit(ctx, r, grpc.WaitForReady(true))
+	answer, err := c.ShouldRateLimit(ctx, r, grpc.WaitForReady(true))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +250,7 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 				for j := range 100 {
 					values = append(values, fmt.Sprintf("user=%s-%d-%d-%d", filler, worker, i, j))
 				}
-				if _, err := c.rls.ShouldRateLimit(t.Context(), rlstest.Request("edge", values...)); err != nil {
+				if _, err := c.ShouldRateLimit(t.Context(), rlstest.Request("edge", values...)); err != nil {
 					t.Error(err)
 					return
 				}
