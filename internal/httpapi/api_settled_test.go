@@ -64,7 +64,7 @@ func TestAReservationBesideAnUnlimitedLimit(t *testing.T) {
 }
 
 // A request names a plan twice, and reserves only one of its parts. Credits pay for both. The reservation has the units of
-// that part. If the payer paid the larger cost of another limit, nothing was reserved.
+// that part. If the payer paid the larger cost of another limit, or the part is a refund, nothing was reserved.
 func TestCreditsPaidForAPartThatIsNotReserved(t *testing.T) {
 	const limits = `
 hash_tag: domain
@@ -82,11 +82,15 @@ limits:
 		s.post("/v1/limit", settleBody(twice.Reservation, "20"), 200)
 		s.wantLeft("credits", 68)
 
-		larger := s.post("/v1/limit", `{"limits":[{"name":"plan","key":"bob","count":11},{"name":"pace","key":"bob","count":5,"reserve":true}]}`, 200)
-		s.wantLeft("credits", 57)
-		if larger.Reservation != limiter.None {
-			t.Errorf("got %+v; want the reservation %q", larger, limiter.None)
+		for _, body := range []string{
+			`{"limits":[{"name":"plan","key":"bob","count":11},{"name":"pace","key":"bob","count":5,"reserve":true}]}`,
+			`{"limits":[{"name":"plan","key":"bob","count":13},{"name":"plan","key":"bob","count":-2,"reserve":true}]}`,
+		} {
+			if got := s.post("/v1/limit", body, 200); got.Reservation != limiter.None {
+				t.Errorf("%s: got %+v; want the reservation %q", body, got, limiter.None)
+			}
 		}
+		s.wantLeft("credits", 46)
 		s.wantLeft("plan", 10)
 		s.wantLeft("pace", 8)
 	})

@@ -70,7 +70,7 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	if r.For != nil { // only the bucket that paid is settled, once for all limits of the plan
 		f := &c.payers[r.payer-1]
 		first := slices.IndexFunc(c.Results, func(other Result) bool { return other.payer == r.payer && other.reserve })
-		if first != i || f.reserved == 0 {
+		if first != i || f.reserved <= 0 {
 			return p, false
 		}
 		count, times, name = f.reserved, f.reserves, r.Policy.Name
