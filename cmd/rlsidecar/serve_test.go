@@ -12,8 +12,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/server"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 )
 
 // output is a buffer that is safe for concurrent use.
@@ -74,10 +74,7 @@ func TestACommandToTryNeedsJSONAndALimit(t *testing.T) {
 		text       string
 		json, want bool
 	}{{limits, true, true}, {limits, false, false}, {"domain: d\n", true, false}, {"domain: d\ndescriptors: [{key: k}]\n", true, false}} {
-		s, problems := config.Compile([]config.File{{Name: "f", Data: []byte(c.text)}}, config.Options{})
-		if problems.Bad() {
-			t.Fatal(problems)
-		}
+		s := configtest.Compile(t, c.text)
 		text := greeting(server.Running{GRPC: at, HTTP: at, Snapshot: s}, c.json)
 		if strings.Contains(text, "curl") != c.want || !strings.Contains(text, "http://127.0.0.1:8080") {
 			t.Errorf("json %t: want the address, and a curl command: %t\n%s", c.json, c.want, text)

@@ -20,6 +20,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
@@ -478,12 +479,8 @@ func TestTheSizeOfALinkIsBounded(t *testing.T) {
 
 func swapped(t *testing.T, text string) *testPages {
 	t.Helper()
-	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(text)}}, config.Options{})
-	if problems.Bad() {
-		t.Fatal(problems)
-	}
 	d := newTestPages(t)
-	d.limiter.Swap(s)
+	d.limiter.Swap(configtest.Compile(t, text))
 	return d
 }
 

@@ -8,24 +8,12 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-type fataler interface {
-	Helper()
-	Fatal(args ...any)
-}
-
-func compiled(t fataler, yaml string) *limiter.Snapshot {
-	t.Helper()
-	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
-	if s == nil {
-		t.Fatal(yaml, problems)
-	}
-	return s
-}
+var compiled = configtest.Compile
 
 func TestEveryDescriptorThatMatchesOtherLimitsIsReported(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -395,36 +395,6 @@ func TestFramesOfSeveralResetStreamsAreIgnored(t *testing.T) {
 	})
 }
 
-// Fields that RFC 9113 (8.2.2, 8.3) forbids make a request malformed.
-func TestForbiddenFieldsAreMalformed(t *testing.T) {
-	for name, fields := range map[string][]string{
-		"no method":                         {":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"},
-		"two methods":                       {":method", "POST", ":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"},
-		"no scheme":                         {":method", "POST", ":path", path, ":authority", "a", "content-type", "application/grpc"},
-		"te":                                {":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc", "te", "gzip"},
-		"a pseudo field after others":       {":method", "POST", ":scheme", "http", ":path", path, "content-type", "application/grpc", ":authority", "a"},
-		"an invalid byte in a field":        {":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc", "x", "a\nb"},
-		"an invalid byte in a pseudo field": {":method", "POST", ":scheme", "http", ":path", path + "\n", ":authority", "a", "content-type", "application/grpc"},
-		"an unknown pseudo field":           {":unknown", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"},
-		"an empty scheme":                   {":method", "POST", ":scheme", "", ":path", path, ":authority", "a", "content-type", "application/grpc"},
-		"no field":                          {},
-		"CONNECT with a scheme":             {":method", "CONNECT", ":scheme", "http", ":authority", "a", "content-type", "application/grpc"},
-		"two hosts":                         {":method", "POST", ":scheme", "http", ":path", path, "host", "a", "host", "b", "content-type", "application/grpc"},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			c := dial(t, serve(t, &echo{}))
-			for _, data := range [][]byte{nil, framed("m")} {
-				id := c.open(c.encode(fields...))
-				_ = c.to.WriteData(id, true, data)
-				c.flush()
-				if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeProtocol {
-					t.Errorf("%s: got %+v; want a reset with PROTOCOL_ERROR", name, r)
-				}
-			}
-		})
-	}
-}
-
 func TestContentLengthIsVerified(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
@@ -504,31 +474,4 @@ func TestEachAnswerAllowsAFrame(t *testing.T) {
 			clear(c.answers)
 		}
 	})
-}
-
-// Too many pings must end the connection, whether or not the client reads the answers to them. An answer to a
-// request in between allows more pings.
-func TestTooManyPingsEndTheConnection(t *testing.T) {
-	for name, wait := range map[string]bool{"one after the other": true, "together": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := dial(t, serve(t, &echo{}))
-				c.must("m", "m")
-				c.ping(0) // allowed, because it follows an answer
-				c.ping(0) // the first early ping
-				for range maxEarlyPings {
-					if wait {
-						c.ping(0)
-					} else {
-						_ = c.to.WritePing(false, [8]byte{})
-					}
-				}
-				_ = c.to.WritePing(false, [8]byte{})
-				c.flush()
-				if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm {
-					t.Errorf("got %v; want ENHANCE_YOUR_CALM", code)
-				}
-			})
-		})
-	}
 }

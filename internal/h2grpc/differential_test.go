@@ -156,10 +156,15 @@ func (c *client) invalidStep(s *script) {
 		headers(c.next, request(), true)
 	case 1:
 		headers(c.next, request(one(s, nil, []string{"content-length", "6"}, []string{"x-a", "b"}, []string{"connection", "close"}, []string{"te", "x"},
-			[]string{"X-Upper", "b"}, []string{":path", "/again"}, []string{":odd", "x"}, []string{"x-a", "b\x00"}, []string{"x a", "b"})...), end())
+			[]string{"X-Upper", "b"}, []string{":path", "/again"}, []string{":odd", "x"}, []string{"x-a", "b\x00"}, []string{"x a", "b"},
+			[]string{"host", "a", "host", "b"})...), end())
 	case 2:
 		headers(c.next, c.encode(one(s, []string{":method", "GET"}, []string{":method", "GET", ":scheme", "http"}, []string{"x", "y"},
-			[]string{"x", "y", ":method", "GET", ":scheme", "http", ":path", "/other"}, []string{":status", "200"})...), end())
+			[]string{"x", "y", ":method", "GET", ":scheme", "http", ":path", "/other"}, []string{":status", "200"}, nil,
+			[]string{":method", "GET", ":scheme", "http", ":path", "/other\n"}, []string{":method", "GET", ":scheme", "", ":path", "/other"},
+			[]string{":method", "GET", ":method", "GET", ":scheme", "http", ":path", "/other"}, []string{":method", "CONNECT", ":scheme", "http", ":authority", "a"},
+			[]string{":method", "GET", ":scheme", "http", ":scheme", "http", ":path", "/other"},
+			[]string{":odd", "GET", ":scheme", "http", ":path", "/other"})...), end())
 	case 3:
 		_ = c.to.WriteDataPadded(stream(), end(), one(s, nil, []byte("x"), []byte("sixbyt"), make([]byte, 1000)), one(s, nil, make([]byte, 9)))
 	case 4:
@@ -236,6 +241,10 @@ func ofTheLibrary(t *testing.T, steps []byte) outcome {
 // rejection or with a pair of rejections that the map accepted contains.
 func FuzzAgainstTheLibrary(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 1, 3, 0, 0, 2, 0, 0})
+	for i := range byte(13) { // each of the requests that HTTP/2 forbids
+		f.Add([]byte{1, i, 1})
+		f.Add([]byte{2, i, 1})
+	}
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 40 {
 		steps := make([]byte, 1+random.IntN(20))

@@ -272,6 +272,11 @@ func TestPingsAreAnswered(t *testing.T) {
 				c.ping(byte(i))
 			}
 		}
+		_ = c.to.WritePing(false, [8]byte{})
+		c.flush()
+		if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm {
+			t.Errorf("got %v; want ENHANCE_YOUR_CALM", code)
+		}
 	})
 }
 

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
-	"strings"
 	"testing"
 	"time"
 
@@ -124,19 +123,6 @@ func wholeUnits(value, scale int64) int64 {
 	}
 	return value / scale
 }
-
-// bobs are the limits that reset knows.
-var bobs = []string{"jobs", "other", "plan", "credits", "seen"}
-
-func (s *onStore) reset() {
-	s.t.Helper()
-	defer func() { s.clock.Set(s.clock.Now() + 1) }() // a reservation in the microsecond of the reset is not refunded
-	for _, limit := range bobs {
-		s.post("/v1/reset", `{"name":"`+limit+`","key":"bob"}`, 200)
-	}
-}
-
-func replaceID(body, id string) string { return strings.ReplaceAll(body, `"ID"`, `"`+id+`"`) }
 
 var limitNumber = regexp.MustCompile(`"limit":\d+`)
 

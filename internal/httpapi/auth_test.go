@@ -16,20 +16,13 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-func authSnapshot(tb testing.TB, yaml string) *limiter.Snapshot {
-	tb.Helper()
-	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(yaml)}}, config.Options{})
-	if problems.Bad() {
-		tb.Fatal(problems)
-	}
-	return s
-}
+var authSnapshot = configtest.Compile
 
 type refusals []string
 

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -83,14 +83,7 @@ func (b *bench) swap(tb testing.TB, yaml string) {
 	b.Swap(compiled(tb, yaml))
 }
 
-func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
-	tb.Helper()
-	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
-	if problems.Bad() {
-		tb.Fatalf("got %v; want no mistakes", problems)
-	}
-	return s
-}
+var compiled = configtest.Compile
 
 // check returns the answer to r.
 func (b *bench) check(tb testing.TB, r limiter.Request) *limiter.Call {

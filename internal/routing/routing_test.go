@@ -10,17 +10,13 @@ import (
 	"unicode"
 
 	"github.com/rlsidecar/rlsidecar/internal/canonical"
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 )
 
 func auth(tb testing.TB, yaml string) *limiter.Auth {
 	tb.Helper()
-	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte("domain: d\nauth:\n" + yaml + "\n---\ndomain: other\n")}}, config.Options{})
-	if problems.Bad() {
-		tb.Fatal(problems)
-	}
-	return s.Auth
+	return configtest.Compile(tb, "domain: d\nauth:\n"+yaml+"\n---\ndomain: other\n").Auth
 }
 
 // request returns a Request for "METHOD TARGET" and headers ("Name: value"), as a proxy would pass them on.

@@ -15,6 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -179,15 +180,12 @@ func TestReservationsOfASidecarAreSettled(t *testing.T) {
 	clock := storetest.NewClock()
 	store := memory.New(memory.Config{Clock: clock.Time})
 	secrets := func() []string { return []string{"secret"} }
-	snapshot, problems := config.Compile([]config.File{{Name: "c", Data: []byte(`
+	snapshot := configtest.Compile(t, `
 domain: d
 limits:
   small: {algorithm: token_bucket, rate: 6, period: 1m, max_reserved: 0}
   large: {algorithm: token_bucket, rate: 60, period: 1m, max_reserved: 0}
-`)}}, config.Options{})
-	if problems.Bad() {
-		t.Fatal(problems)
-	}
+`)
 	sidecar := limiter.New(store, limiter.Config{IDs: reservation.NewKeys(secrets), Now: clock.Now})
 	sidecar.Swap(snapshot)
 	h := httpapi.New(httpapi.Config{API: &httpapi.API{Limiter: sidecar, Inline: config.Inline}})

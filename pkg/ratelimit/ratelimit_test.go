@@ -12,6 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -491,12 +492,8 @@ func TestALimitThatComesWithTheRequest(t *testing.T) {
 
 func httpAPI(t *testing.T, store backend.Store, domain string) func(body string) string {
 	t.Helper()
-	snapshot, problems := config.Compile([]config.File{{Name: "c", Data: []byte("domain: " + domain + "\nlimits: {a: {algorithm: token_bucket, rate: 1, period: 1s}}")}}, config.Options{})
-	if problems.Bad() {
-		t.Fatalf("got %v; want no mistakes", problems)
-	}
 	sidecar := limiter.New(store, limiter.Config{})
-	sidecar.Swap(snapshot)
+	sidecar.Swap(configtest.Compile(t, "domain: "+domain+"\nlimits: {a: {algorithm: token_bucket, rate: 1, period: 1s}}"))
 	h := httpapi.New(httpapi.Config{API: &httpapi.API{Limiter: sidecar, Inline: config.Inline}})
 	return func(body string) string {
 		w := httptest.NewRecorder()

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 )
 
 const limits = `
@@ -33,10 +33,7 @@ func failures(t *testing.T, configuration string, steps ...string) []string {
 	if f == nil {
 		t.Fatal(problems)
 	}
-	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(configuration)}}, config.Options{})
-	if snapshot == nil {
-		t.Fatal(problems)
-	}
+	snapshot := configtest.Compile(t, configuration)
 	var all []string
 	for _, f := range f.Scenarios[0].Run(t.Context(), snapshot) {
 		all = append(all, fmt.Sprintf("%d:%d: %s", f.Place.Line, f.Place.Column, f.Message))

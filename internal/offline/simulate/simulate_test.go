@@ -11,18 +11,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 )
 
-func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
-	tb.Helper()
-	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
-	if s == nil {
-		tb.Fatal(problems)
-	}
-	return s
-}
+var compiled = configtest.Compile
 
 const small = `
 domain: edge

@@ -11,9 +11,9 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -49,13 +49,9 @@ func (u unreachable) Submit(b *backend.Batch) { b.Fail(u.err) }
 
 func newRequester(tb testing.TB, store backend.Store) *requester {
 	tb.Helper()
-	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(limits)}}, config.Options{})
-	if problems.Bad() {
-		tb.Fatalf("got %v; want no mistakes", problems)
-	}
 	a := &requester{limiter: limiter.New(store, limiter.Config{}), clock: time.Date(2026, 1, 2, 3, 1, 0, 0, time.UTC)}
 	a.Recorder = New(func() time.Time { return a.clock })
-	a.limiter.Swap(s)
+	a.limiter.Swap(configtest.Compile(tb, limits))
 	return a
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -93,10 +94,7 @@ func TestAGoProgramSettlesWithTheSidecars(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(text)}}, config.Options{})
-	if problems.Bad() {
-		t.Fatal(problems)
-	}
+	snapshot := configtest.Compile(t, text)
 	sidecar := limiter.New(store, limiter.Config{
 		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }),
 		Now: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
