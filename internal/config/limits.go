@@ -140,7 +140,7 @@ func (c *compiler) form(l *limit, isNamed bool) (isReference, ok bool) {
 	switch {
 	case len(reference) == 0:
 		return len(own) == 0 && !isNamed, true
-	case l.Algorithm.stated() && l.Rate.stated() && l.Period.stated():
+	case l.Algorithm.stated() && (l.Rate.stated() && l.Period.stated() || l.Algorithm.value == algorithms.Concurrency):
 		c.mistake(atReference[0], "%s cannot be combined with algorithm; remove %[1]s", strings.Join(reference, " and "))
 	case isNamed:
 		c.mistake(atReference[0], "%s not belong in a named limit; write %s", does(reference), l.rewritten())
