@@ -39,7 +39,6 @@ func TestAlertsFireOnRecordings(t *testing.T) {
 	for name, want := range map[string]string{
 		"healthy":                            "",
 		"attack on one key":                  "RlsidecarLimitDeniesMost RlsidecarManyDenied",
-		"a limit that is too low":            "RlsidecarLimitDeniesMost RlsidecarManyDenied",
 		"Redis paused":                       "RlsidecarStoreBreakerOpen RlsidecarStoreErrors RlsidecarStoreFailing",
 		"Redis is slow":                      "RlsidecarAnswersLate RlsidecarStoreSlow",
 		"Redis that may evict":               "RlsidecarStoreUnfit",

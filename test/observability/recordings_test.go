@@ -23,11 +23,9 @@ const limits = `
 domain: edge
 limits:
   send_message: {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20}
-  export: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}
   observed: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}
 descriptors:
   - {key: user_id, limit: send_message}
-  - {key: account, limit: export}
   - {key: client, limit: observed, shadow_mode: true}
 `
 
@@ -102,12 +100,6 @@ func withRedis(t *testing.T, made map[string]recording) {
 	made["healthy"] = s.record(t, normal)
 	made["mixed"] = mixedTraffic(t, server.Addr)
 	made["attack on one key"] = s.record(t, func() { normal(); s.send(t, 300, "edge", "user_id", "eve") })
-	made["a limit that is too low"] = s.record(t, func() {
-		normal()
-		for _, account := range strings.Split("abcdefghijklmnopqrst", "") {
-			s.send(t, 12, "edge", "account", account)
-		}
-	})
 	made["a typo in the domain"] = s.record(t, func() { normal(); s.send(t, 20, "egde", "user_id", "bob") })
 	made["a typo in a descriptor key"] = s.record(t, func() { normal(); s.send(t, 20, "edge", "userid", "bob") })
 	made["requests without a domain"] = s.record(t, func() { normal(); s.send(t, 20, "", "user_id", "bob") })
