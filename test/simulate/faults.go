@@ -225,7 +225,7 @@ func (w *world) restart(s *server, span time.Duration) {
 	if w.mayLoseData {
 		w.seen(faultDataLost)
 		clear(s.keys)
-		w.judge.lost()
+		w.judge.losses++
 	}
 	w.note("server down for %v, data lost: %v", span, w.mayLoseData)
 	w.afterPlain(span, nil, func() { s.up = true })
@@ -252,7 +252,7 @@ func (w *world) crash(i int) {
 	p := w.processes[i]
 	w.note("%s crashes", p.name)
 	p.crashed = true
-	w.judge.crashed()
+	w.judge.unclean = true
 	w.boots++
 	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))
 }

@@ -175,12 +175,6 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	}
 }
 
-// lost records that a server has lost its data, or may have lost unconfirmed charges in a failover.
-func (j *judge) lost() { j.losses++ }
-
-// crashed records that a process has crashed. Answers in flight are lost.
-func (j *judge) crashed() { j.unclean = true }
-
 func (j *judge) sent(s *sending) {
 	if s.attempts == 1 {
 		j.requests = append(j.requests, s.request)
@@ -351,8 +345,8 @@ func (j *judge) planned(p *process, r *request, c *limiter.Call) {
 			if is.For != nil {
 				b.limit = "credits"
 			}
-			if r.domain == "" {
-				b.slot = j.slot(is)
+			if r.domain == "" && j.w.layout != nil {
+				b.slot = slotOf("rl:{}" + string(is.Key))
 			}
 			j.named[cost{limit: b.limit, value: b.value}] = b
 			b.hash = xxhash.Sum64String(k.value)
@@ -387,13 +381,6 @@ func (b *bucket) decidedBy(l *algorithms.Limit) {
 	}) {
 		b.numbers = append(b.numbers, l)
 	}
-}
-
-func (j *judge) slot(r *limiter.Result) int {
-	if j.w.layout == nil {
-		return 0
-	}
-	return slotOf("rl:{}" + string(r.Key))
 }
 
 func (j *judge) result(s *sending, r *limiter.Result) {

@@ -130,7 +130,7 @@ func (w *world) takeOver(old, next *server) {
 	next.replicate(len(old.replicas))
 	clear(next.scripts)
 	if w.judge.failovers++; w.waitReplicas < len(old.replicas) {
-		w.judge.lost()
+		w.judge.losses++
 	}
 }
 
