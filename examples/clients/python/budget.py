@@ -19,5 +19,6 @@ if __name__ == "__main__":
     try:
         cost = work(real)
     finally:
-        end = settle(url, start["reservation"], cost)
-    print("settled,", end["limits"][0]["remaining"], "left")
+        if "reservation" in start:  # absent if on_backend_failure answered
+            end = settle(url, start["reservation"], cost)
+            print("settled,", end["limits"][0]["remaining"], "left")

@@ -16,6 +16,8 @@ let cost = Number(estimate); // if the work fails, its cost is unknown
 try {
   cost = await work(Number(real));
 } finally {
-  const end = await settle(url, start.reservation!, cost);
-  console.log(`settled, ${end.limits[0].remaining} left`);
+  if (start.reservation) { // absent if on_backend_failure answered
+    const end = await settle(url, start.reservation, cost);
+    console.log(`settled, ${end.limits[0].remaining} left`);
+  }
 }
