@@ -30,10 +30,10 @@ type adjustedLimit struct {
 
 // match has the adjustments of all keys with one value of an entry, by the value. Blocks come first.
 type match struct {
-	entry    string
-	position int // the index of the value in a key that is not of a whole descriptor
-	block    bool
-	byValue  map[string]*change
+	entry     string
+	positions map[int]int // the index of the value in a key that is not of a whole descriptor, by the length of the key
+	block     bool
+	byValue   map[string]*change
 }
 
 // of returns the change for the key of r, or nil. A settlement has no values, and no adjustment of a value.
@@ -41,14 +41,21 @@ func (m *match) of(c *Call, r *Result) *change {
 	switch {
 	case r.settle:
 		return nil
-	case len(c.Limits) > 0:
-		value, _ := r.Policy.valueIn(c.Limits[r.Descriptor].Key, m.entry, m.position)
-		return m.byValue[value]
+	case len(c.Limits) > 0: // such a key has no names, so those of a descriptor with as many values count
+		key := c.Limits[r.Descriptor].Key
+		position, has := m.positions[len(key)]
+		if !has {
+			position = -1
+		}
+		if value, has := r.Policy.valueIn(key, m.entry, position); has {
+			return m.byValue[value]
+		}
+		return nil
 	}
 	entries := c.Descriptors[r.Descriptor].Entries
 	if !r.Policy.Whole {
-		if m.position < len(r.Policy.Open) {
-			return m.byValue[entries[r.Policy.Open[m.position]].Value]
+		if i := slices.Index(r.Policy.Extra().OpenKeys, m.entry); i >= 0 {
+			return m.byValue[entries[r.Policy.Open[i]].Value]
 		}
 		return nil
 	}
@@ -80,16 +87,21 @@ func (p *Policy) valueIn(key []string, entry string, position int) (value string
 	return key[position], true
 }
 
-// positionOf returns the position in a key of the value of an entry. policies are those of the limit. has is false if
-// no key of the limit has such an entry. Keys of a whole descriptor can have any entry, at any position.
-func positionOf(policies []*Policy, entry string) (position int, has bool) {
+// positionsOf returns the positions in a key of the value of an entry, by the length of the key: several descriptors may use
+// a named limit. policies are those of the limit. has is false if no key of the limit has such an entry. Keys of a whole
+// descriptor can have any entry, at any position.
+func positionsOf(policies []*Policy, entry string) (positions map[int]int, has bool) {
+	positions = map[int]int{}
 	for _, p := range policies {
-		if i := slices.Index(p.Extra().OpenKeys, entry); i >= 0 {
-			return i, true
+		keys := p.Extra().OpenKeys
+		if i := slices.Index(keys, entry); i >= 0 {
+			if _, known := positions[len(keys)]; !known {
+				positions[len(keys)] = i
+			}
 		}
 		has = has || p.Whole
 	}
-	return 0, has
+	return positions, has || len(positions) > 0
 }
 
 // Several policies with different settings may use the adjusted limit, and each of them needs an adjusted copy. The
@@ -209,9 +221,10 @@ func compileLimit(p *Policy, policies []*Policy, list []*adjust.Adjustment, appl
 		if err != nil {
 			continue
 		}
-		position, has := 0, true
+		var positions map[int]int
+		has := true
 		if a.Target.Entry != "" {
-			position, has = positionOf(policies, a.Target.Entry)
+			positions, has = positionsOf(policies, a.Target.Entry)
 		}
 		if !has {
 			continue
@@ -222,7 +235,7 @@ func compileLimit(p *Policy, policies []*Policy, list []*adjust.Adjustment, appl
 		case a.Target.AllKeys:
 			limit.all = c
 		case a.Target.Entry != "":
-			limit.addMatch(position, c)
+			limit.addMatch(positions, c)
 		default:
 			limit.keys[string(bucketKey(p, a.Target.Key))] = c
 		}
@@ -242,12 +255,12 @@ func compileLimit(p *Policy, policies []*Policy, list []*adjust.Adjustment, appl
 	return limit
 }
 
-func (l *adjustedLimit) addMatch(position int, c *change) {
+func (l *adjustedLimit) addMatch(positions map[int]int, c *change) {
 	t, block := &c.adjustment.Target, c.adjustment.Change.Block
 	i := slices.IndexFunc(l.matches, func(m match) bool { return m.entry == t.Entry && m.block == block })
 	if i < 0 {
 		i = len(l.matches)
-		l.matches = append(l.matches, match{t.Entry, position, block, map[string]*change{}})
+		l.matches = append(l.matches, match{t.Entry, positions, block, map[string]*change{}})
 	}
 	l.matches[i].byValue[t.Value] = c
 }

@@ -82,6 +82,7 @@ limits:
   calls: {algorithm: token_bucket, rate: 2, period: 1h}
 descriptors:
   - {key: tenant, descriptors: [{key: user, limit: calls}]}
+  - {key: user, limit: calls}
   - {key: "any*", rate_limit: {name: any, algorithm: token_bucket, rate: 2, period: 1h}}
 `
 
@@ -100,6 +101,7 @@ func TestAnAdjustmentOfAllKeysWithOneValue(t *testing.T) {
 	}
 	got := set(map[*adjust.Target]adjust.Change{
 		{Limit: "calls", Entry: "tenant", Value: "evil"}:     {Block: true},
+		{Limit: "calls", Entry: "tenant", Value: "foe"}:      {Block: true},
 		{Limit: "calls", Entry: "user", Value: "vip"}:        {Factor: 3000},
 		{Limit: "calls", Key: []string{"evil", "spared"}}:    {Factor: 2000},
 		{Limit: "calls", AllKeys: true}:                      {Factor: 1500},
@@ -107,13 +109,14 @@ func TestAnAdjustmentOfAllKeysWithOneValue(t *testing.T) {
 		{Limit: "calls", Entry: "country", Value: "nowhere"}: {Block: true},
 		{Limit: "calls", Entry: "user", Value: "evil"}:       {Block: true},
 	})
-	if got.InForce != 6 || got.Ignored != 1 {
-		t.Errorf("%+v; want 6 in force, and that of an unknown entry ignored", got)
+	if got.InForce != 7 || got.Ignored != 1 {
+		t.Errorf("%+v; want 7 in force, and that of an unknown entry ignored", got)
 	}
 	for text, want := range map[string]int{
 		"tenant=evil,user=a": 0, "tenant=evil,user=" + long: 0, "tenant=evil,user=vip": 0, "tenant=good,user=evil": 0,
 		"tenant=evil,user=spared": 4, "tenant=good,user=vip": 6, "tenant=good,user=" + long: 3, "tenant=,user=": 3,
 		"any-path=/login": 0, "any-path=/": 2,
+		"user=evil": 0, "user=foe": 3, "user=vip": 6, // at another place in the key
 	} {
 		if n := b.allowed(t, 10, text); n != want {
 			t.Errorf("%.40s: %d of 10 allowed; want %d", text, n, want)
@@ -121,6 +124,9 @@ func TestAnAdjustmentOfAllKeysWithOneValue(t *testing.T) {
 	}
 	if c := b.named(t, "calls", 1, "evil", "b"); !c.Denied {
 		t.Error("a request that names the limit is allowed; want the block")
+	}
+	if c := b.named(t, "calls", 1, "evil"); !c.Denied {
+		t.Error("a request that names the user alone is allowed; want the block")
 	}
 	if c := b.named(t, "calls", 1, "good"); c.Denied {
 		t.Error("a key with other values than the configured ones is denied")

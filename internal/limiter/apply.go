@@ -109,7 +109,7 @@ func checkTarget(t *adjust.Target, policies []*Policy) error {
 
 // checkEntry returns an error if no key of the limit has the entry of t.
 func checkEntry(t *adjust.Target, policies []*Policy) error {
-	if _, has := positionOf(policies, t.Entry); has {
+	if _, has := positionsOf(policies, t.Entry); has {
 		return nil
 	}
 	var entries []string
