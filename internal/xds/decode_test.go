@@ -2,6 +2,7 @@ package xds
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -56,6 +57,12 @@ func TestUnits(t *testing.T) {
 		if len(problems) > 0 || got[0].Descriptors[0].Limit.Unit != want {
 			t.Errorf("%d: got %v, %v; want the unit %v", number, got, problems, want)
 		}
+		if number == 0 { // a limit that is unlimited needs no unit; package config reports one that it has
+			want = ""
+		}
+		if got := limit(&ratelimit.RateLimitPolicy{Unlimited: true, Unit: number}); got.Unit != want || !got.Unlimited {
+			t.Errorf("unit %d: got %+v; want unlimited with the unit %q", number, got, want)
+		}
 	}
 }
 
@@ -88,13 +95,14 @@ func TestLaterFields(t *testing.T) {
 	if !d.Quota || !reflect.DeepEqual(d.Metadata, meta.AsMap()) || !reflect.DeepEqual(d.Unknown, []int32{99}) {
 		t.Errorf("got %+v; want quota mode, the metadata and the unknown field 99", d)
 	}
-	// A field with the number of quota_mode but another type is reported and ignored.
-	got, _ = decodeAny(resources(t, with(protowire.AppendString(protowire.AppendTag(nil, fieldQuotaMode, protowire.BytesType), "x"))))
-	if d := got[0].Descriptors[0]; d.Quota || !reflect.DeepEqual(d.Unknown, []int32{fieldQuotaMode}) {
-		t.Errorf("got %+v; want no quota mode, and its field among the unknown ones", d)
+	// Fields with the numbers of quota_mode and metadata but of another type are reported and ignored.
+	b = protowire.AppendString(protowire.AppendTag(nil, fieldQuotaMode, protowire.BytesType), "x")
+	got, _ = decodeAny(resources(t, with(protowire.AppendVarint(protowire.AppendTag(b, fieldMetadata, protowire.VarintType), 1))))
+	if d := got[0].Descriptors[0]; d.Quota || d.Metadata != nil || !reflect.DeepEqual(d.Unknown, []int32{fieldQuotaMode, fieldMetadata}) {
+		t.Errorf("got %+v; want no quota mode and no metadata, and their fields among the unknown ones", d)
 	}
 	policy := &ratelimit.RateLimitPolicy{}
-	policy.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 6, protowire.VarintType), 1))
+	policy.ProtoReflect().SetUnknown(slices.Repeat(protowire.AppendVarint(protowire.AppendTag(nil, 6, protowire.VarintType), 1), 2))
 	got, _ = decodeAny(resources(t, &ratelimit.RateLimitConfig{Descriptors: []*ratelimit.RateLimitDescriptor{{RateLimit: policy}}}))
 	if l := got[0].Descriptors[0].Limit; !reflect.DeepEqual(l.Unknown, []int32{6}) {
 		t.Errorf("got %+v; want the unknown field 6", l)
@@ -145,28 +153,4 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("got %v, %v; want a snapshot only if there is no mistake", snapshot, mistakes)
 		}
 	})
-}
-
-// A limit that is unlimited needs no unit. A unit that it has is kept, so that package config reports it.
-func TestUnitsOfUnlimited(t *testing.T) {
-	for from, want := range map[ratelimit.RateLimitUnit]string{0: "", ratelimit.RateLimitUnit_HOUR: "hour", 99: "99"} {
-		if got := limit(&ratelimit.RateLimitPolicy{Unlimited: true, Unit: from}); got.Unit != want || !got.Unlimited {
-			t.Errorf("unit %d: got %+v; want unlimited with the unit %q", from, got, want)
-		}
-	}
-}
-
-func TestUnknownFieldsAreListedOnce(t *testing.T) {
-	varint := func(to []byte, number protowire.Number) []byte {
-		return protowire.AppendVarint(protowire.AppendTag(to, number, protowire.VarintType), 1)
-	}
-	policy := &ratelimit.RateLimitPolicy{}
-	policy.ProtoReflect().SetUnknown(varint(varint(varint(nil, 98), 98), 99))
-	if got := limit(policy); !reflect.DeepEqual(got.Unknown, []int32{98, 99}) {
-		t.Errorf("got %v, want 98 and 99", got.Unknown)
-	}
-	var d config.MessageDescriptor
-	if err := unpublished(varint(varint(nil, fieldMetadata), fieldMetadata), &d); err != nil || d.Metadata != nil || !reflect.DeepEqual(d.Unknown, []int32{fieldMetadata}) {
-		t.Errorf("got %+v, %v; want no metadata, and its field among the unknown ones", d, err)
-	}
 }

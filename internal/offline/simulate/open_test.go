@@ -57,6 +57,14 @@ func TestCallsAreSettledWhenTheyEnd(t *testing.T) {
 			`{"time_us":0,"limits":[{"name":"jobs","key":"bob","count":60,"reserve":true}],"real":20,"settle_after_us":10}`,
 			`{"time_us":10,"limits":[{"name":"jobs","key":"bob"}]}`,
 		}, []string{`"remaining":79`, "1 calls reserved 60 units and cost 20"}},
+		{"one after the other", []string{callOf(0, `,"real":400,"settle_after_us":1000000`), callOf(2, `,"real":350,"settle_after_us":1000000`), callOf(4, "")},
+			[]string{`"ok":false`, "cost up to 100 units more", "2 calls reserved 600 units and cost 750"}},
+		{"overlapping", []string{callOf(0, `,"real":350,"settle_after_us":2000000`), callOf(1, `,"real":370,"settle_after_us":9000000`), callOf(3, `,"real":400,"settle_after_us":9000000`)},
+			[]string{`"ok":true`, "cost up to 170 units more", "3 calls reserved 900 units and cost 1120"}},
+		{"with and without a real cost", []string{callOf(0, `,"real":300`), callOf(1, `,"settle_after_us":1`)},
+			[]string{`"ok":true`, "2 calls reserved 600 units and cost 600; 1 were settled without a real cost", "covered 100.00 % of the calls"}},
+		{"beyond max_debt", []string{callOf(0, `,"real":2500`), callOf(1, `,"real":5`)},
+			[]string{`"ok":false`, "1 calls reserved 300 units and cost 2500; 0 were settled without a real cost, 0 after the ttl; 500 units were lost"}},
 	} {
 		got := run(t, s, strings.Join(test.lines, "\n")+"\n", 0)
 		decisions := strings.Split(got, "\n")
@@ -149,36 +157,6 @@ descriptors:
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
-		}
-	}
-}
-
-func TestSumsOfSettledCalls(t *testing.T) {
-	named := func(second, count int, end string) string {
-		return fmt.Sprintf(`{"time_us":%d,"limits":[{"name":"jobs","key":"bob","count":%d,"reserve":true}]%s}`, second*1_000_000, count, end)
-	}
-	for _, test := range []struct {
-		name  string
-		lines []string
-		want  []string
-	}{
-		{"one after the other", []string{callOf(0, `,"real":350,"settle_after_us":1000000`), callOf(2, `,"real":400,"settle_after_us":1000000`), callOf(4, "")},
-			[]string{"cost up to 100 units more", "2 calls reserved 600 units and cost 750"}},
-		{"overlapping", []string{callOf(0, `,"real":350,"settle_after_us":2000000`), callOf(1, `,"real":370,"settle_after_us":9000000`), callOf(3, `,"real":400,"settle_after_us":9000000`)},
-			[]string{"cost up to 170 units more", "3 calls reserved 900 units and cost 1120"}},
-		{"with and without a real cost", []string{callOf(0, `,"real":300`), callOf(1, `,"settle_after_us":1`)},
-			[]string{"2 calls reserved 600 units and cost 600; 1 were settled without a real cost", "covered 100.00 % of the calls"}},
-		{"without any real cost", []string{callOf(0, `,"settle_after_us":1`)}, []string{"1 calls reserved 300 units and cost 300; 1 were settled without a real cost"}},
-		{"by name, the second denied", []string{named(0, 60, `,"real":20,"settle_after_us":5000000`), named(1, 5000, `,"real":20,"settle_after_us":5000000`)},
-			[]string{"1 calls reserved 60 units and cost 20"}},
-		{"beyond max_debt", []string{callOf(0, `,"real":2000`), callOf(1, `,"real":5`)}, []string{"1 calls reserved 300 units and cost 2000; 0 were settled without a real cost, 0 after the ttl; 900 units were lost"}},
-	} {
-		s := compiled(t, strings.NewReplacer("ttl: 1m", "ttl: 1m, max_debt: 100", "capacity: 100}", "capacity: 100, max_reserved: 10}").Replace(estimated))
-		got := run(t, s, strings.Join(test.lines, "\n")+"\n", 0)
-		for _, want := range test.want {
-			if !strings.Contains(got, want) {
-				t.Errorf("%s: no %q in\n%s", test.name, want, got)
-			}
 		}
 	}
 }

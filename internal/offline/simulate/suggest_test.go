@@ -30,37 +30,38 @@ func perAddress(limit string) string {
 	return "{domain: edge, descriptors: [{key: remote_address, rate_limit: " + limit + "}]}"
 }
 
-// The suggested limit must deny requests of exactly the announced number of clients, and of no larger share than
-// requested.
-func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
-	templates, err := ParseTemplates(Nginx, []string{"remote_address=%h"})
+// replayed replays a log of NGINX, in which each client is also a user.
+func replayed(t *rapid.T, limits, log string, share float64) *Report {
+	templates, err := ParseTemplates(Nginx, []string{"remote_address=%h", "user=%h"})
 	if err != nil {
 		t.Fatal(err)
 	}
+	r, err := Run(t.Context(), Config{
+		Snapshot: compiled(t, limits), Name: "log", Input: strings.NewReader(log), Format: Nginx, Templates: templates, Domain: "edge", Share: share,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// The suggested limit must deny requests of exactly the announced number of clients, and of no larger share than
+// requested.
+func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
 	for _, form := range forms {
 		t.Run(form.name, func(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
 				log, share := drawLog(rt), rapid.SampledFrom([]float64{0, 0.01, 0.1, 0.25, 0.5}).Draw(rt, "share")
-				replay := func(limit string) *Report {
-					r, err := Run(t.Context(), Config{
-						Snapshot: compiled(t, perAddress(limit)), Name: "log", Input: strings.NewReader(log), Format: Nginx,
-						Templates: templates, Domain: "edge", Share: share,
-					})
-					if err != nil {
-						rt.Fatal(err)
-					}
-					return r
-				}
 				stays := ""
 				if form.stays != "" {
 					stays = ", " + form.stays
 				}
-				first := replay("{" + form.limit + stays + "}").advised()[0]
+				first := replayed(rt, perAddress("{"+form.limit+stays+"}"), log, share).advised()[0]
 				if first.Suggested == nil {
 					rt.Fatal("got no suggestion, want one")
 				}
 				limit := strings.TrimSuffix(first.Of(first.Suggested.N), "}") + stays + "}"
-				then := replay(limit)
+				then := replayed(rt, perAddress(limit), log, share)
 				a := then.advised()[0]
 				if got := (advise.Outcome{Clients: a.Denied, Requests: then.Denied}); got != first.Suggested.Outcome {
 					rt.Fatalf("%s denies %+v, want %+v, as announced", limit, got, first.Suggested.Outcome)
@@ -93,26 +94,12 @@ func drawLog(t *rapid.T) string {
 
 // Neither limit may deny more clients than announced, because requests that the other limit denies consume nothing.
 func TestSuggestionBesideAnotherLimit(t *testing.T) {
-	const both = `{domain: edge, descriptors: [{key: user, limit: a}, {key: user_too, limit: b}],
+	const both = `{domain: edge, descriptors: [{key: remote_address, limit: a}, {key: user, limit: b}],
 limits: {a: {algorithm: token_bucket, rate: %d, period: 1m}, b: {algorithm: sliding_log, rate: %d, period: 10s}}}`
-	templates, err := ParseTemplates(Nginx, []string{"user=%h", "user_too=%h"})
-	if err != nil {
-		t.Fatal(err)
-	}
 	rapid.Check(t, func(rt *rapid.T) {
 		log := drawLog(rt)
-		replay := func(a, b int64) *Report {
-			r, err := Run(t.Context(), Config{
-				Snapshot: compiled(t, fmt.Sprintf(both, a, b)), Name: "log", Input: strings.NewReader(log), Format: Nginx,
-				Templates: templates, Domain: "edge", Share: 0.2,
-			})
-			if err != nil {
-				rt.Fatal(err)
-			}
-			return r
-		}
-		first := replay(1, 1).advised()
-		for i, a := range replay(first[0].Suggested.N, first[1].Suggested.N).advised() {
+		first := replayed(rt, fmt.Sprintf(both, 1, 1), log, 0.2).advised()
+		for i, a := range replayed(rt, fmt.Sprintf(both, first[0].Suggested.N, first[1].Suggested.N), log, 0.2).advised() {
 			if a.Denied > first[i].Suggested.Clients {
 				rt.Fatalf("%s denies requests of %d clients, want at most %d, as announced", a.Policy.Name, a.Denied, first[i].Suggested.Clients)
 			}
