@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,48 +12,28 @@ import (
 	"time"
 )
 
-// longest is the longest wait for a change.
-const longest = 25 * time.Second
-
-// watched runs a Watcher of paths. next waits for the next change, and fails the test if there is none within longest.
-// none fails the test if there is a change within the time of several polls.
-func watched(t *testing.T, paths ...string) (next func(subject string), none func(subject string)) {
+// watched runs a Watcher of paths, in a bubble of synctest. noticed waits for several polls, and fails the test unless
+// there was one change since the last call, or none.
+func watched(t *testing.T, paths ...string) (noticed func(subject string, want int)) {
 	t.Helper()
-	changes := make(chan struct{}, 100)
-	ctx, cancel := context.WithCancel(t.Context())
-	w, done := NewWatcher(paths), make(chan struct{})
-	go func() {
-		defer close(done)
-		w.Run(ctx, func() { changes <- struct{}{} })
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
-	next = func(subject string) {
+	changes := 0
+	go NewWatcher(paths).Run(t.Context(), func() { changes++ })
+	return func(subject string, want int) {
 		t.Helper()
-		select {
-		case <-changes:
-		case <-time.After(longest):
-			t.Fatalf("%s: onChange was not called within %v; want a call", subject, longest)
+		time.Sleep(10 * poll)
+		synctest.Wait()
+		if changes != want {
+			t.Errorf("%s: onChange was called %d times; want %d", subject, changes, want)
 		}
+		changes = 0
 	}
-	none = func(subject string) {
-		t.Helper()
-		select {
-		case <-changes:
-			t.Fatalf("%s: onChange was called; want no call", subject)
-		case <-time.After(poll + 3*quiet):
-		}
-	}
-	return next, none
 }
 
+// write gives the file the time of the bubble.
 func write(t *testing.T, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(name, []byte(content), 0o600))
+	must(t, os.Chtimes(name, time.Now(), time.Now()))
 }
 
 func must(tb testing.TB, err error) {
@@ -65,113 +44,73 @@ func must(tb testing.TB, err error) {
 }
 
 func TestWatchSeesEditsOfAFolder(t *testing.T) {
-	t.Parallel()
-	folder := t.TempDir()
-	a, b := filepath.Join(folder, "a.yaml"), filepath.Join(folder, "b.yaml")
-	write(t, a, "domain: a")
-	next, none := watched(t, folder)
-	write(t, a, "domain: b")
-	next("an edit in place")
-	write(t, a, "domain: b")
-	none("the same content written again")
-	write(t, a, "domain: e")
-	next("an edit of the same size")
-	write(t, b, "domain: c")
-	next("a new file")
-	write(t, filepath.Join(folder, ".b.yaml.swp"), "x")
-	write(t, filepath.Join(folder, "notes.txt"), "x")
-	none("files that are no configuration")
-	write(t, filepath.Join(folder, "b.yaml~"), "domain: d")
-	must(t, os.Rename(filepath.Join(folder, "b.yaml~"), b))
-	next("a file put in another's place")
-	must(t, os.Rename(b, filepath.Join(folder, "c.yaml")))
-	next("a file with a new name and the same content, whose limits have new places")
-	must(t, os.Remove(filepath.Join(folder, "c.yaml")))
-	next("a file removed")
+	synctest.Test(t, func(t *testing.T) {
+		folder := t.TempDir()
+		a, b := filepath.Join(folder, "a.yaml"), filepath.Join(folder, "b.yaml")
+		write(t, a, "domain: a")
+		noticed := watched(t, folder, filepath.Join(folder, "nowhere"))
+		noticed("no edit", 0)
+		write(t, a, "domain: b")
+		noticed("an edit in place", 1)
+		write(t, a, "domain: b")
+		noticed("the same content written again", 0)
+		write(t, a, "domain: e")
+		must(t, os.Chtimes(a, time.Unix(1, 0), time.Unix(1, 0)))
+		noticed("an edit of the same size, long ago", 1)
+		write(t, b, "domain: c")
+		noticed("a new file", 1)
+		write(t, filepath.Join(folder, ".b.yaml.swp"), "x")
+		write(t, filepath.Join(folder, "notes.txt"), "x")
+		noticed("files that are no configuration", 0)
+		write(t, filepath.Join(folder, "b.yaml~"), "domain: d")
+		must(t, os.Rename(filepath.Join(folder, "b.yaml~"), b))
+		noticed("a file put in another's place", 1)
+		must(t, os.Rename(b, filepath.Join(folder, "c.yaml")))
+		noticed("a file with a new name and the same content, whose limits have new places", 1)
+		must(t, os.Remove(filepath.Join(folder, "c.yaml")))
+		noticed("a file removed", 1)
+	})
 }
 
 func TestWatchNoticesAnUpdatedConfigMap(t *testing.T) {
-	t.Parallel()
-	folder := t.TempDir()
-	version := func(name, content string) {
-		must(t, os.Mkdir(filepath.Join(folder, name), 0o700))
-		write(t, filepath.Join(folder, name, "a.yaml"), content)
-		must(t, os.Symlink(name, filepath.Join(folder, "..data_tmp")))
-		must(t, os.Rename(filepath.Join(folder, "..data_tmp"), filepath.Join(folder, "..data")))
-	}
-	version("..2026_01", "domain: a")
-	must(t, os.Symlink(filepath.Join("..data", "a.yaml"), filepath.Join(folder, "a.yaml")))
-	for name, path := range map[string]string{"folder": folder, "file": filepath.Join(folder, "a.yaml")} {
-		t.Run(name, func(t *testing.T) {
-			next, _ := watched(t, path)
-			version("..2026_02"+name, "domain: b"+name)
-			next("the first turn")
-			must(t, os.RemoveAll(filepath.Join(folder, "..2026_02")))
-			version("..2026_03"+name, "domain: c"+name)
-			next("the second turn")
-			s, problems := Load([]string{path}, Options{})
-			if problems.Bad() || s.Domains["c"+name] == nil {
-				t.Fatalf("loaded %v, %v; want no mistakes, and the domain c%s", s, problems, name)
-			}
-		})
-	}
-}
-
-// Files of images and of reproducible archives may all have the same time and size.
-func TestWatchSeesALinkToAFileOfTheSameTimeAndSize(t *testing.T) {
-	t.Parallel()
-	folder := t.TempDir()
-	for _, version := range []string{"1", "2"} {
-		must(t, os.Mkdir(filepath.Join(folder, version), 0o700))
-		name := filepath.Join(folder, version, "a.yaml")
-		write(t, name, "domain: "+version)
-		must(t, os.Chtimes(name, time.Unix(1, 0), time.Unix(1, 0)))
-	}
-	link := filepath.Join(folder, "current")
-	must(t, os.Symlink("1", link))
-	next, _ := watched(t, link)
-	time.Sleep(poll + 3*quiet) // the first check ends before the change
-	must(t, os.Symlink("2", link+".new"))
-	must(t, os.Rename(link+".new", link))
-	next("the link turned")
-}
-
-// Some file systems keep the times of files in whole seconds.
-func TestWatchSeesASecondWriteOfTheSameTimeAndSize(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "a.yaml")
 	synctest.Test(t, func(t *testing.T) {
-		second := time.Now()
-		writeAt := func(content string) {
-			write(t, name, content)
-			must(t, os.Chtimes(name, second, second))
+		folder := t.TempDir()
+		file := filepath.Join(folder, "a.yaml")
+		version := func(name, content string) {
+			must(t, os.Mkdir(filepath.Join(folder, name), 0o700))
+			write(t, filepath.Join(folder, name, "a.yaml"), content)
+			must(t, os.Symlink(name, filepath.Join(folder, "..data_tmp")))
+			must(t, os.Rename(filepath.Join(folder, "..data_tmp"), filepath.Join(folder, "..data")))
 		}
-		writeAt("domain: a")
-		ctx, cancel := context.WithCancel(t.Context())
-		changes := 0
-		go NewWatcher([]string{name}).Run(ctx, func() { changes++ })
-		time.Sleep(700 * time.Millisecond) // the first read
-		writeAt("domain: b")
-		time.Sleep(time.Minute)
-		cancel()
-		synctest.Wait()
-		if changes != 1 {
-			t.Errorf("%d changes, want 1", changes)
+		version("..2026_01", "domain: a")
+		must(t, os.Symlink(filepath.Join("..data", "a.yaml"), file))
+		inFolder, inFile := watched(t, folder), watched(t, file)
+		for n, before := range []string{"..2026_01", "..2026_02"} {
+			domain := fmt.Sprint("b", n)
+			version(fmt.Sprint("..2026_0", n+2), "domain: "+domain)
+			inFolder("a turn, seen in the folder", 1)
+			inFile("a turn, seen in the file", 1)
+			must(t, os.RemoveAll(filepath.Join(folder, before)))
+			for _, path := range []string{folder, file} {
+				if s, problems := Load([]string{path}, Options{}); problems.Bad() || s.Domains[domain] == nil {
+					t.Errorf("loaded %v, %v; want no mistakes, and the domain %s", s, problems, domain)
+				}
+			}
 		}
 	})
 }
 
-func TestWatchEndsWithItsContext(t *testing.T) {
-	before := runtime.NumGoroutine()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	NewWatcher([]string{t.TempDir(), "nowhere"}).Run(ctx, func() { t.Error("onChange was called; want no call, because nothing has changed") })
-	for range 100 {
-		if runtime.NumGoroutine() <= before {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Errorf("%d goroutines after Run, want at most %d as before", runtime.NumGoroutine(), before)
+// Some file systems keep the times of files in whole seconds.
+func TestWatchSeesASecondWriteOfTheSameTimeAndSize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		name, second := filepath.Join(t.TempDir(), "a.yaml"), time.Now()
+		write(t, name, "domain: a")
+		noticed := watched(t, name)
+		time.Sleep(700 * time.Millisecond) // the first read
+		write(t, name, "domain: b")
+		must(t, os.Chtimes(name, second, second))
+		noticed("a second write", 1)
+	})
 }
 
 // Changes that never stop are read all the same, when quietTries have passed.
@@ -180,12 +119,10 @@ func TestFilesAreReadWhenChangesStopOrAfterTheLongestWait(t *testing.T) {
 	name := filepath.Join(folder, "a.yaml")
 	write(t, name, "domain: a")
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
 		start := time.Now()
 		at := func(d time.Duration) { time.Sleep(time.Until(start.Add(d))) }
 		var reads []time.Duration
-		w := NewWatcher([]string{folder})
-		go w.Run(ctx, func() { reads = append(reads, time.Since(start)) })
+		go NewWatcher([]string{folder}).Run(t.Context(), func() { reads = append(reads, time.Since(start)) })
 		at(2*time.Second - time.Millisecond) // before a poll: polls are at 0.5 s, then after quiet at 1.1, 1.6 and 2.1 s
 		write(t, name, "domain: once")
 		for d := 5 * time.Second; d < 7*time.Second; d += 90 * time.Millisecond {
@@ -193,7 +130,6 @@ func TestFilesAreReadWhenChangesStopOrAfterTheLongestWait(t *testing.T) {
 			write(t, name, "domain: a #"+strings.Repeat("#", int(d/time.Millisecond)))
 		}
 		at(time.Minute)
-		cancel()
 		synctest.Wait()
 		if len(reads) < 3 || reads[0] != 2200*time.Millisecond || reads[1] < 6*time.Second || reads[1] > 6700*time.Millisecond || len(reads) > 4 {
 			t.Errorf("reads at %v; want one at 2.2 s, one while the changes go on, and one or two after them", reads)
@@ -201,24 +137,29 @@ func TestFilesAreReadWhenChangesStopOrAfterTheLongestWait(t *testing.T) {
 	})
 }
 
-// TestWatchSeesTheReferenceLayout edits files below a symbolic link in place, and replaces the link.
+// TestWatchSeesTheReferenceLayout replaces a symbolic link, and edits files below it in place. The files of both folders have
+// the same time and size, as those of images and of reproducible archives may.
 func TestWatchSeesTheReferenceLayout(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	for _, version := range []string{"v1", "v2"} {
-		must(t, os.MkdirAll(filepath.Join(root, version, "config", "sub"), 0o700))
-		write(t, filepath.Join(root, version, "config", "sub", "limits"), "domain: "+version)
-	}
-	current := filepath.Join(root, "current")
-	must(t, os.Symlink("v1", current))
-	next, _ := watched(t, filepath.Join(current, "config", "**"))
-	write(t, filepath.Join(current, "config", "sub", "limits"), "domain: edited")
-	next("an edit in place")
-	must(t, os.Symlink("v2", current+".new"))
-	must(t, os.Rename(current+".new", current))
-	next("the link turned")
-	write(t, filepath.Join(root, "v2", "config", "another"), "domain: another")
-	next("a new file without an extension")
+	synctest.Test(t, func(t *testing.T) {
+		root := t.TempDir()
+		for _, version := range []string{"v1", "v2"} {
+			must(t, os.MkdirAll(filepath.Join(root, version, "config", "sub"), 0o700))
+			name := filepath.Join(root, version, "config", "sub", "limits")
+			write(t, name, "domain: "+version)
+			must(t, os.Chtimes(name, time.Unix(1, 0), time.Unix(1, 0)))
+		}
+		current := filepath.Join(root, "current")
+		must(t, os.Symlink("v1", current))
+		noticed := watched(t, filepath.Join(current, "config", "**"))
+		noticed("no edit", 0)
+		must(t, os.Symlink("v2", current+".new"))
+		must(t, os.Rename(current+".new", current))
+		noticed("the link turned", 1)
+		write(t, filepath.Join(current, "config", "sub", "limits"), "domain: edited")
+		noticed("an edit in place", 1)
+		write(t, filepath.Join(root, "v2", "config", "another"), "domain: another")
+		noticed("a new file without an extension", 1)
+	})
 }
 
 // A large configuration must not grow the heap by the size of its files.
