@@ -20,14 +20,15 @@ import (
 
 // settleKeys holds the secrets that sign reservations. They come from --settle-key-file, or else from the
 // token of the HTTP API. Without either, all sidecars on one Redis share a random secret. A sidecar without Redis
-// has a random secret of its own.
+// has a random secret of its own, and so has one whose Redis has not answered yet: on_backend_failure may give slots of
+// this process, whose ids must be signed.
 type settleKeys struct {
 	server *server
 	file   func() []string          // nil without --settle-key-file
 	tokens atomic.Pointer[[]string] // the current token of the HTTP API, and the previous one
-	random atomic.Pointer[[]string] // the current random secret, and the previous one; empty until Redis has answered
-	own    string                   // the random secret that this sidecar proposes to Redis
-	used   atomic.Bool              // the random secret was needed to sign or open an id, even if the secret was not known then
+	random atomic.Pointer[[]string] // the current random secret, and the previous one. The first one is that of this sidecar
+	known  atomic.Bool              // Redis has answered
+	used   atomic.Bool              // the random secret was needed to sign or open an id
 	keys   *reservation.Keys
 }
 
@@ -39,7 +40,7 @@ const (
 )
 
 func (s *server) newSettleKeys() (*settleKeys, error) {
-	k := &settleKeys{server: s, own: rand.Text() + rand.Text()}
+	k := &settleKeys{server: s}
 	if path := s.config.SettleKeyFile; path != "" {
 		var err error
 		if k.file, err = httpauth.FileSecrets(path, s.log); err != nil {
@@ -47,16 +48,14 @@ func (s *server) newSettleKeys() (*settleKeys, error) {
 		}
 	}
 	k.keys = reservation.NewKeys(k.secrets)
-	var random []string
+	own := rand.Text() + rand.Text()
 	if s.config.Redis.URL == "" { // the buckets are in this process, so no other one may settle its reservations
-		random = []string{k.own}
-		k.keys.OfStore(k.own)
+		k.keys.OfStore(own)
 	}
-	k.random.Store(&random)
+	k.random.Store(&[]string{own})
 	return k, nil
 }
 
-// secrets returns none if the secret is in Redis and Redis has not answered.
 func (k *settleKeys) secrets() []string {
 	switch {
 	case k.file != nil:
@@ -124,7 +123,7 @@ func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 			of = now
 			settles, byName = k.isNeeded()
 		}
-		if isKnown := len(*k.random.Load()) > 0; (settles || byName) && (!isKnown || time.Since(readAt) >= settleKeyLater) {
+		if (settles || byName) && (!k.known.Load() || time.Since(readAt) >= settleKeyLater) {
 			readAt = time.Now()
 			if err := k.get(ctx, ledger); ctx.Err() == nil && (settles || k.used.Load()) {
 				k.report(err)
@@ -144,37 +143,29 @@ func (k *settleKeys) report(err error) {
 		return
 	}
 	c := conditions.Condition{
-		Name: settleKeyMissing, Severity: conditions.Warning,
-		Summary: "The key that signs reservations cannot be read from Redis. Until it is known, units that requests reserve stay charged: " + err.Error() + ".",
-		Remedy:  "Give all sidecars the same --settle-key-file, or make Redis answer.",
+		Name: settleKeyMissing, Severity: conditions.Warning, Summary: "The key that signs reservations cannot be read from Redis",
+		Remedy: "Give all sidecars the same --settle-key-file, or make Redis answer.",
 	}
 	if errors.Is(err, redis.ErrForbidden) {
-		c.Summary = "The user of Redis may not read the key that signs reservations, so this sidecar uses its own. What another sidecar reserved cannot be settled here and stays charged: " + err.Error() + "."
+		c.Summary = "The user of Redis may not read the key that signs reservations"
 		c.Remedy = "Give all sidecars the same --settle-key-file, or allow the user what doctor lists."
 	}
+	c.Summary += ", so this sidecar uses its own. What another sidecar reserved cannot be settled here and stays charged: " + err.Error() + "."
 	if k.server.conditions.Set(c) {
 		k.server.log.Warn(c.Summary+" "+c.Remedy, zap.String("condition", c.Name))
 	}
 }
 
-// get puts the secret from Redis in use. It still accepts the previous secret. If the user of Redis may not read the
-// secret, get returns the error; if no secret is in use yet, it first puts k.own in use.
+// get puts the secret from Redis in use, and proposes the present one to Redis. It still accepts the previous secret. The
+// error is that of Redis. If the user of Redis may not read the secret, get need not be called again soon.
 func (k *settleKeys) get(ctx context.Context, ledger *redis.Ledger) error {
-	have := *k.random.Load()
-	propose := k.own
-	if len(have) > 0 {
-		propose = have[0]
+	have := (*k.random.Load())[0]
+	secret, err := ledger.Secret(ctx, have)
+	if err == nil || errors.Is(err, redis.ErrForbidden) {
+		k.known.Store(true)
 	}
-	secret, err := ledger.Secret(ctx, propose)
-	switch {
-	case errors.Is(err, redis.ErrForbidden) && len(have) == 0: // other sidecars then cannot settle the reservations of this sidecar
-		secret = k.own
-	case err != nil:
-		return err
-	}
-	if len(have) == 0 || have[0] != secret {
-		next := append([]string{secret}, have[:min(1, len(have))]...)
-		k.random.Store(&next)
+	if err == nil && have != secret {
+		k.random.Store(&[]string{secret, have})
 	}
 	return err
 }

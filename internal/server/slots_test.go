@@ -96,3 +96,13 @@ func TestSlotEndsWithoutItsLimit(t *testing.T) {
 		}
 	}
 }
+
+// While Redis has not answered since the start, the ids of slots of this process are signed, too.
+func TestSlotsBeforeRedisAnswers(t *testing.T) {
+	t.Parallel()
+	const limit = "{algorithm: concurrency, capacity: 1, ttl: 1h, on_backend_failure: local, local_share: 100%}"
+	x := start(t, "{domain: d, descriptors: [{key: a, rate_limit: "+limit+"}]}\n", onRedis("redis://127.0.0.1:1"))
+	for range 2 {
+		x.send(t, "settle_end="+x.take(t, "a=b")+";hits=0")
+	}
+}
