@@ -54,10 +54,10 @@ func (s *shard) addParts(now time.Time, c *limiter.Call, result *limiter.Result,
 		return
 	}
 	for i := first; i < len(values) && i < maxPositions; i += step {
-		value := cut(values[i])
-		if part, added := s.parts.Add(now, append(append(owner, byte(i+1)), value...), 1); added {
-			entry := entryAt(i, values, result.Policy.Extra().OpenKeys, result.Policy.Whole)
-			p := Part{Position: i, Entry: strings.Clone(cut(entry)), Cut: len(value) < len(values[i])}
+		value, entry := cut(values[i]), cut(entryAt(i, values, result.Policy.Extra().OpenKeys, result.Policy.Whole))
+		key := append(append(owner, byte(unnamed(i, entry)+1), byte(len(entry))), entry...)
+		if part, added := s.parts.Add(now, append(key, value...), 1); added {
+			p := Part{Position: i, Entry: strings.Clone(entry), Cut: len(value) < len(values[i])}
 			p.Domain, p.Limit = namesOf(c, result)
 			p.Value = part.Key()[len(part.Key())-len(value):] // a part of a string that is in memory anyway
 			part.Value = p
@@ -67,6 +67,15 @@ func (s *shard) addParts(now time.Time, c *limiter.Call, result *limiter.Result,
 
 // maxPositions bounds how many values of a key are counted.
 const maxPositions = 16
+
+// unnamed returns the position of a value without an entry, and -1 for others: several descriptors may use one limit, and
+// have the value of an entry at different positions of their keys.
+func unnamed(position int, entry string) int {
+	if entry != "" {
+		return -1
+	}
+	return position
+}
 
 // entryAt returns the key of the entry whose value is at a position of values, which are those of a key. It returns "" if
 // the limit has no names for them. whole means that values has the key and the value of each entry.
@@ -125,11 +134,13 @@ func (s *shard) read(now time.Time, at int, all parts) (total, missed int64) {
 
 type partID struct {
 	domain, limit string
-	position      int
-	value         string
+	position      int // of a value without an entry, or WholeLimit
+	entry, value  string
 }
 
-func (p *Part) id() partID { return partID{p.Domain, p.Limit, p.Position, p.Value} }
+func (p *Part) id() partID {
+	return partID{p.Domain, p.Limit, unnamed(p.Position, p.Entry), p.Entry, p.Value}
+}
 
 // complete adds the Parts that are the only value of a key. keys are all counted keys, and missed has a number for each
 // shard, see read.
@@ -144,18 +155,19 @@ func (all parts) complete(keys []Item, missed []int64) {
 	}
 	for i := range keys {
 		d := &keys[i]
-		if limit := all[partID{d.Domain, d.Limit, WholeLimit, ""}]; limit != nil && d.Key != nil {
+		if limit := all[partID{d.Domain, d.Limit, WholeLimit, "", ""}]; limit != nil && d.Key != nil {
 			limit.Keys++
 		}
 		positions := d.positions()
 		for _, at := range positions {
-			part := all[partID{d.Domain, d.Limit, at, d.Key[at]}]
+			one := Part{Domain: d.Domain, Limit: d.Limit, Position: at, Entry: d.Entry(at), Value: d.Key[at], Cut: d.Cut, Exact: true}
+			part := all[one.id()]
 			if part == nil && len(positions) > 1 {
 				continue
 			}
 			if part == nil {
-				part = &collected{Part: Part{Domain: d.Domain, Limit: d.Limit, Position: at, Entry: d.Entry(at), Value: d.Key[at], Cut: d.Cut, Exact: true}}
-				all[part.id()] = part
+				part = &collected{Part: one}
+				all[one.id()] = part
 			}
 			if len(positions) == 1 {
 				part.Times, part.Exact, part.Rate = part.Times+d.Times, part.Exact && d.Exact, part.Rate+d.Rate

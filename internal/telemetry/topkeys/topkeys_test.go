@@ -26,6 +26,7 @@ limits:
   send: {algorithm: token_bucket, rate: 1, period: 365d}
 descriptors:
   - {key: user, limit: send}
+  - {key: host, descriptors: [{key: user, limit: send}]}
   - key: path
     value: /login
     descriptors:
@@ -423,13 +424,16 @@ func TestDenialsAreCountedByEachValueOfTheKey(t *testing.T) {
 	for range 4 {
 		a.send(t, "user=bob", 1)
 	}
+	for range 3 {
+		a.send(t, "host=h,user=bob", 1) // the same limit, whose key has the user at another position here
+	}
 	a.send(t, "any-path=/a", 1) // the key of this limit has the whole descriptor
 	top := a.Top(3)
-	if top.Total != 484 {
-		t.Errorf("%d denials in all; want 484", top.Total)
+	if top.Total != 486 {
+		t.Errorf("%d denials in all; want 486", top.Total)
 	}
 	for got, want := range map[string]string{
-		listedParts(top.Limits): "480 tenant.u -1 =\"\" 60 keys\n3 send -1 =\"\" 1 keys\n1 any* -1 =\"\" 1 keys",
+		listedParts(top.Limits): "480 tenant.u -1 =\"\" 60 keys\n5 send -1 =\"\" 2 keys\n1 any* -1 =\"\" 1 keys",
 		listedParts(top.Parts):  "440 tenant.u 0 tenant=\"evil\" 40 keys\n13 tenant.u 1 u=\"0\" 2 keys\n13 tenant.u 1 u=\"1\" 2 keys",
 	} {
 		if got != want {
@@ -442,7 +446,7 @@ func TestDenialsAreCountedByEachValueOfTheKey(t *testing.T) {
 			alone = append(alone, p)
 		}
 	}
-	if got, want := listedParts(alone), "3 send 0 user=\"bob\" 1 keys\n1 any* 1 any-path=\"/a\" 1 keys"; got != want {
+	if got, want := listedParts(alone), "5 send 1 user=\"bob\" 2 keys\n2 send 0 host=\"h\" 1 keys\n1 any* 1 any-path=\"/a\" 1 keys"; got != want {
 		t.Errorf("keys of one value:\n%s\nwant\n%s", got, want)
 	}
 }
