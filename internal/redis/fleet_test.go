@@ -60,7 +60,7 @@ func TestReportsAreForgotten(t *testing.T) {
 	t.Parallel()
 	server, s := started(t)
 	old := time.Now().Add(-reportExpiry - time.Minute).UnixMilli()
-	server.Do("HSET", "rl:{}fleet", "old", fmt.Sprint(old, " x"), "wrong", "x", "long", fmt.Sprint(old, " ", strings.Repeat("x", 2*maxReport)))
+	server.Do("HSET", "rl:{}fleet", "old", fmt.Sprint(old, " x"), "wrong", "x", "words", "x up", "no time", " up", "bare", fmt.Sprint(time.Now().UnixMilli()), "long", fmt.Sprint(old, " ", strings.Repeat("x", 2*maxReport)))
 	if err := s.Report(t.Context(), "a", "x"); err != nil {
 		t.Fatal(err)
 	}
@@ -72,6 +72,10 @@ func TestReportsAreForgotten(t *testing.T) {
 	}
 	if got := server.Do("TTL", "rl:{}fleet"); got != "3600" && got != "3599" {
 		t.Errorf("the hash lives for %s s; want %q", got, "3599")
+	}
+	server.Do("HSET", "rl:{}fleet", "ahead", fmt.Sprint(time.Now().Add(time.Hour).UnixMilli(), " ")) // its age is 0
+	if got := members(t, s); !slices.Equal(got, []string{"a=x", "ahead="}) {
+		t.Errorf("got %q; want a report of the future, too", got)
 	}
 	many := []any{"HSET", "rl:{}fleet"}
 	for i := range 3 * maxMembers {

@@ -5,7 +5,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -49,25 +48,6 @@ func TestTheFormsOfAURL(t *testing.T) {
 	} {
 		if _, err := parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v; want an error with %q", text, err, want)
-		}
-	}
-}
-
-// If the time of a report is after the current time of the server, its age is 0.
-func TestReportsAreParsed(t *testing.T) {
-	now := time.UnixMilli(1_000_000)
-	for value, want := range map[string]Member{
-		"990000 up":  {ID: "a", Age: 10 * time.Second, Report: "up"},
-		"1990000 up": {ID: "a", Report: "up"},
-		"990000 ":    {ID: "a", Age: 10 * time.Second},
-	} {
-		if got, ok := parseMember("a", value, now); got != want || !ok {
-			t.Errorf("%q: got %+v, %v; want %+v", value, got, ok, want)
-		}
-	}
-	for _, value := range []string{"990000", "x up", " up", "990000 " + strings.Repeat("x", maxReport)} {
-		if _, ok := parseMember("a", value, now); ok {
-			t.Errorf("%q is a report", value)
 		}
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"runtime"
 	"strconv"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -144,25 +142,6 @@ func TestBucketsWithPeaksUseTheRoomOfThree(t *testing.T) {
 	if s.Sweep(); s.Stats().Keys != 0 {
 		t.Errorf("holds %d, want 0", s.Stats().Keys)
 	}
-}
-
-func TestRunSweeps(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := New(Config{})
-		for i := range 1000 {
-			consume(s, "a", fmt.Sprint(i), tokens(t, 1), 1)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { s.Run(ctx); close(done) }()
-		time.Sleep(time.Second)      // until all buckets are full
-		time.Sleep(11 * time.Second) // until each bucket has been visited
-		if n := s.Stats().Keys; n != 0 {
-			t.Errorf("holds %d, want 0", n)
-		}
-		cancel()
-		<-done
-	})
 }
 
 func TestBytesPerBucket(t *testing.T) {

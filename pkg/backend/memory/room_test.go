@@ -194,6 +194,7 @@ func TestReloadsExceedTheBoundByHalfAtMost(t *testing.T) {
 	}
 }
 
+// Run visits each bucket of a nearly full store within a second, and each bucket of any other store within 10 s.
 func TestRunSweepsANearlyFullStoreEverySecond(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -223,6 +224,11 @@ func TestRunSweepsANearlyFullStoreEverySecond(t *testing.T) {
 			synctest.Wait()
 			if n := s.Stats().Swept; test.fast != (n == expired) {
 				t.Errorf("%s: swept %d of %d in a second; want all of them %v", test.name, n, expired, test.fast)
+			}
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			if n := s.Stats().Swept; n != expired {
+				t.Errorf("%s: swept %d of %d in 11 seconds", test.name, n, expired)
 			}
 			cancel()
 			<-done
