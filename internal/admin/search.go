@@ -82,7 +82,7 @@ func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []d
 func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 	tried := 0
 	for _, l := range p.configured() {
-		if l.Unlimited || l.Whole || len(l.Open) != 1 && !l.Extra().Named {
+		if l.Unlimited || l.Whole || !l.Extra().Named && !slices.ContainsFunc(p.Current().Find(l.Domain, l.Name), hasOneValue) {
 			continue
 		}
 		if tried++; tried > maxTried || len(b.Buckets) == maxFound {
@@ -111,6 +111,9 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 		b.Buckets = append(b.Buckets, row)
 	}
 }
+
+// hasOneValue reports whether keys of this use of a limit have one value.
+func hasOneValue(use *limiter.Policy) bool { return len(use.Open) == 1 }
 
 // searchAdjusted finds the adjustments in force whose key or value contains the text.
 func (p *pages) searchAdjusted(b *searchBody, query string) {
