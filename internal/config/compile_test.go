@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -155,19 +154,6 @@ descriptors:
 	}
 }
 
-func TestUnitsAreClockAlignedWindows(t *testing.T) {
-	for unit, seconds := range map[string]int64{
-		"second": 1, "Minute": 60, "HOUR": 3600, "day": 86400, "week": 604800, "month": 2592000, "year": 31536000,
-	} {
-		s := good(t, Options{}, "{domain: d, descriptors: [{key: a, rate_limit: {unit: "+unit+", requests_per_unit: 4294967295}}]}")
-		p := one(t, s, "d", "a=1")
-		l := p.Limit
-		if l.Kind != algorithms.FixedWindow || int64(l.Period()) != seconds*1e6 || *l.Spec().Start != 0 || l.Rate != 4294967295 || l.Capacity != l.Rate || !p.Reference {
-			t.Errorf("%s: got %+v with the limit %+v; want a fixed window of %d s in the reference form that starts at 0, with rate and capacity 4294967295", unit, p, l, seconds)
-		}
-	}
-}
-
 func TestSettingsOfADomainHoldInAllItsFiles(t *testing.T) {
 	s := good(t, Options{},
 		"{domain: d, descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]}",
@@ -282,13 +268,9 @@ func TestHashIdentifiesAConfiguration(t *testing.T) {
 	}
 }
 
-func TestFilesLargerThanTheBoundsAreRefused(t *testing.T) {
-	reported := bad(t, Options{}, "domain: a\n#"+strings.Repeat("x", maxFileSize))
-	if reported != "a.yaml: the file is larger than 16 MiB; split it" {
-		t.Errorf("got %v; want reported %q", reported, "a.yaml: the file is larger than 16 MiB; split it")
-	}
+func TestMoreLimitsThanTheBoundAreRefused(t *testing.T) {
 	many := "domain: a\ndescriptors: [{key: a, rate_limit: [&l {unit: day, requests_per_unit: 5}" + strings.Repeat(", *l", DefaultMaxLimits) + "]}]"
-	reported = bad(t, Options{}, many)
+	reported := bad(t, Options{}, many)
 	if reported != "a.yaml: the configuration has more than 100000 limits; make it smaller, or raise RLSIDECAR_MAX_LIMITS" {
 		t.Errorf("got %v; want reported %q", reported, "a.yaml: the configuration has more than 100000 limits; make it smaller, or raise RLSIDECAR_MAX_LIMITS")
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// described describes what a configuration compiles to: a line for each domain and each limit, in their order. The
+// described describes what a configuration compiles to: lines for each domain, each limit, and auth. The
 // files testdata/*.good.limits.txt have it for the files of valid configurations.
 func described(s *limiter.Snapshot) string {
 	var b strings.Builder
@@ -46,6 +46,12 @@ func described(s *limiter.Snapshot) string {
 		if e := more.Settle; e != nil {
 			fmt.Fprintf(&b, "\tsettle: estimate %d, %d to %d, trust_declared %t, unknown_cost %d, ttl %d us, max_debt %d, by bucket %t, learn %+v\n",
 				e.Estimate, e.Least, e.Most, e.TrustDeclared, e.Unknown, e.TTL, p.Limit.MaxDebt, e.ByBucket, e.Learn)
+		}
+	}
+	if a := s.Auth; a != nil {
+		fmt.Fprintf(&b, "auth: allow %t, trusted %v, on Unix sockets %t, IPv6 /%d\n", a.Allow, a.Trusted, a.TrustUnix, a.IPv6Prefix)
+		for _, route := range a.Routes {
+			fmt.Fprintf(&b, "\t%+v\n", route)
 		}
 	}
 	return b.String()

@@ -17,21 +17,6 @@ func TestTheCharactersOfALimitsName(t *testing.T) {
 	}
 }
 
-// There must be a warning if the units that are added during the lease exceed 5 % of the capacity.
-func TestALeaseIsAPartOfTheCapacity(t *testing.T) {
-	const file = "domain: d\nlimits:\n  l: {algorithm: token_bucket, rate: 60, period: 1m, capacity: %d, lease: {max: 10%%, for: 2s}}\n"
-	for capacity, warned := range map[int]bool{1000: false, 20: true} {
-		s, problems := Compile(numbered([]string{fmt.Sprintf(file, capacity)}), Options{})
-		if problems.Bad() {
-			t.Fatal(problems)
-		}
-		lease := s.Domains["d"].Named["l"].Extra().Lease
-		if got := strings.Contains(problems.Error(), "during a lease"); lease.Most != int64(capacity)/10 || got != warned {
-			t.Errorf("capacity %d: the lease has %d units, warned: %v; want %d, %v", capacity, lease.Most, got, capacity/10, warned)
-		}
-	}
-}
-
 func TestTheLargestAcceptedValues(t *testing.T) {
 	limit := func(name, more string) string {
 		return "domain: d\nlimits:\n  " + name + ": {algorithm: fixed_window, rate: 100, period: 1h" + more + "}\n"
@@ -81,32 +66,5 @@ func TestWarningsAboutBlanks(t *testing.T) {
 		if got := strings.Contains(problems.Error(), "never matches"); got == kept {
 			t.Errorf("RLSIDECAR_KEEP_BLANKS %t: got %v; want a warning: %t", kept, problems, !kept)
 		}
-	}
-}
-
-// An operator names a limit to see or reset a bucket, so no two limits have one name.
-func TestNoTwoLimitsHaveOneName(t *testing.T) {
-	s, problems := Compile([]File{{Name: "names.yaml", Data: []byte(`
-domain: d
-limits:
-  user: {algorithm: token_bucket, rate: 1, period: 1s}
-descriptors:
-  - {key: user, limit: user, rate_limit: {unit: second, requests_per_unit: 1}}
-  - {key: team, rate_limit: {unit: second, requests_per_unit: 1}}
-  - {key: path, rate_limit: {name: team, unit: second, requests_per_unit: 1}}
-  - {key: host, rate_limit: {name: user, unit: second, requests_per_unit: 1}}
-`)}}, Options{})
-	if s == nil {
-		t.Fatal(problems)
-	}
-	owners := map[string]string{}
-	for _, p := range s.Policies {
-		if other, taken := owners[p.Name]; taken && other != p.Owner {
-			t.Errorf("two limits have the name %q", p.Name)
-		}
-		owners[p.Name] = p.Owner
-	}
-	if len(owners) != 5 || owners["user"] != s.Domains["d"].Named["user"].Owner {
-		t.Errorf("got the names %q; want five, one of them that of the named limit user", owners)
 	}
 }
