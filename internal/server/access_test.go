@@ -3,7 +3,6 @@ package server
 import (
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -68,19 +67,13 @@ func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {
 	}
 
 	file := filepath.Join(t.TempDir(), "token")
-	write := func(token string) {
-		t.Helper()
-		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("one")
+	writeFile(t, file, "one\n")
 	x = start(t, named, func(c *Config) { c.HTTP, c.APITokenFile = "0.0.0.0:0", file })
 	check(x, "/v1/limit", limit, "one", 200)
 	check(x, "/v1/limit", limit, "two", 401)
 	check(x, inJSON, refund, "two", 403)
 	check(x, inJSON, refund, "one", 200)
-	write("two") // the file is read again when it changes
+	writeFile(t, file, "two\n") // the file is read again when it changes
 	eventually(t, "the new token counts", func() bool {
 		return get(t, x.HTTP, "/v1/limits", "Authorization", "Bearer two").StatusCode == 200
 	})

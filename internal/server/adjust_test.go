@@ -3,7 +3,6 @@ package server
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -24,11 +23,8 @@ func withTokens(t *testing.T) func(*Config) {
 	t.Helper()
 	dir := t.TempDir()
 	admin, read := filepath.Join(dir, "admin"), filepath.Join(dir, "read")
-	for path, secret := range map[string]string{admin: adminSecret, read: readSecret} {
-		if err := os.WriteFile(path, []byte(secret), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	writeFile(t, admin, adminSecret)
+	writeFile(t, read, readSecret)
 	return func(c *Config) { c.AdminTokenFile, c.AdminReadTokenFile = admin, read }
 }
 

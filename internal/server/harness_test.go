@@ -104,9 +104,7 @@ func dial(tb testing.TB, a net.Addr, options ...grpc.DialOption) *grpc.ClientCon
 
 func (x *instance) write(tb testing.TB, yaml string) {
 	tb.Helper()
-	if err := os.WriteFile(x.file+".new", []byte(yaml), 0o600); err != nil {
-		tb.Fatal(err)
-	}
+	writeFile(tb, x.file+".new", yaml)
 	if err := os.Rename(x.file+".new", x.file); err != nil {
 		tb.Fatal(err)
 	}
@@ -135,6 +133,13 @@ func (x *instance) put(tb testing.TB, r *rls.RateLimitRequest) *rls.RateLimitRes
 }
 
 // connect opens a connection that fails after a minute, and ends with the test.
+func writeFile[Text string | []byte](tb testing.TB, name string, text Text) {
+	tb.Helper()
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+}
+
 func connect(tb testing.TB, a net.Addr) net.Conn {
 	tb.Helper()
 	nc, err := net.Dial(a.Network(), a.String())

@@ -46,11 +46,9 @@ func run(t *testing.T, c Config) error {
 func TestWrongSettingsDoNotStart(t *testing.T) {
 	folder := t.TempDir()
 	empty, full, valid := filepath.Join(folder, "empty"), filepath.Join(folder, "full"), filepath.Join(folder, "valid.yaml")
-	for path, text := range map[string]string{empty: "", full: "secret", valid: small} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	writeFile(t, empty, "")
+	writeFile(t, full, "secret")
+	writeFile(t, valid, small)
 	for name, c := range map[string]Config{
 		"admin for all, no token":       {Admin: ":6070"},
 		"admin at a name, no token":     {Admin: "example.com:6070"},
@@ -114,9 +112,7 @@ func TestUnixSockets(t *testing.T) {
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket was not removed: %v; want the error os.ErrNotExist", err)
 	}
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, path, "precious")
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://" + path}); err == nil {
 		t.Error("a file that is no socket: Run returned no error; want one")
 	}

@@ -5,7 +5,6 @@ import (
 	"io"
 	"log"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -22,17 +21,10 @@ func filesOf(t *testing.T, a *certtest.Authority) tlsfiles.Server {
 	folder := t.TempDir()
 	f := tlsfiles.Server{Cert: filepath.Join(folder, "cert"), Key: filepath.Join(folder, "key"), ClientCA: filepath.Join(folder, "ca")}
 	cert, key := a.Issue(t, 1)
-	writeAll(t, map[string][]byte{f.Cert: cert, f.Key: key, f.ClientCA: a.PEM})
+	writeFile(t, f.Cert, cert)
+	writeFile(t, f.Key, key)
+	writeFile(t, f.ClientCA, a.PEM)
 	return f
-}
-
-func writeAll(t *testing.T, files map[string][]byte) {
-	t.Helper()
-	for name, data := range files {
-		if err := os.WriteFile(name, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 // serial opens a new connection and returns the serial number of the server's certificate, which ca has signed. The
@@ -60,10 +52,6 @@ func (x *instance) serial(t *testing.T, ca, by *certtest.Authority) (seen int64,
 func TestTLSFilesAreReadAgain(t *testing.T) {
 	ca, otherCA := certtest.New(t), certtest.New(t)
 	files := filesOf(t, ca)
-	write := func(name string, data []byte) {
-		t.Helper()
-		writeAll(t, map[string][]byte{name: data})
-	}
 	x := start(t, small, func(c *Config) { c.TLS = files })
 
 	if n, err := x.serial(t, ca, ca); err != nil || n != 1 {
@@ -75,27 +63,27 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 		}
 	}
 	cert, key := ca.Issue(t, 2)
-	write(files.Cert, cert) // a new certificate without its key, as if the files were only half written
+	writeFile(t, files.Cert, cert) // a new certificate without its key, as if the files were only half written
 	if n, err := x.serial(t, ca, ca); err != nil || n != 1 {
 		t.Errorf("half written: %d, %v; want no error and 1", n, err)
 	}
-	write(files.Key, key)
+	writeFile(t, files.Key, key)
 	if n, err := x.serial(t, ca, ca); err != nil || n != 2 {
 		t.Errorf("got %d, %v; want no error and 2", n, err)
 	}
-	write(files.ClientCA, otherCA.PEM)
+	writeFile(t, files.ClientCA, otherCA.PEM)
 	if n, err := x.serial(t, ca, otherCA); err != nil || n != 2 {
 		t.Errorf("got %d, %v; want no error and 2", n, err)
 	}
 	if x.logs.FilterMessageSnippet("the previous ones stay in use").Len() != 1 {
 		t.Errorf("%d lines in the log about files that cannot be used; want 1", x.logs.FilterMessageSnippet("the previous ones stay in use").Len())
 	}
-	write(files.Key, nil)
+	writeFile(t, files.Key, "")
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", TLS: files}); err == nil {
 		t.Error("Run with an empty key file: no error; want one")
 	}
-	write(files.Key, key)
-	write(files.ClientCA, []byte("nothing"))
+	writeFile(t, files.Key, key)
+	writeFile(t, files.ClientCA, "nothing")
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", TLS: files}); err == nil {
 		t.Error("Run with a CA file without a certificate: no error; want one")
 	}

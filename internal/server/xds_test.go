@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -216,10 +215,7 @@ func TestAnOverlayReservesForTheChecksOfAGateway(t *testing.T) {
 	p := newPlane(t, "")
 	p.set(t, "1", perUnit("k", 10, year))
 	overlay := filepath.Join(t.TempDir(), "overlay.yaml")
-	text := "domain: d\nconsume: together\ndescriptors: [{key: k, rate_limit: {settle: {by: bucket, estimate: 4}}}]\n"
-	if err := os.WriteFile(overlay, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, overlay, "domain: d\nconsume: together\ndescriptors: [{key: k, rate_limit: {settle: {by: bucket, estimate: 4}}}]\n")
 	x := start(t, "", from(p, func(c *XDS) { c.Overlay = overlay }))
 	for _, want := range []uint32{6, 2} {
 		if a := x.send(t, "k=v;hits=0"); a.OverallCode != ok || a.Statuses[0].LimitRemaining != want {
