@@ -165,8 +165,10 @@ func (l *Limiter) returnUnknownTake(charge *backend.Charge) {
 func (l *Limiter) returnFormer(c *Call) {
 	for i := range c.Descriptors {
 		entries := c.Descriptors[i].Entries
-		if isDone, _ := DefaultSettle.settles(entries); isDone && !c.DryRun && l.Open(entries[0].Value, &c.reserved) {
-			l.endReserved(&c.reserved, algorithms.ReturnSlot, ReporterDone)
+		if isDone, _ := DefaultSettle.settles(entries); isDone && !c.DryRun {
+			if r := (Reserved{}); l.Open(entries[0].Value, &r) { // Call.reserved may have the content of Request.ID
+				l.endReserved(&r, algorithms.ReturnSlot, ReporterDone)
+			}
 		}
 	}
 }
