@@ -5,13 +5,20 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"maps"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,6 +27,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
 const (
@@ -89,14 +97,17 @@ type slotWorld struct {
 	stop     chan struct{}
 	clients  sync.WaitGroup
 
-	mu   sync.Mutex
-	held []held // guarded by mu
+	mu    sync.Mutex
+	held  []held             // guarded by mu
+	real  int                // guarded by mu; how many of held are of requests through Envoy
+	app   map[string]*held   // guarded by mu; by id: when the application served a request through Envoy
+	count map[string]float64 // by series: the sums of sidecars that were killed
 }
 
 func newSlotWorld(t *testing.T, sidecars, capacity int, redis string) *slotWorld {
 	t.Helper()
 	t.Setenv("RLSIDECAR_ACCESS_LOG_SERVICE", "true")
-	w := &slotWorld{t: t, capacity: capacity, stop: make(chan struct{})}
+	w := &slotWorld{t: t, capacity: capacity, stop: make(chan struct{}), app: map[string]*held{}, count: map[string]float64{}}
 	for range sidecars {
 		log := fmt.Sprint("127.0.0.1:", redistest.FreePort(t))
 		w.sidecars = append(w.sidecars, startSidecar(t, fmt.Sprintf(slotConfig, capacity), "--backend-timeout", "200ms", "--redis-url", redis, "--log-listen", "udp://"+log))
@@ -117,8 +128,8 @@ func (w *slotWorld) now() time.Duration { return time.Since(w.began) }
 
 func (w *slotWorld) pick() int { return rand.IntN(len(w.sidecars)) }
 
-// run runs n simulated proxies and applications during faults.
-func (w *slotWorld) run(n int, faults func()) {
+// run runs n simulated proxies and applications, and the requests of browse, during faults.
+func (w *slotWorld) run(n int, faults func(), browse ...func()) {
 	for i := range n {
 		take := w.takeHTTP
 		switch i % 4 {
@@ -127,9 +138,12 @@ func (w *slotWorld) run(n int, faults func()) {
 		case 2:
 			take = w.takeAuth
 		}
+		browse = append(browse, func() { take() })
+	}
+	for _, one := range browse {
 		w.clients.Go(func() {
 			for !w.stopped() {
-				take()
+				one()
 			}
 		})
 	}
@@ -268,13 +282,37 @@ func (w *slotWorld) takeAuth() {
 	}
 }
 
-// awaitReporters waits until each way to return slots has returned some at the last sidecar, which is never killed.
+// kill kills a sidecar and starts it again. Its counts are kept.
+func (w *slotWorld) kill(s *sidecar) {
+	add(w.count, sidecartest.Metrics(s.Admin, ""))
+	s.Kill()
+	s.Restart()
+}
+
+func add(to, more map[string]float64) {
+	for name, n := range more {
+		to[name] += n
+	}
+}
+
+// counts returns the sums of all sidecars.
+func (w *slotWorld) counts() map[string]float64 {
+	sums := maps.Clone(w.count)
+	for _, s := range w.sidecars {
+		add(sums, sidecartest.Metrics(s.Admin, ""))
+	}
+	return sums
+}
+
+func returned(counts map[string]float64, reporter string) float64 {
+	return counts[`rlsidecar_slots_ended_total{door="`+reporter+`",outcome="returned"}`]
+}
+
+// awaitReporters waits until each way to return slots has returned some.
 func (w *slotWorld) awaitReporters() {
 	redistest.Eventually(w.t, "each reporter has returned slots", func() bool {
-		counts := sidecartest.Metrics(w.sidecars[len(w.sidecars)-1].Admin, "")
-		return !slices.ContainsFunc([]string{"done", "http", "log", "reset"}, func(reporter string) bool {
-			return counts[`rlsidecar_slots_ended_total{door="`+reporter+`",outcome="returned"}`] == 0
-		})
+		counts := w.counts()
+		return !slices.ContainsFunc([]string{"done", "http", "log", "reset"}, func(reporter string) bool { return returned(counts, reporter) == 0 })
 	})
 }
 
@@ -292,41 +330,166 @@ func (w *slotWorld) inFlight() int {
 	return bucket.InFlight
 }
 
-// check checks that capacity was never exceeded, and that all slots are free after the ttl.
+// check checks that capacity was never exceeded, and that all slots are free after the ttl. It logs how slots ended.
 func (w *slotWorld) check() {
 	w.t.Helper()
 	answers := func() bool { return w.inFlight() >= 0 }
 	redistest.Eventually(w.t, "the sidecars answer again", answers)
+	left := w.inFlight()
 	time.Sleep(slotTTL + time.Second/2)
 	redistest.Eventually(w.t, "the sidecars answer again", answers)
 	if n := w.inFlight(); n != 0 {
 		w.t.Errorf("%d slots are taken after the ttl, want 0", n)
 	}
-	n := most(w.held)
-	w.t.Logf("%d requests held a slot, at most %d of %d at the same time", len(w.held), n, w.capacity)
+	n, counts := most(w.held), w.counts()
+	taken := counts["rlsidecar_slots_taken_total"]
+	others, ended := taken, ""
+	for _, reporter := range []string{"done", "http", "log", "reset", "self"} {
+		by := returned(counts, reporter)
+		others -= by
+		ended += fmt.Sprintf("by %s %.0f (%.1f %%), ", reporter, by, 100*by/max(1, taken))
+	}
+	w.t.Logf("%d requests held a slot, %d of them through Envoy, at most %d of %d at the same time; of %.0f slots that were taken were returned: %sby ttl %.0f (%.1f %%), of these %d at the end; %.0f renewals",
+		len(w.held), w.real, n, w.capacity, taken, ended, others, 100*others/max(1, taken), left, counts[`rlsidecar_slots_ended_total{door="http",outcome="renewed"}`])
 	if n > w.capacity || n < w.capacity/2 {
 		w.t.Errorf("%d requests were in flight at the same time, want at most %d, and many", n, w.capacity)
 	}
 }
 
-// TestSlots takes, renews and returns slots while Redis and sidecars are killed. Redis comes back with all acknowledged
-// writes. make histories runs it with four sidecars and 50 simulated proxies and applications, and Redis is then away for
-// longer than the ttl, too. TestInFlight in test/e2e runs real proxies.
+// proxy is a real Envoy, with the configuration of the example.
+type proxy struct {
+	w    *slotWorld
+	file string
+	addr string
+	cmd  *exec.Cmd
+}
+
+func (w *slotWorld) startEnvoy(program string, app net.Addr, s *sidecar) *proxy {
+	w.t.Helper()
+	text, err := os.ReadFile("../../examples/envoy-in-flight/envoy.yaml")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	port := func(addr string) string { return "port_value: " + addr[strings.LastIndexByte(addr, ':')+1:] }
+	free := func() string { return fmt.Sprint("127.0.0.1:", redistest.FreePort(w.t)) }
+	p := &proxy{w: w, addr: free(), file: filepath.Join(w.t.TempDir(), "envoy.yaml")}
+	changed := strings.NewReplacer(
+		"port_value: 10000", port(p.addr), "port_value: 9901", port(free()), "port_value: 9000", port(app.String()), "port_value: 8081", port(s.GRPC),
+	).Replace(string(text))
+	if err := os.WriteFile(p.file, []byte(changed), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	p.start(program)
+	w.t.Cleanup(p.kill)
+	return p
+}
+
+func (p *proxy) start(program string) {
+	p.cmd = exec.Command(program, "-c", p.file, "--concurrency", "1", "--disable-hot-restart", "--log-level", "off")
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		p.w.t.Fatal(err)
+	}
+}
+
+func (p *proxy) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+// serveApp starts the application behind Envoy. It notes how long it serves each request.
+func (w *slotWorld) serveApp() net.Addr {
+	w.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		h := &held{from: w.now(), to: math.MaxInt64}
+		w.mu.Lock()
+		w.app[r.Header.Get("X-Id")] = h
+		w.mu.Unlock()
+		select {
+		case <-time.After(time.Duration(rand.Int64N(int64(20 * time.Millisecond)))):
+		case <-r.Context().Done():
+		}
+		w.mu.Lock()
+		h.to = w.now()
+		w.mu.Unlock()
+		if r.URL.Path == "/reset" {
+			if conn, _, err := http.NewResponseController(rw).Hijack(); err == nil {
+				conn.Close()
+			}
+		}
+	})}
+	served := make(chan struct{})
+	go func() { defer close(served); _ = server.Serve(listener) }()
+	w.t.Cleanup(func() { _ = server.Close(); <-served })
+	return listener.Addr()
+}
+
+// browse sends a request through Envoy, and leaves before the answer to some.
+func (p *proxy) browse() {
+	id, path, left := fmt.Sprint(rand.Uint64()), []string{"/", "/", "/reset"}[rand.IntN(3)], make(chan time.Duration, 1)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if rand.IntN(4) == 0 {
+		time.AfterFunc(time.Duration(rand.IntN(20))*time.Millisecond, func() { left <- p.w.now(); cancel() })
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.addr+path, nil)
+	if err != nil {
+		panic(err)
+	}
+	request.Header.Set("X-Id", id)
+	sent := p.w.now()
+	if response, err := p.w.http.Do(request); err == nil {
+		_, _ = io.Copy(io.Discard, response.Body)
+		response.Body.Close()
+	} else {
+		time.Sleep(time.Millisecond)
+	}
+	ended := min(p.w.now(), sent+slotTTL)
+	if len(left) > 0 {
+		ended = min(ended, <-left)
+	}
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	if h := p.w.app[id]; h != nil {
+		delete(p.w.app, id)
+		p.w.held = append(p.w.held, held{h.from, min(h.to, ended)})
+		p.w.real++
+	}
+}
+
+// TestSlots takes, renews and returns slots while Redis, sidecars and proxies are killed. Redis comes back with all
+// acknowledged writes. make histories runs it with four sidecars, two Envoys and 50 simulated proxies and applications,
+// and Redis is then away for longer than the ttl, too.
 func TestSlots(t *testing.T) {
 	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always", "--enable-debug-command", "yes")
-	sidecars, capacity, clients, away := 3, 5, 12, []time.Duration{100 * time.Millisecond}
+	sidecars, capacity, simulated, envoys := 3, 5, 12, 0
 	if os.Getenv("HISTORIES") != "" {
-		sidecars, capacity, clients, away = 4, 20, 50, append(away, slotTTL+time.Second)
+		sidecars, capacity, simulated, envoys = 4, 20, 50, 2
 	}
 	w := newSlotWorld(t, sidecars, capacity, "redis://"+redis.Addr)
-	fail := repeat(t, 200*time.Millisecond,
+	faults := []func(){
 		func() { redis.Do("CLIENT", "KILL", "TYPE", "normal") },
-		func() { w.sidecars[0].Kill(); w.sidecars[0].Restart() },
+		func() { w.kill(w.sidecars[0]) },
 		func() { redis.Pause(); time.Sleep(250 * time.Millisecond); redis.Resume() },
 		func() { redis.Do("SCRIPT", "FLUSH") },
-		func() { w.sidecars[1].Kill(); w.sidecars[1].Restart() },
-		func() { redis.Kill(); time.Sleep(away[rand.IntN(len(away))]); redis.Restart(); redis.Wait() },
-	)
-	w.run(clients, func() { fail(); w.awaitReporters() })
+		func() { w.kill(w.sidecars[1]) },
+		func() { redis.Kill(); time.Sleep(100 * time.Millisecond); redis.Restart(); redis.Wait() },
+	}
+	var browse []func()
+	if envoys > 0 {
+		program, app := tooltest.Path(t, "envoy"), w.serveApp()
+		for i := range envoys {
+			p := w.startEnvoy(program, app, w.sidecars[i])
+			browse = append(browse, slices.Repeat([]func(){p.browse}, capacity/2)...)
+			faults = append(faults, func() { p.kill(); p.start(program) })
+		}
+		faults = append(faults, func() { redis.Kill(); time.Sleep(slotTTL + time.Second); redis.Restart(); redis.Wait() })
+	}
+	fail := repeat(t, 200*time.Millisecond, faults...)
+	w.run(simulated, func() { fail(); w.awaitReporters() }, browse...)
 	w.check()
 }
