@@ -186,10 +186,6 @@ type SettleEntries struct {
 // DefaultSettle has the keys of a domain that states none.
 var DefaultSettle = SettleEntries{Key: "settle", End: "settle_end"}
 
-// SetLoaded makes limit, a *ratelimit.Limit, the limit p of a configuration file. Package ratelimit sets this
-// variable for package limitsfile, so that the exported API of ratelimit needs no such function.
-var SetLoaded func(limit any, p *Policy)
-
 // Requirement is a list of keys. A request satisfies it if an entry in any of its descriptors has one of these
 // keys, and a value that is not empty.
 type Requirement []string

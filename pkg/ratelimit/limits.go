@@ -70,9 +70,8 @@ type Limit struct {
 	loaded *limiter.Policy
 }
 
-func init() {
-	limiter.SetLoaded = func(limit any, p *limiter.Policy) { limit.(*Limit).loaded = p }
-}
+// Loaded returns the limit p of a configuration file. It is for package limitsfile: programs cannot name the type of p.
+func Loaded(p *limiter.Policy) Limit { return Limit{loaded: p} }
 
 // Penalty blocks a key after repeated denials.
 type Penalty struct {

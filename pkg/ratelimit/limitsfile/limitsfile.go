@@ -68,9 +68,7 @@ func configOf(domain string) func(*limiter.Snapshot, config.Problems) (ratelimit
 			if p.Shadow || p.Quota {
 				refused = append(refused, fmt.Errorf("limitsfile: %s: limit %q has shadow_mode or quota_mode, which package ratelimit does not support; remove it, or move the limit to another domain", p.Place, name))
 			}
-			var limit ratelimit.Limit
-			limiter.SetLoaded(&limit, p)
-			limits[name] = limit
+			limits[name] = ratelimit.Loaded(p)
 		}
 		if refused != nil {
 			return ratelimit.Config{}, errors.Join(refused...)
