@@ -199,20 +199,6 @@ func TestChangesThatRedisLostAreWrittenAgain(t *testing.T) {
 	}
 }
 
-// An operator makes a change before the next poll. The lost change must be written first.
-func TestAChangeAfterALossComesAfterTheLostOnes(t *testing.T) {
-	o := newOperators(t)
-	a := o.keeper()
-	o.block(a, "ann")
-	old := o.ledger.content.clone()
-	o.block(a, "bob")
-	o.ledger.content = old
-	if e := o.block(a, "eve"); e.Version != 3 {
-		t.Errorf("version %d; want 3", e.Version)
-	}
-	o.want("a", a, "ann bob eve", "")
-}
-
 // Redis loses everything. The unexpired adjustments and the changes are written again, with their version.
 func TestAnEmptyRedisGetsTheAdjustments(t *testing.T) {
 	o := newOperators(t)
