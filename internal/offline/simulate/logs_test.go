@@ -137,22 +137,6 @@ func FuzzLogs(f *testing.F) {
 	})
 }
 
-// localTime caches the time of the last line. It must not return that time for another day, month or zone.
-func TestTimesOfTheSameHourOnOtherDays(t *testing.T) {
-	var l localTime
-	for text, want := range map[string]string{
-		"10/Oct/2000:13:55:36 +0000": "2000-10-10T13:55:36Z", "11/Oct/2000:13:55:36 +0000": "2000-10-11T13:55:36Z",
-		"10/Nov/2000:13:55:36 +0000": "2000-11-10T13:55:36Z", "10/Oct/2000:13:55:36 -0700": "2000-10-10T20:55:36Z",
-	} {
-		for range 2 {
-			at, err := l.parse(text)
-			if got := time.UnixMicro(int64(at)).UTC().Format(time.RFC3339); err != nil || got != want {
-				t.Errorf("%s: %s, %v; want %s", text, got, err, want)
-			}
-		}
-	}
-}
-
 // nginxLine returns a line of a log. rest is its end, after the size of the response.
 func nginxLine(second int, request, rest string) string {
 	return fmt.Sprintf(`192.0.2.1 - - [10/Oct/2000:13:55:%02d +0000] "%s" 200 5%s`+"\n", second, request, rest)
