@@ -41,6 +41,7 @@ func TestTheFastLoopDecidesLikePackageAlgorithms(t *testing.T) {
 		// The charges of these have more peaks than a bucket keeps.
 		{{Kind: token, Rate: 4, Period: s, Capacity: n(900), Settles: true}, {Kind: token, Rate: 4, Period: s, Capacity: n(900)}},
 		{{Kind: token, Rate: 6, Period: s, Capacity: n(100), Settles: true}},
+		{{Kind: token, Rate: 5, Period: 9 * s, Penalty: &algorithms.Penalty{After: 4, For: s, Max: 2 * s}}, {Kind: token, Rate: 5, Period: 9 * s, Settles: true}, {Kind: token, Rate: 5, Period: 9 * s}},
 	}
 	for seed := range uint64(3) {
 		loopEqualsMemory(t, seed, specs, 0)

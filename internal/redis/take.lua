@@ -557,6 +557,7 @@ while true do
         elseif p2 ~= p or q2 ~= q then
           break
         end
+        if #b ~= head and unpack_at('<d', b, head + 1) ~= -1 then break end -- denials or open reservations
         if l.below and now - at >= 86400000000 then break end -- a day: it may count as new
       elseif l.below then
         break
@@ -577,12 +578,7 @@ while true do
         end
         if l.max_debt then
           local peaks, from = b or '', b and head + 9 or 1
-          if b and #b == head then
-            peaks = nil
-          elseif b and unpack_at('<d', b, head + 1) ~= -1 then -- denials or open reservations
-            reset = nil
-            break
-          end
+          if b and #b == head then peaks = nil end
           written = written .. '\0\0\0\0\0\0\240\191' .. peaked(l, peaks, from, now, v - value - cost, v - value, 0)
         end
       end
