@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -12,10 +14,13 @@ import (
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/sidecartest"
 )
 
 const plain = `
@@ -32,10 +37,7 @@ var raised = strings.Replace(plain, "requests_per_unit: 2", "requests_per_unit: 
 var noRedis = []string{"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1"}
 
 // bug is a bug of the reference server that rlsidecar does not have. Numbers like #785 are issues of
-// envoyproxy/ratelimit. Packages test the bugs at its start and in its files: the file of a socket that a crash left
-// (TestUnixSockets), health without a configuration (TestStartWithoutConfiguration), files of editors and mounted
-// ConfigMaps (TestLoadReadsFilesAndFolders, TestWatchNoticesAnUpdatedConfigMap), a folder that is a link
-// (TestWatchSeesTheReferenceLayout), memcached and files with mistakes (TestScripts).
+// envoyproxy/ratelimit.
 type bug struct {
 	name   string // what the reference server does
 	limits string // "" means plain
@@ -298,10 +300,7 @@ descriptors:
 	{name: "ends if metrics are sent to two places, of which one is the default", env: []string{"USE_STATSD="}, script: `metric ratelimit_service_config_load_success 1`},
 	{name: "misses files that are edited in place", env: []string{"RUNTIME_WATCH_ROOT=true"}, check: func(t *testing.T, r *reference, _ *redistest.Server) {
 		writeFile(t, filepath.Join(r.files, "limits.yaml"), raised)
-		eventually(t, "the new limit counts", func() bool {
-			answer, _ := r.overGRPC(t, rlstest.Request("d", "two=a;hits=0"))
-			return answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() == 5
-		})
+		r.awaitRaised(t)
 	}},
 	{name: "reads only the first document of a file (#431, #927)", limits: "domain: other\n---" + plain, script: `
 		> d two=a
@@ -401,6 +400,43 @@ func (r *reference) metadata(t *testing.T, texts ...string) string {
 	return fmt.Sprint(answer.GetDynamicMetadata().AsMap()["metadata"])
 }
 
+func (r *reference) awaitRaised(t *testing.T) {
+	t.Helper()
+	eventually(t, "the new limit counts", func() bool {
+		answer, _ := r.overGRPC(t, rlstest.Request("d", "two=a;hits=0"))
+		return answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() == 5
+	})
+}
+
+// expect sends a request of the domain d.
+func (r *reference) expect(t *testing.T, want string, texts ...string) {
+	t.Helper()
+	request := rlstest.Request("d", texts...)
+	answer, problem := r.overGRPC(t, request)
+	got := problem
+	if answer != nil {
+		got = rlstest.Response(answer)
+	}
+	if got != want {
+		t.Errorf("%v\n got %s\nwant %s", texts, got, want)
+	}
+}
+
+// The tests below are of bugs that need another start, or several files.
+
+// With memcached the reference server never became ready, and limits by month and year had no effect. After a mistake in
+// the first configuration it ran, but answered each call with an error: proxies that fail open allowed all requests.
+func TestBugsOfTheStart(t *testing.T) {
+	t.Parallel()
+	launchReference(t, nil, "BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=localhost:11211").refuses(t, 2, "set redis (with REDIS_URL) or memory")
+	limits := map[string]string{"limits.yaml": "domain: d\ndescriptors: [{key: k, rate_limit: {unit: fortnight, requests_per_unit: 1}}]\n"}
+	r := launchReference(t, limits, "BACKEND_TYPE=memory")
+	r.refuses(t, 1, "invalid rate limit unit 'fortnight'")
+	if out := r.output.tail(); !strings.Contains(out, "limits.yaml:2:") {
+		t.Errorf("got %s; want the mistake in limits.yaml:2", out)
+	}
+}
+
 // In the reference server, if several files had wildcards at the same level, their order changed with each load.
 func TestBugWildcardsOfSeveralFilesInRandomOrder(t *testing.T) {
 	t.Parallel()
@@ -409,10 +445,114 @@ func TestBugWildcardsOfSeveralFilesInRandomOrder(t *testing.T) {
 		files[fmt.Sprintf("%d.yaml", i)] = fmt.Sprintf("domain: d\ndescriptors: [{key: k, value: \"%s*\", rate_limit: {unit: year, requests_per_unit: %d}}]\n", "abcdefgh"[:8-i], 10+i)
 	}
 	r := newReference(t, files, "BACKEND_TYPE=memory", "MERGE_DOMAIN_CONFIG=true")
-	var text strings.Builder
 	for i := range 5 {
-		fmt.Fprintf(&text, "> d k=abcdefgh%d\n< OK | OK left 9 of 10/YEAR reset\n", i)
+		r.expect(t, "OK | OK left 9 of 10/YEAR reset", fmt.Sprintf("k=abcdefgh%d", i))
 	}
-	text.WriteString("> d k=abcdx\n< OK | OK left 13 of 14/YEAR reset")
-	(&script{T: t, r: r, send: r.overGRPC, lines: strings.Split(text.String(), "\n")}).run()
+	r.expect(t, "OK | OK left 13 of 14/YEAR reset", "k=abcdx")
+}
+
+// In the reference server, a health check that named no service never failed.
+func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
+	t.Parallel()
+	r := launchReference(t, nil, "BACKEND_TYPE=memory", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=127.0.0.1:1", "FORCE_START_WITHOUT_INITIAL_CONFIG=true")
+	for _, name := range []string{"", "ratelimit"} {
+		eventually(t, "an answer", func() bool {
+			h, err := r.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: name}, grpc.WaitForReady(true))
+			if err == nil && h.Status != healthpb.HealthCheckResponse_NOT_SERVING {
+				t.Errorf("%q: %v without a configuration, want NOT_SERVING", name, h.Status)
+			}
+			return err == nil
+		})
+	}
+}
+
+// The reference server did not start if a crash had left the file of a socket.
+func TestBugStaleSocketIsFatal(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "rls.sock")
+	for range 2 {
+		r := newReference(t, map[string]string{"limits.yaml": plain}, "BACKEND_TYPE=memory", "GRPC_UDS="+socket)
+		conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), rlstest.Request("d", "two=a")); err != nil {
+			t.Error(err)
+		}
+		conn.Close()
+		r.kill()
+		if _, err := os.Stat(socket); err != nil {
+			t.Fatal("the killed process left no file of its socket")
+		}
+	}
+}
+
+// RUNTIME_ROOT may be a link that is replaced. healthcheck reads the variables of the server. Empty ones count as not set.
+func TestTheFolderOfTheReferenceServerIsALink(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	for version, limits := range map[string]string{"v1": plain, "v2": raised} {
+		writeFile(t, filepath.Join(data, version, "ratelimit", "config", "limits"), limits)
+	}
+	current := filepath.Join(data, "current")
+	link(t, "v1", current)
+	r := newReference(t, nil, "BACKEND_TYPE=memory", "RUNTIME_ROOT="+current, "RUNTIME_WATCH_ROOT=true", "SHADOW_MODE=", "RLSIDECAR_LOG_FORMAT=")
+	for _, args := range [][]string{{"healthcheck"}, {"healthcheck", "--http-listen", ""}} {
+		check := exec.Command(r.cmd.Path)
+		check.Args = append([]string{"ratelimit"}, args...)
+		check.Env = r.cmd.Env
+		if out, err := check.CombinedOutput(); err != nil {
+			t.Errorf("%q: %v\n%s", args, err, out)
+		}
+	}
+	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
+	link(t, "v2", current)
+	r.awaitRaised(t)
+}
+
+// link makes at a link to a file, in one step.
+func link(t *testing.T, to, at string) {
+	t.Helper()
+	if err := os.Symlink(to, at+"_tmp"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(at+"_tmp", at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// In the reference server (#206, #302, #367), temporary files of an editor, and the copies in a mounted ConfigMap,
+// prevented the configuration from loading.
+func TestBugOtherFilesBreakTheLoad(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	folder := filepath.Join(data, "ratelimit", "config")
+	mount := func(name, limits string) { // the layout of a mounted ConfigMap
+		writeFile(t, filepath.Join(folder, name, "limits.yaml"), limits)
+		link(t, name, filepath.Join(folder, "..data"))
+	}
+	mount("..2026_01_01", plain)
+	link(t, filepath.Join("..data", "limits.yaml"), filepath.Join(folder, "limits.yaml"))
+	writeFile(t, filepath.Join(folder, ".limits.yaml.swp"), "\x00vim")
+	r := newReference(t, nil, "BACKEND_TYPE=memory", "RUNTIME_ROOT="+data, "RUNTIME_IGNOREDOTFILES=false")
+	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
+	mount("..2026_01_02", raised)
+	r.awaitRaised(t)
+	if got := r.metric("ratelimit_service_config_load_error"); got != "0" {
+		t.Errorf("%s loads failed, want 0", got)
+	}
+}
+
+// In the reference server, the config check ended with a stack trace if the file was not YAML or had an unknown key.
+func TestBugConfigCheckPanics(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	for name, text := range map[string]string{"a.yaml": "domain: d\nlimitz: 1\ndescriptors: [{key: 1.5}]\n", "b.yaml": "domain: [\n"} {
+		writeFile(t, filepath.Join(folder, name), text)
+	}
+	out, err := exec.Command(sidecartest.Program, "check", folder).CombinedOutput()
+	exit, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || exit.ExitCode() != 1 || strings.Contains(string(out), "goroutine") || !strings.Contains(string(out), "a.yaml:2:1") || !strings.Contains(string(out), "b.yaml:") {
+		t.Errorf("%v: got %s; want exit code 1 and mistakes in both files, without a stack trace", err, out)
+	}
 }
