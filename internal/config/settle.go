@@ -287,13 +287,15 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 	}
 }
 
-// settleEntries sets d.Settling and, if it has limits, d.Settle: the entries with which proxies return ids of
+// settleEntries sets d.FormerSettle, d.Settling and, if that has limits, d.Settle: the entries with which proxies return ids of
 // reservations. A top-level descriptor with the key of such an entry is a mistake, because no request matches it.
 func (c *compiler) settleEntries(d *domain) {
 	var stated settleDomain
 	for _, doc := range d.docs {
 		agree(c, d, "settle", &stated.given, &doc.Settle.given)
 	}
+	entries := stated.or(limiter.DefaultSettle)
+	d.FormerSettle = &entries
 	d.Settling = map[uint64]*limiter.Policy{}
 	withIDs := false
 	for _, p := range d.Policies {
@@ -313,7 +315,6 @@ func (c *compiler) settleEntries(d *domain) {
 	if !withIDs {
 		return
 	}
-	entries := stated.or(limiter.DefaultSettle)
 	d.Settle = &entries
 	for _, doc := range d.docs {
 		for _, one := range doc.descriptors() {

@@ -163,9 +163,13 @@ func (l *Limiter) returnUnknownTake(charge *backend.Charge) {
 // returnFormer returns the slots of limits that a reload has removed: those of the ids in c, although no limit of its domain
 // has ids any more. They would be taken if a later reload adds the limit again.
 func (l *Limiter) returnFormer(c *Call) {
+	settle := &DefaultSettle
+	if d := c.Verdict.Domain; d != nil && d.FormerSettle != nil {
+		settle = d.FormerSettle
+	}
 	for i := range c.Descriptors {
 		entries := c.Descriptors[i].Entries
-		if isDone, _ := DefaultSettle.settles(entries); isDone && !c.DryRun {
+		if isDone, _ := settle.settles(entries); isDone && !c.DryRun {
 			if r := (Reserved{}); l.Open(entries[0].Value, &r) { // Call.reserved may have the content of Request.ID
 				l.endReserved(&r, algorithms.ReturnSlot, ReporterDone)
 			}

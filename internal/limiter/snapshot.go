@@ -116,6 +116,8 @@ type Domain struct {
 	// each set of buckets, by PrefixNumber.
 	Settle   *SettleEntries
 	Settling map[uint64]*Policy
+	// FormerSettle has the keys of entries with ids of limits that the domain no longer has; nil means DefaultSettle.
+	FormerSettle *SettleEntries
 	// DenyBody is the body of denials by limits without a body of their own.
 	DenyBody Body
 	// Headers are the sets of headers of the HTTP listener; nil means its defaults. OpenAI headers are sent

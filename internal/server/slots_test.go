@@ -84,11 +84,15 @@ func TestSlotsEndByTheirIDs(t *testing.T) {
 func TestSlotEndsWithoutItsLimit(t *testing.T) {
 	x := startSlots(t)
 	const other = ", descriptors: [{key: other, rate_limit: {unit: minute, requests_per_unit: 5}}]}\n"
-	for _, without := range []string{"{domain: d" + other, "{domain: e" + other} {
+	for without, end := range map[string]string{
+		"{domain: d" + other: "settle_end",
+		"{domain: e" + other: "settle_end",
+		"{domain: d, settle: {key: done, end: done_end}" + other: "done_end",
+	} {
 		id := x.take(t, "tenant=bob")
 		x.write(t, without)
 		x.reload(t)
-		x.send(t, "settle_end="+id+";hits=0")
+		x.send(t, end+"="+id+";hits=0")
 		x.write(t, slotLimits)
 		x.reload(t)
 		if free := x.send(t, "tenant=bob;hits=0").GetStatuses()[0].GetLimitRemaining(); free != 2 {
