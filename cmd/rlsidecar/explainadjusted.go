@@ -47,7 +47,7 @@ func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *limiter.Po
 		if t.Domain != configured.Domain || t.Limit != configured.Name || a.Expires <= now {
 			continue
 		}
-		if value, has := configured.ValueOf(key, t.Entry); t.Entry != "" && (!has || value != t.Value) || t.Entry == "" && !t.AllKeys && !slices.Equal(t.Key, key) {
+		if t.Entry != "" && !configured.HasValue(key, t.Entry, t.Value) || t.Entry == "" && !t.AllKeys && !slices.Equal(t.Key, key) {
 			continue
 		}
 		x := appliedAdjustment{ID: a.ID, Author: a.Author, Reason: a.Reason}

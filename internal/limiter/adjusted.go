@@ -43,12 +43,16 @@ func (m *match) of(c *Call, r *Result) *change {
 		return nil
 	case len(c.Limits) > 0: // such a key has no names, so those of a descriptor with as many values count
 		key := c.Limits[r.Descriptor].Key
-		position, has := m.positions[len(key)]
-		if !has {
-			position = -1
+		if !r.Policy.Whole {
+			if i, has := m.positions[len(key)]; has {
+				return m.byValue[key[i]]
+			}
+			return nil
 		}
-		if value, has := r.Policy.valueIn(key, m.entry, position); has {
-			return m.byValue[value]
+		for i := 0; i+1 < len(key); i += 2 {
+			if one := m.byValue[key[i+1]]; key[i] == m.entry && one != nil {
+				return one
+			}
 		}
 		return nil
 	}
@@ -67,24 +71,19 @@ func (m *match) of(c *Call, r *Result) *change {
 	return nil
 }
 
-// ValueOf returns the value of an entry in a key of p, in the form of AppendKeyOf.
-func (p *Policy) ValueOf(key []string, entry string) (value string, has bool) {
-	return p.valueIn(key, entry, slices.Index(p.Extra().OpenKeys, entry))
-}
-
-func (p *Policy) valueIn(key []string, entry string, position int) (value string, has bool) {
-	switch {
-	case p.Whole:
-		for i := 0; i+1 < len(key); i += 2 {
-			if key[i] == entry {
-				return key[i+1], true
-			}
-		}
-		return "", false
-	case position < 0 || position >= len(key):
-		return "", false
+// HasValue reports whether an entry has the value in a key of p, in the form of AppendKeyOf. The key of a whole descriptor
+// can repeat an entry.
+func (p *Policy) HasValue(key []string, entry, value string) bool {
+	if !p.Whole {
+		i := slices.Index(p.Extra().OpenKeys, entry)
+		return i >= 0 && i < len(key) && key[i] == value
 	}
-	return key[position], true
+	for i := 0; i+1 < len(key); i += 2 {
+		if key[i] == entry && key[i+1] == value {
+			return true
+		}
+	}
+	return false
 }
 
 // positionsOf returns the positions in a key of the value of an entry, by the length of the key: several descriptors may use
