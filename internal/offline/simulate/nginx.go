@@ -106,7 +106,12 @@ func (r record) request(line string) {
 	r.target(rest[:i])
 }
 
-func (r record) target(text string) { r[path], r[query] = canonical.Split(text) }
+func (r record) target(text string) {
+	r[path], r[query] = canonical.Split(text)
+	if i := strings.IndexByte(text, '#'); i >= 0 {
+		r[fragment] = text[i:]
+	}
+}
 
 // quoted returns the text up to the first quote that no backslash escapes, and the text after that quote. ok is false
 // if there is no such quote.

@@ -18,6 +18,8 @@ type routes struct {
 	// unrouted means that the last line matched no route, or that none of the route's descriptors could be made. The
 	// default of auth then decides, unless the domain requires an entry.
 	unrouted bool
+	// repeated means that /v1/auth denies the last line, whatever its limits are: see routing.Repeated.
+	repeated bool
 	// leftOut counts descriptors for which a line had no value.
 	leftOut int64
 }
@@ -54,11 +56,11 @@ func RouteTemplates(format Format, auth *limiter.Auth) Templates {
 
 // apply adds the descriptors of r's route to c. It adds none for a line that is not a request.
 func (s *routes) apply(r record, c *limiter.Call) {
-	if s.unrouted = false; r[method] == "" {
+	if s.unrouted, s.repeated = false, false; r[method] == "" {
 		return
 	}
 	q := &s.request
-	q.Method, q.Path, q.Query = r[method], r[path], r[query]
+	q.Method, q.Path, q.Query, q.Fragment = r[method], r[path], r[query], r[fragment] != ""
 	if s.asWritten {
 		q.Path = canonical.Path(q.Path)
 	}
@@ -76,6 +78,9 @@ func (s *routes) apply(r record, c *limiter.Call) {
 		q.Host = routing.HostName(lines[0])
 	}
 	route := routing.Find(s.auth, q)
+	if s.repeated = routing.Repeated(s.auth, route, q) != ""; s.repeated {
+		return
+	}
 	if route == nil {
 		s.unrouted = true
 		return

@@ -25,11 +25,11 @@ auth:
 	mapped := strings.Replace(nginxLine(3, "GET /page HTTP/1.1", ""), "192.0.2.1", "::ffff:192.0.2.1", 1) // the same client
 	log := nginxLine(1, "GET /page HTTP/1.1", "") + nginxLine(2, "GET /page?x=1 HTTP/1.1", "") + mapped +
 		nginxLine(4, "GET /other HTTP/1.1", "") + nginxLine(5, "GET /user HTTP/1.1", "") + nginxLine(6, "GET /agent HTTP/1.1", ` "-" "curl"`) +
-		nginxLine(7, "GET /agent HTTP/1.1", ` "-" "curl"`) + nginxLine(8, "GET /agent HTTP/1.1", "")
+		nginxLine(7, "GET /agent HTTP/1.1", ` "-" "curl"`) + nginxLine(8, "GET /agent HTTP/1.1", "") + nginxLine(9, "GET /agent# HTTP/1.1", ` "-" "new"`)
 	for _, test := range []struct{ require, standard, want string }{
-		{"", "deny", "ok ok denied denied denied ok denied denied"},
-		{"", "allow", "ok ok denied ok ok ok denied ok"},
-		{"require: [client]", "allow", "ok ok denied denied denied denied denied denied"},
+		{"", "deny", "ok ok denied denied denied ok denied denied denied"},
+		{"", "allow", "ok ok denied ok ok ok denied ok denied"},
+		{"require: [client]", "allow", "ok ok denied denied denied denied denied denied denied"},
 	} {
 		s := compiled(t, fmt.Sprintf(config, test.require, test.standard))
 		text, decisions := reportOn(t, Config{Snapshot: s, Format: Nginx, Templates: RouteTemplates(Nginx, s.Auth), Domain: "edge"}, log)

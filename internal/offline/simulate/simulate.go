@@ -264,7 +264,10 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 		// A request with descriptors may wait up to the max_delay of a leaky bucket, like a request of a proxy.
 		c.Request.MaxDelay = algorithms.MaxTime
 	}
-	if s := r.Templates.routes; s != nil && s.unrouted && !r.limiter.Current().Requires(c.Request.Domain) {
+	if s := r.Templates.routes; s != nil && s.repeated {
+		r.tally.repeated++
+		c.Denied = true
+	} else if s != nil && s.unrouted && !r.limiter.Current().Requires(c.Request.Domain) {
 		r.tally.unrouted++
 		c.Denied = !s.auth.Allow
 	} else if err := r.limiter.Check(ctx, c); err != nil {

@@ -22,6 +22,7 @@ type tally struct {
 	unlimited      int64 // requests that matched no limit
 	missing        int64 // requests without an entry that their domain requires
 	unrouted       int64 // requests that matched no limit, because they have no route or no descriptor
+	repeated       int64 // requests that matched no limit, because /v1/auth denies them as ambiguous
 	leftOut        int64 // descriptors that routes left out, because a value was missing
 	steppedBack    int64
 	unread         int64 // lines that could not be read

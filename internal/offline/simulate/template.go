@@ -21,6 +21,7 @@ const (
 	protocol              // HTTP/1.1
 	status                // 200
 	user                  // the name with which the client logged in
+	fragment              // the part of the target from "#" on
 	firstHeader
 )
 
