@@ -74,6 +74,10 @@ func (a *Advice) Of(n int64) string {
 	if l.Calendar != nil {
 		period = fmt.Sprintf("period: %s, time_zone: %s", l.Calendar.Unit, l.Calendar.Zone)
 	}
+	initial := ""
+	if l.Spec().Initial != nil { // candidates start full, and a line without the key would keep the configured one
+		initial = fmt.Sprintf(", initial: %d", n)
+	}
 	switch {
 	case a.Policy.Reference && l.Calendar == nil && units[l.Period()] != "":
 		return fmt.Sprintf("{unit: %s, requests_per_unit: %d}", units[l.Period()], n)
@@ -81,11 +85,11 @@ func (a *Advice) Of(n int64) string {
 		return fmt.Sprintf("{requests_per_unit: %d}", n)
 	case l.Kind == algorithms.Guaranteed:
 		sure := l.Spec().Minimum
-		return fmt.Sprintf("{algorithm: token_bucket, rate: %d, %s, capacity: %d, guaranteed: {rate: %d, period: %s}}", l.Rate, period, n, sure.Units, duration.Format(sure.Period))
+		return fmt.Sprintf("{algorithm: token_bucket, rate: %d, %s, capacity: %d, guaranteed: {rate: %d, period: %s}%s}", l.Rate, period, n, sure.Units, duration.Format(sure.Period), initial)
 	case l.Kind == algorithms.TokenBucket, l.Kind == algorithms.LeakyBucket, l.Kind == algorithms.FixedWindow && l.Capacity != l.Rate:
-		return fmt.Sprintf("{algorithm: %s, rate: %d, %s, capacity: %d}", l.Kind, n, period, n)
+		return fmt.Sprintf("{algorithm: %s, rate: %d, %s, capacity: %d%s}", l.Kind, n, period, n, initial)
 	default:
-		return fmt.Sprintf("{algorithm: %s, rate: %d, %s}", l.Kind, n, period)
+		return fmt.Sprintf("{algorithm: %s, rate: %d, %s%s}", l.Kind, n, period, initial)
 	}
 }
 

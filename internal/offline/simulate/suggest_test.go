@@ -61,6 +61,9 @@ func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
 					rt.Fatal("got no suggestion, want one")
 				}
 				limit := strings.TrimSuffix(first.Of(first.Suggested.N), "}") + stays + "}"
+				if strings.Contains(form.limit, "initial") && !strings.Contains(limit, "initial") {
+					rt.Fatalf("%s would keep the configured initial, with which it denies more", limit)
+				}
 				then := replayed(rt, perAddress(limit), log, share)
 				a := then.advised()[0]
 				if got := (advise.Outcome{Clients: a.Denied, Requests: then.Denied}); got != first.Suggested.Outcome {
