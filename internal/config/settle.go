@@ -72,7 +72,7 @@ const (
 func (s *settleDomain) read(p *parser, key string, n *yaml.Node) {
 	names, before := &settleNames{}, p.mistakes
 	p.object(n, key, names)
-	entries := limiter.SettleEntries{Key: limiter.DefaultSettle.Key, End: limiter.DefaultSettle.End}
+	entries := limiter.DefaultSettle
 	for _, name := range []struct {
 		of   *text
 		key  string
@@ -287,8 +287,9 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 	}
 }
 
-// settleEntries sets d.FormerSettle, d.Settling and, if that has limits, d.Settle: the entries with which proxies return ids of
-// reservations. A top-level descriptor with the key of such an entry is a mistake, because no request matches it.
+// settleEntries sets d.FormerSettle, d.Settling and, if one of its limits has ids, d.Settle: the entries with which
+// proxies return ids of reservations. A top-level descriptor with the key of such an entry is a mistake, because no
+// request matches it.
 func (c *compiler) settleEntries(d *domain) {
 	var stated settleDomain
 	for _, doc := range d.docs {
