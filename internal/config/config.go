@@ -116,11 +116,16 @@ func (p Problems) Bad() bool {
 // read is such a Problem.
 func Load(paths []string, o Options) (*limiter.Snapshot, Problems) {
 	files, problems := Read(paths)
+	return compileFiles(files, problems, o)
+}
+
+// compileFiles compiles files. unread has the mistakes of files that could not be read.
+func compileFiles(files []File, unread Problems, o Options) (*limiter.Snapshot, Problems) {
 	s := parseAll(files, &o)
-	if len(problems) > 0 { // they all are mistakes
+	if len(unread) > 0 {
 		s.incomplete = true
-		s.mistakes += len(problems)
-		s.problems = append(problems, s.problems...)
+		s.mistakes += len(unread)
+		s.problems = append(unread, s.problems...)
 	}
 	return s.compile(o)
 }

@@ -7,7 +7,10 @@ import (
 	"io"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
 const (
@@ -19,19 +22,33 @@ const (
 	quietTries = 10
 )
 
-// Watcher reports changes of configuration files.
+// Watcher loads configuration files, and reports changes since.
 type Watcher struct {
 	paths []string
-	last  [sha256.Size]byte
+	// last is the digest of what Load has read, which another process may have been writing. So files that have since
+	// become what they were before that Load have changed, too.
+	last atomic.Pointer[[sha256.Size]byte]
 }
 
-// NewWatcher records the current content of the files of paths. Call it before the first Load, so that no
-// change is missed.
-func NewWatcher(paths []string) *Watcher { return &Watcher{paths, digest(paths)} }
+// NewWatcher makes a Watcher of paths. Call Load before Run.
+func NewWatcher(paths []string) *Watcher { return &Watcher{paths: paths} }
 
-// Run calls onChange whenever the files have other names, other content, or other errors when they are read. It
-// returns when ctx ends. It polls, which works on every file system, and for replaced files, folders and symbolic
-// links alike.
+// Load does what the function Load does.
+func (w *Watcher) Load(o Options) (*limiter.Snapshot, Problems) {
+	files, problems := Read(w.paths)
+	h := sha256.New()
+	for _, f := range files {
+		sum := sha256.Sum256(f.Data)
+		addFile(h, f.Name, sum[:])
+	}
+	fmt.Fprint(h, problems)
+	w.last.Store((*[sha256.Size]byte)(h.Sum(nil)))
+	return compileFiles(files, problems, o)
+}
+
+// Run calls onChange whenever the files have other names, other content, or other errors when they are read, than at the
+// last Load. onChange must cause a Load, and must not wait for it. Run returns when ctx ends. It polls, which works on
+// every file system, and for replaced files, folders and symbolic links alike.
 func (w *Watcher) Run(ctx context.Context, onChange func()) {
 	for seen := []seenFile(nil); sleep(ctx, poll); {
 		now := listing(w.paths)
@@ -46,8 +63,7 @@ func (w *Watcher) Run(ctx context.Context, onChange func()) {
 				break
 			}
 		}
-		if now := digest(w.paths); now != w.last {
-			w.last = now
+		if digest(w.paths) != *w.last.Load() {
 			onChange()
 		}
 	}
@@ -104,9 +120,13 @@ func digest(paths []string) [sha256.Size]byte {
 	problems := eachFile(paths, func(name string, content io.Reader) error {
 		of.Reset()
 		_, err := io.CopyBuffer(of, content, piece)
-		fmt.Fprintf(h, "%q %x\n", name, of.Sum(nil))
+		if err == nil {
+			addFile(h, name, of.Sum(nil))
+		}
 		return err
 	})
 	fmt.Fprint(h, problems)
 	return [sha256.Size]byte(h.Sum(nil))
 }
+
+func addFile(h io.Writer, name string, sum []byte) { fmt.Fprintf(h, "%q %x\n", name, sum) }

@@ -12,12 +12,17 @@ import (
 	"time"
 )
 
-// watched runs a Watcher of paths, in a bubble of synctest. noticed waits for several polls, and fails the test unless
-// there was one change since the last call, or none.
-func watched(t *testing.T, paths ...string) (noticed func(subject string, want int)) {
+// watched runs a Watcher of paths, in a bubble of synctest. load loads the files, as each change does. noticed waits for
+// several polls, and fails the test unless there was one change since the last call, or none.
+func watched(t *testing.T, paths ...string) (noticed func(subject string, want int), load func()) {
 	t.Helper()
-	changes := 0
-	go NewWatcher(paths).Run(t.Context(), func() { changes++ })
+	changes, w := 0, NewWatcher(paths)
+	load = func() { w.Load(Options{}) }
+	load()
+	go w.Run(t.Context(), func() {
+		changes++
+		load()
+	})
 	return func(subject string, want int) {
 		t.Helper()
 		time.Sleep(10 * poll)
@@ -26,7 +31,7 @@ func watched(t *testing.T, paths ...string) (noticed func(subject string, want i
 			t.Errorf("%s: onChange was called %d times; want %d", subject, changes, want)
 		}
 		changes = 0
-	}
+	}, load
 }
 
 // write gives the file the time of the bubble.
@@ -48,7 +53,7 @@ func TestWatchSeesEditsOfAFolder(t *testing.T) {
 		folder := t.TempDir()
 		a, b := filepath.Join(folder, "a.yaml"), filepath.Join(folder, "b.yaml")
 		write(t, a, "domain: a")
-		noticed := watched(t, folder, filepath.Join(folder, "nowhere"))
+		noticed, load := watched(t, folder, filepath.Join(folder, "nowhere"))
 		noticed("no edit", 0)
 		write(t, a, "domain: b")
 		noticed("an edit in place", 1)
@@ -69,6 +74,10 @@ func TestWatchSeesEditsOfAFolder(t *testing.T) {
 		noticed("a file with a new name and the same content, whose limits have new places", 1)
 		must(t, os.Remove(filepath.Join(folder, "c.yaml")))
 		noticed("a file removed", 1)
+		write(t, a, "")
+		load() // a SIGHUP, or the change of another file
+		write(t, a, "domain: e")
+		noticed("the content before a load that has read another one, such as a part of this one", 1)
 	})
 }
 
@@ -84,7 +93,8 @@ func TestWatchNoticesAnUpdatedConfigMap(t *testing.T) {
 		}
 		version("..2026_01", "domain: a")
 		must(t, os.Symlink(filepath.Join("..data", "a.yaml"), file))
-		inFolder, inFile := watched(t, folder), watched(t, file)
+		inFolder, _ := watched(t, folder)
+		inFile, _ := watched(t, file)
 		for n, before := range []string{"..2026_01", "..2026_02"} {
 			domain := fmt.Sprint("b", n)
 			version(fmt.Sprint("..2026_0", n+2), "domain: "+domain)
@@ -105,7 +115,7 @@ func TestWatchSeesASecondWriteOfTheSameTimeAndSize(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		name, second := filepath.Join(t.TempDir(), "a.yaml"), time.Now()
 		write(t, name, "domain: a")
-		noticed := watched(t, name)
+		noticed, _ := watched(t, name)
 		time.Sleep(700 * time.Millisecond) // the first read
 		write(t, name, "domain: b")
 		must(t, os.Chtimes(name, second, second))
@@ -122,7 +132,12 @@ func TestFilesAreReadWhenChangesStopOrAfterTheLongestWait(t *testing.T) {
 		start := time.Now()
 		at := func(d time.Duration) { time.Sleep(time.Until(start.Add(d))) }
 		var reads []time.Duration
-		go NewWatcher([]string{folder}).Run(t.Context(), func() { reads = append(reads, time.Since(start)) })
+		w := NewWatcher([]string{folder})
+		w.Load(Options{})
+		go w.Run(t.Context(), func() {
+			reads = append(reads, time.Since(start))
+			w.Load(Options{})
+		})
 		at(2*time.Second - time.Millisecond) // before a poll: polls are at 0.5 s, then after quiet at 1.1, 1.6 and 2.1 s
 		write(t, name, "domain: once")
 		for d := 5 * time.Second; d < 7*time.Second; d += 90 * time.Millisecond {
@@ -150,7 +165,7 @@ func TestWatchSeesTheReferenceLayout(t *testing.T) {
 		}
 		current := filepath.Join(root, "current")
 		must(t, os.Symlink("v1", current))
-		noticed := watched(t, filepath.Join(current, "config", "**"))
+		noticed, _ := watched(t, filepath.Join(current, "config", "**"))
 		noticed("no edit", 0)
 		must(t, os.Symlink("v2", current+".new"))
 		must(t, os.Rename(current+".new", current))

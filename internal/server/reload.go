@@ -23,8 +23,11 @@ func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) 
 	if s.config.XDS.Server != "" {
 		return s.configureXDS(ctx, background, wg)
 	}
+	watcher := config.NewWatcher(s.config.Paths)
+	if problems := s.load(watcher); s.limiter.Current() == nil {
+		return problems
+	}
 	changed := make(chan struct{}, 1)
-	watcher := config.NewWatcher(s.config.Paths) // created before the files are read, so that no change is missed
 	wg.Go(func() {
 		watcher.Run(background, func() {
 			select {
@@ -33,14 +36,11 @@ func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) 
 			}
 		})
 	})
-	if problems := s.load(); s.limiter.Current() == nil {
-		return problems
-	}
-	wg.Go(func() { s.follow(background, changed) })
+	wg.Go(func() { s.follow(background, watcher, changed) })
 	return nil
 }
 
-func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
+func (s *server) follow(ctx context.Context, watcher *config.Watcher, changed <-chan struct{}) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -48,7 +48,7 @@ func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 		case <-changed:
 		case <-s.config.Hangup:
 		}
-		s.refused(s.load())
+		s.refused(s.load(watcher))
 	}
 }
 
@@ -82,7 +82,7 @@ func (s *server) refused(problems config.Problems) {
 }
 
 // load reads the configuration and puts it in use if it is valid. It logs warnings, and returns all problems.
-func (s *server) load() config.Problems {
+func (s *server) load(files *config.Watcher) config.Problems {
 	s.loading.Lock()
 	defer s.loading.Unlock()
 	start, o := time.Now(), s.config.Defaults
@@ -96,7 +96,7 @@ func (s *server) load() config.Problems {
 			}
 		}
 	}
-	snapshot, problems := config.Load(s.config.Paths, o)
+	snapshot, problems := files.Load(o)
 	s.apply(snapshot, problems, s.config.Paths, start)
 	return problems
 }
