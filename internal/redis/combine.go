@@ -78,7 +78,7 @@ func (s *shardStore) undo(u *refund) {
 	if !s.undos.Begin() {
 		return
 	}
-	u.charge.Key, u.charge.Canceled = slices.Clone(u.charge.Key), nil
+	u.charge.Key, u.charge.Canceled, u.detached = slices.Clone(u.charge.Key), nil, true
 	s.run(u, &backend.Batch{Deadline: s.undos.Deadline(), Detached: true}, func(backend.Decision) { s.undos.End() })
 }
 
@@ -92,19 +92,21 @@ func peekAll(c *backend.Charge) (charges []backend.Charge) {
 }
 
 // peekedStates returns the states of all shards, taken from the decisions on the dry runs of peekAll. now is
-// the latest of their times. If a dry run failed, peekedStates returns only its error.
+// the latest of their times. err is the error of a dry run that failed; the state of its shard is then zero. If all
+// failed, now is 0.
 func peekedStates(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buckets []algorithms.Bucket, now algorithms.Micros, err error) {
 	buckets = make([]algorithms.Bucket, len(answers))
 	for i := range answers {
 		m.observe(c.Key, c.Shards, i, &answers[i])
-		if answers[i].Err != nil {
-			return nil, 0, answers[i].Err
-		}
 		buckets[i].Limit = &c.Shards[i]
+		if answers[i].Err != nil {
+			err = answers[i].Err
+			continue
+		}
 		buckets[i].State = algorithms.State{By: &c.Shards[i], Value: answers[i].Value, At: answers[i].At}
 		now = max(now, answers[i].At)
 	}
-	return buckets, now, nil
+	return buckets, now, err
 }
 
 // planShards decides a charge with these terms from the last known states of the shards, and stores the next states in
@@ -245,6 +247,9 @@ type refund struct {
 	charge backend.Charge
 	memory *shardMemory
 	first  *shardCharge // a refund to one shard that is tried before all shards are read, or nil
+	// detached means that no caller waits who could repeat the refund. So units that belong to shards that cannot be
+	// reached go to the others.
+	detached bool
 
 	is    backend.Decision
 	sent  []shardCharge // the refunds that were sent last
@@ -293,7 +298,7 @@ func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	terms := m.charge.Terms
 	terms.Cost = -m.charge.Limit.GiveBack(terms.Cost)
 	buckets, now, err := peekedStates(m.memory, &m.charge, answers)
-	if err != nil {
+	if err != nil && (now == 0 || !m.detached) {
 		m.is = backend.Decision{Err: err}
 		return nil
 	}
@@ -301,12 +306,12 @@ func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	m.is.Decision, parts = planShards(now, buckets, terms)
 	m.is.At = now
 	n := len(m.charge.Shards)
-	m.order = append(m.memory.order(n), m.memory.order(n)...)
+	m.order = slices.DeleteFunc(append(m.memory.order(n), m.memory.order(n)...), func(i int) bool { return answers[i].Err != nil })
 	m.whole = -terms.Cost * m.charge.Shards[0].Unit()
 	m.rest = refundedUnits(m.charge.Shards, m.whole, terms.ChargedAt, now)
 	var refunds []shardCharge
 	for i := range parts {
-		if parts[i].Cost < 0 {
+		if parts[i].Cost < 0 && answers[i].Err == nil {
 			refunds = append(refunds, shardCharge{i, parts[i]})
 		}
 	}

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -86,6 +87,35 @@ func TestTheEmptiestShardsGetRefunds(t *testing.T) {
 	takeOne(t, s, c, algorithms.Charge{Cost: -1000})
 	if got := values(t, shards, c); !slices.Equal(got, []int64{10, 10, 10, 10}) {
 		t.Errorf("left %v, want all full", got)
+	}
+}
+
+// The master of a shard is down. An undo refunds the units to the other shards. A refund whose caller can repeat it refunds
+// all units or none.
+func TestAnUndoNeedsNotEachShard(t *testing.T) {
+	s, shards, _ := shardsInMemory(t)
+	spec := windowSpec(30)
+	spec.Initial = new(int64)
+	c := sharded(t, spec, 3, "down")
+	takeOne(t, s, c, algorithms.Charge{Cost: -18}) // now each shard holds 6 units
+	down, up := stores.Route{Store: refusing{backend.ErrNotTaken}}, stores.Route{Store: shards}
+	s.(*shardStore).next = stores.NewRouter(func(group []backend.Charge) *stores.Route {
+		if group[0].Slot == shardOf(&c, 1).Slot {
+			return &down
+		}
+		return &up
+	}, nil)
+	for _, test := range []struct {
+		detached bool
+		cost     int64
+		left     int64
+	}{{false, -5, 18}, {true, -6, 24}, {true, -6, 26}} {
+		c.Terms.Cost = test.cost
+		d := make([]backend.Decision, 1)
+		backend.Wait(s, backend.Batch{Charges: []backend.Charge{c}, Decisions: d, Detached: test.detached})
+		if got := sum(values(t, shards, c)); got != test.left || errors.Is(d[0].Err, backend.ErrNotTaken) == test.detached {
+			t.Errorf("detached %v, %d: got %v, left %d; want %d", test.detached, test.cost, d[0].Err, got, test.left)
+		}
 	}
 }
 
