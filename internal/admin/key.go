@@ -65,6 +65,9 @@ func parseSubject(q url.Values) (s subject, found bool, err error) {
 		if s.Key = values; len(coded) == 0 {
 			s.Key = q["value"]
 		}
+		if lines := q.Get("values"); lines != "" {
+			s.Key = strings.Split(strings.ReplaceAll(lines, "\r\n", "\n"), "\n")
+		}
 	default:
 		return s, false, nil
 	}

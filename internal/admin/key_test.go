@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -396,7 +397,7 @@ func TestALimitsPage(t *testing.T) {
 	d.request(t, 25, user("bob"))
 	page := d.read(t, "/limit?domain=d&name=send")
 	has(t, page, "<h1>send <small>d</small>", "token bucket: 10 per 1m, up to 20 at once.", "Configured at "+d.file+":3.",
-		"on_backend_failure", "user=bob", "about 20", `<label for="value0">user</label>`, "The chart in numbers")
+		"on_backend_failure", "user=bob", "about 20", `<label for="value0-0">user</label>`, "The chart in numbers")
 	has(t, d.read(t, "/limit?domain=d&name=free"), "unlimited")
 	if err := os.Chtimes(d.file, began, began.Add(time.Hour)); err != nil {
 		t.Fatal(err)
@@ -406,6 +407,40 @@ func TestALimitsPage(t *testing.T) {
 		if w := d.send("GET", path, nil); w.Code != 404 {
 			t.Errorf("%s: got %d; want status 404", path, w.Code)
 		}
+	}
+}
+
+// The page of a limit has a form for each list of values that identify its buckets.
+func TestAKeyIsReachedFromThePageOfItsLimit(t *testing.T) {
+	d := swapped(t, `
+domain: d
+limits:
+  used: {algorithm: token_bucket, rate: 9, period: 1h}
+  free: {algorithm: token_bucket, rate: 9, period: 1h}
+descriptors:
+  - {key: user, limit: used, descriptors: [{key: ip, limit: used}]}
+  - {key: client, value: x, limit: used, descriptors: [{key: user, limit: used}]}
+  - {key: "any*", rate_limit: {unit: hour, requests_per_unit: 3}}
+`)
+	for limit, want := range map[string][]string{
+		"used": {"user", "user, ip", "without a key"}, "any*": {"Descriptor as key=value,key=value"}, "free": {"Key, each value on its own line"},
+	} {
+		var got []string
+		for _, form := range strings.Split(d.read(t, limitLink("d", limit)), `action="/key">`)[1:] {
+			var names []string
+			for _, label := range regexp.MustCompile(`<label for="[^"]*">(.*?)</label>|bucket (.*?)\.</p>`).FindAllStringSubmatch(form, -1) {
+				names = append(names, label[1]+label[2])
+			}
+			got = append(got, strings.Join(names, ", "))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("limit %s: the forms %q, want %q", limit, got, want)
+		}
+	}
+	for path, want := range map[string]string{
+		"used&value=a&value=b": "a,b</dd>", "any*&descriptor=any1%3Dc": "any1,c</dd>", "free&values=a%0D%0Ab": "a,b</dd>", "free&values=": "(none)</dd>",
+	} {
+		has(t, d.read(t, "/key?domain=d&limit="+path), "Allowed now", want)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
@@ -27,9 +28,11 @@ type limitBody struct {
 	UsedSince        string
 	Denied, Shadowed who
 	Used             []usedRow
-	// Values has the labels of the form's fields for the key: the names of the values that identify a bucket, or "key"
-	// for a named limit. It is empty if the limit has only one bucket.
-	Values      []string
+	// Keys has the labels of the fields of each form for a key: for each use of the limit the names of the values that
+	// identify a bucket. None means that this use has only one bucket. Whole means that all entries of a descriptor can
+	// identify one, and Free that applications choose the values.
+	Keys        [][]string
+	Whole, Free bool
 	Unlimited   bool
 	Adjustments []adjustedRow
 	// Settling describes the reservations. It is empty for a limit without settle.
@@ -66,12 +69,7 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 	if info, err := os.Stat(place.File); err == nil && info.ModTime().After(p.Reload().Loaded) {
 		b.PlaceNote = "The file has changed since it was loaded."
 	}
-	for _, key := range l.Extra().OpenKeys {
-		b.Values = append(b.Values, descriptors.Printable(key))
-	}
-	if l.Extra().Named {
-		b.Values = []string{"key"} // applications choose the values
-	}
+	b.addKeys(s.Find(domain, name))
 	if p.Adjust != nil {
 		b.Adjustments = p.adjustmentsOf(domain, name)
 		if v.mayWrite {
@@ -82,6 +80,26 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 		}
 	}
 	p.show(w, r, v, http.StatusOK, limitPage, frame{Title: "Limit " + b.Name, Live: true, Body: b})
+}
+
+func (b *limitBody) addKeys(uses []*limiter.Policy) {
+	for _, use := range uses {
+		switch {
+		case use.Extra().Named:
+			b.Free = len(uses) == 1 // the keys of descriptors that use the limit are those of applications too
+			continue
+		case use.Whole:
+			b.Whole = true
+			continue
+		}
+		var names []string
+		for _, key := range use.Extra().OpenKeys {
+			names = append(names, descriptors.Printable(key))
+		}
+		if !slices.ContainsFunc(b.Keys, func(known []string) bool { return slices.Equal(known, names) }) && len(b.Keys) < maxListRows {
+			b.Keys = append(b.Keys, names)
+		}
+	}
 }
 
 func (p *pages) adjustmentsOf(domain, name string) (rows []adjustedRow) {
