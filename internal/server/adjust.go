@@ -18,7 +18,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -29,8 +28,7 @@ type adjustments struct {
 	ledger  *redis.Ledger // nil unless the adjustments are in Redis
 
 	mu      sync.Mutex
-	applied *adjust.Set       // guarded by mu
-	next    algorithms.Micros // when the first adjustment expires, or 0; guarded by mu
+	applied *adjust.Set // guarded by mu
 
 	loggedRewritten uint64 // used only by report
 }
@@ -147,7 +145,6 @@ func (a *adjustments) apply(set *adjust.Set) {
 	var result limiter.Adjusted
 	keys, all := a.buckets(changed)
 	a.server.stack.forgetting(keys, all, func() { result = a.server.limiter.Adjust(set, a.keeper.Now) })
-	a.next = result.Next
 	if a.server.watch != nil {
 		text := changed[0].Target.String() + ": " + changed[0].Change.String()
 		if set.Find(changed[0].ID) == nil {
@@ -181,10 +178,7 @@ func (a *adjustments) buckets(changes []*adjust.Adjustment) (keys [][]byte, all 
 // drops it, because each request compares the time.
 func (a *adjustments) expire(ctx context.Context) {
 	for sleep(ctx, time.Second) {
-		a.mu.Lock()
-		due := a.next > 0 && a.next <= a.keeper.Now()
-		a.mu.Unlock()
-		if due {
+		if next := a.server.limiter.Adjusted().Next; next > 0 && next <= a.keeper.Now() {
 			a.apply(a.keeper.Set())
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	conf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
@@ -100,4 +102,19 @@ func TestLostAdjustmentsAreACondition(t *testing.T) {
 	})
 	x.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
 	eventually(t, "the condition ends", func() bool { return !strings.Contains(conditions(), "adjustments-lost") })
+}
+
+// A sidecar that reads adjustments before its first configuration notices their end, too.
+func TestAnAdjustmentReadBeforeAConfigurationEnds(t *testing.T) {
+	t.Parallel()
+	redis, tokens, p := onRedis("redis://"+redistest.Start(t).Addr), withTokens(t), newPlane(t, "")
+	x := start(t, "", from(p, func(x *XDS) { x.StartWithout = true }), redis)
+	start(t, oneLimit, tokens, redis).adjust(t, `"key":["bob"],"block":true,"for":"3s"`)
+	x.shows(t, "rlsidecar_adjustments_version 1")
+	p.set(t, "1", &conf.RateLimitDescriptor{Key: "user", RateLimit: &conf.RateLimitPolicy{Name: "calls", Unit: year, RequestsPerUnit: 2}})
+	x.shows(t, `rlsidecar_config_reloads_total{result="success"} 1`)
+	x.shows(t, `rlsidecar_adjustments{state="applied"} 0`)
+	if n := x.allowed(t, 3, "bob"); n != 2 {
+		t.Errorf("bob gets %d after the block, want 2", n)
+	}
 }
