@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"strconv"
@@ -157,13 +158,14 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *clientRequest, own, 
 	if routing.Fill(c, of.auth, route, &of.Request); len(c.Descriptors) == 0 && !s.Requires(c.Request.Domain) {
 		return d.unrouted(of, NoDescriptor)
 	}
-	c.Request.Returns = d.ReturnsSlots
+	c.Request.Returns, c.MadeFor = d.ReturnsSlots, s
 	c.Request.MaxDelay, c.Arrived, c.Listener = d.delays.Longest(r.Context()), time.Now(), limiter.OverAuth
 	switch err := d.Limiter.Check(r.Context(), c); {
+	case errors.Is(err, limiter.ErrReloaded): // the other configuration may not limit these descriptors
+		c.Reset()
+		return d.decide(r, x, of, own, query)
 	case err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable}
-	case c.Verdict.Domain == nil: // a reload removed the domain after the route was found
-		return d.unrouted(of, NoRoute)
 	case c.Err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable, reason: reasonFailure}
 	}

@@ -65,6 +65,9 @@ type Request struct {
 	// Inspect is DryRun for an operator. The Observer does not get the request. The key of a named limit
 	// must have as many values as there are open entries in the descriptors that use the limit.
 	Inspect bool
+	// MadeFor is the configuration from which the listener made the request. If another one is in use, Check returns
+	// ErrReloaded. nil means that the request does not depend on one.
+	MadeFor *Snapshot
 	// Arrived is the time of arrival by this process's clock. It is zero if the listener does not know it.
 	Arrived time.Time
 	// Listener is for telemetry only.

@@ -20,6 +20,9 @@ import (
 // Config.NoConfig and Domain.Broken.
 var ErrNoConfig = errors.New("no rate limit configuration loaded")
 
+// ErrReloaded means that Request.MadeFor is no longer in use. Nothing was charged.
+var ErrReloaded = errors.New("another configuration is in use now")
+
 // Observer receives answered Calls and configurations.
 type Observer interface {
 	// Swapped receives each configuration before it is used.
@@ -195,6 +198,9 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	u := l.current.Load() // loaded once, so that one configuration and its adjustments decide the whole request
 	if u == nil {
 		return false, l.withoutConfig(c)
+	}
+	if c.MadeFor != nil && c.MadeFor != u.snapshot {
+		return false, ErrReloaded
 	}
 	c.adjusted = u.adjusted
 	if c.Settle != nil {
