@@ -3,6 +3,7 @@ package admin
 import (
 	"fmt"
 	"html"
+	"math"
 	"net/http/httptest"
 	"net/url"
 	"os"
@@ -213,6 +214,9 @@ descriptors:
 			has(t, d.read(t, path), step.want...)
 		}
 	}
+	free := adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "credits", AllKeys: true}, Change: adjust.Change{Unlimited: true}, Expires: math.MaxInt64}
+	d.limiter.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{&free}), func() algorithms.Micros { return 0 })
+	has(t, d.read(t, byLimit), "Allowed now", "This limit does not allow it, and limit credits pays.", "never denies this key, because of an adjustment")
 }
 
 func TestSearchingAKey(t *testing.T) {

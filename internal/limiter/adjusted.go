@@ -350,7 +350,7 @@ func (c *Call) deniedByBlock() bool {
 	for i := range c.Results {
 		blocked = blocked || c.Results[i].isBlocked()
 	}
-	if !blocked || c.Inspect {
+	if c.blocked = blocked; !blocked || c.Inspect {
 		return false
 	}
 	for i := range c.Results {
@@ -361,7 +361,6 @@ func (c *Call) deniedByBlock() bool {
 			r.Outcome, r.charge = Replaced, noCharge
 		}
 	}
-	c.blocked = true
 	return true
 }
 

@@ -253,6 +253,48 @@ func TestAnOperatorSeesTheBucketOfAnUnlimitedKey(t *testing.T) {
 	}
 }
 
+// What an operator sees for a key that is blocked or unlimited is the answer to the next request.
+func TestAnOperatorSeesTheAnswerToTheNextRequest(t *testing.T) {
+	const limits = `
+domain: d
+hash_tag: domain
+limits:
+  plan:    {algorithm: token_bucket, rate: 2, period: 1h, then: credits}
+  credits: {algorithm: token_bucket, rate: 1, period: 1h}
+  calls:   {algorithm: token_bucket, rate: 1, period: 1h}
+  other:   {algorithm: token_bucket, rate: 1, period: 1h}
+descriptors:
+  - {key: user, limit: plan}
+  - {key: quota, limit: [calls, other], quota_mode: true}
+`
+	for _, limit := range []string{"plan", "credits", "calls", "other"} {
+		for _, change := range []adjust.Change{{Block: true}, {Unlimited: true}} {
+			for before := range 15 { // requests before the adjustment, in one of the modes
+				mode := []limiter.Modes{{}, {Shadow: true}, {Quota: true}}[before%3]
+				b := newBench(t, limits, mode)
+				for range before / 3 {
+					b.send(t, 1, "user=bob", "quota=bob")
+				}
+				b.adjust(limit, map[string]adjust.Change{"bob": change})
+				for _, texts := range [][]string{{"user=bob"}, {"quota=bob"}, {"user=bob", "quota=bob"}} {
+					next := request(t, 1, texts...)
+					next.Inspect = true
+					seen := b.check(t, next)
+					if next := b.send(t, 1, texts...); seen.Denied != next.Denied {
+						t.Errorf("%s of %s, %+v, after %d requests: %v is shown as denied %t; the next one is denied %t",
+							change.String(), limit, mode, before/3, texts, seen.Denied, next.Denied)
+					}
+					for _, r := range seen.Results {
+						if r.Outcome == limiter.Unlimited && r.Decision.RetryAfter > 0 {
+							t.Errorf("%s of %s after %d requests: %v is unlimited, retry after %d", change.String(), limit, before/3, texts, r.Decision.RetryAfter)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
 func TestTheStricterOfAnOverrideAndAnAdjustmentHolds(t *testing.T) {
 	b := newBench(t, adjustable)
 	allowed := func(user string) (n int) {

@@ -37,6 +37,12 @@ type place struct {
 // unlimited is the place.row of a charge whose payer an operator made unlimited. The charge is not made.
 const unlimited = -1
 
+// hasPayer reports whether the limit of r has Then. It has no effect for a key that an operator blocks or has made
+// unlimited, which is charged only if an operator inspects the bucket.
+func (r *Result) hasPayer() bool {
+	return r.Policy.Extra().Then != nil && !r.isBlocked() && !r.isUnlimited()
+}
+
 // payerOf returns the payer of r, whose limit has Then. It returns false if an operator blocks the key of the payer, which
 // is then not charged.
 func (c *Call) payerOf(r *Result) (f Result, ok bool) {
@@ -70,7 +76,7 @@ func (c *Call) addPayers() {
 	clear(c.places)
 	for i := range c.Results {
 		r := &c.Results[i]
-		if r.charge < 0 || r.Policy.Extra().Then == nil {
+		if r.charge < 0 || !r.hasPayer() {
 			continue
 		}
 		if c.places[r.charge].row == 0 && c.charges[r.charge].Terms.Cost > 0 {
@@ -176,7 +182,7 @@ func (c *Call) orderCharges() {
 func (c *Call) addAlone(r *Result) {
 	var f Result
 	pays := false
-	if r.Policy.Extra().Then != nil && r.Cost > 0 {
+	if r.hasPayer() && r.Cost > 0 {
 		if f, pays = c.payerOf(r); pays && f.isUnlimited() && !c.Inspect {
 			r.Outcome, r.charge, r.Key = Unlimited, noCharge, nil
 			c.excepted = true
@@ -203,7 +209,7 @@ func (c *Call) foldAlternatives(r *Result) {
 		return
 	}
 	switch from, to := backend.Paid(one, decisions); {
-	case from == last:
+	case from == last, from == to && !r.Decision.Allowed && f.isUnlimited(): // the second only if an operator inspects the bucket
 		parts, reserves, reserved := c.resultsOf(f.largest)
 		if !f.paid {
 			f.reserved, f.reserves = reserved, reserves
