@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
@@ -96,14 +97,19 @@ limits:
 	})
 }
 
-// A reset forgives what was consumed. If the reservation were refunded too, its units would be available twice.
+// A reset forgives what was consumed. If the reservation were refunded too, its units would be available twice. A reload may
+// have removed the settle of the limit meanwhile.
 func TestAReservationFromBeforeAResetRefundsNothing(t *testing.T) {
-	onEachStore(t, unlimitedLimits, func(t *testing.T, s *onStore) {
-		id := s.post("/v1/limit", `{"name":"jobs","key":"bob","count":30,"reserve":true}`, 200).Reservation
-		s.post("/v1/reset", `{"name":"jobs","key":"bob"}`, 200)
-		s.clock.Set(s.clock.Now() + algorithms.Second)
-		s.post("/v1/limit", `{"name":"jobs","key":"bob","count":30}`, 200)
-		s.post("/v1/limit", settleBody(id, "0"), 200)
-		s.wantLeft("jobs", 0)
-	})
+	settling := strings.Replace(unlimitedLimits, "max_reserved: 0}", "settle: {estimate: 1}}", 1)
+	for _, limits := range []string{unlimitedLimits, settling} {
+		onEachStore(t, limits, func(t *testing.T, s *onStore) {
+			id := s.post("/v1/limit", `{"name":"jobs","key":"bob","count":30,"reserve":true}`, 200).Reservation
+			s.post("/v1/reset", `{"name":"jobs","key":"bob"}`, 200)
+			s.configure(unlimitedLimits)
+			s.clock.Set(s.clock.Now() + algorithms.Second)
+			s.post("/v1/limit", `{"name":"jobs","key":"bob","count":30}`, 200)
+			s.post("/v1/limit", settleBody(id, "0"), 200)
+			s.wantLeft("jobs", 0)
+		})
+	}
 }

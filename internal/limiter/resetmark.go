@@ -12,7 +12,7 @@ import (
 // available twice. A bucket of a limit with settle notices that by its peaks (package algorithms). The bucket of another
 // limit consists of two numbers, and after new charges it looks as if it had never been reset.
 //
-// So a reset of such a bucket leaves a mark: a bucket of resetMark, which the reset empties. It fills at a known rate,
+// So a reset leaves a mark: a bucket of resetMark, which the reset empties. It fills at a known rate,
 // so what it holds is the time since the reset. A settlement that refunds first reads the mark. Only
 // applications settle limits without settle, so the settlements of proxies need not wait for it.
 
@@ -37,9 +37,10 @@ func resetMarkOf(c *backend.Charge) backend.Charge {
 
 func needsResetMark(l *algorithms.Limit) bool { return l.CanReserve() && !l.Settles }
 
-// markReset leaves the mark of a reset of c's bucket.
+// markReset leaves the mark of a reset of c's bucket. A bucket of a limit with settle gets one too, because a reload may
+// remove settle before a reservation is settled.
 func (l *Limiter) markReset(ctx context.Context, c *backend.Charge) error {
-	if l.config.IDs == nil || !needsResetMark(c.Limit) {
+	if l.config.IDs == nil || !c.Limit.CanReserve() {
 		return nil
 	}
 	mark := resetMarkOf(c)
