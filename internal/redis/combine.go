@@ -78,7 +78,7 @@ func (s *shardStore) undo(u *refund) {
 	if !s.undos.Begin() {
 		return
 	}
-	u.charge.Key, u.charge.Canceled, u.detached = slices.Clone(u.charge.Key), nil, true
+	u.charge.Key, u.charge.Canceled = slices.Clone(u.charge.Key), nil
 	s.run(u, &backend.Batch{Deadline: s.undos.Deadline(), Detached: true}, func(backend.Decision) { s.undos.End() })
 }
 
@@ -240,6 +240,9 @@ type shardCharge struct {
 
 // refund refunds units of a sharded bucket, to the emptiest shards first.
 //
+// If shards cannot be reached, the units of an undo or of a lease go to the others, because nobody repeats that refund.
+// Any other refund fails as a whole.
+//
 // The shards are not read at the same moment, and another process may fill a shard before its refund arrives.
 // So units that did not fit are offered to each shard in turn, twice. (In a test, 12 goroutines consumed and
 // refunded 1,300 units. Offering units once to each shard lost 32 units, offering them twice lost none.)
@@ -247,9 +250,6 @@ type refund struct {
 	charge backend.Charge
 	memory *shardMemory
 	first  *shardCharge // a refund to one shard that is tried before all shards are read, or nil
-	// detached means that no caller waits who could repeat the refund. So units that belong to shards that cannot be
-	// reached go to the others.
-	detached bool
 
 	is    backend.Decision
 	sent  []shardCharge // the refunds that were sent last
@@ -298,7 +298,7 @@ func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	terms := m.charge.Terms
 	terms.Cost = -m.charge.Limit.GiveBack(terms.Cost)
 	buckets, now, err := peekedStates(m.memory, &m.charge, answers)
-	if err != nil && (now == 0 || !m.detached) {
+	if isRepeatable := terms.Settle || terms.ChargedAt == 0; err != nil && (now == 0 || isRepeatable) {
 		m.is = backend.Decision{Err: err}
 		return nil
 	}

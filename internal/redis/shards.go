@@ -54,7 +54,7 @@ func (s *shardStore) Submit(b *backend.Batch) {
 			b.Decisions[i].Never = true
 			b.SetKnown(i, i+1)
 		case c.Terms.Cost < 0 && !c.Terms.DryRun:
-			d.runSeparately(i, &refund{charge: *c, memory: &s.memory, detached: b.Detached})
+			d.runSeparately(i, &refund{charge: *c, memory: &s.memory})
 		case c.Terms.Cost > 0 && !c.Terms.Reserve && !c.Terms.DryRun && !c.Limit.Overdraw:
 			d.draw(i)
 		default:

@@ -90,10 +90,10 @@ func TestTheEmptiestShardsGetRefunds(t *testing.T) {
 	}
 }
 
-// The master of a shard is down. An undo refunds the units to the other shards. A refund whose caller can repeat it refunds
-// all units or none.
+// The master of a shard is down. An undo refunds the units to the other shards. A refund that can be repeated refunds all
+// units or none.
 func TestAnUndoNeedsNotEachShard(t *testing.T) {
-	s, shards, _ := shardsInMemory(t)
+	s, shards, clock := shardsInMemory(t)
 	spec := windowSpec(30)
 	spec.Initial = new(int64)
 	c := sharded(t, spec, 3, "down")
@@ -106,15 +106,19 @@ func TestAnUndoNeedsNotEachShard(t *testing.T) {
 		return &up
 	}, nil)
 	for _, test := range []struct {
-		detached bool
-		cost     int64
-		left     int64
-	}{{false, -5, 18}, {true, -6, 24}, {true, -6, 26}} {
-		c.Terms.Cost = test.cost
-		d := make([]backend.Decision, 1)
-		backend.Wait(s, backend.Batch{Charges: []backend.Charge{c}, Decisions: d, Detached: test.detached})
-		if got := sum(values(t, shards, c)); got != test.left || errors.Is(d[0].Err, backend.ErrNotTaken) == test.detached {
-			t.Errorf("detached %v, %d: got %v, left %d; want %d", test.detached, test.cost, d[0].Err, got, test.left)
+		terms algorithms.Charge
+		err   error
+		left  int64
+	}{
+		{algorithms.Charge{Cost: -5}, backend.ErrNotTaken, 18},
+		{algorithms.Charge{Cost: -5, Settle: true, ChargedAt: clock.Now()}, backend.ErrNotTaken, 18},
+		{algorithms.Charge{Cost: -6, ChargedAt: clock.Now()}, nil, 24},
+		{algorithms.Charge{Cost: -6, ChargedAt: clock.Now()}, nil, 26},
+	} {
+		c.Terms = test.terms
+		d := takeAll(s, []backend.Charge{c})[0]
+		if got := sum(values(t, shards, c)); got != test.left || !errors.Is(d.Err, test.err) {
+			t.Errorf("%+v: got %v, left %d; want %v, %d", test.terms, d.Err, got, test.err, test.left)
 		}
 	}
 }
