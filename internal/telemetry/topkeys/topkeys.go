@@ -174,14 +174,15 @@ func (r *Recorder) ObserveShadowed(c *limiter.Call) {
 	}
 }
 
-// ObserveUsed counts the units that c consumed. The caller observes a random sample of the requests. weight is the number
-// of requests for which c stands, such as 64 if one of 64 is in the sample; the units of c count weight times.
+// ObserveUsed counts the units that c consumed, and those that it got only because of shadow mode. The caller observes a
+// random sample of the requests. weight is the number of requests for which c stands, such as 64 if one of 64 is in the
+// sample; the units of c count weight times.
 func (r *Recorder) ObserveUsed(c *limiter.Call, weight int64) {
 	if c.DryRun || c.Replayed {
 		return
 	}
 	for i := range c.Results {
-		if result := &c.Results[i]; result.Key != nil && result.Cost > 0 && !result.Outcome.Denies() {
+		if result := &c.Results[i]; result.Cost > 0 && (result.Outcome == limiter.Shadowed || c.Consumed(result)) {
 			r.count(r.arrival(c), c, result, "", min(result.Cost, math.MaxInt32)*weight)
 		}
 	}

@@ -257,43 +257,51 @@ func TestMemoryForDenialsIsBounded(t *testing.T) {
 	}
 }
 
-// usedBy is a request that consumed units, unless the outcome is a denial.
-func usedBy(key string, cost int64, outcome limiter.Outcome) *limiter.Call {
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: key}}}}}}
-	policy := &limiter.Policy{Domain: "d", Name: "send", Keys: descriptors.Keys{Open: []int{0}}, Limit: &algorithms.Limit{Capacity: 40}}
-	c.Results = []limiter.Result{{Policy: policy, Key: []byte(key), Cost: cost, Outcome: outcome, Decision: backend.Decision{Decision: algorithms.Decision{Remaining: 7}}}}
-	return c
-}
-
 func TestKeysThatConsumedMost(t *testing.T) {
-	now := time.Unix(1e9, 0)
-	r := New(func() time.Time { return now })
+	r := newRequester(t, memory.New(memory.Config{}))
+	r.limiter.Swap(configtest.Compile(t, `
+domain: d
+limits:
+  send: {algorithm: token_bucket, rate: 1, period: 365d, capacity: 40}
+  few:  {algorithm: token_bucket, rate: 1, period: 365d, capacity: 4}
+descriptors:
+  - {key: user, limit: send}
+  - {key: both, limit: [send, few]}
+  - {key: try, limit: send, shadow_mode: true}
+`))
+	began := r.clock
+	use := func(entry, value string, cost int64, dryRun, replayed bool) {
+		c := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: dryRun}}
+		c.Descriptors = []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: entry, Value: value}}, Cost: cost}}
+		if err := r.limiter.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		c.Replayed = replayed
+		r.ObserveUsed(c, 64)
+	}
 	for range 10 {
-		r.ObserveUsed(usedBy("bob", 3, limiter.Allowed), 64)
+		use("user", "bob", 3, false, false)
 	}
-	r.ObserveUsed(usedBy("ann", 5, limiter.Shadowed), 64)
-	r.ObserveUsed(usedBy("eve", 5, limiter.Denied), 64) // consumed nothing
-	r.ObserveUsed(usedBy("carl", 0, limiter.Allowed), 64)
-	peeked := usedBy("dora", 5, limiter.Allowed)
-	peeked.DryRun = true
-	r.ObserveUsed(peeked, 64)
-	repeated := usedBy("dora", 5, limiter.Allowed)
-	repeated.Replayed = true // the first request with this request_id has consumed the units
-	r.ObserveUsed(repeated, 64)
-	now = now.Add(topk.Window)
-	r.ObserveUsed(usedBy("bob", 1, limiter.Allowed), 64)
+	use("try", "ann", 41, false, false)
+	use("user", "eve", 41, false, false) // is denied
+	use("both", "eve", 5, false, false)  // is denied by few, so it consumes nothing of send
+	use("user", "carl", 0, false, false)
+	use("user", "dora", 5, true, false)
+	use("user", "dora", 5, false, true) // the first request with this request_id has consumed the units
+	r.clock = r.clock.Add(topk.Window)
+	use("user", "bob", 1, false, false)
 	top := r.Top(10)
-	if k := top.Keys; len(k) != 2 || k[0].Key[0] != "bob" || k[0].Times != 31*64 || k[1].Key[0] != "ann" || k[1].Times != 5*64 || !top.Since.Equal(time.Unix(1e9, 0)) {
-		t.Fatalf("got %+v; want %d units of bob and %d of ann, since %v", top, 31*64, 5*64, time.Unix(1e9, 0))
+	if k := top.Keys; len(k) != 2 || k[0].Key[0] != "ann" || k[0].Times != 41*64 || k[1].Key[0] != "bob" || k[1].Times != 31*64 || !top.Since.Equal(began) {
+		t.Fatalf("got %+v; want %d units of ann and %d of bob, since %v", top, 41*64, 31*64, began)
 	}
-	d := top.Keys[0]
-	if d.Domain != "d" || d.Limit != "send" || d.Entries[0].Value != "bob" || d.Remaining != 7 || d.Capacity != 40 {
-		t.Errorf("got %+v; want domain d, limit send, first value bob, and 7 of 40 left", d)
+	d := top.Keys[1]
+	if d.Domain != "d" || d.Limit != "send" || d.Entries[0].Value != "bob" || d.Remaining != 9 || d.Capacity != 40 {
+		t.Errorf("got %+v; want domain d, limit send, first value bob, and 9 of 40 left", d)
 	}
 	if len(d.Recent) != 9 || d.Recent[0].Cost != 1 || d.Recent[1].Cost != 3 {
 		t.Errorf("got %+v; want 9 recent decisions, of which the newest two have the costs 1 and 3", d.Recent)
 	}
-	now = now.Add(2 * topk.Window)
+	r.clock = r.clock.Add(2 * topk.Window)
 	if keys := r.Top(10).Keys; len(keys) != 0 {
 		t.Errorf("after ten minutes there is %+v; want nothing", keys)
 	}
