@@ -104,6 +104,9 @@ func (c *compiler) policy(d *draft) *limiter.Policy {
 	p.Owner = p.Prefix // the same prefix means the same buckets
 	if p.Shadow && p.Limit.Kind == algorithms.Concurrency {
 		p.Limit = inShadow(p.Limit)
+		if d.more.Local != nil {
+			d.more.Local = inShadow(d.more.Local)
+		}
 	}
 	switch own := d.more.Settle != nil || d.more.Then != nil; {
 	case own:

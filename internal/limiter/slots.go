@@ -403,16 +403,20 @@ func returnOf(charge *backend.Charge) backend.Charge {
 	return backend.Charge{Key: charge.Key, Limit: slotLimit, Slot: charge.Slot, Terms: algorithms.Charge{Cost: charge.Terms.Cost, Slot: &slot}}
 }
 
-// foldSlots counts the slots of c. If the request is denied, it returns them: those of limits in shadow mode were taken.
+// foldSlots counts the slots of c. If the request is denied, it returns them: those of limits in shadow mode were taken,
+// now or when the request was sent before and got no answer. If that request may have been allowed, its slots are in use.
 func (l *Limiter) foldSlots(c *Call) {
 	for i := range c.Results {
 		r := &c.Results[i]
-		if !c.tookSlot(r) || r.Decision.Replayed {
+		if !c.tookSlot(r) {
 			continue
 		}
-		l.config.slots.taken.Add(1)
-		l.config.slots.expired.Add(uint64(max(0, c.decisions[r.charge].Lost)))
-		if c.Denied || c.WouldDeny {
+		replayed := r.Decision.Replayed
+		if !replayed {
+			l.config.slots.taken.Add(1)
+			l.config.slots.expired.Add(uint64(max(0, c.decisions[r.charge].Lost)))
+		}
+		if (c.Denied || c.WouldDeny) && !(replayed && c.Failed) {
 			l.returnResult(c, r, ReporterSelf)
 		}
 	}

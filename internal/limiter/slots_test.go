@@ -21,6 +21,7 @@ domain: d
 limits:
   uploads: {algorithm: concurrency, capacity: 3, ttl: 1m}
   either: {algorithm: concurrency, capacity: 4, ttl: 1m, on_backend_failure: local, local_share: 50%}
+  shade: {algorithm: concurrency, capacity: 4, ttl: 1m, shadow_mode: true, on_backend_failure: local, local_share: 50%}
   calls: {algorithm: fixed_window, rate: 2, period: 1d}
   quota: {algorithm: fixed_window, rate: 2, period: 1d, quota_mode: true}
   tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 100}}
@@ -30,6 +31,7 @@ descriptors:
   - {key: settled, limit: [uploads, tokens]}
   - {key: seen, shadow_mode: true, limit: tokens}
   - {key: watched, shadow_mode: true, limit: uploads}
+  - {key: shade, limit: shade}
   - {key: call, limit: calls}
   - {key: local, rate_limit: {algorithm: concurrency, capacity: 4, ttl: 1m, on_backend_failure: local, local_share: 50%}}
   - {key: many, rate_limit: {algorithm: concurrency, capacity: 4, ttl: 1m}}
@@ -70,12 +72,13 @@ func (b *slotBench) denied(cost int64, texts ...string) *limiter.Call {
 	return c
 }
 
-// named asks for two units of a limit, for bob.
-func (b *slotBench) named(limit, id string) *limiter.Call {
-	return b.check(b.T, limiter.Request{
-		Domain: "d", Returns: true, Limits: []limiter.NamedCharge{{Name: limit, Key: []string{"bob"}, Count: 2}},
-		IdempotencyKey: limiter.IdempotencyKey{ID: id, Lifetime: algorithms.Day},
-	})
+// named asks for two units of each limit, for bob.
+func (b *slotBench) named(id string, limits ...string) *limiter.Call {
+	r := limiter.Request{Domain: "d", Returns: true, IdempotencyKey: limiter.IdempotencyKey{ID: id, Lifetime: algorithms.Day}}
+	for _, name := range limits {
+		r.Limits = append(r.Limits, limiter.NamedCharge{Name: name, Key: []string{"bob"}, Count: 2})
+	}
+	return b.check(b.T, r)
 }
 
 func (b *slotBench) counts(reporter limiter.SlotReporter, outcome limiter.SlotOutcome, want uint64) {
@@ -278,6 +281,10 @@ func TestALocalSlotIsReturnedWhereItWasTaken(t *testing.T) {
 	b.counts(limiter.ReporterLog, limiter.SlotReturned, 1)
 	b.store.err = backend.ErrNotTaken
 	b.allowed(1, "local=bob")
+	for _, id := range []string{b.allowed(1, "shade=bob"), b.allowed(1, "shade=bob"), b.allowed(1, "shade=bob")} {
+		b.ReturnSlots(id, limiter.ReporterDone)
+	}
+	b.counts(limiter.ReporterDone, limiter.SlotReturned, 3)
 }
 
 // losing is a Store that decides, and loses some of its answers.
@@ -309,12 +316,34 @@ func TestASlotOfUnknownOutcomeIsReturned(t *testing.T) {
 		repeats.Close(time.Minute)
 		b.want("uploads", "bob", 3)
 		store.answers = 1
-		first, second := b.named("uploads", "once"), b.named("uploads", "once")
+		first, second := b.named("once", "uploads"), b.named("once", "uploads")
 		if !first.Failed || second.Failed || second.Denied || !second.HasSlots() || first.SlotID() != second.SlotID() {
 			t.Errorf("got %+v and %+v, want a failure and then the slot", first.Verdict, second.Verdict)
 		}
 		b.want("uploads", "bob", 1)
 	})
+}
+
+// The answers of both limits were lost, and the store has a slot for a repetition. The limit calls denies that one.
+func TestARepeatedDenialReturnsTheSlotOfAShadowLimit(t *testing.T) {
+	b := newSlotBench(t)
+	store := &losing{Store: b.store}
+	b.store = &faulty{Store: store}
+	b.restart(t, inFlight, func(c *limiter.Config) { c.Local = nil })
+	b.allowed(1, "call=bob")
+	store.answers = 2
+	for _, failed := range []bool{true, false} {
+		if c := b.named("once", "calls", "shade"); !c.Denied || c.Failed != failed {
+			t.Errorf("got %+v, want a denial, failed: %v", c.Verdict, failed)
+		}
+	}
+	b.want("shade", "bob", 4)
+	b.named("in use", "tokens", "shade")
+	b.store.err, b.store.limit = backend.ErrNotTaken, "tokens"
+	if c := b.named("in use", "tokens", "shade"); !c.Denied || !c.Failed {
+		t.Errorf("got %+v, want a denial because the store failed", c.Verdict)
+	}
+	b.want("shade", "bob", 2)
 }
 
 // The store took a slot under an idempotency key, its answer was lost, and the request was allowed a slot of this process.
@@ -329,7 +358,7 @@ func TestALocalSlotIsReturnedWithThatOfTheStore(t *testing.T) {
 		func(id string) { b.allowed(0, "settle_end="+id) },
 	} {
 		store.answers = 1
-		c := b.named("either", strconv.Itoa(i))
+		c := b.named(strconv.Itoa(i), "either")
 		b.want("either", "bob", 2)
 		if end(string(c.AppendID(nil))); c.Denied {
 			t.Errorf("got %+v, want a slot of this process", c.Verdict)
