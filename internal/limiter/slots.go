@@ -130,22 +130,23 @@ func (l *Limiter) endSlots(id string, op algorithms.SlotOp, reporter SlotReporte
 	return ttl
 }
 
-// endReserved returns or renews the slots of r, and returns the shortest ttl of them, or 0 if there are none.
+// endReserved returns or renews the slots of r. It returns the shortest ttl that a renewal gives them now, or 0 if there
+// are none.
 func (l *Limiter) endReserved(r *Reserved, op algorithms.SlotOp, reporter SlotReporter) (ttl algorithms.Micros) {
 	for i := range r.Parts {
 		part := &r.Parts[i]
 		if part.TTL == 0 {
 			continue
 		}
-		if ttl == 0 || part.TTL < ttl {
-			ttl = part.TTL
+		charge := slotCharge(&r.ID, part, op, l.Current().domainOf(r))
+		if is := charge.Terms.Slot.TTL; ttl == 0 || is < ttl {
+			ttl = is
 		}
 		store := l.config.storeOf(part, l.store)
 		if store == nil {
 			l.config.slots.end(reporter, SlotForeign)
 			continue
 		}
-		charge := slotCharge(&r.ID, part, op, l.Current().domainOf(r))
 		l.config.repeat(store, &charge, nil, reporter)
 		if op == algorithms.ReturnSlot && part.Origin != l.config.originOf(false) {
 			l.returnUnknownTake(&charge)

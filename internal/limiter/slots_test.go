@@ -123,6 +123,10 @@ func TestARenewalKeepsASlotAndRevivesNone(t *testing.T) {
 	}
 	b.counts(limiter.ReporterAccessLog, limiter.SlotRenewed, 1)
 	b.counts(limiter.ReporterAccessLog, limiter.SlotLost, 1)
+	b.swap(t, strings.ReplaceAll(inFlight, "ttl: 1m", "ttl: 5s"))
+	if ttl := b.RenewSlots(kept, limiter.ReporterAccessLog); ttl != 5*algorithms.Second {
+		t.Errorf("got a ttl of %d after a reload, want that of the limit now, 5 s: the next renewal must come before it ends", ttl)
+	}
 }
 
 func TestTextsThatAreNoSlotsChangeNothing(t *testing.T) {
