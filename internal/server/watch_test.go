@@ -11,6 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -90,10 +91,12 @@ func TestUsageIsEstimatedAtAnyRate(t *testing.T) {
 		w := newWatch(time.Now())
 		w.thin.Store(thin)
 		o := observers{Metrics: metrics.New("", ""), watch: w}
-		policy := &limiter.Policy{Domain: "d", Name: "send", Limit: &algorithms.Limit{}, Keys: descriptors.Keys{Open: []int{0}}}
-		c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: "bob"}}}}}}
-		c.Verdict.Domain = &limiter.Domain{Name: "d"}
-		c.Results = []limiter.Result{{Policy: policy, Key: []byte("bob"), Cost: 2}}
+		l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
+		l.Swap(configtest.Compile(t, oneLimit))
+		c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: "bob"}}, Cost: 2}}}}
+		if err := l.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
 		for range calls {
 			o.Observe(c)
 		}
