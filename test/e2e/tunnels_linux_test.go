@@ -20,14 +20,15 @@ import (
 // agree to every upgrade, and count the requests that arrive.
 
 // newApplication returns a server for HTTP/1 and HTTP/2 without TLS that agrees to every upgrade. A tunnel leads to the
-// address of the server, so requests inside the tunnel are served like those outside.
+// address of the server, so requests inside the tunnel are served like those outside. handler itself answers an upgrade
+// whose path ends in /websocket.
 func newApplication(address string, handler http.HandlerFunc) *http.Server {
 	server := &http.Server{ReadHeaderTimeout: maxWait, MaxHeaderBytes: 1 << 20, Protocols: &http.Protocols{}}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetUnencryptedHTTP2(true)
 	server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		to := r.Header.Get("Upgrade")
-		if to == "" {
+		if to == "" || strings.HasSuffix(r.URL.Path, "/websocket") {
 			handler(w, r)
 			return
 		}
