@@ -16,8 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// ErrNoConfig means that no valid configuration has been loaded yet, or that the domain has none. See
-// Config.NoConfig and Domain.Broken.
+// ErrNoConfig means that no valid configuration has been loaded yet. See Config.NoConfig.
 var ErrNoConfig = errors.New("no rate limit configuration loaded")
 
 // ErrReloaded means that Request.MadeFor is no longer in use. Nothing was charged.

@@ -2,8 +2,8 @@
 // state-of-the-world variant.
 //
 // Every response is a complete configuration. It is acknowledged when it is in use. A configuration with a
-// mistake is rejected, with a description of the mistakes. The previous one then stays in use, at least for the
-// domains with mistakes (see Use). The configuration also stays in use while the control plane cannot be reached.
+// mistake is rejected, with a description of the mistakes. The previous one then stays in use. It also stays in use
+// while the control plane cannot be reached.
 package xds
 
 import (
@@ -80,8 +80,7 @@ type Config struct {
 }
 
 // Use puts a complete configuration in use. problems has the mistakes that were found while the messages were decoded.
-// If Use returns an error, the client sends it to the server as a rejection, even if Use has put a part of the
-// configuration in use.
+// If Use returns an error, the client sends it to the server as a rejection.
 type Use func(messages []config.Message, problems config.Problems) error
 
 // Client receives configurations from a control plane.
