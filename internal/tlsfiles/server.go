@@ -88,9 +88,10 @@ type reloadingTLS struct {
 	files Server
 	log   *zap.Logger
 
-	mu     sync.Mutex
-	seen   [3]stamp    // guarded by mu
-	config *tls.Config // guarded by mu
+	mu      sync.Mutex  // guards the fields after it
+	seen    [3]stamp    // of the files in config
+	config  *tls.Config // never changed
+	problem string      // why the files were not read again the last time; "" if they were
 }
 
 func (k *reloadingTLS) current() *tls.Config {
@@ -100,13 +101,15 @@ func (k *reloadingTLS) current() *tls.Config {
 	if now == k.seen {
 		return k.config
 	}
-	k.seen = now
 	c, err := k.files.load()
-	if err != nil {
-		k.log.Error("TLS files (--tls-cert, --tls-key, --tls-client-ca) cannot be used; the previous ones stay in use; correct the files", zap.Error(err))
+	if err != nil { // tried again at the next handshake, because new permissions do not change the stamps
+		if k.problem != err.Error() {
+			k.problem = err.Error()
+			k.log.Error("TLS files (--tls-cert, --tls-key, --tls-client-ca) cannot be used; the previous ones stay in use; correct the files", zap.Error(err))
+		}
 		return k.config
 	}
 	k.log.Info("TLS files read again")
-	k.config = c
+	k.seen, k.config, k.problem = now, c, ""
 	return c
 }
