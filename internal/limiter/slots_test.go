@@ -14,6 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const inFlight = `
@@ -85,6 +86,21 @@ func (b *slotBench) counts(reporter limiter.SlotReporter, outcome limiter.SlotOu
 	b.Helper()
 	if got := b.SlotCounts().Ended[reporter][outcome]; got != want {
 		b.Errorf("%s %s: counted %d, want %d", reporter, outcome, got, want)
+	}
+}
+
+// An operator who looks at the descriptor with an id returns no slot, neither in the store nor in this process.
+func TestAnInspectionReturnsNoSlot(t *testing.T) {
+	b := newSlotBench(t)
+	stored := b.allowed(1, "tenant=bob")
+	b.store.err = backend.ErrUnavailable
+	local := b.allowed(1, "local=bob")
+	b.store.err = nil
+	for _, id := range []string{stored, local} {
+		b.check(t, limiter.Inspection("d", "", nil, []descriptors.Entry{{Key: "settle_end", Value: id}}, 1).Request)
+		if c, _ := b.ask(0, "settle_end="+id); !slices.Equal(c.SlotOutcomes, []limiter.SlotOutcome{limiter.SlotReturned}) {
+			t.Errorf("after an inspection the return of a slot has the outcomes %v, want returned", c.SlotOutcomes)
+		}
 	}
 }
 
