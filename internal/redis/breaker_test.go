@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -329,5 +330,27 @@ func TestOnlyClaimsWithTheTimeOfACallOpenTheCircuit(t *testing.T) {
 				t.Errorf("20 claims within %v failed: the circuit is open: %v, want %v", within, l.circuit.open, opens)
 			}
 		})
+	}
+}
+
+// A refund that is refused is lost. So the breaker of the calls for which no caller waits is open only while that of
+// the other calls is open, too.
+func TestRefundsAreSentWhileRequestsAre(t *testing.T) {
+	t.Parallel()
+	c := on(t, "server")
+	c.detachedTimeout = time.Minute
+	s := open(t, c)
+	w := s.store.(*serverSenders)
+	fails := circuit{open: true, probeAt: time.Now().Add(time.Hour)}
+	for _, usual := range []circuit{{}, fails} {
+		w.usual.circuit, w.long.circuit = usual, fails
+		d := make([]backend.Decision, 1)
+		backend.Wait(s, backend.Batch{
+			Charges:   []backend.Charge{{Key: []byte("k"), Limit: limitOf(10), Terms: algorithms.Charge{Cost: -1}}},
+			Decisions: d, Detached: true,
+		})
+		if errors.Is(d[0].Err, errOpen) != usual.open || d[0].Allowed == usual.open {
+			t.Errorf("requests fail: %v; got %+v for a refund", usual.open, d[0])
+		}
 	}
 }

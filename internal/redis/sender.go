@@ -231,6 +231,20 @@ func (l *sender) signOfLife() {
 	l.step(serverHeard, l.clock.Now())
 }
 
+// works reports whether the circuit is closed.
+func (l *sender) works() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.circuit.open
+}
+
+// answeredElsewhere closes the circuit, because another sender to the server works.
+func (l *sender) answeredElsewhere() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.step(callAnswered, l.clock.Now())
+}
+
 // complete returns the batches of c to the queue after the call has ended. Afterwards c.ended has the completed ones.
 func (l *sender) complete(c *call, failed error) {
 	c.markKnown()

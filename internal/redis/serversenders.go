@@ -11,7 +11,8 @@ import (
 const detachedTimeout = 250 * time.Millisecond
 
 // serverSenders has the two senders to one server. long has a longer timeout, and sends detached batches. usual sends
-// everything else. If usual has a timeout of detachedTimeout or more, long is the same sender.
+// everything else. If usual has a timeout of detachedTimeout or more, long is the same sender. The circuit of long is open
+// only while that of usual is: a refund that it refused, after usual has made the charge, would be lost.
 type serverSenders struct {
 	usual, long *sender
 	node        *node // of usual
@@ -19,11 +20,14 @@ type serverSenders struct {
 }
 
 func (w *serverSenders) Submit(b *backend.Batch) {
-	if b.Detached {
-		w.long.Submit(b)
-	} else {
+	if !b.Detached {
 		w.usual.Submit(b)
+		return
 	}
+	if w.long != w.usual && w.usual.works() {
+		w.long.answeredElsewhere()
+	}
+	w.long.Submit(b)
 }
 
 func (w *serverSenders) signOfLife() {
