@@ -13,6 +13,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -90,7 +92,8 @@ func (c *change) back() string {
 	}
 }
 
-func (c *change) proposal() (p adjust.Proposal, err error) {
+// proposal returns the adjustment that c describes. A number is the capacity of a concurrency limit, and the rate of others.
+func (c *change) proposal(s *limiter.Snapshot) (p adjust.Proposal, err error) {
 	p.Target = adjust.Target{Domain: c.subject.Domain, Limit: c.subject.Limit, AllKeys: c.match == allKeys}
 	switch c.match {
 	case allKeys:
@@ -112,11 +115,17 @@ func (c *change) proposal() (p adjust.Proposal, err error) {
 		if err != nil {
 			return p, errors.New("the number must be a whole number")
 		}
-		p.Change.Rate = &n
+		if p.Change.Rate = &n; isConcurrency(s, &p.Target) {
+			p.Change.Capacity, p.Change.Rate = &n, nil
+		}
 	default:
 		err = p.Change.Factor.UnmarshalText([]byte(c.factor))
 	}
 	return p, err
+}
+
+func isConcurrency(s *limiter.Snapshot, t *adjust.Target) bool {
+	return s != nil && slices.ContainsFunc(s.Find(t.Domain, t.Limit), func(use *limiter.Policy) bool { return use.Limit.Kind == algorithms.Concurrency })
 }
 
 type changeBody struct {
@@ -209,7 +218,7 @@ func (p *pages) previewWords(c *change, author, reason string) (string, error) {
 		}
 		return "This ends before its time: " + adjusted(s).Words + ".", nil
 	}
-	proposal, err := c.proposal()
+	proposal, err := c.proposal(p.Current())
 	if err != nil {
 		return "", err
 	}
@@ -273,7 +282,7 @@ func (p *pages) apply(r *http.Request, c *change, author, reason string) (shown 
 		done, err := p.undo(r, c, author, reason)
 		return url.Values{"done": {done}}, err
 	}
-	proposal, err := c.proposal()
+	proposal, err := c.proposal(p.Current())
 	if err != nil {
 		return nil, err
 	}
