@@ -59,6 +59,7 @@ func (d *document) descriptors() []*descriptor {
 
 func (s *source) compile(o Options) (*limiter.Snapshot, Problems) {
 	c := &compiler{o: o, report: s.report, bad: map[string]bool{}, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}, KeepBlanks: o.KeepBlanks}}
+	c.snapshot.Files = s.files
 	c.snapshot.Hash = hash([]File{{Data: fmt.Appendf(nil, "%s %t %t %s %g %t", s.hash, o.ConsumeEach, o.ConsumeTogether, o.OnFailure, o.LocalShare, o.KeepBlanks)}})
 	for _, d := range c.domains(s.docs) {
 		c.domain(d)

@@ -21,8 +21,9 @@ type Snapshot struct {
 	// KeepBlanks keeps blanks at the ends of descriptor values. Otherwise they are removed before limits are
 	// matched and keys are made.
 	KeepBlanks bool
-	// Hash identifies the configuration.
-	Hash string
+	// Hash identifies the configuration, whatever the names of its Files.
+	Hash  string
+	Files []string
 	// sorted has the Policies by domain and name, and the first one of each limit. It is made at the first call of sort,
 	// because requests do not need it.
 	sorted struct {

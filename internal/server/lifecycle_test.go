@@ -345,6 +345,18 @@ func TestChangedFilesAreReloaded(t *testing.T) {
 	}
 }
 
+func TestARenamedFileIsThePlaceOfItsLimits(t *testing.T) {
+	x := start(t, small, func(c *Config) { c.Paths = []string{filepath.Dir(c.Paths[0])} })
+	renamed := filepath.Join(filepath.Dir(x.file), "renamed.yaml")
+	if err := os.Rename(x.file, renamed); err != nil {
+		t.Fatal(err)
+	}
+	x.reload(t)
+	if page := body(t, get(t, x.Admin, "/limit?domain=d&name=k")); !strings.Contains(page, renamed+":") {
+		t.Errorf("the page:\n%s; want the place of the limit in %s", page, renamed)
+	}
+}
+
 func TestAFailingListenerEndsTheServer(t *testing.T) {
 	broken := errors.New("broken")
 	stopped := make(chan struct{})

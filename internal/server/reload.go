@@ -116,7 +116,7 @@ func (s *server) apply(snapshot *limiter.Snapshot, problems config.Problems, sou
 	}
 	if snapshot != nil {
 		limits := owners(snapshot)
-		if current := s.limiter.Current(); current == nil || current.Hash != snapshot.Hash {
+		if current := s.limiter.Current(); current == nil || current.Hash != snapshot.Hash || !slices.Equal(current.Files, snapshot.Files) {
 			s.swap(snapshot, limits)
 			s.watch.compare(current, snapshot)
 		}
