@@ -48,7 +48,8 @@ func parseChange(q url.Values) (c change, err error) {
 	if changeTitles[c.do] == "" {
 		return c, errors.New("there is no such change; follow a link of the page")
 	}
-	if c.do == "end" || c.do == "undo" {
+	if c.do == "end" || c.do == "undo" { // the adjustment has the target
+		c.match = ""
 		return c, nil
 	}
 	found := false

@@ -340,6 +340,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	if w := d.send("GET", "/change?do=block&domain=d&limit=send&value=a&value=b&match=user", nil); w.Code != 400 {
 		t.Errorf("two values: %d; want status 400", w.Code)
 	}
+	has(t, d.read(t, "/change?do=undo&match=user"), "This cannot be done") // no page has this link
 
 	w = d.follow(t, d.click(t, d.read(t, "/limit?domain=d&name=send"), "Block all keys"), "author", "ann", "reason", "attack")
 	has(t, d.read(t, w.Header().Get("Location")), "Blocked.", "all keys: every request is denied")
