@@ -194,7 +194,9 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 // A part of a group takes a slot, and another part denies. A repetition would take a slot with the same ID. If it did so
 // before the first slot is returned, the return would take its slot away.
 func TestASlotIsReturnedBeforeItsRequestIsRepeated(t *testing.T) {
-	for name, fails := range map[string]bool{"the return is late": false, "a call of the return fails": true} {
+	for name, err := range map[string]error{
+		"the return is late": nil, "a call of the return fails": backend.ErrUnavailable, "a call of the return is refused": backend.ErrNotTaken,
+	} {
 		t.Run(name, func(t *testing.T) {
 			_, s := started(t)
 			var full atomic.Bool
@@ -213,8 +215,8 @@ func TestASlotIsReturnedBeforeItsRequestIsRepeated(t *testing.T) {
 				t.Fatalf("got %+v; want denied", d)
 			}
 			full.Store(false)
-			if fails {
-				(<-returned).Fail(backend.ErrUnavailable)
+			if err != nil {
+				(<-returned).Fail(err)
 			}
 			back := <-returned
 			for range 3 {
@@ -223,7 +225,7 @@ func TestASlotIsReturnedBeforeItsRequestIsRepeated(t *testing.T) {
 				}
 			}
 			store.Submit(back)
-			if fails { // the failed call may still arrive
+			if err != nil && !errors.Is(err, backend.ErrNotTaken) { // the failed call may still arrive
 				time.Sleep(50 * time.Millisecond)
 				if d := take(1); !errors.Is(d[0].Err, backend.ErrPending) {
 					t.Errorf("after a call that failed: got %+v; want the error backend.ErrPending", d)

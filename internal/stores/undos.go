@@ -1,6 +1,7 @@
 package stores
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,7 +70,7 @@ func (u *Undos) returnSlot(store backend.Store, c *backend.Charge) {
 	}
 	failed := false
 	u.repeats.Repeat(store, c, func(d *backend.Decision) bool {
-		failed = failed || d.Err != nil
+		failed = failed || d.Err != nil && !errors.Is(d.Err, backend.ErrNotTaken)
 		return false
 	}, func(d *backend.Decision) {
 		if watch != nil && d.Err == nil && !failed {
@@ -81,8 +82,8 @@ func (u *Undos) returnSlot(store backend.Store, c *backend.Charge) {
 
 // AfterReturns is for a caller that is about to submit a group with slots of this ID. Once that group is decided, the
 // caller calls then with a function. It is called when the store has decided the returns of the slots that began
-// meanwhile; at once if there are none. It is never called if such a return was dropped, or a call for it failed: that
-// call may still reach the store.
+// meanwhile; at once if there are none. It is never called if such a return was dropped, or if the outcome of a call for it
+// is unknown: that call may still reach the store.
 func (u *Undos) AfterReturns(id [16]byte) (then func(end func())) {
 	watch := &slotReturns{open: 1}
 	u.mu.Lock()
