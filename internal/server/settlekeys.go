@@ -10,8 +10,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/listen"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
@@ -89,45 +87,39 @@ func (k *settleKeys) isShared() bool {
 	return k.file == nil && k.server.tokens.api == nil && k.server.config.Redis.URL != ""
 }
 
-// prefetch reads the secret before the first request, if the configuration needs a secret from Redis. ctx bounds
+// prefetch reads the secret before the first request. A later configuration may be the first one that needs it. ctx bounds
 // the wait.
 func (k *settleKeys) prefetch(ctx context.Context, ledger *redis.Ledger) {
-	if settles, byName := k.isNeeded(); k.isShared() && (settles || byName) {
+	if k.isShared() {
 		_ = k.get(ctx, ledger) // run retries, and reports the error
 	}
 }
 
-// isNeeded reports whether a domain has settle, and whether applications can reserve units of limits by name without a
-// token. Only applications on this machine can.
-func (k *settleKeys) isNeeded() (settles, byName bool) {
-	s := k.server.limiter.Current()
-	if s == nil {
-		return false, false
+// isNeeded reports whether a domain has limits with ids.
+func (k *settleKeys) isNeeded() bool {
+	if s := k.server.limiter.Current(); s != nil {
+		for _, d := range s.Domains {
+			if d.Settle != nil {
+				return true
+			}
+		}
 	}
-	for _, d := range s.Domains {
-		settles = settles || d.Settle != nil
-		byName = byName || len(d.Named) > 0
-	}
-	return settles, byName && k.server.config.HTTP != "" && listen.IsLocal(k.server.config.HTTP)
+	return false
 }
 
 func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 	if !k.isShared() {
 		return
 	}
-	var of *limiter.Snapshot
 	var readAt time.Time
-	settles, byName := false, false
+	var err error
 	for {
-		if now := k.server.limiter.Current(); now != of {
-			of = now
-			settles, byName = k.isNeeded()
-		}
-		if (settles || byName) && (!k.known.Load() || time.Since(readAt) >= settleKeyLater) {
+		if !k.known.Load() || time.Since(readAt) >= settleKeyLater {
 			readAt = time.Now()
-			if err := k.get(ctx, ledger); ctx.Err() == nil && (settles || k.used.Load()) {
-				k.report(err)
-			}
+			err = k.get(ctx, ledger)
+		}
+		if ctx.Err() == nil && (k.used.Load() || k.isNeeded()) {
+			k.report(err)
 		}
 		if !sleep(ctx, settleKeySoon) {
 			return

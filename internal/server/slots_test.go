@@ -7,6 +7,8 @@ import (
 	data "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
 const slotLimits = `
@@ -108,5 +110,22 @@ func TestSlotsBeforeRedisAnswers(t *testing.T) {
 	x := start(t, "{domain: d, descriptors: [{key: a, rate_limit: "+limit+"}]}\n", onRedis("redis://127.0.0.1:1"))
 	for range 2 {
 		x.send(t, "settle_end="+x.take(t, "a=b")+";hits=0")
+	}
+}
+
+// A reload adds the first limit with ids. Another sidecar accepts them at once.
+func TestIDsAfterAReloadAreThoseOfAllSidecars(t *testing.T) {
+	t.Parallel()
+	redis := onRedis("redis://" + redistest.Start(t).Addr)
+	a, b := start(t, small, redis), start(t, small, redis)
+	for _, x := range []*instance{a, b} {
+		x.write(t, slotLimits)
+		x.reload(t)
+	}
+	for _, one := range [][2]*instance{{a, b}, {b, a}} {
+		one[1].send(t, "settle_end="+one[0].take(t, "tenant=bob")+";hits=0")
+		if free := a.send(t, "tenant=bob;hits=0").GetStatuses()[0].GetLimitRemaining(); free != 2 {
+			t.Errorf("%d slots are free, want 2", free)
+		}
 	}
 }
