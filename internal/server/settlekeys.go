@@ -51,6 +51,9 @@ func (s *server) newSettleKeys() (*settleKeys, error) {
 		k.keys.OfStore(own)
 	}
 	k.random.Store(&[]string{own})
+	if api := s.tokens.api; api != nil { // another sidecar may sign with it before this one signs or opens an id
+		k.ofToken(api())
+	}
 	return k, nil
 }
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"slices"
 	"testing"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -127,5 +128,19 @@ func TestIDsAfterAReloadAreThoseOfAllSidecars(t *testing.T) {
 		if free := a.send(t, "tenant=bob;hits=0").GetStatuses()[0].GetLimitRemaining(); free != 2 {
 			t.Errorf("%d slots are free, want 2", free)
 		}
+	}
+}
+
+// A sidecar accepts ids that another one has signed with the previous token, even if it has had no id before.
+func TestThePreviousTokenIsKnownFromTheStart(t *testing.T) {
+	token := "first"
+	s := &server{tokens: accessTokens{api: func() string { return token }}}
+	k, err := s.newSettleKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	token = "second"
+	if got := k.secrets(); !slices.Equal(got, []string{"second", "first"}) {
+		t.Errorf("got %q, want both tokens", got)
 	}
 }
