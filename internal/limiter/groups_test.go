@@ -273,8 +273,8 @@ func (b *bench) batched(t *testing.T, request []limiter.NamedCharge) *limiter.Ca
 	return c
 }
 
-// While the store is down, a cost may be more than this process's own bucket can hold. That is no denial by an
-// adjustment, although other limits are adjusted.
+// While the store is down, a cost may be more than this process's own bucket can hold. The limit itself can hold 8, so the
+// failure denies a cost of 3.
 func TestACostBeyondTheLocalShareBesideAnAdjustment(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -285,8 +285,10 @@ descriptors:
 `)
 	b.adjust("tuned", map[string]adjust.Change{"bob": {Block: true}})
 	b.store.err = backend.ErrUnavailable
-	if c := b.send(t, 3, "user=ann"); !c.Denied || !c.Never {
-		t.Errorf("got %+v; want a denial without a retry time", c.Verdict)
+	for cost, never := range map[int64]bool{3: false, 9: true} {
+		if c := b.send(t, cost, "user=ann"); !c.Denied || !c.Failed || c.Never != never || c.RetryAfter != 0 {
+			t.Errorf("a cost of %d: got %+v; want a denial without a retry time, never: %v", cost, c.Verdict, never)
+		}
 	}
 }
 

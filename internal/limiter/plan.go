@@ -441,7 +441,9 @@ func (c *Call) decideLocally(local backend.Store) {
 			charge.IdempotencyKey = &own
 		}
 		var own [1]backend.Decision
-		if backend.Take(context.Background(), local, []backend.Charge{charge}, own[:]); own[0].Err == nil {
+		backend.Take(context.Background(), local, []backend.Charge{charge}, own[:])
+		// A cost that only the share cannot hold keeps the error of the store: it would be wrong that it never fits.
+		if d := &own[0]; d.Err == nil && (!d.Never || c.neverFits(r)) {
 			c.decisions[r.charge] = own[0]
 			if decidedLocally == nil {
 				decidedLocally = make([]bool, len(c.charges))
