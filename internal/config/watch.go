@@ -25,9 +25,14 @@ const (
 // Watcher loads configuration files, and reports changes since.
 type Watcher struct {
 	paths []string
-	// last is the digest of what Load has read, which another process may have been writing. So files that have since
-	// become what they were before that Load have changed, too.
-	last atomic.Pointer[[sha256.Size]byte]
+	// last is what Load has read, which another process may have been writing. So files that have since become what they
+	// were before that Load have changed, too.
+	last atomic.Pointer[lastRead]
+}
+
+type lastRead struct {
+	digest [sha256.Size]byte
+	failed bool // a file could not be read, such as for want of a file descriptor
 }
 
 // NewWatcher makes a Watcher of paths. Call Load before Run.
@@ -42,7 +47,7 @@ func (w *Watcher) Load(o Options) (*limiter.Snapshot, Problems) {
 		addFile(h, f.Name, sum[:])
 	}
 	fmt.Fprint(h, problems)
-	w.last.Store((*[sha256.Size]byte)(h.Sum(nil)))
+	w.last.Store(&lastRead{[sha256.Size]byte(h.Sum(nil)), len(problems) > 0})
 	return compileFiles(files, problems, o)
 }
 
@@ -52,7 +57,7 @@ func (w *Watcher) Load(o Options) (*limiter.Snapshot, Problems) {
 func (w *Watcher) Run(ctx context.Context, onChange func()) {
 	for seen := []seenFile(nil); sleep(ctx, poll); {
 		now := listing(w.paths)
-		if slices.EqualFunc(now, seen, seenFile.equals) && !slices.ContainsFunc(now, seenFile.isNew) {
+		if slices.EqualFunc(now, seen, seenFile.equals) && !slices.ContainsFunc(now, seenFile.isNew) && !w.last.Load().failed {
 			continue
 		}
 		for range quietTries {
@@ -63,7 +68,7 @@ func (w *Watcher) Run(ctx context.Context, onChange func()) {
 				break
 			}
 		}
-		if digest(w.paths) != *w.last.Load() {
+		if digest(w.paths) != w.last.Load().digest {
 			onChange()
 		}
 	}
