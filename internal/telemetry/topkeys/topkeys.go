@@ -152,8 +152,13 @@ func (r *Recorder) Observe(c *limiter.Call) {
 	now := r.arrival(c)
 	if len(c.Results) == 0 {
 		reason := NoConfig
-		if c.Missing != nil {
+		switch {
+		case c.Missing != nil:
 			reason = Missing
+		case c.IsDone() && c.Failed: // a settlement, which its sender repeats
+			reason = Backend
+		case c.IsDone():
+			reason = Limit
 		}
 		r.count(now, c, &limiter.Result{}, reason, 1)
 		return

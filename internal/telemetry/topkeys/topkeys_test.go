@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -212,6 +213,24 @@ func TestFailuresAreCountedByLimit(t *testing.T) {
 	a.send(t, "path=/login,ip=192.0.2.1", 1)
 	a.send(t, "path=/login,ip=192.0.2.2", 1)
 	a.want(t, "two limits", `2 d/path_/login.ip backend-failure [] [] false`, `1 d/send backend-failure [] [] false`)
+}
+
+// A settlement has no Results. If the store fails, it is denied, so that its sender repeats it.
+func TestASettlementThatFailsIsNotWithoutConfiguration(t *testing.T) {
+	a := newRequester(t, memory.New(memory.Config{}))
+	config := limiter.Config{IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }), Now: func() algorithms.Micros { return 1 }}
+	ask := func(store backend.Store, entry descriptors.Entry) *limiter.Call {
+		l := limiter.New(store, config)
+		l.Swap(configtest.Compile(t, "domain: d\nlimits:\n  tokens: {algorithm: token_bucket, rate: 9, period: 1h, settle: {estimate: 2}}\ndescriptors:\n  - {key: user, limit: tokens}\n"))
+		c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{entry}, Cost: 1}}}}
+		if err := l.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	id := string(ask(memory.New(memory.Config{}), descriptors.Entry{Key: "user", Value: "bob"}).AppendID(nil))
+	a.Observe(ask(unreachable{backend.ErrUnavailable}, descriptors.Entry{Key: "settle", Value: id}))
+	a.want(t, "a settlement", "1 d/ backend-failure [] [] false")
 }
 
 func TestDenialsWithoutALimitAreCountedByDomain(t *testing.T) {
