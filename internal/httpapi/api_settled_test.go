@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -112,4 +113,19 @@ func TestAReservationFromBeforeAResetRefundsNothing(t *testing.T) {
 			s.wantLeft("jobs", 0)
 		})
 	}
+}
+
+// The numbers of the limit at the time of a reservation determine its refund. After a reload a repeated request does not
+// know them.
+func TestARepeatedReservationFromBeforeAReloadRefundsNothing(t *testing.T) {
+	const limit = "limits: {jobs: {algorithm: token_bucket, rate: %d, period: 1h, capacity: 3600}}\n"
+	const reserve = `{"name":"jobs","key":"bob","count":3600,"reserve":true,"request_id":"r"}`
+	onEachStore(t, fmt.Sprintf(limit, 3600), func(t *testing.T, s *onStore) {
+		s.post("/v1/limit", reserve, 200)
+		s.clock.Set(s.clock.Now() + 300*algorithms.Second)
+		s.post("/v1/limit", `{"name":"jobs","key":"bob","count":300}`, 200) // what has flowed in since
+		s.configure(fmt.Sprintf(limit, 1))
+		s.post("/v1/limit", settleBody(s.post("/v1/limit", reserve, 200).Reservation, "0"), 200)
+		s.wantLeft("jobs", 0)
+	})
 }

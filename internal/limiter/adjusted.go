@@ -13,6 +13,8 @@ import (
 type inUse struct {
 	snapshot *Snapshot
 	adjusted *adjusted // nil if there are no adjustments
+	// since is when it came into use, or 0 if no reservation can be settled. Before that, limits may have had other numbers.
+	since algorithms.Micros
 }
 
 // adjusted is immutable. It contains only policies that have an adjustment.
@@ -155,6 +157,9 @@ func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 		return result
 	}
 	next := &inUse{snapshot: s}
+	if l.config.Now != nil {
+		next.since = l.config.Now()
+	}
 	if l.set != nil && l.set.Len() > 0 {
 		next.adjusted, result = compileAdjusted(s, l.set, l.now)
 	}

@@ -19,6 +19,7 @@ type Call struct {
 
 	config    *Config
 	adjusted  *adjusted          // nil if there are no adjustments
+	since     algorithms.Micros  // inUse.since
 	blocked   bool               // an operator blocks a key, so the request is denied in every mode
 	excepted  bool               // because an operator blocks a key or made it unlimited, the request has other charges
 	charges   []backend.Charge   // in a Batch: a part of the Batch's charges

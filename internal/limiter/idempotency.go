@@ -57,7 +57,7 @@ func (c *Call) requestDigest() [32]byte {
 // isRepeat reports whether c repeats a request that was charged before an operator blocked a key of it, or made the key
 // unlimited. c then has the charges and the decisions of that request.
 func (l *Limiter) isRepeat(ctx context.Context, c *Call) bool {
-	first := &Call{Request: c.Request, config: c.config}
+	first := &Call{Request: c.Request, config: c.config, since: c.since}
 	if first.plan(c.Snapshot, nil) != nil || len(first.charges) == 0 {
 		return false
 	}

@@ -201,7 +201,7 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	if c.MadeFor != nil && c.MadeFor != u.snapshot {
 		return false, ErrReloaded
 	}
-	c.adjusted = u.adjusted
+	c.adjusted, c.since = u.adjusted, u.since
 	if c.Settle != nil {
 		err := c.planSettle(u.snapshot, l.config.Now())
 		if unknown, ok := errors.AsType[*RequestError](err); errors.Is(err, ErrChanged) || errors.Is(err, ErrExpired) || ok && unknown.Missing {

@@ -80,6 +80,9 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	}
 	p = PartOf(r.Policy, ByName{Name: name, Values: named.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At)
 	p.Times = times
+	if r.Decision.Replayed && r.Decision.At < c.since { // the inflow at the time of the reservation is not known any more
+		p.Inflow = scaled.Inflow{Units: mostCost, Span: 1}
+	}
 	return p, true
 }
 
