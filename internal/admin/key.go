@@ -279,7 +279,7 @@ func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now tim
 		l.State = "is unlimited"
 		return l
 	}
-	l.State, l.Left = stateWords(result, now), remainingWords(state)
+	l.State, l.Left = stateWords(result, c.WouldDeny, now), remainingWords(state)
 	l.Adjusted, l.Reserves = p.adjustedBy(limit), p.reserves(limit)
 	of := subject{Domain: limit.Domain, Limit: limit.Name, Key: key}
 	l.Reset, l.Raise = changeLink("reset", &of, ""), changeLink("raise", &of, "")
@@ -289,14 +289,16 @@ func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now tim
 	return l
 }
 
-func stateWords(result *limiter.Result, now time.Time) string {
+// stateWords describes how the limit of result answers the next request. shadow means that the global shadow mode allows a
+// request that limits would deny.
+func stateWords(result *limiter.Result, shadow bool, now time.Time) string {
 	d, limit := &result.Decision, result.Policy
 	until := func() string {
 		wait := time.Duration(d.RetryAfter) * time.Microsecond
 		return "until " + at(now.Add(wait)) + " (" + span(wait) + ")"
 	}
 	denies := "denies"
-	if result.Outcome == limiter.Shadowed {
+	if shadow || result.Outcome == limiter.Shadowed {
 		denies = "is in shadow mode and would deny"
 	}
 	switch blocked := limit.Adjusted != nil && limit.Adjusted.Block; {

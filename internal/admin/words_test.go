@@ -37,9 +37,12 @@ func TestWordsAboutABucket(t *testing.T) {
 		{plain, backend.Decision{Err: backend.ErrUnavailable}, "could not be decided by the store", ""},
 	} {
 		r := &limiter.Result{Policy: test.policy, Decision: test.decision}
-		if state, left := stateWords(r, began), remainingWords(r); !strings.Contains(state, test.state) || left != test.left {
+		if state, left := stateWords(r, false, began), remainingWords(r); !strings.Contains(state, test.state) || left != test.left {
 			t.Errorf("%+v: got %q, %q; want %q, %q", test.decision, state, left, test.state, test.left)
 		}
+	}
+	if state := stateWords(&limiter.Result{Policy: plain}, true, began); !strings.HasPrefix(state, "is in shadow mode and would deny") {
+		t.Errorf("the global shadow mode: got %q", state)
 	}
 }
 
