@@ -13,7 +13,8 @@ import (
 type inUse struct {
 	snapshot *Snapshot
 	adjusted *adjusted // nil if there are no adjustments
-	// since is when it came into use, or 0 if no reservation can be settled. Before that, limits may have had other numbers.
+	// since is when snapshot replaced another one; before that, limits may have had other numbers. It is 0 for the first
+	// one, because a restart rarely changes numbers, and if no reservation can be settled.
 	since algorithms.Micros
 }
 
@@ -157,8 +158,10 @@ func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 		return result
 	}
 	next := &inUse{snapshot: s}
-	if l.config.Now != nil {
-		next.since = l.config.Now()
+	if was := l.current.Load(); was != nil && l.config.Now != nil {
+		if next.since = was.since; was.snapshot != s {
+			next.since = l.config.Now()
+		}
 	}
 	if l.set != nil && l.set.Len() > 0 {
 		next.adjusted, result = compileAdjusted(s, l.set, l.now)
