@@ -17,6 +17,7 @@ func (s *source) overlay(f *File, o *Options) {
 	if f == nil {
 		return
 	}
+	s.hash = hash([]File{{Data: []byte(s.hash)}, *f})
 	for _, over := range parse(*f, &s.report, newBudget(o)) {
 		rest := *over
 		rest.Domain, rest.Consume, rest.Descriptors = text{}, consume{}, descriptorList{}

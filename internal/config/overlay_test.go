@@ -30,6 +30,9 @@ func TestAnOverlayMakesALimitOfAControlPlaneSettle(t *testing.T) {
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
+	if without, _ := CompileMessages(sent(perMinute(5)), Options{ConsumeEach: true}); without.Hash == s.Hash {
+		t.Error("the hash of the configuration does not depend on the overlay")
+	}
 	for _, p := range s.Policies {
 		settle := p.Extra().Settle
 		if p.Limit.Rate != 5 {
