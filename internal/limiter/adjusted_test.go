@@ -263,20 +263,23 @@ limits:
   credits: {algorithm: token_bucket, rate: 1, period: 1h}
   calls:   {algorithm: token_bucket, rate: 1, period: 1h}
   other:   {algorithm: token_bucket, rate: 1, period: 1h}
+  strict:  {algorithm: token_bucket, rate: 1, period: 1h, penalty: {after: 1, for: 2h, max: 1d}}
 descriptors:
   - {key: user, limit: plan}
+  - {key: strict, limit: strict}
   - {key: quota, limit: [calls, other], quota_mode: true}
 `
-	for _, limit := range []string{"plan", "credits", "calls", "other"} {
+	for _, limit := range []string{"plan", "credits", "calls", "other", "strict"} {
 		for _, change := range []adjust.Change{{Block: true}, {Unlimited: true}} {
 			for before := range 15 { // requests before the adjustment, in one of the modes
 				mode := []limiter.Modes{{}, {Shadow: true}, {Quota: true}}[before%3]
 				b := newBench(t, limits, mode)
 				for range before / 3 {
 					b.send(t, 1, "user=bob", "quota=bob")
+					b.send(t, 1, "strict=bob")
 				}
 				b.adjust(limit, map[string]adjust.Change{"bob": change})
-				for _, texts := range [][]string{{"user=bob"}, {"quota=bob"}, {"user=bob", "quota=bob"}} {
+				for _, texts := range [][]string{{"user=bob"}, {"quota=bob"}, {"user=bob", "quota=bob"}, {"strict=bob"}} {
 					next := request(t, 1, texts...)
 					next.Inspect = true
 					seen := b.check(t, next)
@@ -285,8 +288,8 @@ descriptors:
 							change.String(), limit, mode, before/3, texts, seen.Denied, next.Denied)
 					}
 					for _, r := range seen.Results {
-						if r.Outcome == limiter.Unlimited && r.Decision.RetryAfter > 0 {
-							t.Errorf("%s of %s after %d requests: %v is unlimited, retry after %d", change.String(), limit, before/3, texts, r.Decision.RetryAfter)
+						if d := &r.Decision; r.Outcome == limiter.Unlimited && (d.RetryAfter > 0 || d.Blocked > 0) {
+							t.Errorf("%s of %s after %d requests: %v is unlimited, retry after %d, blocked for %d", change.String(), limit, before/3, texts, d.RetryAfter, d.Blocked)
 						}
 					}
 				}

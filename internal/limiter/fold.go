@@ -91,7 +91,7 @@ func (c *Call) descriptorsWithoutLimit() (n int) {
 func (c *Call) outcome(r *Result) Outcome {
 	switch d := &r.Decision; {
 	case c.Inspect && (r.isUnlimited() || r.payer > 0 && c.payers[r.payer-1].isUnlimited()): // otherwise nothing is charged
-		d.RetryAfter, d.Never = 0, false
+		d.RetryAfter, d.Blocked, d.Never = 0, 0, false
 		return Unlimited
 	case d.Err != nil && errors.Is(d.Err, backend.ErrTooLarge): // the request itself caused the error, so on_backend_failure does not apply
 		*d = backend.Decision{Decision: algorithms.Decision{Never: true}}
