@@ -215,7 +215,7 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	if c.Verdict.Domain == nil || c.Verdict.Domain.Settle == nil {
 		l.returnFormer(c)
 	}
-	if (c.done > 0 || c.header.opened) && l.config.Now != nil && !c.Inspect {
+	if (c.done > 0 || c.header.opened) && l.config.Now != nil && !c.DryRun {
 		c.planSettlements(l.config.Now())
 	}
 	return true, nil

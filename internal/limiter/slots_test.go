@@ -89,15 +89,19 @@ func (b *slotBench) counts(reporter limiter.SlotReporter, outcome limiter.SlotOu
 	}
 }
 
-// An operator who looks at the descriptor with an id returns no slot, neither in the store nor in this process.
-func TestAnInspectionReturnsNoSlot(t *testing.T) {
+// An operator who looks at the descriptor with an id, and a route with check, return no slot, neither in the store nor in
+// this process.
+func TestADryRunReturnsNoSlot(t *testing.T) {
 	b := newSlotBench(t)
 	stored := b.allowed(1, "tenant=bob")
 	b.store.err = backend.ErrUnavailable
 	local := b.allowed(1, "local=bob")
 	b.store.err = nil
 	for _, id := range []string{stored, local} {
-		b.check(t, limiter.Inspection("d", "", nil, []descriptors.Entry{{Key: "settle_end", Value: id}}, 1).Request)
+		look := limiter.Inspection("d", "", nil, []descriptors.Entry{{Key: "settle_end", Value: id}}, 1).Request
+		b.check(t, look)
+		look.Inspect, look.DryRun = false, true
+		b.check(t, look)
 		if c, _ := b.ask(0, "settle_end="+id); !slices.Equal(c.SlotOutcomes, []limiter.SlotOutcome{limiter.SlotReturned}) {
 			t.Errorf("after an inspection the return of a slot has the outcomes %v, want returned", c.SlotOutcomes)
 		}
