@@ -169,15 +169,19 @@ func (l *Limiter) WaitN(ctx context.Context, n int64, name string, key ...string
 	return nil
 }
 
+// retry tries r again after each RetryAfter. Config.MaxWait bounds the sum of the waits.
 func (l *Limiter) retry(ctx context.Context, r *Request) error {
+	var waited time.Duration
 	for {
 		result, err := l.AllowN(ctx, r.N, r.Name, r.Key...)
 		if !errors.Is(err, ErrDenied) {
 			return err
 		}
-		if longest := l.longestWait(ctx); longest > 0 && result.RetryAfter > longest {
+		longest := l.longestWait(ctx)
+		if longest > 0 && result.RetryAfter > longest || l.maxWait > 0 && result.RetryAfter > l.maxWait-waited {
 			return &DeniedError{result}
 		}
+		waited += result.RetryAfter
 		if err := sleep(ctx, result.RetryAfter); err != nil {
 			return err
 		}

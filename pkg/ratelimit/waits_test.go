@@ -120,6 +120,36 @@ func TestACallIsOneBatch(t *testing.T) {
 	})
 }
 
+// Others consume all units whenever they are available. The third wait would end after MaxWait.
+func TestMaxWaitBoundsAllTriesOfAWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tries := 0
+		l := made(t, ratelimit.Config{
+			Store: first{memory.New(memory.Config{}), &tries}, Limits: testLimits(), MaxWait: 2500 * time.Millisecond,
+		})
+		start := time.Now()
+		err := l.Wait(t.Context(), "log")
+		if waited := time.Since(start); !errors.Is(err, ratelimit.ErrDenied) || waited != 2*time.Second || tries != 3 {
+			t.Errorf("%v after %v and %d tries, want a denial after 2s and 3 tries", err, waited, tries)
+		}
+	})
+}
+
+// first lets others consume the two units of the limit before each of the first five tries.
+type first struct {
+	backend.Store
+	tries *int
+}
+
+func (s first) Submit(b *backend.Batch) {
+	if *s.tries++; *s.tries <= 5 {
+		others := b.Charges[0]
+		others.Terms.Cost = 2
+		backend.Take(context.Background(), s.Store, []backend.Charge{others}, make([]backend.Decision, 1))
+	}
+	s.Store.Submit(b)
+}
+
 func TestAWaitThatWouldBeTooLongIsDeniedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiterFor(t, memory.New(memory.Config{}), nil)
