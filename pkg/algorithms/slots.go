@@ -105,6 +105,18 @@ func (s *Slots) Apply() {
 		s.heap = append(s.heap, slot{c.name, c.expires})
 		s.up(len(s.heap) - 1)
 	}
+	if cap(s.heap) > 4*len(s.heap)+64 {
+		s.shrink()
+	}
+}
+
+// shrink releases the memory of slots that the bucket had before.
+func (s *Slots) shrink() {
+	s.heap = slices.Clone(s.heap)
+	s.places = make(map[slotName]int, len(s.heap)) // maps.Clone would keep the room
+	for i := range s.heap {
+		s.places[s.heap[i].name] = i
+	}
 }
 
 // Drop forgets the change that the last decision noted. s may be nil.

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -159,6 +160,47 @@ func TestBytesPerBucket(t *testing.T) {
 	if per > 100 {
 		t.Errorf("%.0f bytes a bucket beyond its key, want at most 100", per)
 	}
+}
+
+// Each bucket had 5,000 slots, or 5,000 times of a log, and has one now, as at first.
+func TestABucketReturnsTheMemoryOfWhatItHad(t *testing.T) {
+	const buckets, most = 10, 5000
+	capacity := int64(most)
+	log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: most, Period: algorithms.Second})
+	slots := limit(t, algorithms.Spec{Kind: algorithms.Concurrency, Capacity: &capacity, Period: algorithms.Day})
+	clock, s := at(10 * buckets * most)
+	take := func(bucket int, l *algorithms.Limit, slot *algorithms.Slot) {
+		d := make([]backend.Decision, 1)
+		charge := backend.Charge{Key: fmt.Append(nil, l.Kind, bucket), Limit: l, Terms: algorithms.Charge{Cost: 1, Slot: slot}}
+		if backend.Take(t.Context(), s, []backend.Charge{charge}, d); !d[0].Allowed {
+			t.Fatalf("got %+v; want allowed", d)
+		}
+	}
+	var before uint64
+	for _, n := range []int{1, most} {
+		before = heap()
+		for i := range buckets {
+			for range n {
+				take(i, log, nil)
+			}
+			for _, op := range []algorithms.SlotOp{algorithms.TakeSlot, algorithms.ReturnSlot} {
+				for id := 1; id < n; id++ {
+					slot := &algorithms.Slot{Op: op}
+					binary.BigEndian.PutUint64(slot.ID[:], uint64(id))
+					take(i, slots, slot)
+				}
+			}
+			take(i, slots, &algorithms.Slot{}) // it stays; the second one replaces it
+		}
+		clock.Set(s.clock() + 2*algorithms.Second)
+	}
+	for i := range buckets {
+		take(i, log, nil)
+	}
+	if kept := (float64(heap()) - float64(before)) / buckets; kept > 10_000 {
+		t.Errorf("%.0f bytes a bucket of each kind are kept, want at most 10,000", kept)
+	}
+	runtime.KeepAlive(s)
 }
 
 func heap() uint64 {

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -98,11 +99,19 @@ func (e *entry) set(s *algorithms.State) {
 	case len(s.Log) == 0 && s.Denials == nil && s.Peaks == nil && s.Slots == nil && s.Open == nil:
 		e.more = nil
 	case e.more != nil:
-		*e.more = more{s.Log, s.Denials, s.Peaks, s.Slots, s.Open}
+		*e.more = more{fitted(s.Log), s.Denials, s.Peaks, s.Slots, s.Open}
 	default:
-		e.more = &more{s.Log, s.Denials, s.Peaks, s.Slots, s.Open}
+		e.more = &more{fitted(s.Log), s.Denials, s.Peaks, s.Slots, s.Open}
 	}
 	s.Slots.Apply()
+}
+
+// fitted returns log. If its array has room for many more times than log has, log gets a new array.
+func fitted(log []algorithms.Micros) []algorithms.Micros {
+	if cap(log) > 3*len(log)+8 {
+		return slices.Clone(log)
+	}
+	return log
 }
 
 // peaksRoom is the number of entries that Peaks count as. They need 128 bytes; a bucket without Peaks needs
