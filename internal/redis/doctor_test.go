@@ -82,8 +82,8 @@ func TestExamineClusterWithThePermissionsOfTheDocumentation(t *testing.T) {
 			}
 		}
 	}
-	if rules != 3 {
-		t.Fatalf("found %d rules, want those for one server, for a cluster and for adjustments", rules)
+	if rules != 5 {
+		t.Fatalf("found %d rules, want three for one server, one for a cluster and one for adjustments", rules)
 	}
 	s := open(t, Config{URL: strings.Replace(c.URL(), "://", "://rlsidecar:secret@", 1), Timeout: 5 * time.Second})
 	if err := s.Ping(t.Context()); err != nil {
