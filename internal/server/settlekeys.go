@@ -121,7 +121,7 @@ func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 			readAt = time.Now()
 			err = k.get(ctx, ledger)
 		}
-		if ctx.Err() == nil && (k.used.Load() || k.isNeeded()) {
+		if ctx.Err() == nil && (err == nil || k.used.Load() || k.isNeeded()) {
 			k.report(err)
 		}
 		if !sleep(ctx, settleKeySoon) {
