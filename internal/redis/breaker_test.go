@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/stores"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -336,21 +335,18 @@ func TestOnlyClaimsWithTheTimeOfACallOpenTheCircuit(t *testing.T) {
 // A refund that is refused is lost. So the breaker of the calls for which no caller waits is open only while that of
 // the other calls is open, too.
 func TestRefundsAreSentWhileRequestsAre(t *testing.T) {
-	t.Parallel()
-	c := on(t, "server")
-	c.detachedTimeout = time.Minute
-	s := open(t, c)
-	w := s.store.(*serverSenders)
-	fails := circuit{open: true, probeAt: time.Now().Add(time.Hour)}
-	for _, usual := range []circuit{{}, fails} {
-		w.usual.circuit, w.long.circuit = usual, fails
-		d := make([]backend.Decision, 1)
-		backend.Wait(s, backend.Batch{
-			Charges:   []backend.Charge{{Key: []byte("k"), Limit: limitOf(10), Terms: algorithms.Charge{Cost: -1}}},
-			Decisions: d, Detached: true,
-		})
-		if errors.Is(d[0].Err, errOpen) != usual.open || d[0].Allowed == usual.open {
-			t.Errorf("requests fail: %v; got %+v for a refund", usual.open, d[0])
+	synctest.Test(t, func(t *testing.T) {
+		works := new(server)
+		w := &serverSenders{usual: blocking(10*ms, works.decide), long: blocking(time.Minute, works.decide)}
+		fails := circuit{open: true, probeAt: time.Now().Add(time.Hour)}
+		for _, usual := range []circuit{{}, fails} {
+			w.usual.circuit, w.long.circuit = usual, fails
+			b := batchOf(1)
+			backend.Wait(w, backend.Batch{Charges: b.Charges, Decisions: b.Decisions, Detached: true})
+			synctest.Wait()
+			if d := b.Decisions[0]; errors.Is(d.Err, errOpen) != usual.open || d.Allowed == usual.open {
+				t.Errorf("requests fail: %v; got %+v for a refund", usual.open, d)
+			}
 		}
-	}
+	})
 }
