@@ -108,6 +108,22 @@ func TestNoNumberIsEnough(t *testing.T) {
 	}
 }
 
+// A token bucket of 10,000,001 units in 30 days is out of the range of exact numbers. One of 10,000,002 is not, because
+// its rate and its period have a common divisor.
+func TestNumbersOutOfRangeAreLeftOut(t *testing.T) {
+	h := NewMemory(0).New()
+	c, _ := h.Client([]byte("a"))
+	h.Describe(c, "a", 0)
+	h.Add(c, start, 10_000_001)
+	a := adviceOn(t, h, policyOf(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: 30 * algorithms.Day}), 0.01)
+	if a.Suggested == nil || a.Suggested.N != 10_000_002 || a.Suggested.Clients != 0 {
+		t.Errorf("suggested %+v; want 10000002", a.Suggested)
+	}
+	if g, err := a.Grid(t.Context()); err != nil || len(g.Points) == 0 {
+		t.Errorf("got %+v, %v; want points", g, err)
+	}
+}
+
 func TestBusiestPeriodIsAWindowOfTheLimit(t *testing.T) {
 	day := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
 	micros := func(d time.Duration) algorithms.Micros { return algorithms.Micros(day.Add(d).UnixMicro()) }

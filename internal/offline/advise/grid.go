@@ -104,7 +104,9 @@ func (a *Advice) numbers() []int64 {
 	}
 	step := max(1.2, math.Pow(float64(most), 1.0/ladder))
 	for n := 1.0; n < float64(most); n = max(n+1, n*step) {
-		numbers = append(numbers, int64(n))
+		if a.shape.at(int64(n)) != nil {
+			numbers = append(numbers, int64(n))
+		}
 	}
 	slices.Sort(numbers)
 	return slices.Compact(numbers)

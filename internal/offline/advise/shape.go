@@ -58,26 +58,21 @@ func (s *shape) spec(n int64) algorithms.Spec {
 }
 
 // need returns the smallest n above 0 with which no request of c is denied, or the constant none if there is no such n.
+// A number without a limit counts as too small.
 func (s *shape) need(c *Client) int64 {
 	low, high := int64(0), int64(1) // low is too small; after the first loop, high is large enough
-	for {
-		l := s.at(high)
-		if l == nil {
-			if high = s.largest(low, high); high == low {
+	for !s.allowsAll(high, c) {
+		if s.at(high) != nil {
+			low = high
+		}
+		if high *= 2; high > math.MaxInt64/2 {
+			if high = s.largest(low, high); high == low || !s.allowsAll(high, c) {
 				return none
 			}
-			l = s.at(high)
 		}
-		if allowsAll(l, s.policy.Extra().MaxDelay, c) {
-			break
-		}
-		if low = high; low > math.MaxInt64/2 {
-			return none
-		}
-		high *= 2
 	}
 	for low+1 < high {
-		if middle := low + (high-low)/2; allowsAll(s.at(middle), s.policy.Extra().MaxDelay, c) {
+		if middle := low + (high-low)/2; s.allowsAll(middle, c) {
 			high = middle
 		} else {
 			low = middle
@@ -86,7 +81,8 @@ func (s *shape) need(c *Client) int64 {
 	return high
 }
 
-// largest returns the largest n from low to below high for which a limit exists.
+// largest returns an n from low to below high for which a limit exists and, if smaller numbers have limits too, the
+// largest one.
 func (s *shape) largest(low, high int64) int64 {
 	for low+1 < high {
 		if middle := low + (high-low)/2; s.at(middle) != nil {
@@ -98,8 +94,9 @@ func (s *shape) largest(low, high int64) int64 {
 	return low
 }
 
-func allowsAll(l *algorithms.Limit, maxWait algorithms.Micros, c *Client) bool {
-	return replay(l, maxWait, c, func(algorithms.Micros, bool) {}, true) == 0
+func (s *shape) allowsAll(n int64, c *Client) bool {
+	l := s.at(n)
+	return l != nil && replay(l, s.policy.Extra().MaxDelay, c, func(algorithms.Micros, bool) {}, true) == 0
 }
 
 // replay answers c's requests with l, starting with a new bucket, and returns the number of denials. It calls
