@@ -90,7 +90,6 @@ var importers = map[string]map[string]string{
 		"internal/reference/migrate": "reads, and rewrites, the reference server's limits",
 	},
 	"go.opentelemetry.io":        {"internal/telemetry/tracing": "sends traces"},
-	"github.com/DataDog":         {"internal/telemetry/statsd": "sends metrics"},
 	"github.com/alecthomas/kong": {"cmd/rlsidecar": "is the command line"},
 }
 

@@ -5,6 +5,7 @@
 package statsd
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -15,10 +16,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/DataDog/datadog-go/v5/statsd"
 	"go.uber.org/zap"
 )
 
@@ -74,9 +73,6 @@ const (
 	// payload bounds the bytes that are sent at once. That many fit into one packet if the MTU of the network is 1500
 	// bytes, as on Ethernet.
 	payload = 1432
-	// atOnce bounds the number of metrics that are passed to the client before it has sent them. The client
-	// drops metrics that exceed its queue.
-	atOnce = 500
 )
 
 // Run flushes periodically until ctx ends, and then once more.
@@ -98,17 +94,18 @@ func Run(ctx context.Context, c Config) {
 func newSink(c Config) *sink {
 	s := &sink{config: c, sent: map[string]uint64{}}
 	for _, key := range slices.Sorted(maps.Keys(c.Tags)) {
-		k, v := clean(key), clean(c.Tags[key])
-		s.tags = append(s.tags, k+":"+v)
-		s.suffix += ".__" + k + "=" + v
+		if k, v := clean(key), clean(c.Tags[key]); c.Dog {
+			s.tags += "," + k + ":" + v
+		} else {
+			s.tags += ".__" + k + "=" + v
+		}
 	}
 	return s
 }
 
 type sink struct {
 	config Config
-	tags   []string // tags in the DogStatsD format
-	suffix string   // tags in the plain format
+	tags   string // in the form of the format, each after its separator
 	sent   map[string]uint64
 	failed bool
 }
@@ -134,61 +131,48 @@ func (s *sink) flush(ctx context.Context) error {
 		return err
 	}
 	until, _ := ctx.Deadline()
-	_ = conn.SetDeadline(until) // does not fail, because the connection is new
-	var mu sync.Mutex
-	client, err := statsd.NewWithWriter(conn,
-		statsd.WithMaxBytesPerPayload(payload), statsd.WithSenderQueueSize(2*atOnce), statsd.WithWorkersCount(1),
-		statsd.WithoutTelemetry(), statsd.WithoutOriginDetection(), statsd.WithoutClientSideAggregation(),
-		statsd.WithErrorHandler(func(e error) {
-			mu.Lock()
-			defer mu.Unlock()
-			err = cmp.Or(err, e)
-		}))
-	if err != nil {
-		return errors.Join(err, conn.Close())
-	}
-	metrics := 0
-	next := func() {
-		if metrics++; metrics%atOnce == 0 {
-			_ = client.Flush() // the error handler receives errors
+	_ = conn.SetDeadline(until)             // does not fail, because the connection is new
+	w := bufio.NewWriterSize(conn, payload) // keeps the first error
+	send := func(name, value string) {
+		line := s.line(name, value)
+		if len(line) > w.Available() {
+			_ = w.Flush() // a packet has whole lines
 		}
+		_, _ = w.Write(line)
 	}
 	totals := s.config.Source.Counters()
 	for counter, total := range totals {
 		if more := total - min(total, s.sent[counter]); more > 0 {
-			name, tags := s.named(counter)
-			_ = client.Count(name, int64(more), tags, 1) // fails only for a closed client
-			next()
+			send(counter, strconv.FormatUint(more, 10)+"|c")
 		}
 	}
 	s.sent = totals
 	name, list := s.config.Source.Timings()
-	name, tags := s.named(name)
 	for _, d := range list {
-		_ = client.TimeInMilliseconds(name, float64(d.Microseconds())/1000, tags, 1)
-		next()
+		send(name, strconv.FormatFloat(float64(d.Microseconds())/1000, 'f', 6, 64)+"|ms")
 	}
-	_ = client.Close() // flushes and closes conn
-	mu.Lock()
-	defer mu.Unlock()
-	return err
+	return errors.Join(w.Flush(), conn.Close())
 }
 
-func (s *sink) named(name string) (string, []string) {
+func (s *sink) line(name, value string) []byte {
 	if !s.config.Dog {
-		return name + s.suffix, nil
+		return []byte(name + s.tags + ":" + value + "\n")
 	}
+	tags := s.tags
 	for i := range s.config.Rewrites {
 		r := &s.config.Rewrites[i]
 		if groups := r.Pattern.FindStringSubmatch(name); groups != nil {
-			tags := slices.Clone(s.tags)
+			name = clean(expand(r.Name, groups))
 			for _, key := range slices.Sorted(maps.Keys(r.Tags)) {
-				tags = append(tags, clean(key)+":"+clean(expand(r.Tags[key], groups)))
+				tags += "," + clean(key) + ":" + clean(expand(r.Tags[key], groups))
 			}
-			return clean(expand(r.Name, groups)), tags
+			break
 		}
 	}
-	return name, s.tags
+	if tags != "" {
+		tags = "|#" + tags[1:]
+	}
+	return []byte(name + ":" + value + tags + "\n")
 }
 
 var variable = regexp.MustCompile(`\$\d+`)
