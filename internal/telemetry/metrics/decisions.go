@@ -48,24 +48,29 @@ var requestCodes = [...]string{requestOK: "ok", requestOver: "over_limit", reque
 // same.
 type limitCounts struct {
 	counter
-	blocked       atomic.Pointer[counter]      // denials of blocked keys; only index 0 is used; nil until the first one
-	settle        atomic.Pointer[settleCounts] // nil until the first reservation
+	rare          atomic.Pointer[rareCounts] // nil until they are needed
 	domain, limit string
 }
 
-func (l *limitCounts) countBlocked(at, stripes int) {
-	c := l.blocked.Load()
-	if c == nil {
-		made := newCounter(stripes)
-		l.blocked.CompareAndSwap(nil, &made)
-		c = l.blocked.Load()
-	}
-	(*c)[at][0].Add(1)
+// rareCounts has the counters that few limits need. Each is one number and has no stripes: what comes before it, such as
+// a settlement by the store or the lock of a blocked key's bucket, takes longer than contention here.
+type rareCounts struct {
+	blocked atomic.Uint64 // denials of blocked keys
+	settle  SettleTally   // changed with package atomic
+	ratio   prometheus.Histogram
 }
 
-func (l *limitCounts) blockedSum() uint64 {
-	if c := l.blocked.Load(); c != nil {
-		return c.sum(0)
+func (l *limitCounts) rarely() *rareCounts {
+	if r := l.rare.Load(); r != nil {
+		return r
+	}
+	l.rare.CompareAndSwap(nil, &rareCounts{ratio: newSettleRatio(l)})
+	return l.rare.Load()
+}
+
+func (l *limitCounts) blocked() uint64 {
+	if r := l.rare.Load(); r != nil {
+		return r.blocked.Load()
 	}
 	return 0
 }
@@ -101,14 +106,6 @@ func undecided(c *limiter.Call) bool {
 	return (c.Denied || c.Err != nil) && !slices.ContainsFunc(c.Results, func(r limiter.Result) bool { return r.Outcome.Denies() && r.Decision.Err == nil })
 }
 
-// Swapped implements limiter.Observer. Limits that are also in s keep their counters, and the counters of
-// other limits are removed. Swapped creates no counters, because a limit gets them at its first decision.
-func (m *Metrics) Swapped(s *limiter.Snapshot) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.current.Store(m.next(s))
-}
-
 // Observe implements limiter.Observer. It allocates nothing for a limit that has counters.
 func (m *Metrics) Observe(c *limiter.Call) { m.ObserveAt(c, rand.Uint32()) }
 
@@ -130,14 +127,9 @@ func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 		}
 		return
 	}
-	current := m.current.Load()
-	t := current.of(c.Verdict.Domain)
-	if t == nil { // c was in flight when the configuration of its domain changed
-		now := current.byName[c.Verdict.Domain.Name]
-		if now == nil {
-			return // the domain has been removed since then
-		}
-		t = &domainTable{domain: now.domain}
+	t := m.current.Load().of(c.Verdict.Domain)
+	if t == nil {
+		return // the domain has been removed since the call began
 	}
 	domain := t.counts.Load()
 	if domain == nil {
@@ -158,19 +150,20 @@ func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 	}
 }
 
-// countedBy returns the counters of p in t, or nil if the limit has been removed since then.
+// countedBy returns the counters of p in t, or nil if the limit has been removed since then. p is nil for an override that
+// could not be parsed.
 func (m *Metrics) countedBy(t *domainTable, p *limiter.Policy) *counted {
-	place := &t.overrides // for limits that came with requests; an override that could not be parsed has no policy
-	if p != nil && p.Index >= 0 {
-		if p.Index >= len(t.policies) {
-			return m.first(t, &atomic.Pointer[counted]{}, p)
-		}
-		place = &t.policies[p.Index]
+	at := 0
+	if p != nil {
+		at = p.Index + 1
 	}
-	if one := place.Load(); one != nil {
+	if at >= len(t.limits) {
+		return m.first(t, &atomic.Pointer[counted]{}, p)
+	}
+	if one := t.limits[at].Load(); one != nil {
 		return one
 	}
-	return m.first(t, place, p)
+	return m.first(t, &t.limits[at], p)
 }
 
 func (m *Metrics) count(at int, l *counted, c *limiter.Call, r *limiter.Result) {
@@ -179,7 +172,7 @@ func (m *Metrics) count(at int, l *counted, c *limiter.Call, r *limiter.Result) 
 		o = never
 	}
 	if r.Outcome == limiter.Denied && r.Decision.Blocked > 0 {
-		l.countBlocked(at, m.stripes)
+		l.rarely().blocked.Add(1)
 	} else {
 		l.counter[at][o].Add(1)
 	}
@@ -238,11 +231,7 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 			send(missingDesc, n, d.domain)
 		}
 	}
-	m.collectDecisions(send)
 	m.series.collect(send)
-}
-
-func (m *Metrics) collectDecisions(send func(*prometheus.Desc, uint64, ...string)) {
 	for _, l := range m.limits.all {
 		for o, name := range outcomeNames {
 			// Alerts use these two outcomes, so their series exist from the limit's first decision on. The other
@@ -251,12 +240,10 @@ func (m *Metrics) collectDecisions(send func(*prometheus.Desc, uint64, ...string
 				send(decisionsDesc, n, l.domain, l.limit, name)
 			}
 		}
-		if n := l.blockedSum(); n > 0 {
+		if n := l.blocked(); n > 0 {
 			send(decisionsDesc, n, l.domain, l.limit, "blocked")
 		}
-		if s := l.settle.Load(); s != nil {
-			s.collect(send, l)
-		}
+		l.collectSettlements(out, send)
 	}
 	limits, domains, hits := m.folded()
 	send(foldedDesc, limits, "limits")

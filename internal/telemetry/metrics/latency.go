@@ -82,43 +82,38 @@ var (
 )
 
 func (l *latency) collect(out chan<- prometheus.Metric) {
-	var service histogram
+	var service []*durations
 	for i := range l.listeners {
-		var h histogram
-		h.add(&l.listeners[i])
-		if h.count == 0 {
-			continue
+		listener, of := limiter.Listener(i), &l.listeners[i]
+		if listener.IsRateLimitService() {
+			service = append(service, of)
 		}
-		out <- h.metric(decisionSecondsDesc, limiter.Listener(i).String())
-		if limiter.Listener(i).IsRateLimitService() {
-			service.add(&l.listeners[i])
+		if of.count() > 0 {
+			out <- histogram(decisionSecondsDesc, listener.String(), of)
 		}
 	}
-	out <- service.metric(responseSecondsDesc, shouldRateLimit)
+	out <- histogram(responseSecondsDesc, shouldRateLimit, service...)
 }
 
-type histogram struct {
-	count   uint64
-	seconds float64
-	buckets [len(durationBounds)]uint64 // counts of durations up to each bound
-}
-
-func (h *histogram) add(d *durations) {
-	var sum uint64
+func (d *durations) count() (n uint64) {
 	for i := range d.counts {
-		sum += d.counts[i].Load()
-		if i < len(h.buckets) {
-			h.buckets[i] += sum
-		}
+		n += d.counts[i].Load()
 	}
-	h.count += sum
-	h.seconds += float64(d.nanos.Load()) / 1e9
+	return n
 }
 
-func (h *histogram) metric(desc *prometheus.Desc, label string) prometheus.Metric {
-	buckets := make(map[float64]uint64, len(h.buckets))
-	for i, n := range h.buckets {
-		buckets[durationBounds[i]] = n
+func histogram(desc *prometheus.Desc, label string, of ...*durations) prometheus.Metric {
+	var count, nanos uint64
+	upTo := map[float64]uint64{}
+	for i, bound := range durationBounds {
+		for _, d := range of {
+			count += d.counts[i].Load()
+		}
+		upTo[bound] = count
 	}
-	return prometheus.MustNewConstHistogram(desc, h.count, h.seconds, buckets, label)
+	for _, d := range of {
+		count += d.counts[len(durationBounds)].Load()
+		nanos += d.nanos.Load()
+	}
+	return prometheus.MustNewConstHistogram(desc, count, float64(nanos)/1e9, upTo, label)
 }

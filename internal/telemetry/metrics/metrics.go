@@ -47,7 +47,7 @@ type Metrics struct {
 	nearRatio float32 // a share of a limit; hits above this share count as near_limit
 	service   service
 	latency   latency
-	settle    settleMetrics
+	ignored   *prometheus.CounterVec // ids of reservations that settled nothing
 
 	most    int // the bound maxLimits; tests set a lower one
 	folding atomic.Bool
@@ -74,7 +74,10 @@ func New(version, revision string) *Metrics {
 		examined: gaugeVec("rlsidecar_backend_unfit",
 			"1 for each check of the backend's settings that fails: check \"eviction\" means that Redis may evict live buckets. The checks run at the start, and then every minute until all have passed; afterwards only the clock is checked.",
 			"check"),
-		unfit: map[string]map[string]bool{}, settle: newSettleMetrics(), most: maxLimits,
+		ignored: counterVec("rlsidecar_settle_ignored_total",
+			"Ids of reservations that settled nothing, by reason. none: nothing was reserved. forged: the signature is wrong. foreign: the id is of another domain. changed: the limit was removed, no longer has settle, or has another algorithm. expired: the reservation of an application has expired.",
+			"domain", "reason"),
+		unfit: map[string]map[string]bool{}, most: maxLimits,
 	}
 	m.limits = index[[2]string, limitCounts]{map[[2]string]*limitCounts{}, [2]string{overflow, overflow}, &m.folding}
 	m.domains = index[string, domainCounts]{map[string]*domainCounts{}, overflow, &m.folding}
@@ -87,7 +90,7 @@ func New(version, revision string) *Metrics {
 	build := newGauge("rlsidecar_build_info", "Always 1. The labels describe the program.",
 		prometheus.Labels{"version": label(version), "revision": label(revision), "goversion": runtime.Version()})
 	build.Set(1)
-	m.registry.MustRegister(m, m.refused, m.tooLarge, m.loadOK, m.loadedAt, m.examined, m.settle.ignored, m.settle.ratio, build,
+	m.registry.MustRegister(m, m.refused, m.tooLarge, m.loadOK, m.loadedAt, m.examined, m.ignored, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

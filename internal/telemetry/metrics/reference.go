@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -87,14 +88,8 @@ func (s *seriesSet) static(name string, l labels) *series {
 	})
 }
 
-func (s *seriesSet) find(name string) *series {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.byName.all[statName(name)]
-}
-
-// keep removes all series except the series in used, the overflow series, and the runtime series of policies.
-func (s *seriesSet) keep(used map[*series]bool, policies []*limiter.Policy) {
+// keep removes all series whose names are not in used, except the runtime series of policies.
+func (s *seriesSet) keep(used map[string]bool, policies []*limiter.Policy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	statKeys := map[string]bool{}
@@ -105,18 +100,13 @@ func (s *seriesSet) keep(used map[*series]bool, policies []*limiter.Policy) {
 			}
 		}
 	}
-	for key, one := range s.runtime {
-		if statKey, _, _ := strings.Cut(key, "\x00"); statKeys[statKey] {
-			used[one] = true
-		} else {
-			delete(s.runtime, key)
-		}
-	}
-	for name, one := range s.byName.all {
-		if !used[one] && name != overflow {
-			delete(s.byName.all, name)
-		}
-	}
+	kept := map[*series]bool{}
+	maps.DeleteFunc(s.runtime, func(key string, one *series) bool {
+		statKey, _, _ := strings.Cut(key, "\x00")
+		kept[one] = statKeys[statKey]
+		return !kept[one]
+	})
+	maps.DeleteFunc(s.byName.all, func(name string, one *series) bool { return !used[name] && !kept[one] })
 }
 
 // of returns the series of p for a request with these entries. It returns configured, the series without values of

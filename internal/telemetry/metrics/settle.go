@@ -8,18 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// settleMetrics holds the metrics of reservations that are not counters of one limit.
-type settleMetrics struct {
-	ignored *prometheus.CounterVec
-	ratio   *prometheus.HistogramVec
-}
-
-// settleCounts has the counters of the reservations of one limit.
-type settleCounts struct {
-	SettleTally
-	ratio prometheus.Observer
-}
-
 // SettleTally has the numbers of a limit's reservations since the program started. It is zero for a limit without
 // reservations, and for one that is counted as overflow.
 type SettleTally struct {
@@ -40,34 +28,12 @@ var (
 		[]string{"domain", "limit", "result"}, nil)
 )
 
-func newSettleMetrics() settleMetrics {
-	return settleMetrics{
-		ignored: counterVec("rlsidecar_settle_ignored_total",
-			"Ids of reservations that settled nothing, by reason. none: nothing was reserved. forged: the signature is wrong. foreign: the id is of another domain. changed: the limit was removed, no longer has settle, or has another algorithm. expired: the reservation of an application has expired.",
-			"domain", "reason"),
-		ratio: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "rlsidecar_settle_cost_ratio", Help: "Real cost of a request divided by what it reserved. Above 1, the estimate was too low.",
-			Buckets: []float64{0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.5, 2, 4, 10},
-		}, []string{"domain", "limit"}),
-	}
-}
-
-// settlements returns the counters of the reservations of l. It creates them at the first reservation.
-func (m *Metrics) settlements(l *limitCounts) *settleCounts {
-	if s := l.settle.Load(); s != nil {
-		return s
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if l.settle.Load() == nil {
-		l.settle.Store(&settleCounts{ratio: m.settle.ratio.WithLabelValues(l.domain, l.limit)})
-	}
-	return l.settle.Load()
-}
-
-// unseen returns counters for the reservations of a removed limit, which have no series.
-func unseen() *settleCounts {
-	return &settleCounts{ratio: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "unseen"})}
+func newSettleRatio(l *limitCounts) prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "rlsidecar_settle_cost_ratio", Help: "Real cost of a request divided by what it reserved. Above 1, the estimate was too low.",
+		Buckets:     []float64{0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.5, 2, 4, 10},
+		ConstLabels: prometheus.Labels{"domain": l.domain, "limit": l.limit},
+	})
 }
 
 // observeSettlements counts what c reserves and settles.
@@ -78,7 +44,7 @@ func (m *Metrics) observeSettlements(t *domainTable, c *limiter.Call) {
 			continue
 		}
 		if one := m.countedBy(t, r.Policy); one != nil {
-			s := m.settlements(one.limitCounts)
+			s := &one.rarely().settle
 			atomic.AddUint64(&s.Starts, 1)
 			atomic.AddUint64(&s.Reserved, uint64(r.Cost))
 		}
@@ -86,15 +52,15 @@ func (m *Metrics) observeSettlements(t *domainTable, c *limiter.Call) {
 	for i := range c.Settlements {
 		s := &c.Settlements[i]
 		if s.Policy == nil {
-			m.settle.ignored.WithLabelValues(label(c.Verdict.Domain.Name), s.Reason.String()).Inc()
+			m.ignored.WithLabelValues(label(c.Verdict.Domain.Name), s.Reason.String()).Inc()
 		} else if one := m.countedBy(t, s.Policy); one != nil {
-			m.settlements(one.limitCounts).settle(s)
+			one.rarely().settled(s)
 		}
 	}
 }
 
-func (s *settleCounts) settle(one *limiter.Settlement) {
-	result := &s.Settled
+func (r *rareCounts) settled(one *limiter.Settlement) {
+	s, result := &r.settle, &r.settle.Settled
 	switch {
 	case one.Failed():
 		atomic.AddUint64(&s.Failed, 1)
@@ -111,11 +77,16 @@ func (s *settleCounts) settle(one *limiter.Settlement) {
 	atomic.AddUint64(&s.Real, uint64(one.Real))
 	atomic.AddUint64(&s.Lost, uint64(one.Decision.Lost))
 	if !one.Unknown && one.Reserved > 0 {
-		s.ratio.Observe(float64(one.Real) / float64(one.Reserved))
+		r.ratio.Observe(float64(one.Real) / float64(one.Reserved))
 	}
 }
 
-func (s *settleCounts) read() (t SettleTally) {
+func (l *limitCounts) tally() (t SettleTally) {
+	r := l.rare.Load()
+	if r == nil {
+		return t
+	}
+	s := &r.settle
 	t.Starts, t.Reserved = atomic.LoadUint64(&s.Starts), atomic.LoadUint64(&s.Reserved)
 	t.Settled, t.Unknown, t.Late = atomic.LoadUint64(&s.Settled), atomic.LoadUint64(&s.Unknown), atomic.LoadUint64(&s.Late)
 	t.Repeated, t.Failed = atomic.LoadUint64(&s.Repeated), atomic.LoadUint64(&s.Failed)
@@ -123,8 +94,12 @@ func (s *settleCounts) read() (t SettleTally) {
 	return t
 }
 
-func (s *settleCounts) collect(send func(*prometheus.Desc, uint64, ...string), l *limitCounts) {
-	t := s.read()
+// collectSettlements sends nothing if the limit has neither reserved nor settled anything.
+func (l *limitCounts) collectSettlements(out chan<- prometheus.Metric, send func(*prometheus.Desc, uint64, ...string)) {
+	t := l.tally()
+	if t == (SettleTally{}) {
+		return
+	}
 	send(startsDesc, t.Starts, l.domain, l.limit)
 	for kind, n := range map[string]uint64{"reserved": t.Reserved, "real": t.Real, "lost": t.Lost} {
 		send(unitsDesc, n, l.domain, l.limit, kind)
@@ -132,14 +107,13 @@ func (s *settleCounts) collect(send func(*prometheus.Desc, uint64, ...string), l
 	for result, n := range map[string]uint64{"settled": t.Settled, "unknown": t.Unknown, "late": t.Late, "repeated": t.Repeated, "failed": t.Failed} {
 		send(settlementsDesc, n, l.domain, l.limit, result)
 	}
+	out <- l.rare.Load().ratio
 }
 
 // SettleTally returns the SettleTally of the limit to which p belongs.
-func (m *Metrics) SettleTally(p *limiter.Policy) SettleTally {
+func (m *Metrics) SettleTally(p *limiter.Policy) (t SettleTally) {
 	if l := m.countsOf(p); l != nil {
-		if s := l.settle.Load(); s != nil {
-			return s.read()
-		}
+		t = l.tally()
 	}
-	return SettleTally{}
+	return t
 }

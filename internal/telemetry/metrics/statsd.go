@@ -2,7 +2,7 @@ package metrics
 
 import (
 	"math/rand/v2"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
@@ -64,27 +64,28 @@ func (s source) Timings() (string, []time.Duration) {
 // timings keeps a random sample of the durations since the last call of take. Each of them is in the sample with the
 // same probability.
 type timings struct {
-	reported atomic.Uint64
-	kept     [1000]atomic.Int64 // 0 means that the place is empty
+	mu   sync.Mutex
+	seen int
+	kept []time.Duration
 }
 
+const maxTimings = 1000
+
 func (t *timings) add(d time.Duration) {
-	i := t.reported.Add(1) - 1
-	if i >= uint64(len(t.kept)) {
-		i = rand.Uint64N(i + 1)
-	}
-	if i < uint64(len(t.kept)) {
-		t.kept[i].Store(max(1, int64(d)))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.seen++; len(t.kept) < maxTimings {
+		t.kept = append(t.kept, d)
+	} else if i := rand.IntN(t.seen); i < maxTimings {
+		t.kept[i] = d
 	}
 }
 
 // take returns the sample and starts a new one.
-func (t *timings) take() (list []time.Duration) {
-	t.reported.Store(0)
-	for i := range t.kept {
-		if d := t.kept[i].Swap(0); d > 0 {
-			list = append(list, time.Duration(d))
-		}
-	}
+func (t *timings) take() []time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list := t.kept
+	t.seen, t.kept = 0, nil
 	return list
 }

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -26,24 +27,33 @@ var foldedDesc = prometheus.NewDesc("rlsidecar_metrics_folded",
 // table maps the domains of a Snapshot to their counters. It is immutable, except that counters are added.
 type table struct {
 	domains map[*limiter.Domain]*domainTable
-	byName  map[string]*domainTable
 	first   *domainTable // one of domains, often the only one; comparing pointers takes less time than a lookup
 }
 
+// of returns the table of d. For a domain of a former Snapshot, it returns a table for one Call if the domain still
+// exists, and nil otherwise.
 func (t *table) of(d *limiter.Domain) *domainTable {
 	if t.first != nil && t.first.domain == d {
 		return t.first
 	}
-	return t.domains[d]
+	of := t.domains[d]
+	if of == nil {
+		for now := range t.domains {
+			if now.Name == d.Name {
+				return &domainTable{domain: now}
+			}
+		}
+	}
+	return of
 }
 
-// domainTable maps the policies of a compiled domain to their counters. Snapshots that share the domain share
-// its table.
+// domainTable maps the policies of a compiled domain to their counters.
 type domainTable struct {
-	domain    *limiter.Domain
-	counts    atomic.Pointer[domainCounts] // nil until the first request
-	overrides atomic.Pointer[counted]
-	policies  []atomic.Pointer[counted] // by Policy.Index; nil until the first decision. A table for one Call has none
+	domain *limiter.Domain
+	counts atomic.Pointer[domainCounts] // nil until the first request
+	// limits has the counters of the policy with Index i at i+1, and at 0 those of limits that come with requests. They are
+	// nil until the first decision. A table for one Call has no limits.
+	limits []atomic.Pointer[counted]
 }
 
 type counted struct {
@@ -51,75 +61,30 @@ type counted struct {
 	hits *series
 }
 
-// next returns the table of s, and removes the counters of the limits and domains that s does not have. The caller
-// holds m.mu.
-func (m *Metrics) next(s *limiter.Snapshot) *table {
-	before := m.current.Load()
-	t := &table{domains: make(map[*limiter.Domain]*domainTable, len(s.Domains)), byName: make(map[string]*domainTable, len(s.Domains))}
-	kept := map[[2]string]bool{m.limits.overflow: true}
+// Swapped implements limiter.Observer. It removes the counters of limits and domains that s does not have. The others
+// get theirs again at their first decision.
+func (m *Metrics) Swapped(s *limiter.Snapshot) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := &table{domains: make(map[*limiter.Domain]*domainTable, len(s.Domains))}
+	limits, hits := map[[2]string]bool{m.limits.overflow: true}, map[string]bool{overflow: true}
+	keep := func(domain, name, statKey string) {
+		if key := [2]string{domain, name}; m.limits.all[key] != nil { // few limits of a large configuration
+			limits[key], hits[statName(statKey)] = true, true
+		}
+	}
 	for name, d := range s.Domains {
-		of := before.domains[d]
-		if of == nil {
-			of = m.inherit(d, before.byName[name], kept)
-		}
-		t.domains[d], t.byName[name], t.first = of, of, of
-	}
-	for key, l := range m.limits.all {
-		if of := t.byName[key[0]]; kept[key] || of != nil && before.domains[of.domain] != nil {
-			continue
-		}
-		if l.settle.Swap(unseen()) != nil {
-			m.settle.ratio.DeleteLabelValues(l.domain, l.limit)
-		}
-		delete(m.limits.all, key)
-	}
-	for name := range m.domains.all {
-		if t.byName[name] == nil && name != overflow {
-			delete(m.domains.all, name)
+		t.first = &domainTable{domain: d, limits: make([]atomic.Pointer[counted], len(d.Policies)+1)}
+		t.domains[d] = t.first
+		keep(name, "override", name+".override")
+		for _, p := range d.Policies {
+			keep(p.Domain, p.Name, p.StatKey)
 		}
 	}
-	m.series.keep(t.series(), s.Policies)
-	return t
-}
-
-// inherit returns a table of d with the counters that its limits and descriptors had before. It adds the limits that have
-// counters to kept. before is the former table of the domain with this name, or nil. The caller holds m.mu.
-func (m *Metrics) inherit(d *limiter.Domain, before *domainTable, kept map[[2]string]bool) *domainTable {
-	t := &domainTable{domain: d, policies: make([]atomic.Pointer[counted], len(d.Policies))}
-	if before != nil {
-		t.overrides.Store(before.overrides.Load())
-	}
-	kept[[2]string{d.Name, "override"}] = true
-	for i, p := range d.Policies {
-		limit := m.limits.all[[2]string{p.Domain, p.Name}]
-		if limit == nil {
-			continue
-		}
-		kept[[2]string{p.Domain, p.Name}] = true
-		if hits := m.series.find(p.StatKey); hits != nil {
-			t.policies[i].Store(&counted{limit, hits})
-		}
-	}
-	return t
-}
-
-func (t *table) series() map[*series]bool {
-	used := map[*series]bool{}
-	for _, d := range t.byName {
-		d.each(func(c *counted) { used[c.hits] = true })
-	}
-	return used
-}
-
-func (t *domainTable) each(visit func(*counted)) {
-	if c := t.overrides.Load(); c != nil {
-		visit(c)
-	}
-	for i := range t.policies {
-		if c := t.policies[i].Load(); c != nil {
-			visit(c)
-		}
-	}
+	maps.DeleteFunc(m.limits.all, func(key [2]string, _ *limitCounts) bool { return !limits[key] })
+	maps.DeleteFunc(m.domains.all, func(name string, _ *domainCounts) bool { return s.Domains[name] == nil && name != overflow })
+	m.series.keep(hits, s.Policies)
+	m.current.Store(t)
 }
 
 // first creates the counters for place in t, at the first decision. For an override, p is nil or has an Index below 0. It
@@ -131,12 +96,12 @@ func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *limit
 		return have
 	}
 	c := &counted{}
-	switch current := m.current.Load(); {
+	switch {
 	case p == nil || p.Index < 0:
 		name := t.domain.Name
 		c.limitCounts = m.limit(name, "override")
 		c.hits = m.series.static(name+".override", labels{label(name), "override", ""})
-	case current.domains[t.domain] != t && !m.has(current.byName[p.Domain], p):
+	case m.current.Load().domains[t.domain] != t && !m.has(p):
 		return nil
 	default:
 		c.limitCounts = m.limit(p.Domain, p.Name)
@@ -144,6 +109,15 @@ func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *limit
 	}
 	place.Store(c)
 	return c
+}
+
+// has reports whether the present configuration has the limit of p. The caller holds m.mu.
+func (m *Metrics) has(p *limiter.Policy) bool {
+	if m.limits.all[[2]string{p.Domain, p.Name}] != nil { // usually, and the search below takes longer
+		return true
+	}
+	of := m.current.Load().of(&limiter.Domain{Name: p.Domain})
+	return of != nil && slices.ContainsFunc(of.domain.Policies, func(other *limiter.Policy) bool { return other.Name == p.Name })
 }
 
 // index has groups of counters by key: those of limits, of domains, or of hits.
@@ -185,12 +159,6 @@ func (m *Metrics) firstOfDomain(t *domainTable) *domainCounts {
 	return d
 }
 
-// has reports whether t contains the limit of p. t may be nil. The caller holds m.mu.
-func (m *Metrics) has(t *domainTable, p *limiter.Policy) bool {
-	return t != nil && (m.limits.all[[2]string{p.Domain, p.Name}] != nil || // usually true, and takes less time than the search below
-		slices.ContainsFunc(t.domain.Policies, func(other *limiter.Policy) bool { return other.Name == p.Name }))
-}
-
 // Folding reports whether a limit or domain has been counted as overflow since the start.
 func (m *Metrics) Folding() bool { return m.folding.Load() }
 
@@ -200,18 +168,19 @@ func (m *Metrics) folded() (limits, domains, hits uint64) {
 	if !m.Folding() {
 		return 0, 0, 0
 	}
-	for _, d := range m.current.Load().byName {
+	for _, d := range m.current.Load().domains {
 		if c := d.counts.Load(); c != nil && c == m.domains.all[overflow] {
 			domains++
 		}
-		d.each(func(c *counted) {
-			if c.limitCounts == m.limits.all[m.limits.overflow] {
+		for i := range d.limits {
+			c := d.limits[i].Load()
+			if c != nil && c.limitCounts == m.limits.all[m.limits.overflow] {
 				limits++
 			}
-			if c.hits.labels[0] == overflow {
+			if c != nil && c.hits.labels[0] == overflow {
 				hits++
 			}
-		})
+		}
 	}
 	return limits, domains, hits
 }

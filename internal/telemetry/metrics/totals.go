@@ -6,7 +6,7 @@ import (
 )
 
 func (l *limitCounts) totals() (t history.Totals) {
-	t.Denied = l.blockedSum()
+	t.Denied = l.blocked()
 	for o := range outcomeCount {
 		switch n := l.sum(int(o)); {
 		case limiter.Outcome(o) == limiter.Shadowed:
