@@ -206,48 +206,24 @@ func (c *Call) apply(i int, p *Policy) {
 	}
 }
 
-// few is the largest number of limits of a request that are all compared with each other. For more limits, a
-// table replaces the comparisons, so that the time grows linearly.
-const few = 16
-
 // replace marks the Results of limits that another limit of the request replaces. They are not charged. A limit
 // replaces others even if it is replaced itself.
 func (c *Call) replace() {
-	if len(c.Results) > few {
-		c.replaceMany()
-		return
-	}
-	for i := range c.Results {
-		p := c.Results[i].Policy
-		if p == nil || p.Extras == nil || len(p.Extras.Replaces) == 0 {
-			continue
-		}
-		for j := range c.Results {
-			if r := &c.Results[j]; r.canBeReplaced() && slices.Contains(p.Extras.Replaces, r.Policy.RateName) {
-				r.Outcome, r.charge = Replaced, noCharge
-			}
-		}
-	}
-}
-
-func (c *Call) replaceMany() {
 	var replaced map[string]bool
-	var seen map[*Policy]bool
 	for i := range c.Results {
 		p := c.Results[i].Policy
-		if p == nil || len(p.Extra().Replaces) == 0 || seen[p] {
+		if p == nil || p.Extras == nil {
 			continue
 		}
-		if seen == nil {
-			replaced, seen = map[string]bool{}, map[*Policy]bool{}
-		}
-		seen[p] = true
-		for _, name := range p.Extra().Replaces {
+		for _, name := range p.Extras.Replaces {
+			if replaced == nil {
+				replaced = map[string]bool{}
+			}
 			replaced[name] = true
 		}
 	}
 	for i := range c.Results {
-		if r := &c.Results[i]; r.canBeReplaced() && replaced[r.Policy.RateName] {
+		if r := &c.Results[i]; replaced != nil && r.canBeReplaced() && replaced[r.Policy.RateName] {
 			r.Outcome, r.charge = Replaced, noCharge
 		}
 	}
@@ -310,6 +286,10 @@ func (c *Call) chargeTogether(r *Result) {
 	have.Terms = sum(have.Terms, chargeOf(r))
 	r.charge = at
 }
+
+// few is the largest number of limits of a request whose buckets are compared with each other. For more limits, a table
+// replaces the comparisons, so that the time grows linearly.
+const few = 16
 
 func chargeOf(r *Result) algorithms.Charge {
 	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve, MaxWait: r.maxWait, Open: r.open}
