@@ -86,7 +86,7 @@ func (a *Advice) Of(n int64) string {
 	case l.Kind == algorithms.Guaranteed:
 		sure := l.Spec().Minimum
 		return fmt.Sprintf("{algorithm: token_bucket, rate: %d, %s, capacity: %d, guaranteed: {rate: %d, period: %s}%s}", l.Rate, period, n, sure.Units, duration.Format(sure.Period), initial)
-	case l.Kind == algorithms.TokenBucket, l.Kind == algorithms.LeakyBucket, l.Kind == algorithms.FixedWindow && l.Capacity != l.Rate:
+	case l.Kind == algorithms.TokenBucket, l.Kind == algorithms.LeakyBucket, l.Kind == algorithms.FixedWindow:
 		return fmt.Sprintf("{algorithm: %s, rate: %d, %s, capacity: %d%s}", l.Kind, n, period, n, initial)
 	default:
 		return fmt.Sprintf("{algorithm: %s, rate: %d, %s%s}", l.Kind, n, period, initial)
