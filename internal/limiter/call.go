@@ -105,12 +105,15 @@ type Descriptor struct {
 	Entries []descriptors.Entry
 	// Cost is in units. 0 is a dry run, a negative cost is a refund.
 	Cost int64
-	// Explicit means that the descriptor itself stated the cost. Declared means that the descriptor or its
+	// Explicit means that the descriptor itself stated the cost, and is no refund. Declared means that the descriptor or its
 	// request did.
 	Explicit, Declared bool
 	Override           Override
 	HasOverride        bool
 }
+
+// State sets the cost that d itself states.
+func (d *Descriptor) State(cost int64) { d.Cost, d.Explicit, d.Declared = cost, cost >= 0, true }
 
 // Override is a limit that comes with a request: a clock-aligned fixed window.
 type Override struct {

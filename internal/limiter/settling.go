@@ -366,7 +366,7 @@ func (c *Call) planSettlements(now algorithms.Micros) {
 		}
 		d := &c.Descriptors[i]
 		real := int64(-1)
-		if !isEnd && d.Explicit && d.Cost >= 0 {
+		if !isEnd && d.Explicit {
 			real = d.Cost
 		}
 		c.planDone(i, d.Entries[0].Value, real, now)
@@ -378,7 +378,7 @@ func (c *Call) planSettlements(now algorithms.Micros) {
 // real cost, the first one settles it.
 func (c *Call) settledByOther(i int, isEnd bool) bool {
 	id := c.Descriptors[i].Entries[0].Value
-	explicit := func(j int, end bool) bool { return !end && c.Descriptors[j].Explicit && c.Descriptors[j].Cost >= 0 }
+	explicit := func(j int, end bool) bool { return !end && c.Descriptors[j].Explicit }
 	for j := range c.Descriptors {
 		isDone, end := c.settling(j)
 		if j == i || !isDone || c.Descriptors[j].Entries[0].Value != id {

@@ -96,13 +96,13 @@ func (s *Step) last() algorithms.Micros {
 // step reads a step; now is the time of the last request before it.
 func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
 	s := Step{Place: place(n), At: now, Times: 1, Real: -1}
-	hits, described := cost{1, false}, (*yaml.Node)(nil)
+	hits, described := limiter.Descriptor{Cost: 1}, (*yaml.Node)(nil)
 	d.mapping(n, "a step", fields{
 		"at":       func(v *yaml.Node) { s.At = d.span(v, "at") },
 		"every":    func(v *yaml.Node) { s.Every = d.span(v, "every") },
 		"times":    func(v *yaml.Node) { s.Times = d.times(v) },
 		"domain":   func(v *yaml.Node) { s.Domain = d.text(v, "domain") },
-		"hits":     func(v *yaml.Node) { hits = cost{d.integer(v, "hits"), true} },
+		"hits":     func(v *yaml.Node) { hits.State(d.integer(v, "hits")) },
 		"check":    func(v *yaml.Node) { s.DryRun = d.boolean(v, "check") },
 		"reserves": func(v *yaml.Node) { s.Reserves = d.text(v, "reserves") },
 		"done":     func(v *yaml.Node) { s.Done = d.text(v, "done") },
@@ -115,8 +115,8 @@ func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
 	if described != nil { // descriptors inherit the hits of the step, which may follow them in the file
 		d.list(described, "descriptors", func(one *yaml.Node) { s.Descriptors = append(s.Descriptors, d.descriptor(one, hits)) })
 	}
-	if hits.isSet {
-		s.Real = hits.units
+	if hits.Declared {
+		s.Real = hits.Cost
 	}
 	d.checkStep(n, &s, now)
 	return s
@@ -141,15 +141,6 @@ func (d *decoder) checkStep(n *yaml.Node, s *Step, now algorithms.Micros) {
 	}
 }
 
-type cost struct {
-	units int64
-	isSet bool
-}
-
-func (c cost) descriptor() limiter.Descriptor {
-	return limiter.Descriptor{Cost: c.units, Explicit: c.isSet, Declared: c.isSet}
-}
-
 func (d *decoder) times(n *yaml.Node) int {
 	times := d.integer(n, "times")
 	if times < 1 || times > maxTimes {
@@ -160,8 +151,8 @@ func (d *decoder) times(n *yaml.Node) int {
 }
 
 // descriptor reads key=value[,key=value]…, or a mapping that has this text as entries, and hits.
-func (d *decoder) descriptor(n *yaml.Node, hits cost) limiter.Descriptor {
-	one := hits.descriptor()
+// Without hits, its cost is that of one.
+func (d *decoder) descriptor(n *yaml.Node, one limiter.Descriptor) limiter.Descriptor {
 	entries := func(v *yaml.Node) {
 		var err error
 		if one.Entries, err = descriptors.Parse(d.text(v, "a descriptor")); err != nil {
@@ -174,7 +165,7 @@ func (d *decoder) descriptor(n *yaml.Node, hits cost) limiter.Descriptor {
 	}
 	d.mapping(n, "a descriptor", fields{
 		"entries": entries,
-		"hits":    func(v *yaml.Node) { one.Cost, one.Explicit, one.Declared = d.integer(v, "hits"), true, true },
+		"hits":    func(v *yaml.Node) { one.State(d.integer(v, "hits")) },
 	}, "entries")
 	return one
 }

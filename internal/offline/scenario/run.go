@@ -122,7 +122,7 @@ func (r *run) addDone(c *limiter.Call, s *Step, n int) (problem string) {
 		end.Entries = append(end.Entries, descriptors.Entry{Key: domain.Settle.End, Value: ids[n]})
 		if s.Real >= 0 {
 			done := c.AddDescriptor()
-			*done = cost{s.Real, true}.descriptor()
+			done.State(s.Real)
 			done.Entries = []descriptors.Entry{{Key: domain.Settle.Key, Value: ids[n]}}
 		}
 		return ""

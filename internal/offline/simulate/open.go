@@ -149,7 +149,7 @@ func (r *replay) addDone(c *limiter.Call, call *openCall) {
 		if call.real >= 0 {
 			done := c.AddDescriptor()
 			done.Entries = append(done.Entries, descriptors.Entry{Key: names.Key, Value: call.id})
-			done.Cost, done.Explicit, done.Declared = call.real, true, true
+			done.State(call.real)
 		}
 	}
 	for i := range call.byBucket {

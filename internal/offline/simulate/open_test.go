@@ -96,6 +96,7 @@ func TestCallsSettleByBucketWhenTheyEnd(t *testing.T) {
 		"after it":         {[]string{call(0, `,"real":100,"settle_after_us":9000000`), call(9, "")}, `"remaining":600`},
 		"without a cost":   {[]string{call(0, `,"settle_after_us":1000000`), call(9, "")}, `"remaining":400`},
 		"expired":          {[]string{call(0, `,"settle_after_us":1000000`), call(64, "")}, `"remaining":700`},
+		"a refund":         {[]string{callOf(0, ""), strings.Replace(callOf(1, ""), `]]`, `]],"hits":-1`, 1)}, `"remaining":1000`},
 	} {
 		got := run(t, s, strings.Join(test.lines, "\n")+"\n", 0)
 		if last := strings.Split(got, "\n")[len(test.lines)-1]; !strings.Contains(last, test.want) {

@@ -141,7 +141,7 @@ func (s *scanner) descriptors(c *limiter.Call) {
 			case entries:
 				s.entries(d)
 			case hits:
-				d.Cost, d.Explicit, d.Declared = s.integer(), true, true
+				d.State(s.integer())
 			}
 		})
 		if seen&entries == 0 {
