@@ -21,7 +21,7 @@ type explainCmd struct {
 	Config      []string `required:"" placeholder:"PATH" help:"File, folder of *.yaml and *.yml files, or folder/**; may be repeated."`
 	Domain      string   `help:"Domain of the request. Required if the configuration has several."`
 	Descriptors []string `arg:"" optional:"" name:"descriptor" help:"Descriptor as key=value[,key=value]…; several belong to one request."`
-	Hits        *int64   `placeholder:"N" help:"Hits that the request declares, for limits with settle."`
+	Hits        *int64   `placeholder:"N" help:"Hits that each descriptor states, for limits with settle."`
 	requestToExplain
 	adjustedFlags
 	configSettings
@@ -121,7 +121,7 @@ func (c *explainCmd) Run(a *app) error {
 		return exitError{exitNo, fmt.Errorf("domain %q is not configured, so its requests are not limited; the configuration has %s",
 			c.Domain, strings.Join(sortedKeys(snapshot.Domains), ", "))}
 	}
-	all, err := explain(a.ctx, snapshot, set, c.Domain, request)
+	all, err := explain(a.ctx, snapshot, set, limiter.Request{Domain: c.Domain, Descriptors: request})
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (c *explainCmd) requested() ([]limiter.Descriptor, *routing.Request, error)
 	request, err := parseDescriptors(c.Descriptors)
 	for i := range request {
 		if c.Hits != nil {
-			request[i].Cost, request[i].Declared = *c.Hits, true
+			request[i].State(*c.Hits)
 		}
 	}
 	return request, nil, err
@@ -174,19 +174,20 @@ type noStore struct{}
 func (noStore) Submit(b *backend.Batch) { b.Done(b) }
 
 // explain explains each descriptor of one request. set has the adjustments to show, or is nil.
-func explain(ctx context.Context, s *limiter.Snapshot, set *adjust.Set, domain string, request []limiter.Descriptor) ([]explained, error) {
+func explain(ctx context.Context, s *limiter.Snapshot, set *adjust.Set, request limiter.Request) ([]explained, error) {
 	l := limiter.New(noStore{}, limiter.Config{})
 	l.Swap(s)
 	if set != nil {
 		l.Adjust(set, systemClock)
 	}
-	call := limiter.Call{Request: limiter.Request{Domain: domain, Descriptors: request, Inspect: true}}
+	call := limiter.Call{Request: request}
+	call.Inspect = true
 	if err := l.Check(ctx, &call); err != nil {
 		return nil, err
 	}
-	all := make([]explained, len(request))
-	for i := range request {
-		all[i] = described(s.Domains[domain], request[i].Entries)
+	domain, all := s.Domains[request.Domain], make([]explained, len(request.Descriptors))
+	for i := range all {
+		all[i] = described(domain, call.Descriptors[i].Entries)
 		if call.Missing != nil {
 			all[i].Denied = "missing-descriptor: no descriptor of the request has an entry " + call.Missing.String() + " with a value, which the domain requires"
 		}
@@ -195,7 +196,7 @@ func explain(ctx context.Context, s *limiter.Snapshot, set *adjust.Set, domain s
 		r := &call.Results[i]
 		x := applied(&call, i)
 		if set != nil {
-			x.Adjustments = adjusted(set, &call, i, s.Domains[domain].Policies[r.Policy.Index], systemClock())
+			x.Adjustments = adjusted(set, &call, i, domain.Policies[r.Policy.Index], systemClock())
 		}
 		all[r.Descriptor].Limits = append(all[r.Descriptor].Limits, x)
 	}
@@ -233,18 +234,18 @@ func entryText(e descriptors.Entry) string {
 func applied(call *limiter.Call, i int) limitApplied {
 	r := &call.Results[i]
 	p := r.Policy
-	x := limitApplied{Name: p.Name, Place: p.Place.String(), Words: p.Words(), Notes: notes(p), Reserves: reserves(r)}
+	x := limitApplied{Name: p.Name, Place: p.Place.String(), Words: p.Words(), Notes: notes(p), Reserves: reserves(call, r)}
 	switch {
 	case r.Outcome == limiter.Replaced:
 		x.Notes = append(x.Notes, "not charged: another limit of this request replaces it")
 	case r.Outcome != limiter.Unlimited:
 		x.Bucket = bucket(p, call.Descriptors[r.Descriptor].Entries)
 	}
-	if !together(r) {
+	if !together(call, r) {
 		return x
 	}
 	for j := range call.Results {
-		if other := &call.Results[j]; j != i && together(other) {
+		if other := &call.Results[j]; j != i && together(call, other) {
 			x.With = append(x.With, other.Policy.Name)
 		}
 	}
@@ -262,9 +263,8 @@ func bucket(p *limiter.Policy, entries []descriptors.Entry) []string {
 }
 
 // together reports whether the charge of r belongs to a group.
-func together(r *limiter.Result) bool {
-	p := r.Policy
-	return !p.Alone && !p.Shadow && !p.Quota && r.Outcome != limiter.Replaced && r.Outcome != limiter.Unlimited
+func together(call *limiter.Call, r *limiter.Result) bool {
+	return call.IsTogether(r) && r.Outcome != limiter.Replaced && r.Outcome != limiter.Unlimited
 }
 
 func notes(p *limiter.Policy) (notes []string) {

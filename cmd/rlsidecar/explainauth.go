@@ -93,12 +93,11 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, set *adjust.Set
 		var call limiter.Call
 		routing.Fill(&call, s.Auth, route, q)
 		if len(call.Descriptors) > 0 && s.Domains[route.Domain] != nil {
-			all, err := explain(a.ctx, s, set, route.Domain, call.Descriptors)
+			all, err := explain(a.ctx, s, set, call.Request)
 			if err != nil {
 				return err
 			}
 			for i := range all {
-				all[i].unsettled()
 				all[i].Descriptor = entriesText(call.Descriptors[i].Entries)
 			}
 			x.Descriptors = all

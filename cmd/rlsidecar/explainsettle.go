@@ -15,14 +15,20 @@ type reservation struct {
 	Words []string `json:"words"`
 }
 
-// reserves describes what r reserves. It returns nil if the limit of r has no settle, or if another limit of the
-// request replaces it.
-func reserves(r *limiter.Result) *reservation {
+// reserves describes what r, a result of c, reserves. It returns nil if the limit of r has no settle, or if another limit
+// of the request replaces it.
+func reserves(c *limiter.Call, r *limiter.Result) *reservation {
 	s := r.Policy.Extra().Settle
-	if s == nil || r.Outcome == limiter.Replaced {
+	switch {
+	case s == nil || r.Outcome == limiter.Replaced:
 		return nil
+	case c.Unsettled: // the answer has no id
+		return &reservation{r.Cost, []string{"/v1/auth settles nothing: these units stay charged"}}
+	case c.SettledLater(r):
+		return &reservation{r.Cost, s.Words(r.Policy.Limit)}
+	default:
+		return &reservation{0, s.Words(r.Policy.Limit)}
 	}
-	return &reservation{Units: r.Cost, Words: s.Words(r.Policy.Limit)}
 }
 
 func settlement(d *limiter.Domain, entries []descriptors.Entry) string {
@@ -39,15 +45,6 @@ func settlement(d *limiter.Domain, entries []descriptors.Entry) string {
 		return "ends the request with this id: unless " + descriptors.Printable(d.Settle.Key) + "=ID of the same request has the real cost, unknown_cost is charged. It matches no limit"
 	default:
 		return ""
-	}
-}
-
-// unsettled corrects x for a request to /v1/auth. The answer has no id, so the reservation cannot be settled.
-func (x *explained) unsettled() {
-	for i := range x.Limits {
-		if r := x.Limits[i].Reserves; r != nil {
-			r.Words = []string{"/v1/auth settles nothing: these units stay charged"}
-		}
 	}
 }
 

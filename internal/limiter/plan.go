@@ -250,7 +250,7 @@ func (c *Call) charge() {
 		r := &c.Results[i]
 		switch {
 		case r.charge != toCharge || r.settle:
-		case c.isTogether(r):
+		case c.IsTogether(r):
 			c.chargeTogether(r)
 			then = then || r.Policy.Extras != nil && r.Policy.Extras.Then != nil
 		default:
@@ -267,10 +267,10 @@ func (c *Call) charge() {
 	}
 }
 
-// isTogether reports whether r is charged in one group with other limits of the request. For named limits, the
+// IsTogether reports whether r is charged in one group with other limits of the request. For named limits, the
 // domain's consume makes no difference, because the API promises all or none. (envoyproxy/ratelimit has no such
 // requests.) A proxy settles each bucket by itself. A settlement by name changes no bucket if one cost can never fit.
-func (c *Call) isTogether(r *Result) bool {
+func (c *Call) IsTogether(r *Result) bool {
 	p := r.Policy
 	return (!p.Alone || len(c.Limits) > 0) && (!r.settle || c.Settle != nil) && !p.Shadow && !p.Quota && !c.config.Modes.Quota
 }
@@ -352,7 +352,7 @@ func (c *Call) dryRunMistake() bool {
 	if len(c.Limits) == 0 || c.config.Modes.Shadow {
 		return false
 	}
-	if !slices.ContainsFunc(c.Results, func(r Result) bool { return r.charge >= 0 && c.isTogether(&r) && c.neverFits(&r) }) {
+	if !slices.ContainsFunc(c.Results, func(r Result) bool { return r.charge >= 0 && c.IsTogether(&r) && c.neverFits(&r) }) {
 		return false
 	}
 	c.dryRun()

@@ -351,8 +351,12 @@ func (c *Call) collectReserved(r *Reserved, shadow bool) {
 // Reserves reports whether r, one of c's Results, has reserved units that can be settled. It is false if
 // the request was denied, and if the store did not decide.
 func (c *Call) Reserves(r *Result) bool {
-	return !c.Denied && !c.WouldDeny && c.Consumed(r) && !r.local && r.Cost > 0 && r.Policy.Extra().Settle != nil &&
-		!r.settle && (r.reserve || len(c.Limits) == 0) && (len(c.Limits) > 0 || r.open || !r.Policy.Extras.Settle.ByBucket)
+	return !c.Denied && !c.WouldDeny && c.Consumed(r) && !r.local && r.Cost > 0 && r.Policy.Extra().Settle != nil && c.SettledLater(r)
+}
+
+// SettledLater reports whether r, whose limit has settle, reserves what it charges. By bucket, not all costs do.
+func (c *Call) SettledLater(r *Result) bool {
+	return !r.settle && (r.reserve || len(c.Limits) == 0) && (len(c.Limits) > 0 || r.open || !r.Policy.Extras.Settle.ByBucket)
 }
 
 func (c *Call) planSettlements(now algorithms.Micros) {
