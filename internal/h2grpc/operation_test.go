@@ -244,10 +244,12 @@ func TestOperationsAreAdmittedInTurn(t *testing.T) {
 	if admitted(third) || !admitted(fourth) || !admitted(heavy) {
 		t.Error("the operation whose wait was canceled was admitted, or one of the next was not")
 	}
-	for _, o := range []*operation{fourth, more, heavy} {
+	weightless, late := &operation{conn: more.conn}, &operation{conn: full.conn} // no requests to charge; a deadline that passed before it entered
+	all.enter(weightless, true)
+	for _, o := range []*operation{fourth, more, heavy, weightless, late} {
 		all.leave(o)
 	}
-	if all.weight != 0 || len(all.waiting) != 0 {
+	if all.weight != 0 || len(all.waiting) != 0 || all.sharers.Load() != 0 {
 		t.Errorf("left over: %+v", &all)
 	}
 }

@@ -151,8 +151,8 @@ func (c *conn) close() {
 	for c.operations > 0 || c.others > 0 { // these end soon, because they are canceled
 		c.changed.Wait()
 	}
-	c.server.bufferedBytes.Add(-int64(c.counted))
-	c.counted = 0
+	c.out, c.slotAnswers, c.block = nil, slotAnswers{}, openBlock{}
+	c.count() // counts nothing; backend.Source.Flush may count once more
 	c.mu.Unlock()
 	c.server.remove(c)
 }

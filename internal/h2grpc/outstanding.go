@@ -12,7 +12,7 @@ import (
 type outstanding struct {
 	mu      sync.Mutex
 	weight  int          // the weight of the admitted operations
-	sharers atomic.Int32 // the number of connections with admitted operations
+	sharers atomic.Int32 // the number of connections with a share of that weight
 	waiting []*operation // in the order of arrival; at most one per connection
 }
 
@@ -54,7 +54,7 @@ func (o *operation) fitsOwn() bool { return o.conn.share.weight+o.weight <= ownO
 func (s *outstanding) admit(o *operation) {
 	s.weight += o.weight
 	mine := &o.conn.share
-	if mine.weight == 0 {
+	if mine.weight == 0 && o.weight > 0 {
 		s.sharers.Add(1)
 	}
 	mine.weight += o.weight
@@ -64,13 +64,13 @@ func (s *outstanding) admit(o *operation) {
 	}
 }
 
-// leave removes o, which was admitted, from the weight, and admits waiting operations for which there is
+// leave removes o, which was admitted or has no weight, from the weight, and admits waiting operations for which there is
 // room now. o.conn must still be set.
 func (s *outstanding) leave(o *operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.weight -= o.weight
-	if o.conn.share.weight -= o.weight; o.conn.share.weight == 0 {
+	if o.conn.share.weight -= o.weight; o.conn.share.weight == 0 && o.weight > 0 {
 		s.sharers.Add(-1)
 	}
 	n := 0

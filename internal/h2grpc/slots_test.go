@@ -80,6 +80,16 @@ func TestSlotsOfResetCallsAreReported(t *testing.T) {
 			reset(c, id)
 		}, ""},
 		{"answered, and the connection ends", func(c *client, _ *pendingStore) { answered(c, "now slot a"); c.nc.Close() }, ""},
+		{"answered, and the connection ends between Done and Flush of the store", func(c *client, store *pendingStore) {
+			answered(c, "now slot a")
+			ask(c, "b")
+			c.nc.Close()
+			synctest.Wait()
+			source := store.batches[0].Source
+			store.complete()
+			synctest.Wait()
+			source.Flush()
+		}, ""},
 		{"no slots", func(c *client, store *pendingStore) {
 			reset(c, ask(c, "a"))
 			reset(c, answered(c, "now b"))
@@ -119,6 +129,9 @@ func TestSlotsOfResetCallsAreReported(t *testing.T) {
 				defer method.mu.Unlock()
 				if got := strings.Join(slices.Clone(method.unused), ","); got != test.want {
 					t.Errorf("unused slots: got %q, want %q", got, test.want)
+				}
+				if n := serverOf(l).bufferedBytes.Load(); n != 0 {
+					t.Errorf("without connections: %d bytes are counted; want 0", n)
 				}
 			})
 		})
