@@ -43,26 +43,29 @@ func (c *conn) message(s *stream, body []byte) error {
 	return c.compressed(c.ensureOpen(s), body[prefixLen:])
 }
 
-// compressed handles a compressed message. One is decompressed and submitted at a time, because a message of a few
-// bytes may need the memory of maxMessage. c.mu is held. It is released while the message is decompressed, because
-// goroutines that serve other connections may wait for it.
+// compressed handles a compressed message. One is decompressed at a time, because a message of a few bytes may need the
+// memory of maxMessage. c.mu is held. It is released meanwhile, because goroutines that serve other connections may wait
+// for it.
 func (c *conn) compressed(s *stream, data []byte) error {
 	c.answerReady() // otherwise abort, on another goroutine, would submit the requests
 	c.heads.work += turnWork
 	c.mu.Unlock()
 	c.server.decompressing.Lock()
-	defer c.server.decompressing.Unlock()
 	message, err := gunzip(data)
 	c.mu.Lock()
+	defer c.server.decompressing.Unlock()
 	switch {
 	case c.closed || c.find(s.id) != s: // the request took too long to arrive
+		return nil
 	case err != nil:
 		return c.refuseMessage(s, brokenCompressed)
-	case len(message) > maxMessage:
+	}
+	s.body, s.buffered = message, s.buffered+len(message)
+	c.buffered += len(message)
+	if c.count(); len(message) > maxMessage || c.held() > c.allowance() {
 		c.denyUnread(s)
-	default:
+	} else {
 		c.appendArrival(s, message)
-		c.answerReady()
 	}
 	return nil
 }

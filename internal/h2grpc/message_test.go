@@ -54,6 +54,28 @@ func TestCompressedMessagesAreServed(t *testing.T) {
 	})
 }
 
+// A connection with much outstanding weight waits for its turn with a compressed message. Others must not wait with it.
+func TestCompressedMessagesOfOthersDoNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &pendingStore{}
+		l := serve(t, &echo{store: store})
+		much, little := dial(t, l), dial(t, l)
+		sendMany(much, maxOutstanding, "much")
+		for i, c := range []*client{much, little} {
+			id := c.open(c.fields("grpc-encoding", "gzip"))
+			_ = c.to.WriteData(id, true, gzipped([]byte("m")))
+			c.flush()
+			synctest.Wait()
+			if n := store.requests(); n != maxOutstanding+i {
+				t.Errorf("connection %d: %d requests are submitted; want %d", i, n, maxOutstanding+i)
+			}
+		}
+		store.complete()
+		synctest.Wait()
+		store.complete()
+	})
+}
+
 // A body that is not one message is answered with an error. So is a timeout that cannot be read.
 func TestRequestsThatCannotBeReadAreErrors(t *testing.T) {
 	for name, test := range map[string]struct {
