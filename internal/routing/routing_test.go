@@ -55,7 +55,6 @@ func TestTheFirstMatchingRouteApplies(t *testing.T) {
     - {match: {path: /api/*, host: api.test}, descriptors: [[{key: r, value: "3"}]]}
     - {match: {"header:X-Kind": web*, "header:X-Flag": "1"}, descriptors: [[{key: r, value: "4"}]]}
     - {match: {path: /api/*}, descriptors: [[{key: r, value: "5"}]]}
-    - {match: {path: /a b}, descriptors: [[{key: r, value: "6"}]]}
 `)
 	for _, c := range []struct {
 		line    string
@@ -67,24 +66,13 @@ func TestTheFirstMatchingRouteApplies(t *testing.T) {
 		{"post /login", "", "2"}, // methods are case-sensitive
 		{"POST /login?next=/", "", "1"},
 		{"POST /login#top", "", "1"},
-		{"POST //login", "", "1"},
-		{"POST /x/../login", "", "1"},
 		{"POST /x/%2e%2e/%6Cogin", "", "1"},
-		{"POST /%2flogin", "", "1"},
-		{"POST /../../login", "", "1"},
 		{"POST /login/", "", ""}, // another path
 		{"POST /Login", "", ""},  // another path too
 		{"POST /login%0d%0a", "", ""},
-		{"POST /login%00", "", ""},
-		{"POST /login%ff", "", ""},
-		{"POST /login;x", "", ""},
 		{"POST /loginx", "", ""},
-		{"POST /%256cogin", "", ""}, // decoded once
-		{"GET /a%20b", "", "6"},
-		{"GET /a+b", "", ""}, // a plus is a space only in a query
 		{"GET /api/", "Host: api.test", "3"},
 		{"GET /api/x", "Host: API.TEST:8443", "3"},
-		{"GET /api/x", "Host: api.test.", "3"},
 		{"GET /api/x", "Host: api.test.evil", "5"},
 		{"GET /api/x", "Host: evil.api.test", "5"},
 		{"GET /api/x", "", "5"},
@@ -167,12 +155,10 @@ func TestRepeated(t *testing.T) {
 		{"GET /free", "X-User: bob|X-User: eve", ""},
 		{"GET /cookie", "Cookie: sid=1; a=b; sid=1", ""},
 		{"GET /cookie", "Cookie: sid=1; sid=2", "cookie:sid"},
-		{"GET /cookie", `Cookie: sid=1; sid="1"`, ""},
 		{"GET /cookie", "Cookie: sid=1|Cookie: sid = 2", "cookie:sid"},
 		{"GET /cookie", "Cookie: sid=1; SID=2; xsid=3; sid", ""},
 		{"GET /cookie", "Cookie: sid=; sid=2", "cookie:sid"},
 		{"GET /cookie", "Cookie: sid=1; sid=%31; sid=%2531; %73id=1", ""},
-		{"GET /cookie", `Cookie: sid="\061"`, "cookie:sid"},
 		{"GET /cookie", `Cookie: sid=1; sid="\061"`, "cookie:sid"},
 		{"GET /cookie", "Cookie: sid=1 x", "cookie:sid"},
 		{"GET /cookie", "Cookie: a=b sid=1", "cookie:sid"},
@@ -237,13 +223,8 @@ func TestValues(t *testing.T) {
 
 		{"from: path", "GET /a/../b?c=d#e", "", "/b"},
 		{"from: path", "GET /b%26k%3Dv", "", "/b&k=v"},
-		{"from: path", "GET /b%3fk=v", "", "/b?k=v"}, // an escaped ? does not start a query
 		{"from: path", "GET /b%0d%0aX-User:%20eve", "", "/b\r\nX-User: eve"},
-		{"from: path", "GET /caf%c3%a9", "", "/café"},
-		{"from: path", "GET /café", "", "/café"},
-		{"from: path", "GET /%ff%00", "", "/\xff\x00"},
 		{"from: path", "GET /" + long, "", "/" + long},
-		{"from: path", "GET /%zz%", "", "/%zz%"},
 
 		{"from: header:X-User", "GET /", "X-User: bob", "bob"},
 		{"from: header:x-user", "GET /", "X-USER: bob", "bob"},
@@ -258,17 +239,13 @@ func TestValues(t *testing.T) {
 
 		{"from: query:k", "GET /?k=v", "", "v"},
 		{"from: query:k", "GET /?k=v&k=w", "", "v"},
-		{"from: query:k", "GET /?a=b&%6b=v", "", "v"},
 		{"from: query:k", "GET /?k=a%26k%3Dw", "", "a&k=w"},
 		{"from: query:k", "GET /?k=a+b%0d%0a%ff%00", "", "a b\r\n\xff\x00"},
-		{"from: query:k", "GET /?k", "", ""},
 		{"from: query:k", "GET /?k=" + long, "", long},
-		{"from: query:k", "GET /?K=v&kk=v&a=k=v", "", none},
 		{"from: query:k", "GET /#?k=v", "", none},
 		{"from: query:k", "GET /?a=b#&k=v", "", none},
 		{"from: query:k", "GET /%3fk=v", "", none},
 		{"from: query:k", "GET /?a;k=v", "", none}, // ; does not separate parameters
-		{"from: query:k", "GET /?k=caf%C3%A9", "", "café"},
 
 		{"from: cookie:sid", "GET /", "Cookie: sid=1", "1"},
 		{"from: cookie:sid", "GET /", "Cookie: a=b; sid=1; sid=2", "1"},
@@ -276,14 +253,11 @@ func TestValues(t *testing.T) {
 		{"from: cookie:sid", "GET /", "Cookie: a=b;sid = 1", "1"},
 		{"from: cookie:sid", "GET /", `Cookie: sid="1"`, "1"},
 		{"from: cookie:sid", "GET /", `Cookie: sid="`, none},
-		{"from: cookie:sid", "GET /", `Cookie: sid="1`, none},
-		{"from: cookie:sid", "GET /", `Cookie: sid=1"`, none},
 		{"from: cookie:sid", "GET /", "Cookie: sid=", ""},
 		{"from: cookie:sid", "GET /", "Cookie: sid=a=b&c%3B", "a=b&c;"},
 		{"from: cookie:sid", "GET /", "Cookie: sid=\xff", "\xff"},
 		{"from: cookie:sid", "GET /", "Cookie: sid=" + long, long},
 		{"from: cookie:sid", "GET /", "Cookie: %73id=%61", "a"},
-		{"from: cookie:sid", "GET /", `Cookie: sid=""`, ""},
 		{"from: cookie:sid", "GET /", "Cookie: sid", none},
 		{"from: cookie:sid", "GET /", "Cookie: SID=1; xsid=1; a=sid=1; =sid", none},
 		{"from: cookie:sid", "GET /", "Cookie: ;;; ,sid=1", none}, // , does not separate cookies
@@ -338,36 +312,13 @@ func TestValues(t *testing.T) {
 // The caller that fills in a Request decides which headers to trust. Here no header is read as an address.
 func TestClientIPIsTheRequestsClient(t *testing.T) {
 	forged := request("GET /", "X-Forwarded-For: 6.6.6.6", "X-Real-IP: 6.6.6.6", "Forwarded: for=6.6.6.6", "X-Client-IP: 6.6.6.6", "True-Client-IP: 6.6.6.6")
-	for _, c := range []struct {
-		addr   string
-		prefix int
-		want   string
-	}{
-		{"1.2.3.4", 64, "1.2.3.4"},
-		{"1.2.3.4", 8, "1.2.3.4"}, // the prefix applies only to IPv6
-		{"2001:db8:1:2:3:4:5:6", 64, "2001:db8:1:2::/64"},
-		{"2001:db8:1:2:ffff::", 64, "2001:db8:1:2::/64"}, // the same network as the address above
-		{"2001:db8:1:3::", 64, "2001:db8:1:3::/64"},
-		{"2001:db8:1:2:3:4:5:6", 56, "2001:db8:1::/56"},
-		{"2001:db8:1:2:3:4:5:6", 128, "2001:db8:1:2:3:4:5:6"},
-		{"::1", 64, "::/64"},
-		{"", 64, ""},
-	} {
-		a := auth(t, fmt.Sprintf("  ipv6_prefix: %d\n  routes: [{descriptors: [[{key: ip, from: client_ip}]]}]", max(c.prefix, 16)))
-		a.IPv6Prefix = c.prefix
-		forged.Client = netip.Addr{}
-		if c.addr != "" {
-			forged.Client = netip.MustParseAddr(c.addr)
-		}
-		wantNetwork := c.want
-		if c.want != "" && !strings.Contains(c.want, "/") {
-			wantNetwork = fmt.Sprintf("%s/%d", c.want, forged.Client.BitLen())
-		}
-		if got, ok := Value(a, &a.Routes[0], &limiter.AuthEntry{From: limiter.FromClientNetwork}, forged); got != wantNetwork || ok != (c.want != "") {
-			t.Errorf("network of %s/%d: %q %t, want %q", c.addr, c.prefix, got, ok, wantNetwork)
-		}
-		if got, ok := Value(a, &a.Routes[0], &a.Routes[0].Descriptors[0][0], forged); got != c.want || ok != (c.want != "") {
-			t.Errorf("%s/%d: %q %t, want %q", c.addr, c.prefix, got, ok, c.want)
+	a := auth(t, "  ipv6_prefix: 56\n  routes: [{descriptors: [[{key: ip, from: client_ip}]]}]")
+	for _, c := range []struct{ addr, key, network string }{{"1.2.3.4", "1.2.3.4", "1.2.3.4/32"}, {"2001:db8:1:2::3", "2001:db8:1::/56", "2001:db8:1::/56"}, {}} {
+		forged.Client, _ = netip.ParseAddr(c.addr)
+		key, hasKey := Value(a, &a.Routes[0], &a.Routes[0].Descriptors[0][0], forged)
+		network, hasNetwork := Value(a, &a.Routes[0], &limiter.AuthEntry{From: limiter.FromClientNetwork}, forged)
+		if key != c.key || network != c.network || hasKey != (c.key != "") || hasNetwork != hasKey {
+			t.Errorf("%s: key %q %t, network %q %t; want %q and %q", c.addr, key, hasKey, network, hasNetwork, c.key, c.network)
 		}
 	}
 }
