@@ -10,7 +10,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
@@ -178,23 +177,5 @@ func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 	}
 	if first == other {
 		t.Errorf("two requests have the same jitter, %d", first)
-	}
-}
-
-// The store cannot decide one limit of a list. The answer is a failure only if no other limit denies by itself.
-func TestADenialBesideAFailureIsNoFailure(t *testing.T) {
-	failed := limiter.Result{Outcome: limiter.FailedDenied, Policy: &limiter.Policy{}, Decision: backend.Decision{Err: backend.ErrUnavailable}}
-	denied := limiter.Result{Outcome: limiter.Denied, Policy: &limiter.Policy{}}
-	quota := limiter.Result{Outcome: limiter.Denied, Policy: &limiter.Policy{Quota: true}} // does not deny by itself
-	for _, test := range []struct {
-		results []limiter.Result
-		failure bool
-	}{
-		{[]limiter.Result{failed, denied}, false}, {[]limiter.Result{denied, failed}, false}, {[]limiter.Result{quota, failed}, true}, {[]limiter.Result{denied}, false},
-	} {
-		c := &limiter.Call{Verdict: limiter.Verdict{Denied: true, Results: test.results}}
-		if err := undecided(c); (err != nil) != test.failure {
-			t.Errorf("%+v: got %v; want a failure: %t", test.results, err, test.failure)
-		}
 	}
 }

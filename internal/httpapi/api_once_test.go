@@ -213,21 +213,3 @@ func TestIDsOfApplicationsAreTheirOwn(t *testing.T) {
 		t.Errorf("got the keys %x; want %x", store.ids, want)
 	}
 }
-
-func TestRequestsThatReserveNothingGetNoID(t *testing.T) {
-	h, _ := onClock(t)
-	reserve(t, h, `{"name":"tokens","key":"a","count":30,"reserve":true}`)
-	for _, c := range []struct {
-		path, body string
-		code       int
-	}{
-		{"/v1/limit", `{"name":"tokens","key":"b","count":-4,"reserve":true}`, 200},
-		{"/v1/limit", `{"name":"tokens","key":"b"}`, 200},
-		{"/v1/check", `{"name":"tokens","key":"b","reserve":true}`, 200},
-		{"/v1/limit", `{"limits":[{"name":"tokens","key":"a","count":5,"reserve":true},{"name":"hourly","key":"a","reserve":true}]}`, 429},
-	} {
-		if w := call(h, "POST", c.path, c.body); w.Code != c.code || strings.Contains(w.Body.String(), "reservation") {
-			t.Errorf("%s: got %d %s; want status %d without a reservation", c.body, w.Code, w.Body, c.code)
-		}
-	}
-}

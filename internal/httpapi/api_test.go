@@ -188,26 +188,6 @@ func TestMistakesAreExplained(t *testing.T) {
 		`{"ok":true,"limits":[{"name":"send","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`})
 }
 
-func TestKeysAreBytes(t *testing.T) {
-	h, clock := onClock(t)
-	for _, k := range []string{`""`, `"\u0000"`, `"a\r\nb"`, `"a"`, `["a",""]`, `["",  "a"]`, `{"base64":"/w=="}`, `{"base64":"/wA="}`, `"\ufffd"`, `"😀"`} {
-		body := `{"name":"few","count":3,"key":` + k + `}`
-		if w := call(h, "POST", "/v1/limit", body); w.Code != 200 {
-			t.Errorf("%s: got %d %s; want status 200", k, w.Code, w.Body)
-		}
-		if w := call(h, "POST", "/v1/limit", body); w.Code != 429 {
-			t.Errorf("%s again: got %d %s; want status 429", k, w.Code, w.Body)
-		}
-	}
-	script(t, h, clock,
-		exchangeStep{0, "/v1/check", `{"name":"few","key":[{"base64":"/w=="},"x"]}`, 200,
-			`{"ok":true,"limits":[{"name":"few","key":[{"base64":"/w=="},"x"],"ok":true,"remaining":2,"limit":3,"reset_after_ms":1000}]}`},
-		exchangeStep{0, "/v1/limits/few?key=%ff", ``, 200,
-			`{"domain":"edge","name":"few","algorithm":"token_bucket","rate":1,"period_us":1000000,"capacity":3,"max_reserved":9007199251,"on_backend_failure":"deny",` +
-				`"key":{"base64":"/w=="},"remaining":0,"value":0,"value_scale":1000000,"time_us":1767225600000000,"reset_after_ms":3000}`},
-	)
-}
-
 func TestResetForgetsOneBucket(t *testing.T) {
 	h, clock := onClock(t)
 	full := func(key string, code int) exchangeStep {
