@@ -200,19 +200,6 @@ func TestABlockIsShownToAnOperatorWithTheBucket(t *testing.T) {
 	}
 }
 
-func TestALimitConfiguredUnlimitedCanBeBlocked(t *testing.T) {
-	b := newBench(t, adjustable)
-	if got := b.adjust("free", map[string]adjust.Change{"bob": {Block: true}, "ann": {Factor: 2000}}); got.InForce != 1 || got.Ignored != 1 {
-		t.Errorf("got %+v; want in force 1 and ignored 1", got)
-	}
-	if !b.send(t, 1, "free=bob").Denied {
-		t.Error("bob is allowed")
-	}
-	if c := b.send(t, 1, "free=ann"); c.Denied || c.Results[0].Outcome != limiter.Unlimited {
-		t.Errorf("ann: %+v; want allowed and outcome %v", c.Verdict, limiter.Unlimited)
-	}
-}
-
 // An adjusted limit is unlimited in the same way as a limit with "unlimited: true" in the configuration.
 func TestAnUnlimitedAdjustmentChargesNothing(t *testing.T) {
 	b := newBench(t, adjustable)
@@ -239,17 +226,6 @@ func TestAnUnlimitedAdjustmentChargesNothing(t *testing.T) {
 	b.adjust("other", nil)
 	if n := b.allowed(t, 100, "user=bob"); n != 7 {
 		t.Errorf("afterwards, with 15 of 20 consumed and 2 refunded: got %d, want 7", n)
-	}
-}
-
-// An operator who inspects the bucket of an unlimited key gets its state.
-func TestAnOperatorSeesTheBucketOfAnUnlimitedKey(t *testing.T) {
-	b := newBench(t, adjustable)
-	b.allowed(t, 20, "user=bob")
-	b.adjust("calls", map[string]adjust.Change{"bob": {Unlimited: true}})
-	c := b.check(t, limiter.Inspection("d", "calls", []string{"bob"}, nil, 1).Request)
-	if r := &c.Results[0]; c.Denied || r.Outcome != limiter.Unlimited || r.Key == nil || r.Decision.At != b.now || r.Decision.ResetAfter != 2*minute {
-		t.Errorf("got %+v; want the outcome %v and the state of the empty bucket", c.Verdict, limiter.Unlimited)
 	}
 }
 
@@ -326,25 +302,6 @@ func TestAdjustmentsThatDoNotApplyAreCountedAndChangeNothing(t *testing.T) {
 	}
 	if n := b.allowed(t, 50, "user=bob"); n != 20 {
 		t.Errorf("got %d, want 20", n)
-	}
-}
-
-// A reload applies the adjustments to the new limits, so a factor multiplies the new numbers.
-func TestAReloadKeepsAdjustments(t *testing.T) {
-	b := newBench(t, adjustable)
-	b.adjust("calls", map[string]adjust.Change{"bob": {Factor: 2000}, "eve": {Block: true}})
-	b.swap(t, `
-domain: d
-limits:
-  calls: {algorithm: token_bucket, rate: 10, period: 1m, capacity: 50}
-descriptors:
-  - {key: user, limit: calls}
-`)
-	if n := b.allowed(t, 200, "user=bob"); n != 100 {
-		t.Errorf("bob got %d, want 100", n)
-	}
-	if !b.send(t, 1, "user=eve").Denied {
-		t.Error("the request of eve is allowed; want a denial")
 	}
 }
 
@@ -469,21 +426,6 @@ func TestAnAdjustmentAppliesToItsDomain(t *testing.T) {
 	}
 }
 
-func TestABlockEndsWithItsRequest(t *testing.T) {
-	b := newBench(t, adjustable, limiter.Modes{Shadow: true})
-	b.adjust("calls", map[string]adjust.Change{"bad": {Block: true}})
-	c := &limiter.Call{}
-	for _, user := range []string{"bad", "good"} {
-		c.Reset()
-		c.Request.Domain = "d"
-		d := c.AddDescriptor()
-		d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: user}}, 1000
-		if err := b.Check(t.Context(), c); err != nil || c.Denied != (user == "bad") {
-			t.Errorf("%s: error %v, denied %v; want only the blocked user denied", user, err, c.Denied)
-		}
-	}
-}
-
 func TestALimitThatABlockLeavesUnchargedCountsAsReplaced(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
@@ -494,28 +436,6 @@ func TestALimitThatABlockLeavesUnchargedCountsAsReplaced(t *testing.T) {
 	b.store.err = backend.ErrUnavailable
 	if c := b.send(t, 1, "user=bob"); !c.Denied || c.Failed {
 		t.Errorf("a block needs no store: %+v; want denied and not failed", c.Verdict)
-	}
-}
-
-// The block may end after the decision, before the Call computes how long the block still lasts. RetryAfter is then
-// not 0.
-func TestABlockHasARetryTime(t *testing.T) {
-	b := newBench(t, adjustable)
-	a := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{"bob"}}, Change: adjust.Change{Block: true}, Expires: b.now + minute}
-	a.ID = a.Target.ID()
-	now := b.now
-	b.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{a}), func() algorithms.Micros {
-		was := now
-		now += minute - 1
-		return was
-	})
-	now = b.now
-	if c := b.send(t, 1, "user=bob"); !c.Denied || c.RetryAfter != 1 {
-		t.Errorf("1 us before the end: %+v, want a retry after 1 us", c.Verdict)
-	}
-	now = b.now + 1
-	if c := b.send(t, 1, "user=bob"); !c.Denied || c.RetryAfter != 1 {
-		t.Errorf("at the end: %+v, want a retry after 1 us", c.Verdict)
 	}
 }
 
@@ -563,5 +483,29 @@ limits:
 	}
 	if c := b.named(t, "plan", 101, "bob"); !c.Never {
 		t.Errorf("got %+v; want never", c.Results)
+	}
+}
+
+// An operator who inspects the bucket of an unlimited key gets its state.
+func TestAnOperatorSeesTheBucketOfAnUnlimitedKey(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.allowed(t, 20, "user=bob")
+	b.adjust("calls", map[string]adjust.Change{"bob": {Unlimited: true}})
+	c := b.check(t, limiter.Inspection("d", "calls", []string{"bob"}, nil, 1).Request)
+	if r := &c.Results[0]; c.Denied || r.Outcome != limiter.Unlimited || r.Key == nil || r.Decision.At != b.now || r.Decision.ResetAfter != 2*minute {
+		t.Errorf("got %+v; want the outcome %v and the state of the empty bucket", c.Verdict, limiter.Unlimited)
+	}
+}
+
+func TestALimitConfiguredUnlimitedCanBeBlocked(t *testing.T) {
+	b := newBench(t, adjustable)
+	if got := b.adjust("free", map[string]adjust.Change{"bob": {Block: true}, "ann": {Factor: 2000}}); got.InForce != 1 || got.Ignored != 1 {
+		t.Errorf("got %+v; want in force 1 and ignored 1", got)
+	}
+	if !b.send(t, 1, "free=bob").Denied {
+		t.Error("bob is allowed")
+	}
+	if c := b.send(t, 1, "free=ann"); c.Denied || c.Results[0].Outcome != limiter.Unlimited {
+		t.Errorf("ann: %+v; want allowed and outcome %v", c.Verdict, limiter.Unlimited)
 	}
 }

@@ -2,7 +2,6 @@ package limiter_test
 
 import (
 	"slices"
-	"sync/atomic"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -75,28 +74,6 @@ func TestValuesOfABucket(t *testing.T) {
 	for i, want := range [][]string{{"1"}, {"a", "1"}, nil} { // the values, the whole descriptor, no bucket
 		if got := c.AppendValues(nil, &c.Results[i]); !slices.Equal(got, want) {
 			t.Errorf("result %d: got %q, want %q", i, got, want)
-		}
-	}
-}
-
-// A Store may decide the charges of one request in several steps. The cancelation of the request applies to all.
-func TestEachChargeKnowsTheCancelation(t *testing.T) {
-	b := newBench(t, `
-domain: d
-descriptors:
-  - {key: a, rate_limit: {algorithm: fixed_window, rate: 2, period: 1d}}
-  - {key: b, rate_limit: {algorithm: fixed_window, rate: 2, period: 1d}}
-  - {key: c, shadow_mode: true, rate_limit: {algorithm: fixed_window, rate: 2, period: 1d}}
-`)
-	store, r := &recorded{Store: b.store.Store}, request(t, 1, "a=1", "b=1", "c=1")
-	b.store.Store, r.Canceled = store, new(atomic.Bool)
-	b.check(t, r)
-	if len(store.charges) != 3 {
-		t.Fatalf("%d charges; want 3", len(store.charges))
-	}
-	for i := range store.charges {
-		if store.charges[i].Canceled != r.Canceled {
-			t.Errorf("charge %d does not have the Canceled of the request", i)
 		}
 	}
 }

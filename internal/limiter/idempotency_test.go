@@ -31,6 +31,13 @@ limits:
   watched: {algorithm: fixed_window, rate: 10, period: 1d, shadow_mode: true}
 `
 	b := newBench(t, "domain: d"+limits+"---\ndomain: other"+limits)
+	inline := func(rate int64) *limiter.Policy {
+		l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: sec})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &limiter.Policy{Domain: "d", Name: "own", Limit: &l, Keys: descriptors.Keys{Prefix: descriptors.Prefix("d", "inline", "own", l.Kind)}}
+	}
 	remaining := func(domain, limit string, key ...string) int64 {
 		return b.check(t, limiter.Request{Domain: domain, DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: key}}}).Results[0].Decision.Remaining
 	}
@@ -46,6 +53,8 @@ limits:
 		"a reservation":     {{{Name: "one", Count: 1}}, {{Name: "one", Count: 1, Reserve: true}}},
 		"another number":    {{{Name: "one", Count: 1}}, {{Name: "one", Count: 2}}},
 		"another limit":     {{{Name: "one", Count: 1}}, {{Name: "two", Count: 1}}},
+		"another key":       {{{Name: "one", Key: []string{"a"}, Count: 1}}, {{Name: "one", Key: []string{"b"}, Count: 1}}},
+		"another config":    {{{Name: "own", Count: 1, Inline: inline(5)}}, {{Name: "own", Count: 1, Inline: inline(6)}}},
 		"keys of two forms": {{{Name: "one", Key: []string{"two", "1", "false"}, Count: 1}, {Name: "two", Count: 1}}, {{Name: "one", Count: 1}, {Name: "two", Key: []string{"two", "1", "false"}, Count: 1}}},
 	} {
 		if _, err := b.once(t, "d", name, pair[0]...); err != nil {
@@ -98,40 +107,6 @@ func TestPartsOfAnIdempotencyIDAreSeparate(t *testing.T) {
 	}
 }
 
-// The digest of a request covers the values of its keys, and the limits that come with it.
-func TestAnIDWithAnotherRequestIsRefused(t *testing.T) {
-	inline := func(rate int64) *limiter.Policy {
-		l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: sec})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return &limiter.Policy{Domain: "d", Name: "own", Limit: &l, Keys: descriptors.Keys{Prefix: descriptors.Prefix("d", "inline", "own", l.Kind)}}
-	}
-	for name, pair := range map[string][2]limiter.NamedCharge{
-		"key":    {{Name: "one", Key: []string{"a"}, Count: 1}, {Name: "one", Key: []string{"b"}, Count: 1}},
-		"inline": {{Name: "own", Count: 1, Inline: inline(5)}, {Name: "own", Count: 1, Inline: inline(6)}},
-	} {
-		b := newBench(t, "domain: d\nlimits:\n  one: {algorithm: fixed_window, rate: 10, period: 1d}\n")
-		if _, err := b.once(t, "d", "id", pair[0]); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := b.once(t, "d", "id", pair[1]); !errors.Is(err, backend.ErrReused) {
-			t.Errorf("%s: got %v, want %v", name, err, backend.ErrReused)
-		}
-	}
-}
-
-// A store that does not know the outcome of an ID has not failed, so on_backend_failure does not apply.
-func TestAPendingIDIsAnError(t *testing.T) {
-	b := newBench(t, "domain: d\nlimits:\n  one: {algorithm: fixed_window, rate: 10, period: 1d, on_backend_failure: allow}\n")
-	for _, want := range []error{backend.ErrPending, backend.ErrReused} {
-		b.store.err = want
-		if c, err := b.once(t, "d", "id", limiter.NamedCharge{Name: "one", Count: 1}); !errors.Is(err, want) {
-			t.Errorf("got %+v, %v; want the error %v", c.Verdict, err, want)
-		}
-	}
-}
-
 // If the credits of a plan have changed, a request with the same ID is not a repetition. So it is an error, like any
 // reuse of the ID. If one of two limits no longer has the common payer, the stored answers are in another order than the
 // charges, so none of them may be used.
@@ -176,5 +151,16 @@ limits:
 	b.adjust("one", map[string]adjust.Change{"bob": {Block: true}})
 	if c, err := b.once(t, "d", "id", limits...); err != nil || !c.Denied {
 		t.Errorf("repeated: error %v, denied %v; want denied", err, c.Denied)
+	}
+}
+
+// A store that does not know the outcome of an ID has not failed, so on_backend_failure does not apply.
+func TestAPendingIDIsAnError(t *testing.T) {
+	b := newBench(t, "domain: d\nlimits:\n  one: {algorithm: fixed_window, rate: 10, period: 1d, on_backend_failure: allow}\n")
+	for _, want := range []error{backend.ErrPending, backend.ErrReused} {
+		b.store.err = want
+		if c, err := b.once(t, "d", "id", limiter.NamedCharge{Name: "one", Count: 1}); !errors.Is(err, want) {
+			t.Errorf("got %+v, %v; want the error %v", c.Verdict, err, want)
+		}
 	}
 }

@@ -51,15 +51,6 @@ func TestQuotaModeDeniesOnlyIfEveryDescriptorIsDenied(t *testing.T) {
 	}
 }
 
-func TestInQuotaModeCreditsPayForWhatTheirPlanDenies(t *testing.T) {
-	b := newBench(t, plans, limiter.Modes{Quota: true})
-	for i, want := range []string{"per_minute", "credits", "credits"} {
-		if c := b.send(t, 7, "user=bob"); c.Denied || c.Results[0].Policy.Name != want {
-			t.Errorf("request %d: got %+v; want allowed by %s", i, c.Verdict, want)
-		}
-	}
-}
-
 // A request whose cost a named limit can never allow is a mistake, and charges nothing. But if that limit is in shadow
 // mode, the other limits are charged.
 func TestAShadowLimitDoesNotMakeARequestADryRun(t *testing.T) {

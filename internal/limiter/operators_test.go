@@ -26,14 +26,6 @@ func TestBeforeAConfigurationNothingIsAdjustableOrReset(t *testing.T) {
 	}
 }
 
-// The whole descriptor identifies the buckets of a limit with a wildcard, so an operator must state it.
-func TestAnOperatorStatesTheDescriptorOfAWildcard(t *testing.T) {
-	b := newBench(t, "domain: d\ndescriptors:\n  - {key: 'path_*', rate_limit: {name: starred, algorithm: token_bucket, rate: 10, period: 1m}}\n")
-	if problem := b.inspect(t, "starred", "a1"); !strings.Contains(problem, "--descriptor") {
-		t.Errorf("got %q; want the error that the descriptor is needed", problem)
-	}
-}
-
 func TestAnInspectionConsumesNothing(t *testing.T) {
 	b := newBench(t, adjustable)
 	for _, c := range []*limiter.Call{
@@ -126,20 +118,10 @@ func TestAnErrorListsTheKeysOfALimit(t *testing.T) {
 	}
 }
 
-func TestAResetAppliesToAllBuckets(t *testing.T) {
-	b := newBench(t, batched)
-	b.send(t, 2, "a=1", "l=1")
-	b.store.err = backend.ErrUnavailable
-	b.send(t, 2, "l=1")
-	b.store.err = nil
-	if err := b.Reset(t.Context(), &limiter.Call{Request: request(t, 0, "u=1", "a=1", "l=1")}); err != nil {
-		t.Fatal(err)
-	}
-	if a, l := b.left(t, "a=1"), b.left(t, "l=1"); a != 5 || l != 4 {
-		t.Errorf("%d and %d left, want 5 and 4", a, l)
-	}
-	b.store.err = backend.ErrUnavailable
-	if c := b.send(t, 2, "l=1"); c.Denied {
-		t.Errorf("the local bucket: got %+v, want allowed", c.Verdict)
+// The whole descriptor identifies the buckets of a limit with a wildcard, so an operator must state it.
+func TestAnOperatorStatesTheDescriptorOfAWildcard(t *testing.T) {
+	b := newBench(t, "domain: d\ndescriptors:\n  - {key: 'path_*', rate_limit: {name: starred, algorithm: token_bucket, rate: 10, period: 1m}}\n")
+	if problem := b.inspect(t, "starred", "a1"); !strings.Contains(problem, "--descriptor") {
+		t.Errorf("got %q; want the error that the descriptor is needed", problem)
 	}
 }

@@ -8,44 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-func TestOverridesInRequestsReplaceLimits(t *testing.T) {
-	b := newBench(t, `
-domain: d
-descriptors:
-  - {key: known, rate_limit: {unit: hour, requests_per_unit: 1}}
-`)
-	send := func(text string, o limiter.Override) *limiter.Call { return b.override(t, text, o) }
-	minute := limiter.Override{Rate: 3, Period: 60 * algorithms.Second}
-	for i := range 3 {
-		if c := send("known=1", minute); c.Denied || c.Results[0].Decision.Remaining != int64(2-i) {
-			t.Errorf("request %d of 3 a minute: %+v; want allowed and %v remaining", i+1, c.Results, int64(2-i))
-		}
-	}
-	// The next request overrides the limit with another number. Units that were already consumed in the window
-	// must still count.
-	lower, higher := minute, minute
-	lower.Rate, higher.Rate = 1, 4
-	if c := send("known=1", lower); !c.Denied {
-		t.Errorf("3 used of 1: %+v; want denied", c.Results)
-	}
-	if c := send("known=1", higher); c.Denied {
-		t.Errorf("3 used of 4: %+v; want allowed", c.Results)
-	}
-	if c := send("known=1", higher); !c.Denied {
-		t.Errorf("4 used of 4: %+v; want denied", c.Results)
-	}
-	unknown := limiter.Override{Rate: 5}
-	if c := send("known=2", unknown); c.Denied || c.Results[0].Policy.Name != "known" {
-		t.Errorf("an unknown unit, want the configured limit: %+v", c.Results)
-	}
-	if c := send("strange=1", unknown); !c.Denied || !c.Never {
-		t.Errorf("an unknown unit without a configured limit, want denied: %+v", c.Verdict)
-	}
-	if c := send("strange=1", limiter.Override{Period: 60 * algorithms.Second}); !c.Denied || !c.Never {
-		t.Errorf("an override of 0 never allows: %+v; want denied and never", c.Verdict)
-	}
-}
-
 // A bound (max_override) at a descriptor takes precedence. With share_threshold, overrides for different values share one
 // bucket of it.
 func TestBoundsOfOverrides(t *testing.T) {

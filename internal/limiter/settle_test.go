@@ -44,54 +44,6 @@ func (b *bench) remaining(tb testing.TB) int64 {
 	return c.Results[0].Decision.Remaining
 }
 
-// If the number of shards changes, the limit uses other buckets. The reservation consumed nothing from them,
-// so it cannot be settled there.
-func TestChangedShardsCannotBeSettled(t *testing.T) {
-	for _, c := range []struct {
-		name, was, is string
-		changed       bool
-	}{
-		{"the same", "shards: 2", "shards: 2", false},
-		{"other numbers", "shards: 2", "shards: 2, capacity: 50", false},
-		{"more shards", "shards: 2", "shards: 4", true},
-		{"no shards", "shards: 2", "capacity: 100", true},
-	} {
-		b := newBench(t, "domain: d\ndescriptors: []\n")
-		const form = "algorithm: token_bucket, rate: 100, period: 1h, "
-		b.jobs(t, form+c.was)
-		call, ok := b.consume(t, 10, false)
-		if !ok {
-			t.Fatal("denied")
-		}
-		r, ok := reservedBy(call)
-		if !ok {
-			t.Fatal("not reserved")
-		}
-		b.jobs(t, form+c.is)
-		err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r})
-		if errors.Is(err, limiter.ErrChanged) != c.changed || !c.changed && err != nil {
-			t.Errorf("%s: got %v; want limiter.ErrChanged: %t", c.name, err, c.changed)
-		}
-	}
-}
-
-// The units of a request that only shadow mode allows were not consumed, so a settlement to 0 must not refund them.
-func TestADenialInShadowModeReservesNothing(t *testing.T) {
-	b := newBench(t, "domain: d\ndescriptors: []\n")
-	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1h, max_reserved: 0, shadow_mode: true")
-	if _, allowed := b.consume(t, 10, false); !allowed {
-		t.Fatal("the first 10 units are denied")
-	}
-	c, allowed := b.consume(t, 5, true)
-	r, ok := reservedBy(c)
-	if !allowed || !ok || c.Results[0].Decision.Allowed || r.Parts[0].Count != 0 {
-		t.Fatalf("allowed %t, reserved %t %+v; want an allowed request with a reservation of 0 units, because the limit denied it", allowed, ok, r.Parts)
-	}
-	if b.cancel(t, r); b.remaining(t) != 0 {
-		t.Errorf("%d units are left after a refund of units that were not consumed; want 0", b.remaining(t))
-	}
-}
-
 // A settlement consists of a group for each of its buckets. It counts as repeated (Replayed) if one of them was settled
 // before.
 func TestAnAnswerIsRepeatedIfOneOfItsGroupsIs(t *testing.T) {

@@ -253,27 +253,6 @@ func TestASettleDoneWithOtherDescriptors(t *testing.T) {
 	}
 }
 
-func TestIDsAreBounded(t *testing.T) {
-	p := newProxy(t)
-	var texts []string
-	for i := range limiter.MaxReserved {
-		texts = append(texts, fmt.Sprintf("user=%d%s", i, strings.Repeat("\xff", 60_000)))
-	}
-	id := p.start(absent, texts...)
-	if len(id) > limiter.MaxID || len(id) < 100 {
-		t.Errorf("the id has %d bytes; want at least 100 and at most %v", len(id), limiter.MaxID)
-	}
-	p.done(id, 0)
-	p.want("tokens", texts[3][len("user="):], 1000)
-
-	texts = append(texts, "user=one more")
-	if c := p.send("d", slices.Repeat([]int64{absent}, len(texts)), texts...); !c.Denied || string(c.AppendID(nil)) != limiter.None {
-		t.Errorf("%d limits: %+v; want denied and c.AppendID(nil) %v", len(texts), c.Verdict, limiter.None)
-	}
-	p.want("tokens", "one more", 1000)
-	p.want("tokens", texts[3][len("user="):], 1000)
-}
-
 // If a shadow limit would deny a request, no units of that limit are reserved.
 func TestShadowLimitsReserve(t *testing.T) {
 	p := newProxy(t)

@@ -172,20 +172,6 @@ func TestASettleDoneReturnsSlotsAndSettles(t *testing.T) {
 	b.counts(limiter.ReporterDone, limiter.SlotReturned, 1)
 }
 
-// In the id of a proxy, the units of limits in shadow mode come after the slots.
-func TestAnApplicationSettlesUnitsThatComeAfterASlot(t *testing.T) {
-	b := newSlotBench(t)
-	var of limiter.Reserved
-	if !b.Open(b.allowed(1, "tenant=bob", "seen=bob"), &of) || len(of.Parts) != 2 || of.Parts[0].TTL == 0 {
-		t.Fatalf("got %+v; want a slot and reserved units", of)
-	}
-	c := &limiter.Call{}
-	if err := b.Settle(t.Context(), c, limiter.Settle{Reserved: &of, Real: 30}); err != nil || c.Denied || len(c.SlotOutcomes) != 1 || len(c.Statuses) != 1 {
-		t.Errorf("got %+v, %v; want both settled", c.Verdict, err)
-	}
-	b.want("tokens", "bob", 970)
-}
-
 func TestASlotIsReturnedAlsoIfTheUnitsBesideItCannotBeSettled(t *testing.T) {
 	for name, changed := range map[string]string{
 		"another algorithm": strings.Replace(inFlight, "tokens: {algorithm: fixed_window", "tokens: {algorithm: token_bucket", 1),
@@ -220,20 +206,6 @@ func TestAFailedStoreFailsTheReturn(t *testing.T) {
 		t.Error("the second return failed")
 	}
 	b.want("uploads", "bob", 3)
-}
-
-func TestAGroupTakesAllOrNothing(t *testing.T) {
-	b := newSlotBench(t)
-	b.allowed(1, "mixed=bob")
-	b.allowed(1, "mixed=bob")
-	if c := b.denied(1, "mixed=bob"); c.RetryAfter == 0 {
-		t.Error("the other limit has a retry time")
-	}
-	b.want("uploads", "bob", 1) // the denied request took no slot
-	b.allowed(1, "tenant=eve", "tenant=eve", "call=eve")
-	b.want("uploads", "eve", 1) // two asks of one bucket are one slot with the sum
-	b.denied(2, "tenant=eve", "call=eve")
-	b.want("calls", "eve", 1)
 }
 
 func TestShadowModeTakesBeyondCapacityAndReturnsWhatIsDenied(t *testing.T) {
