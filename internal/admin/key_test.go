@@ -556,3 +556,17 @@ func TestRecentDecisionsAreSorted(t *testing.T) {
 		t.Errorf("got %s, want %s", text, want)
 	}
 }
+
+func TestTheNumberOfAConcurrencyLimitIsItsCapacity(t *testing.T) {
+	d := swapped(t, `
+domain: d
+limits:
+  uploads: {algorithm: concurrency, capacity: 3, ttl: 1m}
+descriptors:
+  - {key: tenant, limit: uploads}
+`)
+	const raise = "/change?do=raise&domain=d&limit=uploads&value=x&rate=5"
+	has(t, d.read(t, raise), "concurrency: at most 5 in flight")
+	d.follow(t, d.read(t, raise), "author", "eve", "reason", "why")
+	has(t, d.read(t, "/key?domain=d&limit=uploads&value=x"), "0 of 5 in flight")
+}

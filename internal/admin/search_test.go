@@ -27,19 +27,6 @@ func TestASearchTriesABoundedNumberOfLimits(t *testing.T) {
 	}
 }
 
-func TestASearchFindsTheKeyOfAnyUseOfALimit(t *testing.T) {
-	d := swapped(t, `
-domain: d
-limits:
-  per_user: {algorithm: token_bucket, rate: 9, period: 1h}
-descriptors:
-  - {key: path, descriptors: [{key: user, limit: per_user}]}
-  - {key: user, limit: per_user}
-`)
-	d.request(t, 1, user("bob"))
-	has(t, d.read(t, "/key?q=bob"), `limit=per_user&amp;value=bob">bob</a>`, "8 of 9 left")
-}
-
 // A store that does not answer must not look as if the key were allowed or denied.
 func TestASearchWithoutTheStoreIsUnknown(t *testing.T) {
 	d := swapped(t, loose)
