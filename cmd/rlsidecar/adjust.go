@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -86,19 +85,22 @@ func (c *adjustSetCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	path := "adjustments"
+	path := "/api/adjustments"
 	if c.Preview {
 		path += "/preview"
 	}
-	var answer struct{ Adjustment adjust.Adjustment }
-	return c.send(a, http.MethodPost, path, body, &answer, func(w io.Writer) (err error) {
-		if c.Preview {
-			_, err = fmt.Fprintf(w, "would set %s\n", answer.Adjustment.Words)
-		} else {
-			_, err = fmt.Fprintf(w, "set %s\nto end it earlier: rlsidecar adjust delete %s --reason …\n", answer.Adjustment.Words, answer.Adjustment.ID)
-		}
-		return err
-	})
+	var answer struct {
+		Adjustment adjust.Adjustment
+		Preview    bool `json:"-"`
+	}
+	answer.Preview = c.Preview
+	return c.send(a, http.MethodPost, path, body, &answer, `{{if .Preview}}
+would set {{.Adjustment.Words}}
+{{else}}
+set {{.Adjustment.Words}}
+to end it earlier: rlsidecar adjust delete {{.Adjustment.ID}} --reason …
+{{end}}
+`)
 }
 
 // listedAdjustments is the answer of /api/adjustments.
@@ -129,26 +131,20 @@ Example:
 
 func (c *adjustListCmd) Run(a *app) error {
 	var answer listedAdjustments
-	return c.send(a, http.MethodGet, "adjustments", nil, &answer, func(w io.Writer) error {
+	err := c.send(a, http.MethodGet, "/api/adjustments", nil, &answer, `{{count (len .Adjustments) "adjustment"}}, version {{.Version}}, kept in {{.KeptIn}}
+{{if .Adjustments}}
+ID | DOMAIN | LIMIT | KEY | CHANGE | LEFT | AUTHOR | REASON
+{{end}}
+{{range .Adjustments}}
+{{.ID}} | {{safe .Target.Domain}} | {{safe .Target.Limit}} | {{.Target.KeyText}} |
+  {{.Change.String}}{{with .Ignored}} (ignored: {{.}}){{end}} | {{.Left}} | {{safe .Author}} | {{safe .Reason}}
+{{end}}
+`)
+	if c.Format == "text" {
 		answer.warn(a)
-		fmt.Fprintf(w, "%s, version %d, kept in %s\n", count(len(answer.Adjustments), "adjustment"), answer.Version, answer.KeptIn)
-		if len(answer.Adjustments) == 0 {
-			return nil
-		}
-		return writeTable(w, rowsOf(answer.Adjustments, func(s *adjust.Adjustment) []string {
-			change := s.Change.String()
-			if s.Ignored != "" {
-				change += " (ignored: " + s.Ignored + ")"
-			}
-			return []string{
-				s.ID, descriptors.Printable(s.Target.Domain), descriptors.Printable(s.Target.Limit), s.Target.KeyText(), change, s.Left.String(),
-				descriptors.Printable(s.Author), descriptors.Printable(s.Reason),
-			}
-		}, "ID", "DOMAIN", "LIMIT", "KEY", "CHANGE", "LEFT", "AUTHOR", "REASON")...)
-	})
+	}
+	return err
 }
-
-func when(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
 type adjustDeleteCmd struct {
 	ID            string  `arg:"" help:"ID of the adjustment, from adjust list."`
@@ -171,11 +167,8 @@ func (c *adjustDeleteCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	var answer struct{ Version uint64 }
-	return c.send(a, http.MethodDelete, "adjustments/"+url.PathEscape(c.ID), body, &answer, func(w io.Writer) error {
-		_, err := fmt.Fprintf(w, "deleted %s\n", c.ID)
-		return err
-	})
+	answer := struct{ ID string }{c.ID}
+	return c.send(a, http.MethodDelete, "/api/adjustments/"+url.PathEscape(c.ID), body, &answer, "deleted {{.ID}}\n")
 }
 
 type adjustAuditCmd struct {
@@ -194,16 +187,11 @@ Example:
 func (c *adjustAuditCmd) Run(a *app) error {
 	query := url.Values{"n": {strconv.Itoa(c.N)}}
 	var answer struct{ Entries []adjust.Entry }
-	return c.send(a, http.MethodGet, "adjustments/audit?"+query.Encode(), nil, &answer, func(w io.Writer) error {
-		return writeTable(w, rowsOf(answer.Entries, func(e adjust.Entry) []string {
-			target, before, after := "", "-", "-"
-			if e.Before != nil {
-				target, before = e.Before.Target.String(), e.Before.Change.String()
-			}
-			if e.After != nil {
-				target, after = e.After.Target.String(), e.After.Change.String()+" until "+e.After.End()
-			}
-			return []string{fmt.Sprint(e.Version), when(e.At), descriptors.Printable(e.Author), target, before, after, descriptors.Printable(e.Reason)}
-		}, "VERSION", "AT", "AUTHOR", "TARGET", "BEFORE", "AFTER", "REASON")...)
-	})
+	return c.send(a, http.MethodGet, "/api/adjustments/audit?"+query.Encode(), nil, &answer, `VERSION | AT | AUTHOR | TARGET | BEFORE | AFTER | REASON
+{{range .Entries}}
+{{.Version}} | {{when .At}} | {{safe .Author}} | {{with or .After .Before}}{{.Target.String}}{{end}} |
+  {{with .Before}}{{.Change.String}}{{else}}-{{end}} |
+  {{with .After}}{{.Change.String}} until {{.End}}{{else}}-{{end}} | {{safe .Reason}}
+{{end}}
+`)
 }

@@ -12,8 +12,6 @@ import (
 	"net/url"
 	"os"
 	"slices"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"go.uber.org/zap"
@@ -33,17 +31,20 @@ type adminFlags struct {
 // maxAnswer bounds the size of an answer, in bytes.
 const maxAnswer = 16 << 20
 
-// send does what call does, and prints the answer: as JSON, or as text writes it.
-func (f *adminFlags) send(a *app, method, path string, content []byte, target any, text func(w io.Writer) error) error {
+// send does what call does, and prints the answer: as JSON, or target as writeText does.
+func (f *adminFlags) send(a *app, method, path string, content []byte, target any, text string) error {
 	body, err := f.call(a, method, path, content, target)
 	if err != nil {
 		return err
 	}
-	return f.print(a.stdout, json.RawMessage(body), text)
+	if f.Format == "json" {
+		target = json.RawMessage(body)
+	}
+	return f.print(a.stdout, target, text)
 }
 
-// call sends a request for a path below /api/, which may have a query, with content as its JSON body unless it is nil. It
-// decodes the answer into target, and returns it.
+// call sends a request for a path, which may have a query, with content as its JSON body unless it is nil. It decodes the
+// answer into target, and returns it.
 func (f *adminFlags) call(a *app, method, path string, content []byte, target any) (body []byte, err error) {
 	if f.AdminListen == "" {
 		return nil, exitError{exitUsage, errors.New("there is no admin listener to query; give --admin-listen")}
@@ -54,7 +55,7 @@ func (f *adminFlags) call(a *app, method, path string, content []byte, target an
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, f.Timeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, method, "http://localhost/api/"+path, bytes.NewReader(content))
+	r, err := http.NewRequestWithContext(ctx, method, "http://localhost"+path, bytes.NewReader(content))
 	if err != nil {
 		return nil, err
 	}
@@ -141,42 +142,12 @@ func (b *bucketArgs) query() (url.Values, error) {
 	return q, nil
 }
 
-// rowsOf returns head and a row for each item of list.
-func rowsOf[T any](list []T, row func(T) []string, head ...string) [][]string {
-	rows := [][]string{head}
-	for _, one := range list {
-		rows = append(rows, row(one))
-	}
-	return rows
-}
-
-// writeTable writes rows in columns. Its callers escape the texts of clients.
-func writeTable(w io.Writer, rows ...[]string) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		fmt.Fprintln(table, strings.Join(row, "\t"))
-	}
-	return table.Flush()
-}
-
 // limitNames returns the names of the named limits of a running sidecar, for completion. It returns none if the sidecar
 // does not answer soon.
 func limitNames() (names []string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/v1/limits", nil)
-	if err != nil {
-		return nil
-	}
-	answer, err := server.Client(cmp.Or(os.Getenv("RLSIDECAR_HTTP_LISTEN"), "127.0.0.1:8080")).Do(r)
-	if err != nil {
-		return nil
-	}
-	defer answer.Body.Close()
+	listener := adminFlags{AdminListen: cmp.Or(os.Getenv("RLSIDECAR_HTTP_LISTEN"), "127.0.0.1:8080"), Timeout: 300 * time.Millisecond}
 	var list struct{ Limits []struct{ Name string } }
-	if json.NewDecoder(io.LimitReader(answer.Body, maxAnswer)).Decode(&list) != nil {
-		return nil
-	}
+	_, _ = listener.call(&app{ctx: context.Background()}, http.MethodGet, "/v1/limits", nil, &list)
 	for _, l := range list.Limits {
 		names = append(names, l.Name)
 	}

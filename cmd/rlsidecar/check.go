@@ -13,7 +13,6 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
 type checkCmd struct {
@@ -56,8 +55,14 @@ func (c *checkCmd) Run(a *app, parsed *kong.Context) error {
 	scheme, _, _ := strings.Cut(c.RedisURL, "://")
 	options.Cluster = strings.HasSuffix(scheme, "+cluster")
 	snapshot, problems := config.Load(c.Paths, options)
-	err := c.print(a.stdout, append(config.Problems{}, problems...), // prints [] and not null if there are no problems
-		func(w io.Writer) error { return writeProblems(w, problems, snapshot) })
+	err := c.print(a.stdout, append(config.Problems{}, problems...), "{{range .}}\n{{.}}\n{{end}}\n") // [] and not null in JSON
+	if err == nil && snapshot != nil && c.Format == "text" {
+		owners := map[string]bool{}
+		for _, p := range snapshot.Policies {
+			owners[p.Owner] = true
+		}
+		_, err = fmt.Fprintf(a.stdout, "ok: %s, %s\n", count(len(snapshot.Domains), "domain"), count(len(owners), "limit"))
+	}
 	switch {
 	case err != nil:
 		return err
@@ -66,31 +71,6 @@ func (c *checkCmd) Run(a *app, parsed *kong.Context) error {
 	default:
 		return nil
 	}
-}
-
-// s is nil if the configuration is not valid.
-func writeProblems(w io.Writer, problems config.Problems, s *limiter.Snapshot) error {
-	for _, p := range problems {
-		if _, err := fmt.Fprintln(w, p); err != nil {
-			return err
-		}
-	}
-	if s == nil {
-		return nil
-	}
-	owners := map[string]bool{}
-	for _, p := range s.Policies {
-		owners[p.Owner] = true
-	}
-	_, err := fmt.Fprintf(w, "ok: %s, %s\n", count(len(s.Domains), "domain"), count(len(owners), "limit"))
-	return err
-}
-
-func count(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 // writeJSON writes v with all characters escaped that are not printable. Package json leaves most of them as they are,

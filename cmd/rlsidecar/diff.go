@@ -3,8 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
-	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/diff"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -64,7 +62,7 @@ func (c *diffCmd) Run(a *app) error {
 			return err
 		}
 	}
-	err = c.print(a.stdout, d, func(w io.Writer) error { return writeDifference(w, d) })
+	err = c.print(a.stdout, d, differenceText)
 	if err == nil && c.ExitCode && len(d.Changes) > 0 {
 		return exitError{code: exitNo}
 	}
@@ -95,41 +93,25 @@ func (c *diffCmd) replay(a *app, was, is *limiter.Snapshot) (*simulate.Compariso
 	return simulate.Compare(a.ctx, sides[0], sides[1])
 }
 
-func writeDifference(w io.Writer, d difference) error {
-	var out strings.Builder
-	if len(d.Changes) == 0 {
-		out.WriteString("no difference\n")
-	}
-	for _, c := range d.Changes {
-		place := ""
-		if c.Place != "" {
-			place = "  (" + c.Place + ")"
-		}
-		fmt.Fprintf(&out, "%s %s %s%s\n", c.What, c.Name, c.Kind, place)
-		for _, detail := range c.Details {
-			fmt.Fprintf(&out, "  %s\n", detail)
-		}
-	}
-	if l := d.Log; l != nil {
-		fmt.Fprintf(&out, "\n%s replayed with both", count(int(l.Requests), "request"))
-		if l.Unread > 0 {
-			fmt.Fprintf(&out, "; %s could not be read", count(int(l.Unread), "line"))
-		}
-		out.WriteString("\n")
-		writeChanges(&out, "newly denied ", l.Denied)
-		writeChanges(&out, "newly allowed", l.Allowed)
-	}
-	_, err := io.WriteString(w, out.String())
-	return err
-}
+const differenceText = `{{range .Changes}}
+{{.What}} {{.Name}} {{.Kind}}{{with .Place}}  ({{.}}){{end}}
+{{range .Details}}
+  {{.}}
+{{end}}
+{{else}}
+no difference
+{{end}}
+{{with .Log}}
 
-func writeChanges(w io.Writer, title string, c simulate.Changes) {
-	least := ""
-	if c.AtLeast {
-		least = "at least "
-	}
-	fmt.Fprintf(w, "  %s  %s of %s%s\n", title, count(int(c.Requests), "request"), least, count(int(c.Clients), "client"))
-	for _, l := range c.Limits {
-		fmt.Fprintf(w, "    %d by %s\n", l.Requests, l.Limit)
-	}
-}
+{{count .Requests "request"}} replayed with both{{with .Unread}}; {{count . "line"}} could not be read{{end}}
+  newly denied   {{template "changes" .Denied}}
+  newly allowed  {{template "changes" .Allowed}}
+{{end}}
+{{define "changes"}}
+{{count .Requests "request"}} of {{if .AtLeast}}at least {{end}}{{count .Clients "client"}}
+{{- range .Limits}}
+
+    {{.Requests}} by {{.Limit}}
+{{- end}}
+{{end}}
+`

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
@@ -54,12 +53,7 @@ func (c *doctorCmd) Run(a *app) error {
 		found = append(found, store.Examine(ctx, c.Redis.Timeout)...)
 		store.Close()
 	}
-	err = c.print(a.stdout, found, func(w io.Writer) error {
-		for _, f := range found {
-			fmt.Fprintf(w, "%-8s %s: %s: %s\n", f.Severity, f.Server, f.Check, f.Text)
-		}
-		return nil
-	})
+	err = c.print(a.stdout, found, "{{range .}}\n{{printf `%-8s` .Severity}} {{.Server}}: {{.Check}}: {{.Text}}\n{{end}}\n")
 	if err == nil && slices.ContainsFunc(found, func(f redis.Finding) bool { return f.Severity == redis.Problem }) {
 		return exitError{code: exitNo}
 	}

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -128,7 +129,7 @@ func (c *explainCmd) Run(a *app) error {
 	for i := range all {
 		all[i].Descriptor = c.Descriptors[i]
 	}
-	return c.print(a.stdout, all, func(w io.Writer) error { return writeExplained(w, all) })
+	return c.print(a.stdout, all, "{{template `explained` .}}\n"+explainedText)
 }
 
 // requested returns the descriptors or the HTTP request that the flags describe. The other result is nil.
@@ -288,71 +289,165 @@ func notes(p *limiter.Policy) (notes []string) {
 	return notes
 }
 
-func writeExplained(w io.Writer, all []explained) error {
-	var out strings.Builder
-	for i, x := range all {
-		if i > 0 {
-			out.WriteString("\n")
-		}
-		out.WriteString(descriptors.Printable(x.Descriptor) + "\n")
-		for _, s := range x.Steps {
-			fmt.Fprintf(&out, "  %s matches %s (%s%s)\n", s.Entry, s.Pattern, matchWords[s.Match], overText(s.Over))
-		}
-		if x.Miss != nil {
-			fmt.Fprintf(&out, "  not limited: %s\n", x.Miss.Message)
-		}
-		if x.Settles != "" {
-			fmt.Fprintf(&out, "  %s\n", x.Settles)
-		}
-		for _, l := range x.Limits {
-			writeLimit(&out, l)
-		}
-		if b := x.MaxOverride; b != nil {
-			fmt.Fprintf(&out, "  an override may allow at most (%s)\n    %s\n", b.Place, b.Words)
-		}
-	}
-	if len(all) > 0 && all[0].Denied != "" {
-		fmt.Fprintf(&out, "\ndenied: %s\n", all[0].Denied)
-	}
-	_, err := io.WriteString(w, out.String())
-	return err
+const explainedText = `{{define "explained"}}
+{{range $i, $x := .}}
+{{if $i}}
+
+{{end}}
+{{safe .Descriptor}}
+{{range .Steps}}
+  {{.Entry}} matches {{.Pattern}} ({{matched .Match}}{{with .Over}}; before {{join .}}{{end}})
+{{end}}
+{{with .Miss}}
+  not limited: {{.Message}}
+{{end}}
+{{with .Settles}}
+  {{.}}
+{{end}}
+{{range .Limits}}
+  limit {{.Name}} ({{.Place}})
+    {{.Words}}
+{{with buckets .Bucket}}
+    bucket: {{.}}
+{{end}}
+{{with .Reserves}}
+    settle: reserves {{.Units}}
+{{range .Words}}
+      {{.}}
+{{end}}
+{{end}}
+{{range .Notes}}
+    {{.}}
+{{end}}
+{{range .Adjustments}}
+    adjustment {{.ID}}: {{.Words}}. By {{safe .Author}}: {{safe .Reason}}
+{{end}}
+{{with .With}}
+    charged in one group with {{join .}}: all or none
+{{end}}
+{{end}}
+{{with .MaxOverride}}
+  an override may allow at most ({{.Place}})
+    {{.Words}}
+{{end}}
+{{end}}
+{{with (index . 0).Denied}}
+
+denied: {{.}}
+{{end}}
+{{end}}
+`
+
+func matched(how string) string {
+	return map[string]string{
+		descriptors.Exact.String():     "this very value",
+		descriptors.HasPrefix.String(): "the longest prefix",
+		descriptors.HasSuffix.String(): "the longest suffix",
+		descriptors.Wildcard.String():  "wildcard",
+		descriptors.Regex.String():     "regular expression",
+		descriptors.Any.String():       "any value",
+	}[how]
 }
 
-var matchWords = map[string]string{
-	descriptors.Exact.String():     "this very value",
-	descriptors.HasPrefix.String(): "the longest prefix",
-	descriptors.HasSuffix.String(): "the longest suffix",
-	descriptors.Wildcard.String():  "wildcard",
-	descriptors.Regex.String():     "regular expression",
-	descriptors.Any.String():       "any value",
+func buckets(entries []string) string {
+	if entries != nil && len(entries) == 0 {
+		return "shared by all values"
+	}
+	return strings.Join(entries, ", ")
 }
 
-func overText(patterns []string) string {
-	if len(patterns) == 0 {
+type reservation struct {
+	// Units is the number of units that this request reserves. If the estimate is learned, which only a running
+	// sidecar knows, Units is based on the configured first estimate.
+	Units int64    `json:"units"`
+	Words []string `json:"words"`
+}
+
+// reserves describes what r, a result of c, reserves. It returns nil if the limit of r has no settle, or if another limit
+// of the request replaces it.
+func reserves(c *limiter.Call, r *limiter.Result) *reservation {
+	s := r.Policy.Extra().Settle
+	switch {
+	case s == nil || r.Outcome == limiter.Replaced:
+		return nil
+	case c.Unsettled: // the answer has no id
+		return &reservation{r.Cost, []string{"/v1/auth settles nothing: these units stay charged"}}
+	case c.SettledLater(r):
+		return &reservation{r.Cost, s.Words(r.Policy.Limit)}
+	default:
+		return &reservation{0, s.Words(r.Policy.Limit)}
+	}
+}
+
+func settlement(d *limiter.Domain, entries []descriptors.Entry) string {
+	if d.Settle == nil || len(entries) == 0 {
 		return ""
 	}
-	return "; before " + strings.Join(patterns, ", ")
+	isNone := entries[0].Value == limiter.None || entries[0].Value == ""
+	switch key := entries[0].Key; {
+	case (key == d.Settle.Key || key == d.Settle.End) && isNone:
+		return "settles nothing: the request reserved nothing"
+	case key == d.Settle.Key:
+		return "settles the reservation with this id: its hits are the real cost, without hits unknown_cost is charged. It matches no limit"
+	case key == d.Settle.End:
+		return "ends the request with this id: unless " + descriptors.Printable(d.Settle.Key) + "=ID of the same request has the real cost, unknown_cost is charged. It matches no limit"
+	default:
+		return ""
+	}
 }
 
-func writeLimit(w io.Writer, l limitApplied) {
-	fmt.Fprintf(w, "  limit %s (%s)\n    %s\n", l.Name, l.Place, l.Words)
-	switch {
-	case l.Bucket == nil:
-	case len(l.Bucket) == 0:
-		fmt.Fprintf(w, "    bucket: shared by all values\n")
-	default:
-		fmt.Fprintf(w, "    bucket: %s\n", strings.Join(l.Bucket, ", "))
-	}
-	if l.Reserves != nil {
-		writeReservation(w, l.Reserves)
-	}
-	for _, note := range l.Notes {
-		fmt.Fprintf(w, "    %s\n", note)
-	}
-	for _, a := range l.Adjustments {
-		fmt.Fprintf(w, "    adjustment %s: %s. By %s: %s\n", a.ID, a.Words, descriptors.Printable(a.Author), descriptors.Printable(a.Reason))
-	}
-	if len(l.With) > 0 {
-		fmt.Fprintf(w, "    charged in one group with %s: all or none\n", strings.Join(l.With, ", "))
-	}
+type adjustedFlags struct {
+	Adjusted bool `help:"Show the adjustments in force at a running sidecar."`
+	adminFlags
 }
+
+// set returns the adjustments to show, or nil if the flags request none.
+func (f *adjustedFlags) set(a *app) (*adjust.Set, error) {
+	if !f.Adjusted {
+		return nil, nil
+	}
+	var answer listedAdjustments
+	if _, err := f.call(a, http.MethodGet, "/api/adjustments", nil, &answer); err != nil {
+		return nil, err
+	}
+	answer.warn(a)
+	return adjust.NewSet(adjust.Head{Version: answer.Version}, answer.Adjustments), nil
+}
+
+type appliedAdjustment struct {
+	ID      string `json:"id"`
+	InForce bool   `json:"in_force"`
+	// Words describe the effect, or why the adjustment has none.
+	Words  string `json:"words"`
+	Author string `json:"author"`
+	Reason string `json:"reason"`
+}
+
+// adjusted lists the adjustments of the limit and key of result i of call that have not expired. configured is
+// the limit's policy without adjustments.
+func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *limiter.Policy, now algorithms.Micros) (list []appliedAdjustment) {
+	r := &call.Results[i]
+	key := call.AppendValues(nil, r)
+	for _, a := range set.All() {
+		t := &a.Target
+		if t.Domain != configured.Domain || t.Limit != configured.Name || a.Expires <= now {
+			continue
+		}
+		if t.Entry != "" && !configured.HasValue(key, t.Entry, t.Value) || t.Entry == "" && !t.AllKeys && !slices.Equal(t.Key, key) {
+			continue
+		}
+		x := appliedAdjustment{ID: a.ID, Author: a.Author, Reason: a.Reason}
+		words, err := limiter.AdjustmentWords(a, configured)
+		switch x.InForce = r.Policy.Adjusted != nil && r.Policy.Adjusted.ID == a.ID; {
+		case err != nil:
+			words = "ignored: " + err.Error()
+		case !x.InForce:
+			words = "not applied, because a narrower adjustment takes precedence: " + words
+		}
+		x.Words = words
+		list = append(list, x)
+	}
+	return list
+}
+
+func systemClock() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }

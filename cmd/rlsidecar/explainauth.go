@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -109,7 +108,7 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, set *adjust.Set
 			x.Default = "allow"
 		}
 	}
-	return c.print(a.stdout, x, x.write)
+	return c.print(a.stdout, x, explainedRequestText)
 }
 
 func missing(auth *limiter.Auth, route *limiter.Route, q *routing.Request) (out []leftOut) {
@@ -137,34 +136,26 @@ func entriesText(entries []descriptors.Entry) string {
 	return strings.Join(texts, ",")
 }
 
-func (x *explainedRequest) write(w io.Writer) error {
-	var out strings.Builder
-	out.WriteString(descriptors.Printable(x.Request) + "\n")
-	if r := x.Route; r != nil {
-		fmt.Fprintf(&out, "  route %s: domain %s, hits %d", r.Place, descriptors.Printable(r.Domain), r.Hits)
-		if r.Check {
-			out.WriteString(", as a dry run")
-		}
-		out.WriteString("\n")
-	} else if x.Repeated == "" {
-		out.WriteString("  no route matches\n")
-	}
-	for _, l := range x.LeftOut {
-		fmt.Fprintf(&out, "  left out: %s, because the request has no %s\n", l.Descriptor, l.Missing)
-	}
-	switch {
-	case x.Repeated == "#":
-		out.WriteString("  denied, because the target contains \"#\"\n")
-	case x.Repeated != "":
-		fmt.Fprintf(&out, "  denied, because applications may read different values of %s\n", x.Repeated)
-	case x.Default != "":
-		fmt.Fprintf(&out, "  no limit applies; answer: %s\n", x.Default)
-	}
-	if _, err := io.WriteString(w, out.String()); err != nil || len(x.Descriptors) == 0 {
-		return err
-	}
-	if _, err := io.WriteString(w, "\n"); err != nil {
-		return err
-	}
-	return writeExplained(w, x.Descriptors)
-}
+const explainedRequestText = `{{safe .Request}}
+{{with .Route}}
+  route {{.Place}}: domain {{safe .Domain}}, hits {{.Hits}}{{if .Check}}, as a dry run{{end}}
+{{else}}
+{{if not .Repeated}}
+  no route matches
+{{end}}
+{{end}}
+{{range .LeftOut}}
+  left out: {{.Descriptor}}, because the request has no {{.Missing}}
+{{end}}
+{{if eq .Repeated "#"}}
+  denied, because the target contains "#"
+{{else if .Repeated}}
+  denied, because applications may read different values of {{.Repeated}}
+{{else if .Default}}
+  no limit applies; answer: {{.Default}}
+{{end}}
+{{with .Descriptors}}
+
+{{template "explained" .}}
+{{end}}
+` + explainedText

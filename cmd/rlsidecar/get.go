@@ -3,12 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 type getCmd struct {
@@ -37,85 +35,76 @@ func (c *getCmd) Run(a *app) error {
 		return err
 	}
 	var answer struct{ Buckets []httpapi.OperatorBucket }
-	err = c.send(a, http.MethodGet, "buckets?"+query.Encode(), nil, &answer, func(w io.Writer) error { return writeBuckets(w, answer.Buckets) })
+	err = c.send(a, http.MethodGet, "/api/buckets?"+query.Encode(), nil, &answer, bucketsText)
 	if err == nil && len(answer.Buckets) == 0 {
 		return exitError{exitNo, errNoBucket}
 	}
 	return err
 }
 
-func writeBuckets(out io.Writer, buckets []httpapi.OperatorBucket) error {
-	if len(buckets) == 0 {
-		return nil
+const bucketsText = `{{if .Buckets}}
+DOMAIN | LIMIT | KEY | REMAINING | OF | NEXT IN | FULL IN
+{{end}}
+{{range .Buckets}}
+{{safe .Domain}} | {{safe .Name}} | {{.Key}} | {{.Remaining}} | {{.Capacity}} | {{nextIn .}} | {{fullIn .}}
+{{end}}
+{{range $b := .Buckets}}
+{{with .InFlight}}
+{{bucket $b.Key}} of limit {{safe $b.Name}} has {{.}} of {{$b.Capacity}} in flight
+{{end}}
+{{with .Settle}}
+{{if lt $b.Value 0}}
+{{bucket $b.Key}} of limit {{safe $b.Name}} is in debt by {{debt $b}} units: real costs exceeded the reservations (max_debt: {{.MaxDebt}})
+{{end}}
+limit {{safe $b.Name}}: a request reserves {{.Estimate}} units until its real cost is known ({{if .Learned}}learned from real costs{{else}}the configured estimate{{end}})
+limit {{safe $b.Name}}, all keys, this sidecar since its start: {{.ReservedUnits}} units reserved, reservations: {{.Reserved}}; ` +
+	`settled: {{.Settled}} with the real cost, {{.Unknown}} without, {{.Late}} late; {{.RealUnits}} units in real costs, {{.LostUnits}} units lost
+{{end}}
+{{with .Then}}
+limit {{safe .}} pays for requests that limit {{safe $b.Name}} does not allow; get shows its bucket by that name
+{{end}}
+{{if .BlockedFor}}
+{{bucket .Key}} of limit {{safe .Name}} is blocked for {{blockedFor .}}
+{{end}}
+{{end}}
+`
+
+func nextIn(b httpapi.OperatorBucket) string {
+	switch {
+	case b.InFlight != nil && *b.InFlight > 0 && b.Remaining == 0:
+		return "unknown" // nobody knows when requests end
+	case b.Capacity == 0:
+		return "never"
+	case b.RetryAfter == 0:
+		return "now"
 	}
-	rows := rowsOf(buckets, func(b httpapi.OperatorBucket) []string {
-		next := duration(b.RetryAfter)
-		switch {
-		case b.Capacity == 0:
-			next = "never"
-		case b.RetryAfter == 0:
-			next = "now"
-		}
-		full := duration(max(b.ResetAfter, b.BlockedFor)) // a blocked key is not full before the block ends
-		if b.InFlight != nil && *b.InFlight > 0 {         // nobody knows when requests end
-			full = "unknown"
-			if b.Remaining == 0 {
-				next = "unknown"
-			}
-		}
-		return []string{descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key.String(), fmt.Sprint(b.Remaining), fmt.Sprint(b.Capacity), next, full}
-	}, "DOMAIN", "LIMIT", "KEY", "REMAINING", "OF", "NEXT IN", "FULL IN")
-	if err := writeTable(out, rows...); err != nil {
-		return err
-	}
-	for _, b := range buckets {
-		if b.InFlight != nil {
-			fmt.Fprintf(out, "%s of limit %s has %d of %d in flight\n", whole(b.Key.String()), descriptors.Printable(b.Name), *b.InFlight, b.Capacity)
-		}
-		if b.Settle != nil {
-			writeSettling(out, b.Settle, whole(b.Key.String()), descriptors.Printable(b.Name), b.Value, b.Scale)
-		}
-		if b.Then != "" {
-			fmt.Fprintf(out, "limit %s pays for requests that limit %s does not allow; get shows its bucket by that name\n",
-				descriptors.Printable(b.Then), descriptors.Printable(b.Name))
-		}
-		if b.BlockedFor > 0 {
-			left := time.Duration(b.BlockedFor) * time.Millisecond
-			fmt.Fprintf(out, "%s of limit %s is blocked for %v, until %s, %s\n", whole(b.Key.String()), descriptors.Printable(b.Name), left,
-				when(time.Now().Add(left)), blockers[b.BlockedBy])
-		}
-	}
-	return nil
+	return duration(b.RetryAfter)
 }
 
-// duration formats ms milliseconds. Times of 100 days and more become days, rounded up, because a time.Duration
-// holds at most 292 years.
-func duration(ms int64) string {
-	const day, many = 24 * int64(time.Hour/time.Millisecond), 100
-	if ms >= many*day {
-		return fmt.Sprintf("%d days", (ms-1)/day+1)
+func fullIn(b httpapi.OperatorBucket) string {
+	if b.InFlight != nil && *b.InFlight > 0 {
+		return "unknown"
 	}
-	return (time.Duration(ms) * time.Millisecond).String()
+	return duration(max(b.ResetAfter, b.BlockedFor)) // a blocked key is not full before the block ends
 }
 
-// The bucket holds value/scale units.
-func writeSettling(w io.Writer, s *httpapi.Settling, key, limit string, value, scale int64) {
-	if value < 0 {
-		fmt.Fprintf(w, "%s of limit %s is in debt by %d units: real costs exceeded the reservations (max_debt: %d)\n",
-			key, limit, (-value+scale-1)/scale, s.MaxDebt)
-	}
-	how := "the configured estimate"
-	if s.Learned {
-		how = "learned from real costs"
-	}
-	fmt.Fprintf(w, "limit %s: a request reserves %d units until its real cost is known (%s)\n", limit, s.Estimate, how)
-	fmt.Fprintf(w, "limit %s, all keys, this sidecar since its start: %d units reserved, reservations: %d; settled: %d with the real cost, %d without, %d late; %d units in real costs, %d units lost\n",
-		limit, s.ReservedUnits, s.Reserved, s.Settled, s.Unknown, s.Late, s.RealUnits, s.LostUnits)
+func debt(b httpapi.OperatorBucket) int64 { return (-b.Value + b.Scale - 1) / b.Scale }
+
+func blockedFor(b httpapi.OperatorBucket) string {
+	left := time.Duration(b.BlockedFor) * time.Millisecond
+	return fmt.Sprintf("%v, until %s, %s", left, when(time.Now().Add(left)), blockers[b.BlockedBy])
 }
 
 var blockers = map[string]string{
 	"penalty":    "by its penalty; rlsidecar reset ends that",
 	"adjustment": "by an operator's adjustment; rlsidecar adjust list shows it",
+}
+
+func whole(key fmt.Stringer) string {
+	if key := key.String(); key != "" {
+		return "the bucket of " + key
+	}
+	return "the bucket"
 }
 
 var errNoBucket = errors.New("no limit has a bucket for this descriptor; rlsidecar explain shows which limits it matches")

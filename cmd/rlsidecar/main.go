@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -49,12 +52,12 @@ type format struct {
 	Format string `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }
 
-// print writes v to w as JSON, or calls text.
-func (f format) print(w io.Writer, v any, text func(w io.Writer) error) error {
+// print writes v to w as JSON, or as writeText does.
+func (f format) print(w io.Writer, v any, text string) error {
 	if f.Format == "json" {
 		return writeJSON(w, v)
 	}
-	return text(w)
+	return writeText(w, v, text)
 }
 
 type app struct {
@@ -169,4 +172,49 @@ func usageAdvice(args []string, err error) (command, advice string) {
 		advice = "; a configuration is given by --config: rlsidecar " + command + "--config " + word
 	}
 	return command, advice
+}
+
+func printVersion(w io.Writer) error {
+	version, revision := build()
+	_, err := fmt.Fprintf(w, "rlsidecar %s\ncommit %s\n%s %s/%s\n",
+		version, revision, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
+}
+
+// versionFlag is the flag --version, which new users try first.
+type versionFlag bool
+
+func (versionFlag) BeforeReset(k *kong.Kong) error {
+	err := printVersion(k.Stdout)
+	k.Exit(exitDone)
+	return err
+}
+
+// The linker sets linkedVersion and linkedRevision (-X main.linkedVersion=…) if the program is built
+// without the Git history, as for the container image.
+var linkedVersion, linkedRevision string
+
+// build returns the version and the commit that Go or the linker recorded.
+func build() (version, revision string) {
+	if linkedVersion != "" {
+		return linkedVersion, cmp.Or(linkedRevision, "(unknown)")
+	}
+	version, revision = "(unknown)", "(unknown)"
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return version, revision
+	}
+	if info.Main.Version != "" {
+		version = info.Main.Version
+	}
+	modified := ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			modified = " (modified)"
+		}
+	}
+	return version, revision + modified
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -99,17 +98,11 @@ func variables(model *kong.Node) (list []variable) {
 func (c *checkCmd) checkReference(a *app, parsed *kong.Context) error {
 	if len(c.Paths) == 0 {
 		list := variables(parsed.Model.Node)
-		var lines [][]string
-		for _, v := range list {
-			lines = append(lines, []string{v.Name, v.Value, v.Source, v.Effect})
-		}
-		if err := c.print(a.stdout, list, func(w io.Writer) error { return writeTable(w, lines...) }); err != nil {
-			return err
-		}
-		if a.reference.err != nil {
+		err := c.print(a.stdout, list, "{{range .}}\n{{.Name}} | {{.Value}} | {{.Source}} | {{.Effect}}\n{{end}}\n")
+		if err == nil && a.reference.err != nil {
 			return exitError{exitNo, a.reference.err}
 		}
-		return nil
+		return err
 	}
 	if err := readable(c.Paths); err != nil {
 		return err
@@ -117,15 +110,13 @@ func (c *checkCmd) checkReference(a *app, parsed *kong.Context) error {
 	files, unread := config.Read(c.Paths)
 	notes := append([]migrate.Note{}, migrate.Review(files)...) // not nil, so that JSON has [] and not null
 	refused := unread.Bad()
-	var lines [][]string
 	for _, n := range notes {
 		refused = refused || n.Kind == migrate.Refused
-		lines = append(lines, []string{n.String()})
 	}
 	for _, p := range unread {
 		fmt.Fprintln(a.stderr, p)
 	}
-	if err := c.print(a.stdout, notes, func(w io.Writer) error { return writeTable(w, lines...) }); err != nil || !refused {
+	if err := c.print(a.stdout, notes, "{{range .}}\n{{.String}}\n{{end}}\n"); err != nil || !refused {
 		return err
 	}
 	return exitError{code: exitNo}

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"fmt"
-	"io"
 	"net/http"
 
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 type resetCmd struct {
@@ -33,21 +30,12 @@ func (c *resetCmd) Run(a *app) error {
 		return err
 	}
 	var answer struct{ Reset []httpapi.ResetBucket }
-	err = c.send(a, http.MethodPost, "reset?"+query.Encode(), nil, &answer, func(w io.Writer) error {
-		for _, b := range answer.Reset {
-			fmt.Fprintf(w, "reset %s of limit %s in domain %s\n", whole(b.Key.String()), descriptors.Printable(b.Name), descriptors.Printable(b.Domain))
-		}
-		return nil
-	})
+	err = c.send(a, http.MethodPost, "/api/reset?"+query.Encode(), nil, &answer, `{{range .Reset}}
+reset {{bucket .Key}} of limit {{safe .Name}} in domain {{safe .Domain}}
+{{end}}
+`)
 	if err == nil && len(answer.Reset) == 0 {
 		return exitError{exitNo, errNoBucket}
 	}
 	return err
-}
-
-func whole(key string) string {
-	if key == "" {
-		return "the bucket"
-	}
-	return "the bucket of " + key
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -74,27 +73,24 @@ func (c *simulateCmd) Run(a *app) error {
 	}
 	defer log.Close()
 	runs[0].Name, runs[0].Input, runs[0].Share = name, log, share
-	return c.run(a, runs[0])
+	return c.replay(a, runs[0])
 }
 
-// run replays the log and writes the report. If decisions go to standard output, the report goes to standard error.
-func (c *simulateCmd) run(a *app, run simulate.Config) error {
+// replay replays the log and writes the report. If decisions go to standard output, the report goes to standard error.
+func (c *simulateCmd) replay(a *app, run simulate.Config) (err error) {
+	report := a.stdout
 	switch c.Decisions {
 	case "":
-		return c.replay(a, run, a.stdout)
 	case "-", "/dev/stdout": // opening standard output by name would truncate it if it is a file
-		run.Decisions = a.stdout
-		return c.replay(a, run, a.stderr)
+		run.Decisions, report = a.stdout, a.stderr
+	default:
+		file, failed := os.Create(c.Decisions)
+		if failed != nil {
+			return failed
+		}
+		defer func() { err = errors.Join(err, file.Close()) }()
+		run.Decisions = file
 	}
-	file, err := os.Create(c.Decisions)
-	if err != nil {
-		return err
-	}
-	run.Decisions = file
-	return errors.Join(c.replay(a, run, a.stdout), file.Close())
-}
-
-func (c *simulateCmd) replay(a *app, run simulate.Config, report io.Writer) error {
 	done, err := simulate.Run(a.ctx, run)
 	if _, ok := errors.AsType[*simulate.LineError](err); ok {
 		return exitError{exitNo, err}
@@ -102,7 +98,11 @@ func (c *simulateCmd) replay(a *app, run simulate.Config, report io.Writer) erro
 	if err != nil {
 		return err
 	}
-	err = c.print(report, done, done.WriteText)
+	if c.Format == "json" {
+		err = writeJSON(report, done)
+	} else {
+		err = done.WriteText(report)
+	}
 	if err != nil || c.HTML == "" {
 		return err
 	}

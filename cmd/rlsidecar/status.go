@@ -2,15 +2,12 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strings"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 type statusCmd struct {
@@ -40,7 +37,7 @@ func (c *statusCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	err = c.print(a.stdout, now, now.write)
+	err = c.print(a.stdout, now, statusText)
 	if err == nil && (!now.Ready || now.State.Level != status.Green) {
 		return exitError{code: exitNo}
 	}
@@ -49,117 +46,76 @@ func (c *statusCmd) Run(a *app) error {
 
 // state requests the state of the sidecar, and up to n of the keys that it denied most.
 func (f *adminFlags) state(a *app, n int) (now currentState, err error) {
-	_, err = f.call(a, http.MethodGet, "status", nil, &now.Status)
+	_, err = f.call(a, http.MethodGet, "/api/status", nil, &now.Status)
 	query := url.Values{"n": {fmt.Sprint(n)}}
-	if _, ofTop := f.call(a, http.MethodGet, "top?"+query.Encode(), nil, &now.Denied); err == nil {
+	if _, ofTop := f.call(a, http.MethodGet, "/api/top?"+query.Encode(), nil, &now.Denied); err == nil {
 		err = ofTop
 	}
 	return now, err
 }
 
-func (s *currentState) write(w io.Writer) error {
-	t := &s.Traffic
-	ready := "yes"
-	if !s.Ready {
-		ready = "no: " + strings.ReplaceAll(strings.TrimSpace(s.NotReady), "\n", "; ")
-	}
-	rows := [][]string{
-		{"state", s.State.Text},
-		{"ready", ready},
-		{"sidecar", "version " + s.Version + ", up for " + ago(s.Started)},
-		{"limits", "none loaded"},
-		{"traffic", fmt.Sprintf("%.1f requests/s allowed, %.1f denied, %.1f would be denied by shadow limits", t.Allowed, t.Denied, t.WouldBeDenied)},
-		{"decisions", times(t.Median, t.P99)},
-	}
-	if s.Config != "" {
-		rows[3][1] = "configuration " + cutHash(s.Config) + ", loaded " + ago(s.Loaded) + " ago"
-	}
-	rows = append(append(rows, s.store()...), s.fleet()...)
-	if err := writeTable(w, rows...); err != nil {
-		return err
-	}
-	for i := range s.Conditions {
-		c := &s.Conditions[i]
-		fmt.Fprintf(w, "\n%s, for %s: %s\n  %s\n", c.Name, ago(c.Since), c.Summary, c.Remedy)
-		if c.Error != "" {
-			fmt.Fprintf(w, "  error: %s\n", descriptors.Printable(c.Error))
-		}
-	}
-	if len(s.Conditions) == 0 && s.State.Remedy != "" {
-		fmt.Fprintf(w, "\n%s\n  %s\n", s.State.Cause, s.State.Remedy)
-	}
-	if len(s.Denied.Denied) == 0 {
-		return nil
-	}
-	fmt.Fprintf(w, "\ndenied since %s:\n", s.Denied.Since.UTC().Format("15:04:05 UTC"))
-	if parts := partRows(s.Denied.Parts, "", 3); len(parts) > 1 {
-		if err := writeTable(w, parts...); err != nil {
-			return err
-		}
-	}
-	return writeTable(w, deniedRows(s.Denied.Denied)...)
-}
+const statusText = `state | {{.State.Text}}
+ready | {{if .Ready}}yes{{else}}no: {{oneLine .NotReady}}{{end}}
+sidecar | version {{.Version}}, up for {{ago .Started}}
+limits | {{if .Config}}configuration {{cut .Config}}, loaded {{ago .Loaded}} ago{{else}}none loaded{{end}}
+{{with .Traffic}}
+traffic | {{rate .Allowed}} requests/s allowed, {{rate .Denied}} denied, {{rate .WouldBeDenied}} would be denied by shadow limits
+decisions | {{template "times" .}}
+{{end}}
+{{with .Store}}
+{{if eq .Kind "memory"}}
+store | memory: {{.Keys}} of at most {{.MaxKeys}} buckets
+{{else}}
+store | {{.Kind}}: {{template "times" .}}, timeout {{micros .Timeout}}, {{.Failures}} failures since the start
+{{range .Servers}}
+ | {{safe .Address}}: {{safe .Version}}, {{safe .Role}}, {{mebibytes .Memory}} MiB{{with .MaxMemory}} of {{mebibytes .}}{{end}}, eviction {{safe .Eviction}}
+{{end}}
+{{template "stale" .}}
+{{end}}
+{{end}}
+{{with $fleet := .Fleet}}
+{{if .Self}}
+fleet | {{count (len .Sidecars) "sidecar"}}
+{{range .Sidecars}}
+ | {{safe .ID}}: version {{safe .Version}}, configuration {{cut .Config}}, {{rate .AllowedRate}} requests/s allowed,
+{{- ""}} {{rate .DeniedRate}} denied, load {{printf "%.2f" .Load}}
+{{- with .Wrong}}, {{safe .}}{{end}}{{if eq .ID $fleet.Self}} (this one){{end}}
+{{end}}
+{{template "stale" .}}
+{{end}}
+{{end}}
+{{range .Conditions}}
 
-func (s *currentState) store() (rows [][]string) {
-	store := &s.Store
-	if store.Kind == "memory" {
-		return [][]string{{"store", fmt.Sprintf("memory: %d of at most %d buckets", store.Keys, store.MaxKeys)}}
-	}
-	calls := times(store.Median, store.P99) + ", timeout " + micros(store.Timeout) + fmt.Sprintf(", %d failures since the start", store.Failures)
-	rows = [][]string{{"store", store.Kind + ": " + calls}}
-	for _, one := range store.Servers {
-		memory := fmt.Sprintf("%.1f MiB", float64(one.Memory)/(1<<20))
-		if one.MaxMemory > 0 {
-			memory += fmt.Sprintf(" of %.1f", float64(one.MaxMemory)/(1<<20))
-		}
-		rows = append(rows, []string{"", fmt.Sprintf("%s: %s, %s, %s, eviction %s", descriptors.Printable(one.Address),
-			descriptors.Printable(one.Version), descriptors.Printable(one.Role), memory, descriptors.Printable(one.Eviction))})
-	}
-	return append(rows, stale(store.Problem, store.AsOf)...)
-}
+{{.Name}}, for {{ago .Since}}: {{.Summary}}
+  {{.Remedy}}
+{{with .Error}}
+  error: {{safe .}}
+{{end}}
+{{else}}
+{{with .State}}
+{{if .Remedy}}
 
-func (s *currentState) fleet() (rows [][]string) {
-	f := &s.Fleet
-	if f.Self == "" {
-		return nil
-	}
-	rows = [][]string{{"fleet", count(len(f.Sidecars), "sidecar")}}
-	for i := range f.Sidecars {
-		one := &f.Sidecars[i]
-		text := fmt.Sprintf("%s: version %s, configuration %s, %.1f requests/s allowed, %.1f denied, load %.2f", descriptors.Printable(one.ID),
-			descriptors.Printable(one.Version), cutHash(one.Config), one.AllowedRate, one.DeniedRate, one.Load)
-		if one.Wrong != "" {
-			text += ", " + descriptors.Printable(one.Wrong)
-		}
-		if one.ID == f.Self {
-			text += " (this one)"
-		}
-		rows = append(rows, []string{"", text})
-	}
-	return append(rows, stale(f.Problem, f.AsOf)...)
-}
+{{.Cause}}
+  {{.Remedy}}
+{{end}}
+{{end}}
+{{end}}
+{{if .Denied.Denied}}
 
-// stale describes why what is shown about Redis is of an earlier time.
-func stale(problem string, asOf time.Time) [][]string {
-	if problem == "" {
-		return nil
-	}
-	text := descriptors.Printable(problem)
-	if !asOf.IsZero() {
-		text = "as of " + ago(asOf) + " ago: " + text
-	}
-	return [][]string{{"", text}}
-}
+denied since {{.Denied.Since.UTC.Format "15:04:05 UTC"}}:
+{{template "parts" shared .Denied.Parts 3}}
+{{template "denied" .Denied.Denied}}
+{{end}}
+{{define "times"}}
+{{if .P99}}p50 {{micros .Median}}, p99 {{micros .P99}}{{else}}none in the last minute{{end}}
+{{- end}}
+{{define "stale"}}
+{{with .Problem}}
+ | {{if not $.AsOf.IsZero}}as of {{ago $.AsOf}} ago: {{end}}{{safe .}}
+{{end}}
+{{end}}
+` + topTables
 
-func times(median, p99 int64) string {
-	if p99 == 0 {
-		return "none in the last minute"
-	}
-	return "p50 " + micros(median) + ", p99 " + micros(p99)
-}
+func oneLine(text string) string { return strings.ReplaceAll(strings.TrimSpace(text), "\n", "; ") }
 
-func micros(n int64) string { return (time.Duration(n) * time.Microsecond).String() }
-
-func ago(t time.Time) string { return max(0, time.Since(t)).Round(time.Second).String() }
-
-func cutHash(hash string) string { return descriptors.Printable(hash[:min(12, len(hash))]) }
+func mebibytes(bytes int64) string { return fmt.Sprintf("%.1f", float64(bytes)/(1<<20)) }

@@ -49,7 +49,7 @@ func (c *testCmd) Run(a *app) error {
 	if err != nil {
 		return exitError{exitUsage, fmt.Errorf("--run: %w", err)}
 	}
-	t := &testRun{app: a, cmd: c, only: only, tested: tested{Files: []*testedFile{}}}
+	t := &testRun{app: a, cmd: c, only: only, tested: tested{Files: []*testedFile{}, Verbose: c.Verbose}}
 	for _, name := range c.Files {
 		if err := t.file(name); err != nil {
 			return err
@@ -61,7 +61,7 @@ func (c *testCmd) Run(a *app) error {
 	case "junit":
 		err = t.writeJUnit(a.stdout)
 	default:
-		err = t.writeText(a.stdout, c.Verbose)
+		err = writeText(a.stdout, t.tested, testedText)
 	}
 	switch {
 	case err != nil:
@@ -80,8 +80,9 @@ type tested struct {
 	Passed int `json:"passed"`
 	Failed int `json:"failed"`
 	// Faulty is the number of files that contain mistakes.
-	Faulty int           `json:"faulty_files"`
-	Files  []*testedFile `json:"files"`
+	Faulty  int           `json:"faulty_files"`
+	Files   []*testedFile `json:"files"`
+	Verbose bool          `json:"-"`
 }
 
 type testedFile struct {
@@ -169,29 +170,23 @@ func (t *testRun) scenario(out *testedFile, s *scenario.Scenario, snapshot *limi
 	out.Scenarios = append(out.Scenarios, result)
 }
 
-func (t *tested) writeText(w io.Writer, verbose bool) error {
-	var out strings.Builder
-	for _, f := range t.Files {
-		for _, mistake := range f.Mistakes {
-			out.WriteString(mistake + "\n")
-		}
-		for _, s := range f.Scenarios {
-			switch {
-			case len(s.Failures) > 0:
-				fmt.Fprintf(&out, "--- FAIL: %s (%s:%d)\n    %s\n", s.Name, f.Name, s.Line, strings.Join(s.Failures, "\n    "))
-			case verbose:
-				fmt.Fprintf(&out, "--- PASS: %s\n", s.Name)
-			}
-		}
-	}
-	verdict := "ok"
-	if t.Failed > 0 || t.Faulty > 0 {
-		verdict = "FAIL"
-	}
-	fmt.Fprintf(&out, "%s: %s passed, %d failed\n", verdict, count(t.Passed, "scenario"), t.Failed)
-	_, err := io.WriteString(w, out.String())
-	return err
-}
+const testedText = `{{range $file := .Files}}
+{{range .Mistakes}}
+{{.}}
+{{end}}
+{{range .Scenarios}}
+{{if .Failures}}
+--- FAIL: {{.Name}} ({{$file.Name}}:{{.Line}})
+{{range .Failures}}
+    {{.}}
+{{end}}
+{{else if $.Verbose}}
+--- PASS: {{.Name}}
+{{end}}
+{{end}}
+{{end}}
+{{if or .Failed .Faulty}}FAIL{{else}}ok{{end}}: {{count .Passed "scenario"}} passed, {{.Failed}} failed
+`
 
 type junitSuite struct {
 	Name     string      `xml:"name,attr"`

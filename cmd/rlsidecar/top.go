@@ -67,11 +67,14 @@ func (c *topCmd) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		return c.print(a.stdout, top, func(w io.Writer) error { return c.write(w, top) })
+		if c.Format == "json" {
+			return writeJSON(a.stdout, top)
+		}
+		return c.write(a.stdout, top)
 	}
 	return screen.refresh(a, time.Second, func(w io.Writer) error {
 		var now status.Status
-		if _, err := c.call(a, http.MethodGet, "status", nil, &now); err != nil {
+		if _, err := c.call(a, http.MethodGet, "/api/status", nil, &now); err != nil {
 			return err
 		}
 		top, err := c.read(a)
@@ -95,7 +98,7 @@ func (c *topCmd) read(a *app) (*httpapi.TopAnswer, error) {
 		query.Set("shadow", "true")
 	}
 	top := &httpapi.TopAnswer{}
-	if _, err := c.call(a, http.MethodGet, "top?"+query.Encode(), nil, top); err != nil {
+	if _, err := c.call(a, http.MethodGet, "/api/top?"+query.Encode(), nil, top); err != nil {
 		return nil, err
 	}
 	if c.Limit != "" {
@@ -133,96 +136,71 @@ const mostTop = 1000
 func first[T any](list []T, n int) []T { return list[:min(n, len(list))] }
 
 func (c *topCmd) write(w io.Writer, top *httpapi.TopAnswer) error {
-	since := "since " + when(top.Since) + "\n"
-	parts, keys := partRows(top.Parts, c.By, 5), deniedRows(top.Denied)
-	if c.By != "" {
-		parts = partRows(top.Parts, c.By, c.Count)
+	if c.By == "" {
+		top.Parts = shared(top.Parts, 5)
 	}
-	if max(len(parts), len(keys)) == 1 {
-		what := "no request was denied "
-		if c.Shadow {
-			what = "no limit in shadow mode would have denied a request "
-		}
-		fmt.Fprint(w, what, since)
-		if top.Unmatched > 0 {
-			fmt.Fprintf(w, "at least %d requests matched no limit and were allowed: rlsidecar top --unmatched shows them\n", top.Unmatched)
-		}
-	} else {
-		fmt.Fprint(w, since)
-	}
-	for _, rows := range [][][]string{parts, keys, busiestRows(top.Busiest), flightRows(top.InFlight)} {
-		if len(rows) == 1 {
-			continue
-		}
-		if err := writeTable(w, rows...); err != nil {
-			return err
-		}
-	}
-	return nil
+	top.Busiest, top.InFlight = first(top.Busiest, 5), first(top.InFlight, 5)
+	return writeText(w, struct {
+		*httpapi.TopAnswer
+		Shadow bool
+	}{top, c.Shadow}, topText)
 }
 
-func busiestRows(used []httpapi.UsedKey) [][]string {
-	return rowsOf(first(used, 5), func(u httpapi.UsedKey) []string {
-		return []string{
-			strconv.FormatInt(u.Units, 10), perSecond(u.Rate), strconv.FormatInt(u.Remaining, 10), strconv.FormatInt(u.Capacity, 10),
-			descriptors.Printable(u.Domain), descriptors.Printable(u.Name), shown(u.Key.String(), u.Cut),
-		}
-	}, "BUSIEST", "/S", "LEFT", "OF", "DOMAIN", "LIMIT", "KEY")
+func share(p httpapi.DeniedPart) string { return fmt.Sprintf("%.0f %%", 100*p.Share) }
+
+// shared returns up to n of the parts that several denied keys have. The list of keys has the others, too.
+func shared(parts []httpapi.DeniedPart, n int) []httpapi.DeniedPart {
+	return first(slices.DeleteFunc(slices.Clone(parts), func(p httpapi.DeniedPart) bool { return p.Keys < 2 }), n)
 }
 
-func flightRows(keys []httpapi.FlightKey) [][]string {
-	return rowsOf(first(keys, 5), func(k httpapi.FlightKey) []string {
-		return []string{
-			strconv.FormatInt(k.InFlight, 10), strconv.FormatInt(k.Capacity, 10), descriptors.Printable(k.Domain), descriptors.Printable(k.Name), k.Key.String(),
-		}
-	}, "IN FLIGHT", "OF", "DOMAIN", "LIMIT", "KEY")
-}
+const topText = `{{if or .Parts .Denied}}
+since {{when .Since}}
+{{else}}
+{{if .Shadow}}no limit in shadow mode would have denied a request{{else}}no request was denied{{end}} since {{when .Since}}
+{{with .Unmatched}}
+at least {{.}} requests matched no limit and were allowed: rlsidecar top --unmatched shows them
+{{end}}
+{{end}}
+{{template "parts" .Parts}}
+{{template "denied" .Denied}}
+{{if .Busiest}}
+BUSIEST | /S | LEFT | OF | DOMAIN | LIMIT | KEY
+{{end}}
+{{range .Busiest}}
+{{.Units}} | {{rate .Rate}} | {{.Remaining}} | {{.Capacity}} | {{safe .Domain}} | {{safe .Name}} | {{.Key}}{{if .Cut}}…{{end}}
+{{end}}
+{{flush}}
+{{if .InFlight}}
+IN FLIGHT | OF | DOMAIN | LIMIT | KEY
+{{end}}
+{{range .InFlight}}
+{{.InFlight}} | {{.Capacity}} | {{safe .Domain}} | {{safe .Name}} | {{.Key}}
+{{end}}
+` + topTables
 
-func shown(text string, cut bool) string {
-	if cut {
-		return text + "…"
-	}
-	return text
-}
-
-func perSecond(rate float64) string { return strconv.FormatFloat(rate, 'f', 1, 64) }
-
-func atLeast(n int64, exact bool) string {
-	if exact {
-		return strconv.FormatInt(n, 10)
-	}
-	return "at least " + strconv.FormatInt(n, 10)
-}
-
-// partRows has up to n rows about what denied keys have in common. Without by, it leaves out parts with one key, which
-// the list of keys has, too.
-func partRows(parts []httpapi.DeniedPart, by string, n int) [][]string {
-	if by == "" {
-		parts = slices.DeleteFunc(slices.Clone(parts), func(p httpapi.DeniedPart) bool { return p.Keys < 2 })
-	}
-	return rowsOf(first(parts, n), func(p httpapi.DeniedPart) []string {
-		part := ""
-		if p.Position != nil {
-			part = shown(descriptors.Printable(p.Entry)+"="+p.Value.String(), p.Cut)
-		}
-		return []string{
-			atLeast(p.Denied, p.Exact), perSecond(p.Rate), fmt.Sprintf("%.0f %%", 100*p.Share), fmt.Sprint(p.Keys),
-			descriptors.Printable(p.Domain), descriptors.Printable(p.Name), part,
-		}
-	}, "DENIED", "/S", "SHARE", "KEYS", "DOMAIN", "LIMIT", "PART")
-}
-
-func deniedRows(denied []httpapi.DeniedKey) [][]string {
-	return rowsOf(denied, func(d httpapi.DeniedKey) []string {
-		return []string{
-			atLeast(d.Denied, d.Exact), perSecond(d.Rate), descriptors.Printable(d.Why), descriptors.Printable(d.Domain), descriptors.Printable(d.Name),
-			shown(deniedKey(&d), d.Cut),
-		}
-	}, "DENIED", "/S", "WHY", "DOMAIN", "LIMIT", "KEY")
-}
+const topTables = `{{define "parts"}}
+{{if .}}
+DENIED | /S | SHARE | KEYS | DOMAIN | LIMIT | PART
+{{end}}
+{{range .}}
+{{if not .Exact}}at least {{end}}{{.Denied}} | {{rate .Rate}} | {{share .}} | {{.Keys}} | {{safe .Domain}} | {{safe .Name}} |
+  {{if .Position}}{{safe .Entry}}={{.Value}}{{if .Cut}}…{{end}}{{end}}
+{{end}}
+{{flush}}
+{{end}}
+{{define "denied"}}
+{{if .}}
+DENIED | /S | WHY | DOMAIN | LIMIT | KEY
+{{end}}
+{{range .}}
+{{if not .Exact}}at least {{end}}{{.Denied}} | {{rate .Rate}} | {{safe .Why}} | {{safe .Domain}} | {{safe .Name}} | {{deniedKey .}}{{if .Cut}}…{{end}}
+{{end}}
+{{flush}}
+{{end}}
+`
 
 // deniedKey returns the key of d, as a descriptor if it came as one.
-func deniedKey(d *httpapi.DeniedKey) string {
+func deniedKey(d httpapi.DeniedKey) string {
 	if d.Descriptor == nil {
 		return d.Key.String()
 	}
@@ -241,26 +219,15 @@ func (c *topCmd) unmatched(a *app) error {
 		Unmatched []httpapi.UnmatchedShape
 	}
 	query := url.Values{"n": {strconv.Itoa(c.Count)}}
-	return c.send(a, http.MethodGet, "unmatched?"+query.Encode(), nil, &answer, func(w io.Writer) error {
-		if len(answer.Unmatched) == 0 {
-			_, err := fmt.Fprintf(w, "every request matched a limit since %s\n", when(answer.Since))
-			return err
-		}
-		fmt.Fprintf(w, "since %s\n", when(answer.Since))
-		return writeTable(w, unmatchedRows(answer.Unmatched)...)
-	})
-}
-
-func unmatchedRows(shapes []httpapi.UnmatchedShape) [][]string {
-	return rowsOf(shapes, func(u httpapi.UnmatchedShape) []string {
-		why := "no limit matches"
-		if !u.Configured {
-			why = "no such domain"
-		}
-		var texts []string
-		for _, keys := range u.Descriptors {
-			texts = append(texts, keys.String())
-		}
-		return []string{atLeast(u.Requests, false), why, descriptors.Printable(u.Domain), shown(strings.Join(texts, " | "), u.Cut)}
-	}, "REQUESTS", "WHY", "DOMAIN", "KEYS OF THE DESCRIPTORS")
+	return c.send(a, http.MethodGet, "/api/unmatched?"+query.Encode(), nil, &answer, `{{if .Unmatched}}
+since {{when .Since}}
+REQUESTS | WHY | DOMAIN | KEYS OF THE DESCRIPTORS
+{{else}}
+every request matched a limit since {{when .Since}}
+{{end}}
+{{range .Unmatched}}
+at least {{.Requests}} | {{if .Configured}}no limit matches{{else}}no such domain{{end}} | {{safe .Domain}} |
+  {{range $i, $keys := .Descriptors}}{{if $i}} {{"|"}} {{end}}{{$keys}}{{end}}{{if .Cut}}…{{end}}
+{{end}}
+`)
 }
