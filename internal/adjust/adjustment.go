@@ -8,6 +8,7 @@
 package adjust
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -174,10 +175,8 @@ func (a *Adjustment) End() string { return moment(a.Expires).Format("2006-01-02 
 
 // Check returns an error for mistakes in a that do not depend on the configuration.
 func (a *Adjustment) Check() error {
-	for _, check := range []error{a.Target.check(), a.Change.check(), checkText("author", a.Author, maxAuthor), checkText("reason", a.Reason, maxReason)} {
-		if check != nil {
-			return check
-		}
+	if err := cmp.Or(a.Target.check(), a.Change.check(), checkOrigin(a.Author, a.Reason)); err != nil {
+		return err
 	}
 	switch lasts := a.Expires - a.Created; {
 	case lasts <= 0:
@@ -199,11 +198,7 @@ func (t *Target) check() error {
 	case t.Entry == "" && t.Value != "":
 		return errors.New("the value belongs to an entry; name the entry, such as tenant")
 	}
-	bytes := len(t.Key) + len(t.Entry) + len(t.Value)
-	for _, v := range t.Key {
-		bytes += len(v)
-	}
-	if bytes > maxKey {
+	if bytes := len(t.Key) + len(strings.Join(t.Key, "")) + len(t.Entry) + len(t.Value); bytes > maxKey {
 		return fmt.Errorf("a key may have at most %d bytes, with one more for each value, but this one has %d", maxKey, bytes)
 	}
 	return nil
@@ -211,7 +206,7 @@ func (t *Target) check() error {
 
 func (c *Change) check() error {
 	given := 0
-	for _, is := range []bool{c.numbers(), c.Factor != 0, c.Unlimited, c.Block} {
+	for _, is := range []bool{c.Rate != nil || c.Capacity != nil || c.Period != 0, c.Factor != 0, c.Unlimited, c.Block} {
 		if is {
 			given++
 		}
@@ -256,7 +251,9 @@ func (c *Change) String() string {
 	return strings.Join(parts, ", ")
 }
 
-func (c *Change) numbers() bool { return c.Rate != nil || c.Capacity != nil || c.Period != 0 }
+func checkOrigin(author, reason string) error {
+	return cmp.Or(checkText("author", author, maxAuthor), checkText("reason", reason, maxReason))
+}
 
 func checkText(name, text string, maxBytes int) error {
 	switch {
@@ -309,8 +306,7 @@ func (c *Change) Spec(l *algorithms.Limit) (algorithms.Spec, error) {
 		if l.Kind == algorithms.SlidingWindow || l.Kind == algorithms.SlidingLog {
 			return s, fmt.Errorf("a %s has no capacity: it admits rate in each period", KindName(l.Kind))
 		}
-		capacity := *c.Capacity
-		s.Capacity = &capacity
+		s.Capacity = new(*c.Capacity)
 	}
 	return fitInitial(s, l), nil
 }
@@ -340,8 +336,5 @@ func Scale(n, factor, divisor int64) int64 {
 		return math.MaxInt64
 	}
 	quotient, _ := bits.Div64(hi, lo, uint64(divisor))
-	if quotient > math.MaxInt64 {
-		return math.MaxInt64
-	}
-	return int64(quotient)
+	return int64(min(quotient, math.MaxInt64))
 }

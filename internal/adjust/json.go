@@ -98,16 +98,13 @@ func (a *Adjustment) UnmarshalJSON(text []byte) error {
 	return a.Check()
 }
 
-// guaranteed is the name of algorithms.Guaranteed in JSON. In a configuration it is a token_bucket too.
-const guaranteed = "token_bucket+guaranteed"
-
 // KindName returns the name of k in JSON and in messages.
 func KindName(k algorithms.Kind) string {
 	switch k {
 	case 0:
 		return ""
 	case algorithms.Guaranteed:
-		return guaranteed
+		return "token_bucket+guaranteed" // in a configuration it is a token_bucket too
 	default:
 		return k.String()
 	}

@@ -149,11 +149,6 @@ func (k *Keeper) report(change func(*Status)) {
 	change(&k.status)
 }
 
-func (k *Keeper) answered() {
-	now := k.config.Clock()
-	k.report(func(s *Status) { s.Seen, s.Err = now, nil })
-}
-
 // Run polls for changes until ctx ends, and calls polled after each poll.
 func (k *Keeper) Run(ctx context.Context, polled func()) {
 	for {
@@ -175,7 +170,7 @@ func (k *Keeper) Poll(ctx context.Context) error {
 	err := k.sync(ctx)
 	switch {
 	case err == nil:
-		k.answered()
+		k.report(func(s *Status) { s.Seen, s.Err = k.config.Clock(), nil })
 	case ctx.Err() == nil:
 		k.report(func(s *Status) { s.Errors, s.Err = s.Errors+1, fmt.Errorf("adjustments cannot be read: %w", err) })
 	}
@@ -188,21 +183,26 @@ func (k *Keeper) sync(ctx context.Context) error {
 		return nil
 	}
 	set := k.Set()
-	known := set.Head.String()
-	head, changes, values, err := k.read(ctx, known)
-	if err != nil || head == known {
+	head, changes, values, err := k.read(ctx, set.Head.String())
+	if err != nil || head == set.Head.String() {
 		return err
 	}
-	missing, isKnown := set.since(head)
+	missing, known := set.since(head)
+	restored := map[string]*Adjustment{}
 	switch {
 	case head == "":
-		return k.rewrite(ctx, head, set.changes, set.Live(k.Now()).byID)
-	case isKnown:
-		restored := make(map[string]*Adjustment, len(missing))
+		missing, known, restored = set.changes, true, set.Live(k.Now()).byID
+	case known:
 		for _, e := range missing {
 			restored[e.Target] = set.Find(e.Target)
 		}
-		return k.rewrite(ctx, head, missing, restored)
+	}
+	if known { // several Keepers may write at the same time, but only one succeeds
+		done, err := k.write(ctx, head, set.Head, missing, restored)
+		if done {
+			k.report(func(s *Status) { s.Rewritten += uint64(len(missing)) })
+		}
+		return err
 	}
 	if values == nil {
 		if entries, ok := parseChanges(changes[:len(changes)-1]); ok {
@@ -228,37 +228,27 @@ func (k *Keeper) read(ctx context.Context, known string) (head string, changes [
 	return head, changes, values, err
 }
 
-// rewrite writes changes that the Ledger has lost, and the adjustments that they concern; nil deletes one. Several
-// Keepers may do so at the same time, but only one succeeds.
-func (k *Keeper) rewrite(ctx context.Context, from string, missing []*Entry, adjustments map[string]*Adjustment) error {
-	done, err := k.write(ctx, from, k.Set().Head, missing, adjustments)
-	if done {
-		k.report(func(s *Status) { s.Rewritten += uint64(len(missing)) })
-	}
-	return err
-}
-
+// write writes changes, and the adjustments that they concern; nil deletes one.
 func (k *Keeper) write(ctx context.Context, from string, to Head, entries []*Entry, adjustments map[string]*Adjustment) (done bool, err error) {
 	if k.config.Ledger == nil {
 		return true, nil
 	}
+	encode := func(v any) string {
+		text, failed := json.Marshal(v)
+		err = errors.Join(err, failed)
+		return string(text)
+	}
 	changes, values := make([]string, len(entries)), make(map[string]string, len(adjustments))
 	for i, e := range entries {
-		text, err := json.Marshal(e)
-		if err != nil {
-			return false, err
-		}
-		changes[i] = e.Head.String() + "\n" + string(text)
+		changes[i] = e.Head.String() + "\n" + encode(e)
 	}
 	for id, a := range adjustments {
-		values[id] = ""
-		if a != nil {
-			text, err := json.Marshal(a)
-			if err != nil {
-				return false, err
-			}
-			values[id] = string(text)
+		if values[id] = ""; a != nil {
+			values[id] = encode(a)
 		}
+	}
+	if err != nil {
+		return false, err
 	}
 	return k.config.Ledger.Write(ctx, from, to.String(), changes, values)
 }
@@ -345,10 +335,8 @@ type Operation struct {
 
 // entry returns the Entry of o as a change of set at time now. The error is a *Mistake, ErrConflict or ErrNotFound.
 func (o *Operation) entry(set *Set, now algorithms.Micros) (*Entry, error) {
-	for _, err := range []error{checkText("author", o.Author, maxAuthor), checkText("reason", o.Reason, maxReason)} {
-		if err != nil {
-			return nil, &Mistake{err.Error()}
-		}
+	if err := checkOrigin(o.Author, o.Reason); err != nil {
+		return nil, &Mistake{err.Error()}
 	}
 	e, live := o.Entry, set.Live(now)
 	e.Version, e.At, e.Before = set.Head.Version+1, moment(now), live.Find(o.Target)
@@ -399,7 +387,7 @@ func (k *Keeper) Change(ctx context.Context, o Operation) (*Entry, error) {
 		case err != nil:
 			return nil, fmt.Errorf("the outcome of the change is unknown; if it was made, the audit lists it as operation %s: %w", o.ID, err)
 		case done:
-			k.answered()
+			k.report(func(s *Status) { s.Seen, s.Err = k.config.Clock(), nil })
 			k.settle([]*Entry{e})
 			k.use(next)
 			return e, nil

@@ -130,26 +130,23 @@ func (s *Set) since(head string) (entries []*Entry, known bool) {
 }
 
 // newest returns the last change of a target, or nil.
-func (s *Set) newest(target string) *Entry {
-	for _, e := range slices.Backward(s.changes) {
+func (s *Set) newest(target string) (last *Entry) {
+	for _, e := range s.changes {
 		if e.Target == target {
-			return e
+			last = e
 		}
 	}
-	return nil
+	return last
 }
 
 // Differences returns the adjustments that are in only one of two Sets, or that are not equal in both. For the
 // latter it returns those of a.
 func Differences(a, b *Set) (changed []*Adjustment) {
-	for id, x := range a.byID {
-		if y := b.byID[id]; !reflect.DeepEqual(x, y) {
+	all := maps.Clone(b.byID)
+	maps.Copy(all, a.byID)
+	for id, x := range all {
+		if !reflect.DeepEqual(a.byID[id], b.byID[id]) {
 			changed = append(changed, x)
-		}
-	}
-	for id, y := range b.byID {
-		if a.byID[id] == nil {
-			changed = append(changed, y)
 		}
 	}
 	return changed
