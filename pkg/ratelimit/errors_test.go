@@ -40,66 +40,6 @@ func TestACostThatNeverFitsReportsTheBucket(t *testing.T) {
 	}
 }
 
-// If one request of a call is denied, the order of its requests must not matter, even with MaxWait.
-func TestTheOrderOfRequestsDoesNotMatter(t *testing.T) {
-	limits := func() ratelimit.Limits {
-		return ratelimit.Limits{
-			"plain":    with(func(*ratelimit.Limit) {}),
-			"late":     with(func(l *ratelimit.Limit) { l.MaxReserved = new(int64(50)) }),
-			"full":     with(func(l *ratelimit.Limit) { l.MaxReserved = new(int64(1)) }),
-			"overdraw": with(func(l *ratelimit.Limit) { l.Overdraw = true }),
-			"counts": with(func(l *ratelimit.Limit) {
-				l.MaxReserved, l.Penalty = new(int64(0)), &ratelimit.Penalty{After: 1, For: time.Minute, Max: time.Minute}
-			}),
-		}
-	}
-	for name, test := range map[string]struct {
-		first, second ratelimit.Request
-		checkState    func(l *ratelimit.Limiter) error
-	}{
-		"a wait of 30 s": {ratelimit.Request{Name: "late", N: 3, Reserve: true}, ratelimit.Request{Name: "plain", N: 1}, func(l *ratelimit.Limiter) error {
-			return checkRemaining(l, "late", 0, 20*time.Second)
-		}},
-		"nothing can be reserved": {ratelimit.Request{Name: "full", N: 2, Reserve: true}, ratelimit.Request{Name: "plain", N: 1}, func(l *ratelimit.Limiter) error {
-			return checkRemaining(l, "full", 0, 20*time.Second)
-		}},
-		"the denial is charged": {ratelimit.Request{Name: "late", N: 1, Reserve: true}, ratelimit.Request{Name: "overdraw", N: 1}, func(l *ratelimit.Limiter) error {
-			return checkRemaining(l, "overdraw", 0, 30*time.Second)
-		}},
-		"the denial is counted": {ratelimit.Request{Name: "late", N: 1, Reserve: true}, ratelimit.Request{Name: "counts", N: 1}, func(l *ratelimit.Limiter) error {
-			r, _ := l.Peek(context.Background(), 1, "counts")
-			if r.RetryAfter != time.Minute {
-				return fmt.Errorf("retry after %v, want the block of a minute", r.RetryAfter)
-			}
-			return nil
-		}},
-	} {
-		for _, requests := range [][]ratelimit.Request{{test.first, test.second}, {test.second, test.first}, {test.second, test.first, {Name: "plain", Key: []string{"other"}, N: 1}}} {
-			l, _ := limiterWith(t, limits(), 20*time.Second, unchanged)
-			for _, used := range []string{"late", "full", "overdraw", "counts"} {
-				if _, err := l.AllowN(t.Context(), 2, used); err != nil {
-					t.Fatal(err)
-				}
-			}
-			err := l.AllowAll(t.Context(), requests)
-			if !errors.Is(err, ratelimit.ErrDenied) {
-				t.Errorf("%s, %s first: got %v; want ErrDenied", name, requests[0].Name, err)
-			}
-			for _, r := range requests {
-				if r.Reservation.Name() != "" {
-					t.Errorf("%s: got a reservation of %s; want none", name, r.Name)
-				}
-			}
-			if err := test.checkState(l); err != nil {
-				t.Errorf("%s, %s first: %v", name, requests[0].Name, err)
-			}
-			if err := checkRemaining(l, "plain", 2, 0); err != nil {
-				t.Errorf("%s, %s first: %v", name, requests[0].Name, err)
-			}
-		}
-	}
-}
-
 func checkRemaining(l *ratelimit.Limiter, name string, units int64, resetAfter time.Duration) error {
 	if r, _ := l.Peek(context.Background(), 0, name); r.Remaining != units || r.ResetAfter != resetAfter {
 		return fmt.Errorf("limit %s: %d units, reset after %v; want %d and %v", name, r.Remaining, r.ResetAfter, units, resetAfter)
