@@ -17,18 +17,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/status"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topkeys"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-func compile(t *testing.T, s algorithms.Spec) *algorithms.Limit {
-	t.Helper()
-	l, err := algorithms.Compile(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &l
-}
+var compile = limittest.Compile
 
 var began = time.Unix(1e9, 0)
 

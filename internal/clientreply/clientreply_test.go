@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -19,11 +20,8 @@ const (
 // policy returns the policy of a token bucket of 100 units an hour.
 func policy(t *testing.T, name string, unit limiter.Unit, body limiter.Body) *limiter.Policy {
 	t.Helper()
-	l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: 3600 * second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &limiter.Policy{RateName: name, Index: 6, Limit: &l, Extras: &limiter.Extras{Unit: unit, DenyBody: body}}
+	l := limittest.Compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: 3600 * second})
+	return &limiter.Policy{RateName: name, Index: 6, Limit: l, Extras: &limiter.Extras{Unit: unit, DenyBody: body}}
 }
 
 func result(p *limiter.Policy, o limiter.Outcome, d algorithms.Decision) limiter.Result {

@@ -8,6 +8,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -88,14 +89,7 @@ func TestOverridePeriod(t *testing.T) {
 	}
 }
 
-func compile(tb testing.TB, s algorithms.Spec) *algorithms.Limit {
-	tb.Helper()
-	l, err := algorithms.Compile(s)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return &l
-}
+var compile = limittest.Compile
 
 func TestWindowOf(t *testing.T) {
 	n := func(i int64) *int64 { return &i }

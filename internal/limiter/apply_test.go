@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -17,12 +18,9 @@ func number(n int64) *int64 { return &n }
 
 func policy(tb testing.TB, s algorithms.Spec) *Policy {
 	tb.Helper()
-	l, err := algorithms.Compile(s)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	l := limittest.Compile(tb, s)
 	return &Policy{
-		Domain: "edge", Name: "send_message", Limit: &l, Keys: descriptors.Keys{Open: []int{0}}, Extras: &Extras{OpenKeys: []string{"user_id"}},
+		Domain: "edge", Name: "send_message", Limit: l, Keys: descriptors.Keys{Open: []int{0}}, Extras: &Extras{OpenKeys: []string{"user_id"}},
 	}
 }
 

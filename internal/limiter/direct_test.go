@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -30,13 +31,10 @@ func directLimits(t *rapid.T) map[string]*limiter.Policy {
 	}
 	named := map[string]*limiter.Policy{}
 	for i, spec := range specs {
-		limit, err := algorithms.Compile(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		limit := limittest.Compile(t, spec)
 		name := fmt.Sprint(i)
 		named[name] = &limiter.Policy{
-			Index: i, Domain: "d", Name: name, Owner: "d/" + name, Limit: &limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("d", "limit", name, limit.Kind)},
+			Index: i, Domain: "d", Name: name, Owner: "d/" + name, Limit: limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("d", "limit", name, limit.Kind)},
 		}
 	}
 	return named

@@ -11,6 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -32,11 +33,8 @@ limits:
 `
 	b := newBench(t, "domain: d"+limits+"---\ndomain: other"+limits)
 	inline := func(rate int64) *limiter.Policy {
-		l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: sec})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return &limiter.Policy{Domain: "d", Name: "own", Limit: &l, Keys: descriptors.Keys{Prefix: descriptors.Prefix("d", "inline", "own", l.Kind)}}
+		l := limittest.Compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: sec})
+		return &limiter.Policy{Domain: "d", Name: "own", Limit: l, Keys: descriptors.Keys{Prefix: descriptors.Prefix("d", "inline", "own", l.Kind)}}
 	}
 	remaining := func(domain, limit string, key ...string) int64 {
 		return b.check(t, limiter.Request{Domain: domain, DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: key}}}).Results[0].Decision.Remaining

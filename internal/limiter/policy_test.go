@@ -3,6 +3,7 @@ package limiter
 import (
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -61,11 +62,4 @@ func TestNamesOfOnFailureAndPlaces(t *testing.T) {
 	}
 }
 
-func limitOf(t *testing.T, s algorithms.Spec) *algorithms.Limit {
-	t.Helper()
-	l, err := algorithms.Compile(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &l
-}
+var limitOf = limittest.Compile

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -23,11 +24,8 @@ func TestLimitsAreShownAsWindows(t *testing.T) {
 		{algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 60 * sec, Minimum: &algorithms.Rate{Units: 1, Period: sec}}, 11, 0}, // two rates
 		{algorithms.Spec{Kind: algorithms.TokenBucket, Period: 60 * sec, Capacity: &five}, 5, 60},                                            // a rate of 0
 	} {
-		l, err := algorithms.Compile(test.spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if units, seconds := limiter.Shown(&l); units != test.units || seconds != test.seconds {
+		l := limittest.Compile(t, test.spec)
+		if units, seconds := limiter.Shown(l); units != test.units || seconds != test.seconds {
 			t.Errorf("%+v: shown as %d in %d s, want %d in %d s", test.spec, units, seconds, test.units, test.seconds)
 		}
 	}

@@ -9,19 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-func compiled(tb testing.TB, s algorithms.Spec) *algorithms.Limit {
-	tb.Helper()
-	l, err := algorithms.Compile(s)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return &l
-}
+var compiled = limittest.Compile
 
 func compiledSlots(tb testing.TB, capacity int64, ttl algorithms.Micros) *algorithms.Limit {
 	tb.Helper()

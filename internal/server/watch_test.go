@@ -12,6 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/configtest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -23,14 +24,11 @@ func TestFullMemoryIsReported(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	s := &server{log: zap.NewNop(), metrics: metrics.New("", ""), watch: newWatch(now), conditions: conditions.New(func() time.Time { return now })}
 	s.stack.memory = memory.New(memory.Config{MaxKeys: 1000, Clock: func() time.Time { return now }})
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: 60 * algorithms.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	limit := limittest.Compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: 60 * algorithms.Second})
 	use := func(from, to int) {
 		for i := range to - from {
 			var d [1]backend.Decision
-			backend.Take(t.Context(), s.stack.memory, []backend.Charge{{Key: fmt.Append(nil, from+i), Limit: &limit, Terms: algorithms.Charge{Cost: 1}, Owner: "a"}}, d[:])
+			backend.Take(t.Context(), s.stack.memory, []backend.Charge{{Key: fmt.Append(nil, from+i), Limit: limit, Terms: algorithms.Charge{Cost: 1}, Owner: "a"}}, d[:])
 		}
 	}
 	wrong := func() string {

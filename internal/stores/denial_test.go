@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -12,11 +13,8 @@ import (
 
 func tenASecond(t *testing.T) *algorithms.Limit {
 	t.Helper()
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &limit
+	limit := limittest.Compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second})
+	return limit
 }
 
 // unchanged returns unknown for a rate of 0. It also returns unknown for a decision that differs from the one computed

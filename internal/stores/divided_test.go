@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -34,17 +35,14 @@ func TestDividedNeverAdmitsMoreThanTheLimit(t *testing.T) {
 // group, unless "|" starts a new one.
 func charges(t *testing.T, of ...any) (list []backend.Charge) {
 	t.Helper()
-	five, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Day})
-	if err != nil {
-		t.Fatal(err)
-	}
+	five := limittest.Compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Day})
 	group := 0
 	for i := 0; i < len(of); i++ {
 		if of[i] == "|" {
 			group++
 			continue
 		}
-		list = append(list, backend.Charge{Key: []byte(of[i].(string)), Limit: &five, Terms: algorithms.Charge{Cost: int64(of[i+1].(int))}, Group: group})
+		list = append(list, backend.Charge{Key: []byte(of[i].(string)), Limit: five, Terms: algorithms.Charge{Cost: int64(of[i+1].(int))}, Group: group})
 		i++
 	}
 	return list

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -169,11 +170,4 @@ func take(ctx context.Context, s backend.Store, charges ...backend.Charge) []bac
 
 func wall() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }
 
-func compile(tb testing.TB, spec algorithms.Spec) *algorithms.Limit {
-	tb.Helper()
-	limit, err := algorithms.Compile(spec)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return &limit
-}
+var compile = limittest.Compile

@@ -3,6 +3,7 @@ package stores
 import (
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -10,11 +11,8 @@ import (
 // The state of a bucket with shards is not known as a whole. So a decision on it from a lease is the last one of the
 // wrapped Store, with the leased units added, and with the passed time subtracted from ResetAfter.
 func TestADecisionFromALeaseOfABucketWithShards(t *testing.T) {
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 100, Period: algorithms.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &backend.Charge{Key: []byte("a"), Limit: &limit, Shards: make([]algorithms.Limit, 4)}
+	limit := limittest.Compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 100, Period: algorithms.Second})
+	c := &backend.Charge{Key: []byte("a"), Limit: limit, Shards: make([]algorithms.Limit, 4)}
 	last := backend.Decision{At: 5000, Decision: algorithms.Decision{Allowed: true, Remaining: 60, ResetAfter: 300}}
 	for _, test := range []struct {
 		extra, remaining   int64

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/clock"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -14,12 +15,9 @@ import (
 // hotBucket returns a shard with one hot key "a". The bucket refills by 1,000 units a second, and its leases last 50 ms.
 func hotBucket(t *testing.T) (*cacheShard, *hotKey) {
 	t.Helper()
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	limit := limittest.Compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second})
 	l := &hotKey{charge: backend.Charge{
-		Key: []byte("a"), Limit: &limit, Lease: &algorithms.Lease{Most: 100, For: 50_000}, Terms: algorithms.Charge{Cost: 3, Hash: 9},
+		Key: []byte("a"), Limit: limit, Lease: &algorithms.Lease{Most: 100, For: 50_000}, Terms: algorithms.Charge{Cost: 3, Hash: 9},
 	}, edge: never}
 	return &cacheShard{store: &CacheStore{}, maxBuckets: 16, buckets: map[string]*bucket{"a": {hot: l}}, hot: map[*hotKey]struct{}{l: {}}}, l
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -172,11 +173,8 @@ func TestAResetHasNoIdempotencyKey(t *testing.T) {
 
 func TestWhatNeverFits(t *testing.T) {
 	compiled := func(spec algorithms.Spec) *algorithms.Limit {
-		l, err := algorithms.Compile(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return &l
+		l := limittest.Compile(t, spec)
+		return l
 	}
 	ahead := int64(5)
 	usual := compiled(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, MaxReserved: &ahead})

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -36,13 +37,10 @@ func calls(tb testing.TB) map[string]func() {
 	l, store := benchLimiter(tb)
 	ctx := context.Background()
 	user := string([]byte("bob")) // the compiler cannot treat this value as a constant
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1_000_000_000, Period: algorithms.Second})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	p := limiter.Policy{Limit: &limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("", "limit", "bare", limit.Kind)}}
+	limit := limittest.Compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1_000_000_000, Period: algorithms.Second})
+	p := limiter.Policy{Limit: limit, Keys: descriptors.Keys{Prefix: descriptors.Prefix("", "limit", "bare", limit.Kind)}}
 	key, hash := p.AppendKeyOf(nil, []string{"bob"})
-	charges := []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1, Hash: hash}}}
+	charges := []backend.Charge{{Key: key, Limit: limit, Terms: algorithms.Charge{Cost: 1, Hash: hash}}}
 	decisions := make([]backend.Decision, 1)
 	return map[string]func(){
 		"store":   func() { decisions[0] = backend.Decision{}; backend.Take(ctx, store, charges, decisions) },

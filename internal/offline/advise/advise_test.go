@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -25,11 +26,8 @@ var perMinute = algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: m
 
 func policyOf(tb testing.TB, spec algorithms.Spec) *limiter.Policy {
 	tb.Helper()
-	l, err := algorithms.Compile(spec)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return &limiter.Policy{Domain: "edge", Name: "per_client", Limit: &l, Keys: descriptors.Keys{Open: []int{0}}}
+	l := limittest.Compile(tb, spec)
+	return &limiter.Policy{Domain: "edge", Name: "per_client", Limit: l, Keys: descriptors.Keys{Open: []int{0}}}
 }
 
 func addRequests(h *History, client string, at algorithms.Micros, n int) {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
@@ -26,14 +27,7 @@ func at(maxKeys int) (*storetest.Clock, *Store) {
 	return clock, New(Config{Clock: clock.Time, MaxKeys: maxKeys})
 }
 
-func limit(tb testing.TB, spec algorithms.Spec) *algorithms.Limit {
-	tb.Helper()
-	l, err := algorithms.Compile(spec)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return &l
-}
+var limit = limittest.Compile
 
 func tokens(tb testing.TB, rate int64) *algorithms.Limit {
 	tb.Helper()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/limittest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -11,17 +12,14 @@ import (
 // Callers choose the names of limits that come with requests, so the number of stored names must be
 // bounded.
 func TestOwnersWithoutBucketsAreDeleted(t *testing.T) {
-	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Day})
-	if err != nil {
-		t.Fatal(err)
-	}
+	limit := limittest.Compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Day})
 	for _, configured := range [][]string{nil, {"configured"}} {
 		const most = 100
 		s := New(Config{MaxKeys: most})
 		if configured != nil {
 			s.SetOwners(configured)
 		}
-		charge := backend.Charge{Limit: &limit, Terms: algorithms.Charge{Cost: 1}}
+		charge := backend.Charge{Limit: limit, Terms: algorithms.Charge{Cost: 1}}
 		for i := range 50 * most { // after at most 200 requests the store is full
 			charge.Key, charge.Owner = fmt.Append(nil, i), fmt.Sprint("limit ", i)
 			backend.Take(t.Context(), s, []backend.Charge{charge}, make([]backend.Decision, 1))
