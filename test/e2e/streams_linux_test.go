@@ -98,7 +98,7 @@ func TestFloodsOfStreamsFitIntoASmallContainer(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
 			before := s.resident(t, anonymous)
 			attack := flood.run(ctx, addr+":8081")
-			sent, denied, most := s.quiet(t, addr+":8081", 3*time.Second)
+			sent, denied, most := s.quiet(t, addr+":8081", 1500*time.Millisecond)
 			stop()
 			attack.Wait()
 			t.Logf("%d KiB before, at most %d KiB", before, most)
