@@ -35,7 +35,7 @@ func TestFullMemoryIsReported(t *testing.T) {
 		s.reportMemory(now)
 		var all []string
 		for _, c := range s.conditions.List() {
-			all = append(all, c.Severity.String()+": "+c.Summary)
+			all = append(all, string(c.Severity)+": "+c.Summary)
 		}
 		return strings.Join(all, "\n")
 	}

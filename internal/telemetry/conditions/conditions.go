@@ -6,7 +6,7 @@ package conditions
 
 import (
 	"cmp"
-	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -14,39 +14,21 @@ import (
 	"unicode/utf8"
 )
 
-// Severity is how bad a Condition is; a larger value is worse.
-type Severity uint8
+// Severity is how bad a Condition is.
+type Severity string
 
 // The severities, in ascending order.
 const (
 	// Warning means that requests are decided as configured, but that this may change soon or may not be
 	// intended.
-	Warning Severity = iota + 1
+	Warning Severity = "warning"
 	// Degraded means that some requests are not decided by their limits, or are decided by an old configuration.
-	Degraded
+	Degraded Severity = "degraded"
 	// Critical means that most requests are not decided by their limits.
-	Critical
+	Critical Severity = "critical"
 )
 
-var severities = [...]string{"", "warning", "degraded", "critical"}
-
-func (s Severity) String() string {
-	if int(s) < len(severities) && s > 0 {
-		return severities[s]
-	}
-	return fmt.Sprintf("Severity(%d)", uint8(s))
-}
-
-func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-func (s *Severity) UnmarshalText(text []byte) error {
-	i := slices.Index(severities[:], string(text))
-	if i <= 0 {
-		return fmt.Errorf("unknown severity %q", text)
-	}
-	*s = Severity(i)
-	return nil
-}
+func (s Severity) rank() int { return slices.Index([]Severity{Warning, Degraded, Critical}, s) }
 
 // Condition is one problem.
 type Condition struct {
@@ -78,8 +60,7 @@ const (
 	maxName, maxText = 256, 1024
 )
 
-// Registry holds the conditions of a process. It is safe for concurrent use. A nil Registry is empty and
-// ignores reports.
+// Registry holds the conditions of a process. It is safe for concurrent use.
 type Registry struct {
 	now func() time.Time
 
@@ -95,9 +76,6 @@ func New(now func() time.Time) *Registry {
 // Set adds c, or replaces the condition with the same name and keeps its Since. A zero Since of a new
 // condition becomes the current time. Set reports whether it added a new condition.
 func (r *Registry) Set(c Condition) (added bool) {
-	if r == nil {
-		return false
-	}
 	c.Name, c.Headline = printable(c.Name, maxName), printable(c.Headline, MaxHeadline-len("…"))
 	c.Summary, c.Remedy, c.Error = printable(c.Summary, maxText), printable(c.Remedy, maxText), printable(c.Error, maxText)
 	r.mu.Lock()
@@ -109,10 +87,9 @@ func (r *Registry) Set(c Condition) (added bool) {
 	case c.Since.IsZero():
 		c.Since = r.now()
 	}
-	if !known && len(r.all) >= maxConditions {
-		list := r.list()
+	if list := r.list(); !known && len(list) >= maxConditions {
 		mildest := list[len(list)-1]
-		if mildest.Severity >= c.Severity {
+		if mildest.Severity.rank() >= c.Severity.rank() {
 			return false
 		}
 		delete(r.all, mildest.Name)
@@ -123,9 +100,6 @@ func (r *Registry) Set(c Condition) (added bool) {
 
 // Clear removes the condition with this name. It reports whether there was one.
 func (r *Registry) Clear(name string) (removed bool) {
-	if r == nil {
-		return false
-	}
 	name = printable(name, maxName)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -137,9 +111,6 @@ func (r *Registry) Clear(name string) (removed bool) {
 // List returns the conditions, the most severe first. Equally severe ones are ordered by age, the oldest
 // first.
 func (r *Registry) List() []Condition {
-	if r == nil {
-		return nil
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.list()
@@ -147,12 +118,9 @@ func (r *Registry) List() []Condition {
 
 // list is List for a caller that holds mu.
 func (r *Registry) list() []Condition {
-	list := make([]Condition, 0, len(r.all))
-	for _, c := range r.all {
-		list = append(list, c)
-	}
+	list := slices.AppendSeq([]Condition{}, maps.Values(r.all)) // not nil, so that JSON has [] and not null
 	slices.SortFunc(list, func(a, b Condition) int {
-		return cmp.Or(cmp.Compare(b.Severity, a.Severity), a.Since.Compare(b.Since), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(b.Severity.rank(), a.Severity.rank()), a.Since.Compare(b.Since), cmp.Compare(a.Name, b.Name))
 	})
 	return list
 }

@@ -108,16 +108,19 @@ type entry struct {
 
 type series struct{ recent, day ring }
 
-// ring has the points of the last len(points) steps, indexed by the number of the step modulo their number.
+// ring has the points of a Range, indexed by the number of the step modulo their number.
 type ring struct {
+	of     Range
 	points []Point
 	last   int64 // the last step that was written
 }
 
-func newEntry() *entry      { return &entry{minute: newRing(int(minute))} }
-func newSeries() *series    { return &series{newRing(Recent.Steps), newRing(Day.Steps)} }
-func newRing(n int) ring    { return ring{points: make([]Point, n)} }
-func dayStep(n int64) int64 { return n / int64(Day.Step/Step) }
+// step returns the number of the step that contains step n of length Step.
+func (r Range) step(n int64) int64 { return n / int64(r.Step/Step) }
+
+func newEntry() *entry      { return &entry{minute: newRing(Range{Step, int(minute)})} }
+func newSeries() *series    { return &series{newRing(Recent), newRing(Day)} }
+func newRing(of Range) ring { return ring{of: of, points: make([]Point, of.Steps)} }
 
 // New returns an empty Recorder that begins at the time now.
 func New(now time.Time) *Recorder {
@@ -170,7 +173,7 @@ func (e *entry) add(step int64, totals Totals) {
 	e.minute.add(step, moved)
 	if e.series != nil {
 		e.series.recent.add(step, moved)
-		e.series.day.add(dayStep(step), moved)
+		e.series.day.add(step, moved)
 	}
 }
 
@@ -193,7 +196,7 @@ func (r *Recorder) choose() {
 	for _, e := range r.limits {
 		sum := Sum(e.minute.read(r.step)).Sum()
 		switch {
-		case sum > 0 || e.series != nil && Sum(e.series.day.read(dayStep(r.step))) != (Totals{}):
+		case sum > 0 || e.series != nil && Sum(e.series.day.read(r.step)) != (Totals{}):
 			list = append(list, candidate{e, sum})
 		default:
 			r.forget(e)
@@ -223,28 +226,25 @@ func (r *Recorder) choose() {
 	}
 }
 
-// add adds counts to the point of a step. It first clears the points of the steps since g.last, which had no sample.
-func (g *ring) add(step int64, counts Totals) {
-	n := int64(len(g.points))
-	if step-g.last >= n {
-		clear(g.points)
-	} else {
-		for i := g.last + 1; i <= step; i++ {
-			g.points[i%n] = Point{}
-		}
+// add adds counts to the point of step n of length Step. It first clears the points of the steps since g.last, which had
+// no sample.
+func (g *ring) add(n int64, counts Totals) {
+	step, size := g.of.step(n), int64(len(g.points))
+	for i := max(g.last, step-size) + 1; i <= step; i++ {
+		g.points[i%size] = Point{}
 	}
 	g.last = max(g.last, step)
-	g.points[step%n].add(counts)
+	g.points[step%size].add(counts)
 }
 
-// read returns the points of the steps up to and including step, the oldest first. Steps without a sample are zero.
-func (g *ring) read(step int64) []Point {
-	n := int64(len(g.points))
-	p := make([]Point, n)
+// read returns the points up to and including step n of length Step, the oldest first. Steps without a sample are zero.
+func (g *ring) read(n int64) []Point {
+	step, size := g.of.step(n), int64(len(g.points))
+	p := make([]Point, size)
 	for i := range p {
-		at := step - n + 1 + int64(i)
-		if at >= 0 && at <= g.last && at > g.last-n {
-			p[i] = g.points[at%n]
+		at := step - size + 1 + int64(i)
+		if at >= 0 && at <= g.last && at > g.last-size {
+			p[i] = g.points[at%size]
 		}
 	}
 	return p
@@ -267,18 +267,14 @@ func (r *Recorder) Limit(key Key, of Range) (end time.Time, points []Point) {
 
 // The caller holds r.mu.
 func (r *Recorder) read(e *entry, of Range) (end time.Time, points []Point) {
-	step := r.step
-	if of == Day {
-		step = dayStep(step)
-	}
-	end = r.began.Add(time.Duration(step+1) * of.Step)
+	end = r.began.Add(time.Duration(of.step(r.step)+1) * of.Step)
 	switch {
 	case e == nil || e.series == nil:
 		return end, nil
 	case of == Day:
-		return end, e.series.day.read(step)
+		return end, e.series.day.read(r.step)
 	default:
-		return end, e.series.recent.read(step)
+		return end, e.series.recent.read(r.step)
 	}
 }
 

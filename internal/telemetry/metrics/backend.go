@@ -8,7 +8,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -121,60 +120,17 @@ func isAnswer(err error) bool {
 	return errors.Is(err, backend.ErrReused) || errors.Is(err, backend.ErrPending) || errors.Is(err, backend.ErrTooLarge)
 }
 
-// WatchLeases adds the metrics of leases. Call it once.
-func (m *Metrics) WatchLeases(stats func() stores.CacheStats) {
-	w := watcher[stores.CacheStats]{m, stats, nil}
-	w.total("rlsidecar_lease_served_total", "Charges decided from leased units, without a call to the backend.", func(s stores.CacheStats) float64 { return float64(s.Served) })
-	w.total("rlsidecar_lease_borrowed_units_total", "Units leased from the store.", func(s stores.CacheStats) float64 { return float64(s.Granted) })
-	w.total("rlsidecar_lease_returned_units_total", "Unused leased units that were returned to the store. Not counted: units that the bucket had refilled since the lease began.", func(s stores.CacheStats) float64 { return float64(s.Returned) })
-	w.gauge("rlsidecar_lease_units", "Units that are leased to this process now.", func(s stores.CacheStats) float64 { return float64(s.Leased) })
-	w.gauge("rlsidecar_lease_keys", "Keys with enough requests to have a lease.", func(s stores.CacheStats) float64 { return float64(s.Keys) })
-}
-
-// WatchUndos adds a counter of the refunds and clean-ups that were never sent to the backend. Call it once.
-func (m *Metrics) WatchUndos(dropped func() int64) {
-	watcher[int64]{m, dropped, nil}.total("rlsidecar_backend_undos_dropped_total",
-		"Refunds, and deletions of idempotency keys, that were not sent because 1,024 were in flight. If one part of a request is denied, the other parts are refunded. A refund that is not sent makes the limit admit less, never more.",
-		func(n int64) float64 { return float64(n) })
-}
-
-// WatchBreakers adds a gauge for each server of the backend. The gauge is 1 while the server's circuit
-// breaker is open. Call the returned functions when a breaker opens or closes. Call WatchBreakers once.
-func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {
-	open := gaugeVec("rlsidecar_backend_breaker_open", "1 while the circuit breaker of a server of the backend is open, because the server fails.", "server")
-	m.registry.MustRegister(open)
-	return func(server string) { open.WithLabelValues(server).Set(1) },
-		func(server string) { open.WithLabelValues(server).Set(0) }
-}
-
 // Examined records whether a check of the settings of server passed. The gauge of the check is 1 while it fails for
 // at least one server.
 func (m *Metrics) Examined(server, check string, passed bool) {
 	m.unfitMu.Lock()
 	defer m.unfitMu.Unlock()
-	servers := m.unfit[check]
-	if servers == nil {
-		servers = map[string]bool{}
-		m.unfit[check] = servers
-	}
-	if passed {
-		delete(servers, server)
-	} else {
-		servers[server] = true
-	}
-	m.examined.WithLabelValues(check).Set(float64(min(1, len(servers))))
-}
-
-// WatchControlPlane adds a gauge that is 1 while a stream to the control plane is open. Call the returned
-// function when the stream opens or ends. Call WatchControlPlane once.
-func (m *Metrics) WatchControlPlane() (connected func(bool)) {
-	up := newGauge("rlsidecar_xds_connected", "1 while a stream to the xDS server is open. While it is 0, the configuration does not change.", nil)
-	m.registry.MustRegister(up)
-	return func(is bool) {
-		if is {
-			up.Set(1)
-		} else {
-			up.Set(0)
+	m.unfit[[2]string{check, server}] = !passed
+	failing := 0.
+	for of, fails := range m.unfit {
+		if of[0] == check && fails {
+			failing = 1
 		}
 	}
+	m.examined.WithLabelValues(check).Set(failing)
 }

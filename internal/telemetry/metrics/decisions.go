@@ -113,7 +113,7 @@ func (m *Metrics) Observe(c *limiter.Call) { m.ObserveAt(c, rand.Uint32()) }
 func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 	// Any stripe is correct, but it should rarely be one that another CPU is using. A random stripe is as good
 	// as the stripe of the current CPU, which Go does not expose.
-	at := int(random) & (m.stripes - 1)
+	at := int(random) & (stripes - 1)
 	if c.Snapshot == nil { // the request was answered before there was a configuration
 		m.Refused("no_config")
 		return

@@ -7,6 +7,7 @@
 package metrics
 
 import (
+	"math/bits"
 	"net/http"
 	"runtime"
 	"strings"
@@ -17,20 +18,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// maxStripes bounds the memory of a counter on a machine with many CPUs. A stripe takes 64 bytes.
-const maxStripes = 1 << stripeBits
-
+// The stripes of a counter, which take 64 bytes each, are a power of two: as many as CPUs, but at most 8.
 const stripeBits = 3
+
+var stripes = 1 << min(stripeBits, bits.Len(uint(runtime.GOMAXPROCS(0)-1)))
 
 // Metrics holds the counters of one instance of the program. It implements limiter.Observer.
 type Metrics struct {
 	registry *prometheus.Registry
-	stripes  int // a power of two
 
 	current        atomic.Pointer[table]
 	domainNotFound counter
@@ -41,7 +38,7 @@ type Metrics struct {
 	examined       *prometheus.GaugeVec
 
 	unfitMu sync.Mutex
-	unfit   map[string]map[string]bool // for each check, the servers for which it fails; guarded by unfitMu
+	unfit   map[[2]string]bool // whether a check fails for a server; guarded by unfitMu
 
 	series    seriesSet
 	nearRatio float32 // a share of a limit; hits above this share count as near_limit
@@ -61,7 +58,7 @@ type Metrics struct {
 // version and commit of the program.
 func New(version, revision string) *Metrics {
 	m := &Metrics{
-		registry: prometheus.NewRegistry(), stripes: stripesFor(runtime.GOMAXPROCS(0)), nearRatio: defaultNearRatio,
+		registry: prometheus.NewRegistry(), nearRatio: defaultNearRatio,
 		refused: counterVec("rlsidecar_requests_refused_total",
 			"Requests that were answered before any limit was applied. The reason decides the answer. too_much, panic, auth_repeated and auth_not_configured: a denial. auth_no_route and auth_no_descriptor: the default of the section auth. no_config: that of on_backend_failure. malformed, no_domain and no_descriptors: an error. A panic that denies several requests counts once.",
 			"reason"),
@@ -77,14 +74,14 @@ func New(version, revision string) *Metrics {
 		ignored: counterVec("rlsidecar_settle_ignored_total",
 			"Ids of reservations that settled nothing, by reason. none: nothing was reserved. forged: the signature is wrong. foreign: the id is of another domain. changed: the limit was removed, no longer has settle, or has another algorithm. expired: the reservation of an application has expired.",
 			"domain", "reason"),
-		unfit: map[string]map[string]bool{}, most: maxLimits,
+		unfit: map[[2]string]bool{}, most: maxLimits,
 	}
 	m.limits = index[[2]string, limitCounts]{map[[2]string]*limitCounts{}, [2]string{overflow, overflow}, &m.folding}
 	m.domains = index[string, domainCounts]{map[string]*domainCounts{}, overflow, &m.folding}
 	m.series.byName, m.series.runtime = index[string, series]{map[string]*series{}, overflow, &m.folding}, map[string]*series{}
-	m.domainNotFound = newCounter(m.stripes)
+	m.domainNotFound = newCounter()
 	m.latency.every.Store(1)
-	m.series.stripes, m.series.maxRuntime, m.series.levels = m.stripes, maxRuntimeSeries, 2 // the labels key1 and key2
+	m.series.maxRuntime, m.series.levels = maxRuntimeSeries, 2 // the labels key1 and key2
 	m.series.most = maxLimits
 	m.current.Store(&table{})
 	build := newGauge("rlsidecar_build_info", "Always 1. The labels describe the program.",
@@ -107,74 +104,9 @@ func newGauge(name, help string, constant prometheus.Labels) prometheus.Gauge {
 	return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: constant})
 }
 
-// watcher registers metrics that read statistics of type S.
-type watcher[S any] struct {
-	m      *Metrics
-	stats  func() S
-	labels prometheus.Labels
-}
-
-func (w watcher[S]) gauge(name, help string, value func(S) float64) {
-	o := prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: w.labels}
-	w.m.registry.MustRegister(prometheus.NewGaugeFunc(o, func() float64 { return value(w.stats()) }))
-}
-
-func (w watcher[S]) total(name, help string, value func(S) float64) {
-	o := prometheus.CounterOpts{Name: name, Help: help, ConstLabels: w.labels}
-	w.m.registry.MustRegister(prometheus.NewCounterFunc(o, func() float64 { return value(w.stats()) }))
-}
-
-func stripesFor(procs int) int {
-	n := 1
-	for n < procs && n < maxStripes {
-		n *= 2
-	}
-	return n
-}
-
 // Handler serves the metrics in the formats of Prometheus.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry, ErrorHandling: promhttp.ContinueOnError})
-}
-
-// WatchMemory adds the metrics of a memory store. Call it once.
-func (m *Metrics) WatchMemory(stats func() memory.Stats) {
-	w := watcher[memory.Stats]{m, stats, nil}
-	w.gauge("rlsidecar_memory_keys", "Buckets and entries of sliding logs in memory.", func(s memory.Stats) float64 { return float64(s.Keys) })
-	w.gauge("rlsidecar_memory_keys_max", "Maximum number of buckets and entries of sliding logs in memory.", func(s memory.Stats) float64 { return float64(s.MaxKeys) })
-	w.total("rlsidecar_memory_full_total", "Charges refused because memory had no room for a new bucket.", func(s memory.Stats) float64 { return float64(s.Full) })
-	w.total("rlsidecar_memory_swept_total", "Buckets deleted from memory because they were equal to new ones.", func(s memory.Stats) float64 { return float64(s.Swept) })
-}
-
-// WatchSlots adds the counters of the slots of concurrency limits. Call it once.
-func (m *Metrics) WatchSlots(counts func() limiter.SlotCounts) {
-	w := watcher[limiter.SlotCounts]{m, counts, nil}
-	w.total("rlsidecar_slots_taken_total", "Slots of concurrency limits that requests took.", func(n limiter.SlotCounts) float64 { return float64(n.Taken) })
-	w.total("rlsidecar_slots_expired_units_total", "Units of slots that were neither returned nor renewed within the ttl, counted when a later request found them.",
-		func(n limiter.SlotCounts) float64 { return float64(n.Expired) })
-	for reporter := range (limiter.SlotCounts{}).Ended {
-		for outcome := range (limiter.SlotCounts{}).Ended[reporter] {
-			labels := prometheus.Labels{"door": limiter.SlotReporter(reporter).String(), "outcome": limiter.SlotOutcome(outcome).String()}
-			watcher[limiter.SlotCounts]{m, counts, labels}.total("rlsidecar_slots_ended_total",
-				"Returns and renewals of slots, by the part of the program that noticed the end of the request. Outcomes: returned, renewed, gone (returned before, or expired), lost (a renewal that was too late), foreign (in the memory of another process), bad-id (not signed, or no slots), failed (the store did not answer), refund (a request over RPC with a negative cost, which returns nothing).",
-				func(n limiter.SlotCounts) float64 { return float64(n.Ended[reporter][outcome]) })
-		}
-	}
-}
-
-// ConnectionStats describes the connections of a listener.
-type ConnectionStats struct {
-	Open, Max        int
-	Evicted, Refused uint64
-}
-
-// WatchConnections adds the metrics of a listener's connections. Call it once for each listener.
-func (m *Metrics) WatchConnections(listener string, stats func() ConnectionStats) {
-	w := watcher[ConnectionStats]{m, stats, prometheus.Labels{"listener": listener}}
-	w.gauge("rlsidecar_connections", "Open connections.", func(s ConnectionStats) float64 { return float64(s.Open) })
-	w.gauge("rlsidecar_connections_max", "Maximum number of open connections.", func(s ConnectionStats) float64 { return float64(s.Max) })
-	w.total("rlsidecar_connections_evicted_total", "Idle connections closed to make room for new ones.", func(s ConnectionStats) float64 { return float64(s.Evicted) })
-	w.total("rlsidecar_connections_refused_total", "Connections refused because the maximum was reached.", func(s ConnectionStats) float64 { return float64(s.Refused) })
 }
 
 // Loaded counts a configuration. used is false if all or a part of it was rejected because of mistakes. at is the time at
@@ -207,7 +139,7 @@ type counter []stripe
 
 type stripe [8]atomic.Uint64
 
-func newCounter(stripes int) counter { return make(counter, stripes) }
+func newCounter() counter { return make(counter, stripes) }
 
 func (c counter) sum(i int) (n uint64) {
 	for s := range c {

@@ -198,7 +198,7 @@ func TestFailuresAreCounted(t *testing.T) {
 	if got, want := m.Requests(), (Requests{Allowed: 1, Denied: 2, Undecided: 2}); got != want {
 		t.Errorf("requests: %+v; want %+v", got, want)
 	}
-	domain := domainCounts{counter: newCounter(1)}
+	domain := domainCounts{counter: newCounter()}
 	failed := limiter.Result{Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: backend.ErrFull}}
 	domain.count(0, &limiter.Call{Verdict: limiter.Verdict{Failed: true, Denied: true, Results: []limiter.Result{failed, {Outcome: limiter.Denied}}}})
 	domain.count(0, &limiter.Call{Verdict: limiter.Verdict{Failed: true, Denied: true, Results: []limiter.Result{{Outcome: limiter.FailedDenied}}}}) // local

@@ -65,7 +65,6 @@ func (s *series) sum(i int) uint64 {
 
 // seriesSet holds all series by their full names: domain.key_value.key_value….
 type seriesSet struct {
-	stripes    int
 	maxRuntime int
 	most       int // bounds the series without values of requests
 	levels     int // the number of levels of a descriptor whose values are distinguished
@@ -84,7 +83,7 @@ func (s *seriesSet) static(name string, l labels) *series {
 		if name == overflow {
 			l = labels{overflow, overflow, ""}
 		}
-		return &series{newCounter(s.stripes), l}
+		return &series{newCounter(), l}
 	})
 }
 
@@ -134,7 +133,7 @@ func (s *seriesSet) of(p *limiter.Policy, entries []descriptors.Entry, configure
 		return configured
 	}
 	one = s.byName.of(runtimeName(p, entries), math.MaxInt, func(string) *series {
-		return &series{newCounter(s.stripes), runtimeLabels(p, entries)}
+		return &series{newCounter(), runtimeLabels(p, entries)}
 	})
 	s.runtime[string(key)] = one
 	return one
@@ -229,14 +228,14 @@ func (s *series) add(at int, r *limiter.Result, nearRatio float32) {
 		return
 	case limiter.Allowed:
 		to[withinLimit].Add(hits)
-		if near := split(r, nearRatio).near; near > 0 {
+		if near, _ := split(r, nearRatio); near > 0 {
 			to[nearLimit].Add(near)
 		}
 		return
 	case limiter.Denied, limiter.Shadowed:
-		parts := split(r, nearRatio)
-		to[nearLimit].Add(parts.near)
-		to[overLimit].Add(parts.over)
+		near, over := split(r, nearRatio)
+		to[nearLimit].Add(near)
+		to[overLimit].Add(over)
 		if r.Outcome == limiter.Shadowed {
 			to[shadowMode].Add(hits)
 		}
@@ -245,17 +244,15 @@ func (s *series) add(at int, r *limiter.Result, nearRatio float32) {
 	to[totalHits].Add(hits)
 }
 
-type parts struct{ near, over uint64 }
-
 // split divides the hits of r by their position in the limit, as the reference server does. If the request
 // was denied, only the hits beyond the limit count as over. All hits of a request without a limit, whose override is
 // invalid, count as over.
-func split(r *limiter.Result, nearRatio float32) parts {
+func split(r *limiter.Result, nearRatio float32) (near, over uint64) {
 	if r.Policy == nil {
-		return parts{over: uint64(r.Cost)}
+		return 0, uint64(r.Cost)
 	}
 	limit := r.Policy.Limit.Capacity
-	near := int64(float32(limit) * nearRatio)
+	from := int64(float32(limit) * nearRatio)
 	left := r.Decision.Remaining // will be the units that remained before these hits
 	switch {
 	case r.Outcome == limiter.Allowed: // Remaining does not include these hits
@@ -266,9 +263,9 @@ func split(r *limiter.Result, nearRatio float32) parts {
 	left = min(max(0, left), limit)
 	before := limit - left
 	if fits := left - r.Cost; fits >= 0 {
-		return parts{near: uint64(max(0, before+r.Cost-max(near, before)))}
+		return uint64(max(0, before+r.Cost-max(from, before))), 0
 	}
-	return parts{near: uint64(left - max(0, min(near-before, left))), over: uint64(r.Cost - left)}
+	return uint64(left - max(0, min(from-before, left))), uint64(r.Cost - left)
 }
 
 func (s *seriesSet) collect(send func(*prometheus.Desc, uint64, ...string)) {

@@ -145,7 +145,7 @@ func (x *index[K, C]) of(key K, most int, create func(K) *C) *C {
 // limit returns the counters of a limit. The caller holds m.mu.
 func (m *Metrics) limit(domain, name string) *limitCounts {
 	return m.limits.of([2]string{domain, name}, m.most, func(key [2]string) *limitCounts {
-		return &limitCounts{counter: newCounter(m.stripes), domain: label(key[0]), limit: label(key[1])}
+		return &limitCounts{counter: newCounter(), domain: label(key[0]), limit: label(key[1])}
 	})
 }
 
@@ -153,7 +153,7 @@ func (m *Metrics) firstOfDomain(t *domainTable) *domainCounts {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	d := m.domains.of(t.domain.Name, m.most, func(name string) *domainCounts {
-		return &domainCounts{counter: newCounter(m.stripes), domain: label(name)}
+		return &domainCounts{counter: newCounter(), domain: label(name)}
 	})
 	t.counts.Store(d)
 	return d

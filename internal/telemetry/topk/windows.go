@@ -48,28 +48,40 @@ func (s *spans) add(now time.Time, n int64) {
 	s.current += n
 }
 
-// Rate returns the occurrences of c in a second, averaged over about the last RateSpan. It assumes that those of the span
+// rate returns the occurrences of c in a second, averaged over about the last RateSpan. It assumes that those of the span
 // before the current one were spread evenly over it.
-func (c *Counted[V]) Rate(now time.Time) float64 {
+func (c *Counted[V]) rate(now time.Time) float64 {
 	s := c.spans
 	s.add(now, 0)
 	past := float64(now.UnixNano()%int64(RateSpan)) / float64(RateSpan)
 	return (float64(s.current) + float64(s.before)*(1-past)) / RateSpan.Seconds()
 }
 
-// Each calls visit for each item of the two windows that are current at the time now, first for the items of the
-// newer one. index numbers the distinct keys from 0, in the order of their first visit.
-func (w *Windows[V]) Each(now time.Time, visit func(index int, c *Counted[V])) {
+// Item is what both windows have about a key. It occurred at least Least and at most Most times.
+type Item[V any] struct {
+	// Newest is that of the current window, and Oldest that of the previous one. They are the same if one window has none.
+	Newest, Oldest *Counted[V]
+	Least, Most    int64
+	// Rate is the number of occurrences in a second, averaged over about the last RateSpan.
+	Rate float64
+}
+
+// Items returns the items of the two windows that are current at the time now, those of the newer one first.
+func (w *Windows[V]) Items(now time.Time) (list []*Item[V]) {
 	w.turn(now)
-	at := map[string]int{}
+	at := map[string]*Item[V]{}
 	for _, counter := range w.counters() {
 		for _, c := range counter.Top(w.max) {
-			if _, seen := at[c.key]; !seen {
-				at[c.key] = len(at)
+			one := at[c.key]
+			if one == nil {
+				one = &Item[V]{Newest: c, Most: w.Most(c.key)}
+				at[c.key], list = one, append(list, one)
 			}
-			visit(at[c.key], c)
+			one.Oldest = c
+			one.Least, one.Rate = one.Least+c.Least(), one.Rate+c.rate(now)
 		}
 	}
+	return list
 }
 
 // Most returns an upper bound of the number of occurrences of key in both windows, like Counter.Most.

@@ -3,13 +3,14 @@ package topk
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 )
 
 // TestWindowsAddUpTheCurrentAndThePreviousWindow counts keys at given times. After each step it checks the items of
-// both windows, as index:key=least/value, the upper bound for key a, and the time at which counting began.
+// both windows, as key=least/value, the upper bound for key a, and the time at which counting began.
 func TestWindowsAddUpTheCurrentAndThePreviousWindow(t *testing.T) {
 	began := time.Date(2026, 1, 2, 3, 1, 0, 0, time.UTC)
 	w := NewWindows[string](2)
@@ -23,17 +24,17 @@ func TestWindowsAddUpTheCurrentAndThePreviousWindow(t *testing.T) {
 		counted string
 	}{
 		{"03:01:00", "", 0, false, "", 0, "03:01:00"},
-		{"03:02:00", "b", 2, true, "0:b=2/new", 0, "03:01:00"},
-		{"03:02:00", "a", 1, true, "0:b=2/new 1:a=1/new", 1, "03:01:00"},
-		{"03:04:59", "a", 4, false, "0:a=5/new 1:b=2/new", 5, "03:01:00"},
-		{"03:05:00", "a", 1, true, "0:a=1/new 0:a=5/new 1:b=2/new", 6, "03:01:00"},
-		{"03:05:00", "b", 1, true, "0:a=1/new 1:b=1/new 0:a=5/new 1:b=2/new", 6, "03:01:00"},
-		{"03:04:00", "b", 1, false, "0:b=2/new 1:a=1/new 1:a=5/new 0:b=2/new", 6, "03:01:00"}, // the clock was set back
-		{"03:09:59", "", 0, false, "0:b=2/new 1:a=1/new 1:a=5/new 0:b=2/new", 6, "03:01:00"},
-		{"03:10:00", "", 0, false, "0:b=2/new 1:a=1/new", 1, "03:05:00"},
-		{"03:10:00", "c", 1, true, "0:c=1/new 1:b=2/new 2:a=1/new", 1, "03:05:00"},
+		{"03:02:00", "b", 2, true, "b=2/new", 0, "03:01:00"},
+		{"03:02:00", "a", 1, true, "a=1/new b=2/new", 1, "03:01:00"},
+		{"03:04:59", "a", 4, false, "a=5/new b=2/new", 5, "03:01:00"},
+		{"03:05:00", "a", 1, true, "a=6/new b=2/new", 6, "03:01:00"},
+		{"03:05:00", "b", 1, true, "a=6/new b=3/new", 6, "03:01:00"},
+		{"03:04:00", "b", 1, false, "a=6/new b=4/new", 6, "03:01:00"}, // the clock was set back
+		{"03:09:59", "", 0, false, "a=6/new b=4/new", 6, "03:01:00"},
+		{"03:10:00", "", 0, false, "a=1/new b=2/new", 1, "03:05:00"},
+		{"03:10:00", "c", 1, true, "a=1/new b=2/new c=1/new", 1, "03:05:00"},
 		{"03:20:00", "", 0, false, "", 0, "03:15:00"}, // more than one window has passed
-		{"03:20:00", "a", 1, true, "0:a=1/new", 1, "03:15:00"},
+		{"03:20:00", "a", 1, true, "a=1/new", 1, "03:15:00"},
 	} {
 		now, err := time.Parse(time.DateTime, "2026-01-02 "+step.at)
 		if err != nil {
@@ -49,9 +50,10 @@ func TestWindowsAddUpTheCurrentAndThePreviousWindow(t *testing.T) {
 			}
 		}
 		var list []string
-		w.Each(now, func(index int, c *Counted[string]) {
-			list = append(list, fmt.Sprintf("%d:%s=%d/%s", index, c.Key(), c.Least(), c.Value))
-		})
+		for _, c := range w.Items(now) {
+			list = append(list, fmt.Sprintf("%s=%d/%s", c.Newest.Key(), c.Least, c.Oldest.Value))
+		}
+		slices.Sort(list)
 		if got := strings.Join(list, " "); got != step.list {
 			t.Errorf("%s: got %q, want %q", step.at, got, step.list)
 		}
@@ -79,11 +81,11 @@ func TestRates(t *testing.T) {
 			w.Add(end.Add(step.at), []byte("b"), step.add)
 		}
 		rate := 0.
-		w.Each(end.Add(step.at), func(_ int, c *Counted[string]) {
-			if c.Key() == "b" {
-				rate += c.Rate(end.Add(step.at))
+		for _, c := range w.Items(end.Add(step.at)) {
+			if c.Newest.Key() == "b" {
+				rate += c.Rate
 			}
-		})
+		}
 		if math.Abs(rate-step.want) > 1e-9 {
 			t.Errorf("%v after the window: %v in a second; want %v", step.at, rate, step.want)
 		}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
 )
 
 // WholeLimit is the Position of a Part that consists of all keys of its limit.
@@ -116,19 +115,16 @@ type collected struct {
 func (s *shard) read(now time.Time, at int, all parts) (total, missed int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.parts.Each(now, func(_ int, c *topk.Counted[Part]) {
-		part := all[c.Value.id()]
+	for _, c := range s.parts.Items(now) {
+		value := &c.Newest.Value
+		part := all[value.id()]
 		if part == nil {
-			part = &collected{Part: c.Value}
-			all[c.Value.id()] = part
+			part = &collected{Part: *value}
+			all[value.id()] = part
 		}
-		if part.seen&(1<<at) == 0 {
-			part.seen |= 1 << at
-			part.missed += s.parts.Most(c.Key())
-		}
-		part.Times, part.Rate = part.Times+c.Least(), part.Rate+c.Rate(now)
-		part.missed -= c.Least()
-	})
+		part.seen |= 1 << at
+		part.Times, part.Rate, part.missed = part.Times+c.Least, part.Rate+c.Rate, part.missed+c.Most-c.Least
+	}
 	return s.keys.Total(now), s.parts.Most("")
 }
 

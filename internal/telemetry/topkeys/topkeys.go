@@ -357,7 +357,7 @@ func (r *Recorder) Top(n int) Top {
 		t.Total += total
 	}
 	slices.SortFunc(t.Keys, func(a, b Item) int {
-		return cmp.Or(cmp.Compare(b.Times, a.Times), b.Last.Compare(a.Last), cmp.Compare(a.Limit, b.Limit), slices.Compare(a.Key, b.Key))
+		return cmp.Or(cmp.Compare(b.Times, a.Times), b.Last.Compare(a.Last), cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Limit, b.Limit), slices.Compare(a.Key, b.Key))
 	})
 	all.complete(t.Keys, missed)
 	t.Limits, t.Parts = all.sorted(n)
@@ -368,18 +368,14 @@ func (r *Recorder) Top(n int) Top {
 func (s *shard) top(now time.Time, dst []Item) []Item {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	start, names := len(dst), []string(nil)
-	s.keys.Each(now, func(at int, c *topk.Counted[counted]) {
-		if start+at == len(dst) {
-			dst, names = append(dst, c.Value.item()), append(names, c.Key())
+	for _, c := range s.keys.Items(now) {
+		d := c.Newest.Value.item()
+		d.Times, d.Rate, d.Exact = c.Least, c.Rate, c.Least == c.Most
+		d.Recent = c.Newest.Value.recent.appendTo(nil)
+		if c.Oldest != c.Newest {
+			d.First, d.Recent = c.Oldest.Value.First, c.Oldest.Value.recent.appendTo(d.Recent)
 		}
-		d := &dst[start+at]
-		d.Times, d.Rate = d.Times+c.Least(), d.Rate+c.Rate(now)
-		d.First = c.Value.First // Each visits the newest window first, so this is the earlier time
-		d.Recent = c.Value.recent.appendTo(d.Recent)
-	})
-	for i, key := range names {
-		dst[start+i].Exact = s.keys.Most(key) == dst[start+i].Times
+		dst = append(dst, d)
 	}
 	return dst
 }

@@ -164,12 +164,10 @@ func (r *Recorder) Top(n int) (since time.Time, top []Shape) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.now()
-	r.shapes.Each(now, func(at int, c *topk.Counted[Shape]) {
-		if at == len(top) {
-			top = append(top, c.Value)
-		}
-		top[at].Requests += c.Least()
-	})
+	for _, c := range r.shapes.Items(now) {
+		top = append(top, c.Newest.Value)
+		top[len(top)-1].Requests = c.Least
+	}
 	slices.SortFunc(top, func(a, b Shape) int {
 		return cmp.Or(cmp.Compare(b.Requests, a.Requests), b.Last.Compare(a.Last), cmp.Compare(a.Domain, b.Domain))
 	})
