@@ -41,9 +41,7 @@ func auth(was, is *limiter.Auth) []Change {
 			c.Details = append(c.Details, "route added: "+r)
 		}
 	}
-	if common := func(a, b []string) []string {
-		return slices.DeleteFunc(slices.Clone(a), func(r string) bool { return !slices.Contains(b, r) })
-	}; !slices.Equal(common(old, new), common(new, old)) {
+	if !slices.Equal(common(old, new), common(new, old)) {
 		c.Details = append(c.Details, "the order of routes changed: the first that matches is used")
 	}
 	if len(c.Details) == 0 {
@@ -93,7 +91,7 @@ func route(r *limiter.Route) string {
 		for i := range entries {
 			source := entries[i].Source()
 			if entries[i].From == limiter.FromValue {
-				source = descriptors.Printable(entries[i].Value)
+				source = `"` + descriptors.Printable(entries[i].Value) + `"`
 			}
 			parts = append(parts, descriptors.Printable(entries[i].Key)+"="+source)
 		}

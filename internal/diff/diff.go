@@ -86,10 +86,11 @@ func domain(name string, was, is *limiter.Domain) []Change {
 	c.Details = differences(
 		part{"consume", limiter.ConsumeWord(was.Alone), limiter.ConsumeWord(is.Alone)},
 		part{"require", required(was.Require), required(is.Require)},
+		part{"settle", settleKeys(was), settleKeys(is)},
 		part{"deny_body", was.DenyBody.String(), is.DenyBody.String()},
 		part{"http_headers", headers(was.Headers), headers(is.Headers)},
 		part{"max_override", boundOf(was.MaxOverride), boundOf(is.MaxOverride)},
-		part{"on_backend_failure of limits that come with requests", was.OnFailure.String(), is.OnFailure.String()},
+		part{"on_backend_failure of limits that come with requests", was.OnFailure.Words(was.LocalShare), is.OnFailure.Words(is.LocalShare)},
 	)
 	if len(c.Details) == 0 {
 		return nil
@@ -103,6 +104,11 @@ func required(all []limiter.Requirement) string {
 		keys[i] = all[i].String()
 	}
 	return limiter.ListWords(keys)
+}
+
+func settleKeys(d *limiter.Domain) string {
+	s := cmp.Or(d.FormerSettle, &limiter.DefaultSettle)
+	return limiter.ListWords([]string{s.Key, s.End})
 }
 
 func headers(h *limiter.HeaderSets) string {
@@ -129,6 +135,11 @@ func boundOf(p *limiter.Policy) string {
 }
 
 type part struct{ name, was, is string }
+
+// common returns the elements of a that b has too.
+func common(a, b []string) []string {
+	return slices.DeleteFunc(slices.Clone(a), func(text string) bool { return !slices.Contains(b, text) })
+}
 
 // differences returns a text such as "shards: 2 -> 1" for each part that differs.
 func differences(parts ...part) (details []string) {

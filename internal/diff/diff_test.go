@@ -123,15 +123,31 @@ func TestSettingsOutsideOfLimitsAreCompared(t *testing.T) {
 		return "{" + limits + ", " + at + ", auth: {" + more + "routes: [" + routes + "]}}"
 	}
 	const first, second = `{match: {path: /a}, descriptors: [[{key: user, from: "header:X-User"}]]}`, `{match: {path: /a, method: GET}, descriptors: [[{key: user, from: client_ip}]]}`
+	fixed := strings.Replace(first, `from: "header:X-User"`, "value: header:X-User", 1)
+	const settles = "domain: edge, limits: {one: {algorithm: token_bucket, rate: 1, period: 1s, settle: {estimate: 1}}}, " + at
+	const any, admin = `{key: path, value: "/api/*", limit: one}`, `{key: path, value: "/*/admin"}`
+	long := strings.Repeat("a", 150)
 	for _, test := range []struct{ name, was, is, want string }{
 		{"consume", "{" + limits + ", " + at + "}", "{consume: each, " + limits + ", " + at + "}", "domain edge changed: consume: together -> each"},
 		{"http_headers", "{" + limits + ", " + at + "}", "{http_headers: [x, retry_after], " + limits + ", " + at + "}", "domain edge changed: http_headers: the listener's default -> x, retry_after"},
 		{"hash_tag", "{" + limits + ", " + at + "}", "{hash_tag: \"entry:user\", " + limits + ", " + at + "}",
 			"limit edge/one changed: hash_tag: none -> by value 1 of the key; " + fresh},
+		{"settle", "{" + settles + "}", "{settle: {key: cost}, " + settles + "}", "domain edge changed: settle: settle, settle_end -> cost, settle_end"},
+		{"local_share", "{on_backend_failure: local, local_share: 0.1, " + limits + "}", "{on_backend_failure: local, local_share: 0.5, " + limits + "}",
+			"domain edge changed: on_backend_failure of limits that come with requests: local, a share of 0.1 -> local, a share of 0.5"},
+		{"a long regular expression", "{" + limits + ", descriptors: [{key: user, value_regex: " + long + ", limit: one}]}", "{" + limits + ", descriptors: [{key: user, value_regex: " + long + "|b, limit: one}]}",
+			"descriptor edge: user~" + long[:128] + "… added: matches edge/one"},
+		{"a regular expression without a limit", "{" + limits + ", descriptors: [{key: user, limit: one}, {key: user, value_regex: a+}]}", "{" + limits + ", descriptors: [{key: user, limit: one}, {key: team, value_regex: a+}]}",
+			"descriptor edge: user~a+ removed: matched no limit"},
+		{"the order of patterns", "{" + limits + ", descriptors: [{key: team, descriptors: [" + any + ", " + admin + "]}]}", "{" + limits + ", descriptors: [{key: team, descriptors: [" + admin + ", " + any + "]}]}",
+			"descriptor edge: team,path=/*/admin changed: patterns are tried in this order: path=/api/*, path=/*/admin -> path=/*/admin, path=/api/*"},
+		{"another pattern", "{" + limits + ", descriptors: [{key: user, value: '*', limit: one}]}", "{" + limits + ", descriptors: [{key: user, value: '*a*', limit: one}]}",
+			"descriptor edge: user=* changed: matched edge/one, now matches no limit"},
 		{"max_override", "{" + limits + ", " + at + "}", "{" + limits + ", descriptors: [{key: user, limit: one, max_override: {unit: minute, requests_per_unit: 5}}]}",
 			"descriptor edge: user changed: max_override: none -> fixed window: 5 in each 1m, starting with the clock (UTC)"},
 		{"auth", "{" + limits + ", " + at + "}", auth("", first), "section auth added: route added: any method /a -> domain edge: user=header:X-User"},
 		{"no auth", auth("", first), "{" + limits + ", " + at + "}", "section auth removed: /v1/auth denies every request"},
+		{"a fixed value", auth("", first), auth("", fixed), `section auth changed: route removed: any method /a -> domain edge: user=header:X-User; route added: any method /a -> domain edge: user="header:X-User"`},
 		{"another route", auth("", first), auth("", first+", "+second), "section auth changed: route added: GET /a -> domain edge: user=client_ip"},
 		{"the order of routes", auth("", first+", "+second), auth("", second+", "+first), "section auth changed: the order of routes changed: the first that matches is used"},
 	} {

@@ -1,6 +1,7 @@
 package diff
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,20 +17,20 @@ const (
 	maxTried = 50
 )
 
-// place is a node of a tree: the patterns on the path to it, as text, and the entries of an example descriptor that
-// leads to it.
+// place is a node of a tree: the patterns on the path to it, and the entries of an example descriptor that leads to it.
 type place struct {
-	shown   []string
-	entries []descriptors.Entry
+	patterns []descriptors.Pattern
+	entries  []descriptors.Entry
+	node     *limiter.Node
 }
 
-// placesOf lists the places of a tree for which an example descriptor exists, and the nodes of the others by name.
-func placesOf(t *limiter.Tree) (all []place, others map[string]*limiter.Node) {
-	others = map[string]*limiter.Node{}
+// placesOf lists the places of a tree for which an example descriptor exists, the others by their ids, and by the names
+// of the places above them those that are tried in the order of their declaration.
+func placesOf(t *limiter.Tree) (all []place, others map[string]place, inOrder map[string][]string) {
+	others, inOrder = map[string]place{}, map[string][]string{}
 	for patterns, node := range t.All() {
-		var p place
+		p := place{patterns: patterns, node: node}
 		for i := range patterns {
-			p.shown = append(p.shown, patterns[i].Shown())
 			if e, ok := patterns[i].Sample(); ok {
 				p.entries = append(p.entries, e)
 			}
@@ -37,13 +38,36 @@ func placesOf(t *limiter.Tree) (all []place, others map[string]*limiter.Node) {
 		if len(p.entries) == len(patterns) {
 			all = append(all, p)
 		} else {
-			others[p.name()] = node
+			others[p.id()] = p
+		}
+		last := len(patterns) - 1
+		if above := (&place{patterns: patterns[:last]}).name(); patterns[last].InOrder() {
+			inOrder[above] = append(inOrder[above], patterns[last].Shown())
 		}
 	}
-	return all, others
+	return all, others, inOrder
 }
 
-func (p *place) name() string { return strings.Join(p.shown, ",") }
+func (p *place) name() string {
+	var shown []string
+	for i := range p.patterns {
+		shown = append(shown, p.patterns[i].Shown())
+	}
+	return strings.Join(shown, ",")
+}
+
+// id is equal for places with equal descriptors. A name is shortened, so it may be equal for others too.
+func (p *place) id() string {
+	id := ""
+	for i := range p.patterns {
+		e, ok := p.patterns[i].Sample()
+		if !ok {
+			e.Value = p.patterns[i].Text
+		}
+		id += fmt.Sprintf("%t %q %q,", ok, p.patterns[i].Key, e.Value)
+	}
+	return id
+}
 
 func (p *place) keys(n int) string {
 	var keys []string
@@ -60,35 +84,45 @@ func (p *place) keys(n int) string {
 // user=*, so the descriptor user=a,path=x no longer matches the place user=*,path=x of the other configuration. moved
 // therefore also tries user=a with the remaining entries of each longer place of the other configuration.
 //
-// Places without an example, such as those below a regular expression, are compared by their names.
+// Places without an example, such as those below a regular expression, are compared with themselves.
 func moved(domain string, was, is *limiter.Tree) (all []Change) {
-	before, othersBefore := placesOf(was)
-	after, othersAfter := placesOf(is)
-	for _, name := range names(othersBefore, othersAfter) {
-		c := Change{Kind: Changed, What: "descriptor", Name: descriptors.Printable(domain) + ": " + name}
-		old, new := othersBefore[name], othersAfter[name]
+	before, othersBefore, orderBefore := placesOf(was)
+	after, othersAfter, orderAfter := placesOf(is)
+	domain = descriptors.Printable(domain) + ": "
+	for _, id := range names(othersBefore, othersAfter) {
+		old, new := othersBefore[id], othersAfter[id]
+		c := Change{Kind: Changed, What: "descriptor", Name: domain + cmp.Or(old.name(), new.name())}
 		switch {
 		case len(all) >= maxMoved:
-		case old == nil:
-			c.Kind, c.Details = Added, []string{"matches " + limitList(limitsAt(new))}
+		case old.node == nil:
+			c.Kind, c.Details = Added, []string{"matches " + limitList(limitsAt(new.node))}
 			all = append(all, c)
-		case new == nil:
-			c.Kind, c.Details = Removed, []string{"matched " + limitList(limitsAt(old))}
+		case new.node == nil:
+			c.Kind, c.Details = Removed, []string{"matched " + limitList(limitsAt(old.node))}
 			all = append(all, c)
 		default:
-			c.compare(old, new)
+			c.compare(old.node, new.node)
 			if len(c.Details) > 0 {
 				all = append(all, c)
 			}
 		}
 	}
+	for _, above := range names(orderBefore, orderAfter) {
+		old, new := common(orderBefore[above], orderAfter[above]), common(orderAfter[above], orderBefore[above])
+		if !slices.Equal(old, new) {
+			c := Change{Kind: Changed, What: "descriptor", Name: domain + strings.TrimPrefix(above+","+new[0], ",")}
+			c.Details = differences(part{"patterns are tried in this order", strings.Join(old, ", "), strings.Join(new, ", ")})
+			all = append(all, c)
+		}
+	}
 	tried := map[string]bool{}
 	try := func(p place) {
-		if tried[p.name()] || len(all) >= maxMoved {
+		id := p.id()
+		if tried[id] || len(all) >= maxMoved {
 			return
 		}
-		tried[p.name()] = true
-		c := Change{Kind: Changed, What: "descriptor", Name: descriptors.Printable(domain) + ": " + p.name()}
+		tried[id] = true
+		c := Change{Kind: Changed, What: "descriptor", Name: domain + p.name()}
 		c.compare(was.Match(p.entries), is.Match(p.entries))
 		if len(c.Details) > 0 {
 			all = append(all, c)
@@ -112,10 +146,10 @@ func moved(domain string, was, is *limiter.Tree) (all []Change) {
 func only(a, b []place) (all []place) {
 	has := map[string]bool{}
 	for _, p := range b {
-		has[p.name()] = true
+		has[p.id()] = true
 	}
 	for _, p := range a {
-		if !has[p.name()] {
+		if !has[p.id()] {
 			all = append(all, p)
 		}
 	}
@@ -136,7 +170,7 @@ func combined(short, long []place) (all []place) {
 	for _, s := range short {
 		n := len(s.entries)
 		for _, l := range byKeys[s.keys(n)] {
-			all = append(all, place{slices.Concat(s.shown, l.shown[n:]), slices.Concat(s.entries, l.entries[n:])})
+			all = append(all, place{patterns: slices.Concat(s.patterns, l.patterns[n:]), entries: slices.Concat(s.entries, l.entries[n:])})
 		}
 	}
 	return all

@@ -165,7 +165,7 @@ func TestRoutesAreDescribed(t *testing.T) {
 		{"", route("hits: 3, check: true, "), "\troute added: any method /*" + entry + ", 3 hits, nothing is consumed\n"},
 		{
 			"", "routes: [{descriptors: [[{key: user, from: 'header:X-User'}, {key: k, value: v}], [{key: user, from: client_ip}]]}]",
-			"\troute added: any method /* -> domain edge: user=header:X-User,k=v; user=client_ip\n",
+			"\troute added: any method /* -> domain edge: user=header:X-User,k=\"v\"; user=client_ip\n",
 		},
 		{"", "default: allow, trusted_proxies: [10.0.0.0/8, unix], ipv6_prefix: 56", "\tdefault: deny -> allow\n\ttrusted_proxies: [] unix: false -> [10.0.0.0/8] unix: true\n\tipv6_prefix: 64 -> 56\n"},
 	} {

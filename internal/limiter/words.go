@@ -119,7 +119,7 @@ type Fact struct {
 // that two of them can be compared.
 func (p *Policy) Facts() []Fact {
 	more := p.Extra()
-	lease, weights, settle, payer, failure := "none", "none", "none", "none", p.OnFailure.String()
+	lease, weights, settle, payer := "none", "none", "none", "none"
 	if l := more.Lease; l != nil {
 		lease = fmt.Sprintf("up to %d for %s", l.Most, duration.Format(l.For))
 	}
@@ -132,9 +132,6 @@ func (p *Policy) Facts() []Fact {
 	if more.Then != nil {
 		payer = descriptors.Printable(more.Then.Name)
 	}
-	if p.OnFailure == Local {
-		failure += fmt.Sprintf(", a share of %g", more.LocalShare)
-	}
 	return []Fact{
 		{"a bucket for each", p.bucketWords(), false, true},
 		{"hash_tag", more.Slot.words(), more.Slot == Slot{}, true},
@@ -146,12 +143,20 @@ func (p *Policy) Facts() []Fact {
 		{"shadow_mode", onOff(p.Shadow), !p.Shadow, false},
 		{"quota_mode", onOff(p.Quota), !p.Quota, false},
 		{"consume", ConsumeWord(p.Alone), !p.Alone, false},
-		{"on_backend_failure", failure, p.OnFailure == Deny, false},
+		{"on_backend_failure", p.OnFailure.Words(more.LocalShare), p.OnFailure == Deny, false},
 		{"unit_name", more.Unit.String(), more.Unit == NoUnit, false},
 		{"deny_body", more.DenyBody.String(), more.DenyBody == NoBody, false},
 		{"replaces", ListWords(more.Replaces), len(more.Replaces) == 0, false},
 		{"metadata", fmt.Sprint(more.Metadata), len(more.Metadata) == 0, false},
 	}
+}
+
+// Words describes f. share is the local_share.
+func (f OnFailure) Words(share float64) string {
+	if f == Local {
+		return fmt.Sprintf("local, a share of %g", share)
+	}
+	return f.String()
 }
 
 func onOff(b bool) string {

@@ -84,6 +84,9 @@ func RegexPattern(key, expression string) (Pattern, error) {
 	return Pattern{Key: key, How: Regex, Text: expression, regex: regex}, err
 }
 
+// InOrder reports whether p is compared with values in the order in which it and others were declared.
+func (p *Pattern) InOrder() bool { return p.How == Wildcard || p.How == Regex }
+
 // Shown returns the pattern for display: key, key=value, key~expression or, for a key with a "*", key_value.
 func (p *Pattern) Shown() string {
 	switch {

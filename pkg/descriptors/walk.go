@@ -8,8 +8,8 @@ import (
 )
 
 // All iterates over each node of the tree with the patterns that lead to it. The order depends only on the
-// patterns and, for keys with a "*", on the order in which they were added. The loop must not change the slice
-// of patterns.
+// patterns and, for those that are tried in the order of declaration, on the order in which they were added. The loop
+// must not change the slices of patterns.
 func (t *Tree[T]) All() iter.Seq2[[]Pattern, *Node[T]] {
 	return func(yield func([]Pattern, *Node[T]) bool) { t.root.all(nil, yield) }
 }
@@ -18,7 +18,7 @@ func (at *level[T]) all(above []Pattern, yield func([]Pattern, *Node[T]) bool) b
 	branches := at.branches()
 	slices.SortFunc(branches, func(a, b branch[T]) int {
 		switch {
-		case a.Key == "" && b.Key == "":
+		case a.Key == b.Key && a.InOrder() && b.InOrder():
 			return cmp.Compare(a.order, b.order)
 		case a.Key == "" || b.Key == "":
 			return cmp.Compare(b.Key, a.Key)
@@ -89,8 +89,8 @@ func (at *level[T]) couldMatch(entries []Possible, found func(*Node[T]) bool) bo
 	})
 }
 
-// anything is a value that hardly any configuration has in an exact pattern.
-const anything = "\x00any"
+// anything is a value that hardly any configuration has in a pattern.
+const anything = "\x00"
 
 // Sample returns an entry that p matches, and that patterns for other values probably do not match. ok is
 // false if p is a regular expression, or has a "*" in the key.

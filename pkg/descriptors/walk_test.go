@@ -34,6 +34,7 @@ func TestAllNodesAndTheirSamples(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 		slices.Reverse(paths)
+		want[5], want[6] = want[6], want[5] // these two are tried in the order of declaration
 	}
 	if e, _ := (&Pattern{Key: "a", How: Any}).Sample(); e.Value == "" {
 		t.Error("the sample of a pattern for any value is the empty value, which another pattern may match")
