@@ -12,8 +12,8 @@ import (
 )
 
 // Backend returns a Store that wraps store, and counts and times its answers. It calls onAnswer with the duration of
-// each. When store could not decide, the wrapper calls onFailure with the error, unless the caller canceled the request or had a clearly shorter deadline
-// than timeout. timeout is the deadline of store. Call Backend once.
+// each. When store could not decide, the wrapper calls onFailure with the error, unless the caller canceled the request
+// or had a clearly shorter deadline than timeout. timeout is the deadline of store. Call Backend once.
 func (m *Metrics) Backend(store backend.Store, timeout time.Duration, onAnswer func(time.Duration), onFailure func(error)) backend.Store {
 	b := &timed{
 		next: store, timeout: timeout, answered: onAnswer, failed: onFailure,
@@ -22,14 +22,10 @@ func (m *Metrics) Backend(store backend.Store, timeout time.Duration, onAnswer f
 			Help:    "Duration of decisions by the backend, failures included.",
 			Buckets: []float64{.0001, .0002, .0005, .001, .002, .003, .005, .01, .02, .05, .1, .25, .5, 1, 2.5, 5},
 		}),
-		failures: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "rlsidecar_backend_failures_total",
-			Help: "Batches of requests that the backend did not decide in time. If a batch was sent, it is unknown whether it was charged.",
-		}),
-		abandoned: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "rlsidecar_backend_abandoned_total",
-			Help: "Calls to the backend that ended before its answer, because the client cancelled its request, or its deadline was shorter than --backend-timeout. They are not failures of the backend.",
-		}),
+		failures: total("rlsidecar_backend_failures_total",
+			"Batches of requests that the backend did not decide in time. If a batch was sent, it is unknown whether it was charged."),
+		abandoned: total("rlsidecar_backend_abandoned_total",
+			"Calls to the backend that ended before its answer, because the client cancelled its request, or its deadline was shorter than --backend-timeout. They are not failures of the backend."),
 	}
 	b.timings.New = func() any {
 		t := &timing{timed: b}

@@ -195,17 +195,16 @@ func entries(c *limiter.Call, r *limiter.Result) []descriptors.Entry {
 }
 
 var (
-	decisionsDesc = prometheus.NewDesc("rlsidecar_decisions_total",
-		"Decisions of each limit. Only denied, never, blocked and failed_denied cause a denial. A limit has series from its first decision on; limits beyond the bound share domain and limit (overflow).",
-		[]string{"domain", "limit", "outcome"}, nil)
-	requestsDesc = prometheus.NewDesc("rlsidecar_requests_total",
-		"Requests, by answer. A domain has series from its first request on; domains beyond the bound share domain (overflow).", []string{"domain", "code"}, nil)
-	unmatchedDesc = prometheus.NewDesc("rlsidecar_requests_unmatched_total",
-		"Requests that matched no limit and were allowed. The label domain is empty for all domains that are not configured.", []string{"domain"}, nil)
-	missingDesc = prometheus.NewDesc("rlsidecar_requests_missing_descriptor_total",
-		"Requests without an entry that the domain requires (require). They are denied.", []string{"domain"}, nil)
-	notFoundDesc = prometheus.NewDesc("rlsidecar_domain_not_found_total",
-		"Requests for a domain that is not configured. They are allowed.", nil, nil)
+	decisionsDesc = newDesc("rlsidecar_decisions_total{domain,limit,outcome}",
+		"Decisions of each limit. Only denied, never, blocked and failed_denied cause a denial. A limit has series from its first decision on; limits beyond the bound share domain and limit (overflow).")
+	requestsDesc = newDesc("rlsidecar_requests_total{domain,code}",
+		"Requests, by answer. A domain has series from its first request on; domains beyond the bound share domain (overflow).")
+	unmatchedDesc = newDesc("rlsidecar_requests_unmatched_total{domain}",
+		"Requests that matched no limit and were allowed. The label domain is empty for all domains that are not configured.")
+	missingDesc = newDesc("rlsidecar_requests_missing_descriptor_total{domain}",
+		"Requests without an entry that the domain requires (require). They are denied.")
+	notFoundDesc = newDesc("rlsidecar_domain_not_found_total",
+		"Requests for a domain that is not configured. They are allowed.")
 )
 
 // Describe implements prometheus.Collector. It sends nothing, because the series change with the configuration.

@@ -74,11 +74,10 @@ func (l *latency) pace(second int64) {
 }
 
 var (
-	decisionSecondsDesc = prometheus.NewDesc("rlsidecar_decision_seconds",
-		"Durations of decisions, from the arrival of a request to its verdict, without the intended delay of a leaky bucket. The label listener is grpc, json (/json), v1 (/v1/limit and others) or auth (/v1/auth). Estimated: when there are more than 1,000 a second, a random sample is timed.",
-		[]string{"listener"}, nil)
-	responseSecondsDesc = prometheus.NewDesc("ratelimit_service_response_time_seconds",
-		"The part of rlsidecar_decision_seconds with the listeners grpc and json, under the reference server's name.", []string{"grpc_method"}, nil)
+	decisionSecondsDesc = newDesc("rlsidecar_decision_seconds{listener}",
+		"Durations of decisions, from the arrival of a request to its verdict, without the intended delay of a leaky bucket. The label listener is grpc, json (/json), v1 (/v1/limit and others) or auth (/v1/auth). Estimated: when there are more than 1,000 a second, a random sample is timed.")
+	responseSecondsDesc = newDesc("ratelimit_service_response_time_seconds{grpc_method}",
+		"The part of rlsidecar_decision_seconds with the listeners grpc and json, under the reference server's name.")
 )
 
 func (l *latency) collect(out chan<- prometheus.Metric) {

@@ -59,21 +59,18 @@ type Metrics struct {
 func New(version, revision string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(), nearRatio: defaultNearRatio,
-		refused: counterVec("rlsidecar_requests_refused_total",
-			"Requests that were answered before any limit was applied. The reason decides the answer. too_much, panic, auth_repeated and auth_not_configured: a denial. auth_no_route and auth_no_descriptor: the default of the section auth. no_config: that of on_backend_failure. malformed, no_domain and no_descriptors: an error. A panic that denies several requests counts once.",
-			"reason"),
-		tooLarge: counterVec("rlsidecar_requests_too_large_total",
-			"Requests that were denied because they exceed a bound: of descriptors, of a descriptor's entries, or of bytes.", "bound"),
+		refused: counterVec("rlsidecar_requests_refused_total{reason}",
+			"Requests that were answered before any limit was applied. The reason decides the answer. too_much, panic, auth_repeated and auth_not_configured: a denial. auth_no_route and auth_no_descriptor: the default of the section auth. no_config: that of on_backend_failure. malformed, no_domain and no_descriptors: an error. A panic that denies several requests counts once."),
+		tooLarge: counterVec("rlsidecar_requests_too_large_total{bound}",
+			"Requests that were denied because they exceed a bound: of descriptors, of a descriptor's entries, or of bytes."),
 		loadOK: newGauge("rlsidecar_config_last_reload_successful",
 			"1 if the last configuration was valid, 0 if an earlier one is still in use for some or all domains.", nil),
 		loadedAt: newGauge("rlsidecar_config_last_reload_success_timestamp_seconds",
 			"Time at which the last valid configuration was loaded, in seconds since 1970.", nil),
-		examined: gaugeVec("rlsidecar_backend_unfit",
-			"1 for each check of the backend's settings that fails: check \"eviction\" means that Redis may evict live buckets. The checks run at the start, and then every minute until all have passed; afterwards only the clock is checked.",
-			"check"),
-		ignored: counterVec("rlsidecar_settle_ignored_total",
-			"Ids of reservations that settled nothing, by reason. none: nothing was reserved. forged: the signature is wrong. foreign: the id is of another domain. changed: the limit was removed, no longer has settle, or has another algorithm. expired: the reservation of an application has expired.",
-			"domain", "reason"),
+		examined: gaugeVec("rlsidecar_backend_unfit{check}",
+			"1 for each check of the backend's settings that fails: check \"eviction\" means that Redis may evict live buckets. The checks run at the start, and then every minute until all have passed; afterwards only the clock is checked."),
+		ignored: counterVec("rlsidecar_settle_ignored_total{domain,reason}",
+			"Ids of reservations that settled nothing, by reason. none: nothing was reserved. forged: the signature is wrong. foreign: the id is of another domain. changed: the limit was removed, no longer has settle, or has another algorithm. expired: the reservation of an application has expired."),
 		unfit: map[[2]string]bool{}, most: maxLimits,
 	}
 	m.limits = index[[2]string, limitCounts]{map[[2]string]*limitCounts{}, [2]string{overflow, overflow}, &m.folding}
@@ -92,12 +89,32 @@ func New(version, revision string) *Metrics {
 	return m
 }
 
-func counterVec(name, help string, labels ...string) *prometheus.CounterVec {
+// family returns the name and the labels of series, which has the form name{label,label} or name.
+func family(series string) (name string, labels []string) {
+	name, list, ok := strings.Cut(strings.TrimSuffix(series, "}"), "{")
+	if ok {
+		labels = strings.Split(list, ",")
+	}
+	return name, labels
+}
+
+func newDesc(series, help string) *prometheus.Desc {
+	name, labels := family(series)
+	return prometheus.NewDesc(name, help, labels, nil)
+}
+
+func counterVec(series, help string) *prometheus.CounterVec {
+	name, labels := family(series)
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }
 
-func gaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
+func gaugeVec(series, help string) *prometheus.GaugeVec {
+	name, labels := family(series)
 	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+}
+
+func total(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 }
 
 func newGauge(name, help string, constant prometheus.Labels) prometheus.Gauge {
@@ -122,10 +139,14 @@ func (m *Metrics) Loaded(used bool, at time.Time) {
 	m.loadedAt.Set(float64(at.UnixMilli()) / 1000)
 }
 
-// Refused counts a request that was answered without any limit.
+// Refused counts a request that was answered without any limit. The reference server counts a service_error for some
+// reasons. The reasons are those of package grpcapi.
 func (m *Metrics) Refused(reason string) {
 	m.refused.WithLabelValues(reason).Inc()
-	m.service.refuse(reason)
+	switch reason {
+	case "malformed", "no_domain", "no_descriptors", "no_config":
+		m.service.badRequests.Add(1)
+	}
 }
 
 // TooLarge counts a request that was denied because it exceeds a bound.

@@ -35,7 +35,7 @@ var hitDescs = [...]*prometheus.Desc{
 }
 
 func hitDesc(name, help string) *prometheus.Desc {
-	return prometheus.NewDesc("ratelimit_service_rate_limit_"+name, help, []string{"domain", "key1", "key2"}, nil)
+	return newDesc("ratelimit_service_rate_limit_"+name+"{domain,key1,key2}", help)
 }
 
 const (

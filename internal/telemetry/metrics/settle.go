@@ -19,13 +19,11 @@ type SettleTally struct {
 }
 
 var (
-	startsDesc = prometheus.NewDesc("rlsidecar_settle_starts_total", "Reservations that requests made of limits with settle.", []string{"domain", "limit"}, nil)
-	unitsDesc  = prometheus.NewDesc("rlsidecar_settle_units_total",
-		"Units of limits with settle, by kind. reserved: by requests. real: real costs that were settled. lost: not charged, because the debt would have exceeded max_debt.",
-		[]string{"domain", "limit", "kind"}, nil)
-	settlementsDesc = prometheus.NewDesc("rlsidecar_settlements_total",
-		"Settlements by result. settled: with the real cost. unknown: without it. late: after the ttl. repeated: the reservation was settled before, so nothing changed. failed: the store failed.",
-		[]string{"domain", "limit", "result"}, nil)
+	startsDesc = newDesc("rlsidecar_settle_starts_total{domain,limit}", "Reservations that requests made of limits with settle.")
+	unitsDesc  = newDesc("rlsidecar_settle_units_total{domain,limit,kind}",
+		"Units of limits with settle, by kind. reserved: by requests. real: real costs that were settled. lost: not charged, because the debt would have exceeded max_debt.")
+	settlementsDesc = newDesc("rlsidecar_settlements_total{domain,limit,result}",
+		"Settlements by result. settled: with the real cost. unknown: without it. late: after the ttl. repeated: the reservation was settled before, so nothing changed. failed: the store failed.")
 )
 
 func newSettleRatio(l *limitCounts) prometheus.Histogram {

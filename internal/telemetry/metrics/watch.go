@@ -90,7 +90,7 @@ func (m *Metrics) WatchUndos(dropped func() int64) {
 // WatchBreakers adds a gauge for each server of the backend. The gauge is 1 while the server's circuit
 // breaker is open. Call the returned functions when a breaker opens or closes. Call WatchBreakers once.
 func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {
-	open := gaugeVec("rlsidecar_backend_breaker_open", "1 while the circuit breaker of a server of the backend is open, because the server fails.", "server")
+	open := gaugeVec("rlsidecar_backend_breaker_open{server}", "1 while the circuit breaker of a server of the backend is open, because the server fails.")
 	m.registry.MustRegister(open)
 	return func(server string) { open.WithLabelValues(server).Set(1) },
 		func(server string) { open.WithLabelValues(server).Set(0) }
@@ -144,9 +144,8 @@ func (m *Metrics) WatchAdjustments(stats func() AdjustmentStats) {
 // WatchConditions adds a metric of the conditions that list returns. Call it once. The part of a name after a
 // slash, such as the address of a server, is omitted to bound the number of series.
 func (m *Metrics) WatchConditions(list func() []conditions.Condition) {
-	desc := prometheus.NewDesc("rlsidecar_conditions",
-		"Problems that exist now, as listed by /api/conditions: the number of conditions of each name, for all servers and domains.",
-		[]string{"condition", "severity"}, nil)
+	desc := newDesc("rlsidecar_conditions{condition,severity}",
+		"Problems that exist now, as listed by /api/conditions: the number of conditions of each name, for all servers and domains.")
 	m.registry.MustRegister(prometheus.CollectorFunc(func(out chan<- prometheus.Metric) {
 		counts := map[[2]string]float64{}
 		for _, c := range list() {

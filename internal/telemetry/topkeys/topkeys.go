@@ -231,14 +231,16 @@ func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result,
 	default:
 		key = append(append(append(key, 'd'), why...), cut(c.Request.Domain)...)
 	}
-	s := r.shard(key)
+	s := &r.shards[maphash.Bytes(r.seed, key)%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	one, added := s.add(now, key, n, why)
+	item, added := s.keys.Add(now, key, n)
+	one := &item.Value
 	if added {
+		*one = counted{Item: Item{First: now}, texts: one.texts[:0]}
 		one.describe(c, result, aboutKey)
 	}
-	one.Remaining = result.Decision.Remaining
+	one.Last, one.Why, one.Remaining = now, why, result.Decision.Remaining
 	one.recent.add(Event{now, result.Cost, result.Decision.Remaining, result.Decision.RetryAfter, result.Outcome})
 	if result.Policy == nil {
 		return
@@ -251,27 +253,11 @@ func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result,
 	}
 }
 
-// Unrouted counts a request that was denied before any limit was evaluated. why is NoRoute or NoAuth.
-func (r *Recorder) Unrouted(why string) {
-	now, key := r.now(), []byte(why)
-	s := r.shard(key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	one, _ := s.add(now, key, 1, why)
-	one.recent.add(Event{At: now, Outcome: limiter.Denied})
-}
+// unrouted and itsDenial are a request that was denied before any limit was evaluated.
+var unrouted, itsDenial = limiter.Call{}, limiter.Result{Outcome: limiter.Denied}
 
-func (r *Recorder) shard(key []byte) *shard { return &r.shards[maphash.Bytes(r.seed, key)%shards] }
-
-// add counts n denials or units of key. The caller holds s.mu, and describes a key that was added.
-func (s *shard) add(now time.Time, key []byte, n int64, why string) (one *counted, added bool) {
-	c, added := s.keys.Add(now, key, n)
-	if one = &c.Value; added {
-		*one = counted{Item: Item{First: now}, texts: one.texts[:0]}
-	}
-	one.Last, one.Why = now, why
-	return one, added
-}
+// Unrouted counts such a request. why is NoRoute or NoAuth.
+func (r *Recorder) Unrouted(why string) { r.count(r.now(), &unrouted, &itsDenial, why, 1) }
 
 // describe stores the domain, limit, key and descriptor of result. It copies their texts, because the listener reuses
 // their memory.

@@ -183,9 +183,8 @@ func TestTextsOfClientsAreCopied(t *testing.T) {
 func TestEstimatedCountsAreNotExact(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	add := func(key string) {
-		if one, added := a.shard([]byte(key)).add(a.clock, []byte(key), 1, Limit); added {
-			one.Limit = key
-		}
+		c := &limiter.Call{Request: limiter.Request{Domain: key}}
+		a.count(a.clock, c, &limiter.Result{Outcome: limiter.Denied}, NoConfig, 1)
 	}
 	for i := range 4 * shards * maxKept {
 		add(fmt.Sprint("other", i))
@@ -194,7 +193,7 @@ func TestEstimatedCountsAreNotExact(t *testing.T) {
 		add("often")
 	}
 	top := a.Top(1).Keys
-	if top[0].Limit != "often" || top[0].Times != 50 || top[0].Exact {
+	if top[0].Domain != "often" || top[0].Times != 50 || top[0].Exact {
 		t.Errorf("got %+v; want at least 50 denials of the last key", top[0])
 	}
 }
