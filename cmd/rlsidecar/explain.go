@@ -207,25 +207,21 @@ func explain(ctx context.Context, s *limiter.Snapshot, set *adjust.Set, request 
 // described explains which patterns the entries of one descriptor match, or which reservation it settles. It does
 // not describe limits.
 func described(d *limiter.Domain, entries []descriptors.Entry) explained {
-	if text := settlement(d, entries); text != "" {
-		return explained{Steps: []stepTaken{}, Limits: []limitApplied{}, Settles: text}
+	x := explained{Steps: []stepTaken{}, Limits: []limitApplied{}, Settles: settlement(d, entries)}
+	if x.Settles != "" {
+		return x
 	}
-	x := followed(d.Tree.Explain(entries, limiter.HasLimits))
+	found := d.Tree.Explain(entries, limiter.HasLimits)
+	for _, s := range found.Steps {
+		x.Steps = append(x.Steps, stepTaken{entryText(s.Entry), s.Pattern, s.How.String(), s.Over})
+	}
+	if m := found.Miss; m != nil {
+		x.Miss = &nearMiss{m.Reason.String(), m.At, m.Near, m.More, m.Shorter, m.String()}
+	}
 	if p := d.MostOverride(entries); p != nil {
 		x.MaxOverride = &bound{p.Place.String(), p.Words()}
 	}
 	return x
-}
-
-func followed(x descriptors.Explanation[limiter.Limits]) explained {
-	e := explained{Steps: []stepTaken{}, Limits: []limitApplied{}}
-	for _, s := range x.Steps {
-		e.Steps = append(e.Steps, stepTaken{entryText(s.Entry), s.Pattern, s.How.String(), s.Over})
-	}
-	if m := x.Miss; m != nil {
-		e.Miss = &nearMiss{m.Reason.String(), m.At, m.Near, m.More, m.Shorter, m.String()}
-	}
-	return e
 }
 
 func entryText(e descriptors.Entry) string {

@@ -72,12 +72,12 @@ func curl(a net.Addr) string {
 }
 
 func requestBody(domain string, entries []descriptors.Entry) string {
-	name, _ := json.Marshal(domain) // cannot fail, and neither can the next call, because all values are strings
 	var list []map[string]string
 	for _, e := range entries {
 		list = append(list, map[string]string{"key": e.Key, "value": e.Value})
 	}
-	text, _ := json.Marshal(list)
+	text, _ := json.Marshal(list) // cannot fail, and neither can the next call, because all values are strings
+	name, _ := json.Marshal(domain)
 	return fmt.Sprintf(`{"domain":%s,"descriptors":[{"entries":%s}]}`, name, text)
 }
 

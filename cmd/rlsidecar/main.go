@@ -128,19 +128,17 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 		return exitUsage
 	}
 	err = command.Run(&app{ctx, stdin, stdout, stderr, reference})
-	var exit exitError
+	exit, ok := errors.AsType[exitError](err)
 	switch {
 	case err == nil:
 		return exitDone
-	case errors.As(err, &exit):
-		if exit.err != nil {
-			fmt.Fprintf(stderr, "rlsidecar: %v\n", exit.err)
-		}
-		return exit.code
-	default:
-		fmt.Fprintf(stderr, "rlsidecar: %v\n", err)
-		return exitFailed
+	case !ok:
+		exit = exitError{exitFailed, err}
 	}
+	if exit.err != nil {
+		fmt.Fprintf(stderr, "rlsidecar: %v\n", exit.err)
+	}
+	return exit.code
 }
 
 func newParser(c *commands, r reference, stdout, stderr io.Writer, exit func(int)) (*kong.Kong, error) {

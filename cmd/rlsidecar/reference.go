@@ -67,23 +67,18 @@ type variable struct {
 	Effect string `json:"effect"`
 }
 
-// variables lists all variables of the reference server. model tells which settings have flags.
+// variables lists all variables of the reference server.
 func variables(model *kong.Node) (list []variable) {
-	flags := map[string]bool{}
-	for _, command := range model.Children {
-		for _, flag := range command.Flags {
-			flags[flag.Name] = flags[flag.Name] || !flag.Hidden
-		}
-	}
+	hidden := onlyVariables(model)
 	for _, known := range refenv.Variables() {
 		v := variable{known.Name, known.Default, "default", known.Effect}
 		if set := os.Getenv(known.Name); set != "" {
 			v.Value, v.Source = known.Shown(set), "environment"
 		}
 		if known.Sets != "" {
-			v.Effect = variableName(known.Sets)
-			if flags[known.Sets] {
-				v.Effect = "--" + known.Sets
+			v.Effect = "--" + known.Sets
+			if hidden[known.Sets] {
+				v.Effect = variableName(known.Sets)
 			}
 			if known.Effect != "" {
 				v.Effect += "; " + known.Effect

@@ -46,13 +46,7 @@ func removedAdvice(model *kong.Node, args []string) string {
 			return "the command " + name + " has been removed: " + instead
 		}
 	}
-	onlyVariables := map[string]bool{}
-	_ = kong.Visit(model, func(node kong.Visitable, next kong.Next) error { // fails only if the function does
-		if flag, ok := node.(*kong.Flag); ok && flag.Hidden {
-			onlyVariables[flag.Name] = true
-		}
-		return next(nil)
-	})
+	hidden := onlyVariables(model)
 	for _, arg := range args {
 		if arg == "--" {
 			break
@@ -62,7 +56,7 @@ func removedAdvice(model *kong.Node, args []string) string {
 		if instead, ok := removedSettings[name]; ok && isFlag {
 			return "--" + name + " has been removed: " + instead
 		}
-		if isFlag && onlyVariables[name] {
+		if isFlag && hidden[name] {
 			return "--" + name + " is not a flag: set the variable " + variableName(name)
 		}
 	}

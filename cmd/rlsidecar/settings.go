@@ -144,6 +144,17 @@ func variableName(setting string) string {
 	return ownPrefix + strings.ToUpper(strings.ReplaceAll(setting, "-", "_"))
 }
 
+// onlyVariables has the names of the settings of all commands that have no flag.
+func onlyVariables(model *kong.Node) map[string]bool {
+	hidden := map[string]bool{}
+	for _, command := range model.Leaves(false) {
+		for _, flag := range command.Flags {
+			hidden[flag.Name] = hidden[flag.Name] || flag.Hidden
+		}
+	}
+	return hidden
+}
+
 // nameVariables gives each setting its variable, and hides the flags of those that have only a variable.
 func nameVariables(k *kong.Kong) error {
 	return kong.Visit(k.Model, func(node kong.Visitable, next kong.Next) error {

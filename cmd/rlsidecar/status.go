@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"net/http"
-	"net/url"
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
@@ -33,25 +32,18 @@ type currentState struct {
 }
 
 func (c *statusCmd) Run(a *app) error {
-	now, err := c.state(a, 5)
-	if err != nil {
+	var now currentState
+	if _, err := c.call(a, http.MethodGet, "/api/status", nil, &now.Status); err != nil {
 		return err
 	}
-	err = c.print(a.stdout, now, statusText)
+	if _, err := c.call(a, http.MethodGet, "/api/top?n=5", nil, &now.Denied); err != nil {
+		return err
+	}
+	err := c.print(a.stdout, now, statusText)
 	if err == nil && (!now.Ready || now.State.Level != status.Green) {
 		return exitError{code: exitNo}
 	}
 	return err
-}
-
-// state requests the state of the sidecar, and up to n of the keys that it denied most.
-func (f *adminFlags) state(a *app, n int) (now currentState, err error) {
-	_, err = f.call(a, http.MethodGet, "/api/status", nil, &now.Status)
-	query := url.Values{"n": {fmt.Sprint(n)}}
-	if _, ofTop := f.call(a, http.MethodGet, "/api/top?"+query.Encode(), nil, &now.Denied); err == nil {
-		err = ofTop
-	}
-	return now, err
 }
 
 const statusText = `state | {{.State.Text}}

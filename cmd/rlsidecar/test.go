@@ -4,7 +4,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -59,7 +58,7 @@ func (c *testCmd) Run(a *app) error {
 	case "json":
 		err = writeJSON(a.stdout, t.tested)
 	case "junit":
-		err = t.writeJUnit(a.stdout)
+		err = writeText(a.stdout, t.tested, junitText)
 	default:
 		err = writeText(a.stdout, t.tested, testedText)
 	}
@@ -89,6 +88,8 @@ type testedFile struct {
 	Name      string           `json:"file"`
 	Mistakes  []string         `json:"mistakes,omitempty"`
 	Scenarios []testedScenario `json:"scenarios,omitempty"`
+	// Failed is the number of scenarios that have failed. Broken is 1 if the file contains mistakes.
+	Failed, Broken int `json:"-"`
 }
 
 type testedScenario struct {
@@ -152,6 +153,7 @@ func (t *testRun) load(out *testedFile, paths []string) (*limiter.Snapshot, erro
 
 func (t *testRun) faulty(out *testedFile, problems config.Problems) {
 	t.Faulty++
+	out.Broken = 1
 	for _, p := range problems {
 		out.Mistakes = append(out.Mistakes, p.String())
 	}
@@ -166,6 +168,7 @@ func (t *testRun) scenario(out *testedFile, s *scenario.Scenario, snapshot *limi
 		t.Passed++
 	} else {
 		t.Failed++
+		out.Failed++
 	}
 	out.Scenarios = append(out.Scenarios, result)
 }
@@ -188,53 +191,27 @@ const testedText = `{{range $file := .Files}}
 {{if or .Failed .Faulty}}FAIL{{else}}ok{{end}}: {{count .Passed "scenario"}} passed, {{.Failed}} failed
 `
 
-type junitSuite struct {
-	Name     string      `xml:"name,attr"`
-	Tests    int         `xml:"tests,attr"`
-	Failures int         `xml:"failures,attr"`
-	Errors   int         `xml:"errors,attr"`
-	Cases    []junitCase `xml:"testcase"`
-}
+// junitText has a suite for each file, in the form that CI systems read.
+const junitText = xml.Header + `<testsuites>
+{{range $file := .Files}}
+  <testsuite name="{{xml .Name}}" tests="{{or .Broken (len .Scenarios)}}" failures="{{.Failed}}" errors="{{.Broken}}">
+{{with .Mistakes}}
+    <testcase name="mistakes" classname="{{xml $file.Name}}">
+      <error message="{{xml (index . 0)}}">{{xml (lines .)}}</error>
+    </testcase>
+{{end}}
+{{range .Scenarios}}
+    <testcase name="{{xml .Name}}" classname="{{xml $file.Name}}">{{with .Failures}}
+      <failure message="{{xml (index . 0)}}">{{xml (lines .)}}</failure>
+    {{end}}</testcase>
+{{end}}
+  </testsuite>
+{{end}}
+</testsuites>
+`
 
-type junitCase struct {
-	Name    string     `xml:"name,attr"`
-	Class   string     `xml:"classname,attr"`
-	Failure *junitText `xml:"failure"`
-	Error   *junitText `xml:"error"`
-}
-
-type junitText struct {
-	Message string `xml:"message,attr"`
-	Text    string `xml:",chardata"`
-}
-
-// writeJUnit writes a suite for each file, in the form that CI systems read.
-func (t *tested) writeJUnit(w io.Writer) error {
-	var all struct {
-		XMLName xml.Name     `xml:"testsuites"`
-		Suites  []junitSuite `xml:"testsuite"`
-	}
-	text := func(lines []string) *junitText { return &junitText{lines[0], strings.Join(lines, "\n")} }
-	for _, f := range t.Files {
-		suite := junitSuite{Name: f.Name, Tests: len(f.Scenarios)}
-		if len(f.Mistakes) > 0 {
-			suite.Tests, suite.Errors = 1, 1
-			suite.Cases = []junitCase{{Name: "mistakes", Class: f.Name, Error: text(f.Mistakes)}}
-		}
-		for _, s := range f.Scenarios {
-			one := junitCase{Name: s.Name, Class: f.Name}
-			if len(s.Failures) > 0 {
-				one.Failure = text(s.Failures)
-				suite.Failures++
-			}
-			suite.Cases = append(suite.Cases, one)
-		}
-		all.Suites = append(all.Suites, suite)
-	}
-	out, err := xml.MarshalIndent(all, "", "  ")
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(w, "%s%s\n", xml.Header, out)
-	return err
+func escapeXML(text string) (string, error) {
+	var out strings.Builder
+	err := xml.EscapeText(&out, []byte(text))
+	return out.String(), err
 }

@@ -18,9 +18,10 @@ import (
 var textFuncs = template.FuncMap{
 	"safe": descriptors.Printable, "count": count, "when": when, "ago": ago, "micros": micros, "mebibytes": mebibytes, "cut": cutHash,
 	"oneLine": oneLine, "bucket": whole, "nextIn": nextIn, "fullIn": fullIn, "debt": debt, "blockedFor": blockedFor,
-	"deniedKey": deniedKey, "shared": shared, "share": share, "matched": matched, "buckets": buckets,
-	"join": func(list []string) string { return strings.Join(list, ", ") },
-	"rate": func(rate float64) string { return fmt.Sprintf("%.1f", rate) },
+	"deniedKey": deniedKey, "shared": shared, "share": share, "matched": matched, "buckets": buckets, "xml": escapeXML,
+	"lines": func(list []string) string { return strings.Join(list, "\n") },
+	"join":  func(list []string) string { return strings.Join(list, ", ") },
+	"rate":  func(rate float64) string { return fmt.Sprintf("%.1f", rate) },
 }
 
 var (
