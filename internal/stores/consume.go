@@ -161,6 +161,18 @@ func (l *hotKey) arm() {
 	}
 }
 
+// returnLater leaves c, a return of units of l, to the timer. If l was removed meanwhile, its bucket may be a new one, so
+// the units are lost.
+func (s *CacheStore) returnLater(l *hotKey, c *backend.Charge) {
+	sh, _ := s.shard(c.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if !l.removed {
+		sh.queueReturn(*c)
+		s.arm()
+	}
+}
+
 // left includes units of leases that have expired.
 func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
 

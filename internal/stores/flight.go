@@ -1,6 +1,7 @@
 package stores
 
 import (
+	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,7 @@ type flight struct {
 	groups      []flightGroup
 	parts       []cachePart      // the charges of the groups that may lease
 	returns     []backend.Charge // refunds of unused units, which are sent before the other charges
+	returnsOf   []*hotKey        // the hot key of each return
 	rest        excerpt          // unless whole: the charges of inner; Group is the index in groups, or negative for returns
 	revalidated []*denial
 	onKnown     func(from, to int)
@@ -137,6 +139,9 @@ func (t *flight) lease(charges []backend.Charge, parts []cachePart, decisions []
 		}
 		if canLease(&charges[i]) {
 			p.hotKey, p.borrow, t.returns = s.borrow(&charges[i], ending, mayBorrow, t.returns, t.began)
+			for len(t.returnsOf) < len(t.returns) {
+				t.returnsOf = append(t.returnsOf, p.hotKey)
+			}
 		}
 		t.whole = t.whole && p.borrow == 0 && len(t.returns) == 0
 		decisions[i] = backend.Decision{}
@@ -218,6 +223,11 @@ func (t *flight) ended(*backend.Batch) {
 	}
 	for _, d := range t.revalidated {
 		t.store.forgetDenial(d)
+	}
+	for i := range t.returns {
+		if errors.Is(t.rest.decisions[i].Err, backend.ErrNotTaken) { // the deadline of the callers was too short
+			t.store.returnLater(t.returnsOf[i], &t.returns[i])
+		}
 	}
 	if t.refunds {
 		t.store.forgetRefunded(t.inner.Charges)
@@ -347,9 +357,11 @@ func (t *flight) finishCall() {
 func (t *flight) release() {
 	clear(t.parts)
 	clear(t.returns)
+	clear(t.returnsOf)
 	clear(t.revalidated)
 	t.rest.reset()
-	t.groups, t.parts, t.returns, t.revalidated = t.groups[:0], t.parts[:0], t.returns[:0], t.revalidated[:0]
+	t.groups, t.parts, t.revalidated = t.groups[:0], t.parts[:0], t.revalidated[:0]
+	t.returns, t.returnsOf = t.returns[:0], t.returnsOf[:0]
 	t.outer, t.first, t.whole, t.refunds = nil, nil, false, false
 	t.inner = backend.Batch{Done: t.inner.Done}
 	t.store.flights.Put(t)

@@ -2,6 +2,7 @@ package stores_test
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -81,6 +82,49 @@ func TestALateLeaseOfAKeyWithoutRequestsIsReturned(t *testing.T) {
 		}
 		s.Close()
 	})
+}
+
+// A request that needs more than the leased units returns them first. If its deadline passes before it is sent, they are
+// returned later, unless the bucket was reset meanwhile.
+func TestUnitsThatALateRequestReturns(t *testing.T) {
+	for _, reset := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			const wait = 20 * ms
+			store := memory.New(memory.Config{Clock: storetest.Times(wall)})
+			s := stores.Cache(batchFunc(func(b *backend.Batch) {
+				if len(b.Charges) > 1 { // the returns, and the request
+					time.Sleep(wait)
+					b.Decisions[0].Err, b.Decisions[1].Err = backend.ErrNotTaken, backend.ErrNotTaken
+					return
+				}
+				backend.Take(t.Context(), store, b.Charges, b.Decisions)
+			}), stores.CacheConfig{})
+			c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+			want := 10_000 - warm(t, s, c)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				much := c
+				much.Terms.Cost = s.Stats().Leased + 1
+				if d := take(t.Context(), s, much)[0]; !errors.Is(d.Err, backend.ErrNotTaken) {
+					t.Errorf("got %+v; want ErrNotTaken", d)
+				}
+			}()
+			if time.Sleep(wait / 2); reset {
+				if err := backend.ResetBucket(t.Context(), s, c); err != nil {
+					t.Error(err)
+				}
+				take(t.Context(), store, of(c.Limit, "a", 600))
+				want = 9_400
+			}
+			<-done
+			time.Sleep(time.Second)
+			if rest := left(t, store, c); rest != want {
+				t.Errorf("reset %t: %d are left; want %d", reset, rest, want)
+			}
+			s.Close()
+		})
+	}
 }
 
 func TestUnitsOfADroppedLeaseAreNotPutBack(t *testing.T) {
