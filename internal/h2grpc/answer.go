@@ -137,12 +137,22 @@ func (c *conn) dequeue(s *stream) {
 	c.stalled = slices.Delete(c.stalled, at, at+1)
 }
 
-// delay delays the answer to r, which is finished. c.mu is held.
+// delay delays the answer to r, which is finished. It is counted until it is sent, like the body of a request. If the
+// connection would hold too much with it, the request is denied instead. c.mu is held.
 func (c *conn) delay(r *request) {
-	id, s, message, status := r.id, r.stream, bytes.Clone(r.message), r.Status
+	id, s, status := r.id, r.stream, r.Status
 	if s == nil {
 		s = &stream{id: id, ended: true}
 		c.open.add(s)
+	}
+	s.body, s.buffered = bytes.Clone(r.message), len(r.message)+streamBytes
+	c.buffered += s.buffered
+	if c.count(); c.held() > c.allowance() {
+		if r.Slots != "" {
+			c.server.config.Method.Unused(r.Slots)
+		}
+		c.denyUnread(s)
+		return
 	}
 	s.state, s.slots = delayed, r.Slots
 	s.stop = c.server.config.Method.Later(r.Delay, func() {
@@ -152,6 +162,8 @@ func (c *conn) delay(r *request) {
 			return
 		}
 		s.state = incomplete // so that drop neither stops the timer nor returns the slots
+		message := s.body
+		c.releaseBody(s)
 		c.remember(id, s.slots)
 		c.respond(id, s, message, status)
 		c.flush()

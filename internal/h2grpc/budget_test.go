@@ -467,8 +467,8 @@ func (m lateTimer) Later(d algorithms.Micros, answer func()) func() {
 	return func() {}
 }
 
-// The body of a request is released when its answer is known, even if the answer is delayed. A delayed answer is not
-// sent after a reset, even if its timer has ended at the same moment.
+// The body of a request is released when its answer is known. A delayed answer is counted in its place. It is not sent
+// after a reset, even if its timer has ended at the same moment.
 func TestADelayedAnswerHoldsNoBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &echo{}
@@ -486,17 +486,49 @@ func TestADelayedAnswerHoldsNoBody(t *testing.T) {
 			_ = c.to.WriteData(id, true, framed("hold")[7:])
 			c.flush()
 			synctest.Wait()
-			if n := serverOf(l).bufferedBytes.Load(); n != 0 {
-				t.Errorf("%d bytes are counted while the answer is delayed; want 0", n)
+			if n := int(serverOf(l).bufferedBytes.Load()); n != len("hold")+streamBytes {
+				t.Errorf("%d bytes are counted while the answer is delayed; want %d", n, len("hold")+streamBytes)
 			}
 			ids = append(ids, id)
+			if len(ids) == 1 {
+				_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
+			}
 		}
-		_ = c.to.WriteRSTStream(ids[0], http2.ErrCodeCancel)
-		c.flush()
 		c.answered(ids[1], "hold")
 		c.must("m", "m")
 		if r := c.reply(ids[0]); len(r.fields) > 0 || r.ended {
 			t.Errorf("got %+v; want nothing after the reset", r)
+		}
+	})
+}
+
+// An answer can be as long as its request, and delayed answers may wait for a minute. One that exceeds the bound becomes a
+// denial, and its slots are returned.
+func TestDelayedAnswersAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &echo{}
+		l := serve(t, m, func(c *Config) { c.BufferedBytes = ownBuffered })
+		c := dial(t, l)
+		_ = c.to.WriteWindowUpdate(0, 1<<30)
+		answer, denied := strings.Repeat("x", maxFrame-100)+" slot hold", 0
+		var ids []uint32
+		for range 20 {
+			ids = append(ids, c.send(answer))
+			c.flush()
+			synctest.Wait()
+		}
+		if n := serverOf(l).bufferedBytes.Load(); n > 2*ownBuffered {
+			t.Errorf("delayed answers hold %d bytes; want at most %d", n, 2*ownBuffered)
+		}
+		for _, id := range ids {
+			if c.answer(id).message() == "denied" {
+				denied++
+			} else {
+				c.answered(id, answer)
+			}
+		}
+		if n := int(m.oversized.Load()); denied < 10 || denied > 17 || n != denied || len(m.unused) != denied {
+			t.Errorf("%d of 20 were denied, %d counted, %d had slots that were returned; want that of those beyond the bound", denied, n, len(m.unused))
 		}
 	})
 }

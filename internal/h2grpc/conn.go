@@ -84,7 +84,7 @@ type requests struct {
 	inProgress   int       // requests that the reader is submitting, or whose long header block it is decoding
 	operations   int       // number of operations in the Store
 	resetInStore int       // the requests in these operations whose streams were reset
-	// buffered is the memory of incomplete requests and of bodies that handlers have not read, in bytes. submitted is
+	// buffered is the memory of incomplete requests, of bodies that handlers have not read and of delayed answers, in bytes. submitted is
 	// that of the requests in operations; see operation.size.
 	buffered, submitted int
 	counted             int // the bytes of the connection that Server.bufferedBytes contains; see count
@@ -330,8 +330,8 @@ func (c *conn) count() {
 	}
 }
 
-// held returns the memory, in bytes, of the requests that are not submitted, and of the answers that wait for the
-// client's windows.
+// held returns the memory, in bytes, of the requests that are not submitted, and of the answers that are delayed or wait
+// for the client's windows.
 func (c *conn) held() int { return c.buffered + c.stuck + c.handed + len(c.block.data) }
 
 // allowance returns the number of bytes to which held is bounded, and separately submitted and out. It is maxBuffered.

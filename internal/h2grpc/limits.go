@@ -59,10 +59,10 @@ const (
 	// streamWindow is the window of a stream: a message of the greatest length, and 64 KiB for its prefix and padding.
 	streamWindow = maxMessage + 64<<10
 	connWindow   = 4 * streamWindow
-	// maxBuffered bounds the memory of incomplete requests, of streams of Config.Others and of answers that wait for the
-	// client's windows, and separately the memory of submitted requests. Beyond the bound, an incomplete request is denied,
-	// or reset if Config.Others serves it, a further stream of Config.Others is refused, and an answer that would have to
-	// wait is reset. While the submitted requests exceed it, the connection is not read. There is room for the bodies
+	// maxBuffered bounds the memory of incomplete requests, of streams of Config.Others, of delayed answers and of answers
+	// that wait for the client's windows, and separately the memory of submitted requests. Beyond the bound, an incomplete
+	// request is denied, or reset if Config.Others serves it, a further stream of Config.Others is refused, a request whose
+	// answer would be delayed is denied, and an answer that would have to wait for windows is reset. While the submitted requests exceed it, the connection is not read. There is room for the bodies
 	// of two requests of the greatest length.
 	maxBuffered = 2*streamWindow + 1<<20
 	// maxRefused is the number of body bytes after which a request with a refusal is answered, although it is

@@ -17,14 +17,14 @@ type stream struct {
 	open  bool    // it is in conn.open
 	next  *stream // see openStreams
 	head  head
-	// body is the part of an incomplete request that has arrived.
+	// body is the part of an incomplete request that has arrived, or the message of a delayed answer.
 	body     []byte
 	length   int64 // bytes that have arrived, without padding
 	unread   int64 // bytes received whose window was not returned yet
 	window   int64 // the client's window, relative to conn.initial; it may be negative
 	opened   time.Time
 	ended    bool // the client has ended its side of the stream
-	buffered int  // bytes counted in conn.buffered: the body, and streamBytes while the request is incomplete
+	buffered int  // bytes counted in conn.buffered: the body, and streamBytes while the request is incomplete or delayed
 
 	rest []byte // DATA that waits for the client's windows
 	tail []byte // the trailers after rest
