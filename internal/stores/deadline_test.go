@@ -53,36 +53,6 @@ func TestDeadlineIsTheEarlierOne(t *testing.T) {
 	}
 }
 
-// A caller gets its batch back at the deadline, and reuses it. A later decision of the Store must not be
-// written to memory of the caller (the race detector would report it).
-func TestLateDecisionsAffectNoOtherRequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var keys []string
-		next := batchFunc(func(b *backend.Batch) {
-			time.Sleep(20 * ms)
-			for i := range b.Charges {
-				keys = append(keys, string(b.Charges[i].Key))
-				b.Decisions[i].Allowed = true
-			}
-		})
-		s := stores.Deadline(next, 5*ms, ms, nil)
-		key := []byte("first")
-		done := make(chan struct{}, 1)
-		b := &backend.Batch{Charges: []backend.Charge{{Key: key}}, Decisions: make([]backend.Decision, 1), Done: func(*backend.Batch) { done <- struct{}{} }}
-		s.Submit(b)
-		if <-done; !errors.Is(b.Decisions[0].Err, backend.ErrUnavailable) || errors.Is(b.Decisions[0].Err, backend.ErrNotTaken) {
-			t.Fatalf("got %+v; want an ErrUnavailable that is not an ErrNotTaken", b.Decisions[0])
-		}
-		copy(key, "other")
-		b.Decisions[0] = backend.Decision{}
-		time.Sleep(50 * ms)
-		synctest.Wait()
-		if b.Decisions[0].Allowed || len(keys) != 1 || keys[0] != "first" || len(done) != 0 {
-			t.Errorf("%+v, next got the keys %q, %d more calls of Done; want an unchanged decision, the key %q and no call", b.Decisions[0], keys, len(done), "first")
-		}
-	})
-}
-
 // Each batch ends when the Store has decided it, but at the latest 1 ms (the margin) before its own deadline, or after
 // the timeout, in whatever order the batches end. A Done that panics affects no other batch.
 func TestEachBatchEndsAtItsDeadline(t *testing.T) {

@@ -42,25 +42,6 @@ func expect(t *testing.T, s backend.Store, calls *recorder, batches int, c backe
 	}
 }
 
-func TestADenialIsCachedUntilARetryCanSucceed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, calls := newCache(stores.CacheConfig{})
-		limit := tokens(t, 10, algorithms.Second, 3) // one unit every 100 ms
-		expect(t, s, calls, 1, of(limit, "a", 3), true, 0)
-		expect(t, s, calls, 2, of(limit, "a", 2), false, 200*ms)
-		for i := range 10_000 {
-			time.Sleep(time.Microsecond)
-			expect(t, s, calls, 2, of(limit, "a", 2), false, 200*ms-time.Duration(i+1)*time.Microsecond)
-		}
-		time.Sleep(190*ms - time.Microsecond)
-		expect(t, s, calls, 2, of(limit, "a", 2), false, time.Microsecond)
-		expect(t, s, calls, 3, of(limit, "b", 2), true, 0)
-		time.Sleep(time.Microsecond)
-		expect(t, s, calls, 4, of(limit, "a", 2), true, 0)
-		expect(t, s, calls, 5, of(limit, "a", 1), false, 100*ms)
-	})
-}
-
 func TestAStepOfTheWallClockEndsRememberedDenials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start, step := time.Now(), time.Duration(0)

@@ -1,7 +1,6 @@
 package stores_test
 
 import (
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,39 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
-
-// A request for a lease that fails is not sent again with the cost alone, because the wrapped Store may have charged it.
-func TestAFailedRequestForALeaseIsNotRepeated(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store, down := memory.New(memory.Config{Clock: storetest.Times(wall)}), false
-		calls := &recorder{next: submitFunc(func(b *backend.Batch) {
-			if !down {
-				store.Submit(b)
-				return
-			}
-			fail(b.Decisions)
-			b.Finish()
-		})}
-		s := stores.Cache(calls, stores.CacheConfig{})
-		hot, other := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500), of(fixed(t, 100, algorithms.Day), "other", 1)
-		for _, group := range [][]backend.Charge{{hot}, {hot, other}} {
-			down = false
-			warm(t, s, hot)
-			time.Sleep(300 * ms) // the lease expires
-			s.ReturnUnits()
-			down = true
-			before := calls.count()
-			for i, d := range take(t.Context(), s, group...) {
-				if d.Err == nil {
-					t.Errorf("charge %d of %d: got %+v; want the error of next", i, len(group), d)
-				}
-			}
-			if n := calls.count() - before; n != 1 || calls.last(t)[0].Terms.Cost < 2 {
-				t.Errorf("%d charges: next got %d batches, the last %+v; want one, which requests more than the cost", len(group), n, calls.last(t))
-			}
-		}
-	})
-}
 
 // A reset waits for a lease in flight. Its source is flushed after its Done. Otherwise the listener would send the
 // answer only together with a later one.
@@ -100,46 +66,6 @@ func TestOneRequestAtATimeRequestsALease(t *testing.T) {
 		}
 		time.Sleep(20 * ms)
 		s.Close()
-	})
-}
-
-// A group is denied before the other group of its batch is decided, and its leased units are put back. They must not be
-// put back again when the batch ends.
-func TestAGroupThatIsKnownEarlyIsSettledOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := stores.Cache(twoServers(), stores.CacheConfig{})
-		defer s.Close()
-		day := fixed(t, 10_000, algorithms.Day)
-		hot, other, slow := leased(day, "hot", 1, 500), of(fixed(t, 1, algorithms.Day), "other", 2), of(day, "slow", 1)
-		warm(t, s, hot)
-		granted := s.Stats()
-		known := make([]atomic.Int32, 3) // several goroutines may call OnKnown
-		slow.Group = 1
-		b := backend.Batch{
-			Charges: []backend.Charge{hot, other, slow}, Decisions: make([]backend.Decision, 3), Known: make([]atomic.Bool, 3),
-			Deadline: time.Now().Add(50 * ms),
-		}
-		b.OnKnown = func(start, end int) {
-			for i := start; i < end; i++ {
-				known[i].Add(1)
-			}
-		}
-		backend.Wait(s, b)
-		if d := b.Decisions; !d[0].Allowed || d[1].Allowed || !d[2].Allowed || !d[1].Never {
-			t.Errorf("got %+v; want allowed, denied forever, and allowed", d)
-		}
-		for i := range known {
-			if n := known[i].Load(); n != 1 {
-				t.Errorf("charge %d became known %d times; want once", i, n)
-			}
-		}
-		if now := s.Stats(); now.Leased != granted.Leased || now.Served != granted.Served {
-			t.Errorf("got %+v, before %+v; want the same", now, granted)
-		}
-		other.Terms.Cost = 1
-		if d := take(t.Context(), s, hot, other); !d[0].Allowed || !d[1].Allowed {
-			t.Errorf("got %+v; want both allowed", d)
-		}
 	})
 }
 
