@@ -59,35 +59,6 @@ func one(t *testing.T, s *limiter.Snapshot, domain, descriptor string) *limiter.
 	return policies[0]
 }
 
-func TestANamedLimitHasTheSameBucketsWhereverItIsUsed(t *testing.T) {
-	s := good(t, Options{}, `{domain: d, descriptors: [
-		{key: user, limit: n},
-		{key: path, value: /a, descriptors: [{key: user, limit: n}]},
-		{key: any, rate_limit: {unit: day, requests_per_unit: 1}},
-		{key: path, value: "*", descriptors: [{key: user, limit: n}]}]}`,
-		"{domain: d, limits: {n: {algorithm: token_bucket, rate: 5, period: 1s}}}")
-	entries := func(descriptor string) []descriptors.Entry {
-		list, err := descriptors.Parse(descriptor)
-		must(t, err)
-		return list
-	}
-	key := func(descriptor string) []byte {
-		k, _ := one(t, s, "d", descriptor).AppendKey(nil, entries(descriptor))
-		return k
-	}
-	api, _ := s.Domains["d"].Named["n"].AppendKeyOf(nil, []string{"bob"})
-	if !bytes.Equal(key("user=bob"), api) || !bytes.Equal(key("path=/a,user=bob"), api) {
-		t.Error("user=bob, path=/a,user=bob and the API have different keys; want one key")
-	}
-	if bytes.Equal(key("user=eve"), api) || bytes.Equal(key("any=bob"), api) {
-		t.Error("another user or limit has the same key as bob; want another key")
-	}
-	pair, _ := s.Domains["d"].Named["n"].AppendKeyOf(nil, []string{"/b", "bob"})
-	if !bytes.Equal(key("path=/b,user=bob"), pair) {
-		t.Error("the key of path=/b,user=bob has not both values; want the value that the wildcard matches, and the user")
-	}
-}
-
 // Only values identify the buckets of a named limit, even if a pattern matches the key.
 func TestANamedLimitAtAPatternHasTheBucketsOfTheAPI(t *testing.T) {
 	s := good(t, Options{}, `
@@ -151,16 +122,6 @@ descriptors:
 			t.Errorf("%s and %s have the prefix %q; want different prefixes", p.Place, other, p.Prefix)
 		}
 		owners[p.Owner], prefixes[p.Prefix] = p.Place, p.Place
-	}
-}
-
-func TestSettingsOfADomainHoldInAllItsFiles(t *testing.T) {
-	s := good(t, Options{},
-		"{domain: d, descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]}",
-		"{domain: d, consume: each, on_backend_failure: error}",
-		"{domain: d, consume: each}")
-	if p := one(t, s, "d", "a=1"); !p.Alone || p.OnFailure != limiter.Error || s.Domains["d"].OnFailure != limiter.Error {
-		t.Errorf("got %+v; want p.Alone true, p.OnFailure limiter.Error and s.Domains[\"d\"].OnFailure limiter.Error", p)
 	}
 }
 

@@ -103,10 +103,3 @@ func TestOrderOfMessagesDoesNotMatter(t *testing.T) {
 		t.Errorf("got %+v; want a rate of 3 in %d us", got, 60*algorithms.Second)
 	}
 }
-
-func TestNoMessagesAreNoLimits(t *testing.T) {
-	s, problems := CompileMessages(nil, Options{})
-	if s == nil || len(problems) > 0 || len(s.Domains) > 0 {
-		t.Errorf("got %v, %v; want a configuration without domains, and no problems", s, problems)
-	}
-}
