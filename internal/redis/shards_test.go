@@ -70,26 +70,6 @@ func shardsInMemory(t *testing.T) (s, shards backend.Store, clock *storetest.Clo
 	return newShardStore(shards, undos, clock.Now), shards, clock
 }
 
-func TestTheEmptiestShardsGetRefunds(t *testing.T) {
-	s, shards, _ := shardsInMemory(t)
-	c := sharded(t, windowSpec(40), 4, "back")
-	takeOne(t, s, c, algorithms.Charge{Cost: 40})
-	for i, cost := range []int64{-1, -4, -6} { // refund different amounts, so that the shards are not equal
-		takeOne(t, shards, shardOf(&c, i), algorithms.Charge{Cost: cost})
-	}
-	if d := takeOne(t, s, c, algorithms.Charge{Cost: -4}); !d.Allowed { // before this refund the shards hold 1, 4, 6 and 0 units
-		t.Errorf("got %+v; want allowed", d)
-	}
-	got := values(t, shards, c)
-	if slices.Sort(got); !slices.Equal(got, []int64{2, 3, 4, 6}) {
-		t.Errorf("left %v, want 2 3 4 6", got)
-	}
-	takeOne(t, s, c, algorithms.Charge{Cost: -1000})
-	if got := values(t, shards, c); !slices.Equal(got, []int64{10, 10, 10, 10}) {
-		t.Errorf("left %v, want all full", got)
-	}
-}
-
 // The master of a shard is down. An undo refunds the units to the other shards. A refund that can be repeated refunds all
 // units or none.
 func TestAnUndoNeedsNotEachShard(t *testing.T) {
@@ -120,32 +100,6 @@ func TestAnUndoNeedsNotEachShard(t *testing.T) {
 		if got := sum(values(t, shards, c)); got != test.left || !errors.Is(d.Err, test.err) {
 			t.Errorf("%+v: got %v, left %d; want %v, %d", test.terms, d.Err, got, test.err, test.left)
 		}
-	}
-}
-
-func TestAReservationLeavesShardsEqual(t *testing.T) {
-	s, shards, clock := shardsInMemory(t)
-	capacity, reserve := int64(12), int64(24)
-	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 6, Period: algorithms.Second, Capacity: &capacity, MaxReserved: &reserve}, 4, "reserved")
-	one := c.Shards[0].Unit()
-	for i, cost := range []int64{1, 3, 0, 2} { // consume different amounts, so that the shards hold 2, 0, 3 and 1 units
-		takeOne(t, shards, shardOf(&c, i), algorithms.Charge{Cost: cost})
-	}
-	d := takeOne(t, s, c, algorithms.Charge{Cost: 14, Reserve: true}) // this leaves a debt of 8 units, two in each shard
-	left := values(t, shards, c)
-	if !d.Allowed || sum(left) != -8*one || slices.Max(left)-slices.Min(left) > 1 {
-		t.Errorf("got %+v, left %v of a unit of %d; want allowed, and a debt of 8 units, equal in all shards", d, left, one)
-	}
-	// Each shard gets 6/4 tokens a second, so two flow in within 4/3 s.
-	if d.Wait < 1_333_333 || d.Wait > 1_333_334 {
-		t.Errorf("wait %d us; want 1_333_333 or 1_333_334", d.Wait)
-	}
-	clock.Set(clock.Now() + d.Wait)
-	if left := values(t, shards, c); slices.Min(left) < 0 {
-		t.Errorf("in debt after the wait: %v; want at least 0", left)
-	}
-	if d := takeOne(t, s, c, algorithms.Charge{Cost: 25, Reserve: true}); d.Allowed || d.Never {
-		t.Errorf("more than can be reserved now: %+v; want a denial without Never", d)
 	}
 }
 
