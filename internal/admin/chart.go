@@ -34,13 +34,6 @@ func chartQuery(q url.Values) (key history.Key, of history.Range) {
 	return key, of
 }
 
-func (p *pages) points(key history.Key, of history.Range) (time.Time, []history.Point) {
-	if key.Limit == "" {
-		return p.History.All(of)
-	}
-	return p.History.Limit(key, of)
-}
-
 // chartOf describes the chart for the query of a page at path.
 func (p *pages) chartOf(path string, q url.Values) chart {
 	key, of := chartQuery(q)
@@ -60,7 +53,7 @@ func (p *pages) chartOf(path string, q url.Values) chart {
 		rows = 24
 	}
 	c.Ranges = []choice{{"15 minutes", path + link(""), of != history.Day}, {"24 hours", path + link("day"), of == history.Day}}
-	end, points := p.points(key, of)
+	end, points := p.History.Points(key, of)
 	c.Missing = points == nil
 	width := len(points) / rows
 	for i := len(points) - width; i >= 0 && width > 0; i -= width {
@@ -81,7 +74,7 @@ const maxMarksShown = 5
 // chartData answers with the points of a chart, in columns.
 func (p *pages) chartData(w http.ResponseWriter, r *http.Request) {
 	key, of := chartQuery(r.URL.Query())
-	end, points := p.points(key, of)
+	end, points := p.History.Points(key, of)
 	var data struct {
 		Time    []int64   `json:"time"`
 		Allowed []float64 `json:"allowed"`

@@ -146,7 +146,7 @@ func (p *pages) limitRows(shown []ranked) (rows []limitRow, scale string) {
 	adjusted := p.adjustedLimits()
 	all, most := make([][]history.Totals, len(shown)), uint64(0)
 	for i := range shown {
-		_, points := p.History.Limit(keyOf(shown[i].limit), history.Recent)
+		_, points := p.History.Points(keyOf(shown[i].limit), history.Recent)
 		list, highest := columns(points)
 		all[i], most = list, max(most, highest)
 	}

@@ -140,8 +140,10 @@ func (r *Recorder) Sample(now time.Time, requests Totals, limits func(visit func
 	limits(r.addLimit)
 	for key, e := range r.limits {
 		if e.sample != r.sample { // the sample did not contain the limit, so it was removed
-			r.forget(e)
 			delete(r.limits, key)
+			if e.series != nil {
+				r.kept--
+			}
 		}
 	}
 	if int64(r.sample)%minute == 0 {
@@ -177,51 +179,38 @@ func (e *entry) add(step int64, totals Totals) {
 	}
 }
 
-// forget removes the points of e. The caller holds r.mu.
-func (r *Recorder) forget(e *entry) {
-	if e.series != nil {
-		e.series = nil
-		r.kept--
-	}
-}
-
 // choose gives points to the limits that are busiest now, and takes them from limits that are less busy, or that had no
 // request for a day. The caller holds r.mu.
 func (r *Recorder) choose() {
 	type candidate struct {
-		entry *entry
-		sum   uint64
+		*entry
+		sum  uint64
+		none int // 1 if it has no points, so that others are preferred
 	}
 	var list []candidate
 	for _, e := range r.limits {
-		sum := Sum(e.minute.read(r.step)).Sum()
+		c := candidate{e, Sum(e.minute.read(r.step)).Sum(), 0}
+		if e.series != nil && Sum(e.series.day.read(r.step)) == (Totals{}) {
+			e.series = nil
+		}
+		if e.series == nil {
+			c.none = 1
+		}
+		if c.sum > 0 || e.series != nil {
+			list = append(list, c)
+		}
+	}
+	slices.SortFunc(list, func(a, b candidate) int { return cmp.Or(cmp.Compare(b.sum, a.sum), a.none-b.none) })
+	r.kept, r.dropped = min(len(list), MaxSeries), 0
+	for i, c := range list {
 		switch {
-		case sum > 0 || e.series != nil && Sum(e.series.day.read(r.step)) != (Totals{}):
-			list = append(list, candidate{e, sum})
-		default:
-			r.forget(e)
-		}
-	}
-	slices.SortFunc(list, func(a, b candidate) int {
-		kept := func(c candidate) int {
-			if c.entry.series != nil {
-				return 0
+		case i < MaxSeries && c.series == nil:
+			c.series = newSeries()
+		case i >= MaxSeries:
+			c.series = nil
+			if c.sum > 0 {
+				r.dropped++
 			}
-			return 1
-		}
-		return cmp.Or(cmp.Compare(b.sum, a.sum), kept(a)-kept(b))
-	})
-	r.dropped = 0
-	for _, c := range list[min(len(list), MaxSeries):] {
-		r.forget(c.entry)
-		if c.sum > 0 {
-			r.dropped++
-		}
-	}
-	for _, c := range list[:min(len(list), MaxSeries)] {
-		if c.entry.series == nil {
-			c.entry.series = newSeries()
-			r.kept++
 		}
 	}
 }
@@ -250,23 +239,15 @@ func (g *ring) read(n int64) []Point {
 	return p
 }
 
-// All returns the points of all requests in a range, which is Recent or Day, the oldest first. end is the end of the last
-// point.
-func (r *Recorder) All(of Range) (end time.Time, points []Point) {
+// Points returns the points of a limit, or of all requests if key names none, in a range, which is Recent or Day, the
+// oldest first. They are nil if the limit is not among the busiest. end is the end of the last point.
+func (r *Recorder) Points(key Key, of Range) (end time.Time, points []Point) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.read(&r.all, of)
-}
-
-// Limit returns the points of a limit, like All. They are nil if the limit is not among the busiest.
-func (r *Recorder) Limit(key Key, of Range) (end time.Time, points []Point) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.read(r.limits[key], of)
-}
-
-// The caller holds r.mu.
-func (r *Recorder) read(e *entry, of Range) (end time.Time, points []Point) {
+	e := &r.all
+	if key.Limit != "" {
+		e = r.limits[key]
+	}
 	end = r.began.Add(time.Duration(of.step(r.step)+1) * of.Step)
 	switch {
 	case e == nil || e.series == nil:

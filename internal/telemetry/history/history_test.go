@@ -22,7 +22,7 @@ func TestPointsCountOneStepEach(t *testing.T) {
 	sampleLogin(r, 5*time.Second, Totals{25, 3, 1})
 	sampleLogin(r, 10*time.Second, Totals{25, 3, 1})
 	sampleLogin(r, 25*time.Second, Totals{26, 10, 1}) // two steps were not sampled
-	end, p := r.Limit(login, Recent)
+	end, p := r.Points(login, Recent)
 	last := len(p) - 1
 	want := map[int]Point{last - 5: {5, 0, 0}, last - 4: {20, 3, 1}, last: {1, 7, 0}}
 	for i := range p {
@@ -34,7 +34,7 @@ func TestPointsCountOneStepEach(t *testing.T) {
 		t.Errorf("%v until %v; want all until %v", Sum(p), end, at)
 	}
 	for _, of := range []Range{Recent, Day} {
-		if _, all := r.All(of); Sum(all) != (Totals{26, 10, 1}) || len(all) != of.Steps {
+		if _, all := r.Points(Key{}, of); Sum(all) != (Totals{26, 10, 1}) || len(all) != of.Steps {
 			t.Errorf("%v in %d points of all requests; want %v in %d", Sum(all), len(all), Totals{26, 10, 1}, of.Steps)
 		}
 	}
@@ -50,8 +50,8 @@ func TestPointsCountOneStepEach(t *testing.T) {
 }
 
 func sums(r *Recorder) [2]Totals {
-	_, recent := r.Limit(login, Recent)
-	_, day := r.Limit(login, Day)
+	_, recent := r.Points(login, Recent)
+	_, day := r.Points(login, Day)
 	return [2]Totals{Sum(recent), Sum(day)}
 }
 
@@ -134,7 +134,7 @@ func TestTheBusiestLimitsHavePoints(t *testing.T) {
 	if r.kept != MaxSeries || r.Dropped() != limits-MaxSeries {
 		t.Errorf("%d limits have points, %d have none; want %d and %d", r.kept, r.Dropped(), MaxSeries, limits-MaxSeries)
 	}
-	if _, points := r.Limit(Key{"d", fmt.Sprint("limit", limits-1)}, Recent); points == nil {
+	if _, points := r.Points(Key{"d", fmt.Sprint("limit", limits-1)}, Recent); points == nil {
 		t.Error("the busiest limit, which came last, has no points")
 	}
 	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 20<<20 {

@@ -73,11 +73,13 @@ func (t *timing) ended(*backend.Batch) {
 	t.timed.timings.Put(t)
 }
 
-// failure returns the reason why the backend could not decide, or nil if it decided.
+// failure returns the reason why the backend could not decide, or nil if it decided. The store works if an error concerns
+// only the request.
 func failure(decisions []backend.Decision) error {
 	for i := range decisions {
-		err := decisions[i].Err
-		if err != nil && !isAnswer(err) {
+		switch err := decisions[i].Err; {
+		case err == nil, errors.Is(err, backend.ErrReused), errors.Is(err, backend.ErrPending), errors.Is(err, backend.ErrTooLarge):
+		default:
 			return err
 		}
 	}
@@ -109,11 +111,6 @@ func (b *timed) wasAbandoned(batch *backend.Batch, start time.Time, err error) b
 	const most = 7. / 8 // a share of the timeout; part of the caller's time may have passed before start
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) &&
 		!batch.Deadline.IsZero() && batch.Deadline.Sub(start).Seconds() < most*b.timeout.Seconds()
-}
-
-// isAnswer reports whether err concerns only the request. Then the store works.
-func isAnswer(err error) bool {
-	return errors.Is(err, backend.ErrReused) || errors.Is(err, backend.ErrPending) || errors.Is(err, backend.ErrTooLarge)
 }
 
 // Examined records whether a check of the settings of server passed. The gauge of the check is 1 while it fails for

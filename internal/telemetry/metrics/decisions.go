@@ -214,13 +214,13 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	send := func(desc *prometheus.Desc, n uint64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), labels...)
 	}
+	requests := m.Requests()
+	m.service.collect(send, requests.Allowed+requests.Denied)
+	m.latency.collect(out)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	send(notFoundDesc, m.domainNotFound.sum(0))
 	send(unmatchedDesc, m.domainNotFound.sum(requestUnmatched), "")
-	requests := m.requests()
-	m.service.collect(send, requests.Allowed+requests.Denied)
-	m.latency.collect(out)
 	for _, d := range m.domains.all {
 		for code, name := range requestCodes {
 			send(requestsDesc, d.sum(code), d.domain, name)

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"sort"
 	"sync/atomic"
 	"time"
 
@@ -45,11 +46,8 @@ func (l *latency) observe(c *limiter.Call, random uint32) {
 	now := time.Now()
 	d := max(0, now.Sub(c.Arrived))
 	l.pace(now.Unix())
-	to, bucket := &l.listeners[c.Listener], 0
-	for bucket < len(durationBounds) && d.Seconds() > durationBounds[bucket] {
-		bucket++
-	}
-	to.counts[bucket].Add(uint64(every))
+	to := &l.listeners[c.Listener]
+	to.counts[sort.SearchFloat64s(durationBounds[:], d.Seconds())].Add(uint64(every))
 	to.nanos.Add(uint64(d) * uint64(every))
 	if l.sent != nil && c.Listener.IsRateLimitService() {
 		l.sent.add(d)

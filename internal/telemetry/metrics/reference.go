@@ -26,16 +26,20 @@ const (
 	shadowMode
 )
 
-var hitDescs = [...]*prometheus.Desc{
-	totalHits:   hitDesc("total_hits", "Hits requested."),
-	withinLimit: hitDesc("within_limit", "Hits allowed."),
-	nearLimit:   hitDesc("near_limit", "Allowed hits above 80 % of the limit. RLSIDECAR_NEAR_LIMIT_RATIO sets another share."),
-	overLimit:   hitDesc("over_limit", "Hits above a limit. Of a denied request, only the hits that did not fit count."),
-	shadowMode:  hitDesc("shadow_mode", "Hits that would have been denied without shadow mode."),
+var hitNames = [...]string{
+	totalHits: "total_hits", withinLimit: "within_limit", nearLimit: "near_limit", overLimit: "over_limit", shadowMode: "shadow_mode",
 }
 
-func hitDesc(name, help string) *prometheus.Desc {
-	return newDesc("ratelimit_service_rate_limit_"+name+"{domain,key1,key2}", help)
+var hitDescs = [...]*prometheus.Desc{
+	totalHits:   hitDesc(totalHits, "Hits requested."),
+	withinLimit: hitDesc(withinLimit, "Hits allowed."),
+	nearLimit:   hitDesc(nearLimit, "Allowed hits above 80 % of the limit. RLSIDECAR_NEAR_LIMIT_RATIO sets another share."),
+	overLimit:   hitDesc(overLimit, "Hits above a limit. Of a denied request, only the hits that did not fit count."),
+	shadowMode:  hitDesc(shadowMode, "Hits that would have been denied without shadow mode."),
+}
+
+func hitDesc(i int, help string) *prometheus.Desc {
+	return newDesc("ratelimit_service_rate_limit_"+hitNames[i]+"{domain,key1,key2}", help)
 }
 
 const (

@@ -79,19 +79,14 @@ func (s *service) collect(send func(*prometheus.Desc, uint64, ...string), reques
 func (m *Metrics) Statsd() statsd.Source {
 	m.series.levels = maxLevels
 	m.latency.sent = &timings{}
-	return source{m}
+	return m
 }
 
 // maxLevels is more than the number of levels in any configuration.
 const maxLevels = 64
 
-type source struct{ m *Metrics }
-
-var hitNames = [...]string{
-	totalHits: ".total_hits", withinLimit: ".within_limit", nearLimit: ".near_limit", overLimit: ".over_limit", shadowMode: ".shadow_mode",
-}
-
-func (s source) Counters() map[string]uint64 {
+// Counters implements statsd.Source.
+func (m *Metrics) Counters() map[string]uint64 {
 	totals := map[string]uint64{}
 	add := func(name string, n uint64) {
 		if n > 0 {
@@ -99,7 +94,6 @@ func (s source) Counters() map[string]uint64 {
 		}
 	}
 	const limits, own = "ratelimit.service.rate_limit.", "ratelimit.service."
-	m := s.m
 	requests := m.Requests()
 	add(limits+"unknown.domain_not_found", m.domainNotFound.sum(0)) // a fixed name, because the domain's name comes from the client
 	add(own+"config_load_success", m.service.loaded.Load())
@@ -115,14 +109,15 @@ func (s source) Counters() map[string]uint64 {
 			name = "overflow" // all other names contain a dot
 		}
 		for i, what := range hitNames {
-			add(limits+name+what, one.sum(i))
+			add(limits+name+"."+what, one.sum(i))
 		}
 	}
 	return totals
 }
 
-func (s source) Timings() (string, []time.Duration) {
-	return "ratelimit_server." + shouldRateLimit + ".response_time", s.m.latency.sent.take()
+// Timings implements statsd.Source.
+func (m *Metrics) Timings() (string, []time.Duration) {
+	return "ratelimit_server." + shouldRateLimit + ".response_time", m.latency.sent.take()
 }
 
 // timings keeps a random sample of the durations since the last call of take. Each of them is in the sample with the

@@ -230,14 +230,9 @@ func (m *Metrics) EachLimit(visit func(history.Key, history.Totals)) {
 type Requests struct{ Allowed, Denied, Undecided uint64 }
 
 // Requests returns the numbers of requests.
-func (m *Metrics) Requests() Requests {
+func (m *Metrics) Requests() (n Requests) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.requests()
-}
-
-// requests is Requests for a caller that holds m.mu.
-func (m *Metrics) requests() (n Requests) {
 	n.Allowed = m.domainNotFound.sum(0)
 	for _, d := range m.domains.all {
 		n.Allowed += d.sum(requestOK)

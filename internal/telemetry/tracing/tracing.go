@@ -174,7 +174,11 @@ func (t *Tracing) Start(caller any, arrived time.Time) Span {
 	return Span{span}
 }
 
-// End ends the span of c. err is the gRPC status of the answer, or nil. If c has a delay, the span includes it.
+// mostNames bounds the number of limit names in one span.
+const mostNames = 8
+
+// End ends the span of c. err is the gRPC status of the answer, or nil. If c has a delay, the span includes it. All
+// names in the span come from the configuration.
 func (s Span) End(c *limiter.Call, denied bool, err error) {
 	if s.span == nil {
 		return
@@ -189,30 +193,22 @@ func (s Span) End(c *limiter.Call, denied bool, err error) {
 	default:
 		s.span.SetAttributes(attribute.String("ratelimit.code", "OK"))
 	}
-	describe(s.span, c)
-	s.span.End(api.WithTimestamp(time.Now().Add(time.Duration(c.Verdict.Delay) * time.Microsecond)))
-}
-
-// mostNames bounds the number of limit names in one span.
-const mostNames = 8
-
-// describe adds the decision to span. All names that it adds come from the configuration.
-func describe(span api.Span, c *limiter.Call) {
 	if c.Verdict.Domain != nil {
-		span.SetAttributes(attribute.String("ratelimit.domain", c.Verdict.Domain.Name))
+		s.span.SetAttributes(attribute.String("ratelimit.domain", c.Verdict.Domain.Name))
 	}
-	var denied []string
+	var by []string
 	for i := range c.Results {
 		r := &c.Results[i]
-		if r.Outcome.Denies() && r.Policy != nil && len(denied) < mostNames {
-			denied = append(denied, r.Policy.Name)
+		if r.Outcome.Denies() && r.Policy != nil && len(by) < mostNames {
+			by = append(by, r.Policy.Name)
 		}
 	}
-	if denied != nil {
-		span.SetAttributes(attribute.StringSlice("ratelimit.denied_by", denied))
+	if by != nil {
+		s.span.SetAttributes(attribute.StringSlice("ratelimit.denied_by", by))
 	}
-	span.SetAttributes(attribute.Int("ratelimit.limits", len(c.Results)))
+	s.span.SetAttributes(attribute.Int("ratelimit.limits", len(c.Results)))
 	if c.Failed {
-		span.SetAttributes(attribute.Bool("ratelimit.backend_failure", true))
+		s.span.SetAttributes(attribute.Bool("ratelimit.backend_failure", true))
 	}
+	s.span.End(api.WithTimestamp(time.Now().Add(time.Duration(c.Verdict.Delay) * time.Microsecond)))
 }
