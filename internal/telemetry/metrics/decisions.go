@@ -157,7 +157,7 @@ func (m *Metrics) countedBy(t *domainTable, p *limiter.Policy) *counted {
 	if p != nil {
 		at = p.Index + 1
 	}
-	if at >= len(t.limits) {
+	if uint(at) >= uint(len(t.limits)) { // as uint, so that the index below is not checked again
 		return m.first(t, &atomic.Pointer[counted]{}, p)
 	}
 	if one := t.limits[at].Load(); one != nil {
