@@ -152,11 +152,10 @@ func (k *Keeper) report(change func(*Status)) {
 // Run polls for changes until ctx ends, and calls polled after each poll.
 func (k *Keeper) Run(ctx context.Context, polled func()) {
 	for {
-		pause := pollEvery*4/5 + rand.N(pollEvery*2/5) //nolint:gosec // spreads the polls
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause):
+		case <-time.After(pollEvery*4/5 + rand.N(pollEvery*2/5)): //nolint:gosec // spreads the polls
 		}
 		_ = k.Poll(ctx) // the error is in Status
 		polled()

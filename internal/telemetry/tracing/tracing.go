@@ -105,26 +105,18 @@ func Start(ctx context.Context, c Config, log *zap.Logger) (*Tracing, error) {
 	return t, nil
 }
 
+// resource describes this process. A later attribute replaces an earlier one.
 func (c *Config) resource(ctx context.Context) (*resource.Resource, error) {
 	var own []attribute.KeyValue
-	add := func(key, value string) {
+	for key, value := range map[string]string{
+		"service.name": c.Service, "service.namespace": c.Namespace, "service.instance.id": c.Instance, "service.version": c.Version,
+	} {
 		if value != "" {
 			own = append(own, attribute.String(key, value))
 		}
 	}
-	if c.Service == "" && os.Getenv("OTEL_SERVICE_NAME") == "" {
-		own = append(own, attribute.String("service.name", "rlsidecar"))
-	}
-	known, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithAttributes(own...), resource.WithFromEnv())
-	if err != nil {
-		return nil, err
-	}
-	own = nil
-	add("service.name", c.Service)
-	add("service.namespace", c.Namespace)
-	add("service.instance.id", c.Instance)
-	add("service.version", c.Version)
-	return resource.Merge(known, resource.NewSchemaless(own...))
+	return resource.New(ctx, resource.WithTelemetrySDK(), resource.WithAttributes(attribute.String("service.name", "rlsidecar")),
+		resource.WithFromEnv(), resource.WithAttributes(own...))
 }
 
 // Stop sends the queued spans. It takes at most the duration timeout.
