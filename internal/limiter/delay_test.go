@@ -7,22 +7,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-func TestARequestWaitsForTheLastOfItsTurns(t *testing.T) {
-	b := newBench(t, `
-domain: d
-descriptors:
-  - {key: slow, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 20, max_delay: 10s}}
-  - {key: fast, rate_limit: {algorithm: leaky_bucket, rate: 10, period: 1s, capacity: 20, max_delay: 10s}}
-`)
-	for turn := range algorithms.Micros(3) {
-		r := request(t, 1, "slow=1", "fast=1")
-		r.MaxDelay = 10 * sec
-		if c := b.check(t, r); c.Denied || c.Verdict.Delay != turn*sec {
-			t.Errorf("turn %d: denied %v, delayed by %d us; want %d us", turn, c.Denied, c.Verdict.Delay, turn*sec)
-		}
-	}
-}
-
 func TestOnlyALimitWithMaxDelayDelays(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors:\n  - {key: a, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 20}}\n")
 	for range 3 {

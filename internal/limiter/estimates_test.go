@@ -2,7 +2,6 @@ package limiter_test
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/estimate"
@@ -18,28 +17,6 @@ func (l *learned) Estimate(uint64) int64 { return 0 }
 
 func (l *learned) Learn(_ uint64, _ float64, _ uint64, _ algorithms.Micros, real int64) {
 	l.costs = append(l.costs, real)
-}
-
-// A request may reserve from one bucket several times.
-func TestEstimatesLearnTheCostOfOneRequest(t *testing.T) {
-	p, costs := newProxy(t), &learned{}
-	p.restart(t, `
-domain: d
-limits:
-  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: {learn: p90, first: 100}, unknown_cost: 7}}
-descriptors:
-  - {key: user, limit: tokens}
-`, func(c *limiter.Config) { c.Estimates = costs })
-	id := p.start(absent, "user=bob", "user=bob")
-	p.want("tokens", "bob", 800)
-	p.done(id, 30)
-	p.done(id, 30)
-	if p.want("tokens", "bob", 940); !slices.Equal(costs.costs, []int64{30}) {
-		t.Errorf("learned %v, want 30 once", costs.costs)
-	}
-	id = p.start(absent, "user=joe", "user=joe")
-	p.done(id, absent)
-	p.want("tokens", "joe", 986)
 }
 
 type guess int64

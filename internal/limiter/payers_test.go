@@ -100,29 +100,3 @@ limits:
   plan: {algorithm: fixed_window, rate: 100, period: 1d, max_reserved: 0, settle: {estimate: 30}, then: prepaid}
   prepaid: {algorithm: fixed_window, rate: 500, period: 1d, settle: {estimate: 30}}
 `
-
-const paid = `
-domain: d
-hash_tag: domain
-limits:
-  calls: {algorithm: token_bucket, rate: 10, period: 1m, then: credits}
-  bytes: {algorithm: token_bucket, rate: 5, period: 1m, then: credits}
-  credits: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 20}
-descriptors:
-  - {key: user, limit: calls}
-  - {key: bytes, limit: bytes}
-`
-
-// In quota mode, every limit is charged alone, even if two have the same bucket and the same payer.
-func TestEachPlanIsAGroupOfItsOwn(t *testing.T) {
-	b := newBench(t, paid, limiter.Modes{Quota: true})
-	c := b.send(t, 1, "user=bob", "user=bob")
-	if first, second := c.Results[0].Decision.Remaining, c.Results[1].Decision.Remaining; first != 9 || second != 8 {
-		t.Errorf("%d and %d are left after two charges of the bucket; want 9 and 8", first, second)
-	}
-	b.send(t, 20, "user=bob") // more than calls can hold, so the payer is charged
-	c = b.send(t, 5, "user=bob", "user=bob", "bytes=bob")
-	if n := b.left(t, "bytes=bob"); n != 0 || c.Results[1].Outcome != limiter.Denied {
-		t.Errorf("outcome %v, %d left; want the second charge denied, and the third one made", c.Results[1].Outcome, n)
-	}
-}

@@ -166,29 +166,3 @@ func TestABlockAllowsSettlements(t *testing.T) {
 		t.Errorf("%d are left after the settlement, want 3", n)
 	}
 }
-
-func TestReservationsThatCannotBeSettled(t *testing.T) {
-	b := newBench(t, "domain: d\ndescriptors: []\n")
-	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")
-	call, _ := b.consume(t, 5, false)
-	r, _ := reservedBy(call)
-	settle := func(r limiter.Reserved, inline func(_, _, _ string) (*limiter.Policy, error)) error {
-		return b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: &r, Inline: inline})
-	}
-	foreign, own := *r, *r
-	foreign.Domain++
-	own.Parts = slices.Clone(r.Parts)
-	own.Parts[0].Config = "its configuration"
-	failure := errors.New("no such configuration")
-	var problem *limiter.RequestError
-	if err := settle(foreign, nil); !errors.As(err, &problem) || !problem.Missing {
-		t.Errorf("another domain: got the error %v, want a missing domain", err)
-	}
-	if err := settle(own, func(_, _, _ string) (*limiter.Policy, error) { return nil, failure }); !errors.Is(err, failure) {
-		t.Errorf("a limit that came with the request: got the error %v, want %v", err, failure)
-	}
-	b.swap(t, "domain: d\nlimits:\n  other: {algorithm: token_bucket, rate: 10, period: 1d}\n")
-	if err := settle(*r, nil); !errors.As(err, &problem) || !problem.Missing {
-		t.Errorf("a limit that was removed: got the error %v, want a missing limit", err)
-	}
-}

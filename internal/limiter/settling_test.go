@@ -235,24 +235,6 @@ func TestThePreviousSigningKeyIsAccepted(t *testing.T) {
 	}
 }
 
-// A settle-done may contain other descriptors. Its own keys match no limit, and the other descriptors are
-// decided as usual. So a proxy without apply_on_stream_done charges more, never less.
-func TestASettleDoneWithOtherDescriptors(t *testing.T) {
-	p := newProxy(t)
-	id := p.start(absent, "user=bob")
-	c := p.send("d", []int64{30, 0, absent}, "settle="+id, "settle_end="+id, "user=bob")
-	if len(c.Results) != 1 || string(c.AppendID(nil)) == limiter.None {
-		t.Errorf("got %+v; want 1 element and c.AppendID(nil) other than %v", c.Verdict, limiter.None)
-	}
-	p.want("tokens", "bob", 870)
-	if c := p.send("d", []int64{30, 0}, "settle=none", "settle_end=none"); c.Denied { // the domain has "require: [user]"
-		t.Error("a settle-done without a user was denied")
-	}
-	if c := p.send("d", []int64{30, 0, 1}, "settle=none", "settle_end=none", "team=red"); !c.Denied {
-		t.Error("a request without a user was allowed because it has a settle-done")
-	}
-}
-
 // If a shadow limit would deny a request, no units of that limit are reserved.
 func TestShadowLimitsReserve(t *testing.T) {
 	p := newProxy(t)
