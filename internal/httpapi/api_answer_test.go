@@ -14,25 +14,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-func TestACostThatNeverFitsNamesItsLimit(t *testing.T) {
-	h, clock := onClock(t)
-	call(h, "POST", "/v1/limit", `{"name":"send","count":10}`)
-	const few = `limit "few": the cost is 5, but the limit can never hold more than 3`
-	script(t, h, clock,
-		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"send","count":1},{"name":"few","count":5}]}`, 400, few},
-		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"seen","count":5},{"name":"few","count":5}]}`, 400, few},
-	)
-	// Units that are reserved ahead count only if all charges of the bucket reserve.
-	for _, list := range []string{
-		`{"name":"tokens","count":20},{"name":"tokens","count":20,"reserve":true}`,
-		`{"name":"tokens","count":20,"reserve":true},{"name":"tokens","count":20}`,
-	} {
-		exchangeStep{0, "/v1/limit", `{"limits":[` + list + `]}`, 400, `limit "tokens": the cost is 40, but the limit can never hold more than 10`}.check(t, h)
-	}
-	exchangeStep{0, "/v1/limit", `{"limits":[{"name":"tokens","count":20,"reserve":true},{"name":"tokens","count":20,"reserve":true}]}`, 400,
-		`limit "tokens": the cost is 40, but the limit can never hold more than 30`}.check(t, h)
-}
-
 // If one limit of a list can never allow its cost, none of them may be charged, and the request_id must stay
 // unused.
 func TestACostThatNeverFitsChargesNothing(t *testing.T) {

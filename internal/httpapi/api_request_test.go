@@ -95,3 +95,16 @@ func FuzzParseRequest(f *testing.F) {
 		}
 	})
 }
+
+func TestRememberIsChecked(t *testing.T) {
+	s := inMemory(t, "limits: {calls: {algorithm: token_bucket, rate: 1000, period: 365d}}\n", 0)
+	const must = "remember: must be a time from 1s to 30d, such as 168h or 7d, but is "
+	for remember, detail := range map[string]string{
+		`"31d"`: must + `"31d"`, `"999ms"`: must + `"999ms"`, `""`: must + `""`, `"-1h"`: must + `"-1h"`, `"a week"`: must + `"a week"`,
+		`"1000000000000000d"`: must + `"1000000000000000d"`, `604800`: "remember: must be a string, but is a number",
+	} {
+		exchangeStep{0, "/v1/limit", `{"name":"calls","request_id":"x","remember":` + remember + `}`, 400, detail}.check(t, s)
+	}
+	exchangeStep{0, "/v1/limit", `{"name":"calls","remember":"1h"}`, 400, "has remember without a request_id; add the request_id that is remembered, or leave out remember"}.check(t, s)
+	s.post("/v1/limit", `{"name":"calls","request_id":"x","remember":"30d"}`, 200)
+}
