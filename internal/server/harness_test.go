@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
@@ -202,11 +203,4 @@ func body(tb testing.TB, r *http.Response) string {
 	return string(b)
 }
 
-func eventually(tb testing.TB, condition string, ok func() bool) {
-	tb.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			tb.Fatalf("%s: not true within a minute; want it true", condition)
-		}
-	}
-}
+var eventually = redistest.Eventually

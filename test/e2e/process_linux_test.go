@@ -146,10 +146,7 @@ func (p *process) running() bool {
 	}
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	redistest.Eventually(t, what, ok)
-}
+var eventually = redistest.Eventually
 
 // serve starts a sidecar on the ports 8080, 8081 and 6070 of addr, and waits until it is ready. args may choose other
 // listeners. They may begin with variables, as NAME=VALUE.
