@@ -147,24 +147,19 @@ func (c *explainCmd) requested() ([]limiter.Descriptor, *routing.Request, error)
 	case len(c.Descriptors) == 0:
 		return nil, nil, errors.New("there is no descriptor; write key=value[,key=value]…, or --request")
 	}
-	request, err := parseDescriptors(c.Descriptors)
-	for i := range request {
-		if c.Hits != nil {
-			request[i].State(*c.Hits)
-		}
-	}
-	return request, nil, err
-}
-
-func parseDescriptors(texts []string) (all []limiter.Descriptor, err error) {
-	for _, text := range texts {
+	var request []limiter.Descriptor
+	for _, text := range c.Descriptors {
 		entries, err := descriptors.Parse(text)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		all = append(all, limiter.Descriptor{Entries: entries, Cost: 1})
+		one := limiter.Descriptor{Entries: entries, Cost: 1}
+		if c.Hits != nil {
+			one.State(*c.Hits)
+		}
+		request = append(request, one)
 	}
-	return all, nil
+	return request, nil, nil
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -93,17 +93,10 @@ func main() {
 // other cases the name has no effect.
 func runAs(ctx context.Context, argv []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	args := argv[1:]
-	asReference := filepath.Base(argv[0]) == "ratelimit"
-	switch {
-	case asReference && len(args) == 0:
+	asReference := filepath.Base(argv[0]) == "ratelimit" && (len(args) == 0 || args[0] == "healthcheck")
+	if asReference && len(args) == 0 {
 		args = []string{"serve"}
-	case asReference && args[0] != "healthcheck":
-		asReference = false
 	}
-	return start(ctx, asReference, args, stdin, stdout, stderr)
-}
-
-func start(ctx context.Context, asReference bool, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	reference := readEnvironment(asReference)
 	done := -1 // the exit code after --help or --version, or -1
 	parser, err := newParser(&commands{}, reference, stdout, stderr, func(code int) { done = code })

@@ -22,7 +22,7 @@ import (
 
 // run runs the program with args.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	return start(ctx, false, args, stdin, stdout, stderr)
+	return runAs(ctx, append([]string{"rlsidecar"}, args...), stdin, stdout, stderr)
 }
 
 func TestMain(m *testing.M) {
