@@ -101,70 +101,60 @@ func (d *Item) positions() (list []int) {
 // Entry returns the key of the entry whose value is at a position of Key, or "".
 func (d *Item) Entry(position int) string { return entryAt(position, d.Key, d.names, d.whole) }
 
-// parts collects the counts of all shards.
-type parts map[partID]*collected
+// parts collects the counts of all shards, by Part.id.
+type parts map[Part]*collected
 
 type collected struct {
 	Part
-	missed int64 // how many more denials the Part may have
-	seen   uint8 // the shards that count the Part, one bit each
+	missed int64 // how many more denials it may have in the shards that count it, less those of a Part that they do not count
 }
 
-// read adds the parts that the shard with index at counts. total is the number of all denials that it counts, and
-// missed the most denials of a Part that it does not count.
-func (s *shard) read(now time.Time, at int, all parts) (total, missed int64) {
+// read adds the parts that the shard counts. total is the number of all denials that it counts, and missed the most
+// denials of a Part that it does not count.
+func (s *shard) read(now time.Time, all parts) (total, missed int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	missed = s.parts.Most("")
 	for _, c := range s.parts.Items(now) {
-		value := &c.Newest.Value
-		part := all[value.id()]
-		if part == nil {
-			part = &collected{Part: *value}
-			all[value.id()] = part
-		}
-		part.seen |= 1 << at
-		part.Times, part.Rate, part.missed = part.Times+c.Least, part.Rate+c.Rate, part.missed+c.Most-c.Least
+		part := all.of(c.Newest.Value)
+		part.Times, part.Rate, part.missed = part.Times+c.Least, part.Rate+c.Rate, part.missed+c.Most-c.Least-missed
 	}
-	return s.keys.Total(now), s.parts.Most("")
+	return s.keys.Total(now), missed
 }
 
-type partID struct {
-	domain, limit string
-	position      int // of a value without an entry, or WholeLimit
-	entry, value  string
+// of returns what all has about a Part. It adds one if necessary.
+func (all parts) of(one Part) *collected {
+	part := all[one.id()]
+	if part == nil {
+		part = &collected{Part: one}
+		all[one.id()] = part
+	}
+	return part
 }
 
-func (p *Part) id() partID {
-	return partID{p.Domain, p.Limit, unnamed(p.Position, p.Entry), p.Entry, p.Value}
+// id returns what identifies p.
+func (p *Part) id() Part {
+	return Part{Domain: p.Domain, Limit: p.Limit, Position: unnamed(p.Position, p.Entry), Entry: p.Entry, Value: p.Value}
 }
 
-// complete adds the Parts that are the only value of a key. keys are all counted keys, and missed has a number for each
-// shard, see read.
-func (all parts) complete(keys []Item, missed []int64) {
+// complete adds the Parts that are the only value of a key. keys are all counted keys, and missed the sum of what read
+// returned.
+func (all parts) complete(keys []Item, missed int64) {
 	for _, part := range all {
-		for at, n := range missed {
-			if part.seen&(1<<at) == 0 {
-				part.missed += n
-			}
-		}
-		part.Exact = part.missed == 0
+		part.Exact = part.missed+missed == 0
 	}
 	for i := range keys {
 		d := &keys[i]
-		if limit := all[partID{d.Domain, d.Limit, WholeLimit, "", ""}]; limit != nil && d.Key != nil {
+		if limit := all[Part{Domain: d.Domain, Limit: d.Limit, Position: WholeLimit}]; limit != nil && d.Key != nil {
 			limit.Keys++
 		}
 		positions := d.positions()
 		for _, at := range positions {
 			one := Part{Domain: d.Domain, Limit: d.Limit, Position: at, Entry: d.Entry(at), Value: d.Key[at], Cut: d.Cut, Exact: true}
-			part := all[one.id()]
-			if part == nil && len(positions) > 1 {
+			if all[one.id()] == nil && len(positions) > 1 {
 				continue
 			}
-			if part == nil {
-				part = &collected{Part: one}
-				all[one.id()] = part
-			}
+			part := all.of(one)
 			if len(positions) == 1 {
 				part.Times, part.Exact, part.Rate = part.Times+d.Times, part.Exact && d.Exact, part.Rate+d.Rate
 			}

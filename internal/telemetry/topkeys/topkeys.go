@@ -335,12 +335,11 @@ func cut(text string) string { return text[:min(len(text), maxShown)] }
 func (r *Recorder) Top(n int) Top {
 	now := r.now()
 	t := Top{Since: topk.Since(now, r.began)}
-	all, missed := parts{}, make([]int64, shards)
+	all, missed := parts{}, int64(0)
 	for i := range r.shards {
-		var total int64
 		t.Keys = r.shards[i].top(now, t.Keys)
-		total, missed[i] = r.shards[i].read(now, i, all)
-		t.Total += total
+		denials, uncounted := r.shards[i].read(now, all)
+		t.Total, missed = t.Total+denials, missed+uncounted
 	}
 	slices.SortFunc(t.Keys, func(a, b Item) int {
 		return cmp.Or(cmp.Compare(b.Times, a.Times), b.Last.Compare(a.Last), cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Limit, b.Limit), slices.Compare(a.Key, b.Key))
