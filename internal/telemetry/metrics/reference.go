@@ -106,8 +106,10 @@ func (s *seriesSet) keep(used map[string]bool, policies []*limiter.Policy) {
 	kept := map[*series]bool{}
 	maps.DeleteFunc(s.runtime, func(key string, one *series) bool {
 		statKey, _, _ := strings.Cut(key, "\x00")
-		kept[one] = statKeys[statKey]
-		return !kept[one]
+		if statKeys[statKey] {
+			kept[one] = true // another key may have the same series
+		}
+		return !statKeys[statKey]
 	})
 	maps.DeleteFunc(s.byName.all, func(name string, one *series) bool { return !used[name] && !kept[one] })
 }
