@@ -84,8 +84,8 @@ type requests struct {
 	inProgress   int       // requests that the reader is submitting, or whose long header block it is decoding
 	operations   int       // number of operations in the Store
 	resetInStore int       // the requests in these operations whose streams were reset
-	// buffered is the memory of incomplete requests, of bodies that handlers have not read and of delayed answers, in bytes. submitted is
-	// that of the requests in operations; see operation.size.
+	// buffered is the memory of incomplete requests, of bodies that handlers have not read and of delayed answers, in bytes.
+	// submitted is that of the requests in operations; see operation.size.
 	buffered, submitted int
 	counted             int // the bytes of the connection that Server.bufferedBytes contains; see count
 }

@@ -217,7 +217,8 @@ type UsedKey struct {
 	Name   string `json:"name"`
 	Key    key    `json:"key,omitempty"`
 	Cut    bool   `json:"cut,omitempty"`
-	// Units is an estimate, and so is Rate, the units in a second, averaged over about the last ten seconds. Remaining and Capacity are those of the bucket when it was last seen.
+	// Units is an estimate, and so is Rate, the units in a second, averaged over about the last ten seconds. Remaining
+	// and Capacity are those of the bucket when it was last seen.
 	Units     int64   `json:"units"`
 	Rate      float64 `json:"rate"`
 	Remaining int64   `json:"remaining"`

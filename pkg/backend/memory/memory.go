@@ -31,8 +31,8 @@ type Config struct {
 	Clock func() time.Time
 	// MaxKeys bounds the memory. Each bucket counts as one, and so do each entry of a sliding log and each
 	// decision stored for an idempotency key. The denials that a penalty counts need one each, and one more for
-	// their bucket. A bucket of a limit with Settles counts as three, one with open reservations as nine, and each slot of a concurrency limit as one.
-	// 0 means DefaultMaxKeys. The largest value is about a billion. Limits that are new in a full Store get their
+	// their bucket. A bucket of a limit with Settles counts as three, one with open reservations as nine, and each slot of
+	// a concurrency limit as one. 0 means DefaultMaxKeys. The largest value is about a billion. Limits that are new in a full Store get their
 	// parts nevertheless (SetOwners). So the content may exceed MaxKeys by half at most, until buckets of other
 	// limits are deleted.
 	MaxKeys int
